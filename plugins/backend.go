@@ -1,0 +1,366 @@
+// Package plugins is the contract between the gateway and a compute backend, and the transport that carries it between the two processes
+// (hashicorp/go-plugin: gRPC over a unix socket). A backend holds one base model and any number of LoRA adapters on it; it knows tokens and
+// floats. It knows no text, no HTTP, no user and no session: tokenizer, chat template, stop strings, ownership and durable state are the
+// gateway's. This package imports neither side, no GPU code and no HTTP code; interface Backend below is the whole contract, and package
+// plugintest checks that an implementation keeps it.
+//
+// # Order
+//
+// Operations on one adapter that read or change its training state (ForwardBackward, OptimStep, Pin, SaveAdapter, LoadAdapter) carry a
+// position: 1, 2, 3, … without gaps, counted by the gateway from the adapter's creation (which is position 0). The gateway sends ahead without waiting for
+// answers (at most MaxAhead operations or MaxAheadBytes of payload per adapter), and concurrent gRPC calls overtake each other, so the backend holds
+// an operation until all lower positions have been decided, and then runs it. An operation uses up its position whether it succeeds or fails. A position that was
+// already decided is refused with ErrAlreadyApplied, and nothing happens. Operations of different adapters have no order.
+//
+// # Failure
+//
+// A failed ForwardBackward adds nothing to the gradient. An OptimStep whose window (the ForwardBackward operations with gradients since the last OptimStep) has a failure
+// and no success fails with that reason and changes nothing; with at least one success it runs. A window without any ForwardBackward is an
+// AdamW step with zero gradient. A value that is not finite (gradient, clipped gradient, new weight) fails the operation, names the tensor, and leaves
+// weights, moments and step count as they were; a failed OptimStep clears the accumulated gradient. One operation's failure never touches another adapter.
+//
+// # Versions
+//
+// Weights, Adam's moments and the step count of an adapter are immutable per version. A new adapter has version 0; each successful OptimStep or LoadAdapter
+// creates the next one and makes it the latest in one step. A sampling request fixes its version when it starts and keeps it. Versions that are
+// neither latest, nor pinned, nor in use are freed.
+//
+// # Determinism
+//
+// For one arithmetic (ModelInfo.Arithmetic) results are equal bit for bit whatever else runs at the same time, however work was cut, and on
+// any number of threads: log-probabilities of ForwardBackward and of Sample for the same adapter version and tokens, gradients, weights, and
+// sampled tokens of a request with the same seed.
+package plugins
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+)
+
+// Limits of the transport and of sending ahead. They are stated once, here.
+const (
+	// MaxBodyBytes bounds an HTTP request body, and separately its decompressed form.
+	MaxBodyBytes = 64 << 20
+	// MaxMessageBytes bounds one gRPC message in both directions; larger than MaxBodyBytes because a decoded request may grow a little.
+	MaxMessageBytes = 80 << 20
+	// MaxAhead is the number of undecided operations per adapter that the gateway may have sent.
+	MaxAhead = 16
+	// MaxAheadBytes is the payload of undecided operations per adapter that the gateway may have sent. One larger operation may be sent alone.
+	MaxAheadBytes = 64 << 20
+)
+
+// LatestVersion asks for the newest completed version of an adapter at the moment the request starts.
+const LatestVersion int64 = -1
+
+// Backend is one loaded (or loadable) base model with its adapters. All methods may be called concurrently. Cancelling ctx gives up waiting for an
+// operation with a position but does not undo it: only Sample stops its work when ctx ends. Errors are *Error values, or satisfy errors.Is with the sentinels of errors.go.
+// Slices in requests are only read during the call; slices in results belong to the caller.
+type Backend interface {
+	// Info tells what this process is. It answers at once, before Load too.
+	Info(ctx context.Context) (Info, error)
+	// Load reads the base model. progress is called in order, from one goroutine, and is never called after Load returned. Load is
+	// called once per process; a second call fails with KindInvalid.
+	Load(ctx context.Context, req LoadRequest, progress func(LoadProgress)) (ModelInfo, error)
+	// Status calls report at once and then about once a second until ctx ends (returns ctx's error) or the backend goes away.
+	Status(ctx context.Context, report func(Status)) error
+
+	// CreateAdapter makes an adapter with fresh weights: A uniform in ±1/√in drawn by Philox from the seed, B zero. KindInvalid if the id is
+	// taken with another configuration; the same call repeated is answered as the first was.
+	CreateAdapter(ctx context.Context, req CreateAdapterRequest) (AdapterInfo, error)
+	// DeleteAdapter frees the adapter with its versions and pins. Operations that are still queued fail; sampling in flight on it is ended with KindNotFound.
+	// Deleting an adapter that does not exist succeeds.
+	DeleteAdapter(ctx context.Context, adapter string) error
+	// ForwardBackward runs the model over the data and returns target log-probabilities; unless ForwardOnly, it adds the gradient of the
+	// summed loss to the adapter's accumulator (in order of position).
+	ForwardBackward(ctx context.Context, req ForwardBackwardRequest) (ForwardBackwardResult, error)
+	// OptimStep applies AdamW to the accumulated gradient, clears it, and publishes the next version.
+	OptimStep(ctx context.Context, req OptimStepRequest) (OptimStepResult, error)
+
+	// Pin keeps the version that is the latest at the request's position until Unpin. Pins are counted by their name; the same Pin repeated is one pin.
+	Pin(ctx context.Context, req PinRequest) (PinResult, error)
+	// Unpin releases a pin. Releasing one that does not exist succeeds.
+	Unpin(ctx context.Context, req UnpinRequest) error
+	// Sample generates tokens and scores the prompt. emit is called in order from one goroutine; if it returns an error the request is cancelled
+	// and that error returned. Sample returns nil after every sequence has finished, or ended by Cancel.
+	Sample(ctx context.Context, req SampleRequest, emit func(SampleEvent) error) error
+	// Cancel ends one sequence of a running Sample request (sequence ≥ 0) or the whole request (sequence < 0) and frees its pages. Its stream gets a Finished
+	// event with StopCancelled for each ended sequence. Unknown ids succeed.
+	Cancel(ctx context.Context, req CancelRequest) error
+
+	// SaveAdapter writes a checkpoint directory (see Checkpoint files in checkpoint.go), whole or not at all: to a temporary name beside Path, synced, renamed.
+	SaveAdapter(ctx context.Context, req SaveAdapterRequest) (SaveAdapterResult, error)
+	// LoadAdapter reads a checkpoint directory, verifies its checksums, shapes and base model, and makes it the adapter's newest version, clearing the accumulated gradient.
+	// With Position 0 it creates the adapter from the checkpoint's own configuration; the same call repeated is answered as the first was.
+	LoadAdapter(ctx context.Context, req LoadAdapterRequest) (AdapterInfo, error)
+
+	// Drain refuses new work with KindUnavailable, finishes what was accepted, and returns.
+	Drain(ctx context.Context) error
+}
+
+// Info identifies a backend process.
+type Info struct {
+	Plugin  string // name of the plugin: "single", "fake", …
+	Version string // version of the program
+	BootID  string // random per process start: a changed boot id means that all adapters are gone
+}
+
+// LoadRequest names the base model.
+type LoadRequest struct {
+	ModelDir string          // a Hugging Face model directory on this machine
+	Name     string          // the name clients use; only for messages and checkpoint metadata
+	Config   json.RawMessage // the model's `backend:` section as JSON; the backend validates it strictly
+	Scratch  string          // a directory the backend may use for spilled state; emptied at start
+}
+
+// LoadProgress is one step of loading.
+type LoadProgress struct {
+	Stage       string // "map", "pack", "ready"
+	Done, Total int64  // bytes of weights
+}
+
+// ModelInfo describes the loaded model.
+type ModelInfo struct {
+	Architecture     string // Hugging Face architecture name, such as "Qwen3ForCausalLM"
+	Parameters       int64
+	Layers           int
+	HiddenSize       int
+	VocabSize        int    // rows of the embedding: valid token ids are 0 … VocabSize-1
+	MaxContextLength int    // prompt plus generated tokens
+	DType            string // "float32" or "bfloat16": weights and matrix products
+	Device           string // "cpu", "cuda:0", …
+	Arithmetic       string // identity of the arithmetic: equal strings mean equal bits
+	ModelHash        string // SHA-256 over the weight files' tensor data and config, hex
+	MaxRank          int
+}
+
+// Status is a snapshot of counters (monotone since process start) and gauges.
+type Status struct {
+	Time            time.Time
+	BootID          string
+	Adapters        int   // live adapters
+	Versions        int   // live adapter versions
+	QueuedTraining  int   // undecided operations with a position
+	RunningSamples  int   // sequences being decoded
+	WaitingSamples  int   // sequences waiting for a place
+	Cycles          int64 // clock cycles done
+	CycleSeconds    float64
+	TrainedTokens   int64
+	SampledTokens   int64
+	PrefillTokens   int64
+	KVPages         int
+	KVPagesFree     int
+	AdapterBytes    int64
+	WeightBytes     int64
+	LastProgressAge time.Duration // time since any device step finished while work was waiting; 0 when idle
+}
+
+// AdapterConfig is the shape of a LoRA adapter. y = Wx + (32 / Rank) · B(Ax).
+type AdapterConfig struct {
+	Rank           int      // 1 … MaxRank; a power of two for adapters made by CreateAdapter
+	Seed           uint64   // of the initial A
+	TrainAttention bool     // q, k, v, o projections
+	TrainMLP       bool     // gate, up, down projections
+	TrainUnembed   bool     // output head
+	Modules        []string // exactly which modules carry LoRA ("q_proj", …, "lm_head"); filled in answers, optional in LoadAdapter's answer only
+}
+
+// CreateAdapterRequest makes a fresh adapter.
+type CreateAdapterRequest struct {
+	Adapter string // id chosen by the gateway, at most 200 bytes
+	Config  AdapterConfig
+}
+
+// AdapterInfo answers CreateAdapter and LoadAdapter.
+type AdapterInfo struct {
+	Config  AdapterConfig
+	Version int64
+	Step    int64 // optimizer steps done (0 when only weights were loaded)
+	Bytes   int64 // memory held by this version
+}
+
+// Datum is one training sequence of N tokens with its loss inputs. Position i of Tokens predicts Targets[i]; nothing is shifted.
+type Datum struct {
+	Tokens  []int32 // N, each in 0 … VocabSize-1
+	Targets []int32 // N×K, row-major
+	K       int     // targets per position; 1 except for cross_entropy with two-dimensional targets
+	// Loss inputs, nil when the loss does not use them. Weights is N×K, the others N.
+	Weights           []float32 // cross_entropy
+	Logprobs          []float32 // sampling log-probabilities q
+	Advantages        []float32
+	SequenceRatioMask []float32 // gspo
+}
+
+// ForwardBackwardRequest is one operation (one chunk of a client's call).
+type ForwardBackwardRequest struct {
+	Adapter     string
+	Position    int64
+	Data        []Datum
+	Loss        string             // cross_entropy, importance_sampling, ppo, cispo, dro, gspo, stable_reinforce
+	LossConfig  map[string]float64 // keys of that loss only; unknown keys are KindInvalid
+	ForwardOnly bool
+}
+
+// ForwardBackwardResult has one entry per datum, in order.
+type ForwardBackwardResult struct {
+	Logprobs [][]float32        // datum → N×K target log-probabilities at temperature 1, before any update
+	Metrics  map[string]float64 // names "name:reduction" with exactly one colon; "loss:sum" always, "clock_cycle:unique"
+}
+
+// AdamParams are the settings of one step; see package optim for the formula.
+type AdamParams struct {
+	LearningRate, Beta1, Beta2, Eps, WeightDecay float64
+	GradClipNorm                                 float64 // 0 = off
+}
+
+// OptimStepRequest is one optimizer step.
+type OptimStepRequest struct {
+	Adapter  string
+	Position int64
+	Adam     AdamParams
+}
+
+// OptimStepResult tells the new version.
+type OptimStepResult struct {
+	Version int64
+	Step    int64
+	Metrics map[string]float64 // "grad_norm" (before clipping), "adapter_norm", "learning_rate", "clock_cycle"; all finite
+}
+
+// PinRequest keeps the version that is the latest at Position.
+type PinRequest struct {
+	Adapter  string
+	Position int64  // 0: outside the order, pins the latest version now
+	Name     string // chosen by the gateway, unique per adapter
+}
+
+// PinResult names the pinned version.
+type PinResult struct{ Version int64 }
+
+// UnpinRequest releases a pin.
+type UnpinRequest struct{ Adapter, Name string }
+
+// SampleRequest asks for NumSamples continuations of one prompt and, optionally, scores of the prompt. Unless said otherwise log-probabilities are those of the
+// distribution after penalties, bias and temperature and before top-k, top-p and min-p; at temperature 0 (greedy) those of temperature 1. Scores of the prompt
+// are always of temperature 1 without penalties or bias.
+type SampleRequest struct {
+	ID         string  // chosen by the gateway, unique while it runs; for Cancel
+	Adapter    string  // "" = the base model
+	Version    int64   // or LatestVersion
+	Prompt     []int32 // 1 … MaxContextLength tokens
+	NumSamples int
+	MaxTokens  int // per sequence, 0 = only score the prompt; Prompt + MaxTokens must fit MaxContextLength
+
+	Temperature float64 // 0 = greedy
+	TopK        int     // ≤ 0 = off
+	TopP        float64 // 1 = off
+	MinP        float64 // 0 = off
+	Seed        uint64  // sample i at position p draws from Philox(Seed, i, p)
+	StopTokens  []int32 // ends a sequence; the stop token is emitted
+	MinTokens   int     // stop tokens cannot be drawn before that many tokens
+
+	FrequencyPenalty, PresencePenalty float64           // OpenAI's, over generated tokens
+	RepetitionPenalty                 float64           // > 0; 1 = off; over prompt and generated tokens
+	LogitBias                         map[int32]float64 // added to logits
+
+	TopKSampledLogprobs int // per generated token the k likeliest
+	PromptLogprobs      bool
+	PromptLogprobsLastN int // 0 = all; else only the last n prompt tokens are scored (also for TopKPromptLogprobs)
+	TopKPromptLogprobs  int
+	TargetPromptTokens  []int32 // (P-1)×TargetPromptK, row-major; row i is scored at prompt position i+1; -1 = not asked
+	TargetPromptK       int
+	PromptAlternatives  int // k independent draws at Temperature at every prompt position after the first
+}
+
+// TopLogprobs is a rows×K matrix of the likeliest tokens, descending; ties by lower id first.
+type TopLogprobs struct {
+	K        int
+	IDs      []int32
+	Logprobs []float32
+}
+
+// StopReason tells why a sequence ended.
+type StopReason int
+
+// The reasons for the end of a sequence.
+const (
+	StopToken     StopReason = iota // a stop token was drawn
+	StopLength                      // MaxTokens or the context limit
+	StopCancelled                   // Cancel
+)
+
+// SampleEvent is one message of a Sample stream; exactly one field is set.
+type SampleEvent struct {
+	Prompt   *PromptScores
+	Tokens   *SampledTokens
+	Finished *SequenceFinished
+}
+
+// PromptScores arrives once, before any token, also when nothing was asked.
+type PromptScores struct {
+	Version      int64       // the adapter version that the request runs on
+	CachedTokens int         // prompt tokens taken from the prefix cache
+	Logprobs     []float32   // P values, NaN where not scored (position 0 always); nil unless PromptLogprobs
+	Top          TopLogprobs // P rows, row 0 and unscored rows hold id 0 and -99999
+	Targets      []float32   // (P-1)×K, 0 where not asked
+	AltTokens    []int32     // (P-1)×PromptAlternatives
+	AltLogprobs  []float32
+}
+
+// SampledTokens is the next piece of one sequence.
+type SampledTokens struct {
+	Sequence int // 0 … NumSamples-1
+	Tokens   []int32
+	Logprobs []float32
+	Top      TopLogprobs // len(Tokens) rows
+}
+
+// SequenceFinished ends one sequence.
+type SequenceFinished struct {
+	Sequence int
+	Reason   StopReason
+}
+
+// CancelRequest names what to end.
+type CancelRequest struct {
+	ID       string
+	Sequence int // < 0: all
+}
+
+// Scope says how much of an adapter a checkpoint holds.
+type Scope int
+
+// The scopes, each including the former.
+const (
+	ScopeWeights     Scope = iota // A and B
+	ScopeOptimizer                // and Adam's moments and step count
+	ScopeAccumulator              // and the accumulated gradient
+)
+
+// SaveAdapterRequest writes a checkpoint.
+type SaveAdapterRequest struct {
+	Adapter     string
+	Position    int64 // 0: outside the order, saves Version
+	Version     int64 // used with Position 0; may be LatestVersion. Scopes beyond weights need a version whose moments are live
+	Scope       Scope
+	Path        string // absolute; must not exist
+	ExportNames string // "peft" (default) or "tinker": the name of the output head's tensors
+	// Metadata is stored in the checkpoint and returned unread by whoever loads it.
+	Metadata map[string]string
+}
+
+// SaveAdapterResult describes what was written.
+type SaveAdapterResult struct {
+	Bytes   int64
+	Version int64
+	Step    int64
+}
+
+// LoadAdapterRequest reads a checkpoint, or a PEFT adapter directory of any origin (Scope weights only).
+type LoadAdapterRequest struct {
+	Adapter  string
+	Position int64 // 0 creates the adapter
+	Path     string
+	Scope    Scope // ScopeOptimizer needs a checkpoint that has it
+	Frozen   bool  // only to be sampled: no optimizer state is kept, training operations are refused
+}

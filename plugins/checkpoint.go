@@ -1,0 +1,33 @@
+package plugins
+
+// Checkpoint files: the names inside a checkpoint directory. The first two are what Hugging Face PEFT reads, so a checkpoint is a PEFT adapter as it stands.
+const (
+	AdapterConfigFile  = "adapter_config.json"       // PEFT configuration: r, lora_alpha 32, target_modules, base_model_name_or_path
+	AdapterWeightsFile = "adapter_model.safetensors" // float32 A and B under PEFT's tensor names
+	OptimizerFile      = "optimizer.safetensors"     // first and second moments, under the names of the weights + ".exp_avg" and ".exp_avg_sq"
+	AccumulatorFile    = "accumulator.safetensors"   // accumulated gradient, under the names of the weights
+	ManifestFile       = "checkpoint.json"           // Manifest
+	CompleteFile       = "checkpoint_complete"       // empty; written last
+)
+
+// Manifest is the content of ManifestFile. A directory without one is a foreign PEFT adapter.
+type Manifest struct {
+	Format        int               `json:"format"` // 1
+	Scope         string            `json:"scope"`  // "weights", "optimizer", "accumulator"
+	BaseModel     string            `json:"base_model"`
+	ModelHash     string            `json:"model_hash"`
+	Engine        string            `json:"engine"`   // program version
+	Topology      string            `json:"topology"` // plugin and devices
+	Arithmetic    string            `json:"arithmetic"`
+	Rank          int               `json:"rank"`
+	Seed          uint64            `json:"seed"`
+	TrainAttn     bool              `json:"train_attn"`
+	TrainMLP      bool              `json:"train_mlp"`
+	TrainUnembed  bool              `json:"train_unembed"`
+	Step          int64             `json:"step"`
+	Version       int64             `json:"version"`
+	WindowFailure string            `json:"window_failure,omitempty"` // with an accumulator: reason of the first failed pass since the last step
+	WindowPasses  int               `json:"window_passes,omitempty"`  // with an accumulator: successful passes since the last step
+	Metadata      map[string]string `json:"metadata,omitempty"`
+	SHA256        map[string]string `json:"sha256"` // of every other file, hex
+}
