@@ -1,0 +1,126 @@
+package tensor
+
+// Matrix is a weight of Out × In elements packed for products on one device (column panels with the inner axis inside). It is read-only for products
+// and may be used by several threads; Device.Repack writes it.
+type Matrix interface {
+	Out() int
+	In() int
+	DType() DType
+	Bytes() int
+	Free()
+}
+
+// Pages holds keys and values of attention in pages of PageSize positions, for a number of layers; page p of every layer belongs together. The
+// same pages serve training, prefill and decode, so their arithmetic is one. Unwritten rows of a page are zero.
+type Pages interface {
+	Layers() int
+	Count() int
+	Bytes() int
+	// Zero clears page p of every layer, before it is given to another sequence.
+	Zero(page int32)
+	Free()
+}
+
+// PageSize is the number of positions in a page of keys and values, and the block of the attention's fixed summation tree.
+const PageSize = 64
+
+// AttentionRun is one sequence's part of a batch: query rows [Row, Row+Count) stand at positions First … First+Count-1 of the sequence and attend to
+// all positions up to their own. Pages[i] holds positions [64i, 64i+64). Keys and values of the rows themselves have been written before.
+type AttentionRun struct {
+	Row, Count, First int
+	Pages             []int32
+}
+
+// Device is memory and arithmetic of one processor. Methods may be called from one goroutine at a time; each uses the device's own threads and returns when the
+// result can be read. Destination first; a destination never overlaps a source unless it is said. Arguments are checked: a shape that does not fit is an
+// error, never a panic. Tensors are float32 unless said otherwise.
+//
+// Fixed order is the contract: every output element is a function of its own row's inputs only, computed by the same chain of operations whatever the number of rows,
+// the cut of the batch and the number of threads. A product's element is one chain of fused multiply-adds over the inner axis in ascending order, starting from what the
+// output holds (or zero). With bfloat16 matrices the inner axis goes in pairs, odd element first, then even, the last pair padded with zero, inputs rounded to nearest even.
+// Row reductions use 16 logical lanes and one tree. Denormals are flushed.
+type Device interface {
+	// Name is "cpu", "cuda:0", …; Arithmetic identifies the bits: equal strings mean equal results.
+	Name() string
+	Arithmetic() string
+
+	// Alloc gives zeroed memory, contiguous (Stride = cols).
+	Alloc(d DType, rows, cols int) (Tensor, error)
+	// Free releases the buffer under t (which must be as Alloc gave it).
+	Free(t Tensor)
+	// Upload and Download copy float32 values between Go memory (row-major, contiguous) and a float32 tensor.
+	Upload(dst Tensor, src []float32) error
+	Download(dst []float32, src Tensor) error
+
+	// NewMatrix allocates a packed matrix of zeros.
+	NewMatrix(d DType, out, in int) (Matrix, error)
+	// PackRows packs rows [row, row+n) of a matrix from raw little-endian elements of the named source type ("F32", "BF16", "F16"), n × In of them. Rows of one
+	// matrix may be packed in pieces, so loading needs no copy of the file in memory.
+	PackRows(m Matrix, row, n int, source string, data []byte) error
+	// Repack packs a whole matrix from a float32 tensor Out × In (an adapter's weights after a step).
+	Repack(m Matrix, src Tensor) error
+	// GatherRows writes rows ids of m (an embedding) as float32: dst is len(ids) × In.
+	GatherRows(dst Tensor, m Matrix, ids []int32) error
+
+	// MatMul: y[m,n] (+)= Σk x[m,k]·w[n,k]. y is M × Out. x is M × In, float32 or w's type; float32 rows are rounded once to w's type. With accumulate the
+	// chain starts from y, else from zero.
+	MatMul(y, x Tensor, w Matrix, accumulate bool) error
+	// MatMulTransposed: dx[m,k] (+)= Σn dy[m,n]·w[n,k]; the chain runs over n in ascending order. dy is M × Out, rounded like x above; dx is M × In.
+	MatMulTransposed(dx, dy Tensor, w Matrix, accumulate bool) error
+	// OuterProduct: g[p,q] += Σm a[m,p]·b[m,q], the chain over rows m ascending, starting from g; float32 arithmetic whatever the model's type. a is M × P, b is M × Q.
+	OuterProduct(g, a, b Tensor) error
+	// Round writes src rounded to dst's type (bfloat16: to nearest even). Float32 to float32 copies.
+	Round(dst, src Tensor) error
+
+	// Add: dst += src. Scale: dst = factor · dst, then rounded to the values of type as (Float32: not rounded). AddRow: every row of dst += row (1 × Cols).
+	Add(dst, src Tensor) error
+	Scale(dst Tensor, factor float32, as DType) error
+	AddRow(dst, row Tensor) error
+	// Zero clears.
+	Zero(dst Tensor) error
+
+	// RMSNorm: y = x · 1/√(mean(x²)+eps) · weight (1 × Cols), per row; y may be x.
+	RMSNorm(y, x, weight Tensor, eps float32) error
+	// RMSNormBackward: dx (+)= the gradient for dy at input x. dx may be dy when not accumulating.
+	RMSNormBackward(dx, dy, x, weight Tensor, eps float32, accumulate bool) error
+	// Rope rotates, in place, the first 2·table.Cols/2 elements of every head (halves convention of Hugging Face: element i with i + dim/2): x is M × heads·headDim, row m stands at
+	// positions[m]; table is maxPositions × dim: dim/2 cosines, then dim/2 sines. inverse rotates back (the gradient).
+	Rope(x Tensor, positions []int32, table Tensor, heads int, inverse bool) error
+	// SwiGLU: y = silu(gate) · up. Its backward overwrites dgate and dup (dgate may be gate, dup may be up).
+	SwiGLU(y, gate, up Tensor) error
+	SwiGLUBackward(dgate, dup, dy, gate, up Tensor) error
+
+	// NewPages allocates zeroed pages for layers × count pages of heads × PageSize × headDim keys and as many values, stored in type d.
+	NewPages(d DType, layers, count, heads, headDim int) (Pages, error)
+	// WritePages rounds rows of k and v (M × heads·headDim) to the pages' type and stores them at the positions of runs.
+	WritePages(p Pages, layer int, k, v Tensor, runs []AttentionRun) error
+	// Attention: o[row] = softmax(scale · q·K)·V per head; query head h uses key head h / (queryHeads/heads). q and o are M × queryHeads·headDim; lse (M × queryHeads) receives the
+	// log-sum-exp of each row and head for the backward pass, and may have no buffer when that is not needed. Keys come in pages ascending; a running softmax restarts every 2,048 keys and the
+	// parts are merged in order.
+	Attention(o, lse, q Tensor, p Pages, layer int, runs []AttentionRun, queryHeads int, scale float32) error
+	// AttentionBackward overwrites dq, dk, dv (rows as q and k) for do. Every run must start at position 0 (training).
+	AttentionBackward(dq, dk, dv, do, o, lse, q Tensor, p Pages, layer int, runs []AttentionRun, queryHeads int, scale float32) error
+
+	// LogSumExp: lse[m] (M × 1) of each row of logits, in fixed tiles.
+	LogSumExp(lse, logits Tensor) error
+	// Softmax: p = exp(logits - lse); p may be logits.
+	Softmax(p, logits, lse Tensor) error
+	// SoftmaxGradient overwrites logits (M × V) with Σk c[m,k]·(1[v = targets[m,k]] - softmax(logits)[m,v]): the gradient by logits of a loss whose
+	// gradient by the log-probability of targets[m,k] is c[m,k]. targets and c are M × K, row-major.
+	SoftmaxGradient(logits, lse Tensor, targets []int32, c []float32) error
+
+	// SumSquares gives Σ x² in float64, summed in fixed order; it is finite if and only if every element is.
+	SumSquares(x Tensor) (float64, error)
+	// AdamW writes the next weights and moments (newP, newM, newV, which may be p, m, v) from p, m, v and the gradient g times gradScale. step counts from 1.
+	// m' = b1·m + (1-b1)·g; v' = b2·v + (1-b2)·g²; p' = p - lr·wd·p - lr·(m'/(1-b1^t)) / (√(v'/(1-b2^t)) + eps), as torch.optim.AdamW.
+	AdamW(newP, newM, newV, p, m, v, g Tensor, s AdamWStep) error
+
+	// Close frees the device's threads. All memory must have been freed.
+	Close() error
+}
+
+// AdamWStep has the scalars of one step in float64; they are combined before they are rounded to float32.
+type AdamWStep struct {
+	LearningRate, Beta1, Beta2, Eps, WeightDecay, GradScale float64
+	Step                                                    int64
+}
