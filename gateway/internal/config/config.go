@@ -1,0 +1,108 @@
+// Package config reads the gateway's configuration: one YAML file, defaults in code, unknown keys refused with file, line and the nearest known
+// key. Paths are relative to the file. A model's `backend:` section is not interpreted here: it is passed to the plugin as JSON, which validates
+// it. Secrets are named by file path, never written into the configuration.
+package config
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// Config is the whole file. The zero value is not usable; Load and Default fill in defaults.
+type Config struct {
+	// Listen is the HTTP address, host:port; port 0 takes a free one.
+	Listen string `yaml:"listen"`
+	// PublicURL is the base URL under which clients reach the server, for absolute links in answers; empty: taken from each request.
+	PublicURL string `yaml:"public_url"`
+	// DataDir holds database, journal and checkpoints. One server uses it at a time.
+	DataDir  string   `yaml:"data_dir"`
+	Auth     Auth     `yaml:"auth"`
+	Store    Store    `yaml:"store"`
+	Sessions Sessions `yaml:"sessions"`
+	Training Training `yaml:"training"`
+	Sampling Sampling `yaml:"sampling"`
+	Log      Log      `yaml:"log"`
+	Models   []Model  `yaml:"models"`
+
+	// File is the path the configuration was read from, "" if none.
+	File string `yaml:"-"`
+}
+
+// Auth says who may use the server.
+type Auth struct {
+	// KeysFile has a line "name sha256-hex" per key, written by `tinsmith key add NAME`. Without it the server listens on loopback only and takes any key or none.
+	KeysFile string `yaml:"keys_file"`
+}
+
+// Store says where the state is kept.
+type Store struct {
+	// Driver is "sqlite" (a file in DataDir) or "postgres".
+	Driver string `yaml:"driver"`
+	// URLFile names a file whose first line is the PostgreSQL connection URL.
+	URLFile string `yaml:"url_file"`
+}
+
+// Sessions bounds the life of a client that went silent.
+type Sessions struct {
+	// ExpireAfter is the time without a heartbeat after which a session without pending work ends. At least 120 s.
+	ExpireAfter time.Duration `yaml:"expire_after"`
+}
+
+// Training settings.
+type Training struct {
+	// GapWait is how long a missing sequence number is waited for before it is skipped.
+	GapWait time.Duration `yaml:"gap_wait"`
+}
+
+// Sampling settings.
+type Sampling struct {
+	// MaxWaiting bounds the sampling requests that are accepted and not finished, over all clients; more are answered 429.
+	MaxWaiting int `yaml:"max_waiting"`
+	// MaxPerClient is the number of samples one Tinker client is told to keep in flight.
+	MaxPerClient int `yaml:"max_per_client"`
+}
+
+// Log settings.
+type Log struct {
+	Level  string `yaml:"level"`  // debug, info, warn, error
+	Format string `yaml:"format"` // text or json
+}
+
+// Model is one served base model.
+type Model struct {
+	// Name is what clients call it.
+	Name string `yaml:"name"`
+	// Path is a Hugging Face model directory, a name in the local Hugging Face cache, or hf://org/name[@revision].
+	Path string `yaml:"path"`
+	// Aliases are further names for it.
+	Aliases []string `yaml:"aliases"`
+	// TokenizerID is what the Tinker SDK loads its tokenizer from: a Hugging Face name or a directory on the client's machine; empty: the directory of Path when the
+	// server listens on loopback, else Name.
+	TokenizerID string `yaml:"tokenizer_id"`
+	// Chat says what the plain name means under /v1: "base", or "latest", the newest adapter of the caller's key.
+	Chat string `yaml:"chat"`
+	// ExportNames are the names of exported tensors: "peft" or "tinker".
+	ExportNames string `yaml:"export_names"`
+	// Plugin is the backend's program, taken out of the backend section.
+	Plugin string `yaml:"-"`
+	// Backend is the backend section as JSON, `plugin` included.
+	Backend json.RawMessage `yaml:"backend"`
+}
+
+// Default gives a configuration without models.
+func Default() Config {
+	return Config{
+		Listen:   "127.0.0.1:8000",
+		DataDir:  "data",
+		Store:    Store{Driver: "sqlite"},
+		Sessions: Sessions{ExpireAfter: 5 * time.Minute},
+		Training: Training{GapWait: 2 * time.Second},
+		Sampling: Sampling{MaxWaiting: 20000, MaxPerClient: 2000},
+		Log:      Log{Level: "info", Format: "text"},
+	}
+}
+
+// DefaultModel gives the defaults of one entry of models.
+func DefaultModel() Model {
+	return Model{Chat: "base", ExportNames: "peft", Plugin: "single", Backend: json.RawMessage(`{"plugin":"single"}`)}
+}

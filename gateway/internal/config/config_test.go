@@ -1,0 +1,101 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestBadFiles(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.bad.yaml")
+	if err != nil || len(files) < 15 {
+		t.Fatalf("found %d bad files, %v", len(files), err)
+	}
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			data, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			first, _, _ := strings.Cut(string(data), "\n")
+			want, ok := strings.CutPrefix(first, "# want: ")
+			if !ok {
+				t.Fatalf("the first line must be `# want: text`")
+			}
+			_, err = Load(file)
+			if err == nil {
+				t.Fatalf("loaded without error, want %q", want)
+			}
+			if !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), file) {
+				t.Errorf("got  %s\nwant %s … %s", err, file, want)
+			}
+		})
+	}
+}
+
+func TestFullFile(t *testing.T) {
+	cfg, err := Load("testdata/full.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := cfg.Models[0]
+	for _, c := range []struct{ name, got, want string }{
+		{"listen", cfg.Listen, "127.0.0.1:0"},
+		{"data_dir", cfg.DataDir, filepath.Join("testdata", "state")},
+		{"keys_file", cfg.Auth.KeysFile, filepath.Join("testdata", "keys")},
+		{"expire_after", cfg.Sessions.ExpireAfter.String(), (10 * time.Minute).String()},
+		{"gap_wait", cfg.Training.GapWait.String(), "500ms"},
+		{"path", m.Path, "hf://org/model@main"},
+		{"alias", strings.Join(m.Aliases, ","), "Qwen/Qwen3-8B"},
+		{"plugin", m.Plugin, "dataparallel"},
+		{"backend", string(m.Backend), `{"devices":[["cuda:0","cuda:1"],["cuda:2"]],"dtype":"bfloat16","plugin":"dataparallel","threads":2}`},
+		{"chat", m.Chat, "latest"},
+		{"level", cfg.Log.Level, "debug"},
+	} {
+		if c.got != c.want {
+			t.Errorf("%s: got %q, want %q", c.name, c.got, c.want)
+		}
+	}
+}
+
+func TestDefaults(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "m"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := Parse(filepath.Join(dir, "c.yaml"), []byte("models: [{name: a, path: m}, {name: b, path: org/b}]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := cfg.Models[0].Path; got != filepath.Join(dir, "m") {
+		t.Errorf("a directory beside the file: got %q", got)
+	}
+	if got := cfg.Models[1].Path; got != "org/b" {
+		t.Errorf("a name for the cache: got %q", got)
+	}
+	if m := cfg.Models[1]; m.Plugin != "single" || m.Chat != "base" || string(m.Backend) != `{"plugin":"single"}` {
+		t.Errorf("model defaults: %+v", m)
+	}
+	if cfg.Listen != "127.0.0.1:8000" {
+		t.Errorf("listen: got %q", cfg.Listen)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	files, _ := filepath.Glob("testdata/*.yaml")
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		cfg, err := Parse("c.yaml", data)
+		if err == nil && (len(cfg.Models) == 0 || cfg.Validate() != nil) {
+			t.Errorf("accepted an invalid configuration: %+v", cfg)
+		}
+	})
+}

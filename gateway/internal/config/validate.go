@@ -1,0 +1,119 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+var (
+	modelName  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}$`)
+	pluginName = regexp.MustCompile(`^[a-z][a-z0-9-]{0,63}$`)
+)
+
+// Validate checks values that are of the right type. The error names the key.
+func (c *Config) Validate() error {
+	if err := c.validateListen(); err != nil {
+		return err
+	}
+	if c.PublicURL != "" {
+		u, err := url.Parse(c.PublicURL)
+		if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
+			return fmt.Errorf("public_url: %q is not an http or https URL", c.PublicURL)
+		}
+	}
+	if c.DataDir == "" {
+		return errors.New("data_dir: must not be empty")
+	}
+	if !slices.Contains([]string{"sqlite", "postgres"}, c.Store.Driver) {
+		return fmt.Errorf("store.driver: %q is not one of sqlite, postgres", c.Store.Driver)
+	}
+	if (c.Store.Driver == "postgres") != (c.Store.URLFile != "") {
+		return errors.New("store.url_file: required with store.driver postgres, and only with it")
+	}
+	if c.Sessions.ExpireAfter < 2*time.Minute {
+		return fmt.Errorf("sessions.expire_after: %s is less than 2m (a busy Python client can be silent for tens of seconds)", c.Sessions.ExpireAfter)
+	}
+	if c.Training.GapWait < 0 || c.Training.GapWait > 5*time.Minute {
+		return fmt.Errorf("training.gap_wait: %s is not between 0s and 5m", c.Training.GapWait)
+	}
+	if c.Sampling.MaxWaiting < 1 {
+		return fmt.Errorf("sampling.max_waiting: %d is less than 1", c.Sampling.MaxWaiting)
+	}
+	if c.Sampling.MaxPerClient < 1 {
+		return fmt.Errorf("sampling.max_per_client: %d is less than 1", c.Sampling.MaxPerClient)
+	}
+	if !slices.Contains([]string{"debug", "info", "warn", "error"}, c.Log.Level) {
+		return fmt.Errorf("log.level: %q is not one of debug, info, warn, error", c.Log.Level)
+	}
+	if !slices.Contains([]string{"text", "json"}, c.Log.Format) {
+		return fmt.Errorf("log.format: %q is not one of text, json", c.Log.Format)
+	}
+	return c.validateModels()
+}
+
+func (c *Config) validateListen() error {
+	host, port, err := net.SplitHostPort(c.Listen)
+	if err != nil {
+		return fmt.Errorf("listen: %q is not host:port", c.Listen)
+	}
+	if n, err := strconv.Atoi(port); err != nil || n < 0 || n > 65535 {
+		return fmt.Errorf("listen: %q is not a port between 0 and 65535", port)
+	}
+	if c.Auth.KeysFile == "" && !Loopback(host) {
+		return fmt.Errorf("listen: %q can be reached from other machines, but no keys are set: make one with `tinsmith key add NAME` and set auth.keys_file, or listen on 127.0.0.1", c.Listen)
+	}
+	return nil
+}
+
+// Loopback says whether a listen host can be reached from this machine only.
+func Loopback(host string) bool {
+	if host == "localhost" {
+		return true
+	}
+	addr, err := netip.ParseAddr(host)
+	return err == nil && addr.IsLoopback()
+}
+
+func (c *Config) validateModels() error {
+	if len(c.Models) == 0 {
+		return errors.New("models: at least one is required")
+	}
+	names := map[string]string{}
+	for i, m := range c.Models {
+		key := fmt.Sprintf("models[%d]", i)
+		for j, name := range append([]string{m.Name}, m.Aliases...) {
+			field := key + ".name"
+			if j > 0 {
+				field = fmt.Sprintf("%s.aliases[%d]", key, j-1)
+			}
+			if !modelName.MatchString(name) || strings.Contains(name, "//") {
+				return fmt.Errorf("%s: %q is not a model name (letters, digits and ._/- only, at most 200)", field, name)
+			}
+			if other, taken := names[name]; taken {
+				return fmt.Errorf("%s: %q is already the name of %s", field, name, other)
+			}
+			names[name] = key
+		}
+		if m.Path == "" {
+			return fmt.Errorf("%s.path: must not be empty", key)
+		}
+		if !slices.Contains([]string{"base", "latest"}, m.Chat) {
+			return fmt.Errorf("%s.chat: %q is not one of base, latest", key, m.Chat)
+		}
+		if !slices.Contains([]string{"peft", "tinker"}, m.ExportNames) {
+			return fmt.Errorf("%s.export_names: %q is not one of peft, tinker", key, m.ExportNames)
+		}
+		if !pluginName.MatchString(m.Plugin) {
+			return fmt.Errorf("%s.backend.plugin: %q is not a plugin name (lower-case letters, digits and - only)", key, m.Plugin)
+		}
+	}
+	return nil
+}
