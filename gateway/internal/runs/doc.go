@@ -1,0 +1,39 @@
+// Package runs is the core of the gateway: sessions, runs (one LoRA adapter each), the ordered queue of operations of every run, futures, sampling
+// sessions, checkpoints, ownership, usage and audit. It knows tokens and plain Go values. It knows no HTTP, no JSON or protobuf of any client, no
+// text (stop strings are recognised by a StopMatcher that the caller gives per model) and no API key (callers are named by an owner string).
+// It drives plugins.Backend, obtained through Backends, and keeps its state in a store.Store.
+//
+// # Use
+//
+// Open gives a Core; all its methods may be called concurrently; Close waits for what it started. Every method that acts for a client takes the owner and
+// treats a foreign object as absent. Errors that a client may see are *Error values with a Kind (errors.go); everything else is a fault of the server.
+//
+//   - Sessions (session.go): CreateSession, Heartbeat, FinishSession, Session, Sessions, SearchSessions, AssignProject.
+//   - Runs (run.go): CreateRun, CreateRunFromCheckpoint, UnloadRun, Run, Runs, RunStatuses.
+//   - Operations of a run (operation.go): ForwardBackward, OptimStep, SaveWeights, SaveWeightsForSampler, SaveWeightsExternal, LoadWeights, NoteRefused.
+//     Each is durable when the method returns and answers with a deterministic request id; a repeat answers with the same one.
+//   - Futures (future.go): Wait, Completions, CancelFuture. An Outcome is either a Failure or the result of its Kind.
+//   - Sampling sessions (sampler.go, sample.go): CreateSampler, JoinSampler, Sampler, Sample.
+//   - Direct sampling for OpenAI clients (model.go, generate.go): Resolve, ServedModels, Generate. Nothing of it is journalled.
+//   - Checkpoints (checkpoint.go, archive.go, importing.go): RunCheckpoints, Checkpoints, DeleteCheckpoint, PublishCheckpoint, SetCheckpointTTL, CopyCheckpoint,
+//     WeightsInfo, ArchiveToken, OpenArchive, FileTokens, OpenFile, Import.
+//   - Usage and audit (usage.go, audit.go): Usage, StorageUsage, Audit.
+//
+// # Identifiers
+//
+// A session has a random id S. Its n-th model is the run "S:train:n", its n-th sampler "S:sample:n". A request id is the id of its run or sampler, a colon, and the
+// seq_id (0 for the creation of a run; "unload" for its end); sample i of a request is "REQUEST:i". Checkpoint paths are "tinker://RUN/KIND/NAME".
+//
+// # Order, repeats, failures
+//
+// Operations of a run execute in the order of their seq_id. A missing number is waited for (Config.GapWait) and then skipped, which is journalled; when it arrives
+// later its future fails and it is never run. A number refused at submission is skipped at once. A repeat of a used number with an equal request gets the same
+// request id, with another request KindInvalid. A request that is well formed but wrong (shapes, ids out of vocabulary, values that are not finite, unknown loss) takes its
+// place in the order and its future fails with category user. A failed creation or load fails every later operation of the run with its reason.
+//
+// # Loss of a backend
+//
+// Adapters live in the backend process. When it is gone, its runs are marked corrupted: their unfinished futures fail with the reason and later
+// submissions are KindNotFound naming the newest checkpoint. Weights that were saved are loaded into the next process on demand. Nothing is ever
+// continued with fresh weights.
+package runs

@@ -1,0 +1,12 @@
+package runs
+
+import "strconv"
+
+// quote shows a client's text in a message: escaped, and cut so that a hostile one stays short.
+func quote(s string) string {
+	const most = 100
+	if len(s) > most {
+		s = s[:most] + "…"
+	}
+	return strconv.Quote(s)
+}
