@@ -1,0 +1,188 @@
+package kvcache
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+func tokens(n int, first int32) []int32 {
+	t := make([]int32, n)
+	for i := range t {
+		t[i] = first + int32(i)
+	}
+	return t
+}
+
+func TestSharingAPrefix(t *testing.T) {
+	c := New(10)
+	key := Key{1, 3}
+	prompt := tokens(3*PageSize+5, 0)
+	pages, ok := c.Allocate(4)
+	if !ok {
+		t.Fatal("no pages")
+	}
+	if got := c.Match(key, prompt); got != nil {
+		t.Fatalf("matched %v before anything was shared", got)
+	}
+	c.Share(key, prompt[:3*PageSize], pages)
+	if got := c.Match(key, prompt); !slices.Equal(got, pages[:3]) {
+		t.Fatalf("matched %v, want %v", got, pages[:3])
+	} else {
+		c.Release(got)
+	}
+	if got := c.Match(Key{1, 4}, prompt); got != nil {
+		t.Fatalf("another version matched %v", got)
+	}
+	if got := c.Match(Key{2, 3}, prompt); got != nil {
+		t.Fatalf("another adapter matched %v", got)
+	}
+	other := slices.Clone(prompt)
+	other[PageSize]++
+	if got := c.Match(key, other); !slices.Equal(got, pages[:1]) {
+		t.Fatalf("half a prefix matched %v, want %v", got, pages[:1])
+	} else {
+		c.Release(got)
+	}
+	if got := c.Match(key, prompt[:PageSize-1]); got != nil {
+		t.Fatalf("less than a page matched %v", got)
+	}
+	if c.Available() != 6 {
+		t.Fatalf("%d available while four are held", c.Available())
+	}
+	c.Release(pages)
+	if c.Available() != 10 {
+		t.Fatalf("%d available after the release", c.Available())
+	}
+	if got := c.Match(key, prompt); len(got) != 3 {
+		t.Fatalf("the cache kept %d pages, want 3", len(got))
+	} else {
+		c.Release(got)
+	}
+	// Nine of ten pages: the later pages of the prefix go first, its first one stays.
+	nine, ok := c.Allocate(9)
+	if !ok {
+		t.Fatal("cached pages were not given up")
+	}
+	if got := c.Match(key, prompt); !slices.Equal(got, pages[:1]) {
+		t.Fatalf("after eviction %v is left, want %v", got, pages[:1])
+	} else {
+		c.Release(got)
+	}
+	if _, ok := c.Allocate(2); ok {
+		t.Fatal("two pages where one is")
+	}
+	c.Release(nine)
+}
+
+func TestTwoSequencesShareTheSamePage(t *testing.T) {
+	c := New(4)
+	key := Key{}
+	prompt := tokens(2*PageSize, 0)
+	a, _ := c.Allocate(2)
+	b, _ := c.Allocate(2)
+	c.Share(key, prompt, a)
+	c.Share(key, prompt, b) // b computed the same at the same time and keeps its own
+	c.Release(b)
+	if len(c.free) != 2 {
+		t.Fatalf("%d free, want the two of b", len(c.free))
+	}
+	c.Release(a)
+	if got := c.Match(key, prompt); !slices.Equal(got, a) {
+		t.Fatalf("matched %v, want %v", got, a)
+	}
+}
+
+func TestDrop(t *testing.T) {
+	c := New(4)
+	key := Key{1, 1}
+	prompt := tokens(2*PageSize, 0)
+	pages, _ := c.Allocate(3)
+	c.Share(key, prompt, pages)
+	c.Drop(key)
+	if got := c.Match(key, prompt); got != nil {
+		t.Fatalf("matched %v after the drop", got)
+	}
+	c.Release(pages)
+	if c.Available() != 4 {
+		t.Fatalf("%d available, want all", c.Available())
+	}
+	all, ok := c.Allocate(4)
+	if !ok {
+		t.Fatal("dropped pages cannot be allocated")
+	}
+	c.Release(all)
+
+	pages, _ = c.Allocate(2)
+	c.Share(key, prompt, pages)
+	c.Release(pages)
+	c.Drop(key)
+	if len(c.free) != 4 {
+		t.Fatalf("%d free after dropping an idle prefix", len(c.free))
+	}
+}
+
+// A random schedule keeps the books: no page is given to two owners, shared content is what Match promised, and everything comes back.
+func TestRandomSchedule(t *testing.T) {
+	type sequence struct {
+		key           Key
+		tokens, pages []int32
+	}
+	for seed := range uint64(30) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		c := New(24)
+		content := make([][]int32, 24) // what each page holds, as its sequence wrote it
+		var live []*sequence
+		for range 2000 {
+			switch random.IntN(4) {
+			case 0, 1:
+				s := &sequence{key: Key{int64(random.IntN(2)), 0}}
+				for range random.IntN(5) {
+					s.tokens = append(s.tokens, tokens(PageSize, int32(random.IntN(3)))...)
+				}
+				s.tokens = append(s.tokens, tokens(random.IntN(PageSize), 0)...)
+				s.pages = c.Match(s.key, s.tokens)
+				for i, p := range s.pages {
+					if !slices.Equal(content[p], append([]int32{int32(s.key.Adapter)}, s.tokens[i*PageSize:(i+1)*PageSize]...)) {
+						t.Fatal("a matched page holds other tokens")
+					}
+				}
+				matched := len(s.pages)
+				more, ok := c.Allocate((len(s.tokens)+PageSize-1)/PageSize - matched)
+				if !ok {
+					c.Release(s.pages)
+					continue
+				}
+				for _, p := range more {
+					for _, other := range live {
+						if slices.Contains(other.pages, p) {
+							t.Fatal("a page was given out twice")
+						}
+					}
+				}
+				s.pages = append(s.pages, more...)
+				for i := matched; i < len(s.pages); i++ {
+					content[s.pages[i]] = append([]int32{int32(s.key.Adapter)}, s.tokens[i*PageSize:min((i+1)*PageSize, len(s.tokens))]...)
+				}
+				c.Share(s.key, s.tokens, s.pages)
+				live = append(live, s)
+			case 2:
+				if len(live) > 0 {
+					i := random.IntN(len(live))
+					c.Release(live[i].pages)
+					live = slices.Delete(live, i, i+1)
+				}
+			case 3:
+				if random.IntN(20) == 0 {
+					c.Drop(Key{int64(random.IntN(2)), 0})
+				}
+			}
+		}
+		for _, s := range live {
+			c.Release(s.pages)
+		}
+		if all, ok := c.Allocate(24); !ok || len(all) != 24 {
+			t.Fatalf("seed %d: pages were lost: %d available", seed, c.Available())
+		}
+	}
+}

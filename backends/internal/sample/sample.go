@@ -1,0 +1,212 @@
+// Package sample turns a row of logits into a token: penalties, bias and temperature, then top-k, top-p and min-p, then one draw. Every function is pure: the
+// token depends on the row, the settings and the place of the token (seed, sample, position), never on what else is sampled at the same time. It knows no
+// model, no device and no queue; the caller computes the log-sum-exp and the probabilities of the adjusted row with the arithmetic that the trainer uses, which is what
+// makes log-probabilities of both equal bit for bit.
+package sample
+
+import (
+	"math"
+
+	"github.com/tinsmith/tinsmith/backends/internal/philox"
+)
+
+// Settings say how one request's tokens are drawn. Zero values of TopK, MinP and the additive penalties are off; TopP and RepetitionPenalty are off at 1.
+type Settings struct {
+	Temperature       float64 // 0 = the likeliest token; else the logits are multiplied by 1/Temperature, rounded to float32
+	TopK              int     // ≤ 0 = off; else only the TopK likeliest tokens, ties by lower id
+	TopP              float64 // the shortest series of likeliest tokens that reaches this share of what top-k left
+	MinP              float64 // tokens whose probability is at least MinP times that of the likeliest
+	FrequencyPenalty  float64 // subtracted once per occurrence in what was generated
+	PresencePenalty   float64 // subtracted if the token was generated
+	RepetitionPenalty float64 // divides positive and multiplies negative logits of tokens in prompt or generated
+	Bias              []Bias  // added after the penalties, before temperature
+}
+
+// Bias is an amount added to one token's logit.
+type Bias struct {
+	Token  int32
+	Amount float32
+}
+
+// Plain tells whether Adjust leaves every row as it is, so that the model's own row can be used.
+func (s *Settings) Plain() bool {
+	return (s.Temperature == 1 || s.Temperature == 0) && s.FrequencyPenalty == 0 && s.PresencePenalty == 0 && s.RepetitionPenalty == 1 && len(s.Bias) == 0
+}
+
+// History is what a sequence has seen, for penalties. It is used by one goroutine.
+type History struct {
+	seen      map[int32]struct{} // prompt and generated
+	generated map[int32]int
+}
+
+// NewHistory starts a history with a prompt.
+func NewHistory(prompt []int32) *History {
+	h := &History{seen: make(map[int32]struct{}, len(prompt)), generated: map[int32]int{}}
+	for _, t := range prompt {
+		h.seen[t] = struct{}{}
+	}
+	return h
+}
+
+// Add notes a generated token.
+func (h *History) Add(token int32) {
+	h.seen[token] = struct{}{}
+	h.generated[token]++
+}
+
+// Adjust applies repetition penalty, frequency and presence penalty, bias and temperature to a row of logits, in this order and in place. h may be nil when no penalty is set.
+func (s *Settings) Adjust(logits []float32, h *History) {
+	if s.RepetitionPenalty != 1 && h != nil {
+		factor := float32(s.RepetitionPenalty)
+		for t := range h.seen {
+			if logits[t] > 0 {
+				logits[t] /= factor
+			} else {
+				logits[t] *= factor
+			}
+		}
+	}
+	if (s.FrequencyPenalty != 0 || s.PresencePenalty != 0) && h != nil {
+		for t, n := range h.generated {
+			penalty := float64(s.FrequencyPenalty*float64(n)) + s.PresencePenalty
+			logits[t] -= float32(penalty)
+		}
+	}
+	for _, b := range s.Bias {
+		logits[b.Token] += b.Amount
+	}
+	if s.Temperature != 0 && s.Temperature != 1 {
+		factor := float32(1 / s.Temperature)
+		for i := range logits {
+			logits[i] *= factor
+		}
+	}
+}
+
+// The last word of a draw's counter keeps the kinds of draws apart.
+const (
+	kindGenerated   = 0
+	kindAlternative = 1
+)
+
+// Uniform gives the number in [0, 1) that decides the token at a position (counted from the sequence's start) of sample number sample.
+func Uniform(seed uint64, sample, position int) float64 {
+	return philox.Uniform(seed, [4]uint32{uint32(sample), uint32(position), 0, kindGenerated})
+}
+
+// UniformAlternative gives the number for draw number k at a position of the prompt.
+func UniformAlternative(seed uint64, k, position int) float64 {
+	return philox.Uniform(seed, [4]uint32{uint32(k), uint32(position), 0, kindAlternative})
+}
+
+// Draw picks a token. logits is the adjusted row and probs its softmax; both are scratch and may be overwritten. Tokens in excluded are not picked. u in [0, 1) comes from
+// Uniform. The draw walks the remaining tokens (by ascending id, or by descending probability after truncation) and takes the first at which the running sum
+// passes u times their total. At temperature 0 it is the likeliest token, ties by lower id.
+func (s *Settings) Draw(logits, probs []float32, excluded []int32, u float64) int32 {
+	for _, t := range excluded {
+		logits[t], probs[t] = float32(math.Inf(-1)), 0
+	}
+	if s.Temperature == 0 || s.TopK == 1 {
+		return argmax(logits)
+	}
+	if s.TopK <= 0 && s.TopP >= 1 && s.MinP <= 0 {
+		total := 0.0
+		for _, p := range probs {
+			total += float64(p)
+		}
+		target, sum, last := float64(u*total), 0.0, int32(-1)
+		for i, p := range probs {
+			if p == 0 {
+				continue
+			}
+			sum += float64(p)
+			if last = int32(i); sum > target {
+				return last
+			}
+		}
+		if last < 0 { // all that is left has underflowed
+			return argmax(logits)
+		}
+		return last
+	}
+	kept := s.truncate(logits, probs)
+	total := 0.0
+	for _, t := range kept {
+		total += float64(probs[t])
+	}
+	target, sum := float64(u*total), 0.0
+	for _, t := range kept {
+		if sum += float64(probs[t]); sum > target {
+			return t
+		}
+	}
+	return kept[0]
+}
+
+// truncate gives the tokens that top-k, top-p and min-p leave, likeliest first. There is always one.
+func (s *Settings) truncate(logits, probs []float32) []int32 {
+	var kept []int32
+	total := 0.0 // what TopP is a share of
+	if s.TopK > 0 {
+		kept = Top(logits, s.TopK)
+		for _, t := range kept {
+			total += float64(probs[t])
+		}
+	} else {
+		// Sorting a vocabulary is slow, so only tokens that can matter are sorted: from the buckets of nearly equal probability that hold the likeliest tokens, down to
+		// the one in which top-p or min-p cuts.
+		var mass [buckets]float64
+		for _, p := range probs {
+			total += float64(p)
+			mass[bucket(p)] += float64(p)
+		}
+		least, sum := buckets-1, 0.0
+		for ; least > 0; least-- {
+			// The sum by buckets rounds otherwise than the one by tokens below: a little more than needed is kept.
+			if sum += mass[least]; s.TopP < 1 && sum >= float64(s.TopP*total)*(1+1e-9) {
+				break
+			}
+		}
+		if s.TopP >= 1 {
+			least = bucket(float32(s.MinP * float64(probs[argmax(logits)])))
+		}
+		kept = sorted(logits, func(t int32) bool { return probs[t] > 0 && bucket(probs[t]) >= least })
+		if len(kept) == 0 {
+			kept = []int32{argmax(logits)}
+		}
+	}
+	if s.TopP < 1 {
+		sum := 0.0
+		for i, t := range kept {
+			if sum += float64(probs[t]); sum >= float64(s.TopP*total) {
+				kept = kept[:i+1]
+				break
+			}
+		}
+	}
+	if s.MinP > 0 {
+		least := s.MinP * float64(probs[kept[0]])
+		for i, t := range kept {
+			if i > 0 && float64(probs[t]) < least {
+				kept = kept[:i]
+				break
+			}
+		}
+	}
+	return kept
+}
+
+func argmax(logits []float32) int32 {
+	best := 0
+	for i, x := range logits {
+		if x > logits[best] {
+			best = i
+		}
+	}
+	return int32(best)
+}
+
+// buckets sort probabilities coarsely: sign, exponent and seven bits of the fraction of a float32 up to 1.
+const buckets = 0x3f80 + 1
+
+func bucket(p float32) int { return min(int(math.Float32bits(p)>>16), buckets-1) }

@@ -1,0 +1,214 @@
+package sample
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sort"
+	"testing"
+)
+
+func softmax(logits []float32) []float32 {
+	best := slices.Max(logits)
+	total := 0.0
+	p := make([]float32, len(logits))
+	for _, x := range logits {
+		total += math.Exp(float64(x - best))
+	}
+	for i, x := range logits {
+		p[i] = float32(math.Exp(float64(x-best)) / total)
+	}
+	return p
+}
+
+func off() Settings { return Settings{Temperature: 1, TopP: 1, RepetitionPenalty: 1} }
+
+func TestTopAgreesWithSorting(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for _, n := range []int{1, 2, 7, 100, 3000} {
+		for _, k := range []int{1, 2, 5, 64, 400, 5000} {
+			row := make([]float32, n)
+			for i := range row {
+				row[i] = float32(random.IntN(40)) - 20 // many ties
+			}
+			want := make([]int32, n)
+			for i := range want {
+				want[i] = int32(i)
+			}
+			sort.SliceStable(want, func(a, b int) bool { return row[want[a]] > row[want[b]] })
+			if got := Top(row, k); !slices.Equal(got, want[:min(k, n)]) {
+				t.Fatalf("n %d, k %d: got %v, want %v", n, k, got, want[:min(k, n)])
+			}
+		}
+	}
+}
+
+func TestAdjust(t *testing.T) {
+	h := NewHistory([]int32{0, 1})
+	h.Add(2)
+	h.Add(2)
+	for _, c := range []struct {
+		name string
+		set  func(*Settings)
+		want []float32
+	}{
+		{"nothing", func(*Settings) {}, []float32{2, -2, 4, 1}},
+		{"repetition", func(s *Settings) { s.RepetitionPenalty = 2 }, []float32{1, -4, 2, 1}},
+		{"frequency", func(s *Settings) { s.FrequencyPenalty = 0.5 }, []float32{2, -2, 3, 1}},
+		{"presence", func(s *Settings) { s.PresencePenalty = 0.5 }, []float32{2, -2, 3.5, 1}},
+		{"bias", func(s *Settings) { s.Bias = []Bias{{3, -7}} }, []float32{2, -2, 4, -6}},
+		{"temperature", func(s *Settings) { s.Temperature = 0.5 }, []float32{4, -4, 8, 2}},
+		{"greedy keeps the scale", func(s *Settings) { s.Temperature = 0 }, []float32{2, -2, 4, 1}},
+		{"all, in order", func(s *Settings) {
+			*s = Settings{Temperature: 2, TopP: 1, RepetitionPenalty: 2, FrequencyPenalty: 1, PresencePenalty: 3, Bias: []Bias{{2, 1}}}
+		}, []float32{0.5, -2, -1, 0.5}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := off()
+			c.set(&s)
+			row := []float32{2, -2, 4, 1}
+			s.Adjust(row, h)
+			if !slices.Equal(row, c.want) {
+				t.Errorf("got %v, want %v", row, c.want)
+			}
+			if changed := !slices.Equal(row, []float32{2, -2, 4, 1}); changed == s.Plain() {
+				t.Errorf("changed %v but Plain %v", changed, s.Plain())
+			}
+		})
+	}
+}
+
+// Every setting leaves the tokens it should, and draws them in proportion.
+func TestDrawKeepsAndProportions(t *testing.T) {
+	// Probabilities 0.4, 0.1, 0.3, 0.15, 0.05.
+	weights := []float64{0.4, 0.1, 0.3, 0.15, 0.05}
+	logits := make([]float32, len(weights))
+	for i, w := range weights {
+		logits[i] = float32(math.Log(w))
+	}
+	for _, c := range []struct {
+		name     string
+		set      func(*Settings)
+		excluded []int32
+		kept     []int32
+	}{
+		{"all", func(*Settings) {}, nil, []int32{0, 1, 2, 3, 4}},
+		{"greedy", func(s *Settings) { s.Temperature = 0 }, nil, []int32{0}},
+		{"greedy without the best", func(s *Settings) { s.Temperature = 0 }, []int32{0}, []int32{2}},
+		{"top k 1", func(s *Settings) { s.TopK = 1 }, nil, []int32{0}},
+		{"top k 3", func(s *Settings) { s.TopK = 3 }, nil, []int32{0, 2, 3}},
+		{"top k beyond the vocabulary", func(s *Settings) { s.TopK = 100 }, nil, []int32{0, 1, 2, 3, 4}},
+		{"top p 0.69", func(s *Settings) { s.TopP = 0.69 }, nil, []int32{0, 2}},
+		{"top p 0.71", func(s *Settings) { s.TopP = 0.71 }, nil, []int32{0, 2, 3}},
+		{"top p tiny", func(s *Settings) { s.TopP = 1e-9 }, nil, []int32{0}},
+		{"min p 0.3", func(s *Settings) { s.MinP = 0.3 }, nil, []int32{0, 2, 3}},
+		{"min p 1", func(s *Settings) { s.MinP = 1 }, nil, []int32{0}},
+		{"top p after top k", func(s *Settings) { s.TopK, s.TopP = 2, 0.5 }, nil, []int32{0}}, // 0.4 of 0.7
+		{"excluded before top k", func(s *Settings) { s.TopK = 2 }, []int32{0}, []int32{2, 3}},
+		{"excluded", func(*Settings) {}, []int32{1, 4}, []int32{0, 2, 3}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := off()
+			c.set(&s)
+			const n = 4000
+			count := make([]int, len(weights))
+			for i := range n {
+				u := (float64(i) + 0.5) / n
+				count[s.Draw(slices.Clone(logits), softmax(logits), c.excluded, u)]++
+			}
+			total := 0.0
+			for _, k := range c.kept {
+				total += weights[k]
+			}
+			for i := range weights {
+				want := 0.0
+				if slices.Contains(c.kept, int32(i)) {
+					want = weights[i] / total * n
+				}
+				if math.Abs(float64(count[i])-want) > 2 {
+					t.Errorf("token %d drawn %d times, want %.0f", i, count[i], want)
+				}
+			}
+		})
+	}
+}
+
+func TestDrawWhenTheRestHasUnderflowed(t *testing.T) {
+	s := off()
+	if got := s.Draw([]float32{200, -3, -1}, []float32{1, 0, 0}, []int32{0}, 0.5); got != 2 {
+		t.Errorf("got %d, want the likeliest of the rest", got)
+	}
+	s.TopP = 0.9
+	if got := s.Draw([]float32{200, -3, -1}, []float32{1, 0, 0}, []int32{0}, 0.5); got != 2 {
+		t.Errorf("with top-p: got %d, want the likeliest of the rest", got)
+	}
+}
+
+// Dropping small probabilities before sorting must not change what top-p and min-p keep.
+func TestTruncateAgreesWithFullSort(t *testing.T) {
+	random := rand.New(rand.NewPCG(3, 4))
+	for range 200 {
+		n := 2 + random.IntN(500)
+		logits := make([]float32, n)
+		for i := range logits {
+			logits[i] = float32(random.NormFloat64() * 4)
+		}
+		s := off()
+		s.TopP, s.MinP = 1-random.Float64()*random.Float64(), random.Float64()*0.2
+		probs := softmax(logits)
+		ids := Top(logits, n)
+		sum, want := 0.0, []int32(nil)
+		for _, id := range ids {
+			if len(want) > 0 && float64(probs[id]) < s.MinP*float64(probs[ids[0]]) {
+				break
+			}
+			want = append(want, id)
+			if sum += float64(probs[id]); sum >= s.TopP {
+				break
+			}
+		}
+		got := s.truncate(logits, probs)
+		// The two sums round differently; they may differ by one token at the border.
+		if d := len(got) - len(want); d < -1 || d > 1 || !slices.Equal(got[:min(len(got), len(want))], want[:min(len(got), len(want))]) {
+			t.Fatalf("top_p %v, min_p %v: kept %d, want %d", s.TopP, s.MinP, len(got), len(want))
+		}
+	}
+}
+
+func TestUniformDependsOnEveryCoordinate(t *testing.T) {
+	seen := map[float64]string{}
+	for seed := range uint64(3) {
+		for sample := range 5 {
+			for position := range 5 {
+				for name, u := range map[string]float64{"generated": Uniform(seed, sample, position), "alternative": UniformAlternative(seed, sample, position)} {
+					if other, ok := seen[u]; ok {
+						t.Fatalf("%s %d %d %d repeats %s", name, seed, sample, position, other)
+					}
+					seen[u] = name
+				}
+			}
+		}
+	}
+}
+
+func BenchmarkDraw(b *testing.B) {
+	const vocabulary = 151936
+	random := rand.New(rand.NewPCG(5, 6))
+	logits := make([]float32, vocabulary)
+	for i := range logits {
+		logits[i] = float32(random.NormFloat64() * 3)
+	}
+	probs := softmax(logits)
+	for _, c := range []struct {
+		name string
+		set  func(*Settings)
+	}{{"plain", func(*Settings) {}}, {"top-p", func(s *Settings) { s.TopP = 0.95 }}, {"top-k", func(s *Settings) { s.TopK = 50 }}} {
+		b.Run(c.name, func(b *testing.B) {
+			s := off()
+			c.set(&s)
+			for i := range b.N {
+				s.Draw(logits, probs, nil, Uniform(1, 0, i))
+			}
+		})
+	}
+}
