@@ -50,7 +50,7 @@ func (t Tokens) Owner(token string, now time.Time) (string, error) {
 	if cut < 0 {
 		return "", ErrUnknown
 	}
-	mac, err := base64.RawURLEncoding.DecodeString(token[cut+1:])
+	mac, err := base64.RawURLEncoding.Strict().DecodeString(token[cut+1:])
 	if err != nil || !hmac.Equal(mac, t.sign(token[:cut])) {
 		return "", ErrUnknown
 	}
@@ -59,7 +59,7 @@ func (t Tokens) Owner(token string, now time.Time) (string, error) {
 		return "", ErrUnknown
 	}
 	var c claims
-	body, err := base64.RawURLEncoding.DecodeString(payload)
+	body, err := base64.RawURLEncoding.Strict().DecodeString(payload)
 	if err != nil || json.Unmarshal(body, &c) != nil || now.Unix() >= c.Expires {
 		return "", ErrUnknown
 	}
