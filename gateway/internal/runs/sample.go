@@ -37,7 +37,8 @@ type Sample struct {
 	TopKSampledLogprobs int     // 0 = off
 	TargetPromptTokens  []int32 // (P-1)×TargetPromptK row-major, -1 = not asked; nil = off
 	TargetPromptK       int
-	PromptAlternatives  int // 0 = off
+	TargetPromptSparse  bool // the client sent the targets sparse and wants the answer so; -1 cells were not listed
+	PromptAlternatives  int  // 0 = off
 }
 
 // SubmittedSample answers an accepted sample.
@@ -46,10 +47,16 @@ type SubmittedSample struct {
 	SequenceIDs []string // one per sample
 }
 
-// SampleResult is what a sample gave.
+// SampleResult is what a sample gave, with what the encoding of the answer needs to know of the request.
 type SampleResult struct {
 	Prompt    plugins.PromptScores
 	Sequences []SampledSequence
+
+	PromptLength       int
+	TargetPromptTokens []int32 // as in Sample
+	TargetPromptK      int
+	TargetPromptSparse bool
+	PromptAlternatives int
 }
 
 // SampledSequence is one continuation.
