@@ -1,0 +1,292 @@
+// Package lora has LoRA adapters as a whole: which modules of a model carry one, how their parameters lie in memory, how they start, the gradients
+// that are summed for them, and the names that their tensors have in files. y = Wx + (32 / rank) · B(Ax). It knows no run, no optimizer and no file system.
+package lora
+
+import (
+	"fmt"
+
+	"github.com/tinsmith/tinsmith/backends/internal/nn"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+)
+
+// Alpha is LoRA's scale before division by the rank. It is the same for every adapter.
+const Alpha = 32
+
+// MaxRank is the largest rank.
+const MaxRank = 512
+
+// Group tells which switch of an adapter's configuration a module belongs to.
+type Group uint8
+
+// The groups.
+const (
+	Attention Group = iota + 1
+	MLP
+	Unembed
+)
+
+// Module is a linear layer of a model that can carry LoRA.
+type Module struct {
+	Name    string // path in a Hugging Face checkpoint: "model.layers.0.self_attn.q_proj", "lm_head"
+	Group   Group
+	Out, In int
+}
+
+// Kind is the last part of the name: "q_proj", …, "lm_head".
+func (m Module) Kind() string {
+	for i := len(m.Name) - 1; i >= 0; i-- {
+		if m.Name[i] == '.' {
+			return m.Name[i+1:]
+		}
+	}
+	return m.Name
+}
+
+// rowLength is the row of the flat tensors that hold all parameters: long enough for vectors, short enough to be shared out over threads.
+const rowLength = 4096
+
+// Layout is the shape of an adapter on one model: its rank, its modules, and where A and B of each lie in one flat vector of float32 (module by module, A before B,
+// row-major, without gaps). It is immutable.
+type Layout struct {
+	Modules []Module // all of the model, by module number
+	Rank    int
+	Size    int // parameters
+	Scale   float32
+	a, b    []int // offsets by module number, -1 where the module has no LoRA
+}
+
+// NewLayout puts LoRA of a rank on the modules that include names.
+func NewLayout(modules []Module, rank int, include func(Module) bool) (*Layout, error) {
+	if rank < 1 || rank > MaxRank {
+		return nil, fmt.Errorf("rank %d is not in 1 … %d", rank, MaxRank)
+	}
+	l := &Layout{Modules: modules, Rank: rank, Scale: float32(Alpha) / float32(rank), a: make([]int, len(modules)), b: make([]int, len(modules))}
+	for i, m := range modules {
+		if !include(m) {
+			l.a[i], l.b[i] = -1, -1
+			continue
+		}
+		l.a[i] = l.Size
+		l.b[i] = l.a[i] + rank*m.In
+		l.Size = l.b[i] + m.Out*rank
+	}
+	if l.Size == 0 {
+		return nil, fmt.Errorf("the adapter has no module: at least one of attention, MLP and unembed must be trained")
+	}
+	return l, nil
+}
+
+// Has tells whether module i carries LoRA.
+func (l *Layout) Has(i int) bool { return l.a[i] >= 0 }
+
+// Kinds lists the kinds of the modules that carry LoRA, each once, in the model's order.
+func (l *Layout) Kinds() []string {
+	var kinds []string
+	seen := map[string]bool{}
+	for i, m := range l.Modules {
+		if k := m.Kind(); l.Has(i) && !seen[k] {
+			seen[k] = true
+			kinds = append(kinds, k)
+		}
+	}
+	return kinds
+}
+
+// Parameters is one value per parameter of a layout, float32, on a device: weights, a gradient, or a moment of Adam.
+type Parameters struct {
+	Layout *Layout
+	Flat   tensor.Tensor // all of it; what lies behind Layout.Size is zero
+	device tensor.Device
+}
+
+// NewParameters allocates zeros.
+func NewParameters(device tensor.Device, l *Layout) (*Parameters, error) {
+	rows := (l.Size + rowLength - 1) / rowLength
+	t, err := device.Alloc(tensor.Float32, rows, rowLength)
+	if err != nil {
+		return nil, fmt.Errorf("allocate adapter parameters: %w", err)
+	}
+	return &Parameters{Layout: l, Flat: t, device: device}, nil
+}
+
+// A is the rank × in matrix of module i, which must carry LoRA.
+func (p *Parameters) A(i int) tensor.Tensor {
+	return p.view(p.Layout.a[i], p.Layout.Rank, p.Layout.Modules[i].In)
+}
+
+// B is the out × rank matrix of module i, which must carry LoRA.
+func (p *Parameters) B(i int) tensor.Tensor {
+	return p.view(p.Layout.b[i], p.Layout.Modules[i].Out, p.Layout.Rank)
+}
+
+func (p *Parameters) view(offset, rows, cols int) tensor.Tensor {
+	t := p.Flat
+	t.Offset += offset
+	t.Rows, t.Cols, t.Stride = rows, cols, cols
+	return t
+}
+
+// Each calls visit for every tensor in the layout's order, with the name that it has in a PEFT file.
+func (p *Parameters) Each(visit func(name string, t tensor.Tensor) error) error {
+	for i, m := range p.Layout.Modules {
+		if !p.Layout.Has(i) {
+			continue
+		}
+		if err := visit(TensorName(m.Name, "A", PEFT), p.A(i)); err != nil {
+			return err
+		}
+		if err := visit(TensorName(m.Name, "B", PEFT), p.B(i)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// CheckFinite gives an error that names the first tensor with a value that is not finite.
+func (p *Parameters) CheckFinite() error {
+	sum, err := p.device.SumSquares(p.Flat)
+	if err != nil {
+		return err
+	}
+	if isFinite(sum) {
+		return nil
+	}
+	return p.Each(func(name string, t tensor.Tensor) error {
+		sum, err := p.device.SumSquares(t)
+		if err != nil {
+			return err
+		}
+		if !isFinite(sum) {
+			return fmt.Errorf("%s: %w", name, ErrNotFinite)
+		}
+		return nil
+	})
+}
+
+// Zero clears.
+func (p *Parameters) Zero() error { return p.device.Zero(p.Flat) }
+
+// ClearTail zeroes what lies behind Layout.Size.
+func (p *Parameters) ClearTail() error {
+	full, rest := p.Layout.Size/rowLength, p.Layout.Size%rowLength
+	if rest == 0 {
+		return nil
+	}
+	return p.device.Zero(p.Flat.Slice(full, full+1).Columns(rest, rowLength))
+}
+
+// Bytes is the device memory held.
+func (p *Parameters) Bytes() int64 { return int64(p.Flat.Buffer.Bytes) }
+
+// Free gives the memory back.
+func (p *Parameters) Free() { p.device.Free(p.Flat) }
+
+// Weights is one version of an adapter: float32 masters and the packed matrices that products read. It is immutable once Pack has returned, and may be shared by passes.
+type Weights struct {
+	Masters *Parameters
+	modules []nn.LoRA
+}
+
+// NewWeights allocates a version: zeros, to be filled through Masters (or Initialize) and made ready by Pack.
+func NewWeights(device tensor.Device, l *Layout, d tensor.DType) (*Weights, error) {
+	masters, err := NewParameters(device, l)
+	if err != nil {
+		return nil, err
+	}
+	w := &Weights{Masters: masters, modules: make([]nn.LoRA, len(l.Modules))}
+	for i, m := range l.Modules {
+		if !l.Has(i) {
+			continue
+		}
+		w.modules[i].Scale = l.Scale
+		if w.modules[i].A, err = device.NewMatrix(d, l.Rank, m.In); err == nil {
+			w.modules[i].B, err = device.NewMatrix(d, m.Out, l.Rank)
+		}
+		if err != nil {
+			w.Free()
+			return nil, fmt.Errorf("allocate LoRA of %s: %w", m.Name, err)
+		}
+	}
+	return w, nil
+}
+
+// Layout is the adapter's shape.
+func (w *Weights) Layout() *Layout { return w.Masters.Layout }
+
+// Modules gives the matrices by module number, for passes.
+func (w *Weights) Modules() []nn.LoRA {
+	if w == nil {
+		return nil
+	}
+	return w.modules
+}
+
+// Pack writes the packed matrices from the masters.
+func (w *Weights) Pack() error {
+	for i, m := range w.modules {
+		if m.A == nil {
+			continue
+		}
+		if err := w.Masters.device.Repack(m.A, w.Masters.A(i)); err != nil {
+			return err
+		}
+		if err := w.Masters.device.Repack(m.B, w.Masters.B(i)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Bytes is the device memory held.
+func (w *Weights) Bytes() int64 {
+	n := w.Masters.Bytes()
+	for _, m := range w.modules {
+		if m.A != nil {
+			n += int64(m.A.Bytes() + m.B.Bytes())
+		}
+	}
+	return n
+}
+
+// Free gives the memory back. No pass may use the version any more.
+func (w *Weights) Free() {
+	for i, m := range w.modules {
+		if m.A != nil {
+			m.A.Free()
+		}
+		if m.B != nil {
+			m.B.Free()
+		}
+		w.modules[i] = nn.LoRA{}
+	}
+	w.Masters.Free()
+}
+
+// Gradient is a sum of gradients for one adapter.
+type Gradient struct {
+	*Parameters
+	modules []nn.LoRAGradient
+}
+
+// NewGradient allocates zeros.
+func NewGradient(device tensor.Device, l *Layout) (*Gradient, error) {
+	p, err := NewParameters(device, l)
+	if err != nil {
+		return nil, err
+	}
+	g := &Gradient{Parameters: p, modules: make([]nn.LoRAGradient, len(l.Modules))}
+	for i := range l.Modules {
+		if l.Has(i) {
+			g.modules[i] = nn.LoRAGradient{A: p.A(i), B: p.B(i)}
+		}
+	}
+	return g, nil
+}
+
+// Modules gives the tensors by module number, for passes.
+func (g *Gradient) Modules() []nn.LoRAGradient {
+	if g == nil {
+		return nil
+	}
+	return g.modules
+}

@@ -1,0 +1,56 @@
+package lora
+
+import (
+	"errors"
+	"math"
+	"strings"
+)
+
+// ErrNotFinite says that a tensor has a value that is not finite.
+var ErrNotFinite = errors.New("value is not finite")
+
+func isFinite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
+
+// Names is a convention for the tensor names of adapter files. The two differ in the output head.
+type Names string
+
+// The conventions.
+const (
+	PEFT   Names = "peft"   // base_model.model.lm_head.lora_A.weight
+	Tinker Names = "tinker" // base_model.model.model.unembed_tokens.lora_A.weight
+)
+
+const (
+	namePrefix = "base_model.model."
+	headName   = "lm_head"
+	// tinkerHead is the head's name in the Tinker convention.
+	tinkerHead = "model.unembed_tokens"
+)
+
+// TensorName gives the name of matrix "A" or "B" of a module in a file.
+func TensorName(module, matrix string, names Names) string {
+	if names == Tinker && module == headName {
+		module = tinkerHead
+	}
+	return namePrefix + module + ".lora_" + matrix + ".weight"
+}
+
+// ParseTensorName reads a name of either convention (and the head as model.lm_head, which occurs too): the module's name and "A" or "B".
+func ParseTensorName(name string) (module, matrix string, ok bool) {
+	rest, ok := strings.CutPrefix(name, namePrefix)
+	if !ok {
+		return "", "", false
+	}
+	rest, ok = strings.CutSuffix(rest, ".weight")
+	if !ok {
+		return "", "", false
+	}
+	module, matrix, ok = strings.Cut(rest, ".lora_")
+	if !ok || module == "" || (matrix != "A" && matrix != "B") {
+		return "", "", false
+	}
+	if module == tinkerHead || module == "model."+headName {
+		module = headName
+	}
+	return module, matrix, true
+}

@@ -1,0 +1,106 @@
+package lora
+
+import (
+	"fmt"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+)
+
+// Groups is the number of gradient groups of one operation.
+const Groups = 8
+
+// GroupOf gives the group of sequence i of an operation's n: group g holds the sequences [g·n/8, (g+1)·n/8).
+func GroupOf(i, n int) int {
+	g := i * Groups / n
+	for (g+1)*n/Groups <= i {
+		g++
+	}
+	return g
+}
+
+// Reduction sums the gradient of one operation in an order that does not depend on how the operation was cut into passes: every group is one chain over its
+// tokens from zero, and groups are added as ((0+1)+(2+3))+((4+5)+(6+7)), those without sequences left out. Groups that are complete are joined at once, so at
+// most four sums are held when passes come in order, one group each.
+type Reduction struct {
+	device tensor.Device
+	layout *Layout
+	n      int
+	free   func() (*Gradient, error) // takes a zeroed gradient
+	give   func(*Gradient)
+	nodes  [2 * Groups]*Gradient // heap order: leaves at Groups + g, the root at 1
+	left   [2 * Groups]int       // sequences of the node that are not done
+}
+
+// NewReduction starts the sum of an operation with n sequences (at least 1). take gives a zeroed gradient of the layout and give takes one back.
+func NewReduction(device tensor.Device, layout *Layout, n int, take func() (*Gradient, error), give func(*Gradient)) *Reduction {
+	r := &Reduction{device: device, layout: layout, n: n, free: take, give: give}
+	for g := 0; g < Groups; g++ {
+		r.left[Groups+g] = (g+1)*n/Groups - g*n/Groups
+	}
+	for i := Groups - 1; i >= 1; i-- {
+		r.left[i] = r.left[2*i] + r.left[2*i+1]
+	}
+	return r
+}
+
+// Buffer is where a pass sums the gradient of sequence i. Sequences of one group share it, and must be passed in ascending order.
+func (r *Reduction) Buffer(i int) (*Gradient, error) {
+	leaf := Groups + GroupOf(i, r.n)
+	if r.nodes[leaf] == nil {
+		g, err := r.free()
+		if err != nil {
+			return nil, fmt.Errorf("gradient buffer: %w", err)
+		}
+		r.nodes[leaf] = g
+	}
+	return r.nodes[leaf], nil
+}
+
+// Done says that sequence i's gradient is in its buffer, and joins what is complete.
+func (r *Reduction) Done(i int) error {
+	for node := Groups + GroupOf(i, r.n); node >= 1; node /= 2 {
+		r.left[node]--
+		if node >= Groups || r.left[node] > 0 {
+			continue
+		}
+		if err := r.join(node); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *Reduction) join(node int) error {
+	a, b := r.nodes[2*node], r.nodes[2*node+1]
+	r.nodes[2*node], r.nodes[2*node+1] = nil, nil
+	r.nodes[node] = a
+	if a == nil {
+		r.nodes[node] = b
+		return nil
+	}
+	if b == nil {
+		return nil
+	}
+	defer r.give(b)
+	return r.device.Add(a.Flat, b.Flat)
+}
+
+// Total is the operation's gradient after Done of every sequence; it belongs to the caller from then on.
+func (r *Reduction) Total() (*Gradient, error) {
+	if r.left[1] != 0 {
+		return nil, fmt.Errorf("%d sequences of the operation are not done", r.left[1])
+	}
+	g := r.nodes[1]
+	r.nodes[1] = nil
+	return g, nil
+}
+
+// Abandon gives all buffers back.
+func (r *Reduction) Abandon() {
+	for i, g := range r.nodes {
+		if g != nil {
+			r.give(g)
+			r.nodes[i] = nil
+		}
+	}
+}

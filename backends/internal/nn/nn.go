@@ -1,0 +1,62 @@
+// Package nn has the layers of decoder models over tensor.Device: each with Forward and the Backward that belongs to it, side by side. There is no autograd: a
+// layer's Forward keeps what its Backward needs, and Backward is called in the opposite order. The base weights are frozen, so Backward gives the gradient by the
+// layer's input and by LoRA matrices, never by base weights. The package knows no model file, no adapter as a whole, no loss and no run.
+//
+// Rows are tokens of any number of sequences packed without padding. Every row of every result is the same chain of operations whatever the other rows
+// are, so a sequence gives the same bits alone, in a batch, and token by token.
+package nn
+
+import "github.com/tinsmith/tinsmith/backends/internal/tensor"
+
+// LoRA is one adapter's pair of matrices for one linear layer: y += B·(scale·(A·x)), the inner vector rounded to the matrices' type. The zero value means that the
+// adapter does not touch the layer.
+type LoRA struct {
+	A     tensor.Matrix // rank × in
+	B     tensor.Matrix // out × rank
+	Scale float32       // alpha / rank
+}
+
+// LoRAGradient is where the gradient of one pair is summed: float32 tensors of the shapes of A and B. The zero value means that no gradient is wanted.
+type LoRAGradient struct {
+	A, B tensor.Tensor
+}
+
+// Segment is a range of rows that share an adapter.
+type Segment struct {
+	From, To int
+	Modules  []LoRA // by module number of the model; nil = the base model alone
+}
+
+// GradientRange is a range of rows whose LoRA gradients are summed in one place: one chain over the rows in ascending order, going on from what is there.
+// A range lies within one segment.
+type GradientRange struct {
+	From, To int
+	Modules  []LoRAGradient // by module number of the model
+}
+
+// Pass is what all layers share while they run over one batch. Temp is released after every layer; Keep lives until the backward pass is through (in inference
+// and in the forward pass of a training pass with recomputation it is the same arena as Temp).
+type Pass struct {
+	Device     tensor.Device
+	Temp, Keep *Arena
+	Segments   []Segment
+	Gradients  []GradientRange
+	Runs       []tensor.AttentionRun
+	Positions  []int32 // of each row in its sequence
+	Pages      tensor.Pages
+	// Yield is called between parts of a layer, when nothing runs on the device: another pass (with arenas of its own) may run meanwhile. An error ends the pass.
+	Yield func() error
+}
+
+// Layer is one residual layer of a decoder. Activations hold what Forward keeps for Backward: views into the pass's Keep arena, in a value that is made once and used again.
+type Layer interface {
+	NewActivations() Activations
+	// Forward writes the residual stream after the layer to out (rows × hidden), from x before it. x must be unchanged when Backward is called.
+	Forward(p *Pass, out, x tensor.Tensor, a Activations) error
+	// Backward turns dx, the gradient by the layer's output, into the gradient by its input x, in place, and adds to the LoRA gradients of p.Gradients. Without
+	// inputGradient (the lowest layer) dx is left undefined.
+	Backward(p *Pass, dx, x tensor.Tensor, a Activations, inputGradient bool) error
+}
+
+// Activations is what a layer keeps between Forward and Backward.
+type Activations any
