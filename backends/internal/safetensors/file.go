@@ -1,0 +1,156 @@
+package safetensors
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"sort"
+	"syscall"
+)
+
+// Tensor is one tensor of an open file. Data is the mapped file: read-only, little-endian, row-major, not necessarily aligned, valid until the file is closed. A file that another
+// process truncates while it is mapped kills this one; files must be replaced by renaming.
+type Tensor struct {
+	Name  string
+	DType string // "F32", "BF16", …
+	Shape []int
+	Data  []byte
+}
+
+// File is an open file. It may be used by several goroutines until Close.
+type File struct {
+	Metadata map[string]string
+	tensors  map[string]Tensor
+	mapped   []byte
+}
+
+// Open maps a file and checks its header.
+func Open(path string) (*File, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() // the mapping stays
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s: not a regular file", path)
+	}
+	if info.Size() < 8 || info.Size() > math.MaxInt {
+		return nil, fmt.Errorf("%s: %d bytes are no safetensors file", path, info.Size())
+	}
+	mapped, err := syscall.Mmap(int(f.Fd()), 0, int(info.Size()), syscall.PROT_READ, syscall.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("%s: map: %w", path, err)
+	}
+	file, err := parse(mapped)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", path, err), syscall.Munmap(mapped))
+	}
+	file.mapped = mapped
+	return file, nil
+}
+
+// parse reads a whole file in memory.
+func parse(b []byte) (*File, error) {
+	if len(b) < 8 {
+		return nil, errors.New("shorter than the header's length")
+	}
+	n := binary.LittleEndian.Uint64(b)
+	if n > maxHeader {
+		return nil, fmt.Errorf("header of %d bytes is larger than %d", n, maxHeader)
+	}
+	if n > uint64(len(b)-8) {
+		return nil, fmt.Errorf("header of %d bytes in a file of %d", n, len(b))
+	}
+	data := b[8+n:]
+	h, err := parseHeader(b[8:8+n], uint64(len(data)))
+	if err != nil {
+		return nil, err
+	}
+	f := &File{Metadata: h.metadata, tensors: make(map[string]Tensor, len(h.entries))}
+	for name, e := range h.entries {
+		shape := make([]int, len(e.Shape))
+		for i, s := range e.Shape {
+			if s > math.MaxInt {
+				return nil, fmt.Errorf("tensor %.200q: shape %v is too large", name, e.Shape)
+			}
+			shape[i] = int(s)
+		}
+		f.tensors[name] = Tensor{Name: name, DType: e.DType, Shape: shape, Data: data[e.Offsets[0]:e.Offsets[1]:e.Offsets[1]]}
+	}
+	return f, nil
+}
+
+// Close unmaps the file; its tensors must not be used any more.
+func (f *File) Close() error {
+	f.tensors = nil
+	if f.mapped == nil {
+		return nil
+	}
+	m := f.mapped
+	f.mapped = nil
+	return syscall.Munmap(m)
+}
+
+// Tensor finds a tensor.
+func (f *File) Tensor(name string) (Tensor, bool) {
+	t, ok := f.tensors[name]
+	return t, ok
+}
+
+// Names lists the tensors, sorted.
+func (f *File) Names() []string { return sortedNames(f.tensors) }
+
+func sortedNames(tensors map[string]Tensor) []string {
+	names := make([]string, 0, len(tensors))
+	for n := range tensors {
+		names = append(names, n)
+	}
+	sort.Strings(names)
+	return names
+}
+
+// Float32s converts a tensor of type F32, F16, BF16 or F64 (rounded) to Go memory.
+func (t Tensor) Float32s() ([]float32, error) {
+	size := dtypeSizes[t.DType]
+	out := make([]float32, len(t.Data)/max(size, 1))
+	switch t.DType {
+	case "F32":
+		for i := range out {
+			out[i] = math.Float32frombits(binary.LittleEndian.Uint32(t.Data[4*i:]))
+		}
+	case "BF16":
+		for i := range out {
+			out[i] = math.Float32frombits(uint32(binary.LittleEndian.Uint16(t.Data[2*i:])) << 16)
+		}
+	case "F16":
+		for i := range out {
+			out[i] = halfToFloat32(binary.LittleEndian.Uint16(t.Data[2*i:]))
+		}
+	case "F64":
+		for i := range out {
+			out[i] = float32(math.Float64frombits(binary.LittleEndian.Uint64(t.Data[8*i:])))
+		}
+	default:
+		return nil, fmt.Errorf("tensor %q has type %s, not F32, F16, BF16 or F64", t.Name, t.DType)
+	}
+	return out, nil
+}
+
+// halfToFloat32 widens an IEEE half, exactly.
+func halfToFloat32(h uint16) float32 {
+	sign, exponent, fraction := uint32(h>>15)<<31, uint32(h>>10)&31, uint32(h)&1023
+	switch {
+	case exponent == 31: // infinity, NaN
+		return math.Float32frombits(sign | 255<<23 | fraction<<13)
+	case exponent == 0: // zero, subnormal: fraction · 2⁻²⁴ is exact
+		v := float32(fraction) / (1 << 24)
+		return math.Float32frombits(sign | math.Float32bits(v))
+	}
+	return math.Float32frombits(sign | (exponent+112)<<23 | fraction<<13)
+}

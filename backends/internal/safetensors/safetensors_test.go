@@ -1,0 +1,196 @@
+package safetensors
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// file puts a header before data.
+func file(header string, data int) []byte {
+	b := binary.LittleEndian.AppendUint64(nil, uint64(len(header)))
+	b = append(b, header...)
+	return append(b, make([]byte, data)...)
+}
+
+func TestHostileHeaders(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		file []byte
+		want string // part of the error; "" = accepted
+	}{
+		{"empty object", file(`{}`, 0), ""},
+		{"one tensor, padded header", file(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}  `, 8), ""},
+		{"tensor without elements", file(`{"a":{"dtype":"F32","shape":[0,7],"data_offsets":[0,0]},"b":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}`, 3), ""},
+		{"scalar", file(`{"a":{"dtype":"F64","shape":[],"data_offsets":[0,8]}}`, 8), ""},
+		{"metadata", file(`{"__metadata__":{"k":"v"}}`, 0), ""},
+		{"short", []byte{1, 2}, "2 bytes are no safetensors file"},
+		{"header longer than the file", file(`{}`, 0)[:9], "in a file of"},
+		{"huge header", append(bytes.Repeat([]byte{255}, 8), '{'), "larger than"},
+		{"no JSON", file(`xx`, 0), "not a JSON object"},
+		{"array", file(`[]`, 0), "not a JSON object"},
+		{"truncated JSON", file(`{"a":`, 0), "tensor"},
+		{"rest behind JSON", file(`{}{}`, 0), "behind its JSON"},
+		{"metadata of numbers", file(`{"__metadata__":{"k":1}}`, 0), "text to text"},
+		{"unknown dtype", file(`{"a":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}`, 1), `dtype "F4" is not one of BF16, BOOL`},
+		{"size does not fit shape", file(`{"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}`, 8), "is 12"},
+		{"shape overflows", file(`{"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}}`, 0), "too large"},
+		{"negative dimension", file(`{"a":{"dtype":"F32","shape":[-1,-2],"data_offsets":[0,8]}}`, 8), "negative"},
+		{"many dimensions", file(`{"a":{"dtype":"U8","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,1]}}`, 1), "9 dimensions"},
+		{"beyond the data", file(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}`, 8), "do not lie within"},
+		{"backwards", file(`{"a":{"dtype":"F32","shape":[0],"data_offsets":[4,0]}}`, 8), "do not lie within"},
+		{"one offset", file(`{"a":{"dtype":"F32","shape":[0],"data_offsets":[0]}}`, 0), "do not lie within"},
+		{"overlap", file(`{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}}`, 6), "overlaps"},
+		{"gap", file(`{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[4,6]}}`, 6), "gap"},
+		{"data left over", file(`{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}`, 6), "6 bytes of data"},
+		{"same name twice", file(`{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"a":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}}`, 4), "twice"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "x.safetensors")
+			if err := os.WriteFile(path, c.file, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			f, err := Open(path)
+			if err == nil {
+				defer f.Close()
+			}
+			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+				t.Errorf("error %v, want %q", err, c.want)
+			}
+		})
+	}
+}
+
+func TestWriteAndRead(t *testing.T) {
+	values := []float32{1, -2.5, float32(math.Inf(1)), 0, 3e-39, 7}
+	var b bytes.Buffer
+	size, sum, err := Write(&b, map[string]string{"format": "pt"}, []Source{
+		Float32Source("z", []int{2, 3}, func() ([]float32, error) { return values, nil }),
+		Float32Source("a", []int{6}, func() ([]float32, error) { return values, nil }),
+		Float32Source("none", []int{0, 5}, func() ([]float32, error) { return nil, nil }),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if size != int64(b.Len()) || sum != sha256.Sum256(b.Bytes()) {
+		t.Errorf("size %d of %d, or checksum wrong", size, b.Len())
+	}
+	f, err := parse(b.Bytes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := fmt.Sprint(f.Names(), f.Metadata); got != "[a none z] map[format:pt]" {
+		t.Error(got)
+	}
+	z, _ := f.Tensor("z")
+	got, err := z.Float32s()
+	if err != nil || fmt.Sprint(got) != fmt.Sprint(values) || fmt.Sprint(z.Shape) != "[2 3]" {
+		t.Errorf("read %v %v, %v", got, z.Shape, err)
+	}
+	if _, _, err := Write(&b, nil, []Source{Float32Source("a", []int{7}, func() ([]float32, error) { return values, nil })}); err == nil {
+		t.Error("a tensor of the wrong size was written")
+	}
+	if _, _, err := Write(&b, nil, []Source{{Name: "a", DType: "U8"}, {Name: "a", DType: "U8"}}); err == nil {
+		t.Error("a name was written twice")
+	}
+}
+
+func TestOpenModel(t *testing.T) {
+	good := map[string]string{"a": "model-1.safetensors", "b": "model-2.safetensors"}
+	for _, c := range []struct {
+		name, want string
+		index      map[string]string
+	}{
+		{"two shards", "", good},
+		{"tensor missing", `no tensor "c"`, map[string]string{"a": "model-1.safetensors", "c": "model-2.safetensors"}},
+		{"tensor in another shard", `no tensor "b"`, map[string]string{"a": "model-1.safetensors", "b": "model-1.safetensors"}},
+		{"file missing", "no such file", map[string]string{"a": "model-3.safetensors"}},
+		{"parent directory", "plain name", map[string]string{"a": "../model-1.safetensors"}},
+		{"absolute", "plain name", map[string]string{"a": "/model-1.safetensors"}},
+		{"other file", "plain name", map[string]string{"a": "config.json"}},
+		{"hidden", "plain name", map[string]string{"a": "..safetensors"}},
+		{"empty", "weight_map is empty", nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			for name, shard := range good {
+				b := file(fmt.Sprintf(`{%q:{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, name), 1)
+				if err := os.WriteFile(filepath.Join(dir, shard), b, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			text := `{"weight_map":{`
+			for k, v := range c.index {
+				if !strings.HasSuffix(text, "{") {
+					text += ","
+				}
+				text += fmt.Sprintf("%q:%q", k, v)
+			}
+			if err := os.WriteFile(filepath.Join(dir, indexFile), []byte(text+"}}"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			m, err := OpenModel(dir)
+			if err == nil {
+				defer m.Close()
+				if got := fmt.Sprint(m.Names()); got != "[a b]" {
+					t.Error(got)
+				}
+			}
+			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+				t.Errorf("error %v, want %q", err, c.want)
+			}
+		})
+	}
+	if _, err := OpenModel(t.TempDir()); err == nil || !strings.Contains(err.Error(), "neither") {
+		t.Errorf("empty directory: %v", err)
+	}
+}
+
+func TestHalfToFloat32(t *testing.T) {
+	for bits, want := range map[uint16]float32{0: 0, 0x3c00: 1, 0xc000: -2, 0x7bff: 65504, 1: 1.0 / (1 << 24), 0x83ff: -1023.0 / (1 << 24), 0x0400: 1.0 / (1 << 14),
+		0x7c00: float32(math.Inf(1)), 0xfc00: float32(math.Inf(-1))} {
+		if got := halfToFloat32(bits); got != want {
+			t.Errorf("%#x: %v, want %v", bits, got, want)
+		}
+	}
+	if v := halfToFloat32(0x7e00); v == v {
+		t.Error("NaN lost")
+	}
+	if !math.Signbit(float64(halfToFloat32(0x8000))) {
+		t.Error("sign of zero lost")
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add(file(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}`, 8))
+	f.Add(file(`{"__metadata__":{"k":"v"},"a":{"dtype":"BF16","shape":[1,2],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[],"data_offsets":[4,5]}}`, 5))
+	f.Add(file(`{"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}}`, 0))
+	f.Add([]byte{255, 255, 255, 255, 255, 255, 255, 127})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		file, err := parse(b)
+		if err != nil {
+			return
+		}
+		total := 0
+		for _, n := range file.Names() {
+			tensor, _ := file.Tensor(n)
+			want := dtypeSizes[tensor.DType]
+			for _, s := range tensor.Shape {
+				want *= s
+			}
+			if len(tensor.Data) != want {
+				t.Fatalf("%q: %d bytes for %s %v", n, len(tensor.Data), tensor.DType, tensor.Shape)
+			}
+			total += want
+		}
+		if total > len(b) {
+			t.Fatalf("tensors of %d bytes in a file of %d", total, len(b))
+		}
+	})
+}
