@@ -1,0 +1,314 @@
+package tokenizer
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// Limits of the files of a model directory, in bytes. The largest tokenizer.json
+// in use has about 35 MB.
+const (
+	maxTokenizerFile = 128 << 20
+	maxConfigFile    = 16 << 20
+	maxTemplateFile  = 4 << 20
+)
+
+// Load reads the tokenizer of a model directory: tokenizer.json, or vocab.json
+// and merges.txt of a byte-level BPE, and from tokenizer_config.json the roles of
+// tokens, further added tokens and the chat template. A chat_template.jinja
+// beside them wins over the template in the configuration, as in transformers.
+func Load(dir string) (*Tokenizer, error) {
+	t, err := load(dir)
+	if err != nil {
+		return nil, fmt.Errorf("loading the tokenizer of %s: %w", dir, err)
+	}
+	return t, nil
+}
+
+func load(dir string) (*Tokenizer, error) {
+	config := &tokenizerConfig{}
+	if err := readJSON(dir, "tokenizer_config.json", maxConfigFile, config); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	var named specialTokensMap
+	if err := readJSON(dir, "special_tokens_map.json", maxConfigFile, &named); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	roles := []*roleToken{&config.BOS, &config.EOS, &config.PAD, &config.UNK}
+	for i, r := range []roleToken{named.BOS, named.EOS, named.PAD, named.UNK} {
+		if roles[i].Content == "" {
+			*roles[i] = r
+		}
+	}
+	later, err := config.addedTokens()
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer_config.json: %w", err)
+	}
+	def, source, err := readDefinition(dir, config)
+	if err != nil {
+		return nil, err
+	}
+	t, err := newTokenizer(def, later)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", source, err)
+	}
+	for _, r := range []struct {
+		token roleToken
+		into  *specialID
+	}{{config.BOS, &t.bos}, {config.EOS, &t.eos}, {config.PAD, &t.pad}} {
+		if id, ok := t.ID(r.token.Content); ok && r.token.Content != "" {
+			*r.into = specialID{id, true}
+		}
+	}
+	if err := t.applyTemplateSettings(def, config); err != nil {
+		return nil, fmt.Errorf("tokenizer_config.json: %w", err)
+	}
+	if t.chatTemplates, err = readChatTemplates(dir, config); err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// readDefinition reads tokenizer.json or makes its like from vocab.json and
+// merges.txt. source names what was read, for errors.
+func readDefinition(dir string, config *tokenizerConfig) (def *definition, source string, err error) {
+	data, err := readFile(dir, "tokenizer.json", maxTokenizerFile)
+	if err == nil {
+		if def, err = parseDefinition(data); err != nil {
+			err = fmt.Errorf("tokenizer.json: %w", err)
+		}
+		return def, "tokenizer.json", err
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return nil, "", err
+	}
+	m := &modelDefinition{Type: "BPE"}
+	if err := readJSON(dir, "vocab.json", maxTokenizerFile, &m.tokens); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, "", errors.New("neither tokenizer.json nor vocab.json is there")
+		}
+		return nil, "", err
+	}
+	merges, err := readFile(dir, "merges.txt", maxTokenizerFile)
+	if err != nil {
+		return nil, "", err
+	}
+	if m.Merges, err = parseMerges(merges); err != nil {
+		return nil, "", err
+	}
+	def = &definition{Model: m}
+	if err := config.completeByteLevel(def); err != nil {
+		return nil, "", err
+	}
+	return def, "vocab.json and merges.txt", nil
+}
+
+// parseMerges reads a merges.txt: a pair a line, after an optional "#version".
+func parseMerges(data []byte) (mergeList, error) {
+	if !utf8.Valid(data) {
+		return nil, errors.New("merges.txt: the file is not UTF-8")
+	}
+	var out mergeList
+	lines := bufio.NewScanner(bytes.NewReader(data))
+	lines.Buffer(nil, 1<<20)
+	for number := 1; lines.Scan(); number++ {
+		line := lines.Text()
+		if strings.HasPrefix(line, "#version") || line == "" {
+			continue
+		}
+		pair, ok := splitMerge(line)
+		if !ok {
+			return nil, fmt.Errorf("merges.txt: line %d is %q: two tokens with one space between are needed", number, line)
+		}
+		out = append(out, pair)
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("merges.txt: %w", err)
+	}
+	return out, nil
+}
+
+// tokenizerConfig is what counts here of a tokenizer_config.json.
+type tokenizerConfig struct {
+	Class          string                `json:"tokenizer_class"`
+	AddedTokens    map[string]addedToken `json:"added_tokens_decoder"`
+	AddBOS         *bool                 `json:"add_bos_token"`
+	AddEOS         *bool                 `json:"add_eos_token"`
+	AddPrefixSpace bool                  `json:"add_prefix_space"`
+	ChatTemplate   json.RawMessage       `json:"chat_template"`
+	specialTokensMap
+}
+
+type specialTokensMap struct {
+	BOS roleToken `json:"bos_token"`
+	EOS roleToken `json:"eos_token"`
+	PAD roleToken `json:"pad_token"`
+	UNK roleToken `json:"unk_token"`
+}
+
+// roleToken is a token written as its content or as an added token; empty for null.
+type roleToken struct{ Content string }
+
+func (r *roleToken) UnmarshalJSON(b []byte) error {
+	if len(b) > 0 && b[0] == '{' {
+		var t addedToken
+		err := json.Unmarshal(b, &t)
+		r.Content = t.Content
+		return err
+	}
+	return json.Unmarshal(b, &r.Content)
+}
+
+// addedTokens returns the tokens of added_tokens_decoder by ascending id.
+func (c *tokenizerConfig) addedTokens() ([]addedToken, error) {
+	var out []addedToken
+	for key, t := range c.AddedTokens {
+		id, err := strconv.ParseInt(key, 10, 32)
+		if err != nil || id < 0 || id > maxID {
+			return nil, fmt.Errorf("added_tokens_decoder: %q is no id: allowed are 0 to %d", key, maxID)
+		}
+		t.ID = id
+		out = append(out, t)
+	}
+	slices.SortFunc(out, func(a, b addedToken) int { return int(a.ID - b.ID) })
+	return out, nil
+}
+
+// completeByteLevel adds to a bare vocabulary what transformers' converters add
+// for the classes that come as vocab.json and merges.txt.
+func (c *tokenizerConfig) completeByteLevel(def *definition) error {
+	raw := func(v any) json.RawMessage {
+		b, err := json.Marshal(v)
+		if err != nil {
+			panic(err) // maps of strings and booleans always marshal
+		}
+		return b
+	}
+	type object = map[string]any
+	bytes := object{"type": "ByteLevel", "add_prefix_space": c.AddPrefixSpace, "trim_offsets": false}
+	def.Decoder = raw(object{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false})
+	switch strings.TrimSuffix(c.Class, "Fast") {
+	case "Qwen2Tokenizer":
+		bytes["use_regex"] = false
+		def.Normalizer = raw(object{"type": "NFC"})
+		def.PreTokenizer = raw(object{"type": "Sequence", "pretokenizers": []any{
+			object{"type": "Split", "pattern": object{"Regex": patternQwen2}, "behavior": "Isolated", "invert": false}, bytes,
+		}})
+	case "", "GPT2Tokenizer":
+		def.PreTokenizer = raw(bytes)
+	default:
+		return fmt.Errorf("tokenizer_config.json: tokenizer_class is %q: vocab.json and merges.txt are supported for Qwen2Tokenizer and GPT2Tokenizer, other classes need a tokenizer.json", c.Class)
+	}
+	return nil
+}
+
+// applyTemplateSettings puts the tokens of add_bos_token and add_eos_token around
+// texts where the tokenizer itself says nothing, and for the Llama classes, which
+// transformers rebuilds from these settings, also where it does.
+func (t *Tokenizer) applyTemplateSettings(def *definition, c *tokenizerConfig) error {
+	kind, err := componentType("post_processor", def.PostProcessor)
+	if err != nil {
+		return err
+	}
+	llama := strings.HasPrefix(c.Class, "LlamaTokenizer") || strings.HasPrefix(c.Class, "CodeLlamaTokenizer")
+	if kind != "" && !(llama && (c.AddBOS != nil || c.AddEOS != nil)) {
+		return nil
+	}
+	var out template
+	if c.AddBOS != nil && *c.AddBOS {
+		if !t.bos.valid {
+			return errors.New("add_bos_token is true but bos_token names no token")
+		}
+		out.before = []int32{t.bos.id}
+	}
+	if c.AddEOS != nil && *c.AddEOS {
+		if !t.eos.valid {
+			return errors.New("add_eos_token is true but eos_token names no token")
+		}
+		out.after = []int32{t.eos.id}
+	}
+	t.template = out
+	return nil
+}
+
+// readChatTemplates collects the templates by name. The configuration has one
+// text or a list of names and texts; a chat_template.jinja replaces them all.
+func readChatTemplates(dir string, c *tokenizerConfig) (map[string]string, error) {
+	text, err := readFile(dir, "chat_template.jinja", maxTemplateFile)
+	if err == nil {
+		if !utf8.Valid(text) {
+			return nil, errors.New("chat_template.jinja: the file is not UTF-8")
+		}
+		return map[string]string{"default": string(text)}, nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	raw := bytes.TrimSpace(c.ChatTemplate)
+	if len(raw) == 0 || bytes.Equal(raw, []byte("null")) {
+		return nil, nil
+	}
+	if raw[0] == '[' {
+		var list []struct{ Name, Template string }
+		if err := json.Unmarshal(raw, &list); err != nil {
+			return nil, fmt.Errorf("tokenizer_config.json: chat_template: %w", err)
+		}
+		out := map[string]string{}
+		for _, e := range list {
+			out[e.Name] = e.Template
+		}
+		return out, nil
+	}
+	var single string
+	if err := json.Unmarshal(raw, &single); err != nil {
+		return nil, fmt.Errorf("tokenizer_config.json: chat_template: %w", err)
+	}
+	return map[string]string{"default": single}, nil
+}
+
+func readJSON(dir, name string, limit int64, into any) error {
+	data, err := readFile(dir, name, limit)
+	if err != nil {
+		return err
+	}
+	if err := parseJSON(data, into); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
+// readFile reads a regular file of at most limit bytes.
+func readFile(dir, name string, limit int64) ([]byte, error) {
+	path := filepath.Join(dir, name)
+	info, err := os.Stat(path) // before opening: opening a pipe would wait for a writer
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a regular file", name)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	if int64(len(data)) > limit {
+		return nil, fmt.Errorf("%s has more than the %d bytes allowed", name, limit)
+	}
+	return data, nil
+}

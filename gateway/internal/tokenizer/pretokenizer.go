@@ -1,0 +1,309 @@
+package tokenizer
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
+
+// preTokenizer cuts text into the words the model sees. What one stage leaves
+// the next one cuts further; pieces that are ids pass through.
+type preTokenizer interface {
+	// cut appends the pieces of p, which is text and not empty, to out.
+	cut(out []piece, p piece) ([]piece, error)
+}
+
+// newPreTokenizers reads a pre-tokenizer as a list of stages, none if absent.
+func newPreTokenizers(field string, raw json.RawMessage) ([]preTokenizer, error) {
+	kind, err := componentType(field, raw)
+	if err != nil || kind == "" {
+		return nil, err
+	}
+	if kind == "Sequence" {
+		var def struct {
+			PreTokenizers []json.RawMessage `json:"pretokenizers"`
+		}
+		if err := fields(field, raw, &def, "pretokenizers"); err != nil {
+			return nil, err
+		}
+		var out []preTokenizer
+		for i, part := range def.PreTokenizers {
+			stages, err := newPreTokenizers(fmt.Sprintf("%s.pretokenizers[%d]", field, i), part)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, stages...)
+		}
+		return out, nil
+	}
+	stage, err := newPreTokenizer(field, kind, raw)
+	if err != nil {
+		return nil, err
+	}
+	return []preTokenizer{stage}, nil
+}
+
+func newPreTokenizer(field, kind string, raw json.RawMessage) (preTokenizer, error) {
+	class := func(name string) runeMatcher { return loadUnicode().classes[name].contains }
+	switch kind {
+	case "ByteLevel":
+		return newByteLevel(field, raw)
+	case "Metaspace":
+		return newMetaspace(field, raw)
+	case "Split":
+		var def struct {
+			Pattern  patternDefinition `json:"pattern"`
+			Behavior behavior          `json:"behavior"`
+			Invert   bool              `json:"invert"`
+		}
+		if err := fields(field, raw, &def, "pattern", "behavior", "invert"); err != nil {
+			return nil, err
+		}
+		if err := checkBehavior(field, def.Behavior); err != nil {
+			return nil, err
+		}
+		m, err := newMatcher(field+".pattern", def.Pattern)
+		if err != nil {
+			return nil, err
+		}
+		if def.Invert {
+			m = inverted{m}
+		}
+		return splitter{m, def.Behavior}, nil
+	case "Digits":
+		var def struct {
+			Individual bool `json:"individual_digits"`
+		}
+		if err := fields(field, raw, &def, "individual_digits"); err != nil {
+			return nil, err
+		}
+		if def.Individual {
+			return splitter{class("rust_numeric"), isolated}, nil
+		}
+		return splitter{class("rust_numeric"), contiguous}, nil
+	case "Punctuation":
+		def := struct {
+			Behavior behavior `json:"behavior"`
+		}{isolated}
+		if err := fields(field, raw, &def); err != nil {
+			return nil, err
+		}
+		return splitter{class("rust_punctuation"), def.Behavior}, checkBehavior(field, def.Behavior)
+	case "WhitespaceSplit":
+		return splitter{class("rust_white"), removed}, nil
+	case "Whitespace":
+		return splitter{inverted{wordMatcher{}}, removed}, nil
+	case "BertPreTokenizer":
+		return stages{splitter{class("rust_white"), removed}, splitter{class("rust_punctuation"), isolated}}, nil
+	case "CharDelimiterSplit":
+		var def struct {
+			Delimiter string `json:"delimiter"`
+		}
+		if err := fields(field, raw, &def, "delimiter"); err != nil {
+			return nil, err
+		}
+		if _, err := singleRune(field+".delimiter", def.Delimiter); err != nil {
+			return nil, err
+		}
+		return splitter{literalMatcher(def.Delimiter), removed}, nil
+	case "FixedLength":
+		def := struct {
+			Length int `json:"length"`
+		}{5}
+		if err := fields(field, raw, &def); err != nil {
+			return nil, err
+		}
+		if def.Length < 1 {
+			return nil, fmt.Errorf("%s.length is %d: at least 1 is needed", field, def.Length)
+		}
+		return splitter{fixedLength(def.Length), isolated}, nil
+	}
+	return nil, fmt.Errorf("%s.type is %q: supported are Sequence, Split, ByteLevel, Metaspace, Digits, Punctuation, Whitespace, WhitespaceSplit, BertPreTokenizer, CharDelimiterSplit and FixedLength", field, kind)
+}
+
+// splitter cuts by a pattern.
+type splitter struct {
+	matcher  matcher
+	behavior behavior
+}
+
+func (s splitter) cut(out []piece, p piece) ([]piece, error) {
+	spans, err := s.matcher.spans(p.text)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range s.behavior.apply(spans) {
+		if c.start < c.end {
+			out = append(out, piece{text: p.text[c.start:c.end], id: noID, atStart: p.atStart && c.start == 0})
+		}
+	}
+	return out, nil
+}
+
+// stages are pre-tokenizers one after the other.
+type stages []preTokenizer
+
+func (s stages) cut(out []piece, p piece) ([]piece, error) {
+	pieces := []piece{p}
+	for _, stage := range s {
+		var err error
+		if pieces, err = cutAll(stage, pieces); err != nil {
+			return nil, err
+		}
+	}
+	return append(out, pieces...), nil
+}
+
+// cutAll runs one stage over all pieces.
+func cutAll(stage preTokenizer, pieces []piece) ([]piece, error) {
+	out := make([]piece, 0, len(pieces))
+	for _, p := range pieces {
+		switch {
+		case p.id != noID:
+			out = append(out, p)
+		case p.text != "":
+			var err error
+			if out, err = stage.cut(out, p); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return out, nil
+}
+
+// wordMatcher matches `\w+|[^\w\s]+`.
+type wordMatcher struct{}
+
+func (wordMatcher) spans(text string) ([]span, error) {
+	u := loadUnicode()
+	word := u.classes["rust_word"]
+	kind := func(r rune) int {
+		switch {
+		case word.contains(r):
+			return 1
+		case u.kinds.at(r)&kindSpace != 0:
+			return 0
+		}
+		return 2
+	}
+	var out []span
+	last := -1
+	for i, r := range text {
+		end := i + utf8.RuneLen(r)
+		k := kind(r)
+		if k == last {
+			out[len(out)-1].end = end
+			continue
+		}
+		out = append(out, span{i, end, k != 0})
+		last = k
+	}
+	return out, nil
+}
+
+// fixedLength matches stretches of so many characters, the last one shorter.
+type fixedLength int
+
+func (n fixedLength) spans(text string) ([]span, error) {
+	var out []span
+	count := 0
+	for i, r := range text {
+		if count%int(n) == 0 {
+			out = append(out, span{i, i, true})
+		}
+		out[len(out)-1].end = i + utf8.RuneLen(r)
+		count++
+	}
+	return out, nil
+}
+
+// byteLevel is the pre-tokenizer of GPT-2: it may put a space before a piece,
+// may cut it by the GPT-2 pattern, and writes it in the byte-level alphabet.
+type byteLevel struct {
+	addPrefixSpace bool
+	scan           scanner // nil: no cutting
+	raw            bool    // leave the translation to the model
+}
+
+func newByteLevel(field string, raw json.RawMessage) (*byteLevel, error) {
+	def := struct {
+		AddPrefixSpace bool `json:"add_prefix_space"`
+		UseRegex       bool `json:"use_regex"`
+	}{UseRegex: true}
+	if err := fields(field, raw, &def, "add_prefix_space"); err != nil {
+		return nil, err
+	}
+	b := &byteLevel{addPrefixSpace: def.AddPrefixSpace}
+	if def.UseRegex {
+		b.scan = scannerFor(patternGPT2)
+	}
+	return b, nil
+}
+
+func (b *byteLevel) cut(out []piece, p piece) ([]piece, error) {
+	text := p.text
+	if b.addPrefixSpace && text[0] != ' ' {
+		text = " " + text
+	}
+	write := func(word string, atStart bool) {
+		if !b.raw {
+			word = string(mapBytes(make([]byte, 0, 2*len(word)), word))
+		}
+		out = append(out, piece{text: word, id: noID, atStart: atStart})
+	}
+	if b.scan == nil {
+		write(text, p.atStart)
+		return out, nil
+	}
+	for i := 0; i < len(text); {
+		end := b.scan(text, i)
+		write(text[i:end], p.atStart && i == 0)
+		i = end
+	}
+	return out, nil
+}
+
+// metaspace is the pre-tokenizer of SentencePiece: spaces become a visible
+// character, which begins each word.
+type metaspace struct {
+	replacement string
+	scheme      string // of always, first, never
+	split       bool
+}
+
+func newMetaspace(field string, raw json.RawMessage) (*metaspace, error) {
+	def := struct {
+		Replacement    string `json:"replacement"`
+		AddPrefixSpace *bool  `json:"add_prefix_space"`
+		PrependScheme  string `json:"prepend_scheme"`
+		Split          *bool  `json:"split"`
+	}{PrependScheme: "always"}
+	if err := fields(field, raw, &def, "replacement"); err != nil {
+		return nil, err
+	}
+	if _, err := singleRune(field+".replacement", def.Replacement); err != nil {
+		return nil, err
+	}
+	switch def.PrependScheme {
+	case "always", "first", "never":
+	default:
+		return nil, fmt.Errorf("%s.prepend_scheme is %q: supported are always, first and never", field, def.PrependScheme)
+	}
+	if def.AddPrefixSpace != nil && !*def.AddPrefixSpace && def.PrependScheme != "never" {
+		return nil, fmt.Errorf("%s.add_prefix_space is false: prepend_scheme, %q, must then be never", field, def.PrependScheme)
+	}
+	return &metaspace{def.Replacement, def.PrependScheme, def.Split == nil || *def.Split}, nil
+}
+
+func (m *metaspace) cut(out []piece, p piece) ([]piece, error) {
+	text := strings.ReplaceAll(p.text, " ", m.replacement)
+	if (m.scheme == "always" || m.scheme == "first" && p.atStart) && !strings.HasPrefix(text, m.replacement) {
+		text = m.replacement + text
+	}
+	p.text = text
+	if !m.split {
+		return append(out, p), nil
+	}
+	return splitter{literalMatcher(m.replacement), mergedWithNext}.cut(out, p)
+}

@@ -1,0 +1,53 @@
+package tokenizer
+
+import "strings"
+
+// Stream decodes ids one at a time. What Push and Flush return, joined, is what
+// Decode returns for all the ids together. A stream is for one goroutine.
+type Stream struct {
+	tokenizer   *Tokenizer
+	skipSpecial bool
+	chain       decoderChain
+	begun       bool
+	out         strings.Builder
+}
+
+// NewStream returns a stream at the start of a text. With skipSpecial, special
+// tokens give no text.
+func (t *Tokenizer) NewStream(skipSpecial bool) *Stream {
+	return &Stream{tokenizer: t, skipSpecial: skipSpecial, chain: newDecoderChain(t.decoders)}
+}
+
+// Push takes the next id and returns the text that is now certain: always whole
+// characters, often nothing. Ids without a token give nothing. Text is held back
+// only while later ids could change it: the bytes of an unfinished character,
+// and, in SentencePiece tokenizers, a run of single-byte tokens, which counts as
+// text only if all of it is UTF-8.
+func (s *Stream) Push(id int32) string {
+	token, ok := s.tokenizer.TokenString(id)
+	if !ok || s.skipSpecial && s.tokenizer.IsSpecial(id) {
+		return ""
+	}
+	if s.tokenizer.decoders == nil && s.begun {
+		s.out.WriteByte(' ') // without a decoder tokens are words
+	}
+	s.begun = true
+	s.chain.push(token, s.write)
+	return s.take()
+}
+
+// Flush returns what was held back, with U+FFFD for bytes that are no character,
+// and sets the stream back to the start of a text.
+func (s *Stream) Flush() string {
+	s.chain.flush(s.write)
+	s.chain, s.begun = newDecoderChain(s.tokenizer.decoders), false
+	return s.take()
+}
+
+func (s *Stream) write(text string) { s.out.WriteString(text) }
+
+func (s *Stream) take() string {
+	text := s.out.String()
+	s.out.Reset()
+	return text
+}

@@ -1,0 +1,249 @@
+// Package tokenizer turns text into the token ids of a model and back, from the
+// files a Hugging Face model directory carries. It gives the ids and the text
+// that Hugging Face's tokenizers library, version 0.23.2, gives: byte-level BPE,
+// SentencePiece-style BPE with byte fallback, and Unigram, with their
+// normalizers, pre-tokenizers, added tokens, post-processors and decoders.
+//
+// The package knows text and ids. It must not know models' weights, chat
+// messages (it hands out the chat template as text), HTTP or configuration.
+//
+// Model directories are taken for hostile: sizes, nesting, ids and the time of
+// regular expressions are bounded, and what is not supported is an error that
+// names the field and what is allowed. A Tokenizer is read-only after loading
+// and safe for concurrent use; a Stream belongs to one goroutine.
+package tokenizer
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Tokenizer is a loaded tokenizer. It is safe for concurrent use.
+type Tokenizer struct {
+	vocab         *vocabulary
+	added         addedVocabulary
+	normalizer    normalizer // nil: none
+	preTokenizers []preTokenizer
+	model         model
+	template      template
+	decoders      []decoder // nil: tokens are joined by spaces
+	size          int
+
+	bos, eos, pad specialID
+	chatTemplates map[string]string
+}
+
+// specialID is the id of a token with a role; valid is false where there is none.
+type specialID struct {
+	id    int32
+	valid bool
+}
+
+// Parse builds a tokenizer from the bytes of a tokenizer.json. Roles of tokens
+// and chat templates stand in other files: see Load.
+func Parse(data []byte) (*Tokenizer, error) {
+	def, err := parseDefinition(data)
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer.json: %w", err)
+	}
+	t, err := newTokenizer(def, nil)
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer.json: %w", err)
+	}
+	return t, nil
+}
+
+// newTokenizer builds a tokenizer; later are added tokens of other files.
+func newTokenizer(def *definition, later []addedToken) (*Tokenizer, error) {
+	t := &Tokenizer{}
+	var err error
+	if def.Model.Type == "Unigram" {
+		if t.vocab, err = newOrderedVocabulary(def.Model.pieces); err != nil {
+			return nil, err
+		}
+		t.model, err = newUnigram(def.Model, t.vocab)
+	} else {
+		if t.vocab, err = newVocabulary("model.vocab", def.Model.tokens); err != nil {
+			return nil, err
+		}
+		t.model, err = newBPE(def.Model, t.vocab)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if t.normalizer, err = newNormalizer("normalizer", def.Normalizer); err != nil {
+		return nil, err
+	}
+	if t.preTokenizers, err = newPreTokenizers("pre_tokenizer", def.PreTokenizer); err != nil {
+		return nil, err
+	}
+	if t.template, err = newTemplate("post_processor", def.PostProcessor); err != nil {
+		return nil, err
+	}
+	if t.decoders, err = newDecoders("decoder", def.Decoder); err != nil {
+		return nil, err
+	}
+	for _, tokens := range [][]addedToken{def.AddedTokens, later} {
+		if err = t.added.add(tokens, t.vocab); err != nil {
+			return nil, err
+		}
+	}
+	if err = t.added.finish(t.normalize); err != nil {
+		return nil, err
+	}
+	t.size = len(t.vocab.tokens)
+	for id := range t.added.byID {
+		t.size = max(t.size, int(id)+1)
+	}
+	if n := len(t.preTokenizers); n > 0 {
+		if last, ok := t.preTokenizers[n-1].(*byteLevel); ok {
+			if m, ok := t.model.(*bpe); ok {
+				last.raw = m.useRawBytes()
+			}
+		}
+	}
+	return t, nil
+}
+
+func (t *Tokenizer) normalize(text string) (string, error) {
+	if t.normalizer == nil {
+		return text, nil
+	}
+	return t.normalizer.normalize(text)
+}
+
+// Encode returns the ids of text. Added tokens, special ones included, are
+// recognised in it. With addSpecial the tokens of the model's own template, such
+// as a beginning of text, are put around. Bytes that are not UTF-8 count as
+// U+FFFD each.
+//
+// It fails where a regular expression of the tokenizer exceeds its time, and for
+// a Unigram model without an unknown token on characters it does not have.
+func (t *Tokenizer) Encode(text string, addSpecial bool) ([]int32, error) {
+	var ids []int32
+	if addSpecial {
+		ids = append(ids, t.template.before...)
+	}
+	for _, p := range t.added.plain.cut(nil, validText(text), true) {
+		if p.id != noID {
+			ids = append(ids, p.id)
+			continue
+		}
+		normalized, err := t.normalize(p.text)
+		if err != nil {
+			return nil, fmt.Errorf("encoding %d bytes: %w", len(text), err)
+		}
+		for _, q := range t.added.folded.cut(nil, normalized, p.atStart) {
+			if ids, err = t.appendPiece(ids, q); err != nil {
+				return nil, fmt.Errorf("encoding %d bytes: %w", len(text), err)
+			}
+		}
+	}
+	if addSpecial {
+		ids = append(ids, t.template.after...)
+	}
+	return ids, nil
+}
+
+// appendPiece appends the ids of a piece between added tokens.
+func (t *Tokenizer) appendPiece(ids []int32, p piece) ([]int32, error) {
+	if p.id != noID {
+		return append(ids, p.id), nil
+	}
+	pieces := []piece{p}
+	for _, stage := range t.preTokenizers {
+		var err error
+		if pieces, err = cutAll(stage, pieces); err != nil {
+			return nil, err
+		}
+	}
+	for _, p := range pieces {
+		if p.text == "" {
+			continue
+		}
+		var err error
+		if ids, err = t.model.appendIDs(ids, p.text); err != nil {
+			return nil, err
+		}
+	}
+	return ids, nil
+}
+
+// Decode returns the text of ids. Ids without a token give nothing; with
+// skipSpecial special tokens neither. Bytes that are no character become U+FFFD.
+func (t *Tokenizer) Decode(ids []int32, skipSpecial bool) string {
+	s := t.NewStream(skipSpecial)
+	var out strings.Builder
+	for _, id := range ids {
+		out.WriteString(s.Push(id))
+	}
+	out.WriteString(s.Flush())
+	return out.String()
+}
+
+// TokenString returns the token with the id as the vocabulary writes it, in a
+// byte-level tokenizer with Ġ for a space.
+func (t *Tokenizer) TokenString(id int32) (string, bool) {
+	if added, ok := t.added.byID[id]; ok {
+		return added.Content, true
+	}
+	return t.vocab.token(id)
+}
+
+// TokenBytes returns the bytes that the token adds to a text when it stands in
+// its middle: a part of a character is just those bytes. It is nil for an id
+// without a token. The caller owns the result.
+func (t *Tokenizer) TokenBytes(id int32) []byte {
+	token, ok := t.TokenString(id)
+	if !ok {
+		return nil
+	}
+	b := []byte(token)
+	for _, d := range t.decoders {
+		b = d.tokenBytes(b)
+		if d.fuses() {
+			break // what follows treats the whole text
+		}
+	}
+	return b
+}
+
+// ID returns the id of a token written as the vocabulary writes it.
+func (t *Tokenizer) ID(token string) (int32, bool) {
+	if id, ok := t.added.ids[token]; ok {
+		return id, true
+	}
+	return t.vocab.id(token)
+}
+
+// VocabSize returns the largest id plus 1. A model's embedding may have more rows.
+func (t *Tokenizer) VocabSize() int { return t.size }
+
+// IsSpecial tells whether the id is a special token, one that Decode may skip.
+func (t *Tokenizer) IsSpecial(id int32) bool {
+	if added, ok := t.added.byID[id]; ok {
+		return t.added.special[added.Content]
+	}
+	token, ok := t.vocab.token(id)
+	return ok && t.added.special[token]
+}
+
+// BOS returns the id of the beginning-of-text token, if tokenizer_config.json
+// names one; likewise EOS and PAD.
+func (t *Tokenizer) BOS() (id int32, ok bool) { return t.bos.id, t.bos.valid }
+
+// EOS returns the id of the end-of-text token, if one is named.
+func (t *Tokenizer) EOS() (id int32, ok bool) { return t.eos.id, t.eos.valid }
+
+// PAD returns the id of the padding token, if one is named.
+func (t *Tokenizer) PAD() (id int32, ok bool) { return t.pad.id, t.pad.valid }
+
+// ChatTemplate returns the text of the model's chat template, "" if it has none.
+func (t *Tokenizer) ChatTemplate() string { return t.chatTemplates["default"] }
+
+// NamedChatTemplate returns the template of a name such as "tool_use" or "rag",
+// for models that have several; "default" is the one of ChatTemplate.
+func (t *Tokenizer) NamedChatTemplate(name string) (text string, ok bool) {
+	text, ok = t.chatTemplates[name]
+	return text, ok
+}
