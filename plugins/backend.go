@@ -9,15 +9,18 @@
 // Operations on one adapter that read or change its training state (ForwardBackward, OptimStep, Pin, SaveAdapter, LoadAdapter) carry a
 // position: 1, 2, 3, … without gaps, counted by the gateway from the adapter's creation (which is position 0). The gateway sends ahead without waiting for
 // answers (at most MaxAhead operations or MaxAheadBytes of payload per adapter), and concurrent gRPC calls overtake each other, so the backend holds
-// an operation until all lower positions have been decided, and then runs it. An operation uses up its position whether it succeeds or fails. A position that was
-// already decided is refused with ErrAlreadyApplied, and nothing happens. Operations of different adapters have no order.
+// an operation until all lower positions have been decided, and then runs it. An operation uses up its position whether it succeeds or fails, also when its request
+// is invalid. A position that was accepted before is refused with ErrAlreadyApplied, one that is MaxAhead or more beyond the next with ErrCapacity, and nothing
+// happens; nor are positions used up by what is refused with ErrUnavailable, or with ErrNotFound because there is no such adapter. Operations of different adapters have no order.
 //
 // # Failure
 //
 // A failed ForwardBackward adds nothing to the gradient. An OptimStep whose window (the ForwardBackward operations with gradients since the last OptimStep) has a failure
 // and no success fails with that reason and changes nothing; with at least one success it runs. A window without any ForwardBackward is an
 // AdamW step with zero gradient. A value that is not finite (gradient, clipped gradient, new weight) fails the operation, names the tensor, and leaves
-// weights, moments and step count as they were; a failed OptimStep clears the accumulated gradient. One operation's failure never touches another adapter.
+// weights, moments and step count as they were; any OptimStep that reached its turn, failed or not, clears the accumulated gradient and begins a new window.
+// After a failed LoadAdapter with a position the adapter is as it was, but every later operation with a position fails with that reason until
+// a load succeeds: nobody trains on without noticing what was to be loaded. One operation's failure never touches another adapter.
 //
 // # Versions
 //
@@ -55,7 +58,9 @@ const LatestVersion int64 = -1
 
 // Backend is one loaded (or loadable) base model with its adapters. All methods may be called concurrently. Cancelling ctx gives up waiting for an
 // operation with a position but does not undo it: only Sample stops its work when ctx ends. Errors are *Error values, or satisfy errors.Is with the sentinels of errors.go.
-// Slices in requests are only read during the call; slices in results belong to the caller.
+// Slices and maps in requests must not be changed after the call began (an operation may outlive its call); those in results belong to the caller.
+//
+// The Validate methods of the requests say what is KindInvalid apart from the state of an adapter; a backend calls them.
 type Backend interface {
 	// Info tells what this process is. It answers at once, before Load too.
 	Info(ctx context.Context) (Info, error)
@@ -90,11 +95,12 @@ type Backend interface {
 
 	// SaveAdapter writes a checkpoint directory (see Checkpoint files in checkpoint.go), whole or not at all: to a temporary name beside Path, synced, renamed.
 	SaveAdapter(ctx context.Context, req SaveAdapterRequest) (SaveAdapterResult, error)
-	// LoadAdapter reads a checkpoint directory, verifies its checksums, shapes and base model, and makes it the adapter's newest version, clearing the accumulated gradient.
+	// LoadAdapter reads a checkpoint directory, verifies its checksums, shapes and base model, and makes it the adapter's newest version. The accumulated gradient and the window
+	// become those of the checkpoint with ScopeAccumulator, else empty. Scopes below the checkpoint's own are allowed: without ScopeOptimizer moments and step count start at zero.
 	// With Position 0 it creates the adapter from the checkpoint's own configuration; the same call repeated is answered as the first was.
 	LoadAdapter(ctx context.Context, req LoadAdapterRequest) (AdapterInfo, error)
 
-	// Drain refuses new work with KindUnavailable, finishes what was accepted, and returns.
+	// Drain refuses new work with KindUnavailable, finishes what was accepted, and returns. An operation that waits for a lower position which was never sent fails with KindUnavailable.
 	Drain(ctx context.Context) error
 }
 
@@ -196,7 +202,7 @@ type ForwardBackwardRequest struct {
 	Adapter     string
 	Position    int64
 	Data        []Datum
-	Loss        string             // cross_entropy, importance_sampling, ppo, cispo, dro, gspo, stable_reinforce
+	Loss        string             // one of LossNames; LossSpec has the formulas
 	LossConfig  map[string]float64 // keys of that loss only; unknown keys are KindInvalid
 	ForwardOnly bool
 }
@@ -242,7 +248,7 @@ type UnpinRequest struct{ Adapter, Name string }
 
 // SampleRequest asks for NumSamples continuations of one prompt and, optionally, scores of the prompt. Unless said otherwise log-probabilities are those of the
 // distribution after penalties, bias and temperature and before top-k, top-p and min-p; at temperature 0 (greedy) those of temperature 1. Scores of the prompt
-// are always of temperature 1 without penalties or bias.
+// (Logprobs, Top, Targets, AltLogprobs of PromptScores) are always of temperature 1 without penalties or bias. TopK, TopP and MinP apply in this order, each to what the former left.
 type SampleRequest struct {
 	ID         string  // chosen by the gateway, unique while it runs; for Cancel
 	Adapter    string  // "" = the base model
@@ -255,9 +261,9 @@ type SampleRequest struct {
 	TopK        int     // ≤ 0 = off
 	TopP        float64 // 1 = off
 	MinP        float64 // 0 = off
-	Seed        uint64  // sample i at position p draws from Philox(Seed, i, p)
+	Seed        uint64  // sample i draws the token at position p (counted from the prompt's start) from Philox(Seed, i, p)
 	StopTokens  []int32 // ends a sequence; the stop token is emitted
-	MinTokens   int     // stop tokens cannot be drawn before that many tokens
+	MinTokens   int     // stop tokens cannot be drawn before that many tokens; log-probabilities are not changed by that
 
 	FrequencyPenalty, PresencePenalty float64           // OpenAI's, over generated tokens
 	RepetitionPenalty                 float64           // > 0; 1 = off; over prompt and generated tokens
@@ -269,7 +275,7 @@ type SampleRequest struct {
 	TopKPromptLogprobs  int
 	TargetPromptTokens  []int32 // (P-1)×TargetPromptK, row-major; row i is scored at prompt position i+1; -1 = not asked
 	TargetPromptK       int
-	PromptAlternatives  int // k independent draws at Temperature at every prompt position after the first
+	PromptAlternatives  int // k independent draws at Temperature, with TopK, TopP and MinP, at every prompt position after the first
 }
 
 // TopLogprobs is a rows×K matrix of the likeliest tokens, descending; ties by lower id first.

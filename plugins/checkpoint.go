@@ -10,6 +10,12 @@ const (
 	CompleteFile       = "checkpoint_complete"       // empty; written last
 )
 
+// Values of SaveAdapterRequest.ExportNames: the name of the output head in AdapterWeightsFile.
+const (
+	ExportPEFT   = "peft"   // base_model.model.lm_head, what PEFT loads; the default
+	ExportTinker = "tinker" // base_model.model.model.unembed_tokens, what the Tinker cookbook's tools expect
+)
+
 // Manifest is the content of ManifestFile. A directory without one is a foreign PEFT adapter.
 type Manifest struct {
 	Format        int               `json:"format"` // 1

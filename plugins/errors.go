@@ -36,6 +36,7 @@ type Error struct {
 	Kind    Kind
 	Field   string // the request field or tensor at fault, "" if none: "data[3].target_tokens", "layers.0.q_proj.lora_A"
 	Message string // lower case, one sentence: what, the value, what is allowed
+	cause   error  // what Unwrap gives, on this side of the border only: a context's error
 }
 
 // Error gives the message, led by the field where there is one.
@@ -45,6 +46,9 @@ func (e *Error) Error() string {
 	}
 	return e.Field + ": " + e.Message
 }
+
+// Unwrap gives the context error behind a KindCancelled that arose on this side, nil otherwise.
+func (e *Error) Unwrap() error { return e.cause }
 
 // Is makes errors.Is(err, ErrBackendLost) and its like true for every Error of that kind.
 func (e *Error) Is(target error) bool {
@@ -69,6 +73,11 @@ func sentinel(k Kind) *Error { return &Error{Kind: k, Message: k.String()} }
 // Invalidf makes a KindInvalid error about one field.
 func Invalidf(field, format string, args ...any) *Error {
 	return &Error{Kind: KindInvalid, Field: field, Message: fmt.Sprintf(format, args...)}
+}
+
+// Cancelled makes a KindCancelled error from the error of a context, which errors.Is still finds.
+func Cancelled(cause error) *Error {
+	return &Error{Kind: KindCancelled, Message: "cancelled: " + cause.Error(), cause: cause}
 }
 
 // KindOf gives the kind of err, KindInternal if it has none.

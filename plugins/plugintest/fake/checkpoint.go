@@ -1,0 +1,469 @@
+package fake
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// peftConfig is what Hugging Face PEFT needs of adapter_config.json.
+type peftConfig struct {
+	PEFTType      string   `json:"peft_type"`
+	TaskType      string   `json:"task_type"`
+	BaseModel     string   `json:"base_model_name_or_path"`
+	Rank          int      `json:"r"`
+	Alpha         float64  `json:"lora_alpha"`
+	Dropout       float64  `json:"lora_dropout"`
+	Bias          string   `json:"bias"`
+	TargetModules []string `json:"target_modules"`
+	InferenceMode bool     `json:"inference_mode"`
+}
+
+// Files of one scope, without those of the scopes below it.
+var scopeNames = []string{plugins.ScopeWeights: "weights", plugins.ScopeOptimizer: "optimizer", plugins.ScopeAccumulator: "accumulator"}
+
+const (
+	suffixFirst  = ".exp_avg"
+	suffixSecond = ".exp_avg_sq"
+)
+
+// SaveAdapter implements plugins.Backend.
+func (b *Backend) SaveAdapter(ctx context.Context, req plugins.SaveAdapterRequest) (plugins.SaveAdapterResult, error) {
+	if req.Position != 0 {
+		return ordered(ctx, b, req.Adapter, req.Position, false, func(a *adapter) (plugins.SaveAdapterResult, error) {
+			if err := b.turn(a, "save_adapter"); err != nil {
+				return plugins.SaveAdapterResult{}, err
+			}
+			return b.save(a, b.latest(a), &req)
+		})
+	}
+	b.mu.Lock()
+	err := b.accept()
+	var a *adapter
+	if err == nil {
+		a, err = b.find(req.Adapter)
+	}
+	if err != nil {
+		b.mu.Unlock()
+		return plugins.SaveAdapterResult{}, err
+	}
+	v := a.latest
+	if req.Version != plugins.LatestVersion {
+		v = a.versions[req.Version]
+	}
+	if v == nil {
+		b.mu.Unlock()
+		return plugins.SaveAdapterResult{}, &plugins.Error{Kind: plugins.KindNotFound, Field: "version", Message: fmt.Sprintf("adapter %.200q has no version %d any more or yet", req.Adapter, req.Version)}
+	}
+	v.users++
+	b.begin()
+	b.mu.Unlock()
+	defer func() {
+		b.mu.Lock()
+		a.release(v)
+		b.end()
+		b.mu.Unlock()
+	}()
+	if err := b.interfere(ctx, "save_adapter"); err != nil {
+		return plugins.SaveAdapterResult{}, err
+	}
+	return b.save(a, v, &req)
+}
+
+// save writes a version and, with ScopeAccumulator, the adapter's window.
+func (b *Backend) save(a *adapter, v *version, req *plugins.SaveAdapterRequest) (plugins.SaveAdapterResult, error) {
+	if err := req.Validate(); err != nil {
+		return plugins.SaveAdapterResult{}, err
+	}
+	if req.Scope > plugins.ScopeWeights && v.first == nil {
+		return plugins.SaveAdapterResult{}, plugins.Invalidf("scope", "adapter %.200q is only to be sampled: it has weights only", a.id)
+	}
+	if _, err := os.Lstat(req.Path); !errors.Is(err, fs.ErrNotExist) {
+		return plugins.SaveAdapterResult{}, plugins.Invalidf("path", "%s exists", req.Path)
+	}
+	config, _ := json.MarshalIndent(peftConfig{
+		PEFTType: "LORA", TaskType: "CAUSAL_LM", BaseModel: b.name, Rank: a.config.Rank, Alpha: loraAlpha, Bias: "none", TargetModules: b.model.moduleNames(v.shape), InferenceMode: true,
+	}, "", "  ")
+	files := map[string][]byte{
+		plugins.AdapterConfigFile:  config,
+		plugins.AdapterWeightsFile: b.encode(v.shape, req.ExportNames, []string{""}, v.flat),
+		plugins.CompleteFile:       nil,
+	}
+	m := plugins.Manifest{
+		Format: 1, Scope: scopeNames[req.Scope], BaseModel: b.name, ModelHash: b.info.ModelHash, Engine: Version, Topology: "fake cpu", Arithmetic: b.info.Arithmetic,
+		Rank: a.config.Rank, Seed: a.config.Seed, TrainAttn: a.config.TrainAttention, TrainMLP: a.config.TrainMLP, TrainUnembed: a.config.TrainUnembed,
+		Step: v.step, Version: v.number, Metadata: req.Metadata, SHA256: map[string]string{},
+	}
+	if req.Scope >= plugins.ScopeOptimizer {
+		files[plugins.OptimizerFile] = b.encode(v.shape, plugins.ExportPEFT, []string{suffixFirst, suffixSecond}, v.first, v.second)
+	}
+	if req.Scope == plugins.ScopeAccumulator {
+		files[plugins.AccumulatorFile] = b.encode(v.shape, plugins.ExportPEFT, []string{""}, a.accumulated)
+		m.WindowPasses = a.passes
+		if a.failure != nil {
+			m.WindowFailure = a.failure.Error()
+		}
+	}
+	var bytes int64
+	for name, content := range files {
+		sum := sha256.Sum256(content)
+		m.SHA256[name] = hex.EncodeToString(sum[:])
+		bytes += int64(len(content))
+	}
+	manifest, err := json.MarshalIndent(m, "", "  ")
+	if err != nil {
+		return plugins.SaveAdapterResult{}, fmt.Errorf("save adapter: %w", err)
+	}
+	files[plugins.ManifestFile] = manifest
+	if err := writeDirectory(req.Path, files); err != nil {
+		return plugins.SaveAdapterResult{}, fmt.Errorf("save adapter: %w", err)
+	}
+	return plugins.SaveAdapterResult{Bytes: bytes + int64(len(manifest)), Version: v.number, Step: v.step}, nil
+}
+
+func (b *Backend) encode(s *shape, exportNames string, suffixes []string, flats ...[]float32) []byte {
+	var names []string
+	var shapes [][]int
+	var values [][]float32
+	for i, suffix := range suffixes {
+		for _, t := range s.tensors {
+			names = append(names, b.model.tensorName(t, exportNames)+suffix)
+			shapes = append(shapes, []int{t.rows, t.cols})
+			values = append(values, flats[i][t.offset:][:t.size()])
+		}
+	}
+	return encodeSafetensors(names, shapes, values)
+}
+
+// writeDirectory writes files under a temporary name, syncs, and renames: the directory appears whole or not at all.
+func writeDirectory(path string, files map[string][]byte) (err error) {
+	temporary, err := os.MkdirTemp(filepath.Dir(path), "."+filepath.Base(path)+".tmp-")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.RemoveAll(temporary)
+		}
+	}()
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if err := writeSynced(filepath.Join(temporary, name), files[name]); err != nil {
+			return err
+		}
+	}
+	if err := os.Chmod(temporary, 0o755); err != nil {
+		return err
+	}
+	if err := syncDirectory(temporary); err != nil {
+		return err
+	}
+	if err := os.Rename(temporary, path); err != nil {
+		return err
+	}
+	return syncDirectory(filepath.Dir(path))
+}
+
+func writeSynced(path string, content []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(content)
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+func syncDirectory(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// loaded is what a checkpoint held.
+type loaded struct {
+	config  plugins.AdapterConfig
+	version *version
+	grad    []float32
+	passes  int
+	failure *plugins.Error
+}
+
+// LoadAdapter implements plugins.Backend.
+func (b *Backend) LoadAdapter(ctx context.Context, req plugins.LoadAdapterRequest) (plugins.AdapterInfo, error) {
+	if req.Position == 0 {
+		b.mu.Lock()
+		err := b.accept()
+		old := b.adapters[req.Adapter]
+		b.mu.Unlock()
+		if err != nil {
+			return plugins.AdapterInfo{}, err
+		}
+		if old != nil && old.origin == any(req) {
+			return old.created, nil
+		}
+		if err := b.interfere(ctx, "load_adapter"); err != nil {
+			return plugins.AdapterInfo{}, err
+		}
+		l, err := b.read(&req)
+		if err != nil {
+			return plugins.AdapterInfo{}, err
+		}
+		info, err := b.install(req.Adapter, req, l.config, l.version, req.Frozen)
+		if err == nil && l.grad != nil {
+			b.restoreWindow(req.Adapter, l)
+		}
+		return info, err
+	}
+	return ordered(ctx, b, req.Adapter, req.Position, true, func(a *adapter) (plugins.AdapterInfo, error) {
+		info, err := b.replace(a, &req)
+		if err != nil {
+			a.broken = asError(err)
+		}
+		return info, err
+	})
+}
+
+// restoreWindow gives a freshly loaded adapter its accumulated gradient, before anybody can know the adapter.
+func (b *Backend) restoreWindow(id string, l *loaded) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if a := b.adapters[id]; a != nil && a.next == 1 {
+		a.accumulated, a.passes, a.failure = l.grad, l.passes, l.failure
+	}
+}
+
+// replace loads a checkpoint as the next version of an adapter that exists.
+func (b *Backend) replace(a *adapter, req *plugins.LoadAdapterRequest) (plugins.AdapterInfo, error) {
+	if err := b.interfere(context.Background(), "load_adapter"); err != nil {
+		return plugins.AdapterInfo{}, err
+	}
+	l, err := b.read(req)
+	if err != nil {
+		return plugins.AdapterInfo{}, err
+	}
+	if l.config.Rank != a.shape.rank || !slices.Equal(b.model.moduleNames(l.version.shape), a.config.Modules) {
+		return plugins.AdapterInfo{}, plugins.Invalidf("path", "the checkpoint has rank %d on %s, the adapter has rank %d on %s",
+			l.config.Rank, strings.Join(b.model.moduleNames(l.version.shape), ", "), a.shape.rank, strings.Join(a.config.Modules, ", "))
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	l.version.number, l.version.shape = a.latest.number+1, a.shape
+	a.publish(l.version)
+	a.accumulated, a.passes, a.failure, a.broken = make([]float32, a.shape.total), l.passes, l.failure, nil
+	if l.grad != nil {
+		a.accumulated = l.grad
+	}
+	return plugins.AdapterInfo{Config: a.config, Version: l.version.number, Step: l.version.step, Bytes: l.version.bytes()}, nil
+}
+
+// read reads and verifies a checkpoint directory of ours or a PEFT adapter of any origin.
+func (b *Backend) read(req *plugins.LoadAdapterRequest) (*loaded, error) {
+	if err := req.Validate(); err != nil {
+		return nil, err
+	}
+	files, manifest, err := b.readFiles(req)
+	if err != nil {
+		return nil, err
+	}
+	var peft peftConfig
+	if err := json.Unmarshal(files[plugins.AdapterConfigFile], &peft); err != nil {
+		return nil, plugins.Invalidf("path", "%s: %v", plugins.AdapterConfigFile, err)
+	}
+	if peft.Rank < 1 || peft.Rank > b.info.MaxRank {
+		return nil, plugins.Invalidf("path", "%s: r %d is not allowed: 1 to %d", plugins.AdapterConfigFile, peft.Rank, b.info.MaxRank)
+	}
+	if !(peft.Alpha > 0) || math.IsInf(peft.Alpha, 0) {
+		return nil, plugins.Invalidf("path", "%s: lora_alpha %v is not allowed: a finite number above 0", plugins.AdapterConfigFile, peft.Alpha)
+	}
+	entries, values, err := decodeSafetensors(files[plugins.AdapterWeightsFile])
+	if err != nil {
+		return nil, plugins.Invalidf("path", "%s: %v", plugins.AdapterWeightsFile, err)
+	}
+	s, err := b.shapeOf(entries, peft.Rank)
+	if err != nil {
+		return nil, err
+	}
+	v := &version{parameters: parameters{shape: s}}
+	if v.flat, err = b.collect(s, values, "", plugins.AdapterWeightsFile); err != nil {
+		return nil, err
+	}
+	if peft.Alpha != loraAlpha { // the scale is alpha over rank: what differs from ours goes into B
+		for _, t := range s.tensors {
+			for i, x := range v.values(t) {
+				if t.half == "lora_B" {
+					v.flat[t.offset+i] = float32(float64(x) * peft.Alpha / loraAlpha)
+				}
+			}
+		}
+	}
+	l := &loaded{version: v, config: plugins.AdapterConfig{Rank: peft.Rank, TrainAttention: s.a[moduleO] != nil, TrainMLP: s.a[moduleD] != nil, TrainUnembed: s.a[moduleU] != nil}}
+	if manifest != nil {
+		l.config.Seed = manifest.Seed
+	}
+	if req.Frozen {
+		return l, nil
+	}
+	v.first, v.second = make([]float32, s.total), make([]float32, s.total)
+	if req.Scope >= plugins.ScopeOptimizer {
+		_, moments, err := decodeSafetensors(files[plugins.OptimizerFile])
+		if err != nil {
+			return nil, plugins.Invalidf("path", "%s: %v", plugins.OptimizerFile, err)
+		}
+		if v.first, err = b.collect(s, moments, suffixFirst, plugins.OptimizerFile); err != nil {
+			return nil, err
+		}
+		if v.second, err = b.collect(s, moments, suffixSecond, plugins.OptimizerFile); err != nil {
+			return nil, err
+		}
+		v.step = manifest.Step
+	}
+	if req.Scope == plugins.ScopeAccumulator {
+		_, grad, err := decodeSafetensors(files[plugins.AccumulatorFile])
+		if err != nil {
+			return nil, plugins.Invalidf("path", "%s: %v", plugins.AccumulatorFile, err)
+		}
+		if l.grad, err = b.collect(s, grad, "", plugins.AccumulatorFile); err != nil {
+			return nil, err
+		}
+		l.passes = manifest.WindowPasses
+		if manifest.WindowFailure != "" {
+			l.failure = &plugins.Error{Kind: plugins.KindInternal, Message: manifest.WindowFailure}
+		}
+	}
+	return l, nil
+}
+
+// readFiles reads what a scope needs and verifies it against the manifest, which is nil for a foreign adapter.
+func (b *Backend) readFiles(req *plugins.LoadAdapterRequest) (map[string][]byte, *plugins.Manifest, error) {
+	if _, err := os.Stat(req.Path); err != nil {
+		return nil, nil, &plugins.Error{Kind: plugins.KindNotFound, Field: "path", Message: fmt.Sprintf("no checkpoint: %v", err)}
+	}
+	everything := newShape(b.model, b.info.MaxRank, [3]bool{true, true, true})
+	limit := 8*int64(everything.total) + maxHeaderBytes // of the largest file, with both moments
+	var manifest *plugins.Manifest
+	raw, err := readBounded(filepath.Join(req.Path, plugins.ManifestFile), maxHeaderBytes)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		if req.Scope != plugins.ScopeWeights {
+			return nil, nil, plugins.Invalidf("scope", "%s has no %s: only weights can be loaded", req.Path, plugins.ManifestFile)
+		}
+	case err != nil:
+		return nil, nil, plugins.Invalidf("path", "%v", err)
+	default:
+		manifest = &plugins.Manifest{}
+		if err := json.Unmarshal(raw, manifest); err != nil {
+			return nil, nil, plugins.Invalidf("path", "%s: %v", plugins.ManifestFile, err)
+		}
+		if err := b.checkManifest(manifest, req.Scope); err != nil {
+			return nil, nil, err
+		}
+	}
+	names := []string{plugins.AdapterConfigFile, plugins.AdapterWeightsFile}
+	if req.Scope >= plugins.ScopeOptimizer {
+		names = append(names, plugins.OptimizerFile)
+	}
+	if req.Scope == plugins.ScopeAccumulator {
+		names = append(names, plugins.AccumulatorFile)
+	}
+	files := map[string][]byte{}
+	for _, name := range names {
+		if files[name], err = readBounded(filepath.Join(req.Path, name), limit); err != nil {
+			return nil, nil, plugins.Invalidf("path", "%v", err)
+		}
+		sum := sha256.Sum256(files[name])
+		if manifest != nil && manifest.SHA256[name] != hex.EncodeToString(sum[:]) {
+			return nil, nil, plugins.Invalidf("path", "%s does not have the checksum that %s states", name, plugins.ManifestFile)
+		}
+	}
+	return files, manifest, nil
+}
+
+func (b *Backend) checkManifest(m *plugins.Manifest, scope plugins.Scope) error {
+	if m.Format != 1 {
+		return plugins.Invalidf("path", "%s: format %d is not known: 1", plugins.ManifestFile, m.Format)
+	}
+	has := slices.Index(scopeNames, m.Scope)
+	if has < 0 {
+		return plugins.Invalidf("path", "%s: scope %.100q is not known: %s", plugins.ManifestFile, m.Scope, strings.Join(scopeNames, ", "))
+	}
+	if has < int(scope) {
+		return plugins.Invalidf("scope", "the checkpoint holds %s only", m.Scope)
+	}
+	if m.ModelHash != b.info.ModelHash {
+		return plugins.Invalidf("path", "the checkpoint belongs to another base model, %.200q", m.BaseModel)
+	}
+	if m.Step < 0 || m.WindowPasses < 0 {
+		return plugins.Invalidf("path", "%s: step %d and window_passes %d must be at least 0", plugins.ManifestFile, m.Step, m.WindowPasses)
+	}
+	return nil
+}
+
+// shapeOf finds out which modules a file's tensors belong to and checks their shapes.
+func (b *Backend) shapeOf(entries map[string]tensorEntry, rank int) (*shape, error) {
+	var has [3]bool
+	for name := range entries {
+		known := false
+		for i := range b.model.modules {
+			for _, half := range []string{"lora_A", "lora_B"} {
+				t := &tensor{module: i, half: half}
+				if name == b.model.tensorName(t, plugins.ExportPEFT) || name == b.model.tensorName(t, plugins.ExportTinker) {
+					has[i], known = true, true
+				}
+			}
+		}
+		if !known {
+			return nil, plugins.Invalidf("path", "tensor %.200q belongs to no module of this model", name)
+		}
+	}
+	s := newShape(b.model, rank, has)
+	if s.total == 0 {
+		return nil, plugins.Invalidf("path", "%s holds no tensor", plugins.AdapterWeightsFile)
+	}
+	for _, t := range s.tensors {
+		name := b.model.tensorName(t, plugins.ExportPEFT)
+		e, ok := entries[name]
+		if !ok {
+			name = b.model.tensorName(t, plugins.ExportTinker)
+			e, ok = entries[name]
+		}
+		if !ok {
+			return nil, plugins.Invalidf("path", "tensor %q is missing", name)
+		}
+		if !slices.Equal(e.Shape, []int{t.rows, t.cols}) {
+			return nil, plugins.Invalidf("path", "tensor %q has shape %v, expected [%d %d]", name, e.Shape, t.rows, t.cols)
+		}
+	}
+	return s, nil
+}
+
+// collect puts a file's tensors into one flat slice.
+func (b *Backend) collect(s *shape, values map[string][]float32, suffix, file string) ([]float32, error) {
+	flat := make([]float32, s.total)
+	for _, t := range s.tensors {
+		v, ok := values[b.model.tensorName(t, plugins.ExportPEFT)+suffix]
+		if !ok {
+			v = values[b.model.tensorName(t, plugins.ExportTinker)+suffix]
+		}
+		if len(v) != t.size() {
+			return nil, plugins.Invalidf("path", "%s: tensor %q has %d values, expected %d", file, b.model.tensorName(t, plugins.ExportPEFT)+suffix, len(v), t.size())
+		}
+		copy(flat[t.offset:], v)
+	}
+	if err := b.checkFinite(s, flat, "file "+file); err != nil {
+		return nil, err
+	}
+	return flat, nil
+}

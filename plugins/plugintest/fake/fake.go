@@ -1,0 +1,581 @@
+// Package fake is a small but real backend without cgo, for tests of everything above the contract: a language model of three matrices with LoRA on each, exact gradients,
+// AdamW, every sampling option, checkpoints in the contract's format. Nothing is a canned answer: losses fall under training, the sampler's
+// log-probabilities are the trainer's, saved is loaded bit for bit. Its configuration can also make operations slow or go wrong.
+//
+// It can be used inside a test's own process (New) or as a plugin program (backends/fake). It knows the contract only.
+package fake
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// Version is what Info says.
+const Version = "1"
+
+// Options change how a fake lives in its process. The zero value is right for a plugin program.
+type Options struct {
+	// Exit is called by the fault "crash"; nil means os.Exit. A test in the same process passes a function that calls Lose.
+	Exit func(code int)
+}
+
+// Backend implements plugins.Backend.
+type Backend struct {
+	options Options
+	bootID  string
+	lost    chan struct{} // closed by Lose
+	lose    sync.Once
+
+	config Config // written by Load before loaded is set
+	model  *model
+	info   plugins.ModelInfo
+	name   string
+
+	mu        sync.Mutex
+	loading   bool
+	loaded    bool
+	draining  bool
+	working   int           // queues and samples that run
+	idle      chan struct{} // closed and replaced whenever working falls to 0
+	adapters  map[string]*adapter
+	samples   map[string]*sampling
+	runs      map[string]int64 // by operation, for faults
+	counters  plugins.Status
+	lastAlive time.Time
+}
+
+var _ plugins.Backend = (*Backend)(nil)
+
+// New makes a backend that has not been loaded.
+func New(o Options) *Backend {
+	id := make([]byte, 16)
+	_, _ = rand.Read(id)
+	if o.Exit == nil {
+		o.Exit = os.Exit
+	}
+	return &Backend{
+		options: o, bootID: hex.EncodeToString(id), lost: make(chan struct{}), idle: make(chan struct{}),
+		adapters: map[string]*adapter{}, samples: map[string]*sampling{}, runs: map[string]int64{}, lastAlive: time.Now(),
+	}
+}
+
+// Lose makes this backend behave like a process that is gone: whatever runs or comes fails with plugins.ErrBackendLost. For tests in the same process.
+func (b *Backend) Lose() { b.lose.Do(func() { close(b.lost) }) }
+
+func (b *Backend) isLost() bool {
+	select {
+	case <-b.lost:
+		return true
+	default:
+		return false
+	}
+}
+
+func lostError() *plugins.Error {
+	return &plugins.Error{Kind: plugins.KindBackendLost, Message: "the fake backend was told to be lost"}
+}
+
+// Info implements plugins.Backend.
+func (b *Backend) Info(context.Context) (plugins.Info, error) {
+	if b.isLost() {
+		return plugins.Info{}, lostError()
+	}
+	return plugins.Info{Plugin: "fake", Version: Version, BootID: b.bootID}, nil
+}
+
+// Load implements plugins.Backend.
+func (b *Backend) Load(ctx context.Context, req plugins.LoadRequest, progress func(plugins.LoadProgress)) (plugins.ModelInfo, error) {
+	if b.isLost() {
+		return plugins.ModelInfo{}, lostError()
+	}
+	b.mu.Lock()
+	if b.loading {
+		b.mu.Unlock()
+		return plugins.ModelInfo{}, plugins.Invalidf("", "load was already called in this process")
+	}
+	b.loading = true
+	b.mu.Unlock()
+	c, err := parseConfig(req.Config, req.ModelDir)
+	if err != nil {
+		return plugins.ModelInfo{}, err
+	}
+	b.config, b.name = c, req.Name
+	if err := b.interfere(ctx, "load"); err != nil {
+		return plugins.ModelInfo{}, err
+	}
+	total := 4 * int64(c.VocabSize*c.HiddenSize*2+2*c.HiddenSize*c.HiddenSize)
+	progress(plugins.LoadProgress{Stage: "map", Done: 0, Total: total})
+	b.model = newModel(&c)
+	progress(plugins.LoadProgress{Stage: "ready", Done: total, Total: total})
+	b.info = plugins.ModelInfo{
+		Architecture: "TinsmithFakeForCausalLM", Parameters: b.model.parameters(), Layers: 1, HiddenSize: c.HiddenSize, VocabSize: c.VocabSize, MaxContextLength: c.MaxContextLength,
+		DType: c.DType, Device: "cpu", Arithmetic: "fake-float64", ModelHash: b.model.hash, MaxRank: c.MaxRank,
+	}
+	b.mu.Lock()
+	b.loaded = true
+	b.mu.Unlock()
+	return b.info, nil
+}
+
+// Status implements plugins.Backend.
+func (b *Backend) Status(ctx context.Context, report func(plugins.Status)) error {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		if b.isLost() {
+			return lostError()
+		}
+		report(b.snapshot())
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-b.lost:
+		case <-tick.C:
+		}
+	}
+}
+
+func (b *Backend) snapshot() plugins.Status {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := b.counters
+	s.Time, s.BootID, s.Adapters, s.RunningSamples = time.Now(), b.bootID, len(b.adapters), 0
+	for _, r := range b.samples {
+		s.RunningSamples += r.active
+	}
+	for _, a := range b.adapters {
+		s.QueuedTraining += len(a.pending)
+		if a.running {
+			s.QueuedTraining++
+		}
+		s.Versions += len(a.versions)
+		for _, v := range a.versions {
+			s.AdapterBytes += v.bytes()
+		}
+	}
+	if b.loaded {
+		s.WeightBytes = 4 * b.info.Parameters
+	}
+	if b.working > 0 {
+		s.LastProgressAge = time.Since(b.lastAlive)
+	}
+	return s
+}
+
+// progress counts work that was done.
+func (b *Backend) progress(count func(*plugins.Status)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	count(&b.counters)
+	b.lastAlive = time.Now()
+}
+
+func (b *Backend) cycle() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.counters.Cycles++
+	return b.counters.Cycles
+}
+
+// interfere applies the configured delay and fault of one run of an operation. ctx ends a wait.
+func (b *Backend) interfere(ctx context.Context, operation string) error {
+	b.mu.Lock()
+	b.runs[operation]++
+	n := b.runs[operation]
+	b.mu.Unlock()
+	for _, d := range b.config.Delays {
+		if d.Operation != operation || d.Seconds == 0 {
+			continue
+		}
+		timer := time.NewTimer(time.Duration(d.Seconds * float64(time.Second)))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+		case <-b.lost:
+		}
+		timer.Stop()
+	}
+	for _, f := range b.config.Faults {
+		if f.Operation != operation || f.N != n {
+			continue
+		}
+		switch f.Action {
+		case "fail":
+			kind, _ := kindByName(f.Kind)
+			message := f.Message
+			setDefault(&message, fmt.Sprintf("the fake backend was told to fail %s number %d", operation, n))
+			return &plugins.Error{Kind: kind, Field: f.Field, Message: message}
+		case "crash":
+			fmt.Fprintf(os.Stderr, "fake: crash at %s number %d\n", operation, n)
+			b.options.Exit(f.ExitCode)
+		case "hang":
+			<-b.lost
+		case "print":
+			_, _ = syscall.Write(1, []byte("fake: a line on standard output\n"))
+		}
+	}
+	switch {
+	case b.isLost():
+		return lostError()
+	case ctx.Err() != nil:
+		return plugins.Cancelled(ctx.Err())
+	}
+	return nil
+}
+
+// accept says whether new work may come in. b.mu is held.
+func (b *Backend) accept() error {
+	switch {
+	case b.isLost():
+		return lostError()
+	case !b.loaded:
+		return &plugins.Error{Kind: plugins.KindUnavailable, Message: "the model is not loaded"}
+	case b.draining:
+		return &plugins.Error{Kind: plugins.KindUnavailable, Message: "the backend is draining"}
+	}
+	return nil
+}
+
+func (b *Backend) find(id string) (*adapter, error) {
+	a := b.adapters[id]
+	if a == nil {
+		return nil, &plugins.Error{Kind: plugins.KindNotFound, Field: "adapter", Message: fmt.Sprintf("no adapter %.200q", id)}
+	}
+	return a, nil
+}
+
+func (b *Backend) begin() { // b.mu is held
+	if b.working == 0 {
+		b.lastAlive = time.Now()
+	}
+	b.working++
+}
+
+func (b *Backend) end() { // b.mu is held
+	b.working--
+	b.lastAlive = time.Now()
+	if b.working == 0 {
+		close(b.idle)
+		b.idle = make(chan struct{})
+	}
+}
+
+// CreateAdapter implements plugins.Backend.
+func (b *Backend) CreateAdapter(ctx context.Context, req plugins.CreateAdapterRequest) (plugins.AdapterInfo, error) {
+	b.mu.Lock()
+	err := b.accept()
+	b.mu.Unlock()
+	if err != nil {
+		return plugins.AdapterInfo{}, err
+	}
+	if err := req.Validate(&b.info); err != nil {
+		return plugins.AdapterInfo{}, err
+	}
+	if err := b.interfere(ctx, "create_adapter"); err != nil {
+		return plugins.AdapterInfo{}, err
+	}
+	c := req.Config
+	s := newShape(b.model, c.Rank, [3]bool{moduleO: c.TrainAttention, moduleD: c.TrainMLP, moduleU: c.TrainUnembed})
+	return b.install(req.Adapter, req, c, b.model.freshVersion(s, c.Seed), false)
+}
+
+// install adds a new adapter, or answers the repetition of the call that made it.
+func (b *Backend) install(id string, origin any, c plugins.AdapterConfig, v *version, frozen bool) (plugins.AdapterInfo, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err := b.accept(); err != nil {
+		return plugins.AdapterInfo{}, err
+	}
+	if old := b.adapters[id]; old != nil {
+		if reflect.DeepEqual(old.origin, origin) {
+			return old.created, nil
+		}
+		return plugins.AdapterInfo{}, plugins.Invalidf("adapter", "%.200q exists with another configuration", id)
+	}
+	c.Modules = b.model.moduleNames(v.shape)
+	a := &adapter{
+		id: id, config: c, origin: origin, shape: v.shape, frozen: frozen, next: 1, pending: map[int64]*operation{}, versions: map[int64]*version{}, pins: map[string]*version{},
+		created: plugins.AdapterInfo{Config: c, Version: v.number, Step: v.step, Bytes: v.bytes()},
+	}
+	if !frozen {
+		a.accumulated = make([]float32, v.shape.total)
+	}
+	a.publish(v)
+	b.adapters[id] = a
+	return a.created, nil
+}
+
+// DeleteAdapter implements plugins.Backend.
+func (b *Backend) DeleteAdapter(_ context.Context, id string) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.isLost() {
+		return lostError()
+	}
+	a := b.adapters[id]
+	if a == nil {
+		return nil
+	}
+	delete(b.adapters, id)
+	a.deleted = true
+	b.failPending(a, deletedError(id))
+	for _, s := range b.samples {
+		if s.adapter == a {
+			s.ended = deletedError(id)
+		}
+	}
+	return nil
+}
+
+func deletedError(id string) *plugins.Error {
+	return &plugins.Error{Kind: plugins.KindNotFound, Field: "adapter", Message: fmt.Sprintf("adapter %.200q was deleted", id)}
+}
+
+// failPending fails the operations that have not started. b.mu is held.
+func (b *Backend) failPending(a *adapter, err error) {
+	for position, op := range a.pending {
+		delete(a.pending, position)
+		op.fail(err)
+		close(op.done)
+	}
+}
+
+// ordered runs f when the operation's position has come, and waits for it. f runs on the adapter's queue, one at a time.
+func ordered[T any](ctx context.Context, b *Backend, id string, position int64, trains bool, f func(*adapter) (T, error)) (T, error) {
+	var result, zero T
+	var failure error
+	op := &operation{done: make(chan struct{}), fail: func(err error) { failure = err }}
+	b.mu.Lock()
+	a, err := b.enqueue(id, position, trains, op)
+	if err != nil {
+		b.mu.Unlock()
+		return zero, err
+	}
+	op.run = func() (err error) {
+		result, err = f(a)
+		return err
+	}
+	if !a.running {
+		a.running = true
+		b.begin()
+		go b.work(a)
+	}
+	b.mu.Unlock()
+	select {
+	case <-op.done:
+		if failure != nil {
+			return zero, failure
+		}
+		return result, nil
+	case <-b.lost:
+		return zero, lostError()
+	case <-ctx.Done():
+		return zero, plugins.Cancelled(ctx.Err())
+	}
+}
+
+// turn comes first in every ordered operation but a load: it applies delays and faults, and fails after a failed load.
+func (b *Backend) turn(a *adapter, name string) error {
+	if err := b.interfere(context.Background(), name); err != nil {
+		return err
+	}
+	if a.broken != nil {
+		return &plugins.Error{Kind: a.broken.Kind, Field: a.broken.Field, Message: "an earlier load failed: " + a.broken.Message}
+	}
+	return nil
+}
+
+func (b *Backend) enqueue(id string, position int64, trains bool, op *operation) (*adapter, error) { // b.mu is held
+	if err := b.accept(); err != nil {
+		return nil, err
+	}
+	a, err := b.find(id)
+	switch {
+	case err != nil:
+		return nil, err
+	case position < 1:
+		return nil, plugins.Invalidf("position", "%d is not allowed: at least 1", position)
+	case trains && a.frozen:
+		return nil, plugins.Invalidf("adapter", "%.200q is only to be sampled", id)
+	case position < a.next || a.pending[position] != nil:
+		return nil, &plugins.Error{Kind: plugins.KindAlreadyApplied, Field: "position", Message: fmt.Sprintf("%d was accepted before", position)}
+	case position >= a.next+plugins.MaxAhead:
+		return nil, &plugins.Error{Kind: plugins.KindCapacity, Field: "position", Message: fmt.Sprintf("%d is too far ahead: %d is next", position, a.next)}
+	}
+	a.pending[position] = op
+	return a, nil
+}
+
+// work runs an adapter's queue as far as it is without gaps.
+func (b *Backend) work(a *adapter) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for op := a.pending[a.next]; op != nil && !b.isLost(); op = a.pending[a.next] {
+		delete(a.pending, a.next)
+		a.next++
+		b.mu.Unlock()
+		if err := op.run(); err != nil {
+			op.fail(err)
+		}
+		b.mu.Lock()
+		close(op.done)
+		b.lastAlive = time.Now()
+	}
+	a.running = false
+	b.end()
+}
+
+// ForwardBackward implements plugins.Backend.
+func (b *Backend) ForwardBackward(ctx context.Context, req plugins.ForwardBackwardRequest) (plugins.ForwardBackwardResult, error) {
+	return ordered(ctx, b, req.Adapter, req.Position, true, func(a *adapter) (plugins.ForwardBackwardResult, error) {
+		var res plugins.ForwardBackwardResult
+		err := b.turn(a, "forward_backward")
+		if err == nil {
+			res, err = b.pass(a, &req, b.latest(a))
+		}
+		switch {
+		case req.ForwardOnly:
+		case err == nil:
+			a.passes++
+		case a.failure == nil:
+			a.failure = asError(err)
+		}
+		return res, err
+	})
+}
+
+func asError(err error) *plugins.Error {
+	var e *plugins.Error
+	if errors.As(err, &e) {
+		return e
+	}
+	return &plugins.Error{Kind: plugins.KindInternal, Message: err.Error()}
+}
+
+func (b *Backend) latest(a *adapter) *version {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return a.latest
+}
+
+// OptimStep implements plugins.Backend.
+func (b *Backend) OptimStep(ctx context.Context, req plugins.OptimStepRequest) (plugins.OptimStepResult, error) {
+	return ordered(ctx, b, req.Adapter, req.Position, true, func(a *adapter) (plugins.OptimStepResult, error) {
+		passes, failure, gradient := a.passes, a.failure, a.accumulated
+		a.passes, a.failure, a.accumulated = 0, nil, make([]float32, a.shape.total) // whatever happens now, the window ends
+		if err := b.turn(a, "optim_step"); err != nil {
+			return plugins.OptimStepResult{}, err
+		}
+		if err := req.Validate(); err != nil {
+			return plugins.OptimStepResult{}, err
+		}
+		if failure != nil && passes == 0 {
+			return plugins.OptimStepResult{}, &plugins.Error{Kind: failure.Kind, Field: failure.Field, Message: "no forward_backward since the last step succeeded: " + failure.Message}
+		}
+		next, metrics, err := b.adamStep(b.latest(a), gradient, &req.Adam)
+		if err != nil {
+			return plugins.OptimStepResult{}, err
+		}
+		b.mu.Lock()
+		a.publish(next)
+		b.mu.Unlock()
+		return plugins.OptimStepResult{Version: next.number, Step: next.step, Metrics: metrics}, nil
+	})
+}
+
+// Pin implements plugins.Backend.
+func (b *Backend) Pin(ctx context.Context, req plugins.PinRequest) (plugins.PinResult, error) {
+	pin := func(a *adapter) (plugins.PinResult, error) {
+		if err := req.Validate(); err != nil {
+			return plugins.PinResult{}, err
+		}
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if old := a.pins[req.Name]; old != nil {
+			if req.Position == 0 {
+				return plugins.PinResult{Version: old.number}, nil
+			}
+			return plugins.PinResult{}, plugins.Invalidf("name", "%.200q is a pin of this adapter already", req.Name)
+		}
+		a.pins[req.Name] = a.latest
+		a.latest.users++
+		return plugins.PinResult{Version: a.latest.number}, nil
+	}
+	if req.Position != 0 {
+		return ordered(ctx, b, req.Adapter, req.Position, false, func(a *adapter) (plugins.PinResult, error) {
+			if err := b.turn(a, "pin"); err != nil {
+				return plugins.PinResult{}, err
+			}
+			return pin(a)
+		})
+	}
+	b.mu.Lock()
+	err := b.accept()
+	var a *adapter
+	if err == nil {
+		a, err = b.find(req.Adapter)
+	}
+	b.mu.Unlock()
+	if err != nil {
+		return plugins.PinResult{}, err
+	}
+	if err := b.interfere(ctx, "pin"); err != nil {
+		return plugins.PinResult{}, err
+	}
+	return pin(a)
+}
+
+// Unpin implements plugins.Backend.
+func (b *Backend) Unpin(_ context.Context, req plugins.UnpinRequest) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.isLost() {
+		return lostError()
+	}
+	a := b.adapters[req.Adapter]
+	if a == nil {
+		return nil
+	}
+	if v := a.pins[req.Name]; v != nil {
+		delete(a.pins, req.Name)
+		a.release(v)
+	}
+	return nil
+}
+
+// Drain implements plugins.Backend.
+func (b *Backend) Drain(ctx context.Context) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.draining = true
+	for b.working > 0 {
+		idle := b.idle
+		b.mu.Unlock()
+		var err error
+		select {
+		case <-idle:
+		case <-b.lost:
+			err = lostError()
+		case <-ctx.Done():
+			err = plugins.Cancelled(ctx.Err())
+		}
+		b.mu.Lock()
+		if err != nil {
+			return err
+		}
+	}
+	for _, a := range b.adapters {
+		b.failPending(a, &plugins.Error{Kind: plugins.KindUnavailable, Message: "the backend is draining and an operation before this one is missing"})
+	}
+	return nil
+}
