@@ -1,5 +1,9 @@
 // Package store keeps the gateway's durable state: records in a database (SQLite by default, PostgreSQL by configuration) and large payloads in journal segments beside
 // it. It knows collections, keys and bytes, and nothing of what they mean.
+//
+// One goroutine writes. It takes all batches that wait, appends their payloads to the journal, makes those durable with one fdatasync, and then commits all the batches in
+// one transaction of the database, so that a reference never becomes durable before the bytes it names. A crash between the two leaves bytes that
+// nothing refers to. After a failed sync the state of the file is unknown, so the store refuses every later commit until it is opened again.
 package store
 
 import (
@@ -18,29 +22,29 @@ var (
 
 // Record is one durable object. The store indexes Key, and (Parent, Rank) within a collection; Value and Payload it does not look into.
 type Record struct {
-	Collection string // "sessions", "runs", …: at most 40 bytes
+	Collection string // "sessions", "runs", …
 	Key        string // unique within the collection
 	Parent     string // what it belongs to; "" = nothing
 	Rank       int64  // order among the records of one parent
 	Count      int64  // changed by Batch.Add
-	Value      []byte // small: part of the database row
-	Payload    []byte // written to the journal; records that are read carry Ref instead
-	Ref        Ref    // where the payload lies
+	Value      []byte // always read with the record
+	Payload    []byte // a small one is stored with the record; a large one goes to the journal and is nil when the record is read: see Store.Payload
+	Ref        Ref    // where a large payload lies; the store sets it
 }
 
 // Ref is the place of a payload in the journal; the zero Ref means none.
 type Ref struct {
 	Segment int64 // from 1
-	Offset  int64
-	Length  int64 // of the payload
+	Offset  int64 // of the entry in the segment's file
+	Length  int64 // of the payload, without the entry's header
 }
 
-// Batch is a set of changes that become durable together, in this order.
+// Batch is a set of changes that become durable together, in the order of the fields.
 type Batch struct {
-	Put         []Record    // insert or replace; with a nil Payload and a zero Ref a replaced record loses its payload
-	Add         []Record    // Count is added to the stored one; the other fields are written when the record is new
-	Delete      []RecordKey // missing ones are ignored
 	DeleteUnder []ParentKey // all records of a parent
+	Delete      []RecordKey // missing ones are ignored
+	Put         []Record    // insert or replace whole
+	Add         []Record    // Count is added to the stored one; the other fields are written only when the record is new; no Payload
 }
 
 // RecordKey names a record.
@@ -54,9 +58,10 @@ type Range struct{ From, To int64 }
 
 // Store is a durable set of records. All methods may be called concurrently.
 type Store interface {
-	// Commit makes a batch durable and visible; batches take effect in the order of the calls. When ctx ends first the batch may or may not take effect.
+	// Commit makes a batch durable and visible to every later read; batches take effect in the order of the calls. When ctx ends first the batch
+	// may or may not take effect. The batch's slices must not be changed before it returns; when ctx ended, never.
 	Commit(ctx context.Context, b Batch) error
-	// Get reads one record, without its payload. ErrNotFound if there is none.
+	// Get reads one record. ErrNotFound if there is none.
 	Get(ctx context.Context, collection, key string) (Record, error)
 	// List reads the records of a parent in order of rank (then key), at most limit (0 = all).
 	List(ctx context.Context, collection, parent string, r Range, limit int) ([]Record, error)
@@ -64,8 +69,8 @@ type Store interface {
 	All(ctx context.Context, collection string, yield func(Record) error) error
 	// Missing lists the records of a collection whose key does not exist in another one, in order of parent, rank and key.
 	Missing(ctx context.Context, collection, other string) ([]Record, error)
-	// Payload reads and verifies a payload. ErrCorrupt if the journal does not hold it whole; nil for the zero Ref.
-	Payload(ctx context.Context, r Ref) ([]byte, error)
+	// Payload gives the payload of a record that was read, from the journal if it lies there. ErrCorrupt if the journal does not hold it whole; nil if there is none.
+	Payload(ctx context.Context, r Record) ([]byte, error)
 	// Compact removes journal segments that no record refers to.
 	Compact(ctx context.Context) error
 	// Close finishes accepted commits and releases everything.

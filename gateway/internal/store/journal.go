@@ -1,0 +1,216 @@
+package store
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// The form of a segment file: the magic, then entries of a header and a payload, back to back. An entry's header is, little-endian, its own magic (4 bytes), the
+// CRC-32C of segment number, offset, length and payload (4), and the payload's length (8). Number and offset are under the checksum so that an entry found in the wrong
+// place does not pass.
+const (
+	segmentMagic  = "tinsmith journal"
+	entryMagic    = uint32(0x31454a54) // "TJE1"
+	entryHeader   = 16
+	segmentSuffix = ".seg"
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// journal appends payloads to segment files. Only the writer goroutine appends; read may be called by anyone.
+type journal struct {
+	dir   string
+	limit int64 // bytes after which the next segment begins
+
+	number int64 // of the open segment, or of the last one that exists
+	file   *os.File
+	size   int64
+	dirty  bool
+}
+
+// openJournal prepares a folder of segments. It never appends to a segment of an earlier process: what a crash left at its end stays unreferenced.
+func openJournal(dir string, limit int64) (*journal, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the journal's folder: %w", err)
+	}
+	j := &journal{dir: dir, limit: limit}
+	numbers, err := j.segments()
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range numbers {
+		j.number = max(j.number, n)
+	}
+	return j, nil
+}
+
+func (j *journal) path(segment int64) string {
+	return filepath.Join(j.dir, fmt.Sprintf("%010d%s", segment, segmentSuffix))
+}
+
+// segments lists the numbers of the files that exist.
+func (j *journal) segments() ([]int64, error) {
+	entries, err := os.ReadDir(j.dir)
+	if err != nil {
+		return nil, fmt.Errorf("list journal segments: %w", err)
+	}
+	var numbers []int64
+	for _, e := range entries {
+		base, ok := strings.CutSuffix(e.Name(), segmentSuffix)
+		if !ok {
+			continue
+		}
+		if n, err := strconv.ParseInt(base, 10, 64); err == nil && n > 0 {
+			numbers = append(numbers, n)
+		}
+	}
+	return numbers, nil
+}
+
+// append writes a payload; it is durable after the next sync.
+func (j *journal) append(payload []byte) (Ref, error) {
+	if j.file == nil || (j.size > int64(len(segmentMagic)) && j.size+entryHeader+int64(len(payload)) > j.limit) {
+		if err := j.rotate(); err != nil {
+			return Ref{}, err
+		}
+	}
+	ref := Ref{Segment: j.number, Offset: j.size, Length: int64(len(payload))}
+	var header [entryHeader]byte
+	binary.LittleEndian.PutUint32(header[0:], entryMagic)
+	binary.LittleEndian.PutUint32(header[4:], entrySum(ref, payload))
+	binary.LittleEndian.PutUint64(header[8:], uint64(len(payload)))
+	if _, err := j.file.WriteAt(header[:], j.size); err != nil {
+		return Ref{}, fmt.Errorf("append to journal segment %d: %w", j.number, err)
+	}
+	if _, err := j.file.WriteAt(payload, j.size+entryHeader); err != nil {
+		return Ref{}, fmt.Errorf("append to journal segment %d: %w", j.number, err)
+	}
+	j.size += entryHeader + int64(len(payload))
+	j.dirty = true
+	return ref, nil
+}
+
+// sync makes everything appended durable.
+func (j *journal) sync() error {
+	if !j.dirty {
+		return nil
+	}
+	if err := unix.Fdatasync(int(j.file.Fd())); err != nil {
+		return fmt.Errorf("sync journal segment %d: %w", j.number, err)
+	}
+	j.dirty = false
+	return nil
+}
+
+// rotate begins the next segment.
+func (j *journal) rotate() error {
+	if err := j.close(); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(j.path(j.number+1), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("begin journal segment: %w", err)
+	}
+	if _, err := f.WriteString(segmentMagic); err != nil {
+		return errors.Join(fmt.Errorf("begin journal segment: %w", err), f.Close())
+	}
+	if err := syncDir(j.dir); err != nil {
+		return errors.Join(err, f.Close())
+	}
+	j.number, j.file, j.size, j.dirty = j.number+1, f, int64(len(segmentMagic)), true
+	return nil
+}
+
+func (j *journal) close() error {
+	if j.file == nil {
+		return nil
+	}
+	err := errors.Join(j.sync(), j.file.Close())
+	j.file = nil
+	return err
+}
+
+// remove deletes the closed segments that keep does not name.
+func (j *journal) remove(keep map[int64]bool) error {
+	numbers, err := j.segments()
+	if err != nil {
+		return err
+	}
+	for _, n := range numbers {
+		if keep[n] || (n == j.number && j.file != nil) {
+			continue
+		}
+		if err := os.Remove(j.path(n)); err != nil {
+			return fmt.Errorf("remove journal segment %d: %w", n, err)
+		}
+	}
+	return nil
+}
+
+// read gives a payload after checking everything about it.
+func (j *journal) read(ref Ref) ([]byte, error) {
+	f, err := os.Open(j.path(ref.Segment))
+	if err != nil {
+		return nil, fmt.Errorf("%w: segment %d: %v", ErrCorrupt, ref.Segment, err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("read journal segment %d: %w", ref.Segment, err)
+	}
+	return readEntry(f, info.Size(), ref)
+}
+
+// readEntry reads and verifies one entry of a segment of the given size.
+func readEntry(r io.ReaderAt, size int64, ref Ref) ([]byte, error) {
+	damaged := func(what string) error {
+		return fmt.Errorf("%w: segment %d, offset %d, length %d: %s", ErrCorrupt, ref.Segment, ref.Offset, ref.Length, what)
+	}
+	if ref.Offset < int64(len(segmentMagic)) || ref.Length < 0 || ref.Offset > size-entryHeader || ref.Length > size-entryHeader-ref.Offset {
+		return nil, damaged("the segment has only " + strconv.FormatInt(size, 10) + " bytes")
+	}
+	var magic [len(segmentMagic)]byte
+	if _, err := r.ReadAt(magic[:], 0); err != nil || string(magic[:]) != segmentMagic {
+		return nil, damaged("the file is not a journal segment")
+	}
+	buf := make([]byte, entryHeader+ref.Length)
+	if _, err := r.ReadAt(buf, ref.Offset); err != nil {
+		return nil, damaged(err.Error())
+	}
+	payload := buf[entryHeader:]
+	switch {
+	case binary.LittleEndian.Uint32(buf) != entryMagic:
+		return nil, damaged("no entry begins there")
+	case binary.LittleEndian.Uint64(buf[8:]) != uint64(ref.Length):
+		return nil, damaged("the entry has another length")
+	case binary.LittleEndian.Uint32(buf[4:]) != entrySum(ref, payload):
+		return nil, damaged("the checksum does not fit")
+	}
+	return payload, nil
+}
+
+func entrySum(ref Ref, payload []byte) uint32 {
+	var place [24]byte
+	binary.LittleEndian.PutUint64(place[0:], uint64(ref.Segment))
+	binary.LittleEndian.PutUint64(place[8:], uint64(ref.Offset))
+	binary.LittleEndian.PutUint64(place[16:], uint64(ref.Length))
+	return crc32.Update(crc32.Checksum(place[:], castagnoli), castagnoli, payload)
+}
+
+// syncDir makes the names in a folder durable.
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return fmt.Errorf("sync folder: %w", err)
+	}
+	return errors.Join(d.Sync(), d.Close())
+}

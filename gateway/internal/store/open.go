@@ -1,0 +1,79 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// formatVersion is raised whenever older programs could misread what newer ones wrote, or the other way round.
+const formatVersion = "1"
+
+// Options say where the state lies.
+type Options struct {
+	Dir          string // the data directory: lock, journal, and the database file with SQLite; made if absent
+	PostgresURL  string // a connection string: records go to PostgreSQL; "" = SQLite
+	SegmentBytes int64  // size of a journal segment; 0 = 64 MiB
+	InlineBytes  int    // payloads up to this size stay in the database, which saves a sync; 0 = 8 KiB
+}
+
+// Open locks the data directory and opens the store in it. ErrLocked if another process has it, ErrFormat if its format is not ours.
+func Open(ctx context.Context, opts Options) (Store, error) {
+	if opts.SegmentBytes == 0 {
+		opts.SegmentBytes = 64 << 20
+	}
+	if opts.InlineBytes == 0 {
+		opts.InlineBytes = 8 << 10
+	}
+	if err := os.MkdirAll(opts.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the data directory: %w", err)
+	}
+	lock, err := lockDir(opts.Dir)
+	if err != nil {
+		return nil, err
+	}
+	s, err := open(ctx, opts)
+	if err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	s.lock = lock
+	go s.write()
+	return s, nil
+}
+
+func open(ctx context.Context, opts Options) (*sqlStore, error) {
+	var db database
+	var err error
+	if opts.PostgresURL != "" {
+		db, err = openPostgres(ctx, opts.PostgresURL)
+	} else {
+		db, err = openSQLite(ctx, filepath.Join(opts.Dir, "tinsmith.db"))
+	}
+	if err != nil {
+		return nil, err
+	}
+	s, err := newSQLStore(ctx, db, opts)
+	if err != nil {
+		return nil, errors.Join(err, db.close())
+	}
+	return s, nil
+}
+
+// lockDir holds the data directory until the file is closed or the process ends.
+func lockDir(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock the data directory: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			err = fmt.Errorf("%w: %s", ErrLocked, dir)
+		}
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}

@@ -1,0 +1,43 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strconv"
+
+	_ "github.com/jackc/pgx/v5/stdlib" // the database/sql driver "pgx"
+)
+
+// advisoryLock keeps a second gateway from using the same database with a journal of its own.
+const advisoryLock = 0x74696e73 // "tins"
+
+// openPostgres connects to a PostgreSQL database. Its records are lost to us without the journal in the data directory, and the other way round.
+func openPostgres(ctx context.Context, dsn string) (database, error) {
+	db, err := sql.Open("pgx", dsn)
+	if err != nil {
+		return database{}, fmt.Errorf("open the PostgreSQL database: %w", err)
+	}
+	db.SetMaxOpenConns(8)
+	db.SetMaxIdleConns(8)
+	// The lock belongs to this connection, which stays open as long as the store.
+	holder, err := db.Conn(ctx)
+	if err != nil {
+		return database{}, errors.Join(fmt.Errorf("connect to PostgreSQL: %w", err), db.Close())
+	}
+	var locked bool
+	if err := holder.QueryRowContext(ctx, "SELECT pg_try_advisory_lock($1)", advisoryLock).Scan(&locked); err != nil {
+		return database{}, errors.Join(fmt.Errorf("lock the PostgreSQL database: %w", err), holder.Close(), db.Close())
+	}
+	if !locked {
+		return database{}, errors.Join(fmt.Errorf("%w: the PostgreSQL database", ErrLocked), holder.Close(), db.Close())
+	}
+	return database{
+		writer: db, reader: db, blob: "BYTEA", placeholder: func(i int) string { return "$" + strconv.Itoa(i) },
+		close: func() error {
+			_, err := holder.ExecContext(context.Background(), "SELECT pg_advisory_unlock($1)", advisoryLock)
+			return errors.Join(err, holder.Close(), db.Close())
+		},
+	}, nil
+}
