@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"strings"
 	"time"
 )
@@ -74,4 +75,31 @@ func (t Tokens) sign(text string) []byte {
 	mac := hmac.New(sha256.New, t.Secret)
 	mac.Write([]byte(text))
 	return mac.Sum(nil)
+}
+
+// Authenticator finds out who a request is from, by key or by token.
+type Authenticator struct {
+	Ring   *Ring
+	Tokens Tokens
+}
+
+// Owner takes the credential of a request, a key or a token of ours, and gives its owner, or ErrUnknown.
+func (a *Authenticator) Owner(credential string) (string, error) {
+	if strings.HasPrefix(credential, "eyJ") {
+		if owner, err := a.Tokens.Owner(credential, time.Now()); err == nil && a.Ring.Exists(owner) {
+			return owner, nil
+		}
+	}
+	return a.Ring.Owner(credential)
+}
+
+// Credential reads a request's key: the header X-API-Key, or else a bearer token.
+func Credential(h http.Header) string {
+	if key := h.Get("X-API-Key"); key != "" {
+		return key
+	}
+	if scheme, token, ok := strings.Cut(h.Get("Authorization"), " "); ok && strings.EqualFold(scheme, "bearer") {
+		return strings.TrimSpace(token)
+	}
+	return ""
 }

@@ -1,0 +1,96 @@
+// Package body reads HTTP request bodies that may be hostile: compressed or not, never more than a bound, before and after decompression.
+package body
+
+import (
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// Error is a body that is refused, with the HTTP status that says so.
+type Error struct {
+	Status  int
+	Message string
+}
+
+// Error gives the message.
+func (e *Error) Error() string { return e.Message }
+
+// Read reads and decompresses the whole body: identity, gzip or zstd, at most plugins.MaxBodyBytes on the wire and as many decoded. Errors are *Error values,
+// except those of the connection.
+func Read(r *http.Request) ([]byte, error) {
+	if r.ContentLength > plugins.MaxBodyBytes {
+		return nil, tooLarge("body")
+	}
+	raw := &counted{r: io.LimitReader(r.Body, plugins.MaxBodyBytes+1)}
+	var decoded io.Reader
+	encoding := r.Header.Get("Content-Encoding")
+	switch encoding {
+	case "", "identity":
+		decoded = raw
+	case "gzip":
+		z, err := gzip.NewReader(raw)
+		if err != nil {
+			return nil, broken(encoding, err)
+		}
+		defer z.Close()
+		decoded = z
+	case "zstd":
+		// A frame's window decides how much memory the decoder takes before the first byte: it is bounded like the result.
+		z, err := zstd.NewReader(raw, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxMemory(plugins.MaxBodyBytes), zstd.WithDecoderMaxWindow(plugins.MaxBodyBytes))
+		if err != nil {
+			return nil, broken(encoding, err)
+		}
+		defer z.Close()
+		decoded = z
+	default:
+		return nil, &Error{http.StatusUnsupportedMediaType, fmt.Sprintf("content-encoding: %.40q is not one of identity, gzip, zstd", encoding)}
+	}
+	var out bytes.Buffer
+	if encoding == "" && r.ContentLength > 0 {
+		out.Grow(int(r.ContentLength))
+	}
+	n, err := io.Copy(&out, io.LimitReader(decoded, plugins.MaxBodyBytes+1))
+	switch {
+	case raw.n > plugins.MaxBodyBytes:
+		return nil, tooLarge("body")
+	case n > plugins.MaxBodyBytes || errors.Is(err, zstd.ErrDecoderSizeExceeded) || errors.Is(err, zstd.ErrWindowSizeExceeded):
+		return nil, tooLarge("decompressed body")
+	case err != nil && encoding != "" && raw.err == nil:
+		return nil, broken(encoding, err)
+	case err != nil:
+		return nil, fmt.Errorf("read body: %w", err)
+	}
+	return out.Bytes(), nil
+}
+
+func tooLarge(what string) error {
+	return &Error{http.StatusRequestEntityTooLarge, fmt.Sprintf("%s: more than %d bytes", what, plugins.MaxBodyBytes)}
+}
+
+func broken(encoding string, err error) error {
+	return &Error{http.StatusBadRequest, fmt.Sprintf("body: not valid %s: %v", encoding, err)}
+}
+
+// counted counts what was read and keeps the connection's own error apart from those of the decoder.
+type counted struct {
+	r   io.Reader
+	n   int64
+	err error
+}
+
+func (c *counted) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	c.n += int64(n)
+	if err != nil && !errors.Is(err, io.EOF) {
+		c.err = err
+	}
+	return n, err
+}
