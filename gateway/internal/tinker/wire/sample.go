@@ -172,20 +172,21 @@ func (p *SamplingParams) params() (runs.SamplingParams, error) {
 		out.TopP = *p.TopP
 	}
 	var err error
-	if given(p.Seed) {
-		if out.Seed, err = parseSeed(p.Seed); err != nil {
-			return out, err
-		}
+	if out.Seed, err = ParseSeed("sampling_params.seed", p.Seed); err != nil {
+		return out, err
 	}
 	out.Stops, err = ParseStops("sampling_params.stop", p.Stop)
 	return out, err
 }
 
-// parseSeed takes any integer of Python, modulo 2^64, so that negative seeds work as well.
-func parseSeed(raw json.RawMessage) (*uint64, error) {
+// ParseSeed takes an integer of at most 64 bits, modulo 2^64, so that negative seeds work as well; nil if it is absent or null.
+func ParseSeed(field string, raw json.RawMessage) (*uint64, error) {
+	if !given(raw) {
+		return nil, nil
+	}
 	n, ok := new(big.Int).SetString(string(raw), 10)
 	if !ok || n.BitLen() > 64 {
-		return nil, fieldErrorf("sampling_params.seed", "%.40s is not a 64-bit integer", raw)
+		return nil, fieldErrorf(field, "%.40s is not a 64-bit integer", raw)
 	}
 	seed := n.Uint64()
 	if n.Sign() < 0 {

@@ -1,0 +1,73 @@
+package tinker
+
+import (
+	"fmt"
+	"log/slog"
+	"net/http"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/runs"
+)
+
+// archive answers with a link that needs no key (SDK to 0.35 fetches it without headers).
+func (s *Service) archive(c call) (any, error) {
+	p, err := path(c)
+	if err != nil {
+		return nil, err
+	}
+	if runs.CheckpointKind(c.Param("kind")) == runs.KindWeights {
+		return nil, badRequestf("checkpoint %s: training checkpoints cannot be downloaded as an archive; save one with save_weights_for_sampler", p)
+	}
+	token, expires, err := s.core.ArchiveToken(c, c.owner, p)
+	if err != nil {
+		return nil, err
+	}
+	return gin.H{"url": s.baseURL(c) + Prefix + "/archives/" + token, "expires": expires}, nil
+}
+
+func (s *Service) externalURLs(c call) (any, error) {
+	p, err := path(c)
+	if err != nil {
+		return nil, err
+	}
+	tokens, err := s.core.FileTokens(c, c.owner, p)
+	if err != nil {
+		return nil, err
+	}
+	urls := make(map[string]string, len(tokens.Tokens))
+	for name, token := range tokens.Tokens {
+		urls[name] = s.baseURL(c) + Prefix + "/files/" + token
+	}
+	return gin.H{"urls": urls, "expires": tokens.Expires}, nil
+}
+
+// archives streams a tar to the bearer of a token.
+func (s *Service) archives(c *gin.Context) {
+	name, write, err := s.core.OpenArchive(c, c.Param("token"))
+	if err != nil {
+		fail(c, err)
+		return
+	}
+	c.Header("Content-Type", "application/x-tar")
+	c.Header("Content-Disposition", fmt.Sprintf("attachment; filename=%q", name))
+	c.Status(http.StatusOK)
+	if err := write(c.Writer); err != nil {
+		// The status is sent: only a broken connection can tell the client that the tar is not whole.
+		slog.ErrorContext(c.Request.Context(), "archive ended early", "error", err)
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// files sends one file of an exported checkpoint to the bearer of a token, with ranges.
+func (s *Service) files(c *gin.Context) {
+	name, modified, f, err := s.core.OpenFile(c, c.Param("token"))
+	if err != nil {
+		fail(c, err)
+		return
+	}
+	defer f.Close()
+	c.Header("Content-Type", "application/octet-stream")
+	c.Header("Content-Disposition", fmt.Sprintf("attachment; filename=%q", name))
+	http.ServeContent(c.Writer, c.Request, name, modified, f)
+}

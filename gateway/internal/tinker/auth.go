@@ -1,0 +1,41 @@
+package tinker
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/keys"
+)
+
+// authToken exchanges the caller's key for a token.
+func (s *Service) authToken(c call) (any, error) {
+	token, err := s.auth.Tokens.Issue(c.owner, time.Now())
+	if err != nil {
+		return nil, err
+	}
+	return gin.H{"jwt": token}, nil
+}
+
+// apiKey describes the caller's key. Keys have names, no numbers: the id is the first 31 bits of the name's hash, stable and free of secrets.
+func (s *Service) apiKey(c call) (any, error) {
+	hash := sha256.Sum256([]byte(c.owner))
+	return gin.H{"key_id": binary.BigEndian.Uint32(hash[:4]) >> 1, "name": c.owner, "note": "", "details": gin.H{}}, nil
+}
+
+// revokeAPIKey removes the key that the request carries.
+func (s *Service) revokeAPIKey(c call) (any, error) {
+	switch err := s.auth.Ring.Revoke(keys.Credential(c.Request.Header)); {
+	case errors.Is(err, keys.ErrUnknown):
+		return nil, notFoundf("this credential is a token, not a key: use the key itself")
+	case !s.auth.Ring.Required():
+		return nil, badRequestf("this server has no keys file: there is no key to revoke")
+	case err != nil:
+		return nil, fmt.Errorf("revoke key: %w", err)
+	}
+	return nil, nil
+}

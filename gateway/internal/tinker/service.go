@@ -1,0 +1,170 @@
+// Package tinker serves the Tinker API under /api/v1, as the official Python SDK 0.24 to 0.38 calls it. A file holds the routes of one resource; each handler
+// decodes a body, calls package runs, and encodes the answer. What differs between SDK versions is in generations.go and nowhere else. State, order
+// and ownership are package runs'; bodies are package wire's.
+package tinker
+
+import (
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/keys"
+	"github.com/tinsmith/tinsmith/gateway/internal/runs"
+)
+
+// Prefix is where the API lives.
+const Prefix = "/api/v1"
+
+// hold is how long a poll waits for its result. The SDK gives up at 45 s and polls again at once after an answer.
+const hold = 30 * time.Second
+
+// Options are settings of the service.
+type Options struct {
+	PublicURL    string // base of absolute links; "" = taken from the request
+	MaxPerClient int    // samples one client is told to keep in flight
+}
+
+// Service answers the Tinker API.
+type Service struct {
+	core *runs.Core
+	auth *keys.Authenticator
+	opts Options
+}
+
+// New makes a service over a core.
+func New(core *runs.Core, auth *keys.Authenticator, opts Options) (*Service, error) {
+	if opts.MaxPerClient < 1 {
+		return nil, errors.New("tinker: MaxPerClient must be positive")
+	}
+	return &Service{core, auth, opts}, nil
+}
+
+// Register adds the routes.
+func (s *Service) Register(r gin.IRouter) {
+	g := r.Group(Prefix)
+	g.GET("/healthz", s.open(s.healthz))
+	// Links that were signed for one file need no key.
+	g.GET("/files/:token", s.files)
+	g.GET("/archives/:token", s.archives)
+
+	g.POST("/client/config", s.auths(s.clientConfig))
+	g.POST("/client/dynamic_config", s.auths(s.dynamicConfig))
+	g.POST("/auth/token", s.auths(s.authToken))
+	g.GET("/auth/apikey/me", s.auths(s.apiKey))
+	g.DELETE("/auth/apikey/me", s.auths(s.revokeAPIKey))
+	g.GET("/get_server_capabilities", s.auths(s.capabilities))
+	g.POST("/telemetry", s.auths(s.telemetry))
+
+	g.POST("/create_session", s.auths(s.createSession))
+	g.POST("/session_heartbeat", s.auths(s.heartbeat))
+	g.GET("/sessions", s.auths(s.listSessions))
+	g.POST("/sessions/search", s.auths(s.searchSessions))
+	g.GET("/sessions/:session", s.auths(s.getSession))
+	g.POST("/sessions/:session/finish", s.auths(s.finishSession))
+	g.PUT("/sessions/:session/project", s.auths(s.assignProject))
+	g.GET("/sessions/:session/trace_export", s.auths(s.traceExport))
+
+	g.POST("/create_model", s.auths(s.createModel))
+	g.POST("/get_info", s.auths(s.getInfo))
+	g.POST("/unload_model", s.auths(s.unloadModel))
+	g.POST("/forward_backward", s.auths(s.forwardBackward))
+	g.POST("/forward", s.auths(s.forwardJSON))
+	g.POST("/optim_step", s.auths(s.optimStep))
+	g.POST("/save_weights", s.auths(s.saveWeights))
+	g.POST("/load_weights", s.auths(s.loadWeights))
+	g.POST("/save_weights_for_sampler", s.auths(s.saveWeightsForSampler))
+	g.POST("/save_weights_external", s.auths(s.saveWeightsExternal))
+	g.POST("/create_custom_loss", s.auths(s.createCustomLoss))
+
+	g.POST("/create_sampling_session", s.auths(s.createSamplingSession))
+	g.POST("/join_sampling_session", s.auths(s.joinSamplingSession))
+	g.GET("/samplers/:sampler", s.auths(s.getSampler))
+	g.POST("/asample", s.auths(s.sample))
+	g.POST("/retrieve_future", s.auths(s.retrieveFuture))
+	g.POST("/retrieve_futures", s.auths(s.retrieveFutures))
+	g.POST("/cancel_future", s.auths(s.cancelFuture))
+
+	g.POST("/weights_info", s.auths(s.weightsInfo))
+	g.POST("/copy_weights", s.auths(s.copyWeights))
+	g.GET("/training_runs", s.auths(s.listRuns))
+	g.GET("/training_runs/:run", s.auths(s.getRun))
+	g.GET("/training_runs/:run/checkpoints", s.auths(s.listRunCheckpoints))
+	const checkpoint = "/training_runs/:run/checkpoints/:kind/:name"
+	g.DELETE(checkpoint, s.auths(s.deleteCheckpoint))
+	g.GET(checkpoint+"/archive", s.auths(s.archive))
+	g.POST(checkpoint+"/publish", s.auths(s.publish))
+	g.DELETE(checkpoint+"/publish", s.auths(s.unpublish))
+	g.PUT(checkpoint+"/ttl", s.auths(s.setTTL))
+	g.GET(checkpoint+"/external_weights_urls", s.auths(s.externalURLs))
+	g.DELETE("/training_runs/:run/checkpoints/:kind", s.auths(s.bareCheckpoint))
+	g.GET("/training_runs/:run/checkpoints/:kind", s.auths(s.bareCheckpoint))
+	g.GET("/checkpoints", s.auths(s.listCheckpoints))
+
+	g.GET("/audit", s.auths(s.audit))
+	g.GET("/billing/usage/events", s.auths(s.usageEvents))
+	g.GET("/billing/usage/checkpoints/current", s.auths(s.checkpointStorage))
+
+	// What only Tinsmith has.
+	g.GET("/tinsmith/runs", s.auths(s.runStatuses))
+	g.POST("/tinsmith/import", s.auths(s.importAdapter))
+}
+
+// call is one authenticated request.
+type call struct {
+	*gin.Context
+	owner string
+}
+
+// handler answers a call: a value is sent as JSON, a protobuf as such, nil as an empty success.
+type handler func(call) (any, error)
+
+// protobuf is an encoded protobuf message.
+type protobuf []byte
+
+// status is an answer with a status of its own.
+type status struct {
+	code int
+	body any
+}
+
+// auths wraps a handler of a known caller.
+func (s *Service) auths(h handler) gin.HandlerFunc {
+	return func(c *gin.Context) {
+		owner, err := s.auth.Owner(keys.Credential(c.Request.Header))
+		if err != nil {
+			// The marker makes the SDK fetch a new token once, in case its token has expired.
+			c.Header("WWW-Authenticate", `Bearer error="invalid_token"`)
+			fail(c, &refusal{http.StatusUnauthorized, "the API key is missing or unknown"})
+			return
+		}
+		s.answer(c, h, owner)
+	}
+}
+
+// open wraps a handler that needs no caller.
+func (s *Service) open(h handler) gin.HandlerFunc {
+	return func(c *gin.Context) { s.answer(c, h, "") }
+}
+
+func (s *Service) answer(c *gin.Context, h handler, owner string) {
+	value, err := h(call{c, owner})
+	if err != nil {
+		fail(c, err)
+		return
+	}
+	switch v := value.(type) {
+	case nil:
+		c.Status(http.StatusNoContent)
+		c.Writer.WriteHeaderNow()
+	case protobuf:
+		send(c, http.StatusOK, "application/x-protobuf", v)
+	case status:
+		sendJSON(c, v.code, v.body)
+	default:
+		sendJSON(c, http.StatusOK, v)
+	}
+}
+
+func (s *Service) healthz(call) (any, error) { return gin.H{"status": "ok"}, nil }

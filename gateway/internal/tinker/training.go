@@ -1,0 +1,115 @@
+package tinker
+
+import (
+	"encoding/json"
+	"math"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/body"
+	"github.com/tinsmith/tinsmith/gateway/internal/runs"
+	"github.com/tinsmith/tinsmith/gateway/internal/tinker/wire"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// forwardBackward takes protobuf. What is wrong with the data fails the future and not the submission: a refused chunk would jam older clients.
+func (s *Service) forwardBackward(c call) (any, error) {
+	b, err := body.Read(c.Request)
+	if err != nil {
+		return nil, err
+	}
+	op, err := wire.DecodeForwardBackward(b)
+	if err != nil {
+		return nil, badRequestf("%v", err)
+	}
+	op.Owner = c.owner
+	submitted, err := s.core.ForwardBackward(c, op)
+	return accepted(submitted, err)
+}
+
+// forwardJSON is what SDK 0.24 would call if client/config did not tell it to use forward_backward for both.
+func (s *Service) forwardJSON(call) (any, error) {
+	return nil, badRequestf("forward: JSON bodies are not supported; client/config of this server turns on proto_write_fwdbwd and fwd_via_fwdbwd: read it again, or send a protobuf forward_backward with forward_only")
+}
+
+// adamParams are the optimizer settings; absent fields have the SDK's defaults.
+type adamParams struct {
+	LearningRate *float64 `json:"learning_rate"`
+	Beta1        *float64 `json:"beta1"`
+	Beta2        *float64 `json:"beta2"`
+	Eps          *float64 `json:"eps"`
+	WeightDecay  *float64 `json:"weight_decay"`
+	GradClipNorm *float64 `json:"grad_clip_norm"`
+}
+
+func (p adamParams) adam() plugins.AdamParams {
+	return plugins.AdamParams{
+		LearningRate: or(p.LearningRate, 1e-4), Beta1: or(p.Beta1, 0.9), Beta2: or(p.Beta2, 0.95), Eps: or(p.Eps, 1e-12),
+		WeightDecay: or(p.WeightDecay, 0), GradClipNorm: or(p.GradClipNorm, 0),
+	}
+}
+
+func or(value *float64, absent float64) float64 {
+	if value == nil {
+		return absent
+	}
+	return *value
+}
+
+func (s *Service) optimStep(c call) (any, error) {
+	var in struct {
+		ModelID         string          `json:"model_id"`
+		SeqID           int64           `json:"seq_id"`
+		AdamParams      *adamParams     `json:"adam_params"`
+		OptimizerParams json.RawMessage `json:"optimizer_params"`
+	}
+	if err := decode(c, &in); err != nil {
+		return nil, err
+	}
+	op := runs.OptimStep{Operation: runs.Operation{Owner: c.owner, RunID: in.ModelID, Seq: in.SeqID}}
+	switch {
+	case in.AdamParams != nil:
+		op.Adam = in.AdamParams.adam()
+	case len(in.OptimizerParams) > 0 && string(in.OptimizerParams) != "null":
+		var family struct {
+			Type string `json:"type"`
+			adamParams
+		}
+		if err := json.Unmarshal(in.OptimizerParams, &family); err != nil {
+			return nil, s.refused(c, op.Operation, badRequestf("optimizer_params: %v", err))
+		}
+		if family.Type != "adamw" {
+			return nil, s.refused(c, op.Operation, badRequestf("optimizer_params.type: %.40q is not supported; allowed is adamw", family.Type))
+		}
+		op.Adam = family.adam()
+	default:
+		return nil, s.refused(c, op.Operation, badRequestf("adam_params: is required"))
+	}
+	submitted, err := s.core.OptimStep(c, op)
+	return accepted(submitted, err)
+}
+
+// refused tells the core that this number will not come, so that it is not waited for, and passes the error on.
+func (s *Service) refused(c call, op runs.Operation, err error) error {
+	s.core.NoteRefused(c.owner, op.RunID, op.Seq)
+	return err
+}
+
+// finite keeps NaN and infinity out of JSON: they become null.
+func finite(v float64) *float64 {
+	if math.IsNaN(v) || math.IsInf(v, 0) {
+		return nil
+	}
+	return &v
+}
+
+// finiteMetrics leaves out what JSON cannot say.
+func finiteMetrics(metrics map[string]float64) gin.H {
+	out := gin.H{}
+	for name, v := range metrics {
+		if f := finite(v); f != nil {
+			out[name] = v
+		}
+	}
+	return out
+}
