@@ -1,0 +1,162 @@
+package jinja
+
+import (
+	"strings"
+	"unicode"
+
+	"golang.org/x/text/cases"
+	"golang.org/x/text/language"
+)
+
+// Case mappings are Unicode's full ones, as Python's: "ß" becomes "SS", a final sigma differs. Casers keep state, so each call makes its own.
+
+func upper(s string) string { return cases.Upper(language.Und).String(s) }
+
+func lower(s string) string { return cases.Lower(language.Und).String(s) }
+
+func casefold(s string) string { return cases.Fold().String(s) }
+
+// titleRune is the title case of one character, which may be several.
+func titleRune(c rune) string {
+	if c < 0x80 {
+		return string(unicode.ToUpper(c))
+	}
+	if t := unicode.ToTitle(c); t != c {
+		return string(t)
+	}
+	// Characters without a simple title case may have a full one; only the first letter of what upper gives stays upper.
+	up := []rune(upper(string(c)))
+	if len(up) == 1 {
+		return string(c)
+	}
+	return cases.Title(language.Und).String(string(c))
+}
+
+func isCased(c rune) bool {
+	return unicode.IsUpper(c) || unicode.IsLower(c) || unicode.IsTitle(c) || unicode.Is(unicode.Other_Lowercase, c) || unicode.Is(unicode.Other_Uppercase, c)
+}
+
+// titleWords is str.title: the first cased character of each run of cased ones in title case, the rest in lower case.
+func titleWords(s string) string {
+	lowered := lowerRunes(s)
+	var b strings.Builder
+	previous := false
+	i := 0
+	for _, c := range s {
+		if previous {
+			b.WriteString(lowered[i])
+		} else {
+			b.WriteString(titleRune(c))
+		}
+		previous = isCased(c)
+		i++
+	}
+	return b.String()
+}
+
+// lowerRunes is the lower case of each character of s where it stands.
+func lowerRunes(s string) []string {
+	var out []string
+	for i, c := range s {
+		if c != 'Σ' {
+			out = append(out, lower(string(c)))
+			continue
+		}
+		// Sigma looks at its neighbours: keep a letter before it, and what follows.
+		before, _ := lastRunes(s[:i])
+		mapped := []rune(lower(before + s[i:]))
+		out = append(out, string(mapped[len([]rune(lower(before)))]))
+	}
+	return out
+}
+
+// lastRunes returns the last 30 characters of s or fewer.
+func lastRunes(s string) (string, int) {
+	runes := []rune(s[max(0, len(s)-120):])
+	runes = runes[max(0, len(runes)-30):]
+	return string(runes), len(runes)
+}
+
+// capitalize is str.capitalize: the first character in title case, the rest in lower case.
+func capitalize(s string) string {
+	for i, c := range s {
+		if i == 0 {
+			return titleRune(c) + strings.Join(lowerRunes(s)[1:], "")
+		}
+	}
+	return ""
+}
+
+func swapCase(s string) string {
+	lowered := lowerRunes(s)
+	var b strings.Builder
+	i := 0
+	for _, c := range s {
+		switch {
+		case isUpper(c):
+			b.WriteString(lowered[i])
+		case isLower(c):
+			b.WriteString(upper(string(c)))
+		default:
+			b.WriteRune(c)
+		}
+		i++
+	}
+	return b.String()
+}
+
+func isUpper(c rune) bool { return unicode.IsUpper(c) || unicode.Is(unicode.Other_Uppercase, c) }
+
+func isLower(c rune) bool { return unicode.IsLower(c) || unicode.Is(unicode.Other_Lowercase, c) }
+
+func isDigit(c rune) bool { return unicode.Is(unicode.Nd, c) || unicode.Is(otherDigits, c) }
+
+func isNumeric(c rune) bool { return isDigit(c) || unicode.Is(otherNumerics, c) }
+
+func isLowerText(s string) bool {
+	cased := false
+	for _, c := range s {
+		if isUpper(c) || unicode.IsTitle(c) {
+			return false
+		}
+		cased = cased || isLower(c)
+	}
+	return cased
+}
+
+func isUpperText(s string) bool {
+	cased := false
+	for _, c := range s {
+		if isLower(c) || unicode.IsTitle(c) {
+			return false
+		}
+		cased = cased || isUpper(c)
+	}
+	return cased
+}
+
+func isTitleText(s string) bool {
+	cased, previous := false, false
+	for _, c := range s {
+		switch {
+		case isUpper(c) || unicode.IsTitle(c):
+			if previous {
+				return false
+			}
+			previous, cased = true, true
+		case isLower(c):
+			if !previous {
+				return false
+			}
+			cased = true
+		default:
+			previous = false
+		}
+	}
+	return cased
+}
+
+var htmlEscapes = strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;", "'", "&#39;", `"`, "&#34;")
+
+// escapeHTML is markupsafe's escape.
+func escapeHTML(s string) string { return htmlEscapes.Replace(s) }

@@ -1,0 +1,540 @@
+package jinja
+
+import (
+	"math"
+	"math/big"
+	"slices"
+	"strings"
+)
+
+// Filters over sequences. Those that Python writes as generators are lazy here too and can be walked once.
+
+func filterLength(_ *run, v Value, a callArgs) Value {
+	a.positional("length", 0)
+	n, ok := lengthOf(v)
+	if !ok {
+		throw(typeError, "object of type '%s' has no len()", v.TypeName())
+	}
+	return Int(n)
+}
+
+func filterList(r *run, v Value, a callArgs) Value {
+	a.positional("list", 0)
+	return &List{r.items(v)}
+}
+
+func filterFirst(r *run, v Value, a callArgs) Value {
+	a.positional("first", 0)
+	item, ok := r.iterate(v)()
+	if !ok {
+		return undefinedHint("No first item, sequence was empty.")
+	}
+	return item
+}
+
+func filterLast(r *run, v Value, a callArgs) Value {
+	a.positional("last", 0)
+	if _, ok := v.(*undefined); ok {
+		throw(typeError, "'Undefined' object is not reversible")
+	}
+	next, ok := r.reversed(v)
+	if !ok {
+		throw(typeError, "'%s' object is not reversible", v.TypeName())
+	}
+	item, ok := next()
+	if !ok {
+		return undefinedHint("No last item, sequence was empty.")
+	}
+	return item
+}
+
+func filterReverse(r *run, v Value, a callArgs) Value {
+	a.positional("reverse", 0)
+	if s, ok := text(v); ok {
+		return likeString(v, r.sliceText(s, &sliceValue{None, None, Int(-1)}))
+	}
+	if next, ok := r.reversed(v); ok {
+		return &generator{name: "list_reverseiterator", next: next}
+	}
+	if _, ok := r.iterator(v); !ok {
+		throw(argumentError, "argument must be iterable")
+	}
+	items := r.items(v)
+	slices.Reverse(items)
+	return &List{items}
+}
+
+func filterItems(r *run, v Value, a callArgs) Value {
+	a.positional("items", 0)
+	return lazy("generator", func() func() (Value, bool) {
+		if isUndefined(v) {
+			return func() (Value, bool) { return nil, false }
+		}
+		d, ok := v.(*Dict)
+		if !ok {
+			throw(typeError, "Can only get item pairs from a mapping.")
+		}
+		return r.iterate(&dictView{d, "items"})
+	})
+}
+
+// lazy makes a generator whose first step is start, so that faults come when it is walked.
+func lazy(name string, start func() func() (Value, bool)) *generator {
+	var next func() (Value, bool)
+	return &generator{name: name, next: func() (Value, bool) {
+		if next == nil {
+			next = start()
+		}
+		return next()
+	}}
+}
+
+// attributePath is a path of elements such as "function.name" or 0.
+func (r *run) attributePath(path Value) []Value {
+	s, ok := text(path)
+	if !ok {
+		if path == None || path == nil {
+			return nil
+		}
+		return []Value{path}
+	}
+	var out []Value
+	for _, part := range strings.Split(s, ".") {
+		if i, ok := parseInt(part, 10); ok && strings.IndexFunc(part, func(c rune) bool { return !isDigit(c) }) < 0 {
+			out = append(out, i)
+		} else {
+			out = append(out, Str(part))
+		}
+	}
+	return out
+}
+
+// getter reads a path in an item; a missing part becomes otherwise unless that is nil.
+func (r *run) getter(path []Value, otherwise Value) func(Value) Value {
+	return func(item Value) Value {
+		for _, part := range path {
+			item = r.getItem(item, part)
+			if otherwise != nil && isUndefined(item) {
+				item = otherwise
+			}
+		}
+		return item
+	}
+}
+
+// foldCase lowers text, so that sorting and comparing ignore case.
+func foldCase(v Value) Value {
+	if s, ok := text(v); ok {
+		return Str(lower(s))
+	}
+	return v
+}
+
+// keyed is getter, with case ignored unless it matters.
+func (r *run) keyed(attribute, caseSensitive, otherwise Value) func(Value) Value {
+	get := r.getter(r.attributePath(attribute), otherwise)
+	if caseSensitive != nil && truth(caseSensitive) {
+		return get
+	}
+	return func(item Value) Value { return foldCase(get(item)) }
+}
+
+// sortOrder orders two values by "<" as Python's sort does.
+func (r *run) sortOrder(a, b Value) int {
+	switch {
+	case r.order("<", a, b):
+		return -1
+	case r.order("<", b, a):
+		return 1
+	}
+	return 0
+}
+
+// sortBy is a stable sort by key; reversed keeps equal items in their order, as Python does.
+func (r *run) sortBy(items []Value, key func(Value) Value, reversed bool) []Value {
+	type pair struct{ key, item Value }
+	pairs := make([]pair, len(items))
+	for i, item := range items {
+		pairs[i] = pair{key(item), item}
+	}
+	slices.SortStableFunc(pairs, func(a, b pair) int {
+		if reversed {
+			return r.sortOrder(b.key, a.key)
+		}
+		return r.sortOrder(a.key, b.key)
+	})
+	out := make([]Value, len(items))
+	for i, p := range pairs {
+		out[i] = p.item
+	}
+	return out
+}
+
+func filterSort(r *run, v Value, a callArgs) Value {
+	args := a.bind("sort", 0, "reverse", "case_sensitive", "attribute")
+	attributes := []Value{optional(args[2], None)}
+	if s, ok := text(attributes[0]); ok {
+		attributes = nil
+		for _, part := range strings.Split(s, ",") {
+			attributes = append(attributes, Str(part))
+		}
+	}
+	var getters []func(Value) Value
+	for _, attribute := range attributes {
+		getters = append(getters, r.keyed(attribute, args[1], nil))
+	}
+	key := func(item Value) Value {
+		out := make(Tuple, len(getters))
+		for i, get := range getters {
+			out[i] = get(item)
+		}
+		return out
+	}
+	return &List{r.sortBy(r.items(v), key, args[0] != nil && truth(args[0]))}
+}
+
+func filterDictSort(r *run, v Value, a callArgs) Value {
+	args := a.bind("dictsort", 0, "case_sensitive", "by", "reverse")
+	at := 0
+	switch by, _ := text(optional(args[1], Str("key"))); by {
+	case "key":
+	case "value":
+		at = 1
+	default:
+		throw(argumentError, `you can only sort by either "key" or "value"`)
+	}
+	d, ok := v.(*Dict)
+	if !ok {
+		if u, isUndef := v.(*undefined); isUndef {
+			u.fail()
+		}
+		throw("AttributeError", "'%s' object has no attribute 'items'", v.TypeName())
+	}
+	key := func(item Value) Value {
+		part := item.(Tuple)[at]
+		if args[0] == nil || !truth(args[0]) {
+			part = foldCase(part)
+		}
+		return part
+	}
+	return &List{r.sortBy(r.items(&dictView{d, "items"}), key, args[2] != nil && truth(args[2]))}
+}
+
+func filterUnique(r *run, v Value, a callArgs) Value {
+	args := a.bind("unique", 0, "case_sensitive", "attribute")
+	return lazy("generator", func() func() (Value, bool) {
+		key := r.keyed(args[1], args[0], nil)
+		seen := map[any]bool{}
+		next := r.iterate(v)
+		return func() (Value, bool) {
+			for item, ok := next(); ok; item, ok = next() {
+				if hash := hashKey(key(item)); !seen[hash] {
+					seen[hash] = true
+					return item, true
+				}
+			}
+			return nil, false
+		}
+	})
+}
+
+func extremeFilter(op string) filterFunc {
+	return func(r *run, v Value, a callArgs) Value {
+		args := a.bind("min", 0, "case_sensitive", "attribute")
+		key := r.keyed(args[1], args[0], nil)
+		next := r.iterate(v)
+		best, ok := next()
+		if !ok {
+			return undefinedHint("No aggregated item, sequence was empty.")
+		}
+		bestKey := key(best)
+		for item, ok := next(); ok; item, ok = next() {
+			if k := key(item); r.order(op, k, bestKey) {
+				best, bestKey = item, k
+			}
+		}
+		return best
+	}
+}
+
+func filterSum(r *run, v Value, a callArgs) Value {
+	args := a.bind("sum", 0, "attribute", "start")
+	get := r.getter(r.attributePath(args[0]), nil)
+	total := optional(args[1], Int(0))
+	if _, ok := text(total); ok {
+		throw(typeError, "sum() can't sum strings [use ''.join(seq) instead]")
+	}
+	next := r.iterate(v)
+	for item, ok := next(); ok; item, ok = next() {
+		total = r.binary("+", total, get(item))
+	}
+	return total
+}
+
+func filterJoin(r *run, v Value, a callArgs) Value {
+	args := a.bind("join", 0, "d", "attribute")
+	get := r.getter(r.attributePath(args[1]), nil)
+	next := r.iterate(v)
+	var parts []string
+	for item, ok := next(); ok; item, ok = next() {
+		parts = append(parts, r.toStr(get(item)))
+	}
+	return Str(r.join(parts, r.toStr(optional(args[0], Str("")))))
+}
+
+func filterBatch(r *run, v Value, a callArgs) Value {
+	args := a.bind("batch", 1, "linecount", "fill_with")
+	return lazy("generator", func() func() (Value, bool) {
+		next := r.iterate(v)
+		var row []Value
+		done := false
+		return func() (Value, bool) {
+			for !done {
+				item, ok := next()
+				if !ok {
+					done = true
+					break
+				}
+				full := r.equal(Int(len(row)), args[0])
+				if full {
+					out := row
+					row = []Value{item}
+					return r.list(out), true
+				}
+				row = append(row, item)
+			}
+			if len(row) == 0 {
+				return nil, false
+			}
+			if args[1] != nil && args[1] != None && r.order("<", Int(len(row)), args[0]) {
+				missing := indexArg(args[0]) - len(row)
+				r.alloc(valueBytes * missing)
+				for range missing {
+					row = append(row, args[1])
+				}
+			}
+			out := row
+			row = nil
+			return r.list(out), true
+		}
+	})
+}
+
+func filterSlice(r *run, v Value, a callArgs) Value {
+	args := a.bind("slice", 1, "slices", "fill_with")
+	return lazy("generator", func() func() (Value, bool) {
+		items := r.items(v)
+		slices := indexArg(args[0])
+		if slices == 0 {
+			throw(zeroDivision, "integer division or modulo by zero")
+		}
+		i, offset := 0, 0
+		return func() (Value, bool) {
+			if i >= slices {
+				return nil, false
+			}
+			r.step()
+			each, extra := len(items)/slices, len(items)%slices
+			start := offset + i*each
+			if i < extra {
+				offset++
+			}
+			row := append([]Value{}, items[start:offset+(i+1)*each]...)
+			if args[1] != nil && args[1] != None && i >= extra {
+				row = append(row, args[1])
+			}
+			i++
+			return r.list(row), true
+		}
+	})
+}
+
+func filterRound(r *run, v Value, a callArgs) Value {
+	args := a.bind("round", 0, "precision", "method")
+	precision := optional(args[0], Int(0))
+	method, _ := text(optional(args[1], Str("common")))
+	if method != "common" && method != "ceil" && method != "floor" {
+		throw(argumentError, "method must be common, ceil or floor, not %s", reprString(method))
+	}
+	if method == "common" {
+		return roundValue(v, precision)
+	}
+	scale := r.binary("**", Int(10), precision)
+	scaled := r.binary("*", v, scale)
+	if !isNumber(scaled) {
+		throw(typeError, "must be real number, not %s", scaled.TypeName())
+	}
+	if f, ok := scaled.(Float); ok {
+		if method == "ceil" {
+			scaled = floatToInt(math.Ceil(float64(f)))
+		} else {
+			scaled = floatToInt(math.Floor(float64(f)))
+		}
+	}
+	return r.binary("/", scaled, scale)
+}
+
+// roundValue is Python's round(v, precision).
+func roundValue(v, precision Value) Value {
+	if !isNumber(v) {
+		throw(typeError, "type %s doesn't define __round__ method", v.TypeName())
+	}
+	if precision == None {
+		if f, ok := v.(Float); ok {
+			return floatToInt(math.RoundToEven(float64(f)))
+		}
+		return arithmetic("+", Int(0), v)
+	}
+	places := indexArg(precision)
+	if f, ok := v.(Float); ok {
+		return Float(roundFloat(float64(f), int64(max(min(places, 1000), -1000))))
+	}
+	i, _ := integer(v)
+	if places >= 0 {
+		return normalInt(i)
+	}
+	if places < -5000 {
+		return Int(0)
+	}
+	unit := new(big.Int).Exp(big.NewInt(10), big.NewInt(int64(-places)), nil)
+	return normalInt(new(big.Int).Mul(roundRat(new(big.Rat).SetFrac(i, unit)), unit))
+}
+
+// filterAttr is foo|attr("bar"): the attribute only, never the element.
+func filterAttr(r *run, v Value, a callArgs) Value {
+	name := textArg(a.bind("attr", 1, "name")[0])
+	if u, ok := v.(*undefined); ok && !strings.HasPrefix(name, "__") {
+		u.fail()
+	}
+	if out, ok := r.attribute(v, name); ok {
+		return out
+	}
+	return undefinedElement(v, Str(name))
+}
+
+func filterMap(r *run, v Value, a callArgs) Value {
+	return lazy("generator", func() func() (Value, bool) {
+		if !truth(v) {
+			return func() (Value, bool) { return nil, false }
+		}
+		f := r.mapping(a)
+		next := r.iterate(v)
+		return func() (Value, bool) {
+			item, ok := next()
+			if !ok {
+				return nil, false
+			}
+			return f(item), true
+		}
+	})
+}
+
+// mapping is what map does to an item: read an attribute, or apply a filter by name.
+func (r *run) mapping(a callArgs) func(Value) Value {
+	if len(a.args) == 0 && slices.ContainsFunc(a.named, func(k keyword) bool { return k.name == "attribute" }) {
+		args := a.bind("map", 0, "attribute", "default")
+		if args[1] == None {
+			args[1] = nil
+		}
+		return r.getter(r.attributePath(args[0]), args[1])
+	}
+	if len(a.args) == 0 {
+		throw(argumentError, "map requires a filter argument")
+	}
+	name, isText := text(a.args[0])
+	filter := filters[name]
+	if !isText || filter == nil {
+		throw(runtimeError, "no filter named %s", reprValue(a.args[0]))
+	}
+	rest := callArgs{a.args[1:], a.named}
+	return func(item Value) Value { return filter(r, item, rest) }
+}
+
+// selectFilter makes select, reject, selectattr and rejectattr.
+func selectFilter(keep, byAttribute bool) filterFunc {
+	return func(r *run, v Value, a callArgs) Value {
+		return lazy("generator", func() func() (Value, bool) {
+			if !truth(v) {
+				return func() (Value, bool) { return nil, false }
+			}
+			holds := r.selection(a, byAttribute)
+			next := r.iterate(v)
+			return func() (Value, bool) {
+				for item, ok := next(); ok; item, ok = next() {
+					if holds(item) == keep {
+						return item, true
+					}
+				}
+				return nil, false
+			}
+		})
+	}
+}
+
+func (r *run) selection(a callArgs, byAttribute bool) func(Value) bool {
+	subject := func(item Value) Value { return item }
+	args := a.args
+	if byAttribute {
+		if len(args) == 0 {
+			throw(argumentError, "missing parameter for attribute name")
+		}
+		subject = r.getter(r.attributePath(args[0]), nil)
+		args = args[1:]
+	}
+	if len(args) == 0 {
+		return func(item Value) bool { return truth(subject(item)) }
+	}
+	name, isText := text(args[0])
+	test := tests[name]
+	if !isText || test == nil {
+		throw(runtimeError, "no test named %s", reprValue(args[0]))
+	}
+	rest := callArgs{args[1:], a.named}
+	return func(item Value) bool { return test(r, subject(item), rest) }
+}
+
+// groupTuple is one group of groupby: a pair whose parts also have names.
+type groupTuple struct {
+	key  Value
+	list *List
+}
+
+func (*groupTuple) TypeName() string { return "_GroupTuple" }
+
+func (g *groupTuple) pair() Tuple { return Tuple{g.key, g.list} }
+
+func (g *groupTuple) attr(name string) (Value, bool) {
+	switch name {
+	case "grouper":
+		return g.key, true
+	case "list":
+		return g.list, true
+	}
+	return nil, false
+}
+
+func filterGroupBy(r *run, v Value, a callArgs) Value {
+	args := a.bind("groupby", 1, "attribute", "default", "case_sensitive")
+	if args[1] == None {
+		args[1] = nil
+	}
+	key := r.keyed(args[0], args[2], args[1])
+	exact := r.getter(r.attributePath(args[0]), args[1])
+	var groups []Value
+	var last *groupTuple
+	for _, item := range r.sortBy(r.items(v), key, false) {
+		k := key(item)
+		if last == nil || !r.equal(last.key, k) {
+			last = &groupTuple{k, &List{}}
+			groups = append(groups, last)
+		}
+		last.list.Items = append(last.list.Items, item)
+	}
+	if args[2] == nil || !truth(args[2]) {
+		for _, g := range groups {
+			g := g.(*groupTuple)
+			g.key = exact(g.list.Items[0])
+		}
+	}
+	return r.list(groups)
+}
