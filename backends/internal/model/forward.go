@@ -1,0 +1,267 @@
+package model
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/tinsmith/tinsmith/backends/internal/lora"
+	"github.com/tinsmith/tinsmith/backends/internal/nn"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+)
+
+// logitsBytes bounds a chunk of logits.
+const logitsBytes = 64 << 20
+
+// Sequence is one sequence's part of a batch: Tokens stand at positions First … First+len(Tokens)-1, and everything before First has been written to the pages. Pages[i] holds
+// positions [64i, 64i+64) and there are enough for all; pages must be zero beyond what was written (tensor.Pages.Zero before a page is used again). Two sequences may share pages
+// that lie wholly before both their First.
+type Sequence struct {
+	Adapter *lora.Weights // nil = the base model
+	Tokens  []int32
+	First   int
+	Pages   []int32
+}
+
+// Batch is what Forward runs: sequences, those of one adapter side by side (other orders are right but slower), and the pages they use.
+type Batch struct {
+	Sequences []Sequence
+	Pages     tensor.Pages
+	// Yield, when not nil, is called between the parts of a pass, about twice per layer and once per chunk of logits, with nothing running on the device. Its error ends the pass and is returned.
+	Yield func() error
+}
+
+// Hidden is the result of Forward: rows after the final norm. It lives in the workspace, until its next pass.
+type Hidden struct {
+	Rows     tensor.Tensor // selected rows × hidden size
+	segments []nn.Segment
+	yield    func() error
+}
+
+// Forward runs the batch, writes keys and values to its pages, and gives the final hidden state of the selected rows, which ascend and count through the tokens of all sequences
+// in order. With no rows selected only the pages are written.
+func (m *Model) Forward(w *Workspace, b Batch, rows []int32) (Hidden, error) {
+	p, err := m.begin(w, b.Sequences, b.Pages, b.Yield)
+	if err != nil {
+		return Hidden{}, fmt.Errorf("forward: %w", err)
+	}
+	total := int32(len(w.tokens))
+	for i, r := range rows {
+		if r < 0 || r >= total || i > 0 && r <= rows[i-1] {
+			return Hidden{}, fmt.Errorf("forward: selected row %d does not ascend within %d rows", r, total)
+		}
+	}
+	p.Keep = w.temp
+	x, err := m.embed(w, w.temp)
+	if err != nil {
+		return Hidden{}, fmt.Errorf("forward: %w", err)
+	}
+	out, err := w.temp.Get(x.Rows, x.Cols)
+	if err != nil {
+		return Hidden{}, fmt.Errorf("forward: %w", err)
+	}
+	for i, l := range m.layers {
+		if err := l.Forward(p, out, x, w.activations[i]); err != nil {
+			return Hidden{}, fmt.Errorf("forward: layer %d: %w", i, err)
+		}
+		x, out = out, x
+	}
+	h := Hidden{yield: b.Yield}
+	if len(rows) == 0 {
+		return h, nil
+	}
+	if h.Rows, err = w.keep.Get(len(rows), m.Config.HiddenSize); err != nil {
+		return Hidden{}, fmt.Errorf("forward: %w", err)
+	}
+	for i := 0; i < len(rows); { // runs of neighbouring rows at once
+		j := i + 1
+		for j < len(rows) && rows[j] == rows[j-1]+1 {
+			j++
+		}
+		if err := m.norm.Forward(p, h.Rows.Slice(i, j), x.Slice(int(rows[i]), int(rows[j-1])+1)); err != nil {
+			return Hidden{}, fmt.Errorf("forward: final norm: %w", err)
+		}
+		i = j
+	}
+	h.segments = selectSegments(p.Segments, rows)
+	return h, nil
+}
+
+// selectSegments gives the segments of the selected rows, which count anew from 0.
+func selectSegments(segments []nn.Segment, rows []int32) []nn.Segment {
+	var to []nn.Segment
+	i := 0
+	for _, s := range segments {
+		from := i
+		for i < len(rows) && int(rows[i]) < s.To {
+			i++
+		}
+		if i > from {
+			to = append(to, nn.Segment{From: from, To: i, Modules: s.Modules})
+		}
+	}
+	return to
+}
+
+// Logits runs the output head over the rows of h in chunks of at most 64 MiB. visit gets the logits of rows [first, first+logits.Rows), each VocabSize wide; it may
+// overwrite them, and they are gone when it returns.
+func (m *Model) Logits(w *Workspace, h Hidden, visit func(first int, logits tensor.Tensor) error) error {
+	if h.Rows.Buffer == nil {
+		return nil
+	}
+	for from := 0; from < h.Rows.Rows; {
+		to := min(h.Rows.Rows, from+m.chunkRows())
+		mark := w.temp.Mark()
+		p := w.slice(h.segments, nil, from, to)
+		logits, err := m.logits(w, p, h.Rows.Slice(from, to))
+		if err != nil {
+			return fmt.Errorf("logits: %w", err)
+		}
+		if err := visit(from, logits); err != nil {
+			return err
+		}
+		if err := w.temp.Release(mark); err != nil {
+			return fmt.Errorf("logits: %w", err)
+		}
+		if h.yield != nil {
+			if err := h.yield(); err != nil {
+				return err
+			}
+		}
+		from = to
+	}
+	return nil
+}
+
+// chunkRows is how many rows of logits are held at once.
+func (m *Model) chunkRows() int {
+	return max(1, logitsBytes/(m.Config.VocabSize*tensor.Float32.Size()))
+}
+
+// logits runs the head over rows in the part pass p.
+func (m *Model) logits(w *Workspace, p *nn.Pass, hidden tensor.Tensor) (tensor.Tensor, error) {
+	logits, err := w.temp.Get(hidden.Rows, m.Config.VocabSize)
+	if err != nil {
+		return logits, err
+	}
+	return logits, m.head.Forward(p, logits, hidden, &w.head)
+}
+
+// slice makes the workspace's second pass one over rows [from, to).
+func (w *Workspace) slice(segments []nn.Segment, gradients []nn.GradientRange, from, to int) *nn.Pass {
+	p := &w.part
+	p.Device, p.Temp, p.Keep = w.pass.Device, w.temp, w.temp
+	p.Segments, p.Gradients = p.Segments[:0], p.Gradients[:0]
+	for _, s := range segments {
+		if a, b := max(s.From, from), min(s.To, to); a < b {
+			p.Segments = append(p.Segments, nn.Segment{From: a - from, To: b - from, Modules: s.Modules})
+		}
+	}
+	for _, g := range gradients {
+		if a, b := max(g.From, from), min(g.To, to); a < b {
+			p.Gradients = append(p.Gradients, nn.GradientRange{From: a - from, To: b - from, Modules: g.Modules})
+		}
+	}
+	return p
+}
+
+// Logprobs gives, for rows of logits, the log-probability of targets (rows × k, row-major): logit minus the log-sum-exp of the row, for the sampler and the trainer alike. k may be 0 for
+// the log-sum-exps alone, which it gives too. It takes scratch memory of the workspace.
+func (m *Model) Logprobs(w *Workspace, logits tensor.Tensor, targets []int32, k int) (logprobs, lse []float32, err error) {
+	if len(targets) != logits.Rows*k {
+		return nil, nil, fmt.Errorf("%d targets for %d rows of %d", len(targets), logits.Rows, k)
+	}
+	sums, err := w.temp.Get(logits.Rows, 1)
+	if err != nil {
+		return nil, nil, err
+	}
+	return m.logprobs(sums, logits, targets, k, make([]float32, 0, len(targets)))
+}
+
+// logprobs appends to out, and leaves the log-sum-exps in sums too.
+func (m *Model) logprobs(sums, logits tensor.Tensor, targets []int32, k int, out []float32) (logprobs, lse []float32, err error) {
+	if err := m.Device.LogSumExp(sums, logits); err != nil {
+		return nil, nil, err
+	}
+	lse = make([]float32, logits.Rows)
+	if err := m.Device.Download(lse, sums); err != nil {
+		return nil, nil, err
+	}
+	var logit [1]float32
+	for row, sum := range lse {
+		for _, t := range targets[row*k : (row+1)*k] {
+			if err := m.Device.Download(logit[:], logits.Slice(row, row+1).Columns(int(t), int(t)+1)); err != nil {
+				return nil, nil, err
+			}
+			out = append(out, logit[0]-sum)
+		}
+	}
+	return out, lse, nil
+}
+
+// begin checks sequences and makes the workspace's pass one over them.
+func (m *Model) begin(w *Workspace, sequences []Sequence, pages tensor.Pages, yield func() error) (*nn.Pass, error) {
+	if len(sequences) == 0 {
+		return nil, errors.New("no sequences")
+	}
+	if err := errors.Join(w.temp.Release(nn.Mark{}), w.keep.Release(nn.Mark{})); err != nil {
+		return nil, err
+	}
+	p := &w.pass
+	*p = nn.Pass{Device: m.Device, Temp: w.temp, Keep: w.keep, Pages: pages, Yield: yield,
+		Segments: p.Segments[:0], Gradients: p.Gradients[:0], Runs: p.Runs[:0], Positions: p.Positions[:0]}
+	w.tokens = w.tokens[:0]
+	for i, s := range sequences {
+		if err := m.check(s, pages); err != nil {
+			return nil, fmt.Errorf("sequence %d: %w", i, err)
+		}
+		row := len(w.tokens)
+		end := row + len(s.Tokens)
+		w.tokens = append(w.tokens, s.Tokens...)
+		for position := s.First; position < s.First+len(s.Tokens); position++ {
+			p.Positions = append(p.Positions, int32(position))
+		}
+		p.Runs = append(p.Runs, tensor.AttentionRun{Row: row, Count: len(s.Tokens), First: s.First, Pages: s.Pages})
+		if i > 0 && sequences[i-1].Adapter == s.Adapter {
+			p.Segments[len(p.Segments)-1].To = end
+		} else {
+			p.Segments = append(p.Segments, nn.Segment{From: row, To: end, Modules: s.Adapter.Modules()})
+		}
+	}
+	return p, nil
+}
+
+func (m *Model) check(s Sequence, pages tensor.Pages) error {
+	switch end := s.First + len(s.Tokens); {
+	case len(s.Tokens) == 0:
+		return errors.New("no tokens")
+	case s.First < 0 || end > m.MaxContext:
+		return fmt.Errorf("positions %d … %d are not within the context of %d", s.First, end-1, m.MaxContext)
+	case len(s.Pages)*tensor.PageSize < end:
+		return fmt.Errorf("%d pages do not hold %d positions", len(s.Pages), end)
+	case s.Adapter != nil && len(s.Adapter.Modules()) != len(m.Modules):
+		return fmt.Errorf("adapter has %d modules, the model %d", len(s.Adapter.Modules()), len(m.Modules))
+	}
+	for i, t := range s.Tokens {
+		if t < 0 || int(t) >= m.Config.VocabSize {
+			return fmt.Errorf("token %d is %d, it must be in 0 … %d", i, t, m.Config.VocabSize-1)
+		}
+	}
+	for _, p := range s.Pages {
+		if p < 0 || int(p) >= pages.Count() {
+			return fmt.Errorf("page %d is not in 0 … %d", p, pages.Count()-1)
+		}
+	}
+	return nil
+}
+
+// embed gives the residual stream before the first layer.
+func (m *Model) embed(w *Workspace, arena *nn.Arena) (tensor.Tensor, error) {
+	x, err := arena.Get(len(w.tokens), m.Config.HiddenSize)
+	if err != nil {
+		return x, err
+	}
+	if err := m.Device.GatherRows(x, m.embedding, w.tokens); err != nil {
+		return x, fmt.Errorf("embedding: %w", err)
+	}
+	return x, nil
+}

@@ -1,0 +1,20 @@
+// Package qwen2 has Qwen2 and Qwen2.5 models: biases on the q, k and v projections, always.
+package qwen2
+
+import (
+	"github.com/tinsmith/tinsmith/backends/internal/model"
+	"github.com/tinsmith/tinsmith/backends/internal/nn"
+)
+
+// Name is the architecture's name in config.json.
+const Name = "Qwen2ForCausalLM"
+
+// Architecture loads these models.
+func Architecture() model.Architecture {
+	return model.Architecture{
+		Check: model.CheckPlain,
+		Layer: func(l *model.Loader, i int) (nn.Layer, error) {
+			return l.TransformerLayer(i, model.TransformerOptions{QKVBias: true})
+		},
+	}
+}

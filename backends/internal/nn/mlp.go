@@ -1,0 +1,57 @@
+package nn
+
+import "github.com/tinsmith/tinsmith/backends/internal/tensor"
+
+// MLP is the gated feed-forward layer down(silu(gate(h)) · up(h)).
+type MLP struct {
+	Gate, Up, Down Linear
+}
+
+// MLPActivations is what backward needs. Backward overwrites gate and up.
+type MLPActivations struct {
+	gate, up   tensor.Tensor
+	ga, ua, da LinearActivations
+}
+
+// Forward writes out for the normed residual stream h. An out without a buffer is not computed: only what backward needs is.
+func (m *MLP) Forward(p *Pass, out, h tensor.Tensor, a *MLPActivations) error {
+	width := m.Gate.Weight.Out()
+	var hidden tensor.Tensor
+	if err := p.get(h.Rows, slot{&a.gate, p.Keep, width}, slot{&a.up, p.Keep, width}, slot{&hidden, p.Temp, width}); err != nil {
+		return err
+	}
+	if err := m.Gate.Forward(p, a.gate, h, &a.ga); err != nil {
+		return err
+	}
+	if err := m.Up.Forward(p, a.up, h, &a.ua); err != nil {
+		return err
+	}
+	if err := p.Device.SwiGLU(hidden, a.gate, a.up); err != nil {
+		return err
+	}
+	if out.Buffer == nil {
+		return m.Down.inner(p, hidden, &a.da)
+	}
+	return m.Down.Forward(p, out, hidden, &a.da)
+}
+
+// Backward gives dh, the gradient by h, for the gradient dout by the output. The gated product is computed again, not kept.
+func (m *MLP) Backward(p *Pass, dh, dout, h tensor.Tensor, a *MLPActivations, inputGradient bool) error {
+	var hidden, dhidden tensor.Tensor
+	if err := p.get(h.Rows, slot{&hidden, p.Temp, a.gate.Cols}, slot{&dhidden, p.Temp, a.gate.Cols}); err != nil {
+		return err
+	}
+	if err := p.Device.SwiGLU(hidden, a.gate, a.up); err != nil {
+		return err
+	}
+	if err := m.Down.Backward(p, dhidden, dout, hidden, &a.da, false, true); err != nil {
+		return err
+	}
+	if err := p.Device.SwiGLUBackward(a.gate, a.up, dhidden, a.gate, a.up); err != nil {
+		return err
+	}
+	if err := m.Gate.Backward(p, dh, a.gate, h, &a.ga, false, inputGradient); err != nil {
+		return err
+	}
+	return m.Up.Backward(p, dh, a.up, h, &a.ua, true, inputGradient)
+}

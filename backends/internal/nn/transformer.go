@@ -1,0 +1,125 @@
+package nn
+
+import "github.com/tinsmith/tinsmith/backends/internal/tensor"
+
+// TransformerLayer is x + attention(norm(x)), then x + mlp(norm(x)).
+type TransformerLayer struct {
+	InputNorm     RMSNorm
+	Attention     Attention
+	AttentionNorm RMSNorm // of the residual stream after attention ("post_attention_layernorm")
+	MLP           MLP
+}
+
+type transformerActivations struct {
+	middle    tensor.Tensor // the residual stream after attention
+	attention AttentionActivations
+	mlp       MLPActivations
+}
+
+// NewActivations implements Layer.
+func (*TransformerLayer) NewActivations() Activations { return &transformerActivations{} }
+
+// Forward implements Layer. An out without a buffer is not computed: only what backward needs is.
+func (l *TransformerLayer) Forward(p *Pass, out, x tensor.Tensor, activations Activations) error {
+	a := activations.(*transformerActivations)
+	mark := p.Temp.Mark()
+	var h tensor.Tensor
+	if err := p.get(x.Rows, slot{&a.middle, p.Keep, x.Cols}, slot{&h, p.Temp, x.Cols}); err != nil {
+		return err
+	}
+	if err := l.InputNorm.Forward(p, h, x); err != nil {
+		return err
+	}
+	if err := l.Attention.Forward(p, a.middle, h, &a.attention); err != nil {
+		return err
+	}
+	if err := p.Device.Add(a.middle, x); err != nil {
+		return err
+	}
+	if err := p.yield(); err != nil {
+		return err
+	}
+	if err := l.AttentionNorm.Forward(p, h, a.middle); err != nil {
+		return err
+	}
+	if err := l.MLP.Forward(p, out, h, &a.mlp); err != nil {
+		return err
+	}
+	if out.Buffer == nil {
+		return p.yield() // the activations are in Temp: whoever wants them releases it
+	}
+	if err := p.Device.Add(out, a.middle); err != nil {
+		return err
+	}
+	if err := p.yield(); err != nil {
+		return err
+	}
+	return p.Temp.Release(mark)
+}
+
+// Backward implements Layer.
+func (l *TransformerLayer) Backward(p *Pass, dx, x tensor.Tensor, activations Activations, inputGradient bool) error {
+	a := activations.(*transformerActivations)
+	mark := p.Temp.Mark()
+	var h, dh tensor.Tensor
+	if err := p.get(x.Rows, slot{&h, p.Temp, x.Cols}, slot{&dh, p.Temp, x.Cols}); err != nil {
+		return err
+	}
+	part := p.Temp.Mark()
+	if err := l.AttentionNorm.Forward(p, h, a.middle); err != nil {
+		return err
+	}
+	if err := l.MLP.Backward(p, dh, dx, h, &a.mlp, true); err != nil {
+		return err
+	}
+	if err := l.AttentionNorm.Backward(p, dx, dh, a.middle, true); err != nil {
+		return err
+	}
+	if err := p.Temp.Release(part); err != nil {
+		return err
+	}
+	if err := p.yield(); err != nil {
+		return err
+	}
+	if err := l.InputNorm.Forward(p, h, x); err != nil {
+		return err
+	}
+	if err := l.Attention.Backward(p, dh, dx, h, &a.attention, inputGradient); err != nil {
+		return err
+	}
+	if inputGradient {
+		if err := l.InputNorm.Backward(p, dx, dh, x, true); err != nil {
+			return err
+		}
+	}
+	if err := p.Temp.Release(mark); err != nil {
+		return err
+	}
+	return p.yield()
+}
+
+// slot is a tensor to be handed out.
+type slot struct {
+	t     *tensor.Tensor
+	arena *Arena
+	cols  int
+}
+
+// get fills slots with tensors of that many rows.
+func (p *Pass) get(rows int, slots ...slot) error {
+	for _, s := range slots {
+		t, err := s.arena.Get(rows, s.cols)
+		if err != nil {
+			return err
+		}
+		*s.t = t
+	}
+	return nil
+}
+
+func (p *Pass) yield() error {
+	if p.Yield == nil {
+		return nil
+	}
+	return p.Yield()
+}
