@@ -11,6 +11,7 @@ type addedVocabulary struct {
 	ids     map[string]int32
 	byID    map[int32]addedToken
 	special map[string]bool
+	decoded map[int32]string // what decoding makes of a token: its normalized form if that is what is found
 	order   []string // contents in the order of adding, special ones first after finish
 	plain   addedMatcher
 	folded  addedMatcher // those found in normalized text
@@ -63,6 +64,7 @@ func (a *addedVocabulary) add(tokens []addedToken, model *vocabulary) error {
 
 // finish builds the matchers; normalize is the tokenizer's normalizer.
 func (a *addedVocabulary) finish(normalize func(string) (string, error)) error {
+	a.decoded = make(map[int32]string, len(a.byID))
 	for _, special := range []bool{true, false} {
 		for _, content := range a.order {
 			if a.special[content] != special {
@@ -72,6 +74,7 @@ func (a *addedVocabulary) finish(normalize func(string) (string, error)) error {
 			t := a.byID[id]
 			if !t.Normalized {
 				a.plain.add(content, id, t)
+				a.decoded[id] = content
 				continue
 			}
 			text, err := normalize(content)
@@ -79,6 +82,7 @@ func (a *addedVocabulary) finish(normalize func(string) (string, error)) error {
 				return fmt.Errorf("added_tokens: normalizing %q: %w", content, err)
 			}
 			a.folded.add(text, id, t)
+			a.decoded[id] = text
 		}
 	}
 	a.plain.finish()
@@ -179,7 +183,9 @@ func (m *addedMatcher) cut(out []piece, text string, atStart bool) []piece {
 		if done < start {
 			out = append(out, piece{text: text[done:start], id: noID, atStart: atStart && done == 0})
 		}
-		out = append(out, piece{id: m.ids[index]})
+		if start < end { // else the match before has taken all of it
+			out = append(out, piece{id: m.ids[index]})
+		}
 		done = end
 	}
 	if done < len(text) {

@@ -300,6 +300,9 @@ func (p *regexTranslator) escapedSet(flags regexFlags) (runeSet, error) {
 	named := func(name string, negate bool) (runeSet, error) {
 		set, ok := p.unicode.classes[name]
 		if !ok {
+			set, ok = p.unicode.posix[strings.ToLower(name)]
+		}
+		if !ok {
 			return nil, fmt.Errorf("the character property %q is not supported", name)
 		}
 		if negate {
@@ -370,7 +373,7 @@ func canonicalProperty(name string) string {
 	long := map[string]string{
 		"letter": "L", "uppercaseletter": "Lu", "lowercaseletter": "Ll", "titlecaseletter": "Lt", "modifierletter": "Lm", "otherletter": "Lo",
 		"mark": "M", "nonspacingmark": "Mn", "spacingmark": "Mc", "enclosingmark": "Me", "number": "N", "decimalnumber": "Nd", "letternumber": "Nl",
-		"othernumber": "No", "punctuation": "P", "punct": "P", "symbol": "S", "separator": "Z", "other": "C", "space": "space", "digit": "digit", "word": "word",
+		"othernumber": "No", "punctuation": "P", "symbol": "S", "separator": "Z", "other": "C",
 	}
 	plain := strings.NewReplacer(" ", "", "_", "", "-", "").Replace(strings.ToLower(name))
 	if short, ok := long[plain]; ok {
@@ -454,7 +457,7 @@ func (p *regexTranslator) class(flags regexFlags, depth int) (runeSet, error) {
 			}
 			p.at += len(name) + 2
 			bare, caret := strings.CutPrefix(name, "^")
-			set, ok := p.unicode.classes[canonicalProperty(bare)]
+			set, ok := p.unicode.posix[bare]
 			if !ok {
 				return nil, fmt.Errorf("the class [:%s:] is not supported", name)
 			}

@@ -13,7 +13,8 @@ type Stream struct {
 }
 
 // NewStream returns a stream at the start of a text. With skipSpecial, special
-// tokens give no text.
+// tokens give no text. As in the reference, a special token counts as one here
+// only if normalization leaves its content as it is or is not applied to it.
 func (t *Tokenizer) NewStream(skipSpecial bool) *Stream {
 	return &Stream{tokenizer: t, skipSpecial: skipSpecial, chain: newDecoderChain(t.decoders)}
 }
@@ -24,8 +25,8 @@ func (t *Tokenizer) NewStream(skipSpecial bool) *Stream {
 // and, in SentencePiece tokenizers, a run of single-byte tokens, which counts as
 // text only if all of it is UTF-8.
 func (s *Stream) Push(id int32) string {
-	token, ok := s.tokenizer.TokenString(id)
-	if !ok || s.skipSpecial && s.tokenizer.IsSpecial(id) {
+	token, ok := s.tokenizer.decodable(id)
+	if !ok || s.skipSpecial && s.tokenizer.added.special[token] {
 		return ""
 	}
 	if s.tokenizer.decoders == nil && s.begun {

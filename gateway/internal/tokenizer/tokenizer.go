@@ -190,11 +190,20 @@ func (t *Tokenizer) TokenString(id int32) (string, bool) {
 	return t.vocab.token(id)
 }
 
+// decodable returns the string that decoding starts from for the id. It differs
+// from TokenString for added tokens that are found in normalized text only.
+func (t *Tokenizer) decodable(id int32) (string, bool) {
+	if text, ok := t.added.decoded[id]; ok {
+		return text, true
+	}
+	return t.vocab.token(id)
+}
+
 // TokenBytes returns the bytes that the token adds to a text when it stands in
 // its middle: a part of a character is just those bytes. It is nil for an id
 // without a token. The caller owns the result.
 func (t *Tokenizer) TokenBytes(id int32) []byte {
-	token, ok := t.TokenString(id)
+	token, ok := t.decodable(id)
 	if !ok {
 		return nil
 	}

@@ -37,7 +37,8 @@ const (
 )
 
 type unicodeData struct {
-	classes    map[string]runeSet
+	classes    map[string]runeSet // by name of \p{name}, and some of our own
+	posix      map[string]runeSet // by name of [[:name:]]
 	kinds      *runeTable
 	canonical  map[rune][]rune // full canonical decompositions, Hangul left out
 	compatible map[rune][]rune // full compatibility decompositions that differ
@@ -59,6 +60,7 @@ var loadUnicode = sync.OnceValue(func() *unicodeData {
 func parseUnicode(text string) (*unicodeData, error) {
 	u := &unicodeData{
 		classes:    map[string]runeSet{},
+		posix:      map[string]runeSet{},
 		canonical:  map[rune][]rune{},
 		compatible: map[rune][]rune{},
 		composed:   map[[2]rune]rune{},
@@ -72,13 +74,17 @@ func parseUnicode(text string) (*unicodeData, error) {
 		kind, rest, _ := strings.Cut(lines.Text(), " ")
 		switch kind {
 		case "#":
-		case "class":
+		case "class", "posix":
 			name, ranges, _ := strings.Cut(rest, " ")
 			set, err := parseRanges(ranges)
 			if err != nil {
 				return nil, err
 			}
-			u.classes[name] = set
+			if kind == "posix" {
+				u.posix[name] = set
+			} else {
+				u.classes[name] = set
+			}
 		case "combining":
 			value, ranges, _ := strings.Cut(rest, " ")
 			class, err := strconv.ParseUint(value, 10, 8)
