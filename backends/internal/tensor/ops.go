@@ -16,8 +16,8 @@ type Pages interface {
 	Layers() int
 	Count() int
 	Bytes() int
-	// Zero clears page p of every layer, before it is given to another sequence.
-	Zero(page int32)
+	// Zero clears a page of every layer, before it is given to another sequence.
+	Zero(page int32) error
 	Free()
 }
 

@@ -1,0 +1,81 @@
+// What passes between the operations (operations.c), the kernels of an instruction set and the threads: one struct of arguments per kind of job. A job is
+// cut into units; a unit is what one thread does at a time, and never more than one thread writes an output element. No cut changes a result.
+#ifndef TINSMITH_CPU_JOBS_H
+#define TINSMITH_CPU_JOBS_H
+
+#include "kernels.h"
+
+// worker is one thread's own memory. It is grown before a job starts, never inside.
+typedef struct {
+  void *memory;
+  int64_t bytes;
+} worker;
+
+typedef void (*unit_function)(const void *job, int64_t unit, worker *w);
+
+// rows_job is an operation on rows, or on pieces of one long row when all views are contiguous.
+typedef struct {
+  view a, b, c, d, e; // destinations first
+  int64_t rows_per_unit;
+  float x;
+  bool flag;
+  int type;
+  int64_t heads;
+  const int32_t *index;
+  const float *values;
+  double *sums;
+  adamw_step step;
+} rows_job;
+
+// product_job is y (+)= x · panels. The inner axis is depth long; rows of x are float32, or pairs of bfloat16 already rounded.
+typedef struct {
+  view y, x;
+  matrix w;
+  bool accumulate;
+  int64_t columns_per_unit;
+} product_job;
+
+typedef struct {
+  view o, lse, q;                  // forward: o and lse are written; backward: they are read
+  view dq, dk, dv, dout;           // backward
+  cache p;
+  int64_t layer, query_heads;
+  const sequence *sequences;
+  int64_t n;
+  const int32_t *pages;
+  float scale;
+} attention_job;
+
+// kernels is one instruction set's table.
+typedef struct {
+  const char *isa, *arithmetic;
+  int64_t tile_rows;
+  unit_function matmul, matmul_transposed, outer;
+  unit_function rmsnorm, rmsnorm_backward, rope, swiglu, swiglu_backward;
+  unit_function add, scale, add_row, round;
+  unit_function logsumexp_tile, logsumexp_merge, softmax, softmax_gradient;
+  unit_function sum_squares, adamw;
+  unit_function attention, attention_backward;
+} kernels;
+
+enum { VOCABULARY_TILE = 4096 }; // columns of logits that are reduced together
+enum { SUM_TILE = 4096 };        // elements of a row whose squares are summed together
+enum { DEPTH = 256 };            // inner axis of a block of a product
+enum { MAX_TILE_ROWS = 12 };
+
+static inline float *row_of(view v, int64_t r) { return (float *)v.addr + r * v.stride; }
+static inline int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// round_bf16 rounds to nearest even; a NaN stays one.
+static inline uint16_t round_bf16(float f) {
+  union { float f; uint32_t u; } v = {f};
+  if ((v.u & 0x7fffffff) > 0x7f800000) return (uint16_t)((v.u >> 16) | 0x40);
+  return (uint16_t)((v.u + 0x7fff + ((v.u >> 16) & 1)) >> 16);
+}
+static inline float widen_bf16(uint16_t b) {
+  union { uint32_t u; float f; } v = {(uint32_t)b << 16};
+  return v.f;
+}
+
+
+#endif

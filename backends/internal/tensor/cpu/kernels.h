@@ -1,0 +1,90 @@
+// The C side of the CPU device: what Go calls, and what the kernels of an instruction set offer. Go passes memory addresses as integers.
+#ifndef TINSMITH_CPU_KERNELS_H
+#define TINSMITH_CPU_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { PANEL = 32, PAGE = 64, RESTART = 2048 }; // columns of a weight panel, positions of a page, keys after which a running softmax restarts
+
+enum { FLOAT32 = 1, BFLOAT16 = 2 }; // as tensor.DType
+
+// view is a tensor: rows × cols elements, row r beginning stride elements after row r-1.
+typedef struct {
+  uintptr_t addr;
+  int64_t rows, cols, stride;
+  int32_t type;
+} view;
+
+// matrix is a packed weight: out × in elements in panels of PANEL rows of the weight, the inner axis inside.
+//   float32:  panel[in][PANEL]           bfloat16: panel[(in+1)/2][PANEL][2], an odd inner axis padded with zero
+typedef struct {
+  uintptr_t addr;
+  int64_t out, in;
+  int32_t type;
+} matrix;
+
+// cache is the memory of attention pages. Layer l, page p begin at ((l · count + p) · 2 · heads) blocks; a block is heads K parts, then heads V parts,
+// K as [headDim][PAGE], V as [PAGE][padded headDim].
+typedef struct {
+  uintptr_t addr;
+  int64_t layers, count, heads, head_dim, padded_dim;
+  int32_t type;
+} cache;
+
+// sequence is a tensor.AttentionRun; its page numbers begin at pages[first_page].
+typedef struct {
+  int64_t row, count, first, first_page;
+} sequence;
+
+typedef struct {
+  double learning_rate, beta1, beta2, eps, weight_decay, grad_scale;
+  double correction1, root_correction2; // 1 - beta1^step, √(1 - beta2^step)
+} adamw_step;
+
+typedef struct device device;
+
+// device_new starts threads-1 threads (the caller is one). isa is "" for the best that the processor has. NULL: unknown or not available isa, or no memory.
+device *device_new(int threads, const char *isa);
+void device_free(device *d);
+const char *device_isa(const device *d);
+const char *device_arithmetic(const device *d);
+// isa_available tells whether this processor runs the kernels of a name.
+bool isa_available(const char *isa);
+
+// memory_new gives zeroed memory, 64-byte aligned, in huge pages where the system has them; 0 when there is none.
+uintptr_t memory_new(int64_t bytes);
+void memory_free(uintptr_t addr, int64_t bytes);
+
+// The operations, see package tensor. They return 0, or -1 when scratch memory cannot be had.
+int op_upload(device *d, view dst, const float *src);
+int op_download(device *d, float *dst, view src);
+int op_pack(device *d, matrix m, int64_t row, int64_t n, int source, const void *data);
+int op_repack(device *d, matrix m, view src);
+int op_gather(device *d, view dst, matrix m, const int32_t *ids);
+int op_matmul(device *d, view y, view x, matrix w, bool accumulate);
+int op_matmul_transposed(device *d, view dx, view dy, matrix w, bool accumulate);
+int op_outer(device *d, view g, view a, view b);
+int op_round(device *d, view dst, view src);
+int op_add(device *d, view dst, view src);
+int op_scale(device *d, view dst, float factor, int type);
+int op_add_row(device *d, view dst, view row);
+int op_zero(device *d, view dst);
+int op_rmsnorm(device *d, view y, view x, view weight, float eps);
+int op_rmsnorm_backward(device *d, view dx, view dy, view x, view weight, float eps, bool accumulate);
+int op_rope(device *d, view x, const int32_t *positions, view table, int64_t heads, bool inverse);
+int op_swiglu(device *d, view y, view gate, view up);
+int op_swiglu_backward(device *d, view dgate, view dup, view dy, view gate, view up);
+int op_zero_page(device *d, cache p, int64_t page);
+int op_write_pages(device *d, cache p, int64_t layer, view k, view v, const sequence *s, int64_t n, const int32_t *pages);
+int op_attention(device *d, view o, view lse, view q, cache p, int64_t layer, const sequence *s, int64_t n, const int32_t *pages, int64_t query_heads, float scale);
+int op_attention_backward(device *d, view dq, view dk, view dv, view dout, view o, view lse, view q, cache p, int64_t layer, const sequence *s, int64_t n,
+                          const int32_t *pages, int64_t query_heads, float scale);
+int op_logsumexp(device *d, view lse, view logits);
+int op_softmax(device *d, view p, view logits, view lse);
+int op_softmax_gradient(device *d, view logits, view lse, const int32_t *targets, const float *c, int64_t k);
+int op_sum_squares(device *d, view x, double *sum);
+int op_adamw(device *d, view new_p, view new_m, view new_v, view p, view m, view v, view g, adamw_step s);
+
+#endif

@@ -1,0 +1,37 @@
+// Every kernel of one instruction set. The including file has chosen the target, vf and its operations, ISA and ARITHMETIC.
+#include "lanes.h"
+#include "kernels_rows.h"
+#include "kernels_loss.h"
+#include "kernels_product.h"
+#include "kernels_attention.h"
+
+#define STRING(x) #x
+#define NAME(x) STRING(x)
+#define TABLE_OF(x) kernels_##x
+#define TABLE(x) TABLE_OF(x)
+
+const kernels TABLE(ISA) = {
+    .isa = NAME(ISA),
+    .arithmetic = ARITHMETIC,
+    .tile_rows = TILE_ROWS,
+    .matmul = matmul,
+    .matmul_transposed = matmul_transposed,
+    .outer = outer,
+    .rmsnorm = rmsnorm,
+    .rmsnorm_backward = rmsnorm_backward,
+    .rope = rope,
+    .swiglu = swiglu,
+    .swiglu_backward = swiglu_backward,
+    .add = add,
+    .scale = scale,
+    .add_row = add_row,
+    .round = round_rows,
+    .logsumexp_tile = logsumexp_tile,
+    .logsumexp_merge = logsumexp_merge,
+    .softmax = softmax,
+    .softmax_gradient = softmax_gradient,
+    .sum_squares = sum_squares,
+    .adamw = adamw,
+    .attention = attention,
+    .attention_backward = attention_backward,
+};

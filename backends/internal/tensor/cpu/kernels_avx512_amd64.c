@@ -1,0 +1,6 @@
+// The kernels for amd64 with avx512f.
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,prefer-vector-width=512")
+#include "vector_avx512.h"
+#define ISA avx512
+#define ARITHMETIC "cpu-fma-1"
+#include "kernels_all.h"

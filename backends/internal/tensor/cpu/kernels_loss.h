@@ -1,0 +1,56 @@
+// Log-sum-exp and softmax over the vocabulary in fixed tiles: a row's result does not depend on the rows beside it. Included once per instruction set.
+
+// A unit is one tile of one row: values receives its maximum and its sum of exp(x - maximum). a = logits, heads = tiles per row.
+static void logsumexp_tile(const void *job, int64_t unit, worker *w) {
+  (void)w;
+  const rows_job *j = job;
+  int64_t row = unit / j->heads, from = unit % j->heads * VOCABULARY_TILE;
+  int64_t cols = j->a.cols - from < VOCABULARY_TILE ? j->a.cols - from : VOCABULARY_TILE;
+  const float *x = row_of(j->a, row) + from;
+  const float none = -__builtin_inff();
+  lanes m = lset(none), s = lset(0.0f);
+  EACH_16(cols) m = lmax(m, n == 16 ? lload(x + at) : lload_some(x + at, n, none));
+  float top = lmax1(m);
+  lanes minus = lset(top == none ? 0.0f : -top); // a tile of -Inf only sums to 0
+  EACH_16(cols) s = ladd(s, lexp(ladd(n == 16 ? lload(x + at) : lload_some(x + at, n, none), minus)));
+  float *out = (float *)(uintptr_t)j->values + unit * 2;
+  out[0] = top;
+  out[1] = lsum(s);
+}
+// A unit is some rows: the tiles of each are merged in order. a = lse.
+static void logsumexp_merge(const void *job, int64_t unit, worker *w) {
+  (void)w;
+  const rows_job *j = job;
+  EACH_ROW(j) {
+    const float *t = j->values + r * j->heads * 2;
+    float top = t[0], sum = 0.0f;
+    for (int64_t i = 1; i < j->heads; i++) top = t[2 * i] > top ? t[2 * i] : top;
+    float base = top == -__builtin_inff() ? 0.0f : top;
+    for (int64_t i = 0; i < j->heads; i++) sum = vfma(vset(t[2 * i + 1]), vset(exp1(t[2 * i] - base)), vset(sum))[0];
+    *row_of(j->a, r) = sum == 0.0f ? top : top + log1(sum);
+  }
+}
+// a = p, b = logits, c = lse
+static void softmax(const void *job, int64_t unit, worker *w) {
+  (void)w;
+  const rows_job *j = job;
+  EACH_ROW(j) {
+    float *p = row_of(j->a, r);
+    const float *x = row_of(j->b, r);
+    lanes minus = lset(-*row_of(j->c, r));
+    EACH_16(j->a.cols) STORE(p, lexp(ladd(LOAD(x), minus)));
+  }
+}
+// a = logits in place, b = lse, index = targets, values = c, heads = k. The sum of c is taken first, in order.
+static void softmax_gradient(const void *job, int64_t unit, worker *w) {
+  (void)w;
+  const rows_job *j = job;
+  EACH_ROW(j) {
+    float *x = row_of(j->a, r), sum = 0.0f;
+    const float *c = j->values + r * j->heads;
+    for (int64_t k = 0; k < j->heads; k++) sum += c[k];
+    lanes minus = lset(-*row_of(j->b, r)), factor = lset(-sum);
+    EACH_16(j->a.cols) STORE(x, lmul(factor, lexp(ladd(LOAD(x), minus))));
+    for (int64_t k = 0; k < j->heads; k++) x[j->index[r * j->heads + k]] += c[k];
+  }
+}

@@ -1,0 +1,127 @@
+// Sixteen logical lanes over whatever the instruction set has, so that sums over a row are the same tree everywhere. Included once per instruction set.
+#include "jobs.h"
+#include <string.h>
+#pragma STDC FP_CONTRACT OFF
+
+#define PARTS (16 / LANES)
+#define EACH_PART _Pragma("GCC unroll 4") for (int i = 0; i < PARTS; i++)
+#define INLINE static inline __attribute__((always_inline))
+
+typedef struct {
+  vf v[PARTS];
+} lanes;
+
+INLINE vf vselect(vi mask, vf a, vf b) { return (vf)(((vi)a & mask) | ((vi)b & ~mask)); }
+
+// vexp is eˣ to about one unit in the last place: 2ⁿ · p(r), r = x - n·ln 2. It gives 0 below -104, +Inf above 89, and NaN for NaN.
+INLINE vf vexp(vf x) {
+  x = vmin(vset(89.0f), x); // in this order a NaN comes through
+  x = vmax(vset(-104.0f), x);
+  const vf magic = vset(12582912.0f); // 1.5 · 2²³: its sum with a small number has the nearest integer in the low bits
+  vf t = vfma(x, vset(1.44269504088896341f), magic), n = t - magic;
+  vf r = vfma(n, vset(-0.693359375f), x);
+  r = vfma(n, vset(2.12194440e-4f), r);
+  vf p = vset(1.9875691500e-4f);
+  p = vfma(p, r, vset(1.3981999507e-3f));
+  p = vfma(p, r, vset(8.3334519073e-3f));
+  p = vfma(p, r, vset(4.1665795894e-2f));
+  p = vfma(p, r, vset(1.6666665459e-1f));
+  p = vfma(p, r, vset(5.0000001201e-1f));
+  p = vfma(p, r * r, r) + vset(1.0f);
+  vi k = (vi)t - 0x4B400000, half = k >> 1; // two factors: 2ᵏ itself may be out of range
+  return p * (vf)((half + 127) << 23) * (vf)((k - half + 127) << 23);
+}
+
+// vlog is ln x for normal x > 0; +Inf and NaN stay.
+INLINE vf vlog(vf x) {
+  vi bits = (vi)x;
+  vi e = ((bits >> 23) & 255) - 126;
+  vf m = (vf)((bits & 0x007fffff) | 0x3f000000); // [0.5, 1)
+  vi small = (vi)(m < vset(0.707106781186547524f));
+  m = m + vselect(small, m, vset(0.0f)) - vset(1.0f);
+  e = e + small; // a true lane is -1
+  float fe[LANES];
+  for (int i = 0; i < LANES; i++) fe[i] = (float)e[i];
+  vf n = vload(fe), z = m * m;
+  vf p = vset(7.0376836292e-2f);
+  p = vfma(p, m, vset(-1.1514610310e-1f));
+  p = vfma(p, m, vset(1.1676998740e-1f));
+  p = vfma(p, m, vset(-1.2420140846e-1f));
+  p = vfma(p, m, vset(1.4249322787e-1f));
+  p = vfma(p, m, vset(-1.6668057665e-1f));
+  p = vfma(p, m, vset(2.0000714765e-1f));
+  p = vfma(p, m, vset(-2.4999993993e-1f));
+  p = vfma(p, m, vset(3.3333331174e-1f));
+  vf y = m * z * p;
+  y = vfma(n, vset(-2.12194440e-4f), y);
+  y = vfma(z, vset(-0.5f), y);
+  vf r = vfma(n, vset(0.693359375f), m + y);
+  return vselect((vi)(x < vset(__builtin_inff())), r, x);
+}
+
+INLINE float exp1(float x) { return vexp(vset(x))[0]; }
+INLINE float log1(float x) { return vlog(vset(x))[0]; }
+INLINE float sqrt1(float x) { return vsqrt(vset(x))[0]; }
+
+INLINE lanes lset(float x) {
+  lanes r;
+  EACH_PART r.v[i] = vset(x);
+  return r;
+}
+INLINE lanes lload(const float *p) {
+  lanes r;
+  EACH_PART r.v[i] = vload(p + i * LANES);
+  return r;
+}
+INLINE void lstore(float *p, lanes a) { EACH_PART vstore(p + i * LANES, a.v[i]); }
+// lload_some reads n < 16 elements; the other lanes are fill.
+INLINE lanes lload_some(const float *p, int64_t n, float fill) {
+  float t[16];
+  for (int i = 0; i < 16; i++) t[i] = i < n ? p[i] : fill;
+  return lload(t);
+}
+INLINE void lstore_some(float *p, lanes a, int64_t n) {
+  float t[16];
+  lstore(t, a);
+  for (int i = 0; i < n; i++) p[i] = t[i];
+}
+INLINE lanes ladd(lanes a, lanes b) {
+  EACH_PART a.v[i] = a.v[i] + b.v[i];
+  return a;
+}
+INLINE lanes lmul(lanes a, lanes b) {
+  EACH_PART a.v[i] = a.v[i] * b.v[i];
+  return a;
+}
+INLINE lanes lfma(lanes a, lanes b, lanes c) {
+  EACH_PART a.v[i] = vfma(a.v[i], b.v[i], c.v[i]);
+  return a;
+}
+INLINE lanes lmax(lanes a, lanes b) {
+  EACH_PART a.v[i] = vmax(a.v[i], b.v[i]);
+  return a;
+}
+INLINE lanes lexp(lanes a) {
+  EACH_PART a.v[i] = vexp(a.v[i]);
+  return a;
+}
+// The one tree: lane i with i+8, then i+4, i+2, i+1.
+INLINE float lsum(lanes a) {
+  float t[16];
+  lstore(t, a);
+  for (int w = 8; w > 0; w >>= 1)
+    for (int i = 0; i < w; i++) t[i] = t[i] + t[i + w];
+  return t[0];
+}
+INLINE float lmax1(lanes a) {
+  float t[16];
+  lstore(t, a);
+  for (int w = 8; w > 0; w >>= 1)
+    for (int i = 0; i < w; i++) t[i] = t[i] > t[i + w] ? t[i] : t[i + w];
+  return t[0];
+}
+
+// EACH_16 runs its body for every 16 columns of a row: at is the first, n how many there are (16, or fewer at the end).
+#define EACH_16(cols) for (int64_t at = 0, n = 0; at < (cols) && (n = (cols) - at < 16 ? (cols) - at : 16, 1); at += 16)
+#define LOAD(p) (n == 16 ? lload((p) + at) : lload_some((p) + at, n, 0.0f))
+#define STORE(p, v) (n == 16 ? lstore((p) + at, v) : lstore_some((p) + at, v, n))

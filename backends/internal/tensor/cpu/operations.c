@@ -1,0 +1,420 @@
+// The operations: each puts its arguments into a job, cuts it into units and has the threads run it with the chosen kernels.
+#define _GNU_SOURCE
+#include "jobs.h"
+#include "threads.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#if defined(__x86_64__)
+extern const kernels kernels_sse2, kernels_avx2, kernels_avx512, kernels_avx512bf16;
+#else
+extern const kernels kernels_neon;
+#endif
+
+struct device {
+  const kernels *k;
+  threads *t;
+  void *shared; // scratch that all threads of one operation see
+  int64_t shared_bytes;
+};
+
+static const kernels *find_kernels(const char *isa) {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  const struct {
+    const kernels *k;
+    bool available;
+  } all[] = {{&kernels_avx512bf16, avx512 && __builtin_cpu_supports("avx512bf16")}, {&kernels_avx512, avx512}, {&kernels_avx2, avx2}, {&kernels_sse2, true}};
+#else
+  const struct {
+    const kernels *k;
+    bool available;
+  } all[] = {{&kernels_neon, true}};
+#endif
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+    if (all[i].available && (!*isa || !strcmp(isa, all[i].k->isa))) return all[i].k;
+  return NULL;
+}
+
+bool isa_available(const char *isa) { return find_kernels(isa) != NULL; }
+
+device *device_new(int count, const char *isa) {
+  const kernels *k = find_kernels(isa);
+  device *d = k ? calloc(1, sizeof *d) : NULL;
+  if (!d) return NULL;
+  d->k = k;
+  d->t = threads_new(count);
+  if (!d->t) return free(d), NULL;
+  return d;
+}
+void device_free(device *d) {
+  threads_free(d->t);
+  free(d->shared);
+  free(d);
+}
+const char *device_isa(const device *d) { return d->k->isa; }
+const char *device_arithmetic(const device *d) { return d->k->arithmetic; }
+
+// Memory. From HUGE bytes on it is mapped directly, at a multiple of HUGE, and advised to be in huge pages.
+enum { HUGE = 2 << 20 };
+uintptr_t memory_new(int64_t bytes) {
+  if (bytes < HUGE) {
+    void *p = NULL;
+    if (posix_memalign(&p, 64, bytes ? (size_t)bytes : 1)) return 0;
+    memset(p, 0, (size_t)bytes);
+    return (uintptr_t)p;
+  }
+  if (bytes > INT64_MAX - HUGE) return 0;
+  char *p = mmap(NULL, (size_t)bytes + HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (p == MAP_FAILED) return 0;
+  uintptr_t start = ((uintptr_t)p + HUGE - 1) & ~(uintptr_t)(HUGE - 1), end = (start + (uintptr_t)bytes + 4095) & ~(uintptr_t)4095;
+  if (start > (uintptr_t)p) munmap(p, start - (uintptr_t)p);
+  if ((uintptr_t)p + (uintptr_t)bytes + HUGE > end) munmap((void *)end, (uintptr_t)p + (uintptr_t)bytes + HUGE - end);
+#ifdef MADV_HUGEPAGE
+  madvise((void *)start, (size_t)bytes, MADV_HUGEPAGE); // only a wish
+#endif
+  return start;
+}
+void memory_free(uintptr_t addr, int64_t bytes) {
+  if (bytes < HUGE) free((void *)addr);
+  else munmap((void *)addr, ((size_t)bytes + 4095) & ~(size_t)4095);
+}
+
+static void *shared_memory(device *d, int64_t bytes) {
+  if (d->shared_bytes < bytes) {
+    free(d->shared);
+    d->shared = NULL, d->shared_bytes = 0;
+    if (posix_memalign(&d->shared, 64, (size_t)bytes)) return d->shared = NULL;
+    d->shared_bytes = bytes;
+  }
+  return d->shared;
+}
+
+// Rows.
+
+enum { UNIT_ELEMENTS = 16384 };
+// run_rows runs a job over rows of a. cost is nanoseconds per element of one thread.
+static int run_rows(device *d, unit_function f, rows_job *j, double cost) {
+  int64_t rows = j->a.rows, cols = j->a.cols;
+  if (!rows || !cols) return 0;
+  j->rows_per_unit = UNIT_ELEMENTS / cols > 1 ? UNIT_ELEMENTS / cols : 1;
+  threads_run(d->t, f, j, div_up(rows, j->rows_per_unit), (double)rows * (double)cols * cost);
+  return 0;
+}
+// flatten sees contiguous views of one shape as rows of 4096 elements when that divides, so that one long row is cut too.
+static void flatten(view **v, int n) {
+  enum { WIDE = 4096 };
+  int64_t rows = v[0]->rows, cols = v[0]->cols;
+  for (int i = 0; i < n; i++)
+    if (v[i]->rows > 1 && v[i]->stride != cols) return;
+  if (!rows || rows * cols % WIDE) return;
+  for (int i = 0; i < n; i++) v[i]->rows = rows * cols / WIDE, v[i]->cols = v[i]->stride = WIDE;
+}
+
+int op_upload(device *d, view dst, const float *src) {
+  (void)d;
+  for (int64_t r = 0; r < dst.rows; r++) memcpy(row_of(dst, r), src + r * dst.cols, (size_t)dst.cols * 4);
+  return 0;
+}
+int op_download(device *d, float *dst, view src) {
+  (void)d;
+  for (int64_t r = 0; r < src.rows; r++) memcpy(dst + r * src.cols, row_of(src, r), (size_t)src.cols * 4);
+  return 0;
+}
+int op_zero(device *d, view dst) {
+  (void)d;
+  size_t size = dst.type == BFLOAT16 ? 2 : 4;
+  for (int64_t r = 0; r < dst.rows; r++) memset((char *)dst.addr + (size_t)(r * dst.stride) * size, 0, (size_t)dst.cols * size);
+  return 0;
+}
+int op_round(device *d, view dst, view src) {
+  rows_job j = {.a = dst, .b = src};
+  flatten((view *[]){&j.a, &j.b}, 2);
+  return run_rows(d, d->k->round, &j, 0.5);
+}
+int op_add(device *d, view dst, view src) {
+  rows_job j = {.a = dst, .b = src};
+  flatten((view *[]){&j.a, &j.b}, 2);
+  return run_rows(d, d->k->add, &j, 0.3);
+}
+int op_scale(device *d, view dst, float factor, int type) {
+  rows_job j = {.a = dst, .x = factor, .type = type};
+  flatten((view *[]){&j.a}, 1);
+  return run_rows(d, d->k->scale, &j, 0.3);
+}
+int op_add_row(device *d, view dst, view row) {
+  rows_job j = {.a = dst, .b = row};
+  return run_rows(d, d->k->add_row, &j, 0.3);
+}
+int op_rmsnorm(device *d, view y, view x, view weight, float eps) {
+  rows_job j = {.a = y, .b = x, .c = weight, .x = eps};
+  return run_rows(d, d->k->rmsnorm, &j, 0.4);
+}
+int op_rmsnorm_backward(device *d, view dx, view dy, view x, view weight, float eps, bool accumulate) {
+  rows_job j = {.a = dx, .b = dy, .c = x, .d = weight, .x = eps, .flag = accumulate};
+  return run_rows(d, d->k->rmsnorm_backward, &j, 0.8);
+}
+int op_rope(device *d, view x, const int32_t *positions, view table, int64_t heads, bool inverse) {
+  rows_job j = {.a = x, .b = table, .index = positions, .heads = heads, .flag = inverse};
+  return run_rows(d, d->k->rope, &j, 0.3);
+}
+int op_swiglu(device *d, view y, view gate, view up) {
+  rows_job j = {.a = y, .b = gate, .c = up};
+  flatten((view *[]){&j.a, &j.b, &j.c}, 3);
+  return run_rows(d, d->k->swiglu, &j, 1);
+}
+int op_swiglu_backward(device *d, view dgate, view dup, view dy, view gate, view up) {
+  rows_job j = {.a = dgate, .b = dup, .c = dy, .d = gate, .e = up};
+  flatten((view *[]){&j.a, &j.b, &j.c, &j.d, &j.e}, 5);
+  return run_rows(d, d->k->swiglu_backward, &j, 1.5);
+}
+
+int op_logsumexp(device *d, view lse, view logits) {
+  int64_t tiles = div_up(logits.cols, VOCABULARY_TILE);
+  if (!logits.rows) return 0;
+  float *parts = shared_memory(d, logits.rows * tiles * 8);
+  if (!parts) return -1;
+  rows_job j = {.a = logits, .heads = tiles, .values = parts};
+  threads_run(d->t, d->k->logsumexp_tile, &j, logits.rows * tiles, (double)logits.rows * (double)logits.cols * 0.8);
+  j.a = lse;
+  return run_rows(d, d->k->logsumexp_merge, &j, 20.0 * (double)tiles);
+}
+int op_softmax(device *d, view p, view logits, view lse) {
+  rows_job j = {.a = p, .b = logits, .c = lse};
+  return run_rows(d, d->k->softmax, &j, 0.6);
+}
+int op_softmax_gradient(device *d, view logits, view lse, const int32_t *targets, const float *c, int64_t k) {
+  rows_job j = {.a = logits, .b = lse, .index = targets, .values = c, .heads = k};
+  return run_rows(d, d->k->softmax_gradient, &j, 0.6);
+}
+
+int op_sum_squares(device *d, view x, double *sum) {
+  *sum = 0;
+  if (!x.rows || !x.cols) return 0;
+  int64_t tiles = div_up(x.cols, SUM_TILE);
+  double *sums = shared_memory(d, x.rows * tiles * 8);
+  if (!sums) return -1;
+  rows_job j = {.a = x, .heads = tiles, .sums = sums};
+  threads_run(d->t, d->k->sum_squares, &j, x.rows * tiles, (double)x.rows * (double)x.cols * 0.3);
+  double s = 0;
+  for (int64_t i = 0; i < x.rows * tiles; i++) s += sums[i];
+  *sum = s;
+  return 0;
+}
+int op_adamw(device *d, view new_p, view new_m, view new_v, view p, view m, view v, view g, adamw_step s) {
+  view t[7] = {new_p, new_m, new_v, p, m, v, g};
+  flatten((view *[]){t, t + 1, t + 2, t + 3, t + 4, t + 5, t + 6}, 7);
+  rows_job j = {.a = t[0], .values = (const float *)t, .step = s};
+  return run_rows(d, d->k->adamw, &j, 1.5);
+}
+
+// Weights.
+
+typedef struct {
+  matrix m;
+  int64_t row, n, stride; // stride in elements of the source
+  int source;             // FLOAT32, BFLOAT16 or FLOAT16
+  const char *data;
+} pack_job;
+enum { FLOAT16 = 3 };
+
+static float widen_f16(uint16_t h) {
+  uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = (h >> 10) & 31, fraction = h & 1023;
+  union { uint32_t u; float f; } v;
+  if (exponent == 31) v.u = sign | 0x7f800000 | fraction << 13;
+  else if (exponent) v.u = sign | (exponent + 112) << 23 | fraction << 13;
+  else { // zero and denormals: fraction · 2⁻²⁴, exact
+    v.f = (float)fraction * 0x1p-24f;
+    v.u |= sign;
+  }
+  return v.f;
+}
+static uint32_t pack_read(const pack_job *j, int64_t n, int64_t k) { // the element's bits as float32
+  union { float f; uint32_t u; } v;
+  uint16_t h;
+  switch (j->source) {
+  case FLOAT32: memcpy(&v.u, j->data + (n * j->stride + k) * 4, 4); break;
+  case BFLOAT16:
+    memcpy(&h, j->data + (n * j->stride + k) * 2, 2);
+    v.u = (uint32_t)h << 16;
+    break;
+  default:
+    memcpy(&h, j->data + (n * j->stride + k) * 2, 2);
+    v.f = widen_f16(h);
+  }
+  return v.u;
+}
+// A unit is the rows that fall into one panel.
+static void pack_unit(const void *job, int64_t unit, worker *w) {
+  (void)w;
+  const pack_job *j = job;
+  int64_t panel = j->row / PANEL + unit, from = panel * PANEL < j->row ? j->row : panel * PANEL;
+  int64_t to = (panel + 1) * PANEL < j->row + j->n ? (panel + 1) * PANEL : j->row + j->n, in = j->m.in, pairs = (in + 1) / 2;
+  for (int64_t k = 0; k < in; k++)
+    for (int64_t r = from; r < to; r++) {
+      union { uint32_t u; float f; } v = {pack_read(j, r - j->row, k)};
+      if (j->m.type == FLOAT32) ((uint32_t *)j->m.addr)[(panel * in + k) * PANEL + r % PANEL] = v.u;
+      else ((uint16_t *)j->m.addr)[((panel * pairs + k / 2) * PANEL + r % PANEL) * 2 + k % 2] = round_bf16(v.f);
+    }
+}
+int op_pack(device *d, matrix m, int64_t row, int64_t n, int source, const void *data) {
+  if (!n) return 0;
+  pack_job j = {m, row, n, m.in, source, data};
+  threads_run(d->t, pack_unit, &j, (row + n - 1) / PANEL - row / PANEL + 1, (double)n * (double)m.in);
+  return 0;
+}
+int op_repack(device *d, matrix m, view src) {
+  if (!m.out) return 0;
+  pack_job j = {m, 0, m.out, src.stride, FLOAT32, (const char *)src.addr};
+  threads_run(d->t, pack_unit, &j, div_up(m.out, PANEL), (double)m.out * (double)m.in);
+  return 0;
+}
+
+typedef struct {
+  view dst;
+  matrix m;
+  const int32_t *ids;
+} gather_job;
+static void gather_unit(const void *job, int64_t unit, worker *w) {
+  (void)w;
+  const gather_job *j = job;
+  int64_t id = j->ids[unit], in = j->m.in, pairs = (in + 1) / 2;
+  float *y = row_of(j->dst, unit);
+  if (j->m.type == FLOAT32) {
+    const float *p = (const float *)j->m.addr + id / PANEL * in * PANEL + id % PANEL;
+    for (int64_t k = 0; k < in; k++) y[k] = p[k * PANEL];
+  } else {
+    const uint16_t *p = (const uint16_t *)j->m.addr + (id / PANEL * pairs * PANEL + id % PANEL) * 2;
+    for (int64_t k = 0; k < in; k++) y[k] = widen_bf16(p[k / 2 * PANEL * 2 + k % 2]);
+  }
+}
+int op_gather(device *d, view dst, matrix m, const int32_t *ids) {
+  gather_job j = {dst, m, ids};
+  if (dst.rows) threads_run(d->t, gather_unit, &j, dst.rows, (double)dst.rows * (double)m.in * 2);
+  return 0;
+}
+
+// Products.
+
+typedef struct {
+  view x;
+  uint32_t *pairs;
+  int64_t depth;
+} pair_job;
+static void pair_unit(const void *job, int64_t unit, worker *w) { // one row as pairs of bfloat16
+  (void)w;
+  const pair_job *j = job;
+  uint16_t *y = (uint16_t *)(j->pairs + unit * j->depth);
+  if (j->x.type == BFLOAT16) {
+    memcpy(y, (const uint16_t *)j->x.addr + unit * j->x.stride, (size_t)j->x.cols * 2);
+  } else {
+    const float *x = row_of(j->x, unit);
+    for (int64_t k = 0; k < j->x.cols; k++) y[k] = round_bf16(x[k]);
+  }
+  if (j->x.cols % 2) y[j->x.cols] = 0;
+}
+static int as_pairs(device *d, view *x) {
+  int64_t depth = (x->cols + 1) / 2;
+  uint32_t *pairs = shared_memory(d, x->rows * depth * 4);
+  if (!pairs) return -1;
+  pair_job j = {*x, pairs, depth};
+  threads_run(d->t, pair_unit, &j, x->rows, (double)x->rows * (double)x->cols * 0.5);
+  *x = (view){(uintptr_t)pairs, x->rows, x->cols, depth, BFLOAT16};
+  return 0;
+}
+static double product_cost(double rows, double out, double in) { return rows * out * in * 0.03; }
+
+int op_matmul(device *d, view y, view x, matrix w, bool accumulate) {
+  if (!y.rows || !w.out) return 0;
+  if (w.type == BFLOAT16 && as_pairs(d, &x)) return -1;
+  product_job j = {.y = y, .x = x, .w = w, .accumulate = accumulate};
+  threads_run(d->t, d->k->matmul, &j, div_up(w.out, PANEL), product_cost((double)y.rows, (double)w.out, (double)w.in));
+  return 0;
+}
+int op_matmul_transposed(device *d, view dx, view dy, matrix w, bool accumulate) {
+  if (!dx.rows || !w.in) return 0;
+  if ((w.type == BFLOAT16 && as_pairs(d, &dy)) || threads_reserve(d->t, DEPTH * PANEL * 4)) return -1;
+  product_job j = {.y = dx, .x = dy, .w = w, .accumulate = accumulate};
+  threads_run(d->t, d->k->matmul_transposed, &j, div_up(w.in, PANEL), product_cost((double)dx.rows, (double)w.out, (double)w.in) + (double)w.out * (double)w.in);
+  return 0;
+}
+int op_outer(device *d, view g, view a, view b) {
+  if (!g.rows || !g.cols || !a.rows) return 0;
+  if (threads_reserve(d->t, DEPTH * PANEL * 4)) return -1;
+  product_job j = {.y = g, .x = a, .w = {b.addr, b.stride, b.cols, FLOAT32}};
+  threads_run(d->t, d->k->outer, &j, div_up(g.cols, PANEL), product_cost((double)a.rows, (double)g.rows, (double)g.cols));
+  return 0;
+}
+
+// Attention.
+
+static int64_t block_elements(const cache *p) { return PAGE * (p->head_dim + p->padded_dim) * p->heads; }
+int op_zero_page(device *d, cache p, int64_t page) {
+  (void)d;
+  size_t size = (size_t)block_elements(&p) * (p.type == BFLOAT16 ? 2 : 4);
+  for (int64_t l = 0; l < p.layers; l++) memset((char *)p.addr + (size_t)(l * p.count + page) * size, 0, size);
+  return 0;
+}
+
+typedef struct {
+  cache p;
+  int64_t layer;
+  view k, v;
+  const sequence *sequences;
+  const int32_t *pages;
+} write_job;
+static void write_element(const cache *p, int64_t at, float x) {
+  if (p->type == FLOAT32) ((float *)p->addr)[at] = x;
+  else ((uint16_t *)p->addr)[at] = round_bf16(x);
+}
+static void write_unit(const void *job, int64_t unit, worker *w) { // one head of one row
+  (void)w;
+  const write_job *j = job;
+  const cache *p = &j->p;
+  int64_t head = unit % p->heads, index = unit / p->heads;
+  const sequence *s = j->sequences;
+  while (index >= s->count) index -= s->count, s++;
+  int64_t position = s->first + index, page = j->pages[s->first_page + position / PAGE], i = position % PAGE;
+  int64_t at = (j->layer * p->count + page) * block_elements(p);
+  const float *k = row_of(j->k, s->row + index) + head * p->head_dim, *v = row_of(j->v, s->row + index) + head * p->head_dim;
+  for (int64_t d = 0; d < p->head_dim; d++) {
+    write_element(p, at + (head * p->head_dim + d) * PAGE + i, k[d]);
+    write_element(p, at + p->heads * PAGE * p->head_dim + (head * PAGE + i) * p->padded_dim + d, v[d]);
+  }
+}
+static int64_t count_rows(const sequence *s, int64_t n) {
+  int64_t rows = 0;
+  for (int64_t i = 0; i < n; i++) rows += s[i].count;
+  return rows;
+}
+int op_write_pages(device *d, cache p, int64_t layer, view k, view v, const sequence *s, int64_t n, const int32_t *pages) {
+  write_job j = {p, layer, k, v, s, pages};
+  int64_t units = count_rows(s, n) * p.heads;
+  if (units) threads_run(d->t, write_unit, &j, units, (double)units * (double)p.head_dim * 4);
+  return 0;
+}
+int op_attention(device *d, view o, view lse, view q, cache p, int64_t layer, const sequence *s, int64_t n, const int32_t *pages, int64_t query_heads, float scale) {
+  int64_t units = count_rows(s, n) * p.heads;
+  if (!units) return 0;
+  if (threads_reserve(d->t, (PAGE + 2) * p.padded_dim * 4)) return -1;
+  attention_job j = {.o = o, .lse = lse, .q = q, .p = p, .layer = layer, .query_heads = query_heads, .sequences = s, .n = n, .pages = pages, .scale = scale};
+  double work = 0;
+  for (int64_t i = 0; i < n; i++) work += (double)s[i].count * ((double)s[i].first + 0.5 * (double)s[i].count) * (double)q.cols * 0.1;
+  threads_run(d->t, d->k->attention, &j, units, work);
+  return 0;
+}
+int op_attention_backward(device *d, view dq, view dk, view dv, view dout, view o, view lse, view q, cache p, int64_t layer, const sequence *s, int64_t n,
+                          const int32_t *pages, int64_t query_heads, float scale) {
+  if (!n) return 0;
+  if (threads_reserve(d->t, (6 * PAGE + 2) * p.padded_dim * 4)) return -1;
+  attention_job j = {.dq = dq, .dk = dk, .dv = dv, .dout = dout, .o = o, .lse = lse, .q = q, .p = p, .layer = layer, .query_heads = query_heads,
+                     .sequences = s, .n = n, .pages = pages, .scale = scale};
+  double work = 0;
+  for (int64_t i = 0; i < n; i++) work += (double)s[i].count * (double)s[i].count * (double)q.cols * 0.2;
+  threads_run(d->t, d->k->attention_backward, &j, n * p.heads, work);
+  return 0;
+}

@@ -1,0 +1,155 @@
+// The device's threads: the caller and count-1 more that live as long as the device. Units of a job are claimed from one counter. A thread that has nothing to do
+// looks at the counter for some microseconds, because a decoding step is a hundred short jobs one after another, and then sleeps. Claiming is the only
+// meeting point: a thread that wakes late finds nothing left, and nobody waits for it.
+#define _GNU_SOURCE
+#include "threads.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define PAUSE() _mm_pause()
+// Bits 6 and 15 of MXCSR: denormals are zero, flush to zero.
+static uint64_t flush_denormals(void) {
+  unsigned old = _mm_getcsr();
+  _mm_setcsr(old | 0x8040);
+  return old;
+}
+static void restore_denormals(uint64_t old) { _mm_setcsr((unsigned)old); }
+#elif defined(__aarch64__)
+#define PAUSE() __asm__ volatile("yield")
+// Bit 24 of FPCR: flush to zero, operands and results.
+static uint64_t flush_denormals(void) {
+  uint64_t old;
+  __asm__ volatile("mrs %0, fpcr" : "=r"(old));
+  __asm__ volatile("msr fpcr, %0" ::"r"(old | (1u << 24)));
+  return old;
+}
+static void restore_denormals(uint64_t old) { __asm__ volatile("msr fpcr, %0" ::"r"(old)); }
+#else
+#error "the CPU device has kernels for amd64 and arm64"
+#endif
+
+enum { SPINS = 500 };           // about 20 µs of looking before a thread sleeps
+enum { SHORT = 8000 };          // nanoseconds of work below which waking a thread does not pay
+
+struct threads {
+  int count;
+  pthread_t *ids;
+  worker *workers;
+  unit_function run;
+  const void *job;
+  int64_t units;
+  _Alignas(64) atomic_llong left; // units not claimed yet; they are claimed from the last to the first
+  _Alignas(64) atomic_llong done;
+  _Alignas(64) atomic_int sleeping;
+  atomic_bool stop;
+  pthread_mutex_t lock;
+  pthread_cond_t wake;
+};
+
+typedef struct {
+  threads *t;
+  int index;
+} thread_start;
+
+static bool claim_one(threads *t, worker *w) {
+  long long left = atomic_load_explicit(&t->left, memory_order_relaxed);
+  do {
+    if (left <= 0) return false;
+  } while (!atomic_compare_exchange_weak_explicit(&t->left, &left, left - 1, memory_order_acquire, memory_order_relaxed));
+  t->run(t->job, t->units - left, w); // the job lives until every claimed unit is done
+  atomic_fetch_add_explicit(&t->done, 1, memory_order_release);
+  return true;
+}
+
+static void *thread_main(void *argument) {
+  thread_start start = *(thread_start *)argument;
+  free(argument);
+  threads *t = start.t;
+  flush_denormals();
+  for (;;) {
+    while (claim_one(t, &t->workers[start.index])) {
+    }
+    int spins = 0;
+    while (atomic_load_explicit(&t->left, memory_order_relaxed) <= 0 && !atomic_load(&t->stop) && spins < SPINS) PAUSE(), spins++;
+    if (spins == SPINS) {
+      pthread_mutex_lock(&t->lock);
+      atomic_fetch_add(&t->sleeping, 1);
+      while (atomic_load(&t->left) <= 0 && !atomic_load(&t->stop)) pthread_cond_wait(&t->wake, &t->lock);
+      atomic_fetch_sub(&t->sleeping, 1);
+      pthread_mutex_unlock(&t->lock);
+    }
+    if (atomic_load(&t->stop)) return NULL;
+  }
+}
+
+threads *threads_new(int count) {
+  threads *t = NULL;
+  if (posix_memalign((void **)&t, 64, sizeof *t)) return NULL;
+  *t = (threads){.count = 1};
+  pthread_mutex_init(&t->lock, NULL);
+  pthread_cond_init(&t->wake, NULL);
+  t->ids = calloc((size_t)count, sizeof *t->ids);
+  t->workers = calloc((size_t)count, sizeof *t->workers);
+  if (!t->ids || !t->workers) return threads_free(t), NULL;
+  for (; t->count < count; t->count++) {
+    thread_start *s = malloc(sizeof *s);
+    if (!s) return threads_free(t), NULL;
+    *s = (thread_start){t, t->count};
+    if (pthread_create(&t->ids[t->count], NULL, thread_main, s)) return free(s), threads_free(t), NULL;
+  }
+  return t;
+}
+
+void threads_free(threads *t) {
+  pthread_mutex_lock(&t->lock);
+  atomic_store(&t->stop, true);
+  pthread_cond_broadcast(&t->wake);
+  pthread_mutex_unlock(&t->lock);
+  for (int i = 1; i < t->count; i++) pthread_join(t->ids[i], NULL);
+  for (int i = 0; t->workers && i < t->count; i++) free(t->workers[i].memory);
+  pthread_cond_destroy(&t->wake);
+  pthread_mutex_destroy(&t->lock);
+  free(t->workers);
+  free(t->ids);
+  free(t);
+}
+
+int threads_reserve(threads *t, int64_t bytes) {
+  for (int i = 0; i < t->count; i++) {
+    worker *w = &t->workers[i];
+    if (w->bytes >= bytes) continue;
+    free(w->memory);
+    *w = (worker){0};
+    if (posix_memalign(&w->memory, 64, (size_t)bytes)) return w->memory = NULL, -1;
+    w->bytes = bytes;
+  }
+  return 0;
+}
+
+void threads_run(threads *t, unit_function f, const void *job, int64_t units, double work) {
+  uint64_t old = flush_denormals();
+  if (t->count == 1 || units == 1 || work < SHORT) {
+    for (int64_t i = 0; i < units; i++) f(job, i, &t->workers[0]);
+    restore_denormals(old);
+    return;
+  }
+  t->run = f, t->job = job, t->units = units;
+  atomic_store_explicit(&t->done, 0, memory_order_relaxed);
+  atomic_store(&t->left, units);
+  if (atomic_load(&t->sleeping) > 0) {
+    pthread_mutex_lock(&t->lock);
+    pthread_cond_broadcast(&t->wake);
+    pthread_mutex_unlock(&t->lock);
+  }
+  while (claim_one(t, &t->workers[0])) {
+  }
+  for (int spins = 0; atomic_load_explicit(&t->done, memory_order_acquire) < units; spins++)
+    if (spins < SPINS) PAUSE();
+    else sched_yield(); // another process has this thread's processor
+  restore_denormals(old);
+}

@@ -1,0 +1,15 @@
+// Sixteen lanes on avx512f; with BF16_DOT also avx512_bf16.
+#include <immintrin.h>
+#include <stdint.h>
+#define LANES 16
+#define TILE_ROWS 12
+#define TILE_VECTORS 2
+typedef __m512 vf;
+typedef int32_t vi __attribute__((vector_size(64)));
+#define vload(p) _mm512_loadu_ps((const float *)(p))
+#define vstore(p, a) _mm512_storeu_ps((float *)(p), a)
+#define vset(a) _mm512_set1_ps(a)
+#define vfma(a, b, c) _mm512_fmadd_ps(a, b, c)
+#define vmax(a, b) _mm512_max_ps(a, b)
+#define vmin(a, b) _mm512_min_ps(a, b)
+#define vsqrt(a) _mm512_sqrt_ps(a)

@@ -1,0 +1,262 @@
+package optest
+
+import (
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+)
+
+// attentionShape is a batch of whole sequences.
+type attentionShape struct {
+	lengths                    []int
+	queryHeads, heads, headDim int
+	dtype                      tensor.DType
+}
+
+func (s attentionShape) rows() int {
+	var n int
+	for _, l := range s.lengths {
+		n += l
+	}
+	return n
+}
+
+func (s attentionShape) String() string {
+	return fmt.Sprintf("%v lengths %v heads %d/%d dimension %d", s.dtype, s.lengths, s.queryHeads, s.heads, s.headDim)
+}
+
+func (s attentionShape) scale() float32 { return float32(1 / math.Sqrt(float64(s.headDim))) }
+
+// inputs gives q, k, v and the gradient of the output.
+func (s attentionShape) inputs() (q, k, v, do []float32) {
+	rows := s.rows()
+	return normal(1, rows*s.queryHeads*s.headDim), normal(2, rows*s.heads*s.headDim), normal(3, rows*s.heads*s.headDim), normal(4, rows*s.queryHeads*s.headDim)
+}
+
+// runs gives every sequence pages of its own, in an order that is not ascending, and the number of pages in all.
+func (s attentionShape) runs() ([]tensor.AttentionRun, int) {
+	var runs []tensor.AttentionRun
+	var row, page int
+	for _, l := range s.lengths {
+		r := tensor.AttentionRun{Row: row, Count: l}
+		for at := 0; at < l; at += tensor.PageSize {
+			r.Pages = append(r.Pages, int32(page))
+			page++
+		}
+		row += l
+		runs = append(runs, r)
+	}
+	for i := range runs {
+		for k := range runs[i].Pages {
+			runs[i].Pages[k] = int32(page) - runs[i].Pages[k]
+		}
+	}
+	return runs, page + 1
+}
+
+var attentionShapes = []attentionShape{
+	{[]int{1}, 1, 1, 1, tensor.Float32},
+	{[]int{3, 0, 5}, 2, 1, 8, tensor.Float32},
+	{[]int{64, 1, 65}, 4, 2, 32, tensor.Float32},
+	{[]int{130}, 6, 2, 40, tensor.BFloat16},
+	{[]int{7, 200, 13}, 4, 2, 64, tensor.BFloat16},
+	{[]int{90, 33}, 2, 2, 128, tensor.Float32},
+	{[]int{20}, 15, 1, 24, tensor.BFloat16},
+}
+
+// attend is the reference, for the keys and values as the pages hold them. Each row's probabilities are given for the backward pass.
+func (s attentionShape) attend(q, k, v []float64) (o, lse []float64, probabilities [][]float64) {
+	d, qw, kw := s.headDim, s.queryHeads*s.headDim, s.heads*s.headDim
+	row := 0
+	for _, l := range s.lengths {
+		for r := range l {
+			for h := range s.queryHeads {
+				kh := h / (s.queryHeads / s.heads)
+				query := q[(row+r)*qw+h*d : (row+r)*qw+h*d+d]
+				scores := elementwise(r+1, func(i int) float64 { return float64(s.scale()) * dot(query, k[(row+i)*kw+kh*d:(row+i)*kw+kh*d+d]) })
+				z := logSumExp(scores)
+				out := make([]float64, d)
+				for i := range scores {
+					scores[i] = math.Exp(scores[i] - z)
+					for c := range d {
+						out[c] += scores[i] * v[(row+i)*kw+kh*d+c]
+					}
+				}
+				o, lse, probabilities = append(o, out...), append(lse, z), append(probabilities, scores)
+			}
+		}
+		row += l
+	}
+	return o, lse, probabilities
+}
+
+// backward is the reference gradient.
+func (s attentionShape) backward(q, k, v, do []float64) (dq, dk, dv []float64) {
+	o, _, probabilities := s.attend(q, k, v)
+	d, kw := s.headDim, s.heads*s.headDim
+	dq, dk, dv = make([]float64, len(q)), make([]float64, len(k)), make([]float64, len(v))
+	row, at := 0, 0
+	for _, l := range s.lengths {
+		for r := range l {
+			for h := range s.queryHeads {
+				kh := h / (s.queryHeads / s.heads)
+				qi := at * d
+				delta := dot(do[qi:qi+d], o[qi:qi+d])
+				for i, p := range probabilities[at] {
+					ki := (row+i)*kw + kh*d
+					ds := p * (dot(do[qi:qi+d], v[ki:ki+d]) - delta) * float64(s.scale())
+					for c := range d {
+						dv[ki+c] += p * do[qi+c]
+						dk[ki+c] += ds * q[qi+c]
+						dq[qi+c] += ds * k[ki+c]
+					}
+				}
+				at++
+			}
+			_ = r
+		}
+		row += l
+	}
+	return dq, dk, dv
+}
+
+// attentionState has a batch's tensors on the device, its keys and values written.
+type attentionState struct {
+	q, o, lse tensor.Tensor
+	pages     tensor.Pages
+	runs      []tensor.AttentionRun
+}
+
+const attentionLayer = 1 // of two
+
+func (s attentionShape) forward(h *bench, q, k, v []float32) attentionState {
+	rows := s.rows()
+	runs, count := s.runs()
+	pages, err := h.d.NewPages(s.dtype, 2, count, s.heads, s.headDim)
+	h.ok(err)
+	h.t.Cleanup(pages.Free)
+	a := attentionState{h.view(rows, s.queryHeads*s.headDim, q), h.view(rows, s.queryHeads*s.headDim, q), h.view(rows, s.queryHeads, make([]float32, rows*s.queryHeads)), pages, runs}
+	h.ok(h.d.WritePages(pages, attentionLayer, h.view(rows, s.heads*s.headDim, k), h.view(rows, s.heads*s.headDim, v), runs))
+	h.ok(h.d.Attention(a.o, a.lse, a.q, pages, attentionLayer, runs, s.queryHeads, s.scale()))
+	return a
+}
+
+func attentionCases() []testCase {
+	var all []testCase
+	for _, s := range attentionShapes {
+		q, k, v, do := s.inputs()
+		all = append(all, testCase{
+			name: "attention " + s.String(), tolerance: 1e-5,
+			run: func(h *bench) [][]float32 {
+				a := s.forward(h, q, k, v)
+				rows, qw, kw := s.rows(), s.queryHeads*s.headDim, s.heads*s.headDim
+				dq, dk, dv := h.view(rows, qw, q), h.view(rows, kw, k), h.view(rows, kw, v)
+				h.ok(h.d.AttentionBackward(dq, dk, dv, h.view(rows, qw, do), a.o, a.lse, a.q, a.pages, attentionLayer, a.runs, s.queryHeads, s.scale()))
+				return [][]float32{h.read(a.o), h.read(a.lse), h.read(dq), h.read(dk), h.read(dv)}
+			},
+			want: func() [][]float64 {
+				k64, v64 := rounded(s.dtype, k), rounded(s.dtype, v)
+				o, lse, _ := s.attend(float64s(q), k64, v64)
+				dq, dk, dv := s.backward(float64s(q), k64, v64, float64s(do))
+				return [][]float64{o, lse, dq, dk, dv}
+			},
+		})
+	}
+	long := attentionShape{[]int{2*2048 + 70}, 2, 1, 16, tensor.Float32} // two restarts of the running softmax; the reference for its last rows only
+	q, k, v, _ := long.inputs()
+	const last = 5
+	all = append(all, testCase{
+		name: "attention " + long.String(), tolerance: 1e-5,
+		run: func(h *bench) [][]float32 {
+			a := long.forward(h, q, k, v)
+			n := long.lengths[0]
+			return [][]float32{h.read(a.o.Slice(n-last, n)), h.read(a.lse.Slice(n-last, n))}
+		},
+		want: func() [][]float64 {
+			var o, lse []float64
+			d := long.headDim
+			for r := long.lengths[0] - last; r < long.lengths[0]; r++ {
+				for h := range long.queryHeads {
+					query := float64s(q[(r*long.queryHeads+h)*d : (r*long.queryHeads+h+1)*d])
+					scores := elementwise(r+1, func(i int) float64 { return float64(long.scale()) * dot(query, float64s(k[i*d:(i+1)*d])) })
+					z := logSumExp(scores)
+					out := make([]float64, d)
+					for i := range scores {
+						for c := range d {
+							out[c] += math.Exp(scores[i]-z) * float64(v[i*d+c])
+						}
+					}
+					o, lse = append(o, out...), append(lse, z)
+				}
+			}
+			return [][]float64{o, lse}
+		},
+	})
+	return all
+}
+
+// attentionCuts checks that a sequence in one piece, in chunks, in another batch and token by token gives equal bits.
+func attentionCuts(t *testing.T, d tensor.Device) {
+	for _, s := range []attentionShape{
+		{[]int{5, 150, 40}, 4, 2, 64, tensor.BFloat16},
+		{[]int{70, 3}, 6, 2, 40, tensor.Float32},
+		{[]int{2048 + 66}, 2, 1, 16, tensor.BFloat16},
+	} {
+		t.Run(s.String(), func(t *testing.T) {
+			h := start(t, d)
+			q, k, v, do := s.inputs()
+			whole := s.forward(h, q, k, v)
+			o, lse := h.read(whole.o), h.read(whole.lse)
+			qw, kw := s.queryHeads*s.headDim, s.heads*s.headDim
+			row := 0
+			for i, n := range s.lengths {
+				for _, chunk := range []int{1, 7, 64, n} {
+					from := 0
+					if chunk == 1 && n > 200 {
+						from = n - 70 // token by token only at the end of a long one
+					}
+					pages, err := d.NewPages(s.dtype, 2, len(whole.runs[i].Pages), s.heads, s.headDim)
+					h.ok(err)
+					var own []int32
+					for p := range whole.runs[i].Pages {
+						own = append(own, int32(p))
+					}
+					at := func(x []float32, width, from, to int) tensor.Tensor {
+						return h.tensor(to-from, width, x[(row+from)*width:(row+to)*width])
+					}
+					if from > 0 {
+						h.ok(d.WritePages(pages, attentionLayer, at(k, kw, 0, from), at(v, kw, 0, from), []tensor.AttentionRun{{Count: from, Pages: own}}))
+					}
+					for ; from < n; from += chunk {
+						to := min(from+chunk, n)
+						run := []tensor.AttentionRun{{Count: to - from, First: from, Pages: own}}
+						h.ok(d.WritePages(pages, attentionLayer, at(k, kw, from, to), at(v, kw, from, to), run))
+						out := h.tensor(to-from, qw, make([]float32, (to-from)*qw))
+						sum := h.tensor(to-from, s.queryHeads, make([]float32, (to-from)*s.queryHeads))
+						h.ok(d.Attention(out, sum, at(q, qw, from, to), pages, attentionLayer, run, s.queryHeads, s.scale()))
+						sameBits(t, fmt.Sprintf("sequence %d in chunks of %d, rows %d to %d", i, chunk, from, to), h.read(out), o[(row+from)*qw:(row+to)*qw])
+						sameBits(t, "log-sum-exp", h.read(sum), lse[(row+from)*s.queryHeads:(row+to)*s.queryHeads])
+					}
+					pages.Free()
+				}
+				row += n
+			}
+			rows := s.rows()
+			grads := func(runs []tensor.AttentionRun) (a, b, c tensor.Tensor) {
+				a, b, c = h.tensor(rows, qw, make([]float32, rows*qw)), h.tensor(rows, kw, make([]float32, rows*kw)), h.tensor(rows, kw, make([]float32, rows*kw))
+				for _, r := range runs {
+					h.ok(d.AttentionBackward(a, b, c, h.tensor(rows, qw, do), whole.o, whole.lse, whole.q, whole.pages, attentionLayer, []tensor.AttentionRun{r}, s.queryHeads, s.scale()))
+				}
+				return a, b, c
+			}
+			a1, b1, c1 := grads(whole.runs) // one sequence at a time
+			a2, b2, c2 := h.tensor(rows, qw, make([]float32, rows*qw)), h.tensor(rows, kw, make([]float32, rows*kw)), h.tensor(rows, kw, make([]float32, rows*kw))
+			h.ok(d.AttentionBackward(a2, b2, c2, h.tensor(rows, qw, do), whole.o, whole.lse, whole.q, whole.pages, attentionLayer, whole.runs, s.queryHeads, s.scale()))
+			sameBits(t, "dq", h.read(a1), h.read(a2))
+			sameBits(t, "dk", h.read(b1), h.read(b2))
+			sameBits(t, "dv", h.read(c1), h.read(c2))
+		})
+	}
+}

@@ -1,0 +1,49 @@
+package optest
+
+import (
+	"fmt"
+	"math"
+)
+
+func lossCases() []testCase {
+	var all []testCase
+	for i, s := range [][3]int{{1, 1, 1}, {2, 17, 1}, {5, 4096, 2}, {3, 5000, 3}, {2, 20011, 1}, {70, 130, 1}, {0, 9, 1}} {
+		rows, cols, k := s[0], s[1], s[2]
+		logits, c := normal(uint64(3000+i), rows*cols), normal(uint64(3100+i), rows*k)
+		for j := range logits {
+			logits[j] *= 6
+		}
+		targets := make([]int32, rows*k)
+		for j := range targets {
+			targets[j] = int32(j * 7919 % cols)
+		}
+		x := float64s(logits)
+		all = append(all, testCase{
+			name: fmt.Sprintf("log-sum-exp, softmax and its gradient %d×%d", rows, cols), tolerance: 2e-6,
+			run: func(h *bench) [][]float32 {
+				lse, in, p := h.view(rows, 1, make([]float32, rows)), h.view(rows, cols, logits), h.view(rows, cols, logits)
+				h.ok(h.d.LogSumExp(lse, in))
+				h.ok(h.d.Softmax(p, in, lse))
+				h.ok(h.d.SoftmaxGradient(in, lse, targets, c))
+				return [][]float32{h.read(lse), h.read(p), h.read(in)}
+			},
+			want: func() [][]float64 {
+				lse := eachRow(x, cols, func(_ int, r []float64) []float64 { return []float64{logSumExp(r)} })
+				p := elementwise(len(x), func(i int) float64 { return math.Exp(x[i] - lse[i/cols]) })
+				g := elementwise(len(x), func(i int) float64 {
+					var s float64
+					for j := range k {
+						at := i/cols*k + j
+						s -= float64(c[at]) * p[i]
+						if int(targets[at]) == i%cols {
+							s += float64(c[at])
+						}
+					}
+					return s
+				})
+				return [][]float64{lse, p, g}
+			},
+		})
+	}
+	return all
+}

@@ -1,0 +1,57 @@
+package optest
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+)
+
+func optimizerCases() []testCase {
+	var all []testCase
+	steps := []tensor.AdamWStep{
+		{LearningRate: 1e-4, Beta1: 0.9, Beta2: 0.95, Eps: 1e-12, GradScale: 1, Step: 1},
+		{LearningRate: 3e-3, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8, WeightDecay: 0.1, GradScale: 0.25, Step: 7},
+		{LearningRate: 1, Beta1: 0, Beta2: 0, Eps: 1e-3, WeightDecay: 0.01, GradScale: 2, Step: 100000},
+	}
+	for i, s := range [][2]int{{1, 1}, {3, 17}, {16, 1000}, {32, 512}, {0, 4}} {
+		rows, cols := s[0], s[1]
+		n, seed := rows*cols, uint64(4000+10*i)
+		p, m, v, g := normal(seed, n), normal(seed+1, n), normal(seed+2, n), normal(seed+3, n)
+		for j := range v {
+			v[j] *= v[j]
+		}
+		for k, step := range steps {
+			all = append(all, testCase{
+				name: fmt.Sprintf("adamw %d×%d step %d", rows, cols, k), tolerance: 1e-6,
+				run: func(h *bench) [][]float32 {
+					np, nm, nv := h.view(rows, cols, p), h.view(rows, cols, m), h.tensor(rows, cols, v)
+					h.ok(h.d.AdamW(np, nm, nv, h.view(rows, cols, p), nm, h.view(rows, cols, v), h.view(rows, cols, g), step))
+					return [][]float32{h.read(np), h.read(nm), h.read(nv)}
+				},
+				want: func() [][]float64 {
+					np, nm, nv := make([]float64, n), make([]float64, n), make([]float64, n)
+					for j := range n {
+						grad := float64(g[j]) * step.GradScale
+						nm[j] = step.Beta1*float64(m[j]) + (1-step.Beta1)*grad
+						nv[j] = step.Beta2*float64(v[j]) + (1-step.Beta2)*grad*grad
+						root := math.Sqrt(nv[j] / (1 - math.Pow(step.Beta2, float64(step.Step))))
+						np[j] = float64(p[j]) - step.LearningRate*step.WeightDecay*float64(p[j]) -
+							step.LearningRate*nm[j]/(1-math.Pow(step.Beta1, float64(step.Step)))/(root+step.Eps)
+					}
+					return [][]float64{np, nm, nv}
+				},
+			})
+		}
+		all = append(all, testCase{
+			name: fmt.Sprintf("sum of squares %d×%d", rows, cols), tolerance: 1e-7,
+			run: func(h *bench) [][]float32 {
+				sum, err := h.d.SumSquares(h.view(rows, cols, p))
+				h.ok(err)
+				return [][]float32{{float32(sum)}}
+			},
+			want: func() [][]float64 { return [][]float64{{dot(float64s(p), float64s(p))}} },
+		})
+	}
+	return all
+}

@@ -1,0 +1,228 @@
+package optest
+
+import (
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+)
+
+// rowOperation is an operation that maps row r of its input to row r of its output, with everything else fixed.
+type rowOperation struct {
+	name    string
+	in, out int
+	run     func(h *bench, y, x tensor.Tensor)
+}
+
+func rowOperations(h *bench) []rowOperation {
+	const cols, out = 259, 331
+	weight := h.tensor(1, cols, normal(10, cols))
+	all := []rowOperation{
+		{"rms norm", cols, cols, func(h *bench, y, x tensor.Tensor) { h.ok(h.d.RMSNorm(y, x, weight, normEps)) }},
+		{"rms norm backward", cols, cols, func(h *bench, y, x tensor.Tensor) { h.ok(h.d.RMSNormBackward(y, x, x, weight, normEps, false)) }},
+		{"swiglu", cols, cols, func(h *bench, y, x tensor.Tensor) { h.ok(h.d.SwiGLU(y, x, x)) }},
+		{"log-sum-exp", 9001, 1, func(h *bench, y, x tensor.Tensor) { h.ok(h.d.LogSumExp(y, x)) }},
+		{"softmax", 300, 300, func(h *bench, y, x tensor.Tensor) {
+			lse := h.tensor(x.Rows, 1, make([]float32, x.Rows))
+			h.ok(h.d.LogSumExp(lse, x))
+			h.ok(h.d.Softmax(y, x, lse))
+		}},
+	}
+	for _, dtype := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
+		m := h.matrix(dtype, out, cols, normal(11, out*cols))
+		all = append(all,
+			rowOperation{fmt.Sprintf("matmul %v", dtype), cols, out, func(h *bench, y, x tensor.Tensor) { h.ok(h.d.MatMul(y, x, m, false)) }},
+			rowOperation{fmt.Sprintf("matmul transposed %v", dtype), out, cols, func(h *bench, y, x tensor.Tensor) { h.ok(h.d.MatMulTransposed(y, x, m, false)) }})
+	}
+	return all
+}
+
+// rowsAlone checks that any cut of the rows, down to each alone, gives the same bits.
+func rowsAlone(t *testing.T, d tensor.Device) {
+	const rows = 77
+	for _, op := range rowOperations(start(t, d)) {
+		t.Run(op.name, func(t *testing.T) {
+			h := start(t, d)
+			x, y := h.tensor(rows, op.in, normal(12, rows*op.in)), h.tensor(rows, op.out, make([]float32, rows*op.out))
+			op.run(h, y, x)
+			want := h.read(y)
+			for _, cut := range []int{1, 2, 5, 8, 13, 50} {
+				h.ok(d.Zero(y))
+				for from := 0; from < rows; from += cut {
+					to := min(from+cut, rows)
+					op.run(h, y.Slice(from, to), x.Slice(from, to))
+				}
+				sameBits(t, fmt.Sprintf("in pieces of %d rows", cut), h.read(y), want)
+			}
+		})
+	}
+	t.Run("outer product", func(t *testing.T) {
+		const p, q = 45, 70
+		h := start(t, d)
+		for _, s := range [][2]int{{p, q}, {q, 8}, {8, q}} {
+			a, b := h.tensor(rows, s[0], normal(13, rows*s[0])), h.tensor(rows, s[1], normal(14, rows*s[1]))
+			whole, parts := h.tensor(s[0], s[1], normal(15, s[0]*s[1])), h.tensor(s[0], s[1], normal(15, s[0]*s[1]))
+			h.ok(d.OuterProduct(whole, a, b))
+			for from := 0; from < rows; from += 9 {
+				to := min(from+9, rows)
+				h.ok(d.OuterProduct(parts, a.Slice(from, to), b.Slice(from, to)))
+			}
+			sameBits(t, "rows in pieces", h.read(parts), h.read(whole))
+		}
+	})
+}
+
+// notFinite checks that a NaN or an infinity in one row reaches no other row, and does reach its own.
+func notFinite(t *testing.T, d tensor.Device) {
+	const rows, bad = 29, 14
+	for _, op := range rowOperations(start(t, d)) {
+		for _, value := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
+			t.Run(fmt.Sprintf("%s %v", op.name, value), func(t *testing.T) {
+				h := start(t, d)
+				values := normal(16, rows*op.in)
+				y := h.tensor(rows, op.out, make([]float32, rows*op.out))
+				op.run(h, y, h.tensor(rows, op.in, values))
+				clean := h.read(y)
+				values[bad*op.in+5] = float32(value)
+				op.run(h, y, h.tensor(rows, op.in, values))
+				got := h.read(y)
+				sameBits(t, "rows before", got[:bad*op.out], clean[:bad*op.out])
+				sameBits(t, "rows after", got[(bad+1)*op.out:], clean[(bad+1)*op.out:])
+				if math.IsNaN(value) {
+					var seen bool
+					for _, v := range got[bad*op.out : (bad+1)*op.out] {
+						seen = seen || math.IsNaN(float64(v))
+					}
+					if !seen {
+						t.Error("the NaN is gone")
+					}
+				}
+			})
+		}
+	}
+	t.Run("attention", func(t *testing.T) { // a key's NaN reaches the rows that see it, not those before, nor another sequence
+		s := attentionShape{[]int{40, 90}, 4, 2, 32, tensor.Float32}
+		q, k, v, _ := s.inputs()
+		h := start(t, d)
+		clean := h.read(s.forward(h, q, k, v).o)
+		for _, target := range [][]float32{k, v} {
+			row, width := 40+20, s.heads*s.headDim
+			old := target[row*width]
+			target[row*width] = float32(math.NaN())
+			got := h.read(s.forward(h, q, k, v).o)
+			target[row*width] = old
+			qw := s.queryHeads * s.headDim
+			sameBits(t, "rows before", got[:row*qw], clean[:row*qw])
+			for r := row; r < s.rows(); r++ {
+				if !math.IsNaN(float64(got[r*qw])) {
+					t.Fatalf("row %d does not show the NaN that it attends to", r)
+				}
+			}
+		}
+	})
+	t.Run("sum of squares", func(t *testing.T) {
+		h := start(t, d)
+		for _, value := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), math.MaxFloat32} {
+			x := normal(17, 3*1000)
+			x[2345] = float32(value)
+			sum, err := d.SumSquares(h.tensor(3, 1000, x))
+			h.ok(err)
+			if finite := !math.IsNaN(sum) && !math.IsInf(sum, 0); finite != (value == math.MaxFloat32) {
+				t.Errorf("with %g: %g", value, sum)
+			}
+		}
+	})
+}
+
+// gradients checks backward operations against central differences of the device's own forward operations.
+func gradients(t *testing.T, d tensor.Device) {
+	const step = 1e-2
+	// compare checks the directional derivative of f along several directions.
+	compare := func(t *testing.T, f func(x []float32) []float32, x, dy, dx []float32) {
+		t.Helper()
+		for trial := range 4 {
+			direction := normal(uint64(50+trial), len(x))
+			up, down := make([]float32, len(x)), make([]float32, len(x))
+			var want float64
+			for i := range x {
+				up[i], down[i] = x[i]+step*direction[i], x[i]-step*direction[i]
+				want += float64(dx[i]) * (float64(up[i]) - float64(down[i]))
+			}
+			a, b := f(up), f(down)
+			var got float64
+			for i := range a {
+				got += float64(dy[i]) * (float64(a[i]) - float64(b[i]))
+			}
+			if math.Abs(got-want) > 0.02*math.Max(math.Abs(want), step*math.Sqrt(float64(len(x)))) {
+				t.Errorf("direction %d: difference %g, gradient gives %g", trial, got, want)
+			}
+		}
+	}
+	const rows, cols = 6, 50
+	x, dy, weight := normal(20, rows*cols), normal(21, rows*cols), normal(22, cols)
+	t.Run("rms norm", func(t *testing.T) {
+		h := start(t, d)
+		w := h.tensor(1, cols, weight)
+		dx := h.tensor(rows, cols, dy)
+		h.ok(d.RMSNormBackward(dx, dx, h.tensor(rows, cols, x), w, normEps, false))
+		compare(t, func(x []float32) []float32 {
+			y := h.tensor(rows, cols, x)
+			h.ok(d.RMSNorm(y, y, w, normEps))
+			return h.read(y)
+		}, x, dy, h.read(dx))
+	})
+	t.Run("swiglu", func(t *testing.T) {
+		h := start(t, d)
+		both := append(append([]float32(nil), x...), normal(23, rows*cols)...)
+		n := rows * cols
+		gate, up := h.tensor(rows, cols, both[:n]), h.tensor(rows, cols, both[n:])
+		h.ok(d.SwiGLUBackward(gate, up, h.tensor(rows, cols, dy), gate, up))
+		compare(t, func(x []float32) []float32 {
+			y := h.tensor(rows, cols, x[:n])
+			h.ok(d.SwiGLU(y, y, h.tensor(rows, cols, x[n:])))
+			return h.read(y)
+		}, both, dy, append(h.read(gate), h.read(up)...))
+	})
+	t.Run("matmul", func(t *testing.T) {
+		h := start(t, d)
+		const out = 37
+		m, g := h.matrix(tensor.Float32, out, cols, normal(24, out*cols)), normal(25, rows*out)
+		dx := h.tensor(rows, cols, x)
+		h.ok(d.MatMulTransposed(dx, h.tensor(rows, out, g), m, false))
+		compare(t, func(x []float32) []float32 {
+			y := h.tensor(rows, out, make([]float32, rows*out))
+			h.ok(d.MatMul(y, h.tensor(rows, cols, x), m, false))
+			return h.read(y)
+		}, x, g, h.read(dx))
+	})
+	t.Run("log-probability", func(t *testing.T) {
+		h := start(t, d)
+		targets := []int32{3, 49, 0, 3, 17, 20}
+		c := normal(26, rows)
+		lse, logits := h.tensor(rows, 1, make([]float32, rows)), h.tensor(rows, cols, x)
+		h.ok(d.LogSumExp(lse, logits))
+		h.ok(d.SoftmaxGradient(logits, lse, targets, c))
+		compare(t, func(x []float32) []float32 {
+			h.ok(d.LogSumExp(lse, h.tensor(rows, cols, x)))
+			p := h.read(lse)
+			for r := range p {
+				p[r] = x[r*cols+int(targets[r])] - p[r]
+			}
+			return p
+		}, x, c, h.read(logits))
+	})
+	t.Run("attention", func(t *testing.T) {
+		h := start(t, d)
+		s := attentionShape{[]int{9, 70}, 4, 2, 16, tensor.Float32}
+		q, k, v, do := s.inputs()
+		a := s.forward(h, q, k, v)
+		rows, qw, kw := s.rows(), s.queryHeads*s.headDim, s.heads*s.headDim
+		dq, dk, dv := h.tensor(rows, qw, q), h.tensor(rows, kw, k), h.tensor(rows, kw, v)
+		h.ok(d.AttentionBackward(dq, dk, dv, h.tensor(rows, qw, do), a.o, a.lse, a.q, a.pages, attentionLayer, a.runs, s.queryHeads, s.scale()))
+		join := func(a, b, c []float32) []float32 { return append(append(append([]float32(nil), a...), b...), c...) }
+		compare(t, func(x []float32) []float32 {
+			return h.read(s.forward(h, x[:len(q)], x[len(q):len(q)+len(k)], x[len(q)+len(k):]).o)
+		}, join(q, k, v), do, join(h.read(dq), h.read(dk), h.read(dv)))
+	})
+}

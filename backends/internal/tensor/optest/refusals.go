@@ -1,0 +1,108 @@
+package optest
+
+import (
+	"math"
+	"testing"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+)
+
+// refusals checks that arguments that do not fit are errors, never a panic and never a crash.
+func refusals(t *testing.T, d tensor.Device) {
+	h := start(t, d)
+	zeros := func(rows, cols int) tensor.Tensor { return h.tensor(rows, cols, make([]float32, rows*cols)) }
+	a, b, row, column := zeros(4, 6), zeros(4, 7), zeros(1, 6), zeros(4, 1)
+	m := h.matrix(tensor.Float32, 7, 6, make([]float32, 42))
+	freed, err := d.Alloc(tensor.Float32, 4, 6)
+	h.ok(err)
+	gone := freed
+	d.Free(freed)
+	wild := a
+	wild.Rows = 5
+	huge := a
+	huge.Rows, huge.Stride = math.MaxInt, math.MaxInt/2
+	negative := a
+	negative.Offset = -1
+	half, err := d.Alloc(tensor.BFloat16, 4, 6)
+	h.ok(err)
+	t.Cleanup(func() { d.Free(half) })
+	pages, err := d.NewPages(tensor.Float32, 1, 2, 1, 6)
+	h.ok(err)
+	t.Cleanup(pages.Free)
+	adam := tensor.AdamWStep{LearningRate: 1, Beta1: 0.9, Beta2: 0.9, Eps: 1e-8, GradScale: 1, Step: 1}
+	wrong := func(change func(*tensor.AdamWStep)) tensor.AdamWStep { s := adam; change(&s); return s }
+	one := []tensor.AttentionRun{{Count: 4, Pages: []int32{0}}}
+	_, sumErr := d.SumSquares(half)
+	_, allocErr := d.Alloc(tensor.Float32, math.MaxInt/2, 3)
+	_, negativeErr := d.Alloc(tensor.Float32, -1, 3)
+	_, typeErr := d.Alloc(tensor.DType(9), 1, 3)
+	_, matrixErr := d.NewMatrix(tensor.BFloat16, math.MaxInt, math.MaxInt)
+	_, pagesErr := d.NewPages(tensor.Float32, 1, math.MaxInt32, 1<<40, 128)
+	for name, err := range map[string]error{
+		"freed":                   d.Zero(gone),
+		"beyond the buffer":       d.Zero(wild),
+		"size overflows":          d.Zero(huge),
+		"negative offset":         d.Zero(negative),
+		"no buffer":               d.Zero(tensor.Tensor{Rows: 1, Cols: 1, Stride: 1, DType: tensor.Float32}),
+		"no type":                 d.Zero(tensor.Tensor{Buffer: a.Buffer, Rows: 1, Cols: 1, Stride: 1}),
+		"upload length":           d.Upload(a, make([]float32, 23)),
+		"download length":         d.Download(make([]float32, 25), a),
+		"alloc overflows":         allocErr,
+		"alloc negative":          negativeErr,
+		"alloc type":              typeErr,
+		"matrix overflows":        matrixErr,
+		"pages overflow":          pagesErr,
+		"pack source":             d.PackRows(m, 0, 1, "F64", make([]byte, 48)),
+		"pack rows":               d.PackRows(m, 6, 2, "F32", make([]byte, 48)),
+		"pack length":             d.PackRows(m, 0, 1, "F32", make([]byte, 23)),
+		"repack shape":            d.Repack(m, a),
+		"gather id":               d.GatherRows(row, m, []int32{7}),
+		"gather negative id":      d.GatherRows(row, m, []int32{-1}),
+		"gather count":            d.GatherRows(row, m, []int32{1, 2}),
+		"matmul shape":            d.MatMul(a, b, m, false),
+		"matmul type":             d.MatMul(b, half, m, false),
+		"matmul no matrix":        d.MatMul(b, a, nil, false),
+		"matmul transposed shape": d.MatMulTransposed(b, a, m, false),
+		"outer product shape":     d.OuterProduct(zeros(6, 6), a, b),
+		"round shape":             d.Round(half, b),
+		"add shape":               d.Add(a, b),
+		"add type":                d.Add(half, a),
+		"add row shape":           d.AddRow(b, row),
+		"scale type":              d.Scale(a, 1, tensor.DType(0)),
+		"norm weight":             d.RMSNorm(b, b, row, 1e-6),
+		"norm backward shape":     d.RMSNormBackward(a, a, b, row, 1e-6, false),
+		"rope heads":              d.Rope(a, []int32{0, 0, 0, 0}, zeros(2, 2), 4, false),
+		"rope no heads":           d.Rope(a, []int32{0, 0, 0, 0}, zeros(2, 2), 0, false),
+		"rope table":              d.Rope(a, []int32{0, 0, 0, 0}, zeros(2, 4), 2, false),
+		"rope position":           d.Rope(a, []int32{0, 0, 2, 0}, zeros(2, 2), 2, false),
+		"rope positions":          d.Rope(a, []int32{0}, zeros(2, 2), 2, false),
+		"swiglu shape":            d.SwiGLU(a, a, b),
+		"swiglu backward shape":   d.SwiGLUBackward(a, a, a, a, b),
+		"log-sum-exp shape":       d.LogSumExp(row, a),
+		"softmax shape":           d.Softmax(a, b, column),
+		"gradient target":         d.SoftmaxGradient(a, column, []int32{0, 0, 6, 0}, make([]float32, 4)),
+		"gradient targets":        d.SoftmaxGradient(a, column, []int32{0}, make([]float32, 1)),
+		"gradient coefficients":   d.SoftmaxGradient(a, column, make([]int32, 4), make([]float32, 8)),
+		"sum of squares type":     sumErr,
+		"adamw shape":             d.AdamW(a, a, a, a, a, a, b, adam),
+		"adamw step":              d.AdamW(a, a, a, a, a, a, a, wrong(func(s *tensor.AdamWStep) { s.Step = 0 })),
+		"adamw beta":              d.AdamW(a, a, a, a, a, a, a, wrong(func(s *tensor.AdamWStep) { s.Beta1 = 1 })),
+		"adamw beta NaN":          d.AdamW(a, a, a, a, a, a, a, wrong(func(s *tensor.AdamWStep) { s.Beta2 = math.NaN() })),
+		"zero page":               pages.Zero(2),
+		"write layer":             d.WritePages(pages, 1, a, a, one),
+		"write shape":             d.WritePages(pages, 0, b, b, one),
+		"write rows":              d.WritePages(pages, 0, a, a, []tensor.AttentionRun{{Count: 5, Pages: []int32{0}}}),
+		"write page":              d.WritePages(pages, 0, a, a, []tensor.AttentionRun{{Count: 4, Pages: []int32{2}}}),
+		"write too few pages":     d.WritePages(pages, 0, a, a, []tensor.AttentionRun{{Count: 4, First: 61, Pages: []int32{0}}}),
+		"write rows twice":        d.WritePages(pages, 0, a, a, []tensor.AttentionRun{{Count: 2, Pages: []int32{0}}, {Row: 1, Count: 2, Pages: []int32{1}}}),
+		"attention heads":         d.Attention(a, tensor.Tensor{}, a, pages, 0, one, 0, 1),
+		"attention shape":         d.Attention(b, tensor.Tensor{}, a, pages, 0, one, 1, 1),
+		"attention lse":           d.Attention(a, row, a, pages, 0, one, 1, 1),
+		"attention pages":         d.Attention(a, column, a, nil, 0, one, 1, 1),
+		"backward position":       d.AttentionBackward(a, a, a, a, a, column, a, pages, 0, []tensor.AttentionRun{{Count: 4, First: 1, Pages: []int32{0}}}, 1, 1),
+	} {
+		if err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
