@@ -12,7 +12,7 @@ type addedVocabulary struct {
 	byID    map[int32]addedToken
 	special map[string]bool
 	decoded map[int32]string // what decoding makes of a token: its normalized form if that is what is found
-	order   []string // contents in the order of adding, special ones first after finish
+	order   []string         // contents in the order of adding, special ones first after finish
 	plain   addedMatcher
 	folded  addedMatcher // those found in normalized text
 }

@@ -3,6 +3,7 @@ package tokenizer
 import (
 	"fmt"
 	"math"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -27,6 +28,7 @@ type bpe struct {
 	rawTokens   map[string]int32 // by raw bytes; filled only for ignoreMerges
 	runeIDs     [256]int32       // ids of the characters below U+0100, -1 where missing
 	plainSingle bool             // no prefix and no suffix
+	cutAtSpace  bool             // no merge joins a ▁ to a character before it
 }
 
 // shortWord is the number of symbols up to which joinShort is used.
@@ -59,6 +61,8 @@ func newBPE(def *modelDefinition, vocab *vocabulary) (*bpe, error) {
 		m.runeIDs[b] = vocab.idOr(string(rune(b)), -1)
 	}
 	m.merges = newPairTable(len(def.Merges))
+	_, m.cutAtSpace = vocab.id(visibleSpace)
+	m.cutAtSpace = m.cutAtSpace && m.plainSingle && !m.ignoreMerges
 	for rank, pair := range def.Merges {
 		var ids [2]int32
 		for i, part := range pair {
@@ -75,6 +79,9 @@ func newBPE(def *modelDefinition, vocab *vocabulary) (*bpe, error) {
 		if !ok {
 			return nil, fmt.Errorf("model.merges[%d] makes %q, which is not in model.vocab", rank, pair[0]+pair[1][len(m.prefix):])
 		}
+		if strings.HasPrefix(pair[1], visibleSpace) && !strings.HasSuffix(pair[0], visibleSpace) {
+			m.cutAtSpace = false
+		}
 		m.merges.put(ids[0], ids[1], uint64(rank)<<32|uint64(uint32(joined)))
 	}
 	return m, nil
@@ -87,7 +94,7 @@ func (m *bpe) useRawBytes() bool {
 	if !m.plainSingle || m.byteFallback {
 		return false
 	}
-	m.raw = true
+	m.raw, m.cutAtSpace = true, false
 	for b := range 256 {
 		m.rawIDs[b] = m.vocab.idOr(string(byteToRune[b]), -1)
 	}
@@ -103,26 +110,49 @@ func (m *bpe) useRawBytes() bool {
 }
 
 func (m *bpe) appendIDs(ids []int32, word string) ([]int32, error) {
+	if m.cutAtSpace {
+		// A SentencePiece text comes as one word. Cut where nothing is ever joined,
+		// it gives the same ids from short words that the cache knows.
+		for i := len(visibleSpace); i < len(word); {
+			at := strings.Index(word[i:], visibleSpace)
+			if at < 0 {
+				break
+			}
+			if at += i; !strings.HasSuffix(word[:at], visibleSpace) {
+				ids = m.appendWord(ids, word[:at])
+				word, at = word[at:], 0
+			}
+			i = at + len(visibleSpace)
+		}
+	}
+	return m.appendWord(ids, word), nil
+}
+
+// visibleSpace is what SentencePiece writes for a space.
+const visibleSpace = "▁"
+
+// appendWord appends the ids of a word, from the cache if it is there.
+func (m *bpe) appendWord(ids []int32, word string) []int32 {
 	if m.ignoreMerges {
 		if m.raw {
 			if id, ok := m.rawTokens[word]; ok {
-				return append(ids, id), nil
+				return append(ids, id)
 			}
 		} else if id, ok := m.vocab.id(word); ok {
-			return append(ids, id), nil
+			return append(ids, id)
 		}
 	}
 	if len(word) > wordCacheLength {
-		return m.merge(ids, word), nil
+		return m.merge(ids, word)
 	}
 	slot := m.cache.slot(word)
 	if hit, ok := m.cache.get(slot, word); ok {
-		return append(ids, hit...), nil
+		return append(ids, hit...)
 	}
 	before := len(ids)
 	ids = m.merge(ids, word)
 	m.cache.put(slot, word, ids[before:])
-	return ids, nil
+	return ids
 }
 
 // merge appends the ids of word, merged.

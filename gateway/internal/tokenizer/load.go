@@ -22,6 +22,7 @@ const (
 	maxTokenizerFile = 128 << 20
 	maxConfigFile    = 16 << 20
 	maxTemplateFile  = 4 << 20
+	maxTemplates     = 32 // files
 )
 
 // Load reads the tokenizer of a model directory: tokenizer.json, or vocab.json
@@ -242,18 +243,41 @@ func (t *Tokenizer) applyTemplateSettings(def *definition, c *tokenizerConfig) e
 	return nil
 }
 
-// readChatTemplates collects the templates by name. The configuration has one
-// text or a list of names and texts; a chat_template.jinja replaces them all.
+// templateFolder holds further templates, NAME.jinja each.
+const templateFolder = "additional_chat_templates"
+
+// readChatTemplates collects the templates by name. Files win: if there is any,
+// the configuration's, one text or a list of names and texts, do not count.
 func readChatTemplates(dir string, c *tokenizerConfig) (map[string]string, error) {
-	text, err := readFile(dir, "chat_template.jinja", maxTemplateFile)
-	if err == nil {
-		if !utf8.Valid(text) {
-			return nil, errors.New("chat_template.jinja: the file is not UTF-8")
-		}
-		return map[string]string{"default": string(text)}, nil
+	files := map[string]string{"default": "chat_template.jinja"}
+	entries, err := os.ReadDir(filepath.Join(dir, templateFolder))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s: %w", templateFolder, err)
 	}
-	if !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
+	for _, e := range entries {
+		if name, ok := strings.CutSuffix(e.Name(), ".jinja"); ok && name != "default" {
+			files[name] = filepath.Join(templateFolder, e.Name())
+		}
+	}
+	if len(files) > maxTemplates {
+		return nil, fmt.Errorf("%s has %d templates: allowed are %d", templateFolder, len(files)-1, maxTemplates-1)
+	}
+	out := map[string]string{}
+	for name, file := range files {
+		text, err := readFile(dir, file, maxTemplateFile)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if !utf8.Valid(text) {
+			return nil, fmt.Errorf("%s: the file is not UTF-8", file)
+		}
+		out[name] = string(text)
+	}
+	if len(out) > 0 {
+		return out, nil
 	}
 	raw := bytes.TrimSpace(c.ChatTemplate)
 	if len(raw) == 0 || bytes.Equal(raw, []byte("null")) {
@@ -264,7 +288,6 @@ func readChatTemplates(dir string, c *tokenizerConfig) (map[string]string, error
 		if err := json.Unmarshal(raw, &list); err != nil {
 			return nil, fmt.Errorf("tokenizer_config.json: chat_template: %w", err)
 		}
-		out := map[string]string{}
 		for _, e := range list {
 			out[e.Name] = e.Template
 		}

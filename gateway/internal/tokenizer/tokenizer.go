@@ -13,10 +13,7 @@
 // and safe for concurrent use; a Stream belongs to one goroutine.
 package tokenizer
 
-import (
-	"fmt"
-	"strings"
-)
+import "fmt"
 
 // Tokenizer is a loaded tokenizer. It is safe for concurrent use.
 type Tokenizer struct {
@@ -26,6 +23,7 @@ type Tokenizer struct {
 	preTokenizers []preTokenizer
 	model         model
 	template      template
+	scan          scanner   // if set, does the work of preTokenizers
 	decoders      []decoder // nil: tokens are joined by spaces
 	size          int
 
@@ -95,14 +93,33 @@ func newTokenizer(def *definition, later []addedToken) (*Tokenizer, error) {
 	for id := range t.added.byID {
 		t.size = max(t.size, int(id)+1)
 	}
-	if n := len(t.preTokenizers); n > 0 {
-		if last, ok := t.preTokenizers[n-1].(*byteLevel); ok {
-			if m, ok := t.model.(*bpe); ok {
-				last.raw = m.useRawBytes()
-			}
+	t.shortcut()
+	return t, nil
+}
+
+// shortcut finds the pipelines that need no pieces in between: byte-level BPE
+// takes the words as they are, and where one scanner does all the cutting they
+// go from it straight to the model.
+func (t *Tokenizer) shortcut() {
+	n := len(t.preTokenizers)
+	if n == 0 {
+		return
+	}
+	last, isByteLevel := t.preTokenizers[n-1].(*byteLevel)
+	m, isBPE := t.model.(*bpe)
+	if !isByteLevel || !isBPE || !m.useRawBytes() {
+		return
+	}
+	last.raw = true
+	switch {
+	case last.addPrefixSpace:
+	case n == 1:
+		t.scan = last.scan
+	case n == 2 && last.scan == nil:
+		if s, ok := t.preTokenizers[0].(splitter); ok && s.behavior == isolated {
+			t.scan, _ = s.matcher.(scanner)
 		}
 	}
-	return t, nil
 }
 
 func (t *Tokenizer) normalize(text string) (string, error) {
@@ -120,7 +137,7 @@ func (t *Tokenizer) normalize(text string) (string, error) {
 // It fails where a regular expression of the tokenizer exceeds its time, and for
 // a Unigram model without an unknown token on characters it does not have.
 func (t *Tokenizer) Encode(text string, addSpecial bool) ([]int32, error) {
-	var ids []int32
+	ids := make([]int32, 0, len(text)/4+8)
 	if addSpecial {
 		ids = append(ids, t.template.before...)
 	}
@@ -150,9 +167,19 @@ func (t *Tokenizer) appendPiece(ids []int32, p piece) ([]int32, error) {
 	if p.id != noID {
 		return append(ids, p.id), nil
 	}
+	var err error
+	if t.scan != nil {
+		for i := 0; i < len(p.text); {
+			end := t.scan(p.text, i)
+			if ids, err = t.model.appendIDs(ids, p.text[i:end]); err != nil {
+				return nil, err
+			}
+			i = end
+		}
+		return ids, nil
+	}
 	pieces := []piece{p}
 	for _, stage := range t.preTokenizers {
-		var err error
 		if pieces, err = cutAll(stage, pieces); err != nil {
 			return nil, err
 		}
@@ -161,7 +188,6 @@ func (t *Tokenizer) appendPiece(ids []int32, p piece) ([]int32, error) {
 		if p.text == "" {
 			continue
 		}
-		var err error
 		if ids, err = t.model.appendIDs(ids, p.text); err != nil {
 			return nil, err
 		}
@@ -173,12 +199,10 @@ func (t *Tokenizer) appendPiece(ids []int32, p piece) ([]int32, error) {
 // skipSpecial special tokens neither. Bytes that are no character become U+FFFD.
 func (t *Tokenizer) Decode(ids []int32, skipSpecial bool) string {
 	s := t.NewStream(skipSpecial)
-	var out strings.Builder
 	for _, id := range ids {
-		out.WriteString(s.Push(id))
+		s.push(id)
 	}
-	out.WriteString(s.Flush())
-	return out.String()
+	return s.Flush()
 }
 
 // TokenString returns the token with the id as the vocabulary writes it, in a

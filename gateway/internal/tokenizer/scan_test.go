@@ -1,0 +1,70 @@
+package tokenizer
+
+import (
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+// TestScannersEqualExpressions compares each hand-written scanner with the
+// regular expression that it stands in for.
+func TestScannersEqualExpressions(t *testing.T) {
+	var texts []string
+	for _, c := range goldenCases(t, filepath.Join("testdata", "goldens", "qwen.cases.json.gz"))[:1200] {
+		texts = append(texts, c.Text)
+	}
+	parts := []string{" ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "a", "É", "ß", "語", "1", "٣", "½", "!", "_", "'", "'s", "'S", "'ſ", "'LL", "'re", "'K", "\u0301", "क्षि", "👩‍💻", "\x00", "\u1c89", "\U00010d40", "\uFFFD", "\u200d"}
+	rng := rand.New(rand.NewPCG(3, 4))
+	for range 3000 {
+		text := ""
+		for range rng.IntN(10) {
+			text += parts[rng.IntN(len(parts))]
+		}
+		texts = append(texts, text)
+	}
+	for name, pattern := range map[string]string{"gpt2": patternGPT2, "qwen2": patternQwen2, "llama3": patternLlama3, "qwen3.5": patternQwen35} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			expression, err := newRegexMatcher("pattern", pattern)
+			if err != nil {
+				t.Fatal(err)
+			}
+			scan := scannerFor(pattern)
+			for _, text := range texts {
+				want, err := expression.spans(text)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got, _ := scan.spans(text); !slices.Equal(got, want) {
+					t.Fatalf("%q\nscanner    %v\nexpression %v", text, got, want)
+				}
+			}
+		})
+	}
+}
+
+func TestTranslateRegexRefuses(t *testing.T) {
+	tests := map[string]string{
+		"open group":         "(a",
+		"close without open": "a)",
+		"open class":         "[a",
+		"nothing to repeat":  "*a",
+		"back reference":     `(a)\1`,
+		"unknown property":   `\p{Klingon}`,
+		"unclosed property":  `\p{L`,
+		"huge repeat":        `a{100000}`,
+		"line break escape":  `\R`,
+		"extended":           `(?x)a b`,
+		"trailing escape":    `a\`,
+		"backward range":     `[z-a]`,
+		"posix class":        `[[:klingon:]]`,
+	}
+	for name, pattern := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got, err := translateRegex(pattern); err == nil {
+				t.Errorf("%q is translated to %q", pattern, got)
+			}
+		})
+	}
+}
