@@ -99,12 +99,15 @@ func UniformAlternative(seed uint64, k, position int) float64 {
 	return philox.Uniform(seed, [4]uint32{uint32(k), uint32(position), 0, kindAlternative})
 }
 
-// Draw picks a token. logits is the adjusted row and probs its softmax; both are scratch and may be overwritten. Tokens in excluded are not picked. u in [0, 1) comes from
+// Draw picks a token. logits is the adjusted row and probs its softmax, which temperature 0 does not need; both are scratch and may be overwritten. Tokens in excluded are not picked. u in [0, 1) comes from
 // Uniform. The draw walks the remaining tokens (by ascending id, or by descending probability after truncation) and takes the first at which the running sum
 // passes u times their total. At temperature 0 it is the likeliest token, ties by lower id.
 func (s *Settings) Draw(logits, probs []float32, excluded []int32, u float64) int32 {
 	for _, t := range excluded {
-		logits[t], probs[t] = float32(math.Inf(-1)), 0
+		logits[t] = float32(math.Inf(-1))
+		if len(probs) > 0 {
+			probs[t] = 0
+		}
 	}
 	if s.Temperature == 0 || s.TopK == 1 {
 		return argmax(logits)

@@ -1,0 +1,384 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"slices"
+
+	"github.com/tinsmith/tinsmith/backends/internal/lora"
+	"github.com/tinsmith/tinsmith/backends/internal/optim"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// version is one immutable state of an adapter. It lives as long as somebody holds it: the run (its latest version), a pin, a sampling request, a clock cycle, a save.
+type version struct {
+	number  int64
+	adapter int64 // number of the run
+	weights *lora.Weights
+	moments *optim.State // nil for a frozen adapter
+	step    int64
+	size    int64 // bytes of device memory
+
+	holders int // guarded by Engine.mu
+}
+
+func (v *version) bytes() int64 {
+	n := v.weights.Bytes()
+	if v.moments != nil {
+		n += v.moments.Bytes()
+	}
+	return n
+}
+
+// free gives the memory back, on the device goroutine.
+func (v *version) free() {
+	v.weights.Free()
+	if v.moments != nil {
+		v.moments.Free()
+	}
+}
+
+// run is one adapter with its operations. Its fields are guarded by Engine.mu, but for the accumulator, which is the device goroutine's alone.
+type run struct {
+	id     string
+	number int64 // never used twice in this process
+	seed   uint64
+	config plugins.AdapterConfig
+	layout *lora.Layout
+	frozen bool
+
+	origin  any                 // the request that made the run, to recognise it when it is repeated
+	created chan struct{}       // closed when info or failure is set
+	info    plugins.AdapterInfo // the answer to origin
+	failure error
+
+	queue   queue
+	busy    bool // an operation without a pass is running: the ones behind it wait
+	deleted bool
+	window  window
+	broken  error // why the last load failed: what comes behind it fails as well, until a load succeeds
+	latest  *version
+	next    int64 // number of the next version
+	pins    map[string]*version
+
+	accumulator *lora.Gradient // sum of the gradients since the last step, nil = zero
+}
+
+// ready tells whether the run's next operation can begin.
+func (r *run) ready() bool { return !r.busy && r.queue.at(0) != nil }
+
+// brokenError answers operations behind a load that failed.
+func (r *run) brokenError() error {
+	cause := internal("load_adapter", r.broken)
+	return &plugins.Error{Kind: cause.Kind, Field: cause.Field, Message: "an earlier load failed: " + cause.Message}
+}
+
+// decide ends the run's next operation. An operation that was failed meanwhile (its adapter was deleted) stays as it is. The caller holds Engine.mu.
+func (r *run) decide(o *operation, result any, err error) {
+	if r.queue.at(0) != o {
+		return
+	}
+	o.result, o.err = result, err
+	r.queue.pop()
+	close(o.done)
+}
+
+// fail ends all operations that wait. The caller holds Engine.mu.
+func (r *run) fail(err error) {
+	for p, o := range r.queue.waiting {
+		o.err = err
+		delete(r.queue.waiting, p)
+		close(o.done)
+	}
+}
+
+// freeAccumulator clears the accumulated gradient, on the device goroutine.
+func (r *run) freeAccumulator() {
+	if r.accumulator != nil {
+		r.accumulator.Free()
+		r.accumulator = nil
+	}
+}
+
+// hold keeps a version. The caller holds mu.
+func (e *Engine) hold(v *version) *version {
+	v.holders++
+	return v
+}
+
+// release gives up a hold; the last one has the version freed. The caller holds mu.
+func (e *Engine) release(v *version) {
+	if v == nil {
+		return
+	}
+	if v.holders--; v.holders == 0 {
+		delete(e.live, v)
+		e.dead = append(e.dead, v)
+		e.wake.Signal()
+	}
+}
+
+// publish makes v the run's latest version. The caller holds mu.
+func (e *Engine) publish(r *run, v *version) {
+	v.number, v.adapter, v.size = r.next, r.number, v.bytes()
+	r.next++
+	e.live[v] = struct{}{}
+	e.release(r.latest)
+	r.latest = e.hold(v)
+}
+
+// remove takes a run out of the books and gives up what it holds. The caller holds mu.
+func (e *Engine) remove(r *run) {
+	r.deleted = true
+	delete(e.runs, r.id)
+	e.order = slices.DeleteFunc(e.order, func(other *run) bool { return other == r })
+	e.release(r.latest)
+	r.latest = nil
+	for _, v := range r.pins {
+		e.release(v)
+	}
+	r.pins = nil
+	e.deadRuns = append(e.deadRuns, r)
+	e.wake.Signal()
+}
+
+// begin enters a new run in the books and has make called for it, which ends with finish; or it finds the run that the same request has made before. It waits for the answer, ctx
+// permitting: a run that was begun is made even if nobody waits.
+func (e *Engine) begin(ctx context.Context, id string, origin any, create func(*run, *loaded)) (plugins.AdapterInfo, error) {
+	r, l, fresh, err := e.enter(id, origin)
+	if err != nil {
+		return plugins.AdapterInfo{}, err
+	}
+	if fresh {
+		create(r, l)
+	}
+	select {
+	case <-r.created:
+		info := r.info
+		info.Config.Modules = slices.Clone(info.Config.Modules)
+		return info, r.failure
+	case <-ctx.Done():
+		return plugins.AdapterInfo{}, plugins.Cancelled(ctx.Err())
+	}
+}
+
+func (e *Engine) enter(id string, origin any) (r *run, l *loaded, fresh bool, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if l, err = e.accept(); err != nil {
+		return nil, nil, false, err
+	}
+	if r = e.runs[id]; r != nil {
+		if !reflect.DeepEqual(r.origin, origin) {
+			return nil, nil, false, plugins.Invalidf("adapter", "%q exists with another configuration", id)
+		}
+		return r, l, false, nil
+	}
+	e.lastRun++
+	r = &run{id: id, number: e.lastRun, origin: origin, created: make(chan struct{}), queue: newQueue(), busy: true, pins: map[string]*version{}}
+	e.runs[id] = r
+	e.order = append(e.order, r)
+	return r, l, true, nil
+}
+
+// finish ends the making of a run: with its first version, or with the reason why there is none.
+func (e *Engine) finish(r *run, v *version, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	defer close(r.created)
+	switch {
+	case err != nil:
+		r.failure = err
+		if !r.deleted {
+			r.fail(err)
+			e.remove(r)
+		}
+	case r.deleted:
+		r.failure = &plugins.Error{Kind: plugins.KindNotFound, Field: "adapter", Message: fmt.Sprintf("%q was deleted while it was made", r.id)}
+		e.dead, e.deadRuns = append(e.dead, v), append(e.deadRuns, r)
+	default:
+		r.busy = false
+		e.publish(r, v)
+		r.info = plugins.AdapterInfo{Config: r.config, Version: v.number, Step: v.step, Bytes: v.size}
+	}
+	e.wake.Signal()
+}
+
+// CreateAdapter makes an adapter with fresh weights.
+func (e *Engine) CreateAdapter(ctx context.Context, req plugins.CreateAdapterRequest) (plugins.AdapterInfo, error) {
+	l, err := e.ifLoaded()
+	if err != nil {
+		return plugins.AdapterInfo{}, err
+	}
+	if err := req.Validate(&l.info); err != nil {
+		return plugins.AdapterInfo{}, err
+	}
+	return e.begin(ctx, req.Adapter, req, func(r *run, l *loaded) {
+		if !e.call(func() {
+			v, err := l.freshVersion(r, req.Config)
+			e.finish(r, v, err)
+		}) {
+			e.finish(r, nil, errClosed)
+		}
+	})
+}
+
+// freshVersion makes the first version of an adapter, on the device goroutine.
+func (l *loaded) freshVersion(r *run, c plugins.AdapterConfig) (*version, error) {
+	layout, err := l.model.Layout(c.Rank, c.TrainAttention, c.TrainMLP, c.TrainUnembed)
+	if err != nil {
+		return nil, plugins.Invalidf("config", "%v", err)
+	}
+	v, err := l.emptyVersion(layout, true)
+	if err != nil {
+		return nil, err
+	}
+	if err := v.weights.Initialize(c.Seed); err != nil {
+		v.free()
+		return nil, internal("initialize the adapter", err)
+	}
+	r.describe(c, layout)
+	return v, nil
+}
+
+// describe notes a run's shape before it is used by anyone else.
+func (r *run) describe(c plugins.AdapterConfig, layout *lora.Layout) {
+	c.Modules = layout.Kinds()
+	r.config, r.layout = c, layout
+}
+
+// emptyVersion allocates a version, without optimizer state for a frozen adapter.
+func (l *loaded) emptyVersion(layout *lora.Layout, moments bool) (*version, error) {
+	weights, err := lora.NewWeights(l.device, layout, l.model.DType)
+	if err != nil {
+		return nil, capacity("memory for the adapter", err)
+	}
+	v := &version{weights: weights}
+	if moments {
+		if v.moments, err = optim.NewState(l.device, layout); err != nil {
+			weights.Free()
+			return nil, capacity("memory for the optimizer", err)
+		}
+	}
+	return v, nil
+}
+
+// find gives a run by its id. The caller holds mu.
+func (e *Engine) find(id string) (*run, error) {
+	if r := e.runs[id]; r != nil {
+		return r, nil
+	}
+	return nil, &plugins.Error{Kind: plugins.KindNotFound, Field: "adapter", Message: fmt.Sprintf("there is no adapter %q", id)}
+}
+
+// DeleteAdapter frees an adapter.
+func (e *Engine) DeleteAdapter(_ context.Context, id string) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	r := e.runs[id]
+	if r == nil {
+		return nil
+	}
+	gone := &plugins.Error{Kind: plugins.KindNotFound, Field: "adapter", Message: fmt.Sprintf("%q was deleted", id)}
+	r.fail(gone)
+	for _, q := range e.requests {
+		if q.run == r {
+			e.endRequest(q, gone)
+		}
+	}
+	e.remove(r)
+	return nil
+}
+
+// Pin keeps a version.
+func (e *Engine) Pin(ctx context.Context, req plugins.PinRequest) (plugins.PinResult, error) {
+	invalid := req.Validate()
+	if req.Position == 0 {
+		if invalid != nil {
+			return plugins.PinResult{}, invalid
+		}
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if _, err := e.accept(); err != nil {
+			return plugins.PinResult{}, err
+		}
+		r, err := e.find(req.Adapter)
+		if err != nil {
+			return plugins.PinResult{}, err
+		}
+		if r.latest == nil {
+			return plugins.PinResult{}, &plugins.Error{Kind: plugins.KindUnavailable, Field: "adapter", Message: fmt.Sprintf("%q is still being made", req.Adapter)}
+		}
+		if v := r.pins[req.Name]; v != nil {
+			return plugins.PinResult{Version: v.number}, nil
+		}
+		return e.pin(r, req.Name), nil
+	}
+	result, err := e.submit(ctx, req.Adapter, func(r *run, o *operation) {
+		o.kind, o.position, o.invalid = kindPin, req.Position, invalid
+		o.host = func() {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			r.busy = false
+			switch {
+			case r.deleted:
+			case o.invalid != nil:
+				r.decide(o, nil, o.invalid)
+			case r.broken != nil:
+				r.decide(o, nil, r.brokenError())
+			case r.pins[req.Name] != nil:
+				r.decide(o, nil, plugins.Invalidf("name", "%q is a pin of this adapter already", req.Name))
+			default:
+				r.decide(o, e.pin(r, req.Name), nil)
+			}
+		}
+	})
+	if err != nil {
+		return plugins.PinResult{}, err
+	}
+	return result.(plugins.PinResult), nil
+}
+
+// pin holds the latest version under a name. The caller holds mu.
+func (e *Engine) pin(r *run, name string) plugins.PinResult {
+	v := e.hold(r.latest)
+	r.pins[name] = v
+	return plugins.PinResult{Version: v.number}
+}
+
+// Unpin releases a pin.
+func (e *Engine) Unpin(_ context.Context, req plugins.UnpinRequest) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if r := e.runs[req.Adapter]; r != nil {
+		if v := r.pins[req.Name]; v != nil {
+			delete(r.pins, req.Name)
+			e.release(v)
+		}
+	}
+	return nil
+}
+
+// resolve gives a live version of a run by number. The caller holds mu.
+func (e *Engine) resolve(r *run, number int64) (*version, error) {
+	if r.latest != nil && (number == plugins.LatestVersion || number == r.latest.number) {
+		return r.latest, nil
+	}
+	for v := range e.live {
+		if v.adapter == r.number && v.number == number {
+			return v, nil
+		}
+	}
+	return nil, &plugins.Error{Kind: plugins.KindNotFound, Field: "version", Message: fmt.Sprintf("adapter %q has no live version %d", r.id, number)}
+}
+
+// newGradient allocates a gradient of zeros.
+func newGradient(device tensor.Device, layout *lora.Layout) (*lora.Gradient, error) {
+	g, err := lora.NewGradient(device, layout)
+	if err != nil {
+		return nil, capacity("memory for gradients", err)
+	}
+	return g, nil
+}

@@ -1,0 +1,185 @@
+package engine
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math"
+	"runtime"
+	"sort"
+	"strings"
+
+	"github.com/tinsmith/tinsmith/backends/internal/kvcache"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// Config is the `backend:` section of a model. The zero value of a field that Defaults does not set means "automatic".
+type Config struct {
+	Device           string       // "cpu", "auto"
+	DType            tensor.DType // 0: that of the model's files
+	Threads          int          // threads of the device; default: processors that may be used
+	MaxContextLength int          // 0: the model's own
+	Recompute        Recompute    // whether training computes activations again in the backward pass
+	TrainingMemory   int64        // bytes of activations up to which RecomputeAuto keeps them
+	KVCacheTokens    int          // positions of keys and values for sampling, rounded up to pages; 0: automatic
+	MaxBatch         int          // sequences decoded at once
+	MaxWaiting       int          // sequences that may wait for a place
+	CycleTokens      int          // training tokens of one clock cycle
+	BatchTokens      int          // training tokens of one packed pass (a longer sequence is a pass of its own)
+	PrefillTokens    int          // prompt tokens computed between two decoding steps
+}
+
+// Recompute says whether training keeps the activations of every layer or computes them again.
+type Recompute string
+
+// The choices.
+const (
+	RecomputeAuto Recompute = "auto"
+	RecomputeOn   Recompute = "on"
+	RecomputeOff  Recompute = "off"
+)
+
+// DefaultConfig gives the settings that hold where the section says nothing.
+func DefaultConfig() Config {
+	return Config{
+		Device: "auto", Threads: runtime.GOMAXPROCS(0), Recompute: RecomputeAuto, TrainingMemory: 2 << 30,
+		MaxBatch: 64, MaxWaiting: 4096, CycleTokens: 1 << 16, BatchTokens: 2048, PrefillTokens: 512,
+	}
+}
+
+// setting reads one key's value into a configuration; its error says what is wrong without naming the key.
+type setting func(c *Config, value json.RawMessage) error
+
+// settings are the keys of the section. "plugin" is read by the gateway, which has chosen this program by it.
+func settings(plugin string) map[string]setting {
+	return map[string]setting{
+		"plugin": func(_ *Config, value json.RawMessage) error {
+			var s string
+			if err := json.Unmarshal(value, &s); err != nil || s != plugin {
+				return fmt.Errorf("is %s; this program is %q", value, plugin)
+			}
+			return nil
+		},
+		"device": func(c *Config, value json.RawMessage) error {
+			var s string
+			if err := json.Unmarshal(value, &s); err != nil {
+				return fmt.Errorf("is %s; want cpu or auto", value)
+			}
+			if s == "cuda" || strings.HasPrefix(s, "cuda:") {
+				return fmt.Errorf("is %q, but this build has no CUDA device; want cpu or auto", s)
+			}
+			return choose(&c.Device, value, "cpu", "auto")
+		},
+		"dtype": func(c *Config, value json.RawMessage) error {
+			var s string
+			if err := choose(&s, value, "auto", "float32", "bfloat16"); err != nil {
+				return err
+			}
+			c.DType = map[string]tensor.DType{"float32": tensor.Float32, "bfloat16": tensor.BFloat16}[s]
+			return nil
+		},
+		"recompute": func(c *Config, value json.RawMessage) error {
+			return choose((*string)(&c.Recompute), value, string(RecomputeAuto), string(RecomputeOn), string(RecomputeOff))
+		},
+		"threads":            integer(func(c *Config) *int { return &c.Threads }, 1, 1024),
+		"max_context_length": integer(func(c *Config) *int { return &c.MaxContextLength }, 1, math.MaxInt32),
+		"kv_cache_tokens":    integer(func(c *Config) *int { return &c.KVCacheTokens }, kvcache.PageSize, math.MaxInt32),
+		"max_batch":          integer(func(c *Config) *int { return &c.MaxBatch }, 1, 4096),
+		"max_waiting":        integer(func(c *Config) *int { return &c.MaxWaiting }, 1, 1<<20),
+		"cycle_tokens":       integer(func(c *Config) *int { return &c.CycleTokens }, 1, math.MaxInt32),
+		"batch_tokens":       integer(func(c *Config) *int { return &c.BatchTokens }, 1, 1<<20),
+		"prefill_tokens":     integer(func(c *Config) *int { return &c.PrefillTokens }, 1, 1<<20),
+		"training_memory_mib": func(c *Config, value json.RawMessage) error {
+			var mib int
+			if err := integer(func(*Config) *int { return &mib }, 0, 1<<30)(nil, value); err != nil {
+				return err
+			}
+			c.TrainingMemory = int64(mib) << 20
+			return nil
+		},
+	}
+}
+
+func choose(to *string, value json.RawMessage, allowed ...string) error {
+	var s string
+	if err := json.Unmarshal(value, &s); err == nil {
+		for _, a := range allowed {
+			if s == a {
+				*to = s
+				return nil
+			}
+		}
+	}
+	return fmt.Errorf("is %s; want %s", value, strings.Join(allowed, ", "))
+}
+
+func integer(field func(*Config) *int, least, most int) setting {
+	return func(c *Config, value json.RawMessage) error {
+		var n int
+		if err := json.Unmarshal(value, &n); err != nil || n < least || n > most {
+			return fmt.Errorf("is %s; want a whole number from %d to %d", value, least, most)
+		}
+		*field(c) = n
+		return nil
+	}
+}
+
+// ParseConfig reads the section strictly: an unknown key or a value out of range is a KindInvalid error that names it. plugin is the name of this program. An empty section gives the defaults.
+func ParseConfig(plugin string, section json.RawMessage) (Config, error) {
+	c := DefaultConfig()
+	if len(bytes.TrimSpace(section)) == 0 || string(bytes.TrimSpace(section)) == "null" {
+		return c, nil
+	}
+	var values map[string]json.RawMessage
+	if err := json.Unmarshal(section, &values); err != nil {
+		return c, plugins.Invalidf("backend", "is not a JSON object: %v", err)
+	}
+	known := settings(plugin)
+	keys := make([]string, 0, len(values))
+	for k := range values {
+		keys = append(keys, k)
+	}
+	sort.Strings(keys)
+	for _, k := range keys {
+		read, ok := known[k]
+		if !ok {
+			return c, plugins.Invalidf("backend."+k, "is not a setting of the plugin %s; the nearest that is: %s", plugin, nearest(k, known))
+		}
+		if err := read(&c, values[k]); err != nil {
+			return c, plugins.Invalidf("backend."+k, "%v", err)
+		}
+	}
+	return c, nil
+}
+
+// nearest gives the known key with the smallest edit distance to key, the first in alphabetical order among equals.
+func nearest(key string, known map[string]setting) string {
+	best, least := "", math.MaxInt
+	for k := range known {
+		if d := editDistance(key, k); d < least || (d == least && k < best) {
+			best, least = k, d
+		}
+	}
+	return best
+}
+
+// editDistance is Levenshtein's distance by bytes.
+func editDistance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost++
+			}
+			diagonal, row[j+1] = row[j+1], min(cost, row[j+1]+1, row[j]+1)
+		}
+	}
+	return row[len(b)]
+}

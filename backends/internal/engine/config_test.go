@@ -1,0 +1,61 @@
+package engine
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+func TestParseConfig(t *testing.T) {
+	for _, section := range []string{"", "null", "{}", `{"plugin": "single"}`} {
+		if c, err := ParseConfig("single", []byte(section)); err != nil || c != DefaultConfig() {
+			t.Errorf("%q: %+v, %v; want the defaults", section, c, err)
+		}
+	}
+	c, err := ParseConfig("single", []byte(`{"plugin": "single", "device": "cpu", "dtype": "bfloat16", "threads": 3, "max_context_length": 100, "recompute": "off",
+		"kv_cache_tokens": 6400, "max_batch": 5, "max_waiting": 6, "cycle_tokens": 7, "batch_tokens": 8, "prefill_tokens": 9, "training_memory_mib": 10}`))
+	want := Config{Device: "cpu", DType: tensor.BFloat16, Threads: 3, MaxContextLength: 100, Recompute: RecomputeOff, KVCacheTokens: 6400, MaxBatch: 5, MaxWaiting: 6,
+		CycleTokens: 7, BatchTokens: 8, PrefillTokens: 9, TrainingMemory: 10 << 20}
+	if err != nil || c != want {
+		t.Errorf("got %+v, %v; want %+v", c, err, want)
+	}
+}
+
+func TestParseConfigRefuses(t *testing.T) {
+	for _, c := range []struct{ name, section, field, message string }{
+		{"not an object", `[1]`, "backend", "not a JSON object"},
+		{"misspelt key", `{"thread": 2}`, "backend.thread", "nearest that is: threads"},
+		{"another plugin", `{"plugin": "dataparallel"}`, "backend.plugin", `this program is "single"`},
+		{"cuda", `{"device": "cuda:0"}`, "backend.device", "no CUDA device"},
+		{"unknown device", `{"device": "tpu"}`, "backend.device", "want cpu, auto"},
+		{"dtype", `{"dtype": "float16"}`, "backend.dtype", "float32, bfloat16"},
+		{"threads zero", `{"threads": 0}`, "backend.threads", "from 1 to 1024"},
+		{"threads not whole", `{"threads": 1.5}`, "backend.threads", "is 1.5; want a whole number"},
+		{"threads text", `{"threads": "2"}`, "backend.threads", "whole number"},
+		{"recompute", `{"recompute": true}`, "backend.recompute", "is true; want auto, on, off"},
+		{"cache below a page", `{"kv_cache_tokens": 1}`, "backend.kv_cache_tokens", "from 64"},
+		{"negative memory", `{"training_memory_mib": -1}`, "backend.training_memory_mib", "from 0"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := ParseConfig("single", []byte(c.section))
+			var e *plugins.Error
+			if !errors.As(err, &e) || e.Kind != plugins.KindInvalid || e.Field != c.field || !strings.Contains(e.Message, c.message) {
+				t.Errorf("got %v; want field %s and %q", err, c.field, c.message)
+			}
+		})
+	}
+}
+
+func FuzzParseConfig(f *testing.F) {
+	f.Add([]byte(`{"threads": 2}`))
+	f.Add([]byte(`{"device": null, "": 0}`))
+	f.Fuzz(func(t *testing.T, section []byte) {
+		c, err := ParseConfig("single", section)
+		if err == nil && (c.Threads < 1 || c.MaxBatch < 1 || c.CycleTokens < 1) {
+			t.Errorf("accepted %s as %+v", section, c)
+		}
+	})
+}

@@ -1,0 +1,189 @@
+// Package engine is a backend over one model: it implements plugins.Backend. It keeps the operations of every run in order, fuses what is ready into clock cycles, keeps the versions of
+// adapters, samples with continuous batching between the steps of training, and reads and writes checkpoints. It knows tokens and floats, no text and no HTTP; which device it runs on is chosen by
+// its configuration.
+//
+// One goroutine, locked to an OS thread, owns the device (see loop): it alone calls the device, the model and everything that lies in device memory. The methods of Backend check a request, put it
+// into the books under the mutex, wake that goroutine, and wait for the answer. Long host work (reading and writing checkpoints) happens on goroutines of its own between two visits to the device.
+//
+// Nothing here may change bits: how operations are fused, cut and interleaved with sampling decides when a result comes, never what it is.
+package engine
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/tinsmith/tinsmith/backends/internal/model"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// Options make an engine into a program.
+type Options struct {
+	Plugin   string // name of the program: "single"
+	Version  string // of the program
+	Registry model.Registry
+	// OpenDevice opens the device that a configuration names.
+	OpenDevice func(Config) (tensor.Device, error)
+	Log        *slog.Logger // nil: slog.Default
+}
+
+// Engine implements plugins.Backend. Make it with New and end it with Close.
+type Engine struct {
+	options Options
+	log     *slog.Logger
+	bootID  string
+
+	quit    chan struct{} // closed when the device goroutine takes no more calls
+	stopped chan struct{} // closed when it has ended
+
+	// mu guards the books: everything below, and the fields of run, version and request that say so. It is never held during a device call.
+	mu       sync.Mutex
+	wake     *sync.Cond // something for the device goroutine to do
+	closing  bool
+	draining bool
+	loading  bool    // Load was called
+	parked   bool    // the device goroutine has nothing to do
+	loaded   *loaded // nil until Load has succeeded
+
+	calls      []func()        // for the device goroutine, between two device steps
+	runs       map[string]*run // by the gateway's id
+	order      []*run          // every run, in the order in which the next cycle considers them
+	lastRun    int64           // number of the run made last
+	live       map[*version]struct{}
+	dead       []*version // without holders, to be freed by the device goroutine
+	deadRuns   []*run     // deleted, their accumulators to be freed
+	requests   map[string]*request
+	waiting    []*sequence // for a place among running, first come first served
+	running    []*sequence
+	background sync.WaitGroup // host work of saves and loads
+
+	counters counters
+}
+
+// loaded is what Load makes. It is not changed afterwards.
+type loaded struct {
+	config      Config
+	device      tensor.Device
+	model       *model.Model
+	info        plugins.ModelInfo
+	name        string // of the base model, for checkpoints
+	sampler     *sampler
+	trainer     *trainer
+	vocabulary  int
+	context     int // tokens of a sequence at most
+	weightBytes int64
+}
+
+// New makes an engine and starts its device goroutine.
+func New(o Options) *Engine {
+	var id [16]byte
+	if _, err := rand.Read(id[:]); err != nil {
+		panic(fmt.Sprintf("engine: no random numbers: %v", err)) // crypto/rand documents that this cannot happen
+	}
+	e := &Engine{options: o, log: o.Log, bootID: hex.EncodeToString(id[:]), quit: make(chan struct{}), stopped: make(chan struct{}), runs: map[string]*run{}, live: map[*version]struct{}{}, requests: map[string]*request{}}
+	if e.log == nil {
+		e.log = slog.Default()
+	}
+	e.wake = sync.NewCond(&e.mu)
+	e.counters.progressed(time.Now())
+	go e.loop()
+	return e
+}
+
+// Info tells what this process is.
+func (e *Engine) Info(context.Context) (plugins.Info, error) {
+	return plugins.Info{Plugin: e.options.Plugin, Version: e.options.Version, BootID: e.bootID}, nil
+}
+
+// Drain refuses new work, finishes what was accepted, and returns. Operations that wait for a lower position can never run then: they fail.
+func (e *Engine) Drain(ctx context.Context) error {
+	e.mu.Lock()
+	e.draining = true
+	e.mu.Unlock()
+	ticker := time.NewTicker(20 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		if e.idle() {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return plugins.Cancelled(ctx.Err())
+		case <-e.stopped:
+			return errClosed
+		case <-ticker.C:
+		}
+	}
+}
+
+// idle tells whether all accepted work is done; while draining it fails the operations that can never run.
+func (e *Engine) idle() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	busy := len(e.requests) > 0 || len(e.calls) > 0
+	for _, r := range e.order {
+		if !r.ready() {
+			r.fail(&plugins.Error{Kind: plugins.KindUnavailable, Message: "the backend is draining and a lower position has not arrived"})
+			continue
+		}
+		busy = true
+	}
+	return !busy
+}
+
+// Close ends all work (what is not finished fails with KindUnavailable), frees the device and returns when the device goroutine has ended. It may be called more than once.
+func (e *Engine) Close() error {
+	e.mu.Lock()
+	e.draining, e.closing = true, true
+	e.wake.Broadcast()
+	e.mu.Unlock()
+	<-e.stopped
+	return nil
+}
+
+// accept gives what was loaded, or the reason why no work is taken now. The caller holds mu.
+func (e *Engine) accept() (*loaded, error) {
+	switch {
+	case e.draining:
+		return nil, &plugins.Error{Kind: plugins.KindUnavailable, Message: "the backend is draining"}
+	case e.loaded == nil:
+		return nil, &plugins.Error{Kind: plugins.KindUnavailable, Message: "no model is loaded yet"}
+	}
+	return e.loaded, nil
+}
+
+// call has f run on the device goroutine between two device steps, and tells whether it will: not when the engine closes first.
+func (e *Engine) call(f func()) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closing {
+		return false
+	}
+	e.calls = append(e.calls, f)
+	e.wake.Signal()
+	return true
+}
+
+// onDevice runs f on the device goroutine between two device steps and gives its error, or errClosed if the engine closes first.
+func (e *Engine) onDevice(f func() error) error {
+	done := make(chan error, 1)
+	if !e.call(func() { done <- f() }) {
+		return errClosed
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-e.quit:
+		select {
+		case err := <-done:
+			return err
+		default:
+			return errClosed
+		}
+	}
+}

@@ -1,0 +1,39 @@
+package engine
+
+import (
+	"errors"
+	"strings"
+
+	"github.com/tinsmith/tinsmith/backends/internal/lora"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// internal wraps a fault of the device or the model. What is a plugins.Error already stays as it is.
+func internal(operation string, err error) *plugins.Error {
+	var known *plugins.Error
+	if errors.As(err, &known) {
+		return known
+	}
+	return &plugins.Error{Kind: plugins.KindInternal, Message: operation + ": " + err.Error()}
+}
+
+// capacity makes a failed allocation into a KindCapacity error.
+func capacity(what string, err error) *plugins.Error {
+	return &plugins.Error{Kind: plugins.KindCapacity, Message: what + ": " + err.Error()}
+}
+
+// errClosed answers what was not finished when the engine was closed.
+var errClosed = &plugins.Error{Kind: plugins.KindUnavailable, Message: "the backend is shutting down"}
+
+// notFinite makes a check's failure of package lora or optim into a KindNotFinite error whose field is the tensor; other errors are internal.
+func notFinite(operation string, err error) *plugins.Error {
+	if !errors.Is(err, lora.ErrNotFinite) {
+		return internal(operation, err)
+	}
+	what := strings.TrimSuffix(err.Error(), ": "+lora.ErrNotFinite.Error())
+	tensor := what
+	if i := strings.LastIndexByte(what, ' '); i >= 0 {
+		tensor = what[i+1:] // "new weight of base_model…": the name has no spaces
+	}
+	return &plugins.Error{Kind: plugins.KindNotFinite, Field: tensor, Message: operation + ": " + what + " has a value that is not finite"}
+}

@@ -1,0 +1,153 @@
+package engine
+
+import (
+	"runtime"
+	"time"
+)
+
+// samplerInterval is how long training may keep the device before the sampler gets a turn, and turn is how long that turn lasts at least: whole decoding steps until it is over. Equal times
+// give each about half of the device while both have work.
+const (
+	samplerInterval = 250 * time.Millisecond
+	turn            = 250 * time.Millisecond
+)
+
+// loop is the device goroutine.
+func (e *Engine) loop() {
+	runtime.LockOSThread()
+	defer close(e.stopped)
+	for {
+		e.mu.Lock()
+		for !e.closing && !e.hasWork() {
+			e.parked = true
+			e.wake.Wait()
+			e.counters.progressed(time.Now()) // the clock of LastProgressAge starts with the work
+			e.parked = false
+		}
+		closing := e.closing
+		e.mu.Unlock()
+		if closing {
+			break
+		}
+		e.housekeeping()
+		e.samplingTurn(0)
+		e.housekeeping()
+		if e.trainCycle() {
+			e.samplingTurn(0)
+		}
+	}
+	e.shutDown()
+}
+
+// hasWork tells whether the device goroutine has anything to do. The caller holds mu.
+func (e *Engine) hasWork() bool {
+	if len(e.calls) > 0 || len(e.dead) > 0 || len(e.deadRuns) > 0 || len(e.waiting) > 0 || len(e.running) > 0 {
+		return true
+	}
+	for _, r := range e.order {
+		if r.ready() {
+			return true
+		}
+	}
+	return false
+}
+
+// housekeeping runs what other goroutines want from the device, frees what nobody holds, and runs operations that need no pass. It may be called between any two device steps,
+// from inside a training pass too.
+func (e *Engine) housekeeping() {
+	for {
+		e.mu.Lock()
+		calls, dead, runs := e.calls, e.dead, e.deadRuns
+		e.calls, e.dead, e.deadRuns = nil, nil, nil
+		for _, r := range e.order {
+			if o := r.queue.at(0); o != nil && o.host != nil && !r.busy {
+				r.busy = true
+				calls = append(calls, o.host)
+			}
+		}
+		e.mu.Unlock()
+		if len(calls) == 0 && len(dead) == 0 && len(runs) == 0 {
+			return
+		}
+		for _, v := range dead {
+			e.loaded.sampler.forget(v)
+			v.free()
+		}
+		for _, r := range runs {
+			r.freeAccumulator()
+		}
+		for _, f := range calls {
+			f()
+		}
+		e.counters.progressed(time.Now())
+	}
+}
+
+// yield is called between the device steps of a training pass.
+func (e *Engine) yield() error {
+	e.counters.progressed(time.Now())
+	e.housekeeping()
+	e.mu.Lock()
+	closing := e.closing
+	e.mu.Unlock()
+	if closing {
+		return errClosed
+	}
+	if time.Since(e.loaded.sampler.lastTurn) >= samplerInterval {
+		e.samplingTurn(turn)
+	}
+	return nil
+}
+
+// samplingTurn runs decoding steps until there is nothing to sample or least has passed; one at least.
+func (e *Engine) samplingTurn(least time.Duration) {
+	l := e.loaded
+	if l == nil {
+		return
+	}
+	begin := time.Now()
+	for e.samplingStep() && time.Since(begin) < least {
+		e.housekeeping()
+	}
+	l.sampler.lastTurn = time.Now()
+}
+
+// shutDown fails what is left and frees the device. It runs on the device goroutine after its last step.
+func (e *Engine) shutDown() {
+	e.mu.Lock()
+	e.calls = nil
+	e.mu.Unlock()
+	close(e.quit)
+	e.background.Wait() // host work ends by itself: its next visit to the device is refused
+	e.mu.Lock()
+	for _, r := range e.runs {
+		r.fail(errClosed)
+		e.remove(r)
+		if r.info.Bytes == 0 && r.failure == nil {
+			r.failure = errClosed
+			close(r.created)
+		}
+	}
+	for _, q := range e.requests {
+		e.endRequest(q, errClosed)
+	}
+	l, runs, dead := e.loaded, e.deadRuns, e.dead
+	for v := range e.live {
+		dead = append(dead, v)
+	}
+	e.live, e.dead, e.deadRuns = map[*version]struct{}{}, nil, nil
+	e.mu.Unlock()
+	if l == nil {
+		return
+	}
+	for _, v := range dead {
+		v.free()
+	}
+	for _, r := range runs {
+		r.freeAccumulator()
+	}
+	l.free()
+	if err := l.device.Close(); err != nil {
+		e.log.Error("closing the device", "error", err)
+	}
+}

@@ -1,0 +1,242 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/tinsmith/tinsmith/backends/internal/kvcache"
+	"github.com/tinsmith/tinsmith/backends/internal/sample"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// request is one Sample call. Its fields are guarded by Engine.mu but for those that never change and those of the device goroutine.
+type request struct {
+	plugins.SampleRequest // a copy of our own; never changed
+	settings              sample.Settings
+	run                   *run     // nil: the base model
+	version               *version // held until the device goroutine has swept the last sequence; nil: the base model
+	number                int64    // of the version, 0 for the base model
+	key                   kvcache.Key
+	arrived               time.Time
+
+	sequences  []*sequence
+	unfinished int // sequences that have not ended
+	unswept    int // sequences that the device goroutine has not given up
+	ended      bool
+	err        error
+	events     []plugins.SampleEvent
+	notify     chan struct{} // holds at most one; there are events, or the request has ended
+
+	scores *scores // filled by the device goroutine; nil once they were sent
+}
+
+// scorer is the sequence that goes through the prompt first and fills its scores: the first that has not ended. The others wait for it. The caller holds mu.
+func (q *request) scorer() *sequence {
+	for _, s := range q.sequences {
+		if !s.done {
+			return s
+		}
+	}
+	return nil
+}
+
+// sequence is one continuation of a prompt. done and pending are guarded by Engine.mu; the rest is the device goroutine's.
+type sequence struct {
+	request *request
+	index   int
+	done    bool                   // ended: to be swept
+	pending *plugins.SampledTokens // the sequence's event that was not taken yet, to be added to
+
+	tokens   []int32 // prompt and generated
+	computed int     // positions whose keys and values are in pages
+	shared   int     // full pages that were offered to others
+	pages    []int32
+	history  *sample.History
+}
+
+// generated counts the sampled tokens.
+func (s *sequence) generated() int { return len(s.tokens) - len(s.request.Prompt) }
+
+// signal wakes the request's Sample call. The caller holds mu.
+func (q *request) signal() {
+	select {
+	case q.notify <- struct{}{}:
+	default:
+	}
+}
+
+// finish ends one sequence. The caller holds mu.
+func (e *Engine) finishSequence(s *sequence, reason plugins.StopReason) {
+	if s.done {
+		return
+	}
+	q := s.request
+	s.done, s.pending = true, nil
+	q.events = append(q.events, plugins.SampleEvent{Finished: &plugins.SequenceFinished{Sequence: s.index, Reason: reason}})
+	if q.unfinished--; q.unfinished == 0 {
+		q.ended = true
+	}
+	q.signal()
+}
+
+// endRequest ends a whole request with an error, or without one (its events tell). The caller holds mu.
+func (e *Engine) endRequest(q *request, err error) {
+	if q.ended {
+		return
+	}
+	q.ended, q.err, q.unfinished = true, err, 0
+	for _, s := range q.sequences {
+		s.done, s.pending = true, nil
+	}
+	q.signal()
+	e.wake.Signal()
+}
+
+// Sample generates tokens.
+func (e *Engine) Sample(ctx context.Context, req plugins.SampleRequest, emit func(plugins.SampleEvent) error) error {
+	l, err := e.ifLoaded()
+	if err != nil {
+		return err
+	}
+	if err := l.checkSample(&req); err != nil {
+		return err
+	}
+	q, err := e.enqueue(l, req)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.endRequest(q, errClosed) // nobody listens any more: unless it has ended it is given up
+		delete(e.requests, q.ID)
+	}()
+	for {
+		select {
+		case <-q.notify:
+		case <-ctx.Done():
+			return plugins.Cancelled(ctx.Err())
+		}
+		e.mu.Lock()
+		events, ended, err := q.events, q.ended, q.err
+		q.events = nil
+		for _, s := range q.sequences {
+			s.pending = nil
+		}
+		e.mu.Unlock()
+		for _, event := range events {
+			if err := emit(event); err != nil {
+				return err
+			}
+		}
+		if ended {
+			return err
+		}
+	}
+}
+
+// enqueue enters a checked request: fixes its version, holds it, and has its sequences wait for a place.
+func (e *Engine) enqueue(l *loaded, req plugins.SampleRequest) (*request, error) {
+	q := &request{SampleRequest: req, arrived: time.Now(), notify: make(chan struct{}, 1)}
+	q.Prompt, q.StopTokens, q.TargetPromptTokens = slices.Clone(req.Prompt), slices.Clone(req.StopTokens), slices.Clone(req.TargetPromptTokens)
+	slices.Sort(q.StopTokens)
+	q.StopTokens = slices.Compact(q.StopTokens)
+	q.settings = sample.Settings{Temperature: req.Temperature, TopK: req.TopK, TopP: req.TopP, MinP: req.MinP,
+		FrequencyPenalty: req.FrequencyPenalty, PresencePenalty: req.PresencePenalty, RepetitionPenalty: req.RepetitionPenalty}
+	for token, amount := range req.LogitBias {
+		q.settings.Bias = append(q.settings.Bias, sample.Bias{Token: token, Amount: float32(amount)})
+	}
+	q.scores = newScores(&q.SampleRequest)
+
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if _, err := e.accept(); err != nil {
+		return nil, err
+	}
+	if e.requests[req.ID] != nil {
+		return nil, plugins.Invalidf("id", "%q is running already", req.ID)
+	}
+	if n := len(e.waiting) + req.NumSamples; n > l.config.MaxWaiting {
+		return nil, &plugins.Error{Kind: plugins.KindCapacity, Field: "num_samples", Message: fmt.Sprintf("%d sequences would wait; max_waiting is %d", n, l.config.MaxWaiting)}
+	}
+	if req.Adapter != "" {
+		r, err := e.find(req.Adapter)
+		if err != nil {
+			return nil, err
+		}
+		v, err := e.resolve(r, req.Version)
+		if err != nil {
+			return nil, err
+		}
+		q.run, q.version, q.number, q.key = r, e.hold(v), v.number, kvcache.Key{Adapter: r.number, Version: v.number}
+	}
+	q.unfinished, q.unswept = req.NumSamples, req.NumSamples
+	for i := range req.NumSamples {
+		s := &sequence{request: q, index: i, tokens: slices.Clone(q.Prompt)}
+		if !q.settings.Plain() {
+			s.history = sample.NewHistory(q.Prompt)
+		}
+		q.sequences = append(q.sequences, s)
+		e.waiting = append(e.waiting, s)
+	}
+	e.requests[req.ID] = q
+	e.wake.Signal()
+	return q, nil
+}
+
+// Cancel ends sequences of a running request.
+func (e *Engine) Cancel(_ context.Context, req plugins.CancelRequest) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	q := e.requests[req.ID]
+	if q == nil || q.ended {
+		return nil
+	}
+	for _, s := range q.sequences {
+		if req.Sequence < 0 || s.index == req.Sequence {
+			e.finishSequence(s, plugins.StopCancelled)
+		}
+	}
+	e.wake.Signal()
+	return nil
+}
+
+// Bounds beyond those of the contract. Settings outside have no use, and logits would leave the range of float32.
+const (
+	maxAdjustment  = 1e6
+	minTemperature = 1e-30
+)
+
+// checkSample names the first field of a request that cannot be used.
+func (l *loaded) checkSample(q *plugins.SampleRequest) error {
+	if err := q.Validate(&l.info); err != nil {
+		return err
+	}
+	if q.Temperature != 0 && q.Temperature < minTemperature {
+		return plugins.Invalidf("temperature", "%v is not allowed: 0 for the likeliest token, or at least %v", q.Temperature, minTemperature)
+	}
+	if q.RepetitionPenalty < 1/maxAdjustment || q.RepetitionPenalty > maxAdjustment {
+		return plugins.Invalidf("repetition_penalty", "%v is not allowed: %v to %v", q.RepetitionPenalty, 1/maxAdjustment, maxAdjustment)
+	}
+	for token, amount := range q.LogitBias {
+		if !(amount >= -maxAdjustment && amount <= maxAdjustment) {
+			return plugins.Invalidf(fmt.Sprintf("logit_bias[%d]", token), "%v is not allowed: %v to %v", amount, -maxAdjustment, maxAdjustment)
+		}
+	}
+	if q.MinTokens > 0 {
+		distinct := map[int32]struct{}{}
+		for _, t := range q.StopTokens {
+			distinct[t] = struct{}{}
+		}
+		if len(distinct) == l.vocabulary {
+			return plugins.Invalidf("min_tokens", "%d is not allowed while every token of the vocabulary is a stop token", q.MinTokens)
+		}
+	}
+	// Each matrix fits an answer; together they must as well.
+	if p := len(q.Prompt); 4*p*(1+2*q.TopKPromptLogprobs+q.TargetPromptK+2*q.PromptAlternatives) > plugins.MaxBodyBytes {
+		return plugins.Invalidf("prompt", "the scores asked for %d tokens are more than the %d bytes of an answer", p, plugins.MaxBodyBytes)
+	}
+	return nil
+}

@@ -1,0 +1,515 @@
+package engine
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/tinsmith/tinsmith/backends/internal/lora"
+	"github.com/tinsmith/tinsmith/backends/internal/safetensors"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// maxText bounds the JSON files of a checkpoint, and the headers of its tensor files.
+const maxText = 16 << 20
+
+// LoadAdapter reads a checkpoint of ours, or a PEFT adapter of any origin. The files are read and verified before the adapter is touched: a load that fails changes nothing, but what comes behind it in the
+// order fails as well, because it was meant for the weights that did not come.
+func (e *Engine) LoadAdapter(ctx context.Context, req plugins.LoadAdapterRequest) (plugins.AdapterInfo, error) {
+	invalid := req.Validate()
+	if req.Position == 0 {
+		if invalid != nil {
+			return plugins.AdapterInfo{}, invalid
+		}
+		return e.begin(ctx, req.Adapter, req, func(r *run, l *loaded) {
+			if err := e.inBackground(func() {
+				c, err := l.read(&req)
+				if err == nil {
+					err = e.onDevice(func() error {
+						v, g, err := l.restore(c, c.layout, !req.Frozen)
+						if err == nil {
+							r.layout, r.config, r.frozen, r.accumulator, r.window = c.layout, c.config, req.Frozen, g, c.window
+						}
+						e.finish(r, v, err)
+						return nil
+					})
+				}
+				if err != nil {
+					e.finish(r, nil, err)
+				}
+			}); err != nil {
+				e.finish(r, nil, err)
+			}
+		})
+	}
+	result, err := e.submit(ctx, req.Adapter, func(r *run, o *operation) {
+		o.kind, o.position = kindLoad, req.Position
+		o.host = func() {
+			if err := e.inBackground(func() { e.replace(r, o, &req, invalid) }); err != nil {
+				e.endLoad(r, o, nil, err)
+			}
+		}
+	})
+	if err != nil {
+		return plugins.AdapterInfo{}, err
+	}
+	info := result.(plugins.AdapterInfo)
+	info.Config.Modules = slices.Clone(info.Config.Modules)
+	return info, nil
+}
+
+// inBackground runs host work on a goroutine that Close waits for.
+func (e *Engine) inBackground(f func()) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closing {
+		return errClosed
+	}
+	e.background.Go(f)
+	return nil
+}
+
+// replace loads a checkpoint as the next version of a run, at the operation's turn.
+func (e *Engine) replace(r *run, o *operation, req *plugins.LoadAdapterRequest, invalid error) {
+	err := invalid
+	var c *checkpoint
+	if err == nil {
+		c, err = e.loaded.read(req)
+	}
+	if err == nil {
+		err = c.fits(r)
+	}
+	if err != nil {
+		e.endLoad(r, o, nil, err)
+		return
+	}
+	if err := e.onDevice(func() error {
+		v, g, err := e.loaded.restore(c, r.layout, true)
+		if err != nil {
+			return err
+		}
+		e.mu.Lock()
+		deleted := r.deleted
+		e.mu.Unlock()
+		if deleted {
+			v.free()
+			if g != nil {
+				g.Free()
+			}
+			return errClosed // nobody waits for the answer: the operation was ended with the adapter
+		}
+		r.freeAccumulator()
+		r.accumulator = g
+		e.mu.Lock()
+		r.window = c.window
+		e.mu.Unlock()
+		e.endLoad(r, o, v, nil)
+		return nil
+	}); err != nil {
+		e.endLoad(r, o, nil, err)
+	}
+}
+
+// endLoad decides a load: v becomes the latest version, or the run is broken until another load succeeds.
+func (e *Engine) endLoad(r *run, o *operation, v *version, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if r.deleted {
+		if v != nil {
+			e.dead = append(e.dead, v)
+			e.wake.Signal()
+		}
+		return
+	}
+	r.busy, r.broken = false, err
+	if err != nil {
+		r.decide(o, nil, err)
+	} else {
+		e.publish(r, v)
+		r.decide(o, plugins.AdapterInfo{Config: r.config, Version: v.number, Step: v.step, Bytes: v.size}, nil)
+	}
+	e.wake.Signal()
+}
+
+// checkpoint is what was read from a directory, verified, in Go memory.
+type checkpoint struct {
+	config      plugins.AdapterConfig
+	layout      *lora.Layout
+	step        int64
+	weights     map[string][]float32 // by PEFT name
+	moments     map[string][]float32 // by PEFT name and suffix; nil without optimizer state
+	accumulator map[string][]float32 // nil without
+	window      window
+}
+
+// fits tells whether the checkpoint has the shape of an adapter that exists.
+func (c *checkpoint) fits(r *run) error {
+	same := c.layout.Rank == r.layout.Rank
+	for i := range r.layout.Modules {
+		same = same && c.layout.Has(i) == r.layout.Has(i)
+	}
+	if !same {
+		return plugins.Invalidf("path", "the checkpoint has rank %d on %s, the adapter has rank %d on %s", c.layout.Rank, strings.Join(c.layout.Kinds(), ", "), r.layout.Rank, strings.Join(r.layout.Kinds(), ", "))
+	}
+	return nil
+}
+
+// restore makes a version, and the accumulated gradient if there is one, on the device goroutine.
+func (l *loaded) restore(c *checkpoint, layout *lora.Layout, moments bool) (v *version, g *lora.Gradient, err error) {
+	v, err = l.emptyVersion(layout, moments)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() {
+		if err != nil {
+			v.free()
+			if g != nil {
+				g.Free()
+			}
+			v, g, err = nil, nil, internal("load the adapter", err)
+		}
+	}()
+	if err = l.upload(v.weights.Masters, c.weights, ""); err != nil {
+		return
+	}
+	if err = v.weights.Pack(); err != nil {
+		return
+	}
+	if moments && c.moments != nil {
+		if err = l.upload(v.moments.M, c.moments, suffixFirst); err != nil {
+			return
+		}
+		if err = l.upload(v.moments.V, c.moments, suffixSecond); err != nil {
+			return
+		}
+		v.moments.Step, v.step = c.step, c.step
+	}
+	if c.accumulator != nil {
+		if g, err = newGradient(l.device, layout); err != nil {
+			return
+		}
+		err = l.upload(g.Parameters, c.accumulator, "")
+	}
+	return
+}
+
+func (l *loaded) upload(p *lora.Parameters, values map[string][]float32, suffix string) error {
+	return p.Each(func(name string, t tensor.Tensor) error { return l.device.Upload(t, values[name+suffix]) })
+}
+
+// read reads a directory as far as the request's scope goes, and verifies it: checksums, base model, names, shapes, and that every value is finite.
+func (l *loaded) read(req *plugins.LoadAdapterRequest) (*checkpoint, error) {
+	d := directory{path: req.Path}
+	if _, err := os.Stat(req.Path); err != nil {
+		return nil, &plugins.Error{Kind: plugins.KindNotFound, Field: "path", Message: fmt.Sprintf("no checkpoint: %v", err)}
+	}
+	manifest, err := d.manifest()
+	switch {
+	case err != nil:
+		return nil, err
+	case manifest == nil && req.Scope != plugins.ScopeWeights:
+		return nil, plugins.Invalidf("scope", "%s has no %s: only weights can be loaded", req.Path, plugins.ManifestFile)
+	case manifest != nil:
+		if err := l.checkManifest(manifest, req.Scope); err != nil {
+			return nil, err
+		}
+		d.sums = manifest.SHA256
+		if _, err := d.text(plugins.CompleteFile); err != nil {
+			return nil, err
+		}
+	}
+	text, err := d.text(plugins.AdapterConfigFile)
+	if err != nil {
+		return nil, err
+	}
+	scale, err := decodePEFT(text, l.info.MaxRank)
+	if err != nil {
+		return nil, err
+	}
+	c := &checkpoint{}
+	if err := l.readWeights(c, d, scale); err != nil {
+		return nil, err
+	}
+	if manifest != nil {
+		c.config.Seed = manifest.Seed
+	}
+	if req.Scope >= plugins.ScopeOptimizer {
+		if c.moments, err = l.readParameters(c.layout, d, plugins.OptimizerFile, suffixFirst, suffixSecond); err != nil {
+			return nil, err
+		}
+		for name, values := range c.moments {
+			if i := slices.IndexFunc(values, func(v float32) bool { return v < 0 }); i >= 0 && strings.HasSuffix(name, suffixSecond) {
+				return nil, plugins.Invalidf("path", "%s: tensor %q: value %d is %v: a second moment is not negative", plugins.OptimizerFile, name, i, values[i])
+			}
+		}
+		c.step = manifest.Step
+	}
+	if req.Scope == plugins.ScopeAccumulator {
+		if c.accumulator, err = l.readParameters(c.layout, d, plugins.AccumulatorFile, ""); err != nil {
+			return nil, err
+		}
+		c.window.passes = manifest.WindowPasses
+		if manifest.WindowFailure != "" {
+			c.window.failure = &plugins.Error{Kind: plugins.KindInternal, Message: manifest.WindowFailure}
+		}
+	}
+	return c, nil
+}
+
+func (l *loaded) checkManifest(m *plugins.Manifest, scope plugins.Scope) error {
+	if m.Format != 1 {
+		return plugins.Invalidf("path", "%s: format %d is not known: 1", plugins.ManifestFile, m.Format)
+	}
+	has := slices.Index(scopeNames, m.Scope)
+	if has < 0 {
+		return plugins.Invalidf("path", "%s: scope %.100q is not known: %s", plugins.ManifestFile, m.Scope, strings.Join(scopeNames, ", "))
+	}
+	if has < int(scope) {
+		return plugins.Invalidf("scope", "the checkpoint holds %s only", m.Scope)
+	}
+	if m.ModelHash != l.info.ModelHash {
+		return plugins.Invalidf("path", "the checkpoint belongs to another base model, %.200q", m.BaseModel)
+	}
+	if m.Step < 0 || m.WindowPasses < 0 {
+		return plugins.Invalidf("path", "%s: step %d and window_passes %d must be at least 0", plugins.ManifestFile, m.Step, m.WindowPasses)
+	}
+	return nil
+}
+
+// readWeights finds out which modules a file's tensors belong to, and reads them with B rescaled to our scale.
+func (l *loaded) readWeights(c *checkpoint, d directory, scale scaling) error {
+	f, err := d.tensors(plugins.AdapterWeightsFile, l.largest(1))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	modules := map[string]int{}
+	for i, m := range l.model.Modules {
+		modules[m.Name] = i
+	}
+	has := map[string]bool{}
+	stored := map[string]string{} // PEFT name → the file's name
+	for _, name := range f.Names() {
+		module, matrix, ok := lora.ParseTensorName(name)
+		i, known := modules[module]
+		if !ok || !known {
+			return plugins.Invalidf("path", "tensor %.200q belongs to no module of this model", name)
+		}
+		canonical := lora.TensorName(module, matrix, lora.PEFT)
+		if other, twice := stored[canonical]; twice {
+			return plugins.Invalidf("path", "tensors %.200q and %.200q are the same", other, name)
+		}
+		stored[canonical] = name
+		has[module] = true
+		switch l.model.Modules[i].Group {
+		case lora.Attention:
+			c.config.TrainAttention = true
+		case lora.MLP:
+			c.config.TrainMLP = true
+		case lora.Unembed:
+			c.config.TrainUnembed = true
+		}
+	}
+	if len(has) == 0 {
+		return plugins.Invalidf("path", "%s holds no tensor", plugins.AdapterWeightsFile)
+	}
+	if c.layout, err = lora.NewLayout(l.model.Modules, scale.rank, func(m lora.Module) bool { return has[m.Name] }); err != nil {
+		return plugins.Invalidf("path", "%v", err)
+	}
+	c.config.Rank, c.config.Modules = scale.rank, c.layout.Kinds()
+	c.weights = map[string][]float32{}
+	return eachTensor(c.layout, func(name string, shape []int) error {
+		values, err := readTensor(f, plugins.AdapterWeightsFile, stored[name], name, shape)
+		if err != nil {
+			return err
+		}
+		if scale.factor != 1 && strings.HasSuffix(name, ".lora_B.weight") {
+			for i, v := range values {
+				values[i] = float32(float64(v) * scale.factor)
+				if !finite(float64(values[i])) {
+					return plugins.Invalidf("path", "tensor %q: value %d times %v, which makes lora_alpha %v, is not finite", name, i, scale.factor, lora.Alpha)
+				}
+			}
+		}
+		c.weights[name] = values
+		return nil
+	})
+}
+
+// largest is the most bytes that a file of so many values per parameter can have on this model.
+func (l *loaded) largest(values int64) int64 {
+	var n int64
+	for _, m := range l.model.Modules {
+		n += int64(m.In+m.Out) * int64(l.info.MaxRank)
+	}
+	return 4*values*n + maxText
+}
+
+// readParameters reads a file that has every tensor of a layout under each suffix, and nothing else.
+func (l *loaded) readParameters(layout *lora.Layout, d directory, file string, suffixes ...string) (map[string][]float32, error) {
+	f, err := d.tensors(file, l.largest(int64(len(suffixes))))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	all := map[string][]float32{}
+	if err := eachTensor(layout, func(name string, shape []int) error {
+		for _, s := range suffixes {
+			if all[name+s], err = readTensor(f, file, name+s, name+s, shape); err != nil {
+				return err
+			}
+		}
+		return nil
+	}); err != nil {
+		return nil, err
+	}
+	for _, name := range f.Names() {
+		if all[name] == nil {
+			return nil, plugins.Invalidf("path", "%s: tensor %.200q belongs to no parameter of the adapter", file, name)
+		}
+	}
+	return all, nil
+}
+
+// eachTensor visits the tensors of a layout by their PEFT names.
+func eachTensor(layout *lora.Layout, visit func(name string, shape []int) error) error {
+	for i, m := range layout.Modules {
+		if !layout.Has(i) {
+			continue
+		}
+		if err := visit(lora.TensorName(m.Name, "A", lora.PEFT), []int{layout.Rank, m.In}); err != nil {
+			return err
+		}
+		if err := visit(lora.TensorName(m.Name, "B", lora.PEFT), []int{m.Out, layout.Rank}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readTensor reads one tensor, which the file has under the name stored, and checks its shape and values.
+func readTensor(f *safetensors.File, file, stored, name string, shape []int) ([]float32, error) {
+	t, ok := f.Tensor(stored)
+	if !ok {
+		return nil, plugins.Invalidf("path", "%s: tensor %q is missing", file, name)
+	}
+	if !slices.Equal(t.Shape, shape) {
+		return nil, plugins.Invalidf("path", "%s: tensor %q has shape %v, expected %v", file, stored, t.Shape, shape)
+	}
+	values, err := t.Float32s()
+	if err != nil {
+		return nil, plugins.Invalidf("path", "%s: tensor %q: %v", file, stored, err)
+	}
+	for i, v := range values {
+		if !finite(float64(v)) {
+			return nil, &plugins.Error{Kind: plugins.KindNotFinite, Field: name, Message: fmt.Sprintf("value %d in %s is %v", i, file, v)}
+		}
+	}
+	return values, nil
+}
+
+// directory reads the files of a checkpoint's directory by their fixed names: regular files only, so that no link leads out of it.
+type directory struct {
+	path string
+	sums map[string]string // SHA-256 in hex that files must have; nil for a foreign adapter
+}
+
+// manifest reads the manifest; nil if there is none.
+func (d directory) manifest() (*plugins.Manifest, error) {
+	if _, err := os.Lstat(filepath.Join(d.path, plugins.ManifestFile)); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	text, err := d.text(plugins.ManifestFile)
+	if err != nil {
+		return nil, err
+	}
+	m := &plugins.Manifest{}
+	if err := json.Unmarshal(text, m); err != nil {
+		return nil, plugins.Invalidf("path", "%s: %v", plugins.ManifestFile, err)
+	}
+	if m.SHA256 == nil {
+		m.SHA256 = map[string]string{}
+	}
+	return m, nil
+}
+
+// check tells whether a file is there, regular and not larger than limit.
+func (d directory) check(name string, limit int64) (string, error) {
+	path := filepath.Join(d.path, name)
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return "", plugins.Invalidf("path", "%s has no %s", d.path, name)
+	case err != nil:
+		return "", plugins.Invalidf("path", "%v", err)
+	case !info.Mode().IsRegular():
+		return "", plugins.Invalidf("path", "%s is not a regular file", path)
+	case info.Size() > limit:
+		return "", plugins.Invalidf("path", "%s has %d bytes; at most %d are possible for this model", path, info.Size(), limit)
+	}
+	return path, nil
+}
+
+// verify compares a checksum with the manifest's.
+func (d directory) verify(name string, sum []byte) error {
+	if d.sums != nil && d.sums[name] != hex.EncodeToString(sum) {
+		return plugins.Invalidf("path", "%s does not have the checksum that %s states", name, plugins.ManifestFile)
+	}
+	return nil
+}
+
+// text reads a small file.
+func (d directory) text(name string) ([]byte, error) {
+	path, err := d.check(name, maxText)
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, plugins.Invalidf("path", "%v", err)
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxText))
+	if err != nil {
+		return nil, plugins.Invalidf("path", "%v", err)
+	}
+	sum := sha256.Sum256(text)
+	return text, d.verify(name, sum[:])
+}
+
+// tensors opens a tensor file, which the caller closes.
+func (d directory) tensors(name string, limit int64) (*safetensors.File, error) {
+	path, err := d.check(name, limit)
+	if err != nil {
+		return nil, err
+	}
+	if d.sums != nil {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, plugins.Invalidf("path", "%v", err)
+		}
+		sum := sha256.New()
+		_, err = io.Copy(sum, f)
+		if err := errors.Join(err, f.Close()); err != nil {
+			return nil, plugins.Invalidf("path", "%v", err)
+		}
+		if err := d.verify(name, sum.Sum(nil)); err != nil {
+			return nil, err
+		}
+	}
+	f, err := safetensors.Open(path)
+	if err != nil {
+		return nil, plugins.Invalidf("path", "%v", err)
+	}
+	return f, nil
+}

@@ -1,0 +1,319 @@
+package engine
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/tinsmith/tinsmith/backends/internal/lora"
+	"github.com/tinsmith/tinsmith/backends/internal/safetensors"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// scopeNames are the scopes in a manifest.
+var scopeNames = []string{plugins.ScopeWeights: "weights", plugins.ScopeOptimizer: "optimizer", plugins.ScopeAccumulator: "accumulator"}
+
+// Ends of the names of Adam's moments in a checkpoint.
+const (
+	suffixFirst  = ".exp_avg"
+	suffixSecond = ".exp_avg_sq"
+)
+
+// SaveAdapter writes a checkpoint. An operation with a position holds its run up until the files are written; the rest of the engine goes on.
+func (e *Engine) SaveAdapter(ctx context.Context, req plugins.SaveAdapterRequest) (plugins.SaveAdapterResult, error) {
+	invalid := req.Validate()
+	if req.Position != 0 {
+		result, err := e.submit(ctx, req.Adapter, func(r *run, o *operation) {
+			o.kind, o.position = kindSave, req.Position
+			o.host = func() { e.saveInOrder(r, o, &req, invalid) }
+		})
+		if err != nil {
+			return plugins.SaveAdapterResult{}, err
+		}
+		return result.(plugins.SaveAdapterResult), nil
+	}
+	if invalid != nil {
+		return plugins.SaveAdapterResult{}, invalid
+	}
+	s, err := e.beginSave(&req)
+	if err != nil {
+		return plugins.SaveAdapterResult{}, err
+	}
+	result, err := e.write(s)
+	e.mu.Lock()
+	e.release(s.version)
+	e.mu.Unlock()
+	e.background.Done()
+	return result, err
+}
+
+// beginSave holds the version that a save outside the order names.
+func (e *Engine) beginSave(req *plugins.SaveAdapterRequest) (*saving, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if _, err := e.accept(); err != nil {
+		return nil, err
+	}
+	r, err := e.find(req.Adapter)
+	if err != nil {
+		return nil, err
+	}
+	v, err := e.resolve(r, req.Version)
+	if err != nil {
+		return nil, err
+	}
+	e.background.Add(1)
+	return &saving{request: req, run: r, version: e.hold(v)}, nil
+}
+
+// saveInOrder runs a save at its turn, on the device goroutine, and leaves the writing to a goroutine of its own.
+func (e *Engine) saveInOrder(r *run, o *operation, req *plugins.SaveAdapterRequest, invalid error) {
+	s := &saving{request: req, run: r}
+	e.mu.Lock()
+	if invalid == nil && r.broken != nil {
+		invalid = r.brokenError()
+	}
+	if r.deleted || invalid != nil {
+		r.busy = false
+		r.decide(o, nil, invalid)
+		e.mu.Unlock()
+		return
+	}
+	s.version, s.window = e.hold(r.latest), r.window
+	e.background.Add(1)
+	e.mu.Unlock()
+	go func() {
+		defer e.background.Done()
+		result, err := e.write(s)
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.release(s.version)
+		r.busy = false
+		r.decide(o, result, err)
+		e.wake.Signal()
+	}()
+}
+
+// saving is a checkpoint that is being written.
+type saving struct {
+	request *plugins.SaveAdapterRequest
+	run     *run
+	version *version
+	window  window // with an accumulator
+}
+
+// write writes the checkpoint's directory: under a temporary name beside its place, every file synced, the marker of completeness last, then renamed. So it is there as a whole or not at all.
+func (e *Engine) write(s *saving) (result plugins.SaveAdapterResult, err error) {
+	req, v := s.request, s.version
+	if req.Scope > plugins.ScopeWeights && v.moments == nil {
+		return result, plugins.Invalidf("scope", "adapter %q is only to be sampled: it has weights only", req.Adapter)
+	}
+	if _, err := os.Lstat(req.Path); !errors.Is(err, fs.ErrNotExist) {
+		return result, plugins.Invalidf("path", "%s exists", req.Path)
+	}
+	temporary, err := os.MkdirTemp(filepath.Dir(req.Path), "."+filepath.Base(req.Path)+".tmp-")
+	if err != nil {
+		return result, internal("save the adapter", err)
+	}
+	defer func() {
+		if err != nil {
+			err = internal("save the adapter", err)
+			_ = os.RemoveAll(temporary) // what is left has a name that nobody reads
+		}
+	}()
+	w := &checkpointWriter{engine: e, directory: temporary, sums: map[string]string{}}
+	if err := w.all(s); err != nil {
+		return result, err
+	}
+	if err := os.Chmod(temporary, 0o755); err != nil {
+		return result, err
+	}
+	if err := syncDirectory(temporary); err != nil {
+		return result, err
+	}
+	if err := os.Rename(temporary, req.Path); err != nil {
+		return result, err
+	}
+	if err := syncDirectory(filepath.Dir(req.Path)); err != nil {
+		return result, err
+	}
+	return plugins.SaveAdapterResult{Bytes: w.bytes, Version: v.number, Step: v.step}, nil
+}
+
+// checkpointWriter writes the files of one checkpoint.
+type checkpointWriter struct {
+	engine    *Engine
+	directory string
+	bytes     int64
+	sums      map[string]string
+}
+
+// all writes every file of the checkpoint.
+func (w *checkpointWriter) all(s *saving) error {
+	v, l, req := s.version, w.engine.loaded, s.request
+	names := lora.PEFT
+	if req.ExportNames == plugins.ExportTinker {
+		names = lora.Tinker
+	}
+	if err := w.tensors(plugins.AdapterWeightsFile, names, part{v.weights.Masters, ""}); err != nil {
+		return err
+	}
+	if req.Scope >= plugins.ScopeOptimizer {
+		if err := w.tensors(plugins.OptimizerFile, lora.PEFT, part{v.moments.M, suffixFirst}, part{v.moments.V, suffixSecond}); err != nil {
+			return err
+		}
+	}
+	m := plugins.Manifest{
+		Format: 1, Scope: scopeNames[req.Scope], BaseModel: l.name, ModelHash: l.info.ModelHash, Engine: w.engine.options.Version, Topology: w.engine.options.Plugin + " " + l.info.Device,
+		Arithmetic: l.info.Arithmetic, Rank: s.run.config.Rank, Seed: s.run.config.Seed, TrainAttn: s.run.config.TrainAttention, TrainMLP: s.run.config.TrainMLP, TrainUnembed: s.run.config.TrainUnembed,
+		Step: v.step, Version: v.number, Metadata: req.Metadata, SHA256: w.sums,
+	}
+	if req.Scope == plugins.ScopeAccumulator {
+		m.WindowPasses = s.window.passes
+		if s.window.failure != nil {
+			m.WindowFailure = s.window.failure.Error()
+		}
+		// The run waits for this save, so nobody changes its accumulator.
+		var p *lora.Parameters
+		if err := w.engine.onDevice(func() error {
+			if s.run.accumulator != nil {
+				p = s.run.accumulator.Parameters
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+		if p == nil {
+			if err := w.zeros(plugins.AccumulatorFile, v.weights.Layout()); err != nil {
+				return err
+			}
+		} else if err := w.tensors(plugins.AccumulatorFile, lora.PEFT, part{p, ""}); err != nil {
+			return err
+		}
+	}
+	config, err := encodePEFT(l.name, v.weights.Layout())
+	if err != nil {
+		return err
+	}
+	if err := w.plain(plugins.AdapterConfigFile, config); err != nil {
+		return err
+	}
+	nothing := sha256.Sum256(nil) // the marker's content, which is written last
+	w.sums[plugins.CompleteFile] = hex.EncodeToString(nothing[:])
+	manifest, err := json.MarshalIndent(m, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := w.plain(plugins.ManifestFile, manifest); err != nil {
+		return err
+	}
+	return w.plain(plugins.CompleteFile, nil)
+}
+
+// part is one set of parameters in a file, and what is put behind its tensors' names.
+type part struct {
+	parameters *lora.Parameters
+	suffix     string
+}
+
+// tensors writes a file of parameters. Each part is copied from the device in one visit, so that training and sampling are held up once per part.
+func (w *checkpointWriter) tensors(file string, names lora.Names, parts ...part) error {
+	var sources []safetensors.Source
+	for _, p := range parts {
+		values, err := w.download(p.parameters)
+		if err != nil {
+			return err
+		}
+		sources = append(sources, w.sources(p.parameters.Layout, names, p.suffix, values)...)
+	}
+	return w.file(file, func(out io.Writer) (int64, [sha256.Size]byte, error) { return safetensors.Write(out, nil, sources) })
+}
+
+// zeros writes a file of parameters that are all zero.
+func (w *checkpointWriter) zeros(file string, layout *lora.Layout) error {
+	sources := w.sources(layout, lora.PEFT, "", nil)
+	return w.file(file, func(out io.Writer) (int64, [sha256.Size]byte, error) { return safetensors.Write(out, nil, sources) })
+}
+
+// download copies parameters to Go memory: by module number, A then B.
+func (w *checkpointWriter) download(p *lora.Parameters) (map[int][2][]float32, error) {
+	values := map[int][2][]float32{}
+	err := w.engine.onDevice(func() error {
+		for i, m := range p.Layout.Modules {
+			if !p.Layout.Has(i) {
+				continue
+			}
+			pair := [2][]float32{make([]float32, p.Layout.Rank*m.In), make([]float32, m.Out*p.Layout.Rank)}
+			for k, t := range []tensor.Tensor{p.A(i), p.B(i)} {
+				if err := w.engine.loaded.device.Download(pair[k], t); err != nil {
+					return err
+				}
+			}
+			values[i] = pair
+		}
+		return nil
+	})
+	return values, err
+}
+
+// sources names the tensors of a layout; without values they are zeros.
+func (w *checkpointWriter) sources(layout *lora.Layout, names lora.Names, suffix string, values map[int][2][]float32) []safetensors.Source {
+	var sources []safetensors.Source
+	for i, m := range layout.Modules {
+		if !layout.Has(i) {
+			continue
+		}
+		for k, shape := range [][]int{{layout.Rank, m.In}, {m.Out, layout.Rank}} {
+			sources = append(sources, safetensors.Float32Source(lora.TensorName(m.Name, string("AB"[k]), names)+suffix, shape, func() ([]float32, error) {
+				if values == nil {
+					return make([]float32, shape[0]*shape[1]), nil
+				}
+				return values[i][k], nil
+			}))
+		}
+	}
+	return sources
+}
+
+// plain writes a file of bytes.
+func (w *checkpointWriter) plain(name string, content []byte) error {
+	return w.file(name, func(out io.Writer) (int64, [sha256.Size]byte, error) {
+		n, err := out.Write(content)
+		return int64(n), sha256.Sum256(content), err
+	})
+}
+
+// file writes and syncs one file and notes its size and checksum.
+func (w *checkpointWriter) file(name string, content func(io.Writer) (int64, [sha256.Size]byte, error)) error {
+	f, err := os.OpenFile(filepath.Join(w.directory, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return err
+	}
+	n, sum, err := content(f)
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	w.bytes += n
+	w.sums[name] = hex.EncodeToString(sum[:])
+	return nil
+}
+
+func syncDirectory(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

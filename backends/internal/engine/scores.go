@@ -1,0 +1,169 @@
+package engine
+
+import (
+	"math"
+
+	"github.com/tinsmith/tinsmith/backends/internal/sample"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// unscored marks a cell of a matrix of likeliest tokens that holds none.
+const unscored = -99999
+
+// scores collects what was asked about a prompt. It is filled while the request's first sequence goes through its prompt.
+type scores struct {
+	request *plugins.SampleRequest
+	result  plugins.PromptScores
+	any     bool // something was asked: the prompt is computed as a whole, nothing is taken from the prefix cache
+}
+
+// newScores has everything marked as not scored.
+func newScores(q *plugins.SampleRequest) *scores {
+	s := &scores{request: q}
+	p := len(q.Prompt)
+	r := &s.result
+	if q.PromptLogprobs {
+		r.Logprobs = make([]float32, p)
+		for i := range r.Logprobs {
+			r.Logprobs[i] = float32(math.NaN())
+		}
+	}
+	if k := q.TopKPromptLogprobs; k > 0 {
+		r.Top = plugins.TopLogprobs{K: k, IDs: make([]int32, p*k), Logprobs: make([]float32, p*k)}
+		for i := range r.Top.Logprobs {
+			r.Top.Logprobs[i] = unscored
+		}
+	}
+	if q.TargetPromptK > 0 {
+		r.Targets = make([]float32, (p-1)*q.TargetPromptK)
+	}
+	if k := q.PromptAlternatives; k > 0 {
+		r.AltTokens, r.AltLogprobs = make([]int32, (p-1)*k), make([]float32, (p-1)*k)
+	}
+	for i := 1; i < p && !s.any; i++ {
+		s.any = s.wants(i)
+	}
+	return s
+}
+
+// own tells whether the log-probability of the prompt's own token, or the likeliest ones, were asked at a position.
+func (s *scores) own(position int) bool {
+	q := s.request
+	return (q.PromptLogprobs || q.TopKPromptLogprobs > 0) && (q.PromptLogprobsLastN == 0 || position >= len(q.Prompt)-q.PromptLogprobsLastN)
+}
+
+// wants tells whether anything was asked about the token at a position after the first.
+func (s *scores) wants(position int) bool {
+	if s == nil {
+		return false
+	}
+	if s.own(position) || s.request.PromptAlternatives > 0 {
+		return true
+	}
+	k := s.request.TargetPromptK
+	for i := (position - 1) * k; i < position*k; i++ {
+		if s.request.TargetPromptTokens[i] >= 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// fill scores consecutive rows of logits, which stand at the positions before those that they score: row i is about the token at position first+i. The logits are overwritten.
+func (s *scores) fill(p *sampler, logits tensor.Tensor, first int) error {
+	q, r := s.request, &s.result
+	rows, top := logits.Rows, q.TopKPromptLogprobs
+	var host []float32
+	if top > 0 || (q.PromptAlternatives > 0 && q.Temperature == 0) {
+		host = p.host(0, rows*logits.Cols)
+		if err := p.model.Device.Download(host, logits); err != nil {
+			return err
+		}
+	}
+	// One matrix of targets for all: the token itself, the likeliest, and those asked by name.
+	k := 1 + top + q.TargetPromptK
+	targets := make([]int32, rows*k)
+	p.parallel(rows, func(i int) {
+		row := targets[i*k : (i+1)*k]
+		row[0] = q.Prompt[first+i]
+		if top > 0 && s.own(first+i) {
+			copy(row[1:], sample.Top(host[i*logits.Cols:(i+1)*logits.Cols], top))
+		}
+		for j := range q.TargetPromptK {
+			row[1+top+j] = max(0, q.TargetPromptTokens[(first+i-1)*q.TargetPromptK+j])
+		}
+	})
+	values, _, err := p.model.Logprobs(p.workspace, logits, targets, k)
+	if err != nil {
+		return err
+	}
+	if err := checkLogprobs(values); err != nil {
+		return err
+	}
+	for i := range rows {
+		position, row := first+i, values[i*k:(i+1)*k]
+		if s.own(position) {
+			if r.Logprobs != nil {
+				r.Logprobs[position] = row[0]
+			}
+			copy(r.Top.IDs[position*top:], targets[i*k+1:i*k+1+top])
+			copy(r.Top.Logprobs[position*top:], row[1:1+top])
+		}
+		for j := range q.TargetPromptK {
+			if at := (position-1)*q.TargetPromptK + j; q.TargetPromptTokens[at] >= 0 {
+				r.Targets[at] = row[1+top+j]
+			}
+		}
+	}
+	if q.PromptAlternatives > 0 {
+		return s.alternatives(p, logits, host, first)
+	}
+	return nil
+}
+
+// alternatives draws tokens at the positions of fill.
+func (s *scores) alternatives(p *sampler, logits tensor.Tensor, host []float32, first int) error {
+	q, rows, width, k := s.request, logits.Rows, logits.Cols, s.request.PromptAlternatives
+	drawn := s.result.AltTokens[(first-1)*k : (first-1+rows)*k]
+	settings := sample.Settings{Temperature: q.Temperature, TopP: 1, RepetitionPenalty: 1}
+	if q.Temperature == 0 {
+		p.parallel(rows, func(i int) {
+			best := sample.Top(host[i*width:(i+1)*width], 1)[0]
+			for j := range k {
+				drawn[i*k+j] = best
+			}
+		})
+	} else {
+		if q.Temperature != 1 {
+			if err := p.model.Device.Scale(logits, float32(1/q.Temperature), tensor.Float32); err != nil {
+				return err
+			}
+		}
+		probs, err := p.softmax(logits)
+		if err != nil {
+			return err
+		}
+		p.parallel(rows, func(i int) {
+			for j := range k {
+				drawn[i*k+j] = settings.Draw(nil, probs[i*width:(i+1)*width], nil, sample.UniformAlternative(q.Seed, j, first+i))
+			}
+		})
+	}
+	values, _, err := p.model.Logprobs(p.workspace, logits, drawn, k)
+	if err != nil {
+		return err
+	}
+	copy(s.result.AltLogprobs[(first-1)*k:], values)
+	return checkLogprobs(values)
+}
+
+// checkLogprobs refuses values that are not finite: the weights or the activations have overflowed.
+func checkLogprobs(values []float32) error {
+	for _, v := range values {
+		if !finite(float64(v)) {
+			return &plugins.Error{Kind: plugins.KindNotFinite, Field: "logits", Message: "a log-probability is not finite: the model's activations have left the range of its type"}
+		}
+	}
+	return nil
+}

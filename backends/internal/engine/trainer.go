@@ -1,0 +1,375 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/tinsmith/tinsmith/backends/internal/kvcache"
+	"github.com/tinsmith/tinsmith/backends/internal/lora"
+	"github.com/tinsmith/tinsmith/backends/internal/loss"
+	"github.com/tinsmith/tinsmith/backends/internal/model"
+	"github.com/tinsmith/tinsmith/backends/internal/optim"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// trainer is the memory of training passes. It belongs to the device goroutine.
+type trainer struct {
+	workspace *model.Workspace
+	pages     tensor.Pages // keys and values of one packed pass; grows to the largest
+}
+
+// pass is one ForwardBackward operation while it runs. Its data goes through the model in order, in as many packed batches as it takes, together with other operations' data.
+type pass struct {
+	run     *run
+	op      *operation
+	version *version
+
+	next      int // index of the first datum that has not gone through
+	reduction *lora.Reduction
+	logprobs  [][]float32
+	loss      float64
+	failure   error
+}
+
+// restart forgets what has gone through.
+func (p *pass) restart() {
+	p.abandon()
+	p.next, p.logprobs, p.loss = 0, nil, 0
+}
+
+func (p *pass) abandon() {
+	if p.reduction != nil {
+		p.reduction.Abandon()
+		p.reduction = nil
+	}
+}
+
+// trainCycle runs one clock cycle, if there is anything for it.
+func (e *Engine) trainCycle() bool {
+	l := e.loaded
+	if l == nil {
+		return false
+	}
+	e.mu.Lock()
+	var ready []*run
+	for _, r := range e.order {
+		if r.ready() {
+			ready = append(ready, r)
+		}
+	}
+	cycle := plan(ready, l.config.CycleTokens)
+	if len(e.order) > 1 {
+		e.order = append(e.order[1:], e.order[0]) // another run is first next time
+	}
+	// Adapters side by side in the batch, whatever the order in which runs were considered.
+	slices.SortFunc(cycle, func(a, b series) int { return int(a.run.number - b.run.number) })
+	var passes []*pass
+	for i := range cycle {
+		s := &cycle[i]
+		s.version = e.hold(s.run.latest)
+		for _, o := range s.passes {
+			p := &pass{run: s.run, op: o, version: s.version, failure: o.invalid}
+			if p.failure == nil && s.run.broken != nil {
+				p.failure = s.run.brokenError()
+			}
+			passes = append(passes, p)
+		}
+	}
+	e.mu.Unlock()
+	if len(cycle) == 0 {
+		return false
+	}
+	begin := time.Now()
+	number := e.counters.beginCycle()
+	e.execute(passes, number)
+	for _, s := range cycle {
+		if s.step != nil {
+			e.step(s.run, s.step, number)
+			if err := e.yield(); err != nil {
+				break // the engine is closing: what is left is failed there
+			}
+		}
+	}
+	e.mu.Lock()
+	for _, s := range cycle {
+		e.release(s.version)
+	}
+	e.mu.Unlock()
+	e.counters.endCycle(time.Since(begin))
+	return true
+}
+
+// execute runs passes of any number of runs, fused, and decides each as soon as it is through. A batch that fails as a whole (for want of memory, say) says nothing about a single one of its
+// operations: each of them is tried again alone, and fails only if it fails alone.
+func (e *Engine) execute(passes []*pass, cycle int64) {
+	for len(passes) > 0 {
+		var batch []piece
+		if batch, passes = e.fill(passes, cycle); len(batch) == 0 {
+			continue
+		}
+		err := e.runBatch(batch)
+		if err == nil {
+			if e.yield() != nil { // the engine is closing and fails what is left
+				for _, p := range passes {
+					p.abandon()
+				}
+				return
+			}
+			continue
+		}
+		var touched []*pass
+		for _, b := range batch {
+			if len(touched) == 0 || touched[len(touched)-1] != b.pass {
+				touched = append(touched, b.pass)
+			}
+		}
+		// The operations of the batch were taken from the head of passes, but for the last, which may have more to come.
+		if len(passes) > 0 && passes[0] == touched[len(touched)-1] {
+			passes = passes[1:]
+		}
+		for _, p := range touched {
+			p.restart()
+			if len(touched) == 1 || errors.Is(err, errClosed) {
+				p.failure = internal("forward_backward", err)
+				e.settle(p, cycle)
+			} else {
+				e.execute([]*pass{p}, cycle)
+			}
+		}
+	}
+}
+
+// piece is one datum in a batch.
+type piece struct {
+	pass  *pass
+	index int
+}
+
+// fill packs the next batch: data in order, operation by operation, up to the batch's tokens, but one datum at least. It gives the passes that are not through yet; those that are through when
+// the batch has run are left to runBatch. Failed passes are decided here.
+func (e *Engine) fill(passes []*pass, cycle int64) ([]piece, []*pass) {
+	var batch []piece
+	tokens := 0
+	for len(passes) > 0 {
+		p := passes[0]
+		if p.failure != nil {
+			if len(batch) > 0 && batch[len(batch)-1].pass.run == p.run {
+				break // the run's operations are decided in order: those in this batch first
+			}
+			e.settle(p, cycle)
+			passes = passes[1:]
+			continue
+		}
+		if len(batch) > 0 && batch[0].pass.op.pass.ForwardOnly != p.op.pass.ForwardOnly {
+			break // data without gradient would go through the backward pass of those with one
+		}
+		for i := p.next; i < len(p.op.pass.Data); i++ {
+			n := len(p.op.pass.Data[i].Tokens)
+			if len(batch) > 0 && tokens+n > e.loaded.config.BatchTokens {
+				return batch, passes
+			}
+			batch = append(batch, piece{p, i})
+			tokens += n
+		}
+		passes = passes[1:]
+	}
+	return batch, passes
+}
+
+// runBatch runs one packed batch, adds its results to their operations, and settles those that are through. An error is about the batch as a whole: its operations are then undefined.
+func (e *Engine) runBatch(batch []piece) error {
+	l := e.loaded
+	examples := make([]model.Example, len(batch))
+	tokens, pages := 0, 0
+	for i, b := range batch {
+		d := &b.pass.op.pass.Data[b.index]
+		n := (len(d.Tokens) + kvcache.PageSize - 1) / kvcache.PageSize
+		ids := make([]int32, n)
+		for k := range ids {
+			ids[k] = int32(pages + k)
+		}
+		pages += n
+		tokens += len(d.Tokens)
+		examples[i] = model.Example{
+			Sequence: model.Sequence{Adapter: b.pass.version.weights, Tokens: d.Tokens, Pages: ids},
+			Targets:  d.Targets, K: d.K, Loss: b.pass.op.loss,
+			Inputs: loss.Inputs{Weights: d.Weights, Logprobs: d.Logprobs, Advantages: d.Advantages, SequenceRatioMask: d.SequenceRatioMask},
+		}
+		if b.pass.op.pass.ForwardOnly {
+			continue
+		}
+		if b.pass.reduction == nil {
+			layout := b.pass.run.layout
+			b.pass.reduction = lora.NewReduction(l.device, layout, len(b.pass.op.pass.Data),
+				func() (*lora.Gradient, error) { return newGradient(l.device, layout) }, func(g *lora.Gradient) { g.Free() })
+		}
+		var err error
+		if examples[i].Gradient, err = b.pass.reduction.Buffer(b.index); err != nil {
+			return err
+		}
+	}
+	if err := l.trainer.reserve(l.model, pages); err != nil {
+		return err
+	}
+	recompute := l.config.Recompute == RecomputeOn || (l.config.Recompute == RecomputeAuto && activationBytes(l.model.Config, tokens) > l.config.TrainingMemory)
+	outcomes, err := l.model.Train(l.trainer.workspace, l.trainer.pages, examples, model.TrainOptions{Recompute: recompute, Yield: e.yield})
+	if err != nil {
+		return err
+	}
+	e.counters.trainedTokens.Add(int64(tokens))
+	cycle := e.counters.cycles.Load()
+	for i, b := range batch {
+		p := b.pass
+		p.next = b.index + 1
+		if outcomes[i].Err != nil && p.failure == nil {
+			p.failure = &plugins.Error{Kind: plugins.KindNotFinite, Field: fmt.Sprintf("data[%d]", b.index), Message: outcomes[i].Err.Error()}
+		}
+		p.logprobs = append(p.logprobs, outcomes[i].Logprobs)
+		p.loss += outcomes[i].Loss
+		if p.reduction != nil && p.failure == nil {
+			if err := p.reduction.Done(b.index); err != nil {
+				p.failure = internal("sum the gradient", err)
+			}
+		}
+		if p.next == len(p.op.pass.Data) {
+			e.settle(p, cycle)
+		}
+	}
+	return nil
+}
+
+// activationBytes estimates what a training pass over so many tokens keeps between forward and backward without recomputation: of every layer two norms, the residual stream twice, queries, keys and values before and after
+// their norm and rotation, the attention's output, and the three wide vectors of the MLP, in float32.
+func activationBytes(c *model.Config, tokens int) int64 {
+	heads := (c.Heads + 2*c.KVHeads) * c.HeadDim
+	perLayer := 4*c.HiddenSize + 2*heads + c.Heads*c.HeadDim + 3*c.IntermediateSize
+	return int64(tokens) * int64(c.Layers) * int64(perLayer) * int64(tensor.Float32.Size())
+}
+
+// reserve makes sure that there are n pages, all zero beyond what a pass will write.
+func (t *trainer) reserve(m *model.Model, n int) error {
+	if t.pages != nil && t.pages.Count() < n {
+		t.pages.Free()
+		t.pages = nil
+	}
+	if t.pages == nil {
+		pages, err := m.NewPages(n)
+		if err != nil {
+			return capacity("memory for keys and values of training", err)
+		}
+		t.pages = pages
+		return nil
+	}
+	for i := range n {
+		t.pages.Zero(int32(i))
+	}
+	return nil
+}
+
+// settle decides a pass that is through or has failed: its gradient is checked and added to the run's accumulator, or nothing is.
+func (e *Engine) settle(p *pass, cycle int64) {
+	err := p.failure
+	var total *lora.Gradient
+	if err == nil && p.reduction != nil {
+		if total, err = p.reduction.Total(); err == nil {
+			if bad := total.CheckFinite(); bad != nil {
+				total.Free()
+				total, err = nil, notFinite("gradient", bad)
+			}
+		}
+	}
+	p.abandon()
+	r := p.run
+	e.mu.Lock()
+	deleted := r.deleted
+	e.mu.Unlock()
+	if total != nil {
+		switch {
+		case deleted:
+			total.Free()
+		case r.accumulator == nil:
+			r.accumulator = total
+		default:
+			err = e.loaded.device.Add(r.accumulator.Flat, total.Flat)
+			total.Free()
+			if err != nil {
+				err = internal("add the gradient", err)
+			}
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if r.deleted {
+		return
+	}
+	if p.op.gradient() {
+		r.window.add(err)
+	}
+	if err != nil {
+		r.decide(p.op, nil, err)
+		return
+	}
+	r.decide(p.op, plugins.ForwardBackwardResult{Logprobs: p.logprobs, Metrics: map[string]float64{"loss:sum": p.loss, "clock_cycle:unique": float64(cycle)}}, nil)
+}
+
+// step runs one optimizer step. Whatever its outcome, the window ends and the accumulated gradient is gone.
+func (e *Engine) step(r *run, o *operation, cycle int64) {
+	e.mu.Lock()
+	if r.deleted {
+		e.mu.Unlock()
+		return
+	}
+	w := r.window
+	r.window = window{}
+	old := e.hold(r.latest)
+	err := o.invalid
+	if err == nil && r.broken != nil {
+		err = r.brokenError()
+	}
+	e.mu.Unlock()
+
+	var next *version
+	var norms optim.Norms
+	if err == nil {
+		err = w.verdict()
+	}
+	if err == nil {
+		next, norms, err = e.advance(r, old, adam(o.step.Adam))
+	}
+	r.freeAccumulator()
+
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.release(old)
+	if err != nil {
+		r.decide(o, nil, err)
+		return
+	}
+	if r.deleted {
+		e.dead = append(e.dead, next)
+		return
+	}
+	e.publish(r, next)
+	r.decide(o, plugins.OptimStepResult{Version: next.number, Step: next.step, Metrics: map[string]float64{
+		"grad_norm": norms.Gradient, "adapter_norm": norms.Adapter, "learning_rate": o.step.Adam.LearningRate, "clock_cycle": float64(cycle),
+	}}, nil)
+}
+
+// advance makes the version behind old from the accumulated gradient.
+func (e *Engine) advance(r *run, old *version, a optim.Adam) (*version, optim.Norms, error) {
+	l := e.loaded
+	next, err := l.emptyVersion(r.layout, true)
+	if err != nil {
+		return nil, optim.Norms{}, err
+	}
+	norms, err := optim.Step(l.device, next.weights, next.moments, old.weights, old.moments, r.accumulator, a)
+	if err != nil {
+		next.free()
+		return nil, norms, notFinite("optim_step", err)
+	}
+	next.step = next.moments.Step
+	return next, norms, nil
+}
