@@ -67,7 +67,7 @@ type Backend interface {
 	// Load reads the base model. progress is called in order, from one goroutine, and is never called after Load returned. Load is
 	// called once per process; a second call fails with KindInvalid.
 	Load(ctx context.Context, req LoadRequest, progress func(LoadProgress)) (ModelInfo, error)
-	// Status calls report at once and then about once a second until ctx ends (returns ctx's error) or the backend goes away.
+	// Status, also before Load, calls report at once and then about once a second until ctx ends (returns ctx's error) or the backend goes away.
 	Status(ctx context.Context, report func(Status)) error
 
 	// CreateAdapter makes an adapter with fresh weights: A uniform in ±1/√in drawn by Philox from the seed, B zero. KindInvalid if the id is

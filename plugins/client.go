@@ -19,8 +19,9 @@ const exitWait = 10 * time.Second
 
 // Client is the gateway's side of the transport: a Backend in another process. Its methods may be called concurrently.
 type Client struct {
-	rpc  backendpb.BackendClient
-	done <-chan struct{}
+	rpc     backendpb.BackendClient
+	done    <-chan struct{}
+	explain func() string
 }
 
 var _ Backend = (*Client)(nil)
@@ -29,6 +30,9 @@ var _ Backend = (*Client)(nil)
 func NewClient(conn grpc.ClientConnInterface, done <-chan struct{}) *Client {
 	return &Client{rpc: backendpb.NewBackendClient(conn), done: done}
 }
+
+// ExplainLoss sets what tells more about a lost process, such as its exit status and last words: it becomes part of each ErrBackendLost. To be called before any other method.
+func (c *Client) ExplainLoss(explain func() string) { c.explain = explain }
 
 // Done is closed when the process is gone; nil where that is never known.
 func (c *Client) Done() <-chan struct{} { return c.done }
@@ -59,7 +63,11 @@ func (c *Client) failure(ctx context.Context, operation string, err error) error
 		case <-timer.C:
 		case <-ctx.Done():
 		}
-		return &Error{Kind: KindBackendLost, Message: "the backend process was lost during " + operation}
+		e := &Error{Kind: KindBackendLost, Message: "the backend process was lost during " + operation}
+		if c.explain != nil {
+			e.Message += ": " + c.explain()
+		}
+		return e
 	case codes.ResourceExhausted:
 		return &Error{Kind: KindInvalid, Message: fmt.Sprintf("%s: message over the limit of %d bytes: %s", operation, MaxMessageBytes, status.Convert(err).Message())}
 	}

@@ -1,0 +1,174 @@
+package supervisor
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	goplugin "github.com/hashicorp/go-plugin"
+	"github.com/tinsmith/tinsmith/plugins"
+	"golang.org/x/sys/unix"
+)
+
+// lockPoll is how often a lock that another process holds is tried again.
+const lockPoll = 50 * time.Millisecond
+
+// process is one start of a plugin.
+type process struct {
+	cmd       *exec.Cmd
+	client    *goplugin.Client
+	backend   *plugins.Client
+	lifeline  *os.File // its end makes the plugin exit
+	output    *output
+	socketDir string
+	terminate context.CancelFunc // sends SIGKILL
+
+	mu     sync.Mutex
+	reason string // why we ended it
+}
+
+// launch starts the program and shakes hands with it; what it writes goes to out. Cancelling ctx gives up, with the process killed.
+func (s *Supervisor) launch(ctx context.Context, out *output) (p *process, err error) {
+	lock, err := s.acquireLock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = lock.Close() }() // the plugin's own copy keeps the lock
+	lifelineEnd, lifeline, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = lifelineEnd.Close() }()
+	begun := &process{lifeline: lifeline, output: out}
+	p = begun
+	defer func() {
+		if err != nil {
+			begun.end(0)
+		}
+	}()
+	if p.socketDir, err = os.MkdirTemp("", "tinsmith-"); err != nil { // not in the data directory: a socket's path may have 108 bytes only
+		return nil, err
+	}
+	var processCtx context.Context
+	processCtx, p.terminate = context.WithCancel(context.Background())
+	p.cmd = exec.CommandContext(processCtx, s.config.Program)
+	p.cmd.Env = append(allowed(os.Environ()), plugins.EnvLifeline+"=3", plugins.EnvLock+"=4", plugins.EnvSocketDir+"="+p.socketDir)
+	p.cmd.ExtraFiles = []*os.File{lifelineEnd, lock} // descriptors 3 and 4
+	if s.config.prepare != nil {
+		s.config.prepare(p.cmd)
+	}
+	config := plugins.ClientConfig(p.cmd)
+	config.SecureConfig = &goplugin.SecureConfig{Checksum: s.checksum, Hash: sha256.New()}
+	config.StartTimeout = s.config.StartTimeout
+	config.Logger = hclog.New(&hclog.LoggerOptions{Level: hclog.Off, Output: io.Discard}) // what it would say is in its errors and in the output
+	config.Stderr, config.SyncStdout, config.SyncStderr = p.output, p.output, p.output
+	p.client = goplugin.NewClient(config)
+
+	stop := context.AfterFunc(ctx, p.terminate)
+	defer stop()
+	if _, err = p.client.Start(); err != nil {
+		if errors.Is(err, goplugin.ErrChecksumsDoNotMatch) {
+			return nil, fmt.Errorf("%s is not the program that it was when the gateway started: restart the gateway", s.config.Program)
+		}
+		return nil, err
+	}
+	if p.backend, err = plugins.Dispense(p.client); err != nil {
+		return nil, err
+	}
+	p.backend.ExplainLoss(p.explain)
+	return p, nil
+}
+
+// acquireLock opens and locks the lock file, waiting for a process that an earlier gateway may have left.
+func (s *Supervisor) acquireLock(ctx context.Context) (*os.File, error) {
+	f, err := os.OpenFile(s.config.LockFile, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	for waited := false; ; waited = true {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			_ = f.Close()
+			return nil, fmt.Errorf("lock %s: %w", s.config.LockFile, err)
+		}
+		if !waited {
+			s.log.Info("waiting for the previous backend process to end", "lock", s.config.LockFile)
+			s.change(func(st *State) { st.Reason = "waiting for the previous backend process to end" })
+		}
+		select {
+		case <-ctx.Done():
+			_ = f.Close()
+			return nil, ctx.Err()
+		case <-time.After(lockPoll):
+		}
+	}
+}
+
+// kill ends the process at once, for a reason that its errors will tell.
+func (p *process) kill(reason string) {
+	p.mu.Lock()
+	if p.reason == "" {
+		p.reason = reason
+	}
+	p.mu.Unlock()
+	p.terminate()
+}
+
+// end closes the lifeline, gives the process that long to exit, then kills it, and frees everything. It returns when the process is gone.
+func (p *process) end(patience time.Duration) {
+	_ = p.lifeline.Close()
+	if p.backend != nil && patience > 0 {
+		timer := time.NewTimer(patience)
+		select {
+		case <-p.backend.Done():
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+	if p.terminate != nil {
+		p.terminate()
+	}
+	if p.backend != nil {
+		<-p.backend.Done() // go-plugin asks a living process to end, without a time limit: it must be gone before
+	}
+	if p.client != nil {
+		p.client.Kill()
+	}
+	if p.socketDir != "" {
+		_ = os.RemoveAll(p.socketDir)
+	}
+}
+
+// ending says how the process ended.
+func (p *process) ending() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.reason != "" {
+		return p.reason
+	}
+	select {
+	case <-p.backend.Done():
+		return p.cmd.ProcessState.String()
+	default:
+		return "its connection broke"
+	}
+}
+
+// explain says how the process ended, with the last of its output.
+func (p *process) explain() string {
+	text := p.ending()
+	if tail := p.output.last(); tail != "" {
+		text += "; its last output:\n" + tail
+	}
+	return text
+}

@@ -1,0 +1,395 @@
+// Package supervisor keeps one backend plugin process running: it starts the program, loads the model, watches, restarts with growing pauses, gives up
+// after too many crashes and says why, drains and ends. It knows the contract of package plugins and processes; it knows no run, no request and no HTTP.
+//
+// A new process has none of the former one's adapters. Whoever needs them subscribes to boots and rebuilds.
+package supervisor
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// Config says what to run. Durations and counts that are zero take the default.
+type Config struct {
+	Name     string              // the served model, for messages
+	Program  string              // path of the plugin program
+	Load     plugins.LoadRequest // how each process is loaded
+	LockFile string              // held by the process as long as it lives, so that no second one starts beside it, also after this gateway was killed
+	Log      *slog.Logger        // default slog.Default()
+
+	StartTimeout    time.Duration // from start to handshake; 1 minute
+	LoadTimeout     time.Duration // between two signs of progress while loading; 5 minutes
+	StatusTimeout   time.Duration // between two status reports; 30 seconds
+	ProgressTimeout time.Duration // allowed plugins.Status.LastProgressAge; 5 minutes
+	ExitTimeout     time.Duration // from the end of the lifeline to SIGKILL; 5 seconds
+	FirstPause      time.Duration // before the first restart, doubled for each further crash within CrashWindow; 1 second
+	LongestPause    time.Duration // 2 minutes
+	CrashLimit      int           // that many crashes within CrashWindow are the end; 5
+	CrashWindow     time.Duration // 10 minutes
+
+	prepare func(*exec.Cmd) // of tests
+}
+
+// Phase is what a Supervisor is doing.
+type Phase string
+
+// The phases.
+const (
+	Starting   Phase = "starting"   // the first process is being started
+	Loading    Phase = "loading"    // the model is being loaded: State.Progress
+	Ready      Phase = "ready"      // Backend gives a backend
+	Restarting Phase = "restarting" // the process was lost: State.Reason; the next start is due at State.NextStart, or under way
+	Failed     Phase = "failed"     // given up: State.Reason
+	Stopped    Phase = "stopped"    // by Close, or not yet started
+)
+
+// State is a snapshot for health checks and metrics.
+type State struct {
+	Phase      Phase
+	Since      time.Time
+	Progress   plugins.LoadProgress // while loading
+	Info       plugins.Info         // of the present process, once it is known
+	Model      plugins.ModelInfo    // of the last process that was ready
+	Status     plugins.Status       // the last report of the present process
+	Reason     string               // why the last process was lost, or what is waited for; "" if nothing ever happened
+	StderrTail string               // the last 8 KiB that the last lost process wrote
+	Restarts   int                  // restarts since Start
+	NextStart  time.Time            // while restarting
+}
+
+// Event tells a subscriber that a process became ready (Err is nil) or was lost (Err satisfies errors.Is with plugins.ErrBackendLost).
+type Event struct {
+	BootID  string
+	Backend plugins.Backend
+	Model   plugins.ModelInfo
+	Err     error
+}
+
+// Supervisor runs one plugin. Its methods may be called concurrently.
+type Supervisor struct {
+	config   Config
+	log      *slog.Logger
+	checksum []byte
+	closing  atomic.Bool
+	cancel   context.CancelFunc
+	finished chan struct{} // closed when run has returned
+
+	notify sync.Mutex // held while subscribers are called, so that they see events in order; taken before mu
+
+	mu          sync.Mutex
+	state       State
+	changed     chan struct{} // closed and replaced at every change of phase
+	current     *process      // while ready
+	subscribers map[int]func(Event)
+	nextID      int
+}
+
+// New checks the configuration and remembers the program's checksum: if the file changes while the gateway runs, it is not started again.
+func New(c Config) (*Supervisor, error) {
+	setDefault(&c.StartTimeout, time.Minute)
+	setDefault(&c.LoadTimeout, 5*time.Minute)
+	setDefault(&c.StatusTimeout, 30*time.Second)
+	setDefault(&c.ProgressTimeout, 5*time.Minute)
+	setDefault(&c.ExitTimeout, 5*time.Second)
+	setDefault(&c.FirstPause, time.Second)
+	setDefault(&c.LongestPause, 2*time.Minute)
+	setDefault(&c.CrashLimit, 5)
+	setDefault(&c.CrashWindow, 10*time.Minute)
+	if c.Log == nil {
+		c.Log = slog.Default()
+	}
+	program, err := filepath.Abs(c.Program)
+	if err != nil {
+		return nil, fmt.Errorf("plugin program: %w", err)
+	}
+	c.Program = program
+	f, err := os.Open(program)
+	if err != nil {
+		return nil, fmt.Errorf("plugin program: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return nil, fmt.Errorf("plugin program %s: %w", program, err)
+	}
+	return &Supervisor{
+		config: c, log: c.Log.With("model", c.Name, "plugin", filepath.Base(program)), checksum: h.Sum(nil), finished: make(chan struct{}),
+		state: State{Phase: Stopped, Since: time.Now()}, changed: make(chan struct{}), subscribers: map[int]func(Event){},
+	}, nil
+}
+
+func setDefault[T comparable](to *T, value T) {
+	var zero T
+	if *to == zero {
+		*to = value
+	}
+}
+
+// Start begins to run the plugin and returns at once. It is called once; ctx ends the running as Close does, but without draining.
+func (s *Supervisor) Start(ctx context.Context) {
+	ctx, s.cancel = context.WithCancel(ctx)
+	s.change(func(st *State) { st.Phase = Starting })
+	go s.run(ctx)
+}
+
+// Close drains the backend until ctx ends, ends the process, and returns when it is gone. Nothing is restarted from the moment of the call on. The error
+// tells if draining was not finished.
+func (s *Supervisor) Close(ctx context.Context) error {
+	if s.cancel == nil {
+		return nil
+	}
+	s.closing.Store(true)
+	s.mu.Lock()
+	p := s.current
+	s.mu.Unlock()
+	var err error
+	if p != nil {
+		if err = p.backend.Drain(ctx); err != nil {
+			err = fmt.Errorf("drain the backend of %s: %w", s.config.Name, err)
+		}
+	}
+	s.cancel()
+	<-s.finished
+	return err
+}
+
+// Backend gives the running backend and the id of its process. While there is none, the error satisfies errors.Is with plugins.ErrUnavailable and says why.
+func (s *Supervisor) Backend() (plugins.Backend, string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.current != nil && !s.closing.Load() {
+		return s.current.backend, s.state.Info.BootID, nil
+	}
+	return nil, "", &plugins.Error{Kind: plugins.KindUnavailable, Message: s.describe()}
+}
+
+// describe says in one sentence why there is no backend. mu is held.
+func (s *Supervisor) describe() string {
+	text := fmt.Sprintf("the backend of %s is %s", s.config.Name, s.state.Phase)
+	switch {
+	case s.closing.Load():
+		return fmt.Sprintf("the backend of %s is shutting down", s.config.Name)
+	case s.state.Phase == Loading && s.state.Progress.Total > 0:
+		return fmt.Sprintf("%s: %d %%", text, 100*s.state.Progress.Done/s.state.Progress.Total)
+	case s.state.Reason != "":
+		return text + ": " + s.state.Reason
+	}
+	return text
+}
+
+// State gives a snapshot.
+func (s *Supervisor) State() State {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.state
+}
+
+// Wait returns nil when the backend is ready, an error when it has failed or was stopped, or ctx's error.
+func (s *Supervisor) Wait(ctx context.Context) error {
+	for {
+		s.mu.Lock()
+		phase, changed, text := s.state.Phase, s.changed, s.describe()
+		s.mu.Unlock()
+		switch phase {
+		case Ready:
+			return nil
+		case Failed, Stopped:
+			return &plugins.Error{Kind: plugins.KindUnavailable, Message: text}
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// Subscribe calls f at every boot and loss, in order and one at a time, and at once if a backend is ready. f must return soon, and must not call
+// Subscribe or Close. The result ends the subscription; a call that has begun may still be running then.
+func (s *Supervisor) Subscribe(f func(Event)) (unsubscribe func()) {
+	s.notify.Lock()
+	defer s.notify.Unlock()
+	s.mu.Lock()
+	id := s.nextID
+	s.nextID++
+	s.subscribers[id] = f
+	var now *Event
+	if s.current != nil {
+		now = &Event{BootID: s.state.Info.BootID, Backend: s.current.backend, Model: s.state.Model}
+	}
+	s.mu.Unlock()
+	if now != nil {
+		f(*now)
+	}
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.subscribers, id)
+	}
+}
+
+// tell calls the subscribers. notify is held, mu is not.
+func (s *Supervisor) tell(e Event) {
+	s.mu.Lock()
+	ids := slices.Sorted(maps.Keys(s.subscribers))
+	var all []func(Event)
+	for _, id := range ids {
+		all = append(all, s.subscribers[id])
+	}
+	s.mu.Unlock()
+	for _, f := range all {
+		f(e)
+	}
+}
+
+// change edits the state, and wakes Wait if the phase is another.
+func (s *Supervisor) change(edit func(*State)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := s.state.Phase
+	edit(&s.state)
+	if s.state.Phase != before {
+		s.state.Since = time.Now()
+		close(s.changed)
+		s.changed = make(chan struct{})
+	}
+}
+
+// run starts one process after the other.
+func (s *Supervisor) run(ctx context.Context) {
+	defer close(s.finished)
+	defer s.cancel()
+	var crashes []time.Time
+	for {
+		err, tail := s.runOnce(ctx)
+		if ctx.Err() != nil || s.closing.Load() {
+			s.change(func(st *State) { st.Phase, st.Reason = Stopped, "" })
+			return
+		}
+		now := time.Now()
+		crashes = append(crashes, now)
+		for now.Sub(crashes[0]) > s.config.CrashWindow {
+			crashes = crashes[1:]
+		}
+		reason := err.Error()
+		switch {
+		case errors.Is(err, plugins.ErrInvalid): // the same configuration would be refused again
+			s.log.Error("backend refused to load", "error", err)
+			s.fail(reason, tail)
+			return
+		case len(crashes) >= s.config.CrashLimit:
+			s.log.Error("backend crashed too often and is not restarted", "crashes", len(crashes), "within", s.config.CrashWindow, "error", err)
+			s.fail(fmt.Sprintf("%d crashes within %v, not restarted; the last: %s", len(crashes), s.config.CrashWindow, reason), tail)
+			return
+		}
+		pause := s.config.LongestPause
+		if shift := len(crashes) - 1; shift < 20 {
+			pause = min(pause, s.config.FirstPause<<shift)
+		}
+		s.log.Error("backend lost, will be restarted", "pause", pause, "error", err)
+		s.change(func(st *State) {
+			st.Phase, st.Reason, st.StderrTail, st.NextStart, st.Info = Restarting, reason, tail, now.Add(pause), plugins.Info{}
+			st.Restarts++
+		})
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			s.change(func(st *State) { st.Phase, st.Reason = Stopped, "" })
+			return
+		}
+	}
+}
+
+func (s *Supervisor) fail(reason, tail string) {
+	s.change(func(st *State) { st.Phase, st.Reason, st.StderrTail, st.Info = Failed, reason, tail, plugins.Info{} })
+}
+
+// runOnce runs one process from start to end and tells why it ended and what it wrote last.
+func (s *Supervisor) runOnce(ctx context.Context) (err error, tail string) {
+	out := &output{log: s.log}
+	p, err := s.launch(ctx, out)
+	if err != nil {
+		return fmt.Errorf("start: %w", err), out.last()
+	}
+	defer func() {
+		p.end(s.config.ExitTimeout)
+		tail = out.last()
+	}()
+	watchCtx, stopWatching := context.WithCancel(ctx)
+	ended := make(chan struct{}) // the status stream
+	go func() {
+		defer close(ended)
+		s.watch(watchCtx, p)
+	}()
+	defer func() {
+		stopWatching()
+		<-ended
+	}()
+	info, model, err := s.load(ctx, p)
+	switch {
+	case errors.Is(err, plugins.ErrBackendLost):
+		return fmt.Errorf("load: the process was lost: %s", p.ending()), ""
+	case err != nil:
+		return fmt.Errorf("load: %w", err), ""
+	}
+	s.log.Info("backend ready", "boot_id", info.BootID, "architecture", model.Architecture, "parameters", model.Parameters, "device", model.Device)
+	event := Event{BootID: info.BootID, Backend: p.backend, Model: model}
+	s.notify.Lock()
+	s.change(func(st *State) { st.Phase, st.Model, st.NextStart, s.current = Ready, model, time.Time{}, p })
+	s.tell(event)
+	s.notify.Unlock()
+
+	<-ended
+	s.change(func(st *State) { st.Phase, st.Reason, s.current = Restarting, "the status stream ended", nil })
+	p.end(s.config.ExitTimeout) // whatever ended the stream, this process is not used any more
+	s.notify.Lock()
+	defer s.notify.Unlock()
+	event.Err = &plugins.Error{Kind: plugins.KindBackendLost, Message: "the backend process was lost: " + p.explain()}
+	s.tell(event)
+	return fmt.Errorf("the process was lost: %s", p.ending()), ""
+}
+
+// load asks who the process is and has it load the model; without any progress for long it is killed.
+func (s *Supervisor) load(ctx context.Context, p *process) (plugins.Info, plugins.ModelInfo, error) {
+	s.change(func(st *State) { st.Phase, st.Progress, st.Status = Loading, plugins.LoadProgress{}, plugins.Status{} })
+	timer := time.AfterFunc(s.config.LoadTimeout, func() { p.kill(fmt.Sprintf("killed after %v without progress in loading", s.config.LoadTimeout)) })
+	defer timer.Stop()
+	info, err := p.backend.Info(ctx)
+	if err != nil {
+		return info, plugins.ModelInfo{}, err
+	}
+	s.change(func(st *State) { st.Info = info })
+	model, err := p.backend.Load(ctx, s.config.Load, func(lp plugins.LoadProgress) {
+		timer.Reset(s.config.LoadTimeout)
+		s.change(func(st *State) { st.Progress = lp })
+	})
+	return info, model, err
+}
+
+// watch follows the status stream until it ends, and kills a process that does not report or makes no progress.
+func (s *Supervisor) watch(ctx context.Context, p *process) {
+	timer := time.AfterFunc(s.config.StatusTimeout, func() { p.kill(fmt.Sprintf("killed after %v without a status report", s.config.StatusTimeout)) })
+	defer timer.Stop()
+	err := p.backend.Status(ctx, func(st plugins.Status) {
+		timer.Reset(s.config.StatusTimeout)
+		s.change(func(state *State) { state.Status = st })
+		if st.LastProgressAge > s.config.ProgressTimeout {
+			p.kill(fmt.Sprintf("killed after %v without progress while work was waiting", st.LastProgressAge.Round(time.Second)))
+		}
+	})
+	s.log.Debug("status stream ended", "error", err)
+}

@@ -1,0 +1,479 @@
+package supervisor
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/tinsmith/tinsmith/plugins"
+	"github.com/tinsmith/tinsmith/plugins/plugintest/fake"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+)
+
+// The test binary runs itself as plugin, or as a gateway that is to be killed, in the mode that this variable names.
+const modeVariable = "SUPERVISOR_TEST_MODE"
+
+func TestMain(m *testing.M) {
+	switch mode := os.Getenv(modeVariable); mode {
+	case "":
+		os.Exit(m.Run())
+	case "gateway":
+		runGateway()
+	default:
+		runPlugin(mode)
+	}
+}
+
+// talkative prints to standard output, as a C library might, when it is asked for its name: that is before the handshake.
+type talkative struct{ *fake.Backend }
+
+func (b talkative) Info(ctx context.Context) (plugins.Info, error) {
+	_, _ = syscall.Write(1, []byte("a line from below Go\n"))
+	fmt.Println("a line from Go")
+	return b.Backend.Info(ctx)
+}
+
+// stubborn never finishes draining.
+type stubborn struct{ *fake.Backend }
+
+func (b stubborn) Drain(ctx context.Context) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func runPlugin(mode string) {
+	b := fake.New(fake.Options{})
+	switch mode {
+	case "fake":
+		plugins.Serve(b)
+	case "talkative":
+		plugins.Serve(talkative{b})
+	case "stubborn":
+		plugins.Serve(stubborn{b})
+	case "slow":
+		time.Sleep(300 * time.Millisecond)
+		plugins.Serve(b)
+	case "exit":
+		fmt.Fprintln(os.Stderr, "cannot go on: the dog ate the weights")
+		os.Exit(3)
+	case "mute": // never shakes hands and does not look at the lifeline
+		fmt.Fprintln(os.Stderr, "thinking")
+		select {}
+	case "babble":
+		fmt.Println("hello")
+		select {}
+	}
+}
+
+// runGateway is the process in the middle of TestPluginEndsWithItsGateway.
+func runGateway() {
+	s, err := New(Config{Name: "test", Program: os.Args[0], LockFile: os.Args[1], prepare: inMode("fake")})
+	if err == nil {
+		s.Start(context.Background())
+		err = s.Wait(context.Background())
+	}
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	fmt.Println("ready")
+	select {}
+}
+
+func inMode(mode string) func(*exec.Cmd) {
+	return func(c *exec.Cmd) { c.Env = append(c.Env, modeVariable+"="+mode) }
+}
+
+func testContext(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // a bound for a test that hangs
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// newSupervisor makes one with short times and the given changes, and closes it at the test's end.
+func newSupervisor(t *testing.T, mode string, change func(*Config)) *Supervisor {
+	t.Helper()
+	t.Cleanup(func() { goleak.VerifyNone(t) })
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := Config{
+		Name: "test", Program: program, LockFile: filepath.Join(t.TempDir(), "lock"), Log: slog.New(slog.DiscardHandler), prepare: inMode(mode),
+		FirstPause: time.Millisecond, LongestPause: 5 * time.Millisecond, ExitTimeout: time.Second, CrashLimit: 3,
+	}
+	if change != nil {
+		change(&c)
+	}
+	s, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+		defer cancel()
+		_ = s.Close(ctx)
+	})
+	return s
+}
+
+func fakeConfig(t *testing.T, c fake.Config) json.RawMessage {
+	t.Helper()
+	raw, err := json.Marshal(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return raw
+}
+
+func startReady(t *testing.T, s *Supervisor) (plugins.Backend, string) {
+	t.Helper()
+	s.Start(context.Background())
+	if err := s.Wait(testContext(t)); err != nil {
+		t.Fatalf("not ready: %v", err)
+	}
+	b, boot, err := s.Backend()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b, boot
+}
+
+// waitFailed waits for the phase failed and returns the state.
+func waitFailed(t *testing.T, s *Supervisor) State {
+	t.Helper()
+	if err := s.Wait(testContext(t)); !errors.Is(err, plugins.ErrUnavailable) {
+		t.Fatalf("Wait says %v, want that it is unavailable", err)
+	}
+	st := s.State()
+	if st.Phase != Failed {
+		t.Fatalf("phase %s, want %s", st.Phase, Failed)
+	}
+	if _, _, err := s.Backend(); !errors.Is(err, plugins.ErrUnavailable) || !strings.Contains(err.Error(), st.Reason) {
+		t.Errorf("Backend says %v, want the reason %q", err, st.Reason)
+	}
+	return st
+}
+
+func TestWorks(t *testing.T) {
+	for _, mode := range []string{"fake", "slow", "talkative"} {
+		t.Run(mode, func(t *testing.T) {
+			s := newSupervisor(t, mode, func(c *Config) { c.Load.Config = fakeConfig(t, fake.Config{VocabSize: 11}) })
+			b, boot := startReady(t, s)
+			info, err := b.Info(testContext(t))
+			if err != nil || info.BootID != boot || info.Plugin != "fake" {
+				t.Errorf("Info = %+v, %v; boot id of the supervisor %s", info, err, boot)
+			}
+			st := s.State()
+			if st.Phase != Ready || st.Model.VocabSize != 11 || st.Status.BootID != boot || st.Progress.Stage != "ready" {
+				t.Errorf("state %+v", st)
+			}
+			if err := s.Close(testContext(t)); err != nil {
+				t.Errorf("Close: %v", err)
+			}
+			if st := s.State(); st.Phase != Stopped {
+				t.Errorf("phase %s after Close", st.Phase)
+			}
+			if _, err := b.Info(testContext(t)); !errors.Is(err, plugins.ErrBackendLost) {
+				t.Errorf("Info after Close: %v, want that the backend is lost", err)
+			}
+		})
+	}
+}
+
+func TestNeverReady(t *testing.T) {
+	for _, c := range []struct {
+		mode, reason, tail string
+	}{
+		{"exit", "3 crashes within", "the dog ate the weights"},
+		{"mute", "timeout while waiting for plugin to start", "thinking"},
+		{"babble", "Unrecognized remote plugin message: hello", ""},
+	} {
+		t.Run(c.mode, func(t *testing.T) {
+			s := newSupervisor(t, c.mode, func(config *Config) {
+				config.StartTimeout = 300 * time.Millisecond
+				if c.mode == "exit" {
+					config.StartTimeout = time.Minute
+				}
+			})
+			s.Start(context.Background())
+			st := waitFailed(t, s)
+			if !strings.Contains(st.Reason, c.reason) || !strings.Contains(st.StderrTail, c.tail) || st.Restarts != 2 {
+				t.Errorf("reason %q, standard error %q, %d restarts", st.Reason, st.StderrTail, st.Restarts)
+			}
+		})
+	}
+}
+
+func TestRefusedLoadIsNotRepeated(t *testing.T) {
+	s := newSupervisor(t, "fake", func(c *Config) { c.Load.Config = json.RawMessage(`{"device":"abacus"}`) })
+	s.Start(context.Background())
+	if st := waitFailed(t, s); st.Restarts != 0 || !strings.Contains(st.Reason, "abacus") {
+		t.Errorf("%d restarts, reason %q", st.Restarts, st.Reason)
+	}
+}
+
+// TestCrash loses a process in the middle of a call and gets a new one.
+func TestCrash(t *testing.T) {
+	s := newSupervisor(t, "fake", func(c *Config) {
+		c.Load.Config = fakeConfig(t, fake.Config{Faults: []fake.Fault{{Operation: "create_adapter", N: 1, Action: "crash", ExitCode: 7}}})
+	})
+	var mu sync.Mutex
+	var events []Event
+	second := make(chan struct{})
+	s.Subscribe(func(e Event) {
+		mu.Lock()
+		defer mu.Unlock()
+		if events = append(events, e); len(events) == 3 {
+			close(second)
+		}
+	})
+	b, boot := startReady(t, s)
+	ctx := testContext(t)
+	_, err := b.CreateAdapter(ctx, plugins.CreateAdapterRequest{Adapter: "a", Config: plugins.AdapterConfig{Rank: 1, TrainMLP: true}})
+	if !errors.Is(err, plugins.ErrBackendLost) || !strings.Contains(err.Error(), "exit status 7") || !strings.Contains(err.Error(), "crash at create_adapter") {
+		t.Errorf("error %v, want a lost backend with exit status and last words", err)
+	}
+	select {
+	case <-second:
+	case <-ctx.Done():
+		t.Fatal("no second boot")
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if events[0].Err != nil || events[0].BootID != boot || !errors.Is(events[1].Err, plugins.ErrBackendLost) || events[1].BootID != boot || events[2].Err != nil || events[2].BootID == boot {
+		t.Errorf("events %+v", events)
+	}
+	st := s.State()
+	if st.Restarts != 1 || !strings.Contains(st.Reason, "exit status 7") || !strings.Contains(st.StderrTail, "crash at create_adapter") {
+		t.Errorf("state %+v", st)
+	}
+	late := 0
+	s.Subscribe(func(e Event) {
+		if e.BootID == events[2].BootID {
+			late++
+		}
+	})()
+	if late != 1 {
+		t.Errorf("a late subscriber heard of %d boots, want 1", late)
+	}
+}
+
+// TestWatchdog ends a process that makes no progress, and one that says nothing any more.
+func TestWatchdog(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		config Config
+		hang   func(t *testing.T, b plugins.Backend, s *Supervisor) error
+		reason string
+	}{
+		{"no progress", Config{ProgressTimeout: time.Millisecond}, func(t *testing.T, b plugins.Backend, _ *Supervisor) error {
+			_, err := b.Pin(testContext(t), plugins.PinRequest{Adapter: "a", Position: 1, Name: "p"})
+			return err
+		}, "without progress while work was waiting"},
+		{"no status", Config{StatusTimeout: 3 * time.Second}, func(t *testing.T, b plugins.Backend, s *Supervisor) error {
+			s.mu.Lock()
+			pid := s.current.cmd.Process.Pid
+			s.mu.Unlock()
+			if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			_, err := b.Info(testContext(t))
+			return err
+		}, "without a status report"},
+		{"no progress in loading", Config{LoadTimeout: 2 * time.Second}, nil, "without progress in loading"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newSupervisor(t, "fake", func(config *Config) {
+				config.ProgressTimeout, config.StatusTimeout, config.LoadTimeout, config.CrashLimit = c.config.ProgressTimeout, c.config.StatusTimeout, c.config.LoadTimeout, 1
+				operation := "pin"
+				if c.hang == nil {
+					operation = "load"
+				}
+				config.Load.Config = fakeConfig(t, fake.Config{Faults: []fake.Fault{{Operation: operation, N: 1, Action: "hang"}}})
+			})
+			if c.hang == nil {
+				s.Start(context.Background())
+			} else {
+				b, _ := startReady(t, s)
+				if _, err := b.CreateAdapter(testContext(t), plugins.CreateAdapterRequest{Adapter: "a", Config: plugins.AdapterConfig{Rank: 1, TrainMLP: true}}); err != nil {
+					t.Fatal(err)
+				}
+				if err := c.hang(t, b, s); !errors.Is(err, plugins.ErrBackendLost) || !strings.Contains(err.Error(), c.reason) {
+					t.Errorf("the call in flight got %v, want %q", err, c.reason)
+				}
+			}
+			if st := waitFailed(t, s); !strings.Contains(st.Reason, c.reason) {
+				t.Errorf("reason %q, want %q", st.Reason, c.reason)
+			}
+		})
+	}
+}
+
+// TestCloseDespiteStubbornDrain ends a process that does not finish draining.
+func TestCloseDespiteStubbornDrain(t *testing.T) {
+	s := newSupervisor(t, "stubborn", nil)
+	b, _ := startReady(t, s)
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	if err := s.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Close says %v, want that draining ran out of time", err)
+	}
+	select {
+	case <-b.(*plugins.Client).Done():
+	default:
+		t.Error("the process outlived Close")
+	}
+}
+
+// TestCloseDrains lets a call that was accepted finish.
+func TestCloseDrains(t *testing.T) {
+	s := newSupervisor(t, "fake", func(c *Config) {
+		c.Load.Config = fakeConfig(t, fake.Config{Delays: []fake.Delay{{Operation: "token", Seconds: 0.02}}})
+	})
+	b, _ := startReady(t, s)
+	begun, result := make(chan struct{}), make(chan error, 1)
+	tokens := 0
+	go func() {
+		result <- b.Sample(testContext(t), plugins.SampleRequest{
+			ID: "s", Prompt: []int32{1}, NumSamples: 1, MaxTokens: 10, Temperature: 1, TopP: 1, RepetitionPenalty: 1,
+		}, func(e plugins.SampleEvent) error {
+			if e.Prompt != nil {
+				close(begun)
+			}
+			if e.Tokens != nil {
+				tokens++
+			}
+			return nil
+		})
+	}()
+	<-begun
+	if err := s.Close(testContext(t)); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+	if err := <-result; err != nil || tokens != 10 {
+		t.Errorf("the sample in flight gave %d tokens and %v, want 10 and no error", tokens, err)
+	}
+}
+
+// TestPluginEndsWithItsGateway kills the process in the middle and sees the lock, which only the plugin holds, become free.
+func TestPluginEndsWithItsGateway(t *testing.T) {
+	lock := filepath.Join(t.TempDir(), "lock")
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	gateway := exec.CommandContext(testContext(t), program)
+	gateway.Args = []string{program, lock}
+	gateway.Env = append(os.Environ(), modeVariable+"=gateway")
+	out, err := gateway.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := gateway.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+		t.Fatalf("the gateway says %q, %v", line, err)
+	}
+	f, err := os.OpenFile(lock, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
+		t.Fatalf("the lock of a running plugin: %v, want that it is held", err)
+	}
+	_ = gateway.Process.Kill()
+	_ = gateway.Wait()
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil { // waits for the plugin; the test's own time limit is the bound
+		t.Fatal(err)
+	}
+}
+
+// TestWaitsForTheLock starts while another process seems to be alive.
+func TestWaitsForTheLock(t *testing.T) {
+	s := newSupervisor(t, "fake", nil)
+	f, err := os.OpenFile(s.config.LockFile, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	s.Start(context.Background())
+	ctx := testContext(t)
+	for s.State().Reason == "" && ctx.Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	if st := s.State(); st.Phase != Starting || !strings.Contains(st.Reason, "previous backend process") {
+		t.Errorf("phase %s, reason %q", st.Phase, st.Reason)
+	}
+	_ = f.Close()
+	if err := s.Wait(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestProgramMustNotChange(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "plugin")
+	if err := os.WriteFile(program, []byte("one"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s := newSupervisor(t, "fake", func(c *Config) { c.Program, c.CrashLimit = program, 1 })
+	if err := os.WriteFile(program, []byte("two"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s.Start(context.Background())
+	if st := waitFailed(t, s); !strings.Contains(st.Reason, "restart the gateway") {
+		t.Errorf("reason %q", st.Reason)
+	}
+}
+
+func TestNewWithoutProgram(t *testing.T) {
+	if _, err := New(Config{Program: filepath.Join(t.TempDir(), "absent")}); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("error %v, want that the file does not exist", err)
+	}
+}
+
+func TestAllowedEnvironment(t *testing.T) {
+	got := allowed([]string{"PATH=/bin", "HF_TOKEN=secret", "HF_HOME=/h", "CUDA_VISIBLE_DEVICES=0", "AWS_SECRET=x", "OTEL_SERVICE_NAME=y", "PATHOLOGY=z", "NCCL_DEBUG=INFO"})
+	want := "PATH=/bin HF_HOME=/h CUDA_VISIBLE_DEVICES=0 OTEL_SERVICE_NAME=y NCCL_DEBUG=INFO"
+	if strings.Join(got, " ") != want {
+		t.Errorf("kept %v, want %s", got, want)
+	}
+}
+
+func TestOutput(t *testing.T) {
+	var logged strings.Builder
+	o := &output{log: slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey {
+			return slog.Attr{}
+		}
+		return a
+	}}))}
+	for _, piece := range []string{"plain ", "text\n", `{"time":"2026-01-01T00:00:00Z","level":"WARN","msg":"careful","layer":3}` + "\n", "{broken\n", "\n", strings.Repeat("x", 3*tailBytes), "end"} {
+		if n, err := o.Write([]byte(piece)); n != len(piece) || err != nil {
+			t.Fatalf("Write = %d, %v", n, err)
+		}
+	}
+	want := "level=INFO msg=\"plugin output\" line=\"plain text\"\nlevel=WARN msg=careful layer=3\nlevel=INFO msg=\"plugin output\" line={broken\n"
+	if logged.String() != want {
+		t.Errorf("logged:\n%s\nwant:\n%s", logged.String(), want)
+	}
+	if tail := o.last(); len(tail) != tailBytes || !strings.HasSuffix(tail, "xend") {
+		t.Errorf("the tail has %d bytes", len(tail))
+	}
+}
