@@ -39,18 +39,18 @@ func (c *Client) Done() <-chan struct{} { return c.done }
 
 // failure turns the error of a call into the contract's. ctx is the caller's.
 func (c *Client) failure(ctx context.Context, operation string, err error) error {
-	if e, ok := fromStatus(err); ok {
-		if e.Kind == KindCancelled && ctx.Err() != nil {
-			e.cause = ctx.Err()
-		}
-		return e
+	e, ok := fromStatus(err)
+	if code := status.Code(err); code == codes.DeadlineExceeded || code == codes.Canceled {
+		awaitDeadline(ctx)
 	}
-	if ctx.Err() != nil {
+	switch {
+	case ok && e.Kind == KindCancelled && ctx.Err() != nil:
+		e.cause = ctx.Err()
+		return e
+	case ok:
+		return e
+	case ctx.Err() != nil:
 		return Cancelled(ctx.Err())
-	}
-	var e *Error
-	if errors.As(err, &e) {
-		return e
 	}
 	switch status.Code(err) {
 	case codes.Unavailable, codes.Canceled:
@@ -72,6 +72,13 @@ func (c *Client) failure(ctx context.Context, operation string, err error) error
 		return &Error{Kind: KindInvalid, Message: fmt.Sprintf("%s: message over the limit of %d bytes: %s", operation, MaxMessageBytes, status.Convert(err).Message())}
 	}
 	return fmt.Errorf("%s: %w", operation, err)
+}
+
+// awaitDeadline waits for a deadline that is about to pass: the other process has the same one and may see it earlier.
+func awaitDeadline(ctx context.Context) {
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < time.Second {
+		<-ctx.Done()
+	}
 }
 
 func checkSize(field string, m proto.Message) error {

@@ -19,7 +19,8 @@ import (
 )
 
 // Serve is the main function of a plugin program: it serves b to the gateway that started this process, until the gateway ends it or is itself gone. It
-// takes over the process: standard output, signals, the default slog logger (JSON lines on standard error, which the gateway forwards).
+// takes over the process: standard output, signals, the default slog logger (JSON lines on standard error, which the gateway forwards). Programs log
+// with slog: after the handshake go-plugin makes the variable os.Stderr a pipe whose last words a crash would swallow.
 // It returns after an orderly end, and exits with status 1 when the process was not started by a gateway.
 //
 // Signals that ask for an end (SIGTERM to a whole service, ctrl-C in a terminal) are ignored here: the gateway gets them too, finishes its work, which needs this

@@ -329,6 +329,7 @@ func (s *Supervisor) runOnce(ctx context.Context) (err error, tail string) {
 		p.end(s.config.ExitTimeout)
 		tail = out.last()
 	}()
+	s.change(func(st *State) { st.Status = plugins.Status{} })
 	watchCtx, stopWatching := context.WithCancel(ctx)
 	ended := make(chan struct{}) // the status stream
 	go func() {
@@ -365,7 +366,7 @@ func (s *Supervisor) runOnce(ctx context.Context) (err error, tail string) {
 
 // load asks who the process is and has it load the model; without any progress for long it is killed.
 func (s *Supervisor) load(ctx context.Context, p *process) (plugins.Info, plugins.ModelInfo, error) {
-	s.change(func(st *State) { st.Phase, st.Progress, st.Status = Loading, plugins.LoadProgress{}, plugins.Status{} })
+	s.change(func(st *State) { st.Phase, st.Progress = Loading, plugins.LoadProgress{} })
 	timer := time.AfterFunc(s.config.LoadTimeout, func() { p.kill(fmt.Sprintf("killed after %v without progress in loading", s.config.LoadTimeout)) })
 	defer timer.Stop()
 	info, err := p.backend.Info(ctx)

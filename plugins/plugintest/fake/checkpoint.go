@@ -49,6 +49,9 @@ func (b *Backend) SaveAdapter(ctx context.Context, req plugins.SaveAdapterReques
 			return b.save(a, b.latest(a), &req)
 		})
 	}
+	if err := req.Validate(); err != nil {
+		return plugins.SaveAdapterResult{}, err
+	}
 	b.mu.Lock()
 	err := b.accept()
 	var a *adapter

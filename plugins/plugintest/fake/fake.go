@@ -11,6 +11,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"reflect"
 	"sync"
@@ -216,7 +217,7 @@ func (b *Backend) interfere(ctx context.Context, operation string) error {
 			setDefault(&message, fmt.Sprintf("the fake backend was told to fail %s number %d", operation, n))
 			return &plugins.Error{Kind: kind, Field: f.Field, Message: message}
 		case "crash":
-			fmt.Fprintf(os.Stderr, "fake: crash at %s number %d\n", operation, n)
+			slog.Error("fake: told to crash", "operation", operation, "number", n)
 			b.options.Exit(f.ExitCode)
 		case "hang":
 			<-b.lost
