@@ -63,7 +63,7 @@ func (a *addedVocabulary) add(tokens []addedToken, model *vocabulary) error {
 }
 
 // finish builds the matchers; normalize is the tokenizer's normalizer.
-func (a *addedVocabulary) finish(normalize func(string) (string, error)) error {
+func (a *addedVocabulary) finish(normalize func(string) (string, bool, error)) error {
 	a.decoded = make(map[int32]string, len(a.byID))
 	for _, special := range []bool{true, false} {
 		for _, content := range a.order {
@@ -77,7 +77,7 @@ func (a *addedVocabulary) finish(normalize func(string) (string, error)) error {
 				a.decoded[id] = content
 				continue
 			}
-			text, err := normalize(content)
+			text, _, err := normalize(content)
 			if err != nil {
 				return fmt.Errorf("added_tokens: normalizing %q: %w", content, err)
 			}
@@ -100,6 +100,9 @@ type addedMatcher struct {
 	ends   []int32 // index into tokens of what ends at a node, -1
 }
 
+// add makes text stand for a token. A token that normalization leaves nothing of
+// is never found (the reference cuts the text before every byte there, and fails
+// on characters of more than one).
 func (m *addedMatcher) add(text string, id int32, t addedToken) {
 	if text == "" {
 		return

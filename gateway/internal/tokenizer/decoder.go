@@ -226,7 +226,7 @@ func (d replaceDecoder) tokenBytes(b []byte) []byte { return []byte(d.apply(stri
 // apply leaves a token as it is where its pattern runs out of time: text is
 // decoded for display and must not fail.
 func (d replaceDecoder) apply(s string) string {
-	out, err := d.normalize(s)
+	out, err := d.replace(s)
 	if err != nil {
 		return s
 	}

@@ -60,6 +60,9 @@ func load(dir string) (*Tokenizer, error) {
 	if err != nil {
 		return nil, err
 	}
+	for _, r := range roles {
+		later = append(later, r.implied(def, later)...)
+	}
 	t, err := newTokenizer(def, later)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", source, err)
@@ -159,16 +162,29 @@ type specialTokensMap struct {
 }
 
 // roleToken is a token written as its content or as an added token; empty for null.
-type roleToken struct{ Content string }
+type roleToken addedToken
 
 func (r *roleToken) UnmarshalJSON(b []byte) error {
 	if len(b) > 0 && b[0] == '{' {
-		var t addedToken
-		err := json.Unmarshal(b, &t)
-		r.Content = t.Content
-		return err
+		return json.Unmarshal(b, (*addedToken)(r))
 	}
 	return json.Unmarshal(b, &r.Content)
+}
+
+// implied returns the special token that a role makes of a token of the model's
+// vocabulary which is no added token yet, as transformers has it.
+func (r *roleToken) implied(def *definition, later []addedToken) []addedToken {
+	known := func(t addedToken) bool { return t.Content == r.Content }
+	if r.Content == "" || slices.ContainsFunc(def.AddedTokens, known) || slices.ContainsFunc(later, known) {
+		return nil
+	}
+	_, ok := def.Model.tokens[r.Content]
+	if !ok && !slices.ContainsFunc(def.Model.pieces, func(p unigramPiece) bool { return p.token == r.Content }) {
+		return nil
+	}
+	t := addedToken(*r)
+	t.Special = true
+	return []addedToken{t}
 }
 
 // addedTokens returns the tokens of added_tokens_decoder by ascending id.

@@ -42,6 +42,11 @@ func TestLoad(t *testing.T) {
 			text:  "a", want: []int32{0}, bos: 3, eos: 4,
 		},
 		{
+			name:  "a role makes a token special",
+			files: map[string]string{"tokenizer.json": plain, "tokenizer_config.json": `{"eos_token": {"content": "</s>", "rstrip": true}}`},
+			text:  "a</s> a", want: []int32{0, 4, 0}, bos: -1, eos: 4,
+		},
+		{
 			name:  "roles from special_tokens_map.json",
 			files: map[string]string{"tokenizer.json": plain, "special_tokens_map.json": `{"bos_token": {"content": "<s>"}, "eos_token": "</s>"}`, "tokenizer_config.json": `{"eos_token": "<s>"}`},
 			text:  "a", want: []int32{0}, bos: 3, eos: 3,
@@ -98,6 +103,9 @@ func TestLoad(t *testing.T) {
 			}
 			if id, ok := tok.EOS(); ok != (test.eos >= 0) || ok && id != test.eos {
 				t.Errorf("EOS is %d, %v, want %d", id, ok, test.eos)
+			}
+			if id, ok := tok.EOS(); ok && !tok.IsSpecial(id) {
+				t.Error("EOS is not special")
 			}
 			if got := tok.ChatTemplate(); got != test.template {
 				t.Errorf("the chat template is %q, want %q", got, test.template)
@@ -157,5 +165,41 @@ func TestTokens(t *testing.T) {
 		if token, ok := tok.TokenString(id); ok || tok.IsSpecial(id) {
 			t.Errorf("id %d is %q", id, token)
 		}
+	}
+}
+
+// TestFirstWord checks which word the prepend scheme "first" means: the one that
+// begins the text, if nothing before it was dropped. The reference gives these.
+func TestFirstWord(t *testing.T) {
+	first := `{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": true}`
+	tests := []struct{ name, normalizer, text, want string }{
+		{"nothing dropped", `null`, "a b", "▁a▁b"},
+		{"space dropped", `{"type": "Strip", "strip_left": true, "strip_right": true}`, "  a b", "a▁b"},
+		{"space dropped at the end", `{"type": "Strip", "strip_left": true, "strip_right": true}`, "a b ", "▁a▁b"},
+		{"letter dropped", `{"type": "Replace", "pattern": {"String": "x"}, "content": ""}`, "xa b", "a▁b"},
+		{"letter replaced", `{"type": "Replace", "pattern": {"String": "x"}, "content": "b"}`, "xa b", "▁ba▁b"},
+		{"later letter dropped", `{"type": "Replace", "pattern": {"String": "x"}, "content": ""}`, "axb", "▁ab"},
+		{"accent dropped", `{"type": "StripAccents"}`, "\u0301a", "a"},
+		{"put before", `{"type": "Prepend", "prepend": "b"}`, "a", "▁ba"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			tok, err := Parse([]byte(`{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "▁": 2, "x": 3}, "merges": []}, "normalizer": ` + test.normalizer + `, "pre_tokenizer": ` + first + `}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			ids, err := tok.Encode(test.text, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := ""
+			for _, id := range ids {
+				token, _ := tok.TokenString(id)
+				got += token
+			}
+			if got != test.want {
+				t.Errorf("%q gives %q, want %q", test.text, got, test.want)
+			}
+		})
 	}
 }

@@ -23,7 +23,7 @@ type normalForm struct {
 
 // normalize returns s in the form. Stretches that are already in the form, by
 // far the most text, are copied untouched.
-func (f normalForm) normalize(s string) (string, error) {
+func (f normalForm) normalize(s string) (string, bool, error) {
 	u := loadUnicode()
 	affected := shapeMark
 	switch {
@@ -64,9 +64,9 @@ func (f normalForm) normalize(s string) (string, error) {
 		done, starter, i = end, end, end
 	}
 	if done == 0 {
-		return s, nil
+		return s, false, nil
 	}
-	return string(append(out, s[done:]...)), nil
+	return string(append(out, s[done:]...)), false, nil
 }
 
 // appendSegment normalizes a segment that stands between two boundaries.

@@ -9,7 +9,9 @@ import (
 
 // normalizer rewrites a text before anything but added tokens is looked for.
 type normalizer interface {
-	normalize(text string) (string, error)
+	// normalize also tells whether characters at the beginning were dropped, so
+	// that the result no longer begins where the text began.
+	normalize(text string) (out string, cut bool, err error)
 }
 
 // newNormalizer reads a normalizer; nil for none.
@@ -48,11 +50,17 @@ func newNormalizer(field string, raw json.RawMessage) (normalizer, error) {
 	case "Lowercase":
 		return normalizerFunc(lowercase), nil
 	case "StripAccents":
-		return normalizerFunc(stripAccents), nil
+		accents := loadUnicode().classes["accent"]
+		return runeFilter(func(r rune) rune {
+			if r >= utf8.RuneSelf && accents.contains(r) {
+				return -1
+			}
+			return r
+		}), nil
 	case "ByteLevel":
 		return normalizerFunc(func(s string) string { return string(mapBytes(nil, s)) }), nil
 	case "Nmt":
-		return normalizerFunc(nmt), nil
+		return runeFilter(nmt), nil
 	case "Strip":
 		var def struct {
 			Left  bool `json:"strip_left"`
@@ -61,15 +69,7 @@ func newNormalizer(field string, raw json.RawMessage) (normalizer, error) {
 		if err := fields(field, raw, &def, "strip_left", "strip_right"); err != nil {
 			return nil, err
 		}
-		return normalizerFunc(func(s string) string {
-			if def.Left {
-				s = s[leadingSpace(s):]
-			}
-			if def.Right {
-				s = s[:len(s)-trailingSpace(s)]
-			}
-			return s
-		}), nil
+		return strip{def.Left, def.Right}, nil
 	case "Prepend":
 		var def struct {
 			Prepend string `json:"prepend"`
@@ -91,19 +91,45 @@ func newNormalizer(field string, raw json.RawMessage) (normalizer, error) {
 
 type normalizerSequence []normalizer
 
-func (s normalizerSequence) normalize(text string) (string, error) {
+func (s normalizerSequence) normalize(text string) (string, bool, error) {
+	anyCut := false
 	for _, n := range s {
-		var err error
-		if text, err = n.normalize(text); err != nil {
-			return "", err
+		out, cut, err := n.normalize(text)
+		if err != nil {
+			return "", false, err
 		}
+		text, anyCut = out, anyCut || cut
 	}
-	return text, nil
+	return text, anyCut, nil
 }
 
+// normalizerFunc is a normalizer that drops nothing.
 type normalizerFunc func(string) string
 
-func (f normalizerFunc) normalize(text string) (string, error) { return f(text), nil }
+func (f normalizerFunc) normalize(text string) (string, bool, error) { return f(text), false, nil }
+
+// runeFilter maps each character by itself; -1 drops it.
+type runeFilter func(r rune) rune
+
+func (f runeFilter) normalize(text string) (string, bool, error) {
+	first, size := utf8.DecodeRuneInString(text)
+	return strings.Map(f, text), size > 0 && f(first) < 0, nil
+}
+
+// strip drops white space at the ends.
+type strip struct{ left, right bool }
+
+func (n strip) normalize(text string) (string, bool, error) {
+	out := text
+	if n.left {
+		out = out[leadingSpace(out):]
+	}
+	cut := len(out) < len(text)
+	if n.right {
+		out = out[:len(out)-trailingSpace(out)]
+	}
+	return out, cut, nil
+}
 
 // replacement replaces the matches of a pattern; it is a normalizer and a stage
 // of decoding alike.
@@ -124,7 +150,16 @@ func newReplace(field string, raw json.RawMessage) (replacement, error) {
 	return replacement{m, def.Content}, err
 }
 
-func (r replacement) normalize(text string) (string, error) {
+func (r replacement) normalize(text string) (string, bool, error) {
+	out, err := r.replace(text)
+	if err != nil || r.content != "" || out == text {
+		return out, false, err
+	}
+	spans, err := r.matcher.spans(text)
+	return out, len(spans) > 0 && spans[0].match && spans[0].end > 0, err
+}
+
+func (r replacement) replace(text string) (string, error) {
 	if literal, ok := r.matcher.(literalMatcher); ok && literal != "" {
 		return strings.ReplaceAll(text, string(literal), r.content), nil
 	}
@@ -147,27 +182,15 @@ func lowercase(s string) string {
 	return out.String()
 }
 
-func stripAccents(s string) string {
-	accents := loadUnicode().classes["accent"]
-	return strings.Map(func(r rune) rune {
-		if r >= utf8.RuneSelf && accents.contains(r) {
-			return -1
-		}
-		return r
-	}, s)
-}
-
 // nmt drops control characters and makes the odd spaces ordinary, as
 // SentencePiece's nmt rules do.
-func nmt(s string) string {
-	return strings.Map(func(r rune) rune {
-		switch {
-		case 0x1 <= r && r <= 0x8, r == 0xB, 0xE <= r && r <= 0x1F, r == 0x7F, r == 0x8F, r == 0x9F:
-			return -1
-		case r == 0x9, r == 0xA, r == 0xC, r == 0xD, r == 0x1680, 0x200B <= r && r <= 0x200F, r == 0x2028, r == 0x2029,
-			r == 0x2581, r == 0xFEFF, r == 0xFFFD:
-			return ' '
-		}
-		return r
-	}, s)
+func nmt(r rune) rune {
+	switch {
+	case 0x1 <= r && r <= 0x8, r == 0xB, 0xE <= r && r <= 0x1F, r == 0x7F, r == 0x8F, r == 0x9F:
+		return -1
+	case r == 0x9, r == 0xA, r == 0xC, r == 0xD, r == 0x1680, 0x200B <= r && r <= 0x200F, r == 0x2028, r == 0x2029,
+		r == 0x2581, r == 0xFEFF, r == 0xFFFD:
+		return ' '
+	}
+	return r
 }

@@ -122,9 +122,9 @@ func (t *Tokenizer) shortcut() {
 	}
 }
 
-func (t *Tokenizer) normalize(text string) (string, error) {
+func (t *Tokenizer) normalize(text string) (out string, cut bool, err error) {
 	if t.normalizer == nil {
-		return text, nil
+		return text, false, nil
 	}
 	return t.normalizer.normalize(text)
 }
@@ -146,11 +146,11 @@ func (t *Tokenizer) Encode(text string, addSpecial bool) ([]int32, error) {
 			ids = append(ids, p.id)
 			continue
 		}
-		normalized, err := t.normalize(p.text)
+		normalized, cut, err := t.normalize(p.text)
 		if err != nil {
 			return nil, fmt.Errorf("encoding %d bytes: %w", len(text), err)
 		}
-		for _, q := range t.added.folded.cut(nil, normalized, p.atStart) {
+		for _, q := range t.added.folded.cut(nil, normalized, p.atStart && !cut) {
 			if ids, err = t.appendPiece(ids, q); err != nil {
 				return nil, fmt.Errorf("encoding %d bytes: %w", len(text), err)
 			}
