@@ -11,8 +11,7 @@ import (
 // getAttr is object.name: the Python attribute first, then the element. So message.items is the method even where there is a key "items".
 func (r *run) getAttr(object Value, name string) Value {
 	if u, ok := object.(*undefined); ok {
-		if strings.HasPrefix(name, "__") {
-			// Python's own attributes of an undefined value exist; the sandbox refuses them.
+		if slices.Contains(pythonAttributes, name) {
 			return unsafe(object, name)
 		}
 		u.fail()
@@ -231,6 +230,12 @@ func sliceBounds(s *sliceValue, length int) (start, step, n int) {
 	return start, step, max(n, 0)
 }
 
+// pythonAttributes exist on every Python object; the sandbox refuses them.
+var pythonAttributes = []string{
+	"__class__", "__doc__", "__init__", "__eq__", "__hash__", "__str__", "__repr__", "__dir__", "__getattribute__", "__subclasshook__", "__reduce__",
+	"__reduce_ex__", "__new__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__format__", "__sizeof__", "__setattr__", "__delattr__", "__init_subclass__",
+}
+
 // mutators are the methods that would change a list or dictionary: the sandbox refuses them.
 var mutators = map[string][]string{
 	"list": {"append", "clear", "pop", "reverse", "insert", "sort", "extend", "remove"},
@@ -239,12 +244,8 @@ var mutators = map[string][]string{
 
 // attribute is Python's getattr(object, name) behind the sandbox.
 func (r *run) attribute(object Value, name string) (Value, bool) {
-	if strings.HasPrefix(name, "__") && strings.HasSuffix(name, "__") {
-		switch name {
-		case "__class__", "__doc__", "__init__", "__eq__", "__hash__", "__str__", "__repr__", "__dir__", "__module__", "__dict__", "__getattribute__",
-			"__subclasshook__", "__reduce__", "__new__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__format__", "__sizeof__":
-			return unsafe(object, name), true
-		}
+	if slices.Contains(pythonAttributes, name) {
+		return unsafe(object, name), true
 	}
 	if slices.Contains(mutators[object.TypeName()], name) {
 		return unsafe(object, name), true
@@ -273,7 +274,7 @@ func (r *run) attribute(object Value, name string) (Value, bool) {
 		case "step":
 			return Int(o.step), true
 		}
-		return nil, false
+		return sequenceAttribute(r.items(o), o.TypeName(), name)
 	case Int, Bool, *BigInt, Float:
 		return numberAttribute(object, name)
 	case *namespace:

@@ -46,10 +46,15 @@ func (d *Dict) Set(key string, value Value) { d.put(key, Str(key), value) }
 // Clone copies d; the values are shared.
 func (d *Dict) Clone() *Dict {
 	c := &Dict{}
-	for i := range d.Len() {
-		c.set(d.keys[i], d.values[i])
-	}
+	c.Update(d)
 	return c
+}
+
+// Update sets everything that other holds.
+func (d *Dict) Update(other *Dict) {
+	for i := range other.Len() {
+		d.set(other.keys[i], other.values[i])
+	}
 }
 
 func (d *Dict) put(hash any, key, value Value) {
@@ -85,11 +90,20 @@ type (
 )
 
 // hashKey maps a value to a comparable Go value such that Python's equal keys map to equal ones: strings to string, whole numbers to int64.
-func hashKey(v Value) any { return hashAt(v, 0) }
+func hashKey(v Value) any {
+	budget := maxKeyItems
+	return hashAt(v, 0, &budget)
+}
 
-func hashAt(v Value, depth int) any {
+// maxKeyItems bounds the items of nested tuples that serve as one key; a tuple that holds another twice, and so on, has exponentially many.
+const maxKeyItems = 10000
+
+func hashAt(v Value, depth int, budget *int) any {
 	if depth > maxValueDepth {
 		throw("RecursionError", "value nests deeper than %d", maxValueDepth)
+	}
+	if *budget--; *budget < 0 {
+		throw(limitError, "key of more than %d items", maxKeyItems)
 	}
 	switch v := v.(type) {
 	case Str:
@@ -120,7 +134,7 @@ func hashAt(v Value, depth int) any {
 	case Tuple:
 		var b strings.Builder
 		for _, item := range v {
-			hash := hashAt(item, depth+1)
+			hash := hashAt(item, depth+1, budget)
 			key := fmt.Sprintf("%T %v", hash, hash)
 			fmt.Fprintf(&b, "%d:%s", len(key), key)
 		}

@@ -115,7 +115,8 @@ func (r *run) evalSlice(e *sliceExpr, a *activation) *sliceValue {
 	return &sliceValue{part(e.start), part(e.stop), part(e.step)}
 }
 
-func (r *run) evalArgs(args *arguments, a *activation) callArgs {
+// evalArgs evaluates the arguments; extra ones come behind the named ones that are written out.
+func (r *run) evalArgs(args *arguments, a *activation, extra ...keyword) callArgs {
 	out := callArgs{args: r.evalAll(args.args, a)}
 	if args.starArgs != nil {
 		out.args = append(out.args, r.items(r.eval(args.starArgs, a))...)
@@ -123,6 +124,7 @@ func (r *run) evalArgs(args *arguments, a *activation) callArgs {
 	for i, name := range args.names {
 		out.named = append(out.named, keyword{name, r.eval(args.values[i], a)})
 	}
+	out.named = append(out.named, extra...)
 	if args.starKeys != nil {
 		d, ok := r.eval(args.starKeys, a).(*Dict)
 		if !ok {
@@ -149,10 +151,11 @@ func (r *run) evalArgs(args *arguments, a *activation) callArgs {
 // evalCall calls; caller, where it is not nil, is the body of a call block.
 func (r *run) evalCall(e *callExpr, a *activation, caller *macro) Value {
 	function := r.eval(e.function, a)
-	args := r.evalArgs(&e.arguments, a)
+	var extra []keyword
 	if caller != nil {
-		args.named = append(args.named, keyword{"caller", caller})
+		extra = []keyword{{"caller", caller}}
 	}
+	args := r.evalArgs(&e.arguments, a, extra...)
 	r.line = e.lineNo()
 	return r.call(function, args)
 }

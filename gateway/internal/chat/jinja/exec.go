@@ -96,15 +96,15 @@ func (r *run) execOne(st stmt, a *activation) flow {
 		})
 	case *filterStmt:
 		return r.execCaptured(st.body, st.frame, a, func(text Value) {
-			r.write(r.toStr(r.applyFilters(st.filter, text, a)))
+			r.writeText(r.applyFilters(st.filter, text, a))
 		})
 	case *macroStmt:
 		r.assign(st.bound, a, &macro{name: st.name, body: st.macro, closure: a})
 	case *callStmt:
 		caller := &macro{body: st.macro, closure: a}
-		r.write(r.toStr(r.evalCall(st.call, a, caller)))
+		r.writeText(r.evalCall(st.call, a, caller))
 	case *generationStmt:
-		r.write(r.toStr((&macro{body: st.macro, closure: a}).call(r, callArgs{})))
+		r.writeText((&macro{body: st.macro, closure: a}).call(r, callArgs{}))
 	case *withStmt:
 		r.enterFrame(a, st.frame)
 		for i, value := range st.values {
@@ -119,6 +119,15 @@ func (r *run) execOne(st stmt, a *activation) flow {
 		return flowContinue
 	}
 	return flowNext
+}
+
+// writeText writes the result of a filter block or call block, which must be text.
+func (r *run) writeText(v Value) {
+	s, ok := text(v)
+	if !ok {
+		throw(typeError, "expected str instance, %s found", v.TypeName())
+	}
+	r.write(s)
 }
 
 // execCaptured runs body into a buffer and hands the text on; a break or continue inside leaves without doing so.
@@ -146,7 +155,7 @@ func (r *run) execFor(st *forStmt, a *activation) flow {
 		inner := newActivation(st.recursiveFunction, a)
 		return r.str(r.capture(func() { r.loop(st, inner, items, depth0, recurse) }))
 	}
-	r.write(r.toStr(recurse(items, 0)))
+	r.writeText(recurse(items, 0))
 	return flowNext
 }
 

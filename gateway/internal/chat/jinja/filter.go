@@ -309,17 +309,17 @@ func filterIndent(r *run, v Value, a callArgs) Value {
 		if u, isUndef := v.(*undefined); isUndef {
 			u.fail()
 		}
-		throw(typeError, "unsupported operand type(s) for +=: '%s' and 'str'", v.TypeName())
+		class := typeError
+		if _, isList := v.(*List); isList {
+			class = "AttributeError"
+		}
+		throw(class, "indent needs a string, not %s", v.TypeName())
 	}
 	indent, ok := text(optional(args[0], Int(4)))
 	if !ok {
 		indent = r.repeat(" ", indexArg(optional(args[0], Int(4))))
 	}
 	_, marked := v.(markup)
-	if _, ok := args[0].(Str); ok && marked {
-		// The constructor of marked text does not escape.
-		marked = true
-	}
 	lines := splitLines(s+"\n", false)
 	var b strings.Builder
 	for i, line := range lines {
@@ -370,16 +370,16 @@ func filterTruncate(r *run, v Value, a callArgs) Value {
 	if leeway < 0 {
 		throw("AssertionError", "expected leeway >= 0, got %d", leeway)
 	}
-	s, ok := text(v)
+	n, ok := lengthOf(v)
 	if !ok {
-		if isUndefined(v) {
-			return v
-		}
-		throw(typeError, "truncate needs a string, not %s", v.TypeName())
+		throw(typeError, "object of type '%s' has no len()", v.TypeName())
 	}
-	n := utf8.RuneCountInString(s)
 	if n <= length+leeway {
 		return v
+	}
+	s, ok := text(v)
+	if !ok {
+		throw(typeError, "truncate needs a string, not %s", v.TypeName())
 	}
 	cut := s[:byteOffset(s, length-endLength, n)]
 	if args[1] == nil || !truth(args[1]) {

@@ -34,9 +34,6 @@ func filterFirst(r *run, v Value, a callArgs) Value {
 
 func filterLast(r *run, v Value, a callArgs) Value {
 	a.positional("last", 0)
-	if _, ok := v.(*undefined); ok {
-		throw(typeError, "'Undefined' object is not reversible")
-	}
 	next, ok := r.reversed(v)
 	if !ok {
 		throw(typeError, "'%s' object is not reversible", v.TypeName())

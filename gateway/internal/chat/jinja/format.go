@@ -42,6 +42,11 @@ func (r *run) percent(format Value, value Value) Value {
 		}
 		b.WriteString(s[:i])
 		s = s[i+1:]
+		if strings.HasPrefix(s, "%") {
+			b.WriteByte('%')
+			s = s[1:]
+			continue
+		}
 		var spec spec
 		var named Value
 		if strings.HasPrefix(s, "(") {
@@ -77,10 +82,6 @@ func (r *run) percent(format Value, value Value) Value {
 		}
 		verb, size := utf8.DecodeRuneInString(s)
 		s = s[size:]
-		if verb == '%' {
-			b.WriteByte('%')
-			continue
-		}
 		v := named
 		if v == nil {
 			v = next()
@@ -201,16 +202,17 @@ func (r *run) percentOne(verb rune, sp spec, v Value) string {
 			}
 			return r.pad(s, sp)
 		}
-		i, ok := smallInt(v)
+		big, ok := integer(v)
 		if !ok {
 			throw(typeError, "%%c requires int or char")
 		}
-		if i < 0 || i > utf8.MaxRune {
+		i := big.Int64()
+		if !big.IsInt64() || i < 0 || i > utf8.MaxRune {
 			throw(overflowError, "%%c arg not in range(0x110000)")
 		}
 		return r.pad(string(rune(i)), sp)
 	case 'd', 'i', 'u', 'x', 'X', 'o':
-		if u, ok := v.(*undefined); ok {
+		if u, ok := v.(*undefined); ok && (verb == 'd' || verb == 'i' || verb == 'u') {
 			u.fail()
 		}
 		if !isNumber(v) || isFloat(v) && verb != 'd' && verb != 'i' && verb != 'u' {

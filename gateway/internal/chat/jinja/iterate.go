@@ -32,7 +32,6 @@ func (r *run) iterator(v Value) (func() (Value, bool), bool) {
 		return indexed(v.length(), v.at), true
 	case Str, markup:
 		s, _ := text(v)
-		_, marked := v.(markup)
 		return func() (Value, bool) {
 			if i >= len(s) {
 				return nil, false
@@ -40,9 +39,6 @@ func (r *run) iterator(v Value) (func() (Value, bool), bool) {
 			r.step()
 			_, size := utf8.DecodeRuneInString(s[i:])
 			i += size
-			if marked {
-				return markup(s[i-size : i]), true
-			}
 			return Str(s[i-size : i]), true
 		}, true
 	case *undefined:
@@ -84,10 +80,8 @@ func (r *run) items(v Value) []Value {
 // reversed is Python's reversed(v): ok is false where v has no order to reverse.
 func (r *run) reversed(v Value) (func() (Value, bool), bool) {
 	var items []Value
-	switch v := v.(type) {
-	case *generator, *undefined, *loopContext:
-		return nil, false
-	case Str, markup, *Dict, *dictView, *rangeValue, *List, Tuple, *groupTuple:
+	switch v.(type) {
+	case Str, markup, *undefined, *Dict, *dictView, *rangeValue, *List, Tuple, *groupTuple:
 		items = r.items(v)
 	default:
 		return nil, false

@@ -121,6 +121,9 @@ func arithmetic(op string, a, b Value) Value {
 	}
 	switch op {
 	case "/":
+		if x.Sign() == 0 {
+			return Float(math.Copysign(0, float64(y.Sign())))
+		}
 		f, _ := new(big.Rat).SetFrac(x, y).Float64()
 		if math.IsInf(f, 0) {
 			throw(overflowError, "integer division result too large for a float")

@@ -145,9 +145,11 @@ func init() {
 		"startswith": affix("startswith", strings.HasPrefix),
 		"endswith":   affix("endswith", strings.HasSuffix),
 
-		"split":      {params: []string{"sep", "maxsplit"}, plainArgs: true, call: splitMethod(false)},
-		"rsplit":     {params: []string{"sep", "maxsplit"}, plainArgs: true, call: splitMethod(true)},
-		"splitlines": {params: []string{"keepends"}, call: func(r *run, s string, a []Value) Value { return r.strings(splitLines(s, a[0] != nil && truth(a[0]))) }},
+		"split":  {params: []string{"sep", "maxsplit"}, plainArgs: true, call: splitMethod(false)},
+		"rsplit": {params: []string{"sep", "maxsplit"}, plainArgs: true, call: splitMethod(true)},
+		"splitlines": {params: []string{"keepends"}, call: func(r *run, s string, a []Value) Value {
+			return r.strings(splitLines(s, indexArg(optional(a[0], Int(0))) != 0))
+		}},
 		"partition": {required: 1, params: []string{"sep"}, call: func(_ *run, s string, a []Value) Value {
 			if before, after, ok := strings.Cut(s, separator(a[0])); ok {
 				return Tuple{Str(before), Str(textArg(a[0])), Str(after)}
