@@ -1,5 +1,5 @@
 // Package lora has LoRA adapters as a whole: which modules of a model carry one, how their parameters lie in memory, how they start, the gradients
-// that are summed for them, and the names that their tensors have in files. y = Wx + (32 / rank) · B(Ax). It knows no run, no optimizer and no file system.
+// that are summed for them, and the names that their tensors have in files. y = Wx + (32 / rank) · B(Ax). It knows no run, no optimizer and no directory.
 package lora
 
 import (

@@ -1,0 +1,508 @@
+package model_test
+
+import (
+	"compress/gzip"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/tinsmith/tinsmith/backends/internal/lora"
+	"github.com/tinsmith/tinsmith/backends/internal/loss"
+	"github.com/tinsmith/tinsmith/backends/internal/model"
+	"github.com/tinsmith/tinsmith/backends/internal/model/architectures"
+	"github.com/tinsmith/tinsmith/backends/internal/optim"
+	"github.com/tinsmith/tinsmith/backends/internal/safetensors"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/cpu"
+)
+
+// goldens lists the folders with the outputs of PyTorch, transformers and PEFT for tiny random models (see testdata/README.md): those committed, unpacked, and with TINSMITH_TESTDATA set
+// all the others too.
+func goldens(t *testing.T) []string {
+	t.Helper()
+	dirs := []string{unpack(t, "llama"), unpack(t, "qwen2"), unpack(t, "qwen3")}
+	if root := os.Getenv("TINSMITH_TESTDATA"); root != "" {
+		for _, name := range []string{"llama", "llama-tied", "qwen2", "qwen3", "qwen3-untied"} {
+			dirs = append(dirs, filepath.Join(root, "goldens", "torch", name))
+		}
+	}
+	return dirs
+}
+
+// unpack gives a folder with the decompressed files of testdata/NAME.
+func unpack(t *testing.T, name string) string {
+	t.Helper()
+	from, to := filepath.Join("testdata", name), filepath.Join(t.TempDir(), name)
+	err := filepath.WalkDir(from, func(path string, e os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		target := filepath.Join(to, strings.TrimSuffix(strings.TrimPrefix(path, from), ".gz"))
+		if e.IsDir() {
+			return os.MkdirAll(target, 0o700)
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		var r io.Reader = f
+		if strings.HasSuffix(path, ".gz") {
+			if r, err = gzip.NewReader(f); err != nil {
+				return err
+			}
+		}
+		b, err := io.ReadAll(r)
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(target, b, 0o600)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return to
+}
+
+// golden is an open file of expected values.
+type golden struct {
+	t *testing.T
+	*safetensors.File
+}
+
+func open(t *testing.T, path ...string) golden {
+	t.Helper()
+	f, err := safetensors.Open(filepath.Join(path...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return golden{t, f}
+}
+
+func (g golden) has(name string) bool { _, ok := g.Tensor(name); return ok }
+
+func (g golden) floats(name string) []float32 {
+	g.t.Helper()
+	x, ok := g.Tensor(name)
+	if !ok {
+		g.t.Fatalf("no golden %s", name)
+	}
+	v, err := x.Float32s()
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return v
+}
+
+func (g golden) doubles(name string) []float64 {
+	g.t.Helper()
+	x, ok := g.Tensor(name)
+	if !ok || x.DType != "F64" {
+		g.t.Fatalf("no golden %s of float64", name)
+	}
+	v := make([]float64, len(x.Data)/8)
+	for i := range v {
+		v[i] = math.Float64frombits(binary.LittleEndian.Uint64(x.Data[8*i:]))
+	}
+	return v
+}
+
+func (g golden) ids(name string) []int32 {
+	g.t.Helper()
+	x, ok := g.Tensor(name)
+	if !ok || x.DType != "I64" {
+		g.t.Fatalf("no golden %s of int64", name)
+	}
+	v := make([]int32, len(x.Data)/8)
+	for i := range v {
+		v[i] = int32(binary.LittleEndian.Uint64(x.Data[8*i:]))
+	}
+	return v
+}
+
+// bench is a loaded model with pages and a workspace, freed at the end of the test.
+type bench struct {
+	t      *testing.T
+	device tensor.Device
+	*model.Model
+	work  *model.Workspace
+	pages tensor.Pages
+	next  int32
+}
+
+func newBench(t *testing.T, dir string, d tensor.DType, threads int) *bench {
+	t.Helper()
+	device, err := cpu.New(cpu.Options{Threads: threads})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := device.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	m, err := model.Load(context.Background(), dir, device, architectures.All(), model.LoadOptions{DType: d})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(m.Free)
+	b := &bench{t: t, device: device, Model: m, work: m.NewWorkspace()}
+	t.Cleanup(b.work.Free)
+	if b.pages, err = m.NewPages(64); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.pages.Free)
+	return b
+}
+
+// take gives clean pages for n positions, the oldest ones again when all have been used.
+func (b *bench) take(n int) []int32 {
+	var pages []int32
+	for len(pages)*tensor.PageSize < n {
+		p := b.next % int32(b.pages.Count())
+		b.next++
+		if err := b.pages.Zero(p); err != nil {
+			b.t.Fatal(err)
+		}
+		pages = append(pages, p)
+	}
+	return pages
+}
+
+// adapter loads the weights of a PEFT adapter.
+func (b *bench) adapter(f *safetensors.File) *lora.Weights {
+	b.t.Helper()
+	l, err := lora.FileLayout(b.Modules, f)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	w := b.weights(l)
+	if err := w.Masters.Read(f, ""); err != nil {
+		b.t.Fatal(err)
+	}
+	if err := w.Pack(); err != nil {
+		b.t.Fatal(err)
+	}
+	return w
+}
+
+func (b *bench) weights(l *lora.Layout) *lora.Weights {
+	b.t.Helper()
+	w, err := lora.NewWeights(b.device, l, b.DType)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(w.Free)
+	return w
+}
+
+func (b *bench) gradient(l *lora.Layout) *lora.Gradient {
+	b.t.Helper()
+	g, err := lora.NewGradient(b.device, l)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(g.Free)
+	return g
+}
+
+// example makes a cross-entropy example; its weights are zero if they are nil.
+func (b *bench) example(w *lora.Weights, tokens, targets []int32, weights []float32) model.Example {
+	b.t.Helper()
+	l, err := loss.New("cross_entropy", nil)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	k := len(targets) / len(tokens)
+	if weights == nil {
+		weights = make([]float32, len(targets))
+	}
+	return model.Example{Sequence: model.Sequence{Adapter: w, Tokens: tokens, Pages: b.take(len(tokens))}, Targets: targets, K: k, Loss: l, Inputs: loss.Inputs{Weights: weights}}
+}
+
+func (b *bench) train(o model.TrainOptions, examples ...model.Example) []model.Outcome {
+	b.t.Helper()
+	outcomes, err := b.Train(b.work, b.pages, examples, o)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for i, o := range outcomes {
+		if o.Err != nil {
+			b.t.Fatalf("example %d: %v", i, o.Err)
+		}
+	}
+	return outcomes
+}
+
+func (b *bench) download(x tensor.Tensor) []float32 {
+	b.t.Helper()
+	v := make([]float32, x.Rows*x.Cols)
+	if err := b.device.Download(v, x); err != nil {
+		b.t.Fatal(err)
+	}
+	return v
+}
+
+// relative is the norm of the difference over the norm of want.
+func relative(got, want []float32) float64 {
+	var difference, norm float64
+	for i, w := range want {
+		d := float64(got[i]) - float64(w)
+		difference += d * d
+		norm += float64(w) * float64(w)
+	}
+	if norm == 0 {
+		if difference == 0 {
+			return 0
+		}
+		return math.Inf(1)
+	}
+	return math.Sqrt(difference / norm)
+}
+
+func furthest(got []float32, want []float64) float64 {
+	if len(got) != len(want) {
+		return math.Inf(1)
+	}
+	var most float64
+	for i, w := range want {
+		if d := math.Abs(float64(got[i]) - w); !(d <= most) {
+			most = d
+		}
+	}
+	return most
+}
+
+func TestLogprobsAgreeWithTransformers(t *testing.T) {
+	for _, dir := range goldens(t) {
+		t.Run(filepath.Base(dir), func(t *testing.T) {
+			b := newBench(t, dir, tensor.Float32, 2)
+			base := open(t, dir, "base.safetensors")
+			var all []model.Example
+			for _, n := range []string{"0", "1", "2", "3", "4"} {
+				e := b.example(nil, base.ids("tokens."+n), base.ids("targets."+n), nil)
+				all = append(all, e)
+				got := b.train(model.TrainOptions{}, e)[0].Logprobs
+				if d := furthest(got, base.doubles("logprobs_f64."+n)); !(d <= 1e-4) {
+					t.Errorf("sequence %s: log-probabilities are off by %g", n, d)
+				}
+			}
+			for i, o := range b.train(model.TrainOptions{}, all...) {
+				if d := furthest(o.Logprobs, base.doubles("logprobs_f64."+string(rune('0'+i)))); !(d <= 1e-4) {
+					t.Errorf("sequence %d of a batch: log-probabilities are off by %g", i, d)
+				}
+			}
+		})
+	}
+}
+
+// TestBFloat16Weights loads the float32 files as bfloat16, which must give log-probabilities near those of float32 arithmetic on rounded weights.
+func TestBFloat16Weights(t *testing.T) {
+	for _, dir := range goldens(t) {
+		t.Run(filepath.Base(dir), func(t *testing.T) {
+			b := newBench(t, dir, tensor.BFloat16, 2)
+			base := open(t, dir, "base.safetensors")
+			for _, n := range []string{"2", "3", "4"} {
+				want := base.floats("logprobs_bf16weights." + n)
+				got := b.train(model.TrainOptions{}, b.example(nil, base.ids("tokens."+n), base.ids("targets."+n), nil))[0].Logprobs
+				if d := relative(got, want); !(d <= 1e-2) {
+					t.Errorf("sequence %s: log-probabilities are off by %g of their norm", n, d)
+				}
+			}
+		})
+	}
+}
+
+var lossSettings = map[string]map[string]float64{"cross_entropy": nil, "importance_sampling": nil, "ppo": nil, "cispo": nil, "dro": {"beta": 0.05}}
+
+// losses gives the examples of a golden adapter for a loss, with one gradient.
+func (b *bench) losses(name string, w *lora.Weights, g *lora.Gradient, base, values golden) []model.Example {
+	b.t.Helper()
+	l, err := loss.New(name, lossSettings[name])
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	var all []model.Example
+	for _, n := range []string{"0", "1", "2", "3", "4"} {
+		e := b.example(w, base.ids("tokens."+n), base.ids("targets."+n), nil)
+		e.Loss, e.Gradient = l, g
+		e.Inputs = loss.Inputs{Logprobs: values.floats("in.logprobs." + n), Advantages: values.floats("in.advantages." + n)}
+		if name == "cross_entropy" {
+			e.Inputs = loss.Inputs{Weights: values.floats("in.weights." + n)}
+		}
+		all = append(all, e)
+	}
+	return all
+}
+
+func TestGradientsAgreeWithPEFT(t *testing.T) {
+	for _, dir := range goldens(t) {
+		for _, adapter := range []string{"lora", "lora-unembed"} {
+			t.Run(filepath.Base(dir)+"/"+adapter, func(t *testing.T) {
+				b := newBench(t, dir, tensor.Float32, 2)
+				base, values := open(t, dir, "base.safetensors"), open(t, dir, adapter+".safetensors")
+				w := b.adapter(open(t, dir, adapter, "adapter_model.safetensors").File)
+				var sums map[string]map[string]struct {
+					Sum float64 `json:"loss_sum_f64"`
+				}
+				raw, err := os.ReadFile(filepath.Join(dir, "losses.json"))
+				if err == nil {
+					err = json.Unmarshal(raw, &sums)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				checked := 0
+				for name := range lossSettings {
+					g := b.gradient(w.Layout())
+					all := b.losses(name, w, g, base, values)
+					var total, size float64
+					for i, o := range b.train(model.TrainOptions{}, all...) {
+						total += o.Loss
+						if d := furthest(o.Logprobs, values.doubles("logprobs_f64."+string(rune('0'+i)))); !(d <= 1e-4) {
+							t.Errorf("%s: log-probabilities are off by %g", name, d)
+						}
+						for j, lp := range o.Logprobs {
+							if name == "cross_entropy" {
+								size += math.Abs(float64(lp * all[i].Inputs.Weights[j]))
+							} else {
+								size += math.Abs(float64(all[i].Inputs.Advantages[j]))
+							}
+						}
+					}
+					if d := math.Abs(total-sums[adapter][name].Sum) / size; !(d <= 1e-5) {
+						t.Errorf("%s: loss %v, want %v", name, total, sums[adapter][name].Sum)
+					}
+					checked += b.compare(g, values, "grad."+name+".", 1e-4)
+				}
+				if values.has("nk.targets.2") {
+					g := b.gradient(w.Layout())
+					e := b.example(w, base.ids("tokens.2"), values.ids("nk.targets.2"), values.floats("nk.weights.2"))
+					e.Gradient = g
+					o := b.train(model.TrainOptions{}, e)[0]
+					if d := relative(o.Logprobs, values.floats("nk.logprobs.2")); !(d <= 1e-5) {
+						t.Errorf("several targets: log-probabilities are off by %g", d)
+					}
+					checked += b.compare(g, values, "grad.nk.", 1e-4)
+				}
+				if checked == 0 {
+					t.Error("no gradient was compared")
+				}
+			})
+		}
+	}
+}
+
+// compare checks every tensor of a gradient that the goldens have, and tells how many.
+func (b *bench) compare(g *lora.Gradient, values golden, prefix string, limit float64) int {
+	b.t.Helper()
+	n := 0
+	if err := g.Each(func(name string, x tensor.Tensor) error {
+		if !values.has(prefix + name) {
+			return nil // not committed
+		}
+		n++
+		if d := relative(b.download(x), values.floats(prefix+name)); !(d <= limit) {
+			b.t.Errorf("%s%s is off by %g of its norm", prefix, name, d)
+		}
+		return nil
+	}); err != nil {
+		b.t.Fatal(err)
+	}
+	return n
+}
+
+// TestFiftySteps repeats PyTorch's training runs: two forward_backward of two sequences each, then a step of AdamW.
+func TestFiftySteps(t *testing.T) {
+	for _, dir := range goldens(t) {
+		for _, run := range []struct {
+			name, adapter string
+			fresh         bool // B = 0
+			adam          optim.Adam
+		}{
+			{"adam", "lora", true, optim.Adam{Beta1: 0.9, Beta2: 0.95, Eps: 1e-12}},
+			{"adamw-clip", "lora-unembed", false, optim.Adam{Beta1: 0.9, Beta2: 0.95, Eps: 1e-12, WeightDecay: 0.01, GradClipNorm: 1}},
+		} {
+			t.Run(filepath.Base(dir)+"/"+run.name, func(t *testing.T) {
+				b := newBench(t, dir, tensor.Float32, 2)
+				values := open(t, dir, "train.safetensors")
+				w := b.adapter(open(t, dir, run.adapter, "adapter_model.safetensors").File)
+				l := w.Layout()
+				if run.fresh {
+					if err := w.Masters.ScaleB(0); err != nil {
+						t.Fatal(err)
+					}
+					if err := w.Pack(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				next := b.weights(l)
+				s, nextState := b.state(l), b.state(l)
+				losses, norms, rates := values.doubles(run.name+".loss_f64"), values.doubles(run.name+".grad_norm"), values.doubles(run.name+".lr")
+				g := b.gradient(l)
+				for step := range 50 {
+					if err := g.Zero(); err != nil {
+						t.Fatal(err)
+					}
+					for call := range 2 {
+						var pair []model.Example
+						for i := range 2 {
+							n := string(rune('0' + 2*((2*step+call)%4) + i))
+							e := b.example(w, values.ids("tokens."+n), values.ids("targets."+n), values.floats("weights."+n))
+							e.Gradient = g
+							pair = append(pair, e)
+						}
+						var sum float64
+						for _, o := range b.train(model.TrainOptions{}, pair...) {
+							sum += o.Loss
+						}
+						if want := losses[2*step+call]; !(math.Abs(sum-want) <= 1e-4*math.Abs(want)) {
+							t.Fatalf("step %d: loss %v, want %v", step, sum, want)
+						}
+					}
+					a := run.adam
+					a.LearningRate = rates[step]
+					n, err := optim.Step(b.device, next, nextState, w, s, g, a)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if !(math.Abs(n.Gradient-norms[step]) <= 1e-3*norms[step]) {
+						t.Errorf("step %d: norm of the gradient %v, want %v", step, n.Gradient, norms[step])
+					}
+					w, next, s, nextState = next, w, nextState, s
+				}
+				if s.Step != 50 {
+					t.Errorf("%d steps counted", s.Step)
+				}
+				if err := w.Masters.Each(func(name string, x tensor.Tensor) error {
+					if !values.has(run.name + ".final." + name) {
+						return nil // not committed
+					}
+					if d := relative(b.download(x), values.floats(run.name+".final."+name)); !(d <= 1e-4) {
+						t.Errorf("final %s is off by %g of its norm", name, d)
+					}
+					return nil
+				}); err != nil {
+					t.Fatal(err)
+				}
+			})
+		}
+	}
+}
+
+func (b *bench) state(l *lora.Layout) *optim.State {
+	b.t.Helper()
+	s, err := optim.NewState(b.device, l)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(s.Free)
+	return s
+}
