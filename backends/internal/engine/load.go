@@ -90,16 +90,18 @@ func (e *Engine) Load(ctx context.Context, req plugins.LoadRequest, progress fun
 }
 
 // load opens the device and reads the model, on the device goroutine.
-func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadRequest, progress func(plugins.LoadProgress)) (l *loaded, err error) {
+func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadRequest, progress func(plugins.LoadProgress)) (result *loaded, err error) {
 	device, err := e.options.OpenDevice(config)
 	if err != nil {
 		return nil, plugins.Invalidf("backend.device", "%v", err)
 	}
-	l = &loaded{config: config, device: device, name: req.Name}
+	l := &loaded{config: config, device: device, name: req.Name}
 	defer func() {
 		if err != nil {
 			l.free()
-			err = errors.Join(err, device.Close())
+			if closing := device.Close(); closing != nil {
+				e.log.Error("closing the device", "error", closing)
+			}
 		}
 	}()
 	progress(plugins.LoadProgress{Stage: "map"})

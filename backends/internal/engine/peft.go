@@ -36,6 +36,12 @@ type scaling struct {
 	factor float64 // B times this makes the scale 32 / rank
 }
 
+// Bounds of lora_alpha: far outside of what is used, and inside the range of float32 after rescaling.
+const (
+	minAlpha = 1e-6
+	maxAlpha = 1e9
+)
+
 // peftRefused are options that change an adapter's arithmetic in ways that this engine does not have, each with the values that leave it as it is.
 var peftRefused = map[string][]string{
 	"use_dora": {"false"}, "lora_bias": {"false"}, "bias": {`"none"`}, "modules_to_save": {"[]"}, "rank_pattern": {"{}"}, "alpha_pattern": {"{}"},
@@ -67,8 +73,8 @@ func decodePEFT(text []byte, maxRank int) (scaling, error) {
 	if c.Rank < 1 || c.Rank > maxRank {
 		return refuse("r %d is not allowed: 1 to %d", c.Rank, maxRank)
 	}
-	if !(c.Alpha > 0) || math.IsInf(c.Alpha, 0) {
-		return refuse("lora_alpha %v is not allowed: a finite number above 0", c.Alpha)
+	if !(c.Alpha >= minAlpha && c.Alpha <= maxAlpha) {
+		return refuse("lora_alpha %v is not allowed: %v to %v", c.Alpha, minAlpha, maxAlpha)
 	}
 	for _, name := range sortedKeys(peftRefused) {
 		value := strings.Join(strings.Fields(string(options[name])), "")

@@ -81,6 +81,10 @@ func writeTiny(dir string) error {
 	return os.WriteFile(filepath.Join(dir, "config.json"), config, 0o644)
 }
 
+func testOptions() Options {
+	return Options{Plugin: "single", Version: "test", Registry: architectures.All(), OpenDevice: func(c Config) (tensor.Device, error) { return cpu.New(cpu.Options{Threads: c.Threads}) }}
+}
+
 // start loads the test model into a new engine with a `backend:` section, and closes it when the test ends.
 func start(t testing.TB, section string) *Engine {
 	t.Helper()
@@ -88,8 +92,7 @@ func start(t testing.TB, section string) *Engine {
 	if err := writeTiny(dir); err != nil {
 		t.Fatal(err)
 	}
-	e := New(Options{Plugin: "single", Version: "test", Registry: architectures.All(),
-		OpenDevice: func(c Config) (tensor.Device, error) { return cpu.New(cpu.Options{Threads: c.Threads}) }})
+	e := New(testOptions())
 	t.Cleanup(func() {
 		if err := e.Close(); err != nil {
 			t.Error(err)
