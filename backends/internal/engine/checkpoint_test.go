@@ -143,10 +143,12 @@ func TestDamagedCheckpoint(t *testing.T) {
 	good := d.save(plugins.ScopeAccumulator)
 	for _, file := range []string{plugins.AdapterConfigFile, plugins.AdapterWeightsFile, plugins.OptimizerFile, plugins.AccumulatorFile, plugins.CompleteFile, plugins.ManifestFile} {
 		for name, damage := range map[string]func(path string, content []byte) error{
-			"missing":   func(path string, _ []byte) error { return os.Remove(path) },
-			"cut":       func(path string, content []byte) error { return os.WriteFile(path, content[:len(content)*2/3], 0o644) },
-			"flipped":   func(path string, content []byte) error { return os.WriteFile(path, flip(content), 0o644) },
-			"link":      func(path string, _ []byte) error { return errors.Join(os.Remove(path), os.Symlink(filepath.Join(good, file), path)) },
+			"missing": func(path string, _ []byte) error { return os.Remove(path) },
+			"cut":     func(path string, content []byte) error { return os.WriteFile(path, content[:len(content)*2/3], 0o644) },
+			"flipped": func(path string, content []byte) error { return os.WriteFile(path, flip(content), 0o644) },
+			"link": func(path string, _ []byte) error {
+				return errors.Join(os.Remove(path), os.Symlink(filepath.Join(good, file), path))
+			},
 			"directory": func(path string, _ []byte) error { return errors.Join(os.Remove(path), os.Mkdir(path, 0o755)) },
 		} {
 			if file == plugins.CompleteFile && (name == "cut" || name == "flipped") {
@@ -285,14 +287,20 @@ func TestForeignAdapterRefused(t *testing.T) {
 		{"ranks by module", with(`"rank_pattern": {"q_proj": 4}`), "rank_pattern", nil, plugins.ErrInvalid},
 		{"alphas by module", with(`"alpha_pattern": {"q_proj": 4}`), "alpha_pattern", nil, plugins.ErrInvalid},
 		{"unknown module", plain, `base_model.model.model.layers.7.self_attn.q_proj.lora_A.weight" belongs to no module`,
-			func(v map[string][]float32) { v["base_model.model.model.layers.7.self_attn.q_proj.lora_A.weight"] = []float32{1} }, plugins.ErrInvalid},
+			func(v map[string][]float32) {
+				v["base_model.model.model.layers.7.self_attn.q_proj.lora_A.weight"] = []float32{1}
+			}, plugins.ErrInvalid},
 		{"unknown tensor", plain, `lora_magnitude_vector" belongs to no module`,
-			func(v map[string][]float32) { v["base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector"] = []float32{1} }, plugins.ErrInvalid},
+			func(v map[string][]float32) {
+				v["base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector"] = []float32{1}
+			}, plugins.ErrInvalid},
 		{"half a pair", plain, a + `" is missing`, func(v map[string][]float32) { delete(v, a) }, plugins.ErrInvalid},
 		{"nothing", plain, "holds no tensor", func(v map[string][]float32) { clear(v) }, plugins.ErrInvalid},
 		{"not finite", plain, "value 5", func(v map[string][]float32) { v[a][5] = float32(math.NaN()) }, plugins.ErrNotFinite},
 		{"not finite when scaled", `{"peft_type": "LORA", "r": 3, "lora_alpha": 1e6}`, "is not finite",
-			func(v map[string][]float32) { v["base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"][1] = 3e38 }, plugins.ErrInvalid},
+			func(v map[string][]float32) {
+				v["base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"][1] = 3e38
+			}, plugins.ErrInvalid},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := e.LoadAdapter(t.Context(), plugins.LoadAdapterRequest{Adapter: "x", Path: foreign(t, c.config, c.change)})

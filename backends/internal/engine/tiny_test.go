@@ -54,7 +54,7 @@ func writeTiny(dir string) error {
 		}
 		sources = append(sources, safetensors.Float32Source(name, shape, func() ([]float32, error) { return values, nil }))
 	}
-	add("model.embed_tokens.weight", 1, 0, tinyVocabulary, hidden)
+	add("model.embed_tokens.weight", 0.25, 0, tinyVocabulary, hidden) // the head as well: logits of about ±1.5
 	add("model.norm.weight", 0.1, 1, hidden)
 	for i := range layers {
 		p := fmt.Sprintf("model.layers.%d.", i)
@@ -92,12 +92,7 @@ func start(t testing.TB, section string) *Engine {
 	if err := writeTiny(dir); err != nil {
 		t.Fatal(err)
 	}
-	e := New(testOptions())
-	t.Cleanup(func() {
-		if err := e.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	e := open(t)
 	if _, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Name: "tiny", Config: []byte(section)}, nil); err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,69 @@
+package engine
+
+import (
+	"context"
+	"net"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/tinsmith/tinsmith/plugins"
+	"github.com/tinsmith/tinsmith/plugins/plugintest"
+)
+
+// subject loads the test model through b.
+func subject(t *testing.T, b plugins.Backend) plugintest.Subject {
+	t.Helper()
+	dir := t.TempDir()
+	if err := writeTiny(dir); err != nil {
+		t.Fatal(err)
+	}
+	info, err := b.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Name: "tiny"}, func(plugins.LoadProgress) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return plugintest.Subject{Backend: b, Model: info}
+}
+
+func open(t testing.TB) *Engine {
+	e := New(testOptions())
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return e
+}
+
+func TestContract(t *testing.T) {
+	plugintest.RunAll(t, func(t *testing.T) plugintest.Subject { return subject(t, open(t)) })
+}
+
+// The same with the transport between the tests and the engine.
+func TestContractOverTheTransport(t *testing.T) {
+	plugintest.RunAll(t, func(t *testing.T) plugintest.Subject {
+		e := open(t)
+		listener := bufconn.Listen(1 << 16)
+		server := grpc.NewServer(plugins.ServerOptions()...)
+		plugins.Register(server, e)
+		served := make(chan error, 1)
+		go func() { served <- server.Serve(listener) }()
+		conn, err := grpc.NewClient("passthrough:///backend", append(plugins.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithContextDialer(func(_ context.Context, _ string) (net.Conn, error) { return listener.Dial() }))...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := conn.Close(); err != nil {
+				t.Error(err)
+			}
+			server.Stop()
+			if err := <-served; err != nil {
+				t.Error(err)
+			}
+		})
+		return subject(t, plugins.NewClient(conn, nil))
+	})
+}
