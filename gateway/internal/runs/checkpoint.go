@@ -2,7 +2,15 @@ package runs
 
 import (
 	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sort"
+	"strings"
 	"time"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/store"
 )
 
 // CheckpointInfo describes a checkpoint.
@@ -27,51 +35,324 @@ type CheckpointInfo struct {
 // ID is the last two parts of the path.
 func (i CheckpointInfo) ID() string { return string(i.Kind) + "/" + i.Name }
 
+// checkpoint is a checkpoint in memory. The record is what is stored.
+type checkpoint struct{ checkpointRecord }
+
+type checkpointRecord struct {
+	CheckpointInfo
+	Dir string // of its files, under the data directory
+}
+
+func (cp *checkpoint) record() store.Record {
+	return store.Record{Collection: inCheckpoints, Key: cp.Path, Parent: cp.RunID, Rank: cp.CreatedAt.UnixNano(), Value: mustJSON(cp.checkpointRecord)}
+}
+
+func (cp *checkpoint) info() *CheckpointInfo {
+	i := cp.CheckpointInfo
+	return &i
+}
+
+func (cp *checkpoint) expireIn(ttlSeconds *int64) {
+	cp.ExpiresAt = nil
+	if ttlSeconds != nil {
+		at := cp.CreatedAt.Add(time.Duration(*ttlSeconds) * time.Second)
+		cp.ExpiresAt = &at
+	}
+}
+
+func expired(at *time.Time, now time.Time) bool { return at != nil && !at.After(now) }
+
+// newDir names a new folder for a checkpoint's files. The tilde cannot be part of a name.
+func (c *Core) newDir(p Path) string {
+	return filepath.Join("checkpoints", p.RunID, string(p.Kind), p.Name+"~"+c.newID("", "", "")[:8])
+}
+
+// checkpointMade is what becomes durable with a new checkpoint.
+func (c *Core) checkpointMade(cp *checkpoint, session, project string, entry AuditEntry) store.Batch {
+	entry.RunID, entry.Path = cp.RunID, cp.Path
+	return store.Batch{
+		Put: []store.Record{cp.record(), c.audit(cp.Owner, entry)},
+		Add: []store.Record{c.usage(cp.Owner, session, project, cp.BaseModel, UsageCheckpoint, 1)},
+	}
+}
+
+// install makes a checkpoint known, in place of an older one of the same path. mu is held.
+func (c *Core) install(cp *checkpoint) {
+	if old := c.checkpoints[cp.Path]; old != nil {
+		c.removeFiles(old)
+	}
+	c.checkpoints[cp.Path] = cp
+}
+
+// removeFiles deletes a checkpoint's folder in the background. mu is held.
+func (c *Core) removeFiles(cp *checkpoint) {
+	c.start(func(context.Context) {
+		c.logged("the files of a checkpoint could not be removed", os.RemoveAll(c.file(cp.Dir)), "path", cp.Path)
+	})
+}
+
+// removeOrphans deletes what a crash left: folders that no checkpoint and no snapshot of a live session has.
+func (c *Core) removeOrphans() error {
+	used := map[string]bool{}
+	for _, cp := range c.checkpoints {
+		used[cp.Dir] = true
+	}
+	for _, s := range c.samplers {
+		if s.Dir != "" && s.session != nil && s.session.active() {
+			used[s.Dir] = true
+		}
+	}
+	for _, pattern := range []string{"checkpoints/*/*/*", "snapshots/*/*", "incoming/*"} {
+		found, err := filepath.Glob(filepath.Join(escapeGlob(c.cfg.DataDir), pattern))
+		if err != nil {
+			return fmt.Errorf("look for left-over files: %w", err)
+		}
+		for _, dir := range found {
+			rel, err := filepath.Rel(c.cfg.DataDir, dir)
+			if err != nil {
+				return fmt.Errorf("look for left-over files: %w", err)
+			}
+			if used[rel] {
+				continue
+			}
+			if err := os.RemoveAll(dir); err != nil {
+				return fmt.Errorf("remove left-over files: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// escapeGlob makes a folder's name match itself.
+func escapeGlob(dir string) string {
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(dir)
+}
+
+// newestCheckpoint finds the newest of a kind. mu is held.
+func (c *Core) newestCheckpoint(runID string, kind CheckpointKind) *checkpoint {
+	var newest *checkpoint
+	now := c.cfg.now()
+	for _, cp := range c.checkpoints {
+		if cp.RunID == runID && cp.Kind == kind && !expired(cp.ExpiresAt, now) && (newest == nil || cp.CreatedAt.After(newest.CreatedAt)) {
+			newest = cp
+		}
+	}
+	return newest
+}
+
+// readable finds a checkpoint that a caller may read. mu is held.
+func (c *Core) readable(owner, accessOwner, path string) (*checkpoint, error) {
+	if _, err := ParsePath(path); err != nil {
+		return nil, err
+	}
+	cp := c.checkpoints[path]
+	if cp == nil || expired(cp.ExpiresAt, c.cfg.now()) || !cp.Public && cp.Owner != owner && (accessOwner == "" || cp.Owner != accessOwner) {
+		return nil, notFoundf("no checkpoint %s", quote(path))
+	}
+	return cp, nil
+}
+
+// samplable finds a checkpoint that can be sampled. mu is held.
+func (c *Core) samplable(owner, accessOwner, path string) (*checkpoint, error) {
+	cp, err := c.readable(owner, accessOwner, path)
+	if err != nil {
+		return nil, err
+	}
+	if cp.Kind != KindSampler {
+		return nil, invalidf("path %s: only sampler_weights can be sampled; save_weights_for_sampler makes them", cp.Path)
+	}
+	if c.byName[cp.ServedModel] == nil {
+		return nil, notFoundf("path %s: its base model %s is not served here", cp.Path, cp.ServedModel)
+	}
+	return cp, nil
+}
+
+// trainable finds a checkpoint that can be trained on, and gives a copy.
+func (c *Core) trainable(owner, accessOwner, path string, withOptimizer bool) (*checkpoint, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	cp, err := c.readable(owner, accessOwner, path)
+	if err != nil {
+		return nil, err
+	}
+	if cp.Kind != KindWeights {
+		return nil, invalidf("path %s: only weights can be trained on; save_state makes them", cp.Path)
+	}
+	if withOptimizer && !cp.WithOptimizer {
+		return nil, invalidf("path %s: has no optimizer state (it was imported); load it without", cp.Path)
+	}
+	found := *cp
+	return &found, nil
+}
+
+// ownCheckpoint finds a checkpoint that a caller may change. mu is held.
+func (c *Core) ownCheckpoint(owner, path string) (*checkpoint, error) {
+	if _, err := ParsePath(path); err != nil {
+		return nil, err
+	}
+	cp := c.checkpoints[path]
+	if cp == nil || cp.Owner != owner || expired(cp.ExpiresAt, c.cfg.now()) {
+		return nil, notFoundf("no checkpoint %s", quote(path))
+	}
+	return cp, nil
+}
+
 // WeightsInfo describes a checkpoint that the caller may read (its own, AccessOwner's, or public).
-func (c *Core) WeightsInfo(ctx context.Context, owner, accessOwner, path string) (CheckpointInfo, error) {
-	return CheckpointInfo{}, errNotYet
+func (c *Core) WeightsInfo(_ context.Context, owner, accessOwner, path string) (CheckpointInfo, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	cp, err := c.readable(owner, accessOwner, path)
+	if err != nil {
+		return CheckpointInfo{}, err
+	}
+	return cp.CheckpointInfo, nil
 }
 
 // RunCheckpoints lists the checkpoints of a run, oldest first: all of an own run, the public ones of another.
-func (c *Core) RunCheckpoints(ctx context.Context, owner, runID string) ([]CheckpointInfo, error) {
-	return nil, errNotYet
+func (c *Core) RunCheckpoints(_ context.Context, owner, runID string) ([]CheckpointInfo, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r := c.runs[runID]
+	if r == nil || r.Owner != owner && !c.hasPublic(runID) {
+		return nil, notFoundf("no training run %s", quote(runID))
+	}
+	list := c.listCheckpoints(func(cp *checkpoint) bool { return cp.RunID == runID && (cp.Owner == owner || cp.Public) })
+	slices.Reverse(list)
+	return list, nil
+}
+
+// listCheckpoints copies those that are chosen, newest first. mu is held.
+func (c *Core) listCheckpoints(choose func(*checkpoint) bool) []CheckpointInfo {
+	list := []CheckpointInfo{}
+	now := c.cfg.now()
+	for _, cp := range c.checkpoints {
+		if choose(cp) && !expired(cp.ExpiresAt, now) {
+			list = append(list, cp.CheckpointInfo)
+		}
+	}
+	sort.Slice(list, func(i, j int) bool {
+		if !list[i].CreatedAt.Equal(list[j].CreatedAt) {
+			return list[i].CreatedAt.After(list[j].CreatedAt)
+		}
+		return list[i].Path > list[j].Path
+	})
+	return list
 }
 
 // Checkpoints lists the caller's checkpoints, newest first, with the number there are in all. Page.Limit is 100 by default. Kinds nil = all.
-func (c *Core) Checkpoints(ctx context.Context, owner string, page Page, kinds []CheckpointKind) ([]CheckpointInfo, int, error) {
-	return nil, 0, errNotYet
+func (c *Core) Checkpoints(_ context.Context, owner string, page Page, kinds []CheckpointKind) ([]CheckpointInfo, int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	list := c.listCheckpoints(func(cp *checkpoint) bool {
+		return cp.Owner == owner && (kinds == nil || slices.Contains(kinds, cp.Kind))
+	})
+	from, to, err := page.cut(len(list), 100)
+	if err != nil {
+		return nil, 0, err
+	}
+	return list[from:to], len(list), nil
 }
 
 // DeleteCheckpoint deletes a checkpoint and its files. KindNotFound if it does not exist or is not the caller's, except that a repeat with the same idempotency key succeeds.
 func (c *Core) DeleteCheckpoint(ctx context.Context, owner, path, idempotencyKey string) error {
-	return errNotYet
+	key := strings.Join([]string{owner, path, idempotencyKey}, "\x00")
+	c.mu.Lock()
+	cp, err := c.ownCheckpoint(owner, path)
+	_, repeat := c.deleted[key]
+	c.mu.Unlock()
+	if err != nil {
+		if repeat && idempotencyKey != "" {
+			return nil
+		}
+		return err
+	}
+	if err := c.deleteCheckpoint(ctx, cp, "checkpoint_deleted"); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	c.deleted[key] = c.cfg.now()
+	c.mu.Unlock()
+	return nil
+}
+
+// deleteCheckpoint takes a checkpoint out of the store, out of memory and off the disk.
+func (c *Core) deleteCheckpoint(ctx context.Context, cp *checkpoint, event string) error {
+	c.saveMu.Lock()
+	defer c.saveMu.Unlock()
+	c.mu.Lock()
+	here := c.checkpoints[cp.Path] == cp
+	c.mu.Unlock()
+	if !here {
+		return nil
+	}
+	err := c.cfg.Store.Commit(ctx, store.Batch{
+		Delete: []store.RecordKey{{Collection: inCheckpoints, Key: cp.Path}},
+		Put:    []store.Record{c.audit(cp.Owner, AuditEntry{Event: event, RunID: cp.RunID, Path: cp.Path})},
+	})
+	if err != nil {
+		return fmt.Errorf("delete checkpoint: %w", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.checkpoints[cp.Path] == cp {
+		delete(c.checkpoints, cp.Path)
+	}
+	c.removeFiles(cp)
+	return nil
+}
+
+// change alters a checkpoint and stores it. Checkpoints are replaced, never changed in place: others may hold them.
+func (c *Core) change(ctx context.Context, owner, path string, entry AuditEntry, alter func(*checkpoint) bool) error {
+	c.saveMu.Lock()
+	defer c.saveMu.Unlock()
+	c.mu.Lock()
+	cp, err := c.ownCheckpoint(owner, path)
+	if err != nil {
+		c.mu.Unlock()
+		return err
+	}
+	changed := *cp
+	needed := alter(&changed)
+	c.mu.Unlock()
+	if !needed {
+		return nil
+	}
+	entry.RunID, entry.Path = cp.RunID, cp.Path
+	if err := c.cfg.Store.Commit(ctx, store.Batch{Put: []store.Record{changed.record(), c.audit(owner, entry)}}); err != nil {
+		return fmt.Errorf("change checkpoint: %w", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.checkpoints[path] == cp {
+		*cp = changed
+	}
+	return nil
 }
 
 // PublishCheckpoint makes a checkpoint readable for everybody, or private again. Repeats succeed.
 func (c *Core) PublishCheckpoint(ctx context.Context, owner, path string, public bool) error {
-	return errNotYet
+	event := "checkpoint_unpublished"
+	if public {
+		event = "checkpoint_published"
+	}
+	return c.change(ctx, owner, path, AuditEntry{Event: event}, func(cp *checkpoint) bool {
+		needed := cp.Public != public
+		cp.Public = public
+		return needed
+	})
 }
 
 // SetCheckpointTTL sets when a checkpoint is deleted, counted from now; nil = never.
 func (c *Core) SetCheckpointTTL(ctx context.Context, owner, path string, ttlSeconds *int64) error {
-	return errNotYet
+	if err := checkTTL(ttlSeconds); err != nil {
+		return err
+	}
+	return c.change(ctx, owner, path, AuditEntry{Event: "checkpoint_ttl_set"}, func(cp *checkpoint) bool {
+		cp.ExpiresAt = nil
+		if ttlSeconds != nil {
+			at := c.cfg.now().UTC().Add(time.Duration(*ttlSeconds) * time.Second)
+			cp.ExpiresAt = &at
+		}
+		return true
+	})
 }
-
-// CopyCheckpoint asks for a copy of a checkpoint in a run of its own: that of SessionID and ModelSeq, or a new one in a project.
-type CopyCheckpoint struct {
-	Owner          string
-	AccessOwner    string
-	Source         string
-	ProjectID      string // either this
-	SessionID      string // or these two
-	ModelSeq       int64
-	TTLSeconds     *int64
-	IdempotencyKey string
-}
-
-// CopyCheckpoint copies and describes the copy; the same idempotency key copies once.
-func (c *Core) CopyCheckpoint(ctx context.Context, req CopyCheckpoint) (CheckpointInfo, error) {
-	return CheckpointInfo{}, errNotYet
-}
-
-func expired(at *time.Time, now time.Time) bool { return at != nil && !at.After(now) }

@@ -3,7 +3,11 @@ package runs
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
@@ -68,17 +72,143 @@ type Config struct {
 	now func() time.Time // tests only
 }
 
-var errNotYet = errors.New("not implemented yet")
-
 // Core holds the state. Make one with Open.
-type Core struct{}
+//
+// Everything in memory is guarded by mu, which is never held while the store, a backend or a file is waited for. What a client was promised is in the
+// store before it is answered; the maps are a view of that.
+type Core struct {
+	cfg    Config
+	log    *slog.Logger
+	models []*model // in the configured order
+	byName map[string]*model
+	secret []byte // of this installation: signs tokens, makes ids from idempotency keys
+
+	background func(func(context.Context)) // starts a goroutine whose context ends with Close
+	cancel     context.CancelFunc
+	closed     chan struct{} // closed when Close begins
+	wg         sync.WaitGroup
+	audits     atomic.Int64 // makes keys of audit entries unique
+	saveMu     sync.Mutex   // orders the writing of session and run records, so that an older state never replaces a newer one
+
+	mu          sync.Mutex
+	closing     bool
+	sessions    map[string]*session
+	runs        map[string]*run
+	samplers    map[string]*sampler
+	checkpoints map[string]*checkpoint // by path
+	futures     map[string]*future     // accepted and not complete, by request id
+	deleted     map[string]time.Time   // recent deletions by owner, path and idempotency key
+	owners      map[string]int         // samples accepted and not finished, by owner
+	promptBytes int64                  // of those samples
+}
 
 // Open loads the state and starts the background work. Runs of an earlier process are marked corrupted, samples that were accepted and not finished are
 // run again. The store stays the caller's to close, after Close.
-func Open(ctx context.Context, cfg Config) (*Core, error) { return nil, errNotYet }
+func Open(ctx context.Context, cfg Config) (*Core, error) {
+	if err := cfg.complete(); err != nil {
+		return nil, err
+	}
+	c := &Core{
+		cfg: cfg, log: cfg.Logger, byName: map[string]*model{}, closed: make(chan struct{}),
+		sessions: map[string]*session{}, runs: map[string]*run{}, samplers: map[string]*sampler{}, checkpoints: map[string]*checkpoint{},
+		futures: map[string]*future{}, deleted: map[string]time.Time{}, owners: map[string]int{},
+	}
+	for i := range cfg.Models {
+		m := newModel(cfg.Models[i])
+		c.models = append(c.models, m)
+		for _, name := range append([]string{m.Name}, m.Aliases...) {
+			if c.byName[name] != nil {
+				return nil, fmt.Errorf("model name %q: is used twice", name)
+			}
+			c.byName[name] = m
+		}
+	}
+	base, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	c.cancel = cancel
+	c.background = func(f func(context.Context)) {
+		c.wg.Go(func() { f(base) })
+	}
+	pending, err := c.load(ctx)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	c.mu.Lock()
+	c.resume(pending)
+	c.start(c.sweepUntilClosed)
+	c.mu.Unlock()
+	return c, nil
+}
+
+// complete fills in the defaults.
+func (cfg *Config) complete() error {
+	if cfg.Store == nil || cfg.Backends == nil || cfg.DataDir == "" {
+		return errors.New("runs: a store, backends and a data directory are needed")
+	}
+	dir, err := filepath.Abs(cfg.DataDir)
+	if err != nil {
+		return fmt.Errorf("data directory: %w", err)
+	}
+	cfg.DataDir = dir
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	if cfg.now == nil {
+		cfg.now = time.Now
+	}
+	setDefault(&cfg.SessionExpiry, 300*time.Second)
+	setDefault(&cfg.GapWait, 2*time.Second)
+	setDefault(&cfg.SweepEvery, 10*time.Second)
+	setDefault(&cfg.ResultsKept, 10*time.Minute)
+	setDefault(&cfg.URLLifetime, 15*time.Minute)
+	setDefault(&cfg.MaxQueuedSamples, 20_000)
+	setDefault(&cfg.MaxQueuedBytes, 256<<20)
+	setDefault(&cfg.MaxRunningSample, 256)
+	setDefault(&cfg.MaxQueuedOps, 4096)
+	setDefault(&cfg.MaxHotSnapshots, 2)
+	setDefault(&cfg.MaxFrozen, 32)
+	return nil
+}
+
+func setDefault[T comparable](to *T, value T) {
+	var zero T
+	if *to == zero {
+		*to = value
+	}
+}
+
+// start runs f in a goroutine that Close waits for; after Close has begun it does nothing. mu is held.
+func (c *Core) start(f func(context.Context)) {
+	if !c.closing {
+		c.background(f)
+	}
+}
 
 // Close stops accepting work, ends what is in flight and waits for it. Accepted operations stay in the journal.
-func (c *Core) Close(ctx context.Context) error { return errNotYet }
+func (c *Core) Close(ctx context.Context) error {
+	c.mu.Lock()
+	if !c.closing {
+		c.closing = true
+		close(c.closed)
+		for _, r := range c.runs {
+			if r.gap != nil {
+				r.gap.Stop()
+			}
+		}
+	}
+	c.mu.Unlock()
+	c.cancel()
+	done := make(chan struct{})
+	go func() { c.wg.Wait(); close(done) }()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("close: %w", ctx.Err())
+	}
+}
+
+var errClosing = &Error{Kind: KindUnavailable, Message: "the server is stopping"}
 
 // Page is a piece of a list.
 type Page struct {

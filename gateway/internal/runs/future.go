@@ -2,8 +2,15 @@ package runs
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
 	"time"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/store"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
@@ -63,33 +70,240 @@ type SavedSampler struct{ SamplerID string }
 // LoadedWeights names what was loaded and where.
 type LoadedWeights struct{ Path, RunID string }
 
+// future is an accepted operation that is not complete.
+type future struct {
+	id      string
+	kind    OperationKind
+	owner   string
+	session *session // nil for an unload of a run without one
+	hash    string
+	since   time.Time
+
+	accepted chan struct{} // closed when it is durable, or refused
+	refusal  error         // set before accepted is closed: it never came to be
+	done     chan struct{} // closed when it is complete
+	outcome  *Outcome      // set before done is closed
+	cancel   context.CancelFunc
+}
+
+// newFuture takes note of an operation that is about to be journalled. mu is held.
+func (c *Core) newFuture(id string, kind OperationKind, owner string, s *session, hash string) *future {
+	f := &future{id: id, kind: kind, owner: owner, session: s, hash: hash, since: c.cfg.now().UTC(), accepted: make(chan struct{}), done: make(chan struct{})}
+	c.futures[id] = f
+	if s != nil {
+		s.pending++
+		s.seen = c.cfg.now()
+	}
+	return f
+}
+
+// record is the journal's entry.
+func (f *future) record(parent string, seq int64, payload []byte) store.Record {
+	session := ""
+	if f.session != nil {
+		session = f.session.ID
+	}
+	return store.Record{
+		Collection: inOperations, Key: f.id, Parent: parent, Rank: seq, Payload: payload,
+		Value: mustJSON(operationRecord{Kind: f.kind, Hash: f.hash, Owner: f.owner, Session: session, Time: f.since}),
+	}
+}
+
+// acceptFuture says that the operation is durable. mu is held.
+func (c *Core) acceptFuture(f *future) { close(f.accepted) }
+
+// refuseFuture forgets an operation that could not be journalled. mu is held.
+func (c *Core) refuseFuture(f *future, why error) {
+	f.refusal = why
+	c.forget(f)
+	close(f.accepted)
+}
+
+// forget takes a future out of the unfinished ones. mu is held.
+func (c *Core) forget(f *future) {
+	if c.futures[f.id] == f {
+		delete(c.futures, f.id)
+		if f.session != nil {
+			f.session.pending--
+		}
+	}
+}
+
+// repeated answers a submission whose request id exists: nil if it is the same request.
+func (c *Core) repeated(ctx context.Context, id, hash string) error {
+	c.mu.Lock()
+	f := c.futures[id]
+	c.mu.Unlock()
+	stored := ""
+	if f != nil {
+		select {
+		case <-f.accepted:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if f.refusal != nil {
+			return f.refusal
+		}
+		stored = f.hash
+	} else {
+		rec, err := c.cfg.Store.Get(ctx, inOperations, id)
+		if errors.Is(err, store.ErrNotFound) {
+			return notFoundf("operation %s is not kept any more", quote(id))
+		}
+		if err != nil {
+			return fmt.Errorf("find the first submission: %w", err)
+		}
+		var op operationRecord
+		if err := json.Unmarshal(rec.Value, &op); err != nil {
+			return fmt.Errorf("operation %s: %w", id, err)
+		}
+		stored = op.Hash
+	}
+	if stored != hash {
+		return invalidf("the number of %s was used before, for another request", id)
+	}
+	return nil
+}
+
+// parentOf gives the parent of an operation's records, which is the run or the sampling session, and their rank.
+func parentOf(requestID string) (parent string, seq int64) {
+	cut := strings.LastIndexByte(requestID, ':')
+	if cut < 0 {
+		return "", 0
+	}
+	seq, err := strconv.ParseInt(requestID[cut+1:], 10, 64)
+	if err != nil {
+		seq = math.MaxInt32 + 1 // the end of a run comes after all its numbers
+	}
+	return requestID[:cut], seq
+}
+
+// cloneSize is the block of seq_ids of one client of a sampling session.
+const cloneSize = 1_000_000_000
+
+// finish stores an outcome and completes the future. extra becomes durable with it. then runs under mu at the moment of completion.
+func (c *Core) finish(ctx context.Context, f *future, out *Outcome, position int64, extra store.Batch, then func()) {
+	out.RequestID, out.Kind = f.id, f.kind
+	parent, seq := parentOf(f.id)
+	rec := store.Record{Collection: inResults, Key: f.id, Parent: parent, Rank: seq}
+	switch {
+	case out.Failure != nil:
+	case out.ForwardBackward != nil:
+		rec.Payload = encodeForwardBackwardResult(out.ForwardBackward)
+	case out.Sample != nil:
+		rec.Payload = encodeSampleResult(out.Sample)
+	default:
+		rec.Payload = mustJSON(out)
+	}
+	rec.Value = mustJSON(resultRecord{Kind: f.kind, Failure: out.Failure, Position: position, Size: int64(len(rec.Payload))})
+	extra.Put = append(extra.Put, rec)
+	// What was computed is kept, also while the server stops.
+	if err := c.cfg.Store.Commit(context.WithoutCancel(ctx), extra); err != nil {
+		c.log.Error("a result could not be stored", "request", f.id, "error", err)
+		*out = Outcome{RequestID: f.id, Kind: f.kind, Failure: &Failure{Message: "the result could not be stored: " + err.Error(), Category: CategoryServer}}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f.outcome = out
+	c.forget(f)
+	if then != nil {
+		then()
+	}
+	close(f.done)
+	c.announce(f, int64(len(rec.Payload)))
+}
+
+// knownOwner finds who owns the object that a request id belongs to. mu is held.
+func (c *Core) knownOwner(requestID string) (string, bool) {
+	cut := strings.LastIndexByte(requestID, ':')
+	if cut < 0 {
+		return "", false
+	}
+	if r := c.runs[requestID[:cut]]; r != nil {
+		return r.Owner, true
+	}
+	if s := c.samplers[requestID[:cut]]; s != nil {
+		return s.Owner, true
+	}
+	return "", false
+}
+
 // Wait returns the outcome of a future, waiting for it at most hold (0 = do not wait). ErrPending when it is not there by then; KindNotFound for an unknown
 // or foreign id; ctx's error when ctx ends first. A result stays readable until its session has ended.
 func (c *Core) Wait(ctx context.Context, owner, requestID string, hold time.Duration) (*Outcome, error) {
-	return nil, errNotYet
+	c.mu.Lock()
+	holder, known := c.knownOwner(requestID)
+	f := c.futures[requestID]
+	c.mu.Unlock()
+	if !known || holder != owner {
+		return nil, notFoundf("no future %s", quote(requestID))
+	}
+	if f == nil {
+		return c.stored(ctx, requestID)
+	}
+	select {
+	case <-f.done:
+		return f.outcome, nil
+	default:
+	}
+	if hold <= 0 {
+		return nil, ErrPending
+	}
+	timer := time.NewTimer(hold)
+	defer timer.Stop()
+	select {
+	case <-f.done:
+		return f.outcome, nil
+	case <-timer.C:
+		return nil, ErrPending
+	case <-c.closed:
+		return nil, errClosing
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }
 
-// Completion is one finished future of a sampling session.
-type Completion struct {
-	RequestID string
-	Failed    bool
-	Size      int64 // bytes of the stored result, about what it takes on the wire; 0 when Failed
-}
-
-// CompletionQuery asks for the news of one client of a sampling session.
-type CompletionQuery struct {
-	Owner     string
-	SamplerID string
-	Clone     int64         // seq_id div 1e9 of that client
-	Cursor    int64         // of the last answer; 0 at first. Everything up to it is acknowledged
-	Hold      time.Duration // how long to wait for news
-}
-
-// Completions returns what has finished after the cursor, at once if there is anything, and the new cursor. Without news until the hold has passed: an empty
-// list and the old cursor. A cursor of an earlier process gets everything again.
-func (c *Core) Completions(ctx context.Context, q CompletionQuery) ([]Completion, int64, error) {
-	return nil, 0, errNotYet
+// stored reads the outcome of a completed future.
+func (c *Core) stored(ctx context.Context, id string) (*Outcome, error) {
+	rec, err := c.cfg.Store.Get(ctx, inResults, id)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, notFoundf("no future %s", quote(id))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read result %s: %w", id, err)
+	}
+	var r resultRecord
+	if err := json.Unmarshal(rec.Value, &r); err != nil {
+		return nil, fmt.Errorf("read result %s: %w", id, err)
+	}
+	out := &Outcome{RequestID: id, Kind: r.Kind, Failure: r.Failure}
+	if r.Failure != nil {
+		return out, nil
+	}
+	payload, err := c.cfg.Store.Payload(ctx, rec)
+	if err != nil {
+		return nil, fmt.Errorf("read result %s: %w", id, err)
+	}
+	switch r.Kind {
+	case OpForwardBackward:
+		out.ForwardBackward, err = decodeForwardBackwardResult(payload)
+	case OpSample:
+		out.Sample, err = decodeSampleResult(payload)
+	default:
+		err = json.Unmarshal(payload, out)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read result %s: %w", id, err)
+	}
+	return out, nil
 }
 
 // CancelFuture stops a sample that nobody waits for any more; its future fails. Unknown, finished and foreign ids, and futures that are not samples, are left alone.
-func (c *Core) CancelFuture(ctx context.Context, owner, requestID string) error { return errNotYet }
+func (c *Core) CancelFuture(_ context.Context, owner, requestID string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if f := c.futures[requestID]; f != nil && f.owner == owner && f.kind == OpSample && f.cancel != nil {
+		f.cancel()
+	}
+	return nil
+}

@@ -15,7 +15,96 @@ type Generation struct {
 }
 
 // Generate samples from a target and passes on the events in order from one goroutine; sequences are cut at the token that completes a stop string (StopToken is then the
-// reason). Newest versions are fixed when it starts. An error of emit, or the end of ctx, frees the sequences and is returned. Nothing is journalled and nothing is repeated.
+// reason). Newest versions are fixed when it starts. KindBusy when too much runs already. An error of emit, or the end of ctx, frees the sequences and is returned. Nothing is
+// journalled and nothing is repeated.
 func (c *Core) Generate(ctx context.Context, target Target, req Generation, emit func(plugins.SampleEvent) error) error {
-	return errNotYet
+	m := c.byName[target.ServedModel]
+	if m == nil {
+		return notFoundf("model %s is not served here", quote(target.Name))
+	}
+	c.mu.Lock()
+	if c.closing {
+		c.mu.Unlock()
+		return errClosing
+	}
+	if m.generating >= c.cfg.MaxRunningSample {
+		c.mu.Unlock()
+		return refusef(KindBusy, "%s generates for %d requests already; repeat a little later", m.Name, m.generating)
+	}
+	m.generating++
+	c.wg.Add(1) // Close waits for it; its call ends because the backend or the caller's context does
+	c.mu.Unlock()
+	defer c.wg.Done()
+	defer func() {
+		c.mu.Lock()
+		m.generating--
+		c.mu.Unlock()
+	}()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	watched := make(chan struct{})
+	defer close(watched)
+	go func() { // ends with this call
+		select {
+		case <-c.closed:
+			cancel()
+		case <-watched:
+		}
+	}()
+
+	b, err := c.backend(ctx, m)
+	if err != nil {
+		return err
+	}
+	vocab, limit := c.limits(m)
+	r := req.Request
+	n := len(r.Prompt)
+	if n == 0 {
+		return invalidf("prompt: must have at least one token")
+	}
+	if r.MaxTokens < 0 || n+r.MaxTokens > limit {
+		return invalidf("Prompt length plus max_tokens exceeds the model's context window: %d prompt tokens + %d max_tokens > %d.", n, r.MaxTokens, limit)
+	}
+	if r.NumSamples < 1 || r.NumSamples > maxSamples {
+		return invalidf("n: is %d, must be in 1 … %d", r.NumSamples, maxSamples)
+	}
+	var stops []string
+	if r.StopTokens, stops, err = resolveStops(req.Stops, m.Model, vocab); err != nil {
+		return err
+	}
+	if !req.SeedGiven {
+		r.Seed = randomSeed()
+	}
+	r.ID = "generate:" + c.newID("", "", "")
+	adapter, version, release, err := c.acquire(ctx, m, b, target.source)
+	if err != nil {
+		return err
+	}
+	defer release()
+	r.Adapter, r.Version = adapter, version
+	count := tokenCounter{emit: emit}
+	err = c.sample(ctx, b, m, r, stops, count.event)
+	c.countGeneration(ctx, req.Owner, target, n, count)
+	if err != nil && plugins.KindOf(err) == plugins.KindInvalid {
+		return invalidf("%s", err)
+	}
+	return err
+}
+
+// tokenCounter counts what passes.
+type tokenCounter struct {
+	emit    func(plugins.SampleEvent) error
+	cached  int
+	sampled int
+	started bool
+}
+
+func (k *tokenCounter) event(e plugins.SampleEvent) error {
+	switch {
+	case e.Prompt != nil:
+		k.cached, k.started = e.Prompt.CachedTokens, true
+	case e.Tokens != nil:
+		k.sampled += len(e.Tokens.Tokens)
+	}
+	return k.emit(e)
 }

@@ -1,8 +1,18 @@
 package runs
 
 import (
+	"archive/tar"
 	"context"
+	"errors"
+	"fmt"
 	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/store"
+	"github.com/tinsmith/tinsmith/plugins"
 )
 
 // Import is a PEFT adapter directory that becomes a run with a training and a sampler checkpoint of one name.
@@ -15,7 +25,119 @@ type Import struct {
 	Tar       io.Reader // the directory's files in the root of a plain tar
 }
 
+// importable are the files that are taken from an uploaded directory; others are skipped.
+var importable = []string{plugins.AdapterConfigFile, plugins.AdapterWeightsFile, plugins.ManifestFile, plugins.CompleteFile}
+
 // Import checks the files by loading them into the model's backend (shapes, base model, checksums) and returns the two checkpoints.
 func (c *Core) Import(ctx context.Context, req Import) (training, sampler CheckpointInfo, err error) {
-	return CheckpointInfo{}, CheckpointInfo{}, errNotYet
+	fail := func(err error) (CheckpointInfo, CheckpointInfo, error) {
+		return CheckpointInfo{}, CheckpointInfo{}, err
+	}
+	if err := checkName(req.Name); err != nil {
+		return fail(err)
+	}
+	m := c.byName[req.BaseModel]
+	if m == nil {
+		return fail(c.unknownModel(req.BaseModel))
+	}
+	if req.MaxBytes == 0 {
+		req.MaxBytes = 16 << 30
+	}
+	incoming := filepath.Join("incoming", c.newID("", "", ""))
+	defer func() { c.logged("an upload could not be removed", os.RemoveAll(c.file(incoming))) }()
+	if err := unpack(req.Tar, c.file(incoming), req.MaxBytes); err != nil {
+		return fail(err)
+	}
+	b, err := c.backend(ctx, m)
+	if err != nil {
+		return fail(err)
+	}
+	now := c.cfg.now().UTC()
+	r := c.newRun(runRecord{
+		ID: c.newID("", "", "") + ":train:0", Owner: req.Owner, ProjectID: req.ProjectID, BaseModel: req.BaseModel, ServedModel: m.Name, Architecture: b.Model.Architecture,
+		UserMetadata: []byte("{}"), CreatedAt: now, LastRequest: now, State: stateStored,
+	})
+	r.model = m
+	info, err := b.LoadAdapter(ctx, plugins.LoadAdapterRequest{Adapter: r.ID, Path: c.file(incoming), Scope: plugins.ScopeWeights})
+	if err != nil {
+		if k := plugins.KindOf(err); k == plugins.KindInvalid || k == plugins.KindNotFound || k == plugins.KindNotFinite {
+			return fail(invalidf("the adapter cannot be used with %s: %s", req.BaseModel, err))
+		}
+		return fail(fmt.Errorf("import: %w", err))
+	}
+	defer func() {
+		if err := b.DeleteAdapter(context.WithoutCancel(ctx), r.ID); err != nil && !lost(err) {
+			c.logged("adapter could not be deleted", err, "run", r.ID)
+		}
+	}()
+	seed := info.Config.Seed
+	r.LoRA = LoRAConfig{Rank: info.Config.Rank, Seed: &seed, TrainAttn: info.Config.TrainAttention, TrainMLP: info.Config.TrainMLP, TrainUnembed: info.Config.TrainUnembed}
+	batch := store.Batch{Put: []store.Record{r.record()}}
+	var made []*checkpoint
+	for _, kind := range []CheckpointKind{KindWeights, KindSampler} {
+		path := Path{RunID: r.ID, Kind: kind, Name: req.Name}
+		dir := c.newDir(path)
+		if err := os.MkdirAll(filepath.Dir(c.file(dir)), 0o700); err != nil {
+			return fail(fmt.Errorf("import: %w", err))
+		}
+		got, err := b.SaveAdapter(ctx, plugins.SaveAdapterRequest{
+			Adapter: r.ID, Version: info.Version, Scope: plugins.ScopeWeights, Path: c.file(dir), ExportNames: c.exportNames(m, kind),
+		})
+		if err != nil {
+			return fail(fmt.Errorf("import: %w", err))
+		}
+		cp := &checkpoint{checkpointRecord{Dir: dir, CheckpointInfo: CheckpointInfo{
+			Path: path.String(), RunID: r.ID, Kind: kind, Name: req.Name, Owner: req.Owner, BaseModel: req.BaseModel, ServedModel: m.Name, LoRA: r.LoRA, CreatedAt: now, Size: got.Bytes,
+		}}}
+		one := c.checkpointMade(cp, "", req.ProjectID, AuditEntry{Event: "checkpoint_created", Purpose: "import"})
+		batch.Put, batch.Add = append(batch.Put, one.Put...), append(batch.Add, one.Add...)
+		made = append(made, cp)
+	}
+	if err := c.installStored(ctx, r, batch, made...); err != nil {
+		return fail(err)
+	}
+	return made[0].CheckpointInfo, made[1].CheckpointInfo, nil
+}
+
+// unpack writes the importable files of a tar into a new folder. Nothing else in it is looked at.
+func unpack(r io.Reader, dir string, maxBytes int64) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("import: %w", err)
+	}
+	in := tar.NewReader(io.LimitReader(r, maxBytes+1<<20))
+	seen := map[string]bool{}
+	for {
+		h, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return invalidf("the upload is not a tar file: %s", err)
+		}
+		name := strings.TrimPrefix(h.Name, "./")
+		if !slices.Contains(importable, name) {
+			continue
+		}
+		if h.Typeflag != tar.TypeReg || seen[name] {
+			return invalidf("the upload has %s twice, or not as a regular file", name)
+		}
+		if maxBytes -= h.Size; h.Size < 0 || maxBytes < 0 {
+			return invalidf("the upload is too large")
+		}
+		seen[name] = true
+		f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+		if err != nil {
+			return fmt.Errorf("import: %w", err)
+		}
+		_, err = io.CopyN(f, in, h.Size)
+		if err := errors.Join(err, f.Close()); err != nil {
+			return invalidf("the upload ends early: %s", err)
+		}
+	}
+	for _, name := range []string{plugins.AdapterConfigFile, plugins.AdapterWeightsFile} {
+		if !seen[name] {
+			return invalidf("the upload has no %s; it must be the directory of a PEFT adapter", name)
+		}
+	}
+	return nil
 }

@@ -3,6 +3,8 @@ package runs
 import (
 	"context"
 	"encoding/json"
+	"sort"
+	"strings"
 	"time"
 
 	"github.com/tinsmith/tinsmith/plugins"
@@ -15,12 +17,8 @@ type Target struct {
 	RunID       string // "" for the base model
 	Path        string // "" unless a saved checkpoint
 
-	core   *Core
 	source source
 }
-
-// source is where weights come from; its parts arrive with the sampling code.
-type source struct{}
 
 // ServedModel is one entry of the list of models.
 type ServedModel struct {
@@ -31,27 +29,237 @@ type ServedModel struct {
 	SessionID    string
 	Owner        string
 	UserMetadata json.RawMessage
-	CreatedAt    time.Time // of a live adapter: when its newest weights were made
+	CreatedAt    time.Time // of a live adapter: when its newest weights were made; zero for base models
+}
+
+// model is a served base model in memory. mu of the core guards it.
+type model struct {
+	Model
+	known      Backend // the last process that was seen
+	running    bool    // and it was not seen to end
+	frozen     map[string]*frozen
+	loads      int64 // makes adapter ids of frozen ones unique
+	samples    sampleQueue
+	generating int
+}
+
+func newModel(m Model) *model {
+	return &model{Model: m, frozen: map[string]*frozen{}, samples: sampleQueue{waiting: map[*sampler][]*sampleJob{}}}
+}
+
+// current is the process that runs, as far as is known.
+func (m *model) current() (Backend, bool) {
+	if m == nil {
+		return Backend{}, false
+	}
+	return m.known, m.running
+}
+
+// backend waits for a model's process and takes note of it.
+func (c *Core) backend(ctx context.Context, m *model) (Backend, error) {
+	b, err := c.cfg.Backends.Backend(ctx, m.Name)
+	if err != nil {
+		if ctx.Err() != nil {
+			return Backend{}, ctx.Err()
+		}
+		return Backend{}, refusef(KindBackend, "the backend of %s has failed: %s", m.Name, err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if m.running && m.known.BootID == b.BootID {
+		return b, nil
+	}
+	if m.running {
+		c.backendEnded(m, m.known)
+	}
+	m.known, m.running = b, true
+	if b.Lost != nil {
+		c.start(func(ctx context.Context) {
+			select {
+			case <-b.Lost:
+				c.mu.Lock()
+				c.backendEnded(m, b)
+				c.mu.Unlock()
+			case <-ctx.Done():
+			}
+		})
+	}
+	return b, nil
+}
+
+// backendEnded gives up what was in a process. mu is held.
+func (c *Core) backendEnded(m *model, b Backend) {
+	if m.known.BootID == b.BootID {
+		m.running = false
+		m.frozen = map[string]*frozen{}
+	}
+	for _, r := range c.runs {
+		if r.model == m && r.boot == b.BootID {
+			c.loseRun(r, b.reason(nil))
+		}
+	}
+}
+
+// unknownModel says what there is.
+func (c *Core) unknownModel(name string) error {
+	names := make([]string, 0, len(c.models))
+	for _, m := range c.models {
+		names = append(names, m.Name)
+	}
+	return invalidf("base_model %s: is not served here; served are %s", quote(name), strings.Join(names, ", "))
+}
+
+// limits gives the size of the vocabulary and of the context as far as they are known, else 0.
+func (c *Core) limits(m *model) (vocab, context int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	context = m.MaxContextLength
+	if m.known.Backend != nil {
+		vocab = m.known.Model.VocabSize
+		if n := m.known.Model.MaxContextLength; context == 0 || n > 0 && n < context {
+			context = n
+		}
+	}
+	return vocab, context
 }
 
 // Models gives the configured models in their order.
-func (c *Core) Models() []Model { return nil }
+func (c *Core) Models() []Model {
+	list := make([]Model, len(c.models))
+	for i, m := range c.models {
+		list[i] = m.Model
+	}
+	return list
+}
 
 // ModelByName finds a configured model by name or alias.
-func (c *Core) ModelByName(name string) (Model, bool) { return Model{}, false }
+func (c *Core) ModelByName(name string) (Model, bool) {
+	m := c.byName[name]
+	if m == nil {
+		return Model{}, false
+	}
+	return m.Model, true
+}
 
 // ModelInfo says what the backend of a model loaded, waiting until it is ready.
 func (c *Core) ModelInfo(ctx context.Context, name string) (plugins.ModelInfo, error) {
-	return plugins.ModelInfo{}, errNotYet
+	m := c.byName[name]
+	if m == nil {
+		return plugins.ModelInfo{}, notFoundf("model %s is not served here", quote(name))
+	}
+	b, err := c.backend(ctx, m)
+	return b.Model, err
 }
 
 // Resolve finds what a name means: a base model or alias (with ChatLatest the caller's newest adapter on it, if there is one), "NAME:latest" the caller's newest adapter on it,
 // "RUN" and "tinker://RUN" the newest version of a live run, "tinker://RUN/sampler_weights/NAME" a checkpoint, "NAME;PATH" the same. KindNotFound otherwise.
-func (c *Core) Resolve(ctx context.Context, owner, name string) (Target, error) {
-	return Target{}, errNotYet
+func (c *Core) Resolve(_ context.Context, owner, name string) (Target, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if base, path, ok := strings.Cut(name, ";"); ok {
+		m := c.byName[base]
+		if m == nil {
+			return Target{}, notFoundf("model %s: %s is not served here", quote(name), quote(base))
+		}
+		t, err := c.resolvePath(owner, name, path)
+		if err == nil && t.ServedModel != m.Name {
+			return Target{}, invalidf("model %s: the weights belong to %s", quote(name), t.ServedModel)
+		}
+		return t, err
+	}
+	if m := c.byName[name]; m != nil {
+		if m.ChatLatest {
+			if t, ok := c.latest(owner, name, m); ok {
+				return t, nil
+			}
+		}
+		return Target{Name: name, ServedModel: m.Name}, nil
+	}
+	if base, ok := strings.CutSuffix(name, ":latest"); ok && c.byName[base] != nil {
+		if t, ok := c.latest(owner, name, c.byName[base]); ok {
+			return t, nil
+		}
+		return Target{}, notFoundf("model %s: you have no adapter on %s yet", quote(name), base)
+	}
+	return c.resolvePath(owner, name, name)
 }
 
-// ServedModels lists what the caller can name: base models, aliases, live runs, sampler checkpoints.
-func (c *Core) ServedModels(ctx context.Context, owner string) ([]ServedModel, error) {
-	return nil, errNotYet
+// resolvePath finds a run or a checkpoint. mu is held.
+func (c *Core) resolvePath(owner, name, path string) (Target, error) {
+	id := strings.TrimPrefix(path, "tinker://")
+	if r := c.runs[id]; r != nil && r.Owner == owner {
+		if r.State != stateLive {
+			return Target{}, notFoundf("model %s: is not live (%s: %s); %s", quote(name), r.State, r.Reason, c.newestOf(r))
+		}
+		return Target{Name: name, ServedModel: r.ServedModel, RunID: r.ID, source: source{run: r}}, nil
+	}
+	if !strings.HasPrefix(path, "tinker://") || !strings.Contains(id, "/") {
+		return Target{}, notFoundf("no model %s", quote(name))
+	}
+	cp, err := c.samplable(owner, "", path)
+	if err != nil {
+		return Target{}, err
+	}
+	return Target{Name: name, ServedModel: cp.ServedModel, RunID: cp.RunID, Path: cp.Path, source: source{saved: cp}}, nil
+}
+
+// latest finds the owner's adapter on a model whose weights are the newest; a saved one only if none is live. mu is held.
+func (c *Core) latest(owner, name string, m *model) (Target, bool) {
+	var newest *run
+	for _, r := range c.runs {
+		if r.Owner == owner && r.model == m && r.State == stateLive && (newest == nil || r.live.weightsAt.After(newest.live.weightsAt)) {
+			newest = r
+		}
+	}
+	if newest != nil {
+		return Target{Name: name, ServedModel: m.Name, RunID: newest.ID, source: source{run: newest}}, true
+	}
+	var saved *checkpoint
+	now := c.cfg.now()
+	for _, cp := range c.checkpoints {
+		if cp.Owner == owner && cp.ServedModel == m.Name && cp.Kind == KindSampler && !expired(cp.ExpiresAt, now) && (saved == nil || cp.CreatedAt.After(saved.CreatedAt)) {
+			saved = cp
+		}
+	}
+	if saved == nil {
+		return Target{}, false
+	}
+	return Target{Name: name, ServedModel: m.Name, RunID: saved.RunID, Path: saved.Path, source: source{saved: saved}}, true
+}
+
+// ServedModels lists what the caller can name: base models, aliases, live runs, sampler checkpoints, each kind oldest first.
+func (c *Core) ServedModels(_ context.Context, owner string) ([]ServedModel, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var list []ServedModel
+	for _, m := range c.models {
+		list = append(list, ServedModel{ID: m.Name, BaseModel: m.Name})
+		for _, a := range m.Aliases {
+			list = append(list, ServedModel{ID: a, BaseModel: m.Name, Alias: true})
+		}
+	}
+	bases := len(list)
+	for _, r := range c.runs {
+		if r.Owner == owner && r.State == stateLive {
+			list = append(list, ServedModel{ID: "tinker://" + r.ID, BaseModel: r.ServedModel, RunID: r.ID, SessionID: r.SessionID, Owner: owner, UserMetadata: r.UserMetadata, CreatedAt: r.live.weightsAt})
+		}
+	}
+	runs := len(list)
+	now := c.cfg.now()
+	for _, cp := range c.checkpoints {
+		if cp.Owner == owner && cp.Kind == KindSampler && !expired(cp.ExpiresAt, now) && c.byName[cp.ServedModel] != nil {
+			entry := ServedModel{ID: cp.Path, BaseModel: cp.ServedModel, RunID: cp.RunID, Owner: owner, CreatedAt: cp.CreatedAt}
+			if cp.UserMetadata != nil {
+				entry.UserMetadata = mustJSON(cp.UserMetadata)
+			}
+			if r := c.runs[cp.RunID]; r != nil {
+				entry.SessionID = r.SessionID
+			}
+			list = append(list, entry)
+		}
+	}
+	for _, part := range [][]ServedModel{list[bases:runs], list[runs:]} {
+		sort.Slice(part, func(i, j int) bool { return part[i].CreatedAt.Before(part[j].CreatedAt) })
+	}
+	return list, nil
 }

@@ -1,8 +1,15 @@
 package runs
 
 import (
+	"cmp"
 	"context"
+	"fmt"
+	"math"
+	"strings"
 
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/store"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
@@ -92,36 +99,299 @@ type LoadWeights struct {
 	WithOptimizer bool
 }
 
-// ForwardBackward submits; the outcome has a plugins.ForwardBackwardResult and the shapes of its outputs. The data are only read during the call.
-func (c *Core) ForwardBackward(ctx context.Context, op ForwardBackward) (Submitted, error) {
-	return Submitted{}, errNotYet
+// check refuses numbers that cannot be.
+func (o Operation) check() error {
+	if o.Seq < 1 || o.Seq > math.MaxInt32 {
+		return invalidf("seq_id: is %d, must be in 1 … %d", o.Seq, math.MaxInt32)
+	}
+	return nil
 }
 
-// OptimStep submits; the outcome has a plugins.OptimStepResult.
-func (c *Core) OptimStep(ctx context.Context, op OptimStep) (Submitted, error) {
-	return Submitted{}, errNotYet
+func (o Operation) id() string { return o.RunID + ":" + itoa(o.Seq) }
+
+// prior finds the first submission of a number. If there is none, it gives the run; else the error of repeated, or nil.
+func (c *Core) prior(ctx context.Context, o Operation, hash string) (r *run, repeat bool, err error) {
+	if err := o.check(); err != nil {
+		return nil, false, err
+	}
+	c.mu.Lock()
+	r, err = c.liveRun(o.Owner, o.RunID)
+	if r == nil {
+		// The answer to a repeat stays the same after the run has ended.
+		owned := c.runs[o.RunID] != nil && c.runs[o.RunID].Owner == o.Owner
+		c.mu.Unlock()
+		if owned && KindOf(err) == KindNotFound && c.repeated(ctx, o.id(), hash) == nil {
+			return nil, true, nil
+		}
+		return nil, false, err
+	}
+	waiting := c.futures[o.id()] != nil
+	decided := r.queue.sequence.seen(o.Seq) && !r.queue.sequence.wasSkipped(o.Seq)
+	skipped := r.queue.sequence.wasSkipped(o.Seq)
+	full := r.queue.unfinished >= c.cfg.MaxQueuedOps
+	c.mu.Unlock()
+	if waiting || decided {
+		return nil, true, c.repeated(ctx, o.id(), hash)
+	}
+	if skipped {
+		// It may have come late once already.
+		if err := c.repeated(ctx, o.id(), hash); KindOf(err) != KindNotFound {
+			return nil, true, err
+		}
+	}
+	if full {
+		return nil, false, refusef(KindBusy, "model %s: %d operations wait already", o.RunID, c.cfg.MaxQueuedOps)
+	}
+	return r, false, nil
 }
 
-// SaveWeights submits; the outcome has a SavedWeights.
-func (c *Core) SaveWeights(ctx context.Context, op SaveWeights) (Submitted, error) {
-	return Submitted{}, errNotYet
+// submit journals an operation and puts it into its place.
+func (c *Core) submit(ctx context.Context, o Operation, op *operation, hash string, payload []byte) (Submitted, error) {
+	answer := Submitted{RequestID: o.id(), RunID: o.RunID}
+	if o.Refusal != "" {
+		op.fault = &Failure{Message: o.Refusal, Category: CategoryUser}
+	}
+	op.seq, op.trace = o.Seq, trace.SpanContextFromContext(ctx)
+	if op.bytes == 0 {
+		op.bytes = int64(len(payload))
+	}
+	c.mu.Lock()
+	r, err := c.liveRun(o.Owner, o.RunID)
+	if err != nil {
+		c.mu.Unlock()
+		return Submitted{}, err
+	}
+	if c.futures[answer.RequestID] != nil || r.queue.sequence.seen(o.Seq) && !r.queue.sequence.wasSkipped(o.Seq) {
+		c.mu.Unlock()
+		return answer, c.repeated(ctx, answer.RequestID, hash)
+	}
+	if op.save != nil && op.save.SamplerID != "" && op.fault == nil {
+		if c.samplers[op.save.SamplerID] != nil || r.session.reserved[op.save.SamplerID] {
+			c.refused(r, o.Seq)
+			c.mu.Unlock()
+			return Submitted{}, invalidf("sampling_session_seq_id: %s exists already", op.save.SamplerID)
+		}
+		r.session.reserve(op.save.SamplerID)
+	}
+	op.run = r
+	op.future = c.newFuture(answer.RequestID, op.kind, o.Owner, r.session, hash)
+	r.LastRequest = c.cfg.now().UTC()
+	late := r.queue.sequence.wasSkipped(o.Seq)
+	c.mu.Unlock()
+
+	err = c.cfg.Store.Commit(ctx, store.Batch{Put: []store.Record{op.future.record(r.ID, o.Seq, payload)}})
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err != nil {
+		c.refuseFuture(op.future, fmt.Errorf("journal the operation: %w", err))
+		return Submitted{}, op.future.refusal
+	}
+	c.acceptFuture(op.future)
+	if op.pass != nil {
+		// What does not fit in memory is read back from the journal when its turn comes.
+		if r.queue.buffered > 0 && r.queue.buffered+op.bytes > plugins.MaxAheadBytes {
+			op.pass = nil
+		} else {
+			r.queue.buffered += op.bytes
+		}
+	}
+	if late {
+		r.queue.unfinished++
+		c.complete(op, skippedFailure(o.Seq))
+		return answer, nil
+	}
+	c.arrived(op)
+	return answer, nil
 }
 
-// SaveWeightsForSampler submits; the outcome has a SavedWeights (with a Name) or a SavedSampler.
-func (c *Core) SaveWeightsForSampler(ctx context.Context, op SaveWeightsForSampler) (Submitted, error) {
-	return Submitted{}, errNotYet
-}
-
-// SaveWeightsExternal submits; the outcome has a SavedWeights.
-func (c *Core) SaveWeightsExternal(ctx context.Context, op SaveWeightsExternal) (Submitted, error) {
-	return Submitted{}, errNotYet
-}
-
-// LoadWeights submits; the outcome has a LoadedWeights.
-func (c *Core) LoadWeights(ctx context.Context, op LoadWeights) (Submitted, error) {
-	return Submitted{}, errNotYet
+// refuse notes that a number was answered with a refusal, and gives it back.
+func (c *Core) refuse(o Operation, err error) (Submitted, error) {
+	if KindOf(err) == KindInvalid || KindOf(err) == KindNotFound || KindOf(err) == KindForbidden {
+		c.NoteRefused(o.Owner, o.RunID, o.Seq)
+	}
+	return Submitted{}, err
 }
 
 // NoteRefused says that the front end refused an operation with this number (a 4xx), so that it is not waited for. Unknown runs and used numbers are ignored.
 // Operations refused by a method of this package need no note.
-func (c *Core) NoteRefused(owner, runID string, seq int64) {}
+func (c *Core) NoteRefused(owner, runID string, seq int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r, err := c.liveRun(owner, runID); err == nil && seq >= 1 && seq <= math.MaxInt32 && c.futures[runID+":"+itoa(seq)] == nil {
+		c.refused(r, seq)
+	}
+}
+
+// ForwardBackward submits; the outcome has a ForwardBackwardResult. The data are read during the call and kept until the future is complete: do not change them.
+func (c *Core) ForwardBackward(ctx context.Context, op ForwardBackward) (Submitted, error) {
+	hash := hashForwardBackward(op)
+	r, repeat, err := c.prior(ctx, op.Operation, hash)
+	if repeat || err != nil {
+		return Submitted{RequestID: op.id(), RunID: op.RunID}.unless(err)
+	}
+	vocab, limit := c.limits(r.model)
+	var pass forwardBackward
+	if op.Refusal == "" {
+		pass, err = checkData(op, vocab, limit)
+		if err == nil && losses[op.Loss].sampled {
+			err = c.resolveProvenance(ctx, op.Owner, op, &pass)
+		}
+		if err != nil && KindOf(err) == 0 {
+			return Submitted{}, err
+		}
+		if err != nil {
+			op.Refusal = err.Error()
+		}
+	}
+	body := &operation{kind: OpForwardBackward, trains: !op.ForwardOnly}
+	var payload []byte
+	if op.Refusal == "" {
+		body.pass = &pass
+		payload = encodeForwardBackward(pass)
+	}
+	return c.submit(ctx, op.Operation, body, hash, payload)
+}
+
+// unless gives the answer if there is no error.
+func (s Submitted) unless(err error) (Submitted, error) {
+	if err != nil {
+		return Submitted{}, err
+	}
+	return s, nil
+}
+
+// OptimStep submits; the outcome has a plugins.OptimStepResult.
+func (c *Core) OptimStep(ctx context.Context, op OptimStep) (Submitted, error) {
+	var h hasher
+	h.text(op.Refusal)
+	for _, v := range []float64{op.Adam.LearningRate, op.Adam.Beta1, op.Adam.Beta2, op.Adam.Eps, op.Adam.WeightDecay, op.Adam.GradClipNorm} {
+		h.float(v)
+	}
+	hash := h.sum(string(OpOptimStep))
+	if _, repeat, err := c.prior(ctx, op.Operation, hash); repeat || err != nil {
+		return Submitted{RequestID: op.id(), RunID: op.RunID}.unless(err)
+	}
+	var payload []byte
+	if err := checkAdam(op.Adam); err != nil {
+		op.Refusal = cmp.Or(op.Refusal, err.Error())
+	} else {
+		payload = mustJSON(op.Adam)
+	}
+	return c.submit(ctx, op.Operation, &operation{kind: OpOptimStep, adam: &op.Adam}, hash, payload)
+}
+
+// saveBody is the journalled form of a save.
+type saveBody struct {
+	Path         string            `json:"path,omitempty"` // of the checkpoint
+	SamplerID    string            `json:"sampler_id,omitempty"`
+	TTLSeconds   *int64            `json:"ttl_seconds,omitempty"`
+	Overwrite    bool              `json:"overwrite,omitempty"`
+	UserMetadata map[string]string `json:"user_metadata,omitempty"`
+}
+
+// submitSave is what all saves have in common. hashed leaves out what a repeat may change.
+func (c *Core) submitSave(ctx context.Context, o Operation, kind OperationKind, body saveBody, hashed saveBody, check func() error) (Submitted, error) {
+	var h hasher
+	h.text(o.Refusal, string(mustJSON(hashed)))
+	hash := h.sum(string(kind))
+	if _, repeat, err := c.prior(ctx, o, hash); repeat || err != nil {
+		return Submitted{RequestID: o.id(), RunID: o.RunID}.unless(err)
+	}
+	if o.Refusal == "" {
+		if err := check(); err != nil {
+			return c.refuse(o, err)
+		}
+	}
+	return c.submit(ctx, o, &operation{kind: kind, save: &body}, hash, mustJSON(body))
+}
+
+// maxTTL is ten years.
+const maxTTL = 10 * 366 * 24 * 3600
+
+func checkTTL(ttl *int64) error {
+	if ttl != nil && (*ttl < 1 || *ttl > maxTTL) {
+		return invalidf("ttl_seconds: is %d, must be in 1 … %d, or absent for no end", *ttl, maxTTL)
+	}
+	return nil
+}
+
+// SaveWeights submits; the outcome has a SavedWeights.
+func (c *Core) SaveWeights(ctx context.Context, op SaveWeights) (Submitted, error) {
+	body := saveBody{Path: Path{op.RunID, KindWeights, op.Name}.String(), TTLSeconds: op.TTLSeconds, Overwrite: op.Overwrite, UserMetadata: op.UserMetadata}
+	return c.submitSave(ctx, op.Operation, OpSaveWeights, body, body, func() error { return firstError(checkName(op.Name), checkTTL(op.TTLSeconds)) })
+}
+
+// SaveWeightsForSampler submits; the outcome has a SavedWeights (with a Name) or a SavedSampler.
+func (c *Core) SaveWeightsForSampler(ctx context.Context, op SaveWeightsForSampler) (Submitted, error) {
+	body := saveBody{TTLSeconds: op.TTLSeconds, UserMetadata: op.UserMetadata}
+	hashed := body
+	if op.Name != "" {
+		body.Path = Path{op.RunID, KindSampler, op.Name}.String()
+		hashed = body
+	} else {
+		session, _, _ := strings.Cut(op.RunID, ":train:")
+		body.SamplerID = session + ":sample:" + itoa(op.SamplerSeq) // a repeat of the client has another one: it is not hashed
+	}
+	return c.submitSave(ctx, op.Operation, OpSaveForSampler, body, hashed, func() error {
+		if op.Kind != "" && op.Kind != "snapshot" {
+			return invalidf("kind %s: must be snapshot; weights that change under a running sampler are not offered", quote(op.Kind))
+		}
+		if op.Name == "" {
+			if op.SamplerSeq < 0 {
+				return invalidf("sampling_session_seq_id: is %d, must be at least 0", op.SamplerSeq)
+			}
+			return checkTTL(op.TTLSeconds)
+		}
+		return firstError(checkName(op.Name), checkTTL(op.TTLSeconds))
+	})
+}
+
+// SaveWeightsExternal submits; the outcome has a SavedWeights.
+func (c *Core) SaveWeightsExternal(ctx context.Context, op SaveWeightsExternal) (Submitted, error) {
+	body := saveBody{Path: Path{op.RunID, KindExternal, op.Name}.String(), TTLSeconds: op.TTLSeconds, UserMetadata: op.UserMetadata}
+	return c.submitSave(ctx, op.Operation, OpSaveWeightsExternal, body, body, func() error {
+		if len(op.AgeRecipients) > 0 {
+			return invalidf("age_encryption_recipients: encryption is not offered; leave it out to export in the clear")
+		}
+		return firstError(checkName(op.Name), checkTTL(op.TTLSeconds))
+	})
+}
+
+func firstError(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// LoadWeights submits; the outcome has a LoadedWeights.
+func (c *Core) LoadWeights(ctx context.Context, op LoadWeights) (Submitted, error) {
+	var h hasher
+	h.text(op.Refusal, op.Path)
+	h.bool(op.WithOptimizer)
+	hash := h.sum(string(OpLoadWeights))
+	r, repeat, err := c.prior(ctx, op.Operation, hash)
+	if repeat || err != nil {
+		return Submitted{RequestID: op.id(), RunID: op.RunID}.unless(err)
+	}
+	body := createBody{Path: op.Path, WithOptimizer: op.WithOptimizer}
+	if op.Refusal == "" {
+		if op.Seq != 1 {
+			return c.refuse(op.Operation, invalidf("load is not permitted with seq_id %d: it must be the model's first operation, seq_id 1", op.Seq))
+		}
+		cp, err := c.trainable(op.Owner, op.AccessOwner, op.Path, op.WithOptimizer)
+		if err != nil {
+			return c.refuse(op.Operation, err)
+		}
+		switch {
+		case cp.ServedModel != r.ServedModel:
+			op.Refusal = fmt.Sprintf("the checkpoint %s belongs to %s, the model to %s", cp.Path, cp.ServedModel, r.ServedModel)
+		case cp.LoRA.Rank != r.LoRA.Rank:
+			op.Refusal = fmt.Sprintf("the checkpoint %s has rank %d, the model %d", cp.Path, cp.LoRA.Rank, r.LoRA.Rank)
+		}
+		body.Dir = cp.Dir
+	}
+	return c.submit(ctx, op.Operation, &operation{kind: OpLoadWeights, load: &body}, hash, mustJSON(body))
+}

@@ -1,9 +1,18 @@
 package runs
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+	"sort"
 	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/store"
 )
 
 // LoRAConfig is the shape of an adapter.
@@ -79,26 +88,6 @@ type RunStatus struct {
 	TrainedTokens   int64
 }
 
-// CreateRun makes a run; the outcome has a CreatedRun. KindForbidden for an unknown or foreign session.
-func (c *Core) CreateRun(ctx context.Context, req NewRun) (Submitted, error) {
-	return Submitted{}, errNotYet
-}
-
-// CreateRunFromCheckpoint makes a run from a checkpoint; the outcome has a LoadedWeights. KindNotFound for a checkpoint that does not exist.
-func (c *Core) CreateRunFromCheckpoint(ctx context.Context, req NewRunFromCheckpoint) (Submitted, error) {
-	return Submitted{}, errNotYet
-}
-
-// UnloadRun ends a run after its queued operations and frees its adapter; checkpoints stay. The outcome has an UnloadedRun.
-func (c *Core) UnloadRun(ctx context.Context, owner, runID string) (Submitted, error) {
-	return Submitted{}, errNotYet
-}
-
-// Run describes one run.
-func (c *Core) Run(ctx context.Context, owner, runID string, scope Scope) (RunInfo, error) {
-	return RunInfo{}, errNotYet
-}
-
 // RunQuery selects runs.
 type RunQuery struct {
 	Scope     Scope
@@ -106,12 +95,423 @@ type RunQuery struct {
 	Page      Page   // default 20
 }
 
+// runState is how far a run is.
+type runState string
+
+const (
+	stateCreating  runState = "creating"
+	stateLive      runState = "live"
+	stateFailed    runState = "failed"    // its creation failed
+	stateEnded     runState = "ended"     // unloaded, or its session is over
+	stateCorrupted runState = "corrupted" // its backend went away with it
+	stateStored    runState = "stored"    // never had an adapter: it holds checkpoints that were copied or imported
+)
+
+// run is a run in memory. The record is what is stored.
+type run struct {
+	runRecord
+	model    *model   // nil if it is not served any more
+	session  *session // nil for copies and imports
+	boot     string   // backend process that has the adapter
+	live     runStats
+	queue    queue
+	pins     map[int64]*snapshot // versions that unnamed samplers use
+	reserved map[string]bool     // checkpoint paths that saves in flight will make
+	gap      *time.Timer
+}
+
+type runRecord struct {
+	ID           string          `json:"id"`
+	SessionID    string          `json:"session_id,omitempty"`
+	Owner        string          `json:"owner"`
+	ProjectID    string          `json:"project_id,omitempty"` // of a run without a session
+	BaseModel    string          `json:"base_model"`
+	ServedModel  string          `json:"served_model"`
+	Architecture string          `json:"architecture,omitempty"`
+	LoRA         LoRAConfig      `json:"lora"`
+	UserMetadata json.RawMessage `json:"user_metadata"`
+	CreatedAt    time.Time       `json:"created_at"`
+	LastRequest  time.Time       `json:"last_request"`
+	State        runState        `json:"state"`
+	Reason       string          `json:"reason,omitempty"` // of the states failed, ended and corrupted
+}
+
+// runStats is how the training goes.
+type runStats struct {
+	step, version        int64
+	loss, gradient, norm float64
+	weightsAt            time.Time // when the newest version was made
+	tokens               int64
+	recent               []tokenCount // of the last minute
+}
+
+type tokenCount struct {
+	at     time.Time
+	tokens int64
+}
+
+func (c *Core) newRun(rec runRecord) *run {
+	return &run{
+		runRecord: rec, queue: newQueue(c.cfg.GapWait), pins: map[int64]*snapshot{}, reserved: map[string]bool{},
+		live: runStats{loss: math.NaN(), gradient: math.NaN(), norm: math.NaN(), weightsAt: rec.CreatedAt},
+	}
+}
+
+func (r *run) record() store.Record {
+	return store.Record{Collection: inRuns, Key: r.ID, Parent: r.SessionID, Rank: r.CreatedAt.UnixNano(), Value: mustJSON(r.runRecord)}
+}
+
+func (r *run) usable() bool { return r.State == stateLive || r.State == stateCreating }
+
+func (r *run) project() string {
+	if r.session != nil {
+		return r.session.ProjectID
+	}
+	return r.ProjectID
+}
+
+// count notes trained tokens.
+func (s *runStats) count(now time.Time, tokens int64) {
+	s.tokens += tokens
+	s.recent = append(s.recent, tokenCount{now, tokens})
+	for len(s.recent) > 0 && now.Sub(s.recent[0].at) > time.Minute {
+		s.recent = s.recent[1:]
+	}
+}
+
+// rate is trained tokens per second over the last minute, or since its first work in that minute.
+func (s *runStats) rate(now time.Time) float64 {
+	var sum int64
+	var first time.Time
+	for _, x := range s.recent {
+		if now.Sub(x.at) <= time.Minute {
+			if first.IsZero() {
+				first = x.at
+			}
+			sum += x.tokens
+		}
+	}
+	if sum == 0 {
+		return 0
+	}
+	return float64(sum) / max(now.Sub(first).Seconds(), 1)
+}
+
+// checkOptimizer refuses what we do not have.
+func checkOptimizer(name string) error {
+	if name != "" && name != "adamw" {
+		return invalidf("optimizer_config.type %s: must be adamw", quote(name))
+	}
+	return nil
+}
+
+func checkLoRA(l LoRAConfig) error {
+	if l.Rank < 1 || l.Rank > 512 || l.Rank&(l.Rank-1) != 0 {
+		return invalidf("lora_config.rank: is %d, must be positive and a power of two, 1 … 512", l.Rank)
+	}
+	if !l.TrainAttn && !l.TrainMLP && !l.TrainUnembed {
+		return invalidf("lora_config: at least one of train_attn, train_mlp and train_unembed must be true")
+	}
+	return nil
+}
+
+// CreateRun makes a run; the outcome has a CreatedRun. KindForbidden for an unknown or foreign session.
+func (c *Core) CreateRun(ctx context.Context, req NewRun) (Submitted, error) {
+	if err := checkOptimizer(req.Optimizer); err != nil {
+		return Submitted{}, err
+	}
+	if err := checkLoRA(req.LoRA); err != nil {
+		return Submitted{}, err
+	}
+	if req.BaseModel == "" {
+		return Submitted{}, invalidf("base_model is required")
+	}
+	m := c.byName[req.BaseModel]
+	if m == nil {
+		return Submitted{}, c.unknownModel(req.BaseModel)
+	}
+	metadata, err := checkMetadata(req.UserMetadata)
+	if err != nil {
+		return Submitted{}, err
+	}
+	var h hasher
+	h.text(req.BaseModel, string(metadata))
+	h.int(int64(req.LoRA.Rank))
+	h.bool(req.LoRA.TrainAttn, req.LoRA.TrainMLP, req.LoRA.TrainUnembed, req.LoRA.Seed != nil)
+	if req.LoRA.Seed != nil {
+		h.int(int64(*req.LoRA.Seed))
+	} else {
+		seed := randomSeed()
+		req.LoRA.Seed = &seed
+	}
+	rec := runRecord{Owner: req.Owner, SessionID: req.SessionID, BaseModel: req.BaseModel, ServedModel: m.Name, LoRA: req.LoRA, UserMetadata: metadata}
+	return c.submitCreation(ctx, req.ModelSeq, rec, OpCreateRun, createBody{}, h.sum(string(OpCreateRun)))
+}
+
+// CreateRunFromCheckpoint makes a run from a checkpoint; the outcome has a LoadedWeights. KindNotFound for a checkpoint that does not exist.
+func (c *Core) CreateRunFromCheckpoint(ctx context.Context, req NewRunFromCheckpoint) (Submitted, error) {
+	if err := checkOptimizer(req.Optimizer); err != nil {
+		return Submitted{}, err
+	}
+	metadata, err := checkMetadata(req.UserMetadata)
+	if err != nil {
+		return Submitted{}, err
+	}
+	cp, err := c.trainable(req.Owner, req.AccessOwner, req.Path, req.WithOptimizer)
+	if err != nil {
+		return Submitted{}, err
+	}
+	base := cp.BaseModel
+	if req.BaseModel != "" {
+		base = req.BaseModel
+	}
+	m := c.byName[base]
+	if m == nil {
+		return Submitted{}, c.unknownModel(base)
+	}
+	if m.Name != cp.ServedModel {
+		return Submitted{}, invalidf("base_model %s: the checkpoint %s belongs to %s", quote(base), cp.Path, cp.ServedModel)
+	}
+	var h hasher
+	h.text(req.Path, req.BaseModel, string(metadata))
+	h.bool(req.WithOptimizer)
+	rec := runRecord{Owner: req.Owner, SessionID: req.SessionID, BaseModel: base, ServedModel: m.Name, LoRA: cp.LoRA, UserMetadata: metadata}
+	return c.submitCreation(ctx, req.ModelSeq, rec, OpLoadWeights, createBody{Path: cp.Path, Dir: cp.Dir, WithOptimizer: req.WithOptimizer}, h.sum(string(OpLoadWeights)))
+}
+
+// submitCreation accepts the operation that makes a run: it has number 0 and everything else waits for it.
+func (c *Core) submitCreation(ctx context.Context, modelSeq int64, rec runRecord, kind OperationKind, body createBody, hash string) (Submitted, error) {
+	if modelSeq < 0 || modelSeq > math.MaxInt32 {
+		return Submitted{}, invalidf("model_seq_id: is %d, must be in 0 … %d", modelSeq, math.MaxInt32)
+	}
+	c.mu.Lock()
+	if c.closing {
+		c.mu.Unlock()
+		return Submitted{}, errClosing
+	}
+	s, err := c.usableSession(rec.Owner, rec.SessionID)
+	if err != nil {
+		c.mu.Unlock()
+		return Submitted{}, err
+	}
+	now := c.cfg.now().UTC()
+	rec.ID = rec.SessionID + ":train:" + itoa(modelSeq)
+	rec.CreatedAt, rec.LastRequest, rec.State = now, now, stateCreating
+	answer := Submitted{RequestID: rec.ID + ":0", RunID: rec.ID}
+	if c.runs[rec.ID] != nil {
+		c.mu.Unlock()
+		return answer, c.repeated(ctx, answer.RequestID, hash)
+	}
+	r := c.newRun(rec)
+	r.model, r.session = c.byName[rec.ServedModel], s
+	op := &operation{run: r, kind: kind, create: &body, trace: trace.SpanContextFromContext(ctx)}
+	op.future = c.newFuture(answer.RequestID, kind, rec.Owner, s, hash)
+	c.runs[r.ID] = r
+	s.runs = append(s.runs, r)
+	c.mu.Unlock()
+
+	err = c.cfg.Store.Commit(ctx, store.Batch{Put: []store.Record{r.record(), op.future.record(r.ID, 0, mustJSON(body))}})
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err != nil {
+		delete(c.runs, r.ID)
+		s.runs = slices.DeleteFunc(s.runs, func(x *run) bool { return x == r })
+		c.refuseFuture(op.future, fmt.Errorf("journal the operation: %w", err))
+		return Submitted{}, op.future.refusal
+	}
+	c.acceptFuture(op.future)
+	c.enqueue(op)
+	return answer, nil
+}
+
+// liveRun finds a run of the owner that takes operations. mu is held.
+func (c *Core) liveRun(owner, id string) (*run, error) {
+	r := c.runs[id]
+	if r == nil || r.Owner != owner {
+		return nil, notFoundf("no model %s", quote(id))
+	}
+	if c.closing {
+		return nil, errClosing
+	}
+	if !r.usable() {
+		return nil, notFoundf("model %s is gone (%s: %s); %s", id, r.State, r.Reason, c.newestOf(r))
+	}
+	return r, nil
+}
+
+// newestOf says where a run could be continued. mu is held.
+func (c *Core) newestOf(r *run) string {
+	if cp := c.newestCheckpoint(r.ID, KindWeights); cp != nil {
+		return "its newest checkpoint is " + cp.Path
+	}
+	if cp := c.newestCheckpoint(r.ID, KindSampler); cp != nil {
+		return "it has no training checkpoint; its newest sampler checkpoint is " + cp.Path
+	}
+	return "it has no checkpoint"
+}
+
+// UnloadRun ends a run after its queued operations and frees its adapter; checkpoints stay. The outcome has an UnloadedRun.
+func (c *Core) UnloadRun(ctx context.Context, owner, runID string) (Submitted, error) {
+	answer := Submitted{RequestID: runID + ":unload", RunID: runID}
+	c.mu.Lock()
+	if r := c.runs[runID]; r != nil && r.Owner == owner && (c.futures[answer.RequestID] != nil || r.State == stateEnded && r.session != nil && r.session.active()) {
+		c.mu.Unlock()
+		return answer, c.repeated(ctx, answer.RequestID, "unload")
+	}
+	r, err := c.liveRun(owner, runID)
+	if err != nil {
+		c.mu.Unlock()
+		return Submitted{}, err
+	}
+	op := &operation{run: r, kind: OpUnloadRun, trace: trace.SpanContextFromContext(ctx)}
+	op.future = c.newFuture(answer.RequestID, op.kind, owner, r.session, "unload")
+	c.mu.Unlock()
+	err = c.cfg.Store.Commit(ctx, store.Batch{Put: []store.Record{op.future.record(r.ID, math.MaxInt32+1, nil)}})
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err != nil {
+		c.refuseFuture(op.future, fmt.Errorf("journal the operation: %w", err))
+		return Submitted{}, op.future.refusal
+	}
+	c.acceptFuture(op.future)
+	c.enqueue(op)
+	return answer, nil
+}
+
+// endRun frees a run's adapter and fails what is unfinished. mu is held; the state is stored in the background.
+func (c *Core) endRun(r *run, state runState, reason string, why *Failure) {
+	if !r.usable() {
+		return
+	}
+	r.State, r.Reason = state, reason
+	if r.gap != nil {
+		r.gap.Stop()
+	}
+	c.failQueue(r, why)
+	for _, s := range r.pins {
+		if s.hot && s.dir == "" {
+			s.lost = cmp.Or(s.lost, reason)
+		}
+		s.hot = false
+	}
+	c.start(func(ctx context.Context) {
+		c.logged("run could not be stored", c.writeRun(context.WithoutCancel(ctx), r), "run", r.ID)
+		if state == stateEnded {
+			c.logged("adapter could not be deleted", c.deleteAdapter(ctx, r), "run", r.ID)
+		}
+	})
+}
+
+// deleteAdapter frees an adapter if the process that has it still runs.
+func (c *Core) deleteAdapter(ctx context.Context, r *run) error {
+	c.mu.Lock()
+	b, ok := r.model.current()
+	boot := r.boot
+	c.mu.Unlock()
+	if !ok || boot == "" || b.BootID != boot {
+		return nil
+	}
+	if err := b.DeleteAdapter(ctx, r.ID); err != nil && !lost(err) {
+		return fmt.Errorf("delete adapter: %w", err)
+	}
+	return nil
+}
+
+// loseRun marks a run whose adapter is gone. mu is held.
+func (c *Core) loseRun(r *run, reason string) {
+	if !r.usable() {
+		return
+	}
+	c.log.Warn("a run was lost", "run", r.ID, "reason", reason)
+	why := &Failure{Category: CategoryServer, Message: "the run was lost and is not continued with other weights: " + reason + "; " + c.newestOf(r)}
+	c.endRun(r, stateCorrupted, reason, why)
+}
+
+// Run describes one run.
+func (c *Core) Run(_ context.Context, owner, runID string, scope Scope) (RunInfo, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r := c.runs[runID]
+	if r == nil || r.Owner != owner && (scope == ScopeOwned || !c.hasPublic(r.ID)) {
+		return RunInfo{}, notFoundf("no training run %s", quote(runID))
+	}
+	return c.describeRun(r), nil
+}
+
+// hasPublic tells whether a run has a checkpoint that everybody may read. mu is held.
+func (c *Core) hasPublic(runID string) bool {
+	now := c.cfg.now()
+	for _, cp := range c.checkpoints {
+		if cp.RunID == runID && cp.Public && !expired(cp.ExpiresAt, now) {
+			return true
+		}
+	}
+	return false
+}
+
+// describeRun copies a run. mu is held.
+func (c *Core) describeRun(r *run) RunInfo {
+	info := RunInfo{
+		ID: r.ID, SessionID: r.SessionID, Owner: r.Owner, BaseModel: r.BaseModel, ServedModel: r.ServedModel, TokenizerID: r.BaseModel, Architecture: r.Architecture, LoRA: r.LoRA,
+		Optimizer: "adamw", UserMetadata: r.UserMetadata, CreatedAt: r.CreatedAt, LastRequest: r.LastRequest, Live: r.usable(), Corrupted: r.State == stateCorrupted,
+	}
+	if r.model != nil && r.model.TokenizerID != "" {
+		info.TokenizerID = r.model.TokenizerID
+	}
+	if info.Corrupted {
+		info.CorruptedReason = r.Reason
+	}
+	if cp := c.newestCheckpoint(r.ID, KindWeights); cp != nil {
+		info.LastCheckpoint = cp.info()
+	}
+	if cp := c.newestCheckpoint(r.ID, KindSampler); cp != nil {
+		info.LastSampler = cp.info()
+	}
+	return info
+}
+
 // Runs lists runs, newest first, with the number there are in all.
-func (c *Core) Runs(ctx context.Context, owner string, q RunQuery) ([]RunInfo, int, error) {
-	return nil, 0, errNotYet
+func (c *Core) Runs(_ context.Context, owner string, q RunQuery) ([]RunInfo, int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var all []*run
+	for _, r := range c.runs {
+		if r.Owner == owner && (q.ProjectID == "" || r.project() == q.ProjectID) {
+			all = append(all, r)
+		}
+	}
+	sort.Slice(all, func(i, j int) bool {
+		if !all[i].CreatedAt.Equal(all[j].CreatedAt) {
+			return all[i].CreatedAt.After(all[j].CreatedAt)
+		}
+		return all[i].ID > all[j].ID
+	})
+	from, to, err := q.Page.cut(len(all), 20)
+	if err != nil {
+		return nil, 0, err
+	}
+	list := make([]RunInfo, 0, to-from)
+	for _, r := range all[from:to] {
+		list = append(list, c.describeRun(r))
+	}
+	return list, len(all), nil
 }
 
 // RunStatuses tells how the caller's live and corrupted runs of sessions that have not ended stand, oldest first.
-func (c *Core) RunStatuses(ctx context.Context, owner string) ([]RunStatus, error) {
-	return nil, errNotYet
+func (c *Core) RunStatuses(_ context.Context, owner string) ([]RunStatus, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := c.cfg.now()
+	var list []RunStatus
+	for _, r := range c.runs {
+		if r.Owner != owner || !r.usable() && r.State != stateCorrupted || r.session != nil && !r.session.active() {
+			continue
+		}
+		list = append(list, RunStatus{
+			RunInfo: c.describeRun(r), Step: r.live.step, Version: r.live.version, Queued: r.queue.unfinished, LastLoss: r.live.loss, GradientNorm: r.live.gradient,
+			AdapterNorm: r.live.norm, TokensPerSecond: r.live.rate(now), TrainedTokens: r.live.tokens,
+		})
+	}
+	sort.Slice(list, func(i, j int) bool { return list[i].CreatedAt.Before(list[j].CreatedAt) })
+	return list, nil
 }

@@ -2,7 +2,12 @@ package runs
 
 import (
 	"context"
+	"fmt"
+	"math"
 
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/store"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
@@ -67,8 +72,203 @@ type SampledSequence struct {
 	Top             plugins.TopLogprobs
 }
 
+// maxSamples and maxTop bound what one request can ask for.
+const (
+	maxSamples = 1024
+	maxTop     = 1000
+)
+
+// checkSample resolves a request: everything that is left to the server is decided here and journalled so.
+func checkSample(req Sample, m Model, vocab, limit int) (sampleRequest, error) {
+	p := req.Params
+	out := sampleRequest{SampleRequest: plugins.SampleRequest{
+		Prompt: req.Prompt, NumSamples: req.NumSamples, Temperature: p.Temperature, TopK: p.TopK, TopP: p.TopP, RepetitionPenalty: 1, PromptLogprobs: req.PromptLogprobs,
+		PromptLogprobsLastN: req.PromptLogprobsLastN, TopKPromptLogprobs: req.TopKPromptLogprobs, TopKSampledLogprobs: req.TopKSampledLogprobs,
+		TargetPromptTokens: req.TargetPromptTokens, TargetPromptK: req.TargetPromptK, PromptAlternatives: req.PromptAlternatives,
+	}}
+	n := len(req.Prompt)
+	switch {
+	case n == 0:
+		return out, invalidf("prompt: must have at least one token")
+	case req.NumSamples < 1 || req.NumSamples > maxSamples:
+		return out, invalidf("num_samples: is %d, must be in 1 … %d", req.NumSamples, maxSamples)
+	case !(p.Temperature >= 0) || math.IsInf(p.Temperature, 0):
+		return out, invalidf("sampling_params.temperature: is %v, must be a finite number of at least 0", p.Temperature)
+	case !(p.TopP > 0 && p.TopP <= 1):
+		return out, invalidf("sampling_params.top_p: is %v, must be above 0 and at most 1", p.TopP)
+	case p.MaxTokens != nil && *p.MaxTokens < 0:
+		return out, invalidf("sampling_params.max_tokens: is %d, must be at least 0", *p.MaxTokens)
+	case req.PromptLogprobsLastN < 0 || req.PromptLogprobsLastN > 0 && (!req.PromptLogprobs || req.PromptLogprobsLastN > n-1):
+		return out, invalidf("prompt_logprobs_last_n: is %d, must be in 1 … %d and needs prompt_logprobs", req.PromptLogprobsLastN, n-1)
+	case req.TargetPromptTokens != nil && (req.TargetPromptK < 1 || len(req.TargetPromptTokens) != (n-1)*req.TargetPromptK):
+		return out, invalidf("target_prompt_logprobs: has %d cells, must be [%d, K]", len(req.TargetPromptTokens), n-1)
+	}
+	for _, k := range []struct {
+		name  string
+		value int
+	}{{"topk_prompt_logprobs", req.TopKPromptLogprobs}, {"topk_sample_logprobs", req.TopKSampledLogprobs}, {"prompt_alt_tokens_k", req.PromptAlternatives}} {
+		if top := min(maxTop, vocab); k.value < 0 || k.value > top {
+			return out, invalidf("%s: is %d, must be in 0 … %d", k.name, k.value, top)
+		}
+	}
+	for i, t := range req.Prompt {
+		if t < 0 || int(t) >= vocab {
+			return out, invalidf("prompt: token %d is %d, must be in 0 … %d", i, t, vocab-1)
+		}
+	}
+	for i, t := range req.TargetPromptTokens {
+		if t < -1 || int(t) >= vocab {
+			return out, invalidf("target_prompt_logprobs: cell %d is %d, must be in -1 … %d", i, t, vocab-1)
+		}
+	}
+	asked := 0
+	if p.MaxTokens != nil {
+		asked = *p.MaxTokens
+	} else if asked = limit - n; asked < 1 {
+		asked = 1
+	}
+	if n+asked > limit || n+asked < n {
+		return out, invalidf("Prompt length plus max_tokens exceeds the model's context window: %d prompt tokens + %d max_tokens > %d.", n, asked, limit)
+	}
+	out.MaxTokens = asked
+	var err error
+	out.StopTokens, out.StopStrings, err = resolveStops(p.Stops, m, vocab)
+	if err != nil {
+		return out, err
+	}
+	if p.Seed != nil {
+		out.Seed = *p.Seed
+	} else {
+		out.Seed = randomSeed()
+	}
+	return out, nil
+}
+
+// resolveStops says which tokens and strings end a sample.
+func resolveStops(s Stops, m Model, vocab int) ([]int32, []string, error) {
+	const most, longest = 100, 4096
+	if !s.Given {
+		return m.EndTokens, nil, nil
+	}
+	if len(s.Tokens) > 10*most || len(s.Strings) > most {
+		return nil, nil, invalidf("stop: has %d entries, at most %d strings or %d tokens are allowed", len(s.Tokens)+len(s.Strings), most, 10*most)
+	}
+	for _, t := range s.Tokens {
+		if t < 0 || int(t) >= vocab {
+			return nil, nil, invalidf("stop: token %d must be in 0 … %d", t, vocab-1)
+		}
+	}
+	for _, str := range s.Strings {
+		if str == "" || len(str) > longest {
+			return nil, nil, invalidf("stop: a string has %d bytes, must have 1 … %d", len(str), longest)
+		}
+	}
+	if len(s.Strings) > 0 && m.NewStopMatcher == nil {
+		return nil, nil, invalidf("stop: %s has no tokenizer here, so only tokens can stop a sample", m.Name)
+	}
+	return s.Tokens, s.Strings, nil
+}
+
+func hashSample(req Sample) string {
+	var h hasher
+	p := req.Params
+	h.int32s(req.Prompt)
+	h.int32s(req.TargetPromptTokens)
+	h.int32s(p.Stops.Tokens)
+	h.int(int64(len(p.Stops.Strings)))
+	h.text(p.Stops.Strings...)
+	h.bool(p.MaxTokens != nil, p.Seed != nil, p.Stops.Given, req.PromptLogprobs)
+	if p.MaxTokens != nil {
+		h.int(int64(*p.MaxTokens))
+	}
+	if p.Seed != nil {
+		h.int(int64(*p.Seed))
+	}
+	h.float(p.Temperature)
+	h.float(p.TopP)
+	for _, v := range []int{p.TopK, req.NumSamples, req.PromptLogprobsLastN, req.TopKPromptLogprobs, req.TopKSampledLogprobs, req.TargetPromptK, req.PromptAlternatives} {
+		h.int(int64(v))
+	}
+	return h.sum(string(OpSample))
+}
+
 // Sample submits; the outcome has a SampleResult. KindBusy when too much is queued; KindInvalid for what is wrong with the request, also when prompt and max_tokens
 // together exceed the context.
 func (c *Core) Sample(ctx context.Context, req Sample) (SubmittedSample, error) {
-	return SubmittedSample{}, errNotYet
+	if req.Seq < 0 {
+		return SubmittedSample{}, invalidf("seq_id: is %d, must be at least 0", req.Seq)
+	}
+	if req.NumSamples < 1 || req.NumSamples > maxSamples {
+		return SubmittedSample{}, invalidf("num_samples: is %d, must be in 1 … %d", req.NumSamples, maxSamples)
+	}
+	answer := SubmittedSample{RequestID: req.SamplerID + ":" + itoa(req.Seq)}
+	for i := range req.NumSamples {
+		answer.SequenceIDs = append(answer.SequenceIDs, answer.RequestID+":"+itoa(i))
+	}
+	hash := hashSample(req)
+	c.mu.Lock()
+	s, err := c.ownSampler(req.Owner, req.SamplerID)
+	if err == nil && c.closing {
+		err = errClosing
+	}
+	if err == nil {
+		_, err = c.samplerSource(s)
+	}
+	waiting := c.futures[answer.RequestID] != nil
+	c.mu.Unlock()
+	if err != nil {
+		return SubmittedSample{}, err
+	}
+	if err := c.repeated(ctx, answer.RequestID, hash); waiting || KindOf(err) != KindNotFound {
+		return answer.unless(err)
+	}
+	if _, err := c.backend(ctx, s.model); err != nil {
+		return SubmittedSample{}, err
+	}
+	vocab, limit := c.limits(s.model)
+	resolved, err := checkSample(req, s.model.Model, vocab, limit)
+	if err != nil {
+		return SubmittedSample{}, err
+	}
+	return answer, c.submitSample(ctx, s, answer.RequestID, hash, resolved)
+}
+
+func (a SubmittedSample) unless(err error) (SubmittedSample, error) {
+	if err != nil {
+		return SubmittedSample{}, err
+	}
+	return a, nil
+}
+
+// submitSample journals a resolved sample and queues it.
+func (c *Core) submitSample(ctx context.Context, s *sampler, id, hash string, req sampleRequest) error {
+	j := &sampleJob{sampler: s, req: req, bytes: int64(4 * (len(req.Prompt) + len(req.TargetPromptTokens))), trace: trace.SpanContextFromContext(ctx)}
+	c.mu.Lock()
+	if c.futures[id] != nil {
+		c.mu.Unlock()
+		return c.repeated(ctx, id, hash)
+	}
+	if n := c.owners[s.Owner]; n >= c.cfg.MaxQueuedSamples {
+		c.mu.Unlock()
+		return refusef(KindBusy, "%d samples of yours wait already; repeat a little later", n)
+	}
+	if c.promptBytes > 0 && c.promptBytes+j.bytes > c.cfg.MaxQueuedBytes {
+		c.mu.Unlock()
+		return refusef(KindBusy, "the prompts of waiting samples take %d MiB already; repeat a little later", c.promptBytes>>20)
+	}
+	j.future = c.newFuture(id, OpSample, s.Owner, s.session, hash)
+	c.admit(j)
+	c.mu.Unlock()
+	parent, seq := parentOf(id)
+	err := c.cfg.Store.Commit(ctx, store.Batch{Put: []store.Record{j.future.record(parent, seq, encodeSample(req))}})
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err != nil {
+		c.dismiss(j)
+		c.refuseFuture(j.future, fmt.Errorf("journal the operation: %w", err))
+		return j.future.refusal
+	}
+	c.acceptFuture(j.future)
+	c.queueSample(j)
+	return nil
 }

@@ -2,7 +2,11 @@ package runs
 
 import (
 	"context"
+	"fmt"
+	"os"
 	"time"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/store"
 )
 
 // NewSampler asks for a sampling session. ModelPath decides if both are given.
@@ -26,17 +30,190 @@ type SamplerInfo struct {
 	CreatedAt   time.Time
 }
 
+// sampler is a sampling session in memory. The record is what is stored.
+type sampler struct {
+	samplerRecord
+	model       *model // nil if it is not served any more
+	session     *session
+	snap        *snapshot // of an unnamed save
+	jobs        map[*sampleJob]bool
+	completions map[int64]*completionQueue // one per client that asked, by its number
+}
+
+type samplerRecord struct {
+	ID          string           `json:"id"`
+	SessionID   string           `json:"session_id"`
+	Owner       string           `json:"owner"`
+	BaseModel   string           `json:"base_model"`
+	ServedModel string           `json:"served_model"`
+	ModelPath   string           `json:"model_path,omitempty"`
+	RunID       string           `json:"run_id,omitempty"`
+	CreatedAt   time.Time        `json:"created_at"`
+	ExpiresAt   *time.Time       `json:"expires_at,omitempty"`
+	Joined      int64            `json:"joined,omitempty"`
+	JoinKeys    map[string]int64 `json:"join_keys,omitempty"` // of idempotency keys, the newest ones
+	Unnamed     bool             `json:"unnamed,omitempty"`
+	Version     int64            `json:"version,omitempty"` // of the run, when Unnamed
+	Dir         string           `json:"dir,omitempty"`     // where that version is on disk
+}
+
+func (s *sampler) record() store.Record {
+	return store.Record{Collection: inSamplers, Key: s.ID, Parent: s.SessionID, Rank: s.CreatedAt.UnixNano(), Value: mustJSON(s.samplerRecord)}
+}
+
+func (s *sampler) info() SamplerInfo {
+	return SamplerInfo{ID: s.ID, SessionID: s.SessionID, BaseModel: s.BaseModel, ServedModel: s.ServedModel, ModelPath: s.ModelPath, RunID: s.RunID, CreatedAt: s.CreatedAt}
+}
+
+// ownSampler finds a sampling session of the owner that has not ended. mu is held.
+func (c *Core) ownSampler(owner, id string) (*sampler, error) {
+	s := c.samplers[id]
+	if s == nil || s.Owner != owner {
+		return nil, notFoundf("no sampling session %s", quote(id))
+	}
+	if s.session == nil || !s.session.active() {
+		return nil, notFoundf("sampling session %s has ended with its session", id)
+	}
+	if expired(s.ExpiresAt, c.cfg.now()) {
+		return nil, notFoundf("sampling session %s has expired", id)
+	}
+	return s, nil
+}
+
 // CreateSampler makes a sampling session. KindForbidden: no such session; KindNotFound: no such checkpoint; KindInvalid: not a sampler path.
 func (c *Core) CreateSampler(ctx context.Context, req NewSampler) (SamplerInfo, error) {
-	return SamplerInfo{}, errNotYet
+	if req.Seq < 0 {
+		return SamplerInfo{}, invalidf("sampling_session_seq_id: is %d, must be at least 0", req.Seq)
+	}
+	if req.BaseModel == "" && req.ModelPath == "" {
+		return SamplerInfo{}, invalidf("base_model or model_path is required")
+	}
+	c.mu.Lock()
+	if c.closing {
+		c.mu.Unlock()
+		return SamplerInfo{}, errClosing
+	}
+	session, err := c.usableSession(req.Owner, req.SessionID)
+	if err != nil {
+		c.mu.Unlock()
+		return SamplerInfo{}, err
+	}
+	rec := samplerRecord{ID: session.ID + ":sample:" + itoa(req.Seq), SessionID: session.ID, Owner: req.Owner, CreatedAt: c.cfg.now().UTC()}
+	s := c.samplers[rec.ID]
+	if s != nil && (s.Unnamed || s.ModelPath != req.ModelPath || req.ModelPath == "" && s.BaseModel != req.BaseModel) || session.reserved[rec.ID] {
+		c.mu.Unlock()
+		return SamplerInfo{}, invalidf("sampling_session_seq_id: %d was used before, for another sampling session", req.Seq)
+	}
+	if s == nil {
+		if req.ModelPath != "" {
+			cp, err := c.samplable(req.Owner, req.AccessOwner, req.ModelPath)
+			if err != nil {
+				c.mu.Unlock()
+				return SamplerInfo{}, err
+			}
+			rec.ModelPath, rec.RunID, rec.BaseModel, rec.ServedModel = cp.Path, cp.RunID, cp.BaseModel, cp.ServedModel
+		} else {
+			m := c.byName[req.BaseModel]
+			if m == nil {
+				c.mu.Unlock()
+				return SamplerInfo{}, c.unknownModel(req.BaseModel)
+			}
+			rec.BaseModel, rec.ServedModel = req.BaseModel, m.Name
+		}
+		s = &sampler{samplerRecord: rec, model: c.byName[rec.ServedModel], session: session}
+		c.samplers[s.ID] = s
+		session.samplers = append(session.samplers, s)
+	}
+	info := s.info()
+	c.mu.Unlock()
+	// A repeat waits for the same write, so that no answer comes before the sampler is durable.
+	if err := c.write(ctx, func() []store.Record { return []store.Record{s.record()} }); err != nil {
+		return SamplerInfo{}, fmt.Errorf("create sampling session: %w", err)
+	}
+	return info, nil
 }
 
 // Sampler describes a sampling session.
-func (c *Core) Sampler(ctx context.Context, owner, id string) (SamplerInfo, error) {
-	return SamplerInfo{}, errNotYet
+func (c *Core) Sampler(_ context.Context, owner, id string) (SamplerInfo, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s, err := c.ownSampler(owner, id)
+	if err != nil {
+		return SamplerInfo{}, err
+	}
+	return s.info(), nil
 }
 
 // JoinSampler gives a further client of a sampling session its number: 1, 2, 3, …; the same idempotency key gives the same number.
 func (c *Core) JoinSampler(ctx context.Context, owner, id, idempotencyKey string) (int64, error) {
-	return 0, errNotYet
+	const keysKept = 100
+	c.mu.Lock()
+	s, err := c.ownSampler(owner, id)
+	if err != nil {
+		c.mu.Unlock()
+		return 0, err
+	}
+	n, known := s.JoinKeys[idempotencyKey]
+	if !known {
+		if s.Joined >= cloneSize-1 {
+			c.mu.Unlock()
+			return 0, refusef(KindForbidden, "sampling session %s: no number is left", id)
+		}
+		s.Joined++
+		n = s.Joined
+		if idempotencyKey != "" {
+			keys := map[string]int64{idempotencyKey: n}
+			for k, v := range s.JoinKeys {
+				if v > n-keysKept {
+					keys[k] = v
+				}
+			}
+			s.JoinKeys = keys
+		}
+	}
+	c.mu.Unlock()
+	if err := c.write(ctx, func() []store.Record { return []store.Record{s.record()} }); err != nil {
+		return 0, fmt.Errorf("join sampling session: %w", err)
+	}
+	return n, nil
+}
+
+// samplerSource is where its weights come from. mu is held.
+func (c *Core) samplerSource(s *sampler) (source, error) {
+	switch {
+	case s.model == nil:
+		return source{}, refusef(KindNotFound, "model %s is not served any more", s.ServedModel)
+	case s.ModelPath != "":
+		cp := c.checkpoints[s.ModelPath]
+		if cp == nil || expired(cp.ExpiresAt, c.cfg.now()) {
+			return source{}, notFoundf("checkpoint %s is deleted", s.ModelPath)
+		}
+		return source{saved: cp}, nil
+	case s.Unnamed:
+		if s.snap == nil {
+			s.snap = &snapshot{version: s.Version, dir: s.Dir}
+			if s.Dir == "" {
+				s.snap.lost = "they were only in the memory of a backend that is gone"
+			}
+		}
+		return source{snap: s.snap}, nil
+	}
+	return source{}, nil
+}
+
+// endSampler fails what is unfinished of a sampling session. mu is held.
+func (c *Core) endSampler(s *sampler, why *Failure) {
+	for j := range s.jobs {
+		c.cancelJob(j, why)
+	}
+	s.completions = nil
+	if s.snap != nil && s.snap.run != nil {
+		delete(s.snap.run.pins, s.snap.version)
+	}
+	if s.Dir != "" {
+		dir := s.Dir
+		c.start(func(context.Context) {
+			c.logged("a snapshot could not be removed", os.RemoveAll(c.file(dir)), "sampler", s.ID)
+		})
+	}
 }

@@ -3,7 +3,14 @@ package runs
 import (
 	"context"
 	"encoding/json"
+	"fmt"
+	"reflect"
+	"slices"
+	"sort"
+	"strings"
 	"time"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/store"
 )
 
 // NewSession is what a client says about itself.
@@ -73,33 +80,317 @@ type SessionCursor struct {
 	LastSessionID string
 }
 
+// session is a session in memory. The record is what is stored.
+type session struct {
+	sessionRecord
+	seen     time.Time // last heartbeat or submission, counted anew after a restart
+	pending  int       // futures that are not complete
+	runs     []*run
+	samplers []*sampler
+	reserved map[string]bool // sampler ids that unnamed saves will make
+}
+
+func (s *session) reserve(samplerID string) {
+	if s.reserved == nil {
+		s.reserved = map[string]bool{}
+	}
+	s.reserved[samplerID] = true
+}
+
+type sessionRecord struct {
+	ID           string          `json:"id"`
+	Owner        string          `json:"owner"`
+	CreatedAt    time.Time       `json:"created_at"`
+	Tags         []string        `json:"tags,omitempty"`
+	UserMetadata json.RawMessage `json:"user_metadata"`
+	SDKVersion   string          `json:"sdk_version,omitempty"`
+	ProjectID    string          `json:"project_id,omitempty"`
+	DisplayName  string          `json:"display_name,omitempty"`
+	Status       SessionStatus   `json:"status"`
+	EndedAt      *time.Time      `json:"ended_at,omitempty"`
+	Purged       bool            `json:"purged,omitempty"` // operations and results are gone
+}
+
+func (s *session) record() store.Record {
+	return store.Record{Collection: inSessions, Key: s.ID, Parent: s.Owner, Rank: s.CreatedAt.UnixNano(), Value: mustJSON(s.sessionRecord)}
+}
+
+func (s *session) active() bool { return s.Status.Type == StatusActive }
+
+// ownSession finds a session of the owner. mu is held.
+func (c *Core) ownSession(owner, id string) (*session, error) {
+	s := c.sessions[id]
+	if s == nil || s.Owner != owner {
+		return nil, notFoundf("no session %s", quote(id))
+	}
+	return s, nil
+}
+
+// usableSession finds a session to which something can be added. mu is held.
+func (c *Core) usableSession(owner, id string) (*session, error) {
+	switch s := c.sessions[id]; {
+	case id == "":
+		return nil, invalidf("session_id is required; update the tinker package if it does not send one")
+	case s == nil || s.Owner != owner:
+		return nil, refusef(KindForbidden, "Invalid session_id: no session %s", quote(id))
+	case !s.active():
+		return nil, refusef(KindForbidden, "Invalid session_id: session %s has ended (%s)", quote(id), s.Status.Type)
+	default:
+		s.seen = c.cfg.now()
+		return s, nil
+	}
+}
+
+// checkMetadata refuses metadata that are not an object, and gives {} for none.
+func checkMetadata(raw json.RawMessage) (json.RawMessage, error) {
+	if len(raw) == 0 || string(raw) == "null" {
+		return json.RawMessage("{}"), nil
+	}
+	var object map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &object); err != nil {
+		return nil, invalidf("user_metadata: must be an object")
+	}
+	return raw, nil
+}
+
 // CreateSession makes a session.
 func (c *Core) CreateSession(ctx context.Context, req NewSession) (SessionInfo, error) {
-	return SessionInfo{}, errNotYet
+	metadata, err := checkMetadata(req.UserMetadata)
+	if err != nil {
+		return SessionInfo{}, err
+	}
+	id := c.newID("session", req.Owner, req.IdempotencyKey)
+	c.mu.Lock()
+	if c.closing {
+		c.mu.Unlock()
+		return SessionInfo{}, errClosing
+	}
+	s := c.sessions[id]
+	if s == nil {
+		now := c.cfg.now().UTC()
+		s = &session{seen: now, sessionRecord: sessionRecord{
+			ID: id, Owner: req.Owner, CreatedAt: now, Tags: req.Tags, UserMetadata: metadata, SDKVersion: req.SDKVersion, ProjectID: req.ProjectID, DisplayName: req.DisplayName,
+			Status: SessionStatus{Type: StatusActive},
+		}}
+		c.sessions[id] = s
+	}
+	c.mu.Unlock()
+	// A repeat waits for the same write, so that no answer comes before the session is durable.
+	if err := c.writeSession(ctx, s); err != nil {
+		return SessionInfo{}, fmt.Errorf("create session: %w", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.describeSession(s), nil
 }
 
 // Heartbeat keeps a session alive. KindNotFound: unknown, foreign or expired; KindGone: finished.
-func (c *Core) Heartbeat(ctx context.Context, owner, id string) error { return errNotYet }
+func (c *Core) Heartbeat(_ context.Context, owner, id string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s, err := c.ownSession(owner, id)
+	if err != nil {
+		return err
+	}
+	switch s.Status.Type {
+	case StatusFinished:
+		return refusef(KindGone, "session %s is finished", quote(id))
+	case StatusActive:
+		s.seen = c.cfg.now()
+		return nil
+	}
+	return notFoundf("session %s has expired: %s", quote(id), s.Status.Detail)
+}
 
 // FinishSession ends a session: its runs and samplers are freed, its checkpoints stay. reason is "success", "errored" or "interrupted". Finishing twice succeeds.
 func (c *Core) FinishSession(ctx context.Context, owner, id, reason, detail string) error {
-	return errNotYet
+	switch reason {
+	case "success", "errored", "interrupted":
+	default:
+		return invalidf("reason.type %s: must be success, errored or interrupted", quote(reason))
+	}
+	c.mu.Lock()
+	s, err := c.ownSession(owner, id)
+	if err == nil && s.active() {
+		c.endSession(s, SessionStatus{Type: StatusFinished, Reason: reason, Detail: detail})
+	}
+	c.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return c.writeSession(ctx, s)
+}
+
+// endSession frees what the session has in the backend and fails what is unfinished. mu is held; the caller stores the session.
+func (c *Core) endSession(s *session, status SessionStatus) {
+	now := c.cfg.now().UTC()
+	s.Status, s.EndedAt = status, &now
+	why := &Failure{Message: "the session has ended", Category: CategoryUser}
+	for _, smp := range s.samplers {
+		c.endSampler(smp, why)
+	}
+	for _, r := range s.runs {
+		c.endRun(r, stateEnded, "its session has ended", why)
+	}
 }
 
 // Session describes one session.
-func (c *Core) Session(ctx context.Context, owner, id string, scope Scope) (SessionInfo, error) {
-	return SessionInfo{}, errNotYet
+func (c *Core) Session(_ context.Context, owner, id string, _ Scope) (SessionInfo, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s, err := c.ownSession(owner, id)
+	if err != nil {
+		return SessionInfo{}, err
+	}
+	return c.describeSession(s), nil
 }
 
-// Sessions lists session ids, newest first, with the number there are in all.
-func (c *Core) Sessions(ctx context.Context, owner string, scope Scope, page Page) ([]string, int, error) {
-	return nil, 0, errNotYet
+// describeSession copies a session. mu is held.
+func (c *Core) describeSession(s *session) SessionInfo {
+	info := SessionInfo{
+		ID: s.ID, Owner: s.Owner, CreatedAt: s.CreatedAt, LastHeartbeat: s.seen, Tags: s.Tags, UserMetadata: s.UserMetadata, SDKVersion: s.SDKVersion,
+		ProjectID: s.ProjectID, DisplayName: s.DisplayName, Status: s.Status,
+	}
+	inside := map[string]bool{}
+	for _, r := range s.runs {
+		info.RunIDs = append(info.RunIDs, r.ID)
+		inside[r.ID] = true
+		if r.State == stateCorrupted && s.active() {
+			info.Status.Type, info.Status.Category, info.Status.Detail = StatusFailed, CategoryServer, r.Reason
+			info.Status.RunIDs = append(info.Status.RunIDs, r.ID)
+		}
+	}
+	for _, smp := range s.samplers {
+		info.SamplerIDs = append(info.SamplerIDs, smp.ID)
+	}
+	now := c.cfg.now()
+	for _, cp := range c.checkpoints {
+		if inside[cp.RunID] && !expired(cp.ExpiresAt, now) {
+			info.Checkpoints++
+			info.StorageBytes += cp.Size
+		}
+	}
+	return info
+}
+
+// newestSessions gives the owner's sessions, newest first. mu is held.
+func (c *Core) newestSessions(owner string) []*session {
+	var list []*session
+	for _, s := range c.sessions {
+		if s.Owner == owner {
+			list = append(list, s)
+		}
+	}
+	sort.Slice(list, func(i, j int) bool {
+		if !list[i].CreatedAt.Equal(list[j].CreatedAt) {
+			return list[i].CreatedAt.After(list[j].CreatedAt)
+		}
+		return list[i].ID > list[j].ID
+	})
+	return list
+}
+
+// Sessions lists session ids, newest first, with the number there are in all. Page.Limit is 20 by default.
+func (c *Core) Sessions(_ context.Context, owner string, _ Scope, page Page) ([]string, int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := c.newestSessions(owner)
+	from, to, err := page.cut(len(all), 20)
+	if err != nil {
+		return nil, 0, err
+	}
+	ids := make([]string, 0, to-from)
+	for _, s := range all[from:to] {
+		ids = append(ids, s.ID)
+	}
+	return ids, len(all), nil
 }
 
 // SearchSessions finds sessions, newest first; the cursor is nil at the end.
-func (c *Core) SearchSessions(ctx context.Context, owner string, q SessionQuery) ([]SessionInfo, *SessionCursor, error) {
-	return nil, nil, errNotYet
+func (c *Core) SearchSessions(_ context.Context, owner string, q SessionQuery) ([]SessionInfo, *SessionCursor, error) {
+	if q.Limit == 0 {
+		q.Limit = 50
+	}
+	if q.Limit < 1 || q.Limit > 200 {
+		return nil, nil, invalidf("limit: is %d, must be in 1 … 200", q.Limit)
+	}
+	words := strings.Fields(strings.ToLower(q.DisplayName))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var found []SessionInfo
+	for _, s := range c.newestSessions(owner) {
+		if q.Cursor != nil && (s.CreatedAt.After(q.Cursor.LastCreatedAt) || s.CreatedAt.Equal(q.Cursor.LastCreatedAt) && s.ID >= q.Cursor.LastSessionID) {
+			continue
+		}
+		if q.SessionID != "" && s.ID != q.SessionID || q.ProjectIDs != nil && !slices.Contains(q.ProjectIDs, s.ProjectID) || q.Owners != nil && !slices.Contains(q.Owners, s.Owner) {
+			continue
+		}
+		name := strings.ToLower(s.DisplayName)
+		if slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(name, w) }) || !metadataHas(s.UserMetadata, q.UserMetadata) {
+			continue
+		}
+		info := c.describeSession(s)
+		if q.Statuses != nil && !slices.ContainsFunc(q.Statuses, func(want SessionStatus) bool {
+			return want.Type == info.Status.Type && (want.Reason == "" || want.Reason == info.Status.Reason)
+		}) {
+			continue
+		}
+		if len(found) == q.Limit {
+			last := found[len(found)-1]
+			return found, &SessionCursor{LastCreatedAt: last.CreatedAt, LastSessionID: last.ID}, nil
+		}
+		found = append(found, info)
+	}
+	return found, nil, nil
+}
+
+// metadataHas tells whether an object has these members with equal values.
+func metadataHas(object json.RawMessage, want map[string]json.RawMessage) bool {
+	if len(want) == 0 {
+		return true
+	}
+	var members map[string]any
+	if json.Unmarshal(object, &members) != nil {
+		return false
+	}
+	for name, raw := range want {
+		var value any
+		have, ok := members[name]
+		if !ok || json.Unmarshal(raw, &value) != nil || !reflect.DeepEqual(have, value) {
+			return false
+		}
+	}
+	return true
 }
 
 // AssignProject moves a session to a project ("" = none).
-func (c *Core) AssignProject(ctx context.Context, owner, id, project string) error { return errNotYet }
+func (c *Core) AssignProject(ctx context.Context, owner, id, project string) error {
+	c.mu.Lock()
+	s, err := c.ownSession(owner, id)
+	if err == nil {
+		s.ProjectID = project
+	}
+	c.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if err := c.writeSession(ctx, s); err != nil {
+		return fmt.Errorf("assign project: %w", err)
+	}
+	return c.cfg.Store.Commit(ctx, store.Batch{Put: []store.Record{c.audit(owner, AuditEntry{Event: "project_assigned", Details: map[string]any{"session_id": id, "project_id": project}})}})
+}
+
+// cut gives the bounds of a page of a list.
+func (p Page) cut(length, limit int) (from, to int, err error) {
+	if p.Limit != 0 {
+		limit = p.Limit
+	}
+	if limit < 0 || limit > 1000 {
+		return 0, 0, invalidf("limit: is %d, must be in 0 … 1000", p.Limit)
+	}
+	if p.Offset < 0 {
+		return 0, 0, invalidf("offset: is %d, must be at least 0", p.Offset)
+	}
+	from = min(p.Offset, length)
+	return from, min(from+limit, length), nil
+}

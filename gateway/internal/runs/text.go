@@ -10,3 +10,5 @@ func quote(s string) string {
 	}
 	return strconv.Quote(s)
 }
+
+func itoa[T int | int64](n T) string { return strconv.FormatInt(int64(n), 10) }

@@ -1,0 +1,362 @@
+package runs
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/store"
+	"github.com/tinsmith/tinsmith/plugins"
+	"github.com/tinsmith/tinsmith/plugins/plugintest/fake"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	owner = "alice"
+	other = "bob"
+	base  = "test/model"
+)
+
+// world is a core over a store in a temporary directory and a backend in this process that can be lost and replaced.
+type world struct {
+	t      *testing.T
+	dir    string
+	config Config
+	fake   string // configuration of the backend
+	*Core
+
+	mu      sync.Mutex
+	current *fake.Backend
+	lost    chan struct{}
+	wrap    func(plugins.Backend) plugins.Backend
+	failed  error // set: Backend fails for good
+	store   store.Store
+}
+
+func newWorld(t *testing.T, change func(*world)) *world {
+	t.Helper()
+	w := &world{t: t, dir: t.TempDir(), fake: `{"vocab_size": 64, "max_context_length": 128}`}
+	w.config = Config{
+		Models: []Model{{
+			Name: base, Aliases: []string{"test/alias"}, EndTokens: []int32{1}, NewStopMatcher: func(stops []string) StopMatcher { return &letters{stops: stops} },
+		}},
+		GapWait: 50 * time.Millisecond, SweepEvery: time.Hour, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	}
+	if change != nil {
+		change(w)
+	}
+	w.restartBackend()
+	w.open()
+	t.Cleanup(w.close)
+	return w
+}
+
+// letters takes token n for the n-th letter.
+type letters struct {
+	stops []string
+	text  string
+}
+
+func (l *letters) Push(token int32) bool {
+	l.text += string(rune('A' + token))
+	for _, s := range l.stops {
+		if strings.Contains(l.text, s) {
+			return true
+		}
+	}
+	return false
+}
+
+func (w *world) open() {
+	w.t.Helper()
+	s, err := store.Open(w.t.Context(), store.Options{Dir: w.dir})
+	w.ok(err)
+	w.store = s
+	cfg := w.config
+	if cfg.Store == nil {
+		cfg.Store = s
+	}
+	cfg.DataDir, cfg.Backends = w.dir, w
+	w.Core, err = Open(w.t.Context(), cfg)
+	w.ok(err)
+}
+
+func (w *world) close() {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	w.ok(w.Core.Close(ctx))
+	w.ok(w.store.Close())
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.current.Lose()
+}
+
+// restart is a restart of the server, which takes the backend with it.
+func (w *world) restart() {
+	w.t.Helper()
+	w.close()
+	w.restartBackend()
+	w.open()
+}
+
+// restartBackend replaces the backend's process.
+func (w *world) restartBackend() {
+	w.t.Helper()
+	b := fake.New(fake.Options{Exit: func(int) {}})
+	modelDir := w.t.TempDir()
+	w.ok(os.WriteFile(filepath.Join(modelDir, "config.json"), []byte(`{"vocab_size": 64}`), 0o600))
+	_, err := b.Load(w.t.Context(), plugins.LoadRequest{ModelDir: modelDir, Name: base, Config: json.RawMessage(w.fake), Scratch: w.t.TempDir()}, func(plugins.LoadProgress) {})
+	w.ok(err)
+	w.mu.Lock()
+	old, lost := w.current, w.lost
+	w.current, w.lost = b, make(chan struct{})
+	w.mu.Unlock()
+	if old != nil {
+		old.Lose()
+		close(lost)
+	}
+}
+
+// Backend implements Backends.
+func (w *world) Backend(ctx context.Context, _ string) (Backend, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.failed != nil {
+		return Backend{}, w.failed
+	}
+	info, err := w.current.Info(ctx)
+	if err != nil {
+		return Backend{}, err
+	}
+	var b plugins.Backend = w.current
+	if w.wrap != nil {
+		b = w.wrap(b)
+	}
+	return Backend{
+		Backend: b, BootID: info.BootID, Lost: w.lost, Reason: func() string { return "killed by the test" },
+		Model: plugins.ModelInfo{Architecture: "Fake", VocabSize: 64, MaxContextLength: 128, MaxRank: 64},
+	}, nil
+}
+
+func (w *world) ok(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// refused demands a refusal of a kind whose text has all the words.
+func (w *world) refused(err error, kind Kind, words ...string) {
+	w.t.Helper()
+	if KindOf(err) != kind {
+		w.t.Fatalf("got %v (kind %d), want kind %d", err, KindOf(err), kind)
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			w.t.Errorf("%q does not say %q", err, word)
+		}
+	}
+}
+
+// outcome waits for a future.
+func (w *world) outcome(id string) *Outcome {
+	w.t.Helper()
+	out, err := w.Wait(w.t.Context(), owner, id, 20*time.Second)
+	if err != nil {
+		w.t.Fatalf("%s: %v", id, err)
+	}
+	return out
+}
+
+// good waits for a future that must not fail.
+func (w *world) good(s Submitted, err error) *Outcome {
+	w.t.Helper()
+	w.ok(err)
+	out := w.outcome(s.RequestID)
+	if out.Failure != nil {
+		w.t.Fatalf("%s failed: %+v", s.RequestID, *out.Failure)
+	}
+	return out
+}
+
+// bad waits for a future that must fail.
+func (w *world) bad(s Submitted, err error, category Category, words ...string) {
+	w.t.Helper()
+	w.ok(err)
+	w.failure(w.outcome(s.RequestID), category, words...)
+}
+
+func (w *world) failure(out *Outcome, category Category, words ...string) {
+	w.t.Helper()
+	if out.Failure == nil {
+		w.t.Fatalf("%s succeeded: %+v", out.RequestID, out)
+	}
+	if out.Failure.Category != category {
+		w.t.Errorf("category %s, want %s (%s)", out.Failure.Category, category, out.Failure.Message)
+	}
+	for _, word := range words {
+		if !strings.Contains(out.Failure.Message, word) {
+			w.t.Errorf("%q does not say %q", out.Failure.Message, word)
+		}
+	}
+}
+
+func (w *world) session() string {
+	w.t.Helper()
+	s, err := w.CreateSession(w.t.Context(), NewSession{Owner: owner})
+	w.ok(err)
+	return s.ID
+}
+
+func seed(v uint64) *uint64 { return &v }
+
+func (w *world) newRun(session string, n int64) string {
+	w.t.Helper()
+	out := w.good(w.CreateRun(w.t.Context(), NewRun{
+		Owner: owner, SessionID: session, ModelSeq: n, BaseModel: base, LoRA: LoRAConfig{Rank: 4, Seed: seed(7), TrainAttn: true, TrainMLP: true, TrainUnembed: true},
+	}))
+	return out.CreatedRun.RunID
+}
+
+func at(run string, seq int64) Operation { return Operation{Owner: owner, RunID: run, Seq: seq} }
+
+// pass is a forward_backward on one short sequence.
+func (w *world) pass(run string, seq int64) ForwardBackward {
+	return ForwardBackward{Operation: at(run, seq), Loss: "cross_entropy", Data: []Datum{{
+		Tokens: []int32{2, 3, 4, 5}, Inputs: map[string]Tensor{"target_tokens": {Ints: []int64{3, 4, 5, 6}}, "weights": {Floats: []float32{1, 1, 1, 1}}},
+	}}}
+}
+
+func (w *world) step(run string, seq int64) OptimStep {
+	return OptimStep{Operation: at(run, seq), Adam: plugins.AdamParams{LearningRate: 0.01, Beta1: 0.9, Beta2: 0.95, Eps: 1e-12}}
+}
+
+func intp(n int) *int { return &n }
+
+func (w *world) sample(sampler string, seq int64) Sample {
+	return Sample{Owner: owner, SamplerID: sampler, Seq: seq, Prompt: []int32{2, 3, 4}, NumSamples: 2, Params: SamplingParams{
+		MaxTokens: intp(5), Seed: seed(11), Temperature: 1, TopP: 1, Stops: Stops{Given: true},
+	}}
+}
+
+func (w *world) sampled(req Sample) *SampleResult {
+	w.t.Helper()
+	s, err := w.Sample(w.t.Context(), req)
+	w.ok(err)
+	out := w.outcome(s.RequestID)
+	if out.Failure != nil {
+		w.t.Fatalf("%s failed: %+v", s.RequestID, *out.Failure)
+	}
+	return out.Sample
+}
+
+func TestTrainSaveSample(t *testing.T) {
+	w := newWorld(t, nil)
+	ctx := t.Context()
+	session := w.session()
+	run := w.newRun(session, 0)
+	if want := session + ":train:0"; run != want {
+		t.Fatalf("run %s, want %s", run, want)
+	}
+	var ids []Submitted
+	seq := int64(0)
+	for range 5 {
+		seq++
+		s, err := w.ForwardBackward(ctx, w.pass(run, seq))
+		w.ok(err)
+		ids = append(ids, s)
+		seq++
+		_, err = w.OptimStep(ctx, w.step(run, seq))
+		w.ok(err)
+	}
+	var last float64
+	for i, s := range ids {
+		out := w.outcome(s.RequestID)
+		if out.Failure != nil {
+			t.Fatal(out.Failure)
+		}
+		loss := out.ForwardBackward.Metrics["loss:sum"]
+		if i > 0 && loss >= last {
+			t.Errorf("pass %d: loss %v after %v", i, loss, last)
+		}
+		last = loss
+	}
+	saved := w.good(w.SaveWeightsForSampler(ctx, SaveWeightsForSampler{Operation: at(run, seq+1), Name: "final"}))
+	unnamed := w.good(w.SaveWeightsForSampler(ctx, SaveWeightsForSampler{Operation: at(run, seq+2), SamplerSeq: 0}))
+	named, err := w.CreateSampler(ctx, NewSampler{Owner: owner, SessionID: session, Seq: 1, ModelPath: saved.Saved.Path})
+	w.ok(err)
+	a := w.sampled(w.sample(named.ID, 0))
+	b := w.sampled(w.sample(unnamed.SavedSampler.SamplerID, 0))
+	if fmt.Sprint(a.Sequences) != fmt.Sprint(b.Sequences) {
+		t.Errorf("the saved and the pinned weights sample differently:\n%v\n%v", a.Sequences, b.Sequences)
+	}
+	if len(a.Sequences) != 2 || len(a.Sequences[0].Tokens) != 5 || !a.Sequences[0].StoppedByLength {
+		t.Errorf("sequences %+v", a.Sequences)
+	}
+	list, err := w.RunStatuses(ctx, owner)
+	w.ok(err)
+	if len(list) != 1 || list[0].Step != 5 || list[0].LastLoss != last || list[0].AdapterNorm <= 0 || list[0].TrainedTokens != 20 {
+		t.Errorf("status %+v", list)
+	}
+
+	// A checkpoint with the optimizer goes on exactly.
+	state := w.good(w.SaveWeights(ctx, SaveWeights{Operation: at(run, seq+3), Name: "state"}))
+	second := w.good(w.CreateRunFromCheckpoint(ctx, NewRunFromCheckpoint{Owner: owner, SessionID: session, ModelSeq: 1, Path: state.Saved.Path, WithOptimizer: true}))
+	one := w.good(w.ForwardBackward(ctx, w.pass(run, seq+4)))
+	two := w.good(w.ForwardBackward(ctx, w.pass(second.Loaded.RunID, 1)))
+	if one.ForwardBackward.Metrics["loss:sum"] != two.ForwardBackward.Metrics["loss:sum"] {
+		t.Errorf("loaded weights differ: %v and %v", one.ForwardBackward.Metrics, two.ForwardBackward.Metrics)
+	}
+	w.good(w.OptimStep(ctx, w.step(run, seq+5)))
+	w.good(w.OptimStep(ctx, w.step(second.Loaded.RunID, 2)))
+	one = w.good(w.ForwardBackward(ctx, w.pass(run, seq+6)))
+	two = w.good(w.ForwardBackward(ctx, w.pass(second.Loaded.RunID, 3)))
+	if one.ForwardBackward.Metrics["loss:sum"] != two.ForwardBackward.Metrics["loss:sum"] {
+		t.Errorf("loaded optimizer differs: %v and %v", one.ForwardBackward.Metrics, two.ForwardBackward.Metrics)
+	}
+	again := w.sampled(w.sample(unnamed.SavedSampler.SamplerID, 1))
+	if fmt.Sprint(again.Sequences) != fmt.Sprint(b.Sequences) {
+		t.Error("an unnamed sampler moved with the training")
+	}
+}
+
+func TestWaitIsHeldAndForeignIDsAreUnknown(t *testing.T) {
+	w := newWorld(t, func(w *world) {
+		w.fake = `{"vocab_size": 64, "max_context_length": 128, "delays": [{"operation": "forward_backward", "seconds": 0.2}]}`
+	})
+	run := w.newRun(w.session(), 0)
+	s, err := w.ForwardBackward(t.Context(), w.pass(run, 1))
+	w.ok(err)
+	if _, err := w.Wait(t.Context(), owner, s.RequestID, 0); !errors.Is(err, ErrPending) {
+		t.Errorf("without waiting: %v", err)
+	}
+	if _, err := w.Wait(t.Context(), owner, s.RequestID, time.Millisecond); !errors.Is(err, ErrPending) {
+		t.Errorf("after a short wait: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := w.Wait(ctx, owner, s.RequestID, time.Minute); !errors.Is(err, context.Canceled) {
+		t.Errorf("with a client that has gone: %v", err)
+	}
+	_, err = w.Wait(t.Context(), other, s.RequestID, 0)
+	w.refused(err, KindNotFound)
+	_, err = w.Wait(t.Context(), owner, run+":99", 0)
+	w.refused(err, KindNotFound)
+	first := w.outcome(s.RequestID)
+	if again := w.outcome(s.RequestID); fmt.Sprint(*again.ForwardBackward) != fmt.Sprint(*first.ForwardBackward) {
+		t.Errorf("the stored result differs: %v, %v", again.ForwardBackward, first.ForwardBackward)
+	}
+}

@@ -1,0 +1,378 @@
+package runs
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/store"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// sampleJob is one accepted sample that is not finished.
+type sampleJob struct {
+	sampler *sampler
+	future  *future
+	req     sampleRequest
+	bytes   int64
+	trace   trace.SpanContext
+
+	stop func()   // ends the call to the backend; nil while it waits
+	why  *Failure // set: it was cancelled
+}
+
+// sampleQueue holds the samples of one model that wait, by sampling session; the sessions take turns. Only those given to the backend have a goroutine.
+type sampleQueue struct {
+	turns   []*sampler // those with something waiting
+	waiting map[*sampler][]*sampleJob
+	running int
+}
+
+func (q *sampleQueue) push(j *sampleJob) {
+	list := q.waiting[j.sampler]
+	if len(list) == 0 {
+		q.turns = append(q.turns, j.sampler)
+	}
+	q.waiting[j.sampler] = append(list, j)
+}
+
+func (q *sampleQueue) pop() *sampleJob {
+	if len(q.turns) == 0 {
+		return nil
+	}
+	s := q.turns[0]
+	q.turns = q.turns[1:]
+	list := q.waiting[s]
+	j := list[0]
+	if len(list) == 1 {
+		delete(q.waiting, s)
+	} else {
+		q.waiting[s] = list[1:]
+		q.turns = append(q.turns, s)
+	}
+	return j
+}
+
+// admit counts a sample against the limits. mu is held.
+func (c *Core) admit(j *sampleJob) {
+	c.owners[j.sampler.Owner]++
+	c.promptBytes += j.bytes
+	if j.sampler.jobs == nil {
+		j.sampler.jobs = map[*sampleJob]bool{}
+	}
+	j.sampler.jobs[j] = true
+	j.future.cancel = func() {
+		c.cancelJob(j, &Failure{Message: "the sample was cancelled", Category: CategoryUser})
+	}
+}
+
+// dismiss takes it out of the counts. mu is held.
+func (c *Core) dismiss(j *sampleJob) {
+	if c.owners[j.sampler.Owner]--; c.owners[j.sampler.Owner] == 0 {
+		delete(c.owners, j.sampler.Owner)
+	}
+	c.promptBytes -= j.bytes
+	delete(j.sampler.jobs, j)
+}
+
+// queueSample lets an admitted sample wait for its turn. mu is held.
+func (c *Core) queueSample(j *sampleJob) {
+	if j.why != nil { // cancelled while it was journalled
+		c.finishCancelled(j)
+		return
+	}
+	j.sampler.model.samples.push(j)
+	c.pumpSamples(j.sampler.model)
+}
+
+// pumpSamples gives the backend what it may have. mu is held.
+func (c *Core) pumpSamples(m *model) {
+	q := &m.samples
+	for q.running < c.cfg.MaxRunningSample && !c.closing {
+		j := q.pop()
+		if j == nil {
+			return
+		}
+		if j.why != nil {
+			continue // finished already
+		}
+		q.running++
+		c.start(func(ctx context.Context) { c.runSample(ctx, j) })
+	}
+}
+
+// cancelJob ends a sample. mu is held.
+func (c *Core) cancelJob(j *sampleJob, why *Failure) {
+	if j.why != nil {
+		return
+	}
+	j.why = why
+	if j.stop != nil {
+		j.stop()
+		return
+	}
+	select {
+	case <-j.future.accepted:
+		c.finishCancelled(j)
+	default: // queueSample sees it
+	}
+}
+
+// finishCancelled completes a sample that has no goroutine. mu is held.
+func (c *Core) finishCancelled(j *sampleJob) {
+	c.start(func(ctx context.Context) {
+		c.finish(ctx, j.future, &Outcome{Failure: j.why}, 0, store.Batch{}, func() { c.dismiss(j) })
+	})
+}
+
+// runSample runs one sample. When the server stops meanwhile it stays unfinished in the journal.
+func (c *Core) runSample(ctx context.Context, j *sampleJob) {
+	m := j.sampler.model
+	callCtx, cancel := context.WithCancel(trace.ContextWithSpanContext(ctx, j.trace))
+	defer cancel()
+	c.mu.Lock()
+	j.stop = cancel
+	if j.why != nil {
+		cancel()
+	}
+	c.mu.Unlock()
+	result, err := c.sampleUntilDone(callCtx, j)
+	out := Outcome{Sample: result}
+	var batch store.Batch
+	c.mu.Lock()
+	why := j.why
+	c.mu.Unlock()
+	switch {
+	case why != nil:
+		out = Outcome{Failure: why}
+	case err != nil && ctx.Err() != nil:
+		c.mu.Lock()
+		m.samples.running--
+		c.mu.Unlock()
+		return
+	case err != nil:
+		out = Outcome{Failure: failureOf(err)}
+	default:
+		batch.Add = c.sampleUsage(j, result)
+	}
+	c.finish(ctx, j.future, &out, 0, batch, func() {
+		c.dismiss(j)
+		m.samples.running--
+		c.pumpSamples(m)
+	})
+}
+
+// sampleUntilDone tries until the backend has done it: a process that went away is waited for, and the same seed gives the same tokens.
+func (c *Core) sampleUntilDone(ctx context.Context, j *sampleJob) (*SampleResult, error) {
+	for attempt := 0; ; attempt++ {
+		result, err := c.sampleOnce(ctx, j, attempt)
+		if err == nil {
+			return result, nil
+		}
+		if ctx.Err() != nil || !lost(err) && plugins.KindOf(err) != plugins.KindCapacity && !c.movedToDisk(j, err) {
+			return nil, err
+		}
+		if err := pause(ctx, attempt); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// movedToDisk tells whether a sample failed because its run was unloaded just then, after its weights had been written.
+func (c *Core) movedToDisk(j *sampleJob, err error) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := j.sampler.snap
+	return plugins.KindOf(err) == plugins.KindNotFound && s != nil && !s.hot && s.dir != ""
+}
+
+func (c *Core) sampleOnce(ctx context.Context, j *sampleJob, attempt int) (*SampleResult, error) {
+	m := j.sampler.model
+	b, err := c.backend(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	src, err := c.samplerSource(j.sampler)
+	c.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	adapter, version, release, err := c.acquire(ctx, m, b, src)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	req := j.req.SampleRequest
+	req.Adapter, req.Version = adapter, version
+	req.ID = j.future.id
+	if attempt > 0 { // an earlier attempt may not have ended there yet
+		req.ID += "#" + itoa(attempt)
+	}
+	col := newCollector(req.NumSamples)
+	if err := c.sample(ctx, b, m, req, j.req.StopStrings, col.event); err != nil {
+		return nil, err
+	}
+	return col.result()
+}
+
+// sample calls the backend, cutting sequences where a stop string is complete.
+func (c *Core) sample(ctx context.Context, b Backend, m *model, req plugins.SampleRequest, stops []string, emit func(plugins.SampleEvent) error) error {
+	if len(stops) == 0 {
+		return b.Sample(ctx, req, emit)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var cancelling sync.WaitGroup
+	defer cancelling.Wait()
+	defer cancel()
+	k := cutter{emit: emit, sequences: make([]cutSequence, req.NumSamples), cancel: func(sequence int) {
+		// The backend may be calling us with its own order of events to keep, so it is not called back from here.
+		cancelling.Go(func() {
+			if err := b.Cancel(ctx, plugins.CancelRequest{ID: req.ID, Sequence: sequence}); err != nil && !lost(err) {
+				c.logged("a sequence could not be cancelled", err, "request", req.ID)
+			}
+		})
+	}}
+	for i := range k.sequences {
+		k.sequences[i].matcher = m.NewStopMatcher(stops)
+	}
+	return b.Sample(ctx, req, k.event)
+}
+
+// cutter passes on the events of a sample up to the token that completes a stop string.
+type cutter struct {
+	sequences []cutSequence
+	emit      func(plugins.SampleEvent) error
+	cancel    func(sequence int)
+}
+
+type cutSequence struct {
+	matcher StopMatcher
+	ended   bool
+}
+
+func (k *cutter) event(e plugins.SampleEvent) error {
+	switch {
+	case e.Tokens != nil:
+		if e.Tokens.Sequence < 0 || e.Tokens.Sequence >= len(k.sequences) {
+			return fmt.Errorf("the backend sent tokens of sequence %d of %d", e.Tokens.Sequence, len(k.sequences))
+		}
+		s := &k.sequences[e.Tokens.Sequence]
+		if s.ended {
+			return nil
+		}
+		for i, t := range e.Tokens.Tokens {
+			if !s.matcher.Push(t) {
+				continue
+			}
+			s.ended = true
+			k.cancel(e.Tokens.Sequence)
+			if err := k.emit(plugins.SampleEvent{Tokens: firstTokens(e.Tokens, i+1)}); err != nil {
+				return err
+			}
+			return k.emit(plugins.SampleEvent{Finished: &plugins.SequenceFinished{Sequence: e.Tokens.Sequence, Reason: plugins.StopToken}})
+		}
+	case e.Finished != nil && e.Finished.Sequence >= 0 && e.Finished.Sequence < len(k.sequences):
+		s := &k.sequences[e.Finished.Sequence]
+		if s.ended {
+			return nil
+		}
+		s.ended = true
+	}
+	return k.emit(e)
+}
+
+// firstTokens cuts a piece of a sequence.
+func firstTokens(t *plugins.SampledTokens, n int) *plugins.SampledTokens {
+	out := *t
+	out.Tokens = t.Tokens[:n]
+	out.Logprobs = t.Logprobs[:min(n, len(t.Logprobs))]
+	if k := t.Top.K; k > 0 {
+		out.Top.IDs = t.Top.IDs[:min(n*k, len(t.Top.IDs))]
+		out.Top.Logprobs = t.Top.Logprobs[:min(n*k, len(t.Top.Logprobs))]
+	}
+	return &out
+}
+
+// collector gathers the events of a sample into its result.
+type collector struct {
+	sample   SampleResult
+	prompted bool
+	finished []bool
+}
+
+func newCollector(n int) *collector {
+	return &collector{sample: SampleResult{Sequences: make([]SampledSequence, n)}, finished: make([]bool, n)}
+}
+
+func (k *collector) event(e plugins.SampleEvent) error {
+	switch {
+	case e.Prompt != nil:
+		k.sample.Prompt, k.prompted = *e.Prompt, true
+	case e.Tokens != nil:
+		t := e.Tokens
+		if t.Sequence < 0 || t.Sequence >= len(k.finished) || k.finished[t.Sequence] || len(t.Logprobs) != len(t.Tokens) {
+			return fmt.Errorf("the backend sent %d tokens and %d log-probabilities for sequence %d of %d", len(t.Tokens), len(t.Logprobs), t.Sequence, len(k.finished))
+		}
+		s := &k.sample.Sequences[t.Sequence]
+		s.Tokens = append(s.Tokens, t.Tokens...)
+		s.Logprobs = append(s.Logprobs, t.Logprobs...)
+		if t.Top.K > 0 {
+			s.Top.K = t.Top.K
+			s.Top.IDs = append(s.Top.IDs, t.Top.IDs...)
+			s.Top.Logprobs = append(s.Top.Logprobs, t.Top.Logprobs...)
+		}
+	case e.Finished != nil:
+		f := e.Finished
+		if f.Sequence < 0 || f.Sequence >= len(k.finished) {
+			return fmt.Errorf("the backend ended sequence %d of %d", f.Sequence, len(k.finished))
+		}
+		if f.Reason == plugins.StopCancelled {
+			return &plugins.Error{Kind: plugins.KindCancelled, Message: "the backend cancelled the sample"}
+		}
+		k.finished[f.Sequence] = true
+		k.sample.Sequences[f.Sequence].StoppedByLength = f.Reason == plugins.StopLength
+	}
+	return nil
+}
+
+// result gives what was gathered, if it is whole.
+func (k *collector) result() (*SampleResult, error) {
+	for i, ok := range k.finished {
+		if !ok || !k.prompted {
+			return nil, fmt.Errorf("the backend ended the sample without finishing sequence %d", i)
+		}
+	}
+	return &k.sample, nil
+}
+
+// resumeSample queues a sample that an earlier process accepted. mu is held.
+func (c *Core) resumeSample(f *future, rec store.Record) {
+	s := c.samplers[rec.Parent]
+	if s == nil || s.session == nil || !s.session.active() || s.model == nil {
+		c.start(func(ctx context.Context) {
+			why := &Failure{Message: "the sampling session ended while the server was down", Category: CategoryServer}
+			c.finish(ctx, f, &Outcome{Failure: why}, 0, store.Batch{}, nil)
+		})
+		return
+	}
+	c.start(func(ctx context.Context) {
+		payload, err := c.cfg.Store.Payload(ctx, rec)
+		var req sampleRequest
+		if err == nil {
+			req, err = decodeSample(payload)
+		}
+		if err != nil {
+			why := &Failure{Message: "the journalled request cannot be read: " + err.Error(), Category: CategoryServer}
+			c.finish(ctx, f, &Outcome{Failure: why}, 0, store.Batch{}, nil)
+			return
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		j := &sampleJob{sampler: s, future: f, req: req, bytes: int64(4 * len(req.Prompt))}
+		c.admit(j)
+		c.queueSample(j)
+	})
+}

@@ -1,0 +1,309 @@
+package runs
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/store"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// operation is one accepted operation of a run. The part that belongs to its kind is set.
+type operation struct {
+	run    *run
+	future *future
+	kind   OperationKind
+	seq    int64
+	bytes  int64        // about what it takes in memory and on the way to the backend
+	fault  *Failure     // found before it ran: it only takes its place in the order
+	ref    store.Record // where the request lies if it is not in memory
+	trace  trace.SpanContext
+
+	create *createBody
+	pass   *forwardBackward // nil while it is only in the journal
+	trains bool             // a pass with gradients
+	adam   *plugins.AdamParams
+	save   *saveBody
+	load   *createBody
+
+	position int64
+}
+
+// createBody says where weights come from; without a path they are fresh.
+type createBody struct {
+	Path          string `json:"path,omitempty"`
+	Dir           string `json:"dir,omitempty"` // under the data directory
+	WithOptimizer bool   `json:"with_optimizer,omitempty"`
+}
+
+// queue orders the operations of one run and bounds what is with the backend. mu of the core guards it.
+type queue struct {
+	sequence   sequencer
+	held       map[int64]*operation // arrived, waiting for lower numbers
+	ready      []*operation         // in order, not given to the backend
+	unfinished int                  // accepted and not complete
+	buffered   int64                // bytes of requests in memory
+
+	position   int64 // the last one given away
+	ahead      int   // given to the backend and not decided
+	aheadBytes int64
+	alone      bool // one that must run alone is with the backend
+
+	windowSent  bool     // a pass with gradients was given to the backend since the last optim_step
+	windowFault *Failure // the first one that never came there
+	failed      *Failure // creation or load failed: so does everything later
+}
+
+func newQueue(wait time.Duration) queue {
+	return queue{sequence: newSequencer(wait), held: map[int64]*operation{}}
+}
+
+// enqueue puts an operation that needs no number behind everything that has arrived. mu is held.
+func (c *Core) enqueue(op *operation) {
+	op.run.queue.unfinished++
+	op.run.queue.ready = append(op.run.queue.ready, op)
+	c.pump(op.run)
+}
+
+// arrived puts a numbered operation in its place. mu is held.
+func (c *Core) arrived(op *operation) {
+	r := op.run
+	q := &r.queue
+	q.unfinished++
+	if !r.usable() {
+		c.complete(op, &Failure{Message: fmt.Sprintf("model %s is gone (%s: %s); %s", r.ID, r.State, r.Reason, c.newestOf(r)), Category: CategoryServer})
+		return
+	}
+	q.held[op.seq] = op
+	ready, ok := q.sequence.arrive(op.seq, c.cfg.now())
+	if !ok { // skipped while it was being journalled
+		delete(q.held, op.seq)
+		c.complete(op, skippedFailure(op.seq))
+		return
+	}
+	c.release(r, ready)
+}
+
+func skippedFailure(seq int64) *Failure {
+	return &Failure{Message: fmt.Sprintf("operation %d arrived after later ones had begun, because it was missing for too long; it was not run", seq), Category: CategoryUser}
+}
+
+// release hands on what the sequencer has decided and sets the timer for what it waits for. mu is held.
+func (c *Core) release(r *run, ready []int64) {
+	for _, seq := range ready {
+		r.queue.ready = append(r.queue.ready, r.queue.held[seq])
+		delete(r.queue.held, seq)
+	}
+	if r.gap != nil {
+		r.gap.Stop()
+		r.gap = nil
+	}
+	if at := r.queue.sequence.deadline(); !at.IsZero() && !c.closing {
+		r.gap = time.AfterFunc(max(at.Sub(c.cfg.now()), 0), func() { c.skipOverdue(r) })
+	}
+	c.pump(r)
+}
+
+// skipOverdue gives up on numbers that did not come.
+func (c *Core) skipOverdue(r *run) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closing || !r.usable() {
+		return
+	}
+	ready, skipped := r.queue.sequence.overdue(c.cfg.now())
+	c.journalSkips(r, skipped)
+	c.release(r, ready)
+}
+
+// journalSkips stores which numbers will never run. mu is held.
+func (c *Core) journalSkips(r *run, skipped []span64) {
+	if len(skipped) == 0 {
+		return
+	}
+	var b store.Batch
+	for _, s := range skipped {
+		b.Put = append(b.Put, store.Record{Collection: inSkips, Key: r.ID + ":" + itoa(s.From), Parent: r.ID, Rank: s.From, Count: s.To})
+		c.log.Info("missing operations were skipped", "run", r.ID, "from", s.From, "to", s.To-1)
+	}
+	c.start(func(ctx context.Context) {
+		c.logged("skipped numbers could not be journalled", c.cfg.Store.Commit(context.WithoutCancel(ctx), b), "run", r.ID)
+	})
+}
+
+// refused takes note of a number that was answered with a refusal. mu is held.
+func (c *Core) refused(r *run, seq int64) {
+	if r.queue.sequence.seen(seq) {
+		return
+	}
+	ready := r.queue.sequence.refuse(seq)
+	c.journalSkips(r, []span64{{seq, seq + 1}})
+	c.release(r, ready)
+}
+
+// pump gives the backend what it may have: in order, a bounded number and size ahead, creations, loads and the end alone. mu is held.
+func (c *Core) pump(r *run) {
+	q := &r.queue
+	for len(q.ready) > 0 && !c.closing && !q.alone {
+		op := q.ready[0]
+		alone := op.create != nil || op.load != nil || op.kind == OpUnloadRun
+		if op.fault == nil {
+			op.fault = c.faultOf(op)
+		}
+		if op.fault == nil {
+			if alone && q.ahead > 0 || q.ahead >= plugins.MaxAhead || q.ahead > 0 && q.aheadBytes+op.bytes > plugins.MaxAheadBytes {
+				return
+			}
+		} else if q.failed == nil && op.trains && q.windowFault == nil {
+			q.windowFault = op.fault
+		}
+		q.ready = q.ready[1:]
+		if op.kind == OpOptimStep {
+			q.windowSent, q.windowFault = false, nil
+		}
+		if op.fault != nil {
+			c.complete(op, op.fault)
+			continue
+		}
+		q.windowSent = q.windowSent || op.trains
+		if op.create == nil && op.kind != OpUnloadRun {
+			q.position++
+			op.position = q.position
+		}
+		if op.save != nil && op.save.Path != "" {
+			r.reserved[op.save.Path] = true
+		}
+		q.ahead++
+		q.aheadBytes += op.bytes
+		q.alone = alone
+		c.start(func(ctx context.Context) { c.execute(ctx, op) })
+	}
+}
+
+// faultOf finds why an operation whose turn has come cannot run. mu is held.
+func (c *Core) faultOf(op *operation) *Failure {
+	r, q := op.run, &op.run.queue
+	switch {
+	case q.failed != nil && op.kind != OpUnloadRun:
+		return q.failed
+	case op.kind == OpOptimStep && !q.windowSent && q.windowFault != nil:
+		return &Failure{Message: "every forward_backward since the last optim_step failed, the first with: " + q.windowFault.Message, Category: q.windowFault.Category}
+	case op.save != nil && op.save.Path != "" && !op.save.Overwrite:
+		if cp := c.checkpoints[op.save.Path]; r.reserved[op.save.Path] || cp != nil && !expired(cp.ExpiresAt, c.cfg.now()) {
+			return &Failure{Message: "ResourceAlreadyExists: there is a checkpoint " + op.save.Path + "; choose another name or delete it", Category: CategoryUser}
+		}
+	}
+	return nil
+}
+
+// complete finishes an operation that the backend never sees. mu is held.
+func (c *Core) complete(op *operation, why *Failure) {
+	c.start(func(ctx context.Context) {
+		c.finish(ctx, op.future, &Outcome{Failure: why}, 0, store.Batch{}, func() { c.left(op, false) })
+	})
+}
+
+// left takes an operation out of the queue's counts and goes on. mu is held.
+func (c *Core) left(op *operation, wasAhead bool) {
+	q := &op.run.queue
+	q.unfinished--
+	if op.pass != nil {
+		q.buffered -= op.bytes
+		op.pass = nil
+	}
+	if wasAhead {
+		q.ahead--
+		q.aheadBytes -= op.bytes
+		if op.create != nil || op.load != nil || op.kind == OpUnloadRun {
+			q.alone = false
+		}
+		if op.save != nil {
+			delete(op.run.reserved, op.save.Path)
+		}
+	}
+	c.pump(op.run)
+}
+
+// failQueue fails what has not been given to the backend; what is there fails by itself. mu is held.
+func (c *Core) failQueue(r *run, why *Failure) {
+	waiting := r.queue.ready
+	for _, op := range r.queue.held {
+		waiting = append(waiting, op)
+	}
+	r.queue.ready, r.queue.held = nil, map[int64]*operation{}
+	for _, op := range waiting {
+		c.complete(op, why)
+	}
+}
+
+// request gives the pass of an operation, from the journal if memory was short.
+func (c *Core) request(ctx context.Context, op *operation) (*forwardBackward, error) {
+	c.mu.Lock()
+	pass := op.pass
+	c.mu.Unlock()
+	if pass != nil {
+		return pass, nil
+	}
+	rec, err := c.cfg.Store.Get(ctx, inOperations, op.future.id)
+	if err != nil {
+		return nil, fmt.Errorf("read operation %s: %w", op.future.id, err)
+	}
+	payload, err := c.cfg.Store.Payload(ctx, rec)
+	if err != nil {
+		return nil, fmt.Errorf("read operation %s: %w", op.future.id, err)
+	}
+	stored, err := decodeForwardBackward(payload)
+	if err != nil {
+		return nil, fmt.Errorf("read operation %s: %w", op.future.id, err)
+	}
+	return &stored, nil
+}
+
+// resume goes on with what was accepted by an earlier process: samples whose weights still exist run again, a creation that had nothing behind it as well; everything else
+// of a run is lost with its adapter. mu is held.
+func (c *Core) resume(pending []store.Record) {
+	byRun := map[*run][]*operation{}
+	for _, rec := range pending {
+		var head operationRecord
+		if err := json.Unmarshal(rec.Value, &head); err != nil {
+			c.log.Error("an unfinished operation cannot be read", "request", rec.Key, "error", err)
+			continue
+		}
+		f := c.newFuture(rec.Key, head.Kind, head.Owner, c.sessions[head.Session], head.Hash)
+		close(f.accepted)
+		if head.Kind == OpSample {
+			c.resumeSample(f, rec)
+			continue
+		}
+		r := c.runs[rec.Parent]
+		if r == nil {
+			c.log.Error("an unfinished operation has no run", "request", rec.Key)
+			c.forget(f)
+			continue
+		}
+		r.queue.unfinished++
+		byRun[r] = append(byRun[r], &operation{run: r, future: f, kind: head.Kind, seq: rec.Rank, ref: rec})
+	}
+	for _, r := range c.runs {
+		ops := byRun[r]
+		if r.State == stateCreating && len(ops) == 1 && ops[0].seq == 0 && r.model != nil {
+			body := &createBody{}
+			if err := json.Unmarshal(ops[0].ref.Payload, body); err == nil {
+				ops[0].create = body
+				r.queue.ready = ops
+				c.pump(r)
+				continue
+			}
+		}
+		r.queue.ready = ops
+		if r.usable() {
+			c.loseRun(r, "the server was restarted")
+			continue
+		}
+		c.failQueue(r, &Failure{Message: "the run had ended: " + r.Reason, Category: CategoryServer})
+	}
+}

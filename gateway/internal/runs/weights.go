@@ -1,0 +1,347 @@
+package runs
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sort"
+	"time"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/store"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// source is where the weights of a sample come from. The zero source is the base model; else one field is set.
+type source struct {
+	run   *run        // its newest version
+	saved *checkpoint // a sampler checkpoint
+	snap  *snapshot   // a version that an unnamed save keeps
+}
+
+// frozen is a saved adapter in a backend, loaded only to be sampled. It stays for the next sample until room is needed.
+type frozen struct {
+	adapter string
+	users   int
+	used    time.Time
+	ready   chan struct{} // closed when loaded, or not
+	err     error
+}
+
+// snapshot is a version of a run that unnamed samplers use; those of one version share it. It is hot while it is pinned in the backend, and goes to disk when newer ones
+// need its place.
+type snapshot struct {
+	run      *run
+	version  int64
+	pin      string // name of the pin
+	hot      bool
+	dir      string // under the data directory; "" = not on disk
+	lost     string // why it is neither
+	users    int    // samples that run on it
+	used     time.Time
+	spilling bool
+}
+
+// acquire makes a source usable in the model's backend: the adapter's id and version for a sample, and what gives it free again.
+func (c *Core) acquire(ctx context.Context, m *model, b Backend, src source) (adapter string, version int64, release func(), err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case src.run != nil:
+		if src.run.State != stateLive {
+			return "", 0, nil, notFoundf("model %s is gone (%s: %s); %s", src.run.ID, src.run.State, src.run.Reason, c.newestOf(src.run))
+		}
+		if src.run.boot != b.BootID {
+			return "", 0, nil, refusef(KindBackend, "model %s was lost with its backend; %s", src.run.ID, c.newestOf(src.run))
+		}
+		return src.run.ID, plugins.LatestVersion, func() {}, nil
+	case src.saved != nil:
+		if c.checkpoints[src.saved.Path] != src.saved || expired(src.saved.ExpiresAt, c.cfg.now()) {
+			return "", 0, nil, notFoundf("checkpoint %s is deleted", src.saved.Path)
+		}
+		return c.acquireSaved(ctx, m, b, src.saved.Dir)
+	case src.snap != nil:
+		s := src.snap
+		if s.hot && s.run.boot == b.BootID {
+			s.users++
+			s.used = c.cfg.now()
+			return s.run.ID, s.version, func() {
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				s.users--
+				c.cool(s.run)
+			}, nil
+		}
+		if s.dir == "" {
+			return "", 0, nil, refusef(KindBackend, "the weights of this sampler were lost: %s", s.lost)
+		}
+		return c.acquireSaved(ctx, m, b, s.dir)
+	}
+	return "", plugins.LatestVersion, func() {}, nil
+}
+
+// acquireSaved loads a saved adapter unless it is there. mu is held, and given up while loading.
+func (c *Core) acquireSaved(ctx context.Context, m *model, b Backend, dir string) (adapter string, version int64, release func(), err error) {
+	f := m.frozen[dir]
+	if f == nil {
+		m.loads++
+		f = &frozen{adapter: "saved-" + itoa(m.loads) + "-" + b.BootID, ready: make(chan struct{})}
+		m.frozen[dir] = f
+		f.users++ // of the loader
+		c.start(func(ctx context.Context) {
+			_, f.err = b.LoadAdapter(ctx, plugins.LoadAdapterRequest{Adapter: f.adapter, Path: c.file(dir), Scope: plugins.ScopeWeights, Frozen: true})
+			close(f.ready)
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			f.users--
+			if f.err != nil && m.frozen[dir] == f {
+				delete(m.frozen, dir)
+			}
+			c.evict(m, b)
+		})
+		if c.closing {
+			return "", 0, nil, errClosing
+		}
+	}
+	f.users++
+	f.used = c.cfg.now()
+	release = func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		f.users--
+		c.evict(m, b)
+	}
+	c.mu.Unlock()
+	select {
+	case <-f.ready:
+		err = f.err
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	c.mu.Lock()
+	if err != nil {
+		f.users--
+		return "", 0, nil, err
+	}
+	return f.adapter, plugins.LatestVersion, release, nil
+}
+
+// evict deletes the frozen adapters that were used longest ago while there are too many. mu is held.
+func (c *Core) evict(m *model, b Backend) {
+	if m.known.BootID != b.BootID || !m.running {
+		return
+	}
+	for len(m.frozen) > c.cfg.MaxFrozen {
+		oldest := ""
+		for dir, f := range m.frozen {
+			if f.users == 0 && (oldest == "" || f.used.Before(m.frozen[oldest].used)) {
+				oldest = dir
+			}
+		}
+		if oldest == "" {
+			return
+		}
+		adapter := m.frozen[oldest].adapter
+		delete(m.frozen, oldest)
+		c.start(func(ctx context.Context) {
+			if err := b.DeleteAdapter(ctx, adapter); err != nil && !lost(err) {
+				c.logged("a saved adapter could not be freed", err, "adapter", adapter)
+			}
+		})
+	}
+}
+
+// callPin runs an unnamed save: the version is pinned and a sampling session made over it.
+func (c *Core) callPin(ctx context.Context, b Backend, op *operation) (done, error) {
+	r := op.run
+	got, err := b.Pin(ctx, plugins.PinRequest{Adapter: r.ID, Position: op.position, Name: op.save.SamplerID})
+	if err != nil {
+		c.mu.Lock()
+		delete(r.session.reserved, op.save.SamplerID)
+		c.mu.Unlock()
+		return done{}, err
+	}
+	now := c.cfg.now().UTC()
+	smp := &sampler{model: r.model, session: r.session, samplerRecord: samplerRecord{
+		ID: op.save.SamplerID, SessionID: r.SessionID, Owner: r.Owner, BaseModel: r.BaseModel, ServedModel: r.ServedModel, RunID: r.ID, CreatedAt: now, Unnamed: true, Version: got.Version,
+	}}
+	if op.save.TTLSeconds != nil {
+		at := now.Add(time.Duration(*op.save.TTLSeconds) * time.Second)
+		smp.ExpiresAt = &at
+	}
+	return done{
+		outcome: Outcome{SavedSampler: &SavedSampler{SamplerID: smp.ID}},
+		batch:   store.Batch{Put: []store.Record{smp.record()}},
+		then: func() {
+			s := r.pins[got.Version]
+			if s == nil {
+				s = &snapshot{run: r, version: got.Version}
+				r.pins[got.Version] = s
+			}
+			extra := smp.ID // a pin that is not needed, because its version is pinned already
+			if !s.hot {
+				s.pin, s.hot, extra = smp.ID, true, ""
+			}
+			s.used = c.cfg.now()
+			smp.snap = s
+			if smp.Dir = s.dir; smp.Dir != "" {
+				c.start(func(ctx context.Context) {
+					err := c.write(context.WithoutCancel(ctx), func() []store.Record { return []store.Record{smp.record()} })
+					c.logged("sampler could not be stored", err, "sampler", smp.ID)
+				})
+			}
+			c.samplers[smp.ID] = smp
+			r.session.samplers = append(r.session.samplers, smp)
+			delete(r.session.reserved, smp.ID)
+			if !r.usable() {
+				s.hot = false
+				if s.dir == "" {
+					s.lost = r.Reason
+				}
+				return
+			}
+			if extra != "" {
+				c.unpin(b, r.ID, extra)
+			}
+			c.cool(r)
+		},
+	}, nil
+}
+
+// unpin gives a pin back in the background. mu is held.
+func (c *Core) unpin(b Backend, adapter, name string) {
+	c.start(func(ctx context.Context) {
+		if err := b.Unpin(ctx, plugins.UnpinRequest{Adapter: adapter, Name: name}); err != nil && !lost(err) {
+			c.logged("a version could not be unpinned", err, "run", adapter)
+		}
+	})
+}
+
+// hotSnapshots lists the pinned ones, longest unused first. mu is held.
+func (r *run) hotSnapshots() []*snapshot {
+	var hot []*snapshot
+	for _, s := range r.pins {
+		if s.hot {
+			hot = append(hot, s)
+		}
+	}
+	sort.Slice(hot, func(i, j int) bool {
+		if !hot[i].used.Equal(hot[j].used) {
+			return hot[i].used.Before(hot[j].used)
+		}
+		return hot[i].version < hot[j].version
+	})
+	return hot
+}
+
+// cool writes the snapshots that were used longest ago to disk while too many are pinned. mu is held.
+func (c *Core) cool(r *run) {
+	b, ok := r.model.current()
+	if !ok || b.BootID != r.boot || r.State != stateLive {
+		return
+	}
+	hot := r.hotSnapshots()
+	surplus := len(hot) - c.cfg.MaxHotSnapshots
+	for _, s := range hot {
+		if surplus <= 0 {
+			return
+		}
+		if s.spilling {
+			surplus--
+			continue
+		}
+		if s.users > 0 {
+			continue
+		}
+		surplus--
+		s.spilling = true
+		c.start(func(ctx context.Context) {
+			err := c.spill(ctx, b, s)
+			if err != nil && !lost(err) {
+				c.logged("a snapshot could not be written", err, "run", r.ID, "version", s.version)
+			}
+			c.mu.Lock()
+			s.spilling = false
+			c.mu.Unlock()
+		})
+	}
+}
+
+// spill writes a pinned version to disk, where its samplers find it from then on, and unpins it.
+func (c *Core) spill(ctx context.Context, b Backend, s *snapshot) error {
+	c.mu.Lock()
+	if !s.hot {
+		c.mu.Unlock()
+		return nil
+	}
+	dir, pin := s.dir, s.pin
+	c.mu.Unlock()
+	if dir == "" {
+		dir = filepath.Join("snapshots", s.run.ID, itoa(s.version)+"~"+c.newID("", "", "")[:8])
+		if err := os.MkdirAll(filepath.Dir(c.file(dir)), 0o700); err != nil {
+			return fmt.Errorf("write snapshot: %w", err)
+		}
+		if _, err := b.SaveAdapter(ctx, plugins.SaveAdapterRequest{Adapter: s.run.ID, Version: s.version, Scope: plugins.ScopeWeights, Path: c.file(dir)}); err != nil {
+			return err
+		}
+	}
+	err := c.write(context.WithoutCancel(ctx), func() []store.Record {
+		var records []store.Record
+		for _, smp := range s.run.session.samplers {
+			if smp.snap == s {
+				smp.Dir = dir
+				records = append(records, smp.record())
+			}
+		}
+		s.dir, s.hot = dir, false
+		return records
+	})
+	if err != nil {
+		return fmt.Errorf("write snapshot: %w", err)
+	}
+	if err := b.Unpin(ctx, plugins.UnpinRequest{Adapter: s.run.ID, Name: pin}); err != nil && !lost(err) {
+		return fmt.Errorf("unpin: %w", err)
+	}
+	return nil
+}
+
+// callSave runs a save that makes a checkpoint. Its folder has a name of its own, so that an older checkpoint of the same path stays whole until the new one is.
+func (c *Core) callSave(ctx context.Context, b Backend, op *operation) (done, error) {
+	r := op.run
+	path, err := ParsePath(op.save.Path)
+	if err != nil {
+		return done{}, err
+	}
+	dir := c.newDir(path)
+	if err := os.MkdirAll(filepath.Dir(c.file(dir)), 0o700); err != nil {
+		c.log.Error("the folder of a checkpoint could not be made", "path", path.String(), "error", err)
+	}
+	scope := scopeOf(path.Kind == KindWeights)
+	got, err := b.SaveAdapter(ctx, plugins.SaveAdapterRequest{
+		Adapter: r.ID, Position: op.position, Scope: scope, Path: c.file(dir), ExportNames: c.exportNames(r.model, path.Kind), Metadata: op.save.UserMetadata,
+	})
+	if err != nil {
+		return done{}, err
+	}
+	cp := &checkpoint{checkpointRecord{Dir: dir, CheckpointInfo: CheckpointInfo{
+		Path: path.String(), RunID: r.ID, Kind: path.Kind, Name: path.Name, Owner: r.Owner, BaseModel: r.BaseModel, ServedModel: r.ServedModel, LoRA: r.LoRA,
+		CreatedAt: c.cfg.now().UTC(), Size: got.Bytes, Step: got.Step, WithOptimizer: scope == plugins.ScopeOptimizer, UserMetadata: op.save.UserMetadata,
+	}}}
+	cp.expireIn(op.save.TTLSeconds)
+	return done{
+		outcome: Outcome{Saved: &SavedWeights{Path: cp.Path, Size: cp.Size}},
+		batch:   c.checkpointMade(cp, r.SessionID, r.project(), AuditEntry{Event: "checkpoint_created"}),
+		then:    func() { c.install(cp) },
+	}, nil
+}
+
+// exportNames says how the output head's tensors are called in what others read.
+func (c *Core) exportNames(m *model, kind CheckpointKind) string {
+	if kind == KindWeights {
+		return ""
+	}
+	return m.ExportNames
+}
+
+// file is the absolute path of something in the data directory.
+func (c *Core) file(dir string) string { return filepath.Join(c.cfg.DataDir, dir) }
