@@ -18,22 +18,24 @@ const (
 
 // Manifest is the content of ManifestFile. A directory without one is a foreign PEFT adapter.
 type Manifest struct {
-	Format        int               `json:"format"` // 1
-	Scope         string            `json:"scope"`  // "weights", "optimizer", "accumulator"
-	BaseModel     string            `json:"base_model"`
-	ModelHash     string            `json:"model_hash"`
-	Engine        string            `json:"engine"`   // program version
-	Topology      string            `json:"topology"` // plugin and devices
-	Arithmetic    string            `json:"arithmetic"`
-	Rank          int               `json:"rank"`
-	Seed          uint64            `json:"seed"`
-	TrainAttn     bool              `json:"train_attn"`
-	TrainMLP      bool              `json:"train_mlp"`
-	TrainUnembed  bool              `json:"train_unembed"`
-	Step          int64             `json:"step"`
-	Version       int64             `json:"version"`
-	WindowFailure string            `json:"window_failure,omitempty"` // with an accumulator: reason of the first failed pass since the last step
-	WindowPasses  int               `json:"window_passes,omitempty"`  // with an accumulator: successful passes since the last step
-	Metadata      map[string]string `json:"metadata,omitempty"`
-	SHA256        map[string]string `json:"sha256"` // of every other file, hex
+	Format       int    `json:"format"` // 1
+	Scope        string `json:"scope"`  // "weights", "optimizer", "accumulator"
+	BaseModel    string `json:"base_model"`
+	ModelHash    string `json:"model_hash"`
+	Engine       string `json:"engine"`   // program version
+	Topology     string `json:"topology"` // plugin and devices
+	Arithmetic   string `json:"arithmetic"`
+	Rank         int    `json:"rank"`
+	Seed         uint64 `json:"seed"`
+	TrainAttn    bool   `json:"train_attn"`
+	TrainMLP     bool   `json:"train_mlp"`
+	TrainUnembed bool   `json:"train_unembed"`
+	Step         int64  `json:"step"`
+	Version      int64  `json:"version"`
+	// With an accumulator: the first failed pass since the last step, as message and as name of its Kind, and the number of successful ones.
+	WindowFailure     string            `json:"window_failure,omitempty"`
+	WindowFailureKind string            `json:"window_failure_kind,omitempty"`
+	WindowPasses      int               `json:"window_passes,omitempty"`
+	Metadata          map[string]string `json:"metadata,omitempty"`
+	SHA256            map[string]string `json:"sha256"` // of every other file, hex
 }

@@ -9,8 +9,8 @@ import (
 )
 
 // Conversions between the contract's types and the wire. The directions *ToPB cannot fail. The directions *FromPB read outside bytes: they fail
-// with KindInvalid on what has no meaning (a length that is no multiple of four, a number that does not fit), never panic, and allocate no
-// more than a small multiple of the message's own size.
+// with KindInvalid on what has no meaning (a length that is no multiple of four, a number that does not fit), never panic, and allocate
+// in proportion to the message that protobuf has already decoded.
 
 func narrow(field string, v int64) (int, error) {
 	if v < math.MinInt32 || v > math.MaxInt32 {

@@ -3,6 +3,7 @@ package plugins
 import (
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // Kind sorts failures by what the caller does about them.
@@ -29,6 +30,12 @@ func (k Kind) String() string {
 		return fmt.Sprintf("kind(%d)", int(k))
 	}
 	return kindNames[k]
+}
+
+// ParseKind undoes Kind.String.
+func ParseKind(name string) (Kind, bool) {
+	i := slices.Index(kindNames[:], name)
+	return Kind(max(0, i)), i >= 0
 }
 
 // Error is a failure that crosses the process border whole.

@@ -61,13 +61,8 @@ func fromStatus(err error) (*Error, bool) {
 		if !ok {
 			continue
 		}
-		e := &Error{Kind: KindInternal, Field: detail.Field, Message: detail.Message}
-		for k, name := range kindNames {
-			if name == detail.Kind {
-				e.Kind = Kind(k)
-			}
-		}
-		return e, true
+		kind, _ := ParseKind(detail.Kind) // a kind that we do not know is an internal failure to us
+		return &Error{Kind: kind, Field: detail.Field, Message: detail.Message}, true
 	}
 	return nil, false
 }

@@ -116,7 +116,7 @@ func (b *Backend) save(a *adapter, v *version, req *plugins.SaveAdapterRequest) 
 		files[plugins.AccumulatorFile] = b.encode(v.shape, plugins.ExportPEFT, []string{""}, a.accumulated)
 		m.WindowPasses = a.passes
 		if a.failure != nil {
-			m.WindowFailure = a.failure.Error()
+			m.WindowFailure, m.WindowFailureKind = a.failure.Error(), a.failure.Kind.String()
 		}
 	}
 	var bytes int64
@@ -343,7 +343,8 @@ func (b *Backend) read(req *plugins.LoadAdapterRequest) (*loaded, error) {
 		}
 		l.passes = manifest.WindowPasses
 		if manifest.WindowFailure != "" {
-			l.failure = &plugins.Error{Kind: plugins.KindInternal, Message: manifest.WindowFailure}
+			kind, _ := plugins.ParseKind(manifest.WindowFailureKind)
+			l.failure = &plugins.Error{Kind: kind, Message: manifest.WindowFailure}
 		}
 	}
 	return l, nil

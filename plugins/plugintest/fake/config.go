@@ -164,10 +164,8 @@ func (c *Config) validate() error {
 }
 
 func kindByName(name string) (plugins.Kind, bool) {
-	for k := plugins.KindInternal; k <= plugins.KindBackendLost; k++ {
-		if k.String() == name {
-			return k, true
-		}
+	if name == "" {
+		return plugins.KindInternal, true
 	}
-	return plugins.KindInternal, name == ""
+	return plugins.ParseKind(name)
 }
