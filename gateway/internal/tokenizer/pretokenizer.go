@@ -297,13 +297,32 @@ func newMetaspace(field string, raw json.RawMessage) (*metaspace, error) {
 }
 
 func (m *metaspace) cut(out []piece, p piece) ([]piece, error) {
+	p.text = m.mark(p)
+	if !m.split {
+		return append(out, p), nil
+	}
+	for i := 0; i < len(p.text); {
+		end := m.word(p.text, i)
+		out = append(out, piece{text: p.text[i:end], id: noID, atStart: p.atStart && i == 0})
+		i = end
+	}
+	return out, nil
+}
+
+// mark returns the text of p with its spaces made visible.
+func (m *metaspace) mark(p piece) string {
 	text := strings.ReplaceAll(p.text, " ", m.replacement)
 	if (m.scheme == "always" || m.scheme == "first" && p.atStart) && !strings.HasPrefix(text, m.replacement) {
 		text = m.replacement + text
 	}
-	p.text = text
-	if !m.split {
-		return append(out, p), nil
+	return text
+}
+
+// word is a scanner: a word ends where the next visible space stands.
+func (m *metaspace) word(text string, i int) int {
+	_, size := utf8.DecodeRuneInString(text[i:])
+	if n := strings.Index(text[i+size:], m.replacement); n >= 0 {
+		return i + size + n
 	}
-	return splitter{literalMatcher(m.replacement), mergedWithNext}.cut(out, p)
+	return len(text)
 }

@@ -23,8 +23,9 @@ type Tokenizer struct {
 	preTokenizers []preTokenizer
 	model         model
 	template      template
-	scan          scanner   // if set, does the work of preTokenizers
-	decoders      []decoder // nil: tokens are joined by spaces
+	mark          func(piece) string // if set, is applied before scan
+	scan          scanner            // if set, does the work of preTokenizers
+	decoders      []decoder          // nil: tokens are joined by spaces
 	size          int
 
 	bos, eos, pad specialID
@@ -97,12 +98,16 @@ func newTokenizer(def *definition, later []addedToken) (*Tokenizer, error) {
 	return t, nil
 }
 
-// shortcut finds the pipelines that need no pieces in between: byte-level BPE
-// takes the words as they are, and where one scanner does all the cutting they
-// go from it straight to the model.
+// shortcut finds the pipelines that need no list of pieces: where one scanner
+// does all the cutting, words go from it straight to the model. Byte-level BPE
+// takes them as they are in the text.
 func (t *Tokenizer) shortcut() {
 	n := len(t.preTokenizers)
 	if n == 0 {
+		return
+	}
+	if m, ok := t.preTokenizers[0].(*metaspace); ok && n == 1 && m.split {
+		t.mark, t.scan = m.mark, m.word
 		return
 	}
 	last, isByteLevel := t.preTokenizers[n-1].(*byteLevel)
@@ -169,6 +174,12 @@ func (t *Tokenizer) appendPiece(ids []int32, p piece) ([]int32, error) {
 	}
 	var err error
 	if t.scan != nil {
+		if p.text == "" {
+			return ids, nil
+		}
+		if t.mark != nil {
+			p.text = t.mark(p)
+		}
 		for i := 0; i < len(p.text); {
 			end := t.scan(p.text, i)
 			if ids, err = t.model.appendIDs(ids, p.text[i:end]); err != nil {
