@@ -92,14 +92,12 @@ func (c chunk) final() bool {
 // samplingStep runs one step of the sampler: the next token of every sequence that is past its prompt, and a piece of the prompts of others. It tells whether there was anything to do.
 func (e *Engine) samplingStep() bool {
 	l := e.loaded
-	e.sweep()
 	fresh := e.admit()
 	for _, page := range fresh {
 		l.sampler.pages.Zero(page)
 	}
 	chunks := e.pick()
 	if len(chunks) == 0 {
-		e.gauges()
 		return false
 	}
 	// Chunks of one adapter side by side.
@@ -113,16 +111,12 @@ func (e *Engine) samplingStep() bool {
 	} else {
 		e.deliver(chunks, drawn)
 	}
-	e.sweep()
-	e.gauges()
 	e.counters.progressed(time.Now())
 	return true
 }
 
-// sweep takes ended sequences out of the books and gives their pages back.
+// sweep takes ended sequences out of the books and gives their pages back. The caller holds mu; a step calls it before it lets go of mu, so that whoever sees the end of a sequence sees its pages free.
 func (e *Engine) sweep() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
 	swept := func(s *sequence) bool {
 		if !s.done {
 			return false
@@ -136,6 +130,7 @@ func (e *Engine) sweep() {
 	}
 	e.running = slices.DeleteFunc(e.running, swept)
 	e.waiting = slices.DeleteFunc(e.waiting, swept)
+	e.counters.pagesFree.Store(int64(e.loaded.sampler.cache.Available()))
 }
 
 // admit gives waiting sequences a place, first come first served, while there are places and pages for all their tokens. It gives the pages that were taken, which have to be cleared.
@@ -143,6 +138,8 @@ func (e *Engine) admit() (fresh []int32) {
 	l := e.loaded
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.sweep()
+	defer func() { e.counters.pagesFree.Store(int64(l.sampler.cache.Available())) }()
 	var left []*sequence
 	for i, s := range e.waiting {
 		if len(e.running) >= l.config.MaxBatch {
@@ -395,6 +392,7 @@ func (e *Engine) deliver(chunks []chunk, drawn []token) {
 	l := e.loaded
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	defer e.sweep()
 	for i, c := range chunks {
 		s, t := c.sequence, drawn[i]
 		q := s.request
@@ -458,12 +456,8 @@ func (e *Engine) book(s *sequence, t token) {
 func (e *Engine) failChunks(chunks []chunk, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	defer e.sweep()
 	for _, c := range chunks {
 		e.endRequest(c.sequence.request, internal("sample", err))
 	}
-}
-
-// gauges notes what Status tells about sampling.
-func (e *Engine) gauges() {
-	e.counters.pagesFree.Store(int64(e.loaded.sampler.cache.Available()))
 }

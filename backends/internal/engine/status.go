@@ -60,7 +60,16 @@ func (e *Engine) status(now time.Time) plugins.Status {
 	for _, r := range e.runs {
 		s.QueuedTraining += len(r.queue.waiting)
 	}
-	s.RunningSamples, s.WaitingSamples = len(e.running), len(e.waiting)
+	for _, q := range e.running {
+		if !q.done {
+			s.RunningSamples++
+		}
+	}
+	for _, q := range e.waiting {
+		if !q.done {
+			s.WaitingSamples++
+		}
+	}
 	if l := e.loaded; l != nil {
 		s.KVPages, s.KVPagesFree = l.sampler.pages.Count(), int(c.pagesFree.Load())
 		s.WeightBytes = l.weightBytes
