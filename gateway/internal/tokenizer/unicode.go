@@ -22,8 +22,6 @@ const (
 	kindNumber                   // \p{N}
 	kindSpace                    // \s
 	kindMark                     // \p{M}
-	kindUpper                    // [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]
-	kindLower                    // [\p{Ll}\p{Lm}\p{Lo}\p{M}]
 )
 
 // Bits of unicodeData.shape. A code point with none of them is left alone by
@@ -125,10 +123,7 @@ func parseUnicode(text string) (*unicodeData, error) {
 }
 
 func (u *unicodeData) buildKinds() {
-	bits := map[string]uint8{
-		"L": kindLetter, "N": kindNumber, "space": kindSpace, "M": kindMark | kindUpper | kindLower,
-		"Lu": kindUpper, "Lt": kindUpper, "Lm": kindUpper | kindLower, "Lo": kindUpper | kindLower, "Ll": kindLower,
-	}
+	bits := map[string]uint8{"L": kindLetter, "N": kindNumber, "space": kindSpace, "M": kindMark}
 	u.kinds = newRuneTable(func(set func(lo, hi rune, bits uint8)) {
 		for name, b := range bits {
 			for _, r := range u.classes[name] {
