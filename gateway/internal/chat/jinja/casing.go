@@ -3,6 +3,7 @@ package jinja
 import (
 	"strings"
 	"unicode"
+	"unicode/utf8"
 
 	"golang.org/x/text/cases"
 	"golang.org/x/text/language"
@@ -12,13 +13,21 @@ import (
 
 func upper(s string) string { return cases.Upper(language.Und).String(s) }
 
-func lower(s string) string { return cases.Lower(language.Und).String(s) }
+func lower(s string) string { return strings.Join(lowerRunes(s), "") }
 
-func casefold(s string) string { return cases.Fold().String(s) }
+func casefold(s string) string {
+	return strings.Map(func(c rune) rune {
+		// Cherokee folds to its capitals, which are the older letters; cases.Fold has it the other way round.
+		if unicode.Is(unicode.Cherokee, c) {
+			return unicode.ToUpper(c)
+		}
+		return c
+	}, cases.Fold().String(s))
+}
 
 // titleRune is the title case of one character, which may be several.
 func titleRune(c rune) string {
-	if c < 0x80 {
+	if c < utf8.RuneSelf {
 		return string(unicode.ToUpper(c))
 	}
 	if t := unicode.ToTitle(c); t != c {
@@ -56,25 +65,33 @@ func titleWords(s string) string {
 
 // lowerRunes is the lower case of each character of s where it stands.
 func lowerRunes(s string) []string {
-	var out []string
+	out := make([]string, 0, len(s))
 	for i, c := range s {
-		if c != 'Σ' {
-			out = append(out, lower(string(c)))
-			continue
+		switch {
+		case c == 'İ':
+			out = append(out, "i\u0307")
+		case c == 'Σ' && finalSigma(s[:i], s[i+len("Σ"):]):
+			out = append(out, "ς")
+		default:
+			out = append(out, string(unicode.ToLower(c)))
 		}
-		// Sigma looks at its neighbours: keep a letter before it, and what follows.
-		before, _ := lastRunes(s[:i])
-		mapped := []rune(lower(before + s[i:]))
-		out = append(out, string(mapped[len([]rune(lower(before)))]))
 	}
 	return out
 }
 
-// lastRunes returns the last 30 characters of s or fewer.
-func lastRunes(s string) (string, int) {
-	runes := []rune(s[max(0, len(s)-120):])
-	runes = runes[max(0, len(runes)-30):]
-	return string(runes), len(runes)
+// finalSigma is Unicode's condition for a sigma at the end of a word: a cased character before it and none behind, punctuation and marks aside.
+func finalSigma(before, after string) bool {
+	before = strings.TrimRightFunc(before, isCaseIgnorable)
+	after = strings.TrimLeftFunc(after, isCaseIgnorable)
+	last, _ := utf8.DecodeLastRuneInString(before)
+	next, _ := utf8.DecodeRuneInString(after)
+	return before != "" && isCased(last) && !(after != "" && isCased(next))
+}
+
+// isCaseIgnorable is Unicode's property: marks, formats, modifiers and the punctuation that stands inside words.
+func isCaseIgnorable(c rune) bool {
+	return strings.ContainsRune("'.:·\u0387\u055f\u05f4\u2018\u2019\u2024\u2027\ufe13\ufe52\ufe55\uff07\uff0e\uff1a", c) ||
+		unicode.In(c, unicode.Mn, unicode.Me, unicode.Cf, unicode.Lm, unicode.Sk)
 }
 
 // capitalize is str.capitalize: the first character in title case, the rest in lower case.
