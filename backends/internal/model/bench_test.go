@@ -85,11 +85,18 @@ func writeRandomModel(dir string, layers int) error {
 }
 
 // BenchmarkQwen3 measures the shape of Qwen3-0.6B with random weights: a training pass over one sequence of 512 tokens with rank 32 on all modules, and decoding of one sequence.
+// With 28 layers it is the real model; with 4 it is quicker to run, and the output head weighs more.
 //
-//	go test -bench Qwen3 -benchtime 3x -run none ./backends/internal/model
+//	go test -bench Qwen3/layers=28 -benchtime 3x -run none ./backends/internal/model
 func BenchmarkQwen3(b *testing.B) {
+	for _, layers := range []int{4, 28} {
+		b.Run(fmt.Sprintf("layers=%d", layers), func(b *testing.B) { benchmarkQwen3(b, layers) })
+	}
+}
+
+func benchmarkQwen3(b *testing.B, layers int) {
 	dir := b.TempDir()
-	if err := writeRandomModel(dir, 28); err != nil {
+	if err := writeRandomModel(dir, layers); err != nil {
 		b.Fatal(err)
 	}
 	for _, d := range []tensor.DType{tensor.Float32, tensor.BFloat16} {

@@ -506,3 +506,35 @@ func (b *bench) state(l *lora.Layout) *optim.State {
 	b.t.Cleanup(s.Free)
 	return s
 }
+
+// TestBFloat16Gradients compares with float64 on weights rounded to bfloat16: ours may be at most 1.5 times as far from it as the bfloat16 arithmetic of PyTorch is.
+func TestBFloat16Gradients(t *testing.T) {
+	for _, name := range []string{"llama", "qwen2", "qwen3"} {
+		t.Run(name, func(t *testing.T) {
+			dir := unpack(t, name)
+			b := newBench(t, dir, tensor.BFloat16, 2)
+			base, values, want := open(t, dir, "base.safetensors"), open(t, dir, "lora.safetensors"), open(t, dir, "bfloat16.safetensors")
+			w := b.adapter(open(t, dir, "lora", "adapter_model.safetensors").File)
+			for _, name := range []string{"cross_entropy", "importance_sampling"} {
+				g := b.gradient(w.Layout())
+				b.train(model.TrainOptions{}, b.losses(name, w, g, base, values)...)
+				torch := want.floats("torch." + name)
+				if n := b.compare(g, want, "grad."+name+".", 1.5*float64(torch[1])); n == 0 {
+					t.Error("no gradient was compared")
+				}
+				var got, all []float32
+				if err := g.Each(func(tensorName string, x tensor.Tensor) error {
+					got, all = append(got, b.download(x)...), append(all, want.floats("grad."+name+"."+tensorName)...)
+					return nil
+				}); err != nil {
+					t.Fatal(err)
+				}
+				d := relative(got, all)
+				t.Logf("%s: off by %.2g of its norm, PyTorch's bfloat16 by %.2g", name, d, torch[0])
+				if !(d <= 1.5*float64(torch[0])) {
+					t.Errorf("%s: off by %g of its norm, PyTorch's bfloat16 by %g", name, d, torch[0])
+				}
+			}
+		})
+	}
+}

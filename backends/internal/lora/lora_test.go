@@ -1,0 +1,287 @@
+package lora_test
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tinsmith/tinsmith/backends/internal/lora"
+	"github.com/tinsmith/tinsmith/backends/internal/safetensors"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/cpu"
+)
+
+var modules = []lora.Module{
+	{Name: "model.layers.0.self_attn.q_proj", Group: lora.Attention, Out: 6, In: 5},
+	{Name: "model.layers.0.mlp.down_proj", Group: lora.MLP, Out: 5, In: 9},
+	{Name: "lm_head", Group: lora.Unembed, Out: 11, In: 5},
+}
+
+func newDevice(t *testing.T) tensor.Device {
+	t.Helper()
+	d, err := cpu.New(cpu.Options{Threads: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+func layout(t *testing.T, rank int, include func(lora.Module) bool) *lora.Layout {
+	t.Helper()
+	l, err := lora.NewLayout(modules, rank, include)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func all(lora.Module) bool { return true }
+
+func download(t *testing.T, d tensor.Device, x tensor.Tensor) []float32 {
+	t.Helper()
+	v := make([]float32, x.Rows*x.Cols)
+	if err := d.Download(v, x); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func TestLayout(t *testing.T) {
+	l := layout(t, 4, func(m lora.Module) bool { return m.Group != lora.MLP })
+	if want := 4*(6+5) + 4*(11+5); l.Size != want || l.Scale != 8 || l.Has(1) || !l.Has(2) {
+		t.Errorf("layout %+v, want %d parameters", l, want)
+	}
+	if got := fmt.Sprint(l.Kinds()); got != "[q_proj lm_head]" {
+		t.Error(got)
+	}
+	for _, rank := range []int{0, -1, 513} {
+		if _, err := lora.NewLayout(modules, rank, all); err == nil {
+			t.Errorf("rank %d accepted", rank)
+		}
+	}
+	if _, err := lora.NewLayout(modules, 4, func(lora.Module) bool { return false }); err == nil {
+		t.Error("an adapter without modules accepted")
+	}
+}
+
+// TestInitialize: A in its bounds and spread out, the same for the same seed whatever else is trained, another for another seed or tensor; B zero.
+func TestInitialize(t *testing.T) {
+	d := newDevice(t)
+	a := func(seed uint64, module int, include func(lora.Module) bool) []float32 {
+		w, err := lora.NewWeights(d, layout(t, 8, include), tensor.Float32)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Free()
+		if err := w.Initialize(seed); err != nil {
+			t.Fatal(err)
+		}
+		for _, v := range download(t, d, w.Masters.B(module)) {
+			if v != 0 {
+				t.Fatal("B is not zero")
+			}
+		}
+		return download(t, d, w.Masters.A(module))
+	}
+	first := a(1, 2, all)
+	if !slices.Equal(first, a(1, 2, func(m lora.Module) bool { return m.Group == lora.Unembed })) {
+		t.Error("the head's A depends on what else is trained")
+	}
+	if slices.Equal(first, a(2, 2, all)) || slices.Equal(first[:40], a(1, 0, all)[:40]) {
+		t.Error("seeds or tensors share values")
+	}
+	bound := 1 / math.Sqrt(5)
+	var least, most, sum float64
+	for _, v := range first {
+		least, most, sum = math.Min(least, float64(v)), math.Max(most, float64(v)), sum+float64(v)
+	}
+	if least < -bound || most >= bound || most < 0.7*bound || least > -0.7*bound || math.Abs(sum/float64(len(first))) > 0.3*bound {
+		t.Errorf("values in [%v, %v] with sum %v are not uniform in ±%v", least, most, sum, bound)
+	}
+}
+
+func TestTensorNames(t *testing.T) {
+	for _, c := range []struct {
+		module, matrix string
+		names          lora.Names
+		want           string
+	}{
+		{"model.layers.3.self_attn.q_proj", "A", lora.PEFT, "base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight"},
+		{"model.layers.3.mlp.up_proj", "B", lora.Tinker, "base_model.model.model.layers.3.mlp.up_proj.lora_B.weight"},
+		{"lm_head", "A", lora.PEFT, "base_model.model.lm_head.lora_A.weight"},
+		{"lm_head", "B", lora.Tinker, "base_model.model.model.unembed_tokens.lora_B.weight"},
+	} {
+		got := lora.TensorName(c.module, c.matrix, c.names)
+		if got != c.want {
+			t.Errorf("%s, want %s", got, c.want)
+		}
+		if module, matrix, ok := lora.ParseTensorName(got); !ok || module != c.module || matrix != c.matrix {
+			t.Errorf("%s parses as %q %q %v", got, module, matrix, ok)
+		}
+	}
+	if module, _, ok := lora.ParseTensorName("base_model.model.model.lm_head.lora_A.weight"); !ok || module != "lm_head" {
+		t.Error("the third name of the head is not read")
+	}
+	for _, bad := range []string{"", "lm_head.lora_A.weight", "base_model.model.lm_head.lora_C.weight", "base_model.model.lm_head.lora_A", "base_model.model..lora_A.weight", "base_model.model.lm_head.weight"} {
+		if module, matrix, ok := lora.ParseTensorName(bad); ok {
+			t.Errorf("%q parses as %q %q", bad, module, matrix)
+		}
+	}
+}
+
+// write puts tensors of a value each into a file and opens it.
+func write(t *testing.T, tensors map[string][]int) *safetensors.File {
+	t.Helper()
+	var sources []safetensors.Source
+	for name, shape := range tensors {
+		values := make([]float32, shape[0]*shape[1])
+		for i := range values {
+			values[i] = float32(i)
+		}
+		sources = append(sources, safetensors.Float32Source(name, shape, func() ([]float32, error) { return values, nil }))
+	}
+	return openFile(t, sources)
+}
+
+func openFile(t *testing.T, sources []safetensors.Source) *safetensors.File {
+	t.Helper()
+	var b bytes.Buffer
+	if _, _, err := safetensors.Write(&b, nil, sources); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "adapter_model.safetensors")
+	if err := os.WriteFile(path, b.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := safetensors.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+func TestFileRoundTrip(t *testing.T) {
+	d := newDevice(t)
+	for _, names := range []lora.Names{lora.PEFT, lora.Tinker} {
+		w, err := lora.NewWeights(d, layout(t, 4, all), tensor.Float32)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Initialize(9); err != nil {
+			t.Fatal(err)
+		}
+		f := openFile(t, w.Masters.Sources(names, ""))
+		l, err := lora.FileLayout(modules, f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := lora.NewParameters(d, l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Read(f, ""); err != nil {
+			t.Fatal(err)
+		}
+		if l.Rank != 4 || !slices.Equal(download(t, d, p.Flat), download(t, d, w.Masters.Flat)) {
+			t.Errorf("%s: rank %d or values differ", names, l.Rank)
+		}
+		if err := p.Read(f, ".exp_avg"); err == nil {
+			t.Error("moments were read from a file of weights")
+		}
+		p.Free()
+		w.Free()
+	}
+}
+
+func TestFileRefused(t *testing.T) {
+	const q = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+	for _, c := range []struct {
+		name, want string
+		tensors    map[string][]int
+	}{
+		{"unknown module", "no LoRA matrix of this model", map[string][]int{"base_model.model.model.layers.9.self_attn.q_proj.lora_A.weight": {2, 5}}},
+		{"unknown name", "no LoRA matrix of this model", map[string][]int{"lm_head.weight": {2, 5}}},
+		{"half a pair", "only one of", map[string][]int{q + "A.weight": {2, 5}}},
+		{"wrong width", "the model needs 5 along axis 1", map[string][]int{q + "A.weight": {2, 6}}},
+		{"two ranks", "one rank for all modules", map[string][]int{q + "A.weight": {2, 5}, q + "B.weight": {6, 3}}},
+		{"head under two names", "under two names", map[string][]int{"base_model.model.lm_head.lora_A.weight": {2, 5}, "base_model.model.model.lm_head.lora_A.weight": {2, 5}}},
+		{"empty", "rank 0", nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if _, err := lora.FileLayout(modules, write(t, c.tensors)); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v, want %q", err, c.want)
+			}
+		})
+	}
+}
+
+func TestGroupOf(t *testing.T) {
+	for n := 1; n <= 40; n++ {
+		for i := range n {
+			g := lora.GroupOf(i, n)
+			if i < g*n/lora.Groups || i >= (g+1)*n/lora.Groups {
+				t.Fatalf("sequence %d of %d in group %d", i, n, g)
+			}
+		}
+	}
+}
+
+// TestReduction counts live buffers and checks the tree by values whose sum depends on the order.
+func TestReduction(t *testing.T) {
+	d := newDevice(t)
+	l := layout(t, 1, func(m lora.Module) bool { return m.Name == "lm_head" })
+	for _, n := range []int{1, 2, 3, 5, 8, 19} {
+		live, most := 0, 0
+		take := func() (*lora.Gradient, error) {
+			live++
+			most = max(most, live)
+			return lora.NewGradient(d, l)
+		}
+		give := func(g *lora.Gradient) { live--; g.Free() }
+		var groups [lora.Groups]float32
+		value := func(i int) float32 { return float32(math.Pow(-10, float64(i%9))) + 0.1 }
+		r := lora.NewReduction(d, l, n, take, give)
+		for i := range n {
+			g, err := r.Buffer(i)
+			if err != nil {
+				t.Fatal(err)
+			}
+			v := download(t, d, g.A(2))
+			v[0] += value(i)
+			groups[lora.GroupOf(i, n)] += value(i)
+			if err := d.Upload(g.A(2), v); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := r.Total(); err == nil {
+				t.Fatal("a total before the end")
+			}
+			if err := r.Done(i); err != nil {
+				t.Fatal(err)
+			}
+		}
+		total, err := r.Total()
+		if err != nil {
+			t.Fatal(err)
+		}
+		g := groups
+		want := ((g[0] + g[1]) + (g[2] + g[3])) + ((g[4] + g[5]) + (g[6] + g[7]))
+		if got := download(t, d, total.A(2))[0]; got != want {
+			t.Errorf("%d sequences: %v, want %v", n, got, want)
+		}
+		give(total)
+		if live != 0 || most > 4 {
+			t.Errorf("%d sequences: %d buffers left, %d at once", n, live, most)
+		}
+	}
+}

@@ -1,0 +1,122 @@
+package model
+
+import (
+	"encoding/json"
+	"maps"
+	"strings"
+	"testing"
+)
+
+// plain is a configuration that is accepted.
+func plain() map[string]any {
+	return map[string]any{
+		"architectures": []string{"Qwen3ForCausalLM"}, "num_hidden_layers": 2, "hidden_size": 10, "intermediate_size": 7, "num_attention_heads": 6, "num_key_value_heads": 2,
+		"head_dim": 4, "vocab_size": 13, "max_position_embeddings": 100, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": true,
+		"rope_theta": 5e5, "rope_scaling": nil, "torch_dtype": "bfloat16", "some_future_key": []int{1},
+	}
+}
+
+func encode(t testing.TB, c map[string]any) []byte {
+	t.Helper()
+	b, err := json.Marshal(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestConfig(t *testing.T) {
+	c, err := parseConfig(encode(t, plain()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Layers != 2 || c.HiddenSize != 10 || c.IntermediateSize != 7 || c.Heads != 6 || c.KVHeads != 2 || c.HeadDim != 4 || c.VocabSize != 13 || c.MaxPositionEmbeddings != 100 ||
+		c.RMSNormEps != 1e-5 || !c.TieWordEmbeddings || c.Rope.Theta != 5e5 || c.Rope.Llama3 != nil {
+		t.Errorf("%+v", c)
+	}
+	j := plain()
+	delete(j, "head_dim")
+	delete(j, "num_key_value_heads")
+	delete(j, "rope_theta")
+	j["hidden_size"] = 12
+	j["rope_parameters"] = map[string]any{"rope_type": "llama3", "rope_theta": 1e4, "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 64}
+	if c, err = parseConfig(encode(t, j)); err != nil {
+		t.Fatal(err)
+	}
+	if c.HeadDim != 2 || c.KVHeads != 6 || c.Rope.Theta != 1e4 || c.Rope.Llama3 == nil || c.Rope.Llama3.Factor != 8 || c.Rope.Llama3.OriginalPositions != 64 {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestConfigRefused(t *testing.T) {
+	llama3 := map[string]any{"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 64}
+	with := func(key string, value any) map[string]any {
+		m := maps.Clone(llama3)
+		m[key] = value
+		return m
+	}
+	for _, c := range []struct {
+		name, key string
+		value     any // nil = absent
+		want      string
+	}{
+		{"no architecture", "architectures", nil, "architectures is"},
+		{"two architectures", "architectures", []string{"a", "b"}, "must name one"},
+		{"no size", "hidden_size", nil, "hidden_size is missing"},
+		{"no layers", "num_hidden_layers", 0, "num_hidden_layers is 0"},
+		{"huge size", "vocab_size", 1 << 30, "vocab_size is 1073741824"},
+		{"negative", "intermediate_size", -4, "intermediate_size is -4"},
+		{"text for a number", "hidden_size", "64", "hidden_size"},
+		{"heads do not group", "num_key_value_heads", 4, "not a multiple of num_key_value_heads 4"},
+		{"odd head", "head_dim", 3, "must be even"},
+		{"no head_dim, and heads do not divide", "head_dim", nil, "head_dim is missing"},
+		{"eps", "rms_norm_eps", 0, "rms_norm_eps is 0"},
+		{"activation", "hidden_act", "gelu", `hidden_act is "gelu"`},
+		{"quantized", "quantization_config", map[string]any{"bits": 4}, "quantization_config"},
+		{"other kind of layer", "layer_types", []string{"full_attention", "linear_attention"}, `layer_types[1] is "linear_attention"`},
+		{"too few kinds", "layer_types", []string{"full_attention"}, "1 entries for 2 layers"},
+		{"theta", "rope_theta", -1, "rope_theta is -1"},
+		{"partial rotation", "partial_rotary_factor", 0.5, "partial_rotary_factor is 0.5"},
+		{"yarn", "rope_scaling", map[string]any{"rope_type": "yarn", "factor": 4}, `rope_scaling: rope_type is "yarn"`},
+		{"older key", "rope_scaling", map[string]any{"type": "linear", "factor": 4}, `rope_type is "linear"`},
+		{"llama3 without its length", "rope_scaling", with("original_max_position_embeddings", nil), "original_max_position_embeddings"},
+		{"llama3 with factor 0", "rope_scaling", with("factor", 0), "factor must be above 0"},
+		{"llama3 with crossed factors", "rope_scaling", with("low_freq_factor", 4), "not above low_freq_factor"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			j := plain()
+			if j[c.key] = c.value; c.value == nil {
+				delete(j, c.key)
+			}
+			if _, err := parseConfig(encode(t, j)); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v, want %q", err, c.want)
+			}
+		})
+	}
+	for key, want := range map[string]string{"attention_bias": "attention_bias is true", "mlp_bias": "mlp_bias is true", "use_sliding_window": "sliding window"} {
+		j := plain()
+		j[key] = true
+		c, err := parseConfig(encode(t, j))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := CheckPlain(c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v", key, err)
+		}
+	}
+}
+
+func FuzzParseConfig(f *testing.F) {
+	f.Add(encode(f, plain()))
+	f.Add([]byte(`{"architectures":["x"],"head_dim":null,"rope_scaling":{"type":"llama3"}}`))
+	f.Add([]byte(`[]`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		c, err := parseConfig(raw)
+		if err != nil {
+			return
+		}
+		if c.Layers < 1 || c.HiddenSize < 1 || c.Heads < 1 || c.Heads%c.KVHeads != 0 || c.HeadDim < 2 || c.VocabSize < 1 || c.HiddenSize*c.VocabSize <= 0 || c.MaxPositionEmbeddings*c.HeadDim <= 0 {
+			t.Fatalf("accepted %+v", c)
+		}
+	})
+}

@@ -1,0 +1,34 @@
+"""Selects what the tests of this package commit from a folder of golden models (see README.md): python selection.py GOLDENS"""
+import gzip, json, os, shutil, sys
+from safetensors.numpy import load_file, save
+
+LOSSES = {"llama": ["cross_entropy", "ppo"], "qwen2": ["cross_entropy", "dro"], "qwen3": ["cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "nk"]}
+here = os.path.dirname(os.path.abspath(__file__))
+
+
+def pack(path, tensors, metadata=None):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path + ".gz", "wb") as f:
+        with gzip.GzipFile(filename="", mode="wb", compresslevel=9, fileobj=f, mtime=0) as z:
+            z.write(save(tensors, metadata))
+
+
+def main():
+    for name, losses in LOSSES.items():
+        src, dst = os.path.join(sys.argv[1], name), os.path.join(here, name)
+        shutil.rmtree(dst, ignore_errors=True)
+        pack(dst + "/model.safetensors", load_file(src + "/model.safetensors"), {"format": "pt"})
+        keep = ("tokens.", "targets.", "logprobs_f64.", "logprobs_bf16weights.")
+        pack(dst + "/base.safetensors", {k: v for k, v in load_file(src + "/base.safetensors").items() if k.startswith(keep)})
+        for a in ("lora", "lora-unembed"):
+            pack(f"{dst}/{a}/adapter_model.safetensors", load_file(f"{src}/{a}/adapter_model.safetensors"))
+            keep = ["in.", "logprobs_f64.", "nk."] + [f"grad.{x}." for x in (losses if a == "lora" else losses[:1])]
+            pack(f"{dst}/{a}.safetensors", {k: v for k, v in load_file(f"{src}/{a}.safetensors").items() if k.startswith(tuple(keep))})
+        keep = ("tokens.", "targets.", "weights.", *(f"{r}.{x}" for r in ("adam", "adamw-clip") for x in ("loss", "grad_norm", "lr")))
+        pack(dst + "/train.safetensors", {k: v for k, v in load_file(src + "/train.safetensors").items() if k.startswith(keep)})
+        for f in ("config.json", "losses.json"):
+            shutil.copyfile(f"{src}/{f}", f"{dst}/{f}")
+
+
+if __name__ == "__main__":
+    main()
