@@ -260,7 +260,8 @@ func (l *loaded) read(req *plugins.LoadAdapterRequest) (*checkpoint, error) {
 		}
 		c.window.passes = manifest.WindowPasses
 		if manifest.WindowFailure != "" {
-			c.window.failure = &plugins.Error{Kind: plugins.KindInternal, Message: manifest.WindowFailure}
+			kind, _ := plugins.ParseKind(manifest.WindowFailureKind) // an unknown one is internal
+			c.window.failure = &plugins.Error{Kind: kind, Message: manifest.WindowFailure}
 		}
 	}
 	return c, nil

@@ -93,19 +93,23 @@ func (c chunk) final() bool {
 func (e *Engine) samplingStep() bool {
 	l := e.loaded
 	fresh := e.admit()
-	for _, page := range fresh {
-		l.sampler.pages.Zero(page)
-	}
-	chunks := e.pick()
+	err := l.sampler.prepare(fresh)
+	chunks, more := e.pick()
 	if len(chunks) == 0 {
 		return false
+	}
+	if err == nil {
+		err = l.sampler.prepare(more)
 	}
 	// Chunks of one adapter side by side.
 	slices.SortStableFunc(chunks, func(a, b chunk) int {
 		x, y := a.sequence.request.key, b.sequence.request.key
 		return cmp.Or(cmp.Compare(x.Adapter, y.Adapter), cmp.Compare(x.Version, y.Version))
 	})
-	drawn, err := l.sampler.run(chunks)
+	var drawn []token
+	if err == nil {
+		drawn, err = l.sampler.run(chunks)
+	}
 	if err != nil {
 		e.failChunks(chunks, err)
 	} else {
@@ -133,8 +137,27 @@ func (e *Engine) sweep() {
 	e.counters.pagesFree.Store(int64(e.loaded.sampler.cache.Available()))
 }
 
-// admit gives waiting sequences a place, first come first served, while there are places and pages for all their tokens. It gives the pages that were taken, which have to be cleared.
-func (e *Engine) admit() (fresh []int32) {
+// page is one that was allocated, and what has to be on it before it is used: what is on page from, or zeros if that is negative.
+type page struct{ id, from int32 }
+
+// prepare clears and copies pages.
+func (p *sampler) prepare(fresh []page) error {
+	for _, f := range fresh {
+		var err error
+		if f.from >= 0 {
+			err = p.pages.Copy(f.id, f.from)
+		} else {
+			err = p.pages.Zero(f.id)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// admit gives waiting sequences a place, first come first served, while there are places and pages for all their tokens. It gives the pages that were taken, to be prepared.
+func (e *Engine) admit() (fresh []page) {
 	l := e.loaded
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -166,11 +189,32 @@ func (e *Engine) admit() (fresh []int32) {
 			scores.result.CachedTokens = s.computed
 		}
 		s.pages = append(pages, more...)
-		fresh = append(fresh, more...)
+		for _, id := range more {
+			fresh = append(fresh, page{id, -1})
+		}
+		if twin := s.twin(); twin != nil && len(more) == 1 {
+			// All but the last token, whose logits are needed, is on the twin's page.
+			fresh[len(fresh)-1].from = twin.pages[len(s.pages)-1]
+			s.computed = len(s.tokens) - 1
+		}
 		e.running = append(e.running, s)
 	}
 	e.waiting = left
 	return fresh
+}
+
+// twin gives a sequence of the same request that has computed the prompt and nothing behind it, while s has not begun: the others of a group get the page that the prompt does not fill as a copy.
+func (s *sequence) twin() *sequence {
+	n := len(s.request.Prompt)
+	if len(s.tokens) != n {
+		return nil
+	}
+	for _, other := range s.request.sequences {
+		if other != s && !other.done && other.pages != nil && other.computed == n {
+			return other
+		}
+	}
+	return nil
 }
 
 // prefixComes tells whether a sequence had better wait, because a running one is computing full pages that it could share: so a prompt that many ask for at once is computed once. The caller holds mu.
@@ -193,21 +237,20 @@ func (e *Engine) prefixComes(s *sequence) bool {
 
 // pick chooses what goes through the model next and makes sure that it has pages: one token of every sequence that only lacks its last one, then pieces of prompts in order of arrival. Where pages run out, the sequence that
 // was admitted last gives its own up and waits for a place again; computing it a second time gives the same bits.
-func (e *Engine) pick() []chunk {
+func (e *Engine) pick() (chunks []chunk, fresh []page) {
 	l := e.loaded
 	e.mu.Lock()
 	running := slices.Clone(e.running)
 	e.mu.Unlock()
-	var chunks []chunk
 	for i := 0; i < len(running); i++ {
 		s := running[i]
 		if len(s.tokens)-s.computed != 1 {
 			continue
 		}
 		for s.computed/kvcache.PageSize >= len(s.pages) {
-			if page, ok := l.sampler.cache.Allocate(1); ok {
-				l.sampler.pages.Zero(page[0])
-				s.pages = append(s.pages, page[0])
+			if more, ok := l.sampler.cache.Allocate(1); ok {
+				fresh = append(fresh, page{more[0], -1})
+				s.pages = append(s.pages, more[0])
 				continue
 			}
 			last := running[len(running)-1]
@@ -238,7 +281,7 @@ func (e *Engine) pick() []chunk {
 			chunks[i].scores = s.request.scores
 		}
 	}
-	return chunks
+	return chunks, fresh
 }
 
 // preempt puts a running sequence back to the head of those that wait.

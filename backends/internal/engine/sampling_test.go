@@ -195,9 +195,9 @@ func TestPrefixIsComputedOnce(t *testing.T) {
 	if err != nil || got.prompt.CachedTokens != 0 {
 		t.Fatalf("%d cached, %v", got.prompt.CachedTokens, err)
 	}
-	// The full pages once, and what does not fill one for each sample.
-	if n := e.status(time.Now()).PrefillTokens; n != 256+16*10 {
-		t.Errorf("%d prompt tokens were computed, want %d", n, 256+16*10)
+	// Once, but for the last token, whose logits every sample needs.
+	if n := e.status(time.Now()).PrefillTokens; n != 256+10+15 {
+		t.Errorf("%d prompt tokens were computed, want %d", n, 256+10+15)
 	}
 	again, err := collect(t.Context(), e, ask("q", "", prompt, 16, 2))
 	if err != nil || again.prompt.CachedTokens != 256 {

@@ -181,7 +181,7 @@ func (w *checkpointWriter) all(s *saving) error {
 	if req.Scope == plugins.ScopeAccumulator {
 		m.WindowPasses = s.window.passes
 		if s.window.failure != nil {
-			m.WindowFailure = s.window.failure.Error()
+			m.WindowFailure, m.WindowFailureKind = s.window.failure.Error(), plugins.KindOf(s.window.failure).String()
 		}
 		// The run waits for this save, so nobody changes its accumulator.
 		var p *lora.Parameters

@@ -264,7 +264,9 @@ func (t *trainer) reserve(m *model.Model, n int) error {
 		return nil
 	}
 	for i := range n {
-		t.pages.Zero(int32(i))
+		if err := t.pages.Zero(int32(i)); err != nil {
+			return internal("clear a page", err)
+		}
 	}
 	return nil
 }

@@ -18,6 +18,8 @@ type Pages interface {
 	Bytes() int
 	// Zero clears a page of every layer, before it is given to another sequence.
 	Zero(page int32) error
+	// Copy makes page dst of every layer hold what page src holds, for a sequence that goes on from the middle of another's page.
+	Copy(dst, src int32) error
 	Free()
 }
 

@@ -44,6 +44,20 @@ func (p *pages) Zero(page int32) error {
 	return failed("zero page", C.op_zero_page(p.device.c, cp, C.int64_t(page)))
 }
 
+func (p *pages) Copy(dst, src int32) error {
+	c := p.device.check("copy page")
+	_, cp := c.cache(p)
+	for _, page := range []int32{dst, src} {
+		if page < 0 || int(page) >= p.count {
+			c.fail("page %d of %d", page, p.count)
+		}
+	}
+	if c.err != nil {
+		return c.err
+	}
+	return failed("copy page", C.op_copy_page(p.device.c, cp, C.int64_t(dst), C.int64_t(src)))
+}
+
 func (d *device) NewPages(t tensor.DType, layers, count, heads, headDim int) (tensor.Pages, error) {
 	if layers < 1 || count < 1 || heads < 1 || headDim < 1 || headDim > 4096 || count > math.MaxInt32 || !validType(t) {
 		return nil, fmt.Errorf("cpu: pages: %d layers × %d pages × %d heads of dimension %d in %v: not a size that can be had", layers, count, heads, headDim, t)

@@ -360,6 +360,13 @@ int op_zero_page(device *d, cache p, int64_t page) {
   return 0;
 }
 
+int op_copy_page(device *d, cache p, int64_t to, int64_t from) {
+  (void)d;
+  size_t size = (size_t)block_elements(&p) * (p.type == BFLOAT16 ? 2 : 4);
+  for (int64_t l = 0; l < p.layers; l++) memmove((char *)p.addr + (size_t)(l * p.count + to) * size, (char *)p.addr + (size_t)(l * p.count + from) * size, size);
+  return 0;
+}
+
 typedef struct {
   cache p;
   int64_t layer;

@@ -260,3 +260,35 @@ func attentionCuts(t *testing.T, d tensor.Device) {
 		})
 	}
 }
+
+// pageCopies checks that a sequence that goes on from a copy of another's page gives the bits of one that wrote all itself, and that the original stays as it was.
+func pageCopies(t *testing.T, d tensor.Device) {
+	for _, dtype := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
+		s := attentionShape{[]int{30}, 4, 2, 24, dtype}
+		t.Run(s.String(), func(t *testing.T) {
+			const prefix = 20
+			h := start(t, d)
+			q, k, v, _ := s.inputs()
+			whole := s.forward(h, q, k, v)
+			want := h.read(whole.o)
+			qw, kw := s.queryHeads*s.headDim, s.heads*s.headDim
+			pages, err := d.NewPages(dtype, 2, 3, s.heads, s.headDim)
+			h.ok(err)
+			defer pages.Free()
+			write := func(page int32, from, to int) {
+				h.ok(d.WritePages(pages, attentionLayer, h.tensor(to-from, kw, k[from*kw:to*kw]), h.tensor(to-from, kw, v[from*kw:to*kw]), []tensor.AttentionRun{{Count: to - from, First: from, Pages: []int32{page}}}))
+			}
+			attend := func(page int32, from, to int) []float32 {
+				out := h.tensor(to-from, qw, make([]float32, (to-from)*qw))
+				h.ok(d.Attention(out, tensor.Tensor{}, h.tensor(to-from, qw, q[from*qw:to*qw]), pages, attentionLayer, []tensor.AttentionRun{{Count: to - from, First: from, Pages: []int32{page}}}, s.queryHeads, s.scale()))
+				return h.read(out)
+			}
+			write(1, 0, prefix)
+			write(2, 0, s.lengths[0]) // what was on the page before goes
+			h.ok(pages.Copy(2, 1))
+			write(2, prefix, s.lengths[0])
+			sameBits(t, "behind the copy", attend(2, prefix, s.lengths[0]), want[prefix*qw:])
+			sameBits(t, "the original", attend(1, 0, prefix), want[:prefix*qw])
+		})
+	}
+}

@@ -89,6 +89,8 @@ func refusals(t *testing.T, d tensor.Device) {
 		"adamw beta":              d.AdamW(a, a, a, a, a, a, a, wrong(func(s *tensor.AdamWStep) { s.Beta1 = 1 })),
 		"adamw beta NaN":          d.AdamW(a, a, a, a, a, a, a, wrong(func(s *tensor.AdamWStep) { s.Beta2 = math.NaN() })),
 		"zero page":               pages.Zero(2),
+		"copy to no page":         pages.Copy(2, 0),
+		"copy from no page":       pages.Copy(0, -1),
 		"write layer":             d.WritePages(pages, 1, a, a, one),
 		"write shape":             d.WritePages(pages, 0, b, b, one),
 		"write rows":              d.WritePages(pages, 0, a, a, []tensor.AttentionRun{{Count: 5, Pages: []int32{0}}}),
