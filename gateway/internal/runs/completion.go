@@ -135,7 +135,7 @@ func (c *Core) completionQueue(ctx context.Context, q CompletionQuery) (*complet
 	}
 	queue := s.completions[q.Clone]
 	if queue == nil {
-		base := c.cfg.now().Unix() << 20
+		base := c.cfg.now().UnixMilli() << 12 // no process completes 4,096 samples in every millisecond that it lives
 		queue = &completionQueue{base: base, first: base, known: map[string]bool{}, news: make(chan struct{})}
 		s.completions[q.Clone] = queue
 	}

@@ -192,11 +192,15 @@ func (w *world) good(s Submitted, err error) *Outcome {
 	return out
 }
 
-// bad waits for a future that must fail.
-func (w *world) bad(s Submitted, err error, category Category, words ...string) {
+// bad waits for a future that must fail by the user's fault; call what it returns with the words that the message must have.
+func (w *world) bad(s Submitted, err error) func(t *testing.T, words ...string) {
 	w.t.Helper()
 	w.ok(err)
-	w.failure(w.outcome(s.RequestID), category, words...)
+	out := w.outcome(s.RequestID)
+	return func(t *testing.T, words ...string) {
+		t.Helper()
+		w.failure(out, CategoryUser, words...)
+	}
 }
 
 func (w *world) failure(out *Outcome, category Category, words ...string) {

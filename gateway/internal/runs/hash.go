@@ -22,7 +22,11 @@ func (h *hasher) write(b []byte) {
 	h.h.Write(b)
 }
 
-func (h *hasher) int(v int64) { h.write(binary.LittleEndian.AppendUint64(h.buf[:0], uint64(v))) }
+func (h *hasher) int(v int64) {
+	var b [8]byte // not buf, which a caller may be filling
+	binary.LittleEndian.PutUint64(b[:], uint64(v))
+	h.write(b[:])
+}
 
 func (h *hasher) float(v float64) { h.int(int64(math.Float64bits(v))) }
 

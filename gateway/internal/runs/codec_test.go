@@ -1,0 +1,77 @@
+package runs
+
+import (
+	"math"
+	"reflect"
+	"testing"
+
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+var (
+	onePass = forwardBackward{K: []int{0, 2}, ForwardBackwardRequest: plugins.ForwardBackwardRequest{
+		Loss: "ppo", LossConfig: map[string]float64{"clip_low_threshold": 0.5, "clip_high_threshold": 2}, ForwardOnly: true, Data: []plugins.Datum{
+			{Tokens: []int32{1, 2}, Targets: []int32{2, 3}, K: 1, Weights: []float32{1, -2}, Logprobs: []float32{}, Advantages: nil},
+			{Tokens: []int32{math.MaxInt32}, Targets: []int32{2, 3}, K: 2, SequenceRatioMask: []float32{1e-40}},
+		},
+	}}
+	oneResult = &ForwardBackwardResult{K: []int{0, 2}, ForwardBackwardResult: plugins.ForwardBackwardResult{
+		Logprobs: [][]float32{{-1, -2}, {-3, float32(math.Inf(-1))}}, Metrics: map[string]float64{"loss:sum": 3.5},
+	}}
+	oneSample = sampleRequest{StopStrings: []string{"\n\nUser:", "x"}, SampleRequest: plugins.SampleRequest{
+		Prompt: []int32{1, 2, 3}, NumSamples: 4, MaxTokens: 7, Temperature: 0.7, TopK: -1, TopP: 0.9, Seed: math.MaxUint64, StopTokens: []int32{5}, RepetitionPenalty: 1,
+		TopKSampledLogprobs: 2, PromptLogprobs: true, PromptLogprobsLastN: 1, TopKPromptLogprobs: 3, TargetPromptTokens: []int32{-1, 4}, TargetPromptK: 1, PromptAlternatives: 2,
+	}}
+	oneSampled = &SampleResult{
+		Prompt: plugins.PromptScores{Version: 3, CachedTokens: 2, Logprobs: []float32{-1}, Top: plugins.TopLogprobs{K: 1, IDs: []int32{1}, Logprobs: []float32{-99999}},
+			Targets: []float32{0}, AltTokens: []int32{4}, AltLogprobs: []float32{-2}},
+		Sequences: []SampledSequence{{StoppedByLength: true, Tokens: []int32{1}, Logprobs: []float32{-1}}, {Tokens: []int32{}, Logprobs: []float32{}, Top: plugins.TopLogprobs{K: 2}}},
+	}
+)
+
+func TestCodecKeepsEverything(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		want any
+		got  func() (any, error)
+	}{
+		{"pass", onePass, func() (any, error) { return decodeForwardBackward(encodeForwardBackward(onePass)) }},
+		{"result of a pass", oneResult, func() (any, error) { return decodeForwardBackwardResult(encodeForwardBackwardResult(oneResult)) }},
+		{"sample", oneSample, func() (any, error) { return decodeSample(encodeSample(oneSample)) }},
+		{"result of a sample", oneSampled, func() (any, error) { return decodeSampleResult(encodeSampleResult(oneSampled)) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got, err := c.got()
+			if err != nil || !reflect.DeepEqual(got, c.want) {
+				t.Fatalf("got  %+v, %v\nwant %+v", got, err, c.want)
+			}
+		})
+	}
+}
+
+func FuzzCodec(f *testing.F) {
+	for _, b := range [][]byte{encodeForwardBackward(onePass), encodeForwardBackwardResult(oneResult), encodeSample(oneSample), encodeSampleResult(oneSampled)} {
+		f.Add(b)
+		f.Add(b[:len(b)/2])
+	}
+	f.Add([]byte{formSample, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		// A record that was cut or changed is an error or other numbers, never a panic and never more memory than it is long.
+		if r, err := decodeForwardBackward(b); err == nil && len(r.K) != len(r.Data) {
+			t.Fatal("shapes and data differ")
+		}
+		if r, err := decodeForwardBackwardResult(b); err == nil && len(r.K) != len(r.Logprobs) {
+			t.Fatal("shapes and results differ")
+		}
+		if r, err := decodeSample(b); err == nil {
+			if _, err := decodeSample(encodeSample(r)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if r, err := decodeSampleResult(b); err == nil {
+			if _, err := decodeSampleResult(encodeSampleResult(r)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
