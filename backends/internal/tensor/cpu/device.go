@@ -6,7 +6,7 @@
 package cpu
 
 /*
-#cgo CFLAGS: -std=c11 -O3 -Wall -Wextra -Wno-unknown-pragmas -pthread
+#cgo CFLAGS: -std=c11 -O3 -fno-strict-aliasing -Wall -Wextra -Wno-unknown-pragmas -pthread
 #cgo LDFLAGS: -pthread
 #include <stdlib.h>
 #include "kernels.h"

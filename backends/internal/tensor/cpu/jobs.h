@@ -27,12 +27,13 @@ typedef struct {
   adamw_step step;
 } rows_job;
 
-// product_job is y (+)= x · panels. The inner axis is depth long; rows of x are float32, or pairs of bfloat16 already rounded.
+// product_job is y (+)= rows · weights.
 typedef struct {
   view y, x;
   matrix w;
-  bool accumulate;
-  int64_t columns_per_unit;
+  const float *strips; // the rows, packed in strips: float32, or pairs when w is bfloat16
+  int64_t strips_per_unit, panels_per_unit;
+  bool accumulate, turned;
 } product_job;
 
 typedef struct {
@@ -49,13 +50,15 @@ typedef struct {
 // kernels is one instruction set's table.
 typedef struct {
   const char *isa, *arithmetic;
-  int64_t tile_rows;
-  unit_function matmul, matmul_transposed, outer;
+  int64_t lanes, tile_rows, pair_words;
+  bool (*few_rows)(int64_t rows); // whether matmul_few does so many
+  unit_function pack_strip_f32, pack_strip_bf16, matmul, matmul_few, matmul_transposed, outer;
   unit_function rmsnorm, rmsnorm_backward, rope, swiglu, swiglu_backward;
   unit_function add, scale, add_row, round;
   unit_function logsumexp_tile, logsumexp_merge, softmax, softmax_gradient;
   unit_function sum_squares, adamw;
   unit_function attention, attention_backward;
+  unit_function peak_f32, peak_bf16, peak_read;
 } kernels;
 
 enum { VOCABULARY_TILE = 4096 }; // columns of logits that are reduced together

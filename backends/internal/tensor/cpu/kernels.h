@@ -88,4 +88,8 @@ int op_softmax_gradient(device *d, view logits, view lse, const int32_t *targets
 int op_sum_squares(device *d, view x, double *sum);
 int op_adamw(device *d, view new_p, view new_m, view new_v, view p, view m, view v, view g, adamw_step s);
 
+// op_peak runs multiply-adds of a type that only the arithmetic limits and gives how many floating-point operations they were; op_read reads memory once.
+int64_t op_peak(device *d, int type);
+void op_read(device *d, uintptr_t memory, int64_t mib);
+
 #endif

@@ -4,6 +4,7 @@
 #include "kernels_loss.h"
 #include "kernels_product.h"
 #include "kernels_attention.h"
+#include "kernels_peak.h"
 
 #define STRING(x) #x
 #define NAME(x) STRING(x)
@@ -14,7 +15,12 @@ const kernels TABLE(ISA) = {
     .isa = NAME(ISA),
     .arithmetic = ARITHMETIC,
     .tile_rows = TILE_ROWS,
+    .pair_words = PAIR_WORDS,
+    .few_rows = few_rows,
+    .pack_strip_f32 = pack_strip_f32,
+    .pack_strip_bf16 = pack_strip_bf16,
     .matmul = matmul,
+    .matmul_few = matmul_few,
     .matmul_transposed = matmul_transposed,
     .outer = outer,
     .rmsnorm = rmsnorm,
@@ -32,6 +38,10 @@ const kernels TABLE(ISA) = {
     .softmax_gradient = softmax_gradient,
     .sum_squares = sum_squares,
     .adamw = adamw,
+    .peak_f32 = peak_f32,
+    .peak_bf16 = peak_bf16,
+    .peak_read = peak_read,
+    .lanes = LANES,
     .attention = attention,
     .attention_backward = attention_backward,
 };

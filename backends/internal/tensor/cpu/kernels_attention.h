@@ -49,14 +49,14 @@ static void attention(const void *job, int64_t unit, worker *w) {
       }
       int64_t page = j->pages[s->first_page + k0 / PAGE], keys = position - k0 + 1 < PAGE ? position - k0 + 1 : PAGE;
       const float *k = read_part(p, j->layer, page, head, part);
-      block_f32(1, q, 0, 1, k, PAGE, dim, score, PAGE, PAGE, true);
+      depth_outside(1, q, 1, k, PAGE, dim, score, PAGE, PAGE, true, NULL, 0);
       scale_scores(score, j->scale, keys);
       float m = max64(score), next = top > m ? top : m, fix = exp1(top - next);
       exp64(score, -next);
       sum = sum * fix + sum64(score), top = next;
       for (int64_t i = 0; i < wide; i++) o[i] *= fix;
       const float *v = read_part(p, j->layer, page, heads + head, part);
-      block_f32(1, score, 0, 1, v, wide, keys, o, wide, wide, false);
+      scores_inside(1, score, 0, v, wide, keys, o, wide, wide, false, NULL, 0);
     }
     if (position >= RESTART) {
       float next = total_top > top ? total_top : top, x = exp1(total_top - next), y = exp1(top - next);
@@ -95,17 +95,17 @@ static void attention_backward(const void *job, int64_t unit, worker *w) {
         lanes dot = lset(0.0f);
         EACH_16(dim) dot = lfma(LOAD(dout), LOAD(o), dot);
         float delta = lsum(dot);
-        block_f32(1, q, 0, 1, k, PAGE, dim, score, PAGE, PAGE, true);
+        depth_outside(1, q, 1, k, PAGE, dim, score, PAGE, PAGE, true, NULL, 0);
         scale_scores(score, j->scale, keys);
         exp64(score, -row_of(j->lse, s->row + r)[h]);
-        block_f32(1, dout, 0, 1, vt, PAGE, dim, dp, PAGE, PAGE, true);
+        depth_outside(1, dout, 1, vt, PAGE, dim, dp, PAGE, PAGE, true, NULL, 0);
         for (int64_t i = 0; i < PAGE; i++) dp[i] = i < keys ? score[i] * (dp[i] - delta) * j->scale : 0.0f;
         for (int64_t i = 0; i < keys; i++) { // one row's share of every key
-          block_f32(1, score + i, 0, 1, dout, wide, 1, dv + i * wide, wide, wide, false);
-          block_f32(1, dp + i, 0, 1, q, wide, 1, dk + i * wide, wide, wide, false);
+          depth_outside(1, score + i, 1, dout, wide, 1, dv + i * wide, wide, wide, false, NULL, 0);
+          depth_outside(1, dp + i, 1, q, wide, 1, dk + i * wide, wide, wide, false, NULL, 0);
         }
         float *out = row_of(j->dq, s->row + r) + h * dim;
-        block_f32(1, dp, 0, 1, kt, wide, keys, out, dim, dim, false);
+        scores_inside(1, dp, 0, kt, wide, keys, out, dim, dim, false, NULL, 0);
       }
     }
     for (int64_t i = 0; i < present; i++) {

@@ -1,76 +1,61 @@
 // Matrix products. Every output element is one chain of fused multiply-adds over the inner axis in ascending order; vectors run over columns, so neither the
 // number of rows nor any cut changes a bit. Included once per instruction set.
+//
+// Rows go in strips of TILE_ROWS, packed with the inner axis outside, so that a tile reads both factors straight through. A block of the inner axis ends by storing the
+// chain in y, and the next one picks it up there.
 
 #define TILE_COLUMNS (TILE_VECTORS * LANES)
+#define UNROLL _Pragma("GCC unroll 16")
+#define ASK(p) __builtin_prefetch(p)
 
-// tile_f32 does R rows × TILE_COLUMNS columns over depth: c (+)= a · b, a[r·ar + k·ak], b[k·bk + column]. R is a constant where this is inlined, so that the sums
-// stay in registers.
-INLINE void tile_f32(const int R, const float *a, int64_t ar, int64_t ak, const float *b, int64_t bk, int64_t depth, float *c, int64_t ldc, bool zero) {
-  vf s[TILE_ROWS][TILE_VECTORS];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-    for (int v = 0; v < TILE_VECTORS; v++) s[r][v] = zero ? vset(0.0f) : vload(c + r * ldc + v * LANES);
-  for (int64_t k = 0; k < depth; k++, a += ak, b += bk) {
-    vf x[TILE_VECTORS];
-#pragma GCC unroll 4
-    for (int v = 0; v < TILE_VECTORS; v++) x[v] = vload(b + v * LANES);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++) {
-      vf y = vset(a[r * ar]);
-#pragma GCC unroll 4
-      for (int v = 0; v < TILE_VECTORS; v++) s[r][v] = vfma(y, x[v], s[r][v]);
-    }
-  }
-#pragma GCC unroll 16
-  for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-    for (int v = 0; v < TILE_VECTORS; v++) vstore(c + r * ldc + v * LANES, s[r][v]);
-}
-
-// One pair of bfloat16 products: odd element first, then even. This is what vdpbf16ps does.
+// One pair of bfloat16 products: odd element first, then even. This is what vdpbf16ps does. A packed row has PAIR_WORDS words of 32 bits per pair: the pair itself,
+// or its two elements widened.
 #ifdef BF16_DOT
+enum { PAIR_WORDS = 1 };
 typedef __m512bh vpair;
 #define vpair_load(p) ((vpair)_mm512_loadu_si512(p))
-#define vpair_set(u) ((vpair)_mm512_set1_epi32((int)(u)))
+#define vpair_rows(a, r, rows) ((vpair)_mm512_set1_epi32(((const int32_t *)(a))[r]))
 #define vdot(c, a, b) _mm512_dpbf16_ps(c, a, b)
 #else
+enum { PAIR_WORDS = 2 };
 typedef struct {
   vf odd, even;
 } vpair;
-INLINE vpair vpair_load(const uint32_t *p) {
+INLINE vpair vpair_load(const float *p) {
   vi u = (vi)vload(p);
-  return (vpair){(vf)(u & (vi)((vi){0} + (int32_t)0xffff0000)), (vf)(u << 16)};
+  return (vpair){(vf)(u & ((vi){0} + (int32_t)0xffff0000)), (vf)(u << 16)};
 }
-INLINE vpair vpair_set(uint32_t u) {
-  union { uint32_t u; float f; } odd = {u & 0xffff0000}, even = {u << 16};
-  return (vpair){vset(odd.f), vset(even.f)};
-}
+#define vpair_rows(a, r, rows) ((vpair){vset((a)[r]), vset((a)[(rows) + (r)])})
 #define vdot(c, a, b) vfma((a).even, (b).even, vfma((a).odd, (b).odd, c))
 #endif
 
-// tile_bf16 is tile_f32 for pairs; ar, ak, bk and depth count pairs.
-INLINE void tile_bf16(const int R, const uint32_t *a, int64_t ar, int64_t ak, const uint32_t *b, int64_t bk, int64_t depth, float *c, int64_t ldc, bool zero) {
-  vf s[TILE_ROWS][TILE_VECTORS];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-    for (int v = 0; v < TILE_VECTORS; v++) s[r][v] = zero ? vset(0.0f) : vload(c + r * ldc + v * LANES);
+// tile does R rows × V vectors of columns over depth: c (+)= a · b. Element (r, k) of a is a[r·ar + k·ak], row k of b begins at b[k·bk]. Every step asks for what is at
+// ahead, which moves on by step bytes. R, V and most strides are constants where this is inlined, so that the sums stay in registers.
+INLINE void tile(const int R, const int V, const bool pairs, const float *a, int64_t ar, int64_t ak, const float *b, int64_t bk, int64_t depth, float *c, int64_t ldc,
+                 bool zero, const char *ahead, int64_t step) {
+  vf s[TILE_ROWS][V];
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int v = 0; v < V; v++) s[r][v] = zero ? vset(0.0f) : vload(c + r * ldc + v * LANES);
   for (int64_t k = 0; k < depth; k++, a += ak, b += bk) {
-    vpair x[TILE_VECTORS];
-#pragma GCC unroll 4
-    for (int v = 0; v < TILE_VECTORS; v++) x[v] = vpair_load(b + v * LANES);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++) {
-      vpair y = vpair_set(a[r * ar]);
-#pragma GCC unroll 4
-      for (int v = 0; v < TILE_VECTORS; v++) s[r][v] = vdot(s[r][v], y, x[v]);
+    if (step) ASK(ahead), ahead += step;
+    if (pairs) {
+      vpair x[V];
+      UNROLL for (int v = 0; v < V; v++) x[v] = vpair_load(b + v * LANES);
+      UNROLL for (int r = 0; r < R; r++) {
+        vpair y = vpair_rows(a, r, ak / PAIR_WORDS);
+        UNROLL for (int v = 0; v < V; v++) s[r][v] = vdot(s[r][v], y, x[v]);
+      }
+    } else {
+      vf x[V];
+      UNROLL for (int v = 0; v < V; v++) x[v] = vload(b + v * LANES);
+      UNROLL for (int r = 0; r < R; r++) {
+        vf y = vset(a[r * ar]);
+        UNROLL for (int v = 0; v < V; v++) s[r][v] = vfma(y, x[v], s[r][v]);
+      }
     }
   }
-#pragma GCC unroll 16
-  for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-    for (int v = 0; v < TILE_VECTORS; v++) vstore(c + r * ldc + v * LANES, s[r][v]);
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int v = 0; v < V; v++) vstore(c + r * ldc + v * LANES, s[r][v]);
 }
 
 #if TILE_ROWS == 12
@@ -79,115 +64,293 @@ INLINE void tile_bf16(const int R, const uint32_t *a, int64_t ar, int64_t ak, co
 #define TILE_CASES(X) X(1) X(2) X(3) X(4) X(5) X(6)
 #endif
 
-// block_f32 does any number of columns for up to TILE_ROWS rows. b must be readable up to a multiple of TILE_COLUMNS columns; c is written up to columns.
-static void block_f32(int64_t rows, const float *a, int64_t ar, int64_t ak, const float *b, int64_t bk, int64_t depth, float *c, int64_t ldc, int64_t columns, bool zero) {
-  float edge[TILE_ROWS * TILE_COLUMNS];
-  for (int64_t n = 0; n < columns; n += TILE_COLUMNS) {
-    float *out = c + n;
-    int64_t ld = ldc, some = columns - n;
-    if (some < TILE_COLUMNS) { // work in a full tile beside
-      memset(edge, 0, sizeof edge);
-      if (!zero)
-        for (int64_t r = 0; r < rows; r++) memcpy(edge + r * TILE_COLUMNS, out + r * ldc, (size_t)some * 4);
-      out = edge, ld = TILE_COLUMNS;
+// edge is a full tile beside the output, for columns that are not a multiple of the tile's.
+typedef struct {
+  float tile[TILE_ROWS * TILE_COLUMNS];
+} edge;
+INLINE void edge_read(edge *e, int64_t rows, const float *c, int64_t ldc, int64_t columns, bool zero) {
+  memset(e, 0, sizeof *e);
+  if (!zero)
+    for (int64_t r = 0; r < rows; r++) memcpy(e->tile + r * TILE_COLUMNS, c + r * ldc, (size_t)columns * 4);
+}
+INLINE void edge_write(const edge *e, int64_t rows, float *c, int64_t ldc, int64_t columns) {
+  for (int64_t r = 0; r < rows; r++) memcpy(c + r * ldc, e->tile + r * TILE_COLUMNS, (size_t)columns * 4);
+}
+
+// DEFINE_BLOCK makes a function for any number of columns and up to TILE_ROWS rows. b must be readable up to a multiple of TILE_COLUMNS; c is written up to columns.
+#define DEFINE_BLOCK(name, PAIRS, AR, AK, BK)                                                                                                              \
+  static void name(int64_t rows, const float *a, int64_t stride, const float *b, int64_t bk, int64_t depth, float *c, int64_t ldc, int64_t columns,        \
+                   bool zero, const char *ahead, int64_t step) {                                                                                           \
+    (void)stride, (void)bk;                                                                                                                                \
+    for (int64_t n = 0; n < columns; n += TILE_COLUMNS) {                                                                                                  \
+      edge e;                                                                                                                                              \
+      float *out = c + n;                                                                                                                                  \
+      int64_t ld = ldc, some = columns - n;                                                                                                                \
+      if (some < TILE_COLUMNS) edge_read(&e, rows, out, ldc, some, zero), out = e.tile, ld = TILE_COLUMNS;                                                 \
+      switch (rows) { TILE_CASES(name##_CASE) }                                                                                                            \
+      if (some < TILE_COLUMNS) edge_write(&e, rows, c + n, ldc, some);                                                                                     \
+      ahead += step * depth;                                                                                                                               \
+    }                                                                                                                                                      \
+  }
+#define packed_f32_CASE(R) case R: tile(R, TILE_VECTORS, false, a, 1, TILE_ROWS, b + n, PANEL, depth, out, ld, zero, ahead, step); break;
+#define packed_bf16_CASE(R) case R: tile(R, TILE_VECTORS, true, a, 1, TILE_ROWS * PAIR_WORDS, b + n, PANEL, depth, out, ld, zero, ahead, step); break;
+#define depth_outside_CASE(R) case R: tile(R, TILE_VECTORS, false, a, 1, stride, b + n, bk, depth, out, ld, zero, NULL, 0); break;
+#define scores_inside_CASE(R) case R: tile(R, TILE_VECTORS, false, a, PAGE, 1, b + n, bk, depth, out, ld, zero, NULL, 0); break;
+DEFINE_BLOCK(packed_f32, false, 1, TILE_ROWS, PANEL)   // a is a packed strip, b a panel
+DEFINE_BLOCK(packed_bf16, true, 1, TILE_ROWS, PANEL)   // the same in pairs
+DEFINE_BLOCK(depth_outside, false, 1, stride, bk)      // a[k·stride + r]
+DEFINE_BLOCK(scores_inside, false, PAGE, 1, bk)        // a[r·PAGE + k]
+
+// Packing of rows into strips. A unit is one strip; a = x, b = the strips (addr), heads = rows per strip.
+static void pack_strip_f32(const void *job, int64_t unit, worker *w) {
+  (void)w;
+  const rows_job *j = job;
+  int64_t width = j->heads, first = unit * width, rows = j->a.rows - first < width ? j->a.rows - first : width, depth = j->a.cols;
+  float *to = (float *)j->b.addr + unit * width * depth;
+  if (width == 1) {
+    memcpy(to, row_of(j->a, first), (size_t)depth * 4);
+    return;
+  }
+  for (int64_t k0 = 0; k0 < depth; k0 += 16) {
+    int64_t n = depth - k0 < 16 ? depth - k0 : 16;
+    for (int64_t r = 0; r < width; r++) {
+      const float *x = row_of(j->a, first + (r < rows ? r : 0)) + k0;
+      for (int64_t k = 0; k < n; k++) to[(k0 + k) * width + r] = x[k];
     }
-    switch (rows) {
-#define CASE(R) case R: tile_f32(R, a, ar, ak, b + n, bk, depth, out, ld, zero); break;
-      TILE_CASES(CASE)
-#undef CASE
-    }
-    if (some < TILE_COLUMNS)
-      for (int64_t r = 0; r < rows; r++) memcpy(c + n + r * ldc, edge + r * TILE_COLUMNS, (size_t)some * 4);
   }
 }
-static void block_bf16(int64_t rows, const uint32_t *a, int64_t ar, int64_t ak, const uint32_t *b, int64_t bk, int64_t depth, float *c, int64_t ldc, int64_t columns, bool zero) {
-  float edge[TILE_ROWS * TILE_COLUMNS];
-  for (int64_t n = 0; n < columns; n += TILE_COLUMNS) {
-    float *out = c + n;
-    int64_t ld = ldc, some = columns - n;
-    if (some < TILE_COLUMNS) {
-      memset(edge, 0, sizeof edge);
-      if (!zero)
-        for (int64_t r = 0; r < rows; r++) memcpy(edge + r * TILE_COLUMNS, out + r * ldc, (size_t)some * 4);
-      out = edge, ld = TILE_COLUMNS;
+static void pack_strip_bf16(const void *job, int64_t unit, worker *w) {
+  (void)w;
+  const rows_job *j = job;
+  int64_t width = j->heads, first = unit * width, rows = j->a.rows - first < width ? j->a.rows - first : width, in = j->a.cols, depth = (in + 1) / 2;
+  uint32_t *to = (uint32_t *)j->b.addr + unit * width * depth * PAIR_WORDS;
+  for (int64_t k0 = 0; k0 < in; k0 += 32) {
+    int64_t n = in - k0 < 32 ? in - k0 : 32;
+    for (int64_t r = 0; r < width; r++) {
+      uint16_t x[32];
+      int64_t row = first + (r < rows ? r : 0);
+      if (j->a.type == BFLOAT16) memcpy(x, (const uint16_t *)j->a.addr + row * j->a.stride + k0, (size_t)n * 2);
+      else {
+        const float *f = row_of(j->a, row) + k0;
+        for (int64_t k = 0; k < n; k++) x[k] = round_bf16(f[k]);
+      }
+      if (n % 2) x[n] = 0;
+      for (int64_t k = 0; k < n; k += 2) {
+        uint32_t *at = to + (k0 + k) / 2 * width * PAIR_WORDS + r;
+        if (PAIR_WORDS == 1) *at = x[k] | (uint32_t)x[k + 1] << 16;
+        else at[0] = (uint32_t)x[k + 1] << 16, at[width] = (uint32_t)x[k] << 16;
+      }
     }
-    switch (rows) {
-#define CASE(R) case R: tile_bf16(R, a, ar, ak, b + n, bk, depth, out, ld, zero); break;
-      TILE_CASES(CASE)
-#undef CASE
-    }
-    if (some < TILE_COLUMNS)
-      for (int64_t r = 0; r < rows; r++) memcpy(c + n + r * ldc, edge + r * TILE_COLUMNS, (size_t)some * 4);
   }
 }
 
-// A unit is one panel, for all rows. x holds float32, or pairs when w is bfloat16.
+// Few rows: the weights are read once, at the speed of memory, from several panels at once to have enough chains and enough requests under way. X(rows, panels)
+#if LANES == 16
+#define FEW_CASES(X) X(1, 4) X(2, 4) X(3, 4) X(4, 3) X(5, 2) X(6, 2)
+#elif LANES == 8
+#define FEW_CASES(X) X(1, 3) X(2, 1) X(3, 1)
+#elif TILE_VECTORS == 4
+#define FEW_CASES(X) X(1, 2) X(2, 1) X(3, 1)
+#else
+#define FEW_CASES(X) X(1, 1)
+#endif
+enum { AHEAD = 2048, PANEL_VECTORS = PANEL / LANES }; // AHEAD: bytes of weights asked for in advance
+
+// stream does R rows × G whole panels; a strip of R rows, no accumulator leaves the registers.
+INLINE void stream(const int R, const int G, const bool pairs, const float *a, const float *b, int64_t panel, int64_t depth, float *c, int64_t ldc, bool zero) {
+  vf s[R][G * PANEL_VECTORS];
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int v = 0; v < G * PANEL_VECTORS; v++) s[r][v] = zero ? vset(0.0f) : vload(c + r * ldc + v * LANES);
+  for (int64_t k = 0; k < depth; k++, b += PANEL, a += pairs ? R * PAIR_WORDS : R) {
+    UNROLL for (int g = 0; g < G; g++) {
+      const float *p = b + g * panel;
+      ASK((const char *)p + AHEAD), ASK((const char *)p + AHEAD + 64);
+      UNROLL for (int v = 0; v < PANEL_VECTORS; v++) {
+        if (pairs) {
+          vpair x = vpair_load(p + v * LANES);
+          UNROLL for (int r = 0; r < R; r++) {
+            vpair y = vpair_rows(a, r, R);
+            s[r][g * PANEL_VECTORS + v] = vdot(s[r][g * PANEL_VECTORS + v], y, x);
+          }
+        } else {
+          vf x = vload(p + v * LANES);
+          UNROLL for (int r = 0; r < R; r++) s[r][g * PANEL_VECTORS + v] = vfma(vset(a[r]), x, s[r][g * PANEL_VECTORS + v]);
+        }
+      }
+    }
+  }
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int v = 0; v < G * PANEL_VECTORS; v++) vstore(c + r * ldc + v * LANES, s[r][v]);
+}
+// stream_panels runs G panels if so many whole ones are left, else one. It gives the number of panels done, 0 if there is no kernel for so many rows.
+#define STREAM_CASE(R, G)                                                                            \
+  case R:                                                                                            \
+    if (panels >= G) return stream(R, G, pairs, a, b, panel, depth, c, ldc, zero), G;                \
+    return stream(R, 1, pairs, a, b, panel, depth, c, ldc, zero), 1;
+static int64_t stream_f32(int64_t rows, int64_t panels, const float *a, const float *b, int64_t panel, int64_t depth, float *c, int64_t ldc, bool zero) {
+  const bool pairs = false;
+  switch (rows) { FEW_CASES(STREAM_CASE) }
+  return 0;
+}
+static int64_t stream_bf16(int64_t rows, int64_t panels, const float *a, const float *b, int64_t panel, int64_t depth, float *c, int64_t ldc, bool zero) {
+  const bool pairs = true;
+  switch (rows) { FEW_CASES(STREAM_CASE) }
+  return 0;
+}
+#define FEW_CASE(R, G) case R:
+static bool few_rows(int64_t rows) {
+  switch (rows) { FEW_CASES(FEW_CASE) return true; }
+  return false;
+}
+
+// A unit is some panels for all rows of one strip, for which few_rows is true.
+static void matmul_few(const void *job, int64_t unit, worker *w) {
+  (void)w;
+  const product_job *j = job;
+  bool pairs = j->w.type == BFLOAT16;
+  int64_t depth = pairs ? (j->w.in + 1) / 2 : j->w.in, panel = depth * PANEL, rows = j->y.rows, whole = j->w.out / PANEL;
+  int64_t at = unit * j->panels_per_unit, end = at + j->panels_per_unit, last = div_up(j->w.out, PANEL);
+  if (end > last) end = last;
+  while (at < end) {
+    const float *b = (const float *)j->w.addr + at * panel, *a = j->strips;
+    float *y = row_of(j->y, 0) + at * PANEL;
+    if (at < whole) {
+      int64_t panels = (end < whole ? end : whole) - at;
+      at += pairs ? stream_bf16(rows, panels, a, b, panel, depth, y, j->y.stride, !j->accumulate) : stream_f32(rows, panels, a, b, panel, depth, y, j->y.stride, !j->accumulate);
+      continue;
+    }
+    float beside[MAX_TILE_ROWS * PANEL] = {0}; // the last panel has columns that y has not
+    size_t some = (size_t)(j->w.out % PANEL) * 4;
+    for (int64_t r = 0; r < rows; r++) memcpy(beside + r * PANEL, y + r * j->y.stride, some);
+    if (pairs) stream_bf16(rows, 1, a, b, panel, depth, beside, PANEL, !j->accumulate);
+    else stream_f32(rows, 1, a, b, panel, depth, beside, PANEL, !j->accumulate);
+    for (int64_t r = 0; r < rows; r++) memcpy(y + r * j->y.stride, beside + r * PANEL, some);
+    at++;
+  }
+}
+
+// run_strips multiplies strips [from, to) of the rows by one block of weights: b as a panel over depth, beginning at inner index k0 (both in pairs when there are).
+INLINE void run_strips(const product_job *j, bool pairs, int64_t from, int64_t to, int64_t k0, int64_t total, const float *b, int64_t depth, int64_t first, int64_t columns,
+                       bool zero, const char *ahead, int64_t step) {
+  int64_t words = pairs ? PAIR_WORDS : 1;
+  for (int64_t s = from; s < to; s++) {
+    int64_t row = s * TILE_ROWS, rows = j->y.rows - row < TILE_ROWS ? j->y.rows - row : TILE_ROWS;
+    const float *a = j->strips + (s * total + k0) * TILE_ROWS * words;
+    float *c = row_of(j->y, row) + first;
+    if (s + 1 < to)
+      for (int64_t r = 0; r < TILE_ROWS && row + TILE_ROWS + r < j->y.rows; r++) ASK(c + (TILE_ROWS + r) * j->y.stride), ASK(c + (TILE_ROWS + r) * j->y.stride + 16);
+    if (pairs) packed_bf16(rows, a, 0, b, 0, depth, c, j->y.stride, columns, zero, ahead, step);
+    else packed_f32(rows, a, 0, b, 0, depth, c, j->y.stride, columns, zero, ahead, step);
+    ahead += step * depth * div_up(columns, TILE_COLUMNS);
+  }
+}
+
+// A unit is a block of strips × some panels; columns come first in its number.
 static void matmul(const void *job, int64_t unit, worker *w) {
   (void)w;
   const product_job *j = job;
-  int64_t first = unit * PANEL, columns = j->w.out - first < PANEL ? j->w.out - first : PANEL;
   bool pairs = j->w.type == BFLOAT16;
-  int64_t depth = pairs ? (j->w.in + 1) / 2 : j->w.in;
-  const uint32_t *panel = (const uint32_t *)j->w.addr + unit * depth * PANEL; // a pair is as large as a float32
-  for (int64_t r = 0; r < j->y.rows; r += TILE_ROWS) {
-    int64_t rows = j->y.rows - r < TILE_ROWS ? j->y.rows - r : TILE_ROWS;
-    const float *x = row_of(j->x, r);
-    float *y = row_of(j->y, r) + first;
-    if (pairs) block_bf16(rows, (const uint32_t *)x, j->x.stride, 1, panel, PANEL, depth, y, j->y.stride, columns, !j->accumulate);
-    else block_f32(rows, x, j->x.stride, 1, (const float *)panel, PANEL, depth, y, j->y.stride, columns, !j->accumulate);
-  }
+  int64_t total = pairs ? (j->w.in + 1) / 2 : j->w.in, panels = div_up(j->w.out, PANEL), strips = div_up(j->y.rows, TILE_ROWS);
+  int64_t chunks = div_up(panels, j->panels_per_unit), p0 = unit % chunks * j->panels_per_unit, p1 = p0 + j->panels_per_unit < panels ? p0 + j->panels_per_unit : panels;
+  int64_t s0 = unit / chunks * j->strips_per_unit, s1 = s0 + j->strips_per_unit < strips ? s0 + j->strips_per_unit : strips;
+  int64_t k0 = 0;
+  do { // at least once: with no inner axis y is still written
+    int64_t depth = total - k0 < DEPTH ? total - k0 : DEPTH;
+    for (int64_t p = p0; p < p1; p++) {
+      const float *b = (const float *)j->w.addr + (p * total + k0) * PANEL;
+      const char *next = (const char *)(b + (p + 1 < p1 ? total * PANEL : 0));
+      int64_t steps = (s1 - s0) * depth * (PANEL / TILE_COLUMNS), step = steps ? div_up(depth * PANEL * 4, steps) : 1;
+      int64_t columns = j->w.out - p * PANEL < PANEL ? j->w.out - p * PANEL : PANEL;
+      run_strips(j, pairs, s0, s1, k0, total, b, depth, p * PANEL, columns, k0 == 0 && !j->accumulate, next, step);
+    }
+    k0 += DEPTH;
+  } while (k0 < total);
 }
 
-// A unit is PANEL columns of dx. Blocks of the panels are transposed into the worker's memory. y = dx, x = dy.
+// transpose_f32 turns 32 × 32 elements: to[n][k] = from[k][n].
+typedef float v4 __attribute__((vector_size(16), aligned(4)));
+static void transpose_f32(const float *from, int64_t stride, float *to) {
+  for (int k = 0; k < PANEL; k += 4)
+    for (int n = 0; n < PANEL; n += 4) {
+      const float *f = from + k * stride + n;
+      v4 a = *(const v4 *)f, b = *(const v4 *)(f + stride), c = *(const v4 *)(f + 2 * stride), d = *(const v4 *)(f + 3 * stride);
+      v4 ab0 = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab1 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+      v4 cd0 = __builtin_shufflevector(c, d, 0, 4, 1, 5), cd1 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+      *(v4 *)(to + (n + 0) * PANEL + k) = __builtin_shufflevector(ab0, cd0, 0, 1, 4, 5);
+      *(v4 *)(to + (n + 1) * PANEL + k) = __builtin_shufflevector(ab0, cd0, 2, 3, 6, 7);
+      *(v4 *)(to + (n + 2) * PANEL + k) = __builtin_shufflevector(ab1, cd1, 0, 1, 4, 5);
+      *(v4 *)(to + (n + 3) * PANEL + k) = __builtin_shufflevector(ab1, cd1, 2, 3, 6, 7);
+    }
+}
+// transpose_bf16 turns 16 pairs of k × 32 n into 16 pairs of n × 32 k. In units of 64 bits (two n, two k) it is a transposition; within one, the middle halves change places.
+static void transpose_bf16(const uint64_t *from, uint64_t *to) {
+  uint64_t t[16][16];
+  for (int k = 0; k < 16; k++)
+    for (int n = 0; n < 16; n++) {
+      uint64_t x = from[k * 16 + n];
+      t[k][n] = (x & 0xffff00000000ffff) | (x & 0xffff0000) << 16 | (x >> 16 & 0xffff0000);
+    }
+  for (int n = 0; n < 16; n++)
+    for (int k = 0; k < 16; k++) to[n * 16 + k] = t[k][n];
+}
+
+// A unit is a block of strips × some groups of PANEL columns of dx. y = dx; the inner axis is w's rows. Blocks of the panels are turned into the worker's memory.
 static void matmul_transposed(const void *job, int64_t unit, worker *w) {
   const product_job *j = job;
-  int64_t first = unit * PANEL, columns = j->w.in - first < PANEL ? j->w.in - first : PANEL, out = j->w.out;
-  if (j->w.type == FLOAT32) {
-    float *t = w->memory;
-    for (int64_t n0 = 0; n0 < out; n0 += DEPTH) {
-      int64_t depth = out - n0 < DEPTH ? out - n0 : DEPTH;
-      for (int64_t n = 0; n < depth; n++) {
-        const float *panel = (const float *)j->w.addr + (n0 + n) / PANEL * j->w.in * PANEL + (n0 + n) % PANEL;
-        for (int64_t k = 0; k < PANEL; k++) t[n * PANEL + k] = k < columns ? panel[(first + k) * PANEL] : 0.0f;
+  bool pairs = j->w.type == BFLOAT16;
+  int64_t in = pairs ? (j->w.in + 1) / 2 : j->w.in, total = pairs ? (j->w.out + 1) / 2 : j->w.out; // rows of a panel; inner axis
+  int64_t groups = div_up(j->w.in, PANEL), strips = div_up(j->y.rows, TILE_ROWS), per_panel = pairs ? PANEL / 2 : PANEL;
+  int64_t chunks = div_up(groups, j->panels_per_unit), g0 = unit % chunks * j->panels_per_unit, g1 = g0 + j->panels_per_unit < groups ? g0 + j->panels_per_unit : groups;
+  int64_t s0 = unit / chunks * j->strips_per_unit, s1 = s0 + j->strips_per_unit < strips ? s0 + j->strips_per_unit : strips;
+  float *turned = w->memory, *ragged = turned + DEPTH * PANEL;
+  int64_t n0 = 0;
+  do {
+    int64_t depth = total - n0 < DEPTH ? total - n0 : DEPTH;
+    for (int64_t g = g0; g < g1; g++) {
+      int64_t first = g * per_panel, have = in - first < per_panel ? in - first : per_panel;
+      for (int64_t n = 0; n < depth; n += per_panel) { // the last panel is filled up with zeros, so it can be turned whole
+        const float *from = (const float *)j->w.addr + ((n0 + n) / per_panel * in + first) * PANEL;
+        if (have < per_panel) {
+          memset(ragged, 0, sizeof(float) * PANEL * PANEL);
+          from = memcpy(ragged, from, (size_t)(have * PANEL) * 4);
+        }
+        if (pairs) transpose_bf16((const uint64_t *)from, (uint64_t *)(turned + n * PANEL));
+        else transpose_f32(from, PANEL, turned + n * PANEL);
       }
-      for (int64_t r = 0; r < j->y.rows; r += TILE_ROWS) {
-        int64_t rows = j->y.rows - r < TILE_ROWS ? j->y.rows - r : TILE_ROWS;
-        block_f32(rows, row_of(j->x, r) + n0, j->x.stride, 1, t, PANEL, depth, row_of(j->y, r) + first, j->y.stride, columns, n0 == 0 && !j->accumulate);
-      }
+      int64_t columns = j->w.in - g * PANEL < PANEL ? j->w.in - g * PANEL : PANEL;
+      run_strips(j, pairs, s0, s1, n0, total, turned, depth, g * PANEL, columns, n0 == 0 && !j->accumulate, NULL, 0);
     }
-    return;
-  }
-  uint16_t *t = w->memory;
-  int64_t pairs = (j->w.in + 1) / 2;
-  for (int64_t n0 = 0; n0 < out; n0 += 2 * DEPTH) {
-    int64_t some = out - n0 < 2 * DEPTH ? out - n0 : 2 * DEPTH, depth = (some + 1) / 2;
-    for (int64_t n = 0; n < 2 * depth; n++) {
-      const uint16_t *panel = (const uint16_t *)j->w.addr + (n0 + n) / PANEL * pairs * PANEL * 2 + (n0 + n) % PANEL * 2;
-      for (int64_t k = 0; k < PANEL; k++)
-        t[(n / 2 * PANEL + k) * 2 + n % 2] = k < columns && n < some ? panel[(first + k) / 2 * PANEL * 2 + (first + k) % 2] : 0;
-    }
-    for (int64_t r = 0; r < j->y.rows; r += TILE_ROWS) {
-      int64_t rows = j->y.rows - r < TILE_ROWS ? j->y.rows - r : TILE_ROWS;
-      block_bf16(rows, (const uint32_t *)row_of(j->x, r) + n0 / 2, j->x.stride, 1, (const uint32_t *)t, PANEL, depth, row_of(j->y, r) + first, j->y.stride, columns,
-                 n0 == 0 && !j->accumulate);
-    }
-  }
+    n0 += DEPTH;
+  } while (n0 < total);
 }
 
-// A unit is PANEL columns of g. y = g, x = a, w.addr = b with w.out its stride and w.in its columns.
+// A unit is PANEL columns of g. y = g, x = a, w.addr = b with w.out its stride. With flag the roles are exchanged: x = b, w.addr = a, and y is written transposed; a
+// product's two factors commute, so the bits are the same.
 static void outer(const void *job, int64_t unit, worker *w) {
   const product_job *j = job;
-  int64_t first = unit * PANEL, columns = j->y.cols - first < PANEL ? j->y.cols - first : PANEL;
+  int64_t width = j->turned ? j->y.rows : j->y.cols, height = j->turned ? j->y.cols : j->y.rows;
+  int64_t first = unit * PANEL, columns = width - first < PANEL ? width - first : PANEL;
   float *t = w->memory;
   for (int64_t m0 = 0; m0 < j->x.rows; m0 += DEPTH) {
     int64_t depth = j->x.rows - m0 < DEPTH ? j->x.rows - m0 : DEPTH;
     for (int64_t m = 0; m < depth; m++) {
-      memcpy(t + m * PANEL, (const float *)j->w.addr + (m0 + m) * j->w.out + first, (size_t)columns * 4);
-      memset(t + m * PANEL + columns, 0, (size_t)(PANEL - columns) * 4);
+      const float *b = (const float *)j->w.addr + (m0 + m) * j->w.out + first;
+      if (columns == PANEL) memcpy(t + m * PANEL, b, PANEL * 4);
+      else memcpy(t + m * PANEL, b, (size_t)columns * 4), memset(t + m * PANEL + columns, 0, (size_t)(PANEL - columns) * 4);
     }
-    for (int64_t p = 0; p < j->y.rows; p += TILE_ROWS) {
-      int64_t rows = j->y.rows - p < TILE_ROWS ? j->y.rows - p : TILE_ROWS;
-      block_f32(rows, row_of(j->x, m0) + p, 1, j->x.stride, t, PANEL, depth, row_of(j->y, p) + first, j->y.stride, columns, false);
+    for (int64_t p = 0; p < height; p += TILE_ROWS) {
+      int64_t rows = height - p < TILE_ROWS ? height - p : TILE_ROWS;
+      const float *a = row_of(j->x, m0) + p;
+      if (!j->turned) {
+        depth_outside(rows, a, j->x.stride, t, PANEL, depth, row_of(j->y, p) + first, j->y.stride, columns, false, NULL, 0);
+        continue;
+      }
+      float c[TILE_ROWS * PANEL] = {0};
+      for (int64_t i = 0; i < columns; i++)
+        for (int64_t r = 0; r < rows; r++) c[r * PANEL + i] = row_of(j->y, first + i)[p + r];
+      depth_outside(rows, a, j->x.stride, t, PANEL, depth, c, PANEL, columns, false, NULL, 0);
+      for (int64_t i = 0; i < columns; i++)
+        for (int64_t r = 0; r < rows; r++) row_of(j->y, first + i)[p + r] = c[r * PANEL + i];
     }
   }
 }

@@ -300,53 +300,66 @@ int op_gather(device *d, view dst, matrix m, const int32_t *ids) {
 
 // Products.
 
-typedef struct {
-  view x;
-  uint32_t *pairs;
-  int64_t depth;
-} pair_job;
-static void pair_unit(const void *job, int64_t unit, worker *w) { // one row as pairs of bfloat16
-  (void)w;
-  const pair_job *j = job;
-  uint16_t *y = (uint16_t *)(j->pairs + unit * j->depth);
-  if (j->x.type == BFLOAT16) {
-    memcpy(y, (const uint16_t *)j->x.addr + unit * j->x.stride, (size_t)j->x.cols * 2);
-  } else {
-    const float *x = row_of(j->x, unit);
-    for (int64_t k = 0; k < j->x.cols; k++) y[k] = round_bf16(x[k]);
-  }
-  if (j->x.cols % 2) y[j->x.cols] = 0;
+// pack_strips packs rows of x for the weights' type in strips of width rows.
+static const float *pack_strips(device *d, view x, int type, int64_t width) {
+  bool pairs = type == BFLOAT16;
+  int64_t strips = div_up(x.rows, width), depth = pairs ? (x.cols + 1) / 2 * d->k->pair_words : x.cols;
+  void *to = shared_memory(d, strips * width * depth * 4 + 64);
+  if (!to) return NULL;
+  rows_job j = {.a = x, .b = {.addr = (uintptr_t)to}, .heads = width};
+  threads_run(d->t, pairs ? d->k->pack_strip_bf16 : d->k->pack_strip_f32, &j, strips, (double)x.rows * (double)x.cols * (pairs ? 1 : 0.5));
+  return to;
 }
-static int as_pairs(device *d, view *x) {
-  int64_t depth = (x->cols + 1) / 2;
-  uint32_t *pairs = shared_memory(d, x->rows * depth * 4);
-  if (!pairs) return -1;
-  pair_job j = {*x, pairs, depth};
-  threads_run(d->t, pair_unit, &j, x->rows, (double)x->rows * (double)x->cols * 0.5);
-  *x = (view){(uintptr_t)pairs, x->rows, x->cols, depth, BFLOAT16};
-  return 0;
-}
-static double product_cost(double rows, double out, double in) { return rows * out * in * 0.03; }
 
-int op_matmul(device *d, view y, view x, matrix w, bool accumulate) {
-  if (!y.rows || !w.out) return 0;
-  if (w.type == BFLOAT16 && as_pairs(d, &x)) return -1;
-  product_job j = {.y = y, .x = x, .w = w, .accumulate = accumulate};
-  threads_run(d->t, d->k->matmul, &j, div_up(w.out, PANEL), product_cost((double)y.rows, (double)w.out, (double)w.in));
+enum { BLOCK_ROWS = 240 };                    // rows whose strips over DEPTH stay in the second-level cache
+static const int64_t STRIP_BYTES = 128 << 20; // of packed rows at a time
+
+// cut_product chooses the units: blocks of strips as even as can be, and few enough panels that every thread has several units. It gives their number.
+static int64_t cut_product(device *d, product_job *j, int64_t columns) {
+  int64_t strips = div_up(j->y.rows, d->k->tile_rows), blocks = div_up(strips, BLOCK_ROWS / d->k->tile_rows), panels = div_up(columns, PANEL);
+  j->strips_per_unit = div_up(strips, blocks);
+  blocks = div_up(strips, j->strips_per_unit);
+  int64_t chunks = div_up((int64_t)threads_count(d->t) * 4, blocks);
+  j->panels_per_unit = div_up(panels, chunks);
+  if (j->panels_per_unit < 4) j->panels_per_unit = 4;
+  if (j->panels_per_unit > 64) j->panels_per_unit = 64;
+  return blocks * div_up(panels, j->panels_per_unit);
+}
+
+static double product_cost(double rows, double out, double in) { return rows * out * in * 0.02 + out * in * 0.05; }
+
+// run_product runs y (+)= x · weights in pieces of rows whose packed form is not too large.
+static int run_product(device *d, unit_function f, view y, view x, matrix w, bool accumulate, int64_t columns) {
+  if (!y.rows || !columns) return 0;
+  int64_t most = STRIP_BYTES / ((x.cols + 1) * 4 * d->k->pair_words) / BLOCK_ROWS * BLOCK_ROWS, rows = y.rows;
+  if (most < BLOCK_ROWS) most = BLOCK_ROWS;
+  for (int64_t r = 0; r < rows; r += most) {
+    view part = x, out = y;
+    part.addr += (uintptr_t)(r * x.stride) * (x.type == BFLOAT16 ? 2 : 4), out.addr += (uintptr_t)(r * y.stride) * 4;
+    part.rows = out.rows = rows - r < most ? rows - r : most;
+    product_job j = {.y = out, .w = w, .accumulate = accumulate};
+    bool few = f == d->k->matmul && d->k->few_rows(out.rows);
+    j.strips = pack_strips(d, part, w.type, few ? out.rows : d->k->tile_rows);
+    if (!j.strips) return -1;
+    int64_t units = cut_product(d, &j, columns);
+    if (few) f = d->k->matmul_few;
+    threads_run(d->t, f, &j, units, product_cost((double)out.rows, (double)w.out, (double)w.in));
+  }
   return 0;
 }
+
+int op_matmul(device *d, view y, view x, matrix w, bool accumulate) { return run_product(d, d->k->matmul, y, x, w, accumulate, w.out); }
 int op_matmul_transposed(device *d, view dx, view dy, matrix w, bool accumulate) {
-  if (!dx.rows || !w.in) return 0;
-  if ((w.type == BFLOAT16 && as_pairs(d, &dy)) || threads_reserve(d->t, DEPTH * PANEL * 4)) return -1;
-  product_job j = {.y = dx, .x = dy, .w = w, .accumulate = accumulate};
-  threads_run(d->t, d->k->matmul_transposed, &j, div_up(w.in, PANEL), product_cost((double)dx.rows, (double)w.out, (double)w.in) + (double)w.out * (double)w.in);
-  return 0;
+  if (threads_reserve(d->t, (DEPTH + PANEL) * PANEL * 4)) return -1;
+  return run_product(d, d->k->matmul_transposed, dx, dy, w, accumulate, w.in);
 }
 int op_outer(device *d, view g, view a, view b) {
   if (!g.rows || !g.cols || !a.rows) return 0;
   if (threads_reserve(d->t, DEPTH * PANEL * 4)) return -1;
-  product_job j = {.y = g, .x = a, .w = {b.addr, b.stride, b.cols, FLOAT32}};
-  threads_run(d->t, d->k->outer, &j, div_up(g.cols, PANEL), product_cost((double)a.rows, (double)g.rows, (double)g.cols));
+  bool turned = g.cols < g.rows; // vectors run along the longer side
+  view rows = turned ? b : a, panels = turned ? a : b;
+  product_job j = {.y = g, .x = rows, .w = {panels.addr, panels.stride, panels.cols, FLOAT32}, .turned = turned};
+  threads_run(d->t, d->k->outer, &j, div_up(panels.cols, PANEL), product_cost((double)a.rows, (double)g.rows, (double)g.cols));
   return 0;
 }
 
@@ -424,4 +437,19 @@ int op_attention_backward(device *d, view dq, view dk, view dv, view dout, view 
   for (int64_t i = 0; i < n; i++) work += (double)s[i].count * (double)s[i].count * (double)q.cols * 0.2;
   threads_run(d->t, d->k->attention_backward, &j, n * p.heads, work);
   return 0;
+}
+
+// Ceilings.
+
+int64_t op_peak(device *d, int type) {
+  float sink = 0;
+  rows_job j = {.a = {.addr = (uintptr_t)&sink}, .x = 0.25f};
+  int64_t units = threads_count(d->t) * 16;
+  threads_run(d->t, type == BFLOAT16 ? d->k->peak_bf16 : d->k->peak_f32, &j, units, 1e9);
+  return units * 20000 * 12 * d->k->lanes * (type == BFLOAT16 ? 4 : 2);
+}
+void op_read(device *d, uintptr_t memory, int64_t mib) {
+  float sink = 0;
+  rows_job j = {.a = {.addr = memory}, .b = {.addr = (uintptr_t)&sink}};
+  threads_run(d->t, d->k->peak_read, &j, mib, 1e9);
 }

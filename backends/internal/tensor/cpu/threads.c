@@ -119,6 +119,8 @@ void threads_free(threads *t) {
   free(t);
 }
 
+int threads_count(const threads *t) { return t->count; }
+
 int threads_reserve(threads *t, int64_t bytes) {
   for (int i = 0; i < t->count; i++) {
     worker *w = &t->workers[i];

@@ -8,6 +8,7 @@ typedef struct threads threads;
 
 threads *threads_new(int count);
 void threads_free(threads *t);
+int threads_count(const threads *t);
 // threads_reserve gives every thread at least bytes of its own memory; -1 when there is none.
 int threads_reserve(threads *t, int64_t bytes);
 // threads_run runs units 0 … units-1 of a job on all threads and returns when they are done. work is about how many nanoseconds one thread would take:

@@ -1,0 +1,237 @@
+package cpu_test
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/cpu"
+)
+
+// The benchmarks print, beside the mean that the testing package takes, figures of the best run: GFLOP/s and its share of the multiply-add peak, GB/s and its share of the
+// read bandwidth, both measured in the same process. The best run is what a machine shared with others can say about the code. Shapes are those of Qwen3-0.6B.
+
+type benchmarkDevice struct {
+	tensor.Device
+	ceilings cpu.Ceilings
+}
+
+// measured has the ceilings by threads, measured once.
+var measured sync.Map
+
+func benchmarked(b *testing.B, threads int) benchmarkDevice {
+	b.Helper()
+	d := open(b, cpu.Options{Threads: threads})
+	if c, ok := measured.Load(threads); ok {
+		return benchmarkDevice{d, c.(cpu.Ceilings)}
+	}
+	c, err := cpu.Measure(d)
+	if err != nil {
+		b.Fatal(err)
+	}
+	measured.Store(threads, c)
+	fmt.Printf("%d threads, %s: peak %.0f GFLOP/s float32, %.0f bfloat16, reads %.1f GB/s\n", threads, d.Arithmetic(), c.Float32/1e9, c.BFloat16/1e9, c.Read/1e9)
+	return benchmarkDevice{d, c}
+}
+
+func (d benchmarkDevice) tensor(b *testing.B, rows, cols int) tensor.Tensor {
+	b.Helper()
+	x, err := d.Alloc(tensor.Float32, rows, cols)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { d.Free(x) })
+	r := rand.New(rand.NewPCG(1, 2))
+	values := make([]float32, rows*cols)
+	for i := range values {
+		values[i] = r.Float32() - 0.5
+	}
+	if err := d.Upload(x, values); err != nil {
+		b.Fatal(err)
+	}
+	return x
+}
+
+// run times f and reports flops and bytes per second of the best run.
+func (d benchmarkDevice) run(b *testing.B, peak, flops, bytes float64, f func() error) {
+	b.Helper()
+	best := math.Inf(1)
+	for b.Loop() {
+		start := time.Now()
+		if err := f(); err != nil {
+			b.Fatal(err)
+		}
+		best = min(best, time.Since(start).Seconds())
+	}
+	b.ReportMetric(best*1e6, "best-µs")
+	if flops > 0 {
+		b.ReportMetric(flops/best/1e9, "GFLOP/s")
+		b.ReportMetric(100*flops/best/peak, "%peak")
+	}
+	if bytes > 0 {
+		b.ReportMetric(bytes/best/1e9, "GB/s")
+		b.ReportMetric(100*bytes/best/d.ceilings.Read, "%read")
+	}
+}
+
+func eachThreads(b *testing.B, f func(b *testing.B, d benchmarkDevice)) {
+	for _, threads := range []int{1, 2} {
+		b.Run(fmt.Sprintf("threads=%d", threads), func(b *testing.B) { f(b, benchmarked(b, threads)) })
+	}
+}
+
+func BenchmarkMatMul(b *testing.B) {
+	eachThreads(b, func(b *testing.B, d benchmarkDevice) {
+		for _, dtype := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
+			peak := d.ceilings.Float32
+			if dtype == tensor.BFloat16 {
+				peak = d.ceilings.BFloat16
+			}
+			for _, s := range []struct {
+				rows, out, in int
+				transposed    bool
+			}{
+				{512, 3072, 1024, false}, {512, 1024, 3072, false}, {512, 2048, 1024, false}, {64, 151936, 1024, false}, {512, 32, 1024, false}, {512, 1024, 32, false},
+				{8, 151936, 1024, false}, {4, 3072, 1024, false}, {1, 3072, 1024, false}, {1, 151936, 1024, false},
+				{512, 3072, 1024, true}, {512, 1024, 3072, true}, {64, 3072, 1024, true}, {64, 151936, 1024, true},
+			} {
+				name := fmt.Sprintf("%v/%d×%d×%d", dtype, s.rows, s.out, s.in)
+				if s.transposed {
+					name += "/transposed"
+				}
+				b.Run(name, func(b *testing.B) {
+					m, err := d.NewMatrix(dtype, s.out, s.in)
+					if err != nil {
+						b.Fatal(err)
+					}
+					defer m.Free()
+					w := d.tensor(b, s.out, s.in)
+					if err := d.Repack(m, w); err != nil {
+						b.Fatal(err)
+					}
+					x, y := d.tensor(b, s.rows, s.in), d.tensor(b, s.rows, s.out)
+					var bytes float64
+					if s.rows <= 8 {
+						bytes = float64(m.Bytes())
+					}
+					d.run(b, peak, 2*float64(s.rows)*float64(s.out)*float64(s.in), bytes, func() error {
+						if s.transposed {
+							return d.MatMulTransposed(x, y, m, false)
+						}
+						return d.MatMul(y, x, m, false)
+					})
+				})
+			}
+		}
+	})
+}
+
+func BenchmarkOuterProduct(b *testing.B) {
+	eachThreads(b, func(b *testing.B, d benchmarkDevice) {
+		for _, s := range [][3]int{{512, 8, 1024}, {512, 32, 3072}, {512, 3072, 32}, {512, 64, 1024}, {512, 1024, 8}} {
+			b.Run(fmt.Sprintf("%d×%d×%d", s[0], s[1], s[2]), func(b *testing.B) {
+				g, x, y := d.tensor(b, s[1], s[2]), d.tensor(b, s[0], s[1]), d.tensor(b, s[0], s[2])
+				d.run(b, d.ceilings.Float32, 2*float64(s[0])*float64(s[1])*float64(s[2]), 0, func() error { return d.OuterProduct(g, x, y) })
+			})
+		}
+	})
+}
+
+func BenchmarkAttention(b *testing.B) {
+	eachThreads(b, func(b *testing.B, d benchmarkDevice) {
+		const queryHeads, heads, dim = 16, 8, 128
+		for _, dtype := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
+			for _, s := range []struct{ rows, first int }{{512, 0}, {2048, 0}, {1, 511}, {1, 4095}} {
+				positions := s.first + s.rows
+				p, err := d.NewPages(dtype, 1, positions/64+1, heads, dim)
+				if err != nil {
+					b.Fatal(err)
+				}
+				b.Cleanup(p.Free)
+				var ids []int32
+				for i := range (positions + 63) / 64 {
+					ids = append(ids, int32(i))
+				}
+				k, v := d.tensor(b, positions, heads*dim), d.tensor(b, positions, heads*dim)
+				if err := d.WritePages(p, 0, k, v, []tensor.AttentionRun{{Count: positions, Pages: ids}}); err != nil {
+					b.Fatal(err)
+				}
+				q, o, do, dq := d.tensor(b, s.rows, queryHeads*dim), d.tensor(b, s.rows, queryHeads*dim), d.tensor(b, s.rows, queryHeads*dim), d.tensor(b, s.rows, queryHeads*dim)
+				lse := d.tensor(b, s.rows, queryHeads)
+				runs := []tensor.AttentionRun{{Count: s.rows, First: s.first, Pages: ids}}
+				pairs := float64(s.rows) * (float64(s.first) + float64(s.rows+1)/2)
+				flops := 4 * pairs * queryHeads * dim
+				var bytes float64
+				if s.rows == 1 {
+					bytes = 2 * float64(positions*heads*dim*dtype.Size())
+				}
+				b.Run(fmt.Sprintf("%v/%d rows at %d", dtype, s.rows, s.first), func(b *testing.B) {
+					d.run(b, d.ceilings.Float32, flops, bytes, func() error { return d.Attention(o, lse, q, p, 0, runs, queryHeads, 0.088) })
+				})
+				if s.first == 0 {
+					b.Run(fmt.Sprintf("%v/%d rows backward", dtype, s.rows), func(b *testing.B) {
+						d.run(b, d.ceilings.Float32, 2.5*flops, 0, func() error { return d.AttentionBackward(dq, k, v, do, o, lse, q, p, 0, runs, queryHeads, 0.088) })
+					})
+				}
+			}
+		}
+	})
+}
+
+func BenchmarkRows(b *testing.B) {
+	eachThreads(b, func(b *testing.B, d benchmarkDevice) {
+		const rows, cols, vocabulary = 4096, 3072, 151936
+		x, y, z, w := d.tensor(b, rows, cols), d.tensor(b, rows, cols), d.tensor(b, rows, cols), d.tensor(b, 1, cols)
+		logits, lse := d.tensor(b, 64, vocabulary), d.tensor(b, 64, 1)
+		table := d.tensor(b, rows, 128)
+		positions := make([]int32, rows)
+		for i := range positions {
+			positions[i] = int32(i)
+		}
+		half, err := d.Alloc(tensor.BFloat16, rows, cols)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { d.Free(half) })
+		step := tensor.AdamWStep{LearningRate: 1e-4, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, GradScale: 1, Step: 3}
+		const n = rows * cols * 4
+		for _, op := range []struct {
+			name  string
+			bytes float64 // read and written
+			f     func() error
+		}{
+			{"rms norm", 2 * n, func() error { return d.RMSNorm(y, x, w, 1e-6) }},
+			{"rms norm backward", 3 * n, func() error { return d.RMSNormBackward(z, y, x, w, 1e-6, false) }},
+			{"swiglu", 3 * n, func() error { return d.SwiGLU(z, x, y) }},
+			{"swiglu backward", 5 * n, func() error { return d.SwiGLUBackward(x, y, z, x, y) }},
+			{"rope", 2 * n, func() error { return d.Rope(x, positions, table, cols/128, false) }},
+			{"add", 3 * n, func() error { return d.Add(y, x) }},
+			{"scale", 2 * n, func() error { return d.Scale(y, 1, tensor.BFloat16) }},
+			{"round", 1.5 * n, func() error { return d.Round(half, x) }},
+			{"sum of squares", n, func() error { _, err := d.SumSquares(x); return err }},
+			{"adamw", 7 * n, func() error { return d.AdamW(x, y, z, x, y, z, x, step) }},
+			{"log-sum-exp", 64 * vocabulary * 4, func() error { return d.LogSumExp(lse, logits) }},
+			{"softmax", 2 * 64 * vocabulary * 4, func() error { return d.Softmax(logits, logits, lse) }},
+		} {
+			b.Run(op.name, func(b *testing.B) { d.run(b, 0, 0, op.bytes, op.f) })
+		}
+	})
+}
+
+// The cost of an operation itself: a product and a sum of a tiny model's decoding step.
+func BenchmarkSmall(b *testing.B) {
+	eachThreads(b, func(b *testing.B, d benchmarkDevice) {
+		m, err := d.NewMatrix(tensor.Float32, 256, 128)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(m.Free)
+		x, y := d.tensor(b, 1, 128), d.tensor(b, 1, 256)
+		b.Run("matmul 1×256×128", func(b *testing.B) { d.run(b, 0, 0, 0, func() error { return d.MatMul(y, x, m, false) }) })
+		b.Run("add 1×128", func(b *testing.B) { d.run(b, 0, 0, 0, func() error { return d.Add(x, x) }) })
+	})
+}
