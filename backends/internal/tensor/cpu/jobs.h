@@ -64,6 +64,7 @@ typedef struct {
 enum { VOCABULARY_TILE = 4096 }; // columns of logits that are reduced together
 enum { SUM_TILE = 4096 };        // elements of a row whose squares are summed together
 enum { DEPTH = 256 };            // inner axis of a block of a product
+enum { PEAK_STEPS = 5000, PEAK_CHAINS = 16 }; // of one unit of a ceiling
 enum { MAX_TILE_ROWS = 12 };
 
 static inline float *row_of(view v, int64_t r) { return (float *)v.addr + r * v.stride; }

@@ -91,5 +91,7 @@ int op_adamw(device *d, view new_p, view new_m, view new_v, view p, view m, view
 // op_peak runs multiply-adds of a type that only the arithmetic limits and gives how many floating-point operations they were; op_read reads memory once.
 int64_t op_peak(device *d, int type);
 void op_read(device *d, uintptr_t memory, int64_t mib);
+// op_clock gives seconds: the calling thread's processor time when it is the device's only thread, else the time that passes.
+double op_clock(const device *d);
 
 #endif

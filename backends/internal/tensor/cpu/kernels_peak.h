@@ -1,7 +1,5 @@
 // What the processor can do at most, to measure the kernels against. Included once per instruction set.
 
-enum { PEAK_STEPS = 20000, PEAK_CHAINS = 12 };
-
 // peak_f32 runs PEAK_STEPS × PEAK_CHAINS vector multiply-adds that nothing but the arithmetic limits. a.addr = where its result goes, so that it is not left out.
 static void peak_f32(const void *job, int64_t unit, worker *w) {
   (void)unit, (void)w;

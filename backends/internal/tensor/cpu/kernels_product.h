@@ -29,11 +29,12 @@ INLINE vpair vpair_load(const float *p) {
 #define vdot(c, a, b) vfma((a).even, (b).even, vfma((a).odd, (b).odd, c))
 #endif
 
-// tile does R rows × V vectors of columns over depth: c (+)= a · b. Element (r, k) of a is a[r·ar + k·ak], row k of b begins at b[k·bk]. Every step asks for what is at
-// ahead, which moves on by step bytes. R, V and most strides are constants where this is inlined, so that the sums stay in registers.
-INLINE void tile(const int R, const int V, const bool pairs, const float *a, int64_t ar, int64_t ak, const float *b, int64_t bk, int64_t depth, float *c, int64_t ldc,
+// tile does R rows × TILE_COLUMNS over depth: c (+)= a · b. Element (r, k) of a is a[r·ar + k·ak], row k of b begins at b[k·bk]. Every step asks for what is at
+// ahead, which moves on by step bytes. R and most strides are constants where this is inlined, so that the sums stay in registers.
+INLINE void tile(const int R, const bool pairs, const float *a, int64_t ar, int64_t ak, const float *b, int64_t bk, int64_t depth, float *c, int64_t ldc,
                  bool zero, const char *ahead, int64_t step) {
-  vf s[TILE_ROWS][V];
+  enum { V = TILE_VECTORS };
+  vf s[TILE_ROWS][V]; // of constant size: an array sized by a parameter would live in memory
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int v = 0; v < V; v++) s[r][v] = zero ? vset(0.0f) : vload(c + r * ldc + v * LANES);
   for (int64_t k = 0; k < depth; k++, a += ak, b += bk) {
@@ -78,7 +79,7 @@ INLINE void edge_write(const edge *e, int64_t rows, float *c, int64_t ldc, int64
 }
 
 // DEFINE_BLOCK makes a function for any number of columns and up to TILE_ROWS rows. b must be readable up to a multiple of TILE_COLUMNS; c is written up to columns.
-#define DEFINE_BLOCK(name, PAIRS, AR, AK, BK)                                                                                                              \
+#define DEFINE_BLOCK(name)                                                                                                                                         \
   static void name(int64_t rows, const float *a, int64_t stride, const float *b, int64_t bk, int64_t depth, float *c, int64_t ldc, int64_t columns,        \
                    bool zero, const char *ahead, int64_t step) {                                                                                           \
     (void)stride, (void)bk;                                                                                                                                \
@@ -92,14 +93,16 @@ INLINE void edge_write(const edge *e, int64_t rows, float *c, int64_t ldc, int64
       ahead += step * depth;                                                                                                                               \
     }                                                                                                                                                      \
   }
-#define packed_f32_CASE(R) case R: tile(R, TILE_VECTORS, false, a, 1, TILE_ROWS, b + n, PANEL, depth, out, ld, zero, ahead, step); break;
-#define packed_bf16_CASE(R) case R: tile(R, TILE_VECTORS, true, a, 1, TILE_ROWS * PAIR_WORDS, b + n, PANEL, depth, out, ld, zero, ahead, step); break;
-#define depth_outside_CASE(R) case R: tile(R, TILE_VECTORS, false, a, 1, stride, b + n, bk, depth, out, ld, zero, NULL, 0); break;
-#define scores_inside_CASE(R) case R: tile(R, TILE_VECTORS, false, a, PAGE, 1, b + n, bk, depth, out, ld, zero, NULL, 0); break;
-DEFINE_BLOCK(packed_f32, false, 1, TILE_ROWS, PANEL)   // a is a packed strip, b a panel
-DEFINE_BLOCK(packed_bf16, true, 1, TILE_ROWS, PANEL)   // the same in pairs
-DEFINE_BLOCK(depth_outside, false, 1, stride, bk)      // a[k·stride + r]
-DEFINE_BLOCK(scores_inside, false, PAGE, 1, bk)        // a[r·PAGE + k]
+#define packed_f32_CASE(R) case R: tile(R, false, a, 1, TILE_ROWS, b + n, PANEL, depth, out, ld, zero, ahead, step); break;
+#define packed_bf16_CASE(R) case R: tile(R, true, a, 1, TILE_ROWS * PAIR_WORDS, b + n, PANEL, depth, out, ld, zero, ahead, step); break;
+#define depth_outside_CASE(R) case R: tile(R, false, a, 1, stride, b + n, bk, depth, out, ld, zero, NULL, 0); break;
+#define scores_inside_CASE(R) case R: tile(R, false, a, PAGE, 1, b + n, bk, depth, out, ld, zero, NULL, 0); break;
+DEFINE_BLOCK(packed_f32) // a is a packed strip, b a panel
+#ifdef BF16_DOT
+DEFINE_BLOCK(packed_bf16) // the same in pairs
+#endif
+DEFINE_BLOCK(depth_outside) // a[k·stride + r]
+DEFINE_BLOCK(scores_inside) // a[r·PAGE + k]
 
 // Packing of rows into strips. A unit is one strip; a = x, b = the strips (addr), heads = rows per strip.
 static void pack_strip_f32(const void *job, int64_t unit, worker *w) {
@@ -158,7 +161,7 @@ enum { AHEAD = 2048, PANEL_VECTORS = PANEL / LANES }; // AHEAD: bytes of weights
 
 // stream does R rows × G whole panels; a strip of R rows, no accumulator leaves the registers.
 INLINE void stream(const int R, const int G, const bool pairs, const float *a, const float *b, int64_t panel, int64_t depth, float *c, int64_t ldc, bool zero) {
-  vf s[R][G * PANEL_VECTORS];
+  vf s[6][16];
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int v = 0; v < G * PANEL_VECTORS; v++) s[r][v] = zero ? vset(0.0f) : vload(c + r * ldc + v * LANES);
   for (int64_t k = 0; k < depth; k++, b += PANEL, a += pairs ? R * PAIR_WORDS : R) {
@@ -239,11 +242,32 @@ INLINE void run_strips(const product_job *j, bool pairs, int64_t from, int64_t t
     float *c = row_of(j->y, row) + first;
     if (s + 1 < to)
       for (int64_t r = 0; r < TILE_ROWS && row + TILE_ROWS + r < j->y.rows; r++) ASK(c + (TILE_ROWS + r) * j->y.stride), ASK(c + (TILE_ROWS + r) * j->y.stride + 16);
+#ifdef BF16_DOT
     if (pairs) packed_bf16(rows, a, 0, b, 0, depth, c, j->y.stride, columns, zero, ahead, step);
-    else packed_f32(rows, a, 0, b, 0, depth, c, j->y.stride, columns, zero, ahead, step);
+    else
+#endif
+      packed_f32(rows, a, 0, b, 0, depth, c, j->y.stride, columns, zero, ahead, step);
     ahead += step * depth * div_up(columns, TILE_COLUMNS);
   }
 }
+
+// PAIR_DEPTH is how many pairs of the inner axis make a block. Without an instruction for pairs the block is widened to float32, each pair's odd element before its
+// even one, and the rest is the float32 product; strips are packed in that order too.
+#ifdef BF16_DOT
+enum { PAIR_DEPTH = DEPTH };
+#else
+enum { PAIR_DEPTH = DEPTH / 2 };
+static void widen_pairs(const float *b, int64_t depth, const char *next, float *to) {
+  for (int64_t k = 0; k < depth; k++, b += PANEL, to += 2 * PANEL, next += PANEL * 4) {
+    ASK(next), ASK(next + 64);
+    UNROLL for (int v = 0; v < PANEL_VECTORS; v++) {
+      vpair x = vpair_load(b + v * LANES);
+      vstore(to + v * LANES, x.odd);
+      vstore(to + PANEL + v * LANES, x.even);
+    }
+  }
+}
+#endif
 
 // A unit is a block of strips × some panels; columns come first in its number.
 static void matmul(const void *job, int64_t unit, worker *w) {
@@ -253,17 +277,25 @@ static void matmul(const void *job, int64_t unit, worker *w) {
   int64_t total = pairs ? (j->w.in + 1) / 2 : j->w.in, panels = div_up(j->w.out, PANEL), strips = div_up(j->y.rows, TILE_ROWS);
   int64_t chunks = div_up(panels, j->panels_per_unit), p0 = unit % chunks * j->panels_per_unit, p1 = p0 + j->panels_per_unit < panels ? p0 + j->panels_per_unit : panels;
   int64_t s0 = unit / chunks * j->strips_per_unit, s1 = s0 + j->strips_per_unit < strips ? s0 + j->strips_per_unit : strips;
-  int64_t k0 = 0;
+  int64_t block = pairs ? PAIR_DEPTH : DEPTH, k0 = 0;
   do { // at least once: with no inner axis y is still written
-    int64_t depth = total - k0 < DEPTH ? total - k0 : DEPTH;
+    int64_t depth = total - k0 < block ? total - k0 : block;
     for (int64_t p = p0; p < p1; p++) {
       const float *b = (const float *)j->w.addr + (p * total + k0) * PANEL;
       const char *next = (const char *)(b + (p + 1 < p1 ? total * PANEL : 0));
       int64_t steps = (s1 - s0) * depth * (PANEL / TILE_COLUMNS), step = steps ? div_up(depth * PANEL * 4, steps) : 1;
       int64_t columns = j->w.out - p * PANEL < PANEL ? j->w.out - p * PANEL : PANEL;
-      run_strips(j, pairs, s0, s1, k0, total, b, depth, p * PANEL, columns, k0 == 0 && !j->accumulate, next, step);
+      bool zero = k0 == 0 && !j->accumulate;
+#ifndef BF16_DOT
+      if (pairs) {
+        widen_pairs(b, depth, next, w->memory);
+        run_strips(j, false, s0, s1, 2 * k0, 2 * total, w->memory, 2 * depth, p * PANEL, columns, zero, w->memory, 0);
+        continue;
+      }
+#endif
+      run_strips(j, pairs, s0, s1, k0, total, b, depth, p * PANEL, columns, zero, next, step);
     }
-    k0 += DEPTH;
+    k0 += block;
   } while (k0 < total);
 }
 
@@ -302,10 +334,10 @@ static void matmul_transposed(const void *job, int64_t unit, worker *w) {
   int64_t groups = div_up(j->w.in, PANEL), strips = div_up(j->y.rows, TILE_ROWS), per_panel = pairs ? PANEL / 2 : PANEL;
   int64_t chunks = div_up(groups, j->panels_per_unit), g0 = unit % chunks * j->panels_per_unit, g1 = g0 + j->panels_per_unit < groups ? g0 + j->panels_per_unit : groups;
   int64_t s0 = unit / chunks * j->strips_per_unit, s1 = s0 + j->strips_per_unit < strips ? s0 + j->strips_per_unit : strips;
-  float *turned = w->memory, *ragged = turned + DEPTH * PANEL;
-  int64_t n0 = 0;
+  float *turned = w->memory, *ragged = turned + DEPTH * PANEL, *pairs_turned = ragged + PANEL * PANEL;
+  int64_t block = pairs ? PAIR_DEPTH : DEPTH, n0 = 0;
   do {
-    int64_t depth = total - n0 < DEPTH ? total - n0 : DEPTH;
+    int64_t depth = total - n0 < block ? total - n0 : block;
     for (int64_t g = g0; g < g1; g++) {
       int64_t first = g * per_panel, have = in - first < per_panel ? in - first : per_panel;
       for (int64_t n = 0; n < depth; n += per_panel) { // the last panel is filled up with zeros, so it can be turned whole
@@ -314,13 +346,28 @@ static void matmul_transposed(const void *job, int64_t unit, worker *w) {
           memset(ragged, 0, sizeof(float) * PANEL * PANEL);
           from = memcpy(ragged, from, (size_t)(have * PANEL) * 4);
         }
+#ifdef BF16_DOT
+        (void)pairs_turned;
         if (pairs) transpose_bf16((const uint64_t *)from, (uint64_t *)(turned + n * PANEL));
+#else
+        if (pairs) {
+          transpose_bf16((const uint64_t *)from, (uint64_t *)pairs_turned);
+          widen_pairs(pairs_turned, per_panel, (const char *)pairs_turned, turned + 2 * n * PANEL);
+        }
+#endif
         else transpose_f32(from, PANEL, turned + n * PANEL);
       }
       int64_t columns = j->w.in - g * PANEL < PANEL ? j->w.in - g * PANEL : PANEL;
-      run_strips(j, pairs, s0, s1, n0, total, turned, depth, g * PANEL, columns, n0 == 0 && !j->accumulate, NULL, 0);
+      bool zero = n0 == 0 && !j->accumulate;
+#ifndef BF16_DOT
+      if (pairs) {
+        run_strips(j, false, s0, s1, 2 * n0, 2 * total, turned, 2 * depth, g * PANEL, columns, zero, w->memory, 0);
+        continue;
+      }
+#endif
+      run_strips(j, pairs, s0, s1, n0, total, turned, depth, g * PANEL, columns, zero, w->memory, 0);
     }
-    n0 += DEPTH;
+    n0 += block;
   } while (n0 < total);
 }
 
