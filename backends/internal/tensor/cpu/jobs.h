@@ -40,7 +40,7 @@ typedef struct {
   view o, lse, q;                  // forward: o and lse are written; backward: they are read
   view dq, dk, dv, dout;           // backward
   cache p;
-  int64_t layer, query_heads;
+  int64_t layer, query_heads, positions_per_block;
   const sequence *sequences;
   int64_t n;
   const int32_t *pages;
@@ -66,6 +66,7 @@ enum { SUM_TILE = 4096 };        // elements of a row whose squares are summed t
 enum { DEPTH = 256 };            // inner axis of a block of a product
 enum { PEAK_STEPS = 5000, PEAK_CHAINS = 16 }; // of one unit of a ceiling
 enum { MAX_TILE_ROWS = 12 };
+enum { BACKWARD_ITEMS = 48 };    // query rows × heads that attention's backward pass has in hand
 
 static inline float *row_of(view v, int64_t r) { return (float *)v.addr + r * v.stride; }
 static inline int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }

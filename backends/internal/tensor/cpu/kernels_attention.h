@@ -1,8 +1,11 @@
 // Attention over pages of PAGE keys, forward and backward. Scores are a chain over the head's dimension, outputs a chain over the keys up to the row's own
 // position. Included once per instruction set.
+//
+// The query heads of one key head are taken together: an item is one query row and one such head, items are in the order of positions, heads inside. Every item is
+// computed by itself, so the cut into blocks and strips changes nothing.
 
-// read_part widens one head's K or V part of a page to float32; a float32 part is read where it is.
-INLINE const float *read_part(const cache *p, int64_t layer, int64_t page, int64_t part, float *t) {
+// read_part gives one head's K (part = head) or V (part = heads + head) of a page as float32: where it is, or widened into t.
+static const float *read_part(const cache *p, int64_t layer, int64_t page, int64_t part, float *t) {
   int64_t n = PAGE * (part < p->heads ? p->head_dim : p->padded_dim), block = PAGE * (p->head_dim + p->padded_dim) * p->heads;
   int64_t at = (layer * p->count + page) * block + (part < p->heads ? part * PAGE * p->head_dim : p->heads * PAGE * p->head_dim + (part - p->heads) * PAGE * p->padded_dim);
   if (p->type == FLOAT32) return (const float *)p->addr + at;
@@ -11,106 +14,204 @@ INLINE const float *read_part(const cache *p, int64_t layer, int64_t page, int64
   return t;
 }
 
-// masked_scores scales a row's scores; lanes of keys after the row's own become -Inf, whatever they held.
-INLINE void scale_scores(float *s, float factor, int64_t keys) {
-  for (int64_t i = 0; i < PAGE; i++) s[i] = i < keys ? s[i] * factor : -__builtin_inff();
-}
-INLINE float max64(const float *s) { return lmax1(lmax(lmax(lload(s), lload(s + 16)), lmax(lload(s + 32), lload(s + 48)))); }
-INLINE float sum64(const float *s) { return lsum(ladd(ladd(lload(s), lload(s + 16)), ladd(lload(s + 32), lload(s + 48)))); }
-INLINE void exp64(float *s, float minus) {
-  lanes m = lset(minus);
-  for (int i = 0; i < PAGE; i += 16) lstore(s + i, lexp(ladd(lload(s + i), m)));
+// masked gives lanes from .. from+15 of a row of scores: a where the key is one of the first keys, else fill.
+INLINE lanes masked(lanes a, int64_t from, int64_t keys, float fill) {
+  static const float index[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  lanes k = lload(index);
+  vf end = vset((float)(keys - from)), other = vset(fill);
+  EACH_PART a.v[i] = vselect((vi)(k.v[i] < end), a.v[i], other);
+  return a;
 }
 
-// A unit is one query row and all query heads of one key head.
+// soften turns a row of PAGE dot products into probabilities relative to the running maximum *top, which it raises; the row's sum goes to *sum, and the factor for what was
+// summed before comes back.
+INLINE float soften(float *s, float scale, int64_t keys, float *top, float *sum) {
+  lanes a[PAGE / 16], factor = lset(scale);
+  UNROLL for (int i = 0; i < PAGE / 16; i++) {
+    a[i] = lmul(lload(s + 16 * i), factor);
+    if (keys < PAGE) a[i] = masked(a[i], 16 * i, keys, -__builtin_inff());
+  }
+  float m = lmax1(lmax(lmax(a[0], a[1]), lmax(a[2], a[3]))), next = *top > m ? *top : m, fix = exp1(*top - next);
+  lanes minus = lset(-next);
+  UNROLL for (int i = 0; i < PAGE / 16; i++) {
+    a[i] = lexp(ladd(a[i], minus));
+    lstore(s + 16 * i, a[i]);
+  }
+  *sum = *sum * fix + lsum(ladd(ladd(a[0], a[1]), ladd(a[2], a[3])));
+  *top = next;
+  return fix;
+}
+
+// pack_items writes up to TILE_ROWS rows of dim elements with the inner axis outside: to[d·TILE_ROWS + r].
+static void pack_items(const float *from, int64_t stride, int64_t rows, int64_t dim, float *to) {
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) {
+    int64_t d = 0;
+    for (; d + 4 <= dim; d += 4) {
+      const float *f = from + r * stride + d;
+      v4 a = *(const v4 *)f, b = *(const v4 *)(f + stride), c = *(const v4 *)(f + 2 * stride), e = *(const v4 *)(f + 3 * stride);
+      v4 ab0 = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab1 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+      v4 ce0 = __builtin_shufflevector(c, e, 0, 4, 1, 5), ce1 = __builtin_shufflevector(c, e, 2, 6, 3, 7);
+      float *t = to + d * TILE_ROWS + r;
+      *(v4 *)t = __builtin_shufflevector(ab0, ce0, 0, 1, 4, 5);
+      *(v4 *)(t + TILE_ROWS) = __builtin_shufflevector(ab0, ce0, 2, 3, 6, 7);
+      *(v4 *)(t + 2 * TILE_ROWS) = __builtin_shufflevector(ab1, ce1, 0, 1, 4, 5);
+      *(v4 *)(t + 3 * TILE_ROWS) = __builtin_shufflevector(ab1, ce1, 2, 3, 6, 7);
+    }
+    for (; d < dim; d++)
+      for (int64_t i = r; i < r + 4; i++) to[d * TILE_ROWS + i] = from[i * stride + d];
+  }
+  for (; r < rows; r++)
+    for (int64_t d = 0; d < dim; d++) to[d * TILE_ROWS + r] = from[r * stride + d];
+}
+
+// A unit is one key head of a block of positions_per_block positions, cut at their multiples, so that all of a block see the same pages.
 static void attention(const void *job, int64_t unit, worker *w) {
   const attention_job *j = job;
   const cache *p = &j->p;
-  int64_t heads = p->heads, group = j->query_heads / heads, dim = p->head_dim, wide = p->padded_dim;
-  int64_t head = unit % heads, index = unit / heads;
+  int64_t heads = p->heads, group = j->query_heads / heads, dim = p->head_dim, wide = p->padded_dim, width = j->positions_per_block;
+  int64_t head = unit % heads, block = unit / heads;
   const sequence *s = j->sequences;
-  while (index >= s->count) index -= s->count, s++;
-  int64_t position = s->first + index, row = s->row + index;
-  float *part = w->memory, *o = part + PAGE * wide, *total = o + wide, score[PAGE];
-  for (int64_t h = head * group; h < (head + 1) * group; h++) {
-    const float *q = row_of(j->q, row) + h * dim;
-    float top = -__builtin_inff(), sum = 0.0f, total_top = 0.0f, total_sum = 0.0f;
-    memset(o, 0, (size_t)wide * 4);
-    for (int64_t k0 = 0; k0 <= position; k0 += PAGE) {
-      if (k0 % RESTART == 0 && k0 > 0) { // put the part that ended with those before it
+  for (;; s++) { // few sequences
+    int64_t blocks = (s->first + s->count - 1) / width - s->first / width + 1;
+    if (block < blocks) break;
+    block -= blocks;
+  }
+  int64_t from = (s->first / width + block) * width, to = from + width, end = s->first + s->count;
+  if (from < s->first) from = s->first;
+  if (to > end) to = end;
+  int64_t items = (to - from) * group, most = width * group, strips = div_up(items, TILE_ROWS), row = s->row + from - s->first;
+
+  float *kpart = w->memory, *vpart = kpart + PAGE * dim, *score = vpart + PAGE * wide, *o = score + most * PAGE, *total = o + most * wide;
+  float *top = total + most * wide, *sum = top + most, *total_top = sum + most, *total_sum = total_top + most, *q = total_sum + most;
+  for (int64_t i = 0; i < strips; i++) {
+    int64_t n = items - i * TILE_ROWS < TILE_ROWS ? items - i * TILE_ROWS : TILE_ROWS;
+    for (int64_t r = 0; r < n; r++) { // gathered in total, which is free until the first restart
+      int64_t item = i * TILE_ROWS + r;
+      memcpy(total + r * wide, row_of(j->q, row + item / group) + (head * group + item % group) * dim, (size_t)dim * 4);
+    }
+    pack_items(total, wide, n, dim, q + i * TILE_ROWS * dim);
+  }
+  memset(o, 0, (size_t)(items * wide) * 4);
+  for (int64_t i = 0; i < items; i++) top[i] = -__builtin_inff(), sum[i] = 0.0f;
+
+  for (int64_t k0 = 0; k0 < to; k0 += PAGE) {
+    if (k0 % RESTART == 0 && k0 > 0) { // the running softmax begins anew; the part that ended is put with those before it
+      for (int64_t i = 0; i < items; i++) {
+        float *t = total + i * wide, *part = o + i * wide;
         if (k0 == RESTART) {
-          memcpy(total, o, (size_t)wide * 4), total_top = top, total_sum = sum;
+          memcpy(t, part, (size_t)wide * 4), total_top[i] = top[i], total_sum[i] = sum[i];
         } else {
-          float next = total_top > top ? total_top : top, x = exp1(total_top - next), y = exp1(top - next);
-          for (int64_t i = 0; i < wide; i++) total[i] = total[i] * x + o[i] * y;
-          total_sum = total_sum * x + sum * y, total_top = next;
+          float next = total_top[i] > top[i] ? total_top[i] : top[i], x = exp1(total_top[i] - next), y = exp1(top[i] - next);
+          for (int64_t d = 0; d < wide; d++) t[d] = t[d] * x + part[d] * y;
+          total_sum[i] = total_sum[i] * x + sum[i] * y, total_top[i] = next;
         }
-        memset(o, 0, (size_t)wide * 4), top = -__builtin_inff(), sum = 0.0f;
+        top[i] = -__builtin_inff(), sum[i] = 0.0f;
       }
-      int64_t page = j->pages[s->first_page + k0 / PAGE], keys = position - k0 + 1 < PAGE ? position - k0 + 1 : PAGE;
-      const float *k = read_part(p, j->layer, page, head, part);
-      depth_outside(1, q, 1, k, PAGE, dim, score, PAGE, PAGE, true, NULL, 0);
-      scale_scores(score, j->scale, keys);
-      float m = max64(score), next = top > m ? top : m, fix = exp1(top - next);
-      exp64(score, -next);
-      sum = sum * fix + sum64(score), top = next;
-      for (int64_t i = 0; i < wide; i++) o[i] *= fix;
-      const float *v = read_part(p, j->layer, page, heads + head, part);
-      scores_inside(1, score, 0, v, wide, keys, o, wide, wide, false, NULL, 0);
+      memset(o, 0, (size_t)(items * wide) * 4);
     }
-    if (position >= RESTART) {
-      float next = total_top > top ? total_top : top, x = exp1(total_top - next), y = exp1(top - next);
-      for (int64_t i = 0; i < wide; i++) o[i] = total[i] * x + o[i] * y;
-      sum = total_sum * x + sum * y, top = next;
+    int64_t page = j->pages[s->first_page + k0 / PAGE];
+    const float *k = read_part(p, j->layer, page, head, kpart), *v = read_part(p, j->layer, page, heads + head, vpart);
+    for (int64_t i0 = 0; i0 < items; i0 += TILE_ROWS) {
+      int64_t n = items - i0 < TILE_ROWS ? items - i0 : TILE_ROWS, keys[MAX_TILE_ROWS] = {0};
+      for (int64_t r = 0; r < n; r++) {
+        int64_t see = from + (i0 + r) / group - k0 + 1;
+        keys[r] = see < PAGE ? see : PAGE;
+      }
+      float *strip = score + i0 * PAGE, *out = o + i0 * wide;
+      depth_outside(n, q + i0 * dim, TILE_ROWS, k, PAGE, dim, strip, PAGE, div_up(keys[n - 1], TILE_COLUMNS) * TILE_COLUMNS, true, NULL, 0);
+      for (int64_t r = 0; r < n; r++) {
+        float fix = soften(strip + r * PAGE, j->scale, keys[r], top + i0 + r, sum + i0 + r);
+        if (fix != 1.0f)
+          for (int64_t d = 0; d < wide; d++) out[r * wide + d] *= fix;
+      }
+      // All rows of the strip see the first keys; those after are for the rows that see them, and touch no other: what they hold may not be a number.
+      scores_inside(n, strip, 0, v, wide, keys[0], out, wide, wide, false, NULL, 0);
+      for (int64_t key = keys[0], r = 0; key < keys[n - 1]; key++) {
+        while (keys[r] <= key) r++;
+        scores_inside(n - r, strip + r * PAGE + key, 0, v + key * wide, wide, 1, out + r * wide, wide, wide, false, NULL, 0);
+      }
     }
-    float *out = row_of(j->o, row) + h * dim;
-    for (int64_t i = 0; i < dim; i++) out[i] = o[i] / sum;
-    if (j->lse.addr) row_of(j->lse, row)[h] = top + log1(sum);
+  }
+
+  for (int64_t i = 0; i < items; i++) {
+    float *part = o + i * wide;
+    if (to > RESTART) {
+      float *t = total + i * wide, next = total_top[i] > top[i] ? total_top[i] : top[i], x = exp1(total_top[i] - next), y = exp1(top[i] - next);
+      for (int64_t d = 0; d < wide; d++) part[d] = t[d] * x + part[d] * y;
+      sum[i] = total_sum[i] * x + sum[i] * y, top[i] = next;
+    }
+    int64_t h = head * group + i % group;
+    float *out = row_of(j->o, row + i / group) + h * dim;
+    for (int64_t d = 0; d < dim; d++) out[d] = part[d] / sum[i];
+    if (j->lse.addr) row_of(j->lse, row + i / group)[h] = top[i] + log1(sum[i]);
   }
 }
 
-// A unit is one key head of one sequence: dk and dv of that head, dq of its query heads.
+// A unit is one key head of one sequence: dk and dv of that head, dq of its query heads. dk and dv are chains over the items in order, dq over the keys.
 static void attention_backward(const void *job, int64_t unit, worker *w) {
+  enum { ITEMS = BACKWARD_ITEMS };
   const attention_job *j = job;
   const cache *p = &j->p;
   int64_t heads = p->heads, group = j->query_heads / heads, dim = p->head_dim, wide = p->padded_dim, head = unit % heads;
   const sequence *s = j->sequences + unit / heads;
+  int64_t all = s->count * group;
   float *kpart = w->memory, *vpart = kpart + PAGE * wide, *kt = vpart + PAGE * wide, *vt = kt + PAGE * wide, *dk = vt + PAGE * wide, *dv = dk + PAGE * wide;
-  float *q = dv + PAGE * wide, *dout = q + wide, score[PAGE], dp[PAGE];
-  for (int64_t r = 0; r < s->count; r++) memset(row_of(j->dq, s->row + r) + head * group * dim, 0, (size_t)(group * dim) * 4);
+  float *q = dv + PAGE * wide, *dout = q + ITEMS * wide, *dq = dout + ITEMS * wide, *packed = dq + ITEMS * wide, *pr = packed + MAX_TILE_ROWS * wide;
+  float *ds = pr + ITEMS * PAGE, *delta = ds + ITEMS * PAGE;
+#define ITEM(v, i) (row_of(v, s->row + (i) / group) + (head * group + (i) % group) * dim)
+  for (int64_t i = 0; i < all; i++) {
+    memset(ITEM(j->dq, i), 0, (size_t)dim * 4);
+    const float *a = ITEM(j->dout, i), *b = ITEM(j->o, i);
+    lanes dot = lset(0.0f);
+    EACH_16(dim) dot = lfma(LOAD(a), LOAD(b), dot);
+    delta[i] = lsum(dot);
+  }
+  memset(kt, 0, (size_t)(PAGE * wide) * 4);
+  memset(q, 0, (size_t)(3 * ITEMS * wide) * 4); // columns from dim to wide stay zero
   for (int64_t k0 = 0; k0 < s->count; k0 += PAGE) {
     int64_t page = j->pages[s->first_page + k0 / PAGE], present = s->count - k0 < PAGE ? s->count - k0 : PAGE;
     const float *k = read_part(p, j->layer, page, head, kpart), *v = read_part(p, j->layer, page, heads + head, vpart);
-    memset(kt, 0, (size_t)(PAGE * wide) * 4); // K as [key][dim], V as [dim][key]
-    for (int64_t i = 0; i < PAGE; i++)
+    for (int64_t i = 0; i < PAGE; i++) // K as [key][dim], V as [dim][key]
       for (int64_t d = 0; d < dim; d++) kt[i * wide + d] = k[d * PAGE + i], vt[d * PAGE + i] = v[i * wide + d];
     memset(dk, 0, (size_t)(2 * PAGE * wide) * 4);
-    for (int64_t r = k0; r < s->count; r++) {
-      int64_t keys = r - k0 + 1 < PAGE ? r - k0 + 1 : PAGE;
-      for (int64_t h = head * group; h < (head + 1) * group; h++) {
-        memset(q, 0, (size_t)(2 * wide) * 4);
-        memcpy(q, row_of(j->q, s->row + r) + h * dim, (size_t)dim * 4);
-        memcpy(dout, row_of(j->dout, s->row + r) + h * dim, (size_t)dim * 4);
-        const float *o = row_of(j->o, s->row + r) + h * dim;
-        lanes dot = lset(0.0f);
-        EACH_16(dim) dot = lfma(LOAD(dout), LOAD(o), dot);
-        float delta = lsum(dot);
-        depth_outside(1, q, 1, k, PAGE, dim, score, PAGE, PAGE, true, NULL, 0);
-        scale_scores(score, j->scale, keys);
-        exp64(score, -row_of(j->lse, s->row + r)[h]);
-        depth_outside(1, dout, 1, vt, PAGE, dim, dp, PAGE, PAGE, true, NULL, 0);
-        for (int64_t i = 0; i < PAGE; i++) dp[i] = i < keys ? score[i] * (dp[i] - delta) * j->scale : 0.0f;
-        for (int64_t i = 0; i < keys; i++) { // one row's share of every key
-          depth_outside(1, score + i, 1, dout, wide, 1, dv + i * wide, wide, wide, false, NULL, 0);
-          depth_outside(1, dp + i, 1, q, wide, 1, dk + i * wide, wide, wide, false, NULL, 0);
-        }
-        float *out = row_of(j->dq, s->row + r) + h * dim;
-        scores_inside(1, dp, 0, kt, wide, keys, out, dim, dim, false, NULL, 0);
+    for (int64_t i0 = k0 * group; i0 < all; i0 += ITEMS) {
+      int64_t items = all - i0 < ITEMS ? all - i0 : ITEMS;
+      for (int64_t i = 0; i < items; i++) {
+        memcpy(q + i * wide, ITEM(j->q, i0 + i), (size_t)dim * 4);
+        memcpy(dout + i * wide, ITEM(j->dout, i0 + i), (size_t)dim * 4);
+        memcpy(dq + i * wide, ITEM(j->dq, i0 + i), (size_t)dim * 4);
       }
+      for (int64_t r0 = 0; r0 < items; r0 += TILE_ROWS) {
+        int64_t n = items - r0 < TILE_ROWS ? items - r0 : TILE_ROWS;
+        pack_items(q + r0 * wide, wide, n, dim, packed);
+        depth_outside(n, packed, TILE_ROWS, k, PAGE, dim, pr + r0 * PAGE, PAGE, PAGE, true, NULL, 0);
+        pack_items(dout + r0 * wide, wide, n, dim, packed);
+        depth_outside(n, packed, TILE_ROWS, vt, PAGE, dim, ds + r0 * PAGE, PAGE, PAGE, true, NULL, 0);
+        for (int64_t r = r0; r < r0 + n; r++) {
+          int64_t item = i0 + r, see = item / group - k0 + 1, keys = see < PAGE ? see : PAGE;
+          lanes scale = lset(j->scale), lse = lset(-row_of(j->lse, s->row + item / group)[head * group + item % group]), minus = lset(-delta[item]);
+          for (int i = 0; i < PAGE; i += 16) {
+            float *pp = pr + r * PAGE + i, *dd = ds + r * PAGE + i;
+            lanes e = lexp(ladd(lmul(lload(pp), scale), lse)), g = lmul(lmul(e, ladd(lload(dd), minus)), scale);
+            if (keys < PAGE) e = masked(e, i, keys, 0.0f), g = masked(g, i, keys, 0.0f);
+            lstore(pp, e);
+            lstore(dd, g);
+          }
+        }
+        scores_inside(n, ds + r0 * PAGE, 0, kt, wide, present, dq + r0 * wide, wide, wide, false, NULL, 0);
+      }
+      for (int64_t key = 0; key < present; key += TILE_ROWS) {
+        int64_t n = present - key < TILE_ROWS ? present - key : TILE_ROWS;
+        depth_outside(n, pr + key, PAGE, dout, wide, items, dv + key * wide, wide, wide, false, NULL, 0);
+        depth_outside(n, ds + key, PAGE, q, wide, items, dk + key * wide, wide, wide, false, NULL, 0);
+      }
+      for (int64_t i = 0; i < items; i++) memcpy(ITEM(j->dq, i0 + i), dq + i * wide, (size_t)dim * 4);
     }
     for (int64_t i = 0; i < present; i++) {
       memcpy(row_of(j->dk, s->row + k0 + i) + head * dim, dk + i * wide, (size_t)dim * 4);
       memcpy(row_of(j->dv, s->row + k0 + i) + head * dim, dv + i * wide, (size_t)dim * 4);
     }
   }
+#undef ITEM
 }

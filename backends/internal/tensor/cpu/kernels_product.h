@@ -300,7 +300,6 @@ static void matmul(const void *job, int64_t unit, worker *w) {
 }
 
 // transpose_f32 turns 32 × 32 elements: to[n][k] = from[k][n].
-typedef float v4 __attribute__((vector_size(16), aligned(4)));
 static void transpose_f32(const float *from, int64_t stride, float *to) {
   for (int k = 0; k < PANEL; k += 4)
     for (int n = 0; n < PANEL; n += 4) {

@@ -105,20 +105,24 @@ INLINE lanes lexp(lanes a) {
   EACH_PART a.v[i] = vexp(a.v[i]);
   return a;
 }
+typedef float v4 __attribute__((vector_size(16), aligned(4)));
+
 // The one tree: lane i with i+8, then i+4, i+2, i+1.
 INLINE float lsum(lanes a) {
   float t[16];
   lstore(t, a);
-  for (int w = 8; w > 0; w >>= 1)
-    for (int i = 0; i < w; i++) t[i] = t[i] + t[i + w];
-  return t[0];
+  v4 s = (*(v4 *)t + *(v4 *)(t + 8)) + (*(v4 *)(t + 4) + *(v4 *)(t + 12));
+  return (s[0] + s[2]) + (s[1] + s[3]);
 }
 INLINE float lmax1(lanes a) {
-  float t[16];
+  float t[16], u[4];
   lstore(t, a);
-  for (int w = 8; w > 0; w >>= 1)
-    for (int i = 0; i < w; i++) t[i] = t[i] > t[i + w] ? t[i] : t[i + w];
-  return t[0];
+  for (int i = 0; i < 4; i++) {
+    float x = t[i] > t[i + 8] ? t[i] : t[i + 8], y = t[i + 4] > t[i + 12] ? t[i + 4] : t[i + 12];
+    u[i] = x > y ? x : y;
+  }
+  float x = u[0] > u[2] ? u[0] : u[2], y = u[1] > u[3] ? u[1] : u[3];
+  return x > y ? x : y;
 }
 
 // EACH_16 runs its body for every 16 columns of a row: at is the first, n how many there are (16, or fewer at the end).

@@ -441,23 +441,33 @@ int op_write_pages(device *d, cache p, int64_t layer, view k, view v, const sequ
   return 0;
 }
 int op_attention(device *d, view o, view lse, view q, cache p, int64_t layer, const sequence *s, int64_t n, const int32_t *pages, int64_t query_heads, float scale) {
-  int64_t units = count_rows(s, n) * p.heads;
-  if (!units) return 0;
-  if (threads_reserve(d->t, (PAGE + 2) * p.padded_dim * 4)) return -1;
-  attention_job j = {.o = o, .lse = lse, .q = q, .p = p, .layer = layer, .query_heads = query_heads, .sequences = s, .n = n, .pages = pages, .scale = scale};
+  int64_t group = query_heads / p.heads, width = 1, units = 0, longest = 0;
+  for (int64_t i = 0; i < n; i++) longest = s[i].count > longest ? s[i].count : longest;
+  while (width < PAGE && width < longest && width * 2 * group <= PAGE) width *= 2;
   double work = 0;
-  for (int64_t i = 0; i < n; i++) work += (double)s[i].count * ((double)s[i].first + 0.5 * (double)s[i].count) * (double)q.cols * 0.1;
+  for (int64_t i = 0; i < n; i++) {
+    units += ((s[i].first + s[i].count - 1) / width - s[i].first / width + 1) * p.heads;
+    work += (double)s[i].count * ((double)s[i].first + 0.5 * (double)s[i].count) * (double)q.cols * 0.05;
+  }
+  int64_t items = width * group, padded = items + MAX_TILE_ROWS;
+  if (threads_reserve(d->t, 4 * (PAGE * (p.head_dim + p.padded_dim) + items * (PAGE + 4) + 2 * padded * p.padded_dim + padded * p.head_dim))) return -1;
+  attention_job j = {.o = o, .lse = lse, .q = q, .p = p, .layer = layer, .query_heads = query_heads, .positions_per_block = width,
+                     .sequences = s, .n = n, .pages = pages, .scale = scale};
   threads_run(d->t, d->k->attention, &j, units, work);
   return 0;
 }
 int op_attention_backward(device *d, view dq, view dk, view dv, view dout, view o, view lse, view q, cache p, int64_t layer, const sequence *s, int64_t n,
                           const int32_t *pages, int64_t query_heads, float scale) {
   if (!n) return 0;
-  if (threads_reserve(d->t, (6 * PAGE + 2) * p.padded_dim * 4)) return -1;
+  int64_t group = query_heads / p.heads, longest = 0;
+  double work = 0;
+  for (int64_t i = 0; i < n; i++) {
+    longest = s[i].count > longest ? s[i].count : longest;
+    work += (double)s[i].count * (double)s[i].count * (double)q.cols * 0.06;
+  }
+  if (threads_reserve(d->t, 4 * ((6 * PAGE + 3 * BACKWARD_ITEMS + MAX_TILE_ROWS) * p.padded_dim + 2 * BACKWARD_ITEMS * PAGE + longest * group))) return -1;
   attention_job j = {.dq = dq, .dk = dk, .dv = dv, .dout = dout, .o = o, .lse = lse, .q = q, .p = p, .layer = layer, .query_heads = query_heads,
                      .sequences = s, .n = n, .pages = pages, .scale = scale};
-  double work = 0;
-  for (int64_t i = 0; i < n; i++) work += (double)s[i].count * (double)s[i].count * (double)q.cols * 0.2;
   threads_run(d->t, d->k->attention_backward, &j, n * p.heads, work);
   return 0;
 }
