@@ -1,0 +1,159 @@
+// Package catalog holds what the gateway itself knows of a served model: its directory, tokenizer, chat template and end tokens. Weights are the
+// backend's. It knows no HTTP and no run.
+package catalog
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/chat"
+	"github.com/tinsmith/tinsmith/gateway/internal/config"
+	"github.com/tinsmith/tinsmith/gateway/internal/runs"
+	"github.com/tinsmith/tinsmith/gateway/internal/tokenizer"
+)
+
+// maxConfigBytes bounds the JSON files of a model directory that are read here.
+const maxConfigBytes = 4 << 20
+
+// Model is one served base model. It is read-only and may be used concurrently.
+type Model struct {
+	config.Model
+	Dir       string
+	Tokenizer *tokenizer.Tokenizer // nil for a directory without one: then only token ids are served
+	Template  *chat.Template       // nil without a chat template
+	EndTokens []int32              // sorted
+	Sampling  SamplingDefaults
+}
+
+// SamplingDefaults are generation_config.json's, for OpenAI requests that do not say; nil = not said.
+type SamplingDefaults struct {
+	Temperature *float64 `json:"temperature"`
+	TopP        *float64 `json:"top_p"`
+	TopK        *int     `json:"top_k"`
+}
+
+// Load reads what is needed from a model directory. A missing tokenizer or template is no error; a broken one is.
+func Load(cfg config.Model, dir string) (*Model, error) {
+	m := &Model{Model: cfg, Dir: dir}
+	var err error
+	if hasTokenizer(dir) {
+		if m.Tokenizer, err = tokenizer.Load(dir); err != nil {
+			return nil, fmt.Errorf("model %s: %w", cfg.Name, err)
+		}
+		if source := m.Tokenizer.ChatTemplate(); source != "" {
+			if m.Template, err = chat.New(source, m.specials()); err != nil {
+				return nil, fmt.Errorf("model %s: chat template: %w", cfg.Name, err)
+			}
+		}
+	}
+	if err := m.readEnds(); err != nil {
+		return nil, fmt.Errorf("model %s: %w", cfg.Name, err)
+	}
+	return m, nil
+}
+
+func hasTokenizer(dir string) bool {
+	for _, name := range []string{"tokenizer.json", "vocab.json"} {
+		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// specials are the tokens that templates refer to by name.
+func (m *Model) specials() map[string]string {
+	out := map[string]string{}
+	for name, get := range map[string]func() (int32, bool){"bos_token": m.Tokenizer.BOS, "eos_token": m.Tokenizer.EOS, "pad_token": m.Tokenizer.PAD} {
+		if id, ok := get(); ok {
+			if text, ok := m.Tokenizer.TokenString(id); ok {
+				out[name] = text
+			}
+		}
+	}
+	return out
+}
+
+// ids is one token id or a list of them.
+type ids []int32
+
+func (l *ids) UnmarshalJSON(b []byte) error {
+	var one *int32
+	if json.Unmarshal(b, &one) == nil {
+		if one != nil {
+			*l = ids{*one}
+		}
+		return nil
+	}
+	return json.Unmarshal(b, (*[]int32)(l))
+}
+
+// readEnds collects the end tokens: those of generation_config.json, else of config.json, and the tokenizer's.
+func (m *Model) readEnds() error {
+	var generation struct {
+		EOS ids `json:"eos_token_id"`
+		SamplingDefaults
+	}
+	if err := readJSON(filepath.Join(m.Dir, "generation_config.json"), &generation); err != nil {
+		return err
+	}
+	var model struct {
+		EOS ids `json:"eos_token_id"`
+	}
+	if err := readJSON(filepath.Join(m.Dir, "config.json"), &model); err != nil {
+		return err
+	}
+	m.Sampling = generation.SamplingDefaults
+	m.EndTokens = generation.EOS
+	if len(m.EndTokens) == 0 {
+		m.EndTokens = model.EOS
+	}
+	if m.Tokenizer != nil {
+		if id, ok := m.Tokenizer.EOS(); ok {
+			m.EndTokens = append(m.EndTokens, id)
+		}
+	}
+	slices.Sort(m.EndTokens)
+	m.EndTokens = slices.Compact(m.EndTokens)
+	return nil
+}
+
+// readJSON reads a file if it exists.
+func readJSON(path string, into any) error {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxConfigBytes+1))
+	if err != nil {
+		return err
+	}
+	if len(b) > maxConfigBytes {
+		return fmt.Errorf("%s: more than %d bytes", filepath.Base(path), maxConfigBytes)
+	}
+	if err := json.Unmarshal(b, into); err != nil {
+		return fmt.Errorf("%s: %w", filepath.Base(path), err)
+	}
+	return nil
+}
+
+// Served is the model as package runs wants it.
+func (m *Model) Served() runs.Model {
+	out := runs.Model{
+		Name: m.Name, Aliases: m.Aliases, TokenizerID: m.TokenizerID, ChatLatest: m.Chat == "latest", ExportNames: m.ExportNames, EndTokens: m.EndTokens,
+	}
+	if m.Tokenizer != nil {
+		out.NewStopMatcher = func(stops []string) runs.StopMatcher { return newStopMatcher(m.Tokenizer, stops) }
+	}
+	return out
+}

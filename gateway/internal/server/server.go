@@ -1,0 +1,160 @@
+// Package server puts the HTTP server together: connections and their limits, middleware, health, metrics, and the routes of the APIs. It knows no resource of
+// any API.
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	"go.opentelemetry.io/contrib/instrumentation/github.com/gin-gonic/gin/otelgin"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/telemetry"
+)
+
+// Limits of connections. Polls are held for 30 s and streams for minutes, so there is no write timeout; a body of the largest size may come over a slow line.
+const (
+	readHeaderTimeout = 10 * time.Second
+	readTimeout       = 10 * time.Minute
+	idleTimeout       = 2 * time.Minute
+	maxHeaderBytes    = 64 << 10
+	drainTimeout      = 5 * time.Second
+)
+
+// Health is the answer of /healthz.
+type Health struct {
+	Status  string  `json:"status"` // "ok", or "starting" or "degraded" with status code 503
+	Version string  `json:"version"`
+	Store   string  `json:"store"`
+	Models  []Model `json:"models"`
+}
+
+// Model is the state of one served model.
+type Model struct {
+	Name     string  `json:"name"`
+	State    string  `json:"state"`              // downloading, starting, loading, ready, restarting, failed
+	Progress float64 `json:"progress,omitempty"` // 0 … 1 while downloading or loading
+	Reason   string  `json:"reason,omitempty"`   // why it is not ready
+	Restarts int     `json:"restarts"`
+	Device   string  `json:"device,omitempty"`
+	DType    string  `json:"dtype,omitempty"`
+}
+
+// Options are the parts that the server puts together.
+type Options struct {
+	Version string
+	Health  func() Health
+	Metrics http.Handler
+	Routes  []func(gin.IRouter)
+}
+
+// New builds the handler of all routes.
+func New(opts Options) http.Handler {
+	gin.SetMode(gin.ReleaseMode)
+	r := gin.New()
+	r.ContextWithFallback = true // a gin.Context passed as context.Context carries the request's trace and end
+	r.UseRawPath = true          // ids in paths may hold escaped slashes: /v1/models/tinker:%2F%2F…
+	r.UnescapePathValues = true
+	r.RedirectTrailingSlash = false
+	r.HandleMethodNotAllowed = true
+	r.Use(recovery, requestID, otelgin.Middleware(telemetry.ServiceName, otelgin.WithFilter(func(r *http.Request) bool { return r.URL.Path != "/healthz" && r.URL.Path != "/metrics" })))
+	health := func(c *gin.Context) {
+		h := opts.Health()
+		code := http.StatusOK
+		if h.Status != "ok" {
+			code = http.StatusServiceUnavailable
+		}
+		c.JSON(code, h)
+	}
+	r.GET("/healthz", health)
+	r.GET("/metrics", gin.WrapH(opts.Metrics))
+	r.GET("/version", func(c *gin.Context) { c.JSON(http.StatusOK, gin.H{"version": opts.Version}) })
+	for _, register := range opts.Routes {
+		register(r)
+	}
+	r.NoRoute(func(c *gin.Context) { unknown(c, http.StatusNotFound, "no such endpoint") })
+	r.NoMethod(func(c *gin.Context) { unknown(c, http.StatusMethodNotAllowed, "this endpoint does not take that method") })
+	return r
+}
+
+// unknown answers in a form that clients of either API understand.
+func unknown(c *gin.Context, code int, text string) {
+	text = fmt.Sprintf("%s: %s %.200s", text, c.Request.Method, c.Request.URL.Path)
+	c.JSON(code, gin.H{"detail": text, "error": gin.H{"message": text, "type": "invalid_request_error", "param": nil, "code": nil}})
+}
+
+// recovery turns a panic of a handler into a 500 and a log line; a deliberately broken connection stays one.
+func recovery(c *gin.Context) {
+	defer func() {
+		switch p := recover(); {
+		case p == nil:
+		case p == any(http.ErrAbortHandler):
+			panic(p)
+		default:
+			slog.ErrorContext(c, "handler panicked", "path", c.FullPath(), "panic", p, "stack", string(debug.Stack()))
+			if !c.Writer.Written() {
+				unknown(c, http.StatusInternalServerError, "internal error")
+			}
+			c.Abort()
+		}
+	}()
+	c.Next()
+}
+
+// requestID gives every answer an id; one that the client chose is kept.
+func requestID(c *gin.Context) {
+	id := c.GetHeader("X-Request-Id")
+	if id == "" || len(id) > 200 {
+		id = "req_" + newID()
+	}
+	c.Header("X-Request-Id", id)
+	c.Next()
+}
+
+// Listen opens the address and tells where it is: in a line on standard error for people and in the file `address` of the data directory for programs.
+func Listen(address, dataDir string) (net.Listener, error) {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	url := "http://" + l.Addr().String()
+	path := filepath.Join(dataDir, "address")
+	temporary := path + ".new"
+	if err := os.WriteFile(temporary, []byte(url+"\n"), 0o644); err != nil {
+		return nil, errors.Join(fmt.Errorf("write address: %w", err), l.Close())
+	}
+	if err := os.Rename(temporary, path); err != nil {
+		return nil, errors.Join(fmt.Errorf("write address: %w", err), l.Close())
+	}
+	fmt.Fprintf(os.Stderr, "listening on %s\n", url)
+	return l, nil
+}
+
+// Serve answers on l until ctx ends; then open requests get a moment to finish.
+func Serve(ctx context.Context, l net.Listener, handler http.Handler) error {
+	s := &http.Server{Handler: handler, ReadHeaderTimeout: readHeaderTimeout, ReadTimeout: readTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes, ErrorLog: slog.NewLogLogger(slog.Default().Handler(), slog.LevelDebug)}
+	failed := make(chan error, 1)
+	go func() { failed <- s.Serve(l) }()
+	select {
+	case err := <-failed:
+		return fmt.Errorf("serve: %w", err)
+	case <-ctx.Done():
+	}
+	// Polls that are held would keep the server open for 30 s: their clients poll again, so they are cut after a moment.
+	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
+	defer cancel()
+	err := s.Shutdown(stop)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = s.Close()
+	}
+	<-failed
+	return err
+}
