@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/chat"
 	"github.com/tinsmith/tinsmith/gateway/internal/config"
@@ -156,4 +157,14 @@ func (m *Model) Served() runs.Model {
 		out.NewStopMatcher = func(stops []string) runs.StopMatcher { return newStopMatcher(m.Tokenizer, stops) }
 	}
 	return out
+}
+
+// TokenText gives a token as text, with U+FFFD for bytes that are no character by themselves, and its exact bytes as numbers.
+func (m *Model) TokenText(id int32) (string, []int) {
+	raw := m.Tokenizer.TokenBytes(id)
+	numbers := make([]int, len(raw))
+	for i, b := range raw {
+		numbers[i] = int(b)
+	}
+	return strings.ToValidUTF8(string(raw), "\uFFFD"), numbers
 }

@@ -24,20 +24,48 @@ const maxNodes = 100_000
 
 // Load reads and validates a file. Every error names the file, and the line where there is one.
 func Load(path string) (Config, error) {
-	f, err := os.Open(path)
+	data, err := readFile(path)
 	if err != nil {
-		return Config{}, fmt.Errorf("config: %w", err)
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))
-	if err != nil {
-		return Config{}, fmt.Errorf("config: read %s: %w", path, err)
+		return Config{}, err
 	}
 	return Parse(path, data)
 }
 
+// LoadUnchecked reads a file without validating values: a keys file that is named but empty, say, is what a first key is made for.
+func LoadUnchecked(path string) (Config, error) {
+	data, err := readFile(path)
+	if err != nil {
+		return Config{}, err
+	}
+	return parse(path, data)
+}
+
+func readFile(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("config: %w", err)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))
+	if err != nil {
+		return nil, fmt.Errorf("config: read %s: %w", path, err)
+	}
+	return data, nil
+}
+
 // Parse is Load for bytes; path is used in messages and to resolve relative paths.
 func Parse(path string, data []byte) (Config, error) {
+	cfg, err := parse(path, data)
+	if err != nil {
+		return Config{}, err
+	}
+	if err := cfg.Validate(); err != nil {
+		return Config{}, fmt.Errorf("%s: %w", path, err)
+	}
+	return cfg, nil
+}
+
+func parse(path string, data []byte) (Config, error) {
 	fail := func(err error) (Config, error) {
 		var at *lineError
 		if errors.As(err, &at) {
@@ -66,9 +94,6 @@ func Parse(path string, data []byte) (Config, error) {
 		return fail(err)
 	}
 	cfg.resolve(filepath.Dir(path))
-	if err := cfg.Validate(); err != nil {
-		return fail(err)
-	}
 	return cfg, nil
 }
 

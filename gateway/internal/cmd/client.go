@@ -1,0 +1,83 @@
+package cmd
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// connection is how the client commands reach a server.
+type connection struct {
+	url, key string
+}
+
+// addConnection adds the flags of a client command.
+func addConnection(c *cobra.Command) *connection {
+	conn := &connection{}
+	c.Flags().StringVar(&conn.url, "url", "", "server (default: $TINSMITH_URL, else http://127.0.0.1:8000)")
+	c.Flags().StringVar(&conn.key, "key", "", "API key (default: $TINKER_API_KEY)")
+	c.PreRun = func(*cobra.Command, []string) {
+		if conn.url == "" {
+			conn.url = os.Getenv("TINSMITH_URL")
+		}
+		if conn.url == "" {
+			conn.url = "http://127.0.0.1:8000"
+		}
+		conn.url = strings.TrimSuffix(conn.url, "/")
+		if conn.key == "" {
+			conn.key = os.Getenv("TINKER_API_KEY")
+		}
+	}
+	return conn
+}
+
+// call sends a request and decodes the JSON answer.
+func (conn *connection) call(ctx context.Context, method, path string, body io.Reader, into any) error {
+	req, err := http.NewRequestWithContext(ctx, method, conn.url+path, body)
+	if err != nil {
+		return err
+	}
+	if conn.key != "" {
+		req.Header.Set("X-API-Key", conn.key)
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return fmt.Errorf("is the server running? %w", err)
+	}
+	defer res.Body.Close()
+	const limit = 64 << 20
+	b, err := io.ReadAll(io.LimitReader(res.Body, limit))
+	if err != nil {
+		return err
+	}
+	if res.StatusCode != http.StatusOK {
+		var said struct {
+			Detail string `json:"detail"`
+			Error  struct {
+				Message string `json:"message"`
+			} `json:"error"`
+		}
+		_ = json.Unmarshal(b, &said)
+		text := said.Detail + said.Error.Message
+		if text == "" {
+			text = strings.TrimSpace(string(b[:min(len(b), 500)]))
+		}
+		return fmt.Errorf("%s %s: %s: %s", method, path, res.Status, text)
+	}
+	return json.Unmarshal(b, into)
+}
+
+// ago writes a time as people say it.
+func ago(t time.Time) string {
+	if t.IsZero() {
+		return "-"
+	}
+	return time.Since(t).Round(time.Second).String() + " ago"
+}

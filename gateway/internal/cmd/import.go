@@ -1,0 +1,84 @@
+package cmd
+
+import (
+	"archive/tar"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+)
+
+func importCommand() *cobra.Command {
+	c := &cobra.Command{Use: "import DIR --base MODEL", Short: "Give a PEFT adapter directory to a server, to train it on and to sample it", Args: cobra.ExactArgs(1)}
+	conn := addConnection(c)
+	base := c.Flags().String("base", "", "the served model that the adapter was made for")
+	name := c.Flags().String("name", "", "name of the checkpoints (default: the directory's name)")
+	if err := c.MarkFlagRequired("base"); err != nil {
+		panic(err) // a programming error
+	}
+	c.RunE = func(c *cobra.Command, args []string) error {
+		dir, err := filepath.Abs(args[0])
+		if err != nil {
+			return err
+		}
+		if _, err := os.Stat(filepath.Join(dir, "adapter_config.json")); err != nil {
+			return fmt.Errorf("%s is not a PEFT adapter: %w", args[0], err)
+		}
+		if *name == "" {
+			*name = filepath.Base(dir)
+		}
+		r, w := io.Pipe()
+		go func() { w.CloseWithError(writeTar(w, dir)) }()
+		defer r.Close()
+		var answer struct {
+			Training string `json:"training_path"`
+			Sampler  string `json:"sampler_path"`
+		}
+		query := url.Values{"base_model": {*base}, "name": {*name}}
+		if err := conn.call(c.Context(), http.MethodPost, "/api/v1/tinsmith/import?"+query.Encode(), r, &answer); err != nil {
+			return err
+		}
+		fmt.Fprintf(c.OutOrStdout(), "train it on:  %s\nsample it:    %s\n", answer.Training, answer.Sampler)
+		return nil
+	}
+	return c
+}
+
+// writeTar writes the regular files of a directory, without folders.
+func writeTar(w io.Writer, dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	t := tar.NewWriter(w)
+	for _, e := range entries {
+		info, err := os.Stat(filepath.Join(dir, e.Name())) // the user's own links are followed
+		if err != nil {
+			return err
+		}
+		if !info.Mode().IsRegular() {
+			continue
+		}
+		if err := addFile(t, filepath.Join(dir, e.Name()), info); err != nil {
+			return fmt.Errorf("%s: %w", e.Name(), err)
+		}
+	}
+	return t.Close()
+}
+
+func addFile(t *tar.Writer, path string, info os.FileInfo) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := t.WriteHeader(&tar.Header{Name: info.Name(), Mode: 0o644, Size: info.Size(), Typeflag: tar.TypeReg, Format: tar.FormatPAX}); err != nil {
+		return err
+	}
+	_, err = io.Copy(t, f)
+	return err
+}

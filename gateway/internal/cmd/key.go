@@ -1,0 +1,41 @@
+package cmd
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/config"
+	"github.com/tinsmith/tinsmith/gateway/internal/keys"
+)
+
+func keyCommand() *cobra.Command {
+	key := &cobra.Command{Use: "key", Short: "Manage API keys"}
+	var configFile, keysFile string
+	add := &cobra.Command{Use: "add NAME", Short: "Make a key, print it once, and store its hash", Args: cobra.ExactArgs(1), RunE: func(c *cobra.Command, args []string) error {
+		path := keysFile
+		if path == "" {
+			if configFile == "" {
+				return fmt.Errorf("say where keys are kept: --file KEYS, or --config FILE with auth.keys_file")
+			}
+			cfg, err := config.LoadUnchecked(configFile)
+			if err != nil {
+				return err
+			}
+			if path = cfg.Auth.KeysFile; path == "" {
+				return fmt.Errorf("%s sets no auth.keys_file", configFile)
+			}
+		}
+		made, err := keys.Add(path, args[0])
+		if err != nil {
+			return err
+		}
+		fmt.Fprintln(c.OutOrStdout(), made)
+		fmt.Fprintf(c.ErrOrStderr(), "stored its hash in %s; the key itself is not shown again\n", path)
+		return nil
+	}}
+	add.Flags().StringVar(&configFile, "config", "", "configuration file that names the keys file")
+	add.Flags().StringVar(&keysFile, "file", "", "keys file")
+	key.AddCommand(add)
+	return key
+}

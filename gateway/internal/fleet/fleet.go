@@ -1,0 +1,136 @@
+// Package fleet has the backends of all served models, one supervised process each, in the form that package runs asks for. It knows processes and no requests.
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
+	"github.com/tinsmith/tinsmith/gateway/internal/runs"
+	"github.com/tinsmith/tinsmith/gateway/internal/supervisor"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// Fleet runs the backends. It satisfies runs.Backends; its methods may be called concurrently.
+type Fleet struct {
+	members []*member // in the order of the configuration
+	byName  map[string]*member
+}
+
+// member is one model's backend.
+type member struct {
+	name       string
+	supervisor *supervisor.Supervisor
+
+	mu      sync.Mutex
+	current *runs.Backend
+	lost    chan struct{} // closed when current's process is gone
+	reason  string        // why the last process was lost
+	changed chan struct{} // closed and replaced at every change
+}
+
+// State is one model's backend for health checks and metrics.
+type State struct {
+	Name string
+	supervisor.State
+}
+
+// New prepares the backends: programs from pluginDir, scratch space and lock files under dataDir.
+func New(models []*catalog.Model, pluginDir, dataDir string) (*Fleet, error) {
+	f := &Fleet{byName: map[string]*member{}}
+	for i, m := range models {
+		s, err := supervisor.New(supervisor.Config{
+			Name: m.Name, Program: filepath.Join(pluginDir, m.Plugin), LockFile: filepath.Join(dataDir, fmt.Sprintf("backend-%d.lock", i)),
+			Load: plugins.LoadRequest{ModelDir: m.Dir, Name: m.Name, Config: m.Backend, Scratch: filepath.Join(dataDir, "scratch", fmt.Sprint(i))},
+		})
+		if err != nil {
+			return nil, fmt.Errorf("model %s: %w", m.Name, err)
+		}
+		one := &member{name: m.Name, supervisor: s, changed: make(chan struct{})}
+		s.Subscribe(one.observe)
+		f.members = append(f.members, one)
+		f.byName[m.Name] = one
+	}
+	return f, nil
+}
+
+// Start starts all processes and returns at once; the end of ctx ends them without draining.
+func (f *Fleet) Start(ctx context.Context) {
+	for _, m := range f.members {
+		m.supervisor.Start(ctx)
+	}
+}
+
+// Close drains and ends all processes.
+func (f *Fleet) Close(ctx context.Context) error {
+	errs := make([]error, len(f.members))
+	var all sync.WaitGroup
+	for i, m := range f.members {
+		all.Go(func() { errs[i] = m.supervisor.Close(ctx) })
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+// States gives a snapshot of every backend, in the order of the configuration.
+func (f *Fleet) States() []State {
+	out := make([]State, len(f.members))
+	for i, m := range f.members {
+		out[i] = State{m.name, m.supervisor.State()}
+	}
+	return out
+}
+
+// observe follows the process: ready, or lost.
+func (m *member) observe(e supervisor.Event) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if e.Err == nil {
+		lost := make(chan struct{})
+		m.lost = lost
+		m.current = &runs.Backend{Backend: e.Backend, BootID: e.BootID, Model: e.Model, Lost: lost, Reason: m.lossReason}
+	} else if m.current != nil {
+		m.reason, m.current = e.Err.Error(), nil
+		close(m.lost)
+	}
+	close(m.changed)
+	m.changed = make(chan struct{})
+}
+
+func (m *member) lossReason() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.reason
+}
+
+// Backend waits until the model's backend is ready, or has failed for good, or ctx ends.
+func (f *Fleet) Backend(ctx context.Context, model string) (runs.Backend, error) {
+	m, ok := f.byName[model]
+	if !ok {
+		return runs.Backend{}, fmt.Errorf("no backend serves %q", model)
+	}
+	for {
+		m.mu.Lock()
+		current, changed := m.current, m.changed
+		m.mu.Unlock()
+		if current != nil {
+			return *current, nil
+		}
+		if err := m.supervisor.Wait(ctx); err != nil {
+			st := m.supervisor.State()
+			if ctx.Err() != nil || st.Phase != supervisor.Failed || st.StderrTail == "" {
+				return runs.Backend{}, err
+			}
+			return runs.Backend{}, fmt.Errorf("%w; its last output: %s", err, st.StderrTail)
+		}
+		// Ready, but the event is not here yet; or lost again in between.
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return runs.Backend{}, ctx.Err()
+		}
+	}
+}

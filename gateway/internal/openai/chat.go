@@ -1,0 +1,360 @@
+package openai
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
+	"github.com/tinsmith/tinsmith/gateway/internal/runs"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// chatRequest is the body of /chat/completions.
+type chatRequest struct {
+	samplingFields
+	Messages            []json.RawMessage          `json:"messages"`
+	MaxTokens           *int                       `json:"max_tokens"`
+	MaxCompletionTokens *int                       `json:"max_completion_tokens"`
+	Logprobs            bool                       `json:"logprobs"`
+	TopLogprobs         *int                       `json:"top_logprobs"`
+	TemplateKwargs      map[string]json.RawMessage `json:"chat_template_kwargs"`
+	ReasoningEffort     *string                    `json:"reasoning_effort"`
+	AddGenerationPrompt *bool                      `json:"add_generation_prompt"`
+	ContinueFinal       bool                       `json:"continue_final_message"`
+
+	// Not served yet; refused unless they ask for nothing.
+	Tools          []json.RawMessage `json:"tools"`
+	ToolChoice     json.RawMessage   `json:"tool_choice"`
+	Functions      []json.RawMessage `json:"functions"`
+	FunctionCall   json.RawMessage   `json:"function_call"`
+	ResponseFormat *struct {
+		Type string `json:"type"`
+	} `json:"response_format"`
+	Modalities       []string        `json:"modalities"`
+	Audio            json.RawMessage `json:"audio"`
+	Prediction       json.RawMessage `json:"prediction"`
+	WebSearchOptions json.RawMessage `json:"web_search_options"`
+}
+
+// refuseUnserved names the first field that asks for something that this server does not do.
+func (r *chatRequest) refuseUnserved() error {
+	const noTools = "tool calls are not supported yet"
+	switch {
+	case len(r.Tools) > 0:
+		return unsupported("tools", noTools)
+	case given(r.ToolChoice) && !isText(r.ToolChoice, "none", "auto"):
+		return unsupported("tool_choice", noTools)
+	case len(r.Functions) > 0:
+		return unsupported("functions", noTools)
+	case given(r.FunctionCall) && !isText(r.FunctionCall, "none", "auto"):
+		return unsupported("function_call", noTools)
+	case r.ResponseFormat != nil && r.ResponseFormat.Type != "text":
+		return unsupported("response_format", fmt.Sprintf("type %.40q is not supported yet; allowed is text", r.ResponseFormat.Type))
+	case len(r.Modalities) > 0 && (len(r.Modalities) > 1 || r.Modalities[0] != "text"):
+		return unsupported("modalities", "only text is supported")
+	case given(r.Audio):
+		return unsupported("audio", "only text is supported")
+	case given(r.Prediction):
+		return unsupported("prediction", "predicted outputs are not supported")
+	case given(r.WebSearchOptions):
+		return unsupported("web_search_options", "web search is not supported")
+	}
+	return nil
+}
+
+func given(raw json.RawMessage) bool { return len(raw) > 0 && !bytes.Equal(raw, []byte("null")) }
+
+func isText(raw json.RawMessage, allowed ...string) bool {
+	var text string
+	if json.Unmarshal(raw, &text) != nil {
+		return false
+	}
+	for _, a := range allowed {
+		if text == a {
+			return true
+		}
+	}
+	return false
+}
+
+// topLogprobs checks logprobs and top_logprobs and gives k, -1 for no log-probabilities.
+func (r *chatRequest) topLogprobs() (int, error) {
+	switch {
+	case r.TopLogprobs == nil && !r.Logprobs:
+		return -1, nil
+	case r.TopLogprobs == nil:
+		return 0, nil
+	case !r.Logprobs:
+		return 0, invalid("top_logprobs", "needs logprobs to be true")
+	case *r.TopLogprobs < 0 || *r.TopLogprobs > maxTopLogprobs:
+		return 0, invalid("top_logprobs", "%d is not between 0 and %d", *r.TopLogprobs, maxTopLogprobs)
+	}
+	return *r.TopLogprobs, nil
+}
+
+// maxTokens gives the limit and the name of the field that set it.
+func (r *chatRequest) maxTokens() (*int, string, error) {
+	if r.MaxCompletionTokens != nil {
+		if r.MaxTokens != nil && *r.MaxTokens != *r.MaxCompletionTokens {
+			return nil, "", invalid("max_tokens", "differs from max_completion_tokens: give one of them")
+		}
+		return r.MaxCompletionTokens, "max_completion_tokens", nil
+	}
+	return r.MaxTokens, "max_tokens", nil
+}
+
+func (s *Service) chatCompletions(c call) error {
+	var r chatRequest
+	if err := decode(c, &r); err != nil {
+		return err
+	}
+	if err := r.refuseUnserved(); err != nil {
+		return err
+	}
+	target, m, err := s.model(c, r.Model)
+	if err != nil {
+		return err
+	}
+	top, err := r.topLogprobs()
+	if err != nil {
+		return err
+	}
+	limit, limitField, err := r.maxTokens()
+	if err != nil {
+		return err
+	}
+	prompt, err := s.renderChat(c.Request.Context(), m, &r)
+	if err != nil {
+		return err
+	}
+	info, err := s.core.ModelInfo(c.Request.Context(), m.Name)
+	if err != nil {
+		return err
+	}
+	g, err := r.build(c.owner, m, info.MaxContextLength, prompt, limit, limitField)
+	if err != nil {
+		return err
+	}
+	g.Request.TopKSampledLogprobs = max(top, 0)
+	answer := &chatAnswer{service: s, model: m, request: &r, generation: g, target: target, logprobs: top >= 0, top: top, id: "chatcmpl-" + newID(), created: time.Now().Unix()}
+	if r.Stream {
+		return answer.stream(c)
+	}
+	return answer.whole(c)
+}
+
+// chatAnswer is one answer in the making.
+type chatAnswer struct {
+	service    *Service
+	model      *catalog.Model
+	request    *chatRequest
+	generation *generation
+	target     runs.Target
+	logprobs   bool
+	top        int
+	id         string
+	created    int64
+
+	choices []*chatChoice
+	usage   usage
+}
+
+// chatChoice is one of the n answers.
+type chatChoice struct {
+	assembler *assembler
+	content   strings.Builder
+	logprobs  []chatLogprob
+	reason    string
+	role      bool // the role has been sent
+}
+
+// usage counts tokens.
+type usage struct {
+	PromptTokens     int           `json:"prompt_tokens"`
+	CompletionTokens int           `json:"completion_tokens"`
+	TotalTokens      int           `json:"total_tokens"`
+	PromptDetails    promptDetails `json:"prompt_tokens_details"`
+}
+
+type promptDetails struct {
+	CachedTokens int `json:"cached_tokens"`
+}
+
+func (u *usage) add(prompt, cached, completion int) {
+	u.PromptTokens += prompt
+	u.PromptDetails.CachedTokens += cached
+	u.CompletionTokens += completion
+	u.TotalTokens = u.PromptTokens + u.CompletionTokens
+}
+
+// chatLogprob is one entry of logprobs.content.
+type chatLogprob struct {
+	Token   string           `json:"token"`
+	Logprob float32          `json:"logprob"`
+	Bytes   []int            `json:"bytes"`
+	Top     []chatTopLogprob `json:"top_logprobs"`
+}
+
+type chatTopLogprob struct {
+	Token   string  `json:"token"`
+	Logprob float32 `json:"logprob"`
+	Bytes   []int   `json:"bytes"`
+}
+
+// run samples and hands every piece of text to emit.
+func (a *chatAnswer) run(ctx context.Context, emit func(index int, p piece) error) error {
+	a.choices = make([]*chatChoice, a.generation.Request.NumSamples)
+	for i := range a.choices {
+		a.choices[i] = &chatChoice{assembler: a.generation.assembler(a.model.Tokenizer)}
+	}
+	a.usage.add(len(a.generation.Request.Prompt), 0, 0)
+	return a.service.core.Generate(ctx, a.target, a.generation.Generation, func(e plugins.SampleEvent) error {
+		switch {
+		case e.Prompt != nil:
+			a.usage.add(0, e.Prompt.CachedTokens, 0)
+		case e.Tokens != nil:
+			a.usage.add(0, 0, len(e.Tokens.Tokens))
+			return emit(e.Tokens.Sequence, a.choices[e.Tokens.Sequence].assembler.push(e.Tokens))
+		case e.Finished != nil:
+			choice := a.choices[e.Finished.Sequence]
+			choice.reason = finishReason(e.Finished.Reason)
+			p := choice.assembler.finish()
+			p.tokens = append(p.tokens, choice.assembler.rest()...)
+			return emit(e.Finished.Sequence, p)
+		}
+		return nil
+	})
+}
+
+func finishReason(r plugins.StopReason) string {
+	if r == plugins.StopLength {
+		return "length"
+	}
+	return "stop"
+}
+
+func (a *chatAnswer) whole(c call) error {
+	err := a.run(c.Request.Context(), func(i int, p piece) error {
+		a.choices[i].content.WriteString(p.text)
+		a.choices[i].logprobs = append(a.choices[i].logprobs, a.logprobsOf(p)...)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	type message struct {
+		Role    string  `json:"role"`
+		Content string  `json:"content"`
+		Refusal *string `json:"refusal"`
+	}
+	type choice struct {
+		Index        int     `json:"index"`
+		Message      message `json:"message"`
+		Logprobs     any     `json:"logprobs"`
+		FinishReason string  `json:"finish_reason"`
+	}
+	choices := make([]choice, len(a.choices))
+	for i, ch := range a.choices {
+		choices[i] = choice{i, message{"assistant", ch.content.String(), nil}, a.logprobsObject(ch.logprobs), ch.reason}
+	}
+	sendJSON(c.Context, 200, struct {
+		ID                string   `json:"id"`
+		Object            string   `json:"object"`
+		Created           int64    `json:"created"`
+		Model             string   `json:"model"`
+		Choices           []choice `json:"choices"`
+		Usage             usage    `json:"usage"`
+		SystemFingerprint *string  `json:"system_fingerprint,omitempty"`
+	}{a.id, "chat.completion", a.created, a.request.Model, choices, a.usage, nil})
+	return nil
+}
+
+// chatDelta is the new part of a streamed choice.
+type chatDelta struct {
+	Role    string  `json:"role,omitempty"`
+	Content *string `json:"content,omitempty"`
+}
+
+type chatChunkChoice struct {
+	Index        int       `json:"index"`
+	Delta        chatDelta `json:"delta"`
+	Logprobs     any       `json:"logprobs"`
+	FinishReason *string   `json:"finish_reason"`
+}
+
+type chatChunk struct {
+	ID      string            `json:"id"`
+	Object  string            `json:"object"`
+	Created int64             `json:"created"`
+	Model   string            `json:"model"`
+	Choices []chatChunkChoice `json:"choices"`
+	Usage   *usage            `json:"usage"`
+}
+
+func (a *chatAnswer) chunk(choices ...chatChunkChoice) chatChunk {
+	return chatChunk{a.id, "chat.completion.chunk", a.created, a.request.Model, append([]chatChunkChoice{}, choices...), nil}
+}
+
+func (a *chatAnswer) stream(c call) error {
+	events := newEventStream(c.Context)
+	err := a.run(c.Request.Context(), func(i int, p piece) error {
+		ch := a.choices[i]
+		if !ch.role {
+			ch.role = true
+			empty := ""
+			if err := events.send(a.chunk(chatChunkChoice{Index: i, Delta: chatDelta{Role: "assistant", Content: &empty}})); err != nil {
+				return err
+			}
+		}
+		if p.text != "" || len(p.tokens) > 0 && a.logprobs {
+			if err := events.send(a.chunk(chatChunkChoice{Index: i, Delta: chatDelta{Content: &p.text}, Logprobs: a.logprobsObject(a.logprobsOf(p))})); err != nil {
+				return err
+			}
+		}
+		if ch.reason == "" {
+			return nil
+		}
+		return events.send(a.chunk(chatChunkChoice{Index: i, FinishReason: &ch.reason}))
+	})
+	if err == nil && a.request.StreamOptions != nil && a.request.StreamOptions.IncludeUsage {
+		last := a.chunk()
+		last.Usage = &a.usage
+		err = events.send(last)
+	}
+	return events.end(err)
+}
+
+// logprobsObject is the value of a choice's logprobs: null unless asked.
+func (a *chatAnswer) logprobsObject(content []chatLogprob) any {
+	if !a.logprobs {
+		return nil
+	}
+	if content == nil {
+		content = []chatLogprob{}
+	}
+	return struct {
+		Content []chatLogprob `json:"content"`
+		Refusal *string       `json:"refusal"`
+	}{content, nil}
+}
+
+func (a *chatAnswer) logprobsOf(p piece) []chatLogprob {
+	if !a.logprobs {
+		return nil
+	}
+	out := make([]chatLogprob, 0, len(p.tokens))
+	for _, t := range p.tokens {
+		text, raw := a.model.TokenText(t.id)
+		entry := chatLogprob{text, t.logprob, raw, make([]chatTopLogprob, 0, len(t.top))}
+		for _, alternative := range t.top {
+			text, raw := a.model.TokenText(alternative.id)
+			entry.Top = append(entry.Top, chatTopLogprob{text, alternative.logprob, raw})
+		}
+		out = append(out, entry)
+	}
+	return out
+}

@@ -1,0 +1,140 @@
+package openai
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/body"
+	"github.com/tinsmith/tinsmith/gateway/internal/runs"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// apiError is an error in OpenAI's form. Param and Code are null when empty.
+type apiError struct {
+	Status  int
+	Message string
+	Type    string
+	Param   string
+	Code    string
+}
+
+// Error gives the message.
+func (e *apiError) Error() string { return e.Message }
+
+func (e *apiError) body() gin.H {
+	return gin.H{"error": gin.H{"message": e.Message, "type": e.Type, "param": orNull(e.Param), "code": orNull(e.Code)}}
+}
+
+func orNull(s string) any {
+	if s == "" {
+		return nil
+	}
+	return s
+}
+
+// invalid is a 400 about one field.
+func invalid(param, format string, args ...any) error {
+	return &apiError{Status: http.StatusBadRequest, Message: param + ": " + fmt.Sprintf(format, args...), Type: "invalid_request_error", Param: param}
+}
+
+// unsupported is a 400 about a field that this server does not serve yet: silence would be a wrong answer.
+func unsupported(param, why string) error {
+	return &apiError{Status: http.StatusBadRequest, Message: param + ": " + why, Type: "invalid_request_error", Param: param, Code: "unsupported_parameter"}
+}
+
+// asAPIError translates errors of the layers below.
+func asAPIError(err error) *apiError {
+	var e *apiError
+	var bad *body.Error
+	var engine *plugins.Error
+	switch {
+	case errors.As(err, &e):
+		return e
+	case errors.As(err, &bad):
+		return &apiError{Status: bad.Status, Message: bad.Message, Type: "invalid_request_error"}
+	}
+	message := err.Error()
+	switch runs.KindOf(err) {
+	case runs.KindInvalid:
+		e = &apiError{Status: http.StatusBadRequest, Message: message, Type: "invalid_request_error"}
+		if strings.Contains(message, "exceeds the model's context") {
+			e.Code, e.Param = "context_length_exceeded", "messages"
+		}
+		return e
+	case runs.KindForbidden:
+		return &apiError{Status: http.StatusForbidden, Message: message, Type: "invalid_request_error"}
+	case runs.KindNotFound, runs.KindGone:
+		return &apiError{Status: http.StatusNotFound, Message: message, Type: "invalid_request_error", Param: "model", Code: "model_not_found"}
+	case runs.KindBusy:
+		return &apiError{Status: http.StatusTooManyRequests, Message: message, Type: "rate_limit_error", Code: "rate_limit_exceeded"}
+	case runs.KindUnavailable:
+		return &apiError{Status: http.StatusServiceUnavailable, Message: message, Type: "server_error"}
+	case runs.KindBackend:
+		return &apiError{Status: http.StatusInternalServerError, Message: message, Type: "server_error"}
+	}
+	if errors.As(err, &engine) && engine.Kind == plugins.KindInvalid {
+		return &apiError{Status: http.StatusBadRequest, Message: engine.Error(), Type: "invalid_request_error", Param: engine.Field}
+	}
+	return nil
+}
+
+// fail answers with an error, unless the client is gone or the answer has begun.
+func fail(c *gin.Context, err error) {
+	if c.Request.Context().Err() != nil || c.Writer.Written() {
+		c.Abort()
+		return
+	}
+	e := asAPIError(err)
+	if e == nil {
+		slog.ErrorContext(c.Request.Context(), "request failed", "path", c.FullPath(), "error", err)
+		e = internalError
+	}
+	if e.Status == http.StatusTooManyRequests || e.Status == http.StatusServiceUnavailable {
+		c.Header("Retry-After", "1")
+	}
+	sendJSON(c, e.Status, e.body())
+}
+
+var internalError = &apiError{Status: http.StatusInternalServerError, Message: "The server had an error while processing your request.", Type: "server_error"}
+
+func sendJSON(c *gin.Context, code int, value any) {
+	b, err := json.Marshal(value)
+	if err != nil {
+		slog.ErrorContext(c.Request.Context(), "answer cannot be encoded", "path", c.FullPath(), "error", err)
+		code = http.StatusInternalServerError
+		b, _ = json.Marshal(internalError.body())
+	}
+	c.Header("Content-Type", "application/json")
+	c.Header("Content-Length", strconv.Itoa(len(b)))
+	c.Status(code)
+	if _, err := c.Writer.Write(b); err != nil {
+		slog.DebugContext(c.Request.Context(), "client went away during the answer", "path", c.FullPath(), "error", err)
+	}
+}
+
+// decode reads a JSON body. Unknown fields are left alone, as every server of this API does.
+func decode(c call, into any) error {
+	b, err := body.Read(c.Request)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(b, into); err != nil {
+		var wrong *json.UnmarshalTypeError
+		var e *apiError
+		switch {
+		case errors.As(err, &e):
+			return e
+		case errors.As(err, &wrong):
+			return invalid(wrong.Field, "a JSON %s is not allowed here", wrong.Value)
+		}
+		return &apiError{Status: http.StatusBadRequest, Message: "We could not parse the JSON body of your request: " + err.Error(), Type: "invalid_request_error"}
+	}
+	return nil
+}

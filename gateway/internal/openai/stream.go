@@ -1,0 +1,101 @@
+package openai
+
+import (
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/gin-gonic/gin"
+)
+
+// pingEvery keeps proxies from closing a stream that waits for its turn.
+const pingEvery = 15 * time.Second
+
+// eventStream writes server-sent events. It begins with the first event, so that an error before it can still have a status of its own. Safe for concurrent use.
+type eventStream struct {
+	c *gin.Context
+
+	mu    sync.Mutex
+	begun bool
+	stop  chan struct{}
+	done  sync.WaitGroup
+}
+
+func newEventStream(c *gin.Context) *eventStream {
+	return &eventStream{c: c, stop: make(chan struct{})}
+}
+
+// send writes one event.
+func (s *eventStream) send(value any) error {
+	b, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	return s.write("data: " + string(b) + "\n\n")
+}
+
+func (s *eventStream) write(text string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.begun {
+		s.begun = true
+		h := s.c.Writer.Header()
+		h.Set("Content-Type", "text/event-stream; charset=utf-8")
+		h.Set("Cache-Control", "no-cache")
+		h.Set("X-Accel-Buffering", "no")
+		s.c.Status(http.StatusOK)
+		s.done.Add(1)
+		go s.ping()
+	}
+	if _, err := s.c.Writer.WriteString(text); err != nil {
+		return err
+	}
+	s.c.Writer.Flush()
+	return nil
+}
+
+func (s *eventStream) ping() {
+	defer s.done.Done()
+	tick := time.NewTicker(pingEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-s.stop:
+			return
+		case <-tick.C:
+			if s.write(": ping\n\n") != nil {
+				return // the handler learns of it by its own write or context
+			}
+		}
+	}
+}
+
+// end closes the stream: with [DONE], or, if err is not nil, with an event that says why. Before the first event it returns err for an ordinary answer.
+func (s *eventStream) end(err error) error {
+	s.mu.Lock()
+	begun := s.begun
+	s.mu.Unlock()
+	if !begun && err != nil {
+		return err
+	}
+	if s.c.Request.Context().Err() == nil {
+		if err != nil {
+			e := asAPIError(err)
+			if e == nil {
+				slog.ErrorContext(s.c.Request.Context(), "stream failed", "path", s.c.FullPath(), "error", err)
+				e = internalError
+			}
+			err = s.send(e.body())
+		} else {
+			err = s.write("data: [DONE]\n\n")
+		}
+		if err != nil {
+			slog.DebugContext(s.c.Request.Context(), "client went away during the stream", "error", err)
+		}
+	}
+	close(s.stop)
+	s.done.Wait()
+	return nil
+}

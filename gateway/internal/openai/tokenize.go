@@ -1,0 +1,120 @@
+package openai
+
+import (
+	"encoding/json"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
+)
+
+// textModel finds the model of a tokenizer request; without a name the first one.
+func (s *Service) textModel(c call, name string) (*catalog.Model, error) {
+	m := s.first
+	if name != "" {
+		var err error
+		if _, m, err = s.model(c, name); err != nil {
+			return nil, err
+		}
+	}
+	if m.Tokenizer == nil {
+		return nil, invalid("model", "this model has no tokenizer")
+	}
+	return m, nil
+}
+
+func (s *Service) tokenize(c call) error {
+	var r struct {
+		Model               string            `json:"model"`
+		Prompt              *string           `json:"prompt"`
+		AddSpecialTokens    *bool             `json:"add_special_tokens"`
+		ReturnTokenStrs     bool              `json:"return_token_strs"`
+		Messages            []json.RawMessage `json:"messages"`
+		Tools               []json.RawMessage `json:"tools"`
+		AddGenerationPrompt *bool             `json:"add_generation_prompt"`
+		ContinueFinal       bool              `json:"continue_final_message"`
+	}
+	if err := decode(c, &r); err != nil {
+		return err
+	}
+	m, err := s.textModel(c, r.Model)
+	if err != nil {
+		return err
+	}
+	var ids []int32
+	switch {
+	case r.Prompt != nil && r.Messages != nil:
+		return invalid("prompt", "give either prompt or messages")
+	case r.Prompt != nil:
+		ids, err = m.Tokenizer.Encode(*r.Prompt, r.AddSpecialTokens == nil || *r.AddSpecialTokens)
+	case r.Messages != nil && len(r.Tools) > 0:
+		return unsupported("tools", "tool calls are not supported yet")
+	case r.Messages != nil:
+		ids, err = s.renderChat(c.Request.Context(), m, &chatRequest{Messages: r.Messages, AddGenerationPrompt: r.AddGenerationPrompt, ContinueFinal: r.ContinueFinal})
+	default:
+		return invalid("prompt", "either prompt or messages is required")
+	}
+	if err != nil {
+		return err
+	}
+	if ids == nil {
+		ids = []int32{}
+	}
+	info, err := s.core.ModelInfo(c.Request.Context(), m.Name)
+	if err != nil {
+		return err
+	}
+	out := gin.H{"tokens": ids, "count": len(ids), "max_model_len": info.MaxContextLength}
+	if r.ReturnTokenStrs {
+		names := make([]string, len(ids))
+		for i, id := range ids {
+			names[i], _ = m.Tokenizer.TokenString(id)
+		}
+		out["token_strs"] = names
+	}
+	sendJSON(c.Context, 200, out)
+	return nil
+}
+
+func (s *Service) detokenize(c call) error {
+	var r struct {
+		Model  string  `json:"model"`
+		Tokens []int32 `json:"tokens"`
+	}
+	if err := decode(c, &r); err != nil {
+		return err
+	}
+	m, err := s.textModel(c, r.Model)
+	if err != nil {
+		return err
+	}
+	for i, id := range r.Tokens {
+		if _, ok := m.Tokenizer.TokenString(id); !ok {
+			return invalid("tokens", "element %d: %d is not the id of a token", i, id)
+		}
+	}
+	sendJSON(c.Context, 200, gin.H{"prompt": m.Tokenizer.Decode(r.Tokens, false)})
+	return nil
+}
+
+func (s *Service) tokenizerInfo(c call) error {
+	m, err := s.textModel(c, c.Query("model"))
+	if err != nil {
+		return err
+	}
+	out := gin.H{"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": nil, "bos_token": nil, "eos_token": nil, "pad_token": nil, "chat_template": orNull(m.Tokenizer.ChatTemplate())}
+	for name, get := range map[string]func() (int32, bool){"bos_token": m.Tokenizer.BOS, "eos_token": m.Tokenizer.EOS, "pad_token": m.Tokenizer.PAD} {
+		if id, ok := get(); ok {
+			if text, ok := m.Tokenizer.TokenString(id); ok {
+				out[name] = text
+			}
+		}
+	}
+	info, err := s.core.ModelInfo(c.Request.Context(), m.Name)
+	if err != nil {
+		return err
+	}
+	out["model_max_length"] = info.MaxContextLength
+	sendJSON(c.Context, 200, out)
+	return nil
+}
