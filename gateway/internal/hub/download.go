@@ -1,0 +1,342 @@
+package hub
+
+import (
+	"context"
+	"crypto/sha1" //nolint:gosec // git's object ids are SHA-1
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Bounds of what a hub may answer.
+const (
+	defaultEndpoint  = "https://huggingface.co"
+	maxListBytes     = 16 << 20
+	maxFiles         = 10_000
+	maxAttempts      = 5
+	firstPause       = time.Second
+	stalledAfter     = time.Minute // without a byte
+	responseDeadline = 30 * time.Second
+)
+
+// file is one entry of a repository's list.
+type file struct {
+	Name   string `json:"rfilename"`
+	Size   int64  `json:"size"`
+	BlobID string `json:"blobId"` // git object id, for files that are not large
+	LFS    *struct {
+		SHA256 string `json:"sha256"`
+		Size   int64  `json:"size"`
+	} `json:"lfs"`
+}
+
+// wanted says whether a file belongs to a model directory that we read.
+func (f *file) wanted() bool {
+	base := path.Base(f.Name)
+	if base != f.Name { // other formats and originals live in folders
+		return false
+	}
+	switch base {
+	case "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json", "model.safetensors.index.json", "LICENSE", "README.md":
+		return true
+	}
+	return strings.HasSuffix(base, ".safetensors")
+}
+
+// client has no timeout of its own: model files take hours on slow lines. Answers that never begin and bodies that stall are ended instead.
+var client = &http.Client{Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, ResponseHeaderTimeout: responseDeadline, TLSHandshakeTimeout: responseDeadline, ForceAttemptHTTP2: true}}
+
+// download brings a repository's revision into the cache and gives its snapshot. What is there is kept, a part of a file is continued, every file is checked against the
+// hub's checksum. Nothing appears under its final name before it is whole.
+func download(ctx context.Context, repository, revision string, progress Progress) (string, error) {
+	if commitHash.MatchString(revision) {
+		// A commit never changes: a complete snapshot of it needs no hub.
+		if dir, err := cached(repository, revision); err == nil && complete(dir) {
+			return dir, nil
+		}
+	}
+	endpoint := strings.TrimSuffix(os.Getenv("HF_ENDPOINT"), "/")
+	if endpoint == "" {
+		endpoint = defaultEndpoint
+	}
+	commit, files, err := list(ctx, endpoint, repository, revision)
+	if err != nil {
+		// Without the hub a snapshot that is complete still serves.
+		if dir, cacheErr := cached(repository, revision); cacheErr == nil && complete(dir) && ctx.Err() == nil {
+			return dir, nil
+		}
+		return "", fmt.Errorf("download %s@%s: %w", repository, revision, err)
+	}
+	root := repositoryDir(repository)
+	snapshot := filepath.Join(root, "snapshots", commit)
+	if err := os.MkdirAll(snapshot, 0o755); err != nil {
+		return "", err
+	}
+	var total, done int64
+	for _, f := range files {
+		total += f.Size
+	}
+	for _, f := range files {
+		before := done
+		report := func(n int64) {
+			if progress != nil {
+				progress(before+n, total)
+			}
+		}
+		source := fmt.Sprintf("%s/%s/resolve/%s/%s", endpoint, repository, commit, url.PathEscape(f.Name))
+		if err := fetch(ctx, source, filepath.Join(root, "blobs"), snapshot, f, report); err != nil {
+			return "", fmt.Errorf("download %s of %s: %w", f.Name, repository, err)
+		}
+		done += f.Size
+		report(f.Size)
+	}
+	if err := os.WriteFile(filepath.Join(snapshot, completeName), nil, 0o644); err != nil {
+		return "", err
+	}
+	if !commitHash.MatchString(revision) {
+		ref := filepath.Join(root, "refs", filepath.FromSlash(revision))
+		if err := os.MkdirAll(filepath.Dir(ref), 0o755); err != nil {
+			return "", err
+		}
+		if err := replaceFile(ref, []byte(commit)); err != nil {
+			return "", err
+		}
+	}
+	return snapshot, nil
+}
+
+// completeName marks a snapshot that we have downloaded whole; other tools ignore it.
+const completeName = ".tinsmith-complete"
+
+func complete(dir string) bool {
+	_, err := os.Stat(filepath.Join(dir, completeName))
+	return err == nil
+}
+
+// list asks the hub for the commit and the files of a revision.
+func list(ctx context.Context, endpoint, repository, revision string) (string, []file, error) {
+	source := fmt.Sprintf("%s/api/models/%s/revision/%s?blobs=true", endpoint, repository, url.PathEscape(revision))
+	res, err := get(ctx, source, 0)
+	if err != nil {
+		return "", nil, err
+	}
+	defer res.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(res.Body, maxListBytes+1))
+	if err != nil {
+		return "", nil, err
+	}
+	if len(b) > maxListBytes {
+		return "", nil, fmt.Errorf("the list of files has more than %d bytes", maxListBytes)
+	}
+	var answer struct {
+		SHA      string `json:"sha"`
+		Siblings []file `json:"siblings"`
+	}
+	if err := json.Unmarshal(b, &answer); err != nil {
+		return "", nil, fmt.Errorf("the list of files: %w", err)
+	}
+	if !commitHash.MatchString(answer.SHA) {
+		return "", nil, fmt.Errorf("the hub names no commit for revision %s", revision)
+	}
+	if len(answer.Siblings) > maxFiles {
+		return "", nil, fmt.Errorf("%d files are more than %d", len(answer.Siblings), maxFiles)
+	}
+	var files []file
+	weights := false
+	for _, f := range answer.Siblings {
+		if !f.wanted() {
+			continue
+		}
+		if f.LFS != nil {
+			f.Size = f.LFS.Size
+		}
+		if f.Size < 0 || f.digest() == "" {
+			return "", nil, fmt.Errorf("the hub gives no checksum or size for %.100q", f.Name)
+		}
+		weights = weights || strings.HasSuffix(f.Name, ".safetensors")
+		files = append(files, f)
+	}
+	if !weights {
+		return "", nil, errors.New("the repository has no safetensors files")
+	}
+	return answer.SHA, files, nil
+}
+
+// digest is the expected checksum: SHA-256 for large files, git's object id for the others; "" if it is neither.
+func (f *file) digest() string {
+	d := f.BlobID
+	n := sha1.Size
+	if f.LFS != nil {
+		d, n = f.LFS.SHA256, sha256.Size
+	}
+	if b, err := hex.DecodeString(d); err != nil || len(b) != n {
+		return ""
+	}
+	return strings.ToLower(d)
+}
+
+func (f *file) newHash() hash.Hash {
+	if f.LFS != nil {
+		return sha256.New()
+	}
+	h := sha1.New() //nolint:gosec // git's object ids are SHA-1
+	_, _ = h.Write([]byte("blob " + strconv.FormatInt(f.Size, 10) + "\x00"))
+	return h
+}
+
+// fetch makes sure that the blob is there and whole, and links it into the snapshot.
+func fetch(ctx context.Context, source, blobs, snapshot string, f file, report func(int64)) error {
+	if err := os.MkdirAll(blobs, 0o755); err != nil {
+		return err
+	}
+	blob := filepath.Join(blobs, f.digest())
+	if info, err := os.Stat(blob); err != nil || info.Size() != f.Size {
+		pause := firstPause
+		for attempt := 1; ; attempt++ {
+			again, err := fetchOnce(ctx, source, blob, f, report)
+			if err == nil {
+				break
+			}
+			if !again || attempt == maxAttempts || ctx.Err() != nil {
+				return err
+			}
+			select {
+			case <-time.After(pause):
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+			pause *= 2
+		}
+	}
+	link := filepath.Join(snapshot, f.Name)
+	if _, err := os.Lstat(link); err == nil {
+		return nil
+	}
+	return os.Symlink(filepath.Join("..", "..", "blobs", f.digest()), link)
+}
+
+// fetchOnce continues the partial file, checks it and gives it its name. again tells whether another attempt may help.
+func fetchOnce(ctx context.Context, source, blob string, f file, report func(int64)) (again bool, err error) {
+	partial := blob + ".incomplete"
+	out, err := os.OpenFile(partial, os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return false, err
+	}
+	defer out.Close()
+	sum := f.newHash()
+	have, err := io.Copy(sum, io.LimitReader(out, f.Size))
+	if err != nil {
+		return false, err
+	}
+	if have < f.Size {
+		ctx, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		res, err := get(ctx, source, have)
+		if err != nil {
+			var status *statusError
+			return !errors.As(err, &status) || status.code >= 500 || status.code == http.StatusTooManyRequests, err
+		}
+		defer res.Body.Close()
+		if res.StatusCode == http.StatusOK && have > 0 { // the server does not continue: from the beginning
+			have, sum = 0, f.newHash()
+		}
+		if _, err := out.Seek(have, io.SeekStart); err != nil {
+			return false, err
+		}
+		watchdog := time.AfterFunc(stalledAfter, func() { cancel(fmt.Errorf("no data for %s", stalledAfter)) })
+		defer watchdog.Stop()
+		counted := &countingWriter{n: have, report: func(n int64) { watchdog.Reset(stalledAfter); report(n) }}
+		n, err := io.Copy(io.MultiWriter(out, sum, counted), io.LimitReader(res.Body, f.Size-have+1))
+		if err != nil {
+			if cause := context.Cause(ctx); cause != nil {
+				err = cause
+			}
+			return true, err
+		}
+		if have += n; have < f.Size {
+			return true, fmt.Errorf("the connection ended at %d of %d bytes", have, f.Size)
+		}
+	}
+	if got := hex.EncodeToString(sum.Sum(nil)); have != f.Size || got != f.digest() {
+		// Whatever is wrong with it, continuing it would not mend it.
+		return true, errors.Join(fmt.Errorf("%d bytes with checksum %s, expected %d with %s", have, got, f.Size, f.digest()), os.Remove(partial))
+	}
+	if err := out.Truncate(f.Size); err != nil {
+		return false, err
+	}
+	if err := out.Sync(); err != nil {
+		return false, err
+	}
+	return false, os.Rename(partial, blob)
+}
+
+type countingWriter struct {
+	n      int64
+	report func(int64)
+}
+
+func (w *countingWriter) Write(p []byte) (int, error) {
+	w.n += int64(len(p))
+	w.report(w.n)
+	return len(p), nil
+}
+
+// statusError is an answer other than success.
+type statusError struct {
+	code int
+	text string
+}
+
+func (e *statusError) Error() string { return e.text }
+
+// get asks for a document from a byte on. The token goes to the hub only: the standard client drops it when it is redirected to another host.
+func get(ctx context.Context, source string, from int64) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, source, nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("User-Agent", "tinsmith")
+	if token := os.Getenv("HF_TOKEN"); token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	if from > 0 {
+		req.Header.Set("Range", fmt.Sprintf("bytes=%d-", from))
+	}
+	res, err := client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if res.StatusCode == http.StatusOK || res.StatusCode == http.StatusPartialContent {
+		return res, nil
+	}
+	_ = res.Body.Close()
+	text := "the hub answers " + res.Status
+	switch res.StatusCode {
+	case http.StatusUnauthorized, http.StatusForbidden:
+		text += ": the repository is private or gated; accept its terms and set HF_TOKEN"
+	case http.StatusNotFound:
+		text += ": there is no such repository, revision or file"
+	}
+	return nil, &statusError{res.StatusCode, text}
+}
+
+// replaceFile writes a file whole or not at all.
+func replaceFile(path string, data []byte) error {
+	temporary := path + ".new"
+	if err := os.WriteFile(temporary, data, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(temporary, path)
+}
