@@ -33,7 +33,6 @@ const (
 type Health struct {
 	Status  string  `json:"status"` // "ok", or "starting" or "degraded" with status code 503
 	Version string  `json:"version"`
-	Store   string  `json:"store"`
 	Models  []Model `json:"models"`
 }
 
@@ -54,6 +53,8 @@ type Options struct {
 	Health  func() Health
 	Metrics http.Handler
 	Routes  []func(gin.IRouter)
+	// Starting answers everything else with 503: the APIs are not there yet.
+	Starting bool
 }
 
 // New builds the handler of all routes.
@@ -80,8 +81,17 @@ func New(opts Options) http.Handler {
 	for _, register := range opts.Routes {
 		register(r)
 	}
-	r.NoRoute(func(c *gin.Context) { unknown(c, http.StatusNotFound, "no such endpoint") })
-	r.NoMethod(func(c *gin.Context) { unknown(c, http.StatusMethodNotAllowed, "this endpoint does not take that method") })
+	r.NoRoute(func(c *gin.Context) {
+		if opts.Starting {
+			c.Header("Retry-After", "1")
+			unknown(c, http.StatusServiceUnavailable, "the server is starting, see /healthz")
+			return
+		}
+		unknown(c, http.StatusNotFound, "no such endpoint")
+	})
+	r.NoMethod(func(c *gin.Context) {
+		unknown(c, http.StatusMethodNotAllowed, "this endpoint does not take that method")
+	})
 	return r
 }
 

@@ -1,0 +1,78 @@
+package cmd
+
+import (
+	"sync"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/config"
+	"github.com/tinsmith/tinsmith/gateway/internal/fleet"
+	"github.com/tinsmith/tinsmith/gateway/internal/server"
+	"github.com/tinsmith/tinsmith/gateway/internal/supervisor"
+)
+
+// health puts the answer of /healthz together.
+type health struct {
+	version string
+	models  []config.Model
+
+	mu        sync.Mutex
+	backends  *fleet.Fleet
+	downloads map[int]float64
+}
+
+func (h *health) setFleet(f *fleet.Fleet) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.backends = f
+}
+
+func (h *health) setDownload(model int, done, total int64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.downloads == nil {
+		h.downloads = map[int]float64{}
+	}
+	if total > 0 {
+		h.downloads[model] = float64(done) / float64(total)
+	}
+}
+
+// get tells how everything stands: "ok" when all models are ready, "starting" while any comes up for the first time, else "degraded".
+func (h *health) get() server.Health {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out := server.Health{Status: "ok", Version: h.version}
+	if h.backends == nil {
+		out.Status = "starting"
+		for i, m := range h.models {
+			state := server.Model{Name: m.Name, State: "starting"}
+			if progress, ok := h.downloads[i]; ok && progress < 1 {
+				state.State, state.Progress = "downloading", progress
+			}
+			out.Models = append(out.Models, state)
+		}
+		return out
+	}
+	for _, s := range h.backends.States() {
+		m := server.Model{Name: s.Name, State: string(s.Phase), Restarts: s.Restarts, Device: s.Model.Device, DType: s.Model.DType}
+		if s.Phase != supervisor.Ready {
+			m.Reason = s.Reason
+			if s.Phase == supervisor.Failed && s.StderrTail != "" {
+				m.Reason += "; its last output: " + s.StderrTail
+			}
+		}
+		switch {
+		case s.Phase == supervisor.Ready:
+		case s.Restarts == 0 && (s.Phase == supervisor.Starting || s.Phase == supervisor.Loading):
+			if out.Status == "ok" {
+				out.Status = "starting"
+			}
+		default:
+			out.Status = "degraded"
+		}
+		if s.Phase == supervisor.Loading && s.Progress.Total > 0 {
+			m.Progress = float64(s.Progress.Done) / float64(s.Progress.Total)
+		}
+		out.Models = append(out.Models, m)
+	}
+	return out
+}

@@ -1,0 +1,306 @@
+package cmd
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
+	"github.com/tinsmith/tinsmith/gateway/internal/config"
+	"github.com/tinsmith/tinsmith/gateway/internal/fleet"
+	"github.com/tinsmith/tinsmith/gateway/internal/hub"
+	"github.com/tinsmith/tinsmith/gateway/internal/keys"
+	"github.com/tinsmith/tinsmith/gateway/internal/openai"
+	"github.com/tinsmith/tinsmith/gateway/internal/runs"
+	"github.com/tinsmith/tinsmith/gateway/internal/server"
+	"github.com/tinsmith/tinsmith/gateway/internal/store"
+	"github.com/tinsmith/tinsmith/gateway/internal/telemetry"
+	"github.com/tinsmith/tinsmith/gateway/internal/tinker"
+)
+
+const (
+	tokenLifetime = time.Hour        // of the tokens that keys are exchanged for
+	closeTimeout  = 20 * time.Second // for work in flight when the server ends
+)
+
+func serveCommand(version string) *cobra.Command {
+	var configFile, model, listen string
+	c := &cobra.Command{Use: "serve", Short: "Start the server", Args: cobra.NoArgs, RunE: func(c *cobra.Command, _ []string) error {
+		cfg, err := serveConfig(configFile, model, listen)
+		if err != nil {
+			return err
+		}
+		return serve(c.Context(), cfg, version)
+	}}
+	c.Flags().StringVar(&configFile, "config", "", "configuration file")
+	c.Flags().StringVar(&model, "model", "", "serve one model without a configuration file: a directory, a name in the Hugging Face cache, or hf://org/name[@revision]")
+	c.Flags().StringVar(&listen, "listen", "", "address instead of the configured one")
+	c.MarkFlagsOneRequired("config", "model")
+	c.MarkFlagsMutuallyExclusive("config", "model")
+	return c
+}
+
+// serveConfig reads the file, or makes a configuration for one model.
+func serveConfig(file, model, listen string) (config.Config, error) {
+	var cfg config.Config
+	var err error
+	if file != "" {
+		cfg, err = config.LoadUnchecked(file)
+	} else {
+		cfg = config.Default()
+		m := config.DefaultModel()
+		m.Path = model
+		m.Name = strings.TrimPrefix(model, "hf://")
+		m.Name, _, _ = strings.Cut(m.Name, "@")
+		if info, statErr := os.Stat(model); statErr == nil && info.IsDir() {
+			var abs string
+			if abs, err = filepath.Abs(model); err == nil {
+				m.Name = filepath.Base(abs)
+			}
+		}
+		cfg.Models = []config.Model{m}
+	}
+	if err != nil {
+		return cfg, err
+	}
+	if listen != "" {
+		cfg.Listen = listen
+	}
+	if err := cfg.Validate(); err != nil {
+		return cfg, fmt.Errorf("%s: %w", cfg.File, err)
+	}
+	return cfg, nil
+}
+
+// serve runs until ctx ends.
+func serve(ctx context.Context, cfg config.Config, version string) (err error) {
+	setLog(cfg.Log)
+	if err := os.MkdirAll(cfg.DataDir, 0o755); err != nil {
+		return fmt.Errorf("data_dir: %w", err)
+	}
+	if cfg.DataDir, err = filepath.Abs(cfg.DataDir); err != nil {
+		return err
+	}
+	ring, err := keys.Open(cfg.Auth.KeysFile)
+	if err != nil {
+		return err
+	}
+	secret, err := loadSecret(filepath.Join(cfg.DataDir, "token-secret"))
+	if err != nil {
+		return err
+	}
+	auth := &keys.Authenticator{Ring: ring, Tokens: keys.Tokens{Secret: secret, Lifetime: tokenLifetime}}
+	records, err := openStore(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, records.Close()) }()
+	tel, err := telemetry.Start(ctx, version)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		defer cancel()
+		err = errors.Join(err, tel.Stop(stop))
+	}()
+
+	h := &health{version: version, models: cfg.Models}
+	listener, err := server.Listen(cfg.Listen, cfg.DataDir)
+	if err != nil {
+		return err
+	}
+	front := server.NewSwitch(server.New(server.Options{Version: version, Health: h.get, Metrics: tel.Handler, Starting: true}))
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	served := make(chan error, 1)
+	go func() { defer cancel(); served <- server.Serve(ctx, listener, front) }()
+
+	err = serveModels(ctx, cfg, version, auth, records, tel.Handler, h, front, "http://"+listener.Addr().String())
+	cancel()
+	serveErr := <-served
+	if errors.Is(err, context.Canceled) {
+		err = nil
+	}
+	return errors.Join(err, serveErr)
+}
+
+// serveModels brings the models up, opens the APIs, and waits for the end of ctx.
+func serveModels(ctx context.Context, cfg config.Config, version string, auth *keys.Authenticator, records store.Store, metrics http.Handler, h *health, front *server.Switch, url string) (err error) {
+	models, err := loadCatalog(ctx, cfg, h)
+	if err != nil {
+		return err
+	}
+	programs, err := pluginDir()
+	if err != nil {
+		return err
+	}
+	backends, err := fleet.New(models, programs, cfg.DataDir)
+	if err != nil {
+		return err
+	}
+	h.setFleet(backends)
+	// The processes end by Close, after the core that uses them.
+	backends.Start(context.WithoutCancel(ctx))
+	defer func() {
+		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		defer cancel()
+		err = errors.Join(err, backends.Close(stop))
+	}()
+	served := make([]runs.Model, len(models))
+	for i, m := range models {
+		served[i] = m.Served()
+	}
+	core, err := runs.Open(ctx, runs.Config{
+		Store: records, DataDir: cfg.DataDir, Models: served, Backends: backends,
+		SessionExpiry: cfg.Sessions.ExpireAfter, GapWait: cfg.Training.GapWait, MaxQueuedSamples: cfg.Sampling.MaxWaiting,
+	})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		defer cancel()
+		err = errors.Join(err, core.Close(stop))
+	}()
+	tinkerAPI, err := tinker.New(core, auth, tinker.Options{PublicURL: cfg.PublicURL, MaxPerClient: cfg.Sampling.MaxPerClient})
+	if err != nil {
+		return err
+	}
+	openaiAPI, err := openai.New(core, auth, models)
+	if err != nil {
+		return err
+	}
+	front.Set(server.New(server.Options{Version: version, Health: h.get, Metrics: metrics, Routes: []func(gin.IRouter){tinkerAPI.Register, openaiAPI.Register}}))
+	go announceReady(ctx, core, models, url, auth.Ring.Required())
+	<-ctx.Done()
+	front.Drain()
+	return nil
+}
+
+// announceReady waits for the first model and prints what a user needs next.
+func announceReady(ctx context.Context, core *runs.Core, models []*catalog.Model, url string, keyRequired bool) {
+	info, err := core.ModelInfo(ctx, models[0].Name)
+	if err != nil {
+		if ctx.Err() == nil {
+			slog.ErrorContext(ctx, "model is not ready", "model", models[0].Name, "error", err)
+		}
+		return
+	}
+	slog.InfoContext(ctx, "model ready", "model", models[0].Name, "parameters", info.Parameters, "device", info.Device, "dtype", info.DType, "context", info.MaxContextLength)
+	key, header := "tml-local", ""
+	if keyRequired {
+		key = "tml-YOUR-KEY"
+		header = ` -H "Authorization: Bearer ` + key + `"`
+	}
+	fmt.Fprintf(os.Stderr, `
+ready. What you need next:
+  Tinker SDK   TINKER_BASE_URL=%[1]s TINKER_API_KEY=%[2]s python -c 'import tinker; print(tinker.ServiceClient().get_server_capabilities())'
+  OpenAI SDK   OPENAI_BASE_URL=%[1]s/v1 OPENAI_API_KEY=%[2]s   model: %[3]s
+  curl         curl %[1]s/v1/chat/completions%[4]s -H "Content-Type: application/json" -d '{"model": "%[3]s", "messages": [{"role": "user", "content": "What is 2 + 3?"}]}'
+
+`, url, key, models[0].Name, header)
+}
+
+// loadCatalog finds or downloads the model directories and reads tokenizers and templates.
+func loadCatalog(ctx context.Context, cfg config.Config, h *health) ([]*catalog.Model, error) {
+	var models []*catalog.Model
+	for i, m := range cfg.Models {
+		var bar *progressbar.ProgressBar
+		dir, err := hub.Resolve(ctx, m.Path, func(done, total int64) {
+			h.setDownload(i, done, total)
+			if bar == nil && term.IsTerminal(int(os.Stderr.Fd())) {
+				bar = progressbar.DefaultBytes(total, "downloading "+m.Name)
+			}
+			if bar != nil {
+				_ = bar.Set64(done) // only a picture
+			}
+		})
+		if err != nil {
+			return nil, fmt.Errorf("model %s: %w", m.Name, err)
+		}
+		if dir, err = filepath.Abs(dir); err != nil {
+			return nil, err
+		}
+		if m.TokenizerID == "" && cfg.Auth.KeysFile == "" {
+			m.TokenizerID = dir // clients run on this machine, so they can read the tokenizer where it is
+		}
+		one, err := catalog.Load(m, dir)
+		if err != nil {
+			return nil, err
+		}
+		models = append(models, one)
+	}
+	return models, nil
+}
+
+// pluginDir is `plugins` beside this program.
+func pluginDir() (string, error) {
+	program, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("find the plugins: %w", err)
+	}
+	if program, err = filepath.EvalSymlinks(program); err != nil {
+		return "", fmt.Errorf("find the plugins: %w", err)
+	}
+	return filepath.Join(filepath.Dir(program), "plugins"), nil
+}
+
+func openStore(ctx context.Context, cfg config.Config) (store.Store, error) {
+	options := store.Options{Dir: cfg.DataDir}
+	if cfg.Store.Driver == "postgres" {
+		b, err := os.ReadFile(cfg.Store.URLFile)
+		if err != nil {
+			return nil, fmt.Errorf("store.url_file: %w", err)
+		}
+		options.PostgresURL, _, _ = strings.Cut(strings.TrimSpace(string(b)), "\n")
+	}
+	return store.Open(ctx, options)
+}
+
+// loadSecret reads the secret that signs tokens, or makes it. Tokens stay valid over restarts.
+func loadSecret(path string) ([]byte, error) {
+	const size = 32
+	b, err := os.ReadFile(path)
+	if err == nil && len(b) == size {
+		return b, nil
+	}
+	if err == nil {
+		return nil, fmt.Errorf("%s has %d bytes instead of %d: remove it to make a new one", path, len(b), size)
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	b = make([]byte, size)
+	if _, err := rand.Read(b); err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+func setLog(l config.Log) {
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(l.Level)) // validated
+	options := &slog.HandlerOptions{Level: level}
+	var h slog.Handler = slog.NewTextHandler(os.Stderr, options)
+	if l.Format == "json" {
+		h = slog.NewJSONHandler(os.Stderr, options)
+	}
+	slog.SetDefault(slog.New(h))
+}
