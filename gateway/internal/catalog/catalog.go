@@ -48,7 +48,7 @@ func Load(cfg config.Model, dir string) (*Model, error) {
 			return nil, fmt.Errorf("model %s: %w", cfg.Name, err)
 		}
 		if source := m.Tokenizer.ChatTemplate(); source != "" {
-			if m.Template, err = chat.New(source, m.specials()); err != nil {
+			if m.Template, err = chat.NewTemplate(source, m.specials()); err != nil {
 				return nil, fmt.Errorf("model %s: chat template: %w", cfg.Name, err)
 			}
 		}
