@@ -1,0 +1,55 @@
+# Tinsmith. `make help` lists the verbs. Everything that tests need is installed below this folder (.venv, .tools, node_modules) and pinned.
+
+SHELL   := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+PLUGINS := $(filter-out internal,$(notdir $(patsubst %/,%,$(dir $(wildcard backends/*/main.go)))))
+GO      := go
+CONFIG  ?= configs/default.yaml
+CASE    ?=
+PEERS   ?=
+
+.PHONY: help build run test test-all check bench demo clean FORCE
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: bin/tinsmith $(PLUGINS:%=bin/plugins/%) ## the gateway and the plugins, into bin/
+
+# The Go tool knows what is up to date.
+bin/tinsmith: FORCE
+	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o $@ ./gateway
+bin/plugins/%: FORCE
+	@$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o $@ ./backends/$*
+FORCE:
+
+run: build ## build everything and start the server with the built-in model
+	@exec bin/tinsmith serve --config $(CONFIG)
+
+test: check build ## install what the tests need and run them all, with the real clients
+	@e2e/test.sh standard
+
+test-all: check build ## every SDK version, every recipe, longer fuzzing
+	@e2e/test.sh all
+
+check: .tools/golangci-lint ## format, vet, lint, import rules, generated files
+	@echo "check: format"; out=$$(gofmt -l $$(git ls-files --cached --others --exclude-standard '*.go')); [ -z "$$out" ] || { echo "gofmt: $$out"; exit 1; }
+	@echo "check: vet and lint"; $(GO) vet ./... && .tools/golangci-lint run ./...
+	@echo "check: go.mod"; $(GO) mod tidy -diff
+	@echo "check: gateway without cgo"; CGO_ENABLED=0 $(GO) build -o /dev/null ./gateway
+	@e2e/generated.sh
+
+.tools/golangci-lint:
+	@echo "installing golangci-lint (Go module, pinned) into .tools"
+	@GOBIN=$(CURDIR)/.tools $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.12.2
+
+bench: build ## speed, each figure beside the peak measured in the same run (PEERS=1: beside PyTorch too)
+	@e2e/bench.sh "$(PEERS)" "$(CASE)"
+
+demo: build ## train the built-in model with the real Tinker SDK, watch loss and reward move, then chat with it
+	@e2e/demo.sh "$(CASE)"
+
+clean: ## remove what was built and installed here
+	rm -rf bin .venv .tools .cache e2e/node/node_modules
