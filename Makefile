@@ -20,9 +20,9 @@ build: bin/tinsmith $(PLUGINS:%=bin/plugins/%) ## the gateway and the plugins, i
 
 # The Go tool knows what is up to date.
 bin/tinsmith: FORCE
-	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o $@ ./gateway
+	@CGO_ENABLED=0 $(GO) build -ldflags "-X main.version=$(VERSION)" -o $@ ./gateway
 bin/plugins/%: FORCE
-	@$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o $@ ./backends/$*
+	@$(GO) build -ldflags "-X main.version=$(VERSION)" -o $@ ./backends/$*
 FORCE:
 
 run: build ## build everything and start the server with the built-in model
