@@ -31,7 +31,7 @@ const (
 
 // world is a core over a store in a temporary directory and a backend in this process that can be lost and replaced.
 type world struct {
-	t      *testing.T
+	t      testing.TB
 	dir    string
 	config Config
 	fake   string // configuration of the backend
@@ -45,7 +45,7 @@ type world struct {
 	store   store.Store
 }
 
-func newWorld(t *testing.T, change func(*world)) *world {
+func newWorld(t testing.TB, change func(*world)) *world {
 	t.Helper()
 	w := &world{t: t, dir: t.TempDir(), fake: `{"vocab_size": 64, "max_context_length": 128}`}
 	w.config = Config{
@@ -193,11 +193,11 @@ func (w *world) good(s Submitted, err error) *Outcome {
 }
 
 // bad waits for a future that must fail by the user's fault; call what it returns with the words that the message must have.
-func (w *world) bad(s Submitted, err error) func(t *testing.T, words ...string) {
+func (w *world) bad(s Submitted, err error) func(t testing.TB, words ...string) {
 	w.t.Helper()
 	w.ok(err)
 	out := w.outcome(s.RequestID)
-	return func(t *testing.T, words ...string) {
+	return func(t testing.TB, words ...string) {
 		t.Helper()
 		w.failure(out, CategoryUser, words...)
 	}

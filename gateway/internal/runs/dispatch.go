@@ -19,8 +19,9 @@ type sampleJob struct {
 	bytes   int64
 	trace   trace.SpanContext
 
-	stop func()   // ends the call to the backend; nil while it waits
-	why  *Failure // set: it was cancelled
+	running bool     // it has a goroutine, which completes it
+	stop    func()   // ends the call to the backend, once there is one
+	why     *Failure // set: it was cancelled
 }
 
 // sampleQueue holds the samples of one model that wait, by sampling session; the sessions take turns. Only those given to the backend have a goroutine.
@@ -99,6 +100,7 @@ func (c *Core) pumpSamples(m *model) {
 			continue // finished already
 		}
 		q.running++
+		j.running = true
 		c.start(func(ctx context.Context) { c.runSample(ctx, j) })
 	}
 }
@@ -109,8 +111,10 @@ func (c *Core) cancelJob(j *sampleJob, why *Failure) {
 		return
 	}
 	j.why = why
-	if j.stop != nil {
-		j.stop()
+	if j.running {
+		if j.stop != nil {
+			j.stop()
+		}
 		return
 	}
 	select {

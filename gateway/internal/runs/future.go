@@ -109,6 +109,11 @@ func (f *future) record(parent string, seq int64, payload []byte) store.Record {
 	}
 }
 
+// journal makes an operation durable. A client that goes away meanwhile changes nothing: it will repeat the request and find it here.
+func (c *Core) journal(ctx context.Context, records ...store.Record) error {
+	return c.cfg.Store.Commit(context.WithoutCancel(ctx), store.Batch{Put: records})
+}
+
 // acceptFuture says that the operation is durable. mu is held.
 func (c *Core) acceptFuture(f *future) { close(f.accepted) }
 

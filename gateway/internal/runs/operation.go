@@ -9,7 +9,6 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/tinsmith/tinsmith/gateway/internal/store"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
@@ -179,7 +178,7 @@ func (c *Core) submit(ctx context.Context, o Operation, op *operation, hash stri
 	late := r.queue.sequence.wasSkipped(o.Seq)
 	c.mu.Unlock()
 
-	err = c.cfg.Store.Commit(ctx, store.Batch{Put: []store.Record{op.future.record(r.ID, o.Seq, payload)}})
+	err = c.journal(ctx, op.future.record(r.ID, o.Seq, payload))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {

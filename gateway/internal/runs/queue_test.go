@@ -44,7 +44,7 @@ func (r *recorder) OptimStep(ctx context.Context, req plugins.OptimStepRequest) 
 	return r.Backend.OptimStep(ctx, req)
 }
 
-func recorded(t *testing.T, change func(*world)) (*world, *recorder) {
+func recorded(t testing.TB, change func(*world)) (*world, *recorder) {
 	rec := &recorder{}
 	return newWorld(t, func(w *world) {
 		w.wrap = func(b plugins.Backend) plugins.Backend {

@@ -227,3 +227,28 @@ func TestManyUnnamedSaves(t *testing.T) {
 		return len(left) == 0
 	})
 }
+
+// An unnamed sampler with a time to live gives its version back, but not while another one of the same version lives.
+func TestUnnamedSamplerWithTTL(t *testing.T) {
+	w, clock := clocked(t, nil)
+	ctx := t.Context()
+	run := w.trained(w.session(), 0)
+	save := func(seq, sampler int64, ttl *int64) string {
+		return w.good(w.SaveWeightsForSampler(ctx, SaveWeightsForSampler{Operation: at(run, seq), SamplerSeq: sampler, TTLSeconds: ttl})).SavedSampler.SamplerID
+	}
+	short, long := save(5, 0, ttl(60)), save(6, 1, ttl(120))
+	want := fmt.Sprint(w.sampled(w.sample(short, 0)).Sequences)
+	clock.add(time.Minute)
+	w.sweep(ctx, time.Second)
+	_, err := w.Sample(ctx, w.sample(short, 1))
+	w.refused(err, KindNotFound, "expired")
+	if got := fmt.Sprint(w.sampled(w.sample(long, 0)).Sequences); got != want {
+		t.Error("the other sampler changed")
+	}
+	if n := w.Stats(); n.LiveRuns != 1 || n.Sessions != 1 || n.QueuedOperations != 0 || n.WaitingSamples != 0 {
+		t.Errorf("stats %+v", n)
+	}
+	clock.add(time.Minute)
+	w.sweep(ctx, time.Second)
+	w.eventually(func() bool { return len(w.runs[run].pins) == 0 })
+}

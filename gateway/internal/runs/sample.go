@@ -7,7 +7,6 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/tinsmith/tinsmith/gateway/internal/store"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
@@ -260,7 +259,7 @@ func (c *Core) submitSample(ctx context.Context, s *sampler, id, hash string, re
 	c.admit(j)
 	c.mu.Unlock()
 	parent, seq := parentOf(id)
-	err := c.cfg.Store.Commit(ctx, store.Batch{Put: []store.Record{j.future.record(parent, seq, encodeSample(req))}})
+	err := c.journal(ctx, j.future.record(parent, seq, encodeSample(req)))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {

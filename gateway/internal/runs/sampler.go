@@ -36,6 +36,7 @@ type sampler struct {
 	model       *model // nil if it is not served any more
 	session     *session
 	snap        *snapshot // of an unnamed save
+	ended       bool
 	jobs        map[*sampleJob]bool
 	completions map[int64]*completionQueue // one per client that asked, by its number
 }
@@ -190,7 +191,7 @@ func (c *Core) samplerSource(s *sampler) (source, error) {
 		}
 		return source{saved: cp}, nil
 	case s.Unnamed:
-		if s.snap == nil {
+		if s.snap == nil { // made by an earlier process
 			s.snap = &snapshot{version: s.Version, dir: s.Dir}
 			if s.Dir == "" {
 				s.snap.lost = "they were only in the memory of a backend that is gone"
@@ -201,17 +202,29 @@ func (c *Core) samplerSource(s *sampler) (source, error) {
 	return source{}, nil
 }
 
-// endSampler fails what is unfinished of a sampling session. mu is held.
+// endSampler fails what is unfinished of a sampling session and frees its weights unless another one uses them. mu is held.
 func (c *Core) endSampler(s *sampler, why *Failure) {
+	if s.ended {
+		return
+	}
+	s.ended = true
 	for j := range s.jobs {
 		c.cancelJob(j, why)
 	}
 	s.completions = nil
-	if s.snap != nil && s.snap.run != nil {
-		delete(s.snap.run.pins, s.snap.version)
+	for _, twin := range s.session.samplers {
+		if !twin.ended && s.Unnamed && twin.Unnamed && twin.RunID == s.RunID && twin.Version == s.Version {
+			return
+		}
 	}
-	if s.Dir != "" {
-		dir := s.Dir
+	if snap := s.snap; snap != nil && snap.run != nil {
+		delete(snap.run.pins, snap.version)
+		if b, ok := s.model.current(); ok && snap.hot && b.BootID == snap.run.boot {
+			c.unpin(b, snap.run.ID, snap.pin)
+		}
+		snap.hot, snap.lost = false, "its sampling session has ended"
+	}
+	if dir := s.Dir; dir != "" {
 		c.start(func(context.Context) {
 			c.logged("a snapshot could not be removed", os.RemoveAll(c.file(dir)), "sampler", s.ID)
 		})
