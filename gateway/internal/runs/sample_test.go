@@ -181,13 +181,13 @@ func TestManySamplesTakeTurnsAndAreBounded(t *testing.T) {
 	second := w.baseSampler(session, 1)
 	w.sampled(w.sample(second, 0))
 	w.Core.mu.Lock()
-	left := len(w.models[0].samples.waiting[w.samplers[id]])
+	waiting := w.models[0].samples.waiting[w.samplers[id]]
 	w.Core.mu.Unlock()
-	if left == 0 {
-		t.Error("the second session waited for all of the first")
+	if len(waiting) == 0 {
+		t.Fatal("the second session waited for all of the first")
 	}
 	w.ok(w.FinishSession(t.Context(), owner, session, "success", ""))
-	w.failure(w.outcome(id+":499"), CategoryUser, "session has ended")
+	w.failure(w.outcome(waiting[len(waiting)-1].future.id), CategoryUser, "session has ended")
 }
 
 func TestCompletions(t *testing.T) {
