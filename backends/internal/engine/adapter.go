@@ -44,7 +44,6 @@ func (v *version) free() {
 type run struct {
 	id     string
 	number int64 // never used twice in this process
-	seed   uint64
 	config plugins.AdapterConfig
 	layout *lora.Layout
 	frozen bool

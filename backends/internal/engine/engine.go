@@ -14,6 +14,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -40,15 +41,20 @@ type Engine struct {
 
 	quit    chan struct{} // closed when the device goroutine takes no more calls
 	stopped chan struct{} // closed when it has ended
+	closed  error         // of closing the device; written before stopped is closed
+	// interval is how long training may keep the device before the sampler gets a turn.
+	interval time.Duration
 
 	// mu guards the books: everything below, and the fields of run, version and request that say so. It is never held during a device call.
 	mu       sync.Mutex
 	wake     *sync.Cond // something for the device goroutine to do
 	closing  bool
 	draining bool
-	loading  bool    // Load was called
-	parked   bool    // the device goroutine has nothing to do
-	loaded   *loaded // nil until Load has succeeded
+	loading  bool          // Load was called
+	parked   bool          // the device goroutine has nothing to do
+	saves    int           // outside the order, being written
+	quiet    chan struct{} // closed and replaced whenever work may have come to its end
+	loaded   *loaded       // nil until Load has succeeded
 
 	calls      []func()        // for the device goroutine, between two device steps
 	runs       map[string]*run // by the gateway's id
@@ -85,7 +91,7 @@ func New(o Options) *Engine {
 	if _, err := rand.Read(id[:]); err != nil {
 		panic(fmt.Sprintf("engine: no random numbers: %v", err)) // crypto/rand documents that this cannot happen
 	}
-	e := &Engine{options: o, log: o.Log, bootID: hex.EncodeToString(id[:]), quit: make(chan struct{}), stopped: make(chan struct{}), runs: map[string]*run{}, live: map[*version]struct{}{}, requests: map[string]*request{}}
+	e := &Engine{options: o, log: o.Log, interval: samplerInterval, bootID: hex.EncodeToString(id[:]), quit: make(chan struct{}), stopped: make(chan struct{}), quiet: make(chan struct{}), runs: map[string]*run{}, live: map[*version]struct{}{}, requests: map[string]*request{}}
 	if e.log == nil {
 		e.log = slog.Default()
 	}
@@ -103,47 +109,50 @@ func (e *Engine) Info(context.Context) (plugins.Info, error) {
 // Drain refuses new work, finishes what was accepted, and returns. Operations that wait for a lower position can never run then: they fail.
 func (e *Engine) Drain(ctx context.Context) error {
 	e.mu.Lock()
-	e.draining = true
-	e.mu.Unlock()
-	ticker := time.NewTicker(20 * time.Millisecond)
-	defer ticker.Stop()
-	for {
-		if e.idle() {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return plugins.Cancelled(ctx.Err())
-		case <-e.stopped:
-			return errClosed
-		case <-ticker.C:
-		}
-	}
-}
-
-// idle tells whether all accepted work is done; while draining it fails the operations that can never run.
-func (e *Engine) idle() bool {
-	e.mu.Lock()
 	defer e.mu.Unlock()
-	busy := len(e.requests) > 0 || len(e.calls) > 0
-	for _, r := range e.order {
-		if !r.ready() {
-			r.fail(&plugins.Error{Kind: plugins.KindUnavailable, Message: "the backend is draining and a lower position has not arrived"})
-			continue
+	e.draining = true
+	for e.busy() {
+		quiet := e.quiet
+		e.mu.Unlock()
+		var err error
+		select {
+		case <-quiet:
+		case <-ctx.Done():
+			err = plugins.Cancelled(ctx.Err())
+		case <-e.stopped:
+			err = errClosed
 		}
-		busy = true
+		e.mu.Lock()
+		if err != nil {
+			return err
+		}
 	}
-	return !busy
+	for _, r := range e.order {
+		r.fail(&plugins.Error{Kind: plugins.KindUnavailable, Message: "the backend is draining and an operation before this one has not arrived"})
+	}
+	return nil
 }
 
-// Close ends all work (what is not finished fails with KindUnavailable), frees the device and returns when the device goroutine has ended. It may be called more than once.
+// busy tells whether there is accepted work that can be finished. The caller holds mu.
+func (e *Engine) busy() bool {
+	return len(e.requests) > 0 || e.saves > 0 || !e.parked || slices.ContainsFunc(e.order, func(r *run) bool { return r.busy || r.ready() })
+}
+
+// quieten wakes those who wait for the end of work, to look again. The caller holds mu.
+func (e *Engine) quieten() {
+	close(e.quiet)
+	e.quiet = make(chan struct{})
+}
+
+// Close ends all work (what is not finished fails with KindUnavailable), frees the device and returns when the device goroutine has ended, with the device's complaint about memory that was not freed. It may
+// be called more than once.
 func (e *Engine) Close() error {
 	e.mu.Lock()
 	e.draining, e.closing = true, true
 	e.wake.Broadcast()
 	e.mu.Unlock()
 	<-e.stopped
-	return nil
+	return e.closed
 }
 
 // accept gives what was loaded, or the reason why no work is taken now. The caller holds mu.

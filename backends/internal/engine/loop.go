@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// samplerInterval is how long training may keep the device before the sampler gets a turn, and turn is how long that turn lasts at least: whole decoding steps until it is over. Equal times
-// give each about half of the device while both have work.
+// samplerInterval is how long training may keep the device before the sampler gets a turn, and turn is how long that turn lasts: decoding steps until it is over. Equal times give each about half of the
+// device while both have work.
 const (
 	samplerInterval = 250 * time.Millisecond
 	turn            = 250 * time.Millisecond
@@ -20,6 +20,7 @@ func (e *Engine) loop() {
 		e.mu.Lock()
 		for !e.closing && !e.hasWork() {
 			e.parked = true
+			e.quieten()
 			e.wake.Wait()
 			e.counters.progressed(time.Now()) // the clock of LastProgressAge starts with the work
 			e.parked = false
@@ -93,7 +94,7 @@ func (e *Engine) yield() error {
 	if closing {
 		return errClosed
 	}
-	if time.Since(e.loaded.sampler.lastTurn) >= samplerInterval {
+	if time.Since(e.loaded.sampler.lastTurn) >= e.interval {
 		e.samplingTurn(turn)
 	}
 	return nil
@@ -147,7 +148,5 @@ func (e *Engine) shutDown() {
 		r.freeAccumulator()
 	}
 	l.free()
-	if err := l.device.Close(); err != nil {
-		e.log.Error("closing the device", "error", err)
-	}
+	e.closed = l.device.Close()
 }

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"fmt"
-	"time"
 
 	"github.com/tinsmith/tinsmith/backends/internal/loss"
 	"github.com/tinsmith/tinsmith/plugins"
@@ -25,7 +24,6 @@ type operation struct {
 	position int64
 	tokens   int   // of a pass
 	invalid  error // what validation found: the operation fails with it when its turn comes
-	arrived  time.Time
 
 	pass *plugins.ForwardBackwardRequest
 	loss loss.Loss // of pass

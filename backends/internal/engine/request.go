@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/tinsmith/tinsmith/backends/internal/kvcache"
 	"github.com/tinsmith/tinsmith/backends/internal/sample"
@@ -19,7 +18,6 @@ type request struct {
 	version               *version // held until the device goroutine has swept the last sequence; nil: the base model
 	number                int64    // of the version, 0 for the base model
 	key                   kvcache.Key
-	arrived               time.Time
 
 	sequences  []*sequence
 	unfinished int // sequences that have not ended
@@ -112,6 +110,7 @@ func (e *Engine) Sample(ctx context.Context, req plugins.SampleRequest, emit fun
 		defer e.mu.Unlock()
 		e.endRequest(q, errClosed) // nobody listens any more: unless it has ended it is given up
 		delete(e.requests, q.ID)
+		e.quieten()
 	}()
 	for {
 		select {
@@ -139,7 +138,7 @@ func (e *Engine) Sample(ctx context.Context, req plugins.SampleRequest, emit fun
 
 // enqueue enters a checked request: fixes its version, holds it, and has its sequences wait for a place.
 func (e *Engine) enqueue(l *loaded, req plugins.SampleRequest) (*request, error) {
-	q := &request{SampleRequest: req, arrived: time.Now(), notify: make(chan struct{}, 1)}
+	q := &request{SampleRequest: req, notify: make(chan struct{}, 1)}
 	q.Prompt, q.StopTokens, q.TargetPromptTokens = slices.Clone(req.Prompt), slices.Clone(req.StopTokens), slices.Clone(req.TargetPromptTokens)
 	slices.Sort(q.StopTokens)
 	q.StopTokens = slices.Compact(q.StopTokens)

@@ -52,6 +52,8 @@ func (e *Engine) SaveAdapter(ctx context.Context, req plugins.SaveAdapterRequest
 	result, err := e.write(s)
 	e.mu.Lock()
 	e.release(s.version)
+	e.saves--
+	e.quieten()
 	e.mu.Unlock()
 	e.background.Done()
 	return result, err
@@ -73,6 +75,7 @@ func (e *Engine) beginSave(req *plugins.SaveAdapterRequest) (*saving, error) {
 		return nil, err
 	}
 	e.background.Add(1)
+	e.saves++
 	return &saving{request: req, run: r, version: e.hold(v)}, nil
 }
 

@@ -24,18 +24,26 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// Sizes of the test model: a Qwen3 of random weights.
+// Sizes of the test model.
 const (
 	tinyVocabulary = 89
 	tinyContext    = 512
 )
 
+// shape is the size of a Qwen3 of random weights.
+type shape struct{ vocabulary, hidden, intermediate, layers, heads, kvHeads, headDim int }
+
 // writeTiny writes the test model's directory.
 func writeTiny(dir string) error {
-	const hidden, intermediate, layers, heads, kvHeads, headDim = 32, 48, 2, 4, 2, 16
+	return writeModel(dir, shape{tinyVocabulary, 32, 48, 2, 4, 2, 16})
+}
+
+// writeModel writes a model's directory.
+func writeModel(dir string, s shape) error {
+	hidden, intermediate, layers, heads, kvHeads, headDim := s.hidden, s.intermediate, s.layers, s.heads, s.kvHeads, s.headDim
 	config, err := json.Marshal(map[string]any{
 		"architectures": []string{"Qwen3ForCausalLM"}, "model_type": "qwen3", "num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": intermediate,
-		"num_attention_heads": heads, "num_key_value_heads": kvHeads, "head_dim": headDim, "vocab_size": tinyVocabulary, "max_position_embeddings": tinyContext,
+		"num_attention_heads": heads, "num_key_value_heads": kvHeads, "head_dim": headDim, "vocab_size": s.vocabulary, "max_position_embeddings": tinyContext,
 		"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": true, "hidden_act": "silu",
 	})
 	if err != nil {
@@ -54,7 +62,7 @@ func writeTiny(dir string) error {
 		}
 		sources = append(sources, safetensors.Float32Source(name, shape, func() ([]float32, error) { return values, nil }))
 	}
-	add("model.embed_tokens.weight", 0.25, 0, tinyVocabulary, hidden) // the head as well: logits of about ±1.5
+	add("model.embed_tokens.weight", 0.25, 0, s.vocabulary, hidden) // the head as well: logits of about ±1.5
 	add("model.norm.weight", 0.1, 1, hidden)
 	for i := range layers {
 		p := fmt.Sprintf("model.layers.%d.", i)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"math"
 	"slices"
-	"time"
 
 	"github.com/tinsmith/tinsmith/backends/internal/loss"
 	"github.com/tinsmith/tinsmith/backends/internal/optim"
@@ -13,7 +12,7 @@ import (
 
 // submit enters an operation with a position and waits for its decision. describe fills it in; it is called with mu held and must not wait.
 func (e *Engine) submit(ctx context.Context, adapter string, describe func(*run, *operation)) (any, error) {
-	o := &operation{arrived: time.Now(), done: make(chan struct{})}
+	o := &operation{done: make(chan struct{})}
 	e.mu.Lock()
 	if _, err := e.accept(); err != nil {
 		e.mu.Unlock()

@@ -1,0 +1,293 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/tinsmith/tinsmith/backends/internal/model/architectures"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/cpu"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// faulty is the processor with hooks. They run on the device goroutine; one that is nil does nothing.
+type faulty struct {
+	tensor.Device
+	gather   func(ids []int32) error
+	alloc    func() error
+	gradient func()
+}
+
+func (f *faulty) GatherRows(dst tensor.Tensor, m tensor.Matrix, ids []int32) error {
+	if f.gather != nil {
+		if err := f.gather(ids); err != nil {
+			return err
+		}
+	}
+	return f.Device.GatherRows(dst, m, ids)
+}
+
+func (f *faulty) Alloc(d tensor.DType, rows, cols int) (tensor.Tensor, error) {
+	if f.alloc != nil {
+		if err := f.alloc(); err != nil {
+			return tensor.Tensor{}, err
+		}
+	}
+	return f.Device.Alloc(d, rows, cols)
+}
+
+func (f *faulty) SoftmaxGradient(logits, lse tensor.Tensor, targets []int32, c []float32) error {
+	if f.gradient != nil {
+		f.gradient()
+	}
+	return f.Device.SoftmaxGradient(logits, lse, targets, c)
+}
+
+// startFaulty loads the test model on a device with hooks, which may be set on the device goroutine (see hook).
+func startFaulty(t *testing.T) (*Engine, *faulty) {
+	t.Helper()
+	var f *faulty
+	e := New(Options{Plugin: "single", Version: "test", Registry: architectures.All(), OpenDevice: func(c Config) (tensor.Device, error) {
+		d, err := cpu.New(cpu.Options{Threads: 1})
+		f = &faulty{Device: d}
+		return f, err
+	}})
+	e.interval = 0
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	subject(t, e)
+	return e, f
+}
+
+// hook changes the device between two steps.
+func hook(t *testing.T, e *Engine, set func()) {
+	t.Helper()
+	if err := e.onDevice(func() error { set(); return nil }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// block holds the device goroutine until the function it gives is called, so that work can be put together.
+func block(e *Engine) (release func()) {
+	gate := make(chan struct{})
+	e.call(func() { <-gate })
+	return func() { close(gate) }
+}
+
+// queued tells whether the operation waits.
+func queued(e *Engine, adapter string, position int64) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.runs[adapter].queue.waiting[position] != nil
+}
+
+// A long training pass lets the sampler have its turns.
+func TestTrainingYields(t *testing.T) {
+	e, f := startFaulty(t)
+	create(t, e, "a", 1, 4)
+	var during atomic.Int64
+	hook(t, e, func() { f.gradient = func() { during.Store(e.counters.sampledTokens.Load()) } })
+	release := block(e)
+	done := make(chan error, 2)
+	go func() {
+		_, err := collect(context.Background(), e, ask("q", "", []int32{1, 2}, 1, 12))
+		done <- err
+	}()
+	go func() {
+		_, err := e.ForwardBackward(context.Background(), plugins.ForwardBackwardRequest{Adapter: "a", Position: 1, Loss: "cross_entropy", Data: randomData(rand.New(rand.NewPCG(1, 1)), 4, 30)})
+		done <- err
+	}()
+	eventually(t, "both wait", func() bool {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return len(e.waiting) == 1 && e.runs["a"].queue.waiting[1] != nil
+	})
+	release()
+	for range 2 {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	if n := during.Load(); n < 3 {
+		t.Errorf("%d tokens were sampled when the forward pass was through; the sampler had no turn", n)
+	}
+}
+
+// An operation on which the device fails is the only one of its batch that fails, and adds nothing; the others get the bits that they have alone.
+func TestBatchFailure(t *testing.T) {
+	e, f := startFaulty(t)
+	const poison = 88
+	random := rand.New(rand.NewPCG(2, 2))
+	data := make([][]plugins.Datum, 4)
+	want := make([]map[string][]float32, len(data))
+	for i := range data {
+		data[i] = randomData(random, 3, 30)
+		for k := range data[i] {
+			for n, token := range data[i][k].Tokens {
+				data[i][k].Tokens[n] = min(token, poison-1)
+			}
+		}
+		d := create(t, e, fmt.Sprint("alone", i), uint64(i), 4)
+		d.pass(data[i])
+		d.step()
+		want[i] = d.weights()
+	}
+	bad := slices.Clone(data[1])
+	bad[2].Tokens = slices.Clone(bad[2].Tokens)
+	bad[2].Tokens[0] = poison
+	failures := 0
+	hook(t, e, func() {
+		f.gather = func(ids []int32) error {
+			if slices.Contains(ids, poison) {
+				failures++
+				return errors.New("the device is on fire")
+			}
+			return nil
+		}
+	})
+	var drivers []*driver
+	for i := range data {
+		drivers = append(drivers, create(t, e, fmt.Sprint("fused", i), uint64(i), 4))
+	}
+	release := block(e)
+	errs := make([]chan error, len(data))
+	for i, d := range drivers {
+		errs[i] = make(chan error, 1)
+		send := data[i]
+		if i == 1 {
+			send = bad
+		}
+		p := d.position()
+		go func() {
+			_, err := e.ForwardBackward(context.Background(), plugins.ForwardBackwardRequest{Adapter: d.adapter, Position: p, Loss: "cross_entropy", Data: send})
+			errs[i] <- err
+		}()
+		eventually(t, "it waits", func() bool { return queued(e, d.adapter, p) })
+	}
+	release()
+	for i := range data {
+		err := <-errs[i]
+		if i == 1 {
+			if plugins.KindOf(err) != plugins.KindInternal || !strings.Contains(err.Error(), "on fire") {
+				t.Errorf("the operation at fault: %v", err)
+			}
+			drivers[1].pass(data[1])
+		} else if err != nil {
+			t.Errorf("operation %d: %v", i, err)
+		}
+		drivers[i].step()
+		equalTensors(t, fmt.Sprint("run ", i), drivers[i].weights(), want[i])
+	}
+	hook(t, e, func() {
+		if failures != 2 {
+			t.Errorf("%d attempts on the operation at fault, want one fused and one alone", failures)
+		}
+	})
+	// The sampler fails the requests of the step, and goes on.
+	if _, err := collect(t.Context(), e, ask("q", "", []int32{poison}, 2, 3)); plugins.KindOf(err) != plugins.KindInternal {
+		t.Errorf("sampling: %v", err)
+	}
+	if _, err := collect(t.Context(), e, ask("q", "", []int32{1}, 2, 3)); err != nil {
+		t.Error(err)
+	}
+}
+
+// When memory runs out, what needs it fails with KindCapacity and leaves everything as it was.
+func TestNoMemory(t *testing.T) {
+	e, f := startFaulty(t)
+	d := create(t, e, "a", 1, 4)
+	path := d.save(plugins.ScopeOptimizer)
+	data := randomData(rand.New(rand.NewPCG(3, 3)), 2, 20)
+	d.pass(data) // the workspace has its size
+	left := -1
+	hook(t, e, func() {
+		f.alloc = func() error {
+			if left--; left == -1 {
+				return errors.New("out of memory")
+			}
+			return nil
+		}
+	})
+	attempts := []struct {
+		name string
+		call func() error
+	}{
+		{"create", func() error {
+			_, err := e.CreateAdapter(context.Background(), plugins.CreateAdapterRequest{Adapter: "c", Config: plugins.AdapterConfig{Rank: 2, TrainMLP: true}})
+			return err
+		}},
+		{"load", func() error {
+			_, err := e.LoadAdapter(context.Background(), plugins.LoadAdapterRequest{Adapter: "l", Path: path, Scope: plugins.ScopeOptimizer})
+			return err
+		}},
+		{"pass", func() error {
+			_, err := e.ForwardBackward(context.Background(), plugins.ForwardBackwardRequest{Adapter: "a", Position: d.position(), Loss: "cross_entropy", Data: data})
+			return err
+		}},
+	}
+	for _, a := range attempts {
+		for n := range 3 {
+			hook(t, e, func() { left = n })
+			err := a.call()
+			if !errors.Is(err, plugins.ErrCapacity) || !strings.Contains(err.Error(), "out of memory") {
+				if err == nil && n > 0 {
+					break // it needs fewer allocations
+				}
+				t.Errorf("%s, allocation %d: %v", a.name, n, err)
+			}
+			hook(t, e, func() { left = -1 })
+		}
+		hook(t, e, func() { left = -1 })
+	}
+	if _, err := e.Pin(t.Context(), plugins.PinRequest{Adapter: "c", Name: "p"}); !errors.Is(err, plugins.ErrNotFound) {
+		t.Errorf("an adapter for which there was no memory exists: %v", err)
+	}
+}
+
+// Close ends everything that is under way, and frees the device.
+func TestClose(t *testing.T) {
+	for range 5 {
+		e := start(t, "")
+		random := rand.New(rand.NewPCG(4, 4))
+		create(t, e, "a", 1, 8)
+		var calls []func()
+		closed := func(err error) {
+			if err != nil && !errors.Is(err, plugins.ErrUnavailable) {
+				t.Error(err)
+			}
+		}
+		for i := range int64(6) {
+			data := randomData(random, 10, 60)
+			calls = append(calls, func() {
+				_, err := e.ForwardBackward(context.Background(), plugins.ForwardBackwardRequest{Adapter: "a", Position: i + 1, Loss: "cross_entropy", Data: data})
+				closed(err)
+			}, func() {
+				_, err := collect(context.Background(), e, ask(fmt.Sprint(i), "", []int32{1}, 3, 400))
+				closed(err)
+			}, func() {
+				_, err := e.SaveAdapter(context.Background(), plugins.SaveAdapterRequest{Adapter: "a", Version: plugins.LatestVersion, Path: filepath.Join(t.TempDir(), "c")})
+				closed(err)
+			}, func() {
+				_, err := e.CreateAdapter(context.Background(), plugins.CreateAdapterRequest{Adapter: fmt.Sprint(i), Config: plugins.AdapterConfig{Rank: 8, TrainMLP: true}})
+				closed(err)
+			})
+		}
+		calls = append(calls, func() {
+			eventually(t, "it works", func() bool { return e.counters.sampledTokens.Load() > 20 })
+			if err := e.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		together(calls...)
+	}
+}
