@@ -4,6 +4,8 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"math"
+
+	"github.com/tinsmith/tinsmith/backends/internal/philox"
 )
 
 // Initialize fills the masters of a fresh adapter and packs them: A uniform in ±1/√in (the default of Hugging Face PEFT), B zero. Element e of a tensor is lane e mod 4 of
@@ -33,22 +35,10 @@ func uniform(values []float32, seed uint64, name string, bound float64) {
 	var block [4]uint32
 	for e := range values {
 		if e%4 == 0 {
-			block = philox(uint64(e)/4, hash, seed)
+			n := uint64(e) / 4
+			block = philox.Block(seed, [4]uint32{uint32(n), uint32(n >> 32), uint32(hash), uint32(hash >> 32)})
 		}
 		u := float64(block[e%4]>>8) / (1 << 23) // 24 bits, exact, in [0, 2)
 		values[e] = float32((u - 1) * bound)
 	}
-}
-
-// philox is Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011).
-func philox(counterLow, counterHigh, key uint64) [4]uint32 {
-	c := [4]uint32{uint32(counterLow), uint32(counterLow >> 32), uint32(counterHigh), uint32(counterHigh >> 32)}
-	k0, k1 := uint32(key), uint32(key>>32)
-	for round := 0; round < 10; round++ {
-		p0, p1 := uint64(c[0])*0xD2511F53, uint64(c[2])*0xCD9E8D57
-		c = [4]uint32{uint32(p1>>32) ^ c[1] ^ k0, uint32(p1), uint32(p0>>32) ^ c[3] ^ k1, uint32(p0)}
-		k0 += 0x9E3779B9
-		k1 += 0xBB67AE85
-	}
-	return c
 }

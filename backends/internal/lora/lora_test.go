@@ -1,17 +1,12 @@
 package lora_test
 
 import (
-	"bytes"
 	"fmt"
 	"math"
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
-	"github.com/tinsmith/tinsmith/backends/internal/safetensors"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor/cpu"
 )
@@ -136,93 +131,6 @@ func TestTensorNames(t *testing.T) {
 		if module, matrix, ok := lora.ParseTensorName(bad); ok {
 			t.Errorf("%q parses as %q %q", bad, module, matrix)
 		}
-	}
-}
-
-// write puts tensors of a value each into a file and opens it.
-func write(t *testing.T, tensors map[string][]int) *safetensors.File {
-	t.Helper()
-	var sources []safetensors.Source
-	for name, shape := range tensors {
-		values := make([]float32, shape[0]*shape[1])
-		for i := range values {
-			values[i] = float32(i)
-		}
-		sources = append(sources, safetensors.Float32Source(name, shape, func() ([]float32, error) { return values, nil }))
-	}
-	return openFile(t, sources)
-}
-
-func openFile(t *testing.T, sources []safetensors.Source) *safetensors.File {
-	t.Helper()
-	var b bytes.Buffer
-	if _, _, err := safetensors.Write(&b, nil, sources); err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(t.TempDir(), "adapter_model.safetensors")
-	if err := os.WriteFile(path, b.Bytes(), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	f, err := safetensors.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { f.Close() })
-	return f
-}
-
-func TestFileRoundTrip(t *testing.T) {
-	d := newDevice(t)
-	for _, names := range []lora.Names{lora.PEFT, lora.Tinker} {
-		w, err := lora.NewWeights(d, layout(t, 4, all), tensor.Float32)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := w.Initialize(9); err != nil {
-			t.Fatal(err)
-		}
-		f := openFile(t, w.Masters.Sources(names, ""))
-		l, err := lora.FileLayout(modules, f)
-		if err != nil {
-			t.Fatal(err)
-		}
-		p, err := lora.NewParameters(d, l)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := p.Read(f, ""); err != nil {
-			t.Fatal(err)
-		}
-		if l.Rank != 4 || !slices.Equal(download(t, d, p.Flat), download(t, d, w.Masters.Flat)) {
-			t.Errorf("%s: rank %d or values differ", names, l.Rank)
-		}
-		if err := p.Read(f, ".exp_avg"); err == nil {
-			t.Error("moments were read from a file of weights")
-		}
-		p.Free()
-		w.Free()
-	}
-}
-
-func TestFileRefused(t *testing.T) {
-	const q = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
-	for _, c := range []struct {
-		name, want string
-		tensors    map[string][]int
-	}{
-		{"unknown module", "no LoRA matrix of this model", map[string][]int{"base_model.model.model.layers.9.self_attn.q_proj.lora_A.weight": {2, 5}}},
-		{"unknown name", "no LoRA matrix of this model", map[string][]int{"lm_head.weight": {2, 5}}},
-		{"half a pair", "only one of", map[string][]int{q + "A.weight": {2, 5}}},
-		{"wrong width", "the model needs 5 along axis 1", map[string][]int{q + "A.weight": {2, 6}}},
-		{"two ranks", "one rank for all modules", map[string][]int{q + "A.weight": {2, 5}, q + "B.weight": {6, 3}}},
-		{"head under two names", "under two names", map[string][]int{"base_model.model.lm_head.lora_A.weight": {2, 5}, "base_model.model.model.lm_head.lora_A.weight": {2, 5}}},
-		{"empty", "rank 0", nil},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			if _, err := lora.FileLayout(modules, write(t, c.tensors)); err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("error %v, want %q", err, c.want)
-			}
-		})
 	}
 }
 
