@@ -183,10 +183,25 @@ func (l Loss) DatumRatio(in Inputs, lp []float32) float64 {
 	return exp(sum / float64(count))
 }
 
-// Rows evaluates positions first, first+1, … of a datum: lp holds rows × k log-probabilities and derivatives gets as many values ∂loss/∂lp. It gives the sum of
-// the terms in float64, in order.
-func (l Loss) Rows(in Inputs, first, k int, lp []float32, datumRatio float64, derivatives []float32) (float64, error) {
-	var sum float64
+// Idle tells whether position i counts nothing whatever its k log-probabilities are: its terms and derivatives are zero.
+func (l Loss) Idle(in Inputs, i, k int) bool {
+	switch l.form.name {
+	case "cross_entropy":
+		for _, w := range in.Weights[i*k : (i+1)*k] {
+			if w != 0 {
+				return false
+			}
+		}
+		return true
+	case "dro":
+		return l.beta == 0 && in.Advantages[i] == 0
+	}
+	return in.Advantages[i] == 0
+}
+
+// Rows evaluates positions first, first+1, … of a datum: lp holds rows × k log-probabilities and derivatives gets as many values ∂loss/∂lp. It adds the terms to
+// sum one by one, in order, and gives the new sum, so that it does not depend on how positions were cut into calls.
+func (l Loss) Rows(sum float64, in Inputs, first, k int, lp []float32, datumRatio float64, derivatives []float32) (float64, error) {
 	for j, v := range lp {
 		e := element{lp: float64(v), datumRatio: datumRatio}
 		if l.form.name == "cross_entropy" {
@@ -198,7 +213,7 @@ func (l Loss) Rows(in Inputs, first, k int, lp []float32, datumRatio float64, de
 		derivatives[j] = float32(derivative)
 		sum += term
 		if d := float64(derivatives[j]); math.IsNaN(term) || math.IsInf(term, 0) || math.IsNaN(d) || math.IsInf(d, 0) {
-			return 0, fmt.Errorf("position %d: log-probability %v, term %v, derivative %v: %w", first+j/k, v, term, d, ErrNotFinite)
+			return sum, fmt.Errorf("position %d: log-probability %v, term %v, derivative %v: %w", first+j/k, v, term, d, ErrNotFinite)
 		}
 	}
 	return sum, nil
@@ -253,7 +268,10 @@ func cispo(l Loss, e element) (loss, derivative float64) {
 }
 
 func dro(l Loss, e element) (loss, derivative float64) {
-	// No advantage does not mean no term: the quadratic one counts at every position, as the formula says.
+	// No advantage does not mean no term: with beta the quadratic one counts at every position, as the formula says.
+	if l.beta == 0 && e.advantage == 0 {
+		return 0, 0
+	}
 	d := e.lp - e.q
 	return -(float64(e.lp*e.advantage) - float64(float64(0.5*l.beta)*float64(d*d))), -(e.advantage - float64(l.beta*d))
 }

@@ -49,16 +49,31 @@ func TestAgainstPyTorch(t *testing.T) {
 		}
 		slopes := make([]float32, n)
 		// In two parts, as a training pass cuts it.
-		sum, err := l.Rows(in, 0, 1, golden.Logprobs[:31], 0, slopes[:31])
+		sum, err := l.Rows(0, in, 0, 1, golden.Logprobs[:31], 0, slopes[:31])
 		if err != nil {
 			t.Fatal(err)
 		}
-		rest, err := l.Rows(in, 31, 1, golden.Logprobs[31:], 0, slopes[31:])
+		sum, err = l.Rows(sum, in, 31, 1, golden.Logprobs[31:], 0, slopes[31:])
 		if err != nil {
 			t.Fatal(err)
 		}
-		if d := math.Abs(sum + rest - c.Sum); !(d <= 1e-9*math.Abs(c.Sum)+1e-9) {
-			t.Errorf("%s %v: sum %v, want %v", c.Loss, c.Config, sum+rest, c.Sum)
+		if d := math.Abs(sum - c.Sum); !(d <= 1e-9*math.Abs(c.Sum)+1e-9) {
+			t.Errorf("%s %v: sum %v, want %v", c.Loss, c.Config, sum, c.Sum)
+		}
+		if whole, err := l.Rows(0, in, 0, 1, golden.Logprobs, 0, make([]float32, n)); err != nil || whole != sum {
+			t.Errorf("%s %v: sum %v at once and %v in parts, %v", c.Loss, c.Config, whole, sum, err)
+		}
+		idle := 0
+		for i := range n {
+			if l.Idle(in, i, 1) {
+				idle++
+				if slopes[i] != 0 {
+					t.Errorf("%s %v: position %d is idle but has a derivative", c.Loss, c.Config, i)
+				}
+			}
+		}
+		if (idle == 0) != (c.Loss == "dro") {
+			t.Errorf("%s %v: %d positions are idle", c.Loss, c.Config, idle)
 		}
 		for i, want := range c.Slopes {
 			if float32(want) != slopes[i] && !(math.Abs(float64(slopes[i])-want) <= 1e-7*math.Abs(want)) {
@@ -82,7 +97,7 @@ func evaluate(t *testing.T, name string, config map[string]float64, in Inputs, l
 	if l.PerDatum() {
 		ratio = l.DatumRatio(in, lp)
 	}
-	sum, err := l.Rows(in, 0, 1, lp, ratio, slopes)
+	sum, err := l.Rows(0, in, 0, 1, lp, ratio, slopes)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +169,7 @@ func TestNotFinite(t *testing.T) {
 		t.Fatal(err)
 	}
 	in := Inputs{Logprobs: []float32{0, -3e38}, Advantages: []float32{1, 1}}
-	if _, err := l.Rows(in, 0, 1, []float32{-1, -1}, 0, make([]float32, 2)); !errors.Is(err, ErrNotFinite) || !strings.Contains(err.Error(), "position 1") {
+	if _, err := l.Rows(0, in, 0, 1, []float32{-1, -1}, 0, make([]float32, 2)); !errors.Is(err, ErrNotFinite) || !strings.Contains(err.Error(), "position 1") {
 		t.Errorf("error %v", err)
 	}
 }

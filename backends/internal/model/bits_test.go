@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
+	"github.com/tinsmith/tinsmith/backends/internal/loss"
 	"github.com/tinsmith/tinsmith/backends/internal/model"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 )
@@ -179,6 +180,7 @@ type operation struct {
 	w        *lora.Weights
 	data     []model.Example
 	logprobs [][]float32
+	losses   []float64
 	gradient []float32
 }
 
@@ -192,7 +194,7 @@ func (b *bench) run(operations []*operation, cuts []int, o model.TrainOptions) {
 	var items []item
 	reductions := map[*operation]*lora.Reduction{}
 	for _, op := range operations {
-		op.logprobs = make([][]float32, len(op.data))
+		op.logprobs, op.losses = make([][]float32, len(op.data)), make([]float64, len(op.data))
 		reductions[op] = lora.NewReduction(b.device, op.w.Layout(), len(op.data),
 			func() (*lora.Gradient, error) { return lora.NewGradient(b.device, op.w.Layout()) }, func(g *lora.Gradient) { g.Free() })
 		for i := range op.data {
@@ -215,7 +217,7 @@ func (b *bench) run(operations []*operation, cuts []int, o model.TrainOptions) {
 			batch = append(batch, e)
 		}
 		for i, out := range b.train(o, batch...) {
-			items[i].op.logprobs[items[i].i] = out.Logprobs
+			items[i].op.logprobs[items[i].i], items[i].op.losses[items[i].i] = out.Logprobs, out.Loss
 		}
 		for _, it := range items[:n] {
 			if err := reductions[it.op].Done(it.i); err != nil {
@@ -240,8 +242,13 @@ func TestTrainingBits(t *testing.T) {
 		dir := unpack(t, name)
 		for _, d := range dtypes {
 			t.Run(name+"/"+d.String(), func(t *testing.T) {
+				gspo, err := loss.New("gspo", map[string]float64{"clip_low_threshold": 0, "clip_high_threshold": 1e6})
+				if err != nil {
+					t.Fatal(err)
+				}
 				type result struct {
 					logprobs [][]float32
+					losses   []float64
 					gradient []float32
 				}
 				var want []result
@@ -249,7 +256,7 @@ func TestTrainingBits(t *testing.T) {
 					t.Helper()
 					if want == nil {
 						for _, op := range operations {
-							want = append(want, result{op.logprobs, op.gradient})
+							want = append(want, result{op.logprobs, op.losses, op.gradient})
 						}
 					}
 					for i, op := range operations {
@@ -258,13 +265,18 @@ func TestTrainingBits(t *testing.T) {
 								t.Errorf("%s: log-probabilities of operation %d, sequence %d differ", what, i, j)
 							}
 						}
+						if !slices.Equal(op.losses, want[i].losses) {
+							t.Errorf("%s: losses of operation %d differ", what, i)
+						}
 						if !slices.Equal(op.gradient, want[i].gradient) {
 							t.Errorf("%s: gradient of operation %d differs", what, i)
 						}
 					}
 				}
-				for _, threads := range []int{1, 2} {
-					b := newBench(t, dir, d, threads)
+				for _, setting := range []struct {
+					threads, logitsBytes int
+				}{{1, 0}, {2, 0}, {2, 17 * 4 * 512}, {1, 1}} { // chunks of logits: all rows, 12 rows, one
+					b := newBenchWith(t, dir, setting.threads, model.LoadOptions{DType: d, LogitsBytes: setting.logitsBytes})
 					r := rand.New(rand.NewPCG(7, 8))
 					first, second := b.randomAdapter(8, 1, true, true, true), b.randomAdapter(4, 2, true, false, false)
 					var operations []*operation
@@ -277,13 +289,20 @@ func TestTrainingBits(t *testing.T) {
 							n := 3 + 13*i%70
 							weights := make([]float32, n)
 							for j := range weights {
+								if i%3 > 0 && (j < n/3 || j%5 == 0) {
+									continue // a prompt, and gaps
+								}
 								weights[j] = float32(r.NormFloat64())
 							}
-							op.data = append(op.data, b.example(o.w, b.randomTokens(r, n), b.randomTokens(r, n), weights))
+							e := b.example(o.w, b.randomTokens(r, n), b.randomTokens(r, n), weights)
+							if len(operations) == 1 { // the second operation has a loss with a quantity per datum
+								e.Loss, e.Inputs = gspo, loss.Inputs{Advantages: weights, Logprobs: slices.Repeat([]float32{-6}, n), SequenceRatioMask: weights}
+							}
+							op.data = append(op.data, e)
 						}
 						operations = append(operations, op)
 					}
-					label := func(s string) string { return fmt.Sprintf("%d threads, %s", threads, s) }
+					label := func(s string) string { return fmt.Sprintf("%+v, %s", setting, s) }
 					b.run(operations, nil, model.TrainOptions{})
 					compare(label("all at once"), operations)
 					for _, op := range operations {
@@ -301,6 +320,36 @@ func TestTrainingBits(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestLossOfOneNotFinite: an example whose ratio overflows is reported, and the gradients of others in the same pass keep their bits.
+func TestLossOfOneNotFinite(t *testing.T) {
+	b := newBench(t, unpack(t, "qwen3"), tensor.Float32, 2)
+	r := rand.New(rand.NewPCG(11, 12))
+	w := b.randomAdapter(4, 1, true, true, true)
+	importance, err := loss.New("importance_sampling", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	good, bad := b.example(w, b.randomTokens(r, 20), b.randomTokens(r, 20), slices.Repeat([]float32{1}, 20)), b.example(w, b.randomTokens(r, 9), b.randomTokens(r, 9), nil)
+	bad.Loss, bad.Inputs = importance, loss.Inputs{Logprobs: slices.Repeat([]float32{-3e38}, 9), Advantages: slices.Repeat([]float32{1}, 9)}
+	good.Gradient = b.gradient(w.Layout())
+	b.train(model.TrainOptions{}, good)
+	want := b.download(good.Gradient.Flat)
+	if !slices.ContainsFunc(want, func(v float32) bool { return v != 0 }) {
+		t.Fatal("the gradient is zero")
+	}
+	good.Gradient, bad.Gradient = b.gradient(w.Layout()), b.gradient(w.Layout())
+	outcomes, err := b.Train(b.work, b.pages, []model.Example{bad, good}, model.TrainOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !errors.Is(outcomes[0].Err, loss.ErrNotFinite) || outcomes[1].Err != nil {
+		t.Errorf("errors %v and %v", outcomes[0].Err, outcomes[1].Err)
+	}
+	if !slices.Equal(b.download(good.Gradient.Flat), want) {
+		t.Error("another example's gradient changed")
 	}
 }
 

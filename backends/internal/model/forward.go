@@ -9,8 +9,7 @@ import (
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 )
 
-// logitsBytes bounds a chunk of logits.
-const logitsBytes = 64 << 20
+const defaultLogitsBytes = 64 << 20
 
 // Sequence is one sequence's part of a batch: Tokens stand at positions First … First+len(Tokens)-1, and everything before First has been written to the pages. Pages[i] holds
 // positions [64i, 64i+64) and there are enough for all; pages must be zero beyond what was written (tensor.Pages.Zero before a page is used again). Two sequences may share pages
@@ -102,7 +101,7 @@ func selectSegments(segments []nn.Segment, rows []int32) []nn.Segment {
 	return to
 }
 
-// Logits runs the output head over the rows of h in chunks of at most 64 MiB. visit gets the logits of rows [first, first+logits.Rows), each VocabSize wide; it may
+// Logits runs the output head over the rows of h in chunks of bounded memory (LoadOptions.LogitsBytes). visit gets the logits of rows [first, first+logits.Rows), each VocabSize wide; it may
 // overwrite them, and they are gone when it returns.
 func (m *Model) Logits(w *Workspace, h Hidden, visit func(first int, logits tensor.Tensor) error) error {
 	if h.Rows.Buffer == nil {
@@ -132,9 +131,14 @@ func (m *Model) Logits(w *Workspace, h Hidden, visit func(first int, logits tens
 	return nil
 }
 
-// chunkRows is how many rows of logits are held at once.
+// chunkRows is how many rows of logits are held at once: where there are enough, a multiple of the rows that kernels take at once, so that they work on whole tiles.
 func (m *Model) chunkRows() int {
-	return max(1, logitsBytes/(m.Config.VocabSize*tensor.Float32.Size()))
+	const tile = 12
+	n := max(1, m.logitsBytes/(m.Config.VocabSize*tensor.Float32.Size()))
+	if n > tile {
+		n -= n % tile
+	}
+	return n
 }
 
 // logits runs the head over rows in the part pass p.

@@ -145,6 +145,11 @@ type bench struct {
 
 func newBench(t *testing.T, dir string, d tensor.DType, threads int) *bench {
 	t.Helper()
+	return newBenchWith(t, dir, threads, model.LoadOptions{DType: d})
+}
+
+func newBenchWith(t *testing.T, dir string, threads int, o model.LoadOptions) *bench {
+	t.Helper()
 	device, err := cpu.New(cpu.Options{Threads: threads})
 	if err != nil {
 		t.Fatal(err)
@@ -154,7 +159,7 @@ func newBench(t *testing.T, dir string, d tensor.DType, threads int) *bench {
 			t.Error(err)
 		}
 	})
-	m, err := model.Load(context.Background(), dir, device, architectures.All(), model.LoadOptions{DType: d})
+	m, err := model.Load(context.Background(), dir, device, architectures.All(), o)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -31,6 +31,8 @@ type Architecture struct {
 type LoadOptions struct {
 	DType      tensor.DType // of weights, products and pages; 0 = float32 if the embedding's file has it, else bfloat16
 	MaxContext int          // positions; 0 = what the model allows
+	// LogitsBytes bounds the memory for logits, which are computed in chunks of rows; 0 = 64 MiB. It changes no result.
+	LogitsBytes int
 	// Progress, when not nil, is called from one goroutine with bytes of weights packed so far and in all.
 	Progress func(done, total int64)
 }
@@ -62,6 +64,9 @@ func Load(ctx context.Context, dir string, device tensor.Device, registry Regist
 	if err := a.Check(c); err != nil {
 		return nil, fmt.Errorf("load model: %s: %w", configFile, err)
 	}
+	if o.LogitsBytes < 0 {
+		return nil, fmt.Errorf("load model: %d bytes for logits is negative", o.LogitsBytes)
+	}
 	if o.MaxContext < 0 || o.MaxContext > c.MaxPositionEmbeddings {
 		return nil, fmt.Errorf("load model: context of %d tokens is not in 1 … %d (max_position_embeddings)", o.MaxContext, c.MaxPositionEmbeddings)
 	}
@@ -81,7 +86,10 @@ func Load(ctx context.Context, dir string, device tensor.Device, registry Regist
 
 // load gives the model as far as it got, also on error.
 func load(ctx context.Context, c *Config, raw []byte, files *safetensors.Collection, device tensor.Device, a Architecture, o LoadOptions) (*Model, error) {
-	m := &Model{Config: c, DType: o.DType, Device: device, MaxContext: c.MaxPositionEmbeddings}
+	m := &Model{Config: c, DType: o.DType, Device: device, MaxContext: c.MaxPositionEmbeddings, logitsBytes: defaultLogitsBytes}
+	if o.LogitsBytes != 0 {
+		m.logitsBytes = o.LogitsBytes
+	}
 	if o.MaxContext != 0 {
 		m.MaxContext = o.MaxContext
 	}

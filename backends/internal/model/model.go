@@ -28,6 +28,8 @@ type Model struct {
 	head      nn.Linear
 	rope      tensor.Tensor
 
+	logitsBytes int
+
 	matrices []tensor.Matrix // all that were loaded, to be freed
 	vectors  []tensor.Tensor
 }

@@ -37,7 +37,7 @@ type Outcome struct {
 }
 
 // Train runs the examples forward and, if any has a gradient, backward. Outcomes are in the order of the examples. An error is about the whole pass: all gradients are then undefined.
-// Examples without a gradient go through the backward pass of those that have one; better pass them apart.
+// Examples without a gradient go through the layers' backward pass with those that have one; better pass them apart. Positions that count nothing in a loss cost no backward pass of the output head.
 func (m *Model) Train(w *Workspace, pages tensor.Pages, examples []Example, o TrainOptions) ([]Outcome, error) {
 	sequences := make([]Sequence, len(examples))
 	for i, e := range examples {
@@ -62,6 +62,9 @@ func (m *Model) Train(w *Workspace, pages tensor.Pages, examples []Example, o Tr
 		}
 	}
 	t := training{m: m, w: w, p: p, examples: examples, recompute: o.Recompute, backward: len(p.Gradients) > 0, outcomes: make([]Outcome, len(examples))}
+	for i, e := range examples {
+		t.outcomes[i].Logprobs = make([]float32, len(e.Targets))
+	}
 	if err := t.run(); err != nil {
 		return nil, fmt.Errorf("train: %w", err)
 	}
@@ -95,18 +98,11 @@ type training struct {
 	recompute bool
 	backward  bool
 	outcomes  []Outcome
-	targets   []int32   // of a chunk
-	logprobs  []float32 // of a chunk
-	slopes    []float32 // ∂loss/∂logprob of a chunk
-	ratios    []float64 // per example, for losses that need one
 }
 
 func (t *training) run() error {
 	hidden, err := t.forward()
 	if err != nil {
-		return err
-	}
-	if err := t.datumRatios(hidden); err != nil {
 		return err
 	}
 	dx, err := t.head(hidden)
@@ -148,183 +144,6 @@ func (t *training) forward() (tensor.Tensor, error) {
 		return hidden, err
 	}
 	return hidden, m.norm.Forward(p, hidden, x)
-}
-
-// chunk is a range of rows within one example.
-type chunk struct {
-	example  int
-	from, to int // rows of the batch
-	first    int // position of the first row
-}
-
-// chunks calls visit for ranges of rows that fit the memory for logits, with the parts of examples in each. Only examples that choose names are taken; without choose, all.
-func (t *training) chunks(choose func(int) bool, visit func(from, to int, parts []chunk) error) error {
-	most := t.m.chunkRows()
-	var parts []chunk
-	flush := func() error {
-		if len(parts) == 0 {
-			return nil
-		}
-		mark := t.w.temp.Mark()
-		if err := visit(parts[0].from, parts[len(parts)-1].to, parts); err != nil {
-			return err
-		}
-		parts = parts[:0]
-		if err := t.w.temp.Release(mark); err != nil {
-			return err
-		}
-		if t.p.Yield != nil {
-			return t.p.Yield()
-		}
-		return nil
-	}
-	for i, run := range t.p.Runs {
-		if choose != nil && !choose(i) {
-			if err := flush(); err != nil {
-				return err
-			}
-			continue
-		}
-		for done := 0; done < run.Count; {
-			room := most
-			if len(parts) > 0 {
-				room = most - (parts[len(parts)-1].to - parts[0].from)
-			}
-			n := min(room, run.Count-done)
-			parts = append(parts, chunk{example: i, from: run.Row + done, to: run.Row + done + n, first: done})
-			done += n
-			if n == room {
-				if err := flush(); err != nil {
-					return err
-				}
-			}
-		}
-	}
-	return flush()
-}
-
-// evaluate computes logits of rows and the log-probabilities of their targets, which it leaves in t.logprobs in order. It gives the logits and their log-sum-exps.
-func (t *training) evaluate(p *nn.Pass, hidden tensor.Tensor, parts []chunk) (logits, sums tensor.Tensor, err error) {
-	if logits, err = t.m.logits(t.w, p, hidden); err != nil {
-		return
-	}
-	if sums, err = t.w.temp.Get(logits.Rows, 1); err != nil {
-		return
-	}
-	t.logprobs = t.logprobs[:0]
-	row := 0
-	for _, c := range parts {
-		e := t.examples[c.example]
-		n := c.to - c.from
-		targets := e.Targets[c.first*e.K : (c.first+n)*e.K]
-		if t.logprobs, _, err = t.m.logprobs(sums.Slice(row, row+n), logits.Slice(row, row+n), targets, e.K, t.logprobs); err != nil {
-			return
-		}
-		row += n
-	}
-	return
-}
-
-// datumRatios makes the first pass of losses that need all log-probabilities of a datum before any derivative.
-func (t *training) datumRatios(hidden tensor.Tensor) error {
-	t.ratios = make([]float64, len(t.examples))
-	needed := func(i int) bool { return t.examples[i].Loss.PerDatum() }
-	logprobs := make([][]float32, len(t.examples))
-	err := t.chunks(needed, func(from, to int, parts []chunk) error {
-		p := t.w.slice(t.p.Segments, nil, from, to)
-		if _, _, err := t.evaluate(p, hidden.Slice(from, to), parts); err != nil {
-			return err
-		}
-		for _, c := range parts {
-			logprobs[c.example] = append(logprobs[c.example], t.logprobs[c.from-from:c.to-from]...) // K is 1
-		}
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("log-probabilities: %w", err)
-	}
-	for i, e := range t.examples {
-		if needed(i) {
-			t.ratios[i] = e.Loss.DatumRatio(e.Inputs, logprobs[i])
-		}
-	}
-	return nil
-}
-
-// head visits the logits once: log-probabilities, losses, the gradient by the logits, and from it those of the head's LoRA and by the last residual stream, which it gives.
-func (t *training) head(hidden tensor.Tensor) (tensor.Tensor, error) {
-	m, w := t.m, t.w
-	var dx tensor.Tensor
-	if t.backward {
-		var err error
-		if dx, err = w.keep.Get(hidden.Rows, hidden.Cols); err != nil {
-			return dx, err
-		}
-	}
-	for i, e := range t.examples {
-		t.outcomes[i].Logprobs = make([]float32, 0, len(e.Targets))
-	}
-	err := t.chunks(nil, func(from, to int, parts []chunk) error {
-		p := w.slice(t.p.Segments, t.p.Gradients, from, to)
-		rows := hidden.Slice(from, to)
-		logits, sums, err := t.evaluate(p, rows, parts)
-		if err != nil {
-			return err
-		}
-		if !t.losses(parts) || !t.backward {
-			if t.backward {
-				return m.Device.Zero(dx.Slice(from, to))
-			}
-			return nil
-		}
-		offset := 0
-		for _, c := range parts {
-			e := t.examples[c.example]
-			a, b, n := c.from-from, c.to-from, (c.to-c.from)*e.K
-			if err := m.Device.SoftmaxGradient(logits.Slice(a, b), sums.Slice(a, b), e.Targets[c.first*e.K:c.first*e.K+n], t.slopes[offset:offset+n]); err != nil {
-				return err
-			}
-			offset += n
-		}
-		return m.head.Backward(p, dx.Slice(from, to), logits, rows, &w.head, false, true)
-	})
-	if err != nil || !t.backward {
-		return dx, err
-	}
-	return dx, m.norm.Backward(t.p, dx, dx, w.residuals[len(m.layers)], false)
-}
-
-// losses evaluates the losses of a chunk from t.logprobs into t.slopes and the outcomes. It tells whether any slope is not zero.
-func (t *training) losses(parts []chunk) bool {
-	if cap(t.slopes) < len(t.logprobs) {
-		t.slopes = make([]float32, len(t.logprobs))
-	}
-	t.slopes = t.slopes[:len(t.logprobs)]
-	offset := 0
-	some := false
-	for _, c := range parts {
-		e, outcome := t.examples[c.example], &t.outcomes[c.example]
-		n := (c.to - c.from) * e.K
-		logprobs, slopes := t.logprobs[offset:offset+n], t.slopes[offset:offset+n]
-		offset += n
-		outcome.Logprobs = append(outcome.Logprobs, logprobs...)
-		sum, err := e.Loss.Rows(e.Inputs, c.first, e.K, logprobs, t.ratios[c.example], slopes)
-		if err != nil && outcome.Err == nil {
-			outcome.Err = err
-		}
-		outcome.Loss += sum
-		if e.Gradient == nil || outcome.Err != nil {
-			clear(slopes)
-			continue
-		}
-		for _, s := range slopes {
-			if s != 0 {
-				some = true
-				break
-			}
-		}
-	}
-	return some
 }
 
 // layersBackward goes down from the gradient by the last residual stream, in place.

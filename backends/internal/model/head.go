@@ -1,0 +1,305 @@
+package model
+
+import (
+	"fmt"
+
+	"github.com/tinsmith/tinsmith/backends/internal/nn"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+)
+
+// span is a range of positions of one example.
+type span struct {
+	example, first, count int
+}
+
+// selection is some rows of the batch, in order, packed anew: what the head runs over at once. The rows that count in a loss go through it forward and backward, the others (prompts) only forward.
+type selection struct {
+	spans     []span
+	hidden    tensor.Tensor // their rows of the final norm
+	segments  []nn.Segment
+	gradients []nn.GradientRange
+}
+
+// head visits every row's logits: log-probabilities, losses, the gradient by the logits, and from it those of the head's LoRA and by the last residual stream, which it gives if there is a backward pass.
+// Full logits are never held.
+func (t *training) head(hidden tensor.Tensor) (dx tensor.Tensor, err error) {
+	ratios, err := t.datumRatios(hidden)
+	if err != nil {
+		return dx, err
+	}
+	// Rows that count nothing are left out of the backward pass by what the example says, not by what was computed, so that every cut of a batch leaves out the same.
+	var counting, idle []span
+	for i, e := range t.examples {
+		for from := 0; from < len(e.Tokens); {
+			rest := e.Gradient == nil || e.Loss.Idle(e.Inputs, from, e.K)
+			to := from + 1
+			for to < len(e.Tokens) && (e.Gradient == nil || e.Loss.Idle(e.Inputs, to, e.K) == rest) {
+				to++
+			}
+			if rest {
+				idle = append(idle, span{i, from, to - from})
+			} else {
+				counting = append(counting, span{i, from, to - from})
+			}
+			from = to
+		}
+	}
+	if t.backward {
+		if dx, err = t.w.keep.Get(hidden.Rows, hidden.Cols); err != nil {
+			return dx, err
+		}
+	}
+	if len(counting) > 0 {
+		if err := t.countingRows(dx, hidden, counting, ratios); err != nil {
+			return dx, err
+		}
+	}
+	if len(idle) > 0 {
+		if err := t.idleRows(hidden, idle, ratios); err != nil {
+			return dx, err
+		}
+	}
+	if !t.backward {
+		return dx, nil
+	}
+	if len(counting) == 0 {
+		if err := t.m.Device.Zero(dx); err != nil {
+			return dx, err
+		}
+	}
+	return dx, t.m.norm.Backward(t.p, dx, dx, t.w.residuals[len(t.m.layers)], false)
+}
+
+// countingRows takes rows forward and backward through the head and writes dx, the gradient by all rows of hidden.
+func (t *training) countingRows(dx, hidden tensor.Tensor, spans []span, ratios []float64) error {
+	m, w := t.m, t.w
+	s, err := t.choose(hidden, spans)
+	if err != nil {
+		return err
+	}
+	dhidden := dx
+	if s.hidden.Rows != hidden.Rows {
+		if dhidden, err = w.keep.Get(s.hidden.Rows, hidden.Cols); err != nil {
+			return err
+		}
+	}
+	if err := t.chunks(s, func(from, to int, parts []span) error {
+		p := w.slice(s.segments, s.gradients, from, to)
+		rows := s.hidden.Slice(from, to)
+		logits, sums, logprobs, err := t.evaluate(p, rows, parts)
+		if err != nil {
+			return err
+		}
+		slopes := make([]float32, len(logprobs))
+		t.losses(parts, logprobs, ratios, slopes)
+		row := 0
+		for _, part := range parts {
+			k := t.examples[part.example].K
+			targets := t.examples[part.example].Targets[part.first*k : (part.first+part.count)*k]
+			if err := m.Device.SoftmaxGradient(logits.Slice(row, row+part.count), sums.Slice(row, row+part.count), targets, slopes[:len(targets)]); err != nil {
+				return err
+			}
+			slopes = slopes[len(targets):]
+			row += part.count
+		}
+		return m.head.Backward(p, dhidden.Slice(from, to), logits, rows, &w.head, false, true)
+	}); err != nil {
+		return err
+	}
+	if s.hidden.Rows == hidden.Rows {
+		return nil
+	}
+	if err := m.Device.Zero(dx); err != nil {
+		return err
+	}
+	return t.eachSpan(spans, func(batch, packed, count int) error {
+		return m.Device.Round(dx.Slice(batch, batch+count), dhidden.Slice(packed, packed+count))
+	})
+}
+
+// idleRows computes log-probabilities, and the losses of examples that have no gradient.
+func (t *training) idleRows(hidden tensor.Tensor, spans []span, ratios []float64) error {
+	s, err := t.choose(hidden, spans)
+	if err != nil {
+		return err
+	}
+	return t.chunks(s, func(from, to int, parts []span) error {
+		_, _, logprobs, err := t.evaluate(t.w.slice(s.segments, nil, from, to), s.hidden.Slice(from, to), parts)
+		if err != nil {
+			return err
+		}
+		t.losses(parts, logprobs, ratios, make([]float32, len(logprobs)))
+		return nil
+	})
+}
+
+// datumRatios makes the first pass of losses that need all log-probabilities of a datum before any derivative.
+func (t *training) datumRatios(hidden tensor.Tensor) ([]float64, error) {
+	ratios := make([]float64, len(t.examples))
+	var spans []span
+	for i, e := range t.examples {
+		if e.Loss.PerDatum() {
+			spans = append(spans, span{i, 0, len(e.Tokens)})
+		}
+	}
+	if len(spans) == 0 {
+		return ratios, nil
+	}
+	s, err := t.choose(hidden, spans)
+	if err != nil {
+		return nil, err
+	}
+	if err := t.chunks(s, func(from, to int, parts []span) error {
+		_, _, logprobs, err := t.evaluate(t.w.slice(s.segments, nil, from, to), s.hidden.Slice(from, to), parts)
+		if err != nil {
+			return err
+		}
+		for _, part := range parts { // with one target per position, as Check demands of these losses
+			copy(t.outcomes[part.example].Logprobs[part.first:], logprobs[:part.count])
+			logprobs = logprobs[part.count:]
+		}
+		return nil
+	}); err != nil {
+		return nil, fmt.Errorf("ratios of data: %w", err)
+	}
+	for _, s := range spans {
+		e := t.examples[s.example]
+		ratios[s.example] = e.Loss.DatumRatio(e.Inputs, t.outcomes[s.example].Logprobs)
+	}
+	return ratios, nil
+}
+
+// choose packs the rows of spans, which ascend. All rows of the batch are not copied.
+func (t *training) choose(hidden tensor.Tensor, spans []span) (selection, error) {
+	s := selection{spans: spans}
+	total := 0
+	for _, part := range spans {
+		total += part.count
+	}
+	if total == hidden.Rows {
+		s.hidden, s.segments, s.gradients = hidden, t.p.Segments, t.p.Gradients
+		return s, nil
+	}
+	var err error
+	if s.hidden, err = t.w.keep.Get(total, hidden.Cols); err != nil {
+		return s, err
+	}
+	rows := make([]int32, 0, total)
+	if err := t.eachSpan(spans, func(batch, packed, count int) error {
+		for i := range count {
+			rows = append(rows, int32(batch+i))
+		}
+		return t.m.Device.Round(s.hidden.Slice(packed, packed+count), hidden.Slice(batch, batch+count)) // a copy
+	}); err != nil {
+		return s, err
+	}
+	s.segments = selectSegments(t.p.Segments, rows)
+	s.gradients = selectGradients(t.p.Gradients, rows)
+	return s, nil
+}
+
+// selectGradients gives the ranges of the selected rows, which count anew from 0.
+func selectGradients(gradients []nn.GradientRange, rows []int32) []nn.GradientRange {
+	var to []nn.GradientRange
+	i := 0
+	for _, g := range gradients {
+		for i < len(rows) && int(rows[i]) < g.From {
+			i++
+		}
+		from := i
+		for i < len(rows) && int(rows[i]) < g.To {
+			i++
+		}
+		if i > from {
+			to = append(to, nn.GradientRange{From: from, To: i, Modules: g.Modules})
+		}
+	}
+	return to
+}
+
+// eachSpan calls visit with the first row of every span in the batch and in the selection.
+func (t *training) eachSpan(spans []span, visit func(batch, packed, count int) error) error {
+	packed := 0
+	for _, s := range spans {
+		if err := visit(t.p.Runs[s.example].Row+s.first, packed, s.count); err != nil {
+			return err
+		}
+		packed += s.count
+	}
+	return nil
+}
+
+// chunks calls visit for the rows of a selection in pieces whose logits fit their memory, with the spans in each.
+func (t *training) chunks(s selection, visit func(from, to int, parts []span) error) error {
+	most := t.m.chunkRows()
+	parts := make([]span, 0, len(s.spans))
+	from, rows := 0, 0
+	flush := func() error {
+		mark := t.w.temp.Mark()
+		if err := visit(from, from+rows, parts); err != nil {
+			return err
+		}
+		from, rows, parts = from+rows, 0, parts[:0]
+		if err := t.w.temp.Release(mark); err != nil {
+			return err
+		}
+		if t.p.Yield != nil {
+			return t.p.Yield()
+		}
+		return nil
+	}
+	for _, part := range s.spans {
+		for part.count > 0 {
+			n := min(most-rows, part.count)
+			parts = append(parts, span{part.example, part.first, n})
+			part.first, part.count, rows = part.first+n, part.count-n, rows+n
+			if rows == most {
+				if err := flush(); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	if rows == 0 {
+		return nil
+	}
+	return flush()
+}
+
+// evaluate computes the logits of rows, their log-sum-exps, and the log-probabilities of their targets in order.
+func (t *training) evaluate(p *nn.Pass, hidden tensor.Tensor, parts []span) (logits, sums tensor.Tensor, logprobs []float32, err error) {
+	if logits, err = t.m.logits(t.w, p, hidden); err != nil {
+		return
+	}
+	if sums, err = t.w.temp.Get(logits.Rows, 1); err != nil {
+		return
+	}
+	row := 0
+	for _, part := range parts {
+		e := t.examples[part.example]
+		targets := e.Targets[part.first*e.K : (part.first+part.count)*e.K]
+		if logprobs, _, err = t.m.logprobs(sums.Slice(row, row+part.count), logits.Slice(row, row+part.count), targets, e.K, logprobs); err != nil {
+			return
+		}
+		row += part.count
+	}
+	return
+}
+
+// losses evaluates the losses of parts into the outcomes, and their derivatives into slopes: zero where an example's loss is not finite.
+func (t *training) losses(parts []span, logprobs []float32, ratios []float64, slopes []float32) {
+	for _, part := range parts {
+		e, outcome := t.examples[part.example], &t.outcomes[part.example]
+		n := part.count * e.K
+		copy(outcome.Logprobs[part.first*e.K:], logprobs[:n])
+		sum, err := e.Loss.Rows(outcome.Loss, e.Inputs, part.first, e.K, logprobs[:n], ratios[part.example], slopes[:n])
+		outcome.Loss = sum
+		if err != nil && outcome.Err == nil {
+			outcome.Err = err
+		}
+		if outcome.Err != nil {
+			clear(slopes[:n])
+		}
+		logprobs, slopes = logprobs[n:], slopes[n:]
+	}
+}
