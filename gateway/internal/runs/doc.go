@@ -12,12 +12,18 @@
 //   - Runs (run.go): CreateRun, CreateRunFromCheckpoint, UnloadRun, Run, Runs, RunStatuses.
 //   - Operations of a run (operation.go): ForwardBackward, OptimStep, SaveWeights, SaveWeightsForSampler, SaveWeightsExternal, LoadWeights, NoteRefused.
 //     Each is durable when the method returns and answers with a deterministic request id; a repeat answers with the same one.
-//   - Futures (future.go): Wait, Completions, CancelFuture. An Outcome is either a Failure or the result of its Kind.
+//   - Futures (future.go, completion.go): Wait, Completions, CancelFuture. An Outcome is either a Failure or the result of its Kind.
 //   - Sampling sessions (sampler.go, sample.go): CreateSampler, JoinSampler, Sampler, Sample.
 //   - Direct sampling for OpenAI clients (model.go, generate.go): Resolve, ServedModels, Generate. Nothing of it is journalled.
-//   - Checkpoints (checkpoint.go, archive.go, importing.go): RunCheckpoints, Checkpoints, DeleteCheckpoint, PublishCheckpoint, SetCheckpointTTL, CopyCheckpoint,
+//   - Checkpoints (checkpoint.go, copying.go, archive.go, importing.go): RunCheckpoints, Checkpoints, DeleteCheckpoint, PublishCheckpoint, SetCheckpointTTL, CopyCheckpoint,
 //     WeightsInfo, ArchiveToken, OpenArchive, FileTokens, OpenFile, Import.
-//   - Usage and audit (usage.go, audit.go): Usage, StorageUsage, Audit.
+//   - Usage, audit, metrics (usage.go, audit.go, stats.go): Usage, StorageUsage, Audit, Stats.
+//
+// # Inside
+//
+// An operation of a run goes through operation.go (checked, resolved, journalled), sequencer.go (which numbers, in which order), queue.go (how much is sent ahead), execute.go and
+// weights.go (the calls to the backend), and future.go (its outcome stored, its waiters woken). A sample goes through sample.go and dispatch.go instead. records.go says what is
+// stored and reads it at the start; sweep.go does what time asks for.
 //
 // # Identifiers
 //

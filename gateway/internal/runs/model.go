@@ -110,17 +110,17 @@ func (c *Core) unknownModel(name string) error {
 }
 
 // limits gives the size of the vocabulary and of the context as far as they are known, else 0.
-func (c *Core) limits(m *model) (vocab, context int) {
+func (c *Core) limits(m *model) (vocab, length int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	context = m.MaxContextLength
+	length = m.MaxContextLength
 	if m.known.Backend != nil {
 		vocab = m.known.Model.VocabSize
-		if n := m.known.Model.MaxContextLength; context == 0 || n > 0 && n < context {
-			context = n
+		if n := m.known.Model.MaxContextLength; length == 0 || n > 0 && n < length {
+			length = n
 		}
 	}
-	return vocab, context
+	return vocab, length
 }
 
 // Models gives the configured models in their order.

@@ -179,6 +179,7 @@ func TestManySamplesTakeTurnsAndAreBounded(t *testing.T) {
 	}
 	// Another session does not wait behind all of them.
 	second := w.baseSampler(session, 1)
+	w.eventually(func() bool { return w.owners[owner] < 500 })
 	w.sampled(w.sample(second, 0))
 	w.Core.mu.Lock()
 	waiting := w.models[0].samples.waiting[w.samplers[id]]
