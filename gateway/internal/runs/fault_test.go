@@ -1,0 +1,62 @@
+package runs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/store"
+)
+
+// failing is a store whose commits of a collection fail while it is told so.
+type failing struct {
+	store.Store
+	collection atomic.Value // string
+}
+
+var errDisk = errors.New("the disk is full")
+
+func (f *failing) Commit(ctx context.Context, b store.Batch) error {
+	for _, r := range b.Put {
+		if r.Collection == f.collection.Load() {
+			return errDisk
+		}
+	}
+	return f.Store.Commit(ctx, b)
+}
+
+// What could not be journalled was never accepted: the same number can be sent again. A result that could not be stored is a failure, not a success that a restart forgets.
+func TestStoreFaults(t *testing.T) {
+	f := &failing{}
+	f.collection.Store("")
+	w := newWorld(t, nil)
+	w.Core.cfg.Store, f.Store = f, w.Core.cfg.Store
+	ctx := t.Context()
+	session := w.session()
+	run := w.newRun(session, 0)
+	f.collection.Store(inOperations)
+	if _, err := w.ForwardBackward(ctx, w.pass(run, 1)); !errors.Is(err, errDisk) {
+		t.Fatalf("a pass that was not journalled: %v", err)
+	}
+	if _, err := w.Sample(ctx, w.sample(w.baseSampler(session, 0), 0)); !errors.Is(err, errDisk) {
+		t.Fatalf("a sample that was not journalled: %v", err)
+	}
+	if _, err := w.CreateRun(ctx, NewRun{Owner: owner, SessionID: session, ModelSeq: 1, BaseModel: base, LoRA: LoRAConfig{Rank: 4, TrainAttn: true}}); !errors.Is(err, errDisk) {
+		t.Fatalf("a run that was not journalled: %v", err)
+	}
+	f.collection.Store("")
+	w.good(w.ForwardBackward(ctx, w.pass(run, 1)))
+	w.sampled(w.sample(fmt.Sprint(session, ":sample:0"), 0))
+	w.newRun(session, 1)
+	f.collection.Store(inResults)
+	s, err := w.OptimStep(ctx, w.step(run, 2))
+	w.ok(err)
+	w.failure(w.outcome(s.RequestID), CategoryServer, "could not be stored")
+	f.collection.Store("")
+	w.good(w.OptimStep(ctx, w.step(run, 3)))
+	if n := w.Stats(); n.QueuedOperations != 0 || n.WaitingSamples != 0 || n.RunningSamples != 0 {
+		t.Errorf("left over: %+v", n)
+	}
+}
