@@ -84,7 +84,7 @@ func (b *bench) scored(w *lora.Weights, tokens, targets []int32, pieces []int) [
 }
 
 func TestSamplerGivesTheTrainersBits(t *testing.T) {
-	for _, name := range []string{"llama", "qwen2", "qwen3"} {
+	for _, name := range []string{"llama", "qwen2", "qwen3", "odd"} {
 		dir := unpack(t, name)
 		for _, d := range dtypes {
 			t.Run(name+"/"+d.String(), func(t *testing.T) {
@@ -238,7 +238,7 @@ func (b *bench) run(operations []*operation, cuts []int, o model.TrainOptions) {
 
 // TestTrainingBits runs three operations of two adapters in every way that must not matter.
 func TestTrainingBits(t *testing.T) {
-	for _, name := range []string{"llama", "qwen3"} {
+	for _, name := range []string{"odd", "qwen3"} {
 		dir := unpack(t, name)
 		for _, d := range dtypes {
 			t.Run(name+"/"+d.String(), func(t *testing.T) {

@@ -35,6 +35,12 @@ func goldens(t *testing.T) []string {
 	return dirs
 }
 
+// goldensAndOdd adds the folder odd, which has no training runs.
+func goldensAndOdd(t *testing.T) []string {
+	t.Helper()
+	return append(goldens(t), unpack(t, "odd"))
+}
+
 // unpack gives a folder with the decompressed files of testdata/NAME.
 func unpack(t *testing.T, name string) string {
 	t.Helper()
@@ -299,7 +305,7 @@ func furthest(got []float32, want []float64) float64 {
 }
 
 func TestLogprobsAgreeWithTransformers(t *testing.T) {
-	for _, dir := range goldens(t) {
+	for _, dir := range goldensAndOdd(t) {
 		t.Run(filepath.Base(dir), func(t *testing.T) {
 			b := newBench(t, dir, tensor.Float32, 2)
 			base := open(t, dir, "base.safetensors")
@@ -323,7 +329,7 @@ func TestLogprobsAgreeWithTransformers(t *testing.T) {
 
 // TestBFloat16Weights loads the float32 files as bfloat16, which must give log-probabilities near those of float32 arithmetic on rounded weights.
 func TestBFloat16Weights(t *testing.T) {
-	for _, dir := range goldens(t) {
+	for _, dir := range goldensAndOdd(t) {
 		t.Run(filepath.Base(dir), func(t *testing.T) {
 			b := newBench(t, dir, tensor.BFloat16, 2)
 			base := open(t, dir, "base.safetensors")
@@ -361,7 +367,7 @@ func (b *bench) losses(name string, w *lora.Weights, g *lora.Gradient, base, val
 }
 
 func TestGradientsAgreeWithPEFT(t *testing.T) {
-	for _, dir := range goldens(t) {
+	for _, dir := range goldensAndOdd(t) {
 		for _, adapter := range []string{"lora", "lora-unembed"} {
 			t.Run(filepath.Base(dir)+"/"+adapter, func(t *testing.T) {
 				b := newBench(t, dir, tensor.Float32, 2)

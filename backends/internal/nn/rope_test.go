@@ -1,0 +1,33 @@
+package nn
+
+import (
+	"math"
+	"testing"
+)
+
+// TestFrequencies has what transformers 5.23 computes (ROPE_INIT_FUNCTIONS, float32) for the settings of released models.
+func TestFrequencies(t *testing.T) {
+	llama3 := func(factor float64) *Llama3Scaling {
+		return &Llama3Scaling{Factor: factor, LowFrequencyFactor: 1, HighFrequencyFactor: 4, OriginalPositions: 8192}
+	}
+	for _, c := range []struct {
+		name string
+		rope Rope
+		dim  int
+		want map[int]float32
+	}{
+		{"Qwen3", Rope{Theta: 1e6}, 128, map[int]float32{0: 1, 7: 0.22067339718341827, 35: 0.0005232990952208638, 63: 1.2409377632138785e-06}},
+		{"Llama 3.1", Rope{Theta: 5e5, Llama3: llama3(8)}, 128, map[int]float32{0: 1, 21: 0.013490419834852219, 28: 0.0032114461064338684, 35: 9.556212171446532e-05, 63: 3.068925877869333e-07}},
+		{"Llama 3.2", Rope{Theta: 5e5, Llama3: llama3(32)}, 64, map[int]float32{0: 1, 14: 0.0032114461064338684, 15: 0.0012905480107292533, 16: 0.000429556705057621, 17: 9.708286233944818e-05, 18: 1.9461638657958247e-05, 31: 9.418306490260875e-08}},
+	} {
+		got := c.rope.frequencies(c.dim)
+		if len(got) != c.dim/2 {
+			t.Fatalf("%s: %d frequencies", c.name, len(got))
+		}
+		for i, want := range c.want {
+			if d := math.Abs(float64(got[i]) - float64(want)); !(d <= 1e-6*float64(want)) {
+				t.Errorf("%s: frequency %d is %v, want %v", c.name, i, got[i], want)
+			}
+		}
+	}
+}
