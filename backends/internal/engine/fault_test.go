@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -23,6 +24,16 @@ type faulty struct {
 	gather   func(ids []int32) error
 	alloc    func() error
 	gradient func()
+	download func(n int) error
+}
+
+func (f *faulty) Download(dst []float32, src tensor.Tensor) error {
+	if f.download != nil {
+		if err := f.download(len(dst)); err != nil {
+			return err
+		}
+	}
+	return f.Device.Download(dst, src)
 }
 
 func (f *faulty) GatherRows(dst tensor.Tensor, m tensor.Matrix, ids []int32) error {
@@ -252,6 +263,47 @@ func TestNoMemory(t *testing.T) {
 	if _, err := e.Pin(t.Context(), plugins.PinRequest{Adapter: "c", Name: "p"}); !errors.Is(err, plugins.ErrNotFound) {
 		t.Errorf("an adapter for which there was no memory exists: %v", err)
 	}
+}
+
+// A save that breaks off at any place leaves nothing behind, neither a checkpoint nor part of one, and the run goes on.
+func TestSaveBreaksOff(t *testing.T) {
+	e, f := startFaulty(t)
+	d := create(t, e, "a", 1, 4)
+	d.pass(randomData(rand.New(rand.NewPCG(5, 5)), 2, 20))
+	d.step()
+	d.pass(randomData(rand.New(rand.NewPCG(5, 6)), 2, 20))
+	dir := t.TempDir()
+	path := filepath.Join(dir, "c")
+	left, saved := 0, false
+	for n := 0; !saved; n++ {
+		hook(t, e, func() {
+			left = n
+			f.download = func(int) error {
+				if left--; left == -1 {
+					return errors.New("the device fell off the bus")
+				}
+				return nil
+			}
+		})
+		_, err := e.SaveAdapter(t.Context(), plugins.SaveAdapterRequest{Adapter: "a", Position: d.position(), Scope: plugins.ScopeAccumulator, Path: path})
+		saved = err == nil
+		entries, failed := os.ReadDir(dir)
+		if failed != nil {
+			t.Fatal(failed)
+		}
+		switch {
+		case saved && (len(entries) != 1 || n < 4):
+			t.Fatalf("after %d downloads a checkpoint was written: %v", n, entries)
+		case !saved && (len(entries) != 0 || !strings.Contains(err.Error(), "fell off the bus")):
+			t.Fatalf("broken off at download %d: %v, left %v", n, err, entries)
+		}
+	}
+	hook(t, e, func() { f.download = nil })
+	load(t, e, "b", path, plugins.ScopeAccumulator)
+	if _, err := e.SaveAdapter(t.Context(), plugins.SaveAdapterRequest{Adapter: "a", Position: d.position(), Path: filepath.Join(dir, "none", "c")}); err == nil {
+		t.Error("a checkpoint was written where no directory is")
+	}
+	d.step()
 }
 
 // Close ends everything that is under way, and frees the device.
