@@ -52,40 +52,36 @@ const (
 	capKey   = "ratio_cap"
 )
 
-var forms = map[string]form{}
+var policyInputs = []string{"logprobs", "advantages"}
 
-func init() {
-	policy := []string{"logprobs", "advantages"}
-	for _, f := range []form{
-		{name: "cross_entropy", inputs: []string{"weights"}, element: crossEntropy},
-		{name: "importance_sampling", inputs: policy, element: importanceSampling},
-		{name: "ppo", config: map[string]float64{clipLow: 0.8, clipHigh: 1.2}, inputs: policy, element: ppo},
-		{name: "cispo", config: map[string]float64{clipLow: 0, clipHigh: 4}, inputs: policy, element: cispo},
-		{name: "dro", config: map[string]float64{betaKey: 0.05}, inputs: policy, element: dro},
-		{name: "gspo", config: map[string]float64{clipLow: 0.8, clipHigh: 1.2}, inputs: append(policy, "sequence_ratio_mask"), element: gspo},
-		{name: "stable_reinforce", config: map[string]float64{capKey: 2}, inputs: policy, element: stableReinforce},
-	} {
-		forms[f.name] = f
-	}
+// forms lists the losses by name.
+var forms = []form{
+	{name: "cispo", config: map[string]float64{clipLow: 0, clipHigh: 4}, inputs: policyInputs, element: cispo},
+	{name: "cross_entropy", inputs: []string{"weights"}, element: crossEntropy},
+	{name: "dro", config: map[string]float64{betaKey: 0.05}, inputs: policyInputs, element: dro},
+	{name: "gspo", config: map[string]float64{clipLow: 0.8, clipHigh: 1.2}, inputs: []string{"logprobs", "advantages", "sequence_ratio_mask"}, element: gspo},
+	{name: "importance_sampling", inputs: policyInputs, element: importanceSampling},
+	{name: "ppo", config: map[string]float64{clipLow: 0.8, clipHigh: 1.2}, inputs: policyInputs, element: ppo},
+	{name: "stable_reinforce", config: map[string]float64{capKey: 2}, inputs: policyInputs, element: stableReinforce},
 }
 
 // Names lists the losses, sorted.
 func Names() []string {
-	var names []string
-	for n := range forms {
-		names = append(names, n)
+	names := make([]string, len(forms))
+	for i, f := range forms {
+		names[i] = f.name
 	}
-	sort.Strings(names)
 	return names
 }
 
 // New gives the loss of that name. config holds only keys of that loss: clip_low_threshold and clip_high_threshold (bounds on the ratio, not distances from 1; 0.8
 // and 1.2, for cispo 0 and 4), beta (0.05), ratio_cap (2).
 func New(name string, config map[string]float64) (Loss, error) {
-	f, ok := forms[name]
-	if !ok {
-		return Loss{}, fmt.Errorf("loss %q is not known: the losses are %s", name, strings.Join(Names(), ", "))
+	i := slices.IndexFunc(forms, func(f form) bool { return f.name == name })
+	if i < 0 {
+		return Loss{}, fmt.Errorf("loss %.80q is not known: the losses are %s", name, strings.Join(Names(), ", "))
 	}
+	f := forms[i]
 	allowed := make([]string, 0, len(f.config))
 	for k := range f.config {
 		allowed = append(allowed, k)

@@ -24,7 +24,7 @@ type Architecture struct {
 	// Check refuses, by name, what the configuration asks for and the family does not have.
 	Check func(c *Config) error
 	// Layer loads layer i.
-	Layer func(l *Loader, i int) (nn.Layer, error)
+	Layer func(ctx context.Context, l *Loader, i int) (nn.Layer, error)
 }
 
 // LoadOptions are the settings of Load.
@@ -93,7 +93,7 @@ func load(ctx context.Context, c *Config, raw []byte, files *safetensors.Collect
 	if o.MaxContext != 0 {
 		m.MaxContext = o.MaxContext
 	}
-	l := &Loader{Config: c, ctx: ctx, model: m, files: files, used: map[string]bool{}, progress: o.Progress}
+	l := &Loader{Config: c, model: m, files: files, used: map[string]bool{}, progress: o.Progress}
 	for _, n := range files.Names() {
 		t, _ := files.Tensor(n)
 		l.total += int64(len(t.Data))
@@ -118,11 +118,11 @@ func load(ctx context.Context, c *Config, raw []byte, files *safetensors.Collect
 	if m.rope, err = c.Rope.Table(device, m.MaxContext, c.HeadDim); err != nil {
 		return m, err
 	}
-	if m.embedding, err = l.Matrix(embedding, c.VocabSize, c.HiddenSize); err != nil {
+	if m.embedding, err = l.Matrix(ctx, embedding, c.VocabSize, c.HiddenSize); err != nil {
 		return m, err
 	}
 	for i := 0; i < c.Layers; i++ {
-		layer, err := a.Layer(l, i)
+		layer, err := a.Layer(ctx, l, i)
 		if err != nil {
 			return m, err
 		}
@@ -134,7 +134,7 @@ func load(ctx context.Context, c *Config, raw []byte, files *safetensors.Collect
 	if c.TieWordEmbeddings {
 		m.head = nn.Linear{Weight: m.embedding, Module: l.module(headName, lora.Unembed, c.VocabSize, c.HiddenSize)}
 		l.used[headName+".weight"] = true
-	} else if m.head, err = l.Linear(headName, lora.Unembed, c.VocabSize, c.HiddenSize, false); err != nil {
+	} else if m.head, err = l.Linear(ctx, headName, lora.Unembed, c.VocabSize, c.HiddenSize, false); err != nil {
 		return m, err
 	}
 	if err := l.checkAllUsed(); err != nil {
@@ -175,7 +175,6 @@ func hash(ctx context.Context, config []byte, files *safetensors.Collection) str
 type Loader struct {
 	Config *Config
 
-	ctx         context.Context // of Load, which the loader does not outlive
 	model       *Model
 	files       *safetensors.Collection
 	used        map[string]bool
@@ -202,8 +201,8 @@ func (l *Loader) find(name string, shape ...int) (safetensors.Tensor, error) {
 	return t, nil
 }
 
-// Matrix packs a tensor of out × in.
-func (l *Loader) Matrix(name string, out, in int) (tensor.Matrix, error) {
+// Matrix packs a tensor of out × in, until ctx ends.
+func (l *Loader) Matrix(ctx context.Context, name string, out, in int) (tensor.Matrix, error) {
 	t, err := l.find(name, out, in)
 	if err != nil {
 		return nil, err
@@ -215,7 +214,7 @@ func (l *Loader) Matrix(name string, out, in int) (tensor.Matrix, error) {
 	l.model.matrices = append(l.model.matrices, w)
 	row := len(t.Data) / out
 	for from := 0; from < out; {
-		if err := l.ctx.Err(); err != nil {
+		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
 		n := min(out-from, max(1, packBytes/row))
@@ -264,8 +263,8 @@ func (l *Loader) Norm(name string, n int) (nn.RMSNorm, error) {
 }
 
 // Linear loads NAME.weight (out × in), with bias NAME.bias, and makes it a module that can carry LoRA.
-func (l *Loader) Linear(name string, group lora.Group, out, in int, bias bool) (nn.Linear, error) {
-	w, err := l.Matrix(name+".weight", out, in)
+func (l *Loader) Linear(ctx context.Context, name string, group lora.Group, out, in int, bias bool) (nn.Linear, error) {
+	w, err := l.Matrix(ctx, name+".weight", out, in)
 	if err != nil {
 		return nn.Linear{}, err
 	}

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"context"
 	"fmt"
 	"math"
 
@@ -15,7 +16,7 @@ type TransformerOptions struct {
 }
 
 // TransformerLayer loads layer i under the names that Llama, Qwen2 and Qwen3 share.
-func (l *Loader) TransformerLayer(i int, o TransformerOptions) (nn.Layer, error) {
+func (l *Loader) TransformerLayer(ctx context.Context, i int, o TransformerOptions) (nn.Layer, error) {
 	c := l.Config
 	prefix := fmt.Sprintf("model.layers.%d.", i)
 	layer := &nn.TransformerLayer{}
@@ -39,7 +40,7 @@ func (l *Loader) TransformerLayer(i int, o TransformerOptions) (nn.Layer, error)
 		{&layer.MLP.Down, "mlp.down_proj", lora.MLP, c.HiddenSize, c.IntermediateSize, false},
 	} {
 		var err error
-		if *m.to, err = l.Linear(prefix+m.name, m.group, m.out, m.in, m.bias); err != nil {
+		if *m.to, err = l.Linear(ctx, prefix+m.name, m.group, m.out, m.in, m.bias); err != nil {
 			return nil, err
 		}
 	}

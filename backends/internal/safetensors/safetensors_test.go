@@ -194,3 +194,20 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+func FuzzParseIndex(f *testing.F) {
+	f.Add([]byte(`{"metadata":{},"weight_map":{"a":"model-1.safetensors"}}`))
+	f.Add([]byte(`{"weight_map":{"a":"../x.safetensors"}}`))
+	f.Add([]byte(`{"weight_map":[]}`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		shards, err := parseIndex(raw)
+		if err != nil {
+			return
+		}
+		for file := range shards {
+			if filepath.Join("dir", file) != "dir/"+file || filepath.Base(file) != file {
+				t.Fatalf("file %q leaves its directory", file)
+			}
+		}
+	})
+}

@@ -2,6 +2,8 @@
 package qwen3
 
 import (
+	"context"
+
 	"github.com/tinsmith/tinsmith/backends/internal/model"
 	"github.com/tinsmith/tinsmith/backends/internal/nn"
 )
@@ -13,8 +15,8 @@ const Name = "Qwen3ForCausalLM"
 func Architecture() model.Architecture {
 	return model.Architecture{
 		Check: model.CheckPlain,
-		Layer: func(l *model.Loader, i int) (nn.Layer, error) {
-			return l.TransformerLayer(i, model.TransformerOptions{QKNorm: true})
+		Layer: func(ctx context.Context, l *model.Loader, i int) (nn.Layer, error) {
+			return l.TransformerLayer(ctx, i, model.TransformerOptions{QKNorm: true})
 		},
 	}
 }
