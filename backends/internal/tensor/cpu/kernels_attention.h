@@ -10,7 +10,10 @@ static const float *read_part(const cache *p, int64_t layer, int64_t page, int64
   int64_t at = (layer * p->count + page) * block + (part < p->heads ? part * PAGE * p->head_dim : p->heads * PAGE * p->head_dim + (part - p->heads) * PAGE * p->padded_dim);
   if (p->type == FLOAT32) return (const float *)p->addr + at;
   const uint16_t *from = (const uint16_t *)p->addr + at;
-  for (int64_t i = 0; i < n; i++) t[i] = widen_bf16(from[i]);
+  for (int64_t i = 0; i < n; i += 32) {
+    ASK(from + i + 1024);
+    for (int64_t k = i; k < i + 32; k++) t[k] = widen_bf16(from[k]);
+  }
   return t;
 }
 

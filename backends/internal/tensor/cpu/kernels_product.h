@@ -149,7 +149,7 @@ static void pack_strip_bf16(const void *job, int64_t unit, worker *w) {
 
 // Few rows: the weights are read once, at the speed of memory, from several panels at once to have enough chains and enough requests under way. X(rows, panels)
 #if LANES == 16
-#define FEW_CASES(X) X(1, 4) X(2, 4) X(3, 4) X(4, 3) X(5, 2) X(6, 2)
+#define FEW_CASES(X) X(1, 4) X(2, 4) X(3, 4) X(4, 3) X(5, 2) X(6, 2) X(7, 1) X(8, 1) X(9, 1) X(10, 1) X(11, 1) X(12, 1)
 #elif LANES == 8
 #define FEW_CASES(X) X(1, 3) X(2, 1) X(3, 1)
 #elif TILE_VECTORS == 4
@@ -161,7 +161,7 @@ enum { AHEAD = 2048, PANEL_VECTORS = PANEL / LANES }; // AHEAD: bytes of weights
 
 // stream does R rows × G whole panels; a strip of R rows, no accumulator leaves the registers.
 INLINE void stream(const int R, const int G, const bool pairs, const float *a, const float *b, int64_t panel, int64_t depth, float *c, int64_t ldc, bool zero) {
-  vf s[6][16];
+  vf s[MAX_TILE_ROWS][16];
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int v = 0; v < G * PANEL_VECTORS; v++) s[r][v] = zero ? vset(0.0f) : vload(c + r * ldc + v * LANES);
   for (int64_t k = 0; k < depth; k++, b += PANEL, a += pairs ? R * PAIR_WORDS : R) {
@@ -301,7 +301,8 @@ static void matmul(const void *job, int64_t unit, worker *w) {
 
 // transpose_f32 turns 32 × 32 elements: to[n][k] = from[k][n].
 static void transpose_f32(const float *from, int64_t stride, float *to) {
-  for (int k = 0; k < PANEL; k += 4)
+  for (int k = 0; k < PANEL; k += 4) {
+    for (int i = 0; i < 4; i++) ASK(from + (PANEL + k + i) * stride), ASK(from + (PANEL + k + i) * stride + 16); // the next block
     for (int n = 0; n < PANEL; n += 4) {
       const float *f = from + k * stride + n;
       v4 a = *(const v4 *)f, b = *(const v4 *)(f + stride), c = *(const v4 *)(f + 2 * stride), d = *(const v4 *)(f + 3 * stride);
@@ -312,15 +313,18 @@ static void transpose_f32(const float *from, int64_t stride, float *to) {
       *(v4 *)(to + (n + 2) * PANEL + k) = __builtin_shufflevector(ab1, cd1, 0, 1, 4, 5);
       *(v4 *)(to + (n + 3) * PANEL + k) = __builtin_shufflevector(ab1, cd1, 2, 3, 6, 7);
     }
+  }
 }
 // transpose_bf16 turns 16 pairs of k × 32 n into 16 pairs of n × 32 k. In units of 64 bits (two n, two k) it is a transposition; within one, the middle halves change places.
 static void transpose_bf16(const uint64_t *from, uint64_t *to) {
   uint64_t t[16][16];
-  for (int k = 0; k < 16; k++)
+  for (int k = 0; k < 16; k++) {
+    ASK(from + (16 + k) * 16), ASK(from + (16 + k) * 16 + 8); // the next block
     for (int n = 0; n < 16; n++) {
       uint64_t x = from[k * 16 + n];
       t[k][n] = (x & 0xffff00000000ffff) | (x & 0xffff0000) << 16 | (x >> 16 & 0xffff0000);
     }
+  }
   for (int n = 0; n < 16; n++)
     for (int k = 0; k < 16; k++) to[n * 16 + k] = t[k][n];
 }

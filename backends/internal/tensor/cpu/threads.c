@@ -11,7 +11,7 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
-#define PAUSE() _mm_pause()
+static void relax(void) { _mm_pause(); }
 // Bits 6 and 15 of MXCSR: denormals are zero, flush to zero.
 static uint64_t flush_denormals(void) {
   unsigned old = _mm_getcsr();
@@ -20,7 +20,7 @@ static uint64_t flush_denormals(void) {
 }
 static void restore_denormals(uint64_t old) { _mm_setcsr((unsigned)old); }
 #elif defined(__aarch64__)
-#define PAUSE() __asm__ volatile("yield")
+static void relax(void) { __asm__ volatile("yield"); }
 // Bit 24 of FPCR: flush to zero, operands and results.
 static uint64_t flush_denormals(void) {
   uint64_t old;
@@ -75,7 +75,7 @@ static void *thread_main(void *argument) {
     while (claim_one(t, &t->workers[start.index])) {
     }
     int spins = 0;
-    while (atomic_load_explicit(&t->left, memory_order_relaxed) <= 0 && !atomic_load(&t->stop) && spins < SPINS) PAUSE(), spins++;
+    while (atomic_load_explicit(&t->left, memory_order_relaxed) <= 0 && !atomic_load(&t->stop) && spins < SPINS) relax(), spins++;
     if (spins == SPINS) {
       pthread_mutex_lock(&t->lock);
       atomic_fetch_add(&t->sleeping, 1);
@@ -151,7 +151,7 @@ void threads_run(threads *t, unit_function f, const void *job, int64_t units, do
   while (claim_one(t, &t->workers[0])) {
   }
   for (int spins = 0; atomic_load_explicit(&t->done, memory_order_acquire) < units; spins++)
-    if (spins < SPINS) PAUSE();
+    if (spins < SPINS) relax();
     else sched_yield(); // another process has this thread's processor
   restore_denormals(old);
 }
