@@ -16,7 +16,7 @@ type Pages interface {
 	Layers() int
 	Count() int
 	Bytes() int
-	// Zero clears a page of every layer, before it is given to another sequence.
+	// Zero clears a page of every layer, before it is given to another sequence. A page that does not exist is an error.
 	Zero(page int32) error
 	// Copy makes page dst of every layer hold what page src holds, for a sequence that goes on from the middle of another's page.
 	Copy(dst, src int32) error
@@ -98,12 +98,13 @@ type Device interface {
 	WritePages(p Pages, layer int, k, v Tensor, runs []AttentionRun) error
 	// Attention: o[row] = softmax(scale · q·K)·V per head; query head h uses key head h / (queryHeads/heads). q and o are M × queryHeads·headDim; lse (M × queryHeads) receives the
 	// log-sum-exp of each row and head for the backward pass, and may have no buffer when that is not needed. Keys come in pages ascending; a running softmax restarts every 2,048 keys and the
-	// parts are merged in order.
+	// parts are merged in order. A key's contribution to a row before it is left out, not multiplied by zero. Rows of no run stay as they are; no row may be in two runs. Runs may name the
+	// same pages (a shared prefix).
 	Attention(o, lse, q Tensor, p Pages, layer int, runs []AttentionRun, queryHeads int, scale float32) error
 	// AttentionBackward overwrites dq, dk, dv (rows as q and k) for do. Every run must start at position 0 (training).
 	AttentionBackward(dq, dk, dv, do, o, lse, q Tensor, p Pages, layer int, runs []AttentionRun, queryHeads int, scale float32) error
 
-	// LogSumExp: lse[m] (M × 1) of each row of logits, in fixed tiles.
+	// LogSumExp: lse[m] (M × 1) of each row of logits, in fixed tiles. -Inf is a logit of probability zero; a row with +Inf or NaN gives NaN.
 	LogSumExp(lse, logits Tensor) error
 	// Softmax: p = exp(logits - lse); p may be logits.
 	Softmax(p, logits, lse Tensor) error
@@ -117,7 +118,7 @@ type Device interface {
 	// m' = b1·m + (1-b1)·g; v' = b2·v + (1-b2)·g²; p' = p - lr·wd·p - lr·(m'/(1-b1^t)) / (√(v'/(1-b2^t)) + eps), as torch.optim.AdamW.
 	AdamW(newP, newM, newV, p, m, v, g Tensor, s AdamWStep) error
 
-	// Close frees the device's threads. All memory must have been freed.
+	// Close ends the device's threads. All memory must have been freed: it is an error, which names how many allocations have not, and the threads end all the same. Another Close does nothing.
 	Close() error
 }
 

@@ -71,11 +71,14 @@ enum { BACKWARD_ITEMS = 48 };    // query rows × heads that attention's backwar
 static inline float *row_of(view v, int64_t r) { return (float *)v.addr + r * v.stride; }
 static inline int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// round_bf16 rounds to nearest even; a NaN stays one.
+// round_bits rounds a float32's bits to those of the nearest bfloat16 value, ties to even; a NaN stays one. Without a branch, so that loops over it become vector code.
+static inline uint32_t round_bits(uint32_t u) {
+  uint32_t near = (u + 0x7fff + ((u >> 16) & 1)) & 0xffff0000, nan = (u | 0x00400000) & 0xffff0000;
+  return (u & 0x7fffffff) > 0x7f800000 ? nan : near;
+}
 static inline uint16_t round_bf16(float f) {
   union { float f; uint32_t u; } v = {f};
-  if ((v.u & 0x7fffffff) > 0x7f800000) return (uint16_t)((v.u >> 16) | 0x40);
-  return (uint16_t)((v.u + 0x7fff + ((v.u >> 16) & 1)) >> 16);
+  return (uint16_t)(round_bits(v.u) >> 16);
 }
 static inline float widen_bf16(uint16_t b) {
   union { uint32_t u; float f; } v = {(uint32_t)b << 16};

@@ -45,29 +45,6 @@ INLINE float soften(float *s, float scale, int64_t keys, float *top, float *sum)
   return fix;
 }
 
-// pack_items writes up to TILE_ROWS rows of dim elements with the inner axis outside: to[d·TILE_ROWS + r].
-static void pack_items(const float *from, int64_t stride, int64_t rows, int64_t dim, float *to) {
-  int64_t r = 0;
-  for (; r + 4 <= rows; r += 4) {
-    int64_t d = 0;
-    for (; d + 4 <= dim; d += 4) {
-      const float *f = from + r * stride + d;
-      v4 a = *(const v4 *)f, b = *(const v4 *)(f + stride), c = *(const v4 *)(f + 2 * stride), e = *(const v4 *)(f + 3 * stride);
-      v4 ab0 = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab1 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
-      v4 ce0 = __builtin_shufflevector(c, e, 0, 4, 1, 5), ce1 = __builtin_shufflevector(c, e, 2, 6, 3, 7);
-      float *t = to + d * TILE_ROWS + r;
-      *(v4 *)t = __builtin_shufflevector(ab0, ce0, 0, 1, 4, 5);
-      *(v4 *)(t + TILE_ROWS) = __builtin_shufflevector(ab0, ce0, 2, 3, 6, 7);
-      *(v4 *)(t + 2 * TILE_ROWS) = __builtin_shufflevector(ab1, ce1, 0, 1, 4, 5);
-      *(v4 *)(t + 3 * TILE_ROWS) = __builtin_shufflevector(ab1, ce1, 2, 3, 6, 7);
-    }
-    for (; d < dim; d++)
-      for (int64_t i = r; i < r + 4; i++) to[d * TILE_ROWS + i] = from[i * stride + d];
-  }
-  for (; r < rows; r++)
-    for (int64_t d = 0; d < dim; d++) to[d * TILE_ROWS + r] = from[r * stride + d];
-}
-
 // A unit is one key head of a block of positions_per_block positions, cut at their multiples, so that all of a block see the same pages.
 static void attention(const void *job, int64_t unit, worker *w) {
   const attention_job *j = job;
@@ -93,7 +70,7 @@ static void attention(const void *job, int64_t unit, worker *w) {
       int64_t item = i * TILE_ROWS + r;
       memcpy(total + r * wide, row_of(j->q, row + item / group) + (head * group + item % group) * dim, (size_t)dim * 4);
     }
-    pack_items(total, wide, n, dim, q + i * TILE_ROWS * dim);
+    turn_rows(total, wide, n, dim, q + i * TILE_ROWS * dim);
   }
   memset(o, 0, (size_t)(items * wide) * 4);
   for (int64_t i = 0; i < items; i++) top[i] = -__builtin_inff(), sum[i] = 0.0f;
@@ -187,9 +164,9 @@ static void attention_backward(const void *job, int64_t unit, worker *w) {
       }
       for (int64_t r0 = 0; r0 < items; r0 += TILE_ROWS) {
         int64_t n = items - r0 < TILE_ROWS ? items - r0 : TILE_ROWS;
-        pack_items(q + r0 * wide, wide, n, dim, packed);
+        turn_rows(q + r0 * wide, wide, n, dim, packed);
         depth_outside(n, packed, TILE_ROWS, k, PAGE, dim, pr + r0 * PAGE, PAGE, PAGE, true, NULL, 0);
-        pack_items(dout + r0 * wide, wide, n, dim, packed);
+        turn_rows(dout + r0 * wide, wide, n, dim, packed);
         depth_outside(n, packed, TILE_ROWS, vt, PAGE, dim, ds + r0 * PAGE, PAGE, PAGE, true, NULL, 0);
         for (int64_t r = r0; r < r0 + n; r++) {
           int64_t item = i0 + r, see = item / group - k0 + 1, keys = see < PAGE ? see : PAGE;

@@ -104,46 +104,69 @@ DEFINE_BLOCK(packed_bf16) // the same in pairs
 DEFINE_BLOCK(depth_outside) // a[k·stride + r]
 DEFINE_BLOCK(scores_inside) // a[r·PAGE + k]
 
-// Packing of rows into strips. A unit is one strip; a = x, b = the strips (addr), heads = rows per strip.
+// turn_rows writes up to TILE_ROWS rows of dim words of 32 bits with the inner axis outside: to[d·TILE_ROWS + r].
+static void turn_rows(const float *from, int64_t stride, int64_t rows, int64_t dim, float *to) {
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) {
+    int64_t d = 0;
+    for (; d + 4 <= dim; d += 4) {
+      const float *f = from + r * stride + d;
+      v4 a = *(const v4 *)f, b = *(const v4 *)(f + stride), c = *(const v4 *)(f + 2 * stride), e = *(const v4 *)(f + 3 * stride);
+      v4 ab0 = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab1 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+      v4 ce0 = __builtin_shufflevector(c, e, 0, 4, 1, 5), ce1 = __builtin_shufflevector(c, e, 2, 6, 3, 7);
+      float *t = to + d * TILE_ROWS + r;
+      *(v4 *)t = __builtin_shufflevector(ab0, ce0, 0, 1, 4, 5);
+      *(v4 *)(t + TILE_ROWS) = __builtin_shufflevector(ab0, ce0, 2, 3, 6, 7);
+      *(v4 *)(t + 2 * TILE_ROWS) = __builtin_shufflevector(ab1, ce1, 0, 1, 4, 5);
+      *(v4 *)(t + 3 * TILE_ROWS) = __builtin_shufflevector(ab1, ce1, 2, 3, 6, 7);
+    }
+    for (; d < dim; d++)
+      for (int64_t i = r; i < r + 4; i++) to[d * TILE_ROWS + i] = from[i * stride + d];
+  }
+  for (; r < rows; r++)
+    for (int64_t d = 0; d < dim; d++) to[d * TILE_ROWS + r] = from[r * stride + d];
+}
+
+// Packing of rows into strips. A unit is one strip; a = x, b = the strips (addr), heads = rows per strip, which is TILE_ROWS or the number of rows if that is less.
+// turn_some is turn_rows for strips of any width.
+static void turn_some(const float *from, int64_t stride, int64_t rows, int64_t dim, int64_t width, float *to) {
+  if (width == TILE_ROWS) turn_rows(from, stride, rows, dim, to);
+  else if (width == 1) memcpy(to, from, (size_t)dim * 4);
+  else
+    for (int64_t r = 0; r < rows; r++)
+      for (int64_t d = 0; d < dim; d++) to[d * width + r] = from[r * stride + d];
+}
 static void pack_strip_f32(const void *job, int64_t unit, worker *w) {
   (void)w;
   const rows_job *j = job;
   int64_t width = j->heads, first = unit * width, rows = j->a.rows - first < width ? j->a.rows - first : width, depth = j->a.cols;
   float *to = (float *)j->b.addr + unit * width * depth;
-  if (width == 1) {
-    memcpy(to, row_of(j->a, first), (size_t)depth * 4);
-    return;
-  }
-  for (int64_t k0 = 0; k0 < depth; k0 += 16) {
-    int64_t n = depth - k0 < 16 ? depth - k0 : 16;
-    for (int64_t r = 0; r < width; r++) {
-      const float *x = row_of(j->a, first + (r < rows ? r : 0)) + k0;
-      for (int64_t k = 0; k < n; k++) to[(k0 + k) * width + r] = x[k];
-    }
-  }
+  for (int64_t k = 0; k < depth; k += 64) // so that the strip's lines stay near
+    turn_some(row_of(j->a, first) + k, j->a.stride, rows, depth - k < 64 ? depth - k : 64, width, to + k * width);
 }
 static void pack_strip_bf16(const void *job, int64_t unit, worker *w) {
   (void)w;
   const rows_job *j = job;
-  int64_t width = j->heads, first = unit * width, rows = j->a.rows - first < width ? j->a.rows - first : width, in = j->a.cols, depth = (in + 1) / 2;
-  uint32_t *to = (uint32_t *)j->b.addr + unit * width * depth * PAIR_WORDS;
-  for (int64_t k0 = 0; k0 < in; k0 += 32) {
-    int64_t n = in - k0 < 32 ? in - k0 : 32;
-    for (int64_t r = 0; r < width; r++) {
-      uint16_t x[32];
-      int64_t row = first + (r < rows ? r : 0);
-      if (j->a.type == BFLOAT16) memcpy(x, (const uint16_t *)j->a.addr + row * j->a.stride + k0, (size_t)n * 2);
-      else {
-        const float *f = row_of(j->a, row) + k0;
-        for (int64_t k = 0; k < n; k++) x[k] = round_bf16(f[k]);
+  enum { SOME = 64 };
+  int64_t width = j->heads, first = unit * width, rows = j->a.rows - first < width ? j->a.rows - first : width, in = j->a.cols, words = (in + 1) / 2 * PAIR_WORDS;
+  float *to = (float *)j->b.addr + unit * width * words;
+  for (int64_t k0 = 0; k0 < in; k0 += SOME) {
+    int64_t n = in - k0 < SOME ? in - k0 : SOME, some = (n + 1) / 2 * PAIR_WORDS;
+    union { uint32_t u[TILE_ROWS][SOME]; float f[TILE_ROWS * SOME]; } pairs;
+    for (int64_t r = 0; r < rows; r++) {
+      uint32_t x[SOME] = {0}; // bits of the rounded elements as float32
+      if (j->a.type == BFLOAT16) {
+        const uint16_t *from = (const uint16_t *)j->a.addr + (first + r) * j->a.stride + k0;
+        for (int64_t k = 0; k < n; k++) x[k] = (uint32_t)from[k] << 16;
+      } else {
+        memcpy(x, row_of(j->a, first + r) + k0, (size_t)n * 4);
+        for (int64_t k = 0; k < SOME; k++) x[k] = round_bits(x[k]);
       }
-      if (n % 2) x[n] = 0;
-      for (int64_t k = 0; k < n; k += 2) {
-        uint32_t *at = to + (k0 + k) / 2 * width * PAIR_WORDS + r;
-        if (PAIR_WORDS == 1) *at = x[k] | (uint32_t)x[k + 1] << 16;
-        else at[0] = (uint32_t)x[k + 1] << 16, at[width] = (uint32_t)x[k] << 16;
-      }
+      for (int64_t k = 0; k < SOME; k += 2)
+        if (PAIR_WORDS == 1) pairs.u[r][k / 2] = x[k + 1] | x[k] >> 16;
+        else pairs.u[r][k] = x[k + 1], pairs.u[r][k + 1] = x[k];
     }
+    turn_some(pairs.f, SOME, rows, some, width, to + k0 / 2 * PAIR_WORDS * width);
   }
 }
 

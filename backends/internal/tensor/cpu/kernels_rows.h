@@ -124,8 +124,10 @@ static void scale(const void *job, int64_t unit, worker *w) {
   EACH_ROW(j) {
     float *y = row_of(j->a, r);
     EACH_16(j->a.cols) STORE(y, lmul(LOAD(y), f));
-    if (j->type == BFLOAT16)
-      for (int64_t i = 0; i < j->a.cols; i++) y[i] = widen_bf16(round_bf16(y[i]));
+    if (j->type == BFLOAT16) {
+      uint32_t *bits = (uint32_t *)y;
+      for (int64_t i = 0; i < j->a.cols; i++) bits[i] = round_bits(bits[i]);
+    }
   }
 }
 // a = dst, b = src, of any types

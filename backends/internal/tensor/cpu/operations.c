@@ -334,12 +334,12 @@ static const float *pack_strips(device *d, view x, int type, int64_t width) {
   return to;
 }
 
-enum { BLOCK_ROWS = 240 };                    // rows whose strips over DEPTH stay in the second-level cache
+enum { BLOCK_ROWS = 240, TRANSPOSED_BLOCK_ROWS = 516 }; // rows whose strips over DEPTH stay in the second-level cache; more where weights must be turned for each block
 static const int64_t STRIP_BYTES = 128 << 20; // of packed rows at a time
 
 // cut_product chooses the units: blocks of strips as even as can be, and few enough panels that every thread has several units. It gives their number.
-static int64_t cut_product(device *d, product_job *j, int64_t columns) {
-  int64_t strips = div_up(j->y.rows, d->k->tile_rows), blocks = div_up(strips, BLOCK_ROWS / d->k->tile_rows), panels = div_up(columns, PANEL);
+static int64_t cut_product(device *d, product_job *j, int64_t columns, int64_t block_rows) {
+  int64_t strips = div_up(j->y.rows, d->k->tile_rows), blocks = div_up(strips, block_rows / d->k->tile_rows), panels = div_up(columns, PANEL);
   j->strips_per_unit = div_up(strips, blocks);
   blocks = div_up(strips, j->strips_per_unit);
   int64_t chunks = div_up((int64_t)threads_count(d->t) * 4, blocks);
@@ -365,7 +365,7 @@ static int run_product(device *d, unit_function f, view y, view x, matrix w, boo
     bool few = f == d->k->matmul && d->k->few_rows(out.rows);
     j.strips = pack_strips(d, part, w.type, few ? out.rows : d->k->tile_rows);
     if (!j.strips) return -1;
-    int64_t units = cut_product(d, &j, columns);
+    int64_t units = cut_product(d, &j, columns, f == d->k->matmul_transposed ? TRANSPOSED_BLOCK_ROWS : BLOCK_ROWS);
     if (few) f = d->k->matmul_few;
     threads_run(d->t, f, &j, units, product_cost((double)out.rows, (double)w.out, (double)w.in));
   }
