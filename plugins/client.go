@@ -107,7 +107,7 @@ func (c *Client) Load(ctx context.Context, req LoadRequest, progress func(LoadPr
 	}
 	for {
 		p, err := stream.Recv()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return ModelInfo{}, errors.New("load: the backend ended the answer without a model")
 		}
 		if err != nil {
@@ -237,7 +237,7 @@ func (c *Client) Sample(ctx context.Context, req SampleRequest, emit func(Sample
 	}
 	for {
 		p, err := stream.Recv()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {

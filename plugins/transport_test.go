@@ -192,7 +192,7 @@ func TestEmitErrorEndsTheStream(t *testing.T) {
 		}
 	}})
 	stop := errors.New("enough")
-	if err := c.Sample(t.Context(), SampleRequest{ID: "s"}, func(SampleEvent) error { return stop }); err != stop {
+	if err := c.Sample(t.Context(), SampleRequest{ID: "s"}, func(SampleEvent) error { return stop }); !errors.Is(err, stop) {
 		t.Errorf("Sample says %v", err)
 	}
 	if err := <-ended; err == nil {

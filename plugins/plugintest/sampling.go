@@ -263,7 +263,6 @@ func (s *suite) penaltiesAndBias() {
 		"presence penalty":   func(r *plugins.SampleRequest) { r.PresencePenalty = 2 },
 		"repetition penalty": func(r *plugins.SampleRequest) { r.RepetitionPenalty = 4 },
 	} {
-		change := change
 		unbiased := func(c func(*plugins.SampleRequest)) *sampled {
 			req := s.request("", 1, 12)
 			req.Temperature = 0

@@ -119,7 +119,7 @@ func serve(ctx context.Context, cfg config.Config, version string) (err error) {
 	}()
 
 	h := &health{version: version, models: cfg.Models}
-	listener, err := server.Listen(cfg.Listen, cfg.DataDir)
+	listener, err := server.Listen(ctx, cfg.Listen, cfg.DataDir)
 	if err != nil {
 		return err
 	}

@@ -70,7 +70,7 @@ type letters struct {
 }
 
 func (l *letters) Push(token int32) bool {
-	l.text += string(rune('A' + token))
+	l.text += string('A' + token)
 	for _, s := range l.stops {
 		if strings.Contains(l.text, s) {
 			return true

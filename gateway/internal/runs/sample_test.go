@@ -115,7 +115,7 @@ func TestStops(t *testing.T) {
 	tokens := free.Sequences[0].Tokens
 	text := ""
 	for _, x := range tokens {
-		text += string(rune('A' + x))
+		text += string('A' + x)
 	}
 	stop := string([]rune(text)[7:9]) // crosses a border of tokens
 	end := len([]rune(text[:strings.Index(text, stop)])) + 2
@@ -401,7 +401,7 @@ func TestGenerate(t *testing.T) {
 	if got, _, _ := generate(saved, none); !slices.Equal(got, newest) {
 		t.Error("the checkpoint moved")
 	}
-	if got, reason, err := generate(saved, Stops{Given: true, Strings: []string{string(rune('A' + newest[3]))}}); err != nil || reason != plugins.StopToken || len(got) != slices.Index(newest, newest[3])+1 {
+	if got, reason, err := generate(saved, Stops{Given: true, Strings: []string{string('A' + newest[3])}}); err != nil || reason != plugins.StopToken || len(got) != slices.Index(newest, newest[3])+1 {
 		t.Errorf("stop string: %v %v %v", got, reason, err)
 	}
 	for _, c := range []struct {

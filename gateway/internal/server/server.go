@@ -130,8 +130,8 @@ func requestID(c *gin.Context) {
 }
 
 // Listen opens the address and tells where it is: in a line on standard error for people and in the file `address` of the data directory for programs.
-func Listen(address, dataDir string) (net.Listener, error) {
-	l, err := net.Listen("tcp", address)
+func Listen(ctx context.Context, address, dataDir string) (net.Listener, error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}

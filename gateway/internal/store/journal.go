@@ -160,7 +160,7 @@ func (j *journal) remove(keep map[int64]bool) error {
 func (j *journal) read(ref Ref) ([]byte, error) {
 	f, err := os.Open(j.path(ref.Segment))
 	if err != nil {
-		return nil, fmt.Errorf("%w: segment %d: %v", ErrCorrupt, ref.Segment, err)
+		return nil, fmt.Errorf("%w: segment %d: %w", ErrCorrupt, ref.Segment, err)
 	}
 	defer f.Close()
 	info, err := f.Stat()

@@ -189,7 +189,7 @@ func (m *bpe) appendCharacters(ids []int32, word string) []int32 {
 	unknowns := unknownRun{model: m}
 	for i, r := range word {
 		end := i + utf8.RuneLen(r)
-		id := int32(-1)
+		var id int32
 		symbol := word[i:end]
 		if m.plainSingle && r < 256 {
 			id = m.runeIDs[r]

@@ -3,6 +3,7 @@ package fake
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"math"
 	"testing"
 
@@ -174,8 +175,8 @@ func TestConfig(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := New(Options{}).Load(context.Background(), plugins.LoadRequest{Config: json.RawMessage(c.config)}, func(plugins.LoadProgress) {})
-			e, ok := err.(*plugins.Error)
-			if !ok || e.Kind != plugins.KindInvalid || e.Field != c.field {
+			var e *plugins.Error
+			if !errors.As(err, &e) || e.Kind != plugins.KindInvalid || e.Field != c.field {
 				t.Errorf("error %v, want an invalid %s", err, c.field)
 			}
 		})

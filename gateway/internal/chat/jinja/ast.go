@@ -25,7 +25,6 @@ type (
 	attrTarget struct {
 		position
 		name, attr string
-		ref        ref
 	}
 	tupleExpr struct {
 		position
