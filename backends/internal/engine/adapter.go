@@ -186,6 +186,11 @@ func (e *Engine) enter(id string, origin any) (r *run, l *loaded, fresh bool, er
 func (e *Engine) finish(r *run, v *version, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	select {
+	case <-r.created:
+		return // the engine was closed meanwhile and has answered
+	default:
+	}
 	defer close(r.created)
 	switch {
 	case err != nil:

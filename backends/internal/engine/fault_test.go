@@ -204,12 +204,44 @@ func TestBatchFailure(t *testing.T) {
 			t.Errorf("%d attempts on the operation at fault, want one fused and one alone", failures)
 		}
 	})
-	// The sampler fails the requests of the step, and goes on.
-	if _, err := collect(t.Context(), e, ask("q", "", []int32{poison}, 2, 3)); plugins.KindOf(err) != plugins.KindInternal {
-		t.Errorf("sampling: %v", err)
+	// So it is with sampling. Tokens that the device fails on are not drawn.
+	good := ask("good", "", []int32{1}, 4, 10)
+	good.LogitBias = map[int32]float64{poison: -1e6}
+	alone, err := collect(t.Context(), e, good)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if _, err := collect(t.Context(), e, ask("q", "", []int32{1}, 2, 3)); err != nil {
-		t.Error(err)
+	release = block(e)
+	type answer struct {
+		sampled
+		err error
+	}
+	answers := map[string]chan answer{"good": make(chan answer, 1), "bad": make(chan answer, 1)}
+	for id, c := range answers {
+		q := good
+		if q.ID = id; id == "bad" {
+			q.Prompt = []int32{1, poison}
+		}
+		go func() {
+			s, err := collect(context.Background(), e, q)
+			c <- answer{s, err}
+		}()
+	}
+	eventually(t, "both wait", func() bool {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return len(e.waiting) == 8
+	})
+	release()
+	if a := <-answers["bad"]; plugins.KindOf(a.err) != plugins.KindInternal || !strings.Contains(a.err.Error(), "on fire") {
+		t.Errorf("the request at fault: %v", a.err)
+	}
+	a := <-answers["good"]
+	if a.err != nil {
+		t.Fatal(a.err)
+	}
+	for i, s := range a.sequences {
+		equalBits(t, "sampled beside the request at fault", s.Logprobs, alone.sequences[i].Logprobs)
 	}
 }
 

@@ -124,7 +124,9 @@ func (e *Engine) shutDown() {
 	for _, r := range e.runs {
 		r.fail(errClosed)
 		e.remove(r)
-		if r.info.Bytes == 0 && r.failure == nil {
+		select {
+		case <-r.created:
+		default:
 			r.failure = errClosed
 			close(r.created)
 		}

@@ -65,7 +65,7 @@ func (q *request) signal() {
 	}
 }
 
-// finish ends one sequence. The caller holds mu.
+// finishSequence ends one sequence. The caller holds mu.
 func (e *Engine) finishSequence(s *sequence, reason plugins.StopReason) {
 	if s.done {
 		return
