@@ -1,0 +1,60 @@
+"""Fixtures of all Python tests: servers, and the rule that no test may make the server log an error."""
+
+import os
+
+import pytest
+
+import tinsmith
+
+# A test that ends in an error of the client must not leave for the network.
+os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"})
+for name in [n for n in os.environ if n.startswith(("TINKER_", "OPENAI_"))]:
+    del os.environ[name]
+
+
+@pytest.fixture(scope="session")
+def shared_server(tmp_path_factory):
+    """One server without keys for all tests of the session that only talk to it."""
+    server = tinsmith.Server(tmp_path_factory.mktemp("server")).start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def server(shared_server):
+    """The shared server. The test fails if the server logged an error meanwhile."""
+    before = len(shared_server.log())
+    yield shared_server
+    logged = shared_server.log()[before:]
+    assert not tinsmith.trouble(logged), "the server logged:\n" + "\n".join(tinsmith.trouble(logged))
+
+
+@pytest.fixture
+def own_server(tmp_path):
+    """A server for this test alone, which it may kill: make(keys=…, config=…) starts one. Its log is not judged, for
+    a killed plugin is an error that the server must log."""
+    made = []
+
+    def make(**options):
+        made.append(tinsmith.Server(tmp_path / f"server{len(made)}", **options).start())
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+@pytest.fixture(scope="session")
+def shared_two_key_server(tmp_path_factory):
+    server = tinsmith.Server(tmp_path_factory.mktemp("keys"), keys=("ann", "bob")).start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def two_key_server(shared_two_key_server):
+    """A server that knows the keys `ann` and `bob` (server.keys) and refuses everybody else."""
+    before = len(shared_two_key_server.log())
+    yield shared_two_key_server
+    logged = shared_two_key_server.log()[before:]
+    assert not tinsmith.trouble(logged), "the server logged:\n" + "\n".join(tinsmith.trouble(logged))

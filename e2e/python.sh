@@ -1,0 +1,37 @@
+#!/bin/bash
+# python.sh makes what the Python tests run in, below the repository root, once per version of its inputs:
+#   .venv                      the packages of e2e/requirements.txt
+#   .cache/sdk/VERSION         older Tinker SDKs, each alone: put one first on PYTHONPATH to use it in place of the newest
+#   .cache/cookbook/VERSION    the Tinker cookbooks, likewise
+# PYTHON names the interpreter (3.11; default python3.11).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+sdks="0.24.1 0.25.0 0.30.4 0.35.0"
+cookbooks="0.5.8 0.6.1"
+
+digest=$(sha256sum e2e/requirements.txt | cut -d ' ' -f 1)
+stamp=.venv/requirements.sha256
+if [ "$(cat "$stamp" 2>/dev/null || true)" != "$digest" ]; then
+  python=${PYTHON:-python3.11}
+  command -v "$python" >/dev/null || { echo "python.sh: $python is not installed; the tests need Python 3.11 (set PYTHON to name it)" >&2; exit 1; }
+  "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "python.sh: $python is not Python 3.11" >&2; exit 1; }
+  echo "installing $(grep -c '^[a-zA-Z]' e2e/requirements.txt) Python packages into .venv: about 3 GB to download (torch with the libraries that it loads), 6 GB on disk"
+  [ -x .venv/bin/python ] || "$python" -m venv .venv
+  # The list is complete, so nothing is resolved; `pip check` says whether it still is.
+  .venv/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement e2e/requirements.txt
+  .venv/bin/pip check
+  echo "$digest" > "$stamp"
+fi
+
+# alone PACKAGE VERSION FOLDER installs one package without its dependencies. The folder appears only when it is complete.
+alone() {
+  [ ! -d "$3" ] || return 0
+  echo "installing $1 $2 into $3 (under 2 MB)"
+  rm -rf "$3.part"
+  .venv/bin/pip install --quiet --disable-pip-version-check --no-deps --target "$3.part" "$1==$2"
+  mv "$3.part" "$3"
+}
+mkdir -p .cache/sdk .cache/cookbook
+for v in $sdks; do alone tinker "$v" ".cache/sdk/$v"; done
+for v in $cookbooks; do alone tinker-cookbook "$v" ".cache/cookbook/$v"; done

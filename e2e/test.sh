@@ -1,0 +1,93 @@
+#!/bin/bash
+# test.sh standard|all runs every test of the project against what `make build` made and ends with a table: the last line of each runner, what was skipped
+# and why. It goes on after a failure, so that one run shows all of them, and fails if anything failed.
+#   standard  Tinker SDK 0.38 in full and 0.24 in the calls that every version has, three recipes, fuzzing for seconds
+#   all       every SDK version, every recipe, fuzzing for a minute per target
+set -uo pipefail
+cd "$(dirname "$0")/.."
+level=${1:-}
+case $level in
+  standard) fuzz=3s; sdks="0.24.1" ;;
+  all) fuzz=60s; sdks="0.24.1 0.25.0 0.30.4 0.35.0" ;;
+  *) echo "usage: e2e/test.sh standard|all" >&2; exit 2 ;;
+esac
+export E2E_LEVEL=$level
+started=$SECONDS
+logs=.cache/test-logs
+rm -rf "$logs"; mkdir -p "$logs"
+summary=() failed=0
+
+# step NAME COMMAND… runs one runner. Its output is shown, kept in a file, and its last line comes back in the table.
+step() {
+  local name=$1 log="$logs/${1// /-}.log" begun=$SECONDS code=0
+  shift
+  printf '\n== %s\n' "$name"
+  "$@" 2>&1 | tee "$log"
+  code=${PIPESTATUS[0]}
+  local last took=$((SECONDS - begun)) word=ok
+  last=$(grep -v '^[[:space:]]*$' "$log" | tail -n 1)
+  [ "$code" = 0 ] || { word=FAILED; failed=1; }
+  summary+=("$(printf '%-7s %4d s  %-22s %s' "$word" "$took" "$name" "${last:0:140}")")
+}
+
+# go test says why it skipped in the line above or below the verdict; -v is needed for that, and only failures and packages are shown.
+gotest() {
+  local log="$logs/go-verbose-$1.txt"
+  shift
+  go test -v "$@" > "$log" 2>&1
+  local code=$?
+  grep -E '^(ok|FAIL|panic:|---? FAIL)|^[[:space:]]*--- FAIL|DATA RACE' "$log"
+  if [ $code != 0 ]; then echo "-- the end of $log:"; tail -n 120 "$log"; fi
+  echo "$(grep -cE '^[[:space:]]*--- PASS' "$log") tests passed, $(grep -cE '^[[:space:]]*--- FAIL' "$log") failed, $(grep -cE '^[[:space:]]*--- SKIP' "$log") skipped, $(grep -c '^ok' "$log") packages"
+  return $code
+}
+goskips() {
+  local log
+  for log in "$logs"/go-verbose-*.txt; do
+    [ -e "$log" ] || continue
+    grep -A 1 -E '^[[:space:]]*--- SKIP' "$log" | grep -E '_test\.go:[0-9]+:' | sed -E 's/^[[:space:]]*[a-zA-Z0-9_]+_test\.go:[0-9]+: //'
+  done | sort | uniq -c | sort -rn | sed 's/^ */go: /'
+}
+pyskips() { grep -hE '^SKIPPED \[' "$logs"/*.log 2>/dev/null | sed -E 's/^SKIPPED \[([0-9]+)\] [^:]*(:[0-9]+)?: /python: \1 /' | sort | uniq; }
+
+fuzzall() {
+  local count=0 package target line
+  while IFS= read -r line; do
+    package=$(dirname "${line%%:*}") target=${line##*func }
+    target=${target%%(*}
+    echo "$package $target"
+    # Without -parallel the engine starts a worker per core; minimising is left to the person who investigates.
+    go test "./$package" -run '^$' -fuzz "^$target\$" -fuzztime "$fuzz" -fuzzminimizetime 0s > "$logs/fuzz.txt" 2>&1 || { cat "$logs/fuzz.txt"; return 1; }
+    count=$((count + 1))
+  done < <(git grep -n -E '^func Fuzz[A-Za-z0-9_]+\(f ' -- '*_test.go')
+  echo "$count fuzz targets, $fuzz each"
+}
+
+# Packages where goroutines share state; the race detector makes the arithmetic of the others too slow to be worth it.
+concurrent=$(go list ./gateway/... ./plugins/... | grep -vE '/(tokenizer|chat/jinja)$'; go list ./backends/internal/engine 2>/dev/null)
+others=$(go list ./... | grep -vxF "$concurrent")
+step "go, race detector" gotest race -race $concurrent
+step "go" gotest plain $others
+step "fuzzing" fuzzall
+
+step "python environment" e2e/python.sh
+py() { local path=$1; shift; PYTHONPATH="$path" .venv/bin/python -m pytest -c e2e/pytest.ini --rootdir e2e "$@"; }
+step "tinker sdk 0.38.0" py "" e2e/tinker
+for v in $sdks; do step "tinker sdk $v" py ".cache/sdk/$v" -m version e2e/tinker; done
+for folder in recipes openai; do
+  if compgen -G "e2e/$folder/test_*.py" > /dev/null; then step "$folder" py "" "e2e/$folder"; fi
+done
+if [ -f e2e/node/package.json ]; then
+  npm_ci() { echo "installing the Node packages of e2e/node/package-lock.json"; npm --prefix e2e/node ci --no-audit --no-fund; }
+  step "node packages" npm_ci
+  step "node clients" npm --prefix e2e/node test
+fi
+# Part of `go test ./...` above unless it is a module of its own.
+if [ -f e2e/go/go.mod ]; then step "go clients" go -C e2e/go test -count=1 ./...; fi
+
+printf '\n== skipped\n'
+{ goskips; pyskips; } | tee "$logs/skips.txt"
+[ -s "$logs/skips.txt" ] || echo "nothing"
+printf '\n== result of e2e/test.sh %s, %d s; full output in %s\n' "$level" "$((SECONDS - started))" "$logs"
+printf '%s\n' "${summary[@]}"
+exit $failed
