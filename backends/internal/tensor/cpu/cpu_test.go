@@ -2,7 +2,11 @@ package cpu_test
 
 import (
 	"fmt"
+	"math"
+	"runtime"
+	"slices"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -77,4 +81,75 @@ func TestCloseTellsOfMemoryNotFreed(t *testing.T) {
 	if err := d.Zero(x); err == nil {
 		t.Error("a closed device works")
 	}
+}
+
+// Kernels flush denormals; the thread that called them must get its own setting back.
+func TestDenormalsSurviveOutside(t *testing.T) {
+	d := open(t, cpu.Options{Threads: 1})
+	x, err := d.Alloc(tensor.Float32, 1, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Free(x)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := d.Add(x, x); err != nil {
+		t.Fatal(err)
+	}
+	tiny := []float32{math.SmallestNonzeroFloat32}
+	if tiny[0]*2 == 0 || tiny[0]+tiny[0] == 0 {
+		t.Error("denormals are flushed after an operation")
+	}
+}
+
+// Threads that sleep, wake late or find nothing left to do must neither lose nor repeat a unit of work.
+func TestManyShortOperations(t *testing.T) {
+	const rows, out, in = 3, 2560, 96 // enough work that threads are woken
+	d := open(t, cpu.Options{Threads: 4})
+	m, err := d.NewMatrix(tensor.Float32, out, in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Free()
+	w, x, y := allocate(t, d, out, in), allocate(t, d, rows, in), allocate(t, d, rows, out)
+	if err := d.Repack(m, w); err != nil {
+		t.Fatal(err)
+	}
+	want, got := make([]float32, rows*out), make([]float32, rows*out)
+	for i := range 2000 {
+		if err := d.MatMul(y, x, m, false); err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 {
+			err = d.Download(want, y)
+		} else if err = d.Download(got, y); !slices.Equal(got, want) {
+			t.Fatalf("operation %d gives another result than the first", i)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Zero(y); err != nil {
+			t.Fatal(err)
+		}
+		if i%500 == 0 {
+			time.Sleep(time.Millisecond) // long enough for the threads to fall asleep
+		}
+	}
+}
+
+func allocate(t *testing.T, d tensor.Device, rows, cols int) tensor.Tensor {
+	t.Helper()
+	x, err := d.Alloc(tensor.Float32, rows, cols)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Free(x) })
+	values := make([]float32, rows*cols)
+	for i := range values {
+		values[i] = float32(i%17) - 8
+	}
+	if err := d.Upload(x, values); err != nil {
+		t.Fatal(err)
+	}
+	return x
 }

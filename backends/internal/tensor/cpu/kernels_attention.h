@@ -122,8 +122,8 @@ static void attention(const void *job, int64_t unit, worker *w) {
       sum[i] = total_sum[i] * x + sum[i] * y, top[i] = next;
     }
     int64_t h = head * group + i % group;
-    float *out = row_of(j->o, row + i / group) + h * dim;
-    for (int64_t d = 0; d < dim; d++) out[d] = part[d] / sum[i];
+    float *out = row_of(j->o, row + i / group) + h * dim, divisor = sum[i];
+    for (int64_t d = 0; d < dim; d++) out[d] = part[d] / divisor;
     if (j->lse.addr) row_of(j->lse, row + i / group)[h] = top[i] + log1(sum[i]);
   }
 }

@@ -34,23 +34,25 @@ static void logsumexp_merge(const void *job, int64_t unit, worker *w) {
 static void softmax(const void *job, int64_t unit, worker *w) {
   (void)w;
   const rows_job *j = job;
+  int64_t cols = j->a.cols;
   EACH_ROW(j) {
     float *p = row_of(j->a, r);
     const float *x = row_of(j->b, r);
     lanes minus = lset(-*row_of(j->c, r));
-    EACH_16(j->a.cols) STORE(p, lexp(ladd(LOAD(x), minus)));
+    EACH_16(cols) STORE(p, lexp(ladd(LOAD(x), minus)));
   }
 }
 // a = logits in place, b = lse, index = targets, values = c, heads = k. The sum of c is taken first, in order.
 static void softmax_gradient(const void *job, int64_t unit, worker *w) {
   (void)w;
   const rows_job *j = job;
+  int64_t cols = j->a.cols;
   EACH_ROW(j) {
     float *x = row_of(j->a, r), sum = 0.0f;
     const float *c = j->values + r * j->heads;
     for (int64_t k = 0; k < j->heads; k++) sum += c[k];
     lanes minus = lset(-*row_of(j->b, r)), factor = lset(-sum);
-    EACH_16(j->a.cols) STORE(x, lmul(factor, lexp(ladd(LOAD(x), minus))));
+    EACH_16(cols) STORE(x, lmul(factor, lexp(ladd(LOAD(x), minus))));
     for (int64_t k = 0; k < j->heads; k++) x[j->index[r * j->heads + k]] += c[k];
   }
 }

@@ -73,10 +73,11 @@ INLINE lanes sigmoid(lanes x) {
 static void swiglu(const void *job, int64_t unit, worker *w) {
   (void)w;
   const rows_job *j = job;
+  int64_t cols = j->a.cols;
   EACH_ROW(j) {
     float *y = row_of(j->a, r);
     const float *gate = row_of(j->b, r), *up = row_of(j->c, r);
-    EACH_16(j->a.cols) {
+    EACH_16(cols) {
       lanes g = LOAD(gate);
       STORE(y, lmul(lmul(g, sigmoid(g)), LOAD(up)));
     }
@@ -86,10 +87,11 @@ static void swiglu(const void *job, int64_t unit, worker *w) {
 static void swiglu_backward(const void *job, int64_t unit, worker *w) {
   (void)w;
   const rows_job *j = job;
+  int64_t cols = j->a.cols;
   EACH_ROW(j) {
     float *dgate = row_of(j->a, r), *dup = row_of(j->b, r);
     const float *dy = row_of(j->c, r), *gate = row_of(j->d, r), *up = row_of(j->e, r);
-    EACH_16(j->a.cols) {
+    EACH_16(cols) {
       lanes g = LOAD(gate), u = LOAD(up), d = LOAD(dy), s = sigmoid(g), rest;
       EACH_PART rest.v[i] = vset(1.0f) - s.v[i];
       lanes slope = lmul(s, lfma(g, rest, lset(1.0f))); // silu'(g) = s·(1 + g·(1 - s))
@@ -102,31 +104,34 @@ static void swiglu_backward(const void *job, int64_t unit, worker *w) {
 static void add(const void *job, int64_t unit, worker *w) {
   (void)w;
   const rows_job *j = job;
+  int64_t cols = j->a.cols;
   EACH_ROW(j) {
     float *y = row_of(j->a, r);
     const float *x = row_of(j->b, r);
-    EACH_16(j->a.cols) STORE(y, ladd(LOAD(y), LOAD(x)));
+    EACH_16(cols) STORE(y, ladd(LOAD(y), LOAD(x)));
   }
 }
 static void add_row(const void *job, int64_t unit, worker *w) {
   (void)w;
   const rows_job *j = job;
+  int64_t cols = j->a.cols;
   const float *x = row_of(j->b, 0);
   EACH_ROW(j) {
     float *y = row_of(j->a, r);
-    EACH_16(j->a.cols) STORE(y, ladd(LOAD(y), LOAD(x)));
+    EACH_16(cols) STORE(y, ladd(LOAD(y), LOAD(x)));
   }
 }
 static void scale(const void *job, int64_t unit, worker *w) {
   (void)w;
   const rows_job *j = job;
   lanes f = lset(j->x);
+  int64_t cols = j->a.cols; // a store might change *j as far as the compiler knows
   EACH_ROW(j) {
     float *y = row_of(j->a, r);
-    EACH_16(j->a.cols) STORE(y, lmul(LOAD(y), f));
+    EACH_16(cols) STORE(y, lmul(LOAD(y), f));
     if (j->type == BFLOAT16) {
       uint32_t *bits = (uint32_t *)y;
-      for (int64_t i = 0; i < j->a.cols; i++) bits[i] = round_bits(bits[i]);
+      for (int64_t i = 0; i < cols; i++) bits[i] = round_bits(bits[i]);
     }
   }
 }
@@ -172,6 +177,7 @@ static void sum_squares(const void *job, int64_t unit, worker *w) {
 static void adamw(const void *job, int64_t unit, worker *w) {
   (void)w;
   const rows_job *j = job;
+  int64_t cols = j->a.cols;
   const view *t = (const view *)j->values;
   const adamw_step *s = &j->step;
   lanes b1 = lset((float)s->beta1), c1 = lset((float)(1 - s->beta1)), b2 = lset((float)s->beta2), c2 = lset((float)(1 - s->beta2));
@@ -181,7 +187,7 @@ static void adamw(const void *job, int64_t unit, worker *w) {
   EACH_ROW(j) {
     float *np = row_of(t[0], r), *nm = row_of(t[1], r), *nv = row_of(t[2], r);
     const float *p = row_of(t[3], r), *m = row_of(t[4], r), *v = row_of(t[5], r), *grad = row_of(t[6], r);
-    EACH_16(j->a.cols) {
+    EACH_16(cols) {
       lanes g = lmul(LOAD(grad), grad_scale);
       lanes mm = lfma(c1, g, lmul(b1, LOAD(m)));
       lanes vv = lfma(lmul(c2, g), g, lmul(b2, LOAD(v)));
