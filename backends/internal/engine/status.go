@@ -74,7 +74,7 @@ func (e *Engine) status(now time.Time) plugins.Status {
 		s.KVPages, s.KVPagesFree = l.sampler.pages.Count(), int(c.pagesFree.Load())
 		s.WeightBytes = l.weightBytes
 	}
-	if !e.parked {
+	if !e.parked && e.hasWork() {
 		s.LastProgressAge = max(0, now.Sub(time.Unix(0, c.last.Load())))
 	}
 	return s
