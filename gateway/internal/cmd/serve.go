@@ -152,6 +152,11 @@ func serveModels(ctx context.Context, cfg config.Config, version string, auth *k
 	if err != nil {
 		return err
 	}
+	unregister, err := backends.RegisterMetrics()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, unregister()) }()
 	h.setFleet(backends)
 	// The processes end by Close, after the core that uses them.
 	backends.Start(context.WithoutCancel(ctx))

@@ -37,25 +37,39 @@ type tokenBody struct {
 }
 
 func (c *Core) sign(cp *checkpoint, file string, ends time.Time) string {
-	body := base64.RawURLEncoding.EncodeToString(mustJSON(tokenBody{Path: cp.Path, Dir: cp.Dir, File: file, Ends: ends.Unix()}))
-	return body + "." + base64.RawURLEncoding.EncodeToString(c.digest("token", body))
+	return c.signToken("token", tokenBody{Path: cp.Path, Dir: cp.Dir, File: file, Ends: ends.Unix()})
+}
+
+// signToken makes a token for one purpose; it is worth nothing for another.
+func (c *Core) signToken(purpose string, what tokenBody) string {
+	body := base64.RawURLEncoding.EncodeToString(mustJSON(what))
+	return body + "." + base64.RawURLEncoding.EncodeToString(c.digest(purpose, body))
+}
+
+// openToken checks a token and gives what it allows.
+func (c *Core) openToken(purpose, token string) (tokenBody, error) {
+	refused := refusef(KindForbidden, "the link is not valid or has expired; ask for a new one")
+	body, sum, _ := strings.Cut(token, ".")
+	given, err := base64.RawURLEncoding.DecodeString(sum)
+	if err != nil || len(token) > 4096 || !hmac.Equal(given, c.digest(purpose, body)) {
+		return tokenBody{}, refused
+	}
+	raw, err := base64.RawURLEncoding.DecodeString(body)
+	if err != nil {
+		return tokenBody{}, refused
+	}
+	var t tokenBody
+	if err := json.Unmarshal(raw, &t); err != nil || c.cfg.now().Unix() >= t.Ends {
+		return tokenBody{}, refused
+	}
+	return t, nil
 }
 
 // verify finds the checkpoint and the file of a token.
 func (c *Core) verify(token string) (cp checkpointRecord, file string, err error) {
-	refused := refusef(KindForbidden, "the link is not valid or has expired; ask for a new one")
-	body, sum, _ := strings.Cut(token, ".")
-	given, err := base64.RawURLEncoding.DecodeString(sum)
-	if err != nil || len(token) > 4096 || !hmac.Equal(given, c.digest("token", body)) {
-		return cp, "", refused
-	}
-	raw, err := base64.RawURLEncoding.DecodeString(body)
+	t, err := c.openToken("token", token)
 	if err != nil {
-		return cp, "", refused
-	}
-	var t tokenBody
-	if err := json.Unmarshal(raw, &t); err != nil || c.cfg.now().Unix() >= t.Ends {
-		return cp, "", refused
+		return cp, "", err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -142,6 +142,7 @@ func (c *Core) runSample(ctx context.Context, j *sampleJob) {
 		cancel()
 	}
 	c.mu.Unlock()
+	j.future.begun = c.cfg.now().UTC()
 	result, err := c.sampleUntilDone(callCtx, j)
 	out := Outcome{Sample: result}
 	var batch store.Batch

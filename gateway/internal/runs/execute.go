@@ -36,6 +36,7 @@ func (b Backend) reason(err error) string {
 // execute runs one operation against the backend and completes its future. When the server stops meanwhile the operation stays unfinished in the journal.
 func (c *Core) execute(ctx context.Context, op *operation) {
 	ctx = trace.ContextWithSpanContext(ctx, op.trace)
+	op.future.begun = c.cfg.now().UTC()
 	var done done
 	var err error
 	if op.create != nil {

@@ -78,6 +78,7 @@ type future struct {
 	session *session // nil for an unload of a run without one
 	hash    string
 	since   time.Time
+	begun   time.Time // when the backend was asked; zero before. Written by the goroutine that runs it
 
 	accepted chan struct{} // closed when it is durable, or refused
 	refusal  error         // set before accepted is closed: it never came to be
@@ -200,7 +201,7 @@ func (c *Core) finish(ctx context.Context, f *future, out *Outcome, position int
 	default:
 		rec.Payload = mustJSON(out)
 	}
-	rec.Value = mustJSON(resultRecord{Kind: f.kind, Failure: out.Failure, Position: position, Size: int64(len(rec.Payload))})
+	rec.Value = mustJSON(resultRecord{Kind: f.kind, Failure: out.Failure, Position: position, Size: int64(len(rec.Payload)), Begun: f.begun, Done: c.cfg.now().UTC()})
 	extra.Put = append(extra.Put, rec)
 	// What was computed is kept, also while the server stops.
 	if err := c.cfg.Store.Commit(context.WithoutCancel(ctx), extra); err != nil {

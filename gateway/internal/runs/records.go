@@ -46,6 +46,8 @@ type resultRecord struct {
 	Failure  *Failure      `json:"failure,omitempty"`
 	Position int64         `json:"position,omitempty"` // the one that the backend decided; 0 = it never saw the operation
 	Size     int64         `json:"size,omitempty"`
+	Begun    time.Time     `json:"begun,omitzero"` // zero = the backend was never asked
+	Done     time.Time     `json:"done,omitzero"`
 }
 
 // mustJSON encodes values of our own types, which cannot fail.

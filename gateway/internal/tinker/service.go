@@ -48,6 +48,7 @@ func (s *Service) Register(r gin.IRouter) {
 	// Links that were signed for one file need no key.
 	g.GET("/files/:token", s.files)
 	g.GET("/archives/:token", s.archives)
+	g.GET("/traces/:token", s.traces)
 
 	g.POST("/client/config", s.auths(s.clientConfig))
 	g.POST("/client/dynamic_config", s.auths(s.dynamicConfig))
