@@ -160,6 +160,7 @@ func serveModels(ctx context.Context, cfg config.Config, version string, auth *k
 	h.setFleet(backends)
 	// The processes end by Close, after the core that uses them.
 	backends.Start(context.WithoutCancel(ctx))
+	go showLoading(ctx, backends)
 	defer func() {
 		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 		defer cancel()
@@ -211,13 +212,17 @@ func announceReady(ctx context.Context, core *runs.Core, models []*catalog.Model
 		key = "tml-YOUR-KEY"
 		header = ` -H "Authorization: Bearer ` + key + `"`
 	}
+	path, body := "/v1/chat/completions", `"messages": [{"role": "user", "content": "What is 2 + 3?"}]`
+	if models[0].Template == nil {
+		path, body = "/v1/completions", `"prompt": "Once upon a time", "max_tokens": 32`
+	}
 	fmt.Fprintf(os.Stderr, `
 ready. What you need next:
   Tinker SDK   TINKER_BASE_URL=%[1]s TINKER_API_KEY=%[2]s python -c 'import tinker; print(tinker.ServiceClient().get_server_capabilities())'
   OpenAI SDK   OPENAI_BASE_URL=%[1]s/v1 OPENAI_API_KEY=%[2]s   model: %[3]s
-  curl         curl %[1]s/v1/chat/completions%[4]s -H "Content-Type: application/json" -d '{"model": "%[3]s", "messages": [{"role": "user", "content": "What is 2 + 3?"}]}'
+  curl         curl %[1]s%[5]s%[4]s -H "Content-Type: application/json" -d '{"model": "%[3]s", %[6]s}'
 
-`, url, key, models[0].Name, header)
+`, url, key, models[0].Name, header, path, body)
 }
 
 // loadCatalog finds or downloads the model directories and reads tokenizers and templates.

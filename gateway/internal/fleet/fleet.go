@@ -121,10 +121,13 @@ func (f *Fleet) Backend(ctx context.Context, model string) (runs.Backend, error)
 		}
 		if err := m.supervisor.Wait(ctx); err != nil {
 			st := m.supervisor.State()
-			if ctx.Err() != nil || st.Phase != supervisor.Failed || st.StderrTail == "" {
+			switch {
+			case ctx.Err() != nil || st.Phase != supervisor.Failed:
 				return runs.Backend{}, err
+			case st.StderrTail == "":
+				return runs.Backend{}, errors.New(st.Reason)
 			}
-			return runs.Backend{}, fmt.Errorf("%w; its last output: %s", err, st.StderrTail)
+			return runs.Backend{}, fmt.Errorf("%s; its last output: %s", st.Reason, st.StderrTail)
 		}
 		// Ready, but the event is not here yet; or lost again in between.
 		select {
