@@ -58,3 +58,16 @@ def two_key_server(shared_two_key_server):
     yield shared_two_key_server
     logged = shared_two_key_server.log()[before:]
     assert not tinsmith.trouble(logged), "the server logged:\n" + "\n".join(tinsmith.trouble(logged))
+
+
+@pytest.fixture
+def service(server):
+    """A ServiceClient of the shared server, whose session ends with the test."""
+    import sdkcalls
+
+    made = sdkcalls.service(server)
+    yield made
+    if hasattr(made, "close"):
+        ended = made.close("success")
+        if ended is not None:
+            ended.result()
