@@ -164,7 +164,7 @@ BAD = {
     "temperature": {"temperature": -1.0},
     "top_p": {"top_p": 1.5},
     "top_k": {"top_k": -7},
-    "max_tokens": {"max_tokens": 0},
+    "max_tokens": {"max_tokens": -1},
 }
 
 

@@ -276,7 +276,8 @@ func decodeForwardBackwardResult(b []byte) (*ForwardBackwardResult, error) {
 // sampleRequest is the journalled form of a sample: the backend's request without id, adapter and version, and what stops it.
 type sampleRequest struct {
 	plugins.SampleRequest
-	StopStrings []string
+	StopStrings   []string
+	SparseTargets bool // TargetPromptTokens came sparse, and the scores go back so
 }
 
 func encodeSample(r sampleRequest) []byte {
@@ -300,6 +301,7 @@ func encodeSample(r sampleRequest) []byte {
 	e.ints(r.TargetPromptTokens)
 	e.int(int64(r.TargetPromptK))
 	e.int(int64(r.PromptAlternatives))
+	e.bool(r.SparseTargets)
 	return e.b
 }
 
@@ -314,7 +316,7 @@ func decodeSample(b []byte) (sampleRequest, error) {
 		r.StopStrings = append(r.StopStrings, d.text())
 	}
 	r.TopKSampledLogprobs, r.PromptLogprobs, r.PromptLogprobsLastN, r.TopKPromptLogprobs = int(d.int()), d.bool(), int(d.int()), int(d.int())
-	r.TargetPromptTokens, r.TargetPromptK, r.PromptAlternatives = d.ints(), int(d.int()), int(d.int())
+	r.TargetPromptTokens, r.TargetPromptK, r.PromptAlternatives, r.SparseTargets = d.ints(), int(d.int()), int(d.int()), d.bool()
 	return r, d.end()
 }
 
@@ -328,6 +330,11 @@ func encodeSampleResult(r *SampleResult) []byte {
 	e.floats(p.Targets)
 	e.ints(p.AltTokens)
 	e.floats(p.AltLogprobs)
+	e.int(int64(r.PromptLength))
+	e.ints(r.TargetPromptTokens)
+	e.int(int64(r.TargetPromptK))
+	e.bool(r.TargetPromptSparse)
+	e.int(int64(r.PromptAlternatives))
 	e.uint(uint64(len(r.Sequences)))
 	for _, s := range r.Sequences {
 		e.bool(s.StoppedByLength)
@@ -344,6 +351,7 @@ func decodeSampleResult(b []byte) (*SampleResult, error) {
 	r := &SampleResult{Prompt: plugins.PromptScores{
 		Version: d.int(), CachedTokens: int(d.int()), Logprobs: d.floats(), Top: d.top(), Targets: d.floats(), AltTokens: d.ints(), AltLogprobs: d.floats(),
 	}}
+	r.PromptLength, r.TargetPromptTokens, r.TargetPromptK, r.TargetPromptSparse, r.PromptAlternatives = int(d.int()), d.ints(), int(d.int()), d.bool(), int(d.int())
 	for range d.count() {
 		r.Sequences = append(r.Sequences, SampledSequence{StoppedByLength: d.bool(), Tokens: d.ints(), Logprobs: d.floats(), Top: d.top()})
 	}

@@ -18,11 +18,12 @@ var (
 	oneResult = &ForwardBackwardResult{K: []int{0, 2}, ForwardBackwardResult: plugins.ForwardBackwardResult{
 		Logprobs: [][]float32{{-1, -2}, {-3, float32(math.Inf(-1))}}, Metrics: map[string]float64{"loss:sum": 3.5},
 	}}
-	oneSample = sampleRequest{StopStrings: []string{"\n\nUser:", "x"}, SampleRequest: plugins.SampleRequest{
+	oneSample = sampleRequest{SparseTargets: true, StopStrings: []string{"\n\nUser:", "x"}, SampleRequest: plugins.SampleRequest{
 		Prompt: []int32{1, 2, 3}, NumSamples: 4, MaxTokens: 7, Temperature: 0.7, TopK: -1, TopP: 0.9, Seed: math.MaxUint64, StopTokens: []int32{5}, RepetitionPenalty: 1,
 		TopKSampledLogprobs: 2, PromptLogprobs: true, PromptLogprobsLastN: 1, TopKPromptLogprobs: 3, TargetPromptTokens: []int32{-1, 4}, TargetPromptK: 1, PromptAlternatives: 2,
 	}}
 	oneSampled = &SampleResult{
+		PromptLength: 3, TargetPromptTokens: []int32{-1, 4}, TargetPromptK: 1, TargetPromptSparse: true, PromptAlternatives: 2,
 		Prompt: plugins.PromptScores{Version: 3, CachedTokens: 2, Logprobs: []float32{-1}, Top: plugins.TopLogprobs{K: 1, IDs: []int32{1}, Logprobs: []float32{-99999}},
 			Targets: []float32{0}, AltTokens: []int32{4}, AltLogprobs: []float32{-2}},
 		Sequences: []SampledSequence{{StoppedByLength: true, Tokens: []int32{1}, Logprobs: []float32{-1}}, {Tokens: []int32{}, Logprobs: []float32{}, Top: plugins.TopLogprobs{K: 2}}},

@@ -216,7 +216,7 @@ func (c *Core) sampleOnce(ctx context.Context, j *sampleJob, attempt int) (*Samp
 	if attempt > 0 { // an earlier attempt may not have ended there yet
 		req.ID += "#" + itoa(attempt)
 	}
-	col := newCollector(req.NumSamples)
+	col := newCollector(j.req)
 	if err := c.sample(ctx, b, m, req, j.req.StopStrings, col.event); err != nil {
 		return nil, err
 	}
@@ -308,8 +308,14 @@ type collector struct {
 	finished []bool
 }
 
-func newCollector(n int) *collector {
-	return &collector{sample: SampleResult{Sequences: make([]SampledSequence, n)}, finished: make([]bool, n)}
+func newCollector(req sampleRequest) *collector {
+	return &collector{
+		sample: SampleResult{
+			Sequences: make([]SampledSequence, req.NumSamples), PromptLength: len(req.Prompt), TargetPromptTokens: req.TargetPromptTokens,
+			TargetPromptK: req.TargetPromptK, TargetPromptSparse: req.SparseTargets, PromptAlternatives: req.PromptAlternatives,
+		},
+		finished: make([]bool, req.NumSamples),
+	}
 }
 
 func (k *collector) event(e plugins.SampleEvent) error {

@@ -23,7 +23,7 @@ type SamplingParams struct {
 	Seed        *uint64 // nil = one is drawn and journalled
 	Stops       Stops
 	Temperature float64 // 0 = greedy
-	TopK        int     // ≤ 0 = off
+	TopK        int     // -1 or 0 = off
 	TopP        float64 // in (0, 1]; 1 = off
 }
 
@@ -80,7 +80,7 @@ const (
 // checkSample resolves a request: everything that is left to the server is decided here and journalled so.
 func checkSample(req Sample, m Model, vocab, limit int) (sampleRequest, error) {
 	p := req.Params
-	out := sampleRequest{SampleRequest: plugins.SampleRequest{
+	out := sampleRequest{SparseTargets: req.TargetPromptSparse, SampleRequest: plugins.SampleRequest{
 		Prompt: req.Prompt, NumSamples: req.NumSamples, Temperature: p.Temperature, TopK: p.TopK, TopP: p.TopP, RepetitionPenalty: 1, PromptLogprobs: req.PromptLogprobs,
 		PromptLogprobsLastN: req.PromptLogprobsLastN, TopKPromptLogprobs: req.TopKPromptLogprobs, TopKSampledLogprobs: req.TopKSampledLogprobs,
 		TargetPromptTokens: req.TargetPromptTokens, TargetPromptK: req.TargetPromptK, PromptAlternatives: req.PromptAlternatives,
@@ -95,6 +95,8 @@ func checkSample(req Sample, m Model, vocab, limit int) (sampleRequest, error) {
 		return out, invalidf("sampling_params.temperature: is %v, must be a finite number of at least 0", p.Temperature)
 	case !(p.TopP > 0 && p.TopP <= 1):
 		return out, invalidf("sampling_params.top_p: is %v, must be above 0 and at most 1", p.TopP)
+	case p.TopK < -1:
+		return out, invalidf("sampling_params.top_k: is %d, must be at least -1 (off)", p.TopK)
 	case p.MaxTokens != nil && *p.MaxTokens < 0:
 		return out, invalidf("sampling_params.max_tokens: is %d, must be at least 0", *p.MaxTokens)
 	case req.PromptLogprobsLastN < 0 || req.PromptLogprobsLastN > 0 && (!req.PromptLogprobs || req.PromptLogprobsLastN > n-1):

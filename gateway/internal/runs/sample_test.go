@@ -39,7 +39,7 @@ func TestSampleOptionsAndRepeats(t *testing.T) {
 
 	req := w.sample(id, 3_000_000_000)
 	req.PromptLogprobs, req.PromptLogprobsLastN, req.TopKPromptLogprobs, req.TopKSampledLogprobs = true, 1, 2, 3
-	req.TargetPromptTokens, req.TargetPromptK, req.PromptAlternatives = []int32{5, -1}, 1, 2
+	req.TargetPromptTokens, req.TargetPromptK, req.TargetPromptSparse, req.PromptAlternatives = []int32{5, -1}, 1, true, 2
 	first, err := w.Sample(ctx, req)
 	w.ok(err)
 	if want := []string{first.RequestID + ":0", first.RequestID + ":1"}; !slices.Equal(first.SequenceIDs, want) {
@@ -49,6 +49,9 @@ func TestSampleOptionsAndRepeats(t *testing.T) {
 	p := got.Prompt
 	if len(p.Logprobs) != 3 || !math.IsNaN(float64(p.Logprobs[1])) || p.Logprobs[2] >= 0 || p.Top.K != 2 || len(p.Targets) != 2 || p.Targets[0] >= 0 || p.Targets[1] != 0 || len(p.AltTokens) != 4 {
 		t.Errorf("prompt scores %+v", p)
+	}
+	if got.PromptLength != 3 || !slices.Equal(got.TargetPromptTokens, req.TargetPromptTokens) || got.TargetPromptK != 1 || !got.TargetPromptSparse || got.PromptAlternatives != 2 {
+		t.Errorf("the result does not know its request: %+v", got)
 	}
 	if s := got.Sequences[1]; s.Top.K != 3 || len(s.Top.IDs) != 3*len(s.Tokens) || len(s.Logprobs) != len(s.Tokens) {
 		t.Errorf("sequence %+v", s)
