@@ -14,6 +14,9 @@ import (
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
+// reserve is how much memory a request's Content-Length alone can claim.
+const reserve = 1 << 20
+
 // Error is a body that is refused, with the HTTP status that says so.
 type Error struct {
 	Status  int
@@ -55,7 +58,7 @@ func Read(r *http.Request) ([]byte, error) {
 	}
 	var out bytes.Buffer
 	if encoding == "" && r.ContentLength > 0 {
-		out.Grow(int(r.ContentLength))
+		out.Grow(int(min(r.ContentLength, reserve))) // a length is a claim: more is taken as it comes
 	}
 	n, err := io.Copy(&out, io.LimitReader(decoded, plugins.MaxBodyBytes+1))
 	switch {

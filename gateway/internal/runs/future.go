@@ -166,7 +166,12 @@ func (c *Core) repeated(ctx context.Context, id, hash string) error {
 		stored = op.Hash
 	}
 	if stored != hash {
-		return invalidf("the number of %s was used before, for another request", id)
+		field, number := "seq_id", id
+		if parent, seq := parentOf(id); seq == 0 && strings.Contains(parent, ":train:") { // what makes a run; its operations begin with 1
+			field, number = "model_seq_id", parent
+		}
+		parent, seq := parentOf(number)
+		return invalidf("%s: %d was used before in %s, for another request", field, seq, parent)
 	}
 	return nil
 }

@@ -141,10 +141,40 @@ func (c *Core) usableSession(owner, id string) (*session, error) {
 	}
 }
 
+// Bounds of what a client may have kept with a session or a run: all of it stays in memory.
+const (
+	maxMetadata = 256 << 10 // bytes of user_metadata, and of the detail of an end
+	maxTags     = 1000
+	maxLabel    = 1000 // bytes of a tag, a display name, a project id and a version
+)
+
+// check refuses labels that are too long to be kept.
+func (n *NewSession) check() error {
+	if len(n.Tags) > maxTags {
+		return invalidf("tags: has %d entries, at most %d are allowed", len(n.Tags), maxTags)
+	}
+	for i, tag := range n.Tags {
+		if len(tag) > maxLabel {
+			return invalidf("tags[%d]: has %d bytes, at most %d are allowed", i, len(tag), maxLabel)
+		}
+	}
+	return firstError(checkLabel("display_name", n.DisplayName), checkLabel("project_id", n.ProjectID), checkLabel("sdk_version", n.SDKVersion))
+}
+
+func checkLabel(field, text string) error {
+	if len(text) > maxLabel {
+		return invalidf("%s: has %d bytes, at most %d are allowed", field, len(text), maxLabel)
+	}
+	return nil
+}
+
 // checkMetadata refuses metadata that are not an object, and gives {} for none.
 func checkMetadata(raw json.RawMessage) (json.RawMessage, error) {
 	if len(raw) == 0 || string(raw) == "null" {
 		return json.RawMessage("{}"), nil
+	}
+	if len(raw) > maxMetadata {
+		return nil, invalidf("user_metadata: has %d bytes, at most %d are allowed", len(raw), maxMetadata)
 	}
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &object); err != nil {
@@ -156,7 +186,7 @@ func checkMetadata(raw json.RawMessage) (json.RawMessage, error) {
 // CreateSession makes a session.
 func (c *Core) CreateSession(ctx context.Context, req NewSession) (SessionInfo, error) {
 	metadata, err := checkMetadata(req.UserMetadata)
-	if err != nil {
+	if err = firstError(err, req.check()); err != nil {
 		return SessionInfo{}, err
 	}
 	id := c.newID("session", req.Owner, req.IdempotencyKey)
@@ -208,6 +238,9 @@ func (c *Core) FinishSession(ctx context.Context, owner, id, reason, detail stri
 	case "success", "errored", "interrupted":
 	default:
 		return invalidf("reason.type %s: must be success, errored or interrupted", quote(reason))
+	}
+	if len(detail) > maxMetadata {
+		return invalidf("detail: has %d bytes, at most %d are allowed", len(detail), maxMetadata)
 	}
 	c.mu.Lock()
 	s, err := c.ownSession(owner, id)
@@ -365,6 +398,9 @@ func metadataHas(object json.RawMessage, want map[string]json.RawMessage) bool {
 
 // AssignProject moves a session to a project ("" = none).
 func (c *Core) AssignProject(ctx context.Context, owner, id, project string) error {
+	if err := checkLabel("project_id", project); err != nil {
+		return err
+	}
 	c.mu.Lock()
 	s, err := c.ownSession(owner, id)
 	if err == nil {

@@ -39,7 +39,7 @@ func (s *Service) capabilities(c call) (any, error) {
 func (s *Service) createModel(c call) (any, error) {
 	var in struct {
 		SessionID    string           `json:"session_id"`
-		ModelSeqID   int64            `json:"model_seq_id"`
+		ModelSeqID   *int64           `json:"model_seq_id"`
 		BaseModel    string           `json:"base_model"`
 		UserMetadata json.RawMessage  `json:"user_metadata"`
 		Optimizer    *optimizerConfig `json:"optimizer_config"`
@@ -57,6 +57,9 @@ func (s *Service) createModel(c call) (any, error) {
 	if in.SessionID == "" {
 		return nil, badRequestf("session_id: is required; SDKs older than 0.24 do not send it and are too old")
 	}
+	if in.ModelSeqID == nil {
+		return nil, badRequestf("model_seq_id: is required")
+	}
 	if in.BaseModel == "" {
 		return nil, badRequestf("base_model: base_model is required")
 	}
@@ -72,7 +75,7 @@ func (s *Service) createModel(c call) (any, error) {
 		return nil, err
 	}
 	submitted, err := s.core.CreateRun(c, runs.NewRun{
-		Owner: c.owner, SessionID: in.SessionID, ModelSeq: in.ModelSeqID, BaseModel: in.BaseModel, LoRA: config, UserMetadata: in.UserMetadata, Optimizer: in.Optimizer.name(),
+		Owner: c.owner, SessionID: in.SessionID, ModelSeq: *in.ModelSeqID, BaseModel: in.BaseModel, LoRA: config, UserMetadata: in.UserMetadata, Optimizer: in.Optimizer.name(),
 	})
 	return accepted(submitted, err)
 }

@@ -10,7 +10,7 @@ import (
 func (s *Service) createSamplingSession(c call) (any, error) {
 	var in struct {
 		SessionID string `json:"session_id"`
-		Seq       int64  `json:"sampling_session_seq_id"`
+		Seq       *int64 `json:"sampling_session_seq_id"`
 		BaseModel string `json:"base_model"`
 		ModelPath string `json:"model_path"`
 	}
@@ -20,7 +20,10 @@ func (s *Service) createSamplingSession(c call) (any, error) {
 	if in.BaseModel == "" && in.ModelPath == "" {
 		return nil, badRequestf("base_model: either base_model or model_path is required")
 	}
-	sampler, err := s.core.CreateSampler(c, runs.NewSampler{Owner: c.owner, SessionID: in.SessionID, Seq: in.Seq, BaseModel: in.BaseModel, ModelPath: in.ModelPath})
+	if in.Seq == nil {
+		return nil, badRequestf("sampling_session_seq_id: is required")
+	}
+	sampler, err := s.core.CreateSampler(c, runs.NewSampler{Owner: c.owner, SessionID: in.SessionID, Seq: *in.Seq, BaseModel: in.BaseModel, ModelPath: in.ModelPath})
 	if err != nil {
 		return nil, err
 	}

@@ -13,6 +13,10 @@ import (
 // that is wrong becomes the operation's Refusal, so that it has its place in the order and fails there.
 func DecodeForwardBackward(body []byte) (runs.ForwardBackward, error) {
 	var m tinkerpb.ForwardBackwardRequest
+	tooMany := countParts(body) > maxParts
+	if tooMany {
+		body = identity(body)
+	}
 	if err := proto.Unmarshal(body, &m); err != nil {
 		return runs.ForwardBackward{}, fmt.Errorf("body: not a ForwardBackwardRequest: %w", err)
 	}
@@ -27,6 +31,9 @@ func DecodeForwardBackward(body []byte) (runs.ForwardBackward, error) {
 	refuse := func(err error) (runs.ForwardBackward, error) {
 		out.Data, out.Refusal = nil, err.Error()
 		return out, nil
+	}
+	if tooMany {
+		return refuse(fieldErrorf("data", "datums, chunks, inputs, dimensions, spans and loss_fn_config entries are more than %d in all", maxParts))
 	}
 	for name, value := range m.GetLossFnConfig() {
 		out.Config[name] = value

@@ -73,7 +73,7 @@ func (m ModelInput) Tokens() ([]int32, error) {
 		case "image", "image_asset_pointer", "dmel":
 			return nil, unsupportedChunk(field, c.Type)
 		default:
-			return nil, fieldErrorf(field+".type", "%q is unknown; allowed is encoded_text", c.Type)
+			return nil, fieldErrorf(field+".type", "%.40q is unknown; allowed is encoded_text", c.Type)
 		}
 	}
 	if len(out) == 0 {
@@ -127,14 +127,14 @@ func (r *SampleRequest) Sample() (runs.Sample, error) {
 func (t *JSONTensor) targets(rows int64) ([]int32, error) {
 	const field = "target_prompt_logprobs"
 	if t.DType != "int64" && t.DType != "" {
-		return nil, fieldErrorf(field+".dtype", "%q is not int64", t.DType)
-	}
-	if len(t.Shape) != 2 || t.Shape[0] != rows || t.Shape[1] < 1 {
-		return nil, fieldErrorf(field+".shape", "%v is not [%d, K] (one row per prompt position after the first)", t.Shape, rows)
+		return nil, fieldErrorf(field+".dtype", "%.40q is not int64", t.DType)
 	}
 	n, err := elements(field, t.Shape)
 	if err != nil {
 		return nil, err
+	}
+	if len(t.Shape) != 2 || t.Shape[0] != rows || t.Shape[1] < 1 {
+		return nil, fieldErrorf(field+".shape", "%v is not [%d, K] (one row per prompt position after the first)", t.Shape, rows)
 	}
 	for i, v := range t.Data {
 		if v < -1 || v > math.MaxInt32 || v == -1 && t.Crow != nil {

@@ -70,8 +70,14 @@ func bytesOfFloat32s(v []float32) []byte {
 // maxElements bounds a decoded tensor: a sparse one can name a shape far larger than its bytes.
 const maxElements = 16 << 20
 
+// maxDimensions bounds a shape.
+const maxDimensions = 8
+
 // elements multiplies a shape, refusing negative dimensions and products above maxElements.
 func elements(field string, shape []int64) (int64, error) {
+	if len(shape) > maxDimensions {
+		return 0, fieldErrorf(field, "the shape has %d dimensions, at most %d are allowed", len(shape), maxDimensions)
+	}
 	n := int64(1)
 	for _, d := range shape {
 		if d < 0 {
