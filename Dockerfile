@@ -1,0 +1,24 @@
+# docker build -t tinsmith . && docker run -p 8000:8000 -v tinsmith:/opt/tinsmith/data tinsmith
+# The first start prints an API key.
+FROM golang:1.26-bookworm AS build
+ARG VERSION=container
+WORKDIR /src
+COPY go.mod go.sum ./
+RUN go mod download
+COPY . .
+RUN make bin/tinsmith bin/plugins/single VERSION="$VERSION"
+
+FROM debian:bookworm-slim
+COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
+RUN useradd --system --uid 10001 --home-dir /opt/tinsmith --shell /usr/sbin/nologin tinsmith \
+    && install -d -o tinsmith -g tinsmith /opt/tinsmith/data
+COPY --from=build /src/bin /opt/tinsmith/bin
+COPY configs /opt/tinsmith/configs
+COPY LICENSE /opt/tinsmith/
+ENV PATH=/opt/tinsmith/bin:$PATH
+USER 10001
+VOLUME /opt/tinsmith/data
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=5s --start-period=2m CMD ["/opt/tinsmith/configs/container-health.sh"]
+ENTRYPOINT ["/opt/tinsmith/configs/container-entrypoint.sh"]
+CMD ["serve", "--config", "/opt/tinsmith/configs/container.yaml"]
