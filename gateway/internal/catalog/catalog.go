@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/chat"
 	"github.com/tinsmith/tinsmith/gateway/internal/config"
@@ -30,19 +31,45 @@ type Model struct {
 	Template  *chat.Template       // nil without a chat template
 	EndTokens []int32              // sorted
 	Sampling  SamplingDefaults
+	Created   time.Time // when its directory was written last
 }
 
 // SamplingDefaults are generation_config.json's, for OpenAI requests that do not say; nil = not said.
 type SamplingDefaults struct {
-	Temperature *float64 `json:"temperature"`
-	TopP        *float64 `json:"top_p"`
-	TopK        *int     `json:"top_k"`
+	Temperature       *float64 `json:"temperature"`
+	TopP              *float64 `json:"top_p"`
+	TopK              *int     `json:"top_k"`
+	MinP              *float64 `json:"min_p"`
+	RepetitionPenalty *float64 `json:"repetition_penalty"`
+}
+
+// check refuses values that every request would fail with.
+func (d *SamplingDefaults) check() error {
+	for _, f := range []struct {
+		name    string
+		value   *float64
+		ok      func(float64) bool
+		allowed string
+	}{
+		{"temperature", d.Temperature, func(v float64) bool { return v >= 0 }, "at least 0"},
+		{"top_p", d.TopP, func(v float64) bool { return v > 0 && v <= 1 }, "above 0 and at most 1"},
+		{"min_p", d.MinP, func(v float64) bool { return v >= 0 && v <= 1 }, "0 to 1"},
+		{"repetition_penalty", d.RepetitionPenalty, func(v float64) bool { return v > 0 }, "above 0"},
+	} {
+		if f.value != nil && !f.ok(*f.value) {
+			return fmt.Errorf("generation_config.json: %s: %v is not allowed: %s", f.name, *f.value, f.allowed)
+		}
+	}
+	return nil
 }
 
 // Load reads what is needed from a model directory. A missing tokenizer or template is no error; a broken one is.
 func Load(cfg config.Model, dir string) (*Model, error) {
-	m := &Model{Model: cfg, Dir: dir}
-	var err error
+	info, err := os.Stat(dir)
+	if err != nil {
+		return nil, fmt.Errorf("model %s: %w", cfg.Name, err)
+	}
+	m := &Model{Model: cfg, Dir: dir, Created: info.ModTime()}
 	if hasTokenizer(dir) {
 		if m.Tokenizer, err = tokenizer.Load(dir); err != nil {
 			return nil, fmt.Errorf("model %s: %w", cfg.Name, err)
@@ -111,6 +138,9 @@ func (m *Model) readEnds() error {
 		return err
 	}
 	m.Sampling = generation.SamplingDefaults
+	if err := m.Sampling.check(); err != nil {
+		return err
+	}
 	m.EndTokens = generation.EOS
 	if len(m.EndTokens) == 0 {
 		m.EndTokens = model.EOS

@@ -1,10 +1,10 @@
 package openai
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"strings"
 	"time"
 
@@ -43,6 +43,9 @@ type chatRequest struct {
 // refuseUnserved names the first field that asks for something that this server does not do.
 func (r *chatRequest) refuseUnserved() error {
 	const noTools = "tool calls are not supported yet"
+	if err := r.unserved.refuse(); err != nil {
+		return err
+	}
 	switch {
 	case len(r.Tools) > 0:
 		return unsupported("tools", noTools)
@@ -66,21 +69,6 @@ func (r *chatRequest) refuseUnserved() error {
 	return nil
 }
 
-func given(raw json.RawMessage) bool { return len(raw) > 0 && !bytes.Equal(raw, []byte("null")) }
-
-func isText(raw json.RawMessage, allowed ...string) bool {
-	var text string
-	if json.Unmarshal(raw, &text) != nil {
-		return false
-	}
-	for _, a := range allowed {
-		if text == a {
-			return true
-		}
-	}
-	return false
-}
-
 // topLogprobs checks logprobs and top_logprobs and gives k, -1 for no log-probabilities.
 func (r *chatRequest) topLogprobs() (int, error) {
 	switch {
@@ -96,15 +84,15 @@ func (r *chatRequest) topLogprobs() (int, error) {
 	return *r.TopLogprobs, nil
 }
 
-// maxTokens gives the limit and the name of the field that set it.
-func (r *chatRequest) maxTokens() (*int, string, error) {
-	if r.MaxCompletionTokens != nil {
-		if r.MaxTokens != nil && *r.MaxTokens != *r.MaxCompletionTokens {
-			return nil, "", invalid("max_tokens", "differs from max_completion_tokens: give one of them")
-		}
-		return r.MaxCompletionTokens, "max_completion_tokens", nil
+// limit gives max_tokens under either of its names.
+func (r *chatRequest) limit() (limit, error) {
+	if r.MaxCompletionTokens == nil {
+		return limit{"max_tokens", r.MaxTokens}, nil
 	}
-	return r.MaxTokens, "max_tokens", nil
+	if r.MaxTokens != nil && *r.MaxTokens != *r.MaxCompletionTokens {
+		return limit{}, invalid("max_tokens", "differs from max_completion_tokens: give one of them")
+	}
+	return limit{"max_completion_tokens", r.MaxCompletionTokens}, nil
 }
 
 func (s *Service) chatCompletions(c call) error {
@@ -123,7 +111,7 @@ func (s *Service) chatCompletions(c call) error {
 	if err != nil {
 		return err
 	}
-	limit, limitField, err := r.maxTokens()
+	most, err := r.limit()
 	if err != nil {
 		return err
 	}
@@ -135,12 +123,13 @@ func (s *Service) chatCompletions(c call) error {
 	if err != nil {
 		return err
 	}
-	g, err := r.build(c.owner, m, info.MaxContextLength, prompt, limit, limitField)
+	g, err := r.build(c.owner, m, info, prompt, most)
 	if err != nil {
 		return err
 	}
 	g.Request.TopKSampledLogprobs = max(top, 0)
-	answer := &chatAnswer{service: s, model: m, request: &r, generation: g, target: target, logprobs: top >= 0, top: top, id: "chatcmpl-" + newID(), created: time.Now().Unix()}
+	g.afterPrompt = r.ContinueFinal
+	answer := &chatAnswer{service: s, model: m, request: &r, generation: g, target: target, logprobs: top >= 0, id: "chatcmpl-" + newID(), created: time.Now().Unix()}
 	if r.Stream {
 		return answer.stream(c)
 	}
@@ -155,40 +144,10 @@ type chatAnswer struct {
 	generation *generation
 	target     runs.Target
 	logprobs   bool
-	top        int
 	id         string
 	created    int64
 
-	choices []*chatChoice
-	usage   usage
-}
-
-// chatChoice is one of the n answers.
-type chatChoice struct {
-	assembler *assembler
-	content   strings.Builder
-	logprobs  []chatLogprob
-	reason    string
-	role      bool // the role has been sent
-}
-
-// usage counts tokens.
-type usage struct {
-	PromptTokens     int           `json:"prompt_tokens"`
-	CompletionTokens int           `json:"completion_tokens"`
-	TotalTokens      int           `json:"total_tokens"`
-	PromptDetails    promptDetails `json:"prompt_tokens_details"`
-}
-
-type promptDetails struct {
-	CachedTokens int `json:"cached_tokens"`
-}
-
-func (u *usage) add(prompt, cached, completion int) {
-	u.PromptTokens += prompt
-	u.PromptDetails.CachedTokens += cached
-	u.CompletionTokens += completion
-	u.TotalTokens = u.PromptTokens + u.CompletionTokens
+	usage usage
 }
 
 // chatLogprob is one entry of logprobs.content.
@@ -205,42 +164,19 @@ type chatTopLogprob struct {
 	Bytes   []int   `json:"bytes"`
 }
 
-// run samples and hands every piece of text to emit.
-func (a *chatAnswer) run(ctx context.Context, emit func(index int, p piece) error) error {
-	a.choices = make([]*chatChoice, a.generation.Request.NumSamples)
-	for i := range a.choices {
-		a.choices[i] = &chatChoice{assembler: a.generation.assembler(a.model.Tokenizer)}
-	}
-	a.usage.add(len(a.generation.Request.Prompt), 0, 0)
-	return a.service.core.Generate(ctx, a.target, a.generation.Generation, func(e plugins.SampleEvent) error {
-		switch {
-		case e.Prompt != nil:
-			a.usage.add(0, e.Prompt.CachedTokens, 0)
-		case e.Tokens != nil:
-			a.usage.add(0, 0, len(e.Tokens.Tokens))
-			return emit(e.Tokens.Sequence, a.choices[e.Tokens.Sequence].assembler.push(e.Tokens))
-		case e.Finished != nil:
-			choice := a.choices[e.Finished.Sequence]
-			choice.reason = finishReason(e.Finished.Reason)
-			p := choice.assembler.finish()
-			p.tokens = append(p.tokens, choice.assembler.rest()...)
-			return emit(e.Finished.Sequence, p)
-		}
-		return nil
-	})
-}
-
-func finishReason(r plugins.StopReason) string {
-	if r == plugins.StopLength {
-		return "length"
-	}
-	return "stop"
+// run samples and hands on the text.
+func (a *chatAnswer) run(ctx context.Context, emit func(part) error) error {
+	noScores := func(*plugins.PromptScores) error { return nil }
+	return a.service.generate(ctx, a.target, a.model, a.generation, &a.usage, noScores, emit)
 }
 
 func (a *chatAnswer) whole(c call) error {
-	err := a.run(c.Request.Context(), func(i int, p piece) error {
-		a.choices[i].content.WriteString(p.text)
-		a.choices[i].logprobs = append(a.choices[i].logprobs, a.logprobsOf(p)...)
+	n := a.generation.Request.NumSamples
+	contents, logprobs, reasons := make([]strings.Builder, n), make([][]chatLogprob, n), make([]string, n)
+	err := a.run(c.Request.Context(), func(p part) error {
+		contents[p.sequence].WriteString(p.text)
+		logprobs[p.sequence] = append(logprobs[p.sequence], a.logprobsOf(p.tokens)...)
+		reasons[p.sequence] = p.reason
 		return nil
 	})
 	if err != nil {
@@ -257,19 +193,18 @@ func (a *chatAnswer) whole(c call) error {
 		Logprobs     any     `json:"logprobs"`
 		FinishReason string  `json:"finish_reason"`
 	}
-	choices := make([]choice, len(a.choices))
-	for i, ch := range a.choices {
-		choices[i] = choice{i, message{"assistant", ch.content.String(), nil}, a.logprobsObject(ch.logprobs), ch.reason}
+	choices := make([]choice, n)
+	for i := range choices {
+		choices[i] = choice{i, message{"assistant", contents[i].String(), nil}, a.logprobsObject(logprobs[i]), reasons[i]}
 	}
-	sendJSON(c.Context, 200, struct {
-		ID                string   `json:"id"`
-		Object            string   `json:"object"`
-		Created           int64    `json:"created"`
-		Model             string   `json:"model"`
-		Choices           []choice `json:"choices"`
-		Usage             usage    `json:"usage"`
-		SystemFingerprint *string  `json:"system_fingerprint,omitempty"`
-	}{a.id, "chat.completion", a.created, a.request.Model, choices, a.usage, nil})
+	sendJSON(c.Context, http.StatusOK, struct {
+		ID      string   `json:"id"`
+		Object  string   `json:"object"`
+		Created int64    `json:"created"`
+		Model   string   `json:"model"`
+		Choices []choice `json:"choices"`
+		Usage   usage    `json:"usage"`
+	}{a.id, "chat.completion", a.created, a.request.Model, choices, a.usage})
 	return nil
 }
 
@@ -301,24 +236,25 @@ func (a *chatAnswer) chunk(choices ...chatChunkChoice) chatChunk {
 
 func (a *chatAnswer) stream(c call) error {
 	events := newEventStream(c.Context)
-	err := a.run(c.Request.Context(), func(i int, p piece) error {
-		ch := a.choices[i]
-		if !ch.role {
-			ch.role = true
+	defer events.close()
+	begun := make([]bool, a.generation.Request.NumSamples) // the role has been sent
+	err := a.run(c.Request.Context(), func(p part) error {
+		if !begun[p.sequence] {
+			begun[p.sequence] = true
 			empty := ""
-			if err := events.send(a.chunk(chatChunkChoice{Index: i, Delta: chatDelta{Role: "assistant", Content: &empty}})); err != nil {
+			if err := events.send(a.chunk(chatChunkChoice{Index: p.sequence, Delta: chatDelta{Role: "assistant", Content: &empty}})); err != nil {
 				return err
 			}
 		}
 		if p.text != "" || len(p.tokens) > 0 && a.logprobs {
-			if err := events.send(a.chunk(chatChunkChoice{Index: i, Delta: chatDelta{Content: &p.text}, Logprobs: a.logprobsObject(a.logprobsOf(p))})); err != nil {
+			if err := events.send(a.chunk(chatChunkChoice{Index: p.sequence, Delta: chatDelta{Content: &p.text}, Logprobs: a.logprobsObject(a.logprobsOf(p.tokens))})); err != nil {
 				return err
 			}
 		}
-		if ch.reason == "" {
+		if p.reason == "" {
 			return nil
 		}
-		return events.send(a.chunk(chatChunkChoice{Index: i, FinishReason: &ch.reason}))
+		return events.send(a.chunk(chatChunkChoice{Index: p.sequence, FinishReason: &p.reason}))
 	})
 	if err == nil && a.request.StreamOptions != nil && a.request.StreamOptions.IncludeUsage {
 		last := a.chunk()
@@ -342,17 +278,17 @@ func (a *chatAnswer) logprobsObject(content []chatLogprob) any {
 	}{content, nil}
 }
 
-func (a *chatAnswer) logprobsOf(p piece) []chatLogprob {
+func (a *chatAnswer) logprobsOf(tokens []token) []chatLogprob {
 	if !a.logprobs {
 		return nil
 	}
-	out := make([]chatLogprob, 0, len(p.tokens))
-	for _, t := range p.tokens {
+	out := make([]chatLogprob, 0, len(tokens))
+	for _, t := range tokens {
 		text, raw := a.model.TokenText(t.id)
-		entry := chatLogprob{text, t.logprob, raw, make([]chatTopLogprob, 0, len(t.top))}
+		entry := chatLogprob{text, score(t.logprob), raw, make([]chatTopLogprob, 0, len(t.top))}
 		for _, alternative := range t.top {
 			text, raw := a.model.TokenText(alternative.id)
-			entry.Top = append(entry.Top, chatTopLogprob{text, alternative.logprob, raw})
+			entry.Top = append(entry.Top, chatTopLogprob{text, score(alternative.logprob), raw})
 		}
 		out = append(out, entry)
 	}

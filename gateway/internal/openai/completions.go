@@ -3,10 +3,14 @@ package openai
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"math"
+	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/sync/errgroup"
 
@@ -18,7 +22,12 @@ import (
 const (
 	defaultCompletionTokens = 16 // OpenAI's default of max_tokens here
 	maxPrompts              = 2048
-	promptsAtOnce           = 64 // of one request
+	maxSequences            = 4096 // prompts × n
+	promptsAtOnce           = 16   // of one request, so that it leaves places to others
+
+	// A prompt that finds all places taken tries again. A request that has got no place at all in busyPatience is refused, so that its client may go elsewhere.
+	busyWait     = 100 * time.Millisecond
+	busyPatience = 2 * time.Second
 )
 
 // completionRequest is the body of /completions.
@@ -33,46 +42,56 @@ type completionRequest struct {
 }
 
 // prompts reads the four forms of prompt: a string, a list of strings, a list of token ids, a list of such lists.
-func (r *completionRequest) prompts(m *catalog.Model) ([][]int32, error) {
-	var text string
-	var texts []string
-	var ids []int32
-	var lists [][]int32
-	switch {
-	case !given(r.Prompt):
+func (r *completionRequest) prompts(m *catalog.Model, vocab int) ([][]int32, error) {
+	const forms = "a string, a list of strings, a list of token ids, or a list of lists of token ids is allowed"
+	list := []json.RawMessage{r.Prompt}
+	switch kindOf(r.Prompt) {
+	case 0, 'n':
 		return nil, invalid("prompt", "is required")
-	case json.Unmarshal(r.Prompt, &text) == nil:
-		texts = []string{text}
-	case json.Unmarshal(r.Prompt, &ids) == nil:
-		return [][]int32{ids}, nil
-	case json.Unmarshal(r.Prompt, &lists) == nil:
-		if len(lists) > maxPrompts {
-			return nil, invalid("prompt", "%d prompts are more than %d", len(lists), maxPrompts)
+	case '"':
+	case '[':
+		if first := kindOf(r.Prompt[1:]); first != '"' && first != '[' {
+			break // token ids
 		}
-		return lists, nil
-	case json.Unmarshal(r.Prompt, &texts) != nil:
-		return nil, invalid("prompt", "must be a string, a list of strings, a list of token ids, or a list of lists of token ids")
-	}
-	if len(texts) == 0 || len(texts) > maxPrompts {
-		return nil, invalid("prompt", "%d prompts are not between 1 and %d", len(texts), maxPrompts)
-	}
-	if m.Tokenizer == nil {
-		return nil, invalid("prompt", "this model has no tokenizer: send token ids")
-	}
-	out := make([][]int32, len(texts))
-	for i, t := range texts {
-		encoded, err := m.Tokenizer.Encode(t, true)
-		if err != nil {
-			return nil, invalid("prompt", "cannot be tokenized: %v", err)
+		var err error
+		if list, err = elements(r.Prompt, maxPrompts); err != nil {
+			return nil, invalid("prompt", "%v", err)
 		}
-		out[i] = encoded
+	default:
+		return nil, invalid("prompt", forms)
+	}
+	out := make([][]int32, len(list))
+	for i, one := range list {
+		var err error
+		if kindOf(one) == '"' {
+			out[i], err = encode(m, one)
+		} else {
+			out[i], err = tokenIDs(one, vocab)
+		}
+		switch {
+		case err != nil && len(list) > 1:
+			return nil, invalid("prompt", "prompt %d: %v", i, err)
+		case err != nil:
+			return nil, invalid("prompt", "%v", err)
+		}
 	}
 	return out, nil
+}
+
+func encode(m *catalog.Model, raw json.RawMessage) ([]int32, error) {
+	text, err := stringOf(raw)
+	if err != nil {
+		return nil, err
+	}
+	return m.Tokenizer.Encode(text, true)
 }
 
 func (s *Service) completions(c call) error {
 	var r completionRequest
 	if err := decode(c, &r); err != nil {
+		return err
+	}
+	if err := r.unserved.refuse(); err != nil {
 		return err
 	}
 	if r.Suffix != nil && *r.Suffix != "" {
@@ -92,10 +111,6 @@ func (s *Service) completions(c call) error {
 	if err != nil {
 		return err
 	}
-	prompts, err := r.prompts(m)
-	if err != nil {
-		return err
-	}
 	if m.Tokenizer == nil {
 		return invalid("model", "this model has no tokenizer: its text cannot be given")
 	}
@@ -103,12 +118,21 @@ func (s *Service) completions(c call) error {
 	if err != nil {
 		return err
 	}
+	prompts, err := r.prompts(m, info.VocabSize)
+	if err != nil {
+		return err
+	}
+	if r.N != nil && *r.N > 0 && len(prompts) > maxSequences / *r.N {
+		return invalid("n", "%d prompts with %d choices each are more than %d choices", len(prompts), *r.N, maxSequences)
+	}
 	a := &completionAnswer{service: s, model: m, request: &r, target: target, id: "cmpl-" + newID(), created: time.Now().Unix()}
 	for _, prompt := range prompts {
-		g, err := r.build(c.owner, m, info.MaxContextLength, prompt, r.MaxTokens, "max_tokens")
+		g, err := r.build(c.owner, m, info, prompt, limit{"max_tokens", r.MaxTokens})
 		if err != nil {
 			return err
 		}
+		g.afterPrompt = true
+		g.keepEnds = true // evaluation tools count on one entry for every token
 		if r.Logprobs != nil {
 			g.Request.TopKSampledLogprobs = *r.Logprobs
 			if r.Echo {
@@ -133,8 +157,9 @@ type completionAnswer struct {
 	id          string
 	created     int64
 
-	mu    sync.Mutex // guards usage and orders emit
-	usage usage
+	admitted atomic.Bool // some prompt has got a place
+	mu       sync.Mutex  // guards usage and orders emit
+	usage    usage
 }
 
 // completionChoice is a choice, or a streamed part of one.
@@ -167,73 +192,76 @@ func (a *completionAnswer) run(ctx context.Context, emit func(completionChoice) 
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(promptsAtOnce)
 	for i, g := range a.generations {
-		group.Go(func() error { return a.runPrompt(ctx, i*g.Request.NumSamples, g, emit) })
+		group.Go(func() error {
+			for start := time.Now(); ; {
+				err := a.runPrompt(ctx, i*g.Request.NumSamples, g, emit)
+				if runs.KindOf(err) != runs.KindBusy || !a.admitted.Load() && time.Since(start) > busyPatience {
+					return err
+				}
+				select {
+				case <-ctx.Done():
+					return ctx.Err()
+				case <-time.After(busyWait):
+				}
+			}
+		})
 	}
 	return group.Wait()
 }
 
 func (a *completionAnswer) runPrompt(ctx context.Context, first int, g *generation, emit func(completionChoice) error) error {
-	assemblers := make([]*assembler, g.Request.NumSamples)
-	for i := range assemblers {
-		assemblers[i] = g.assembler(a.model.Tokenizer)
-	}
-	base := 0 // bytes of the echoed prompt before the text
-	return a.service.core.Generate(ctx, a.target, g.Generation, func(e plugins.SampleEvent) error {
+	base := 0 // characters of the echoed prompt before the text
+	var use usage
+	err := a.service.generate(ctx, a.target, a.model, g, &use, func(scores *plugins.PromptScores) error {
+		a.admitted.Store(true)
+		if !a.request.Echo {
+			return nil
+		}
+		echo := a.echo(g, scores)
+		base = utf8.RuneCountInString(echo.Text)
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		switch {
-		case e.Prompt != nil:
-			a.usage.add(len(g.Request.Prompt), e.Prompt.CachedTokens, 0)
-			if !a.request.Echo {
-				return nil
+		for i := range g.Request.NumSamples {
+			echo.Index = first + i
+			if err := emit(echo); err != nil {
+				return err
 			}
-			echo := a.echo(g, e.Prompt)
-			base = len(echo.Text)
-			for i := range assemblers {
-				part := echo
-				part.Index = first + i
-				if err := emit(part); err != nil {
-					return err
-				}
-			}
-		case e.Tokens != nil:
-			a.usage.add(0, 0, len(e.Tokens.Tokens))
-			p := assemblers[e.Tokens.Sequence].push(e.Tokens)
-			if p.text == "" && len(p.tokens) == 0 {
-				return nil
-			}
-			return emit(completionChoice{Text: p.text, Index: first + e.Tokens.Sequence, Logprobs: a.logprobs(p.tokens, base)})
-		case e.Finished != nil:
-			as := assemblers[e.Finished.Sequence]
-			p := as.finish()
-			p.tokens = append(p.tokens, as.rest()...)
-			reason := finishReason(e.Finished.Reason)
-			return emit(completionChoice{Text: p.text, Index: first + e.Finished.Sequence, Logprobs: a.logprobs(p.tokens, base), FinishReason: &reason})
 		}
 		return nil
+	}, func(p part) error {
+		out := completionChoice{Text: p.text, Index: first + p.sequence, Logprobs: a.logprobs(p.tokens, base)}
+		if p.reason != "" {
+			out.FinishReason = &p.reason
+		}
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return emit(out)
 	})
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.usage.add(use.PromptTokens, use.PromptDetails.CachedTokens, use.CompletionTokens)
+	return err
 }
 
-// echo is the prompt as the beginning of the text, with its log-probabilities; the first token has none.
+// echo is the prompt as the beginning of the text, with its log-probabilities; the first token has none. Bytes at its end that are no character yet are left to the text after it.
 func (a *completionAnswer) echo(g *generation, scores *plugins.PromptScores) completionChoice {
-	out := completionChoice{}
 	var text strings.Builder
+	chars := 0
 	stream := a.model.Tokenizer.NewStream(false)
 	tokens := make([]token, len(g.Request.Prompt))
 	for i, id := range g.Request.Prompt {
-		tokens[i] = token{id: id, offset: text.Len(), logprob: float32(math.NaN())}
+		tokens[i] = token{id: id, offset: chars, logprob: float32(math.NaN())}
 		if scores.Logprobs != nil {
 			tokens[i].logprob = scores.Logprobs[i]
 		}
 		if i > 0 && scores.Top.K > 0 {
 			tokens[i].top = topRow(scores.Top, i)
 		}
-		text.WriteString(stream.Push(id))
+		more := stream.Push(id)
+		chars += utf8.RuneCountInString(more)
+		text.WriteString(more)
 	}
-	text.WriteString(stream.Flush())
-	out.Text = text.String()
-	out.Logprobs = a.logprobs(tokens, 0)
-	return out
+	return completionChoice{Text: text.String(), Logprobs: a.logprobs(tokens, 0)}
 }
 
 // logprobs gives the lists for some tokens; nil unless asked. Offsets count from the beginning of the choice's text.
@@ -243,7 +271,7 @@ func (a *completionAnswer) logprobs(tokens []token, base int) *completionLogprob
 	}
 	out := &completionLogprobs{TextOffset: []int{}, TokenLogprobs: []*float32{}, Tokens: []string{}, TopLogprobs: []map[string]float32{}}
 	for _, t := range tokens {
-		text, _ := a.model.TokenText(t.id)
+		text := a.tokenName(t.id)
 		out.TextOffset = append(out.TextOffset, base+t.offset)
 		out.Tokens = append(out.Tokens, text)
 		if t.logprob != t.logprob { // the first token of a prompt
@@ -251,18 +279,32 @@ func (a *completionAnswer) logprobs(tokens []token, base int) *completionLogprob
 			out.TopLogprobs = append(out.TopLogprobs, nil)
 			continue
 		}
-		logprob := t.logprob
+		logprob := score(t.logprob)
 		out.TokenLogprobs = append(out.TokenLogprobs, &logprob)
 		top := map[string]float32{text: logprob}
 		for _, alternative := range t.top {
-			name, _ := a.model.TokenText(alternative.id)
-			if _, taken := top[name]; !taken { // of tokens with equal text the likeliest stands for it
-				top[name] = alternative.logprob
+			name := a.tokenName(alternative.id)
+			if l, taken := top[name]; !taken || l < alternative.logprob { // of tokens with equal text the likeliest stands for it
+				top[name] = score(alternative.logprob)
 			}
 		}
 		out.TopLogprobs = append(out.TopLogprobs, top)
 	}
 	return out
+}
+
+// tokenName is a token's text. A token that is a part of a character is written as its bytes, as OpenAI does here, so that different tokens have different names.
+func (a *completionAnswer) tokenName(id int32) string {
+	raw := a.model.Tokenizer.TokenBytes(id)
+	if utf8.Valid(raw) {
+		return string(raw)
+	}
+	var out strings.Builder
+	out.WriteString("bytes:")
+	for _, b := range raw {
+		fmt.Fprintf(&out, "\\x%02x", b)
+	}
+	return out.String()
 }
 
 // completionBody is an answer or a chunk of one.
@@ -307,12 +349,13 @@ func (a *completionAnswer) whole(c call) error {
 	}
 	out := a.body(choices...)
 	out.Usage = &a.usage
-	sendJSON(c.Context, 200, out)
+	sendJSON(c.Context, http.StatusOK, out)
 	return nil
 }
 
 func (a *completionAnswer) stream(c call) error {
 	events := newEventStream(c.Context)
+	defer events.close()
 	err := a.run(c.Request.Context(), func(part completionChoice) error { return events.send(a.body(part)) })
 	if err == nil && a.request.StreamOptions != nil && a.request.StreamOptions.IncludeUsage {
 		last := a.body()

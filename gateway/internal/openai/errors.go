@@ -1,11 +1,13 @@
 package openai
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
+	"reflect"
 	"strconv"
 	"strings"
 
@@ -63,11 +65,7 @@ func asAPIError(err error) *apiError {
 	message := err.Error()
 	switch runs.KindOf(err) {
 	case runs.KindInvalid:
-		e = &apiError{Status: http.StatusBadRequest, Message: message, Type: "invalid_request_error"}
-		if strings.Contains(message, "exceeds the model's context") {
-			e.Code, e.Param = "context_length_exceeded", "messages"
-		}
-		return e
+		return &apiError{Status: http.StatusBadRequest, Message: message, Type: "invalid_request_error"}
 	case runs.KindForbidden:
 		return &apiError{Status: http.StatusForbidden, Message: message, Type: "invalid_request_error"}
 	case runs.KindNotFound, runs.KindGone:
@@ -79,8 +77,20 @@ func asAPIError(err error) *apiError {
 	case runs.KindBackend:
 		return &apiError{Status: http.StatusInternalServerError, Message: message, Type: "server_error"}
 	}
-	if errors.As(err, &engine) && engine.Kind == plugins.KindInvalid {
-		return &apiError{Status: http.StatusBadRequest, Message: engine.Error(), Type: "invalid_request_error", Param: engine.Field}
+	if errors.As(err, &engine) {
+		switch engine.Kind {
+		case plugins.KindInvalid:
+			return &apiError{Status: http.StatusBadRequest, Message: engine.Error(), Type: "invalid_request_error", Param: engine.Field}
+		case plugins.KindNotFound:
+			return &apiError{Status: http.StatusNotFound, Message: "the model's weights were unloaded: " + engine.Error(), Type: "invalid_request_error", Param: "model", Code: "model_not_found"}
+		case plugins.KindCapacity:
+			return &apiError{Status: http.StatusTooManyRequests, Message: engine.Error(), Type: "rate_limit_error", Code: "rate_limit_exceeded"}
+		case plugins.KindUnavailable, plugins.KindBackendLost:
+			return &apiError{Status: http.StatusServiceUnavailable, Message: "the model's backend is not available: " + engine.Error(), Type: "server_error"}
+		}
+	}
+	if errors.Is(err, context.Canceled) || errors.Is(err, plugins.ErrCancelled) { // not by the client: those get no answer
+		return &apiError{Status: http.StatusServiceUnavailable, Message: "the server ended the request: it is shutting down", Type: "server_error"}
 	}
 	return nil
 }
@@ -119,7 +129,7 @@ func sendJSON(c *gin.Context, code int, value any) {
 	}
 }
 
-// decode reads a JSON body. Unknown fields are left alone, as every server of this API does.
+// decode reads a JSON object. Unknown fields are left alone, as every server of this API does.
 func decode(c call, into any) error {
 	b, err := body.Read(c.Request)
 	if err != nil {
@@ -127,14 +137,35 @@ func decode(c call, into any) error {
 	}
 	if err := json.Unmarshal(b, into); err != nil {
 		var wrong *json.UnmarshalTypeError
-		var e *apiError
-		switch {
-		case errors.As(err, &e):
-			return e
-		case errors.As(err, &wrong):
-			return invalid(wrong.Field, "a JSON %s is not allowed here", wrong.Value)
+		if errors.As(err, &wrong) && wrong.Field != "" {
+			return invalid(fieldPath(wrong.Field), "a JSON %.40s is not allowed here: %s", wrong.Value, kindName(wrong.Type))
 		}
-		return &apiError{Status: http.StatusBadRequest, Message: "We could not parse the JSON body of your request: " + err.Error(), Type: "invalid_request_error"}
+		return &apiError{Status: http.StatusBadRequest, Message: "We could not parse the JSON body of your request, which must be an object: " + err.Error(), Type: "invalid_request_error"}
 	}
 	return nil
+}
+
+// fieldPath takes the names of embedded structs, which only we know, out of a path.
+func fieldPath(path string) string {
+	for _, embedded := range []string{"samplingFields.", "unserved."} {
+		path = strings.TrimPrefix(path, embedded)
+	}
+	return path
+}
+
+// kindName says what a field takes.
+func kindName(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.Bool:
+		return "true or false"
+	case reflect.String:
+		return "a string"
+	case reflect.Int, reflect.Int32:
+		return "an integer"
+	case reflect.Float64:
+		return "a number"
+	case reflect.Slice:
+		return "a list"
+	}
+	return "an object"
 }

@@ -3,6 +3,7 @@ package openai
 import (
 	"crypto/rand"
 	"encoding/hex"
+	"net/http"
 	"strings"
 
 	"github.com/gin-gonic/gin"
@@ -17,8 +18,12 @@ func newID() string {
 }
 
 // modelObject is one entry of /models; adapters tell where they come from.
-func modelObject(m runs.ServedModel) gin.H {
-	out := gin.H{"id": m.ID, "object": "model", "created": m.CreatedAt.Unix(), "owned_by": "tinsmith"}
+func (s *Service) modelObject(m runs.ServedModel) gin.H {
+	created := m.CreatedAt
+	if base := s.models[m.BaseModel]; created.IsZero() && base != nil {
+		created = base.Created
+	}
+	out := gin.H{"id": m.ID, "object": "model", "created": created.Unix(), "owned_by": "tinsmith"}
 	if m.Owner != "" {
 		out["owned_by"] = m.Owner
 	}
@@ -44,29 +49,37 @@ func (s *Service) listModels(c call) error {
 	}
 	data := make([]gin.H, len(served))
 	for i, m := range served {
-		data[i] = modelObject(m)
+		data[i] = s.modelObject(m)
 	}
-	sendJSON(c.Context, 200, gin.H{"object": "list", "data": data})
+	sendJSON(c.Context, http.StatusOK, gin.H{"object": "list", "data": data})
 	return nil
 }
 
+// getModel describes one name. Names that are not listed, such as NAME:latest and RUN, are described by what they mean.
 func (s *Service) getModel(c call) error {
-	id := strings.TrimPrefix(c.Param("model"), "/")
-	served, err := s.core.ServedModels(c.Request.Context(), c.owner)
-	if err != nil {
-		return err
-	}
-	for _, m := range served {
-		if m.ID == id {
-			sendJSON(c.Context, 200, modelObject(m))
-			return nil
-		}
-	}
-	// Names that are not listed, such as NAME:latest, still mean something.
+	_, id, _ := strings.Cut(c.Request.URL.Path, "/models/") // with every escape undone, and a plus left a plus
 	target, m, err := s.model(c, id)
 	if err != nil {
 		return err
 	}
-	sendJSON(c.Context, 200, gin.H{"id": id, "object": "model", "created": 0, "owned_by": "tinsmith", "base_model": m.Name, "training_run_id": target.RunID})
+	served, err := s.core.ServedModels(c.Request.Context(), c.owner)
+	if err != nil {
+		return err
+	}
+	meant := m.Name
+	switch {
+	case target.Path != "":
+		meant = target.Path
+	case target.RunID != "":
+		meant = "tinker://" + target.RunID
+	}
+	described := runs.ServedModel{BaseModel: m.Name, RunID: target.RunID} // a published checkpoint of somebody else is not listed
+	for _, one := range served {
+		if one.ID == meant {
+			described = one
+		}
+	}
+	described.ID = id
+	sendJSON(c.Context, http.StatusOK, s.modelObject(described))
 	return nil
 }

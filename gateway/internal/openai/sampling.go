@@ -2,12 +2,13 @@ package openai
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
+	"net/http"
 	"strconv"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
-	"github.com/tinsmith/tinsmith/gateway/internal/tinker/wire"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
@@ -15,8 +16,13 @@ import (
 const (
 	maxChoices     = 128
 	maxStopStrings = 64 // OpenAI: 4; clients of other servers send more
+	maxStopBytes   = 4096
+	maxStopTokens  = 256
 	maxTopLogprobs = 20
 	maxLogitBias   = 1024
+
+	// greedyBelow is the temperature below which the likeliest token is certain as far as float32 can tell; dividing logits by less would overflow.
+	greedyBelow = 1e-5
 )
 
 // samplingFields are the parameters that chat completions and completions share. The last group is vLLM's.
@@ -33,31 +39,72 @@ type samplingFields struct {
 	PresencePenalty  *float64           `json:"presence_penalty"`
 	LogitBias        map[string]float64 `json:"logit_bias"`
 
-	TopK              *int     `json:"top_k"`
-	MinP              *float64 `json:"min_p"`
-	RepetitionPenalty *float64 `json:"repetition_penalty"`
-	MinTokens         *int     `json:"min_tokens"`
-	IgnoreEOS         bool     `json:"ignore_eos"`
-	StopTokenIDs      []int32  `json:"stop_token_ids"`
-	IncludeStop       bool     `json:"include_stop_str_in_output"`
-	SkipSpecialTokens *bool    `json:"skip_special_tokens"`
+	TopK              *int            `json:"top_k"`
+	MinP              *float64        `json:"min_p"`
+	RepetitionPenalty *float64        `json:"repetition_penalty"`
+	MinTokens         *int            `json:"min_tokens"`
+	IgnoreEOS         bool            `json:"ignore_eos"`
+	StopTokenIDs      json.RawMessage `json:"stop_token_ids"`
+	IncludeStop       bool            `json:"include_stop_str_in_output"`
+	SkipSpecialTokens *bool           `json:"skip_special_tokens"`
+
+	unserved
+}
+
+// unserved are fields of other servers that change the answer and that this one does not serve. They are refused unless they ask for nothing: silence would be a
+// wrong answer. Fields that nobody knows are left alone, as every server of this API does.
+type unserved struct {
+	PromptLogprobs    json.RawMessage `json:"prompt_logprobs"`
+	ReturnTokenIDs    json.RawMessage `json:"return_token_ids"`
+	TokensAsIDs       json.RawMessage `json:"return_tokens_as_token_ids"`
+	TruncatePrompt    json.RawMessage `json:"truncate_prompt_tokens"`
+	BeamSearch        json.RawMessage `json:"use_beam_search"`
+	BadWords          json.RawMessage `json:"bad_words"`
+	AllowedTokenIDs   json.RawMessage `json:"allowed_token_ids"`
+	StructuredOutputs json.RawMessage `json:"structured_outputs"`
+	GuidedJSON        json.RawMessage `json:"guided_json"`
+	GuidedRegex       json.RawMessage `json:"guided_regex"`
+	GuidedChoice      json.RawMessage `json:"guided_choice"`
+	GuidedGrammar     json.RawMessage `json:"guided_grammar"`
+}
+
+func (u *unserved) refuse() error {
+	for _, f := range []struct {
+		name  string
+		value json.RawMessage
+	}{
+		{"prompt_logprobs", u.PromptLogprobs},
+		{"return_token_ids", u.ReturnTokenIDs},
+		{"return_tokens_as_token_ids", u.TokensAsIDs},
+		{"truncate_prompt_tokens", u.TruncatePrompt},
+		{"use_beam_search", u.BeamSearch},
+		{"bad_words", u.BadWords},
+		{"allowed_token_ids", u.AllowedTokenIDs},
+		{"structured_outputs", u.StructuredOutputs},
+		{"guided_json", u.GuidedJSON},
+		{"guided_regex", u.GuidedRegex},
+		{"guided_choice", u.GuidedChoice},
+		{"guided_grammar", u.GuidedGrammar},
+	} {
+		if !asksNothing(f.value) {
+			return unsupported(f.name, "is not supported")
+		}
+	}
+	return nil
 }
 
 type streamOptions struct {
 	IncludeUsage bool `json:"include_usage"`
 }
 
-// generation is a validated request for one prompt.
-type generation struct {
-	runs.Generation
-	stopStrings []string
-	includeStop bool
-	skipSpecial bool
-	ends        map[int32]bool // tokens that end a sequence and are no text
+// limit is max_tokens under the name that the client gave it; nil = as many as fit.
+type limit struct {
+	field  string
+	tokens *int
 }
 
-// build validates the shared fields for a prompt. maxTokens nil = as many as fit.
-func (f *samplingFields) build(owner string, m *catalog.Model, context int, prompt []int32, maxTokens *int, maxField string) (*generation, error) {
+// build validates the shared fields for a prompt.
+func (f *samplingFields) build(owner string, m *catalog.Model, info plugins.ModelInfo, prompt []int32, most limit) (*generation, error) {
 	if len(prompt) == 0 {
 		return nil, invalid("prompt", "has no tokens")
 	}
@@ -76,50 +123,86 @@ func (f *samplingFields) build(owner string, m *catalog.Model, context int, prom
 	if err := f.numbers(r); err != nil {
 		return nil, err
 	}
-	switch room := context - len(prompt); {
-	case room < 0 || maxTokens != nil && *maxTokens > room:
-		want := 0
-		if maxTokens != nil {
-			want = *maxTokens
-		}
-		return nil, &apiError{Status: 400, Type: "invalid_request_error", Param: maxField, Code: "context_length_exceeded", Message: "This model's maximum context length is " + strconv.Itoa(context) +
-			" tokens. Prompt length plus max_tokens exceeds it: " + strconv.Itoa(len(prompt)) + " prompt tokens + " + strconv.Itoa(want) + " max_tokens > " + strconv.Itoa(context) + "."}
-	case maxTokens != nil && *maxTokens < 0:
-		return nil, invalid(maxField, "%d is negative", *maxTokens)
-	case maxTokens != nil:
-		r.MaxTokens = *maxTokens
-	default:
-		r.MaxTokens = room
+	if err := f.bias(r, info.VocabSize); err != nil {
+		return nil, err
 	}
-	seed, err := wire.ParseSeed("seed", f.Seed)
+	if err := most.apply(r, info.MaxContextLength); err != nil {
+		return nil, err
+	}
+	if err := f.minTokens(r); err != nil {
+		return nil, err
+	}
+	seed, err := seedOf(f.Seed)
 	if err != nil {
-		return nil, invalid("seed", "must be a 64-bit integer")
+		return nil, err
 	}
 	if seed != nil {
 		r.Seed, g.SeedGiven = *seed, true
 	}
-	stops, err := wire.ParseStops("stop", f.Stop)
-	if err != nil || len(stops.Tokens) > 0 {
-		return nil, invalid("stop", "must be a string or a list of strings")
+	if err := f.stops(g, m, info.VocabSize); err != nil {
+		return nil, err
 	}
-	if len(stops.Strings) > maxStopStrings {
-		return nil, invalid("stop", "more than %d strings", maxStopStrings)
+	if f.SkipSpecialTokens != nil {
+		g.skipSpecial = *f.SkipSpecialTokens
 	}
-	if len(stops.Strings) > 0 && m.Tokenizer == nil {
-		return nil, invalid("stop", "this model has no tokenizer, so stop strings cannot be recognised")
+	return g, nil
+}
+
+// apply sets MaxTokens within the context.
+func (l limit) apply(r *plugins.SampleRequest, context int) error {
+	room, want := context-len(r.Prompt), 1
+	if l.tokens != nil {
+		if want = *l.tokens; want < 0 {
+			return invalid(l.field, "%d is negative", want)
+		}
 	}
-	g.stopStrings = stops.Strings
-	g.Stops = runs.Stops{Given: true, Strings: stops.Strings, Tokens: append([]int32{}, f.StopTokenIDs...)}
+	if want > room {
+		return &apiError{Status: http.StatusBadRequest, Type: "invalid_request_error", Param: l.field, Code: "context_length_exceeded", Message: fmt.Sprintf(
+			"This model's maximum context length is %d tokens. Prompt length plus max_tokens exceeds it: %d prompt tokens + %d max_tokens > %d.", context, len(r.Prompt), want, context)}
+	}
+	r.MaxTokens = want
+	if l.tokens == nil {
+		r.MaxTokens = room
+	}
+	return nil
+}
+
+func (f *samplingFields) minTokens(r *plugins.SampleRequest) error {
+	if f.MinTokens == nil || *f.MinTokens == 0 {
+		return nil
+	}
+	if *f.MinTokens < 0 || *f.MinTokens > r.MaxTokens {
+		return invalid("min_tokens", "%d is not between 0 and max_tokens, which is %d", *f.MinTokens, r.MaxTokens)
+	}
+	if given(f.Stop) && !asksNothing(f.Stop) {
+		return unsupported("min_tokens", "cannot be combined with stop strings, only with stop tokens")
+	}
+	r.MinTokens = *f.MinTokens
+	return nil
+}
+
+// stops sets what ends a sequence.
+func (f *samplingFields) stops(g *generation, m *catalog.Model, vocab int) error {
+	strings, err := stopsOf(f.Stop)
+	if err != nil {
+		return err
+	}
+	g.Stops = runs.Stops{Given: true, Strings: strings, Tokens: []int32{}}
+	if given(f.StopTokenIDs) {
+		if g.Stops.Tokens, err = tokenIDs(f.StopTokenIDs, vocab); err != nil {
+			return invalid("stop_token_ids", "%v", err)
+		}
+		if len(g.Stops.Tokens) > maxStopTokens {
+			return invalid("stop_token_ids", "%d ids are more than %d", len(g.Stops.Tokens), maxStopTokens)
+		}
+	}
 	if !f.IgnoreEOS {
 		g.Stops.Tokens = append(g.Stops.Tokens, m.EndTokens...)
 	}
 	for _, id := range g.Stops.Tokens {
 		g.ends[id] = true
 	}
-	if f.SkipSpecialTokens != nil {
-		g.skipSpecial = *f.SkipSpecialTokens
-	}
-	return g, nil
+	return nil
 }
 
 // setDefaults takes what the model's generation_config.json says for requests that say nothing.
@@ -132,6 +215,12 @@ func setDefaults(r *plugins.SampleRequest, d catalog.SamplingDefaults) {
 	}
 	if d.TopK != nil {
 		r.TopK = *d.TopK
+	}
+	if d.MinP != nil {
+		r.MinP = *d.MinP
+	}
+	if d.RepetitionPenalty != nil {
+		r.RepetitionPenalty = *d.RepetitionPenalty
 	}
 }
 
@@ -164,18 +253,21 @@ func (f *samplingFields) numbers(r *plugins.SampleRequest) error {
 	if r.TopP == 0 {
 		r.TopP, r.TopK = 1, 1 // a nucleus of nothing is its likeliest token
 	}
-	if f.MinTokens != nil {
-		if r.MinTokens = *f.MinTokens; r.MinTokens < 0 {
-			return invalid("min_tokens", "%d is negative", r.MinTokens)
-		}
+	if r.Temperature < greedyBelow {
+		r.Temperature = 0
 	}
+	return nil
+}
+
+// bias sets logit_bias, whose keys are token ids.
+func (f *samplingFields) bias(r *plugins.SampleRequest, vocab int) error {
 	if len(f.LogitBias) > maxLogitBias {
 		return invalid("logit_bias", "%d entries are more than %d", len(f.LogitBias), maxLogitBias)
 	}
 	for text, bias := range f.LogitBias {
 		id, err := strconv.ParseInt(text, 10, 32)
-		if err != nil || id < 0 {
-			return invalid("logit_bias", "%.40q is not a token id", text)
+		if err != nil || id < 0 || id >= int64(vocab) {
+			return invalid("logit_bias", "%.40q is not a token id%s", text, idRange(vocab))
 		}
 		if !(bias >= -100 && bias <= 100) {
 			return invalid("logit_bias", "%v is not between -100 and 100", bias)

@@ -49,8 +49,6 @@ func (s *Service) Register(r gin.IRouter) {
 	r.POST("/tokenize", s.auths(s.tokenize))
 	r.POST("/detokenize", s.auths(s.detokenize))
 	r.GET("/tokenizer_info", s.auths(s.tokenizerInfo))
-	r.GET("/health", func(c *gin.Context) { c.Status(http.StatusOK) })
-	r.GET("/ping", func(c *gin.Context) { c.Status(http.StatusOK) })
 }
 
 // call is one authenticated request.
@@ -82,6 +80,9 @@ func (s *Service) model(c call, name string) (runs.Target, *catalog.Model, error
 	if err != nil {
 		if runs.KindOf(err) == runs.KindNotFound {
 			err = &apiError{Status: http.StatusNotFound, Message: err.Error(), Type: "invalid_request_error", Param: "model", Code: "model_not_found"}
+		}
+		if runs.KindOf(err) == runs.KindInvalid {
+			err = &apiError{Status: http.StatusBadRequest, Message: err.Error(), Type: "invalid_request_error", Param: "model"}
 		}
 		return runs.Target{}, nil, err
 	}

@@ -2,6 +2,7 @@ package openai
 
 import (
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"net/http"
 	"sync"
@@ -10,8 +11,12 @@ import (
 	"github.com/gin-gonic/gin"
 )
 
-// pingEvery keeps proxies from closing a stream that waits for its turn.
-const pingEvery = 15 * time.Second
+const (
+	// pingEvery keeps proxies from closing a stream that waits for its turn.
+	pingEvery = 15 * time.Second
+	// writeTimeout is how long a client may leave an event unread: its sequences take places that others wait for.
+	writeTimeout = 60 * time.Second
+)
 
 // eventStream writes server-sent events. It begins with the first event, so that an error before it can still have a status of its own. Safe for concurrent use.
 type eventStream struct {
@@ -49,6 +54,9 @@ func (s *eventStream) write(text string) error {
 		s.done.Add(1)
 		go s.ping()
 	}
+	if err := http.NewResponseController(s.c.Writer).SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		return err
+	}
 	if _, err := s.c.Writer.WriteString(text); err != nil {
 		return err
 	}
@@ -72,7 +80,7 @@ func (s *eventStream) ping() {
 	}
 }
 
-// end closes the stream: with [DONE], or, if err is not nil, with an event that says why. Before the first event it returns err for an ordinary answer.
+// end finishes the stream: with [DONE], or, if err is not nil, with an event that says why. Before the first event it returns err for an ordinary answer.
 func (s *eventStream) end(err error) error {
 	s.mu.Lock()
 	begun := s.begun
@@ -95,7 +103,13 @@ func (s *eventStream) end(err error) error {
 			slog.DebugContext(s.c.Request.Context(), "client went away during the stream", "error", err)
 		}
 	}
+	return nil
+}
+
+// close ends what the stream started. It must be called, whatever happened.
+func (s *eventStream) close() {
 	close(s.stop)
 	s.done.Wait()
-	return nil
+	// The connection may serve further requests. Where it cannot have a deadline it has none.
+	_ = http.NewResponseController(s.c.Writer).SetWriteDeadline(time.Time{})
 }

@@ -2,6 +2,7 @@ package openai
 
 import (
 	"strings"
+	"unicode/utf8"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/tokenizer"
 	"github.com/tinsmith/tinsmith/plugins"
@@ -12,7 +13,8 @@ type token struct {
 	id      int32
 	logprob float32
 	top     []topToken
-	offset  int // of its text, in bytes of the sequence's text
+	offset  int // of its text: characters (code points) of the sequence's text before it
+	at      int // the same in bytes of the text with special tokens
 }
 
 type topToken struct {
@@ -27,46 +29,96 @@ type piece struct {
 }
 
 // assembler turns the tokens of one sequence into text: whole characters only, nothing that may still become a stop string, and nothing from a stop string on.
+// Stop strings are looked for in the text with special tokens, as package runs does when it ends the sequence, so that "<|im_end|>" can be one; special tokens are
+// left out when text is given out.
 type assembler struct {
+	tokenizer   *tokenizer.Tokenizer
 	stream      *tokenizer.Stream
+	skipSpecial bool
 	stops       []string
+	longest     int // bytes of the longest stop string
 	includeStop bool
 	ends        map[int32]bool
+	keepEnds    bool // end tokens are listed among the tokens, though they are no text
 
-	held     string  // text that is not certain yet
+	held     string  // text, special tokens included, that is not certain yet
+	hidden   []span  // the special tokens in held, ascending
 	tokens   []token // tokens that begin in held, or that have given no text yet
-	released int     // bytes given out
+	released int     // bytes that have left held
+	chars    int     // characters given out
 	stopped  bool    // a stop string was found
 }
 
-func (g *generation) assembler(t *tokenizer.Tokenizer) *assembler {
-	return &assembler{stream: t.NewStream(g.skipSpecial), stops: g.stopStrings, includeStop: g.includeStop, ends: g.ends}
+// span is a range of bytes.
+type span struct{ from, to int }
+
+// primeTokens are enough of a prompt's end to tell how a text goes on after it: the bytes of a character, and that a text has begun.
+const primeTokens = 8
+
+// newAssembler makes an assembler for one sequence of a generation. Its text goes on after the prompt with afterPrompt, else it is a text of its own: decoders of
+// the SentencePiece kind drop the space at a text's beginning.
+func (g *generation) newAssembler(t *tokenizer.Tokenizer) *assembler {
+	a := &assembler{
+		tokenizer: t, stream: t.NewStream(false), skipSpecial: g.skipSpecial, stops: g.Stops.Strings, longest: 1, includeStop: g.includeStop, ends: g.ends, keepEnds: g.keepEnds,
+	}
+	for _, s := range a.stops {
+		a.longest = max(a.longest, len(s))
+	}
+	if g.afterPrompt {
+		for _, id := range g.Request.Prompt[max(0, len(g.Request.Prompt)-primeTokens):] {
+			a.stream.Push(id)
+		}
+	}
+	return a
 }
 
 // push takes the next tokens and gives what is certain now.
 func (a *assembler) push(s *plugins.SampledTokens) piece {
 	for i, id := range s.Tokens {
-		if a.stopped || a.ends[id] {
-			// An end token is no text; what comes after a stop string is not wanted.
+		if a.stopped {
+			break // what comes after a stop string is not wanted
+		}
+		t := token{id: id, logprob: s.Logprobs[i], top: topRow(s.Top, i), offset: a.chars + a.visibleChars(), at: a.released + len(a.held)}
+		if a.ends[id] && !a.includeStop {
+			if a.keepEnds {
+				a.tokens = append(a.tokens, t)
+			}
 			continue
 		}
-		a.tokens = append(a.tokens, token{id: id, logprob: s.Logprobs[i], top: topRow(s.Top, i), offset: a.released + len(a.held)})
-		a.held += a.stream.Push(id)
+		a.tokens = append(a.tokens, t)
+		a.hold(id)
 		a.cutAtStop()
 	}
 	return a.release(a.certain())
 }
 
-// finish gives the rest.
+// hold adds the text of a token.
+func (a *assembler) hold(id int32) {
+	text := a.stream.Push(id)
+	if a.skipSpecial && a.tokenizer.IsSpecial(id) && text != "" {
+		own := len(text) // what stands before it are the remains of an unfinished character
+		if raw := a.tokenizer.TokenBytes(id); strings.HasSuffix(text, string(raw)) {
+			own = len(raw)
+		}
+		end := len(a.held) + len(text)
+		a.hidden = append(a.hidden, span{end - own, end})
+	}
+	a.held += text
+}
+
+// finish gives the rest of the text and of the tokens.
 func (a *assembler) finish() piece {
 	if !a.stopped {
 		a.held += a.stream.Flush()
 		a.cutAtStop()
 	}
-	return a.release(len(a.held))
+	p := a.release(len(a.held))
+	p.tokens = append(p.tokens, a.tokens...)
+	a.tokens = nil
+	return p
 }
 
-// cutAtStop looks for the first stop string in what is held and drops the text from there on.
+// cutAtStop looks for the first stop string in what is held and drops the text from there on, with the tokens that begin there.
 func (a *assembler) cutAtStop() {
 	first, end := -1, 0
 	for _, s := range a.stops {
@@ -82,9 +134,17 @@ func (a *assembler) cutAtStop() {
 	}
 	a.stopped = true
 	a.held = a.held[:end]
+	for len(a.hidden) > 0 && a.hidden[len(a.hidden)-1].to > end {
+		last := &a.hidden[len(a.hidden)-1]
+		if last.from < end {
+			last.to = end
+			break
+		}
+		a.hidden = a.hidden[:len(a.hidden)-1]
+	}
 	kept := a.tokens[:0]
 	for _, t := range a.tokens {
-		if t.offset < a.released+end {
+		if t.at < a.released+end {
 			kept = append(kept, t)
 		}
 	}
@@ -96,7 +156,7 @@ func (a *assembler) certain() int {
 	if a.stopped {
 		return len(a.held)
 	}
-	for from := max(0, len(a.held)-a.longest()+1); from < len(a.held); from++ {
+	for from := max(0, len(a.held)-a.longest+1); from < len(a.held); from++ {
 		for _, s := range a.stops {
 			if strings.HasPrefix(s, a.held[from:]) {
 				return from
@@ -106,22 +166,21 @@ func (a *assembler) certain() int {
 	return len(a.held)
 }
 
-func (a *assembler) longest() int {
-	n := 1
-	for _, s := range a.stops {
-		n = max(n, len(s))
-	}
-	return n
-}
-
-// release gives out n bytes of the held text. Tokens go with the text they begin in; those at the very end wait for theirs.
+// release gives out n bytes of the held text, special tokens left out. Tokens go with the text they begin in; those that have given none yet wait.
 func (a *assembler) release(n int) piece {
-	p := piece{text: a.held[:n]}
-	whole := n == len(a.held)
+	p := piece{text: a.visible(n)}
+	a.chars += utf8.RuneCountInString(p.text)
 	a.held = a.held[n:]
 	a.released += n
+	later := a.hidden[:0]
+	for _, h := range a.hidden {
+		if h.to > n {
+			later = append(later, span{max(0, h.from-n), h.to - n})
+		}
+	}
+	a.hidden = later
 	count := 0
-	for count < len(a.tokens) && (a.tokens[count].offset < a.released || whole && n > 0) {
+	for count < len(a.tokens) && a.tokens[count].at < a.released {
 		count++
 	}
 	p.tokens = append(p.tokens, a.tokens[:count]...)
@@ -129,11 +188,26 @@ func (a *assembler) release(n int) piece {
 	return p
 }
 
-// rest gives tokens that have produced no text at all, such as skipped special ones.
-func (a *assembler) rest() []token {
-	t := a.tokens
-	a.tokens = nil
-	return t
+// visible is the text of the first n held bytes.
+func (a *assembler) visible(n int) string {
+	if len(a.hidden) == 0 {
+		return a.held[:n]
+	}
+	var out strings.Builder
+	from := 0
+	for _, h := range a.hidden {
+		if h.from >= n {
+			break
+		}
+		out.WriteString(a.held[from:h.from])
+		from = min(h.to, n)
+	}
+	out.WriteString(a.held[from:n])
+	return out.String()
+}
+
+func (a *assembler) visibleChars() int {
+	return utf8.RuneCountInString(a.visible(len(a.held)))
 }
 
 func topRow(top plugins.TopLogprobs, row int) []topToken {

@@ -2,6 +2,7 @@ package openai
 
 import (
 	"encoding/json"
+	"net/http"
 
 	"github.com/gin-gonic/gin"
 
@@ -72,14 +73,14 @@ func (s *Service) tokenize(c call) error {
 		}
 		out["token_strs"] = names
 	}
-	sendJSON(c.Context, 200, out)
+	sendJSON(c.Context, http.StatusOK, out)
 	return nil
 }
 
 func (s *Service) detokenize(c call) error {
 	var r struct {
-		Model  string  `json:"model"`
-		Tokens []int32 `json:"tokens"`
+		Model  string          `json:"model"`
+		Tokens json.RawMessage `json:"tokens"`
 	}
 	if err := decode(c, &r); err != nil {
 		return err
@@ -88,12 +89,19 @@ func (s *Service) detokenize(c call) error {
 	if err != nil {
 		return err
 	}
-	for i, id := range r.Tokens {
+	if !given(r.Tokens) {
+		return invalid("tokens", "is required")
+	}
+	ids, err := tokenIDs(r.Tokens, 0)
+	if err != nil {
+		return invalid("tokens", "%v", err)
+	}
+	for i, id := range ids {
 		if _, ok := m.Tokenizer.TokenString(id); !ok {
 			return invalid("tokens", "element %d: %d is not the id of a token", i, id)
 		}
 	}
-	sendJSON(c.Context, 200, gin.H{"prompt": m.Tokenizer.Decode(r.Tokens, false)})
+	sendJSON(c.Context, http.StatusOK, gin.H{"prompt": m.Tokenizer.Decode(ids, false)})
 	return nil
 }
 
@@ -115,6 +123,6 @@ func (s *Service) tokenizerInfo(c call) error {
 		return err
 	}
 	out["model_max_length"] = info.MaxContextLength
-	sendJSON(c.Context, 200, out)
+	sendJSON(c.Context, http.StatusOK, out)
 	return nil
 }

@@ -76,6 +76,15 @@ func New(opts Options) http.Handler {
 		c.JSON(code, h)
 	}
 	r.GET("/healthz", health)
+	// Clients of other servers ask for the status alone.
+	status := func(c *gin.Context) {
+		c.Status(http.StatusOK)
+		if opts.Health().Status != "ok" {
+			c.Status(http.StatusServiceUnavailable)
+		}
+	}
+	r.GET("/health", status)
+	r.GET("/ping", status)
 	r.GET("/metrics", gin.WrapH(opts.Metrics))
 	r.GET("/version", func(c *gin.Context) { c.JSON(http.StatusOK, gin.H{"version": opts.Version}) })
 	for _, register := range opts.Routes {

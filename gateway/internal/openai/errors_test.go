@@ -1,0 +1,200 @@
+package openai
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/runs"
+)
+
+func TestRefusedChat(t *testing.T) {
+	w := newWorld(t, options{backend: `"max_context_length": 100,`})
+	huge := strings.Repeat("[", 20000)
+	for _, c := range []struct {
+		name   string
+		change fields
+		param  string
+		code   string
+		words  []string
+	}{
+		{"tools", fields{"tools": []fields{{"type": "function"}}}, "tools", "unsupported_parameter", nil},
+		{"tool_choice", fields{"tool_choice": "required"}, "tool_choice", "unsupported_parameter", nil},
+		{"functions", fields{"functions": []fields{{"name": "f"}}}, "functions", "unsupported_parameter", nil},
+		{"function_call", fields{"function_call": fields{"name": "f"}}, "function_call", "unsupported_parameter", nil},
+		{"json_schema", fields{"response_format": fields{"type": "json_schema", "json_schema": fields{"name": "x"}}}, "response_format", "unsupported_parameter", []string{"json_schema", "text"}},
+		{"json_object", fields{"response_format": fields{"type": "json_object"}}, "response_format", "unsupported_parameter", nil},
+		{"audio", fields{"audio": fields{"voice": "a"}}, "audio", "unsupported_parameter", nil},
+		{"modalities", fields{"modalities": []string{"text", "audio"}}, "modalities", "unsupported_parameter", nil},
+		{"prediction", fields{"prediction": fields{}}, "prediction", "unsupported_parameter", nil},
+		{"web search", fields{"web_search_options": fields{}}, "web_search_options", "unsupported_parameter", nil},
+		{"guided decoding", fields{"guided_json": fields{"type": "object"}}, "guided_json", "unsupported_parameter", nil},
+		{"beam search", fields{"use_beam_search": true}, "use_beam_search", "unsupported_parameter", nil},
+		{"prompt_logprobs", fields{"prompt_logprobs": 1}, "prompt_logprobs", "unsupported_parameter", nil},
+		{"min_tokens with stop", fields{"min_tokens": 2, "stop": "x"}, "min_tokens", "unsupported_parameter", nil},
+
+		{"no model", fields{"model": ""}, "model", "", nil},
+		{"model of a wrong type", fields{"model": 5}, "model", "", []string{"a string"}},
+		{"no messages", fields{"messages": []int{}}, "messages", "", nil},
+		{"messages of a wrong type", fields{"messages": "hello"}, "messages", "", []string{"a list"}},
+		{"message of a wrong type", fields{"messages": []string{"hello"}}, "messages[0]", "", nil},
+		{"unknown role", fields{"messages": []fields{{"role": "robot", "content": ""}}}, "messages[0].role", "", []string{"assistant"}},
+		{"no content", fields{"messages": []fields{{"role": "user"}}}, "messages[0].content", "", nil},
+		{"image", fields{"messages": []fields{{"role": "user", "content": []fields{{"type": "image_url"}}}}}, "messages[0].content[0].type", "", []string{"text"}},
+		{"part without text", fields{"messages": []fields{{"role": "user", "content": []fields{{"type": "text"}}}}}, "messages[0].content[0].text", "", nil},
+		{"tool call that is no JSON", fields{"messages": []fields{{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": []fields{{"function": fields{"name": "f", "arguments": "{"}}}}}}, "messages[1].tool_calls[0].function.arguments", "", nil},
+		{"n", fields{"n": 0}, "n", "", []string{"0", "128"}},
+		{"many choices", fields{"n": 129}, "n", "", nil},
+		{"fraction", fields{"n": 1.5}, "n", "", []string{"1.5", "an integer"}},
+		{"temperature", fields{"temperature": 2.1}, "temperature", "", []string{"2.1"}},
+		{"temperature of a wrong type", fields{"temperature": "hot"}, "temperature", "", []string{"a number"}},
+		{"negative temperature", fields{"temperature": -1}, "temperature", "", nil},
+		{"top_p", fields{"top_p": 1.1}, "top_p", "", nil},
+		{"frequency_penalty", fields{"frequency_penalty": 3}, "frequency_penalty", "", nil},
+		{"presence_penalty", fields{"presence_penalty": -3}, "presence_penalty", "", nil},
+		{"repetition_penalty", fields{"repetition_penalty": 0}, "repetition_penalty", "", nil},
+		{"logprobs of a wrong type", fields{"logprobs": 5}, "logprobs", "", []string{"true or false"}},
+		{"top_logprobs alone", fields{"top_logprobs": 5}, "top_logprobs", "", nil},
+		{"many top_logprobs", fields{"logprobs": true, "top_logprobs": 21}, "top_logprobs", "", []string{"20"}},
+		{"empty stop", fields{"stop": ""}, "stop", "", nil},
+		{"stop of a wrong type", fields{"stop": []int{1}}, "stop", "", nil},
+		{"null among stops", fields{"stop": []any{"a", nil}}, "stop", "", nil},
+		{"many stops", fields{"stop": make([]string, 65)}, "stop", "", []string{"64"}},
+		{"stop token", fields{"stop_token_ids": []int{4096}}, "stop_token_ids", "", []string{"4096", "4095"}},
+		{"seed", fields{"seed": 1.5}, "seed", "", []string{"1.5"}},
+		{"long seed", fields{"seed": jsonNumber(strings.Repeat("9", 30))}, "seed", "", nil},
+		{"logit_bias", fields{"logit_bias": fields{"4096": 1}}, "logit_bias", "", []string{"4096"}},
+		{"logit_bias of text", fields{"logit_bias": fields{"one": 1}}, "logit_bias", "", nil},
+		{"large logit_bias", fields{"logit_bias": fields{"1": 101}}, "logit_bias", "", []string{"101"}},
+		{"min_tokens", fields{"min_tokens": 25}, "min_tokens", "", []string{"25", "24"}},
+		{"two limits", fields{"max_completion_tokens": 5}, "max_tokens", "", nil},
+		{"negative limit", fields{"max_tokens": -1}, "max_tokens", "", nil},
+		{"context", fields{"max_tokens": 95}, "max_tokens", "context_length_exceeded", []string{"100"}},
+		{"context by its other name", fields{"max_tokens": nil, "max_completion_tokens": 95}, "max_completion_tokens", "context_length_exceeded", nil},
+		{"long prompt", fields{"max_tokens": nil, "messages": []fields{{"role": "user", "content": strings.Repeat("hello ", 200)}}}, "max_tokens", "context_length_exceeded", nil},
+		{"unknown template variable", fields{"chat_template_kwargs": fields{"no_such_thing": 1}}, "chat_template_kwargs.no_such_thing", "", nil},
+		{"template variable that is the request's", fields{"chat_template_kwargs": fields{"messages": []int{}}}, "chat_template_kwargs.messages", "", nil},
+		{"reasoning_effort", fields{"reasoning_effort": "huge"}, "reasoning_effort", "", []string{"huge", "xhigh"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := *w
+			w.TB = t
+			w.refused(http.MethodPost, "/v1/chat/completions", asking("hello").with(c.change).text(), 400, c.param, c.code, c.words...)
+			w.refused(http.MethodPost, "/v1/chat/completions", asking("hello").with(c.change).with(fields{"stream": true}).text(), 400, c.param, c.code)
+		})
+	}
+	for name, body := range map[string]string{"empty": "", "not JSON": "{", "list": "[]", "text": `"hello"`, "nested": huge, "two values": "{} {}"} {
+		t.Run("body "+name, func(t *testing.T) {
+			w := *w
+			w.TB = t
+			w.refused(http.MethodPost, "/v1/chat/completions", body, 400, "", "")
+		})
+	}
+	w.chat(asking("hello"))
+}
+
+type jsonNumber string
+
+func (n jsonNumber) MarshalJSON() ([]byte, error) { return []byte(n), nil }
+
+func TestRefusedCompletions(t *testing.T) {
+	w := newWorld(t, options{})
+	for _, c := range []struct {
+		name   string
+		change fields
+		param  string
+		code   string
+		words  []string
+	}{
+		{"no prompt", fields{"prompt": nil}, "prompt", "", nil},
+		{"prompt of a wrong type", fields{"prompt": 5}, "prompt", "", []string{"list"}},
+		{"object", fields{"prompt": fields{}}, "prompt", "", nil},
+		{"empty string", fields{"prompt": ""}, "prompt", "", nil},
+		{"empty list", fields{"prompt": []int{}}, "prompt", "", nil},
+		{"empty list in a list", fields{"prompt": [][]int{{1}, {}}}, "prompt", "", nil},
+		{"null among ids", fields{"prompt": []any{1, nil}}, "prompt", "", []string{"null"}},
+		{"null among prompts", fields{"prompt": []any{"a", nil}}, "prompt", "", []string{"prompt 1"}},
+		{"id out of the vocabulary", fields{"prompt": [][]int{{1}, {1, 4096}}}, "prompt", "", []string{"prompt 1", "element 1", "4096", "4095"}},
+		{"negative id", fields{"prompt": []int{-1}}, "prompt", "", []string{"-1"}},
+		{"fraction", fields{"prompt": []float64{1.5}}, "prompt", "", []string{"1.5"}},
+		{"lists in lists", fields{"prompt": [][][]int{{{1}}}}, "prompt", "", nil},
+		{"many prompts", fields{"prompt": make([]string, 2049)}, "prompt", "", []string{"2048"}},
+		{"many choices", fields{"prompt": strings.Split(strings.Repeat("a ", 100), " ")[:100], "n": 50}, "n", "", []string{"4096"}},
+		{"suffix", fields{"suffix": "x"}, "suffix", "unsupported_parameter", nil},
+		{"best_of", fields{"best_of": 5}, "best_of", "unsupported_parameter", nil},
+		{"logprobs", fields{"logprobs": 21}, "logprobs", "", []string{"20"}},
+		{"logprobs of a wrong type", fields{"logprobs": true}, "logprobs", "", nil},
+		{"context", fields{"max_tokens": 4096}, "max_tokens", "context_length_exceeded", nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := *w
+			w.TB = t
+			w.refused(http.MethodPost, "/v1/completions", completing("hello").with(c.change).text(), 400, c.param, c.code, c.words...)
+		})
+	}
+}
+
+func TestKeys(t *testing.T) {
+	path, made := keysFile(t, "alice", "bob")
+	w := newWorld(t, options{keys: path})
+	session := w.session("alice")
+	run := w.adapter("alice", session, 0, 1)
+	body := func(model string) string { return asking("hello").with(fields{"model": model}).text() }
+	for _, key := range []string{"", "tml-wrong", "not-needed"} {
+		w.key = key
+		w.refused(http.MethodPost, "/v1/chat/completions", body(modelName), 401, "", "invalid_api_key")
+		w.refused(http.MethodGet, "/v1/models", "", 401, "", "invalid_api_key")
+		w.refused(http.MethodPost, "/tokenize", `{"prompt": "a"}`, 401, "", "invalid_api_key")
+	}
+	w.key = made["alice"]
+	w.chat(asking("hello").with(fields{"model": "tinker://" + run}))
+	w.key = made["bob"] // another key sees nothing of it
+	w.chat(asking("hello"))
+	w.refused(http.MethodPost, "/v1/chat/completions", body("tinker://"+run), 404, "model", "model_not_found")
+	w.refused(http.MethodPost, "/v1/chat/completions", body(modelName+":latest"), 404, "model", "model_not_found")
+	w.refused(http.MethodGet, "/v1/models/tinker:%2F%2F"+run, "", 404, "model", "model_not_found")
+}
+
+func TestBusy(t *testing.T) {
+	w := newWorld(t, options{backend: `"delays": [{"operation": "token", "seconds": 0.02}],`, change: func(c *runs.Config) { c.MaxRunningSample = 1 }})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		w.chat(asking("hello"))
+	}()
+	w.eventually(func() bool { return w.core.Stats().Generations == 1 })
+	status, header, b := w.send(http.MethodPost, "/v1/chat/completions", asking("hello").text())
+	if status != 429 || header.Get("Retry-After") == "" {
+		t.Errorf("%d %v %s", status, header, b)
+	}
+	<-done
+}
+
+func TestUnknownPaths(t *testing.T) {
+	w := newWorld(t, options{})
+	w.refused(http.MethodPost, "/v1/embeddings", "{}", 404, "", "")
+	w.refused(http.MethodGet, "/v1/chat/completions", "", 405, "", "")
+	for _, path := range []string{"/health", "/ping"} {
+		if status, _, b := w.send(http.MethodGet, path, ""); status != 200 || len(b) != 0 {
+			t.Errorf("%s: %d %q", path, status, b)
+		}
+	}
+	if status, _, _ := w.send(http.MethodPost, "/oai/api/v1/chat/completions", asking("hello").text()); status != 200 {
+		t.Errorf("under /oai/api/v1: %d", status)
+	}
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, w.url+"/v1/models", nil)
+	w.ok(err)
+	req.Header.Set("X-Request-Id", "mine")
+	res, err := w.client.Do(req)
+	w.ok(err)
+	defer res.Body.Close()
+	if got := res.Header.Get("X-Request-Id"); got != "mine" {
+		t.Errorf("request id %q", got)
+	}
+}
+
+func TestLargeBody(t *testing.T) {
+	w := newWorld(t, options{})
+	w.refused(http.MethodPost, "/v1/completions", fmt.Sprintf(`{"model": %q, "prompt": [%s1]}`, modelName, strings.Repeat("1,", 40<<20)), 413, "", "")
+}
