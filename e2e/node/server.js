@@ -1,0 +1,43 @@
+// Starts bin/tinsmith with the built-in model on a free port and with a data folder of its own.
+import { spawn } from 'node:child_process';
+import { existsSync, mkdtempSync, openSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { dirname, join } from 'node:path';
+import { setTimeout as pause } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
+
+const root = join(dirname(fileURLToPath(import.meta.url)), '..', '..');
+const binary = join(root, 'bin', 'tinsmith');
+
+export const model = 'tinsmith/tiny-chat';
+
+/** Resolves to {url, stop} when the model is ready. */
+export async function start() {
+  if (!existsSync(binary)) throw new Error('bin/tinsmith is missing: run make build');
+  const folder = mkdtempSync(join(tmpdir(), 'tinsmith-node-'));
+  const config = {
+    listen: '127.0.0.1:0',
+    data_dir: join(folder, 'data'),
+    models: [{ name: model, path: join(root, 'configs', 'models', 'tiny-chat'), backend: { plugin: 'single', device: 'cpu' } }],
+  };
+  writeFileSync(join(folder, 'tinsmith.yaml'), JSON.stringify(config)); // JSON is YAML
+  const log = openSync(join(folder, 'log'), 'a');
+  const server = spawn(binary, ['serve', '--config', join(folder, 'tinsmith.yaml')], { stdio: ['ignore', log, log] });
+  const ended = new Promise((resolve) => server.on('exit', resolve));
+  const stop = async () => {
+    server.kill('SIGTERM');
+    const code = await ended;
+    if (code === 0) rmSync(folder, { recursive: true });
+    else throw new Error(`the server ended with ${code}:\n${readFileSync(join(folder, 'log'), 'utf8')}`);
+  };
+  for (const deadline = Date.now() + 120_000; Date.now() < deadline; await pause(50)) {
+    if (server.exitCode !== null) throw new Error(`the server ended:\n${readFileSync(join(folder, 'log'), 'utf8')}`);
+    const address = join(config.data_dir, 'address');
+    if (!existsSync(address)) continue;
+    const url = readFileSync(address, 'utf8').trim();
+    const health = await fetch(url + '/healthz').catch(() => undefined);
+    if (health?.ok) return { url, stop };
+  }
+  await stop();
+  throw new Error('the server was not ready within 120 s');
+}
