@@ -14,6 +14,9 @@ import (
 	"golang.org/x/term"
 )
 
+// maxLine bounds what one turn may say: a pasted document, not a file by mistake.
+const maxLine = 4 << 20
+
 func chatCommand() *cobra.Command {
 	c := &cobra.Command{Use: "chat", Short: "Talk to a model or an adapter in the terminal", Args: cobra.NoArgs}
 	conn := addConnection(c)
@@ -35,6 +38,7 @@ func chatCommand() *cobra.Command {
 			*model = list.Models[0].ID
 		}
 		t := &conversation{client: client, in: bufio.NewScanner(c.InOrStdin()), out: c.OutOrStdout(), prompt: term.IsTerminal(int(os.Stdin.Fd()))}
+		t.in.Buffer(nil, maxLine)
 		t.request.Model = *model
 		if *temperature >= 0 {
 			// The client library leaves a plain 0 out of the request.

@@ -65,7 +65,10 @@ func (conn *connection) call(ctx context.Context, method, path string, body io.R
 			} `json:"error"`
 		}
 		_ = json.Unmarshal(b, &said)
-		text := said.Detail + said.Error.Message
+		text := said.Detail
+		if text == "" {
+			text = said.Error.Message
+		}
 		if text == "" {
 			text = strings.TrimSpace(string(b[:min(len(b), 500)]))
 		}

@@ -1,0 +1,206 @@
+package cmd
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	"github.com/spf13/cobra"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
+	"github.com/tinsmith/tinsmith/gateway/internal/config"
+	"github.com/tinsmith/tinsmith/gateway/internal/keys"
+	"github.com/tinsmith/tinsmith/gateway/internal/openai"
+	"github.com/tinsmith/tinsmith/gateway/internal/runs"
+	"github.com/tinsmith/tinsmith/gateway/internal/server"
+	"github.com/tinsmith/tinsmith/gateway/internal/store"
+	"github.com/tinsmith/tinsmith/gateway/internal/tinker"
+	"github.com/tinsmith/tinsmith/plugins"
+	"github.com/tinsmith/tinsmith/plugins/plugintest/fake"
+)
+
+const served = "tinsmith/tiny-chat"
+
+// world is the server with the built-in model's text side over a backend in this process.
+type world struct {
+	*testing.T
+	core    *runs.Core
+	backend runs.Backend
+	url     string
+	data    string
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{T: t, data: t.TempDir()}
+	dir, err := filepath.Abs("../../../configs/models/tiny-chat")
+	w.ok(err)
+	b := fake.New(fake.Options{Exit: func(int) {}})
+	info, err := b.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Name: served, Config: json.RawMessage(`{"hidden_size": 4, "max_context_length": 64}`), Scratch: t.TempDir()}, func(plugins.LoadProgress) {})
+	w.ok(err)
+	about, err := b.Info(t.Context())
+	w.ok(err)
+	w.backend = runs.Backend{Backend: b, BootID: about.BootID, Model: info, Lost: make(chan struct{}), Reason: func() string { return "" }}
+	cfg := config.DefaultModel()
+	cfg.Name, cfg.Aliases, cfg.Path = served, []string{"an/alias"}, dir
+	model, err := catalog.Load(cfg, dir)
+	w.ok(err)
+	records, err := store.Open(t.Context(), store.Options{Dir: w.data})
+	w.ok(err)
+	w.core, err = runs.Open(t.Context(), runs.Config{Store: records, DataDir: w.data, Models: []runs.Model{model.Served()}, Backends: w})
+	w.ok(err)
+	ring, err := keys.Open("")
+	w.ok(err)
+	auth := &keys.Authenticator{Ring: ring, Tokens: keys.Tokens{Secret: bytes.Repeat([]byte{1}, 32), Lifetime: time.Hour}}
+	tinkerAPI, err := tinker.New(w.core, auth, tinker.Options{MaxPerClient: 100})
+	w.ok(err)
+	openaiAPI, err := openai.New(w.core, auth, []*catalog.Model{model})
+	w.ok(err)
+	handler := server.New(server.Options{Health: func() server.Health { return server.Health{Status: "ok"} }, Metrics: http.NotFoundHandler(), Routes: []func(gin.IRouter){tinkerAPI.Register, openaiAPI.Register}})
+	ts := httptest.NewServer(handler)
+	w.url = ts.URL
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		w.ok(w.core.Close(ctx))
+		ts.Close()
+		w.ok(records.Close())
+		b.Lose()
+	})
+	return w
+}
+
+// Backend implements runs.Backends.
+func (w *world) Backend(context.Context, string) (runs.Backend, error) { return w.backend, nil }
+
+func (w *world) ok(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+// run runs a client command and gives what it prints.
+func (w *world) run(c *cobra.Command, input string, arguments ...string) (string, error) {
+	var out bytes.Buffer
+	c.SetArgs(append(arguments, "--url", w.url+"/"))
+	c.SetIn(strings.NewReader(input))
+	c.SetOut(&out)
+	c.SetErr(&out)
+	c.SilenceErrors, c.SilenceUsage = true, true
+	err := c.ExecuteContext(w.Context())
+	return out.String(), err
+}
+
+// await waits for an operation that must not fail.
+func (w *world) await(s runs.Submitted, err error) *runs.Outcome {
+	w.Helper()
+	w.ok(err)
+	out, err := w.core.Wait(w.Context(), keys.Anonymous, s.RequestID, 20*time.Second)
+	w.ok(err)
+	if out.Failure != nil {
+		w.Fatal(out.Failure.Message)
+	}
+	return out
+}
+
+// trained makes a run with one step.
+func (w *world) trained() string {
+	w.Helper()
+	session, err := w.core.CreateSession(w.Context(), runs.NewSession{Owner: keys.Anonymous})
+	w.ok(err)
+	run := w.await(w.core.CreateRun(w.Context(), runs.NewRun{Owner: keys.Anonymous, SessionID: session.ID, BaseModel: served, LoRA: runs.LoRAConfig{Rank: 4, TrainAttn: true, TrainMLP: true, TrainUnembed: true}})).CreatedRun.RunID
+	w.await(w.core.ForwardBackward(w.Context(), runs.ForwardBackward{Operation: runs.Operation{Owner: keys.Anonymous, RunID: run, Seq: 1}, Loss: "cross_entropy", Data: []runs.Datum{{
+		Tokens: []int32{5, 6}, Inputs: map[string]runs.Tensor{"target_tokens": {Ints: []int64{7, 8}}, "weights": {Floats: []float32{1, 1}}},
+	}}}))
+	w.await(w.core.OptimStep(w.Context(), runs.OptimStep{Operation: runs.Operation{Owner: keys.Anonymous, RunID: run, Seq: 2}, Adam: plugins.AdamParams{LearningRate: 0.1, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8}}))
+	return run
+}
+
+func TestClientCommands(t *testing.T) {
+	w := newWorld(t)
+	run := w.trained()
+
+	t.Run("models", func(t *testing.T) {
+		out, err := w.run(modelsCommand(), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := strings.Split(strings.TrimSpace(out), "\n")
+		if len(lines) != 4 || !strings.Contains(lines[1], "base") || !strings.Contains(lines[2], "alias") || !strings.Contains(lines[3], "tinker://"+run) || !strings.Contains(lines[3], "adapter") {
+			t.Errorf("%s", out)
+		}
+	})
+	t.Run("runs", func(t *testing.T) {
+		out, err := w.run(runsCommand(), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		row := strings.Fields(strings.Split(out, "\n")[1])
+		if row[0] != run || row[1] != served || row[2] != "4" || row[3] != "1" || row[5] == "-" || row[6] == "-" || row[7] == "-" {
+			t.Errorf("%s", out)
+		}
+	})
+	t.Run("chat", func(t *testing.T) {
+		// Greedy is greedy though the client library cannot send a 0, and the second turn sees the first.
+		one, err := w.run(chatCommand(), "hello\n", "--temperature", "0", "--model", "tinker://"+run)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if again, err := w.run(chatCommand(), "hello\n", "--temperature", "0", "--model", "tinker://"+run); err != nil || again != one {
+			t.Errorf("%v: %q, before %q", err, again, one)
+		}
+		if base, err := w.run(chatCommand(), "hello\n", "--temperature", "0"); err != nil || base == one {
+			t.Errorf("%v: the base model says %q too", err, base)
+		}
+		if _, err := w.run(chatCommand(), "hello\n", "--model", "no/model"); err == nil || !strings.Contains(err.Error(), "no/model") {
+			t.Errorf("%v", err)
+		}
+		if _, err := w.run(chatCommand(), strings.Repeat("a ", 100<<10)+"\n"); err == nil || !strings.Contains(err.Error(), "context length") {
+			t.Errorf("%v", err)
+		}
+	})
+	t.Run("import", func(t *testing.T) {
+		saved := w.await(w.core.SaveWeightsForSampler(w.Context(), runs.SaveWeightsForSampler{Operation: runs.Operation{Owner: keys.Anonymous, RunID: run, Seq: 3}, Name: "a"})).Saved.Path
+		found, err := filepath.Glob(filepath.Join(w.data, "checkpoints", "*", "*", "*", "adapter_config.json"))
+		w.ok(err)
+		if len(found) == 0 {
+			found, err = filepath.Glob(filepath.Join(w.data, "checkpoints", "*", "*", "adapter_config.json"))
+			w.ok(err)
+		}
+		if len(found) == 0 {
+			t.Fatalf("no files of %s", saved)
+		}
+		out, err := w.run(importCommand(), "", filepath.Dir(found[0]), "--base", served, "--name", "again")
+		if err != nil || !strings.Contains(out, "/weights/again") || !strings.Contains(out, "/sampler_weights/again") {
+			t.Fatalf("%v: %s", err, out)
+		}
+		sampler := strings.TrimSpace(strings.SplitAfter(out, "sample it:")[1])
+		one, err := w.run(chatCommand(), "hello\n", "--temperature", "0", "--model", saved)
+		w.ok(err)
+		if two, err := w.run(chatCommand(), "hello\n", "--temperature", "0", "--model", sampler); err != nil || two != one {
+			t.Errorf("%v: imported it says %q, before %q", err, two, one)
+		}
+		if _, err := w.run(importCommand(), "", t.TempDir(), "--base", served); err == nil || !strings.Contains(err.Error(), "not a PEFT adapter") {
+			t.Errorf("%v", err)
+		}
+		if _, err := w.run(importCommand(), "", filepath.Dir(found[0]), "--base", "no/model", "--name", "b"); err == nil || strings.Count(err.Error(), "no/model") != 1 {
+			t.Errorf("%v", err)
+		}
+	})
+	t.Run("no server", func(t *testing.T) {
+		c := modelsCommand()
+		c.SetArgs([]string{"--url", "http://127.0.0.1:1"})
+		c.SilenceErrors, c.SilenceUsage = true, true
+		if err := c.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), "is the server running") {
+			t.Errorf("%v", err)
+		}
+	})
+}
