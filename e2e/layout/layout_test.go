@@ -305,3 +305,26 @@ func TestTextsStayInside(t *testing.T) {
 		}
 	}
 }
+
+// The guides name files that exist.
+func TestGuidesNameFiles(t *testing.T) {
+	quoted := regexp.MustCompile("`((?:gateway|plugins|backends|configs|e2e)/[^` ]+)`")
+	for _, guide := range []string{"README.md", "CONTRIBUTING.md"} {
+		data, err := os.ReadFile(filepath.Join(root, guide))
+		if err != nil {
+			t.Fatal(err)
+		}
+		named := quoted.FindAllStringSubmatch(string(data), -1)
+		if len(named) == 0 {
+			t.Errorf("%s names no file", guide)
+		}
+		for _, m := range named {
+			if strings.Contains(m[1], "NAME") || strings.HasSuffix(m[1], "/...") {
+				continue
+			}
+			if found, err := filepath.Glob(filepath.Join(root, m[1])); err != nil || len(found) == 0 {
+				t.Errorf("%s names %s, which does not exist", guide, m[1])
+			}
+		}
+	}
+}
