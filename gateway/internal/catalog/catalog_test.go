@@ -1,0 +1,114 @@
+package catalog
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/config"
+)
+
+const tinyChat = "../../../configs/models/tiny-chat"
+
+func TestLoad(t *testing.T) {
+	cfg := config.DefaultModel()
+	cfg.Name = "tiny"
+	m, err := Load(cfg, tinyChat)
+	if err != nil {
+		t.Fatal(err)
+	}
+	end, _ := m.Tokenizer.ID("<|im_end|>")
+	if m.Template == nil || !slices.Contains(m.EndTokens, end) || m.Created.IsZero() || *m.Sampling.Temperature != 1 {
+		t.Errorf("template %v, ends %v, made %v, defaults %+v", m.Template != nil, m.EndTokens, m.Created, m.Sampling)
+	}
+	if served := m.Served(); served.NewStopMatcher == nil || !slices.Equal(served.EndTokens, m.EndTokens) {
+		t.Errorf("served %+v", served)
+	}
+	if text, raw := m.TokenText(1 << 30); text != "" || raw == nil {
+		t.Errorf("an id without a token is %q, %v", text, raw)
+	}
+}
+
+// TestDirectories: directories without a tokenizer are served by token ids; broken files are refused by name.
+func TestDirectories(t *testing.T) {
+	for _, c := range []struct {
+		name, file, content string
+		refused             []string
+	}{
+		{name: "nothing"},
+		{name: "one end token", file: "config.json", content: `{"eos_token_id": 7}`},
+		{name: "defaults", file: "generation_config.json", content: `{"eos_token_id": [7], "temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}`},
+		{name: "no JSON", file: "generation_config.json", content: `{`, refused: []string{"generation_config.json"}},
+		{name: "end token of text", file: "config.json", content: `{"eos_token_id": "a"}`, refused: []string{"config.json"}},
+		{name: "temperature", file: "generation_config.json", content: `{"temperature": -1}`, refused: []string{"generation_config.json", "temperature", "-1"}},
+		{name: "top_p", file: "generation_config.json", content: `{"top_p": 0}`, refused: []string{"top_p"}},
+		{name: "min_p", file: "generation_config.json", content: `{"min_p": 2}`, refused: []string{"min_p"}},
+		{name: "repetition_penalty", file: "generation_config.json", content: `{"repetition_penalty": 0}`, refused: []string{"repetition_penalty"}},
+		{name: "tokenizer", file: "tokenizer.json", content: `{`, refused: []string{"a model"}},
+		{name: "large", file: "config.json", content: strings.Repeat(" ", maxConfigBytes+1), refused: []string{"config.json", "bytes"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			if c.file != "" {
+				if err := os.WriteFile(filepath.Join(dir, c.file), []byte(c.content), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			m, err := Load(config.Model{Name: "a model"}, dir)
+			if c.refused == nil {
+				if err != nil {
+					t.Fatal(err)
+				}
+				if c.file != "" && !slices.Equal(m.EndTokens, []int32{7}) || m.Served().NewStopMatcher != nil {
+					t.Errorf("ends %v", m.EndTokens)
+				}
+				return
+			}
+			if err == nil {
+				t.Fatal("it is taken")
+			}
+			for _, word := range c.refused {
+				if !strings.Contains(err.Error(), word) {
+					t.Errorf("%q does not say %q", err, word)
+				}
+			}
+		})
+	}
+}
+
+func TestStopMatcher(t *testing.T) {
+	m, err := Load(config.Model{Name: "tiny"}, tinyChat)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		text  string
+		stops []string
+		want  bool
+	}{
+		{"one two three", []string{"wo th"}, true},
+		{"one two three", []string{"none", "three"}, true},
+		{"one<|im_end|>two", []string{"<|im_end|>"}, true},
+		{"né €", []string{"é €"}, true},
+		{"one two three", []string{"two one"}, false},
+	} {
+		ids, err := m.Tokenizer.Encode(c.text, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		matcher, got := m.Served().NewStopMatcher(c.stops), false
+		for i, id := range ids {
+			if got = matcher.Push(id); got {
+				if before := m.Tokenizer.Decode(ids[:i], false); slices.ContainsFunc(c.stops, func(s string) bool { return strings.Contains(before, s) }) {
+					t.Errorf("%q: found one token late", c.text)
+				}
+				break
+			}
+		}
+		if got != c.want {
+			t.Errorf("%q with %q: %v", c.text, c.stops, got)
+		}
+	}
+}
