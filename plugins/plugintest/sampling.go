@@ -44,6 +44,7 @@ func (s *suite) promptScores() {
 	req = s.request("a", 1, 0)
 	const k = 3
 	req.PromptLogprobs, req.TopKPromptLogprobs, req.TargetPromptK, req.PromptAlternatives = true, k, 2, 2
+	req.Temperature = 0.8 // of the draws; scores of the prompt are those of temperature 1
 	for i := range p - 1 {
 		req.TargetPromptTokens = append(req.TargetPromptTokens, req.Prompt[i+1], -1)
 	}

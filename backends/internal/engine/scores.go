@@ -75,7 +75,7 @@ func (s *scores) fill(p *sampler, logits tensor.Tensor, first int) error {
 	q, r := s.request, &s.result
 	rows, top := logits.Rows, q.TopKPromptLogprobs
 	var host []float32
-	if top > 0 || (q.PromptAlternatives > 0 && q.Temperature == 0) {
+	if top > 0 || (q.PromptAlternatives > 0 && q.Temperature != 1) {
 		host = p.host(0, rows*logits.Cols)
 		if err := p.model.Device.Download(host, logits); err != nil {
 			return err
@@ -122,11 +122,19 @@ func (s *scores) fill(p *sampler, logits tensor.Tensor, first int) error {
 	return nil
 }
 
-// alternatives draws tokens at the positions of fill.
+// alternatives draws tokens at the positions of fill. They are drawn at the request's temperature; their log-probabilities are, like all scores of the prompt, those of
+// temperature 1. host holds the logits unless the temperature is 1.
 func (s *scores) alternatives(p *sampler, logits tensor.Tensor, host []float32, first int) error {
 	q, rows, width, k := s.request, logits.Rows, logits.Cols, s.request.PromptAlternatives
 	drawn := s.result.AltTokens[(first-1)*k : (first-1+rows)*k]
 	settings := sample.Settings{Temperature: q.Temperature, TopP: 1, RepetitionPenalty: 1}
+	var sums []float32 // log-sum-exps at temperature 1
+	if q.Temperature != 1 {
+		var err error
+		if _, sums, err = p.model.Logprobs(p.workspace, logits, nil, 0); err != nil {
+			return err
+		}
+	}
 	if q.Temperature == 0 {
 		p.parallel(rows, func(i int) {
 			best := sample.Top(host[i*width:(i+1)*width], 1)[0]
@@ -150,11 +158,18 @@ func (s *scores) alternatives(p *sampler, logits tensor.Tensor, host []float32, 
 			}
 		})
 	}
-	values, _, err := p.model.Logprobs(p.workspace, logits, drawn, k)
-	if err != nil {
-		return err
+	values := s.result.AltLogprobs[(first-1)*k : (first-1+rows)*k]
+	if q.Temperature == 1 {
+		scored, _, err := p.model.Logprobs(p.workspace, logits, drawn, k)
+		if err != nil {
+			return err
+		}
+		copy(values, scored)
+	} else { // logits may be scaled by now
+		for i := range values {
+			values[i] = host[i/k*width+int(drawn[i])] - sums[i/k]
+		}
 	}
-	copy(s.result.AltLogprobs[(first-1)*k:], values)
 	return checkLogprobs(values)
 }
 

@@ -1,6 +1,7 @@
 package tinker
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -95,6 +96,9 @@ func decode(c call, value any) error {
 	b, err := body.Read(c.Request)
 	if err != nil {
 		return err
+	}
+	if !bytes.HasPrefix(bytes.TrimLeft(b, " \t\r\n"), []byte("{")) && json.Valid(b) { // null would be taken for an object without fields
+		return badRequestf("body: must be a JSON object")
 	}
 	if err := json.Unmarshal(b, value); err != nil {
 		var wrong *json.UnmarshalTypeError
