@@ -30,11 +30,11 @@ CONFIG
   bin/tinsmith serve --config "$scratch/config.yaml" > "$scratch/log" 2>&1 &
   server=$!
   trap 'kill $server 2>/dev/null || true; wait $server 2>/dev/null || true; rm -rf "$scratch"' EXIT
-  for _ in $(seq 300); do
-    if ! kill -0 $server 2>/dev/null; then cat "$scratch/log" >&2; exit 1; fi
-    ! grep -q '^ready' "$scratch/log" || break
+  for _ in $(seq 600); do
+    kill -0 $server 2>/dev/null && ! grep -q '^ready' "$scratch/log" || break
     sleep 0.1
   done
+  grep -q '^ready' "$scratch/log" || { echo "demo.sh: the server did not become ready:" >&2; cat "$scratch/log" >&2; exit 1; }
   TINKER_BASE_URL=$(cat "$scratch/data/address")
 fi
 export TINKER_BASE_URL TINKER_API_KEY=${TINKER_API_KEY:-tml-local} TRANSFORMERS_VERBOSITY=error HF_HUB_OFFLINE=1

@@ -27,7 +27,7 @@ class Recipes:
 
     def run(self, module, name, timeout, **flags):
         """Runs `python -m tinker_cookbook.recipes.MODULE` to its end, at most `timeout` seconds, and returns the rows of its
-        metrics.jsonl. Its log folder is log(name), which may hold checkpoints.jsonl already: some recipes go on from there."""
+        metrics.jsonl. Its log folder is log(name); sl_loop goes on from the checkpoint that it finds there."""
         place = self.log(name)
         flags = {"log_path": place, "model_name": "Qwen/Qwen3-8B"} | flags
         command = [sys.executable, "-m", f"tinker_cookbook.recipes.{module}", *(f"{k}={v}" for k, v in flags.items())]
@@ -56,16 +56,11 @@ class Recipes:
         """The path of the last sampler weights that a run saved."""
         return [row["sampler_path"] for row in read(self.log(name) / "checkpoints.jsonl") if "sampler_path" in row][-1]
 
-    def boxed(self):
-        """The state of a short supervised run that taught the form \\boxed{n}: the recipes on gsm8k give no reward without it,
-        and the built-in model has never seen it. Trained once per version."""
-        if not self.log("boxed").exists():
-            self.run("sl_loop", "boxed", 400, batch_size=32, learning_rate=2e-3, max_steps=16, lora_rank=16, save_every=0)
-        return self.state("boxed")
-
-    def start_from(self, name, state):
-        """Lets a recipe that looks for its own last checkpoint in its log folder find `state` there, at batch 0."""
-        world.write(self.log(name) / "checkpoints.jsonl", [{"name": "start", "batch": 0, "state_path": state}])
+    def taught(self):
+        """The state of a short supervised run on world.sentences, some way off the base model; trained once per version."""
+        if not self.log("taught").exists():
+            self.run("sl_loop", "taught", 400, batch_size=32, learning_rate=1e-3, max_steps=12, lora_rank=16, save_every=0)
+        return self.state("taught")
 
 
 def read(path):

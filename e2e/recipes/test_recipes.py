@@ -32,7 +32,7 @@ def mean(values):
 @on("0.5.8", "0.6.1", always=("0.5.8",))
 def test_sl_loop(recipes):
     loss = series(
-        recipes.run("sl_loop", "sl_loop", 170, batch_size=32, learning_rate=2e-3, max_steps=8, lora_rank=16, save_every=4),
+        recipes.run("sl_loop", "sl_loop", 400, batch_size=32, learning_rate=2e-3, max_steps=8, lora_rank=16, save_every=4),
         "train_mean_nll",
     )
     assert len(loss) == 8
@@ -43,11 +43,11 @@ def test_sl_loop(recipes):
 def test_sl_loop_goes_on_from_its_checkpoint(recipes):
     """The second process finds the first one's checkpoint in the log folder and continues with weights, moments and step."""
     flags = dict(batch_size=32, learning_rate=2e-3, lora_rank=16, save_every=3)
-    first = recipes.run("sl_loop", "sl_resume", 170, max_steps=4, **flags)
+    first = recipes.run("sl_loop", "sl_resume", 400, max_steps=4, **flags)
     (recipes.log("sl_resume") / "metrics.jsonl").unlink()
     lines = (recipes.log("sl_resume") / "checkpoints.jsonl").read_text().splitlines()
     (recipes.log("sl_resume") / "checkpoints.jsonl").write_text(lines[0] + "\n")  # as if it had died after batch 3
-    second = recipes.run("sl_loop", "sl_resume", 170, max_steps=6, **flags)
+    second = recipes.run("sl_loop", "sl_resume", 400, max_steps=6, **flags)
     assert [row["step"] for row in second] == [3, 4, 5]
     # Batch 3 again, on the same weights: the same bits.
     assert second[0]["train_mean_nll"] == first[3]["train_mean_nll"]
@@ -57,7 +57,7 @@ def test_sl_loop_goes_on_from_its_checkpoint(recipes):
 @on("0.5.8", "0.6.1", always=("0.5.8",))
 def test_math_rl_arithmetic(recipes):
     rows = recipes.run(
-        "math_rl.train", "arithmetic", 170, env="arithmetic", group_size=8, groups_per_batch=16, learning_rate=2e-3,
+        "math_rl.train", "arithmetic", 400, env="arithmetic", group_size=8, groups_per_batch=16, learning_rate=2e-3,
         max_tokens=5, max_steps=8, lora_rank=32, eval_every=0, save_every=0,
     )
     reward = series(rows, "env/all/reward/total")
@@ -69,7 +69,7 @@ def test_math_rl_arithmetic(recipes):
 
 @on("0.5.8", "0.6.1", always=("0.5.8",))
 def test_dpo(recipes):
-    rows = recipes.run("preference.dpo.train", "dpo", 170, dataset="hhh", batch_size=16, learning_rate=1e-3, max_steps=5)
+    rows = recipes.run("preference.dpo.train", "dpo", 400, dataset="hhh", batch_size=16, learning_rate=1e-3, max_steps=5)
     loss = series(rows, "dpo_loss")
     # Before the first step policy and reference are the same weights: the loss is log 2 exactly, the margin is zero.
     assert loss[0] == pytest.approx(0.6931472, abs=1e-6)
@@ -80,7 +80,6 @@ def test_dpo(recipes):
 
 @on("0.5.8", "0.6.1")
 def test_rl_loop(recipes):
-    recipes.start_from("rl_loop", recipes.boxed())
     reward = series(
         recipes.run(
             "rl_loop", "rl_loop", 900, batch_size=16, group_size=16, learning_rate=1.5e-3, max_tokens=24, max_steps=8,
@@ -94,7 +93,7 @@ def test_rl_loop(recipes):
 @on("0.5.8", "0.6.1")
 def test_math_rl_gsm8k(recipes):
     rows = recipes.run(
-        "math_rl.train", "gsm8k", 900, env="gsm8k", load_checkpoint_path=recipes.boxed(), group_size=16, groups_per_batch=16,
+        "math_rl.train", "gsm8k", 900, env="gsm8k", group_size=16, groups_per_batch=16,
         learning_rate=1.5e-3, max_tokens=24, max_steps=8, lora_rank=16, eval_every=8, save_every=0,
     )
     reward = series(rows, "env/all/reward/total")
@@ -117,7 +116,7 @@ def test_on_policy_distillation(recipes):
     """The student starts from weights that were trained away from the teacher, the base model under another name."""
     rows = recipes.run(
         "distillation.on_policy_distillation", "distillation", 900, teacher_model="Qwen/Qwen3-4B-Instruct-2507",
-        load_checkpoint_path=recipes.boxed(), group_size=4, groups_per_batch=16, learning_rate=1e-3, max_tokens=24, max_steps=6,
+        load_checkpoint_path=recipes.taught(), group_size=4, groups_per_batch=16, learning_rate=1e-3, max_tokens=24, max_steps=6,
         lora_rank=16, eval_every=0, save_every=0,
     )
     kl = series(rows, "teacher_kl")
@@ -148,8 +147,7 @@ def test_sl_basic(recipes):
 def test_rl_basic(recipes):
     """The recipe's batch is 128 groups of 16, every one of the 2,048 samples a request of its own."""
     rows = recipes.run(
-        "rl_basic", "rl_basic", 1800, learning_rate=1.5e-3, max_steps=2, num_substeps=4, max_tokens=24, lora_rank=16,
-        load_checkpoint_path=recipes.boxed(),
+        "rl_basic", "rl_basic", 1800, learning_rate=2e-3, max_steps=2, num_substeps=4, max_tokens=24, lora_rank=16,
     )
     reward = series(rows, "env/all/reward/total")
     assert reward[-1] > reward[0] + 0.02, reward

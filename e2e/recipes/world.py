@@ -2,7 +2,7 @@
 
 The recipes name models and datasets as on the Hugging Face Hub. transformers and datasets prefer a local directory of the same
 relative name, so a process that starts in a folder with `Qwen/Qwen3-8B/` and `openai/gsm8k/` in it never asks the Hub.
-All data here is generated: sums, with the answers written as the recipe in question grades them."""
+All data here is generated: sums, with the answers written as the recipe in question wants them."""
 
 import json
 import pathlib
@@ -15,24 +15,16 @@ MODEL = tinsmith.ROOT / "configs" / "models" / "tiny-chat"
 
 TOKENIZER_FILES = ["config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt"]
 
-BOXED = " Write your answer in \\boxed{} format."
-BOXED_LONG = " Provide a numerical answer without units, written inside \\boxed{}."
-
-
 def sums(seed, count, low=10, high=99):
     """`count` pairs of numbers, the same for the same seed."""
     draw = random.Random(seed)
     return [(draw.randint(low, high), draw.randint(low, high)) for _ in range(count)]
 
 
-def boxed(pairs, seed):
-    """Conversations that teach the form `\\boxed{n}` to a model that knows sums already. Every second answer is wrong, so that
-    reinforcement that starts from what they teach has something to improve."""
-    draw = random.Random(seed)
+def sentences(pairs):
+    """Conversations that answer a sum in a form that the built-in model has never seen: it answers with the bare number."""
     for a, b in pairs:
-        slip = draw.choice([0, draw.choice([-10, -1, 1, 10])])
-        question = f"What is {a} + {b}?" + draw.choice([BOXED, BOXED_LONG])
-        yield {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": f"\\boxed{{{a + b + slip}}}"}]}
+        yield {"messages": [{"role": "user", "content": f"What is {a} + {b}?"}, {"role": "assistant", "content": f"Together {a + b} of them."}]}
 
 
 def preferences(pairs):
@@ -58,9 +50,9 @@ def build(folder):
         for file in TOKENIZER_FILES:
             shutil.copy(MODEL / file, place / file)
 
-    write(folder / "HuggingFaceH4/no_robots/train.jsonl", boxed(sums(1, 1024), 1))
-    write(folder / "HuggingFaceH4/no_robots/test.jsonl", boxed(sums(2, 128), 2))
-    write(folder / "chat.jsonl", boxed(sums(3, 512), 3))
+    write(folder / "HuggingFaceH4/no_robots/train.jsonl", sentences(sums(1, 1024)))
+    write(folder / "HuggingFaceH4/no_robots/test.jsonl", sentences(sums(2, 128)))
+    write(folder / "chat.jsonl", sentences(sums(3, 512)))
 
     gsm8k = folder / "openai/gsm8k"
     for split, seed, count in [("train", 4, 512), ("test", 5, 32)]:
@@ -78,5 +70,5 @@ def build(folder):
     write(folder / "Anthropic/hh-rlhf/test.jsonl", preferences(sums(7, 32)))
     write(
         folder / "zwhe99/DeepMath-103K/train.jsonl",
-        ({"question": f"What is {a} + {b}?" + BOXED, "final_answer": str(a + b)} for a, b in sums(8, 512)),
+        ({"question": f"What is {a} + {b}?", "final_answer": str(a + b)} for a, b in sums(8, 512)),
     )
