@@ -89,7 +89,7 @@ func parseMessage(field string, raw json.RawMessage) (*jinja.Dict, error) {
 	role, ok := message.Get("role")
 	name, isText := role.(jinja.Str)
 	if !ok || !isText || roles[string(name)] == "" {
-		return nil, invalid(field+".role", "must be one of system, developer, user, assistant, tool")
+		return nil, invalid(field+".role", "%.40q is not one of system, developer, user, assistant, tool", string(name))
 	}
 	message.Set("role", jinja.Str(roles[string(name)]))
 	content, ok := message.Get("content")

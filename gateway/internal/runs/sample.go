@@ -101,6 +101,8 @@ func checkSample(req Sample, m Model, vocab, limit int) (sampleRequest, error) {
 		return out, invalidf("sampling_params.max_tokens: is %d, must be at least 0", *p.MaxTokens)
 	case req.PromptLogprobsLastN < 0 || req.PromptLogprobsLastN > 0 && (!req.PromptLogprobs || req.PromptLogprobsLastN > n-1):
 		return out, invalidf("prompt_logprobs_last_n: is %d, must be in 1 … %d and needs prompt_logprobs", req.PromptLogprobsLastN, n-1)
+	case req.TargetPromptK > maxTop:
+		return out, invalidf("target_prompt_logprobs: has %d columns, at most %d are allowed", req.TargetPromptK, maxTop)
 	case req.TargetPromptTokens != nil && (req.TargetPromptK < 1 || len(req.TargetPromptTokens) != (n-1)*req.TargetPromptK):
 		return out, invalidf("target_prompt_logprobs: has %d cells, must be [%d, K]", len(req.TargetPromptTokens), n-1)
 	}
@@ -132,6 +134,11 @@ func checkSample(req Sample, m Model, vocab, limit int) (sampleRequest, error) {
 		return out, invalidf("Prompt length plus max_tokens exceeds the model's context window: %d prompt tokens + %d max_tokens > %d.", n, asked, limit)
 	}
 	out.MaxTokens = asked
+	// A sampled token has an id and a log-probability, and so has each of its alternatives.
+	if per, most := int64(8+8*req.TopKSampledLogprobs), plugins.MaxBodyBytes/int64(req.NumSamples*max(asked, 1)); per > most {
+		return out, invalidf("topk_sample_logprobs: %d alternatives for each of %d samples of up to %d tokens are more than the %d MiB of one answer; ask for fewer of one of them",
+			req.TopKSampledLogprobs, req.NumSamples, asked, plugins.MaxBodyBytes>>20)
+	}
 	var err error
 	out.StopTokens, out.StopStrings, err = resolveStops(p.Stops, m, vocab)
 	if err != nil {

@@ -94,6 +94,7 @@ func TestBadSamples(t *testing.T) {
 		{"top-k of the prompt", func(s *Sample) { s.TopKPromptLogprobs = 65 }, KindInvalid, "topk_prompt_logprobs"},
 		{"last n", func(s *Sample) { s.PromptLogprobs, s.PromptLogprobsLastN = true, 3 }, KindInvalid, "1 … 2"},
 		{"targets", func(s *Sample) { s.TargetPromptTokens, s.TargetPromptK = []int32{1}, 1 }, KindInvalid, "[2, K]"},
+		{"too many target columns", func(s *Sample) { s.TargetPromptTokens, s.TargetPromptK = make([]int32, 2*(maxTop+1)), maxTop+1 }, KindInvalid, "1001 columns"},
 		{"stop token", func(s *Sample) { s.Params.Stops.Tokens = []int32{-1} }, KindInvalid, "stop"},
 		{"empty stop string", func(s *Sample) { s.Params.Stops.Strings = []string{""} }, KindInvalid, "stop"},
 		{"negative number", func(s *Sample) { s.Seq = -1 }, KindInvalid, "seq_id"},

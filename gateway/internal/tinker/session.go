@@ -121,7 +121,10 @@ func (s *Service) searchSessions(c call) (any, error) {
 			Type    string   `json:"type"`
 			Reasons []string `json:"reasons"`
 		} `json:"statuses"`
-		Cursor *sessionCursor `json:"cursor"`
+		Cursor *struct {
+			LastCreatedAt string `json:"last_created_at"`
+			LastSessionID string `json:"last_session_id"`
+		} `json:"cursor"`
 	}
 	if err := decode(c, &in); err != nil {
 		return nil, err
@@ -150,7 +153,11 @@ func (s *Service) searchSessions(c call) (any, error) {
 		}
 	}
 	if in.Cursor != nil {
-		q.Cursor = &runs.SessionCursor{LastCreatedAt: in.Cursor.LastCreatedAt, LastSessionID: in.Cursor.LastSessionID}
+		created, err := time.Parse(time.RFC3339Nano, in.Cursor.LastCreatedAt)
+		if err != nil {
+			return nil, badRequestf("cursor.last_created_at: %.40q is not a time such as 2026-01-02T03:04:05Z", in.Cursor.LastCreatedAt)
+		}
+		q.Cursor = &runs.SessionCursor{LastCreatedAt: created, LastSessionID: in.Cursor.LastSessionID}
 	}
 	found, next, err := s.core.SearchSessions(c, c.owner, q)
 	if err != nil {
