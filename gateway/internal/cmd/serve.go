@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -129,7 +131,7 @@ func serve(ctx context.Context, cfg config.Config, version string) (err error) {
 	served := make(chan error, 1)
 	go func() { defer cancel(); served <- server.Serve(ctx, listener, front) }()
 
-	err = serveModels(ctx, cfg, version, auth, records, tel.Handler, h, front, "http://"+listener.Addr().String())
+	err = serveModels(ctx, cfg, version, auth, records, tel.Handler, h, front, localURL(listener.Addr()))
 	cancel()
 	serveErr := <-served
 	if errors.Is(err, context.Canceled) {
@@ -195,6 +197,14 @@ func serveModels(ctx context.Context, cfg config.Config, version string, auth *k
 	<-ctx.Done()
 	front.Drain()
 	return nil
+}
+
+// localURL is the server's address for programs on this machine: an address that means every interface is no place to connect to.
+func localURL(a net.Addr) string {
+	if tcp, ok := a.(*net.TCPAddr); ok && tcp.IP.IsUnspecified() {
+		return "http://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(tcp.Port))
+	}
+	return "http://" + a.String()
 }
 
 // announceReady waits for the first model and prints what a user needs next.
