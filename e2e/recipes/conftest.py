@@ -59,7 +59,7 @@ class Recipes:
     def taught(self):
         """The state of a short supervised run on world.sentences, some way off the base model; trained once per version."""
         if not self.log("taught").exists():
-            self.run("sl_loop", "taught", 400, batch_size=32, learning_rate=1e-3, max_steps=12, lora_rank=16, save_every=0)
+            self.run("sl_loop", "taught", 400, batch_size=32, learning_rate=2e-3, max_steps=12, lora_rank=16, save_every=0)
         return self.state("taught")
 
 
