@@ -61,7 +61,8 @@ func (c *Core) Import(ctx context.Context, req Import) (training, sampler Checkp
 	info, err := b.LoadAdapter(ctx, plugins.LoadAdapterRequest{Adapter: r.ID, Path: c.file(incoming), Scope: plugins.ScopeWeights})
 	if err != nil {
 		if k := plugins.KindOf(err); k == plugins.KindInvalid || k == plugins.KindNotFound || k == plugins.KindNotFinite {
-			return fail(invalidf("the adapter cannot be used with %s: %s", req.BaseModel, err))
+			// The uploader knows the files by their names, not by where they lie here.
+			return fail(invalidf("the adapter cannot be used with %s: %s", req.BaseModel, strings.ReplaceAll(err.Error(), c.file(incoming)+string(filepath.Separator), "")))
 		}
 		return fail(fmt.Errorf("import: %w", err))
 	}
@@ -117,6 +118,12 @@ func unpack(r io.Reader, dir string, maxBytes int64) error {
 		name := strings.TrimPrefix(h.Name, "./")
 		if !slices.Contains(importable, name) {
 			continue
+		}
+		// A sparse file is a few bytes here and any number of zeros on disk.
+		for key := range h.PAXRecords {
+			if strings.HasPrefix(key, "GNU.sparse.") {
+				return invalidf("the upload has %s as a sparse file; only plain regular files are taken", name)
+			}
 		}
 		if h.Typeflag != tar.TypeReg || seen[name] {
 			return invalidf("the upload has %s twice, or not as a regular file", name)
