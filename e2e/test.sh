@@ -30,7 +30,7 @@ step() {
   summary+=("$(printf '%-7s %4d s  %-22s %s' "$word" "$took" "$name" "${last:0:140}")")
 }
 
-# go test says why it skipped in the line above or below the verdict; -v is needed for that, and only failures and packages are shown.
+# go test says why a test was skipped only with -v; failures and packages are what is shown of that.
 gotest() {
   local log="$logs/go-verbose-$1.txt"
   shift
@@ -41,12 +41,13 @@ gotest() {
   echo "$(grep -cE '^[[:space:]]*--- PASS' "$log") tests passed, $(grep -cE '^[[:space:]]*--- FAIL' "$log") failed, $(grep -cE '^[[:space:]]*--- SKIP' "$log") skipped, $(grep -c '^ok' "$log") packages"
   return $code
 }
+# A test's messages stand below its own "=== RUN" or "=== NAME" line; its verdict may come much later.
 goskips() {
-  local log
-  for log in "$logs"/go-verbose-*.txt; do
-    [ -e "$log" ] || continue
-    grep -A 1 -E '^[[:space:]]*--- SKIP' "$log" | grep -E '_test\.go:[0-9]+:' | sed -E 's/^[[:space:]]*[a-zA-Z0-9_]+_test\.go:[0-9]+: //'
-  done | sort | uniq -c | sort -rn | sed 's/^ */go: /'
+  cat "$logs"/go-verbose-*.txt 2>/dev/null | awk '
+    /^=== (RUN|NAME|CONT)/ { test = $3 }
+    match($0, /_test\.go:[0-9]+: /) { said[test] = substr($0, RSTART + RLENGTH) }
+    /^ *--- SKIP: / { print (said[$3] == "" ? "no reason given by " $3 : said[$3]) }
+  ' | sort | uniq -c | sort -rn | sed 's/^ */go: /'
 }
 pyskips() { grep -hE '^SKIPPED \[' "$logs"/*.log 2>/dev/null | sed -E 's/^SKIPPED \[([0-9]+)\] [^:]*(:[0-9]+)?: /python: \1 /' | sort | uniq; }
 
