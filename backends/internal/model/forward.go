@@ -11,6 +11,9 @@ import (
 
 const defaultLogitsBytes = 64 << 20
 
+// trainingLogits is how many times the memory for logits a training pass may take: its backward product turns all weights of the head once per chunk of rows.
+const trainingLogits = 4
+
 // Sequence is one sequence's part of a batch: Tokens stand at positions First … First+len(Tokens)-1, and everything before First has been written to the pages. Pages[i] holds
 // positions [64i, 64i+64) and there are enough for all; pages must be zero beyond what was written (tensor.Pages.Zero before a page is used again). Two sequences may share pages
 // that lie wholly before both their First.
@@ -108,7 +111,7 @@ func (m *Model) Logits(w *Workspace, h Hidden, visit func(first int, logits tens
 		return nil
 	}
 	for from := 0; from < h.Rows.Rows; {
-		to := min(h.Rows.Rows, from+m.chunkRows())
+		to := min(h.Rows.Rows, from+m.chunkRows(m.logitsBytes))
 		mark := w.temp.Mark()
 		p := w.slice(h.segments, nil, from, to)
 		logits, err := m.logits(w, p, h.Rows.Slice(from, to))
@@ -131,15 +134,19 @@ func (m *Model) Logits(w *Workspace, h Hidden, visit func(first int, logits tens
 	return nil
 }
 
-// chunkRows is how many rows of logits are held at once: where there are enough, a multiple of the rows that kernels take at once, so that they work on whole tiles.
-func (m *Model) chunkRows() int {
-	const tile = 12
-	n := max(1, m.logitsBytes/(m.Config.VocabSize*tensor.Float32.Size()))
-	if n > tile {
-		n -= n % tile
+// tileRows is the number of rows that kernels take at once.
+const tileRows = 12
+
+// chunkRows is how many rows of logits take so many bytes, at least one: where there are enough, a multiple of the rows that kernels take at once, so that they work on whole tiles.
+func (m *Model) chunkRows(bytes int) int {
+	n := max(1, bytes/(m.Config.VocabSize*tensor.Float32.Size()))
+	if n > tileRows {
+		n -= n % tileRows
 	}
 	return n
 }
+
+func roundUp(n, multiple int) int { return (n + multiple - 1) / multiple * multiple }
 
 // logits runs the head over rows in the part pass p.
 func (m *Model) logits(w *Workspace, p *nn.Pass, hidden tensor.Tensor) (tensor.Tensor, error) {

@@ -229,9 +229,12 @@ func (t *training) eachSpan(spans []span, visit func(batch, packed, count int) e
 	return nil
 }
 
-// chunks calls visit for the rows of a selection in pieces whose logits fit their memory, with the spans in each.
+// chunks calls visit for the rows of a selection in pieces of nearly equal size whose logits fit their memory, with the spans in each.
 func (t *training) chunks(s selection, visit func(from, to int, parts []span) error) error {
-	most := t.m.chunkRows()
+	most := t.m.chunkRows(trainingLogits * t.m.logitsBytes)
+	if pieces := (s.hidden.Rows + most - 1) / most; pieces > 1 {
+		most = min(most, roundUp((s.hidden.Rows+pieces-1)/pieces, tileRows))
+	}
 	parts := make([]span, 0, len(s.spans))
 	from, rows := 0, 0
 	flush := func() error {

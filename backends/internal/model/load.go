@@ -31,7 +31,7 @@ type Architecture struct {
 type LoadOptions struct {
 	DType      tensor.DType // of weights, products and pages; 0 = float32 if the embedding's file has it, else bfloat16
 	MaxContext int          // positions; 0 = what the model allows
-	// LogitsBytes bounds the memory for logits, which are computed in chunks of rows; 0 = 64 MiB. It changes no result.
+	// LogitsBytes bounds the memory for logits, which are computed in chunks of rows; 0 = 64 MiB. Training takes up to four times that. It changes no result.
 	LogitsBytes int
 	// Progress, when not nil, is called from one goroutine with bytes of weights packed so far and in all.
 	Progress func(done, total int64)

@@ -100,7 +100,7 @@ func BenchmarkMatMul(b *testing.B) {
 			}{
 				{512, 3072, 1024, false}, {512, 1024, 3072, false}, {512, 2048, 1024, false}, {64, 151936, 1024, false}, {512, 32, 1024, false}, {512, 1024, 32, false},
 				{8, 151936, 1024, false}, {4, 3072, 1024, false}, {1, 3072, 1024, false}, {1, 151936, 1024, false},
-				{512, 3072, 1024, true}, {512, 1024, 3072, true}, {64, 3072, 1024, true}, {64, 151936, 1024, true},
+				{512, 3072, 1024, true}, {512, 1024, 3072, true}, {64, 3072, 1024, true}, {64, 151936, 1024, true}, {256, 151936, 1024, false}, {256, 151936, 1024, true},
 			} {
 				name := fmt.Sprintf("%v/%d×%d×%d", dtype, s.rows, s.out, s.in)
 				if s.transposed {

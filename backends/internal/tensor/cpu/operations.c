@@ -17,7 +17,7 @@ extern const kernels kernels_neon;
 struct device {
   const kernels *k;
   threads *t;
-  void *shared; // scratch that all threads of one operation see
+  uintptr_t shared; // scratch that all threads of one operation see
   int64_t shared_bytes;
 };
 
@@ -76,7 +76,7 @@ device *device_new(int count, const char *isa) {
 }
 void device_free(device *d) {
   threads_free(d->t);
-  free(d->shared);
+  if (d->shared) memory_free(d->shared, d->shared_bytes);
   free(d);
 }
 const char *device_isa(const device *d) { return d->k->isa; }
@@ -109,12 +109,11 @@ void memory_free(uintptr_t addr, int64_t bytes) {
 
 static void *shared_memory(device *d, int64_t bytes) {
   if (d->shared_bytes < bytes) {
-    free(d->shared);
-    d->shared = NULL, d->shared_bytes = 0;
-    if (posix_memalign(&d->shared, 64, (size_t)bytes)) return d->shared = NULL;
-    d->shared_bytes = bytes;
+    if (d->shared) memory_free(d->shared, d->shared_bytes);
+    d->shared = memory_new(bytes);
+    d->shared_bytes = d->shared ? bytes : 0;
   }
-  return d->shared;
+  return (void *)d->shared;
 }
 
 // Rows.
@@ -335,7 +334,7 @@ static const float *pack_strips(device *d, view x, int type, int64_t width) {
 }
 
 enum { BLOCK_ROWS = 240, TRANSPOSED_BLOCK_ROWS = 516 }; // rows whose strips over DEPTH stay in the second-level cache; more where weights must be turned for each block
-static const int64_t STRIP_BYTES = 128 << 20; // of packed rows at a time
+static const int64_t STRIP_BYTES = 256 << 20; // of packed rows at a time
 
 // cut_product chooses the units: blocks of strips as even as can be, and few enough panels that every thread has several units. It gives their number.
 static int64_t cut_product(device *d, product_job *j, int64_t columns, int64_t block_rows) {
@@ -355,8 +354,9 @@ static double product_cost(double rows, double out, double in) { return rows * o
 static int run_product(device *d, unit_function f, view y, view x, matrix w, bool accumulate, int64_t columns) {
   if (!y.rows || !columns) return 0;
   if (threads_reserve(d->t, (DEPTH + 2 * PANEL) * PANEL * 4)) return -1;
-  int64_t most = STRIP_BYTES / ((x.cols + 1) * 4 * d->k->pair_words) / BLOCK_ROWS * BLOCK_ROWS, rows = y.rows;
-  if (most < BLOCK_ROWS) most = BLOCK_ROWS;
+  int64_t rows = y.rows, row_bytes = (w.type == BFLOAT16 ? (x.cols + 1) / 2 * d->k->pair_words : x.cols) * 4 + 1;
+  int64_t pieces = div_up(rows, STRIP_BYTES / row_bytes > BLOCK_ROWS ? STRIP_BYTES / row_bytes : BLOCK_ROWS);
+  int64_t most = div_up(div_up(rows, pieces), d->k->tile_rows) * d->k->tile_rows; // of equal size, because weights are read, and some turned, once per piece
   for (int64_t r = 0; r < rows; r += most) {
     view part = x, out = y;
     part.addr += (uintptr_t)(r * x.stride) * (x.type == BFLOAT16 ? 2 : 4), out.addr += (uintptr_t)(r * y.stride) * 4;
