@@ -75,7 +75,14 @@ type ropeJSON struct {
 
 // readConfig reads a model directory's config.json. It also gives the file's bytes.
 func readConfig(dir string) (*Config, []byte, error) {
-	f, err := os.Open(filepath.Join(dir, configFile))
+	path := filepath.Join(dir, configFile)
+	// Opening a pipe waits for its other end.
+	if info, err := os.Stat(path); err != nil {
+		return nil, nil, err
+	} else if !info.Mode().IsRegular() {
+		return nil, nil, fmt.Errorf("%s: not a regular file", path)
+	}
+	f, err := os.Open(path)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -146,10 +153,10 @@ func parseConfig(raw []byte) (*Config, error) {
 	if j.RMSNormEps != nil {
 		eps = *j.RMSNormEps
 	}
-	if !(eps > 0 && eps < 1) {
-		return nil, fmt.Errorf("rms_norm_eps is %v, it must be above 0 and below 1", eps)
-	}
 	c.RMSNormEps = float32(eps)
+	if !(c.RMSNormEps > 0 && eps < 1) { // what float32 rounds to zero divides by zero
+		return nil, fmt.Errorf("rms_norm_eps is %v, it must be below 1 and above 0 in float32", eps)
+	}
 	if j.HiddenAct != nil && *j.HiddenAct != "silu" {
 		return nil, fmt.Errorf("hidden_act is %.40q, only silu is supported", *j.HiddenAct)
 	}

@@ -62,6 +62,12 @@ func OpenModel(dir string) (*Collection, error) {
 }
 
 func readBounded(path string, limit int64) ([]byte, error) {
+	// Opening a pipe waits for its other end.
+	if info, err := os.Stat(path); err != nil {
+		return nil, err
+	} else if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s: not a regular file", path)
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err

@@ -28,6 +28,12 @@ type File struct {
 
 // Open maps a file and checks its header.
 func Open(path string) (*File, error) {
+	// Opening a pipe waits for its other end.
+	if info, err := os.Stat(path); err != nil {
+		return nil, err
+	} else if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s: not a regular file", path)
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err

@@ -157,10 +157,17 @@ func (m *Model) readEnds() error {
 
 // readJSON reads a file if it exists.
 func readJSON(path string, into any) error {
-	f, err := os.Open(path)
+	info, err := os.Stat(path) // before opening: opening a pipe would wait for a writer
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
+	if err != nil {
+		return err
+	}
+	if !info.Mode().IsRegular() {
+		return fmt.Errorf("%s is not a regular file", filepath.Base(path))
+	}
+	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}
