@@ -177,3 +177,9 @@ def environment(server: Server, **more: str) -> dict[str, str]:
         "NO_PROXY": "127.0.0.1,localhost",
         **more,
     }
+
+
+def ended(code):
+    """Whether a client's process ended as it should. Once in many runs a Python process that used SDK 0.38 aborts at its very end, with its work done and its
+    output complete, in threads of the SDK's own transport; what it printed is for the test to check."""
+    return code in (0, -signal.SIGABRT)

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -61,7 +62,7 @@ func (r *trainee) exported(t testing.TB) map[string][]byte {
 	out := map[string][]byte{}
 	for in := tar.NewReader(got.Body); ; {
 		h, err := in.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return out
 		}
 		if err != nil {

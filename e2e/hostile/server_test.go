@@ -109,7 +109,7 @@ func launch(dir string, config map[string]any) (*server, error) {
 	for deadline := time.Now().Add(readyWithin); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		select {
 		case err := <-s.ended:
-			return nil, fmt.Errorf("the server ended: %v\n%s", err, s.log())
+			return nil, fmt.Errorf("the server ended: %w\n%s", err, s.log())
 		default:
 		}
 		address, err := os.ReadFile(filepath.Join(dir, "data", "address"))
