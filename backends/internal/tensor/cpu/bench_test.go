@@ -133,6 +133,28 @@ func BenchmarkMatMul(b *testing.B) {
 	})
 }
 
+// Packing is what loading a model and publishing an adapter's step cost.
+func BenchmarkPack(b *testing.B) {
+	eachThreads(b, func(b *testing.B, d benchmarkDevice) {
+		const out, in = 3072, 1024
+		for _, c := range []struct {
+			source string
+			size   int
+			dtype  tensor.DType
+		}{{"BF16", 2, tensor.BFloat16}, {"BF16", 2, tensor.Float32}, {"F16", 2, tensor.BFloat16}, {"F32", 4, tensor.BFloat16}, {"F32", 4, tensor.Float32}} {
+			b.Run(fmt.Sprintf("%s to %v", c.source, c.dtype), func(b *testing.B) {
+				m, err := d.NewMatrix(c.dtype, out, in)
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer m.Free()
+				data := make([]byte, out*in*c.size)
+				d.run(b, 0, 0, float64(len(data)+m.Bytes()), func() error { return d.PackRows(m, 0, out, c.source, data) })
+			})
+		}
+	})
+}
+
 func BenchmarkOuterProduct(b *testing.B) {
 	eachThreads(b, func(b *testing.B, d benchmarkDevice) {
 		for _, s := range [][3]int{{512, 8, 1024}, {512, 32, 3072}, {512, 3072, 32}, {512, 64, 1024}, {512, 1024, 8}} {

@@ -255,33 +255,39 @@ static float widen_f16(uint16_t h) {
   }
   return v.f;
 }
-static uint32_t pack_read(const pack_job *j, int64_t n, int64_t k) { // the element's bits as float32
+// The functions below are made once per source and type: a choice per element would cost more than the packing.
+#define INLINE static inline __attribute__((always_inline))
+INLINE uint32_t pack_read(const pack_job *j, const int source, int64_t n, int64_t k) { // the element's bits as float32
   union { float f; uint32_t u; } v;
   uint16_t h;
-  switch (j->source) {
-  case FLOAT32: memcpy(&v.u, j->data + (n * j->stride + k) * 4, 4); break;
-  case BFLOAT16:
-    memcpy(&h, j->data + (n * j->stride + k) * 2, 2);
-    v.u = (uint32_t)h << 16;
-    break;
-  default:
-    memcpy(&h, j->data + (n * j->stride + k) * 2, 2);
-    v.f = widen_f16(h);
-  }
+  if (source == FLOAT32) return memcpy(&v.u, j->data + (n * j->stride + k) * 4, 4), v.u;
+  memcpy(&h, j->data + (n * j->stride + k) * 2, 2);
+  if (source == BFLOAT16) return (uint32_t)h << 16;
+  v.f = widen_f16(h);
   return v.u;
+}
+INLINE void pack_rows(const pack_job *j, int64_t panel, int64_t from, int64_t to, const int source, const int type) {
+  int64_t in = j->m.in, words = type == FLOAT32 ? in : (in + 1) / 2, step = type == FLOAT32 ? 1 : 2;
+  uint32_t *y = (uint32_t *)j->m.addr + panel * words * PANEL;
+  for (int64_t k = 0; k < in; k += step, y += PANEL)
+    for (int64_t r = from; r < to; r++) {
+      uint32_t x = pack_read(j, source, r - j->row, k);
+      if (type == BFLOAT16) x = round_bits(x) >> 16 | (k + 1 < in ? round_bits(pack_read(j, source, r - j->row, k + 1)) & 0xffff0000 : 0);
+      y[r % PANEL] = x;
+    }
 }
 // A unit is the rows that fall into one panel.
 static void pack_unit(const void *job, int64_t unit, worker *w) {
   (void)w;
   const pack_job *j = job;
   int64_t panel = j->row / PANEL + unit, from = panel * PANEL < j->row ? j->row : panel * PANEL;
-  int64_t to = (panel + 1) * PANEL < j->row + j->n ? (panel + 1) * PANEL : j->row + j->n, in = j->m.in, pairs = (in + 1) / 2;
-  for (int64_t k = 0; k < in; k++)
-    for (int64_t r = from; r < to; r++) {
-      union { uint32_t u; float f; } v = {pack_read(j, r - j->row, k)};
-      if (j->m.type == FLOAT32) ((uint32_t *)j->m.addr)[(panel * in + k) * PANEL + r % PANEL] = v.u;
-      else ((uint16_t *)j->m.addr)[((panel * pairs + k / 2) * PANEL + r % PANEL) * 2 + k % 2] = round_bf16(v.f);
-    }
+  int64_t to = (panel + 1) * PANEL < j->row + j->n ? (panel + 1) * PANEL : j->row + j->n;
+  bool pairs = j->m.type == BFLOAT16;
+  switch (j->source) {
+  case FLOAT32: pairs ? pack_rows(j, panel, from, to, FLOAT32, BFLOAT16) : pack_rows(j, panel, from, to, FLOAT32, FLOAT32); break;
+  case BFLOAT16: pairs ? pack_rows(j, panel, from, to, BFLOAT16, BFLOAT16) : pack_rows(j, panel, from, to, BFLOAT16, FLOAT32); break;
+  default: pairs ? pack_rows(j, panel, from, to, FLOAT16, BFLOAT16) : pack_rows(j, panel, from, to, FLOAT16, FLOAT32);
+  }
 }
 int op_pack(device *d, matrix m, int64_t row, int64_t n, int source, const void *data) {
   if (!n) return 0;
