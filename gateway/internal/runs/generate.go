@@ -27,9 +27,9 @@ func (c *Core) Generate(ctx context.Context, target Target, req Generation, emit
 		c.mu.Unlock()
 		return errClosing
 	}
-	if m.generating >= c.cfg.MaxRunningSample {
+	if n := m.generating; n >= c.cfg.MaxRunningSample {
 		c.mu.Unlock()
-		return refusef(KindBusy, "%s generates for %d requests already; repeat a little later", m.Name, m.generating)
+		return refusef(KindBusy, "%s generates for %d requests already; repeat a little later", m.Name, n)
 	}
 	m.generating++
 	c.wg.Add(1) // Close waits for it; its call ends because the backend or the caller's context does
