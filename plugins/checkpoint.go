@@ -1,5 +1,11 @@
 package plugins
 
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
 // Checkpoint files: the names inside a checkpoint directory. The first two are what Hugging Face PEFT reads, so a checkpoint is a PEFT adapter as it stands.
 const (
 	AdapterConfigFile  = "adapter_config.json"       // PEFT configuration: r, lora_alpha 32, target_modules, base_model_name_or_path
@@ -38,4 +44,36 @@ type Manifest struct {
 	WindowPasses      int               `json:"window_passes,omitempty"`
 	Metadata          map[string]string `json:"metadata,omitempty"`
 	SHA256            map[string]string `json:"sha256"` // of every other file, hex
+}
+
+// scopeNames are the values of Manifest.Scope, by Scope.
+var scopeNames = []string{"weights", "optimizer", "accumulator"}
+
+// String gives the scope's name in a Manifest.
+func (s Scope) String() string {
+	if s < 0 || int(s) >= len(scopeNames) {
+		return fmt.Sprintf("scope(%d)", int(s))
+	}
+	return scopeNames[s]
+}
+
+// Check tells whether a checkpoint can be loaded to a scope into a backend of the base model with that hash. Errors are KindInvalid.
+func (m *Manifest) Check(modelHash string, scope Scope) error {
+	if m.Format != 1 {
+		return Invalidf("path", "%s: format %d is not known: 1", ManifestFile, m.Format)
+	}
+	has := slices.Index(scopeNames, m.Scope)
+	if has < 0 {
+		return Invalidf("path", "%s: scope %.100q is not known: %s", ManifestFile, m.Scope, strings.Join(scopeNames, ", "))
+	}
+	if has < int(scope) {
+		return Invalidf("scope", "the checkpoint holds %s only", m.Scope)
+	}
+	if m.ModelHash != modelHash {
+		return Invalidf("path", "the checkpoint belongs to another base model, %.200q", m.BaseModel)
+	}
+	if m.Step < 0 || m.WindowPasses < 0 {
+		return Invalidf("path", "%s: step %d and window_passes %d must be at least 0", ManifestFile, m.Step, m.WindowPasses)
+	}
+	return nil
 }

@@ -210,7 +210,7 @@ func (l *loaded) read(req *plugins.LoadAdapterRequest) (*checkpoint, error) {
 	case manifest == nil && req.Scope != plugins.ScopeWeights:
 		return nil, plugins.Invalidf("scope", "%s has no %s: only weights can be loaded", req.Path, plugins.ManifestFile)
 	case manifest != nil:
-		if err := l.checkManifest(manifest, req.Scope); err != nil {
+		if err := manifest.Check(l.info.ModelHash, req.Scope); err != nil {
 			return nil, err
 		}
 		d.sums = manifest.SHA256
@@ -255,26 +255,6 @@ func (l *loaded) read(req *plugins.LoadAdapterRequest) (*checkpoint, error) {
 		}
 	}
 	return c, nil
-}
-
-func (l *loaded) checkManifest(m *plugins.Manifest, scope plugins.Scope) error {
-	if m.Format != 1 {
-		return plugins.Invalidf("path", "%s: format %d is not known: 1", plugins.ManifestFile, m.Format)
-	}
-	has := slices.Index(scopeNames, m.Scope)
-	if has < 0 {
-		return plugins.Invalidf("path", "%s: scope %.100q is not known: %s", plugins.ManifestFile, m.Scope, strings.Join(scopeNames, ", "))
-	}
-	if has < int(scope) {
-		return plugins.Invalidf("scope", "the checkpoint holds %s only", m.Scope)
-	}
-	if m.ModelHash != l.info.ModelHash {
-		return plugins.Invalidf("path", "the checkpoint belongs to another base model, %.200q", m.BaseModel)
-	}
-	if m.Step < 0 || m.WindowPasses < 0 {
-		return plugins.Invalidf("path", "%s: step %d and window_passes %d must be at least 0", plugins.ManifestFile, m.Step, m.WindowPasses)
-	}
-	return nil
 }
 
 // readWeights finds out which modules a file's tensors belong to, and reads them with B rescaled to our scale.

@@ -20,9 +20,6 @@ import (
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
-// scopeNames are the scopes in a manifest.
-var scopeNames = []string{plugins.ScopeWeights: "weights", plugins.ScopeOptimizer: "optimizer", plugins.ScopeAccumulator: "accumulator"}
-
 // Ends of the names of Adam's moments in a checkpoint.
 const (
 	suffixFirst  = ".exp_avg"
@@ -177,7 +174,7 @@ func (w *checkpointWriter) all(s *saving) error {
 		}
 	}
 	m := plugins.Manifest{
-		Format: 1, Scope: scopeNames[req.Scope], BaseModel: l.name, ModelHash: l.info.ModelHash, Engine: w.engine.options.Version, Topology: w.engine.options.Plugin + " " + l.info.Device,
+		Format: 1, Scope: req.Scope.String(), BaseModel: l.name, ModelHash: l.info.ModelHash, Engine: w.engine.options.Version, Topology: w.engine.options.Plugin + " " + l.info.Device,
 		Arithmetic: l.info.Arithmetic, Rank: s.run.config.Rank, Seed: s.run.config.Seed, TrainAttn: s.run.config.TrainAttention, TrainMLP: s.run.config.TrainMLP, TrainUnembed: s.run.config.TrainUnembed,
 		Step: v.step, Version: v.number, Metadata: req.Metadata, SHA256: w.sums,
 	}

@@ -32,8 +32,6 @@ type peftConfig struct {
 }
 
 // Files of one scope, without those of the scopes below it.
-var scopeNames = []string{plugins.ScopeWeights: "weights", plugins.ScopeOptimizer: "optimizer", plugins.ScopeAccumulator: "accumulator"}
-
 const (
 	suffixFirst  = ".exp_avg"
 	suffixSecond = ".exp_avg_sq"
@@ -105,7 +103,7 @@ func (b *Backend) save(a *adapter, v *version, req *plugins.SaveAdapterRequest) 
 		plugins.CompleteFile:       nil,
 	}
 	m := plugins.Manifest{
-		Format: 1, Scope: scopeNames[req.Scope], BaseModel: b.name, ModelHash: b.info.ModelHash, Engine: Version, Topology: "fake cpu", Arithmetic: b.info.Arithmetic,
+		Format: 1, Scope: req.Scope.String(), BaseModel: b.name, ModelHash: b.info.ModelHash, Engine: Version, Topology: "fake cpu", Arithmetic: b.info.Arithmetic,
 		Rank: a.config.Rank, Seed: a.config.Seed, TrainAttn: a.config.TrainAttention, TrainMLP: a.config.TrainMLP, TrainUnembed: a.config.TrainUnembed,
 		Step: v.step, Version: v.number, Metadata: req.Metadata, SHA256: map[string]string{},
 	}
@@ -371,7 +369,7 @@ func (b *Backend) readFiles(req *plugins.LoadAdapterRequest) (map[string][]byte,
 		if err := json.Unmarshal(raw, manifest); err != nil {
 			return nil, nil, plugins.Invalidf("path", "%s: %v", plugins.ManifestFile, err)
 		}
-		if err := b.checkManifest(manifest, req.Scope); err != nil {
+		if err := manifest.Check(b.info.ModelHash, req.Scope); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -393,26 +391,6 @@ func (b *Backend) readFiles(req *plugins.LoadAdapterRequest) (map[string][]byte,
 		}
 	}
 	return files, manifest, nil
-}
-
-func (b *Backend) checkManifest(m *plugins.Manifest, scope plugins.Scope) error {
-	if m.Format != 1 {
-		return plugins.Invalidf("path", "%s: format %d is not known: 1", plugins.ManifestFile, m.Format)
-	}
-	has := slices.Index(scopeNames, m.Scope)
-	if has < 0 {
-		return plugins.Invalidf("path", "%s: scope %.100q is not known: %s", plugins.ManifestFile, m.Scope, strings.Join(scopeNames, ", "))
-	}
-	if has < int(scope) {
-		return plugins.Invalidf("scope", "the checkpoint holds %s only", m.Scope)
-	}
-	if m.ModelHash != b.info.ModelHash {
-		return plugins.Invalidf("path", "the checkpoint belongs to another base model, %.200q", m.BaseModel)
-	}
-	if m.Step < 0 || m.WindowPasses < 0 {
-		return plugins.Invalidf("path", "%s: step %d and window_passes %d must be at least 0", plugins.ManifestFile, m.Step, m.WindowPasses)
-	}
-	return nil
 }
 
 // shapeOf finds out which modules a file's tensors belong to and checks their shapes.
