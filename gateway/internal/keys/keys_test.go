@@ -129,6 +129,7 @@ func TestTokens(t *testing.T) {
 		{"just before the end", token, now.Add(time.Hour - time.Second), "ann"},
 		{"expired", token, now.Add(time.Hour), ""},
 		{"changed body", parts[0] + "." + parts[1] + "x." + parts[2], now, ""},
+		{"line breaks in the signature", parts[0] + "." + parts[1] + "." + parts[2][:9] + "\r\n" + parts[2][9:], now, ""},
 		{"no signature", parts[0] + "." + parts[1] + ".", now, ""},
 		{"alg none", "eyJhbGciOiJub25lIn0." + parts[1] + ".", now, ""},
 		{"empty", "", now, ""},

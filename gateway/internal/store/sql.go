@@ -14,6 +14,7 @@ import (
 // database is what differs between the two engines.
 type database struct {
 	writer, reader *sql.DB
+	name           string           // the type of a column of names, ordered by their bytes
 	blob           string           // the type of a column of bytes
 	placeholder    func(int) string // of the i-th argument, from 1
 	close          func() error
@@ -71,8 +72,8 @@ type request struct {
 func newSQLStore(ctx context.Context, db database, opts Options) (*sqlStore, error) {
 	s := &sqlStore{db: db, inline: opts.InlineBytes, requests: make(chan request, maxGroup), done: make(chan struct{})}
 	for _, text := range []string{
-		"CREATE TABLE IF NOT EXISTS tinsmith_records (collection TEXT NOT NULL, id TEXT NOT NULL, parent TEXT NOT NULL, place BIGINT NOT NULL, amount BIGINT NOT NULL, value " + db.blob +
-			", payload " + db.blob + ", segment BIGINT NOT NULL, start BIGINT NOT NULL, size BIGINT NOT NULL, PRIMARY KEY (collection, id))",
+		"CREATE TABLE IF NOT EXISTS tinsmith_records (collection " + db.name + " NOT NULL, id " + db.name + " NOT NULL, parent " + db.name +
+			" NOT NULL, place BIGINT NOT NULL, amount BIGINT NOT NULL, value " + db.blob + ", payload " + db.blob + ", segment BIGINT NOT NULL, start BIGINT NOT NULL, size BIGINT NOT NULL, PRIMARY KEY (collection, id))",
 		"CREATE INDEX IF NOT EXISTS tinsmith_records_parent ON tinsmith_records (collection, parent, place, id)",
 		"CREATE INDEX IF NOT EXISTS tinsmith_records_segment ON tinsmith_records (segment) WHERE segment > 0",
 	} {

@@ -31,7 +31,7 @@ func openSQLite(ctx context.Context, path string) (database, error) {
 	reader.SetMaxOpenConns(4)
 	reader.SetMaxIdleConns(4)
 	return database{
-		writer: writer, reader: reader, blob: "BLOB", placeholder: func(int) string { return "?" },
+		writer: writer, reader: reader, name: "TEXT", blob: "BLOB", placeholder: func(int) string { return "?" },
 		close: func() error { return errors.Join(reader.Close(), writer.Close()) },
 	}, nil
 }

@@ -4,8 +4,11 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/rand"
+	"database/sql"
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -36,11 +39,50 @@ func openSQLiteTest(t *testing.T, dir string) Store {
 func TestSQLite(t *testing.T) { testStore(t, func(dir string) Options { return Options{Dir: dir} }) }
 
 func TestPostgres(t *testing.T) {
-	url := os.Getenv("TINSMITH_POSTGRES")
-	if url == "" {
-		t.Skip("TINSMITH_POSTGRES is not set: set it to the connection string of an empty database")
+	schema := postgresSchema(t)
+	testStore(t, func(dir string) Options { return Options{Dir: dir, PostgresURL: schema} })
+	t.Run("schemas of one database are stores of their own", func(t *testing.T) {
+		schema := postgresSchema(t)
+		// Both are open at once, and what one holds the other does not.
+		left, err := Open(t.Context(), Options{Dir: t.TempDir(), PostgresURL: postgresSchema(t)})
+		check(t, err)
+		defer left.Close()
+		right, err := Open(t.Context(), Options{Dir: t.TempDir(), PostgresURL: schema})
+		check(t, err)
+		defer right.Close()
+		check(t, left.Commit(t.Context(), Batch{Put: []Record{{Collection: "a", Key: "1"}}}))
+		if _, err := right.Get(t.Context(), "a", "1"); !errors.Is(err, ErrNotFound) {
+			t.Errorf("a record of another schema: %v", err)
+		}
+		if _, err := Open(t.Context(), Options{Dir: t.TempDir(), PostgresURL: schema}); !errors.Is(err, ErrLocked) {
+			t.Errorf("the same schema with another data directory: %v", err)
+		}
+	})
+}
+
+// postgresSchema makes an empty schema in the database of TINSMITH_POSTGRES, which is a URL, and gives the URL that selects it. It is dropped with the test.
+func postgresSchema(t *testing.T) string {
+	t.Helper()
+	database, err := url.Parse(os.Getenv("TINSMITH_POSTGRES"))
+	if err != nil || database.Scheme == "" {
+		t.Skip("TINSMITH_POSTGRES is not set to the URL of a PostgreSQL database, in which the tests may make schemas")
 	}
-	testStore(t, func(dir string) Options { return Options{Dir: dir, PostgresURL: url} })
+	schema := "tinsmith_test_" + strings.ToLower(rand.Text())
+	execute := func(text string) {
+		db, err := sql.Open("pgx", database.String())
+		check(t, err)
+		defer db.Close()
+		if _, err := db.Exec(text); err != nil {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	execute("CREATE SCHEMA " + schema)
+	t.Cleanup(func() { execute("DROP SCHEMA " + schema + " CASCADE") })
+	selected := *database
+	query := selected.Query()
+	query.Set("search_path", schema)
+	selected.RawQuery = query.Encode()
+	return selected.String()
 }
 
 // testStore is the behaviour that every Store must show. The database must be empty.
@@ -93,7 +135,9 @@ func testStore(t *testing.T, options func(dir string) Options) {
 			}
 			return strings.Join(k, " ")
 		}
+		must(s.Commit(ctx, Batch{Put: []Record{{Collection: "o", Key: "b"}, {Collection: "o", Key: "B"}, {Collection: "o", Key: "_"}, {Collection: "o", Key: "a"}}}))
 		for _, c := range []struct{ name, got, want string }{
+			{"by bytes", keys(s.List(ctx, "o", "", Range{}, 0)), "B _ a b"},
 			{"by rank", keys(s.List(ctx, "a", "p", Range{}, 0)), "2 1"},
 			{"limit", keys(s.List(ctx, "a", "p", Range{}, 1)), "2"},
 			{"range", keys(s.List(ctx, "a", "p", Range{2, 3}, 0)), "1"},
@@ -156,6 +200,9 @@ func testStore(t *testing.T, options func(dir string) Options) {
 		count := func() int {
 			files, _ := filepath.Glob(filepath.Join(opts.Dir, "journal", "*"+segmentSuffix))
 			return len(files)
+		}
+		for i := range 3 { // each fills a segment of its own, the last one replaces the others
+			must(s.Commit(ctx, Batch{Put: []Record{{Collection: "a", Key: "4", Payload: bytes.Repeat([]byte{byte(i)}, 60<<10)}}}))
 		}
 		before := count()
 		must(s.Compact(ctx))
