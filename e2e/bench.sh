@@ -1,67 +1,80 @@
 #!/bin/bash
-# bench.sh PEERS CASE runs the Go benchmarks and ends with a table of their figures. Kernels print their share of the peak and of the read bandwidth that the
-# same run measured, so that machines can be compared. PEERS=1 also runs PyTorch + PEFT on the model's shape, in the same run, and prints the ratios.
-# CASE takes some of: kernels model engine tokenizer store runs (default: all).
+# bench.sh PEERS CASE measures speed and ends with a table. A case is a file of e2e/bench/cases; CASE takes some of their names (default: all). PEERS=1 also installs
+# what others would use instead (PyTorch + PEFT, llama.cpp's Python package) into an environment of its own, runs it on the same shapes in the same run, and prints the ratios.
+#
+# A case file is sourced in a shell of its own, in the repository's root, and uses:
+#   gobench NAME ARGUMENTS…          runs Go benchmarks; their output is kept as $logs/NAME.txt and is listed at the end
+#   figure NAME PATTERN UNIT         prints the value of one metric of the benchmark whose name matches an awk pattern, nothing if there is none
+#   ratio A B                        prints A / B, nothing if one is missing
+#   row WHAT OURS THEIRS RATIO GOAL  adds a line to the table; an empty cell stays empty, and a line without OURS is an error
+#   $peers                           1 or nothing; peers_python prints the Python of the peers' environment, which it makes first
+# Figures of one table are from one run, because machines differ and are shared: what counts is the ratio to a peer, to the peak of multiply-adds, or to the read
+# bandwidth, each measured in that run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-peers=${1:-} cases=${2:-kernels model engine tokenizer store runs}
+folder=e2e/bench/cases
+known=$(cd $folder && printf '%s ' *.sh | sed 's/\.sh//g')
+peers=${1:-} cases=${2:-$known}
 [ -z "$peers" ] || [ "$peers" = 1 ] || { echo "bench.sh: PEERS is \"$peers\"; allowed are 1 and nothing" >&2; exit 2; }
 for c in $cases; do
-  case $c in kernels | model | engine | tokenizer | store | runs) ;; *) echo "bench.sh: unknown CASE \"$c\"; allowed: kernels model engine tokenizer store runs" >&2; exit 2 ;; esac
+  [ -f "$folder/$c.sh" ] || { echo "bench.sh: unknown CASE \"$c\"; allowed: $known" >&2; exit 2; }
 done
 
 logs=.cache/bench
 rm -rf "$logs"; mkdir -p "$logs"
-bench() { # NAME ARGUMENTS…
+: > "$logs/table.tsv"
+
+gobench() {
   echo "== $1"
   go test -run '^$' "${@:2}" | tee "$logs/$1.txt"
 }
-load=$(cut -d ' ' -f 1 /proc/loadavg 2>/dev/null || echo unknown)
-echo "machine: $(nproc) processors, $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo 2>/dev/null | head -n 1), load before the run $load"
-for c in $cases; do
-  case $c in
-    kernels) bench kernels -bench . -benchtime 0.2s ./backends/internal/tensor/cpu ;;
-    model) # the shape of Qwen3-0.6B, random weights: 512 tokens forward and backward, rank 32 on every linear layer; decoding of one sequence
-      bench train -bench 'Qwen3/layers=28/.*/train/recompute=false' -benchtime 3x ./backends/internal/model
-      bench decode -bench 'Qwen3/layers=28/.*/decode' -benchtime 32x ./backends/internal/model ;;
-    engine) bench engine -bench . -benchtime 2x ./backends/internal/engine ;;
-    tokenizer) bench tokenizer -bench . -benchtime 0.5s ./gateway/internal/tokenizer ;;
-    store) bench store -bench . -benchtime 0.5s ./gateway/internal/store ;;
-    runs) bench runs -bench . -benchtime 0.5s ./gateway/internal/runs ;;
-  esac
-done
-if [ "$peers" = 1 ]; then
-  env=.cache/peers
+figure() {
+  awk -v pattern="$2" -v unit="$3" '/^Benchmark/ { sub(/-[0-9]+$/, "", $1); if ($1 ~ pattern) for (i = 3; i < NF; i++) if ($(i + 1) == unit) { print $i; exit } }' "$logs/$1.txt"
+}
+ratio() {
+  [ -z "$1" ] || [ -z "$2" ] || awk -v a="$1" -v b="$2" 'BEGIN { printf "%.2f", a / b }'
+}
+row() {
+  [ $# = 5 ] && [ -n "$1" ] && [ -n "$2" ] || { echo "bench.sh: row needs WHAT OURS THEIRS RATIO GOAL, the first two not empty; got: $*" >&2; return 1; }
+  local line
+  line=$(printf '%s\t' "$@")
+  printf '%s\n' "${line%$'\t'}" >> "$logs/table.tsv"
+}
+peers_python() {
+  local env=.cache/peers digest
   digest=$(sha256sum e2e/bench/requirements.txt | cut -d ' ' -f 1)
   if [ "$(cat $env/requirements.sha256 2>/dev/null || true)" != "$digest" ]; then
-    echo "installing PyTorch, transformers and PEFT into $env (about 3 GB to download)"
+    echo "installing PyTorch, transformers, PEFT and llama-cpp-python into $env (about 3 GB to download; llama.cpp is compiled, which takes minutes)" >&2
     "${PYTHON:-python3.11}" -m venv $env
-    $env/bin/pip install --quiet --disable-pip-version-check --requirement e2e/bench/requirements.txt
+    $env/bin/pip install --quiet --disable-pip-version-check --requirement e2e/bench/requirements.txt >&2
     echo "$digest" > $env/requirements.sha256
   fi
-  echo "== PyTorch + PEFT"
-  HF_HUB_OFFLINE=1 $env/bin/python e2e/bench/peers.py | tee "$logs/peers.txt"
-fi
+  echo "$env/bin/python"
+}
 
-printf '\n== figures (load before the run %s; full output in %s)\n' "$load" "$logs"
-# A line of Go's is NAME COUNT (VALUE UNIT)…; ns/op is left out where there is a better figure.
-cat "$logs"/*.txt | awk '
+load=$(cut -d ' ' -f 1 /proc/loadavg 2>/dev/null || echo unknown)
+machine="$(nproc) processors, $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo 2>/dev/null | head -n 1), load before the run $load"
+echo "machine: $machine"
+[ -z "$peers" ] || peers_python > "$logs/python"
+for c in $cases; do
+  # shellcheck disable=SC1090
+  (. "$folder/$c.sh")
+done
+
+printf '\n== every benchmark (full output in %s)\n' "$logs"
+# A line of Go's is NAME COUNT (VALUE UNIT)…; ns/op is left out where there is a better figure, and allocations where there are none.
+find "$logs" -name '*.txt' | sort | xargs -r cat | awk '
   /^Benchmark/ {
     sub(/^Benchmark/, "", $1); sub(/-[0-9]+$/, "", $1)
     line = ""; first = $3 " " $4
-    for (i = 5; i < NF; i += 2) if ($(i + 1) !~ /^(B\/op|allocs\/op)$/) line = line sprintf("%12s %-9s", $i, $(i + 1))
+    for (i = 5; i < NF; i += 2) if ($(i + 1) != "B/op" && !($(i + 1) == "allocs/op" && $i == 0)) line = line sprintf("%12s %-10s", $i, $(i + 1))
     printf "%-62s%s\n", $1, line == "" ? sprintf("%22s", first) : line
   }'
-if [ "$peers" = 1 ] && [ -e "$logs/train.txt" ]; then
-  printf '\n== against PyTorch + PEFT, same shape, same run (tokens/s)\n'
-  awk '
-    function show(what, key) { if (ours[key] && theirs[key]) printf "%-28s ours %8.2f   PyTorch + PEFT %8.2f   ratio %.2f\n", what, ours[key], theirs[key], ours[key] / theirs[key] }
-    FILENAME ~ /peers/ { theirs[$1 " " $2] = $3; next }
-    /^Benchmark/ {
-      split($1, part, "/"); kind = part[4] == "train" ? "train" : "decode"
-      if (kind == "decode" && part[5] !~ /lora=true/) next
-      for (i = 3; i < NF; i++) if ($(i + 1) == "tok/s") ours[kind " " part[3]] = $i
-    }
-    END { show("forward + backward float32", "train float32"); show("forward + backward bfloat16", "train bfloat16"); show("decode float32", "decode float32"); show("decode bfloat16", "decode bfloat16") }
-  ' "$logs/peers.txt" "$logs/train.txt" "$logs/decode.txt"
-fi
+printf '\n== table (%s)\n' "$machine"
+awk -F '\t' '
+  BEGIN { n = 1; split("what\tmeasured\tothers\tratio\tgoal", h, "\t"); for (i = 1; i <= 5; i++) cell[1, i] = h[i] }
+  { n++; for (i = 1; i <= 5; i++) cell[n, i] = $i }
+  END {
+    for (r = 1; r <= n; r++) for (i = 1; i <= 5; i++) if (length(cell[r, i]) > wide[i]) wide[i] = length(cell[r, i])
+    for (r = 1; r <= n; r++) { for (i = 1; i <= 5; i++) printf "%-" wide[i] "s%s", cell[r, i], i < 5 ? "  " : "\n" }
+  }' "$logs/table.tsv"
