@@ -24,7 +24,7 @@
 //
 // # Versions
 //
-// Weights, Adam's moments and the step count of an adapter are immutable per version. A new adapter has version 0; each successful OptimStep or LoadAdapter
+// Weights, Adam's moments and the step count of an adapter are immutable per version. A new adapter has version 0 (one that is loaded the number that the request names); each successful OptimStep or LoadAdapter
 // creates the next one and makes it the latest in one step. A sampling request fixes its version when it starts and keeps it. Versions that are
 // neither latest, nor pinned, nor in use are freed.
 //
@@ -97,7 +97,7 @@ type Backend interface {
 	SaveAdapter(ctx context.Context, req SaveAdapterRequest) (SaveAdapterResult, error)
 	// LoadAdapter reads a checkpoint directory, verifies its checksums, shapes and base model, and makes it the adapter's newest version. The accumulated gradient and the window
 	// become those of the checkpoint with ScopeAccumulator, else empty. Scopes below the checkpoint's own are allowed: without ScopeOptimizer moments and step count start at zero.
-	// With Position 0 it creates the adapter from the checkpoint's own configuration; the same call repeated is answered as the first was.
+	// With Position 0 it creates the adapter from the checkpoint's own configuration, its first version being number req.Version; the same call repeated is answered as the first was.
 	LoadAdapter(ctx context.Context, req LoadAdapterRequest) (AdapterInfo, error)
 
 	// Drain refuses new work with KindUnavailable, finishes what was accepted, and returns. An operation that waits for a lower position which was never sent fails with KindUnavailable.
@@ -369,4 +369,5 @@ type LoadAdapterRequest struct {
 	Path     string
 	Scope    Scope // ScopeOptimizer needs a checkpoint that has it
 	Frozen   bool  // only to be sampled: no optimizer state is kept, training operations are refused
+	Version  int64 // with Position 0: the number that the loaded version gets, from which later ones count on; for a run that is rebuilt, so that its versions keep their numbers
 }

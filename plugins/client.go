@@ -274,7 +274,7 @@ func (c *Client) SaveAdapter(ctx context.Context, req SaveAdapterRequest) (SaveA
 
 // LoadAdapter implements Backend.
 func (c *Client) LoadAdapter(ctx context.Context, req LoadAdapterRequest) (AdapterInfo, error) {
-	p, err := c.rpc.LoadAdapter(ctx, &backendpb.LoadAdapterRequest{Adapter: req.Adapter, Position: req.Position, Path: req.Path, Scope: scopeToPB(req.Scope), Frozen: req.Frozen})
+	p, err := c.rpc.LoadAdapter(ctx, &backendpb.LoadAdapterRequest{Adapter: req.Adapter, Position: req.Position, Path: req.Path, Scope: scopeToPB(req.Scope), Frozen: req.Frozen, Version: req.Version})
 	if err != nil {
 		return AdapterInfo{}, c.failure(ctx, "load adapter", err)
 	}

@@ -142,7 +142,7 @@ func (s *server) SaveAdapter(ctx context.Context, p *backendpb.SaveAdapterReques
 
 func (s *server) LoadAdapter(ctx context.Context, p *backendpb.LoadAdapterRequest) (*backendpb.AdapterInfo, error) {
 	info, err := s.backend.LoadAdapter(ctx, LoadAdapterRequest{
-		Adapter: p.GetAdapter(), Position: p.GetPosition(), Path: p.GetPath(), Scope: scopeFromPB(p.GetScope()), Frozen: p.GetFrozen(),
+		Adapter: p.GetAdapter(), Position: p.GetPosition(), Path: p.GetPath(), Scope: scopeFromPB(p.GetScope()), Frozen: p.GetFrozen(), Version: p.GetVersion(),
 	})
 	if err != nil {
 		return nil, toStatus(err)

@@ -280,6 +280,9 @@ func (r *LoadAdapterRequest) Validate() error {
 	if r.Frozen && r.Position != 0 {
 		return Invalidf("frozen", "only an adapter that is created by the load (position 0) can be frozen")
 	}
+	if r.Version < 0 || r.Version > 0 && r.Position != 0 {
+		return Invalidf("version", "%d is not allowed: at least 0, and 0 for an adapter that exists", r.Version)
+	}
 	if r.Frozen && r.Scope != ScopeWeights {
 		return Invalidf("scope", "a frozen adapter has weights only")
 	}

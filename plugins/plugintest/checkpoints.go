@@ -77,6 +77,15 @@ func (s *suite) saveAndLoad() {
 		loaded := s.load("from "+name, path, plugins.ScopeWeights)
 		s.sameBits("weights of "+name, loaded.forward(d).Logprobs[0], before)
 	}
+	numbered, err := s.b.LoadAdapter(s.Context(), plugins.LoadAdapterRequest{Adapter: "numbered", Path: withMoments, Scope: plugins.ScopeOptimizer, Version: 3})
+	if err != nil || numbered.Version != 3 {
+		s.Fatalf("a load that names its version: %+v, %v; want version 3", numbered, err)
+	}
+	rebuilt := &run{suite: s, id: "numbered"}
+	rebuilt.forwardBackward(d)
+	if res := rebuilt.step(); res.Version != 4 {
+		s.Errorf("the step after a load as version 3 made version %d, want 4", res.Version)
+	}
 	resumed := s.load("resumed", withMoments, plugins.ScopeOptimizer)
 	if again, err := s.b.LoadAdapter(s.Context(), plugins.LoadAdapterRequest{Adapter: "resumed", Path: withMoments, Scope: plugins.ScopeOptimizer}); err != nil || again.Step != 3 || again.Version != 0 {
 		s.Errorf("the same load again: %+v, %v; want step 3, version 0", again, err)

@@ -28,7 +28,7 @@ func (e *Engine) LoadAdapter(ctx context.Context, req plugins.LoadAdapterRequest
 					err = e.onDevice(func() error {
 						v, g, err := l.restore(c, c.layout, !req.Frozen)
 						if err == nil {
-							r.layout, r.config, r.frozen, r.accumulator, r.window = c.layout, c.config, req.Frozen, g, c.window
+							r.layout, r.config, r.frozen, r.accumulator, r.window, r.next = c.layout, c.config, req.Frozen, g, c.window, req.Version
 						}
 						e.finish(r, v, err)
 						return nil

@@ -222,6 +222,7 @@ func (b *Backend) LoadAdapter(ctx context.Context, req plugins.LoadAdapterReques
 		if err != nil {
 			return plugins.AdapterInfo{}, err
 		}
+		l.version.number = req.Version
 		info, err := b.install(req.Adapter, req, l.config, l.version, req.Frozen)
 		if err == nil && l.grad != nil {
 			b.restoreWindow(req.Adapter, l)
