@@ -62,6 +62,11 @@ type run struct {
 	next    int64 // number of the next version
 	pins    map[string]*version
 
+	tag        float64 // of the pass that was planned last, see plan
+	backlogged bool    // the last plan has left passes over
+	passed     int64   // number of the newest cycle that had passes of the run
+	stepped    int64   // number of the newest cycle that had an optimizer step of the run
+
 	accumulator *lora.Gradient // sum of the gradients since the last step, nil = zero
 }
 

@@ -1,60 +1,206 @@
 package engine
 
-// series is one run's share of a clock cycle: passes in order of position and, if none of the run's passes before it is left out, the step behind them.
+import (
+	"math"
+	"slices"
+	"time"
+
+	"github.com/tinsmith/tinsmith/backends/internal/optim"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// openFor is how long a clock cycle takes in the optimizer steps of its runs while no other begins. Nobody waits for its end: the device is free meanwhile.
+const openFor = time.Second
+
+// cycle is one clock cycle: the passes that all runs had ready when it began, fused, and the optimizer steps that stand right behind them when they are through. A client sends a step in a request of its own, some
+// milliseconds after the pass it belongs to; so a cycle stays open for the steps of its runs until the next one begins.
+type cycle struct {
+	number int64     // from 1; 0 before the first
+	end    time.Time // of the passes and of the steps that were there by then
+}
+
+// series is one run's share of a clock cycle: passes in order of position.
 type series struct {
 	run     *run
 	passes  []*operation
-	step    *operation
 	version *version // held while the cycle runs
 }
 
-// plan picks the next clock cycle: of every run the longest leading series of passes, as far as budget tokens reach, and the optimizer step right behind it. The budget is
-// shared by tokens: the next pass is always taken from the run that has the fewest tokens in the cycle so far (the earlier in runs among equals), and a pass that does not fit ends its run's share.
-// The first pass is taken whatever its size, so that there is always progress. Runs must be given in an order that changes from cycle to cycle.
-func plan(runs []*run, budget int) []series {
+// plan picks the passes of the next clock cycle: of every run the longest leading series of passes, as far as budget tokens reach. The budget is shared by tokens in proportion to the runs' weights, over cycles as within
+// one (self-clocked fair queueing): every pass has a tag, the tokens that its run has had by its end over the run's weight, and the smallest tag goes first; a run that had nothing to do is
+// set to the tag of the pass that was taken last, so that it has saved up nothing. A small pass that has just arrived therefore goes before the large ones of a long queue. A pass that does not fit ends its run's share for this cycle.
+// The first pass is taken whatever its size, so that there is always progress. It gives the tag of the last pass taken, to be handed to the next plan.
+func plan(runs []*run, budget int, tag float64) ([]series, float64) {
 	type share struct {
 		series
-		tokens int
 		closed bool
 	}
 	shares := make([]share, len(runs))
 	for i, r := range runs {
 		shares[i].run = r
 	}
+	for _, r := range runs {
+		if !r.backlogged {
+			r.tag = max(r.tag, tag)
+		}
+	}
 	used := 0
 	for {
-		var least *share
+		var first *share
+		least := math.Inf(1)
 		for i := range shares {
 			s := &shares[i]
-			if s.closed || (least != nil && s.tokens >= least.tokens) {
+			if s.closed {
 				continue
 			}
-			if o := s.run.queue.at(len(s.passes)); o == nil || o.kind != kindPass {
+			o := s.run.queue.at(len(s.passes))
+			if o == nil || o.kind != kindPass {
 				s.closed = true
 				continue
 			}
-			least = s
+			if t := s.run.tag + float64(o.tokens); t < least {
+				first, least = s, t
+			}
 		}
-		if least == nil {
+		if first == nil {
 			break
 		}
-		o := least.run.queue.at(len(least.passes))
+		o := first.run.queue.at(len(first.passes))
 		if used > 0 && used+o.tokens > budget {
-			least.closed = true
+			first.closed = true
 			continue
 		}
-		least.passes = append(least.passes, o)
-		least.tokens += o.tokens
+		first.passes = append(first.passes, o)
+		first.run.tag = least
 		used += o.tokens
+		tag = max(tag, least)
 	}
-	var cycle []series
+	var taken []series
 	for _, s := range shares {
-		if o := s.run.queue.at(len(s.passes)); o != nil && o.kind == kindStep {
-			s.step = o
-		}
-		if len(s.passes) > 0 || s.step != nil {
-			cycle = append(cycle, s.series)
+		o := s.run.queue.at(len(s.passes))
+		s.run.backlogged = o != nil && o.kind == kindPass
+		if len(s.passes) > 0 {
+			taken = append(taken, s.series)
 		}
 	}
-	return cycle
+	return taken, tag
+}
+
+// trainCycle runs one clock cycle, or the steps that still belong to the last one, and tells whether there was anything to do.
+func (e *Engine) trainCycle() bool {
+	l := e.loaded
+	if l == nil {
+		return false
+	}
+	late := e.cycle.number > 0 && time.Since(e.cycle.end) < e.openFor && e.steps(func(r *run) bool { return r.passed == e.cycle.number })
+	e.mu.Lock()
+	var ready []*run
+	steps := false
+	for _, r := range e.order {
+		if r.ready() {
+			ready = append(ready, r)
+			steps = steps || r.queue.at(0).kind == kindStep
+		}
+	}
+	taken, tag := plan(ready, l.config.CycleTokens, e.tag)
+	e.tag = tag
+	// Adapters side by side in the batch, whatever the order in which runs were considered.
+	slices.SortFunc(taken, func(a, b series) int { return int(a.run.number - b.run.number) })
+	var passes []*pass
+	for i := range taken {
+		s := &taken[i]
+		s.version = e.hold(s.run.latest)
+		for _, o := range s.passes {
+			p := &pass{run: s.run, op: o, version: s.version, failure: o.invalid}
+			if p.failure == nil && s.run.broken != nil {
+				p.failure = s.run.brokenError()
+			}
+			passes = append(passes, p)
+		}
+	}
+	e.mu.Unlock()
+	if len(taken) == 0 && !steps {
+		return late
+	}
+	e.cycle = cycle{number: e.counters.beginCycle()}
+	begin := time.Now()
+	e.steps(everyRun) // of runs without passes before them: they need not wait for the passes of others
+	e.execute(passes, e.cycle.number)
+	e.mu.Lock()
+	for _, s := range taken {
+		s.run.passed = e.cycle.number
+		e.release(s.version)
+	}
+	e.mu.Unlock()
+	e.steps(everyRun)
+	e.cycle.end = time.Now()
+	e.counters.endCycle(e.cycle.end.Sub(begin))
+	return true
+}
+
+func everyRun(*run) bool { return true }
+
+// steps runs the optimizer steps whose turn has come, of runs that belong and that have had none in this cycle, and tells whether there were any.
+func (e *Engine) steps(belongs func(*run) bool) bool {
+	for done := false; ; done = true {
+		e.mu.Lock()
+		i := slices.IndexFunc(e.order, func(r *run) bool {
+			return r.ready() && r.queue.at(0).kind == kindStep && r.stepped != e.cycle.number && belongs(r)
+		})
+		if i < 0 {
+			e.mu.Unlock()
+			return done
+		}
+		r := e.order[i]
+		r.stepped = e.cycle.number
+		o := r.queue.at(0)
+		e.mu.Unlock()
+		e.step(r, o, e.cycle.number)
+		if e.yield() != nil {
+			return true // the engine is closing: what is left is failed there
+		}
+	}
+}
+
+// step runs one optimizer step. Whatever its outcome, the window ends and the accumulated gradient is gone.
+func (e *Engine) step(r *run, o *operation, cycle int64) {
+	e.mu.Lock()
+	if r.deleted {
+		e.mu.Unlock()
+		return
+	}
+	w := r.window
+	r.window = window{}
+	old := e.hold(r.latest)
+	err := o.invalid
+	if err == nil && r.broken != nil {
+		err = r.brokenError()
+	}
+	e.mu.Unlock()
+
+	var next *version
+	var norms optim.Norms
+	if err == nil {
+		err = w.verdict()
+	}
+	if err == nil {
+		next, norms, err = e.advance(r, old, adam(o.step.Adam))
+	}
+	r.freeAccumulator()
+
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.release(old)
+	if err != nil {
+		r.decide(o, nil, err)
+		return
+	}
+	if r.deleted {
+		e.dead = append(e.dead, next)
+		return
+	}
+	e.publish(r, next)
+	r.decide(o, plugins.OptimStepResult{Version: next.number, Step: next.step, Metrics: map[string]float64{
+		"grad_norm": norms.Gradient, "adapter_norm": norms.Adapter, "learning_rate": o.step.Adam.LearningRate, "clock_cycle": float64(cycle),
+	}}, nil)
 }

@@ -44,6 +44,7 @@ type Engine struct {
 	closed  error         // of closing the device; written before stopped is closed
 	// interval is how long training may keep the device before the sampler gets a turn.
 	interval time.Duration
+	openFor  time.Duration // see the constant
 
 	// mu guards the books: everything below, and the fields of run, version and request that say so. It is never held during a device call.
 	mu       sync.Mutex
@@ -58,7 +59,7 @@ type Engine struct {
 
 	calls      []func()        // for the device goroutine, between two device steps
 	runs       map[string]*run // by the gateway's id
-	order      []*run          // every run, in the order in which the next cycle considers them
+	order      []*run          // every run, in the order of their numbers
 	lastRun    int64           // number of the run made last
 	live       map[*version]struct{}
 	dead       []*version // without holders, to be freed by the device goroutine
@@ -67,6 +68,9 @@ type Engine struct {
 	waiting    []*sequence // for a place among running, first come first served
 	running    []*sequence
 	background sync.WaitGroup // host work of saves and loads
+
+	cycle cycle   // the newest; the device goroutine's
+	tag   float64 // of the pass that was planned last, see plan; the device goroutine's
 
 	counters counters
 }
@@ -91,7 +95,7 @@ func New(o Options) *Engine {
 	if _, err := rand.Read(id[:]); err != nil {
 		panic(fmt.Sprintf("engine: no random numbers: %v", err)) // crypto/rand documents that this cannot happen
 	}
-	e := &Engine{options: o, log: o.Log, interval: samplerInterval, bootID: hex.EncodeToString(id[:]), quit: make(chan struct{}), stopped: make(chan struct{}), quiet: make(chan struct{}), runs: map[string]*run{}, live: map[*version]struct{}{}, requests: map[string]*request{}}
+	e := &Engine{options: o, log: o.Log, interval: samplerInterval, openFor: openFor, bootID: hex.EncodeToString(id[:]), quit: make(chan struct{}), stopped: make(chan struct{}), quiet: make(chan struct{}), runs: map[string]*run{}, live: map[*version]struct{}{}, requests: map[string]*request{}}
 	if e.log == nil {
 		e.log = slog.Default()
 	}

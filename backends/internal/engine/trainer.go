@@ -3,8 +3,6 @@ package engine
 import (
 	"errors"
 	"fmt"
-	"slices"
-	"time"
 
 	"github.com/tinsmith/tinsmith/backends/internal/kvcache"
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
@@ -45,61 +43,6 @@ func (p *pass) abandon() {
 		p.reduction.Abandon()
 		p.reduction = nil
 	}
-}
-
-// trainCycle runs one clock cycle, if there is anything for it.
-func (e *Engine) trainCycle() bool {
-	l := e.loaded
-	if l == nil {
-		return false
-	}
-	e.mu.Lock()
-	var ready []*run
-	for _, r := range e.order {
-		if r.ready() {
-			ready = append(ready, r)
-		}
-	}
-	cycle := plan(ready, l.config.CycleTokens)
-	if len(e.order) > 1 {
-		e.order = append(e.order[1:], e.order[0]) // another run is first next time
-	}
-	// Adapters side by side in the batch, whatever the order in which runs were considered.
-	slices.SortFunc(cycle, func(a, b series) int { return int(a.run.number - b.run.number) })
-	var passes []*pass
-	for i := range cycle {
-		s := &cycle[i]
-		s.version = e.hold(s.run.latest)
-		for _, o := range s.passes {
-			p := &pass{run: s.run, op: o, version: s.version, failure: o.invalid}
-			if p.failure == nil && s.run.broken != nil {
-				p.failure = s.run.brokenError()
-			}
-			passes = append(passes, p)
-		}
-	}
-	e.mu.Unlock()
-	if len(cycle) == 0 {
-		return false
-	}
-	begin := time.Now()
-	number := e.counters.beginCycle()
-	e.execute(passes, number)
-	for _, s := range cycle {
-		if s.step != nil {
-			e.step(s.run, s.step, number)
-			if err := e.yield(); err != nil {
-				break // the engine is closing: what is left is failed there
-			}
-		}
-	}
-	e.mu.Lock()
-	for _, s := range cycle {
-		e.release(s.version)
-	}
-	e.mu.Unlock()
-	e.counters.endCycle(time.Since(begin))
-	return true
 }
 
 // execute runs passes of any number of runs, fused, and decides each as soon as it is through. A batch that fails as a whole (for want of memory, say) says nothing about a single one of its
@@ -315,49 +258,6 @@ func (e *Engine) settle(p *pass, cycle int64) {
 		return
 	}
 	r.decide(p.op, plugins.ForwardBackwardResult{Logprobs: p.logprobs, Metrics: map[string]float64{"loss:sum": p.loss, "clock_cycle:unique": float64(cycle)}}, nil)
-}
-
-// step runs one optimizer step. Whatever its outcome, the window ends and the accumulated gradient is gone.
-func (e *Engine) step(r *run, o *operation, cycle int64) {
-	e.mu.Lock()
-	if r.deleted {
-		e.mu.Unlock()
-		return
-	}
-	w := r.window
-	r.window = window{}
-	old := e.hold(r.latest)
-	err := o.invalid
-	if err == nil && r.broken != nil {
-		err = r.brokenError()
-	}
-	e.mu.Unlock()
-
-	var next *version
-	var norms optim.Norms
-	if err == nil {
-		err = w.verdict()
-	}
-	if err == nil {
-		next, norms, err = e.advance(r, old, adam(o.step.Adam))
-	}
-	r.freeAccumulator()
-
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.release(old)
-	if err != nil {
-		r.decide(o, nil, err)
-		return
-	}
-	if r.deleted {
-		e.dead = append(e.dead, next)
-		return
-	}
-	e.publish(r, next)
-	r.decide(o, plugins.OptimStepResult{Version: next.number, Step: next.step, Metrics: map[string]float64{
-		"grad_norm": norms.Gradient, "adapter_norm": norms.Adapter, "learning_rate": o.step.Adam.LearningRate, "clock_cycle": float64(cycle),
-	}}, nil)
 }
 
 // advance makes the version behind old from the accumulated gradient.

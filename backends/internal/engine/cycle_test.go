@@ -1,0 +1,331 @@
+package engine
+
+import (
+	"context"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// script makes a run whose queue holds operations from position 1: p = a pass of ten tokens, P = of a hundred, s = a step, n = a pin, - = one that has not arrived.
+func script(id, ops string) *run {
+	r := &run{id: id, queue: newQueue()}
+	for i, c := range ops {
+		o := &operation{position: int64(i + 1)}
+		switch c {
+		case 'p':
+			o.kind, o.tokens = kindPass, 10
+		case 'P':
+			o.kind, o.tokens = kindPass, 100
+		case 's':
+			o.kind = kindStep
+		case 'n':
+			o.kind = kindPin
+		case '-':
+			continue
+		}
+		r.queue.waiting[o.position] = o
+	}
+	return r
+}
+
+// describe writes the passes of a cycle as run:passes, separated by spaces.
+func describe(cycle []series) string {
+	var parts []string
+	for _, s := range cycle {
+		text := s.run.id + ":"
+		for _, o := range s.passes {
+			text += map[int]string{10: "p", 100: "P"}[o.tokens]
+		}
+		parts = append(parts, text)
+	}
+	return strings.Join(parts, " ")
+}
+
+func TestPlan(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		runs   []*run
+		budget int
+		want   string
+	}{
+		{"nothing", []*run{script("a", "")}, 100, ""},
+		{"to the step", []*run{script("a", "ppsp")}, 100, "a:pp"},
+		{"a step first", []*run{script("a", "sps")}, 100, ""},
+		{"not past a pin", []*run{script("a", "pnps")}, 100, "a:p"},
+		{"a pin first is not for a cycle", []*run{script("a", "nps")}, 100, ""},
+		{"not past a gap", []*run{script("a", "p-ps"), script("b", "-p")}, 100, "a:p"},
+		{"all runs", []*run{script("a", "ps"), script("b", "pp"), script("c", "s")}, 100, "a:p b:pp"},
+		{"the budget cuts", []*run{script("a", "ppps")}, 20, "a:pp"},
+		{"the first pass is taken whatever its size", []*run{script("a", "Pps")}, 20, "a:P"},
+		{"fair by tokens", []*run{script("a", "PP"), script("b", "ppppppppppppp")}, 200, "a:P b:pppppppppp"},
+		{"a run that does not fit does not stop others", []*run{script("a", "pP"), script("b", "pps")}, 50, "a:p b:pp"},
+		{"small before large", []*run{script("a", "PPPP"), script("b", "p")}, 100, "b:p"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			taken, _ := plan(c.runs, c.budget, 0)
+			if got := describe(taken); got != c.want {
+				t.Errorf("got %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+// Cycle after cycle every operation runs once, in order, whatever the budget.
+func TestPlanRunsEverything(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 1))
+	for range 300 {
+		var runs []*run
+		left := 0
+		for i := range 1 + random.IntN(4) {
+			ops := ""
+			for range random.IntN(12) {
+				ops += []string{"p", "P", "s"}[random.IntN(3)]
+			}
+			runs = append(runs, script(string(rune('a'+i)), ops))
+			left += len(ops)
+		}
+		budget, tag := 1+random.IntN(400), 0.0
+		for left > 0 {
+			var taken []series
+			taken, tag = plan(runs, budget, tag)
+			tokens, passes, steps := 0, 0, 0
+			for _, s := range taken {
+				for _, o := range s.passes {
+					if o != s.run.queue.at(0) {
+						t.Fatal("an operation overtook another")
+					}
+					s.run.queue.pop()
+					tokens += o.tokens
+				}
+				passes += len(s.passes)
+			}
+			for _, r := range runs {
+				if o := r.queue.at(0); o != nil && o.kind == kindStep {
+					r.queue.pop()
+					steps++
+				}
+			}
+			if passes+steps == 0 {
+				t.Fatalf("%d operations are left over", left)
+			}
+			left -= passes + steps
+			if passes > 1 && tokens > budget {
+				t.Fatalf("a cycle of %d tokens with a budget of %d", tokens, budget)
+			}
+		}
+	}
+}
+
+// Over many cycles busy runs have equal tokens whatever the size of their passes, and one that was idle gets no more for it.
+func TestPlanIsFairOverCycles(t *testing.T) {
+	large, small, late := script("large", strings.Repeat("P", 400)), script("small", strings.Repeat("p", 4000)), script("late", "")
+	had := map[string]int{}
+	tag := 0.0
+	cycles := func(n int) (apart int) {
+		clear(had)
+		for range n {
+			var taken []series
+			taken, tag = plan([]*run{large, small, late}, 330, tag)
+			for _, s := range taken {
+				for range s.passes {
+					had[s.run.id] += s.run.queue.at(0).tokens
+					s.run.queue.pop()
+				}
+			}
+		}
+		least, most := 1<<30, 0
+		for _, n := range had {
+			least, most = min(least, n), max(most, n)
+		}
+		return most - least
+	}
+	if apart := cycles(50); apart > 200 || len(had) != 2 {
+		t.Errorf("two busy runs had %v", had)
+	}
+	late.queue = script("", strings.Repeat("p", 4000)).queue
+	if apart := cycles(50); apart > 200 || len(had) != 3 {
+		t.Errorf("three busy runs, one of them late, had %v", had)
+	}
+}
+
+// A few tokens that arrive behind a long queue of another run are in the next cycle.
+func TestPlanDoesNotDelayTheSmall(t *testing.T) {
+	long := script("long", strings.Repeat("P", 1000))
+	tag := 0.0
+	for range 10 {
+		var taken []series
+		taken, tag = plan([]*run{long}, 250, tag)
+		for range taken[0].passes {
+			long.queue.pop()
+		}
+	}
+	taken, _ := plan([]*run{long, script("short", "ppppp")}, 250, tag)
+	if got := describe(taken); got != "long:PP short:ppppp" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// passCycle submits a pass; the function it gives waits for the decision and tells its clock cycle.
+func (d *driver) passCycle(data []plugins.Datum) (wait func() float64) {
+	p, c := d.position(), make(chan float64, 1)
+	go func() {
+		r, err := d.e.ForwardBackward(context.Background(), plugins.ForwardBackwardRequest{Adapter: d.adapter, Position: p, Data: data, Loss: "cross_entropy"})
+		if err != nil {
+			d.t.Error(err)
+		}
+		c <- r.Metrics["clock_cycle:unique"]
+	}()
+	eventually(d.t, "the pass has arrived", func() bool { return arrived(d.e, d.adapter, p) })
+	return func() float64 { return <-c }
+}
+
+// stepCycle is passCycle for an optimizer step.
+func (d *driver) stepCycle() (wait func() float64) {
+	p, c := d.position(), make(chan float64, 1)
+	go func() {
+		r, err := d.e.OptimStep(context.Background(), plugins.OptimStepRequest{Adapter: d.adapter, Position: p, Adam: adamDefaults})
+		if err != nil {
+			d.t.Error(err)
+		}
+		c <- r.Metrics["clock_cycle"]
+	}()
+	eventually(d.t, "the step has arrived", func() bool { return arrived(d.e, d.adapter, p) })
+	return func() float64 { return <-c }
+}
+
+// arrived tells whether an operation waits or was decided.
+func arrived(e *Engine, adapter string, position int64) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	q := &e.runs[adapter].queue
+	return position < q.next || q.waiting[position] != nil
+}
+
+// gated is a device goroutine that stops at the beginning of every pass.
+type gated struct{ at, on chan struct{} }
+
+// gate has every pass wait, until open.
+func gate(t *testing.T, e *Engine, f *faulty) *gated {
+	g := &gated{at: make(chan struct{}), on: make(chan struct{})}
+	hook(t, e, func() {
+		f.gather = func([]int32) error {
+			select {
+			case g.at <- struct{}{}:
+				<-g.on
+			case <-g.on:
+			}
+			return nil
+		}
+	})
+	return g
+}
+
+// reached waits until a pass stands at the gate.
+func (g *gated) reached() { <-g.at }
+
+// pass lets it go on, and waits for the next one.
+func (g *gated) pass() { g.on <- struct{}{}; <-g.at }
+
+// open lets every pass go on from now.
+func (g *gated) open() { close(g.on) }
+
+// A pass and the step behind it are one clock cycle: when both are there at once, when the step arrives while the pass runs, and when it arrives after it.
+func TestStepLandsInTheCycleOfItsPass(t *testing.T) {
+	random := rand.New(rand.NewPCG(5, 5))
+	e, f := startFaulty(t)
+	hook(t, e, func() { e.openFor = time.Hour }) // the machine may be slow
+	d := create(t, e, "a", 1, 4)
+
+	release := block(e)
+	pass, step := d.passCycle(randomData(random, 2, 20)), d.stepCycle()
+	release()
+	if p, s := pass(), step(); p != s || p != 1 {
+		t.Errorf("submitted at once: the pass in cycle %v, the step in cycle %v, want 1", p, s)
+	}
+
+	g := gate(t, e, f)
+	pass = d.passCycle(randomData(random, 2, 20))
+	g.reached()
+	step = d.stepCycle()
+	g.open()
+	if p, s := pass(), step(); p != s || p != 2 {
+		t.Errorf("submitted while the pass runs: the pass in cycle %v, the step in cycle %v, want 2", p, s)
+	}
+
+	if p, s := d.passCycle(randomData(random, 2, 20))(), d.stepCycle()(); p != s || p != 3 {
+		t.Errorf("submitted after the pass: the pass in cycle %v, the step in cycle %v, want 3", p, s)
+	}
+	if s := d.stepCycle()(); s != 4 {
+		t.Errorf("a second step behind the same pass is in cycle %v, want 4", s)
+	}
+	hook(t, e, func() { e.openFor = 0 })
+	if p, s := d.passCycle(randomData(random, 2, 20))(), d.stepCycle()(); p != 5 || s != 6 {
+		t.Errorf("submitted when the cycle has closed: the pass in cycle %v, the step in cycle %v, want 5 and 6", p, s)
+	}
+}
+
+// While another run keeps the cycles busy, a client that submits the next pair before it has read the last one gets an optimizer step in every cycle, and one that waits for each answer gets fewer.
+func TestPipelinedAndWaitingClients(t *testing.T) {
+	random := rand.New(rand.NewPCG(6, 6))
+	data := randomData(random, 2, 20)
+	e, f := startFaulty(t)
+	neighbour, pipelined, waiting := create(t, e, "neighbour", 1, 4), create(t, e, "pipelined", 2, 4), create(t, e, "waiting", 3, 4)
+	g := gate(t, e, f)
+	more := func() { neighbour.passCycle(data); neighbour.stepCycle() }
+	more()
+	g.reached() // cycle 1
+	var answers []func() float64
+	for range 5 {
+		more()
+		answers = append(answers, pipelined.passCycle(data), pipelined.stepCycle())
+		g.pass()
+	}
+	more()
+	g.pass()
+	for i, answer := range answers {
+		if c, want := answer(), float64(2+i/2); c != want {
+			t.Errorf("pipelined: operation %d is in cycle %v, want %v", i, c, want)
+		}
+	}
+	began := e.counters.cycles.Load()
+	for range 2 {
+		pass := waiting.passCycle(data)
+		more()
+		g.pass() // the cycle with the pass
+		more()
+		g.pass()
+		p := pass()
+		step := waiting.stepCycle() // while the next one runs
+		more()
+		g.pass()
+		if s := step(); s != p+1 {
+			t.Errorf("waiting: the pass in cycle %v, the step in cycle %v, want the one behind it", p, s)
+		}
+	}
+	if n := e.counters.cycles.Load() - began; n <= 4 {
+		t.Errorf("two steps took %d cycles, want more than two for each", n)
+	}
+	g.open()
+}
+
+// While a long pass of one run keeps the device, the step of another is not held back by the passes of the next cycle.
+func TestStepGoesBeforeThePassesOfOthers(t *testing.T) {
+	random := rand.New(rand.NewPCG(7, 7))
+	data := randomData(random, 2, 20)
+	e, f := startFaulty(t)
+	long, short := create(t, e, "long", 1, 4), create(t, e, "short", 2, 4)
+	g := gate(t, e, f)
+	short.passCycle(data)
+	g.reached()
+	long.passCycle(data)
+	step := short.stepCycle() // at the end of this cycle
+	g.pass()
+	if s := step(); s != 1 {
+		t.Errorf("the step is in cycle %v, want 1", s)
+	}
+	g.open()
+}
