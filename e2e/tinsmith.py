@@ -1,9 +1,13 @@
 """A real server for tests: bin/tinsmith with its plugins, on a free port and with a data folder of its own.
 
+With TINSMITH_POSTGRES, the URL of a PostgreSQL database, servers keep their records there, each in a schema of its own
+that goes with the test process; making it needs psql.
+
 Nothing here knows a client. `Server` is started by the fixtures of conftest.py; a test that wants to stop, kill or restart
 a server makes its own.
 """
 
+import atexit
 import json
 import os
 import pathlib
@@ -12,7 +16,9 @@ import signal
 import subprocess
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
+import uuid
 
 import psutil
 
@@ -49,6 +55,18 @@ def default_config(folder: pathlib.Path) -> dict:
     }
 
 
+def postgres_schema(database: str) -> str:
+    """Makes an empty schema in the database with this URL and gives the URL that selects it."""
+    schema = f"tinsmith_e2e_{uuid.uuid4().hex}"
+
+    def execute(statement):
+        subprocess.run(["psql", "--quiet", "--command", statement, database], check=True, env=os.environ | {"PGOPTIONS": "-c client_min_messages=warning"})
+
+    execute(f"CREATE SCHEMA {schema}")
+    atexit.register(execute, f"DROP SCHEMA {schema} CASCADE")
+    return f"{database}{'&' if urllib.parse.urlsplit(database).query else '?'}search_path={schema}"
+
+
 class Server:
     """One server process, which can be started again over the same data folder and port.
 
@@ -64,6 +82,9 @@ class Server:
         self.url = ""
         self.process: subprocess.Popen | None = None
         self.keys: dict[str, str] = {}
+        if (database := os.environ.get("TINSMITH_POSTGRES")) and "store" not in self.config:
+            (folder / "postgres").write_text(postgres_schema(database) + "\n")
+            self.config["store"] = {"driver": "postgres", "url_file": str(folder / "postgres")}
         if keys:
             self.config["auth"] = {"keys_file": str(folder / "keys")}
         self.config_path.write_text(json.dumps(self.config))  # JSON is YAML
