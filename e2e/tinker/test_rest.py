@@ -12,6 +12,7 @@ import urllib.request
 import pytest
 import tinker
 
+import hub
 import sdkcalls
 import tinsmith
 from sdkcalls import VERSION
@@ -144,13 +145,14 @@ def test_trace_of_a_session(service, rest, tmp_path):
     assert len(fetch(rest.export_session_trace(session_of(run)).result())) > 100
 
 
-def command(server, *arguments):
-    """Runs one command of the `tinker` program in this process: a process of its own spends seconds on imports."""
+def command(server, *arguments, typed=None, **environment):
+    """Runs one command of the `tinker` program in this process: a process of its own spends seconds on imports. `typed` is its input,
+    `environment` goes over the one that names the server; None takes a variable away."""
     from click.testing import CliRunner
     from tinker.cli.__main__ import main_cli
 
-    done = CliRunner().invoke(main_cli, ["-f", "json", *arguments], env=tinsmith.environment(server))
-    assert done.exit_code == 0, f"tinker {' '.join(arguments)} ended with {done.exit_code}:\n{done.output}\n{done.exception!r}"
+    done = CliRunner().invoke(main_cli, ["-f", "json", *arguments], input=typed, env=tinsmith.environment(server) | environment)
+    assert done.exit_code == 0, f"tinker {' '.join(arguments)} ended with {done.exit_code}:\n{done.output}\n{done.exception!r} {getattr(done.exception, 'details', '')}"
     return done.stdout
 
 
@@ -216,3 +218,41 @@ def test_revoked_key_is_refused(own_server):
         ask(server.keys["ann"])
     assert refused.value.code == 401
     assert json.loads(ask(server.keys["bob"]))["name"] == "bob"
+
+
+@pytest.mark.skipif(VERSION < (0, 38), reason="the command of the installed version")
+def test_login_stores_a_key_that_works(two_key_server, tmp_path):
+    server = two_key_server
+    alone = {"HOME": str(tmp_path), "TINKER_API_KEY": None}
+    said = command(server, "auth", "login", typed=server.keys["bob"] + "\n", **alone)
+    assert "Logged in as" in said and "'bob'" in said
+    assert "bob" in json.loads(command(server, "auth", "whoami", **alone))["user_urn"]
+    assert "still active" in command(server, "auth", "logout", **alone)
+    assert sdkcalls.service(server, api_key=server.keys["bob"]).get_server_capabilities().supported_models
+
+
+@pytest.mark.skipif(VERSION < (0, 38), reason="the command of the installed version")
+def test_login_with_a_wrong_key_fails(two_key_server, tmp_path):
+    with pytest.raises(AssertionError, match="401"):
+        command(two_key_server, "auth", "login", typed="tml-wrong\n", HOME=str(tmp_path), TINKER_API_KEY=None)
+
+
+@pytest.mark.skipif(VERSION < (0, 38), reason="the command of the installed version")
+def test_checkpoint_is_pushed_to_a_hub(server, service, tmp_path):
+    """A training checkpoint arrives, as a PEFT adapter with a model card, in a repository of a hub that runs here."""
+    run = sdkcalls.trainer(service)
+    sdkcalls.train(run)
+    path = run.save_state("pushed").result().path
+    with hub.Hub() as there:
+        # huggingface_hub reads its settings when it is imported, so the command is a process of its own.
+        done = subprocess.run(
+            [TINKER, "-f", "json", "checkpoint", "push-hf", path, "--repo", "ann/adapter"],
+            env=tinsmith.environment(server, HF_ENDPOINT=there.url, HF_TOKEN="hf_test", HF_HOME=str(tmp_path), HF_HUB_OFFLINE="0", HF_HUB_DISABLE_XET="1"),
+            capture_output=True, text=True, timeout=240,
+        )
+        assert tinsmith.ended(done.returncode), done.stdout + done.stderr
+        assert json.loads(done.stdout)["repo_id"] == "ann/adapter"
+        assert {"README.md", "adapter_config.json", "adapter_model.safetensors"} <= set(there.files)
+        assert json.loads(there.files["adapter_config.json"])["r"] == 8 and path in there.files["README.md"].decode()
+        header = int.from_bytes(there.files["adapter_model.safetensors"][:8], "little")
+        assert "lora_A" in there.files["adapter_model.safetensors"][8 : 8 + header].decode()
