@@ -9,6 +9,7 @@ import http.server
 import json
 import socket
 import threading
+import time
 import urllib.parse
 from collections.abc import Callable
 
@@ -17,7 +18,8 @@ API = "/api/v1"
 
 @dataclasses.dataclass
 class Exchange:
-    """One request and its answer. `path` is without prefix and query, header names are in lower case; `answer` is None until it came."""
+    """One request and its answer. `path` is without prefix and query, header names are in lower case; `time` is that of its arrival on
+    the monotonic clock; `answer` is None until it came."""
 
     method: str
     path: str
@@ -27,6 +29,7 @@ class Exchange:
     status: int = 0
     answer: bytes | None = None
     dropped: bool = False
+    time: float = dataclasses.field(default_factory=time.monotonic)
 
     def json(self) -> dict:
         return json.loads(self.body)
@@ -34,13 +37,14 @@ class Exchange:
 
 class Proxy:
     """Forwards everything under `prefix` to `target`. `drop` is asked after the server has answered: true loses the answer by
-    closing the connection. `seen` are the exchanges in the order of their arrival."""
+    closing the connection. `settings` replace what the server says in client/config, to try what it does not ask for by itself. `seen` are the exchanges in the order of their arrival."""
 
-    def __init__(self, target: str, *, prefix: str = "", drop: Callable[[Exchange], bool] | None = None):
+    def __init__(self, target: str, *, prefix: str = "", drop: Callable[[Exchange], bool] | None = None, settings: dict | None = None):
         where = urllib.parse.urlsplit(target)
         self.host, self.port = where.hostname, where.port
         self.prefix = prefix
         self.drop = drop
+        self.settings = settings or {}
         self.seen: list[Exchange] = []
         self.lock = threading.Lock()
         proxy = self
@@ -98,6 +102,8 @@ class Proxy:
             return
         finally:
             upstream.close()
+        if exchange.path == API + "/client/config" and self.settings:
+            content = json.dumps(json.loads(content) | self.settings).encode()
         exchange.status, exchange.answer = answer.status, content
         if self.drop is not None and self.drop(exchange):
             exchange.dropped = True
