@@ -82,7 +82,7 @@ type Backend interface {
 	// OptimStep applies AdamW to the accumulated gradient, clears it, and publishes the next version.
 	OptimStep(ctx context.Context, req OptimStepRequest) (OptimStepResult, error)
 
-	// Pin keeps the version that is the latest at the request's position until Unpin. Pins are counted by their name; the same Pin repeated is one pin.
+	// Pin keeps the version that is the latest at the request's position until Unpin, with its moments unless the pin is for the weights only. Pins are counted by their name; the same Pin repeated is one pin.
 	Pin(ctx context.Context, req PinRequest) (PinResult, error)
 	// Unpin releases a pin. Releasing one that does not exist succeeds.
 	Unpin(ctx context.Context, req UnpinRequest) error
@@ -156,7 +156,8 @@ type Status struct {
 	PrefillTokens   int64
 	KVPages         int
 	KVPagesFree     int
-	AdapterBytes    int64
+	AdapterBytes    int64 // memory of adapters: weights, optimizer states, gradients
+	SpilledBytes    int64 // of adapters that are in files for want of memory
 	WeightBytes     int64
 	LastProgressAge time.Duration // time since any device step finished while work was waiting; 0 when idle
 }
@@ -238,6 +239,8 @@ type PinRequest struct {
 	Adapter  string
 	Position int64  // 0: outside the order, pins the latest version now
 	Name     string // chosen by the gateway, unique per adapter
+	// WeightsOnly keeps the version only to be sampled and saved with ScopeWeights: the backend may forget its moments as soon as it is no longer the latest.
+	WeightsOnly bool
 }
 
 // PinResult names the pinned version.

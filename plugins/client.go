@@ -208,7 +208,7 @@ func (c *Client) OptimStep(ctx context.Context, req OptimStepRequest) (OptimStep
 
 // Pin implements Backend.
 func (c *Client) Pin(ctx context.Context, req PinRequest) (PinResult, error) {
-	p, err := c.rpc.Pin(ctx, &backendpb.PinRequest{Adapter: req.Adapter, Position: req.Position, Name: req.Name})
+	p, err := c.rpc.Pin(ctx, &backendpb.PinRequest{Adapter: req.Adapter, Position: req.Position, Name: req.Name, WeightsOnly: req.WeightsOnly})
 	if err != nil {
 		return PinResult{}, c.failure(ctx, "pin", err)
 	}

@@ -81,7 +81,7 @@ func statusToPB(s *Status) *backendpb.StatusResponse {
 		TimeUnixNano: s.Time.UnixNano(), BootId: s.BootID, Adapters: int64(s.Adapters), Versions: int64(s.Versions), QueuedTraining: int64(s.QueuedTraining),
 		RunningSamples: int64(s.RunningSamples), WaitingSamples: int64(s.WaitingSamples), Cycles: s.Cycles, CycleSeconds: s.CycleSeconds,
 		TrainedTokens: s.TrainedTokens, SampledTokens: s.SampledTokens, PrefillTokens: s.PrefillTokens, KvPages: int64(s.KVPages), KvPagesFree: int64(s.KVPagesFree),
-		AdapterBytes: s.AdapterBytes, WeightBytes: s.WeightBytes, LastProgressAgeNanos: int64(s.LastProgressAge),
+		AdapterBytes: s.AdapterBytes, SpilledBytes: s.SpilledBytes, WeightBytes: s.WeightBytes, LastProgressAgeNanos: int64(s.LastProgressAge),
 	}
 }
 
@@ -89,7 +89,7 @@ func statusFromPB(p *backendpb.StatusResponse) (Status, error) {
 	s := Status{
 		Time: time.Unix(0, p.GetTimeUnixNano()), BootID: p.GetBootId(), Cycles: p.GetCycles(), CycleSeconds: p.GetCycleSeconds(),
 		TrainedTokens: p.GetTrainedTokens(), SampledTokens: p.GetSampledTokens(), PrefillTokens: p.GetPrefillTokens(),
-		AdapterBytes: p.GetAdapterBytes(), WeightBytes: p.GetWeightBytes(), LastProgressAge: time.Duration(p.GetLastProgressAgeNanos()),
+		AdapterBytes: p.GetAdapterBytes(), SpilledBytes: p.GetSpilledBytes(), WeightBytes: p.GetWeightBytes(), LastProgressAge: time.Duration(p.GetLastProgressAgeNanos()),
 	}
 	err := narrowAll([]narrowing{
 		{"adapters", p.GetAdapters(), &s.Adapters}, {"versions", p.GetVersions(), &s.Versions}, {"queued_training", p.GetQueuedTraining(), &s.QueuedTraining},

@@ -96,7 +96,7 @@ func (s *server) OptimStep(ctx context.Context, p *backendpb.OptimStepRequest) (
 }
 
 func (s *server) Pin(ctx context.Context, p *backendpb.PinRequest) (*backendpb.PinResponse, error) {
-	res, err := s.backend.Pin(ctx, PinRequest{Adapter: p.GetAdapter(), Position: p.GetPosition(), Name: p.GetName()})
+	res, err := s.backend.Pin(ctx, PinRequest{Adapter: p.GetAdapter(), Position: p.GetPosition(), Name: p.GetName(), WeightsOnly: p.GetWeightsOnly()})
 	if err != nil {
 		return nil, toStatus(err)
 	}

@@ -275,7 +275,7 @@ func TestRequestsCrossUnchanged(t *testing.T) {
 	}
 	status := Status{
 		Time: time.Unix(1, 2), BootID: "b", Adapters: 1, Versions: 2, QueuedTraining: 3, RunningSamples: 4, WaitingSamples: 5, Cycles: 6, CycleSeconds: 7.5, TrainedTokens: 8,
-		SampledTokens: 9, PrefillTokens: 10, KVPages: 11, KVPagesFree: 12, AdapterBytes: 13, WeightBytes: 14, LastProgressAge: 15,
+		SampledTokens: 9, PrefillTokens: 10, KVPages: 11, KVPagesFree: 12, AdapterBytes: 13, SpilledBytes: 16, WeightBytes: 14, LastProgressAge: 15,
 	}
 	everyFieldIsSet(t, status)
 	if got, err := statusFromPB(statusToPB(&status)); err != nil || !reflect.DeepEqual(got, status) {

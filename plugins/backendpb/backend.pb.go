@@ -677,6 +677,7 @@ type StatusResponse struct {
 	AdapterBytes         int64                  `protobuf:"varint,15,opt,name=adapter_bytes,json=adapterBytes,proto3" json:"adapter_bytes,omitempty"`
 	WeightBytes          int64                  `protobuf:"varint,16,opt,name=weight_bytes,json=weightBytes,proto3" json:"weight_bytes,omitempty"`
 	LastProgressAgeNanos int64                  `protobuf:"varint,17,opt,name=last_progress_age_nanos,json=lastProgressAgeNanos,proto3" json:"last_progress_age_nanos,omitempty"`
+	SpilledBytes         int64                  `protobuf:"varint,18,opt,name=spilled_bytes,json=spilledBytes,proto3" json:"spilled_bytes,omitempty"`
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
 }
@@ -826,6 +827,13 @@ func (x *StatusResponse) GetWeightBytes() int64 {
 func (x *StatusResponse) GetLastProgressAgeNanos() int64 {
 	if x != nil {
 		return x.LastProgressAgeNanos
+	}
+	return 0
+}
+
+func (x *StatusResponse) GetSpilledBytes() int64 {
+	if x != nil {
+		return x.SpilledBytes
 	}
 	return 0
 }
@@ -1507,6 +1515,7 @@ type PinRequest struct {
 	Adapter       string                 `protobuf:"bytes,1,opt,name=adapter,proto3" json:"adapter,omitempty"`
 	Position      int64                  `protobuf:"varint,2,opt,name=position,proto3" json:"position,omitempty"`
 	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	WeightsOnly   bool                   `protobuf:"varint,4,opt,name=weights_only,json=weightsOnly,proto3" json:"weights_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1560,6 +1569,13 @@ func (x *PinRequest) GetName() string {
 		return x.Name
 	}
 	return ""
+}
+
+func (x *PinRequest) GetWeightsOnly() bool {
+	if x != nil {
+		return x.WeightsOnly
+	}
+	return false
 }
 
 type PinResponse struct {
@@ -2735,7 +2751,7 @@ const file_backend_proto_rawDesc = "" +
 	"\bprogress\x18\x01 \x01(\v2!.tinsmith.backend.v1.LoadProgressH\x00R\bprogress\x126\n" +
 	"\x05model\x18\x02 \x01(\v2\x1e.tinsmith.backend.v1.ModelInfoH\x00R\x05modelB\a\n" +
 	"\x05event\"\x0f\n" +
-	"\rStatusRequest\"\xf2\x04\n" +
+	"\rStatusRequest\"\x97\x05\n" +
 	"\x0eStatusResponse\x12$\n" +
 	"\x0etime_unix_nano\x18\x01 \x01(\x03R\ftimeUnixNano\x12\x17\n" +
 	"\aboot_id\x18\x02 \x01(\tR\x06bootId\x12\x1a\n" +
@@ -2754,7 +2770,8 @@ const file_backend_proto_rawDesc = "" +
 	"\rkv_pages_free\x18\x0e \x01(\x03R\vkvPagesFree\x12#\n" +
 	"\radapter_bytes\x18\x0f \x01(\x03R\fadapterBytes\x12!\n" +
 	"\fweight_bytes\x18\x10 \x01(\x03R\vweightBytes\x125\n" +
-	"\x17last_progress_age_nanos\x18\x11 \x01(\x03R\x14lastProgressAgeNanos\"\xbc\x01\n" +
+	"\x17last_progress_age_nanos\x18\x11 \x01(\x03R\x14lastProgressAgeNanos\x12#\n" +
+	"\rspilled_bytes\x18\x12 \x01(\x03R\fspilledBytes\"\xbc\x01\n" +
 	"\rAdapterConfig\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\x03R\x04rank\x12\x12\n" +
 	"\x04seed\x18\x02 \x01(\x06R\x04seed\x12'\n" +
@@ -2815,12 +2832,13 @@ const file_backend_proto_rawDesc = "" +
 	"\ametrics\x18\x03 \x03(\v23.tinsmith.backend.v1.OptimStepResponse.MetricsEntryR\ametrics\x1a:\n" +
 	"\fMetricsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"V\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"y\n" +
 	"\n" +
 	"PinRequest\x12\x18\n" +
 	"\aadapter\x18\x01 \x01(\tR\aadapter\x12\x1a\n" +
 	"\bposition\x18\x02 \x01(\x03R\bposition\x12\x12\n" +
-	"\x04name\x18\x03 \x01(\tR\x04name\"'\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12!\n" +
+	"\fweights_only\x18\x04 \x01(\bR\vweightsOnly\"'\n" +
 	"\vPinResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x03R\aversion\"<\n" +
 	"\fUnpinRequest\x12\x18\n" +

@@ -7,8 +7,6 @@ import (
 	"slices"
 
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
-	"github.com/tinsmith/tinsmith/backends/internal/optim"
-	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
@@ -16,28 +14,22 @@ import (
 type version struct {
 	number  int64
 	adapter int64 // number of the run
-	weights *lora.Weights
-	moments *optim.State // nil for a frozen adapter
+	layout  *lora.Layout
+	weights *spillable
+	moments *spillable // nil for a frozen adapter
 	step    int64
-	size    int64 // bytes of device memory
+	size    int64 // bytes of device memory while all of it is there
 
-	holders int // guarded by Engine.mu
+	// Guarded by Engine.mu.
+	holders  int
+	trainers int  // holders for which the moments are kept
+	bare     bool // there are no moments, or they were given up when the last of those holders went
 }
 
-func (v *version) bytes() int64 {
-	n := v.weights.Bytes()
-	if v.moments != nil {
-		n += v.moments.Bytes()
-	}
-	return n
-}
-
-// free gives the memory back, on the device goroutine.
-func (v *version) free() {
-	v.weights.Free()
-	if v.moments != nil {
-		v.moments.Free()
-	}
+// free gives up memory and files, on the device goroutine.
+func (l *loaded) free(v *version) {
+	l.adapters.drop(v.weights)
+	l.adapters.drop(v.moments)
 }
 
 // run is one adapter with its operations. Its fields are guarded by Engine.mu, but for the accumulator, which is the device goroutine's alone.
@@ -60,14 +52,20 @@ type run struct {
 	broken  error // why the last load failed: what comes behind it fails as well, until a load succeeds
 	latest  *version
 	next    int64 // number of the next version
-	pins    map[string]*version
+	pins    map[string]pin
 
 	tag        float64 // of the pass that was planned last, see plan
 	backlogged bool    // the last plan has left passes over
 	passed     int64   // number of the newest cycle that had passes of the run
 	stepped    int64   // number of the newest cycle that had an optimizer step of the run
 
-	accumulator *lora.Gradient // sum of the gradients since the last step, nil = zero
+	accumulator *spillable // sum of the gradients since the last step, nil = zero
+}
+
+// pin holds a version under a name.
+type pin struct {
+	version  *version
+	training bool // its moments too
 }
 
 // ready tells whether the run's next operation can begin.
@@ -99,17 +97,34 @@ func (r *run) fail(err error) {
 }
 
 // freeAccumulator clears the accumulated gradient, on the device goroutine.
-func (r *run) freeAccumulator() {
-	if r.accumulator != nil {
-		r.accumulator.Free()
-		r.accumulator = nil
-	}
+func (l *loaded) freeAccumulator(r *run) {
+	l.adapters.drop(r.accumulator)
+	r.accumulator = nil
 }
 
-// hold keeps a version. The caller holds mu.
+// hold keeps a version, but not its moments. The caller holds mu.
 func (e *Engine) hold(v *version) *version {
 	v.holders++
 	return v
+}
+
+// holdTraining keeps a version with its moments, which must not have been given up. The caller holds mu.
+func (e *Engine) holdTraining(v *version) *version {
+	v.trainers++
+	return e.hold(v)
+}
+
+// releaseTraining gives up what holdTraining has given; the last one has the moments freed, even if the version lives on to be sampled. The caller holds mu.
+func (e *Engine) releaseTraining(v *version) {
+	if v == nil {
+		return
+	}
+	if v.trainers--; v.trainers == 0 && !v.bare {
+		v.bare = true
+		e.bare = append(e.bare, v)
+		e.wake.Signal()
+	}
+	e.release(v)
 }
 
 // release gives up a hold; the last one has the version freed. The caller holds mu.
@@ -126,11 +141,11 @@ func (e *Engine) release(v *version) {
 
 // publish makes v the run's latest version. The caller holds mu.
 func (e *Engine) publish(r *run, v *version) {
-	v.number, v.adapter, v.size = r.next, r.number, v.bytes()
+	v.number, v.adapter = r.next, r.number
 	r.next++
 	e.live[v] = struct{}{}
-	e.release(r.latest)
-	r.latest = e.hold(v)
+	e.releaseTraining(r.latest)
+	r.latest = e.holdTraining(v)
 }
 
 // remove takes a run out of the books and gives up what it holds. The caller holds mu.
@@ -138,10 +153,10 @@ func (e *Engine) remove(r *run) {
 	r.deleted = true
 	delete(e.runs, r.id)
 	e.order = slices.DeleteFunc(e.order, func(other *run) bool { return other == r })
-	e.release(r.latest)
+	e.releaseTraining(r.latest)
 	r.latest = nil
-	for _, v := range r.pins {
-		e.release(v)
+	for _, p := range r.pins {
+		e.unpin(p)
 	}
 	r.pins = nil
 	e.deadRuns = append(e.deadRuns, r)
@@ -181,7 +196,7 @@ func (e *Engine) enter(id string, origin any) (r *run, l *loaded, fresh bool, er
 		return r, l, false, nil
 	}
 	e.lastRun++
-	r = &run{id: id, number: e.lastRun, origin: origin, created: make(chan struct{}), queue: newQueue(), busy: true, pins: map[string]*version{}}
+	r = &run{id: id, number: e.lastRun, origin: origin, created: make(chan struct{}), queue: newQueue(), busy: true, pins: map[string]pin{}}
 	e.runs[id] = r
 	e.order = append(e.order, r)
 	return r, l, true, nil
@@ -240,14 +255,15 @@ func (l *loaded) freshVersion(r *run, c plugins.AdapterConfig) (*version, error)
 	if err != nil {
 		return nil, plugins.Invalidf("config", "%v", err)
 	}
-	v, err := l.emptyVersion(layout, true)
+	v, err := l.emptyVersion(r.id, layout, true)
 	if err != nil {
 		return nil, err
 	}
-	if err := v.weights.Initialize(c.Seed); err != nil {
-		v.free()
+	if err := v.weights.weights().Initialize(c.Seed); err != nil {
+		l.free(v)
 		return nil, internal("initialize the adapter", err)
 	}
+	l.written(v)
 	r.describe(c, layout)
 	return v, nil
 }
@@ -258,20 +274,33 @@ func (r *run) describe(c plugins.AdapterConfig, layout *lora.Layout) {
 	r.config, r.layout = c, layout
 }
 
-// emptyVersion allocates a version, without optimizer state for a frozen adapter.
-func (l *loaded) emptyVersion(layout *lora.Layout, moments bool) (*version, error) {
-	weights, err := lora.NewWeights(l.device, layout, l.model.DType)
-	if err != nil {
-		return nil, capacity("memory for the adapter", err)
+// emptyVersion allocates a version, without optimizer state for a frozen adapter, that stays in memory until it is written or freed.
+func (l *loaded) emptyVersion(adapter string, layout *lora.Layout, moments bool) (*version, error) {
+	if err := l.adapters.admit(layout, !moments); err != nil {
+		return nil, err
 	}
-	v := &version{weights: weights}
+	weights, err := l.adapters.make(fmt.Sprintf("weights of adapter %q", adapter), weightsContent, layout)
+	if err != nil {
+		return nil, err
+	}
+	v := &version{layout: layout, weights: weights, size: weights.bytes, bare: !moments}
 	if moments {
-		if v.moments, err = optim.NewState(l.device, layout); err != nil {
-			weights.Free()
-			return nil, capacity("memory for the optimizer", err)
+		if v.moments, err = l.adapters.make(fmt.Sprintf("optimizer state of adapter %q", adapter), stateContent, layout); err != nil {
+			l.adapters.drop(weights)
+			return nil, err
 		}
+		v.size += v.moments.bytes
 	}
 	return v, nil
+}
+
+// written says that a version has its values, which do not change any more, so that it may be moved out of memory.
+func (l *loaded) written(v *version) {
+	l.adapters.done(v.weights)
+	if v.moments != nil {
+		v.moments.step = v.step
+		l.adapters.done(v.moments)
+	}
 }
 
 // find gives a run by its id. The caller holds mu.
@@ -320,10 +349,10 @@ func (e *Engine) Pin(ctx context.Context, req plugins.PinRequest) (plugins.PinRe
 		if r.latest == nil {
 			return plugins.PinResult{}, &plugins.Error{Kind: plugins.KindUnavailable, Field: "adapter", Message: fmt.Sprintf("%q is still being made", req.Adapter)}
 		}
-		if v := r.pins[req.Name]; v != nil {
-			return plugins.PinResult{Version: v.number}, nil
+		if p, ok := r.pins[req.Name]; ok {
+			return plugins.PinResult{Version: p.version.number}, nil
 		}
-		return e.pin(r, req.Name), nil
+		return e.pin(r, &req), nil
 	}
 	result, err := e.submit(ctx, req.Adapter, func(r *run, o *operation) {
 		o.kind, o.position, o.invalid = kindPin, req.Position, invalid
@@ -337,10 +366,10 @@ func (e *Engine) Pin(ctx context.Context, req plugins.PinRequest) (plugins.PinRe
 				r.decide(o, nil, o.invalid)
 			case r.broken != nil:
 				r.decide(o, nil, r.brokenError())
-			case r.pins[req.Name] != nil:
+			case r.pins[req.Name].version != nil:
 				r.decide(o, nil, plugins.Invalidf("name", "%q is a pin of this adapter already", req.Name))
 			default:
-				r.decide(o, e.pin(r, req.Name), nil)
+				r.decide(o, e.pin(r, &req), nil)
 			}
 		}
 	})
@@ -351,10 +380,24 @@ func (e *Engine) Pin(ctx context.Context, req plugins.PinRequest) (plugins.PinRe
 }
 
 // pin holds the latest version under a name. The caller holds mu.
-func (e *Engine) pin(r *run, name string) plugins.PinResult {
-	v := e.hold(r.latest)
-	r.pins[name] = v
-	return plugins.PinResult{Version: v.number}
+func (e *Engine) pin(r *run, req *plugins.PinRequest) plugins.PinResult {
+	p := pin{version: r.latest, training: !req.WeightsOnly && !r.latest.bare}
+	if p.training {
+		e.holdTraining(p.version)
+	} else {
+		e.hold(p.version)
+	}
+	r.pins[req.Name] = p
+	return plugins.PinResult{Version: p.version.number}
+}
+
+// unpin gives up a pin. The caller holds mu.
+func (e *Engine) unpin(p pin) {
+	if p.training {
+		e.releaseTraining(p.version)
+	} else {
+		e.release(p.version)
+	}
 }
 
 // Unpin releases a pin.
@@ -362,9 +405,9 @@ func (e *Engine) Unpin(_ context.Context, req plugins.UnpinRequest) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if r := e.runs[req.Adapter]; r != nil {
-		if v := r.pins[req.Name]; v != nil {
+		if p, ok := r.pins[req.Name]; ok {
 			delete(r.pins, req.Name)
-			e.release(v)
+			e.unpin(p)
 		}
 	}
 	return nil
@@ -381,13 +424,4 @@ func (e *Engine) resolve(r *run, number int64) (*version, error) {
 		}
 	}
 	return nil, &plugins.Error{Kind: plugins.KindNotFound, Field: "version", Message: fmt.Sprintf("adapter %q has no live version %d", r.id, number)}
-}
-
-// newGradient allocates a gradient of zeros.
-func newGradient(device tensor.Device, layout *lora.Layout) (*lora.Gradient, error) {
-	g, err := lora.NewGradient(device, layout)
-	if err != nil {
-		return nil, capacity("memory for gradients", err)
-	}
-	return g, nil
 }

@@ -22,6 +22,7 @@ type Config struct {
 	MaxContextLength int          // 0: the model's own
 	Recompute        Recompute    // whether training computes activations again in the backward pass
 	TrainingMemory   int64        // bytes of activations up to which RecomputeAuto keeps them
+	AdapterMemory    int64        // bytes that adapters may take; 0: automatic
 	KVCacheTokens    int          // positions of keys and values for sampling, rounded up to pages; 0: automatic
 	MaxBatch         int          // sequences decoded at once
 	MaxWaiting       int          // sequences that may wait for a place
@@ -82,22 +83,16 @@ func settings(plugin string) map[string]setting {
 		"recompute": func(c *Config, value json.RawMessage) error {
 			return choose((*string)(&c.Recompute), value, string(RecomputeAuto), string(RecomputeOn), string(RecomputeOff))
 		},
-		"threads":            integer(func(c *Config) *int { return &c.Threads }, 1, 1024),
-		"max_context_length": integer(func(c *Config) *int { return &c.MaxContextLength }, 1, math.MaxInt32),
-		"kv_cache_tokens":    integer(func(c *Config) *int { return &c.KVCacheTokens }, kvcache.PageSize, math.MaxInt32),
-		"max_batch":          integer(func(c *Config) *int { return &c.MaxBatch }, 1, 4096),
-		"max_waiting":        integer(func(c *Config) *int { return &c.MaxWaiting }, 1, 1<<20),
-		"cycle_tokens":       integer(func(c *Config) *int { return &c.CycleTokens }, 1, math.MaxInt32),
-		"batch_tokens":       integer(func(c *Config) *int { return &c.BatchTokens }, 1, 1<<20),
-		"prefill_tokens":     integer(func(c *Config) *int { return &c.PrefillTokens }, 1, 1<<20),
-		"training_memory_mib": func(c *Config, value json.RawMessage) error {
-			var mib int
-			if err := integer(func(*Config) *int { return &mib }, 0, 1<<30)(nil, value); err != nil {
-				return err
-			}
-			c.TrainingMemory = int64(mib) << 20
-			return nil
-		},
+		"threads":             integer(func(c *Config) *int { return &c.Threads }, 1, 1024),
+		"max_context_length":  integer(func(c *Config) *int { return &c.MaxContextLength }, 1, math.MaxInt32),
+		"kv_cache_tokens":     integer(func(c *Config) *int { return &c.KVCacheTokens }, kvcache.PageSize, math.MaxInt32),
+		"max_batch":           integer(func(c *Config) *int { return &c.MaxBatch }, 1, 4096),
+		"max_waiting":         integer(func(c *Config) *int { return &c.MaxWaiting }, 1, 1<<20),
+		"cycle_tokens":        integer(func(c *Config) *int { return &c.CycleTokens }, 1, math.MaxInt32),
+		"batch_tokens":        integer(func(c *Config) *int { return &c.BatchTokens }, 1, 1<<20),
+		"prefill_tokens":      integer(func(c *Config) *int { return &c.PrefillTokens }, 1, 1<<20),
+		"training_memory_mib": mebibyteSetting(func(c *Config) *int64 { return &c.TrainingMemory }, 0),
+		"adapter_memory_mib":  mebibyteSetting(func(c *Config) *int64 { return &c.AdapterMemory }, 1),
 	}
 }
 
@@ -121,6 +116,18 @@ func integer(field func(*Config) *int, least, most int) setting {
 			return fmt.Errorf("is %s; want a whole number from %d to %d", value, least, most)
 		}
 		*field(c) = n
+		return nil
+	}
+}
+
+// mebibyteSetting reads whole MiB into bytes.
+func mebibyteSetting(field func(*Config) *int64, least int) setting {
+	return func(c *Config, value json.RawMessage) error {
+		var mib int
+		if err := integer(func(*Config) *int { return &mib }, least, 1<<30)(nil, value); err != nil {
+			return err
+		}
+		*field(c) = int64(mib) << 20
 		return nil
 	}
 }

@@ -171,7 +171,7 @@ func (e *Engine) step(r *run, o *operation, cycle int64) {
 	}
 	w := r.window
 	r.window = window{}
-	old := e.hold(r.latest)
+	old := e.holdTraining(r.latest)
 	err := o.invalid
 	if err == nil && r.broken != nil {
 		err = r.brokenError()
@@ -186,11 +186,11 @@ func (e *Engine) step(r *run, o *operation, cycle int64) {
 	if err == nil {
 		next, norms, err = e.advance(r, old, adam(o.step.Adam))
 	}
-	r.freeAccumulator()
+	e.loaded.freeAccumulator(r)
 
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.release(old)
+	e.releaseTraining(old)
 	if err != nil {
 		r.decide(o, nil, err)
 		return

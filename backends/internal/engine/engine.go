@@ -63,6 +63,7 @@ type Engine struct {
 	lastRun    int64           // number of the run made last
 	live       map[*version]struct{}
 	dead       []*version // without holders, to be freed by the device goroutine
+	bare       []*version // whose moments nobody needs any more, to be freed likewise
 	deadRuns   []*run     // deleted, their accumulators to be freed
 	requests   map[string]*request
 	waiting    []*sequence // for a place among running, first come first served
@@ -84,6 +85,7 @@ type loaded struct {
 	name        string // of the base model, for checkpoints
 	sampler     *sampler
 	trainer     *trainer
+	adapters    *residency
 	vocabulary  int
 	context     int // tokens of a sequence at most
 	weightBytes int64

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
@@ -20,6 +21,11 @@ func internal(operation string, err error) *plugins.Error {
 // capacity makes a failed allocation into a KindCapacity error.
 func capacity(what string, err error) *plugins.Error {
 	return &plugins.Error{Kind: plugins.KindCapacity, Message: what + ": " + err.Error()}
+}
+
+// isMemory tells whether something failed for want of memory, the device's or that for adapters, so that less of it may succeed.
+func isMemory(err error) bool {
+	return errors.Is(err, tensor.ErrMemory) || errors.Is(err, plugins.ErrCapacity)
 }
 
 // errClosed answers what was not finished when the engine was closed.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"strconv"
 	"strings"
@@ -98,7 +99,7 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	l := &loaded{config: config, device: device, name: req.Name}
 	defer func() {
 		if err != nil {
-			l.free()
+			l.close()
 			if closing := device.Close(); closing != nil {
 				e.log.Error("closing the device", "error", closing)
 			}
@@ -125,6 +126,9 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	}
 	l.sampler = &sampler{model: m, workspace: m.NewWorkspace(), pages: pages, cache: kvcache.New(positions / kvcache.PageSize), threads: config.Threads}
 	l.trainer = &trainer{workspace: m.NewWorkspace()}
+	if l.adapters, err = newResidency(device, m.DType, req.Scratch, adapterMemory(config)); err != nil {
+		return nil, err
+	}
 	e.counters.pagesFree.Store(int64(l.sampler.cache.Available()))
 	l.info = plugins.ModelInfo{
 		Architecture: m.Config.Architecture, Parameters: m.Parameters, Layers: m.Config.Layers, HiddenSize: m.Config.HiddenSize, VocabSize: m.Config.VocabSize, MaxContextLength: context,
@@ -158,6 +162,17 @@ func cacheSize(config Config, m *model.Model) (positions, context int, err error
 	return positions, context, nil
 }
 
+// adapterMemory is the limit for what adapters take, in bytes.
+func adapterMemory(config Config) int64 {
+	if config.AdapterMemory > 0 {
+		return config.AdapterMemory
+	}
+	if available, ok := availableMemory(); ok {
+		return available / 2
+	}
+	return math.MaxInt64
+}
+
 // availableMemory is what the system can give without swapping, where it tells.
 func availableMemory() (int64, bool) {
 	f, err := os.Open("/proc/meminfo")
@@ -176,7 +191,7 @@ func availableMemory() (int64, bool) {
 }
 
 // free gives back all device memory but versions and gradients, on the device goroutine.
-func (l *loaded) free() {
+func (l *loaded) close() {
 	if l.sampler != nil {
 		l.sampler.workspace.Free()
 		l.sampler.pages.Free()

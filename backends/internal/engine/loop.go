@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"runtime"
 	"time"
 )
@@ -42,7 +43,7 @@ func (e *Engine) loop() {
 
 // hasWork tells whether the device goroutine has anything to do. The caller holds mu.
 func (e *Engine) hasWork() bool {
-	if len(e.calls) > 0 || len(e.dead) > 0 || len(e.deadRuns) > 0 || len(e.waiting) > 0 || len(e.running) > 0 {
+	if len(e.calls) > 0 || len(e.dead) > 0 || len(e.bare) > 0 || len(e.deadRuns) > 0 || len(e.waiting) > 0 || len(e.running) > 0 {
 		return true
 	}
 	for _, r := range e.order {
@@ -58,8 +59,8 @@ func (e *Engine) hasWork() bool {
 func (e *Engine) housekeeping() {
 	for {
 		e.mu.Lock()
-		calls, dead, runs := e.calls, e.dead, e.deadRuns
-		e.calls, e.dead, e.deadRuns = nil, nil, nil
+		calls, dead, bare, runs := e.calls, e.dead, e.bare, e.deadRuns
+		e.calls, e.dead, e.bare, e.deadRuns = nil, nil, nil, nil
 		for _, r := range e.order {
 			if o := r.queue.at(0); o != nil && o.host != nil && !r.busy {
 				r.busy = true
@@ -67,15 +68,18 @@ func (e *Engine) housekeeping() {
 			}
 		}
 		e.mu.Unlock()
-		if len(calls) == 0 && len(dead) == 0 && len(runs) == 0 {
+		if len(calls) == 0 && len(dead) == 0 && len(bare) == 0 && len(runs) == 0 {
 			return
+		}
+		for _, v := range bare {
+			e.loaded.adapters.drop(v.moments)
 		}
 		for _, v := range dead {
 			e.loaded.sampler.forget(v)
-			v.free()
+			e.loaded.free(v)
 		}
 		for _, r := range runs {
-			r.freeAccumulator()
+			e.loaded.freeAccumulator(r)
 		}
 		for _, f := range calls {
 			f()
@@ -138,17 +142,17 @@ func (e *Engine) shutDown() {
 	for v := range e.live {
 		dead = append(dead, v)
 	}
-	e.live, e.dead, e.deadRuns = map[*version]struct{}{}, nil, nil
+	e.live, e.dead, e.bare, e.deadRuns = map[*version]struct{}{}, nil, nil, nil
 	e.mu.Unlock()
 	if l == nil {
 		return
 	}
 	for _, v := range dead {
-		v.free()
+		l.free(v)
 	}
 	for _, r := range runs {
-		r.freeAccumulator()
+		l.freeAccumulator(r)
 	}
-	l.free()
-	e.closed = l.device.Close()
+	l.close()
+	e.closed = errors.Join(l.adapters.close(), l.device.Close())
 }

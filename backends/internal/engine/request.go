@@ -51,6 +51,7 @@ type sequence struct {
 	computed int     // positions whose keys and values are in pages
 	shared   int     // full pages that were offered to others
 	pages    []int32
+	passed   int // steps in which those behind it could go first because there was no room for its adapter
 	history  *sample.History
 }
 

@@ -26,7 +26,7 @@ func (e *Engine) LoadAdapter(ctx context.Context, req plugins.LoadAdapterRequest
 				c, err := l.read(&req)
 				if err == nil {
 					err = e.onDevice(func() error {
-						v, g, err := l.restore(c, c.layout, !req.Frozen)
+						v, g, err := l.restore(r.id, c, c.layout, !req.Frozen)
 						if err == nil {
 							r.layout, r.config, r.frozen, r.accumulator, r.window, r.next = c.layout, c.config, req.Frozen, g, c.window, req.Version
 						}
@@ -84,7 +84,7 @@ func (e *Engine) replace(r *run, o *operation, req *plugins.LoadAdapterRequest, 
 		return
 	}
 	if err := e.onDevice(func() error {
-		v, g, err := e.loaded.restore(c, r.layout, true)
+		v, g, err := e.loaded.restore(r.id, c, r.layout, true)
 		if err != nil {
 			return err
 		}
@@ -92,13 +92,11 @@ func (e *Engine) replace(r *run, o *operation, req *plugins.LoadAdapterRequest, 
 		deleted := r.deleted
 		e.mu.Unlock()
 		if deleted {
-			v.free()
-			if g != nil {
-				g.Free()
-			}
+			e.loaded.free(v)
+			e.loaded.adapters.drop(g)
 			return errClosed // nobody waits for the answer: the operation was ended with the adapter
 		}
-		r.freeAccumulator()
+		e.loaded.freeAccumulator(r)
 		r.accumulator = g
 		e.mu.Lock()
 		r.window = c.window
@@ -155,40 +153,43 @@ func (c *checkpoint) fits(r *run) error {
 }
 
 // restore makes a version, and the accumulated gradient if there is one, on the device goroutine.
-func (l *loaded) restore(c *checkpoint, layout *lora.Layout, moments bool) (v *version, g *lora.Gradient, err error) {
-	v, err = l.emptyVersion(layout, moments)
+func (l *loaded) restore(adapter string, c *checkpoint, layout *lora.Layout, moments bool) (v *version, accumulator *spillable, err error) {
+	v, err = l.emptyVersion(adapter, layout, moments)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer func() {
 		if err != nil {
-			v.free()
-			if g != nil {
-				g.Free()
-			}
-			v, g, err = nil, nil, internal("load the adapter", err)
+			l.free(v)
+			l.adapters.drop(accumulator)
+			v, accumulator, err = nil, nil, internal("load the adapter", err)
 		}
 	}()
-	if err = l.upload(v.weights.Masters, c.weights, ""); err != nil {
+	if err = l.upload(v.weights.weights().Masters, c.weights, ""); err != nil {
 		return
 	}
-	if err = v.weights.Pack(); err != nil {
+	if err = v.weights.weights().Pack(); err != nil {
 		return
 	}
 	if moments && c.moments != nil {
-		if err = l.upload(v.moments.M, c.moments, suffixFirst); err != nil {
+		state := v.moments.state()
+		if err = l.upload(state.M, c.moments, suffixFirst); err != nil {
 			return
 		}
-		if err = l.upload(v.moments.V, c.moments, suffixSecond); err != nil {
+		if err = l.upload(state.V, c.moments, suffixSecond); err != nil {
 			return
 		}
-		v.moments.Step, v.step = c.step, c.step
+		state.Step, v.step = c.step, c.step
 	}
+	l.written(v)
 	if c.accumulator != nil {
-		if g, err = newGradient(l.device, layout); err != nil {
+		if accumulator, err = l.adapters.make(fmt.Sprintf("gradient of adapter %q", adapter), gradientContent, layout); err != nil {
 			return
 		}
-		err = l.upload(g.Parameters, c.accumulator, "")
+		if err = l.upload(accumulator.gradient().Parameters, c.accumulator, ""); err != nil {
+			return
+		}
+		l.adapters.done(accumulator)
 	}
 	return
 }

@@ -132,7 +132,7 @@ func (p *sampler) run(chunks []chunk) ([]token, error) {
 		s := c.sequence
 		q := model.Sequence{Tokens: s.tokens[c.from:c.to], First: c.from, Pages: s.pages[:(c.to+kvcache.PageSize-1)/kvcache.PageSize]}
 		if s.request.version != nil {
-			q.Adapter = s.request.version.weights
+			q.Adapter = s.request.version.weights.weights()
 		}
 		batch.Sequences = append(batch.Sequences, q)
 		for position := c.from; position < c.to; position++ {

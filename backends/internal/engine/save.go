@@ -48,7 +48,7 @@ func (e *Engine) SaveAdapter(ctx context.Context, req plugins.SaveAdapterRequest
 	}
 	result, err := e.write(s)
 	e.mu.Lock()
-	e.release(s.version)
+	e.endSaving(s)
 	e.saves--
 	e.quieten()
 	e.mu.Unlock()
@@ -71,9 +71,37 @@ func (e *Engine) beginSave(req *plugins.SaveAdapterRequest) (*saving, error) {
 	if err != nil {
 		return nil, err
 	}
+	s := &saving{request: req, run: r, version: v}
+	if err := e.startSaving(s); err != nil {
+		return nil, err
+	}
 	e.background.Add(1)
 	e.saves++
-	return &saving{request: req, run: r, version: e.hold(v)}, nil
+	return s, nil
+}
+
+// startSaving holds the version as far as the save goes. The caller holds mu.
+func (e *Engine) startSaving(s *saving) error {
+	switch {
+	case s.request.Scope == plugins.ScopeWeights:
+		e.hold(s.version)
+	case s.run.frozen:
+		return plugins.Invalidf("scope", "adapter %q is only to be sampled: it has weights only", s.request.Adapter)
+	case s.version.bare:
+		return plugins.Invalidf("scope", "version %d of adapter %q is kept to be sampled: its optimizer state is gone", s.version.number, s.request.Adapter)
+	default:
+		e.holdTraining(s.version)
+	}
+	return nil
+}
+
+// endSaving gives up what startSaving holds. The caller holds mu.
+func (e *Engine) endSaving(s *saving) {
+	if s.request.Scope == plugins.ScopeWeights {
+		e.release(s.version)
+	} else {
+		e.releaseTraining(s.version)
+	}
 }
 
 // saveInOrder runs a save at its turn, on the device goroutine, and leaves the writing to a goroutine of its own.
@@ -83,13 +111,16 @@ func (e *Engine) saveInOrder(r *run, o *operation, req *plugins.SaveAdapterReque
 	if invalid == nil && r.broken != nil {
 		invalid = r.brokenError()
 	}
+	if !r.deleted && invalid == nil {
+		s.version, s.window = r.latest, r.window
+		invalid = e.startSaving(s)
+	}
 	if r.deleted || invalid != nil {
 		r.busy = false
 		r.decide(o, nil, invalid)
 		e.mu.Unlock()
 		return
 	}
-	s.version, s.window = e.hold(r.latest), r.window
 	e.background.Add(1)
 	e.mu.Unlock()
 	go func() {
@@ -97,7 +128,7 @@ func (e *Engine) saveInOrder(r *run, o *operation, req *plugins.SaveAdapterReque
 		result, err := e.write(s)
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		e.release(s.version)
+		e.endSaving(s)
 		r.busy = false
 		r.decide(o, result, err)
 		e.wake.Signal()
@@ -115,9 +146,6 @@ type saving struct {
 // write writes the checkpoint's directory: under a temporary name beside its place, every file synced, the marker of completeness last, then renamed. So it is there as a whole or not at all.
 func (e *Engine) write(s *saving) (result plugins.SaveAdapterResult, err error) {
 	req, v := s.request, s.version
-	if req.Scope > plugins.ScopeWeights && v.moments == nil {
-		return result, plugins.Invalidf("scope", "adapter %q is only to be sampled: it has weights only", req.Adapter)
-	}
 	if _, err := os.Lstat(req.Path); !errors.Is(err, fs.ErrNotExist) {
 		return result, plugins.Invalidf("path", "%s exists", req.Path)
 	}
@@ -165,11 +193,11 @@ func (w *checkpointWriter) all(s *saving) error {
 	if req.ExportNames == plugins.ExportTinker {
 		names = lora.Tinker
 	}
-	if err := w.tensors(plugins.AdapterWeightsFile, names, part{v.weights.Masters, ""}); err != nil {
+	if err := w.tensors(plugins.AdapterWeightsFile, names, part{v.weights, 0, ""}); err != nil {
 		return err
 	}
 	if req.Scope >= plugins.ScopeOptimizer {
-		if err := w.tensors(plugins.OptimizerFile, lora.PEFT, part{v.moments.M, suffixFirst}, part{v.moments.V, suffixSecond}); err != nil {
+		if err := w.tensors(plugins.OptimizerFile, lora.PEFT, part{v.moments, 0, suffixFirst}, part{v.moments, 1, suffixSecond}); err != nil {
 			return err
 		}
 	}
@@ -184,24 +212,22 @@ func (w *checkpointWriter) all(s *saving) error {
 			m.WindowFailure, m.WindowFailureKind = s.window.failure.Error(), plugins.KindOf(s.window.failure).String()
 		}
 		// The run waits for this save, so nobody changes its accumulator.
-		var p *lora.Parameters
+		var accumulator *spillable
 		if err := w.engine.onDevice(func() error {
-			if s.run.accumulator != nil {
-				p = s.run.accumulator.Parameters
-			}
+			accumulator = s.run.accumulator
 			return nil
 		}); err != nil {
 			return err
 		}
-		if p == nil {
-			if err := w.zeros(plugins.AccumulatorFile, v.weights.Layout()); err != nil {
+		if accumulator == nil {
+			if err := w.zeros(plugins.AccumulatorFile, v.layout); err != nil {
 				return err
 			}
-		} else if err := w.tensors(plugins.AccumulatorFile, lora.PEFT, part{p, ""}); err != nil {
+		} else if err := w.tensors(plugins.AccumulatorFile, lora.PEFT, part{accumulator, 0, ""}); err != nil {
 			return err
 		}
 	}
-	config, err := encodePEFT(l.name, v.weights.Layout())
+	config, err := encodePEFT(l.name, v.layout)
 	if err != nil {
 		return err
 	}
@@ -220,21 +246,22 @@ func (w *checkpointWriter) all(s *saving) error {
 	return w.plain(plugins.CompleteFile, nil)
 }
 
-// part is one set of parameters in a file, and what is put behind its tensors' names.
+// part is one set of parameters in a file: those of a block with a number, and what is put behind their tensors' names.
 type part struct {
-	parameters *lora.Parameters
-	suffix     string
+	block  *spillable
+	number int
+	suffix string
 }
 
 // tensors writes a file of parameters. Each part is copied from the device in one visit, so that training and sampling are held up once per part.
 func (w *checkpointWriter) tensors(file string, names lora.Names, parts ...part) error {
 	var sources []safetensors.Source
 	for _, p := range parts {
-		values, err := w.download(p.parameters)
+		values, err := w.download(p)
 		if err != nil {
 			return err
 		}
-		sources = append(sources, w.sources(p.parameters.Layout, names, p.suffix, values)...)
+		sources = append(sources, w.sources(p.block.layout, names, p.suffix, values)...)
 	}
 	return w.file(file, func(out io.Writer) (int64, [sha256.Size]byte, error) { return safetensors.Write(out, nil, sources) })
 }
@@ -246,9 +273,15 @@ func (w *checkpointWriter) zeros(file string, layout *lora.Layout) error {
 }
 
 // download copies parameters to Go memory: by module number, A then B.
-func (w *checkpointWriter) download(p *lora.Parameters) (map[int][2][]float32, error) {
+func (w *checkpointWriter) download(from part) (map[int][2][]float32, error) {
 	values := map[int][2][]float32{}
 	err := w.engine.onDevice(func() error {
+		adapters := w.engine.loaded.adapters
+		if err := adapters.need(from.block); err != nil {
+			return err
+		}
+		defer adapters.done(from.block)
+		p := from.block.parameters()[from.number]
 		for i, m := range p.Layout.Modules {
 			if !p.Layout.Has(i) {
 				continue

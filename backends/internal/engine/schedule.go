@@ -28,6 +28,11 @@ func (e *Engine) samplingStep() bool {
 		x, y := a.sequence.request.key, b.sequence.request.key
 		return cmp.Or(cmp.Compare(x.Adapter, y.Adapter), cmp.Compare(x.Version, y.Version))
 	})
+	chunks, release := e.residents(chunks)
+	defer release()
+	if len(chunks) == 0 {
+		return false
+	}
 	drawn, err := l.sampler.run(chunks)
 	if err != nil {
 		// That says nothing about a single sequence: each is tried again alone, which writes the same on its pages, and fails only if it fails alone.
@@ -45,6 +50,81 @@ func (e *Engine) samplingStep() bool {
 	e.counters.progressed(time.Now())
 	return true
 }
+
+// residents has the weights that chunks need in memory until release is called, and gives those chunks, sorted by adapter, whose weights are there. While a training pass keeps so much memory that there is no room
+// for some, they wait for another step; with nothing but the sampler at work there is room for one adapter at least, or its requests fail.
+func (e *Engine) residents(chunks []chunk) (here []chunk, release func()) {
+	adapters := e.loaded.adapters
+	crowded := adapters.needed > 0
+	var held []*spillable
+	for i := 0; i < len(chunks); {
+		v := chunks[i].sequence.request.version
+		to := i + 1
+		for to < len(chunks) && chunks[to].sequence.request.version == v {
+			to++
+		}
+		var err error
+		if v != nil {
+			if err = adapters.need(v.weights); err == nil {
+				held = append(held, v.weights)
+			}
+		}
+		switch {
+		case err == nil:
+			here = append(here, chunks[i:to]...)
+		case isMemory(err) && (crowded || len(held) > 0): // another time
+		default:
+			e.mu.Lock()
+			for _, c := range chunks[i:to] {
+				e.endRequest(c.sequence.request, err)
+			}
+			e.sweep()
+			e.mu.Unlock()
+		}
+		i = to
+	}
+	return here, func() {
+		for _, b := range held {
+			adapters.done(b)
+		}
+	}
+}
+
+// crowd is the adapters of the sequences that are running. They may take half of the memory for adapters, the other half is for training; one may take all.
+type crowd struct {
+	versions map[*version]struct{}
+	bytes    int64
+}
+
+func (e *Engine) crowd() crowd {
+	c := crowd{versions: map[*version]struct{}{}}
+	for _, s := range e.running {
+		c.add(s.request.version)
+	}
+	return c
+}
+
+func (c *crowd) add(v *version) {
+	if v == nil {
+		return
+	}
+	if _, ok := c.versions[v]; !ok {
+		c.versions[v] = struct{}{}
+		c.bytes += v.weights.bytes
+	}
+}
+
+// room tells whether another version may join.
+func (c *crowd) room(v *version, limit int64) bool {
+	if v == nil || len(c.versions) == 0 {
+		return true
+	}
+	_, ok := c.versions[v]
+	return ok || c.bytes+v.weights.bytes <= limit/2
+}
+
+// maxPassed is how many steps long those behind a sequence for whose adapter there is no room may go first; then they wait with it.
+const maxPassed = 256
 
 // sweep takes ended sequences out of the books and gives their pages back. The caller holds mu; a step calls it before it lets go of mu, so that whoever sees the end of a sequence sees its pages free.
 func (e *Engine) sweep() {
@@ -72,10 +152,19 @@ func (e *Engine) admit() (fresh []page) {
 	e.sweep()
 	defer func() { e.counters.pagesFree.Store(int64(l.sampler.cache.Available())) }()
 	var left []*sequence
+	crowd := e.crowd()
 	for i, s := range e.waiting {
 		if len(e.running) >= l.config.MaxBatch {
 			left = append(left, e.waiting[i:]...)
 			break
+		}
+		if !crowd.room(s.request.version, l.adapters.limit) {
+			if s.passed++; s.passed > maxPassed {
+				left = append(left, e.waiting[i:]...)
+				break
+			}
+			left = append(left, s)
+			continue
 		}
 		scores := s.request.scores
 		if (scores != nil && s.request.scorer() != s) || e.prefixComes(s) {
@@ -106,6 +195,8 @@ func (e *Engine) admit() (fresh []page) {
 			s.computed = len(s.tokens) - 1
 		}
 		e.running = append(e.running, s)
+		crowd.add(s.request.version)
+		s.passed = 0
 	}
 	e.waiting = left
 	return fresh

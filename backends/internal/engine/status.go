@@ -54,9 +54,6 @@ func (e *Engine) status(now time.Time) plugins.Status {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s.Adapters, s.Versions = len(e.runs), len(e.live)
-	for v := range e.live {
-		s.AdapterBytes += v.size
-	}
 	for _, r := range e.runs {
 		s.QueuedTraining += len(r.queue.waiting)
 	}
@@ -72,7 +69,7 @@ func (e *Engine) status(now time.Time) plugins.Status {
 	}
 	if l := e.loaded; l != nil {
 		s.KVPages, s.KVPagesFree = l.sampler.pages.Count(), int(c.pagesFree.Load())
-		s.WeightBytes = l.weightBytes
+		s.WeightBytes, s.AdapterBytes, s.SpilledBytes = l.weightBytes, l.adapters.inMemory.Load(), l.adapters.inFiles.Load()
 	}
 	if !e.parked && e.hasWork() {
 		s.LastProgressAge = max(0, now.Sub(time.Unix(0, c.last.Load())))

@@ -96,6 +96,7 @@ type piece struct {
 func (e *Engine) fill(passes []*pass, cycle int64) ([]piece, []*pass) {
 	var batch []piece
 	tokens := 0
+	var memory int64 // of adapters: weights and buffers of gradients
 	for len(passes) > 0 {
 		p := passes[0]
 		if p.failure != nil {
@@ -110,16 +111,29 @@ func (e *Engine) fill(passes []*pass, cycle int64) ([]piece, []*pass) {
 			break // data without gradient would go through the backward pass of those with one
 		}
 		for i := p.next; i < len(p.op.pass.Data); i++ {
-			n := len(p.op.pass.Data[i].Tokens)
-			if len(batch) > 0 && tokens+n > e.loaded.config.BatchTokens {
+			n, bytes := len(p.op.pass.Data[i].Tokens), e.loaded.pieceMemory(batch, p, i)
+			if len(batch) > 0 && (tokens+n > e.loaded.config.BatchTokens || memory+bytes > e.loaded.adapters.limit/2) {
 				return batch, passes
 			}
 			batch = append(batch, piece{p, i})
 			tokens += n
+			memory += bytes
 		}
 		passes = passes[1:]
 	}
 	return batch, passes
+}
+
+// pieceMemory is what a datum adds to the memory of adapters that its batch needs at once: the weights, unless the datum before it has them too, and a buffer if it is the first of its group.
+func (l *loaded) pieceMemory(batch []piece, p *pass, index int) int64 {
+	var n int64
+	if len(batch) == 0 || batch[len(batch)-1].pass.version != p.version {
+		n += p.version.weights.bytes
+	}
+	if data := len(p.op.pass.Data); !p.op.pass.ForwardOnly && (index == 0 || lora.GroupOf(index, data) != lora.GroupOf(index-1, data)) {
+		n += lora.ParameterBytes(p.run.layout)
+	}
+	return n
 }
 
 // runBatch runs one packed batch, adds its results to their operations, and settles those that are through. An error is about the batch as a whole: its operations are then undefined.
@@ -127,6 +141,11 @@ func (e *Engine) runBatch(batch []piece) error {
 	l := e.loaded
 	examples := make([]model.Example, len(batch))
 	tokens, pages := 0, 0
+	release, err := l.needWeights(len(batch), func(i int) *version { return batch[i].pass.version })
+	if err != nil {
+		return err
+	}
+	defer release()
 	for i, b := range batch {
 		d := &b.pass.op.pass.Data[b.index]
 		n := (len(d.Tokens) + kvcache.PageSize - 1) / kvcache.PageSize
@@ -137,7 +156,7 @@ func (e *Engine) runBatch(batch []piece) error {
 		pages += n
 		tokens += len(d.Tokens)
 		examples[i] = model.Example{
-			Sequence: model.Sequence{Adapter: b.pass.version.weights, Tokens: d.Tokens, Pages: ids},
+			Sequence: model.Sequence{Adapter: b.pass.version.weights.weights(), Tokens: d.Tokens, Pages: ids},
 			Targets:  d.Targets, K: d.K, Loss: b.pass.op.loss,
 			Inputs: loss.Inputs{Weights: d.Weights, Logprobs: d.Logprobs, Advantages: d.Advantages, SequenceRatioMask: d.SequenceRatioMask},
 		}
@@ -147,9 +166,8 @@ func (e *Engine) runBatch(batch []piece) error {
 		if b.pass.reduction == nil {
 			layout := b.pass.run.layout
 			b.pass.reduction = lora.NewReduction(l.device, layout, len(b.pass.op.pass.Data),
-				func() (*lora.Gradient, error) { return newGradient(l.device, layout) }, func(g *lora.Gradient) { g.Free() })
+				func() (*lora.Gradient, error) { return l.adapters.gradient(layout) }, l.adapters.giveGradient)
 		}
-		var err error
 		if examples[i].Gradient, err = b.pass.reduction.Buffer(b.index); err != nil {
 			return err
 		}
@@ -221,7 +239,7 @@ func (e *Engine) settle(p *pass, cycle int64) {
 	if err == nil && p.reduction != nil {
 		if total, err = p.reduction.Total(); err == nil {
 			if bad := total.CheckFinite(); bad != nil {
-				total.Free()
+				e.loaded.adapters.giveGradient(total)
 				total, err = nil, notFinite("gradient", bad)
 			}
 		}
@@ -234,15 +252,11 @@ func (e *Engine) settle(p *pass, cycle int64) {
 	if total != nil {
 		switch {
 		case deleted:
-			total.Free()
+			e.loaded.adapters.giveGradient(total)
 		case r.accumulator == nil:
-			r.accumulator = total
+			r.accumulator = e.loaded.adapters.adopt(fmt.Sprintf("gradient of adapter %q", r.id), total)
 		default:
-			err = e.loaded.device.Add(r.accumulator.Flat, total.Flat)
-			total.Free()
-			if err != nil {
-				err = internal("add the gradient", err)
-			}
+			err = e.loaded.accumulate(r.accumulator, total)
 		}
 	}
 	e.mu.Lock()
@@ -260,18 +274,72 @@ func (e *Engine) settle(p *pass, cycle int64) {
 	r.decide(p.op, plugins.ForwardBackwardResult{Logprobs: p.logprobs, Metrics: map[string]float64{"loss:sum": p.loss, "clock_cycle:unique": float64(cycle)}}, nil)
 }
 
-// advance makes the version behind old from the accumulated gradient.
-func (e *Engine) advance(r *run, old *version, a optim.Adam) (*version, optim.Norms, error) {
-	l := e.loaded
-	next, err := l.emptyVersion(r.layout, true)
-	if err != nil {
-		return nil, optim.Norms{}, err
+// accumulate adds a gradient, which it frees, to an accumulated one.
+func (l *loaded) accumulate(accumulator *spillable, g *lora.Gradient) error {
+	defer l.adapters.giveGradient(g)
+	if err := l.adapters.need(accumulator); err != nil {
+		return err
 	}
-	norms, err := optim.Step(l.device, next.weights, next.moments, old.weights, old.moments, r.accumulator, a)
+	defer l.adapters.done(accumulator)
+	if err := l.device.Add(accumulator.gradient().Flat, g.Flat); err != nil {
+		return internal("add the gradient", err)
+	}
+	l.adapters.changed(accumulator)
+	return nil
+}
+
+// needWeights has the weights of n versions in memory until release is called; those side by side may be the same, and nil is the base model.
+func (l *loaded) needWeights(n int, version func(i int) *version) (release func(), err error) {
+	var held []*spillable
+	release = func() {
+		for _, b := range held {
+			l.adapters.done(b)
+		}
+	}
+	for i := range n {
+		v := version(i)
+		if v == nil || (len(held) > 0 && held[len(held)-1] == v.weights) {
+			continue
+		}
+		if err := l.adapters.need(v.weights); err != nil {
+			release()
+			return nil, err
+		}
+		held = append(held, v.weights)
+	}
+	return release, nil
+}
+
+// advance makes the version behind old from the accumulated gradient.
+func (e *Engine) advance(r *run, old *version, a optim.Adam) (next *version, norms optim.Norms, err error) {
+	l := e.loaded
+	var gradient *lora.Gradient
+	for _, b := range []*spillable{old.weights, old.moments, r.accumulator} {
+		if b == nil { // no gradient is a gradient of zeros
+			continue
+		}
+		if err := l.adapters.need(b); err != nil {
+			return nil, norms, err
+		}
+		defer l.adapters.done(b)
+	}
+	if r.accumulator != nil {
+		gradient = r.accumulator.gradient()
+	} else {
+		if gradient, err = l.adapters.gradient(r.layout); err != nil {
+			return nil, norms, err
+		}
+		defer l.adapters.giveGradient(gradient)
+	}
+	if next, err = l.emptyVersion(r.id, r.layout, true); err != nil {
+		return nil, norms, err
+	}
+	norms, err = optim.Step(l.device, next.weights.weights(), next.moments.state(), old.weights.weights(), old.moments.state(), gradient, a)
 	if err != nil {
-		next.free()
+		l.free(next)
 		return nil, norms, notFinite("optim_step", err)
 	}
-	next.step = next.moments.Step
+	next.step = next.moments.state().Step
+	l.written(next)
 	return next, norms, nil
 }

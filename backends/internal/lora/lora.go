@@ -99,6 +99,11 @@ type Parameters struct {
 	device tensor.Device
 }
 
+// ParameterBytes is the device memory of one value per parameter.
+func ParameterBytes(l *Layout) int64 {
+	return int64((l.Size+rowLength-1)/rowLength) * rowLength * int64(tensor.Float32.Size())
+}
+
 // NewParameters allocates zeros.
 func NewParameters(device tensor.Device, l *Layout) (*Parameters, error) {
 	rows := (l.Size + rowLength - 1) / rowLength

@@ -1,5 +1,7 @@
 package tensor
 
+import "errors"
+
 // Matrix is a weight of Out × In elements packed for products on one device (column panels with the inner axis inside). It is read-only for products
 // and may be used by several threads; Device.Repack writes it.
 type Matrix interface {
@@ -32,6 +34,9 @@ type AttentionRun struct {
 	Row, Count, First int
 	Pages             []int32
 }
+
+// ErrMemory is wrapped by the error of an operation for which the device has no memory. Nothing else has happened; the operation may be tried again when memory has been freed.
+var ErrMemory = errors.New("out of device memory")
 
 // Device is memory and arithmetic of one processor. Methods may be called from one goroutine at a time; each uses the device's own threads and returns when the
 // result can be read. Destination first; a destination never overlaps a source unless it is said. Arguments are checked: a shape that does not fit is an

@@ -29,6 +29,7 @@ var figures = []observed{
 	{"tinsmith.adapters", "{adapter}", "live adapters", false, func(s supervisor.State) float64 { return float64(s.Status.Adapters) }},
 	{"tinsmith.adapter.versions", "{version}", "live adapter versions", false, func(s supervisor.State) float64 { return float64(s.Status.Versions) }},
 	{"tinsmith.adapter.memory", "By", "memory of adapters with their optimizer states", false, func(s supervisor.State) float64 { return float64(s.Status.AdapterBytes) }},
+	{"tinsmith.adapter.spilled", "By", "adapters in files for want of memory", false, func(s supervisor.State) float64 { return float64(s.Status.SpilledBytes) }},
 	{"tinsmith.weights.memory", "By", "memory of the base model's weights", false, func(s supervisor.State) float64 { return float64(s.Status.WeightBytes) }},
 	{"tinsmith.queue.training", "{operation}", "training operations that wait or run in the backend", false, func(s supervisor.State) float64 { return float64(s.Status.QueuedTraining) }},
 	{"tinsmith.queue.sampling", "{sequence}", "sequences that wait for a place in the decoding batch", false, func(s supervisor.State) float64 { return float64(s.Status.WaitingSamples) }},

@@ -154,7 +154,7 @@ func (c *Core) evict(m *model, b Backend) {
 // callPin runs an unnamed save: the version is pinned and a sampling session made over it.
 func (c *Core) callPin(ctx context.Context, b Backend, op *operation) (done, error) {
 	r := op.run
-	got, err := b.Pin(ctx, plugins.PinRequest{Adapter: r.ID, Position: op.position, Name: op.save.SamplerID})
+	got, err := b.Pin(ctx, plugins.PinRequest{Adapter: r.ID, Position: op.position, Name: op.save.SamplerID, WeightsOnly: true})
 	if err != nil {
 		c.mu.Lock()
 		delete(r.session.reserved, op.save.SamplerID)

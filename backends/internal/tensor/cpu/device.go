@@ -105,7 +105,7 @@ func (d *device) Close() error {
 // failed turns the answer of a C operation into an error.
 func failed(op string, code C.int) error {
 	if code != 0 {
-		return fmt.Errorf("cpu: %s: no memory for intermediate results", op)
+		return fmt.Errorf("cpu: %s: no memory for intermediate results: %w", op, tensor.ErrMemory)
 	}
 	return nil
 }
@@ -134,7 +134,7 @@ func (d *device) memory(what string, bytes int) (uintptr, error) {
 	}
 	addr := uintptr(C.memory_new(C.int64_t(bytes)))
 	if addr == 0 {
-		return 0, fmt.Errorf("cpu: %s: no memory for %d bytes", what, bytes)
+		return 0, fmt.Errorf("cpu: %s: no memory for %d bytes: %w", what, bytes, tensor.ErrMemory)
 	}
 	d.live++
 	return addr, nil

@@ -1,0 +1,439 @@
+package engine
+
+import (
+	"container/list"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+
+	"github.com/tinsmith/tinsmith/backends/internal/lora"
+	"github.com/tinsmith/tinsmith/backends/internal/optim"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// residency keeps what adapters hold of device memory below a limit: weights, optimizer states, accumulated gradients, and the buffers that gradients are summed in. What no device step needs goes to files
+// when its place is needed, the one that was needed longest ago first, and comes back when a step needs it, with the same bits. It belongs to the device goroutine, but for the two figures.
+type residency struct {
+	device    tensor.Device
+	dtype     tensor.DType
+	directory string // for files; "" = nothing can be moved out
+	limit     int64  // bytes
+
+	used    int64      // bytes of device memory
+	idle    *list.List // of *spillable in memory that no step needs, the one to go first at the front
+	needed  int        // blocks that a step needs
+	named   int64      // files made so far
+	weights map[shapeKey]int64
+	floats  []float32 // for copies between device and file
+	bytes   []byte
+
+	inMemory, inFiles atomic.Int64 // bytes, for Status: of everything, and of blocks that are in files alone
+}
+
+// newResidency makes an empty one. Nothing is written before the limit is reached; what an earlier process left in the directory is removed.
+func newResidency(device tensor.Device, dtype tensor.DType, scratch string, limit int64) (*residency, error) {
+	m := &residency{device: device, dtype: dtype, limit: limit, idle: list.New(), weights: map[shapeKey]int64{}}
+	if scratch == "" {
+		return m, nil
+	}
+	m.directory = filepath.Join(scratch, "adapters")
+	if err := os.RemoveAll(m.directory); err != nil {
+		return nil, internal("clear the directory of spilled adapters", err)
+	}
+	if err := os.MkdirAll(m.directory, 0o700); err != nil {
+		return nil, internal("make the directory of spilled adapters", err)
+	}
+	return m, nil
+}
+
+// close removes the files. All blocks have been dropped.
+func (m *residency) close() error {
+	if m.directory == "" {
+		return nil
+	}
+	return os.RemoveAll(m.directory)
+}
+
+// content is what a block has in memory: *lora.Weights, *optim.State or *lora.Gradient.
+type content interface {
+	Bytes() int64
+	Free()
+}
+
+// spillable is a part of an adapter that is in memory as a whole or not at all; below it is called a block.
+type spillable struct {
+	what    string // for messages
+	layout  *lora.Layout
+	kind    contentKind
+	step    int64 // of an optimizer state
+	bytes   int64 // of device memory, when it is there
+	content content
+	needed  int           // steps that need it: it stays in memory
+	place   *list.Element // in residency.idle
+	file    string        // that holds the content as well; "" = none
+	sum     uint32        // CRC-32C of the file
+}
+
+type contentKind uint8
+
+const (
+	weightsContent contentKind = iota + 1
+	stateContent
+	gradientContent
+)
+
+func (b *spillable) weights() *lora.Weights   { return b.content.(*lora.Weights) }
+func (b *spillable) state() *optim.State      { return b.content.(*optim.State) }
+func (b *spillable) gradient() *lora.Gradient { return b.content.(*lora.Gradient) }
+
+// shapeKey tells adapters of one model apart as far as their sizes go.
+type shapeKey struct{ rank, parameters int }
+
+// weightBytes is the memory of a version's weights: exact once there was one of its shape, before that an upper estimate.
+func (m *residency) weightBytes(layout *lora.Layout) int64 {
+	if n, ok := m.weights[shapeKey{layout.Rank, layout.Size}]; ok {
+		return n
+	}
+	const padding = 64 // rows and columns of a packed matrix are filled up to panels of no more than that
+	roundUp := func(n int) int64 { return (int64(n) + padding - 1) / padding * padding }
+	n := lora.ParameterBytes(layout)
+	for i, module := range layout.Modules {
+		if layout.Has(i) {
+			n += int64(m.dtype.Size()) * (roundUp(layout.Rank)*int64(module.In+1) + roundUp(module.Out)*int64(layout.Rank+1))
+		}
+	}
+	return n
+}
+
+func (m *residency) size(kind contentKind, layout *lora.Layout) int64 {
+	switch kind {
+	case weightsContent:
+		return m.weightBytes(layout)
+	case stateContent:
+		return 2 * lora.ParameterBytes(layout)
+	}
+	return lora.ParameterBytes(layout)
+}
+
+// stepBytes is the most that training one adapter needs in memory at once: an optimizer step has the old and the new weights and moments, and the gradient, its buffer of zeros included.
+func (m *residency) stepBytes(layout *lora.Layout) int64 {
+	return 2*m.weightBytes(layout) + 5*lora.ParameterBytes(layout)
+}
+
+// admit tells whether an adapter can be had at all.
+func (m *residency) admit(layout *lora.Layout, frozen bool) error {
+	need := m.stepBytes(layout)
+	if frozen {
+		need = m.weightBytes(layout)
+	}
+	if need <= m.limit {
+		return nil
+	}
+	return &plugins.Error{Kind: plugins.KindCapacity, Field: "config", Message: fmt.Sprintf("an adapter of rank %d with %d parameters takes %s of memory at once, and all adapters together may take %s (backend.adapter_memory_mib)",
+		layout.Rank, layout.Size, mebibytes(need), mebibytes(m.limit))}
+}
+
+// make gives a new block of zeros, needed by the caller, who says done.
+func (m *residency) make(what string, kind contentKind, layout *lora.Layout) (*spillable, error) {
+	b := &spillable{what: what, layout: layout, kind: kind}
+	if err := m.allocate(b); err != nil {
+		return nil, err
+	}
+	b.needed = 1
+	m.needed++
+	return b, nil
+}
+
+// need has a block in memory until done is called as often.
+func (m *residency) need(b *spillable) error {
+	if b.content == nil {
+		if err := m.allocate(b); err != nil {
+			return err
+		}
+		if err := m.read(b); err != nil {
+			m.forget(b)
+			return internal("bring back the "+b.what, err)
+		}
+		m.inFiles.Add(-b.bytes)
+	}
+	if b.place != nil {
+		m.idle.Remove(b.place)
+		b.place = nil
+	}
+	if b.needed++; b.needed == 1 {
+		m.needed++
+	}
+	return nil
+}
+
+// done ends a need.
+func (m *residency) done(b *spillable) {
+	if b.needed--; b.needed == 0 {
+		m.needed--
+		b.place = m.idle.PushBack(b)
+	}
+}
+
+// changed says that the content of a block, which is needed, is no longer that of its file.
+func (m *residency) changed(b *spillable) {
+	m.remove(b)
+}
+
+// drop frees a block for good, needed or not. A second drop, and one of nil, do nothing.
+func (m *residency) drop(b *spillable) {
+	if b == nil {
+		return
+	}
+	if b.content != nil {
+		if b.needed > 0 {
+			b.needed = 0
+			m.needed--
+		}
+		m.forget(b)
+	} else if b.file != "" {
+		m.inFiles.Add(-b.bytes)
+	}
+	m.remove(b)
+}
+
+// gradient gives a buffer of zeros that stays in memory until it is given back by giveGradient, or becomes a block by adopt.
+func (m *residency) gradient(layout *lora.Layout) (g *lora.Gradient, err error) {
+	err = m.withRoom("gradients", lora.ParameterBytes(layout), func() (int64, error) {
+		if g, err = lora.NewGradient(m.device, layout); err != nil {
+			return 0, err
+		}
+		return g.Bytes(), nil
+	})
+	return g, err
+}
+
+func (m *residency) giveGradient(g *lora.Gradient) {
+	m.account(-g.Bytes())
+	g.Free()
+}
+
+// adopt makes a buffer of gradient into a block that nobody needs now.
+func (m *residency) adopt(what string, g *lora.Gradient) *spillable {
+	b := &spillable{what: what, layout: g.Layout, kind: gradientContent, bytes: g.Bytes(), content: g}
+	b.place = m.idle.PushBack(b)
+	return b
+}
+
+// allocate gives a block its memory, of zeros.
+func (m *residency) allocate(b *spillable) error {
+	return m.withRoom(b.what, m.size(b.kind, b.layout), func() (int64, error) {
+		var c content
+		var err error
+		switch b.kind {
+		case weightsContent:
+			c, err = lora.NewWeights(m.device, b.layout, m.dtype)
+		case stateContent:
+			c, err = optim.NewState(m.device, b.layout)
+		case gradientContent:
+			c, err = lora.NewGradient(m.device, b.layout)
+		}
+		if err != nil {
+			return 0, err
+		}
+		b.content, b.bytes = c, c.Bytes()
+		if b.kind == weightsContent {
+			m.weights[shapeKey{b.layout.Rank, b.layout.Size}] = b.bytes
+		}
+		return b.bytes, nil
+	})
+}
+
+// withRoom moves blocks out until size bytes are below the limit, and then calls allocate, again and again while the device has no memory and there is something to move out. allocate gives what it took.
+func (m *residency) withRoom(what string, size int64, allocate func() (int64, error)) error {
+	for m.used+size > m.limit {
+		moved, err := m.moveOut()
+		if err != nil {
+			return capacity("memory for "+what, err)
+		}
+		if !moved {
+			return &plugins.Error{Kind: plugins.KindCapacity, Message: fmt.Sprintf("memory for %s: %s are needed; of the %s for adapters (backend.adapter_memory_mib) %s are taken by what runs", what, mebibytes(size), mebibytes(m.limit), mebibytes(m.used))}
+		}
+	}
+	for {
+		taken, err := allocate()
+		if err == nil {
+			m.account(taken)
+			return nil
+		}
+		if !errors.Is(err, tensor.ErrMemory) {
+			return internal("memory for "+what, err)
+		}
+		if moved, _ := m.moveOut(); !moved {
+			return capacity("memory for "+what, err)
+		}
+	}
+}
+
+func (m *residency) account(bytes int64) {
+	m.used += bytes
+	m.inMemory.Store(m.used)
+}
+
+// moveOut frees the memory of the block that was needed longest ago, and tells whether there was one.
+func (m *residency) moveOut() (bool, error) {
+	first := m.idle.Front()
+	if first == nil {
+		return false, nil
+	}
+	b := first.Value.(*spillable)
+	if b.file == "" {
+		if err := m.write(b); err != nil {
+			return false, fmt.Errorf("move out the %s: %w", b.what, err)
+		}
+	}
+	m.forget(b)
+	m.inFiles.Add(b.bytes)
+	return true, nil
+}
+
+// trim moves blocks out until the limit is kept.
+func (m *residency) trim() error {
+	for m.used > m.limit {
+		if moved, err := m.moveOut(); err != nil || !moved {
+			return err
+		}
+	}
+	return nil
+}
+
+// forget frees the memory of a block that no step needs.
+func (m *residency) forget(b *spillable) {
+	if b.place != nil {
+		m.idle.Remove(b.place)
+		b.place = nil
+	}
+	m.account(-b.bytes)
+	b.content.Free()
+	b.content = nil
+}
+
+// remove deletes a block's file. A file that stays is emptied when the next process starts.
+func (m *residency) remove(b *spillable) {
+	if b.file != "" {
+		_ = os.Remove(b.file)
+		b.file = ""
+	}
+}
+
+// parameters is what a file of a block holds, in order.
+func (b *spillable) parameters() []*lora.Parameters {
+	switch c := b.content.(type) {
+	case *lora.Weights:
+		return []*lora.Parameters{c.Masters} // the packed matrices follow from them
+	case *optim.State:
+		return []*lora.Parameters{c.M, c.V}
+	case *lora.Gradient:
+		return []*lora.Parameters{c.Parameters}
+	}
+	return nil
+}
+
+// pieceElements is what is copied between device and file at once (1 MiB).
+const pieceElements = 1 << 18
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// eachPiece visits the parameters of a block in pieces of rows, with buffers of their size in Go memory.
+func (m *residency) eachPiece(b *spillable, visit func(t tensor.Tensor, floats []float32, bytes []byte) error) error {
+	if m.floats == nil {
+		m.floats, m.bytes = make([]float32, pieceElements), make([]byte, 4*pieceElements)
+	}
+	for _, p := range b.parameters() {
+		rows := max(1, pieceElements/p.Flat.Cols)
+		for from := 0; from < p.Flat.Rows; from += rows {
+			t := p.Flat.Slice(from, min(from+rows, p.Flat.Rows))
+			n := t.Rows * t.Cols
+			if err := visit(t, m.floats[:n], m.bytes[:4*n]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// write makes the block's file: the parameters as little-endian float32. It need not outlive the process, so it is not synced.
+func (m *residency) write(b *spillable) (err error) {
+	if m.directory == "" {
+		return errors.New("the backend was given no directory for that")
+	}
+	m.named++
+	path := filepath.Join(m.directory, fmt.Sprint(m.named))
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(path)
+		}
+	}()
+	var sum uint32
+	err = m.eachPiece(b, func(t tensor.Tensor, floats []float32, bytes []byte) error {
+		if err := m.device.Download(floats, t); err != nil {
+			return err
+		}
+		for i, v := range floats {
+			binary.LittleEndian.PutUint32(bytes[4*i:], math.Float32bits(v))
+		}
+		sum = crc32.Update(sum, castagnoli, bytes)
+		_, err := f.Write(bytes)
+		return err
+	})
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	b.file, b.sum = path, sum
+	return nil
+}
+
+// read fills a block from its file and makes it ready for use.
+func (m *residency) read(b *spillable) (err error) {
+	f, err := os.Open(b.file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var sum uint32
+	if err := m.eachPiece(b, func(t tensor.Tensor, floats []float32, bytes []byte) error {
+		if _, err := io.ReadFull(f, bytes); err != nil {
+			return err
+		}
+		sum = crc32.Update(sum, castagnoli, bytes)
+		for i := range floats {
+			floats[i] = math.Float32frombits(binary.LittleEndian.Uint32(bytes[4*i:]))
+		}
+		return m.device.Upload(t, floats)
+	}); err != nil {
+		return fmt.Errorf("%s: %w", b.file, err)
+	}
+	if sum != b.sum {
+		return fmt.Errorf("%s is not what was written: the disk has changed it", b.file)
+	}
+	switch c := b.content.(type) {
+	case *lora.Weights:
+		return c.Pack()
+	case *optim.State:
+		c.Step = b.step
+	}
+	return nil
+}
+
+// mebibytes writes a size for messages.
+func mebibytes(n int64) string {
+	if n < 1<<20 {
+		return fmt.Sprintf("%.2f MiB", float64(n)/(1<<20))
+	}
+	return fmt.Sprintf("%d MiB", (n+(1<<19))>>20)
+}

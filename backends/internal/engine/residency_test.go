@@ -1,0 +1,319 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tinsmith/tinsmith/backends/internal/lora"
+	"github.com/tinsmith/tinsmith/backends/internal/model/architectures"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/cpu"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// startScratch loads the test model on a device with hooks, with a directory for what does not fit, which it gives.
+func startScratch(t *testing.T) (*Engine, *faulty, string) {
+	t.Helper()
+	var f *faulty
+	o := testOptions()
+	o.Registry = architectures.All()
+	o.OpenDevice = func(c Config) (tensor.Device, error) {
+		d, err := cpu.New(cpu.Options{Threads: 1})
+		f = &faulty{Device: d}
+		return f, err
+	}
+	e := New(o)
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	dir, scratch := t.TempDir(), filepath.Join(t.TempDir(), "scratch")
+	if err := writeTiny(dir); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Name: "tiny", Scratch: scratch}, nil); err != nil {
+		t.Fatal(err)
+	}
+	return e, f, scratch
+}
+
+// limitTo leaves room for so many adapters of the shape of r, and checks from then on that no more is taken.
+func limitTo(t *testing.T, e *Engine, f *faulty, id string, adapters int) {
+	t.Helper()
+	hook(t, e, func() {
+		m := e.loaded.adapters
+		layout := e.runs[id].layout
+		m.limit = int64(adapters) * (m.weightBytes(layout) + 2*lora.ParameterBytes(layout))
+		check := func() error {
+			if m.used > m.limit {
+				t.Errorf("%d bytes are in memory, the limit is %d", m.used, m.limit)
+			}
+			return nil
+		}
+		f.alloc = check
+		f.gather = func([]int32) error { return check() }
+		if err := m.trim(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// archive reads all files of a checkpoint.
+func archive(t *testing.T, dir string) map[string][]byte {
+	t.Helper()
+	files := map[string][]byte{}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range entries {
+		if files[f.Name()], err = os.ReadFile(filepath.Join(dir, f.Name())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return files
+}
+
+// Twenty runs that train and sample in turn and at once, with room for four, give the checkpoints, samples and log-probabilities that they give with room for all; and the limit is kept throughout.
+func TestMoreAdaptersThanFit(t *testing.T) {
+	const adapters, rank = 20, 16
+	type result struct {
+		archives []map[string][]byte
+		samples  []sampled
+		logprobs [][]float32
+	}
+	play := func(limited bool) (r result) {
+		e, f, scratch := startScratch(t)
+		random := rand.New(rand.NewPCG(8, 8))
+		var drivers []*driver
+		for i := range adapters {
+			drivers = append(drivers, create(t, e, fmt.Sprint("a", i), uint64(i), rank))
+			if limited && i == 0 {
+				limitTo(t, e, f, "a0", 4)
+			}
+		}
+		r.samples = make([]sampled, 2*adapters)
+		r.logprobs = make([][]float32, adapters)
+		for round := range 3 {
+			data := make([][]plugins.Datum, adapters)
+			for i := range data {
+				data[i] = randomData(random, 1+random.IntN(10), 30)
+			}
+			prompt := randomTokens(random, 20)
+			var calls []func()
+			for i, d := range drivers {
+				calls = append(calls, func() {
+					r.logprobs[i] = append(r.logprobs[i], d.pass(data[i]).Logprobs[0]...)
+					if round == 1 {
+						if _, err := e.Pin(context.Background(), plugins.PinRequest{Adapter: d.adapter, Position: d.position(), Name: "p", WeightsOnly: i%2 == 0}); err != nil {
+							t.Error(err)
+						}
+					}
+					d.step()
+				})
+				if round == 2 { // the version that is pinned, beside the training of the next
+					calls = append(calls, func() {
+						for n, version := range []int64{1, 0} {
+							q := ask(fmt.Sprint("q", i, "-", n), d.adapter, prompt, 2, 12)
+							if q.Version = version; version == 0 {
+								q.Adapter, q.Version = "", plugins.LatestVersion
+							}
+							var err error
+							if r.samples[2*i+n], err = collect(context.Background(), e, q); err != nil {
+								t.Error(err)
+							}
+						}
+					})
+				}
+			}
+			together(calls...)
+		}
+		for i, d := range drivers {
+			d.pass(randomData(random, 2, 20)) // in the middle of a window
+			if i%5 == 0 {
+				r.archives = append(r.archives, archive(t, d.save(plugins.ScopeAccumulator)))
+			}
+		}
+		for i, d := range drivers {
+			r.archives = append(r.archives, archive(t, d.save(plugins.ScopeAccumulator)))
+			path := filepath.Join(t.TempDir(), "pinned")
+			scope := plugins.ScopeWeights
+			if i%2 == 1 {
+				scope = plugins.ScopeOptimizer
+			}
+			if _, err := e.SaveAdapter(t.Context(), plugins.SaveAdapterRequest{Adapter: d.adapter, Version: 1, Scope: scope, Path: path}); err != nil {
+				t.Fatal(err)
+			}
+			r.archives = append(r.archives, archive(t, path))
+		}
+		s := e.status(time.Now())
+		if limited != (s.SpilledBytes > 0) || s.AdapterBytes <= 0 {
+			t.Errorf("limited %v: %d bytes in memory, %d in files", limited, s.AdapterBytes, s.SpilledBytes)
+		}
+		for _, d := range drivers {
+			if err := e.DeleteAdapter(t.Context(), d.adapter); err != nil {
+				t.Error(err)
+			}
+		}
+		eventually(t, "everything is freed", func() bool {
+			s := e.status(time.Now())
+			return s.AdapterBytes == 0 && s.SpilledBytes == 0
+		})
+		if left, err := os.ReadDir(filepath.Join(scratch, "adapters")); err != nil || len(left) > 0 {
+			t.Errorf("files are left: %v, %v", left, err)
+		}
+		return r
+	}
+	want, got := play(false), play(true)
+	for i := range want.archives {
+		for name, content := range want.archives[i] {
+			if !bytes.Equal(content, got.archives[i][name]) {
+				t.Errorf("archive %d: %s differs", i, name)
+			}
+		}
+	}
+	for i := range want.logprobs {
+		equalBits(t, fmt.Sprint("log-probabilities of run ", i), got.logprobs[i], want.logprobs[i])
+	}
+	for i := range want.samples {
+		for k := range want.samples[i].sequences {
+			if !slices.Equal(got.samples[i].sequences[k].Tokens, want.samples[i].sequences[k].Tokens) {
+				t.Errorf("sample %d: other tokens", i)
+			}
+			equalBits(t, fmt.Sprint("sample ", i), got.samples[i].sequences[k].Logprobs, want.samples[i].sequences[k].Logprobs)
+		}
+	}
+}
+
+// Versions that are pinned only to be sampled do not keep their moments; others do.
+func TestPinnedMoments(t *testing.T) {
+	e, _, _ := startScratch(t)
+	d := create(t, e, "a", 1, 8)
+	var weights, moments int64
+	hook(t, e, func() {
+		layout := e.runs["a"].layout
+		weights, moments = e.loaded.adapters.weightBytes(layout), 2*lora.ParameterBytes(layout)
+	})
+	holds := func(what string, want int64) {
+		t.Helper()
+		eventually(t, what, func() bool { return e.status(time.Now()).AdapterBytes == want })
+	}
+	pin := func(name string, only bool) {
+		t.Helper()
+		if _, err := e.Pin(t.Context(), plugins.PinRequest{Adapter: "a", Name: name, WeightsOnly: only}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	save := func(version int64, scope plugins.Scope) error {
+		_, err := e.SaveAdapter(t.Context(), plugins.SaveAdapterRequest{Adapter: "a", Version: version, Scope: scope, Path: filepath.Join(t.TempDir(), "c")})
+		return err
+	}
+	holds("the first version", weights+moments)
+	pin("sampler", true)
+	d.step()
+	holds("the pinned version has no moments", 2*weights+moments)
+	pin("snapshot", false)
+	pin("sampler 2", true)
+	d.step()
+	holds("the snapshot has moments", 3*weights+2*moments)
+	if err := save(0, plugins.ScopeWeights); err != nil {
+		t.Error(err)
+	}
+	if err := save(0, plugins.ScopeOptimizer); !errors.Is(err, plugins.ErrInvalid) || !strings.Contains(err.Error(), "optimizer state is gone") {
+		t.Errorf("a version whose moments are gone: %v", err)
+	}
+	if err := save(1, plugins.ScopeOptimizer); err != nil {
+		t.Error(err)
+	}
+	if err := e.Unpin(t.Context(), plugins.UnpinRequest{Adapter: "a", Name: "snapshot"}); err != nil {
+		t.Fatal(err)
+	}
+	holds("no snapshot is left", 3*weights+moments)
+}
+
+// An adapter that cannot be trained within the limit is refused with the numbers, whatever else is in memory.
+func TestAdapterBeyondLimit(t *testing.T) {
+	e, f, _ := startScratch(t)
+	create(t, e, "a", 1, 16)
+	limitTo(t, e, f, "a", 3)
+	_, err := e.CreateAdapter(t.Context(), plugins.CreateAdapterRequest{Adapter: "b", Config: plugins.AdapterConfig{Rank: 512, TrainAttention: true}})
+	if !errors.Is(err, plugins.ErrCapacity) || !strings.Contains(err.Error(), "adapter_memory_mib") || !strings.Contains(err.Error(), "rank 512") {
+		t.Errorf("got %v", err)
+	}
+	create(t, e, "c", 1, 16)
+}
+
+// A file that the disk has changed fails what needs it, by name; a disk that takes nothing fails what needs room. Nothing else is touched, and nothing is lost in the second case.
+func TestSpillFailures(t *testing.T) {
+	e, f, scratch := startScratch(t)
+	random := rand.New(rand.NewPCG(9, 9))
+	data := randomData(random, 2, 20)
+	a := create(t, e, "a", 1, 16)
+	limitTo(t, e, f, "a", 3)
+	files := filepath.Join(scratch, "adapters")
+	moved := filepath.Join(scratch, "moved")
+
+	b, c := create(t, e, "b", 2, 16), create(t, e, "c", 3, 16)
+	if err := os.Rename(files, moved); err != nil {
+		t.Fatal(err)
+	}
+	failed := 0
+	for i := range 4 {
+		if _, err := e.CreateAdapter(t.Context(), plugins.CreateAdapterRequest{Adapter: fmt.Sprint("x", i), Config: plugins.AdapterConfig{Rank: 16, TrainAttention: true, TrainMLP: true, TrainUnembed: true}}); err != nil {
+			if failed++; !errors.Is(err, plugins.ErrCapacity) || !strings.Contains(err.Error(), "move out") {
+				t.Errorf("got %v", err)
+			}
+		}
+	}
+	if failed == 0 {
+		t.Error("nothing failed without a directory")
+	}
+	if err := os.Rename(moved, files); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range []*driver{a, b, c} {
+		d.pass(data)
+		d.step()
+	}
+
+	// Everything goes to files, and those of one run are changed.
+	var broken []string
+	hook(t, e, func() {
+		m := e.loaded.adapters
+		for {
+			if moved, err := m.moveOut(); err != nil || !moved {
+				break
+			}
+		}
+		broken = append(broken, e.runs["b"].latest.weights.file)
+	})
+	for _, path := range broken {
+		content, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, flip(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := e.ForwardBackward(t.Context(), plugins.ForwardBackwardRequest{Adapter: "b", Position: b.position(), Data: data, Loss: "cross_entropy"}); err == nil || !strings.Contains(err.Error(), `weights of adapter "b"`) {
+		t.Errorf("a pass over damaged weights: %v", err)
+	}
+	if _, err := collect(t.Context(), e, ask("q", "b", []int32{1}, 1, 1)); err == nil || !strings.Contains(err.Error(), `weights of adapter "b"`) {
+		t.Errorf("a sample of damaged weights: %v", err)
+	}
+	a.pass(data)
+	a.step()
+	c.pass(data)
+	c.step()
+}
