@@ -313,6 +313,10 @@ func TestTrainingBits(t *testing.T) {
 					compare(label("each sequence alone"), operations)
 					b.run(operations, []int{4, 1, 9, 2, 3}, model.TrainOptions{})
 					compare(label("cut anyhow"), operations)
+					b.run(operations, nil, model.TrainOptions{StepWork: 2e5})
+					compare(label("in small steps"), operations)
+					b.run(operations, nil, model.TrainOptions{StepWork: 1, Recompute: true})
+					compare(label("in the smallest steps"), operations)
 					slices.Reverse(operations)
 					b.run(operations, []int{10, 9}, model.TrainOptions{Recompute: true})
 					slices.Reverse(operations)
@@ -381,6 +385,12 @@ func TestYield(t *testing.T) {
 	}
 	if least := 4 * b.Config.Layers; yields < least {
 		t.Errorf("%d yields, at least %d expected", yields, least)
+	}
+	whole := yields
+	yields = 0
+	b.run([]*operation{op}, nil, model.TrainOptions{StepWork: 1e5, Yield: func() error { yields++; return nil }})
+	if yields < 4*whole {
+		t.Errorf("%d yields in small steps, %d without", yields, whole)
 	}
 	stop := errors.New("stop")
 	if _, err := b.Train(b.work, b.pages, op.data, model.TrainOptions{Yield: func() error { return stop }}); !errors.Is(err, stop) {

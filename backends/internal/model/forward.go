@@ -160,7 +160,7 @@ func (m *Model) logits(w *Workspace, p *nn.Pass, hidden tensor.Tensor) (tensor.T
 // slice makes the workspace's second pass one over rows [from, to).
 func (w *Workspace) slice(segments []nn.Segment, gradients []nn.GradientRange, from, to int) *nn.Pass {
 	p := &w.part
-	p.Device, p.Temp, p.Keep = w.pass.Device, w.temp, w.temp
+	p.Device, p.Temp, p.Keep, p.Yield, p.StepWork = w.pass.Device, w.temp, w.temp, w.pass.Yield, w.pass.StepWork
 	p.Segments, p.Gradients = p.Segments[:0], p.Gradients[:0]
 	for _, s := range segments {
 		if a, b := max(s.From, from), min(s.To, to); a < b {

@@ -26,6 +26,8 @@ type TrainOptions struct {
 	// Recompute keeps only the residual stream between layers and runs each layer's forward pass again before its backward pass: less memory, about a third more work.
 	Recompute bool
 	Yield     func() error // as in Batch
+	// StepWork, when not 0, is about how many operations may run on the device before Yield is called again, within layers and the head too.
+	StepWork float64
 }
 
 // Outcome is the result for one example.
@@ -50,6 +52,7 @@ func (m *Model) Train(w *Workspace, pages tensor.Pages, examples []Example, o Tr
 	if err != nil {
 		return nil, fmt.Errorf("train: %w", err)
 	}
+	p.StepWork = o.StepWork
 	for i, e := range examples {
 		row := p.Runs[i].Row
 		if e.Gradient == nil {

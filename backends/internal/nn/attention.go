@@ -68,7 +68,7 @@ func (t *Attention) Forward(p *Pass, out, h tensor.Tensor, a *AttentionActivatio
 	if err := d.WritePages(p.Pages, t.Layer, k, v, p.Runs); err != nil {
 		return err
 	}
-	if err := d.Attention(a.o, a.lse, a.q, p.Pages, t.Layer, p.Runs, t.Heads, t.Scale); err != nil {
+	if err := p.attention(a.o, a.lse, a.q, t.Layer, t.Heads, t.Scale); err != nil {
 		return err
 	}
 	return t.O.Forward(p, out, a.o, &a.oa)
@@ -85,7 +85,7 @@ func (t *Attention) Backward(p *Pass, dh, dout, h tensor.Tensor, a *AttentionAct
 	if err := t.O.Backward(p, do, dout, a.o, &a.oa, false, true); err != nil {
 		return err
 	}
-	if err := d.AttentionBackward(dq, dk, dv, do, a.o, a.lse, a.q, p.Pages, t.Layer, p.Runs, t.Heads, t.Scale); err != nil {
+	if err := p.attentionBackward(dq, dk, dv, do, a.o, a.lse, a.q, t.Layer, t.Heads, t.Scale); err != nil {
 		return err
 	}
 	if err := d.Rope(dq, p.Positions, t.Rope, t.Heads, true); err != nil {

@@ -17,7 +17,7 @@ type LinearActivations struct {
 // Forward writes y (rows × out) for x (rows × in).
 func (l *Linear) Forward(p *Pass, y, x tensor.Tensor, a *LinearActivations) error {
 	d := p.Device
-	if err := d.MatMul(y, x, l.Weight, false); err != nil {
+	if err := p.matMul(y, x, l.Weight, false); err != nil {
 		return err
 	}
 	if err := l.inner(p, x, a); err != nil {
@@ -29,7 +29,7 @@ func (l *Linear) Forward(p *Pass, y, x tensor.Tensor, a *LinearActivations) erro
 			continue
 		}
 		inner := a.inner.Slice(s.From, s.To).Columns(0, m.A.Out())
-		if err := d.MatMul(y.Slice(s.From, s.To), inner, m.B, true); err != nil {
+		if err := p.matMul(y.Slice(s.From, s.To), inner, m.B, true); err != nil {
 			return err
 		}
 	}
@@ -55,7 +55,7 @@ func (l *Linear) inner(p *Pass, x tensor.Tensor, a *LinearActivations) error {
 			continue
 		}
 		inner := a.inner.Slice(s.From, s.To).Columns(0, m.A.Out())
-		if err := p.Device.MatMul(inner, x.Slice(s.From, s.To), m.A, false); err != nil {
+		if err := p.matMul(inner, x.Slice(s.From, s.To), m.A, false); err != nil {
 			return err
 		}
 		if err := p.Device.Scale(inner, m.Scale, m.A.DType()); err != nil {
@@ -70,7 +70,7 @@ func (l *Linear) inner(p *Pass, x tensor.Tensor, a *LinearActivations) error {
 func (l *Linear) Backward(p *Pass, dx, dy, x tensor.Tensor, a *LinearActivations, accumulate, inputGradient bool) error {
 	d := p.Device
 	if inputGradient {
-		if err := d.MatMulTransposed(dx, dy, l.Weight, accumulate); err != nil {
+		if err := p.matMulTransposed(dx, dy, l.Weight, accumulate); err != nil {
 			return err
 		}
 	}
@@ -84,14 +84,14 @@ func (l *Linear) Backward(p *Pass, dx, dy, x tensor.Tensor, a *LinearActivations
 		if err != nil {
 			return err
 		}
-		if err := d.MatMulTransposed(dinner, dy.Slice(s.From, s.To), m.B, false); err != nil {
+		if err := p.matMulTransposed(dinner, dy.Slice(s.From, s.To), m.B, false); err != nil {
 			return err
 		}
 		if err := d.Scale(dinner, m.Scale, tensor.Float32); err != nil {
 			return err
 		}
 		if inputGradient {
-			if err := d.MatMulTransposed(dx.Slice(s.From, s.To), dinner, m.A, true); err != nil {
+			if err := p.matMulTransposed(dx.Slice(s.From, s.To), dinner, m.A, true); err != nil {
 				return err
 			}
 		}
@@ -100,10 +100,10 @@ func (l *Linear) Backward(p *Pass, dx, dy, x tensor.Tensor, a *LinearActivations
 				continue
 			}
 			inner := a.inner.Slice(g.From, g.To).Columns(0, m.A.Out())
-			if err := d.OuterProduct(g.Modules[l.Module].B, dy.Slice(g.From, g.To), inner); err != nil {
+			if err := p.outerProduct(g.Modules[l.Module].B, dy.Slice(g.From, g.To), inner); err != nil {
 				return err
 			}
-			if err := d.OuterProduct(g.Modules[l.Module].A, dinner.Slice(g.From-s.From, g.To-s.From), x.Slice(g.From, g.To)); err != nil {
+			if err := p.outerProduct(g.Modules[l.Module].A, dinner.Slice(g.From-s.From, g.To-s.From), x.Slice(g.From, g.To)); err != nil {
 				return err
 			}
 		}

@@ -26,7 +26,7 @@ func (m *MLP) Forward(p *Pass, out, h tensor.Tensor, a *MLPActivations) error {
 	if err := m.Up.Forward(p, a.up, h, &a.ua); err != nil {
 		return err
 	}
-	if err := p.Device.SwiGLU(hidden, a.gate, a.up); err != nil {
+	if err := p.swiGLU(hidden, a.gate, a.up); err != nil {
 		return err
 	}
 	if out.Buffer == nil {
@@ -41,17 +41,32 @@ func (m *MLP) Backward(p *Pass, dh, dout, h tensor.Tensor, a *MLPActivations, in
 	if err := p.get(h.Rows, slot{&hidden, p.Temp, a.gate.Cols}, slot{&dhidden, p.Temp, a.gate.Cols}); err != nil {
 		return err
 	}
-	if err := p.Device.SwiGLU(hidden, a.gate, a.up); err != nil {
+	if err := p.swiGLU(hidden, a.gate, a.up); err != nil {
 		return err
 	}
 	if err := m.Down.Backward(p, dhidden, dout, hidden, &a.da, false, true); err != nil {
 		return err
 	}
-	if err := p.Device.SwiGLUBackward(a.gate, a.up, dhidden, a.gate, a.up); err != nil {
+	if err := p.swiGLUBackward(dhidden, a.gate, a.up); err != nil {
 		return err
 	}
 	if err := m.Gate.Backward(p, dh, a.gate, h, &a.ga, false, inputGradient); err != nil {
 		return err
 	}
 	return m.Up.Backward(p, dh, a.up, h, &a.ua, true, inputGradient)
+}
+
+// swiGLU is Device.SwiGLU in steps.
+func (p *Pass) swiGLU(y, gate, up tensor.Tensor) error {
+	return p.rows(y.Rows, exponentialWork*float64(y.Cols), func(from, to int) error {
+		return p.Device.SwiGLU(y.Slice(from, to), gate.Slice(from, to), up.Slice(from, to))
+	})
+}
+
+// swiGLUBackward is Device.SwiGLUBackward in steps; gate and up become their gradients.
+func (p *Pass) swiGLUBackward(dy, gate, up tensor.Tensor) error {
+	return p.rows(dy.Rows, 2*exponentialWork*float64(dy.Cols), func(from, to int) error {
+		gate, up := gate.Slice(from, to), up.Slice(from, to)
+		return p.Device.SwiGLUBackward(gate, up, dy.Slice(from, to), gate, up)
+	})
 }

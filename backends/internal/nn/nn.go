@@ -46,6 +46,11 @@ type Pass struct {
 	Pages      tensor.Pages
 	// Yield is called between parts of a layer, when nothing runs on the device: another pass (with arenas of its own) may run meanwhile. An error ends the pass.
 	Yield func() error
+	// StepWork is how many operations (additions and multiplications, about) may run on the device between two calls of Yield; 0 = any number, and Yield is called between the parts of layers only.
+	StepWork float64
+
+	work float64               // since the last Yield
+	part []tensor.AttentionRun // scratch
 }
 
 // Layer is one residual layer of a decoder. Activations hold what Forward keeps for Backward: views into the pass's Keep arena, in a value that is made once and used again.

@@ -116,10 +116,3 @@ func (p *Pass) get(rows int, slots ...slot) error {
 	}
 	return nil
 }
-
-func (p *Pass) yield() error {
-	if p.Yield == nil {
-		return nil
-	}
-	return p.Yield()
-}

@@ -9,8 +9,14 @@ type Matrix interface {
 	In() int
 	DType() DType
 	Bytes() int
+	// Rows is a view of rows [from, to) of the weight, from a multiple of MatrixRows: products with it give those columns of y, or that part of the chain of dx. It lives as long as the matrix and is not freed.
+	// A range that cannot be had gives nil.
+	Rows(from, to int) Matrix
 	Free()
 }
+
+// MatrixRows is what a view of a matrix may be cut at.
+const MatrixRows = 64
 
 // Pages holds keys and values of attention in pages of PageSize positions, for a number of layers; page p of every layer belongs together. The
 // same pages serve training, prefill and decode, so their arithmetic is one. Unwritten rows of a page are zero.
@@ -33,6 +39,9 @@ const PageSize = 64
 type AttentionRun struct {
 	Row, Count, First int
 	Pages             []int32
+	// KeysFrom and KeysTo are for AttentionBackward alone: with KeysTo > 0 it computes the share of keys [KeysFrom, KeysTo), multiples of PageSize but for the sequence's end. So a long sequence can be
+	// cut into several calls, in ascending order, with equal bits.
+	KeysFrom, KeysTo int
 }
 
 // ErrMemory is wrapped by the error of an operation for which the device has no memory. Nothing else has happened; the operation may be tried again when memory has been freed.
@@ -106,7 +115,8 @@ type Device interface {
 	// parts are merged in order. A key's contribution to a row before it is left out, not multiplied by zero. Rows of no run stay as they are; no row may be in two runs. Runs may name the
 	// same pages (a shared prefix).
 	Attention(o, lse, q Tensor, p Pages, layer int, runs []AttentionRun, queryHeads int, scale float32) error
-	// AttentionBackward overwrites dq, dk, dv (rows as q and k) for do. Every run must start at position 0 (training).
+	// AttentionBackward overwrites dq, dk, dv (rows as q and k) for do. Every run must start at position 0 (training). Of a run with a range of keys it overwrites dk and dv of these keys, and adds to dq unless
+	// the range begins at 0.
 	AttentionBackward(dq, dk, dv, do, o, lse, q Tensor, p Pages, layer int, runs []AttentionRun, queryHeads int, scale float32) error
 
 	// LogSumExp: lse[m] (M × 1) of each row of logits, in fixed tiles. -Inf is a logit of probability zero; a row with +Inf or NaN gives NaN.

@@ -117,7 +117,7 @@ func (d *device) runs(c *checker, p *pages, layer, rows int, runs []tensor.Atten
 			c.fail("runs[%d]: %d pages: positions below %d need %d", i, len(r.Pages), r.First+r.Count, need)
 			return
 		}
-		d.sequences = append(d.sequences, C.sequence{row: C.int64_t(r.Row), count: C.int64_t(r.Count), first: C.int64_t(r.First), first_page: C.int64_t(len(d.pages))})
+		d.sequences = append(d.sequences, C.sequence{row: C.int64_t(r.Row), count: C.int64_t(r.Count), first: C.int64_t(r.First), first_page: C.int64_t(len(d.pages)), keys_to: C.int64_t(r.Count)})
 		for k, page := range r.Pages[:need] {
 			if page < 0 || int(page) >= p.count {
 				c.fail("runs[%d]: pages[%d] is %d of %d", i, k, page, p.count)
@@ -177,6 +177,19 @@ func (d *device) AttentionBackward(dq, dk, dv, do, o, lse, q tensor.Tensor, p te
 		if r.First != 0 {
 			c.fail("runs[%d] begins at position %d: must be 0", i, r.First)
 		}
+		if r.KeysTo != 0 && (r.KeysFrom < 0 || r.KeysFrom >= r.KeysTo || r.KeysTo > r.Count || r.KeysFrom%tensor.PageSize != 0 || r.KeysTo%tensor.PageSize != 0 && r.KeysTo != r.Count) {
+			c.fail("runs[%d]: keys %d to %d of %d: must be cut at multiples of %d", i, r.KeysFrom, r.KeysTo, r.Count, tensor.PageSize)
+		}
+	}
+	i := 0
+	for _, r := range runs {
+		if r.Count == 0 || c.err != nil {
+			continue // left out of d.sequences
+		}
+		if r.KeysTo > 0 {
+			d.sequences[i].keys_from, d.sequences[i].keys_to = C.int64_t(r.KeysFrom), C.int64_t(r.KeysTo)
+		}
+		i++
 	}
 	if c.err != nil || len(d.sequences) == 0 {
 		return c.err

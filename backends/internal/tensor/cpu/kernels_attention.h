@@ -128,7 +128,7 @@ static void attention(const void *job, int64_t unit, worker *w) {
   }
 }
 
-// A unit is one key head of one sequence: dk and dv of that head, dq of its query heads. dk and dv are chains over the items in order, dq over the keys.
+// A unit is one key head of one sequence: dk and dv of that head for a range of keys, and their share of dq of its query heads. dk and dv are chains over the items in order, dq over the keys.
 static void attention_backward(const void *job, int64_t unit, worker *w) {
   enum { ITEMS = BACKWARD_ITEMS };
   const attention_job *j = job;
@@ -141,7 +141,8 @@ static void attention_backward(const void *job, int64_t unit, worker *w) {
   float *ds = pr + ITEMS * PAGE, *delta = ds + ITEMS * PAGE;
 #define ITEM(v, i) (row_of(v, s->row + (i) / group) + (head * group + (i) % group) * dim)
   for (int64_t i = 0; i < all; i++) {
-    memset(ITEM(j->dq, i), 0, (size_t)dim * 4);
+    if (!s->keys_from) memset(ITEM(j->dq, i), 0, (size_t)dim * 4);
+    if (i < s->keys_from * group) continue; // no key of the range is seen
     const float *a = ITEM(j->dout, i), *b = ITEM(j->o, i);
     lanes dot = lset(0.0f);
     EACH_16(dim) dot = lfma(LOAD(a), LOAD(b), dot);
@@ -149,7 +150,7 @@ static void attention_backward(const void *job, int64_t unit, worker *w) {
   }
   memset(kt, 0, (size_t)(PAGE * wide) * 4);
   memset(q, 0, (size_t)(3 * ITEMS * wide) * 4); // columns from dim to wide stay zero
-  for (int64_t k0 = 0; k0 < s->count; k0 += PAGE) {
+  for (int64_t k0 = s->keys_from; k0 < s->keys_to; k0 += PAGE) {
     int64_t page = j->pages[s->first_page + k0 / PAGE], present = s->count - k0 < PAGE ? s->count - k0 : PAGE;
     const float *k = read_part(p, j->layer, page, head, kpart), *v = read_part(p, j->layer, page, heads + head, vpart);
     for (int64_t i = 0; i < PAGE; i++) // K as [key][dim], V as [dim][key]

@@ -22,6 +22,7 @@ type matrix struct {
 	out, in int
 	addr    uintptr
 	bytes   int
+	view    bool // of another matrix's memory
 }
 
 func (m *matrix) Out() int            { return m.out }
@@ -29,8 +30,21 @@ func (m *matrix) In() int             { return m.in }
 func (m *matrix) DType() tensor.DType { return m.dtype }
 func (m *matrix) Bytes() int          { return m.bytes }
 
+// Rows implements tensor.Matrix: MatrixRows is a multiple of a panel.
+func (m *matrix) Rows(from, to int) tensor.Matrix {
+	if m.addr == 0 || from < 0 || from >= to || to > m.out || from%tensor.MatrixRows != 0 {
+		return nil
+	}
+	depth := m.in
+	if m.dtype == tensor.BFloat16 {
+		depth += m.in % 2
+	}
+	skipped := from * depth * m.dtype.Size()
+	return &matrix{device: m.device, dtype: m.dtype, out: to - from, in: m.in, addr: m.addr + uintptr(skipped), bytes: (to - from) * depth * m.dtype.Size(), view: true}
+}
+
 func (m *matrix) Free() {
-	if m.addr != 0 {
+	if m.addr != 0 && !m.view {
 		m.device.release(m.addr, m.bytes)
 		m.addr = 0
 	}

@@ -57,6 +57,31 @@ func rowsAlone(t *testing.T, d tensor.Device) {
 			}
 		})
 	}
+	for _, dtype := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
+		t.Run(fmt.Sprintf("matrix in views %v", dtype), func(t *testing.T) {
+			const out, in = 5*tensor.MatrixRows/2 + 7, 61
+			h := start(t, d)
+			m := h.matrix(dtype, out, in, normal(16, out*in))
+			x, dy := h.tensor(rows, in, normal(17, rows*in)), h.tensor(rows, out, normal(18, rows*out))
+			y, dx := h.tensor(rows, out, make([]float32, rows*out)), h.tensor(rows, in, make([]float32, rows*in))
+			y2, dx2 := h.tensor(rows, out, make([]float32, rows*out)), h.tensor(rows, in, make([]float32, rows*in))
+			h.ok(d.MatMul(y, x, m, false))
+			h.ok(d.MatMulTransposed(dx, dy, m, false))
+			for from := 0; from < out; from += tensor.MatrixRows {
+				part := m.Rows(from, min(from+tensor.MatrixRows, out))
+				h.ok(d.MatMul(y2.Columns(from, from+part.Out()), x, part, false))
+				h.ok(d.MatMulTransposed(dx2, dy.Columns(from, from+part.Out()), part, from > 0))
+				part.Free() // a view owns nothing
+			}
+			sameBits(t, "y", h.read(y2), h.read(y))
+			sameBits(t, "dx", h.read(dx2), h.read(dx))
+			for _, r := range [][2]int{{1, out}, {-tensor.MatrixRows, out}, {0, out + 1}, {0, 0}, {2 * tensor.MatrixRows, tensor.MatrixRows}} {
+				if m.Rows(r[0], r[1]) != nil {
+					t.Errorf("rows %d to %d of %d were given", r[0], r[1], out)
+				}
+			}
+		})
+	}
 	t.Run("outer product", func(t *testing.T) {
 		const p, q = 45, 70
 		h := start(t, d)

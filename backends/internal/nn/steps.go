@@ -1,0 +1,195 @@
+package nn
+
+import "github.com/tinsmith/tinsmith/backends/internal/tensor"
+
+// A pass over many tokens is cut into device steps of about Pass.StepWork operations, between which it yields. Cuts change no bits: products are cut at the weight's outputs (in the backward pass of the input the
+// chain goes on from piece to piece), other operations at rows, attention's backward pass at keys.
+
+// did counts work that was done and yields when a step's worth has been.
+func (p *Pass) did(work float64) error {
+	if p.StepWork <= 0 {
+		return nil
+	}
+	if p.work += work; p.work < p.StepWork {
+		return nil
+	}
+	return p.yield()
+}
+
+func (p *Pass) yield() error {
+	p.work = 0
+	if p.Yield == nil {
+		return nil
+	}
+	return p.Yield()
+}
+
+// piece cuts n into equal pieces, multiples of unit but for the last, such that each has about a step's work, and gives their size.
+func (p *Pass) piece(n, unit int, work float64) int {
+	if p.StepWork <= 0 || work <= p.StepWork {
+		return n
+	}
+	count := min(int(work/p.StepWork)+1, n)
+	size := (n + count - 1) / count
+	return (size + unit - 1) / unit * unit
+}
+
+func productWork(rows int, w tensor.Matrix) float64 {
+	return 2 * float64(rows) * float64(w.Out()) * float64(w.In())
+}
+
+// matMul is Device.MatMul in steps.
+func (p *Pass) matMul(y, x tensor.Tensor, w tensor.Matrix, accumulate bool) error {
+	work := productWork(x.Rows, w)
+	size := p.piece(w.Out(), tensor.MatrixRows, work)
+	if size >= w.Out() {
+		if err := p.Device.MatMul(y, x, w, accumulate); err != nil {
+			return err
+		}
+		return p.did(work)
+	}
+	for from := 0; from < w.Out(); from += size {
+		to := min(from+size, w.Out())
+		if err := p.Device.MatMul(y.Columns(from, to), x, w.Rows(from, to), accumulate); err != nil {
+			return err
+		}
+		if err := p.did(work * float64(to-from) / float64(w.Out())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// matMulTransposed is Device.MatMulTransposed in steps.
+func (p *Pass) matMulTransposed(dx, dy tensor.Tensor, w tensor.Matrix, accumulate bool) error {
+	work := productWork(dx.Rows, w)
+	size := p.piece(w.Out(), tensor.MatrixRows, work)
+	if size >= w.Out() {
+		if err := p.Device.MatMulTransposed(dx, dy, w, accumulate); err != nil {
+			return err
+		}
+		return p.did(work)
+	}
+	for from := 0; from < w.Out(); from += size {
+		to := min(from+size, w.Out())
+		if err := p.Device.MatMulTransposed(dx, dy.Columns(from, to), w.Rows(from, to), accumulate || from > 0); err != nil {
+			return err
+		}
+		if err := p.did(work * float64(to-from) / float64(w.Out())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// outerProduct is Device.OuterProduct in steps.
+func (p *Pass) outerProduct(g, a, b tensor.Tensor) error {
+	return p.rows(a.Rows, 2*float64(g.Rows)*float64(g.Cols), func(from, to int) error {
+		return p.Device.OuterProduct(g, a.Slice(from, to), b.Slice(from, to))
+	})
+}
+
+// rows calls f for ranges of n rows in order; each row is so much work.
+func (p *Pass) rows(n int, work float64, f func(from, to int) error) error {
+	size := p.piece(n, 1, work*float64(n))
+	for from := 0; from < n; from += size {
+		to := min(from+size, n)
+		if err := f(from, to); err != nil {
+			return err
+		}
+		if err := p.did(work * float64(to-from)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// exponentialWork is about what one exponential function costs, in the operations of a product.
+const exponentialWork = 50
+
+// attentionWork is about what one query row with its heads costs for each key, forward.
+func attentionWork(heads, headDim int) float64 {
+	return float64(heads) * (4*float64(headDim) + exponentialWork)
+}
+
+// leastRows is how many query rows a step of attention has at least: fewer would read keys and values too often.
+const leastRows = 16
+
+// attention is Device.Attention in steps of whole sequences and of rows of long ones.
+func (p *Pass) attention(o, lse, q tensor.Tensor, layer, heads int, scale float32) error {
+	each := attentionWork(heads, q.Cols/heads)
+	if p.StepWork <= 0 {
+		return p.Device.Attention(o, lse, q, p.Pages, layer, p.Runs, heads, scale)
+	}
+	p.part = p.part[:0]
+	work := 0.0
+	flush := func() error {
+		if err := p.Device.Attention(o, lse, q, p.Pages, layer, p.part, heads, scale); err != nil {
+			return err
+		}
+		done := work
+		p.part, work = p.part[:0], 0
+		return p.did(done)
+	}
+	for _, r := range p.Runs {
+		for r.Count > 0 {
+			// The rows whose keys are a step's work.
+			n := r.Count
+			if whole := each * float64(n) * (float64(r.First) + float64(n)/2); work+whole > p.StepWork {
+				n = min(n, max(1, int((p.StepWork-work)/(each*float64(r.First+leastRows)*leastRows)))*leastRows)
+			}
+			p.part = append(p.part, tensor.AttentionRun{Row: r.Row, Count: n, First: r.First, Pages: r.Pages})
+			work += each * float64(n) * (float64(r.First) + float64(n)/2)
+			r.Row, r.First, r.Count = r.Row+n, r.First+n, r.Count-n
+			if work >= p.StepWork {
+				if err := flush(); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	if len(p.part) == 0 {
+		return nil
+	}
+	return flush()
+}
+
+// attentionBackward is Device.AttentionBackward in steps of whole sequences and of keys of long ones.
+func (p *Pass) attentionBackward(dq, dk, dv, do, o, lse, q tensor.Tensor, layer, heads int, scale float32) error {
+	if p.StepWork <= 0 {
+		return p.Device.AttentionBackward(dq, dk, dv, do, o, lse, q, p.Pages, layer, p.Runs, heads, scale)
+	}
+	each := 2.5 * attentionWork(heads, q.Cols/heads)
+	p.part = p.part[:0]
+	work := 0.0
+	flush := func() error {
+		if err := p.Device.AttentionBackward(dq, dk, dv, do, o, lse, q, p.Pages, layer, p.part, heads, scale); err != nil {
+			return err
+		}
+		done := work
+		p.part, work = p.part[:0], 0
+		return p.did(done)
+	}
+	for _, r := range p.Runs {
+		for from := 0; from < r.Count; {
+			n := r.Count - from // keys, seen by the rows from them on
+			if whole := each * float64(n) * float64(n) / 2; work+whole > p.StepWork {
+				n = min(n, max(1, int((p.StepWork-work)/(each*float64(n)*tensor.PageSize)))*tensor.PageSize)
+			}
+			part := r
+			part.KeysFrom, part.KeysTo = from, from+n
+			p.part = append(p.part, part)
+			work += each * float64(n) * (float64(r.Count-from) - float64(n)/2)
+			from += n
+			if work >= p.StepWork || from < r.Count { // a sequence stands once in a call
+				if err := flush(); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	if len(p.part) == 0 {
+		return nil
+	}
+	return flush()
+}
