@@ -50,9 +50,10 @@ typedef struct {
 // kernels is one instruction set's table.
 typedef struct {
   const char *isa, *arithmetic;
-  int64_t lanes, tile_rows, pair_words;
+  int64_t lanes, tile_rows, tile_columns, pair_words;
   bool (*few_rows)(int64_t rows); // whether matmul_few does so many
   unit_function pack_strip_f32, pack_strip_bf16, matmul, matmul_few, matmul_transposed, outer;
+  unit_function pack_across_f32, pack_across_bf16, matmul_across; // the transposed product of many rows
   unit_function rmsnorm, rmsnorm_backward, rope, swiglu, swiglu_backward;
   unit_function add, scale, add_row, round;
   unit_function logsumexp_tile, logsumexp_merge, softmax, softmax_gradient;

@@ -48,7 +48,10 @@ INLINE void tile(const int R, const bool pairs, const float *a, int64_t ar, int6
       }
     } else {
       vf x[V];
-      UNROLL for (int v = 0; v < V; v++) x[v] = vload(b + v * LANES);
+      UNROLL for (int v = 0; v < V; v++) {
+        x[v] = vload(b + v * LANES);
+        if (R > 2) IN_REGISTER(x[v]);
+      }
       UNROLL for (int r = 0; r < R; r++) {
         vf y = vset(a[r * ar]);
         UNROLL for (int v = 0; v < V; v++) s[r][v] = vfma(y, x[v], s[r][v]);
@@ -395,6 +398,222 @@ static void matmul_transposed(const void *job, int64_t unit, worker *w) {
     }
     n0 += block;
   } while (n0 < total);
+}
+
+// The gradient by many rows has them in the lanes: a tile is TILE_ROWS columns of dx × TILE_COLUMNS rows, weights are broadcast from where they lie in their panel,
+// and only dx itself is turned, when its chains are complete. ACROSS_GROUP words of the inner axis lie side by side in a panel of weights.
+#ifdef BF16_DOT
+#define across_group(pairs) ((pairs) ? PANEL / 2 : PANEL)
+#else
+#define across_group(pairs) PANEL
+#endif
+
+// turn_wide writes rows with the inner axis outside: to[d·width + r], zero for r from rows to width. width is a multiple of 4.
+static void turn_wide(const float *from, int64_t stride, int64_t rows, int64_t dim, int64_t width, float *to) {
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) {
+    const float *f = from + r * stride;
+    int64_t d = 0;
+    for (; d + 4 <= dim; d += 4) {
+      v4 a = *(const v4 *)(f + d), b = *(const v4 *)(f + stride + d), c = *(const v4 *)(f + 2 * stride + d), e = *(const v4 *)(f + 3 * stride + d);
+      v4 ab0 = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab1 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+      v4 ce0 = __builtin_shufflevector(c, e, 0, 4, 1, 5), ce1 = __builtin_shufflevector(c, e, 2, 6, 3, 7);
+      float *t = to + d * width + r;
+      *(v4 *)t = __builtin_shufflevector(ab0, ce0, 0, 1, 4, 5);
+      *(v4 *)(t + width) = __builtin_shufflevector(ab0, ce0, 2, 3, 6, 7);
+      *(v4 *)(t + 2 * width) = __builtin_shufflevector(ab1, ce1, 0, 1, 4, 5);
+      *(v4 *)(t + 3 * width) = __builtin_shufflevector(ab1, ce1, 2, 3, 6, 7);
+    }
+    for (; d < dim; d++)
+      for (int64_t i = 0; i < 4; i++) to[d * width + r + i] = f[i * stride + d];
+  }
+  for (; r < width; r++)
+    for (int64_t d = 0; d < dim; d++) to[d * width + r] = r < rows ? from[r * stride + d] : 0.0f;
+}
+
+// Packing of rows for it. A unit is TILE_COLUMNS rows: [inner axis][TILE_COLUMNS], or pairs of the inner axis in one word where there is an instruction for them; without it
+// bfloat16 values are float32 in their own order. a = x, b = the packed rows (addr).
+static void pack_across_f32(const void *job, int64_t unit, worker *w) {
+  (void)w;
+  const rows_job *j = job;
+  int64_t first = unit * TILE_COLUMNS, rows = j->a.rows - first < TILE_COLUMNS ? j->a.rows - first : TILE_COLUMNS, depth = j->a.cols;
+  float *to = (float *)j->b.addr + unit * TILE_COLUMNS * depth;
+  for (int64_t k = 0; k < depth; k += 64) // so that the lines stay near
+    turn_wide(row_of(j->a, first) + k, j->a.stride, rows, depth - k < 64 ? depth - k : 64, TILE_COLUMNS, to + k * TILE_COLUMNS);
+}
+static void pack_across_bf16(const void *job, int64_t unit, worker *w) {
+  (void)w;
+  const rows_job *j = job;
+  enum { SOME = 64, PER_WORD = PAIR_WORDS == 1 ? 2 : 1 };
+  int64_t first = unit * TILE_COLUMNS, rows = j->a.rows - first < TILE_COLUMNS ? j->a.rows - first : TILE_COLUMNS, in = j->a.cols;
+  int64_t words = (in + 1) / 2 * PAIR_WORDS;
+  float *to = (float *)j->b.addr + unit * TILE_COLUMNS * words;
+  for (int64_t k0 = 0; k0 < in; k0 += SOME) {
+    int64_t n = in - k0 < SOME ? in - k0 : SOME, some = (n + 1) / 2 * PAIR_WORDS;
+    union { uint32_t u[TILE_COLUMNS][SOME]; float f[TILE_COLUMNS * SOME]; } t;
+    for (int64_t r = 0; r < rows; r++) {
+      uint32_t *x = t.u[r]; // bits of the rounded elements as float32
+      if (j->a.type == BFLOAT16) {
+        const uint16_t *from = (const uint16_t *)j->a.addr + (first + r) * j->a.stride + k0;
+        for (int64_t k = 0; k < n; k++) x[k] = (uint32_t)from[k] << 16;
+        for (int64_t k = n; k < SOME; k++) x[k] = 0;
+      } else {
+        const uint32_t *from = (const uint32_t *)(row_of(j->a, first + r) + k0);
+        for (int64_t k = 0; k < n; k++) x[k] = round_bits(from[k]);
+        for (int64_t k = n; k < SOME; k++) x[k] = 0;
+      }
+      if (PER_WORD == 2)
+        for (int64_t k = 0; k < SOME / 2; k++) x[k] = x[2 * k + 1] | x[2 * k] >> 16;
+    }
+    turn_wide(t.f, SOME, rows, some, TILE_COLUMNS, to + k0 / PER_WORD * TILE_COLUMNS);
+  }
+}
+
+// tile_across does TILE_ROWS columns of dx × V vectors of rows over depth words: c (+)= a · b. a is groups of [TILE_ROWS][group], b [depth][TILE_COLUMNS], c [TILE_ROWS][TILE_COLUMNS].
+// swapped takes every two words in the order second, first: bfloat16 pairs as float32.
+INLINE void tile_across(const int V, const bool dot, const bool swapped, const float *a, const float *b, int64_t depth, float *c, bool zero) {
+  enum { R = TILE_ROWS };
+  (void)dot;
+  const int64_t group = across_group(dot);
+  vf s[R][TILE_VECTORS];
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int v = 0; v < V; v++) s[r][v] = zero ? vset(0.0f) : vload(c + r * TILE_COLUMNS + v * LANES);
+  for (int64_t d = 0; d < depth; d += group, a += R * group) {
+    int64_t n = depth - d < group ? depth - d : group, k = 0;
+    for (; k + 2 <= n; k += 2, b += 2 * TILE_COLUMNS)
+      UNROLL for (int i = 0; i < 2; i++) {
+        const int at = swapped ? 1 - i : i;
+#ifdef BF16_DOT
+        if (dot) {
+          vpair x[TILE_VECTORS];
+          UNROLL for (int v = 0; v < V; v++) x[v] = vpair_load(b + at * TILE_COLUMNS + v * LANES);
+          UNROLL for (int r = 0; r < R; r++) {
+            vpair y = vpair_rows(a, r * group + k + at, 0);
+            UNROLL for (int v = 0; v < V; v++) s[r][v] = vdot(s[r][v], y, x[v]);
+          }
+          continue;
+        }
+#endif
+        vf x[TILE_VECTORS];
+        UNROLL for (int v = 0; v < V; v++) x[v] = vload(b + at * TILE_COLUMNS + v * LANES);
+        UNROLL for (int r = 0; r < R; r++) {
+          vf y = vset(a[r * group + k + at]);
+          UNROLL for (int v = 0; v < V; v++) s[r][v] = vfma(y, x[v], s[r][v]);
+        }
+      }
+    for (; k < n; k++, b += TILE_COLUMNS) // the last of an odd number
+      UNROLL for (int r = 0; r < R; r++) {
+#ifdef BF16_DOT
+        if (dot) {
+          vpair y = vpair_rows(a, r * group + k, 0);
+          UNROLL for (int v = 0; v < V; v++) s[r][v] = vdot(s[r][v], y, vpair_load(b + v * LANES));
+          continue;
+        }
+#endif
+        UNROLL for (int v = 0; v < V; v++) s[r][v] = vfma(vset(a[r * group + k]), vload(b + v * LANES), s[r][v]);
+      }
+  }
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int v = 0; v < V; v++) vstore(c + r * TILE_COLUMNS + v * LANES, s[r][v]);
+}
+#define ACROSS(name, dot, swapped)                                                                                             \
+  static void name(int64_t vectors, const float *a, const float *b, int64_t depth, float *c, bool zero) {                      \
+    if (vectors == TILE_VECTORS) tile_across(TILE_VECTORS, dot, swapped, a, b, depth, c, zero);                                \
+    else for (int64_t v = 0; v < vectors; v++) tile_across(1, dot, swapped, a, b + v * LANES, depth, c + v * LANES, zero);     \
+  }
+ACROSS(across_f32, false, false)
+#ifdef BF16_DOT
+ACROSS(across_bf16, true, false)
+#else
+ACROSS(across_bf16, false, true)
+#endif
+
+// gather_across copies the weights of TILE_ROWS columns of dx, from first on, and depth words of the inner axis, from n0 on, in groups as tile_across reads them.
+INLINE void gather_across(const product_job *j, const bool pairs, int64_t first, int64_t n0, int64_t depth, float *to) {
+  const int64_t group = across_group(pairs);
+  int64_t have = j->w.in - first < TILE_ROWS ? j->w.in - first : TILE_ROWS, rows = pairs ? (j->w.in + 1) / 2 : j->w.in;
+  for (int64_t d = 0; d < depth; d += group, to += TILE_ROWS * group) {
+    const float *panel = (const float *)j->w.addr + (n0 + d) / group * rows * PANEL;
+    if (have < TILE_ROWS) memset(to, 0, (size_t)(TILE_ROWS * group) * 4);
+    if (!pairs) {
+      memcpy(to, panel + first * PANEL, (size_t)(have * PANEL) * 4);
+      continue;
+    }
+    for (int64_t k = 0; k < have; k += 2) { // a row of the panel is two columns of dx
+      const float *from = panel + (first + k) / 2 * PANEL;
+      float *even = to + k * group, *odd = even + group;
+#ifdef BF16_DOT
+      const uint64_t *two = (const uint64_t *)from;
+      for (int i = 0; i < PANEL / 2; i++) {
+        ((uint32_t *)even)[i] = (uint32_t)((two[i] & 0xffff) | (two[i] >> 16 & 0xffff0000));
+        ((uint32_t *)odd)[i] = (uint32_t)((two[i] >> 16 & 0xffff) | (two[i] >> 32 & 0xffff0000));
+      }
+#else
+      UNROLL for (int v = 0; v < PANEL_VECTORS; v++) {
+        vpair x = vpair_load(from + v * LANES);
+        vstore(even + v * LANES, x.even);
+        vstore(odd + v * LANES, x.odd);
+      }
+#endif
+    }
+  }
+}
+
+// turn_back moves dx between its rows and c, TILE_ROWS columns as tile_across has them.
+static void turn_back(const float *c, int64_t rows, int64_t columns, float *y, int64_t stride) {
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) {
+    int64_t k = 0;
+    for (; k + 4 <= columns; k += 4) {
+      const float *f = c + k * TILE_COLUMNS + r;
+      v4 a = *(const v4 *)f, b = *(const v4 *)(f + TILE_COLUMNS), d = *(const v4 *)(f + 2 * TILE_COLUMNS), e = *(const v4 *)(f + 3 * TILE_COLUMNS);
+      v4 ab0 = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab1 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+      v4 de0 = __builtin_shufflevector(d, e, 0, 4, 1, 5), de1 = __builtin_shufflevector(d, e, 2, 6, 3, 7);
+      float *t = y + r * stride + k;
+      *(v4 *)t = __builtin_shufflevector(ab0, de0, 0, 1, 4, 5);
+      *(v4 *)(t + stride) = __builtin_shufflevector(ab0, de0, 2, 3, 6, 7);
+      *(v4 *)(t + 2 * stride) = __builtin_shufflevector(ab1, de1, 0, 1, 4, 5);
+      *(v4 *)(t + 3 * stride) = __builtin_shufflevector(ab1, de1, 2, 3, 6, 7);
+    }
+    for (; k < columns; k++)
+      for (int64_t i = 0; i < 4; i++) y[(r + i) * stride + k] = c[k * TILE_COLUMNS + r + i];
+  }
+  for (; r < rows; r++)
+    for (int64_t k = 0; k < columns; k++) y[r * stride + k] = c[k * TILE_COLUMNS + r];
+}
+
+// A unit is a block of rows (strips_per_unit times TILE_COLUMNS) × panels_per_unit times TILE_ROWS columns of dx. y = dx, strips = dy as pack_across leaves it.
+INLINE void transposed_across(const product_job *j, int64_t unit, worker *w, const bool pairs) {
+  const bool dot = pairs && PAIR_WORDS == 1;
+  const int64_t words = pairs ? PAIR_WORDS : 1; // per step of total
+  int64_t total = pairs ? (j->w.out + 1) / 2 * words : j->w.out, tiles = div_up(j->w.in, TILE_ROWS), strips = div_up(j->y.rows, TILE_COLUMNS);
+  int64_t chunks = div_up(tiles, j->panels_per_unit), t0 = unit % chunks * j->panels_per_unit, t1 = t0 + j->panels_per_unit < tiles ? t0 + j->panels_per_unit : tiles;
+  int64_t s0 = unit / chunks * j->strips_per_unit, s1 = s0 + j->strips_per_unit < strips ? s0 + j->strips_per_unit : strips;
+  float *weights = w->memory, *sums = weights + j->panels_per_unit * TILE_ROWS * DEPTH;
+  for (int64_t n0 = 0; n0 < total; n0 += DEPTH) {
+    int64_t depth = total - n0 < DEPTH ? total - n0 : DEPTH;
+    for (int64_t t = t0; t < t1; t++) gather_across(j, pairs, t * TILE_ROWS, n0, depth, weights + (t - t0) * TILE_ROWS * DEPTH);
+    for (int64_t s = s0; s < s1; s++) {
+      int64_t rows = j->y.rows - s * TILE_COLUMNS < TILE_COLUMNS ? j->y.rows - s * TILE_COLUMNS : TILE_COLUMNS;
+      const float *b = j->strips + (s * total + n0) * TILE_COLUMNS;
+      for (int64_t t = t0; t < t1; t++) {
+        int64_t columns = j->w.in - t * TILE_ROWS < TILE_ROWS ? j->w.in - t * TILE_ROWS : TILE_ROWS;
+        float *c = sums + ((s - s0) * j->panels_per_unit + t - t0) * TILE_ROWS * TILE_COLUMNS, *y = row_of(j->y, s * TILE_COLUMNS) + t * TILE_ROWS;
+        bool zero = n0 == 0 && !j->accumulate;
+        if (n0 == 0 && j->accumulate) {
+          memset(c, 0, TILE_ROWS * TILE_COLUMNS * 4);
+          turn_wide(y, j->y.stride, rows, columns, TILE_COLUMNS, c);
+        }
+        (dot ? across_bf16 : pairs ? across_bf16 : across_f32)(div_up(rows, LANES), weights + (t - t0) * TILE_ROWS * DEPTH, b, depth, c, zero);
+        if (n0 + DEPTH >= total) turn_back(c, rows, columns, y, j->y.stride);
+      }
+    }
+  }
+}
+static void matmul_across(const void *job, int64_t unit, worker *w) {
+  const product_job *j = job;
+  if (j->w.type == BFLOAT16) transposed_across(j, unit, w, true);
+  else transposed_across(j, unit, w, false);
 }
 
 // A unit is PANEL columns of g. y = g, x = a, w.addr = b with w.out its stride. With flag the roles are exchanged: x = b, w.addr = a, and y is written transposed; a

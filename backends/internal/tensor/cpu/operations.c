@@ -340,6 +340,9 @@ static const float *pack_strips(device *d, view x, int type, int64_t width) {
 }
 
 enum { BLOCK_ROWS = 240, TRANSPOSED_BLOCK_ROWS = 516 }; // rows whose strips over DEPTH stay in the second-level cache; more where weights must be turned for each block
+// The transposed product with rows in the lanes: rows and columns of dx whose sums stay in the second-level cache beside the weights over DEPTH; and from which sizes on it
+// is faster than turning the weights, because the lanes are full and turning dx is small beside its chains.
+enum { ACROSS_ROWS = 512, ACROSS_LEAST = 96, ACROSS_MOST = 264, ACROSS_FROM_ROWS = 12, ACROSS_FROM_DEPTH = 128 };
 static const int64_t STRIP_BYTES = 256 << 20; // of packed rows at a time
 
 // cut_product chooses the units: blocks of strips as even as can be, and few enough panels that every thread has several units. It gives their number.
@@ -379,7 +382,37 @@ static int run_product(device *d, unit_function f, view y, view x, matrix w, boo
 }
 
 int op_matmul(device *d, view y, view x, matrix w, bool accumulate) { return run_product(d, d->k->matmul, y, x, w, accumulate, w.out); }
+// run_across is the transposed product with rows in the lanes: weights are not turned, but dx is.
+static int run_across(device *d, view y, view x, matrix w, bool accumulate) {
+  const kernels *k = d->k;
+  bool pairs = w.type == BFLOAT16;
+  int64_t threads = threads_count(d->t), words = pairs ? (w.out + 1) / 2 * k->pair_words : w.out, width = k->tile_columns;
+  int64_t row_bytes = words * 4, pieces = div_up(y.rows, STRIP_BYTES / row_bytes > ACROSS_ROWS ? STRIP_BYTES / row_bytes : ACROSS_ROWS);
+  int64_t most = div_up(div_up(y.rows, pieces), width) * width, tiles = div_up(w.in, k->tile_rows);
+  for (int64_t r = 0; r < y.rows; r += most) {
+    view part = x, out = y;
+    part.addr += (uintptr_t)(r * x.stride) * (x.type == BFLOAT16 ? 2 : 4), out.addr += (uintptr_t)(r * y.stride) * 4;
+    part.rows = out.rows = y.rows - r < most ? y.rows - r : most;
+    int64_t strips = div_up(out.rows, width);
+    void *packed = shared_memory(d, strips * width * words * 4 + 64);
+    if (!packed) return -1;
+    rows_job rows = {.a = part, .b = {.addr = (uintptr_t)packed}};
+    threads_run(d->t, pairs ? k->pack_across_bf16 : k->pack_across_f32, &rows, strips, (double)part.rows * (double)part.cols * (pairs ? 1 : 0.5));
+
+    product_job j = {.y = out, .w = w, .strips = packed, .accumulate = accumulate};
+    int64_t blocks = div_up(strips, ACROSS_ROWS / width);
+    j.strips_per_unit = div_up(strips, blocks);
+    blocks = div_up(strips, j.strips_per_unit);
+    j.panels_per_unit = div_up(tiles, div_up(threads * 4, blocks));
+    if (j.panels_per_unit < ACROSS_LEAST / k->tile_rows) j.panels_per_unit = ACROSS_LEAST / k->tile_rows;
+    if (j.panels_per_unit > ACROSS_MOST / k->tile_rows) j.panels_per_unit = ACROSS_MOST / k->tile_rows;
+    if (threads_reserve(d->t, j.panels_per_unit * k->tile_rows * (DEPTH + j.strips_per_unit * width) * 4)) return -1;
+    threads_run(d->t, k->matmul_across, &j, blocks * div_up(tiles, j.panels_per_unit), product_cost((double)out.rows, (double)w.out, (double)w.in));
+  }
+  return 0;
+}
 int op_matmul_transposed(device *d, view dx, view dy, matrix w, bool accumulate) {
+  if (dx.rows >= ACROSS_FROM_ROWS && w.out >= ACROSS_FROM_DEPTH) return run_across(d, dx, dy, w, accumulate);
   return run_product(d, d->k->matmul_transposed, dx, dy, w, accumulate, w.in);
 }
 int op_outer(device *d, view g, view a, view b) {
