@@ -6,6 +6,7 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/config"
 	"github.com/tinsmith/tinsmith/gateway/internal/fleet"
 	"github.com/tinsmith/tinsmith/gateway/internal/server"
+	"github.com/tinsmith/tinsmith/gateway/internal/store"
 	"github.com/tinsmith/tinsmith/gateway/internal/supervisor"
 )
 
@@ -15,8 +16,32 @@ type health struct {
 	models  []config.Model
 
 	mu        sync.Mutex
+	records   store.Store    // nil until it is open
+	trouble   *store.Trouble // why it could not be opened yet
 	backends  *fleet.Fleet
 	downloads map[int]float64
+}
+
+// setStore tells that the store is open, or why it is not.
+func (h *health) setStore(s store.Store, trouble *store.Trouble) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.records, h.trouble = s, trouble
+}
+
+// storage tells how the store stands. mu is held.
+func (h *health) storage() server.Storage {
+	trouble := h.trouble
+	if h.records != nil {
+		trouble = store.TroubleOf(h.records.Err())
+	}
+	switch {
+	case trouble != nil:
+		return server.Storage{State: string(trouble.State), Reason: trouble.Error()}
+	case h.records == nil:
+		return server.Storage{State: "starting"}
+	}
+	return server.Storage{State: "ok"}
 }
 
 func (h *health) setFleet(f *fleet.Fleet) {
@@ -36,13 +61,18 @@ func (h *health) setDownload(model int, done, total int64) {
 	}
 }
 
-// get tells how everything stands: "ok" when all models are ready, "starting" while any comes up for the first time, else "degraded".
+// get tells how everything stands: "ok" when the store takes work and all models are ready, "starting" while any comes up for the first time, else "degraded".
 func (h *health) get() server.Health {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	out := server.Health{Status: "ok", Version: h.version}
+	out := server.Health{Status: "ok", Version: h.version, Storage: h.storage()}
+	if out.Storage.Reason != "" {
+		out.Status = "degraded"
+	}
 	if h.backends == nil {
-		out.Status = "starting"
+		if out.Status == "ok" {
+			out.Status = "starting"
+		}
 		for i, m := range h.models {
 			state := server.Model{Name: m.Name, State: "starting"}
 			if progress, ok := h.downloads[i]; ok && progress < 1 {
@@ -61,6 +91,8 @@ func (h *health) get() server.Health {
 			}
 		}
 		switch {
+		case s.Stalled != "":
+			m.State, m.Reason, out.Status = "hanging", s.Stalled, "degraded"
 		case s.Phase == supervisor.Ready:
 		case s.Restarts == 0 && (s.Phase == supervisor.Starting || s.Phase == supervisor.Loading):
 			if out.Status == "ok" {

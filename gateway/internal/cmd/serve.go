@@ -36,6 +36,7 @@ import (
 const (
 	tokenLifetime = time.Hour        // of the tokens that keys are exchanged for
 	closeTimeout  = 20 * time.Second // for work in flight when the server ends
+	retryStore    = time.Second      // between two attempts to open the store
 )
 
 func serveCommand(version string) *cobra.Command {
@@ -90,9 +91,6 @@ func serveConfig(file, model, listen string) (config.Config, error) {
 // serve runs until ctx ends.
 func serve(ctx context.Context, cfg config.Config, version string) (err error) {
 	setLog(cfg.Log)
-	if err := os.MkdirAll(cfg.DataDir, 0o755); err != nil {
-		return fmt.Errorf("data_dir: %w", err)
-	}
 	if cfg.DataDir, err = filepath.Abs(cfg.DataDir); err != nil {
 		return err
 	}
@@ -100,16 +98,6 @@ func serve(ctx context.Context, cfg config.Config, version string) (err error) {
 	if err != nil {
 		return err
 	}
-	secret, err := loadSecret(filepath.Join(cfg.DataDir, "token-secret"))
-	if err != nil {
-		return err
-	}
-	auth := &keys.Authenticator{Ring: ring, Tokens: keys.Tokens{Secret: secret, Lifetime: tokenLifetime}}
-	records, err := openStore(ctx, cfg)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, records.Close()) }()
 	tel, err := telemetry.Start(ctx, version)
 	if err != nil {
 		return err
@@ -121,7 +109,7 @@ func serve(ctx context.Context, cfg config.Config, version string) (err error) {
 	}()
 
 	h := &health{version: version, models: cfg.Models}
-	listener, err := server.Listen(ctx, cfg.Listen, cfg.DataDir)
+	listener, err := server.Listen(ctx, cfg.Listen)
 	if err != nil {
 		return err
 	}
@@ -131,13 +119,69 @@ func serve(ctx context.Context, cfg config.Config, version string) (err error) {
 	served := make(chan error, 1)
 	go func() { defer cancel(); served <- server.Serve(ctx, listener, front) }()
 
-	err = serveModels(ctx, cfg, version, auth, records, tel.Handler, h, front, localURL(listener.Addr()))
+	err = serveStore(ctx, cfg, version, ring, tel.Handler, h, front, listener.Addr())
 	cancel()
 	serveErr := <-served
 	if errors.Is(err, context.Canceled) {
 		err = nil
 	}
 	return errors.Join(err, serveErr)
+}
+
+// serveStore waits for the data directory, which is this process's alone from then on, and serves what is in it.
+func serveStore(ctx context.Context, cfg config.Config, version string, ring *keys.Ring, metrics http.Handler, h *health, front *server.Switch, address net.Addr) (err error) {
+	records, secret, err := awaitStore(ctx, cfg, h, address)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, records.Close()) }()
+	auth := &keys.Authenticator{Ring: ring, Tokens: keys.Tokens{Secret: secret, Lifetime: tokenLifetime}}
+	return serveModels(ctx, cfg, version, auth, records, metrics, h, front, localURL(address))
+}
+
+// awaitStore opens the data directory. What may pass (another process that has it, a full disk, a database that is not up) is waited for and told in /healthz.
+func awaitStore(ctx context.Context, cfg config.Config, h *health, address net.Addr) (store.Store, []byte, error) {
+	for waited := store.State(""); ; {
+		records, secret, err := openData(ctx, cfg, address)
+		if err == nil {
+			h.setStore(records, nil)
+			return records, secret, nil
+		}
+		trouble := store.TroubleOf(err)
+		if trouble == nil || ctx.Err() != nil {
+			return nil, nil, err
+		}
+		h.setStore(nil, trouble)
+		if trouble.State != waited {
+			waited = trouble.State
+			slog.WarnContext(ctx, "waiting for the data directory", "state", trouble.State, "error", err)
+		}
+		select {
+		case <-time.After(retryStore):
+		case <-ctx.Done():
+			return nil, nil, ctx.Err()
+		}
+	}
+}
+
+// openData opens the store, and with it the data directory is this process's: it leaves its address there and takes the secret that signs tokens.
+func openData(ctx context.Context, cfg config.Config, address net.Addr) (store.Store, []byte, error) {
+	if err := os.MkdirAll(cfg.DataDir, 0o755); err != nil {
+		return nil, nil, fmt.Errorf("data_dir: %w", err)
+	}
+	records, err := openStore(ctx, cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	err = server.WriteAddress(address, cfg.DataDir)
+	if err != nil {
+		return nil, nil, errors.Join(err, records.Close())
+	}
+	secret, err := loadSecret(filepath.Join(cfg.DataDir, "token-secret"))
+	if err != nil {
+		return nil, nil, errors.Join(err, records.Close())
+	}
+	return records, secret, nil
 }
 
 // serveModels brings the models up, opens the APIs, and waits for the end of ctx.
@@ -150,7 +194,7 @@ func serveModels(ctx context.Context, cfg config.Config, version string, auth *k
 	if err != nil {
 		return err
 	}
-	backends, err := fleet.New(models, programs, cfg.DataDir)
+	backends, err := fleet.New(fleet.Config{Models: models, PluginDir: programs, DataDir: cfg.DataDir, ProgressTimeout: cfg.Backends.ProgressTimeout})
 	if err != nil {
 		return err
 	}
@@ -175,6 +219,7 @@ func serveModels(ctx context.Context, cfg config.Config, version string, auth *k
 	core, err := runs.Open(ctx, runs.Config{
 		Store: records, DataDir: cfg.DataDir, Models: served, Backends: backends,
 		SessionExpiry: cfg.Sessions.ExpireAfter, GapWait: cfg.Training.GapWait, MaxQueuedSamples: cfg.Sampling.MaxWaiting,
+		Refuse: backends.Refuse,
 	})
 	if err != nil {
 		return err
@@ -280,7 +325,10 @@ func pluginDir() (string, error) {
 }
 
 func openStore(ctx context.Context, cfg config.Config) (store.Store, error) {
-	options := store.Options{Dir: cfg.DataDir}
+	options := store.Options{Dir: cfg.DataDir, Reserve: int64(cfg.Store.ReserveMiB) << 20}
+	if options.Reserve == 0 {
+		options.Reserve = -1 // none
+	}
 	if cfg.Store.Driver == "postgres" {
 		b, err := os.ReadFile(cfg.Store.URLFile)
 		if err != nil {

@@ -1,8 +1,14 @@
 package cmd
 
 import (
+	"errors"
 	"net"
+	"path/filepath"
 	"testing"
+	"time"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/config"
+	"github.com/tinsmith/tinsmith/gateway/internal/store"
 )
 
 func TestLocalURL(t *testing.T) {
@@ -21,5 +27,58 @@ func TestLocalURL(t *testing.T) {
 				t.Errorf("got %s, want %s", got, c.want)
 			}
 		})
+	}
+}
+
+// A data directory that another process has is waited for, /healthz says so, and the waiting one leaves the other's address alone.
+func TestAwaitStore(t *testing.T) {
+	cfg := config.Default()
+	cfg.DataDir = t.TempDir()
+	other, err := store.Open(t.Context(), store.Options{Dir: cfg.DataDir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &health{models: []config.Model{{Name: "m"}}}
+	opened := make(chan error, 1)
+	var records store.Store
+	go func() {
+		var err error
+		records, _, err = awaitStore(t.Context(), cfg, h, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 80})
+		opened <- err
+	}()
+	for deadline := time.Now().Add(time.Minute); h.get().Storage.State != string(store.Locked) && time.Now().Before(deadline); {
+		time.Sleep(time.Millisecond)
+	}
+	if got := h.get(); got.Storage.State != string(store.Locked) || got.Storage.Reason == "" || got.Status != "degraded" {
+		t.Errorf("health %+v", got)
+	}
+	if found, _ := filepath.Glob(filepath.Join(cfg.DataDir, "address")); len(found) != 0 {
+		t.Error("the waiting process wrote its address")
+	}
+	if err := other.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-opened; err != nil {
+		t.Fatal(err)
+	}
+	defer records.Close()
+	if got := h.get(); got.Storage.State != "ok" || got.Status != "starting" {
+		t.Errorf("health %+v", got)
+	}
+}
+
+// What waiting does not change ends the start.
+func TestAwaitStoreOfAnotherFormat(t *testing.T) {
+	cfg := config.Default()
+	cfg.DataDir = t.TempDir()
+	s, err := store.Open(t.Context(), store.Options{Dir: cfg.DataDir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(s.Commit(t.Context(), store.Batch{Put: []store.Record{{Collection: "store", Key: "format", Value: []byte("0")}}}), s.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := awaitStore(t.Context(), cfg, &health{}, &net.TCPAddr{}); !errors.Is(err, store.ErrFormat) {
+		t.Errorf("got %v", err)
 	}
 }

@@ -18,6 +18,7 @@ type Config struct {
 	DataDir  string   `yaml:"data_dir"`
 	Auth     Auth     `yaml:"auth"`
 	Store    Store    `yaml:"store"`
+	Backends Backends `yaml:"backends"`
 	Sessions Sessions `yaml:"sessions"`
 	Training Training `yaml:"training"`
 	Sampling Sampling `yaml:"sampling"`
@@ -40,6 +41,14 @@ type Store struct {
 	Driver string `yaml:"driver"`
 	// URLFile names a file whose first line is the PostgreSQL connection URL.
 	URLFile string `yaml:"url_file"`
+	// ReserveMiB of the data directory's disk are kept for the results of accepted work: with less free, new work is refused. 0: no reserve.
+	ReserveMiB int `yaml:"reserve_mib"`
+}
+
+// Backends says how the backend processes are watched.
+type Backends struct {
+	// ProgressTimeout is how long a backend that has work may finish no step of it before it is killed and started again. After a tenth of that new work is refused.
+	ProgressTimeout time.Duration `yaml:"progress_timeout"`
 }
 
 // Sessions bounds the life of a client that went silent.
@@ -94,7 +103,8 @@ func Default() Config {
 	return Config{
 		Listen:   "127.0.0.1:8000",
 		DataDir:  "data",
-		Store:    Store{Driver: "sqlite"},
+		Store:    Store{Driver: "sqlite", ReserveMiB: 64},
+		Backends: Backends{ProgressTimeout: 5 * time.Minute},
 		Sessions: Sessions{ExpireAfter: 5 * time.Minute},
 		Training: Training{GapWait: 2 * time.Second},
 		Sampling: Sampling{MaxWaiting: 20000, MaxPerClient: 2000},

@@ -3,6 +3,7 @@ package config
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -46,6 +47,8 @@ func TestFullFile(t *testing.T) {
 		{"data_dir", cfg.DataDir, filepath.Join("testdata", "state")},
 		{"keys_file", cfg.Auth.KeysFile, filepath.Join("testdata", "keys")},
 		{"expire_after", cfg.Sessions.ExpireAfter.String(), (10 * time.Minute).String()},
+		{"progress_timeout", cfg.Backends.ProgressTimeout.String(), "30s"},
+		{"reserve", strconv.Itoa(cfg.Store.ReserveMiB), "100"},
 		{"gap_wait", cfg.Training.GapWait.String(), "500ms"},
 		{"path", m.Path, "hf://org/model@main"},
 		{"alias", strings.Join(m.Aliases, ","), "Qwen/Qwen3-8B"},

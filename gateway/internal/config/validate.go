@@ -18,6 +18,11 @@ var (
 	pluginName = regexp.MustCompile(`^[a-z][a-z0-9-]{0,63}$`)
 )
 
+const (
+	maxReserveMiB      = 1 << 20
+	minProgressTimeout = 2 * time.Second // a backend reports once a second
+)
+
 // Validate checks values that are of the right type. The error names the key.
 func (c *Config) Validate() error {
 	if err := c.validateListen(); err != nil {
@@ -37,6 +42,12 @@ func (c *Config) Validate() error {
 	}
 	if (c.Store.Driver == "postgres") != (c.Store.URLFile != "") {
 		return errors.New("store.url_file: required with store.driver postgres, and only with it")
+	}
+	if c.Store.ReserveMiB < 0 || c.Store.ReserveMiB > maxReserveMiB {
+		return fmt.Errorf("store.reserve_mib: %d is not between 0 and %d", c.Store.ReserveMiB, maxReserveMiB)
+	}
+	if c.Backends.ProgressTimeout < minProgressTimeout {
+		return fmt.Errorf("backends.progress_timeout: %s is less than %s", c.Backends.ProgressTimeout, minProgressTimeout)
 	}
 	if c.Sessions.ExpireAfter < 2*time.Minute {
 		return fmt.Errorf("sessions.expire_after: %s is less than 2m (a busy Python client can be silent for tens of seconds)", c.Sessions.ExpireAfter)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
@@ -38,13 +39,22 @@ type State struct {
 	supervisor.State
 }
 
-// New prepares the backends: programs from pluginDir, scratch space and lock files under dataDir.
-func New(models []*catalog.Model, pluginDir, dataDir string) (*Fleet, error) {
+// Config says what to run and how to watch it.
+type Config struct {
+	Models          []*catalog.Model
+	PluginDir       string        // has the programs
+	DataDir         string        // scratch space and lock files lie in it
+	ProgressTimeout time.Duration // see supervisor.Config; 0 = its default
+}
+
+// New prepares the backends.
+func New(c Config) (*Fleet, error) {
 	f := &Fleet{byName: map[string]*member{}}
-	for i, m := range models {
+	for i, m := range c.Models {
 		s, err := supervisor.New(supervisor.Config{
-			Name: m.Name, Program: filepath.Join(pluginDir, m.Plugin), LockFile: filepath.Join(dataDir, fmt.Sprintf("backend-%d.lock", i)),
-			Load: plugins.LoadRequest{ModelDir: m.Dir, Name: m.Name, Config: m.Backend, Scratch: filepath.Join(dataDir, "scratch", fmt.Sprint(i))},
+			Name: m.Name, Program: filepath.Join(c.PluginDir, m.Plugin), LockFile: filepath.Join(c.DataDir, fmt.Sprintf("backend-%d.lock", i)),
+			Load:            plugins.LoadRequest{ModelDir: m.Dir, Name: m.Name, Config: m.Backend, Scratch: filepath.Join(c.DataDir, "scratch", fmt.Sprint(i))},
+			ProgressTimeout: c.ProgressTimeout,
 		})
 		if err != nil {
 			return nil, fmt.Errorf("model %s: %w", m.Name, err)
@@ -82,6 +92,19 @@ func (f *Fleet) States() []State {
 		out[i] = State{m.name, m.supervisor.State()}
 	}
 	return out
+}
+
+// Refuse says why a model takes no new work for now: its backend seems to hang. What was accepted is done by the next process, so a backend that is being replaced or
+// loaded takes work; and one that has failed for good fails it with its reason.
+func (f *Fleet) Refuse(model string) error {
+	m, ok := f.byName[model]
+	if !ok {
+		return nil
+	}
+	if why := m.supervisor.State().Stalled; why != "" {
+		return fmt.Errorf("the backend of %s hangs: %s", model, why)
+	}
+	return nil
 }
 
 // observe follows the process: ready, or lost.

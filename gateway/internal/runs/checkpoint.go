@@ -285,7 +285,7 @@ func (c *Core) deleteCheckpoint(ctx context.Context, cp *checkpoint, event strin
 	if !here {
 		return nil
 	}
-	err := c.cfg.Store.Commit(ctx, store.Batch{
+	err := c.commit(ctx, store.Batch{
 		Delete: []store.RecordKey{{Collection: inCheckpoints, Key: cp.Path}},
 		Put:    []store.Record{c.audit(cp.Owner, AuditEntry{Event: event, RunID: cp.RunID, Path: cp.Path})},
 	})
@@ -318,7 +318,7 @@ func (c *Core) change(ctx context.Context, owner, path string, entry AuditEntry,
 		return nil
 	}
 	entry.RunID, entry.Path = cp.RunID, cp.Path
-	if err := c.cfg.Store.Commit(ctx, store.Batch{Put: []store.Record{changed.record(), c.audit(owner, entry)}}); err != nil {
+	if err := c.commit(ctx, store.Batch{Put: []store.Record{changed.record(), c.audit(owner, entry)}}); err != nil {
 		return fmt.Errorf("change checkpoint: %w", err)
 	}
 	c.mu.Lock()

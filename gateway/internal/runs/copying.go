@@ -85,7 +85,7 @@ func (c *Core) CopyCheckpoint(ctx context.Context, req CopyCheckpoint) (Checkpoi
 
 // installStored makes a run that only holds checkpoints durable and known.
 func (c *Core) installStored(ctx context.Context, r *run, batch store.Batch, cps ...*checkpoint) error {
-	if err := c.cfg.Store.Commit(ctx, batch); err != nil {
+	if err := c.commit(ctx, batch); err != nil {
 		return fmt.Errorf("store checkpoint: %w", err)
 	}
 	c.mu.Lock()

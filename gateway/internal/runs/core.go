@@ -56,6 +56,8 @@ type Config struct {
 	Models   []Model
 	Backends Backends
 	Logger   *slog.Logger // nil = slog.Default
+	// Refuse says why new work for a model is not taken for now, which clients are told with KindUnavailable; nil = never.
+	Refuse func(model string) error
 
 	SessionExpiry    time.Duration // without heartbeat; 300 s
 	GapWait          time.Duration // how long a missing seq_id is waited for; 2 s

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
 )
@@ -13,7 +14,9 @@ import (
 // failing is a store whose commits of a collection fail while it is told so.
 type failing struct {
 	store.Store
-	collection atomic.Value // string
+	collection  atomic.Value // string
+	unavailable atomic.Bool  // the failure is one that passes
+	refused     atomic.Int64 // failed commits
 }
 
 var errDisk = errors.New("the disk is full")
@@ -21,6 +24,10 @@ var errDisk = errors.New("the disk is full")
 func (f *failing) Commit(ctx context.Context, b store.Batch) error {
 	for _, r := range b.Put {
 		if r.Collection == f.collection.Load() {
+			f.refused.Add(1)
+			if f.unavailable.Load() {
+				return fmt.Errorf("%w: %w", store.ErrUnavailable, errDisk)
+			}
 			return errDisk
 		}
 	}
@@ -59,4 +66,60 @@ func TestStoreFaults(t *testing.T) {
 	if n := w.Stats(); n.QueuedOperations != 0 || n.WaitingSamples != 0 || n.RunningSamples != 0 {
 		t.Errorf("left over: %+v", n)
 	}
+}
+
+// While the store cannot be written to, new work is refused for now, and what was computed waits until it can be stored.
+func TestStoreTrouble(t *testing.T) {
+	f := &failing{}
+	f.collection.Store("")
+	f.unavailable.Store(true)
+	w := newWorld(t, nil)
+	w.Core.cfg.Store, f.Store = f, w.Core.cfg.Store
+	ctx := t.Context()
+	run := w.newRun(w.session(), 0)
+	f.collection.Store(inResults)
+	s, err := w.ForwardBackward(ctx, w.pass(run, 1))
+	w.ok(err)
+	for f.refused.Load() < 2 { // it is tried again
+		time.Sleep(time.Millisecond)
+	}
+	if _, err := w.Wait(ctx, owner, s.RequestID, time.Millisecond); !errors.Is(err, ErrPending) {
+		t.Errorf("a result that is not stored: %v", err)
+	}
+	f.collection.Store(inOperations)
+	_, err = w.OptimStep(ctx, w.step(run, 2))
+	w.refused(err, KindUnavailable, "disk is full")
+	w.ok(w.outcomeError(s.RequestID))
+	f.collection.Store("")
+	w.good(w.OptimStep(ctx, w.step(run, 2)))
+}
+
+// outcomeError gives the failure of an operation.
+func (w *world) outcomeError(id string) error {
+	if out := w.outcome(id); out.Failure != nil {
+		return errors.New(out.Failure.Message)
+	}
+	return nil
+}
+
+// What the owner of the backends refuses is not journalled, and is taken under the same number later.
+func TestRefuse(t *testing.T) {
+	w := newWorld(t, nil)
+	ctx := t.Context()
+	session := w.session()
+	run, smp := w.newRun(session, 0), w.baseSampler(session, 0)
+	hangs := true
+	w.Core.cfg.Refuse = func(model string) error {
+		if hangs && model == base {
+			return errors.New("the backend hangs")
+		}
+		return nil
+	}
+	_, err := w.ForwardBackward(ctx, w.pass(run, 1))
+	w.refused(err, KindUnavailable, "hangs")
+	_, err = w.Sample(ctx, w.sample(smp, 0))
+	w.refused(err, KindUnavailable, "hangs")
+	hangs = false
+	w.good(w.ForwardBackward(ctx, w.pass(run, 1)))
+	w.sampled(w.sample(smp, 0))
 }

@@ -110,10 +110,49 @@ func (f *future) record(parent string, seq int64, payload []byte) store.Record {
 	}
 }
 
-// journal makes an operation durable. A client that goes away meanwhile changes nothing: it will repeat the request and find it here.
-func (c *Core) journal(ctx context.Context, records ...store.Record) error {
-	return c.cfg.Store.Commit(context.WithoutCancel(ctx), store.Batch{Put: records})
+// journal makes new work for a model durable, or refuses it while it could not be done or its result not be stored. A client that goes away meanwhile changes nothing: it will
+// repeat the request and find it here.
+func (c *Core) journal(ctx context.Context, m *model, records ...store.Record) error {
+	if err := c.cfg.Store.Err(); err != nil {
+		return refusef(KindUnavailable, "nothing new is taken for now: %v", err)
+	}
+	if c.cfg.Refuse != nil && m != nil {
+		if err := c.cfg.Refuse(m.Name); err != nil {
+			return refusef(KindUnavailable, "nothing new is taken for now: %v", err)
+		}
+	}
+	return c.commit(context.WithoutCancel(ctx), store.Batch{Put: records})
 }
+
+// commit makes a batch durable. While the store cannot be written to, that is KindUnavailable: the client repeats the request.
+func (c *Core) commit(ctx context.Context, b store.Batch) error {
+	err := c.cfg.Store.Commit(ctx, b)
+	if errors.Is(err, store.ErrUnavailable) {
+		return refusef(KindUnavailable, "%v", err)
+	}
+	return err
+}
+
+// commitPatiently is for what must not be lost: while the store cannot be written to, it is tried again. ErrClosed when the server stops meanwhile.
+func (c *Core) commitPatiently(ctx context.Context, b store.Batch) error {
+	for attempt := 0; ; attempt++ {
+		err := c.cfg.Store.Commit(ctx, b)
+		if !errors.Is(err, store.ErrUnavailable) {
+			return err
+		}
+		if attempt == 0 {
+			c.log.Warn("a result waits until the store can be written to", "error", err)
+		}
+		select {
+		case <-time.After(retryStore):
+		case <-c.closed:
+			return store.ErrClosed
+		}
+	}
+}
+
+// retryStore is the pause between two attempts to store a result.
+const retryStore = 500 * time.Millisecond
 
 // acceptFuture says that the operation is durable. mu is held.
 func (c *Core) acceptFuture(f *future) { close(f.accepted) }
@@ -209,7 +248,10 @@ func (c *Core) finish(ctx context.Context, f *future, out *Outcome, position int
 	rec.Value = mustJSON(resultRecord{Kind: f.kind, Failure: out.Failure, Position: position, Size: int64(len(rec.Payload)), Begun: f.begun, Done: c.cfg.now().UTC()})
 	extra.Put = append(extra.Put, rec)
 	// What was computed is kept, also while the server stops.
-	if err := c.cfg.Store.Commit(context.WithoutCancel(ctx), extra); err != nil {
+	switch err := c.commitPatiently(context.WithoutCancel(ctx), extra); {
+	case errors.Is(err, store.ErrClosed):
+		return // it stays unfinished in the journal
+	case err != nil:
 		c.log.Error("a result could not be stored", "request", f.id, "error", err)
 		*out = Outcome{RequestID: f.id, Kind: f.kind, Failure: &Failure{Message: "the result could not be stored: " + err.Error(), Category: CategoryServer}}
 	}

@@ -178,7 +178,7 @@ func (c *Core) submit(ctx context.Context, o Operation, op *operation, hash stri
 	late := r.queue.sequence.wasSkipped(o.Seq)
 	c.mu.Unlock()
 
-	err = c.journal(ctx, op.future.record(r.ID, o.Seq, payload))
+	err = c.journal(ctx, r.model, op.future.record(r.ID, o.Seq, payload))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {

@@ -207,7 +207,7 @@ func (c *Core) write(ctx context.Context, take func() []store.Record) error {
 	c.mu.Lock()
 	records := take()
 	c.mu.Unlock()
-	return c.cfg.Store.Commit(ctx, store.Batch{Put: records})
+	return c.commit(ctx, store.Batch{Put: records})
 }
 
 // logged reports an error of background work that nobody waits for.

@@ -310,7 +310,7 @@ func (c *Core) submitCreation(ctx context.Context, modelSeq int64, rec runRecord
 	s.runs = append(s.runs, r)
 	c.mu.Unlock()
 
-	err = c.journal(ctx, r.record(), op.future.record(r.ID, 0, mustJSON(body)))
+	err = c.journal(ctx, r.model, r.record(), op.future.record(r.ID, 0, mustJSON(body)))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {
@@ -366,7 +366,7 @@ func (c *Core) UnloadRun(ctx context.Context, owner, runID string) (Submitted, e
 	op := &operation{run: r, kind: OpUnloadRun, trace: trace.SpanContextFromContext(ctx)}
 	op.future = c.newFuture(answer.RequestID, op.kind, owner, r.session, "unload")
 	c.mu.Unlock()
-	err = c.journal(ctx, op.future.record(r.ID, math.MaxInt32+1, nil))
+	err = c.journal(ctx, r.model, op.future.record(r.ID, math.MaxInt32+1, nil))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {

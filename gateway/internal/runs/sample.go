@@ -230,10 +230,13 @@ func (c *Core) Sample(ctx context.Context, req Sample) (SubmittedSample, error) 
 	if err := c.repeated(ctx, answer.RequestID, hash); waiting || KindOf(err) != KindNotFound {
 		return answer.unless(err)
 	}
-	if _, err := c.backend(ctx, s.model); err != nil {
-		return SubmittedSample{}, err
-	}
 	vocab, limit := c.limits(s.model)
+	if vocab == 0 { // else it is accepted also while the process is being replaced
+		if _, err := c.backend(ctx, s.model); err != nil {
+			return SubmittedSample{}, err
+		}
+		vocab, limit = c.limits(s.model)
+	}
 	resolved, err := checkSample(req, s.model.Model, vocab, limit)
 	if err != nil {
 		return SubmittedSample{}, err
@@ -268,7 +271,7 @@ func (c *Core) submitSample(ctx context.Context, s *sampler, id, hash string, re
 	c.admit(j)
 	c.mu.Unlock()
 	parent, seq := parentOf(id)
-	err := c.journal(ctx, j.future.record(parent, seq, encodeSample(req)))
+	err := c.journal(ctx, s.model, j.future.record(parent, seq, encodeSample(req)))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {

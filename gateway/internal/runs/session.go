@@ -413,7 +413,7 @@ func (c *Core) AssignProject(ctx context.Context, owner, id, project string) err
 	if err := c.writeSession(ctx, s); err != nil {
 		return fmt.Errorf("assign project: %w", err)
 	}
-	return c.cfg.Store.Commit(ctx, store.Batch{Put: []store.Record{c.audit(owner, AuditEntry{Event: "project_assigned", Details: map[string]any{"session_id": id, "project_id": project}})}})
+	return c.commit(ctx, store.Batch{Put: []store.Record{c.audit(owner, AuditEntry{Event: "project_assigned", Details: map[string]any{"session_id": id, "project_id": project}})}})
 }
 
 // cut gives the bounds of a page of a list.

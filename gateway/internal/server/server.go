@@ -33,13 +33,20 @@ const (
 type Health struct {
 	Status  string  `json:"status"` // "ok", or "starting" or "degraded" with status code 503
 	Version string  `json:"version"`
+	Storage Storage `json:"storage"`
 	Models  []Model `json:"models"`
+}
+
+// Storage is the state of the data directory and the database.
+type Storage struct {
+	State  string `json:"state"`            // ok, starting, full, read-only, locked, failing
+	Reason string `json:"reason,omitempty"` // why it is not ok
 }
 
 // Model is the state of one served model.
 type Model struct {
 	Name     string  `json:"name"`
-	State    string  `json:"state"`              // downloading, starting, loading, ready, restarting, failed
+	State    string  `json:"state"`              // downloading, starting, loading, ready, hanging, restarting, failed
 	Progress float64 `json:"progress,omitempty"` // 0 … 1 while downloading or loading
 	Reason   string  `json:"reason,omitempty"`   // why it is not ready
 	Restarts int     `json:"restarts"`
@@ -138,23 +145,27 @@ func requestID(c *gin.Context) {
 	c.Next()
 }
 
-// Listen opens the address and tells where it is: in a line on standard error for people and in the file `address` of the data directory for programs.
-func Listen(ctx context.Context, address, dataDir string) (net.Listener, error) {
+// Listen opens the address and tells people where it is, in a line on standard error.
+func Listen(ctx context.Context, address string) (net.Listener, error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
-	url := "http://" + l.Addr().String()
+	fmt.Fprintf(os.Stderr, "listening on http://%s\n", l.Addr())
+	return l, nil
+}
+
+// WriteAddress tells programs where the server is, in the file `address` of the data directory, which belongs to the process that has the directory's lock.
+func WriteAddress(address net.Addr, dataDir string) error {
 	path := filepath.Join(dataDir, "address")
 	temporary := path + ".new"
-	if err := os.WriteFile(temporary, []byte(url+"\n"), 0o644); err != nil {
-		return nil, errors.Join(fmt.Errorf("write address: %w", err), l.Close())
+	if err := os.WriteFile(temporary, []byte("http://"+address.String()+"\n"), 0o644); err != nil {
+		return fmt.Errorf("write address: %w", err)
 	}
 	if err := os.Rename(temporary, path); err != nil {
-		return nil, errors.Join(fmt.Errorf("write address: %w", err), l.Close())
+		return fmt.Errorf("write address: %w", err)
 	}
-	fmt.Fprintf(os.Stderr, "listening on %s\n", url)
-	return l, nil
+	return nil
 }
 
 // Serve answers on l until ctx ends; then open requests get a moment to finish.

@@ -120,13 +120,14 @@ func (j *journal) rotate() error {
 	if err != nil {
 		return fmt.Errorf("begin journal segment: %w", err)
 	}
+	j.number++ // the name is taken, also if what follows fails
 	if _, err := f.WriteString(segmentMagic); err != nil {
 		return errors.Join(fmt.Errorf("begin journal segment: %w", err), f.Close())
 	}
 	if err := syncDir(j.dir); err != nil {
 		return errors.Join(err, f.Close())
 	}
-	j.number, j.file, j.size, j.dirty = j.number+1, f, int64(len(segmentMagic)), true
+	j.file, j.size, j.dirty = f, int64(len(segmentMagic)), true
 	return nil
 }
 
@@ -137,6 +138,15 @@ func (j *journal) close() error {
 	err := errors.Join(j.sync(), j.file.Close())
 	j.file = nil
 	return err
+}
+
+// abandon lets go of the open segment without a sync: after a failed one nobody knows which of its bytes are on the disk, and a second sync would not tell. What
+// was synced before stays; whatever is appended next begins a segment.
+func (j *journal) abandon() {
+	if j.file != nil {
+		_ = j.file.Close()
+	}
+	j.file, j.dirty = nil, false
 }
 
 // remove deletes the closed segments that keep does not name.

@@ -18,6 +18,7 @@ type Options struct {
 	Dir          string // the data directory: lock, journal, and the database file with SQLite; made if absent
 	PostgresURL  string // a connection string: records go to PostgreSQL; "" = SQLite
 	SegmentBytes int64  // size of a journal segment; 0 = 64 MiB
+	Reserve      int64  // bytes of the disk that new work leaves free, see Store.Err; 0 = 64 MiB, negative = none
 	InlineBytes  int    // payloads up to this size stay in the database, which saves a sync; 0 = 8 KiB
 }
 
@@ -25,6 +26,9 @@ type Options struct {
 func Open(ctx context.Context, opts Options) (Store, error) {
 	if opts.SegmentBytes == 0 {
 		opts.SegmentBytes = 64 << 20
+	}
+	if opts.Reserve == 0 {
+		opts.Reserve = 64 << 20
 	}
 	if opts.InlineBytes == 0 {
 		opts.InlineBytes = 8 << 10

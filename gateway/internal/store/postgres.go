@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strconv"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	_ "github.com/jackc/pgx/v5/stdlib" // the database/sql driver "pgx"
 )
 
@@ -25,20 +26,64 @@ func openPostgres(ctx context.Context, dsn string) (database, error) {
 	// The lock belongs to this connection, which stays open as long as the store.
 	holder, err := db.Conn(ctx)
 	if err != nil {
+		if t := postgresTrouble(err); t != nil {
+			err = t
+		}
 		return database{}, errors.Join(fmt.Errorf("connect to PostgreSQL: %w", err), db.Close())
 	}
-	var locked bool
-	if err := holder.QueryRowContext(ctx, "SELECT pg_try_advisory_lock("+advisoryLock+")").Scan(&locked); err != nil {
-		return database{}, errors.Join(fmt.Errorf("lock the PostgreSQL database: %w", err), holder.Close(), db.Close())
-	}
-	if !locked {
-		return database{}, errors.Join(fmt.Errorf("%w: the PostgreSQL database", ErrLocked), holder.Close(), db.Close())
+	if err := lockPostgres(ctx, holder); err != nil {
+		return database{}, errors.Join(err, holder.Close(), db.Close())
 	}
 	return database{
 		writer: db, reader: db, name: `TEXT COLLATE "C"`, blob: "BYTEA", placeholder: func(i int) string { return "$" + strconv.Itoa(i) },
+		writers: 8, trouble: postgresTrouble,
+		reconnect: func(ctx context.Context) error {
+			if holder.PingContext(ctx) == nil {
+				return nil
+			}
+			_ = holder.Close() // it is broken already
+			fresh, err := db.Conn(ctx)
+			if err != nil {
+				return fmt.Errorf("connect to PostgreSQL: %w", err)
+			}
+			holder = fresh
+			return lockPostgres(ctx, holder)
+		},
 		close: func() error {
 			_, err := holder.ExecContext(context.Background(), "SELECT pg_advisory_unlock("+advisoryLock+")")
 			return errors.Join(err, holder.Close(), db.Close())
 		},
 	}, nil
+}
+
+// lockPostgres takes the lock for a connection, which holds it as long as it lives.
+func lockPostgres(ctx context.Context, holder *sql.Conn) error {
+	var locked bool
+	if err := holder.QueryRowContext(ctx, "SELECT pg_try_advisory_lock("+advisoryLock+")").Scan(&locked); err != nil {
+		return fmt.Errorf("lock the PostgreSQL database: %w", err)
+	}
+	if !locked {
+		return fmt.Errorf("%w: the PostgreSQL database", ErrLocked)
+	}
+	return nil
+}
+
+// postgresTrouble tells the errors of the server and of the way to it from those of a statement. The first two characters of a code are its class.
+func postgresTrouble(err error) *Trouble {
+	var e *pgconn.PgError
+	if !errors.As(err, &e) {
+		if t := TroubleOf(err); t != nil {
+			return t
+		}
+		return &Trouble{Failing, err}
+	}
+	switch class := e.Code[:min(2, len(e.Code))]; {
+	case e.Code == "53100": // disk_full
+		return &Trouble{Full, err}
+	case e.Code == "25006": // read_only_sql_transaction
+		return &Trouble{ReadOnly, err}
+	case class == "08", class == "53", class == "57", class == "58", class == "XX": // connection, resources, operator, system, internal
+		return &Trouble{Failing, err}
+	}
+	return nil
 }

@@ -9,14 +9,19 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
 )
 
 // database is what differs between the two engines.
 type database struct {
 	writer, reader *sql.DB
-	name           string           // the type of a column of names, ordered by their bytes
-	blob           string           // the type of a column of bytes
-	placeholder    func(int) string // of the i-th argument, from 1
+	name           string                      // the type of a column of names, ordered by their bytes
+	blob           string                      // the type of a column of bytes
+	placeholder    func(int) string            // of the i-th argument, from 1
+	writers        int                         // idle connections that writer keeps
+	trouble        func(error) *Trouble        // what may pass of an error, nil for a fault of the batch itself
+	reconnect      func(context.Context) error // restores what belongs to the connections, such as locks, after trouble
 	close          func() error
 }
 
@@ -50,6 +55,8 @@ type sqlStore struct {
 	db      database
 	journal *journal
 	inline  int
+	dir     string
+	reserve int64 // bytes that new work leaves free
 	lock    *os.File
 
 	put, add, del, delUnder *sql.Stmt
@@ -58,7 +65,8 @@ type sqlStore struct {
 	mu       sync.RWMutex // held for reading while sending to requests, for writing to close it
 	closed   bool
 	done     chan struct{} // closed when the writer has ended
-	broken   error         // writer goroutine only: why nothing can be committed any more
+	broken   error         // writer goroutine only: why nothing can be committed until check has found that it can
+	trouble  atomic.Pointer[Trouble]
 }
 
 // request is one thing for the writer to do: a batch, or a compaction.
@@ -70,7 +78,7 @@ type request struct {
 }
 
 func newSQLStore(ctx context.Context, db database, opts Options) (*sqlStore, error) {
-	s := &sqlStore{db: db, inline: opts.InlineBytes, requests: make(chan request, maxGroup), done: make(chan struct{})}
+	s := &sqlStore{db: db, inline: opts.InlineBytes, dir: opts.Dir, reserve: opts.Reserve, requests: make(chan request, maxGroup), done: make(chan struct{})}
 	for _, text := range []string{
 		"CREATE TABLE IF NOT EXISTS tinsmith_records (collection " + db.name + " NOT NULL, id " + db.name + " NOT NULL, parent " + db.name +
 			" NOT NULL, place BIGINT NOT NULL, amount BIGINT NOT NULL, value " + db.blob + ", payload " + db.blob + ", segment BIGINT NOT NULL, start BIGINT NOT NULL, size BIGINT NOT NULL, PRIMARY KEY (collection, id))",
@@ -156,22 +164,37 @@ func (s *sqlStore) send(ctx context.Context, r request) error {
 // write is the writer goroutine.
 func (s *sqlStore) write() {
 	defer close(s.done)
-	for r := range s.requests {
-		group, bytes := []request{r}, r.bytes
-	gather:
-		for len(group) < maxGroup && bytes < maxGroupBytes {
-			select {
-			case r, ok := <-s.requests:
-				if !ok {
-					break gather
-				}
-				group, bytes = append(group, r), bytes+r.bytes
-			default:
-				break gather
+	s.trouble.Store(s.room())
+	ticker := time.NewTicker(checkEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case r, ok := <-s.requests:
+			if !ok {
+				return
 			}
+			s.commitGroup(s.gather(r))
+		case <-ticker.C:
+			s.check(context.Background())
 		}
-		s.commitGroup(group)
 	}
+}
+
+// gather takes what waits behind a request, up to the limits of a group.
+func (s *sqlStore) gather(first request) []request {
+	group, bytes := []request{first}, first.bytes
+	for len(group) < maxGroup && bytes < maxGroupBytes {
+		select {
+		case r, ok := <-s.requests:
+			if !ok {
+				return group
+			}
+			group, bytes = append(group, r), bytes+r.bytes
+		default:
+			return group
+		}
+	}
+	return group
 }
 
 // commitGroup makes a group durable and answers it.
@@ -194,20 +217,21 @@ func (s *sqlStore) commitGroup(group []request) {
 		}
 		b, err := s.place(r.batch)
 		if err != nil {
-			s.broken = fmt.Errorf("the store has failed and must be opened again: %w", err)
-			answer(s.broken)
+			answer(s.fail(err))
 			return
 		}
 		batches = append(batches, b)
 	}
 	if err := s.journal.sync(); err != nil {
-		s.broken = fmt.Errorf("the store has failed and must be opened again: %w", err)
-		answer(s.broken)
+		answer(s.fail(err))
 		return
 	}
 	// The transaction is short and its callers may have gone: it is never given up half-way.
 	ctx := context.Background()
-	if err := s.transact(ctx, batches); err != nil && len(batches) > 1 {
+	if err := s.transact(ctx, batches); err != nil && s.db.trouble(err) != nil {
+		answer(s.fail(err))
+		return
+	} else if err != nil && len(batches) > 1 {
 		// One bad batch must not fail its neighbours: they are tried one by one.
 		for _, r := range group {
 			if r.compact {

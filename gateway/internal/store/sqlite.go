@@ -7,7 +7,8 @@ import (
 	"fmt"
 	"net/url"
 
-	_ "modernc.org/sqlite" // the database/sql driver "sqlite"
+	"modernc.org/sqlite" // the database/sql driver "sqlite", too
+	sqlite3 "modernc.org/sqlite/lib"
 )
 
 // openSQLite opens a database file in WAL mode with a full sync at every commit. One connection writes; readers do not wait for it.
@@ -32,6 +33,26 @@ func openSQLite(ctx context.Context, path string) (database, error) {
 	reader.SetMaxIdleConns(4)
 	return database{
 		writer: writer, reader: reader, name: "TEXT", blob: "BLOB", placeholder: func(int) string { return "?" },
+		writers: 1, trouble: TroubleOf, reconnect: func(context.Context) error { return nil },
 		close: func() error { return errors.Join(reader.Close(), writer.Close()) },
 	}, nil
+}
+
+// sqliteState tells the errors of the disk and of other processes from those of a statement, for which it gives "".
+func sqliteState(err error) State {
+	var e *sqlite.Error
+	if !errors.As(err, &e) {
+		return ""
+	}
+	switch e.Code() & 0xff { // the rest of an extended code only adds detail
+	case sqlite3.SQLITE_FULL:
+		return Full
+	case sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN:
+		return ReadOnly
+	case sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL:
+		return Locked
+	case sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB:
+		return Failing
+	}
+	return ""
 }

@@ -3,7 +3,8 @@
 //
 // One goroutine writes. It takes all batches that wait, appends their payloads to the journal, makes those durable with one fdatasync, and then commits all the batches in
 // one transaction of the database, so that a reference never becomes durable before the bytes it names. A crash between the two leaves bytes that
-// nothing refers to. After a failed sync the state of the file is unknown, so the store refuses every later commit until it is opened again.
+// nothing refers to. After a failure of the disk or the database (no room, read-only, an error of input or output) the state of what was open is unknown: the store lets go of it, refuses
+// commits, tries once a second whether writing works again, and goes on by itself when it does. What it refused with ErrUnavailable may come to light after a restart all the same.
 package store
 
 import (
@@ -18,6 +19,8 @@ var (
 	ErrClosed   = errors.New("the store is closed")
 	ErrLocked   = errors.New("the data directory is in use by another process")
 	ErrFormat   = errors.New("the data directory was written by another version")
+	// ErrUnavailable: nothing can be written at present; see Trouble.
+	ErrUnavailable = errors.New("the store cannot be written to at present")
 )
 
 // Record is one durable object. The store indexes Key, and (Parent, Rank) within a collection; Value and Payload it does not look into.
@@ -59,7 +62,7 @@ type Range struct{ From, To int64 }
 // Store is a durable set of records. All methods may be called concurrently.
 type Store interface {
 	// Commit makes a batch durable and visible to every later read; batches take effect in the order of the calls. When ctx ends first the batch
-	// may or may not take effect. The batch's slices must not be changed before it returns; when ctx ended, never.
+	// may or may not take effect; the same holds for ErrUnavailable. The batch's slices must not be changed before it returns; when ctx ended, never.
 	Commit(ctx context.Context, b Batch) error
 	// Get reads one record. ErrNotFound if there is none.
 	Get(ctx context.Context, collection, key string) (Record, error)
@@ -71,6 +74,8 @@ type Store interface {
 	Missing(ctx context.Context, collection, other string) ([]Record, error)
 	// Payload gives the payload of a record that was read, from the journal if it lies there. ErrCorrupt if the journal does not hold it whole; nil if there is none.
 	Payload(ctx context.Context, r Record) ([]byte, error)
+	// Err is nil while new work can be taken, else a *Trouble. Commit may succeed all the same: the room that Options.Reserve keeps is for what was accepted before.
+	Err() error
 	// Compact removes journal segments that no record refers to.
 	Compact(ctx context.Context) error
 	// Close finishes accepted commits and releases everything.

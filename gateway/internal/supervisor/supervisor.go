@@ -65,6 +65,8 @@ type State struct {
 	Info       plugins.Info         // of the present process, once it is known
 	Model      plugins.ModelInfo    // of the last process that was ready
 	Status     plugins.Status       // the last report of the present process
+	Reported   time.Time            // when it came; zero before the first
+	Stalled    string               // while ready: why the process seems to hang and will be killed if it goes on; "" if it does not
 	Reason     string               // why the last process was lost, or what is waited for; "" if nothing ever happened
 	StderrTail string               // the last 8 KiB that the last lost process wrote
 	Restarts   int                  // restarts since Start
@@ -195,7 +197,28 @@ func (s *Supervisor) describe() string {
 func (s *Supervisor) State() State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.state
+	st := s.state
+	st.Stalled = s.stalled(time.Now())
+	return st
+}
+
+// stallShare of the time after which a process is killed is what a process may be silent or without progress before it counts as stalled.
+const stallShare = 10
+
+// stalled says why a process that is ready seems to hang. mu is held.
+func (s *Supervisor) stalled(now time.Time) string {
+	if s.state.Phase != Ready || s.state.Reported.IsZero() {
+		return ""
+	}
+	silent := now.Sub(s.state.Reported)
+	// Reports come once a second.
+	if silent > max(s.config.StatusTimeout/stallShare, 2*time.Second) {
+		return fmt.Sprintf("no report for %v; after %v it is killed and started again", silent.Round(time.Second), s.config.StatusTimeout)
+	}
+	if age := s.state.Status.LastProgressAge; age > s.config.ProgressTimeout/stallShare {
+		return fmt.Sprintf("no progress for %v while work waits; after %v it is killed and started again", age.Round(time.Second), s.config.ProgressTimeout)
+	}
+	return ""
 }
 
 // Wait returns nil when the backend is ready, an error when it has failed or was stopped, or ctx's error.
@@ -329,7 +352,7 @@ func (s *Supervisor) runOnce(ctx context.Context) (err error, tail string) {
 		p.end(s.config.ExitTimeout)
 		tail = out.last()
 	}()
-	s.change(func(st *State) { st.Status = plugins.Status{} })
+	s.change(func(st *State) { st.Status, st.Reported = plugins.Status{}, time.Time{} })
 	watchCtx, stopWatching := context.WithCancel(ctx)
 	ended := make(chan struct{}) // the status stream
 	go func() {
@@ -387,7 +410,7 @@ func (s *Supervisor) watch(ctx context.Context, p *process) {
 	defer timer.Stop()
 	err := p.backend.Status(ctx, func(st plugins.Status) {
 		timer.Reset(s.config.StatusTimeout)
-		s.change(func(state *State) { state.Status = st })
+		s.change(func(state *State) { state.Status, state.Reported = st, time.Now() })
 		if st.LastProgressAge > s.config.ProgressTimeout {
 			p.kill(fmt.Sprintf("killed after %v without progress while work was waiting", st.LastProgressAge.Round(time.Second)))
 		}

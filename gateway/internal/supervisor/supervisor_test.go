@@ -328,6 +328,57 @@ func TestWatchdog(t *testing.T) {
 	}
 }
 
+// TestStall sees a process that hangs, and one that says nothing, counted as stalled long before it would be killed.
+func TestStall(t *testing.T) {
+	for _, c := range []struct {
+		name, want string
+		hang       func(t *testing.T, b plugins.Backend, s *Supervisor)
+	}{
+		{"no progress", "no progress for", func(t *testing.T, b plugins.Backend, _ *Supervisor) {
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				_, _ = b.Pin(ctx, plugins.PinRequest{Adapter: "a", Position: 1, Name: "p"}) // it hangs
+			}()
+			t.Cleanup(func() { cancel(); <-done })
+		}},
+		{"no status", "no report for", func(t *testing.T, _ plugins.Backend, s *Supervisor) {
+			s.mu.Lock()
+			pid := s.current.cmd.Process.Pid
+			s.mu.Unlock()
+			if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newSupervisor(t, "fake", func(config *Config) {
+				config.ProgressTimeout, config.StatusTimeout = 10*time.Second, time.Hour
+				if c.want == "no report for" {
+					config.StatusTimeout = 30 * time.Second
+				}
+				config.Load.Config = fakeConfig(t, fake.Config{Faults: []fake.Fault{{Operation: "pin", N: 1, Action: "hang"}}})
+			})
+			b, _ := startReady(t, s)
+			if _, err := b.CreateAdapter(testContext(t), plugins.CreateAdapterRequest{Adapter: "a", Config: plugins.AdapterConfig{Rank: 1, TrainMLP: true}}); err != nil {
+				t.Fatal(err)
+			}
+			if st := s.State(); st.Stalled != "" {
+				t.Fatalf("stalled at once: %s", st.Stalled)
+			}
+			c.hang(t, b, s)
+			for ctx := testContext(t); s.State().Stalled == "" && ctx.Err() == nil; {
+				time.Sleep(10 * time.Millisecond)
+			}
+			if st := s.State(); !strings.Contains(st.Stalled, c.want) || st.Phase != Ready {
+				t.Errorf("phase %s, stalled %q, want %q", st.Phase, st.Stalled, c.want)
+			}
+		})
+	}
+}
+
 // TestCloseDespiteStubbornDrain ends a process that does not finish draining.
 func TestCloseDespiteStubbornDrain(t *testing.T) {
 	s := newSupervisor(t, "stubborn", nil)

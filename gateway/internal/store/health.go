@@ -1,0 +1,133 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// checkEvery is how often the writer looks at the disk, and tries again what failed.
+const checkEvery = time.Second
+
+// Trouble is why a store takes nothing new at present. errors.Is finds ErrUnavailable in it, and its cause.
+type Trouble struct {
+	State State
+	cause error
+}
+
+// State names a kind of trouble, for programs that watch a server.
+type State string
+
+// The states of a store that is in trouble.
+const (
+	Full     State = "full"      // the disk has no room, or less than Options.Reserve
+	ReadOnly State = "read-only" // the data directory cannot be written to
+	Locked   State = "locked"    // another process holds the data directory or the database
+	Failing  State = "failing"   // anything else: an input/output error, a database that cannot be reached
+)
+
+// Error says what the state means and what was met.
+func (t *Trouble) Error() string { return fmt.Sprintf("the store is %s: %v", t.State, t.cause) }
+
+// Unwrap gives the cause.
+func (t *Trouble) Unwrap() error { return t.cause }
+
+// Is makes errors.Is(err, ErrUnavailable) true.
+func (t *Trouble) Is(target error) bool { return target == ErrUnavailable }
+
+// TroubleOf finds in an error of Open or Commit what may pass without a change of configuration: nil for every other error.
+func TroubleOf(err error) *Trouble {
+	var t *Trouble
+	if errors.As(err, &t) {
+		return t
+	}
+	for state, causes := range map[State][]error{
+		Full:     {unix.ENOSPC, unix.EDQUOT, unix.EFBIG},
+		ReadOnly: {unix.EROFS, unix.EACCES, unix.EPERM},
+		Locked:   {ErrLocked},
+		Failing:  {unix.EIO, unix.ESTALE, unix.EMFILE, unix.ENFILE},
+	} {
+		for _, c := range causes {
+			if errors.Is(err, c) {
+				return &Trouble{state, err}
+			}
+		}
+	}
+	if state := sqliteState(err); state != "" {
+		return &Trouble{state, err}
+	}
+	return nil
+}
+
+// Err implements Store.
+func (s *sqlStore) Err() error {
+	if t := s.trouble.Load(); t != nil {
+		return t
+	}
+	return nil
+}
+
+// fail notes that nothing can be written, and lets go of everything whose state is unknown after that: the open segment, and the connection that writes. Called by
+// the writer goroutine, as are the other methods below.
+func (s *sqlStore) fail(err error) error {
+	t := s.db.trouble(err)
+	if t == nil {
+		t = &Trouble{Failing, err}
+	}
+	s.broken = t
+	s.trouble.Store(t)
+	s.journal.abandon()
+	s.db.writer.SetMaxIdleConns(0) // closes it: the next use opens another
+	s.db.writer.SetMaxIdleConns(s.db.writers)
+	return t
+}
+
+// check looks whether there is room, and after a failure whether writing works again.
+func (s *sqlStore) check(ctx context.Context) {
+	if s.broken != nil {
+		if err := s.probe(ctx); err != nil {
+			_ = s.fail(err) // it is kept for Err
+			return
+		}
+		s.broken = nil
+	}
+	s.trouble.Store(s.room())
+}
+
+// probe writes to the journal and to the database as a commit does.
+func (s *sqlStore) probe(ctx context.Context) error {
+	if err := s.db.reconnect(ctx); err != nil {
+		return err
+	}
+	if _, err := s.journal.append(make([]byte, 4<<10)); err != nil {
+		return err
+	}
+	if err := s.journal.sync(); err != nil {
+		return err
+	}
+	return s.transact(ctx, []Batch{{Put: []Record{{Collection: "store", Key: "probe", Value: make([]byte, 4<<10)}}}})
+}
+
+// room looks at the data directory without writing to it.
+func (s *sqlStore) room() *Trouble {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(s.dir, &fs); err != nil {
+		return &Trouble{Failing, fmt.Errorf("look at the data directory: %w", err)}
+	}
+	if fs.Flags&unix.ST_RDONLY != 0 {
+		return &Trouble{ReadOnly, fmt.Errorf("the file system of %s is mounted read-only", s.dir)}
+	}
+	for _, dir := range []string{s.dir, filepath.Join(s.dir, "journal")} {
+		if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil {
+			return &Trouble{ReadOnly, fmt.Errorf("%s cannot be written to: %w", dir, err)}
+		}
+	}
+	if free := int64(fs.Bavail) * fs.Bsize; free < s.reserve {
+		return &Trouble{Full, fmt.Errorf("%d MiB are free in %s; the last %d MiB are kept for the results of accepted work", free>>20, s.dir, s.reserve>>20)}
+	}
+	return nil
+}
