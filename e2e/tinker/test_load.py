@@ -30,7 +30,9 @@ def fetch(url: str) -> str:
 
 def metric(server, name: str) -> float:
     """The sum of one metric over its labels."""
-    return sum(float(v) for v in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", fetch(server.url + "/metrics"), re.M))
+    found = re.findall(rf"^{name}(?:{{.*}})? (\S+)$", fetch(server.url + "/metrics"), re.M)
+    assert found, f"no metric {name}"
+    return sum(map(float, found))
 
 
 def config(folder: pathlib.Path, **more) -> dict:
