@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
-	"time"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
@@ -129,7 +128,7 @@ func (s *Service) chatCompletions(c call) error {
 	}
 	g.Request.TopKSampledLogprobs = max(top, 0)
 	g.afterPrompt = r.ContinueFinal
-	answer := &chatAnswer{service: s, model: m, request: &r, generation: g, target: target, logprobs: top >= 0, id: "chatcmpl-" + newID(), created: time.Now().Unix()}
+	answer := &chatAnswer{service: s, model: m, request: &r, generation: g, target: target, logprobs: top >= 0}
 	if r.Stream {
 		return answer.stream(c)
 	}
@@ -144,8 +143,6 @@ type chatAnswer struct {
 	generation *generation
 	target     runs.Target
 	logprobs   bool
-	id         string
-	created    int64
 
 	usage usage
 }
@@ -197,14 +194,7 @@ func (a *chatAnswer) whole(c call) error {
 	for i := range choices {
 		choices[i] = choice{i, message{"assistant", contents[i].String(), nil}, a.logprobsObject(logprobs[i]), reasons[i]}
 	}
-	sendJSON(c.Context, http.StatusOK, struct {
-		ID      string   `json:"id"`
-		Object  string   `json:"object"`
-		Created int64    `json:"created"`
-		Model   string   `json:"model"`
-		Choices []choice `json:"choices"`
-		Usage   usage    `json:"usage"`
-	}{a.id, "chat.completion", a.created, a.request.Model, choices, a.usage})
+	sendJSON(c.Context, http.StatusOK, completion[choice]{a.head("chat.completion"), choices, &a.usage})
 	return nil
 }
 
@@ -221,47 +211,30 @@ type chatChunkChoice struct {
 	FinishReason *string   `json:"finish_reason"`
 }
 
-type chatChunk struct {
-	ID      string            `json:"id"`
-	Object  string            `json:"object"`
-	Created int64             `json:"created"`
-	Model   string            `json:"model"`
-	Choices []chatChunkChoice `json:"choices"`
-	Usage   *usage            `json:"usage"`
-}
-
-func (a *chatAnswer) chunk(choices ...chatChunkChoice) chatChunk {
-	return chatChunk{a.id, "chat.completion.chunk", a.created, a.request.Model, append([]chatChunkChoice{}, choices...), nil}
-}
+func (a *chatAnswer) head(object string) head { return newHead("chatcmpl-", object, a.request.Model) }
 
 func (a *chatAnswer) stream(c call) error {
-	events := newEventStream(c.Context)
-	defer events.close()
 	begun := make([]bool, a.generation.Request.NumSamples) // the role has been sent
-	err := a.run(c.Request.Context(), func(p part) error {
-		if !begun[p.sequence] {
-			begun[p.sequence] = true
-			empty := ""
-			if err := events.send(a.chunk(chatChunkChoice{Index: p.sequence, Delta: chatDelta{Role: "assistant", Content: &empty}})); err != nil {
-				return err
+	return stream(c, a.head("chat.completion.chunk"), &a.request.samplingFields, &a.usage, func(emit func(chatChunkChoice) error) error {
+		return a.run(c.Request.Context(), func(p part) error {
+			if !begun[p.sequence] {
+				begun[p.sequence] = true
+				empty := ""
+				if err := emit(chatChunkChoice{Index: p.sequence, Delta: chatDelta{Role: "assistant", Content: &empty}}); err != nil {
+					return err
+				}
 			}
-		}
-		if p.text != "" || len(p.tokens) > 0 && a.logprobs {
-			if err := events.send(a.chunk(chatChunkChoice{Index: p.sequence, Delta: chatDelta{Content: &p.text}, Logprobs: a.logprobsObject(a.logprobsOf(p.tokens))})); err != nil {
-				return err
+			if p.text != "" || len(p.tokens) > 0 && a.logprobs {
+				if err := emit(chatChunkChoice{Index: p.sequence, Delta: chatDelta{Content: &p.text}, Logprobs: a.logprobsObject(a.logprobsOf(p.tokens))}); err != nil {
+					return err
+				}
 			}
-		}
-		if p.reason == "" {
-			return nil
-		}
-		return events.send(a.chunk(chatChunkChoice{Index: p.sequence, FinishReason: &p.reason}))
+			if p.reason == "" {
+				return nil
+			}
+			return emit(chatChunkChoice{Index: p.sequence, FinishReason: &p.reason})
+		})
 	})
-	if err == nil && a.request.StreamOptions != nil && a.request.StreamOptions.IncludeUsage {
-		last := a.chunk()
-		last.Usage = &a.usage
-		err = events.send(last)
-	}
-	return events.end(err)
 }
 
 // logprobsObject is the value of a choice's logprobs: null unless asked.

@@ -125,7 +125,7 @@ func (s *Service) completions(c call) error {
 	if r.N != nil && *r.N > 0 && len(prompts) > maxSequences / *r.N {
 		return invalid("n", "%d prompts with %d choices each are more than %d choices", len(prompts), *r.N, maxSequences)
 	}
-	a := &completionAnswer{service: s, model: m, request: &r, target: target, id: "cmpl-" + newID(), created: time.Now().Unix()}
+	a := &completionAnswer{service: s, model: m, request: &r, target: target, head: newHead("cmpl-", "text_completion", r.Model)}
 	for _, prompt := range prompts {
 		g, err := r.build(c.owner, m, info, prompt, limit{"max_tokens", r.MaxTokens})
 		if err != nil {
@@ -154,8 +154,7 @@ type completionAnswer struct {
 	request     *completionRequest
 	target      runs.Target
 	generations []*generation
-	id          string
-	created     int64
+	head        head
 
 	admitted atomic.Bool // some prompt has got a place
 	mu       sync.Mutex  // guards usage and orders emit
@@ -307,20 +306,6 @@ func (a *completionAnswer) tokenName(id int32) string {
 	return out.String()
 }
 
-// completionBody is an answer or a chunk of one.
-type completionBody struct {
-	ID      string             `json:"id"`
-	Object  string             `json:"object"`
-	Created int64              `json:"created"`
-	Model   string             `json:"model"`
-	Choices []completionChoice `json:"choices"`
-	Usage   *usage             `json:"usage,omitempty"`
-}
-
-func (a *completionAnswer) body(choices ...completionChoice) completionBody {
-	return completionBody{a.id, "text_completion", a.created, a.request.Model, append([]completionChoice{}, choices...), nil}
-}
-
 func (a *completionAnswer) whole(c call) error {
 	n := len(a.generations) * a.generations[0].Request.NumSamples
 	choices := make([]completionChoice, n)
@@ -347,20 +332,10 @@ func (a *completionAnswer) whole(c call) error {
 	for i := range choices {
 		choices[i].Text = texts[i].String()
 	}
-	out := a.body(choices...)
-	out.Usage = &a.usage
-	sendJSON(c.Context, http.StatusOK, out)
+	sendJSON(c.Context, http.StatusOK, completion[completionChoice]{a.head, choices, &a.usage})
 	return nil
 }
 
 func (a *completionAnswer) stream(c call) error {
-	events := newEventStream(c.Context)
-	defer events.close()
-	err := a.run(c.Request.Context(), func(part completionChoice) error { return events.send(a.body(part)) })
-	if err == nil && a.request.StreamOptions != nil && a.request.StreamOptions.IncludeUsage {
-		last := a.body()
-		last.Usage = &a.usage
-		err = events.send(last)
-	}
-	return events.end(err)
+	return stream(c, a.head, &a.request.samplingFields, &a.usage, func(emit func(completionChoice) error) error { return a.run(c.Request.Context(), emit) })
 }

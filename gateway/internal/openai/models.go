@@ -1,8 +1,6 @@
 package openai
 
 import (
-	"crypto/rand"
-	"encoding/hex"
 	"net/http"
 	"strings"
 
@@ -10,12 +8,6 @@ import (
 
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 )
-
-func newID() string {
-	var b [12]byte
-	_, _ = rand.Read(b[:]) // never fails
-	return hex.EncodeToString(b[:])
-}
 
 // modelObject is one entry of /models; adapters tell where they come from.
 func (s *Service) modelObject(m runs.ServedModel) gin.H {

@@ -4,6 +4,7 @@ package server
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -139,7 +140,7 @@ func recovery(c *gin.Context) {
 func requestID(c *gin.Context) {
 	id := c.GetHeader("X-Request-Id")
 	if id == "" || len(id) > 200 {
-		id = "req_" + newID()
+		id = "req_" + rand.Text()
 	}
 	c.Header("X-Request-Id", id)
 	c.Next()

@@ -1,0 +1,37 @@
+package openai
+
+import (
+	"crypto/rand"
+	"time"
+)
+
+// head is what every answer begins with, and every event of a streamed one: the same in all events of an answer.
+type head struct {
+	ID      string `json:"id"`
+	Object  string `json:"object"`
+	Created int64  `json:"created"`
+	Model   string `json:"model"`
+}
+
+// newHead is that of a new answer to a request that named model; its id is prefix and something random.
+func newHead(prefix, object, model string) head {
+	return head{prefix + rand.Text(), object, time.Now().Unix(), model}
+}
+
+// completion is an answer, or one event of a streamed answer.
+type completion[Choice any] struct {
+	head
+	Choices []Choice `json:"choices"`
+	Usage   *usage   `json:"usage,omitempty"`
+}
+
+// stream answers with events: one for each choice that run emits, then one with the usage if the client asked for it. run is over, and usage complete, when it returns.
+func stream[Choice any](c call, h head, fields *samplingFields, total *usage, run func(emit func(Choice) error) error) error {
+	events := newEventStream(c.Context)
+	defer events.close()
+	err := run(func(choice Choice) error { return events.send(completion[Choice]{h, []Choice{choice}, nil}) })
+	if err == nil && fields.StreamOptions != nil && fields.StreamOptions.IncludeUsage {
+		err = events.send(completion[Choice]{h, []Choice{}, total})
+	}
+	return events.end(err)
+}
