@@ -44,6 +44,7 @@ type Engine struct {
 	closed  error         // of closing the device; written before stopped is closed
 	// interval is how long training may keep the device before the sampler gets a turn.
 	interval time.Duration
+	turn     time.Duration // how long its turn lasts
 	openFor  time.Duration // see the constant
 
 	// mu guards the books: everything below, and the fields of run, version and request that say so. It is never held during a device call.
@@ -71,6 +72,7 @@ type Engine struct {
 	background sync.WaitGroup // host work of saves and loads
 
 	cycle cycle   // the newest; the device goroutine's
+	pace  pace    // the device goroutine's
 	tag   float64 // of the pass that was planned last, see plan; the device goroutine's
 
 	counters counters
@@ -97,7 +99,7 @@ func New(o Options) *Engine {
 	if _, err := rand.Read(id[:]); err != nil {
 		panic(fmt.Sprintf("engine: no random numbers: %v", err)) // crypto/rand documents that this cannot happen
 	}
-	e := &Engine{options: o, log: o.Log, interval: samplerInterval, openFor: openFor, bootID: hex.EncodeToString(id[:]), quit: make(chan struct{}), stopped: make(chan struct{}), quiet: make(chan struct{}), runs: map[string]*run{}, live: map[*version]struct{}{}, requests: map[string]*request{}}
+	e := &Engine{options: o, log: o.Log, interval: samplerInterval, turn: turn, openFor: openFor, bootID: hex.EncodeToString(id[:]), quit: make(chan struct{}), stopped: make(chan struct{}), quiet: make(chan struct{}), runs: map[string]*run{}, live: map[*version]struct{}{}, requests: map[string]*request{}}
 	if e.log == nil {
 		e.log = slog.Default()
 	}

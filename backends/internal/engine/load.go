@@ -126,6 +126,7 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	}
 	l.sampler = &sampler{model: m, workspace: m.NewWorkspace(), pages: pages, cache: kvcache.New(positions / kvcache.PageSize), threads: config.Threads}
 	l.trainer = &trainer{workspace: m.NewWorkspace()}
+	e.pace = newPace(config.Threads, m.Parameters)
 	if l.adapters, err = newResidency(device, m.DType, req.Scratch, adapterMemory(config)); err != nil {
 		return nil, err
 	}

@@ -3,14 +3,8 @@ package engine
 import (
 	"errors"
 	"runtime"
+	"slices"
 	"time"
-)
-
-// samplerInterval is how long training may keep the device before the sampler gets a turn, and turn is how long that turn lasts: decoding steps until it is over. Equal times give each about half of the
-// device while both have work.
-const (
-	samplerInterval = 250 * time.Millisecond
-	turn            = 250 * time.Millisecond
 )
 
 // loop is the device goroutine.
@@ -32,10 +26,10 @@ func (e *Engine) loop() {
 			break
 		}
 		e.housekeeping()
-		e.samplingTurn(0)
+		e.samplingTurn(0, e.trainingWaits())
 		e.housekeeping()
 		if e.trainCycle() {
-			e.samplingTurn(0)
+			e.samplingTurn(0, e.trainingWaits())
 		}
 	}
 	e.shutDown()
@@ -99,22 +93,30 @@ func (e *Engine) yield() error {
 		return errClosed
 	}
 	if time.Since(e.loaded.sampler.lastTurn) >= e.interval {
-		e.samplingTurn(turn)
+		e.samplingTurn(e.turn, true)
 	}
 	return nil
 }
 
+// trainingWaits tells whether a cycle could begin.
+func (e *Engine) trainingWaits() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.ContainsFunc(e.order, (*run).ready)
+}
+
 // samplingTurn runs decoding steps until there is nothing to sample or least has passed; one at least.
-func (e *Engine) samplingTurn(least time.Duration) {
+func (e *Engine) samplingTurn(least time.Duration, trainingWaits bool) {
 	l := e.loaded
 	if l == nil {
 		return
 	}
 	begin := time.Now()
-	for e.samplingStep() && time.Since(begin) < least {
+	for e.samplingStep(trainingWaits) && time.Since(begin) < least {
 		e.housekeeping()
 	}
 	l.sampler.lastTurn = time.Now()
+	e.pace.sampling += l.sampler.lastTurn.Sub(begin)
 }
 
 // shutDown fails what is left and frees the device. It runs on the device goroutine after its last step.

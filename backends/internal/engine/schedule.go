@@ -9,13 +9,15 @@ import (
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
-// samplingStep runs one step of the sampler: the next token of every sequence that is past its prompt, and a piece of the prompts of others. It tells whether there was anything to do.
-func (e *Engine) samplingStep() bool {
+// samplingStep runs one step of the sampler: the next token of every sequence that is past its prompt, and a piece of the prompts of others, a small one if training waits or a sequence is past its prompt. It
+// tells whether there was anything to do.
+func (e *Engine) samplingStep(trainingWaits bool) bool {
 	l := e.loaded
+	begin := time.Now()
 	if err := l.sampler.prepare(e.admit()); err != nil {
 		e.failRunning(err)
 	}
-	chunks, more := e.pick()
+	chunks, more := e.pick(trainingWaits)
 	if len(chunks) == 0 {
 		return false
 	}
@@ -47,7 +49,15 @@ func (e *Engine) samplingStep() bool {
 		}
 	}
 	e.deliver(chunks, drawn)
-	e.counters.progressed(time.Now())
+	prefill := 0
+	for _, c := range chunks {
+		if n := c.to - c.from; n > 1 {
+			prefill += n
+		}
+	}
+	now := time.Now()
+	e.pace.prefilled(prefill, now.Sub(begin))
+	e.counters.progressed(now)
 	return true
 }
 
@@ -236,7 +246,7 @@ func (e *Engine) prefixComes(s *sequence) bool {
 
 // pick chooses what goes through the model next and makes sure that it has pages: one token of every sequence that only lacks its last one, then pieces of prompts in order of arrival. Where pages run out, the sequence that
 // was admitted last gives its own up and waits for a place again; computing it a second time gives the same bits.
-func (e *Engine) pick() (chunks []chunk, fresh []page) {
+func (e *Engine) pick(trainingWaits bool) (chunks []chunk, fresh []page) {
 	l := e.loaded
 	e.mu.Lock()
 	running := slices.Clone(e.running)
@@ -263,7 +273,11 @@ func (e *Engine) pick() (chunks []chunk, fresh []page) {
 			chunks = append(chunks, chunk{sequence: s, from: s.computed, to: len(s.tokens)})
 		}
 	}
-	budget := l.config.PrefillTokens
+	d := aloneTime
+	if trainingWaits || len(chunks) > 0 {
+		d = stepTime
+	}
+	budget := e.pace.prefillTokens(d, l.config.PrefillTokens)
 	for _, s := range running {
 		n := len(s.tokens) - s.computed
 		if n == 1 || budget == 0 {

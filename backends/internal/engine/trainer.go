@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/tinsmith/tinsmith/backends/internal/kvcache"
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
@@ -176,10 +177,12 @@ func (e *Engine) runBatch(batch []piece) error {
 		return err
 	}
 	recompute := l.config.Recompute == RecomputeOn || (l.config.Recompute == RecomputeAuto && activationBytes(l.model.Config, tokens) > l.config.TrainingMemory)
-	outcomes, err := l.model.Train(l.trainer.workspace, l.trainer.pages, examples, model.TrainOptions{Recompute: recompute, Yield: e.yield})
+	begin, sampling := time.Now(), e.pace.sampling
+	outcomes, err := l.model.Train(l.trainer.workspace, l.trainer.pages, examples, model.TrainOptions{Recompute: recompute, Yield: e.yield, StepWork: e.pace.stepWork()})
 	if err != nil {
 		return err
 	}
+	e.pace.trained(passWork(l.model, tokens, batch[0].pass.op.pass.ForwardOnly), time.Since(begin)-(e.pace.sampling-sampling))
 	e.counters.trainedTokens.Add(int64(tokens))
 	cycle := e.counters.cycles.Load()
 	for i, b := range batch {
@@ -200,6 +203,15 @@ func (e *Engine) runBatch(batch []piece) error {
 		}
 	}
 	return nil
+}
+
+// passWork is about how many operations a pass over so many tokens takes, attention left out: two for each weight forward, and as many for the gradient by the inputs.
+func passWork(m *model.Model, tokens int, forwardOnly bool) float64 {
+	work := 2 * float64(m.Parameters) * float64(tokens)
+	if !forwardOnly {
+		work *= 2
+	}
+	return work
 }
 
 // activationBytes estimates what a training pass over so many tokens keeps between forward and backward without recomputation: of every layer two norms, the residual stream twice, queries, keys and values before and after

@@ -1,6 +1,10 @@
 package nn
 
-import "github.com/tinsmith/tinsmith/backends/internal/tensor"
+import (
+	"math"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+)
 
 // A pass over many tokens is cut into device steps of about Pass.StepWork operations, between which it yields. Cuts change no bits: products are cut at the weight's outputs (in the backward pass of the input the
 // chain goes on from piece to piece), other operations at rows, attention's backward pass at keys.
@@ -133,11 +137,10 @@ func (p *Pass) attention(o, lse, q tensor.Tensor, layer, heads int, scale float3
 	}
 	for _, r := range p.Runs {
 		for r.Count > 0 {
-			// The rows whose keys are a step's work.
-			n := r.Count
-			if whole := each * float64(n) * (float64(r.First) + float64(n)/2); work+whole > p.StepWork {
-				n = min(n, max(1, int((p.StepWork-work)/(each*float64(r.First+leastRows)*leastRows)))*leastRows)
-			}
+			// n rows from position f see n·f + n²/2 keys; as many rows as are a step's work.
+			f := float64(r.First)
+			most := int(math.Sqrt(f*f+2*max(0, p.StepWork-work)/each) - f)
+			n := min(r.Count, max(leastRows, most/leastRows*leastRows))
 			p.part = append(p.part, tensor.AttentionRun{Row: r.Row, Count: n, First: r.First, Pages: r.Pages})
 			work += each * float64(n) * (float64(r.First) + float64(n)/2)
 			r.Row, r.First, r.Count = r.Row+n, r.First+n, r.Count-n

@@ -1,0 +1,72 @@
+package engine
+
+import "time"
+
+// The sampler must not wait long for training, nor a stream for the prompts of others: at least one decoding step in samplerInterval. So training passes and prompts are cut into device steps of about stepTime,
+// by the speed that was measured with those before. Cuts change no bits.
+const (
+	// samplerInterval is how long training may keep the device before the sampler gets a turn, and turn is how long that turn lasts: decoding steps until it is over. Equal times give each about
+	// half of the device while both have work.
+	samplerInterval = 100 * time.Millisecond
+	turn            = 100 * time.Millisecond
+	stepTime        = 50 * time.Millisecond
+	// aloneTime is stepTime for prompts that nobody waits for yet: larger pieces are a little faster.
+	aloneTime = 250 * time.Millisecond
+)
+
+// leastWork is a device step that is not worth cutting further, in operations, and leastPrefill the same in tokens of a prompt.
+const (
+	leastWork    = 1e8
+	leastPrefill = 16
+)
+
+// pace is what the sizes of device steps are made from. It belongs to the device goroutine.
+type pace struct {
+	training float64 // operations per second
+	prefill  float64 // tokens per second
+	sampling time.Duration
+
+	// Tests set these, to be independent of time.
+	fixedWork    float64
+	fixedPrefill int
+}
+
+// newPace begins with a guess that is low for processors of today.
+func newPace(threads int, parameters int64) pace {
+	speed := 1e10 * float64(threads)
+	return pace{training: speed, prefill: speed / (2 * float64(parameters))}
+}
+
+// stepWork is how many operations of training go between two yields.
+func (p *pace) stepWork() float64 {
+	if p.fixedWork > 0 {
+		return p.fixedWork
+	}
+	return max(leastWork, p.training*stepTime.Seconds())
+}
+
+// trained notes that a pass of so many operations took d.
+func (p *pace) trained(work float64, d time.Duration) { p.training = follow(p.training, work, d) }
+
+// prefillTokens is how many tokens of prompts go through the model in a step of about d, most at most.
+func (p *pace) prefillTokens(d time.Duration, most int) int {
+	if p.fixedPrefill > 0 {
+		return min(most, p.fixedPrefill)
+	}
+	return min(most, max(leastPrefill, int(p.prefill*d.Seconds())))
+}
+
+// prefilled notes that a step with so many tokens of prompts took d.
+func (p *pace) prefilled(tokens int, d time.Duration) {
+	if tokens >= leastPrefill { // else most of it was something else
+		p.prefill = follow(p.prefill, float64(tokens), d)
+	}
+}
+
+// follow moves a speed a third of the way to what was measured.
+func follow(speed, amount float64, d time.Duration) float64 {
+	if d <= 0 || amount <= 0 {
+		return speed
+	}
+	return speed + (amount/d.Seconds()-speed)/3
+}
