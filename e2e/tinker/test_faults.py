@@ -141,32 +141,28 @@ def wait_healthy(server):
     raise AssertionError(f"not healthy again: {server.health()}\n{server.log()[-3000:]}")
 
 
-def test_killed_plugin_loses_the_run_and_says_so(own_server):
+def test_killed_plugin_is_not_noticed(own_server):
     server = own_server()
     service = sdkcalls.service(server)
     run = sdkcalls.trainer(service)
     sdkcalls.train(run)
-    state, saved = run.save_state("safe").result().path, run.save_weights_for_sampler("safe").result().path
-    expected = sdkcalls.logprobs(run)
+    saved = run.save_weights_for_sampler("safe").result().path
     sampler = sdkcalls.client(service.create_sampling_client(model_path=saved))
+    unnamed = sdkcalls.client(run.save_weights_and_get_sampling_client())
+    at_save = sdkcalls.logprobs(run)
     sdkcalls.train(run)
+    expected = sdkcalls.logprobs(run)
     killed = server.plugins()
     assert len(killed) == 1
     killed[0].send_signal(signal.SIGKILL)
     killed[0].wait(30)
-    begun = time.monotonic()
-    with pytest.raises((tinker.APIStatusError, tinker.RequestFailedError), match="weights/safe"):
-        for _ in range(3):  # the first may be accepted before the loss is known
-            run.forward_backward([datum()], "cross_entropy").result()
-    assert time.monotonic() - begun < 60
+    assert np.array_equal(sdkcalls.logprobs(run), expected)
     wait_healthy(server)
-    # Saved samplers go on, with the weights that they had.
-    assert np.array_equal(np.asarray(sampler.compute_logprobs(sdkcalls.prompt()).result()[1:], np.float32), expected)
-    rest = service.create_rest_client()
-    assert rest.get_training_run(run.get_info().model_id).result().corrupted
-    again = sdkcalls.client(service.create_training_client_from_state_with_optimizer(state))
-    assert np.array_equal(sdkcalls.logprobs(again), expected)
-    sdkcalls.train(again)
+    # Samplers go on, with the weights that they had, and the run with its optimizer.
+    for client in (sampler, unnamed):
+        assert np.array_equal(np.asarray(client.compute_logprobs(sdkcalls.prompt()).result()[1:], np.float32), at_save)
+    assert not service.create_rest_client().get_training_run(run.get_info().model_id).result().corrupted
+    sdkcalls.train(run)
 
 
 def test_state_survives_a_restart(own_server):
@@ -185,9 +181,9 @@ def test_state_survives_a_restart(own_server):
     assert {c.tinker_path for c in rest.list_checkpoints(model).result().checkpoints} == {state, saved}
     assert np.array_equal(np.asarray(sdkcalls.client(later.create_sampling_client(model_path=saved)).compute_logprobs(sdkcalls.prompt()).result()[1:], np.float32), expected)
     assert np.array_equal(sdkcalls.logprobs(sdkcalls.client(later.create_training_client_from_state(state))), expected)
-    # The run itself was in memory: its client gets the reason and the way on, never fresh weights.
-    with pytest.raises((tinker.APIStatusError, tinker.RequestFailedError), match="weights/kept"):
-        run.forward([datum()], "cross_entropy").result()
+    # The run itself goes on where it was.
+    assert np.array_equal(sdkcalls.logprobs(run), expected)
+    sdkcalls.train(run)
 
 
 def test_results_survive_a_power_failure(own_server):

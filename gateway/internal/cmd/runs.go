@@ -20,6 +20,7 @@ func runsCommand() *cobra.Command {
 				Rank        int       `json:"rank"`
 				Corrupted   bool      `json:"corrupted"`
 				Reason      string    `json:"corrupted_reason"`
+				Inexact     string    `json:"inexact"`
 				Step        int64     `json:"step"`
 				Queued      int       `json:"queued"`
 				TokensPerS  float64   `json:"tokens_per_second"`
@@ -38,6 +39,9 @@ func runsCommand() *cobra.Command {
 			fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%s\t%s\t%s\t%.0f\t%s\n", r.ID, r.Base, r.Rank, r.Step, r.Queued, figure(r.Loss), figure(r.GradNorm), figure(r.AdapterNorm), r.TokensPerS, ago(r.LastRequest))
 			if r.Corrupted {
 				fmt.Fprintf(w, "  lost: %s\n", r.Reason)
+			}
+			if r.Inexact != "" {
+				fmt.Fprintf(w, "  not bit-equal to an undisturbed run: %s\n", r.Inexact)
 			}
 		}
 		return w.Flush()

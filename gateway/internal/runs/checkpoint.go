@@ -91,7 +91,8 @@ func (c *Core) removeFiles(cp *checkpoint) {
 	})
 }
 
-// removeOrphans deletes what a crash left: folders that no checkpoint and no snapshot of a live session has.
+// removeOrphans deletes what a crash left: folders that no checkpoint, no recovery point and no snapshot of a live session has, also those
+// that were being written under a temporary name.
 func (c *Core) removeOrphans() error {
 	used := map[string]bool{}
 	for _, cp := range c.checkpoints {
@@ -102,7 +103,12 @@ func (c *Core) removeOrphans() error {
 			used[s.Dir] = true
 		}
 	}
-	for _, pattern := range []string{"checkpoints/*/*/*", "snapshots/*/*", "incoming/*"} {
+	for _, r := range c.runs {
+		for _, p := range r.points {
+			used[p.Dir] = true
+		}
+	}
+	for _, pattern := range []string{"checkpoints/*/*/*", "snapshots/*/*", "recovery/*/*", "incoming/*"} {
 		found, err := filepath.Glob(filepath.Join(escapeGlob(c.cfg.DataDir), pattern))
 		if err != nil {
 			return fmt.Errorf("look for left-over files: %w", err)
@@ -115,9 +121,8 @@ func (c *Core) removeOrphans() error {
 			if used[rel] {
 				continue
 			}
-			if err := os.RemoveAll(dir); err != nil {
-				return fmt.Errorf("remove left-over files: %w", err)
-			}
+			// A backend that has not noticed yet that its gateway is gone may still be writing there.
+			c.logged("left-over files could not be removed", os.RemoveAll(dir), "path", dir)
 		}
 	}
 	return nil

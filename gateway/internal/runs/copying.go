@@ -108,7 +108,7 @@ func copyDir(from, to string) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(to, 0o700); err != nil {
+	if err := makeDirs(to); err != nil {
 		return err
 	}
 	defer func() {

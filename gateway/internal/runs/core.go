@@ -104,8 +104,8 @@ type Core struct {
 	promptBytes int64                  // of those samples
 }
 
-// Open loads the state and starts the background work. Runs of an earlier process are marked corrupted, samples that were accepted and not finished are
-// run again. The store stays the caller's to close, after Close.
+// Open loads the state and starts the background work. Runs of an earlier process are rebuilt, operations and samples that were accepted and not finished are
+// run in their place. The store stays the caller's to close, after Close.
 func Open(ctx context.Context, cfg Config) (*Core, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
@@ -135,8 +135,13 @@ func Open(ctx context.Context, cfg Config) (*Core, error) {
 		cancel()
 		return nil, err
 	}
+	histories, err := c.readHistories(ctx)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
 	c.mu.Lock()
-	c.resume(pending)
+	c.resume(pending, histories)
 	c.start(c.sweepUntilClosed)
 	c.mu.Unlock()
 	return c, nil

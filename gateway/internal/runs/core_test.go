@@ -1,6 +1,7 @@
 package runs
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -37,17 +38,19 @@ type world struct {
 	fake   string // configuration of the backend
 	*Core
 
-	mu      sync.Mutex
-	current *fake.Backend
-	lost    chan struct{}
-	wrap    func(plugins.Backend) plugins.Backend
-	failed  error // set: Backend fails for good
-	store   store.Store
+	mu         sync.Mutex
+	current    *fake.Backend
+	lost       chan struct{}
+	loaded     plugins.ModelInfo
+	wrap       func(plugins.Backend) plugins.Backend
+	failed     error  // set: Backend fails for good
+	arithmetic string // of the next process, if it is to be another one
+	store      store.Store
 }
 
 func newWorld(t testing.TB, change func(*world)) *world {
 	t.Helper()
-	w := &world{t: t, dir: t.TempDir(), fake: `{"vocab_size": 64, "max_context_length": 128}`}
+	w := &world{t: t, dir: dirOf(t), fake: `{"vocab_size": 64, "max_context_length": 128}`}
 	w.config = Config{
 		Models: []Model{{
 			Name: base, Aliases: []string{"test/alias"}, EndTokens: []int32{1}, NewStopMatcher: func(stops []string) StopMatcher { return &letters{stops: stops} },
@@ -61,6 +64,24 @@ func newWorld(t testing.TB, change func(*world)) *world {
 	w.open()
 	t.Cleanup(w.close)
 	return w
+}
+
+// dirOf makes a directory that goes with the test, also when a backend that was lost in the middle of a save still writes a little.
+func dirOf(t testing.TB) string {
+	dir, err := os.MkdirTemp("", "runs-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for range 100 {
+			if err = os.RemoveAll(dir); err == nil {
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		t.Error(err)
+	})
+	return dir
 }
 
 // letters takes token n for the n-th letter.
@@ -118,11 +139,11 @@ func (w *world) restartBackend() {
 	b := fake.New(fake.Options{Exit: func(int) {}})
 	modelDir := w.t.TempDir()
 	w.ok(os.WriteFile(filepath.Join(modelDir, "config.json"), []byte(`{"vocab_size": 64}`), 0o600))
-	_, err := b.Load(w.t.Context(), plugins.LoadRequest{ModelDir: modelDir, Name: base, Config: json.RawMessage(w.fake), Scratch: w.t.TempDir()}, func(plugins.LoadProgress) {})
+	info, err := b.Load(w.t.Context(), plugins.LoadRequest{ModelDir: modelDir, Name: base, Config: json.RawMessage(w.fake), Scratch: w.t.TempDir()}, func(plugins.LoadProgress) {})
 	w.ok(err)
 	w.mu.Lock()
 	old, lost := w.current, w.lost
-	w.current, w.lost = b, make(chan struct{})
+	w.current, w.lost, w.loaded = b, make(chan struct{}), info
 	w.mu.Unlock()
 	if old != nil {
 		old.Lose()
@@ -147,7 +168,9 @@ func (w *world) Backend(ctx context.Context, _ string) (Backend, error) {
 	}
 	return Backend{
 		Backend: b, BootID: info.BootID, Lost: w.lost, Reason: func() string { return "killed by the test" },
-		Model: plugins.ModelInfo{Architecture: "Fake", VocabSize: 64, MaxContextLength: 128, MaxRank: 64},
+		Model: plugins.ModelInfo{
+			Architecture: "Fake", VocabSize: 64, MaxContextLength: 128, MaxRank: 64, ModelHash: w.loaded.ModelHash, Arithmetic: cmp.Or(w.arithmetic, w.loaded.Arithmetic),
+		},
 	}, nil
 }
 

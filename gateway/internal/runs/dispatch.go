@@ -185,12 +185,12 @@ func (c *Core) sampleUntilDone(ctx context.Context, j *sampleJob) (*SampleResult
 	}
 }
 
-// movedToDisk tells whether a sample failed because its run was unloaded just then, after its weights had been written.
+// movedToDisk tells whether a sample failed because its run was unloaded just then, after its weights had been written, or is being rebuilt.
 func (c *Core) movedToDisk(j *sampleJob, err error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := j.sampler.snap
-	return plugins.KindOf(err) == plugins.KindNotFound && s != nil && !s.hot && s.dir != ""
+	return plugins.KindOf(err) == plugins.KindNotFound && s != nil && (!s.hot && s.dir != "" || s.run != nil && s.run.rebuild != nil)
 }
 
 func (c *Core) sampleOnce(ctx context.Context, j *sampleJob, attempt int) (*SampleResult, error) {

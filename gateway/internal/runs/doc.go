@@ -37,9 +37,11 @@
 // request id, with another request KindInvalid. A request that is well formed but wrong (shapes, ids out of vocabulary, values that are not finite, unknown loss) takes its
 // place in the order and its future fails with category user. A failed creation or load fails every later operation of the run with its reason.
 //
-// # Loss of a backend
+// # Loss of a backend, restart of the server
 //
-// Adapters live in the backend process. When it is gone, its runs are marked corrupted: their unfinished futures fail with the reason and later
-// submissions are KindNotFound naming the newest checkpoint. Weights that were saved are loaded into the next process on demand. Nothing is ever
-// continued with fresh weights.
+// Adapters live in the backend process. When it is gone, or the server was restarted, every run is rebuilt (rebuild.go, replay.go, resume.go): made from its seed or loaded from a
+// recovery point, then brought to where it was by the operations in the journal that changed it; unfinished operations run in their place among them. A finished operation keeps its
+// result, a finished save is not repeated, clients only wait. Under the same arithmetic the outcome is equal bit for bit; under another one RunInfo.Inexact says so. A run whose
+// journal is damaged or whose base model has other weights is marked corrupted: its unfinished futures fail with the reason and later submissions are KindNotFound naming the newest
+// checkpoint. A backend that stays dead fails what waits, and nothing is ever continued with fresh weights.
 package runs

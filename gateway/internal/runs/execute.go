@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"os"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -33,16 +34,32 @@ func (b Backend) reason(err error) string {
 	return "the backend process was replaced"
 }
 
-// execute runs one operation against the backend and completes its future. When the server stops meanwhile the operation stays unfinished in the journal.
+// execute runs one operation against the backend and completes its future. When the backend's process goes away meanwhile, the operation goes back into the queue and runs
+// again once the adapter has been rebuilt; when the server stops, it stays unfinished in the journal.
 func (c *Core) execute(ctx context.Context, op *operation) {
 	ctx = trace.ContextWithSpanContext(ctx, op.trace)
-	op.future.begun = c.cfg.now().UTC()
 	var done done
 	var err error
-	if op.create != nil {
+	switch b, ok := c.holder(op.run); {
+	case op.create != nil:
+		op.future.begun = c.cfg.now().UTC()
 		done, err = c.create(ctx, op)
-	} else {
-		done, err = c.perform(ctx, op)
+	case !ok:
+		c.giveBack(op, "the backend process was replaced")
+		return
+	case op.past != nil:
+		err = c.replay(ctx, b, op)
+		if ctx.Err() == nil {
+			c.replayed(ctx, op, b, err)
+		}
+		return
+	default:
+		op.future.begun = c.cfg.now().UTC()
+		done, err = c.call(ctx, b, op)
+		if err != nil && ctx.Err() == nil && c.wentAway(op.run, b, err) {
+			c.giveBack(op, b.reason(err))
+			return
+		}
 	}
 	if err != nil && ctx.Err() != nil {
 		return
@@ -50,20 +67,49 @@ func (c *Core) execute(ctx context.Context, op *operation) {
 	if err != nil {
 		done = failedWith(failureOf(err))
 	}
-	r := op.run
 	c.finish(ctx, op.future, &done.outcome, op.position, done.batch, func() {
-		if done.outcome.Failure != nil && (op.create != nil || op.load != nil) && r.queue.failed == nil {
-			what := "creating"
-			if op.create == nil || op.create.Path != "" {
-				what = "loading"
-			}
-			r.queue.failed = &Failure{Message: what + " model " + r.ID + " failed: " + done.outcome.Failure.Message, Category: done.outcome.Failure.Category}
+		if done.outcome.Failure != nil && (op.create != nil || op.load != nil) {
+			op.run.failStart(op, done.outcome.Failure)
 		}
 		if done.then != nil {
 			done.then()
 		}
 		c.left(op, true)
 	})
+}
+
+// holder is the process that has the run's adapter, if one has it.
+func (c *Core) holder(r *run) (Backend, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	b, ok := r.model.current()
+	return b, ok && r.boot != "" && b.BootID == r.boot
+}
+
+// wentAway tells whether an operation failed because its process, or the adapter in it, is gone: then it is no result.
+func (c *Core) wentAway(r *run, b Backend, err error) bool {
+	if lost(err) {
+		return true
+	}
+	c.mu.Lock()
+	interrupted := r.usable() && r.boot != b.BootID
+	c.mu.Unlock()
+	switch plugins.KindOf(err) {
+	case plugins.KindInvalid, plugins.KindNotFinite:
+		return false
+	}
+	return interrupted
+}
+
+// failStart notes that a run's creation or load failed: everything behind it fails with the reason. mu is held.
+func (r *run) failStart(op *operation, why *Failure) {
+	what := "creating"
+	if op.create == nil || op.create.Path != "" {
+		what = "loading"
+	}
+	if r.queue.failed == nil {
+		r.queue.failed = &Failure{Message: what + " model " + r.ID + " failed: " + why.Message, Category: why.Category}
+	}
 }
 
 // done is what an operation leads to: its outcome, what becomes durable with it, and what changes in memory then.
@@ -127,11 +173,20 @@ func (c *Core) createIn(ctx context.Context, b Backend, op *operation) (plugins.
 		return plugins.AdapterInfo{}, invalidf("lora_config.rank: is %d, %s allows at most %d", r.LoRA.Rank, r.ServedModel, b.Model.MaxRank)
 	}
 	if op.create.Path != "" {
-		return b.LoadAdapter(ctx, plugins.LoadAdapterRequest{Adapter: r.ID, Path: c.file(op.create.Dir), Scope: scopeOf(op.create.WithOptimizer)})
+		dir, err := c.keepLoaded(op, op.create)
+		if err != nil {
+			return plugins.AdapterInfo{}, err
+		}
+		return b.LoadAdapter(ctx, plugins.LoadAdapterRequest{Adapter: r.ID, Path: c.file(dir), Scope: scopeOf(op.create.WithOptimizer)})
 	}
-	return b.CreateAdapter(ctx, plugins.CreateAdapterRequest{Adapter: r.ID, Config: plugins.AdapterConfig{
+	return b.CreateAdapter(ctx, r.fresh())
+}
+
+// fresh asks for the run's adapter as it was at first.
+func (r *run) fresh() plugins.CreateAdapterRequest {
+	return plugins.CreateAdapterRequest{Adapter: r.ID, Config: plugins.AdapterConfig{
 		Rank: r.LoRA.Rank, Seed: *r.LoRA.Seed, TrainAttention: r.LoRA.TrainAttn, TrainMLP: r.LoRA.TrainMLP, TrainUnembed: r.LoRA.TrainUnembed,
-	}})
+	}}
 }
 
 func scopeOf(optimizer bool) plugins.Scope {
@@ -144,8 +199,11 @@ func scopeOf(optimizer bool) plugins.Scope {
 func (c *Core) created(op *operation, b Backend) done {
 	r := op.run
 	var d done
+	var first *recoveryPoint
 	if op.create.Path != "" {
 		d.outcome.Loaded = &LoadedWeights{Path: op.create.Path, RunID: r.ID}
+		first = &recoveryPoint{RunID: r.ID, Dir: loadedDir(op), Scope: scopeOf(op.create.WithOptimizer), CreatedAt: c.cfg.now().UTC()}
+		d.batch.Put = append(d.batch.Put, first.record())
 	} else {
 		d.outcome.CreatedRun = &CreatedRun{RunID: r.ID}
 	}
@@ -159,34 +217,18 @@ func (c *Core) created(op *operation, b Backend) done {
 			return
 		}
 		r.State, r.boot, r.Architecture, r.live.weightsAt = stateLive, b.BootID, b.Model.Architecture, c.cfg.now()
-		if now, ok := r.model.current(); ok && now.BootID != b.BootID {
-			c.loseRun(r, b.reason(nil))
+		r.ModelHash, r.Arithmetic = b.Model.ModelHash, b.Model.Arithmetic
+		if first != nil {
+			r.points = append(r.points, first)
+		}
+		if now, ok := r.model.current(); !ok || now.BootID != b.BootID {
+			c.interrupt(r, b.reason(nil))
 		}
 		c.start(func(ctx context.Context) {
 			c.logged("run could not be stored", c.writeRun(context.WithoutCancel(ctx), r), "run", r.ID)
 		})
 	}
 	return d
-}
-
-// perform runs an operation on a run that exists.
-func (c *Core) perform(ctx context.Context, op *operation) (done, error) {
-	r := op.run
-	c.mu.Lock()
-	b, ok := r.model.current()
-	boot, usable, state, why := r.boot, r.usable(), r.State, r.Reason
-	c.mu.Unlock()
-	if !usable {
-		return done{}, refusef(KindUnavailable, "the run is gone (%s: %s)", state, why)
-	}
-	if !ok || b.BootID != boot {
-		return c.lostDuring(op, "the backend process was replaced"), nil
-	}
-	d, err := c.call(ctx, b, op)
-	if err != nil && ctx.Err() == nil && lost(err) {
-		return c.lostDuring(op, b.reason(err)), nil
-	}
-	return d, err
 }
 
 // unload ends a run at its own wish. Its unnamed samplers go on from disk.
@@ -205,14 +247,6 @@ func (c *Core) unload(ctx context.Context, b Backend, r *run) (done, error) {
 	}}, nil
 }
 
-// lostDuring fails an operation with its run.
-func (c *Core) lostDuring(op *operation, reason string) done {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.loseRun(op.run, reason)
-	return failedWith(&Failure{Message: "the run was lost and is not continued with other weights: " + reason + "; " + c.newestOf(op.run), Category: CategoryServer})
-}
-
 // call is one call of the contract.
 func (c *Core) call(ctx context.Context, b Backend, op *operation) (done, error) {
 	r := op.run
@@ -224,19 +258,41 @@ func (c *Core) call(ctx context.Context, b Backend, op *operation) (done, error)
 	case op.adam != nil:
 		return c.callStep(ctx, b, op)
 	case op.load != nil:
-		info, err := b.LoadAdapter(ctx, plugins.LoadAdapterRequest{Adapter: r.ID, Position: op.position, Path: c.file(op.load.Dir), Scope: scopeOf(op.load.WithOptimizer)})
-		if err != nil {
-			return done{}, err
-		}
-		return done{outcome: Outcome{Loaded: &LoadedWeights{Path: op.load.Path, RunID: r.ID}}, then: func() {
-			r.live.step, r.live.version, r.live.weightsAt = info.Step, info.Version, c.cfg.now()
-		}}, nil
+		return c.callLoad(ctx, b, op)
 	case op.save != nil && op.save.SamplerID != "":
 		return c.callPin(ctx, b, op)
 	case op.save != nil:
 		return c.callSave(ctx, b, op)
 	}
 	return done{}, fmt.Errorf("operation %s: has no body", op.future.id)
+}
+
+// callLoad loads a checkpoint as the run's first operation. What is loaded is kept, to rebuild the run from.
+func (c *Core) callLoad(ctx context.Context, b Backend, op *operation) (done, error) {
+	r := op.run
+	dir, keepErr := c.keepLoaded(op, op.load)
+	if keepErr != nil {
+		dir = op.load.Dir // the position is given away and must be filled: there is nothing to be loaded at this place either
+	}
+	info, err := b.LoadAdapter(ctx, plugins.LoadAdapterRequest{Adapter: r.ID, Position: op.position, Path: c.file(dir), Scope: scopeOf(op.load.WithOptimizer)})
+	if err == nil && keepErr != nil {
+		err = keepErr
+	}
+	if err != nil {
+		if !lost(err) {
+			c.logged("a checkpoint's copy could not be removed", os.RemoveAll(c.file(loadedDir(op))), "run", r.ID)
+		}
+		return done{}, err
+	}
+	p := &recoveryPoint{RunID: r.ID, Seq: op.seq, Dir: dir, Version: info.Version, Scope: scopeOf(op.load.WithOptimizer), OnTop: true, CreatedAt: c.cfg.now().UTC()}
+	return done{
+		outcome: Outcome{Loaded: &LoadedWeights{Path: op.load.Path, RunID: r.ID}},
+		batch:   store.Batch{Put: []store.Record{p.record()}},
+		then: func() {
+			r.points = append(r.points, p)
+			r.live.step, r.live.version, r.live.weightsAt = info.Step, info.Version, c.cfg.now()
+		},
+	}, nil
 }
 
 func (c *Core) callPass(ctx context.Context, b Backend, op *operation) (done, error) {
@@ -248,6 +304,7 @@ func (c *Core) callPass(ctx context.Context, b Backend, op *operation) (done, er
 	}
 	req := pass.ForwardBackwardRequest
 	req.Adapter, req.Position = r.ID, op.position
+	req.ForwardOnly = req.ForwardOnly || op.scoreOnly
 	got, callErr := b.ForwardBackward(ctx, req)
 	if err == nil {
 		err = callErr
@@ -293,13 +350,16 @@ func (c *Core) callStep(ctx context.Context, b Backend, op *operation) (done, er
 		return done{}, err
 	}
 	got.Metrics = finite(got.Metrics)
-	return done{outcome: Outcome{OptimStep: &got}, then: func() {
-		r.live.step, r.live.version, r.live.weightsAt = got.Step, got.Version, c.cfg.now()
-		if v, ok := got.Metrics["grad_norm"]; ok {
-			r.live.gradient = v
-		}
-		if v, ok := got.Metrics["adapter_norm"]; ok {
-			r.live.norm = v
-		}
-	}}, nil
+	return done{outcome: Outcome{OptimStep: &got}, then: func() { r.live.stepped(got, c.cfg.now()) }}, nil
+}
+
+// stepped notes what a step did.
+func (s *runStats) stepped(got plugins.OptimStepResult, now time.Time) {
+	s.step, s.version, s.weightsAt = got.Step, got.Version, now
+	if v, ok := got.Metrics["grad_norm"]; ok {
+		s.gradient = v
+	}
+	if v, ok := got.Metrics["adapter_norm"]; ok {
+		s.norm = v
+	}
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -78,6 +77,8 @@ type future struct {
 	session *session // nil for an unload of a run without one
 	hash    string
 	since   time.Time
+	scores  bool      // a pass without gradients
+	fault   *Failure  // found when it was submitted
 	begun   time.Time // when the backend was asked; zero before. Written by the goroutine that runs it
 
 	accepted chan struct{} // closed when it is durable, or refused
@@ -106,7 +107,7 @@ func (f *future) record(parent string, seq int64, payload []byte) store.Record {
 	}
 	return store.Record{
 		Collection: inOperations, Key: f.id, Parent: parent, Rank: seq, Payload: payload,
-		Value: mustJSON(operationRecord{Kind: f.kind, Hash: f.hash, Owner: f.owner, Session: session, Time: f.since}),
+		Value: mustJSON(operationRecord{Kind: f.kind, Hash: f.hash, Owner: f.owner, Session: session, Time: f.since, ForwardOnly: f.scores, Fault: f.fault}),
 	}
 }
 
@@ -133,15 +134,15 @@ func (c *Core) commit(ctx context.Context, b store.Batch) error {
 	return err
 }
 
-// commitPatiently is for what must not be lost: while the store cannot be written to, it is tried again. ErrClosed when the server stops meanwhile.
+// commitPatiently is for what has happened already and must not be lost: it is tried again until the store takes it. ErrClosed when the server stops meanwhile.
 func (c *Core) commitPatiently(ctx context.Context, b store.Batch) error {
 	for attempt := 0; ; attempt++ {
 		err := c.cfg.Store.Commit(ctx, b)
-		if !errors.Is(err, store.ErrUnavailable) {
+		if err == nil || errors.Is(err, store.ErrClosed) {
 			return err
 		}
 		if attempt == 0 {
-			c.log.Warn("a result waits until the store can be written to", "error", err)
+			c.log.Warn("what has happened waits until the store can be written to", "error", err)
 		}
 		select {
 		case <-time.After(retryStore):
@@ -223,7 +224,7 @@ func parentOf(requestID string) (parent string, seq int64) {
 	}
 	seq, err := strconv.ParseInt(requestID[cut+1:], 10, 64)
 	if err != nil {
-		seq = math.MaxInt32 + 1 // the end of a run comes after all its numbers
+		seq = unloadSeq
 	}
 	return requestID[:cut], seq
 }
@@ -231,7 +232,8 @@ func parentOf(requestID string) (parent string, seq int64) {
 // cloneSize is the block of seq_ids of one client of a sampling session.
 const cloneSize = 1_000_000_000
 
-// finish stores an outcome and completes the future. extra becomes durable with it. then runs under mu at the moment of completion.
+// finish stores an outcome and completes the future. extra becomes durable with it. then runs under mu at the moment of completion. While the store takes nothing the future
+// waits: a client is never told what a restart would forget.
 func (c *Core) finish(ctx context.Context, f *future, out *Outcome, position int64, extra store.Batch, then func()) {
 	out.RequestID, out.Kind = f.id, f.kind
 	parent, seq := parentOf(f.id)
@@ -248,12 +250,8 @@ func (c *Core) finish(ctx context.Context, f *future, out *Outcome, position int
 	rec.Value = mustJSON(resultRecord{Kind: f.kind, Failure: out.Failure, Position: position, Size: int64(len(rec.Payload)), Begun: f.begun, Done: c.cfg.now().UTC()})
 	extra.Put = append(extra.Put, rec)
 	// What was computed is kept, also while the server stops.
-	switch err := c.commitPatiently(context.WithoutCancel(ctx), extra); {
-	case errors.Is(err, store.ErrClosed):
-		return // it stays unfinished in the journal
-	case err != nil:
-		c.log.Error("a result could not be stored", "request", f.id, "error", err)
-		*out = Outcome{RequestID: f.id, Kind: f.kind, Failure: &Failure{Message: "the result could not be stored: " + err.Error(), Category: CategoryServer}}
+	if c.commitPatiently(context.WithoutCancel(ctx), extra) != nil {
+		return // it stays unfinished in the journal, and leads to the same result in the next process
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

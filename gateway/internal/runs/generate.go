@@ -52,8 +52,7 @@ func (c *Core) Generate(ctx context.Context, target Target, req Generation, emit
 		}
 	}()
 
-	b, err := c.backend(ctx, m)
-	if err != nil {
+	if _, err := c.backend(ctx, m); err != nil {
 		return err
 	}
 	vocab, limit := c.limits(m)
@@ -69,6 +68,7 @@ func (c *Core) Generate(ctx context.Context, target Target, req Generation, emit
 		return invalidf("n: is %d, must be in 1 … %d", r.NumSamples, maxSamples)
 	}
 	var stops []string
+	var err error
 	if r.StopTokens, stops, err = resolveStops(req.Stops, m.Model, vocab); err != nil {
 		return err
 	}
@@ -76,7 +76,7 @@ func (c *Core) Generate(ctx context.Context, target Target, req Generation, emit
 		r.Seed = randomSeed()
 	}
 	r.ID = "generate:" + c.newID("", "", "")
-	adapter, version, release, err := c.acquire(ctx, m, b, target.source)
+	b, adapter, version, release, err := c.acquireNow(ctx, m, target.source)
 	if err != nil {
 		return err
 	}
@@ -89,6 +89,22 @@ func (c *Core) Generate(ctx context.Context, target Target, req Generation, emit
 		return invalidf("%s", err)
 	}
 	return err
+}
+
+// acquireNow makes a source usable in the process that runs; while processes are replaced it waits.
+func (c *Core) acquireNow(ctx context.Context, m *model, src source) (b Backend, adapter string, version int64, release func(), err error) {
+	for attempt := 0; ; attempt++ {
+		if b, err = c.backend(ctx, m); err != nil {
+			return b, "", 0, nil, err
+		}
+		adapter, version, release, err = c.acquire(ctx, m, b, src)
+		if err == nil || !lost(err) {
+			return b, adapter, version, release, err
+		}
+		if err := pause(ctx, attempt); err != nil {
+			return b, "", 0, nil, err
+		}
+	}
 }
 
 // tokenCounter counts what passes.

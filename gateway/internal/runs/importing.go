@@ -78,7 +78,7 @@ func (c *Core) Import(ctx context.Context, req Import) (training, sampler Checkp
 	for _, kind := range []CheckpointKind{KindWeights, KindSampler} {
 		path := Path{RunID: r.ID, Kind: kind, Name: req.Name}
 		dir := c.newDir(path)
-		if err := os.MkdirAll(filepath.Dir(c.file(dir)), 0o700); err != nil {
+		if err := makeDirs(filepath.Dir(c.file(dir))); err != nil {
 			return fail(fmt.Errorf("import: %w", err))
 		}
 		got, err := b.SaveAdapter(ctx, plugins.SaveAdapterRequest{

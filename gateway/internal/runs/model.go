@@ -87,7 +87,7 @@ func (c *Core) backend(ctx context.Context, m *model) (Backend, error) {
 	return b, nil
 }
 
-// backendEnded gives up what was in a process. mu is held.
+// backendEnded takes note that a process is gone, and has the adapters that were in it rebuilt in the next one. mu is held.
 func (c *Core) backendEnded(m *model, b Backend) {
 	if m.known.BootID == b.BootID {
 		m.running = false
@@ -95,7 +95,7 @@ func (c *Core) backendEnded(m *model, b Backend) {
 	}
 	for _, r := range c.runs {
 		if r.model == m && r.boot == b.BootID {
-			c.loseRun(r, b.reason(nil))
+			c.interrupt(r, b.reason(nil))
 		}
 	}
 }

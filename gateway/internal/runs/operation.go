@@ -9,6 +9,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/store"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
@@ -174,11 +175,18 @@ func (c *Core) submit(ctx context.Context, o Operation, op *operation, hash stri
 	}
 	op.run = r
 	op.future = c.newFuture(answer.RequestID, op.kind, o.Owner, r.session, hash)
+	op.future.scores, op.future.fault = op.kind == OpForwardBackward && !op.trains, op.fault
 	r.LastRequest = c.cfg.now().UTC()
 	late := r.queue.sequence.wasSkipped(o.Seq)
 	c.mu.Unlock()
 
-	err = c.journal(ctx, r.model, op.future.record(r.ID, o.Seq, payload))
+	records := []store.Record{op.future.record(r.ID, o.Seq, payload)}
+	if late { // a restart must know so as well
+		skip := span64{o.Seq, o.Seq + 1}.record(r.ID)
+		skip.Key += ":late"
+		records = append(records, skip)
+	}
+	err = c.journal(ctx, r.model, records...)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {

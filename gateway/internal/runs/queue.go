@@ -2,7 +2,6 @@ package runs
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"time"
 
@@ -20,17 +19,20 @@ type operation struct {
 	seq    int64
 	bytes  int64        // about what it takes in memory and on the way to the backend
 	fault  *Failure     // found before it ran: it only takes its place in the order
-	ref    store.Record // where the request lies if it is not in memory
+	ref    store.Record // the journal's entry, if it was read back
+	past   *past        // set: it has a result already and only brings a rebuilt adapter to where it was
 	trace  trace.SpanContext
 
-	create *createBody
-	pass   *forwardBackward // nil while it is only in the journal
-	trains bool             // a pass with gradients
-	adam   *plugins.AdamParams
-	save   *saveBody
-	load   *createBody
+	create    *createBody
+	pass      *forwardBackward // nil while it is only in the journal
+	trains    bool             // a pass with gradients
+	scoreOnly bool             // its gradients were dropped with a step that failed: only its result is still wanted
+	adam      *plugins.AdamParams
+	save      *saveBody
+	load      *createBody
 
-	position int64
+	position int64  // in the order of the process that runs it
+	dir      string // under the data directory: what an attempt that was cut off may have left
 }
 
 // createBody says where weights come from; without a path they are fresh.
@@ -45,10 +47,14 @@ type queue struct {
 	sequence   sequencer
 	held       map[int64]*operation // arrived, waiting for lower numbers
 	ready      []*operation         // in order, not given to the backend
+	returned   []*operation         // given to a process that went away with them
 	unfinished int                  // accepted and not complete
 	buffered   int64                // bytes of requests in memory
+	completing int                  // finished without the backend, and not yet in the journal
+	skipping   int                  // journal entries about skipped numbers that are being written: nothing behind them may run before
+	decided    int64                // the highest number that a backend has decided
 
-	position   int64 // the last one given away
+	position   int64 // the last one given away to the process that has the adapter
 	ahead      int   // given to the backend and not decided
 	aheadBytes int64
 	alone      bool // one that must run alone is with the backend
@@ -120,19 +126,31 @@ func (c *Core) skipOverdue(r *run) {
 	c.release(r, ready)
 }
 
-// journalSkips stores which numbers will never run. mu is held.
+// journalSkips stores which numbers will never run; what comes after them waits until that is durable. mu is held.
 func (c *Core) journalSkips(r *run, skipped []span64) {
 	if len(skipped) == 0 {
 		return
 	}
 	var b store.Batch
 	for _, s := range skipped {
-		b.Put = append(b.Put, store.Record{Collection: inSkips, Key: r.ID + ":" + itoa(s.From), Parent: r.ID, Rank: s.From, Count: s.To})
+		b.Put = append(b.Put, s.record(r.ID))
 		c.log.Info("missing operations were skipped", "run", r.ID, "from", s.From, "to", s.To-1)
 	}
+	r.queue.skipping++
 	c.start(func(ctx context.Context) {
-		c.logged("skipped numbers could not be journalled", c.cfg.Store.Commit(context.WithoutCancel(ctx), b), "run", r.ID)
+		if c.commitPatiently(context.WithoutCancel(ctx), b) != nil {
+			return
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		r.queue.skipping--
+		c.pump(r)
 	})
+}
+
+// record is the journal's entry of skipped numbers.
+func (s span64) record(runID string) store.Record {
+	return store.Record{Collection: inSkips, Key: runID + ":" + itoa(s.From), Parent: runID, Rank: s.From, Count: s.To}
 }
 
 // refused takes note of a number that was answered with a refusal. mu is held.
@@ -148,10 +166,16 @@ func (c *Core) refused(r *run, seq int64) {
 // pump gives the backend what it may have: in order, a bounded number and size ahead, creations, loads and the end alone. mu is held.
 func (c *Core) pump(r *run) {
 	q := &r.queue
-	for len(q.ready) > 0 && !c.closing && !q.alone {
+	for len(q.ready) > 0 && !c.closing && !q.alone && q.skipping == 0 {
 		op := q.ready[0]
+		if r.State == stateLive && r.boot == "" && r.rebuild == nil {
+			c.interrupt(r, "its backend was not there")
+		}
+		if b := r.rebuild; b != nil && (!b.loaded || op.past == nil && b.running > 0) {
+			return // what follows the past must not run on anything else
+		}
 		alone := op.create != nil || op.load != nil || op.kind == OpUnloadRun
-		if op.fault == nil {
+		if op.fault == nil && op.past == nil {
 			op.fault = c.faultOf(op)
 		}
 		if op.fault == nil {
@@ -160,22 +184,31 @@ func (c *Core) pump(r *run) {
 			}
 		} else if q.failed == nil && op.trains && q.windowFault == nil {
 			q.windowFault = op.fault
+		} else if op.load != nil {
+			r.failStart(op, op.fault)
 		}
 		q.ready = q.ready[1:]
 		if op.kind == OpOptimStep {
 			q.windowSent, q.windowFault = false, nil
 		}
+		if op.past != nil && op.fault != nil {
+			c.caughtUp(r)
+			continue
+		}
 		if op.fault != nil {
 			c.complete(op, op.fault)
 			continue
 		}
-		q.windowSent = q.windowSent || op.trains
+		q.windowSent = q.windowSent || op.trains && !op.scoreOnly
 		if op.create == nil && op.kind != OpUnloadRun {
 			q.position++
 			op.position = q.position
 		}
 		if op.save != nil && op.save.Path != "" {
 			r.reserved[op.save.Path] = true
+		}
+		if op.past != nil {
+			r.rebuild.running++
 		}
 		q.ahead++
 		q.aheadBytes += op.bytes
@@ -202,8 +235,13 @@ func (c *Core) faultOf(op *operation) *Failure {
 
 // complete finishes an operation that the backend never sees. mu is held.
 func (c *Core) complete(op *operation, why *Failure) {
+	op.run.queue.completing++
 	c.start(func(ctx context.Context) {
-		c.finish(ctx, op.future, &Outcome{Failure: why}, 0, store.Batch{}, func() { c.left(op, false) })
+		c.finish(ctx, op.future, &Outcome{Failure: why}, 0, store.Batch{}, func() {
+			op.run.queue.completing--
+			c.left(op, false)
+			c.startRebuild(op.run)
+		})
 	})
 }
 
@@ -216,27 +254,37 @@ func (c *Core) left(op *operation, wasAhead bool) {
 		op.pass = nil
 	}
 	if wasAhead {
-		q.ahead--
-		q.aheadBytes -= op.bytes
-		if op.create != nil || op.load != nil || op.kind == OpUnloadRun {
-			q.alone = false
-		}
-		if op.save != nil {
-			delete(op.run.reserved, op.save.Path)
-		}
+		q.decided = max(q.decided, op.seq)
+		c.cameBack(op)
 	}
 	c.pump(op.run)
 }
 
+// cameBack takes an operation out of what is with the backend. mu is held.
+func (c *Core) cameBack(op *operation) {
+	q := &op.run.queue
+	q.ahead--
+	q.aheadBytes -= op.bytes
+	if op.create != nil || op.load != nil || op.kind == OpUnloadRun {
+		q.alone = false
+	}
+	if op.save != nil {
+		delete(op.run.reserved, op.save.Path)
+	}
+	c.startRebuild(op.run)
+}
+
 // failQueue fails what has not been given to the backend; what is there fails by itself. mu is held.
 func (c *Core) failQueue(r *run, why *Failure) {
-	waiting := r.queue.ready
+	waiting := append(r.queue.returned, r.queue.ready...)
 	for _, op := range r.queue.held {
 		waiting = append(waiting, op)
 	}
-	r.queue.ready, r.queue.held = nil, map[int64]*operation{}
+	r.queue.returned, r.queue.ready, r.queue.held = nil, nil, map[int64]*operation{}
 	for _, op := range waiting {
-		c.complete(op, why)
+		if op.past == nil {
+			c.complete(op, why)
+		}
 	}
 }
 
@@ -248,62 +296,20 @@ func (c *Core) request(ctx context.Context, op *operation) (*forwardBackward, er
 	if pass != nil {
 		return pass, nil
 	}
-	rec, err := c.cfg.Store.Get(ctx, inOperations, op.future.id)
-	if err != nil {
-		return nil, fmt.Errorf("read operation %s: %w", op.future.id, err)
+	rec := op.ref
+	if rec.Key == "" {
+		var err error
+		if rec, err = c.cfg.Store.Get(ctx, inOperations, op.future.id); err != nil {
+			return nil, fmt.Errorf("read operation %s: %w", op.future.id, err)
+		}
 	}
 	payload, err := c.cfg.Store.Payload(ctx, rec)
 	if err != nil {
-		return nil, fmt.Errorf("read operation %s: %w", op.future.id, err)
+		return nil, fmt.Errorf("read operation %s: %w", rec.Key, err)
 	}
 	stored, err := decodeForwardBackward(payload)
 	if err != nil {
-		return nil, fmt.Errorf("read operation %s: %w", op.future.id, err)
+		return nil, fmt.Errorf("read operation %s: %w: %w", rec.Key, store.ErrCorrupt, err)
 	}
 	return &stored, nil
-}
-
-// resume goes on with what was accepted by an earlier process: samples whose weights still exist run again, a creation that had nothing behind it as well; everything else
-// of a run is lost with its adapter. mu is held.
-func (c *Core) resume(pending []store.Record) {
-	byRun := map[*run][]*operation{}
-	for _, rec := range pending {
-		var head operationRecord
-		if err := json.Unmarshal(rec.Value, &head); err != nil {
-			c.log.Error("an unfinished operation cannot be read", "request", rec.Key, "error", err)
-			continue
-		}
-		f := c.newFuture(rec.Key, head.Kind, head.Owner, c.sessions[head.Session], head.Hash)
-		close(f.accepted)
-		if head.Kind == OpSample {
-			c.resumeSample(f, rec)
-			continue
-		}
-		r := c.runs[rec.Parent]
-		if r == nil {
-			c.log.Error("an unfinished operation has no run", "request", rec.Key)
-			c.forget(f)
-			continue
-		}
-		r.queue.unfinished++
-		byRun[r] = append(byRun[r], &operation{run: r, future: f, kind: head.Kind, seq: rec.Rank, ref: rec})
-	}
-	for _, r := range c.runs {
-		ops := byRun[r]
-		if r.State == stateCreating && len(ops) == 1 && ops[0].seq == 0 && r.model != nil {
-			body := &createBody{}
-			if err := json.Unmarshal(ops[0].ref.Payload, body); err == nil {
-				ops[0].create = body
-				r.queue.ready = ops
-				c.pump(r)
-				continue
-			}
-		}
-		r.queue.ready = ops
-		if r.usable() {
-			c.loseRun(r, "the server was restarted")
-			continue
-		}
-		c.failQueue(r, &Failure{Message: "the run had ended: " + r.Reason, Category: CategoryServer})
-	}
 }

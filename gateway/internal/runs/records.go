@@ -26,6 +26,7 @@ const (
 	inOperations  = "operations"
 	inResults     = "results"
 	inSkips       = "skips" // Rank … Count: numbers of a run that were skipped
+	inPoints      = "recovery_points"
 	inUsage       = "usage"
 	inAudit       = "audit"
 	inSecrets     = "secrets"
@@ -38,6 +39,9 @@ type operationRecord struct {
 	Owner   string        `json:"owner"`
 	Session string        `json:"session"`
 	Time    time.Time     `json:"time"`
+
+	ForwardOnly bool     `json:"forward_only,omitempty"` // a pass without gradients
+	Fault       *Failure `json:"fault,omitempty"`        // found when it was submitted: it only takes its place in the order
 }
 
 // resultRecord is the Value of a result; its payload is the outcome, in JSON or, for passes and samples, packed.
@@ -116,6 +120,22 @@ func (c *Core) load(ctx context.Context) ([]store.Record, error) {
 	})
 	if err != nil {
 		return nil, err
+	}
+	err = c.each(ctx, inPoints, func(b []byte) error {
+		p := &recoveryPoint{}
+		if err := json.Unmarshal(b, p); err != nil {
+			return err
+		}
+		if r := c.runs[p.RunID]; r != nil {
+			r.points = append(r.points, p)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range c.samplers {
+		c.attachSnapshot(s)
 	}
 	for _, s := range c.sessions {
 		sort.SliceStable(s.runs, func(i, j int) bool { return s.runs[i].CreatedAt.Before(s.runs[j].CreatedAt) })

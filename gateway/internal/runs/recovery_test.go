@@ -19,69 +19,6 @@ func (w *world) trained(session string, n int64) string {
 	return run
 }
 
-func TestLostBackendAndRestart(t *testing.T) {
-	for _, c := range []struct {
-		name string
-		lose func(*world)
-		why  string
-	}{
-		{"the backend is lost", (*world).restartBackend, "killed by the test"},
-		{"the server is restarted", (*world).restart, "restarted"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, func(w *world) { w.config.MaxHotSnapshots = 1 })
-			ctx := t.Context()
-			session := w.session()
-			run := w.trained(session, 0)
-			state := w.good(w.SaveWeights(ctx, SaveWeights{Operation: at(run, 5), Name: "state"})).Saved.Path
-			saved := w.good(w.SaveWeightsForSampler(ctx, SaveWeightsForSampler{Operation: at(run, 6), Name: "s"})).Saved.Path
-			cold := w.good(w.SaveWeightsForSampler(ctx, SaveWeightsForSampler{Operation: at(run, 7), SamplerSeq: 0})).SavedSampler.SamplerID
-			before := w.sampled(w.sample(cold, 0))
-			w.good(w.ForwardBackward(ctx, w.pass(run, 8)))
-			w.good(w.OptimStep(ctx, w.step(run, 9)))
-			hot := w.good(w.SaveWeightsForSampler(ctx, SaveWeightsForSampler{Operation: at(run, 10), SamplerSeq: 1})).SavedSampler.SamplerID
-			named, err := w.CreateSampler(ctx, NewSampler{Owner: owner, SessionID: session, Seq: 2, ModelPath: saved})
-			w.ok(err)
-			w.eventually(func() bool { return w.samplers[cold].Dir != "" }) // only one version stays pinned
-			fromHot := w.sampled(w.sample(hot, 0))
-			if fmt.Sprint(fromHot.Sequences) == fmt.Sprint(before.Sequences) {
-				t.Error("two versions sample alike")
-			}
-
-			c.lose(w)
-			w.eventually(func() bool { return w.runs[run].State == stateCorrupted })
-			info, err := w.Run(ctx, owner, run, ScopeOwned)
-			w.ok(err)
-			if !info.Corrupted || info.Live || info.LastCheckpoint == nil || info.LastCheckpoint.Path != state || info.LastSampler.Path != saved {
-				t.Errorf("run %+v", info)
-			}
-			_, err = w.ForwardBackward(ctx, w.pass(run, 11))
-			w.refused(err, KindNotFound, "corrupted", c.why, state)
-			if out := w.outcome(run + ":8"); out.Failure != nil {
-				t.Errorf("a result was lost: %v", out.Failure)
-			}
-			if again, err := w.ForwardBackward(ctx, w.pass(run, 8)); err != nil || again.RequestID != run+":8" {
-				t.Errorf("a repeat of a finished operation: %v, %v", again, err)
-			}
-			for _, id := range []string{named.ID, cold} {
-				if got := w.sampled(w.sample(id, 5)); fmt.Sprint(got.Sequences) != fmt.Sprint(before.Sequences) {
-					t.Errorf("%s: saved weights sample differently after the loss", id)
-				}
-			}
-			s, err := w.Sample(ctx, w.sample(hot, 5))
-			w.ok(err)
-			w.failure(w.outcome(s.RequestID), CategoryServer, "lost")
-			w.good(w.CreateRunFromCheckpoint(ctx, NewRunFromCheckpoint{Owner: owner, SessionID: session, ModelSeq: 1, Path: state, WithOptimizer: true}))
-			status, err := w.Session(ctx, owner, session, ScopeOwned)
-			w.ok(err)
-			if status.Status.Type != StatusFailed || len(status.RunIDs) != 2 || len(status.SamplerIDs) != 3 {
-				t.Errorf("session %+v", status)
-			}
-			w.ok(w.Heartbeat(ctx, owner, session))
-		})
-	}
-}
-
 // eventually waits for what the core does in the background. The condition is asked with the core's lock held.
 func (w *world) eventually(condition func() bool) {
 	w.t.Helper()
@@ -95,23 +32,6 @@ func (w *world) eventually(condition func() bool) {
 		time.Sleep(5 * time.Millisecond)
 	}
 	w.t.Fatal("it did not come to pass")
-}
-
-func TestOperationsInFlightFailWithTheirRun(t *testing.T) {
-	w := newWorld(t, func(w *world) {
-		w.fake = `{"vocab_size": 64, "max_context_length": 128, "delays": [{"operation": "forward_backward", "seconds": 5}]}`
-	})
-	run := w.newRun(w.session(), 0)
-	var ids []string
-	for i := range int64(20) {
-		s, err := w.ForwardBackward(t.Context(), w.pass(run, i+1))
-		w.ok(err)
-		ids = append(ids, s.RequestID)
-	}
-	w.restartBackend()
-	for _, id := range ids {
-		w.failure(w.outcome(id), CategoryServer, "lost", "no checkpoint")
-	}
 }
 
 func TestAcceptedWorkSurvivesARestart(t *testing.T) {

@@ -71,6 +71,7 @@ type RunInfo struct {
 	Live            bool   // its adapter is in a backend (or is about to be)
 	Corrupted       bool   // its state was lost
 	CorruptedReason string // why
+	Inexact         string // "" as a rule; else why a rebuilt adapter's bits may differ from those of an undisturbed run
 	LastCheckpoint  *CheckpointInfo
 	LastSampler     *CheckpointInfo
 }
@@ -103,7 +104,7 @@ const (
 	stateLive      runState = "live"
 	stateFailed    runState = "failed"    // its creation failed
 	stateEnded     runState = "ended"     // unloaded, or its session is over
-	stateCorrupted runState = "corrupted" // its backend went away with it
+	stateCorrupted runState = "corrupted" // it was lost with its backend and cannot be rebuilt
 	stateStored    runState = "stored"    // never had an adapter: it holds checkpoints that were copied or imported
 )
 
@@ -112,7 +113,9 @@ type run struct {
 	runRecord
 	model    *model   // nil if it is not served any more
 	session  *session // nil for copies and imports
-	boot     string   // backend process that has the adapter
+	boot     string   // backend process that has the adapter; "" = none
+	rebuild  *rebuild // while the adapter is on its way into a process; nil = it is there, or has not been made yet
+	points   []*recoveryPoint
 	live     runStats
 	queue    queue
 	pins     map[int64]*snapshot // versions that unnamed samplers use
@@ -133,7 +136,10 @@ type runRecord struct {
 	CreatedAt    time.Time       `json:"created_at"`
 	LastRequest  time.Time       `json:"last_request"`
 	State        runState        `json:"state"`
-	Reason       string          `json:"reason,omitempty"` // of the states failed, ended and corrupted
+	Reason       string          `json:"reason,omitempty"`     // of the states failed, ended and corrupted
+	ModelHash    string          `json:"model_hash,omitempty"` // of the base model's weights when the adapter was made
+	Arithmetic   string          `json:"arithmetic,omitempty"` // under which its state was computed last
+	Inexact      string          `json:"inexact,omitempty"`    // why its bits may not be what they would have been without a loss
 }
 
 // runStats is how the training goes.
@@ -324,6 +330,9 @@ func (c *Core) submitCreation(ctx context.Context, modelSeq int64, rec runRecord
 	return answer, nil
 }
 
+// unloadSeq is the place of a run's end: after all its numbers.
+const unloadSeq = math.MaxInt32 + 1
+
 // liveRun finds a run of the owner that takes operations. mu is held.
 func (c *Core) liveRun(owner, id string) (*run, error) {
 	r := c.runs[id]
@@ -363,10 +372,10 @@ func (c *Core) UnloadRun(ctx context.Context, owner, runID string) (Submitted, e
 		c.mu.Unlock()
 		return Submitted{}, err
 	}
-	op := &operation{run: r, kind: OpUnloadRun, trace: trace.SpanContextFromContext(ctx)}
+	op := &operation{run: r, kind: OpUnloadRun, seq: unloadSeq, trace: trace.SpanContextFromContext(ctx)}
 	op.future = c.newFuture(answer.RequestID, op.kind, owner, r.session, "unload")
 	c.mu.Unlock()
-	err = c.journal(ctx, r.model, op.future.record(r.ID, math.MaxInt32+1, nil))
+	err = c.journal(ctx, r.model, op.future.record(r.ID, unloadSeq, nil))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {
@@ -389,16 +398,16 @@ func (c *Core) endRun(r *run, state runState, reason string, why *Failure) {
 	}
 	c.failQueue(r, why)
 	for _, s := range r.pins {
-		if s.hot && s.dir == "" {
+		if s.dir == "" {
 			s.lost = cmp.Or(s.lost, reason)
 		}
 		s.hot = false
 	}
+	r.settled()
 	c.start(func(ctx context.Context) {
 		c.logged("run could not be stored", c.writeRun(context.WithoutCancel(ctx), r), "run", r.ID)
-		if state == stateEnded {
-			c.logged("adapter could not be deleted", c.deleteAdapter(ctx, r), "run", r.ID)
-		}
+		c.logged("adapter could not be deleted", c.deleteAdapter(ctx, r), "run", r.ID)
+		c.logged("recovery points could not be deleted", c.dropPoints(context.WithoutCancel(ctx), r, nil), "run", r.ID)
 	})
 }
 
@@ -417,7 +426,7 @@ func (c *Core) deleteAdapter(ctx context.Context, r *run) error {
 	return nil
 }
 
-// loseRun marks a run whose adapter is gone. mu is held.
+// loseRun gives up a run whose adapter is gone and cannot be rebuilt. mu is held.
 func (c *Core) loseRun(r *run, reason string) {
 	if !r.usable() {
 		return
@@ -458,6 +467,7 @@ func (c *Core) describeRun(r *run) RunInfo {
 	if r.model != nil && r.model.TokenizerID != "" {
 		info.TokenizerID = r.model.TokenizerID
 	}
+	info.Inexact = r.Inexact
 	if info.Corrupted {
 		info.CorruptedReason = r.Reason
 	}

@@ -55,6 +55,7 @@ type samplerRecord struct {
 	JoinKeys    map[string]int64 `json:"join_keys,omitempty"` // of idempotency keys, the newest ones
 	Unnamed     bool             `json:"unnamed,omitempty"`
 	Version     int64            `json:"version,omitempty"` // of the run, when Unnamed
+	Seq         int64            `json:"seq,omitempty"`     // of the save that made it, when Unnamed
 	Dir         string           `json:"dir,omitempty"`     // where that version is on disk
 }
 
@@ -191,12 +192,6 @@ func (c *Core) samplerSource(s *sampler) (source, error) {
 		}
 		return source{saved: cp}, nil
 	case s.Unnamed:
-		if s.snap == nil { // made by an earlier process
-			s.snap = &snapshot{version: s.Version, dir: s.Dir}
-			if s.Dir == "" {
-				s.snap.lost = "they were only in the memory of a backend that is gone"
-			}
-		}
 		return source{snap: s.snap}, nil
 	}
 	return source{}, nil

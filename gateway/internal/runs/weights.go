@@ -3,7 +3,6 @@ package runs
 import (
 	"context"
 	"fmt"
-	"os"
 	"path/filepath"
 	"sort"
 	"time"
@@ -33,6 +32,7 @@ type frozen struct {
 type snapshot struct {
 	run      *run
 	version  int64
+	seq      int64  // of the first operation that pinned it
 	pin      string // name of the pin
 	hot      bool
 	dir      string // under the data directory; "" = not on disk
@@ -42,17 +42,23 @@ type snapshot struct {
 	spilling bool
 }
 
+// errReplaced says that the process that was asked for is not the one that has the adapter now.
+var errReplaced = &plugins.Error{Kind: plugins.KindUnavailable, Message: "the backend process was replaced meanwhile"}
+
 // acquire makes a source usable in the model's backend: the adapter's id and version for a sample, and what gives it free again.
 func (c *Core) acquire(ctx context.Context, m *model, b Backend, src source) (adapter string, version int64, release func(), err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
 	case src.run != nil:
+		if err := c.awaitRebuilt(ctx, src.run); err != nil {
+			return "", 0, nil, err
+		}
 		if src.run.State != stateLive {
 			return "", 0, nil, notFoundf("model %s is gone (%s: %s); %s", src.run.ID, src.run.State, src.run.Reason, c.newestOf(src.run))
 		}
 		if src.run.boot != b.BootID {
-			return "", 0, nil, refusef(KindBackend, "model %s was lost with its backend; %s", src.run.ID, c.newestOf(src.run))
+			return "", 0, nil, errReplaced
 		}
 		return src.run.ID, plugins.LatestVersion, func() {}, nil
 	case src.saved != nil:
@@ -62,6 +68,14 @@ func (c *Core) acquire(ctx context.Context, m *model, b Backend, src source) (ad
 		return c.acquireSaved(ctx, m, b, src.saved.Dir)
 	case src.snap != nil:
 		s := src.snap
+		if !s.hot && s.dir == "" && s.lost == "" {
+			if err := c.awaitRebuilt(ctx, s.run); err != nil {
+				return "", 0, nil, err
+			}
+			if !s.hot && s.dir == "" && s.lost == "" {
+				return "", 0, nil, errReplaced
+			}
+		}
 		if s.hot && s.run.boot == b.BootID {
 			s.users++
 			s.used = c.cfg.now()
@@ -72,7 +86,10 @@ func (c *Core) acquire(ctx context.Context, m *model, b Backend, src source) (ad
 				c.cool(s.run)
 			}, nil
 		}
-		if s.dir == "" {
+		switch {
+		case s.dir == "" && s.lost == "":
+			return "", 0, nil, errReplaced
+		case s.dir == "":
 			return "", 0, nil, refusef(KindBackend, "the weights of this sampler were lost: %s", s.lost)
 		}
 		return c.acquireSaved(ctx, m, b, s.dir)
@@ -163,7 +180,7 @@ func (c *Core) callPin(ctx context.Context, b Backend, op *operation) (done, err
 	}
 	now := c.cfg.now().UTC()
 	smp := &sampler{model: r.model, session: r.session, samplerRecord: samplerRecord{
-		ID: op.save.SamplerID, SessionID: r.SessionID, Owner: r.Owner, BaseModel: r.BaseModel, ServedModel: r.ServedModel, RunID: r.ID, CreatedAt: now, Unnamed: true, Version: got.Version,
+		ID: op.save.SamplerID, SessionID: r.SessionID, Owner: r.Owner, BaseModel: r.BaseModel, ServedModel: r.ServedModel, RunID: r.ID, CreatedAt: now, Unnamed: true, Version: got.Version, Seq: op.seq,
 	}}
 	if op.save.TTLSeconds != nil {
 		at := now.Add(time.Duration(*op.save.TTLSeconds) * time.Second)
@@ -175,7 +192,7 @@ func (c *Core) callPin(ctx context.Context, b Backend, op *operation) (done, err
 		then: func() {
 			s := r.pins[got.Version]
 			if s == nil {
-				s = &snapshot{run: r, version: got.Version}
+				s = &snapshot{run: r, version: got.Version, seq: op.seq}
 				r.pins[got.Version] = s
 			}
 			extra := smp.ID // a pin that is not needed, because its version is pinned already
@@ -193,6 +210,10 @@ func (c *Core) callPin(ctx context.Context, b Backend, op *operation) (done, err
 			c.samplers[smp.ID] = smp
 			r.session.samplers = append(r.session.samplers, smp)
 			delete(r.session.reserved, smp.ID)
+			if r.usable() && r.boot != b.BootID { // the process has gone meanwhile; the rebuild pins it again
+				s.hot = false
+				return
+			}
 			if !r.usable() {
 				s.hot = false
 				if s.dir == "" {
@@ -278,7 +299,7 @@ func (c *Core) spill(ctx context.Context, b Backend, s *snapshot) error {
 	c.mu.Unlock()
 	if dir == "" {
 		dir = filepath.Join("snapshots", s.run.ID, itoa(s.version)+"~"+c.newID("", "", "")[:8])
-		if err := os.MkdirAll(filepath.Dir(c.file(dir)), 0o700); err != nil {
+		if err := makeDirs(filepath.Dir(c.file(dir))); err != nil {
 			return fmt.Errorf("write snapshot: %w", err)
 		}
 		if _, err := b.SaveAdapter(ctx, plugins.SaveAdapterRequest{Adapter: s.run.ID, Version: s.version, Scope: plugins.ScopeWeights, Path: c.file(dir)}); err != nil {
@@ -312,8 +333,12 @@ func (c *Core) callSave(ctx context.Context, b Backend, op *operation) (done, er
 	if err != nil {
 		return done{}, err
 	}
+	if op.dir != "" {
+		c.discard(op.dir)
+	}
 	dir := c.newDir(path)
-	if err := os.MkdirAll(filepath.Dir(c.file(dir)), 0o700); err != nil {
+	op.dir = dir
+	if err := makeDirs(filepath.Dir(c.file(dir))); err != nil {
 		c.log.Error("the folder of a checkpoint could not be made", "path", path.String(), "error", err)
 	}
 	scope := scopeOf(path.Kind == KindWeights)

@@ -1,0 +1,284 @@
+package runs
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// A run whose process went away is rebuilt in the next one. What was with the process comes back into the queue; the adapter is made anew from its seed or loaded from the
+// newest recovery point; then the operations since, which have a result already, run again in their order (replay.go), and those without a result run in their place among
+// them. Runs are rebuilt concurrently, through the same queue and the same cycles as new work. Their clients notice nothing but the time it takes.
+
+// rebuild is how far a run is on its way into a process. mu of the core guards it.
+type rebuild struct {
+	reason   string // why it is needed
+	since    time.Time
+	done     chan struct{} // closed when it has ended, well or not
+	going    bool          // its goroutine runs
+	loaded   bool          // the base is in the process, the past is in the queue
+	left     int           // past operations that have not been decided
+	running  int           // those of them that the process has
+	count    int           // past operations in all
+	failures int           // attempts that failed although the process was there
+	computed bool          // some state was computed again
+}
+
+// maxRebuilds is how often a rebuild is tried that fails although the backend is there.
+const maxRebuilds = 5
+
+// interrupt takes note that the process of a run's adapter is gone, or that the adapter is not in it what it should be. mu is held.
+func (c *Core) interrupt(r *run, reason string) {
+	if !r.usable() || r.State == stateCreating {
+		return // a creation tries by itself
+	}
+	r.boot = ""
+	for _, s := range r.pins {
+		s.hot = false
+	}
+	if r.rebuild == nil {
+		c.log.Warn("a run is rebuilt", "run", r.ID, "reason", reason)
+		r.rebuild = &rebuild{reason: reason, since: c.cfg.now(), done: make(chan struct{})}
+	}
+	b := r.rebuild
+	b.loaded, b.left, b.running = false, 0, 0
+	r.queue.ready = slices.DeleteFunc(r.queue.ready, func(op *operation) bool { return op.past != nil })
+	c.startRebuild(r)
+}
+
+// startRebuild begins the work once nothing of the run is with the old process any more, and all that is finished is in the journal. mu is held.
+func (c *Core) startRebuild(r *run) {
+	if b := r.rebuild; b != nil && !b.loaded && !b.going && r.queue.ahead == 0 && r.queue.completing == 0 {
+		b.going = true
+		c.start(func(ctx context.Context) { c.rebuild(ctx, r) })
+	}
+}
+
+// settled ends a rebuild, well or not. mu is held.
+func (r *run) settled() {
+	if r.rebuild != nil {
+		close(r.rebuild.done)
+		r.rebuild = nil
+	}
+}
+
+// giveBack puts an operation whose process went away before it was decided back into its place.
+func (c *Core) giveBack(op *operation, reason string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r := op.run
+	if !r.usable() {
+		c.cameBack(op)
+		if op.past == nil {
+			why := cmp.Or(r.queue.failed, &Failure{Message: fmt.Sprintf("model %s is gone (%s: %s); %s", r.ID, r.State, r.Reason, c.newestOf(r)), Category: CategoryServer})
+			c.complete(op, why)
+		}
+		return
+	}
+	if op.past == nil {
+		r.queue.returned = append(r.queue.returned, op)
+	}
+	c.interrupt(r, reason)
+	c.cameBack(op)
+}
+
+// rebuild brings a run's adapter into the process that serves its model now.
+func (c *Core) rebuild(ctx context.Context, r *run) {
+	for attempt := 0; ; attempt++ {
+		b, err := c.backend(ctx, r.model)
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			c.postpone(r, err)
+			return
+		}
+		var p *plan
+		if p, err = c.plan(ctx, r); err == nil {
+			err = c.restoreBase(ctx, b, r, p)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		c.mu.Lock()
+		switch {
+		case !r.usable():
+		case err == nil:
+			if now, ok := r.model.current(); ok && now.BootID == b.BootID {
+				c.queuePast(r, b, p)
+				c.mu.Unlock()
+				return
+			}
+		case errors.Is(err, errUnloaded):
+			c.endRun(r, stateEnded, "it was unloaded", &Failure{Message: "the model was unloaded", Category: CategoryUser})
+		case !lost(err) && !c.tryAgain(r, err):
+			c.loseRun(r, "it cannot be rebuilt: "+err.Error())
+		}
+		usable := r.usable()
+		c.mu.Unlock()
+		if !usable { // it has ended while no process was known to have it
+			if err := b.DeleteAdapter(ctx, r.ID); err != nil && !lost(err) {
+				c.logged("adapter could not be deleted", err, "run", r.ID)
+			}
+			return
+		}
+		if pause(ctx, attempt) != nil {
+			return
+		}
+	}
+}
+
+// tryAgain tells whether a rebuild that failed in a living process may be tried once more. mu is held.
+func (c *Core) tryAgain(r *run, err error) bool {
+	var refused *Error
+	switch k := plugins.KindOf(err); {
+	case errors.Is(err, errStore):
+		c.log.Warn("a run could not be rebuilt yet", "run", r.ID, "error", err)
+		return true
+	case errors.As(err, &refused), errors.Is(err, errBroken), k != plugins.KindInternal && k != plugins.KindCapacity && k != plugins.KindNotFound:
+		return false
+	}
+	if r.rebuild == nil {
+		return false
+	}
+	r.rebuild.failures++
+	c.log.Warn("a run could not be rebuilt yet", "run", r.ID, "attempt", r.rebuild.failures, "error", err)
+	return r.rebuild.failures < maxRebuilds
+}
+
+// postpone fails what waits for a backend that stays dead. The run itself is not given up: its state is in the journal, and it goes on when there is a backend again.
+func (c *Core) postpone(r *run, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r.settled()
+	waiting := append(r.queue.returned, r.queue.ready...)
+	r.queue.returned, r.queue.ready = nil, nil
+	for _, op := range waiting {
+		if op.seq < r.queue.decided { // what came behind it has a result, which is built on it
+			r.queue.returned = append(r.queue.returned, op)
+			continue
+		}
+		c.complete(op, failureOf(err))
+	}
+}
+
+// restoreBase makes the adapter as it was before the planned operations.
+func (c *Core) restoreBase(ctx context.Context, b Backend, r *run, p *plan) error {
+	if r.ModelHash != "" && b.Model.ModelHash != r.ModelHash {
+		return refusef(KindInvalid, "the weights of %s are not those that it was trained on (SHA-256 %.12s, now %.12s)", r.ServedModel, r.ModelHash, b.Model.ModelHash)
+	}
+	// An attempt that was broken off may have left it there.
+	if err := b.DeleteAdapter(ctx, r.ID); err != nil {
+		return err
+	}
+	base := p.base
+	if base == nil || base.OnTop {
+		if _, err := b.CreateAdapter(ctx, r.fresh()); err != nil || base == nil {
+			return err
+		}
+	}
+	req := plugins.LoadAdapterRequest{Adapter: r.ID, Path: c.file(base.Dir), Scope: base.Scope, Version: base.Version}
+	if base.OnTop {
+		req.Position, req.Version, p.position = 1, 0, 1
+	}
+	info, err := b.LoadAdapter(ctx, req)
+	if err == nil && info.Version != base.Version {
+		err = refusef(KindInvalid, "the backend loaded version %d as %d", base.Version, info.Version)
+	}
+	return err
+}
+
+// queuePast puts the planned operations before those that wait, and lets the queue go on. mu is held.
+func (c *Core) queuePast(r *run, b Backend, p *plan) {
+	q := &r.queue
+	for _, op := range p.ops {
+		op.run = r
+	}
+	for _, op := range append(q.returned, q.ready...) {
+		if op.trains && slices.ContainsFunc(p.dropped, func(s span64) bool { return s.From < op.seq && op.seq < s.To }) {
+			op.scoreOnly = true
+		}
+		p.ops = append(p.ops, op)
+	}
+	slices.SortStableFunc(p.ops, func(a, b *operation) int { return cmp.Compare(a.seq, b.seq) })
+	q.returned, q.ready = nil, p.ops
+	q.position, q.windowSent, q.windowFault = p.position, false, nil
+	q.decided = max(q.decided, p.decided)
+	if p.failed != nil {
+		q.failed = p.failed
+	}
+	r.boot = b.BootID
+	r.rebuild.going, r.rebuild.loaded, r.rebuild.left, r.rebuild.count, r.rebuild.running = false, true, p.past, p.past, 0
+	r.rebuild.computed = p.computes
+	if p.base != nil {
+		r.live.version = p.base.Version
+	}
+	if p.past == 0 {
+		c.rebuilt(r)
+	}
+	c.pump(r)
+}
+
+// caughtUp counts a past operation that needs nothing more. mu is held.
+func (c *Core) caughtUp(r *run) {
+	if r.rebuild.left--; r.rebuild.left == 0 {
+		c.rebuilt(r)
+	}
+}
+
+// rebuilt ends a rebuild that went well. mu is held.
+func (c *Core) rebuilt(r *run) {
+	b, _ := r.model.current()
+	c.log.Info("a run was rebuilt", "run", r.ID, "operations", r.rebuild.count, "seconds", c.cfg.now().Sub(r.rebuild.since).Seconds())
+	if r.rebuild.computed && r.Arithmetic != b.Model.Arithmetic && r.Arithmetic != "" {
+		c.inexact(r, "it was computed again under the arithmetic "+b.Model.Arithmetic+", at first under "+r.Arithmetic)
+	}
+	if r.Arithmetic != b.Model.Arithmetic {
+		r.Arithmetic = b.Model.Arithmetic
+		c.start(func(ctx context.Context) {
+			c.logged("run could not be stored", c.writeRun(context.WithoutCancel(ctx), r), "run", r.ID)
+		})
+	}
+	r.settled()
+}
+
+// inexact reports that a rebuilt run may not be bit for bit what it was. mu is held.
+func (c *Core) inexact(r *run, why string) {
+	if r.Inexact != "" {
+		return
+	}
+	r.Inexact = why
+	c.log.Warn("a rebuilt run may differ in its bits from an undisturbed one", "run", r.ID, "reason", why)
+	c.start(func(ctx context.Context) {
+		c.logged("run could not be stored", c.writeRun(context.WithoutCancel(ctx), r), "run", r.ID)
+	})
+}
+
+// awaitRebuilt waits until a run's adapter is where it belongs. mu is held, and given up while waiting.
+func (c *Core) awaitRebuilt(ctx context.Context, r *run) error {
+	if r.State == stateLive && r.boot == "" && r.rebuild == nil {
+		c.interrupt(r, "its backend was not there")
+	}
+	for r.rebuild != nil {
+		done := r.rebuild.done
+		c.mu.Unlock()
+		var err error
+		select {
+		case <-done:
+		case <-c.closed:
+			err = errClosing
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+		c.mu.Lock()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,572 @@
+package runs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// A story is a run with everything in it that a rebuild must get right, told operation by operation.
+type story struct {
+	*world
+	session string
+	run     string
+	samples []string // sampling sessions
+}
+
+// submission is one step of a story: it submits and gives the id of the future.
+type submission struct {
+	name   string
+	submit func(*story) (string, error)
+}
+
+func passOf(seq int64, tokens ...int32) submission {
+	return submission{fmt.Sprint("pass ", seq), func(s *story) (string, error) {
+		op := s.pass(s.run, seq)
+		op.Data[0].Tokens = tokens
+		for i := range tokens {
+			op.Data[0].Inputs["target_tokens"].Ints[i] = int64(tokens[(i+1)%len(tokens)])
+		}
+		got, err := s.ForwardBackward(s.t.Context(), op)
+		return got.RequestID, err
+	}}
+}
+
+func stepOf(seq int64, rate float64) submission {
+	return submission{fmt.Sprint("step ", seq), func(s *story) (string, error) {
+		op := s.step(s.run, seq)
+		op.Adam.LearningRate = rate
+		got, err := s.OptimStep(s.t.Context(), op)
+		return got.RequestID, err
+	}}
+}
+
+func unnamedOf(seq, sampler int64) submission {
+	return submission{fmt.Sprint("unnamed save ", seq), func(s *story) (string, error) {
+		got, err := s.SaveWeightsForSampler(s.t.Context(), SaveWeightsForSampler{Operation: at(s.run, seq), SamplerSeq: sampler})
+		return got.RequestID, err
+	}}
+}
+
+func sampleOf(sampler, seq int64) submission {
+	return submission{fmt.Sprint("sample ", sampler, " ", seq), func(s *story) (string, error) {
+		got, err := s.Sample(s.t.Context(), s.sample(s.session+":sample:"+itoa(sampler), seq))
+		return got.RequestID, err
+	}}
+}
+
+func plot() []submission {
+	return []submission{
+		passOf(1, 2, 3, 4, 5),
+		passOf(2, 9, 8, 7, 6),
+		stepOf(3, 0.01),
+		passOf(4, 5, 5, 6, 6),
+		{"forward 5", func(s *story) (string, error) {
+			op := s.pass(s.run, 5)
+			op.ForwardOnly = true
+			got, err := s.ForwardBackward(s.t.Context(), op)
+			return got.RequestID, err
+		}},
+		stepOf(6, 0.02),
+		unnamedOf(7, 0),
+		{"a pass that is wrong 8", func(s *story) (string, error) {
+			op := s.pass(s.run, 8)
+			op.Loss = "no such loss"
+			got, err := s.ForwardBackward(s.t.Context(), op)
+			return got.RequestID, err
+		}},
+		stepOf(9, 0.03), // fails: its window has only a failure
+		passOf(10, 1, 2, 1, 2),
+		stepOf(11, 1e300), // fails: the new weights are not finite; drops the pass
+		stepOf(12, 0.01),  // of a zero gradient
+		passOf(13, 7, 7, 8, 8),
+		{"save 14", func(s *story) (string, error) {
+			got, err := s.SaveWeights(s.t.Context(), SaveWeights{Operation: at(s.run, 14), Name: "middle"})
+			return got.RequestID, err
+		}},
+		passOf(16, 11, 12, 13, 14), // 15 never comes
+		stepOf(17, 0.01),
+		unnamedOf(18, 1),
+		passOf(19, 3, 1, 4, 1),
+		unnamedOf(20, 2),
+		stepOf(21, 0.01),
+		{"named save 22", func(s *story) (string, error) {
+			got, err := s.SaveWeightsForSampler(s.t.Context(), SaveWeightsForSampler{Operation: at(s.run, 22), Name: "named"})
+			return got.RequestID, err
+		}},
+		passOf(23, 2, 7, 1, 8),
+		stepOf(24, 0.005),
+		{"a pass whose gradient overflows 25", func(s *story) (string, error) {
+			op := s.pass(s.run, 25)
+			op.Data[0].Inputs["weights"] = Tensor{Floats: []float32{3e38, 3e38, 3e38, 3e38}}
+			got, err := s.ForwardBackward(s.t.Context(), op)
+			return got.RequestID, err
+		}},
+		stepOf(26, 0.01), // fails with it
+		passOf(27, 8, 2, 8, 1),
+		{"save 28", func(s *story) (string, error) {
+			got, err := s.SaveWeights(s.t.Context(), SaveWeights{Operation: at(s.run, 28), Name: "end"})
+			return got.RequestID, err
+		}},
+	}
+}
+
+// tell submits a plot; disturb is called before each step with its number. With patience every result is awaited before the next step.
+func (s *story) tell(plot []submission, patience bool, disturb func(i int)) []string {
+	s.t.Helper()
+	var ids []string
+	for i, p := range plot {
+		disturb(i)
+		id, err := p.submit(s)
+		if err != nil {
+			s.t.Fatalf("%s: %v", p.name, err)
+		}
+		ids = append(ids, id)
+		if patience {
+			s.outcome(id)
+		}
+	}
+	return ids
+}
+
+// account is everything that clients were told, and the files that were written, free of ids and times.
+func (s *story) account(ids []string) map[string]string {
+	s.t.Helper()
+	facts := map[string]string{}
+	clean := func(text string) string { return strings.ReplaceAll(text, s.session, "SESSION") }
+	for _, id := range ids {
+		out := s.outcome(id)
+		var fact string
+		switch {
+		case out.Failure != nil && strings.Contains(out.Failure.Message, "since the last"):
+			fact = "failed with its window" // found by the backend, or after a rebuild by the queue, which words it otherwise
+		case out.Failure != nil:
+			fact = "failed: " + out.Failure.Message
+		case out.ForwardBackward != nil:
+			delete(out.ForwardBackward.Metrics, "clock_cycle:unique")
+			fact = fmt.Sprint(*out.ForwardBackward)
+		case out.OptimStep != nil:
+			delete(out.OptimStep.Metrics, "clock_cycle")
+			fact = fmt.Sprint(*out.OptimStep)
+		case out.Sample != nil:
+			fact = fmt.Sprint(out.Sample.Sequences)
+		case out.Saved != nil:
+			fact = fmt.Sprint(*out.Saved)
+		default:
+			fact = "done"
+		}
+		facts[clean(id)] = clean(fact)
+	}
+	for i := range int64(3) {
+		facts[fmt.Sprint("sampler ", i)] = fmt.Sprint(s.sampled(s.sample(s.session+":sample:"+itoa(i), 100)).Sequences)
+	}
+	s.Core.mu.Lock()
+	saved := maps.Clone(s.checkpoints)
+	s.Core.mu.Unlock()
+	for path, cp := range saved {
+		files, err := os.ReadDir(s.file(cp.Dir))
+		s.ok(err)
+		for _, f := range files {
+			content, err := os.ReadFile(filepath.Join(s.file(cp.Dir), f.Name()))
+			s.ok(err)
+			facts[clean(path)+"/"+f.Name()] = string(content)
+		}
+	}
+	info, err := s.Run(s.t.Context(), owner, s.run, ScopeOwned)
+	s.ok(err)
+	facts["run"] = fmt.Sprint(info.Live, info.Corrupted, info.CorruptedReason, info.Inexact)
+	return facts
+}
+
+func compare(t *testing.T, got, want map[string]string) {
+	t.Helper()
+	for _, key := range slices.Sorted(maps.Keys(want)) {
+		if got[key] != want[key] {
+			t.Errorf("%s:\n got %.300q\nwant %.300q", key, got[key], want[key])
+		}
+	}
+	for key := range got {
+		if _, ok := want[key]; !ok {
+			t.Errorf("%s: should not be there", key)
+		}
+	}
+}
+
+func begin(w *world) *story {
+	s := &story{world: w, session: w.session()}
+	s.run = w.newRun(s.session, 0)
+	return s
+}
+
+func undisturbed(t *testing.T) map[string]string {
+	s := begin(newWorld(t, nil))
+	return s.account(s.tell(plot(), true, func(int) {}))
+}
+
+// lose is what can go away.
+var lose = map[string]func(*world){
+	"the backend":                  (*world).restartBackend,
+	"the server":                   (*world).restart,
+	"the backend, twice":           func(w *world) { w.restartBackend(); w.restartBackend() },
+	"the server, then the backend": func(w *world) { w.restart(); w.restartBackend() },
+}
+
+// After a loss at any place everything is bit for bit what it would have been: results, samplers, files.
+func TestRebuiltRunsAreWhatTheyWouldHaveBeen(t *testing.T) {
+	want := undisturbed(t)
+	steps := plot()
+	for _, name := range slices.Sorted(maps.Keys(lose)) {
+		for i := 0; i <= len(steps); i += 1 + len(name)%3 {
+			for _, patience := range []bool{true, false} {
+				t.Run(fmt.Sprintf("%s, before step %d, patience %t", name, i, patience), func(t *testing.T) {
+					t.Parallel()
+					s := begin(newWorld(t, nil))
+					ids := s.tell(steps, patience, func(at int) {
+						if at == i {
+							lose[name](s.world)
+						}
+					})
+					if i == len(steps) {
+						lose[name](s.world)
+					}
+					compare(t, s.account(ids), want)
+				})
+			}
+		}
+	}
+}
+
+// Losses at random moments, while several runs work side by side.
+func TestRunsSurviveLossesAtRandomMoments(t *testing.T) {
+	want := undisturbed(t)
+	const runs = 4
+	w := newWorld(t, func(w *world) {
+		w.fake = `{"vocab_size": 64, "max_context_length": 128, "delays": [{"operation": "forward_backward", "seconds": 0.004}, {"operation": "optim_step", "seconds": 0.003}, {"operation": "pin", "seconds": 0.002}, {"operation": "save_adapter", "seconds": 0.003}]}`
+	})
+	stories := make([]*story, runs)
+	ids := make([][]string, runs)
+	for i := range stories {
+		stories[i] = begin(w)
+	}
+	stop := make(chan struct{})
+	var killer, tellers sync.WaitGroup
+	killer.Go(func() {
+		random := rand.New(rand.NewPCG(3, 4))
+		for range 12 {
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Duration(5+random.IntN(60)) * time.Millisecond):
+				w.restartBackend()
+			}
+		}
+	})
+	for i, s := range stories {
+		tellers.Go(func() {
+			for _, p := range plot() {
+				id, err := p.submit(s)
+				if err != nil {
+					t.Errorf("%s: %v", p.name, err)
+					return
+				}
+				ids[i] = append(ids[i], id)
+				time.Sleep(3 * time.Millisecond)
+			}
+		})
+	}
+	tellers.Wait()
+	killer.Wait()
+	close(stop)
+	if t.Failed() {
+		return
+	}
+	w.restart()
+	for i, s := range stories {
+		got := s.account(ids[i])
+		for key := range got { // the checkpoints of the others
+			if strings.Contains(key, "tinker://") && !strings.Contains(key, "SESSION") {
+				delete(got, key)
+			}
+		}
+		compare(t, got, want)
+	}
+}
+
+// A run that was made from a checkpoint is rebuilt from its own copy of it: the checkpoint may be gone.
+func TestLoadedRunsOutliveTheirCheckpoint(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		make func(w *world, session, path string) string
+		next int64
+	}{
+		{"created from it", func(w *world, session, path string) string {
+			return w.good(w.CreateRunFromCheckpoint(w.t.Context(), NewRunFromCheckpoint{Owner: owner, SessionID: session, ModelSeq: 1, Path: path, WithOptimizer: true})).Loaded.RunID
+		}, 1},
+		{"loaded into a fresh run", func(w *world, session, path string) string {
+			run := w.newRun(session, 1)
+			return w.good(w.LoadWeights(w.t.Context(), LoadWeights{Operation: at(run, 1), Path: path, WithOptimizer: true})).Loaded.RunID
+		}, 2},
+	} {
+		for _, name := range slices.Sorted(maps.Keys(lose)) {
+			t.Run(c.name+", lost "+name, func(t *testing.T) {
+				files := map[bool]map[string]string{}
+				for _, disturbed := range []bool{false, true} {
+					w := newWorld(t, nil)
+					ctx := t.Context()
+					session := w.session()
+					path := w.good(w.SaveWeights(ctx, SaveWeights{Operation: at(w.trained(session, 0), 5), Name: "state"})).Saved.Path
+					run := c.make(w, session, path)
+					w.good(w.ForwardBackward(ctx, w.pass(run, c.next)))
+					w.good(w.OptimStep(ctx, w.step(run, c.next+1)))
+					w.good(w.ForwardBackward(ctx, w.pass(run, c.next+2)))
+					w.ok(w.DeleteCheckpoint(ctx, owner, path, ""))
+					if disturbed {
+						lose[name](w)
+					}
+					w.good(w.OptimStep(ctx, w.step(run, c.next+3)))
+					end := w.good(w.SaveWeights(ctx, SaveWeights{Operation: at(run, c.next+4), Name: "end"})).Saved.Path
+					files[disturbed] = w.contents(end)
+				}
+				compare(t, files[true], files[false])
+			})
+		}
+	}
+}
+
+// contents reads the files of a checkpoint.
+func (w *world) contents(path string) map[string]string {
+	w.t.Helper()
+	w.Core.mu.Lock()
+	dir := w.file(w.checkpoints[path].Dir)
+	w.Core.mu.Unlock()
+	files := map[string]string{}
+	entries, err := os.ReadDir(dir)
+	w.ok(err)
+	for _, e := range entries {
+		content, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		w.ok(err)
+		files[e.Name()] = string(content)
+	}
+	return files
+}
+
+func TestRunsThatCannotBeRebuilt(t *testing.T) {
+	t.Run("the journal is damaged", func(t *testing.T) {
+		w := newWorld(t, nil)
+		ctx := t.Context()
+		session := w.session()
+		run := w.newRun(session, 0)
+		large := w.pass(run, 1)
+		large.Data = slices.Repeat(large.Data, 500) // too large to be kept in the database
+		w.good(w.ForwardBackward(ctx, large))
+		w.good(w.OptimStep(ctx, w.step(run, 2)))
+		state := w.good(w.SaveWeights(ctx, SaveWeights{Operation: at(run, 3), Name: "state"})).Saved.Path
+		other := w.trained(session, 1)
+		segments, err := filepath.Glob(filepath.Join(w.dir, "journal", "*"))
+		w.ok(err)
+		for _, s := range segments {
+			w.ok(os.Truncate(s, 100))
+		}
+		w.restart()
+		w.eventually(func() bool { return w.runs[run].State == stateCorrupted })
+		_, err = w.OptimStep(ctx, w.step(run, 4))
+		w.refused(err, KindNotFound, "corrupted", "damaged", state)
+		w.good(w.ForwardBackward(ctx, w.pass(other, 5)))
+		if again, err := w.OptimStep(ctx, w.step(run, 2)); err != nil || again.RequestID != run+":2" {
+			t.Errorf("a repeat of a finished operation: %v, %v", again, err)
+		}
+		status, err := w.Session(ctx, owner, session, ScopeOwned)
+		w.ok(err)
+		if status.Status.Type != StatusFailed || len(status.Status.RunIDs) != 1 {
+			t.Errorf("session %+v", status)
+		}
+	})
+	t.Run("the model has other weights", func(t *testing.T) {
+		w := newWorld(t, nil)
+		run := w.trained(w.session(), 0)
+		w.fake = `{"vocab_size": 64, "max_context_length": 128, "seed": 99}`
+		w.restart()
+		w.eventually(func() bool { return w.runs[run].State == stateCorrupted })
+		_, err := w.OptimStep(t.Context(), w.step(run, 5))
+		w.refused(err, KindNotFound, "not those that it was trained on", "no checkpoint")
+	})
+	t.Run("the model is not served any more", func(t *testing.T) {
+		w := newWorld(t, nil)
+		run := w.trained(w.session(), 0)
+		w.config.Models = []Model{{Name: "another"}}
+		w.restart()
+		info, err := w.Run(t.Context(), owner, run, ScopeOwned)
+		w.ok(err)
+		if !info.Corrupted || !strings.Contains(info.CorruptedReason, "not served") {
+			t.Errorf("run %+v", info)
+		}
+	})
+}
+
+// Another arithmetic is no loss, but it is said.
+func TestReplayUnderAnotherArithmetic(t *testing.T) {
+	w := newWorld(t, nil)
+	ctx := t.Context()
+	run := w.trained(w.session(), 0)
+	w.mu.Lock()
+	w.arithmetic = "another"
+	w.mu.Unlock()
+	w.restartBackend()
+	w.good(w.ForwardBackward(ctx, w.pass(run, 5)))
+	info, err := w.Run(ctx, owner, run, ScopeOwned)
+	w.ok(err)
+	if info.Corrupted || !strings.Contains(info.Inexact, "another") || !strings.Contains(info.Inexact, "fake-float64") {
+		t.Errorf("run %+v", info)
+	}
+	w.restart()
+	if info, err = w.Run(ctx, owner, run, ScopeOwned); err != nil || info.Inexact == "" {
+		t.Errorf("after a restart: %+v, %v", info, err)
+	}
+}
+
+// troubled makes the passes of a process fail for reasons of its own while it is told so.
+type troubled struct {
+	plugins.Backend
+	times *int
+	mu    *sync.Mutex
+}
+
+func (b troubled) ForwardBackward(ctx context.Context, req plugins.ForwardBackwardRequest) (plugins.ForwardBackwardResult, error) {
+	b.mu.Lock()
+	fails := *b.times > 0
+	if fails {
+		*b.times--
+	}
+	b.mu.Unlock()
+	got, err := b.Backend.ForwardBackward(ctx, req)
+	if fails && err == nil {
+		err = &plugins.Error{Kind: plugins.KindCapacity, Message: "no memory"}
+	}
+	return got, err
+}
+
+// A past operation that fails although it had succeeded begins the rebuild anew; in the end the run is given up, never continued with other weights.
+func TestARebuildThatFails(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		times int
+		lives bool
+	}{{"twice", 2, true}, {"always", 1 << 30, false}} {
+		t.Run(c.name, func(t *testing.T) {
+			var mu sync.Mutex
+			times := 0
+			w := newWorld(t, func(w *world) {
+				w.wrap = func(b plugins.Backend) plugins.Backend { return troubled{b, &times, &mu} }
+			})
+			ctx := t.Context()
+			run := w.trained(w.session(), 0)
+			mu.Lock()
+			times = c.times
+			mu.Unlock()
+			w.restartBackend()
+			s, err := w.SaveWeights(ctx, SaveWeights{Operation: at(run, 5), Name: "end"})
+			if err == nil && c.lives {
+				w.good(s, err)
+				return
+			}
+			if err == nil {
+				w.failure(w.outcome(s.RequestID), CategoryServer, "no memory")
+			}
+			info, err := w.Run(ctx, owner, run, ScopeOwned)
+			w.ok(err)
+			if !info.Corrupted || !strings.Contains(info.CorruptedReason, "no memory") {
+				t.Errorf("run %+v", info)
+			}
+		})
+	}
+}
+
+// A backend that stays dead fails what waits; when there is one again, the run goes on from where it was.
+func TestBackendThatStaysDeadAndComesBack(t *testing.T) {
+	w := newWorld(t, nil)
+	ctx := t.Context()
+	run := w.trained(w.session(), 0)
+	w.mu.Lock()
+	w.failed = errors.New("crashed 5 times, last words: out of memory")
+	w.mu.Unlock()
+	w.restartBackend()
+	s, err := w.ForwardBackward(ctx, w.pass(run, 5))
+	w.ok(err)
+	w.failure(w.outcome(s.RequestID), CategoryServer, "out of memory")
+	w.mu.Lock()
+	w.failed = nil
+	w.mu.Unlock()
+	w.good(w.ForwardBackward(ctx, w.pass(run, 6)))
+	if out := w.good(w.OptimStep(ctx, w.step(run, 7))); out.OptimStep.Step != 3 {
+		t.Errorf("step %d, want 3", out.OptimStep.Step)
+	}
+}
+
+// The state that a client sees of a sequence of numbers survives as well: what was skipped stays skipped, what waits for a missing number waits on.
+func TestNumbersSurviveARestart(t *testing.T) {
+	w := newWorld(t, func(w *world) { w.config.GapWait = 300 * time.Millisecond })
+	ctx := t.Context()
+	run := w.newRun(w.session(), 0)
+	w.good(w.ForwardBackward(ctx, w.pass(run, 1)))
+	w.good(w.ForwardBackward(ctx, w.pass(run, 4))) // 2 and 3 are skipped
+	late, err := w.ForwardBackward(ctx, w.pass(run, 3))
+	w.bad(late, err)(t, "missing for too long")
+	waiting, err := w.ForwardBackward(ctx, w.pass(run, 6))
+	w.ok(err)
+	w.restart()
+	late, err = w.ForwardBackward(ctx, w.pass(run, 2))
+	w.bad(late, err)(t, "missing for too long")
+	w.failure(w.outcome(run+":3"), CategoryUser, "missing for too long")
+	between, err := w.OptimStep(ctx, w.step(run, 5))
+	w.good(between, err)
+	w.good(waiting, nil)
+}
+
+func TestSequencerRestore(t *testing.T) {
+	now := time.Unix(1000, 0)
+	for _, c := range []struct {
+		name string
+		h    history
+		next int64
+		held []int64
+		gone []int64
+	}{
+		{"nothing", history{}, 1, nil, nil},
+		{"all there", history{known: []int64{1, 2, 3}, decided: 3}, 4, nil, nil},
+		{"some unfinished", history{known: []int64{1, 2, 3}, decided: 1}, 4, nil, nil},
+		{"a gap above what is decided", history{known: []int64{1, 2, 5, 6}, decided: 2}, 3, []int64{5, 6}, nil},
+		{"a gap below what is decided", history{known: []int64{1, 5}, decided: 5}, 6, nil, []int64{2, 3, 4}},
+		{"a journalled gap", history{known: []int64{1, 4}, skipped: []span64{{2, 4}}, decided: 1}, 5, nil, []int64{2, 3}},
+		{"one that came late", history{known: []int64{1, 2, 4}, skipped: []span64{{2, 4}}, decided: 4}, 5, nil, []int64{2, 3}},
+		{"a refused number at the end", history{known: []int64{1}, skipped: []span64{{2, 3}}, decided: 1}, 3, nil, []int64{2}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newSequencer(time.Second)
+			s.restore(c.h, now)
+			var held []int64
+			for n := range s.held {
+				held = append(held, n)
+			}
+			slices.Sort(held)
+			if s.next != c.next || !slices.Equal(held, c.held) {
+				t.Errorf("next %d, held %v; want %d, %v", s.next, held, c.next, c.held)
+			}
+			for n := range int64(8) {
+				if s.wasSkipped(n) != slices.Contains(c.gone, n) {
+					t.Errorf("number %d: skipped %t", n, s.wasSkipped(n))
+				}
+			}
+		})
+	}
+}
