@@ -218,8 +218,8 @@ func (m *Model) begin(w *Workspace, sequences []Sequence, pages tensor.Pages, yi
 		return nil, err
 	}
 	p := &w.pass
-	*p = nn.Pass{Device: m.Device, Temp: w.temp, Keep: w.keep, Pages: pages, Yield: yield,
-		Segments: p.Segments[:0], Gradients: p.Gradients[:0], Runs: p.Runs[:0], Positions: p.Positions[:0]}
+	p.Reset()
+	p.Device, p.Temp, p.Keep, p.Pages, p.Yield = m.Device, w.temp, w.keep, pages, yield
 	w.tokens = w.tokens[:0]
 	for i, s := range sequences {
 		if err := m.check(s, pages); err != nil {

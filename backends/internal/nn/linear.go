@@ -16,27 +16,25 @@ type LinearActivations struct {
 
 // Forward writes y (rows × out) for x (rows × in).
 func (l *Linear) Forward(p *Pass, y, x tensor.Tensor, a *LinearActivations) error {
-	d := p.Device
 	if err := p.matMul(y, x, l.Weight, false); err != nil {
 		return err
 	}
 	if err := l.inner(p, x, a); err != nil {
 		return err
 	}
+	p.groups = p.groups[:0]
 	for _, s := range p.Segments {
-		m := s.lora(l.Module)
-		if m.A == nil {
-			continue
+		if m := s.lora(l.Module); m.A != nil {
+			p.groups = append(p.groups, tensor.RowGroup{From: s.From, To: s.To, Matrix: m.B})
 		}
-		inner := a.inner.Slice(s.From, s.To).Columns(0, m.A.Out())
-		if err := p.matMul(y.Slice(s.From, s.To), inner, m.B, true); err != nil {
-			return err
-		}
+	}
+	if err := p.matMulGroups(y, a.inner, p.groups, true); err != nil {
+		return err
 	}
 	if l.Bias.Buffer == nil {
 		return nil
 	}
-	return d.AddRow(y, l.Bias)
+	return p.Device.AddRow(y, l.Bias)
 }
 
 // inner computes only what Backward needs.
@@ -49,66 +47,81 @@ func (l *Linear) inner(p *Pass, x tensor.Tensor, a *LinearActivations) error {
 	if a.inner, err = p.Keep.Get(x.Rows, rank); err != nil {
 		return err
 	}
+	p.groups = p.groups[:0]
 	for _, s := range p.Segments {
-		m := s.lora(l.Module)
-		if m.A == nil {
-			continue
-		}
-		inner := a.inner.Slice(s.From, s.To).Columns(0, m.A.Out())
-		if err := p.matMul(inner, x.Slice(s.From, s.To), m.A, false); err != nil {
-			return err
-		}
-		if err := p.Device.Scale(inner, m.Scale, m.A.DType()); err != nil {
-			return err
+		if m := s.lora(l.Module); m.A != nil {
+			p.groups = append(p.groups, tensor.RowGroup{From: s.From, To: s.To, Matrix: m.A, Factor: m.Scale, Round: m.A.DType()})
 		}
 	}
-	return nil
+	return p.matMulGroups(a.inner, x, p.groups, false)
 }
 
 // Backward gives, for dy (rows × out) and the x that Forward had, the gradient by x: dx is overwritten or, with accumulate, added to; without inputGradient it is not computed and dx has no meaning. It adds
 // the gradients by A and B of the ranges of p.Gradients.
 func (l *Linear) Backward(p *Pass, dx, dy, x tensor.Tensor, a *LinearActivations, accumulate, inputGradient bool) error {
-	d := p.Device
 	if inputGradient {
 		if err := p.matMulTransposed(dx, dy, l.Weight, accumulate); err != nil {
 			return err
 		}
 	}
+	rank := p.largestRank(l.Module)
+	if rank == 0 {
+		return nil
+	}
 	mark := p.Temp.Mark()
+	dinner, err := p.Temp.Get(dy.Rows, rank) // the gradient by scale·(A·x), times scale
+	if err != nil {
+		return err
+	}
+	p.groups = p.groups[:0]
 	for _, s := range p.Segments {
-		m := s.lora(l.Module)
-		if m.A == nil || !inputGradient && !p.wantsGradient(s) {
-			continue
-		}
-		dinner, err := p.Temp.Get(s.To-s.From, m.A.Out())
-		if err != nil {
-			return err
-		}
-		if err := p.matMulTransposed(dinner, dy.Slice(s.From, s.To), m.B, false); err != nil {
-			return err
-		}
-		if err := d.Scale(dinner, m.Scale, tensor.Float32); err != nil {
-			return err
-		}
-		if inputGradient {
-			if err := p.matMulTransposed(dx.Slice(s.From, s.To), dinner, m.A, true); err != nil {
-				return err
-			}
-		}
-		for _, g := range p.Gradients {
-			if g.From < s.From || g.To > s.To || g.Modules[l.Module].A.Buffer == nil {
-				continue
-			}
-			inner := a.inner.Slice(g.From, g.To).Columns(0, m.A.Out())
-			if err := p.outerProduct(g.Modules[l.Module].B, dy.Slice(g.From, g.To), inner); err != nil {
-				return err
-			}
-			if err := p.outerProduct(g.Modules[l.Module].A, dinner.Slice(g.From-s.From, g.To-s.From), x.Slice(g.From, g.To)); err != nil {
-				return err
-			}
+		if m := s.lora(l.Module); m.A != nil && (inputGradient || p.wantsGradient(s)) {
+			p.groups = append(p.groups, tensor.RowGroup{From: s.From, To: s.To, Matrix: m.B, Factor: m.Scale, Round: tensor.Float32})
 		}
 	}
+	if err := p.matMulTransposedGroups(dinner, dy, p.groups, false); err != nil {
+		return err
+	}
+	if inputGradient {
+		p.groups = p.groups[:0]
+		for _, s := range p.Segments {
+			if m := s.lora(l.Module); m.A != nil {
+				p.groups = append(p.groups, tensor.RowGroup{From: s.From, To: s.To, Matrix: m.A})
+			}
+		}
+		if err := p.matMulTransposedGroups(dx, dinner, p.groups, true); err != nil {
+			return err
+		}
+	}
+	if err := l.gradients(p, dy, dinner, x, a.inner); err != nil {
+		return err
+	}
 	return p.Temp.Release(mark)
+}
+
+// gradients adds the gradients by A and B of all ranges.
+func (l *Linear) gradients(p *Pass, dy, dinner, x, inner tensor.Tensor) error {
+	p.products = p.products[:0]
+	for _, g := range p.Gradients {
+		to := g.Modules[l.Module]
+		if to.A.Buffer == nil {
+			continue
+		}
+		rank := to.A.Rows
+		b := tensor.OuterProduct{G: to.B, A: dy.Slice(g.From, g.To), B: inner.Slice(g.From, g.To).Columns(0, rank)}
+		a := tensor.OuterProduct{G: to.A, A: dinner.Slice(g.From, g.To).Columns(0, rank), B: x.Slice(g.From, g.To)}
+		for _, before := range p.products {
+			if before.G == b.G { // one chain, in order
+				if err := p.outerProducts(p.products); err != nil {
+					return err
+				}
+				p.products = p.products[:0]
+				break
+			}
+		}
+		p.products = append(p.products, b, a)
+	}
+	return p.outerProducts(p.products)
 }
 
 // lora is the segment's pair for a module, the zero value if it has none.

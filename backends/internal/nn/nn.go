@@ -49,8 +49,18 @@ type Pass struct {
 	// StepWork is how many operations (additions and multiplications, about) may run on the device between two calls of Yield; 0 = any number, and Yield is called between the parts of layers only.
 	StepWork float64
 
-	work float64               // since the last Yield
-	part []tensor.AttentionRun // scratch
+	work float64 // since the last Yield
+	// scratch
+	part     []tensor.AttentionRun
+	groups   []tensor.RowGroup
+	clipped  []tensor.RowGroup
+	products []tensor.OuterProduct
+}
+
+// Reset empties the pass but keeps the memory of its slices.
+func (p *Pass) Reset() {
+	*p = Pass{Segments: p.Segments[:0], Gradients: p.Gradients[:0], Runs: p.Runs[:0], Positions: p.Positions[:0],
+		part: p.part[:0], groups: p.groups[:0], clipped: p.clipped[:0], products: p.products[:0]}
 }
 
 // Layer is one residual layer of a decoder. Activations hold what Forward keeps for Backward: views into the pass's Keep arena, in a value that is made once and used again.

@@ -86,11 +86,71 @@ func (p *Pass) matMulTransposed(dx, dy tensor.Tensor, w tensor.Matrix, accumulat
 	return nil
 }
 
-// outerProduct is Device.OuterProduct in steps.
-func (p *Pass) outerProduct(g, a, b tensor.Tensor) error {
-	return p.rows(a.Rows, 2*float64(g.Rows)*float64(g.Cols), func(from, to int) error {
-		return p.Device.OuterProduct(g, a.Slice(from, to), b.Slice(from, to))
+// matMulGroups is Device.MatMulGroups in steps.
+func (p *Pass) matMulGroups(y, x tensor.Tensor, groups []tensor.RowGroup, accumulate bool) error {
+	return p.grouped(y, x, groups, accumulate, false)
+}
+
+// matMulTransposedGroups is Device.MatMulTransposedGroups in steps.
+func (p *Pass) matMulTransposedGroups(dx, dy tensor.Tensor, groups []tensor.RowGroup, accumulate bool) error {
+	return p.grouped(dx, dy, groups, accumulate, true)
+}
+
+func (p *Pass) grouped(y, x tensor.Tensor, groups []tensor.RowGroup, accumulate, transposed bool) error {
+	if len(groups) == 0 {
+		return nil
+	}
+	work := 0.0
+	for _, g := range groups {
+		work += productWork(g.To-g.From, g.Matrix)
+	}
+	if p.piece(y.Rows, 1, work) >= y.Rows {
+		if err := p.groupsAtOnce(y, x, groups, accumulate, transposed); err != nil {
+			return err
+		}
+		return p.did(work)
+	}
+	return p.rows(y.Rows, work/float64(y.Rows), func(from, to int) error {
+		p.clipped = p.clipped[:0]
+		for _, g := range groups {
+			if g.From, g.To = max(g.From, from)-from, min(g.To, to)-from; g.From < g.To {
+				p.clipped = append(p.clipped, g)
+			}
+		}
+		return p.groupsAtOnce(y.Slice(from, to), x.Slice(from, to), p.clipped, accumulate, transposed)
 	})
+}
+
+func (p *Pass) groupsAtOnce(y, x tensor.Tensor, groups []tensor.RowGroup, accumulate, transposed bool) error {
+	if transposed {
+		return p.Device.MatMulTransposedGroups(y, x, groups, accumulate)
+	}
+	return p.Device.MatMulGroups(y, x, groups, accumulate)
+}
+
+// outerProducts is Device.OuterProducts in steps: all at once if they are no more than one, else one by one.
+func (p *Pass) outerProducts(products []tensor.OuterProduct) error {
+	if len(products) == 0 {
+		return nil
+	}
+	work := 0.0
+	for _, o := range products {
+		work += 2 * float64(o.A.Rows) * float64(o.G.Rows) * float64(o.G.Cols)
+	}
+	if p.StepWork <= 0 || work <= p.StepWork {
+		if err := p.Device.OuterProducts(products); err != nil {
+			return err
+		}
+		return p.did(work)
+	}
+	for _, o := range products {
+		if err := p.rows(o.A.Rows, 2*float64(o.G.Rows)*float64(o.G.Cols), func(from, to int) error {
+			return p.Device.OuterProduct(o.G, o.A.Slice(from, to), o.B.Slice(from, to))
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // rows calls f for ranges of n rows in order; each row is so much work.

@@ -83,6 +83,13 @@ type Device interface {
 	MatMul(y, x Tensor, w Matrix, accumulate bool) error
 	// MatMulTransposed: dx[m,k] (+)= Σn dy[m,n]·w[n,k]; the chain runs over n in ascending order. dy is M × Out, rounded like x above; dx is M × In.
 	MatMulTransposed(dx, dy Tensor, w Matrix, accumulate bool) error
+	// MatMulGroups and MatMulTransposedGroups do MatMul and MatMulTransposed for ranges of rows that each have a matrix of their own, all at once: what many adapters in one batch cost
+	// beyond one is then little. Rows of no group and columns beyond a group's matrix stay as they are (y has at least as many columns as the widest, x as the deepest). A group's result is what MatMul
+	// gives for its rows, finished by its Factor and Round. No row may be in two groups.
+	MatMulGroups(y, x Tensor, groups []RowGroup, accumulate bool) error
+	MatMulTransposedGroups(dx, dy Tensor, groups []RowGroup, accumulate bool) error
+	// OuterProducts does OuterProduct for each of products, all at once. No two may have a g in common.
+	OuterProducts(products []OuterProduct) error
 	// OuterProduct: g[p,q] += Σm a[m,p]·b[m,q], the chain over rows m ascending, starting from g; float32 arithmetic whatever the model's type. a is M × P, b is M × Q.
 	OuterProduct(g, a, b Tensor) error
 	// Round writes src rounded to dst's type (bfloat16: to nearest even). Float32 to float32 copies.
@@ -136,6 +143,18 @@ type Device interface {
 	// Close ends the device's threads. All memory must have been freed: it is an error, which names how many allocations have not, and the threads end all the same. Another Close does nothing.
 	Close() error
 }
+
+// RowGroup is the rows [From, To) of a batch and the matrix that is theirs. With Factor not 0 a finished element is multiplied by it and then rounded to the values of type Round, as
+// Scale does.
+type RowGroup struct {
+	From, To int
+	Matrix   Matrix
+	Factor   float32
+	Round    DType
+}
+
+// OuterProduct is the arguments of Device.OuterProduct.
+type OuterProduct struct{ G, A, B Tensor }
 
 // AdamWStep has the scalars of one step in float64; they are combined before they are rounded to float32.
 type AdamWStep struct {

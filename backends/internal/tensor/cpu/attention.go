@@ -92,11 +92,7 @@ func (d *device) runs(c *checker, p *pages, layer, rows int, runs []tensor.Atten
 		c.fail("layer %d of %d", layer, p.layers)
 	}
 	d.sequences, d.pages = d.sequences[:0], d.pages[:0]
-	if cap(d.taken) < rows {
-		d.taken = make([]bool, rows)
-	}
-	d.taken = d.taken[:max(rows, 0)]
-	clear(d.taken)
+	d.take(max(rows, 0))
 	for i, r := range runs {
 		if r.Row < 0 || r.Count < 0 || r.Row > rows || r.Count > rows-r.Row || r.First < 0 || r.First > math.MaxInt32-r.Count {
 			c.fail("runs[%d]: rows %d + %d at position %d: there are %d rows", i, r.Row, r.Count, r.First, rows)

@@ -78,7 +78,9 @@ type device struct {
 	arithmetic string
 	live       int // allocations not freed
 
-	// Kept between calls, so that attention does not allocate.
+	// Kept between calls, so that operations do not allocate.
+	groups    []C.row_group
+	outer     []C.outer_product
 	sequences []C.sequence
 	pages     []int32
 	taken     []bool

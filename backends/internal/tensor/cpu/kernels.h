@@ -44,6 +44,19 @@ typedef struct {
   double correction1, root_correction2; // 1 - beta1^step, √(1 - beta2^step)
 } adamw_step;
 
+// row_group is a tensor.RowGroup.
+typedef struct {
+  int64_t from, to;
+  matrix w;
+  float factor; // 0: elements are not finished
+  int32_t round;
+} row_group;
+
+// outer_product is a tensor.OuterProduct.
+typedef struct {
+  view g, a, b;
+} outer_product;
+
 typedef struct device device;
 
 // device_new starts threads-1 threads (the caller is one). isa is "" for the best that the processor has. NULL: unknown or not available isa, or no memory.
@@ -64,9 +77,8 @@ int op_download(device *d, float *dst, view src);
 int op_pack(device *d, matrix m, int64_t row, int64_t n, int source, const void *data);
 int op_repack(device *d, matrix m, view src);
 int op_gather(device *d, view dst, matrix m, const int32_t *ids);
-int op_matmul(device *d, view y, view x, matrix w, bool accumulate);
-int op_matmul_transposed(device *d, view dx, view dy, matrix w, bool accumulate);
-int op_outer(device *d, view g, view a, view b);
+int op_products(device *d, view y, view x, const row_group *groups, int64_t n, bool accumulate, bool transposed);
+int op_outers(device *d, const outer_product *products, int64_t n);
 int op_round(device *d, view dst, view src);
 int op_add(device *d, view dst, view src);
 int op_scale(device *d, view dst, float factor, int type);

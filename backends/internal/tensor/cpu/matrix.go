@@ -129,7 +129,7 @@ func (d *device) MatMul(y, x tensor.Tensor, m tensor.Matrix, accumulate bool) er
 	if c.err != nil {
 		return c.err
 	}
-	return failed("matmul", C.op_matmul(d.c, vy, vx, cm, C.bool(accumulate)))
+	return d.products(c.op, vy, vx, append(d.groups[:0], C.row_group{to: vy.rows, w: cm}), accumulate, false)
 }
 
 func (d *device) MatMulTransposed(dx, dy tensor.Tensor, m tensor.Matrix, accumulate bool) error {
@@ -140,7 +140,75 @@ func (d *device) MatMulTransposed(dx, dy tensor.Tensor, m tensor.Matrix, accumul
 	if c.err != nil {
 		return c.err
 	}
-	return failed("matmul transposed", C.op_matmul_transposed(d.c, vx, vy, cm, C.bool(accumulate)))
+	return d.products(c.op, vx, vy, append(d.groups[:0], C.row_group{to: vx.rows, w: cm}), accumulate, true)
+}
+
+func (d *device) MatMulGroups(y, x tensor.Tensor, groups []tensor.RowGroup, accumulate bool) error {
+	return d.grouped("matmul groups", [2]string{"y", "x"}, y, x, groups, accumulate, false)
+}
+
+func (d *device) MatMulTransposedGroups(dx, dy tensor.Tensor, groups []tensor.RowGroup, accumulate bool) error {
+	return d.grouped("matmul transposed groups", [2]string{"dx", "dy"}, dx, dy, groups, accumulate, true)
+}
+
+func (d *device) grouped(op string, names [2]string, y, x tensor.Tensor, groups []tensor.RowGroup, accumulate, transposed bool) error {
+	c := d.check(op)
+	vy, vx := c.float(names[0], y), c.view(names[1], x)
+	if x.Rows != y.Rows {
+		c.fail("%s has %d rows, %s %d", names[1], x.Rows, names[0], y.Rows)
+	}
+	d.groups = d.groups[:0]
+	d.take(max(y.Rows, 0))
+	for i, g := range groups {
+		w, cm := c.matrix(g.Matrix)
+		out, in := w.out, w.in
+		if transposed {
+			out, in = in, out
+		}
+		switch {
+		case g.From < 0 || g.From > g.To || g.To > y.Rows:
+			c.fail("groups[%d]: rows %d to %d of %d", i, g.From, g.To, y.Rows)
+		case out > y.Cols || in > x.Cols:
+			c.fail("groups[%d]: the matrix is %d × %d: %s has %d columns, %s %d", i, w.out, w.in, names[0], y.Cols, names[1], x.Cols)
+		case x.DType != tensor.Float32 && x.DType != w.dtype:
+			c.fail("groups[%d]: %s is %v: must be float32 or the matrix's %v", i, names[1], x.DType, w.dtype)
+		case g.Factor != 0 && !validType(g.Round):
+			c.fail("groups[%d]: rounds to %v: must be float32 or bfloat16", i, g.Round)
+		}
+		if c.err != nil {
+			return c.err
+		}
+		for row := g.From; row < g.To; row++ {
+			if d.taken[row] {
+				c.fail("groups[%d]: row %d is another group's as well", i, row)
+				return c.err
+			}
+			d.taken[row] = true
+		}
+		d.groups = append(d.groups, C.row_group{from: C.int64_t(g.From), to: C.int64_t(g.To), w: cm, factor: C.float(g.Factor), round: C.int32_t(g.Round)})
+	}
+	if c.err != nil {
+		return c.err
+	}
+	return d.products(op, vy, vx, d.groups, accumulate, transposed)
+}
+
+// products runs groups, which are d's own memory.
+func (d *device) products(op string, y, x C.view, groups []C.row_group, accumulate, transposed bool) error {
+	d.groups = groups
+	if len(groups) == 0 {
+		return nil
+	}
+	return failed(op, C.op_products(d.c, y, x, &groups[0], C.int64_t(len(groups)), C.bool(accumulate), C.bool(transposed)))
+}
+
+// take makes d.taken that many rows, none of them taken.
+func (d *device) take(rows int) {
+	if cap(d.taken) < rows {
+		d.taken = make([]bool, rows)
+	}
+	d.taken = d.taken[:rows]
+	clear(d.taken)
 }
 
 // rows checks the rows that go into a product: float32, or the matrix's own type.
@@ -155,12 +223,29 @@ func (c *checker) rows(name string, t tensor.Tensor, weights tensor.DType, rows,
 }
 
 func (d *device) OuterProduct(g, a, b tensor.Tensor) error {
-	c := d.check("outer product")
-	vg := c.float("g", g)
-	va := c.shaped("a", a, a.Rows, g.Rows)
-	vb := c.shaped("b", b, a.Rows, g.Cols)
-	if c.err != nil {
+	return d.outers("outer product", []tensor.OuterProduct{{G: g, A: a, B: b}})
+}
+
+func (d *device) OuterProducts(products []tensor.OuterProduct) error {
+	return d.outers("outer products", products)
+}
+
+func (d *device) outers(op string, products []tensor.OuterProduct) error {
+	c := d.check(op)
+	d.outer = d.outer[:0]
+	for _, p := range products {
+		vg := c.float("g", p.G)
+		va := c.shaped("a", p.A, p.A.Rows, p.G.Rows)
+		vb := c.shaped("b", p.B, p.A.Rows, p.G.Cols)
+		for i := range d.outer {
+			if d.outer[i].g.addr == vg.addr && vg.addr != 0 {
+				c.fail("two products add to one g")
+			}
+		}
+		d.outer = append(d.outer, C.outer_product{g: vg, a: va, b: vb})
+	}
+	if c.err != nil || len(d.outer) == 0 {
 		return c.err
 	}
-	return failed("outer product", C.op_outer(d.c, vg, va, vb))
+	return failed(op, C.op_outers(d.c, &d.outer[0], C.int64_t(len(d.outer))))
 }

@@ -1,7 +1,6 @@
 // The operations: each puts its arguments into a job, cuts it into units and has the threads run it with the chosen kernels.
 #define _GNU_SOURCE
-#include "jobs.h"
-#include "threads.h"
+#include "device.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -13,13 +12,6 @@ extern const kernels kernels_sse2, kernels_avx2, kernels_avx512, kernels_avx512b
 #else
 extern const kernels kernels_neon;
 #endif
-
-struct device {
-  const kernels *k;
-  threads *t;
-  uintptr_t shared; // scratch that all threads of one operation see
-  int64_t shared_bytes;
-};
 
 static const kernels *find_kernels(const char *isa) {
 #if defined(__x86_64__)
@@ -76,6 +68,7 @@ device *device_new(int count, const char *isa) {
 }
 void device_free(device *d) {
   threads_free(d->t);
+  free(d->parts);
   if (d->shared) memory_free(d->shared, d->shared_bytes);
   free(d);
 }
@@ -107,7 +100,7 @@ void memory_free(uintptr_t addr, int64_t bytes) {
   else munmap((void *)addr, ((size_t)bytes + 4095) & ~(size_t)4095);
 }
 
-static void *shared_memory(device *d, int64_t bytes) {
+void *shared_memory(device *d, int64_t bytes) {
   if (d->shared_bytes < bytes) {
     if (d->shared) memory_free(d->shared, d->shared_bytes);
     d->shared = memory_new(bytes);
@@ -323,105 +316,6 @@ static void gather_unit(const void *job, int64_t unit, worker *w) {
 int op_gather(device *d, view dst, matrix m, const int32_t *ids) {
   gather_job j = {dst, m, ids};
   if (dst.rows) threads_run(d->t, gather_unit, &j, dst.rows, (double)dst.rows * (double)m.in * 2);
-  return 0;
-}
-
-// Products.
-
-// pack_strips packs rows of x for the weights' type in strips of width rows.
-static const float *pack_strips(device *d, view x, int type, int64_t width) {
-  bool pairs = type == BFLOAT16;
-  int64_t strips = div_up(x.rows, width), depth = pairs ? (x.cols + 1) / 2 * d->k->pair_words : x.cols;
-  void *to = shared_memory(d, strips * width * depth * 4 + 64);
-  if (!to) return NULL;
-  rows_job j = {.a = x, .b = {.addr = (uintptr_t)to}, .heads = width};
-  threads_run(d->t, pairs ? d->k->pack_strip_bf16 : d->k->pack_strip_f32, &j, strips, (double)x.rows * (double)x.cols * (pairs ? 1 : 0.5));
-  return to;
-}
-
-enum { BLOCK_ROWS = 240, TRANSPOSED_BLOCK_ROWS = 516 }; // rows whose strips over DEPTH stay in the second-level cache; more where weights must be turned for each block
-// The transposed product with rows in the lanes: rows and columns of dx whose sums stay in the second-level cache beside the weights over DEPTH; and from which sizes on it
-// is faster than turning the weights, because the lanes are full and turning dx is small beside its chains.
-enum { ACROSS_ROWS = 512, ACROSS_LEAST = 96, ACROSS_MOST = 264, ACROSS_FROM_ROWS = 12, ACROSS_FROM_DEPTH = 128 };
-static const int64_t STRIP_BYTES = 256 << 20; // of packed rows at a time
-
-// cut_product chooses the units: blocks of strips as even as can be, and few enough panels that every thread has several units. It gives their number.
-static int64_t cut_product(device *d, product_job *j, int64_t columns, int64_t block_rows) {
-  int64_t strips = div_up(j->y.rows, d->k->tile_rows), blocks = div_up(strips, block_rows / d->k->tile_rows), panels = div_up(columns, PANEL);
-  j->strips_per_unit = div_up(strips, blocks);
-  blocks = div_up(strips, j->strips_per_unit);
-  int64_t chunks = div_up((int64_t)threads_count(d->t) * 4, blocks);
-  j->panels_per_unit = div_up(panels, chunks);
-  if (j->panels_per_unit < 4) j->panels_per_unit = 4;
-  if (j->panels_per_unit > 64) j->panels_per_unit = 64;
-  return blocks * div_up(panels, j->panels_per_unit);
-}
-
-static double product_cost(double rows, double out, double in) { return rows * out * in * 0.02 + out * in * 0.05; }
-
-// run_product runs y (+)= x · weights in pieces of rows whose packed form is not too large.
-static int run_product(device *d, unit_function f, view y, view x, matrix w, bool accumulate, int64_t columns) {
-  if (!y.rows || !columns) return 0;
-  if (threads_reserve(d->t, (DEPTH + 2 * PANEL) * PANEL * 4)) return -1;
-  int64_t rows = y.rows, row_bytes = (w.type == BFLOAT16 ? (x.cols + 1) / 2 * d->k->pair_words : x.cols) * 4 + 1;
-  int64_t pieces = div_up(rows, STRIP_BYTES / row_bytes > BLOCK_ROWS ? STRIP_BYTES / row_bytes : BLOCK_ROWS);
-  int64_t most = div_up(div_up(rows, pieces), d->k->tile_rows) * d->k->tile_rows; // of equal size, because weights are read, and some turned, once per piece
-  for (int64_t r = 0; r < rows; r += most) {
-    view part = x, out = y;
-    part.addr += (uintptr_t)(r * x.stride) * (x.type == BFLOAT16 ? 2 : 4), out.addr += (uintptr_t)(r * y.stride) * 4;
-    part.rows = out.rows = rows - r < most ? rows - r : most;
-    product_job j = {.y = out, .w = w, .accumulate = accumulate};
-    bool few = f == d->k->matmul && d->k->few_rows(out.rows);
-    j.strips = pack_strips(d, part, w.type, few ? out.rows : d->k->tile_rows);
-    if (!j.strips) return -1;
-    int64_t units = cut_product(d, &j, columns, f == d->k->matmul_transposed ? TRANSPOSED_BLOCK_ROWS : BLOCK_ROWS);
-    if (few) f = d->k->matmul_few;
-    threads_run(d->t, f, &j, units, product_cost((double)out.rows, (double)w.out, (double)w.in));
-  }
-  return 0;
-}
-
-int op_matmul(device *d, view y, view x, matrix w, bool accumulate) { return run_product(d, d->k->matmul, y, x, w, accumulate, w.out); }
-// run_across is the transposed product with rows in the lanes: weights are not turned, but dx is.
-static int run_across(device *d, view y, view x, matrix w, bool accumulate) {
-  const kernels *k = d->k;
-  bool pairs = w.type == BFLOAT16;
-  int64_t threads = threads_count(d->t), words = pairs ? (w.out + 1) / 2 * k->pair_words : w.out, width = k->tile_columns;
-  int64_t row_bytes = words * 4, pieces = div_up(y.rows, STRIP_BYTES / row_bytes > ACROSS_ROWS ? STRIP_BYTES / row_bytes : ACROSS_ROWS);
-  int64_t most = div_up(div_up(y.rows, pieces), width) * width, tiles = div_up(w.in, k->tile_rows);
-  for (int64_t r = 0; r < y.rows; r += most) {
-    view part = x, out = y;
-    part.addr += (uintptr_t)(r * x.stride) * (x.type == BFLOAT16 ? 2 : 4), out.addr += (uintptr_t)(r * y.stride) * 4;
-    part.rows = out.rows = y.rows - r < most ? y.rows - r : most;
-    int64_t strips = div_up(out.rows, width);
-    void *packed = shared_memory(d, strips * width * words * 4 + 64);
-    if (!packed) return -1;
-    rows_job rows = {.a = part, .b = {.addr = (uintptr_t)packed}};
-    threads_run(d->t, pairs ? k->pack_across_bf16 : k->pack_across_f32, &rows, strips, (double)part.rows * (double)part.cols * (pairs ? 1 : 0.5));
-
-    product_job j = {.y = out, .w = w, .strips = packed, .accumulate = accumulate};
-    int64_t blocks = div_up(strips, ACROSS_ROWS / width);
-    j.strips_per_unit = div_up(strips, blocks);
-    blocks = div_up(strips, j.strips_per_unit);
-    j.panels_per_unit = div_up(tiles, div_up(threads * 4, blocks));
-    if (j.panels_per_unit < ACROSS_LEAST / k->tile_rows) j.panels_per_unit = ACROSS_LEAST / k->tile_rows;
-    if (j.panels_per_unit > ACROSS_MOST / k->tile_rows) j.panels_per_unit = ACROSS_MOST / k->tile_rows;
-    if (threads_reserve(d->t, j.panels_per_unit * k->tile_rows * (DEPTH + j.strips_per_unit * width) * 4)) return -1;
-    threads_run(d->t, k->matmul_across, &j, blocks * div_up(tiles, j.panels_per_unit), product_cost((double)out.rows, (double)w.out, (double)w.in));
-  }
-  return 0;
-}
-int op_matmul_transposed(device *d, view dx, view dy, matrix w, bool accumulate) {
-  if (dx.rows >= ACROSS_FROM_ROWS && w.out >= ACROSS_FROM_DEPTH) return run_across(d, dx, dy, w, accumulate);
-  return run_product(d, d->k->matmul_transposed, dx, dy, w, accumulate, w.in);
-}
-int op_outer(device *d, view g, view a, view b) {
-  if (!g.rows || !g.cols || !a.rows) return 0;
-  if (threads_reserve(d->t, DEPTH * PANEL * 4)) return -1;
-  bool turned = g.cols < g.rows; // vectors run along the longer side
-  view rows = turned ? b : a, panels = turned ? a : b;
-  product_job j = {.y = g, .x = rows, .w = {panels.addr, panels.stride, panels.cols, FLOAT32}, .turned = turned};
-  threads_run(d->t, d->k->outer, &j, div_up(panels.cols, PANEL), product_cost((double)a.rows, (double)g.rows, (double)g.cols));
   return 0;
 }
 

@@ -38,6 +38,71 @@ func rowOperations(h *bench) []rowOperation {
 	return all
 }
 
+// groups checks that products of groups give the bits of the same products one by one.
+func groups(t *testing.T, d tensor.Device) {
+	type group struct{ from, to, rank int }
+	const wide, narrow = 300, 64
+	for _, c := range []struct {
+		name   string
+		groups []group
+	}{
+		{"one row each", []group{{0, 1, 8}, {1, 2, 64}, {3, 4, 16}, {4, 5, 1}}},
+		{"few and many rows", []group{{0, 70, 33}, {71, 75, 64}, {75, 75, 2}, {75, 88, 5}}},
+		{"one group", []group{{0, 88, 32}}},
+		{"none", nil},
+	} {
+		for _, dtype := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
+			t.Run(fmt.Sprintf("%s %v", c.name, dtype), func(t *testing.T) {
+				const rows, factor = 88, 0.7
+				h := start(t, d)
+				x, dy := h.tensor(rows, wide, normal(30, rows*wide)), h.tensor(rows, wide, normal(31, rows*wide))
+				var shrink, expand, back, again []tensor.RowGroup
+				var products []tensor.OuterProduct
+				outcome := func() (all [4]tensor.Tensor, a, b []tensor.Tensor) {
+					for i, cols := range []int{narrow, wide, narrow, wide} {
+						all[i] = h.tensor(rows, cols, normal(uint64(32+i), rows*cols))
+					}
+					for i, g := range c.groups {
+						a = append(a, h.tensor(g.rank, wide, normal(uint64(50+i), g.rank*wide)))
+						b = append(b, h.tensor(wide, g.rank, normal(uint64(70+i), g.rank*wide)))
+					}
+					return all, a, b
+				}
+				want, wantA, wantB := outcome()
+				got, gotA, gotB := outcome()
+				for i, g := range c.groups {
+					a, b := h.matrix(dtype, g.rank, wide, normal(uint64(90+i), g.rank*wide)), h.matrix(dtype, wide, g.rank, normal(uint64(110+i), g.rank*wide))
+					shrink = append(shrink, tensor.RowGroup{From: g.from, To: g.to, Matrix: a, Factor: factor, Round: dtype})
+					expand, again = append(expand, tensor.RowGroup{From: g.from, To: g.to, Matrix: b}), append(again, tensor.RowGroup{From: g.from, To: g.to, Matrix: a})
+					back = append(back, tensor.RowGroup{From: g.from, To: g.to, Matrix: b, Factor: factor, Round: tensor.Float32})
+					part := func(x tensor.Tensor, cols int) tensor.Tensor { return x.Slice(g.from, g.to).Columns(0, cols) }
+					h.ok(d.MatMul(part(want[0], g.rank), part(x, wide), a, false))
+					h.ok(d.Scale(part(want[0], g.rank), factor, dtype))
+					h.ok(d.MatMul(part(want[1], wide), part(want[0], g.rank), b, true))
+					h.ok(d.MatMulTransposed(part(want[2], g.rank), part(dy, wide), b, false))
+					h.ok(d.Scale(part(want[2], g.rank), factor, tensor.Float32))
+					h.ok(d.MatMulTransposed(part(want[3], wide), part(want[2], g.rank), a, true))
+					h.ok(d.OuterProduct(wantA[i], part(want[2], g.rank), part(x, wide)))
+					h.ok(d.OuterProduct(wantB[i], part(dy, wide), part(want[0], g.rank)))
+					products = append(products, tensor.OuterProduct{G: gotA[i], A: part(got[2], g.rank), B: part(x, wide)}, tensor.OuterProduct{G: gotB[i], A: part(dy, wide), B: part(got[0], g.rank)})
+				}
+				h.ok(d.MatMulGroups(got[0], x, shrink, false))
+				h.ok(d.MatMulGroups(got[1], got[0], expand, true))
+				h.ok(d.MatMulTransposedGroups(got[2], dy, back, false))
+				h.ok(d.MatMulTransposedGroups(got[3], got[2], again, true))
+				h.ok(d.OuterProducts(products))
+				for i, name := range []string{"inner", "y", "gradient by inner", "dx"} {
+					sameBits(t, name, h.read(got[i]), h.read(want[i]))
+				}
+				for i := range c.groups {
+					sameBits(t, "gradient by a", h.read(gotA[i]), h.read(wantA[i]))
+					sameBits(t, "gradient by b", h.read(gotB[i]), h.read(wantB[i]))
+				}
+			})
+		}
+	}
+}
+
 // rowsAlone checks that any cut of the rows, down to each alone, gives the same bits.
 func rowsAlone(t *testing.T, d tensor.Device) {
 	const rows = 77

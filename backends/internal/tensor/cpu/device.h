@@ -1,0 +1,20 @@
+// The device as the operations see it.
+#ifndef TINSMITH_CPU_DEVICE_H
+#define TINSMITH_CPU_DEVICE_H
+
+#include "jobs.h"
+#include "threads.h"
+
+struct device {
+  const kernels *k;
+  threads *t;
+  uintptr_t shared; // scratch that all threads of one operation see
+  int64_t shared_bytes;
+  struct part *parts; // of an operation on several matrices (products.c)
+  int64_t parts_room;
+};
+
+// shared_memory gives the device's scratch, at least so many bytes of undefined content; NULL when there is none. It lasts until the next call.
+void *shared_memory(device *d, int64_t bytes);
+
+#endif

@@ -1,0 +1,185 @@
+// Matrix products: one matrix or many in one operation, each for its own rows. The rows are packed for the kernels first, then all parts are cut into units that the threads
+// share, so that many small products cost about what one large one does.
+#include "device.h"
+
+#include <stdlib.h>
+
+// part is one matrix's product with one range of rows.
+typedef struct part {
+  unit_function pack, multiply;
+  rows_job rows;
+  product_job product;
+  int64_t packed_bytes;
+  int64_t first_pack, first_unit; // of all parts' before this one
+  int64_t strip_rows, panel_columns, chunks; // how units are cut
+  int64_t columns;
+  float factor;
+  int round;
+} part;
+
+typedef struct {
+  const part *parts;
+  int64_t n;
+} parts_job;
+
+static void pack_part(const void *job, int64_t unit, worker *w) {
+  const parts_job *j = job;
+  int64_t low = 0, high = j->n; // the last part that begins at unit or before
+  while (high - low > 1) {
+    int64_t middle = (low + high) / 2;
+    if (j->parts[middle].first_pack <= unit) low = middle;
+    else high = middle;
+  }
+  const part *p = j->parts + low;
+  p->pack(&p->rows, unit - p->first_pack, w);
+}
+
+// finish multiplies what a unit has computed by the part's factor and rounds it.
+static void finish(const part *p, int64_t unit) {
+  const product_job *j = &p->product;
+  int64_t c0 = unit % p->chunks * j->panels_per_unit * p->panel_columns, c1 = c0 + j->panels_per_unit * p->panel_columns;
+  int64_t r0 = unit / p->chunks * j->strips_per_unit * p->strip_rows, r1 = r0 + j->strips_per_unit * p->strip_rows;
+  if (c1 > p->columns) c1 = p->columns;
+  if (r1 > j->y.rows) r1 = j->y.rows;
+  for (int64_t r = r0; r < r1; r++) {
+    float *y = row_of(j->y, r);
+    for (int64_t c = c0; c < c1; c++) y[c] *= p->factor;
+    if (p->round == BFLOAT16)
+      for (int64_t c = c0; c < c1; c++) ((uint32_t *)y)[c] = round_bits(((uint32_t *)y)[c]);
+  }
+}
+static void multiply_part(const void *job, int64_t unit, worker *w) {
+  const parts_job *j = job;
+  int64_t low = 0, high = j->n;
+  while (high - low > 1) {
+    int64_t middle = (low + high) / 2;
+    if (j->parts[middle].first_unit <= unit) low = middle;
+    else high = middle;
+  }
+  const part *p = j->parts + low;
+  p->multiply(&p->product, unit - p->first_unit, w);
+  if (p->factor != 0.0f) finish(p, unit - p->first_unit);
+}
+
+enum { BLOCK_ROWS = 240, TRANSPOSED_BLOCK_ROWS = 516 }; // rows whose strips over DEPTH stay in the second-level cache; more where weights must be turned for each block
+// The transposed product with rows in the lanes: rows and columns of dx whose sums stay in the second-level cache beside the weights over DEPTH; and from which sizes on it
+// is faster than turning the weights, because the lanes are full and turning dx is small beside its chains.
+enum { ACROSS_ROWS = 512, ACROSS_LEAST = 96, ACROSS_MOST = 264, ACROSS_FROM_ROWS = 12, ACROSS_FROM_DEPTH = 128 };
+enum { LEAST_PANELS = 4, MOST_PANELS = 64 };
+static const int64_t STRIP_BYTES = 256 << 20; // of packed rows at a time
+
+// cut chooses the units: blocks of at most block strips, as even as can be, times chunks of least to most panels, about share of them. It gives their number.
+static int64_t cut(part *p, int64_t strips, int64_t block, int64_t panels, int64_t least, int64_t most, int64_t share) {
+  int64_t blocks = div_up(strips, block), each = div_up(panels, div_up(share, blocks));
+  each = each < least ? least : each > most ? most : each;
+  p->chunks = div_up(panels, each);
+  if (blocks * p->chunks < share) blocks = div_up(share, p->chunks) < strips ? div_up(share, p->chunks) : strips;
+  p->product.panels_per_unit = each;
+  p->product.strips_per_unit = div_up(strips, blocks);
+  return div_up(strips, p->product.strips_per_unit) * p->chunks;
+}
+
+static double product_cost(double rows, double out, double in) { return rows * out * in * 0.02 + out * in * 0.05; }
+
+static view rows_of(view v, int64_t from, int64_t to) {
+  v.addr += (uintptr_t)(from * v.stride) * (v.type == BFLOAT16 ? 2 : 4);
+  v.rows = to - from;
+  return v;
+}
+
+// prepare makes the part of rows y = x · w, all but where the packed rows are, and gives the number of its units.
+static int64_t prepare(const device *d, part *p, view y, view x, matrix w, bool accumulate, bool transposed, int64_t share) {
+  const kernels *k = d->k;
+  bool pairs = w.type == BFLOAT16, across = transposed && y.rows >= ACROSS_FROM_ROWS && w.out >= ACROSS_FROM_DEPTH, few = !transposed && k->few_rows(y.rows);
+  int64_t depth = pairs ? (x.cols + 1) / 2 * k->pair_words : x.cols, width = across ? k->tile_columns : few ? y.rows : k->tile_rows;
+  int64_t strips = div_up(y.rows, width);
+  *p = (part){.rows = {.a = x, .heads = width}, .product = {.y = y, .w = w, .accumulate = accumulate}, .packed_bytes = (strips * width * depth * 4 + 127) / 64 * 64,
+              .strip_rows = width, .panel_columns = across ? k->tile_rows : PANEL, .columns = transposed ? w.in : w.out};
+  int64_t panels = div_up(p->columns, p->panel_columns);
+  if (across) {
+    p->pack = pairs ? k->pack_across_bf16 : k->pack_across_f32, p->multiply = k->matmul_across;
+    return cut(p, strips, ACROSS_ROWS / width, panels, ACROSS_LEAST / k->tile_rows, ACROSS_MOST / k->tile_rows, share);
+  }
+  p->pack = pairs ? k->pack_strip_bf16 : k->pack_strip_f32;
+  p->multiply = few ? k->matmul_few : transposed ? k->matmul_transposed : k->matmul;
+  int64_t least = LEAST_PANELS;
+  if (few) least = div_up(div_up(panels, share), LEAST_PANELS) * LEAST_PANELS; // several panels go at once, so no unit ends with one
+  return cut(p, strips, (transposed ? TRANSPOSED_BLOCK_ROWS : BLOCK_ROWS) / width, panels, least, MOST_PANELS, share);
+}
+
+static part *parts_memory(device *d, int64_t n) {
+  if (d->parts_room < n) {
+    part *p = realloc(d->parts, (size_t)n * sizeof *p);
+    if (!p) return NULL;
+    d->parts = p, d->parts_room = n;
+  }
+  return d->parts;
+}
+
+int op_products(device *d, view y, view x, const row_group *groups, int64_t n, bool accumulate, bool transposed) {
+  part *parts = parts_memory(d, n);
+  if (!parts) return -1;
+  int64_t share = div_up((int64_t)threads_count(d->t) * 8, n), group = 0, done = 0; // done: rows of this group
+  while (group < n) {
+    int64_t count = 0, bytes = 0, packs = 0, units = 0, own = (DEPTH + 2 * PANEL) * PANEL * 4;
+    double packing = 0, cost = 0;
+    for (; group < n; group++, done = 0) {
+      const row_group *g = groups + group;
+      int64_t out = transposed ? g->w.in : g->w.out, in = transposed ? g->w.out : g->w.in, rows = g->to - g->from - done;
+      if (!rows || !out) continue;
+      int64_t room = (STRIP_BYTES - bytes) / (in * 4 + 1);
+      if (rows > room) {
+        if (count > 0) break;
+        if (room < BLOCK_ROWS) room = BLOCK_ROWS;
+        rows = div_up(rows, div_up(rows, room)); // pieces of equal size, because weights are read, and some turned, once per piece
+        rows = div_up(rows, 96) * 96 < g->to - g->from - done ? div_up(rows, 96) * 96 : g->to - g->from - done; // whole strips of any width
+      }
+      view part_y = rows_of(y, g->from + done, g->from + done + rows), part_x = rows_of(x, g->from + done, g->from + done + rows);
+      part_y.cols = out, part_x.cols = in;
+      part *p = parts + count++;
+      int64_t more = prepare(d, p, part_y, part_x, g->w, accumulate, transposed, share);
+      p->factor = g->factor, p->round = g->round;
+      p->first_pack = packs, p->first_unit = units;
+      packs += div_up(rows, p->strip_rows), units += more, bytes += p->packed_bytes;
+      packing += (double)rows * (double)in * (g->w.type == BFLOAT16 ? 1 : 0.5);
+      cost += product_cost((double)rows, (double)out, (double)in);
+      if (p->multiply == d->k->matmul_across) {
+        int64_t need = p->product.panels_per_unit * p->panel_columns * (DEPTH + p->product.strips_per_unit * p->strip_rows) * 4;
+        own = need > own ? need : own;
+      }
+      if (done += rows, done < g->to - g->from) break;
+    }
+    if (!count) break;
+    char *packed = shared_memory(d, bytes);
+    if (!packed || threads_reserve(d->t, own)) return -1;
+    for (int64_t i = 0; i < count; i++) {
+      parts[i].rows.b.addr = (uintptr_t)packed;
+      parts[i].product.strips = (const float *)packed;
+      packed += parts[i].packed_bytes;
+    }
+    parts_job j = {parts, count};
+    threads_run(d->t, pack_part, &j, packs, packing);
+    threads_run(d->t, multiply_part, &j, units, cost);
+  }
+  return 0;
+}
+
+int op_outers(device *d, const outer_product *products, int64_t n) {
+  part *parts = parts_memory(d, n);
+  if (!parts || threads_reserve(d->t, DEPTH * PANEL * 4)) return -1;
+  int64_t count = 0, units = 0;
+  double cost = 0;
+  for (int64_t i = 0; i < n; i++) {
+    view g = products[i].g, a = products[i].a, b = products[i].b;
+    if (!g.rows || !g.cols || !a.rows) continue;
+    bool turned = g.cols < g.rows; // vectors run along the longer side
+    view rows = turned ? b : a, panels = turned ? a : b;
+    parts[count++] = (part){.multiply = d->k->outer, .first_unit = units,
+                            .product = {.y = g, .x = rows, .w = {panels.addr, panels.stride, panels.cols, FLOAT32}, .turned = turned}};
+    units += div_up(panels.cols, PANEL);
+    cost += product_cost((double)a.rows, (double)g.rows, (double)g.cols);
+  }
+  parts_job j = {parts, count};
+  if (count) threads_run(d->t, multiply_part, &j, units, cost);
+  return 0;
+}
