@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"runtime"
 	"sort"
@@ -16,7 +17,9 @@ import (
 
 // Config is the `backend:` section of a model. The zero value of a field that Defaults does not set means "automatic".
 type Config struct {
-	Device           string       // "cpu", "auto"
+	Device           string       // "cpu", "auto"; of one rank
+	Training         [][]string   // devices that train, one group for each copy of the model, which is cut over the devices of its group
+	Sampling         [][]string   // devices that sample; none: those that train
 	DType            tensor.DType // 0: that of the model's files
 	Threads          int          // threads of the device; default: processors that may be used
 	MaxContextLength int          // 0: the model's own
@@ -44,7 +47,7 @@ const (
 // DefaultConfig gives the settings that hold where the section says nothing.
 func DefaultConfig() Config {
 	return Config{
-		Device: "auto", Threads: runtime.GOMAXPROCS(0), Recompute: RecomputeAuto, TrainingMemory: 2 << 30,
+		Device: "auto", Training: [][]string{{"auto"}}, Threads: runtime.GOMAXPROCS(0), Recompute: RecomputeAuto, TrainingMemory: 2 << 30,
 		MaxBatch: 64, MaxWaiting: 4096, CycleTokens: 1 << 16, BatchTokens: 2048, PrefillTokens: 512,
 	}
 }
@@ -54,23 +57,13 @@ type setting func(c *Config, value json.RawMessage) error
 
 // settings are the keys of the section. "plugin" is read by the gateway, which has chosen this program by it.
 func settings(plugin string) map[string]setting {
-	return map[string]setting{
+	all := map[string]setting{
 		"plugin": func(_ *Config, value json.RawMessage) error {
 			var s string
 			if err := json.Unmarshal(value, &s); err != nil || s != plugin {
 				return fmt.Errorf("is %s; this program is %q", value, plugin)
 			}
 			return nil
-		},
-		"device": func(c *Config, value json.RawMessage) error {
-			var s string
-			if err := json.Unmarshal(value, &s); err != nil {
-				return fmt.Errorf("is %s; want cpu or auto", value)
-			}
-			if s == "cuda" || strings.HasPrefix(s, "cuda:") {
-				return fmt.Errorf("is %q, but this build has no CUDA device; want cpu or auto", s)
-			}
-			return choose(&c.Device, value, "cpu", "auto")
 		},
 		"dtype": func(c *Config, value json.RawMessage) error {
 			var s string
@@ -94,6 +87,8 @@ func settings(plugin string) map[string]setting {
 		"training_memory_mib": mebibyteSetting(func(c *Config) *int64 { return &c.TrainingMemory }, 0),
 		"adapter_memory_mib":  mebibyteSetting(func(c *Config) *int64 { return &c.AdapterMemory }, 1),
 	}
+	maps.Copy(all, placementSettings(plugin))
+	return all
 }
 
 func choose(to *string, value json.RawMessage, allowed ...string) error {
@@ -135,8 +130,8 @@ func mebibyteSetting(field func(*Config) *int64, least int) setting {
 // ParseConfig reads the section strictly: an unknown key or a value out of range is a KindInvalid error that names it. plugin is the name of this program. An empty section gives the defaults.
 func ParseConfig(plugin string, section json.RawMessage) (Config, error) {
 	c := DefaultConfig()
-	if len(bytes.TrimSpace(section)) == 0 || string(bytes.TrimSpace(section)) == "null" {
-		return c, nil
+	if len(bytes.TrimSpace(section)) == 0 {
+		section = []byte("null") // an empty section
 	}
 	var values map[string]json.RawMessage
 	if err := json.Unmarshal(section, &values); err != nil {
@@ -156,6 +151,9 @@ func ParseConfig(plugin string, section json.RawMessage) (Config, error) {
 		if err := read(&c, values[k]); err != nil {
 			return c, plugins.Invalidf("backend."+k, "%v", err)
 		}
+	}
+	if _, given := values["devices"]; !given && known["devices"] != nil {
+		return c, plugins.Invalidf("backend.devices", "is missing: the devices of the plugin %s, such as [cpu, cpu]", plugin)
 	}
 	return c, nil
 }

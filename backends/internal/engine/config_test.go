@@ -2,6 +2,7 @@ package engine
 
 import (
 	"errors"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -11,15 +12,15 @@ import (
 
 func TestParseConfig(t *testing.T) {
 	for _, section := range []string{"", "null", "{}", `{"plugin": "single"}`} {
-		if c, err := ParseConfig("single", []byte(section)); err != nil || c != DefaultConfig() {
+		if c, err := ParseConfig("single", []byte(section)); err != nil || !reflect.DeepEqual(c, DefaultConfig()) {
 			t.Errorf("%q: %+v, %v; want the defaults", section, c, err)
 		}
 	}
 	c, err := ParseConfig("single", []byte(`{"plugin": "single", "device": "cpu", "dtype": "bfloat16", "threads": 3, "max_context_length": 100, "recompute": "off",
 		"kv_cache_tokens": 6400, "max_batch": 5, "max_waiting": 6, "cycle_tokens": 7, "batch_tokens": 8, "prefill_tokens": 9, "training_memory_mib": 10}`))
-	want := Config{Device: "cpu", DType: tensor.BFloat16, Threads: 3, MaxContextLength: 100, Recompute: RecomputeOff, KVCacheTokens: 6400, MaxBatch: 5, MaxWaiting: 6,
+	want := Config{Device: "cpu", Training: [][]string{{"cpu"}}, DType: tensor.BFloat16, Threads: 3, MaxContextLength: 100, Recompute: RecomputeOff, KVCacheTokens: 6400, MaxBatch: 5, MaxWaiting: 6,
 		CycleTokens: 7, BatchTokens: 8, PrefillTokens: 9, TrainingMemory: 10 << 20}
-	if err != nil || c != want {
+	if err != nil || !reflect.DeepEqual(c, want) {
 		t.Errorf("got %+v, %v; want %+v", c, err, want)
 	}
 }
@@ -30,7 +31,7 @@ func TestParseConfigRefuses(t *testing.T) {
 		{"misspelt key", `{"thread": 2}`, "backend.thread", "nearest that is: threads"},
 		{"another plugin", `{"plugin": "dataparallel"}`, "backend.plugin", `this program is "single"`},
 		{"cuda", `{"device": "cuda:0"}`, "backend.device", "no CUDA device"},
-		{"unknown device", `{"device": "tpu"}`, "backend.device", "want cpu, auto"},
+		{"unknown device", `{"device": "tpu"}`, "backend.device", "want cpu or auto"},
 		{"dtype", `{"dtype": "float16"}`, "backend.dtype", "float32, bfloat16"},
 		{"threads zero", `{"threads": 0}`, "backend.threads", "from 1 to 1024"},
 		{"threads not whole", `{"threads": 1.5}`, "backend.threads", "is 1.5; want a whole number"},

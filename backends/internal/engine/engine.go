@@ -2,7 +2,7 @@
 // adapters, samples with continuous batching between the steps of training, and reads and writes checkpoints. It knows tokens and floats, no text and no HTTP; which device it runs on is chosen by
 // its configuration.
 //
-// One goroutine, locked to an OS thread, owns the device (see loop): it alone calls the device, the model and everything that lies in device memory. The methods of Backend check a request, put it
+// One goroutine, locked to an OS thread, owns the home device (see loop), where adapters lie; it alone decides what passes run, on which replicas of the model (see replica). The methods of Backend check a request, put it
 // into the books under the mutex, wake that goroutine, and wait for the answer. Long host work (reading and writing checkpoints) happens on goroutines of its own between two visits to the device.
 //
 // Nothing here may change bits: how operations are fused, cut and interleaved with sampling decides when a result comes, never what it is.
@@ -81,12 +81,14 @@ type Engine struct {
 // loaded is what Load makes. It is not changed afterwards.
 type loaded struct {
 	config      Config
-	device      tensor.Device
-	model       *model.Model
+	device      tensor.Device // the home device: adapters are there, the engine's goroutine alone calls it
+	model       *model.Model  // whole, on the home device
+	replicas    []*replica    // all of them
+	training    []*replica    // those that train
+	sampling    []*replica    // those that sample: the same ones, unless sampling has devices of its own
 	info        plugins.ModelInfo
-	name        string // of the base model, for checkpoints
-	sampler     *sampler
-	trainer     *trainer
+	name        string    // of the base model, for checkpoints
+	lastTurn    time.Time // end of the sampler's last turn
 	adapters    *residency
 	vocabulary  int
 	context     int // tokens of a sequence at most

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"math"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -99,14 +100,16 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	l := &loaded{config: config, device: device, name: req.Name}
 	defer func() {
 		if err != nil {
-			l.close()
-			if closing := device.Close(); closing != nil {
+			if closing := errors.Join(l.close(), device.Close()); closing != nil {
 				e.log.Error("closing the device", "error", closing)
 			}
 		}
 	}()
+	if err := e.open(l); err != nil {
+		return nil, err
+	}
 	progress(plugins.LoadProgress{Stage: "map"})
-	l.model, err = model.Load(ctx, req.ModelDir, device, e.options.Registry, model.LoadOptions{
+	err = l.loadModels(ctx, req.ModelDir, e.options.Registry, model.LoadOptions{
 		DType: config.DType, MaxContext: config.MaxContextLength,
 		Progress: func(done, total int64) { progress(plugins.LoadProgress{Stage: "pack", Done: done, Total: total}) },
 	})
@@ -120,20 +123,22 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 		return nil, err
 	}
 	l.context = context
-	pages, err := m.NewPages(positions / kvcache.PageSize)
-	if err != nil {
-		return nil, capacity(fmt.Sprintf("memory for keys and values of %d tokens (backend.kv_cache_tokens)", positions), err)
+	for _, r := range l.sampling {
+		if err := r.newSampler(positions, max(1, config.Threads/len(l.sampling))); err != nil {
+			return nil, err
+		}
 	}
-	l.sampler = &sampler{model: m, workspace: m.NewWorkspace(), pages: pages, cache: kvcache.New(positions / kvcache.PageSize), threads: config.Threads}
-	l.trainer = &trainer{workspace: m.NewWorkspace()}
-	e.pace = newPace(config.Threads, m.Parameters)
+	for _, r := range l.training {
+		r.newTrainer()
+	}
+	e.pace = newPace(max(1, config.Threads/config.ranks()), m.Parameters)
 	if l.adapters, err = newResidency(device, m.DType, req.Scratch, adapterMemory(config)); err != nil {
 		return nil, err
 	}
-	e.counters.pagesFree.Store(int64(l.sampler.cache.Available()))
+	e.counters.pagesFree.Store(l.pagesFree())
 	l.info = plugins.ModelInfo{
 		Architecture: m.Config.Architecture, Parameters: m.Parameters, Layers: m.Config.Layers, HiddenSize: m.Config.HiddenSize, VocabSize: m.Config.VocabSize, MaxContextLength: context,
-		DType: m.DType.String(), Device: device.Name(), Arithmetic: device.Arithmetic() + "/" + m.DType.String(), ModelHash: m.Hash, MaxRank: lora.MaxRank,
+		DType: m.DType.String(), Device: config.devices(), Arithmetic: device.Arithmetic() + "/" + m.DType.String(), ModelHash: m.Hash, MaxRank: lora.MaxRank,
 	}
 	progress(plugins.LoadProgress{Stage: "ready", Done: l.weightBytes, Total: l.weightBytes})
 	return l, nil
@@ -191,19 +196,45 @@ func availableMemory() (int64, bool) {
 	return 0, false
 }
 
-// free gives back all device memory but versions and gradients, on the device goroutine.
-func (l *loaded) close() {
-	if l.sampler != nil {
-		l.sampler.workspace.Free()
-		l.sampler.pages.Free()
+// open opens the replicas' devices.
+func (e *Engine) open(l *loaded) (err error) {
+	c := l.config
+	ranks := c.ranks()
+	opened := 0
+	threads := func() int { // a share of all threads for each rank
+		opened++
+		return max(1, opened*c.Threads/ranks-(opened-1)*c.Threads/ranks)
 	}
-	if l.trainer != nil {
-		l.trainer.workspace.Free()
-		if l.trainer.pages != nil {
-			l.trainer.pages.Free()
-		}
+	l.training, err = e.openReplicas(l, c.Training, threads)
+	l.replicas = l.training
+	if err != nil {
+		return err
+	}
+	l.sampling = l.training
+	if len(c.Sampling) > 0 {
+		l.sampling, err = e.openReplicas(l, c.Sampling, threads)
+		l.replicas = append(slices.Clone(l.training), l.sampling...)
+	}
+	return err
+}
+
+// pagesFree is the number of pages for keys and values that can be had, on all replicas.
+func (l *loaded) pagesFree() int64 {
+	n := 0
+	for _, r := range l.sampling {
+		n += r.sampler.cache.Available()
+	}
+	return int64(n)
+}
+
+// close gives back all device memory but that of adapters, and closes all devices but the home device, on the device goroutine.
+func (l *loaded) close() error {
+	var errs []error
+	for _, r := range l.replicas {
+		errs = append(errs, r.close(l.device))
 	}
 	if l.model != nil {
 		l.model.Free()
 	}
+	return errors.Join(errs...)
 }

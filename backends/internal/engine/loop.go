@@ -69,7 +69,9 @@ func (e *Engine) housekeeping() {
 			e.loaded.adapters.drop(v.moments)
 		}
 		for _, v := range dead {
-			e.loaded.sampler.forget(v)
+			for _, r := range e.loaded.sampling {
+				r.sampler.forget(v)
+			}
 			e.loaded.free(v)
 		}
 		for _, r := range runs {
@@ -92,7 +94,7 @@ func (e *Engine) yield() error {
 	if closing {
 		return errClosed
 	}
-	if time.Since(e.loaded.sampler.lastTurn) >= e.interval {
+	if time.Since(e.loaded.lastTurn) >= e.interval {
 		e.samplingTurn(e.turn, true)
 	}
 	return nil
@@ -112,11 +114,14 @@ func (e *Engine) samplingTurn(least time.Duration, trainingWaits bool) {
 		return
 	}
 	begin := time.Now()
+	if least > 0 {
+		defer l.hold()()
+	}
 	for e.samplingStep(trainingWaits) && time.Since(begin) < least {
 		e.housekeeping()
 	}
-	l.sampler.lastTurn = time.Now()
-	e.pace.sampling += l.sampler.lastTurn.Sub(begin)
+	l.lastTurn = time.Now()
+	e.pace.sampling += l.lastTurn.Sub(begin)
 }
 
 // shutDown fails what is left and frees the device. It runs on the device goroutine after its last step.
@@ -155,6 +160,5 @@ func (e *Engine) shutDown() {
 	for _, r := range runs {
 		l.freeAccumulator(r)
 	}
-	l.close()
-	e.closed = errors.Join(l.adapters.close(), l.device.Close())
+	e.closed = errors.Join(l.close(), l.adapters.close(), l.device.Close())
 }

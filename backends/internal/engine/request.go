@@ -18,6 +18,7 @@ type request struct {
 	version               *version // held until the device goroutine has swept the last sequence; nil: the base model
 	number                int64    // of the version, 0 for the base model
 	key                   kvcache.Key
+	replica               *replica // where its sequences run; nil until the first has a place
 
 	sequences  []*sequence
 	unfinished int // sequences that have not ended

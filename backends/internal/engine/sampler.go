@@ -4,7 +4,6 @@ import (
 	"errors"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/tinsmith/tinsmith/backends/internal/kvcache"
 	"github.com/tinsmith/tinsmith/backends/internal/model"
@@ -13,15 +12,17 @@ import (
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
-// sampler is the memory of sampling. It belongs to the device goroutine.
+// sampler is the memory of sampling on one replica. What is kept by rank is the rank's, the rest is the device goroutine's while no pass runs.
 type sampler struct {
-	model     *model.Model
-	workspace *model.Workspace
-	pages     tensor.Pages
-	cache     *kvcache.Cache
-	threads   int
-	lastTurn  time.Time
-	buffers   [2][]float32 // logits and probabilities in Go memory
+	replica    *replica
+	model      *model.Model
+	workspaces []*model.Workspace // by rank
+	pages      []tensor.Pages     // by rank
+	cache      *kvcache.Cache
+	fresh      []page // taken from the cache, to be prepared
+	threads    int
+	workspace  *model.Workspace // the rank's that runs
+	buffers    [2][]float32     // logits and probabilities in Go memory
 }
 
 // host gives n elements of Go memory, buffer 0 for logits or 1 for probabilities. The content is undefined.
@@ -80,19 +81,26 @@ func (p *sampler) softmax(logits tensor.Tensor) ([]float32, error) {
 type page struct{ id, from int32 }
 
 // prepare clears and copies pages.
-func (p *sampler) prepare(fresh []page) error {
-	for _, f := range fresh {
-		var err error
-		if f.from >= 0 {
-			err = p.pages.Copy(f.id, f.from)
-		} else {
-			err = p.pages.Zero(f.id)
-		}
-		if err != nil {
-			return err
-		}
+func (p *sampler) prepare() error {
+	fresh := p.fresh
+	if len(fresh) == 0 {
+		return nil
 	}
-	return nil
+	p.fresh = p.fresh[:0]
+	return p.replica.each(func(rank int) error {
+		for _, f := range fresh {
+			var err error
+			if f.from >= 0 {
+				err = p.pages[rank].Copy(f.id, f.from)
+			} else {
+				err = p.pages[rank].Zero(f.id)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}, nil)
 }
 
 // chunk is one sequence's part of a step: its tokens [from, to) go through the model.
@@ -124,7 +132,7 @@ type row struct {
 
 // run takes chunks through the model, fills the scores of their prompts, and draws a token for each that is final.
 func (p *sampler) run(chunks []chunk) ([]token, error) {
-	batch := model.Batch{Pages: p.pages}
+	var batch model.Batch
 	var rows []row
 	var indices []int32
 	first := 0 // row of the chunk's first token
@@ -145,11 +153,19 @@ func (p *sampler) run(chunks []chunk) ([]token, error) {
 		first += c.to - c.from
 	}
 	drawn := make([]token, len(chunks))
+	err := p.replica.each(func(rank int) error { return p.pass(rank, batch, indices, chunks, rows, drawn) }, nil)
+	return drawn, err
+}
+
+// pass is run on a rank.
+func (p *sampler) pass(rank int, batch model.Batch, indices []int32, chunks []chunk, rows []row, drawn []token) error {
+	batch.Pages = p.pages[rank]
+	p.workspace = p.workspaces[rank]
 	hidden, err := p.model.Forward(p.workspace, batch, indices)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	err = p.model.Logits(p.workspace, hidden, func(first int, logits tensor.Tensor) error {
+	return p.model.Logits(p.workspace, hidden, func(first int, logits tensor.Tensor) error {
 		for from := 0; from < logits.Rows; {
 			// Rows that are handled together: all drawn, or scores of one prompt at consecutive positions.
 			at := rows[first+from]
@@ -176,7 +192,6 @@ func (p *sampler) run(chunks []chunk) ([]token, error) {
 		}
 		return nil
 	})
-	return drawn, err
 }
 
 // draw samples the token behind each row of logits.

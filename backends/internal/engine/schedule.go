@@ -9,21 +9,30 @@ import (
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
-// samplingStep runs one step of the sampler: the next token of every sequence that is past its prompt, and a piece of the prompts of others, a small one if training waits or a sequence is past its prompt. It
-// tells whether there was anything to do.
+// samplingStep runs one step of the sampler: on every replica the next token of every sequence that is past its prompt, and a piece of the prompts of others, a small one if training waits or a sequence is past its
+// prompt. It tells whether there was anything to do.
 func (e *Engine) samplingStep(trainingWaits bool) bool {
 	l := e.loaded
 	begin := time.Now()
-	if err := l.sampler.prepare(e.admit()); err != nil {
-		e.failRunning(err)
+	e.admit()
+	failed := false
+	var chunks []chunk
+	for _, r := range l.sampling {
+		err := r.sampler.prepare()
+		var picked []chunk
+		if err == nil {
+			picked = e.pick(r, trainingWaits)
+			err = r.sampler.prepare()
+		}
+		if err != nil {
+			failed = true
+			e.failRunning(r, err)
+			continue
+		}
+		chunks = append(chunks, picked...)
 	}
-	chunks, more := e.pick(trainingWaits)
 	if len(chunks) == 0 {
-		return false
-	}
-	if err := l.sampler.prepare(more); err != nil {
-		e.failRunning(err)
-		return true
+		return failed
 	}
 	// Chunks of one adapter side by side.
 	slices.SortStableFunc(chunks, func(a, b chunk) int {
@@ -33,32 +42,65 @@ func (e *Engine) samplingStep(trainingWaits bool) bool {
 	chunks, release := e.residents(chunks)
 	defer release()
 	if len(chunks) == 0 {
-		return false
+		return failed
 	}
-	drawn, err := l.sampler.run(chunks)
-	if err != nil {
-		// That says nothing about a single sequence: each is tried again alone, which writes the same on its pages, and fails only if it fails alone.
-		drawn = make([]token, len(chunks))
-		for i := range chunks {
-			one, err := l.sampler.run(chunks[i : i+1])
-			if err != nil {
-				drawn[i].err = internal("sample", err)
-			} else {
-				drawn[i] = one[0]
+	steps := make([]step, 0, len(l.sampling))
+	for _, r := range l.sampling {
+		st := step{replica: r}
+		for _, c := range chunks {
+			if c.sequence.request.replica == r {
+				st.chunks = append(st.chunks, c)
 			}
 		}
-	}
-	e.deliver(chunks, drawn)
-	prefill := 0
-	for _, c := range chunks {
-		if n := c.to - c.from; n > 1 {
-			prefill += n
+		if len(st.chunks) > 0 {
+			steps = append(steps, st)
 		}
+	}
+	_ = concurrently(len(steps), nil, func(i int, _ func() error) error { // errors are the chunks'
+		steps[i].run()
+		return nil
+	})
+	for _, st := range steps {
+		e.deliver(st.chunks, st.drawn)
+	}
+	prefill := 0 // of the replica that had most
+	for _, st := range steps {
+		n := 0
+		for _, c := range st.chunks {
+			if c.to-c.from > 1 {
+				n += c.to - c.from
+			}
+		}
+		prefill = max(prefill, n)
 	}
 	now := time.Now()
 	e.pace.prefilled(prefill, now.Sub(begin))
 	e.counters.progressed(now)
 	return true
+}
+
+// step is what one replica samples in a step.
+type step struct {
+	replica *replica
+	chunks  []chunk
+	drawn   []token // for each chunk
+}
+
+func (st *step) run() {
+	var err error
+	if st.drawn, err = st.replica.sampler.run(st.chunks); err == nil {
+		return
+	}
+	// That says nothing about a single sequence: each is tried again alone, which writes the same on its pages, and fails only if it fails alone.
+	st.drawn = make([]token, len(st.chunks))
+	for i := range st.chunks {
+		one, err := st.replica.sampler.run(st.chunks[i : i+1])
+		if err != nil {
+			st.drawn[i].err = internal("sample", err)
+		} else {
+			st.drawn[i] = one[0]
+		}
+	}
 }
 
 // residents has the weights that chunks need in memory until release is called, and gives those chunks, sorted by adapter, whose weights are there. While a training pass keeps so much memory that there is no room
@@ -142,7 +184,9 @@ func (e *Engine) sweep() {
 		if !s.done {
 			return false
 		}
-		e.loaded.sampler.cache.Release(s.pages)
+		if s.request.replica != nil {
+			s.request.replica.sampler.cache.Release(s.pages)
+		}
 		s.pages = nil
 		if s.request.unswept--; s.request.unswept == 0 {
 			e.release(s.request.version)
@@ -151,20 +195,68 @@ func (e *Engine) sweep() {
 	}
 	e.running = slices.DeleteFunc(e.running, swept)
 	e.waiting = slices.DeleteFunc(e.waiting, swept)
-	e.counters.pagesFree.Store(int64(e.loaded.sampler.cache.Available()))
+	e.counters.pagesFree.Store(e.loaded.pagesFree())
 }
 
-// admit gives waiting sequences a place, first come first served, while there are places and pages for all their tokens. It gives the pages that were taken, to be prepared.
-func (e *Engine) admit() (fresh []page) {
+// place gives the replica for a sequence: that of its request, or else the one with the most room, among equals the one that has most of the prompt's pages. nil: none has room for another sequence. The caller holds mu.
+func (e *Engine) place(s *sequence, full map[*replica]bool) *replica {
+	if r := s.request.replica; r != nil {
+		if full[r] {
+			return nil
+		}
+		return r
+	}
+	var best *replica
+	held := -1
+	for _, r := range e.loaded.sampling {
+		if full[r] {
+			continue
+		}
+		room := 0
+		if best != nil {
+			room = r.sampler.cache.Available() - best.sampler.cache.Available()
+		}
+		switch {
+		case best == nil || room > 0:
+			best, held = r, -1
+		case room == 0:
+			if held < 0 {
+				held = best.sampler.cached(s)
+			}
+			if n := r.sampler.cached(s); n > held {
+				best, held = r, n
+			}
+		}
+	}
+	return best
+}
+
+// cached is the number of pages of a sequence that the prefix cache has.
+func (p *sampler) cached(s *sequence) int {
+	pages := p.cache.Match(s.request.key, s.tokens[:len(s.tokens)-1])
+	p.cache.Release(pages)
+	return len(pages)
+}
+
+// admit gives waiting sequences a place, first come first served, while there are places and pages for all their tokens. The pages that were taken are left to be prepared.
+func (e *Engine) admit() {
 	l := e.loaded
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.sweep()
-	defer func() { e.counters.pagesFree.Store(int64(l.sampler.cache.Available())) }()
+	defer func() { e.counters.pagesFree.Store(l.pagesFree()) }()
 	var left []*sequence
 	crowd := e.crowd()
+	running := map[*replica]int{}
+	for _, s := range e.running {
+		running[s.request.replica]++
+	}
+	full := map[*replica]bool{} // replicas that take no more
 	for i, s := range e.waiting {
-		if len(e.running) >= l.config.MaxBatch {
+		for r, n := range running {
+			full[r] = full[r] || n >= l.config.MaxBatch
+		}
+		if len(full) == len(l.sampling) && allFull(full) {
 			left = append(left, e.waiting[i:]...)
 			break
 		}
@@ -176,32 +268,37 @@ func (e *Engine) admit() (fresh []page) {
 			left = append(left, s)
 			continue
 		}
+		r := e.place(s, full)
 		scores := s.request.scores
-		if (scores != nil && s.request.scorer() != s) || e.prefixComes(s) {
+		if r == nil || (scores != nil && s.request.scorer() != s) || e.prefixComes(s, r) {
 			left = append(left, s)
 			continue
 		}
+		p := r.sampler
 		var pages []int32
 		if scores == nil || !scores.any { // else the whole prompt is computed: pages hold no logits
-			pages = l.sampler.cache.Match(s.request.key, s.tokens[:len(s.tokens)-1]) // the last token is computed: its logits are needed
+			pages = p.cache.Match(s.request.key, s.tokens[:len(s.tokens)-1]) // the last token is computed: its logits are needed
 		}
-		more, ok := l.sampler.cache.Allocate((len(s.tokens)+kvcache.PageSize-1)/kvcache.PageSize - len(pages))
+		more, ok := p.cache.Allocate((len(s.tokens)+kvcache.PageSize-1)/kvcache.PageSize - len(pages))
 		if !ok {
-			l.sampler.cache.Release(pages)
-			left = append(left, e.waiting[i:]...)
-			break
+			p.cache.Release(pages)
+			full[r] = true // for those behind it as well
+			left = append(left, s)
+			continue
 		}
+		s.request.replica = r
+		running[r]++
 		s.computed, s.shared = len(pages)*kvcache.PageSize, len(pages)
 		if scores != nil {
 			scores.result.CachedTokens = s.computed
 		}
 		s.pages = append(pages, more...)
 		for _, id := range more {
-			fresh = append(fresh, page{id, -1})
+			p.fresh = append(p.fresh, page{id, -1})
 		}
 		if twin := s.twin(); twin != nil && len(more) == 1 {
 			// All but the last token, whose logits are needed, is on the twin's page.
-			fresh[len(fresh)-1].from = twin.pages[len(s.pages)-1]
+			p.fresh[len(p.fresh)-1].from = twin.pages[len(s.pages)-1]
 			s.computed = len(s.tokens) - 1
 		}
 		e.running = append(e.running, s)
@@ -209,7 +306,15 @@ func (e *Engine) admit() (fresh []page) {
 		s.passed = 0
 	}
 	e.waiting = left
-	return fresh
+}
+
+func allFull(full map[*replica]bool) bool {
+	for _, f := range full {
+		if !f {
+			return false
+		}
+	}
+	return true
 }
 
 // twin gives a sequence of the same request that has computed the prompt and nothing behind it, while s has not begun: the others of a group get the page that the prompt does not fill as a copy.
@@ -226,10 +331,10 @@ func (s *sequence) twin() *sequence {
 	return nil
 }
 
-// prefixComes tells whether a sequence had better wait, because a running one is computing full pages that it could share: so a prompt that many ask for at once is computed once. The caller holds mu.
-func (e *Engine) prefixComes(s *sequence) bool {
+// prefixComes tells whether a sequence had better wait, because one that is running on the same replica is computing full pages that it could share: so a prompt that many ask for at once is computed once. The caller holds mu.
+func (e *Engine) prefixComes(s *sequence, r *replica) bool {
 	for _, other := range e.running {
-		if other.request.key != s.request.key || other.done {
+		if other.request.replica != r || other.request.key != s.request.key || other.done {
 			continue
 		}
 		pages := 0
@@ -244,12 +349,17 @@ func (e *Engine) prefixComes(s *sequence) bool {
 	return false
 }
 
-// pick chooses what goes through the model next and makes sure that it has pages: one token of every sequence that only lacks its last one, then pieces of prompts in order of arrival. Where pages run out, the sequence that
+// pick chooses what goes through a replica next and makes sure that it has pages: one token of every sequence that only lacks its last one, then pieces of prompts in order of arrival. Where pages run out, the sequence that
 // was admitted last gives its own up and waits for a place again; computing it a second time gives the same bits.
-func (e *Engine) pick(trainingWaits bool) (chunks []chunk, fresh []page) {
-	l := e.loaded
+func (e *Engine) pick(r *replica, trainingWaits bool) (chunks []chunk) {
+	p := r.sampler
 	e.mu.Lock()
-	running := slices.Clone(e.running)
+	running := make([]*sequence, 0, len(e.running))
+	for _, s := range e.running {
+		if s.request.replica == r {
+			running = append(running, s)
+		}
+	}
 	e.mu.Unlock()
 	for i := 0; i < len(running); i++ {
 		s := running[i]
@@ -257,8 +367,8 @@ func (e *Engine) pick(trainingWaits bool) (chunks []chunk, fresh []page) {
 			continue
 		}
 		for s.computed/kvcache.PageSize >= len(s.pages) {
-			if more, ok := l.sampler.cache.Allocate(1); ok {
-				fresh = append(fresh, page{more[0], -1})
+			if more, ok := p.cache.Allocate(1); ok {
+				p.fresh = append(p.fresh, page{more[0], -1})
 				s.pages = append(s.pages, more[0])
 				continue
 			}
@@ -277,7 +387,7 @@ func (e *Engine) pick(trainingWaits bool) (chunks []chunk, fresh []page) {
 	if trainingWaits || len(chunks) > 0 {
 		d = stepTime
 	}
-	budget := e.pace.prefillTokens(d, l.config.PrefillTokens)
+	budget := e.pace.prefillTokens(d, e.loaded.config.PrefillTokens)
 	for _, s := range running {
 		n := len(s.tokens) - s.computed
 		if n == 1 || budget == 0 {
@@ -294,14 +404,14 @@ func (e *Engine) pick(trainingWaits bool) (chunks []chunk, fresh []page) {
 			chunks[i].scores = s.request.scores
 		}
 	}
-	return chunks, fresh
+	return chunks
 }
 
 // preempt puts a running sequence back to the head of those that wait.
 func (e *Engine) preempt(s *sequence) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.loaded.sampler.cache.Release(s.pages)
+	s.request.replica.sampler.cache.Release(s.pages)
 	s.pages, s.computed, s.shared = nil, 0, 0
 	e.running = slices.DeleteFunc(e.running, func(other *sequence) bool { return other == s })
 	e.waiting = slices.Insert(e.waiting, 0, s)
@@ -309,7 +419,6 @@ func (e *Engine) preempt(s *sequence) {
 
 // deliver books the results of a step: events, ends, pages that others may share.
 func (e *Engine) deliver(chunks []chunk, drawn []token) {
-	l := e.loaded
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	defer e.sweep()
@@ -322,7 +431,7 @@ func (e *Engine) deliver(chunks []chunk, drawn []token) {
 		}
 		s.computed = c.to
 		if full := s.computed / kvcache.PageSize; full > s.shared && !s.done {
-			l.sampler.cache.Share(q.key, s.tokens[:full*kvcache.PageSize], s.pages[:full])
+			q.replica.sampler.cache.Share(q.key, s.tokens[:full*kvcache.PageSize], s.pages[:full])
 			s.shared = full
 		}
 		if s.done {
@@ -372,12 +481,14 @@ func (e *Engine) book(s *sequence, t token) {
 	}
 }
 
-// failRunning ends the requests of all running sequences, because their pages could not be prepared.
-func (e *Engine) failRunning(err error) {
+// failRunning ends the requests of all sequences that run on a replica, because their pages could not be prepared.
+func (e *Engine) failRunning(r *replica, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	defer e.sweep()
 	for _, s := range e.running {
-		e.endRequest(s.request, internal("sample", err))
+		if s.request.replica == r {
+			e.endRequest(s.request, internal("sample", err))
+		}
 	}
 }

@@ -68,7 +68,10 @@ func (e *Engine) status(now time.Time) plugins.Status {
 		}
 	}
 	if l := e.loaded; l != nil {
-		s.KVPages, s.KVPagesFree = l.sampler.pages.Count(), int(c.pagesFree.Load())
+		for _, r := range l.sampling {
+			s.KVPages += r.sampler.cache.Pages()
+		}
+		s.KVPagesFree = int(c.pagesFree.Load())
 		s.WeightBytes, s.AdapterBytes, s.SpilledBytes = l.weightBytes, l.adapters.inMemory.Load(), l.adapters.inFiles.Load()
 	}
 	if !e.parked && e.hasWork() {

@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/tinsmith/tinsmith/backends/internal/kvcache"
@@ -14,29 +15,31 @@ import (
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
-// trainer is the memory of training passes. It belongs to the device goroutine.
+// trainer is the memory of training passes on one replica, by rank.
 type trainer struct {
-	workspace *model.Workspace
-	pages     tensor.Pages // keys and values of one packed pass; grows to the largest
+	workspaces []*model.Workspace
+	pages      []tensor.Pages // keys and values of one packed pass; grow to the largest
 }
 
-// pass is one ForwardBackward operation while it runs. Its data goes through the model in order, in as many packed batches as it takes, together with other operations' data.
+// pass is one ForwardBackward operation while it runs. Its data goes through the model in as many packed batches as it takes, together with other operations' data, in order on each replica.
 type pass struct {
 	run     *run
 	op      *operation
 	version *version
 
-	next      int // index of the first datum that has not gone through
+	left      int // data that have not gone through
+	settled   bool
 	reduction *lora.Reduction
 	logprobs  [][]float32
-	loss      float64
+	losses    []float64
 	failure   error
 }
 
 // restart forgets what has gone through.
 func (p *pass) restart() {
 	p.abandon()
-	p.next, p.logprobs, p.loss = 0, nil, 0
+	n := len(p.op.pass.Data)
+	p.left, p.logprobs, p.losses = n, make([][]float32, n), make([]float64, n)
 }
 
 func (p *pass) abandon() {
@@ -46,16 +49,33 @@ func (p *pass) abandon() {
 	}
 }
 
-// execute runs passes of any number of runs, fused, and decides each as soon as it is through. A batch that fails as a whole (for want of memory, say) says nothing about a single one of its
+// piece is one datum in a batch.
+type piece struct {
+	pass  *pass
+	index int
+}
+
+// execute runs passes of any number of runs, fused and spread over the replicas, and decides each as soon as it is through. A batch that fails as a whole (for want of memory, say) says nothing about a single one of its
 // operations: each of them is tried again alone, and fails only if it fails alone.
 func (e *Engine) execute(passes []*pass, cycle int64) {
-	for len(passes) > 0 {
-		var batch []piece
-		if batch, passes = e.fill(passes, cycle); len(batch) == 0 {
-			continue
+	for _, p := range passes {
+		p.restart()
+	}
+	lanes := spread(passes, len(e.loaded.training))
+	for {
+		var batches []batch
+		for i := range lanes {
+			if pieces := e.fill(&lanes[i], len(lanes)); len(pieces) > 0 {
+				batches = append(batches, batch{replica: e.loaded.training[i], pieces: pieces})
+			}
 		}
-		err := e.runBatch(batch)
+		e.settleAll(passes, cycle) // those that had failed before
+		if len(batches) == 0 {
+			return
+		}
+		err := e.runBatches(batches)
 		if err == nil {
+			e.settleAll(passes, cycle)
 			if e.yield() != nil { // the engine is closing and fails what is left
 				for _, p := range passes {
 					p.abandon()
@@ -65,64 +85,150 @@ func (e *Engine) execute(passes []*pass, cycle int64) {
 			continue
 		}
 		var touched []*pass
-		for _, b := range batch {
-			if len(touched) == 0 || touched[len(touched)-1] != b.pass {
-				touched = append(touched, b.pass)
+		for _, p := range passes {
+			if slices.ContainsFunc(batches, func(b batch) bool {
+				return slices.ContainsFunc(b.pieces, func(at piece) bool { return at.pass == p })
+			}) {
+				touched = append(touched, p)
 			}
 		}
-		// The operations of the batch were taken from the head of passes, but for the last, which may have more to come.
-		if len(passes) > 0 && passes[0] == touched[len(touched)-1] {
-			passes = passes[1:]
-		}
+		// What has been touched runs alone, in order, before anything behind it is decided; the others go on in their lanes.
 		for _, p := range touched {
 			p.restart()
 			if len(touched) == 1 || errors.Is(err, errClosed) {
 				p.failure = internal("forward_backward", err)
-				e.settle(p, cycle)
-			} else {
-				e.execute([]*pass{p}, cycle)
 			}
+		}
+		for i := range lanes {
+			lanes[i] = slices.DeleteFunc(lanes[i], func(at piece) bool { return slices.Contains(touched, at.pass) })
+		}
+		for _, p := range touched {
+			if p.failure == nil {
+				e.alone(passes, p, cycle)
+			}
+		}
+		e.settleAll(passes, cycle)
+	}
+}
+
+// alone runs one pass of several by itself, leaving it to be settled in its place.
+func (e *Engine) alone(passes []*pass, p *pass, cycle int64) {
+	lanes := spread([]*pass{p}, len(e.loaded.training))
+	for p.failure == nil {
+		var batches []batch
+		for i := range lanes {
+			if pieces := e.fill(&lanes[i], len(lanes)); len(pieces) > 0 {
+				batches = append(batches, batch{replica: e.loaded.training[i], pieces: pieces})
+			}
+		}
+		if len(batches) == 0 {
+			return
+		}
+		err := e.runBatches(batches)
+		if err == nil {
+			err = e.yield()
+		}
+		if err != nil {
+			p.restart()
+			p.failure = internal("forward_backward", err)
 		}
 	}
 }
 
-// piece is one datum in a batch.
-type piece struct {
-	pass  *pass
-	index int
+// batch is what one replica runs at once.
+type batch struct {
+	replica *replica
+	pieces  []piece
 }
 
-// fill packs the next batch: data in order, operation by operation, up to the batch's tokens, but one datum at least. It gives the passes that are not through yet; those that are through when
-// the batch has run are left to runBatch. Failed passes are decided here.
-func (e *Engine) fill(passes []*pass, cycle int64) ([]piece, []*pass) {
-	var batch []piece
+// spread gives each of n replicas a lane of data. What goes to one replica as a whole, in its order, is a group of an operation, whose gradient is one chain: so the sums are the same whatever the number of replicas. The
+// largest group goes first to the lane with the fewest tokens.
+func spread(passes []*pass, n int) [][]piece {
+	lanes := make([][]piece, n)
+	if n == 1 {
+		for _, p := range passes {
+			for i := range p.op.pass.Data {
+				lanes[0] = append(lanes[0], piece{p, i})
+			}
+		}
+		return lanes
+	}
+	type unit struct {
+		order  int // in which units stand in their lane
+		lane   int
+		pieces []piece
+		tokens int
+	}
+	var units []*unit
+	for _, p := range passes {
+		data := p.op.pass.Data
+		for i := range data {
+			// Without a gradient nothing is summed, so that each datum is a unit.
+			if i == 0 || p.op.pass.ForwardOnly || lora.GroupOf(i, len(data)) != lora.GroupOf(i-1, len(data)) {
+				units = append(units, &unit{order: len(units)})
+			}
+			u := units[len(units)-1]
+			u.pieces, u.tokens = append(u.pieces, piece{p, i}), u.tokens+len(data[i].Tokens)
+		}
+	}
+	bySize := slices.Clone(units)
+	slices.SortStableFunc(bySize, func(a, b *unit) int { return b.tokens - a.tokens })
+	tokens := make([]int, n)
+	for _, u := range bySize {
+		for i := range tokens {
+			if tokens[i] < tokens[u.lane] {
+				u.lane = i
+			}
+		}
+		tokens[u.lane] += u.tokens
+	}
+	for _, u := range units {
+		lanes[u.lane] = append(lanes[u.lane], u.pieces...)
+	}
+	return lanes
+}
+
+// fill packs a lane's next batch: data in order up to the batch's tokens and memory, but one datum at least. Data of passes that have failed are left out.
+func (e *Engine) fill(lane *[]piece, lanes int) []piece {
+	l := e.loaded
+	var taken []piece
 	tokens := 0
 	var memory int64 // of adapters: weights and buffers of gradients
-	for len(passes) > 0 {
-		p := passes[0]
+	for ; len(*lane) > 0; *lane = (*lane)[1:] {
+		at := (*lane)[0]
+		p := at.pass
 		if p.failure != nil {
-			if len(batch) > 0 && batch[len(batch)-1].pass.run == p.run {
-				break // the run's operations are decided in order: those in this batch first
-			}
-			e.settle(p, cycle)
-			passes = passes[1:]
 			continue
 		}
-		if len(batch) > 0 && batch[0].pass.op.pass.ForwardOnly != p.op.pass.ForwardOnly {
-			break // data without gradient would go through the backward pass of those with one
-		}
-		for i := p.next; i < len(p.op.pass.Data); i++ {
-			n, bytes := len(p.op.pass.Data[i].Tokens), e.loaded.pieceMemory(batch, p, i)
-			if len(batch) > 0 && (tokens+n > e.loaded.config.BatchTokens || memory+bytes > e.loaded.adapters.limit/2) {
-				return batch, passes
+		n, bytes := len(p.op.pass.Data[at.index].Tokens), l.pieceMemory(taken, p, at.index)
+		if len(taken) > 0 {
+			if taken[0].pass.op.pass.ForwardOnly != p.op.pass.ForwardOnly {
+				break // data without gradient would go through the backward pass of those with one
 			}
-			batch = append(batch, piece{p, i})
-			tokens += n
-			memory += bytes
+			if tokens+n > l.config.BatchTokens || memory+bytes > l.adapters.limit/int64(2*lanes) {
+				break
+			}
 		}
-		passes = passes[1:]
+		taken = append(taken, at)
+		tokens += n
+		memory += bytes
 	}
-	return batch, passes
+	return taken
+}
+
+// settleAll decides the passes that are through or have failed, of each run in order.
+func (e *Engine) settleAll(passes []*pass, cycle int64) {
+	waits := map[*run]bool{}
+	for _, p := range passes {
+		switch {
+		case p.settled || waits[p.run]:
+		case p.left == 0 || p.failure != nil:
+			p.settled = true
+			e.settle(p, cycle)
+		default:
+			waits[p.run] = true
+		}
+	}
 }
 
 // pieceMemory is what a datum adds to the memory of adapters that its batch needs at once: the weights, unless the datum before it has them too, and a buffer if it is the first of its group.
@@ -137,71 +243,37 @@ func (l *loaded) pieceMemory(batch []piece, p *pass, index int) int64 {
 	return n
 }
 
-// runBatch runs one packed batch, adds its results to their operations, and settles those that are through. An error is about the batch as a whole: its operations are then undefined.
-func (e *Engine) runBatch(batch []piece) error {
+// runBatches runs one packed batch on each of several replicas at once, and adds the results to their operations. An error is about all of them: their operations are then undefined.
+func (e *Engine) runBatches(batches []batch) error {
 	l := e.loaded
-	examples := make([]model.Example, len(batch))
-	tokens, pages := 0, 0
-	release, err := l.needWeights(len(batch), func(i int) *version { return batch[i].pass.version })
+	var pieces []piece
+	for _, b := range batches {
+		pieces = append(pieces, b.pieces...)
+	}
+	release, err := l.needWeights(len(pieces), func(i int) *version { return pieces[i].pass.version })
 	if err != nil {
 		return err
 	}
 	defer release()
-	for i, b := range batch {
-		d := &b.pass.op.pass.Data[b.index]
-		n := (len(d.Tokens) + kvcache.PageSize - 1) / kvcache.PageSize
-		ids := make([]int32, n)
-		for k := range ids {
-			ids[k] = int32(pages + k)
-		}
-		pages += n
-		tokens += len(d.Tokens)
-		examples[i] = model.Example{
-			Sequence: model.Sequence{Adapter: b.pass.version.weights.weights(), Tokens: d.Tokens, Pages: ids},
-			Targets:  d.Targets, K: d.K, Loss: b.pass.op.loss,
-			Inputs: loss.Inputs{Weights: d.Weights, Logprobs: d.Logprobs, Advantages: d.Advantages, SequenceRatioMask: d.SequenceRatioMask},
-		}
-		if b.pass.op.pass.ForwardOnly {
-			continue
-		}
-		if b.pass.reduction == nil {
-			layout := b.pass.run.layout
-			b.pass.reduction = lora.NewReduction(l.device, layout, len(b.pass.op.pass.Data),
-				func() (*lora.Gradient, error) { return l.adapters.gradient(layout) }, l.adapters.giveGradient)
-		}
-		if examples[i].Gradient, err = b.pass.reduction.Buffer(b.index); err != nil {
+	trainings := make([]training, len(batches))
+	for i, b := range batches {
+		if trainings[i], err = l.prepare(b); err != nil {
 			return err
 		}
 	}
-	if err := l.trainer.reserve(l.model, pages); err != nil {
+	begin, sampling, stepWork := time.Now(), e.pace.sampling, e.pace.stepWork()
+	if err := concurrently(len(batches), e.yield, func(i int, yield func() error) error { return trainings[i].run(stepWork, yield) }); err != nil {
 		return err
 	}
-	recompute := l.config.Recompute == RecomputeOn || (l.config.Recompute == RecomputeAuto && activationBytes(l.model.Config, tokens) > l.config.TrainingMemory)
-	begin, sampling := time.Now(), e.pace.sampling
-	outcomes, err := l.model.Train(l.trainer.workspace, l.trainer.pages, examples, model.TrainOptions{Recompute: recompute, Yield: e.yield, StepWork: e.pace.stepWork()})
-	if err != nil {
-		return err
-	}
-	e.pace.trained(passWork(l.model, tokens, batch[0].pass.op.pass.ForwardOnly), time.Since(begin)-(e.pace.sampling-sampling))
-	e.counters.trainedTokens.Add(int64(tokens))
-	cycle := e.counters.cycles.Load()
-	for i, b := range batch {
-		p := b.pass
-		p.next = b.index + 1
-		if outcomes[i].Err != nil && p.failure == nil {
-			p.failure = &plugins.Error{Kind: plugins.KindNotFinite, Field: fmt.Sprintf("data[%d]", b.index), Message: outcomes[i].Err.Error()}
-		}
-		p.logprobs = append(p.logprobs, outcomes[i].Logprobs)
-		p.loss += outcomes[i].Loss
-		if p.reduction != nil && p.failure == nil {
-			if err := p.reduction.Done(b.index); err != nil {
-				p.failure = internal("sum the gradient", err)
-			}
-		}
-		if p.next == len(p.op.pass.Data) {
-			e.settle(p, cycle)
+	work := 0.0 // of all replicas
+	for i, b := range batches {
+		e.counters.trainedTokens.Add(int64(trainings[i].tokens))
+		work += passWork(l.model, trainings[i].tokens, b.pieces[0].pass.op.pass.ForwardOnly)
+		for k, at := range b.pieces {
+			at.pass.add(at.index, trainings[i].outcomes[k])
 		}
 	}
+	e.pace.trained(work/float64(len(batches)), time.Since(begin)-(e.pace.sampling-sampling))
 	return nil
 }
 
@@ -214,6 +286,79 @@ func passWork(m *model.Model, tokens int, forwardOnly bool) float64 {
 	return work
 }
 
+// add books the outcome of a datum.
+func (p *pass) add(index int, o model.Outcome) {
+	p.left--
+	p.logprobs[index], p.losses[index] = o.Logprobs, o.Loss
+	if o.Err != nil && p.failure == nil {
+		p.failure = &plugins.Error{Kind: plugins.KindNotFinite, Field: fmt.Sprintf("data[%d]", index), Message: o.Err.Error()}
+	}
+	if p.reduction != nil && p.failure == nil {
+		if err := p.reduction.Done(index); err != nil {
+			p.failure = internal("sum the gradient", err)
+		}
+	}
+}
+
+// training is a batch made ready to run on a replica.
+type training struct {
+	replica       *replica
+	examples      []model.Example
+	tokens, pages int
+	recompute     bool
+	outcomes      []model.Outcome
+}
+
+func (l *loaded) prepare(b batch) (training, error) {
+	t := training{replica: b.replica, examples: make([]model.Example, len(b.pieces))}
+	for i, at := range b.pieces {
+		p := at.pass
+		d := &p.op.pass.Data[at.index]
+		n := (len(d.Tokens) + kvcache.PageSize - 1) / kvcache.PageSize
+		ids := make([]int32, n)
+		for k := range ids {
+			ids[k] = int32(t.pages + k)
+		}
+		t.pages += n
+		t.tokens += len(d.Tokens)
+		t.examples[i] = model.Example{
+			Sequence: model.Sequence{Adapter: p.version.weights.weights(), Tokens: d.Tokens, Pages: ids},
+			Targets:  d.Targets, K: d.K, Loss: p.op.loss,
+			Inputs: loss.Inputs{Weights: d.Weights, Logprobs: d.Logprobs, Advantages: d.Advantages, SequenceRatioMask: d.SequenceRatioMask},
+		}
+		if p.op.pass.ForwardOnly {
+			continue
+		}
+		if p.reduction == nil {
+			layout := p.run.layout
+			p.reduction = lora.NewReduction(l.device, layout, len(p.op.pass.Data),
+				func() (*lora.Gradient, error) { return l.adapters.gradient(layout) }, l.adapters.giveGradient)
+		}
+		var err error
+		if t.examples[i].Gradient, err = p.reduction.Buffer(at.index); err != nil {
+			return t, err
+		}
+	}
+	t.recompute = l.config.Recompute == RecomputeOn || (l.config.Recompute == RecomputeAuto && activationBytes(l.model.Config, t.tokens) > l.config.TrainingMemory/int64(len(l.training)))
+	return t, nil
+}
+
+// run takes the batch through the replica's model, in device steps of about so many operations.
+func (t *training) run(stepWork float64, yield func() error) error {
+	r := t.replica
+	return r.each(func(rank int) error {
+		pages, err := r.trainer.reserve(rank, r.models[rank], t.pages)
+		if err != nil {
+			return err
+		}
+		outcomes, err := r.models[rank].Train(r.trainer.workspaces[rank], pages, t.examples, model.TrainOptions{Recompute: t.recompute, Yield: r.point(rank), StepWork: stepWork})
+		if rank == 0 { // all ranks have the same
+			t.outcomes = outcomes
+		}
+		return err
+	}, yield)
+}
+
 // activationBytes estimates what a training pass over so many tokens keeps between forward and backward without recomputation: of every layer two norms, the residual stream twice, queries, keys and values before and after
 // their norm and rotation, the attention's output, and the three wide vectors of the MLP, in float32.
 func activationBytes(c *model.Config, tokens int) int64 {
@@ -222,37 +367,38 @@ func activationBytes(c *model.Config, tokens int) int64 {
 	return int64(tokens) * int64(c.Layers) * int64(perLayer) * int64(tensor.Float32.Size())
 }
 
-// reserve makes sure that there are n pages, all zero beyond what a pass will write.
-func (t *trainer) reserve(m *model.Model, n int) error {
-	if t.pages != nil && t.pages.Count() < n {
-		t.pages.Free()
-		t.pages = nil
+// reserve makes sure that a rank has n pages, all zero beyond what a pass will write, and gives them.
+func (t *trainer) reserve(rank int, m *model.Model, n int) (tensor.Pages, error) {
+	pages := t.pages[rank]
+	if pages != nil && pages.Count() < n {
+		pages.Free()
+		pages, t.pages[rank] = nil, nil
 	}
-	if t.pages == nil {
-		pages, err := m.NewPages(n)
-		if err != nil {
-			return capacity("memory for keys and values of training", err)
+	if pages == nil {
+		var err error
+		if pages, err = m.NewPages(n); err != nil {
+			return nil, capacity("memory for keys and values of training", err)
 		}
-		t.pages = pages
-		return nil
+		t.pages[rank] = pages
+		return pages, nil
 	}
 	for i := range n {
-		if err := t.pages.Zero(int32(i)); err != nil {
-			return internal("clear a page", err)
+		if err := pages.Zero(int32(i)); err != nil {
+			return nil, internal("clear a page", err)
 		}
 	}
-	return nil
+	return pages, nil
 }
 
 // settle decides a pass that is through or has failed: its gradient is checked and added to the run's accumulator, or nothing is.
 func (e *Engine) settle(p *pass, cycle int64) {
 	err := p.failure
-	var total *lora.Gradient
+	var sum *lora.Gradient
 	if err == nil && p.reduction != nil {
-		if total, err = p.reduction.Total(); err == nil {
-			if bad := total.CheckFinite(); bad != nil {
-				e.loaded.adapters.giveGradient(total)
-				total, err = nil, notFinite("gradient", bad)
+		if sum, err = p.reduction.Total(); err == nil {
+			if bad := sum.CheckFinite(); bad != nil {
+				e.loaded.adapters.giveGradient(sum)
+				sum, err = nil, notFinite("gradient", bad)
 			}
 		}
 	}
@@ -261,14 +407,14 @@ func (e *Engine) settle(p *pass, cycle int64) {
 	e.mu.Lock()
 	deleted := r.deleted
 	e.mu.Unlock()
-	if total != nil {
+	if sum != nil {
 		switch {
 		case deleted:
-			e.loaded.adapters.giveGradient(total)
+			e.loaded.adapters.giveGradient(sum)
 		case r.accumulator == nil:
-			r.accumulator = e.loaded.adapters.adopt(fmt.Sprintf("gradient of adapter %q", r.id), total)
+			r.accumulator = e.loaded.adapters.adopt(fmt.Sprintf("gradient of adapter %q", r.id), sum)
 		default:
-			err = e.loaded.accumulate(r.accumulator, total)
+			err = e.loaded.accumulate(r.accumulator, sum)
 		}
 	}
 	e.mu.Lock()
@@ -283,7 +429,11 @@ func (e *Engine) settle(p *pass, cycle int64) {
 		r.decide(p.op, nil, err)
 		return
 	}
-	r.decide(p.op, plugins.ForwardBackwardResult{Logprobs: p.logprobs, Metrics: map[string]float64{"loss:sum": p.loss, "clock_cycle:unique": float64(cycle)}}, nil)
+	total := 0.0
+	for _, x := range p.losses {
+		total += x
+	}
+	r.decide(p.op, plugins.ForwardBackwardResult{Logprobs: p.logprobs, Metrics: map[string]float64{"loss:sum": total, "clock_cycle:unique": float64(cycle)}}, nil)
 }
 
 // accumulate adds a gradient, which it frees, to an accumulated one.

@@ -32,6 +32,14 @@ type Model struct {
 
 	matrices []tensor.Matrix // all that were loaded, to be freed
 	vectors  []tensor.Tensor
+	borrowed bool // by Share
+}
+
+// Share gives the same model for another device that can address this one's memory. It owns none of the weights: it may be freed before m, not used after it.
+func (m *Model) Share(device tensor.Device) *Model {
+	shared := *m
+	shared.Device, shared.borrowed = device, true
+	return &shared
 }
 
 // Layout gives the shape of an adapter on this model: rank and which groups of modules are trained.
@@ -70,6 +78,9 @@ func (m *Model) WeightBytes() int64 {
 
 // Free gives the weights back to the device. No pass may run any more.
 func (m *Model) Free() {
+	if m.borrowed {
+		return
+	}
 	for _, w := range m.matrices {
 		w.Free()
 	}

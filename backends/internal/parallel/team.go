@@ -35,6 +35,7 @@ type task struct {
 	done      chan struct{}
 	err       error      // of the rank that failed first
 	stop      error      // it is to end at the next point, with this
+	release   bool       // it ends a Hold
 	decisions []decision // of rank 0, by point: what all ranks do there
 	passed    []int      // by rank: points
 }
@@ -82,7 +83,7 @@ func (t *Team) Run(f func(rank int) error, yield func() error) error {
 		defer func() { t.yield = outer }()
 		return f(0)
 	}
-	k, err := t.start(f)
+	k, err := t.start(&task{run: f})
 	if err != nil {
 		return err
 	}
@@ -113,9 +114,9 @@ func (t *Team) Run(f func(rank int) error, yield func() error) error {
 
 var errClosed = errors.New("parallel: the team is closed")
 
-// start queues f.
-func (t *Team) start(f func(rank int) error) (*task, error) {
-	k := &task{run: f, left: t.size, done: make(chan struct{}), passed: make([]int, t.size)}
+// start queues a task.
+func (t *Team) start(k *task) (*task, error) {
+	k.left, k.done, k.passed = t.size, make(chan struct{}), make([]int, t.size)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed {
@@ -231,6 +232,33 @@ func (t *Team) Point(rank int) error {
 			return d.stop
 		}
 		t.runNext(rank)
+	}
+}
+
+// Hold has the ranks, from the next point of what they are running, run only functions that are given from now on, until release is called. With an Inline team, whose functions are
+// always run at once, it does nothing.
+func (t *Team) Hold() (release func()) {
+	if t.inline {
+		return func() {}
+	}
+	if _, err := t.start(&task{run: func(rank int) error {
+		for {
+			t.mu.Lock()
+			for t.next[rank] == t.first+len(t.tasks) {
+				t.changed.Wait()
+			}
+			k := t.tasks[t.next[rank]-t.first]
+			t.mu.Unlock()
+			t.runNext(rank)
+			if k.release {
+				return nil
+			}
+		}
+	}}); err != nil {
+		return func() {} // closed: nothing runs
+	}
+	return func() {
+		_, _ = t.start(&task{run: func(int) error { return nil }, release: true}) // a team is closed after release
 	}
 }
 

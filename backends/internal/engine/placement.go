@@ -1,0 +1,121 @@
+package engine
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Names of the plugins that differ in placement.
+const (
+	pluginSingle         = "single"
+	pluginDataParallel   = "dataparallel"
+	pluginTensorParallel = "tensorparallel"
+)
+
+// maxRanks bounds a configuration: no machine has more devices.
+const maxRanks = 64
+
+// placementSettings are the keys that say where the model runs. "single" has one device; the others a list, and they may have other devices for sampling.
+func placementSettings(plugin string) map[string]setting {
+	if plugin != pluginDataParallel && plugin != pluginTensorParallel {
+		return map[string]setting{
+			"device": func(c *Config, value json.RawMessage) error {
+				var s string
+				if err := json.Unmarshal(value, &s); err != nil {
+					return fmt.Errorf("is %s; want cpu or auto", value)
+				}
+				if err := checkDevice(s, "cpu", "auto"); err != nil {
+					return err
+				}
+				c.Device, c.Training = s, [][]string{{s}}
+				return nil
+			},
+		}
+	}
+	return map[string]setting{
+		"devices": func(c *Config, value json.RawMessage) (err error) {
+			c.Training, err = devices(plugin, value)
+			return err
+		},
+	}
+}
+
+// checkDevice refuses names of devices that this program does not have.
+func checkDevice(name string, allowed ...string) error {
+	if name == "cuda" || strings.HasPrefix(name, "cuda:") {
+		return fmt.Errorf("is %q, but this build has no CUDA device; want %s", name, strings.Join(allowed, " or "))
+	}
+	if !slices.Contains(allowed, name) {
+		return fmt.Errorf("is %q; want %s", name, strings.Join(allowed, " or "))
+	}
+	return nil
+}
+
+// devices reads a list of devices as groups: for data parallelism each device, or each list of devices, has a copy of the model; for tensor parallelism all have one together.
+func devices(plugin string, value json.RawMessage) ([][]string, error) {
+	var entries []json.RawMessage
+	if err := json.Unmarshal(value, &entries); err != nil || len(entries) == 0 {
+		return nil, fmt.Errorf("is %s; want a list of devices, such as [cpu, cpu]", value)
+	}
+	var groups [][]string
+	ranks := 0
+	for _, entry := range entries {
+		var group []string
+		var name string
+		switch {
+		case json.Unmarshal(entry, &name) == nil:
+			group = []string{name}
+		case plugin == pluginDataParallel && json.Unmarshal(entry, &group) == nil && len(group) > 0:
+		case plugin == pluginDataParallel:
+			return nil, fmt.Errorf("has the entry %s; want a device or a list of devices", entry)
+		default:
+			return nil, fmt.Errorf("has the entry %s; want a device (groups of devices are for the plugin %s)", entry, pluginDataParallel)
+		}
+		for _, d := range group {
+			if err := checkDevice(d, "cpu"); err != nil {
+				return nil, err
+			}
+		}
+		groups = append(groups, group)
+		ranks += len(group)
+	}
+	if ranks > maxRanks {
+		return nil, fmt.Errorf("has %d devices; at most %d can work together", ranks, maxRanks)
+	}
+	for _, g := range groups {
+		if len(g) != len(groups[0]) {
+			return nil, fmt.Errorf("has groups of %d and %d devices; all must be equally large", len(groups[0]), len(g))
+		}
+	}
+	if plugin == pluginTensorParallel {
+		return [][]string{slices.Concat(groups...)}, nil
+	}
+	return groups, nil
+}
+
+// ranks is the number of devices.
+func (c *Config) ranks() int {
+	n := 0
+	for _, g := range slices.Concat(c.Training, c.Sampling) {
+		n += len(g)
+	}
+	return n
+}
+
+// devices writes the placement for people: "cpu", "cpu + cpu" for copies, "cpu|cpu" for a model that is cut, and the devices for sampling behind a semicolon.
+func (c *Config) devices() string {
+	list := func(groups [][]string) string {
+		var parts []string
+		for _, g := range groups {
+			parts = append(parts, strings.ReplaceAll(strings.Join(g, "|"), "auto", "cpu"))
+		}
+		return strings.Join(parts, " + ")
+	}
+	s := list(c.Training)
+	if len(c.Sampling) > 0 {
+		s += "; sampling on " + list(c.Sampling)
+	}
+	return s
+}

@@ -1,0 +1,148 @@
+package engine
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/tinsmith/tinsmith/plugins"
+	"github.com/tinsmith/tinsmith/plugins/plugintest"
+)
+
+// placement is a plugin and its section.
+type placement struct{ name, plugin, section string }
+
+var copies = []placement{
+	{"2 copies", "dataparallel", `{"plugin": "dataparallel", "devices": ["cpu", "cpu"], "threads": 2}`},
+	{"3 copies in small batches", "dataparallel", `{"plugin": "dataparallel", "devices": ["cpu", "cpu", "cpu"], "threads": 3, "batch_tokens": 24, "prefill_tokens": 7}`},
+	{"1 copy", "dataparallel", `{"plugin": "dataparallel", "devices": ["cpu"]}`},
+	{"11 copies", "dataparallel", `{"plugin": "dataparallel", "devices": ["cpu", "cpu", "cpu", "cpu", "cpu", "cpu", "cpu", "cpu", "cpu", "cpu", "cpu"], "threads": 2}`},
+}
+
+// place loads the test model as a placement says.
+func place(t testing.TB, p placement) *Engine {
+	t.Helper()
+	dir := t.TempDir()
+	if err := writeTiny(dir); err != nil {
+		t.Fatal(err)
+	}
+	o := testOptions()
+	o.Plugin = p.plugin
+	e := New(o)
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Name: "tiny", Config: []byte(p.section)}, nil); err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// history is everything that a client sees of a run, by name.
+type history struct {
+	floats map[string][]float32
+	tokens map[string][]int32
+}
+
+// live trains two adapters over a few steps, on operations of several sizes that are sent ahead, and samples from them on the way: alone, in a group, scored, with every setting.
+func live(t testing.TB, e *Engine) history {
+	t.Helper()
+	h := history{floats: map[string][]float32{}, tokens: map[string][]int32{}}
+	for a, rank := range []int{4, 8} {
+		d := create(t, e, fmt.Sprint("run", a), uint64(a+1), rank)
+		random := rand.New(rand.NewPCG(3, uint64(a)))
+		for s, n := range []int{1, 5, 16, 19} {
+			first := randomData(random, n, 40)
+			second := randomData(random, 1+n/2, 90)
+			for i, data := range [][]plugins.Datum{first, second} {
+				for k, lp := range d.pass(data).Logprobs {
+					h.floats[fmt.Sprint("logprobs ", a, s, i, k)] = lp
+				}
+			}
+			d.step()
+			q := ask(fmt.Sprint("q", a, s), d.adapter, randomTokens(random, 5+40*s), 1+s, 12)
+			q.PromptLogprobs, q.TopKPromptLogprobs, q.TopKSampledLogprobs = s%2 == 1, s, 3
+			if s == 2 {
+				q.TopK, q.TopP, q.MinP, q.FrequencyPenalty, q.PresencePenalty, q.RepetitionPenalty, q.Temperature = 20, 0.9, 0.01, 0.5, 0.25, 1.2, 0.8
+				q.LogitBias = map[int32]float64{3: 2, 88: 1}
+			}
+			out, err := collect(t.Context(), e, q)
+			if err != nil {
+				t.Fatal(err)
+			}
+			h.floats[fmt.Sprint("prompt ", a, s)] = append(out.prompt.Logprobs, out.prompt.Top.Logprobs...)
+			for i, sequence := range out.sequences {
+				h.tokens[fmt.Sprint("sample ", a, s, i)] = append(sequence.Tokens, sequence.Top.IDs...)
+				h.floats[fmt.Sprint("sample ", a, s, i)] = append(sequence.Logprobs, sequence.Top.Logprobs...)
+			}
+		}
+		for name, w := range d.weights() {
+			h.floats[fmt.Sprint("weights ", a, name)] = w
+		}
+	}
+	return h
+}
+
+func equalHistories(t testing.TB, a, b history) {
+	t.Helper()
+	equalTensors(t, "floats", a.floats, b.floats)
+	if len(a.tokens) == 0 || fmt.Sprint(a.tokens) != fmt.Sprint(b.tokens) {
+		t.Fatalf("samples differ:\n%v\n%v", a.tokens, b.tokens)
+	}
+}
+
+// Weights, log-probabilities and samples are those of one device, bit for bit, whatever the number of copies and the cut of the batches.
+func TestCopiesEqualSingle(t *testing.T) {
+	want := live(t, place(t, placement{plugin: "single", section: `{"threads": 1}`}))
+	for _, p := range copies {
+		t.Run(p.name, func(t *testing.T) { equalHistories(t, live(t, place(t, p)), want) })
+	}
+}
+
+// Every placement keeps the contract.
+func TestContractOfPlacements(t *testing.T) {
+	for _, p := range copies[:2] {
+		t.Run(p.name, func(t *testing.T) {
+			plugintest.RunAll(t, func(t *testing.T) plugintest.Subject {
+				e := place(t, p)
+				return plugintest.Subject{Backend: e, Model: e.loaded.info}
+			})
+		})
+	}
+}
+
+// Work that is sent at once to many copies, training and sampling mixed, gives what it gives alone.
+func TestCopiesUnderLoad(t *testing.T) {
+	want := live(t, place(t, placement{plugin: "single", section: `{"threads": 1}`}))
+	e := place(t, copies[1])
+	e.interval = 0 // sampling at every point of training
+	stop := make(chan struct{})
+	crowd := make(chan struct{})
+	go func() {
+		defer close(crowd)
+		random := rand.New(rand.NewPCG(9, 9))
+		d := create(t, e, "crowd", 5, 16)
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			together(func() { d.pass(randomData(random, 6, 60)); d.step() }, func() {
+				if _, err := collect(t.Context(), e, ask(fmt.Sprint("crowd", i), "crowd", []int32{1, 2, 3}, 4, 20)); err != nil {
+					t.Error(err)
+				}
+			}, func() {
+				if _, err := collect(t.Context(), e, ask(fmt.Sprint("base", i), "", []int32{int32(i % tinyVocabulary), 2, 3}, 2, 30)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}()
+	got := live(t, e)
+	close(stop)
+	<-crowd
+	equalHistories(t, got, want)
+}

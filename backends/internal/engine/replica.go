@@ -1,0 +1,208 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/tinsmith/tinsmith/backends/internal/kvcache"
+	"github.com/tinsmith/tinsmith/backends/internal/model"
+	"github.com/tinsmith/tinsmith/backends/internal/parallel"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// replica is one place where passes run: a copy of the base model on one device, or cut over several (its ranks), with the memory of the passes. This is the seam between the engine and parallelism. The engine's goroutine
+// decides what runs, and owns everything that belongs to adapters, on the home device; a replica takes batches through the model. With one replica of one rank that goroutine runs the passes itself, on the home device;
+// otherwise every rank has a goroutine and a device of its own, and passes of several replicas run at once.
+//
+// Processors' ranks share memory with the home device: adapters and the frozen base are there once, whatever the number of replicas.
+type replica struct {
+	team    *parallel.Team
+	devices []tensor.Device // by rank; of its own unless it runs on the home device
+	models  []*model.Model  // by rank
+	sampler *sampler        // nil: it does not sample
+	trainer *trainer        // nil: it does not train
+}
+
+// model is any rank's model, for what is the same on all.
+func (r *replica) model() *model.Model { return r.models[0] }
+
+// each runs f on every rank at once; see parallel.Team.Run for yield.
+func (r *replica) each(f func(rank int) error, yield func() error) error { return r.team.Run(f, yield) }
+
+// point is what a pass of a rank calls between its steps.
+func (r *replica) point(rank int) func() error { return func() error { return r.team.Point(rank) } }
+
+// close frees the replica's memory and ends its ranks. The home device, if it is the replica's, stays open.
+func (r *replica) close(home tensor.Device) error {
+	var errs []error
+	errs = append(errs, r.each(func(rank int) error {
+		if r.sampler != nil {
+			r.sampler.free(rank)
+		}
+		if r.trainer != nil {
+			r.trainer.free(rank)
+		}
+		if rank < len(r.models) {
+			r.models[rank].Free()
+		}
+		return nil
+	}, nil))
+	r.team.Close()
+	for _, d := range r.devices {
+		if d != home {
+			errs = append(errs, d.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// openReplicas opens the devices of a configuration, one replica for each group of names. A single device that would be the only one is the home device itself.
+func (e *Engine) openReplicas(l *loaded, groups [][]string, threads func() int) ([]*replica, error) {
+	var replicas []*replica
+	for _, names := range groups {
+		r := &replica{}
+		if len(l.config.Training) == 1 && len(names) == 1 && len(l.config.Sampling) == 0 {
+			r.team, r.devices = parallel.Inline(), []tensor.Device{l.device}
+			return []*replica{r}, nil
+		}
+		for _, name := range names {
+			c := l.config
+			c.Device, c.Threads = name, threads()
+			d, err := e.options.OpenDevice(c)
+			if err != nil {
+				for _, open := range r.devices {
+					err = errors.Join(err, open.Close())
+				}
+				return replicas, plugins.Invalidf("backend.devices", "%v", err)
+			}
+			r.devices = append(r.devices, d)
+		}
+		r.team = parallel.NewTeam(r.devices)
+		replicas = append(replicas, r)
+	}
+	return replicas, nil
+}
+
+// loadModels reads the base model for all replicas: once for each way of cutting it, the other replicas of that kind share it.
+func (l *loaded) loadModels(ctx context.Context, dir string, registry model.Registry, o model.LoadOptions) error {
+	first := l.replicas[0]
+	m, err := model.Load(ctx, dir, l.device, registry, o)
+	if err != nil {
+		return err
+	}
+	l.model = m
+	for _, r := range l.replicas {
+		for _, d := range r.devices {
+			if r == first && d == l.device {
+				r.models = append(r.models, m)
+				continue
+			}
+			r.models = append(r.models, m.Share(d))
+		}
+	}
+	return nil
+}
+
+// concurrently runs f for 0 … n-1 at once and returns when all have ended, with the first error in order. yield, which may be nil, runs on the caller's goroutine, soon after one of them has called its own yield; its error
+// is what their yields return from then on. One alone runs on the caller's goroutine.
+func concurrently(n int, yield func() error, f func(i int, yield func() error) error) error {
+	if n == 1 {
+		return f(0, yield)
+	}
+	reached, done := make(chan struct{}, 1), make(chan struct{}, n)
+	var stop atomic.Pointer[error]
+	var pass func() error
+	if yield != nil {
+		pass = func() error {
+			select {
+			case reached <- struct{}{}:
+			default:
+			}
+			if err := stop.Load(); err != nil {
+				return *err
+			}
+			return nil
+		}
+	}
+	errs := make([]error, n)
+	for i := range n {
+		go func() {
+			errs[i] = f(i, pass)
+			done <- struct{}{}
+		}()
+	}
+	for left := n; left > 0; {
+		select {
+		case <-done:
+			left--
+		case <-reached:
+			if stop.Load() == nil {
+				if err := yield(); err != nil {
+					stop.Store(&err)
+				}
+			}
+		}
+	}
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// hold has the replicas that both train and sample do nothing but sample until release is called: a training pass stands still at its next point.
+func (l *loaded) hold() (release func()) {
+	var held []func()
+	for _, r := range l.sampling {
+		if r.trainer != nil {
+			held = append(held, r.team.Hold())
+		}
+	}
+	return func() {
+		for _, f := range held {
+			f()
+		}
+	}
+}
+
+// newSampler gives a replica memory to sample with.
+func (r *replica) newSampler(positions, threads int) error {
+	count := positions / kvcache.PageSize
+	p := &sampler{replica: r, model: r.model(), cache: kvcache.New(count), threads: threads, workspaces: make([]*model.Workspace, len(r.models)), pages: make([]tensor.Pages, len(r.models))}
+	r.sampler = p
+	return r.each(func(rank int) (err error) {
+		p.workspaces[rank] = r.models[rank].NewWorkspace()
+		if p.pages[rank], err = r.models[rank].NewPages(count); err != nil {
+			return capacity(fmt.Sprintf("memory for keys and values of %d tokens (backend.kv_cache_tokens)", positions), err)
+		}
+		return nil
+	}, nil)
+}
+
+func (p *sampler) free(rank int) {
+	if p.workspaces[rank] != nil {
+		p.workspaces[rank].Free()
+	}
+	if p.pages[rank] != nil {
+		p.pages[rank].Free()
+	}
+}
+
+// newTrainer gives a replica memory to train with.
+func (r *replica) newTrainer() {
+	r.trainer = &trainer{pages: make([]tensor.Pages, len(r.models))}
+	for _, m := range r.models {
+		r.trainer.workspaces = append(r.trainer.workspaces, m.NewWorkspace())
+	}
+}
+
+func (t *trainer) free(rank int) {
+	t.workspaces[rank].Free()
+	if t.pages[rank] != nil {
+		t.pages[rank].Free()
+	}
+}
