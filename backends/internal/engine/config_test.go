@@ -60,3 +60,36 @@ func FuzzParseConfig(f *testing.F) {
 		}
 	})
 }
+
+func TestPlacements(t *testing.T) {
+	for _, c := range []struct {
+		plugin, section string
+		training        [][]string
+		field, message  string
+	}{
+		{"dataparallel", `{"devices": ["cpu", "cpu", "cpu"]}`, [][]string{{"cpu"}, {"cpu"}, {"cpu"}}, "", ""},
+		{"dataparallel", `{}`, nil, "backend.devices", "is missing"},
+		{"dataparallel", `{"devices": []}`, nil, "backend.devices", "want a list of devices"},
+		{"dataparallel", `{"devices": "cpu"}`, nil, "backend.devices", "want a list of devices"},
+		{"dataparallel", `{"devices": ["cpu", "tpu"]}`, nil, "backend.devices", `is "tpu"; want cpu`},
+		{"dataparallel", `{"devices": ["cpu", 3]}`, nil, "backend.devices", "the entry 3"},
+		{"dataparallel", `{"devices": ["cuda:0"]}`, nil, "backend.devices", "no CUDA device"},
+		{"dataparallel", `{"device": "cpu"}`, nil, "backend.device", "nearest that is: devices"},
+		{"single", `{"devices": ["cpu", "cpu"]}`, nil, "backend.devices", "nearest that is: device"},
+	} {
+		got, err := ParseConfig(c.plugin, []byte(c.section))
+		var e *plugins.Error
+		switch {
+		case c.field == "":
+			if err != nil || !reflect.DeepEqual(got.Training, c.training) {
+				t.Errorf("%s: %v, %v", c.section, got.Training, err)
+			}
+		case !errors.As(err, &e) || e.Field != c.field || !strings.Contains(e.Message, c.message):
+			t.Errorf("%s: %v", c.section, err)
+		}
+	}
+	many := `{"devices": [` + strings.Repeat(`"cpu", `, maxRanks) + `"cpu"]}`
+	if _, err := ParseConfig("dataparallel", []byte(many)); err == nil || !strings.Contains(err.Error(), "65 devices; at most 64") {
+		t.Error(err)
+	}
+}

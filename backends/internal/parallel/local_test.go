@@ -342,3 +342,56 @@ func TestClosedTeam(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// While a team is held, what it was running stands still, and what is given to it runs.
+func TestHold(t *testing.T) {
+	for _, ranks := range []int{1, 3} {
+		team, _ := team(t, ranks)
+		steps := make([]int, ranks)
+		stop, began := false, make(chan struct{})
+		ended := make(chan error)
+		go func() {
+			ended <- team.Run(func(rank int) error {
+				for {
+					if steps[rank]++; steps[rank] == 1 && rank == 0 {
+						close(began)
+					}
+					if err := team.Point(rank); err != nil {
+						return err
+					}
+					if stop {
+						return nil
+					}
+				}
+			}, nil)
+		}()
+		<-began
+		release := team.Hold()
+		var seen [2][]int
+		for i := range seen {
+			seen[i] = make([]int, ranks)
+			if err := team.Run(func(rank int) error { seen[i][rank] = steps[rank]; return nil }, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !slices.Equal(seen[0], seen[1]) || slices.Min(seen[0]) != slices.Max(seen[0]) {
+			t.Errorf("held at %v and %v", seen[0], seen[1])
+		}
+		if err := team.Run(func(rank int) error {
+			if rank == 0 {
+				stop = true
+			}
+			if c := team.Comm(rank); c != nil {
+				return c.AllReduceHost(nil) // all see it
+			}
+			return nil
+		}, nil); err != nil {
+			t.Fatal(err)
+		}
+		release()
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+	}
+	Inline().Hold()()
+}

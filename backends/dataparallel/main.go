@@ -1,0 +1,20 @@
+// Command dataparallel is the backend plugin for several devices of which each has a copy of the model: sequences of training are spread over them, and requests to sample. The gateway starts it.
+package main
+
+import (
+	"github.com/tinsmith/tinsmith/backends/internal/engine"
+	"github.com/tinsmith/tinsmith/backends/internal/model/architectures"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/cpu"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// version is set when a release is built.
+var version = "development"
+
+func main() {
+	plugins.Serve(engine.New(engine.Options{
+		Plugin: "dataparallel", Version: version, Registry: architectures.All(),
+		OpenDevice: func(c engine.Config) (tensor.Device, error) { return cpu.New(cpu.Options{Threads: c.Threads}) },
+	}))
+}
