@@ -9,10 +9,23 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/runs"
+	"github.com/tinsmith/tinsmith/gateway/internal/store"
 )
 
+// Program is what runs. Test binaries put faults around the store and the backends; nil leaves them as they are.
+type Program struct {
+	Version          string
+	DecorateStore    func(store.Store) store.Store
+	DecorateBackends func(runs.Backends) runs.Backends
+}
+
+// Main runs the command line of the ordinary program and returns the exit status.
+func Main(version string) int { return Program{Version: version}.Main() }
+
 // Main runs the command line and returns the exit status.
-func Main(version string) int {
+func (p Program) Main() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	root := &cobra.Command{
@@ -21,7 +34,7 @@ func Main(version string) int {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(serveCommand(version), checkConfigCommand(), versionCommand(version), chatCommand(), modelsCommand(), runsCommand(), importCommand(), keyCommand())
+	root.AddCommand(serveCommand(p), checkConfigCommand(), versionCommand(p.Version), chatCommand(), modelsCommand(), runsCommand(), importCommand(), keyCommand())
 	if err := root.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "tinsmith:", err)
 		return 1

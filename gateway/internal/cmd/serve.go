@@ -39,14 +39,14 @@ const (
 	retryStore    = time.Second      // between two attempts to open the store
 )
 
-func serveCommand(version string) *cobra.Command {
+func serveCommand(p Program) *cobra.Command {
 	var configFile, model, listen string
 	c := &cobra.Command{Use: "serve", Short: "Start the server", Args: cobra.NoArgs, RunE: func(c *cobra.Command, _ []string) error {
 		cfg, err := serveConfig(configFile, model, listen)
 		if err != nil {
 			return err
 		}
-		return serve(c.Context(), cfg, version)
+		return p.serve(c.Context(), cfg)
 	}}
 	c.Flags().StringVar(&configFile, "config", "", "configuration file")
 	c.Flags().StringVar(&model, "model", "", "serve one model without a configuration file: a directory, a name in the Hugging Face cache, or hf://org/name[@revision]")
@@ -89,7 +89,7 @@ func serveConfig(file, model, listen string) (config.Config, error) {
 }
 
 // serve runs until ctx ends.
-func serve(ctx context.Context, cfg config.Config, version string) (err error) {
+func (p Program) serve(ctx context.Context, cfg config.Config) (err error) {
 	setLog(cfg.Log)
 	if cfg.DataDir, err = filepath.Abs(cfg.DataDir); err != nil {
 		return err
@@ -98,7 +98,7 @@ func serve(ctx context.Context, cfg config.Config, version string) (err error) {
 	if err != nil {
 		return err
 	}
-	tel, err := telemetry.Start(ctx, version)
+	tel, err := telemetry.Start(ctx, p.Version)
 	if err != nil {
 		return err
 	}
@@ -108,18 +108,18 @@ func serve(ctx context.Context, cfg config.Config, version string) (err error) {
 		err = errors.Join(err, tel.Stop(stop))
 	}()
 
-	h := &health{version: version, models: cfg.Models}
+	h := &health{version: p.Version, models: cfg.Models}
 	listener, err := server.Listen(ctx, cfg.Listen)
 	if err != nil {
 		return err
 	}
-	front := server.NewSwitch(server.New(server.Options{Version: version, Health: h.get, Metrics: tel.Handler, Starting: true}))
+	front := server.NewSwitch(server.New(server.Options{Version: p.Version, Health: h.get, Metrics: tel.Handler, Starting: true}))
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	served := make(chan error, 1)
 	go func() { defer cancel(); served <- server.Serve(ctx, listener, front) }()
 
-	err = serveStore(ctx, cfg, version, ring, tel.Handler, h, front, listener.Addr())
+	err = p.serveStore(ctx, cfg, ring, tel.Handler, h, front, listener.Addr())
 	cancel()
 	serveErr := <-served
 	if errors.Is(err, context.Canceled) {
@@ -129,14 +129,17 @@ func serve(ctx context.Context, cfg config.Config, version string) (err error) {
 }
 
 // serveStore waits for the data directory, which is this process's alone from then on, and serves what is in it.
-func serveStore(ctx context.Context, cfg config.Config, version string, ring *keys.Ring, metrics http.Handler, h *health, front *server.Switch, address net.Addr) (err error) {
+func (p Program) serveStore(ctx context.Context, cfg config.Config, ring *keys.Ring, metrics http.Handler, h *health, front *server.Switch, address net.Addr) (err error) {
 	records, secret, err := awaitStore(ctx, cfg, h, address)
 	if err != nil {
 		return err
 	}
+	if p.DecorateStore != nil {
+		records = p.DecorateStore(records)
+	}
 	defer func() { err = errors.Join(err, records.Close()) }()
 	auth := &keys.Authenticator{Ring: ring, Tokens: keys.Tokens{Secret: secret, Lifetime: tokenLifetime}}
-	return serveModels(ctx, cfg, version, auth, records, metrics, h, front, localURL(address))
+	return p.serveModels(ctx, cfg, auth, records, metrics, h, front, localURL(address))
 }
 
 // awaitStore opens the data directory. What may pass (another process that has it, a full disk, a database that is not up) is waited for and told in /healthz.
@@ -185,7 +188,7 @@ func openData(ctx context.Context, cfg config.Config, address net.Addr) (store.S
 }
 
 // serveModels brings the models up, opens the APIs, and waits for the end of ctx.
-func serveModels(ctx context.Context, cfg config.Config, version string, auth *keys.Authenticator, records store.Store, metrics http.Handler, h *health, front *server.Switch, url string) (err error) {
+func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.Authenticator, records store.Store, metrics http.Handler, h *health, front *server.Switch, url string) (err error) {
 	models, err := loadCatalog(ctx, cfg, h)
 	if err != nil {
 		return err
@@ -216,8 +219,12 @@ func serveModels(ctx context.Context, cfg config.Config, version string, auth *k
 	for i, m := range models {
 		served[i] = m.Served()
 	}
+	var source runs.Backends = backends
+	if p.DecorateBackends != nil {
+		source = p.DecorateBackends(source)
+	}
 	core, err := runs.Open(ctx, runs.Config{
-		Store: records, DataDir: cfg.DataDir, Models: served, Backends: backends,
+		Store: records, DataDir: cfg.DataDir, Models: served, Backends: source,
 		SessionExpiry: cfg.Sessions.ExpireAfter, GapWait: cfg.Training.GapWait, MaxQueuedSamples: cfg.Sampling.MaxWaiting,
 		Refuse: backends.Refuse,
 	})
@@ -237,7 +244,7 @@ func serveModels(ctx context.Context, cfg config.Config, version string, auth *k
 	if err != nil {
 		return err
 	}
-	front.Set(server.New(server.Options{Version: version, Health: h.get, Metrics: metrics, Routes: []func(gin.IRouter){tinkerAPI.Register, openaiAPI.Register}}))
+	front.Set(server.New(server.Options{Version: p.Version, Health: h.get, Metrics: metrics, Routes: []func(gin.IRouter){tinkerAPI.Register, openaiAPI.Register}}))
 	go announceReady(ctx, core, models, url, auth.Ring.Required())
 	<-ctx.Done()
 	front.Drain()

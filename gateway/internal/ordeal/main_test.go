@@ -1,0 +1,318 @@
+package ordeal
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/cmd"
+)
+
+const (
+	// runVariable makes the test binary the gateway.
+	runVariable = "TINSMITH_TEST_GATEWAY"
+	// modelName is the one served model.
+	modelName = "tinsmith/tiny-chat"
+	// within bounds whatever should come to pass; the machine may be busy.
+	within = 2 * time.Minute
+)
+
+// programs is a folder laid out as a build is: the gateway, and the plugins in a folder beside it.
+var programs string
+
+func TestMain(m *testing.M) {
+	if os.Getenv(runVariable) != "" {
+		os.Exit(gateway())
+	}
+	os.Exit(run(m))
+}
+
+// gateway is the main function of the gateway under test.
+func gateway() int {
+	k := newKiller()
+	return cmd.Program{Version: "ordeal", DecorateStore: k.store, DecorateBackends: k.backends}.Main()
+}
+
+func run(m *testing.M) int {
+	self, err := os.Executable()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	if programs, err = os.MkdirTemp("", "tinsmith-ordeal-"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(programs)
+	if err := copyProgram(self, filepath.Join(programs, "tinsmith")); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	for _, plugin := range []string{"fake", "single"} {
+		build := exec.Command("go", "build", "-o", filepath.Join(programs, "plugins", plugin), "./backends/"+plugin)
+		build.Dir = root()
+		if out, err := build.CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "build %s: %v\n%s", plugin, err, out)
+			return 1
+		}
+	}
+	return m.Run()
+}
+
+// copyProgram makes a second name for a program; where that is not possible, a copy.
+func copyProgram(from, to string) error {
+	if os.Link(from, to) == nil {
+		return nil
+	}
+	b, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(to, b, 0o700)
+}
+
+// root is the repository's.
+func root() string {
+	dir, err := filepath.Abs("../../..")
+	if err != nil {
+		panic(err)
+	}
+	return dir
+}
+
+// server is a gateway that can be started again over the same data and port.
+type server struct {
+	testing.TB
+	dir, url string
+	kill     []string // for each start from the first: where it is killed, see killer; "" = nowhere
+	starts   int
+	process  *exec.Cmd
+	ended    chan struct{} // closed when the process is gone
+	mortal   chan struct{} // closed to end what revives it
+	over     chan struct{} // closed when nothing revives it any more
+}
+
+// settings change the configuration of a server.
+type settings map[string]any
+
+// newServer writes a configuration; plugin is the program of its backend with what else its section has.
+func newServer(t testing.TB, backend settings, more settings) *server {
+	t.Helper()
+	return newServerIn(t, t.TempDir(), backend, more)
+}
+
+// newServerIn keeps the data in a folder that exists.
+func newServerIn(t testing.TB, dir string, backend settings, more settings) *server {
+	t.Helper()
+	config := settings{
+		"listen": "127.0.0.1:0", "data_dir": filepath.Join(dir, "data"), "log": settings{"level": "warn"},
+		"models": []any{settings{"name": modelName, "path": filepath.Join(root(), "configs", "models", "tiny-chat"), "backend": backend}},
+	}
+	for k, v := range more {
+		config[k] = v
+	}
+	s := &server{TB: t, dir: dir}
+	b, err := json.Marshal(config) // JSON is YAML
+	s.ok(err)
+	s.ok(os.WriteFile(filepath.Join(dir, "tinsmith.yaml"), b, 0o600))
+	t.Cleanup(func() {
+		s.end()
+		if t.Failed() {
+			t.Logf("the log of the server:\n%s", lastOf(s.log(), 6000))
+		}
+	})
+	return s
+}
+
+func (s *server) ok(err error) {
+	s.Helper()
+	if err != nil {
+		s.Fatal(err)
+	}
+}
+
+func lastOf(text string, n int) string { return text[max(0, len(text)-n):] }
+
+// log is what gateway and plugins wrote, in all starts.
+func (s *server) log() string {
+	b, _ := os.ReadFile(filepath.Join(s.dir, "log"))
+	return string(b)
+}
+
+// start starts the gateway and waits until it listens; it may be long before it is ready.
+func (s *server) start() {
+	s.Helper()
+	s.ok(s.startAgain())
+	for deadline := time.Now().Add(within); s.url == "" && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		if b, err := os.ReadFile(filepath.Join(s.dir, "data", "address")); err == nil {
+			s.url = strings.TrimSpace(string(b))
+		}
+		if s.gone() {
+			break
+		}
+	}
+	if s.url == "" {
+		s.Fatalf("the server did not listen:\n%s", lastOf(s.log(), 4000))
+	}
+}
+
+// startAgain starts the gateway, at the address that its clients know if there is one.
+func (s *server) startAgain() error {
+	log, err := os.OpenFile(filepath.Join(s.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	args := []string{"serve", "--config", filepath.Join(s.dir, "tinsmith.yaml")}
+	if s.url != "" {
+		args = append(args, "--listen", strings.TrimPrefix(s.url, "http://"))
+	}
+	s.process = exec.Command(filepath.Join(programs, "tinsmith"), args...)
+	s.process.Env = append(os.Environ(), runVariable+"=1", countVariable+"="+filepath.Join(s.dir, "counts"))
+	if s.starts < len(s.kill) {
+		s.process.Env = append(s.process.Env, killVariable+"="+s.kill[s.starts])
+	}
+	s.starts++
+	s.process.Stdout, s.process.Stderr = log, log
+	if err := s.process.Start(); err != nil {
+		return err
+	}
+	ended := make(chan struct{})
+	s.ended = ended
+	go func(p *exec.Cmd) { _ = p.Wait(); close(ended) }(s.process)
+	return nil
+}
+
+func (s *server) gone() bool {
+	select {
+	case <-s.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// revive starts the gateway again whenever it is gone, until end.
+func (s *server) revive() {
+	s.mortal, s.over = make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(s.over)
+		for {
+			select {
+			case <-s.mortal:
+				return
+			case <-s.ended:
+				if err := s.startAgain(); err != nil {
+					s.Errorf("start again: %v", err)
+					return
+				}
+			}
+		}
+	}()
+}
+
+// end ends the gateway in the orderly way.
+func (s *server) end() {
+	if s.mortal != nil {
+		close(s.mortal)
+		<-s.over
+		s.mortal = nil
+	}
+	if s.process == nil || s.gone() {
+		return
+	}
+	_ = s.process.Process.Signal(syscall.SIGTERM) // it may be gone by now
+	select {
+	case <-s.ended:
+	case <-time.After(time.Minute):
+		_ = s.process.Process.Kill()
+		<-s.ended
+	}
+}
+
+// health is the answer of /healthz.
+type health struct {
+	Status  string
+	Storage struct{ State, Reason string }
+	Models  []struct {
+		State, Reason string
+		Restarts      int
+	}
+}
+
+// healthz asks how the server is; the zero health while nobody listens.
+func (s *server) healthz() health {
+	var h health
+	answer, err := http.Get(s.url + "/healthz")
+	if err != nil {
+		return h
+	}
+	defer answer.Body.Close()
+	_ = json.NewDecoder(answer.Body).Decode(&h) // not JSON: not well
+	return h
+}
+
+// await waits for a state of health.
+func (s *server) await(what string, is func(health) bool) {
+	s.Helper()
+	var h health
+	for deadline := time.Now().Add(within); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		if h = s.healthz(); is(h) {
+			return
+		}
+	}
+	s.Fatalf("not %s: %+v\n%s", what, h, lastOf(s.log(), 3000))
+}
+
+func (s *server) ready() {
+	s.Helper()
+	s.await("ready", func(h health) bool { return h.Status == "ok" })
+}
+
+// children are the plugin processes of a gateway.
+func children(pid int) []int {
+	var found []int
+	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, list := range lists {
+		b, err := os.ReadFile(list)
+		if err != nil {
+			continue // the thread is gone
+		}
+		for _, f := range bytes.Fields(b) {
+			if n, err := strconv.Atoi(string(f)); err == nil {
+				found = append(found, n)
+			}
+		}
+	}
+	return found
+}
+
+// process figures, from the kernel.
+type figures struct {
+	cpu time.Duration // of the process since its start, user and system
+	rss int64         // bytes
+}
+
+func measure(pid int) (figures, error) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return figures{}, err
+	}
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	if len(fields) < 22 {
+		return figures{}, errors.New("the kernel's figures of a process have another form")
+	}
+	number := func(i int) int64 { n, _ := strconv.ParseInt(string(fields[i]), 10, 64); return n }
+	const tick = 10 * time.Millisecond // USER_HZ is 100 everywhere
+	return figures{cpu: time.Duration(number(11)+number(12)) * tick, rss: number(21) * int64(os.Getpagesize())}, nil
+}

@@ -1,0 +1,198 @@
+package ordeal
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+var (
+	kills    = flag.Int("kills", 0, "kill points to try, chosen at random; negative: all; 0: what fits into -kills-for")
+	killsFor = flag.Duration("kills-for", 45*time.Second, "time for kill points when -kills is 0")
+	killSeed = flag.Uint64("kills-seed", 0, "of the choice; 0 draws one")
+)
+
+// findings are what a client of the script sees and finds on the disk, by name.
+type findings map[string]string
+
+// script is a short life of a client: two runs, operations sent ahead, checkpoints, named and unnamed samplers, a run that goes on from a checkpoint.
+func script(c caller, data string) findings {
+	c.Helper()
+	f := findings{}
+	passed := func(name string, s submitted) {
+		c.Helper()
+		_, b := s.must()
+		f[name] = essence(c, b)
+	}
+	stepped := func(name string, s submitted) {
+		c.Helper()
+		out, _ := s.must()
+		m := out["metrics"].(object)
+		f[name] = fmt.Sprint(m["grad_norm"], m["adapter_norm"])
+	}
+	sampled := func(name string, s submitted) {
+		c.Helper()
+		_, b := s.must()
+		f[name] = fmt.Sprintf("%x", b)
+	}
+	session := c.session()
+	a, b := c.create(session, 0, 4), c.create(session, 1, 2)
+	one, two, three := a.pass(0, 3, 12), a.step(1e-2), b.pass(1, 2, 20)
+	passed("a: first pass", one)
+	stepped("a: first step", two)
+	passed("b: first pass", three)
+	state, _ := a.save("middle").must()
+	unnamed, _ := a.saveForSampler("", 0).must()
+	frozen := unnamed["sampling_session_id"].(string)
+	sampled("unnamed sampler", c.sample(frozen, 0, 6))
+	one, two = b.step(1e-2), a.pass(2, 2, 8)
+	three, four := a.pass(3, 1, 30), a.step(5e-3)
+	late := c.sample(frozen, 1, 6)
+	stepped("b: first step", one)
+	passed("a: second pass", two)
+	passed("a: third pass", three)
+	stepped("a: second step", four)
+	sampled("unnamed sampler later", late)
+	named, _ := b.saveForSampler("best", 0).must()
+	sampled("named sampler", c.sample(c.sampler(session, 1, named["path"].(string)), 0, 6))
+	again := c.resume(session, 2, state["path"].(string))
+	passed("resumed: pass", again.pass(2, 2, 8))
+	stepped("resumed: step", again.step(5e-3))
+	sampled("base model", c.sample(c.sampler(session, 2, ""), 0, 4))
+	for name, r := range map[string]*trainee{"a": a, "b": b, "resumed": again} {
+		r.save("final-" + name).must()
+		f[name+": weights and optimizer"] = sums(c, filepath.Join(data, "checkpoints", "*", "weights", "final-"+name+"~*"))
+	}
+	if f["unnamed sampler"] != f["unnamed sampler later"] {
+		c.Error("the unnamed sampler moved with its run")
+	}
+	return f
+}
+
+// sums gives the checksums of the files of one checkpoint. A save that was repeated after a kill may have left a folder more, which must be the same.
+func sums(t testing.TB, pattern string) string {
+	t.Helper()
+	found, _ := filepath.Glob(pattern)
+	text := ""
+	for _, dir := range found {
+		b, err := os.ReadFile(filepath.Join(dir, plugins.ManifestFile))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var m plugins.Manifest
+		if err := json.Unmarshal(b, &m); err != nil {
+			t.Fatal(err)
+		}
+		one := fmt.Sprint(m.SHA256[plugins.AdapterWeightsFile], m.SHA256[plugins.OptimizerFile], m.Step)
+		if text != "" && one != text {
+			t.Errorf("%s: two saves of one operation differ", pattern)
+		}
+		text = one
+	}
+	if text == "" {
+		t.Fatalf("no folder %s", pattern)
+	}
+	return text
+}
+
+// live runs the script against a server that is killed at the given points and always comes back. It gives what was found, the numbers of writes and calls of the last
+// process, and how many gateways were killed.
+func live(t *testing.T, backend settings, kill ...string) (f findings, writes, calls, killed int) {
+	t.Helper()
+	s := newServer(t, backend, nil)
+	s.kill = kill
+	s.start()
+	s.revive()
+	f = script(newCaller(t, s.url), filepath.Join(s.dir, "data"))
+	s.end()
+	b, err := os.ReadFile(filepath.Join(s.dir, "counts"))
+	s.ok(err)
+	_, err = fmt.Sscan(string(b), &writes, &calls)
+	s.ok(err)
+	return f, writes, calls, s.starts - 1
+}
+
+// compare reports what differs from an undisturbed run.
+func compare(t *testing.T, got, want findings) {
+	t.Helper()
+	for name, w := range want {
+		if got[name] != w {
+			t.Errorf("%s: differs from the undisturbed run:\ngot  %.300s\nwant %.300s", name, got[name], w)
+		}
+	}
+}
+
+// TestKills kills gateway, backend or both before and after every write of the store and every call of the contract, or at as many of these points as there is time
+// for. No error may reach the client, and all that it gets and all that is saved must be what an undisturbed server gives, bit by bit.
+func TestKills(t *testing.T) {
+	backend := settings{"plugin": "fake"}
+	want, writes, calls, _ := live(t, backend)
+	var points []point
+	for _, e := range []struct {
+		event string
+		n     int
+	}{{"write", writes}, {"call", calls}} {
+		for n := range e.n {
+			for _, when := range []string{"before", "after"} {
+				for _, victim := range []string{"gateway", "backend", "both"} {
+					points = append(points, point{e.event, when, n + 1, victim})
+				}
+			}
+		}
+	}
+	seed := *killSeed
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	t.Logf("%d writes, %d calls, %d points; -kills-seed %d", writes, calls, len(points), seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	random.Shuffle(len(points), func(i, j int) { points[i], points[j] = points[j], points[i] })
+	budget := *kills
+	if budget == 0 && os.Getenv("E2E_LEVEL") == "all" {
+		budget = 200
+	}
+	begun, tried, due, reached := time.Now(), 0, 0, 0
+	for i, p := range points {
+		if budget > 0 && i >= budget || budget == 0 && i >= 6 && time.Since(begun) > *killsFor {
+			break
+		}
+		spec := []string{p.String()}
+		if i%4 == 3 { // and once more while it recovers
+			spec = append(spec, point{p.event, p.when, 1 + random.IntN(8), p.victim}.String())
+		}
+		tried++
+		if !t.Run(fmt.Sprint(spec), func(t *testing.T) {
+			got, _, _, killed := live(t, backend, spec...)
+			compare(t, got, want)
+			if p.victim != "backend" {
+				due++
+				reached += min(killed, 1)
+			}
+		}) && t.Failed() && budget == 0 {
+			break // the first one tells enough
+		}
+	}
+	t.Logf("%d kill points in %v; %d of %d gateways were killed", tried, time.Since(begun).Round(time.Second), reached, due)
+	// The last writes come or not with the grouping of others, so not every point is reached every time.
+	if reached < due*3/4 {
+		t.Errorf("only %d of %d points were reached", reached, due)
+	}
+}
+
+// TestUndisturbedRunsAreEqual is what the comparison of TestKills rests on, for both backends.
+func TestUndisturbedRunsAreEqual(t *testing.T) {
+	for _, backend := range []settings{{"plugin": "fake"}, {"plugin": "single", "device": "cpu", "dtype": "float32", "threads": 2}} {
+		t.Run(backend["plugin"].(string), func(t *testing.T) {
+			want, _, _, _ := live(t, backend)
+			got, _, _, _ := live(t, backend)
+			compare(t, got, want)
+		})
+	}
+}

@@ -1,0 +1,199 @@
+package ordeal
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// refusedForNow checks that new work is refused in the way that makes clients repeat it.
+func refusedForNow(t *testing.T, s *server, path string, body object, words string) {
+	t.Helper()
+	b, err := json.Marshal(body)
+	s.ok(err)
+	answer, err := http.Post(s.url+"/api/v1"+path, "application/json", bytes.NewReader(b))
+	s.ok(err)
+	defer answer.Body.Close()
+	var text bytes.Buffer
+	_, err = text.ReadFrom(answer.Body)
+	s.ok(err)
+	if answer.StatusCode != http.StatusServiceUnavailable || answer.Header.Get("Retry-After") == "" || !strings.Contains(text.String(), words) {
+		t.Errorf("%s: %d, Retry-After %q, %s; want a 503 with %q", path, answer.StatusCode, answer.Header.Get("Retry-After"), text.String(), words)
+	}
+}
+
+func (r *trainee) stepBody(seq int) object {
+	return object{"model_id": r.id, "seq_id": seq, "type": "optim_step", "adam_params": object{"learning_rate": 1e-2}}
+}
+
+// fill takes the room of a file system down to what is to be left.
+func fill(t *testing.T, dir string, left int64) {
+	t.Helper()
+	f, err := os.OpenFile(filepath.Join(dir, "ballast"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for {
+		var fs unix.Statfs_t
+		if err := unix.Statfs(dir, &fs); err != nil {
+			t.Fatal(err)
+		}
+		room := int64(fs.Bavail)*fs.Bsize - left
+		if room <= 0 {
+			return
+		}
+		if _, err := f.Write(make([]byte, min(room, 256<<10))); errors.Is(err, unix.ENOSPC) {
+			return
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestFullDisk fills the disk below a training run, first down to the reserve and then wholly, and gives the room back.
+func TestFullDisk(t *testing.T) {
+	train := func(t *testing.T, s *server, between func(*trainee)) string {
+		r := newCaller(t, s.url).create(newCaller(t, s.url).session(), 0, 4)
+		r.pass(0, 3, 12).must()
+		r.step(1e-2).must()
+		between(r)
+		r.pass(1, 3, 12).must()
+		r.step(1e-2).must()
+		r.save("end").must()
+		return sums(t, filepath.Join(s.dir, "data", "checkpoints", "*", "weights", "end~*"))
+	}
+	backend := settings{"plugin": "fake"}
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=32m"); err != nil {
+		t.Skipf("a small file system cannot be mounted here: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	s := newServerIn(t, dir, backend, settings{"store": settings{"reserve_mib": 8}})
+	s.start()
+	s.ready()
+	full := func(h health) bool { return h.Storage.State == "full" && h.Status == "degraded" }
+	got := train(t, s, func(r *trainee) {
+		fill(t, dir, 4<<20)
+		s.await("full", full)
+		refusedForNow(t, s, "/optim_step", r.stepBody(r.seq+1), "full")
+		fill(t, dir, 0)
+		refusedForNow(t, s, "/create_session", object{"tags": []string{}, "type": "create_session"}, "")
+		// What the client sends meanwhile it repeats, and it succeeds when there is room.
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			time.Sleep(time.Second)
+			if err := os.Remove(filepath.Join(dir, "ballast")); err != nil {
+				t.Error(err)
+			}
+		}()
+		r.pass(9, 1, 5).must()
+		r.step(0).must()
+		<-done
+		s.await("well again", func(h health) bool { return h.Status == "ok" && h.Storage.State == "ok" })
+	})
+	plain := newServer(t, backend, nil)
+	plain.start()
+	want := train(t, plain, func(r *trainee) { r.pass(9, 1, 5).must(); r.step(0).must() })
+	if got != want {
+		t.Errorf("the run that met a full disk ended with %s, an undisturbed one with %s", got, want)
+	}
+}
+
+// TestLockedDirectory starts a second server over the data of a first one: it waits, says so, and takes over when the first one is killed.
+func TestLockedDirectory(t *testing.T) {
+	first := newServer(t, settings{"plugin": "fake"}, nil)
+	first.start()
+	first.ready()
+	second := newServerIn(t, first.dir, settings{"plugin": "fake"}, nil)
+	second.ok(os.Remove(filepath.Join(first.dir, "log")))
+	second.ok(second.startAgain())
+	for deadline := time.Now().Add(within); second.url == "" && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		if _, rest, ok := strings.Cut(second.log(), "listening on "); ok {
+			second.url, _, _ = strings.Cut(rest, "\n")
+		}
+	}
+	second.await("waiting for the lock", func(h health) bool { return h.Storage.State == "locked" && h.Status == "degraded" })
+	refusedForNow(t, second, "/create_session", object{}, "starting")
+	if b, err := os.ReadFile(filepath.Join(first.dir, "data", "address")); err != nil || strings.TrimSpace(string(b)) != first.url {
+		t.Errorf("the address file says %s, %v; want %s", b, err, first.url)
+	}
+	first.ok(first.process.Process.Kill())
+	<-first.ended
+	second.ready()
+	if b, err := os.ReadFile(filepath.Join(first.dir, "data", "address")); err != nil || strings.TrimSpace(string(b)) != second.url {
+		t.Errorf("the address file says %s, %v; want %s", b, err, second.url)
+	}
+}
+
+// TestHangingBackend stops the plugin: the server says that it hangs and takes nothing for it, and goes on when it does.
+func TestHangingBackend(t *testing.T) {
+	s := newServer(t, settings{"plugin": "fake"}, nil)
+	s.start()
+	s.ready()
+	r := newCaller(t, s.url).create(newCaller(t, s.url).session(), 0, 4)
+	r.pass(0, 2, 8).must()
+	plugin := children(s.process.Process.Pid)
+	if len(plugin) != 1 {
+		t.Fatalf("plugins %v", plugin)
+	}
+	s.ok(syscall.Kill(plugin[0], syscall.SIGSTOP))
+	s.await("hanging", func(h health) bool {
+		return h.Status == "degraded" && h.Models[0].State == "hanging" && h.Models[0].Reason != ""
+	})
+	refusedForNow(t, s, "/optim_step", r.stepBody(2), "hangs")
+	s.ok(syscall.Kill(plugin[0], syscall.SIGCONT))
+	r.step(1e-2).must()
+	s.await("well again", func(h health) bool { return h.Status == "ok" && h.Models[0].Restarts == 0 })
+}
+
+// TestKilledForHanging lets a plugin hang for good: it is killed and replaced, and the client of the run sees nothing of it.
+func TestKilledForHanging(t *testing.T) {
+	if os.Getenv("E2E_LEVEL") != "all" {
+		t.Skip("takes half a minute; E2E_LEVEL=all runs it")
+	}
+	s := newServer(t, settings{"plugin": "fake"}, nil)
+	s.start()
+	s.ready()
+	c := newCaller(t, s.url)
+	r := c.create(c.session(), 0, 4)
+	_, before := r.pass(0, 2, 8).must()
+	s.ok(syscall.Kill(children(s.process.Process.Pid)[0], syscall.SIGSTOP))
+	_, after := r.pass(0, 2, 8).must() // the same data and weights: the first gradient is still in the accumulator
+	if essence(t, before) != essence(t, after) {
+		t.Error("the pass differs after the plugin was replaced")
+	}
+	s.await("well again", func(h health) bool { return h.Status == "ok" && h.Models[0].Restarts == 1 })
+}
+
+// TestBackendThatStaysDead crashes the plugin whenever it comes to an operation: after five times the operation fails, with the reason and the plugin's last words.
+func TestBackendThatStaysDead(t *testing.T) {
+	s := newServer(t, settings{"plugin": "fake", "faults": []any{settings{"operation": "forward_backward", "n": 1, "action": "crash", "exit_code": 7}}}, nil)
+	s.start()
+	s.ready()
+	c := newCaller(t, s.url)
+	r := c.create(c.session(), 0, 4)
+	_, _, err := r.pass(0, 2, 8).result()
+	if err == nil || !strings.Contains(err.Error(), "exit status 7") || !strings.Contains(err.Error(), "told to crash") {
+		t.Errorf("the operation ended with %v, want the reason and the last of the plugin's output", err)
+	}
+	if os.Getenv("E2E_LEVEL") == "all" { // the pauses between the starts take a while
+		s.await("given up", func(h health) bool {
+			return h.Status == "degraded" && h.Models[0].State == "failed" && strings.Contains(h.Models[0].Reason, "5 crashes")
+		})
+	}
+}
