@@ -21,6 +21,7 @@ type Config struct {
 	Backends Backends `yaml:"backends"`
 	Sessions Sessions `yaml:"sessions"`
 	Training Training `yaml:"training"`
+	Recovery Recovery `yaml:"recovery"`
 	Sampling Sampling `yaml:"sampling"`
 	Log      Log      `yaml:"log"`
 	Models   []Model  `yaml:"models"`
@@ -61,6 +62,15 @@ type Sessions struct {
 type Training struct {
 	// GapWait is how long a missing sequence number is waited for before it is skipped.
 	GapWait time.Duration `yaml:"gap_wait"`
+}
+
+// Recovery says how much of the state of runs is written in the background, so that less has to be computed again after a crash.
+type Recovery struct {
+	// SnapshotEvery and SnapshotOperations say when a run's state is written: after a step, when the last writing is that long or that many operations ago.
+	SnapshotEvery      time.Duration `yaml:"snapshot_every"`
+	SnapshotOperations int           `yaml:"snapshot_operations"`
+	// DiskShare is the part of the time that such writing may take, over all runs.
+	DiskShare float64 `yaml:"disk_share"`
 }
 
 // Sampling settings.
@@ -107,6 +117,7 @@ func Default() Config {
 		Backends: Backends{ProgressTimeout: 5 * time.Minute},
 		Sessions: Sessions{ExpireAfter: 5 * time.Minute},
 		Training: Training{GapWait: 2 * time.Second},
+		Recovery: Recovery{SnapshotEvery: time.Minute, SnapshotOperations: 50, DiskShare: 0.1},
 		Sampling: Sampling{MaxWaiting: 20000, MaxPerClient: 2000},
 		Log:      Log{Level: "info", Format: "text"},
 	}

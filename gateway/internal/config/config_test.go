@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -50,6 +51,7 @@ func TestFullFile(t *testing.T) {
 		{"progress_timeout", cfg.Backends.ProgressTimeout.String(), "30s"},
 		{"reserve", strconv.Itoa(cfg.Store.ReserveMiB), "100"},
 		{"gap_wait", cfg.Training.GapWait.String(), "500ms"},
+		{"snapshots", fmt.Sprint(cfg.Recovery), "{30s 20 0.5}"},
 		{"path", m.Path, "hf://org/model@main"},
 		{"alias", strings.Join(m.Aliases, ","), "Qwen/Qwen3-8B"},
 		{"plugin", m.Plugin, "dataparallel"},

@@ -182,6 +182,13 @@ func decodeNode(n *yaml.Node, v reflect.Value, key string, budget *int) error {
 		}
 		v.SetInt(int64(i))
 		return nil
+	case reflect.Float64:
+		var f float64
+		if n.Kind != yaml.ScalarNode || n.Decode(&f) != nil {
+			return at(n, "%s: expected a number, not %q", key, n.Value)
+		}
+		v.SetFloat(f)
+		return nil
 	}
 	return at(n, "%s: cannot be set from a file", key)
 }

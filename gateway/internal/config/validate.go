@@ -55,6 +55,15 @@ func (c *Config) Validate() error {
 	if c.Training.GapWait < 0 || c.Training.GapWait > 5*time.Minute {
 		return fmt.Errorf("training.gap_wait: %s is not between 0s and 5m", c.Training.GapWait)
 	}
+	if c.Recovery.SnapshotEvery < time.Second {
+		return fmt.Errorf("recovery.snapshot_every: %s is less than 1s", c.Recovery.SnapshotEvery)
+	}
+	if c.Recovery.SnapshotOperations < 1 {
+		return fmt.Errorf("recovery.snapshot_operations: %d is less than 1", c.Recovery.SnapshotOperations)
+	}
+	if !(c.Recovery.DiskShare > 0 && c.Recovery.DiskShare <= 1) {
+		return fmt.Errorf("recovery.disk_share: %v is not above 0 and at most 1", c.Recovery.DiskShare)
+	}
 	if c.Sampling.MaxWaiting < 1 {
 		return fmt.Errorf("sampling.max_waiting: %d is less than 1", c.Sampling.MaxWaiting)
 	}

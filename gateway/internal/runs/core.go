@@ -70,6 +70,9 @@ type Config struct {
 	MaxQueuedOps     int           // per run: operations accepted and not finished; 4,096
 	MaxHotSnapshots  int           // per run: versions pinned in the backend for unnamed samplers; older ones go to disk; 2
 	MaxFrozen        int           // per model: saved adapters loaded in the backend for sampling at a time; 32
+	PointEvery       time.Duration // a run's state is written for its recovery when its last writing is that long ago; 60 s
+	PointOperations  int           // or that many operations; 50
+	DiskShare        float64       // of the time that such writing may take, over all runs; in (0, 1]; 0.1
 
 	now func() time.Time // tests only
 }
@@ -102,6 +105,8 @@ type Core struct {
 	deleted     map[string]time.Time   // recent deletions by owner, path and idempotency key
 	owners      map[string]int         // samples accepted and not finished, by owner
 	promptBytes int64                  // of those samples
+	disk        diskQueue
+	released    bool // payloads of the journal, since it was compacted last
 }
 
 // Open loads the state and starts the background work. Runs of an earlier process are rebuilt, operations and samples that were accepted and not finished are
@@ -174,6 +179,9 @@ func (cfg *Config) complete() error {
 	setDefault(&cfg.MaxQueuedOps, 4096)
 	setDefault(&cfg.MaxHotSnapshots, 2)
 	setDefault(&cfg.MaxFrozen, 32)
+	setDefault(&cfg.PointEvery, 60*time.Second)
+	setDefault(&cfg.PointOperations, 50)
+	setDefault(&cfg.DiskShare, 0.1)
 	return nil
 }
 

@@ -47,6 +47,9 @@ func (c *Core) execute(ctx context.Context, op *operation) {
 	case !ok:
 		c.giveBack(op, "the backend process was replaced")
 		return
+	case op.point != nil:
+		c.takePoint(ctx, b, op)
+		return
 	case op.past != nil:
 		err = c.replay(ctx, b, op)
 		if ctx.Err() == nil {

@@ -3,6 +3,7 @@ package runs
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -17,10 +18,11 @@ type operation struct {
 	future *future
 	kind   OperationKind
 	seq    int64
-	bytes  int64        // about what it takes in memory and on the way to the backend
-	fault  *Failure     // found before it ran: it only takes its place in the order
-	ref    store.Record // the journal's entry, if it was read back
-	past   *past        // set: it has a result already and only brings a rebuilt adapter to where it was
+	bytes  int64          // about what it takes in memory and on the way to the backend
+	fault  *Failure       // found before it ran: it only takes its place in the order
+	ref    store.Record   // the journal's entry, if it was read back
+	point  *recoveryPoint // set: no client asked for it; it writes the state as it is at this place
+	past   *past          // set: it has a result already and only brings a rebuilt adapter to where it was
 	trace  trace.SpanContext
 
 	create    *createBody
@@ -34,6 +36,9 @@ type operation struct {
 	position int64  // in the order of the process that runs it
 	dir      string // under the data directory: what an attempt that was cut off may have left
 }
+
+// internal tells whether nobody waits for the operation's outcome.
+func (op *operation) internal() bool { return op.past != nil || op.point != nil }
 
 // createBody says where weights come from; without a path they are fresh.
 type createBody struct {
@@ -51,6 +56,7 @@ type queue struct {
 	unfinished int                  // accepted and not complete
 	buffered   int64                // bytes of requests in memory
 	completing int                  // finished without the backend, and not yet in the journal
+	pending    map[int64]bool       // the numbers of those that are accepted and not complete
 	skipping   int                  // journal entries about skipped numbers that are being written: nothing behind them may run before
 	decided    int64                // the highest number that a backend has decided
 
@@ -65,12 +71,13 @@ type queue struct {
 }
 
 func newQueue(wait time.Duration) queue {
-	return queue{sequence: newSequencer(wait), held: map[int64]*operation{}}
+	return queue{sequence: newSequencer(wait), held: map[int64]*operation{}, pending: map[int64]bool{}}
 }
 
 // enqueue puts an operation that needs no number behind everything that has arrived. mu is held.
 func (c *Core) enqueue(op *operation) {
 	op.run.queue.unfinished++
+	op.run.queue.pending[op.seq] = true
 	op.run.queue.ready = append(op.run.queue.ready, op)
 	c.pump(op.run)
 }
@@ -80,6 +87,7 @@ func (c *Core) arrived(op *operation) {
 	r := op.run
 	q := &r.queue
 	q.unfinished++
+	q.pending[op.seq] = true
 	if !r.usable() {
 		c.complete(op, &Failure{Message: fmt.Sprintf("model %s is gone (%s: %s); %s", r.ID, r.State, r.Reason, c.newestOf(r)), Category: CategoryServer})
 		return
@@ -175,7 +183,7 @@ func (c *Core) pump(r *run) {
 			return // what follows the past must not run on anything else
 		}
 		alone := op.create != nil || op.load != nil || op.kind == OpUnloadRun
-		if op.fault == nil && op.past == nil {
+		if op.fault == nil && !op.internal() {
 			op.fault = c.faultOf(op)
 		}
 		if op.fault == nil {
@@ -213,6 +221,9 @@ func (c *Core) pump(r *run) {
 		q.ahead++
 		q.aheadBytes += op.bytes
 		q.alone = alone
+		if next := c.duePoint(op); next != nil {
+			q.ready = slices.Insert(q.ready, 0, next)
+		}
 		c.start(func(ctx context.Context) { c.execute(ctx, op) })
 	}
 }
@@ -249,6 +260,7 @@ func (c *Core) complete(op *operation, why *Failure) {
 func (c *Core) left(op *operation, wasAhead bool) {
 	q := &op.run.queue
 	q.unfinished--
+	delete(q.pending, op.seq)
 	if op.pass != nil {
 		q.buffered -= op.bytes
 		op.pass = nil
@@ -257,6 +269,7 @@ func (c *Core) left(op *operation, wasAhead bool) {
 		q.decided = max(q.decided, op.seq)
 		c.cameBack(op)
 	}
+	c.keepWritten(op.run)
 	c.pump(op.run)
 }
 
@@ -282,7 +295,7 @@ func (c *Core) failQueue(r *run, why *Failure) {
 	}
 	r.queue.returned, r.queue.ready, r.queue.held = nil, nil, map[int64]*operation{}
 	for _, op := range waiting {
-		if op.past == nil {
+		if !op.internal() {
 			c.complete(op, why)
 		}
 	}

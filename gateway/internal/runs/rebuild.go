@@ -47,7 +47,9 @@ func (c *Core) interrupt(r *run, reason string) {
 	}
 	b := r.rebuild
 	b.loaded, b.left, b.running = false, 0, 0
-	r.queue.ready = slices.DeleteFunc(r.queue.ready, func(op *operation) bool { return op.past != nil })
+	r.queue.ready = slices.DeleteFunc(r.queue.ready, (*operation).internal)
+	r.writing = false
+	c.setWritten(r, nil)
 	c.startRebuild(r)
 }
 
@@ -74,13 +76,13 @@ func (c *Core) giveBack(op *operation, reason string) {
 	r := op.run
 	if !r.usable() {
 		c.cameBack(op)
-		if op.past == nil {
+		if !op.internal() {
 			why := cmp.Or(r.queue.failed, &Failure{Message: fmt.Sprintf("model %s is gone (%s: %s); %s", r.ID, r.State, r.Reason, c.newestOf(r)), Category: CategoryServer})
 			c.complete(op, why)
 		}
 		return
 	}
-	if op.past == nil {
+	if !op.internal() {
 		r.queue.returned = append(r.queue.returned, op)
 	}
 	c.interrupt(r, reason)
@@ -182,7 +184,7 @@ func (c *Core) restoreBase(ctx context.Context, b Backend, r *run, p *plan) erro
 			return err
 		}
 	}
-	req := plugins.LoadAdapterRequest{Adapter: r.ID, Path: c.file(base.Dir), Scope: base.Scope, Version: base.Version}
+	req := plugins.LoadAdapterRequest{Adapter: r.ID, Path: c.file(base.Dir), Scope: p.scope, Version: base.Version}
 	if base.OnTop {
 		req.Position, req.Version, p.position = 1, 0, 1
 	}
@@ -208,11 +210,15 @@ func (c *Core) queuePast(r *run, b Backend, p *plan) {
 	slices.SortStableFunc(p.ops, func(a, b *operation) int { return cmp.Compare(a.seq, b.seq) })
 	q.returned, q.ready = nil, p.ops
 	q.position, q.windowSent, q.windowFault = p.position, false, nil
+	if p.base != nil && p.scope == plugins.ScopeAccumulator {
+		q.windowSent, q.windowFault = p.base.WindowSent, p.base.WindowFault
+	}
 	q.decided = max(q.decided, p.decided)
 	if p.failed != nil {
 		q.failed = p.failed
 	}
 	r.boot = b.BootID
+	r.since = sincePoint{at: c.cfg.now(), operations: p.past}
 	r.rebuild.going, r.rebuild.loaded, r.rebuild.left, r.rebuild.count, r.rebuild.running = false, true, p.past, p.past, 0
 	r.rebuild.computed = p.computes
 	if p.base != nil {

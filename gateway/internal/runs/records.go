@@ -121,16 +121,22 @@ func (c *Core) load(ctx context.Context) ([]store.Record, error) {
 	if err != nil {
 		return nil, err
 	}
+	var stale store.Batch // of runs that ended as the server did
 	err = c.each(ctx, inPoints, func(b []byte) error {
 		p := &recoveryPoint{}
 		if err := json.Unmarshal(b, p); err != nil {
 			return err
 		}
-		if r := c.runs[p.RunID]; r != nil {
+		if r := c.runs[p.RunID]; r != nil && r.usable() {
 			r.points = append(r.points, p)
+		} else {
+			stale.Delete = append(stale.Delete, store.RecordKey{Collection: inPoints, Key: p.Dir})
 		}
 		return nil
 	})
+	if err == nil && len(stale.Delete) > 0 {
+		err = c.cfg.Store.Commit(ctx, stale)
+	}
 	if err != nil {
 		return nil, err
 	}

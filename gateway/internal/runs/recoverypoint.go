@@ -24,6 +24,10 @@ type recoveryPoint struct {
 	Scope     plugins.Scope `json:"scope"`
 	OnTop     bool          `json:"on_top,omitempty"` // a checkpoint that the first operation loaded into the fresh adapter; else the adapter is made from it
 	CreatedAt time.Time     `json:"created_at"`
+
+	// With an accumulator: what the queue knew of its window.
+	WindowSent  bool     `json:"window_sent,omitempty"`
+	WindowFault *Failure `json:"window_fault,omitempty"`
 }
 
 func (p *recoveryPoint) record() store.Record {
@@ -70,6 +74,229 @@ func (c *Core) basePoint(r *run) *recoveryPoint {
 		}
 	}
 	return base
+}
+
+// sincePoint is what a run did since its state was written last.
+type sincePoint struct {
+	at         time.Time
+	operations int
+	passes     int // since the last step or recovery point
+}
+
+// duePoint decides whether the state after an operation that was just given to the backend is to be written: after a step, where a version is all that is needed, or after many
+// passes without one, with the accumulated gradient. mu is held.
+func (c *Core) duePoint(op *operation) *operation {
+	r, now := op.run, c.cfg.now()
+	if op.internal() || op.create != nil || op.kind == OpUnloadRun {
+		return nil
+	}
+	r.since.operations++
+	if op.trains {
+		r.since.passes++
+	}
+	scope := plugins.ScopeOptimizer
+	switch {
+	case op.kind == OpOptimStep:
+		r.since.passes = 0
+	case op.trains && r.since.passes >= 4*c.cfg.PointOperations:
+		scope = plugins.ScopeAccumulator
+	default:
+		return nil
+	}
+	if r.since.at.IsZero() {
+		r.since.at = r.CreatedAt
+	}
+	early := r.since.operations < c.cfg.PointOperations && now.Sub(r.since.at) < c.cfg.PointEvery
+	if early || r.writing || r.rebuild != nil || c.disk.busy {
+		return nil
+	}
+	p := &recoveryPoint{RunID: r.ID, Seq: op.seq, Scope: scope, CreatedAt: now.UTC(), Dir: filepath.Join("recovery", r.ID, itoa(op.seq)+"~"+c.newID("", "", "")[:8])}
+	if scope == plugins.ScopeAccumulator {
+		p.WindowSent, p.WindowFault = r.queue.windowSent, r.queue.windowFault
+	}
+	r.writing, r.since = true, sincePoint{at: now}
+	return &operation{run: r, seq: op.seq, point: p}
+}
+
+// takePoint writes the state at its place in the order: a version is only pinned there and written in the background; the accumulated gradient has to be written in its place.
+func (c *Core) takePoint(ctx context.Context, b Backend, op *operation) {
+	r, p := op.run, op.point
+	pin := "recovery-" + itoa(p.Seq)
+	var err error
+	if p.Scope == plugins.ScopeOptimizer {
+		var got plugins.PinResult
+		got, err = b.Pin(ctx, plugins.PinRequest{Adapter: r.ID, Position: op.position, Name: pin})
+		p.Version = got.Version
+	} else {
+		if dirErr := makeDirs(filepath.Dir(c.file(p.Dir))); dirErr != nil {
+			c.log.Error("the folder of a recovery point could not be made", "run", r.ID, "error", dirErr)
+		}
+		var got plugins.SaveAdapterResult
+		got, err = b.SaveAdapter(ctx, plugins.SaveAdapterRequest{Adapter: r.ID, Position: op.position, Scope: p.Scope, Path: c.file(p.Dir)})
+		p.Version = got.Version
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	if err != nil && c.wentAway(r, b, err) {
+		c.discard(p.Dir)
+		c.giveBack(op, b.reason(err))
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case err != nil: // such as a step whose failure broke the load before it: the next one is tried again
+		c.log.Warn("a recovery point could not be taken", "run", r.ID, "error", err)
+		r.writing = false
+	case p.Scope == plugins.ScopeOptimizer:
+		c.writeBehind(func(ctx context.Context) { c.writePoint(ctx, b, r, p, pin) })
+	default:
+		c.setWritten(r, p)
+	}
+	c.cameBack(op)
+	c.keepWritten(r)
+	c.pump(r)
+}
+
+// writePoint writes a pinned version with its optimizer state.
+func (c *Core) writePoint(ctx context.Context, b Backend, r *run, p *recoveryPoint, pin string) {
+	err := makeDirs(filepath.Dir(c.file(p.Dir)))
+	if err == nil {
+		_, err = b.SaveAdapter(ctx, plugins.SaveAdapterRequest{Adapter: r.ID, Version: p.Version, Scope: p.Scope, Path: c.file(p.Dir)})
+	}
+	if err != nil {
+		c.discard(p.Dir)
+	}
+	if err != nil && !lost(err) && ctx.Err() == nil {
+		c.log.Warn("a recovery point could not be written", "run", r.ID, "error", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r.boot != b.BootID || r.rebuild != nil || !r.usable() { // it was interrupted; the pin is gone with the adapter
+		if err == nil {
+			c.start(func(context.Context) { c.discard(p.Dir) })
+		}
+		return
+	}
+	c.unpin(b, r.ID, pin)
+	if err != nil {
+		r.writing = false
+		return
+	}
+	c.setWritten(r, p)
+	c.keepWritten(r)
+}
+
+// setWritten notes a recovery point that is on disk, in place of one that is not wanted any more. mu is held.
+func (c *Core) setWritten(r *run, p *recoveryPoint) {
+	if old := r.written; old != nil {
+		c.start(func(context.Context) { c.discard(old.Dir) })
+	}
+	r.written = p
+}
+
+// keepWritten makes a recovery point count once every operation up to its place has its result in the journal: what is before it will not be run again. mu is held.
+func (c *Core) keepWritten(r *run) {
+	p := r.written
+	if p == nil {
+		return
+	}
+	for seq := range r.queue.pending {
+		if seq <= p.Seq {
+			return
+		}
+	}
+	r.written = nil
+	if !r.usable() {
+		c.start(func(context.Context) { c.discard(p.Dir) })
+		return
+	}
+	c.start(func(ctx context.Context) {
+		if c.commitPatiently(context.WithoutCancel(ctx), store.Batch{Put: []store.Record{p.record()}}) != nil {
+			return
+		}
+		c.mu.Lock()
+		r.points = append(r.points, p)
+		r.writing = false
+		usable := r.usable()
+		c.mu.Unlock()
+		if !usable {
+			c.logged("recovery points could not be deleted", c.dropPoints(context.WithoutCancel(ctx), r, nil), "run", r.ID)
+			return
+		}
+		c.prune(ctx, r)
+	})
+}
+
+// prune deletes the recovery points that nothing needs any more, and gives up the requests that newer ones cover. Of those the keys and hashes stay.
+func (c *Core) prune(ctx context.Context, r *run) {
+	c.mu.Lock()
+	base := c.basePoint(r)
+	if base == nil || !r.usable() {
+		c.mu.Unlock()
+		return
+	}
+	var keep []*recoveryPoint
+	for _, p := range r.points {
+		if p.Seq >= base.Seq {
+			keep = append(keep, p)
+		}
+	}
+	c.mu.Unlock()
+	span := store.Span{Collection: inOperations, Parent: r.ID, Range: store.Range{From: 0, To: base.Seq + 1}}
+	// While the requests are still there an older point would do as well, so they go last.
+	err := c.dropPoints(context.WithoutCancel(ctx), r, keep)
+	if err == nil {
+		err = c.cfg.Store.Commit(context.WithoutCancel(ctx), store.Batch{Release: []store.Span{span}})
+	}
+	if err != nil {
+		c.logged("the journal could not be pruned", err, "run", r.ID)
+		return
+	}
+	c.mu.Lock()
+	c.released = true
+	c.mu.Unlock()
+}
+
+// diskQueue orders what is written in the background, over all runs: one at a time, with rests in between, so that it takes no more than its share of the disk. mu of the core
+// guards it.
+type diskQueue struct {
+	jobs []func(context.Context)
+	busy bool // something is written, or rested from
+}
+
+// writeBehind has something written in the background. mu is held.
+func (c *Core) writeBehind(job func(context.Context)) {
+	c.disk.jobs = append(c.disk.jobs, job)
+	if c.disk.busy {
+		return
+	}
+	c.disk.busy = true
+	c.start(c.writeJobs)
+}
+
+func (c *Core) writeJobs(ctx context.Context) {
+	for {
+		c.mu.Lock()
+		if len(c.disk.jobs) == 0 {
+			c.disk.busy = false
+			c.mu.Unlock()
+			return
+		}
+		job := c.disk.jobs[0]
+		c.disk.jobs = c.disk.jobs[1:]
+		c.mu.Unlock()
+		began := time.Now()
+		job(ctx)
+		rest := time.NewTimer(time.Duration(float64(time.Since(began)) * (1/c.cfg.DiskShare - 1)))
+		select {
+		case <-rest.C:
+		case <-ctx.Done():
+			rest.Stop()
+			return
+		}
+	}
 }
 
 // dropPoints deletes the recovery points of a run that are not to be kept.

@@ -23,6 +23,7 @@ type past struct {
 // plan is how a run is rebuilt.
 type plan struct {
 	base     *recoveryPoint // nil = the fresh adapter
+	scope    plugins.Scope  // how much of it is wanted
 	position int64          // of the last operation that making the base took
 	ops      []*operation
 	past     int      // of ops
@@ -60,6 +61,9 @@ func (c *Core) plan(ctx context.Context, r *run) (*plan, error) {
 	from := int64(0)
 	if p.base != nil {
 		from = p.base.Seq + 1
+	}
+	if p.base != nil {
+		p.scope = p.base.Scope
 	}
 	span := store.Range{From: from, To: unloadSeq + 1}
 	operations, err := c.cfg.Store.List(ctx, inOperations, r.ID, span, 0)
@@ -147,6 +151,9 @@ func (c *Core) planOne(ctx context.Context, w *windows, rec store.Record, head o
 		}
 		if res.Position > 0 {
 			if res.Failure != nil {
+				if w.first == 0 { // what was accumulated in the base is dropped as well
+					w.scope = min(w.scope, plugins.ScopeOptimizer)
+				}
 				w.ops = w.ops[:w.first]
 				w.dropped = append(w.dropped, span64{w.last, rec.Rank})
 			}
@@ -234,6 +241,7 @@ func (c *Core) replay(ctx context.Context, b Backend, op *operation) error {
 		}
 		if r.boot == b.BootID && s.dir == "" && s.lost == "" {
 			s.pin, s.hot, s.used = op.save.SamplerID, true, c.cfg.now()
+			c.writeSoon(s)
 		}
 		return nil
 	}

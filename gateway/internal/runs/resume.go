@@ -167,6 +167,7 @@ func (c *Core) resume(pending []store.Record, histories map[*run]history) {
 			continue
 		}
 		r.queue.unfinished++
+		r.queue.pending[rec.Rank] = true
 		byRun[r] = append(byRun[r], revive(r, f, rec, head))
 	}
 	for _, r := range c.runs {

@@ -116,6 +116,9 @@ type run struct {
 	boot     string   // backend process that has the adapter; "" = none
 	rebuild  *rebuild // while the adapter is on its way into a process; nil = it is there, or has not been made yet
 	points   []*recoveryPoint
+	since    sincePoint
+	writing  bool           // a recovery point is on its way
+	written  *recoveryPoint // it is on disk, and counts when everything up to its place is in the journal
 	live     runStats
 	queue    queue
 	pins     map[int64]*snapshot // versions that unnamed samplers use

@@ -67,7 +67,11 @@ func (c *Core) sweep(ctx context.Context, elapsed time.Duration) {
 	for _, s := range old {
 		c.logged("old results could not be deleted", c.purge(ctx, s), "session", s.ID)
 	}
-	if len(old) > 0 {
+	c.mu.Lock()
+	compact := c.released || len(old) > 0
+	c.released = false
+	c.mu.Unlock()
+	if compact {
 		c.logged("the journal could not be compacted", c.cfg.Store.Compact(ctx))
 	}
 	c.logged("usage could not be stored", c.countStorage(ctx, elapsed))

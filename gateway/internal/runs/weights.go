@@ -224,6 +224,7 @@ func (c *Core) callPin(ctx context.Context, b Backend, op *operation) (done, err
 			if extra != "" {
 				c.unpin(b, r.ID, extra)
 			}
+			c.writeSoon(s)
 			c.cool(r)
 		},
 	}, nil
@@ -284,27 +285,44 @@ func (c *Core) cool(r *run) {
 			c.mu.Lock()
 			s.spilling = false
 			c.mu.Unlock()
+			c.prune(ctx, r)
 		})
 	}
 }
 
 // spill writes a pinned version to disk, where its samplers find it from then on, and unpins it.
 func (c *Core) spill(ctx context.Context, b Backend, s *snapshot) error {
+	if err := c.writeSnapshot(ctx, b, s); err != nil {
+		return err
+	}
 	c.mu.Lock()
-	if !s.hot {
-		c.mu.Unlock()
+	hot, pin := s.hot, s.pin
+	s.hot = false
+	c.mu.Unlock()
+	if !hot {
 		return nil
 	}
-	dir, pin := s.dir, s.pin
+	if err := b.Unpin(ctx, plugins.UnpinRequest{Adapter: s.run.ID, Name: pin}); err != nil && !lost(err) {
+		return fmt.Errorf("unpin: %w", err)
+	}
+	return nil
+}
+
+// writeSnapshot writes a pinned version to disk, unless it is there. It stays pinned.
+func (c *Core) writeSnapshot(ctx context.Context, b Backend, s *snapshot) error {
+	c.mu.Lock()
+	needed := s.hot && s.dir == ""
 	c.mu.Unlock()
-	if dir == "" {
-		dir = filepath.Join("snapshots", s.run.ID, itoa(s.version)+"~"+c.newID("", "", "")[:8])
-		if err := makeDirs(filepath.Dir(c.file(dir))); err != nil {
-			return fmt.Errorf("write snapshot: %w", err)
-		}
-		if _, err := b.SaveAdapter(ctx, plugins.SaveAdapterRequest{Adapter: s.run.ID, Version: s.version, Scope: plugins.ScopeWeights, Path: c.file(dir)}); err != nil {
-			return err
-		}
+	if !needed {
+		return nil
+	}
+	dir := filepath.Join("snapshots", s.run.ID, itoa(s.version)+"~"+c.newID("", "", "")[:8])
+	if err := makeDirs(filepath.Dir(c.file(dir))); err != nil {
+		return fmt.Errorf("write snapshot: %w", err)
+	}
+	if _, err := b.SaveAdapter(ctx, plugins.SaveAdapterRequest{Adapter: s.run.ID, Version: s.version, Scope: plugins.ScopeWeights, Path: c.file(dir)}); err != nil {
+		c.discard(dir)
+		return err
 	}
 	err := c.write(context.WithoutCancel(ctx), func() []store.Record {
 		var records []store.Record
@@ -314,16 +332,38 @@ func (c *Core) spill(ctx context.Context, b Backend, s *snapshot) error {
 				records = append(records, smp.record())
 			}
 		}
-		s.dir, s.hot = dir, false
+		s.dir = dir
 		return records
 	})
 	if err != nil {
 		return fmt.Errorf("write snapshot: %w", err)
 	}
-	if err := b.Unpin(ctx, plugins.UnpinRequest{Adapter: s.run.ID, Name: pin}); err != nil && !lost(err) {
-		return fmt.Errorf("unpin: %w", err)
-	}
 	return nil
+}
+
+// writeSoon has a pinned version written in the background, so that nothing but the file is needed to keep it. mu is held.
+func (c *Core) writeSoon(s *snapshot) {
+	if s.dir != "" || s.spilling {
+		return
+	}
+	c.writeBehind(func(ctx context.Context) {
+		c.mu.Lock()
+		b, ok := s.run.model.current()
+		ok = ok && s.hot && s.dir == "" && !s.spilling && b.BootID == s.run.boot
+		s.spilling = s.spilling || ok
+		c.mu.Unlock()
+		if !ok {
+			return
+		}
+		err := c.writeSnapshot(ctx, b, s)
+		if err != nil && !lost(err) {
+			c.logged("a snapshot could not be written", err, "run", s.run.ID, "version", s.version)
+		}
+		c.mu.Lock()
+		s.spilling = false
+		c.mu.Unlock()
+		c.prune(ctx, s.run)
+	})
 }
 
 // callSave runs a save that makes a checkpoint. Its folder has a name of its own, so that an older checkpoint of the same path stays whole until the new one is.

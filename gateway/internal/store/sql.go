@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -45,6 +46,8 @@ const (
 		"segment = excluded.segment, start = excluded.start, size = excluded.size"
 	addText         = upsert + "amount = tinsmith_records.amount + excluded.amount"
 	deleteText      = "DELETE FROM tinsmith_records WHERE collection = ? AND id = ?"
+	inRange         = " AND place >= ? AND place < ?"
+	releaseText     = "UPDATE tinsmith_records SET payload = NULL, segment = 0, start = 0, size = 0 WHERE collection = ? AND parent = ? AND (payload IS NOT NULL OR segment > 0)"
 	deleteUnderText = "DELETE FROM tinsmith_records WHERE collection = ? AND parent = ?"
 	// Limits on one group: enough to make a sync cheap per batch, and little enough that the first one does not wait long.
 	maxGroup      = 1024
@@ -59,7 +62,7 @@ type sqlStore struct {
 	reserve int64 // bytes that new work leaves free
 	lock    *os.File
 
-	put, add, del, delUnder *sql.Stmt
+	put, add, del, delUnder, release *sql.Stmt
 
 	requests chan request
 	mu       sync.RWMutex // held for reading while sending to requests, for writing to close it
@@ -92,7 +95,7 @@ func newSQLStore(ctx context.Context, db database, opts Options) (*sqlStore, err
 	for _, p := range []struct {
 		stmt **sql.Stmt
 		text string
-	}{{&s.put, putText}, {&s.add, addText}, {&s.del, deleteText}, {&s.delUnder, deleteUnderText}} {
+	}{{&s.put, putText}, {&s.add, addText}, {&s.del, deleteText}, {&s.delUnder, deleteUnderText}, {&s.release, releaseText + inRange}} {
 		stmt, err := db.writer.PrepareContext(ctx, db.text(p.text))
 		if err != nil {
 			return nil, fmt.Errorf("prepare the database: %w", err)
@@ -291,6 +294,7 @@ func (s *sqlStore) transact(ctx context.Context, batches []Batch) (err error) {
 		}
 	}()
 	put, add, del, under := tx.StmtContext(ctx, s.put), tx.StmtContext(ctx, s.add), tx.StmtContext(ctx, s.del), tx.StmtContext(ctx, s.delUnder)
+	release := tx.StmtContext(ctx, s.release)
 	for _, b := range batches {
 		for _, k := range b.DeleteUnder {
 			if _, err := under.ExecContext(ctx, k.Collection, k.Parent); err != nil {
@@ -304,6 +308,14 @@ func (s *sqlStore) transact(ctx context.Context, batches []Batch) (err error) {
 		}
 		for _, r := range b.Put {
 			if _, err := put.ExecContext(ctx, arguments(r)...); err != nil {
+				return err
+			}
+		}
+		for _, k := range b.Release {
+			if k.Range == (Range{}) {
+				k.Range = Range{From: math.MinInt64, To: math.MaxInt64}
+			}
+			if _, err := release.ExecContext(ctx, k.Collection, k.Parent, k.Range.From, k.Range.To); err != nil {
 				return err
 			}
 		}
@@ -361,7 +373,7 @@ func (s *sqlStore) Get(ctx context.Context, collection, key string) (Record, err
 func (s *sqlStore) List(ctx context.Context, collection, parent string, r Range, limit int) ([]Record, error) {
 	where, args := "WHERE collection = ? AND parent = ?", []any{collection, parent}
 	if r != (Range{}) {
-		where, args = where+" AND place >= ? AND place < ?", append(args, r.From, r.To)
+		where, args = where+inRange, append(args, r.From, r.To)
 	}
 	where += " ORDER BY place, id"
 	if limit > 0 {
@@ -427,7 +439,7 @@ func (s *sqlStore) Close() error {
 	s.mu.Unlock()
 	<-s.done
 	err := s.journal.close()
-	for _, stmt := range []*sql.Stmt{s.put, s.add, s.del, s.delUnder} {
+	for _, stmt := range []*sql.Stmt{s.put, s.add, s.del, s.delUnder, s.release} {
 		err = errors.Join(err, stmt.Close())
 	}
 	return errors.Join(err, s.db.close(), s.lock.Close())

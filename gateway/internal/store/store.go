@@ -47,6 +47,7 @@ type Batch struct {
 	DeleteUnder []ParentKey // all records of a parent
 	Delete      []RecordKey // missing ones are ignored
 	Put         []Record    // insert or replace whole
+	Release     []Span      // the payloads of these records are given up; the records stay
 	Add         []Record    // Count is added to the stored one; the other fields are written only when the record is new; no Payload
 }
 
@@ -55,6 +56,12 @@ type RecordKey struct{ Collection, Key string }
 
 // ParentKey names the records of a parent.
 type ParentKey struct{ Collection, Parent string }
+
+// Span names the records of a parent whose ranks are in a range.
+type Span struct {
+	Collection, Parent string
+	Range              Range
+}
 
 // Range selects ranks: From ≤ rank < To; the zero Range selects all.
 type Range struct{ From, To int64 }

@@ -173,6 +173,29 @@ func testStore(t *testing.T, options func(dir string) Options) {
 			t.Errorf("left: %+v", left)
 		}
 	})
+	t.Run("release", func(t *testing.T) {
+		var puts []Record
+		for i := range int64(4) {
+			puts = append(puts, Record{Collection: "r", Key: fmt.Sprint(i), Parent: "p", Rank: i, Value: []byte("value"), Payload: [][]byte{small, large}[i%2]})
+		}
+		must(s.Commit(ctx, Batch{Put: append(puts, Record{Collection: "r", Key: "other", Parent: "q", Rank: 1, Payload: large})}))
+		must(s.Commit(ctx, Batch{Release: []Span{{"r", "p", Range{0, 2}}, {"r", "none", Range{}}}}))
+		for _, c := range []struct {
+			key      string
+			released bool
+		}{{"0", true}, {"1", true}, {"2", false}, {"3", false}, {"other", false}} {
+			r, err := s.Get(ctx, "r", c.key)
+			must(err)
+			p, err := s.Payload(ctx, r)
+			if err != nil || (p == nil) != c.released || c.released && r.Ref != (Ref{}) || c.key != "other" && string(r.Value) != "value" {
+				t.Errorf("%s: value %q, payload of %d bytes, %v", c.key, r.Value, len(p), err)
+			}
+		}
+		must(s.Commit(ctx, Batch{Release: []Span{{"r", "p", Range{}}}}))
+		if r, _ := s.Get(ctx, "r", "3"); r.Ref != (Ref{}) {
+			t.Errorf("the whole parent: %+v", r)
+		}
+	})
 	t.Run("concurrent commits are all kept, in the order of their calls", func(t *testing.T) {
 		var wg sync.WaitGroup
 		for w := range 16 {
