@@ -12,7 +12,7 @@ CASE    ?=
 PEERS   ?=
 LINT    := .tools/golangci-lint-v2.12.2
 
-.PHONY: help build run test test-all check bench demo clean FORCE
+.PHONY: help build run test test-all check kernels bench demo clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ $(LINT):
 	@echo "installing golangci-lint into .tools (Go module, pinned: about 70 MB of sources, two to three minutes of compiling)"
 	@GOBIN=$(CURDIR)/.tools/new $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(subst .tools/golangci-lint-,,$@)
 	@mv .tools/new/golangci-lint $@ && rmdir .tools/new
+
+kernels: ## compile the CUDA kernels to PTX (clang 19 from Debian, no CUDA) and print registers and spills
+	@cudart/kernels/make.sh write
 
 bench: build ## speed, each figure beside the peak measured in the same run (PEERS=1: beside PyTorch too)
 	@e2e/bench.sh "$(PEERS)" "$(CASE)"

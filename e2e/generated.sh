@@ -1,5 +1,6 @@
 #!/bin/bash
-# generated.sh checks that the generated protobuf code is what its .proto files give; `generated.sh write` writes it anew.
+# generated.sh checks that the generated protobuf code is what its .proto files give and the PTX what the kernels give; `generated.sh write` writes the protobuf code anew
+# (make kernels the PTX).
 # protoc comes from PyPI's grpcio-tools into .tools/protoc, the Go plugins from their modules into .tools; all pinned, once per version.
 # PYTHON names the interpreter (default python3.11).
 set -euo pipefail
@@ -53,4 +54,5 @@ for file in $files; do
   done
 done
 [ "${1:-check}" = write ] || [ "$differ" = 1 ] || echo "check: generated code is up to date"
+[ "${1:-check}" = write ] || cudart/kernels/make.sh check || differ=1
 exit "$differ"

@@ -1,0 +1,119 @@
+package cuda_test
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/cuda"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/optest"
+	"github.com/tinsmith/tinsmith/cudart"
+	"github.com/tinsmith/tinsmith/cudart/shim"
+)
+
+// open gives a device and closes it with the test.
+func open(t *testing.T, o cuda.Options) tensor.Device {
+	t.Helper()
+	d, err := cuda.New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+// sanitized is set in the process that TestSanitizer starts.
+const sanitized = "TINSMITH_CUDA_SANITIZED"
+
+// Every operation of the interface, by the kernels' own text on the processor. Threads run in a random order that is another in every launch, so the comparisons of bits are
+// comparisons of orders as well.
+func TestOperations(t *testing.T) {
+	t.Setenv("FAKE_CUDA_ORDER", "20260101")
+	optest.RunAll(t, open(t, cuda.Options{Device: "cuda:0", Libraries: []string{shim.Require(t, shim.Options{Sanitize: os.Getenv(sanitized) != ""})}}))
+}
+
+// The kernels stay within their memory, shared and global: the compiler's checks say so, in a process of their own.
+func TestSanitizer(t *testing.T) {
+	shim.Require(t, shim.Options{Sanitize: true})
+	environment, err := shim.SanitizerEnvironment(t.Context())
+	if err != nil {
+		t.Skip(err)
+	}
+	const some = "TestOperations/values/^(attention_.*lengths_.[0-9]+(_[0-9]+)*._heads_(6/2|4/2|15/1)|.*(matmul|outer).*(1×33×7|7×65×513|64×320×527|0×32×32|300×129)|(rms|swiglu|add|scale|round|rope|log-sum|adamw|sum).*[^0-9](1×3|3×17|33×70|0×8|9×2×40×24|5×4096|3×17_step_1))"
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", some, "-test.v")
+	cmd.Env = append(append(os.Environ(), environment...), sanitized+"=1")
+	out, err := cmd.CombinedOutput()
+	if n := strings.Count(string(out), "--- PASS: TestOperations/values/"); err != nil || n < 20 {
+		t.Errorf("%d cases, %v:\n%s", n, err, out)
+	}
+}
+
+// On a machine with a GPU the same holds there.
+func TestOperationsOnDevice(t *testing.T) {
+	if err := cuda.Available(nil); err != nil {
+		t.Skipf("no CUDA device: %v", err)
+	}
+	optest.RunAll(t, open(t, cuda.Options{Device: "cuda:0"}))
+}
+
+func TestOrdinal(t *testing.T) {
+	for name, want := range map[string]int{"cuda": 0, "cuda:0": 0, "cuda:7": 7, "cuda:-1": -1, "cuda:": -1, "cuda:07": -1, "cuda:x": -1, "cpu": -1, "": -1} {
+		n, ok := cuda.Ordinal(name)
+		if ok != (want >= 0) || (ok && n != want) {
+			t.Errorf("%q is %d, %v", name, n, ok)
+		}
+	}
+}
+
+func TestOpenFails(t *testing.T) {
+	dir := shim.Require(t, shim.Options{})
+	for name, o := range map[string]cuda.Options{
+		`device "cpu": must be cuda or cuda:N`:    {Device: "cpu", Libraries: []string{dir}},
+		"cuda:3: this machine has 1 CUDA devices": {Device: "cuda:3", Libraries: []string{dir}},
+	} {
+		if _, err := cuda.New(o); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("error %v, want %q", err, name)
+		}
+	}
+	if err := cuda.Available([]string{dir}); err != nil {
+		t.Errorf("the driver that needs no GPU is not available: %v", err)
+	}
+}
+
+// A kernel that faults is told from a lack of memory, and names the operation.
+func TestErrors(t *testing.T) {
+	d := open(t, cuda.Options{Device: "cuda:0", Libraries: []string{shim.Require(t, shim.Options{})}})
+	x, err := d.Alloc(tensor.Float32, 2, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Free(x)
+	for _, c := range []struct {
+		plan   string
+		run    func() error
+		target error
+		want   string
+	}{
+		{"cuLaunchKernel:1:719", func() error { return d.Add(x, x) }, cudart.ErrDeviceLost, "cuda: add: add: CUDA_ERROR_LAUNCH_FAILED"},
+		{"cuMemAlloc_v2:1:2", func() error { _, err := d.Alloc(tensor.Float32, 1000, 1000); return err }, cudart.ErrOutOfMemory, "cuda: alloc: 4194304 bytes"},
+		{"cuMemcpyHtoDAsync_v2:1:1", func() error { return d.Upload(x, make([]float32, 6)) }, nil, "cuda: upload: cuMemcpyHtoD"},
+		{"cuStreamSynchronize:1:700", func() error { return d.Download(make([]float32, 6), x) }, cudart.ErrDeviceLost, "cuda: download: cuStreamSynchronize"},
+	} {
+		t.Setenv("FAKE_CUDA_FAIL", c.plan)
+		err := c.run()
+		t.Setenv("FAKE_CUDA_FAIL", "")
+		if err == nil || !strings.HasPrefix(err.Error(), c.want) || (c.target != nil && !errors.Is(err, c.target)) {
+			t.Errorf("%s: %v, want %q", c.plan, err, c.want)
+		}
+	}
+	if err := d.Add(x, x); err != nil {
+		t.Errorf("after the errors: %v", err)
+	}
+}

@@ -1,0 +1,222 @@
+package cudart
+
+/*
+#include "driver.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+)
+
+// What attention is cut into: keys of a page, keys after which the running softmax begins anew, items (a row and a query head of a group) of a block.
+const (
+	PageKeys      = C.PAGE_KEYS
+	restartKeys   = C.RESTART_KEYS
+	manyItems     = 64
+	fewItems      = 16
+	backwardItems = 32
+)
+
+// MaxHeadDim is the largest head dimension that attention has kernels for.
+const MaxHeadDim = 128
+
+// Cache is pages of keys and values for attention: [layer][page][keys of every head, then values of every head][PageKeys][Dim], in Type.
+type Cache struct {
+	At                        Address
+	Layers, Pages, Heads, Dim int64
+	Type                      Type
+}
+
+func (c Cache) c() C.cache {
+	return C.cache{at: C.uint64_t(c.At), pages: C.int64_t(c.Pages), heads: C.int64_t(c.Heads), dim: C.int64_t(c.Dim), _type: C.int32_t(c.Type)}
+}
+
+// Bytes is the size of all pages.
+func (c Cache) Bytes() int64 {
+	size := int64(4)
+	if c.Type == BFloat16 {
+		size = 2
+	}
+	return c.Layers * c.Pages * 2 * c.Heads * PageKeys * c.Dim * size
+}
+
+// Sequence is a part of a batch: rows [Row, Row+Count) at positions from First on; Pages hold all positions up to the last. AttentionBackward computes the share of keys
+// [KeysFrom, KeysTo), multiples of PageKeys but for the sequence's end; the others do not look at it.
+type Sequence struct {
+	Row, Count, First int64
+	Pages             []int32
+	KeysFrom, KeysTo  int64
+}
+
+// CopyPage makes page to of every layer hold what page from holds, or zeros if from is -1.
+func (v *Device) CopyPage(c Cache, to, from int32) error {
+	a := C.copy_page_arguments{c: c.c(), layers: C.int64_t(c.Layers), to: C.int64_t(to), from: C.int64_t(from)}
+	return v.rowwise(kCopyPage, c.Layers, 2*c.Heads*PageKeys*c.Dim, unsafe.Pointer(&a))
+}
+
+// WritePages stores rows of keys and values in the cache's type at the positions of sequences.
+func (v *Device) WritePages(c Cache, layer int64, keys, values View, sequences []Sequence) error {
+	slots := make([]int64, keys.Rows)
+	for i := range slots {
+		slots[i] = -1
+	}
+	for _, s := range sequences {
+		for i := range s.Count {
+			position := s.First + i
+			slots[s.Row+i] = int64(s.Pages[position/PageKeys])*PageKeys + position%PageKeys
+		}
+	}
+	if len(slots) == 0 {
+		return nil
+	}
+	at, release, err := v.Put(bytesOf(slots))
+	if err != nil {
+		return err
+	}
+	a := C.write_pages_arguments{c: c.c(), k: keys.c(), v: values.c(), slots: C.uint64_t(at), layer: C.int64_t(layer)}
+	return errors.Join(v.rowwise(kWritePages, keys.Rows, keys.Cols, unsafe.Pointer(&a)), release())
+}
+
+// attentionLists are the sequences of a batch as kernels read them.
+type attentionLists struct {
+	sequences []C.sequence
+	pages     []int32
+	tiles     []C.attention_tile
+}
+
+func lists(sequences []Sequence) *attentionLists {
+	l := &attentionLists{}
+	for _, s := range sequences {
+		l.sequences = append(l.sequences, C.sequence{row: C.int64_t(s.Row), count: C.int64_t(s.Count), first: C.int64_t(s.First), first_page: C.int64_t(len(l.pages)),
+			keys_from: C.int64_t(s.KeysFrom), keys_to: C.int64_t(s.KeysTo)})
+		l.pages = append(l.pages, s.Pages...)
+	}
+	return l
+}
+
+// cut makes tiles of at most size units from those of each sequence, [from, to). Later ones come first: they see more keys, and the longest work is best begun first.
+func (l *attentionLists) cut(size int64, units func(s C.sequence) (from, to int64)) {
+	l.tiles = l.tiles[:0]
+	for i, s := range l.sequences {
+		from, to := units(s)
+		for n := (to - from + size - 1) / size; n > 0; n-- {
+			l.tiles = append(l.tiles, C.attention_tile{sequence: C.int32_t(i), item: C.int32_t(from + (n-1)*size)})
+		}
+	}
+}
+
+// put copies the lists to the device; the addresses are those of sequences, tiles and pages.
+func (v *Device) put(l *attentionLists) (sequences, tiles, pages C.uint64_t, release func() error, err error) {
+	at, release, err := v.putAll(bytesOf(l.sequences), bytesOf(l.tiles), bytesOf(l.pages))
+	if err != nil {
+		return 0, 0, 0, nil, err
+	}
+	return C.uint64_t(at[0]), C.uint64_t(at[1]), C.uint64_t(at[2]), release, nil
+}
+
+// headKernel gives the kernel of a family for a head dimension.
+func headKernel(first int, dim int64) (int, error) {
+	for i, have := range headDims {
+		if dim <= int64(have) {
+			return first + i, nil
+		}
+	}
+	return 0, fmt.Errorf("head dimension %d: must be at most %d", dim, MaxHeadDim)
+}
+
+// Attention writes o = softmax(scale · q·K)·V for every row of the sequences and every query head, group of them per key head, and the log-sum-exp unless lse.At is 0. A row's keys
+// are those of its sequence up to its own position.
+func (v *Device) Attention(o, lse, q View, c Cache, layer int64, sequences []Sequence, group int64, scale float32) (err error) {
+	var mostItems, longest, items int64
+	for _, s := range sequences {
+		mostItems = max(mostItems, s.Count*group)
+		items += s.Count * group
+		longest = max(longest, s.First+s.Count)
+	}
+	if items == 0 {
+		return nil
+	}
+	family, size, parts := kAttention, int64(manyItems), int64(1)
+	if mostItems <= fewItems {
+		family, size = kAttentionFew, fewItems
+		// Few long sequences do not fill the device: every part of the keys becomes a block of its own. The bits are the same.
+		if longest > restartKeys && int64(len(sequences))*c.Heads < 2*int64(v.multiprocessors) {
+			family, parts = kAttentionPart, (longest+restartKeys-1)/restartKeys
+		}
+	}
+	k, err := headKernel(family, c.Dim)
+	if err != nil {
+		return err
+	}
+	l := lists(sequences)
+	l.cut(size, func(s C.sequence) (from, to int64) { return 0, int64(s.count) * group })
+	at, tiles, pages, release, err := v.put(l)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, release()) }()
+	a := C.attention_arguments{o: o.c(), lse: lse.c(), q: q.c(), c: c.c(), sequences: at, tiles: tiles, pages: pages,
+		layer: C.int64_t(layer), group: C.int64_t(group), part_count: C.int64_t(parts), scale: C.float(scale)}
+	if parts > 1 {
+		var workspace Address
+		if workspace, err = v.Alloc(int(q.Rows * c.Heads * group * parts * (c.Dim + 2) * 4)); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, v.Free(workspace)) }()
+		a.parts = C.uint64_t(workspace)
+	}
+	if err := v.launch(k, int64(len(l.tiles)), c.Heads, parts, unsafe.Pointer(&a)); err != nil || parts == 1 {
+		return err
+	}
+	return v.launch(kAttentionMerge, int64(len(l.tiles)), c.Heads, 1, unsafe.Pointer(&a))
+}
+
+// AttentionBackward overwrites dq, dk and dv of the sequences' rows for the gradient dout of o. Every sequence begins at position 0, and lse is what Attention wrote. Of a sequence with a
+// range of keys it overwrites dk and dv of these, and adds to dq unless the range begins at 0.
+func (v *Device) AttentionBackward(dq, dk, dv, dout, o, lse, q View, c Cache, layer int64, sequences []Sequence, group int64, scale float32) (err error) {
+	keys, err := headKernel(kAttentionBackwardKeys, c.Dim)
+	if err != nil {
+		return err
+	}
+	queries, err := headKernel(kAttentionBackwardQueries, c.Dim)
+	if err != nil || q.empty() {
+		return err
+	}
+	delta, err := v.Alloc(int(q.Rows * c.Heads * group * 4))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, v.Free(delta)) }()
+	a := C.attention_backward_arguments{dq: dq.c(), dk: dk.c(), dv: dv.c(), dout: dout.c(), o: o.c(), lse: lse.c(), q: q.c(), c: c.c(), delta: C.uint64_t(delta),
+		layer: C.int64_t(layer), group: C.int64_t(group), scale: C.float(scale)}
+	if err := v.launch(kAttentionDelta, q.Rows, 1, 1, unsafe.Pointer(&a)); err != nil {
+		return err
+	}
+	l := lists(sequences)
+	for _, step := range []struct {
+		kernel int
+		size   int64
+		units  func(s C.sequence) (from, to int64)
+	}{
+		{keys, 1, func(s C.sequence) (from, to int64) {
+			return int64(s.keys_from) / PageKeys, (int64(s.keys_to) + PageKeys - 1) / PageKeys
+		}},
+		{queries, backwardItems, func(s C.sequence) (from, to int64) { return int64(s.keys_from) * group, int64(s.count) * group }},
+	} {
+		l.cut(step.size, step.units)
+		if len(l.tiles) == 0 {
+			continue
+		}
+		var release func() error
+		if a.sequences, a.tiles, a.pages, release, err = v.put(l); err != nil {
+			return err
+		}
+		if err := errors.Join(v.launch(step.kernel, int64(len(l.tiles)), c.Heads, 1, unsafe.Pointer(&a)), release()); err != nil {
+			return err
+		}
+	}
+	return nil
+}

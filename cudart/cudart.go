@@ -1,0 +1,154 @@
+// Package cudart is NVIDIA GPUs for Go: the driver, memory, streams, graphs, and Tinsmith's kernels as functions over device addresses. Nothing of CUDA is linked: the driver is
+// loaded when Open is called, so the same binary starts on a machine without one, and no toolkit is needed. The package knows no tensor, no model and nothing else of
+// Tinsmith; it checks no shape. Package tensor/cuda does both.
+//
+// The kernels are CUDA C++ in kernels, compiled to PTX beforehand (make kernels) and by the driver for the device that is there. The folder shim runs the same text on a
+// processor, behind a driver of its own, and that is how they are tested without a GPU.
+package cudart
+
+/*
+#cgo CFLAGS: -std=c11 -O2 -Wall -Wextra
+#cgo LDFLAGS: -ldl
+#include <stdlib.h>
+#include "driver.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+)
+
+// Options say how the driver is found.
+type Options struct {
+	// Directories are searched for libcuda.so.1 before the system's. Empty entries are left out.
+	Directories []string
+}
+
+// Driver is the loaded driver. It may be used by several goroutines.
+type Driver struct {
+	c       *C.driver
+	path    string
+	version int
+}
+
+// ErrNoDriver is what Open's error wraps when no driver library was found: an ordinary machine without an NVIDIA GPU.
+var ErrNoDriver = errors.New("no CUDA driver was found")
+
+// leastVersion is the first driver that reads the PTX version of the kernels: CUDA 12.0 (driver 525).
+const leastVersion = 12000
+
+// Open loads the driver and starts it. The error names what was looked for and where, or the version that is too old.
+func Open(o Options) (*Driver, error) {
+	d := &Driver{c: (*C.driver)(C.calloc(1, C.sizeof_driver))}
+	var err error
+	d.path, err = load("libcuda.so.1", o.Directories, func(path string) error {
+		name := C.CString(path)
+		defer C.free(unsafe.Pointer(name))
+		if wrong := C.driver_open(d.c, name); wrong != nil {
+			defer C.free(unsafe.Pointer(wrong))
+			return errors.New(C.GoString(wrong))
+		}
+		return nil
+	})
+	if err != nil {
+		C.free(unsafe.Pointer(d.c))
+		return nil, fmt.Errorf("%w: %w", ErrNoDriver, err)
+	}
+	var version C.int
+	if err := d.failed("cuDriverGetVersion", C.call_version(d.c, &version)); err != nil {
+		d.Close()
+		return nil, err
+	}
+	if d.version = int(version); d.version < leastVersion {
+		d.Close()
+		return nil, fmt.Errorf("the CUDA driver %s supports CUDA %s: %s is needed", d.path, versionText(int(version)), versionText(leastVersion))
+	}
+	if err := d.failed("cuInit", C.call_init(d.c)); err != nil {
+		d.Close()
+		return nil, err
+	}
+	return d, nil
+}
+
+// versionText gives "12.8" for 12080.
+func versionText(v int) string { return fmt.Sprintf("%d.%d", v/1000, v%1000/10) }
+
+// Path is where the driver was found.
+func (d *Driver) Path() string { return d.path }
+
+// Version is the newest CUDA that the driver supports, as 1000·major + 10·minor.
+func (d *Driver) Version() int { return d.version }
+
+// Close unloads the driver. All devices must have been closed.
+func (d *Driver) Close() {
+	if d.c != nil {
+		C.driver_close(d.c)
+		C.free(unsafe.Pointer(d.c))
+		d.c = nil
+	}
+}
+
+// Devices is the number of devices that this process may use (CUDA_VISIBLE_DEVICES).
+func (d *Driver) Devices() (int, error) {
+	var n C.int
+	err := d.failed("cuDeviceGetCount", C.call_count(d.c, &n))
+	return int(n), err
+}
+
+// Error is a call of the driver that failed.
+type Error struct {
+	Call string // the driver's function, or the operation
+	Code int
+	Name string // CUDA_ERROR_…
+	Text string
+}
+
+func (e *Error) Error() string {
+	s := fmt.Sprintf("%s: %s (%d)", e.Call, e.Name, e.Code)
+	if e.Text != "" {
+		s += ": " + e.Text
+	}
+	return s
+}
+
+// ErrDeviceLost is wrapped by errors after which the device's context is of no more use: a kernel that faulted, a memory error that cannot be corrected. The process must end.
+var ErrDeviceLost = errors.New("the CUDA device is lost")
+
+// ErrOutOfMemory is wrapped when device memory does not suffice.
+var ErrOutOfMemory = errors.New("not enough device memory")
+
+// Is makes errors.Is see the two classes.
+func (e *Error) Is(target error) bool {
+	switch target {
+	case ErrOutOfMemory:
+		return e.Code == 2
+	case ErrDeviceLost:
+		return lost(e.Code)
+	}
+	return false
+}
+
+// lost tells the driver's sticky errors: uncorrectable memory errors, faults, asserts and time-outs of kernels, a device that went away.
+func lost(code int) bool {
+	switch code {
+	case 46, 214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719, 999:
+		return true
+	}
+	return false
+}
+
+func (d *Driver) failed(call string, code C.cuda_result) error {
+	if code == 0 {
+		return nil
+	}
+	e := &Error{Call: call, Code: int(code), Name: "CUDA error"}
+	if name := C.call_error_name(d.c, code); name != nil {
+		e.Name = C.GoString(name)
+	}
+	if text := C.call_error_text(d.c, code); text != nil {
+		e.Text = C.GoString(text)
+	}
+	return e
+}

@@ -1,0 +1,174 @@
+package cudart
+
+/*
+#include <stdlib.h>
+#include "driver.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+)
+
+// Address is a place in device memory. It is an integer: Go never follows it.
+type Address = uint64
+
+// Device is one GPU: its context, one stream, memory and kernels. Operations are put into the stream in the order of the calls and return before they are done; Download and
+// Synchronize wait. One goroutine at a time may use a device; it need not stay on one thread.
+type Device struct {
+	driver          *Driver
+	c               *C.device
+	name            string
+	major, minor    int
+	multiprocessors int
+	pool            pool
+	stage           staging
+}
+
+// Information about a device that needs no context.
+type Information struct {
+	Name            string
+	Major, Minor    int // compute capability
+	Multiprocessors int
+	Memory          int64 // bytes
+}
+
+// Attribute numbers of the driver.
+const (
+	attributeMultiprocessors = 16
+	attributeMajor           = 75
+	attributeMinor           = 76
+	attributeSharedMemory    = 97 // most dynamic shared memory of a block
+)
+
+// leastMajor is the first compute capability that the kernels run on: Ampere, for bfloat16 in tensor cores and asynchronous copies.
+const leastMajor = 8
+
+// Information describes device ordinal, from 0.
+func (d *Driver) Information(ordinal int) (Information, error) {
+	var i Information
+	var name [256]C.char
+	if err := d.failed("cuDeviceGetName", C.call_name(d.c, C.int(ordinal), &name[0], C.int(len(name)))); err != nil {
+		return i, err
+	}
+	i.Name = C.GoString(&name[0])
+	var bytes C.size_t
+	if err := d.failed("cuDeviceTotalMem", C.call_memory(d.c, C.int(ordinal), &bytes)); err != nil {
+		return i, err
+	}
+	i.Memory = int64(bytes)
+	for attribute, to := range map[C.int]*int{attributeMultiprocessors: &i.Multiprocessors, attributeMajor: &i.Major, attributeMinor: &i.Minor} {
+		var v C.int
+		if err := d.failed("cuDeviceGetAttribute", C.device_attribute(d.c, C.int(ordinal), attribute, &v)); err != nil {
+			return i, err
+		}
+		*to = int(v)
+	}
+	return i, nil
+}
+
+// Open takes device ordinal (from 0), compiles the kernels for it and reserves staging memory. The caller closes it.
+func (d *Driver) Open(ordinal int) (*Device, error) {
+	n, err := d.Devices()
+	if err != nil {
+		return nil, err
+	}
+	if ordinal < 0 || ordinal >= n {
+		return nil, fmt.Errorf("cuda:%d: this machine has %d CUDA devices, numbered from 0", ordinal, n)
+	}
+	info, err := d.Information(ordinal)
+	if err != nil {
+		return nil, fmt.Errorf("cuda:%d: %w", ordinal, err)
+	}
+	if info.Major < leastMajor {
+		return nil, fmt.Errorf("cuda:%d: %s has compute capability %d.%d: %d.0 is needed", ordinal, info.Name, info.Major, info.Minor, leastMajor)
+	}
+	v := &Device{driver: d, name: info.Name, major: info.Major, minor: info.Minor, multiprocessors: info.Multiprocessors}
+	v.c = (*C.device)(C.calloc(1, C.sizeof_device))
+	v.c.d, v.c.ordinal = d.c, C.int(ordinal)
+	v.pool.init(v)
+	if err := v.start(); err != nil {
+		return nil, fmt.Errorf("cuda:%d: %w", ordinal, errors.Join(err, v.Close()))
+	}
+	return v, nil
+}
+
+func (v *Device) start() error {
+	if err := v.driver.failed("opening the device", C.device_open(v.c)); err != nil {
+		return err
+	}
+	if err := v.loadKernels(); err != nil {
+		return err
+	}
+	return v.stage.init(v)
+}
+
+// Close frees what the device has and gives it back. Memory that has not been freed is an error that counts it; the device is closed all the same. Another Close does nothing.
+func (v *Device) Close() error {
+	if v.c == nil {
+		return nil
+	}
+	err := errors.Join(v.stage.close(v), v.pool.close())
+	if code := C.device_close(v.c); code != 0 {
+		err = errors.Join(err, v.driver.failed("closing the device", code))
+	}
+	C.free(unsafe.Pointer(v.c))
+	v.c = nil
+	return err
+}
+
+// Name is the product's name, like "NVIDIA H200".
+func (v *Device) Name() string { return v.name }
+
+// Capability is the compute capability, like 9, 0.
+func (v *Device) Capability() (major, minor int) { return v.major, v.minor }
+
+// Multiprocessors is their number.
+func (v *Device) Multiprocessors() int { return v.multiprocessors }
+
+// DriverVersion is Driver.Version of the device's driver.
+func (v *Device) DriverVersion() int { return v.driver.version }
+
+// Memory gives the bytes that are free, those the pool keeps for reuse not counted, and all.
+func (v *Device) Memory() (free, total int64, err error) {
+	var f, t C.size_t
+	err = v.failed("cuMemGetInfo", C.device_memory_info(v.c, &f, &t))
+	return int64(f), int64(t), err
+}
+
+// Synchronize waits until all that was put into the stream is done, and gives the first error of it.
+func (v *Device) Synchronize() error {
+	return v.failed("cuStreamSynchronize", C.device_synchronize(v.c))
+}
+
+// Zero clears bytes of memory.
+func (v *Device) Zero(to Address, bytes int) error {
+	if bytes == 0 {
+		return nil
+	}
+	return v.failed("cuMemsetD8", C.device_zero(v.c, C.uint64_t(to), C.size_t(bytes)))
+}
+
+// Copy copies bytes from a device, which may be another, into v's memory, in v's stream. What the other device has under way must have been waited for (Event).
+func (v *Device) Copy(to Address, from *Device, source Address, bytes int) error {
+	if bytes == 0 {
+		return nil
+	}
+	return v.failed("cuMemcpyDtoD", C.device_copy(v.c, C.uint64_t(to), from.c, C.uint64_t(source), C.size_t(bytes)))
+}
+
+// EnablePeer lets v read the memory of peer directly, where the hardware can; without it copies go through the host.
+func (v *Device) EnablePeer(peer *Device) (bool, error) {
+	var enabled C.int
+	err := v.failed("cuCtxEnablePeerAccess", C.device_enable_peer(v.c, peer.c, &enabled))
+	return enabled != 0, err
+}
+
+func (v *Device) failed(call string, code C.cuda_result) error {
+	if code == 0 {
+		return nil
+	}
+	return v.driver.failed(call, code)
+}

@@ -1,0 +1,136 @@
+// The CUDA driver through a table of function pointers: nothing of CUDA is linked, and no header of it is used. The types and numbers below are the driver API's
+// documented binary interface. No function prints or exits; each gives the driver's code, 0 for success. Every function that takes a device makes its context current
+// first, so it may be called from any thread, one at a time per device.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/arguments.h"
+
+typedef int cuda_result;
+typedef unsigned long long cuda_address;
+typedef struct cuda_copy {
+  size_t source_x, source_y;
+  unsigned source_type; // 1 host, 2 device
+  const void *source_host;
+  cuda_address source_device;
+  void *source_array;
+  size_t source_pitch;
+  size_t to_x, to_y;
+  unsigned to_type;
+  void *to_host;
+  cuda_address to_device;
+  void *to_array;
+  size_t to_pitch;
+  size_t width, height;
+} cuda_copy;
+
+// Name and arguments of every driver function that is used. Handles (contexts, streams, …) are pointers.
+#define CUDA_FUNCTIONS(X) \
+  X(cuInit, (unsigned flags)) \
+  X(cuDriverGetVersion, (int *version)) \
+  X(cuGetErrorName, (cuda_result code, const char **name)) \
+  X(cuGetErrorString, (cuda_result code, const char **text)) \
+  X(cuDeviceGetCount, (int *count)) \
+  X(cuDeviceGet, (int *device, int ordinal)) \
+  X(cuDeviceGetName, (char *name, int length, int device)) \
+  X(cuDeviceGetAttribute, (int *value, int attribute, int device)) \
+  X(cuDeviceTotalMem_v2, (size_t *bytes, int device)) \
+  X(cuDeviceCanAccessPeer, (int *can, int device, int peer)) \
+  X(cuDevicePrimaryCtxRetain, (void **context, int device)) \
+  X(cuDevicePrimaryCtxRelease_v2, (int device)) \
+  X(cuCtxSetCurrent, (void *context)) \
+  X(cuCtxEnablePeerAccess, (void *peer, unsigned flags)) \
+  X(cuMemGetInfo_v2, (size_t *free, size_t *total)) \
+  X(cuMemAlloc_v2, (cuda_address *address, size_t bytes)) \
+  X(cuMemFree_v2, (cuda_address address)) \
+  X(cuMemHostAlloc, (void **memory, size_t bytes, unsigned flags)) \
+  X(cuMemFreeHost, (void *memory)) \
+  X(cuMemcpyHtoDAsync_v2, (cuda_address to, const void *from, size_t bytes, void *stream)) \
+  X(cuMemcpyDtoHAsync_v2, (void *to, cuda_address from, size_t bytes, void *stream)) \
+  X(cuMemcpyDtoDAsync_v2, (cuda_address to, cuda_address from, size_t bytes, void *stream)) \
+  X(cuMemcpyPeerAsync, (cuda_address to, void *to_context, cuda_address from, void *from_context, size_t bytes, void *stream)) \
+  X(cuMemcpy2DAsync_v2, (const cuda_copy *copy, void *stream)) \
+  X(cuMemsetD8Async, (cuda_address to, unsigned char value, size_t bytes, void *stream)) \
+  X(cuStreamCreate, (void **stream, unsigned flags)) \
+  X(cuStreamDestroy_v2, (void *stream)) \
+  X(cuStreamSynchronize, (void *stream)) \
+  X(cuStreamWaitEvent, (void *stream, void *event, unsigned flags)) \
+  X(cuEventCreate, (void **event, unsigned flags)) \
+  X(cuEventDestroy_v2, (void *event)) \
+  X(cuEventRecord, (void *event, void *stream)) \
+  X(cuEventSynchronize, (void *event)) \
+  X(cuEventElapsedTime, (float *milliseconds, void *from, void *to)) \
+  X(cuModuleLoadDataEx, (void **module, const void *image, unsigned options, int *option, void **value)) \
+  X(cuModuleUnload, (void *module)) \
+  X(cuModuleGetFunction, (void **function, void *module, const char *name)) \
+  X(cuFuncSetAttribute, (void *function, int attribute, int value)) \
+  X(cuLaunchKernel, (void *function, unsigned x, unsigned y, unsigned z, unsigned threads_x, unsigned threads_y, unsigned threads_z, unsigned shared, void *stream, void **arguments, void **extra)) \
+  X(cuStreamBeginCapture_v2, (void *stream, int mode)) \
+  X(cuStreamEndCapture, (void *stream, void **graph)) \
+  X(cuGraphInstantiateWithFlags, (void **executable, void *graph, unsigned long long flags)) \
+  X(cuGraphLaunch, (void *executable, void *stream)) \
+  X(cuGraphExecDestroy, (void *executable)) \
+  X(cuGraphDestroy, (void *graph))
+
+typedef struct driver {
+  void *library;
+#define CUDA_POINTER(name, arguments) cuda_result(*name) arguments;
+  CUDA_FUNCTIONS(CUDA_POINTER)
+#undef CUDA_POINTER
+} driver;
+
+// driver_open loads the library at path. Null when it worked; else what did not, to be freed: the loader's message, or the function that the library does not have.
+char *driver_open(driver *d, const char *path);
+void driver_close(driver *d);
+
+enum { KERNEL_LIMIT = 128 };
+
+// One device: its primary context, one stream, the kernels.
+typedef struct device {
+  const driver *d;
+  int ordinal, handle;
+  void *context, *stream, *module;
+  void *functions[KERNEL_LIMIT];
+} device;
+
+// device_open fills a zeroed device whose d and ordinal are set. After a failure device_close undoes what was done.
+cuda_result device_open(device *v);
+cuda_result device_close(device *v);
+// device_load compiles the PTX for the device and looks the kernels up; shared[i] is the most dynamic shared memory of kernel i. log receives the compiler's message. failed names the step.
+cuda_result device_load(device *v, const char *ptx, int count, const char *const *names, const int *shared, char *log, int log_bytes, const char **failed);
+cuda_result device_attribute(const driver *d, int ordinal, int attribute, int *value);
+cuda_result device_memory_info(device *v, size_t *free, size_t *total);
+cuda_result device_alloc(device *v, size_t bytes, uint64_t *address);
+cuda_result device_free(device *v, uint64_t address);
+cuda_result device_alloc_host(device *v, size_t bytes, void **memory);
+cuda_result device_free_host(device *v, void *memory);
+cuda_result device_zero(device *v, uint64_t to, size_t bytes);
+// Rows of width bytes between host and device, each pitch apart; they come after what the stream has before them. The host memory must be pinned.
+cuda_result device_upload(device *v, uint64_t to, size_t to_pitch, const void *from, size_t width, size_t rows);
+cuda_result device_download(device *v, void *to, uint64_t from, size_t from_pitch, size_t width, size_t rows);
+cuda_result device_copy(device *to, uint64_t to_address, const device *from, uint64_t from_address, size_t bytes);
+cuda_result device_enable_peer(device *v, const device *peer, int *enabled);
+cuda_result device_synchronize(device *v);
+cuda_result device_launch(device *v, int kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned shared, const void *arguments);
+
+cuda_result event_new(device *v, void **event, int timed);
+cuda_result event_free(device *v, void *event);
+cuda_result event_record(device *v, void *event);
+cuda_result event_wait(device *v, void *event);                  // the host waits
+cuda_result event_order(device *v, void *event);                 // the device's stream waits
+cuda_result event_elapsed(device *v, void *from, void *to, float *milliseconds);
+
+cuda_result capture_begin(device *v);
+cuda_result capture_end(device *v, void **executable);
+cuda_result graph_launch(device *v, void *executable);
+cuda_result graph_free(device *v, void *executable);
+
+// Calls that need no device.
+cuda_result call_init(const driver *d);
+cuda_result call_version(const driver *d, int *version);
+cuda_result call_count(const driver *d, int *count);
+cuda_result call_name(const driver *d, int ordinal, char *name, int length);
+cuda_result call_memory(const driver *d, int ordinal, size_t *bytes);
+const char *call_error_name(const driver *d, cuda_result code); // null if the driver does not know it
+const char *call_error_text(const driver *d, cuda_result code);

@@ -1,0 +1,92 @@
+package cudart
+
+/*
+#include "driver.h"
+*/
+import "C"
+
+import (
+	"time"
+	"unsafe"
+)
+
+// Event marks a point in a device's stream.
+type Event struct {
+	device *Device
+	handle unsafe.Pointer
+}
+
+// NewEvent makes an event; timed ones can be subtracted. The caller frees it before the device is closed.
+func (v *Device) NewEvent(timed bool) (*Event, error) {
+	e := &Event{device: v}
+	var flag C.int
+	if timed {
+		flag = 1
+	}
+	return e, v.failed("cuEventCreate", C.event_new(v.c, &e.handle, flag))
+}
+
+// Record sets the event behind what the stream has.
+func (e *Event) Record() error {
+	return e.device.failed("cuEventRecord", C.event_record(e.device.c, e.handle))
+}
+
+// Wait waits until the event's point is reached.
+func (e *Event) Wait() error {
+	return e.device.failed("cuEventSynchronize", C.event_wait(e.device.c, e.handle))
+}
+
+// Order makes what comes next in v's stream wait for the event, which may be another device's. The host does not wait.
+func (e *Event) Order(v *Device) error {
+	return v.failed("cuStreamWaitEvent", C.event_order(v.c, e.handle))
+}
+
+// Since gives the time on the device from another timed event to this one; both must have been reached.
+func (e *Event) Since(from *Event) (time.Duration, error) {
+	var ms C.float
+	err := e.device.failed("cuEventElapsedTime", C.event_elapsed(e.device.c, from.handle, e.handle, &ms))
+	return time.Duration(float64(ms) * float64(time.Millisecond)), err
+}
+
+// Free gives the event back.
+func (e *Event) Free() error {
+	return e.device.failed("cuEventDestroy", C.event_free(e.device.c, e.handle))
+}
+
+// Graph is a recorded series of launches that is started with one call.
+type Graph struct {
+	device     *Device
+	executable unsafe.Pointer
+}
+
+// Capture records what launch puts into the stream instead of running it. launch may neither allocate, upload, download nor wait. The caller frees the graph.
+func (v *Device) Capture(launch func() error) (*Graph, error) {
+	if err := v.failed("cuStreamBeginCapture", C.capture_begin(v.c)); err != nil {
+		return nil, err
+	}
+	launched := launch()
+	g := &Graph{device: v}
+	if err := v.failed("cuStreamEndCapture", C.capture_end(v.c, &g.executable)); err != nil {
+		if launched != nil {
+			return nil, launched
+		}
+		return nil, err
+	}
+	if launched != nil {
+		if err := g.Free(); err != nil {
+			return nil, err
+		}
+		return nil, launched
+	}
+	return g, nil
+}
+
+// Launch puts the recorded launches into the stream.
+func (g *Graph) Launch() error {
+	return g.device.failed("cuGraphLaunch", C.graph_launch(g.device.c, g.executable))
+}
+
+// Free gives the graph back; it must not be running.
+func (g *Graph) Free() error {
+	return g.device.failed("cuGraphExecDestroy", C.graph_free(g.device.c, g.executable))
+}

@@ -1,0 +1,121 @@
+// The arguments of every kernel: one structure each, passed by value. Read by the kernels, by the Go package (through cgo) and by the shim, so sizes and
+// offsets agree by construction. Addresses are integers; counts are of elements, not bytes.
+#pragma once
+#ifdef __CUDA__
+typedef int int32_t;
+typedef unsigned uint32_t;
+typedef long int64_t;
+typedef unsigned long uint64_t;
+#else
+#include <stdint.h>
+#endif
+
+enum {
+  PAGE_KEYS = 64,        // positions of a page of keys and values, and keys of an attention block
+  RESTART_KEYS = 2048,   // the running softmax begins anew after this many
+  PIECE = 1024,          // elements that one block of an element-wise kernel takes from a row
+  SUM_PIECE = 8192,      // elements of one partial sum of squares
+  NARROW_ROW = 256,      // rows up to this many columns are one warp's in the norms
+  FLOAT32 = 1, BFLOAT16 = 2, FLOAT16 = 3,
+};
+
+// A matrix in memory: element (r, c) is at + (r·stride + c)·size.
+typedef struct {
+  uint64_t at;
+  int64_t rows, cols, stride;
+} view;
+
+// A weight of out × in elements, row by row, a row beginning every pitch elements (a multiple of 8); what lies between in and pitch is zero.
+typedef struct {
+  uint64_t at;
+  int64_t out, in, pitch;
+} weight;
+
+// Pages of keys and values: [layer][page][keys of every head, then values of every head][64][dim].
+typedef struct {
+  uint64_t at;
+  int64_t pages, heads, dim;
+  int32_t type, reserved;
+} cache;
+
+// A sequence's part of a batch: rows [row, row+count) at positions from first; its page list begins at pages[first_page]. The backward pass takes keys [keys_from, keys_to) of it.
+typedef struct {
+  int64_t row, count, first, first_page, keys_from, keys_to;
+} sequence;
+
+// Rows [from, to) of a batch and the weight that is theirs. With a factor other than 0 a finished element is multiplied by it and rounded to the values of type.
+typedef struct {
+  int64_t from, to;
+  weight w;
+  float factor;
+  int32_t type;
+} row_group;
+
+// One block's rows in a product of groups: those of a group from the row-th on.
+typedef struct {
+  int32_t group, row;
+} product_tile;
+
+typedef struct {
+  view g, a, b;
+} outer_product_job;
+
+// One block of an outer product: tile (i, j) of a job's g.
+typedef struct {
+  int32_t job, i, j, reserved;
+} outer_tile;
+
+// One block's work in attention: items (a row and a query head of one group, row by row) of a sequence from item on; or a page of it in the backward pass.
+typedef struct {
+  int32_t sequence, item;
+} attention_tile;
+
+typedef struct { view y, x; } two_views;
+typedef struct { view y, x; int32_t y_type, x_type; } round_arguments;
+typedef struct { view y; float factor; int32_t type; } scale_arguments;
+typedef struct { view y; int32_t type, reserved; } fill_arguments;
+typedef struct { weight w; uint64_t source; int64_t row, rows; int32_t source_type, type; } pack_arguments;
+typedef struct { weight w; view source; int32_t type, reserved; } repack_arguments;
+typedef struct { view y; weight w; uint64_t ids; int32_t type, reserved; } gather_arguments;
+typedef struct { view y, x; uint64_t scale; float eps; int32_t reserved; } norm_arguments;
+typedef struct { view dx, dy, x; uint64_t scale; float eps; int32_t accumulate; } norm_backward_arguments;
+typedef struct { view x; uint64_t positions; view table; int64_t heads; int32_t inverse, reserved; } rope_arguments;
+typedef struct { view y, gate, up; } swiglu_arguments;
+typedef struct { view dgate, dup, dy, gate, up; } swiglu_backward_arguments;
+// y (+)= x · wᵀ, or x · w when transposed, for groups of rows. x has x_type, w the type of the kernel. Without tiles there is one group, only.
+typedef struct { view y, x; row_group only; uint64_t groups, tiles; int32_t accumulate, x_type; } product_arguments;
+typedef struct { uint64_t jobs, tiles; } outer_arguments;
+typedef struct { view lse, logits; } log_sum_exp_arguments;
+typedef struct { view p, logits, lse; } softmax_arguments;
+typedef struct { view logits, lse; uint64_t targets, coefficients; int64_t k; } softmax_gradient_arguments;
+typedef struct { view x; uint64_t partial; } sum_squares_arguments;
+typedef struct { uint64_t partial, sum; int64_t count; } sum_partials_arguments;
+
+// One adapter's arena in an AdamW step. The scalars have been combined in float64: decay = 1 - rate·weight decay, minus_rate = -rate / (1 - beta1^t),
+// root = √(1 - beta2^t).
+typedef struct {
+  view new_p, new_m, new_v, p, m, v, g;
+  float beta1, rest1, beta2, rest2, decay, minus_rate, eps, grad_scale, root, reserved;
+} adamw_job;
+typedef struct { uint64_t jobs; int64_t count; } adamw_arguments;
+
+// slots[row] is page·64 + place, or -1 for a row of no sequence.
+typedef struct { cache c; view k, v; uint64_t slots; int64_t layer; } write_pages_arguments;
+typedef struct { cache c; int64_t layers, to, from; } copy_page_arguments; // from -1: zeros
+typedef struct {
+  view o, lse, q; // lse.at may be 0
+  cache c;
+  uint64_t sequences, tiles, pages;
+  uint64_t parts; // split kernels: results of parts, [item of the batch][part][dim + 2]
+  int64_t layer, group, part_count;
+  float scale;
+  int32_t reserved;
+} attention_arguments;
+typedef struct {
+  view dq, dk, dv, dout, o, lse, q;
+  cache c;
+  uint64_t sequences, tiles, pages, delta; // delta: rows × query heads
+  int64_t layer, group;
+  float scale;
+  int32_t reserved;
+} attention_backward_arguments;

@@ -1,0 +1,30 @@
+// Element-wise operations on rows.
+#include "arithmetic.h"
+
+KERNEL(add, 256, two_views) {
+  float *y = row_of<float>(a.y, block_x());
+  const float *x = row_of<const float>(a.x, block_x());
+  EACH_COLUMN(c, a.y.cols) y[c] = y[c] + x[c];
+}
+
+// y += x's only row, in every row.
+KERNEL(add_row, 256, two_views) {
+  float *y = row_of<float>(a.y, block_x());
+  const float *x = row_of<const float>(a.x, 0);
+  EACH_COLUMN(c, a.y.cols) y[c] = y[c] + x[c];
+}
+
+// y = factor · y, rounded to the values of type.
+KERNEL(scale, 256, scale_arguments) {
+  float *y = row_of<float>(a.y, block_x());
+  EACH_COLUMN(c, a.y.cols) y[c] = rounded_to(y[c] * a.factor, a.type);
+}
+
+KERNEL(fill_zero, 256, fill_arguments) {
+  EACH_COLUMN(c, a.y.cols) store_as(a.y.at, block_x() * a.y.stride + c, a.type, 0.0f);
+}
+
+// y = x in y's type.
+KERNEL(round_rows, 256, round_arguments) {
+  EACH_COLUMN(c, a.y.cols) store_as(a.y.at, block_x() * a.y.stride + c, a.y_type, load_as_float(a.x.at, block_x() * a.x.stride + c, a.x_type));
+}

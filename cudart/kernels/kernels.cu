@@ -1,0 +1,13 @@
+// All kernels, as one module.
+#include "adamw.cu"
+#include "attention_backward.cu"
+#include "attention_forward.cu"
+#include "elementwise.cu"
+#include "embedding.cu"
+#include "norm.cu"
+#include "pages.cu"
+#include "product_bfloat16.cu"
+#include "product_float32.cu"
+#include "rope.cu"
+#include "softmax.cu"
+#include "swiglu.cu"

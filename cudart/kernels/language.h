@@ -1,0 +1,66 @@
+// The subset of CUDA C++ that kernels are written in. Two compilers read it: clang for the GPU (no CUDA header, no standard header, no host code) and any C++17
+// compiler for the CPU, where shim.h gives each word its meaning with one fiber per thread. A kernel is
+//
+//   KERNEL(name, threads, arguments) { … a.x … }
+//
+// with one structure of arguments.h, called a, by value. Arithmetic is rounded as written: the build forbids contraction, and fma_rn is the only fused operation.
+#pragma once
+#include "arguments.h"
+
+#ifdef __CUDA__
+#define __global__ __attribute__((global))
+#define __device__ __attribute__((device))
+#define __shared__ __attribute__((shared))
+#include <__clang_cuda_builtin_vars.h>
+#define UNROLL _Pragma("unroll")
+#define UNROLL_2 _Pragma("unroll 2")
+#define UNROLL_4 _Pragma("unroll 4")
+#define INLINE static __device__ inline __attribute__((always_inline))
+#define KERNEL(name, threads, arguments) extern "C" __attribute__((global)) void __attribute__((launch_bounds(threads))) name(const arguments a)
+#define SHARED(type, name) __shared__ type name
+// Shared memory whose size the launch says.
+#define DYNAMIC_SHARED(type, name) \
+  extern __shared__ __attribute__((aligned(16))) unsigned char dynamic_shared[]; \
+  type *name = (type *)dynamic_shared
+
+INLINE int thread() { return threadIdx.x; }
+INLINE int64_t block_x() { return blockIdx.x; }
+INLINE int64_t block_y() { return blockIdx.y; }
+INLINE int64_t block_z() { return blockIdx.z; }
+INLINE int64_t blocks_x() { return gridDim.x; }
+INLINE int64_t blocks_y() { return gridDim.y; }
+INLINE void barrier() { __syncthreads(); }
+INLINE void warp_barrier() { __nvvm_bar_warp_sync(0xffffffff); }
+INLINE float shuffle_xor(float v, int mask) { return __nvvm_shfl_sync_bfly_f32(0xffffffff, v, mask, 31); }
+INLINE float fma_rn(float a, float b, float c) { return __nvvm_fma_rn_ftz_f(a, b, c); }
+INLINE double fma_rn(double a, double b, double c) { return __nvvm_fma_rn_d(a, b, c); }
+INLINE float sqrt_rn(float x) { return __nvvm_sqrt_rn_ftz_f(x); }
+template <class T> INLINE T *memory(uint64_t address) { return (T *)(__attribute__((address_space(1))) T *)address; }
+template <class To, class From> INLINE To bits(From v) { return __builtin_bit_cast(To, v); }
+
+INLINE unsigned shared_address(const void *p) { return (unsigned)(unsigned long)(__attribute__((address_space(3))) const char *)p; }
+// copy_async copies 16 bytes into shared memory, or writes zeros when not wanted, in the background; both addresses are multiples of 16.
+INLINE void copy_async(void *to, const void *from, bool wanted) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(wanted ? 16 : 0) : "memory");
+}
+INLINE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// copy_async_wait returns when all but the newest groups of the calling thread have arrived.
+template <int newest> INLINE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(newest) : "memory"); }
+
+// load_matrices reads four 8 × 8 matrices of 16-bit elements from shared memory; lane l names row l%8 of matrix l/8. A lane receives elements (l/4, 2(l%4)) and the next one of
+// each matrix; transposed, elements (2(l%4), l/4) and (2(l%4)+1, l/4).
+INLINE void load_matrices(unsigned (&r)[4], const void *row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
+}
+INLINE void load_matrices_transposed(unsigned (&r)[4], const void *row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
+}
+// multiply_16x8x16 adds the product of bfloat16 fragments a (16 × 16) and b (16 × 8) to d.
+INLINE void multiply_16x8x16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+#else
+#include "shim.h"
+#endif

@@ -1,0 +1,168 @@
+package cudart
+
+/*
+#include "driver.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"math"
+	"unsafe"
+)
+
+// kernel is one entry of the PTX: how many threads a block has and how much dynamic shared memory, in bytes.
+type kernel struct {
+	name    string
+	threads int
+	shared  int
+}
+
+// Numbers of the kernels, in the order of the table.
+const (
+	kAdd = iota
+	kAddRow
+	kScale
+	kFillZero
+	kRoundRows
+	kPackRows
+	kRepack
+	kGatherRows
+	kNorm
+	kNormNarrow
+	kNormBackward
+	kNormBackwardNarrow
+	kRope
+	kSwiGLU
+	kSwiGLUBackward
+	kProductFloat32
+	kProductTransposedFloat32
+	kOuterProduct
+	kProductFew
+	kProductSome
+	kProductMany
+	kProductTransposedFew
+	kProductTransposedSome
+	kProductTransposedMany
+	kWritePages
+	kCopyPage
+	kAttention                                 // for head dimensions up to 32, 64, 128
+	kAttentionFew             = kAttention + 3 // tiles of 16 items
+	kAttentionPart            = kAttention + 6 // and one part of the keys
+	kAttentionMerge           = kAttention + 9
+	kAttentionDelta           = kAttention + 10
+	kAttentionBackwardKeys    = kAttention + 11
+	kAttentionBackwardQueries = kAttention + 14
+	kLogSumExp                = kAttention + 17
+	kSoftmax                  = kAttention + 18
+	kSoftmaxGradient          = kAttention + 19
+	kAdamW                    = kAttention + 20
+	kSumSquares               = kAttention + 21
+	kSumPartials              = kAttention + 22
+)
+
+// headDims are the head dimensions that attention kernels exist for; a smaller head is filled up.
+var headDims = [3]int{32, 64, 128}
+
+var kernels = func() []kernel {
+	table := []kernel{
+		{"add", 256, 0}, {"add_row", 256, 0}, {"scale", 256, 0}, {"fill_zero", 256, 0}, {"round_rows", 256, 0},
+		{"pack_rows", 256, 0}, {"repack", 256, 0}, {"gather_rows", 256, 0},
+		{"rms_norm", 256, 0}, {"rms_norm_narrow", 256, 0}, {"rms_norm_backward", 256, 0}, {"rms_norm_backward_narrow", 256, 0},
+		{"rope", 256, 0}, {"swiglu", 256, 0}, {"swiglu_backward", 256, 0},
+		{"product_float32", 256, 0}, {"product_transposed_float32", 256, 0}, {"outer_product", 256, 0},
+		{"product_few", 128, 0}, {"product_some", 128, 0}, {"product_many", 256, 0},
+		{"product_transposed_few", 128, 0}, {"product_transposed_some", 128, 0}, {"product_transposed_many", 256, 0},
+		{"write_pages", 256, 0}, {"copy_page", 256, 0},
+	}
+	// A tile of items, a page's keys or values, and the scores of both; rows have one element more, against bank conflicts.
+	forward := func(items, dim int) int { return 4 * ((items+C.PAGE_KEYS)*(dim+1) + items*(C.PAGE_KEYS+1)) }
+	backward := func(dim int) int {
+		return 4 * ((2*C.PAGE_KEYS+2*backwardItems)*(dim+1) + 2*backwardItems*(C.PAGE_KEYS+1))
+	}
+	family := func(name string, shared func(dim int) int) {
+		for _, dim := range headDims {
+			table = append(table, kernel{fmt.Sprintf("%s_%d", name, dim), 256, shared(dim)})
+		}
+	}
+	family("attention", func(dim int) int { return forward(manyItems, dim) })
+	family("attention_few", func(dim int) int { return forward(fewItems, dim) })
+	family("attention_part", func(dim int) int { return forward(fewItems, dim) })
+	table = append(table, kernel{"attention_merge", 256, 0}, kernel{"attention_delta", 256, 0})
+	family("attention_backward_keys", backward)
+	family("attention_backward_queries", backward)
+	return append(table, kernel{"log_sum_exp", 512, 0}, kernel{"softmax", 256, 0}, kernel{"softmax_gradient", 256, 0},
+		kernel{"adamw", 256, 0}, kernel{"sum_squares", 256, 0}, kernel{"sum_partials", 256, 0})
+}()
+
+// View is a matrix in device memory: element (r, c) is at At + (r·Stride + c)·size. Rows without elements may have any address.
+type View struct {
+	At                 Address
+	Rows, Cols, Stride int64
+}
+
+// Weight is a matrix of Out × In elements for products: row by row, a row beginning every Pitch elements, Pitch a multiple of 8; what lies between In and Pitch is zero.
+type Weight struct {
+	At             Address
+	Out, In, Pitch int64
+}
+
+// Type is the type of elements in device memory.
+type Type int32
+
+// The element types. Float16 is one of weight files only.
+const (
+	Float32  Type = C.FLOAT32
+	BFloat16 Type = C.BFLOAT16
+	Float16  Type = C.FLOAT16
+)
+
+// The Go structures are the C ones.
+const (
+	_ = uint(unsafe.Sizeof(View{}) - C.sizeof_view)
+	_ = uint(C.sizeof_view - unsafe.Sizeof(View{}))
+	_ = uint(unsafe.Sizeof(Weight{}) - C.sizeof_weight)
+	_ = uint(C.sizeof_weight - unsafe.Sizeof(Weight{}))
+)
+
+func (v View) c() C.view {
+	return C.view{at: C.uint64_t(v.At), rows: C.int64_t(v.Rows), cols: C.int64_t(v.Cols), stride: C.int64_t(v.Stride)}
+}
+
+func (w Weight) c() C.weight {
+	return C.weight{at: C.uint64_t(w.At), out: C.int64_t(w.Out), in: C.int64_t(w.In), pitch: C.int64_t(w.Pitch)}
+}
+
+func (v View) empty() bool { return v.Rows == 0 || v.Cols == 0 }
+
+// Limits of a grid.
+const (
+	maxX = math.MaxInt32
+	maxY = 65535
+)
+
+// launch puts kernel k into the stream; arguments point to its structure, which is copied.
+func (v *Device) launch(k int, x, y, z int64, arguments unsafe.Pointer) error {
+	if v.c == nil {
+		return errClosed
+	}
+	if x > maxX || y > maxY || z > maxY {
+		return fmt.Errorf("kernel %s: a grid of %d × %d × %d blocks is more than the device takes", kernels[k].name, x, y, z)
+	}
+	return v.failed(kernels[k].name, C.device_launch(v.c, C.int(k), C.unsigned(x), C.unsigned(y), C.unsigned(z), C.unsigned(kernels[k].threads), C.unsigned(kernels[k].shared), arguments))
+}
+
+// rowwise launches an element-wise kernel: a block per row and piece of cols columns.
+func (v *Device) rowwise(k int, rows, cols int64, arguments unsafe.Pointer) error {
+	if rows == 0 || cols == 0 {
+		return nil
+	}
+	return v.launch(k, rows, min((cols+C.PIECE-1)/C.PIECE, maxY), 1, arguments)
+}
+
+func flag(b bool) C.int32_t {
+	if b {
+		return 1
+	}
+	return 0
+}

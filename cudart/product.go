@@ -1,0 +1,120 @@
+package cudart
+
+/*
+#include "driver.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"unsafe"
+)
+
+// tile is how many rows and columns of the output a block of a product kernel has.
+type tile struct {
+	kernel        int
+	rows, columns int64
+}
+
+// bfloat16Tile chooses among kernels of equal bits: few rows are bound by reading the weights and want many small blocks; large tiles pay when they still fill the device.
+func (v *Device) bfloat16Tile(rows, columns int64) tile {
+	switch {
+	case rows <= 16:
+		return tile{0, 16, 64}
+	case rows < 128 || columns < 128 || (rows/128)*(columns/128) < int64(v.multiprocessors):
+		return tile{1, 64, 64}
+	}
+	return tile{2, 128, 128}
+}
+
+// RowGroup is the rows [From, To) of a batch and the weight that is theirs. With Factor not 0 a finished element is multiplied by it and rounded to the values of Round.
+type RowGroup struct {
+	From, To int64
+	Weight   Weight
+	Factor   float32
+	Round    Type
+}
+
+const (
+	_ = uint(unsafe.Sizeof(RowGroup{}) - C.sizeof_row_group)
+	_ = uint(C.sizeof_row_group - unsafe.Sizeof(RowGroup{}))
+)
+
+// Product is y = x · wᵀ for the rows of every group, or y += x · wᵀ with accumulate: rows of x (float32, or the weights' type t) with every row of w. Transposed, it is x · w: rows of x
+// with every column of w. Other rows, and columns beyond a group's weight, stay as they are. An element is one chain over the inner axis in ascending order that begins with what y
+// holds or with zero; bfloat16 weights round x and take 16 steps at once. No row may be in two groups.
+func (v *Device) Product(y, x View, xType Type, groups []RowGroup, t Type, transposed, accumulate bool) error {
+	var rows, columns int64 // of the largest group
+	for _, g := range groups {
+		rows = max(rows, g.To-g.From)
+		if transposed {
+			columns = max(columns, g.Weight.In)
+		} else {
+			columns = max(columns, g.Weight.Out)
+		}
+	}
+	if rows == 0 || columns == 0 {
+		return nil
+	}
+	a := C.product_arguments{y: y.c(), x: x.c(), accumulate: flag(accumulate), x_type: C.int32_t(xType)}
+	shape := tile{kProductFloat32, 64, 64}
+	if t == BFloat16 {
+		shape = v.bfloat16Tile(rows, columns)
+		shape.kernel += kProductFew
+		if transposed {
+			shape.kernel += kProductTransposedFew - kProductFew
+		}
+	} else if transposed {
+		shape.kernel = kProductTransposedFloat32
+	}
+	blocks, across := (rows+shape.rows-1)/shape.rows, (columns+shape.columns-1)/shape.columns
+	if len(groups) == 1 {
+		a.only = *(*C.row_group)(unsafe.Pointer(&groups[0]))
+		return v.launch(shape.kernel, blocks, across, 1, unsafe.Pointer(&a))
+	}
+	var tiles []C.product_tile
+	for i, g := range groups {
+		for row := int64(0); row < g.To-g.From; row += shape.rows {
+			tiles = append(tiles, C.product_tile{group: C.int32_t(i), row: C.int32_t(row)})
+		}
+	}
+	at, release, err := v.putAll(bytesOf(groups), bytesOf(tiles))
+	if err != nil {
+		return err
+	}
+	a.groups, a.tiles = C.uint64_t(at[0]), C.uint64_t(at[1])
+	return errors.Join(v.launch(shape.kernel, int64(len(tiles)), across, 1, unsafe.Pointer(&a)), release())
+}
+
+// OuterProduct is one job of OuterProducts: G += Aᵀ · B, summed over the rows in ascending order from what G holds.
+type OuterProduct struct{ G, A, B View }
+
+const (
+	_ = uint(unsafe.Sizeof(OuterProduct{}) - C.sizeof_outer_product_job)
+	_ = uint(C.sizeof_outer_product_job - unsafe.Sizeof(OuterProduct{}))
+)
+
+// OuterProducts runs all jobs in one launch. No two may have a G in common.
+func (v *Device) OuterProducts(jobs []OuterProduct) error {
+	const side = 64
+	var tiles []C.outer_tile
+	for k, j := range jobs {
+		if j.A.Rows == 0 {
+			continue
+		}
+		for i := int64(0); i*side < j.G.Rows; i++ {
+			for c := int64(0); c*side < j.G.Cols; c++ {
+				tiles = append(tiles, C.outer_tile{job: C.int32_t(k), i: C.int32_t(i), j: C.int32_t(c)})
+			}
+		}
+	}
+	if len(tiles) == 0 {
+		return nil
+	}
+	at, release, err := v.putAll(bytesOf(jobs), bytesOf(tiles))
+	if err != nil {
+		return err
+	}
+	a := C.outer_arguments{jobs: C.uint64_t(at[0]), tiles: C.uint64_t(at[1])}
+	return errors.Join(v.launch(kOuterProduct, int64(len(tiles)), 1, 1, unsafe.Pointer(&a)), release())
+}

@@ -1,0 +1,65 @@
+package cudart
+
+/*
+#include <stdlib.h>
+#include "driver.h"
+*/
+import "C"
+
+import (
+	"bytes"
+	"compress/gzip"
+	"embed"
+	"fmt"
+	"io"
+	"unsafe"
+)
+
+// The compiled kernels; kernels/make.sh makes them.
+//
+//go:embed ptx/*.ptx.gz
+var ptxFiles embed.FS
+
+// ptx gives the kernels for a compute capability: Hopper's own, or Ampere's, which the driver compiles for everything else from 8.0 on.
+func ptx(major, minor int) (architecture string, text []byte, err error) {
+	architecture = "sm_80"
+	if major == 9 && minor == 0 {
+		architecture = "sm_90a"
+	}
+	packed, err := ptxFiles.ReadFile("ptx/" + architecture + ".ptx.gz")
+	if err != nil {
+		return "", nil, err
+	}
+	r, err := gzip.NewReader(bytes.NewReader(packed))
+	if err != nil {
+		return "", nil, fmt.Errorf("the kernels for %s: %w", architecture, err)
+	}
+	text, err = io.ReadAll(r)
+	return architecture, text, err
+}
+
+// loadKernels has the driver compile the kernels; it keeps the result in its own cache, so only the first time takes seconds.
+func (v *Device) loadKernels() error {
+	architecture, text, err := ptx(v.major, v.minor)
+	if err != nil {
+		return err
+	}
+	source := C.CString(string(text))
+	defer C.free(unsafe.Pointer(source))
+	names := (*[C.KERNEL_LIMIT]*C.char)(C.calloc(C.KERNEL_LIMIT, C.size_t(unsafe.Sizeof((*C.char)(nil)))))
+	shared := (*[C.KERNEL_LIMIT]C.int)(C.calloc(C.KERNEL_LIMIT, C.sizeof_int))
+	defer C.free(unsafe.Pointer(names))
+	defer C.free(unsafe.Pointer(shared))
+	for i, k := range kernels {
+		names[i], shared[i] = C.CString(k.name), C.int(k.shared)
+		defer C.free(unsafe.Pointer(names[i]))
+	}
+	const logBytes = 4096
+	log := (*C.char)(C.calloc(1, logBytes))
+	defer C.free(unsafe.Pointer(log))
+	var step *C.char
+	if err := v.failed("", C.device_load(v.c, source, C.int(len(kernels)), &names[0], &shared[0], log, logBytes, &step)); err != nil {
+		return fmt.Errorf("compiling the kernels (%s) with the driver, at %s: %w %s", architecture, C.GoString(step), err, C.GoString(log))
+	}
+	return nil
+}

@@ -1,0 +1,277 @@
+// A CUDA driver without a GPU, for tests: memory is the host's, streams and events are done at once, launches run the kernels through the shim. It checks what a GPU would
+// not forgive (freeing twice, freeing what was not allocated, a launch of another block size) and can be told to fail.
+//
+// FAKE_CUDA_FAIL=name:n:code makes the n-th call of that function from the time the variable was set give that code. FAKE_CUDA_ORDER=seed orders the threads at random, in
+// every launch differently. FAKE_CUDA_DEVICES is how many devices there are (1), FAKE_CUDA_MEMORY how many bytes each has (1 GiB), FAKE_CUDA_VERSION the driver's version.
+#include "shim.h"
+
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+
+typedef struct cuda_copy {
+  size_t source_x, source_y;
+  unsigned source_type;
+  const void *source_host;
+  unsigned long long source_device;
+  void *source_array;
+  size_t source_pitch;
+  size_t to_x, to_y;
+  unsigned to_type;
+  void *to_host;
+  unsigned long long to_device;
+  void *to_array;
+  size_t to_pitch;
+  size_t width, height;
+} cuda_copy;
+
+namespace {
+enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_PTX = 218, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, LAUNCH_FAILED = 719, NOT_SUPPORTED = 801 };
+
+std::mutex lock;
+int sticky; // a failed launch spoils the context, as on a GPU
+
+struct Context {
+  int device, retained;
+  std::map<unsigned long long, size_t> memory;
+  size_t used;
+};
+Context contexts[8];
+std::set<void *> host, handles;
+thread_local Context *current;
+
+long setting(const char *name, long otherwise) {
+  const char *v = getenv(name);
+  return v && *v ? atol(v) : otherwise;
+}
+int devices() { return (int)setting("FAKE_CUDA_DEVICES", 1); }
+
+// failure counts calls of a function that FAKE_CUDA_FAIL names.
+int failure(const char *function) {
+  static std::string plan;
+  static long calls;
+  const char *v = getenv("FAKE_CUDA_FAIL");
+  if (!v || !*v) {
+    plan.clear();
+    return 0;
+  }
+  if (plan != v) plan = v, calls = 0;
+  size_t length = strlen(function);
+  if (strncmp(v, function, length) || v[length] != ':') return 0;
+  char *end;
+  long n = strtol(v + length + 1, &end, 10);
+  return ++calls == n ? atoi(end + 1) : 0;
+}
+
+void *new_handle() {
+  void *h = malloc(1);
+  handles.insert(h);
+  return h;
+}
+int free_handle(void *h) {
+  if (!handles.erase(h)) return INVALID_HANDLE;
+  free(h);
+  return 0;
+}
+} // namespace
+
+#define ENTER \
+  std::lock_guard<std::mutex> guard(lock); \
+  if (int code = failure(__func__)) return code;
+#define IN_CONTEXT \
+  ENTER if (!current || !current->retained) return INVALID_CONTEXT; \
+  if (sticky) return sticky;
+
+extern "C" {
+int cuInit(unsigned) {
+  ENTER return devices() > 0 ? 0 : 100;
+}
+int cuDriverGetVersion(int *version) {
+  ENTER *version = (int)setting("FAKE_CUDA_VERSION", 12080);
+  return 0;
+}
+int cuGetErrorName(int code, const char **name) {
+  switch (code) {
+    case INVALID_VALUE: *name = "CUDA_ERROR_INVALID_VALUE"; return 0;
+    case OUT_OF_MEMORY: *name = "CUDA_ERROR_OUT_OF_MEMORY"; return 0;
+    case LAUNCH_FAILED: *name = "CUDA_ERROR_LAUNCH_FAILED"; return 0;
+  }
+  *name = nullptr;
+  return INVALID_VALUE;
+}
+int cuGetErrorString(int code, const char **text) {
+  *text = code == OUT_OF_MEMORY ? "out of memory" : code == LAUNCH_FAILED ? "unspecified launch failure" : nullptr;
+  return *text ? 0 : INVALID_VALUE;
+}
+int cuDeviceGetCount(int *count) {
+  ENTER *count = devices();
+  return 0;
+}
+int cuDeviceGet(int *device, int ordinal) {
+  ENTER if (ordinal < 0 || ordinal >= devices() || ordinal >= 8) return INVALID_DEVICE;
+  *device = ordinal;
+  return 0;
+}
+int cuDeviceGetName(char *name, int length, int) {
+  ENTER snprintf(name, (size_t)length, "no GPU: kernels on the processor");
+  return 0;
+}
+int cuDeviceGetAttribute(int *value, int attribute, int) {
+  ENTER switch (attribute) {
+    case 75: *value = (int)setting("FAKE_CUDA_MAJOR", 9); return 0;
+    case 76: *value = 0; return 0;
+    case 16: *value = 2; return 0;         // multiprocessors
+    case 97: *value = 227 << 10; return 0; // shared memory of a block
+  }
+  return INVALID_VALUE;
+}
+int cuDeviceTotalMem_v2(size_t *bytes, int) {
+  ENTER *bytes = (size_t)setting("FAKE_CUDA_MEMORY", 1l << 30);
+  return 0;
+}
+int cuDeviceCanAccessPeer(int *can, int device, int peer) {
+  ENTER *can = device != peer;
+  return 0;
+}
+int cuDevicePrimaryCtxRetain(void **context, int device) {
+  ENTER if (!contexts[device].retained++) sticky = 0;
+  contexts[device].device = device;
+  *context = &contexts[device];
+  return 0;
+}
+int cuDevicePrimaryCtxRelease_v2(int device) {
+  ENTER if (!contexts[device].retained) return INVALID_CONTEXT;
+  if (--contexts[device].retained == 0) { // the context takes its memory with it
+    for (auto &m : contexts[device].memory) free((void *)m.first);
+    contexts[device].memory.clear();
+    contexts[device].used = 0;
+  }
+  return 0;
+}
+int cuCtxSetCurrent(void *context) {
+  ENTER current = (Context *)context;
+  return 0;
+}
+int cuCtxEnablePeerAccess(void *, unsigned) { IN_CONTEXT return 0; }
+int cuMemGetInfo_v2(size_t *free, size_t *total) {
+  IN_CONTEXT *total = (size_t)setting("FAKE_CUDA_MEMORY", 1l << 30);
+  *free = *total - current->used;
+  return 0;
+}
+int cuMemAlloc_v2(unsigned long long *address, size_t bytes) {
+  IN_CONTEXT if (!bytes) return INVALID_VALUE;
+  if (current->used + bytes > (size_t)setting("FAKE_CUDA_MEMORY", 1l << 30)) return OUT_OF_MEMORY;
+  void *p = nullptr;
+  if (posix_memalign(&p, 512, bytes)) return OUT_OF_MEMORY;
+  memset(p, 0xff, bytes); // not a number, for those who read before they write
+  current->memory[(unsigned long long)p] = bytes;
+  current->used += bytes;
+  *address = (unsigned long long)p;
+  return 0;
+}
+int cuMemFree_v2(unsigned long long address) {
+  IN_CONTEXT auto m = current->memory.find(address);
+  if (m == current->memory.end()) return INVALID_VALUE;
+  current->used -= m->second;
+  free((void *)address);
+  current->memory.erase(m);
+  return 0;
+}
+int cuMemHostAlloc(void **memory, size_t bytes, unsigned) {
+  IN_CONTEXT *memory = malloc(bytes);
+  if (!*memory) return OUT_OF_MEMORY;
+  host.insert(*memory);
+  return 0;
+}
+int cuMemFreeHost(void *memory) {
+  IN_CONTEXT if (!host.erase(memory)) return INVALID_VALUE;
+  free(memory);
+  return 0;
+}
+int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t bytes, void *) {
+  IN_CONTEXT memcpy((void *)to, from, bytes);
+  return 0;
+}
+int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t bytes, void *) {
+  IN_CONTEXT memcpy(to, (void *)from, bytes);
+  return 0;
+}
+int cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, size_t bytes, void *) {
+  IN_CONTEXT memcpy((void *)to, (void *)from, bytes);
+  return 0;
+}
+int cuMemcpyPeerAsync(unsigned long long to, void *, unsigned long long from, void *, size_t bytes, void *) {
+  IN_CONTEXT memcpy((void *)to, (void *)from, bytes);
+  return 0;
+}
+int cuMemcpy2DAsync_v2(const cuda_copy *c, void *) {
+  IN_CONTEXT if (c->width > c->source_pitch || c->width > c->to_pitch) return INVALID_VALUE;
+  const char *from = c->source_type == 1 ? (const char *)c->source_host : (const char *)c->source_device;
+  char *to = c->to_type == 1 ? (char *)c->to_host : (char *)c->to_device;
+  for (size_t r = 0; r < c->height; r++) memcpy(to + r * c->to_pitch, from + r * c->source_pitch, c->width);
+  return 0;
+}
+int cuMemsetD8Async(unsigned long long to, unsigned char value, size_t bytes, void *) {
+  IN_CONTEXT memset((void *)to, value, bytes);
+  return 0;
+}
+int cuStreamCreate(void **stream, unsigned) {
+  IN_CONTEXT *stream = new_handle();
+  return 0;
+}
+int cuStreamDestroy_v2(void *stream) {
+  ENTER return free_handle(stream);
+}
+int cuStreamSynchronize(void *) { IN_CONTEXT return 0; }
+int cuStreamWaitEvent(void *, void *event, unsigned) { IN_CONTEXT return handles.count(event) ? 0 : INVALID_HANDLE; }
+int cuEventCreate(void **event, unsigned) {
+  IN_CONTEXT *event = new_handle();
+  return 0;
+}
+int cuEventDestroy_v2(void *event) {
+  ENTER return free_handle(event);
+}
+int cuEventRecord(void *event, void *) { IN_CONTEXT return handles.count(event) ? 0 : INVALID_HANDLE; }
+int cuEventSynchronize(void *event) { IN_CONTEXT return handles.count(event) ? 0 : INVALID_HANDLE; }
+int cuEventElapsedTime(float *milliseconds, void *, void *) {
+  IN_CONTEXT *milliseconds = 0;
+  return 0;
+}
+int cuModuleLoadDataEx(void **module, const void *image, unsigned, int *, void **value) {
+  IN_CONTEXT if (!strstr((const char *)image, ".target sm_")) {
+    snprintf((char *)value[0], (size_t)value[1], "this is no PTX");
+    return INVALID_PTX;
+  }
+  *module = new_handle();
+  return 0;
+}
+int cuModuleUnload(void *module) {
+  ENTER return free_handle(module);
+}
+int cuModuleGetFunction(void **function, void *, const char *name) {
+  IN_CONTEXT *function = const_cast<shim::Kernel *>(shim::find(name));
+  return *function ? 0 : NOT_FOUND;
+}
+int cuFuncSetAttribute(void *, int, int value) { IN_CONTEXT return value <= 227 << 10 ? 0 : INVALID_VALUE; }
+int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned, unsigned shared, void *, void **arguments, void **) {
+  IN_CONTEXT if (!x || !y || !z || y > 65535 || z > 65535) return INVALID_VALUE;
+  static uint64_t launches;
+  uint64_t order = (uint64_t)setting("FAKE_CUDA_ORDER", 0);
+  if (order) order = (order + ++launches) * 0x9E3779B97F4A7C15u | 1;
+  const char *wrong = shim::launch((const shim::Kernel *)function, {x, y, z}, (int)threads, shared, arguments[0], order);
+  if (!wrong) return 0;
+  fprintf(stderr, "kernel %s: %s\n", ((const shim::Kernel *)function)->name, wrong);
+  return sticky = LAUNCH_FAILED;
+}
+// Nothing is recorded here: graphs are tested on devices.
+int cuStreamBeginCapture_v2(void *, int) { IN_CONTEXT return NOT_SUPPORTED; }
+int cuStreamEndCapture(void *, void **) { IN_CONTEXT return NOT_SUPPORTED; }
+int cuGraphInstantiateWithFlags(void **, void *, unsigned long long) { IN_CONTEXT return NOT_SUPPORTED; }
+int cuGraphLaunch(void *, void *) { IN_CONTEXT return NOT_SUPPORTED; }
+int cuGraphExecDestroy(void *) { IN_CONTEXT return NOT_SUPPORTED; }
+int cuGraphDestroy(void *) { IN_CONTEXT return NOT_SUPPORTED; }
+}

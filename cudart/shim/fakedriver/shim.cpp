@@ -1,0 +1,236 @@
+// Fibers, barriers and what else shim.h declares. One launch runs at a time.
+#include "shim.h"
+
+#include <cstdlib>
+#include <memory>
+#include <vector>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#else
+#include <ucontext.h>
+#endif
+
+namespace shim {
+
+Index block, grid;
+int thread_index;
+void *dynamic_shared;
+
+static Kernel *kernels;
+Kernel::Kernel(const char *n, int t, void (*r)(const void *)) : name(n), threads(t), run(r), next(kernels) { kernels = this; }
+const Kernel *find(const char *name) {
+  for (const Kernel *k = kernels; k; k = k->next)
+    if (!strcmp(k->name, name)) return k;
+  return nullptr;
+}
+
+namespace {
+struct Copy {
+  void *to;
+  const void *from;
+  bool wanted;
+  int group;
+};
+struct Fiber {
+  std::unique_ptr<char[]> stack;
+#if defined(__x86_64__)
+  void *sp;
+#else
+  ucontext_t context;
+#endif
+  bool done;
+  unsigned exchanges;
+  int groups; // of copies committed
+  std::vector<Copy> copies;
+};
+// A barrier of a number of threads: those who come wait for the next turn.
+struct Barrier {
+  unsigned arrived, turn;
+};
+constexpr size_t stack_bytes = 128 << 10;
+
+std::vector<Fiber> fibers;
+Fiber *current;
+Barrier whole, warps[32];
+unsigned warp_alive[32], alive;
+Slot slots[32][2][32];
+bool moved; // in this round some thread passed a barrier or ended
+const Kernel *running;
+const void *arguments;
+
+#if defined(__x86_64__)
+void *scheduler;
+extern "C" void shim_switch(void **from, void *to);
+__asm__(".text\n.globl shim_switch\nshim_switch:\n push %rbp\n push %rbx\n push %r12\n push %r13\n push %r14\n push %r15\n mov %rsp,(%rdi)\n mov %rsi,%rsp\n"
+        " pop %r15\n pop %r14\n pop %r13\n pop %r12\n pop %rbx\n pop %rbp\n ret\n");
+void to_scheduler() { shim_switch(&current->sp, scheduler); }
+void to_fiber(Fiber &f) { shim_switch(&scheduler, f.sp); }
+#else
+ucontext_t scheduler;
+void to_scheduler() { swapcontext(&current->context, &scheduler); }
+void to_fiber(Fiber &f) { swapcontext(&scheduler, &f.context); }
+#endif
+
+void run_thread() {
+  running->run(arguments);
+  // What waits for all threads does not wait for one that has ended.
+  current->done = moved = true;
+  unsigned w = thread_index / 32;
+  if (--alive && whole.arrived == alive) whole.arrived = 0, whole.turn++;
+  if (--warp_alive[w] && warps[w].arrived == warp_alive[w]) warps[w].arrived = 0, warps[w].turn++;
+  to_scheduler();
+  abort(); // an ended fiber is never resumed
+}
+
+void prepare(Fiber &f) {
+  if (!f.stack) f.stack.reset(new char[stack_bytes]);
+  f.done = false, f.exchanges = 0, f.groups = 0;
+  f.copies.clear();
+#if defined(__x86_64__)
+  void **s = (void **)(((uintptr_t)f.stack.get() + stack_bytes) & ~(uintptr_t)63);
+  *--s = nullptr; // the frame above; it also aligns the stack as a call would
+  *--s = (void *)run_thread;
+  s -= 6;
+  f.sp = s;
+#else
+  getcontext(&f.context);
+  f.context.uc_stack.ss_sp = f.stack.get();
+  f.context.uc_stack.ss_size = stack_bytes;
+  f.context.uc_link = &scheduler;
+  makecontext(&f.context, run_thread, 0);
+#endif
+}
+
+void wait_at(Barrier &b, unsigned count) {
+  const unsigned turn = b.turn;
+  if (++b.arrived == count) {
+    b.arrived = 0, b.turn++, moved = true;
+    return;
+  }
+  const int me = thread_index;
+  while (b.turn == turn) to_scheduler();
+  thread_index = me;
+  moved = true;
+}
+
+uint64_t next_random(uint64_t &s) {
+  s ^= s << 13, s ^= s >> 7, s ^= s << 17;
+  return s;
+}
+} // namespace
+
+void block_barrier() { wait_at(whole, alive); }
+void warp_barrier() { wait_at(warps[thread_index / 32], warp_alive[thread_index / 32]); }
+
+// Two places per lane take turns: one may be written again after a barrier at which all have read it.
+const Slot *exchange(const void *mine, unsigned size) {
+  auto &place = slots[thread_index / 32][current->exchanges++ & 1];
+  memcpy(place[thread_index & 31], mine, size);
+  warp_barrier();
+  return place;
+}
+
+void copy_later(void *to, const void *from, bool wanted) { current->copies.push_back({to, from, wanted, current->groups}); }
+void commit_copies() { current->groups++; }
+void wait_for_copies(int newest) {
+  auto &c = current->copies;
+  size_t kept = 0;
+  for (const Copy &x : c) {
+    if (x.group >= current->groups - newest) c[kept++] = x;
+    else if (x.wanted) memcpy(x.to, x.from, 16);
+    else memset(x.to, 0, 16);
+  }
+  c.resize(kept);
+}
+
+const char *launch(const Kernel *k, Index g, int threads, unsigned shared_bytes, const void *args, uint64_t order) {
+  if (threads != k->threads || threads % 32 || threads > 1024) return "a block has another number of threads than the kernel says";
+  std::unique_ptr<char[]> shared(new char[shared_bytes ? shared_bytes : 1]);
+  dynamic_shared = shared.get();
+  running = k, arguments = args, grid = g;
+  if (fibers.size() < (size_t)threads) fibers.resize(threads);
+  std::vector<int> turns(threads);
+  for (int i = 0; i < threads; i++) turns[i] = i;
+#if defined(__x86_64__)
+  const unsigned control = _mm_getcsr();
+  _mm_setcsr(control | 0x8040); // denormals are zero, as the GPU code is built
+#endif
+  const char *wrong = nullptr;
+  for (block.z = 0; block.z < g.z && !wrong; block.z++)
+    for (block.y = 0; block.y < g.y && !wrong; block.y++)
+      for (block.x = 0; block.x < g.x && !wrong; block.x++) {
+        memset(shared.get(), 0xff, shared_bytes);
+        alive = threads, whole = {};
+        for (int w = 0; w < threads / 32; w++) warps[w] = {}, warp_alive[w] = 32;
+        for (int i = 0; i < threads; i++) prepare(fibers[i]);
+        while (alive && !wrong) {
+          if (order)
+            for (int i = threads - 1; i > 0; i--) std::swap(turns[i], turns[next_random(order) % (i + 1)]);
+          moved = false;
+          for (int i : turns)
+            if (!fibers[i].done) {
+              current = &fibers[i], thread_index = i;
+              to_fiber(fibers[i]);
+            }
+          if (!moved) wrong = "deadlock: some threads wait at a barrier that the others never reach";
+        }
+      }
+#if defined(__x86_64__)
+  _mm_setcsr(control);
+#endif
+  return wrong;
+}
+
+// sum_of_products is one tensor-core instruction's element: c and the 16 exact products are cut off 25 binary places below the largest exponent among them, added as
+// integers, and the sum is cut to float32. That is how Hopper's bfloat16 instructions were found to behave by "MMA-Sim" (Microsoft, 2025); not verified here on a device.
+float sum_of_products(const uint16_t *a, const uint16_t *b, float c) {
+  int exponents[17], top = -1000;
+  int64_t parts[17]; // significands: products have 14 places behind the point, c has 23
+  auto split = [](uint32_t u, int fraction_bits, int &exponent, int64_t &significand) {
+    exponent = (int)(u >> fraction_bits & 255);
+    significand = (int64_t)(u & ((1u << fraction_bits) - 1)) | (exponent ? (int64_t)1 << fraction_bits : 0);
+    exponent = (exponent ? exponent : 1) - 127;
+  };
+  bool finite = true;
+  for (int i = 0; i < 16; i++) {
+    int ea, eb;
+    int64_t sa, sb;
+    split(a[i] & 0x7fff, 7, ea, sa);
+    split(b[i] & 0x7fff, 7, eb, sb);
+    finite = finite && ea < 128 && eb < 128;
+    exponents[i] = ea + eb;
+    parts[i] = ((a[i] ^ b[i]) & 0x8000) ? -(sa * sb) : sa * sb;
+    if (parts[i] && exponents[i] > top) top = exponents[i];
+  }
+  uint32_t u;
+  memcpy(&u, &c, 4);
+  split(u & 0x7fffffff, 23, exponents[16], parts[16]);
+  finite = finite && exponents[16] < 128;
+  if (u >> 31) parts[16] = -parts[16];
+  if (parts[16] && exponents[16] > top) top = exponents[16];
+  if (!finite) {
+    float s = c;
+    for (int i = 0; i < 16; i++) {
+      uint32_t x = (uint32_t)a[i] << 16, y = (uint32_t)b[i] << 16;
+      float p, q;
+      memcpy(&p, &x, 4), memcpy(&q, &y, 4);
+      s += p * q;
+    }
+    return s;
+  }
+  int64_t sum = 0;
+  for (int i = 0; i < 17; i++) {
+    if (!parts[i]) continue;
+    int shift = 25 - (i < 16 ? 14 : 23) - (top - exponents[i]); // to units of 2^(top - 25), towards zero
+    int64_t m = parts[i] < 0 ? -parts[i] : parts[i];
+    m = shift >= 0 ? m << shift : shift > -63 ? m >> -shift : 0;
+    sum += parts[i] < 0 ? -m : m;
+  }
+  if (!sum) return 0.0f;
+  uint64_t m = sum < 0 ? -(uint64_t)sum : (uint64_t)sum;
+  int drop = 64 - __builtin_clzll(m) - 24; // bits beyond float32's 24
+  if (drop > 0) m = m >> drop << drop;
+  return (float)std::ldexp(sum < 0 ? -(double)m : (double)m, top - 25);
+}
+
+} // namespace shim

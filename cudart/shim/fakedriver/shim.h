@@ -1,0 +1,112 @@
+// The kernels' language on the CPU: the words of language.h with one fiber per CUDA thread. It is for tests: blocks run one after another and barriers are switches
+// between fibers, in an order that a seed decides, so that a missing barrier shows. It knows no kernel and no driver.
+//
+// What stands in for hardware: copy_async copies when it is waited for, not before; shared memory of a launch is filled with NaN before each block; multiply_16x8x16 computes
+// in integers what Hopper's tensor cores are reported to compute.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#define INLINE static inline
+#define UNROLL
+#define UNROLL_2
+#define UNROLL_4
+#define SHARED(type, name) static type name
+#define DYNAMIC_SHARED(type, name) type *name = (type *)shim::dynamic_shared
+// A kernel enters itself into the table that launches look in.
+#define KERNEL(name, threads, arguments) \
+  extern "C" void name(const arguments a); \
+  static const shim::Kernel name##_kernel(#name, threads, [](const void *p) { name(*(const arguments *)p); }); \
+  extern "C" void name(const arguments a)
+
+namespace shim {
+struct Index {
+  unsigned x, y, z;
+};
+extern Index block, grid; // of the running fiber
+extern int thread_index;
+extern void *dynamic_shared;
+
+struct Kernel {
+  Kernel(const char *name, int threads, void (*run)(const void *arguments));
+  const char *name;
+  int threads;
+  void (*run)(const void *arguments);
+  Kernel *next;
+};
+const Kernel *find(const char *name);
+
+// launch runs every block. order 0 lets threads run in their order, another number in a random one. The result is null, or what went wrong: a deadlock, a block of another size.
+const char *launch(const Kernel *k, Index grid, int threads, unsigned shared_bytes, const void *arguments, uint64_t order);
+
+void block_barrier();
+void warp_barrier();
+// exchange gives every lane's 32 bytes to every lane of the warp; the answer is valid until the calling thread's next but one exchange.
+typedef unsigned char Slot[32];
+const Slot *exchange(const void *mine, unsigned size);
+void copy_later(void *to, const void *from, bool wanted);
+void commit_copies();
+void wait_for_copies(int newest);
+float sum_of_products(const uint16_t *a, const uint16_t *b, float c); // 16 of each
+} // namespace shim
+
+static inline int thread() { return shim::thread_index; }
+static inline int64_t block_x() { return shim::block.x; }
+static inline int64_t block_y() { return shim::block.y; }
+static inline int64_t block_z() { return shim::block.z; }
+static inline int64_t blocks_x() { return shim::grid.x; }
+static inline int64_t blocks_y() { return shim::grid.y; }
+static inline void barrier() { shim::block_barrier(); }
+static inline void warp_barrier() { shim::warp_barrier(); }
+static inline float shuffle_xor(float v, int mask) {
+  const shim::Slot *all = shim::exchange(&v, sizeof v);
+  float r;
+  memcpy(&r, all[(thread() & 31) ^ mask], sizeof r);
+  return r;
+}
+static inline float fma_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+static inline double fma_rn(double a, double b, double c) { return __builtin_fma(a, b, c); }
+static inline float sqrt_rn(float x) { return __builtin_sqrtf(x); }
+template <class T> static inline T *memory(uint64_t address) { return (T *)address; }
+template <class To, class From> static inline To bits(From v) {
+  static_assert(sizeof(To) == sizeof(From), "of one size");
+  To r;
+  memcpy(&r, &v, sizeof r);
+  return r;
+}
+static inline void copy_async(void *to, const void *from, bool wanted) { shim::copy_later(to, from, wanted); }
+static inline void copy_async_commit() { shim::commit_copies(); }
+template <int newest> static inline void copy_async_wait() { shim::wait_for_copies(newest); }
+
+static inline void load_four(unsigned (&r)[4], const void *row, bool transposed) {
+  const shim::Slot *all = shim::exchange(&row, sizeof row);
+  const int lane = thread() & 31;
+  for (int m = 0; m < 4; m++) {
+    uint16_t pair[2];
+    for (int i = 0; i < 2; i++) {
+      const int at_row = transposed ? lane % 4 * 2 + i : lane / 4, at_column = transposed ? lane / 4 : lane % 4 * 2 + i;
+      const uint16_t *from;
+      memcpy(&from, all[m * 8 + at_row], sizeof from);
+      pair[i] = from[at_column];
+    }
+    r[m] = (unsigned)pair[0] | (unsigned)pair[1] << 16;
+  }
+  shim::warp_barrier(); // a lane's rows have been read by all before it goes on
+}
+static inline void load_matrices(unsigned (&r)[4], const void *row) { load_four(r, row, false); }
+static inline void load_matrices_transposed(unsigned (&r)[4], const void *row) { load_four(r, row, true); }
+
+static inline void multiply_16x8x16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  const unsigned mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
+  const shim::Slot *all = shim::exchange(mine, sizeof mine);
+  const int lane = thread() & 31;
+  uint16_t left[2][16], right[2][16]; // the two rows and the two columns of the lane's four elements
+  for (int i = 0; i < 2; i++)
+    for (int t = 0; t < 4; t++)
+      for (int half = 0; half < 2; half++) {
+        memcpy(&left[i][half * 8 + t * 2], all[lane / 4 * 4 + t] + 4 * (i + 2 * half), 4);
+        memcpy(&right[i][half * 8 + t * 2], all[(lane % 4 * 2 + i) * 4 + t] + 16 + 4 * half, 4);
+      }
+  for (int e = 0; e < 4; e++) d[e] = shim::sum_of_products(left[e / 2], right[e % 2], d[e]);
+}

@@ -1,0 +1,137 @@
+// Package shim builds a CUDA driver that needs no GPU: a shared library with the driver's functions, which runs the kernels' own text on the processor with one fiber per
+// CUDA thread. It is for tests, slow, and says nothing about speed.
+package shim
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/tinsmith/tinsmith/cudart/kernels"
+)
+
+//go:embed fakedriver
+var sources embed.FS
+
+// Options say how the library is built.
+type Options struct {
+	// Sanitize has the compiler check every access to memory. The process must have been started with SanitizerEnvironment.
+	Sanitize bool
+}
+
+// ErrNoCompiler is wrapped when there is no C++ compiler.
+var ErrNoCompiler = errors.New("no C++ compiler (g++ or clang++) is installed")
+
+// Directory builds the library if it has not been built from these sources before and gives the folder that libcuda.so.1 is in, below the user's cache directory.
+func Directory(ctx context.Context, o Options) (string, error) {
+	compiler, err := findCompiler()
+	if err != nil {
+		return "", err
+	}
+	flags := []string{"-std=c++17", "-O2", "-g", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-pthread", "-Wall", "-Wextra"}
+	if o.Sanitize {
+		flags = append(flags, "-fsanitize=address", "-O1")
+	}
+	h := sha256.New()
+	version, err := exec.CommandContext(ctx, compiler, "--version").Output()
+	if err != nil {
+		return "", fmt.Errorf("%s --version: %w", compiler, err)
+	}
+	fmt.Fprintln(h, compiler, string(version), flags)
+	files := map[string][]byte{}
+	for _, from := range []fs.FS{sources, kernels.Sources} {
+		err := fs.WalkDir(from, ".", func(path string, e fs.DirEntry, err error) error {
+			if err != nil || e.IsDir() {
+				return err
+			}
+			data, err := fs.ReadFile(from, path)
+			files[filepath.Base(path)] = data
+			fmt.Fprintln(h, path, len(data))
+			h.Write(data)
+			return err
+		})
+		if err != nil {
+			return "", err
+		}
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		cache = os.TempDir()
+	}
+	dir := filepath.Join(cache, "tinsmith", "cuda-shim-"+hex.EncodeToString(h.Sum(nil)[:8]))
+	if _, err := os.Stat(filepath.Join(dir, "libcuda.so.1")); err == nil {
+		return dir, nil
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", err
+	}
+	work, err := os.MkdirTemp(dir, "build-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(work)
+	for name, data := range files {
+		if err := os.WriteFile(filepath.Join(work, name), data, 0o600); err != nil {
+			return "", err
+		}
+	}
+	cmd := exec.CommandContext(ctx, compiler, append(flags, "-o", "libcuda.so.1", "-x", "c++", "kernels.cu", "shim.cpp", "driver.cpp")...)
+	cmd.Dir = work
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("compiling the kernels for the processor: %w\n%s", err, bytes.TrimSpace(out))
+	}
+	// Another test may have built it meanwhile: renaming replaces it with the same.
+	return dir, os.Rename(filepath.Join(work, "libcuda.so.1"), filepath.Join(dir, "libcuda.so.1"))
+}
+
+func findCompiler() (string, error) {
+	for _, name := range []string{os.Getenv("CXX"), "g++", "clang++"} {
+		if name == "" {
+			continue
+		}
+		if path, err := exec.LookPath(name); err == nil {
+			return path, nil
+		}
+	}
+	return "", ErrNoCompiler
+}
+
+// Require is Directory for a test, which is skipped where there is no compiler.
+func Require(t testing.TB, o Options) string {
+	t.Helper()
+	dir, err := Directory(t.Context(), o)
+	if errors.Is(err, ErrNoCompiler) {
+		t.Skipf("kernels on the processor: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// SanitizerEnvironment gives the variables that a process needs before it loads a library with Options.Sanitize: the sanitizer's runtime must be there first.
+func SanitizerEnvironment(ctx context.Context) ([]string, error) {
+	compiler, err := findCompiler()
+	if err != nil {
+		return nil, err
+	}
+	out, err := exec.CommandContext(ctx, compiler, "-print-file-name=libasan.so").Output()
+	if err != nil {
+		return nil, fmt.Errorf("looking for the address sanitizer: %w", err)
+	}
+	runtime := string(bytes.TrimSpace(out))
+	if !filepath.IsAbs(runtime) {
+		return nil, fmt.Errorf("%s has no address sanitizer", compiler)
+	}
+	// Fibers have stacks of their own, and the test's own process is not what is looked at for leaks.
+	return []string{"LD_PRELOAD=" + runtime, "ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0:verify_asan_link_order=0:abort_on_error=0:exitcode=66"}, nil
+}

@@ -1,0 +1,193 @@
+package cudart
+
+/*
+#include <string.h>
+#include "driver.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"unsafe"
+)
+
+// stageHalf is the size of each half of the staging memory.
+const stageHalf = 4 << 20
+
+// staging is pinned host memory in two halves, through which all copies go, and device memory of the same layout for arguments that a kernel reads from memory. While the device
+// copies from one half the host fills the other; an event per half says when its copies are done.
+type staging struct {
+	host   unsafe.Pointer
+	memory Address
+	events [2]unsafe.Pointer
+	used   [2]bool // the half's event has been recorded
+	half   int
+	at     int // the next free byte in the half
+}
+
+func (s *staging) init(v *Device) error {
+	if err := v.failed("cuMemHostAlloc", C.device_alloc_host(v.c, 2*stageHalf, &s.host)); err != nil {
+		return err
+	}
+	var err error
+	if s.memory, err = v.Alloc(2 * stageHalf); err != nil {
+		return err
+	}
+	for i := range s.events {
+		if err := v.failed("cuEventCreate", C.event_new(v.c, &s.events[i], 0)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *staging) close(v *Device) error {
+	if v.c.context == nil {
+		return nil
+	}
+	err := v.Synchronize()
+	for _, e := range s.events {
+		if e != nil {
+			err = errors.Join(err, v.failed("cuEventDestroy", C.event_free(v.c, e)))
+		}
+	}
+	if s.memory != 0 {
+		err = errors.Join(err, v.Free(s.memory))
+	}
+	if s.host != nil {
+		err = errors.Join(err, v.failed("cuMemFreeHost", C.device_free_host(v.c, s.host)))
+	}
+	*s = staging{}
+	return err
+}
+
+// reserve gives the offset of bytes (at most stageHalf) that no copy under way reads.
+func (v *Device) reserve(bytes int) (int, error) {
+	s := &v.stage
+	bytes = (bytes + 255) &^ 255
+	if s.at+bytes > stageHalf {
+		if err := v.failed("cuEventRecord", C.event_record(v.c, s.events[s.half])); err != nil {
+			return 0, err
+		}
+		s.used[s.half] = true
+		s.half, s.at = 1-s.half, 0
+		if s.used[s.half] {
+			if err := v.failed("cuEventSynchronize", C.event_wait(v.c, s.events[s.half])); err != nil {
+				return 0, err
+			}
+		}
+	}
+	at := s.half*stageHalf + s.at
+	s.at += bytes
+	return at, nil
+}
+
+// Upload copies rows of width bytes from host memory, where they lie one behind another, to rows that begin pitch bytes apart. data is rows × width bytes long; it has been
+// read when Upload returns.
+func (v *Device) Upload(to Address, pitch int, data []byte, width, rows int) error {
+	return v.transfer(to, pitch, data, width, rows, func(place unsafe.Pointer, piece []byte, at Address, width, rows int) error {
+		C.memcpy(place, unsafe.Pointer(&piece[0]), C.size_t(len(piece)))
+		return v.failed("cuMemcpyHtoD", C.device_upload(v.c, C.uint64_t(at), C.size_t(pitch), place, C.size_t(width), C.size_t(rows)))
+	})
+}
+
+// Download is the reverse of Upload; it waits for all that the stream has before it.
+func (v *Device) Download(data []byte, from Address, pitch, width, rows int) error {
+	return v.transfer(from, pitch, data, width, rows, func(place unsafe.Pointer, piece []byte, at Address, width, rows int) error {
+		if err := v.failed("cuMemcpyDtoH", C.device_download(v.c, place, C.uint64_t(at), C.size_t(pitch), C.size_t(width), C.size_t(rows))); err != nil {
+			return err
+		}
+		if err := v.Synchronize(); err != nil {
+			return err
+		}
+		C.memcpy(unsafe.Pointer(&piece[0]), place, C.size_t(len(piece)))
+		return nil
+	})
+}
+
+// transfer cuts a copy into pieces that fit into half the staging memory: whole rows, or parts of one row.
+func (v *Device) transfer(at Address, pitch int, data []byte, width, rows int, move func(place unsafe.Pointer, piece []byte, at Address, width, rows int) error) error {
+	if v.c == nil {
+		return errClosed
+	}
+	if width == 0 || rows == 0 {
+		return nil
+	}
+	if pitch == width { // one long row
+		width, rows = width*rows, 1
+	}
+	piece := func(data []byte, at Address, width, rows int) error {
+		offset, err := v.reserve(len(data))
+		if err != nil {
+			return err
+		}
+		return move(unsafe.Add(v.stage.host, offset), data, at, width, rows)
+	}
+	if width > stageHalf {
+		for r := range rows {
+			for c := 0; c < width; c += stageHalf {
+				n := min(width-c, stageHalf)
+				if err := piece(data[r*width+c:][:n], at+Address(r*pitch+c), n, 1); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}
+	most := stageHalf / width
+	for r := 0; r < rows; r += most {
+		n := min(rows-r, most)
+		if err := piece(data[r*width:][:n*width], at+Address(r*pitch), width, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Put copies data to a place in device memory that stays as it is for kernels launched before release is called. It is how kernels get lists: positions, targets, tiles.
+func (v *Device) Put(data []byte) (at Address, release func() error, err error) {
+	if v.c == nil {
+		return 0, nil, errClosed
+	}
+	if len(data) > stageHalf {
+		if at, err = v.Alloc(len(data)); err != nil {
+			return 0, nil, err
+		}
+		if err := v.Upload(at, len(data), data, len(data), 1); err != nil {
+			return 0, nil, errors.Join(err, v.Free(at))
+		}
+		return at, func() error { return v.Free(at) }, nil
+	}
+	offset, err := v.reserve(len(data))
+	if err != nil || len(data) == 0 {
+		return v.stage.memory, func() error { return nil }, err
+	}
+	place := unsafe.Add(v.stage.host, offset)
+	C.memcpy(place, unsafe.Pointer(&data[0]), C.size_t(len(data)))
+	at = v.stage.memory + Address(offset)
+	err = v.failed("cuMemcpyHtoD", C.device_upload(v.c, C.uint64_t(at), C.size_t(len(data)), place, C.size_t(len(data)), 1))
+	return at, func() error { return nil }, err
+}
+
+// putAll is Put for several lists in one copy; each begins at a multiple of 16 bytes.
+func (v *Device) putAll(lists ...[]byte) (at []Address, release func() error, err error) {
+	var all []byte
+	for _, list := range lists {
+		all = append(all, make([]byte, -len(all)&15)...)
+		at = append(at, Address(len(all)))
+		all = append(all, list...)
+	}
+	base, release, err := v.Put(all)
+	for i := range at {
+		at[i] += base
+	}
+	return at, release, err
+}
+
+// bytesOf sees a list as its bytes.
+func bytesOf[T any](s []T) []byte {
+	if len(s) == 0 {
+		return nil
+	}
+	return unsafe.Slice((*byte)(unsafe.Pointer(&s[0])), len(s)*int(unsafe.Sizeof(s[0])))
+}
