@@ -167,6 +167,25 @@ class Server:
                 pass
         psutil.wait_procs(children, timeout=10)
 
+    def kill_gateway(self) -> None:
+        """Ends the gateway alone; its plugins end by themselves."""
+        if self.process is not None:
+            children = self.plugins()
+            process, self.process = self.process, None
+            process.kill()
+            process.wait()
+            _, left = psutil.wait_procs(children, timeout=30)
+            if left:
+                raise RuntimeError(f"plugins outlived the gateway: {left}")
+
+    def checkpoint(self, name: str) -> dict[str, str]:
+        """The checksums of the files of the one checkpoint of that name, whatever its kind and run."""
+        found = [json.loads(path.read_text()) for path in pathlib.Path(self.config["data_dir"]).glob(f"checkpoints/*/*/{name}~*/checkpoint.json")]
+        sums = [{file: digest for file, digest in one["sha256"].items() if file.endswith(".safetensors")} for one in found]
+        if not sums or any(each != sums[0] for each in sums):
+            raise RuntimeError(f"checkpoint {name}: {len(sums)} folders: {sums}")
+        return sums[0]
+
     def plugins(self) -> list[psutil.Process]:
         """The running plugin processes."""
         if self.process is None:
