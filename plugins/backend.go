@@ -151,6 +151,10 @@ type Status struct {
 	WaitingSamples  int   // sequences waiting for a place
 	Cycles          int64 // clock cycles done
 	CycleSeconds    float64
+	CyclePasses     int64   // operations with data that were in clock cycles
+	CycleSteps      int64   // optimizer steps that were in clock cycles
+	SamplingTurns   int64   // how often the sampler had the device
+	SamplingSeconds float64 // and how long in all
 	TrainedTokens   int64
 	SampledTokens   int64
 	PrefillTokens   int64
@@ -206,12 +210,30 @@ type ForwardBackwardRequest struct {
 	Loss        string             // one of LossNames; LossSpec has the formulas
 	LossConfig  map[string]float64 // keys of that loss only; unknown keys are KindInvalid
 	ForwardOnly bool
+	Share       Share
+}
+
+// Share says for whom work is done, so that tokens can be shared fairly: training between runs in proportion to their weights, places in the decoding batch between keys in proportion to theirs.
+type Share struct {
+	Key    string  // of whom, at most 200 bytes; "" is one of its own
+	Weight float64 // above 0; 0 means 1
+}
+
+// Execution says in which clock cycle a backend has run an operation, and when. The zero value says nothing.
+type Execution struct {
+	Cycle      int64 // number, from 1 in each process
+	Begin, End time.Time
+	// SamplingTurns is how often the sampler had the device between Begin and End, and Sampling how long in all.
+	SamplingTurns int
+	Sampling      time.Duration
 }
 
 // ForwardBackwardResult has one entry per datum, in order.
 type ForwardBackwardResult struct {
 	Logprobs [][]float32        // datum → N×K target log-probabilities at temperature 1, before any update
 	Metrics  map[string]float64 // names "name:reduction" with exactly one colon; "loss:sum" always, "clock_cycle:unique"
+	// Execution has the cycle as well, and when it was.
+	Execution Execution
 }
 
 // AdamParams are the settings of one step; see package optim for the formula.
@@ -232,6 +254,8 @@ type OptimStepResult struct {
 	Version int64
 	Step    int64
 	Metrics map[string]float64 // "grad_norm" (before clipping), "adapter_norm", "learning_rate", "clock_cycle"; all finite
+	// Execution has the cycle as well, and when it was.
+	Execution Execution
 }
 
 // PinRequest keeps the version that is the latest at Position.
@@ -279,6 +303,8 @@ type SampleRequest struct {
 	TargetPromptTokens  []int32 // (P-1)×TargetPromptK, row-major; row i is scored at prompt position i+1; -1 = not asked
 	TargetPromptK       int
 	PromptAlternatives  int // k independent draws at Temperature, with TopK, TopP and MinP, at every prompt position after the first
+
+	Share Share // of the place in the decoding batch
 }
 
 // TopLogprobs is a rows×K matrix of the likeliest tokens, descending; ties by lower id first.

@@ -185,7 +185,7 @@ func (c *Client) ForwardBackward(ctx context.Context, req ForwardBackwardRequest
 	if err != nil {
 		return ForwardBackwardResult{}, c.failure(ctx, "forward_backward", err)
 	}
-	res := ForwardBackwardResult{Logprobs: make([][]float32, len(p.GetLogprobs())), Metrics: p.GetMetrics()}
+	res := ForwardBackwardResult{Logprobs: make([][]float32, len(p.GetLogprobs())), Metrics: p.GetMetrics(), Execution: executionFromPB(p.GetExecution())}
 	for i, b := range p.GetLogprobs() {
 		if res.Logprobs[i], err = unpackFloats("logprobs", b); err != nil {
 			return ForwardBackwardResult{}, fmt.Errorf("forward_backward: %w", err)
@@ -203,7 +203,7 @@ func (c *Client) OptimStep(ctx context.Context, req OptimStepRequest) (OptimStep
 	if err != nil {
 		return OptimStepResult{}, c.failure(ctx, "optim_step", err)
 	}
-	return OptimStepResult{Version: p.GetVersion(), Step: p.GetStep(), Metrics: p.GetMetrics()}, nil
+	return OptimStepResult{Version: p.GetVersion(), Step: p.GetStep(), Metrics: p.GetMetrics(), Execution: executionFromPB(p.GetExecution())}, nil
 }
 
 // Pin implements Backend.

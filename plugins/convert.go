@@ -81,6 +81,7 @@ func statusToPB(s *Status) *backendpb.StatusResponse {
 		TimeUnixNano: s.Time.UnixNano(), BootId: s.BootID, Adapters: int64(s.Adapters), Versions: int64(s.Versions), QueuedTraining: int64(s.QueuedTraining),
 		RunningSamples: int64(s.RunningSamples), WaitingSamples: int64(s.WaitingSamples), Cycles: s.Cycles, CycleSeconds: s.CycleSeconds,
 		TrainedTokens: s.TrainedTokens, SampledTokens: s.SampledTokens, PrefillTokens: s.PrefillTokens, KvPages: int64(s.KVPages), KvPagesFree: int64(s.KVPagesFree),
+		CyclePasses: s.CyclePasses, CycleSteps: s.CycleSteps, SamplingTurns: s.SamplingTurns, SamplingSeconds: s.SamplingSeconds,
 		AdapterBytes: s.AdapterBytes, SpilledBytes: s.SpilledBytes, WeightBytes: s.WeightBytes, LastProgressAgeNanos: int64(s.LastProgressAge),
 	}
 }
@@ -89,6 +90,7 @@ func statusFromPB(p *backendpb.StatusResponse) (Status, error) {
 	s := Status{
 		Time: time.Unix(0, p.GetTimeUnixNano()), BootID: p.GetBootId(), Cycles: p.GetCycles(), CycleSeconds: p.GetCycleSeconds(),
 		TrainedTokens: p.GetTrainedTokens(), SampledTokens: p.GetSampledTokens(), PrefillTokens: p.GetPrefillTokens(),
+		CyclePasses: p.GetCyclePasses(), CycleSteps: p.GetCycleSteps(), SamplingTurns: p.GetSamplingTurns(), SamplingSeconds: p.GetSamplingSeconds(),
 		AdapterBytes: p.GetAdapterBytes(), SpilledBytes: p.GetSpilledBytes(), WeightBytes: p.GetWeightBytes(), LastProgressAge: time.Duration(p.GetLastProgressAgeNanos()),
 	}
 	err := narrowAll([]narrowing{
@@ -101,7 +103,7 @@ func statusFromPB(p *backendpb.StatusResponse) (Status, error) {
 
 func forwardBackwardToPB(r *ForwardBackwardRequest) *backendpb.ForwardBackwardRequest {
 	p := &backendpb.ForwardBackwardRequest{
-		Adapter: r.Adapter, Position: r.Position, Loss: r.Loss, LossConfig: r.LossConfig, ForwardOnly: r.ForwardOnly, Data: make([]*backendpb.Datum, len(r.Data)),
+		Adapter: r.Adapter, Position: r.Position, Loss: r.Loss, LossConfig: r.LossConfig, ForwardOnly: r.ForwardOnly, Data: make([]*backendpb.Datum, len(r.Data)), Share: shareToPB(r.Share),
 	}
 	for i := range r.Data {
 		d := &r.Data[i]
@@ -115,7 +117,7 @@ func forwardBackwardToPB(r *ForwardBackwardRequest) *backendpb.ForwardBackwardRe
 
 func forwardBackwardFromPB(p *backendpb.ForwardBackwardRequest) (ForwardBackwardRequest, error) {
 	r := ForwardBackwardRequest{
-		Adapter: p.GetAdapter(), Position: p.GetPosition(), Loss: p.GetLoss(), LossConfig: p.GetLossConfig(), ForwardOnly: p.GetForwardOnly(), Data: make([]Datum, len(p.GetData())),
+		Adapter: p.GetAdapter(), Position: p.GetPosition(), Loss: p.GetLoss(), LossConfig: p.GetLossConfig(), ForwardOnly: p.GetForwardOnly(), Data: make([]Datum, len(p.GetData())), Share: shareFromPB(p.GetShare()),
 	}
 	for i, pd := range p.GetData() {
 		d, field := &r.Data[i], fmt.Sprintf("data[%d]", i)
@@ -168,7 +170,7 @@ func sampleToPB(r *SampleRequest) *backendpb.SampleRequest {
 		FrequencyPenalty: r.FrequencyPenalty, PresencePenalty: r.PresencePenalty, RepetitionPenalty: r.RepetitionPenalty, LogitBias: r.LogitBias,
 		TopKSampledLogprobs: int64(r.TopKSampledLogprobs), PromptLogprobs: r.PromptLogprobs, PromptLogprobsLastN: int64(r.PromptLogprobsLastN),
 		TopKPromptLogprobs: int64(r.TopKPromptLogprobs), TargetPromptTokens: packInts(r.TargetPromptTokens), TargetPromptK: int64(r.TargetPromptK),
-		PromptAlternatives: int64(r.PromptAlternatives),
+		PromptAlternatives: int64(r.PromptAlternatives), Share: shareToPB(r.Share),
 	}
 }
 
@@ -183,7 +185,7 @@ func sampleFromPB(p *backendpb.SampleRequest) (SampleRequest, error) {
 		TopKSampledLogprobs: u.narrow("top_k_sampled_logprobs", p.GetTopKSampledLogprobs()), PromptLogprobs: p.GetPromptLogprobs(),
 		PromptLogprobsLastN: u.narrow("prompt_logprobs_last_n", p.GetPromptLogprobsLastN()), TopKPromptLogprobs: u.narrow("top_k_prompt_logprobs", p.GetTopKPromptLogprobs()),
 		TargetPromptTokens: u.ints("target_prompt_tokens", p.GetTargetPromptTokens()), TargetPromptK: u.narrow("target_prompt_k", p.GetTargetPromptK()),
-		PromptAlternatives: u.narrow("prompt_alternatives", p.GetPromptAlternatives()),
+		PromptAlternatives: u.narrow("prompt_alternatives", p.GetPromptAlternatives()), Share: shareFromPB(p.GetShare()),
 	}
 	return r, u.err
 }
@@ -255,3 +257,26 @@ func eventFromPB(p *backendpb.SampleEvent) (SampleEvent, error) {
 func scopeToPB(s Scope) backendpb.Scope { return backendpb.Scope(s) + backendpb.Scope_SCOPE_WEIGHTS }
 
 func scopeFromPB(p backendpb.Scope) Scope { return Scope(p - backendpb.Scope_SCOPE_WEIGHTS) }
+
+func shareToPB(s Share) *backendpb.Share {
+	if s == (Share{}) {
+		return nil
+	}
+	return &backendpb.Share{Key: s.Key, Weight: s.Weight}
+}
+
+func shareFromPB(p *backendpb.Share) Share { return Share{Key: p.GetKey(), Weight: p.GetWeight()} }
+
+func executionToPB(x Execution) *backendpb.Execution {
+	if x == (Execution{}) {
+		return nil
+	}
+	return &backendpb.Execution{Cycle: x.Cycle, BeginUnixNano: x.Begin.UnixNano(), EndUnixNano: x.End.UnixNano(), SamplingTurns: int64(x.SamplingTurns), SamplingNanos: int64(x.Sampling)}
+}
+
+func executionFromPB(p *backendpb.Execution) Execution {
+	if p == nil {
+		return Execution{}
+	}
+	return Execution{Cycle: p.GetCycle(), Begin: time.Unix(0, p.GetBeginUnixNano()), End: time.Unix(0, p.GetEndUnixNano()), SamplingTurns: int(p.GetSamplingTurns()), Sampling: time.Duration(p.GetSamplingNanos())}
+}

@@ -78,7 +78,7 @@ func (s *server) ForwardBackward(ctx context.Context, p *backendpb.ForwardBackwa
 	if err != nil {
 		return nil, toStatus(err)
 	}
-	out := &backendpb.ForwardBackwardResponse{Logprobs: make([][]byte, len(res.Logprobs)), Metrics: res.Metrics}
+	out := &backendpb.ForwardBackwardResponse{Logprobs: make([][]byte, len(res.Logprobs)), Metrics: res.Metrics, Execution: executionToPB(res.Execution)}
 	for i, v := range res.Logprobs {
 		out.Logprobs[i] = packFloats(v)
 	}
@@ -92,7 +92,7 @@ func (s *server) OptimStep(ctx context.Context, p *backendpb.OptimStepRequest) (
 	if err != nil {
 		return nil, toStatus(err)
 	}
-	return &backendpb.OptimStepResponse{Version: res.Version, Step: res.Step, Metrics: res.Metrics}, nil
+	return &backendpb.OptimStepResponse{Version: res.Version, Step: res.Step, Metrics: res.Metrics, Execution: executionToPB(res.Execution)}, nil
 }
 
 func (s *server) Pin(ctx context.Context, p *backendpb.PinRequest) (*backendpb.PinResponse, error) {

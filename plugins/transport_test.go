@@ -258,16 +258,17 @@ func TestServeRefuses(t *testing.T) {
 
 func TestRequestsCrossUnchanged(t *testing.T) {
 	fb := ForwardBackwardRequest{
-		Adapter: "a", Position: 1 << 40, Loss: "ppo", LossConfig: map[string]float64{"k": 0.25}, ForwardOnly: true,
+		Adapter: "a", Position: 1 << 40, Loss: "ppo", LossConfig: map[string]float64{"k": 0.25}, ForwardOnly: true, Share: Share{Key: "ann", Weight: 2.5},
 		Data: []Datum{{Tokens: []int32{1, -2}, Targets: []int32{3}, K: 2, Weights: []float32{0.5}, Logprobs: []float32{-1}, Advantages: []float32{2}, SequenceRatioMask: []float32{1}}, {}},
 	}
+	everyFieldIsSet(t, fb)
 	if got, err := forwardBackwardFromPB(forwardBackwardToPB(&fb)); err != nil || !reflect.DeepEqual(got, fb) {
 		t.Errorf("forward_backward %+v, %v; want %+v", got, err, fb)
 	}
 	sample := SampleRequest{
 		ID: "i", Adapter: "a", Version: LatestVersion, Prompt: []int32{1, 2}, NumSamples: 3, MaxTokens: 4, Temperature: 0.5, TopK: -1, TopP: 0.9, MinP: 0.1, Seed: math.MaxUint64,
 		StopTokens: []int32{5}, MinTokens: 6, FrequencyPenalty: 0.1, PresencePenalty: -0.1, RepetitionPenalty: 1.5, LogitBias: map[int32]float64{7: -8}, TopKSampledLogprobs: 9,
-		PromptLogprobs: true, PromptLogprobsLastN: 10, TopKPromptLogprobs: 11, TargetPromptTokens: []int32{-1}, TargetPromptK: 1, PromptAlternatives: 12,
+		PromptLogprobs: true, PromptLogprobsLastN: 10, TopKPromptLogprobs: 11, TargetPromptTokens: []int32{-1}, TargetPromptK: 1, PromptAlternatives: 12, Share: Share{Key: "ann", Weight: 2.5},
 	}
 	everyFieldIsSet(t, sample)
 	if got, err := sampleFromPB(sampleToPB(&sample)); err != nil || !reflect.DeepEqual(got, sample) {
@@ -276,10 +277,18 @@ func TestRequestsCrossUnchanged(t *testing.T) {
 	status := Status{
 		Time: time.Unix(1, 2), BootID: "b", Adapters: 1, Versions: 2, QueuedTraining: 3, RunningSamples: 4, WaitingSamples: 5, Cycles: 6, CycleSeconds: 7.5, TrainedTokens: 8,
 		SampledTokens: 9, PrefillTokens: 10, KVPages: 11, KVPagesFree: 12, AdapterBytes: 13, SpilledBytes: 16, WeightBytes: 14, LastProgressAge: 15,
+		CyclePasses: 17, CycleSteps: 18, SamplingTurns: 19, SamplingSeconds: 20.5,
 	}
 	everyFieldIsSet(t, status)
 	if got, err := statusFromPB(statusToPB(&status)); err != nil || !reflect.DeepEqual(got, status) {
 		t.Errorf("status %+v, %v; want %+v", got, err, status)
+	}
+	execution := Execution{Cycle: 1, Begin: time.Unix(2, 3), End: time.Unix(4, 5), SamplingTurns: 6, Sampling: 7}
+	everyFieldIsSet(t, execution)
+	for _, x := range []Execution{execution, {}} {
+		if got := executionFromPB(executionToPB(x)); got != x {
+			t.Errorf("execution %+v, want %+v", got, x)
+		}
 	}
 	model := ModelInfo{
 		Architecture: "A", Parameters: 1, Layers: 2, HiddenSize: 3, VocabSize: 4, MaxContextLength: 5, DType: "d", Device: "e", Arithmetic: "f", ModelHash: "g", MaxRank: 6,

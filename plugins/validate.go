@@ -15,6 +15,8 @@ const (
 	MaxSamples = 4096
 	// MaxTopLogprobs bounds every "k" of a SampleRequest.
 	MaxTopLogprobs = 1024
+	// MaxWeight bounds Share.Weight.
+	MaxWeight = 1e6
 	// maxScoreBytes bounds the answer about a prompt.
 	maxScoreBytes = MaxBodyBytes
 )
@@ -44,6 +46,9 @@ func (r *CreateAdapterRequest) Validate(m *ModelInfo) error {
 // Validate checks the request against the model.
 func (r *ForwardBackwardRequest) Validate(m *ModelInfo) error {
 	if err := checkOrdered(r.Adapter, r.Position); err != nil {
+		return err
+	}
+	if err := r.Share.validate(); err != nil {
 		return err
 	}
 	if _, err := ResolveLossConfig(r.Loss, r.LossConfig); err != nil {
@@ -153,6 +158,9 @@ func (r *PinRequest) Validate() error {
 // Validate checks the request against the model.
 func (r *SampleRequest) Validate(m *ModelInfo) error {
 	if err := checkID("id", r.ID); err != nil {
+		return err
+	}
+	if err := r.Share.validate(); err != nil {
 		return err
 	}
 	if r.Adapter != "" {
@@ -287,6 +295,16 @@ func (r *LoadAdapterRequest) Validate() error {
 		return Invalidf("scope", "a frozen adapter has weights only")
 	}
 	return checkPath(r.Path)
+}
+
+func (s Share) validate() error {
+	if len(s.Key) > MaxIDBytes {
+		return Invalidf("share.key", "is %d bytes long; at most %d are allowed", len(s.Key), MaxIDBytes)
+	}
+	if !(s.Weight >= 0 && s.Weight <= MaxWeight) {
+		return Invalidf("share.weight", "%v is not allowed: above 0 to %v, or 0 for 1", s.Weight, MaxWeight)
+	}
+	return nil
 }
 
 func checkOrdered(adapter string, position int64) error {

@@ -1,9 +1,14 @@
 package engine
 
 import (
+	"context"
 	"math"
 	"slices"
 	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/tinsmith/tinsmith/backends/internal/optim"
 	"github.com/tinsmith/tinsmith/plugins"
@@ -15,8 +20,49 @@ const openFor = time.Second
 // cycle is one clock cycle: the passes that all runs had ready when it began, fused, and the optimizer steps that stand right behind them when they are through. A client sends a step in a request of its own, some
 // milliseconds after the pass it belongs to; so a cycle stays open for the steps of its runs until the next one begins.
 type cycle struct {
-	number int64     // from 1; 0 before the first
-	end    time.Time // of the passes and of the steps that were there by then
+	number     int64     // from 1; 0 before the first
+	begin, end time.Time // of the passes and steps so far
+	sampler    turns     // what the sampler had had when it began
+	runs       map[int64]struct{}
+	passes     int
+	steps      int
+	tokens     int
+	links      []trace.Link // to the spans of its operations
+}
+
+// note counts an operation in.
+func (c *cycle) note(r *run, o *operation) {
+	c.runs[r.number] = struct{}{}
+	if o.kind == kindStep {
+		c.steps++
+	} else {
+		c.passes++
+		c.tokens += o.tokens
+	}
+	if o.span.IsValid() {
+		c.links = append(c.links, trace.Link{SpanContext: o.span})
+	}
+}
+
+// execution is what is told about an operation of the cycle that began then and ends now.
+func (e *Engine) execution(begin time.Time, before turns) plugins.Execution {
+	return plugins.Execution{Cycle: e.cycle.number, Begin: begin, End: time.Now(), SamplingTurns: int(e.turns.count - before.count), Sampling: e.turns.time - before.time}
+}
+
+var tracer = otel.Tracer("github.com/tinsmith/tinsmith/backends/internal/engine")
+
+// closeCycle records the span of a cycle, with links to its operations: it belongs to no single request. A cycle of which nobody traces an operation has none.
+func (e *Engine) closeCycle(number int64) {
+	c := &e.cycle
+	if c.number != number || len(c.links) == 0 {
+		return
+	}
+	_, span := tracer.Start(context.Background(), "clock cycle", trace.WithNewRoot(), trace.WithTimestamp(c.begin), trace.WithLinks(c.links...), trace.WithAttributes(
+		attribute.Int64("tinsmith.cycle", c.number), attribute.Int("tinsmith.cycle.runs", len(c.runs)), attribute.Int("tinsmith.cycle.passes", c.passes), attribute.Int("tinsmith.cycle.steps", c.steps),
+		attribute.Int("tinsmith.cycle.tokens", c.tokens), attribute.Int64("tinsmith.cycle.sampling_turns", e.turns.count-c.sampler.count),
+		attribute.Float64("tinsmith.cycle.sampling_seconds", (e.turns.time-c.sampler.time).Seconds())))
+	span.End(trace.WithTimestamp(c.end))
+	c.links = nil
 }
 
 // series is one run's share of a clock cycle: passes in order of position.
@@ -58,7 +104,7 @@ func plan(runs []*run, budget int, tag float64) ([]series, float64) {
 				s.closed = true
 				continue
 			}
-			if t := s.run.tag + float64(o.tokens); t < least {
+			if t := s.run.tag + float64(o.tokens)/o.weight; t < least {
 				first, least = s, t
 			}
 		}
@@ -92,7 +138,11 @@ func (e *Engine) trainCycle() bool {
 	if l == nil {
 		return false
 	}
+	begin := time.Now()
 	late := e.cycle.number > 0 && time.Since(e.cycle.end) < e.openFor && e.steps(func(r *run) bool { return r.passed == e.cycle.number })
+	if late {
+		e.endCycle(begin)
+	}
 	e.mu.Lock()
 	var ready []*run
 	steps := false
@@ -122,8 +172,12 @@ func (e *Engine) trainCycle() bool {
 	if len(taken) == 0 && !steps {
 		return late
 	}
-	e.cycle = cycle{number: e.counters.beginCycle()}
-	begin := time.Now()
+	e.closeCycle(e.cycle.number)
+	e.cycle = cycle{number: e.counters.beginCycle(), begin: time.Now(), sampler: e.turns, runs: map[int64]struct{}{}}
+	for _, p := range passes {
+		e.cycle.note(p.run, p.op)
+	}
+	e.counters.passes.Add(int64(len(passes)))
 	e.steps(everyRun) // of runs without passes before them: they need not wait for the passes of others
 	e.execute(passes, e.cycle.number)
 	e.mu.Lock()
@@ -133,9 +187,17 @@ func (e *Engine) trainCycle() bool {
 	}
 	e.mu.Unlock()
 	e.steps(everyRun)
-	e.cycle.end = time.Now()
-	e.counters.endCycle(e.cycle.end.Sub(begin))
+	e.endCycle(e.cycle.begin)
 	return true
+}
+
+// endCycle notes that what the newest cycle has had since begin has come to its end, and has its span recorded when no more can come.
+func (e *Engine) endCycle(begin time.Time) {
+	e.cycle.end = time.Now()
+	e.counters.cycleTime.Add(int64(e.cycle.end.Sub(begin)))
+	if number := e.cycle.number; len(e.cycle.links) > 0 {
+		time.AfterFunc(e.openFor, func() { e.call(func() { e.closeCycle(number) }) })
+	}
 }
 
 func everyRun(*run) bool { return true }
@@ -155,7 +217,9 @@ func (e *Engine) steps(belongs func(*run) bool) bool {
 		r.stepped = e.cycle.number
 		o := r.queue.at(0)
 		e.mu.Unlock()
-		e.step(r, o, e.cycle.number)
+		e.cycle.note(r, o)
+		e.counters.steps.Add(1)
+		e.step(r, o)
 		if e.yield() != nil {
 			return true // the engine is closing: what is left is failed there
 		}
@@ -163,7 +227,8 @@ func (e *Engine) steps(belongs func(*run) bool) bool {
 }
 
 // step runs one optimizer step. Whatever its outcome, the window ends and the accumulated gradient is gone.
-func (e *Engine) step(r *run, o *operation, cycle int64) {
+func (e *Engine) step(r *run, o *operation) {
+	begin, before := time.Now(), e.turns
 	e.mu.Lock()
 	if r.deleted {
 		e.mu.Unlock()
@@ -201,6 +266,6 @@ func (e *Engine) step(r *run, o *operation, cycle int64) {
 	}
 	e.publish(r, next)
 	r.decide(o, plugins.OptimStepResult{Version: next.number, Step: next.step, Metrics: map[string]float64{
-		"grad_norm": norms.Gradient, "adapter_norm": norms.Adapter, "learning_rate": o.step.Adam.LearningRate, "clock_cycle": float64(cycle),
-	}}, nil)
+		"grad_norm": norms.Gradient, "adapter_norm": norms.Adapter, "learning_rate": o.step.Adam.LearningRate, "clock_cycle": float64(e.cycle.number),
+	}, Execution: e.execution(begin, before)}, nil)
 }

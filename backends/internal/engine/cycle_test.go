@@ -7,6 +7,11 @@ import (
 	"testing"
 	"time"
 
+	"go.opentelemetry.io/otel"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
@@ -14,7 +19,7 @@ import (
 func script(id, ops string) *run {
 	r := &run{id: id, queue: newQueue()}
 	for i, c := range ops {
-		o := &operation{position: int64(i + 1)}
+		o := &operation{position: int64(i + 1), weight: 1}
 		switch c {
 		case 'p':
 			o.kind, o.tokens = kindPass, 10
@@ -312,20 +317,92 @@ func TestPipelinedAndWaitingClients(t *testing.T) {
 	g.open()
 }
 
-// While a long pass of one run keeps the device, the step of another is not held back by the passes of the next cycle.
+// A step that arrives while the passes of others run is taken at the end of that cycle, before the passes that have arrived meanwhile.
 func TestStepGoesBeforeThePassesOfOthers(t *testing.T) {
-	random := rand.New(rand.NewPCG(7, 7))
-	data := randomData(random, 2, 20)
+	data := randomData(rand.New(rand.NewPCG(7, 7)), 2, 20)
 	e, f := startFaulty(t)
 	long, short := create(t, e, "long", 1, 4), create(t, e, "short", 2, 4)
 	g := gate(t, e, f)
-	short.passCycle(data)
+	first := short.passCycle(data)
 	g.reached()
-	long.passCycle(data)
-	step := short.stepCycle() // at the end of this cycle
+	others := long.passCycle(data)
+	step := short.stepCycle()
 	g.pass()
-	if s := step(); s != 1 {
-		t.Errorf("the step is in cycle %v, want 1", s)
+	if p, s := first(), step(); p != 1 || s != 1 {
+		t.Errorf("the pass in cycle %v, the step in cycle %v, want 1", p, s)
 	}
 	g.open()
+	if c := others(); c != 2 {
+		t.Errorf("the other's pass is in cycle %v, want 2", c)
+	}
+}
+
+// A run of twice the weight gets twice the tokens.
+func TestPlanWeighs(t *testing.T) {
+	light, heavy := script("light", strings.Repeat("p", 1000)), script("heavy", strings.Repeat("p", 1000))
+	for _, o := range heavy.queue.waiting {
+		o.weight = 2
+	}
+	had := map[string]int{}
+	tag := 0.0
+	for range 10 {
+		var taken []series
+		taken, tag = plan([]*run{light, heavy}, 300, tag)
+		for _, s := range taken {
+			for range s.passes {
+				had[s.run.id]++
+				s.run.queue.pop()
+			}
+		}
+	}
+	if had["light"] != 100 || had["heavy"] != 200 {
+		t.Errorf("passes of weights 1 and 2: %v", had)
+	}
+}
+
+// One span for a cycle, linked with the spans of its operations, also with the step that came behind.
+func TestCycleSpan(t *testing.T) {
+	recorder := tracetest.NewSpanRecorder()
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))
+	before := otel.GetTracerProvider()
+	otel.SetTracerProvider(provider)
+	defer otel.SetTracerProvider(before)
+	random := rand.New(rand.NewPCG(8, 8))
+	e, _ := startFaulty(t)
+	hook(t, e, func() { e.openFor = time.Hour })
+	d := create(t, e, "a", 1, 4)
+	ctx, first := provider.Tracer("test").Start(t.Context(), "forward_backward")
+	got, err := e.ForwardBackward(ctx, plugins.ForwardBackwardRequest{Adapter: "a", Position: d.position(), Data: randomData(random, 2, 20), Loss: "cross_entropy"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	first.End()
+	ctx, second := provider.Tracer("test").Start(t.Context(), "optim_step")
+	stepped, err := e.OptimStep(ctx, plugins.OptimStepRequest{Adapter: "a", Position: d.position(), Adam: adamDefaults})
+	if err != nil {
+		t.Fatal(err)
+	}
+	second.End()
+	x, y := got.Execution, stepped.Execution
+	if x.Cycle != 1 || y.Cycle != 1 || x.Begin.IsZero() || x.End.Before(x.Begin) || y.Begin.Before(x.End) || y.End.Before(y.Begin) {
+		t.Errorf("executions %+v and %+v", x, y)
+	}
+	d.pass(randomData(random, 2, 20)) // ends the first cycle
+	var cycles []sdktrace.ReadOnlySpan
+	for _, s := range recorder.Ended() {
+		if s.Name() == "clock cycle" {
+			cycles = append(cycles, s)
+		}
+	}
+	if len(cycles) != 1 || len(cycles[0].Links()) != 2 {
+		t.Fatalf("%d spans of cycles", len(cycles))
+	}
+	for i, want := range []trace.SpanContext{first.SpanContext(), second.SpanContext()} {
+		if got := cycles[0].Links()[i].SpanContext; got.SpanID() != want.SpanID() {
+			t.Errorf("link %d is to %v, want %v", i, got.SpanID(), want.SpanID())
+		}
+	}
+	if cycles[0].StartTime().After(x.Begin) || cycles[0].EndTime().Before(y.End) {
+		t.Errorf("the cycle is from %v to %v, its operations from %v to %v", cycles[0].StartTime(), cycles[0].EndTime(), x.Begin, y.End)
+	}
 }

@@ -67,12 +67,13 @@ type Engine struct {
 	bare       []*version // whose moments nobody needs any more, to be freed likewise
 	deadRuns   []*run     // deleted, their accumulators to be freed
 	requests   map[string]*request
-	waiting    []*sequence // for a place among running, first come first served
+	waiting    waitingRoom // for a place among running
 	running    []*sequence
 	background sync.WaitGroup // host work of saves and loads
 
 	cycle cycle   // the newest; the device goroutine's
 	pace  pace    // the device goroutine's
+	turns turns   // the device goroutine's
 	tag   float64 // of the pass that was planned last, see plan; the device goroutine's
 
 	counters counters
@@ -101,7 +102,7 @@ func New(o Options) *Engine {
 	if _, err := rand.Read(id[:]); err != nil {
 		panic(fmt.Sprintf("engine: no random numbers: %v", err)) // crypto/rand documents that this cannot happen
 	}
-	e := &Engine{options: o, log: o.Log, interval: samplerInterval, turn: turn, openFor: openFor, bootID: hex.EncodeToString(id[:]), quit: make(chan struct{}), stopped: make(chan struct{}), quiet: make(chan struct{}), runs: map[string]*run{}, live: map[*version]struct{}{}, requests: map[string]*request{}}
+	e := &Engine{options: o, log: o.Log, interval: samplerInterval, turn: turn, openFor: openFor, bootID: hex.EncodeToString(id[:]), quit: make(chan struct{}), stopped: make(chan struct{}), quiet: make(chan struct{}), waiting: newWaitingRoom(), runs: map[string]*run{}, live: map[*version]struct{}{}, requests: map[string]*request{}}
 	if e.log == nil {
 		e.log = slog.Default()
 	}

@@ -121,7 +121,7 @@ func TestTrainingYields(t *testing.T) {
 	eventually(t, "both wait", func() bool {
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		return len(e.waiting) == 1 && e.runs["a"].queue.waiting[1] != nil
+		return e.waiting.count == 1 && e.runs["a"].queue.waiting[1] != nil
 	})
 	release()
 	for range 2 {
@@ -230,7 +230,7 @@ func TestBatchFailure(t *testing.T) {
 	eventually(t, "both wait", func() bool {
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		return len(e.waiting) == 8
+		return e.waiting.count == 8
 	})
 	release()
 	if a := <-answers["bad"]; plugins.KindOf(a.err) != plugins.KindInternal || !strings.Contains(a.err.Error(), "on fire") {

@@ -37,7 +37,7 @@ func (e *Engine) loop() {
 
 // hasWork tells whether the device goroutine has anything to do. The caller holds mu.
 func (e *Engine) hasWork() bool {
-	if len(e.calls) > 0 || len(e.dead) > 0 || len(e.bare) > 0 || len(e.deadRuns) > 0 || len(e.waiting) > 0 || len(e.running) > 0 {
+	if len(e.calls) > 0 || len(e.dead) > 0 || len(e.bare) > 0 || len(e.deadRuns) > 0 || e.waiting.count > 0 || len(e.running) > 0 {
 		return true
 	}
 	for _, r := range e.order {
@@ -113,15 +113,25 @@ func (e *Engine) samplingTurn(least time.Duration, trainingWaits bool) {
 	if l == nil {
 		return
 	}
-	begin := time.Now()
+	begin, sampled := time.Now(), false
 	if least > 0 {
 		defer l.hold()()
 	}
-	for e.samplingStep(trainingWaits) && time.Since(begin) < least {
+	for e.samplingStep(trainingWaits) {
+		sampled = true
+		if time.Since(begin) >= least {
+			break
+		}
 		e.housekeeping()
 	}
 	l.lastTurn = time.Now()
-	e.pace.sampling += l.lastTurn.Sub(begin)
+	if sampled {
+		d := l.lastTurn.Sub(begin)
+		e.turns.count++
+		e.turns.time += d
+		e.counters.turns.Add(1)
+		e.counters.turnTime.Add(int64(d))
+	}
 }
 
 // shutDown fails what is left and frees the device. It runs on the device goroutine after its last step.
@@ -129,6 +139,7 @@ func (e *Engine) shutDown() {
 	e.mu.Lock()
 	e.calls = nil
 	e.mu.Unlock()
+	e.closeCycle(e.cycle.number)
 	close(e.quit)
 	e.background.Wait() // host work ends by itself: its next visit to the device is refused
 	e.mu.Lock()

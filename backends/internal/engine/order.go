@@ -3,6 +3,8 @@ package engine
 import (
 	"fmt"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/tinsmith/tinsmith/backends/internal/loss"
 	"github.com/tinsmith/tinsmith/plugins"
 )
@@ -22,13 +24,15 @@ const (
 type operation struct {
 	kind     kind
 	position int64
-	tokens   int   // of a pass
-	invalid  error // what validation found: the operation fails with it when its turn comes
+	tokens   int     // of a pass
+	weight   float64 // of its share of a cycle, see plan
+	invalid  error   // what validation found: the operation fails with it when its turn comes
 
 	pass *plugins.ForwardBackwardRequest
 	loss loss.Loss // of pass
 	step *plugins.OptimStepRequest
-	host func() // kindPin, kindSave and kindLoad: runs on the device goroutine at the operation's turn and decides it, at once or later
+	span trace.SpanContext // of the call
+	host func()            // kindPin, kindSave and kindLoad: runs on the device goroutine at the operation's turn and decides it, at once or later
 
 	done   chan struct{}
 	result any

@@ -14,6 +14,12 @@ const (
 	aloneTime = 250 * time.Millisecond
 )
 
+// turns is what the sampler has had of the device.
+type turns struct {
+	count int64
+	time  time.Duration
+}
+
 // leastWork is a device step that is not worth cutting further, in operations, and leastPrefill the same in tokens of a prompt.
 const (
 	leastWork    = 1e8
@@ -24,7 +30,6 @@ const (
 type pace struct {
 	training float64 // operations per second
 	prefill  float64 // tokens per second
-	sampling time.Duration
 
 	// Tests set these, to be independent of time.
 	fixedWork    float64

@@ -119,7 +119,7 @@ func TestGapsOfAStream(t *testing.T) {
 			}
 			sampledBits = s.sequences[0].Logprobs
 		}, func() {
-			eventually(t, "the stream waits", func() bool { e.mu.Lock(); defer e.mu.Unlock(); return len(e.waiting) > 0 })
+			eventually(t, "the stream waits", func() bool { e.mu.Lock(); defer e.mu.Unlock(); return e.waiting.count > 0 })
 			for i, p := range prompts {
 				go func() {
 					if _, err := collect(context.Background(), e, ask(fmt.Sprint("prompt ", i), "", p, 1, 1)); err != nil {
@@ -131,7 +131,7 @@ func TestGapsOfAStream(t *testing.T) {
 				eventually(t, "all wait", func() bool {
 					e.mu.Lock()
 					defer e.mu.Unlock()
-					return len(e.waiting) == 1+len(prompts) && e.runs["a"].queue.waiting[1] != nil
+					return e.waiting.count == 1+len(prompts) && e.runs["a"].queue.waiting[1] != nil
 				})
 				release()
 			}()

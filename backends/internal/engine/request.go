@@ -22,7 +22,7 @@ type request struct {
 
 	sequences  []*sequence
 	unfinished int // sequences that have not ended
-	unswept    int // sequences that the device goroutine has not given up
+	unswept    int // sequences that wait or have a place
 	ended      bool
 	err        error
 	events     []plugins.SampleEvent
@@ -46,6 +46,8 @@ type sequence struct {
 	request *request
 	index   int
 	done    bool                   // ended: to be swept
+	waits   bool                   // for a place; guarded by Engine.mu
+	line    *line                  // guarded by Engine.mu
 	pending *plugins.SampledTokens // the sequence's event that was not taken yet, to be added to
 
 	tokens   []int32 // prompt and generated
@@ -73,7 +75,7 @@ func (e *Engine) finishSequence(s *sequence, reason plugins.StopReason) {
 		return
 	}
 	q := s.request
-	s.done, s.pending = true, nil
+	e.end(s)
 	q.events = append(q.events, plugins.SampleEvent{Finished: &plugins.SequenceFinished{Sequence: s.index, Reason: reason}})
 	if q.unfinished--; q.unfinished == 0 {
 		q.ended = true
@@ -88,10 +90,29 @@ func (e *Engine) endRequest(q *request, err error) {
 	}
 	q.ended, q.err, q.unfinished = true, err, 0
 	for _, s := range q.sequences {
-		s.done, s.pending = true, nil
+		e.end(s)
 	}
 	q.signal()
 	e.wake.Signal()
+}
+
+// end marks a sequence as ended: one that waits leaves at once, one that has a place is swept by the device goroutine. The caller holds mu.
+func (e *Engine) end(s *sequence) {
+	if s.done {
+		return
+	}
+	s.done, s.pending = true, nil
+	if s.waits {
+		e.waiting.leave(s)
+		e.swept(s)
+	}
+}
+
+// swept notes that a sequence is gone; with the last one of a request its version is given up. The caller holds mu.
+func (e *Engine) swept(s *sequence) {
+	if s.request.unswept--; s.request.unswept == 0 {
+		e.release(s.request.version)
+	}
 }
 
 // Sample generates tokens.
@@ -159,7 +180,7 @@ func (e *Engine) enqueue(l *loaded, req plugins.SampleRequest) (*request, error)
 	if e.requests[req.ID] != nil {
 		return nil, plugins.Invalidf("id", "%q is running already", req.ID)
 	}
-	if n := len(e.waiting) + req.NumSamples; n > l.config.MaxWaiting {
+	if n := e.waiting.count + req.NumSamples; n > l.config.MaxWaiting {
 		return nil, &plugins.Error{Kind: plugins.KindCapacity, Field: "num_samples", Message: fmt.Sprintf("%d sequences would wait; max_waiting is %d", n, l.config.MaxWaiting)}
 	}
 	if req.Adapter != "" {
@@ -175,12 +196,9 @@ func (e *Engine) enqueue(l *loaded, req plugins.SampleRequest) (*request, error)
 	}
 	q.unfinished, q.unswept = req.NumSamples, req.NumSamples
 	for i := range req.NumSamples {
-		s := &sequence{request: q, index: i, tokens: slices.Clone(q.Prompt)}
-		if !q.settings.Plain() {
-			s.history = sample.NewHistory(q.Prompt)
-		}
+		s := &sequence{request: q, index: i, tokens: slices.Clip(q.Prompt)} // its own from the first token that is added
 		q.sequences = append(q.sequences, s)
-		e.waiting = append(e.waiting, s)
+		e.waiting.join(s)
 	}
 	e.requests[req.ID] = q
 	e.wake.Signal()

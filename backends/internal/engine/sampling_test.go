@@ -211,19 +211,36 @@ func TestPrefixIsComputedOnce(t *testing.T) {
 	if other, err := collect(t.Context(), e, ask("q", "a", prompt, 1, 1)); err != nil || other.prompt.CachedTokens != 0 {
 		t.Errorf("%d cached from the base model, %v", other.prompt.CachedTokens, err)
 	}
-	before := e.status(time.Now()).PrefillTokens
-	other := randomTokens(random, 300)
-	var calls []func()
-	for i := range 8 {
-		calls = append(calls, func() {
-			if _, err := collect(t.Context(), e, ask(fmt.Sprint("p", i), "", other, 1, 5)); err != nil {
-				t.Error(err)
-			}
-		})
+	// Sixteen requests at the same moment are as good as one for sixteen samples, whether the prompt fills pages or not.
+	for _, length := range []int{300, 256, 40, 1} {
+		before := e.status(time.Now()).PrefillTokens
+		other := randomTokens(random, length)
+		calls := []func(){block(e)}
+		for i := range 16 {
+			calls = append(calls, func() {
+				if _, err := collect(t.Context(), e, ask(fmt.Sprint("p", i), "", other, 1, 5)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		release := calls[0]
+		calls[0] = func() {
+			eventually(t, "all wait", func() bool { return e.status(time.Now()).WaitingSamples == 16 })
+			release()
+		}
+		together(calls...)
+		if n := e.status(time.Now()).PrefillTokens - before; n != int64(length)+15 {
+			t.Errorf("sixteen requests for %d tokens computed %d, want %d", length, n, length+15)
+		}
 	}
-	together(calls...)
-	if n := e.status(time.Now()).PrefillTokens - before; n != 256+8*44 {
-		t.Errorf("eight requests computed %d tokens, want %d", n, 256+8*44)
+	// A second turn goes on from the pages of the first, generated tokens included.
+	first, err := collect(t.Context(), e, ask("first", "", prompt[:100], 1, 100))
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := collect(t.Context(), e, ask("second", "", slices.Concat(prompt[:100], first.sequences[0].Tokens, []int32{1, 2, 3}), 1, 1))
+	if err != nil || second.prompt.CachedTokens != 192 {
+		t.Errorf("the second turn took %d tokens from the first, want 192 of 199 computed: %v", second.prompt.CachedTokens, err)
 	}
 }
 

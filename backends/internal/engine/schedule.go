@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tinsmith/tinsmith/backends/internal/kvcache"
+	"github.com/tinsmith/tinsmith/backends/internal/sample"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
@@ -180,7 +181,7 @@ const maxPassed = 256
 
 // sweep takes ended sequences out of the books and gives their pages back. The caller holds mu; a step calls it before it lets go of mu, so that whoever sees the end of a sequence sees its pages free.
 func (e *Engine) sweep() {
-	swept := func(s *sequence) bool {
+	e.running = slices.DeleteFunc(e.running, func(s *sequence) bool {
 		if !s.done {
 			return false
 		}
@@ -188,13 +189,10 @@ func (e *Engine) sweep() {
 			s.request.replica.sampler.cache.Release(s.pages)
 		}
 		s.pages = nil
-		if s.request.unswept--; s.request.unswept == 0 {
-			e.release(s.request.version)
-		}
+		e.waiting.leavePlace(s)
+		e.swept(s)
 		return true
-	}
-	e.running = slices.DeleteFunc(e.running, swept)
-	e.waiting = slices.DeleteFunc(e.waiting, swept)
+	})
 	e.counters.pagesFree.Store(e.loaded.pagesFree())
 }
 
@@ -238,74 +236,77 @@ func (p *sampler) cached(s *sequence) int {
 	return len(pages)
 }
 
-// admit gives waiting sequences a place, first come first served, while there are places and pages for all their tokens. The pages that were taken are left to be prepared.
+// admit gives waiting sequences a place, while there are places and pages for all their tokens. The pages that were taken are left to be prepared.
 func (e *Engine) admit() {
 	l := e.loaded
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.sweep()
+	if e.waiting.count == 0 {
+		return
+	}
 	defer func() { e.counters.pagesFree.Store(l.pagesFree()) }()
-	var left []*sequence
 	crowd := e.crowd()
 	running := map[*replica]int{}
 	for _, s := range e.running {
 		running[s.request.replica]++
 	}
 	full := map[*replica]bool{} // replicas that take no more
-	for i, s := range e.waiting {
-		for r, n := range running {
-			full[r] = full[r] || n >= l.config.MaxBatch
-		}
-		if len(full) == len(l.sampling) && allFull(full) {
-			left = append(left, e.waiting[i:]...)
-			break
+	for _, r := range l.sampling {
+		full[r] = running[r] >= l.config.MaxBatch
+	}
+	e.waiting.serve(func(s *sequence) answer {
+		if allFull(full) {
+			return enough
 		}
 		if !crowd.room(s.request.version, l.adapters.limit) {
 			if s.passed++; s.passed > maxPassed {
-				left = append(left, e.waiting[i:]...)
-				break
+				return enough
 			}
-			left = append(left, s)
-			continue
+			return waitsOn
 		}
 		r := e.place(s, full)
 		scores := s.request.scores
 		if r == nil || (scores != nil && s.request.scorer() != s) || e.prefixComes(s, r) {
-			left = append(left, s)
-			continue
+			return waitsOn
 		}
 		p := r.sampler
+		whole := scores != nil && scores.any // the whole prompt is computed: pages hold no logits
 		var pages []int32
-		if scores == nil || !scores.any { // else the whole prompt is computed: pages hold no logits
+		if !whole {
 			pages = p.cache.Match(s.request.key, s.tokens[:len(s.tokens)-1]) // the last token is computed: its logits are needed
 		}
 		more, ok := p.cache.Allocate((len(s.tokens)+kvcache.PageSize-1)/kvcache.PageSize - len(pages))
 		if !ok {
 			p.cache.Release(pages)
 			full[r] = true // for those behind it as well
-			left = append(left, s)
-			continue
+			return waitsOn
 		}
 		s.request.replica = r
-		running[r]++
-		s.computed, s.shared = len(pages)*kvcache.PageSize, len(pages)
-		if scores != nil {
-			scores.result.CachedTokens = s.computed
+		if running[r]++; running[r] >= l.config.MaxBatch {
+			full[r] = true
 		}
+		s.computed, s.shared = len(pages)*kvcache.PageSize, len(pages)
 		s.pages = append(pages, more...)
 		for _, id := range more {
 			p.fresh = append(p.fresh, page{id, -1})
 		}
-		if twin := s.twin(); twin != nil && len(more) == 1 {
+		if twin := e.twin(s); twin != nil && len(more) == 1 && !whole {
 			// All but the last token, whose logits are needed, is on the twin's page.
 			p.fresh[len(p.fresh)-1].from = twin.pages[len(s.pages)-1]
 			s.computed = len(s.tokens) - 1
 		}
+		if scores != nil {
+			scores.result.CachedTokens = s.computed
+		}
+		if s.history == nil && !s.request.settings.Plain() {
+			s.history = sample.NewHistory(s.request.Prompt)
+		}
 		e.running = append(e.running, s)
 		crowd.add(s.request.version)
 		s.passed = 0
-	}
-	e.waiting = left
+		return placed
+	})
 }
 
 func allFull(full map[*replica]bool) bool {
@@ -317,25 +318,34 @@ func allFull(full map[*replica]bool) bool {
 	return true
 }
 
-// twin gives a sequence of the same request that has computed the prompt and nothing behind it, while s has not begun: the others of a group get the page that the prompt does not fill as a copy.
-func (s *sequence) twin() *sequence {
+// twin gives a running sequence with the same prompt that has computed it and nothing behind it, while s has not begun: the samples of a group, whether they came as one request or as many, get the page
+// that the prompt does not fill as a copy. The caller holds mu.
+func (e *Engine) twin(s *sequence) *sequence {
 	n := len(s.request.Prompt)
 	if len(s.tokens) != n {
 		return nil
 	}
-	for _, other := range s.request.sequences {
-		if other != s && !other.done && other.pages != nil && other.computed == n {
+	for _, other := range e.running {
+		if other.request.replica == s.request.replica && other.computed == n && !other.done && other.samePrompt(s) {
 			return other
 		}
 	}
 	return nil
 }
 
-// prefixComes tells whether a sequence had better wait, because one that is running on the same replica is computing full pages that it could share: so a prompt that many ask for at once is computed once. The caller holds mu.
+// samePrompt tells whether two sequences have the same keys and values for the same prompt.
+func (s *sequence) samePrompt(other *sequence) bool {
+	return s.request == other.request || s.request.key == other.request.key && slices.Equal(s.request.Prompt, other.request.Prompt)
+}
+
+// prefixComes tells whether a sequence had better wait, because one that is running on the same replica is computing what it could share: so a prompt that many ask for at once is computed once. The caller holds mu.
 func (e *Engine) prefixComes(s *sequence, r *replica) bool {
 	for _, other := range e.running {
 		if other.request.replica != r || other.request.key != s.request.key || other.done {
 			continue
+		}
+		if n := len(s.request.Prompt); len(s.tokens) == n && other.computed < n && other.samePrompt(s) {
+			return true
 		}
 		pages := 0
 		limit := min(len(s.tokens)-1, len(other.tokens)) / kvcache.PageSize
@@ -413,8 +423,11 @@ func (e *Engine) preempt(s *sequence) {
 	defer e.mu.Unlock()
 	s.request.replica.sampler.cache.Release(s.pages)
 	s.pages, s.computed, s.shared = nil, 0, 0
+	if s.done {
+		return // it is about to be swept
+	}
 	e.running = slices.DeleteFunc(e.running, func(other *sequence) bool { return other == s })
-	e.waiting = slices.Insert(e.waiting, 0, s)
+	e.waiting.back(s)
 }
 
 // deliver books the results of a step: events, ends, pages that others may share.

@@ -12,6 +12,10 @@ import (
 type counters struct {
 	cycles        atomic.Int64
 	cycleTime     atomic.Int64 // nanoseconds
+	passes        atomic.Int64 // in cycles
+	steps         atomic.Int64 // in cycles
+	turns         atomic.Int64 // of the sampler
+	turnTime      atomic.Int64 // nanoseconds
 	trainedTokens atomic.Int64
 	sampledTokens atomic.Int64
 	prefillTokens atomic.Int64
@@ -23,8 +27,6 @@ func (c *counters) progressed(now time.Time) { c.last.Store(now.UnixNano()) }
 
 // beginCycle gives the number of the next clock cycle, from 1.
 func (c *counters) beginCycle() int64 { return c.cycles.Add(1) }
-
-func (c *counters) endCycle(d time.Duration) { c.cycleTime.Add(int64(d)) }
 
 // statusInterval is the time between two reports.
 const statusInterval = time.Second
@@ -49,6 +51,7 @@ func (e *Engine) status(now time.Time) plugins.Status {
 	c := &e.counters
 	s := plugins.Status{
 		Time: now, BootID: e.bootID, Cycles: c.cycles.Load(), CycleSeconds: time.Duration(c.cycleTime.Load()).Seconds(),
+		CyclePasses: c.passes.Load(), CycleSteps: c.steps.Load(), SamplingTurns: c.turns.Load(), SamplingSeconds: time.Duration(c.turnTime.Load()).Seconds(),
 		TrainedTokens: c.trainedTokens.Load(), SampledTokens: c.sampledTokens.Load(), PrefillTokens: c.prefillTokens.Load(),
 	}
 	e.mu.Lock()
@@ -62,11 +65,7 @@ func (e *Engine) status(now time.Time) plugins.Status {
 			s.RunningSamples++
 		}
 	}
-	for _, q := range e.waiting {
-		if !q.done {
-			s.WaitingSamples++
-		}
-	}
+	s.WaitingSamples = e.waiting.count
 	if l := e.loaded; l != nil {
 		for _, r := range l.sampling {
 			s.KVPages += r.sampler.cache.Pages()

@@ -33,6 +33,9 @@ type pass struct {
 	logprobs  [][]float32
 	losses    []float64
 	failure   error
+
+	begin  time.Time // of its first batch
+	before turns     // what the sampler had had by then
 }
 
 // restart forgets what has gone through.
@@ -255,13 +258,20 @@ func (e *Engine) runBatches(batches []batch) error {
 		return err
 	}
 	defer release()
+	for _, b := range batches {
+		for _, at := range b.pieces {
+			if at.pass.begin.IsZero() {
+				at.pass.begin, at.pass.before = time.Now(), e.turns
+			}
+		}
+	}
 	trainings := make([]training, len(batches))
 	for i, b := range batches {
 		if trainings[i], err = l.prepare(b); err != nil {
 			return err
 		}
 	}
-	begin, sampling, stepWork := time.Now(), e.pace.sampling, e.pace.stepWork()
+	begin, before, stepWork := time.Now(), e.turns, e.pace.stepWork()
 	if err := concurrently(len(batches), e.yield, func(i int, yield func() error) error { return trainings[i].run(stepWork, yield) }); err != nil {
 		return err
 	}
@@ -273,7 +283,7 @@ func (e *Engine) runBatches(batches []batch) error {
 			at.pass.add(at.index, trainings[i].outcomes[k])
 		}
 	}
-	e.pace.trained(work/float64(len(batches)), time.Since(begin)-(e.pace.sampling-sampling))
+	e.pace.trained(work/float64(len(batches)), time.Since(begin)-(e.turns.time-before.time))
 	return nil
 }
 
@@ -433,7 +443,7 @@ func (e *Engine) settle(p *pass, cycle int64) {
 	for _, x := range p.losses {
 		total += x
 	}
-	r.decide(p.op, plugins.ForwardBackwardResult{Logprobs: p.logprobs, Metrics: map[string]float64{"loss:sum": total, "clock_cycle:unique": float64(cycle)}}, nil)
+	r.decide(p.op, plugins.ForwardBackwardResult{Logprobs: p.logprobs, Metrics: map[string]float64{"loss:sum": total, "clock_cycle:unique": float64(cycle)}, Execution: e.execution(p.begin, p.before)}, nil)
 }
 
 // accumulate adds a gradient, which it frees, to an accumulated one.

@@ -5,6 +5,8 @@ import (
 	"math"
 	"slices"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/tinsmith/tinsmith/backends/internal/loss"
 	"github.com/tinsmith/tinsmith/backends/internal/optim"
 	"github.com/tinsmith/tinsmith/plugins"
@@ -12,7 +14,7 @@ import (
 
 // submit enters an operation with a position and waits for its decision. describe fills it in; it is called with mu held and must not wait.
 func (e *Engine) submit(ctx context.Context, adapter string, describe func(*run, *operation)) (any, error) {
-	o := &operation{done: make(chan struct{})}
+	o := &operation{done: make(chan struct{}), weight: 1, span: trace.SpanContextFromContext(ctx)}
 	e.mu.Lock()
 	if _, err := e.accept(); err != nil {
 		e.mu.Unlock()
@@ -66,6 +68,9 @@ func (e *Engine) ForwardBackward(ctx context.Context, req plugins.ForwardBackwar
 	}
 	result, err := e.submit(ctx, req.Adapter, func(_ *run, o *operation) {
 		o.kind, o.position, o.invalid, o.tokens, o.pass, o.loss = kindPass, req.Position, invalid, tokens, &req, form
+		if w := req.Share.Weight; w > 0 && invalid == nil {
+			o.weight = w
+		}
 	})
 	if err != nil {
 		return plugins.ForwardBackwardResult{}, err
