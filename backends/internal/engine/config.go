@@ -23,14 +23,15 @@ type Config struct {
 	DType            tensor.DType // 0: that of the model's files
 	Threads          int          // threads of the device; default: processors that may be used
 	MaxContextLength int          // 0: the model's own
+	Memory           int64        // bytes that everything may take; 0: nine tenths of what is free
 	Recompute        Recompute    // whether training computes activations again in the backward pass
-	TrainingMemory   int64        // bytes of activations up to which RecomputeAuto keeps them
+	TrainingMemory   int64        // bytes of training passes up to which RecomputeAuto keeps activations; 0: automatic
 	AdapterMemory    int64        // bytes that adapters may take; 0: automatic
 	KVCacheTokens    int          // positions of keys and values for sampling, rounded up to pages; 0: automatic
 	MaxBatch         int          // sequences decoded at once
 	MaxWaiting       int          // sequences that may wait for a place
-	CycleTokens      int          // training tokens of one clock cycle
-	BatchTokens      int          // training tokens of one packed pass (a longer sequence is a pass of its own)
+	CycleTokens      int          // training tokens of one clock cycle; 0: automatic
+	BatchTokens      int          // training tokens of one packed pass (a longer sequence is a pass of its own); 0: automatic
 	PrefillTokens    int          // prompt tokens computed between two decoding steps
 }
 
@@ -47,8 +48,8 @@ const (
 // DefaultConfig gives the settings that hold where the section says nothing.
 func DefaultConfig() Config {
 	return Config{
-		Device: "auto", Training: [][]string{{"auto"}}, Threads: runtime.GOMAXPROCS(0), Recompute: RecomputeAuto, TrainingMemory: 2 << 30,
-		MaxBatch: 64, MaxWaiting: 4096, CycleTokens: 1 << 16, BatchTokens: 2048, PrefillTokens: 512,
+		Device: "auto", Training: [][]string{{"auto"}}, Threads: runtime.GOMAXPROCS(0), Recompute: RecomputeAuto,
+		MaxBatch: 64, MaxWaiting: 4096, PrefillTokens: 512,
 	}
 }
 
@@ -84,7 +85,8 @@ func settings(plugin string) map[string]setting {
 		"cycle_tokens":        integer(func(c *Config) *int { return &c.CycleTokens }, 1, math.MaxInt32),
 		"batch_tokens":        integer(func(c *Config) *int { return &c.BatchTokens }, 1, 1<<20),
 		"prefill_tokens":      integer(func(c *Config) *int { return &c.PrefillTokens }, 1, 1<<20),
-		"training_memory_mib": mebibyteSetting(func(c *Config) *int64 { return &c.TrainingMemory }, 0),
+		"training_memory_mib": mebibyteSetting(func(c *Config) *int64 { return &c.TrainingMemory }, 1),
+		"memory_mib":          mebibyteSetting(func(c *Config) *int64 { return &c.Memory }, 1),
 		"adapter_memory_mib":  mebibyteSetting(func(c *Config) *int64 { return &c.AdapterMemory }, 1),
 	}
 	maps.Copy(all, placementSettings(plugin))

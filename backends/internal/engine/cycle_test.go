@@ -315,6 +315,9 @@ func TestPipelinedAndWaitingClients(t *testing.T) {
 		t.Errorf("two steps took %d cycles, want more than two for each", n)
 	}
 	g.open()
+	if err := e.Drain(t.Context()); err != nil { // what the neighbours have submitted
+		t.Error(err)
+	}
 }
 
 // A step that arrives while the passes of others run is taken at the end of that cycle, before the passes that have arrived meanwhile.

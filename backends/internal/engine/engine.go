@@ -42,6 +42,8 @@ type Engine struct {
 	quit    chan struct{} // closed when the device goroutine takes no more calls
 	stopped chan struct{} // closed when it has ended
 	closed  error         // of closing the device; written before stopped is closed
+	// restAfter is how long nothing is trained before the memory of training passes is given back.
+	restAfter time.Duration
 	// interval is how long training may keep the device before the sampler gets a turn.
 	interval time.Duration
 	turn     time.Duration // how long its turn lasts
@@ -79,21 +81,25 @@ type Engine struct {
 	counters counters
 }
 
-// loaded is what Load makes. It is not changed afterwards.
+// loaded is what Load makes. It is not changed afterwards, but for what belongs to the device goroutine: the plan and what is measured, and the bounds of passes.
 type loaded struct {
-	config      Config
-	device      tensor.Device // the home device: adapters are there, the engine's goroutine alone calls it
-	model       *model.Model  // whole, on the home device
-	replicas    []*replica    // all of them
-	training    []*replica    // those that train
-	sampling    []*replica    // those that sample: the same ones, unless sampling has devices of its own
-	info        plugins.ModelInfo
-	name        string    // of the base model, for checkpoints
-	lastTurn    time.Time // end of the sampler's last turn
-	adapters    *residency
-	vocabulary  int
-	context     int // tokens of a sequence at most
-	weightBytes int64
+	config     Config
+	device     tensor.Device // the home device: adapters are there, the engine's goroutine alone calls it
+	model      *model.Model  // whole, on the home device
+	replicas   []*replica    // all of them
+	training   []*replica    // those that train
+	sampling   []*replica    // those that sample: the same ones, unless sampling has devices of its own
+	info       plugins.ModelInfo
+	name       string    // of the base model, for checkpoints
+	lastTurn   time.Time // end of the sampler's last turn
+	adapters   *residency
+	vocabulary int
+	plan       memoryPlan
+	memory     *budget
+	measured   map[measurement]model.Memory
+	bound      passBound
+	passing    bool      // training passes are under way
+	lastPass   time.Time // when the last ones were begun
 }
 
 // New makes an engine and starts its device goroutine.
@@ -102,7 +108,7 @@ func New(o Options) *Engine {
 	if _, err := rand.Read(id[:]); err != nil {
 		panic(fmt.Sprintf("engine: no random numbers: %v", err)) // crypto/rand documents that this cannot happen
 	}
-	e := &Engine{options: o, log: o.Log, interval: samplerInterval, turn: turn, openFor: openFor, bootID: hex.EncodeToString(id[:]), quit: make(chan struct{}), stopped: make(chan struct{}), quiet: make(chan struct{}), waiting: newWaitingRoom(), runs: map[string]*run{}, live: map[*version]struct{}{}, requests: map[string]*request{}}
+	e := &Engine{options: o, log: o.Log, interval: samplerInterval, turn: turn, restAfter: restAfter, openFor: openFor, bootID: hex.EncodeToString(id[:]), quit: make(chan struct{}), stopped: make(chan struct{}), quiet: make(chan struct{}), waiting: newWaitingRoom(), runs: map[string]*run{}, live: map[*version]struct{}{}, requests: map[string]*request{}}
 	if e.log == nil {
 		e.log = slog.Default()
 	}

@@ -9,13 +9,17 @@ import (
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
-// internal wraps a fault of the device or the model. What is a plugins.Error already stays as it is.
+// internal wraps a fault of the device or the model; want of memory becomes KindCapacity. What is a plugins.Error already stays as it is.
 func internal(operation string, err error) *plugins.Error {
 	var known *plugins.Error
 	if errors.As(err, &known) {
 		return known
 	}
-	return &plugins.Error{Kind: plugins.KindInternal, Message: operation + ": " + err.Error()}
+	kind := plugins.KindInternal
+	if errors.Is(err, tensor.ErrMemory) {
+		kind = plugins.KindCapacity
+	}
+	return &plugins.Error{Kind: kind, Message: operation + ": " + err.Error()}
 }
 
 // capacity makes a failed allocation into a KindCapacity error.

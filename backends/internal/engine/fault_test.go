@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/tinsmith/tinsmith/backends/internal/model/architectures"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor/cpu"
 	"github.com/tinsmith/tinsmith/plugins"
@@ -22,7 +21,7 @@ import (
 type faulty struct {
 	tensor.Device
 	gather   func(ids []int32) error
-	alloc    func() error
+	alloc    func(bytes int) error
 	gradient func()
 	download func(n int) error
 }
@@ -47,7 +46,7 @@ func (f *faulty) GatherRows(dst tensor.Tensor, m tensor.Matrix, ids []int32) err
 
 func (f *faulty) Alloc(d tensor.DType, rows, cols int) (tensor.Tensor, error) {
 	if f.alloc != nil {
-		if err := f.alloc(); err != nil {
+		if err := f.alloc(rows * cols * d.Size()); err != nil {
 			return tensor.Tensor{}, err
 		}
 	}
@@ -65,11 +64,13 @@ func (f *faulty) SoftmaxGradient(logits, lse tensor.Tensor, targets []int32, c [
 func startFaulty(t *testing.T) (*Engine, *faulty) {
 	t.Helper()
 	var f *faulty
-	e := New(Options{Plugin: "single", Version: "test", Registry: architectures.All(), OpenDevice: func(c Config) (tensor.Device, error) {
+	o := testOptions()
+	o.OpenDevice = func(c Config) (tensor.Device, error) {
 		d, err := cpu.New(cpu.Options{Threads: 1})
 		f = &faulty{Device: d}
 		return f, err
-	}})
+	}
+	e := New(o)
 	e.interval = 0
 	t.Cleanup(func() {
 		if err := e.Close(); err != nil {
@@ -252,10 +253,10 @@ func TestNoMemory(t *testing.T) {
 	path := d.save(plugins.ScopeOptimizer)
 	data := randomData(rand.New(rand.NewPCG(3, 3)), 2, 20)
 	d.pass(data) // the workspace has its size
-	left := -1
+	left, out := 0, false
 	hook(t, e, func() {
-		f.alloc = func() error {
-			if left--; left == -1 {
+		f.alloc = func(int) error {
+			if left--; out && left < 0 {
 				return fmt.Errorf("no room in the test: %w", tensor.ErrMemory)
 			}
 			return nil
@@ -280,7 +281,7 @@ func TestNoMemory(t *testing.T) {
 	}
 	for _, a := range attempts {
 		for n := range 3 {
-			hook(t, e, func() { left = n })
+			hook(t, e, func() { left, out = n, true })
 			err := a.call()
 			if !errors.Is(err, plugins.ErrCapacity) || !strings.Contains(err.Error(), "no room in the test") {
 				if err == nil && n > 0 {
@@ -288,9 +289,9 @@ func TestNoMemory(t *testing.T) {
 				}
 				t.Errorf("%s, allocation %d: %v", a.name, n, err)
 			}
-			hook(t, e, func() { left = -1 })
+			hook(t, e, func() { out = false })
 		}
-		hook(t, e, func() { left = -1 })
+		hook(t, e, func() { out = false })
 	}
 	if _, err := e.Pin(t.Context(), plugins.PinRequest{Adapter: "c", Name: "p"}); !errors.Is(err, plugins.ErrNotFound) {
 		t.Errorf("an adapter for which there was no memory exists: %v", err)

@@ -1,18 +1,13 @@
 package engine
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
 
-	"github.com/tinsmith/tinsmith/backends/internal/kvcache"
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
 	"github.com/tinsmith/tinsmith/backends/internal/model"
 	"github.com/tinsmith/tinsmith/plugins"
@@ -97,7 +92,8 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	if err != nil {
 		return nil, plugins.Invalidf("backend.device", "%v", err)
 	}
-	l := &loaded{config: config, device: device, name: req.Name}
+	l := &loaded{config: config, device: device, name: req.Name, measured: map[measurement]model.Memory{}}
+	limit, source := memoryLimit(config)
 	defer func() {
 		if err != nil {
 			if closing := errors.Join(l.close(), device.Close()); closing != nil {
@@ -117,83 +113,32 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 		return nil, plugins.Invalidf("model_dir", "%v", err)
 	}
 	m := l.model
-	l.weightBytes, l.vocabulary = m.WeightBytes(), m.Config.VocabSize
-	positions, context, err := cacheSize(config, m)
-	if err != nil {
+	l.vocabulary = m.Config.VocabSize
+	if l.plan, err = l.planMemory(limit, source); err != nil {
 		return nil, err
 	}
-	l.context = context
+	l.memory = newBudget(limit, l.plan.fixed())
 	for _, r := range l.sampling {
-		if err := r.newSampler(positions, max(1, config.Threads/len(l.sampling))); err != nil {
+		if err := r.newSampler(l.plan.positions, max(1, config.Threads/len(l.sampling))); err != nil {
 			return nil, err
 		}
 	}
 	for _, r := range l.training {
-		r.newTrainer()
+		r.newTrainer(l.memory)
 	}
 	e.pace = newPace(max(1, config.Threads/config.ranks()), m.Parameters)
-	if l.adapters, err = newResidency(device, m.DType, req.Scratch, adapterMemory(config)); err != nil {
+	if l.adapters, err = newResidency(device, m.DType, req.Scratch, l.plan.adapters, l.memory); err != nil {
 		return nil, err
 	}
+	l.adapters.relieve = l.shrink
 	e.counters.pagesFree.Store(l.pagesFree())
 	l.info = plugins.ModelInfo{
-		Architecture: m.Config.Architecture, Parameters: m.Parameters, Layers: m.Config.Layers, HiddenSize: m.Config.HiddenSize, VocabSize: m.Config.VocabSize, MaxContextLength: context,
+		Architecture: m.Config.Architecture, Parameters: m.Parameters, Layers: m.Config.Layers, HiddenSize: m.Config.HiddenSize, VocabSize: m.Config.VocabSize, MaxContextLength: l.plan.context,
 		DType: m.DType.String(), Device: config.devices(), Arithmetic: device.Arithmetic() + "/" + m.DType.String(), ModelHash: m.Hash, MaxRank: lora.MaxRank,
 	}
-	progress(plugins.LoadProgress{Stage: "ready", Done: l.weightBytes, Total: l.weightBytes})
+	l.report(e.log)
+	progress(plugins.LoadProgress{Stage: "ready", Done: l.plan.weights, Total: l.plan.weights})
 	return l, nil
-}
-
-// cacheSize gives the positions of the cache of keys and values (a multiple of a page) and the longest sequence. What is configured holds, or fails. What is automatic: the cache has room for two of the longest
-// sequences, 65,536 positions at least, but takes no more than a quarter of the memory that is available; the longest sequence is the model's, or what the cache can hold.
-func cacheSize(config Config, m *model.Model) (positions, context int, err error) {
-	roundUp := func(n int) int { return (n + kvcache.PageSize - 1) / kvcache.PageSize * kvcache.PageSize }
-	context = m.MaxContext
-	if config.KVCacheTokens > 0 {
-		positions = roundUp(config.KVCacheTokens)
-	} else {
-		positions = roundUp(max(2*context, 1<<16))
-		each := int64(2 * m.Config.Layers * m.Config.KVHeads * m.Config.HeadDim * m.DType.Size())
-		if available, ok := availableMemory(); ok && int64(positions)*each > available/4 {
-			positions = max(int(available/4/each)/kvcache.PageSize, 1) * kvcache.PageSize
-		}
-	}
-	if context > positions {
-		if config.MaxContextLength > 0 || config.KVCacheTokens > 0 {
-			return 0, 0, plugins.Invalidf("backend.kv_cache_tokens", "%d positions of keys and values cannot hold one sequence of %d tokens: set max_context_length to %d or less, or kv_cache_tokens to %d or more",
-				positions, context, positions, context)
-		}
-		context = positions
-	}
-	return positions, context, nil
-}
-
-// adapterMemory is the limit for what adapters take, in bytes.
-func adapterMemory(config Config) int64 {
-	if config.AdapterMemory > 0 {
-		return config.AdapterMemory
-	}
-	if available, ok := availableMemory(); ok {
-		return available / 2
-	}
-	return math.MaxInt64
-}
-
-// availableMemory is what the system can give without swapping, where it tells.
-func availableMemory() (int64, bool) {
-	f, err := os.Open("/proc/meminfo")
-	if err != nil {
-		return 0, false
-	}
-	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		fields := strings.Fields(lines.Text())
-		if len(fields) == 3 && fields[0] == "MemAvailable:" {
-			kib, err := strconv.ParseInt(fields[1], 10, 64)
-			return kib << 10, err == nil
-		}
-	}
-	return 0, false
 }
 
 // open opens the replicas' devices.

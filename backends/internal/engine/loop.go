@@ -16,7 +16,9 @@ func (e *Engine) loop() {
 		for !e.closing && !e.hasWork() {
 			e.parked = true
 			e.quieten()
+			reminder := e.remind()
 			e.wake.Wait()
+			reminder.Stop()
 			e.counters.progressed(time.Now()) // the clock of LastProgressAge starts with the work
 			e.parked = false
 		}
@@ -30,9 +32,30 @@ func (e *Engine) loop() {
 		e.housekeeping()
 		if e.trainCycle() {
 			e.samplingTurn(0, e.trainingWaits())
+		} else {
+			e.rest()
 		}
 	}
 	e.shutDown()
+}
+
+// restAfter is how long nothing is trained before the memory of training passes is given back.
+const restAfter = 30 * time.Second
+
+// remind has the device goroutine, which has nothing to do, woken when it is time to give memory back.
+func (e *Engine) remind() *time.Timer {
+	l := e.loaded
+	if l == nil || l.trainingBytes() == 0 {
+		return time.NewTimer(0) // nobody listens
+	}
+	return time.AfterFunc(time.Until(l.lastPass.Add(e.restAfter)), func() { e.call(e.rest) })
+}
+
+// rest gives the memory of training passes back if none has begun for a while.
+func (e *Engine) rest() {
+	if l := e.loaded; l != nil && time.Since(l.lastPass) >= e.restAfter {
+		l.shrink()
+	}
 }
 
 // hasWork tells whether the device goroutine has anything to do. The caller holds mu.

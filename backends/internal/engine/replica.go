@@ -192,17 +192,38 @@ func (p *sampler) free(rank int) {
 	}
 }
 
-// newTrainer gives a replica memory to train with.
-func (r *replica) newTrainer() {
-	r.trainer = &trainer{pages: make([]tensor.Pages, len(r.models))}
+// newTrainer gives a replica memory to train with, which it takes as it needs it.
+func (r *replica) newTrainer(memory *budget) {
+	r.trainer = &trainer{memory: memory, pages: make([]tensor.Pages, len(r.models))}
 	for _, m := range r.models {
-		r.trainer.workspaces = append(r.trainer.workspaces, m.NewWorkspace())
+		w := m.NewWorkspace()
+		w.Bound(memory.room)
+		r.trainer.workspaces = append(r.trainer.workspaces, w)
 	}
 }
 
+// free gives a rank's memory back, which can be taken again.
 func (t *trainer) free(rank int) {
 	t.workspaces[rank].Free()
-	if t.pages[rank] != nil {
-		t.pages[rank].Free()
+	t.freePages(rank)
+}
+
+func (t *trainer) freePages(rank int) {
+	if p := t.pages[rank]; p != nil {
+		t.memory.give(int64(p.Bytes()))
+		p.Free()
+		t.pages[rank] = nil
 	}
+}
+
+// bytes is the device memory of all ranks. The replica does not train meanwhile.
+func (t *trainer) bytes() int64 {
+	var n int64
+	for rank, w := range t.workspaces {
+		n += w.Bytes()
+		if p := t.pages[rank]; p != nil {
+			n += int64(p.Bytes())
+		}
+	}
+	return n
 }

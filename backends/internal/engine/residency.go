@@ -34,12 +34,15 @@ type residency struct {
 	floats  []float32 // for copies between device and file
 	bytes   []byte
 
+	memory  *budget     // of the whole backend
+	relieve func() bool // frees memory that no step needs and that is not of adapters; false if there is none
+
 	inMemory, inFiles atomic.Int64 // bytes, for Status: of everything, and of blocks that are in files alone
 }
 
 // newResidency makes an empty one. Nothing is written before the limit is reached; what an earlier process left in the directory is removed.
-func newResidency(device tensor.Device, dtype tensor.DType, scratch string, limit int64) (*residency, error) {
-	m := &residency{device: device, dtype: dtype, limit: limit, idle: list.New(), weights: map[shapeKey]int64{}}
+func newResidency(device tensor.Device, dtype tensor.DType, scratch string, limit int64, memory *budget) (*residency, error) {
+	m := &residency{device: device, dtype: dtype, limit: limit, idle: list.New(), weights: map[shapeKey]int64{}, memory: memory, relieve: func() bool { return false }}
 	if scratch == "" {
 		return m, nil
 	}
@@ -250,19 +253,14 @@ func (m *residency) allocate(b *spillable) error {
 	})
 }
 
-// withRoom moves blocks out until size bytes are below the limit, and then calls allocate, again and again while the device has no memory and there is something to move out. allocate gives what it took.
+// withRoom frees memory until size bytes are below the limits, and then calls allocate, again and again while the device has no memory and there is something to free. allocate gives what it took.
 func (m *residency) withRoom(what string, size int64, allocate func() (int64, error)) error {
-	for m.used+size > m.limit {
-		moved, err := m.moveOut()
-		if err != nil {
-			return capacity("memory for "+what, err)
-		}
-		if !moved {
-			return &plugins.Error{Kind: plugins.KindCapacity, Message: fmt.Sprintf("memory for %s: %s are needed; of the %s for adapters (backend.adapter_memory_mib) %s are taken by what runs", what, mebibytes(size), mebibytes(m.limit), mebibytes(m.used))}
-		}
-	}
 	for {
+		if err := m.take(what, size); err != nil {
+			return err
+		}
 		taken, err := allocate()
+		m.memory.give(size)
 		if err == nil {
 			m.account(taken)
 			return nil
@@ -270,14 +268,38 @@ func (m *residency) withRoom(what string, size int64, allocate func() (int64, er
 		if !errors.Is(err, tensor.ErrMemory) {
 			return internal("memory for "+what, err)
 		}
+		if m.relieve() {
+			continue
+		}
 		if moved, _ := m.moveOut(); !moved {
 			return capacity("memory for "+what, err)
 		}
 	}
 }
 
+// take counts size bytes in the budget of the backend when they are below that and the limit of adapters.
+func (m *residency) take(what string, size int64) error {
+	for {
+		crowded := m.used+size > m.limit
+		if !crowded && m.memory.take(size) || !crowded && m.relieve() && m.memory.take(size) {
+			return nil
+		}
+		moved, err := m.moveOut()
+		switch {
+		case err != nil:
+			return capacity("memory for "+what, err)
+		case moved:
+		case crowded:
+			return &plugins.Error{Kind: plugins.KindCapacity, Message: fmt.Sprintf("memory for %s: %s are needed; of the %s for adapters (backend.adapter_memory_mib) %s are taken by what runs", what, mebibytes(size), mebibytes(m.limit), mebibytes(m.used))}
+		default:
+			return &plugins.Error{Kind: plugins.KindCapacity, Message: fmt.Sprintf("memory for %s: %s are needed; %s are left of the %s that the backend may take (backend.memory_mib)", what, mebibytes(size), mebibytes(m.memory.free()), mebibytes(m.memory.limit.Load()))}
+		}
+	}
+}
+
 func (m *residency) account(bytes int64) {
 	m.used += bytes
+	m.memory.give(-bytes)
 	m.inMemory.Store(m.used)
 }
 

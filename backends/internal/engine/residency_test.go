@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
-	"github.com/tinsmith/tinsmith/backends/internal/model/architectures"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor/cpu"
 	"github.com/tinsmith/tinsmith/plugins"
@@ -25,7 +24,6 @@ func startScratch(t *testing.T) (*Engine, *faulty, string) {
 	t.Helper()
 	var f *faulty
 	o := testOptions()
-	o.Registry = architectures.All()
 	o.OpenDevice = func(c Config) (tensor.Device, error) {
 		d, err := cpu.New(cpu.Options{Threads: 1})
 		f = &faulty{Device: d}
@@ -54,14 +52,13 @@ func limitTo(t *testing.T, e *Engine, f *faulty, id string, adapters int) {
 		m := e.loaded.adapters
 		layout := e.runs[id].layout
 		m.limit = int64(adapters) * (m.weightBytes(layout) + 2*lora.ParameterBytes(layout))
-		check := func() error {
+		check := func([]int32) error {
 			if m.used > m.limit {
 				t.Errorf("%d bytes are in memory, the limit is %d", m.used, m.limit)
 			}
 			return nil
 		}
-		f.alloc = check
-		f.gather = func([]int32) error { return check() }
+		f.alloc, f.gather = func(int) error { return check(nil) }, check
 		if err := m.trim(); err != nil {
 			t.Error(err)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -39,11 +40,14 @@ func writeTiny(dir string) error {
 }
 
 // writeModel writes a model's directory.
-func writeModel(dir string, s shape) error {
+func writeModel(dir string, s shape) error { return writeModelOf(dir, s, tinyContext) }
+
+// writeModelOf writes that of one with another context.
+func writeModelOf(dir string, s shape, context int) error {
 	hidden, intermediate, layers, heads, kvHeads, headDim := s.hidden, s.intermediate, s.layers, s.heads, s.kvHeads, s.headDim
 	config, err := json.Marshal(map[string]any{
 		"architectures": []string{"Qwen3ForCausalLM"}, "model_type": "qwen3", "num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": intermediate,
-		"num_attention_heads": heads, "num_key_value_heads": kvHeads, "head_dim": headDim, "vocab_size": s.vocabulary, "max_position_embeddings": tinyContext,
+		"num_attention_heads": heads, "num_key_value_heads": kvHeads, "head_dim": headDim, "vocab_size": s.vocabulary, "max_position_embeddings": context,
 		"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": true, "hidden_act": "silu",
 	})
 	if err != nil {
@@ -90,7 +94,8 @@ func writeModel(dir string, s shape) error {
 }
 
 func testOptions() Options {
-	return Options{Plugin: "single", Version: "test", Registry: architectures.All(), OpenDevice: func(c Config) (tensor.Device, error) { return cpu.New(cpu.Options{Threads: c.Threads}) }}
+	return Options{Plugin: "single", Version: "test", Registry: architectures.All(), Log: slog.New(slog.DiscardHandler),
+		OpenDevice: func(c Config) (tensor.Device, error) { return cpu.New(cpu.Options{Threads: c.Threads}) }}
 }
 
 // start loads the test model into a new engine with a `backend:` section, and closes it when the test ends.

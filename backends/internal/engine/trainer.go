@@ -17,8 +17,36 @@ import (
 
 // trainer is the memory of training passes on one replica, by rank.
 type trainer struct {
+	memory     *budget
 	workspaces []*model.Workspace
 	pages      []tensor.Pages // keys and values of one packed pass; grow to the largest
+}
+
+// passBound is how large passes may be after the device had no memory for larger ones.
+type passBound struct {
+	data  int // of one replica's pass at most; 0 = no bound
+	since int // passes that have gone through with that bound
+}
+
+// patience is how many passes go through with a bound before it is doubled.
+const patience = 64
+
+// tooMuch notes that a pass of so many data had no memory.
+func (b *passBound) tooMuch(data int) {
+	b.data, b.since = max(1, data/2), 0
+}
+
+// through notes that a pass has gone through.
+func (b *passBound) through() {
+	if b.data == 0 {
+		return
+	}
+	if b.since++; b.since >= patience {
+		b.data, b.since = 2*b.data, 0
+	}
+	if b.data > mostTokens {
+		b.data = 0
+	}
 }
 
 // pass is one ForwardBackward operation while it runs. Its data goes through the model in as many packed batches as it takes, together with other operations' data, in order on each replica.
@@ -29,6 +57,7 @@ type pass struct {
 
 	left      int // data that have not gone through
 	settled   bool
+	again     bool // its activations are computed again in the backward pass, because there was no memory to keep those of a single datum
 	reduction *lora.Reduction
 	logprobs  [][]float32
 	losses    []float64
@@ -58,16 +87,22 @@ type piece struct {
 	index int
 }
 
-// execute runs passes of any number of runs, fused and spread over the replicas, and decides each as soon as it is through. A batch that fails as a whole (for want of memory, say) says nothing about a single one of its
-// operations: each of them is tried again alone, and fails only if it fails alone.
+// execute runs passes of any number of runs, fused and spread over the replicas, and decides each as soon as it is through. A batch for which there is no memory is tried again with half of its data, down to a single
+// datum on one replica, and that again with its activations computed twice; only what does not fit then fails. A batch that fails as a whole for another reason says nothing about a single one of its operations:
+// each of them is tried again alone, and fails only if it fails alone.
 func (e *Engine) execute(passes []*pass, cycle int64) {
 	for _, p := range passes {
 		p.restart()
 	}
-	lanes := spread(passes, len(e.loaded.training))
+	l := e.loaded
+	lanes := spread(passes, len(l.training))
+	inTurn := false // for want of memory, one replica at a time
 	for {
 		var batches []batch
 		for i := range lanes {
+			if inTurn && len(batches) > 0 {
+				break
+			}
 			if pieces := e.fill(&lanes[i], len(lanes)); len(pieces) > 0 {
 				batches = append(batches, batch{replica: e.loaded.training[i], pieces: pieces})
 			}
@@ -78,6 +113,7 @@ func (e *Engine) execute(passes []*pass, cycle int64) {
 		}
 		err := e.runBatches(batches)
 		if err == nil {
+			l.bound.through()
 			e.settleAll(passes, cycle)
 			if e.yield() != nil { // the engine is closing and fails what is left
 				for _, p := range passes {
@@ -94,6 +130,30 @@ func (e *Engine) execute(passes []*pass, cycle int64) {
 			}) {
 				touched = append(touched, p)
 			}
+		}
+		if isMemory(err) {
+			largest := 0
+			for _, b := range batches {
+				largest = max(largest, len(b.pieces))
+			}
+			for _, p := range touched {
+				p.restart()
+			}
+			switch p := touched[0]; {
+			case largest > 1:
+				l.bound.tooMuch(largest)
+			case len(batches) > 1:
+				inTurn = true
+			case l.plan.recompute == RecomputeAuto && !p.again && !p.op.pass.ForwardOnly:
+				p.again = true
+			default:
+				p.failure = l.tooLarge(batches[0].pieces[0], err)
+			}
+			for i, first := range spread(touched, len(lanes)) {
+				rest := slices.DeleteFunc(lanes[i], func(at piece) bool { return slices.Contains(touched, at.pass) })
+				lanes[i] = append(first, rest...)
+			}
+			continue
 		}
 		// What has been touched runs alone, in order, before anything behind it is decided; the others go on in their lanes.
 		for _, p := range touched {
@@ -191,11 +251,27 @@ func spread(passes []*pass, n int) [][]piece {
 	return lanes
 }
 
+// tooLarge says why a datum cannot be trained.
+func (l *loaded) tooLarge(at piece, cause error) error {
+	tokens, rank := len(at.pass.op.pass.Data[at.index].Tokens), at.pass.run.layout.Rank
+	message := fmt.Sprintf("%d tokens do not fit into memory", tokens)
+	recompute := l.plan.recompute != RecomputeOff
+	if need, err := l.datumBytes(tokens, rank, recompute); err == nil {
+		how := "with its activations computed twice"
+		if !recompute {
+			how = "as backend.recompute is off"
+		}
+		message += fmt.Sprintf(": a training pass over them takes %s %s, and %s of %s (%s) are left beside the weights, the sampler and its keys and values",
+			mebibytes(need), how, mebibytes(l.memory.free()), mebibytes(l.plan.limit), l.plan.source)
+	}
+	return &plugins.Error{Kind: plugins.KindCapacity, Field: fmt.Sprintf("data[%d]", at.index), Message: message + ": " + cause.Error()}
+}
+
 // fill packs a lane's next batch: data in order up to the batch's tokens and memory, but one datum at least. Data of passes that have failed are left out.
 func (e *Engine) fill(lane *[]piece, lanes int) []piece {
 	l := e.loaded
 	var taken []piece
-	tokens := 0
+	tokens, pages := 0, 0
 	var memory int64 // of adapters: weights and buffers of gradients
 	for ; len(*lane) > 0; *lane = (*lane)[1:] {
 		at := (*lane)[0]
@@ -204,16 +280,18 @@ func (e *Engine) fill(lane *[]piece, lanes int) []piece {
 			continue
 		}
 		n, bytes := len(p.op.pass.Data[at.index].Tokens), l.pieceMemory(taken, p, at.index)
+		rows := (n + kvcache.PageSize - 1) / kvcache.PageSize
 		if len(taken) > 0 {
 			if taken[0].pass.op.pass.ForwardOnly != p.op.pass.ForwardOnly {
 				break // data without gradient would go through the backward pass of those with one
 			}
-			if tokens+n > l.config.BatchTokens || memory+bytes > l.adapters.limit/int64(2*lanes) {
+			if tokens+n > l.plan.batchTokens || pages+rows > passPages(l.plan.batchTokens) || memory+bytes > l.adapters.limit/int64(2*lanes) || len(taken) == l.bound.data {
 				break
 			}
 		}
 		taken = append(taken, at)
 		tokens += n
+		pages += rows
 		memory += bytes
 	}
 	return taken
@@ -246,9 +324,17 @@ func (l *loaded) pieceMemory(batch []piece, p *pass, index int) int64 {
 	return n
 }
 
-// runBatches runs one packed batch on each of several replicas at once, and adds the results to their operations. An error is about all of them: their operations are then undefined.
-func (e *Engine) runBatches(batches []batch) error {
+// runBatches runs one packed batch on each of several replicas at once, and adds the results to their operations. An error is about all of them: their operations are then undefined;
+// after one for want of memory nothing is kept for passes.
+func (e *Engine) runBatches(batches []batch) (err error) {
 	l := e.loaded
+	l.passing, l.lastPass = true, time.Now()
+	defer func() {
+		l.passing = false
+		if isMemory(err) || l.trainingBytes() > l.plan.training {
+			l.shrink()
+		}
+	}()
 	var pieces []piece
 	for _, b := range batches {
 		pieces = append(pieces, b.pieces...)
@@ -270,6 +356,9 @@ func (e *Engine) runBatches(batches []batch) error {
 		if trainings[i], err = l.prepare(b); err != nil {
 			return err
 		}
+	}
+	if err := l.clear(trainings); err != nil {
+		return err
 	}
 	begin, before, stepWork := time.Now(), e.turns, e.pace.stepWork()
 	if err := concurrently(len(batches), e.yield, func(i int, yield func() error) error { return trainings[i].run(stepWork, yield) }); err != nil {
@@ -315,7 +404,10 @@ type training struct {
 	replica       *replica
 	examples      []model.Example
 	tokens, pages int
+	rank          int  // the largest of its adapters
+	backward      bool // there are gradients
 	recompute     bool
+	need          model.Memory // of a workspace
 	outcomes      []model.Outcome
 }
 
@@ -336,9 +428,11 @@ func (l *loaded) prepare(b batch) (training, error) {
 			Targets:  d.Targets, K: d.K, Loss: p.op.loss,
 			Inputs: loss.Inputs{Weights: d.Weights, Logprobs: d.Logprobs, Advantages: d.Advantages, SequenceRatioMask: d.SequenceRatioMask},
 		}
+		t.rank = max(t.rank, p.run.layout.Rank)
 		if p.op.pass.ForwardOnly {
 			continue
 		}
+		t.backward, t.recompute = true, t.recompute || p.again
 		if p.reduction == nil {
 			layout := p.run.layout
 			p.reduction = lora.NewReduction(l.device, layout, len(p.op.pass.Data),
@@ -349,8 +443,62 @@ func (l *loaded) prepare(b batch) (training, error) {
 			return t, err
 		}
 	}
-	t.recompute = l.config.Recompute == RecomputeOn || (l.config.Recompute == RecomputeAuto && activationBytes(l.model.Config, t.tokens) > l.config.TrainingMemory/int64(len(l.training)))
-	return t, nil
+	return t, l.chooseRecompute(&t)
+}
+
+// chooseRecompute decides whether a batch computes its activations again: always, never, or, when that is left to the engine, if one of its operations must or if they do not fit the replica's share of training. It notes
+// the memory that the pass takes.
+func (l *loaded) chooseRecompute(t *training) (err error) {
+	t.recompute = t.recompute || l.plan.recompute == RecomputeOn
+	if t.need, err = l.measure(t.tokens, t.rank, t.recompute || !t.backward); err != nil {
+		return err
+	}
+	if !t.recompute && t.backward && l.plan.recompute == RecomputeAuto && t.need.Bytes()+int64(t.pages)*l.pageBytes() > l.plan.training/int64(len(l.training)) {
+		t.recompute = true
+		t.need, err = l.measure(t.tokens, t.rank, true)
+	}
+	return err
+}
+
+// clear moves adapters that nobody needs out of memory until there is room for passes.
+func (l *loaded) clear(trainings []training) error {
+	var need int64
+	for _, t := range trainings {
+		need += max(0, t.need.Bytes()+int64(t.pages)*l.pageBytes()-t.replica.trainer.bytes())
+	}
+	for l.memory.free() < need {
+		moved, err := l.adapters.moveOut()
+		if err != nil {
+			return capacity("memory for a training pass", err)
+		}
+		if !moved {
+			break // what is measured is what they take at most; they will tell
+		}
+	}
+	return nil
+}
+
+// trainingBytes is what training passes hold, on all replicas.
+func (l *loaded) trainingBytes() int64 {
+	var n int64
+	for _, r := range l.training {
+		n += r.trainer.bytes()
+	}
+	return n
+}
+
+// shrink gives the memory of training passes back unless some are under way, and tells whether there was any.
+func (l *loaded) shrink() bool {
+	if l.passing || l.trainingBytes() == 0 {
+		return false
+	}
+	for _, r := range l.training {
+		_ = r.each(func(rank int) error { // it cannot fail
+			r.trainer.free(rank)
+			return nil
+		}, nil)
+	}
+	return true
 }
 
 // run takes the batch through the replica's model, in device steps of about so many operations.
@@ -361,6 +509,11 @@ func (t *training) run(stepWork float64, yield func() error) error {
 		if err != nil {
 			return err
 		}
+		if len(r.models) == 1 && t.backward { // else the measure is of more than it takes
+			if err := r.trainer.workspaces[rank].Reserve(t.need); err != nil {
+				return err
+			}
+		}
 		outcomes, err := r.models[rank].Train(r.trainer.workspaces[rank], pages, t.examples, model.TrainOptions{Recompute: t.recompute, Yield: r.point(rank), StepWork: stepWork})
 		if rank == 0 { // all ranks have the same
 			t.outcomes = outcomes
@@ -369,26 +522,24 @@ func (t *training) run(stepWork float64, yield func() error) error {
 	}, yield)
 }
 
-// activationBytes estimates what a training pass over so many tokens keeps between forward and backward without recomputation: of every layer two norms, the residual stream twice, queries, keys and values before and after
-// their norm and rotation, the attention's output, and the three wide vectors of the MLP, in float32.
-func activationBytes(c *model.Config, tokens int) int64 {
-	heads := (c.Heads + 2*c.KVHeads) * c.HeadDim
-	perLayer := 4*c.HiddenSize + 2*heads + c.Heads*c.HeadDim + 3*c.IntermediateSize
-	return int64(tokens) * int64(c.Layers) * int64(perLayer) * int64(tensor.Float32.Size())
-}
-
 // reserve makes sure that a rank has n pages, all zero beyond what a pass will write, and gives them.
 func (t *trainer) reserve(rank int, m *model.Model, n int) (tensor.Pages, error) {
 	pages := t.pages[rank]
 	if pages != nil && pages.Count() < n {
-		pages.Free()
-		pages, t.pages[rank] = nil, nil
+		t.freePages(rank)
+		pages = nil
 	}
 	if pages == nil {
-		var err error
-		if pages, err = m.NewPages(n); err != nil {
+		bytes := int64(n) * pageBytes(m)
+		if err := t.memory.room(bytes); err != nil {
 			return nil, capacity("memory for keys and values of training", err)
 		}
+		var err error
+		if pages, err = m.NewPages(n); err != nil {
+			t.memory.give(bytes)
+			return nil, capacity("memory for keys and values of training", err)
+		}
+		t.memory.give(bytes - int64(pages.Bytes())) // what they are exactly
 		t.pages[rank] = pages
 		return pages, nil
 	}

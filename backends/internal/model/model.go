@@ -7,6 +7,8 @@
 package model
 
 import (
+	"errors"
+
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
 	"github.com/tinsmith/tinsmith/backends/internal/nn"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
@@ -112,6 +114,26 @@ func (m *Model) NewWorkspace() *Workspace {
 		w.activations = append(w.activations, l.NewActivations())
 	}
 	return w
+}
+
+// Memory is the device memory of a workspace, in bytes: scratch that a pass takes and gives back as it goes, and what it keeps to its end.
+type Memory struct{ Scratch, Kept int64 }
+
+// Bytes is the sum.
+func (m Memory) Bytes() int64 { return m.Scratch + m.Kept }
+
+// Bound has room asked before a workspace takes so many bytes more from the device, its error ends the pass that needs them; and told with a negative number what has been given back, for which its answer does not matter.
+func (w *Workspace) Bound(room func(bytes int64) error) { w.temp.Room, w.keep.Room = room, room }
+
+// Reserve takes the memory that a pass will need (see MeasureTraining) at once, so that none is lost between pieces. No pass may be under way.
+func (w *Workspace) Reserve(m Memory) error {
+	if err := errors.Join(w.temp.Release(nn.Mark{}), w.keep.Release(nn.Mark{})); err != nil {
+		return err
+	}
+	if err := w.keep.Reserve(m.Kept); err != nil {
+		return err
+	}
+	return w.temp.Reserve(m.Scratch)
 }
 
 // Bytes is the device memory held.

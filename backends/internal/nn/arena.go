@@ -15,38 +15,55 @@ const minChunk = 1 << 20
 // Arena hands out float32 scratch tensors from a few large device allocations, in stack order, so that a steady stream of passes allocates nothing. Its
 // memory is not cleared. An arena is used by one pass at a time.
 type Arena struct {
+	// Room, when not nil, is asked before so many bytes are taken from the device, its error is that of the call that needs them; and told with a negative number what has been given back.
+	Room func(bytes int64) error
+
 	device tensor.Device
 	chunks []tensor.Tensor // each 1 × n
 	chunk  int             // index of the chunk in use
 	used   int             // elements used of it
-	peak   int             // most elements in use at once, over all chunks
-	before int             // elements of the chunks before the one in use
+	live   int             // elements handed out, over all chunks
+	peak   int             // most that live has been
 }
 
 // NewArena makes an empty arena.
 func NewArena(device tensor.Device) *Arena { return &Arena{device: device} }
 
 // Mark is a position to release to.
-type Mark struct{ chunk, used, before int }
+type Mark struct{ chunk, used, live int }
 
 // Mark gives the present position.
-func (a *Arena) Mark() Mark { return Mark{a.chunk, a.used, a.before} }
+func (a *Arena) Mark() Mark { return Mark{a.chunk, a.used, a.live} }
 
 // Release gives back everything that was handed out after the mark. Releasing to the start joins several chunks to one, which invalidates nothing that is in use.
 func (a *Arena) Release(m Mark) error {
-	a.chunk, a.used, a.before = m.chunk, m.used, m.before
+	a.chunk, a.used, a.live = m.chunk, m.used, m.live
 	if len(a.chunks) < 2 || m.chunk != 0 || m.used != 0 {
 		return nil
 	}
+	return a.replace(a.peak)
+}
+
+// Reserve makes the arena, of which nothing is in use, one chunk of so many bytes at least.
+func (a *Arena) Reserve(bytes int64) error {
+	n := int((bytes + int64(tensor.Float32.Size()) - 1) / int64(tensor.Float32.Size()))
+	if n == 0 || len(a.chunks) == 1 && a.chunks[0].Cols >= n {
+		return nil
+	}
+	return a.replace(n)
+}
+
+func (a *Arena) replace(n int) error {
+	peak := a.peak
 	a.Free()
-	return a.grow(a.peak)
+	a.peak = peak
+	return a.grow(n)
 }
 
 // Get hands out rows × cols elements of undefined content, contiguous.
 func (a *Arena) Get(rows, cols int) (tensor.Tensor, error) {
 	n := (rows*cols + arenaAlignment - 1) / arenaAlignment * arenaAlignment
 	for a.chunk < len(a.chunks) && a.used+n > a.chunks[a.chunk].Cols {
-		a.before += a.chunks[a.chunk].Cols
 		a.chunk++
 		a.used = 0
 	}
@@ -59,13 +76,23 @@ func (a *Arena) Get(rows, cols int) (tensor.Tensor, error) {
 	t.Offset += a.used
 	t.Rows, t.Cols, t.Stride = rows, cols, cols
 	a.used += n
-	a.peak = max(a.peak, a.before+a.used)
+	a.live += n
+	a.peak = max(a.peak, a.live)
 	return t, nil
 }
 
 func (a *Arena) grow(n int) error {
-	c, err := a.device.Alloc(tensor.Float32, 1, max(n, minChunk))
+	n = max(n, minChunk)
+	if a.Room != nil {
+		if err := a.Room(int64(n) * int64(tensor.Float32.Size())); err != nil {
+			return fmt.Errorf("scratch memory: %w", err)
+		}
+	}
+	c, err := a.device.Alloc(tensor.Float32, 1, n)
 	if err != nil {
+		if a.Room != nil {
+			_ = a.Room(-int64(n) * int64(tensor.Float32.Size()))
+		}
 		return fmt.Errorf("scratch memory: %w", err)
 	}
 	a.chunks = append(a.chunks, c)
@@ -81,10 +108,16 @@ func (a *Arena) Bytes() int64 {
 	return n
 }
 
-// Free gives all memory back to the device; the arena can be used again.
+// Peak is the most bytes that were in use at once since the last Free; Reserve of as many makes room for the same again.
+func (a *Arena) Peak() int64 { return int64(a.peak) * int64(tensor.Float32.Size()) }
+
+// Free gives all memory back to the device and forgets the peak; the arena can be used again.
 func (a *Arena) Free() {
 	for _, c := range a.chunks {
 		a.device.Free(c)
+		if a.Room != nil {
+			_ = a.Room(-int64(c.Cols) * int64(tensor.Float32.Size()))
+		}
 	}
-	a.chunks, a.chunk, a.used, a.before = a.chunks[:0], 0, 0, 0
+	a.chunks, a.chunk, a.used, a.live, a.peak = a.chunks[:0], 0, 0, 0, 0
 }

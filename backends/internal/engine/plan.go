@@ -1,0 +1,302 @@
+package engine
+
+import (
+	"fmt"
+	"log/slog"
+	"math"
+	"sync/atomic"
+
+	"github.com/tinsmith/tinsmith/backends/internal/kvcache"
+	"github.com/tinsmith/tinsmith/backends/internal/lora"
+	"github.com/tinsmith/tinsmith/backends/internal/model"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// memoryPlan shares the memory of a backend out. Only the shares of adapters and training are bounds for themselves; what one of the others does not use may be used for a long training sequence. It
+// belongs to the device goroutine.
+type memoryPlan struct {
+	limit    int64  // of all shares together
+	source   string // of the limit: a key of the configuration, or "machine"
+	weights  int64
+	sampling int64 // scratch memory of the samplers of all replicas
+	cache    int64 // keys and values of sampling, of all replicas
+	adapters int64
+	training int64 // activations, keys and values of training passes, of all replicas at once
+
+	positions   int // of each cache
+	context     int // tokens of a sequence at most
+	batchTokens int // of one training pass
+	cycleTokens int // of one clock cycle
+	recompute   Recompute
+}
+
+// Sizes of training passes that are chosen automatically: as many tokens as mostTokens, and at least leastKept before activations are computed again rather than kept. Larger passes are hardly faster.
+const (
+	mostTokens  = 2048
+	leastKept   = 512
+	leastTokens = 64
+	// passesPerCycle is how many passes of training a clock cycle has at most.
+	passesPerCycle = 32
+	// referenceRank is the rank of the adapters that the plan is made for; larger ones take more, which is seen when they come.
+	referenceRank = 32
+)
+
+// unlimited stands for the memory of a system that does not tell how much it has.
+const unlimited = math.MaxInt64 / 8
+
+// memoryLimit is what the backend may take, the base model's weights included: as configured, or nine tenths of what is free before anything is loaded.
+func memoryLimit(c Config) (bytes int64, source string) {
+	if c.Memory > 0 {
+		return c.Memory, "backend.memory_mib"
+	}
+	if free, ok := availableMemory(machine); ok {
+		return free - free/10, "machine"
+	}
+	return unlimited, "unknown"
+}
+
+// planMemory shares the limit out. What is configured holds; what is not is chosen so that training passes of 2,048 tokens keep their activations if half of what weights and cache leave is enough, and one sequence of the
+// longest length can be trained.
+func (l *loaded) planMemory(limit int64, source string) (memoryPlan, error) {
+	c, m := &l.config, l.model
+	p := memoryPlan{limit: limit, source: source, weights: m.WeightBytes(), recompute: c.Recompute}
+	layout, err := l.referenceLayout(referenceRank)
+	if err != nil {
+		return p, err
+	}
+	sampling, err := m.MeasureForward(c.PrefillTokens+c.MaxBatch, c.MaxBatch, layout)
+	if err != nil {
+		return p, internal("plan the memory", err)
+	}
+	samplers, trainers := int64(len(l.sampling)), int64(len(l.training))
+	p.sampling = samplers * sampling.Bytes()
+	rest := limit - p.weights - p.sampling
+	if rest <= 0 {
+		return p, &plugins.Error{Kind: plugins.KindCapacity, Field: "backend.memory_mib", Message: fmt.Sprintf("the model's weights take %s and its sampler %s; the limit is %s (%s)", mebibytes(p.weights), mebibytes(p.sampling), mebibytes(limit), source)}
+	}
+	if p.positions, p.context, err = cacheSize(*c, m, rest/4/samplers); err != nil {
+		return p, err
+	}
+	p.cache = samplers * int64(p.positions/kvcache.PageSize) * l.pageBytes()
+	if rest -= p.cache; rest <= 0 {
+		return p, &plugins.Error{Kind: plugins.KindCapacity, Field: "backend.kv_cache_tokens", Message: fmt.Sprintf("keys and values of %d tokens take %s; the limit is %s (%s), of which weights and the sampler take %s", p.positions, mebibytes(p.cache), mebibytes(limit), source, mebibytes(p.weights+p.sampling))}
+	}
+	if p.training = c.TrainingMemory; p.training == 0 {
+		kept, err := l.batchBytes(mostTokens, false)
+		if err != nil {
+			return p, err
+		}
+		longest, err := l.datumBytes(p.context, referenceRank, c.Recompute != RecomputeOff)
+		if err != nil {
+			return p, err
+		}
+		p.training = min(max(trainers*kept, longest), rest/2)
+	}
+	if p.adapters = c.AdapterMemory; p.adapters == 0 {
+		p.adapters = max(rest-p.training, 1)
+	}
+	if p.batchTokens, err = l.chooseBatch(&p); err != nil {
+		return p, err
+	}
+	if p.cycleTokens = c.CycleTokens; p.cycleTokens == 0 {
+		p.cycleTokens = passesPerCycle * p.batchTokens
+	}
+	return p, nil
+}
+
+// chooseBatch gives the tokens of a training pass: as configured, or the most that fit, with activations kept if that is allowed and leastKept tokens of them fit.
+func (l *loaded) chooseBatch(p *memoryPlan) (int, error) {
+	if l.config.BatchTokens > 0 {
+		return l.config.BatchTokens, nil
+	}
+	share := p.training / int64(len(l.training))
+	largest := func(least int, recompute bool) (int, error) {
+		for n := mostTokens; n > least; n /= 2 {
+			bytes, err := l.batchBytes(n, recompute)
+			if err != nil || bytes <= share {
+				return n, err
+			}
+		}
+		bytes, err := l.batchBytes(least, recompute)
+		if err != nil || bytes > share {
+			return 0, err
+		}
+		return least, nil
+	}
+	if p.recompute != RecomputeOn {
+		least := leastKept
+		if p.recompute == RecomputeOff {
+			least = leastTokens
+		}
+		if n, err := largest(least, false); err != nil || n > 0 {
+			return n, err
+		}
+	}
+	n, err := largest(leastTokens, p.recompute != RecomputeOff)
+	return max(n, leastTokens), err
+}
+
+// cacheSize gives the positions of the cache of keys and values (a multiple of a page) and the longest sequence. What is configured holds, or fails. What is automatic: the cache has room for two of the longest
+// sequences, 65,536 positions at least, but takes no more than share bytes; the longest sequence is the model's, or what the cache can hold.
+func cacheSize(config Config, m *model.Model, share int64) (positions, context int, err error) {
+	roundUp := func(n int) int { return (n + kvcache.PageSize - 1) / kvcache.PageSize * kvcache.PageSize }
+	context = m.MaxContext
+	if config.KVCacheTokens > 0 {
+		positions = roundUp(config.KVCacheTokens)
+	} else {
+		positions = roundUp(max(2*context, 1<<16))
+		each := int64(2 * m.Config.Layers * m.Config.KVHeads * m.Config.HeadDim * m.DType.Size())
+		if int64(positions)*each > share {
+			positions = max(int(share/each)/kvcache.PageSize, 1) * kvcache.PageSize
+		}
+	}
+	if context > positions {
+		if config.MaxContextLength > 0 || config.KVCacheTokens > 0 {
+			return 0, 0, plugins.Invalidf("backend.kv_cache_tokens", "%d positions of keys and values cannot hold one sequence of %d tokens: set max_context_length to %d or less, or kv_cache_tokens to %d or more",
+				positions, context, positions, context)
+		}
+		context = positions
+	}
+	return positions, context, nil
+}
+
+// pageBytes is the memory of one page of keys and values.
+func pageBytes(m *model.Model) int64 {
+	return int64(2*m.Config.Layers*m.Config.KVHeads*m.Config.HeadDim*kvcache.PageSize) * int64(m.DType.Size())
+}
+
+func (l *loaded) pageBytes() int64 { return pageBytes(l.model) }
+
+// passPages bounds the pages of a pass of so many tokens: many sequences that hardly fill a page would otherwise take far more memory than their activations.
+func passPages(tokens int) int { return 2 * ((tokens + kvcache.PageSize - 1) / kvcache.PageSize) }
+
+// batchBytes is the memory of a training pass over so many tokens of any number of sequences.
+func (l *loaded) batchBytes(tokens int, recompute bool) (int64, error) {
+	m, err := l.measure(tokens, referenceRank, recompute)
+	return m.Bytes() + int64(passPages(tokens))*l.pageBytes(), err
+}
+
+// datumBytes is the memory of a training pass over one sequence.
+func (l *loaded) datumBytes(tokens, rank int, recompute bool) (int64, error) {
+	m, err := l.measure(tokens, rank, recompute)
+	return m.Bytes() + int64((tokens+kvcache.PageSize-1)/kvcache.PageSize)*l.pageBytes(), err
+}
+
+// measurement is what measure has been asked.
+type measurement struct {
+	tokens, rank int
+	recompute    bool
+}
+
+// measure tells what a training pass takes of a workspace: of so many tokens, rounded up, with adapters of a rank at most.
+func (l *loaded) measure(tokens, rank int, recompute bool) (model.Memory, error) {
+	const step = 64
+	k := measurement{(tokens + step - 1) / step * step, rank, recompute}
+	if known, ok := l.measured[k]; ok {
+		return known, nil
+	}
+	layout, err := l.referenceLayout(rank)
+	if err != nil {
+		return model.Memory{}, err
+	}
+	n, err := l.model.MeasureTraining(k.tokens, layout, recompute)
+	if err != nil {
+		return n, internal("plan the memory", err)
+	}
+	if len(l.measured) >= maxMeasured {
+		clear(l.measured)
+	}
+	l.measured[k] = n
+	return n, nil
+}
+
+// maxMeasured bounds what is kept of measure's answers.
+const maxMeasured = 4096
+
+func (l *loaded) referenceLayout(rank int) (*lora.Layout, error) {
+	layout, err := l.model.Layout(rank, true, true, true)
+	if err != nil {
+		return nil, internal("plan the memory", err)
+	}
+	return layout, nil
+}
+
+// fixed is what is taken for as long as the backend lives; the sampler's share is, whether it is used or not.
+func (p *memoryPlan) fixed() int64 { return p.weights + p.sampling + p.cache }
+
+// budget counts the memory of a backend. Its methods may be called from any goroutine: training passes take memory on the threads of their ranks.
+type budget struct {
+	limit atomic.Int64
+	used  atomic.Int64
+}
+
+func newBudget(limit, used int64) *budget {
+	b := &budget{}
+	b.limit.Store(limit)
+	b.used.Store(used)
+	return b
+}
+
+// take counts so many bytes more, unless they are more than the limit allows.
+func (b *budget) take(bytes int64) bool {
+	for {
+		used := b.used.Load()
+		if used+bytes > b.limit.Load() {
+			return false
+		}
+		if b.used.CompareAndSwap(used, used+bytes) {
+			return true
+		}
+	}
+}
+
+// give counts so many bytes less; with a negative number more, whatever the limit.
+func (b *budget) give(bytes int64) { b.used.Add(-bytes) }
+
+// free is what can be taken.
+func (b *budget) free() int64 { return b.limit.Load() - b.used.Load() }
+
+// room takes or, with a negative number, gives; see model.Workspace.Bound.
+func (b *budget) room(bytes int64) error {
+	if bytes < 0 {
+		b.give(-bytes)
+		return nil
+	}
+	if !b.take(bytes) {
+		return fmt.Errorf("%s more are needed, and %s are left of the %s that the backend may take (backend.memory_mib): %w", mebibytes(bytes), mebibytes(b.free()), mebibytes(b.limit.Load()), tensor.ErrMemory)
+	}
+	return nil
+}
+
+// report writes the plan to the log, a line for each share.
+func (l *loaded) report(log *slog.Logger) {
+	p := &l.plan
+	line := func(share string, bytes int64, detail string) {
+		log.Info("memory plan", "model", l.name, "share", share, "size", mebibytes(bytes), "detail", detail)
+	}
+	if p.limit == unlimited {
+		log.Info("memory plan", "model", l.name, "share", "limit", "detail", "none: the system does not tell how much memory it has")
+	} else {
+		line("limit", p.limit, "from "+p.source)
+	}
+	line("weights", p.weights, fmt.Sprintf("%d parameters in %s", l.model.Parameters, l.model.DType))
+	line("sampler", p.sampling, fmt.Sprintf("%d sequences and %d tokens of prompts at once", l.config.MaxBatch, l.config.PrefillTokens))
+	line("keys and values", p.cache, fmt.Sprintf("%d tokens", p.positions))
+	if layout, err := l.referenceLayout(referenceRank); err == nil {
+		one := l.adapters.weightBytes(layout) + 2*lora.ParameterBytes(layout)
+		line("adapters", p.adapters, fmt.Sprintf("%d of rank %d, %s each; more go to files while they are idle", p.adapters/one, referenceRank, mebibytes(one)))
+	}
+	kept, keptErr := l.batchBytes(p.batchTokens, false)
+	again, againErr := l.batchBytes(p.batchTokens, true)
+	if keptErr == nil && againErr == nil {
+		line("training", p.training, fmt.Sprintf("passes of %d tokens take %s, recomputed %s; recompute %s", p.batchTokens, mebibytes(kept), mebibytes(again), p.recompute))
+	}
+	if longest, err := l.datumBytes(p.context, referenceRank, p.recompute != RecomputeOff); err == nil {
+		fits := "fits"
+		if most := p.limit - p.fixed(); longest > most {
+			fits = fmt.Sprintf("does not fit and is refused; %s can be had", mebibytes(most))
+		}
+		line("longest datum", longest, fmt.Sprintf("%d tokens: %s", p.context, fits))
+	}
+}

@@ -1,0 +1,279 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tinsmith/tinsmith/backends/internal/model/architectures"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/cpu"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// startShape loads a model of random weights on a device with hooks.
+func startShape(t *testing.T, s shape, context int, section string) (*Engine, *faulty) {
+	t.Helper()
+	var f *faulty
+	o := testOptions()
+	o.Registry = architectures.All()
+	o.OpenDevice = func(c Config) (tensor.Device, error) {
+		d, err := cpu.New(cpu.Options{Threads: c.Threads})
+		f = &faulty{Device: d}
+		return f, err
+	}
+	e := New(o)
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	dir := t.TempDir()
+	if err := writeModelOf(dir, s, context); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Name: "random", Config: []byte(section), Scratch: t.TempDir()}, nil); err != nil {
+		t.Fatal(err)
+	}
+	return e, f
+}
+
+// middling takes a few MiB for the activations of 100 tokens.
+var middling = shape{tinyVocabulary, 128, 512, 4, 4, 2, 32}
+
+// wholeDatum is one sequence for cross_entropy.
+func wholeDatum(random *rand.Rand, n int) plugins.Datum {
+	d := plugins.Datum{Tokens: randomTokens(random, n), Targets: randomTokens(random, n), K: 1, Weights: make([]float32, n)}
+	for i := range d.Weights {
+		d.Weights[i] = random.Float32()
+	}
+	return d
+}
+
+// Where the device has memory for a few data at once only, passes are cut smaller until they fit, and give the bits that they give in one piece. When there is more again, they grow.
+func TestPassesAreCutSmaller(t *testing.T) {
+	random := rand.New(rand.NewPCG(10, 10))
+	var data [][]plugins.Datum
+	for range 3 {
+		var one []plugins.Datum
+		for range 13 {
+			one = append(one, wholeDatum(random, 40+random.IntN(40)))
+		}
+		data = append(data, one)
+	}
+	play := func(prepare func(e *Engine, f *faulty)) (weights []map[string][]float32, logprobs [][]float32, largest int) {
+		e, f := startShape(t, middling, 1024, `{"recompute": "off", "threads": 1}`)
+		hook(t, e, func() {
+			f.gather = func(ids []int32) error { largest = max(largest, len(ids)); return nil }
+		})
+		var drivers []*driver
+		for i := range data {
+			drivers = append(drivers, create(t, e, fmt.Sprint("a", i), uint64(i), 4))
+		}
+		prepare(e, f)
+		results := make([]plugins.ForwardBackwardResult, len(data))
+		release := block(e)
+		var calls []func()
+		for i, d := range drivers {
+			calls = append(calls, func() { results[i] = d.pass(data[i]) })
+		}
+		calls = append(calls, func() {
+			eventually(t, "all wait", func() bool { return e.status(time.Now()).QueuedTraining == len(data) })
+			release()
+		})
+		together(calls...)
+		for i, d := range drivers {
+			d.step()
+			weights = append(weights, d.weights())
+			logprobs = append(logprobs, results[i].Logprobs...)
+		}
+		return weights, logprobs, largest
+	}
+	wantWeights, wantLogprobs, whole := play(func(*Engine, *faulty) {})
+	refused := 0
+	gotWeights, gotLogprobs, largest := play(func(e *Engine, f *faulty) {
+		hook(t, e, func() {
+			f.alloc = func(bytes int) error {
+				if bytes > 16<<20 {
+					refused++
+					return fmt.Errorf("no room in the test: %w", tensor.ErrMemory)
+				}
+				return nil
+			}
+		})
+	})
+	if refused == 0 {
+		t.Fatal("the device has refused nothing: the test shows nothing")
+	}
+	t.Logf("%d allocations refused; the largest pass had %d rows, without bounds %d", refused, largest, whole)
+	for i := range wantWeights {
+		equalTensors(t, fmt.Sprint("run ", i), gotWeights[i], wantWeights[i])
+	}
+	for i := range wantLogprobs {
+		equalBits(t, fmt.Sprint("datum ", i), gotLogprobs[i], wantLogprobs[i])
+	}
+	bounded := passBound{}
+	bounded.tooMuch(12)
+	for range patience {
+		bounded.through()
+	}
+	if bounded.data != 12 {
+		t.Errorf("after %d passes with at most 6 data the bound is %d, want 12", patience, bounded.data)
+	}
+}
+
+// One datum for which the activations cannot be kept is computed twice, with the same bits; one that does not fit even so is refused with the numbers, and its run goes on.
+func TestDatumAlone(t *testing.T) {
+	random := rand.New(rand.NewPCG(11, 11))
+	large, small := []plugins.Datum{wholeDatum(random, 10), wholeDatum(random, 1000)}, []plugins.Datum{wholeDatum(random, 20)}
+	finish := func(e *Engine, d *driver) map[string][]float32 {
+		d.pass(small)
+		d.pass(large)
+		d.step()
+		return d.weights()
+	}
+	e, _ := startShape(t, middling, 1024, `{"threads": 1}`)
+	want := finish(e, create(t, e, "a", 1, 4))
+
+	e, _ = startShape(t, middling, 1024, `{"threads": 1}`)
+	d := create(t, e, "a", 1, 4)
+	bound := func(recompute bool, factor float64) (bytes int64) {
+		hook(t, e, func() {
+			l := e.loaded
+			l.shrink()
+			n, err := l.datumBytes(1000, 4, recompute)
+			if err != nil {
+				t.Fatal(err)
+			}
+			bytes = int64(float64(n) * factor)
+			l.memory.limit.Store(l.memory.used.Load() + bytes)
+			// The plan, made for more memory, keeps activations.
+			l.plan.training = 1 << 40
+		})
+		return bytes
+	}
+	kept, again := bound(false, 1), bound(true, 1.3)
+	if again >= kept*9/10 {
+		t.Fatalf("computing again takes %d bytes, keeping %d: the test shows nothing", again, kept)
+	}
+	equalTensors(t, "computed again", finish(e, d), want)
+
+	bound(true, 0.5)
+	_, err := e.ForwardBackward(t.Context(), plugins.ForwardBackwardRequest{Adapter: "a", Position: d.position(), Data: large, Loss: "cross_entropy"})
+	var own *plugins.Error
+	if !errors.As(err, &own) || own.Kind != plugins.KindCapacity || own.Field != "data[1]" || !strings.Contains(own.Message, "1000 tokens") || !strings.Contains(own.Message, "MiB") {
+		t.Errorf("a datum that does not fit: %v", err)
+	}
+	d.pass(small)
+	d.step()
+}
+
+// A datum as long as the context of 32,768 tokens trains, with activations kept and computed again, and the bits are equal.
+func TestLongestDatum(t *testing.T) {
+	if testing.Short() {
+		t.Skip("attention over 32,768 tokens takes eight seconds of processor time: not with -short")
+	}
+	const longest = 32768
+	random := rand.New(rand.NewPCG(12, 12))
+	datum := wholeDatum(random, longest)
+	var want map[string][]float32
+	var logprobs []float32
+	for _, recompute := range []string{"off", "on"} {
+		e, _ := startShape(t, shape{tinyVocabulary, 16, 32, 1, 1, 1, 16}, longest, `{"recompute": "`+recompute+`"}`)
+		d := create(t, e, "a", 1, 4)
+		r := d.pass([]plugins.Datum{datum})
+		d.step()
+		got := d.weights()
+		if want == nil {
+			want, logprobs = got, r.Logprobs[0]
+			continue
+		}
+		equalTensors(t, "weights", got, want)
+		equalBits(t, "log-probabilities", r.Logprobs[0], logprobs)
+	}
+}
+
+// The plan's shares stay within the limit, it chooses passes and recomputation by it, what is configured holds, and what cannot be is refused.
+func TestMemoryPlan(t *testing.T) {
+	dir := t.TempDir()
+	if err := writeModelOf(dir, shape{4096, 256, 768, 8, 8, 4, 32}, 4096); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		section   string
+		check     func(p memoryPlan) bool
+		message   string // of the refusal
+		recompute bool   // a pass of that many tokens computes its activations again
+	}{
+		{section: `{"memory_mib": 8192}`, check: func(p memoryPlan) bool {
+			return p.batchTokens == mostTokens && p.cycleTokens == 32*mostTokens && p.positions == 1<<16
+		}},
+		{section: `{"memory_mib": 700}`, check: func(p memoryPlan) bool { return p.batchTokens < mostTokens && p.batchTokens >= leastKept }},
+		{section: `{"memory_mib": 160}`, check: func(p memoryPlan) bool { return p.batchTokens <= mostTokens }, recompute: true},
+		{section: `{"memory_mib": 400, "batch_tokens": 1000, "cycle_tokens": 5000, "recompute": "off", "kv_cache_tokens": 4096, "adapter_memory_mib": 33, "training_memory_mib": 44}`,
+			check: func(p memoryPlan) bool {
+				return p.batchTokens == 1000 && p.cycleTokens == 5000 && p.positions == 4096 && p.adapters == 33<<20 && p.training == 44<<20
+			}},
+		{section: `{"memory_mib": 20}`, message: "memory_mib"},
+		{section: `{"memory_mib": 200, "kv_cache_tokens": 100000}`, message: "kv_cache_tokens"},
+	} {
+		t.Run(c.section, func(t *testing.T) {
+			e := open(t)
+			_, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Config: []byte(c.section)}, nil)
+			if c.message != "" {
+				if err == nil || !strings.Contains(err.Error(), c.message) {
+					t.Errorf("got %v, want %q", err, c.message)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			hook(t, e, func() {
+				p := e.loaded.plan
+				if sum := p.weights + p.sampling + p.cache + p.adapters + p.training; sum > p.limit && !strings.Contains(c.section, "adapter") {
+					t.Errorf("the shares %+v are %d together", p, sum)
+				}
+				if !c.check(p) {
+					t.Errorf("plan %+v", p)
+				}
+				kept, err := e.loaded.batchBytes(p.batchTokens, false)
+				if again := kept > p.training; err != nil || again != c.recompute && p.recompute == RecomputeAuto {
+					t.Errorf("passes of %d tokens are computed again: %v, %v", p.batchTokens, again, err)
+				}
+			})
+		})
+	}
+}
+
+// The memory of training passes is given back after a while without any, and at once what was taken beyond the share of training.
+func TestTrainingMemoryShrinks(t *testing.T) {
+	e, _ := startShape(t, middling, 1024, `{"threads": 1}`)
+	hook(t, e, func() { e.restAfter = time.Millisecond })
+	d := create(t, e, "a", 1, 4)
+	data := []plugins.Datum{wholeDatum(rand.New(rand.NewPCG(13, 13)), 900)}
+	d.pass(data)
+	held := func() (n int64) {
+		hook(t, e, func() { n = e.loaded.trainingBytes() })
+		return n
+	}
+	eventually(t, "the memory is given back", func() bool { return held() == 0 })
+	hook(t, e, func() { e.restAfter = time.Hour })
+	d.pass(data)
+	if held() == 0 {
+		t.Error("the memory was given back at once")
+	}
+	hook(t, e, func() { e.loaded.plan.training = 1 << 20 })
+	d.pass(data)
+	if n := held(); n != 0 {
+		t.Errorf("%d bytes are held beyond the share of training", n)
+	}
+	d.step()
+	if _, err := collect(context.Background(), e, ask("q", "a", []int32{1}, 1, 3)); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,105 @@
+package model
+
+import (
+	"fmt"
+
+	"github.com/tinsmith/tinsmith/backends/internal/lora"
+	"github.com/tinsmith/tinsmith/backends/internal/loss"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/dry"
+)
+
+// MeasureTraining tells what a training pass of so many tokens takes of a workspace, with adapters of a layout at most: the pass is run over a device that computes nothing. It may be called while passes run.
+func (m *Model) MeasureTraining(tokens int, layout *lora.Layout, recompute bool) (Memory, error) {
+	d, adapter, err := m.dry(layout)
+	if err != nil {
+		return Memory{}, err
+	}
+	gradient, err := lora.NewGradient(d.Device, layout)
+	if err != nil {
+		return Memory{}, err
+	}
+	form, err := loss.New("cross_entropy", nil)
+	if err != nil {
+		return Memory{}, err
+	}
+	sequences, pages, err := d.drySequences(tokens, adapter)
+	if err != nil {
+		return Memory{}, err
+	}
+	var examples []Example
+	for _, s := range sequences {
+		weights := make([]float32, len(s.Tokens)) // some positions count and some do not, which takes the most memory
+		for i := 1; i < len(weights); i++ {
+			weights[i] = 1
+		}
+		examples = append(examples, Example{Sequence: s, Targets: make([]int32, len(s.Tokens)), K: 1, Loss: form, Inputs: loss.Inputs{Weights: weights}, Gradient: gradient})
+	}
+	w := d.NewWorkspace()
+	if _, err := d.Train(w, pages, examples, TrainOptions{Recompute: recompute}); err != nil {
+		return Memory{}, fmt.Errorf("measure: %w", err)
+	}
+	return w.peak(), nil
+}
+
+// MeasureForward tells what Forward over so many tokens takes of a workspace, with adapters of a layout at most (nil: none), and Logits of selected rows with a copy of each chunk beside it.
+func (m *Model) MeasureForward(tokens, selected int, layout *lora.Layout) (Memory, error) {
+	d, adapter, err := m.dry(layout)
+	if err != nil {
+		return Memory{}, err
+	}
+	sequences, pages, err := d.drySequences(tokens, adapter)
+	if err != nil {
+		return Memory{}, err
+	}
+	rows := make([]int32, min(selected, tokens))
+	for i := range rows {
+		rows[i] = int32(i)
+	}
+	w := d.NewWorkspace()
+	h, err := d.Forward(w, Batch{Sequences: sequences, Pages: pages}, rows)
+	if err != nil {
+		return Memory{}, fmt.Errorf("measure: %w", err)
+	}
+	if err := d.Logits(w, h, func(_ int, logits tensor.Tensor) error {
+		_, err := w.Scratch(logits.Rows, logits.Cols)
+		return err
+	}); err != nil {
+		return Memory{}, fmt.Errorf("measure: %w", err)
+	}
+	return w.peak(), nil
+}
+
+// dry is the model over a device that computes nothing, and an adapter for it.
+func (m *Model) dry(layout *lora.Layout) (*Model, *lora.Weights, error) {
+	d := *m
+	d.Device = dry.Device{}
+	if layout == nil {
+		return &d, nil, nil
+	}
+	adapter, err := lora.NewWeights(d.Device, layout, m.DType)
+	return &d, adapter, err
+}
+
+// drySequences cuts so many tokens into the longest sequences.
+func (m *Model) drySequences(tokens int, adapter *lora.Weights) ([]Sequence, tensor.Pages, error) {
+	var sequences []Sequence
+	count := 0
+	for tokens > 0 {
+		n := min(tokens, m.MaxContext)
+		tokens -= n
+		ids := make([]int32, roundUp(n, tensor.PageSize)/tensor.PageSize)
+		for i := range ids {
+			ids[i] = int32(count + i)
+		}
+		count += len(ids)
+		sequences = append(sequences, Sequence{Adapter: adapter, Tokens: make([]int32, n), Pages: ids})
+	}
+	pages, err := m.NewPages(count)
+	return sequences, pages, err
+}
+
+// peak is the most memory that passes have used at once.
+func (w *Workspace) peak() Memory {
+	return Memory{Scratch: w.temp.Peak(), Kept: w.keep.Peak()}
+}

@@ -1,0 +1,159 @@
+// Package dry has a tensor.Device that computes nothing and has no memory: a pass that runs over it costs next to no time and tells how much memory it would take. It knows no model.
+package dry
+
+import "github.com/tinsmith/tinsmith/backends/internal/tensor"
+
+// Device takes every operation for done, without a check. Its buffers have no address; what is downloaded stays as it was. The zero value is ready, for any number of goroutines.
+type Device struct{}
+
+var _ tensor.Device = Device{}
+
+// Name implements tensor.Device.
+func (Device) Name() string { return "dry" }
+
+// Arithmetic implements tensor.Device.
+func (Device) Arithmetic() string { return "none" }
+
+// Alloc implements tensor.Device.
+func (Device) Alloc(d tensor.DType, rows, cols int) (tensor.Tensor, error) {
+	return tensor.Tensor{Buffer: &tensor.Buffer{Bytes: rows * cols * d.Size()}, Rows: rows, Cols: cols, Stride: cols, DType: d}, nil
+}
+
+// Free implements tensor.Device.
+func (Device) Free(tensor.Tensor) {}
+
+// Upload implements tensor.Device.
+func (Device) Upload(tensor.Tensor, []float32) error { return nil }
+
+// Download implements tensor.Device.
+func (Device) Download([]float32, tensor.Tensor) error { return nil }
+
+// NewMatrix implements tensor.Device.
+func (Device) NewMatrix(d tensor.DType, out, in int) (tensor.Matrix, error) {
+	return matrix{d, out, in}, nil
+}
+
+type matrix struct {
+	dtype   tensor.DType
+	out, in int
+}
+
+func (m matrix) Out() int            { return m.out }
+func (m matrix) In() int             { return m.in }
+func (m matrix) DType() tensor.DType { return m.dtype }
+func (m matrix) Bytes() int          { return m.out * m.in * m.dtype.Size() }
+func (matrix) Free()                 {}
+
+func (m matrix) Rows(from, to int) tensor.Matrix {
+	if from < 0 || to > m.out || from > to || from%tensor.MatrixRows != 0 {
+		return nil
+	}
+	m.out = to - from
+	return m
+}
+
+// PackRows implements tensor.Device.
+func (Device) PackRows(tensor.Matrix, int, int, string, []byte) error { return nil }
+
+// Repack implements tensor.Device.
+func (Device) Repack(tensor.Matrix, tensor.Tensor) error { return nil }
+
+// GatherRows implements tensor.Device.
+func (Device) GatherRows(tensor.Tensor, tensor.Matrix, []int32) error { return nil }
+
+// MatMul implements tensor.Device.
+func (Device) MatMul(_, _ tensor.Tensor, _ tensor.Matrix, _ bool) error { return nil }
+
+// MatMulTransposed implements tensor.Device.
+func (Device) MatMulTransposed(_, _ tensor.Tensor, _ tensor.Matrix, _ bool) error { return nil }
+
+// MatMulGroups implements tensor.Device.
+func (Device) MatMulGroups(_, _ tensor.Tensor, _ []tensor.RowGroup, _ bool) error { return nil }
+
+// MatMulTransposedGroups implements tensor.Device.
+func (Device) MatMulTransposedGroups(_, _ tensor.Tensor, _ []tensor.RowGroup, _ bool) error {
+	return nil
+}
+
+// OuterProducts implements tensor.Device.
+func (Device) OuterProducts([]tensor.OuterProduct) error { return nil }
+
+// OuterProduct implements tensor.Device.
+func (Device) OuterProduct(_, _, _ tensor.Tensor) error { return nil }
+
+// Round implements tensor.Device.
+func (Device) Round(_, _ tensor.Tensor) error { return nil }
+
+// Add implements tensor.Device.
+func (Device) Add(_, _ tensor.Tensor) error { return nil }
+
+// Scale implements tensor.Device.
+func (Device) Scale(tensor.Tensor, float32, tensor.DType) error { return nil }
+
+// AddRow implements tensor.Device.
+func (Device) AddRow(_, _ tensor.Tensor) error { return nil }
+
+// Zero implements tensor.Device.
+func (Device) Zero(tensor.Tensor) error { return nil }
+
+// RMSNorm implements tensor.Device.
+func (Device) RMSNorm(_, _, _ tensor.Tensor, _ float32) error { return nil }
+
+// RMSNormBackward implements tensor.Device.
+func (Device) RMSNormBackward(_, _, _, _ tensor.Tensor, _ float32, _ bool) error { return nil }
+
+// Rope implements tensor.Device.
+func (Device) Rope(tensor.Tensor, []int32, tensor.Tensor, int, bool) error { return nil }
+
+// SwiGLU implements tensor.Device.
+func (Device) SwiGLU(_, _, _ tensor.Tensor) error { return nil }
+
+// SwiGLUBackward implements tensor.Device.
+func (Device) SwiGLUBackward(_, _, _, _, _ tensor.Tensor) error { return nil }
+
+// NewPages implements tensor.Device.
+func (Device) NewPages(d tensor.DType, layers, count, heads, headDim int) (tensor.Pages, error) {
+	return pages{layers, count, 2 * layers * count * heads * tensor.PageSize * headDim * d.Size()}, nil
+}
+
+type pages struct{ layers, count, bytes int }
+
+func (p pages) Layers() int         { return p.layers }
+func (p pages) Count() int          { return p.count }
+func (p pages) Bytes() int          { return p.bytes }
+func (pages) Zero(int32) error      { return nil }
+func (pages) Copy(_, _ int32) error { return nil }
+func (pages) Free()                 {}
+
+// WritePages implements tensor.Device.
+func (Device) WritePages(tensor.Pages, int, tensor.Tensor, tensor.Tensor, []tensor.AttentionRun) error {
+	return nil
+}
+
+// Attention implements tensor.Device.
+func (Device) Attention(_, _, _ tensor.Tensor, _ tensor.Pages, _ int, _ []tensor.AttentionRun, _ int, _ float32) error {
+	return nil
+}
+
+// AttentionBackward implements tensor.Device.
+func (Device) AttentionBackward(_, _, _, _, _, _, _ tensor.Tensor, _ tensor.Pages, _ int, _ []tensor.AttentionRun, _ int, _ float32) error {
+	return nil
+}
+
+// LogSumExp implements tensor.Device.
+func (Device) LogSumExp(_, _ tensor.Tensor) error { return nil }
+
+// Softmax implements tensor.Device.
+func (Device) Softmax(_, _, _ tensor.Tensor) error { return nil }
+
+// SoftmaxGradient implements tensor.Device.
+func (Device) SoftmaxGradient(_, _ tensor.Tensor, _ []int32, _ []float32) error { return nil }
+
+// SumSquares implements tensor.Device.
+func (Device) SumSquares(tensor.Tensor) (float64, error) { return 0, nil }
+
+// AdamW implements tensor.Device.
+func (Device) AdamW(_, _, _, _, _, _, _ tensor.Tensor, _ tensor.AdamWStep) error { return nil }
+
+// Close implements tensor.Device.
+func (Device) Close() error { return nil }
