@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -31,6 +32,8 @@ type journal struct {
 	dir   string
 	limit int64 // bytes after which the next segment begins
 
+	syncFile func(*os.File) error // makes what was written to a segment durable; tests cut the power around it
+
 	number int64 // of the open segment, or of the last one that exists
 	file   *os.File
 	size   int64
@@ -42,7 +45,7 @@ func openJournal(dir string, limit int64) (*journal, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the journal's folder: %w", err)
 	}
-	j := &journal{dir: dir, limit: limit}
+	j := &journal{dir: dir, limit: limit, syncFile: func(f *os.File) error { return unix.Fdatasync(int(f.Fd())) }}
 	numbers, err := j.segments()
 	if err != nil {
 		return nil, err
@@ -104,7 +107,7 @@ func (j *journal) sync() error {
 	if !j.dirty {
 		return nil
 	}
-	if err := unix.Fdatasync(int(j.file.Fd())); err != nil {
+	if err := j.syncFile(j.file); err != nil {
 		return fmt.Errorf("sync journal segment %d: %w", j.number, err)
 	}
 	j.dirty = false
@@ -169,8 +172,11 @@ func (j *journal) remove(keep map[int64]bool) error {
 // read gives a payload after checking everything about it.
 func (j *journal) read(ref Ref) ([]byte, error) {
 	f, err := os.Open(j.path(ref.Segment))
-	if err != nil {
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w: segment %d: %w", ErrCorrupt, ref.Segment, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read journal segment %d: %w", ref.Segment, err)
 	}
 	defer f.Close()
 	info, err := f.Stat()

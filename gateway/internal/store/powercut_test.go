@@ -1,0 +1,192 @@
+package store
+
+import (
+	"bytes"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// disk knows what of a data directory would be left after a power cut: of every file what was synced, and of the rest anything or nothing.
+//
+// For the journal that is what syncFile has seen. For SQLite in WAL mode with a full sync at every commit it is the log as it was when the last commit returned, and
+// the database as it was when the log was last begun anew: pages that a checkpoint copies there are durable only before the log is begun again.
+type disk struct {
+	dir string
+
+	mu       sync.Mutex
+	durable  map[string]int64 // size by path below dir
+	database []byte
+	salt     []byte // of the log's header; another one means that the log was begun anew
+}
+
+const (
+	databaseFile = "tinsmith.db"
+	logFile      = "tinsmith.db-wal"
+)
+
+func (d *disk) read(t *testing.T, name string) []byte {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(d.dir, name))
+	if err != nil && !os.IsNotExist(err) {
+		t.Error(err)
+	}
+	return content
+}
+
+// committed says that a commit has returned.
+func (d *disk) committed(t *testing.T) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	log := d.read(t, logFile)
+	d.durable[logFile] = int64(len(log))
+	if salt := log[:min(len(log), 32)]; d.database == nil || !bytes.Equal(salt, d.salt) {
+		d.salt, d.database = bytes.Clone(salt), d.read(t, databaseFile)
+	}
+}
+
+// syncFile is the journal's.
+func (d *disk) syncFile(f *os.File) error {
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.durable[filepath.Join("journal", filepath.Base(f.Name()))] = info.Size()
+	return nil
+}
+
+// cut copies what is left after a power cut now. What was not synced is lost, or only in part there, or there as something else.
+func (d *disk) cut(t *testing.T, random *rand.Rand) string {
+	t.Helper()
+	to := t.TempDir()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	err := filepath.WalkDir(d.dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(d.dir, path)
+		if err != nil {
+			return err
+		}
+		target := filepath.Join(to, name)
+		switch {
+		case e.IsDir():
+			return os.MkdirAll(target, 0o700)
+		case name == databaseFile:
+			return os.WriteFile(target, d.database, 0o600)
+		case name == logFile || strings.HasSuffix(name, segmentSuffix):
+			content, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			kept := min(d.durable[name], int64(len(content)))
+			rest := content[kept:]
+			rest = rest[:random.IntN(len(rest)+1)]
+			if random.IntN(2) == 0 {
+				for i := range rest {
+					rest[i] = 0
+				}
+			}
+			return os.WriteFile(target, content[:kept+int64(len(rest))], 0o600)
+		}
+		return nil // the index of the log is made anew, the lock is another process's
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	return to
+}
+
+// After a power cut at any moment all that was acknowledged is there whole, and what was not is there whole or not at all.
+func TestPowerCuts(t *testing.T) {
+	ctx := t.Context()
+	d := &disk{dir: t.TempDir(), durable: map[string]int64{}}
+	opts := Options{Dir: d.dir, SegmentBytes: 64 << 10, InlineBytes: 100}
+	opened, err := Open(ctx, opts)
+	check(t, err)
+	defer opened.Close()
+	d.committed(t)
+
+	type cutAt struct {
+		acknowledged int
+		dir          string
+	}
+	var cuts []cutAt
+	random := rand.New(rand.NewPCG(5, 6))
+	acknowledged := 0
+	journal := opened.(*sqlStore).journal
+	journal.syncFile = func(f *os.File) error { // between the payloads and the records, on the writer's goroutine
+		cuts = append(cuts, cutAt{acknowledged, d.cut(t, random)})
+		if err := d.syncFile(f); err != nil {
+			return err
+		}
+		cuts = append(cuts, cutAt{acknowledged, d.cut(t, random)})
+		return nil
+	}
+	payload := func(i, half int) []byte { return bytes.Repeat([]byte{byte(i), byte(half)}, 50+i*37%9000) }
+	const commits = 60
+	for i := range commits {
+		var b Batch
+		for half := range 2 {
+			b.Put = append(b.Put, Record{Collection: "c", Key: fmt.Sprint(i, "-", half), Rank: int64(i), Value: []byte{byte(i)}, Payload: payload(i, half)})
+		}
+		if i%7 == 6 { // what a recovery point does
+			b.Release = []Span{{"c", "", Range{int64(i - 6), int64(i - 3)}}}
+		}
+		done := make(chan error, 1)
+		go func() { done <- opened.Commit(ctx, b) }()
+		check(t, <-done)
+		d.committed(t)
+		acknowledged = i + 1
+		cuts = append(cuts, cutAt{acknowledged, d.cut(t, random)})
+		if i%20 == 19 {
+			check(t, opened.Compact(ctx))
+			_, err := opened.(*sqlStore).db.writer.ExecContext(ctx, "PRAGMA wal_checkpoint(PASSIVE)") // the next commit begins the log anew
+			check(t, err)
+			cuts = append(cuts, cutAt{acknowledged, d.cut(t, random)})
+		}
+	}
+	released := func(i, acknowledged int) bool {
+		last := i/7*7 + 6 // the commit that may release it
+		return i < last-3 && last < acknowledged
+	}
+	for n, c := range cuts {
+		s, err := Open(ctx, Options{Dir: c.dir, SegmentBytes: 64 << 10, InlineBytes: 100})
+		if err != nil {
+			t.Fatalf("cut %d: %v", n, err)
+		}
+		for i := range commits {
+			var found [2]bool
+			for half := range 2 {
+				r, err := s.Get(ctx, "c", fmt.Sprint(i, "-", half))
+				if found[half] = err == nil; !found[half] {
+					continue
+				}
+				p, err := s.Payload(ctx, r)
+				gone := len(p) == 0 && err == nil && (released(i, c.acknowledged) || released(i, c.acknowledged+1))
+				if !gone && (err != nil || !bytes.Equal(p, payload(i, half))) {
+					t.Errorf("cut %d: payload %d-%d: %d bytes, %v", n, i, half, len(p), err)
+				}
+			}
+			if found[0] != found[1] || i < c.acknowledged && !found[0] || i > c.acknowledged && found[0] {
+				t.Errorf("cut %d after %d commits: of commit %d are there %v", n, c.acknowledged, i, found)
+			}
+		}
+		check(t, s.Commit(ctx, Batch{Put: []Record{{Collection: "c", Key: "after", Payload: payload(1, 1)}}}))
+		check(t, s.Close())
+	}
+	if len(cuts) < 2*commits {
+		t.Errorf("only %d cuts", len(cuts))
+	}
+}
