@@ -63,6 +63,7 @@ type Config struct {
 	GapWait          time.Duration // how long a missing seq_id is waited for; 2 s
 	SweepEvery       time.Duration // expiry of sessions and checkpoints; 10 s
 	ResultsKept      time.Duration // results of a session that has ended; 10 min
+	SamplesKept      time.Duration // results of its samples, which are the provenance of what is trained on them in other sessions; 24 h
 	URLLifetime      time.Duration // of archive and file tokens; 15 min
 	MaxQueuedSamples int           // per owner: samples accepted and not finished; 20,000
 	MaxQueuedBytes   int64         // over all owners: prompts of samples that are not finished; 256 MiB
@@ -172,6 +173,7 @@ func (cfg *Config) complete() error {
 	setDefault(&cfg.GapWait, 2*time.Second)
 	setDefault(&cfg.SweepEvery, 10*time.Second)
 	setDefault(&cfg.ResultsKept, 10*time.Minute)
+	setDefault(&cfg.SamplesKept, 24*time.Hour)
 	setDefault(&cfg.URLLifetime, 15*time.Minute)
 	setDefault(&cfg.MaxQueuedSamples, 20_000)
 	setDefault(&cfg.MaxQueuedBytes, 256<<20)

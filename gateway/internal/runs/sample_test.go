@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/store"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
@@ -339,6 +340,45 @@ func TestProvenance(t *testing.T) {
 		bad.Data[0].Inputs["target_tokens"] = Tensor{Ints: slices.Clone(targets)}
 		c.change(&bad.Data[0])
 		t.Run(c.name, func(t *testing.T) { w.bad(w.ForwardBackward(ctx, bad))(t, c.words) })
+	}
+}
+
+// Samples are trained on in later sessions too: what was recorded of them outlives their own session by a day.
+func TestProvenanceOutlivesItsSession(t *testing.T) {
+	w, clock := clocked(t, nil)
+	ctx := t.Context()
+	past := w.session()
+	s, err := w.Sample(ctx, w.sample(w.baseSampler(past, 0), 0))
+	w.ok(err)
+	sampled := w.outcome(s.RequestID).Sample.Sequences[0]
+	w.ok(w.FinishSession(ctx, owner, past, "success", ""))
+	tokens := append([]int32{4}, sampled.Tokens...)
+	n := len(tokens) - 1
+	targets := make([]int64, n)
+	for i := range targets {
+		targets[i] = int64(tokens[i+1])
+	}
+	train := func() (Submitted, error) {
+		session := w.session()
+		return w.ForwardBackward(ctx, ForwardBackward{Operation: at(w.newRun(session, 0), 1), Loss: "stable_reinforce", Config: map[string]float64{"ratio_cap": 3}, Data: []Datum{{
+			Tokens: tokens[:n], Inputs: map[string]Tensor{"target_tokens": {Ints: targets}, "logprobs": {Floats: make([]float32, n)}, "advantages": {Floats: make([]float32, n)}},
+			LossSpans: []Span{{Sampled: true, SequenceID: s.SequenceIDs[0], Length: int64(n)}},
+		}}})
+	}
+	for _, restarted := range []bool{false, true} {
+		clock.add(11 * time.Hour)
+		w.sweep(ctx, time.Second)
+		if restarted {
+			w.restart()
+		}
+		w.good(train())
+	}
+	clock.add(3 * time.Hour)
+	w.sweep(ctx, time.Second)
+	submitted, err := train()
+	w.bad(submitted, err)(t, "no sequence")
+	if left, err := w.store.List(ctx, inResults, past+":sample:0", store.Range{}, 0); err != nil || len(left) != 0 {
+		t.Errorf("left over: %v, %v", left, err)
 	}
 }
 

@@ -108,7 +108,8 @@ type sessionRecord struct {
 	DisplayName  string          `json:"display_name,omitempty"`
 	Status       SessionStatus   `json:"status"`
 	EndedAt      *time.Time      `json:"ended_at,omitempty"`
-	Purged       bool            `json:"purged,omitempty"` // operations and results are gone
+	Purged       bool            `json:"purged,omitempty"`    // operations are gone, and results but those of samples
+	Forgotten    bool            `json:"forgotten,omitempty"` // the results of samples as well
 }
 
 func (s *session) record() store.Record {

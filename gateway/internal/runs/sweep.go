@@ -29,7 +29,7 @@ func (c *Core) sweepUntilClosed(ctx context.Context) {
 // sweep ends silent sessions, deletes expired checkpoints and old results, and counts storage.
 func (c *Core) sweep(ctx context.Context, elapsed time.Duration) {
 	now := c.cfg.now()
-	var ended, old []*session
+	var ended, old, forgotten []*session
 	var gone []*checkpoint
 	c.mu.Lock()
 	for _, s := range c.sessions {
@@ -39,6 +39,8 @@ func (c *Core) sweep(ctx context.Context, elapsed time.Duration) {
 			ended = append(ended, s)
 		case !s.active() && !s.Purged && s.pending == 0 && s.EndedAt != nil && now.Sub(*s.EndedAt) > c.cfg.ResultsKept:
 			old = append(old, s)
+		case s.Purged && !s.Forgotten && s.EndedAt != nil && now.Sub(*s.EndedAt) > c.cfg.SamplesKept:
+			forgotten = append(forgotten, s)
 		}
 		for _, smp := range s.samplers {
 			if s.active() && expired(smp.ExpiresAt, now) {
@@ -67,8 +69,11 @@ func (c *Core) sweep(ctx context.Context, elapsed time.Duration) {
 	for _, s := range old {
 		c.logged("old results could not be deleted", c.purge(ctx, s), "session", s.ID)
 	}
+	for _, s := range forgotten {
+		c.logged("old samples could not be deleted", c.forgetSamples(ctx, s), "session", s.ID)
+	}
 	c.mu.Lock()
-	compact := c.released || len(old) > 0
+	compact := c.released || len(old)+len(forgotten) > 0
 	c.released = false
 	c.mu.Unlock()
 	if compact {
@@ -77,43 +82,62 @@ func (c *Core) sweep(ctx context.Context, elapsed time.Duration) {
 	c.logged("usage could not be stored", c.countStorage(ctx, elapsed))
 }
 
-// purge deletes the operations and results of a session that has ended; the session, its runs and its checkpoints stay listed.
+// purge deletes the operations of a session that has ended, and the results of its runs; the session, its runs and its checkpoints stay listed.
 func (c *Core) purge(ctx context.Context, s *session) error {
-	var parents []string
+	var b store.Batch
+	under := func(collection, parent string) {
+		b.DeleteUnder = append(b.DeleteUnder, store.ParentKey{Collection: collection, Parent: parent})
+	}
 	c.mu.Lock()
 	for _, r := range s.runs {
-		parents = append(parents, r.ID)
+		under(inOperations, r.ID)
+		under(inResults, r.ID)
+		under(inSkips, r.ID)
 	}
 	for _, smp := range s.samplers {
-		parents = append(parents, smp.ID)
+		under(inOperations, smp.ID)
 	}
+	samplers := s.samplers
 	c.mu.Unlock()
-	var b store.Batch
-	for _, p := range parents {
-		for _, collection := range []string{inOperations, inResults, inSkips} {
-			b.DeleteUnder = append(b.DeleteUnder, store.ParentKey{Collection: collection, Parent: p})
-		}
-	}
 	if err := c.cfg.Store.Commit(ctx, b); err != nil {
 		return err
 	}
 	c.mu.Lock()
 	s.Purged = true
-	for _, smp := range s.samplers {
-		delete(c.samplers, smp.ID)
-	}
-	ids := s.samplers
 	c.mu.Unlock()
 	if err := c.writeSession(ctx, s); err != nil {
 		return err
 	}
-	for _, smp := range ids {
+	for _, smp := range samplers {
 		if smp.Dir != "" {
 			c.logged("a snapshot could not be removed", os.RemoveAll(c.file(smp.Dir)))
 		}
 	}
 	for _, r := range s.runs {
-		os.Remove(filepath.Join(c.cfg.DataDir, "snapshots", r.ID)) // empty by now, or not there
+		for _, folder := range []string{"snapshots", "recovery"} {
+			os.Remove(filepath.Join(c.cfg.DataDir, folder, r.ID)) // empty by now, or not there
+		}
 	}
 	return nil
+}
+
+// forgetSamples deletes the results of a session's samples, and its sampling sessions with them.
+func (c *Core) forgetSamples(ctx context.Context, s *session) error {
+	var b store.Batch
+	c.mu.Lock()
+	samplers := s.samplers
+	c.mu.Unlock()
+	for _, smp := range samplers {
+		b.DeleteUnder = append(b.DeleteUnder, store.ParentKey{Collection: inResults, Parent: smp.ID})
+	}
+	if err := c.cfg.Store.Commit(ctx, b); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	s.Forgotten = true
+	for _, smp := range samplers {
+		delete(c.samplers, smp.ID)
+	}
+	c.mu.Unlock()
+	return c.writeSession(ctx, s)
 }
