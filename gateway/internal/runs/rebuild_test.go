@@ -23,7 +23,6 @@ type story struct {
 	*world
 	session string
 	run     string
-	samples []string // sampling sessions
 }
 
 // submission is one step of a story: it submits and gives the id of the future.
@@ -56,13 +55,6 @@ func stepOf(seq int64, rate float64) submission {
 func unnamedOf(seq, sampler int64) submission {
 	return submission{fmt.Sprint("unnamed save ", seq), func(s *story) (string, error) {
 		got, err := s.SaveWeightsForSampler(s.t.Context(), SaveWeightsForSampler{Operation: at(s.run, seq), SamplerSeq: sampler})
-		return got.RequestID, err
-	}}
-}
-
-func sampleOf(sampler, seq int64) submission {
-	return submission{fmt.Sprint("sample ", sampler, " ", seq), func(s *story) (string, error) {
-		got, err := s.Sample(s.t.Context(), s.sample(s.session+":sample:"+itoa(sampler), seq))
 		return got.RequestID, err
 	}}
 }
