@@ -126,7 +126,8 @@ def test_two_thousand_samples_at_once(own_server):
     print(f"resident {before >> 20} MiB before, at most {peak >> 20} MiB; at most {threads:.0f} goroutines")
     assert peak - before < 300 << 20
     assert threads < 10000
-    assert until(lambda: metric(server, "go_goroutines") <= 500, 60)
+    # What is left over are the client's idle connections, which both sides keep for a while.
+    assert until(lambda: metric(server, "go_goroutines") < len(gateway.net_connections("tcp")) + 200, 60)
 
 
 @pytest.mark.version
