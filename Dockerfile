@@ -6,7 +6,7 @@ WORKDIR /src
 COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
-RUN make bin/tinsmith bin/plugins/single VERSION="$VERSION"
+RUN make build VERSION="$VERSION" && rm bin/plugins/fake
 
 FROM debian:bookworm-slim
 COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
