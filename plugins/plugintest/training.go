@@ -175,6 +175,15 @@ func (s *suite) checkMetrics(res plugins.ForwardBackwardResult, wantLoss float64
 	if !ok || math.Abs(loss-wantLoss) > 1e-4*max(1, math.Abs(wantLoss)) {
 		s.Errorf("loss:sum is %v, the log-probabilities say %v", loss, wantLoss)
 	}
+	s.checkExecution(res.Execution, res.Metrics["clock_cycle:unique"])
+}
+
+// checkExecution demands that the facts about a cycle agree with its metric.
+func (s *suite) checkExecution(x plugins.Execution, metric float64) {
+	s.Helper()
+	if float64(x.Cycle) != metric || x.Cycle < 1 || x.Begin.IsZero() || x.End.Before(x.Begin) || x.SamplingTurns < 0 || x.Sampling < 0 {
+		s.Errorf("execution %+v, the metrics say cycle %v", x, metric)
+	}
 }
 
 func crossEntropy(d plugins.Datum, logprobs []float32) float64 {
@@ -195,6 +204,7 @@ func (s *suite) trainingLowersLoss() {
 		if res.Version != i+1 || res.Step != i+1 {
 			s.Errorf("step %d made version %d, step %d", i+1, res.Version, res.Step)
 		}
+		s.checkExecution(res.Execution, res.Metrics["clock_cycle"])
 		for _, key := range []string{"grad_norm", "adapter_norm", "learning_rate", "clock_cycle"} {
 			if v, ok := res.Metrics[key]; !ok || math.IsNaN(v) || math.IsInf(v, 0) {
 				s.Errorf("metric %s is %v (present: %t)", key, v, ok)

@@ -15,16 +15,17 @@ type Config struct {
 	// PublicURL is the base URL under which clients reach the server, for absolute links in answers; empty: taken from each request.
 	PublicURL string `yaml:"public_url"`
 	// DataDir holds database, journal and checkpoints. One server uses it at a time.
-	DataDir  string   `yaml:"data_dir"`
-	Auth     Auth     `yaml:"auth"`
-	Store    Store    `yaml:"store"`
-	Backends Backends `yaml:"backends"`
-	Sessions Sessions `yaml:"sessions"`
-	Training Training `yaml:"training"`
-	Recovery Recovery `yaml:"recovery"`
-	Sampling Sampling `yaml:"sampling"`
-	Log      Log      `yaml:"log"`
-	Models   []Model  `yaml:"models"`
+	DataDir    string     `yaml:"data_dir"`
+	Auth       Auth       `yaml:"auth"`
+	Store      Store      `yaml:"store"`
+	Backends   Backends   `yaml:"backends"`
+	Sessions   Sessions   `yaml:"sessions"`
+	Training   Training   `yaml:"training"`
+	Recovery   Recovery   `yaml:"recovery"`
+	Sampling   Sampling   `yaml:"sampling"`
+	Scheduling Scheduling `yaml:"scheduling"`
+	Log        Log        `yaml:"log"`
+	Models     []Model    `yaml:"models"`
 
 	// File is the path the configuration was read from, "" if none.
 	File string `yaml:"-"`
@@ -75,10 +76,16 @@ type Recovery struct {
 
 // Sampling settings.
 type Sampling struct {
-	// MaxWaiting bounds the sampling requests that are accepted and not finished, over all clients; more are answered 429.
+	// MaxWaiting bounds the sampling requests that of one key that are accepted and not finished; more are answered 429.
 	MaxWaiting int `yaml:"max_waiting"`
 	// MaxPerClient is the number of samples one Tinker client is told to keep in flight.
 	MaxPerClient int `yaml:"max_per_client"`
+}
+
+// Scheduling says how work is shared.
+type Scheduling struct {
+	// Weights are shares by key name: runs of a key with 2 get twice the training tokens of those of one with 1, and its samples twice the places, while both have work. Who is not named has 1.
+	Weights map[string]float64 `yaml:"weights"`
 }
 
 // Log settings.

@@ -169,6 +169,26 @@ func decodeNode(n *yaml.Node, v reflect.Value, key string, budget *int) error {
 		}
 		v.Set(out)
 		return nil
+	case reflect.Map: // of names to values
+		if n.Kind != yaml.MappingNode {
+			return at(n, "%s: expected a mapping", key)
+		}
+		v.Set(reflect.MakeMap(v.Type()))
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			name, value := n.Content[i].Value, reflect.New(v.Type().Elem()).Elem()
+			full := key + "." + name
+			if n.Content[i].Kind != yaml.ScalarNode || name == "" {
+				return at(n.Content[i], "%s: expected names", key)
+			}
+			if v.MapIndex(reflect.ValueOf(name)).IsValid() {
+				return at(n.Content[i], "key %q is given twice", full)
+			}
+			if err := decodeNode(n.Content[i+1], value, full, budget); err != nil {
+				return err
+			}
+			v.SetMapIndex(reflect.ValueOf(name), value)
+		}
+		return nil
 	case reflect.String:
 		if n.Kind != yaml.ScalarNode || n.Tag == "!!null" {
 			return at(n, "%s: expected text", key)

@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"net/url"
@@ -20,6 +21,7 @@ var (
 
 const (
 	maxReserveMiB      = 1 << 20
+	maxWeight          = 1e6
 	minProgressTimeout = 2 * time.Second // a backend reports once a second
 )
 
@@ -69,6 +71,11 @@ func (c *Config) Validate() error {
 	}
 	if c.Sampling.MaxPerClient < 1 {
 		return fmt.Errorf("sampling.max_per_client: %d is less than 1", c.Sampling.MaxPerClient)
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Scheduling.Weights)) {
+		if weight := c.Scheduling.Weights[name]; !(weight > 0 && weight <= maxWeight) {
+			return fmt.Errorf("scheduling.weights.%s: %v is not above 0 and at most %v", name, weight, maxWeight)
+		}
 	}
 	if !slices.Contains([]string{"debug", "info", "warn", "error"}, c.Log.Level) {
 		return fmt.Errorf("log.level: %q is not one of debug, info, warn, error", c.Log.Level)

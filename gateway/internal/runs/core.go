@@ -75,6 +75,8 @@ type Config struct {
 	PointOperations  int           // or that many operations; 50
 	DiskShare        float64       // of the time that such writing may take, over all runs; in (0, 1]; 0.1
 
+	Weights map[string]float64 // shares of owners in training tokens and in places for sampling; an owner that is not named has 1
+
 	now func() time.Time // tests only
 }
 

@@ -24,38 +24,6 @@ type sampleJob struct {
 	why     *Failure // set: it was cancelled
 }
 
-// sampleQueue holds the samples of one model that wait, by sampling session; the sessions take turns. Only those given to the backend have a goroutine.
-type sampleQueue struct {
-	turns   []*sampler // those with something waiting
-	waiting map[*sampler][]*sampleJob
-	running int
-}
-
-func (q *sampleQueue) push(j *sampleJob) {
-	list := q.waiting[j.sampler]
-	if len(list) == 0 {
-		q.turns = append(q.turns, j.sampler)
-	}
-	q.waiting[j.sampler] = append(list, j)
-}
-
-func (q *sampleQueue) pop() *sampleJob {
-	if len(q.turns) == 0 {
-		return nil
-	}
-	s := q.turns[0]
-	q.turns = q.turns[1:]
-	list := q.waiting[s]
-	j := list[0]
-	if len(list) == 1 {
-		delete(q.waiting, s)
-	} else {
-		q.waiting[s] = list[1:]
-		q.turns = append(q.turns, s)
-	}
-	return j
-}
-
 // admit counts a sample against the limits. mu is held.
 func (c *Core) admit(j *sampleJob) {
 	c.owners[j.sampler.Owner]++
@@ -92,14 +60,14 @@ func (c *Core) queueSample(j *sampleJob) {
 func (c *Core) pumpSamples(m *model) {
 	q := &m.samples
 	for q.running < c.cfg.MaxRunningSample && !c.closing {
-		j := q.pop()
+		j := q.pop(c.share)
 		if j == nil {
 			return
 		}
 		if j.why != nil {
+			q.ended(j)
 			continue // finished already
 		}
-		q.running++
 		j.running = true
 		c.start(func(ctx context.Context) { c.runSample(ctx, j) })
 	}
@@ -154,7 +122,7 @@ func (c *Core) runSample(ctx context.Context, j *sampleJob) {
 		out = Outcome{Failure: why}
 	case err != nil && ctx.Err() != nil:
 		c.mu.Lock()
-		m.samples.running--
+		m.samples.ended(j)
 		c.mu.Unlock()
 		return
 	case err != nil:
@@ -164,7 +132,7 @@ func (c *Core) runSample(ctx context.Context, j *sampleJob) {
 	}
 	c.finish(ctx, j.future, &out, 0, batch, func() {
 		c.dismiss(j)
-		m.samples.running--
+		m.samples.ended(j)
 		c.pumpSamples(m)
 	})
 }
@@ -212,7 +180,7 @@ func (c *Core) sampleOnce(ctx context.Context, j *sampleJob, attempt int) (*Samp
 	defer release()
 	req := j.req.SampleRequest
 	req.Adapter, req.Version = adapter, version
-	req.ID = j.future.id
+	req.ID, req.Share = j.future.id, c.share(j.sampler.Owner)
 	if attempt > 0 { // an earlier attempt may not have ended there yet
 		req.ID += "#" + itoa(attempt)
 	}

@@ -306,7 +306,7 @@ func (c *Core) callPass(ctx context.Context, b Backend, op *operation) (done, er
 		pass = &forwardBackward{}
 	}
 	req := pass.ForwardBackwardRequest
-	req.Adapter, req.Position = r.ID, op.position
+	req.Adapter, req.Position, req.Share = r.ID, op.position, c.share(r.Owner)
 	req.ForwardOnly = req.ForwardOnly || op.scoreOnly
 	got, callErr := b.ForwardBackward(ctx, req)
 	if err == nil {
@@ -318,6 +318,7 @@ func (c *Core) callPass(ctx context.Context, b Backend, op *operation) (done, er
 	if len(got.Logprobs) != len(req.Data) {
 		return done{}, fmt.Errorf("the backend answered %d datums for %d", len(got.Logprobs), len(req.Data))
 	}
+	op.future.ran = got.Execution
 	got.Metrics = finite(got.Metrics)
 	tokens := int64(0)
 	for _, d := range req.Data {
@@ -352,6 +353,7 @@ func (c *Core) callStep(ctx context.Context, b Backend, op *operation) (done, er
 	if err != nil {
 		return done{}, err
 	}
+	op.future.ran = got.Execution
 	got.Metrics = finite(got.Metrics)
 	return done{outcome: Outcome{OptimStep: &got}, then: func() { r.live.stepped(got, c.cfg.now()) }}, nil
 }

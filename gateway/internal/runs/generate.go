@@ -75,6 +75,7 @@ func (c *Core) Generate(ctx context.Context, target Target, req Generation, emit
 	if !req.SeedGiven {
 		r.Seed = randomSeed()
 	}
+	r.Share = c.share(req.Owner)
 	r.ID = "generate:" + c.newID("", "", "")
 	b, adapter, version, release, err := c.acquireNow(ctx, m, target.source)
 	if err != nil {

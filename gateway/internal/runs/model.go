@@ -44,7 +44,7 @@ type model struct {
 }
 
 func newModel(m Model) *model {
-	return &model{Model: m, frozen: map[string]*frozen{}, samples: sampleQueue{waiting: map[*sampler][]*sampleJob{}}}
+	return &model{Model: m, frozen: map[string]*frozen{}, samples: newSampleQueue()}
 }
 
 // current is the process that runs, as far as is known.

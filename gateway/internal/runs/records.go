@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
+	"github.com/tinsmith/tinsmith/plugins"
 )
 
 // The collections of the store. Operations and results have the same keys (request ids) and the same parents (run, or sampler and clone); an operation without a result is
@@ -52,6 +53,23 @@ type resultRecord struct {
 	Size     int64         `json:"size,omitempty"`
 	Begun    time.Time     `json:"begun,omitzero"` // zero = the backend was never asked
 	Done     time.Time     `json:"done,omitzero"`
+	Ran      *ranRecord    `json:"ran,omitempty"` // of a training operation that a backend ran
+}
+
+// ranRecord is a plugins.Execution.
+type ranRecord struct {
+	Cycle         int64         `json:"cycle"`
+	Begin         time.Time     `json:"begin"`
+	End           time.Time     `json:"end"`
+	SamplingTurns int           `json:"sampling_turns,omitempty"`
+	Sampling      time.Duration `json:"sampling,omitempty"`
+}
+
+func ranRecordOf(x plugins.Execution) *ranRecord {
+	if x.Cycle == 0 {
+		return nil
+	}
+	return &ranRecord{Cycle: x.Cycle, Begin: x.Begin.UTC(), End: x.End.UTC(), SamplingTurns: x.SamplingTurns, Sampling: x.Sampling}
 }
 
 // mustJSON encodes values of our own types, which cannot fail.

@@ -199,7 +199,7 @@ func (c *Core) replay(ctx context.Context, b Backend, op *operation) error {
 			return journalError(err)
 		}
 		req := pass.ForwardBackwardRequest
-		req.Adapter, req.Position = r.ID, op.position
+		req.Adapter, req.Position, req.Share = r.ID, op.position, c.share(r.Owner)
 		got, err := b.ForwardBackward(ctx, req)
 		if err != nil {
 			return err

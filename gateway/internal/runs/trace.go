@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
+	"github.com/tinsmith/tinsmith/plugins"
 )
 
 // TraceEvent is one operation on a session's timeline.
@@ -19,6 +20,8 @@ type TraceEvent struct {
 	Begun     time.Time // when the backend was asked; zero if it never was
 	Done      time.Time // zero while it is not finished
 	Failed    bool
+	// Ran says in which clock cycle the device ran a training operation, and when: between Begun and Done. Zero where the backend does not tell.
+	Ran plugins.Execution
 }
 
 // TraceToken gives a token that lets its bearer read a session's timeline without further credentials until it expires.
@@ -83,6 +86,9 @@ func (c *Core) traceOf(ctx context.Context, object string) ([]TraceEvent, error)
 		}
 		r := byID[rec.Key]
 		events[i] = TraceEvent{Object: object, RequestID: rec.Key, Kind: op.Kind, Accepted: op.Time, Begun: r.Begun, Done: r.Done, Failed: r.Failure != nil}
+		if x := r.Ran; x != nil {
+			events[i].Ran = plugins.Execution{Cycle: x.Cycle, Begin: x.Begin, End: x.End, SamplingTurns: x.SamplingTurns, Sampling: x.Sampling}
+		}
 	}
 	return events, nil
 }

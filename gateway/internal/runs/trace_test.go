@@ -36,6 +36,9 @@ func TestTrace(t *testing.T) {
 			if e.Failed == ran || e.Begun.IsZero() == ran || e.Done.Before(e.Accepted) || ran && (e.Begun.Before(e.Accepted) || e.Done.Before(e.Begun)) {
 				t.Errorf("%+v", e)
 			}
+			if x := e.Ran; (e.Kind == OpForwardBackward && ran) != (x.Cycle > 0) || x.Cycle > 0 && (x.Begin.Before(e.Accepted) || x.End.Before(x.Begin) || e.Done.Before(x.End)) {
+				t.Errorf("%+v", e)
+			}
 		}
 		if got := strings.Join(kinds, " "); id != session || got != "create_model forward_backward forward_backward sample" {
 			t.Errorf("session %s, %s", id, got)

@@ -1,6 +1,8 @@
 package tinker
 
 import (
+	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -18,7 +20,7 @@ func (s *Service) traceExport(c call) (any, error) {
 }
 
 // traces sends a timeline in the Chrome trace event format, which Perfetto reads: a row per run and sampling session; each operation as one bar while it waits and one
-// while the backend has it.
+// while the backend has it; below it, as one block, the time in which the device ran a training operation, with its clock cycle; and a row of these cycles, as far as they were the session's.
 func (s *Service) traces(c *gin.Context) {
 	session, events, err := s.core.Trace(c.Request.Context(), c.Param("token"))
 	if err != nil {
@@ -55,6 +57,53 @@ func chromeEvents(session string, events []runs.TraceEvent) []gin.H {
 		if !e.Begun.IsZero() {
 			out = append(out, async("b", string(e.Kind), "backend", e.RequestID, row, e.Begun, false), async("e", string(e.Kind), "backend", e.RequestID, row, e.Done, e.Failed))
 		}
+		if x := e.Ran; x.Cycle > 0 {
+			out = append(out, block(string(e.Kind), "device", process, row, x.Begin, x.End, gin.H{
+				"request_id": e.RequestID, "cycle": x.Cycle, "sampling_turns": x.SamplingTurns, "sampling_ms": float64(x.Sampling) / float64(time.Millisecond),
+			}))
+		}
+	}
+	return append(out, cycleEvents(process, events)...)
+}
+
+// block is a bar with a beginning and an end.
+func block(name, category string, process, row int, begin, end time.Time, args gin.H) gin.H {
+	return gin.H{"ph": "X", "pid": process, "tid": row, "name": name, "cat": category, "ts": begin.UnixMicro(), "dur": end.Sub(begin).Microseconds(), "args": args}
+}
+
+// cycleGap is the longest time without an operation of the session within a cycle; after it the same number is a cycle of another process.
+const cycleGap = time.Minute
+
+// cycleEvents are the clock cycles that had operations of the session, in a row of their own.
+func cycleEvents(process int, events []runs.TraceEvent) []gin.H {
+	type cycle struct {
+		number     int64
+		begin, end time.Time
+		operations []string
+	}
+	ran := slices.DeleteFunc(slices.Clone(events), func(e runs.TraceEvent) bool { return e.Ran.Cycle == 0 })
+	slices.SortStableFunc(ran, func(a, b runs.TraceEvent) int { return a.Ran.Begin.Compare(b.Ran.Begin) })
+	var cycles []*cycle
+	newest := map[int64]*cycle{}
+	for _, e := range ran {
+		c := newest[e.Ran.Cycle]
+		if c == nil || e.Ran.Begin.Sub(c.end) > cycleGap {
+			c = &cycle{number: e.Ran.Cycle, begin: e.Ran.Begin}
+			newest[c.number] = c
+			cycles = append(cycles, c)
+		}
+		c.operations = append(c.operations, e.RequestID)
+		if e.Ran.End.After(c.end) {
+			c.end = e.Ran.End
+		}
+	}
+	if len(cycles) == 0 {
+		return nil
+	}
+	const row = 0
+	out := []gin.H{{"ph": "M", "pid": process, "tid": row, "name": "thread_name", "args": gin.H{"name": "clock cycles"}}}
+	for _, c := range cycles {
+		out = append(out, block(fmt.Sprint("cycle ", c.number), "cycle", process, row, c.begin, c.end, gin.H{"cycle": c.number, "operations": c.operations}))
 	}
 	return out
 }

@@ -472,6 +472,7 @@ func (b *Backend) latest(a *adapter) *version {
 // OptimStep implements plugins.Backend.
 func (b *Backend) OptimStep(ctx context.Context, req plugins.OptimStepRequest) (plugins.OptimStepResult, error) {
 	return ordered(ctx, b, req.Adapter, req.Position, true, func(a *adapter) (plugins.OptimStepResult, error) {
+		begin := time.Now()
 		passes, failure, gradient := a.passes, a.failure, a.accumulated
 		a.passes, a.failure, a.accumulated = 0, nil, make([]float32, a.shape.total) // whatever happens now, the window ends
 		if err := b.turn(a, "optim_step"); err != nil {
@@ -490,7 +491,7 @@ func (b *Backend) OptimStep(ctx context.Context, req plugins.OptimStepRequest) (
 		b.mu.Lock()
 		a.publish(next)
 		b.mu.Unlock()
-		return plugins.OptimStepResult{Version: next.number, Step: next.step, Metrics: metrics}, nil
+		return plugins.OptimStepResult{Version: next.number, Step: next.step, Metrics: metrics, Execution: plugins.Execution{Cycle: int64(metrics["clock_cycle"]), Begin: begin, End: time.Now()}}, nil
 	})
 }
 

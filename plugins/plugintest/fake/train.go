@@ -3,6 +3,7 @@ package fake
 import (
 	"fmt"
 	"math"
+	"time"
 
 	"github.com/tinsmith/tinsmith/plugins"
 )
@@ -16,6 +17,7 @@ func (b *Backend) pass(a *adapter, req *plugins.ForwardBackwardRequest, v *versi
 	if err != nil {
 		return plugins.ForwardBackwardResult{}, err
 	}
+	begin := time.Now()
 	res := plugins.ForwardBackwardResult{Logprobs: make([][]float32, len(req.Data))}
 	var grad []float64
 	if !req.ForwardOnly {
@@ -41,7 +43,9 @@ func (b *Backend) pass(a *adapter, req *plugins.ForwardBackwardRequest, v *versi
 		}
 		a.accumulated = sum
 	}
-	res.Metrics = map[string]float64{"loss:sum": total, "clock_cycle:unique": float64(b.cycle())}
+	cycle := b.cycle()
+	res.Metrics = map[string]float64{"loss:sum": total, "clock_cycle:unique": float64(cycle)}
+	res.Execution = plugins.Execution{Cycle: cycle, Begin: begin, End: time.Now()}
 	return res, nil
 }
 
