@@ -1,6 +1,6 @@
 #!/bin/bash
 # bench.sh PEERS CASE measures speed and ends with a table. A case is a file of e2e/bench/cases; CASE takes some of their names (default: all). PEERS=1 also installs
-# what others would use instead (PyTorch + PEFT, llama.cpp's Python package) into an environment of its own, runs it on the same shapes in the same run, and prints the ratios.
+# what others would use instead (PyTorch + PEFT) into an environment of its own, runs it on the same shapes in the same run, and prints the ratios.
 #
 # A case file is sourced in a shell of its own, in the repository's root, and uses:
 #   gobench NAME ARGUMENTS…          runs Go benchmarks; their output is kept as $logs/NAME.txt and is listed at the end
@@ -44,7 +44,7 @@ peers_python() {
   local env=.cache/peers digest
   digest=$(sha256sum e2e/bench/requirements.txt | cut -d ' ' -f 1)
   if [ "$(cat $env/requirements.sha256 2>/dev/null || true)" != "$digest" ]; then
-    echo "installing PyTorch, transformers, PEFT and llama-cpp-python into $env (about 3 GB to download; llama.cpp is compiled, which takes minutes)" >&2
+    echo "installing PyTorch, transformers and PEFT into $env (about 3 GB to download)" >&2
     "${PYTHON:-python3.11}" -m venv $env
     $env/bin/pip install --quiet --disable-pip-version-check --requirement e2e/bench/requirements.txt >&2
     echo "$digest" > $env/requirements.sha256

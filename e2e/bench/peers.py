@@ -1,9 +1,9 @@
 """Prints what PyTorch + PEFT reach on the shape that the Go benchmark Qwen3/layers=28 has: that of Qwen3-0.6B with random
 weights, LoRA of rank 32 on every linear layer and the output head.
 
-A line is KIND DTYPE TOKENS_PER_SECOND: `train` is forward and backward of cross-entropy over one sequence of 512 tokens,
-`decode` one sequence token by token behind a context of 256. One warm-up, then the mean of the repetitions, as Go's
-benchmarks take it. torch uses its default number of threads."""
+A line is ENGINE KIND DTYPE TOKENS_PER_SECOND: `train` is forward and backward of cross-entropy over one sequence of 512
+tokens, `forward` the last token's logits behind 512 tokens, `decode` one sequence token by token behind a context of 256.
+One warm-up, then the mean of the repetitions, as Go's benchmarks take it. torch uses its default number of threads."""
 
 import time
 
@@ -40,6 +40,18 @@ def train(net, ids):
 
 
 @torch.inference_mode()
+def forward(net, ids):
+    net.eval()
+    seconds = []
+    for _ in range(1 + TRAIN_REPEATS):
+        start = time.perf_counter()
+        logits = net(input_ids=ids, use_cache=True, logits_to_keep=1).logits
+        torch.log_softmax(logits[0, -1].float(), -1)
+        seconds.append(time.perf_counter() - start)
+    return TOKENS * TRAIN_REPEATS / sum(seconds[1:])
+
+
+@torch.inference_mode()
 def decode(net, ids):
     net.eval()
     out = net(input_ids=ids[:, :CONTEXT], use_cache=True)
@@ -58,8 +70,8 @@ def main():
         net = model(dtype)
         ids = torch.arange(TOKENS).mul(7919).remainder(151936)[None]
         name = str(dtype).removeprefix("torch.")
-        print("train", name, round(train(net, ids), 2), flush=True)
-        print("decode", name, round(decode(net, ids), 2), flush=True)
+        for kind in (train, forward, decode):
+            print("torch", kind.__name__, name, round(kind(net, ids), 2), flush=True)
         del net
 
 

@@ -65,6 +65,7 @@ typedef struct {
 enum { VOCABULARY_TILE = 4096 }; // columns of logits that are reduced together
 enum { SUM_TILE = 4096 };        // elements of a row whose squares are summed together
 enum { DEPTH = 256 };            // inner axis of a block of a product
+enum { OUTER_DEPTH = 128 };      // rows of an outer product's factors that stay near
 enum { PEAK_STEPS = 5000, PEAK_CHAINS = 16 }; // of one unit of a ceiling
 enum { MAX_TILE_ROWS = 12 };
 enum { BACKWARD_ITEMS = 48 };    // query rows × heads that attention's backward pass has in hand

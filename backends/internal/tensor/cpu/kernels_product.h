@@ -559,14 +559,14 @@ INLINE void gather_across(const product_job *j, const bool pairs, int64_t first,
   }
 }
 
-// turn_back moves dx between its rows and c, TILE_ROWS columns as tile_across has them.
-static void turn_back(const float *c, int64_t rows, int64_t columns, float *y, int64_t stride) {
+// turn_back is turn_wide the other way round: y[r·stride + k] = c[k·width + r].
+static void turn_back(const float *c, int64_t width, int64_t rows, int64_t columns, float *y, int64_t stride) {
   int64_t r = 0;
   for (; r + 4 <= rows; r += 4) {
     int64_t k = 0;
     for (; k + 4 <= columns; k += 4) {
-      const float *f = c + k * TILE_COLUMNS + r;
-      v4 a = *(const v4 *)f, b = *(const v4 *)(f + TILE_COLUMNS), d = *(const v4 *)(f + 2 * TILE_COLUMNS), e = *(const v4 *)(f + 3 * TILE_COLUMNS);
+      const float *f = c + k * width + r;
+      v4 a = *(const v4 *)f, b = *(const v4 *)(f + width), d = *(const v4 *)(f + 2 * width), e = *(const v4 *)(f + 3 * width);
       v4 ab0 = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab1 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
       v4 de0 = __builtin_shufflevector(d, e, 0, 4, 1, 5), de1 = __builtin_shufflevector(d, e, 2, 6, 3, 7);
       float *t = y + r * stride + k;
@@ -576,10 +576,10 @@ static void turn_back(const float *c, int64_t rows, int64_t columns, float *y, i
       *(v4 *)(t + 3 * stride) = __builtin_shufflevector(ab1, de1, 2, 3, 6, 7);
     }
     for (; k < columns; k++)
-      for (int64_t i = 0; i < 4; i++) y[(r + i) * stride + k] = c[k * TILE_COLUMNS + r + i];
+      for (int64_t i = 0; i < 4; i++) y[(r + i) * stride + k] = c[k * width + r + i];
   }
   for (; r < rows; r++)
-    for (int64_t k = 0; k < columns; k++) y[r * stride + k] = c[k * TILE_COLUMNS + r];
+    for (int64_t k = 0; k < columns; k++) y[r * stride + k] = c[k * width + r];
 }
 
 // A unit is a block of rows (strips_per_unit times TILE_COLUMNS) × panels_per_unit times TILE_ROWS columns of dx. y = dx, strips = dy as pack_across leaves it.
@@ -605,7 +605,7 @@ INLINE void transposed_across(const product_job *j, int64_t unit, worker *w, con
           turn_wide(y, j->y.stride, rows, columns, TILE_COLUMNS, c);
         }
         (dot ? across_bf16 : pairs ? across_bf16 : across_f32)(div_up(rows, LANES), weights + (t - t0) * TILE_ROWS * DEPTH, b, depth, c, zero);
-        if (n0 + DEPTH >= total) turn_back(c, rows, columns, y, j->y.stride);
+        if (n0 + DEPTH >= total) turn_back(c, TILE_COLUMNS, rows, columns, y, j->y.stride);
       }
     }
   }
@@ -616,15 +616,16 @@ static void matmul_across(const void *job, int64_t unit, worker *w) {
   else transposed_across(j, unit, w, false);
 }
 
-// A unit is PANEL columns of g. y = g, x = a, w.addr = b with w.out its stride. With flag the roles are exchanged: x = b, w.addr = a, and y is written transposed; a
+// A unit is PANEL columns of g. y = g, x = a, w.addr = b with w.out its stride. When turned the roles are exchanged: x = b, w.addr = a, and y is written transposed; a
 // product's two factors commute, so the bits are the same.
 static void outer(const void *job, int64_t unit, worker *w) {
   const product_job *j = job;
   int64_t width = j->turned ? j->y.rows : j->y.cols, height = j->turned ? j->y.cols : j->y.rows;
   int64_t first = unit * PANEL, columns = width - first < PANEL ? width - first : PANEL;
-  float *t = w->memory;
-  for (int64_t m0 = 0; m0 < j->x.rows; m0 += DEPTH) {
-    int64_t depth = j->x.rows - m0 < DEPTH ? j->x.rows - m0 : DEPTH;
+  float *t = w->memory, *sums = t + OUTER_DEPTH * PANEL; // sums: PANEL columns of g when turned
+  if (j->turned) turn_wide(row_of(j->y, first), j->y.stride, columns, height, PANEL, sums);
+  for (int64_t m0 = 0; m0 < j->x.rows; m0 += OUTER_DEPTH) {
+    int64_t depth = j->x.rows - m0 < OUTER_DEPTH ? j->x.rows - m0 : OUTER_DEPTH;
     for (int64_t m = 0; m < depth; m++) {
       const float *b = (const float *)j->w.addr + (m0 + m) * j->w.out + first;
       if (columns == PANEL) memcpy(t + m * PANEL, b, PANEL * 4);
@@ -633,16 +634,9 @@ static void outer(const void *job, int64_t unit, worker *w) {
     for (int64_t p = 0; p < height; p += TILE_ROWS) {
       int64_t rows = height - p < TILE_ROWS ? height - p : TILE_ROWS;
       const float *a = row_of(j->x, m0) + p;
-      if (!j->turned) {
-        depth_outside(rows, a, j->x.stride, t, PANEL, depth, row_of(j->y, p) + first, j->y.stride, columns, false, NULL, 0);
-        continue;
-      }
-      float c[TILE_ROWS * PANEL] = {0};
-      for (int64_t i = 0; i < columns; i++)
-        for (int64_t r = 0; r < rows; r++) c[r * PANEL + i] = row_of(j->y, first + i)[p + r];
-      depth_outside(rows, a, j->x.stride, t, PANEL, depth, c, PANEL, columns, false, NULL, 0);
-      for (int64_t i = 0; i < columns; i++)
-        for (int64_t r = 0; r < rows; r++) row_of(j->y, first + i)[p + r] = c[r * PANEL + i];
+      if (j->turned) depth_outside(rows, a, j->x.stride, t, PANEL, depth, sums + p * PANEL, PANEL, PANEL, false, NULL, 0);
+      else depth_outside(rows, a, j->x.stride, t, PANEL, depth, row_of(j->y, p) + first, j->y.stride, columns, false, NULL, 0);
     }
   }
+  if (j->turned) turn_back(sums, PANEL, columns, height, row_of(j->y, first), j->y.stride);
 }

@@ -166,8 +166,8 @@ int op_products(device *d, view y, view x, const row_group *groups, int64_t n, b
 
 int op_outers(device *d, const outer_product *products, int64_t n) {
   part *parts = parts_memory(d, n);
-  if (!parts || threads_reserve(d->t, DEPTH * PANEL * 4)) return -1;
-  int64_t count = 0, units = 0;
+  if (!parts) return -1;
+  int64_t count = 0, units = 0, height = 0;
   double cost = 0;
   for (int64_t i = 0; i < n; i++) {
     view g = products[i].g, a = products[i].a, b = products[i].b;
@@ -176,10 +176,13 @@ int op_outers(device *d, const outer_product *products, int64_t n) {
     view rows = turned ? b : a, panels = turned ? a : b;
     parts[count++] = (part){.multiply = d->k->outer, .first_unit = units,
                             .product = {.y = g, .x = rows, .w = {panels.addr, panels.stride, panels.cols, FLOAT32}, .turned = turned}};
+    if (turned && g.cols > height) height = g.cols;
     units += div_up(panels.cols, PANEL);
     cost += product_cost((double)a.rows, (double)g.rows, (double)g.cols);
   }
   parts_job j = {parts, count};
-  if (count) threads_run(d->t, multiply_part, &j, units, cost);
+  if (!count) return 0;
+  if (threads_reserve(d->t, (OUTER_DEPTH + height) * PANEL * 4)) return -1;
+  threads_run(d->t, multiply_part, &j, units, cost);
   return 0;
 }
