@@ -130,11 +130,22 @@ func (c *Core) runSample(ctx context.Context, j *sampleJob) {
 	default:
 		batch.Add = c.sampleUsage(j, result)
 	}
+	batch.Release = releasedPrompt(j)
 	c.finish(ctx, j.future, &out, 0, batch, func() {
 		c.dismiss(j)
 		m.samples.ended(j)
 		c.pumpSamples(m)
 	})
+}
+
+// releasedPrompt gives up the journalled request of a sample that is finished, where it is worth the work. Its key and hash stay.
+func releasedPrompt(j *sampleJob) []store.Span {
+	const worthwhile = 8 << 10
+	if j.bytes < worthwhile {
+		return nil
+	}
+	parent, seq := parentOf(j.future.id)
+	return []store.Span{{Collection: inOperations, Parent: parent, Range: store.Range{From: seq, To: seq + 1}}}
 }
 
 // sampleUntilDone tries until the backend has done it: a process that went away is waited for, and the same seed gives the same tokens.

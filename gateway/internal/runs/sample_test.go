@@ -343,6 +343,25 @@ func TestProvenance(t *testing.T) {
 	}
 }
 
+func TestLargePromptsAreReleased(t *testing.T) {
+	w := newWorld(t, nil)
+	ctx := t.Context()
+	req := w.sample(w.baseSampler(w.session(), 0), 0)
+	req.Prompt = slices.Repeat([]int32{5}, 100)
+	req.TargetPromptK = 50
+	req.TargetPromptTokens = slices.Repeat([]int32{6}, 99*req.TargetPromptK)
+	w.sampled(req)
+	rec, err := w.store.Get(ctx, inOperations, req.SamplerID+":0")
+	w.ok(err)
+	if rec.Payload != nil || rec.Ref != (store.Ref{}) {
+		t.Errorf("the request is still there: %d bytes, %+v", len(rec.Payload), rec.Ref)
+	}
+	w.sampled(req) // a repeat is known as one
+	req.Prompt[0] = 7
+	_, err = w.Sample(ctx, req)
+	w.refused(err, KindInvalid, "used before")
+}
+
 // Samples are trained on in later sessions too: what was recorded of them outlives their own session by a day.
 func TestProvenanceOutlivesItsSession(t *testing.T) {
 	w, clock := clocked(t, nil)

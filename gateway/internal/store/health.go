@@ -103,7 +103,7 @@ func (s *sqlStore) probe(ctx context.Context) error {
 	if err := s.db.reconnect(ctx); err != nil {
 		return err
 	}
-	if _, err := s.journal.append(make([]byte, 4<<10)); err != nil {
+	if _, err := s.journal.append("store", make([]byte, 4<<10)); err != nil {
 		return err
 	}
 	if err := s.journal.sync(); err != nil {

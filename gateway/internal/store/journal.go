@@ -27,14 +27,20 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// journal appends payloads to segment files. Only the writer goroutine appends; read may be called by anyone.
+// journal appends payloads to segment files, each collection to segments of its own: they become needless at different times. Only the writer goroutine appends; read may be called
+// by anyone.
 type journal struct {
-	dir   string
-	limit int64 // bytes after which the next segment begins
-
+	dir      string
+	limit    int64                // bytes after which the next segment begins
 	syncFile func(*os.File) error // makes what was written to a segment durable; tests cut the power around it
 
-	number int64 // of the open segment, or of the last one that exists
+	number int64               // the highest of all segments
+	open   map[string]*segment // by collection
+}
+
+// segment is a file that is appended to.
+type segment struct {
+	number int64
 	file   *os.File
 	size   int64
 	dirty  bool
@@ -45,7 +51,7 @@ func openJournal(dir string, limit int64) (*journal, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the journal's folder: %w", err)
 	}
-	j := &journal{dir: dir, limit: limit, syncFile: func(f *os.File) error { return unix.Fdatasync(int(f.Fd())) }}
+	j := &journal{dir: dir, limit: limit, open: map[string]*segment{}, syncFile: func(f *os.File) error { return unix.Fdatasync(int(f.Fd())) }}
 	numbers, err := j.segments()
 	if err != nil {
 		return nil, err
@@ -80,76 +86,96 @@ func (j *journal) segments() ([]int64, error) {
 }
 
 // append writes a payload; it is durable after the next sync.
-func (j *journal) append(payload []byte) (Ref, error) {
-	if j.file == nil || (j.size > int64(len(segmentMagic)) && j.size+entryHeader+int64(len(payload)) > j.limit) {
-		if err := j.rotate(); err != nil {
+func (j *journal) append(collection string, payload []byte) (Ref, error) {
+	s := j.open[collection]
+	if s == nil || s.size > int64(len(segmentMagic)) && s.size+entryHeader+int64(len(payload)) > j.limit {
+		var err error
+		if s, err = j.rotate(collection); err != nil {
 			return Ref{}, err
 		}
 	}
-	ref := Ref{Segment: j.number, Offset: j.size, Length: int64(len(payload))}
+	ref := Ref{Segment: s.number, Offset: s.size, Length: int64(len(payload))}
 	var header [entryHeader]byte
 	binary.LittleEndian.PutUint32(header[0:], entryMagic)
 	binary.LittleEndian.PutUint32(header[4:], entrySum(ref, payload))
 	binary.LittleEndian.PutUint64(header[8:], uint64(len(payload)))
-	if _, err := j.file.WriteAt(header[:], j.size); err != nil {
-		return Ref{}, fmt.Errorf("append to journal segment %d: %w", j.number, err)
+	if _, err := s.file.WriteAt(header[:], s.size); err != nil {
+		return Ref{}, fmt.Errorf("append to journal segment %d: %w", s.number, err)
 	}
-	if _, err := j.file.WriteAt(payload, j.size+entryHeader); err != nil {
-		return Ref{}, fmt.Errorf("append to journal segment %d: %w", j.number, err)
+	if _, err := s.file.WriteAt(payload, s.size+entryHeader); err != nil {
+		return Ref{}, fmt.Errorf("append to journal segment %d: %w", s.number, err)
 	}
-	j.size += entryHeader + int64(len(payload))
-	j.dirty = true
+	s.size += entryHeader + int64(len(payload))
+	s.dirty = true
 	return ref, nil
 }
 
 // sync makes everything appended durable.
 func (j *journal) sync() error {
-	if !j.dirty {
-		return nil
+	for _, s := range j.open {
+		if err := j.syncSegment(s); err != nil {
+			return err
+		}
 	}
-	if err := j.syncFile(j.file); err != nil {
-		return fmt.Errorf("sync journal segment %d: %w", j.number, err)
-	}
-	j.dirty = false
 	return nil
 }
 
-// rotate begins the next segment.
-func (j *journal) rotate() error {
-	if err := j.close(); err != nil {
-		return err
+func (j *journal) syncSegment(s *segment) error {
+	if !s.dirty {
+		return nil
+	}
+	if err := j.syncFile(s.file); err != nil {
+		return fmt.Errorf("sync journal segment %d: %w", s.number, err)
+	}
+	s.dirty = false
+	return nil
+}
+
+// rotate begins the next segment of a collection.
+func (j *journal) rotate(collection string) (*segment, error) {
+	if err := j.closeSegment(collection); err != nil {
+		return nil, err
 	}
 	f, err := os.OpenFile(j.path(j.number+1), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
-		return fmt.Errorf("begin journal segment: %w", err)
+		return nil, fmt.Errorf("begin journal segment: %w", err)
 	}
 	j.number++ // the name is taken, also if what follows fails
 	if _, err := f.WriteString(segmentMagic); err != nil {
-		return errors.Join(fmt.Errorf("begin journal segment: %w", err), f.Close())
+		return nil, errors.Join(fmt.Errorf("begin journal segment: %w", err), f.Close())
 	}
 	if err := syncDir(j.dir); err != nil {
-		return errors.Join(err, f.Close())
+		return nil, errors.Join(err, f.Close())
 	}
-	j.file, j.size, j.dirty = f, int64(len(segmentMagic)), true
-	return nil
+	s := &segment{number: j.number, file: f, size: int64(len(segmentMagic)), dirty: true}
+	j.open[collection] = s
+	return s, nil
+}
+
+func (j *journal) closeSegment(collection string) error {
+	s := j.open[collection]
+	if s == nil {
+		return nil
+	}
+	delete(j.open, collection)
+	return errors.Join(j.syncSegment(s), s.file.Close())
 }
 
 func (j *journal) close() error {
-	if j.file == nil {
-		return nil
+	var err error
+	for collection := range j.open {
+		err = errors.Join(err, j.closeSegment(collection))
 	}
-	err := errors.Join(j.sync(), j.file.Close())
-	j.file = nil
 	return err
 }
 
-// abandon lets go of the open segment without a sync: after a failed one nobody knows which of its bytes are on the disk, and a second sync would not tell. What
+// abandon lets go of the open segments without a sync: after a failed one nobody knows which of their bytes are on the disk, and a second sync would not tell. What
 // was synced before stays; whatever is appended next begins a segment.
 func (j *journal) abandon() {
-	if j.file != nil {
-		_ = j.file.Close()
+	for _, s := range j.open {
+		_ = s.file.Close()
 	}
-	j.file, j.dirty = nil, false
+	clear(j.open)
 }
 
 // remove deletes the closed segments that keep does not name.
@@ -158,8 +184,12 @@ func (j *journal) remove(keep map[int64]bool) error {
 	if err != nil {
 		return err
 	}
+	open := map[int64]bool{}
+	for _, s := range j.open {
+		open[s.number] = true
+	}
 	for _, n := range numbers {
-		if keep[n] || (n == j.number && j.file != nil) {
+		if keep[n] || open[n] {
 			continue
 		}
 		if err := os.Remove(j.path(n)); err != nil {

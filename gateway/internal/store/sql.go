@@ -267,7 +267,7 @@ func (s *sqlStore) place(b Batch) (Batch, error) {
 	puts := make([]Record, len(b.Put))
 	for i, r := range b.Put {
 		if len(r.Payload) > s.inline {
-			ref, err := s.journal.append(r.Payload)
+			ref, err := s.journal.append(r.Collection, r.Payload)
 			if err != nil {
 				return Batch{}, err
 			}

@@ -1,7 +1,7 @@
 // Package store keeps the gateway's durable state: records in a database (SQLite by default, PostgreSQL by configuration) and large payloads in journal segments beside
-// it. It knows collections, keys and bytes, and nothing of what they mean.
+// it, each collection in segments of its own. It knows collections, keys and bytes, and nothing of what they mean.
 //
-// One goroutine writes. It takes all batches that wait, appends their payloads to the journal, makes those durable with one fdatasync, and then commits all the batches in
+// One goroutine writes. It takes all batches that wait, appends their payloads to the journal, makes those durable with one fdatasync per segment, and then commits all the batches in
 // one transaction of the database, so that a reference never becomes durable before the bytes it names. A crash between the two leaves bytes that
 // nothing refers to. After a failure of the disk or the database (no room, read-only, an error of input or output) the state of what was open is unknown: the store lets go of it, refuses
 // commits, tries once a second whether writing works again, and goes on by itself when it does. What it refused with ErrUnavailable may come to light after a restart all the same.

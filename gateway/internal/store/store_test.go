@@ -238,6 +238,37 @@ func testStore(t *testing.T, options func(dir string) Options) {
 			t.Errorf("a payload was lost: %v", err)
 		}
 	})
+	t.Run("segments are of one collection each", func(t *testing.T) {
+		var puts []Record
+		for i := range 10 {
+			for _, collection := range []string{"short-lived", "long-lived"} {
+				puts = append(puts, Record{Collection: collection, Key: fmt.Sprint(i), Parent: "p", Payload: bytes.Repeat([]byte{byte(i)}, 20<<10)})
+			}
+		}
+		must(s.Commit(ctx, Batch{Put: puts}))
+		size := func() (sum int64) {
+			files, _ := filepath.Glob(filepath.Join(opts.Dir, "journal", "*"+segmentSuffix))
+			for _, f := range files {
+				info, err := os.Stat(f)
+				must(err)
+				sum += info.Size()
+			}
+			return sum
+		}
+		before := size()
+		must(s.Commit(ctx, Batch{Release: []Span{{"short-lived", "p", Range{}}}}))
+		must(s.Compact(ctx))
+		if freed := before - size(); freed < 130<<10 { // all but the segment that is open
+			t.Errorf("%d bytes were freed", freed)
+		}
+		for i := range 10 {
+			r, err := s.Get(ctx, "long-lived", fmt.Sprint(i))
+			must(err)
+			if p, err := s.Payload(ctx, r); err != nil || len(p) != 20<<10 {
+				t.Errorf("%d: %d bytes, %v", i, len(p), err)
+			}
+		}
+	})
 	t.Run("a second process is kept out, and everything is there after opening again", func(t *testing.T) {
 		if _, err := Open(ctx, opts); !errors.Is(err, ErrLocked) {
 			t.Fatalf("second open: %v", err)
@@ -392,7 +423,7 @@ func FuzzJournal(f *testing.F) {
 		f.Fatal(err)
 	}
 	payload := []byte("a payload of some length")
-	ref, err := j.append(payload)
+	ref, err := j.append("a", payload)
 	if err != nil {
 		f.Fatal(err)
 	}
