@@ -68,6 +68,11 @@ func TestPlacements(t *testing.T) {
 		field, message  string
 	}{
 		{"dataparallel", `{"devices": ["cpu", "cpu", "cpu"]}`, [][]string{{"cpu"}, {"cpu"}, {"cpu"}}, "", ""},
+		{"dataparallel", `{"devices": [["cpu", "cpu"], ["cpu", "cpu"]]}`, [][]string{{"cpu", "cpu"}, {"cpu", "cpu"}}, "", ""},
+		{"dataparallel", `{"devices": [["cpu", "cpu"], "cpu"]}`, nil, "backend.devices", "groups of 2 and 1 devices"},
+		{"dataparallel", `{"devices": [["cpu"], []]}`, nil, "backend.devices", "the entry []"},
+		{"tensorparallel", `{"devices": ["cpu", "cpu"]}`, [][]string{{"cpu", "cpu"}}, "", ""},
+		{"tensorparallel", `{"devices": [["cpu", "cpu"]]}`, nil, "backend.devices", "are for the plugin dataparallel"},
 		{"dataparallel", `{}`, nil, "backend.devices", "is missing"},
 		{"dataparallel", `{"devices": []}`, nil, "backend.devices", "want a list of devices"},
 		{"dataparallel", `{"devices": "cpu"}`, nil, "backend.devices", "want a list of devices"},

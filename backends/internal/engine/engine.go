@@ -18,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tinsmith/tinsmith/backends/internal/lora"
 	"github.com/tinsmith/tinsmith/backends/internal/model"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/plugins"
@@ -85,7 +86,11 @@ type Engine struct {
 type loaded struct {
 	config     Config
 	device     tensor.Device // the home device: adapters are there, the engine's goroutine alone calls it
-	model      *model.Model  // whole, on the home device
+	model      *model.Model  // any rank's, for what is the same on all
+	whole      *model.Model  // that is not cut, on the home device; nil if none is needed
+	weights    int64         // bytes of all models
+	places     []lora.Place  // of the packed matrices of adapters
+	cuts       [][]lora.Part // of the replicas that train, by rank; nil if they are not cut
 	replicas   []*replica    // all of them
 	training   []*replica    // those that train
 	sampling   []*replica    // those that sample: the same ones, unless sampling has devices of its own

@@ -127,7 +127,7 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 		r.newTrainer(l.memory)
 	}
 	e.pace = newPace(max(1, config.Threads/config.ranks()), m.Parameters)
-	if l.adapters, err = newResidency(device, m.DType, req.Scratch, l.plan.adapters, l.memory); err != nil {
+	if l.adapters, err = newResidency(device, m.DType, l.places, req.Scratch, l.plan.adapters, l.memory); err != nil {
 		return nil, err
 	}
 	l.adapters.relieve = l.shrink
@@ -178,8 +178,8 @@ func (l *loaded) close() error {
 	for _, r := range l.replicas {
 		errs = append(errs, r.close(l.device))
 	}
-	if l.model != nil {
-		l.model.Free()
+	if l.whole != nil {
+		l.whole.Free()
 	}
 	return errors.Join(errs...)
 }

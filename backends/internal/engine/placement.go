@@ -68,9 +68,6 @@ func devices(plugin string, value json.RawMessage) ([][]string, error) {
 		case json.Unmarshal(entry, &name) == nil:
 			group = []string{name}
 		case plugin == pluginDataParallel && json.Unmarshal(entry, &group) == nil && len(group) > 0:
-			if len(group) > 1 {
-				return nil, fmt.Errorf("has the group %s; groups of several devices are not supported yet", entry)
-			}
 		case plugin == pluginDataParallel:
 			return nil, fmt.Errorf("has the entry %s; want a device or a list of devices", entry)
 		default:

@@ -2,7 +2,9 @@ package engine
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
+	"strings"
 	"testing"
 
 	"github.com/tinsmith/tinsmith/plugins"
@@ -17,6 +19,12 @@ var copies = []placement{
 	{"3 copies in small batches", "dataparallel", `{"plugin": "dataparallel", "devices": ["cpu", "cpu", "cpu"], "threads": 3, "batch_tokens": 24, "prefill_tokens": 7}`},
 	{"1 copy", "dataparallel", `{"plugin": "dataparallel", "devices": ["cpu"]}`},
 	{"11 copies", "dataparallel", `{"plugin": "dataparallel", "devices": ["cpu", "cpu", "cpu", "cpu", "cpu", "cpu", "cpu", "cpu", "cpu", "cpu", "cpu"], "threads": 2}`},
+}
+
+var cuts = []placement{
+	{"2 ranks", "tensorparallel", `{"plugin": "tensorparallel", "devices": ["cpu", "cpu"], "threads": 2}`},
+	{"4 ranks, each key head on two", "tensorparallel", `{"plugin": "tensorparallel", "devices": ["cpu", "cpu", "cpu", "cpu"], "threads": 4, "batch_tokens": 24, "prefill_tokens": 7}`},
+	{"2 copies of 2 ranks", "dataparallel", `{"plugin": "dataparallel", "devices": [["cpu", "cpu"], ["cpu", "cpu"]], "threads": 4}`},
 }
 
 // place loads the test model as a placement says.
@@ -101,9 +109,58 @@ func TestCopiesEqualSingle(t *testing.T) {
 	}
 }
 
+// nearHistories compares what is computed in another order: log-probabilities and weights are nearly equal. Samples are not compared: where two tokens are nearly equally likely, rounding decides.
+func nearHistories(t *testing.T, got, want history) {
+	t.Helper()
+	compared := 0
+	for name, w := range want.floats {
+		if strings.HasPrefix(name, "sample") {
+			continue
+		}
+		compared++
+		g := got.floats[name]
+		if len(g) != len(w) {
+			t.Fatalf("%s: %d values and %d", name, len(g), len(w))
+		}
+		var off, scale float64
+		for i := range w {
+			if math.IsNaN(float64(w[i])) && math.IsNaN(float64(g[i])) || w[i] == unscored {
+				continue
+			}
+			off, scale = max(off, math.Abs(float64(g[i]-w[i]))), max(scale, math.Abs(float64(w[i])))
+		}
+		if !(off <= 2e-3*scale) {
+			t.Errorf("%s: off by %v of %v", name, off, scale)
+		}
+	}
+	if compared == 0 {
+		t.Fatal("nothing was compared")
+	}
+}
+
+// A model that is cut computes what the whole one does but for rounding, and always the same bits, whatever the cut of the batches and the number of its copies.
+func TestCutsAgree(t *testing.T) {
+	whole := live(t, place(t, placement{plugin: "single", section: `{"threads": 1, "dtype": "float32"}`}))
+	var first history
+	for i, p := range cuts {
+		t.Run(p.name, func(t *testing.T) {
+			got := live(t, place(t, p))
+			nearHistories(t, got, whole)
+			switch i {
+			case 0:
+				first = got
+			case 2:
+				equalHistories(t, got, first)
+			}
+			p.section = strings.Replace(p.section, "{", `{"max_batch": 2, "recompute": "on", `, 1)
+			equalHistories(t, live(t, place(t, p)), got)
+		})
+	}
+}
+
 // Every placement keeps the contract.
 func TestContractOfPlacements(t *testing.T) {
-	for _, p := range copies[:2] {
+	for _, p := range append(copies[:2:2], cuts...) {
 		t.Run(p.name, func(t *testing.T) {
 			plugintest.RunAll(t, func(t *testing.T) plugintest.Subject {
 				e := place(t, p)
@@ -145,4 +202,23 @@ func TestCopiesUnderLoad(t *testing.T) {
 	close(stop)
 	<-crowd
 	equalHistories(t, got, want)
+}
+
+// A model that does not divide is refused with the numbers of devices that do.
+func TestCutRefused(t *testing.T) {
+	dir := t.TempDir()
+	if err := writeTiny(dir); err != nil {
+		t.Fatal(err)
+	}
+	o := testOptions()
+	o.Plugin = "tensorparallel"
+	e := New(o)
+	_, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Name: "tiny", Config: []byte(`{"devices": ["cpu", "cpu", "cpu"]}`)}, nil)
+	const want = "4 heads, 2 key-value heads and an MLP of 48 cannot be cut over 3 devices: 1, 2, 4 are possible"
+	if plugins.KindOf(err) != plugins.KindInvalid || !strings.Contains(fmt.Sprint(err), want) {
+		t.Errorf("%v", err)
+	}
+	if err := e.Close(); err != nil {
+		t.Error(err)
+	}
 }

@@ -59,26 +59,27 @@ func memoryLimit(c Config) (bytes int64, source string) {
 // planMemory shares the limit out. What is configured holds; what is not is chosen so that training passes of 2,048 tokens keep their activations if half of what weights and cache leave is enough, and one sequence of the
 // longest length can be trained.
 func (l *loaded) planMemory(limit int64, source string) (memoryPlan, error) {
-	c, m := &l.config, l.model
-	p := memoryPlan{limit: limit, source: source, weights: m.WeightBytes(), recompute: c.Recompute}
+	c := &l.config
+	p := memoryPlan{limit: limit, source: source, weights: l.weights, recompute: c.Recompute}
 	layout, err := l.referenceLayout(referenceRank)
 	if err != nil {
 		return p, err
 	}
-	sampling, err := m.MeasureForward(c.PrefillTokens+c.MaxBatch, c.MaxBatch, layout)
+	samplerModels := l.sampling[0].models
+	sampling, err := samplerModels[0].MeasureForward(c.PrefillTokens+c.MaxBatch, c.MaxBatch, layout)
 	if err != nil {
 		return p, internal("plan the memory", err)
 	}
 	samplers, trainers := int64(len(l.sampling)), int64(len(l.training))
-	p.sampling = samplers * sampling.Bytes()
+	p.sampling = samplers * int64(len(samplerModels)) * sampling.Bytes()
 	rest := limit - p.weights - p.sampling
 	if rest <= 0 {
 		return p, &plugins.Error{Kind: plugins.KindCapacity, Field: "backend.memory_mib", Message: fmt.Sprintf("the model's weights take %s and its sampler %s; the limit is %s (%s)", mebibytes(p.weights), mebibytes(p.sampling), mebibytes(limit), source)}
 	}
-	if p.positions, p.context, err = cacheSize(*c, m, rest/4/samplers); err != nil {
+	if p.positions, p.context, err = cacheSize(*c, samplerModels, rest/4/samplers); err != nil {
 		return p, err
 	}
-	p.cache = samplers * int64(p.positions/kvcache.PageSize) * l.pageBytes()
+	p.cache = samplers * int64(p.positions/kvcache.PageSize) * pagesBytes(samplerModels)
 	if rest -= p.cache; rest <= 0 {
 		return p, &plugins.Error{Kind: plugins.KindCapacity, Field: "backend.kv_cache_tokens", Message: fmt.Sprintf("keys and values of %d tokens take %s; the limit is %s (%s), of which weights and the sampler take %s", p.positions, mebibytes(p.cache), mebibytes(limit), source, mebibytes(p.weights+p.sampling))}
 	}
@@ -139,14 +140,14 @@ func (l *loaded) chooseBatch(p *memoryPlan) (int, error) {
 
 // cacheSize gives the positions of the cache of keys and values (a multiple of a page) and the longest sequence. What is configured holds, or fails. What is automatic: the cache has room for two of the longest
 // sequences, 65,536 positions at least, but takes no more than share bytes; the longest sequence is the model's, or what the cache can hold.
-func cacheSize(config Config, m *model.Model, share int64) (positions, context int, err error) {
+func cacheSize(config Config, models []*model.Model, share int64) (positions, context int, err error) {
 	roundUp := func(n int) int { return (n + kvcache.PageSize - 1) / kvcache.PageSize * kvcache.PageSize }
-	context = m.MaxContext
+	context = models[0].MaxContext
 	if config.KVCacheTokens > 0 {
 		positions = roundUp(config.KVCacheTokens)
 	} else {
 		positions = roundUp(max(2*context, 1<<16))
-		each := int64(2 * m.Config.Layers * m.Config.KVHeads * m.Config.HeadDim * m.DType.Size())
+		each := pagesBytes(models) / kvcache.PageSize
 		if int64(positions)*each > share {
 			positions = max(int(share/each)/kvcache.PageSize, 1) * kvcache.PageSize
 		}
@@ -163,10 +164,25 @@ func cacheSize(config Config, m *model.Model, share int64) (positions, context i
 
 // pageBytes is the memory of one page of keys and values.
 func pageBytes(m *model.Model) int64 {
-	return int64(2*m.Config.Layers*m.Config.KVHeads*m.Config.HeadDim*kvcache.PageSize) * int64(m.DType.Size())
+	return int64(2*m.Config.Layers*m.KVHeads()*m.Config.HeadDim*kvcache.PageSize) * int64(m.DType.Size())
 }
 
-func (l *loaded) pageBytes() int64 { return pageBytes(l.model) }
+// pagesBytes is the memory of one page on all ranks of a replica.
+func pagesBytes(models []*model.Model) int64 {
+	var n int64
+	for _, m := range models {
+		n += pageBytes(m)
+	}
+	return n
+}
+
+// pageBytes is the memory of one page of keys and values of training, on all ranks of a replica.
+func (l *loaded) pageBytes() int64 { return pagesBytes(l.training[0].models) }
+
+// passBytes is the memory of a training pass that takes so much of a workspace, and so many pages, on all ranks of a replica.
+func (l *loaded) passBytes(m model.Memory, pages int) int64 {
+	return int64(len(l.training[0].models))*m.Bytes() + int64(pages)*l.pageBytes()
+}
 
 // passPages bounds the pages of a pass of so many tokens: many sequences that hardly fill a page would otherwise take far more memory than their activations.
 func passPages(tokens int) int { return 2 * ((tokens + kvcache.PageSize - 1) / kvcache.PageSize) }
@@ -174,13 +190,13 @@ func passPages(tokens int) int { return 2 * ((tokens + kvcache.PageSize - 1) / k
 // batchBytes is the memory of a training pass over so many tokens of any number of sequences.
 func (l *loaded) batchBytes(tokens int, recompute bool) (int64, error) {
 	m, err := l.measure(tokens, referenceRank, recompute)
-	return m.Bytes() + int64(passPages(tokens))*l.pageBytes(), err
+	return l.passBytes(m, passPages(tokens)), err
 }
 
 // datumBytes is the memory of a training pass over one sequence.
 func (l *loaded) datumBytes(tokens, rank int, recompute bool) (int64, error) {
 	m, err := l.measure(tokens, rank, recompute)
-	return m.Bytes() + int64((tokens+kvcache.PageSize-1)/kvcache.PageSize)*l.pageBytes(), err
+	return l.passBytes(m, (tokens+kvcache.PageSize-1)/kvcache.PageSize), err
 }
 
 // measurement is what measure has been asked.
@@ -189,7 +205,7 @@ type measurement struct {
 	recompute    bool
 }
 
-// measure tells what a training pass takes of a workspace: of so many tokens, rounded up, with adapters of a rank at most.
+// measure tells what a training pass takes of a rank's workspace: of so many tokens, rounded up, with adapters of a rank at most.
 func (l *loaded) measure(tokens, rank int, recompute bool) (model.Memory, error) {
 	const step = 64
 	k := measurement{(tokens + step - 1) / step * step, rank, recompute}
@@ -200,7 +216,7 @@ func (l *loaded) measure(tokens, rank int, recompute bool) (model.Memory, error)
 	if err != nil {
 		return model.Memory{}, err
 	}
-	n, err := l.model.MeasureTraining(k.tokens, layout, recompute)
+	n, err := l.training[0].models[0].MeasureTraining(k.tokens, layout, recompute)
 	if err != nil {
 		return n, internal("plan the memory", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/tinsmith/tinsmith/backends/internal/kvcache"
+	"github.com/tinsmith/tinsmith/backends/internal/lora"
 	"github.com/tinsmith/tinsmith/backends/internal/model"
 	"github.com/tinsmith/tinsmith/backends/internal/parallel"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
@@ -26,9 +27,6 @@ type replica struct {
 	trainer *trainer        // nil: it does not train
 }
 
-// model is any rank's model, for what is the same on all.
-func (r *replica) model() *model.Model { return r.models[0] }
-
 // each runs f on every rank at once; see parallel.Team.Run for yield.
 func (r *replica) each(f func(rank int) error, yield func() error) error { return r.team.Run(f, yield) }
 
@@ -45,7 +43,7 @@ func (r *replica) close(home tensor.Device) error {
 		if r.trainer != nil {
 			r.trainer.free(rank)
 		}
-		if rank < len(r.models) {
+		if rank < len(r.models) && r.models[rank].Device != home {
 			r.models[rank].Free()
 		}
 		return nil
@@ -86,24 +84,67 @@ func (e *Engine) openReplicas(l *loaded, groups [][]string, threads func() int) 
 	return replicas, nil
 }
 
-// loadModels reads the base model for all replicas: once for each way of cutting it, the other replicas of that kind share it.
+// loadModels reads the base model for all replicas: once for each way of cutting it, the other replicas of that kind share it. It notes where adapters' matrices are needed.
 func (l *loaded) loadModels(ctx context.Context, dir string, registry model.Registry, o model.LoadOptions) error {
-	first := l.replicas[0]
-	m, err := model.Load(ctx, dir, l.device, registry, o)
-	if err != nil {
-		return err
-	}
-	l.model = m
+	kinds := map[int][]*model.Model{} // by number of ranks
 	for _, r := range l.replicas {
-		for _, d := range r.devices {
-			if r == first && d == l.device {
-				r.models = append(r.models, m)
-				continue
+		ranks := len(r.devices)
+		models := kinds[ranks]
+		if models == nil {
+			devices := r.devices
+			if ranks == 1 {
+				devices = []tensor.Device{l.device} // at home, with all threads
 			}
-			r.models = append(r.models, m.Share(d))
+			var err error
+			if models, err = model.LoadCut(ctx, dir, devices, registry, o); err != nil {
+				return err
+			}
+			kinds[ranks] = models
+			for _, m := range models {
+				m.Place = len(l.places)
+				place := lora.Place{Device: l.device}
+				if ranks > 1 {
+					place.Parts = m.Parts
+				}
+				l.places = append(l.places, place)
+				l.weights += m.WeightBytes()
+			}
+			if l.model == nil {
+				l.model = models[0]
+			}
+			if ranks == 1 {
+				l.whole = models[0]
+			} else {
+				r.models = models // on its own devices, to be freed with it
+			}
+		}
+		for rank := len(r.models); rank < ranks; rank++ {
+			m := models[rank]
+			if r.devices[rank] != m.Device {
+				m = m.Share(r.devices[rank])
+			}
+			r.models = append(r.models, m)
+		}
+		for rank, m := range r.models {
+			if c := r.team.Comm(rank); c != nil {
+				m.Comm = c
+			}
+		}
+	}
+	if models := l.training[0].models; len(models) > 1 {
+		for _, m := range models {
+			l.cuts = append(l.cuts, m.Parts)
 		}
 	}
 	return nil
+}
+
+// reduction sums the gradient of an operation with n data.
+func (l *loaded) reduction(layout *lora.Layout, n int) (*lora.Reduction, error) {
+	if l.cuts == nil {
+		return lora.NewReduction(l.device, layout, n, func() (*lora.Gradient, error) { return l.adapters.gradient(layout) }, l.adapters.giveGradient), nil
+	}
+	return lora.NewCutReduction(l.device, layout, l.cuts, n, l.adapters.gradient, l.adapters.giveGradient)
 }
 
 // concurrently runs f for 0 … n-1 at once and returns when all have ended, with the first error in order. yield, which may be nil, runs on the caller's goroutine, soon after one of them has called its own yield; its error
@@ -172,7 +213,7 @@ func (l *loaded) hold() (release func()) {
 // newSampler gives a replica memory to sample with.
 func (r *replica) newSampler(positions, threads int) error {
 	count := positions / kvcache.PageSize
-	p := &sampler{replica: r, model: r.model(), cache: kvcache.New(count), threads: threads, workspaces: make([]*model.Workspace, len(r.models)), pages: make([]tensor.Pages, len(r.models))}
+	p := &sampler{replica: r, cache: kvcache.New(count), threads: threads, workspaces: make([]*model.Workspace, len(r.models)), pages: make([]tensor.Pages, len(r.models))}
 	r.sampler = p
 	return r.each(func(rank int) (err error) {
 		p.workspaces[rank] = r.models[rank].NewWorkspace()

@@ -23,8 +23,9 @@ import (
 type residency struct {
 	device    tensor.Device
 	dtype     tensor.DType
-	directory string // for files; "" = nothing can be moved out
-	limit     int64  // bytes
+	places    []lora.Place // of the packed matrices
+	directory string       // for files; "" = nothing can be moved out
+	limit     int64        // bytes
 
 	used    int64      // bytes of device memory
 	idle    *list.List // of *spillable in memory that no step needs, the one to go first at the front
@@ -41,8 +42,8 @@ type residency struct {
 }
 
 // newResidency makes an empty one. Nothing is written before the limit is reached; what an earlier process left in the directory is removed.
-func newResidency(device tensor.Device, dtype tensor.DType, scratch string, limit int64, memory *budget) (*residency, error) {
-	m := &residency{device: device, dtype: dtype, limit: limit, idle: list.New(), weights: map[shapeKey]int64{}, memory: memory, relieve: func() bool { return false }}
+func newResidency(device tensor.Device, dtype tensor.DType, places []lora.Place, scratch string, limit int64, memory *budget) (*residency, error) {
+	m := &residency{device: device, dtype: dtype, places: places, limit: limit, idle: list.New(), weights: map[shapeKey]int64{}, memory: memory, relieve: func() bool { return false }}
 	if scratch == "" {
 		return m, nil
 	}
@@ -107,9 +108,12 @@ func (m *residency) weightBytes(layout *lora.Layout) int64 {
 	const padding = 64 // rows and columns of a packed matrix are filled up to panels of no more than that
 	roundUp := func(n int) int64 { return (int64(n) + padding - 1) / padding * padding }
 	n := lora.ParameterBytes(layout)
-	for i, module := range layout.Modules {
-		if layout.Has(i) {
-			n += int64(m.dtype.Size()) * (roundUp(layout.Rank)*int64(module.In+1) + roundUp(module.Out)*int64(layout.Rank+1))
+	for _, place := range m.places {
+		for i, module := range layout.Modules {
+			if layout.Has(i) {
+				part := place.Part(i, module)
+				n += int64(m.dtype.Size()) * (roundUp(layout.Rank)*int64(part.InTo-part.InFrom+1) + roundUp(part.OutTo-part.OutFrom)*int64(layout.Rank+1))
+			}
 		}
 	}
 	return n
@@ -236,7 +240,7 @@ func (m *residency) allocate(b *spillable) error {
 		var err error
 		switch b.kind {
 		case weightsContent:
-			c, err = lora.NewWeights(m.device, b.layout, m.dtype)
+			c, err = lora.NewWeights(m.device, b.layout, m.dtype, m.places...)
 		case stateContent:
 			c, err = optim.NewState(m.device, b.layout)
 		case gradientContent:

@@ -15,14 +15,13 @@ import (
 // sampler is the memory of sampling on one replica. What is kept by rank is the rank's, the rest is the device goroutine's while no pass runs.
 type sampler struct {
 	replica    *replica
-	model      *model.Model
 	workspaces []*model.Workspace // by rank
 	pages      []tensor.Pages     // by rank
 	cache      *kvcache.Cache
 	fresh      []page // taken from the cache, to be prepared
 	threads    int
-	workspace  *model.Workspace // the rank's that runs
-	buffers    [2][]float32     // logits and probabilities in Go memory
+	buffers    [2][]float32 // logits and probabilities in Go memory
+	targets    []int32      // that rank 0 has chosen, for all ranks
 }
 
 // host gives n elements of Go memory, buffer 0 for logits or 1 for probabilities. The content is undefined.
@@ -57,9 +56,54 @@ func (p *sampler) parallel(n int, f func(i int)) {
 	group.Wait()
 }
 
-// softmax gives the probabilities of rows of logits in Go memory, valid until the next call.
-func (p *sampler) softmax(logits tensor.Tensor) ([]float32, error) {
-	lse, err := p.workspace.Scratch(logits.Rows, 1)
+// samplingRank is what one rank does of a sampling pass. Every rank runs the same functions with its part of the vocabulary's logits; what is done on rows of whole logits is done in Go memory, by rank 0 for all.
+type samplingRank struct {
+	*sampler
+	rank      int
+	model     *model.Model
+	workspace *model.Workspace
+}
+
+// meet waits until all ranks are here; what each wrote to Go memory before, the others see.
+func (p *samplingRank) meet() error {
+	if p.model.Comm == nil {
+		return nil
+	}
+	return p.model.Comm.AllReduceHost(nil)
+}
+
+// lead has rank 0 run f, and the others wait for it.
+func (p *samplingRank) lead(f func() error) error {
+	if p.rank == 0 {
+		if err := f(); err != nil {
+			return err
+		}
+	}
+	return p.meet()
+}
+
+// download copies rows of all ranks' logits or probabilities to Go memory, whole: to buffer 0 for logits or 1 for probabilities, valid until the next call for the same buffer.
+func (p *samplingRank) download(buffer int, t tensor.Tensor) ([]float32, error) {
+	width := p.model.Config.VocabSize
+	if err := p.lead(func() error { p.host(buffer, t.Rows*width); return nil }); err != nil {
+		return nil, err
+	}
+	host := p.buffers[buffer][:t.Rows*width]
+	if p.model.Comm == nil {
+		return host, p.model.Device.Download(host, t)
+	}
+	from, to := p.model.Vocabulary()
+	for i := range t.Rows {
+		if err := p.model.Device.Download(host[i*width+from:i*width+to], t.Slice(i, i+1)); err != nil {
+			return nil, err
+		}
+	}
+	return host, p.meet()
+}
+
+// softmax gives the probabilities of rows of logits in Go memory, as download does.
+func (p *samplingRank) softmax(logits tensor.Tensor) ([]float32, error) {
+	lse, err := p.model.LogSumExp(p.workspace, logits)
 	if err != nil {
 		return nil, err
 	}
@@ -67,14 +111,10 @@ func (p *sampler) softmax(logits tensor.Tensor) ([]float32, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := p.model.Device.LogSumExp(lse, logits); err != nil {
-		return nil, err
-	}
 	if err := p.model.Device.Softmax(probs, logits, lse); err != nil {
 		return nil, err
 	}
-	host := p.host(1, logits.Rows*logits.Cols)
-	return host, p.model.Device.Download(host, probs)
+	return p.download(1, probs)
 }
 
 // page is one that was allocated, and what has to be on it before it is used: what is on page from, or zeros if that is negative.
@@ -152,15 +192,21 @@ func (p *sampler) run(chunks []chunk) ([]token, error) {
 		}
 		first += c.to - c.from
 	}
-	drawn := make([]token, len(chunks))
-	err := p.replica.each(func(rank int) error { return p.pass(rank, batch, indices, chunks, rows, drawn) }, nil)
+	var drawn []token
+	err := p.replica.each(func(rank int) error {
+		on := &samplingRank{sampler: p, rank: rank, model: p.replica.models[rank], workspace: p.workspaces[rank]}
+		own := make([]token, len(chunks)) // the same on all ranks
+		if rank == 0 {
+			drawn = own
+		}
+		return on.pass(batch, indices, chunks, rows, own)
+	}, nil)
 	return drawn, err
 }
 
-// pass is run on a rank.
-func (p *sampler) pass(rank int, batch model.Batch, indices []int32, chunks []chunk, rows []row, drawn []token) error {
-	batch.Pages = p.pages[rank]
-	p.workspace = p.workspaces[rank]
+// pass takes a batch through the model and visits its logits.
+func (p *samplingRank) pass(batch model.Batch, indices []int32, chunks []chunk, rows []row, drawn []token) error {
+	batch.Pages = p.pages[p.rank]
 	hidden, err := p.model.Forward(p.workspace, batch, indices)
 	if err != nil {
 		return err
@@ -194,42 +240,56 @@ func (p *sampler) pass(rank int, batch model.Batch, indices []int32, chunks []ch
 	})
 }
 
+// choose has rank 0 call f for 0 … rows-1, to fill n targets, which all ranks then find in p.targets until the next call.
+func (p *samplingRank) choose(n int, f func(targets []int32, i int), rows int) error {
+	return p.lead(func() error {
+		targets := make([]int32, n)
+		p.parallel(rows, func(i int) { f(targets, i) })
+		p.targets = targets
+		return nil
+	})
+}
+
 // draw samples the token behind each row of logits.
-func (p *sampler) draw(logits tensor.Tensor, chunks []chunk, rows []row, drawn []token) error {
-	device, width := p.model.Device, logits.Cols
-	host := p.host(0, logits.Rows*width)
-	if err := device.Download(host, logits); err != nil {
+func (p *samplingRank) draw(logits tensor.Tensor, chunks []chunk, rows []row, drawn []token) error {
+	device, width := p.model.Device, p.model.Config.VocabSize
+	from, to := p.model.Vocabulary()
+	host, err := p.download(0, logits)
+	if err != nil {
 		return err
 	}
 	top := 0
 	greedy := true
-	p.parallel(len(rows), func(i int) {
-		s := chunks[rows[i].chunk].sequence
-		if !s.request.settings.Plain() {
-			s.request.settings.Adjust(host[i*width:(i+1)*width], s.history)
-		}
-	})
+	if err := p.lead(func() error {
+		p.parallel(len(rows), func(i int) {
+			s := chunks[rows[i].chunk].sequence
+			if !s.request.settings.Plain() {
+				s.request.settings.Adjust(host[i*width:(i+1)*width], s.history)
+			}
+		})
+		return nil
+	}); err != nil {
+		return err
+	}
 	for i, r := range rows {
 		q := chunks[r.chunk].sequence.request
 		top = max(top, q.TopKSampledLogprobs)
 		greedy = greedy && q.Temperature == 0
 		if !q.settings.Plain() {
-			if err := device.Upload(logits.Slice(i, i+1), host[i*width:(i+1)*width]); err != nil {
+			if err := device.Upload(logits.Slice(i, i+1), host[i*width+from:i*width+to]); err != nil {
 				return err
 			}
 		}
 	}
 	// At temperature 0 nothing is drawn by probability.
-	probs := p.host(1, 0)
+	var probs []float32
 	if !greedy {
-		var err error
 		if probs, err = p.softmax(logits); err != nil {
 			return err
 		}
 	}
 	k := 1 + top
-	targets := make([]int32, len(rows)*k)
-	p.parallel(len(rows), func(i int) {
+	if err := p.choose(len(rows)*k, func(targets []int32, i int) {
 		s := chunks[rows[i].chunk].sequence
 		q, row := s.request, host[i*width:(i+1)*width]
 		copy(targets[i*k+1:(i+1)*k], sample.Top(row, q.TopKSampledLogprobs))
@@ -242,7 +302,10 @@ func (p *sampler) draw(logits tensor.Tensor, chunks []chunk, rows []row, drawn [
 			weights = probs[i*width : (i+1)*width]
 		}
 		targets[i*k] = q.settings.Draw(row, weights, excluded, sample.Uniform(q.Seed, s.index, len(s.tokens)))
-	})
+	}, len(rows)); err != nil {
+		return err
+	}
+	targets := p.targets
 	values, _, err := p.model.Logprobs(p.workspace, logits, targets, k)
 	if err != nil {
 		return err

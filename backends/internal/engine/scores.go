@@ -70,30 +70,32 @@ func (s *scores) wants(position int) bool {
 	return false
 }
 
-// fill scores consecutive rows of logits, which stand at the positions before those that they score: row i is about the token at position first+i. The logits are overwritten.
-func (s *scores) fill(p *sampler, logits tensor.Tensor, first int) error {
+// fill scores consecutive rows of logits, which stand at the positions before those that they score: row i is about the token at position first+i. The logits are overwritten. All ranks do the same; rank 0 books it.
+func (s *scores) fill(p *samplingRank, logits tensor.Tensor, first int) error {
 	q, r := s.request, &s.result
-	rows, top := logits.Rows, q.TopKPromptLogprobs
+	rows, top, width := logits.Rows, q.TopKPromptLogprobs, p.model.Config.VocabSize
 	var host []float32
 	if top > 0 || (q.PromptAlternatives > 0 && q.Temperature != 1) {
-		host = p.host(0, rows*logits.Cols)
-		if err := p.model.Device.Download(host, logits); err != nil {
+		var err error
+		if host, err = p.download(0, logits); err != nil {
 			return err
 		}
 	}
 	// One matrix of targets for all: the token itself, the likeliest, and those asked by name.
 	k := 1 + top + q.TargetPromptK
-	targets := make([]int32, rows*k)
-	p.parallel(rows, func(i int) {
+	if err := p.choose(rows*k, func(targets []int32, i int) {
 		row := targets[i*k : (i+1)*k]
 		row[0] = q.Prompt[first+i]
 		if top > 0 && s.own(first+i) {
-			copy(row[1:], sample.Top(host[i*logits.Cols:(i+1)*logits.Cols], top))
+			copy(row[1:], sample.Top(host[i*width:(i+1)*width], top))
 		}
 		for j := range q.TargetPromptK {
 			row[1+top+j] = max(0, q.TargetPromptTokens[(first+i-1)*q.TargetPromptK+j])
 		}
-	})
+	}, rows); err != nil {
+		return err
+	}
+	targets := p.targets
 	values, _, err := p.model.Logprobs(p.workspace, logits, targets, k)
 	if err != nil {
 		return err
@@ -101,18 +103,20 @@ func (s *scores) fill(p *sampler, logits tensor.Tensor, first int) error {
 	if err := checkLogprobs(values); err != nil {
 		return err
 	}
-	for i := range rows {
-		position, row := first+i, values[i*k:(i+1)*k]
-		if s.own(position) {
-			if r.Logprobs != nil {
-				r.Logprobs[position] = row[0]
+	if p.rank == 0 {
+		for i := range rows {
+			position, row := first+i, values[i*k:(i+1)*k]
+			if s.own(position) {
+				if r.Logprobs != nil {
+					r.Logprobs[position] = row[0]
+				}
+				copy(r.Top.IDs[position*top:], targets[i*k+1:i*k+1+top])
+				copy(r.Top.Logprobs[position*top:], row[1:1+top])
 			}
-			copy(r.Top.IDs[position*top:], targets[i*k+1:i*k+1+top])
-			copy(r.Top.Logprobs[position*top:], row[1:1+top])
-		}
-		for j := range q.TargetPromptK {
-			if at := (position-1)*q.TargetPromptK + j; q.TargetPromptTokens[at] >= 0 {
-				r.Targets[at] = row[1+top+j]
+			for j := range q.TargetPromptK {
+				if at := (position-1)*q.TargetPromptK + j; q.TargetPromptTokens[at] >= 0 {
+					r.Targets[at] = row[1+top+j]
+				}
 			}
 		}
 	}
@@ -124,9 +128,8 @@ func (s *scores) fill(p *sampler, logits tensor.Tensor, first int) error {
 
 // alternatives draws tokens at the positions of fill. They are drawn at the request's temperature; their log-probabilities are, like all scores of the prompt, those of
 // temperature 1. host holds the logits unless the temperature is 1.
-func (s *scores) alternatives(p *sampler, logits tensor.Tensor, host []float32, first int) error {
-	q, rows, width, k := s.request, logits.Rows, logits.Cols, s.request.PromptAlternatives
-	drawn := s.result.AltTokens[(first-1)*k : (first-1+rows)*k]
+func (s *scores) alternatives(p *samplingRank, logits tensor.Tensor, host []float32, first int) error {
+	q, rows, width, k := s.request, logits.Rows, p.model.Config.VocabSize, s.request.PromptAlternatives
 	settings := sample.Settings{Temperature: q.Temperature, TopP: 1, RepetitionPenalty: 1}
 	var sums []float32 // log-sum-exps at temperature 1
 	if q.Temperature != 1 {
@@ -135,30 +138,34 @@ func (s *scores) alternatives(p *sampler, logits tensor.Tensor, host []float32, 
 			return err
 		}
 	}
-	if q.Temperature == 0 {
-		p.parallel(rows, func(i int) {
-			best := sample.Top(host[i*width:(i+1)*width], 1)[0]
-			for j := range k {
-				drawn[i*k+j] = best
-			}
-		})
-	} else {
+	var probs []float32
+	if q.Temperature != 0 {
 		if q.Temperature != 1 {
 			if err := p.model.Device.Scale(logits, float32(1/q.Temperature), tensor.Float32); err != nil {
 				return err
 			}
 		}
-		probs, err := p.softmax(logits)
-		if err != nil {
+		var err error
+		if probs, err = p.softmax(logits); err != nil {
 			return err
 		}
-		p.parallel(rows, func(i int) {
-			for j := range k {
-				drawn[i*k+j] = settings.Draw(nil, probs[i*width:(i+1)*width], nil, sample.UniformAlternative(q.Seed, j, first+i))
-			}
-		})
 	}
-	values := s.result.AltLogprobs[(first-1)*k : (first-1+rows)*k]
+	if err := p.choose(rows*k, func(drawn []int32, i int) {
+		if q.Temperature == 0 {
+			best := sample.Top(host[i*width:(i+1)*width], 1)[0]
+			for j := range k {
+				drawn[i*k+j] = best
+			}
+			return
+		}
+		for j := range k {
+			drawn[i*k+j] = settings.Draw(nil, probs[i*width:(i+1)*width], nil, sample.UniformAlternative(q.Seed, j, first+i))
+		}
+	}, rows); err != nil {
+		return err
+	}
+	drawn := p.targets
+	values := make([]float32, len(drawn))
 	if q.Temperature == 1 {
 		scored, _, err := p.model.Logprobs(p.workspace, logits, drawn, k)
 		if err != nil {
@@ -169,6 +176,10 @@ func (s *scores) alternatives(p *sampler, logits tensor.Tensor, host []float32, 
 		for i := range values {
 			values[i] = host[i/k*width+int(drawn[i])] - sums[i/k]
 		}
+	}
+	if p.rank == 0 {
+		copy(s.result.AltTokens[(first-1)*k:], drawn)
+		copy(s.result.AltLogprobs[(first-1)*k:], values)
 	}
 	return checkLogprobs(values)
 }

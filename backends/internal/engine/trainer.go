@@ -434,9 +434,10 @@ func (l *loaded) prepare(b batch) (training, error) {
 		}
 		t.backward, t.recompute = true, t.recompute || p.again
 		if p.reduction == nil {
-			layout := p.run.layout
-			p.reduction = lora.NewReduction(l.device, layout, len(p.op.pass.Data),
-				func() (*lora.Gradient, error) { return l.adapters.gradient(layout) }, l.adapters.giveGradient)
+			var err error
+			if p.reduction, err = l.reduction(p.run.layout, len(p.op.pass.Data)); err != nil {
+				return t, err
+			}
 		}
 		var err error
 		if t.examples[i].Gradient, err = p.reduction.Buffer(at.index); err != nil {
@@ -453,7 +454,7 @@ func (l *loaded) chooseRecompute(t *training) (err error) {
 	if t.need, err = l.measure(t.tokens, t.rank, t.recompute || !t.backward); err != nil {
 		return err
 	}
-	if !t.recompute && t.backward && l.plan.recompute == RecomputeAuto && t.need.Bytes()+int64(t.pages)*l.pageBytes() > l.plan.training/int64(len(l.training)) {
+	if !t.recompute && t.backward && l.plan.recompute == RecomputeAuto && l.passBytes(t.need, t.pages) > l.plan.training/int64(len(l.training)) {
 		t.recompute = true
 		t.need, err = l.measure(t.tokens, t.rank, true)
 	}
@@ -464,7 +465,7 @@ func (l *loaded) chooseRecompute(t *training) (err error) {
 func (l *loaded) clear(trainings []training) error {
 	var need int64
 	for _, t := range trainings {
-		need += max(0, t.need.Bytes()+int64(t.pages)*l.pageBytes()-t.replica.trainer.bytes())
+		need += max(0, l.passBytes(t.need, t.pages)-t.replica.trainer.bytes())
 	}
 	for l.memory.free() < need {
 		moved, err := l.adapters.moveOut()

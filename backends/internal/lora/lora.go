@@ -189,27 +189,37 @@ func (p *Parameters) Free() { p.device.Free(p.Flat) }
 // Weights is one version of an adapter: float32 masters and the packed matrices that products read. It is immutable once Pack has returned, and may be shared by passes.
 type Weights struct {
 	Masters *Parameters
-	modules []nn.LoRA
+	places  []Place
+	modules [][]nn.LoRA // by place
 }
 
-// NewWeights allocates a version: zeros, to be filled through Masters (or Initialize) and made ready by Pack.
-func NewWeights(device tensor.Device, l *Layout, d tensor.DType) (*Weights, error) {
+// NewWeights allocates a version: zeros, to be filled through Masters (or Initialize) and made ready by Pack. Its masters are on the home device, its matrices at the places; with none there is one place, which is whole
+// and on the home device.
+func NewWeights(device tensor.Device, l *Layout, d tensor.DType, places ...Place) (*Weights, error) {
+	if len(places) == 0 {
+		places = []Place{{Device: device}}
+	}
 	masters, err := NewParameters(device, l)
 	if err != nil {
 		return nil, err
 	}
-	w := &Weights{Masters: masters, modules: make([]nn.LoRA, len(l.Modules))}
-	for i, m := range l.Modules {
-		if !l.Has(i) {
-			continue
-		}
-		w.modules[i].Scale = l.Scale
-		if w.modules[i].A, err = device.NewMatrix(d, l.Rank, m.In); err == nil {
-			w.modules[i].B, err = device.NewMatrix(d, m.Out, l.Rank)
-		}
-		if err != nil {
-			w.Free()
-			return nil, fmt.Errorf("allocate LoRA of %s: %w", m.Name, err)
+	w := &Weights{Masters: masters, places: places}
+	for _, place := range places {
+		modules := make([]nn.LoRA, len(l.Modules))
+		w.modules = append(w.modules, modules)
+		for i, m := range l.Modules {
+			if !l.Has(i) {
+				continue
+			}
+			modules[i].Scale = l.Scale
+			part := place.Part(i, m)
+			if modules[i].A, err = place.Device.NewMatrix(d, l.Rank, part.InTo-part.InFrom); err == nil {
+				modules[i].B, err = place.Device.NewMatrix(d, part.OutTo-part.OutFrom, l.Rank)
+			}
+			if err != nil {
+				w.Free()
+				return nil, fmt.Errorf("allocate LoRA of %s: %w", m.Name, err)
+			}
 		}
 	}
 	return w, nil
@@ -218,25 +228,29 @@ func NewWeights(device tensor.Device, l *Layout, d tensor.DType) (*Weights, erro
 // Layout is the adapter's shape.
 func (w *Weights) Layout() *Layout { return w.Masters.Layout }
 
-// Modules gives the matrices by module number, for passes.
-func (w *Weights) Modules() []nn.LoRA {
+// Modules gives the matrices at a place by module number, for passes.
+func (w *Weights) Modules(place int) []nn.LoRA {
 	if w == nil {
 		return nil
 	}
-	return w.modules
+	return w.modules[place]
 }
 
 // Pack writes the packed matrices from the masters.
 func (w *Weights) Pack() error {
-	for i, m := range w.modules {
-		if m.A == nil {
-			continue
-		}
-		if err := w.Masters.device.Repack(m.A, w.Masters.A(i)); err != nil {
-			return err
-		}
-		if err := w.Masters.device.Repack(m.B, w.Masters.B(i)); err != nil {
-			return err
+	for p, modules := range w.modules {
+		place := w.places[p]
+		for i, m := range modules {
+			if m.A == nil {
+				continue
+			}
+			part := place.Part(i, w.Layout().Modules[i])
+			if err := place.Device.Repack(m.A, part.a(w.Masters, i)); err != nil {
+				return err
+			}
+			if err := place.Device.Repack(m.B, part.b(w.Masters, i)); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -245,9 +259,11 @@ func (w *Weights) Pack() error {
 // Bytes is the device memory held.
 func (w *Weights) Bytes() int64 {
 	n := w.Masters.Bytes()
-	for _, m := range w.modules {
-		if m.A != nil {
-			n += int64(m.A.Bytes() + m.B.Bytes())
+	for _, modules := range w.modules {
+		for _, m := range modules {
+			if m.A != nil {
+				n += int64(m.A.Bytes() + m.B.Bytes())
+			}
 		}
 	}
 	return n
@@ -255,14 +271,16 @@ func (w *Weights) Bytes() int64 {
 
 // Free gives the memory back. No pass may use the version any more.
 func (w *Weights) Free() {
-	for i, m := range w.modules {
-		if m.A != nil {
-			m.A.Free()
+	for _, modules := range w.modules {
+		for i, m := range modules {
+			if m.A != nil {
+				m.A.Free()
+			}
+			if m.B != nil {
+				m.B.Free()
+			}
+			modules[i] = nn.LoRA{}
 		}
-		if m.B != nil {
-			m.B.Free()
-		}
-		w.modules[i] = nn.LoRA{}
 	}
 	w.Masters.Free()
 }
@@ -271,6 +289,7 @@ func (w *Weights) Free() {
 type Gradient struct {
 	*Parameters
 	modules []nn.LoRAGradient
+	ranks   []*Gradient // of a Reduction over a model that is cut: the ranks' parts, which are all there is
 }
 
 // NewGradient allocates zeros.
@@ -288,10 +307,13 @@ func NewGradient(device tensor.Device, l *Layout) (*Gradient, error) {
 	return g, nil
 }
 
-// Modules gives the tensors by module number, for passes.
-func (g *Gradient) Modules() []nn.LoRAGradient {
-	if g == nil {
+// Modules gives a rank's tensors by module number, for passes.
+func (g *Gradient) Modules(rank int) []nn.LoRAGradient {
+	switch {
+	case g == nil:
 		return nil
+	case g.ranks != nil:
+		return g.ranks[rank].modules
 	}
 	return g.modules
 }

@@ -29,6 +29,13 @@ type Reduction struct {
 	give   func(*Gradient)
 	nodes  [2 * Groups]*Gradient // heap order: leaves at Groups + g, the root at 1
 	left   [2 * Groups]int       // sequences of the node that are not done
+
+	// Of a model that is cut: by rank.
+	cuts    [][]Part
+	layouts []*Layout
+	whole   func() (*Gradient, error)
+	// giveWhole gives back what whole has given.
+	giveWhole func(*Gradient)
 }
 
 // NewReduction starts the sum of an operation with n sequences (at least 1). take gives a zeroed gradient of the layout and give takes one back.
@@ -82,7 +89,15 @@ func (r *Reduction) join(node int) error {
 		return nil
 	}
 	defer r.give(b)
-	return r.device.Add(a.Flat, b.Flat)
+	if r.cuts == nil {
+		return r.device.Add(a.Flat, b.Flat)
+	}
+	for rank := range r.cuts {
+		if err := r.device.Add(a.ranks[rank].Flat, b.ranks[rank].Flat); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Total is the operation's gradient after Done of every sequence; it belongs to the caller from then on.
@@ -92,7 +107,19 @@ func (r *Reduction) Total() (*Gradient, error) {
 	}
 	g := r.nodes[1]
 	r.nodes[1] = nil
-	return g, nil
+	if r.cuts == nil || g == nil {
+		return g, nil
+	}
+	defer r.give(g)
+	whole, err := r.whole()
+	if err != nil {
+		return nil, fmt.Errorf("gradient: %w", err)
+	}
+	if err := r.merge(whole, g); err != nil {
+		r.giveWhole(whole)
+		return nil, err
+	}
+	return whole, nil
 }
 
 // Abandon gives all buffers back.

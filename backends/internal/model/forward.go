@@ -104,8 +104,8 @@ func selectSegments(segments []nn.Segment, rows []int32) []nn.Segment {
 	return to
 }
 
-// Logits runs the output head over the rows of h in chunks of bounded memory (LoadOptions.LogitsBytes). visit gets the logits of rows [first, first+logits.Rows), each VocabSize wide; it may
-// overwrite them, and they are gone when it returns.
+// Logits runs the output head over the rows of h in chunks of bounded memory (LoadOptions.LogitsBytes). visit gets the logits of rows [first, first+logits.Rows), each as wide as
+// the rank's part of the vocabulary; it may overwrite them, and they are gone when it returns.
 func (m *Model) Logits(w *Workspace, h Hidden, visit func(first int, logits tensor.Tensor) error) error {
 	if h.Rows.Buffer == nil {
 		return nil
@@ -139,7 +139,8 @@ const tileRows = 12
 
 // chunkRows is how many rows of logits take so many bytes, at least one: where there are enough, a multiple of the rows that kernels take at once, so that they work on whole tiles.
 func (m *Model) chunkRows(bytes int) int {
-	n := max(1, bytes/(m.Config.VocabSize*tensor.Float32.Size()))
+	widest := (m.Config.VocabSize + m.Ranks - 1) / m.Ranks // the same on all ranks
+	n := max(1, bytes/(widest*tensor.Float32.Size()))
 	if n > tileRows {
 		n -= n % tileRows
 	}
@@ -150,7 +151,7 @@ func roundUp(n, multiple int) int { return (n + multiple - 1) / multiple * multi
 
 // logits runs the head over rows in the part pass p.
 func (m *Model) logits(w *Workspace, p *nn.Pass, hidden tensor.Tensor) (tensor.Tensor, error) {
-	logits, err := w.temp.Get(hidden.Rows, m.Config.VocabSize)
+	logits, err := w.temp.Get(hidden.Rows, m.vocabulary.size())
 	if err != nil {
 		return logits, err
 	}
@@ -160,7 +161,10 @@ func (m *Model) logits(w *Workspace, p *nn.Pass, hidden tensor.Tensor) (tensor.T
 // slice makes the workspace's second pass one over rows [from, to).
 func (w *Workspace) slice(segments []nn.Segment, gradients []nn.GradientRange, from, to int) *nn.Pass {
 	p := &w.part
-	p.Device, p.Temp, p.Keep, p.Yield, p.StepWork = w.pass.Device, w.temp, w.temp, w.pass.Yield, w.pass.StepWork
+	p.Device, p.Comm, p.Temp, p.Keep, p.Yield, p.StepWork = w.pass.Device, w.pass.Comm, w.temp, w.temp, w.pass.Yield, w.pass.StepWork
+	if p.Comm != nil {
+		p.StepWork = 0 // ranks' parts of the vocabulary may differ by one, so that they would yield at different places
+	}
 	p.Segments, p.Gradients = p.Segments[:0], p.Gradients[:0]
 	for _, s := range segments {
 		if a, b := max(s.From, from), min(s.To, to); a < b {
@@ -175,38 +179,73 @@ func (w *Workspace) slice(segments []nn.Segment, gradients []nn.GradientRange, f
 	return p
 }
 
+// LogSumExp gives the log-sum-exp of each row of logits over the whole vocabulary, from scratch memory of the workspace. Logits of the sampler and of the trainer go through it alike.
+func (m *Model) LogSumExp(w *Workspace, logits tensor.Tensor) (tensor.Tensor, error) {
+	sums, err := w.temp.Get(logits.Rows, 1)
+	if err != nil {
+		return sums, err
+	}
+	if err := m.Device.LogSumExp(sums, logits); err != nil || m.Comm == nil {
+		return sums, err
+	}
+	parts, err := w.temp.Get(logits.Rows, m.Ranks)
+	if err != nil {
+		return sums, err
+	}
+	if err := m.Comm.AllGather(parts, sums); err != nil {
+		return sums, err
+	}
+	return sums, m.Device.LogSumExp(sums, parts)
+}
+
 // Logprobs gives, for rows of logits, the log-probability of targets (rows × k, row-major): logit minus the log-sum-exp of the row, for the sampler and the trainer alike. k may be 0 for
 // the log-sum-exps alone, which it gives too. It takes scratch memory of the workspace.
 func (m *Model) Logprobs(w *Workspace, logits tensor.Tensor, targets []int32, k int) (logprobs, lse []float32, err error) {
 	if len(targets) != logits.Rows*k {
 		return nil, nil, fmt.Errorf("%d targets for %d rows of %d", len(targets), logits.Rows, k)
 	}
-	sums, err := w.temp.Get(logits.Rows, 1)
+	sums, err := m.LogSumExp(w, logits)
 	if err != nil {
-		return nil, nil, err
-	}
-	return m.logprobs(sums, logits, targets, k, make([]float32, 0, len(targets)))
-}
-
-// logprobs appends to out, and leaves the log-sum-exps in sums too.
-func (m *Model) logprobs(sums, logits tensor.Tensor, targets []int32, k int, out []float32) (logprobs, lse []float32, err error) {
-	if err := m.Device.LogSumExp(sums, logits); err != nil {
 		return nil, nil, err
 	}
 	lse = make([]float32, logits.Rows)
 	if err := m.Device.Download(lse, sums); err != nil {
 		return nil, nil, err
 	}
-	var logit [1]float32
-	for row, sum := range lse {
-		for _, t := range targets[row*k : (row+1)*k] {
-			if err := m.Device.Download(logit[:], logits.Slice(row, row+1).Columns(int(t), int(t)+1)); err != nil {
-				return nil, nil, err
-			}
-			out = append(out, logit[0]-sum)
-		}
+	logprobs = make([]float32, 0, len(targets))
+	if logprobs, err = m.targetLogits(logprobs, logits, targets, k); err != nil {
+		return nil, nil, err
 	}
-	return out, lse, nil
+	if err := m.wholeTargets(logprobs); err != nil {
+		return nil, nil, err
+	}
+	for i := range logprobs {
+		logprobs[i] -= lse[i/k]
+	}
+	return logprobs, lse, nil
+}
+
+// targetLogits appends the logits of targets (rows × k) to out, 0 for those that other ranks have.
+func (m *Model) targetLogits(out []float32, logits tensor.Tensor, targets []int32, k int) ([]float32, error) {
+	var logit [1]float32
+	for i, t := range targets {
+		logit[0] = 0
+		if at := int(t) - m.vocabulary.from; at >= 0 && at < m.vocabulary.size() {
+			if err := m.Device.Download(logit[:], logits.Slice(i/k, i/k+1).Columns(at, at+1)); err != nil {
+				return out, err
+			}
+		}
+		out = append(out, logit[0])
+	}
+	return out, nil
+}
+
+// wholeTargets makes what targetLogits has given on each rank whole.
+func (m *Model) wholeTargets(logits []float32) error {
+	if m.Comm == nil {
+		return nil
+	}
+	return m.Comm.AllReduceHost(logits)
 }
 
 // begin checks sequences and makes the workspace's pass one over them.
@@ -219,6 +258,7 @@ func (m *Model) begin(w *Workspace, sequences []Sequence, pages tensor.Pages, yi
 	}
 	p := &w.pass
 	p.Reset()
+	p.Comm = m.Comm
 	p.Device, p.Temp, p.Keep, p.Pages, p.Yield = m.Device, w.temp, w.keep, pages, yield
 	w.tokens = w.tokens[:0]
 	for i, s := range sequences {
@@ -235,7 +275,7 @@ func (m *Model) begin(w *Workspace, sequences []Sequence, pages tensor.Pages, yi
 		if i > 0 && sequences[i-1].Adapter == s.Adapter {
 			p.Segments[len(p.Segments)-1].To = end
 		} else {
-			p.Segments = append(p.Segments, nn.Segment{From: row, To: end, Modules: s.Adapter.Modules()})
+			p.Segments = append(p.Segments, nn.Segment{From: row, To: end, Modules: s.Adapter.Modules(m.Place)})
 		}
 	}
 	return p, nil
@@ -249,8 +289,8 @@ func (m *Model) check(s Sequence, pages tensor.Pages) error {
 		return fmt.Errorf("positions %d … %d are not within the context of %d", s.First, end-1, m.MaxContext)
 	case len(s.Pages)*tensor.PageSize < end:
 		return fmt.Errorf("%d pages do not hold %d positions", len(s.Pages), end)
-	case s.Adapter != nil && len(s.Adapter.Modules()) != len(m.Modules):
-		return fmt.Errorf("adapter has %d modules, the model %d", len(s.Adapter.Modules()), len(m.Modules))
+	case s.Adapter != nil && len(s.Adapter.Modules(m.Place)) != len(m.Modules):
+		return fmt.Errorf("adapter has %d modules, the model %d", len(s.Adapter.Modules(m.Place)), len(m.Modules))
 	}
 	for i, t := range s.Tokens {
 		if t < 0 || int(t) >= m.Config.VocabSize {
@@ -271,7 +311,12 @@ func (m *Model) embed(w *Workspace, arena *nn.Arena) (tensor.Tensor, error) {
 	if err != nil {
 		return x, err
 	}
-	if err := m.Device.GatherRows(x, m.embedding, w.tokens); err != nil {
+	if m.Comm == nil {
+		err = m.Device.GatherRows(x, m.embedding, w.tokens)
+	} else {
+		err = m.embedCut(x, w.tokens)
+	}
+	if err != nil {
 		return x, fmt.Errorf("embedding: %w", err)
 	}
 	return x, nil

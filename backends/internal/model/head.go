@@ -96,7 +96,7 @@ func (t *training) countingRows(dx, hidden tensor.Tensor, spans []span, ratios [
 		for _, part := range parts {
 			k := t.examples[part.example].K
 			targets := t.examples[part.example].Targets[part.first*k : (part.first+part.count)*k]
-			if err := m.Device.SoftmaxGradient(logits.Slice(row, row+part.count), sums.Slice(row, row+part.count), targets, slopes[:len(targets)]); err != nil {
+			if err := m.Device.SoftmaxGradient(logits.Slice(row, row+part.count), sums.Slice(row, row+part.count), m.ownTargets(targets), slopes[:len(targets)]); err != nil {
 				return err
 			}
 			slopes = slopes[len(targets):]
@@ -105,6 +105,11 @@ func (t *training) countingRows(dx, hidden tensor.Tensor, spans []span, ratios [
 		return m.head.Backward(p, dhidden.Slice(from, to), logits, rows, &w.head, false, true)
 	}); err != nil {
 		return err
+	}
+	if m.Comm != nil {
+		if err := m.Comm.AllReduce(dhidden); err != nil {
+			return err
+		}
 	}
 	if s.hidden.Rows == hidden.Rows {
 		return nil
@@ -274,17 +279,33 @@ func (t *training) evaluate(p *nn.Pass, hidden tensor.Tensor, parts []span) (log
 	if logits, err = t.m.logits(t.w, p, hidden); err != nil {
 		return
 	}
-	if sums, err = t.w.temp.Get(logits.Rows, 1); err != nil {
+	if sums, err = t.m.LogSumExp(t.w, logits); err != nil {
+		return
+	}
+	lse := make([]float32, logits.Rows)
+	if err = t.m.Device.Download(lse, sums); err != nil {
 		return
 	}
 	row := 0
 	for _, part := range parts {
 		e := t.examples[part.example]
 		targets := e.Targets[part.first*e.K : (part.first+part.count)*e.K]
-		if logprobs, _, err = t.m.logprobs(sums.Slice(row, row+part.count), logits.Slice(row, row+part.count), targets, e.K, logprobs); err != nil {
+		if logprobs, err = t.m.targetLogits(logprobs, logits.Slice(row, row+part.count), targets, e.K); err != nil {
 			return
 		}
 		row += part.count
+	}
+	if err = t.m.wholeTargets(logprobs); err != nil {
+		return
+	}
+	row = 0
+	at := logprobs
+	for _, part := range parts {
+		k := t.examples[part.example].K
+		for i := range at[:part.count*k] {
+			at[i] -= lse[row+i/k]
+		}
+		row, at = row+part.count, at[part.count*k:]
 	}
 	return
 }

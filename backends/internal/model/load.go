@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sort"
 	"strings"
+	"sync"
 
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
 	"github.com/tinsmith/tinsmith/backends/internal/nn"
@@ -33,7 +34,7 @@ type LoadOptions struct {
 	MaxContext int          // positions; 0 = what the model allows
 	// LogitsBytes bounds the memory for logits, which are computed in chunks of rows; 0 = 64 MiB. Training takes up to four times that. It changes no result.
 	LogitsBytes int
-	// Progress, when not nil, is called from one goroutine with bytes of weights packed so far and in all.
+	// Progress, when not nil, is called with bytes of weights packed so far and in all, by one goroutine at a time.
 	Progress func(done, total int64)
 }
 
@@ -48,6 +49,16 @@ const (
 // Load reads a Hugging Face model directory: config.json and safetensors files, which are mapped and packed piecewise, so no second copy is resident. It fails, naming the cause,
 // for an architecture or a configuration value that is not supported, and for tensors that are missing, misshapen, of a type other than F32, BF16 and F16, or not known to the architecture.
 func Load(ctx context.Context, dir string, device tensor.Device, registry Registry, o LoadOptions) (*Model, error) {
+	models, err := LoadCut(ctx, dir, []tensor.Device{device}, registry, o)
+	if err != nil {
+		return nil, err
+	}
+	return models[0], nil
+}
+
+// LoadCut is Load for a model that is cut over several devices, for tensor parallelism: the model at r is rank r's, on devices[r], with its share of the attention heads, of the MLP's width and of the vocabulary. The caller
+// sets Comm, and runs each pass on all ranks at once. It fails, naming the possible numbers, where the model cannot be cut over so many. The devices are used at the same time, from several goroutines, until it returns.
+func LoadCut(ctx context.Context, dir string, devices []tensor.Device, registry Registry, o LoadOptions) ([]*Model, error) {
 	c, raw, err := readConfig(dir)
 	if err != nil {
 		return nil, fmt.Errorf("load model: %w", err)
@@ -64,6 +75,9 @@ func Load(ctx context.Context, dir string, device tensor.Device, registry Regist
 	if err := a.Check(c); err != nil {
 		return nil, fmt.Errorf("load model: %s: %w", configFile, err)
 	}
+	if err := c.checkCut(len(devices)); err != nil {
+		return nil, fmt.Errorf("load model: %w", err)
+	}
 	if o.LogitsBytes < 0 {
 		return nil, fmt.Errorf("load model: %d bytes for logits is negative", o.LogitsBytes)
 	}
@@ -74,30 +88,100 @@ func Load(ctx context.Context, dir string, device tensor.Device, registry Regist
 	if err != nil {
 		return nil, fmt.Errorf("load model: %w", err)
 	}
-	m, err := load(ctx, c, raw, files, device, a, o)
+	models, err := loadRanks(ctx, c, raw, files, devices, a, o)
 	if err := errors.Join(err, files.Close()); err != nil {
-		if m != nil {
+		for _, m := range models {
 			m.Free()
 		}
 		return nil, fmt.Errorf("load model: %w", err)
 	}
-	return m, nil
+	return models, nil
 }
 
-// load gives the model as far as it got, also on error.
-func load(ctx context.Context, c *Config, raw []byte, files *safetensors.Collection, device tensor.Device, a Architecture, o LoadOptions) (*Model, error) {
-	m := &Model{Config: c, DType: o.DType, Device: device, MaxContext: c.MaxPositionEmbeddings, logitsBytes: defaultLogitsBytes}
+// loadRanks gives the models of all ranks as far as they got, also on error.
+func loadRanks(ctx context.Context, c *Config, raw []byte, files *safetensors.Collection, devices []tensor.Device, a Architecture, o LoadOptions) ([]*Model, error) {
+	// The hash reads the same pages of the files as packing does, beside it.
+	hashed := make(chan string, 1)
+	hashContext, stop := context.WithCancel(ctx)
+	defer func() { stop(); <-hashed }() // the files are closed after this function returns
+	go func() { hashed <- hash(hashContext, raw, files); close(hashed) }()
+
+	g := &gauge{ranks: len(devices), report: o.Progress}
+	for _, n := range files.Names() {
+		t, _ := files.Tensor(n)
+		g.total += int64(len(t.Data))
+	}
+	models, errs := make([]*Model, len(devices)), make([]error, len(devices))
+	loadContext, giveUp := context.WithCancel(ctx)
+	defer giveUp()
+	var group sync.WaitGroup
+	for rank, device := range devices {
+		group.Go(func() {
+			if models[rank], errs[rank] = load(loadContext, c, files, device, rank, len(devices), g, a, o); errs[rank] != nil {
+				giveUp()
+			}
+		})
+	}
+	group.Wait()
+	if err := ctx.Err(); err != nil {
+		return models, err
+	}
+	for _, err := range errs {
+		if err != nil && !errors.Is(err, context.Canceled) { // which the others are, when one has failed
+			return models, err
+		}
+	}
+	var sum string
+	select {
+	case sum = <-hashed:
+	case <-ctx.Done():
+	}
+	if sum == "" {
+		return models, ctx.Err()
+	}
+	for _, m := range models {
+		m.Hash = sum
+	}
+	g.finish()
+	return models, nil
+}
+
+// gauge measures the progress of all ranks.
+type gauge struct {
+	mu          sync.Mutex
+	ranks       int
+	done, total int64
+	report      func(done, total int64)
+}
+
+// advance counts bytes of files. What every rank has a copy of is counted by each, so that the sum may be a little too large.
+func (g *gauge) advance(n int) {
+	if g.report == nil {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.done = min(g.done+int64(n), g.total)
+	g.report(g.done, g.total)
+}
+
+func (g *gauge) finish() {
+	if g.report != nil {
+		g.report(g.total, g.total)
+	}
+}
+
+// load gives one rank's model as far as it got, also on error.
+func load(ctx context.Context, c *Config, files *safetensors.Collection, device tensor.Device, rank, ranks int, g *gauge, a Architecture, o LoadOptions) (*Model, error) {
+	m := &Model{Config: c, DType: o.DType, Device: device, MaxContext: c.MaxPositionEmbeddings, Rank: rank, Ranks: ranks, Place: rank, logitsBytes: defaultLogitsBytes}
+	m.vocabulary, m.kvHeads = share(c.VocabSize, rank, ranks), c.kvExtent(rank, ranks).size()
 	if o.LogitsBytes != 0 {
 		m.logitsBytes = o.LogitsBytes
 	}
 	if o.MaxContext != 0 {
 		m.MaxContext = o.MaxContext
 	}
-	l := &Loader{Config: c, model: m, files: files, used: map[string]bool{}, progress: o.Progress}
-	for _, n := range files.Names() {
-		t, _ := files.Tensor(n)
-		l.total += int64(len(t.Data))
-	}
+	l := &Loader{Config: c, model: m, files: files, used: map[string]bool{}, gauge: g}
 	embedding := embeddingName
 	if _, ok := files.Tensor(embedding); !ok && c.TieWordEmbeddings {
 		embedding = headName + ".weight" // a tied matrix may be saved under either name
@@ -108,17 +192,11 @@ func load(ctx context.Context, c *Config, raw []byte, files *safetensors.Collect
 			m.DType = tensor.Float32
 		}
 	}
-	// The hash reads the same pages of the files as packing does, beside it.
-	hashed := make(chan string, 1)
-	hashContext, stop := context.WithCancel(ctx)
-	defer func() { stop(); <-hashed }() // the files are closed after load returns
-	go func() { hashed <- hash(hashContext, raw, files); close(hashed) }()
-
 	var err error
 	if m.rope, err = c.Rope.Table(device, m.MaxContext, c.HeadDim); err != nil {
 		return m, err
 	}
-	if m.embedding, err = l.Matrix(ctx, embedding, c.VocabSize, c.HiddenSize); err != nil {
+	if m.embedding, err = l.Matrix(ctx, embedding, c.VocabSize, c.HiddenSize, m.vocabulary, extent{0, c.HiddenSize}); err != nil {
 		return m, err
 	}
 	for i := 0; i < c.Layers; i++ {
@@ -132,23 +210,12 @@ func load(ctx context.Context, c *Config, raw []byte, files *safetensors.Collect
 		return m, err
 	}
 	if c.TieWordEmbeddings {
-		m.head = nn.Linear{Weight: m.embedding, Module: l.module(headName, lora.Unembed, c.VocabSize, c.HiddenSize)}
+		m.head = nn.Linear{Weight: m.embedding, Module: l.module(headName, lora.Unembed, c.VocabSize, c.HiddenSize, m.vocabulary, extent{0, c.HiddenSize})}
 		l.used[headName+".weight"] = true
-	} else if m.head, err = l.Linear(ctx, headName, lora.Unembed, c.VocabSize, c.HiddenSize, false); err != nil {
+	} else if m.head, err = l.Linear(ctx, headName, lora.Unembed, c.VocabSize, c.HiddenSize, m.vocabulary, extent{0, c.HiddenSize}, false); err != nil {
 		return m, err
 	}
-	if err := l.checkAllUsed(); err != nil {
-		return m, err
-	}
-	select {
-	case m.Hash = <-hashed:
-	case <-ctx.Done():
-		return m, ctx.Err()
-	}
-	if m.Hash == "" {
-		return m, ctx.Err()
-	}
-	return m, nil
+	return m, l.checkAllUsed()
 }
 
 // hash is SHA-256 over config.json and every tensor's name, type, shape and bytes in order of names; "" if the context ends.
@@ -175,11 +242,10 @@ func hash(ctx context.Context, config []byte, files *safetensors.Collection) str
 type Loader struct {
 	Config *Config
 
-	model       *Model
-	files       *safetensors.Collection
-	used        map[string]bool
-	done, total int64
-	progress    func(done, total int64)
+	model *Model
+	files *safetensors.Collection
+	used  map[string]bool
+	gauge *gauge
 }
 
 // Rope is the model's table of rotary positions.
@@ -201,35 +267,45 @@ func (l *Loader) find(name string, shape ...int) (safetensors.Tensor, error) {
 	return t, nil
 }
 
-// Matrix packs a tensor of out × in, until ctx ends.
-func (l *Loader) Matrix(ctx context.Context, name string, out, in int) (tensor.Matrix, error) {
+// Matrix packs rows and columns of a tensor of out × in, until ctx ends.
+func (l *Loader) Matrix(ctx context.Context, name string, out, in int, rows, cols extent) (tensor.Matrix, error) {
 	t, err := l.find(name, out, in)
 	if err != nil {
 		return nil, err
 	}
-	w, err := l.model.Device.NewMatrix(l.model.DType, out, in)
+	w, err := l.model.Device.NewMatrix(l.model.DType, rows.size(), cols.size())
 	if err != nil {
 		return nil, fmt.Errorf("tensor %q: %w", name, err)
 	}
 	l.model.matrices = append(l.model.matrices, w)
 	row := len(t.Data) / out
-	for from := 0; from < out; {
+	element := row / in
+	var columns []byte // of some rows, where not all are wanted
+	for from := 0; from < rows.size(); {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		n := min(out-from, max(1, packBytes/row))
-		if err := l.model.Device.PackRows(w, from, n, t.DType, t.Data[from*row:(from+n)*row]); err != nil {
+		n := min(rows.size()-from, max(1, packBytes/row))
+		data := t.Data[(rows.from+from)*row : (rows.from+from+n)*row]
+		if cols.size() != in {
+			columns = columns[:0]
+			for at := 0; at < len(data); at += row {
+				columns = append(columns, data[at+cols.from*element:at+cols.to*element]...)
+			}
+			data = columns
+		}
+		if err := l.model.Device.PackRows(w, from, n, t.DType, data); err != nil {
 			return nil, fmt.Errorf("tensor %q: %w", name, err)
 		}
 		from += n
-		l.advance(n * row)
+		l.gauge.advance(len(data))
 	}
 	l.model.Parameters += int64(out) * int64(in)
 	return w, nil
 }
 
-// Vector uploads a tensor of n elements as float32. In a bfloat16 model its values are rounded to bfloat16, as if the file held them so.
-func (l *Loader) Vector(name string, n int) (tensor.Tensor, error) {
+// Vector uploads elements of a tensor of n as float32. In a bfloat16 model its values are rounded to bfloat16, as if the file held them so.
+func (l *Loader) Vector(name string, n int, part extent) (tensor.Tensor, error) {
 	t, err := l.find(name, n)
 	if err != nil {
 		return tensor.Tensor{}, err
@@ -238,12 +314,12 @@ func (l *Loader) Vector(name string, n int) (tensor.Tensor, error) {
 	if err != nil {
 		return tensor.Tensor{}, err
 	}
-	v, err := l.model.Device.Alloc(tensor.Float32, 1, n)
+	v, err := l.model.Device.Alloc(tensor.Float32, 1, part.size())
 	if err != nil {
 		return v, fmt.Errorf("tensor %q: %w", name, err)
 	}
 	l.model.vectors = append(l.model.vectors, v)
-	if err := l.model.Device.Upload(v, values); err != nil {
+	if err := l.model.Device.Upload(v, values[part.from:part.to]); err != nil {
 		return v, fmt.Errorf("tensor %q: %w", name, err)
 	}
 	if l.model.DType == tensor.BFloat16 {
@@ -251,40 +327,34 @@ func (l *Loader) Vector(name string, n int) (tensor.Tensor, error) {
 			return v, err
 		}
 	}
-	l.advance(len(t.Data))
+	l.gauge.advance(len(t.Data))
 	l.model.Parameters += int64(n)
 	return v, nil
 }
 
 // Norm loads the weight of an RMSNorm.
 func (l *Loader) Norm(name string, n int) (nn.RMSNorm, error) {
-	w, err := l.Vector(name, n)
+	w, err := l.Vector(name, n, extent{0, n})
 	return nn.RMSNorm{Weight: w, Eps: l.Config.RMSNormEps}, err
 }
 
-// Linear loads NAME.weight (out × in), with bias NAME.bias, and makes it a module that can carry LoRA.
-func (l *Loader) Linear(ctx context.Context, name string, group lora.Group, out, in int, bias bool) (nn.Linear, error) {
-	w, err := l.Matrix(ctx, name+".weight", out, in)
+// Linear loads rows and columns of NAME.weight (out × in), with those rows of bias NAME.bias, and makes it a module that can carry LoRA.
+func (l *Loader) Linear(ctx context.Context, name string, group lora.Group, out, in int, rows, cols extent, bias bool) (nn.Linear, error) {
+	w, err := l.Matrix(ctx, name+".weight", out, in, rows, cols)
 	if err != nil {
 		return nn.Linear{}, err
 	}
-	linear := nn.Linear{Weight: w, Module: l.module(name, group, out, in)}
+	linear := nn.Linear{Weight: w, Module: l.module(name, group, out, in, rows, cols)}
 	if bias {
-		linear.Bias, err = l.Vector(name+".bias", out)
+		linear.Bias, err = l.Vector(name+".bias", out, rows)
 	}
 	return linear, err
 }
 
-func (l *Loader) module(name string, group lora.Group, out, in int) int {
+func (l *Loader) module(name string, group lora.Group, out, in int, rows, cols extent) int {
 	l.model.Modules = append(l.model.Modules, lora.Module{Name: name, Group: group, Out: out, In: in})
+	l.model.Parts = append(l.model.Parts, lora.Part{OutFrom: rows.from, OutTo: rows.to, InFrom: cols.from, InTo: cols.to})
 	return len(l.model.Modules) - 1
-}
-
-func (l *Loader) advance(n int) {
-	l.done += int64(n)
-	if l.progress != nil {
-		l.progress(l.done, l.total)
-	}
 }
 
 // checkAllUsed refuses tensors that the architecture does not have: the files are of something else.
@@ -294,9 +364,6 @@ func (l *Loader) checkAllUsed() error {
 		if !l.used[n] && !strings.HasSuffix(n, ".rotary_emb.inv_freq") {
 			return fmt.Errorf("tensor %q is not known to architecture %s with this configuration", n, l.Config.Architecture)
 		}
-	}
-	if l.progress != nil {
-		l.progress(l.total, l.total)
 	}
 	return nil
 }

@@ -70,14 +70,19 @@ func (m *Model) MeasureForward(tokens, selected int, layout *lora.Layout) (Memor
 	return w.peak(), nil
 }
 
-// dry is the model over a device that computes nothing, and an adapter for it.
+// dry is the model over a device that computes nothing, and an adapter for it. Of a model that is cut it is one rank's part, alone.
 func (m *Model) dry(layout *lora.Layout) (*Model, *lora.Weights, error) {
 	d := *m
 	d.Device = dry.Device{}
 	if layout == nil {
 		return &d, nil, nil
 	}
-	adapter, err := lora.NewWeights(d.Device, layout, m.DType)
+	place := lora.Place{Device: d.Device}
+	if m.Ranks > 1 {
+		place.Parts = m.Parts
+	}
+	d.Place, d.Comm = 0, nil
+	adapter, err := lora.NewWeights(d.Device, layout, m.DType, place)
 	return &d, adapter, err
 }
 

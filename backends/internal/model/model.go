@@ -24,11 +24,19 @@ type Model struct {
 	Modules    []lora.Module // what LoRA can be put on, by module number
 	Device     tensor.Device
 
-	embedding tensor.Matrix
-	layers    []nn.Layer
-	norm      nn.RMSNorm
-	head      nn.Linear
-	rope      tensor.Tensor
+	// Of a model that is cut over ranks (LoadCut); one that is whole is rank 0 of 1.
+	Rank, Ranks int
+	Comm        nn.Comm     // with the other ranks; set by whoever runs them, nil if whole
+	Place       int         // of adapters' matrices (lora.Weights.Modules)
+	Parts       []lora.Part // what this rank has of Modules
+
+	vocabulary extent // rows of embedding and head
+	kvHeads    int    // that this rank has
+	embedding  tensor.Matrix
+	layers     []nn.Layer
+	norm       nn.RMSNorm
+	head       nn.Linear
+	rope       tensor.Tensor
 
 	logitsBytes int
 
@@ -59,9 +67,9 @@ func (m *Model) Layout(rank int, attention, mlp, unembed bool) (*lora.Layout, er
 	})
 }
 
-// NewPages allocates pages of keys and values for this model, all its layers, in its type.
+// NewPages allocates pages of keys and values for this model, all its layers, in its type: those of the rank's heads.
 func (m *Model) NewPages(count int) (tensor.Pages, error) {
-	return m.Device.NewPages(m.DType, m.Config.Layers, count, m.Config.KVHeads, m.Config.HeadDim)
+	return m.Device.NewPages(m.DType, m.Config.Layers, count, m.kvHeads, m.Config.HeadDim)
 }
 
 // WeightBytes is the device memory of the weights.

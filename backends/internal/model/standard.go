@@ -21,26 +21,31 @@ func (l *Loader) TransformerLayer(ctx context.Context, i int, o TransformerOptio
 	prefix := fmt.Sprintf("model.layers.%d.", i)
 	layer := &nn.TransformerLayer{}
 	a := &layer.Attention
-	a.Heads, a.KVHeads, a.HeadDim = c.Heads, c.KVHeads, c.HeadDim
+	rank, ranks := l.model.Rank, l.model.Ranks
+	heads, keyHeads := share(c.Heads, rank, ranks), c.kvExtent(rank, ranks)
+	a.Heads, a.KVHeads, a.HeadDim = heads.size(), keyHeads.size(), c.HeadDim
 	a.Rope, a.Layer, a.Scale = l.Rope(), i, float32(1/math.Sqrt(float64(c.HeadDim)))
 	queries, keys := c.Heads*c.HeadDim, c.KVHeads*c.HeadDim
+	hidden, width := extent{0, c.HiddenSize}, share(c.IntermediateSize, rank, ranks)
+	queryRows, keyRows := heads.times(c.HeadDim), keyHeads.times(c.HeadDim)
 	for _, m := range []struct {
-		to      *nn.Linear
-		name    string
-		group   lora.Group
-		out, in int
-		bias    bool
+		to         *nn.Linear
+		name       string
+		group      lora.Group
+		out, in    int
+		rows, cols extent
+		bias       bool
 	}{
-		{&a.Q, "self_attn.q_proj", lora.Attention, queries, c.HiddenSize, o.QKVBias},
-		{&a.K, "self_attn.k_proj", lora.Attention, keys, c.HiddenSize, o.QKVBias},
-		{&a.V, "self_attn.v_proj", lora.Attention, keys, c.HiddenSize, o.QKVBias},
-		{&a.O, "self_attn.o_proj", lora.Attention, c.HiddenSize, queries, false},
-		{&layer.MLP.Gate, "mlp.gate_proj", lora.MLP, c.IntermediateSize, c.HiddenSize, false},
-		{&layer.MLP.Up, "mlp.up_proj", lora.MLP, c.IntermediateSize, c.HiddenSize, false},
-		{&layer.MLP.Down, "mlp.down_proj", lora.MLP, c.HiddenSize, c.IntermediateSize, false},
+		{&a.Q, "self_attn.q_proj", lora.Attention, queries, c.HiddenSize, queryRows, hidden, o.QKVBias},
+		{&a.K, "self_attn.k_proj", lora.Attention, keys, c.HiddenSize, keyRows, hidden, o.QKVBias},
+		{&a.V, "self_attn.v_proj", lora.Attention, keys, c.HiddenSize, keyRows, hidden, o.QKVBias},
+		{&a.O, "self_attn.o_proj", lora.Attention, c.HiddenSize, queries, hidden, queryRows, false},
+		{&layer.MLP.Gate, "mlp.gate_proj", lora.MLP, c.IntermediateSize, c.HiddenSize, width, hidden, false},
+		{&layer.MLP.Up, "mlp.up_proj", lora.MLP, c.IntermediateSize, c.HiddenSize, width, hidden, false},
+		{&layer.MLP.Down, "mlp.down_proj", lora.MLP, c.HiddenSize, c.IntermediateSize, hidden, width, false},
 	} {
 		var err error
-		if *m.to, err = l.Linear(ctx, prefix+m.name, m.group, m.out, m.in, m.bias); err != nil {
+		if *m.to, err = l.Linear(ctx, prefix+m.name, m.group, m.out, m.in, m.rows, m.cols, m.bias); err != nil {
 			return nil, err
 		}
 	}

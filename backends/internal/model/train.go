@@ -61,7 +61,7 @@ func (m *Model) Train(w *Workspace, pages tensor.Pages, examples []Example, o Tr
 		if n := len(p.Gradients); i > 0 && examples[i-1].Gradient == e.Gradient {
 			p.Gradients[n-1].To = row + len(e.Tokens)
 		} else {
-			p.Gradients = append(p.Gradients, nn.GradientRange{From: row, To: row + len(e.Tokens), Modules: e.Gradient.Modules()})
+			p.Gradients = append(p.Gradients, nn.GradientRange{From: row, To: row + len(e.Tokens), Modules: e.Gradient.Modules(m.Rank)})
 		}
 	}
 	t := training{m: m, w: w, p: p, examples: examples, recompute: o.Recompute, backward: len(p.Gradients) > 0, outcomes: make([]Outcome, len(examples))}

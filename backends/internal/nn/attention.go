@@ -3,7 +3,7 @@ package nn
 import "github.com/tinsmith/tinsmith/backends/internal/tensor"
 
 // Attention is causal self-attention over pages: grouped queries, rotary positions, and optionally an RMSNorm of every query and key head. Keys (after norm and rotation) and values are
-// rounded to the pages' type, in training as in sampling; the gradient passes through that rounding unchanged.
+// rounded to the pages' type, in training as in sampling; the gradient passes through that rounding unchanged. Where the model is cut, the heads are those of the rank.
 type Attention struct {
 	Q, K, V, O              Linear
 	QNorm, KNorm            *RMSNorm // nil = none
@@ -71,7 +71,10 @@ func (t *Attention) Forward(p *Pass, out, h tensor.Tensor, a *AttentionActivatio
 	if err := p.attention(a.o, a.lse, a.q, t.Layer, t.Heads, t.Scale); err != nil {
 		return err
 	}
-	return t.O.Forward(p, out, a.o, &a.oa)
+	if err := t.O.Forward(p, out, a.o, &a.oa); err != nil {
+		return err
+	}
+	return p.reduce(out)
 }
 
 // Backward gives dh, the gradient by h, for the gradient dout by the output. dh is overwritten; without inputGradient it is not computed.
@@ -110,7 +113,10 @@ func (t *Attention) Backward(p *Pass, dh, dout, h tensor.Tensor, a *AttentionAct
 	if err := t.K.Backward(p, dh, dk, h, &a.ka, true, inputGradient); err != nil {
 		return err
 	}
-	return t.V.Backward(p, dh, dv, h, &a.va, true, inputGradient)
+	if err := t.V.Backward(p, dh, dv, h, &a.va, true, inputGradient); err != nil || !inputGradient {
+		return err
+	}
+	return p.reduce(dh)
 }
 
 // perHead sees rows × heads·headDim as one row per head.

@@ -3,6 +3,9 @@ package nn
 import "github.com/tinsmith/tinsmith/backends/internal/tensor"
 
 // Linear is y = Wx + bias + B·(scale·(A·x)), with the LoRA pair of each row's adapter. The chain of a product goes on from W over the rank; LoRA is never merged into W.
+//
+// Where a model is cut over ranks, a layer whose outputs are cut has rows of W and B and all of A; its input's gradient, and A's, are addends. A layer whose inputs are cut has columns of W and A and all of B; its output, and
+// B's gradient, are addends. The activations' addends are added by the layers above, once for all that they sum; the parameters' at the end (lora.NewCutReduction).
 type Linear struct {
 	Weight tensor.Matrix
 	Bias   tensor.Tensor // 1 × out; no buffer = none

@@ -32,7 +32,10 @@ func (m *MLP) Forward(p *Pass, out, h tensor.Tensor, a *MLPActivations) error {
 	if out.Buffer == nil {
 		return m.Down.inner(p, hidden, &a.da)
 	}
-	return m.Down.Forward(p, out, hidden, &a.da)
+	if err := m.Down.Forward(p, out, hidden, &a.da); err != nil {
+		return err
+	}
+	return p.reduce(out)
 }
 
 // Backward gives dh, the gradient by h, for the gradient dout by the output. The gated product is computed again, not kept.
@@ -53,7 +56,10 @@ func (m *MLP) Backward(p *Pass, dh, dout, h tensor.Tensor, a *MLPActivations, in
 	if err := m.Gate.Backward(p, dh, a.gate, h, &a.ga, false, inputGradient); err != nil {
 		return err
 	}
-	return m.Up.Backward(p, dh, a.up, h, &a.ua, true, inputGradient)
+	if err := m.Up.Backward(p, dh, a.up, h, &a.ua, true, inputGradient); err != nil || !inputGradient {
+		return err
+	}
+	return p.reduce(dh)
 }
 
 // swiGLU is Device.SwiGLU in steps.

@@ -34,10 +34,21 @@ type GradientRange struct {
 	Modules  []LoRAGradient // by module number of the model
 }
 
+// Comm is how the ranks of a model that is cut over several devices work together: each has some of the heads of attention, some of the width of the MLP and some of the vocabulary, and every rank runs the same layers
+// over the same rows. See package parallel for the methods.
+type Comm interface {
+	Rank() int
+	Size() int
+	AllReduce(t tensor.Tensor) error
+	AllGather(dst, part tensor.Tensor) error
+	AllReduceHost(values []float32) error
+}
+
 // Pass is what all layers share while they run over one batch. Temp is released after every layer; Keep lives until the backward pass is through (in inference
 // and in the forward pass of a training pass with recomputation it is the same arena as Temp).
 type Pass struct {
 	Device     tensor.Device
+	Comm       Comm // nil = the model is whole on the device
 	Temp, Keep *Arena
 	Segments   []Segment
 	Gradients  []GradientRange
@@ -55,6 +66,14 @@ type Pass struct {
 	groups   []tensor.RowGroup
 	clipped  []tensor.RowGroup
 	products []tensor.OuterProduct
+}
+
+// reduce makes partial sums whole, where a model is cut.
+func (p *Pass) reduce(t tensor.Tensor) error {
+	if p.Comm == nil {
+		return nil
+	}
+	return p.Comm.AllReduce(t)
 }
 
 // Reset empties the pass but keeps the memory of its slices.

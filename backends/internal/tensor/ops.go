@@ -132,6 +132,7 @@ type Device interface {
 	Softmax(p, logits, lse Tensor) error
 	// SoftmaxGradient overwrites logits (M × V) with Σk c[m,k]·(1[v = targets[m,k]] - softmax(logits)[m,v]): the gradient by logits of a loss whose
 	// gradient by the log-probability of targets[m,k] is c[m,k]. targets and c are M × K, row-major.
+	// A target of -1 is none of these columns: it is among those of another device, and counts by its c only.
 	SoftmaxGradient(logits, lse Tensor, targets []int32, c []float32) error
 
 	// SumSquares gives Σ x² in float64, summed in fixed order; it is finite if and only if every element is.

@@ -53,6 +53,7 @@ static void softmax_gradient(const void *job, int64_t unit, worker *w) {
     for (int64_t k = 0; k < j->heads; k++) sum += c[k];
     lanes minus = lset(-*row_of(j->b, r)), factor = lset(-sum);
     EACH_16(cols) STORE(x, lmul(factor, lexp(ladd(LOAD(x), minus))));
-    for (int64_t k = 0; k < j->heads; k++) x[j->index[r * j->heads + k]] += c[k];
+    for (int64_t k = 0; k < j->heads; k++)
+      if (j->index[r * j->heads + k] >= 0) x[j->index[r * j->heads + k]] += c[k];
   }
 }

@@ -157,8 +157,8 @@ func (d *device) SoftmaxGradient(logits, lse tensor.Tensor, targets []int32, coe
 		}
 	}
 	for i, t := range targets {
-		if t < 0 || int(t) >= logits.Cols {
-			c.fail("targets[%d] is %d: there are %d logits", i, t, logits.Cols)
+		if t < -1 || int(t) >= logits.Cols {
+			c.fail("targets[%d] is %d: there are %d logits, and -1 is for none of them", i, t, logits.Cols)
 			break
 		}
 	}

@@ -1,0 +1,94 @@
+package lora
+
+import (
+	"fmt"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+)
+
+// Part is what one rank has of a module when a model is cut over several: rows [OutFrom, OutTo) of B, and columns [InFrom, InTo) of A. What is not cut is there on every rank, and so may be rows of a part that several share.
+type Part struct {
+	OutFrom, OutTo, InFrom, InTo int
+}
+
+// Place is where packed matrices of an adapter are needed.
+type Place struct {
+	// Device has the matrices. Its methods are called by whoever calls the adapter's home device, whose memory it must be able to address.
+	Device tensor.Device
+	Parts  []Part // of the model's modules, by number; nil = every module whole
+}
+
+// Part is the part of module i that the place has.
+func (p Place) Part(i int, m Module) Part {
+	if p.Parts == nil {
+		return Part{0, m.Out, 0, m.In}
+	}
+	return p.Parts[i]
+}
+
+// a and b are a part's views of the parameters of module i.
+func (p Part) a(all *Parameters, i int) tensor.Tensor { return all.A(i).Columns(p.InFrom, p.InTo) }
+func (p Part) b(all *Parameters, i int) tensor.Tensor { return all.B(i).Slice(p.OutFrom, p.OutTo) }
+
+// cut is the layout of a rank's parts.
+func (l *Layout) cut(parts []Part) (*Layout, error) {
+	modules := make([]Module, len(l.Modules))
+	for i, m := range l.Modules {
+		m.Out, m.In = parts[i].OutTo-parts[i].OutFrom, parts[i].InTo-parts[i].InFrom
+		modules[i] = m
+	}
+	number := -1
+	return NewLayout(modules, l.Rank, func(Module) bool { number++; return l.Has(number) })
+}
+
+// NewCutReduction is NewReduction for a model that is cut over ranks: cuts[r] are the parts of rank r. Every rank sums what it computes of the gradient, in the same order; of what several ranks have, each computes an addend. Total
+// is whole: the ranks' sums added in the order of the ranks.
+func NewCutReduction(device tensor.Device, layout *Layout, cuts [][]Part, n int, take func(*Layout) (*Gradient, error), give func(*Gradient)) (*Reduction, error) {
+	r := NewReduction(device, layout, n, nil, nil)
+	for rank, parts := range cuts {
+		local, err := layout.cut(parts)
+		if err != nil {
+			return nil, fmt.Errorf("rank %d: %w", rank, err)
+		}
+		r.layouts = append(r.layouts, local)
+	}
+	r.cuts = cuts
+	r.give = func(g *Gradient) {
+		for _, part := range g.ranks {
+			give(part)
+		}
+	}
+	r.free = func() (*Gradient, error) {
+		g := &Gradient{Parameters: &Parameters{Layout: layout, device: device}}
+		for _, local := range r.layouts {
+			part, err := take(local)
+			if err != nil {
+				r.give(g)
+				return nil, err
+			}
+			g.ranks = append(g.ranks, part)
+		}
+		return g, nil
+	}
+	r.whole, r.giveWhole = func() (*Gradient, error) { return take(layout) }, give
+	return r, nil
+}
+
+// merge adds the ranks' parts of g to a whole gradient of zeros.
+func (r *Reduction) merge(whole, g *Gradient) error {
+	for rank, part := range g.ranks {
+		for i := range r.layout.Modules {
+			if !r.layout.Has(i) {
+				continue
+			}
+			p := r.cuts[rank][i]
+			if err := r.device.Add(p.a(whole.Parameters, i), part.A(i)); err != nil {
+				return err
+			}
+			if err := r.device.Add(p.b(whole.Parameters, i), part.B(i)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

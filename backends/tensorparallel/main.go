@@ -1,0 +1,20 @@
+// Command tensorparallel is the backend plugin for several devices that have one model together: each has a share of the heads, of the width of the MLP and of the vocabulary. The gateway starts it.
+package main
+
+import (
+	"github.com/tinsmith/tinsmith/backends/internal/engine"
+	"github.com/tinsmith/tinsmith/backends/internal/model/architectures"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/cpu"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// version is set when a release is built.
+var version = "development"
+
+func main() {
+	plugins.Serve(engine.New(engine.Options{
+		Plugin: "tensorparallel", Version: version, Registry: architectures.All(),
+		OpenDevice: func(c engine.Config) (tensor.Device, error) { return cpu.New(cpu.Options{Threads: c.Threads}) },
+	}))
+}
