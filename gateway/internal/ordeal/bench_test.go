@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -89,7 +90,7 @@ func newGatewayOnly(b *testing.B, clients int) *gatewayOnly {
 	ok(err)
 	api, err := tinker.New(core, auth, tinker.Options{MaxPerClient: 2000})
 	ok(err)
-	listener, err := front.Listen(b.Context(), "127.0.0.1:0")
+	listener, err := (&net.ListenConfig{}).Listen(b.Context(), "tcp", "127.0.0.1:0")
 	ok(err)
 	ctx, cancel := context.WithCancel(b.Context())
 	served := make(chan error, 1)

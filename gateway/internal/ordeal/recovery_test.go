@@ -15,7 +15,7 @@ import (
 
 var (
 	kills    = flag.Int("kills", 0, "kill points to try, chosen at random; negative: all; 0: what fits into -kills-for")
-	killsFor = flag.Duration("kills-for", 45*time.Second, "time for kill points when -kills is 0")
+	killsFor = flag.Duration("kills-for", 40*time.Second, "time for kill points when -kills is 0; with E2E_LEVEL=all four times as long")
 	killSeed = flag.Uint64("kills-seed", 0, "of the choice; 0 draws one")
 )
 
@@ -154,13 +154,13 @@ func TestKills(t *testing.T) {
 	t.Logf("%d writes, %d calls, %d points; -kills-seed %d", writes, calls, len(points), seed)
 	random := rand.New(rand.NewPCG(seed, 0))
 	random.Shuffle(len(points), func(i, j int) { points[i], points[j] = points[j], points[i] })
-	budget := *kills
-	if budget == 0 && os.Getenv("E2E_LEVEL") == "all" {
-		budget = 200
+	budget, patience := *kills, *killsFor
+	if os.Getenv("E2E_LEVEL") == "all" {
+		patience *= 4
 	}
 	begun, tried, due, reached := time.Now(), 0, 0, 0
 	for i, p := range points {
-		if budget > 0 && i >= budget || budget == 0 && i >= 6 && time.Since(begun) > *killsFor {
+		if budget > 0 && i >= budget || budget == 0 && i >= 6 && time.Since(begun) > patience {
 			break
 		}
 		spec := []string{p.String()}
