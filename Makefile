@@ -57,7 +57,7 @@ kernels: ## compile the CUDA kernels to PTX (clang 19 from Debian, no CUDA) and 
 bench: build ## speed, each figure beside the peak measured in the same run (PEERS=1: beside PyTorch too)
 	@e2e/bench.sh "$(PEERS)" "$(CASE)"
 
-demo: build ## train the built-in model with the real Tinker SDK, watch loss and reward move, then chat with it
+demo: build ## train the built-in model with the real Tinker SDK, watch loss and reward move, then chat with it; CASE=cycles: its clock cycles
 	@e2e/demo.sh "$(CASE)"
 
 clean: ## remove what was built and installed here

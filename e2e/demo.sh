@@ -1,9 +1,14 @@
 #!/bin/bash
-# demo.sh starts a server with the built-in model on a free port and lets e2e/demo/demo.py train it there.
-# Its argument holds options of demo.py (`make demo CASE="--rl-steps 20"`). With TINKER_BASE_URL set it uses that server instead.
+# demo.sh starts a server with the built-in model on a free port and lets e2e/demo/demo.py train it there, or, if the argument begins with "cycles",
+# e2e/demo/cycles.py show its clock cycles. The rest of the argument are options of that program (`make demo CASE="--rl-steps 20"`, `make demo CASE="cycles --steps 50"`). With TINKER_BASE_URL set it uses that server instead.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 read -ra options <<< "${1:-}"
+program=demo.py
+if [ "${options[0]:-}" = cycles ]; then
+  program=cycles.py
+  options=("${options[@]:1}")
+fi
 
 # The demo needs neither PyTorch nor the packages of the tests: a small environment of its own, made again when its list changes.
 env=.cache/demo
@@ -38,4 +43,4 @@ CONFIG
   TINKER_BASE_URL=$(cat "$scratch/data/address")
 fi
 export TINKER_BASE_URL TINKER_API_KEY=${TINKER_API_KEY:-tml-local} TRANSFORMERS_VERBOSITY=error HF_HUB_OFFLINE=1
-$env/bin/python e2e/demo/demo.py "${options[@]}"
+$env/bin/python "e2e/demo/$program" "${options[@]}"

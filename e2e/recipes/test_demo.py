@@ -11,6 +11,7 @@ import tinsmith
 
 sys.path.insert(0, str(tinsmith.ROOT / "e2e" / "demo"))
 import chart  # noqa: E402
+import timeline  # noqa: E402
 
 
 class Terminal(io.StringIO):
@@ -57,3 +58,39 @@ def test_demo(server, tmp_path):
     assert curves["loss"][-1] < curves["loss"][0] / 2, curves["loss"]
     assert 0.2 < curves["right_before"] < 0.6, "the built-in model is meant to be right on about a third"
     assert ran.stdout.count("    before  ") == ran.stdout.count("    after   ") == 9
+
+
+def test_timeline_shows_the_rarest_work_of_a_slice():
+    spans = [("forward_backward", 0.0, 6.0), ("optim_step", 6.1, 6.2), ("sample", 5.0, 20.0), ("unknown", 0.0, 9.0)]
+    letters = "".join(timeline.KINDS[k][0] if k else "·" for k in timeline.slices(spans, 0.0, 10.0, 10))
+    assert letters == "FFFFFFOsss"
+    assert timeline.slices([("sample", -5.0, -1.0), ("sample", 10.0, 11.0)], 0.0, 10.0, 4) == [None] * 4
+    assert timeline.bars([(7, 0.0, 2.0), (12, 3.0, 4.0), (13, 4.0, 5.0), (99, 12.0, 13.0)], 0.0, 10.0, 20) == "|7    | |13         "
+
+
+def test_timeline_has_colours_only_in_a_terminal():
+    live, plain = Terminal(), io.StringIO()
+    for out in (live, plain):
+        timeline.draw([("run", [("forward_backward", 0.0, 1.0)])], [(1, 0.0, 1.0)], 0.0, 1.0, 10, out)
+    assert "FFFFFFFFFF" in plain.getvalue() and "\x1b" not in plain.getvalue()
+    assert "\x1b[34m█\x1b[0m" * 10 in live.getvalue()
+
+
+def test_cycles_demo(server, tmp_path):
+    """A client that sends ahead has one optimizer step in every clock cycle, alone and in a crowd; one that waits has fewer in a crowd."""
+    result, trace = tmp_path / "cycles.json", tmp_path / "trace.json"
+    ran = subprocess.run(
+        [sys.executable, tinsmith.ROOT / "e2e" / "demo" / "cycles.py", "--steps", "8", "--json", result, "--trace", trace],
+        capture_output=True, text=True, timeout=300, env=tinsmith.environment(server, PYTHONDONTWRITEBYTECODE="1"),
+    )
+    assert ran.returncode == 0, ran.stderr
+    found = {(m["client"], m["beside"]): m for m in json.loads(result.read_text())}
+    assert len(found) == 4
+    assert found["pipelined", "alone"]["cycles"] == 8, found
+    # On a machine with other work to do even that client is late for a cycle now and then.
+    crowded = {who: found[who, "3 neighbours"] for who in ("pipelined", "waiting")}
+    assert crowded["pipelined"]["cycles"] < min(16, crowded["waiting"]["cycles"]), crowded
+    assert crowded["pipelined"]["together"] >= 4, crowded
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {e.get("cat") for e in events} >= {"queue", "backend", "device", "cycle"}
+    assert ran.stdout.count("clock cycle ") == 2
