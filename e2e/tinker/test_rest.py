@@ -226,7 +226,11 @@ def test_login_stores_a_key_that_works(two_key_server, tmp_path):
     alone = {"HOME": str(tmp_path), "TINKER_API_KEY": None}
     said = command(server, "auth", "login", typed=server.keys["bob"] + "\n", **alone)
     assert "Logged in as" in said and "'bob'" in said
-    assert "bob" in json.loads(command(server, "auth", "whoami", **alone))["user_urn"]
+    # The clients of one process share what they learnt from its environment, so who the stored key makes one is asked by another.
+    environment = {k: v for k, v in tinsmith.environment(server, HOME=str(tmp_path)).items() if k != "TINKER_API_KEY"}
+    who = subprocess.run([TINKER, "-f", "json", "auth", "whoami"], env=environment, capture_output=True, text=True, timeout=240)
+    assert tinsmith.ended(who.returncode), who.stderr
+    assert "bob" in json.loads(who.stdout)["user_urn"]
     assert "still active" in command(server, "auth", "logout", **alone)
     assert sdkcalls.service(server, api_key=server.keys["bob"]).get_server_capabilities().supported_models
 
