@@ -40,7 +40,7 @@
 // # Loss of a backend, restart of the server
 //
 // Adapters live in the backend process. When it is gone, or the server was restarted, every run is rebuilt (rebuild.go, replay.go, resume.go): made from its seed or loaded from a
-// recovery point, then brought to where it was by the operations in the journal that changed it; unfinished operations run in their place among them. A finished operation keeps its
+// recovery point (recoverypoint.go), then brought to where it was by the operations in the journal that changed it; unfinished operations run in their place among them. A finished operation keeps its
 // result, a finished save is not repeated, clients only wait. Under the same arithmetic the outcome is equal bit for bit; under another one RunInfo.Inexact says so. A run whose
 // journal is damaged or whose base model has other weights is marked corrupted: its unfinished futures fail with the reason and later submissions are KindNotFound naming the newest
 // checkpoint. A backend that stays dead fails what waits, and nothing is ever continued with fresh weights.

@@ -251,6 +251,7 @@ func (c *Core) rebuilt(r *run) {
 		})
 	}
 	r.settled()
+	c.cool(r)
 }
 
 // inexact reports that a rebuilt run may not be bit for bit what it was. mu is held.
