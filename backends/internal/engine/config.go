@@ -20,6 +20,7 @@ type Config struct {
 	Device           string       // "cpu", "auto"; of one rank
 	Training         [][]string   // devices that train, one group for each copy of the model, which is cut over the devices of its group
 	Sampling         [][]string   // devices that sample; none: those that train
+	samplePlugin     string       // how the model is put on Sampling
 	DType            tensor.DType // 0: that of the model's files
 	Threads          int          // threads of the device; default: processors that may be used
 	MaxContextLength int          // 0: the model's own
@@ -155,9 +156,9 @@ func ParseConfig(plugin string, section json.RawMessage) (Config, error) {
 		}
 	}
 	if _, given := values["devices"]; !given && known["devices"] != nil {
-		return c, plugins.Invalidf("backend.devices", "is missing: the devices of the plugin %s, such as [cpu, cpu]", plugin)
+		c.Training = nil
 	}
-	return c, nil
+	return c, c.settle(plugin)
 }
 
 // nearest gives the known key with the smallest edit distance to key, the first in alphabetical order among equals.

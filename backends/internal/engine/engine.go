@@ -16,6 +16,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
@@ -103,8 +104,9 @@ type loaded struct {
 	memory     *budget
 	measured   map[measurement]model.Memory
 	bound      passBound
-	passing    bool      // training passes are under way
-	lastPass   time.Time // when the last ones were begun
+	passing    bool         // training passes are under way
+	running    atomic.Int32 // replicas that have not ended theirs
+	lastPass   time.Time    // when the last ones were begun
 }
 
 // New makes an engine and starts its device goroutine.

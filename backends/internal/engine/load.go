@@ -134,11 +134,27 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	e.counters.pagesFree.Store(l.pagesFree())
 	l.info = plugins.ModelInfo{
 		Architecture: m.Config.Architecture, Parameters: m.Parameters, Layers: m.Config.Layers, HiddenSize: m.Config.HiddenSize, VocabSize: m.Config.VocabSize, MaxContextLength: l.plan.context,
-		DType: m.DType.String(), Device: config.devices(), Arithmetic: device.Arithmetic() + "/" + m.DType.String(), ModelHash: m.Hash, MaxRank: lora.MaxRank,
+		DType: m.DType.String(), Device: config.devices(), Arithmetic: l.arithmetic(), ModelHash: m.Hash, MaxRank: lora.MaxRank,
 	}
 	l.report(e.log)
+	if len(l.training[0].models) != len(l.sampling[0].models) {
+		e.log.Warn("training and sampling cut the model differently: their log-probabilities of a token differ by rounding", "training", len(l.training[0].models), "sampling", len(l.sampling[0].models))
+	}
 	progress(plugins.LoadProgress{Stage: "ready", Done: l.plan.weights, Total: l.plan.weights})
 	return l, nil
+}
+
+// arithmetic names what decides about bits: the device's kernels, the type, and over how many ranks the model is cut, for training and, where that differs, for sampling.
+func (l *loaded) arithmetic() string {
+	name := l.device.Arithmetic() + "/" + l.model.DType.String()
+	train, sample := len(l.training[0].models), len(l.sampling[0].models)
+	if train > 1 || sample > 1 {
+		name += fmt.Sprintf("/cut over %d", train)
+	}
+	if train != sample {
+		name += fmt.Sprintf(", for sampling over %d", sample)
+	}
+	return name
 }
 
 // open opens the replicas' devices.

@@ -111,11 +111,18 @@ func (e *Engine) housekeeping() {
 func (e *Engine) yield() error {
 	e.counters.progressed(time.Now())
 	e.housekeeping()
-	e.mu.Lock()
-	closing := e.closing
-	e.mu.Unlock()
-	if closing {
+	if e.isClosing() {
 		return errClosed
+	}
+	if l := e.loaded; l.split() {
+		// Sampling has devices of its own: it goes on for as long as passes run.
+		for e.samplingStep(false) && l.running.Load() > 0 {
+			e.housekeeping()
+			if e.isClosing() {
+				return errClosed
+			}
+		}
+		return nil
 	}
 	if time.Since(e.loaded.lastTurn) >= e.interval {
 		e.samplingTurn(e.turn, true)
@@ -128,6 +135,12 @@ func (e *Engine) trainingWaits() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return slices.ContainsFunc(e.order, (*run).ready)
+}
+
+func (e *Engine) isClosing() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.closing
 }
 
 // samplingTurn runs decoding steps until there is nothing to sample or least has passed; one at least.

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/tinsmith/tinsmith/plugins"
 )
 
 // Names of the plugins that differ in placement.
@@ -39,7 +41,45 @@ func placementSettings(plugin string) map[string]setting {
 			c.Training, err = devices(plugin, value)
 			return err
 		},
+		"sample_devices": func(c *Config, value json.RawMessage) (err error) {
+			c.Sampling, err = devices(pluginDataParallel, value)
+			return err
+		},
+		"sample_plugin": func(c *Config, value json.RawMessage) error {
+			return choose(&c.samplePlugin, value, pluginSingle, pluginDataParallel, pluginTensorParallel)
+		},
 	}
+}
+
+// settle checks what is only seen when all settings have been read, and arranges the devices that sample.
+func (c *Config) settle(plugin string) error {
+	if len(c.Training) == 0 {
+		return plugins.Invalidf("backend.devices", "is missing: the devices of the plugin %s, such as [cpu, cpu]", plugin)
+	}
+	if len(c.Sampling) == 0 {
+		if c.samplePlugin != "" {
+			return plugins.Invalidf("backend.sample_plugin", "is %q without sample_devices", c.samplePlugin)
+		}
+		return nil
+	}
+	if n := c.ranks(); n > maxRanks {
+		return plugins.Invalidf("backend.sample_devices", "makes %d devices with those that train; at most %d can work together", n, maxRanks)
+	}
+	if c.samplePlugin == "" {
+		c.samplePlugin = plugin
+	}
+	switch n := len(slices.Concat(c.Sampling...)); c.samplePlugin {
+	case pluginSingle:
+		if n != 1 {
+			return plugins.Invalidf("backend.sample_devices", "has %d devices; the sample_plugin %s has one", n, pluginSingle)
+		}
+	case pluginTensorParallel:
+		if len(c.Sampling) != n {
+			return plugins.Invalidf("backend.sample_devices", "has groups of devices; they are for the sample_plugin %s", pluginDataParallel)
+		}
+		c.Sampling = [][]string{slices.Concat(c.Sampling...)}
+	}
+	return nil
 }
 
 // checkDevice refuses names of devices that this program does not have.

@@ -27,6 +27,17 @@ var cuts = []placement{
 	{"2 copies of 2 ranks", "dataparallel", `{"plugin": "dataparallel", "devices": [["cpu", "cpu"], ["cpu", "cpu"]], "threads": 4}`},
 }
 
+var splits = []placement{
+	{"one device trains, one samples", "dataparallel", `{"plugin": "dataparallel", "devices": ["cpu"], "sample_devices": ["cpu"], "threads": 2}`},
+	{"two copies train, three sample", "dataparallel", `{"plugin": "dataparallel", "devices": ["cpu", "cpu"], "sample_devices": ["cpu", "cpu", "cpu"], "threads": 2}`},
+}
+
+var mixed = []placement{
+	{"a cut model trains, copies sample", "tensorparallel", `{"plugin": "tensorparallel", "devices": ["cpu", "cpu"], "sample_devices": ["cpu", "cpu"], "sample_plugin": "dataparallel", "threads": 4}`},
+	{"a copy trains, a cut model samples", "dataparallel", `{"plugin": "dataparallel", "devices": ["cpu"], "sample_devices": ["cpu", "cpu"], "sample_plugin": "tensorparallel", "threads": 3}`},
+	{"a cut model trains, another one samples", "tensorparallel", `{"plugin": "tensorparallel", "devices": ["cpu", "cpu"], "sample_devices": ["cpu", "cpu"], "threads": 4}`},
+}
+
 // place loads the test model as a placement says.
 func place(t testing.TB, p placement) *Engine {
 	t.Helper()
@@ -104,7 +115,7 @@ func equalHistories(t testing.TB, a, b history) {
 // Weights, log-probabilities and samples are those of one device, bit for bit, whatever the number of copies and the cut of the batches.
 func TestCopiesEqualSingle(t *testing.T) {
 	want := live(t, place(t, placement{plugin: "single", section: `{"threads": 1}`}))
-	for _, p := range copies {
+	for _, p := range append(copies[:len(copies):len(copies)], splits...) {
 		t.Run(p.name, func(t *testing.T) { equalHistories(t, live(t, place(t, p)), want) })
 	}
 }
@@ -158,9 +169,9 @@ func TestCutsAgree(t *testing.T) {
 	}
 }
 
-// Placements keep the contract. The plain ones are tested with their programs.
+// Placements keep the contract. The plain ones are tested with their programs; where training and sampling cut the model differently, trainer and sampler differ by rounding.
 func TestContractOfPlacements(t *testing.T) {
-	for _, p := range cuts[1:] {
+	for _, p := range []placement{cuts[2], splits[1], mixed[2]} {
 		t.Run(p.name, func(t *testing.T) {
 			plugintest.RunAll(t, func(t *testing.T) plugintest.Subject {
 				e := place(t, p)
@@ -173,7 +184,20 @@ func TestContractOfPlacements(t *testing.T) {
 // Work that is sent at once to many copies, training and sampling mixed, gives what it gives alone.
 func TestCopiesUnderLoad(t *testing.T) {
 	want := live(t, place(t, placement{plugin: "single", section: `{"threads": 1}`}))
-	e := place(t, copies[1])
+	for _, p := range []placement{copies[1], splits[1]} {
+		t.Run(p.name, func(t *testing.T) { underLoad(t, p, want) })
+	}
+}
+
+// Likewise for models that are cut.
+func TestCutsUnderLoad(t *testing.T) {
+	for _, p := range []placement{cuts[0], mixed[2]} {
+		t.Run(p.name, func(t *testing.T) { underLoad(t, p, live(t, place(t, p))) })
+	}
+}
+
+func underLoad(t *testing.T, p placement, want history) {
+	e := place(t, p)
 	e.interval = 0 // sampling at every point of training
 	stop := make(chan struct{})
 	crowd := make(chan struct{})
@@ -202,6 +226,36 @@ func TestCopiesUnderLoad(t *testing.T) {
 	close(stop)
 	<-crowd
 	equalHistories(t, got, want)
+}
+
+// Where training and sampling cut the model differently, what is computed differs by rounding only.
+func TestMixedAgree(t *testing.T) {
+	whole := live(t, place(t, placement{plugin: "single", section: `{"threads": 1, "dtype": "float32"}`}))
+	for _, p := range mixed {
+		t.Run(p.name, func(t *testing.T) { nearHistories(t, live(t, place(t, p)), whole) })
+	}
+}
+
+// A checkpoint that was written under one placement goes on under another.
+func TestResumeElsewhere(t *testing.T) {
+	data := randomData(rand.New(rand.NewPCG(4, 4)), 9, 50)
+	writer := create(t, place(t, placement{plugin: "single", section: `{"threads": 1}`}), "a", 3, 8)
+	writer.pass(data)
+	writer.step()
+	writer.pass(data)
+	path := writer.save(plugins.ScopeAccumulator)
+	writer.step()
+	want := history{floats: writer.weights(), tokens: map[string][]int32{"": {}}}
+	for _, p := range []placement{copies[0], cuts[0], cuts[1], mixed[0]} {
+		t.Run(p.name, func(t *testing.T) {
+			d := load(t, place(t, p), "b", path, plugins.ScopeAccumulator)
+			back := load(t, place(t, placement{plugin: "single", section: `{"threads": 1}`}), "c", d.save(plugins.ScopeAccumulator), plugins.ScopeAccumulator)
+			d.step()
+			back.step()
+			equalTensors(t, "there", d.weights(), want.floats)
+			equalTensors(t, "and back", back.weights(), want.floats)
+		})
+	}
 }
 
 // A model that does not divide is refused with the numbers of devices that do.

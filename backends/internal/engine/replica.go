@@ -268,3 +268,6 @@ func (t *trainer) bytes() int64 {
 	}
 	return n
 }
+
+// split tells whether sampling has devices of its own.
+func (l *loaded) split() bool { return l.sampling[0].trainer == nil }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/tinsmith/tinsmith/backends/internal/kvcache"
@@ -361,7 +362,8 @@ func (e *Engine) runBatches(batches []batch) (err error) {
 		return err
 	}
 	begin, before, stepWork := time.Now(), e.turns, e.pace.stepWork()
-	if err := concurrently(len(batches), e.yield, func(i int, yield func() error) error { return trainings[i].run(stepWork, yield) }); err != nil {
+	l.running.Store(int32(len(batches)))
+	if err := concurrently(len(batches), e.yield, func(i int, yield func() error) error { return trainings[i].run(stepWork, &l.running, yield) }); err != nil {
 		return err
 	}
 	work := 0.0 // of all replicas
@@ -502,10 +504,13 @@ func (l *loaded) shrink() bool {
 	return true
 }
 
-// run takes the batch through the replica's model, in device steps of about so many operations.
-func (t *training) run(stepWork float64, yield func() error) error {
+// run takes the batch through the replica's model, in device steps of about so many operations. It counts running down when it has ended.
+func (t *training) run(stepWork float64, running *atomic.Int32, yield func() error) error {
 	r := t.replica
 	return r.each(func(rank int) error {
+		if rank == 0 {
+			defer running.Add(-1)
+		}
 		pages, err := r.trainer.reserve(rank, r.models[rank], t.pages)
 		if err != nil {
 			return err
