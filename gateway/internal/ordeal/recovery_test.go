@@ -14,9 +14,11 @@ import (
 )
 
 var (
-	kills    = flag.Int("kills", 0, "kill points to try, chosen at random; negative: all; 0: what fits into -kills-for")
-	killsFor = flag.Duration("kills-for", 40*time.Second, "time for kill points when -kills is 0; with E2E_LEVEL=all four times as long")
-	killSeed = flag.Uint64("kills-seed", 0, "of the choice; 0 draws one")
+	kills      = flag.Int("kills", 0, "kill points to try, chosen at random; negative: all; 0: what fits into -kills-for")
+	killsFor   = flag.Duration("kills-for", 40*time.Second, "time for kill points when -kills is 0; with E2E_LEVEL=all four times as long")
+	killPlugin = flag.String("kills-plugin", "fake", "backend of TestKills: fake or single")
+	pointEvery = flag.Int("kills-snapshot-operations", 2, "recovery.snapshot_operations while killing")
+	killSeed   = flag.Uint64("kills-seed", 0, "of the choice; 0 draws one")
 )
 
 // findings are what a client of the script sees and finds on the disk, by name.
@@ -106,7 +108,8 @@ func sums(t testing.TB, pattern string) string {
 // process, and how many gateways were killed.
 func live(t *testing.T, backend settings, kill ...string) (f findings, writes, calls, killed int) {
 	t.Helper()
-	s := newServer(t, backend, nil)
+	// State is written for recovery after almost every step, so that kills fall into that too.
+	s := newServer(t, backend, settings{"recovery": settings{"snapshot_operations": *pointEvery, "disk_share": 1.0}})
 	s.kill = kill
 	s.start()
 	s.revive()
@@ -132,7 +135,7 @@ func compare(t *testing.T, got, want findings) {
 // TestKills kills gateway, backend or both before and after every write of the store and every call of the contract, or at as many of these points as there is time
 // for. No error may reach the client, and all that it gets and all that is saved must be what an undisturbed server gives, bit by bit.
 func TestKills(t *testing.T) {
-	backend := settings{"plugin": "fake"}
+	backend := settings{"plugin": *killPlugin}
 	want, writes, calls, _ := live(t, backend)
 	var points []point
 	for _, e := range []struct {
