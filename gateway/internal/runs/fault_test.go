@@ -122,6 +122,7 @@ func TestRefuse(t *testing.T) {
 	w.refused(err, KindUnavailable, "hangs")
 	_, err = w.Sample(ctx, w.sample(smp, 0))
 	w.refused(err, KindUnavailable, "hangs")
+	w.refused(w.Generate(ctx, Target{ServedModel: base}, Generation{Owner: owner}, nil), KindUnavailable, "hangs")
 	hangs = false
 	w.good(w.ForwardBackward(ctx, w.pass(run, 1)))
 	w.sampled(w.sample(smp, 0))

@@ -118,12 +118,21 @@ func (c *Core) journal(ctx context.Context, m *model, records ...store.Record) e
 	if err := c.cfg.Store.Err(); err != nil {
 		return refusef(KindUnavailable, "nothing new is taken for now: %v", err)
 	}
-	if c.cfg.Refuse != nil && m != nil {
-		if err := c.cfg.Refuse(m.Name); err != nil {
-			return refusef(KindUnavailable, "nothing new is taken for now: %v", err)
-		}
+	if err := c.refuses(m); err != nil {
+		return err
 	}
 	return c.commit(context.WithoutCancel(ctx), store.Batch{Put: records})
+}
+
+// refuses says why new work for a model is not taken for now.
+func (c *Core) refuses(m *model) error {
+	if c.cfg.Refuse == nil || m == nil {
+		return nil
+	}
+	if err := c.cfg.Refuse(m.Name); err != nil {
+		return refusef(KindUnavailable, "nothing new is taken for now: %v", err)
+	}
+	return nil
 }
 
 // commit makes a batch durable. While the store cannot be written to, that is KindUnavailable: the client repeats the request.

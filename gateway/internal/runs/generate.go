@@ -15,12 +15,15 @@ type Generation struct {
 }
 
 // Generate samples from a target and passes on the events in order from one goroutine; sequences are cut at the token that completes a stop string (StopToken is then the
-// reason). Newest versions are fixed when it starts. KindBusy when too much runs already. An error of emit, or the end of ctx, frees the sequences and is returned. Nothing is
+// reason). Newest versions are fixed when it starts. KindBusy when too much runs already, KindUnavailable while Config.Refuse does not want it. An error of emit, or the end of ctx, frees the sequences and is returned. Nothing is
 // journalled and nothing is repeated.
 func (c *Core) Generate(ctx context.Context, target Target, req Generation, emit func(plugins.SampleEvent) error) error {
 	m := c.byName[target.ServedModel]
 	if m == nil {
 		return notFoundf("model %s is not served here", quote(target.Name))
+	}
+	if err := c.refuses(m); err != nil {
+		return err
 	}
 	c.mu.Lock()
 	if c.closing {
