@@ -100,6 +100,10 @@ type Backend interface {
 	// With Position 0 it creates the adapter from the checkpoint's own configuration, its first version being number req.Version; the same call repeated is answered as the first was.
 	LoadAdapter(ctx context.Context, req LoadAdapterRequest) (AdapterInfo, error)
 
+	// Configure changes settings while the backend runs, after Load. The request has the whole `backend:` section as Load had it: what has changed in it takes effect before the next training pass, or, if anything
+	// is invalid or cannot be changed without a restart, nothing does, with KindInvalid that names the key. No result changes by it.
+	Configure(ctx context.Context, req ConfigureRequest) (ConfigureResult, error)
+
 	// Drain refuses new work with KindUnavailable, finishes what was accepted, and returns. An operation that waits for a lower position which was never sent fails with KindUnavailable.
 	Drain(ctx context.Context) error
 }
@@ -118,6 +122,14 @@ type LoadRequest struct {
 	Config   json.RawMessage // the model's `backend:` section as JSON; the backend validates it strictly
 	Scratch  string          // a directory the backend may use for spilled state; emptied at start
 }
+
+// ConfigureRequest is a changed configuration.
+type ConfigureRequest struct {
+	Config json.RawMessage // the model's `backend:` section as JSON, in full
+}
+
+// ConfigureResult names the keys that have changed, in alphabetical order.
+type ConfigureResult struct{ Changed []string }
 
 // LoadProgress is one step of loading.
 type LoadProgress struct {
@@ -162,6 +174,8 @@ type Status struct {
 	KVPagesFree     int
 	AdapterBytes    int64 // memory of adapters: weights, optimizer states, gradients
 	SpilledBytes    int64 // of adapters that are in files for want of memory
+	MemoryBytes     int64 // everything: weights, keys and values, the sampler's share, adapters, training passes
+	MemoryLimit     int64 // of that; 0 = not known
 	WeightBytes     int64
 	LastProgressAge time.Duration // time since any device step finished while work was waiting; 0 when idle
 }

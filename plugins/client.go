@@ -281,6 +281,15 @@ func (c *Client) LoadAdapter(ctx context.Context, req LoadAdapterRequest) (Adapt
 	return adapterInfoFromPB(p)
 }
 
+// Configure implements Backend.
+func (c *Client) Configure(ctx context.Context, req ConfigureRequest) (ConfigureResult, error) {
+	p, err := c.rpc.Configure(ctx, &backendpb.ConfigureRequest{Config: req.Config})
+	if err != nil {
+		return ConfigureResult{}, c.failure(ctx, "configure", err)
+	}
+	return ConfigureResult{Changed: p.GetChanged()}, nil
+}
+
 // Drain implements Backend.
 func (c *Client) Drain(ctx context.Context) error {
 	if _, err := c.rpc.Drain(ctx, &backendpb.DrainRequest{}); err != nil {

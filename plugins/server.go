@@ -150,6 +150,14 @@ func (s *server) LoadAdapter(ctx context.Context, p *backendpb.LoadAdapterReques
 	return adapterInfoToPB(&info), nil
 }
 
+func (s *server) Configure(ctx context.Context, p *backendpb.ConfigureRequest) (*backendpb.ConfigureResponse, error) {
+	res, err := s.backend.Configure(ctx, ConfigureRequest{Config: p.GetConfig()})
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	return &backendpb.ConfigureResponse{Changed: res.Changed}, nil
+}
+
 func (s *server) Drain(ctx context.Context, _ *backendpb.DrainRequest) (*backendpb.DrainResponse, error) {
 	if err := s.backend.Drain(ctx); err != nil {
 		return nil, toStatus(err)

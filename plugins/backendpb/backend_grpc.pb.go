@@ -37,6 +37,7 @@ const (
 	Backend_Cancel_FullMethodName          = "/tinsmith.backend.v1.Backend/Cancel"
 	Backend_SaveAdapter_FullMethodName     = "/tinsmith.backend.v1.Backend/SaveAdapter"
 	Backend_LoadAdapter_FullMethodName     = "/tinsmith.backend.v1.Backend/LoadAdapter"
+	Backend_Configure_FullMethodName       = "/tinsmith.backend.v1.Backend/Configure"
 	Backend_Drain_FullMethodName           = "/tinsmith.backend.v1.Backend/Drain"
 )
 
@@ -57,6 +58,7 @@ type BackendClient interface {
 	Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*CancelResponse, error)
 	SaveAdapter(ctx context.Context, in *SaveAdapterRequest, opts ...grpc.CallOption) (*SaveAdapterResponse, error)
 	LoadAdapter(ctx context.Context, in *LoadAdapterRequest, opts ...grpc.CallOption) (*AdapterInfo, error)
+	Configure(ctx context.Context, in *ConfigureRequest, opts ...grpc.CallOption) (*ConfigureResponse, error)
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
 }
 
@@ -225,6 +227,16 @@ func (c *backendClient) LoadAdapter(ctx context.Context, in *LoadAdapterRequest,
 	return out, nil
 }
 
+func (c *backendClient) Configure(ctx context.Context, in *ConfigureRequest, opts ...grpc.CallOption) (*ConfigureResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ConfigureResponse)
+	err := c.cc.Invoke(ctx, Backend_Configure_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *backendClient) Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DrainResponse)
@@ -252,6 +264,7 @@ type BackendServer interface {
 	Cancel(context.Context, *CancelRequest) (*CancelResponse, error)
 	SaveAdapter(context.Context, *SaveAdapterRequest) (*SaveAdapterResponse, error)
 	LoadAdapter(context.Context, *LoadAdapterRequest) (*AdapterInfo, error)
+	Configure(context.Context, *ConfigureRequest) (*ConfigureResponse, error)
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
 	mustEmbedUnimplementedBackendServer()
 }
@@ -301,6 +314,9 @@ func (UnimplementedBackendServer) SaveAdapter(context.Context, *SaveAdapterReque
 }
 func (UnimplementedBackendServer) LoadAdapter(context.Context, *LoadAdapterRequest) (*AdapterInfo, error) {
 	return nil, status.Error(codes.Unimplemented, "method LoadAdapter not implemented")
+}
+func (UnimplementedBackendServer) Configure(context.Context, *ConfigureRequest) (*ConfigureResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Configure not implemented")
 }
 func (UnimplementedBackendServer) Drain(context.Context, *DrainRequest) (*DrainResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Drain not implemented")
@@ -539,6 +555,24 @@ func _Backend_LoadAdapter_Handler(srv interface{}, ctx context.Context, dec func
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Backend_Configure_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ConfigureRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BackendServer).Configure(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Backend_Configure_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BackendServer).Configure(ctx, req.(*ConfigureRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Backend_Drain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(DrainRequest)
 	if err := dec(in); err != nil {
@@ -603,6 +637,10 @@ var Backend_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "LoadAdapter",
 			Handler:    _Backend_LoadAdapter_Handler,
+		},
+		{
+			MethodName: "Configure",
+			Handler:    _Backend_Configure_Handler,
 		},
 		{
 			MethodName: "Drain",

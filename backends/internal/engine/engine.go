@@ -12,6 +12,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -86,15 +87,16 @@ type Engine struct {
 // loaded is what Load makes. It is not changed afterwards, but for what belongs to the device goroutine: the plan and what is measured, and the bounds of passes.
 type loaded struct {
 	config     Config
-	device     tensor.Device // the home device: adapters are there, the engine's goroutine alone calls it
-	model      *model.Model  // any rank's, for what is the same on all
-	whole      *model.Model  // that is not cut, on the home device; nil if none is needed
-	weights    int64         // bytes of all models
-	places     []lora.Place  // of the packed matrices of adapters
-	cuts       [][]lora.Part // of the replicas that train, by rank; nil if they are not cut
-	replicas   []*replica    // all of them
-	training   []*replica    // those that train
-	sampling   []*replica    // those that sample: the same ones, unless sampling has devices of its own
+	section    json.RawMessage // that config was read from; the device goroutine's
+	device     tensor.Device   // the home device: adapters are there, the engine's goroutine alone calls it
+	model      *model.Model    // any rank's, for what is the same on all
+	whole      *model.Model    // that is not cut, on the home device; nil if none is needed
+	weights    int64           // bytes of all models
+	places     []lora.Place    // of the packed matrices of adapters
+	cuts       [][]lora.Part   // of the replicas that train, by rank; nil if they are not cut
+	replicas   []*replica      // all of them
+	training   []*replica      // those that train
+	sampling   []*replica      // those that sample: the same ones, unless sampling has devices of its own
 	info       plugins.ModelInfo
 	name       string    // of the base model, for checkpoints
 	lastTurn   time.Time // end of the sampler's last turn

@@ -92,7 +92,7 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	if err != nil {
 		return nil, plugins.Invalidf("backend.device", "%v", err)
 	}
-	l := &loaded{config: config, device: device, name: req.Name, measured: map[measurement]model.Memory{}}
+	l := &loaded{config: config, device: device, name: req.Name, section: slices.Clone(req.Config), measured: map[measurement]model.Memory{}}
 	limit, source := memoryLimit(config)
 	defer func() {
 		if err != nil {
@@ -114,7 +114,7 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	}
 	m := l.model
 	l.vocabulary = m.Config.VocabSize
-	if l.plan, err = l.planMemory(limit, source); err != nil {
+	if l.plan, err = l.planMemory(limit, source, nil); err != nil {
 		return nil, err
 	}
 	l.memory = newBudget(limit, l.plan.fixed())

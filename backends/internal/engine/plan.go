@@ -57,8 +57,8 @@ func memoryLimit(c Config) (bytes int64, source string) {
 }
 
 // planMemory shares the limit out. What is configured holds; what is not is chosen so that training passes of 2,048 tokens keep their activations if half of what weights and cache leave is enough, and one sequence of the
-// longest length can be trained.
-func (l *loaded) planMemory(limit int64, source string) (memoryPlan, error) {
+// longest length can be trained. before is the plan that is replaced while the backend runs, whose cache stays; nil for the first.
+func (l *loaded) planMemory(limit int64, source string, before *memoryPlan) (memoryPlan, error) {
 	c := &l.config
 	p := memoryPlan{limit: limit, source: source, weights: l.weights, recompute: c.Recompute}
 	layout, err := l.referenceLayout(referenceRank)
@@ -76,7 +76,9 @@ func (l *loaded) planMemory(limit int64, source string) (memoryPlan, error) {
 	if rest <= 0 {
 		return p, &plugins.Error{Kind: plugins.KindCapacity, Field: "backend.memory_mib", Message: fmt.Sprintf("the model's weights take %s and its sampler %s; the limit is %s (%s)", mebibytes(p.weights), mebibytes(p.sampling), mebibytes(limit), source)}
 	}
-	if p.positions, p.context, err = cacheSize(*c, samplerModels, rest/4/samplers); err != nil {
+	if before != nil {
+		p.positions, p.context = before.positions, before.context
+	} else if p.positions, p.context, err = cacheSize(*c, samplerModels, rest/4/samplers); err != nil {
 		return p, err
 	}
 	p.cache = samplers * int64(p.positions/kvcache.PageSize) * pagesBytes(samplerModels)

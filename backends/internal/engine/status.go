@@ -71,7 +71,11 @@ func (e *Engine) status(now time.Time) plugins.Status {
 			s.KVPages += r.sampler.cache.Pages()
 		}
 		s.KVPagesFree = int(c.pagesFree.Load())
-		s.WeightBytes, s.AdapterBytes, s.SpilledBytes = l.plan.weights, l.adapters.inMemory.Load(), l.adapters.inFiles.Load()
+		s.WeightBytes, s.AdapterBytes, s.SpilledBytes = l.weights, l.adapters.inMemory.Load(), l.adapters.inFiles.Load()
+		s.MemoryBytes = l.memory.used.Load()
+		if limit := l.memory.limit.Load(); limit < unlimited {
+			s.MemoryLimit = limit
+		}
 	}
 	if !e.parked && e.hasWork() {
 		s.LastProgressAge = max(0, now.Sub(time.Unix(0, c.last.Load())))

@@ -189,6 +189,8 @@ func openData(ctx context.Context, cfg config.Config, address net.Addr) (store.S
 
 // serveModels brings the models up, opens the APIs, and waits for the end of ctx.
 func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.Authenticator, records store.Store, metrics http.Handler, h *health, front *server.Switch, url string) (err error) {
+	again := catchReloads()
+	defer again.stop()
 	models, err := loadCatalog(ctx, cfg, h)
 	if err != nil {
 		return err
@@ -210,6 +212,7 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 	// The processes end by Close, after the core that uses them.
 	backends.Start(context.WithoutCancel(ctx))
 	go showLoading(ctx, backends)
+	go again.serve(ctx, cfg, backends)
 	defer func() {
 		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 		defer cancel()

@@ -3,6 +3,7 @@ package fleet
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -83,6 +84,15 @@ func (f *Fleet) Close(ctx context.Context) error {
 	}
 	all.Wait()
 	return errors.Join(errs...)
+}
+
+// Configure changes the configuration of a model's running backend to another `backend:` section, and gives the keys that have changed. See plugins.Backend.Configure.
+func (f *Fleet) Configure(ctx context.Context, model string, section json.RawMessage) ([]string, error) {
+	m, ok := f.byName[model]
+	if !ok {
+		return nil, fmt.Errorf("no backend serves %q", model)
+	}
+	return m.supervisor.Configure(ctx, section)
 }
 
 // States gives a snapshot of every backend, in the order of the configuration.

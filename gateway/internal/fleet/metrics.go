@@ -30,6 +30,8 @@ var figures = []observed{
 	{"tinsmith.adapter.versions", "{version}", "live adapter versions", false, func(s supervisor.State) float64 { return float64(s.Status.Versions) }},
 	{"tinsmith.adapter.memory", "By", "memory of adapters with their optimizer states", false, func(s supervisor.State) float64 { return float64(s.Status.AdapterBytes) }},
 	{"tinsmith.adapter.spilled", "By", "adapters in files for want of memory", false, func(s supervisor.State) float64 { return float64(s.Status.SpilledBytes) }},
+	{"tinsmith.backend.memory", "By", "memory of the backend: weights, keys and values, adapters, passes", false, func(s supervisor.State) float64 { return float64(s.Status.MemoryBytes) }},
+	{"tinsmith.backend.memory.limit", "By", "memory that the backend may take, 0 if that is not known", false, func(s supervisor.State) float64 { return float64(s.Status.MemoryLimit) }},
 	{"tinsmith.weights.memory", "By", "memory of the base model's weights", false, func(s supervisor.State) float64 { return float64(s.Status.WeightBytes) }},
 	{"tinsmith.queue.training", "{operation}", "training operations that wait or run in the backend", false, func(s supervisor.State) float64 { return float64(s.Status.QueuedTraining) }},
 	{"tinsmith.queue.sampling", "{sequence}", "sequences that wait for a place in the decoding batch", false, func(s supervisor.State) float64 { return float64(s.Status.WaitingSamples) }},

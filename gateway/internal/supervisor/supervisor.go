@@ -7,6 +7,7 @@ package supervisor
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -167,6 +168,23 @@ func (s *Supervisor) Close(ctx context.Context) error {
 	s.cancel()
 	<-s.finished
 	return err
+}
+
+// Configure changes the configuration of the running process, and of those that are started after it. While none runs, or when the running one refuses, nothing changes and the error says why. It gives the keys that have
+// changed.
+func (s *Supervisor) Configure(ctx context.Context, section json.RawMessage) ([]string, error) {
+	b, _, err := s.Backend()
+	if err != nil {
+		return nil, err
+	}
+	res, err := b.Configure(ctx, plugins.ConfigureRequest{Config: section})
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	s.config.Load.Config = section
+	s.mu.Unlock()
+	return res.Changed, nil
 }
 
 // Backend gives the running backend and the id of its process. While there is none, the error satisfies errors.Is with plugins.ErrUnavailable and says why.
@@ -397,7 +415,10 @@ func (s *Supervisor) load(ctx context.Context, p *process) (plugins.Info, plugin
 		return info, plugins.ModelInfo{}, err
 	}
 	s.change(func(st *State) { st.Info = info })
-	model, err := p.backend.Load(ctx, s.config.Load, func(lp plugins.LoadProgress) {
+	s.mu.Lock()
+	request := s.config.Load
+	s.mu.Unlock()
+	model, err := p.backend.Load(ctx, request, func(lp plugins.LoadProgress) {
 		timer.Reset(s.config.LoadTimeout)
 		s.change(func(st *State) { st.Progress = lp })
 	})

@@ -41,6 +41,7 @@ type Backend struct {
 	model  *model
 	info   plugins.ModelInfo
 	name   string
+	dir    string
 
 	mu        sync.Mutex
 	loading   bool
@@ -110,7 +111,7 @@ func (b *Backend) Load(ctx context.Context, req plugins.LoadRequest, progress fu
 	if err != nil {
 		return plugins.ModelInfo{}, err
 	}
-	b.config, b.name = c, req.Name
+	b.config, b.name, b.dir = c, req.Name, req.ModelDir
 	if err := b.interfere(ctx, "load"); err != nil {
 		return plugins.ModelInfo{}, err
 	}
@@ -553,6 +554,24 @@ func (b *Backend) Unpin(_ context.Context, req plugins.UnpinRequest) error {
 		a.release(v)
 	}
 	return nil
+}
+
+// Configure implements plugins.Backend. Nothing of the fake can be changed while it runs.
+func (b *Backend) Configure(_ context.Context, req plugins.ConfigureRequest) (plugins.ConfigureResult, error) {
+	b.mu.Lock()
+	loaded := b.loaded
+	b.mu.Unlock()
+	if !loaded {
+		return plugins.ConfigureResult{}, &plugins.Error{Kind: plugins.KindUnavailable, Message: "no model is loaded"}
+	}
+	c, err := parseConfig(req.Config, b.dir)
+	if err != nil {
+		return plugins.ConfigureResult{}, err
+	}
+	if !reflect.DeepEqual(c, b.config) {
+		return plugins.ConfigureResult{}, plugins.Invalidf("config", "nothing of the fake backend can be changed while it runs")
+	}
+	return plugins.ConfigureResult{}, nil
 }
 
 // Drain implements plugins.Backend.

@@ -1,0 +1,90 @@
+package cmd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"syscall"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/config"
+)
+
+// configurer changes the configuration of a running backend; a Fleet is one.
+type configurer interface {
+	Configure(ctx context.Context, model string, section json.RawMessage) (changed []string, err error)
+}
+
+// reloads is the signal by which the configuration file is read again: what can be changed in `backend:` sections while the server runs takes effect.
+type reloads struct{ signals chan os.Signal }
+
+// catchReloads has the signal no longer end the process.
+func catchReloads() *reloads {
+	r := &reloads{signals: make(chan os.Signal, 1)}
+	signal.Notify(r.signals, syscall.SIGHUP)
+	return r
+}
+
+func (r *reloads) stop() { signal.Stop(r.signals) }
+
+// serve reads the file of cfg again at every signal until ctx ends.
+func (r *reloads) serve(ctx context.Context, cfg config.Config, backends configurer) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.signals:
+		}
+		var err error
+		if cfg, err = reload(ctx, cfg, backends); err != nil {
+			slog.ErrorContext(ctx, "the configuration was not taken over as a whole", "file", cfg.File, "error", err)
+		}
+	}
+}
+
+// reload reads the file of cfg again and gives what holds from then on. Each backend section is taken over or refused as a whole; the error tells what was not.
+func reload(ctx context.Context, cfg config.Config, backends configurer) (config.Config, error) {
+	if cfg.File == "" {
+		return cfg, errors.New("the server was started without a configuration file")
+	}
+	next, err := config.LoadUnchecked(cfg.File)
+	if err == nil {
+		next.Listen = cfg.Listen // the command line may have another
+		err = next.Validate()
+	}
+	if err != nil {
+		return cfg, err
+	}
+	if next.DataDir, err = filepath.Abs(next.DataDir); err != nil {
+		return cfg, err
+	}
+	var errs []error
+	models := slices.Clone(cfg.Models)
+	for i := range models {
+		m := &models[i]
+		at := slices.IndexFunc(next.Models, func(other config.Model) bool { return other.Name == m.Name })
+		if at < 0 || next.Models[at].Plugin != m.Plugin || reflect.DeepEqual(next.Models[at].Backend, m.Backend) {
+			continue
+		}
+		section := next.Models[at].Backend
+		changed, err := backends.Configure(ctx, m.Name, section)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("model %s: %w", m.Name, err))
+			next.Models[at].Backend = m.Backend // is not told about twice
+			continue
+		}
+		m.Backend = section
+		slog.InfoContext(ctx, "backend configured", "model", m.Name, "changed", changed)
+	}
+	cfg.Models = models
+	if !reflect.DeepEqual(next, cfg) {
+		errs = append(errs, errors.New("changes outside of the models' backend sections need a restart"))
+	}
+	return cfg, errors.Join(errs...)
+}
