@@ -152,7 +152,7 @@ func (e *Engine) trainCycle() bool {
 			steps = steps || r.queue.at(0).kind == kindStep
 		}
 	}
-	taken, tag := plan(ready, l.plan.cycleTokens, e.tag)
+	taken, tag := plan(ready, e.pace.cycleTokens(l.model.Parameters, l.plan.cycleTokens), e.tag)
 	e.tag = tag
 	// Adapters side by side in the batch, whatever the order in which runs were considered.
 	slices.SortFunc(taken, func(a, b series) int { return int(a.run.number - b.run.number) })

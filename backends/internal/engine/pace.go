@@ -20,6 +20,9 @@ type turns struct {
 	time  time.Duration
 }
 
+// trainingWork is about how many operations a training pass needs for each parameter and token: two forward, and as many for the gradient by the inputs.
+const trainingWork = 4
+
 // leastWork is a device step that is not worth cutting further, in operations, and leastPrefill the same in tokens of a prompt.
 const (
 	leastWork    = 1e8
@@ -48,6 +51,17 @@ func (p *pace) stepWork() float64 {
 		return p.fixedWork
 	}
 	return max(leastWork, p.training*stepTime.Seconds())
+}
+
+// cycleTime is about how long a cycle may be: whoever comes after its beginning waits for its end.
+const cycleTime = 10 * time.Second
+
+// cycleTokens is how many tokens a cycle may have on a model of so many parameters, most at most.
+func (p *pace) cycleTokens(parameters int64, most int) int {
+	if p.fixedWork > 0 {
+		return most
+	}
+	return int(min(float64(most), max(1, cycleTime.Seconds()*p.training/(trainingWork*float64(parameters)))))
 }
 
 // trained notes that a pass of so many operations took d.

@@ -179,6 +179,12 @@ func TestPace(t *testing.T) {
 	if n := p.prefillTokens(100*time.Second, 512); n != 512 {
 		t.Errorf("%d tokens of a prompt, at most 512 are wanted", n)
 	}
+	if n := p.cycleTokens(1e9, 1<<16); n < 1240 || n > 1260 {
+		t.Errorf("cycles of %d tokens, want ten seconds of work", n)
+	}
+	if n := p.cycleTokens(1e6, 1<<16); n != 1<<16 {
+		t.Errorf("cycles of %d tokens on a small model, want what is configured", n)
+	}
 	for range 60 {
 		p.trained(1, time.Second)
 		p.prefilled(leastPrefill, time.Hour)

@@ -378,11 +378,11 @@ func (e *Engine) runBatches(batches []batch) (err error) {
 	return nil
 }
 
-// passWork is about how many operations a pass over so many tokens takes, attention left out: two for each weight forward, and as many for the gradient by the inputs.
+// passWork is about how many operations a pass over so many tokens takes, attention left out.
 func passWork(m *model.Model, tokens int, forwardOnly bool) float64 {
-	work := 2 * float64(m.Parameters) * float64(tokens)
-	if !forwardOnly {
-		work *= 2
+	work := trainingWork * float64(m.Parameters) * float64(tokens)
+	if forwardOnly {
+		work /= 2
 	}
 	return work
 }
