@@ -46,7 +46,7 @@ func Open(o Options) (*Driver, error) {
 	d.path, err = load("libcuda.so.1", o.Directories, func(path string) error {
 		name := C.CString(path)
 		defer C.free(unsafe.Pointer(name))
-		if wrong := C.driver_open(d.c, name); wrong != nil {
+		if wrong := C.cuda_driver_open(d.c, name); wrong != nil {
 			defer C.free(unsafe.Pointer(wrong))
 			return errors.New(C.GoString(wrong))
 		}
@@ -57,7 +57,7 @@ func Open(o Options) (*Driver, error) {
 		return nil, fmt.Errorf("%w: %w", ErrNoDriver, err)
 	}
 	var version C.int
-	if err := d.failed("cuDriverGetVersion", C.call_version(d.c, &version)); err != nil {
+	if err := d.failed("cuDriverGetVersion", C.cuda_call_version(d.c, &version)); err != nil {
 		d.Close()
 		return nil, err
 	}
@@ -65,7 +65,7 @@ func Open(o Options) (*Driver, error) {
 		d.Close()
 		return nil, fmt.Errorf("the CUDA driver %s supports CUDA %s: %s is needed", d.path, versionText(int(version)), versionText(leastVersion))
 	}
-	if err := d.failed("cuInit", C.call_init(d.c)); err != nil {
+	if err := d.failed("cuInit", C.cuda_call_init(d.c)); err != nil {
 		d.Close()
 		return nil, err
 	}
@@ -84,7 +84,7 @@ func (d *Driver) Version() int { return d.version }
 // Close unloads the driver. All devices must have been closed.
 func (d *Driver) Close() {
 	if d.c != nil {
-		C.driver_close(d.c)
+		C.cuda_driver_close(d.c)
 		C.free(unsafe.Pointer(d.c))
 		d.c = nil
 	}
@@ -93,7 +93,7 @@ func (d *Driver) Close() {
 // Devices is the number of devices that this process may use (CUDA_VISIBLE_DEVICES).
 func (d *Driver) Devices() (int, error) {
 	var n C.int
-	err := d.failed("cuDeviceGetCount", C.call_count(d.c, &n))
+	err := d.failed("cuDeviceGetCount", C.cuda_call_count(d.c, &n))
 	return int(n), err
 }
 
@@ -144,10 +144,10 @@ func (d *Driver) failed(call string, code C.cuda_result) error {
 		return nil
 	}
 	e := &Error{Call: call, Code: int(code), Name: "CUDA error"}
-	if name := C.call_error_name(d.c, code); name != nil {
+	if name := C.cuda_call_error_name(d.c, code); name != nil {
 		e.Name = C.GoString(name)
 	}
-	if text := C.call_error_text(d.c, code); text != nil {
+	if text := C.cuda_call_error_text(d.c, code); text != nil {
 		e.Text = C.GoString(text)
 	}
 	return e

@@ -50,18 +50,18 @@ const leastMajor = 8
 func (d *Driver) Information(ordinal int) (Information, error) {
 	var i Information
 	var name [256]C.char
-	if err := d.failed("cuDeviceGetName", C.call_name(d.c, C.int(ordinal), &name[0], C.int(len(name)))); err != nil {
+	if err := d.failed("cuDeviceGetName", C.cuda_call_name(d.c, C.int(ordinal), &name[0], C.int(len(name)))); err != nil {
 		return i, err
 	}
 	i.Name = C.GoString(&name[0])
 	var bytes C.size_t
-	if err := d.failed("cuDeviceTotalMem", C.call_memory(d.c, C.int(ordinal), &bytes)); err != nil {
+	if err := d.failed("cuDeviceTotalMem", C.cuda_call_memory(d.c, C.int(ordinal), &bytes)); err != nil {
 		return i, err
 	}
 	i.Memory = int64(bytes)
 	for attribute, to := range map[C.int]*int{attributeMultiprocessors: &i.Multiprocessors, attributeMajor: &i.Major, attributeMinor: &i.Minor} {
 		var v C.int
-		if err := d.failed("cuDeviceGetAttribute", C.device_attribute(d.c, C.int(ordinal), attribute, &v)); err != nil {
+		if err := d.failed("cuDeviceGetAttribute", C.cuda_device_attribute(d.c, C.int(ordinal), attribute, &v)); err != nil {
 			return i, err
 		}
 		*to = int(v)
@@ -96,7 +96,7 @@ func (d *Driver) Open(ordinal int) (*Device, error) {
 }
 
 func (v *Device) start() error {
-	if err := v.driver.failed("opening the device", C.device_open(v.c)); err != nil {
+	if err := v.driver.failed("opening the device", C.cuda_device_open(v.c)); err != nil {
 		return err
 	}
 	if err := v.loadKernels(); err != nil {
@@ -111,7 +111,7 @@ func (v *Device) Close() error {
 		return nil
 	}
 	err := errors.Join(v.stage.close(v), v.pool.close())
-	if code := C.device_close(v.c); code != 0 {
+	if code := C.cuda_device_close(v.c); code != 0 {
 		err = errors.Join(err, v.driver.failed("closing the device", code))
 	}
 	C.free(unsafe.Pointer(v.c))
@@ -134,13 +134,13 @@ func (v *Device) DriverVersion() int { return v.driver.version }
 // Memory gives the bytes that are free, those the pool keeps for reuse not counted, and all.
 func (v *Device) Memory() (free, total int64, err error) {
 	var f, t C.size_t
-	err = v.failed("cuMemGetInfo", C.device_memory_info(v.c, &f, &t))
+	err = v.failed("cuMemGetInfo", C.cuda_device_memory_info(v.c, &f, &t))
 	return int64(f), int64(t), err
 }
 
 // Synchronize waits until all that was put into the stream is done, and gives the first error of it.
 func (v *Device) Synchronize() error {
-	return v.failed("cuStreamSynchronize", C.device_synchronize(v.c))
+	return v.failed("cuStreamSynchronize", C.cuda_device_synchronize(v.c))
 }
 
 // Zero clears bytes of memory.
@@ -148,7 +148,7 @@ func (v *Device) Zero(to Address, bytes int) error {
 	if bytes == 0 {
 		return nil
 	}
-	return v.failed("cuMemsetD8", C.device_zero(v.c, C.uint64_t(to), C.size_t(bytes)))
+	return v.failed("cuMemsetD8", C.cuda_device_zero(v.c, C.uint64_t(to), C.size_t(bytes)))
 }
 
 // Copy copies bytes from a device, which may be another, into v's memory, in v's stream. What the other device has under way must have been waited for (Event).
@@ -156,13 +156,13 @@ func (v *Device) Copy(to Address, from *Device, source Address, bytes int) error
 	if bytes == 0 {
 		return nil
 	}
-	return v.failed("cuMemcpyDtoD", C.device_copy(v.c, C.uint64_t(to), from.c, C.uint64_t(source), C.size_t(bytes)))
+	return v.failed("cuMemcpyDtoD", C.cuda_device_copy(v.c, C.uint64_t(to), from.c, C.uint64_t(source), C.size_t(bytes)))
 }
 
 // EnablePeer lets v read the memory of peer directly, where the hardware can; without it copies go through the host.
 func (v *Device) EnablePeer(peer *Device) (bool, error) {
 	var enabled C.int
-	err := v.failed("cuCtxEnablePeerAccess", C.device_enable_peer(v.c, peer.c, &enabled))
+	err := v.failed("cuCtxEnablePeerAccess", C.cuda_device_enable_peer(v.c, peer.c, &enabled))
 	return enabled != 0, err
 }
 

@@ -9,14 +9,14 @@ static char *copied(const char *text) {
   return c ? strcpy(c, text) : NULL;
 }
 
-char *driver_open(driver *d, const char *path) {
+char *cuda_driver_open(driver *d, const char *path) {
   memset(d, 0, sizeof *d);
   d->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!d->library) return copied(dlerror());
 #define FIND(name, arguments) \
   *(void **)&d->name = dlsym(d->library, #name); \
   if (!d->name) { \
-    driver_close(d); \
+    cuda_driver_close(d); \
     return copied("it has no function " #name); \
   }
   CUDA_FUNCTIONS(FIND)
@@ -24,7 +24,7 @@ char *driver_open(driver *d, const char *path) {
   return NULL;
 }
 
-void driver_close(driver *d) {
+void cuda_driver_close(driver *d) {
   if (d->library) dlclose(d->library);
   d->library = NULL;
 }
@@ -36,14 +36,14 @@ void driver_close(driver *d) {
   } while (0)
 #define CURRENT(v) CHECK((v)->d->cuCtxSetCurrent((v)->context))
 
-cuda_result device_open(device *v) {
+cuda_result cuda_device_open(device *v) {
   CHECK(v->d->cuDeviceGet(&v->handle, v->ordinal));
   CHECK(v->d->cuDevicePrimaryCtxRetain(&v->context, v->handle));
   CURRENT(v);
   return v->d->cuStreamCreate(&v->stream, 1); // not ordered with the default stream
 }
 
-cuda_result device_close(device *v) {
+cuda_result cuda_device_close(device *v) {
   if (!v->context) return 0;
   cuda_result first = v->d->cuCtxSetCurrent(v->context), code = 0;
   if (v->module && (code = v->d->cuModuleUnload(v->module)) && !first) first = code;
@@ -54,7 +54,7 @@ cuda_result device_close(device *v) {
   return first;
 }
 
-cuda_result device_load(device *v, const char *ptx, int count, const char *const *names, const int *shared, char *log, int log_bytes, const char **failed) {
+cuda_result cuda_device_load(device *v, const char *ptx, int count, const char *const *names, const int *shared, char *log, int log_bytes, const char **failed) {
   enum { ERROR_LOG = 5, ERROR_LOG_BYTES = 6, MAX_DYNAMIC_SHARED = 8 };
   int option[2] = {ERROR_LOG, ERROR_LOG_BYTES};
   void *value[2] = {log, (void *)(intptr_t)log_bytes};
@@ -70,18 +70,18 @@ cuda_result device_load(device *v, const char *ptx, int count, const char *const
   return 0;
 }
 
-cuda_result device_attribute(const driver *d, int ordinal, int attribute, int *value) {
+cuda_result cuda_device_attribute(const driver *d, int ordinal, int attribute, int *value) {
   int handle;
   CHECK(d->cuDeviceGet(&handle, ordinal));
   return d->cuDeviceGetAttribute(value, attribute, handle);
 }
 
-cuda_result device_memory_info(device *v, size_t *free, size_t *total) {
+cuda_result cuda_device_memory_info(device *v, size_t *free, size_t *total) {
   CURRENT(v);
   return v->d->cuMemGetInfo_v2(free, total);
 }
 
-cuda_result device_alloc(device *v, size_t bytes, uint64_t *address) {
+cuda_result cuda_device_alloc(device *v, size_t bytes, uint64_t *address) {
   CURRENT(v);
   cuda_address a = 0;
   CHECK(v->d->cuMemAlloc_v2(&a, bytes));
@@ -89,47 +89,47 @@ cuda_result device_alloc(device *v, size_t bytes, uint64_t *address) {
   return 0;
 }
 
-cuda_result device_free(device *v, uint64_t address) {
+cuda_result cuda_device_free(device *v, uint64_t address) {
   CURRENT(v);
   return v->d->cuMemFree_v2(address);
 }
 
-cuda_result device_alloc_host(device *v, size_t bytes, void **memory) {
+cuda_result cuda_device_alloc_host(device *v, size_t bytes, void **memory) {
   CURRENT(v);
   return v->d->cuMemHostAlloc(memory, bytes, 1); // for every context
 }
 
-cuda_result device_free_host(device *v, void *memory) {
+cuda_result cuda_device_free_host(device *v, void *memory) {
   CURRENT(v);
   return v->d->cuMemFreeHost(memory);
 }
 
-cuda_result device_zero(device *v, uint64_t to, size_t bytes) {
+cuda_result cuda_device_zero(device *v, uint64_t to, size_t bytes) {
   CURRENT(v);
   return v->d->cuMemsetD8Async(to, 0, bytes, v->stream);
 }
 
-cuda_result device_upload(device *v, uint64_t to, size_t to_pitch, const void *from, size_t width, size_t rows) {
+cuda_result cuda_device_upload(device *v, uint64_t to, size_t to_pitch, const void *from, size_t width, size_t rows) {
   CURRENT(v);
   if (rows == 1 || to_pitch == width) return v->d->cuMemcpyHtoDAsync_v2(to, from, width * rows, v->stream);
   cuda_copy c = {.source_type = 1, .source_host = from, .source_pitch = width, .to_type = 2, .to_device = to, .to_pitch = to_pitch, .width = width, .height = rows};
   return v->d->cuMemcpy2DAsync_v2(&c, v->stream);
 }
 
-cuda_result device_download(device *v, void *to, uint64_t from, size_t from_pitch, size_t width, size_t rows) {
+cuda_result cuda_device_download(device *v, void *to, uint64_t from, size_t from_pitch, size_t width, size_t rows) {
   CURRENT(v);
   if (rows == 1 || from_pitch == width) return v->d->cuMemcpyDtoHAsync_v2(to, from, width * rows, v->stream);
   cuda_copy c = {.source_type = 2, .source_device = from, .source_pitch = from_pitch, .to_type = 1, .to_host = to, .to_pitch = width, .width = width, .height = rows};
   return v->d->cuMemcpy2DAsync_v2(&c, v->stream);
 }
 
-cuda_result device_copy(device *to, uint64_t to_address, const device *from, uint64_t from_address, size_t bytes) {
+cuda_result cuda_device_copy(device *to, uint64_t to_address, const device *from, uint64_t from_address, size_t bytes) {
   CURRENT(to);
   if (to->handle == from->handle) return to->d->cuMemcpyDtoDAsync_v2(to_address, from_address, bytes, to->stream);
   return to->d->cuMemcpyPeerAsync(to_address, to->context, from_address, from->context, bytes, to->stream);
 }
 
-cuda_result device_enable_peer(device *v, const device *peer, int *enabled) {
+cuda_result cuda_device_enable_peer(device *v, const device *peer, int *enabled) {
   enum { ALREADY_ENABLED = 704 };
   CHECK(v->d->cuDeviceCanAccessPeer(enabled, v->handle, peer->handle));
   if (!*enabled) return 0;
@@ -138,53 +138,53 @@ cuda_result device_enable_peer(device *v, const device *peer, int *enabled) {
   return code == ALREADY_ENABLED ? 0 : code;
 }
 
-cuda_result device_synchronize(device *v) {
+cuda_result cuda_device_synchronize(device *v) {
   CURRENT(v);
   return v->d->cuStreamSynchronize(v->stream);
 }
 
-cuda_result device_launch(device *v, int kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned shared, const void *arguments) {
+cuda_result cuda_device_launch(device *v, int kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned shared, const void *arguments) {
   CURRENT(v);
   void *pointers[] = {(void *)arguments};
   return v->d->cuLaunchKernel(v->functions[kernel], x, y, z, threads, 1, 1, shared, v->stream, pointers, NULL);
 }
 
-cuda_result event_new(device *v, void **event, int timed) {
+cuda_result cuda_event_new(device *v, void **event, int timed) {
   CURRENT(v);
   return v->d->cuEventCreate(event, timed ? 0 : 2);
 }
 
-cuda_result event_free(device *v, void *event) {
+cuda_result cuda_event_free(device *v, void *event) {
   CURRENT(v);
   return v->d->cuEventDestroy_v2(event);
 }
 
-cuda_result event_record(device *v, void *event) {
+cuda_result cuda_event_record(device *v, void *event) {
   CURRENT(v);
   return v->d->cuEventRecord(event, v->stream);
 }
 
-cuda_result event_wait(device *v, void *event) {
+cuda_result cuda_event_wait(device *v, void *event) {
   CURRENT(v);
   return v->d->cuEventSynchronize(event);
 }
 
-cuda_result event_order(device *v, void *event) {
+cuda_result cuda_event_order(device *v, void *event) {
   CURRENT(v);
   return v->d->cuStreamWaitEvent(v->stream, event, 0);
 }
 
-cuda_result event_elapsed(device *v, void *from, void *to, float *milliseconds) {
+cuda_result cuda_event_elapsed(device *v, void *from, void *to, float *milliseconds) {
   CURRENT(v);
   return v->d->cuEventElapsedTime(milliseconds, from, to);
 }
 
-cuda_result capture_begin(device *v) {
+cuda_result cuda_capture_begin(device *v) {
   CURRENT(v);
   return v->d->cuStreamBeginCapture_v2(v->stream, 2); // whatever other threads do is no part of it
 }
 
-cuda_result capture_end(device *v, void **executable) {
+cuda_result cuda_capture_end(device *v, void **executable) {
   CURRENT(v);
   void *graph = NULL;
   CHECK(v->d->cuStreamEndCapture(v->stream, &graph));
@@ -192,38 +192,38 @@ cuda_result capture_end(device *v, void **executable) {
   return code ? code : freed;
 }
 
-cuda_result graph_launch(device *v, void *executable) {
+cuda_result cuda_graph_launch(device *v, void *executable) {
   CURRENT(v);
   return v->d->cuGraphLaunch(executable, v->stream);
 }
 
-cuda_result graph_free(device *v, void *executable) {
+cuda_result cuda_graph_free(device *v, void *executable) {
   CURRENT(v);
   return v->d->cuGraphExecDestroy(executable);
 }
 
-cuda_result call_init(const driver *d) { return d->cuInit(0); }
-cuda_result call_version(const driver *d, int *version) { return d->cuDriverGetVersion(version); }
-cuda_result call_count(const driver *d, int *count) { return d->cuDeviceGetCount(count); }
+cuda_result cuda_call_init(const driver *d) { return d->cuInit(0); }
+cuda_result cuda_call_version(const driver *d, int *version) { return d->cuDriverGetVersion(version); }
+cuda_result cuda_call_count(const driver *d, int *count) { return d->cuDeviceGetCount(count); }
 
-cuda_result call_name(const driver *d, int ordinal, char *name, int length) {
+cuda_result cuda_call_name(const driver *d, int ordinal, char *name, int length) {
   int handle;
   CHECK(d->cuDeviceGet(&handle, ordinal));
   return d->cuDeviceGetName(name, length, handle);
 }
 
-cuda_result call_memory(const driver *d, int ordinal, size_t *bytes) {
+cuda_result cuda_call_memory(const driver *d, int ordinal, size_t *bytes) {
   int handle;
   CHECK(d->cuDeviceGet(&handle, ordinal));
   return d->cuDeviceTotalMem_v2(bytes, handle);
 }
 
-const char *call_error_name(const driver *d, cuda_result code) {
+const char *cuda_call_error_name(const driver *d, cuda_result code) {
   const char *name = NULL;
   return d->cuGetErrorName(code, &name) ? NULL : name;
 }
 
-const char *call_error_text(const driver *d, cuda_result code) {
+const char *cuda_call_error_text(const driver *d, cuda_result code) {
   const char *text = NULL;
   return d->cuGetErrorString(code, &text) ? NULL : text;
 }

@@ -80,9 +80,9 @@ typedef struct driver {
 #undef CUDA_POINTER
 } driver;
 
-// driver_open loads the library at path. Null when it worked; else what did not, to be freed: the loader's message, or the function that the library does not have.
-char *driver_open(driver *d, const char *path);
-void driver_close(driver *d);
+// cuda_driver_open loads the library at path. Null when it worked; else what did not, to be freed: the loader's message, or the function that the library does not have.
+char *cuda_driver_open(driver *d, const char *path);
+void cuda_driver_close(driver *d);
 
 enum { KERNEL_LIMIT = 128 };
 
@@ -94,43 +94,43 @@ typedef struct device {
   void *functions[KERNEL_LIMIT];
 } device;
 
-// device_open fills a zeroed device whose d and ordinal are set. After a failure device_close undoes what was done.
-cuda_result device_open(device *v);
-cuda_result device_close(device *v);
-// device_load compiles the PTX for the device and looks the kernels up; shared[i] is the most dynamic shared memory of kernel i. log receives the compiler's message. failed names the step.
-cuda_result device_load(device *v, const char *ptx, int count, const char *const *names, const int *shared, char *log, int log_bytes, const char **failed);
-cuda_result device_attribute(const driver *d, int ordinal, int attribute, int *value);
-cuda_result device_memory_info(device *v, size_t *free, size_t *total);
-cuda_result device_alloc(device *v, size_t bytes, uint64_t *address);
-cuda_result device_free(device *v, uint64_t address);
-cuda_result device_alloc_host(device *v, size_t bytes, void **memory);
-cuda_result device_free_host(device *v, void *memory);
-cuda_result device_zero(device *v, uint64_t to, size_t bytes);
+// cuda_device_open fills a zeroed device whose d and ordinal are set. After a failure cuda_device_close undoes what was done.
+cuda_result cuda_device_open(device *v);
+cuda_result cuda_device_close(device *v);
+// cuda_device_load compiles the PTX for the device and looks the kernels up; shared[i] is the most dynamic shared memory of kernel i. log receives the compiler's message. failed names the step.
+cuda_result cuda_device_load(device *v, const char *ptx, int count, const char *const *names, const int *shared, char *log, int log_bytes, const char **failed);
+cuda_result cuda_device_attribute(const driver *d, int ordinal, int attribute, int *value);
+cuda_result cuda_device_memory_info(device *v, size_t *free, size_t *total);
+cuda_result cuda_device_alloc(device *v, size_t bytes, uint64_t *address);
+cuda_result cuda_device_free(device *v, uint64_t address);
+cuda_result cuda_device_alloc_host(device *v, size_t bytes, void **memory);
+cuda_result cuda_device_free_host(device *v, void *memory);
+cuda_result cuda_device_zero(device *v, uint64_t to, size_t bytes);
 // Rows of width bytes between host and device, each pitch apart; they come after what the stream has before them. The host memory must be pinned.
-cuda_result device_upload(device *v, uint64_t to, size_t to_pitch, const void *from, size_t width, size_t rows);
-cuda_result device_download(device *v, void *to, uint64_t from, size_t from_pitch, size_t width, size_t rows);
-cuda_result device_copy(device *to, uint64_t to_address, const device *from, uint64_t from_address, size_t bytes);
-cuda_result device_enable_peer(device *v, const device *peer, int *enabled);
-cuda_result device_synchronize(device *v);
-cuda_result device_launch(device *v, int kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned shared, const void *arguments);
+cuda_result cuda_device_upload(device *v, uint64_t to, size_t to_pitch, const void *from, size_t width, size_t rows);
+cuda_result cuda_device_download(device *v, void *to, uint64_t from, size_t from_pitch, size_t width, size_t rows);
+cuda_result cuda_device_copy(device *to, uint64_t to_address, const device *from, uint64_t from_address, size_t bytes);
+cuda_result cuda_device_enable_peer(device *v, const device *peer, int *enabled);
+cuda_result cuda_device_synchronize(device *v);
+cuda_result cuda_device_launch(device *v, int kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned shared, const void *arguments);
 
-cuda_result event_new(device *v, void **event, int timed);
-cuda_result event_free(device *v, void *event);
-cuda_result event_record(device *v, void *event);
-cuda_result event_wait(device *v, void *event);                  // the host waits
-cuda_result event_order(device *v, void *event);                 // the device's stream waits
-cuda_result event_elapsed(device *v, void *from, void *to, float *milliseconds);
+cuda_result cuda_event_new(device *v, void **event, int timed);
+cuda_result cuda_event_free(device *v, void *event);
+cuda_result cuda_event_record(device *v, void *event);
+cuda_result cuda_event_wait(device *v, void *event);                  // the host waits
+cuda_result cuda_event_order(device *v, void *event);                 // the device's stream waits
+cuda_result cuda_event_elapsed(device *v, void *from, void *to, float *milliseconds);
 
-cuda_result capture_begin(device *v);
-cuda_result capture_end(device *v, void **executable);
-cuda_result graph_launch(device *v, void *executable);
-cuda_result graph_free(device *v, void *executable);
+cuda_result cuda_capture_begin(device *v);
+cuda_result cuda_capture_end(device *v, void **executable);
+cuda_result cuda_graph_launch(device *v, void *executable);
+cuda_result cuda_graph_free(device *v, void *executable);
 
 // Calls that need no device.
-cuda_result call_init(const driver *d);
-cuda_result call_version(const driver *d, int *version);
-cuda_result call_count(const driver *d, int *count);
-cuda_result call_name(const driver *d, int ordinal, char *name, int length);
-cuda_result call_memory(const driver *d, int ordinal, size_t *bytes);
-const char *call_error_name(const driver *d, cuda_result code); // null if the driver does not know it
-const char *call_error_text(const driver *d, cuda_result code);
+cuda_result cuda_call_init(const driver *d);
+cuda_result cuda_call_version(const driver *d, int *version);
+cuda_result cuda_call_count(const driver *d, int *count);
+cuda_result cuda_call_name(const driver *d, int ordinal, char *name, int length);
+cuda_result cuda_call_memory(const driver *d, int ordinal, size_t *bytes);
+const char *cuda_call_error_name(const driver *d, cuda_result code); // null if the driver does not know it
+const char *cuda_call_error_text(const driver *d, cuda_result code);

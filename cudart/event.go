@@ -23,34 +23,34 @@ func (v *Device) NewEvent(timed bool) (*Event, error) {
 	if timed {
 		flag = 1
 	}
-	return e, v.failed("cuEventCreate", C.event_new(v.c, &e.handle, flag))
+	return e, v.failed("cuEventCreate", C.cuda_event_new(v.c, &e.handle, flag))
 }
 
 // Record sets the event behind what the stream has.
 func (e *Event) Record() error {
-	return e.device.failed("cuEventRecord", C.event_record(e.device.c, e.handle))
+	return e.device.failed("cuEventRecord", C.cuda_event_record(e.device.c, e.handle))
 }
 
 // Wait waits until the event's point is reached.
 func (e *Event) Wait() error {
-	return e.device.failed("cuEventSynchronize", C.event_wait(e.device.c, e.handle))
+	return e.device.failed("cuEventSynchronize", C.cuda_event_wait(e.device.c, e.handle))
 }
 
 // Order makes what comes next in v's stream wait for the event, which may be another device's. The host does not wait.
 func (e *Event) Order(v *Device) error {
-	return v.failed("cuStreamWaitEvent", C.event_order(v.c, e.handle))
+	return v.failed("cuStreamWaitEvent", C.cuda_event_order(v.c, e.handle))
 }
 
 // Since gives the time on the device from another timed event to this one; both must have been reached.
 func (e *Event) Since(from *Event) (time.Duration, error) {
 	var ms C.float
-	err := e.device.failed("cuEventElapsedTime", C.event_elapsed(e.device.c, from.handle, e.handle, &ms))
+	err := e.device.failed("cuEventElapsedTime", C.cuda_event_elapsed(e.device.c, from.handle, e.handle, &ms))
 	return time.Duration(float64(ms) * float64(time.Millisecond)), err
 }
 
 // Free gives the event back.
 func (e *Event) Free() error {
-	return e.device.failed("cuEventDestroy", C.event_free(e.device.c, e.handle))
+	return e.device.failed("cuEventDestroy", C.cuda_event_free(e.device.c, e.handle))
 }
 
 // Graph is a recorded series of launches that is started with one call.
@@ -61,12 +61,12 @@ type Graph struct {
 
 // Capture records what launch puts into the stream instead of running it. launch may neither allocate, upload, download nor wait. The caller frees the graph.
 func (v *Device) Capture(launch func() error) (*Graph, error) {
-	if err := v.failed("cuStreamBeginCapture", C.capture_begin(v.c)); err != nil {
+	if err := v.failed("cuStreamBeginCapture", C.cuda_capture_begin(v.c)); err != nil {
 		return nil, err
 	}
 	launched := launch()
 	g := &Graph{device: v}
-	if err := v.failed("cuStreamEndCapture", C.capture_end(v.c, &g.executable)); err != nil {
+	if err := v.failed("cuStreamEndCapture", C.cuda_capture_end(v.c, &g.executable)); err != nil {
 		if launched != nil {
 			return nil, launched
 		}
@@ -83,10 +83,10 @@ func (v *Device) Capture(launch func() error) (*Graph, error) {
 
 // Launch puts the recorded launches into the stream.
 func (g *Graph) Launch() error {
-	return g.device.failed("cuGraphLaunch", C.graph_launch(g.device.c, g.executable))
+	return g.device.failed("cuGraphLaunch", C.cuda_graph_launch(g.device.c, g.executable))
 }
 
 // Free gives the graph back; it must not be running.
 func (g *Graph) Free() error {
-	return g.device.failed("cuGraphExecDestroy", C.graph_free(g.device.c, g.executable))
+	return g.device.failed("cuGraphExecDestroy", C.cuda_graph_free(g.device.c, g.executable))
 }

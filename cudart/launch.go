@@ -149,7 +149,7 @@ func (v *Device) launch(k int, x, y, z int64, arguments unsafe.Pointer) error {
 	if x > maxX || y > maxY || z > maxY {
 		return fmt.Errorf("kernel %s: a grid of %d × %d × %d blocks is more than the device takes", kernels[k].name, x, y, z)
 	}
-	return v.failed(kernels[k].name, C.device_launch(v.c, C.int(k), C.unsigned(x), C.unsigned(y), C.unsigned(z), C.unsigned(kernels[k].threads), C.unsigned(kernels[k].shared), arguments))
+	return v.failed(kernels[k].name, C.cuda_device_launch(v.c, C.int(k), C.unsigned(x), C.unsigned(y), C.unsigned(z), C.unsigned(kernels[k].threads), C.unsigned(kernels[k].shared), arguments))
 }
 
 // rowwise launches an element-wise kernel: a block per row and piece of cols columns.

@@ -67,7 +67,7 @@ var errClosed = errors.New("the device is closed")
 
 func (p *pool) fromDriver(size int) (Address, error) {
 	var a C.uint64_t
-	err := p.device.failed("cuMemAlloc", C.device_alloc(p.device.c, C.size_t(size), &a))
+	err := p.device.failed("cuMemAlloc", C.cuda_device_alloc(p.device.c, C.size_t(size), &a))
 	return Address(a), err
 }
 
@@ -76,7 +76,7 @@ func (p *pool) giveBack() error {
 	err := p.device.Synchronize()
 	for size, list := range p.free {
 		for _, a := range list {
-			err = errors.Join(err, p.device.failed("cuMemFree", C.device_free(p.device.c, C.uint64_t(a))))
+			err = errors.Join(err, p.device.failed("cuMemFree", C.cuda_device_free(p.device.c, C.uint64_t(a))))
 		}
 		delete(p.free, size)
 	}
@@ -108,7 +108,7 @@ func (p *pool) close() error {
 	if n := len(p.taken); n > 0 {
 		err = errors.Join(err, fmt.Errorf("%d allocations have not been freed", n))
 		for a := range p.taken {
-			err = errors.Join(err, p.device.failed("cuMemFree", C.device_free(p.device.c, C.uint64_t(a))))
+			err = errors.Join(err, p.device.failed("cuMemFree", C.cuda_device_free(p.device.c, C.uint64_t(a))))
 		}
 		clear(p.taken)
 	}

@@ -26,7 +26,7 @@ type staging struct {
 }
 
 func (s *staging) init(v *Device) error {
-	if err := v.failed("cuMemHostAlloc", C.device_alloc_host(v.c, 2*stageHalf, &s.host)); err != nil {
+	if err := v.failed("cuMemHostAlloc", C.cuda_device_alloc_host(v.c, 2*stageHalf, &s.host)); err != nil {
 		return err
 	}
 	var err error
@@ -34,7 +34,7 @@ func (s *staging) init(v *Device) error {
 		return err
 	}
 	for i := range s.events {
-		if err := v.failed("cuEventCreate", C.event_new(v.c, &s.events[i], 0)); err != nil {
+		if err := v.failed("cuEventCreate", C.cuda_event_new(v.c, &s.events[i], 0)); err != nil {
 			return err
 		}
 	}
@@ -48,14 +48,14 @@ func (s *staging) close(v *Device) error {
 	err := v.Synchronize()
 	for _, e := range s.events {
 		if e != nil {
-			err = errors.Join(err, v.failed("cuEventDestroy", C.event_free(v.c, e)))
+			err = errors.Join(err, v.failed("cuEventDestroy", C.cuda_event_free(v.c, e)))
 		}
 	}
 	if s.memory != 0 {
 		err = errors.Join(err, v.Free(s.memory))
 	}
 	if s.host != nil {
-		err = errors.Join(err, v.failed("cuMemFreeHost", C.device_free_host(v.c, s.host)))
+		err = errors.Join(err, v.failed("cuMemFreeHost", C.cuda_device_free_host(v.c, s.host)))
 	}
 	*s = staging{}
 	return err
@@ -66,13 +66,13 @@ func (v *Device) reserve(bytes int) (int, error) {
 	s := &v.stage
 	bytes = (bytes + 255) &^ 255
 	if s.at+bytes > stageHalf {
-		if err := v.failed("cuEventRecord", C.event_record(v.c, s.events[s.half])); err != nil {
+		if err := v.failed("cuEventRecord", C.cuda_event_record(v.c, s.events[s.half])); err != nil {
 			return 0, err
 		}
 		s.used[s.half] = true
 		s.half, s.at = 1-s.half, 0
 		if s.used[s.half] {
-			if err := v.failed("cuEventSynchronize", C.event_wait(v.c, s.events[s.half])); err != nil {
+			if err := v.failed("cuEventSynchronize", C.cuda_event_wait(v.c, s.events[s.half])); err != nil {
 				return 0, err
 			}
 		}
@@ -87,14 +87,14 @@ func (v *Device) reserve(bytes int) (int, error) {
 func (v *Device) Upload(to Address, pitch int, data []byte, width, rows int) error {
 	return v.transfer(to, pitch, data, width, rows, func(place unsafe.Pointer, piece []byte, at Address, width, rows int) error {
 		C.memcpy(place, unsafe.Pointer(&piece[0]), C.size_t(len(piece)))
-		return v.failed("cuMemcpyHtoD", C.device_upload(v.c, C.uint64_t(at), C.size_t(pitch), place, C.size_t(width), C.size_t(rows)))
+		return v.failed("cuMemcpyHtoD", C.cuda_device_upload(v.c, C.uint64_t(at), C.size_t(pitch), place, C.size_t(width), C.size_t(rows)))
 	})
 }
 
 // Download is the reverse of Upload; it waits for all that the stream has before it.
 func (v *Device) Download(data []byte, from Address, pitch, width, rows int) error {
 	return v.transfer(from, pitch, data, width, rows, func(place unsafe.Pointer, piece []byte, at Address, width, rows int) error {
-		if err := v.failed("cuMemcpyDtoH", C.device_download(v.c, place, C.uint64_t(at), C.size_t(pitch), C.size_t(width), C.size_t(rows))); err != nil {
+		if err := v.failed("cuMemcpyDtoH", C.cuda_device_download(v.c, place, C.uint64_t(at), C.size_t(pitch), C.size_t(width), C.size_t(rows))); err != nil {
 			return err
 		}
 		if err := v.Synchronize(); err != nil {
@@ -165,7 +165,7 @@ func (v *Device) Put(data []byte) (at Address, release func() error, err error) 
 	place := unsafe.Add(v.stage.host, offset)
 	C.memcpy(place, unsafe.Pointer(&data[0]), C.size_t(len(data)))
 	at = v.stage.memory + Address(offset)
-	err = v.failed("cuMemcpyHtoD", C.device_upload(v.c, C.uint64_t(at), C.size_t(len(data)), place, C.size_t(len(data)), 1))
+	err = v.failed("cuMemcpyHtoD", C.cuda_device_upload(v.c, C.uint64_t(at), C.size_t(len(data)), place, C.size_t(len(data)), 1))
 	return at, func() error { return nil }, err
 }
 

@@ -1,20 +1,31 @@
-// Command single is the backend plugin for one device: it serves and trains one model on the processor. The gateway starts it.
+// Command single is the backend plugin for one device, the processor or a GPU: it serves and trains one model. The gateway starts it.
 package main
 
 import (
+	"log/slog"
+	"os"
+
 	"github.com/tinsmith/tinsmith/backends/internal/engine"
 	"github.com/tinsmith/tinsmith/backends/internal/model/architectures"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
-	"github.com/tinsmith/tinsmith/backends/internal/tensor/cpu"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/device"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
 // version is set when a release is built.
 var version = "development"
 
+// lost ends the process: the gateway's supervisor starts another and recovers the runs.
+func lost(err error) {
+	slog.Error("the device is lost", "error", err)
+	os.Exit(1)
+}
+
 func main() {
 	plugins.Serve(engine.New(engine.Options{
 		Plugin: "single", Version: version, Registry: architectures.All(),
-		OpenDevice: func(c engine.Config) (tensor.Device, error) { return cpu.New(cpu.Options{Threads: c.Threads}) },
+		OpenDevice: func(c engine.Config) (tensor.Device, error) {
+			return device.Open(device.Options{Name: c.Device, Threads: c.Threads, CUDALibraries: c.CUDALibraries, Lost: lost})
+		},
 	}))
 }

@@ -25,7 +25,8 @@ KERNEL(softmax, 256, softmax_arguments) {
   EACH_COLUMN(c, a.p.cols) p[c] = exp_rn(x[c] - lse);
 }
 
-// logits become Σk c[k]·(1[column = target k] - softmax). The sum of c is taken first, in order; then each coefficient is added, in order.
+// logits become Σk c[k]·(1[column = target k] - softmax). The sum of c is taken first, in order; then each coefficient is added, in order. A target of -1 is a column of
+// another device: it counts in the sum only.
 KERNEL(softmax_gradient, 256, softmax_gradient_arguments) {
   float *x = row_of<float>(a.logits, block_x()), lse = *row_of<const float>(a.lse, block_x()), sum = 0.0f;
   const int32_t *targets = memory<const int32_t>(a.targets) + block_x() * a.k;
@@ -35,5 +36,5 @@ KERNEL(softmax_gradient, 256, softmax_gradient_arguments) {
   barrier();
   if (thread() != 0) return;
   for (int64_t k = 0; k < a.k; k++)
-    if (targets[k] / PIECE % blocks_y() == block_y()) x[targets[k]] = x[targets[k]] + coefficients[k];
+    if (targets[k] >= 0 && targets[k] / PIECE % blocks_y() == block_y()) x[targets[k]] = x[targets[k]] + coefficients[k];
 }

@@ -17,7 +17,8 @@ import (
 
 // Config is the `backend:` section of a model. The zero value of a field that Defaults does not set means "automatic".
 type Config struct {
-	Device           string       // "cpu", "auto"; of one rank
+	Device           string       // "cpu", "cuda:N", "auto"; of one rank
+	CUDALibraries    []string     // folders that CUDA's libraries are looked for in before the system's
 	Training         [][]string   // devices that train, one group for each copy of the model, which is cut over the devices of its group
 	Sampling         [][]string   // devices that sample; none: those that train
 	samplePlugin     string       // how the model is put on Sampling

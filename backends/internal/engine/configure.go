@@ -49,7 +49,7 @@ func (l *loaded) configure(c Config, section json.RawMessage, plugin string) ([]
 	limit, source := l.plan.limit, l.plan.source
 	switch {
 	case c.Memory > 0:
-		limit, source = memoryLimit(c)
+		limit, source = memoryLimit(c, l.device)
 	case l.config.Memory > 0:
 		return nil, plugins.Invalidf("backend.memory_mib", "can be changed, but not be left to the backend, while it runs")
 	}

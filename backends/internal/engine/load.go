@@ -92,8 +92,11 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	if err != nil {
 		return nil, plugins.Invalidf("backend.device", "%v", err)
 	}
+	if len(config.Training) == 1 && slices.Equal(config.Training[0], []string{"auto"}) {
+		config.Training = [][]string{{device.Name()}}
+	}
 	l := &loaded{config: config, device: device, name: req.Name, section: slices.Clone(req.Config), measured: map[measurement]model.Memory{}}
-	limit, source := memoryLimit(config)
+	limit, source := memoryLimit(config, device)
 	defer func() {
 		if err != nil {
 			if closing := errors.Join(l.close(), device.Close()); closing != nil {

@@ -3,7 +3,9 @@ package engine
 import (
 	"encoding/json"
 	"fmt"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/tinsmith/tinsmith/plugins"
@@ -26,12 +28,18 @@ func placementSettings(plugin string) map[string]setting {
 			"device": func(c *Config, value json.RawMessage) error {
 				var s string
 				if err := json.Unmarshal(value, &s); err != nil {
-					return fmt.Errorf("is %s; want cpu or auto", value)
+					return fmt.Errorf("is %s; want cpu, cuda:N or auto", value)
 				}
-				if err := checkDevice(s, "cpu", "auto"); err != nil {
-					return err
+				if s != "cpu" && s != "auto" && !isCUDA(s) {
+					return fmt.Errorf("is %q; want cpu, cuda:N (N from 0) or auto", s)
 				}
 				c.Device, c.Training = s, [][]string{{s}}
+				return nil
+			},
+			"cuda_libraries": func(c *Config, value json.RawMessage) error {
+				if err := json.Unmarshal(value, &c.CUDALibraries); err != nil || slices.ContainsFunc(c.CUDALibraries, func(dir string) bool { return !filepath.IsAbs(dir) }) {
+					return fmt.Errorf("is %s; want a list of folders by their absolute paths", value)
+				}
 				return nil
 			},
 		}
@@ -82,10 +90,17 @@ func (c *Config) settle(plugin string) error {
 	return nil
 }
 
-// checkDevice refuses names of devices that this program does not have.
+// isCUDA tells the names of CUDA devices: cuda:0, cuda:1, …
+func isCUDA(name string) bool {
+	digits, ok := strings.CutPrefix(name, "cuda:")
+	n, err := strconv.Atoi(digits)
+	return ok && err == nil && n >= 0 && strconv.Itoa(n) == digits
+}
+
+// checkDevice refuses names of devices that ranks cannot be: several work on memory that they share, which is the processor's.
 func checkDevice(name string, allowed ...string) error {
 	if name == "cuda" || strings.HasPrefix(name, "cuda:") {
-		return fmt.Errorf("is %q, but this build has no CUDA device; want %s", name, strings.Join(allowed, " or "))
+		return fmt.Errorf("has %q, but several CUDA devices cannot work together yet; want %s, or the plugin %s with one", name, strings.Join(allowed, " or "), pluginSingle)
 	}
 	if !slices.Contains(allowed, name) {
 		return fmt.Errorf("is %q; want %s", name, strings.Join(allowed, " or "))
@@ -149,7 +164,7 @@ func (c *Config) devices() string {
 	list := func(groups [][]string) string {
 		var parts []string
 		for _, g := range groups {
-			parts = append(parts, strings.ReplaceAll(strings.Join(g, "|"), "auto", "cpu"))
+			parts = append(parts, strings.Join(g, "|"))
 		}
 		return strings.Join(parts, " + ")
 	}

@@ -45,10 +45,17 @@ const (
 // unlimited stands for the memory of a system that does not tell how much it has.
 const unlimited = math.MaxInt64 / 8
 
-// memoryLimit is what the backend may take, the base model's weights included: as configured, or nine tenths of what is free before anything is loaded.
-func memoryLimit(c Config) (bytes int64, source string) {
+// memoryLimit is what the backend may take, the base model's weights included: as configured, or nine tenths of what is free before anything is loaded, on the device
+// if it has memory of its own.
+func memoryLimit(c Config, device tensor.Device) (bytes int64, source string) {
 	if c.Memory > 0 {
 		return c.Memory, "backend.memory_mib"
+	}
+	if own, ok := device.(tensor.OwnMemory); ok {
+		if free, err := own.FreeMemory(); err == nil {
+			return free - free/10, device.Name()
+		}
+		return unlimited, "unknown"
 	}
 	if free, ok := availableMemory(machine); ok {
 		return free - free/10, "machine"

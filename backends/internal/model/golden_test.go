@@ -35,9 +35,15 @@ func goldens(t *testing.T) []string {
 	return dirs
 }
 
+// oneGolden, if it is not empty, is the only model of goldensAndOdd, for a device that is slow.
+var oneGolden string
+
 // goldensAndOdd adds the folder odd, which has no training runs.
 func goldensAndOdd(t *testing.T) []string {
 	t.Helper()
+	if oneGolden != "" {
+		return []string{unpack(t, oneGolden)}
+	}
 	return append(goldens(t), unpack(t, "odd"))
 }
 
@@ -149,6 +155,9 @@ type bench struct {
 	next  int32
 }
 
+// openDevice gives the device of the tests.
+var openDevice = func(_ *testing.T, threads int) (tensor.Device, error) { return cpu.New(cpu.Options{Threads: threads}) }
+
 func newBench(t *testing.T, dir string, d tensor.DType, threads int) *bench {
 	t.Helper()
 	return newBenchWith(t, dir, threads, model.LoadOptions{DType: d})
@@ -156,7 +165,7 @@ func newBench(t *testing.T, dir string, d tensor.DType, threads int) *bench {
 
 func newBenchWith(t *testing.T, dir string, threads int, o model.LoadOptions) *bench {
 	t.Helper()
-	device, err := cpu.New(cpu.Options{Threads: threads})
+	device, err := openDevice(t, threads)
 	if err != nil {
 		t.Fatal(err)
 	}

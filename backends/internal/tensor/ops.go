@@ -145,6 +145,12 @@ type Device interface {
 	Close() error
 }
 
+// OwnMemory is implemented by devices whose memory is not the processor's.
+type OwnMemory interface {
+	// FreeMemory is how many bytes can still be allocated.
+	FreeMemory() (int64, error)
+}
+
 // RowGroup is the rows [From, To) of a batch and the matrix that is theirs. With Factor not 0 a finished element is multiplied by it and then rounded to the values of type Round, as
 // Scale does.
 type RowGroup struct {

@@ -48,7 +48,7 @@ func (p *pages) copy(op string, dst, src int32, exist ...int32) error {
 	if c.err != nil {
 		return c.err
 	}
-	return failed(op, p.device.v.CopyPage(p.cache, dst, src))
+	return p.device.failed(op, p.device.v.CopyPage(p.cache, dst, src))
 }
 
 func (d *device) NewPages(t tensor.DType, layers, count, heads, headDim int) (tensor.Pages, error) {
@@ -131,7 +131,7 @@ func (d *device) WritePages(p tensor.Pages, layer int, k, v tensor.Tensor, runs 
 	if c.err != nil || len(sequences) == 0 {
 		return c.err
 	}
-	return failed("write pages", d.v.WritePages(own.cache, int64(layer), vk, vv, sequences))
+	return d.failed("write pages", d.v.WritePages(own.cache, int64(layer), vk, vv, sequences))
 }
 
 // group gives the query heads per key head.
@@ -156,7 +156,7 @@ func (d *device) Attention(o, lse, q tensor.Tensor, p tensor.Pages, layer int, r
 	if c.err != nil || len(sequences) == 0 {
 		return c.err
 	}
-	return failed("attention", d.v.Attention(vo, vl, vq, own.cache, int64(layer), sequences, group, scale))
+	return d.failed("attention", d.v.Attention(vo, vl, vq, own.cache, int64(layer), sequences, group, scale))
 }
 
 func (d *device) AttentionBackward(dq, dk, dv, do, o, lse, q tensor.Tensor, p tensor.Pages, layer int, runs []tensor.AttentionRun, queryHeads int, scale float32) error {
@@ -179,5 +179,5 @@ func (d *device) AttentionBackward(dq, dk, dv, do, o, lse, q tensor.Tensor, p te
 	if c.err != nil || len(sequences) == 0 {
 		return c.err
 	}
-	return failed("attention backward", d.v.AttentionBackward(vdq, vdk, vdv, vdo, vo, vl, vq, own.cache, int64(layer), sequences, group, scale))
+	return d.failed("attention backward", d.v.AttentionBackward(vdq, vdk, vdv, vdo, vo, vl, vq, own.cache, int64(layer), sequences, group, scale))
 }

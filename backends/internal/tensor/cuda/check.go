@@ -106,7 +106,7 @@ func (d *device) withList(op string, f func(at []cudart.Address) error, data ...
 	for _, release := range releases {
 		err = errors.Join(err, release())
 	}
-	return failed(op, err)
+	return d.failed(op, err)
 }
 
 func bytesOf[T int32 | float32](s []T) []byte {

@@ -89,12 +89,14 @@ func TestOpenFails(t *testing.T) {
 
 // A kernel that faults is told from a lack of memory, and names the operation.
 func TestErrors(t *testing.T) {
-	d := open(t, cuda.Options{Device: "cuda:0", Libraries: []string{shim.Require(t, shim.Options{})}})
+	lost := 0
+	d := open(t, cuda.Options{Device: "cuda:0", Libraries: []string{shim.Require(t, shim.Options{})}, Lost: func(error) { lost++ }})
 	x, err := d.Alloc(tensor.Float32, 2, 3)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer d.Free(x)
+	wantLost := 0
 	for _, c := range []struct {
 		plan   string
 		run    func() error
@@ -111,6 +113,12 @@ func TestErrors(t *testing.T) {
 		t.Setenv("FAKE_CUDA_FAIL", "")
 		if err == nil || !strings.HasPrefix(err.Error(), c.want) || (c.target != nil && !errors.Is(err, c.target)) {
 			t.Errorf("%s: %v, want %q", c.plan, err, c.want)
+		}
+		if c.target == cudart.ErrDeviceLost {
+			wantLost++
+		}
+		if lost != wantLost || errors.Is(err, tensor.ErrMemory) != (c.target == cudart.ErrOutOfMemory) {
+			t.Errorf("%s: told of %d losses, want %d; %v", c.plan, lost, wantLost, err)
 		}
 	}
 	if err := d.Add(x, x); err != nil {

@@ -25,6 +25,9 @@ type Options struct {
 	Device string
 	// Libraries are folders that the driver is looked for in before the system's.
 	Libraries []string
+	// Lost, if not nil, is called by the goroutine of an operation after which the device is of no more use, with its error. Nothing that the device holds can be read any more: the
+	// process should end, so that another one begins with a fresh device.
+	Lost func(error)
 }
 
 // Ordinal reads the number of a device's name; false if it is no CUDA device's.
@@ -66,7 +69,7 @@ func New(o Options) (tensor.Device, error) {
 		driver.Close()
 		return nil, fmt.Errorf("cuda: %w", err)
 	}
-	return &device{v: v, driver: driver, name: fmt.Sprintf("cuda:%d", ordinal)}, nil
+	return &device{v: v, driver: driver, name: fmt.Sprintf("cuda:%d", ordinal), lost: o.Lost}, nil
 }
 
 // device implements tensor.Device. One goroutine at a time calls it.
@@ -74,6 +77,7 @@ type device struct {
 	v      *cudart.Device // nil: closed
 	driver *cudart.Driver
 	name   string
+	lost   func(error)
 	live   int
 
 	// Kept between calls, so that operations do not allocate.
@@ -107,11 +111,14 @@ func (d *device) Close() error {
 	if d.live != 0 {
 		return fmt.Errorf("cuda: close: %d allocations have not been freed", d.live)
 	}
-	return failed("close", err)
+	return d.failed("close", err)
 }
 
 // failed names the operation in an error, and makes the device's lack of memory the interface's.
-func failed(op string, err error) error {
+func (d *device) failed(op string, err error) error {
+	if errors.Is(err, cudart.ErrDeviceLost) && d.lost != nil {
+		d.lost(fmt.Errorf("cuda: %s: %w", op, err))
+	}
 	if errors.Is(err, cudart.ErrOutOfMemory) {
 		err = fmt.Errorf("%w: %w", err, tensor.ErrMemory)
 	}
@@ -145,6 +152,15 @@ func product(sizes ...int) (int, bool) {
 	return n, true
 }
 
+// FreeMemory implements tensor.OwnMemory.
+func (d *device) FreeMemory() (int64, error) {
+	if d.v == nil {
+		return 0, errClosed
+	}
+	free, _, err := d.v.Memory()
+	return free, d.failed("memory", err)
+}
+
 // memory gives zeroed memory.
 func (d *device) memory(what string, bytes int) (uintptr, error) {
 	if d.v == nil {
@@ -152,10 +168,10 @@ func (d *device) memory(what string, bytes int) (uintptr, error) {
 	}
 	at, err := d.v.Alloc(bytes)
 	if err != nil {
-		return 0, failed(what, err)
+		return 0, d.failed(what, err)
 	}
 	if err := d.v.Zero(at, bytes); err != nil {
-		return 0, failed(what, errors.Join(err, d.v.Free(at)))
+		return 0, d.failed(what, errors.Join(err, d.v.Free(at)))
 	}
 	d.live++
 	return uintptr(at), nil
@@ -207,7 +223,7 @@ func (d *device) Upload(dst tensor.Tensor, src []float32) error {
 	if c.err != nil || len(src) == 0 {
 		return c.err
 	}
-	return failed("upload", d.v.Upload(v.At, int(4*v.Stride), bytesOf(src), int(4*v.Cols), dst.Rows))
+	return d.failed("upload", d.v.Upload(v.At, int(4*v.Stride), bytesOf(src), int(4*v.Cols), dst.Rows))
 }
 
 func (d *device) Download(dst []float32, src tensor.Tensor) error {
@@ -217,5 +233,5 @@ func (d *device) Download(dst []float32, src tensor.Tensor) error {
 	if c.err != nil || len(dst) == 0 {
 		return c.err
 	}
-	return failed("download", d.v.Download(bytesOf(dst), v.At, int(4*v.Stride), int(4*v.Cols), src.Rows))
+	return d.failed("download", d.v.Download(bytesOf(dst), v.At, int(4*v.Stride), int(4*v.Cols), src.Rows))
 }

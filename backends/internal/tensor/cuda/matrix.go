@@ -109,7 +109,7 @@ func (d *device) Repack(m tensor.Matrix, src tensor.Tensor) error {
 	if c.err != nil {
 		return c.err
 	}
-	return failed("repack", d.v.Repack(w.weight(), typeOf(w.dtype), v))
+	return d.failed("repack", d.v.Repack(w.weight(), typeOf(w.dtype), v))
 }
 
 func (d *device) GatherRows(dst tensor.Tensor, m tensor.Matrix, ids []int32) error {
@@ -136,7 +136,7 @@ func (d *device) MatMul(y, x tensor.Tensor, m tensor.Matrix, accumulate bool) er
 	if c.err != nil {
 		return c.err
 	}
-	return failed(c.op, d.v.Product(vy, vx, typeOf(x.DType), []cudart.RowGroup{{To: int64(y.Rows), Weight: w.weight()}}, typeOf(w.dtype), false, accumulate))
+	return d.failed(c.op, d.v.Product(vy, vx, typeOf(x.DType), []cudart.RowGroup{{To: int64(y.Rows), Weight: w.weight()}}, typeOf(w.dtype), false, accumulate))
 }
 
 func (d *device) MatMulTransposed(dx, dy tensor.Tensor, m tensor.Matrix, accumulate bool) error {
@@ -147,7 +147,7 @@ func (d *device) MatMulTransposed(dx, dy tensor.Tensor, m tensor.Matrix, accumul
 	if c.err != nil {
 		return c.err
 	}
-	return failed(c.op, d.v.Product(vx, vy, typeOf(dy.DType), []cudart.RowGroup{{To: int64(dx.Rows), Weight: w.weight()}}, typeOf(w.dtype), true, accumulate))
+	return d.failed(c.op, d.v.Product(vx, vy, typeOf(dy.DType), []cudart.RowGroup{{To: int64(dx.Rows), Weight: w.weight()}}, typeOf(w.dtype), true, accumulate))
 }
 
 func (d *device) MatMulGroups(y, x tensor.Tensor, groups []tensor.RowGroup, accumulate bool) error {
@@ -205,7 +205,7 @@ func (d *device) grouped(op string, names [2]string, y, x tensor.Tensor, groups 
 	}
 	for t, dtype := range []cudart.Type{cudart.Float32, cudart.BFloat16} {
 		if err := d.v.Product(vy, vx, typeOf(x.DType), d.groups[t], dtype, transposed, accumulate); err != nil {
-			return failed(op, err)
+			return d.failed(op, err)
 		}
 	}
 	return nil
@@ -245,5 +245,5 @@ func (d *device) outers(op string, products []tensor.OuterProduct) error {
 	if c.err != nil {
 		return c.err
 	}
-	return failed(op, d.v.OuterProducts(d.outer))
+	return d.failed(op, d.v.OuterProducts(d.outer))
 }

@@ -16,7 +16,7 @@ func (d *device) Round(dst, src tensor.Tensor) error {
 	if c.err != nil {
 		return c.err
 	}
-	return failed("round", d.v.Round(vd, typeOf(dst.DType), vs, typeOf(src.DType)))
+	return d.failed("round", d.v.Round(vd, typeOf(dst.DType), vs, typeOf(src.DType)))
 }
 
 func (d *device) Add(dst, src tensor.Tensor) error {
@@ -25,7 +25,7 @@ func (d *device) Add(dst, src tensor.Tensor) error {
 	if c.err != nil {
 		return c.err
 	}
-	return failed("add", d.v.Add(vd, vs))
+	return d.failed("add", d.v.Add(vd, vs))
 }
 
 func (d *device) Scale(dst tensor.Tensor, factor float32, as tensor.DType) error {
@@ -37,7 +37,7 @@ func (d *device) Scale(dst tensor.Tensor, factor float32, as tensor.DType) error
 	if c.err != nil {
 		return c.err
 	}
-	return failed("scale", d.v.Scale(v, factor, typeOf(as)))
+	return d.failed("scale", d.v.Scale(v, factor, typeOf(as)))
 }
 
 func (d *device) AddRow(dst, row tensor.Tensor) error {
@@ -46,7 +46,7 @@ func (d *device) AddRow(dst, row tensor.Tensor) error {
 	if c.err != nil {
 		return c.err
 	}
-	return failed("add row", d.v.AddRow(vd, vr))
+	return d.failed("add row", d.v.AddRow(vd, vr))
 }
 
 func (d *device) Zero(dst tensor.Tensor) error {
@@ -56,9 +56,9 @@ func (d *device) Zero(dst tensor.Tensor) error {
 		return c.err
 	}
 	if v.Stride == v.Cols || v.Rows == 1 {
-		return failed("zero", d.v.Zero(v.At, dst.Rows*dst.Cols*dst.DType.Size()))
+		return d.failed("zero", d.v.Zero(v.At, dst.Rows*dst.Cols*dst.DType.Size()))
 	}
-	return failed("zero", d.v.Clear(v, typeOf(dst.DType)))
+	return d.failed("zero", d.v.Clear(v, typeOf(dst.DType)))
 }
 
 func (d *device) RMSNorm(y, x, weight tensor.Tensor, eps float32) error {
@@ -67,7 +67,7 @@ func (d *device) RMSNorm(y, x, weight tensor.Tensor, eps float32) error {
 	if c.err != nil {
 		return c.err
 	}
-	return failed("rms norm", d.v.RMSNorm(vy, vx, vw.At, eps))
+	return d.failed("rms norm", d.v.RMSNorm(vy, vx, vw.At, eps))
 }
 
 func (d *device) RMSNormBackward(dx, dy, x, weight tensor.Tensor, eps float32, accumulate bool) error {
@@ -77,7 +77,7 @@ func (d *device) RMSNormBackward(dx, dy, x, weight tensor.Tensor, eps float32, a
 	if c.err != nil {
 		return c.err
 	}
-	return failed("rms norm backward", d.v.RMSNormBackward(vdx, vdy, vx, vw.At, eps, accumulate))
+	return d.failed("rms norm backward", d.v.RMSNormBackward(vdx, vdy, vx, vw.At, eps, accumulate))
 }
 
 func (d *device) Rope(x tensor.Tensor, positions []int32, table tensor.Tensor, heads int, inverse bool) error {
@@ -109,7 +109,7 @@ func (d *device) SwiGLU(y, gate, up tensor.Tensor) error {
 	if c.err != nil {
 		return c.err
 	}
-	return failed("swiglu", d.v.SwiGLU(vy, vg, vu))
+	return d.failed("swiglu", d.v.SwiGLU(vy, vg, vu))
 }
 
 func (d *device) SwiGLUBackward(dgate, dup, dy, gate, up tensor.Tensor) error {
@@ -120,7 +120,7 @@ func (d *device) SwiGLUBackward(dgate, dup, dy, gate, up tensor.Tensor) error {
 	if c.err != nil {
 		return c.err
 	}
-	return failed("swiglu backward", d.v.SwiGLUBackward(vdg, vdu, vdy, vg, vu))
+	return d.failed("swiglu backward", d.v.SwiGLUBackward(vdg, vdu, vdy, vg, vu))
 }
 
 func (d *device) LogSumExp(lse, logits tensor.Tensor) error {
@@ -132,7 +132,7 @@ func (d *device) LogSumExp(lse, logits tensor.Tensor) error {
 	if c.err != nil {
 		return c.err
 	}
-	return failed("log-sum-exp", d.v.LogSumExp(vl, vx))
+	return d.failed("log-sum-exp", d.v.LogSumExp(vl, vx))
 }
 
 func (d *device) Softmax(p, logits, lse tensor.Tensor) error {
@@ -141,7 +141,7 @@ func (d *device) Softmax(p, logits, lse tensor.Tensor) error {
 	if c.err != nil {
 		return c.err
 	}
-	return failed("softmax", d.v.Softmax(vp, vx, vl))
+	return d.failed("softmax", d.v.Softmax(vp, vx, vl))
 }
 
 func (d *device) SoftmaxGradient(logits, lse tensor.Tensor, targets []int32, coefficients []float32) error {
@@ -154,7 +154,7 @@ func (d *device) SoftmaxGradient(logits, lse tensor.Tensor, targets []int32, coe
 		c.fail("%d targets do not divide into %d rows", len(targets), logits.Rows)
 	}
 	for i, t := range targets {
-		if t < 0 || int(t) >= logits.Cols {
+		if t < -1 || int(t) >= logits.Cols {
 			c.fail("targets[%d] is %d: there are %d logits", i, t, logits.Cols)
 			break
 		}
@@ -177,7 +177,7 @@ func (d *device) SumSquares(x tensor.Tensor) (float64, error) {
 		return 0, c.err
 	}
 	sum, err := d.v.SumSquares(v)
-	return sum, failed("sum of squares", err)
+	return sum, d.failed("sum of squares", err)
 }
 
 func (d *device) AdamW(newP, newM, newV, p, m, v, g tensor.Tensor, s tensor.AdamWStep) error {
@@ -200,5 +200,5 @@ func (d *device) AdamW(newP, newM, newV, p, m, v, g tensor.Tensor, s tensor.Adam
 	}
 	j.MinusRate = float32(-s.LearningRate / (1 - math.Pow(s.Beta1, float64(s.Step))))
 	j.Root = float32(math.Sqrt(1 - math.Pow(s.Beta2, float64(s.Step))))
-	return failed("adamw", d.v.AdamW([]cudart.AdamWJob{j}))
+	return d.failed("adamw", d.v.AdamW([]cudart.AdamWJob{j}))
 }

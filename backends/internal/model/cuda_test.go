@@ -1,0 +1,69 @@
+package model_test
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/tinsmith/tinsmith/backends/internal/lora"
+	"github.com/tinsmith/tinsmith/backends/internal/model"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/cuda"
+	"github.com/tinsmith/tinsmith/cudart/shim"
+)
+
+// onCUDA runs a test on a device; the tests of this package do not run beside each other.
+func onCUDA(t *testing.T, open func() (tensor.Device, error), test func(t *testing.T)) {
+	t.Helper()
+	before := openDevice
+	t.Cleanup(func() { openDevice = before })
+	openDevice = func(*testing.T, int) (tensor.Device, error) { return open() }
+	test(t)
+}
+
+// Whole models by the CUDA kernels' own text, which runs on the processor here: values and gradients against transformers and PEFT, and the sampler's bits against the trainer's.
+func TestCUDAKernels(t *testing.T) {
+	dir := shim.Require(t, shim.Options{})
+	onCUDA(t, func() (tensor.Device, error) {
+		return cuda.New(cuda.Options{Device: "cuda:0", Libraries: []string{dir}})
+	}, func(t *testing.T) {
+		t.Run("log-probabilities", TestLogprobsAgreeWithTransformers)
+		t.Cleanup(func() { oneGolden = "" })
+		oneGolden = "qwen3"
+		t.Run("bfloat16", TestBFloat16Weights)
+		t.Run("gradients", TestGradientsAgreeWithPEFT)
+		t.Run("sampler equals trainer", samplerEqualsTrainer)
+	})
+}
+
+// samplerEqualsTrainer is TestSamplerGivesTheTrainersBits for one short sequence.
+func samplerEqualsTrainer(t *testing.T) {
+	for _, d := range dtypes {
+		b := newBench(t, unpack(t, "qwen3"), d, 1)
+		r := rand.New(rand.NewPCG(1, 2))
+		for _, w := range []*lora.Weights{nil, b.randomAdapter(4, 4, true, true, true)} {
+			tokens, targets := b.randomTokens(r, 68), b.randomTokens(r, 68)
+			want := b.train(model.TrainOptions{}, b.example(w, tokens, targets, nil))[0].Logprobs
+			for _, pieces := range [][]int{{64, 1, 1, 2}, {30, 38}} {
+				if got := b.scored(w, tokens, targets, pieces); !slices.Equal(got, want) {
+					t.Errorf("%v, pieces of %v tokens: log-probabilities differ from training's", d, pieces)
+				}
+			}
+		}
+	}
+}
+
+// On a machine with a GPU everything holds there.
+func TestCUDADevice(t *testing.T) {
+	if err := cuda.Available(nil); err != nil {
+		t.Skipf("no CUDA device: %v", err)
+	}
+	onCUDA(t, func() (tensor.Device, error) { return cuda.New(cuda.Options{Device: "cuda:0"}) }, func(t *testing.T) {
+		t.Run("log-probabilities", TestLogprobsAgreeWithTransformers)
+		t.Run("bfloat16", TestBFloat16Weights)
+		t.Run("gradients", TestGradientsAgreeWithPEFT)
+		t.Run("sampler equals trainer", TestSamplerGivesTheTrainersBits)
+		t.Run("training bits", TestTrainingBits)
+		t.Run("fifty steps", TestFiftySteps)
+	})
+}

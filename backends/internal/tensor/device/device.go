@@ -1,0 +1,52 @@
+// Package device opens devices by the names that configurations use. It knows every kind of device, and nothing of what runs on one.
+package device
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/cpu"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/cuda"
+	"github.com/tinsmith/tinsmith/cudart"
+)
+
+// Options choose a device.
+type Options struct {
+	// Name is "cpu", "cuda:N", or "auto": cuda:0 where it can be used, else cpu.
+	Name string
+	// Threads is for the processor; see cpu.Options.
+	Threads int
+	// CUDALibraries are folders that CUDA's libraries are looked for in before the system's.
+	CUDALibraries []string
+	// Lost is called when the device is of no more use and the process should end; see cuda.Options.
+	Lost func(error)
+	// Log hears why "auto" left a GPU unused; nil is slog's default. A machine without a driver is no reason to speak.
+	Log *slog.Logger
+}
+
+// Open opens a device. The caller closes it.
+func Open(o Options) (tensor.Device, error) {
+	processor := func() (tensor.Device, error) { return cpu.New(cpu.Options{Threads: o.Threads}) }
+	switch _, isCUDA := cuda.Ordinal(o.Name); {
+	case o.Name == "cpu":
+		return processor()
+	case isCUDA:
+		return cuda.New(cuda.Options{Device: o.Name, Libraries: o.CUDALibraries, Lost: o.Lost})
+	case o.Name == "auto":
+		d, err := cuda.New(cuda.Options{Device: "cuda:0", Libraries: o.CUDALibraries, Lost: o.Lost})
+		if err == nil {
+			return d, nil
+		}
+		if !errors.Is(err, cudart.ErrNoDriver) {
+			log := o.Log
+			if log == nil {
+				log = slog.Default()
+			}
+			log.Warn("the GPU is not used", "error", err)
+		}
+		return processor()
+	}
+	return nil, fmt.Errorf("device %q: must be cpu, cuda:N (N from 0) or auto", o.Name)
+}
