@@ -92,6 +92,10 @@ static void attention(const void *job, int64_t unit, worker *w) {
     }
     int64_t page = j->pages[s->first_page + k0 / PAGE];
     const float *k = read_part(p, j->layer, page, head, kpart), *v = read_part(p, j->layer, page, heads + head, vpart);
+    for (int64_t i0 = 0; i0 < items; i0 += TILE_ROWS) { // all scores first, while K is near, then V
+      int64_t n = items - i0 < TILE_ROWS ? items - i0 : TILE_ROWS, see = from + (i0 + n - 1) / group - k0 + 1, last = see < PAGE ? see : PAGE;
+      depth_outside(n, q + i0 * dim, TILE_ROWS, k, PAGE, dim, score + i0 * PAGE, PAGE, div_up(last, TILE_COLUMNS) * TILE_COLUMNS, true, NULL, 0);
+    }
     for (int64_t i0 = 0; i0 < items; i0 += TILE_ROWS) {
       int64_t n = items - i0 < TILE_ROWS ? items - i0 : TILE_ROWS, keys[MAX_TILE_ROWS] = {0};
       for (int64_t r = 0; r < n; r++) {
@@ -99,7 +103,6 @@ static void attention(const void *job, int64_t unit, worker *w) {
         keys[r] = see < PAGE ? see : PAGE;
       }
       float *strip = score + i0 * PAGE, *out = o + i0 * wide;
-      depth_outside(n, q + i0 * dim, TILE_ROWS, k, PAGE, dim, strip, PAGE, div_up(keys[n - 1], TILE_COLUMNS) * TILE_COLUMNS, true, NULL, 0);
       for (int64_t r = 0; r < n; r++) {
         float fix = soften(strip + r * PAGE, j->scale, keys[r], top + i0 + r, sum + i0 + r);
         if (fix != 1.0f)
@@ -163,25 +166,30 @@ static void attention_backward(const void *job, int64_t unit, worker *w) {
         memcpy(dout + i * wide, ITEM(j->dout, i0 + i), (size_t)dim * 4);
         memcpy(dq + i * wide, ITEM(j->dq, i0 + i), (size_t)dim * 4);
       }
+      // Each product for all items in turn, so that the one matrix stays near.
       for (int64_t r0 = 0; r0 < items; r0 += TILE_ROWS) {
         int64_t n = items - r0 < TILE_ROWS ? items - r0 : TILE_ROWS;
         turn_rows(q + r0 * wide, wide, n, dim, packed);
         depth_outside(n, packed, TILE_ROWS, k, PAGE, dim, pr + r0 * PAGE, PAGE, PAGE, true, NULL, 0);
+      }
+      for (int64_t r0 = 0; r0 < items; r0 += TILE_ROWS) {
+        int64_t n = items - r0 < TILE_ROWS ? items - r0 : TILE_ROWS;
         turn_rows(dout + r0 * wide, wide, n, dim, packed);
         depth_outside(n, packed, TILE_ROWS, vt, PAGE, dim, ds + r0 * PAGE, PAGE, PAGE, true, NULL, 0);
-        for (int64_t r = r0; r < r0 + n; r++) {
-          int64_t item = i0 + r, see = item / group - k0 + 1, keys = see < PAGE ? see : PAGE;
-          lanes scale = lset(j->scale), lse = lset(-row_of(j->lse, s->row + item / group)[head * group + item % group]), minus = lset(-delta[item]);
-          for (int i = 0; i < PAGE; i += 16) {
-            float *pp = pr + r * PAGE + i, *dd = ds + r * PAGE + i;
-            lanes e = lexp(ladd(lmul(lload(pp), scale), lse)), g = lmul(lmul(e, ladd(lload(dd), minus)), scale);
-            if (keys < PAGE) e = masked(e, i, keys, 0.0f), g = masked(g, i, keys, 0.0f);
-            lstore(pp, e);
-            lstore(dd, g);
-          }
-        }
-        scores_inside(n, ds + r0 * PAGE, 0, kt, wide, present, dq + r0 * wide, wide, wide, false, NULL, 0);
       }
+      for (int64_t r = 0; r < items; r++) {
+        int64_t item = i0 + r, see = item / group - k0 + 1, keys = see < PAGE ? see : PAGE;
+        lanes scale = lset(j->scale), lse = lset(-row_of(j->lse, s->row + item / group)[head * group + item % group]), minus = lset(-delta[item]);
+        for (int i = 0; i < PAGE; i += 16) {
+          float *pp = pr + r * PAGE + i, *dd = ds + r * PAGE + i;
+          lanes e = lexp(ladd(lmul(lload(pp), scale), lse)), g = lmul(lmul(e, ladd(lload(dd), minus)), scale);
+          if (keys < PAGE) e = masked(e, i, keys, 0.0f), g = masked(g, i, keys, 0.0f);
+          lstore(pp, e);
+          lstore(dd, g);
+        }
+      }
+      for (int64_t r0 = 0; r0 < items; r0 += TILE_ROWS)
+        scores_inside(items - r0 < TILE_ROWS ? items - r0 : TILE_ROWS, ds + r0 * PAGE, 0, kt, wide, present, dq + r0 * wide, wide, wide, false, NULL, 0);
       for (int64_t key = 0; key < present; key += TILE_ROWS) {
         int64_t n = present - key < TILE_ROWS ? present - key : TILE_ROWS;
         depth_outside(n, pr + key, PAGE, dout, wide, items, dv + key * wide, wide, wide, false, NULL, 0);
