@@ -22,6 +22,7 @@ type sampler struct {
 	threads    int
 	buffers    [2][]float32 // logits and probabilities in Go memory
 	targets    []int32      // that rank 0 has chosen, for all ranks
+	step       stepBuffers
 }
 
 // host gives n elements of Go memory, buffer 0 for logits or 1 for probabilities. The content is undefined.
@@ -170,11 +171,20 @@ type row struct {
 	final    bool // a token is drawn; else the prompt's next token is scored
 }
 
+// stepBuffers are used again in every step, so that decoding allocates little.
+type stepBuffers struct {
+	running   []*sequence
+	picked    []chunk
+	chunks    []chunk
+	sequences []model.Sequence
+	rows      []row
+	indices   []int32
+	drawn     []token
+}
+
 // run takes chunks through the model, fills the scores of their prompts, and draws a token for each that is final.
 func (p *sampler) run(chunks []chunk) ([]token, error) {
-	var batch model.Batch
-	var rows []row
-	var indices []int32
+	batch, rows, indices := model.Batch{Sequences: p.step.sequences[:0]}, p.step.rows[:0], p.step.indices[:0]
 	first := 0 // row of the chunk's first token
 	for i, c := range chunks {
 		s := c.sequence
@@ -192,12 +202,16 @@ func (p *sampler) run(chunks []chunk) ([]token, error) {
 		}
 		first += c.to - c.from
 	}
-	var drawn []token
+	p.step.sequences, p.step.rows, p.step.indices = batch.Sequences, rows, indices
+	defer clear(batch.Sequences)
+	drawn := slices.Grow(p.step.drawn[:0], len(chunks))[:len(chunks)]
+	p.step.drawn = drawn
+	clear(drawn)
 	err := p.replica.each(func(rank int) error {
 		on := &samplingRank{sampler: p, rank: rank, model: p.replica.models[rank], workspace: p.workspaces[rank]}
-		own := make([]token, len(chunks)) // the same on all ranks
-		if rank == 0 {
-			drawn = own
+		own := drawn
+		if rank > 0 {
+			own = make([]token, len(chunks)) // the same on all ranks
 		}
 		return on.pass(batch, indices, chunks, rows, own)
 	}, nil)

@@ -17,7 +17,7 @@ func (e *Engine) samplingStep(trainingWaits bool) bool {
 	begin := time.Now()
 	e.admit()
 	failed := false
-	var chunks []chunk
+	chunks := e.chunks[:0]
 	for _, r := range l.sampling {
 		err := r.sampler.prepare()
 		var picked []chunk
@@ -31,10 +31,13 @@ func (e *Engine) samplingStep(trainingWaits bool) bool {
 			continue
 		}
 		chunks = append(chunks, picked...)
+		clear(picked)
 	}
 	if len(chunks) == 0 {
 		return failed
 	}
+	e.chunks = chunks
+	defer clear(chunks) // nothing is kept alive by them
 	// Chunks of one adapter side by side.
 	slices.SortStableFunc(chunks, func(a, b chunk) int {
 		x, y := a.sequence.request.key, b.sequence.request.key
@@ -45,18 +48,20 @@ func (e *Engine) samplingStep(trainingWaits bool) bool {
 	if len(chunks) == 0 {
 		return failed
 	}
-	steps := make([]step, 0, len(l.sampling))
+	steps := e.sampled[:0]
 	for _, r := range l.sampling {
-		st := step{replica: r}
+		st := step{replica: r, chunks: r.sampler.step.chunks[:0]}
 		for _, c := range chunks {
 			if c.sequence.request.replica == r {
 				st.chunks = append(st.chunks, c)
 			}
 		}
-		if len(st.chunks) > 0 {
+		if r.sampler.step.chunks = st.chunks; len(st.chunks) > 0 {
 			steps = append(steps, st)
+			defer clear(st.chunks)
 		}
 	}
+	e.sampled = steps
 	_ = concurrently(len(steps), nil, func(i int, _ func() error) error { // errors are the chunks'
 		steps[i].run()
 		return nil
@@ -109,7 +114,8 @@ func (st *step) run() {
 func (e *Engine) residents(chunks []chunk) (here []chunk, release func()) {
 	adapters := e.loaded.adapters
 	crowded := adapters.needed > 0
-	var held []*spillable
+	held := e.held[:0]
+	here = chunks[:0] // of those that were looked at
 	for i := 0; i < len(chunks); {
 		v := chunks[i].sequence.request.version
 		to := i + 1
@@ -136,6 +142,7 @@ func (e *Engine) residents(chunks []chunk) (here []chunk, release func()) {
 		}
 		i = to
 	}
+	e.held = held
 	return here, func() {
 		for _, b := range held {
 			adapters.done(b)
@@ -364,13 +371,16 @@ func (e *Engine) prefixComes(s *sequence, r *replica) bool {
 func (e *Engine) pick(r *replica, trainingWaits bool) (chunks []chunk) {
 	p := r.sampler
 	e.mu.Lock()
-	running := make([]*sequence, 0, len(e.running))
+	running := p.step.running[:0]
 	for _, s := range e.running {
 		if s.request.replica == r {
 			running = append(running, s)
 		}
 	}
 	e.mu.Unlock()
+	p.step.running = running
+	defer clear(running)
+	chunks = p.step.picked[:0]
 	for i := 0; i < len(running); i++ {
 		s := running[i]
 		if len(s.tokens)-s.computed != 1 {
@@ -414,6 +424,7 @@ func (e *Engine) pick(r *replica, trainingWaits bool) (chunks []chunk) {
 			chunks[i].scores = s.request.scores
 		}
 	}
+	p.step.picked = chunks
 	return chunks
 }
 
