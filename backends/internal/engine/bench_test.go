@@ -92,3 +92,56 @@ func BenchmarkTrain(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkPlacements trains 16 sequences of 512 tokens, forward and backward and a step, on a model of the width of Qwen3-0.6B with random weights: on one device with two threads, and on two devices with one thread each.
+// With 28 layers it is the real model; with 2 it is quicker to run, and the output head weighs more:
+//
+//	go test -run none -bench Placements/layers=2/ -benchtime 1x ./backends/internal/engine
+func BenchmarkPlacements(b *testing.B) {
+	for _, layers := range []int{28, 2} {
+		b.Run(fmt.Sprint("layers=", layers), func(b *testing.B) {
+			dir := b.TempDir()
+			if err := writeModel(dir, shape{151936, 1024, 3072, layers, 16, 8, 128}); err != nil {
+				b.Fatal(err)
+			}
+			for _, p := range []placement{
+				{"single", "single", `{"plugin": "single", "threads": 2, "dtype": "bfloat16"}`},
+				{"dataparallel", "dataparallel", `{"plugin": "dataparallel", "devices": ["cpu", "cpu"], "threads": 2, "dtype": "bfloat16"}`},
+				{"tensorparallel", "tensorparallel", `{"plugin": "tensorparallel", "devices": ["cpu", "cpu"], "threads": 2, "dtype": "bfloat16"}`},
+			} {
+				b.Run(p.name, func(b *testing.B) { benchmarkPlacement(b, dir, p) })
+			}
+		})
+	}
+}
+
+func benchmarkPlacement(b *testing.B, dir string, p placement) {
+	o := testOptions()
+	o.Plugin = p.plugin
+	e := New(o)
+	defer func() {
+		if err := e.Close(); err != nil {
+			b.Error(err)
+		}
+	}()
+	if _, err := e.Load(b.Context(), plugins.LoadRequest{ModelDir: dir, Config: []byte(p.section)}, nil); err != nil {
+		b.Fatal(err)
+	}
+	d := create(b, e, "a", 1, 32)
+	random := rand.New(rand.NewPCG(2, 2))
+	const sequences, length = 16, 512
+	data := make([]plugins.Datum, sequences)
+	for i := range data {
+		data[i] = plugins.Datum{Tokens: randomTokens(random, length), Targets: randomTokens(random, length), K: 1, Weights: make([]float32, length)}
+		for k := range data[i].Weights {
+			data[i].Weights[k] = 1
+		}
+	}
+	n := 0
+	for b.Loop() {
+		d.pass(data)
+		d.step()
+		n += sequences * length
+	}
+	b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "tokens/s")
+}
