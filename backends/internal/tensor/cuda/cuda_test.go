@@ -114,10 +114,10 @@ func TestErrors(t *testing.T) {
 		if err == nil || !strings.HasPrefix(err.Error(), c.want) || (c.target != nil && !errors.Is(err, c.target)) {
 			t.Errorf("%s: %v, want %q", c.plan, err, c.want)
 		}
-		if c.target == cudart.ErrDeviceLost {
+		if errors.Is(c.target, cudart.ErrDeviceLost) {
 			wantLost++
 		}
-		if lost != wantLost || errors.Is(err, tensor.ErrMemory) != (c.target == cudart.ErrOutOfMemory) {
+		if lost != wantLost || errors.Is(err, tensor.ErrMemory) != errors.Is(c.target, cudart.ErrOutOfMemory) {
 			t.Errorf("%s: told of %d losses, want %d; %v", c.plan, lost, wantLost, err)
 		}
 	}
