@@ -150,6 +150,14 @@ type ModelInfo struct {
 	Arithmetic       string // identity of the arithmetic: equal strings mean equal bits
 	ModelHash        string // SHA-256 over the weight files' tensor data and config, hex
 	MaxRank          int
+	Memory           []MemoryShare // how the backend shares its memory out, the limit first; empty if it keeps no plan
+}
+
+// MemoryShare is one line of a backend's plan of memory, for people to read.
+type MemoryShare struct {
+	Name   string // "limit", "weights", "adapters", …
+	Bytes  int64  // 0 = not known, or no limit
+	Detail string // what it is enough for
 }
 
 // Status is a snapshot of counters (monotone since process start) and gauges.

@@ -42,10 +42,14 @@ func adapterInfoFromPB(p *backendpb.AdapterInfo) (AdapterInfo, error) {
 }
 
 func modelToPB(m *ModelInfo) *backendpb.ModelInfo {
-	return &backendpb.ModelInfo{
+	p := &backendpb.ModelInfo{
 		Architecture: m.Architecture, Parameters: m.Parameters, Layers: int64(m.Layers), HiddenSize: int64(m.HiddenSize), VocabSize: int64(m.VocabSize),
 		MaxContextLength: int64(m.MaxContextLength), Dtype: m.DType, Device: m.Device, Arithmetic: m.Arithmetic, ModelHash: m.ModelHash, MaxRank: int64(m.MaxRank),
 	}
+	for _, s := range m.Memory {
+		p.Memory = append(p.Memory, &backendpb.MemoryShare{Name: s.Name, Bytes: s.Bytes, Detail: s.Detail})
+	}
+	return p
 }
 
 func modelFromPB(p *backendpb.ModelInfo) (ModelInfo, error) {
@@ -56,6 +60,9 @@ func modelFromPB(p *backendpb.ModelInfo) (ModelInfo, error) {
 		{"layers", p.GetLayers(), &m.Layers}, {"hidden_size", p.GetHiddenSize(), &m.HiddenSize}, {"vocab_size", p.GetVocabSize(), &m.VocabSize},
 		{"max_context_length", p.GetMaxContextLength(), &m.MaxContextLength}, {"max_rank", p.GetMaxRank(), &m.MaxRank},
 	})
+	for _, s := range p.GetMemory() {
+		m.Memory = append(m.Memory, MemoryShare{Name: s.GetName(), Bytes: s.GetBytes(), Detail: s.GetDetail()})
+	}
 	return m, err
 }
 

@@ -292,6 +292,7 @@ func TestRequestsCrossUnchanged(t *testing.T) {
 	}
 	model := ModelInfo{
 		Architecture: "A", Parameters: 1, Layers: 2, HiddenSize: 3, VocabSize: 4, MaxContextLength: 5, DType: "d", Device: "e", Arithmetic: "f", ModelHash: "g", MaxRank: 6,
+		Memory: []MemoryShare{{Name: "h", Bytes: 7, Detail: "i"}},
 	}
 	everyFieldIsSet(t, model)
 	if got, err := modelFromPB(modelToPB(&model)); err != nil || !reflect.DeepEqual(got, model) {

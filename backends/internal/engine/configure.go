@@ -25,7 +25,9 @@ func (e *Engine) Configure(_ context.Context, req plugins.ConfigureRequest) (plu
 	err = e.onDevice(func() (err error) {
 		result.Changed, err = e.loaded.configure(c, req.Config, e.options.Plugin)
 		if err == nil && len(result.Changed) > 0 {
-			e.loaded.report(e.log)
+			for _, s := range e.loaded.shares() {
+				e.log().Info("memory plan", "share", s.Name, "size", mebibytes(s.Bytes), "detail", s.Detail)
+			}
 		}
 		return err
 	})

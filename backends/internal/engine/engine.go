@@ -39,7 +39,6 @@ type Options struct {
 // Engine implements plugins.Backend. Make it with New and end it with Close.
 type Engine struct {
 	options Options
-	log     *slog.Logger
 	bootID  string
 
 	quit    chan struct{} // closed when the device goroutine takes no more calls
@@ -122,14 +121,19 @@ func New(o Options) *Engine {
 	if _, err := rand.Read(id[:]); err != nil {
 		panic(fmt.Sprintf("engine: no random numbers: %v", err)) // crypto/rand documents that this cannot happen
 	}
-	e := &Engine{options: o, log: o.Log, interval: samplerInterval, turn: turn, restAfter: restAfter, openFor: openFor, bootID: hex.EncodeToString(id[:]), quit: make(chan struct{}), stopped: make(chan struct{}), quiet: make(chan struct{}), waiting: newWaitingRoom(), runs: map[string]*run{}, live: map[*version]struct{}{}, requests: map[string]*request{}}
-	if e.log == nil {
-		e.log = slog.Default()
-	}
+	e := &Engine{options: o, interval: samplerInterval, turn: turn, restAfter: restAfter, openFor: openFor, bootID: hex.EncodeToString(id[:]), quit: make(chan struct{}), stopped: make(chan struct{}), quiet: make(chan struct{}), waiting: newWaitingRoom(), runs: map[string]*run{}, live: map[*version]struct{}{}, requests: map[string]*request{}}
 	e.wake = sync.NewCond(&e.mu)
 	e.counters.progressed(time.Now())
 	go e.loop()
 	return e
+}
+
+// log gives the logger. The default is asked for when it is needed: a plugin sets it after it has made its engine.
+func (e *Engine) log() *slog.Logger {
+	if e.options.Log != nil {
+		return e.options.Log
+	}
+	return slog.Default()
 }
 
 // Info tells what this process is.

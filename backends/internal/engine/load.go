@@ -100,7 +100,7 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	defer func() {
 		if err != nil {
 			if closing := errors.Join(l.close(), device.Close()); closing != nil {
-				e.log.Error("closing the device", "error", closing)
+				e.log().Error("closing the device", "error", closing)
 			}
 		}
 	}()
@@ -137,11 +137,10 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	e.counters.pagesFree.Store(l.pagesFree())
 	l.info = plugins.ModelInfo{
 		Architecture: m.Config.Architecture, Parameters: m.Parameters, Layers: m.Config.Layers, HiddenSize: m.Config.HiddenSize, VocabSize: m.Config.VocabSize, MaxContextLength: l.plan.context,
-		DType: m.DType.String(), Device: config.devices(), Arithmetic: l.arithmetic(), ModelHash: m.Hash, MaxRank: lora.MaxRank,
+		DType: m.DType.String(), Device: config.devices(), Arithmetic: l.arithmetic(), ModelHash: m.Hash, MaxRank: lora.MaxRank, Memory: l.shares(),
 	}
-	l.report(e.log)
 	if len(l.training[0].models) != len(l.sampling[0].models) {
-		e.log.Warn("training and sampling cut the model differently: their log-probabilities of a token differ by rounding", "training", len(l.training[0].models), "sampling", len(l.sampling[0].models))
+		e.log().Warn("training and sampling cut the model differently: their log-probabilities of a token differ by rounding", "training", len(l.training[0].models), "sampling", len(l.sampling[0].models))
 	}
 	progress(plugins.LoadProgress{Stage: "ready", Done: l.plan.weights, Total: l.plan.weights})
 	return l, nil

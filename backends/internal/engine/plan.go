@@ -2,7 +2,6 @@ package engine
 
 import (
 	"fmt"
-	"log/slog"
 	"math"
 	"sync/atomic"
 
@@ -42,6 +41,9 @@ const (
 	referenceRank = 32
 )
 
+// fromMachine is the source of a limit that nobody has set.
+const fromMachine = "machine"
+
 // unlimited stands for the memory of a system that does not tell how much it has.
 const unlimited = math.MaxInt64 / 8
 
@@ -58,7 +60,7 @@ func memoryLimit(c Config, device tensor.Device) (bytes int64, source string) {
 		return unlimited, "unknown"
 	}
 	if free, ok := availableMemory(machine); ok {
-		return free - free/10, "machine"
+		return free - free/10, fromMachine
 	}
 	return unlimited, "unknown"
 }
@@ -294,34 +296,37 @@ func (b *budget) room(bytes int64) error {
 	return nil
 }
 
-// report writes the plan to the log, a line for each share.
-func (l *loaded) report(log *slog.Logger) {
+// shares gives the plan for people to read.
+func (l *loaded) shares() []plugins.MemoryShare {
 	p := &l.plan
-	line := func(share string, bytes int64, detail string) {
-		log.Info("memory plan", "model", l.name, "share", share, "size", mebibytes(bytes), "detail", detail)
+	limit := plugins.MemoryShare{Name: "limit", Bytes: p.limit, Detail: "by " + p.source}
+	switch {
+	case p.limit == unlimited:
+		limit.Bytes, limit.Detail = 0, "none: the system does not tell how much memory it has"
+	case p.source == fromMachine:
+		limit.Detail = "nine tenths of what is free on this machine; backend.memory_mib sets another"
 	}
-	if p.limit == unlimited {
-		log.Info("memory plan", "model", l.name, "share", "limit", "detail", "none: the system does not tell how much memory it has")
-	} else {
-		line("limit", p.limit, "from "+p.source)
+	out := []plugins.MemoryShare{
+		limit,
+		{Name: "weights", Bytes: p.weights, Detail: fmt.Sprintf("%d parameters in %s", l.model.Parameters, l.model.DType)},
+		{Name: "sampler", Bytes: p.sampling, Detail: fmt.Sprintf("%d sequences and %d tokens of prompts at once", l.config.MaxBatch, l.config.PrefillTokens)},
+		{Name: "keys and values", Bytes: p.cache, Detail: fmt.Sprintf("%d tokens", p.positions)},
 	}
-	line("weights", p.weights, fmt.Sprintf("%d parameters in %s", l.model.Parameters, l.model.DType))
-	line("sampler", p.sampling, fmt.Sprintf("%d sequences and %d tokens of prompts at once", l.config.MaxBatch, l.config.PrefillTokens))
-	line("keys and values", p.cache, fmt.Sprintf("%d tokens", p.positions))
 	if layout, err := l.referenceLayout(referenceRank); err == nil {
 		one := l.adapters.weightBytes(layout) + 2*lora.ParameterBytes(layout)
-		line("adapters", p.adapters, fmt.Sprintf("%d of rank %d, %s each; more go to files while they are idle", p.adapters/one, referenceRank, mebibytes(one)))
+		out = append(out, plugins.MemoryShare{Name: "adapters", Bytes: p.adapters, Detail: fmt.Sprintf("%d of rank %d with their optimizer, %s each; more go to files while they are idle", p.adapters/one, referenceRank, mebibytes(one))})
 	}
 	kept, keptErr := l.batchBytes(p.batchTokens, false)
 	again, againErr := l.batchBytes(p.batchTokens, true)
 	if keptErr == nil && againErr == nil {
-		line("training", p.training, fmt.Sprintf("passes of %d tokens take %s, recomputed %s; recompute %s", p.batchTokens, mebibytes(kept), mebibytes(again), p.recompute))
+		out = append(out, plugins.MemoryShare{Name: "training", Bytes: p.training, Detail: fmt.Sprintf("passes of %d tokens take %s, recomputed %s; recompute %s", p.batchTokens, mebibytes(kept), mebibytes(again), p.recompute)})
 	}
 	if longest, err := l.datumBytes(p.context, referenceRank, p.recompute != RecomputeOff); err == nil {
 		fits := "fits"
 		if most := p.limit - p.fixed(); longest > most {
 			fits = fmt.Sprintf("does not fit and is refused; %s can be had", mebibytes(most))
 		}
-		line("longest datum", longest, fmt.Sprintf("%d tokens: %s", p.context, fits))
+		out = append(out, plugins.MemoryShare{Name: "longest datum", Bytes: longest, Detail: fmt.Sprintf("%d tokens: %s", p.context, fits)})
 	}
+	return out
 }

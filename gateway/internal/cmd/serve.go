@@ -263,7 +263,7 @@ func localURL(a net.Addr) string {
 	return "http://" + a.String()
 }
 
-// announceReady waits for the first model and prints what a user needs next.
+// announceReady waits for the models, prints how each shares its memory out, and, when the first is ready, what a user needs next.
 func announceReady(ctx context.Context, core *runs.Core, models []*catalog.Model, url string, keyRequired bool) {
 	info, err := core.ModelInfo(ctx, models[0].Name)
 	if err != nil {
@@ -272,6 +272,7 @@ func announceReady(ctx context.Context, core *runs.Core, models []*catalog.Model
 		}
 		return
 	}
+	_ = writeMemory(os.Stderr, models[0].Name, info.Memory) // only for people to read
 	slog.InfoContext(ctx, "model ready", "model", models[0].Name, "parameters", info.Parameters, "device", info.Device, "dtype", info.DType, "context", info.MaxContextLength)
 	key, header := "tml-local", ""
 	if keyRequired {
@@ -289,6 +290,11 @@ ready. What you need next:
   curl         curl %[1]s%[5]s%[4]s -H "Content-Type: application/json" -d '{"model": "%[3]s", %[6]s}'
 
 `, url, key, models[0].Name, header, path, body)
+	for _, m := range models[1:] {
+		if info, err := core.ModelInfo(ctx, m.Name); err == nil {
+			_ = writeMemory(os.Stderr, m.Name, info.Memory)
+		}
+	}
 }
 
 // loadCatalog finds or downloads the model directories and reads tokenizers and templates.
