@@ -75,15 +75,15 @@ type Engine struct {
 	running    []*sequence
 	background sync.WaitGroup // host work of saves and loads
 
-	cycle cycle   // the newest; the device goroutine's
-	pace  pace    // the device goroutine's
-	turns turns   // the device goroutine's
+	cycle cycle // the newest; the device goroutine's
+	pace  pace  // the device goroutine's
+	turns turns // the device goroutine's
 
 	// Used again in every step of the sampler; the device goroutine's.
 	chunks  []chunk
 	sampled []step
 	held    []*spillable
-	tag   float64 // of the pass that was planned last, see plan; the device goroutine's
+	tag     float64 // of the pass that was planned last, see plan; the device goroutine's
 
 	counters counters
 }
