@@ -395,3 +395,32 @@ func TestHold(t *testing.T) {
 	}
 	Inline().Hold()()
 }
+
+// A function that is given while the team is held, and is at a point when the hold is released, does not take the release away.
+func TestHoldReleasedAtAPoint(t *testing.T) {
+	for _, ranks := range []int{1, 2} {
+		team, _ := team(t, ranks)
+		release := team.Hold()
+		over := make(chan struct{})
+		err := team.Run(func(rank int) error {
+			if err := team.Point(rank); err != nil {
+				return err
+			}
+			<-over
+			return team.Point(rank) // where the release is run
+		}, func() error {
+			if release != nil {
+				release()
+				release = nil
+				close(over)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := team.Run(func(int) error { return nil }, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -35,7 +35,6 @@ type task struct {
 	done      chan struct{}
 	err       error      // of the rank that failed first
 	stop      error      // it is to end at the next point, with this
-	release   bool       // it ends a Hold
 	decisions []decision // of rank 0, by point: what all ranks do there
 	passed    []int      // by rank: points
 }
@@ -241,24 +240,23 @@ func (t *Team) Hold() (release func()) {
 	if t.inline {
 		return func() {}
 	}
+	released := make([]bool, t.size) // each rank's own
 	if _, err := t.start(&task{run: func(rank int) error {
-		for {
+		for !released[rank] {
 			t.mu.Lock()
 			for t.next[rank] == t.first+len(t.tasks) {
 				t.changed.Wait()
 			}
-			k := t.tasks[t.next[rank]-t.first]
 			t.mu.Unlock()
 			t.runNext(rank)
-			if k.release {
-				return nil
-			}
 		}
+		return nil
 	}}); err != nil {
 		return func() {} // closed: nothing runs
 	}
 	return func() {
-		_, _ = t.start(&task{run: func(int) error { return nil }, release: true}) // a team is closed after release
+		// The release may be run at a point of another function that was given after the hold.
+		_, _ = t.start(&task{run: func(rank int) error { released[rank] = true; return nil }}) // a team is closed after release
 	}
 }
 
