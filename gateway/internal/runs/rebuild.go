@@ -53,9 +53,9 @@ func (c *Core) interrupt(r *run, reason string) {
 	c.startRebuild(r)
 }
 
-// startRebuild begins the work once nothing of the run is with the old process any more, and all that is finished is in the journal. mu is held.
+// startRebuild begins the work once nothing of the run is with the old process any more, all that is finished is in the journal, and nothing is being deleted from it. mu is held.
 func (c *Core) startRebuild(r *run) {
-	if b := r.rebuild; b != nil && !b.loaded && !b.going && r.queue.ahead == 0 && r.queue.completing == 0 {
+	if b := r.rebuild; b != nil && !b.loaded && !b.going && !r.pruning && r.queue.ahead == 0 && r.queue.completing == 0 {
 		b.going = true
 		c.start(func(ctx context.Context) { c.rebuild(ctx, r) })
 	}
@@ -252,6 +252,7 @@ func (c *Core) rebuilt(r *run) {
 	}
 	r.settled()
 	c.cool(r)
+	c.start(func(ctx context.Context) { c.prune(ctx, r) })
 }
 
 // inexact reports that a rebuilt run may not be bit for bit what it was. mu is held.

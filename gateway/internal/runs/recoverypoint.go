@@ -229,14 +229,22 @@ func (c *Core) keepWritten(r *run) {
 	})
 }
 
-// prune deletes the recovery points that nothing needs any more, and gives up the requests that newer ones cover. Of those the keys and hashes stay.
+// prune deletes the recovery points that nothing needs any more, and gives up the requests that newer ones cover. Of those the keys and hashes stay. It leaves all of them to a rebuild that is under
+// way, which may have begun at an older point, and a rebuild does not begin before it ends.
 func (c *Core) prune(ctx context.Context, r *run) {
 	c.mu.Lock()
 	base := c.basePoint(r)
-	if base == nil || !r.usable() {
+	if base == nil || !r.usable() || r.rebuild != nil || r.pruning {
 		c.mu.Unlock()
 		return
 	}
+	r.pruning = true
+	defer func() {
+		c.mu.Lock()
+		r.pruning = false
+		c.startRebuild(r)
+		c.mu.Unlock()
+	}()
 	var keep []*recoveryPoint
 	for _, p := range r.points {
 		if p.Seq >= base.Seq {

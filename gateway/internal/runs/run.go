@@ -118,6 +118,7 @@ type run struct {
 	points   []*recoveryPoint
 	since    sincePoint
 	writing  bool           // a recovery point is on its way
+	pruning  bool           // recovery points and requests that nothing needs any more are being deleted
 	written  *recoveryPoint // it is on disk, and counts when everything up to its place is in the journal
 	live     runStats
 	queue    queue
