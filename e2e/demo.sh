@@ -1,14 +1,14 @@
 #!/bin/bash
 # demo.sh starts a server with the built-in model on a free port and lets e2e/demo/demo.py train it there, or, if the argument begins with "cycles",
-# e2e/demo/cycles.py show its clock cycles. The rest of the argument are options of that program (`make demo CASE="--rl-steps 20"`, `make demo CASE="cycles --steps 50"`). With TINKER_BASE_URL set it uses that server instead.
+# e2e/demo/cycles.py show its clock cycles, or with "speed" (make bench CASE=sdk) e2e/demo/speed.py time what a client waits for. The rest of the argument are options of that program (`make demo CASE="--rl-steps 20"`, `make demo CASE="cycles --steps 50"`). With TINKER_BASE_URL set it uses that server instead.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 read -ra options <<< "${1:-}"
 program=demo.py
-if [ "${options[0]:-}" = cycles ]; then
-  program=cycles.py
-  options=("${options[@]:1}")
-fi
+case ${options[0]:-} in cycles | speed)
+  program=${options[0]}.py
+  options=("${options[@]:1}") ;;
+esac
 
 # The demo needs neither PyTorch nor the packages of the tests: a small environment of its own, made again when its list changes.
 env=.cache/demo
