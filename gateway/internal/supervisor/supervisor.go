@@ -66,7 +66,7 @@ type State struct {
 	Info       plugins.Info         // of the present process, once it is known
 	Model      plugins.ModelInfo    // of the last process that was ready
 	Status     plugins.Status       // the last report of the present process
-	Reported   time.Time            // when it came; zero before the first
+	Reported   time.Time            // when it came, or when the process became ready if that was later than the last; zero before
 	Stalled    string               // while ready: why the process seems to hang and will be killed if it goes on; "" if it does not
 	Reason     string               // why the last process was lost, or what is waited for; "" if nothing ever happened
 	StderrTail string               // the last 8 KiB that the last lost process wrote
@@ -391,7 +391,9 @@ func (s *Supervisor) runOnce(ctx context.Context) (err error, tail string) {
 	s.log.Info("backend ready", "boot_id", info.BootID, "architecture", model.Architecture, "parameters", model.Parameters, "device", model.Device)
 	event := Event{BootID: info.BootID, Backend: p.backend, Model: model}
 	s.notify.Lock()
-	s.change(func(st *State) { st.Phase, st.Model, st.NextStart, s.current = Ready, model, time.Time{}, p })
+	s.change(func(st *State) {
+		st.Phase, st.Model, st.NextStart, st.Reported, s.current = Ready, model, time.Time{}, time.Now(), p
+	})
 	s.tell(event)
 	s.notify.Unlock()
 
