@@ -18,6 +18,10 @@ const (
 	manyItems     = 64
 	fewItems      = 16
 	backwardItems = 32
+	// of the kernels with tensor cores
+	tensorKeysItems    = 32
+	tensorQueriesItems = 64
+	sharedPad          = 8
 )
 
 // MaxHeadDim is the largest head dimension that attention has kernels for.
@@ -117,14 +121,22 @@ func (v *Device) put(l *attentionLists) (sequences, tiles, pages C.uint64_t, rel
 	return C.uint64_t(at[0]), C.uint64_t(at[1]), C.uint64_t(at[2]), release, nil
 }
 
-// headKernel gives the kernel of a family for a head dimension.
-func headKernel(first int, dim int64) (int, error) {
-	for i, have := range headDims {
-		if dim <= int64(have) {
-			return first + i, nil
+// TensorCores tells whether attention over the cache multiplies bfloat16 values with tensor cores: then queries, probabilities and the gradients that go into products are rounded to
+// bfloat16. Otherwise it computes in float32. It depends on the type and the head dimension only, so that prefill, decoding and training are one arithmetic.
+func (c Cache) TensorCores() bool { return c.Type == BFloat16 && c.Dim%8 == 0 }
+
+// kernel gives the one of a family for the cache's head dimension; tensor is the family with tensor cores.
+func (c Cache) kernel(family, tensor int) (int, error) {
+	dims := headDims
+	if c.TensorCores() {
+		family, dims = tensor, tensorHeadDims
+	}
+	for i, have := range dims {
+		if c.Dim <= have {
+			return family + i, nil
 		}
 	}
-	return 0, fmt.Errorf("head dimension %d: must be at most %d", dim, MaxHeadDim)
+	return 0, fmt.Errorf("head dimension %d: must be at most %d", c.Dim, MaxHeadDim)
 }
 
 // Attention writes o = softmax(scale · q·K)·V for every row of the sequences and every query head, group of them per key head, and the log-sum-exp unless lse.At is 0. A row's keys
@@ -139,15 +151,15 @@ func (v *Device) Attention(o, lse, q View, c Cache, layer int64, sequences []Seq
 	if items == 0 {
 		return nil
 	}
-	family, size, parts := kAttention, int64(manyItems), int64(1)
+	family, tensor, size, parts := kAttention, kTensorAttention, int64(manyItems), int64(1)
 	if mostItems <= fewItems {
-		family, size = kAttentionFew, fewItems
+		family, tensor, size = kAttentionFew, kTensorAttentionFew, fewItems
 		// Few long sequences do not fill the device: every part of the keys becomes a block of its own. The bits are the same.
 		if longest > restartKeys && int64(len(sequences))*c.Heads < 2*int64(v.multiprocessors) {
-			family, parts = kAttentionPart, (longest+restartKeys-1)/restartKeys
+			family, tensor, parts = kAttentionPart, kTensorAttentionPart, (longest+restartKeys-1)/restartKeys
 		}
 	}
-	k, err := headKernel(family, c.Dim)
+	k, err := c.kernel(family, tensor)
 	if err != nil {
 		return err
 	}
@@ -177,11 +189,11 @@ func (v *Device) Attention(o, lse, q View, c Cache, layer int64, sequences []Seq
 // AttentionBackward overwrites dq, dk and dv of the sequences' rows for the gradient dout of o. Every sequence begins at position 0, and lse is what Attention wrote. Of a sequence with a
 // range of keys it overwrites dk and dv of these, and adds to dq unless the range begins at 0.
 func (v *Device) AttentionBackward(dq, dk, dv, dout, o, lse, q View, c Cache, layer int64, sequences []Sequence, group int64, scale float32) (err error) {
-	keys, err := headKernel(kAttentionBackwardKeys, c.Dim)
+	keys, err := c.kernel(kAttentionBackwardKeys, kTensorAttentionBackwardKeys)
 	if err != nil {
 		return err
 	}
-	queries, err := headKernel(kAttentionBackwardQueries, c.Dim)
+	queries, err := c.kernel(kAttentionBackwardQueries, kTensorAttentionBackwardQueries)
 	if err != nil || q.empty() {
 		return err
 	}
@@ -192,6 +204,11 @@ func (v *Device) AttentionBackward(dq, dk, dv, dout, o, lse, q View, c Cache, la
 	defer func() { err = errors.Join(err, v.Free(delta)) }()
 	a := C.attention_backward_arguments{dq: dq.c(), dk: dk.c(), dv: dv.c(), dout: dout.c(), o: o.c(), lse: lse.c(), q: q.c(), c: c.c(), delta: C.uint64_t(delta),
 		layer: C.int64_t(layer), group: C.int64_t(group), scale: C.float(scale)}
+	queriesItems := int64(backwardItems)
+	a._type = C.FLOAT32
+	if c.TensorCores() {
+		queriesItems, a._type = tensorQueriesItems, C.BFLOAT16
+	}
 	if err := v.launch(kAttentionDelta, q.Rows, 1, 1, unsafe.Pointer(&a)); err != nil {
 		return err
 	}
@@ -204,7 +221,7 @@ func (v *Device) AttentionBackward(dq, dk, dv, dout, o, lse, q View, c Cache, la
 		{keys, 1, func(s C.sequence) (from, to int64) {
 			return int64(s.keys_from) / PageKeys, (int64(s.keys_to) + PageKeys - 1) / PageKeys
 		}},
-		{queries, backwardItems, func(s C.sequence) (from, to int64) { return int64(s.keys_from) * group, int64(s.count) * group }},
+		{queries, queriesItems, func(s C.sequence) (from, to int64) { return int64(s.keys_from) * group, int64(s.count) * group }},
 	} {
 		l.cut(step.size, step.units)
 		if len(l.tiles) == 0 {

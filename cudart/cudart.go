@@ -7,7 +7,7 @@
 package cudart
 
 /*
-#cgo CFLAGS: -std=c11 -O2 -Wall -Wextra
+#cgo CFLAGS: -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra
 #cgo LDFLAGS: -ldl
 #include <stdlib.h>
 #include "driver.h"

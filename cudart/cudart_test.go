@@ -97,7 +97,8 @@ func TestKernelNumbers(t *testing.T) {
 	for number, name := range map[int]string{kAdd: "add", kPackRows: "pack_rows", kNorm: "rms_norm", kNormBackwardNarrow: "rms_norm_backward_narrow", kRope: "rope",
 		kOuterProduct: "outer_product", kProductFew: "product_few", kProductTransposedMany: "product_transposed_many", kCopyPage: "copy_page", kAttention: "attention_32",
 		kAttentionFew + 1: "attention_few_64", kAttentionPart + 2: "attention_part_128", kAttentionMerge: "attention_merge", kAttentionDelta: "attention_delta",
-		kAttentionBackwardKeys: "attention_backward_keys_32", kAttentionBackwardQueries + 2: "attention_backward_queries_128", kLogSumExp: "log_sum_exp",
+		kAttentionBackwardKeys: "attention_backward_keys_32", kAttentionBackwardQueries + 2: "attention_backward_queries_128", kTensorAttention: "tensor_attention_64",
+		kTensorAttentionPart + 1: "tensor_attention_part_128", kTensorAttentionBackwardQueries: "tensor_attention_backward_queries_64", kLogSumExp: "log_sum_exp",
 		kSoftmaxGradient: "softmax_gradient", kAdamW: "adamw", kSumPartials: "sum_partials"} {
 		if kernels[number].name != name {
 			t.Errorf("number %d is %s, want %s", number, kernels[number].name, name)
@@ -423,13 +424,78 @@ func TestEventsAndPeers(t *testing.T) {
 	}
 }
 
-// Recording a graph fails here by design of the driver; the error comes back and the device goes on.
-func TestCaptureFails(t *testing.T) {
+// What is recorded runs when the graph is launched, as often as it is; what would wait is refused while recording, and the device goes on.
+func TestCapture(t *testing.T) {
 	v := openDevice(t, openDriver(t), 0)
-	if _, err := v.Capture(func() error { t.Error("nothing records"); return nil }); err == nil {
-		t.Error("no error")
+	a := alloc(t, v, 4)
+	x := View{At: a, Rows: 1, Cols: 1, Stride: 1}
+	if err := v.Upload(a, 4, []byte{0, 0, 128, 63}, 4, 1); err != nil { // one
+		t.Fatal(err)
+	}
+	g, err := v.Capture(func() error { return v.Add(x, x) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, 4)
+	for _, want := range []float32{1, 2, 4} {
+		if err := v.Download(got, a, 4, 4, 1); err != nil {
+			t.Fatal(err)
+		}
+		if v := floats(got)[0]; v != want {
+			t.Errorf("%v, want %v", v, want)
+		}
+		if err := g.Launch(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := g.Free(); err != nil {
+		t.Error(err)
+	}
+	if err := g.Free(); err == nil {
+		t.Error("a graph freed twice: no error")
+	}
+	if _, err := v.Capture(func() error { return v.Download(got, a, 4, 4, 1) }); err == nil {
+		t.Error("a download was recorded")
 	}
 	if err := v.Synchronize(); err != nil {
 		t.Error(err)
+	}
+}
+
+// Where streams run late, what one device reads of another's is there only if it waits for it.
+func TestLateStreams(t *testing.T) {
+	t.Setenv("FAKE_CUDA_LATE", "1")
+	d := openDriver(t)
+	for _, c := range []struct {
+		name  string
+		order bool
+	}{{"ordered", true}, {"not ordered", false}} {
+		t.Run(c.name, func(t *testing.T) {
+			a, b := openDevice(t, d, 0), openDevice(t, d, 0)
+			x, y := alloc(t, a, 4), alloc(t, b, 4)
+			if err := errors.Join(a.Upload(x, 4, []byte{0, 0, 128, 63}, 4, 1), b.Zero(y, 4)); err != nil {
+				t.Fatal(err)
+			}
+			if c.order {
+				e, err := a.NewEvent(false)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := errors.Join(e.Record(), e.Order(b), e.Free()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			one := func(at Address) View { return View{At: at, Rows: 1, Cols: 1, Stride: 1} }
+			if err := b.Add(one(y), one(x)); err != nil {
+				t.Fatal(err)
+			}
+			got := make([]byte, 4)
+			if err := b.Download(got, y, 4, 4, 1); err != nil {
+				t.Fatal(err)
+			}
+			if (floats(got)[0] == 1) != c.order {
+				t.Errorf("%v", floats(got)[0])
+			}
+		})
 	}
 }

@@ -119,6 +119,9 @@ func (v *Device) Close() error {
 	return err
 }
 
+// Ordinal is the device's number, from 0.
+func (v *Device) Ordinal() int { return int(v.c.ordinal) }
+
 // Name is the product's name, like "NVIDIA H200".
 func (v *Device) Name() string { return v.name }
 

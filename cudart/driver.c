@@ -1,23 +1,16 @@
 #include "driver.h"
 
-#include <dlfcn.h>
-#include <stdlib.h>
-#include <string.h>
-
-static char *copied(const char *text) {
-  char *c = malloc(strlen(text) + 1);
-  return c ? strcpy(c, text) : NULL;
-}
+#include "library.h"
 
 char *cuda_driver_open(driver *d, const char *path) {
   memset(d, 0, sizeof *d);
-  d->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  if (!d->library) return copied(dlerror());
+  char *wrong = library_open(&d->library, path, 0);
+  if (wrong) return wrong;
 #define FIND(name, arguments) \
   *(void **)&d->name = dlsym(d->library, #name); \
   if (!d->name) { \
     cuda_driver_close(d); \
-    return copied("it has no function " #name); \
+    return library_text("it has no function " #name); \
   }
   CUDA_FUNCTIONS(FIND)
 #undef FIND
@@ -48,9 +41,10 @@ cuda_result cuda_device_close(device *v) {
   cuda_result first = v->d->cuCtxSetCurrent(v->context), code = 0;
   if (v->module && (code = v->d->cuModuleUnload(v->module)) && !first) first = code;
   if (v->stream && (code = v->d->cuStreamDestroy_v2(v->stream)) && !first) first = code;
+  if (v->aside && (code = v->d->cuStreamDestroy_v2(v->aside)) && !first) first = code;
   if ((code = v->d->cuCtxSetCurrent(NULL)) && !first) first = code;
   if ((code = v->d->cuDevicePrimaryCtxRelease_v2(v->handle)) && !first) first = code;
-  v->module = v->stream = v->context = NULL;
+  v->module = v->stream = v->aside = v->context = NULL;
   return first;
 }
 
@@ -147,6 +141,15 @@ cuda_result cuda_device_launch(device *v, int kernel, unsigned x, unsigned y, un
   CURRENT(v);
   void *pointers[] = {(void *)arguments};
   return v->d->cuLaunchKernel(v->functions[kernel], x, y, z, threads, 1, 1, shared, v->stream, pointers, NULL);
+}
+
+cuda_result cuda_device_turn(device *v) {
+  CURRENT(v);
+  if (!v->aside) CHECK(v->d->cuStreamCreate(&v->aside, 1));
+  void *aside = v->aside;
+  v->aside = v->stream;
+  v->stream = aside;
+  return 0;
 }
 
 cuda_result cuda_event_new(device *v, void **event, int timed) {

@@ -91,6 +91,7 @@ typedef struct device {
   const driver *d;
   int ordinal, handle;
   void *context, *stream, *module;
+  void *aside; // a second stream, made when it is first needed
   void *functions[KERNEL_LIMIT];
 } device;
 
@@ -114,6 +115,8 @@ cuda_result cuda_device_enable_peer(device *v, const device *peer, int *enabled)
 cuda_result cuda_device_synchronize(device *v);
 cuda_result cuda_device_launch(device *v, int kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned shared, const void *arguments);
 
+// cuda_device_turn makes the second stream the device's stream, and the stream the second one.
+cuda_result cuda_device_turn(device *v);
 cuda_result cuda_event_new(device *v, void **event, int timed);
 cuda_result cuda_event_free(device *v, void *event);
 cuda_result cuda_event_record(device *v, void *event);

@@ -6,6 +6,7 @@ package cudart
 import "C"
 
 import (
+	"errors"
 	"time"
 	"unsafe"
 )
@@ -51,6 +52,34 @@ func (e *Event) Since(from *Event) (time.Duration, error) {
 // Free gives the event back.
 func (e *Event) Free() error {
 	return e.device.failed("cuEventDestroy", C.cuda_event_free(e.device.c, e.handle))
+}
+
+// Aside has what launch puts into the stream run in a second one, beside what the stream is given next: after all that the stream has been given before, and before what it is given after join, which is called once. launch
+// may copy between devices and launch kernels; it may neither allocate, upload, download nor wait.
+func (v *Device) Aside(launch func() error) (join func() error, err error) {
+	begin, err := v.NewEvent(false)
+	if err != nil {
+		return nil, err
+	}
+	end, err := v.NewEvent(false)
+	if err != nil {
+		return nil, errors.Join(err, begin.Free())
+	}
+	err = begin.Record()
+	if err == nil {
+		err = v.failed("cuStreamCreate", C.cuda_device_turn(v.c))
+	}
+	if err == nil {
+		if err = begin.Order(v); err == nil {
+			err = launch()
+		}
+		err = errors.Join(err, end.Record(), v.failed("cuCtxSetCurrent", C.cuda_device_turn(v.c)))
+	}
+	err = errors.Join(err, begin.Free())
+	if err != nil {
+		return nil, errors.Join(err, end.Order(v), end.Free()) // what has been launched is not overtaken
+	}
+	return func() error { return errors.Join(end.Order(v), end.Free()) }, nil
 }
 
 // Graph is a recorded series of launches that is started with one call.

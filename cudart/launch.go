@@ -53,16 +53,22 @@ const (
 	kAttentionDelta           = kAttention + 10
 	kAttentionBackwardKeys    = kAttention + 11
 	kAttentionBackwardQueries = kAttention + 14
-	kLogSumExp                = kAttention + 17
-	kSoftmax                  = kAttention + 18
-	kSoftmaxGradient          = kAttention + 19
-	kAdamW                    = kAttention + 20
-	kSumSquares               = kAttention + 21
-	kSumPartials              = kAttention + 22
+	// With tensor cores, for head dimensions up to 64 and 128.
+	kTensorAttention                = kAttention + 17
+	kTensorAttentionFew             = kAttention + 19
+	kTensorAttentionPart            = kAttention + 21
+	kTensorAttentionBackwardKeys    = kAttention + 23
+	kTensorAttentionBackwardQueries = kAttention + 25
+	kLogSumExp                      = kAttention + 27
+	kSoftmax                        = kLogSumExp + 1
+	kSoftmaxGradient                = kLogSumExp + 2
+	kAdamW                          = kLogSumExp + 3
+	kSumSquares                     = kLogSumExp + 4
+	kSumPartials                    = kLogSumExp + 5
 )
 
-// headDims are the head dimensions that attention kernels exist for; a smaller head is filled up.
-var headDims = [3]int{32, 64, 128}
+// headDims are the head dimensions that attention kernels exist for, tensorHeadDims those of the ones with tensor cores; a smaller head is filled up.
+var headDims, tensorHeadDims = []int64{32, 64, 128}, []int64{64, 128}
 
 var kernels = func() []kernel {
 	table := []kernel{
@@ -82,15 +88,28 @@ var kernels = func() []kernel {
 	}
 	family := func(name string, shared func(dim int) int) {
 		for _, dim := range headDims {
-			table = append(table, kernel{fmt.Sprintf("%s_%d", name, dim), 256, shared(dim)})
+			table = append(table, kernel{fmt.Sprintf("%s_%d", name, dim), 256, shared(int(dim))})
 		}
 	}
+	// Rows of bfloat16, and what else the kernels keep beside them.
+	tensorFamily := func(name string, items, rest int) {
+		for _, dim := range tensorHeadDims {
+			table = append(table, kernel{fmt.Sprintf("%s_%d", name, dim), 128, 2*(items+2*C.PAGE_KEYS)*(int(dim)+sharedPad) + rest})
+		}
+	}
+	notFinite := 4 * (C.PAGE_KEYS + 4)
+	together := notFinite + 2*fewItems*(C.PAGE_KEYS+sharedPad) + 4*fewItems*(4+16) // of warps that share their items
 	family("attention", func(dim int) int { return forward(manyItems, dim) })
 	family("attention_few", func(dim int) int { return forward(fewItems, dim) })
 	family("attention_part", func(dim int) int { return forward(fewItems, dim) })
 	table = append(table, kernel{"attention_merge", 256, 0}, kernel{"attention_delta", 256, 0})
 	family("attention_backward_keys", backward)
 	family("attention_backward_queries", backward)
+	tensorFamily("tensor_attention", manyItems, notFinite)
+	tensorFamily("tensor_attention_few", fewItems, together)
+	tensorFamily("tensor_attention_part", fewItems, together)
+	tensorFamily("tensor_attention_backward_keys", 2*tensorKeysItems, 4*3*tensorKeysItems)
+	tensorFamily("tensor_attention_backward_queries", 2*tensorQueriesItems, 0)
 	return append(table, kernel{"log_sum_exp", 512, 0}, kernel{"softmax", 256, 0}, kernel{"softmax_gradient", 256, 0},
 		kernel{"adamw", 256, 0}, kernel{"sum_squares", 256, 0}, kernel{"sum_partials", 256, 0})
 }()

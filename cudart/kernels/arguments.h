@@ -117,5 +117,5 @@ typedef struct {
   uint64_t sequences, tiles, pages, delta; // delta: rows × query heads
   int64_t layer, group;
   float scale;
-  int32_t reserved;
+  int32_t type; // to whose values dout is rounded in products
 } attention_backward_arguments;

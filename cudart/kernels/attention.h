@@ -30,6 +30,9 @@ template <int D> INLINE void read_items(float (*to)[D + 1], int n, const view &v
   }
 }
 
+// merge puts a part's value behind the total of those before it: x and y are the factors of both.
+INLINE float merge(float total, float x, float part, float y) { return fma_rn(total, x, part * y); }
+
 // dots gives the products of a thread's PER items with its four keys, each a chain over the dimensions in ascending order.
 template <int D, int PER> INLINE void dots(float (&out)[PER][4], float (*items)[D + 1], float (*keys)[D + 1]) {
   int ty = thread() / 16, tx = thread() % 16;

@@ -4,9 +4,6 @@
 // the tile, the cut of the sequence, or whether parts are computed by one block (attention) or by one each (attention_part, for few long sequences).
 #include "attention.h"
 
-// merge puts a part's value behind the total of those before it: x and y are the factors of both.
-INLINE float merge(float total, float x, float part, float y) { return fma_rn(total, x, part * y); }
-
 template <int D, int PER, bool split> struct attention_block {
   static constexpr int items = 16 * PER, dims = D / 16;
 

@@ -2,6 +2,8 @@
 #include "adamw.cu"
 #include "attention_backward.cu"
 #include "attention_forward.cu"
+#include "attention_tensor_backward.cu"
+#include "attention_tensor_forward.cu"
 #include "elementwise.cu"
 #include "embedding.cu"
 #include "norm.cu"

@@ -55,6 +55,12 @@ INLINE void load_matrices(unsigned (&r)[4], const void *row) {
 INLINE void load_matrices_transposed(unsigned (&r)[4], const void *row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
 }
+// narrow_two rounds two numbers to bfloat16, to nearest even; low has the lower half of the result.
+INLINE unsigned narrow_two(float low, float high) {
+  unsigned r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
 // multiply_16x8x16 adds the product of bfloat16 fragments a (16 × 16) and b (16 × 8) to d.
 INLINE void multiply_16x8x16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"

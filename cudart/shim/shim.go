@@ -1,5 +1,5 @@
 // Package shim builds a CUDA driver that needs no GPU: a shared library with the driver's functions, which runs the kernels' own text on the processor with one fiber per
-// CUDA thread. It is for tests, slow, and says nothing about speed.
+// CUDA thread; and an NCCL over it. They are for tests, slow, and say nothing about speed.
 package shim
 
 import (
@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/tinsmith/tinsmith/cudart/kernels"
@@ -31,7 +32,7 @@ type Options struct {
 // ErrNoCompiler is wrapped when there is no C++ compiler.
 var ErrNoCompiler = errors.New("no C++ compiler (g++ or clang++) is installed")
 
-// Directory builds the library if it has not been built from these sources before and gives the folder that libcuda.so.1 is in, below the user's cache directory.
+// Directory builds the library if it has not been built from these sources before and gives the folder that libcuda.so.1 and libnccl.so.2 are in, below the user's cache directory.
 func Directory(ctx context.Context, o Options) (string, error) {
 	compiler, err := findCompiler()
 	if err != nil {
@@ -68,7 +69,7 @@ func Directory(ctx context.Context, o Options) (string, error) {
 		cache = os.TempDir()
 	}
 	dir := filepath.Join(cache, "tinsmith", "cuda-shim-"+hex.EncodeToString(h.Sum(nil)[:8]))
-	if _, err := os.Stat(filepath.Join(dir, "libcuda.so.1")); err == nil {
+	if _, err := os.Stat(filepath.Join(dir, "libnccl.so.2")); err == nil {
 		return dir, nil
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -84,13 +85,26 @@ func Directory(ctx context.Context, o Options) (string, error) {
 			return "", err
 		}
 	}
-	cmd := exec.CommandContext(ctx, compiler, append(flags, "-o", "libcuda.so.1", "-x", "c++", "kernels.cu", "shim.cpp", "driver.cpp")...)
-	cmd.Dir = work
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("compiling the kernels for the processor: %w\n%s", err, bytes.TrimSpace(out))
+	for _, library := range []struct {
+		name      string
+		arguments []string
+	}{
+		{"libcuda.so.1", []string{"-Wl,-soname,libcuda.so.1", "-x", "c++", "kernels.cu", "shim.cpp", "streams.cpp", "driver.cpp"}},
+		{"libnccl.so.2", []string{"nccl.cpp", "-Wl,-rpath,$ORIGIN", "-L.", "-l:libcuda.so.1"}},
+	} {
+		cmd := exec.CommandContext(ctx, compiler, append(append(slices.Clone(flags), "-o", library.name), library.arguments...)...)
+		cmd.Dir = work
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return "", fmt.Errorf("compiling %s for the processor: %w\n%s", library.name, err, bytes.TrimSpace(out))
+		}
 	}
-	// Another test may have built it meanwhile: renaming replaces it with the same.
-	return dir, os.Rename(filepath.Join(work, "libcuda.so.1"), filepath.Join(dir, "libcuda.so.1"))
+	// Another test may have built them meanwhile: renaming replaces them with the same. The last one says that all are there.
+	for _, name := range []string{"libcuda.so.1", "libnccl.so.2"} {
+		if err := os.Rename(filepath.Join(work, name), filepath.Join(dir, name)); err != nil {
+			return "", err
+		}
+	}
+	return dir, nil
 }
 
 func findCompiler() (string, error) {

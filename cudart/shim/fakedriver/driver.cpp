@@ -1,17 +1,18 @@
-// A CUDA driver without a GPU, for tests: memory is the host's, streams and events are done at once, launches run the kernels through the shim. It checks what a GPU would
+// A CUDA driver without a GPU, for tests: memory is the host's, what is put into a stream is done at once or late (streams.h), launches run the kernels through the shim. It checks what a GPU would
 // not forgive (freeing twice, freeing what was not allocated, a launch of another block size) and can be told to fail.
 //
 // FAKE_CUDA_FAIL=name:n:code makes the n-th call of that function from the time the variable was set give that code. FAKE_CUDA_ORDER=seed orders the threads at random, in
 // every launch differently. FAKE_CUDA_DEVICES is how many devices there are (1), FAKE_CUDA_MEMORY how many bytes each has (1 GiB), FAKE_CUDA_VERSION the driver's version.
 #include "shim.h"
+#include "streams.h"
 
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
-#include <mutex>
 #include <set>
 #include <string>
+#include <vector>
 
 typedef struct cuda_copy {
   size_t source_x, source_y;
@@ -30,9 +31,8 @@ typedef struct cuda_copy {
 } cuda_copy;
 
 namespace {
-enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_PTX = 218, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, LAUNCH_FAILED = 719, NOT_SUPPORTED = 801 };
+enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_PTX = 218, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, LAUNCH_FAILED = 719, CAPTURE_UNSUPPORTED = 900 };
 
-std::mutex lock;
 int sticky; // a failed launch spoils the context, as on a GPU
 
 struct Context {
@@ -80,11 +80,16 @@ int free_handle(void *h) {
 } // namespace
 
 #define ENTER \
-  std::lock_guard<std::mutex> guard(lock); \
+  std::lock_guard<std::mutex> guard(streams::lock()); \
   if (int code = failure(__func__)) return code;
 #define IN_CONTEXT \
   ENTER if (!current || !current->retained) return INVALID_CONTEXT; \
   if (sticky) return sticky;
+// What takes a stream; the rest of the function is put there.
+#define IN_STREAM(stream) \
+  IN_CONTEXT if (!streams::known(stream)) return INVALID_HANDLE;
+#define OUTSIDE_CAPTURE \
+  if (streams::recording()) return CAPTURE_UNSUPPORTED;
 
 extern "C" {
 int cuInit(unsigned) {
@@ -163,7 +168,7 @@ int cuMemGetInfo_v2(size_t *free, size_t *total) {
   return 0;
 }
 int cuMemAlloc_v2(unsigned long long *address, size_t bytes) {
-  IN_CONTEXT if (!bytes) return INVALID_VALUE;
+  IN_CONTEXT OUTSIDE_CAPTURE if (!bytes) return INVALID_VALUE;
   if (current->used + bytes > (size_t)setting("FAKE_CUDA_MEMORY", 1l << 30)) return OUT_OF_MEMORY;
   void *p = nullptr;
   if (posix_memalign(&p, 512, bytes)) return OUT_OF_MEMORY;
@@ -174,8 +179,9 @@ int cuMemAlloc_v2(unsigned long long *address, size_t bytes) {
   return 0;
 }
 int cuMemFree_v2(unsigned long long address) {
-  IN_CONTEXT auto m = current->memory.find(address);
+  IN_CONTEXT OUTSIDE_CAPTURE auto m = current->memory.find(address);
   if (m == current->memory.end()) return INVALID_VALUE;
+  if (int code = streams::run_all()) return code; // as the driver, which waits
   current->used -= m->second;
   free((void *)address);
   current->memory.erase(m);
@@ -192,51 +198,52 @@ int cuMemFreeHost(void *memory) {
   free(memory);
   return 0;
 }
-int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t bytes, void *) {
-  IN_CONTEXT memcpy((void *)to, from, bytes);
-  return 0;
+int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t bytes, void *stream) {
+  IN_STREAM(stream) return streams::put(stream, [=] { return memcpy((void *)to, from, bytes), 0; });
 }
-int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t bytes, void *) {
-  IN_CONTEXT memcpy(to, (void *)from, bytes);
-  return 0;
+int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t bytes, void *stream) {
+  IN_STREAM(stream) return streams::put(stream, [=] { return memcpy(to, (void *)from, bytes), 0; });
 }
-int cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, size_t bytes, void *) {
-  IN_CONTEXT memcpy((void *)to, (void *)from, bytes);
-  return 0;
+int cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, size_t bytes, void *stream) {
+  IN_STREAM(stream) return streams::put(stream, [=] { return memcpy((void *)to, (void *)from, bytes), 0; });
 }
-int cuMemcpyPeerAsync(unsigned long long to, void *, unsigned long long from, void *, size_t bytes, void *) {
-  IN_CONTEXT memcpy((void *)to, (void *)from, bytes);
-  return 0;
+int cuMemcpyPeerAsync(unsigned long long to, void *, unsigned long long from, void *, size_t bytes, void *stream) {
+  IN_STREAM(stream) return streams::put(stream, [=] { return memcpy((void *)to, (void *)from, bytes), 0; });
 }
-int cuMemcpy2DAsync_v2(const cuda_copy *c, void *) {
-  IN_CONTEXT if (c->width > c->source_pitch || c->width > c->to_pitch) return INVALID_VALUE;
-  const char *from = c->source_type == 1 ? (const char *)c->source_host : (const char *)c->source_device;
-  char *to = c->to_type == 1 ? (char *)c->to_host : (char *)c->to_device;
-  for (size_t r = 0; r < c->height; r++) memcpy(to + r * c->to_pitch, from + r * c->source_pitch, c->width);
-  return 0;
+int cuMemcpy2DAsync_v2(const cuda_copy *copy, void *stream) {
+  IN_STREAM(stream) if (copy->width > copy->source_pitch || copy->width > copy->to_pitch) return INVALID_VALUE;
+  return streams::put(stream, [c = *copy] {
+    const char *from = c.source_type == 1 ? (const char *)c.source_host : (const char *)c.source_device;
+    char *to = c.to_type == 1 ? (char *)c.to_host : (char *)c.to_device;
+    for (size_t r = 0; r < c.height; r++) memcpy(to + r * c.to_pitch, from + r * c.source_pitch, c.width);
+    return 0;
+  });
 }
-int cuMemsetD8Async(unsigned long long to, unsigned char value, size_t bytes, void *) {
-  IN_CONTEXT memset((void *)to, value, bytes);
-  return 0;
+int cuMemsetD8Async(unsigned long long to, unsigned char value, size_t bytes, void *stream) {
+  IN_STREAM(stream) return streams::put(stream, [=] { return memset((void *)to, value, bytes), 0; });
 }
 int cuStreamCreate(void **stream, unsigned) {
-  IN_CONTEXT *stream = new_handle();
+  IN_CONTEXT *stream = streams::create();
   return 0;
 }
 int cuStreamDestroy_v2(void *stream) {
-  ENTER return free_handle(stream);
+  ENTER return streams::known(stream) ? streams::destroy(stream) : INVALID_HANDLE;
 }
-int cuStreamSynchronize(void *) { IN_CONTEXT return 0; }
-int cuStreamWaitEvent(void *, void *event, unsigned) { IN_CONTEXT return handles.count(event) ? 0 : INVALID_HANDLE; }
+int cuStreamSynchronize(void *stream) { IN_STREAM(stream) OUTSIDE_CAPTURE return streams::run(stream); }
+int cuStreamWaitEvent(void *stream, void *event, unsigned) { IN_STREAM(stream) return streams::known_event(event) ? streams::wait(stream, event) : INVALID_HANDLE; }
 int cuEventCreate(void **event, unsigned) {
-  IN_CONTEXT *event = new_handle();
+  IN_CONTEXT *event = streams::create_event();
   return 0;
 }
 int cuEventDestroy_v2(void *event) {
-  ENTER return free_handle(event);
+  ENTER return streams::destroy_event(event) ? 0 : INVALID_HANDLE;
 }
-int cuEventRecord(void *event, void *) { IN_CONTEXT return handles.count(event) ? 0 : INVALID_HANDLE; }
-int cuEventSynchronize(void *event) { IN_CONTEXT return handles.count(event) ? 0 : INVALID_HANDLE; }
+int cuEventRecord(void *event, void *stream) {
+  IN_STREAM(stream) if (!streams::known_event(event)) return INVALID_HANDLE;
+  streams::record(event, stream);
+  return 0;
+}
+int cuEventSynchronize(void *event) { IN_CONTEXT OUTSIDE_CAPTURE return streams::known_event(event) ? streams::run_event(event) : INVALID_HANDLE; }
 int cuEventElapsedTime(float *milliseconds, void *, void *) {
   IN_CONTEXT *milliseconds = 0;
   return 0;
@@ -257,21 +264,25 @@ int cuModuleGetFunction(void **function, void *, const char *name) {
   return *function ? 0 : NOT_FOUND;
 }
 int cuFuncSetAttribute(void *, int, int value) { IN_CONTEXT return value <= 227 << 10 ? 0 : INVALID_VALUE; }
-int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned, unsigned shared, void *, void **arguments, void **) {
-  IN_CONTEXT if (!x || !y || !z || y > 65535 || z > 65535) return INVALID_VALUE;
+int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned, unsigned shared, void *stream, void **arguments, void **) {
+  IN_STREAM(stream) if (!x || !y || !z || y > 65535 || z > 65535) return INVALID_VALUE;
   static uint64_t launches;
   uint64_t order = (uint64_t)setting("FAKE_CUDA_ORDER", 0);
   if (order) order = (order + ++launches) * 0x9E3779B97F4A7C15u | 1;
-  const char *wrong = shim::launch((const shim::Kernel *)function, {x, y, z}, (int)threads, shared, arguments[0], order);
-  if (!wrong) return 0;
-  fprintf(stderr, "kernel %s: %s\n", ((const shim::Kernel *)function)->name, wrong);
-  return sticky = LAUNCH_FAILED;
+  const auto *k = (const shim::Kernel *)function;
+  std::vector<uint64_t> copy((k->bytes + 7) / 8);
+  memcpy(copy.data(), arguments[0], k->bytes);
+  return streams::put(stream, [=] {
+    const char *wrong = shim::launch(k, {x, y, z}, (int)threads, shared, copy.data(), order);
+    if (!wrong) return 0;
+    fprintf(stderr, "kernel %s: %s\n", k->name, wrong);
+    return sticky = LAUNCH_FAILED;
+  });
 }
-// Nothing is recorded here: graphs are tested on devices.
-int cuStreamBeginCapture_v2(void *, int) { IN_CONTEXT return NOT_SUPPORTED; }
-int cuStreamEndCapture(void *, void **) { IN_CONTEXT return NOT_SUPPORTED; }
-int cuGraphInstantiateWithFlags(void **, void *, unsigned long long) { IN_CONTEXT return NOT_SUPPORTED; }
-int cuGraphLaunch(void *, void *) { IN_CONTEXT return NOT_SUPPORTED; }
-int cuGraphExecDestroy(void *) { IN_CONTEXT return NOT_SUPPORTED; }
-int cuGraphDestroy(void *) { IN_CONTEXT return NOT_SUPPORTED; }
+int cuStreamBeginCapture_v2(void *stream, int) { IN_STREAM(stream) return streams::begin_capture(stream) ? 0 : INVALID_VALUE; }
+int cuStreamEndCapture(void *stream, void **graph) { IN_STREAM(stream) return (*graph = streams::end_capture(stream)) ? 0 : INVALID_VALUE; }
+int cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long) { IN_CONTEXT return (*executable = streams::copy_graph(graph)) ? 0 : INVALID_HANDLE; }
+int cuGraphLaunch(void *executable, void *stream) { IN_STREAM(stream) return streams::launch(executable, stream); }
+int cuGraphExecDestroy(void *executable) { IN_CONTEXT return streams::destroy_graph(executable) ? 0 : INVALID_HANDLE; }
+int cuGraphDestroy(void *graph) { IN_CONTEXT return streams::destroy_graph(graph) ? 0 : INVALID_HANDLE; }
 }

@@ -17,7 +17,7 @@ int thread_index;
 void *dynamic_shared;
 
 static Kernel *kernels;
-Kernel::Kernel(const char *n, int t, void (*r)(const void *)) : name(n), threads(t), run(r), next(kernels) { kernels = this; }
+Kernel::Kernel(const char *n, int t, unsigned b, void (*r)(const void *)) : name(n), threads(t), bytes(b), run(r), next(kernels) { kernels = this; }
 const Kernel *find(const char *name) {
   for (const Kernel *k = kernels; k; k = k->next)
     if (!strcmp(k->name, name)) return k;
@@ -184,6 +184,13 @@ const char *launch(const Kernel *k, Index g, int threads, unsigned shared_bytes,
 // sum_of_products is one tensor-core instruction's element: c and the 16 exact products are cut off 25 binary places below the largest exponent among them, added as
 // integers, and the sum is cut to float32. That is how Hopper's bfloat16 instructions were found to behave by "MMA-Sim" (Microsoft, 2025); not verified here on a device.
 float sum_of_products(const uint16_t *a, const uint16_t *b, float c) {
+  unsigned some = 0, largest = 0;
+  for (int i = 0; i < 16; i++) {
+    const unsigned x = a[i] & 0x7fff, y = b[i] & 0x7fff;
+    some |= x && y ? 1 : 0;
+    largest = x > largest ? x : largest, largest = y > largest ? y : largest;
+  }
+  if (!some && largest < 0x7f80) return c == 0.0f ? 0.0f : c; // zeros are added to c: much of what masks and filling up give
   int exponents[17], top = -1000;
   int64_t parts[17]; // significands: products have 14 places behind the point, c has 23
   auto split = [](uint32_t u, int fraction_bits, int &exponent, int64_t &significand) {

@@ -17,7 +17,7 @@
 // A kernel enters itself into the table that launches look in.
 #define KERNEL(name, threads, arguments) \
   extern "C" void name(const arguments a); \
-  static const shim::Kernel name##_kernel(#name, threads, [](const void *p) { name(*(const arguments *)p); }); \
+  static const shim::Kernel name##_kernel(#name, threads, sizeof(arguments), [](const void *p) { name(*(const arguments *)p); }); \
   extern "C" void name(const arguments a)
 
 namespace shim {
@@ -29,9 +29,10 @@ extern int thread_index;
 extern void *dynamic_shared;
 
 struct Kernel {
-  Kernel(const char *name, int threads, void (*run)(const void *arguments));
+  Kernel(const char *name, int threads, unsigned bytes, void (*run)(const void *arguments));
   const char *name;
   int threads;
+  unsigned bytes; // of the arguments
   void (*run)(const void *arguments);
   Kernel *next;
 };
@@ -96,6 +97,12 @@ static inline void load_four(unsigned (&r)[4], const void *row, bool transposed)
 }
 static inline void load_matrices(unsigned (&r)[4], const void *row) { load_four(r, row, false); }
 static inline void load_matrices_transposed(unsigned (&r)[4], const void *row) { load_four(r, row, true); }
+
+static inline unsigned narrow_one(float v) {
+  uint32_t u = bits<uint32_t>(v);
+  return (u & 0x7fffffff) > 0x7f800000 ? 0x7fff : (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+}
+static inline unsigned narrow_two(float low, float high) { return narrow_one(low) | narrow_one(high) << 16; }
 
 static inline void multiply_16x8x16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   const unsigned mine[6] = {a[0], a[1], a[2], a[3], b0, b1};

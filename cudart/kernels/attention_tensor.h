@@ -1,0 +1,44 @@
+// What the attention kernels with tensor cores share. They are for pages of bfloat16 whose head dimension is a multiple of 8. A block has four warps; an item is what attention.h says. Queries, probabilities and
+// gradients are rounded to bfloat16 where they go into a product; scores, sums and outputs are float32. One instruction sums a group of 16 in one way whatever row of its tile it is for, and a
+// product that is zero changes nothing in it, so bits do not depend on the tile, and keys that an item does not see have the probability zero.
+#pragma once
+#include "attention.h"
+
+enum { TENSOR_THREADS = 128, SHARED_PAD = 8 }; // the pad keeps the rows of one load_matrices in different banks
+
+template <int D> using tensor_row = bfloat16[D + SHARED_PAD];
+
+// fetch_page starts copying one part of a page; columns from dim to D become zero.
+template <int D> INLINE void fetch_page(tensor_row<D> *to, const cache &c, int64_t layer, int64_t page, int64_t part) {
+  const bfloat16 *from = memory<const bfloat16>(c.at) + page_part(c, layer, page, part);
+  for (int e = thread(); e < PAGE_KEYS * (D / 8); e += TENSOR_THREADS) {
+    int r = e / (D / 8), d = e % (D / 8) * 8;
+    bool have = d < c.dim;
+    copy_async(&to[r][d], have ? from + r * c.dim + d : from, have);
+  }
+  copy_async_commit();
+}
+
+// round_items brings items [first, first + n) of v, rounded; items from all on, and columns from dim to D, are zero.
+template <int D> INLINE void round_items(tensor_row<D> *to, int n, const view &v, const sequence &s, int64_t first, int64_t all, int64_t group, int64_t head, int64_t dim) {
+  for (int e = thread(); e < n * D; e += TENSOR_THREADS) {
+    int i = e / D, d = e % D;
+    to[i][d] = first + i < all && d < dim ? narrow(item_row(v, s, first + i, group, head, dim)[d]) : 0;
+  }
+}
+
+// Fragments of an instruction. A lane's four elements of a 16 × 8 result are (row, column) = (lane/4 + 8·(e/2), 2·(lane%4) + e%2).
+INLINE int fragment_row() { return lane() / 4; }
+INLINE int fragment_column() { return lane() % 4 * 2; }
+
+// left_fragment reads rows [0, 16) and columns [k, k + 16) as the left operand.
+template <int P> INLINE void left_fragment(unsigned (&r)[4], bfloat16 (*rows)[P], int k) { load_matrices(r, &rows[lane() % 16][k + lane() / 16 * 8]); }
+// right_fragments reads 16 rows and columns [k, k + 16) as the right operand of two results, whose columns are the rows: r[0], r[1] and r[2], r[3].
+template <int P> INLINE void right_fragments(unsigned (&r)[4], bfloat16 (*rows)[P], int k) { load_matrices(r, &rows[lane() % 8 + lane() / 16 * 8][k + lane() / 8 % 2 * 8]); }
+// right_fragments_down reads 16 rows and columns [c, c + 16) as the right operand of two results, whose columns are the columns; the sum goes over the rows.
+template <int P> INLINE void right_fragments_down(unsigned (&r)[4], bfloat16 (*rows)[P], int c) { load_matrices_transposed(r, &rows[lane() % 16][c + lane() / 16 * 8]); }
+
+// as_left makes two neighbouring results, 16 columns, the left operand of a sum over these columns.
+INLINE void as_left(unsigned (&r)[4], const float (&low)[4], const float (&high)[4]) {
+  r[0] = narrow_two(low[0], low[1]), r[1] = narrow_two(low[2], low[3]), r[2] = narrow_two(high[0], high[1]), r[3] = narrow_two(high[2], high[3]);
+}

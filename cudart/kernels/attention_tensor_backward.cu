@@ -1,0 +1,169 @@
+// The gradient of attention over bfloat16 pages with tensor cores: the two kernels of attention_backward.cu in the arithmetic of attention_tensor.h. Scores and their gradients go from one product to the
+// next in registers.
+#include "attention_tensor.h"
+
+enum { KEYS_ITEMS = 32, QUERIES_ITEMS = 64 }; // items that the kernel for keys takes at once, and that a block of the one for queries has
+
+template <int D> struct tensor_attention_backward {
+  static constexpr int results = D / 8;
+  typedef float sums[results][4];
+
+  INLINE void clear(sums &s) {
+    UNROLL for (int c = 0; c < results; c++)
+      UNROLL for (int e = 0; e < 4; e++) s[c][e] = 0.0f;
+  }
+
+  // add adds left (16 × 16) times rows [0, 16) of the right operand.
+  INLINE void add(sums &s, const unsigned (&left)[4], tensor_row<D> *rows) {
+    UNROLL for (int c = 0; c < results; c += 2) {
+      unsigned right[4];
+      right_fragments_down(right, rows, 8 * c);
+      multiply_16x8x16(s[c], left, right[0], right[1]);
+      multiply_16x8x16(s[c + 1], left, right[2], right[3]);
+    }
+  }
+
+  // both gives two products at once, of 16 rows with 16·n each: x = a · bᵀ and y = c · dᵀ.
+  template <int n> INLINE void both(float (&x)[2 * n][4], tensor_row<D> *a, tensor_row<D> *b, float (&y)[2 * n][4], tensor_row<D> *c, tensor_row<D> *d) {
+    UNROLL for (int j = 0; j < 2 * n; j++)
+      UNROLL for (int e = 0; e < 4; e++) x[j][e] = 0.0f, y[j][e] = 0.0f;
+    UNROLL for (int k = 0; k < D; k += 16) {
+      unsigned left[2][4], right[2][4];
+      left_fragment(left[0], a, k);
+      left_fragment(left[1], c, k);
+      UNROLL for (int g = 0; g < n; g++) {
+        right_fragments(right[0], b + 16 * g, k);
+        right_fragments(right[1], d + 16 * g, k);
+        UNROLL for (int h = 0; h < 2; h++) {
+          multiply_16x8x16(x[2 * g + h], left[0], right[0][2 * h], right[0][2 * h + 1]);
+          multiply_16x8x16(y[2 * g + h], left[1], right[1][2 * h], right[1][2 * h + 1]);
+        }
+      }
+    }
+  }
+
+  // probability turns a score into its probability and by_p into the gradient by the score; both are zero for a key that the item does not see.
+  INLINE void probability(float &score, float &by_p, bool sees, float scale, float lse, float delta) {
+    float p = exp_rn(score * scale - lse), ds = p * (by_p - delta) * scale;
+    score = sees ? p : 0.0f, by_p = sees ? ds : 0.0f;
+  }
+
+  INLINE float delta_of(const attention_backward_arguments &a, const sequence &s, int64_t item, int64_t head) {
+    return memory<const float>(a.delta)[(s.row + item / a.group) * a.c.heads * a.group + head * a.group + item % a.group];
+  }
+
+  // keys: block (x, y) is a tile whose item is a page number, and a key head; a warp has 16 of the page's keys.
+  INLINE void keys(const attention_backward_arguments &a) {
+    DYNAMIC_SHARED(unsigned char, room);
+    tensor_row<D> *k = (tensor_row<D> *)room, *v = k + PAGE_KEYS, *q = v + PAGE_KEYS, *dout = q + KEYS_ITEMS;
+    float *lse = (float *)(dout + KEYS_ITEMS), *delta = lse + KEYS_ITEMS;
+    int *position = (int *)(delta + KEYS_ITEMS); // of an item, -1 for none
+    const attention_tile tile = memory<const attention_tile>(a.tiles)[block_x()];
+    const sequence s = memory<const sequence>(a.sequences)[tile.sequence];
+    int64_t head = block_y(), dim = a.c.dim, all = s.count * a.group, k0 = (int64_t)tile.item * PAGE_KEYS;
+    int64_t page = memory<const int32_t>(a.pages)[s.first_page + tile.item];
+    int key0 = (int)k0 + 16 * warp() + fragment_row();
+    sums dk, dv;
+    clear(dk), clear(dv);
+    fetch_page<D>(k, a.c, a.layer, page, head);
+    fetch_page<D>(v, a.c, a.layer, page, a.c.heads + head);
+    for (int64_t i0 = k0 * a.group; i0 < all; i0 += KEYS_ITEMS) {
+      copy_async_wait<0>();
+      barrier();
+      round_items<D>(q, KEYS_ITEMS, a.q, s, i0, all, a.group, head, dim);
+      round_items<D>(dout, KEYS_ITEMS, a.dout, s, i0, all, a.group, head, dim);
+      if (thread() < KEYS_ITEMS) {
+        bool have = i0 + thread() < all;
+        lse[thread()] = have ? item_row(a.lse, s, i0 + thread(), a.group, head, 1)[0] : 0.0f;
+        delta[thread()] = have ? delta_of(a, s, i0 + thread(), head) : 0.0f;
+        position[thread()] = have ? (int)((i0 + thread()) / a.group) : -1;
+      }
+      barrier();
+      float p[KEYS_ITEMS / 8][4], ds[KEYS_ITEMS / 8][4]; // a row is a key, a column an item
+      both<KEYS_ITEMS / 16>(p, k + 16 * warp(), q, ds, v + 16 * warp(), dout);
+      UNROLL for (int j = 0; j < KEYS_ITEMS / 8; j++)
+        UNROLL for (int e = 0; e < 4; e++) {
+          int i = 8 * j + fragment_column() + e % 2;
+          probability(p[j][e], ds[j][e], key0 + e / 2 * 8 <= position[i], a.scale, lse[i], delta[i]);
+        }
+      UNROLL for (int g = 0; g < KEYS_ITEMS / 16; g++) {
+        unsigned left[4];
+        as_left(left, p[2 * g], p[2 * g + 1]);
+        add(dv, left, dout + 16 * g);
+        as_left(left, ds[2 * g], ds[2 * g + 1]);
+        add(dk, left, q + 16 * g);
+      }
+    }
+    UNROLL for (int e = 0; e < 4; e++) {
+      int64_t key = key0 + e / 2 * 8;
+      if (key >= s.count) continue;
+      float *to_k = row_of<float>(a.dk, s.row + key) + head * dim, *to_v = row_of<float>(a.dv, s.row + key) + head * dim;
+      UNROLL for (int c = 0; c < results; c++) {
+        int d = 8 * c + fragment_column() + e % 2;
+        if (d < dim) to_k[d] = dk[c][e], to_v[d] = dv[c][e];
+      }
+    }
+  }
+
+  // queries: block (x, y) is a tile of 64 items and a key head; a warp has 16 of the items. A range of keys that does not begin at 0 goes on with the chains in dq.
+  INLINE void queries(const attention_backward_arguments &a) {
+    DYNAMIC_SHARED(unsigned char, room);
+    tensor_row<D> *k = (tensor_row<D> *)room, *v = k + PAGE_KEYS, *q = v + PAGE_KEYS, *dout = q + QUERIES_ITEMS;
+    const attention_tile tile = memory<const attention_tile>(a.tiles)[block_x()];
+    const sequence s = memory<const sequence>(a.sequences)[tile.sequence];
+    const int32_t *pages = memory<const int32_t>(a.pages) + s.first_page;
+    int64_t head = block_y(), dim = a.c.dim, all = s.count * a.group, last = tile.item + QUERIES_ITEMS < all ? tile.item + QUERIES_ITEMS : all;
+    int64_t last_position = (last - 1) / a.group, item0 = tile.item + 16 * warp() + fragment_row();
+    float lse[2], delta[2];
+    int64_t position[2];
+    sums dq;
+    clear(dq);
+    UNROLL for (int i = 0; i < 2; i++) {
+      int64_t item = item0 + 8 * i;
+      bool have = item < all;
+      lse[i] = have ? item_row(a.lse, s, item, a.group, head, 1)[0] : 0.0f;
+      delta[i] = have ? delta_of(a, s, item, head) : 0.0f;
+      position[i] = have ? item / a.group : -1;
+      if (!have || s.keys_from == 0) continue;
+      UNROLL for (int c = 0; c < results; c++)
+        UNROLL for (int e = 0; e < 2; e++) {
+          int d = 8 * c + fragment_column() + e;
+          if (d < dim) dq[c][2 * i + e] = item_row(a.dq, s, item, a.group, head, dim)[d];
+        }
+    }
+    round_items<D>(q, QUERIES_ITEMS, a.q, s, tile.item, all, a.group, head, dim);
+    round_items<D>(dout, QUERIES_ITEMS, a.dout, s, tile.item, all, a.group, head, dim);
+    for (int64_t k0 = s.keys_from; k0 <= last_position && k0 < s.keys_to; k0 += PAGE_KEYS) {
+      barrier();
+      fetch_page<D>(k, a.c, a.layer, pages[k0 / PAGE_KEYS], head);
+      fetch_page<D>(v, a.c, a.layer, pages[k0 / PAGE_KEYS], a.c.heads + head);
+      copy_async_wait<0>();
+      barrier();
+      float p[PAGE_KEYS / 8][4], ds[PAGE_KEYS / 8][4];
+      both<PAGE_KEYS / 16>(p, q + 16 * warp(), k, ds, dout + 16 * warp(), v);
+      UNROLL for (int j = 0; j < PAGE_KEYS / 8; j++)
+        UNROLL for (int e = 0; e < 4; e++)
+          probability(p[j][e], ds[j][e], k0 + 8 * j + fragment_column() + e % 2 <= position[e / 2], a.scale, lse[e / 2], delta[e / 2]);
+      UNROLL for (int g = 0; g < PAGE_KEYS / 16; g++) {
+        unsigned left[4];
+        as_left(left, ds[2 * g], ds[2 * g + 1]);
+        add(dq, left, k + 16 * g);
+      }
+    }
+    UNROLL for (int e = 0; e < 4; e++) {
+      int64_t item = item0 + e / 2 * 8;
+      if (item >= all) continue;
+      float *to = item_row(a.dq, s, item, a.group, head, dim);
+      UNROLL for (int c = 0; c < results; c++) {
+        int d = 8 * c + fragment_column() + e % 2;
+        if (d < dim) to[d] = dq[c][e];
+      }
+    }
+  }
+};
+
+#define TENSOR_ATTENTION_BACKWARD(D) \
+  KERNEL(tensor_attention_backward_keys_##D, TENSOR_THREADS, attention_backward_arguments) { tensor_attention_backward<D>::keys(a); } \
+  KERNEL(tensor_attention_backward_queries_##D, TENSOR_THREADS, attention_backward_arguments) { tensor_attention_backward<D>::queries(a); }
+TENSOR_ATTENTION_BACKWARD(64)
+TENSOR_ATTENTION_BACKWARD(128)

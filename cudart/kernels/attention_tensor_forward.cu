@@ -1,0 +1,204 @@
+// Causal attention over bfloat16 pages with tensor cores: the order of attention_forward.cu (pages of 64 keys ascending, a new running softmax every 2,048 keys, parts merged in order), in the arithmetic of
+// attention_tensor.h. A block has 64 items, a warp 16 of them; or, for decoding, 16 items, of which each warp has a quarter of a page's keys and a quarter of the output's columns. Both add in the same
+// order: an output element is a chain of groups of 16 keys; a page's sum of exponentials is, for each quarter of the columns of a fragment, the chain over the groups of 16 keys, and then a tree over the quarters.
+#include "attention_tensor.h"
+
+template <int D, bool few, bool split> struct tensor_attention {
+  static constexpr int items = few ? 16 : 64, key_groups = few ? 1 : 4, results = few ? D / 32 : D / 8; // of a warp: groups of 16 keys, results of 8 columns of the output
+
+  // shared memory of a block
+  struct tiles {
+    tensor_row<D> *q, *k, *v;
+    int *not_finite; // for each key of a page whether its value is not finite, and for any
+    bfloat16 (*p)[PAGE_KEYS + SHARED_PAD];
+    float (*tops)[4], (*sums)[16];
+  };
+  INLINE tiles place(unsigned char *room) {
+    tiles t;
+    t.q = (tensor_row<D> *)room, t.k = t.q + items, t.v = t.k + PAGE_KEYS;
+    t.not_finite = (int *)(t.v + PAGE_KEYS);
+    t.p = (bfloat16(*)[PAGE_KEYS + SHARED_PAD])(t.not_finite + PAGE_KEYS + 4);
+    t.tops = (float(*)[4])(t.p + 16), t.sums = (float(*)[16])(t.tops + 16);
+    return t;
+  }
+
+  struct state {
+    float o[results][4], top[2], sum[2]; // a lane has rows lane/4 and lane/4 + 8
+  };
+  INLINE void begin(state &s) {
+    UNROLL for (int i = 0; i < 2; i++) s.top[i] = -infinity(), s.sum[i] = 0.0f;
+    UNROLL for (int c = 0; c < results; c++)
+      UNROLL for (int e = 0; e < 4; e++) s.o[c][e] = 0.0f;
+  }
+
+  // clean_values takes what is not finite out of a page's values, where some item does not see some key: zero times it would not be zero. An item that does see it becomes NaN as a whole.
+  INLINE void clean_values(const tiles &t, state &s, int64_t k0, const int64_t (&position)[2]) {
+    if (thread() <= PAGE_KEYS) t.not_finite[thread()] = 0;
+    barrier();
+    for (int e = thread(); e < PAGE_KEYS * D; e += TENSOR_THREADS) {
+      bfloat16 &x = t.v[e / D][e % D];
+      if ((x & 0x7f80) == 0x7f80) x = 0, t.not_finite[e / D] = 1, t.not_finite[PAGE_KEYS] = 1;
+    }
+    barrier();
+    if (!t.not_finite[PAGE_KEYS]) return;
+    for (int key = 0; key < PAGE_KEYS; key++)
+      UNROLL for (int i = 0; i < 2; i++)
+        if (t.not_finite[key] && k0 + key <= position[i]) s.sum[i] = bits<float>(0x7fc00000u);
+  }
+
+  // page adds the page at k0. Its keys have been asked for; those of page next are asked for on the way, unless that is negative.
+  INLINE void page(const tiles &t, state &s, const unsigned (*q)[4], const attention_arguments &a, int64_t head, int64_t number, int64_t next, int64_t k0, const int64_t (&position)[2], bool all) {
+    const int first_group = few ? warp() : 0, column = few ? warp() * (D / 4) : 0;
+    copy_async_wait<0>();
+    barrier(); // the keys are there, and all have read the values before
+    fetch_page<D>(t.v, a.c, a.layer, number, a.c.heads + head);
+    float score[2 * key_groups][4];
+    UNROLL for (int j = 0; j < 2 * key_groups; j++)
+      UNROLL for (int e = 0; e < 4; e++) score[j][e] = 0.0f;
+    UNROLL for (int d = 0; d < D / 16; d++)
+      UNROLL for (int g = 0; g < key_groups; g++) {
+        unsigned right[4];
+        right_fragments(right, t.k + 16 * (first_group + g), 16 * d);
+        multiply_16x8x16(score[2 * g], q[d], right[0], right[1]);
+        multiply_16x8x16(score[2 * g + 1], q[d], right[2], right[3]);
+      }
+    bool sees[2 * key_groups][4];
+    float top[2] = {-infinity(), -infinity()};
+    UNROLL for (int j = 0; j < 2 * key_groups; j++)
+      UNROLL for (int e = 0; e < 4; e++) {
+        sees[j][e] = all || k0 + 16 * first_group + 8 * j + fragment_column() + e % 2 <= position[e / 2];
+        score[j][e] = score[j][e] * a.scale;
+        if (sees[j][e]) top[e / 2] = larger(score[j][e], top[e / 2]);
+      }
+    UNROLL for (int i = 0; i < 2; i++)
+      for (int m = 1; m < 4; m *= 2) top[i] = larger(top[i], shuffle_xor(top[i], m));
+    if constexpr (few) {
+      UNROLL for (int i = 0; i < 2; i++)
+        if (lane() % 4 == 0) t.tops[fragment_row() + 8 * i][warp()] = top[i];
+      barrier();
+      UNROLL for (int i = 0; i < 2; i++)
+        UNROLL for (int w = 0; w < 4; w++) top[i] = larger(top[i], t.tops[fragment_row() + 8 * i][w]);
+    }
+    float base[2], fix[2], part[2];
+    UNROLL for (int i = 0; i < 2; i++) {
+      top[i] = larger(top[i], s.top[i]);
+      base[i] = top[i] == -infinity() ? 0.0f : top[i];
+      fix[i] = s.top[i] == top[i] ? 1.0f : exp_rn(s.top[i] - base[i]);
+      part[i] = 0.0f;
+    }
+    UNROLL for (int g = 0; g < key_groups; g++) {
+      float of_group[2] = {0.0f, 0.0f};
+      UNROLL for (int j = 2 * g; j < 2 * g + 2; j++)
+        UNROLL for (int e = 0; e < 4; e++) {
+          score[j][e] = sees[j][e] ? exp_rn(score[j][e] - base[e / 2]) : 0.0f;
+          of_group[e / 2] = of_group[e / 2] + score[j][e];
+        }
+      UNROLL for (int i = 0; i < 2; i++) part[i] = part[i] + of_group[i];
+    }
+    if constexpr (few) {
+      UNROLL for (int i = 0; i < 2; i++) t.sums[fragment_row() + 8 * i][4 * warp() + lane() % 4] = part[i];
+      UNROLL for (int j = 0; j < 2; j++)
+        UNROLL for (int i = 0; i < 2; i++)
+          *(unsigned *)&t.p[fragment_row() + 8 * i][16 * warp() + 8 * j + fragment_column()] = narrow_two(score[j][2 * i], score[j][2 * i + 1]);
+    }
+    copy_async_wait<0>();
+    barrier(); // the values are there, and all have read the keys
+    if (next >= 0) fetch_page<D>(t.k, a.c, a.layer, next, head);
+    if constexpr (few)
+      UNROLL for (int i = 0; i < 2; i++) {
+        part[i] = 0.0f;
+        UNROLL for (int w = 0; w < 4; w++) part[i] = part[i] + t.sums[fragment_row() + 8 * i][4 * w + lane() % 4];
+      }
+    UNROLL for (int i = 0; i < 2; i++) {
+      for (int m = 1; m < 4; m *= 2) part[i] = part[i] + shuffle_xor(part[i], m);
+      s.sum[i] = fma_rn(s.sum[i], fix[i], part[i]);
+      s.top[i] = top[i];
+    }
+    UNROLL for (int c = 0; c < results; c++)
+      UNROLL for (int e = 0; e < 4; e++) s.o[c][e] = s.o[c][e] * fix[e / 2];
+    if (!all) clean_values(t, s, k0, position);
+    UNROLL for (int g = 0; g < 4; g++) {
+      unsigned left[4];
+      if constexpr (few) left_fragment(left, t.p, 16 * g);
+      else as_left(left, score[2 * g], score[2 * g + 1]);
+      UNROLL for (int c = 0; c < results; c += 2) {
+        unsigned right[4];
+        right_fragments_down(right, t.v + 16 * g, column + 8 * c);
+        multiply_16x8x16(s.o[c], left, right[0], right[1]);
+        multiply_16x8x16(s.o[c + 1], left, right[2], right[3]);
+      }
+    }
+  }
+
+  INLINE void run(const attention_arguments &a) {
+    DYNAMIC_SHARED(unsigned char, room);
+    const tiles t = place(room);
+    const attention_tile tile = memory<const attention_tile>(a.tiles)[block_x()];
+    const sequence s = memory<const sequence>(a.sequences)[tile.sequence];
+    const int32_t *pages = memory<const int32_t>(a.pages) + s.first_page;
+    const int first_item = few ? 0 : 16 * warp(), first_column = few ? warp() * (D / 4) : 0;
+    int64_t head = block_y(), dim = a.c.dim, all = s.count * a.group, last = tile.item + items < all ? tile.item + items : all;
+    int64_t position[2], first_position = s.first + tile.item / a.group, last_position = s.first + (last - 1) / a.group;
+    UNROLL for (int i = 0; i < 2; i++) {
+      int64_t item = tile.item + first_item + fragment_row() + 8 * i;
+      position[i] = item < all ? s.first + item / a.group : -1;
+    }
+    int64_t from = split ? block_z() * RESTART_KEYS : 0, to = last_position + 1;
+    if (split && to > from + RESTART_KEYS) to = from + RESTART_KEYS;
+    if (from >= to) return; // this part has no keys for the tile
+    fetch_page<D>(t.k, a.c, a.layer, pages[from / PAGE_KEYS], head);
+    round_items<D>(t.q, items, a.q, s, tile.item, all, a.group, head, dim);
+    barrier();
+    unsigned q[D / 16][4];
+    UNROLL for (int d = 0; d < D / 16; d++) left_fragment(q[d], t.q + first_item, 16 * d);
+
+    state now;
+    float total_top[2], total_sum[2];
+    begin(now);
+    for (int64_t k0 = from; k0 < to; k0 += PAGE_KEYS) {
+      page(t, now, q, a, head, pages[k0 / PAGE_KEYS], k0 + PAGE_KEYS < to ? pages[k0 / PAGE_KEYS + 1] : -1, k0, position, first_position >= k0 + PAGE_KEYS - 1);
+      if (k0 + PAGE_KEYS < to && (k0 + PAGE_KEYS) % RESTART_KEYS != 0) continue;
+      int64_t part = k0 / RESTART_KEYS;
+      UNROLL for (int i = 0; i < 2; i++) {
+        if (position[i] < part * RESTART_KEYS) continue; // not an item, or one that sees nothing of the part
+        int64_t item = tile.item + first_item + fragment_row() + 8 * i;
+        if constexpr (split) {
+          float *out = memory<float>(a.parts) + (((s.row + item / a.group) * a.c.heads * a.group + head * a.group + item % a.group) * a.part_count + part) * (dim + 2);
+          UNROLL for (int c = 0; c < results; c++)
+            UNROLL for (int e = 0; e < 2; e++) {
+              int d = first_column + 8 * c + fragment_column() + e;
+              if (d < dim) out[d] = now.o[c][2 * i + e];
+            }
+          if (warp() == 0 && lane() % 4 == 0) out[dim] = now.top[i], out[dim + 1] = now.sum[i];
+          continue;
+        }
+        float *out = item_row(a.o, s, item, a.group, head, dim); // holds the total of earlier parts
+        float x = 0.0f, y = 1.0f, top = now.top[i], sum = now.sum[i];
+        if (part > 0) {
+          top = larger(total_top[i], now.top[i]), x = exp_rn(total_top[i] - top), y = exp_rn(now.top[i] - top);
+          sum = merge(total_sum[i], x, now.sum[i], y);
+        }
+        total_top[i] = top, total_sum[i] = sum;
+        bool done = position[i] < (part + 1) * RESTART_KEYS;
+        UNROLL for (int c = 0; c < results; c++)
+          UNROLL for (int e = 0; e < 2; e++) {
+            int d = first_column + 8 * c + fragment_column() + e;
+            if (d >= dim) continue;
+            float v = part > 0 ? merge(out[d], x, now.o[c][2 * i + e], y) : now.o[c][2 * i + e];
+            out[d] = done ? v / sum : v;
+          }
+        if (done && (!few || warp() == 0) && lane() % 4 == 0 && a.lse.at) item_row(a.lse, s, item, a.group, head, 1)[0] = top + log_rn(sum);
+      }
+      begin(now);
+    }
+  }
+};
+
+#define TENSOR_ATTENTION(name, D, few, split) \
+  KERNEL(name, TENSOR_THREADS, attention_arguments) { tensor_attention<D, few, split>::run(a); }
+TENSOR_ATTENTION(tensor_attention_64, 64, false, false)
+TENSOR_ATTENTION(tensor_attention_128, 128, false, false)
+TENSOR_ATTENTION(tensor_attention_few_64, 64, true, false)
+TENSOR_ATTENTION(tensor_attention_few_128, 128, true, false)
+TENSOR_ATTENTION(tensor_attention_part_64, 64, true, true)
+TENSOR_ATTENTION(tensor_attention_part_128, 128, true, true)

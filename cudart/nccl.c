@@ -1,0 +1,59 @@
+#include "nccl.h"
+
+#include "library.h"
+
+enum { FLOAT32_VALUES = 7 }; // ncclFloat32
+
+char *nccl_open(nccl *n, const char *path) {
+  memset(n, 0, sizeof *n);
+  char *wrong = library_open(&n->library, path, RTLD_NODELETE); // its threads, and its work in streams, may outlive the last communicator
+  if (wrong) return wrong;
+#define FIND(result, name, arguments) \
+  *(void **)&n->name = dlsym(n->library, #name); \
+  if (!n->name) { \
+    nccl_close(n); \
+    return library_text("it has no function " #name); \
+  }
+  NCCL_FUNCTIONS(FIND)
+#undef FIND
+  return NULL;
+}
+
+void nccl_close(nccl *n) {
+  if (n->library) dlclose(n->library);
+  n->library = NULL;
+}
+
+nccl_result nccl_version(const nccl *n, int *version) { return n->ncclGetVersion(version); }
+const char *nccl_error_text(const nccl *n, nccl_result code) { return n->ncclGetErrorString(code); }
+nccl_result nccl_init(const nccl *n, void **communicators, int count, const int *devices) { return n->ncclCommInitAll(communicators, count, devices); }
+nccl_result nccl_destroy(const nccl *n, void *communicator) { return n->ncclCommDestroy(communicator); }
+nccl_result nccl_abort(const nccl *n, void *communicator) { return n->ncclCommAbort(communicator); }
+
+nccl_result nccl_all_gather(const nccl *n, void *communicator, void *stream, uint64_t to, uint64_t from, size_t count) {
+  return n->ncclAllGather((const void *)(uintptr_t)from, (void *)(uintptr_t)to, count, FLOAT32_VALUES, communicator, stream);
+}
+
+nccl_result nccl_all_to_all(const nccl *n, void *communicator, void *stream, int ranks, uint64_t to, uint64_t from, size_t count) {
+  nccl_result code = n->ncclGroupStart();
+  if (code) return code;
+  const uint64_t bytes = 4 * (uint64_t)count;
+  for (int p = 0; p < ranks && !code; p++) {
+    code = n->ncclSend((const void *)(uintptr_t)(from + (uint64_t)p * bytes), count, FLOAT32_VALUES, p, communicator, stream);
+    if (!code) code = n->ncclRecv((void *)(uintptr_t)(to + (uint64_t)p * bytes), count, FLOAT32_VALUES, p, communicator, stream);
+  }
+  const nccl_result end = n->ncclGroupEnd(); // whatever failed: a group that was begun is ended
+  return code ? code : end;
+}
+
+nccl_result nccl_broadcast(const nccl *n, void *communicator, void *stream, uint64_t at, size_t count, int root) {
+  return n->ncclBroadcast((const void *)(uintptr_t)at, (void *)(uintptr_t)at, count, FLOAT32_VALUES, root, communicator, stream);
+}
+
+nccl_result nccl_send(const nccl *n, void *communicator, void *stream, uint64_t from, size_t count, int to) {
+  return n->ncclSend((const void *)(uintptr_t)from, count, FLOAT32_VALUES, to, communicator, stream);
+}
+
+nccl_result nccl_receive(const nccl *n, void *communicator, void *stream, uint64_t to, size_t count, int from) {
+  return n->ncclRecv((void *)(uintptr_t)to, count, FLOAT32_VALUES, from, communicator, stream);
+}

@@ -1,0 +1,157 @@
+package cudart
+
+/*
+#include <stdlib.h>
+#include "driver.h"
+#include "nccl.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+)
+
+// NCCL is NVIDIA's library for exchange between GPUs, loaded when OpenNCCL is called. It may be used by several goroutines.
+type NCCL struct {
+	c       *C.nccl
+	path    string
+	version int
+}
+
+// leastNCCL is the first version for CUDA 12 on Hopper: 2.16.
+const leastNCCL = 21600
+
+// OpenNCCL loads libnccl.so.2. The error names what was looked for and where, or the version that is too old.
+func OpenNCCL(o Options) (*NCCL, error) {
+	n := &NCCL{c: (*C.nccl)(C.calloc(1, C.sizeof_nccl))}
+	var err error
+	n.path, err = load("libnccl.so.2", o.Directories, func(path string) error {
+		name := C.CString(path)
+		defer C.free(unsafe.Pointer(name))
+		if wrong := C.nccl_open(n.c, name); wrong != nil {
+			defer C.free(unsafe.Pointer(wrong))
+			return errors.New(C.GoString(wrong))
+		}
+		return nil
+	})
+	if err != nil {
+		C.free(unsafe.Pointer(n.c))
+		return nil, err
+	}
+	var version C.int
+	if err := n.failed("ncclGetVersion", C.nccl_version(n.c, &version)); err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
+	if n.version = int(version); n.version < leastNCCL {
+		return nil, errors.Join(fmt.Errorf("the NCCL %s is version %s: %s is needed", n.path, ncclText(n.version), ncclText(leastNCCL)), n.Close())
+	}
+	return n, nil
+}
+
+// ncclText gives "2.21.5" for 22105.
+func ncclText(v int) string { return fmt.Sprintf("%d.%d.%d", v/10000, v%10000/100, v%100) }
+
+// Path is where the library was found.
+func (n *NCCL) Path() string { return n.path }
+
+// Version is like "2.21.5".
+func (n *NCCL) Version() string { return ncclText(n.version) }
+
+// Close gives the library back, which stays in memory. All communicators must have been closed.
+func (n *NCCL) Close() error {
+	if n.c != nil {
+		C.nccl_close(n.c)
+		C.free(unsafe.Pointer(n.c))
+		n.c = nil
+	}
+	return nil
+}
+
+// failed makes an error of a code. What fails in NCCL leaves the ranks apart for good: the error wraps ErrDeviceLost.
+func (n *NCCL) failed(call string, code C.nccl_result) error {
+	if code == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s: %s (%d): %w", call, C.GoString(C.nccl_error_text(n.c, code)), int(code), ErrDeviceLost)
+}
+
+// Communicator is one device's end of a group. Values are float32, counts in elements; operations are put into the device's stream and return before they are done. All devices of the group are given the same operations in the same order.
+type Communicator struct {
+	n      *NCCL
+	device *Device
+	handle unsafe.Pointer // nil: closed
+	size   int
+}
+
+// Connect makes a group over devices, each of another GPU; end i is devices[i]'s. The caller closes all ends before the devices.
+func (n *NCCL) Connect(devices []*Device) ([]*Communicator, error) {
+	handles, ordinals := make([]unsafe.Pointer, len(devices)), make([]C.int, len(devices))
+	seen := map[int]bool{}
+	for i, v := range devices {
+		if v.c == nil {
+			return nil, errClosed
+		}
+		if ordinals[i] = v.c.ordinal; seen[v.Ordinal()] {
+			return nil, fmt.Errorf("NCCL takes each GPU once, and cuda:%d is there twice", v.Ordinal())
+		}
+		seen[v.Ordinal()] = true
+	}
+	if err := n.failed("ncclCommInitAll", C.nccl_init(n.c, &handles[0], C.int(len(devices)), &ordinals[0])); err != nil {
+		return nil, err
+	}
+	ends := make([]*Communicator, len(devices))
+	for i, v := range devices {
+		ends[i] = &Communicator{n: n, device: v, handle: handles[i], size: len(devices)}
+	}
+	return ends, nil
+}
+
+// Size is the number of devices of the group.
+func (c *Communicator) Size() int { return c.size }
+
+// AllGather writes the group's count values each to to, one behind another in the order of the devices; from may be this device's place in to.
+func (c *Communicator) AllGather(to, from Address, count int) error {
+	return c.n.failed("ncclAllGather", C.nccl_all_gather(c.n.c, c.handle, c.device.c.stream, C.uint64_t(to), C.uint64_t(from), C.size_t(count)))
+}
+
+// AllToAll sends part p of from, count values, to device p, and gathers what the devices send to this one in to.
+func (c *Communicator) AllToAll(to, from Address, count int) error {
+	return c.n.failed("ncclSend and ncclRecv", C.nccl_all_to_all(c.n.c, c.handle, c.device.c.stream, C.int(c.size), C.uint64_t(to), C.uint64_t(from), C.size_t(count)))
+}
+
+// Broadcast makes count values what they are on device root.
+func (c *Communicator) Broadcast(at Address, count, root int) error {
+	return c.n.failed("ncclBroadcast", C.nccl_broadcast(c.n.c, c.handle, c.device.c.stream, C.uint64_t(at), C.size_t(count), C.int(root)))
+}
+
+// Send gives count values to a Receive of device to.
+func (c *Communicator) Send(from Address, count, to int) error {
+	return c.n.failed("ncclSend", C.nccl_send(c.n.c, c.handle, c.device.c.stream, C.uint64_t(from), C.size_t(count), C.int(to)))
+}
+
+// Receive takes count values from a Send of device from.
+func (c *Communicator) Receive(to Address, count, from int) error {
+	return c.n.failed("ncclRecv", C.nccl_receive(c.n.c, c.handle, c.device.c.stream, C.uint64_t(to), C.size_t(count), C.int(from)))
+}
+
+// Close ends the communicator after what the device has been given; another Close does nothing.
+func (c *Communicator) Close() error {
+	if c.handle == nil {
+		return nil
+	}
+	h := c.handle
+	c.handle = nil
+	return c.n.failed("ncclCommDestroy", C.nccl_destroy(c.n.c, h))
+}
+
+// Abort ends it at once, with operations whose other ends do not come.
+func (c *Communicator) Abort() error {
+	if c.handle == nil {
+		return nil
+	}
+	h := c.handle
+	c.handle = nil
+	return c.n.failed("ncclCommAbort", C.nccl_abort(c.n.c, h))
+}

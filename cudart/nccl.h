@@ -1,0 +1,43 @@
+// NCCL through a table of function pointers, as driver.h has the driver. Types and numbers are those of nccl.h, whose binary interface is stable within version 2.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+typedef int nccl_result;
+
+#define NCCL_FUNCTIONS(X) \
+  X(nccl_result, ncclGetVersion, (int *version)) \
+  X(const char *, ncclGetErrorString, (nccl_result code)) \
+  X(nccl_result, ncclCommInitAll, (void **communicators, int count, const int *devices)) \
+  X(nccl_result, ncclCommDestroy, (void *communicator)) \
+  X(nccl_result, ncclCommAbort, (void *communicator)) \
+  X(nccl_result, ncclAllGather, (const void *from, void *to, size_t count, int type, void *communicator, void *stream)) \
+  X(nccl_result, ncclBroadcast, (const void *from, void *to, size_t count, int type, int root, void *communicator, void *stream)) \
+  X(nccl_result, ncclSend, (const void *from, size_t count, int type, int peer, void *communicator, void *stream)) \
+  X(nccl_result, ncclRecv, (void *to, size_t count, int type, int peer, void *communicator, void *stream)) \
+  X(nccl_result, ncclGroupStart, (void)) \
+  X(nccl_result, ncclGroupEnd, (void))
+
+typedef struct nccl {
+  void *library;
+#define NCCL_POINTER(result, name, arguments) result(*name) arguments;
+  NCCL_FUNCTIONS(NCCL_POINTER)
+#undef NCCL_POINTER
+} nccl;
+
+// nccl_open loads the library at path. Null when it worked; else what did not, to be freed.
+char *nccl_open(nccl *n, const char *path);
+void nccl_close(nccl *n);
+
+nccl_result nccl_version(const nccl *n, int *version);
+const char *nccl_error_text(const nccl *n, nccl_result code);
+nccl_result nccl_init(const nccl *n, void **communicators, int count, const int *devices);
+nccl_result nccl_destroy(const nccl *n, void *communicator);
+nccl_result nccl_abort(const nccl *n, void *communicator);
+// All values are float32; count is their number. They come after what the stream has before them.
+nccl_result nccl_all_gather(const nccl *n, void *communicator, void *stream, uint64_t to, uint64_t from, size_t count);
+// Part p of from (count values each) goes to rank p, and what rank p sends becomes part p of to.
+nccl_result nccl_all_to_all(const nccl *n, void *communicator, void *stream, int ranks, uint64_t to, uint64_t from, size_t count);
+nccl_result nccl_broadcast(const nccl *n, void *communicator, void *stream, uint64_t at, size_t count, int root);
+nccl_result nccl_send(const nccl *n, void *communicator, void *stream, uint64_t from, size_t count, int to);
+nccl_result nccl_receive(const nccl *n, void *communicator, void *stream, uint64_t to, size_t count, int from);

@@ -1,0 +1,134 @@
+#include "streams.h"
+
+#include <cstdlib>
+#include <deque>
+#include <map>
+#include <vector>
+
+namespace streams {
+namespace {
+typedef std::vector<Work> Graph;
+struct Stream {
+  bool late;
+  std::deque<Work> work;
+  uint64_t put = 0, done = 0;
+  std::unique_ptr<Graph> graph; // being recorded
+};
+struct Event {
+  std::shared_ptr<Stream> stream; // null: not recorded yet
+  uint64_t position = 0;
+};
+std::map<void *, std::shared_ptr<Stream>> all;
+std::map<void *, std::unique_ptr<Event>> events;
+std::map<void *, std::unique_ptr<Graph>> graphs;
+int captures;
+
+int run_to(const std::shared_ptr<Stream> &s, uint64_t position) {
+  int first = 0;
+  while (s->done < position) {
+    Work w = std::move(s->work.front());
+    s->work.pop_front();
+    s->done++;
+    const int code = w();
+    if (!first) first = code;
+  }
+  return first;
+}
+int put(const std::shared_ptr<Stream> &s, Work w) {
+  if (s->graph) {
+    s->graph->push_back(std::move(w));
+    return 0;
+  }
+  if (!s->late) return w();
+  s->work.push_back(std::move(w));
+  s->put++;
+  return 0;
+}
+void *keep(std::unique_ptr<Graph> g) {
+  void *handle = g.get();
+  graphs[handle] = std::move(g);
+  return handle;
+}
+} // namespace
+
+std::mutex &lock() {
+  static std::mutex m;
+  return m;
+}
+uint64_t position(void *stream) { return all.at(stream)->put; }
+int run_to(void *stream, uint64_t position) { return run_to(all.at(stream), position); }
+
+void *create() {
+  auto s = std::make_shared<Stream>();
+  const char *late = getenv("FAKE_CUDA_LATE");
+  s->late = late && *late == '1';
+  all[s.get()] = s;
+  return s.get();
+}
+bool known(void *stream) { return all.count(stream); }
+int destroy(void *stream) {
+  const int code = run(stream);
+  all.erase(stream);
+  return code;
+}
+int put(void *stream, Work w) { return put(all.at(stream), std::move(w)); }
+int run(void *stream) { return run_to(all.at(stream), all.at(stream)->put); }
+int run_all() {
+  int first = 0;
+  for (auto &s : all) {
+    const int code = run_to(s.second, s.second->put);
+    if (!first) first = code;
+  }
+  return first;
+}
+
+void *create_event() {
+  auto e = std::make_unique<Event>();
+  void *handle = e.get();
+  events[handle] = std::move(e);
+  return handle;
+}
+bool known_event(void *event) { return events.count(event); }
+bool destroy_event(void *event) { return events.erase(event); }
+void record(void *event, void *stream) {
+  Event &e = *events.at(event);
+  e.stream = all.at(stream);
+  e.position = e.stream->put;
+}
+int wait(void *stream, void *event) {
+  const Event &e = *events.at(event);
+  if (!e.stream || e.stream == all.at(stream)) return 0;
+  return put(all.at(stream), [other = e.stream, position = e.position] { return run_to(other, position); });
+}
+int run_event(void *event) {
+  const Event &e = *events.at(event);
+  return e.stream ? run_to(e.stream, e.position) : 0;
+}
+
+bool begin_capture(void *stream) {
+  auto &s = all.at(stream);
+  if (s->graph) return false;
+  s->graph.reset(new Graph);
+  captures++;
+  return true;
+}
+void *end_capture(void *stream) {
+  auto &s = all.at(stream);
+  if (!s->graph) return nullptr;
+  captures--;
+  return keep(std::move(s->graph));
+}
+bool recording() { return captures > 0; }
+int launch(void *graph, void *stream) {
+  auto g = graphs.find(graph);
+  if (g == graphs.end()) return 400;
+  for (const Work &w : *g->second)
+    if (const int code = put(all.at(stream), w)) return code;
+  return 0;
+}
+bool destroy_graph(void *graph) { return graphs.erase(graph); }
+void *copy_graph(void *graph) {
+  auto g = graphs.find(graph);
+  return g == graphs.end() ? nullptr : keep(std::make_unique<Graph>(*g->second));
+}
+} // namespace streams
