@@ -324,7 +324,8 @@ type SampleRequest struct {
 	TopKPromptLogprobs  int
 	TargetPromptTokens  []int32 // (P-1)×TargetPromptK, row-major; row i is scored at prompt position i+1; -1 = not asked
 	TargetPromptK       int
-	PromptAlternatives  int // k independent draws at Temperature, with TopK, TopP and MinP, at every prompt position after the first
+	AtEnd               bool // nobody reads a sequence's tokens before its end, so they may be sent many at once
+	PromptAlternatives  int  // k independent draws at Temperature, with TopK, TopP and MinP, at every prompt position after the first
 
 	Share Share // of the place in the decoding batch
 }

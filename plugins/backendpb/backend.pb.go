@@ -2095,6 +2095,7 @@ type SampleRequest struct {
 	TargetPromptK       int64                  `protobuf:"varint,23,opt,name=target_prompt_k,json=targetPromptK,proto3" json:"target_prompt_k,omitempty"`
 	PromptAlternatives  int64                  `protobuf:"varint,24,opt,name=prompt_alternatives,json=promptAlternatives,proto3" json:"prompt_alternatives,omitempty"`
 	Share               *Share                 `protobuf:"bytes,25,opt,name=share,proto3" json:"share,omitempty"`
+	AtEnd               bool                   `protobuf:"varint,26,opt,name=at_end,json=atEnd,proto3" json:"at_end,omitempty"`
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
@@ -2302,6 +2303,13 @@ func (x *SampleRequest) GetShare() *Share {
 		return x.Share
 	}
 	return nil
+}
+
+func (x *SampleRequest) GetAtEnd() bool {
+	if x != nil {
+		return x.AtEnd
+	}
+	return false
 }
 
 type TopLogprobs struct {
@@ -3238,7 +3246,7 @@ const file_backend_proto_rawDesc = "" +
 	"\fUnpinRequest\x12\x18\n" +
 	"\aadapter\x18\x01 \x01(\tR\aadapter\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"\x0f\n" +
-	"\rUnpinResponse\"\xfa\a\n" +
+	"\rUnpinResponse\"\x91\b\n" +
 	"\rSampleRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aadapter\x18\x02 \x01(\tR\aadapter\x12\x18\n" +
@@ -3270,7 +3278,8 @@ const file_backend_proto_rawDesc = "" +
 	"\x14target_prompt_tokens\x18\x16 \x01(\fR\x12targetPromptTokens\x12&\n" +
 	"\x0ftarget_prompt_k\x18\x17 \x01(\x03R\rtargetPromptK\x12/\n" +
 	"\x13prompt_alternatives\x18\x18 \x01(\x03R\x12promptAlternatives\x120\n" +
-	"\x05share\x18\x19 \x01(\v2\x1a.tinsmith.backend.v1.ShareR\x05share\x1a<\n" +
+	"\x05share\x18\x19 \x01(\v2\x1a.tinsmith.backend.v1.ShareR\x05share\x12\x15\n" +
+	"\x06at_end\x18\x1a \x01(\bR\x05atEnd\x1a<\n" +
 	"\x0eLogitBiasEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\x05R\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"I\n" +

@@ -111,6 +111,11 @@ func (s *suite) seeds() {
 			}
 		}
 	}
+	whole := req
+	whole.ID, whole.AtEnd = s.request("a", 1, 1).ID, true
+	for i, got := range s.sample(whole).logprobs {
+		s.sameBits(fmt.Sprintf("sequence %d, sent at its end", i), got, want.logprobs[i])
+	}
 	other := req
 	other.ID, other.Seed = s.request("a", 1, 1).ID, req.Seed+1
 	for i, tokens := range s.sample(other).tokens {

@@ -38,10 +38,11 @@ type Delay struct {
 	Seconds   float64 `json:"seconds"`
 }
 
-// Fault makes one run of an operation go wrong.
+// Fault makes one run of an operation go wrong, or every run with a certain token.
 type Fault struct {
 	Operation string `json:"operation"`
-	N         int64  `json:"n"`                 // which run since the start of the process, from 1
+	N         int64  `json:"n,omitempty"`       // which run since the start of the process, from 1
+	Token     *int32 `json:"token,omitempty"`   // instead of N, for forward_backward and sample: every run whose data or prompt have this token
 	Action    string `json:"action"`            // one of Actions
 	Message   string `json:"message,omitempty"` // of "fail"
 	Field     string `json:"field,omitempty"`   // of "fail"
@@ -153,8 +154,13 @@ func (c *Config) validate() error {
 		if !slices.Contains(Actions, f.Action) {
 			return plugins.Invalidf(field+".action", "%q is not allowed: %s", f.Action, strings.Join(Actions, ", "))
 		}
-		if f.N < 1 {
+		switch {
+		case f.Token == nil && f.N < 1:
 			return plugins.Invalidf(field+".n", "%d is not allowed: at least 1", f.N)
+		case f.Token != nil && f.N != 0:
+			return plugins.Invalidf(field+".n", "%d is not allowed together with token", f.N)
+		case f.Token != nil && f.Operation != "forward_backward" && f.Operation != "sample":
+			return plugins.Invalidf(field+".token", "is not allowed for %s: it has no tokens", f.Operation)
 		}
 		if _, ok := kindByName(f.Kind); !ok {
 			return plugins.Invalidf(field+".kind", "%q is not the name of a kind of failure", f.Kind)

@@ -14,6 +14,7 @@ import (
 	"log/slog"
 	"os"
 	"reflect"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -208,24 +209,50 @@ func (b *Backend) interfere(ctx context.Context, operation string) error {
 		timer.Stop()
 	}
 	for _, f := range b.config.Faults {
-		if f.Operation != operation || f.N != n {
+		if f.Operation != operation || f.Token != nil || f.N != n {
 			continue
 		}
-		switch f.Action {
-		case "fail":
-			kind, _ := kindByName(f.Kind)
-			message := f.Message
-			setDefault(&message, fmt.Sprintf("the fake backend was told to fail %s number %d", operation, n))
-			return &plugins.Error{Kind: kind, Field: f.Field, Message: message}
-		case "crash":
-			slog.Error("fake: told to crash", "operation", operation, "number", n)
-			b.options.Exit(f.ExitCode)
-		case "hang":
-			<-b.lost
-		case "print":
-			_, _ = syscall.Write(1, []byte("fake: a line on standard output\n"))
+		if err := b.goWrong(f, n); err != nil {
+			return err
 		}
 	}
+	return b.stopped(ctx)
+}
+
+// provoked applies the faults that belong to tokens of an operation.
+func (b *Backend) provoked(ctx context.Context, operation string, has func(token int32) bool) error {
+	for _, f := range b.config.Faults {
+		if f.Operation != operation || f.Token == nil || !has(*f.Token) {
+			continue
+		}
+		if err := b.goWrong(f, 0); err != nil {
+			return err
+		}
+	}
+	return b.stopped(ctx)
+}
+
+// goWrong does what a fault says; n is the number of the run, 0 if it was not counted.
+func (b *Backend) goWrong(f Fault, n int64) error {
+	switch f.Action {
+	case "fail":
+		kind, _ := kindByName(f.Kind)
+		message := f.Message
+		setDefault(&message, fmt.Sprintf("the fake backend was told to fail %s number %d", f.Operation, n))
+		return &plugins.Error{Kind: kind, Field: f.Field, Message: message}
+	case "crash":
+		slog.Error("fake: told to crash", "operation", f.Operation, "number", n)
+		b.options.Exit(f.ExitCode)
+	case "hang":
+		<-b.lost
+	case "print":
+		_, _ = syscall.Write(1, []byte("fake: a line on standard output\n"))
+	}
+	return nil
+}
+
+// stopped tells why an operation must not go on.
+func (b *Backend) stopped(ctx context.Context) error {
 	switch {
 	case b.isLost():
 		return lostError()
@@ -442,6 +469,11 @@ func (b *Backend) ForwardBackward(ctx context.Context, req plugins.ForwardBackwa
 	return ordered(ctx, b, req.Adapter, req.Position, true, func(a *adapter) (plugins.ForwardBackwardResult, error) {
 		var res plugins.ForwardBackwardResult
 		err := b.turn(a, "forward_backward")
+		if err == nil {
+			err = b.provoked(context.Background(), "forward_backward", func(token int32) bool {
+				return slices.ContainsFunc(req.Data, func(d plugins.Datum) bool { return slices.Contains(d.Tokens, token) })
+			})
+		}
 		if err == nil {
 			res, err = b.pass(a, &req, b.latest(a))
 		}

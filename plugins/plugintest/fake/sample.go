@@ -56,6 +56,9 @@ func (b *Backend) Sample(ctx context.Context, req plugins.SampleRequest, emit fu
 	if err := b.interfere(ctx, "sample"); err != nil {
 		return err
 	}
+	if err := b.provoked(ctx, "sample", func(token int32) bool { return slices.Contains(req.Prompt, token) }); err != nil {
+		return err
+	}
 	var p *parameters
 	number := int64(0)
 	if run.version != nil {
