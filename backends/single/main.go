@@ -2,9 +2,6 @@
 package main
 
 import (
-	"log/slog"
-	"os"
-
 	"github.com/tinsmith/tinsmith/backends/internal/engine"
 	"github.com/tinsmith/tinsmith/backends/internal/model/architectures"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
@@ -15,17 +12,11 @@ import (
 // version is set when a release is built.
 var version = "development"
 
-// lost ends the process: the gateway's supervisor starts another and recovers the runs.
-func lost(err error) {
-	slog.Error("the device is lost", "error", err)
-	os.Exit(1)
-}
-
 func main() {
 	plugins.Serve(engine.New(engine.Options{
 		Plugin: "single", Version: version, Registry: architectures.All(),
 		OpenDevice: func(c engine.Config) (tensor.Device, error) {
-			return device.Open(device.Options{Name: c.Device, Threads: c.Threads, CUDALibraries: c.CUDALibraries, Lost: lost})
+			return device.Open(device.Options{Name: c.Device, Threads: c.Threads, CUDALibraries: c.CUDALibraries, Lost: device.Exit})
 		},
 	}))
 }

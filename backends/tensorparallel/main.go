@@ -5,7 +5,7 @@ import (
 	"github.com/tinsmith/tinsmith/backends/internal/engine"
 	"github.com/tinsmith/tinsmith/backends/internal/model/architectures"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
-	"github.com/tinsmith/tinsmith/backends/internal/tensor/cpu"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/device"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
@@ -15,6 +15,8 @@ var version = "development"
 func main() {
 	plugins.Serve(engine.New(engine.Options{
 		Plugin: "tensorparallel", Version: version, Registry: architectures.All(),
-		OpenDevice: func(c engine.Config) (tensor.Device, error) { return cpu.New(cpu.Options{Threads: c.Threads}) },
+		OpenDevice: func(c engine.Config) (tensor.Device, error) {
+			return device.Open(device.Options{Name: c.Device, Threads: c.Threads, CUDALibraries: c.CUDALibraries, Lost: device.Exit})
+		},
 	}))
 }

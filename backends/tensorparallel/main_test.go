@@ -1,129 +1,13 @@
 package main
 
 import (
-	"io"
-	"math"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"testing"
 
-	"github.com/hashicorp/go-hclog"
-	goplugin "github.com/hashicorp/go-plugin"
-	"go.uber.org/goleak"
-
-	"github.com/tinsmith/tinsmith/plugins"
-	"github.com/tinsmith/tinsmith/plugins/plugintest"
+	"github.com/tinsmith/tinsmith/backends/internal/programtest"
 )
 
-// asPlugin tells the test program that it was started as the plugin.
-const asPlugin = "TINSMITH_TEST_TENSORPARALLEL"
+func TestMain(m *testing.M) { programtest.Main(m, main) }
 
-func TestMain(m *testing.M) {
-	if os.Getenv(asPlugin) != "" {
-		main()
-		return
-	}
-	goleak.VerifyTestMain(m)
-}
-
-// run starts the program as a gateway does, and ends it with the test.
-func run(t *testing.T) *plugins.Client {
-	t.Helper()
-	end, lifeline, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	lock, err := os.Create(filepath.Join(t.TempDir(), "lock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	program, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	sockets, err := os.MkdirTemp("", "tensorparallel-") // a socket's path has 108 bytes at most
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(program)
-	cmd.Env = []string{asPlugin + "=1", plugins.EnvLifeline + "=3", plugins.EnvLock + "=4", plugins.EnvSocketDir + "=" + sockets}
-	cmd.ExtraFiles = []*os.File{end, lock}
-	config := plugins.ClientConfig(cmd)
-	config.Logger = hclog.New(&hclog.LoggerOptions{Level: hclog.Off})
-	config.Stderr, config.SyncStdout, config.SyncStderr = io.Discard, io.Discard, io.Discard
-	client := goplugin.NewClient(config)
-	t.Cleanup(func() {
-		client.Kill()
-		for _, f := range []*os.File{lifeline, lock} {
-			if err := f.Close(); err != nil {
-				t.Error(err)
-			}
-		}
-		if err := os.RemoveAll(sockets); err != nil {
-			t.Error(err)
-		}
-	})
-	if _, err := client.Start(); err != nil {
-		t.Fatal(err)
-	}
-	if err := end.Close(); err != nil {
-		t.Error(err)
-	}
-	backend, err := plugins.Dispense(client)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return backend
-}
-
-// load loads the built-in model.
-func load(t *testing.T, b *plugins.Client) plugins.ModelInfo {
-	t.Helper()
-	dir, err := filepath.Abs(filepath.Join("..", "..", "configs", "models", "tiny-chat"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	info, err := b.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Name: "tinsmith/tiny-chat", Config: []byte(`{"plugin": "tensorparallel", "devices": ["cpu", "cpu"]}`)}, func(plugins.LoadProgress) {})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return info
-}
-
-// The program keeps the contract in a process of its own.
-func TestContract(t *testing.T) {
-	plugintest.RunAll(t, func(t *testing.T) plugintest.Subject {
-		b := run(t)
-		return plugintest.Subject{Backend: b, Model: load(t, b)}
-	})
-}
-
-// The built-in model loads with the settings of its files, and is sure of what it writes, which random weights would not be.
-func TestBuiltInModel(t *testing.T) {
-	b := run(t)
-	info := load(t, b)
-	if info.DType != "bfloat16" || info.Device != "cpu|cpu" || info.Architecture != "Qwen3ForCausalLM" {
-		t.Errorf("%+v", info)
-	}
-	i, err := b.Info(t.Context())
-	if err != nil || i.Plugin != "tensorparallel" || i.BootID == "" {
-		t.Errorf("%+v, %v", i, err)
-	}
-	q := plugins.SampleRequest{ID: "q", Prompt: []int32{int32(info.VocabSize) - 9}, NumSamples: 1, MaxTokens: 40, Temperature: 0, TopP: 1, RepetitionPenalty: 1}
-	total, n := 0.0, 0
-	if err := b.Sample(t.Context(), q, func(e plugins.SampleEvent) error {
-		if e.Tokens != nil {
-			for _, lp := range e.Tokens.Logprobs {
-				total += float64(lp)
-				n++
-			}
-		}
-		return nil
-	}); err != nil || n != 40 {
-		t.Fatalf("%d tokens, %v", n, err)
-	}
-	if mean := total / float64(n); mean < -math.Log(float64(info.VocabSize))/2 {
-		t.Errorf("the likeliest tokens have a mean log-probability of %v: the model has learned nothing", mean)
-	}
+func TestProgram(t *testing.T) {
+	programtest.Run(t, programtest.Program{Name: "tensorparallel", Config: `{"plugin": "tensorparallel", "devices": ["cpu", "cpu"]}`, Device: "cpu|cpu"})
 }

@@ -22,6 +22,9 @@ type Config struct {
 	Training         [][]string   // devices that train, one group for each copy of the model, which is cut over the devices of its group
 	Sampling         [][]string   // devices that sample; none: those that train
 	samplePlugin     string       // how the model is put on Sampling
+	NCCL             bool         // the ranks of a model that is cut exchange through NCCL, else through each other's memory
+	NCCLPeerToPeer   *bool        // whether NCCL may read another GPU's memory directly; nil: automatic
+	ShardBase        bool         // the copies of Training share the base weights out instead of having all of them each, and so do those of Sampling
 	DType            tensor.DType // 0: that of the model's files
 	Threads          int          // threads of the device; default: processors that may be used
 	MaxContextLength int          // 0: the model's own
@@ -150,6 +153,9 @@ func ParseConfig(plugin string, section json.RawMessage) (Config, error) {
 	for _, k := range keys {
 		read, ok := known[k]
 		if !ok {
+			if where := misplaced(k); where != "" {
+				return c, plugins.Invalidf("backend."+k, "%s", where)
+			}
 			return c, plugins.Invalidf("backend."+k, "is not a setting of the plugin %s; the nearest that is: %s", plugin, nearest(k, known))
 		}
 		if err := read(&c, values[k]); err != nil {

@@ -13,7 +13,7 @@ import (
 var changeable = []string{"adapter_memory_mib", "batch_tokens", "cycle_tokens", "memory_mib", "recompute", "training_memory_mib"}
 
 // Configure changes settings between two device steps: the next training pass, and the next choice of what stays in memory, go by them.
-func (e *Engine) Configure(_ context.Context, req plugins.ConfigureRequest) (plugins.ConfigureResult, error) {
+func (e *Engine) Configure(ctx context.Context, req plugins.ConfigureRequest) (plugins.ConfigureResult, error) {
 	var result plugins.ConfigureResult
 	if _, err := e.ifLoaded(); err != nil {
 		return result, err
@@ -23,7 +23,7 @@ func (e *Engine) Configure(_ context.Context, req plugins.ConfigureRequest) (plu
 		return result, err
 	}
 	err = e.onDevice(func() (err error) {
-		result.Changed, err = e.loaded.configure(c, req.Config, e.options.Plugin)
+		result.Changed, err = e.loaded.configure(ctx, c, req.Config, e.options.Plugin)
 		if err == nil && len(result.Changed) > 0 {
 			for _, s := range e.loaded.shares() {
 				e.log().Info("memory plan", "share", s.Name, "size", mebibytes(s.Bytes), "detail", s.Detail)
@@ -35,7 +35,7 @@ func (e *Engine) Configure(_ context.Context, req plugins.ConfigureRequest) (plu
 }
 
 // configure makes c, which section was read to, the configuration, on the device goroutine. It gives the keys that have changed.
-func (l *loaded) configure(c Config, section json.RawMessage, plugin string) ([]string, error) {
+func (l *loaded) configure(ctx context.Context, c Config, section json.RawMessage, plugin string) ([]string, error) {
 	changed, err := changedKeys(plugin, l.section, section)
 	if err != nil {
 		return nil, err
@@ -51,13 +51,13 @@ func (l *loaded) configure(c Config, section json.RawMessage, plugin string) ([]
 	limit, source := l.plan.limit, l.plan.source
 	switch {
 	case c.Memory > 0:
-		limit, source = memoryLimit(c, l.device)
+		limit, source = memoryLimit(c, l.homes.devices)
 	case l.config.Memory > 0:
 		return nil, plugins.Invalidf("backend.memory_mib", "can be changed, but not be left to the backend, while it runs")
 	}
 	before, plan := l.config, l.plan
 	l.config.change(&c)
-	if l.plan, err = l.planMemory(limit, source, &plan); err != nil {
+	if l.plan, err = l.planMemory(ctx, limit, source, &plan); err != nil {
 		l.config.change(&before)
 		l.plan = plan
 		return nil, err

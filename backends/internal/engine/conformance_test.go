@@ -44,26 +44,32 @@ func TestContract(t *testing.T) {
 // The same with the transport between the tests and the engine.
 func TestContractOverTheTransport(t *testing.T) {
 	plugintest.RunAll(t, func(t *testing.T) plugintest.Subject {
-		e := open(t)
-		listener := bufconn.Listen(1 << 16)
-		server := grpc.NewServer(plugins.ServerOptions()...)
-		plugins.Register(server, e)
-		served := make(chan error, 1)
-		go func() { served <- server.Serve(listener) }()
-		conn, err := grpc.NewClient("passthrough:///backend", append(plugins.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithContextDialer(func(_ context.Context, _ string) (net.Conn, error) { return listener.Dial() }))...)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := conn.Close(); err != nil {
-				t.Error(err)
-			}
-			server.Stop()
-			if err := <-served; err != nil {
-				t.Error(err)
-			}
-		})
-		return subject(t, plugins.NewClient(conn, nil))
+		return subject(t, overTransport(t, open(t), bufconn.Listen(1<<16)))
 	})
+}
+
+// overTransport serves a backend at a listener, and gives a client of it.
+func overTransport(t testing.TB, b plugins.Backend, listener interface {
+	net.Listener
+	Dial() (net.Conn, error)
+}) plugins.Backend {
+	server := grpc.NewServer(plugins.ServerOptions()...)
+	plugins.Register(server, b)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	conn, err := grpc.NewClient("passthrough:///backend", append(plugins.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(_ context.Context, _ string) (net.Conn, error) { return listener.Dial() }))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
+		server.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	return plugins.NewClient(conn, nil)
 }

@@ -93,8 +93,10 @@ type loaded struct {
 	config     Config
 	section    json.RawMessage // that config was read from; the device goroutine's
 	device     tensor.Device   // the home device: adapters are there, the engine's goroutine alone calls it
+	homes      homes           // it and those of other memories
 	model      *model.Model    // any rank's, for what is the same on all
-	whole      *model.Model    // that is not cut, on the home device; nil if none is needed
+	files      modelFiles      // that the models are loaded from
+	whole      []*model.Model  // that are not cut, each at a home
 	weights    int64           // bytes of all models
 	places     []lora.Place    // of the packed matrices of adapters
 	cuts       [][]lora.Part   // of the replicas that train, by rank; nil if they are not cut

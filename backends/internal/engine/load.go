@@ -10,6 +10,7 @@ import (
 
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
 	"github.com/tinsmith/tinsmith/backends/internal/model"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
@@ -90,16 +91,15 @@ func (e *Engine) Load(ctx context.Context, req plugins.LoadRequest, progress fun
 func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadRequest, progress func(plugins.LoadProgress)) (result *loaded, err error) {
 	device, err := e.options.OpenDevice(config)
 	if err != nil {
-		return nil, plugins.Invalidf("backend.device", "%v", err)
+		return nil, plugins.Invalidf("backend.device", "%v", config.opening(err))
 	}
 	if len(config.Training) == 1 && slices.Equal(config.Training[0], []string{"auto"}) {
 		config.Training = [][]string{{device.Name()}}
 	}
-	l := &loaded{config: config, device: device, name: req.Name, section: slices.Clone(req.Config), measured: map[measurement]model.Memory{}}
-	limit, source := memoryLimit(config, device)
+	l := &loaded{config: config, device: device, homes: homes{devices: []tensor.Device{device}}, name: req.Name, section: slices.Clone(req.Config), measured: map[measurement]model.Memory{}}
 	defer func() {
 		if err != nil {
-			if closing := errors.Join(l.close(), device.Close()); closing != nil {
+			if closing := errors.Join(l.close(), l.homes.close()); closing != nil {
 				e.log().Error("closing the device", "error", closing)
 			}
 		}
@@ -107,17 +107,24 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	if err := e.open(l); err != nil {
 		return nil, err
 	}
+	if err := l.connect(); err != nil {
+		return nil, plugins.Invalidf("backend.devices", "%v", err)
+	}
+	limit, source := memoryLimit(config, l.homes.devices)
 	progress(plugins.LoadProgress{Stage: "map"})
-	err = l.loadModels(ctx, req.ModelDir, e.options.Registry, model.LoadOptions{
+	l.files = modelFiles{req.ModelDir, e.options.Registry, model.LoadOptions{
 		DType: config.DType, MaxContext: config.MaxContextLength,
 		Progress: func(done, total int64) { progress(plugins.LoadProgress{Stage: "pack", Done: done, Total: total}) },
-	})
-	if err != nil {
+	}}
+	if err := l.checkFit(ctx, limit, source); err != nil {
+		return nil, err
+	}
+	if err := l.loadModels(ctx); err != nil {
 		return nil, plugins.Invalidf("model_dir", "%v", err)
 	}
 	m := l.model
 	l.vocabulary = m.Config.VocabSize
-	if l.plan, err = l.planMemory(limit, source, nil); err != nil {
+	if l.plan, err = l.planMemory(ctx, limit, source, nil); err != nil {
 		return nil, err
 	}
 	l.memory = newBudget(limit, l.plan.fixed())
@@ -190,14 +197,24 @@ func (l *loaded) pagesFree() int64 {
 	return int64(n)
 }
 
-// close gives back all device memory but that of adapters, and closes all devices but the home device, on the device goroutine.
+// close gives back all device memory but that of adapters, and closes all devices but the homes, on the device goroutine.
 func (l *loaded) close() error {
 	var errs []error
-	for _, r := range l.replicas {
-		errs = append(errs, r.close(l.device))
+	if l.config.ShardBase { // devices may still be reading each other's weights
+		for _, r := range l.replicas {
+			errs = append(errs, r.each(func(rank int) error {
+				if rank < len(r.models) {
+					return r.models[rank].Finish()
+				}
+				return nil
+			}, nil))
+		}
 	}
-	if l.whole != nil {
-		l.whole.Free()
+	for _, r := range l.replicas {
+		errs = append(errs, r.close())
+	}
+	for _, m := range l.whole {
+		m.Free()
 	}
 	return errors.Join(errs...)
 }

@@ -207,5 +207,5 @@ func (e *Engine) shutDown() {
 	for _, r := range runs {
 		l.freeAccumulator(r)
 	}
-	e.closed = errors.Join(l.close(), l.adapters.close(), l.device.Close())
+	e.closed = errors.Join(l.close(), l.adapters.close(), l.homes.close())
 }

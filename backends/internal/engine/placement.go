@@ -23,6 +23,12 @@ const maxRanks = 64
 
 // placementSettings are the keys that say where the model runs. "single" has one device; the others a list, and they may have other devices for sampling.
 func placementSettings(plugin string) map[string]setting {
+	libraries := func(c *Config, value json.RawMessage) error {
+		if err := json.Unmarshal(value, &c.CUDALibraries); err != nil || slices.ContainsFunc(c.CUDALibraries, func(dir string) bool { return !filepath.IsAbs(dir) }) {
+			return fmt.Errorf("is %s; want a list of folders by their absolute paths", value)
+		}
+		return nil
+	}
 	if plugin != pluginDataParallel && plugin != pluginTensorParallel {
 		return map[string]setting{
 			"device": func(c *Config, value json.RawMessage) error {
@@ -36,15 +42,11 @@ func placementSettings(plugin string) map[string]setting {
 				c.Device, c.Training = s, [][]string{{s}}
 				return nil
 			},
-			"cuda_libraries": func(c *Config, value json.RawMessage) error {
-				if err := json.Unmarshal(value, &c.CUDALibraries); err != nil || slices.ContainsFunc(c.CUDALibraries, func(dir string) bool { return !filepath.IsAbs(dir) }) {
-					return fmt.Errorf("is %s; want a list of folders by their absolute paths", value)
-				}
-				return nil
-			},
+			"cuda_libraries": libraries,
 		}
 	}
-	return map[string]setting{
+	all := map[string]setting{
+		"cuda_libraries": libraries,
 		"devices": func(c *Config, value json.RawMessage) (err error) {
 			c.Training, err = devices(plugin, value)
 			return err
@@ -53,10 +55,46 @@ func placementSettings(plugin string) map[string]setting {
 			c.Sampling, err = devices(pluginDataParallel, value)
 			return err
 		},
+		"comm": func(c *Config, value json.RawMessage) error {
+			var s string
+			err := choose(&s, value, "local", "nccl")
+			c.NCCL = s == "nccl"
+			return err
+		},
+		"nccl_peer_to_peer": func(c *Config, value json.RawMessage) error {
+			var s string
+			if err := choose(&s, value, "auto", "on", "off"); err != nil {
+				return err
+			}
+			if on := s == "on"; s != "auto" {
+				c.NCCLPeerToPeer = &on
+			}
+			return nil
+		},
 		"sample_plugin": func(c *Config, value json.RawMessage) error {
 			return choose(&c.samplePlugin, value, pluginSingle, pluginDataParallel, pluginTensorParallel)
 		},
 	}
+	if plugin == pluginDataParallel {
+		all[shardBase] = func(c *Config, value json.RawMessage) error {
+			if err := json.Unmarshal(value, &c.ShardBase); err != nil || string(value) == "null" {
+				return fmt.Errorf("is %s; want true or false", value)
+			}
+			return nil
+		}
+	}
+	return all
+}
+
+// shardBase is the key of Config.ShardBase.
+const shardBase = "shard_base"
+
+// misplaced says where a key belongs that other plugins have and this one has not; "" for others.
+func misplaced(key string) string {
+	if key == shardBase {
+		return fmt.Sprintf("is for the plugin %s, whose copies of the model can share its weights out; %s cuts every layer instead", pluginDataParallel, pluginTensorParallel)
+	}
+	return ""
 }
 
 // settle checks what is only seen when all settings have been read, and arranges the devices that sample.
@@ -64,6 +102,49 @@ func (c *Config) settle(plugin string) error {
 	if len(c.Training) == 0 {
 		return plugins.Invalidf("backend.devices", "is missing: the devices of the plugin %s, such as [cpu, cpu]", plugin)
 	}
+	if plugin == pluginDataParallel || plugin == pluginTensorParallel {
+		c.Device = c.Training[0][0] // the home device
+	}
+	if len(c.Sampling) > 0 && isCUDA(c.Sampling[0][0]) != isCUDA(c.Training[0][0]) {
+		return plugins.Invalidf("backend.sample_devices", "begins with %q and devices with %q: they work on memory that they share, so they are all processors or all GPUs", c.Sampling[0][0], c.Training[0][0])
+	}
+	if c.ShardBase && len(c.Training) < 2 {
+		return plugins.Invalidf("backend."+shardBase, "shares the weights out over the entries of backend.devices; there is only one")
+	}
+	if err := c.settleSampling(plugin); err != nil {
+		return err
+	}
+	return c.checkNCCL()
+}
+
+// checkNCCL refuses NCCL where no ranks would exchange through it or it could not be.
+func (c *Config) checkNCCL() error {
+	if !c.NCCL {
+		if c.NCCLPeerToPeer != nil {
+			return plugins.Invalidf("backend.nccl_peer_to_peer", "is set without comm: nccl")
+		}
+		return nil
+	}
+	cut := false
+	for _, g := range slices.Concat(c.Training, c.Sampling) {
+		if !isCUDA(g[0]) {
+			return plugins.Invalidf("backend.comm", "is nccl, which is for GPUs, and there is the device %q; want local", g[0])
+		}
+		cut = cut || len(g) > 1
+		for i, d := range g {
+			if slices.Contains(g[:i], d) {
+				return plugins.Invalidf("backend.comm", "is nccl, which takes each GPU once, and %q is in a group twice; want local", d)
+			}
+		}
+	}
+	if !cut {
+		return plugins.Invalidf("backend.comm", "is nccl, and no model is cut over several devices; copies exchange nothing")
+	}
+	return nil
+}
+
+// settleSampling arranges the devices that sample.
+func (c *Config) settleSampling(plugin string) error {
 	if len(c.Sampling) == 0 {
 		if c.samplePlugin != "" {
 			return plugins.Invalidf("backend.sample_plugin", "is %q without sample_devices", c.samplePlugin)
@@ -97,13 +178,10 @@ func isCUDA(name string) bool {
 	return ok && err == nil && n >= 0 && strconv.Itoa(n) == digits
 }
 
-// checkDevice refuses names of devices that ranks cannot be: several work on memory that they share, which is the processor's.
-func checkDevice(name string, allowed ...string) error {
-	if name == "cuda" || strings.HasPrefix(name, "cuda:") {
-		return fmt.Errorf("has %q, but several CUDA devices cannot work together yet; want %s, or the plugin %s with one", name, strings.Join(allowed, " or "), pluginSingle)
-	}
-	if !slices.Contains(allowed, name) {
-		return fmt.Errorf("is %q; want %s", name, strings.Join(allowed, " or "))
+// checkDevice refuses names that no rank's device has.
+func checkDevice(name string) error {
+	if name != "cpu" && !isCUDA(name) {
+		return fmt.Errorf("is %q; want cpu or cuda:N (N from 0)", name)
 	}
 	return nil
 }
@@ -129,12 +207,17 @@ func devices(plugin string, value json.RawMessage) ([][]string, error) {
 			return nil, fmt.Errorf("has the entry %s; want a device (groups of devices are for the plugin %s)", entry, pluginDataParallel)
 		}
 		for _, d := range group {
-			if err := checkDevice(d, "cpu"); err != nil {
+			if err := checkDevice(d); err != nil {
 				return nil, err
 			}
 		}
 		groups = append(groups, group)
 		ranks += len(group)
+	}
+	for _, d := range slices.Concat(groups...) {
+		if isCUDA(d) != isCUDA(groups[0][0]) {
+			return nil, fmt.Errorf("has %q and %q: devices work on memory that they share, so they are all processors or all GPUs", groups[0][0], d)
+		}
 	}
 	if ranks > maxRanks {
 		return nil, fmt.Errorf("has %d devices; at most %d can work together", ranks, maxRanks)
@@ -157,6 +240,25 @@ func (c *Config) ranks() int {
 		n += len(g)
 	}
 	return n
+}
+
+// opening adds to the error of a device that could not be opened how many the configuration needs: the error says what there is.
+func (c *Config) opening(err error) error {
+	most := -1
+	for _, name := range slices.Concat(slices.Concat(c.Training, c.Sampling)...) {
+		if digits, ok := strings.CutPrefix(name, "cuda:"); ok {
+			if n, err := strconv.Atoi(digits); err == nil {
+				most = max(most, n)
+			}
+		}
+	}
+	switch {
+	case err == nil || most < 0:
+		return err
+	case most == 0:
+		return fmt.Errorf("%w; this configuration needs 1, cuda:0", err)
+	}
+	return fmt.Errorf("%w; this configuration needs %d, the last is cuda:%d", err, most+1, most)
 }
 
 // devices writes the placement for people: "cpu", "cpu + cpu" for copies, "cpu|cpu" for a model that is cut, and the devices for sampling behind a semicolon.

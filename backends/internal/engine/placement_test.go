@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -21,10 +22,17 @@ var copies = []placement{
 	{"11 copies", "dataparallel", `{"plugin": "dataparallel", "devices": ["cpu", "cpu", "cpu", "cpu", "cpu", "cpu", "cpu", "cpu", "cpu", "cpu", "cpu"], "threads": 2}`},
 }
 
+var sharded = []placement{
+	{"2 copies with shared-out weights", "dataparallel", `{"plugin": "dataparallel", "devices": ["cpu", "cpu"], "shard_base": true, "threads": 2}`},
+	{"3 copies with shared-out weights in small batches", "dataparallel", `{"plugin": "dataparallel", "devices": ["cpu", "cpu", "cpu"], "shard_base": true, "threads": 3, "batch_tokens": 24, "prefill_tokens": 7, "recompute": "on"}`},
+	{"two train and three sample, each with shared-out weights", "dataparallel", `{"plugin": "dataparallel", "devices": ["cpu", "cpu"], "sample_devices": ["cpu", "cpu", "cpu"], "shard_base": true, "threads": 2}`},
+}
+
 var cuts = []placement{
 	{"2 ranks", "tensorparallel", `{"plugin": "tensorparallel", "devices": ["cpu", "cpu"], "threads": 2}`},
 	{"4 ranks, each key head on two", "tensorparallel", `{"plugin": "tensorparallel", "devices": ["cpu", "cpu", "cpu", "cpu"], "threads": 4, "batch_tokens": 24, "prefill_tokens": 7}`},
 	{"2 copies of 2 ranks", "dataparallel", `{"plugin": "dataparallel", "devices": [["cpu", "cpu"], ["cpu", "cpu"]], "threads": 4}`},
+	{"3 copies of 2 ranks with shared-out weights", "dataparallel", `{"plugin": "dataparallel", "devices": [["cpu", "cpu"], ["cpu", "cpu"], ["cpu", "cpu"]], "shard_base": true, "threads": 6}`},
 }
 
 var splits = []placement{
@@ -41,11 +49,15 @@ var mixed = []placement{
 // place loads the test model as a placement says.
 func place(t testing.TB, p placement) *Engine {
 	t.Helper()
+	return placeWith(t, p, testOptions())
+}
+
+func placeWith(t testing.TB, p placement, o Options) *Engine {
+	t.Helper()
 	dir := t.TempDir()
 	if err := writeTiny(dir); err != nil {
 		t.Fatal(err)
 	}
-	o := testOptions()
 	o.Plugin = p.plugin
 	e := New(o)
 	t.Cleanup(func() {
@@ -115,9 +127,41 @@ func equalHistories(t testing.TB, a, b history) {
 // Weights, log-probabilities and samples are those of one device, bit for bit, whatever the number of copies and the cut of the batches.
 func TestCopiesEqualSingle(t *testing.T) {
 	want := live(t, place(t, placement{plugin: "single", section: `{"threads": 1}`}))
-	for _, p := range append(copies[:len(copies):len(copies)], splits...) {
+	for _, p := range slices.Concat(copies, splits, sharded) {
 		t.Run(p.name, func(t *testing.T) { equalHistories(t, live(t, place(t, p)), want) })
 	}
+}
+
+// What ranks hold of weights that are shared out, and of those that they put together, is what the plan says.
+func TestShardedMemoryPlan(t *testing.T) {
+	const copies = 3
+	e := place(t, placement{plugin: "dataparallel", section: `{"devices": ["cpu", "cpu", "cpu"], "shard_base": true, "threads": 3, "memory_mib": 400}`})
+	live(t, e)
+	hook(t, e, func() {
+		l := e.loaded
+		var weights, sampling, gathered int64
+		for _, r := range l.replicas {
+			weights += r.models[0].WeightBytes()
+			sampling += r.sampler.workspaces[0].Bytes()
+			m, err := r.models[0].MeasureForward(1, 1, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			gathered += m.Gathered
+		}
+		const leastArena = 2 * 4 << 20 // what a workspace takes at least
+		if weights != l.plan.weights || gathered == 0 || sampling > max(l.plan.sampling, copies*leastArena+gathered) {
+			t.Errorf("weights of %d, %d planned; samplers hold %d with %d of gathered weights, %d planned", weights, l.plan.weights, sampling, gathered, l.plan.sampling)
+		}
+		if used := l.memory.used.Load(); used > l.plan.limit || used < l.plan.fixed() {
+			t.Errorf("%d of %d bytes are used, %d for good", used, l.plan.limit, l.plan.fixed())
+		}
+		for _, s := range l.shares() {
+			if s.Name == "weights" && !strings.Contains(s.Detail, "shared out over 3 copies; a rank puts layers together in") {
+				t.Errorf("weights: %s", s.Detail)
+			}
+		}
+	})
 }
 
 // nearHistories compares what is computed in another order: log-probabilities and weights are nearly equal. Samples are not compared: where two tokens are nearly equally likely, rounding decides.
@@ -160,7 +204,7 @@ func TestCutsAgree(t *testing.T) {
 			switch i {
 			case 0:
 				first = got
-			case 2:
+			case 2, 3:
 				equalHistories(t, got, first)
 			}
 			p.section = strings.Replace(p.section, "{", `{"max_batch": 2, "recompute": "on", `, 1)
@@ -171,7 +215,7 @@ func TestCutsAgree(t *testing.T) {
 
 // Placements keep the contract. The plain ones are tested with their programs; where training and sampling cut the model differently, trainer and sampler differ by rounding.
 func TestContractOfPlacements(t *testing.T) {
-	for _, p := range []placement{cuts[2], splits[1], mixed[2]} {
+	for _, p := range []placement{cuts[2], splits[1], mixed[2], sharded[2]} {
 		t.Run(p.name, func(t *testing.T) {
 			plugintest.RunAll(t, func(t *testing.T) plugintest.Subject {
 				e := place(t, p)
@@ -184,14 +228,14 @@ func TestContractOfPlacements(t *testing.T) {
 // Work that is sent at once to many copies, training and sampling mixed, gives what it gives alone.
 func TestCopiesUnderLoad(t *testing.T) {
 	want := live(t, place(t, placement{plugin: "single", section: `{"threads": 1}`}))
-	for _, p := range []placement{copies[1], splits[1]} {
+	for _, p := range []placement{copies[1], splits[1], sharded[0], sharded[2]} {
 		t.Run(p.name, func(t *testing.T) { underLoad(t, p, want) })
 	}
 }
 
 // Likewise for models that are cut.
 func TestCutsUnderLoad(t *testing.T) {
-	for _, p := range []placement{cuts[0], mixed[2]} {
+	for _, p := range []placement{cuts[0], cuts[3], mixed[2]} {
 		t.Run(p.name, func(t *testing.T) { underLoad(t, p, live(t, place(t, p))) })
 	}
 }
@@ -246,7 +290,7 @@ func TestResumeElsewhere(t *testing.T) {
 	path := writer.save(plugins.ScopeAccumulator)
 	writer.step()
 	want := history{floats: writer.weights(), tokens: map[string][]int32{"": {}}}
-	for _, p := range []placement{copies[0], cuts[0], cuts[1], mixed[0]} {
+	for _, p := range []placement{copies[0], cuts[0], cuts[1], mixed[0], sharded[0], cuts[3]} {
 		t.Run(p.name, func(t *testing.T) {
 			d := load(t, place(t, p), "b", path, plugins.ScopeAccumulator)
 			back := load(t, place(t, placement{plugin: "single", section: `{"threads": 1}`}), "c", d.save(plugins.ScopeAccumulator), plugins.ScopeAccumulator)

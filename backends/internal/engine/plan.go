@@ -1,8 +1,10 @@
 package engine
 
 import (
+	"context"
 	"fmt"
 	"math"
+	"strings"
 	"sync/atomic"
 
 	"github.com/tinsmith/tinsmith/backends/internal/kvcache"
@@ -47,17 +49,27 @@ const fromMachine = "machine"
 // unlimited stands for the memory of a system that does not tell how much it has.
 const unlimited = math.MaxInt64 / 8
 
-// memoryLimit is what the backend may take, the base model's weights included: as configured, or nine tenths of what is free before anything is loaded, on the device
-// if it has memory of its own.
-func memoryLimit(c Config, device tensor.Device) (bytes int64, source string) {
+// memoryLimit is what the backend may take, the base model's weights included: as configured, or nine tenths of what is free before anything is loaded, on the machine or, if the homes
+// have memory of their own, on all of them together.
+func memoryLimit(c Config, homes []tensor.Device) (bytes int64, source string) {
 	if c.Memory > 0 {
 		return c.Memory, "backend.memory_mib"
 	}
-	if own, ok := device.(tensor.OwnMemory); ok {
-		if free, err := own.FreeMemory(); err == nil {
-			return free - free/10, device.Name()
+	if _, ok := homes[0].(tensor.OwnMemory); ok {
+		var names []string
+		for _, d := range homes {
+			own, ok := d.(tensor.OwnMemory)
+			if !ok {
+				return unlimited, "unknown"
+			}
+			free, err := own.FreeMemory()
+			if err != nil {
+				return unlimited, "unknown"
+			}
+			bytes += free - free/10
+			names = append(names, d.Name())
 		}
-		return unlimited, "unknown"
+		return bytes, strings.Join(names, " + ")
 	}
 	if free, ok := availableMemory(machine); ok {
 		return free - free/10, fromMachine
@@ -67,7 +79,7 @@ func memoryLimit(c Config, device tensor.Device) (bytes int64, source string) {
 
 // planMemory shares the limit out. What is configured holds; what is not is chosen so that training passes of 2,048 tokens keep their activations if half of what weights and cache leave is enough, and one sequence of the
 // longest length can be trained. before is the plan that is replaced while the backend runs, whose cache stays; nil for the first.
-func (l *loaded) planMemory(limit int64, source string, before *memoryPlan) (memoryPlan, error) {
+func (l *loaded) planMemory(ctx context.Context, limit int64, source string, before *memoryPlan) (memoryPlan, error) {
 	c := &l.config
 	p := memoryPlan{limit: limit, source: source, weights: l.weights, recompute: c.Recompute}
 	layout, err := l.referenceLayout(referenceRank)
@@ -83,7 +95,7 @@ func (l *loaded) planMemory(limit int64, source string, before *memoryPlan) (mem
 	p.sampling = samplers * int64(len(samplerModels)) * sampling.Bytes()
 	rest := limit - p.weights - p.sampling
 	if rest <= 0 {
-		return p, &plugins.Error{Kind: plugins.KindCapacity, Field: "backend.memory_mib", Message: fmt.Sprintf("the model's weights take %s and its sampler %s; the limit is %s (%s)", mebibytes(p.weights), mebibytes(p.sampling), mebibytes(limit), source)}
+		return p, &plugins.Error{Kind: plugins.KindCapacity, Field: "backend.memory_mib", Message: fmt.Sprintf("the model's weights take %s and its sampler %s; the limit is %s (%s)%s", mebibytes(p.weights), mebibytes(p.sampling), mebibytes(limit), source, l.room(ctx, limit))}
 	}
 	if before != nil {
 		p.positions, p.context = before.positions, before.context
@@ -106,7 +118,8 @@ func (l *loaded) planMemory(limit int64, source string, before *memoryPlan) (mem
 		p.training = min(max(trainers*kept, longest), rest/2)
 	}
 	if p.adapters = c.AdapterMemory; p.adapters == 0 {
-		p.adapters = max(rest-p.training, 1)
+		// They are on the home device, which has its share of the memory of several.
+		p.adapters = max((rest-p.training)/int64(len(l.homes.devices)), 1)
 	}
 	if p.batchTokens, err = l.chooseBatch(&p); err != nil {
 		return p, err
@@ -306,9 +319,16 @@ func (l *loaded) shares() []plugins.MemoryShare {
 	case p.source == fromMachine:
 		limit.Detail = "nine tenths of what is free on this machine; backend.memory_mib sets another"
 	}
+	weights := fmt.Sprintf("%d parameters in %s", l.model.Parameters, l.model.DType)
+	if l.config.ShardBase {
+		weights += fmt.Sprintf(", shared out over %d copies", len(l.training))
+		if m, err := l.measure(1, referenceRank, true); err == nil {
+			weights += fmt.Sprintf("; a rank puts layers together in %s for training and in as much for sampling, counted there", mebibytes(m.Gathered))
+		}
+	}
 	out := []plugins.MemoryShare{
 		limit,
-		{Name: "weights", Bytes: p.weights, Detail: fmt.Sprintf("%d parameters in %s", l.model.Parameters, l.model.DType)},
+		{Name: "weights", Bytes: p.weights, Detail: weights},
 		{Name: "sampler", Bytes: p.sampling, Detail: fmt.Sprintf("%d sequences and %d tokens of prompts at once", l.config.MaxBatch, l.config.PrefillTokens)},
 		{Name: "keys and values", Bytes: p.cache, Detail: fmt.Sprintf("%d tokens", p.positions)},
 	}

@@ -250,6 +250,36 @@ func TestMemoryPlan(t *testing.T) {
 	}
 }
 
+// A model that does not fit is refused before its weights are read, with what they take and what they would take of each of several devices.
+func TestModelDoesNotFit(t *testing.T) {
+	dir := t.TempDir()
+	if err := writeModelOf(dir, shape{8192, 256, 768, 24, 8, 4, 32}, 1024); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ plugin, section, want string }{
+		{"single", `{"memory_mib": 50}`, "the model's weights take 80 MiB; the limit is 50 MiB (backend.memory_mib); cut over 2 devices with as much each (plugin tensorparallel) the weights take 40 MiB of each; " +
+			"shared out over 4 (plugin dataparallel with shard_base: true) they take 20 MiB of each, and 15 MiB for layers that are put together; processors share one memory, so more of them make no room"},
+		{"single", `{"memory_mib": 1}`, "neither the plugin tensorparallel nor shard_base of the plugin dataparallel makes it fit 64 devices with as much each"},
+		{"dataparallel", `{"devices": ["cpu", "cpu"], "shard_base": true, "memory_mib": 60}`, "the model's weights take 80 MiB; the limit is 60 MiB"},
+		{"single", `{"memory_mib": 85}`, "the model's weights take 80 MiB and its sampler 10 MiB; the limit is 85 MiB (backend.memory_mib); cut over 2 devices"},
+	} {
+		o := testOptions()
+		o.Plugin = c.plugin
+		e := New(o)
+		packed := false
+		_, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Config: []byte(c.section)}, func(p plugins.LoadProgress) { packed = packed || p.Stage == "pack" })
+		if plugins.KindOf(err) != plugins.KindCapacity || !strings.Contains(fmt.Sprint(err), c.want) {
+			t.Errorf("%s: %v\nwant %q", c.section, err, c.want)
+		}
+		if packed != strings.Contains(c.want, "its sampler") {
+			t.Errorf("%s: weights were read: %v", c.section, packed)
+		}
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // The memory of training passes is given back after a while without any, and at once what was taken beyond the share of training.
 func TestTrainingMemoryShrinks(t *testing.T) {
 	e, _ := startShape(t, middling, 1024, `{"threads": 1}`)

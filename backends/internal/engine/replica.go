@@ -10,6 +10,7 @@ import (
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
 	"github.com/tinsmith/tinsmith/backends/internal/model"
 	"github.com/tinsmith/tinsmith/backends/internal/parallel"
+	"github.com/tinsmith/tinsmith/backends/internal/sample"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/plugins"
 )
@@ -18,39 +19,56 @@ import (
 // decides what runs, and owns everything that belongs to adapters, on the home device; a replica takes batches through the model. With one replica of one rank that goroutine runs the passes itself, on the home device;
 // otherwise every rank has a goroutine and a device of its own, and passes of several replicas run at once.
 //
-// Processors' ranks share memory with the home device: adapters and the frozen base are there once, whatever the number of replicas.
+// Ranks can address the memory of the home device, so adapters are there once, whatever the number of replicas. The frozen base and the packed matrices of adapters are there once for each memory: the processor's, or a GPU's.
 type replica struct {
 	team    *parallel.Team
+	homes   *homes
 	devices []tensor.Device // by rank; of its own unless it runs on the home device
 	models  []*model.Model  // by rank
 	sampler *sampler        // nil: it does not sample
 	trainer *trainer        // nil: it does not train
 }
 
-// each runs f on every rank at once; see parallel.Team.Run for yield.
-func (r *replica) each(f func(rank int) error, yield func() error) error { return r.team.Run(f, yield) }
+// each runs f on every rank at once; see parallel.Team.Run for yield. What yield does may call it again.
+func (r *replica) each(f func(rank int) error, yield func() error) error {
+	return r.team.Run(r.ordered(f), yield)
+}
+
+// ordered gives f with its place among other devices' work: a rank's device comes after what the homes have been given before, and the homes after what it has been given by f.
+func (r *replica) ordered(f func(rank int) error) func(rank int) error {
+	return func(rank int) error {
+		if err := r.homes.before(r.devices[rank]); err != nil {
+			return err
+		}
+		err := f(rank)
+		return errors.Join(err, r.homes.after(r.devices[rank]))
+	}
+}
 
 // point is what a pass of a rank calls between its steps.
 func (r *replica) point(rank int) func() error { return func() error { return r.team.Point(rank) } }
 
-// close frees the replica's memory and ends its ranks. The home device, if it is the replica's, stays open.
-func (r *replica) close(home tensor.Device) error {
+// close frees the replica's memory and ends its ranks. A home that is the replica's device stays open.
+func (r *replica) close() error {
 	var errs []error
 	errs = append(errs, r.each(func(rank int) error {
 		if r.sampler != nil {
 			r.sampler.free(rank)
+			if rank == 0 {
+				r.sampler.crew.close()
+			}
 		}
 		if r.trainer != nil {
 			r.trainer.free(rank)
 		}
-		if rank < len(r.models) && r.models[rank].Device != home {
+		if rank < len(r.models) && !r.homes.has(r.models[rank].Device) {
 			r.models[rank].Free()
 		}
 		return nil
 	}, nil))
-	r.team.Close()
+	errs = append(errs, r.team.Close())
 	for _, d := range r.devices {
-		if d != home {
+		if !r.homes.has(d) {
 			errs = append(errs, d.Close())
 		}
 	}
@@ -61,7 +79,7 @@ func (r *replica) close(home tensor.Device) error {
 func (e *Engine) openReplicas(l *loaded, groups [][]string, threads func() int) ([]*replica, error) {
 	var replicas []*replica
 	for _, names := range groups {
-		r := &replica{}
+		r := &replica{homes: &l.homes}
 		if len(l.config.Training) == 1 && len(names) == 1 && len(l.config.Sampling) == 0 {
 			r.team, r.devices = parallel.Inline(), []tensor.Device{l.device}
 			return []*replica{r}, nil
@@ -70,50 +88,98 @@ func (e *Engine) openReplicas(l *loaded, groups [][]string, threads func() int) 
 			c := l.config
 			c.Device, c.Threads = name, threads()
 			d, err := e.options.OpenDevice(c)
+			if err == nil {
+				r.devices = append(r.devices, d)
+				_, err = l.homes.open(e, l.config, name)
+			}
 			if err != nil {
+				err = l.config.opening(err)
 				for _, open := range r.devices {
 					err = errors.Join(err, open.Close())
 				}
 				return replicas, plugins.Invalidf("backend.devices", "%v", err)
 			}
-			r.devices = append(r.devices, d)
 		}
 		r.team = parallel.NewTeam(r.devices)
 		replicas = append(replicas, r)
+		if l.config.NCCL && len(r.devices) > 1 {
+			if err := r.link(l.config); err != nil {
+				return replicas, plugins.Invalidf("backend.comm", "%v", err)
+			}
+		}
 	}
 	return replicas, nil
 }
 
-// loadModels reads the base model for all replicas: once for each way of cutting it, the other replicas of that kind share it. It notes where adapters' matrices are needed.
-func (l *loaded) loadModels(ctx context.Context, dir string, registry model.Registry, o model.LoadOptions) error {
-	kinds := map[int][]*model.Model{} // by number of ranks
-	for _, r := range l.replicas {
-		ranks := len(r.devices)
-		models := kinds[ranks]
+// link has the replica's ranks exchange through NCCL.
+func (r *replica) link(c Config) error {
+	d, ok := r.devices[0].(tensor.Linker)
+	if !ok {
+		return fmt.Errorf("%s has no NCCL", r.devices[0].Name())
+	}
+	links, err := d.Link(r.devices, tensor.LinkOptions{DirectAccess: c.NCCLPeerToPeer})
+	if err != nil {
+		return err
+	}
+	r.team.Link(links)
+	return nil
+}
+
+// loadModels reads the base model for all replicas, and notes where adapters' matrices are needed.
+func (l *loaded) loadModels(ctx context.Context) error {
+	shared, places := map[string][]*model.Model{}, map[string]int{}
+	sets := [][]*replica{l.training}
+	if len(l.config.Sampling) > 0 {
+		sets = append(sets, l.sampling)
+	}
+	for _, set := range sets {
+		var err error
+		if l.config.ShardBase && len(set) > 1 {
+			err = l.loadShards(ctx, set)
+		} else {
+			err = l.loadShared(ctx, set, shared)
+		}
+		if err != nil {
+			return err
+		}
+		for _, r := range set {
+			l.placeAdapters(r, places)
+			for rank, m := range r.models {
+				if c := r.team.Comm(rank); c != nil {
+					m.Comm = c
+				}
+			}
+		}
+	}
+	l.model = l.training[0].models[0]
+	if models := l.training[0].models; len(models) > 1 {
+		for _, m := range models {
+			l.cuts = append(l.cuts, m.Parts)
+		}
+	}
+	return nil
+}
+
+// loadShared reads the model once for each way of cutting it and each memory; the other replicas of that kind share it.
+func (l *loaded) loadShared(ctx context.Context, replicas []*replica, shared map[string][]*model.Model) error {
+	for _, r := range replicas {
+		ranks, kind := len(r.devices), memories(r.devices)
+		models := shared[kind]
 		if models == nil {
 			devices := r.devices
 			if ranks == 1 {
-				devices = []tensor.Device{l.device} // at home, with all threads
+				devices = []tensor.Device{l.homes.of(r.devices[0])} // with all threads
 			}
 			var err error
-			if models, err = model.LoadCut(ctx, dir, devices, registry, o); err != nil {
+			if models, err = model.LoadCut(ctx, l.files.dir, devices, l.files.registry, l.files.options); err != nil {
 				return err
 			}
-			kinds[ranks] = models
+			shared[kind] = models
 			for _, m := range models {
-				m.Place = len(l.places)
-				place := lora.Place{Device: l.device}
-				if ranks > 1 {
-					place.Parts = m.Parts
-				}
-				l.places = append(l.places, place)
 				l.weights += m.WeightBytes()
 			}
-			if l.model == nil {
-				l.model = models[0]
-			}
 			if ranks == 1 {
-				l.whole = models[0]
+				l.whole = append(l.whole, models[0])
 			} else {
 				r.models = models // on its own devices, to be freed with it
 			}
@@ -125,18 +191,47 @@ func (l *loaded) loadModels(ctx context.Context, dir string, registry model.Regi
 			}
 			r.models = append(r.models, m)
 		}
-		for rank, m := range r.models {
-			if c := r.team.Comm(rank); c != nil {
-				m.Comm = c
-			}
-		}
 	}
-	if models := l.training[0].models; len(models) > 1 {
-		for _, m := range models {
-			l.cuts = append(l.cuts, m.Parts)
+	return nil
+}
+
+// loadShards reads the model for replicas that share its weights out, each rank's on its own device.
+func (l *loaded) loadShards(ctx context.Context, replicas []*replica) error {
+	var devices [][]tensor.Device
+	for _, r := range replicas {
+		devices = append(devices, r.devices)
+	}
+	copies, err := model.LoadSharded(ctx, l.files.dir, devices, l.files.registry, l.files.options)
+	if err != nil {
+		return err
+	}
+	for i, r := range replicas {
+		r.models = copies[i]
+		for _, m := range r.models {
+			l.weights += m.WeightBytes()
 		}
 	}
 	return nil
+}
+
+// placeAdapters says where the matrices of adapters are that a replica's models use: replicas that cut the model alike, on the same memories, use the same.
+func (l *loaded) placeAdapters(r *replica, places map[string]int) {
+	kind := memories(r.devices)
+	first, ok := places[kind]
+	if !ok {
+		first = len(l.places)
+		places[kind] = first
+		for rank, m := range r.models {
+			place := lora.Place{Device: l.homes.of(r.devices[rank])}
+			if len(r.models) > 1 {
+				place.Parts = m.Parts
+			}
+			l.places = append(l.places, place)
+		}
+	}
+	for rank, m := range r.models {
+		m.Place = first + rank
+	}
 }
 
 // reduction sums the gradient of an operation with n data.
@@ -213,10 +308,13 @@ func (l *loaded) hold() (release func()) {
 // newSampler gives a replica memory to sample with.
 func (r *replica) newSampler(positions, threads int) error {
 	count := positions / kvcache.PageSize
-	p := &sampler{replica: r, cache: kvcache.New(count), threads: threads, workspaces: make([]*model.Workspace, len(r.models)), pages: make([]tensor.Pages, len(r.models))}
+	p := &sampler{replica: r, cache: kvcache.New(count), crew: newCrew(threads), workspaces: make([]*model.Workspace, len(r.models)), pages: make([]tensor.Pages, len(r.models)),
+		ranks: make([]samplingRank, len(r.models)), scratch: make([]sample.Scratch, max(1, threads))}
+	p.pass, p.adjustRow, p.drawRows = r.ordered(p.runRank), p.adjust, p.drawRow
 	r.sampler = p
 	return r.each(func(rank int) (err error) {
 		p.workspaces[rank] = r.models[rank].NewWorkspace()
+		p.ranks[rank] = samplingRank{sampler: p, rank: rank, model: r.models[rank], workspace: p.workspaces[rank]}
 		if p.pages[rank], err = r.models[rank].NewPages(count); err != nil {
 			return capacity(fmt.Sprintf("memory for keys and values of %d tokens (backend.kv_cache_tokens)", positions), err)
 		}

@@ -26,7 +26,8 @@ type request struct {
 	ended      bool
 	err        error
 	events     []plugins.SampleEvent
-	notify     chan struct{} // holds at most one; there are events, or the request has ended
+	notify     chan struct{}           // holds at most one; there are events, or the request has ended
+	unused     []plugins.SampledTokens // for events to come
 
 	scores *scores // filled by the device goroutine; nil once they were sent
 }
@@ -49,17 +50,43 @@ type sequence struct {
 	waits   bool                   // for a place; guarded by Engine.mu
 	line    *line                  // guarded by Engine.mu
 	pending *plugins.SampledTokens // the sequence's event that was not taken yet, to be added to
+	taken   int                    // generated tokens before those of pending
 
-	tokens   []int32 // prompt and generated
-	computed int     // positions whose keys and values are in pages
-	shared   int     // full pages that were offered to others
-	pages    []int32
-	passed   int // steps in which those behind it could go first because there was no room for its adapter
-	history  *sample.History
+	tokens      []int32 // prompt and generated; what is there never changes, as events have views of it and of the next three
+	logprobs    []float32
+	topIDs      []int32 // rows of the generated tokens
+	topLogprobs []float32
+	computed    int // positions whose keys and values are in pages
+	shared      int // full pages that were offered to others
+	pages       []int32
+	passed      int // steps in which those behind it could go first because there was no room for its adapter
+	history     *sample.History
 }
 
 // generated counts the sampled tokens.
 func (s *sequence) generated() int { return len(s.tokens) - len(s.request.Prompt) }
+
+// firstRoom is for how many generated tokens there is room at first; it doubles when it is used up.
+const firstRoom = 64
+
+// mostPending is after how many tokens an event is sent that nobody waits for.
+const mostPending = 1024
+
+// room makes room for n generated tokens with k likeliest ones each.
+func (s *sequence) room(n, k int) {
+	s.tokens, s.logprobs = slices.Grow(s.tokens, n), slices.Grow(s.logprobs, n)
+	s.topIDs, s.topLogprobs = slices.Grow(s.topIDs, n*k), slices.Grow(s.topLogprobs, n*k)
+}
+
+// tokensEvent gives one of events that are made many at once. The caller holds mu.
+func (q *request) tokensEvent() *plugins.SampledTokens {
+	if len(q.unused) == 0 {
+		q.unused = make([]plugins.SampledTokens, min(firstRoom, q.MaxTokens*q.NumSamples))
+	}
+	event := &q.unused[0]
+	q.unused = q.unused[1:]
+	return event
+}
 
 // signal wakes the request's Sample call. The caller holds mu.
 func (q *request) signal() {
@@ -135,6 +162,7 @@ func (e *Engine) Sample(ctx context.Context, req plugins.SampleRequest, emit fun
 		delete(e.requests, q.ID)
 		e.quieten()
 	}()
+	var spare []plugins.SampleEvent
 	for {
 		select {
 		case <-q.notify:
@@ -143,7 +171,7 @@ func (e *Engine) Sample(ctx context.Context, req plugins.SampleRequest, emit fun
 		}
 		e.mu.Lock()
 		events, ended, err := q.events, q.ended, q.err
-		q.events = nil
+		q.events = spare[:0]
 		for _, s := range q.sequences {
 			s.pending = nil
 		}
@@ -153,6 +181,8 @@ func (e *Engine) Sample(ctx context.Context, req plugins.SampleRequest, emit fun
 				return err
 			}
 		}
+		clear(events)
+		spare = events
 		if ended {
 			return err
 		}

@@ -27,13 +27,13 @@ type residency struct {
 	directory string       // for files; "" = nothing can be moved out
 	limit     int64        // bytes
 
-	used    int64      // bytes of device memory
-	idle    *list.List // of *spillable in memory that no step needs, the one to go first at the front
-	needed  int        // blocks that a step needs
-	named   int64      // files made so far
-	weights map[shapeKey]int64
-	floats  []float32 // for copies between device and file
-	bytes   []byte
+	used     int64      // bytes of device memory
+	resident *list.List // of *spillable in memory, the one whose need ended longest ago at the front; those that a step needs again stay where they are
+	needed   int        // blocks that a step needs
+	named    int64      // files made so far
+	weights  map[shapeKey]int64
+	floats   []float32 // for copies between device and file
+	bytes    []byte
 
 	memory  *budget     // of the whole backend
 	relieve func() bool // frees memory that no step needs and that is not of adapters; false if there is none
@@ -43,7 +43,7 @@ type residency struct {
 
 // newResidency makes an empty one. Nothing is written before the limit is reached; what an earlier process left in the directory is removed.
 func newResidency(device tensor.Device, dtype tensor.DType, places []lora.Place, scratch string, limit int64, memory *budget) (*residency, error) {
-	m := &residency{device: device, dtype: dtype, places: places, limit: limit, idle: list.New(), weights: map[shapeKey]int64{}, memory: memory, relieve: func() bool { return false }}
+	m := &residency{device: device, dtype: dtype, places: places, limit: limit, resident: list.New(), weights: map[shapeKey]int64{}, memory: memory, relieve: func() bool { return false }}
 	if scratch == "" {
 		return m, nil
 	}
@@ -80,7 +80,7 @@ type spillable struct {
 	bytes   int64 // of device memory, when it is there
 	content content
 	needed  int           // steps that need it: it stays in memory
-	place   *list.Element // in residency.idle
+	place   *list.Element // in residency.resident
 	file    string        // that holds the content as well; "" = none
 	sum     uint32        // CRC-32C of the file
 }
@@ -170,10 +170,6 @@ func (m *residency) need(b *spillable) error {
 		}
 		m.inFiles.Add(-b.bytes)
 	}
-	if b.place != nil {
-		m.idle.Remove(b.place)
-		b.place = nil
-	}
 	if b.needed++; b.needed == 1 {
 		m.needed++
 	}
@@ -184,7 +180,11 @@ func (m *residency) need(b *spillable) error {
 func (m *residency) done(b *spillable) {
 	if b.needed--; b.needed == 0 {
 		m.needed--
-		b.place = m.idle.PushBack(b)
+		if b.place == nil {
+			b.place = m.resident.PushBack(b)
+		} else {
+			m.resident.MoveToBack(b.place)
+		}
 	}
 }
 
@@ -229,7 +229,7 @@ func (m *residency) giveGradient(g *lora.Gradient) {
 // adopt makes a buffer of gradient into a block that nobody needs now.
 func (m *residency) adopt(what string, g *lora.Gradient) *spillable {
 	b := &spillable{what: what, layout: g.Layout, kind: gradientContent, bytes: g.Bytes(), content: g}
-	b.place = m.idle.PushBack(b)
+	b.place = m.resident.PushBack(b)
 	return b
 }
 
@@ -309,7 +309,10 @@ func (m *residency) account(bytes int64) {
 
 // moveOut frees the memory of the block that was needed longest ago, and tells whether there was one.
 func (m *residency) moveOut() (bool, error) {
-	first := m.idle.Front()
+	first := m.resident.Front()
+	for first != nil && first.Value.(*spillable).needed > 0 {
+		first = first.Next()
+	}
 	if first == nil {
 		return false, nil
 	}
@@ -337,7 +340,7 @@ func (m *residency) trim() error {
 // forget frees the memory of a block that no step needs.
 func (m *residency) forget(b *spillable) {
 	if b.place != nil {
-		m.idle.Remove(b.place)
+		m.resident.Remove(b.place)
 		b.place = nil
 	}
 	m.account(-b.bytes)

@@ -3,7 +3,6 @@ package engine
 import (
 	"errors"
 	"slices"
-	"sync"
 
 	"github.com/tinsmith/tinsmith/backends/internal/kvcache"
 	"github.com/tinsmith/tinsmith/backends/internal/model"
@@ -18,11 +17,18 @@ type sampler struct {
 	workspaces []*model.Workspace // by rank
 	pages      []tensor.Pages     // by rank
 	cache      *kvcache.Cache
-	fresh      []page // taken from the cache, to be prepared
-	threads    int
+	fresh      []page       // taken from the cache, to be prepared
 	buffers    [2][]float32 // logits and probabilities in Go memory
 	targets    []int32      // that rank 0 has chosen, for all ranks
 	step       stepBuffers
+	ranks      []samplingRank
+	drawing    drawing
+	scratch    []sample.Scratch // by thread
+	crew       *crew
+
+	// Methods as values, made once; pass in the order of devices, see replica.ordered.
+	pass                func(rank int) error
+	adjustRow, drawRows func(thread, i int)
 }
 
 // host gives n elements of Go memory, buffer 0 for logits or 1 for probabilities. The content is undefined.
@@ -38,31 +44,13 @@ func (p *sampler) forget(v *version) {
 	p.cache.Drop(kvcache.Key{Adapter: v.adapter, Version: v.number})
 }
 
-// parallel calls f for 0 … n-1 on as many goroutines as the device has threads.
-func (p *sampler) parallel(n int, f func(i int)) {
-	if n == 1 || p.threads == 1 {
-		for i := range n {
-			f(i)
-		}
-		return
-	}
-	var group sync.WaitGroup
-	for t := range min(n, p.threads) {
-		group.Go(func() {
-			for i := t; i < n; i += p.threads {
-				f(i)
-			}
-		})
-	}
-	group.Wait()
-}
-
 // samplingRank is what one rank does of a sampling pass. Every rank runs the same functions with its part of the vocabulary's logits; what is done on rows of whole logits is done in Go memory, by rank 0 for all.
 type samplingRank struct {
 	*sampler
 	rank      int
 	model     *model.Model
 	workspace *model.Workspace
+	drawn     []token // of a rank other than 0: nobody looks at it
 }
 
 // meet waits until all ranks are here; what each wrote to Go memory before, the others see.
@@ -102,12 +90,8 @@ func (p *samplingRank) download(buffer int, t tensor.Tensor) ([]float32, error) 
 	return host, p.meet()
 }
 
-// softmax gives the probabilities of rows of logits in Go memory, as download does.
-func (p *samplingRank) softmax(logits tensor.Tensor) ([]float32, error) {
-	lse, err := p.model.LogSumExp(p.workspace, logits)
-	if err != nil {
-		return nil, err
-	}
+// softmax gives the probabilities of rows of logits, whose log-sum-exps are known, in Go memory, as download does.
+func (p *samplingRank) softmax(logits, lse tensor.Tensor) ([]float32, error) {
 	probs, err := p.workspace.Scratch(logits.Rows, logits.Cols)
 	if err != nil {
 		return nil, err
@@ -160,7 +144,7 @@ func (c chunk) final() bool {
 type token struct {
 	id      int32
 	logprob float32
-	top     plugins.TopLogprobs // one row
+	top     plugins.TopLogprobs // one row, in the step's memory
 	err     error
 }
 
@@ -173,6 +157,8 @@ type row struct {
 
 // stepBuffers are used again in every step, so that decoding allocates little.
 type stepBuffers struct {
+	batch     model.Batch // what goes through the model
+	through   []chunk     // that it consists of
 	running   []*sequence
 	picked    []chunk
 	chunks    []chunk
@@ -180,6 +166,9 @@ type stepBuffers struct {
 	rows      []row
 	indices   []int32
 	drawn     []token
+	targets   []int32 // of all draws of the step
+	values    []float32
+	sums      []float32
 }
 
 // run takes chunks through the model, fills the scores of their prompts, and draws a token for each that is final.
@@ -202,24 +191,31 @@ func (p *sampler) run(chunks []chunk) ([]token, error) {
 		}
 		first += c.to - c.from
 	}
-	p.step.sequences, p.step.rows, p.step.indices = batch.Sequences, rows, indices
-	defer clear(batch.Sequences)
-	drawn := slices.Grow(p.step.drawn[:0], len(chunks))[:len(chunks)]
-	p.step.drawn = drawn
-	clear(drawn)
-	err := p.replica.each(func(rank int) error {
-		on := &samplingRank{sampler: p, rank: rank, model: p.replica.models[rank], workspace: p.workspaces[rank]}
-		own := drawn
-		if rank > 0 {
-			own = make([]token, len(chunks)) // the same on all ranks
-		}
-		return on.pass(batch, indices, chunks, rows, own)
-	}, nil)
-	return drawn, err
+	st := &p.step
+	st.sequences, st.rows, st.indices, st.targets, st.values = batch.Sequences, rows, indices, st.targets[:0], st.values[:0]
+	st.batch, st.through = batch, chunks
+	st.drawn = slices.Grow(st.drawn[:0], len(chunks))[:len(chunks)]
+	clear(st.drawn)
+	err := p.replica.team.Run(p.pass, nil)
+	clear(batch.Sequences)
+	st.through = nil
+	return st.drawn, err
 }
 
-// pass takes a batch through the model and visits its logits.
-func (p *samplingRank) pass(batch model.Batch, indices []int32, chunks []chunk, rows []row, drawn []token) error {
+// runRank is a rank's part of run.
+func (p *sampler) runRank(rank int) error {
+	on, st := &p.ranks[rank], &p.step
+	drawn := st.drawn
+	if rank > 0 {
+		on.drawn = slices.Grow(on.drawn[:0], len(drawn))[:len(drawn)]
+		clear(on.drawn)
+		drawn = on.drawn
+	}
+	return on.run(st.batch, st.indices, st.through, st.rows, drawn)
+}
+
+// run takes a batch through the model and visits its logits.
+func (p *samplingRank) run(batch model.Batch, indices []int32, chunks []chunk, rows []row, drawn []token) error {
 	batch.Pages = p.pages[p.rank]
 	hidden, err := p.model.Forward(p.workspace, batch, indices)
 	if err != nil {
@@ -255,10 +251,10 @@ func (p *samplingRank) pass(batch model.Batch, indices []int32, chunks []chunk, 
 }
 
 // choose has rank 0 call f for 0 … rows-1, to fill n targets, which all ranks then find in p.targets until the next call.
-func (p *samplingRank) choose(n int, f func(targets []int32, i int), rows int) error {
+func (p *samplingRank) choose(n int, f func(scratch *sample.Scratch, targets []int32, i int), rows int) error {
 	return p.lead(func() error {
 		targets := make([]int32, n)
-		p.parallel(rows, func(i int) { f(targets, i) })
+		p.crew.run(rows, func(thread, i int) { f(&p.scratch[thread], targets, i) })
 		p.targets = targets
 		return nil
 	})
@@ -266,71 +262,163 @@ func (p *samplingRank) choose(n int, f func(targets []int32, i int), rows int) e
 
 // draw samples the token behind each row of logits.
 func (p *samplingRank) draw(logits tensor.Tensor, chunks []chunk, rows []row, drawn []token) error {
-	device, width := p.model.Device, p.model.Config.VocabSize
-	from, to := p.model.Vocabulary()
-	host, err := p.download(0, logits)
-	if err != nil {
-		return err
-	}
-	top := 0
-	greedy := true
-	if err := p.lead(func() error {
-		p.parallel(len(rows), func(i int) {
-			s := chunks[rows[i].chunk].sequence
-			if !s.request.settings.Plain() {
-				s.request.settings.Adjust(host[i*width:(i+1)*width], s.history)
-			}
-		})
-		return nil
-	}); err != nil {
-		return err
-	}
-	for i, r := range rows {
-		q := chunks[r.chunk].sequence.request
-		top = max(top, q.TopKSampledLogprobs)
+	d := drawing{width: p.model.Config.VocabSize, k: 1, whole: p.model.Comm == nil, chunks: chunks, rows: rows}
+	var err error
+	onlyScales, greedy := true, true
+	for i := range rows {
+		q := d.request(i)
+		d.k = max(d.k, 1+q.TopKSampledLogprobs)
+		onlyScales = onlyScales && q.settings.OnlyScales()
 		greedy = greedy && q.Temperature == 0
-		if !q.settings.Plain() {
-			if err := device.Upload(logits.Slice(i, i+1), host[i*width+from:i*width+to]); err != nil {
-				return err
-			}
-		}
 	}
-	// At temperature 0 nothing is drawn by probability.
-	var probs []float32
-	if !greedy {
-		if probs, err = p.softmax(logits); err != nil {
+	if err := p.scale(logits, &d); err != nil {
+		return err
+	}
+	if d.logits, err = p.download(0, logits); err != nil {
+		return err
+	}
+	if !onlyScales {
+		if err := p.lead(func() error {
+			p.drawing = d
+			p.crew.run(len(rows), p.adjustRow)
+			return nil
+		}); err != nil {
+			return err
+		}
+		if err := p.uploadAdjusted(logits, &d); err != nil {
 			return err
 		}
 	}
-	k := 1 + top
-	if err := p.choose(len(rows)*k, func(targets []int32, i int) {
-		s := chunks[rows[i].chunk].sequence
-		q, row := s.request, host[i*width:(i+1)*width]
-		copy(targets[i*k+1:(i+1)*k], sample.Top(row, q.TopKSampledLogprobs))
-		var excluded []int32
-		if s.generated() < q.MinTokens {
-			excluded = q.StopTokens
-		}
-		var weights []float32
-		if !greedy {
-			weights = probs[i*width : (i+1)*width]
-		}
-		targets[i*k] = q.settings.Draw(row, weights, excluded, sample.Uniform(q.Seed, s.index, len(s.tokens)))
-	}, len(rows)); err != nil {
-		return err
-	}
-	targets := p.targets
-	values, _, err := p.model.Logprobs(p.workspace, logits, targets, k)
+	lse, err := p.model.LogSumExp(p.workspace, logits)
 	if err != nil {
 		return err
 	}
-	for i, r := range rows {
-		t, own := &drawn[r.chunk], chunks[r.chunk].sequence.request.TopKSampledLogprobs
-		t.id, t.logprob = targets[i*k], values[i*k]
-		t.top = plugins.TopLogprobs{K: own, IDs: slices.Clone(targets[i*k+1 : i*k+1+own]), Logprobs: slices.Clone(values[i*k+1 : i*k+1+own])}
-		if t.err == nil {
-			t.err = checkLogprobs(values[i*k : i*k+1+own])
+	// At temperature 0 nothing is drawn by probability.
+	if !greedy {
+		if d.probs, err = p.softmax(logits, lse); err != nil {
+			return err
 		}
 	}
+	return p.lead(func() error {
+		st, n := &p.step, len(rows)
+		from := len(st.targets)
+		st.targets = slices.Grow(st.targets, n*d.k)[:from+n*d.k]
+		st.values = slices.Grow(st.values, n*d.k)[:from+n*d.k]
+		d.targets, d.values = st.targets[from:], st.values[from:]
+		st.sums = slices.Grow(st.sums[:0], n)[:n]
+		d.sums = st.sums
+		if err := p.model.Device.Download(d.sums, lse); err != nil {
+			return err
+		}
+		p.drawing = d
+		p.crew.run(n, p.drawRows)
+		for i, r := range rows {
+			t, own := &drawn[r.chunk], chunks[r.chunk].sequence.request.TopKSampledLogprobs
+			at, to := i*d.k, i*d.k+1+own
+			t.id, t.logprob = d.targets[at], d.values[at]
+			t.top = plugins.TopLogprobs{K: own, IDs: d.targets[at+1 : to : to], Logprobs: d.values[at+1 : to : to]}
+			if t.err == nil {
+				t.err = checkLogprobs(d.values[at:to])
+			}
+		}
+		p.drawing = drawing{} // nothing is kept alive by it
+		return nil
+	})
+}
+
+// scale applies the temperature of rows to which nothing else is done, neighbours with the same one at once.
+func (p *samplingRank) scale(logits tensor.Tensor, d *drawing) error {
+	for i := 0; i < len(d.rows); {
+		settings := &d.request(i).settings
+		end := i + 1
+		if settings.OnlyScales() && !settings.Plain() {
+			for end < len(d.rows) && d.request(end).settings.OnlyScales() && d.request(end).settings.Temperature == settings.Temperature {
+				end++
+			}
+			if err := p.model.Device.Scale(logits.Slice(i, end), settings.Scale(), tensor.Float32); err != nil {
+				return err
+			}
+		}
+		i = end
+	}
 	return nil
+}
+
+// uploadAdjusted writes the rank's part of the rows that adjust has changed back to the device, neighbours at once where the rank has the whole vocabulary.
+func (p *samplingRank) uploadAdjusted(logits tensor.Tensor, d *drawing) error {
+	from, to := p.model.Vocabulary()
+	for i := 0; i < len(d.rows); {
+		if d.request(i).settings.OnlyScales() {
+			i++
+			continue
+		}
+		end := i + 1
+		for d.whole && end < len(d.rows) && !d.request(end).settings.OnlyScales() {
+			end++
+		}
+		if err := p.model.Device.Upload(logits.Slice(i, end), d.logits[i*d.width+from:(end-1)*d.width+to]); err != nil {
+			return err
+		}
+		i = end
+	}
+	return nil
+}
+
+// drawing is the draw of a token behind each of several rows of logits, whole and in Go memory, which threads share.
+type drawing struct {
+	logits, probs []float32 // rows × width; no probabilities where nothing is drawn by them
+	sums          []float32 // log-sum-exps of the rows
+	width         int
+	whole         bool // the model is not cut
+	chunks        []chunk
+	rows          []row
+	k             int       // the drawn token, and the most of the likeliest that were asked for
+	targets       []int32   // rows × k
+	values        []float32 // their log-probabilities
+}
+
+// request is that of row i.
+func (d *drawing) request(i int) *request { return d.chunks[d.rows[i].chunk].sequence.request }
+
+// adjust applies penalties, bias and temperature to row i, unless the device has done so.
+func (p *sampler) adjust(_, i int) {
+	d := &p.drawing
+	if s := d.chunks[d.rows[i].chunk].sequence; !s.request.settings.OnlyScales() {
+		s.request.settings.Adjust(d.logits[i*d.width:(i+1)*d.width], s.history)
+	}
+}
+
+// drawRow draws the token of row i, and gives its log-probability and the likeliest ones.
+func (p *sampler) drawRow(thread, i int) {
+	d, scratch := &p.drawing, &p.scratch[thread]
+	s := d.chunks[d.rows[i].chunk].sequence
+	q, row := s.request, d.logits[i*d.width:(i+1)*d.width]
+	targets, values := d.targets[i*d.k:(i+1)*d.k], d.values[i*d.k:(i+1)*d.k]
+	clear(targets)
+	clear(values)
+	if q.TopKSampledLogprobs > 0 {
+		copy(targets[1:], sample.Top(scratch, row, q.TopKSampledLogprobs))
+		for j := range q.TopKSampledLogprobs { // before Draw overwrites those that are excluded
+			values[1+j] = d.logprob(row, i, targets[1+j])
+		}
+	}
+	var excluded []int32
+	if s.generated() < q.MinTokens {
+		excluded = q.StopTokens
+	}
+	var probs []float32
+	if d.probs != nil {
+		probs = d.probs[i*d.width : (i+1)*d.width]
+	}
+	targets[0] = q.settings.Draw(scratch, row, probs, excluded, sample.Uniform(q.Seed, s.index, len(s.tokens)))
+	values[0] = d.logprob(row, i, targets[0])
+}
+
+// logprob is the log-probability of a token in row i, with the arithmetic of model.Logprobs.
+func (d *drawing) logprob(row []float32, i int, token int32) float32 {
+	logit := row[token]
+	if !d.whole {
+		logit += 0 // the other ranks' addends: a negative zero becomes a positive one
+	}
+	return logit - d.sums[i]
 }

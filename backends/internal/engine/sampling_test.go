@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -365,5 +366,93 @@ func TestSampleRefuses(t *testing.T) {
 	})
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// Where nobody reads tokens before the end they come many at once, and are those that come one by one.
+func TestTokensAtTheEnd(t *testing.T) {
+	const tokens = 200
+	e := start(t, "")
+	create(t, e, "a", 1, 4)
+	q := ask("q", "a", []int32{1, 2, 3}, 3, tokens)
+	q.TopKSampledLogprobs = 2
+	want, err := collect(t.Context(), e, q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q.AtEnd = true
+	got, events := make([]plugins.SampledTokens, q.NumSamples), 0
+	if err := e.Sample(t.Context(), q, func(event plugins.SampleEvent) error {
+		if piece := event.Tokens; piece != nil {
+			events++
+			s := &got[piece.Sequence]
+			s.Tokens, s.Logprobs = append(s.Tokens, piece.Tokens...), append(s.Logprobs, piece.Logprobs...)
+			s.Top.IDs, s.Top.Logprobs = append(s.Top.IDs, piece.Top.IDs...), append(s.Top.Logprobs, piece.Top.Logprobs...)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if most := 4 * q.NumSamples; events > most { // the prompt's event, and the end of another sequence, take what is there
+		t.Errorf("%d events, at most %d are needed", events, most)
+	}
+	for i, s := range got {
+		if !slices.Equal(s.Tokens, want.sequences[i].Tokens) || !slices.Equal(s.Top.IDs, want.sequences[i].Top.IDs) {
+			t.Errorf("sequence %d: %v, want %v", i, s.Tokens, want.sequences[i].Tokens)
+		}
+		equalBits(t, "log-probabilities", s.Logprobs, want.sequences[i].Logprobs)
+		equalBits(t, "of the likeliest", s.Top.Logprobs, want.sequences[i].Top.Logprobs)
+	}
+}
+
+// What decoding allocates is for sequences and pages, not for tokens.
+func TestDecodingAllocatesNothingPerToken(t *testing.T) {
+	const skipped, tokens = 50, 400
+	for _, c := range []struct {
+		name      string
+		sequences int
+		set       func(*plugins.SampleRequest)
+	}{
+		{"one sequence", 1, func(*plugins.SampleRequest) {}},
+		{"greedy", 4, func(q *plugins.SampleRequest) { q.Temperature = 0 }},
+		{"temperature, top-p", 4, func(q *plugins.SampleRequest) { q.Temperature, q.TopP = 0.7, 0.9 }},
+		{"top-k, penalties", 4, func(q *plugins.SampleRequest) { q.TopK, q.FrequencyPenalty, q.RepetitionPenalty = 20, 0.1, 1.1 }},
+		{"likeliest tokens", 4, func(q *plugins.SampleRequest) { q.TopKSampledLogprobs = 5 }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := start(t, `{"threads": 2}`)
+			create(t, e, "a", 1, 4)
+			q := ask("q", "a", []int32{1, 2, 3}, c.sequences, tokens)
+			c.set(&q)
+			// What the rest of the process allocates meanwhile is counted as well, so the least of some rounds is looked at.
+			least := math.Inf(1)
+			const most = 0.25 // for pages and room that doubles
+			for range 5 {
+				var before, after runtime.MemStats
+				first, seen := 0, 0
+				if err := e.Sample(t.Context(), q, func(event plugins.SampleEvent) error {
+					if event.Tokens == nil {
+						return nil
+					}
+					if seen += len(event.Tokens.Tokens); first == 0 && seen >= skipped*c.sequences {
+						first = seen
+						runtime.ReadMemStats(&before)
+					}
+					return nil
+				}); err != nil {
+					t.Fatal(err)
+				}
+				runtime.ReadMemStats(&after)
+				if seen != tokens*c.sequences {
+					t.Fatalf("%d tokens", seen)
+				}
+				if least = min(least, float64(after.Mallocs-before.Mallocs)/float64(seen-first)); least <= most {
+					break
+				}
+			}
+			if least > most {
+				t.Errorf("%.2f allocations per token", least)
+			}
+		})
 	}
 }

@@ -43,8 +43,8 @@ func (e *Engine) samplingStep(trainingWaits bool) bool {
 		x, y := a.sequence.request.key, b.sequence.request.key
 		return cmp.Or(cmp.Compare(x.Adapter, y.Adapter), cmp.Compare(x.Version, y.Version))
 	})
-	chunks, release := e.residents(chunks)
-	defer release()
+	chunks = e.residents(chunks)
+	defer e.releaseHeld()
 	if len(chunks) == 0 {
 		return failed
 	}
@@ -58,14 +58,14 @@ func (e *Engine) samplingStep(trainingWaits bool) bool {
 		}
 		if r.sampler.step.chunks = st.chunks; len(st.chunks) > 0 {
 			steps = append(steps, st)
-			defer clear(st.chunks)
 		}
 	}
 	e.sampled = steps
-	_ = concurrently(len(steps), nil, func(i int, _ func() error) error { // errors are the chunks'
-		steps[i].run()
-		return nil
-	})
+	if len(steps) == 1 {
+		steps[0].run()
+	} else {
+		runAll(steps)
+	}
 	for _, st := range steps {
 		e.deliver(st.chunks, st.drawn)
 	}
@@ -79,6 +79,9 @@ func (e *Engine) samplingStep(trainingWaits bool) bool {
 		}
 		prefill = max(prefill, n)
 	}
+	for _, st := range steps {
+		clear(st.chunks)
+	}
 	now := time.Now()
 	e.pace.prefilled(prefill, now.Sub(begin))
 	e.counters.progressed(now)
@@ -90,6 +93,14 @@ type step struct {
 	replica *replica
 	chunks  []chunk
 	drawn   []token // for each chunk
+}
+
+// runAll runs the steps of several replicas at once. Errors are the chunks'.
+func runAll(steps []step) {
+	_ = concurrently(len(steps), nil, func(i int, _ func() error) error {
+		steps[i].run()
+		return nil
+	})
 }
 
 func (st *step) run() {
@@ -105,13 +116,15 @@ func (st *step) run() {
 			st.drawn[i].err = internal("sample", err)
 		} else {
 			st.drawn[i] = one[0]
+			top := &st.drawn[i].top // the next one overwrites it
+			top.IDs, top.Logprobs = slices.Clone(top.IDs), slices.Clone(top.Logprobs)
 		}
 	}
 }
 
-// residents has the weights that chunks need in memory until release is called, and gives those chunks, sorted by adapter, whose weights are there. While a training pass keeps so much memory that there is no room
+// residents has the weights that chunks need in memory until releaseHeld is called, and gives those chunks, sorted by adapter, whose weights are there. While a training pass keeps so much memory that there is no room
 // for some, they wait for another step; with nothing but the sampler at work there is room for one adapter at least, or its requests fail.
-func (e *Engine) residents(chunks []chunk) (here []chunk, release func()) {
+func (e *Engine) residents(chunks []chunk) (here []chunk) {
 	adapters := e.loaded.adapters
 	crowded := adapters.needed > 0
 	held := e.held[:0]
@@ -143,11 +156,15 @@ func (e *Engine) residents(chunks []chunk) (here []chunk, release func()) {
 		i = to
 	}
 	e.held = held
-	return here, func() {
-		for _, b := range held {
-			adapters.done(b)
-		}
+	return here
+}
+
+// releaseHeld ends what residents began.
+func (e *Engine) releaseHeld() {
+	for _, b := range e.held {
+		e.loaded.adapters.done(b)
 	}
+	e.held = e.held[:0]
 }
 
 // crowd is the adapters of the sequences that are running. They may take half of the memory for adapters, the other half is for training; one may take all.
@@ -249,7 +266,7 @@ func (e *Engine) admit() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.sweep()
-	if e.waiting.count == 0 {
+	if e.waiting.count == 0 || len(e.running) >= len(l.sampling)*l.config.MaxBatch {
 		return
 	}
 	defer func() { e.counters.pagesFree.Store(l.pagesFree()) }()
@@ -306,7 +323,7 @@ func (e *Engine) admit() {
 		if scores != nil {
 			scores.result.CachedTokens = s.computed
 		}
-		if s.history == nil && !s.request.settings.Plain() {
+		if s.history == nil && !s.request.settings.OnlyScales() {
 			s.history = sample.NewHistory(s.request.Prompt)
 		}
 		e.running = append(e.running, s)
@@ -485,19 +502,28 @@ func (e *Engine) deliver(chunks []chunk, drawn []token) {
 // book adds a drawn token to its sequence and ends the sequence where it must. The caller holds mu.
 func (e *Engine) book(s *sequence, t token) {
 	q := s.request
-	s.tokens = append(s.tokens, t.id)
+	if s.generated() == 0 {
+		s.room(min(q.MaxTokens, firstRoom), t.top.K)
+	}
+	s.tokens, s.logprobs = append(s.tokens, t.id), append(s.logprobs, t.logprob)
+	s.topIDs, s.topLogprobs = append(s.topIDs, t.top.IDs...), append(s.topLogprobs, t.top.Logprobs...)
 	if s.history != nil {
 		s.history.Add(t.id)
 	}
 	e.counters.sampledTokens.Add(1)
+	n, k := s.generated(), t.top.K
 	if s.pending == nil {
-		s.pending = &plugins.SampledTokens{Sequence: s.index, Top: plugins.TopLogprobs{K: t.top.K}}
+		s.pending, s.taken = q.tokensEvent(), n-1
+		*s.pending = plugins.SampledTokens{Sequence: s.index}
 		q.events = append(q.events, plugins.SampleEvent{Tokens: s.pending})
 	}
-	p := s.pending
-	p.Tokens, p.Logprobs = append(p.Tokens, t.id), append(p.Logprobs, t.logprob)
-	p.Top.IDs, p.Top.Logprobs = append(p.Top.IDs, t.top.IDs...), append(p.Top.Logprobs, t.top.Logprobs...)
-	q.signal()
+	// Views of what never changes any more, so that whoever takes the event may keep it.
+	from, prompt := s.taken, len(q.Prompt)
+	s.pending.Tokens, s.pending.Logprobs = s.tokens[prompt+from:prompt+n:prompt+n], s.logprobs[from:n:n]
+	s.pending.Top = plugins.TopLogprobs{K: k, IDs: s.topIDs[from*k : n*k : n*k], Logprobs: s.topLogprobs[from*k : n*k : n*k]}
+	if !q.AtEnd || len(s.pending.Tokens) >= mostPending {
+		q.signal()
+	}
 	if _, stop := slices.BinarySearch(q.StopTokens, t.id); stop {
 		e.finishSequence(s, plugins.StopToken)
 	} else if s.generated() == q.MaxTokens {

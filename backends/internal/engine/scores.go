@@ -83,11 +83,11 @@ func (s *scores) fill(p *samplingRank, logits tensor.Tensor, first int) error {
 	}
 	// One matrix of targets for all: the token itself, the likeliest, and those asked by name.
 	k := 1 + top + q.TargetPromptK
-	if err := p.choose(rows*k, func(targets []int32, i int) {
+	if err := p.choose(rows*k, func(scratch *sample.Scratch, targets []int32, i int) {
 		row := targets[i*k : (i+1)*k]
 		row[0] = q.Prompt[first+i]
 		if top > 0 && s.own(first+i) {
-			copy(row[1:], sample.Top(host[i*width:(i+1)*width], top))
+			copy(row[1:], sample.Top(scratch, host[i*width:(i+1)*width], top))
 		}
 		for j := range q.TargetPromptK {
 			row[1+top+j] = max(0, q.TargetPromptTokens[(first+i-1)*q.TargetPromptK+j])
@@ -145,21 +145,24 @@ func (s *scores) alternatives(p *samplingRank, logits tensor.Tensor, host []floa
 				return err
 			}
 		}
-		var err error
-		if probs, err = p.softmax(logits); err != nil {
+		lse, err := p.model.LogSumExp(p.workspace, logits)
+		if err != nil {
+			return err
+		}
+		if probs, err = p.softmax(logits, lse); err != nil {
 			return err
 		}
 	}
-	if err := p.choose(rows*k, func(drawn []int32, i int) {
+	if err := p.choose(rows*k, func(scratch *sample.Scratch, drawn []int32, i int) {
 		if q.Temperature == 0 {
-			best := sample.Top(host[i*width:(i+1)*width], 1)[0]
+			best := sample.Top(scratch, host[i*width:(i+1)*width], 1)[0]
 			for j := range k {
 				drawn[i*k+j] = best
 			}
 			return
 		}
 		for j := range k {
-			drawn[i*k+j] = settings.Draw(nil, probs[i*width:(i+1)*width], nil, sample.UniformAlternative(q.Seed, j, first+i))
+			drawn[i*k+j] = settings.Draw(scratch, nil, probs[i*width:(i+1)*width], nil, sample.UniformAlternative(q.Seed, j, first+i))
 		}
 	}, rows); err != nil {
 		return err

@@ -225,7 +225,7 @@ type sampled struct {
 }
 
 // collect runs a request. It is safe for several goroutines.
-func collect(ctx context.Context, e *Engine, q plugins.SampleRequest) (sampled, error) {
+func collect(ctx context.Context, e plugins.Backend, q plugins.SampleRequest) (sampled, error) {
 	out := sampled{sequences: make([]plugins.SampledTokens, q.NumSamples), reasons: slices.Repeat([]plugins.StopReason{-1}, q.NumSamples)}
 	prompts := 0
 	err := e.Sample(ctx, q, func(event plugins.SampleEvent) error {

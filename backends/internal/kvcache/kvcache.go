@@ -28,7 +28,7 @@ type entry struct {
 	key      Key
 	tokens   [PageSize]int32
 	parent   *entry
-	children map[[PageSize]int32]*entry
+	children map[[PageSize]int32]*entry // nil until there is one
 	holders  int
 	dropped  bool          // no longer found by Match; freed by its last holder
 	idle     *list.Element // its place in Cache.idle while holders is 0
@@ -106,13 +106,16 @@ func (c *Cache) evict(e *entry) {
 func (c *Cache) Share(key Key, tokens, pages []int32) {
 	at := c.roots[key]
 	if at == nil {
-		at = &entry{key: key, page: -1, children: map[[PageSize]int32]*entry{}}
+		at = &entry{key: key, page: -1}
 	}
 	for i := 0; i < len(pages) && len(tokens) >= PageSize; i, tokens = i+1, tokens[PageSize:] {
 		block := [PageSize]int32(tokens)
 		next := at.children[block]
 		if next == nil {
-			next = &entry{page: pages[i], key: key, tokens: block, parent: at, children: map[[PageSize]int32]*entry{}, holders: 1}
+			next = &entry{page: pages[i], key: key, tokens: block, parent: at, holders: 1}
+			if at.children == nil {
+				at.children = map[[PageSize]int32]*entry{}
+			}
 			at.children[block] = next
 			c.owner[pages[i]] = next
 			if at.parent == nil {

@@ -238,8 +238,12 @@ func (w *Weights) Modules(place int) []nn.LoRA {
 
 // Pack writes the packed matrices from the masters.
 func (w *Weights) Pack() error {
+	home := w.Masters.device
 	for p, modules := range w.modules {
 		place := w.places[p]
+		if err := tensor.Await(place.Device, home); err != nil {
+			return err
+		}
 		for i, m := range modules {
 			if m.A == nil {
 				continue
@@ -251,6 +255,9 @@ func (w *Weights) Pack() error {
 			if err := place.Device.Repack(m.B, part.b(w.Masters, i)); err != nil {
 				return err
 			}
+		}
+		if err := tensor.Await(home, place.Device); err != nil {
+			return err
 		}
 	}
 	return nil

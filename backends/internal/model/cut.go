@@ -49,7 +49,7 @@ func (c *Config) kvExtent(rank, ranks int) extent {
 }
 
 // embedCut gathers the rows that this rank has, zeros for the others, and adds the ranks'.
-func (m *Model) embedCut(x tensor.Tensor, tokens []int32) error {
+func (m *Model) embedCut(w *Workspace, x tensor.Tensor, tokens []int32) error {
 	if err := m.Device.Zero(x); err != nil {
 		return err
 	}
@@ -65,7 +65,7 @@ func (m *Model) embedCut(x tensor.Tensor, tokens []int32) error {
 		for ; i < len(tokens) && own(tokens[i]); i++ {
 			ids = append(ids, tokens[i]-int32(m.vocabulary.from))
 		}
-		if err := m.Device.GatherRows(x.Slice(from, i), m.embedding, ids); err != nil {
+		if err := m.embeddingRows(w, x.Slice(from, i), ids); err != nil {
 			return err
 		}
 	}

@@ -41,7 +41,8 @@ type Hidden struct {
 
 // Forward runs the batch, writes keys and values to its pages, and gives the final hidden state of the selected rows, which ascend and count through the tokens of all sequences
 // in order. With no rows selected only the pages are written.
-func (m *Model) Forward(w *Workspace, b Batch, rows []int32) (Hidden, error) {
+func (m *Model) Forward(w *Workspace, b Batch, rows []int32) (_ Hidden, err error) {
+	defer w.settle(&err)
 	p, err := m.begin(w, b.Sequences, b.Pages, b.Yield)
 	if err != nil {
 		return Hidden{}, fmt.Errorf("forward: %w", err)
@@ -61,7 +62,11 @@ func (m *Model) Forward(w *Workspace, b Batch, rows []int32) (Hidden, error) {
 	if err != nil {
 		return Hidden{}, fmt.Errorf("forward: %w", err)
 	}
-	for i, l := range m.layers {
+	for i := range m.layers {
+		l, err := w.layer(m, i, i+1)
+		if err != nil {
+			return Hidden{}, fmt.Errorf("forward: layer %d: %w", i, err)
+		}
 		if err := l.Forward(p, out, x, w.activations[i]); err != nil {
 			return Hidden{}, fmt.Errorf("forward: layer %d: %w", i, err)
 		}
@@ -84,13 +89,13 @@ func (m *Model) Forward(w *Workspace, b Batch, rows []int32) (Hidden, error) {
 		}
 		i = j
 	}
-	h.segments = selectSegments(p.Segments, rows)
+	w.selected = selectSegments(w.selected[:0], p.Segments, rows)
+	h.segments = w.selected
 	return h, nil
 }
 
-// selectSegments gives the segments of the selected rows, which count anew from 0.
-func selectSegments(segments []nn.Segment, rows []int32) []nn.Segment {
-	var to []nn.Segment
+// selectSegments appends the segments of the selected rows, which count anew from 0, to to.
+func selectSegments(to, segments []nn.Segment, rows []int32) []nn.Segment {
 	i := 0
 	for _, s := range segments {
 		from := i
@@ -106,10 +111,11 @@ func selectSegments(segments []nn.Segment, rows []int32) []nn.Segment {
 
 // Logits runs the output head over the rows of h in chunks of bounded memory (LoadOptions.LogitsBytes). visit gets the logits of rows [first, first+logits.Rows), each as wide as
 // the rank's part of the vocabulary; it may overwrite them, and they are gone when it returns.
-func (m *Model) Logits(w *Workspace, h Hidden, visit func(first int, logits tensor.Tensor) error) error {
+func (m *Model) Logits(w *Workspace, h Hidden, visit func(first int, logits tensor.Tensor) error) (err error) {
 	if h.Rows.Buffer == nil {
 		return nil
 	}
+	defer w.settle(&err)
 	for from := 0; from < h.Rows.Rows; {
 		to := min(h.Rows.Rows, from+m.chunkRows(m.logitsBytes))
 		mark := w.temp.Mark()
@@ -155,7 +161,7 @@ func (m *Model) logits(w *Workspace, p *nn.Pass, hidden tensor.Tensor) (tensor.T
 	if err != nil {
 		return logits, err
 	}
-	return logits, m.head.Forward(p, logits, hidden, &w.head)
+	return logits, w.headOf(m).Forward(p, logits, hidden, &w.head)
 }
 
 // slice makes the workspace's second pass one over rows [from, to).
@@ -256,6 +262,9 @@ func (m *Model) begin(w *Workspace, sequences []Sequence, pages tensor.Pages, yi
 	if err := errors.Join(w.temp.Release(nn.Mark{}), w.keep.Release(nn.Mark{})); err != nil {
 		return nil, err
 	}
+	if err := w.gather.reserve(); err != nil {
+		return nil, err
+	}
 	p := &w.pass
 	p.Reset()
 	p.Comm = m.Comm
@@ -312,12 +321,20 @@ func (m *Model) embed(w *Workspace, arena *nn.Arena) (tensor.Tensor, error) {
 		return x, err
 	}
 	if m.Comm == nil {
-		err = m.Device.GatherRows(x, m.embedding, w.tokens)
+		err = m.embeddingRows(w, x, w.tokens)
 	} else {
-		err = m.embedCut(x, w.tokens)
+		err = m.embedCut(w, x, w.tokens)
 	}
 	if err != nil {
 		return x, fmt.Errorf("embedding: %w", err)
 	}
 	return x, nil
+}
+
+// embeddingRows writes rows of this rank's part of the embedding.
+func (m *Model) embeddingRows(w *Workspace, x tensor.Tensor, ids []int32) error {
+	if w.gather != nil {
+		return w.gather.gatherRows(x, m.embedding.(*spread), ids)
+	}
+	return m.Device.GatherRows(x, m.embedding, ids)
 }

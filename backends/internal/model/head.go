@@ -102,7 +102,7 @@ func (t *training) countingRows(dx, hidden tensor.Tensor, spans []span, ratios [
 			slopes = slopes[len(targets):]
 			row += part.count
 		}
-		return m.head.Backward(p, dhidden.Slice(from, to), logits, rows, &w.head, false, true)
+		return w.headOf(m).Backward(p, dhidden.Slice(from, to), logits, rows, &w.head, false, true)
 	}); err != nil {
 		return err
 	}
@@ -198,7 +198,7 @@ func (t *training) choose(hidden tensor.Tensor, spans []span) (selection, error)
 	}); err != nil {
 		return s, err
 	}
-	s.segments = selectSegments(t.p.Segments, rows)
+	s.segments = selectSegments(nil, t.p.Segments, rows)
 	s.gradients = selectGradients(t.p.Gradients, rows)
 	return s, nil
 }

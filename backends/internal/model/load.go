@@ -15,6 +15,7 @@ import (
 	"github.com/tinsmith/tinsmith/backends/internal/nn"
 	"github.com/tinsmith/tinsmith/backends/internal/safetensors"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/dry"
 )
 
 // Registry has the supported architectures by their Hugging Face name ("Qwen3ForCausalLM"). Package architectures has all of ours.
@@ -59,9 +60,42 @@ func Load(ctx context.Context, dir string, device tensor.Device, registry Regist
 // LoadCut is Load for a model that is cut over several devices, for tensor parallelism: the model at r is rank r's, on devices[r], with its share of the attention heads, of the MLP's width and of the vocabulary. The caller
 // sets Comm, and runs each pass on all ranks at once. It fails, naming the possible numbers, where the model cannot be cut over so many. The devices are used at the same time, from several goroutines, until it returns.
 func LoadCut(ctx context.Context, dir string, devices []tensor.Device, registry Registry, o LoadOptions) ([]*Model, error) {
-	c, raw, err := readConfig(dir)
+	copies, err := LoadSharded(ctx, dir, [][]tensor.Device{devices}, registry, o)
+	if err != nil {
+		return nil, err
+	}
+	return copies[0], nil
+}
+
+// LoadSharded is LoadCut for several copies of the model that share its weights out: copy c is over devices[c], all of them equally many, and each of its ranks holds an equal share of the rows of every matrix that the
+// other copies' same rank holds the rest of (norms, biases and the table of positions are on all). A pass of a copy copies weights from the others' memory as it needs them, so they are freed together. One copy is LoadCut.
+func LoadSharded(ctx context.Context, dir string, devices [][]tensor.Device, registry Registry, o LoadOptions) ([][]*Model, error) {
+	d, err := openDirectory(dir, registry, len(devices[0]), o)
 	if err != nil {
 		return nil, fmt.Errorf("load model: %w", err)
+	}
+	models, err := d.load(ctx, devices, o)
+	if err := errors.Join(err, d.files.Close()); err != nil {
+		for _, m := range slices.Concat(models...) {
+			m.Free()
+		}
+		return nil, fmt.Errorf("load model: %w", err)
+	}
+	return models, nil
+}
+
+// directory is a model's directory that has been found to be one that can be loaded, by all but the tensors. Its files are open.
+type directory struct {
+	config       *Config
+	raw          []byte // config.json
+	files        *safetensors.Collection
+	architecture Architecture
+}
+
+func openDirectory(dir string, registry Registry, ranks int, o LoadOptions) (*directory, error) {
+	c, raw, err := readConfig(dir)
+	if err != nil {
+		return nil, err
 	}
 	a, ok := registry[c.Architecture]
 	if !ok {
@@ -70,57 +104,78 @@ func LoadCut(ctx context.Context, dir string, devices []tensor.Device, registry 
 			known = append(known, name)
 		}
 		sort.Strings(known)
-		return nil, fmt.Errorf("load model: architecture %.80q is not supported: the supported ones are %s", c.Architecture, strings.Join(known, ", "))
+		return nil, fmt.Errorf("architecture %.80q is not supported: the supported ones are %s", c.Architecture, strings.Join(known, ", "))
 	}
 	if err := a.Check(c); err != nil {
-		return nil, fmt.Errorf("load model: %s: %w", configFile, err)
+		return nil, fmt.Errorf("%s: %w", configFile, err)
 	}
-	if err := c.checkCut(len(devices)); err != nil {
-		return nil, fmt.Errorf("load model: %w", err)
+	if err := c.checkCut(ranks); err != nil {
+		return nil, err
 	}
 	if o.LogitsBytes < 0 {
-		return nil, fmt.Errorf("load model: %d bytes for logits is negative", o.LogitsBytes)
+		return nil, fmt.Errorf("%d bytes for logits is negative", o.LogitsBytes)
 	}
 	if o.MaxContext < 0 || o.MaxContext > c.MaxPositionEmbeddings {
-		return nil, fmt.Errorf("load model: context of %d tokens is not in 1 … %d (max_position_embeddings)", o.MaxContext, c.MaxPositionEmbeddings)
+		return nil, fmt.Errorf("context of %d tokens is not in 1 … %d (max_position_embeddings)", o.MaxContext, c.MaxPositionEmbeddings)
 	}
 	files, err := safetensors.OpenModel(dir)
 	if err != nil {
-		return nil, fmt.Errorf("load model: %w", err)
+		return nil, err
 	}
-	models, err := loadRanks(ctx, c, raw, files, devices, a, o)
-	if err := errors.Join(err, files.Close()); err != nil {
-		for _, m := range models {
-			m.Free()
-		}
-		return nil, fmt.Errorf("load model: %w", err)
-	}
-	return models, nil
+	return &directory{c, raw, files, a}, nil
 }
 
-// loadRanks gives the models of all ranks as far as they got, also on error.
-func loadRanks(ctx context.Context, c *Config, raw []byte, files *safetensors.Collection, devices []tensor.Device, a Architecture, o LoadOptions) ([]*Model, error) {
+// load gives the models of all ranks as far as they got, also on error.
+func (d *directory) load(ctx context.Context, devices [][]tensor.Device, o LoadOptions) ([][]*Model, error) {
 	// The hash reads the same pages of the files as packing does, beside it.
 	hashed := make(chan string, 1)
 	hashContext, stop := context.WithCancel(ctx)
 	defer func() { stop(); <-hashed }() // the files are closed after this function returns
-	go func() { hashed <- hash(hashContext, raw, files); close(hashed) }()
+	go func() { hashed <- hash(hashContext, d.raw, d.files); close(hashed) }()
 
-	g := &gauge{ranks: len(devices), report: o.Progress}
-	for _, n := range files.Names() {
-		t, _ := files.Tensor(n)
+	g := &gauge{report: o.Progress}
+	models, err := d.pack(ctx, devices, o, g)
+	if err != nil {
+		return models, err
+	}
+	var sum string
+	select {
+	case sum = <-hashed:
+	case <-ctx.Done():
+	}
+	if sum == "" {
+		return models, ctx.Err()
+	}
+	for _, m := range slices.Concat(models...) {
+		m.Hash = sum
+	}
+	g.finish()
+	return models, nil
+}
+
+// pack gives the models of all ranks as far as they got, also on error, but for the hash.
+func (d *directory) pack(ctx context.Context, devices [][]tensor.Device, o LoadOptions, g *gauge) ([][]*Model, error) {
+	for _, n := range d.files.Names() {
+		t, _ := d.files.Tensor(n)
 		g.total += int64(len(t.Data))
 	}
-	models, errs := make([]*Model, len(devices)), make([]error, len(devices))
+	copies, ranks := len(devices), len(devices[0])
+	models, errs := make([][]*Model, copies), make([]error, copies*ranks)
 	loadContext, giveUp := context.WithCancel(ctx)
 	defer giveUp()
 	var group sync.WaitGroup
-	for rank, device := range devices {
-		group.Go(func() {
-			if models[rank], errs[rank] = load(loadContext, c, files, device, rank, len(devices), g, a, o); errs[rank] != nil {
-				giveUp()
-			}
-		})
+	for c, devices := range devices {
+		models[c] = make([]*Model, ranks)
+		for rank, device := range devices {
+			group.Go(func() {
+				l := &Loader{Config: d.config, files: d.files, used: map[string]bool{}, gauge: g, copy: c, copies: copies}
+				err := l.load(loadContext, device, rank, ranks, d.architecture, o)
+				if models[c][rank] = l.model; err != nil {
+					errs[c*ranks+rank] = err
+					giveUp()
+				}
+			})
+		}
 	}
 	group.Wait()
 	if err := ctx.Err(); err != nil {
@@ -131,25 +186,19 @@ func loadRanks(ctx context.Context, c *Config, raw []byte, files *safetensors.Co
 			return models, err
 		}
 	}
-	var sum string
-	select {
-	case sum = <-hashed:
-	case <-ctx.Done():
+	for rank := range ranks {
+		var same []*Model
+		for _, m := range models {
+			same = append(same, m[rank])
+		}
+		link(same)
 	}
-	if sum == "" {
-		return models, ctx.Err()
-	}
-	for _, m := range models {
-		m.Hash = sum
-	}
-	g.finish()
 	return models, nil
 }
 
 // gauge measures the progress of all ranks.
 type gauge struct {
 	mu          sync.Mutex
-	ranks       int
 	done, total int64
 	report      func(done, total int64)
 }
@@ -171,9 +220,11 @@ func (g *gauge) finish() {
 	}
 }
 
-// load gives one rank's model as far as it got, also on error.
-func load(ctx context.Context, c *Config, files *safetensors.Collection, device tensor.Device, rank, ranks int, g *gauge, a Architecture, o LoadOptions) (*Model, error) {
+// load makes one rank's model, as far as it gets.
+func (l *Loader) load(ctx context.Context, device tensor.Device, rank, ranks int, a Architecture, o LoadOptions) error {
+	c, files := l.Config, l.files
 	m := &Model{Config: c, DType: o.DType, Device: device, MaxContext: c.MaxPositionEmbeddings, Rank: rank, Ranks: ranks, Place: rank, logitsBytes: defaultLogitsBytes}
+	l.model = m
 	m.vocabulary, m.kvHeads = share(c.VocabSize, rank, ranks), c.kvExtent(rank, ranks).size()
 	if o.LogitsBytes != 0 {
 		m.logitsBytes = o.LogitsBytes
@@ -181,7 +232,6 @@ func load(ctx context.Context, c *Config, files *safetensors.Collection, device 
 	if o.MaxContext != 0 {
 		m.MaxContext = o.MaxContext
 	}
-	l := &Loader{Config: c, model: m, files: files, used: map[string]bool{}, gauge: g}
 	embedding := embeddingName
 	if _, ok := files.Tensor(embedding); !ok && c.TieWordEmbeddings {
 		embedding = headName + ".weight" // a tied matrix may be saved under either name
@@ -193,29 +243,37 @@ func load(ctx context.Context, c *Config, files *safetensors.Collection, device 
 		}
 	}
 	var err error
-	if m.rope, err = c.Rope.Table(device, m.MaxContext, c.HeadDim); err != nil {
-		return m, err
+	if l.measures() {
+		m.rope, err = device.Alloc(tensor.Float32, m.MaxContext, c.HeadDim)
+	} else {
+		m.rope, err = c.Rope.Table(device, m.MaxContext, c.HeadDim)
+	}
+	if err != nil {
+		return err
 	}
 	if m.embedding, err = l.Matrix(ctx, embedding, c.VocabSize, c.HiddenSize, m.vocabulary, extent{0, c.HiddenSize}); err != nil {
-		return m, err
+		return err
 	}
 	for i := 0; i < c.Layers; i++ {
 		layer, err := a.Layer(ctx, l, i)
 		if err != nil {
-			return m, err
+			return err
 		}
 		m.layers = append(m.layers, layer)
 	}
 	if m.norm, err = l.Norm(normName, c.HiddenSize); err != nil {
-		return m, err
+		return err
 	}
 	if c.TieWordEmbeddings {
 		m.head = nn.Linear{Weight: m.embedding, Module: l.module(headName, lora.Unembed, c.VocabSize, c.HiddenSize, m.vocabulary, extent{0, c.HiddenSize})}
 		l.used[headName+".weight"] = true
 	} else if m.head, err = l.Linear(ctx, headName, lora.Unembed, c.VocabSize, c.HiddenSize, m.vocabulary, extent{0, c.HiddenSize}, false); err != nil {
-		return m, err
+		return err
 	}
-	return m, l.checkAllUsed()
+	if err := l.checkAllUsed(); err != nil || l.copies == 1 {
+		return err
+	}
+	return m.Finish() // others will read the device's memory
 }
 
 // hash is SHA-256 over config.json and every tensor's name, type, shape and bytes in order of names; "" if the context ends.
@@ -246,6 +304,14 @@ type Loader struct {
 	files *safetensors.Collection
 	used  map[string]bool
 	gauge *gauge
+
+	copy, copies int // of a model that is sharded; else 0 of 1
+}
+
+// measures tells that memory alone is of interest, so that no data are needed.
+func (l *Loader) measures() bool {
+	_, is := l.model.Device.(dry.Device)
+	return is
 }
 
 // Rope is the model's table of rotary positions.
@@ -267,18 +333,37 @@ func (l *Loader) find(name string, shape ...int) (safetensors.Tensor, error) {
 	return t, nil
 }
 
-// Matrix packs rows and columns of a tensor of out × in, until ctx ends.
+// Matrix packs rows and columns of a tensor of out × in, until ctx ends; where the model is sharded, those of the rows that this copy holds.
 func (l *Loader) Matrix(ctx context.Context, name string, out, in int, rows, cols extent) (tensor.Matrix, error) {
 	t, err := l.find(name, out, in)
 	if err != nil {
 		return nil, err
 	}
+	l.model.Parameters += int64(out) * int64(in)
+	if l.copies == 1 {
+		return l.pack(ctx, name, t, in, rows, cols)
+	}
+	s := newSpread(l.model.DType, rows.size(), cols.size(), l.copies)
+	own := &s.shards[shardOf(l.copy, len(l.model.spreads), l.copies)]
+	l.model.spreads = append(l.model.spreads, s)
+	if own.rows.size() == 0 {
+		return s, nil
+	}
+	own.matrix, err = l.pack(ctx, name, t, in, extent{rows.from + own.rows.from, rows.from + own.rows.to}, cols)
+	return s, err
+}
+
+// pack packs rows and columns of a tensor whose rows have in elements.
+func (l *Loader) pack(ctx context.Context, name string, t safetensors.Tensor, in int, rows, cols extent) (tensor.Matrix, error) {
 	w, err := l.model.Device.NewMatrix(l.model.DType, rows.size(), cols.size())
 	if err != nil {
 		return nil, fmt.Errorf("tensor %q: %w", name, err)
 	}
 	l.model.matrices = append(l.model.matrices, w)
-	row := len(t.Data) / out
+	if l.measures() {
+		return w, nil
+	}
+	row := len(t.Data) / t.Shape[0]
 	element := row / in
 	var columns []byte // of some rows, where not all are wanted
 	for from := 0; from < rows.size(); {
@@ -300,7 +385,6 @@ func (l *Loader) Matrix(ctx context.Context, name string, out, in int, rows, col
 		from += n
 		l.gauge.advance(len(data))
 	}
-	l.model.Parameters += int64(out) * int64(in)
 	return w, nil
 }
 

@@ -106,5 +106,5 @@ func (m *Model) drySequences(tokens int, adapter *lora.Weights) ([]Sequence, ten
 
 // peak is the most memory that passes have used at once.
 func (w *Workspace) peak() Memory {
-	return Memory{Scratch: w.temp.Peak(), Kept: w.keep.Peak()}
+	return Memory{Scratch: w.temp.Peak(), Kept: w.keep.Peak(), Gathered: w.gather.held()}
 }

@@ -40,6 +40,8 @@ type Model struct {
 
 	logitsBytes int
 
+	spreads []*spread // weights in the order of loading, of a model that is sharded
+
 	matrices []tensor.Matrix // all that were loaded, to be freed
 	vectors  []tensor.Tensor
 	borrowed bool // by Share
@@ -72,7 +74,7 @@ func (m *Model) NewPages(count int) (tensor.Pages, error) {
 	return m.Device.NewPages(m.DType, m.Config.Layers, count, m.kvHeads, m.Config.HeadDim)
 }
 
-// WeightBytes is the device memory of the weights.
+// WeightBytes is the device memory of the weights; of a model that is sharded that of the shards which it holds.
 func (m *Model) WeightBytes() int64 {
 	var n int64
 	for _, w := range m.matrices {
@@ -86,7 +88,15 @@ func (m *Model) WeightBytes() int64 {
 	return n
 }
 
-// Free gives the weights back to the device. No pass may run any more.
+// Finish waits until the device has done all that it has been given.
+func (m *Model) Finish() error {
+	if m.norm.Weight.Buffer == nil {
+		return nil // it has not been loaded
+	}
+	return m.Device.Download(make([]float32, 1), m.norm.Weight.Columns(0, 1))
+}
+
+// Free gives the weights back to the device. No pass may run any more, on any copy of a model that is sharded.
 func (m *Model) Free() {
 	if m.borrowed {
 		return
@@ -107,9 +117,11 @@ func (m *Model) Free() {
 // on another workspace (a sampler's between the layers of a trainer's), never on the one that yields.
 type Workspace struct {
 	temp, keep  *nn.Arena
-	pass        nn.Pass // of all rows
-	part        nn.Pass // of a range of rows, for the head
+	gather      *gatherer // nil: the model is not sharded
+	pass        nn.Pass   // of all rows
+	part        nn.Pass   // of a range of rows, for the head
 	tokens      []int32
+	selected    []nn.Segment // of the rows of Hidden
 	activations []nn.Activations
 	residuals   []tensor.Tensor
 	head        nn.LinearActivations
@@ -117,25 +129,33 @@ type Workspace struct {
 
 // NewWorkspace makes an empty workspace.
 func (m *Model) NewWorkspace() *Workspace {
-	w := &Workspace{temp: nn.NewArena(m.Device), keep: nn.NewArena(m.Device)}
+	w := &Workspace{temp: nn.NewArena(m.Device), keep: nn.NewArena(m.Device), gather: newGatherer(m)}
 	for _, l := range m.layers {
 		w.activations = append(w.activations, l.NewActivations())
 	}
 	return w
 }
 
-// Memory is the device memory of a workspace, in bytes: scratch that a pass takes and gives back as it goes, and what it keeps to its end.
-type Memory struct{ Scratch, Kept int64 }
+// Memory is the device memory of a workspace, in bytes: scratch that a pass takes and gives back as it goes, what it keeps to its end, and weights of a sharded model that are put together.
+type Memory struct{ Scratch, Kept, Gathered int64 }
 
 // Bytes is the sum.
-func (m Memory) Bytes() int64 { return m.Scratch + m.Kept }
+func (m Memory) Bytes() int64 { return m.Scratch + m.Kept + m.Gathered }
 
 // Bound has room asked before a workspace takes so many bytes more from the device, its error ends the pass that needs them; and told with a negative number what has been given back, for which its answer does not matter.
-func (w *Workspace) Bound(room func(bytes int64) error) { w.temp.Room, w.keep.Room = room, room }
+func (w *Workspace) Bound(room func(bytes int64) error) {
+	w.temp.Room, w.keep.Room = room, room
+	if w.gather != nil {
+		w.gather.room = room
+	}
+}
 
 // Reserve takes the memory that a pass will need (see MeasureTraining) at once, so that none is lost between pieces. No pass may be under way.
 func (w *Workspace) Reserve(m Memory) error {
 	if err := errors.Join(w.temp.Release(nn.Mark{}), w.keep.Release(nn.Mark{})); err != nil {
+		return err
+	}
+	if err := w.gather.reserve(); err != nil {
 		return err
 	}
 	if err := w.keep.Reserve(m.Kept); err != nil {
@@ -145,10 +165,29 @@ func (w *Workspace) Reserve(m Memory) error {
 }
 
 // Bytes is the device memory held.
-func (w *Workspace) Bytes() int64 { return w.temp.Bytes() + w.keep.Bytes() }
+func (w *Workspace) Bytes() int64 { return w.temp.Bytes() + w.keep.Bytes() + w.gather.held() }
 
 // Free gives all memory back; the workspace can be used again.
-func (w *Workspace) Free() { w.temp.Free(); w.keep.Free() }
+func (w *Workspace) Free() { w.temp.Free(); w.keep.Free(); w.gather.free() }
+
+// layer gives layer i of the workspace's model, ready to run; next is the one that runs after it, the number of layers for the head, -1 for none.
+func (w *Workspace) layer(m *Model, i, next int) (nn.Layer, error) {
+	if w.gather == nil {
+		return m.layers[i], nil
+	}
+	return w.gather.layer(i, next)
+}
+
+// headOf gives the output head of the workspace's model.
+func (w *Workspace) headOf(m *Model) *nn.Linear {
+	if w.gather == nil {
+		return &m.head
+	}
+	return &w.gather.head
+}
+
+// settle ends what a pass has under way beside itself, and adds its error to the pass's.
+func (w *Workspace) settle(err *error) { *err = errors.Join(*err, w.gather.settle()) }
 
 // Scratch hands out a float32 tensor of undefined content that lives until the visit of Logits in which it was asked for returns.
 func (w *Workspace) Scratch(rows, cols int) (tensor.Tensor, error) { return w.temp.Get(rows, cols) }

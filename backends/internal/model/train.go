@@ -40,7 +40,8 @@ type Outcome struct {
 
 // Train runs the examples forward and, if any has a gradient, backward. Outcomes are in the order of the examples. An error is about the whole pass: all gradients are then undefined.
 // Examples without a gradient go through the layers' backward pass with those that have one; better pass them apart. Positions that count nothing in a loss cost no backward pass of the output head.
-func (m *Model) Train(w *Workspace, pages tensor.Pages, examples []Example, o TrainOptions) ([]Outcome, error) {
+func (m *Model) Train(w *Workspace, pages tensor.Pages, examples []Example, o TrainOptions) (_ []Outcome, err error) {
+	defer w.settle(&err)
 	sequences := make([]Sequence, len(examples))
 	for i, e := range examples {
 		if err := m.checkExample(e); err != nil {
@@ -128,13 +129,17 @@ func (t *training) forward() (tensor.Tensor, error) {
 		return x, err
 	}
 	spare := tensor.Tensor{} // without backward two buffers take turns
-	for i, l := range m.layers {
+	for i := range m.layers {
 		w.residuals = append(w.residuals, x)
 		out := spare
 		if t.backward || out.Buffer == nil {
 			if out, err = w.keep.Get(x.Rows, x.Cols); err != nil {
 				return x, err
 			}
+		}
+		l, err := w.layer(m, i, i+1)
+		if err != nil {
+			return x, fmt.Errorf("layer %d: %w", i, err)
 		}
 		if err := l.Forward(p, out, x, w.activations[i]); err != nil {
 			return x, fmt.Errorf("layer %d: %w", i, err)
@@ -154,12 +159,16 @@ func (t *training) layersBackward(dx tensor.Tensor) error {
 	m, w, p := t.m, t.w, t.p
 	for i := len(m.layers) - 1; i >= 0; i-- {
 		mark := w.temp.Mark()
+		l, err := w.layer(m, i, i-1)
+		if err != nil {
+			return fmt.Errorf("layer %d backward: %w", i, err)
+		}
 		if t.recompute {
-			if err := m.layers[i].Forward(p, tensor.Tensor{}, w.residuals[i], w.activations[i]); err != nil {
+			if err := l.Forward(p, tensor.Tensor{}, w.residuals[i], w.activations[i]); err != nil {
 				return fmt.Errorf("layer %d again: %w", i, err)
 			}
 		}
-		if err := m.layers[i].Backward(p, dx, w.residuals[i], w.activations[i], i > 0); err != nil {
+		if err := l.Backward(p, dx, w.residuals[i], w.activations[i], i > 0); err != nil {
 			return fmt.Errorf("layer %d backward: %w", i, err)
 		}
 		if err := w.temp.Release(mark); err != nil {

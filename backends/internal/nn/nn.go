@@ -85,6 +85,8 @@ func (p *Pass) Reset() {
 // Layer is one residual layer of a decoder. Activations hold what Forward keeps for Backward: views into the pass's Keep arena, in a value that is made once and used again.
 type Layer interface {
 	NewActivations() Activations
+	// WithWeights gives the same layer over other matrices: weight is called for each of its base weights, always in the same order, and gives what stands in its place, of the same shape.
+	WithWeights(weight func(tensor.Matrix) tensor.Matrix) Layer
 	// Forward writes the residual stream after the layer to out (rows × hidden), from x before it. x must be unchanged when Backward is called.
 	Forward(p *Pass, out, x tensor.Tensor, a Activations) error
 	// Backward turns dx, the gradient by the layer's output, into the gradient by its input x, in place, and adds to the LoRA gradients of p.Gradients. Without

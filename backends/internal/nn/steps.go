@@ -42,8 +42,20 @@ func productWork(rows int, w tensor.Matrix) float64 {
 	return 2 * float64(rows) * float64(w.Out()) * float64(w.In())
 }
 
+// Streamed is a weight of which only some rows are on the device at a time.
+type Streamed interface {
+	tensor.Matrix
+	// Stream calls visit with pieces of the weight: rows from on, ascending, without gaps, each from a multiple of tensor.MatrixRows. A piece is gone when visit returns. visit's error ends it and is returned.
+	Stream(visit func(from int, piece tensor.Matrix) error) error
+}
+
 // matMul is Device.MatMul in steps.
 func (p *Pass) matMul(y, x tensor.Tensor, w tensor.Matrix, accumulate bool) error {
+	if s, ok := w.(Streamed); ok {
+		return s.Stream(func(from int, piece tensor.Matrix) error {
+			return p.matMul(y.Columns(from, from+piece.Out()), x, piece, accumulate)
+		})
+	}
 	work := productWork(x.Rows, w)
 	size := p.piece(w.Out(), tensor.MatrixRows, work)
 	if size >= w.Out() {
@@ -66,6 +78,11 @@ func (p *Pass) matMul(y, x tensor.Tensor, w tensor.Matrix, accumulate bool) erro
 
 // matMulTransposed is Device.MatMulTransposed in steps.
 func (p *Pass) matMulTransposed(dx, dy tensor.Tensor, w tensor.Matrix, accumulate bool) error {
+	if s, ok := w.(Streamed); ok {
+		return s.Stream(func(from int, piece tensor.Matrix) error {
+			return p.matMulTransposed(dx, dy.Columns(from, from+piece.Out()), piece, accumulate || from > 0)
+		})
+	}
 	work := productWork(dx.Rows, w)
 	size := p.piece(w.Out(), tensor.MatrixRows, work)
 	if size >= w.Out() {

@@ -19,6 +19,15 @@ type transformerActivations struct {
 // NewActivations implements Layer.
 func (*TransformerLayer) NewActivations() Activations { return &transformerActivations{} }
 
+// WithWeights implements Layer.
+func (l *TransformerLayer) WithWeights(weight func(tensor.Matrix) tensor.Matrix) Layer {
+	other := *l
+	for _, linear := range []*Linear{&other.Attention.Q, &other.Attention.K, &other.Attention.V, &other.Attention.O, &other.MLP.Gate, &other.MLP.Up, &other.MLP.Down} {
+		linear.Weight = weight(linear.Weight)
+	}
+	return &other
+}
+
 // Forward implements Layer. An out without a buffer is not computed: only what backward needs is.
 func (l *TransformerLayer) Forward(p *Pass, out, x tensor.Tensor, activations Activations) error {
 	a := activations.(*transformerActivations)

@@ -11,10 +11,13 @@ import (
 
 // local is a Comm between ranks whose devices can address each other's memory: processors' ranks in one process, ranks on one GPU, GPUs with peer access. Every rank computes a share of a reduction and writes
 // it to all ranks' tensors, so an operation costs two meetings and touches each element once per rank.
+//
+// Where devices are done some time after an operation returns (tensor.Neighbour), the ranks meet on the host and the devices wait for each other's marks: no rank waits for a device.
 type local struct {
 	group  *group
 	rank   int
 	device tensor.Device
+	mark   tensor.Mark // made by the rank when it first needs it; nil on devices that need none
 }
 
 // group is what the ranks of local share.
@@ -26,6 +29,8 @@ type group struct {
 	pairs [][]chan slot // Send from → to
 	backs [][]chan error
 	lost  chan struct{} // closed when the group has failed
+	// linked are the ranks' ends where a library moves the values; it also keeps the order between devices.
+	linked []*linked
 }
 
 // slot is what a rank brings to an operation.
@@ -39,16 +44,6 @@ type slot struct {
 
 // ErrLost says that the group's operation failed because of another rank.
 var ErrLost = errors.New("parallel: another rank has failed")
-
-// NewLocal makes the ends of a group over devices that can address each other's memory; end r is for rank r and uses devices[r] on its goroutine. A Team makes its own.
-func NewLocal(devices []tensor.Device) []Comm {
-	g := newGroup(devices)
-	ends := make([]Comm, len(devices))
-	for r, c := range g.ranks {
-		ends[r] = c
-	}
-	return ends
-}
 
 func newGroup(devices []tensor.Device) *group {
 	n := len(devices)
@@ -144,8 +139,8 @@ func (c *local) Size() int { return len(c.group.ranks) }
 func (c *local) meet(s slot, same func(a, b slot) bool, share func(slots []slot) error) error {
 	g := c.group
 	g.slots[c.rank] = s
-	if !g.turns.pass() {
-		return fmt.Errorf("%s: %w", s.operation, ErrLost)
+	if err := c.pass(); err != nil {
+		return fmt.Errorf("%s: %w", s.operation, err)
 	}
 	for r, other := range g.slots {
 		if other.operation != s.operation || other.root != s.root || !same(s, other) {
@@ -157,10 +152,69 @@ func (c *local) meet(s slot, same func(a, b slot) bool, share func(slots []slot)
 		g.fail()
 		return fmt.Errorf("%s: %w", s.operation, err)
 	}
-	if !g.turns.pass() {
-		return fmt.Errorf("%s: %w", s.operation, ErrLost)
+	if err := c.pass(); err != nil {
+		return fmt.Errorf("%s: %w", s.operation, err)
 	}
 	return nil
+}
+
+// pass waits until all ranks are here; what the rank's device is given then comes after what all devices have been given before.
+func (c *local) pass() error {
+	if err := c.set(); err != nil {
+		c.group.fail()
+		return err
+	}
+	if !c.group.turns.pass() {
+		return ErrLost
+	}
+	for _, other := range c.group.ranks {
+		if err := c.await(other); err != nil {
+			c.group.fail()
+			return err
+		}
+	}
+	return nil
+}
+
+// set marks what the rank's device has been given. The others may read the mark once they have met the rank. A rank that has gone on meanwhile has set it later, which is waited for as well: that is more
+// than is needed, and no rank can come to wait for itself, because a device waits only for what was given before.
+func (c *local) set() (err error) {
+	if c.group.linked != nil {
+		return nil
+	}
+	if c.mark == nil {
+		n, ok := c.device.(tensor.Neighbour)
+		if !ok {
+			return nil
+		}
+		if c.mark, err = n.NewMark(); err != nil {
+			return err
+		}
+	}
+	return c.mark.Set()
+}
+
+// await has the rank's device wait for another rank's mark.
+func (c *local) await(other *local) error {
+	if other == c || other.mark == nil {
+		return nil
+	}
+	return other.mark.Before(c.device)
+}
+
+// close frees what belongs to the devices. No rank is in an operation.
+func (g *group) close() error {
+	var err error
+	for _, c := range g.linked {
+		err = errors.Join(err, c.close())
+	}
+	for _, c := range g.ranks {
+		if c.mark != nil {
+			err = errors.Join(err, c.mark.Free())
+			c.mark = nil
+		}
+	}
+	return err
 }
 
 func (s slot) String() string {
@@ -210,10 +264,17 @@ func (c *local) AllReduce(t tensor.Tensor) error {
 	})
 }
 
-func (c *local) AllGather(dst, part tensor.Tensor) error {
+func (c *local) checkGather(dst, part tensor.Tensor) error {
 	if dst.Rows != part.Rows || dst.Cols != c.Size()*part.Cols {
 		c.group.fail()
 		return fmt.Errorf("parallel: all-gather: %d × %d from %d parts of %d × %d", dst.Rows, dst.Cols, c.Size(), part.Rows, part.Cols)
+	}
+	return nil
+}
+
+func (c *local) AllGather(dst, part tensor.Tensor) error {
+	if err := c.checkGather(dst, part); err != nil {
+		return err
 	}
 	return c.meet(slot{operation: "all-gather", tensor: dst, part: part}, sameShape, func(slots []slot) error {
 		for r, s := range slots {
@@ -225,10 +286,17 @@ func (c *local) AllGather(dst, part tensor.Tensor) error {
 	})
 }
 
-func (c *local) ReduceScatter(dst, src tensor.Tensor) error {
+func (c *local) checkScatter(dst, src tensor.Tensor) error {
 	if dst.Rows != src.Rows || src.Cols != c.Size()*dst.Cols {
 		c.group.fail()
 		return fmt.Errorf("parallel: reduce-scatter: %d × %d to %d parts of %d × %d", src.Rows, src.Cols, c.Size(), dst.Rows, dst.Cols)
+	}
+	return nil
+}
+
+func (c *local) ReduceScatter(dst, src tensor.Tensor) error {
+	if err := c.checkScatter(dst, src); err != nil {
+		return err
 	}
 	return c.meet(slot{operation: "reduce-scatter", tensor: src, part: dst}, sameShape, func(slots []slot) error {
 		from, to := c.rank*dst.Cols, (c.rank+1)*dst.Cols
@@ -248,10 +316,17 @@ func (c *local) ReduceScatter(dst, src tensor.Tensor) error {
 	})
 }
 
-func (c *local) Broadcast(t tensor.Tensor, root int) error {
+func (c *local) checkRoot(root int) error {
 	if root < 0 || root >= c.Size() {
 		c.group.fail()
 		return fmt.Errorf("parallel: broadcast from rank %d of %d", root, c.Size())
+	}
+	return nil
+}
+
+func (c *local) Broadcast(t tensor.Tensor, root int) error {
+	if err := c.checkRoot(root); err != nil {
+		return err
 	}
 	return c.meet(slot{operation: "broadcast", root: root, tensor: t}, sameShape, func(slots []slot) error {
 		if c.rank == root {
@@ -287,6 +362,15 @@ func (c *local) other(operation string, rank int) error {
 }
 
 func (c *local) Send(t tensor.Tensor, to int) error {
+	if err := c.set(); err != nil {
+		c.group.fail()
+		return fmt.Errorf("send: %w", err)
+	}
+	return c.give(t, to, func() error { return nil })
+}
+
+// give meets the receiver, runs send when that has said it takes t, and returns when it has.
+func (c *local) give(t tensor.Tensor, to int, send func() error) error {
 	if err := c.other("send", to); err != nil {
 		return err
 	}
@@ -296,8 +380,15 @@ func (c *local) Send(t tensor.Tensor, to int) error {
 	case <-g.lost:
 		return fmt.Errorf("send: %w", ErrLost)
 	}
+	if err := send(); err != nil {
+		g.fail()
+		return fmt.Errorf("send: %w", err)
+	}
 	select {
 	case err := <-g.backs[c.rank][to]:
+		if err == nil {
+			err = c.await(g.ranks[to])
+		}
 		return err
 	case <-g.lost:
 		return fmt.Errorf("send: %w", ErrLost)
@@ -305,6 +396,19 @@ func (c *local) Send(t tensor.Tensor, to int) error {
 }
 
 func (c *local) Recv(t tensor.Tensor, from int) error {
+	return c.take(t, from, func(sent tensor.Tensor) error {
+		if err := c.await(c.group.ranks[from]); err != nil {
+			return err
+		}
+		if err := c.device.Round(t, sent); err != nil {
+			return err
+		}
+		return c.set()
+	})
+}
+
+// take meets the sender and runs receive for what it sends.
+func (c *local) take(t tensor.Tensor, from int, receive func(sent tensor.Tensor) error) error {
 	if err := c.other("receive", from); err != nil {
 		return err
 	}
@@ -319,7 +423,7 @@ func (c *local) Recv(t tensor.Tensor, from int) error {
 	if t.Rows != s.tensor.Rows || t.Cols != s.tensor.Cols {
 		err = fmt.Errorf("parallel: rank %d sends %d × %d, rank %d receives %d × %d", from, s.tensor.Rows, s.tensor.Cols, c.rank, t.Rows, t.Cols)
 	} else {
-		err = c.device.Round(t, s.tensor)
+		err = receive(s.tensor)
 	}
 	g.backs[from][c.rank] <- err
 	if err != nil {

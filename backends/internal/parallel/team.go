@@ -70,6 +70,9 @@ func (t *Team) Comm(rank int) Comm {
 	if t.group == nil {
 		return nil
 	}
+	if t.group.linked != nil {
+		return t.group.linked[rank]
+	}
 	return t.group.ranks[rank]
 }
 
@@ -260,14 +263,18 @@ func (t *Team) Hold() (release func()) {
 	}
 }
 
-// Close ends the ranks after what was given to them. It may be called more than once.
-func (t *Team) Close() {
+// Close ends the ranks after what was given to them. It may be called more than once, and comes before the devices are closed.
+func (t *Team) Close() error {
 	if t.inline {
-		return
+		return nil
 	}
 	t.mu.Lock()
 	t.closed = true
 	t.changed.Broadcast()
 	t.mu.Unlock()
 	t.ranks.Wait()
+	if t.group == nil {
+		return nil
+	}
+	return t.group.close()
 }

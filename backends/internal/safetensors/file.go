@@ -26,15 +26,19 @@ type File struct {
 	mapped   []byte
 }
 
-// Open maps a file and checks its header.
-func Open(path string) (*File, error) {
-	// Opening a pipe waits for its other end.
+// openRegular opens a file that is no pipe: opening one waits for its other end.
+func openRegular(path string) (*os.File, error) {
 	if info, err := os.Stat(path); err != nil {
 		return nil, err
 	} else if !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s: not a regular file", path)
 	}
-	f, err := os.Open(path)
+	return os.Open(path)
+}
+
+// Open maps a file and checks its header.
+func Open(path string) (*File, error) {
+	f, err := openRegular(path)
 	if err != nil {
 		return nil, err
 	}

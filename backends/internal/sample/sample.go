@@ -29,8 +29,21 @@ type Bias struct {
 }
 
 // Plain tells whether Adjust leaves every row as it is, so that the model's own row can be used.
-func (s *Settings) Plain() bool {
-	return (s.Temperature == 1 || s.Temperature == 0) && s.FrequencyPenalty == 0 && s.PresencePenalty == 0 && s.RepetitionPenalty == 1 && len(s.Bias) == 0
+func (s *Settings) Plain() bool { return s.factor() == 1 && s.OnlyScales() }
+
+// OnlyScales tells whether Adjust does nothing but multiply every logit by Scale.
+func (s *Settings) OnlyScales() bool {
+	return s.FrequencyPenalty == 0 && s.PresencePenalty == 0 && s.RepetitionPenalty == 1 && len(s.Bias) == 0
+}
+
+// Scale is what temperature multiplies logits by.
+func (s *Settings) Scale() float32 { return float32(s.factor()) }
+
+func (s *Settings) factor() float64 {
+	if s.Temperature == 0 {
+		return 1
+	}
+	return 1 / s.Temperature
 }
 
 // History is what a sequence has seen, for penalties. It is used by one goroutine.
@@ -75,8 +88,7 @@ func (s *Settings) Adjust(logits []float32, h *History) {
 	for _, b := range s.Bias {
 		logits[b.Token] += b.Amount
 	}
-	if s.Temperature != 0 && s.Temperature != 1 {
-		factor := float32(1 / s.Temperature)
+	if factor := s.Scale(); factor != 1 {
 		for i := range logits {
 			logits[i] *= factor
 		}
@@ -99,10 +111,10 @@ func UniformAlternative(seed uint64, k, position int) float64 {
 	return philox.Uniform(seed, [4]uint32{uint32(k), uint32(position), 0, kindAlternative})
 }
 
-// Draw picks a token. logits is the adjusted row and probs its softmax, which temperature 0 does not need; both are scratch and may be overwritten. Tokens in excluded are not picked. u in [0, 1) comes from
+// Draw picks a token. logits is the adjusted row and probs its softmax, which temperature 0 does not need; both may be overwritten. Tokens in excluded are not picked. u in [0, 1) comes from
 // Uniform. The draw walks the remaining tokens (by ascending id, or by descending probability after truncation) and takes the first at which the running sum
 // passes u times their total. At temperature 0 it is the likeliest token, ties by lower id.
-func (s *Settings) Draw(logits, probs []float32, excluded []int32, u float64) int32 {
+func (s *Settings) Draw(scratch *Scratch, logits, probs []float32, excluded []int32, u float64) int32 {
 	for _, t := range excluded {
 		logits[t] = float32(math.Inf(-1))
 		if len(probs) > 0 {
@@ -132,7 +144,7 @@ func (s *Settings) Draw(logits, probs []float32, excluded []int32, u float64) in
 		}
 		return last
 	}
-	kept := s.truncate(logits, probs)
+	kept := s.truncate(scratch, logits, probs)
 	total := 0.0
 	for _, t := range kept {
 		total += float64(probs[t])
@@ -146,19 +158,23 @@ func (s *Settings) Draw(logits, probs []float32, excluded []int32, u float64) in
 	return kept[0]
 }
 
-// truncate gives the tokens that top-k, top-p and min-p leave, likeliest first. There is always one.
-func (s *Settings) truncate(logits, probs []float32) []int32 {
+// truncate gives the tokens that top-k, top-p and min-p leave, likeliest first, in scratch. There is always one.
+func (s *Settings) truncate(scratch *Scratch, logits, probs []float32) []int32 {
 	var kept []int32
 	total := 0.0 // what TopP is a share of
 	if s.TopK > 0 {
-		kept = Top(logits, s.TopK)
+		kept = Top(scratch, logits, s.TopK)
 		for _, t := range kept {
 			total += float64(probs[t])
 		}
 	} else {
 		// Sorting a vocabulary is slow, so only tokens that can matter are sorted: from the buckets of nearly equal probability that hold the likeliest tokens, down to
 		// the one in which top-p or min-p cuts.
-		var mass [buckets]float64
+		if scratch.mass == nil {
+			scratch.mass = make([]float64, buckets)
+		}
+		mass := scratch.mass
+		clear(mass)
 		for _, p := range probs {
 			total += float64(p)
 			mass[bucket(p)] += float64(p)
@@ -173,9 +189,9 @@ func (s *Settings) truncate(logits, probs []float32) []int32 {
 		if s.TopP >= 1 {
 			least = bucket(float32(s.MinP * float64(probs[argmax(logits)])))
 		}
-		kept = sorted(logits, func(t int32) bool { return probs[t] > 0 && bucket(probs[t]) >= least })
+		kept = sorted(scratch, logits, func(t int32) bool { return probs[t] > 0 && bucket(probs[t]) >= least })
 		if len(kept) == 0 {
-			kept = []int32{argmax(logits)}
+			kept = append(kept, argmax(logits))
 		}
 	}
 	if s.TopP < 1 {

@@ -24,6 +24,7 @@ func softmax(logits []float32) []float32 {
 func off() Settings { return Settings{Temperature: 1, TopP: 1, RepetitionPenalty: 1} }
 
 func TestTopAgreesWithSorting(t *testing.T) {
+	var scratch Scratch // one for all rows
 	random := rand.New(rand.NewPCG(1, 2))
 	for _, n := range []int{1, 2, 7, 100, 3000} {
 		for _, k := range []int{1, 2, 5, 64, 400, 5000} {
@@ -36,7 +37,7 @@ func TestTopAgreesWithSorting(t *testing.T) {
 				want[i] = int32(i)
 			}
 			sort.SliceStable(want, func(a, b int) bool { return row[want[a]] > row[want[b]] })
-			if got := Top(row, k); !slices.Equal(got, want[:min(k, n)]) {
+			if got := Top(&scratch, row, k); !slices.Equal(got, want[:min(k, n)]) {
 				t.Fatalf("n %d, k %d: got %v, want %v", n, k, got, want[:min(k, n)])
 			}
 		}
@@ -80,6 +81,7 @@ func TestAdjust(t *testing.T) {
 
 // Every setting leaves the tokens it should, and draws them in proportion.
 func TestDrawKeepsAndProportions(t *testing.T) {
+	var scratch Scratch // one for all rows
 	// Probabilities 0.4, 0.1, 0.3, 0.15, 0.05.
 	weights := []float64{0.4, 0.1, 0.3, 0.15, 0.05}
 	logits := make([]float32, len(weights))
@@ -114,7 +116,7 @@ func TestDrawKeepsAndProportions(t *testing.T) {
 			count := make([]int, len(weights))
 			for i := range n {
 				u := (float64(i) + 0.5) / n
-				count[s.Draw(slices.Clone(logits), softmax(logits), c.excluded, u)]++
+				count[s.Draw(&scratch, slices.Clone(logits), softmax(logits), c.excluded, u)]++
 			}
 			total := 0.0
 			for _, k := range c.kept {
@@ -134,18 +136,20 @@ func TestDrawKeepsAndProportions(t *testing.T) {
 }
 
 func TestDrawWhenTheRestHasUnderflowed(t *testing.T) {
+	var scratch Scratch // one for all rows
 	s := off()
-	if got := s.Draw([]float32{200, -3, -1}, []float32{1, 0, 0}, []int32{0}, 0.5); got != 2 {
+	if got := s.Draw(&scratch, []float32{200, -3, -1}, []float32{1, 0, 0}, []int32{0}, 0.5); got != 2 {
 		t.Errorf("got %d, want the likeliest of the rest", got)
 	}
 	s.TopP = 0.9
-	if got := s.Draw([]float32{200, -3, -1}, []float32{1, 0, 0}, []int32{0}, 0.5); got != 2 {
+	if got := s.Draw(&scratch, []float32{200, -3, -1}, []float32{1, 0, 0}, []int32{0}, 0.5); got != 2 {
 		t.Errorf("with top-p: got %d, want the likeliest of the rest", got)
 	}
 }
 
 // Dropping small probabilities before sorting must not change what top-p and min-p keep.
 func TestTruncateAgreesWithFullSort(t *testing.T) {
+	var scratch Scratch // one for all rows
 	random := rand.New(rand.NewPCG(3, 4))
 	for range 200 {
 		n := 2 + random.IntN(500)
@@ -156,7 +160,7 @@ func TestTruncateAgreesWithFullSort(t *testing.T) {
 		s := off()
 		s.TopP, s.MinP = 1-random.Float64()*random.Float64(), random.Float64()*0.2
 		probs := softmax(logits)
-		ids := Top(logits, n)
+		ids := Top(&Scratch{}, logits, n)
 		sum, want := 0.0, []int32(nil)
 		for _, id := range ids {
 			if len(want) > 0 && float64(probs[id]) < s.MinP*float64(probs[ids[0]]) {
@@ -167,7 +171,7 @@ func TestTruncateAgreesWithFullSort(t *testing.T) {
 				break
 			}
 		}
-		got := s.truncate(logits, probs)
+		got := s.truncate(&scratch, logits, probs)
 		// The two sums round differently; they may differ by one token at the border.
 		if d := len(got) - len(want); d < -1 || d > 1 || !slices.Equal(got[:min(len(got), len(want))], want[:min(len(got), len(want))]) {
 			t.Fatalf("top_p %v, min_p %v: kept %d, want %d", s.TopP, s.MinP, len(got), len(want))
@@ -192,6 +196,7 @@ func TestUniformDependsOnEveryCoordinate(t *testing.T) {
 }
 
 func BenchmarkDraw(b *testing.B) {
+	var scratch Scratch // one for all rows
 	const vocabulary = 151936
 	random := rand.New(rand.NewPCG(5, 6))
 	logits := make([]float32, vocabulary)
@@ -207,7 +212,7 @@ func BenchmarkDraw(b *testing.B) {
 			s := off()
 			c.set(&s)
 			for i := range b.N {
-				s.Draw(logits, probs, nil, Uniform(1, 0, i))
+				s.Draw(&scratch, logits, probs, nil, Uniform(1, 0, i))
 			}
 		})
 	}

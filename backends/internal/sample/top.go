@@ -5,18 +5,24 @@ import (
 	"slices"
 )
 
-// Top gives the ids of the k largest values of a row, descending, ties by lower id first. k is at most the row's length.
-func Top(row []float32, k int) []int32 {
+// Scratch is memory that is used again from row to row. It belongs to one goroutine at a time; its zero value is ready.
+type Scratch struct {
+	ids  []int32
+	mass []float64 // by bucket
+}
+
+// Top gives the ids of the k largest values of a row, descending, ties by lower id first. k is at most the row's length. The ids live in scratch, until its next use.
+func Top(scratch *Scratch, row []float32, k int) []int32 {
 	k = min(k, len(row))
 	if k <= 0 {
 		return nil
 	}
 	if k > len(row)/8 { // so many that a heap gains nothing
-		return sorted(row, func(int32) bool { return true })[:k]
+		return sorted(scratch, row, func(int32) bool { return true })[:k]
 	}
 	order := descending(row)
 	// heap holds the best so far with the worst of them at the root.
-	heap := make([]int32, 0, k)
+	heap := slices.Grow(scratch.ids[:0], k)
 	worse := func(a, b int32) bool { return order(a, b) > 0 }
 	down := func(i int) {
 		for {
@@ -53,6 +59,7 @@ func Top(row []float32, k int) []int32 {
 		}
 	}
 	slices.SortFunc(heap, order)
+	scratch.ids = heap
 	return heap
 }
 
@@ -66,14 +73,15 @@ func descending(row []float32) func(a, b int32) int {
 	}
 }
 
-// sorted gives the ids that keep accepts in descending order of their values.
-func sorted(row []float32, keep func(int32) bool) []int32 {
-	var ids []int32
+// sorted gives the ids that keep accepts in descending order of their values, in scratch.
+func sorted(scratch *Scratch, row []float32, keep func(int32) bool) []int32 {
+	ids := scratch.ids[:0]
 	for i := range int32(len(row)) {
 		if keep(i) {
 			ids = append(ids, i)
 		}
 	}
 	slices.SortFunc(ids, descending(row))
+	scratch.ids = ids
 	return ids
 }

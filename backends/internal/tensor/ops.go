@@ -15,8 +15,24 @@ type Matrix interface {
 	Free()
 }
 
+// SourceSizes are the element types that PackRows reads, by their names in weight files, and their bytes.
+var SourceSizes = map[string]int{"F32": 4, "BF16": 2, "F16": 2}
+
 // MatrixRows is what a view of a matrix may be cut at.
 const MatrixRows = 64
+
+// MatrixBytes is the most memory that a matrix takes on any device: devices fill rows and columns up in different ways.
+func MatrixBytes(d DType, out, in int) int {
+	const columns = 8
+	return (out + MatrixRows - 1) / MatrixRows * MatrixRows * ((in + columns - 1) / columns * columns) * d.Size()
+}
+
+// MatrixCopy is a copy of the whole of Src to the rows of Dst that begin at Row, a multiple of MatrixRows. Both have the same type and width. Src ends where Dst does, or has a multiple of MatrixRows rows.
+type MatrixCopy struct {
+	Dst Matrix
+	Row int
+	Src Matrix
+}
 
 // Pages holds keys and values of attention in pages of PageSize positions, for a number of layers; page p of every layer belongs together. The
 // same pages serve training, prefill and decode, so their arithmetic is one. Unwritten rows of a page are zero.
@@ -75,6 +91,10 @@ type Device interface {
 	PackRows(m Matrix, row, n int, source string, data []byte) error
 	// Repack packs a whole matrix from a float32 tensor Out × In (an adapter's weights after a step).
 	Repack(m Matrix, src Tensor) error
+	// StartCopies begins to copy and returns; finish waits for the end and must be called once, by the goroutine that uses the device. Until then other operations may run, none with a Dst. What is written to a
+	// Dst afterwards comes after the copies. Dst is a matrix of this device; Src may be one of another device of the same kind, which may use it meanwhile: it must have been packed, and that have been waited for
+	// (Download). After an error what the rows of Dst hold is undefined.
+	StartCopies(copies []MatrixCopy) (finish func() error, err error)
 	// GatherRows writes rows ids of m (an embedding) as float32: dst is len(ids) × In.
 	GatherRows(dst Tensor, m Matrix, ids []int32) error
 
@@ -119,8 +139,8 @@ type Device interface {
 	WritePages(p Pages, layer int, k, v Tensor, runs []AttentionRun) error
 	// Attention: o[row] = softmax(scale · q·K)·V per head; query head h uses key head h / (queryHeads/heads). q and o are M × queryHeads·headDim; lse (M × queryHeads) receives the
 	// log-sum-exp of each row and head for the backward pass, and may have no buffer when that is not needed. Keys come in pages ascending; a running softmax restarts every 2,048 keys and the
-	// parts are merged in order. A key's contribution to a row before it is left out, not multiplied by zero. Rows of no run stay as they are; no row may be in two runs. Runs may name the
-	// same pages (a shared prefix).
+	// parts are merged in order. A key's contribution to a row before it is left out; what it holds has no influence. With bfloat16 pages a device may round q and the probabilities to bfloat16 for the products,
+	// and do and the gradients by scores in the backward pass; sums are float32. Rows of no run stay as they are; no row may be in two runs. Runs may name the same pages (a shared prefix).
 	Attention(o, lse, q Tensor, p Pages, layer int, runs []AttentionRun, queryHeads int, scale float32) error
 	// AttentionBackward overwrites dq, dk, dv (rows as q and k) for do. Every run must start at position 0 (training). Of a run with a range of keys it overwrites dk and dv of these keys, and adds to dq unless
 	// the range begins at 0.

@@ -2,7 +2,10 @@
 // adapter and no file. Package optest checks a device against a float64 reference; packages cpu and cuda implement it.
 package tensor
 
-import "fmt"
+import (
+	"fmt"
+	"math"
+)
 
 // DType is the type of a tensor's or matrix's elements.
 type DType uint8
@@ -50,6 +53,9 @@ type Buffer struct {
 // Address gives the device address of element (0, 0).
 func (t Tensor) Address() uintptr { return t.Buffer.Addr + uintptr(t.Offset*t.DType.Size()) }
 
+// Empty tells whether the tensor has no elements; it needs no buffer then.
+func (t Tensor) Empty() bool { return t.Rows == 0 || t.Cols == 0 }
+
 // Slice gives rows [from, to).
 func (t Tensor) Slice(from, to int) Tensor {
 	t.Offset += from * t.Stride
@@ -71,4 +77,19 @@ func (t Tensor) Reshape(rows, cols int) Tensor {
 	}
 	t.Rows, t.Cols, t.Stride = rows, cols, cols
 	return t
+}
+
+// MaxElements keeps sizes in bytes, and sums of two of them, within int64.
+const MaxElements = math.MaxInt64 / 64
+
+// Product multiplies sizes; false if one is negative or the product is over MaxElements.
+func Product(sizes ...int) (int, bool) {
+	n := 1
+	for _, s := range sizes {
+		if s < 0 || (s > 0 && n > MaxElements/s) {
+			return 0, false
+		}
+		n *= s
+	}
+	return n, true
 }

@@ -10,6 +10,7 @@ import (
 	"runtime"
 
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/checked"
 )
 
 // Ceilings are the most that a device's threads and instruction set can do on this processor, as measured: what benchmarks are compared with.
@@ -21,8 +22,8 @@ type Ceilings struct {
 // Clock is a device's time in seconds: with one thread its processor time, which does not count while a neighbour has the processor, else the time that passes. Only differences
 // of it, taken on one locked OS thread, mean something.
 func Clock(of tensor.Device) float64 {
-	d, ok := of.(*device)
-	if !ok || d.c == nil {
+	d, ok := checked.Kernels(of).(*device)
+	if !ok {
 		return 0
 	}
 	return float64(C.op_clock(d.c))
@@ -30,18 +31,18 @@ func Clock(of tensor.Device) float64 {
 
 // Measure takes the best of some short runs, about a second in all. The device must be one of this package's.
 func Measure(of tensor.Device) (Ceilings, error) {
-	d, ok := of.(*device)
-	if !ok || d.c == nil {
-		return Ceilings{}, fmt.Errorf("cpu: measure: %T is not an open device of this package", of)
+	d, ok := checked.Kernels(of).(*device)
+	if !ok {
+		return Ceilings{}, fmt.Errorf("cpu: measure: %s is not a device of this package", of.Name())
 	}
 	runtime.LockOSThread() // the clock may be this thread's
 	defer runtime.UnlockOSThread()
 	const mib = 512
-	memory, err := d.memory("measure", mib<<20)
+	memory, err := memory("measure", mib<<20)
 	if err != nil {
 		return Ceilings{}, err
 	}
-	defer d.release(memory, mib<<20)
+	defer release(memory, mib<<20)
 	best := func(runs int, f func() float64) float64 {
 		var most float64
 		for range runs {

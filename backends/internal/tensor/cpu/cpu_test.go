@@ -33,8 +33,12 @@ func open(t testing.TB, o cpu.Options) tensor.Device {
 
 func TestOperations(t *testing.T) {
 	for _, isa := range cpu.ISAs() {
-		t.Run(isa, func(t *testing.T) { optest.RunAll(t, open(t, cpu.Options{ISA: isa, Threads: 2})) })
+		t.Run(isa, func(t *testing.T) { optest.RunAll(t, open(t, cpu.Options{ISA: isa, Threads: 2}), optest.Options{}) })
 	}
+}
+
+func TestRaggedLengths(t *testing.T) {
+	optest.RunRagged(t, open(t, cpu.Options{Threads: 2}), optest.Options{})
 }
 
 // Neither the number of threads nor the instruction set changes a bit.

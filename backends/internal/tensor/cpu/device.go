@@ -14,14 +14,13 @@ package cpu
 import "C"
 
 import (
-	"errors"
 	"fmt"
-	"math"
 	"runtime"
 	"strings"
 	"unsafe"
 
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/checked"
 )
 
 // Options choose how a device computes; no choice but the ISA "sse2" changes a result.
@@ -69,38 +68,27 @@ func New(o Options) (tensor.Device, error) {
 	if c == nil {
 		return nil, fmt.Errorf("cpu: starting %d threads failed", threads)
 	}
-	return &device{c: c, arithmetic: C.GoString(C.device_arithmetic(c))}, nil
+	return checked.New(&device{c: c, arithmetic: C.GoString(C.device_arithmetic(c))}), nil
 }
 
-// device implements tensor.Device. One goroutine at a time calls it.
+// device is the operations under package checked, which has checked the arguments. One goroutine at a time calls it.
 type device struct {
 	c          *C.device
 	arithmetic string
-	live       int // allocations not freed
 
 	// Kept between calls, so that operations do not allocate.
 	groups    []C.row_group
 	outer     []C.outer_product
 	sequences []C.sequence
 	pages     []int32
-	taken     []bool
 }
-
-var errClosed = errors.New("cpu: the device is closed")
 
 func (d *device) Name() string       { return "cpu" }
 func (d *device) Arithmetic() string { return d.arithmetic }
 
-// Close ends the threads. It is an error if memory has not been freed; the threads end all the same.
+// Close ends the threads.
 func (d *device) Close() error {
-	if d.c == nil {
-		return nil
-	}
 	C.device_free(d.c)
-	d.c = nil
-	if d.live != 0 {
-		return fmt.Errorf("cpu: close: %d allocations have not been freed", d.live)
-	}
 	return nil
 }
 
@@ -112,80 +100,40 @@ func failed(op string, code C.int) error {
 	return nil
 }
 
-// maxElements keeps sizes in bytes, and sums of two of them, within int64.
-const maxElements = math.MaxInt64 / 64
-
-// product multiplies sizes; false if one is negative or the product is too large.
-func product(sizes ...int) (int, bool) {
-	n := 1
-	for _, s := range sizes {
-		if s < 0 {
-			return 0, false
-		}
-		if s > 0 && n > maxElements/s {
-			return 0, false
-		}
-		n *= s
-	}
-	return n, true
-}
-
-func (d *device) memory(what string, bytes int) (uintptr, error) {
-	if d.c == nil {
-		return 0, errClosed
-	}
+func memory(what string, bytes int) (uintptr, error) {
 	addr := uintptr(C.memory_new(C.int64_t(bytes)))
 	if addr == 0 {
 		return 0, fmt.Errorf("cpu: %s: no memory for %d bytes: %w", what, bytes, tensor.ErrMemory)
 	}
-	d.live++
 	return addr, nil
 }
 
-func (d *device) release(addr uintptr, bytes int) {
-	C.memory_free(C.uintptr_t(addr), C.int64_t(bytes))
-	d.live--
+func release(addr uintptr, bytes int) { C.memory_free(C.uintptr_t(addr), C.int64_t(bytes)) }
+
+// view is a tensor as C takes it.
+func view(t tensor.Tensor) C.view {
+	v := C.view{rows: C.int64_t(t.Rows), cols: C.int64_t(t.Cols), stride: C.int64_t(t.Stride), _type: C.int32_t(t.DType)}
+	if !t.Empty() {
+		v.addr = C.uintptr_t(t.Address())
+	}
+	return v
 }
 
-func validType(t tensor.DType) bool { return t == tensor.Float32 || t == tensor.BFloat16 }
-
 func (d *device) Alloc(t tensor.DType, rows, cols int) (tensor.Tensor, error) {
-	n, ok := product(rows, cols)
-	if !ok || !validType(t) {
-		return tensor.Tensor{}, fmt.Errorf("cpu: alloc %d × %d of %v: not a size that can be had", rows, cols, t)
-	}
-	bytes := n * t.Size()
-	addr, err := d.memory("alloc", bytes)
+	bytes := rows * cols * t.Size()
+	addr, err := memory("alloc", bytes)
 	if err != nil {
 		return tensor.Tensor{}, err
 	}
 	return tensor.Tensor{Buffer: &tensor.Buffer{Addr: addr, Bytes: bytes}, Rows: rows, Cols: cols, Stride: cols, DType: t}, nil
 }
 
-func (d *device) Free(t tensor.Tensor) {
-	if t.Buffer == nil || t.Buffer.Addr == 0 {
-		return
-	}
-	d.release(t.Buffer.Addr, t.Buffer.Bytes)
-	t.Buffer.Addr = 0 // a second Free, or a use after it, is seen
-}
+func (d *device) Free(t tensor.Tensor) { release(t.Buffer.Addr, t.Buffer.Bytes) }
 
 func (d *device) Upload(dst tensor.Tensor, src []float32) error {
-	c := d.check("upload")
-	v := c.float("dst", dst)
-	c.length("src", len(src), dst.Rows, dst.Cols)
-	if c.err != nil || len(src) == 0 {
-		return c.err
-	}
-	return failed("upload", C.op_upload(d.c, v, (*C.float)(&src[0])))
+	return failed("upload", C.op_upload(d.c, view(dst), (*C.float)(&src[0])))
 }
 
 func (d *device) Download(dst []float32, src tensor.Tensor) error {
-	c := d.check("download")
-	v := c.float("src", src)
-	c.length("dst", len(dst), src.Rows, src.Cols)
-	if c.err != nil || len(dst) == 0 {
-		return c.err
-	}
-	return failed("download", C.op_download(d.c, (*C.float)(&dst[0]), v))
+	return failed("download", C.op_download(d.c, (*C.float)(&dst[0]), view(src)))
 }

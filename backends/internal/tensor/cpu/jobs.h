@@ -32,7 +32,7 @@ typedef struct {
   view y, x;
   matrix w;
   const float *strips; // the rows, packed in strips: float32, or pairs when w is bfloat16
-  int64_t strips_per_unit, panels_per_unit;
+  int64_t strip_rows, strips_per_unit, panels_per_unit;
   bool accumulate, turned;
 } product_job;
 
@@ -50,7 +50,7 @@ typedef struct {
 // kernels is one instruction set's table.
 typedef struct {
   const char *isa, *arithmetic;
-  int64_t lanes, tile_rows, tile_columns, pair_words;
+  int64_t lanes, tile_rows, tile_columns, pair_words, peak_chains;
   bool (*few_rows)(int64_t rows); // whether matmul_few does so many
   unit_function pack_strip_f32, pack_strip_bf16, matmul, matmul_few, matmul_transposed, outer;
   unit_function pack_across_f32, pack_across_bf16, matmul_across; // the transposed product of many rows
@@ -66,7 +66,7 @@ enum { VOCABULARY_TILE = 4096 }; // columns of logits that are reduced together
 enum { SUM_TILE = 4096 };        // elements of a row whose squares are summed together
 enum { DEPTH = 256 };            // inner axis of a block of a product
 enum { OUTER_DEPTH = 128 };      // rows of an outer product's factors that stay near
-enum { PEAK_STEPS = 5000, PEAK_CHAINS = 16 }; // of one unit of a ceiling
+enum { PEAK_STEPS = 5000 };      // of one unit of a ceiling
 enum { MAX_TILE_ROWS = 12 };
 enum { BACKWARD_ITEMS = 48 };    // query rows × heads that attention's backward pass has in hand
 

@@ -17,6 +17,7 @@ const kernels TABLE(ISA) = {
     .tile_rows = TILE_ROWS,
     .tile_columns = TILE_COLUMNS,
     .pair_words = PAIR_WORDS,
+    .peak_chains = PEAK_CHAINS,
     .few_rows = few_rows,
     .pack_strip_f32 = pack_strip_f32,
     .pack_strip_bf16 = pack_strip_bf16,

@@ -1,5 +1,12 @@
 // What the processor can do at most, to measure the kernels against. Included once per instruction set.
 
+// PEAK_CHAINS is how many sums run beside each other: enough to hide the multiply-add's latency, few enough that they and the factors stay in registers.
+#if defined(__AVX512F__) || defined(__aarch64__)
+enum { PEAK_CHAINS = 16 }; // of 32 registers
+#else
+enum { PEAK_CHAINS = 12 }; // of 16
+#endif
+
 // peak_f32 runs PEAK_STEPS × PEAK_CHAINS vector multiply-adds that nothing but the arithmetic limits. a.addr = where its result goes, so that it is not left out.
 static void peak_f32(const void *job, int64_t unit, worker *w) {
   (void)unit, (void)w;

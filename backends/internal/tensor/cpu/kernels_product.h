@@ -40,12 +40,27 @@ INLINE void tile(const int R, const bool pairs, const float *a, int64_t ar, int6
   for (int64_t k = 0; k < depth; k++, a += ak, b += bk) {
     if (step) ASK(ahead), ahead += step;
     if (pairs) {
+#ifdef BF16_DOT
       vpair x[V];
       UNROLL for (int v = 0; v < V; v++) x[v] = vpair_load(b + v * LANES);
       UNROLL for (int r = 0; r < R; r++) {
         vpair y = vpair_rows(a, r, ak / PAIR_WORDS);
         UNROLL for (int v = 0; v < V; v++) s[r][v] = vdot(s[r][v], y, x[v]);
       }
+#else
+      UNROLL for (int i = 0; i < PAIR_WORDS; i++) { // all odd elements, then all even ones, so that no more than one half of the weights is in registers
+        vf x[V];
+        UNROLL for (int v = 0; v < V; v++) {
+          vpair two = vpair_load(b + v * LANES);
+          x[v] = i ? two.even : two.odd;
+          IN_REGISTER(x[v]);
+        }
+        UNROLL for (int r = 0; r < R; r++) {
+          vf y = vset(a[i * (ak / PAIR_WORDS) + r]);
+          UNROLL for (int v = 0; v < V; v++) s[r][v] = vfma(y, x[v], s[r][v]);
+        }
+      }
+#endif
     } else {
       vf x[V];
       UNROLL for (int v = 0; v < V; v++) {
@@ -101,9 +116,7 @@ INLINE void edge_write(const edge *e, int64_t rows, float *c, int64_t ldc, int64
 #define depth_outside_CASE(R) case R: tile(R, false, a, 1, stride, b + n, bk, depth, out, ld, zero, NULL, 0); break;
 #define scores_inside_CASE(R) case R: tile(R, false, a, PAGE, 1, b + n, bk, depth, out, ld, zero, NULL, 0); break;
 DEFINE_BLOCK(packed_f32) // a is a packed strip, b a panel
-#ifdef BF16_DOT
 DEFINE_BLOCK(packed_bf16) // the same in pairs
-#endif
 DEFINE_BLOCK(depth_outside) // a[k·stride + r]
 DEFINE_BLOCK(scores_inside) // a[r·PAGE + k]
 
@@ -126,11 +139,25 @@ static void turn_rows(const float *from, int64_t stride, int64_t rows, int64_t d
     for (; d < dim; d++)
       for (int64_t i = r; i < r + 4; i++) to[d * TILE_ROWS + i] = from[i * stride + d];
   }
+  for (; r + 2 <= rows; r += 2) {
+    int64_t d = 0;
+    for (; d + 4 <= dim; d += 4) {
+      const float *f = from + r * stride + d;
+      v4 a = *(const v4 *)f, b = *(const v4 *)(f + stride);
+      float *t = to + d * TILE_ROWS + r;
+      *(v2 *)t = __builtin_shufflevector(a, b, 0, 4);
+      *(v2 *)(t + TILE_ROWS) = __builtin_shufflevector(a, b, 1, 5);
+      *(v2 *)(t + 2 * TILE_ROWS) = __builtin_shufflevector(a, b, 2, 6);
+      *(v2 *)(t + 3 * TILE_ROWS) = __builtin_shufflevector(a, b, 3, 7);
+    }
+    for (; d < dim; d++)
+      for (int64_t i = r; i < r + 2; i++) to[d * TILE_ROWS + i] = from[i * stride + d];
+  }
   for (; r < rows; r++)
     for (int64_t d = 0; d < dim; d++) to[d * TILE_ROWS + r] = from[r * stride + d];
 }
 
-// Packing of rows into strips. A unit is one strip; a = x, b = the strips (addr), heads = rows per strip, which is TILE_ROWS or the number of rows if that is less.
+// Packing of rows into strips. A unit is one strip of rows_per_unit rows; a = x, b = the strips (addr), heads = the room of a strip in rows: TILE_ROWS, or no more than its rows for matmul_few.
 // turn_some is turn_rows for strips of any width.
 static void turn_some(const float *from, int64_t stride, int64_t rows, int64_t dim, int64_t width, float *to) {
   if (width == TILE_ROWS) turn_rows(from, stride, rows, dim, to);
@@ -142,7 +169,7 @@ static void turn_some(const float *from, int64_t stride, int64_t rows, int64_t d
 static void pack_strip_f32(const void *job, int64_t unit, worker *w) {
   (void)w;
   const rows_job *j = job;
-  int64_t width = j->heads, first = unit * width, rows = j->a.rows - first < width ? j->a.rows - first : width, depth = j->a.cols;
+  int64_t width = j->heads, first = unit * j->rows_per_unit, rows = j->a.rows - first < j->rows_per_unit ? j->a.rows - first : j->rows_per_unit, depth = j->a.cols;
   float *to = (float *)j->b.addr + unit * width * depth;
   for (int64_t k = 0; k < depth; k += 64) // so that the strip's lines stay near
     turn_some(row_of(j->a, first) + k, j->a.stride, rows, depth - k < 64 ? depth - k : 64, width, to + k * width);
@@ -151,23 +178,28 @@ static void pack_strip_bf16(const void *job, int64_t unit, worker *w) {
   (void)w;
   const rows_job *j = job;
   enum { SOME = 64 };
-  int64_t width = j->heads, first = unit * width, rows = j->a.rows - first < width ? j->a.rows - first : width, in = j->a.cols, words = (in + 1) / 2 * PAIR_WORDS;
+  int64_t width = j->heads, first = unit * j->rows_per_unit, rows = j->a.rows - first < j->rows_per_unit ? j->a.rows - first : j->rows_per_unit, in = j->a.cols, words = (in + 1) / 2 * PAIR_WORDS;
   float *to = (float *)j->b.addr + unit * width * words;
   for (int64_t k0 = 0; k0 < in; k0 += SOME) {
     int64_t n = in - k0 < SOME ? in - k0 : SOME, some = (n + 1) / 2 * PAIR_WORDS;
     union { uint32_t u[TILE_ROWS][SOME]; float f[TILE_ROWS * SOME]; } pairs;
     for (int64_t r = 0; r < rows; r++) {
-      uint32_t x[SOME] = {0}; // bits of the rounded elements as float32
+      uint32_t *x = pairs.u[r]; // bits of the rounded elements as float32
       if (j->a.type == BFLOAT16) {
         const uint16_t *from = (const uint16_t *)j->a.addr + (first + r) * j->a.stride + k0;
         for (int64_t k = 0; k < n; k++) x[k] = (uint32_t)from[k] << 16;
       } else {
-        memcpy(x, row_of(j->a, first + r) + k0, (size_t)n * 4);
-        for (int64_t k = 0; k < SOME; k++) x[k] = round_bits(x[k]);
+        const uint32_t *from = (const uint32_t *)(row_of(j->a, first + r) + k0);
+        for (int64_t k = 0; k < n; k++) x[k] = round_bits(from[k]);
       }
-      for (int64_t k = 0; k < SOME; k += 2)
-        if (PAIR_WORDS == 1) pairs.u[r][k / 2] = x[k + 1] | x[k] >> 16;
-        else pairs.u[r][k] = x[k + 1], pairs.u[r][k + 1] = x[k];
+      for (int64_t k = n; k < SOME; k++) x[k] = 0;
+      if (PAIR_WORDS == 1)
+        for (int64_t k = 0; k < SOME / 2; k++) x[k] = x[2 * k + 1] | x[2 * k] >> 16;
+      else
+        for (int64_t k = 0; k < SOME; k += 4) {
+          v4 *two = (v4 *)(x + k);
+          *two = __builtin_shufflevector(*two, *two, 1, 0, 3, 2);
+        }
     }
     turn_some(pairs.f, SOME, rows, some, width, to + k0 / 2 * PAIR_WORDS * width);
   }
@@ -263,22 +295,19 @@ INLINE void run_strips(const product_job *j, bool pairs, int64_t from, int64_t t
                        bool zero, const char *ahead, int64_t step) {
   int64_t words = pairs ? PAIR_WORDS : 1;
   for (int64_t s = from; s < to; s++) {
-    int64_t row = s * TILE_ROWS, rows = j->y.rows - row < TILE_ROWS ? j->y.rows - row : TILE_ROWS;
+    int64_t row = s * j->strip_rows, rows = j->y.rows - row < j->strip_rows ? j->y.rows - row : j->strip_rows;
     const float *a = j->strips + (s * total + k0) * TILE_ROWS * words;
     float *c = row_of(j->y, row) + first;
     if (s + 1 < to)
-      for (int64_t r = 0; r < TILE_ROWS && row + TILE_ROWS + r < j->y.rows; r++) ASK(c + (TILE_ROWS + r) * j->y.stride), ASK(c + (TILE_ROWS + r) * j->y.stride + 16);
-#ifdef BF16_DOT
+      for (int64_t r = rows; r < rows + j->strip_rows && row + r < j->y.rows; r++) ASK(c + r * j->y.stride), ASK(c + r * j->y.stride + 16);
     if (pairs) packed_bf16(rows, a, 0, b, 0, depth, c, j->y.stride, columns, zero, ahead, step);
-    else
-#endif
-      packed_f32(rows, a, 0, b, 0, depth, c, j->y.stride, columns, zero, ahead, step);
+    else packed_f32(rows, a, 0, b, 0, depth, c, j->y.stride, columns, zero, ahead, step);
     ahead += step * depth * div_up(columns, TILE_COLUMNS);
   }
 }
 
-// PAIR_DEPTH is how many pairs of the inner axis make a block. Without an instruction for pairs the block is widened to float32, each pair's odd element before its
-// even one, and the rest is the float32 product; strips are packed in that order too.
+// PAIR_DEPTH is how many pairs of the inner axis make a block. Without an instruction for pairs the tile widens them in registers, each pair's odd element before its
+// even one; strips are packed in that order too. A block that is turned is widened as it is, and the rest is the float32 product.
 #ifdef BF16_DOT
 enum { PAIR_DEPTH = DEPTH };
 #else
@@ -300,7 +329,7 @@ static void matmul(const void *job, int64_t unit, worker *w) {
   (void)w;
   const product_job *j = job;
   bool pairs = j->w.type == BFLOAT16;
-  int64_t total = pairs ? (j->w.in + 1) / 2 : j->w.in, panels = div_up(j->w.out, PANEL), strips = div_up(j->y.rows, TILE_ROWS);
+  int64_t total = pairs ? (j->w.in + 1) / 2 : j->w.in, panels = div_up(j->w.out, PANEL), strips = div_up(j->y.rows, j->strip_rows);
   int64_t chunks = div_up(panels, j->panels_per_unit), p0 = unit % chunks * j->panels_per_unit, p1 = p0 + j->panels_per_unit < panels ? p0 + j->panels_per_unit : panels;
   int64_t s0 = unit / chunks * j->strips_per_unit, s1 = s0 + j->strips_per_unit < strips ? s0 + j->strips_per_unit : strips;
   int64_t block = pairs ? PAIR_DEPTH : DEPTH, k0 = 0;
@@ -312,13 +341,6 @@ static void matmul(const void *job, int64_t unit, worker *w) {
       int64_t steps = (s1 - s0) * depth * (PANEL / TILE_COLUMNS), step = steps ? div_up(depth * PANEL * 4, steps) : 1;
       int64_t columns = j->w.out - p * PANEL < PANEL ? j->w.out - p * PANEL : PANEL;
       bool zero = k0 == 0 && !j->accumulate;
-#ifndef BF16_DOT
-      if (pairs) {
-        widen_pairs(b, depth, next, w->memory);
-        run_strips(j, false, s0, s1, 2 * k0, 2 * total, w->memory, 2 * depth, p * PANEL, columns, zero, w->memory, 0);
-        continue;
-      }
-#endif
       run_strips(j, pairs, s0, s1, k0, total, b, depth, p * PANEL, columns, zero, next, step);
     }
     k0 += block;
@@ -360,7 +382,7 @@ static void matmul_transposed(const void *job, int64_t unit, worker *w) {
   const product_job *j = job;
   bool pairs = j->w.type == BFLOAT16;
   int64_t in = pairs ? (j->w.in + 1) / 2 : j->w.in, total = pairs ? (j->w.out + 1) / 2 : j->w.out; // rows of a panel; inner axis
-  int64_t groups = div_up(j->w.in, PANEL), strips = div_up(j->y.rows, TILE_ROWS), per_panel = pairs ? PANEL / 2 : PANEL;
+  int64_t groups = div_up(j->w.in, PANEL), strips = div_up(j->y.rows, j->strip_rows), per_panel = pairs ? PANEL / 2 : PANEL;
   int64_t chunks = div_up(groups, j->panels_per_unit), g0 = unit % chunks * j->panels_per_unit, g1 = g0 + j->panels_per_unit < groups ? g0 + j->panels_per_unit : groups;
   int64_t s0 = unit / chunks * j->strips_per_unit, s1 = s0 + j->strips_per_unit < strips ? s0 + j->strips_per_unit : strips;
   float *turned = w->memory, *ragged = turned + DEPTH * PANEL, *pairs_turned = ragged + PANEL * PANEL;

@@ -113,6 +113,7 @@ INLINE lanes lexp(lanes a) {
   return a;
 }
 typedef float v4 __attribute__((vector_size(16), aligned(4)));
+typedef float v2 __attribute__((vector_size(8), aligned(4)));
 
 // The one tree: lane i with i+8, then i+4, i+2, i+1.
 INLINE float lsum(lanes a) {

@@ -100,6 +100,8 @@ void memory_free(uintptr_t addr, int64_t bytes) {
   else munmap((void *)addr, ((size_t)bytes + 4095) & ~(size_t)4095);
 }
 
+void memory_copy(uintptr_t to, uintptr_t from, int64_t bytes) { memcpy((void *)to, (const void *)from, (size_t)bytes); }
+
 void *shared_memory(device *d, int64_t bytes) {
   if (d->shared_bytes < bytes) {
     if (d->shared) memory_free(d->shared, d->shared_bytes);
@@ -412,7 +414,7 @@ int64_t op_peak(device *d, int type) {
   rows_job j = {.a = {.addr = (uintptr_t)&sink}, .x = 0.25f};
   int64_t units = threads_count(d->t) * 16;
   threads_run(d->t, type == BFLOAT16 ? d->k->peak_bf16 : d->k->peak_f32, &j, units, 1e9);
-  return units * PEAK_STEPS * PEAK_CHAINS * d->k->lanes * (type == BFLOAT16 ? 4 : 2);
+  return units * PEAK_STEPS * d->k->peak_chains * d->k->lanes * (type == BFLOAT16 ? 4 : 2);
 }
 void op_read(device *d, uintptr_t memory, int64_t mib) {
   float sink = 0;

@@ -92,9 +92,9 @@ static int64_t prepare(const device *d, part *p, view y, view x, matrix w, bool 
   const kernels *k = d->k;
   bool pairs = w.type == BFLOAT16, across = transposed && y.rows >= ACROSS_FROM_ROWS && w.out >= ACROSS_FROM_DEPTH, few = !transposed && k->few_rows(y.rows);
   int64_t depth = pairs ? (x.cols + 1) / 2 * k->pair_words : x.cols, width = across ? k->tile_columns : few ? y.rows : k->tile_rows;
-  int64_t strips = div_up(y.rows, width);
-  *p = (part){.rows = {.a = x, .heads = width}, .product = {.y = y, .w = w, .accumulate = accumulate}, .packed_bytes = (strips * width * depth * 4 + 127) / 64 * 64,
-              .strip_rows = width, .panel_columns = across ? k->tile_rows : PANEL, .columns = transposed ? w.in : w.out};
+  int64_t strips = div_up(y.rows, width), strip_rows = across ? width : div_up(y.rows, strips); // even ones: a tile of few rows has too few chains to keep the multipliers busy
+  *p = (part){.rows = {.a = x, .rows_per_unit = strip_rows, .heads = width}, .product = {.y = y, .w = w, .strip_rows = strip_rows, .accumulate = accumulate}, .packed_bytes = (strips * width * depth * 4 + 127) / 64 * 64,
+              .strip_rows = strip_rows, .panel_columns = across ? k->tile_rows : PANEL, .columns = transposed ? w.in : w.out};
   int64_t panels = div_up(p->columns, p->panel_columns);
   if (across) {
     p->pack = pairs ? k->pack_across_bf16 : k->pack_across_f32, p->multiply = k->matmul_across;

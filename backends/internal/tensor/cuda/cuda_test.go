@@ -29,6 +29,15 @@ func open(t *testing.T, o cuda.Options) tensor.Device {
 	return d
 }
 
+// promises is what the device says of itself beyond the interface.
+var promises = optest.Options{RoundedAttention: true}
+
+// onProcessor gives a device whose kernels run on the processor.
+func onProcessor(t *testing.T) tensor.Device {
+	t.Helper()
+	return open(t, cuda.Options{Device: "cuda:0", Libraries: []string{shim.Require(t, shim.Options{Sanitize: os.Getenv(sanitized) != ""})}})
+}
+
 // sanitized is set in the process that TestSanitizer starts.
 const sanitized = "TINSMITH_CUDA_SANITIZED"
 
@@ -36,7 +45,17 @@ const sanitized = "TINSMITH_CUDA_SANITIZED"
 // comparisons of orders as well.
 func TestOperations(t *testing.T) {
 	t.Setenv("FAKE_CUDA_ORDER", "20260101")
-	optest.RunAll(t, open(t, cuda.Options{Device: "cuda:0", Libraries: []string{shim.Require(t, shim.Options{Sanitize: os.Getenv(sanitized) != ""})}}))
+	optest.RunAll(t, onProcessor(t), promises)
+}
+
+// The lengths at which blocks of 64 begin and end, empty and single rows, and many adapters, in three random orders of threads.
+func TestRaggedLengths(t *testing.T) {
+	for _, order := range []string{"1", "20260102", "987654321"} {
+		t.Run("order "+order, func(t *testing.T) {
+			t.Setenv("FAKE_CUDA_ORDER", order)
+			optest.RunRagged(t, onProcessor(t), promises)
+		})
+	}
 }
 
 // The kernels stay within their memory, shared and global: the compiler's checks say so, in a process of their own.
@@ -60,7 +79,9 @@ func TestOperationsOnDevice(t *testing.T) {
 	if err := cuda.Available(nil); err != nil {
 		t.Skipf("no CUDA device: %v", err)
 	}
-	optest.RunAll(t, open(t, cuda.Options{Device: "cuda:0"}))
+	d := open(t, cuda.Options{Device: "cuda:0"})
+	optest.RunAll(t, d, promises)
+	optest.RunRagged(t, d, promises)
 }
 
 func TestOrdinal(t *testing.T) {

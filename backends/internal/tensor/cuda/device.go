@@ -1,21 +1,22 @@
-// Package cuda is the tensor.Device of an NVIDIA GPU: it checks arguments, keeps account of memory, and puts the kernels of package cudart into the device's stream. It knows no model.
+// Package cuda is the tensor.Device of an NVIDIA GPU: it puts the kernels of package cudart into the device's stream. It knows no model.
 //
 // Operations return before they are done; because a device has one stream, what comes next sees their results, and Download and SumSquares wait. So a step is launched
 // without the host waiting in it.
 //
 // Bits: every sum is a chain or a tree that depends on the row alone. Products with bfloat16 weights go over the inner axis in groups of 16, one tensor-core instruction each, in
-// ascending order; products with float32 weights, and the gradients of adapters, are chains of fused multiply-adds. Attention computes in float32. The same
+// ascending order; products with float32 weights, and the gradients of adapters, are chains of fused multiply-adds. Attention over bfloat16 pages multiplies bfloat16 values likewise (head dimensions
+// that are multiples of 8), over others it computes in float32. The same
 // kernels serve training, prefill and decoding.
 package cuda
 
 import (
 	"errors"
 	"fmt"
-	"math"
 	"strconv"
 	"strings"
 
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/checked"
 	"github.com/tinsmith/tinsmith/cudart"
 )
 
@@ -23,7 +24,7 @@ import (
 type Options struct {
 	// Device is "cuda:0", "cuda:1", …; "cuda" means the first.
 	Device string
-	// Libraries are folders that the driver is looked for in before the system's.
+	// Libraries are folders that the driver, and NCCL where it is used, are looked for in before the system's.
 	Libraries []string
 	// Lost, if not nil, is called by the goroutine of an operation after which the device is of no more use, with its error. Nothing that the device holds can be read any more: the
 	// process should end, so that another one begins with a fresh device.
@@ -69,48 +70,38 @@ func New(o Options) (tensor.Device, error) {
 		driver.Close()
 		return nil, fmt.Errorf("cuda: %w", err)
 	}
-	return &device{v: v, driver: driver, name: fmt.Sprintf("cuda:%d", ordinal), lost: o.Lost}, nil
+	return checked.New(&device{v: v, driver: driver, name: fmt.Sprintf("cuda:%d", ordinal), libraries: o.Libraries, lost: o.Lost}), nil
 }
 
-// device implements tensor.Device. One goroutine at a time calls it.
+// device is the operations under package checked, which has checked the arguments. One goroutine at a time calls it.
 type device struct {
-	v      *cudart.Device // nil: closed
+	v      *cudart.Device
 	driver *cudart.Driver
 	name   string
 	lost   func(error)
-	live   int
+	closed bool
+
+	libraries []string // see Options
 
 	// Kept between calls, so that operations do not allocate.
-	taken  []bool // rows of a batch that belong to a run or a group
 	runs   []cudart.Sequence
 	groups [2][]cudart.RowGroup // with float32 and with bfloat16 matrices
 	outer  []cudart.OuterProduct
 }
 
-var errClosed = errors.New("cuda: the device is closed")
-
 func (d *device) Name() string { return d.name }
 
 // Arithmetic names the architecture, whose tensor cores decide how a group of 16 is summed, and the driver, which compiles the kernels.
 func (d *device) Arithmetic() string {
-	if d.v == nil {
-		return "cuda"
-	}
 	major, minor := d.v.Capability()
 	return fmt.Sprintf("cuda-sm%d%d-driver%d", major, minor, d.v.DriverVersion())
 }
 
-// Close gives the device back. It is an error if memory has not been freed; the device is closed all the same.
+// Close gives the device back, with all its memory.
 func (d *device) Close() error {
-	if d.v == nil {
-		return nil
-	}
 	err := d.v.Close()
 	d.driver.Close()
-	d.v = nil
-	if d.live != 0 {
-		return fmt.Errorf("cuda: close: %d allocations have not been freed", d.live)
-	}
+	d.closed = true
 	return d.failed("close", err)
 }
 
@@ -128,44 +119,14 @@ func (d *device) failed(op string, err error) error {
 	return nil
 }
 
-// take makes d.taken that many rows, none of them taken.
-func (d *device) take(rows int) {
-	if cap(d.taken) < rows {
-		d.taken = make([]bool, rows)
-	}
-	d.taken = d.taken[:rows]
-	clear(d.taken)
-}
-
-// maxElements keeps sizes in bytes, and sums of two of them, within int64.
-const maxElements = math.MaxInt64 / 64
-
-// product multiplies sizes; false if one is negative or the product is too large.
-func product(sizes ...int) (int, bool) {
-	n := 1
-	for _, s := range sizes {
-		if s < 0 || (s > 0 && n > maxElements/s) {
-			return 0, false
-		}
-		n *= s
-	}
-	return n, true
-}
-
 // FreeMemory implements tensor.OwnMemory.
 func (d *device) FreeMemory() (int64, error) {
-	if d.v == nil {
-		return 0, errClosed
-	}
 	free, _, err := d.v.Memory()
 	return free, d.failed("memory", err)
 }
 
 // memory gives zeroed memory.
 func (d *device) memory(what string, bytes int) (uintptr, error) {
-	if d.v == nil {
-		return 0, errClosed
-	}
 	at, err := d.v.Alloc(bytes)
 	if err != nil {
 		return 0, d.failed(what, err)
@@ -173,20 +134,14 @@ func (d *device) memory(what string, bytes int) (uintptr, error) {
 	if err := d.v.Zero(at, bytes); err != nil {
 		return 0, d.failed(what, errors.Join(err, d.v.Free(at)))
 	}
-	d.live++
 	return uintptr(at), nil
 }
 
 func (d *device) release(at uintptr) {
-	if d.v == nil {
-		return // Close has given all memory back
-	}
-	if err := d.v.Free(cudart.Address(at)); err == nil { // else it was not d's: Close will say that something is left
-		d.live--
+	if !d.closed {
+		_ = d.v.Free(cudart.Address(at)) // fails for what is not this device's; the pool's own account says so at Close
 	}
 }
-
-func validType(t tensor.DType) bool { return t == tensor.Float32 || t == tensor.BFloat16 }
 
 func typeOf(t tensor.DType) cudart.Type {
 	if t == tensor.BFloat16 {
@@ -195,12 +150,17 @@ func typeOf(t tensor.DType) cudart.Type {
 	return cudart.Float32
 }
 
-func (d *device) Alloc(t tensor.DType, rows, cols int) (tensor.Tensor, error) {
-	n, ok := product(rows, cols)
-	if !ok || !validType(t) {
-		return tensor.Tensor{}, fmt.Errorf("cuda: alloc %d × %d of %v: not a size that can be had", rows, cols, t)
+// view is a tensor as kernels take it.
+func view(t tensor.Tensor) cudart.View {
+	v := cudart.View{Rows: int64(t.Rows), Cols: int64(t.Cols), Stride: int64(max(t.Stride, t.Cols))}
+	if !t.Empty() {
+		v.At = cudart.Address(t.Address())
 	}
-	bytes := n * t.Size()
+	return v
+}
+
+func (d *device) Alloc(t tensor.DType, rows, cols int) (tensor.Tensor, error) {
+	bytes := rows * cols * t.Size()
 	at, err := d.memory("alloc", bytes)
 	if err != nil {
 		return tensor.Tensor{}, err
@@ -208,30 +168,14 @@ func (d *device) Alloc(t tensor.DType, rows, cols int) (tensor.Tensor, error) {
 	return tensor.Tensor{Buffer: &tensor.Buffer{Addr: at, Bytes: bytes}, Rows: rows, Cols: cols, Stride: cols, DType: t}, nil
 }
 
-func (d *device) Free(t tensor.Tensor) {
-	if t.Buffer == nil || t.Buffer.Addr == 0 {
-		return
-	}
-	d.release(t.Buffer.Addr)
-	t.Buffer.Addr = 0 // a second Free, or a use after it, is seen
-}
+func (d *device) Free(t tensor.Tensor) { d.release(t.Buffer.Addr) }
 
 func (d *device) Upload(dst tensor.Tensor, src []float32) error {
-	c := d.check("upload")
-	v := c.float("dst", dst)
-	c.length("src", len(src), dst.Rows, dst.Cols)
-	if c.err != nil || len(src) == 0 {
-		return c.err
-	}
+	v := view(dst)
 	return d.failed("upload", d.v.Upload(v.At, int(4*v.Stride), bytesOf(src), int(4*v.Cols), dst.Rows))
 }
 
 func (d *device) Download(dst []float32, src tensor.Tensor) error {
-	c := d.check("download")
-	v := c.float("src", src)
-	c.length("dst", len(dst), src.Rows, src.Cols)
-	if c.err != nil || len(dst) == 0 {
-		return c.err
-	}
+	v := view(src)
 	return d.failed("download", d.v.Download(bytesOf(dst), v.At, int(4*v.Stride), int(4*v.Cols), src.Rows))
 }

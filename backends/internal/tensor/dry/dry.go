@@ -41,7 +41,7 @@ type matrix struct {
 func (m matrix) Out() int            { return m.out }
 func (m matrix) In() int             { return m.in }
 func (m matrix) DType() tensor.DType { return m.dtype }
-func (m matrix) Bytes() int          { return m.out * m.in * m.dtype.Size() }
+func (m matrix) Bytes() int          { return tensor.MatrixBytes(m.dtype, m.out, m.in) }
 func (matrix) Free()                 {}
 
 func (m matrix) Rows(from, to int) tensor.Matrix {
@@ -57,6 +57,11 @@ func (Device) PackRows(tensor.Matrix, int, int, string, []byte) error { return n
 
 // Repack implements tensor.Device.
 func (Device) Repack(tensor.Matrix, tensor.Tensor) error { return nil }
+
+// StartCopies implements tensor.Device.
+func (Device) StartCopies([]tensor.MatrixCopy) (func() error, error) {
+	return func() error { return nil }, nil
+}
 
 // GatherRows implements tensor.Device.
 func (Device) GatherRows(tensor.Tensor, tensor.Matrix, []int32) error { return nil }

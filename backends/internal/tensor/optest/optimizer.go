@@ -7,14 +7,16 @@ import (
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 )
 
-func optimizerCases() []testCase {
+var arenaShapes = [][2]int{{1, 1}, {3, 17}, {16, 1000}, {32, 512}, {0, 4}}
+
+func optimizerCases(arenaShapes [][2]int) []testCase {
 	var all []testCase
 	steps := []tensor.AdamWStep{
 		{LearningRate: 1e-4, Beta1: 0.9, Beta2: 0.95, Eps: 1e-12, GradScale: 1, Step: 1},
 		{LearningRate: 3e-3, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8, WeightDecay: 0.1, GradScale: 0.25, Step: 7},
 		{LearningRate: 1, Beta1: 0, Beta2: 0, Eps: 1e-3, WeightDecay: 0.01, GradScale: 2, Step: 100000},
 	}
-	for i, s := range [][2]int{{1, 1}, {3, 17}, {16, 1000}, {32, 512}, {0, 4}} {
+	for i, s := range arenaShapes {
 		rows, cols := s[0], s[1]
 		n, seed := rows*cols, uint64(4000+10*i)
 		p, m, v, g := normal(seed, n), normal(seed+1, n), normal(seed+2, n), normal(seed+3, n)

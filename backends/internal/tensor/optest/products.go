@@ -38,7 +38,7 @@ func transpose(x []float64, rows, cols int) []float64 {
 	return y
 }
 
-func productCases() []testCase {
+func productCases(productShapes []shape) []testCase {
 	var all []testCase
 	for _, dtype := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
 		for i, s := range productShapes {

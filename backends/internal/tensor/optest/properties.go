@@ -40,20 +40,38 @@ func rowOperations(h *bench) []rowOperation {
 
 // groups checks that products of groups give the bits of the same products one by one.
 func groups(t *testing.T, d tensor.Device) {
-	type group struct{ from, to, rank int }
-	const wide, narrow = 300, 64
-	for _, c := range []struct {
-		name   string
-		groups []group
-	}{
-		{"one row each", []group{{0, 1, 8}, {1, 2, 64}, {3, 4, 16}, {4, 5, 1}}},
-		{"few and many rows", []group{{0, 70, 33}, {71, 75, 64}, {75, 75, 2}, {75, 88, 5}}},
-		{"one group", []group{{0, 88, 32}}},
+	groupsOf(t, d, []groupCase{
+		{"one row each", []adapterRows{{0, 1, 8}, {1, 2, 64}, {3, 4, 16}, {4, 5, 1}}},
+		{"few and many rows", []adapterRows{{0, 70, 33}, {71, 75, 64}, {75, 75, 2}, {75, 88, 5}}},
+		{"one group", []adapterRows{{0, 88, 32}}},
 		{"none", nil},
-	} {
+	})
+}
+
+// adapterRows are the rows of a batch that one adapter of a rank has.
+type adapterRows struct{ from, to, rank int }
+
+type groupCase struct {
+	name   string
+	groups []adapterRows
+}
+
+// rows is how many the batch has: one more than the last group, so that there are some of no group.
+func (c groupCase) rows() int {
+	n := 0
+	for _, g := range c.groups {
+		n = max(n, g.to)
+	}
+	return n + 1
+}
+
+func groupsOf(t *testing.T, d tensor.Device, cases []groupCase) {
+	const wide, narrow = 300, 64
+	for _, c := range cases {
 		for _, dtype := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
 			t.Run(fmt.Sprintf("%s %v", c.name, dtype), func(t *testing.T) {
-				const rows, factor = 88, 0.7
+				const factor = 0.7
+				rows := c.rows()
 				h := start(t, d)
 				x, dy := h.tensor(rows, wide, normal(30, rows*wide)), h.tensor(rows, wide, normal(31, rows*wide))
 				var shrink, expand, back, again []tensor.RowGroup
@@ -191,26 +209,28 @@ func notFinite(t *testing.T, d tensor.Device) {
 			})
 		}
 	}
-	t.Run("attention", func(t *testing.T) { // a key's NaN reaches the rows that see it, not those before, nor another sequence
-		s := attentionShape{[]int{40, 90}, 4, 2, 32, tensor.Float32}
-		q, k, v, _ := s.inputs()
-		h := start(t, d)
-		clean := h.read(s.forward(h, q, k, v).o)
-		for _, target := range [][]float32{k, v} {
-			row, width := 40+20, s.heads*s.headDim
-			old := target[row*width]
-			target[row*width] = float32(math.NaN())
-			got := h.read(s.forward(h, q, k, v).o)
-			target[row*width] = old
-			qw := s.queryHeads * s.headDim
-			sameBits(t, "rows before", got[:row*qw], clean[:row*qw])
-			for r := row; r < s.rows(); r++ {
-				if !math.IsNaN(float64(got[r*qw])) {
-					t.Fatalf("row %d does not show the NaN that it attends to", r)
+	for _, dtype := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
+		t.Run(fmt.Sprintf("attention %v", dtype), func(t *testing.T) { // a key's NaN reaches the rows that see it, not those before, nor another sequence
+			s := attentionShape{[]int{40, 90}, 4, 2, 32, dtype}
+			q, k, v, _ := s.inputs()
+			h := start(t, d)
+			clean := h.read(s.forward(h, q, k, v).o)
+			for _, target := range [][]float32{k, v} {
+				row, width := 40+20, s.heads*s.headDim
+				old := target[row*width]
+				target[row*width] = float32(math.NaN())
+				got := h.read(s.forward(h, q, k, v).o)
+				target[row*width] = old
+				qw := s.queryHeads * s.headDim
+				sameBits(t, "rows before", got[:row*qw], clean[:row*qw])
+				for r := row; r < s.rows(); r++ {
+					if !math.IsNaN(float64(got[r*qw])) {
+						t.Fatalf("row %d does not show the NaN that it attends to", r)
+					}
 				}
 			}
-		}
-	})
+		})
+	}
 	t.Run("sum of squares", func(t *testing.T) {
 		h := start(t, d)
 		for _, value := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), math.MaxFloat32} {

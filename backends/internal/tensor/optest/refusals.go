@@ -32,6 +32,16 @@ func refusals(t *testing.T, d tensor.Device) {
 	adam := tensor.AdamWStep{LearningRate: 1, Beta1: 0.9, Beta2: 0.9, Eps: 1e-8, GradScale: 1, Step: 1}
 	wrong := func(change func(*tensor.AdamWStep)) tensor.AdamWStep { s := adam; change(&s); return s }
 	one := []tensor.AttentionRun{{Count: 4, Pages: []int32{0}}}
+	other := h.matrix(tensor.Float32, 7, 5, make([]float32, 35))
+	short := h.matrix(tensor.Float32, 6, 6, make([]float32, 36))
+	half7 := h.matrix(tensor.BFloat16, 7, 6, make([]float32, 42))
+	copied := func(j tensor.MatrixCopy) error {
+		finish, err := d.StartCopies([]tensor.MatrixCopy{{Dst: m, Src: m}, j})
+		if err == nil {
+			h.ok(finish())
+		}
+		return err
+	}
 	_, sumErr := d.SumSquares(half)
 	_, allocErr := d.Alloc(tensor.Float32, math.MaxInt/2, 3)
 	_, negativeErr := d.Alloc(tensor.Float32, -1, 3)
@@ -56,6 +66,14 @@ func refusals(t *testing.T, d tensor.Device) {
 		"pack rows":               d.PackRows(m, 6, 2, "F32", make([]byte, 48)),
 		"pack length":             d.PackRows(m, 0, 1, "F32", make([]byte, 23)),
 		"repack shape":            d.Repack(m, a),
+		"copy width":              copied(tensor.MatrixCopy{Dst: m, Src: other}),
+		"copy type":               copied(tensor.MatrixCopy{Dst: m, Src: half7}),
+		"copy too many rows":      copied(tensor.MatrixCopy{Dst: short, Src: m}),
+		"copy to a row within":    copied(tensor.MatrixCopy{Dst: m, Row: 1, Src: short}),
+		"copy short of the end":   copied(tensor.MatrixCopy{Dst: m, Src: short}),
+		"copy beyond the end":     copied(tensor.MatrixCopy{Dst: m, Row: 64, Src: short}),
+		"copy negative row":       copied(tensor.MatrixCopy{Dst: m, Row: -64, Src: m}),
+		"copy no matrix":          copied(tensor.MatrixCopy{Dst: m}),
 		"gather id":               d.GatherRows(row, m, []int32{7}),
 		"gather negative id":      d.GatherRows(row, m, []int32{-1}),
 		"gather count":            d.GatherRows(row, m, []int32{1, 2}),

@@ -61,7 +61,12 @@ func ropeTable(positions, dim int) []float32 {
 	return t
 }
 
-func rowCases() []testCase {
+// ropeShape is rows of heads, of which the first dim elements turn.
+type ropeShape struct{ rows, heads, headDim, dim int }
+
+var ropeShapes = []ropeShape{{1, 1, 2, 2}, {5, 3, 64, 64}, {9, 2, 40, 24}, {40, 4, 128, 128}, {0, 1, 4, 4}}
+
+func rowCases(rowShapes [][2]int, ropeShapes []ropeShape) []testCase {
 	var all []testCase
 	one := func(name string, tolerance float64, run func(h *bench) tensor.Tensor, want func() []float64) {
 		all = append(all, testCase{name: name, tolerance: tolerance,
@@ -166,7 +171,7 @@ func rowCases() []testCase {
 			return out
 		}, func() []float64 { return rounded(tensor.BFloat16, x) })
 	}
-	for i, s := range []struct{ rows, heads, headDim, dim int }{{1, 1, 2, 2}, {5, 3, 64, 64}, {9, 2, 40, 24}, {40, 4, 128, 128}, {0, 1, 4, 4}} {
+	for i, s := range ropeShapes {
 		x := normal(uint64(2000+i), s.rows*s.heads*s.headDim)
 		positions := make([]int32, s.rows)
 		for r := range positions {

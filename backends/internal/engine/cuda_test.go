@@ -1,0 +1,119 @@
+package engine
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/cuda"
+	"github.com/tinsmith/tinsmith/cudart/shim"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// placeOnCUDA is place on devices of the driver that needs no GPU, so many of them. Their streams run as late as they may, so that a device that does not wait for another computes something else.
+func placeOnCUDA(t *testing.T, p placement, devices int) *Engine {
+	t.Helper()
+	t.Setenv("FAKE_CUDA_LATE", "1")
+	libraries := []string{shim.Require(t, shim.Options{})}
+	t.Setenv("FAKE_CUDA_DEVICES", strconv.Itoa(devices))
+	o := testOptions()
+	o.OpenDevice = func(c Config) (tensor.Device, error) {
+		return cuda.New(cuda.Options{Device: c.Device, Libraries: libraries})
+	}
+	return placeWith(t, p, o)
+}
+
+// briefLife is live with as little as shows everything: the kernels run on the processor, one fiber per thread.
+func briefLife(t *testing.T, e *Engine) history {
+	t.Helper()
+	h := history{floats: map[string][]float32{}, tokens: map[string][]int32{}}
+	d := create(t, e, "run", 1, 2)
+	random := rand.New(rand.NewPCG(3, 1))
+	for step := range 2 {
+		for i, lp := range d.pass(randomData(random, 3, 9)).Logprobs {
+			h.floats[strconv.Itoa(step)+" logprobs "+strconv.Itoa(i)] = lp
+		}
+		d.step()
+	}
+	out, err := collect(t.Context(), e, ask("q", d.adapter, randomTokens(random, 5), 2, 3))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, s := range out.sequences {
+		h.tokens[strconv.Itoa(i)], h.floats["sample "+strconv.Itoa(i)] = s.Tokens, s.Logprobs
+	}
+	for name, w := range d.weights() {
+		h.floats["weights "+name] = w
+	}
+	return h
+}
+
+const smallMemory = `, "kv_cache_tokens": 1024, "max_batch": 4, "batch_tokens": 24`
+
+// Ranks on one GPU, and on two that reach each other's memory, give the bits of one alone.
+func TestCopiesOnCUDAEqualSingle(t *testing.T) {
+	want := briefLife(t, placeOnCUDA(t, placement{plugin: "single", section: `{"device": "cuda:0"` + smallMemory + `}`}, 1))
+	for _, p := range []struct {
+		placement
+		devices int
+	}{
+		{placement{"two ranks on one GPU", "dataparallel", `{"devices": ["cuda:0", "cuda:0"]` + smallMemory + `}`}, 1},
+		{placement{"two GPUs", "dataparallel", `{"devices": ["cuda:0", "cuda:1"]` + smallMemory + `}`}, 2},
+		{placement{"two ranks on one GPU with shared-out weights", "dataparallel", `{"devices": ["cuda:0", "cuda:0"], "shard_base": true` + smallMemory + `}`}, 1},
+		{placement{"three GPUs with shared-out weights", "dataparallel", `{"devices": ["cuda:0", "cuda:1", "cuda:2"], "shard_base": true` + smallMemory + `}`}, 3},
+		{placement{"one GPU trains, one samples", "dataparallel", `{"devices": ["cuda:1"], "sample_devices": ["cuda:0"]` + smallMemory + `}`}, 2},
+	} {
+		t.Run(p.name, func(t *testing.T) { equalHistories(t, briefLife(t, placeOnCUDA(t, p.placement, p.devices)), want) })
+	}
+}
+
+// A model that is cut over ranks on one GPU gives the bits of one that is cut over two GPUs, and nearly those of the whole one.
+func TestCutsOnCUDA(t *testing.T) {
+	whole := briefLife(t, placeOnCUDA(t, placement{plugin: "single", section: `{"device": "cuda:0"` + smallMemory + `}`}, 1))
+	var first history
+	for _, p := range []struct {
+		placement
+		devices int
+	}{
+		{placement{"two ranks on one GPU", "tensorparallel", `{"devices": ["cuda:0", "cuda:0"]` + smallMemory + `}`}, 1},
+		{placement{"two GPUs", "tensorparallel", `{"devices": ["cuda:0", "cuda:1"]` + smallMemory + `}`}, 2},
+		{placement{"two GPUs by NCCL", "tensorparallel", `{"devices": ["cuda:0", "cuda:1"], "comm": "nccl"` + smallMemory + `}`}, 2},
+		{placement{"two copies over two GPUs", "dataparallel", `{"devices": [["cuda:0", "cuda:1"], ["cuda:1", "cuda:0"]]` + smallMemory + `}`}, 2},
+	} {
+		t.Run(p.name, func(t *testing.T) {
+			got := briefLife(t, placeOnCUDA(t, p.placement, p.devices))
+			nearHistories(t, got, whole)
+			if first.floats == nil {
+				first = got
+			}
+			equalHistories(t, got, first)
+		})
+	}
+}
+
+// A machine with too few GPUs is told of when the model is loaded.
+func TestTooFewGPUs(t *testing.T) {
+	libraries := []string{shim.Require(t, shim.Options{})}
+	o := testOptions()
+	o.Plugin = pluginDataParallel
+	o.OpenDevice = func(c Config) (tensor.Device, error) {
+		return cuda.New(cuda.Options{Device: c.Device, Libraries: libraries})
+	}
+	for section, want := range map[string]string{
+		`{"devices": ["cuda:0", "cuda:1", "cuda:2", "cuda:3"], "shard_base": true}`: "cuda:1: this machine has 1 CUDA devices, numbered from 0; this configuration needs 4, the last is cuda:3",
+		`{"devices": ["cuda:0"], "sample_devices": ["cuda:1"]}`:                     "cuda:1: this machine has 1 CUDA devices, numbered from 0; this configuration needs 2, the last is cuda:1",
+		`{"devices": ["cuda:7", "cuda:0"]}`:                                         "cuda:7: this machine has 1 CUDA devices, numbered from 0; this configuration needs 8, the last is cuda:7",
+	} {
+		e := New(o)
+		_, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: t.TempDir(), Name: "tiny", Config: []byte(section)}, nil)
+		if plugins.KindOf(err) != plugins.KindInvalid || !strings.Contains(fmt.Sprint(err), want) {
+			t.Errorf("%s: error %v", section, err)
+		}
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -1,0 +1,234 @@
+package model_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/tinsmith/tinsmith/backends/internal/model"
+	"github.com/tinsmith/tinsmith/backends/internal/model/architectures"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+)
+
+// counting is a device that counts what has been taken of it.
+type counting struct {
+	tensor.Device
+	bytes int64
+}
+
+func (c *counting) Alloc(d tensor.DType, rows, cols int) (tensor.Tensor, error) {
+	t, err := c.Device.Alloc(d, rows, cols)
+	if err == nil {
+		c.bytes += int64(t.Buffer.Bytes)
+	}
+	return t, err
+}
+
+func (c *counting) NewMatrix(d tensor.DType, out, in int) (tensor.Matrix, error) {
+	m, err := c.Device.NewMatrix(d, out, in)
+	if err == nil {
+		c.bytes += int64(m.Bytes())
+	}
+	return m, err
+}
+
+// shards loads a model for so many copies that share its weights out, each on a device that counts.
+func shards(t *testing.T, dir string, d tensor.DType, n int) []*bench {
+	t.Helper()
+	var devices [][]tensor.Device
+	for range n {
+		device, err := openDevice(t, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := device.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		devices = append(devices, []tensor.Device{&counting{Device: device}})
+	}
+	copies, err := model.LoadSharded(context.Background(), dir, devices, architectures.All(), model.LoadOptions{DType: d})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []*bench
+	for c, m := range copies {
+		t.Cleanup(m[0].Free)
+		all = append(all, &bench{t: t, device: devices[c][0], Model: m[0]})
+	}
+	for _, b := range all {
+		b.work = b.NewWorkspace()
+		t.Cleanup(b.work.Free)
+		if b.pages, err = b.NewPages(64); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(b.pages.Free)
+	}
+	return all
+}
+
+const builtIn = "../../../configs/models/tiny-chat"
+
+// shardedLife is everything that passes give: log-probabilities and gradients of training with a yield at every step, in which another workspace samples, and log-probabilities of sampling.
+func (b *bench) shardedLife(recompute bool) (all [][]float32) {
+	w := b.randomAdapter(8, 1, true, true, true)
+	random := rand.New(rand.NewPCG(2, 2))
+	tokens, targets := b.randomTokens(random, 150), b.randomTokens(random, 150)
+	sampler := *b
+	sampler.work = b.NewWorkspace()
+	defer sampler.work.Free()
+	yields := 0
+	g := b.gradient(w.Layout())
+	var examples []model.Example
+	for i := range 3 {
+		n := 40 + 50*i
+		weights := make([]float32, n)
+		for j := n / 3; j < n; j++ {
+			weights[j] = 1
+		}
+		e := b.example(w, tokens[:n], targets[:n], weights)
+		e.Gradient = g
+		examples = append(examples, e)
+	}
+	for _, o := range b.train(model.TrainOptions{Recompute: recompute, StepWork: 1e7, Yield: func() error {
+		if yields++; yields%7 == 0 {
+			lp := sampler.scored(w, tokens[:30], targets[:30], []int{20, 1, 9})
+			if yields == 7 {
+				all = append(all, lp)
+			} else if !slices.Equal(lp, all[0]) {
+				return fmt.Errorf("sampling at yield %d gives other bits", yields)
+			}
+		}
+		return nil
+	}}, examples...) {
+		all = append(all, o.Logprobs)
+	}
+	for i := range b.Modules {
+		all = append(all, b.download(g.Modules(0)[i].A), b.download(g.Modules(0)[i].B))
+	}
+	if yields < 20 {
+		b.t.Errorf("%d yields: the test shows nothing", yields)
+	}
+	return append(all, b.scored(w, tokens, targets, []int{100, 1, 1, 48}))
+}
+
+// Copies that share the weights out compute what the whole model does, bit for bit, all at once.
+func TestShardedEqualsWhole(t *testing.T) {
+	for _, d := range dtypes {
+		for _, n := range []int{2, 3} {
+			t.Run(fmt.Sprint(d, " over ", n), func(t *testing.T) {
+				recompute := n == 3
+				whole := newBench(t, builtIn, d, 1)
+				want := whole.shardedLife(recompute)
+				copies := shards(t, builtIn, d, n)
+				got := make([][][]float32, n)
+				var group sync.WaitGroup
+				for i, b := range copies[:2] {
+					group.Go(func() { got[i] = b.shardedLife(recompute) })
+				}
+				group.Wait()
+				for i, b := range copies[:2] {
+					if b.Hash != whole.Hash || b.Parameters != whole.Parameters {
+						t.Errorf("copy %d: hash %s and %d parameters, want %s and %d", i, b.Hash, b.Parameters, whole.Hash, whole.Parameters)
+					}
+					if len(got[i]) != len(want) {
+						t.Fatalf("copy %d: %d results, want %d", i, len(got[i]), len(want))
+					}
+					for k := range want {
+						if !slices.Equal(got[i][k], want[k]) {
+							t.Fatalf("copy %d: result %d differs", i, k)
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
+// A rank holds its share of the weights, and beside it no more than what was measured.
+func TestShardedMemory(t *testing.T) {
+	const tokens, n = 1500, 3
+	whole := newBench(t, builtIn, 0, 1)
+	rope := int64(whole.MaxContext * whole.Config.HeadDim * 4)
+	copies := shards(t, builtIn, 0, n)
+	var sum int64
+	for i, b := range copies {
+		held := b.device.(*counting).bytes
+		if held != b.WeightBytes() {
+			t.Errorf("copy %d has taken %d bytes to load and says %d", i, held, b.WeightBytes())
+		}
+		sum += held - rope
+		// Rows are shared out in blocks of 64, here of at most 512 columns: one block more or less of some of the 7 matrices of a layer, in turn.
+		if share := (whole.WeightBytes()-rope)/n + 3*64*512*2*int64(b.Config.Layers); held-rope > share {
+			t.Errorf("copy %d of %d holds %d bytes of weights, of %d", i, n, held-rope, whole.WeightBytes()-rope)
+		}
+	}
+	if least := whole.WeightBytes() - rope; sum < least || sum > least+least/20 {
+		t.Errorf("all copies hold %d bytes, the whole model %d", sum, least)
+	}
+	b := copies[1]
+	w := b.randomAdapter(8, 1, true, true, true)
+	g := b.gradient(w.Layout())
+	random := rand.New(rand.NewPCG(3, 3))
+	var examples []model.Example
+	for range tokens / 50 {
+		weights := make([]float32, 50)
+		for i := 10; i < 50; i++ {
+			weights[i] = 1
+		}
+		e := b.example(w, b.randomTokens(random, 50), b.randomTokens(random, 50), weights)
+		e.Gradient = g
+		examples = append(examples, e)
+	}
+	need, err := b.MeasureTraining(tokens, w.Layout(), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const hidden, queries, keys, wide = 192, 6 * 32, 2 * 32, 512
+	const layer = int64(2 * hidden * (2*queries + 2*keys + 3*wide))
+	if need.Gathered < 2*layer || need.Gathered > 2*layer+2*wide*hidden*2 {
+		t.Errorf("%d bytes for gathered weights, two layers take %d", need.Gathered, 2*layer)
+	}
+	device := b.device.(*counting)
+	before := device.bytes
+	var asked int64
+	b.work.Bound(func(bytes int64) error { asked += bytes; return nil })
+	if err := b.work.Reserve(need); err != nil {
+		t.Fatal(err)
+	}
+	const leastChunk = 4 << 20 // of each of the two arenas
+	taken := device.bytes - before
+	if taken > need.Bytes()+2*leastChunk || taken != asked || taken != b.work.Bytes() {
+		t.Errorf("%d bytes were taken for %+v, and %d asked for; the workspace says %d", taken, need, asked, b.work.Bytes())
+	}
+	b.train(model.TrainOptions{Recompute: true}, examples...)
+	if more := device.bytes - before - taken; more != 0 {
+		t.Errorf("a pass for which %+v was reserved has taken %d bytes more", need, more)
+	}
+	b.work.Free()
+	if asked != 0 || b.work.Bytes() != 0 {
+		t.Errorf("%d bytes are left after Free", asked)
+	}
+	refused := errors.New("no more")
+	left := layer
+	b.work.Bound(func(bytes int64) error {
+		if left -= bytes; left < 0 && bytes > 0 {
+			left += bytes
+			return refused
+		}
+		return nil
+	})
+	if _, err := b.Train(b.work, b.pages, examples, model.TrainOptions{}); !errors.Is(err, refused) {
+		t.Errorf("a pass without room for gathered weights: %v", err)
+	}
+	if left != layer || b.work.Bytes() != 0 {
+		t.Errorf("%d bytes of %d are free after a refusal, and %d are held", left, layer, b.work.Bytes())
+	}
+	b.work.Bound(nil)
+	b.train(model.TrainOptions{}, examples...)
+}

@@ -1,0 +1,236 @@
+package parallel
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+)
+
+// linked is a Comm over tensor.Link. The library only moves values; they are added by this package, in the order of the ranks, so that a sum has the same bits as over local, whatever the library's version, algorithm and
+// topology. The ranks meet on the host before each operation, as in local, so that one that has failed is not waited for.
+type linked struct {
+	*local
+	link    tensor.Link
+	scratch tensor.Tensor // contiguous; grows
+}
+
+// oneShot is how many elements are summed from whole copies of all ranks; of more every rank sums a share. Either way an element is the same sum.
+const oneShot = 1 << 18
+
+// Link has the team's Comms exchange tensors through links, by rank, which are the team's from then on. It comes before the first Run.
+func (t *Team) Link(links []tensor.Link) {
+	for rank, l := range links {
+		t.group.linked = append(t.group.linked, &linked{local: t.group.ranks[rank], link: l})
+	}
+}
+
+// room gives scratch memory for n elements: rows × n/rows. It is asked for before the ranks meet, because it may fail.
+func (c *linked) room(rows, cols int) (tensor.Tensor, error) {
+	if n := rows * cols; c.scratch.Buffer == nil || c.scratch.Cols < n {
+		if c.scratch.Buffer != nil {
+			c.device.Free(c.scratch)
+			c.scratch = tensor.Tensor{}
+		}
+		s, err := c.device.Alloc(tensor.Float32, 1, n)
+		if err != nil {
+			c.group.fail()
+			return tensor.Tensor{}, err
+		}
+		c.scratch = s
+	}
+	return c.scratch.Columns(0, rows*cols).Reshape(rows, cols), nil
+}
+
+// exchange meets the other ranks and then runs f. When a rank fails in f, what the others have given to the library has no other end any more: all abort it, and the group is of no more use.
+func (c *linked) exchange(s slot, f func() error) error {
+	entered := false
+	err := c.meet(s, sameShape, func([]slot) error {
+		entered = true
+		return f()
+	})
+	if err != nil && entered {
+		err = errors.Join(err, c.link.Abort())
+	}
+	return err
+}
+
+func (c *linked) AllReduce(t tensor.Tensor) error {
+	n, elements := c.Size(), t.Rows*t.Cols
+	if elements > oneShot && n > 2 {
+		return c.reduceShares(t)
+	}
+	all, err := c.room(n, elements)
+	if err != nil {
+		return err
+	}
+	return c.exchange(slot{operation: "all-reduce", tensor: t}, func() error {
+		if elements == 0 {
+			return nil
+		}
+		part := func(r int) tensor.Tensor { return all.Slice(r, r+1).Reshape(t.Rows, t.Cols) }
+		if err := c.device.Round(part(c.rank), t); err != nil {
+			return err
+		}
+		if err := c.link.AllGather(all, all.Slice(c.rank, c.rank+1)); err != nil {
+			return err
+		}
+		return c.sum(t, part)
+	})
+}
+
+// sum writes the sum of the ranks' parts in their order.
+func (c *linked) sum(t tensor.Tensor, part func(rank int) tensor.Tensor) error {
+	if err := c.device.Round(t, part(0)); err != nil {
+		return err
+	}
+	for r := 1; r < c.Size(); r++ {
+		if err := c.device.Add(t, part(r)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reduceShares has every rank sum the same share of all ranks' tensors, and then gathers the sums.
+func (c *linked) reduceShares(t tensor.Tensor) error {
+	n, elements := c.Size(), t.Rows*t.Cols
+	share := (elements + n - 1) / n
+	all, err := c.room(2*n, share)
+	if err != nil {
+		return err
+	}
+	mine, theirs := all.Slice(0, n), all.Slice(n, 2*n)
+	flat := mine.Reshape(1, n*share).Columns(0, elements).Reshape(t.Rows, t.Cols)
+	return c.exchange(slot{operation: "all-reduce", tensor: t}, func() error {
+		if err := c.device.Round(flat, t); err != nil {
+			return err
+		}
+		if err := c.link.AllToAll(theirs, mine); err != nil {
+			return err
+		}
+		own := mine.Slice(c.rank, c.rank+1)
+		if err := c.sum(own, func(r int) tensor.Tensor { return theirs.Slice(r, r+1) }); err != nil {
+			return err
+		}
+		if err := c.link.AllGather(mine, own); err != nil {
+			return err
+		}
+		return c.device.Round(t, flat)
+	})
+}
+
+func (c *linked) AllGather(dst, part tensor.Tensor) error {
+	n := c.Size()
+	if err := c.checkGather(dst, part); err != nil {
+		return err
+	}
+	all, err := c.room(n, part.Rows*part.Cols)
+	if err != nil {
+		return err
+	}
+	return c.exchange(slot{operation: "all-gather", tensor: dst, part: part}, func() error {
+		if part.Rows*part.Cols == 0 {
+			return nil
+		}
+		of := func(r int) tensor.Tensor { return all.Slice(r, r+1).Reshape(part.Rows, part.Cols) }
+		if err := c.device.Round(of(c.rank), part); err != nil {
+			return err
+		}
+		if err := c.link.AllGather(all, all.Slice(c.rank, c.rank+1)); err != nil {
+			return err
+		}
+		for r := range n {
+			if err := c.device.Round(dst.Columns(r*part.Cols, (r+1)*part.Cols), of(r)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (c *linked) ReduceScatter(dst, src tensor.Tensor) error {
+	n := c.Size()
+	if err := c.checkScatter(dst, src); err != nil {
+		return err
+	}
+	all, err := c.room(2*n, dst.Rows*dst.Cols)
+	if err != nil {
+		return err
+	}
+	return c.exchange(slot{operation: "reduce-scatter", tensor: src, part: dst}, func() error {
+		if dst.Rows*dst.Cols == 0 {
+			return nil
+		}
+		of := func(r int) tensor.Tensor { return all.Slice(r, r+1).Reshape(dst.Rows, dst.Cols) }
+		for r := range n {
+			if err := c.device.Round(of(r), src.Columns(r*dst.Cols, (r+1)*dst.Cols)); err != nil {
+				return err
+			}
+		}
+		if err := c.link.AllToAll(all.Slice(n, 2*n), all.Slice(0, n)); err != nil {
+			return err
+		}
+		return c.sum(dst, func(r int) tensor.Tensor { return of(n + r) })
+	})
+}
+
+func (c *linked) Broadcast(t tensor.Tensor, root int) error {
+	if err := c.checkRoot(root); err != nil {
+		return err
+	}
+	flat, err := c.room(t.Rows, t.Cols)
+	if err != nil {
+		return err
+	}
+	return c.exchange(slot{operation: "broadcast", root: root, tensor: t}, func() error {
+		if c.rank == root {
+			if err := c.device.Round(flat, t); err != nil {
+				return err
+			}
+		}
+		if err := c.link.Broadcast(flat, root); err != nil || c.rank == root {
+			return err
+		}
+		return c.device.Round(t, flat)
+	})
+}
+
+func (c *linked) Send(t tensor.Tensor, to int) error {
+	flat, err := c.room(t.Rows, t.Cols)
+	if err != nil {
+		return err
+	}
+	if err := c.device.Round(flat, t); err != nil {
+		c.group.fail()
+		return err
+	}
+	return c.give(t, to, func() error {
+		return c.link.Send(flat, to)
+	})
+}
+
+func (c *linked) Recv(t tensor.Tensor, from int) error {
+	flat, err := c.room(t.Rows, t.Cols)
+	if err != nil {
+		return err
+	}
+	return c.take(t, from, func(tensor.Tensor) error {
+		if err := c.link.Recv(flat, from); err != nil {
+			return err
+		}
+		return c.device.Round(t, flat)
+	})
+}
+
+// close frees the memory and the link.
+func (c *linked) close() error {
+	if c.scratch.Buffer != nil {
+		c.device.Free(c.scratch)
+		c.scratch = tensor.Tensor{}
+	}
+	if err := c.link.Close(); err != nil {
+		return fmt.Errorf("rank %d: %w", c.rank, err)
+	}
+	return nil
+}

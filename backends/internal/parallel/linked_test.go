@@ -1,0 +1,146 @@
+package parallel
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/cuda"
+	"github.com/tinsmith/tinsmith/cudart"
+	"github.com/tinsmith/tinsmith/cudart/shim"
+)
+
+// cudaTeam starts a team of n GPUs of the driver that needs none, whose streams run late; with links its ranks exchange through NCCL.
+func cudaTeam(t *testing.T, n int, links bool) (*Team, []tensor.Device) {
+	t.Helper()
+	t.Setenv("FAKE_CUDA_LATE", "1")
+	t.Setenv("FAKE_CUDA_DEVICES", fmt.Sprint(n))
+	libraries := []string{shim.Require(t, shim.Options{})}
+	var devices []tensor.Device
+	for i := range n {
+		d, err := cuda.New(cuda.Options{Device: fmt.Sprint("cuda:", i), Libraries: libraries})
+		if err != nil {
+			t.Fatal(err)
+		}
+		devices = append(devices, d)
+	}
+	if err := tensor.Connect(devices); err != nil {
+		t.Fatal(err)
+	}
+	team := NewTeam(devices)
+	if links {
+		ends, err := devices[0].(tensor.Linker).Link(devices, tensor.LinkOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		team.Link(ends)
+	}
+	t.Cleanup(func() {
+		if err := team.Close(); err != nil {
+			t.Error(err)
+		}
+		for _, d := range devices {
+			if err := d.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	return team, devices
+}
+
+// Over GPUs every operation gives the sums of the ranks in their order, through each other's memory and through NCCL, small and large.
+func TestGPUs(t *testing.T) {
+	const n = 3
+	for _, links := range []bool{false, true} {
+		t.Run(map[bool]string{false: "local", true: "nccl"}[links], func(t *testing.T) {
+			team, devices := cudaTeam(t, n, links)
+			for _, shape := range [][2]int{{0, 4}, {1, 1}, {3, 17}, {1, oneShot + 5}} {
+				rows, cols := shape[0], shape[1]
+				size := rows * cols
+				sum, wide := sums(n, size), sums(n, n*size)
+				var brought [n][]float32
+				for r := range n {
+					brought[r] = values(r, size)
+				}
+				if err := team.Run(func(rank int) error {
+					c, d := team.Comm(rank), devices[rank]
+					// Not contiguous: the middle of wider rows.
+					err := with(d, make([]float32, rows*(cols+2)), rows, cols+2, func(x tensor.Tensor) error {
+						x = x.Columns(1, cols+1)
+						if err := errors.Join(d.Upload(x, brought[rank]), c.AllReduce(x)); err != nil {
+							return err
+						}
+						if err := expect(d, x, func(row, col int) float32 { return sum[row*cols+col] }); err != nil {
+							return fmt.Errorf("all-reduce: %w", err)
+						}
+						if err := errors.Join(d.Upload(x, brought[rank]), c.Broadcast(x, 1)); err != nil {
+							return err
+						}
+						if err := expect(d, x, func(row, col int) float32 { return brought[1][row*cols+col] }); err != nil {
+							return fmt.Errorf("broadcast: %w", err)
+						}
+						return nil
+					})
+					if err != nil || size > 100 {
+						return err
+					}
+					return with(d, brought[rank], rows, cols, func(x tensor.Tensor) error {
+						return with(d, values(rank, n*size), rows, n*cols, func(y tensor.Tensor) error {
+							if err := c.ReduceScatter(x, y); err != nil {
+								return err
+							}
+							if err := expect(d, x, func(row, col int) float32 { return wide[row*n*cols+rank*cols+col] }); err != nil {
+								return fmt.Errorf("reduce-scatter: %w", err)
+							}
+							if err := errors.Join(d.Upload(x, brought[rank]), c.AllGather(y, x)); err != nil {
+								return err
+							}
+							if err := expect(d, y, func(row, col int) float32 { return brought[col/cols][row*cols+col%cols] }); err != nil {
+								return fmt.Errorf("all-gather: %w", err)
+							}
+							var err error
+							switch rank {
+							case 0:
+								err = c.Send(x, 2)
+							case 2:
+								err = c.Recv(x, 0)
+							}
+							if err != nil {
+								return err
+							}
+							from := rank
+							if rank == 2 {
+								from = 0
+							}
+							return expect(d, x, func(row, col int) float32 { return brought[from][row*cols+col] })
+						})
+					})
+				}, nil); err != nil {
+					t.Fatalf("%d × %d: %v", rows, cols, err)
+				}
+			}
+		})
+	}
+}
+
+// An error of NCCL names the function, says that the device is lost, and ends the group for good; no rank hangs.
+func TestLinkFails(t *testing.T) {
+	team, devices := cudaTeam(t, 2, true)
+	reduce := func() error {
+		return team.Run(func(rank int) error {
+			return with(devices[rank], []float32{1, 2}, 1, 2, func(x tensor.Tensor) error { return team.Comm(rank).AllReduce(x) })
+		}, nil)
+	}
+	if err := reduce(); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("FAKE_NCCL_FAIL", "ncclAllGather")
+	if err := reduce(); !errors.Is(err, cudart.ErrDeviceLost) {
+		t.Errorf("error %v", err)
+	}
+	t.Setenv("FAKE_NCCL_FAIL", "")
+	if err := reduce(); err == nil {
+		t.Error("a group that was aborted goes on")
+	}
+}

@@ -1,0 +1,271 @@
+package checked
+
+import (
+	"reflect"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+)
+
+// matrix is one of kernels' and the device that it belongs to.
+type matrix struct {
+	device *device
+	tensor.Matrix
+	view, freed bool
+}
+
+func (m *matrix) Rows(from, to int) tensor.Matrix {
+	if m.freed || from < 0 || from >= to || to > m.Out() || from%tensor.MatrixRows != 0 {
+		return nil
+	}
+	return &matrix{device: m.device, Matrix: m.Matrix.Rows(from, to), view: true}
+}
+
+func (m *matrix) Free() {
+	if m.freed || m.view {
+		return
+	}
+	m.freed = true
+	m.device.live--
+	m.Matrix.Free()
+}
+
+// matrix gives kernels' own matrix; nil if it is not one that this device can use. Devices of one kind may use each other's.
+func (c *check) matrix(d *device, m tensor.Matrix) tensor.Matrix {
+	own, ok := m.(*matrix)
+	switch {
+	case !ok || !d.like(own.device):
+		c.fail("the matrix is not one of a device like this")
+	case own.freed:
+		c.fail("the matrix has been freed")
+	}
+	if c.err != nil {
+		return nil
+	}
+	return own.Matrix
+}
+
+// like tells whether two devices have the same kind of kernels.
+func (d *device) like(other *device) bool {
+	return d == other || reflect.TypeOf(d.kernels) == reflect.TypeOf(other.kernels)
+}
+
+func (d *device) NewMatrix(t tensor.DType, out, in int) (tensor.Matrix, error) {
+	c := d.check("new matrix")
+	if _, ok := tensor.Product(out, in); !ok || !validType(t) {
+		c.fail("%d × %d of %v: not a size that can be had", out, in, t)
+	}
+	if c.err != nil {
+		return nil, c.err
+	}
+	m, err := d.kernels.NewMatrix(t, out, in)
+	if err != nil {
+		return nil, err
+	}
+	d.live++
+	return &matrix{device: d, Matrix: m}, nil
+}
+
+func (d *device) PackRows(m tensor.Matrix, row, n int, source string, data []byte) error {
+	c := d.check("pack rows")
+	w := c.matrix(d, m)
+	width, ok := tensor.SourceSizes[source]
+	if !ok {
+		c.fail("source type %q: must be F32, BF16 or F16", source)
+	}
+	if c.err != nil {
+		return c.err
+	}
+	if row < 0 || n < 0 || row > w.Out() || n > w.Out()-row {
+		c.fail("rows %d to %d of a matrix of %d", row, row+n, w.Out())
+	} else if size, ok := tensor.Product(n, w.In(), width); !ok || len(data) != size {
+		c.fail("%d bytes of data: %d rows of %d %s need %d", len(data), n, w.In(), source, size)
+	}
+	if c.err != nil || len(data) == 0 {
+		return c.err
+	}
+	return d.kernels.PackRows(w, row, n, source, data)
+}
+
+func (d *device) Repack(m tensor.Matrix, src tensor.Tensor) error {
+	c := d.check("repack")
+	w := c.matrix(d, m)
+	if w != nil {
+		c.shaped("src", src, w.Out(), w.In())
+	}
+	if c.err != nil || src.Empty() {
+		return c.err
+	}
+	return d.kernels.Repack(w, src)
+}
+
+func (d *device) GatherRows(dst tensor.Tensor, m tensor.Matrix, ids []int32) error {
+	c := d.check("gather rows")
+	w := c.matrix(d, m)
+	if w != nil {
+		c.shaped("dst", dst, len(ids), w.In())
+		c.indices("ids", ids, 0, w.Out(), "must not be negative, and less than the matrix's rows,")
+	}
+	if c.err != nil || dst.Empty() {
+		return c.err
+	}
+	return d.kernels.GatherRows(dst, w, ids)
+}
+
+// rows checks the rows that go into a product: float32, or the matrix's own type.
+func (c *check) rows(name string, t tensor.Tensor, weights tensor.DType, rows, cols int) {
+	c.size(name, t, rows, cols)
+	if t.DType != tensor.Float32 && t.DType != weights {
+		c.fail("%s is %v: must be float32 or the matrix's %v", name, t.DType, weights)
+	}
+	c.view(name, t)
+}
+
+func (d *device) MatMul(y, x tensor.Tensor, m tensor.Matrix, accumulate bool) error {
+	c := d.check("matmul")
+	w := c.matrix(d, m)
+	if w != nil {
+		c.shaped("y", y, y.Rows, w.Out())
+		c.rows("x", x, w.DType(), y.Rows, w.In())
+	}
+	if c.err != nil || y.Empty() {
+		return c.err
+	}
+	return d.kernels.MatMul(y, x, w, accumulate)
+}
+
+func (d *device) MatMulTransposed(dx, dy tensor.Tensor, m tensor.Matrix, accumulate bool) error {
+	c := d.check("matmul transposed")
+	w := c.matrix(d, m)
+	if w != nil {
+		c.shaped("dx", dx, dx.Rows, w.In())
+		c.rows("dy", dy, w.DType(), dx.Rows, w.Out())
+	}
+	if c.err != nil || dx.Empty() {
+		return c.err
+	}
+	return d.kernels.MatMulTransposed(dx, dy, w, accumulate)
+}
+
+func (d *device) MatMulGroups(y, x tensor.Tensor, groups []tensor.RowGroup, accumulate bool) error {
+	c := d.check("matmul groups")
+	own := d.grouped(&c, "y", "x", y, x, groups, false)
+	if c.err != nil || len(own) == 0 {
+		return c.err
+	}
+	return d.kernels.MatMulGroups(y, x, own, accumulate)
+}
+
+func (d *device) MatMulTransposedGroups(dx, dy tensor.Tensor, groups []tensor.RowGroup, accumulate bool) error {
+	c := d.check("matmul transposed groups")
+	own := d.grouped(&c, "dx", "dy", dx, dy, groups, true)
+	if c.err != nil || len(own) == 0 {
+		return c.err
+	}
+	return d.kernels.MatMulTransposedGroups(dx, dy, own, accumulate)
+}
+
+// grouped gives the groups that have rows, with kernels' matrices. y is what is written, x what is read.
+func (d *device) grouped(c *check, nameY, nameX string, y, x tensor.Tensor, groups []tensor.RowGroup, transposed bool) []tensor.RowGroup {
+	c.float(nameY, y)
+	c.view(nameX, x)
+	if x.Rows != y.Rows {
+		c.fail("%s has %d rows, %s %d", nameX, x.Rows, nameY, y.Rows)
+	}
+	d.groups = d.groups[:0]
+	d.take(y.Rows)
+	for i, g := range groups {
+		w := c.matrix(d, g.Matrix)
+		if w == nil {
+			return nil
+		}
+		out, in := w.Out(), w.In()
+		if transposed {
+			out, in = in, out
+		}
+		switch {
+		case g.From < 0 || g.From > g.To || g.To > y.Rows:
+			c.fail("groups[%d]: rows %d to %d of %d", i, g.From, g.To, y.Rows)
+		case out > y.Cols || in > x.Cols:
+			c.fail("groups[%d]: the matrix is %d × %d: %s has %d columns, %s %d", i, w.Out(), w.In(), nameY, y.Cols, nameX, x.Cols)
+		case x.DType != tensor.Float32 && x.DType != w.DType():
+			c.fail("groups[%d]: %s is %v: must be float32 or the matrix's %v", i, nameX, x.DType, w.DType())
+		case g.Factor != 0 && !validType(g.Round):
+			c.fail("groups[%d]: rounds to %v: must be float32 or bfloat16", i, g.Round)
+		}
+		if c.err != nil {
+			return nil
+		}
+		for row := g.From; row < g.To; row++ {
+			if d.taken[row] {
+				c.fail("groups[%d]: row %d is another group's as well", i, row)
+				return nil
+			}
+			d.taken[row] = true
+		}
+		if g.From < g.To && out > 0 {
+			g.Matrix = w
+			d.groups = append(d.groups, g)
+		}
+	}
+	return d.groups
+}
+
+func (d *device) OuterProduct(g, a, b tensor.Tensor) error {
+	c := d.check("outer product")
+	c.outer(tensor.OuterProduct{G: g, A: a, B: b})
+	if c.err != nil || g.Empty() {
+		return c.err
+	}
+	return d.kernels.OuterProduct(g, a, b)
+}
+
+func (d *device) OuterProducts(products []tensor.OuterProduct) error {
+	c := d.check("outer products")
+	for i, p := range products {
+		c.outer(p)
+		for _, before := range products[:i] {
+			if !p.G.Empty() && p.G.Buffer == before.G.Buffer && p.G.Offset == before.G.Offset {
+				c.fail("two products add to one g")
+			}
+		}
+	}
+	if c.err != nil || len(products) == 0 {
+		return c.err
+	}
+	return d.kernels.OuterProducts(products)
+}
+
+func (c *check) outer(p tensor.OuterProduct) {
+	c.float("g", p.G)
+	c.shaped("a", p.A, p.A.Rows, p.G.Rows)
+	c.shaped("b", p.B, p.A.Rows, p.G.Cols)
+}
+
+func (d *device) StartCopies(copies []tensor.MatrixCopy) (func() error, error) {
+	c := d.check("copy matrices")
+	own := make([]tensor.MatrixCopy, 0, len(copies))
+	for i, j := range copies {
+		dst := c.matrix(d, j.Dst)
+		src := c.matrix(d, j.Src)
+		if dst != nil && j.Dst.(*matrix).device != d {
+			c.fail("copies[%d]: the destination is of %s", i, j.Dst.(*matrix).device.name)
+		}
+		if c.err != nil {
+			return nil, c.err
+		}
+		switch {
+		case dst.DType() != src.DType() || dst.In() != src.In():
+			c.fail("copies[%d]: %d × %d of %v to %d × %d of %v", i, src.Out(), src.In(), src.DType(), dst.Out(), dst.In(), dst.DType())
+		case j.Row < 0 || j.Row%tensor.MatrixRows != 0 || src.Out() > dst.Out()-j.Row || src.Out()%tensor.MatrixRows != 0 && j.Row+src.Out() != dst.Out():
+			c.fail("copies[%d]: %d rows to row %d of %d: must be multiples of %d, but for the end", i, src.Out(), j.Row, dst.Out(), tensor.MatrixRows)
+		}
+		own = append(own, tensor.MatrixCopy{Dst: dst, Row: j.Row, Src: src})
+	}
+	if c.err != nil {
+		return nil, c.err
+	}
+	if len(own) == 0 {
+		return func() error { return nil }, nil
+	}
+	return d.kernels.StartCopies(own)
+}

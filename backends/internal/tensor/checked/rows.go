@@ -1,0 +1,195 @@
+package checked
+
+import "github.com/tinsmith/tinsmith/backends/internal/tensor"
+
+func (d *device) Round(dst, src tensor.Tensor) error {
+	c := d.check("round")
+	c.view("dst", dst)
+	c.size("src", src, dst.Rows, dst.Cols)
+	c.view("src", src)
+	if c.err != nil || dst.Empty() {
+		return c.err
+	}
+	return d.kernels.Round(dst, src)
+}
+
+func (d *device) Add(dst, src tensor.Tensor) error {
+	c := d.check("add")
+	c.float("dst", dst)
+	c.shaped("src", src, dst.Rows, dst.Cols)
+	if c.err != nil || dst.Empty() {
+		return c.err
+	}
+	return d.kernels.Add(dst, src)
+}
+
+func (d *device) Scale(dst tensor.Tensor, factor float32, as tensor.DType) error {
+	c := d.check("scale")
+	c.float("dst", dst)
+	if !validType(as) {
+		c.fail("rounding to %v: must be float32 or bfloat16", as)
+	}
+	if c.err != nil || dst.Empty() {
+		return c.err
+	}
+	return d.kernels.Scale(dst, factor, as)
+}
+
+func (d *device) AddRow(dst, row tensor.Tensor) error {
+	c := d.check("add row")
+	c.float("dst", dst)
+	c.shaped("row", row, 1, dst.Cols)
+	if c.err != nil || dst.Empty() {
+		return c.err
+	}
+	return d.kernels.AddRow(dst, row)
+}
+
+func (d *device) Zero(dst tensor.Tensor) error {
+	c := d.check("zero")
+	c.view("dst", dst)
+	if c.err != nil || dst.Empty() {
+		return c.err
+	}
+	return d.kernels.Zero(dst)
+}
+
+func (d *device) RMSNorm(y, x, weight tensor.Tensor, eps float32) error {
+	c := d.check("rms norm")
+	c.float("y", y)
+	c.shaped("x", x, y.Rows, y.Cols)
+	c.shaped("weight", weight, 1, y.Cols)
+	if c.err != nil || y.Empty() {
+		return c.err
+	}
+	return d.kernels.RMSNorm(y, x, weight, eps)
+}
+
+func (d *device) RMSNormBackward(dx, dy, x, weight tensor.Tensor, eps float32, accumulate bool) error {
+	c := d.check("rms norm backward")
+	c.float("dx", dx)
+	c.shaped("dy", dy, dx.Rows, dx.Cols)
+	c.shaped("x", x, dx.Rows, dx.Cols)
+	c.shaped("weight", weight, 1, dx.Cols)
+	if c.err != nil || dx.Empty() {
+		return c.err
+	}
+	return d.kernels.RMSNormBackward(dx, dy, x, weight, eps, accumulate)
+}
+
+func (d *device) Rope(x tensor.Tensor, positions []int32, table tensor.Tensor, heads int, inverse bool) error {
+	c := d.check("rope")
+	c.float("x", x)
+	c.float("table", table)
+	if heads < 1 || x.Cols%max(heads, 1) != 0 {
+		c.fail("%d columns do not divide into %d heads", x.Cols, heads)
+	} else if table.Cols%2 != 0 || table.Cols > x.Cols/heads {
+		c.fail("table has %d columns: must be even and at most the head's dimension %d", table.Cols, x.Cols/heads)
+	}
+	if len(positions) != x.Rows {
+		c.fail("%d positions for %d rows", len(positions), x.Rows)
+	}
+	c.indices("positions", positions, 0, table.Rows, "must not be negative, and less than the table's rows,")
+	if c.err != nil || x.Empty() {
+		return c.err
+	}
+	return d.kernels.Rope(x, positions, table, heads, inverse)
+}
+
+func (d *device) SwiGLU(y, gate, up tensor.Tensor) error {
+	c := d.check("swiglu")
+	c.float("y", y)
+	c.shaped("gate", gate, y.Rows, y.Cols)
+	c.shaped("up", up, y.Rows, y.Cols)
+	if c.err != nil || y.Empty() {
+		return c.err
+	}
+	return d.kernels.SwiGLU(y, gate, up)
+}
+
+func (d *device) SwiGLUBackward(dgate, dup, dy, gate, up tensor.Tensor) error {
+	c := d.check("swiglu backward")
+	c.float("dy", dy)
+	c.shaped("dgate", dgate, dy.Rows, dy.Cols)
+	c.shaped("dup", dup, dy.Rows, dy.Cols)
+	c.shaped("gate", gate, dy.Rows, dy.Cols)
+	c.shaped("up", up, dy.Rows, dy.Cols)
+	if c.err != nil || dy.Empty() {
+		return c.err
+	}
+	return d.kernels.SwiGLUBackward(dgate, dup, dy, gate, up)
+}
+
+func (d *device) LogSumExp(lse, logits tensor.Tensor) error {
+	c := d.check("log-sum-exp")
+	c.float("logits", logits)
+	c.shaped("lse", lse, logits.Rows, 1)
+	if logits.Rows > 0 && logits.Cols == 0 {
+		c.fail("logits have no columns")
+	}
+	if c.err != nil || logits.Rows == 0 {
+		return c.err
+	}
+	return d.kernels.LogSumExp(lse, logits)
+}
+
+func (d *device) Softmax(p, logits, lse tensor.Tensor) error {
+	c := d.check("softmax")
+	c.float("p", p)
+	c.shaped("logits", logits, p.Rows, p.Cols)
+	c.shaped("lse", lse, p.Rows, 1)
+	if c.err != nil || p.Empty() {
+		return c.err
+	}
+	return d.kernels.Softmax(p, logits, lse)
+}
+
+func (d *device) SoftmaxGradient(logits, lse tensor.Tensor, targets []int32, coefficients []float32) error {
+	c := d.check("softmax gradient")
+	c.float("logits", logits)
+	c.shaped("lse", lse, logits.Rows, 1)
+	if len(targets) != len(coefficients) {
+		c.fail("%d targets and %d coefficients", len(targets), len(coefficients))
+	}
+	if len(targets)%max(logits.Rows, 1) != 0 || (logits.Rows == 0 && len(targets) != 0) {
+		c.fail("%d targets do not divide into %d rows", len(targets), logits.Rows)
+	}
+	c.indices("targets", targets, -1, logits.Cols, "must be -1 (none of these columns) or a column; columns:")
+	if c.err != nil || logits.Empty() {
+		return c.err
+	}
+	if len(targets) == 0 {
+		return d.kernels.Zero(logits)
+	}
+	return d.kernels.SoftmaxGradient(logits, lse, targets, coefficients)
+}
+
+func (d *device) SumSquares(x tensor.Tensor) (float64, error) {
+	c := d.check("sum of squares")
+	c.float("x", x)
+	if c.err != nil || x.Empty() {
+		return 0, c.err
+	}
+	return d.kernels.SumSquares(x)
+}
+
+func (d *device) AdamW(newP, newM, newV, p, m, v, g tensor.Tensor, s tensor.AdamWStep) error {
+	c := d.check("adamw")
+	c.float("p", p)
+	c.shaped("newP", newP, p.Rows, p.Cols)
+	c.shaped("newM", newM, p.Rows, p.Cols)
+	c.shaped("newV", newV, p.Rows, p.Cols)
+	c.shaped("m", m, p.Rows, p.Cols)
+	c.shaped("v", v, p.Rows, p.Cols)
+	c.shaped("g", g, p.Rows, p.Cols)
+	if s.Step < 1 {
+		c.fail("step %d: counts from 1", s.Step)
+	}
+	if !(s.Beta1 >= 0 && s.Beta1 < 1) || !(s.Beta2 >= 0 && s.Beta2 < 1) {
+		c.fail("betas %v and %v: must be in [0, 1)", s.Beta1, s.Beta2)
+	}
+	if c.err != nil || p.Empty() {
+		return c.err
+	}
+	return d.kernels.AdamW(newP, newM, newV, p, m, v, g, s)
+}

@@ -1,0 +1,58 @@
+package optest
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+)
+
+// matrixCopies checks that a matrix that is put together from others, in any order and while the device does something else, is the one that was packed at once: its rows, and products with it.
+func matrixCopies(t *testing.T, d tensor.Device) {
+	const out, in = 3*tensor.MatrixRows + 9, 41
+	values := normal(2, out*in)
+	for _, dtype := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
+		t.Run(fmt.Sprint(dtype), func(t *testing.T) {
+			h := start(t, d)
+			whole := h.matrix(dtype, out, in, values)
+			var copies []tensor.MatrixCopy
+			dst := h.matrix(dtype, out, in, normal(3, out*in)) // to be overwritten
+			for _, part := range [][2]int{{128, out}, {0, 128}} {
+				src := h.matrix(dtype, part[1]-part[0], in, values[part[0]*in:part[1]*in])
+				if part[0] > 0 { // as views, of the middle and of the end
+					copies = append(copies, tensor.MatrixCopy{Dst: dst, Row: 192, Src: src.Rows(64, src.Out())}, tensor.MatrixCopy{Dst: dst.Rows(64, 192), Row: 64, Src: src.Rows(0, 64)})
+					continue
+				}
+				copies = append(copies, tensor.MatrixCopy{Dst: dst, Row: part[0], Src: src})
+			}
+			finish, err := d.StartCopies(copies)
+			h.ok(err)
+			x := h.view(5, in, normal(4, 5*in))
+			products := func(m tensor.Matrix) []float32 {
+				y := h.view(5, out, make([]float32, 5*out))
+				h.ok(d.MatMul(y, x, m, false))
+				return h.read(y)
+			}
+			want := products(whole)
+			h.ok(finish())
+			sameBits(t, "product", products(dst), want)
+			ids := make([]int32, out)
+			for i := range ids {
+				ids[i] = int32(i)
+			}
+			rows := func(m tensor.Matrix) []float32 {
+				y := h.view(out, in, make([]float32, out*in))
+				h.ok(d.GatherRows(y, m, ids))
+				return h.read(y)
+			}
+			sameBits(t, "rows", rows(dst), rows(whole))
+		})
+	}
+	finish, err := d.StartCopies(nil)
+	if err == nil {
+		err = finish()
+	}
+	if err != nil {
+		t.Error(err)
+	}
+}

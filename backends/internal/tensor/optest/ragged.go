@@ -1,0 +1,40 @@
+package optest
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+)
+
+// raggedLengths are the numbers of rows at which blocks of 64 begin, end and are one short.
+var raggedLengths = []int{1, 63, 64, 65}
+
+// RunRagged checks every operation against the reference at the lengths where a cut into blocks goes wrong most easily: one row, one less than a block, a block, one more; batches with empty
+// sequences and sequences of one row between others; and 1, 2 and 17 adapters, some of them without rows.
+func RunRagged(t *testing.T, d tensor.Device, o Options) {
+	for _, rows := range raggedLengths {
+		t.Run(fmt.Sprintf("%d rows", rows), func(t *testing.T) {
+			around := []int{0, 1, rows, 0, 5, 1} // a sequence of that length, and what must not disturb it
+			attention := []attentionShape{{around, 4, 2, 24, tensor.Float32}, {around, 4, 2, 64, tensor.BFloat16}, {around, 3, 1, 128, tensor.BFloat16}}
+			for _, c := range [][]testCase{
+				productCases([]shape{{rows, 65, 33}, {rows, 33, 65}}), rowCases([][2]int{{rows, 40}, {rows, 300}}, []ropeShape{{rows, 2, 64, 64}}),
+				attentionCases(attention, o), lossCases([][3]int{{rows, 513, 2}}), optimizerCases([][2]int{{rows, 65}}),
+			} {
+				for _, c := range c {
+					t.Run(c.name, func(t *testing.T) { c.check(t, d) })
+				}
+			}
+		})
+	}
+	for _, adapters := range []int{1, 2, 17} {
+		c := groupCase{name: fmt.Sprintf("%d adapters", adapters)}
+		at := 0
+		for i := range adapters {
+			n := []int{64, 65, 0, 1, 63}[i%5]
+			c.groups = append(c.groups, adapterRows{at, at + n, []int{8, 33, 1, 16}[i%4]})
+			at += n + i%2 // a row of nobody behind every other one
+		}
+		groupsOf(t, d, []groupCase{c})
+	}
+}
