@@ -1,13 +1,16 @@
-// Package body reads HTTP request bodies that may be hostile: compressed or not, never more than a bound, before and after decompression.
+// Package body reads HTTP request bodies that may be hostile: compressed or not, never more than a bound, before and after decompression. It also writes those of answers.
 package body
 
 import (
 	"bytes"
 	"compress/gzip"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
+	"strconv"
 
 	"github.com/klauspost/compress/zstd"
 
@@ -96,4 +99,24 @@ func (c *counted) Read(p []byte) (int, error) {
 		c.err = err
 	}
 	return n, err
+}
+
+// Send writes an answer in one piece with its length: a 400 without Content-Length is taken for a proxy's fault by the Tinker SDK, and repeated.
+func Send(w http.ResponseWriter, r *http.Request, status int, contentType string, b []byte) {
+	w.Header().Set("Content-Type", contentType)
+	w.Header().Set("Content-Length", strconv.Itoa(len(b)))
+	w.WriteHeader(status)
+	if _, err := w.Write(b); err != nil {
+		slog.DebugContext(r.Context(), "client went away during the answer", "path", r.URL.Path, "error", err)
+	}
+}
+
+// SendJSON is Send of a value as JSON; where that cannot be encoded, which is our fault, failure is sent with status 500 and the fault logged.
+func SendJSON(w http.ResponseWriter, r *http.Request, status int, value any, failure []byte) {
+	b, err := json.Marshal(value)
+	if err != nil {
+		slog.ErrorContext(r.Context(), "answer cannot be encoded", "path", r.URL.Path, "error", err)
+		status, b = http.StatusInternalServerError, failure
+	}
+	Send(w, r, status, "application/json", b)
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/tinsmith/tinsmith/gateway/internal/config"
 	"github.com/tinsmith/tinsmith/gateway/internal/fleet"
+	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 	"github.com/tinsmith/tinsmith/gateway/internal/server"
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
 	"github.com/tinsmith/tinsmith/gateway/internal/supervisor"
@@ -19,6 +20,7 @@ type health struct {
 	records   store.Store    // nil until it is open
 	trouble   *store.Trouble // why it could not be opened yet
 	backends  *fleet.Fleet
+	rebuilds  func(model string) runs.Rebuilding // nil until the core is open
 	downloads map[int]float64
 }
 
@@ -48,6 +50,13 @@ func (h *health) setFleet(f *fleet.Fleet) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.backends = f
+}
+
+// setRebuilds tells who knows of the runs that are rebuilt.
+func (h *health) setRebuilds(f func(model string) runs.Rebuilding) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.rebuilds = f
 }
 
 func (h *health) setDownload(model int, done, total int64) {
@@ -93,6 +102,10 @@ func (h *health) get() server.Health {
 		switch {
 		case s.Stalled != "":
 			m.State, m.Reason, out.Status = "hanging", s.Stalled, "degraded"
+		case s.Phase == supervisor.Ready && h.rebuilds != nil:
+			if b := h.rebuilds(s.Name); b.Runs > 0 {
+				m.State, m.Rebuilding = "rebuilding", &server.Rebuilding{Runs: b.Runs, Replayed: b.Replayed, ToReplay: b.ToReplay}
+			}
 		case s.Phase == supervisor.Ready:
 		case s.Restarts == 0 && (s.Phase == supervisor.Starting || s.Phase == supervisor.Loading):
 			if out.Status == "ok" {

@@ -28,6 +28,10 @@ func runsCommand() *cobra.Command {
 				GradNorm    *float64  `json:"grad_norm"`
 				AdapterNorm *float64  `json:"adapter_norm"`
 				LastRequest time.Time `json:"last_request_time"`
+				Rebuilding  *struct {
+					Replayed int `json:"operations_replayed"`
+					ToReplay int `json:"operations_to_replay"`
+				} `json:"rebuilding"`
 			} `json:"runs"`
 		}
 		if err := conn.call(c.Context(), http.MethodGet, "/api/v1/tinsmith/runs", nil, &answer); err != nil {
@@ -39,6 +43,9 @@ func runsCommand() *cobra.Command {
 			fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%s\t%s\t%s\t%.0f\t%s\n", r.ID, r.Base, r.Rank, r.Step, r.Queued, figure(r.Loss), figure(r.GradNorm), figure(r.AdapterNorm), r.TokensPerS, ago(r.LastRequest))
 			if r.Corrupted {
 				fmt.Fprintf(w, "  lost: %s\n", r.Reason)
+			}
+			if b := r.Rebuilding; b != nil {
+				fmt.Fprintf(w, "  being rebuilt: %d of %d operations have run again\n", b.Replayed, b.ToReplay)
 			}
 			if r.Inexact != "" {
 				fmt.Fprintf(w, "  not bit-equal to an undisturbed run: %s\n", r.Inexact)

@@ -230,7 +230,7 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 		Store: records, DataDir: cfg.DataDir, Models: served, Backends: source,
 		SessionExpiry: cfg.Sessions.ExpireAfter, GapWait: cfg.Training.GapWait, MaxQueuedSamples: cfg.Sampling.MaxWaiting,
 		PointEvery: cfg.Recovery.SnapshotEvery, PointOperations: cfg.Recovery.SnapshotOperations, DiskShare: cfg.Recovery.DiskShare,
-		Refuse: backends.Refuse, Weights: cfg.Scheduling.Weights,
+		Refuse: backends.Refuse, Explained: backends.Forgive, Weights: cfg.Scheduling.Weights,
 	})
 	if err != nil {
 		return err
@@ -240,6 +240,7 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 		defer cancel()
 		err = errors.Join(err, core.Close(stop))
 	}()
+	h.setRebuilds(core.Rebuilding)
 	tinkerAPI, err := tinker.New(core, auth, tinker.Options{PublicURL: cfg.PublicURL, MaxPerClient: cfg.Sampling.MaxPerClient})
 	if err != nil {
 		return err

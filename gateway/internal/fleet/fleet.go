@@ -31,6 +31,7 @@ type member struct {
 	current *runs.Backend
 	lost    chan struct{} // closed when current's process is gone
 	reason  string        // why the last process was lost
+	outside bool          // somebody else ended it
 	changed chan struct{} // closed and replaced at every change
 }
 
@@ -124,9 +125,9 @@ func (m *member) observe(e supervisor.Event) {
 	if e.Err == nil {
 		lost := make(chan struct{})
 		m.lost = lost
-		m.current = &runs.Backend{Backend: e.Backend, BootID: e.BootID, Model: e.Model, Lost: lost, Reason: m.lossReason}
+		m.current = &runs.Backend{Backend: e.Backend, BootID: e.BootID, Model: e.Model, Lost: lost, Reason: m.lossReason, Outside: m.lossOutside}
 	} else if m.current != nil {
-		m.reason, m.current = e.Err.Error(), nil
+		m.reason, m.outside, m.current = e.Err.Error(), e.Outside, nil
 		close(m.lost)
 	}
 	close(m.changed)
@@ -137,6 +138,19 @@ func (m *member) lossReason() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.reason
+}
+
+func (m *member) lossOutside() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.outside
+}
+
+// Forgive tells that the crashes of a model's backend so far had a cause that does not come again. See supervisor.Supervisor.Forgive.
+func (f *Fleet) Forgive(model string) {
+	if m, ok := f.byName[model]; ok {
+		m.supervisor.Forgive()
+	}
 }
 
 // Backend waits until the model's backend is ready, or has failed for good, or ctx ends.

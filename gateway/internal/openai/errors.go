@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net/http"
 	"reflect"
-	"strconv"
 	"strings"
 
 	"github.com/gin-gonic/gin"
@@ -115,19 +114,11 @@ func fail(c *gin.Context, err error) {
 var internalError = &apiError{Status: http.StatusInternalServerError, Message: "The server had an error while processing your request.", Type: "server_error"}
 
 func sendJSON(c *gin.Context, code int, value any) {
-	b, err := json.Marshal(value)
-	if err != nil {
-		slog.ErrorContext(c.Request.Context(), "answer cannot be encoded", "path", c.FullPath(), "error", err)
-		code = http.StatusInternalServerError
-		b, _ = json.Marshal(internalError.body())
-	}
-	c.Header("Content-Type", "application/json")
-	c.Header("Content-Length", strconv.Itoa(len(b)))
-	c.Status(code)
-	if _, err := c.Writer.Write(b); err != nil {
-		slog.DebugContext(c.Request.Context(), "client went away during the answer", "path", c.FullPath(), "error", err)
-	}
+	body.SendJSON(c.Writer, c.Request, code, value, internalErrorBody)
 }
+
+// internalErrorBody is internalError as clients read it.
+var internalErrorBody, _ = json.Marshal(internalError.body())
 
 // decode reads a JSON object. Unknown fields are left alone, as every server of this API does.
 func decode(c call, into any) error {

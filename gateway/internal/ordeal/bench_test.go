@@ -4,14 +4,17 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -59,66 +62,124 @@ func (f always) Backend(ctx context.Context, model string) (runs.Backend, error)
 // payloadTokens make a training request of about 1 KiB.
 const payloadTokens = 64
 
-// gatewayOnly is the gateway of this process with its runs, one per client.
+// gatewayOnly is a gateway with its runs, one per client.
 type gatewayOnly struct {
-	core *runs.Core
-	url  string
-	runs []string
+	core  *runs.Core
+	close func() error
+	URL   string
+	Runs  []string
 }
 
-func newGatewayOnly(b *testing.B, clients int) *gatewayOnly {
-	b.Helper()
+// openGatewayOnly makes one in this process.
+func openGatewayOnly(ctx context.Context, dir string, clients int) (*gatewayOnly, error) {
 	gin.SetMode(gin.ReleaseMode)
-	dir := b.TempDir()
-	ok := func(err error) {
-		b.Helper()
-		if err != nil {
-			b.Fatal(err)
-		}
+	records, err := store.Open(ctx, store.Options{Dir: dir, Reserve: -1})
+	if err != nil {
+		return nil, err
 	}
-	records, err := store.Open(b.Context(), store.Options{Dir: dir, Reserve: -1})
-	ok(err)
-	core, err := runs.Open(b.Context(), runs.Config{
+	core, err := runs.Open(ctx, runs.Config{
 		Store: records, DataDir: dir, Models: []runs.Model{{Name: modelName}}, Backends: always(idle{}.get), Logger: slog.New(slog.DiscardHandler), SweepEvery: time.Hour,
 		PointEvery: 24 * time.Hour, PointOperations: 1 << 30, // an idle backend has nothing to write
 	})
-	ok(err)
-	ring, err := keys.Open("")
-	ok(err)
-	auth := &keys.Authenticator{Ring: ring, Tokens: keys.Tokens{Secret: make([]byte, 32), Lifetime: time.Hour}}
-	owner, err := auth.Owner("")
-	ok(err)
-	api, err := tinker.New(core, auth, tinker.Options{MaxPerClient: 2000})
-	ok(err)
-	listener, err := (&net.ListenConfig{}).Listen(b.Context(), "tcp", "127.0.0.1:0")
-	ok(err)
-	ctx, cancel := context.WithCancel(b.Context())
-	served := make(chan error, 1)
-	handler := front.New(front.Options{Health: func() front.Health { return front.Health{Status: "ok"} }, Metrics: http.NotFoundHandler(), Routes: []func(gin.IRouter){api.Register}})
-	go func() { served <- front.Serve(ctx, listener, handler) }()
-	b.Cleanup(func() {
-		cancel()
-		<-served
+	if err != nil {
+		return nil, errors.Join(err, records.Close())
+	}
+	g := &gatewayOnly{core: core, close: func() error {
 		stop, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		ok(core.Close(stop))
-		ok(records.Close())
-	})
-	g := &gatewayOnly{core: core, url: "http://" + listener.Addr().String()}
-	session, err := core.CreateSession(b.Context(), runs.NewSession{Owner: owner})
-	ok(err)
-	seed := uint64(1)
-	for i := range clients {
-		made, err := core.CreateRun(b.Context(), runs.NewRun{Owner: owner, SessionID: session.ID, ModelSeq: int64(i), BaseModel: modelName, LoRA: runs.LoRAConfig{Rank: 4, Seed: &seed, TrainMLP: true}})
-		ok(err)
-		out, err := core.Wait(b.Context(), owner, made.RequestID, time.Minute)
-		ok(err)
-		if out.Failure != nil {
-			b.Fatal(out.Failure.Message)
+		return errors.Join(core.Close(stop), records.Close())
+	}}
+	session, err := core.CreateSession(ctx, runs.NewSession{Owner: keys.Anonymous})
+	for i := 0; i < clients && err == nil; i++ {
+		seed := uint64(1)
+		var made runs.Submitted
+		made, err = core.CreateRun(ctx, runs.NewRun{Owner: keys.Anonymous, SessionID: session.ID, ModelSeq: int64(i), BaseModel: modelName, LoRA: runs.LoRAConfig{Rank: 4, Seed: &seed, TrainMLP: true}})
+		if err == nil {
+			err = g.wait(ctx, made.RequestID)
 		}
-		g.runs = append(g.runs, made.RunID)
+		g.Runs = append(g.Runs, made.RunID)
 	}
-	return g
+	if err != nil {
+		return nil, errors.Join(err, g.close())
+	}
+	return g, nil
+}
+
+// idleGateway is the main function of a process that is such a gateway in its folder and nothing else. It serves until its standard input ends.
+func idleGateway(clients int) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	g, err := openGatewayOnly(ctx, ".", clients)
+	if err != nil {
+		return err
+	}
+	ring, err := keys.Open("")
+	if err != nil {
+		return err
+	}
+	auth := &keys.Authenticator{Ring: ring, Tokens: keys.Tokens{Secret: make([]byte, 32), Lifetime: time.Hour}}
+	api, err := tinker.New(g.core, auth, tinker.Options{MaxPerClient: 2000})
+	if err != nil {
+		return err
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	g.URL = "http://" + listener.Addr().String()
+	if err := json.NewEncoder(os.Stdout).Encode(g); err != nil {
+		return err
+	}
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin) // however it ends, nobody is there any more
+		cancel()
+	}()
+	handler := front.New(front.Options{Health: func() front.Health { return front.Health{Status: "ok"} }, Metrics: http.NotFoundHandler(), Routes: []func(gin.IRouter){api.Register}})
+	return errors.Join(front.Serve(ctx, listener, handler), g.close())
+}
+
+// startGatewayOnly makes one in a process of its own, whose processor time is then the server's alone, and gives what tells that time.
+func startGatewayOnly(b *testing.B, clients int) (*gatewayOnly, func() time.Duration) {
+	b.Helper()
+	child := exec.Command(os.Args[0])
+	child.Dir, child.Stderr, child.Env = b.TempDir(), os.Stderr, append(os.Environ(), idleVariable+"="+strconv.Itoa(clients))
+	input, err := child.StdinPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	output, err := child.StdoutPipe()
+	if err == nil {
+		err = child.Start()
+	}
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		input.Close()
+		if err := child.Wait(); err != nil {
+			b.Error(err)
+		}
+	})
+	var g gatewayOnly
+	if err := json.NewDecoder(output).Decode(&g); err != nil {
+		b.Fatal(err)
+	}
+	return &g, func() time.Duration {
+		m, err := measure(child.Process.Pid)
+		if err != nil {
+			b.Fatal(err)
+		}
+		return m.cpu
+	}
+}
+
+// wait waits for an operation's outcome.
+func (g *gatewayOnly) wait(ctx context.Context, id string) error {
+	out, err := g.core.Wait(ctx, keys.Anonymous, id, time.Minute)
+	if err == nil && out.Failure != nil {
+		err = fmt.Errorf("%s: %s", id, out.Failure.Message)
+	}
+	return err
 }
 
 // inCore submits and waits inside the process.
@@ -130,11 +191,7 @@ func (g *gatewayOnly) inCore(ctx context.Context, run string, seq int) error {
 	if err != nil {
 		return err
 	}
-	out, err := g.core.Wait(ctx, keys.Anonymous, made.RequestID, time.Minute)
-	if err == nil && out.Failure != nil {
-		err = fmt.Errorf("%s: %s", made.RequestID, out.Failure.Message)
-	}
-	return err
+	return g.wait(ctx, made.RequestID)
 }
 
 // overHTTP submits and polls as a client does.
@@ -164,7 +221,7 @@ func (g *gatewayOnly) overHTTP(client *http.Client, run string, seq int) error {
 }
 
 func (g *gatewayOnly) ask(client *http.Client, path, contentType string, body []byte) ([]byte, error) {
-	answer, err := client.Post(g.url+"/api/v1"+path, contentType, bytes.NewReader(body))
+	answer, err := client.Post(g.URL+"/api/v1"+path, contentType, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
@@ -199,7 +256,7 @@ func syncTime(b *testing.B) time.Duration {
 	return times[len(times)/2]
 }
 
-// processorTime is what this process has used, clients included.
+// processorTime is what this process has used.
 func processorTime(b *testing.B) time.Duration {
 	b.Helper()
 	var u unix.Rusage
@@ -210,12 +267,26 @@ func processorTime(b *testing.B) time.Duration {
 }
 
 // BenchmarkSubmitToCompleted measures operations of 1 KiB from submission to the completed future, each durable before it is answered and its result before it is given, with
-// a backend that does nothing: inside the process, and over HTTP with the clients in the same process. p50-sync-ms is the median latency less the disk's own sync.
+// a backend that does nothing: inside the process, and over HTTP, where the server is a process of its own and cpu-µs/op is that one's. p50-sync-ms is the median latency less the disk's own sync.
 func BenchmarkSubmitToCompleted(b *testing.B) {
 	for _, way := range []string{"core", "http"} {
 		for _, clients := range []int{1, 64} {
 			b.Run(fmt.Sprintf("%s/clients=%d", way, clients), func(b *testing.B) {
-				g := newGatewayOnly(b, clients)
+				var g *gatewayOnly
+				serverTime := func() time.Duration { return processorTime(b) }
+				if way == "core" {
+					var err error
+					if g, err = openGatewayOnly(b.Context(), b.TempDir(), clients); err != nil {
+						b.Fatal(err)
+					}
+					defer func() {
+						if err := g.close(); err != nil {
+							b.Error(err)
+						}
+					}()
+				} else {
+					g, serverTime = startGatewayOnly(b, clients)
+				}
 				disk := syncTime(b)
 				client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: clients}}
 				defer client.CloseIdleConnections()
@@ -226,9 +297,9 @@ func BenchmarkSubmitToCompleted(b *testing.B) {
 						begun := time.Now()
 						var err error
 						if way == "core" {
-							err = g.inCore(b.Context(), g.runs[i], seq+1)
+							err = g.inCore(b.Context(), g.Runs[i], seq+1)
 						} else {
-							err = g.overHTTP(client, g.runs[i], seq+1)
+							err = g.overHTTP(client, g.Runs[i], seq+1)
 						}
 						if err != nil {
 							return err
@@ -239,7 +310,7 @@ func BenchmarkSubmitToCompleted(b *testing.B) {
 				}
 				b.ReportAllocs()
 				b.ResetTimer()
-				used := processorTime(b)
+				used := serverTime()
 				for i := range clients {
 					go func() { errs <- work(i, (b.N+clients-1-i)/clients) }()
 				}
@@ -248,7 +319,7 @@ func BenchmarkSubmitToCompleted(b *testing.B) {
 						b.Fatal(err)
 					}
 				}
-				used = processorTime(b) - used
+				used = serverTime() - used
 				b.StopTimer()
 				all := slices.Concat(latencies...)
 				slices.Sort(all)

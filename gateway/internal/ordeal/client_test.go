@@ -142,6 +142,7 @@ type trainee struct {
 	caller
 	session, id string
 	seq         int
+	mark        uint32 // if not 0, the first token of the next passes
 }
 
 // create makes the n-th run of a session.
@@ -149,14 +150,14 @@ func (c caller) create(session string, n, rank int) *trainee {
 	c.Helper()
 	answer, _ := c.submit("/create_model", object{"session_id": session, "model_seq_id": n, "base_model": modelName, "type": "create_model",
 		"lora_config": object{"rank": rank, "seed": 7 + n, "train_unembed": true, "train_mlp": true, "train_attn": true}}).must()
-	return &trainee{c, session, answer["model_id"].(string), 0}
+	return &trainee{c, session, answer["model_id"].(string), 0, 0}
 }
 
 // resume makes the n-th run of a session from a checkpoint.
 func (c caller) resume(session string, n int, path string) *trainee {
 	c.Helper()
 	answer, _ := c.submit("/load_weights", object{"session_id": session, "model_seq_id": n, "path": path, "optimizer": true, "type": "load_weights"}).must()
-	return &trainee{c, session, answer["model_id"].(string), 0}
+	return &trainee{c, session, answer["model_id"].(string), 0, 0}
 }
 
 func (r *trainee) next() int { r.seq++; return r.seq }
@@ -168,7 +169,11 @@ func (r *trainee) pass(i, sequences, tokens int) submitted {
 	for j := range sequences {
 		ids, targets, weights := make([]byte, 0, 4*tokens), make([]byte, 0, 8*tokens), make([]byte, 0, 4*tokens)
 		for k := range tokens {
-			ids = appendUint32(ids, uint32(100+(i*31+j*17+k*7)%900))
+			id := uint32(100 + (i*31+j*17+k*7)%900)
+			if r.mark != 0 && j+k == 0 {
+				id = r.mark
+			}
+			ids = appendUint32(ids, id)
 			targets = appendUint32(appendUint32(targets, uint32(100+(i*13+j*29+k*11)%900)), 0)
 			weights = appendUint32(weights, math.Float32bits(float32(k%3)/2))
 		}
@@ -236,8 +241,13 @@ func (c caller) sampler(session string, n int, path string) string {
 
 // sample asks for the n-th sample of a sampling session: two sequences of the given length.
 func (c caller) sample(sampler string, n, tokens int) submitted {
+	return c.sampleOf(sampler, n, tokens, []int{11, 502, 77, 1300, 9, 9, 2048, 640})
+}
+
+// sampleOf asks for a sample after a prompt of its own.
+func (c caller) sampleOf(sampler string, n, tokens int, prompt []int) submitted {
 	return c.submit("/asample", object{"sampling_session_id": sampler, "seq_id": n, "num_samples": 2, "type": "sample",
-		"prompt":          object{"chunks": []any{object{"type": "encoded_text", "tokens": []int{11, 502, 77, 1300, 9, 9, 2048, 640}}}},
+		"prompt":          object{"chunks": []any{object{"type": "encoded_text", "tokens": prompt}}},
 		"sampling_params": object{"max_tokens": tokens, "seed": 5, "stop": []int{}, "temperature": 1.0, "top_p": 1.0}})
 }
 

@@ -21,6 +21,8 @@ import (
 const (
 	// runVariable makes the test binary the gateway.
 	runVariable = "TINSMITH_TEST_GATEWAY"
+	// idleVariable makes it a gateway with a backend that does nothing, with so many runs.
+	idleVariable = "TINSMITH_TEST_IDLE"
 	// modelName is the one served model.
 	modelName = "tinsmith/tiny-chat"
 	// within bounds whatever should come to pass; the machine may be busy.
@@ -33,6 +35,13 @@ var programs string
 func TestMain(m *testing.M) {
 	if os.Getenv(runVariable) != "" {
 		os.Exit(gateway())
+	}
+	if clients, err := strconv.Atoi(os.Getenv(idleVariable)); err == nil {
+		if err := idleGateway(clients); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
 	}
 	os.Exit(run(m))
 }
@@ -114,17 +123,8 @@ func newServer(t testing.TB, backend settings, more settings) *server {
 // newServerIn keeps the data in a folder that exists.
 func newServerIn(t testing.TB, dir string, backend settings, more settings) *server {
 	t.Helper()
-	config := settings{
-		"listen": "127.0.0.1:0", "data_dir": filepath.Join(dir, "data"), "log": settings{"level": "warn"},
-		"models": []any{settings{"name": modelName, "path": filepath.Join(root(), "configs", "models", "tiny-chat"), "backend": backend}},
-	}
-	for k, v := range more {
-		config[k] = v
-	}
 	s := &server{TB: t, dir: dir}
-	b, err := json.Marshal(config) // JSON is YAML
-	s.ok(err)
-	s.ok(os.WriteFile(filepath.Join(dir, "tinsmith.yaml"), b, 0o600))
+	s.configure(backend, more)
 	t.Cleanup(func() {
 		s.end()
 		if t.Failed() {
@@ -132,6 +132,21 @@ func newServerIn(t testing.TB, dir string, backend settings, more settings) *ser
 		}
 	})
 	return s
+}
+
+// configure writes the configuration, for the next start or the next SIGHUP.
+func (s *server) configure(backend settings, more settings) {
+	s.Helper()
+	config := settings{
+		"listen": "127.0.0.1:0", "data_dir": filepath.Join(s.dir, "data"), "log": settings{"level": "warn"},
+		"models": []any{settings{"name": modelName, "path": filepath.Join(root(), "configs", "models", "tiny-chat"), "backend": backend}},
+	}
+	for k, v := range more {
+		config[k] = v
+	}
+	b, err := json.Marshal(config) // JSON is YAML
+	s.ok(err)
+	s.ok(os.WriteFile(filepath.Join(s.dir, "tinsmith.yaml"), b, 0o600))
 }
 
 func (s *server) ok(err error) {
@@ -247,6 +262,11 @@ type health struct {
 	Models  []struct {
 		State, Reason string
 		Restarts      int
+		Rebuilding    struct {
+			Runs     int
+			Replayed int `json:"operations_replayed"`
+			ToReplay int `json:"operations_to_replay"`
+		}
 	}
 }
 

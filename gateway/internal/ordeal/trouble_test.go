@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -180,20 +181,117 @@ func TestKilledForHanging(t *testing.T) {
 	s.await("well again", func(h health) bool { return h.Status == "ok" && h.Models[0].Restarts == 1 })
 }
 
-// TestBackendThatStaysDead crashes the plugin whenever it comes to an operation: after five times the operation fails, with the reason and the plugin's last words.
-func TestBackendThatStaysDead(t *testing.T) {
-	s := newServer(t, settings{"plugin": "fake", "faults": []any{settings{"operation": "forward_backward", "n": 1, "action": "crash", "exit_code": 7}}}, nil)
+// TestRebuildingIsShown kills the plugin under a run with a long past: the server says how far the run is on its way back, and serves everything else meanwhile.
+func TestRebuildingIsShown(t *testing.T) {
+	const passes = 8
+	s := newServer(t, settings{"plugin": "fake", "delays": []any{settings{"operation": "forward_backward", "seconds": 0.2}}}, nil)
 	s.start()
 	s.ready()
 	c := newCaller(t, s.url)
-	r := c.create(c.session(), 0, 4)
-	_, _, err := r.pass(0, 2, 8).result()
-	if err == nil || !strings.Contains(err.Error(), "exit status 7") || !strings.Contains(err.Error(), "told to crash") {
-		t.Errorf("the operation ended with %v, want the reason and the last of the plugin's output", err)
+	session := c.session()
+	r := c.create(session, 0, 4)
+	for i := range passes {
+		r.pass(i, 1, 6).must()
 	}
-	if os.Getenv("E2E_LEVEL") == "all" { // the pauses between the starts take a while
-		s.await("given up", func(h health) bool {
-			return h.Status == "degraded" && h.Models[0].State == "failed" && strings.Contains(h.Models[0].Reason, "5 crashes")
+	sampler := c.sampler(session, 0, "")
+	s.ok(syscall.Kill(children(s.process.Process.Pid)[0], syscall.SIGKILL))
+	s.await("rebuilding", func(h health) bool {
+		m := h.Models
+		return h.Status == "ok" && m[0].State == "rebuilding" && m[0].Rebuilding.Runs == 1 && m[0].Rebuilding.ToReplay == passes && m[0].Rebuilding.Replayed > 0 && m[0].Rebuilding.Replayed < passes
+	})
+	c.sample(sampler, 0, 4).must()
+	s.await("rebuilt", func(h health) bool { return h.Status == "ok" && h.Models[0].State == "ready" })
+	r.step(1e-2).must()
+}
+
+// TestWorkThatCrashesItsBackend lets a pass and a sample crash the plugin whenever they run: each fails with the reason and the plugin's last words, and everybody else goes on as if they had never been.
+// Their crashes together are more than the supervisor allows.
+func TestWorkThatCrashesItsBackend(t *testing.T) {
+	const poison = 50
+	backend := settings{"plugin": "fake", "delays": []any{settings{"operation": "optim_step", "seconds": 0.05}}, "faults": []any{
+		settings{"operation": "forward_backward", "token": poison, "action": "crash", "exit_code": 7},
+		settings{"operation": "sample", "token": poison, "action": "crash", "exit_code": 8},
+	}}
+	live := func(poisoned bool) findings {
+		s := newServer(t, backend, nil)
+		s.start()
+		s.ready()
+		c := newCaller(t, s.url)
+		session := c.session()
+		guilty, others := c.create(session, 0, 4), []*trainee{c.create(session, 1, 4), c.create(session, 2, 2)}
+		sampler := c.sampler(session, 0, "")
+		f := findings{}
+		var waiting []func()
+		work := func(rounds int) {
+			for i := range rounds {
+				for j, r := range others {
+					pass, step, sample := r.pass(i, 2, 8), r.step(1e-2), c.sample(sampler, 10*i+j, 4)
+					name := fmt.Sprint("round ", i, " of ", j)
+					waiting = append(waiting, func() {
+						_, b := pass.must()
+						step.must()
+						_, tokens := sample.must()
+						f[name] = fmt.Sprintf("%s %x", essence(t, b), tokens)
+					})
+				}
+			}
+		}
+		fails := func(one submitted, words ...string) {
+			_, _, err := one.result()
+			for _, w := range append(words, "told to crash", "it crashes the backend") {
+				if err == nil || !strings.Contains(err.Error(), w) {
+					t.Errorf("the guilty work ended with %v, want %q in it", err, w)
+				}
+			}
+		}
+		work(6)
+		if poisoned {
+			guilty.mark = poison
+			fails(guilty.pass(0, 2, 8), "exit status 7")
+			guilty.mark = 0
+			fails(c.sampleOf(sampler, 1000, 4, []int{11, poison, 12}), "exit status 8")
+		}
+		guilty.pass(1, 2, 8).must()
+		guilty.step(1e-2).must()
+		for _, w := range waiting {
+			w()
+		}
+		for i, r := range append(others, guilty) {
+			name := fmt.Sprint("end", i)
+			r.save(name).must()
+			f[name] = sums(t, filepath.Join(s.dir, "data", "checkpoints", "*", "weights", name+"~*"))
+		}
+		s.await("well", func(h health) bool {
+			return h.Status == "ok" && (h.Models[0].Restarts > 0) == poisoned && h.Models[0].Restarts <= 8
 		})
+		if poisoned {
+			t.Logf("%d restarts", s.healthz().Models[0].Restarts)
+		}
+		return f
 	}
+	compare(t, live(true), live(false))
+}
+
+// TestBackendThatStaysDead gives up a plugin that crashes as soon as it has a model.
+func TestBackendThatStaysDead(t *testing.T) {
+	if os.Getenv("E2E_LEVEL") != "all" { // the pauses between the starts take a while
+		t.Skip("takes half a minute; E2E_LEVEL=all runs it")
+	}
+	s := newServer(t, settings{"plugin": "fake", "faults": []any{settings{"operation": "create_adapter", "n": 1, "action": "crash", "exit_code": 7}}}, nil)
+	s.start()
+	s.ready()
+	c := newCaller(t, s.url)
+	session := c.session()
+	for i := range 5 { // each is tried twice
+		answer, err := c.post("/create_model", object{"session_id": session, "model_seq_id": i, "base_model": modelName, "type": "create_model", "lora_config": object{"rank": 4}})
+		s.ok(err)
+		id, _ := answer["request_id"].(string)
+		_, _, err = submitted{c, id, nil}.result()
+		if err == nil || !strings.Contains(err.Error(), "exit status 7") || !strings.Contains(err.Error(), "told to crash") {
+			t.Errorf("the creation ended with %v, want the reason and the last of the plugin's output", err)
+		}
+	}
+	s.await("given up", func(h health) bool {
+		return h.Status == "degraded" && h.Models[0].State == "failed" && strings.Contains(h.Models[0].Reason, "5 crashes")
+	})
 }

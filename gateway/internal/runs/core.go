@@ -21,6 +21,8 @@ type Backend struct {
 	Model  plugins.ModelInfo // what it loaded
 	Lost   <-chan struct{}   // closed when the process is gone
 	Reason func() string     // after Lost: why, with the end of its stderr
+	// Outside tells after Lost whether somebody else ended the process, so that its end says nothing about the work that it had; nil = never.
+	Outside func() bool
 }
 
 // Backends gives the backends of the served models. The supervisor satisfies it.
@@ -58,6 +60,8 @@ type Config struct {
 	Logger   *slog.Logger // nil = slog.Default
 	// Refuse says why new work for a model is not taken for now, which clients are told with KindUnavailable; nil = never.
 	Refuse func(model string) error
+	// Explained is told when the crashes of a model's process had a cause that does not come again: work that is not run any more, and without which others have succeeded. It must return at once; nil = nobody is told.
+	Explained func(model string)
 
 	SessionExpiry    time.Duration // without heartbeat; 300 s
 	GapWait          time.Duration // how long a missing seq_id is waited for; 2 s

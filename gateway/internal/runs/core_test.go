@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -46,6 +47,8 @@ type world struct {
 	failed     error  // set: Backend fails for good
 	arithmetic string // of the next process, if it is to be another one
 	store      store.Store
+	crashes    atomic.Bool  // processes end by themselves, not by the test, and the next one starts
+	losses     atomic.Int64 // that ended so
 }
 
 func newWorld(t testing.TB, change func(*world)) *world {
@@ -136,7 +139,14 @@ func (w *world) restart() {
 // restartBackend replaces the backend's process.
 func (w *world) restartBackend() {
 	w.t.Helper()
-	b := fake.New(fake.Options{Exit: func(int) {}})
+	var b *fake.Backend
+	b = fake.New(fake.Options{Exit: func(int) {
+		if w.crashes.Load() {
+			w.losses.Add(1)
+			b.Lose()
+			go w.restartBackend()
+		}
+	}})
 	modelDir := w.t.TempDir()
 	w.ok(os.WriteFile(filepath.Join(modelDir, "config.json"), []byte(`{"vocab_size": 64}`), 0o600))
 	info, err := b.Load(w.t.Context(), plugins.LoadRequest{ModelDir: modelDir, Name: base, Config: json.RawMessage(w.fake), Scratch: w.t.TempDir()}, func(plugins.LoadProgress) {})
@@ -159,6 +169,12 @@ func (w *world) Backend(ctx context.Context, _ string) (Backend, error) {
 		return Backend{}, w.failed
 	}
 	info, err := w.current.Info(ctx)
+	for err != nil && w.crashes.Load() && ctx.Err() == nil { // the next one is being started
+		w.mu.Unlock()
+		time.Sleep(time.Millisecond)
+		w.mu.Lock()
+		info, err = w.current.Info(ctx)
+	}
 	if err != nil {
 		return Backend{}, err
 	}
@@ -167,7 +183,7 @@ func (w *world) Backend(ctx context.Context, _ string) (Backend, error) {
 		b = w.wrap(b)
 	}
 	return Backend{
-		Backend: b, BootID: info.BootID, Lost: w.lost, Reason: func() string { return "killed by the test" },
+		Backend: b, BootID: info.BootID, Lost: w.lost, Reason: func() string { return "killed by the test" }, Outside: func() bool { return !w.crashes.Load() },
 		Model: plugins.ModelInfo{
 			Architecture: "Fake", VocabSize: 64, MaxContextLength: 128, MaxRank: 64, ModelHash: w.loaded.ModelHash, Arithmetic: cmp.Or(w.arithmetic, w.loaded.Arithmetic),
 		},

@@ -2,6 +2,7 @@ package runs
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 
@@ -22,6 +23,7 @@ type sampleJob struct {
 	running bool     // it has a goroutine, which completes it
 	stop    func()   // ends the call to the backend, once there is one
 	why     *Failure // set: it was cancelled
+	blame   blame
 }
 
 // admit counts a sample against the limits. mu is held.
@@ -59,7 +61,7 @@ func (c *Core) queueSample(j *sampleJob) {
 // pumpSamples gives the backend what it may have. mu is held.
 func (c *Core) pumpSamples(m *model) {
 	q := &m.samples
-	for q.running < c.cfg.MaxRunningSample && !c.closing {
+	for q.running < c.cfg.MaxRunningSample && !c.closing && !m.inquest.open {
 		j := q.pop(c.share)
 		if j == nil {
 			return
@@ -69,6 +71,7 @@ func (c *Core) pumpSamples(m *model) {
 			continue // finished already
 		}
 		j.running = true
+		j.blame.job, j.blame.what = j, j.future.id
 		c.start(func(ctx context.Context) { c.runSample(ctx, j) })
 	}
 }
@@ -116,11 +119,15 @@ func (c *Core) runSample(ctx context.Context, j *sampleJob) {
 	var batch store.Batch
 	c.mu.Lock()
 	why := j.why
+	c.clear(m, &j.blame)
+	if err == nil {
+		c.worked(m)
+	}
 	c.mu.Unlock()
 	switch {
 	case why != nil:
 		out = Outcome{Failure: why}
-	case err != nil && ctx.Err() != nil:
+	case err != nil && (ctx.Err() != nil || errors.Is(err, errClosing)):
 		c.mu.Lock()
 		m.samples.ended(j)
 		c.mu.Unlock()
@@ -172,7 +179,7 @@ func (c *Core) movedToDisk(j *sampleJob, err error) bool {
 	return plugins.KindOf(err) == plugins.KindNotFound && s != nil && (!s.hot && s.dir != "" || s.run != nil && s.run.rebuild != nil)
 }
 
-func (c *Core) sampleOnce(ctx context.Context, j *sampleJob, attempt int) (*SampleResult, error) {
+func (c *Core) sampleOnce(ctx context.Context, j *sampleJob, attempt int) (result *SampleResult, err error) {
 	m := j.sampler.model
 	b, err := c.backend(ctx, m)
 	if err != nil {
@@ -184,6 +191,14 @@ func (c *Core) sampleOnce(ctx context.Context, j *sampleJob, attempt int) (*Samp
 	if err != nil {
 		return nil, err
 	}
+	if err := c.take(ctx, m, &j.blame, b.BootID); err != nil {
+		return nil, err
+	}
+	defer func() {
+		c.mu.Lock()
+		c.gave(m, &j.blame, err)
+		c.mu.Unlock()
+	}()
 	adapter, version, release, err := c.acquire(ctx, m, b, src)
 	if err != nil {
 		return nil, err
@@ -195,6 +210,7 @@ func (c *Core) sampleOnce(ctx context.Context, j *sampleJob, attempt int) (*Samp
 	if attempt > 0 { // an earlier attempt may not have ended there yet
 		req.ID += "#" + itoa(attempt)
 	}
+	req.AtEnd = len(j.req.StopStrings) == 0 // else its tokens are looked at as they come, to end it
 	col := newCollector(j.req)
 	if err := c.sample(ctx, b, m, req, j.req.StopStrings, col.event); err != nil {
 		return nil, err

@@ -45,7 +45,7 @@ func (c *Core) execute(ctx context.Context, op *operation) {
 		op.future.begun = c.cfg.now().UTC()
 		done, err = c.create(ctx, op)
 	case !ok:
-		c.giveBack(op, "the backend process was replaced")
+		c.giveBack(op, "the backend process was replaced", plugins.ErrBackendLost)
 		return
 	case op.point != nil:
 		c.takePoint(ctx, b, op)
@@ -60,7 +60,7 @@ func (c *Core) execute(ctx context.Context, op *operation) {
 		op.future.begun = c.cfg.now().UTC()
 		done, err = c.call(ctx, b, op)
 		if err != nil && ctx.Err() == nil && c.wentAway(op.run, b, err) {
-			c.giveBack(op, b.reason(err))
+			c.giveBack(op, b.reason(err), err)
 			return
 		}
 	}
@@ -70,6 +70,12 @@ func (c *Core) execute(ctx context.Context, op *operation) {
 	if err != nil {
 		done = failedWith(failureOf(err))
 	}
+	c.mu.Lock()
+	c.gave(op.run.model, &op.blame, nil) // it is decided, though not yet in the journal
+	if done.outcome.Failure == nil {
+		c.worked(op.run.model)
+	}
+	c.mu.Unlock()
 	c.finish(ctx, op.future, &done.outcome, op.position, done.batch, func() {
 		if done.outcome.Failure != nil && (op.create != nil || op.load != nil) {
 			op.run.failStart(op, done.outcome.Failure)
@@ -130,7 +136,12 @@ func (c *Core) create(ctx context.Context, op *operation) (done, error) {
 	for attempt := 0; ; attempt++ {
 		b, err := c.backend(ctx, r.model)
 		if err == nil {
-			_, err = c.createIn(ctx, b, op)
+			if err = c.take(ctx, r.model, &op.blame, b.BootID); err == nil {
+				_, err = c.createIn(ctx, b, op)
+				c.mu.Lock()
+				c.gave(r.model, &op.blame, err)
+				c.mu.Unlock()
+			}
 			if err == nil {
 				return c.created(op, b), nil
 			}

@@ -2,6 +2,8 @@ package runs
 
 import (
 	"context"
+	"fmt"
+	"sync"
 
 	"github.com/tinsmith/tinsmith/plugins"
 )
@@ -17,7 +19,7 @@ type Generation struct {
 // Generate samples from a target and passes on the events in order from one goroutine; sequences are cut at the token that completes a stop string (StopToken is then the
 // reason). Newest versions are fixed when it starts. KindBusy when too much runs already, KindUnavailable while Config.Refuse does not want it. An error of emit, or the end of ctx, frees the sequences and is returned. Nothing is
 // journalled and nothing is repeated.
-func (c *Core) Generate(ctx context.Context, target Target, req Generation, emit func(plugins.SampleEvent) error) error {
+func (c *Core) Generate(ctx context.Context, target Target, req Generation, emit func(plugins.SampleEvent) error) (err error) {
 	m := c.byName[target.ServedModel]
 	if m == nil {
 		return notFoundf("model %s is not served here", quote(target.Name))
@@ -71,7 +73,6 @@ func (c *Core) Generate(ctx context.Context, target Target, req Generation, emit
 		return invalidf("n: is %d, must be in 1 … %d", r.NumSamples, maxSamples)
 	}
 	var stops []string
-	var err error
 	if r.StopTokens, stops, err = resolveStops(req.Stops, m.Model, vocab); err != nil {
 		return err
 	}
@@ -80,7 +81,20 @@ func (c *Core) Generate(ctx context.Context, target Target, req Generation, emit
 	}
 	r.Share = c.share(req.Owner)
 	r.ID = "generate:" + c.newID("", "", "")
-	b, adapter, version, release, err := c.acquireNow(ctx, m, target.source)
+	w := blame{key: sync.OnceValue(func() string { return hashGeneration(req, target) }), what: r.ID}
+	c.mu.Lock()
+	c.accuse(m, &w)
+	c.mu.Unlock()
+	b, adapter, version, release, err := c.acquireNow(ctx, m, &w, target.source)
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if err == nil {
+			m.inquest.forget(&w)
+			c.worked(m)
+		}
+		c.clear(m, &w)
+	}()
 	if err != nil {
 		return err
 	}
@@ -88,6 +102,9 @@ func (c *Core) Generate(ctx context.Context, target Target, req Generation, emit
 	r.Adapter, r.Version = adapter, version
 	count := tokenCounter{emit: emit}
 	err = c.sample(ctx, b, m, r, stops, count.event)
+	if plugins.KindOf(err) == plugins.KindBackendLost {
+		c.awaitEnd(ctx, m, b)
+	}
 	c.countGeneration(ctx, req.Owner, target, n, count)
 	if err != nil && plugins.KindOf(err) == plugins.KindInvalid {
 		return invalidf("%s", err)
@@ -95,13 +112,20 @@ func (c *Core) Generate(ctx context.Context, target Target, req Generation, emit
 	return err
 }
 
-// acquireNow makes a source usable in the process that runs; while processes are replaced it waits.
-func (c *Core) acquireNow(ctx context.Context, m *model, src source) (b Backend, adapter string, version int64, release func(), err error) {
+// acquireNow waits for the turn of a request and makes a source usable in the process that runs; while processes are replaced it waits.
+func (c *Core) acquireNow(ctx context.Context, m *model, w *blame, src source) (b Backend, adapter string, version int64, release func(), err error) {
 	for attempt := 0; ; attempt++ {
 		if b, err = c.backend(ctx, m); err != nil {
 			return b, "", 0, nil, err
 		}
-		adapter, version, release, err = c.acquire(ctx, m, b, src)
+		if err = c.take(ctx, m, w, b.BootID); err == nil {
+			adapter, version, release, err = c.acquire(ctx, m, b, src)
+		}
+		if err != nil {
+			c.mu.Lock()
+			c.gave(m, w, err)
+			c.mu.Unlock()
+		}
 		if err == nil || !lost(err) {
 			return b, adapter, version, release, err
 		}
@@ -127,4 +151,33 @@ func (k *tokenCounter) event(e plugins.SampleEvent) error {
 		k.sampled += len(e.Tokens.Tokens)
 	}
 	return k.emit(e)
+}
+
+// awaitEnd waits until the core has taken note of the end of a process, so that it knows what the process had.
+func (c *Core) awaitEnd(ctx context.Context, m *model, b Backend) {
+	if b.Lost == nil {
+		return
+	}
+	select {
+	case <-b.Lost:
+	case <-ctx.Done():
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if now, ok := m.current(); ok && now.BootID == b.BootID {
+		c.backendEnded(m, b)
+	}
+}
+
+// hashGeneration is equal for direct requests that ask for the same. A seed that was drawn does not count.
+func hashGeneration(g Generation, target Target) string {
+	var h hasher
+	r := g.Request
+	r.ID, r.Adapter, r.Version, r.Share = "", "", 0, plugins.Share{}
+	if !g.SeedGiven {
+		r.Seed = 0
+	}
+	h.text(g.Owner, target.ServedModel, target.RunID, target.Path, fmt.Sprint(r), fmt.Sprint(g.Stops))
+	return h.sum("generate")
 }

@@ -41,10 +41,11 @@ type model struct {
 	loads      int64 // makes adapter ids of frozen ones unique
 	samples    sampleQueue
 	generating int
+	inquest    inquest
 }
 
 func newModel(m Model) *model {
-	return &model{Model: m, frozen: map[string]*frozen{}, samples: newSampleQueue()}
+	return &model{Model: m, frozen: map[string]*frozen{}, samples: newSampleQueue(), inquest: newInquest()}
 }
 
 // current is the process that runs, as far as is known.
@@ -84,6 +85,7 @@ func (c *Core) backend(ctx context.Context, m *model) (Backend, error) {
 			}
 		})
 	}
+	c.proceed(m)
 	return b, nil
 }
 
@@ -93,11 +95,13 @@ func (c *Core) backendEnded(m *model, b Backend) {
 		m.running = false
 		m.frozen = map[string]*frozen{}
 	}
+	c.crashed(m, b)
 	for _, r := range c.runs {
 		if r.model == m && r.boot == b.BootID {
 			c.interrupt(r, b.reason(nil))
 		}
 	}
+	c.proceed(m)
 }
 
 // unknownModel says what there is.

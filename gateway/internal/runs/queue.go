@@ -35,6 +35,7 @@ type operation struct {
 
 	position int64  // in the order of the process that runs it
 	dir      string // under the data directory: what an attempt that was cut off may have left
+	blame    blame
 }
 
 // internal tells whether nobody waits for the operation's outcome.
@@ -173,6 +174,9 @@ func (c *Core) refused(r *run, seq int64) {
 
 // pump gives the backend what it may have: in order, a bounded number and size ahead, creations, loads and the end alone. mu is held.
 func (c *Core) pump(r *run) {
+	if r.model != nil {
+		defer c.proceed(r.model)
+	}
 	q := &r.queue
 	for len(q.ready) > 0 && !c.closing && !q.alone && q.skipping == 0 {
 		op := q.ready[0]
@@ -186,7 +190,11 @@ func (c *Core) pump(r *run) {
 		if op.fault == nil && !op.internal() {
 			op.fault = c.faultOf(op)
 		}
+		op.blame.op = op
 		if op.fault == nil {
+			if !r.model.inquest.mayRun(&op.blame) {
+				return
+			}
 			if alone && q.ahead > 0 || q.ahead >= plugins.MaxAhead || q.ahead > 0 && q.aheadBytes+op.bytes > plugins.MaxAheadBytes {
 				return
 			}
@@ -224,6 +232,12 @@ func (c *Core) pump(r *run) {
 		if next := c.duePoint(op); next != nil {
 			q.ready = slices.Insert(q.ready, 0, next)
 		}
+		if op.future != nil {
+			op.blame.what = op.future.id
+		}
+		if op.create == nil { // a creation finds its process itself
+			r.model.inquest.give(&op.blame, r.boot)
+		}
 		c.start(func(ctx context.Context) { c.execute(ctx, op) })
 	}
 }
@@ -232,6 +246,8 @@ func (c *Core) pump(r *run) {
 func (c *Core) faultOf(op *operation) *Failure {
 	r, q := op.run, &op.run.queue
 	switch {
+	case op.blame.verdict != nil:
+		return failureOf(op.blame.verdict)
 	case q.failed != nil && op.kind != OpUnloadRun:
 		return q.failed
 	case op.kind == OpOptimStep && !q.windowSent && q.windowFault != nil:
@@ -261,6 +277,7 @@ func (c *Core) left(op *operation, wasAhead bool) {
 	q := &op.run.queue
 	q.unfinished--
 	delete(q.pending, op.seq)
+	c.clear(op.run.model, &op.blame)
 	if op.pass != nil {
 		q.buffered -= op.bytes
 		op.pass = nil
@@ -283,6 +300,9 @@ func (c *Core) cameBack(op *operation) {
 	}
 	if op.save != nil {
 		delete(op.run.reserved, op.save.Path)
+	}
+	if op.internal() {
+		c.clear(op.run.model, &op.blame)
 	}
 	c.startRebuild(op.run)
 }

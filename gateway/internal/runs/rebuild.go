@@ -27,7 +27,41 @@ type rebuild struct {
 	count    int           // past operations in all
 	failures int           // attempts that failed although the process was there
 	computed bool          // some state was computed again
+	told     time.Time     // when its progress was logged last
 }
+
+// Rebuilding is how far the runs of a model are on their way into its process.
+type Rebuilding struct {
+	Runs     int // that are rebuilt now
+	Replayed int // operations of theirs that have run again
+	ToReplay int // all that have to, as far as is known: the operations of a run count when its replay begins
+}
+
+// Rebuilding tells which runs of a model are being rebuilt after a loss of its process or a restart of the server. Runs is 0 when none is.
+func (c *Core) Rebuilding(name string) Rebuilding {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var out Rebuilding
+	for _, r := range c.runs {
+		if r.ServedModel == name && r.usable() && r.rebuild != nil {
+			out.Runs++
+			out.Replayed += r.rebuild.replayed()
+			out.ToReplay += r.rebuild.count
+		}
+	}
+	return out
+}
+
+// replayed is how many past operations need nothing more. mu is held.
+func (b *rebuild) replayed() int {
+	if !b.loaded {
+		return 0
+	}
+	return b.count - b.left
+}
+
+// tellEvery is how often a rebuild that takes long is logged.
+const tellEvery = 10 * time.Second
 
 // maxRebuilds is how often a rebuild is tried that fails although the backend is there.
 const maxRebuilds = 5
@@ -69,11 +103,12 @@ func (r *run) settled() {
 	}
 }
 
-// giveBack puts an operation whose process went away before it was decided back into its place.
-func (c *Core) giveBack(op *operation, reason string) {
+// giveBack puts an operation whose process, or the adapter in it, went away before it was decided back into its place. err is how it came back.
+func (c *Core) giveBack(op *operation, reason string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r := op.run
+	c.gave(r.model, &op.blame, err)
 	if !r.usable() {
 		c.cameBack(op)
 		if !op.internal() {
@@ -167,6 +202,7 @@ func (c *Core) postpone(r *run, err error) {
 		}
 		c.complete(op, failureOf(err))
 	}
+	c.proceed(r.model)
 }
 
 // restoreBase makes the adapter as it was before the planned operations.
@@ -232,8 +268,16 @@ func (c *Core) queuePast(r *run, b Backend, p *plan) {
 
 // caughtUp counts a past operation that needs nothing more. mu is held.
 func (c *Core) caughtUp(r *run) {
-	if r.rebuild.left--; r.rebuild.left == 0 {
+	b := r.rebuild
+	if b.left--; b.left == 0 {
 		c.rebuilt(r)
+		return
+	}
+	if now := c.cfg.now(); b.told.IsZero() {
+		b.told = b.since
+	} else if now.Sub(b.told) >= tellEvery {
+		b.told = now
+		c.log.Info("a run is being rebuilt", "run", r.ID, "replayed", b.replayed(), "to_replay", b.count, "seconds", now.Sub(b.since).Seconds())
 	}
 }
 
@@ -252,6 +296,7 @@ func (c *Core) rebuilt(r *run) {
 	}
 	r.settled()
 	c.cool(r)
+	c.proceed(r.model)
 	c.start(func(ctx context.Context) { c.prune(ctx, r) })
 }
 

@@ -140,7 +140,7 @@ func (c *Core) takePoint(ctx context.Context, b Backend, op *operation) {
 	}
 	if err != nil && c.wentAway(r, b, err) {
 		c.discard(p.Dir)
-		c.giveBack(op, b.reason(err))
+		c.giveBack(op, b.reason(err), err)
 		return
 	}
 	c.mu.Lock()

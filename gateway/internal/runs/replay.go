@@ -252,7 +252,7 @@ func (c *Core) replay(ctx context.Context, b Backend, op *operation) error {
 func (c *Core) replayed(ctx context.Context, op *operation, b Backend, err error) {
 	r := op.run
 	if err != nil && c.wentAway(r, b, err) {
-		c.giveBack(op, b.reason(err))
+		c.giveBack(op, b.reason(err), err)
 		return
 	}
 	c.mu.Lock()

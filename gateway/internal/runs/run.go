@@ -87,6 +87,7 @@ type RunStatus struct {
 	AdapterNorm     float64 // after the last optim_step; NaN before
 	TokensPerSecond float64 // trained, over the last minute
 	TrainedTokens   int64
+	Rebuilding      *Rebuilding // its way into a process; nil when it is there
 }
 
 // RunQuery selects runs.
@@ -408,6 +409,9 @@ func (c *Core) endRun(r *run, state runState, reason string, why *Failure) {
 		s.hot = false
 	}
 	r.settled()
+	if r.model != nil {
+		c.proceed(r.model)
+	}
 	c.start(func(ctx context.Context) {
 		c.logged("run could not be stored", c.writeRun(context.WithoutCancel(ctx), r), "run", r.ID)
 		c.logged("adapter could not be deleted", c.deleteAdapter(ctx, r), "run", r.ID)
@@ -521,8 +525,13 @@ func (c *Core) RunStatuses(_ context.Context, owner string) ([]RunStatus, error)
 		if r.Owner != owner || !r.usable() && r.State != stateCorrupted || r.session != nil && !r.session.active() {
 			continue
 		}
+		var rebuilding *Rebuilding
+		if b := r.rebuild; b != nil && r.usable() {
+			rebuilding = &Rebuilding{Runs: 1, Replayed: b.replayed(), ToReplay: b.count}
+		}
 		list = append(list, RunStatus{
-			RunInfo: c.describeRun(r), Step: r.live.step, Version: r.live.version, Queued: r.queue.unfinished, LastLoss: r.live.loss, GradientNorm: r.live.gradient,
+			Rebuilding: rebuilding,
+			RunInfo:    c.describeRun(r), Step: r.live.step, Version: r.live.version, Queued: r.queue.unfinished, LastLoss: r.live.loss, GradientNorm: r.live.gradient,
 			AdapterNorm: r.live.norm, TokensPerSecond: r.live.rate(now), TrainedTokens: r.live.tokens,
 		})
 	}

@@ -151,7 +151,7 @@ func TestManySamplesTakeTurnsAndAreBounded(t *testing.T) {
 	w := newWorld(t, func(w *world) {
 		w.config.MaxRunningSample = 4
 		w.config.MaxQueuedSamples = 500
-		w.fake = `{"vocab_size": 64, "max_context_length": 128, "delays": [{"operation": "sample", "seconds": 0.05}]}`
+		w.fake = `{"vocab_size": 64, "max_context_length": 128, "delays": [{"operation": "sample", "seconds": 0.5}]}`
 	})
 	session := w.session()
 	id := w.baseSampler(session, 0)

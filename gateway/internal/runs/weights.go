@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"sort"
 	"time"
 
@@ -338,6 +339,12 @@ func (c *Core) writeSnapshot(ctx context.Context, b Backend, s *snapshot) error 
 	if err != nil {
 		return fmt.Errorf("write snapshot: %w", err)
 	}
+	c.mu.Lock()
+	wanted := slices.ContainsFunc(s.run.session.samplers, func(smp *sampler) bool { return smp.snap == s && !smp.ended })
+	c.mu.Unlock()
+	if !wanted { // its samplers ended meanwhile, and did not know of the folder
+		c.discard(dir)
+	}
 	return nil
 }
 
@@ -361,6 +368,7 @@ func (c *Core) writeSoon(s *snapshot) {
 		}
 		c.mu.Lock()
 		s.spilling = false
+		c.cool(s.run) // which took it for one that would not stay pinned
 		c.mu.Unlock()
 		c.prune(ctx, s.run)
 	})

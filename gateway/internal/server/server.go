@@ -47,12 +47,21 @@ type Storage struct {
 // Model is the state of one served model.
 type Model struct {
 	Name     string  `json:"name"`
-	State    string  `json:"state"`              // downloading, starting, loading, ready, hanging, restarting, failed
+	State    string  `json:"state"`              // downloading, starting, loading, ready, rebuilding, hanging, restarting, failed
 	Progress float64 `json:"progress,omitempty"` // 0 … 1 while downloading or loading
 	Reason   string  `json:"reason,omitempty"`   // why it is not ready
 	Restarts int     `json:"restarts"`
 	Device   string  `json:"device,omitempty"`
 	DType    string  `json:"dtype,omitempty"`
+	// Rebuilding is there in the state rebuilding: the backend is ready, and runs are brought back to where they were. Everything else is served meanwhile, so that the status stays ok.
+	Rebuilding *Rebuilding `json:"rebuilding,omitempty"`
+}
+
+// Rebuilding is how far the rebuild of runs is.
+type Rebuilding struct {
+	Runs     int `json:"runs"`
+	Replayed int `json:"operations_replayed"`
+	ToReplay int `json:"operations_to_replay"`
 }
 
 // Options are the parts that the server puts together.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -81,13 +80,18 @@ func (s *sqlStore) fail(err error) error {
 	s.broken = t
 	s.trouble.Store(t)
 	s.journal.abandon()
+	s.log.abandon()
 	s.db.writer.SetMaxIdleConns(0) // closes it: the next use opens another
 	s.db.writer.SetMaxIdleConns(s.db.writers)
+	s.answerFlushes(t)
 	return t
 }
 
 // check looks whether there is room, and after a failure whether writing works again.
 func (s *sqlStore) check(ctx context.Context) {
+	if s.broken != nil && s.applying {
+		return // what is being written to the database ends first
+	}
 	if s.broken != nil {
 		if err := s.probe(ctx); err != nil {
 			_ = s.fail(err) // it is kept for Err
@@ -98,18 +102,32 @@ func (s *sqlStore) check(ctx context.Context) {
 	s.trouble.Store(s.room())
 }
 
-// probe writes to the journal and to the database as a commit does.
+// probe writes to the journal, the commit log and the database as a commit does.
 func (s *sqlStore) probe(ctx context.Context) error {
 	if err := s.db.reconnect(ctx); err != nil {
 		return err
 	}
-	if _, err := s.journal.append("store", make([]byte, 4<<10)); err != nil {
+	if _, err := s.journal.append(inStore, make([]byte, 4<<10)); err != nil {
 		return err
 	}
 	if err := s.journal.sync(); err != nil {
 		return err
 	}
-	return s.transact(ctx, []Batch{{Put: []Record{{Collection: "store", Key: "probe", Value: make([]byte, 4<<10)}}}})
+	if err := s.log.repair(); err != nil {
+		return err
+	}
+	b := Batch{Put: []Record{{Collection: inStore, Key: "probe", Value: make([]byte, 4<<10)}}}
+	if err := s.log.append(appendBatch(make([]byte, groupHeader), b)); err != nil {
+		return err
+	}
+	s.show([]Batch{b})
+	if err := s.freeze(); err != nil {
+		return err
+	}
+	if err := s.apply(ctx, s.frozen); err != nil {
+		return err
+	}
+	return s.thawed()
 }
 
 // room looks at the data directory without writing to it.
@@ -121,7 +139,7 @@ func (s *sqlStore) room() *Trouble {
 	if fs.Flags&unix.ST_RDONLY != 0 {
 		return &Trouble{ReadOnly, fmt.Errorf("the file system of %s is mounted read-only", s.dir)}
 	}
-	for _, dir := range []string{s.dir, filepath.Join(s.dir, "journal")} {
+	for _, dir := range []string{s.dir, s.journal.dir, s.log.dir} {
 		if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil {
 			return &Trouble{ReadOnly, fmt.Errorf("%s cannot be written to: %w", dir, err)}
 		}

@@ -75,6 +75,10 @@ func TestTrouble(t *testing.T) {
 			check(t, s.Commit(t.Context(), before))
 			undo := c.cause(t, s, dir)
 			after := Batch{Put: []Record{{Collection: "a", Key: "2", Value: value, Payload: payload}}}
+			if c.state == Locked { // commits go on until the database is needed
+				check(t, s.Commit(t.Context(), Batch{Put: []Record{{Collection: "a", Key: "3", Value: value, Payload: payload}}}))
+				awaitState(t, s, Locked)
+			}
 			err = s.Commit(t.Context(), after)
 			var trouble *Trouble
 			if !errors.Is(err, ErrUnavailable) || !errors.As(err, &trouble) || trouble.State != c.state {
@@ -90,7 +94,11 @@ func TestTrouble(t *testing.T) {
 			again, err := Open(t.Context(), Options{Dir: dir, Reserve: -1, InlineBytes: 100})
 			check(t, err)
 			defer again.Close()
-			for _, key := range []string{"1", "2"} {
+			keys := []string{"1", "2"}
+			if c.state == Locked {
+				keys = append(keys, "3")
+			}
+			for _, key := range keys {
 				r, err := again.Get(t.Context(), "a", key)
 				check(t, err)
 				p, err := again.Payload(t.Context(), r)

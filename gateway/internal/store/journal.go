@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -68,21 +67,7 @@ func (j *journal) path(segment int64) string {
 
 // segments lists the numbers of the files that exist.
 func (j *journal) segments() ([]int64, error) {
-	entries, err := os.ReadDir(j.dir)
-	if err != nil {
-		return nil, fmt.Errorf("list journal segments: %w", err)
-	}
-	var numbers []int64
-	for _, e := range entries {
-		base, ok := strings.CutSuffix(e.Name(), segmentSuffix)
-		if !ok {
-			continue
-		}
-		if n, err := strconv.ParseInt(base, 10, 64); err == nil && n > 0 {
-			numbers = append(numbers, n)
-		}
-	}
-	return numbers, nil
+	return numberedFiles(j.dir, segmentSuffix)
 }
 
 // append writes a payload; it is durable after the next sync.

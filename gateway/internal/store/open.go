@@ -6,20 +6,23 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 // formatVersion is raised whenever older programs could misread what newer ones wrote, or the other way round.
-const formatVersion = "1"
+const formatVersion = "2"
 
 // Options say where the state lies.
 type Options struct {
-	Dir          string // the data directory: lock, journal, and the database file with SQLite; made if absent
+	Dir          string // the data directory: lock, journal, commit log, and the database file with SQLite; made if absent
 	PostgresURL  string // a connection string: records go to PostgreSQL; "" = SQLite
 	SegmentBytes int64  // size of a journal segment; 0 = 64 MiB
 	Reserve      int64  // bytes of the disk that new work leaves free, see Store.Err; 0 = 64 MiB, negative = none
-	InlineBytes  int    // payloads up to this size stay in the database, which saves a sync; 0 = 8 KiB
+	InlineBytes  int    // payloads up to this size stay with their records, which saves a sync; 0 = 8 KiB
+
+	applyAfter time.Duration // tests only: how long changes stay out of the database
 }
 
 // Open locks the data directory and opens the store in it. ErrLocked if another process has it, ErrFormat if its format is not ours.

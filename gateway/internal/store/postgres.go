@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	_ "github.com/jackc/pgx/v5/stdlib" // the database/sql driver "pgx"
@@ -36,7 +38,7 @@ func openPostgres(ctx context.Context, dsn string) (database, error) {
 	}
 	return database{
 		writer: db, reader: db, name: `TEXT COLLATE "C"`, blob: "BYTEA", placeholder: func(i int) string { return "$" + strconv.Itoa(i) },
-		writers: 8, trouble: postgresTrouble,
+		writers: 8, trouble: postgresTrouble, check: postgresCheck,
 		reconnect: func(ctx context.Context) error {
 			if holder.PingContext(ctx) == nil {
 				return nil
@@ -86,4 +88,37 @@ func postgresTrouble(err error) *Trouble {
 		return &Trouble{Failing, err}
 	}
 	return nil
+}
+
+// postgresCheck refuses a batch with names that PostgreSQL cannot hold as text, or not in an index.
+func postgresCheck(b Batch) error {
+	const longest = 2400
+	var err error
+	check := func(names ...string) {
+		sum := 0
+		for _, n := range names {
+			if !utf8.ValidString(n) || strings.IndexByte(n, 0) >= 0 {
+				err = fmt.Errorf("the name %.100q is not valid UTF-8 without zeros", n)
+			}
+			sum += len(n)
+		}
+		if sum > longest {
+			err = fmt.Errorf("the names of a record have %d bytes, at most %d are possible; they begin with %.100q", sum, longest, names)
+		}
+	}
+	for _, k := range b.DeleteUnder {
+		check(k.Collection, k.Parent)
+	}
+	for _, k := range b.Delete {
+		check(k.Collection, k.Key)
+	}
+	for _, s := range b.Release {
+		check(s.Collection, s.Parent)
+	}
+	for _, list := range [][]Record{b.Put, b.Add} {
+		for _, r := range list {
+			check(r.Collection, r.Key, r.Parent)
+		}
+	}
+	return err
 }

@@ -10,12 +10,13 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // disk knows what of a data directory would be left after a power cut: of every file what was synced, and of the rest anything or nothing.
 //
-// For the journal that is what syncFile has seen. For SQLite in WAL mode with a full sync at every commit it is the log as it was when the last commit returned, and
-// the database as it was when the log was last begun anew: pages that a checkpoint copies there are durable only before the log is begun again.
+// For the journal and the commit log that is what syncFile has seen. For SQLite in WAL mode with a full sync at every commit it is its log as it was when the last commit returned, and
+// the database as it was when that log was last begun anew or checkpointed: a checkpoint makes the pages durable that it copies there.
 type disk struct {
 	dir string
 
@@ -27,7 +28,7 @@ type disk struct {
 
 const (
 	databaseFile = "tinsmith.db"
-	logFile      = "tinsmith.db-wal"
+	walFile      = "tinsmith.db-wal"
 )
 
 func (d *disk) read(t *testing.T, name string) []byte {
@@ -39,18 +40,25 @@ func (d *disk) read(t *testing.T, name string) []byte {
 	return content
 }
 
-// committed says that a commit has returned.
+// committed says that a commit of the database has returned.
 func (d *disk) committed(t *testing.T) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	log := d.read(t, logFile)
-	d.durable[logFile] = int64(len(log))
+	log := d.read(t, walFile)
+	d.durable[walFile] = int64(len(log))
 	if salt := log[:min(len(log), 32)]; d.database == nil || !bytes.Equal(salt, d.salt) {
 		d.salt, d.database = bytes.Clone(salt), d.read(t, databaseFile)
 	}
 }
 
-// syncFile is the journal's.
+// checkpointed says that a checkpoint of the database has returned.
+func (d *disk) checkpointed(t *testing.T) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.database = d.read(t, databaseFile)
+}
+
+// syncFile is that of the journal and of the commit log.
 func (d *disk) syncFile(f *os.File) error {
 	if err := f.Sync(); err != nil {
 		return err
@@ -61,8 +69,9 @@ func (d *disk) syncFile(f *os.File) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.durable[filepath.Join("journal", filepath.Base(f.Name()))] = info.Size()
-	return nil
+	name, err := filepath.Rel(d.dir, f.Name())
+	d.durable[name] = info.Size()
+	return err
 }
 
 // cut copies what is left after a power cut now. What was not synced is lost, or only in part there, or there as something else.
@@ -85,7 +94,7 @@ func (d *disk) cut(t *testing.T, random *rand.Rand) string {
 			return os.MkdirAll(target, 0o700)
 		case name == databaseFile:
 			return os.WriteFile(target, d.database, 0o600)
-		case name == logFile || strings.HasSuffix(name, segmentSuffix):
+		case name == walFile || strings.HasSuffix(name, segmentSuffix) || strings.HasSuffix(name, logFileSuffix):
 			content, err := os.ReadFile(path)
 			if err != nil {
 				return err
@@ -112,7 +121,7 @@ func (d *disk) cut(t *testing.T, random *rand.Rand) string {
 func TestPowerCuts(t *testing.T) {
 	ctx := t.Context()
 	d := &disk{dir: t.TempDir(), durable: map[string]int64{}}
-	opts := Options{Dir: d.dir, SegmentBytes: 64 << 10, InlineBytes: 100}
+	opts := Options{Dir: d.dir, SegmentBytes: 64 << 10, InlineBytes: 100, applyAfter: 30 * time.Millisecond}
 	opened, err := Open(ctx, opts)
 	check(t, err)
 	defer opened.Close()
@@ -125,14 +134,30 @@ func TestPowerCuts(t *testing.T) {
 	var cuts []cutAt
 	random := rand.New(rand.NewPCG(5, 6))
 	acknowledged := 0
-	journal := opened.(*sqlStore).journal
-	journal.syncFile = func(f *os.File) error { // between the payloads and the records, on the writer's goroutine
+	var mu sync.Mutex // of these: files of the commit log are removed at any time
+	cut := func() {
+		mu.Lock()
+		defer mu.Unlock()
 		cuts = append(cuts, cutAt{acknowledged, d.cut(t, random)})
+	}
+	s := opened.(*sqlStore)
+	syncFile := func(f *os.File) error { // on the writer's goroutine: between the payloads and the records, and before these can be seen
+		cut()
 		if err := d.syncFile(f); err != nil {
 			return err
 		}
-		cuts = append(cuts, cutAt{acknowledged, d.cut(t, random)})
+		cut()
 		return nil
+	}
+	s.journal.syncFile, s.log.syncFile = syncFile, syncFile
+	applied := 0
+	s.log.remove = func(path string) error { // the database has what is in the file
+		d.committed(t)
+		cut()
+		mu.Lock()
+		applied++
+		mu.Unlock()
+		return os.Remove(path)
 	}
 	payload := func(i, half int) []byte { return bytes.Repeat([]byte{byte(i), byte(half)}, 50+i*37%9000) }
 	const commits = 60
@@ -147,16 +172,21 @@ func TestPowerCuts(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- opened.Commit(ctx, b) }()
 		check(t, <-done)
-		d.committed(t)
+		mu.Lock()
 		acknowledged = i + 1
-		cuts = append(cuts, cutAt{acknowledged, d.cut(t, random)})
+		mu.Unlock()
+		cut()
 		if i%20 == 19 {
 			check(t, opened.Compact(ctx))
-			_, err := opened.(*sqlStore).db.writer.ExecContext(ctx, "PRAGMA wal_checkpoint(PASSIVE)") // the next commit begins the log anew
+			_, err := s.db.writer.ExecContext(ctx, "PRAGMA wal_checkpoint(PASSIVE)") // the next commit of the database begins its log anew
 			check(t, err)
-			cuts = append(cuts, cutAt{acknowledged, d.cut(t, random)})
+			d.checkpointed(t)
+			cut()
 		}
 	}
+	check(t, s.flush(ctx))
+	mu.Lock()
+	defer mu.Unlock()
 	released := func(i, acknowledged int) bool {
 		last := i/7*7 + 6 // the commit that may release it
 		return i < last-3 && last < acknowledged
@@ -186,7 +216,7 @@ func TestPowerCuts(t *testing.T) {
 		check(t, s.Commit(ctx, Batch{Put: []Record{{Collection: "c", Key: "after", Payload: payload(1, 1)}}}))
 		check(t, s.Close())
 	}
-	if len(cuts) < 2*commits {
-		t.Errorf("only %d cuts", len(cuts))
+	if len(cuts) < 4*commits || applied < 3 {
+		t.Errorf("only %d cuts, %d files of the commit log applied", len(cuts), applied)
 	}
 }

@@ -18,7 +18,8 @@ func openSQLite(ctx context.Context, path string) (database, error) {
 		q := url.Values{"_pragma": append([]string{"busy_timeout(10000)", "journal_mode(WAL)", "synchronous(FULL)", "wal_autocheckpoint(8192)"}, pragmas...)}
 		return (&url.URL{Scheme: "file", Opaque: (&url.URL{Path: path}).EscapedPath(), RawQuery: q.Encode()}).String()
 	}
-	writer, err := sql.Open("sqlite", dsn())
+	// A transaction writes thousands of records: its pages stay in memory until it is committed.
+	writer, err := sql.Open("sqlite", dsn("cache_size(-32768)", "temp_store(MEMORY)"))
 	if err != nil {
 		return database{}, fmt.Errorf("open the database: %w", err)
 	}
@@ -34,7 +35,7 @@ func openSQLite(ctx context.Context, path string) (database, error) {
 	reader.SetMaxIdleConns(4)
 	return database{
 		writer: writer, reader: reader, name: "TEXT", blob: "BLOB", placeholder: func(int) string { return "?" },
-		writers: 1, trouble: TroubleOf, reconnect: func(context.Context) error { return nil },
+		writers: 1, trouble: TroubleOf, check: func(Batch) error { return nil }, reconnect: func(context.Context) error { return nil },
 		close: func() error { return errors.Join(reader.Close(), writer.Close()) },
 	}, nil
 }

@@ -1,9 +1,10 @@
 // Package store keeps the gateway's durable state: records in a database (SQLite by default, PostgreSQL by configuration) and large payloads in journal segments beside
 // it, each collection in segments of its own. It knows collections, keys and bytes, and nothing of what they mean.
 //
-// One goroutine writes. It takes all batches that wait, appends their payloads to the journal, makes those durable with one fdatasync per segment, and then commits all the batches in
-// one transaction of the database, so that a reference never becomes durable before the bytes it names. A crash between the two leaves bytes that
-// nothing refers to. After a failure of the disk or the database (no room, read-only, an error of input or output) the state of what was open is unknown: the store lets go of it, refuses
+// One goroutine writes. It takes all batches that wait, appends their large payloads to the journal, makes those durable with one fdatasync per segment, and then appends all the batches
+// as one group to the commit log, with one fdatasync, so that a reference never becomes durable before the bytes it names. A crash between the two leaves bytes that
+// nothing refers to. From then on the batches are durable and visible. A second goroutine brings them to the database, those of about a second in one transaction, with the number of the
+// last group; then their part of the log is removed. Until then reading lays them over what the database has, and opening brings to it what a crash left in the log. After a failure of the disk or the database (no room, read-only, an error of input or output) the state of what was open is unknown: the store lets go of it, refuses
 // commits, tries once a second whether writing works again, and goes on by itself when it does. What it refused with ErrUnavailable may come to light after a restart all the same.
 package store
 
@@ -48,7 +49,7 @@ type Batch struct {
 	Delete      []RecordKey // missing ones are ignored
 	Put         []Record    // insert or replace whole
 	Release     []Span      // the payloads of these records are given up; the records stay
-	Add         []Record    // Count is added to the stored one; the other fields are written only when the record is new; no Payload
+	Add         []Record    // Count is added to the stored one; the other fields are written only when the record is new, and Parent and Rank are always the same; no Payload
 }
 
 // RecordKey names a record.
@@ -69,9 +70,9 @@ type Range struct{ From, To int64 }
 // Store is a durable set of records. All methods may be called concurrently.
 type Store interface {
 	// Commit makes a batch durable and visible to every later read; batches take effect in the order of the calls. When ctx ends first the batch
-	// may or may not take effect; the same holds for ErrUnavailable. The batch's slices must not be changed before it returns; when ctx ended, never.
+	// may or may not take effect; the same holds for ErrUnavailable. The batch's slices belong to the store from then on: they must not be changed.
 	Commit(ctx context.Context, b Batch) error
-	// Get reads one record. ErrNotFound if there is none.
+	// Get reads one record. ErrNotFound if there is none. What is read must not be changed.
 	Get(ctx context.Context, collection, key string) (Record, error)
 	// List reads the records of a parent in order of rank (then key), at most limit (0 = all).
 	List(ctx context.Context, collection, parent string, r Range, limit int) ([]Record, error)

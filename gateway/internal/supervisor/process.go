@@ -8,7 +8,10 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"strconv"
+	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -32,6 +35,7 @@ type process struct {
 
 	mu     sync.Mutex
 	reason string // why we ended it
+	starve int64  // processes that the kernel had ended for want of memory when this one started
 }
 
 // launch starts the program and shakes hands with it; what it writes goes to out. Cancelling ctx gives up, with the process killed.
@@ -46,7 +50,7 @@ func (s *Supervisor) launch(ctx context.Context, out *output) (p *process, err e
 		return nil, err
 	}
 	defer func() { _ = lifelineEnd.Close() }()
-	begun := &process{lifeline: lifeline, output: out}
+	begun := &process{lifeline: lifeline, output: out, starve: outOfMemoryKills()}
 	p = begun
 	defer func() {
 		if err != nil {
@@ -132,6 +136,7 @@ func (p *process) end(patience time.Duration) {
 		select {
 		case <-p.backend.Done():
 		case <-timer.C:
+			p.kill("killed because it did not end by itself")
 		}
 		timer.Stop()
 	}
@@ -158,10 +163,41 @@ func (p *process) ending() string {
 	}
 	select {
 	case <-p.backend.Done():
-		return p.cmd.ProcessState.String()
+		if text := p.cmd.ProcessState.String(); !p.killed() || outOfMemoryKills() == p.starve {
+			return text
+		}
+		return p.cmd.ProcessState.String() + " (the kernel ended a process for want of memory)"
 	default:
 		return "its connection broke"
 	}
+}
+
+// killed tells whether a signal ended the process that cannot come from a fault of its own. The process is gone.
+func (p *process) killed() bool {
+	status, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	return ok && status.Signaled() && (status.Signal() == syscall.SIGKILL || status.Signal() == syscall.SIGTERM || status.Signal() == syscall.SIGINT || status.Signal() == syscall.SIGHUP)
+}
+
+// outside tells whether somebody else ended the process: not we, not a fault of its own, not the kernel for want of memory. The process is gone.
+func (p *process) outside() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.reason == "" && p.killed() && outOfMemoryKills() == p.starve
+}
+
+// outOfMemoryKills is how many processes the kernel has ended for want of memory; 0 where it does not tell.
+func outOfMemoryKills() int64 {
+	b, err := os.ReadFile("/proc/vmstat")
+	if err != nil {
+		return 0
+	}
+	_, rest, _ := strings.Cut(string(b), "\noom_kill ")
+	line, _, _ := strings.Cut(rest, "\n")
+	n, err := strconv.ParseInt(line, 10, 64)
+	if err != nil {
+		return 0
+	}
+	return n
 }
 
 // explain says how the process ended, with the last of its output.

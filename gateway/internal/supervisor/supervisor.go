@@ -80,6 +80,7 @@ type Event struct {
 	Backend plugins.Backend
 	Model   plugins.ModelInfo
 	Err     error
+	Outside bool // of a loss: somebody else ended the process, so that its end says nothing about the work that it had
 }
 
 // Supervisor runs one plugin. Its methods may be called concurrently.
@@ -97,6 +98,9 @@ type Supervisor struct {
 	state       State
 	changed     chan struct{} // closed and replaced at every change of phase
 	current     *process      // while ready
+	crashes     []time.Time   // within CrashWindow
+	lostAt      time.Time     // when the last process that was ready was lost
+	forgiven    time.Time     // crashes until then do not count
 	subscribers map[int]func(Event)
 	nextID      int
 }
@@ -314,7 +318,6 @@ func (s *Supervisor) change(edit func(*State)) {
 func (s *Supervisor) run(ctx context.Context) {
 	defer close(s.finished)
 	defer s.cancel()
-	var crashes []time.Time
 	for {
 		err, tail := s.runOnce(ctx)
 		if ctx.Err() != nil || s.closing.Load() {
@@ -322,23 +325,20 @@ func (s *Supervisor) run(ctx context.Context) {
 			return
 		}
 		now := time.Now()
-		crashes = append(crashes, now)
-		for now.Sub(crashes[0]) > s.config.CrashWindow {
-			crashes = crashes[1:]
-		}
+		crashes := s.countCrash(now)
 		reason := err.Error()
 		switch {
 		case errors.Is(err, plugins.ErrInvalid): // the same configuration would be refused again
 			s.log.Error("backend refused to load", "error", err)
 			s.fail(reason, tail)
 			return
-		case len(crashes) >= s.config.CrashLimit:
-			s.log.Error("backend crashed too often and is not restarted", "crashes", len(crashes), "within", s.config.CrashWindow, "error", err)
-			s.fail(fmt.Sprintf("%d crashes within %v, not restarted; the last: %s", len(crashes), s.config.CrashWindow, reason), tail)
+		case crashes >= s.config.CrashLimit:
+			s.log.Error("backend crashed too often and is not restarted", "crashes", crashes, "within", s.config.CrashWindow, "error", err)
+			s.fail(fmt.Sprintf("%d crashes within %v, not restarted; the last: %s", crashes, s.config.CrashWindow, reason), tail)
 			return
 		}
 		pause := s.config.LongestPause
-		if shift := len(crashes) - 1; shift < 20 {
+		if shift := max(crashes-1, 0); shift < 20 {
 			pause = min(pause, s.config.FirstPause<<shift)
 		}
 		s.log.Error("backend lost, will be restarted", "pause", pause, "error", err)
@@ -353,6 +353,25 @@ func (s *Supervisor) run(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// countCrash gives the number of crashes that count within the window, this one included.
+func (s *Supervisor) countCrash(now time.Time) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at := now
+	if !s.lostAt.IsZero() {
+		at, s.lostAt = s.lostAt, time.Time{}
+	}
+	s.crashes = slices.DeleteFunc(append(s.crashes, at), func(t time.Time) bool { return now.Sub(t) > s.config.CrashWindow || !t.After(s.forgiven) })
+	return len(s.crashes)
+}
+
+// Forgive takes the crashes so far out of the count that ends in Failed: their cause was found and does not come again.
+func (s *Supervisor) Forgive() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.forgiven = time.Now()
 }
 
 func (s *Supervisor) fail(reason, tail string) {
@@ -398,10 +417,14 @@ func (s *Supervisor) runOnce(ctx context.Context) (err error, tail string) {
 	s.notify.Unlock()
 
 	<-ended
-	s.change(func(st *State) { st.Phase, st.Reason, s.current = Restarting, "the status stream ended", nil })
+	s.change(func(st *State) {
+		st.Phase, st.Reason, s.current = Restarting, "the status stream ended", nil
+		s.lostAt = time.Now()
+	})
 	p.end(s.config.ExitTimeout) // whatever ended the stream, this process is not used any more
 	s.notify.Lock()
 	defer s.notify.Unlock()
+	event.Outside = p.outside()
 	event.Err = &plugins.Error{Kind: plugins.KindBackendLost, Message: "the backend process was lost: " + p.explain()}
 	s.tell(event)
 	return fmt.Errorf("the process was lost: %s", p.ending()), ""

@@ -73,22 +73,11 @@ func fail(c *gin.Context, err error) {
 }
 
 func sendJSON(c *gin.Context, code int, value any) {
-	b, err := json.Marshal(value)
-	if err != nil {
-		slog.ErrorContext(c.Request.Context(), "answer cannot be encoded", "path", c.FullPath(), "error", err)
-		code, b = http.StatusInternalServerError, []byte(`{"detail":"internal error"}`)
-	}
-	send(c, code, "application/json", b)
+	body.SendJSON(c.Writer, c.Request, code, value, []byte(`{"detail":"internal error"}`))
 }
 
-// send writes the body in one piece with its length: a 400 without Content-Length is taken for a proxy's fault by the SDK, and repeated.
 func send(c *gin.Context, code int, contentType string, b []byte) {
-	c.Header("Content-Type", contentType)
-	c.Header("Content-Length", strconv.Itoa(len(b)))
-	c.Status(code)
-	if _, err := c.Writer.Write(b); err != nil {
-		slog.DebugContext(c.Request.Context(), "client went away during the answer", "path", c.FullPath(), "error", err)
-	}
+	body.Send(c.Writer, c.Request, code, contentType, b)
 }
 
 // decode reads a JSON body into value. Unknown keys are left alone: newer clients send more.

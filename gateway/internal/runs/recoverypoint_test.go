@@ -1,0 +1,206 @@
+package runs
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/store"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// pointsAlways has a recovery point written whenever one can be.
+func (w *world) pointsAlways() { w.config.PointOperations, w.config.DiskShare = 1, 1 }
+
+// A recovery point takes the place of everything before it: older points and the requests go, results, keys and hashes stay, and a rebuild begins there.
+func TestRecoveryPoints(t *testing.T) {
+	rec := &recorder{}
+	w := newWorld(t, func(w *world) {
+		w.pointsAlways()
+		w.wrap = func(b plugins.Backend) plugins.Backend {
+			rec.mu.Lock()
+			defer rec.mu.Unlock()
+			rec.Backend = b
+			return rec
+		}
+	})
+	ctx := t.Context()
+	session := w.session()
+	run := w.newRun(session, 0)
+	for i := range int64(4) {
+		w.good(w.ForwardBackward(ctx, w.pass(run, 2*i+1)))
+		w.good(w.OptimStep(ctx, w.step(run, 2*i+2)))
+		w.eventually(func() bool {
+			return len(w.runs[run].points) == 1 && w.runs[run].points[0].Seq == 2*i+2 && !w.disk.busy && !w.runs[run].writing
+		})
+	}
+	folders := func() int {
+		list, err := filepath.Glob(filepath.Join(w.dir, "recovery", "*", "*"))
+		w.ok(err)
+		return len(list)
+	}
+	w.eventually(func() bool { return folders() == 1 })
+	w.eventually(func() bool {
+		operations, err := w.store.List(ctx, inOperations, run, store.Range{}, 0)
+		w.ok(err)
+		return !slices.ContainsFunc(operations, func(op store.Record) bool { return op.Payload != nil || op.Ref != store.Ref{} })
+	})
+	if again, err := w.ForwardBackward(ctx, w.pass(run, 1)); err != nil || again.RequestID != run+":1" {
+		t.Errorf("a repeat: %v, %v", again, err)
+	}
+	_, err := w.OptimStep(ctx, w.step(run, 1))
+	w.refused(err, KindInvalid, "used before")
+	w.good(w.ForwardBackward(ctx, w.pass(run, 9)))
+	for n, lose := range []func(*world){(*world).restartBackend, (*world).restart} {
+		rec.mu.Lock()
+		rec.calls = nil
+		rec.mu.Unlock()
+		lose(w)
+		out := w.outcome(run + ":1")
+		if out.Failure != nil || out.ForwardBackward == nil {
+			t.Errorf("a result was lost: %+v", out)
+		}
+		score := w.pass(run, int64(10+n))
+		score.ForwardOnly = true
+		w.good(w.ForwardBackward(ctx, score))
+		rec.mu.Lock()
+		if want := []string{"1 pass 2", "2 pass 2"}; !slices.Equal(rec.calls, want) {
+			t.Errorf("the rebuild did %q, want %q", rec.calls, want)
+		}
+		rec.mu.Unlock()
+	}
+	w.ok(w.FinishSession(ctx, owner, session, "success", ""))
+	w.eventually(func() bool { return folders() == 0 })
+}
+
+// After many passes without a step the accumulated gradient is part of the point. A step that fails drops it, also when it is only known from the point.
+func TestRecoveryPointsWithAccumulatedGradients(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		rate float64 // of the step behind the passes, before the loss; 0 = the loss comes before it
+	}{{"the step comes after the loss", 0}, {"the step came before the loss", 0.01}, {"a failed step came before the loss", 1e300}} {
+		for _, name := range slices.Sorted(maps.Keys(lose)) {
+			t.Run(c.name+", lost "+name, func(t *testing.T) {
+				files := map[bool]map[string]string{}
+				for _, disturbed := range []bool{false, true} {
+					w := newWorld(t, func(w *world) {
+						w.config.PointEvery = time.Hour
+						if w.config.PointOperations = 1000; disturbed {
+							w.pointsAlways()
+						}
+					})
+					ctx := t.Context()
+					run := w.newRun(w.session(), 0)
+					for seq := range int64(4) {
+						op := w.pass(run, seq+1)
+						op.Data[0].Tokens = []int32{int32(seq), 3, 4, 5}
+						w.good(w.ForwardBackward(ctx, op))
+					}
+					if disturbed {
+						w.eventually(func() bool { p := w.runs[run].points; return len(p) == 1 && p[0].Scope == plugins.ScopeAccumulator })
+						w.config.PointOperations = 1000
+						w.Core.mu.Lock()
+						w.Core.cfg.PointOperations, w.Core.cfg.PointEvery = 1000, time.Hour
+						w.Core.mu.Unlock()
+					}
+					w.good(w.ForwardBackward(ctx, w.pass(run, 5)))
+					step := func() {
+						op := w.step(run, 6)
+						if c.rate != 0 {
+							op.Adam.LearningRate = c.rate
+						}
+						s, err := w.OptimStep(ctx, op)
+						w.ok(err)
+						w.outcome(s.RequestID)
+					}
+					if c.rate != 0 {
+						step()
+					}
+					if disturbed {
+						lose[name](w)
+					}
+					if c.rate == 0 {
+						step()
+					}
+					w.good(w.ForwardBackward(ctx, w.pass(run, 7)))
+					w.good(w.OptimStep(ctx, w.step(run, 8)))
+					files[disturbed] = w.contents(w.good(w.SaveWeights(ctx, SaveWeights{Operation: at(run, 9), Name: "end"})).Saved.Path)
+				}
+				compare(t, files[true], files[false])
+			})
+		}
+	}
+}
+
+// A version that an unnamed sampler uses is written soon; until then the journal and the points before it stay.
+func TestPointsKeepWhatPinsNeed(t *testing.T) {
+	hold := make(chan struct{})
+	w := newWorld(t, func(w *world) {
+		w.pointsAlways()
+		w.config.MaxHotSnapshots = 100
+		w.wrap = func(b plugins.Backend) plugins.Backend { return holdingSaves{b, hold} }
+	})
+	ctx := t.Context()
+	session := w.session()
+	run := w.newRun(session, 0)
+	w.good(w.ForwardBackward(ctx, w.pass(run, 1)))
+	w.good(w.SaveWeightsForSampler(ctx, SaveWeightsForSampler{Operation: at(run, 2), SamplerSeq: 0}))
+	w.good(w.OptimStep(ctx, w.step(run, 3)))
+	w.good(w.SaveWeightsForSampler(ctx, SaveWeightsForSampler{Operation: at(run, 4), SamplerSeq: 1}))
+	w.good(w.OptimStep(ctx, w.step(run, 5)))
+	var want [2]string
+	for i := range want {
+		want[i] = fmt.Sprint(w.sampled(w.sample(session+":sample:"+itoa(int64(i)), 0)).Sequences)
+	}
+	for n, lose := range []func(*world){(*world).restartBackend, (*world).restart} {
+		lose(w)
+		for i := range want {
+			if got := fmt.Sprint(w.sampled(w.sample(session+":sample:"+itoa(int64(i)), int64(n+1))).Sequences); got != want[i] {
+				t.Errorf("sampler %d: got %s, want %s", i, got, want[i])
+			}
+		}
+	}
+	close(hold)
+	w.eventually(func() bool {
+		return w.samplers[session+":sample:0"].Dir != "" && w.samplers[session+":sample:1"].Dir != ""
+	})
+}
+
+// holdingSaves keeps weights from being written in the background.
+type holdingSaves struct {
+	plugins.Backend
+	hold chan struct{}
+}
+
+func (b holdingSaves) SaveAdapter(ctx context.Context, req plugins.SaveAdapterRequest) (plugins.SaveAdapterResult, error) {
+	if req.Position == 0 {
+		select {
+		case <-b.hold:
+		case <-ctx.Done():
+			return plugins.SaveAdapterResult{}, ctx.Err()
+		}
+	}
+	return b.Backend.SaveAdapter(ctx, req)
+}
+
+// contents reads the files of a checkpoint.
+func (w *world) contents(path string) map[string]string {
+	w.t.Helper()
+	w.Core.mu.Lock()
+	dir := w.file(w.checkpoints[path].Dir)
+	w.Core.mu.Unlock()
+	files := map[string]string{}
+	entries, err := os.ReadDir(dir)
+	w.ok(err)
+	for _, e := range entries {
+		content, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		w.ok(err)
+		files[e.Name()] = string(content)
+	}
+	return files
+}

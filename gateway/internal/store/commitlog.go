@@ -1,0 +1,274 @@
+package store
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// A file of the commit log is its magic and then groups: a header of four 4-byte magic, 4-byte checksum over everything else and the place, 8-byte length of the content, 8-byte number
+// of the group, and the content. All integers are little-endian.
+const (
+	logMagic      = "TSL1"
+	groupMagic    = "TSG1"
+	groupHeader   = 24
+	logFileSuffix = ".log"
+)
+
+// commitLog is where groups of batches become durable before anything else knows of them: one append and one sync per group. Groups are numbered without gaps. A file is begun with every
+// set of changes that goes to the database, and removed when the database has it. Only one goroutine uses a log at a time.
+type commitLog struct {
+	dir      string
+	syncFile func(*os.File) error // makes what was appended durable; tests cut the power around it
+	remove   func(string) error   // removes a file; tests note what the database holds then
+
+	last    int64    // number of the last durable group
+	number  int64    // the highest of all files
+	file    *os.File // the open file, nil before the first group goes there
+	size    int64    // bytes of the open file that are durable
+	older   []logFile
+	damaged []logFile // files with something behind their last durable group, after a failure
+}
+
+// logFile is a file that is not appended to any more.
+type logFile struct {
+	number int64
+	last   int64 // number of the last group in it
+	size   int64 // up to which it holds what was acknowledged
+}
+
+// openCommitLog gives every group after the one numbered applied to yield, in order. What a crash left of a last group that nobody was told of is passed over; ErrCorrupt if anything else is missing.
+func openCommitLog(dir string, applied int64, yield func(content []byte) error) (*commitLog, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the folder of the commit log: %w", err)
+	}
+	l := &commitLog{dir: dir, last: applied, syncFile: func(f *os.File) error { return unix.Fdatasync(int(f.Fd())) }, remove: os.Remove}
+	numbers, err := numberedFiles(dir, logFileSuffix)
+	if err != nil {
+		return nil, err
+	}
+	slices.Sort(numbers)
+	for i, n := range numbers {
+		l.number = n
+		content, err := os.ReadFile(l.path(n))
+		if err != nil {
+			return nil, fmt.Errorf("read the commit log: %w", err)
+		}
+		groups, end := readGroups(n, content)
+		for _, g := range groups {
+			if g.number <= l.last {
+				continue
+			}
+			if g.number != l.last+1 {
+				return nil, fmt.Errorf("%w: the commit log has group %d behind group %d", ErrCorrupt, g.number, l.last)
+			}
+			if err := yield(g.content); err != nil {
+				return nil, fmt.Errorf("commit log file %d, group %d: %w", n, g.number, err)
+			}
+			l.last = g.number
+		}
+		if end < len(content) && (i < len(numbers)-1 || laterGroup(n, content, end)) {
+			// A file that was followed by another one ended with a durable group.
+			return nil, fmt.Errorf("%w: commit log file %s at byte %d of %d", ErrCorrupt, l.path(n), end, len(content))
+		}
+		l.older = append(l.older, logFile{number: n, last: l.last})
+	}
+	return l, nil
+}
+
+func (l *commitLog) path(number int64) string {
+	return filepath.Join(l.dir, fmt.Sprintf("%010d%s", number, logFileSuffix))
+}
+
+// numberedFiles lists the numbers of the files of a folder that have a suffix.
+func numberedFiles(dir, suffix string) ([]int64, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", dir, err)
+	}
+	var numbers []int64
+	for _, e := range entries {
+		base, ok := strings.CutSuffix(e.Name(), suffix)
+		if !ok {
+			continue
+		}
+		if n, err := strconv.ParseInt(base, 10, 64); err == nil && n > 0 {
+			numbers = append(numbers, n)
+		}
+	}
+	return numbers, nil
+}
+
+// group is one entry of a file.
+type group struct {
+	number  int64
+	content []byte
+}
+
+// readGroups gives the whole groups from the beginning of a file and where they end.
+func readGroups(file int64, b []byte) (groups []group, end int) {
+	if !bytes.HasPrefix(b, []byte(logMagic)) {
+		return nil, 0
+	}
+	for end = len(logMagic); ; {
+		g, ok := groupAt(file, b, end)
+		if !ok {
+			return groups, end
+		}
+		groups = append(groups, g)
+		end += groupHeader + len(g.content)
+	}
+}
+
+// groupAt reads the group that begins at a place, if a whole one does.
+func groupAt(file int64, b []byte, at int) (group, bool) {
+	if len(b)-at < groupHeader || string(b[at:at+4]) != groupMagic {
+		return group{}, false
+	}
+	length := binary.LittleEndian.Uint64(b[at+8:])
+	if length > uint64(len(b)-at-groupHeader) {
+		return group{}, false
+	}
+	whole := b[at : at+groupHeader+int(length)]
+	if groupSum(file, int64(at), whole) != binary.LittleEndian.Uint32(whole[4:]) {
+		return group{}, false
+	}
+	return group{number: int64(binary.LittleEndian.Uint64(whole[16:])), content: whole[groupHeader:]}, true
+}
+
+// laterGroup tells whether a whole group lies anywhere behind a place: then what is broken there was durable once.
+func laterGroup(file int64, b []byte, from int) bool {
+	for at := from; ; at++ {
+		next := bytes.Index(b[at:], []byte(groupMagic))
+		if next < 0 {
+			return false
+		}
+		at += next
+		if _, ok := groupAt(file, b, at); ok {
+			return true
+		}
+	}
+}
+
+// groupSum is over the place and everything of a group but its magic and the sum itself.
+func groupSum(file, at int64, whole []byte) uint32 {
+	var place [16]byte
+	binary.LittleEndian.PutUint64(place[0:], uint64(file))
+	binary.LittleEndian.PutUint64(place[8:], uint64(at))
+	return crc32.Update(crc32.Checksum(place[:], castagnoli), castagnoli, whole[8:])
+}
+
+// append makes a group durable. whole begins with groupHeader bytes of room for the header; the content is behind them.
+func (l *commitLog) append(whole []byte) error {
+	if l.file == nil {
+		if err := l.begin(); err != nil {
+			return err
+		}
+	}
+	copy(whole, groupMagic)
+	binary.LittleEndian.PutUint64(whole[8:], uint64(len(whole)-groupHeader))
+	binary.LittleEndian.PutUint64(whole[16:], uint64(l.last+1))
+	binary.LittleEndian.PutUint32(whole[4:], groupSum(l.number, l.size, whole))
+	if _, err := l.file.WriteAt(whole, l.size); err != nil {
+		return fmt.Errorf("append to the commit log: %w", err)
+	}
+	if err := l.syncFile(l.file); err != nil {
+		return fmt.Errorf("sync the commit log: %w", err)
+	}
+	l.size += int64(len(whole))
+	l.last++
+	return nil
+}
+
+// begin opens the next file. Its name is durable before anything in it is.
+func (l *commitLog) begin() error {
+	f, err := os.OpenFile(l.path(l.number+1), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("begin a file of the commit log: %w", err)
+	}
+	l.number++ // the name is taken, also if what follows fails
+	l.file, l.size = f, 0
+	if _, err := f.WriteString(logMagic); err != nil {
+		return fmt.Errorf("begin a file of the commit log: %w", err)
+	}
+	if err := syncDir(l.dir); err != nil {
+		return err
+	}
+	l.size = int64(len(logMagic))
+	return nil
+}
+
+// rotate ends the open file: what comes next begins another one.
+func (l *commitLog) rotate() error {
+	if l.file == nil {
+		return nil
+	}
+	f := l.file
+	l.file = nil
+	l.older = append(l.older, logFile{l.number, l.last, l.size})
+	return f.Close()
+}
+
+// applied removes the files that the database has up to a group.
+func (l *commitLog) applied(last int64) error {
+	for len(l.older) > 0 && l.older[0].last <= last {
+		if err := l.remove(l.path(l.older[0].number)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("remove a file of the commit log: %w", err)
+		}
+		l.older = l.older[1:]
+	}
+	return nil
+}
+
+// abandon lets go of the open file after a failure: nobody knows what of the last group is on the disk. repair has to come before the next append.
+func (l *commitLog) abandon() {
+	if l.file == nil {
+		return
+	}
+	_ = l.file.Close()
+	l.file = nil
+	file := logFile{l.number, l.last, l.size}
+	l.older, l.damaged = append(l.older, file), append(l.damaged, file)
+}
+
+// repair cuts off what failed groups left, so that what was refused does not come to light.
+func (l *commitLog) repair() error {
+	for len(l.damaged) > 0 {
+		d := l.damaged[0]
+		f, err := os.OpenFile(l.path(d.number), os.O_WRONLY, 0)
+		if errors.Is(err, os.ErrNotExist) {
+			l.damaged = l.damaged[1:]
+			continue
+		}
+		if err == nil {
+			err = f.Truncate(d.size)
+			if err == nil {
+				err = f.Sync()
+			}
+			err = errors.Join(err, f.Close())
+		}
+		if err != nil {
+			return fmt.Errorf("repair the commit log: %w", err)
+		}
+		l.damaged = l.damaged[1:]
+	}
+	return nil
+}
+
+func (l *commitLog) close() error {
+	if l.file == nil {
+		return nil
+	}
+	f := l.file
+	l.file = nil
+	return f.Close()
+}

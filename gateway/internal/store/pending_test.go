@@ -1,0 +1,282 @@
+package store
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// records is what a store should hold, by the words of Batch.
+type records map[RecordKey]Record
+
+func (m records) take(b Batch) {
+	for k, r := range m {
+		if slices.Contains(b.DeleteUnder, ParentKey{r.Collection, r.Parent}) {
+			delete(m, k)
+		}
+	}
+	for _, k := range b.Delete {
+		delete(m, k)
+	}
+	for _, r := range b.Put {
+		m[RecordKey{r.Collection, r.Key}] = r
+	}
+	for _, s := range b.Release {
+		for k, r := range m {
+			if r.Collection == s.Collection && r.Parent == s.Parent && (s.Range == Range{} || r.Rank >= s.Range.From && r.Rank < s.Range.To) {
+				r.Payload = nil
+				m[k] = r
+			}
+		}
+	}
+	for _, r := range b.Add {
+		k := RecordKey{r.Collection, r.Key}
+		if older, ok := m[k]; ok {
+			older.Count += r.Count
+			r = older
+		}
+		m[k] = r
+	}
+}
+
+func (m records) list(collection, parent string, x Range) []Record {
+	var out []Record
+	for _, r := range m {
+		if r.Collection == collection && r.Parent == parent && (x == Range{} || r.Rank >= x.From && r.Rank < x.To) {
+			out = append(out, r)
+		}
+	}
+	slices.SortFunc(out, func(a, b Record) int { return cmp.Or(cmp.Compare(a.Rank, b.Rank), strings.Compare(a.Key, b.Key)) })
+	return out
+}
+
+// randomBatch changes few records in many ways, so that every change meets every other. Sums are a collection of their own, whose parents and ranks belong to the keys.
+func randomBatch(random *rand.Rand) Batch {
+	var b Batch
+	key := func() string { return fmt.Sprint(random.IntN(6)) }
+	parent := func() string { return fmt.Sprint("p", random.IntN(3)) }
+	sum := func() Record {
+		k := random.IntN(4)
+		return Record{Collection: "sums", Key: fmt.Sprint(k), Parent: fmt.Sprint("p", k%2), Rank: int64(k), Count: int64(random.IntN(9) - 4), Value: []byte{byte(k)}}
+	}
+	for range random.IntN(3) {
+		switch random.IntN(8) {
+		case 0:
+			b.DeleteUnder = append(b.DeleteUnder, ParentKey{[]string{"a", "sums"}[random.IntN(2)], parent()})
+		case 1:
+			b.Delete = append(b.Delete, RecordKey{[]string{"a", "sums"}[random.IntN(2)], key()})
+		case 2, 3:
+			from := int64(random.IntN(4))
+			b.Release = append(b.Release, Span{"a", parent(), Range{from, from + int64(random.IntN(3))}})
+		case 4:
+			b.Add = append(b.Add, sum())
+		case 5:
+			b.Put = append(b.Put, sum())
+		default:
+			b.Put = append(b.Put, Record{Collection: "a", Key: key(), Parent: parent(), Rank: int64(random.IntN(4)), Value: []byte{byte(random.IntN(256))}, Payload: bytes.Repeat([]byte{byte(random.IntN(256))}, 1+random.IntN(150))})
+		}
+	}
+	return b
+}
+
+// What is read is the same wherever a change is: only in the log, on its way to the database, or there, and after opening again.
+func TestChangesOverTheDatabase(t *testing.T) {
+	opts := Options{Dir: t.TempDir(), InlineBytes: 100, applyAfter: time.Hour}
+	opened, err := Open(t.Context(), opts)
+	check(t, err)
+	random := rand.New(rand.NewPCG(1, 2))
+	want := records{}
+	read := func(s Store, r Record) Record {
+		t.Helper()
+		p, err := s.Payload(t.Context(), r)
+		check(t, err)
+		r.Payload, r.Ref = p, Ref{}
+		return r
+	}
+	compare := func(step int) {
+		t.Helper()
+		for _, collection := range []string{"a", "sums"} {
+			for i := range 6 {
+				k := RecordKey{collection, fmt.Sprint(i)}
+				got, err := opened.Get(t.Context(), k.Collection, k.Key)
+				r, exists := want[k]
+				if errors.Is(err, ErrNotFound) == exists || exists && !reflect.DeepEqual(read(opened, got), r) {
+					t.Fatalf("step %d: %v is %+v, %v; want %+v", step, k, got, err, r)
+				}
+			}
+			for i := range 3 {
+				for _, x := range []Range{{}, {1, 3}} {
+					parent := fmt.Sprint("p", i)
+					got, err := opened.List(t.Context(), collection, parent, x, 0)
+					check(t, err)
+					for i, r := range got {
+						got[i] = read(opened, r)
+					}
+					if list := want.list(collection, parent, x); !reflect.DeepEqual(got, list) {
+						t.Fatalf("step %d: of %s are listed %+v, want %+v", step, parent, got, list)
+					}
+				}
+			}
+		}
+	}
+	for step := range 1500 {
+		b := randomBatch(random)
+		want.take(b)
+		check(t, opened.Commit(t.Context(), b))
+		switch s := opened.(*sqlStore); random.IntN(30) {
+		case 0, 1:
+			check(t, s.flush(t.Context()))
+		case 2: // as while the second goroutine writes: before and after the database has it
+			onWriter(t, s, func() { check(t, s.freeze()) })
+			compare(step)
+			onWriter(t, s, func() {
+				if s.frozen != nil {
+					check(t, s.apply(t.Context(), s.frozen))
+				}
+			})
+		case 3:
+			check(t, s.Close())
+			opened, err = Open(t.Context(), opts)
+			check(t, err)
+		}
+		compare(step)
+	}
+	check(t, opened.Close())
+}
+
+// onWriter runs f on the writer goroutine, between two groups.
+func onWriter(t *testing.T, s *sqlStore, f func()) {
+	t.Helper()
+	sync := s.journal.syncFile
+	s.journal.syncFile = func(file *os.File) error { f(); return sync(file) }
+	check(t, s.Commit(t.Context(), Batch{Put: []Record{{Collection: "other", Key: "1", Payload: make([]byte, s.inline+1)}}}))
+	s.journal.syncFile = sync
+}
+
+// crash gives a copy of a store's directory as a kill would leave it now.
+func crash(t *testing.T, s *sqlStore) string {
+	t.Helper()
+	to := t.TempDir()
+	onWriter(t, s, func() { check(t, os.CopyFS(to, os.DirFS(s.dir))) })
+	return to
+}
+
+func count(t *testing.T, dir string) int64 {
+	t.Helper()
+	s, err := Open(t.Context(), Options{Dir: dir})
+	check(t, err)
+	defer s.Close()
+	r, err := s.Get(t.Context(), "sums", "1")
+	check(t, err)
+	return r.Count
+}
+
+// A group counts once, whether the crash came before the database had it or before its file was removed, and what was refused never counts.
+func TestGroupsCountOnce(t *testing.T) {
+	opened, err := Open(t.Context(), Options{Dir: t.TempDir(), Reserve: -1, applyAfter: time.Hour})
+	check(t, err)
+	s := opened.(*sqlStore)
+	defer s.Close()
+	add := Batch{Add: []Record{{Collection: "sums", Key: "1", Count: 1}}}
+	for range 3 {
+		check(t, s.Commit(t.Context(), add))
+	}
+	if n := count(t, crash(t, s)); n != 3 {
+		t.Errorf("before the database has them: %d, want 3", n)
+	}
+	s.log.remove = func(string) error { return nil }
+	check(t, s.flush(t.Context()))
+	if files, _ := filepath.Glob(filepath.Join(s.dir, "log", "*")); len(files) == 0 {
+		t.Error("no file of the log is left: the test does not test what it should")
+	}
+	check(t, s.Commit(t.Context(), add))
+	if n := count(t, crash(t, s)); n != 4 {
+		t.Errorf("with files that the database has: %d, want 4", n)
+	}
+	sync := s.log.syncFile
+	s.log.syncFile = func(*os.File) error { s.log.syncFile = sync; return unix.EIO } // the bytes are there, and nobody is told that they are
+	if err := s.Commit(t.Context(), add); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("a failed sync: %v", err)
+	}
+	awaitState(t, s, "")
+	for s.Commit(t.Context(), add) != nil {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if n := count(t, crash(t, s)); n != 5 {
+		t.Errorf("after a refused group: %d, want 5", n)
+	}
+}
+
+func TestDamagedCommitLog(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		damage  func(t *testing.T, file string, size int64)
+		last    bool // the last group is gone, as if nobody had been told of it
+		refused bool
+	}{
+		{"the last byte is cut off", func(t *testing.T, file string, size int64) { check(t, os.Truncate(file, size-1)) }, true, false},
+		{"a byte of the last group is flipped", func(t *testing.T, file string, size int64) { flip(t, file, size-1) }, true, false},
+		{"zeros at the end", func(t *testing.T, file string, size int64) { check(t, os.Truncate(file, size+5000)) }, false, false},
+		{"a byte of the first group is flipped", func(t *testing.T, file string, size int64) { flip(t, file, int64(len(logMagic))+groupHeader) }, false, true},
+		{"the file's magic is flipped", func(t *testing.T, file string, size int64) { flip(t, file, 0) }, false, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			opened, err := Open(t.Context(), Options{Dir: t.TempDir(), applyAfter: time.Hour})
+			check(t, err)
+			defer opened.Close()
+			for i := range 3 {
+				check(t, opened.Commit(t.Context(), Batch{Put: []Record{{Collection: "a", Key: fmt.Sprint(i), Value: []byte("value")}}}))
+			}
+			dir := crash(t, opened.(*sqlStore))
+			file := filepath.Join(dir, "log", "0000000001.log")
+			info, err := os.Stat(file)
+			check(t, err)
+			c.damage(t, file, info.Size())
+			s, err := Open(t.Context(), Options{Dir: dir})
+			if c.refused {
+				if !errors.Is(err, ErrCorrupt) {
+					t.Fatalf("opened with %v, want that it is damaged", err)
+				}
+				return
+			}
+			check(t, err)
+			defer s.Close()
+			for i := range 3 {
+				if _, err := s.Get(t.Context(), "a", fmt.Sprint(i)); errors.Is(err, ErrNotFound) != (c.last && i == 2) {
+					t.Errorf("record %d: %v", i, err)
+				}
+			}
+		})
+	}
+}
+
+func FuzzBatches(f *testing.F) {
+	random := rand.New(rand.NewPCG(3, 4))
+	for range 20 {
+		f.Add(appendBatch(nil, randomBatch(random)))
+	}
+	f.Fuzz(func(t *testing.T, content []byte) {
+		list, err := decodeBatches(content)
+		if err != nil {
+			return
+		}
+		var again []byte
+		for _, b := range list {
+			again = appendBatch(again, b)
+		}
+		if twice, err := decodeBatches(again); err != nil || !reflect.DeepEqual(twice, list) {
+			t.Fatalf("%+v came back as %+v, %v", list, twice, err)
+		}
+	})
+}

@@ -1,0 +1,290 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// Limits on one group: enough to make a sync cheap per batch, and little enough that the first one does not wait long.
+const (
+	maxGroup      = 1024
+	maxGroupBytes = 64 << 20
+)
+
+// When changes go from the commit log to the database: after applyAfter, or as soon as there are that many. The writer waits for the database with four times as many.
+const (
+	applyAfter   = time.Second
+	applyRecords = 16 << 10
+	applyBytes   = 8 << 20
+)
+
+// request is one thing for the writer to do: a batch, a compaction, or bringing all that was committed to the database.
+type request struct {
+	batch   Batch
+	bytes   int
+	compact bool
+	flush   bool
+	done    chan error // buffered
+}
+
+// Commit implements Store.
+func (s *sqlStore) Commit(ctx context.Context, b Batch) error {
+	if err := s.db.check(b); err != nil {
+		return fmt.Errorf("commit: %w", err)
+	}
+	r := request{batch: b, done: make(chan error, 1)}
+	for _, p := range b.Put {
+		r.bytes += len(p.Payload) + len(p.Value)
+	}
+	return s.send(ctx, r)
+}
+
+// Compact implements Store.
+func (s *sqlStore) Compact(ctx context.Context) error {
+	if err := s.flush(ctx); err != nil {
+		return err
+	}
+	return s.send(ctx, request{compact: true, done: make(chan error, 1)})
+}
+
+// flush waits until the database has all that was committed before.
+func (s *sqlStore) flush(ctx context.Context) error {
+	return s.send(ctx, request{flush: true, done: make(chan error, 1)})
+}
+
+func (s *sqlStore) send(ctx context.Context, r request) error {
+	s.mu.RLock()
+	if s.closed {
+		s.mu.RUnlock()
+		return ErrClosed
+	}
+	select {
+	case s.requests <- r:
+		s.mu.RUnlock()
+	case <-ctx.Done():
+		s.mu.RUnlock()
+		return ctx.Err()
+	}
+	select {
+	case err := <-r.done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// write is the writer goroutine. It alone uses the journal and the commit log, and decides what goes to the database when; a second goroutine then writes there, so that commits go on meanwhile.
+func (s *sqlStore) write() {
+	defer close(s.done)
+	s.trouble.Store(s.room())
+	ticker := time.NewTicker(checkEvery)
+	defer ticker.Stop()
+	age := time.NewTicker(s.applyAfter)
+	defer age.Stop()
+	for {
+		select {
+		case r, ok := <-s.requests:
+			if !ok {
+				s.end()
+				return
+			}
+			s.commitGroup(s.gather(r))
+		case err := <-s.applied:
+			s.applyEnded(err)
+		case <-age.C:
+			s.startApply()
+		case <-ticker.C:
+			s.check(context.Background())
+		}
+		if s.active.bytes >= applyBytes || len(s.active.entries) >= applyRecords || len(s.flushing) > 0 {
+			s.startApply()
+		}
+		for s.applying && (s.active.bytes >= 4*applyBytes || len(s.active.entries) >= 4*applyRecords) {
+			s.applyEnded(<-s.applied)
+		}
+	}
+}
+
+// end brings to the database what it lacks; what that does not take is in the commit log when the store is opened again.
+func (s *sqlStore) end() {
+	for {
+		if s.applying {
+			s.applyEnded(<-s.applied)
+		}
+		if s.startApply(); !s.applying {
+			break
+		}
+	}
+	s.answerFlushes(ErrClosed)
+}
+
+// gather takes what waits behind a request, up to the limits of a group.
+func (s *sqlStore) gather(first request) []request {
+	group, bytes := []request{first}, first.bytes
+	for len(group) < maxGroup && bytes < maxGroupBytes {
+		select {
+		case r, ok := <-s.requests:
+			if !ok {
+				return group
+			}
+			group, bytes = append(group, r), bytes+r.bytes
+		default:
+			return group
+		}
+	}
+	return group
+}
+
+// commitGroup makes a group durable and answers it.
+func (s *sqlStore) commitGroup(group []request) {
+	err := s.broken
+	if err == nil {
+		err = s.commitBatches(group)
+	}
+	for _, r := range group {
+		switch {
+		case err != nil:
+			r.done <- err
+		case r.compact:
+			r.done <- s.removeUnused(context.Background())
+		case r.flush:
+			s.flushing = append(s.flushing, flush{s.log.last, r.done})
+		default:
+			r.done <- nil
+		}
+	}
+	s.answerFlushes(nil)
+}
+
+// commitBatches makes the batches of a group durable, and visible.
+func (s *sqlStore) commitBatches(group []request) error {
+	content := append(s.content[:0], make([]byte, groupHeader)...)
+	batches := make([]Batch, 0, len(group))
+	for _, r := range group {
+		if r.compact || r.flush {
+			continue
+		}
+		b, err := s.place(r.batch)
+		if err != nil {
+			return s.fail(err)
+		}
+		batches, content = append(batches, b), appendBatch(content, b)
+	}
+	if s.content = content; cap(content) > applyBytes {
+		s.content = nil
+	}
+	if len(batches) == 0 {
+		return nil
+	}
+	// Payloads first: a group must not be durable before what it refers to.
+	if err := s.journal.sync(); err != nil {
+		return s.fail(err)
+	}
+	if err := s.log.append(content); err != nil {
+		return s.fail(err)
+	}
+	s.show(batches)
+	return nil
+}
+
+// show makes the batches of the log's last group visible.
+func (s *sqlStore) show(batches []Batch) {
+	s.view.Lock()
+	defer s.view.Unlock()
+	for _, b := range batches {
+		s.active.take(b)
+	}
+	s.active.last = s.log.last
+}
+
+// place moves the large payloads of a batch into the journal. The caller's records stay as they are.
+func (s *sqlStore) place(b Batch) (Batch, error) {
+	puts := make([]Record, len(b.Put))
+	for i, r := range b.Put {
+		if len(r.Payload) > s.inline {
+			ref, err := s.journal.append(r.Collection, r.Payload)
+			if err != nil {
+				return Batch{}, err
+			}
+			r.Payload, r.Ref = nil, ref
+		}
+		puts[i] = r
+	}
+	b.Put = puts
+	return b, nil
+}
+
+// flush is a request that waits until the database has a group.
+type flush struct {
+	group int64
+	done  chan error
+}
+
+// answerFlushes answers those whose group the database has; with an error all of them.
+func (s *sqlStore) answerFlushes(err error) {
+	left := s.flushing[:0]
+	for _, f := range s.flushing {
+		if err != nil {
+			f.done <- err
+		} else if f.group <= s.inDatabase {
+			f.done <- nil
+		} else {
+			left = append(left, f)
+		}
+	}
+	s.flushing = left
+}
+
+// freeze sets the changes that are to go to the database apart; new ones are gathered beside them. It does nothing while there are some already.
+func (s *sqlStore) freeze() error {
+	if s.frozen != nil || s.active.last <= s.inDatabase {
+		return nil
+	}
+	if err := s.log.rotate(); err != nil {
+		return err
+	}
+	s.view.Lock()
+	s.frozen, s.active = s.active, newPending()
+	s.view.Unlock()
+	return nil
+}
+
+// startApply has the second goroutine bring changes to the database, if there are any and it has none.
+func (s *sqlStore) startApply() {
+	if s.applying || s.broken != nil {
+		return
+	}
+	if err := s.freeze(); err != nil {
+		_ = s.fail(err) // it is kept for Err
+		return
+	}
+	if s.frozen == nil {
+		return
+	}
+	s.applying = true
+	changes := s.frozen
+	go func() { s.applied <- s.apply(context.Background(), changes) }()
+}
+
+// applyEnded takes note of what the second goroutine did.
+func (s *sqlStore) applyEnded(err error) {
+	s.applying = false
+	if err == nil {
+		err = s.thawed()
+	}
+	if err != nil {
+		_ = s.fail(err) // it is kept for Err
+		return
+	}
+	s.answerFlushes(nil)
+}
+
+// thawed lets go of the changes that the database has now.
+func (s *sqlStore) thawed() error {
+	s.inDatabase = s.frozen.last
+	s.view.Lock()
+	s.frozen = nil
+	s.view.Unlock()
+	return s.log.applied(s.inDatabase)
+}
