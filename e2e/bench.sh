@@ -1,10 +1,11 @@
 #!/bin/bash
 # bench.sh PEERS CASE measures speed and ends with a table. A case is a file of e2e/bench/cases; CASE takes some of their names (default: all). PEERS=1 also installs
-# what others would use instead (PyTorch + PEFT) into an environment of its own, runs it on the same shapes in the same run, and prints the ratios.
+# what others would use instead (PyTorch + PEFT, llama.cpp) into an environment of its own, runs it on the same shapes in the same run, and prints the ratios.
 #
 # A case file is sourced in a shell of its own, in the repository's root, and uses:
-#   gobench NAME ARGUMENTS…          runs Go benchmarks; their output is kept as $logs/NAME.txt and is listed at the end
-#   figure NAME PATTERN UNIT         prints the value of one metric of the benchmark whose name matches an awk pattern, nothing if there is none
+#   gobench NAME ARGUMENTS…          runs Go benchmarks; their output is added to $logs/NAME.txt and is listed at the end
+#   figure NAME PATTERN UNIT         prints the value of one metric of the benchmark whose name matches an awk pattern, nothing if there is none; the first if it ran several times
+#   most NAME PATTERN UNIT           the same with the largest
 #   ratio A B                        prints A / B, nothing if one is missing
 #   row WHAT OURS THEIRS RATIO GOAL  adds a line to the table; an empty cell stays empty, and a line without OURS is an error
 #   $peers                           1 or nothing; peers_python prints the Python of the peers' environment, which it makes first
@@ -26,10 +27,13 @@ rm -rf "$logs"; mkdir -p "$logs"
 
 gobench() {
   echo "== $1"
-  go test -run '^$' "${@:2}" | tee "$logs/$1.txt"
+  go test -run '^$' "${@:2}" | tee -a "$logs/$1.txt"
 }
 figure() {
   awk -v pattern="$2" -v unit="$3" '/^Benchmark/ { sub(/-[0-9]+$/, "", $1); if ($1 ~ pattern) for (i = 3; i < NF; i++) if ($(i + 1) == unit) { print $i; exit } }' "$logs/$1.txt"
+}
+most() {
+  awk -v pattern="$2" -v unit="$3" '/^Benchmark/ { sub(/-[0-9]+$/, "", $1); if ($1 ~ pattern) for (i = 3; i < NF; i++) if ($(i + 1) == unit && $i > largest) largest = $i } END { if (largest) print largest }' "$logs/$1.txt"
 }
 ratio() {
   [ -z "$1" ] || [ -z "$2" ] || awk -v a="$1" -v b="$2" 'BEGIN { printf "%.2f", a / b }'
@@ -42,11 +46,16 @@ row() {
 }
 peers_python() {
   local env=.cache/peers digest
-  digest=$(sha256sum e2e/bench/requirements.txt | cut -d ' ' -f 1)
+  digest=$(cat e2e/bench/requirements.txt e2e/bench/requirements-source.txt | sha256sum | cut -d ' ' -f 1)
   if [ "$(cat $env/requirements.sha256 2>/dev/null || true)" != "$digest" ]; then
     echo "installing PyTorch, transformers and PEFT into $env (about 3 GB to download)" >&2
     "${PYTHON:-python3.11}" -m venv $env
     $env/bin/pip install --quiet --disable-pip-version-check --requirement e2e/bench/requirements.txt >&2
+    # There are no binaries of this package, and those of others leave out the instructions that older processors lack. Of its output only the count of the build's steps is shown.
+    echo "compiling llama.cpp for this processor (some minutes; everything it says is in $env/llama.cpp.log)" >&2
+    CMAKE_ARGS="-DLLAVA_BUILD=OFF" CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) \
+      $env/bin/pip install --verbose --disable-pip-version-check --no-binary llama-cpp-python --requirement e2e/bench/requirements-source.txt 2>&1 | tee $env/llama.cpp.log |
+      awk 'match($0, /^ *\[[0-9]+\/[0-9]+\]/) { printf "\r%s", substr($0, 1, RLENGTH); fflush() } END { print "" }' >&2 || { tail -n 30 $env/llama.cpp.log >&2; return 1; }
     echo "$digest" > $env/requirements.sha256
   fi
   echo "$env/bin/python"

@@ -20,13 +20,18 @@ def shared_server(tmp_path_factory):
     server.stop()
 
 
+def watched(server):
+    """The body of a fixture that gives a server and fails the test if the server logged an error meanwhile."""
+    before = len(server.log())
+    yield server
+    logged = server.log()[before:]
+    assert not tinsmith.trouble(logged), "the server logged:\n" + "\n".join(tinsmith.trouble(logged))
+
+
 @pytest.fixture
 def server(shared_server):
-    """The shared server. The test fails if the server logged an error meanwhile."""
-    before = len(shared_server.log())
-    yield shared_server
-    logged = shared_server.log()[before:]
-    assert not tinsmith.trouble(logged), "the server logged:\n" + "\n".join(tinsmith.trouble(logged))
+    """The shared server, watched."""
+    yield from watched(shared_server)
 
 
 @pytest.fixture
@@ -53,11 +58,8 @@ def shared_two_key_server(tmp_path_factory):
 
 @pytest.fixture
 def two_key_server(shared_two_key_server):
-    """A server that knows the keys `ann` and `bob` (server.keys) and refuses everybody else."""
-    before = len(shared_two_key_server.log())
-    yield shared_two_key_server
-    logged = shared_two_key_server.log()[before:]
-    assert not tinsmith.trouble(logged), "the server logged:\n" + "\n".join(tinsmith.trouble(logged))
+    """A server that knows the keys `ann` and `bob` (server.keys) and refuses everybody else, watched."""
+    yield from watched(shared_two_key_server)
 
 
 @pytest.fixture

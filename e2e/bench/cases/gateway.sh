@@ -1,5 +1,5 @@
-# The gateway alone: operations of 1 KiB from submission to the completed future with a backend that does nothing, inside the process and over HTTP (whose clients are in
-# the same process), and what 2,000 held polls and 10,000 waiting samples take.
+# The gateway alone: operations of 1 KiB from submission to the completed future with a backend that does nothing, inside the process and over HTTP (the
+# server in a process of its own, whose processor time it is; its clients share the processors), and what 2,000 held polls and 10,000 waiting samples take.
 gobench gateway -bench SubmitToCompleted -benchtime 2s ./gateway/internal/ordeal
 for way in core http; do
   row "submit to completed, $way, one client" "$(figure gateway "SubmitToCompleted/$way/clients=1$" p50-sync-ms) ms + the disk's sync of $(figure gateway "SubmitToCompleted/$way/clients=1$" sync-ms) ms" "" "" "1 ms"

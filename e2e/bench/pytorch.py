@@ -2,16 +2,19 @@
 weights, LoRA of rank 32 on every linear layer and the output head.
 
 A line is ENGINE KIND DTYPE TOKENS_PER_SECOND: `train` is forward and backward of cross-entropy over one sequence of 512
-tokens, `forward` the last token's logits behind 512 tokens, `decode` one sequence token by token behind a context of 256.
-One warm-up, then the mean of the repetitions, as Go's benchmarks take it. torch uses its default number of threads."""
+tokens, `forward` the last token's logits behind 512 tokens, `decode` one sequence token by token behind a context of 256,
+`decode8` eight such sequences at once.
+One warm-up, then the mean of the repetitions, as Go's benchmarks take it, with as many threads as this process may use processors,
+as the Go benchmarks have."""
 
+import os
 import time
 
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-TOKENS, CONTEXT = 512, 256
+TOKENS, CONTEXT, SEQUENCES = 512, 256, 8
 TRAIN_REPEATS, DECODE_STEPS = 3, 32
 
 
@@ -52,25 +55,31 @@ def forward(net, ids):
 
 
 @torch.inference_mode()
-def decode(net, ids):
+def decode(net, ids, sequences=1):
     net.eval()
-    out = net(input_ids=ids[:, :CONTEXT], use_cache=True)
+    ids = torch.cat([ids + i for i in range(sequences)]).remainder(ids.max() + 1)
+    out = net(input_ids=ids[:, :CONTEXT], use_cache=True, logits_to_keep=1)
     token, seconds = ids[:, :1], []
     for _ in range(1 + DECODE_STEPS):
         start = time.perf_counter()
         out = net(input_ids=token, past_key_values=out.past_key_values, use_cache=True)
-        torch.log_softmax(out.logits[0, -1].float(), -1)
+        torch.log_softmax(out.logits[:, -1].float(), -1)
         token = out.logits[:, -1:].argmax(-1)
         seconds.append(time.perf_counter() - start)
-    return DECODE_STEPS / sum(seconds[1:])
+    return sequences * DECODE_STEPS / sum(seconds[1:])
+
+
+def decode8(net, ids):
+    return decode(net, ids, SEQUENCES)
 
 
 def main():
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
     for dtype in (torch.float32, torch.bfloat16):
         net = model(dtype)
         ids = torch.arange(TOKENS).mul(7919).remainder(151936)[None]
         name = str(dtype).removeprefix("torch.")
-        for kind in (train, forward, decode):
+        for kind in (train, forward, decode, decode8):
             print("torch", kind.__name__, name, round(kind(net, ids), 2), flush=True)
         del net
 
