@@ -78,6 +78,21 @@ func (s *suite) promptScores() {
 			s.Errorf("the first row of the likeliest is %v, %v", out.Top.IDs[:k], out.Top.Logprobs[:k])
 		}
 	}
+	for name, cut := range map[string]func(q *plugins.SampleRequest){
+		"top-k of 1":        func(q *plugins.SampleRequest) { q.TopK = 1 },
+		"hardly any top-p":  func(q *plugins.SampleRequest) { q.TopP = 1e-9 },
+		"min-p of nearly 1": func(q *plugins.SampleRequest) { q.MinP = 0.999999999 },
+		"temperature 0":     func(q *plugins.SampleRequest) { q.Temperature = 0 },
+	} {
+		only := req
+		only.ID = s.request("a", 1, 1).ID
+		cut(&only)
+		for i, lp := range s.sample(only).prompt.AltLogprobs {
+			if best := out.Top.Logprobs[(i/2+1)*k]; lp != best {
+				s.Errorf("%s: alternative %d at position %d has log-probability %v, the likeliest token %v", name, i%2, i/2+1, lp, best)
+			}
+		}
+	}
 	last := req
 	last.ID, last.PromptLogprobsLastN = s.request("a", 1, 1).ID, 2
 	cut := s.sample(last).prompt

@@ -18,7 +18,7 @@ type sampler struct {
 	pages      []tensor.Pages     // by rank
 	cache      *kvcache.Cache
 	fresh      []page       // taken from the cache, to be prepared
-	buffers    [2][]float32 // logits and probabilities in Go memory
+	buffers    [3][]float32 // in Go memory, by buffer
 	targets    []int32      // that rank 0 has chosen, for all ranks
 	step       stepBuffers
 	ranks      []samplingRank
@@ -31,12 +31,21 @@ type sampler struct {
 	adjustRow, drawRows func(thread, i int)
 }
 
-// host gives n elements of Go memory, buffer 0 for logits or 1 for probabilities. The content is undefined.
-func (p *sampler) host(buffer, n int) []float32 {
-	if cap(p.buffers[buffer]) < n {
-		p.buffers[buffer] = make([]float32, n)
+// buffer says what rows in Go memory are.
+type buffer uint8
+
+const (
+	plainLogits   buffer = iota // of a draw, or of a prompt that is scored
+	probabilities               // of the distribution that is drawn from
+	scaledLogits                // of a prompt's alternatives
+)
+
+// host gives n elements of Go memory. The content is undefined.
+func (p *sampler) host(b buffer, n int) []float32 {
+	if cap(p.buffers[b]) < n {
+		p.buffers[b] = make([]float32, n)
 	}
-	return p.buffers[buffer][:n]
+	return p.buffers[b][:n]
 }
 
 // forget drops what is cached for a version that nobody holds any more.
@@ -71,13 +80,13 @@ func (p *samplingRank) lead(f func() error) error {
 	return p.meet()
 }
 
-// download copies rows of all ranks' logits or probabilities to Go memory, whole: to buffer 0 for logits or 1 for probabilities, valid until the next call for the same buffer.
-func (p *samplingRank) download(buffer int, t tensor.Tensor) ([]float32, error) {
+// download copies rows of all ranks' logits or probabilities to Go memory, whole, valid until the next call for the same buffer.
+func (p *samplingRank) download(b buffer, t tensor.Tensor) ([]float32, error) {
 	width := p.model.Config.VocabSize
-	if err := p.lead(func() error { p.host(buffer, t.Rows*width); return nil }); err != nil {
+	if err := p.lead(func() error { p.host(b, t.Rows*width); return nil }); err != nil {
 		return nil, err
 	}
-	host := p.buffers[buffer][:t.Rows*width]
+	host := p.buffers[b][:t.Rows*width]
 	if p.model.Comm == nil {
 		return host, p.model.Device.Download(host, t)
 	}
@@ -99,7 +108,7 @@ func (p *samplingRank) softmax(logits, lse tensor.Tensor) ([]float32, error) {
 	if err := p.model.Device.Softmax(probs, logits, lse); err != nil {
 		return nil, err
 	}
-	return p.download(1, probs)
+	return p.download(probabilities, probs)
 }
 
 // page is one that was allocated, and what has to be on it before it is used: what is on page from, or zeros if that is negative.
@@ -274,7 +283,7 @@ func (p *samplingRank) draw(logits tensor.Tensor, chunks []chunk, rows []row, dr
 	if err := p.scale(logits, &d); err != nil {
 		return err
 	}
-	if d.logits, err = p.download(0, logits); err != nil {
+	if d.logits, err = p.download(plainLogits, logits); err != nil {
 		return err
 	}
 	if !onlyScales {

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -103,6 +104,93 @@ func TestPromptScores(t *testing.T) {
 			t.Errorf("position %d of %d is %v", i, len(prompt), v)
 		}
 	}
+}
+
+// Alternatives of a prompt are drawn as samples are: from what top-k, top-p and min-p leave of the distribution at the request's temperature. Their log-probabilities are those of temperature 1.
+func TestPromptAlternatives(t *testing.T) {
+	e := start(t, "")
+	random := rand.New(rand.NewPCG(1, 6))
+	d := create(t, e, "a", 1, 4)
+	d.pass(randomData(random, 3, 40))
+	d.step()
+	prompt := randomTokens(random, 100)
+	n := len(prompt) - 1
+	all := make([]int32, n*tinyVocabulary)
+	for i := range all {
+		all[i] = int32(i % tinyVocabulary)
+	}
+	plain := scored(t, d, prompt, all, tinyVocabulary)
+	const draws = 5
+	for _, c := range []struct {
+		name string
+		set  func(q *plugins.SampleRequest)
+		most int // tokens that may be drawn at a position; 0 = not known
+	}{
+		{"nothing is cut off", func(*plugins.SampleRequest) {}, tinyVocabulary},
+		{"top-k", func(q *plugins.SampleRequest) { q.TopK = 3 }, 3},
+		{"top-k of 1", func(q *plugins.SampleRequest) { q.TopK = 1 }, 1},
+		{"top-p", func(q *plugins.SampleRequest) { q.TopP = 0.3 }, 0},
+		{"min-p", func(q *plugins.SampleRequest) { q.MinP = 0.7 }, 0},
+		{"all three", func(q *plugins.SampleRequest) { q.TopK, q.TopP, q.MinP = 20, 0.8, 0.5 }, 0},
+	} {
+		for _, temperature := range []float64{0.7, 1, 1.6} {
+			q := ask("q", "a", prompt, 1, 0)
+			q.PromptAlternatives, q.Temperature = draws, temperature
+			c.set(&q)
+			got, err := collect(t.Context(), e, q)
+			if err != nil {
+				t.Fatal(err)
+			}
+			distinct := 0
+			for i := range n {
+				row := plain[i*tinyVocabulary : (i+1)*tinyVocabulary]
+				left := remaining(row, &q)
+				if c.most > 0 && len(left) > c.most {
+					t.Fatalf("the test's own reckoning leaves %d tokens", len(left))
+				}
+				seen := map[int32]bool{}
+				for j := range draws {
+					token := got.prompt.AltTokens[i*draws+j]
+					seen[token] = true
+					if !slices.Contains(left, token) {
+						t.Fatalf("%s at temperature %v, position %d: %d was drawn, left were %v", c.name, temperature, i+1, token, left)
+					}
+					if value := got.prompt.AltLogprobs[i*draws+j]; value != row[token] {
+						t.Fatalf("%s at temperature %v, position %d: token %d has %v, want %v", c.name, temperature, i+1, token, value, row[token])
+					}
+				}
+				distinct += len(seen)
+			}
+			if c.most != 1 && distinct == n {
+				t.Errorf("%s at temperature %v: the draws of every position are equal", c.name, temperature)
+			}
+		}
+	}
+}
+
+// remaining gives the tokens of a row of log-probabilities that a request may draw, reckoned in float64, with those that lie on a border but for rounding.
+func remaining(row []float32, q *plugins.SampleRequest) []int32 {
+	const rounding = 1e-4
+	ids := make([]int32, len(row))
+	p := make([]float64, len(row))
+	for i, v := range row {
+		ids[i], p[i] = int32(i), math.Exp(float64(v)/q.Temperature)
+	}
+	slices.SortStableFunc(ids, func(a, b int32) int { return cmp.Compare(p[b], p[a]) })
+	if q.TopK > 0 {
+		ids = ids[:q.TopK]
+	}
+	total, sum := 0.0, 0.0
+	for _, id := range ids {
+		total += p[id]
+	}
+	for i, id := range ids {
+		if sum += p[id]; sum > total*(q.TopP+rounding) {
+			ids = ids[:i+1]
+			break
+		}
+	}
+	return slices.DeleteFunc(ids, func(id int32) bool { return p[id] < p[ids[0]]*(q.MinP-rounding) })
 }
 
 // At another temperature the log-probabilities are those of the scaled distribution, and greedy ones those of temperature 1.

@@ -77,7 +77,7 @@ func (s *scores) fill(p *samplingRank, logits tensor.Tensor, first int) error {
 	var host []float32
 	if top > 0 || (q.PromptAlternatives > 0 && q.Temperature != 1) {
 		var err error
-		if host, err = p.download(0, logits); err != nil {
+		if host, err = p.download(plainLogits, logits); err != nil {
 			return err
 		}
 	}
@@ -126,11 +126,11 @@ func (s *scores) fill(p *samplingRank, logits tensor.Tensor, first int) error {
 	return nil
 }
 
-// alternatives draws tokens at the positions of fill. They are drawn at the request's temperature; their log-probabilities are, like all scores of the prompt, those of
+// alternatives draws tokens at the positions of fill, as samples are drawn: at the request's temperature, from what top-k, top-p and min-p leave. Their log-probabilities are, like all scores of the prompt, those of
 // temperature 1. host holds the logits unless the temperature is 1.
 func (s *scores) alternatives(p *samplingRank, logits tensor.Tensor, host []float32, first int) error {
 	q, rows, width, k := s.request, logits.Rows, p.model.Config.VocabSize, s.request.PromptAlternatives
-	settings := sample.Settings{Temperature: q.Temperature, TopP: 1, RepetitionPenalty: 1}
+	settings := sample.Settings{Temperature: q.Temperature, TopK: q.TopK, TopP: q.TopP, MinP: q.MinP, RepetitionPenalty: 1}
 	var sums []float32 // log-sum-exps at temperature 1
 	if q.Temperature != 1 {
 		var err error
@@ -138,10 +138,10 @@ func (s *scores) alternatives(p *samplingRank, logits tensor.Tensor, host []floa
 			return err
 		}
 	}
-	var probs []float32
+	var probs, scaled []float32 // of the distribution that is drawn from
 	if q.Temperature != 0 {
 		if q.Temperature != 1 {
-			if err := p.model.Device.Scale(logits, float32(1/q.Temperature), tensor.Float32); err != nil {
+			if err := p.model.Device.Scale(logits, settings.Scale(), tensor.Float32); err != nil {
 				return err
 			}
 		}
@@ -152,6 +152,11 @@ func (s *scores) alternatives(p *samplingRank, logits tensor.Tensor, host []floa
 		if probs, err = p.softmax(logits, lse); err != nil {
 			return err
 		}
+		if settings.Truncates() {
+			if scaled, err = p.download(scaledLogits, logits); err != nil {
+				return err
+			}
+		}
 	}
 	if err := p.choose(rows*k, func(scratch *sample.Scratch, drawn []int32, i int) {
 		if q.Temperature == 0 {
@@ -161,8 +166,12 @@ func (s *scores) alternatives(p *samplingRank, logits tensor.Tensor, host []floa
 			}
 			return
 		}
+		var row []float32
+		if scaled != nil {
+			row = scaled[i*width : (i+1)*width]
+		}
 		for j := range k {
-			drawn[i*k+j] = settings.Draw(scratch, nil, probs[i*width:(i+1)*width], nil, sample.UniformAlternative(q.Seed, j, first+i))
+			drawn[i*k+j] = settings.Draw(scratch, row, probs[i*width:(i+1)*width], nil, sample.UniformAlternative(q.Seed, j, first+i))
 		}
 	}, rows); err != nil {
 		return err

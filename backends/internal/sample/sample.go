@@ -36,6 +36,9 @@ func (s *Settings) OnlyScales() bool {
 	return s.FrequencyPenalty == 0 && s.PresencePenalty == 0 && s.RepetitionPenalty == 1 && len(s.Bias) == 0
 }
 
+// Truncates tells whether some tokens of a row may not be drawn at all; else Draw needs no logits but at temperature 0 and for excluded tokens.
+func (s *Settings) Truncates() bool { return s.TopK > 0 || s.TopP < 1 || s.MinP > 0 }
+
 // Scale is what temperature multiplies logits by.
 func (s *Settings) Scale() float32 { return float32(s.factor()) }
 
@@ -124,7 +127,7 @@ func (s *Settings) Draw(scratch *Scratch, logits, probs []float32, excluded []in
 	if s.Temperature == 0 || s.TopK == 1 {
 		return argmax(logits)
 	}
-	if s.TopK <= 0 && s.TopP >= 1 && s.MinP <= 0 {
+	if !s.Truncates() {
 		total := 0.0
 		for _, p := range probs {
 			total += float64(p)
