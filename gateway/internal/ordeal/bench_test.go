@@ -1,6 +1,7 @@
 package ordeal
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -9,10 +10,11 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"runtime/pprof"
 	"slices"
 	"strconv"
 	"testing"
@@ -20,12 +22,14 @@ import (
 
 	"github.com/gin-gonic/gin"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/keys"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 	front "github.com/tinsmith/tinsmith/gateway/internal/server"
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
+	"github.com/tinsmith/tinsmith/gateway/internal/telemetry"
 	"github.com/tinsmith/tinsmith/gateway/internal/tinker"
 	"github.com/tinsmith/tinsmith/gateway/internal/tinker/wire/tinkerpb"
 	"github.com/tinsmith/tinsmith/plugins"
@@ -64,10 +68,10 @@ const payloadTokens = 64
 
 // gatewayOnly is a gateway with its runs, one per client.
 type gatewayOnly struct {
-	core  *runs.Core
-	close func() error
-	URL   string
-	Runs  []string
+	core    *runs.Core
+	close   func() error
+	Address string
+	Runs    []string
 }
 
 // openGatewayOnly makes one in this process.
@@ -105,10 +109,44 @@ func openGatewayOnly(ctx context.Context, dir string, clients int) (*gatewayOnly
 	return g, nil
 }
 
-// idleGateway is the main function of a process that is such a gateway in its folder and nothing else. It serves until its standard input ends.
-func idleGateway(clients int) error {
+// spent is what a process has used so far.
+type spent struct {
+	Processor   time.Duration
+	Allocations uint64
+}
+
+// spentHere is what this process has used.
+func spentHere() (spent, error) {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		return spent{}, err
+	}
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return spent{Processor: time.Duration(u.Utime.Nano() + u.Stime.Nano()), Allocations: m.Mallocs}, nil
+}
+
+// idleGateway is the main function of a process that is such a gateway in its folder and nothing else. It answers every byte of its standard input with what it has spent, and serves until
+// that ends. With profileVariable it writes its CPU profile to that file.
+func idleGateway(clients int) (err error) {
+	if name := os.Getenv(profileVariable); name != "" {
+		f, err := os.Create(name)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		if err := pprof.StartCPUProfile(f); err != nil {
+			return err
+		}
+		defer pprof.StopCPUProfile()
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
+	tel, err := telemetry.Start(ctx, "bench")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, tel.Stop(context.WithoutCancel(ctx))) }()
 	g, err := openGatewayOnly(ctx, ".", clients)
 	if err != nil {
 		return err
@@ -126,20 +164,32 @@ func idleGateway(clients int) error {
 	if err != nil {
 		return err
 	}
-	g.URL = "http://" + listener.Addr().String()
-	if err := json.NewEncoder(os.Stdout).Encode(g); err != nil {
+	g.Address = listener.Addr().String()
+	answers := json.NewEncoder(os.Stdout)
+	if err := answers.Encode(g); err != nil {
 		return err
 	}
 	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin) // however it ends, nobody is there any more
-		cancel()
+		defer cancel() // however the input ends, nobody is there any more
+		for question := make([]byte, 1); ; {
+			if _, err := os.Stdin.Read(question); err != nil {
+				return
+			}
+			s, err := spentHere()
+			if err == nil {
+				err = answers.Encode(s)
+			}
+			if err != nil {
+				return
+			}
+		}
 	}()
-	handler := front.New(front.Options{Health: func() front.Health { return front.Health{Status: "ok"} }, Metrics: http.NotFoundHandler(), Routes: []func(gin.IRouter){api.Register}})
+	handler := front.New(front.Options{Health: func() front.Health { return front.Health{Status: "ok"} }, Metrics: tel.Handler, Routes: []func(gin.IRouter){api.Register}})
 	return errors.Join(front.Serve(ctx, listener, handler), g.close())
 }
 
-// startGatewayOnly makes one in a process of its own, whose processor time is then the server's alone, and gives what tells that time.
-func startGatewayOnly(b *testing.B, clients int) (*gatewayOnly, func() time.Duration) {
+// startGatewayOnly makes one in a process of its own, whose use of the processor is then the server's alone, and gives what tells that use.
+func startGatewayOnly(b *testing.B, clients int) (*gatewayOnly, func() (spent, error)) {
 	b.Helper()
 	child := exec.Command(os.Args[0])
 	child.Dir, child.Stderr, child.Env = b.TempDir(), os.Stderr, append(os.Environ(), idleVariable+"="+strconv.Itoa(clients))
@@ -161,15 +211,15 @@ func startGatewayOnly(b *testing.B, clients int) (*gatewayOnly, func() time.Dura
 		}
 	})
 	var g gatewayOnly
-	if err := json.NewDecoder(output).Decode(&g); err != nil {
+	answers := json.NewDecoder(output)
+	if err := answers.Decode(&g); err != nil {
 		b.Fatal(err)
 	}
-	return &g, func() time.Duration {
-		m, err := measure(child.Process.Pid)
-		if err != nil {
-			b.Fatal(err)
+	return &g, func() (s spent, err error) {
+		if _, err = input.Write([]byte{0}); err == nil {
+			err = answers.Decode(&s)
 		}
-		return m.cpu
+		return s, err
 	}
 }
 
@@ -194,43 +244,84 @@ func (g *gatewayOnly) inCore(ctx context.Context, run string, seq int) error {
 	return g.wait(ctx, made.RequestID)
 }
 
-// overHTTP submits and polls as a client does.
-func (g *gatewayOnly) overHTTP(client *http.Client, run string, seq int) error {
+// connection is the cheapest HTTP client that will do, because it shares the processors with the server: one request at a time, answers with a length.
+type connection struct {
+	net.Conn
+	answers *bufio.Reader
+	request []byte
+	content []byte
+	pass    []byte // a pass in protobuf, but for its number
+}
+
+// connect opens a connection for the operations of one run.
+func (g *gatewayOnly) connect(run string) (*connection, error) {
 	tensor := func(size int, kind tinkerpb.DType) *tinkerpb.Tensor {
 		return &tinkerpb.Tensor{Encoding: &tinkerpb.Tensor_Dense{Dense: make([]byte, size*payloadTokens)}, Dtype: kind, Shape: []int64{payloadTokens}}
 	}
-	body, err := proto.Marshal(&tinkerpb.ForwardBackwardRequest{ModelId: run, SeqId: int32(seq), LossFn: "cross_entropy", Data: []*tinkerpb.Datum{{
+	pass, err := proto.Marshal(&tinkerpb.ForwardBackwardRequest{ModelId: run, LossFn: "cross_entropy", Data: []*tinkerpb.Datum{{
 		ModelInput:   []*tinkerpb.Chunk{{Chunk: &tinkerpb.Chunk_EncodedText{EncodedText: &tinkerpb.EncodedTextChunk{Tokens: make([]byte, 4*payloadTokens)}}}},
 		LossFnInputs: map[string]*tinkerpb.Tensor{"target_tokens": tensor(8, tinkerpb.DType_DTYPE_INT64), "weights": tensor(4, tinkerpb.DType_DTYPE_FLOAT32)},
 	}}})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	var made struct {
-		RequestID string `json:"request_id"`
-	}
-	answer, err := g.ask(client, "/forward_backward", "application/x-protobuf", body)
-	if err == nil {
-		err = json.Unmarshal(answer, &made)
-	}
-	if err != nil {
-		return err
-	}
-	_, err = g.ask(client, "/retrieve_future", "application/json", fmt.Appendf(nil, `{"request_id":%q}`, made.RequestID))
-	return err
-}
-
-func (g *gatewayOnly) ask(client *http.Client, path, contentType string, body []byte) ([]byte, error) {
-	answer, err := client.Post(g.URL+"/api/v1"+path, contentType, bytes.NewReader(body))
+	conn, err := net.Dial("tcp", g.Address)
 	if err != nil {
 		return nil, err
 	}
-	defer answer.Body.Close()
-	b, err := io.ReadAll(answer.Body)
-	if err == nil && answer.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %d %.300s", path, answer.StatusCode, b)
+	return &connection{Conn: conn, answers: bufio.NewReader(conn), pass: pass}, nil
+}
+
+// operate submits a pass and polls as a client does.
+func (c *connection) operate(seq int) error {
+	const seqID = 2 // the field of a ForwardBackwardRequest
+	c.content = protowire.AppendVarint(protowire.AppendTag(append(c.content[:0], c.pass...), seqID, protowire.VarintType), uint64(seq))
+	answer, err := c.ask("/forward_backward", "application/x-protobuf")
+	if err != nil {
+		return err
 	}
-	return b, err
+	_, after, ok := bytes.Cut(answer, []byte(`"request_id":"`))
+	id, _, closed := bytes.Cut(after, []byte(`"`))
+	if !ok || !closed {
+		return fmt.Errorf("/forward_backward: %.300s", answer)
+	}
+	c.content = append(append(append(c.content[:0], `{"request_id":"`...), id...), `"}`...)
+	_, err = c.ask("/retrieve_future", "application/json")
+	return err
+}
+
+// ask posts the content. The answer is valid until the next call.
+func (c *connection) ask(path, contentType string) ([]byte, error) {
+	c.request = fmt.Appendf(c.request[:0], "POST /api/v1%s HTTP/1.1\r\nHost: %s\r\nUser-Agent: AsyncTinker/Python 0.38.0\r\nX-API-Key: tml-local\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n", path, c.RemoteAddr(), contentType, len(c.content))
+	if _, err := c.Write(append(c.request, c.content...)); err != nil {
+		return nil, err
+	}
+	ok, length := false, 0
+	for first := true; ; first = false {
+		line, err := c.answers.ReadSlice('\n')
+		if err != nil {
+			return nil, err
+		}
+		if first {
+			ok = bytes.HasPrefix(line, []byte("HTTP/1.1 200 "))
+		}
+		if line = bytes.TrimSpace(line); len(line) == 0 {
+			break
+		}
+		if value, found := bytes.CutPrefix(line, []byte("Content-Length: ")); found {
+			if length, err = strconv.Atoi(string(value)); err != nil {
+				return nil, err
+			}
+		}
+	}
+	c.content = slices.Grow(c.content[:0], length)[:length]
+	if _, err := io.ReadFull(c.answers, c.content); err != nil {
+		return nil, err
+	}
+	if !ok {
+		return nil, fmt.Errorf("%s: %.300s", path, c.content)
+	}
+	return c.content, nil
 }
 
 // syncTime is the median time of an append of 1 KiB with fdatasync, on the disk that the benchmark uses.
@@ -256,78 +347,87 @@ func syncTime(b *testing.B) time.Duration {
 	return times[len(times)/2]
 }
 
-// processorTime is what this process has used.
-func processorTime(b *testing.B) time.Duration {
-	b.Helper()
-	var u unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-		b.Fatal(err)
+// BenchmarkSubmitToCompleted measures operations of 1 KiB from submission to the completed future, each durable before it is answered and its result before it is given, with
+// a backend that does nothing: inside the process, and over HTTP, where the server is a process of its own. cpu-µs/op and allocations/op are the server's, client-µs/op is the processor
+// time of its clients; p50-sync-ms is the median latency less the disk's own sync.
+func BenchmarkSubmitToCompleted(b *testing.B) {
+	for _, clients := range []int{1, 64} {
+		b.Run(fmt.Sprintf("core/clients=%d", clients), func(b *testing.B) {
+			g, err := openGatewayOnly(b.Context(), b.TempDir(), clients)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer func() {
+				if err := g.close(); err != nil {
+					b.Error(err)
+				}
+			}()
+			submitToCompleted(b, clients, spentHere, func(client, seq int) error { return g.inCore(b.Context(), g.Runs[client], seq) })
+		})
 	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	for _, clients := range []int{1, 64} {
+		b.Run(fmt.Sprintf("http/clients=%d", clients), func(b *testing.B) {
+			g, spentThere := startGatewayOnly(b, clients)
+			connections := make([]*connection, clients)
+			for i, run := range g.Runs {
+				var err error
+				if connections[i], err = g.connect(run); err != nil {
+					b.Fatal(err)
+				}
+				defer connections[i].Close()
+			}
+			before, err := spentHere()
+			if err != nil {
+				b.Fatal(err)
+			}
+			submitToCompleted(b, clients, spentThere, func(client, seq int) error { return connections[client].operate(seq) })
+			after, err := spentHere()
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.ReportMetric(float64((after.Processor-before.Processor).Nanoseconds())/1000/float64(b.N), "client-µs/op")
+		})
+	}
 }
 
-// BenchmarkSubmitToCompleted measures operations of 1 KiB from submission to the completed future, each durable before it is answered and its result before it is given, with
-// a backend that does nothing: inside the process, and over HTTP, where the server is a process of its own and cpu-µs/op is that one's. p50-sync-ms is the median latency less the disk's own sync.
-func BenchmarkSubmitToCompleted(b *testing.B) {
-	for _, way := range []string{"core", "http"} {
-		for _, clients := range []int{1, 64} {
-			b.Run(fmt.Sprintf("%s/clients=%d", way, clients), func(b *testing.B) {
-				var g *gatewayOnly
-				serverTime := func() time.Duration { return processorTime(b) }
-				if way == "core" {
-					var err error
-					if g, err = openGatewayOnly(b.Context(), b.TempDir(), clients); err != nil {
-						b.Fatal(err)
-					}
-					defer func() {
-						if err := g.close(); err != nil {
-							b.Error(err)
-						}
-					}()
-				} else {
-					g, serverTime = startGatewayOnly(b, clients)
-				}
-				disk := syncTime(b)
-				client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: clients}}
-				defer client.CloseIdleConnections()
-				latencies := make([][]time.Duration, clients)
-				errs := make(chan error, clients)
-				work := func(i, n int) error {
-					for seq := range n {
-						begun := time.Now()
-						var err error
-						if way == "core" {
-							err = g.inCore(b.Context(), g.Runs[i], seq+1)
-						} else {
-							err = g.overHTTP(client, g.Runs[i], seq+1)
-						}
-						if err != nil {
-							return err
-						}
-						latencies[i] = append(latencies[i], time.Since(begun))
-					}
-					return nil
-				}
-				b.ReportAllocs()
-				b.ResetTimer()
-				used := serverTime()
-				for i := range clients {
-					go func() { errs <- work(i, (b.N+clients-1-i)/clients) }()
-				}
-				for range clients {
-					if err := <-errs; err != nil {
-						b.Fatal(err)
-					}
-				}
-				used = serverTime() - used
-				b.StopTimer()
-				all := slices.Concat(latencies...)
-				slices.Sort(all)
-				b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "ops/s")
-				b.ReportMetric(float64(used.Microseconds())/float64(b.N), "cpu-µs/op")
-				b.ReportMetric(float64((all[len(all)/2]-disk).Microseconds())/1000, "p50-sync-ms")
-				b.ReportMetric(float64(disk.Microseconds())/1000, "sync-ms")
-			})
+// submitToCompleted has every client do its share of operations, numbered from 1, one after the other.
+func submitToCompleted(b *testing.B, clients int, used func() (spent, error), operate func(client, seq int) error) {
+	disk := syncTime(b)
+	latencies := make([][]time.Duration, clients)
+	errs := make(chan error, clients)
+	work := func(client, n int) error {
+		for seq := range n {
+			begun := time.Now()
+			if err := operate(client, seq+1); err != nil {
+				return err
+			}
+			latencies[client] = append(latencies[client], time.Since(begun))
+		}
+		return nil
+	}
+	before, err := used()
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ResetTimer()
+	for i := range clients {
+		go func() { errs <- work(i, (b.N+clients-1-i)/clients) }()
+	}
+	for range clients {
+		if err := <-errs; err != nil {
+			b.Fatal(err)
 		}
 	}
+	b.StopTimer()
+	after, err := used()
+	if err != nil {
+		b.Fatal(err)
+	}
+	all := slices.Concat(latencies...)
+	slices.Sort(all)
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "ops/s")
+	b.ReportMetric(float64((after.Processor-before.Processor).Nanoseconds())/1000/float64(b.N), "cpu-µs/op")
+	b.ReportMetric(float64(after.Allocations-before.Allocations)/float64(b.N), "allocations/op")
+	b.ReportMetric(float64((all[len(all)/2]-disk).Microseconds())/1000, "p50-sync-ms")
+	b.ReportMetric(float64(disk.Microseconds())/1000, "sync-ms")
 }

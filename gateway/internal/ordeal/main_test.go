@@ -23,6 +23,8 @@ const (
 	runVariable = "TINSMITH_TEST_GATEWAY"
 	// idleVariable makes it a gateway with a backend that does nothing, with so many runs.
 	idleVariable = "TINSMITH_TEST_IDLE"
+	// profileVariable names a file for the CPU profile of that gateway.
+	profileVariable = "TINSMITH_TEST_PROFILE"
 	// modelName is the one served model.
 	modelName = "tinsmith/tiny-chat"
 	// within bounds whatever should come to pass; the machine may be busy.
