@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -113,13 +112,13 @@ func (p Program) serve(ctx context.Context, cfg config.Config) (err error) {
 	if err != nil {
 		return err
 	}
-	front := server.NewSwitch(server.New(server.Options{Version: p.Version, Health: h.get, Metrics: tel.Handler, Starting: true}))
+	front := server.NewSwitch(server.New(server.Options{Version: p.Version, Health: h.get, Metrics: tel.Handler, Traces: tel.Traces, Starting: true}))
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	served := make(chan error, 1)
 	go func() { defer cancel(); served <- server.Serve(ctx, listener, front) }()
 
-	err = p.serveStore(ctx, cfg, ring, tel.Handler, h, front, listener.Addr())
+	err = p.serveStore(ctx, cfg, ring, tel, h, front, listener.Addr())
 	cancel()
 	serveErr := <-served
 	if errors.Is(err, context.Canceled) {
@@ -129,7 +128,7 @@ func (p Program) serve(ctx context.Context, cfg config.Config) (err error) {
 }
 
 // serveStore waits for the data directory, which is this process's alone from then on, and serves what is in it.
-func (p Program) serveStore(ctx context.Context, cfg config.Config, ring *keys.Ring, metrics http.Handler, h *health, front *server.Switch, address net.Addr) (err error) {
+func (p Program) serveStore(ctx context.Context, cfg config.Config, ring *keys.Ring, tel *telemetry.Telemetry, h *health, front *server.Switch, address net.Addr) (err error) {
 	records, secret, err := awaitStore(ctx, cfg, h, address)
 	if err != nil {
 		return err
@@ -139,7 +138,7 @@ func (p Program) serveStore(ctx context.Context, cfg config.Config, ring *keys.R
 	}
 	defer func() { err = errors.Join(err, records.Close()) }()
 	auth := &keys.Authenticator{Ring: ring, Tokens: keys.Tokens{Secret: secret, Lifetime: tokenLifetime}}
-	return p.serveModels(ctx, cfg, auth, records, metrics, h, front, localURL(address))
+	return p.serveModels(ctx, cfg, auth, records, tel, h, front, localURL(address))
 }
 
 // awaitStore opens the data directory. What may pass (another process that has it, a full disk, a database that is not up) is waited for and told in /healthz.
@@ -188,7 +187,7 @@ func openData(ctx context.Context, cfg config.Config, address net.Addr) (store.S
 }
 
 // serveModels brings the models up, opens the APIs, and waits for the end of ctx.
-func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.Authenticator, records store.Store, metrics http.Handler, h *health, front *server.Switch, url string) (err error) {
+func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.Authenticator, records store.Store, tel *telemetry.Telemetry, h *health, front *server.Switch, url string) (err error) {
 	again := catchReloads()
 	defer again.stop()
 	models, err := loadCatalog(ctx, cfg, h)
@@ -249,7 +248,7 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 	if err != nil {
 		return err
 	}
-	front.Set(server.New(server.Options{Version: p.Version, Health: h.get, Metrics: metrics, Routes: []func(gin.IRouter){tinkerAPI.Register, openaiAPI.Register}}))
+	front.Set(server.New(server.Options{Version: p.Version, Health: h.get, Metrics: tel.Handler, Traces: tel.Traces, Routes: []func(gin.IRouter){tinkerAPI.Register, openaiAPI.Register}}))
 	go announceReady(ctx, core, models, url, auth.Ring.Required())
 	<-ctx.Done()
 	front.Drain()

@@ -184,7 +184,7 @@ func idleGateway(clients int) (err error) {
 			}
 		}
 	}()
-	handler := front.New(front.Options{Health: func() front.Health { return front.Health{Status: "ok"} }, Metrics: tel.Handler, Routes: []func(gin.IRouter){api.Register}})
+	handler := front.New(front.Options{Health: func() front.Health { return front.Health{Status: "ok"} }, Metrics: tel.Handler, Traces: tel.Traces, Routes: []func(gin.IRouter){api.Register}})
 	return errors.Join(front.Serve(ctx, listener, handler), g.close())
 }
 

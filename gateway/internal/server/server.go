@@ -17,6 +17,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 	"go.opentelemetry.io/contrib/instrumentation/github.com/gin-gonic/gin/otelgin"
+	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/telemetry"
 )
@@ -69,6 +70,7 @@ type Options struct {
 	Version string
 	Health  func() Health
 	Metrics http.Handler
+	Traces  bool // make a span of every request: somebody takes them
 	Routes  []func(gin.IRouter)
 	// Starting answers everything else with 503: the APIs are not there yet.
 	Starting bool
@@ -83,7 +85,15 @@ func New(opts Options) http.Handler {
 	r.UnescapePathValues = true
 	r.RedirectTrailingSlash = false
 	r.HandleMethodNotAllowed = true
-	r.Use(recovery, requestID, otelgin.Middleware(telemetry.ServiceName, otelgin.WithFilter(func(r *http.Request) bool { return r.URL.Path != "/healthz" && r.URL.Path != "/metrics" })))
+	if m, err := newMeter(); err != nil {
+		slog.Error("requests are not measured", "error", err)
+	} else {
+		r.Use(m.measure)
+	}
+	r.Use(recovery, requestID)
+	if opts.Traces {
+		r.Use(otelgin.Middleware(telemetry.ServiceName, otelgin.WithMeterProvider(noop.NewMeterProvider()), otelgin.WithFilter(func(r *http.Request) bool { return !unobserved(r) })))
+	}
 	health := func(c *gin.Context) {
 		h := opts.Health()
 		code := http.StatusOK

@@ -29,7 +29,9 @@ const ServiceName = "tinsmith"
 type Telemetry struct {
 	// Handler serves the metrics.
 	Handler http.Handler
-	stops   []func(context.Context) error
+	// Traces tells whether spans go anywhere.
+	Traces bool
+	stops  []func(context.Context) error
 }
 
 // Start installs the global providers.
@@ -48,6 +50,7 @@ func Start(ctx context.Context, version string) (*Telemetry, error) {
 		options = append(options, trace.WithBatcher(exporter))
 		traces := trace.NewTracerProvider(options...)
 		otel.SetTracerProvider(traces)
+		t.Traces = true
 		t.stops = append(t.stops, traces.Shutdown)
 	}
 	otel.SetTextMapPropagator(propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{}))
