@@ -17,6 +17,8 @@ import (
 type Subject struct {
 	Backend plugins.Backend
 	Model   plugins.ModelInfo
+	// Starve has optimizer steps find no memory from now on, or again as much as they need. Nil where that cannot be brought about; then it is not tested.
+	Starve func(starved bool)
 }
 
 // Factory makes a fresh subject for one test and cleans up at the test's end.
@@ -39,6 +41,7 @@ func RunAll(t *testing.T, factory Factory) {
 		{"losses", (*suite).losses},
 		{"failed window", (*suite).failedWindow},
 		{"empty window", (*suite).emptyWindow},
+		{"no memory for a step", (*suite).starvedStep},
 		{"not finite", (*suite).notFinite},
 		{"invalid training requests", (*suite).invalidTraining},
 		{"invalid sample requests", (*suite).invalidSamples},
@@ -64,7 +67,7 @@ func RunAll(t *testing.T, factory Factory) {
 			if s.Model.VocabSize < 16 || s.Model.MaxContextLength < 24 || s.Model.MaxRank < 4 {
 				t.Fatalf("the model is too small for these tests: %+v", s.Model)
 			}
-			c.run(&suite{T: t, b: s.Backend, model: s.Model})
+			c.run(&suite{T: t, b: s.Backend, model: s.Model, starve: s.Starve})
 		})
 	}
 }
@@ -72,8 +75,9 @@ func RunAll(t *testing.T, factory Factory) {
 // suite is one test in progress.
 type suite struct {
 	*testing.T
-	b     plugins.Backend
-	model plugins.ModelInfo
+	b      plugins.Backend
+	model  plugins.ModelInfo
+	starve func(starved bool)
 }
 
 var allModules = plugins.AdapterConfig{Rank: 2, Seed: 1, TrainAttention: true, TrainMLP: true, TrainUnembed: true}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"path/filepath"
 	"slices"
 	"sync"
 
@@ -381,6 +382,67 @@ func (s *suite) emptyWindow() {
 	before := r.forward(d).Logprobs[0]
 	r.step()
 	s.differ("a step with zero gradient, but with moments", r.forward(d).Logprobs[0], before)
+}
+
+// starvedStep sees that a step for which there is no memory leaves its gradient to the next one, and everything else as it was.
+func (s *suite) starvedStep() {
+	if s.starve == nil {
+		s.Skip("this backend cannot be brought to have no memory")
+	}
+	r, same := s.create("a", allModules), s.create("b", allModules)
+	d, more, bad := s.datum(1, 6), s.datum(2, 7), s.datum(1, 6)
+	bad.Targets[2] = int32(s.model.VocabSize)
+	fail := func(what string) {
+		s.Helper()
+		s.starve(true)
+		_, err := r.tryStep()
+		s.starve(false)
+		s.wantKind(what, err, plugins.KindCapacity)
+	}
+	r.train(1, d)
+	same.train(1, d)
+	before := r.forward(d).Logprobs[0]
+
+	r.forwardBackward(d)
+	fail("a step")
+	fail("the same again")
+	s.sameBits("after a step without memory", r.forward(d).Logprobs[0], before)
+	if res := r.step(); res.Version != 2 || res.Step != 2 || !(res.Metrics["grad_norm"] > 0) {
+		s.Errorf("the step that was sent again: %+v", res)
+	}
+	same.train(1, d)
+	s.sameBits("a step that was sent again", r.forward(d).Logprobs[0], same.forward(d).Logprobs[0])
+
+	// What comes in between adds to it, and what fails in between does not matter.
+	r.forwardBackward(d)
+	fail("a step between two passes")
+	r.forwardBackward(more)
+	_, err := r.tryForward(false, bad)
+	s.wantInvalid("a pass behind it", err, "data[0].target_tokens[2]")
+	if res := r.step(); res.Version != 3 || res.Step != 3 {
+		s.Errorf("version %d, step %d after three successful steps", res.Version, res.Step)
+	}
+	same.forwardBackward(d)
+	same.forwardBackward(more)
+	same.step()
+	s.sameBits("a step with what came behind the failed one", r.forward(d).Logprobs[0], same.forward(d).Logprobs[0])
+
+	// A checkpoint with the accumulator has it too.
+	r.forwardBackward(d)
+	fail("a step before a checkpoint")
+	path := filepath.Join(s.TempDir(), "c")
+	if _, err := s.b.SaveAdapter(s.Context(), plugins.SaveAdapterRequest{Adapter: "a", Position: r.position(), Scope: plugins.ScopeAccumulator, Path: path}); err != nil {
+		s.Fatal(err)
+	}
+	if _, err := s.b.LoadAdapter(s.Context(), plugins.LoadAdapterRequest{Adapter: "c", Path: path, Scope: plugins.ScopeAccumulator}); err != nil {
+		s.Fatal(err)
+	}
+	loaded := &run{suite: s, id: "c"}
+	r.step()
+	loaded.step()
+	same.train(1, d)
+	s.sameBits("the run", r.forward(d).Logprobs[0], same.forward(d).Logprobs[0])
+	s.sameBits("the checkpoint", loaded.forward(d).Logprobs[0], same.forward(d).Logprobs[0])
 }
 
 // notFinite makes the loss overflow and sees that nothing is changed, here or next door.

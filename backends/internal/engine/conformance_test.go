@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"testing"
 
@@ -9,6 +10,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/plugins"
 	"github.com/tinsmith/tinsmith/plugins/plugintest"
 )
@@ -37,14 +39,39 @@ func open(t testing.TB) *Engine {
 	return e
 }
 
+// starvable gives an engine whose device can be told to have no memory.
+func starvable(t *testing.T) (e *Engine, starve func(starved bool)) {
+	t.Helper()
+	var f *faulty
+	e = openOn(t, func(d *faulty) { f = d })
+	return e, func(starved bool) {
+		hook(t, e, func() {
+			f.alloc = func(int) error {
+				if starved {
+					return fmt.Errorf("no room in the test: %w", tensor.ErrMemory)
+				}
+				return nil
+			}
+		})
+	}
+}
+
 func TestContract(t *testing.T) {
-	plugintest.RunAll(t, func(t *testing.T) plugintest.Subject { return subject(t, open(t)) })
+	plugintest.RunAll(t, func(t *testing.T) plugintest.Subject {
+		e, starve := starvable(t)
+		s := subject(t, e)
+		s.Starve = starve
+		return s
+	})
 }
 
 // The same with the transport between the tests and the engine.
 func TestContractOverTheTransport(t *testing.T) {
 	plugintest.RunAll(t, func(t *testing.T) plugintest.Subject {
-		return subject(t, overTransport(t, open(t), bufconn.Listen(1<<16)))
+		e, starve := starvable(t)
+		s := subject(t, overTransport(t, e, bufconn.Listen(1<<16)))
+		s.Starve = starve
+		return s
 	})
 }
 

@@ -226,7 +226,7 @@ func (e *Engine) steps(belongs func(*run) bool) bool {
 	}
 }
 
-// step runs one optimizer step. Whatever its outcome, the window ends and the accumulated gradient is gone.
+// step runs one optimizer step. Whatever its outcome, the window ends and the accumulated gradient is gone, unless there was no memory to apply it: then both stay as they were, for the next step.
 func (e *Engine) step(r *run, o *operation) {
 	begin, before := time.Now(), e.turns
 	e.mu.Lock()
@@ -235,7 +235,6 @@ func (e *Engine) step(r *run, o *operation) {
 		return
 	}
 	w := r.window
-	r.window = window{}
 	old := e.holdTraining(r.latest)
 	err := o.invalid
 	if err == nil && r.broken != nil {
@@ -248,14 +247,23 @@ func (e *Engine) step(r *run, o *operation) {
 	if err == nil {
 		err = w.verdict()
 	}
+	kept := false
 	if err == nil {
 		next, norms, err = e.advance(r, old, adam(o.step.Adam))
+		if kept = err != nil && isMemory(err); kept {
+			err = &plugins.Error{Kind: plugins.KindCapacity, Message: "optim_step was not applied, and the accumulated gradient is kept for the next one: " + err.Error()}
+		}
 	}
-	e.loaded.freeAccumulator(r)
+	if !kept {
+		e.loaded.freeAccumulator(r)
+	}
 
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.releaseTraining(old)
+	if !kept {
+		r.window = window{}
+	}
 	if err != nil {
 		r.decide(o, nil, err)
 		return

@@ -64,21 +64,28 @@ func (f *faulty) SoftmaxGradient(logits, lse tensor.Tensor, targets []int32, c [
 func startFaulty(t *testing.T) (*Engine, *faulty) {
 	t.Helper()
 	var f *faulty
+	e := openOn(t, func(d *faulty) { f = d })
+	e.interval = 0
+	subject(t, e)
+	return e, f
+}
+
+// openOn makes an engine on a device with hooks, which opened is given when the engine loads its model.
+func openOn(t *testing.T, opened func(*faulty)) *Engine {
 	o := testOptions()
 	o.OpenDevice = func(c Config) (tensor.Device, error) {
-		d, err := cpu.New(cpu.Options{Threads: 1})
-		f = &faulty{Device: d}
+		d, err := cpu.New(cpu.Options{Threads: c.Threads})
+		f := &faulty{Device: d}
+		opened(f)
 		return f, err
 	}
 	e := New(o)
-	e.interval = 0
 	t.Cleanup(func() {
 		if err := e.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	subject(t, e)
-	return e, f
+	return e
 }
 
 // hook changes the device between two steps.
@@ -296,6 +303,56 @@ func TestNoMemory(t *testing.T) {
 	if _, err := e.Pin(t.Context(), plugins.PinRequest{Adapter: "c", Name: "p"}); !errors.Is(err, plugins.ErrNotFound) {
 		t.Errorf("an adapter for which there was no memory exists: %v", err)
 	}
+}
+
+// A step that finds no memory, whichever of its allocations it is that fails, says so and leaves the gradient to the next one, which has the bits that it would have had at once.
+func TestStepWithoutMemory(t *testing.T) {
+	e, f := startFaulty(t)
+	random := rand.New(rand.NewPCG(8, 3))
+	data, more := randomData(random, 2, 20), randomData(random, 3, 20)
+	d, want := create(t, e, "a", 1, 4), create(t, e, "b", 1, 4)
+	for _, r := range []*driver{d, want} {
+		r.pass(data)
+		r.step()
+		r.pass(more)
+	}
+	want.step()
+	before := d.weights()
+	failed := 0
+	for stepped := false; !stepped; {
+		left := failed
+		hook(t, e, func() {
+			f.alloc = func(int) error {
+				if left--; left < 0 {
+					return fmt.Errorf("no room in the test: %w", tensor.ErrMemory)
+				}
+				return nil
+			}
+		})
+		r, err := e.OptimStep(t.Context(), plugins.OptimStepRequest{Adapter: "a", Position: d.position(), Adam: adamDefaults})
+		hook(t, e, func() { f.alloc = nil })
+		switch {
+		case err == nil:
+			stepped = true
+			if r.Version != 2 || r.Step != 2 {
+				t.Errorf("%+v", r)
+			}
+		case !errors.Is(err, plugins.ErrCapacity) || !strings.Contains(err.Error(), "no room in the test") || !strings.Contains(err.Error(), "kept for the next one"):
+			t.Fatalf("allocation %d: %v", failed, err)
+		default:
+			equalTensors(t, "weights after a step without memory", d.weights(), before)
+			failed++
+		}
+	}
+	if failed < 3 {
+		t.Errorf("%d allocations of a step have failed: new weights and two moments are more", failed)
+	}
+	equalTensors(t, "weights", d.weights(), want.weights())
+	for _, r := range []*driver{d, want} {
+		r.pass(data)
+		r.step()
+	}
+	equalTensors(t, "weights one step on", d.weights(), want.weights())
 }
 
 // A save that breaks off at any place leaves nothing behind, neither a checkpoint nor part of one, and the run goes on.

@@ -69,6 +69,7 @@ func (c *Core) execute(ctx context.Context, op *operation) {
 	}
 	if err != nil {
 		done = failedWith(failureOf(err))
+		op.future.kept = op.kind == OpOptimStep && plugins.KindOf(err) == plugins.KindCapacity
 	}
 	c.mu.Lock()
 	c.gave(op.run.model, &op.blame, nil) // it is decided, though not yet in the journal
@@ -82,6 +83,9 @@ func (c *Core) execute(ctx context.Context, op *operation) {
 		}
 		if done.then != nil {
 			done.then()
+		}
+		if op.future.kept && op.after != nil {
+			op.after.void = true
 		}
 		c.left(op, true)
 	})

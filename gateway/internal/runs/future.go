@@ -81,6 +81,7 @@ type future struct {
 	fault   *Failure          // found when it was submitted
 	ran     plugins.Execution // what a backend said about a training operation; as begun
 	begun   time.Time         // when the backend was asked; zero before. Written by the goroutine that runs it
+	kept    bool              // see resultRecord; as begun
 
 	accepted chan struct{} // closed when it is durable, or refused
 	refusal  error         // set before accepted is closed: it never came to be
@@ -257,7 +258,7 @@ func (c *Core) finish(ctx context.Context, f *future, out *Outcome, position int
 	default:
 		rec.Payload = mustJSON(out)
 	}
-	rec.Value = mustJSON(resultRecord{Kind: f.kind, Failure: out.Failure, Position: position, Size: int64(len(rec.Payload)), Begun: f.begun, Done: c.cfg.now().UTC(), Ran: ranRecordOf(f.ran)})
+	rec.Value = mustJSON(resultRecord{Kind: f.kind, Failure: out.Failure, Position: position, Kept: f.kept, Size: int64(len(rec.Payload)), Begun: f.begun, Done: c.cfg.now().UTC(), Ran: ranRecordOf(f.ran)})
 	extra.Put = append(extra.Put, rec)
 	// What was computed is kept, also while the server stops.
 	if c.commitPatiently(context.WithoutCancel(ctx), extra) != nil {

@@ -22,6 +22,7 @@ type operation struct {
 	fault  *Failure       // found before it ran: it only takes its place in the order
 	ref    store.Record   // the journal's entry, if it was read back
 	point  *recoveryPoint // set: no client asked for it; it writes the state as it is at this place
+	after  *recoveryPoint // that follows it
 	past   *past          // set: it has a result already and only brings a rebuilt adapter to where it was
 	trace  trace.SpanContext
 
@@ -231,6 +232,7 @@ func (c *Core) pump(r *run) {
 		q.alone = alone
 		if next := c.duePoint(op); next != nil {
 			q.ready = slices.Insert(q.ready, 0, next)
+			op.after = next.point
 		}
 		if op.future != nil {
 			op.blame.what = op.future.id

@@ -244,6 +244,73 @@ func TestRebuiltRunsAreWhatTheyWouldHaveBeen(t *testing.T) {
 	}
 }
 
+// An optim_step for which the backend had no memory fails and leaves its gradient to the next one, with or without a loss in between.
+func TestStepsWithoutMemoryKeepTheirGradient(t *testing.T) {
+	const hungry = 0.125 // the learning rate of steps that find no memory
+	fake := fmt.Sprintf(`{"vocab_size": 64, "max_context_length": 128, "faults": [{"operation": "optim_step", "learning_rate": %v, "action": "fail", "kind": "capacity", "message": "3 MiB are needed, 2 MiB are left"}]}`, hungry)
+	steps := []submission{
+		passOf(1, 2, 3, 4, 5),
+		stepOf(2, 0.01),
+		passOf(3, 9, 8, 7, 6),
+		stepOf(4, hungry),
+		stepOf(5, hungry),
+		unnamedOf(6, 0),
+		passOf(7, 5, 5, 6, 6),
+		stepOf(8, hungry),
+		stepOf(9, 0.02),
+		unnamedOf(10, 1),
+		passOf(11, 3, 1, 4, 1),
+		stepOf(12, hungry),
+		stepOf(13, 1e300), // fails: the new weights are not finite; drops the pass
+		stepOf(14, hungry),
+		passOf(15, 2, 7, 1, 8),
+		stepOf(16, hungry),
+		stepOf(17, 0.01),
+		unnamedOf(18, 2),
+		{"save 19", func(s *story) (string, error) {
+			got, err := s.SaveWeights(s.t.Context(), SaveWeights{Operation: at(s.run, 19), Name: "end"})
+			return got.RequestID, err
+		}},
+	}
+	hungrySteps := map[int64]bool{4: true, 5: true, 8: true, 12: true, 14: true, 16: true}
+	// What is told and written is what a run without the hungry steps has.
+	plain := begin(newWorld(t, nil))
+	want := plain.account(plain.tell(slices.DeleteFunc(slices.Clone(steps), func(p submission) bool {
+		return slices.ContainsFunc(slices.Collect(maps.Keys(hungrySteps)), func(seq int64) bool { return p.name == fmt.Sprint("step ", seq) })
+	}), true, func(int) {}))
+	for seq := range hungrySteps {
+		want[fmt.Sprint("SESSION:train:0:", seq)] = "failed: 3 MiB are needed, 2 MiB are left"
+	}
+	tell := func(t *testing.T, patience, points bool, disturb func(w *world, i int)) {
+		t.Parallel()
+		s := begin(newWorld(t, func(w *world) {
+			w.fake = fake
+			if points {
+				w.pointsAlways()
+			}
+		}))
+		ids := s.tell(steps, patience, func(i int) { disturb(s.world, i) })
+		disturb(s.world, len(steps))
+		compare(t, s.account(ids), want)
+	}
+	for _, variant := range []struct{ patience, points bool }{{true, false}, {false, false}, {true, true}, {false, true}} {
+		t.Run(fmt.Sprintf("undisturbed, %+v", variant), func(t *testing.T) {
+			tell(t, variant.patience, variant.points, func(*world, int) {})
+		})
+		for n, name := range slices.Sorted(maps.Keys(lose)) {
+			for at := n % 3; at <= len(steps); at += 3 {
+				t.Run(fmt.Sprintf("%s, before step %d, %+v", name, at, variant), func(t *testing.T) {
+					tell(t, variant.patience, variant.points, func(w *world, i int) {
+						if i == at {
+							lose[name](w)
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
 // Losses at random moments, while several runs work side by side.
 func TestRunsSurviveLossesAtRandomMoments(t *testing.T) {
 	want := undisturbed(t)

@@ -50,6 +50,7 @@ type resultRecord struct {
 	Kind     OperationKind `json:"kind"`
 	Failure  *Failure      `json:"failure,omitempty"`
 	Position int64         `json:"position,omitempty"` // the one that the backend decided; 0 = it never saw the operation
+	Kept     bool          `json:"kept,omitempty"`     // an optim_step that failed for want of memory: the backend keeps the gradient for the next one
 	Size     int64         `json:"size,omitempty"`
 	Begun    time.Time     `json:"begun,omitzero"` // zero = the backend was never asked
 	Done     time.Time     `json:"done,omitzero"`

@@ -28,6 +28,8 @@ type recoveryPoint struct {
 	// With an accumulator: what the queue knew of its window.
 	WindowSent  bool     `json:"window_sent,omitempty"`
 	WindowFault *Failure `json:"window_fault,omitempty"`
+
+	void bool // the step before it found no memory, and its gradient, which is still needed, is not in the point
 }
 
 func (p *recoveryPoint) record() store.Record {
@@ -208,7 +210,8 @@ func (c *Core) keepWritten(r *run) {
 		}
 	}
 	r.written = nil
-	if !r.usable() {
+	if p.void || !r.usable() {
+		r.writing = false
 		c.start(func(context.Context) { c.discard(p.Dir) })
 		return
 	}

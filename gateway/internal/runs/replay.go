@@ -11,8 +11,8 @@ import (
 )
 
 // Which operations bring an adapter to where it was: those that changed it and succeeded. A pass that failed added nothing, and everything in the window of a step that failed at the
-// backend was dropped with it. Saves are not repeated; versions that unnamed samplers use and that are not on disk are pinned again. Nothing is looked up that could have changed:
-// the journal holds resolved requests.
+// backend was dropped with it, unless the step found no memory: then it was as if it had not been sent. Saves are not repeated; versions that unnamed samplers use and that are
+// not on disk are pinned again. Nothing is looked up that could have changed: the journal holds resolved requests.
 
 // past is what is known of an operation that has its result.
 type past struct {
@@ -149,7 +149,7 @@ func (c *Core) planOne(ctx context.Context, w *windows, rec store.Record, head o
 			}
 			op.past.step = out.OptimStep
 		}
-		if res.Position > 0 {
+		if res.Position > 0 && !res.Kept {
 			if res.Failure != nil {
 				if w.first == 0 { // what was accumulated in the base is dropped as well
 					w.scope = min(w.scope, plugins.ScopeOptimizer)

@@ -38,17 +38,21 @@ type Delay struct {
 	Seconds   float64 `json:"seconds"`
 }
 
-// Fault makes one run of an operation go wrong, or every run with a certain token.
+// Fault makes one run of an operation go wrong, or every run with a certain token or learning rate.
 type Fault struct {
-	Operation string `json:"operation"`
-	N         int64  `json:"n,omitempty"`       // which run since the start of the process, from 1
-	Token     *int32 `json:"token,omitempty"`   // instead of N, for forward_backward and sample: every run whose data or prompt have this token
-	Action    string `json:"action"`            // one of Actions
-	Message   string `json:"message,omitempty"` // of "fail"
-	Field     string `json:"field,omitempty"`   // of "fail"
-	Kind      string `json:"kind,omitempty"`    // of "fail": the name of a plugins.Kind; default "internal"
-	ExitCode  int    `json:"exit_code,omitempty"`
+	Operation string   `json:"operation"`
+	N         int64    `json:"n,omitempty"`             // which run since the start of the process, from 1
+	Token     *int32   `json:"token,omitempty"`         // instead of N, for forward_backward and sample: every run whose data or prompt have this token
+	Rate      *float64 `json:"learning_rate,omitempty"` // instead of N, for optim_step: every run with this learning rate
+	Action    string   `json:"action"`                  // one of Actions
+	Message   string   `json:"message,omitempty"`       // of "fail"
+	Field     string   `json:"field,omitempty"`         // of "fail"
+	Kind      string   `json:"kind,omitempty"`          // of "fail": the name of a plugins.Kind; default "internal"
+	ExitCode  int      `json:"exit_code,omitempty"`
 }
+
+// counted tells whether the fault is of the run with number N.
+func (f *Fault) counted() bool { return f.Token == nil && f.Rate == nil }
 
 // Actions are the values of Fault.Action.
 var Actions = []string{
@@ -155,10 +159,12 @@ func (c *Config) validate() error {
 			return plugins.Invalidf(field+".action", "%q is not allowed: %s", f.Action, strings.Join(Actions, ", "))
 		}
 		switch {
-		case f.Token == nil && f.N < 1:
+		case f.counted() && f.N < 1:
 			return plugins.Invalidf(field+".n", "%d is not allowed: at least 1", f.N)
-		case f.Token != nil && f.N != 0:
-			return plugins.Invalidf(field+".n", "%d is not allowed together with token", f.N)
+		case !f.counted() && f.N != 0:
+			return plugins.Invalidf(field+".n", "%d is not allowed together with token or learning_rate", f.N)
+		case f.Rate != nil && f.Operation != "optim_step":
+			return plugins.Invalidf(field+".learning_rate", "is not allowed for %s: it has none", f.Operation)
 		case f.Token != nil && f.Operation != "forward_backward" && f.Operation != "sample":
 			return plugins.Invalidf(field+".token", "is not allowed for %s: it has no tokens", f.Operation)
 		}

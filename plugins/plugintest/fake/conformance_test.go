@@ -26,7 +26,12 @@ func load(t *testing.T, b plugins.Backend) plugintest.Subject {
 }
 
 func TestConformance(t *testing.T) {
-	plugintest.RunAll(t, func(t *testing.T) plugintest.Subject { return load(t, fake.New(fake.Options{})) })
+	plugintest.RunAll(t, func(t *testing.T) plugintest.Subject {
+		b := fake.New(fake.Options{})
+		s := load(t, b)
+		s.Starve = b.Starve
+		return s
+	})
 }
 
 // TestConformanceOverTheTransport puts client and server of package plugins between the tests and the backend.
@@ -34,7 +39,8 @@ func TestConformanceOverTheTransport(t *testing.T) {
 	plugintest.RunAll(t, func(t *testing.T) plugintest.Subject {
 		listener := bufconn.Listen(1 << 16)
 		server := grpc.NewServer(plugins.ServerOptions()...)
-		plugins.Register(server, fake.New(fake.Options{}))
+		b := fake.New(fake.Options{})
+		plugins.Register(server, b)
 		go func() { _ = server.Serve(listener) }()
 		options := append(plugins.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithContextDialer(func(_ context.Context, _ string) (net.Conn, error) { return listener.Dial() }))
@@ -46,6 +52,8 @@ func TestConformanceOverTheTransport(t *testing.T) {
 			_ = conn.Close()
 			server.Stop()
 		})
-		return load(t, plugins.NewClient(conn, nil))
+		s := load(t, plugins.NewClient(conn, nil))
+		s.Starve = b.Starve
+		return s
 	})
 }

@@ -16,6 +16,7 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -37,6 +38,7 @@ type Backend struct {
 	bootID  string
 	lost    chan struct{} // closed by Lose
 	lose    sync.Once
+	starved atomic.Bool // see Starve
 
 	config Config // written by Load before loaded is set
 	model  *model
@@ -209,20 +211,26 @@ func (b *Backend) interfere(ctx context.Context, operation string) error {
 		timer.Stop()
 	}
 	for _, f := range b.config.Faults {
-		if f.Operation != operation || f.Token != nil || f.N != n {
+		if f.Operation != operation || !f.counted() || f.N != n {
 			continue
 		}
 		if err := b.goWrong(f, n); err != nil {
 			return err
 		}
 	}
+	if operation == "optim_step" && b.starved.Load() {
+		return &plugins.Error{Kind: plugins.KindCapacity, Message: "the fake backend was told to have no memory"}
+	}
 	return b.stopped(ctx)
 }
 
-// provoked applies the faults that belong to tokens of an operation.
-func (b *Backend) provoked(ctx context.Context, operation string, has func(token int32) bool) error {
+// Starve says whether optimizer steps find no memory. For tests in the same process.
+func (b *Backend) Starve(starved bool) { b.starved.Store(starved) }
+
+// provoked applies the faults that belong to what is in an operation: its tokens, or its learning rate.
+func (b *Backend) provoked(ctx context.Context, operation string, has func(f *Fault) bool) error {
 	for _, f := range b.config.Faults {
-		if f.Operation != operation || f.Token == nil || !has(*f.Token) {
+		if f.Operation != operation || f.counted() || !has(&f) {
 			continue
 		}
 		if err := b.goWrong(f, 0); err != nil {
@@ -470,8 +478,8 @@ func (b *Backend) ForwardBackward(ctx context.Context, req plugins.ForwardBackwa
 		var res plugins.ForwardBackwardResult
 		err := b.turn(a, "forward_backward")
 		if err == nil {
-			err = b.provoked(context.Background(), "forward_backward", func(token int32) bool {
-				return slices.ContainsFunc(req.Data, func(d plugins.Datum) bool { return slices.Contains(d.Tokens, token) })
+			err = b.provoked(context.Background(), "forward_backward", func(f *Fault) bool {
+				return slices.ContainsFunc(req.Data, func(d plugins.Datum) bool { return slices.Contains(d.Tokens, *f.Token) })
 			})
 		}
 		if err == nil {
@@ -507,9 +515,16 @@ func (b *Backend) OptimStep(ctx context.Context, req plugins.OptimStepRequest) (
 	return ordered(ctx, b, req.Adapter, req.Position, true, func(a *adapter) (plugins.OptimStepResult, error) {
 		begin := time.Now()
 		passes, failure, gradient := a.passes, a.failure, a.accumulated
+		wrong := b.turn(a, "optim_step")
+		if wrong == nil {
+			wrong = b.provoked(context.Background(), "optim_step", func(f *Fault) bool { return *f.Rate == req.Adam.LearningRate })
+		}
+		if plugins.KindOf(wrong) == plugins.KindCapacity && (passes > 0 || failure == nil) {
+			return plugins.OptimStepResult{}, wrong // as if it had not been sent
+		}
 		a.passes, a.failure, a.accumulated = 0, nil, make([]float32, a.shape.total) // whatever happens now, the window ends
-		if err := b.turn(a, "optim_step"); err != nil {
-			return plugins.OptimStepResult{}, err
+		if wrong != nil {
+			return plugins.OptimStepResult{}, wrong
 		}
 		if err := req.Validate(); err != nil {
 			return plugins.OptimStepResult{}, err

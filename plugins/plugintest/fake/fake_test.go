@@ -171,6 +171,8 @@ func TestConfig(t *testing.T) {
 		{"operation", `{"faults":[{"operation":"x","n":1,"action":"fail"}]}`, "config.faults[0].operation"},
 		{"action", `{"faults":[{"operation":"load","n":1,"action":"x"}]}`, "config.faults[0].action"},
 		{"count", `{"faults":[{"operation":"load","action":"fail"}]}`, "config.faults[0].n"},
+		{"count and rate", `{"faults":[{"operation":"optim_step","n":1,"learning_rate":0.1,"action":"fail"}]}`, "config.faults[0].n"},
+		{"rate of what has none", `{"faults":[{"operation":"load","learning_rate":0.1,"action":"fail"}]}`, "config.faults[0].learning_rate"},
 		{"delay", `{"delays":[{"operation":"load","seconds":-1}]}`, "config.delays[0].seconds"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -56,7 +56,7 @@ func (b *Backend) Sample(ctx context.Context, req plugins.SampleRequest, emit fu
 	if err := b.interfere(ctx, "sample"); err != nil {
 		return err
 	}
-	if err := b.provoked(ctx, "sample", func(token int32) bool { return slices.Contains(req.Prompt, token) }); err != nil {
+	if err := b.provoked(ctx, "sample", func(f *Fault) bool { return slices.Contains(req.Prompt, *f.Token) }); err != nil {
 		return err
 	}
 	var p *parameters
