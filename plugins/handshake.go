@@ -23,6 +23,8 @@ const (
 	EnvLifeline = "TINSMITH_PLUGIN_LIFELINE_FD"
 	// EnvLock holds the number of an inherited descriptor of a lock file that the gateway has locked with flock. The plugin keeps it open, so the lock lives as long as it does.
 	EnvLock = "TINSMITH_PLUGIN_LOCK_FD"
+	// EnvProgressTimeout holds a duration as time.ParseDuration reads it: a plugin that has work and finishes no step of it for so long is killed. One that can tell what it waits for ends itself before, with Exit.
+	EnvProgressTimeout = "TINSMITH_PLUGIN_PROGRESS_TIMEOUT"
 	// EnvSocketDir is go-plugin's name for the directory of the unix socket; the gateway makes one for each start.
 	EnvSocketDir = goplugin.EnvUnixSocketDir
 )

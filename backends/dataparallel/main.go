@@ -15,8 +15,11 @@ var version = "development"
 func main() {
 	plugins.Serve(engine.New(engine.Options{
 		Plugin: "dataparallel", Version: version, Registry: architectures.All(),
-		OpenDevice: func(c engine.Config) (tensor.Device, error) {
-			return device.Open(device.Options{Name: c.Device, Threads: c.Threads, CUDALibraries: c.CUDALibraries, Lost: device.Exit})
-		},
+		OpenDevice: open, Patience: plugins.Patience(), Lost: plugins.Exit,
 	}))
+}
+
+// open opens a rank's device. Tests put faults into it.
+var open = func(c engine.Config) (tensor.Device, error) {
+	return device.Open(device.Options{Name: c.Device, Threads: c.Threads, CUDALibraries: c.CUDALibraries, Lost: plugins.Exit})
 }

@@ -6,7 +6,10 @@ import (
 	"github.com/tinsmith/tinsmith/backends/internal/programtest"
 )
 
-func TestMain(m *testing.M) { programtest.Main(m, main) }
+func TestMain(m *testing.M) {
+	open = programtest.Faulty(open)
+	programtest.Main(m, main)
+}
 
 func TestProgram(t *testing.T) {
 	for name, config := range map[string]string{

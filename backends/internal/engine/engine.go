@@ -34,6 +34,9 @@ type Options struct {
 	// OpenDevice opens the device that a configuration names.
 	OpenDevice func(Config) (tensor.Device, error)
 	Log        *slog.Logger // nil: slog.Default
+	// Patience and Lost are for ranks that hang or panic: the process should end then. See parallel.Options. With one device there are none.
+	Patience time.Duration
+	Lost     func(error)
 }
 
 // Engine implements plugins.Backend. Make it with New and end it with Close.

@@ -175,14 +175,14 @@ func (e *Engine) open(l *loaded) (err error) {
 		opened++
 		return max(1, opened*c.Threads/ranks-(opened-1)*c.Threads/ranks)
 	}
-	l.training, err = e.openReplicas(l, c.Training, threads)
+	l.training, err = e.openReplicas(l, c.Training, 0, threads)
 	l.replicas = l.training
 	if err != nil {
 		return err
 	}
 	l.sampling = l.training
 	if len(c.Sampling) > 0 {
-		l.sampling, err = e.openReplicas(l, c.Sampling, threads)
+		l.sampling, err = e.openReplicas(l, c.Sampling, len(slices.Concat(c.Training...)), threads)
 		l.replicas = append(slices.Clone(l.training), l.sampling...)
 	}
 	return err

@@ -75,8 +75,8 @@ func (r *replica) close() error {
 	return errors.Join(errs...)
 }
 
-// openReplicas opens the devices of a configuration, one replica for each group of names. A single device that would be the only one is the home device itself.
-func (e *Engine) openReplicas(l *loaded, groups [][]string, threads func() int) ([]*replica, error) {
+// openReplicas opens the devices of a configuration, one replica for each group of names; first is the number of the first one among all ranks. A single device that would be the only one is the home device itself.
+func (e *Engine) openReplicas(l *loaded, groups [][]string, first int, threads func() int) ([]*replica, error) {
 	var replicas []*replica
 	for _, names := range groups {
 		r := &replica{homes: &l.homes}
@@ -100,7 +100,8 @@ func (e *Engine) openReplicas(l *loaded, groups [][]string, threads func() int) 
 				return replicas, plugins.Invalidf("backend.devices", "%v", err)
 			}
 		}
-		r.team = parallel.NewTeam(r.devices)
+		r.team = parallel.NewTeam(r.devices, parallel.Options{First: first, Total: l.config.ranks(), Patience: e.options.Patience, Lost: e.options.Lost})
+		first += len(names)
 		replicas = append(replicas, r)
 		if l.config.NCCL && len(r.devices) > 1 {
 			if err := r.link(l.config); err != nil {

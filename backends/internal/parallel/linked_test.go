@@ -28,7 +28,7 @@ func cudaTeam(t *testing.T, n int, links bool) (*Team, []tensor.Device) {
 	if err := tensor.Connect(devices); err != nil {
 		t.Fatal(err)
 	}
-	team := NewTeam(devices)
+	team := NewTeam(devices, Options{})
 	if links {
 		ends, err := devices[0].(tensor.Linker).Link(devices, tensor.LinkOptions{})
 		if err != nil {

@@ -17,6 +17,7 @@ type local struct {
 	group  *group
 	rank   int
 	device tensor.Device
+	place  *station
 	mark   tensor.Mark // made by the rank when it first needs it; nil on devices that need none
 }
 
@@ -45,13 +46,13 @@ type slot struct {
 // ErrLost says that the group's operation failed because of another rank.
 var ErrLost = errors.New("parallel: another rank has failed")
 
-func newGroup(devices []tensor.Device) *group {
+func newGroup(devices []tensor.Device, stations []*station) *group {
 	n := len(devices)
 	g := &group{slots: make([]slot, n), lost: make(chan struct{})}
 	g.turns.size = n
 	g.turns.changed = sync.NewCond(&g.turns.mu)
 	for r, d := range devices {
-		g.ranks = append(g.ranks, &local{group: g, rank: r, device: d})
+		g.ranks = append(g.ranks, &local{group: g, rank: r, device: d, place: stations[r]})
 		var pairs []chan slot
 		var backs []chan error
 		for range n {
@@ -139,7 +140,7 @@ func (c *local) Size() int { return len(c.group.ranks) }
 func (c *local) meet(s slot, same func(a, b slot) bool, share func(slots []slot) error) error {
 	g := c.group
 	g.slots[c.rank] = s
-	if err := c.pass(); err != nil {
+	if err := c.pass(s); err != nil {
 		return fmt.Errorf("%s: %w", s.operation, err)
 	}
 	for r, other := range g.slots {
@@ -152,19 +153,22 @@ func (c *local) meet(s slot, same func(a, b slot) bool, share func(slots []slot)
 		g.fail()
 		return fmt.Errorf("%s: %w", s.operation, err)
 	}
-	if err := c.pass(); err != nil {
+	if err := c.pass(s); err != nil {
 		return fmt.Errorf("%s: %w", s.operation, err)
 	}
 	return nil
 }
 
-// pass waits until all ranks are here; what the rank's device is given then comes after what all devices have been given before.
-func (c *local) pass() error {
+// pass waits in an operation until all ranks are here; what the rank's device is given then comes after what all devices have been given before.
+func (c *local) pass(s slot) error {
 	if err := c.set(); err != nil {
 		c.group.fail()
 		return err
 	}
-	if !c.group.turns.pass() {
+	c.place.wait(s)
+	passed := c.group.turns.pass()
+	c.place.work()
+	if !passed {
 		return ErrLost
 	}
 	for _, other := range c.group.ranks {
@@ -218,8 +222,11 @@ func (g *group) close() error {
 }
 
 func (s slot) String() string {
-	if s.host != nil {
+	switch {
+	case s.host != nil:
 		return fmt.Sprintf("%s of %d values", s.operation, len(s.host))
+	case s.tensor.Buffer == nil:
+		return s.operation // of nothing: a meeting
 	}
 	return fmt.Sprintf("%s of %d × %d", s.operation, s.tensor.Rows, s.tensor.Cols)
 }
@@ -374,16 +381,20 @@ func (c *local) give(t tensor.Tensor, to int, send func() error) error {
 	if err := c.other("send", to); err != nil {
 		return err
 	}
-	g := c.group
+	g, here := c.group, slot{operation: "send", tensor: t}
+	c.place.wait(here)
+	defer c.place.work()
 	select {
-	case g.pairs[c.rank][to] <- slot{operation: "send", tensor: t}:
+	case g.pairs[c.rank][to] <- here:
 	case <-g.lost:
 		return fmt.Errorf("send: %w", ErrLost)
 	}
+	c.place.work()
 	if err := send(); err != nil {
 		g.fail()
 		return fmt.Errorf("send: %w", err)
 	}
+	c.place.wait(here)
 	select {
 	case err := <-g.backs[c.rank][to]:
 		if err == nil {
@@ -414,9 +425,12 @@ func (c *local) take(t tensor.Tensor, from int, receive func(sent tensor.Tensor)
 	}
 	g := c.group
 	var s slot
+	c.place.wait(slot{operation: "receive", tensor: t})
 	select {
 	case s = <-g.pairs[from][c.rank]:
+		c.place.work()
 	case <-g.lost:
+		c.place.work()
 		return fmt.Errorf("receive: %w", ErrLost)
 	}
 	var err error

@@ -28,7 +28,7 @@ func team(t *testing.T, n int) (*Team, []tensor.Device) {
 		}
 		devices[i] = d
 	}
-	team := NewTeam(devices)
+	team := NewTeam(devices, Options{})
 	t.Cleanup(func() {
 		team.Close()
 		for _, d := range devices {

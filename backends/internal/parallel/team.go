@@ -12,8 +12,10 @@ import (
 // Methods may be called from any goroutine, but for Point, which belongs to the functions, and for a team made by Inline, which belongs to one goroutine.
 type Team struct {
 	size    int
-	group   *group        // between the ranks; nil for one rank
-	reached chan struct{} // holds at most one: a rank has passed a point
+	options Options
+	devices []tensor.Device // by rank
+	group   *group          // between the ranks; nil for one rank
+	reached chan struct{}   // holds at most one: a rank has passed a point
 
 	inline bool
 	yield  func() error // of the running function, with inline
@@ -26,6 +28,12 @@ type Team struct {
 	running [][]*task // by rank: the tasks it is in, the innermost last
 	closed  bool
 	ranks   sync.WaitGroup
+
+	stations []*station    // by rank
+	lost     sync.Once     // to be told of
+	over     chan struct{} // closed when the ranks have ended
+	closing  sync.Once     // of over
+	patrols  sync.WaitGroup
 }
 
 // task is one function while the ranks run it. Its fields are guarded by Team.mu.
@@ -49,15 +57,21 @@ type decision struct {
 func Inline() *Team { return &Team{size: 1, inline: true} }
 
 // NewTeam starts one goroutine per device, locked to its thread. The caller closes the team.
-func NewTeam(devices []tensor.Device) *Team {
+func NewTeam(devices []tensor.Device, o Options) *Team {
 	n := len(devices)
-	t := &Team{size: n, reached: make(chan struct{}, 1), next: make([]int, n), running: make([][]*task, n)}
+	t := &Team{size: n, options: o, devices: devices, reached: make(chan struct{}, 1), next: make([]int, n), running: make([][]*task, n), over: make(chan struct{})}
 	t.changed = sync.NewCond(&t.mu)
+	for range n {
+		t.stations = append(t.stations, &station{})
+	}
 	if n > 1 {
-		t.group = newGroup(devices)
+		t.group = newGroup(devices, t.stations)
 	}
 	for rank := range n {
 		t.ranks.Go(func() { t.loop(rank) })
+	}
+	if o.Patience > 0 && o.Lost != nil {
+		t.patrols.Go(t.patrol)
 	}
 	return t
 }
@@ -134,16 +148,27 @@ func (t *Team) loop(rank int) {
 	runtime.LockOSThread()
 	for {
 		t.mu.Lock()
-		for t.next[rank] == t.first+len(t.tasks) && !t.closed {
-			t.changed.Wait()
-		}
+		t.wait(rank, func() bool { return t.next[rank] == t.first+len(t.tasks) && !t.closed })
 		idle := t.next[rank] == t.first+len(t.tasks)
 		t.mu.Unlock()
 		if idle {
+			t.stations[rank].wait(slot{})
 			return // closed, with nothing left
 		}
 		t.runNext(rank)
 	}
+}
+
+// wait waits until something does not hold any more. mu is held.
+func (t *Team) wait(rank int, holds func() bool) {
+	if !holds() {
+		return
+	}
+	t.stations[rank].wait(slot{})
+	for holds() {
+		t.changed.Wait()
+	}
+	t.stations[rank].work()
 }
 
 // runNext runs the rank's next task to the end of all ranks.
@@ -159,8 +184,10 @@ func (t *Team) runNext(rank int) {
 	t.running[rank] = append(t.running[rank], k)
 	t.mu.Unlock()
 
-	err := k.run(rank)
+	t.stations[rank].work()
+	err := t.call(k.run, rank)
 
+	t.stations[rank].work()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.running[rank] = t.running[rank][:len(t.running[rank])-1]
@@ -179,9 +206,7 @@ func (t *Team) runNext(rank int) {
 		t.changed.Broadcast()
 	}
 	// A rank goes on when all have ended the task, so that what it does next is not mistaken for a part of it.
-	for k.left > 0 {
-		t.changed.Wait()
-	}
+	t.wait(rank, func() bool { return k.left > 0 })
 }
 
 func (t *Team) begunByAll(number int) bool {
@@ -201,6 +226,7 @@ func (t *Team) Point(rank int) error {
 		}
 		return t.yield()
 	}
+	t.stations[rank].work()
 	select {
 	case t.reached <- struct{}{}:
 	default:
@@ -215,9 +241,7 @@ func (t *Team) Point(rank int) error {
 			t.changed.Broadcast()
 		}
 	} else {
-		for k.passed[rank] == len(k.decisions) && k.err == nil {
-			t.changed.Wait()
-		}
+		t.wait(rank, func() bool { return k.passed[rank] == len(k.decisions) && k.err == nil })
 		if k.passed[rank] == len(k.decisions) {
 			t.mu.Unlock()
 			return ErrLost
@@ -247,9 +271,7 @@ func (t *Team) Hold() (release func()) {
 	if _, err := t.start(&task{run: func(rank int) error {
 		for !released[rank] {
 			t.mu.Lock()
-			for t.next[rank] == t.first+len(t.tasks) {
-				t.changed.Wait()
-			}
+			t.wait(rank, func() bool { return t.next[rank] == t.first+len(t.tasks) })
 			t.mu.Unlock()
 			t.runNext(rank)
 		}
@@ -273,6 +295,8 @@ func (t *Team) Close() error {
 	t.changed.Broadcast()
 	t.mu.Unlock()
 	t.ranks.Wait()
+	t.closing.Do(func() { close(t.over) })
+	t.patrols.Wait()
 	if t.group == nil {
 		return nil
 	}

@@ -19,9 +19,6 @@ import (
 	"github.com/tinsmith/tinsmith/plugins/plugintest"
 )
 
-// asPlugin tells a test program that it was started as the plugin.
-const asPlugin = "TINSMITH_TEST_AS_PLUGIN"
-
 // Program is what the tests must know of a backend's program.
 type Program struct {
 	Name   string // what Info calls the plugin
@@ -29,9 +26,9 @@ type Program struct {
 	Device string // what ModelInfo calls the device under this section
 }
 
-// Main is TestMain of a program's package: it runs the program if this process was started as the plugin, else the tests.
+// Main is TestMain of a program's package: it runs the program if this process was started as the plugin, by these tests or by a gateway, else the tests.
 func Main(m *testing.M, program func()) {
-	if os.Getenv(asPlugin) != "" {
+	if os.Getenv(plugins.EnvLifeline) != "" {
 		program()
 		return
 	}
@@ -64,7 +61,7 @@ func start(t *testing.T) *plugins.Client {
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), program) // go-plugin ends it, in a cleanup
-	cmd.Env = []string{asPlugin + "=1", plugins.EnvLifeline + "=3", plugins.EnvLock + "=4", plugins.EnvSocketDir + "=" + sockets}
+	cmd.Env = []string{plugins.EnvLifeline + "=3", plugins.EnvLock + "=4", plugins.EnvSocketDir + "=" + sockets}
 	cmd.ExtraFiles = []*os.File{end, lock}
 	config := plugins.ClientConfig(cmd)
 	config.Logger = hclog.New(&hclog.LoggerOptions{Level: hclog.Off})

@@ -264,6 +264,7 @@ type health struct {
 	Models  []struct {
 		State, Reason string
 		Restarts      int
+		LastLoss      string `json:"last_loss"`
 		Rebuilding    struct {
 			Runs     int
 			Replayed int `json:"operations_replayed"`

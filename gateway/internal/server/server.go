@@ -52,6 +52,7 @@ type Model struct {
 	Progress float64 `json:"progress,omitempty"` // 0 … 1 while downloading or loading
 	Reason   string  `json:"reason,omitempty"`   // why it is not ready
 	Restarts int     `json:"restarts"`
+	LastLoss string  `json:"last_loss,omitempty"` // why it was restarted last
 	Device   string  `json:"device,omitempty"`
 	DType    string  `json:"dtype,omitempty"`
 	// Rebuilding is there in the state rebuilding: the backend is ready, and runs are brought back to where they were. Everything else is served meanwhile, so that the status stays ok.

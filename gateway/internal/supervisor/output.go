@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/tinsmith/tinsmith/plugins"
 )
 
 const (
@@ -23,6 +25,7 @@ type output struct {
 	mu   sync.Mutex
 	tail []byte
 	line []byte
+	end  string // see reason
 }
 
 // Write implements io.Writer and never fails.
@@ -54,6 +57,23 @@ func (o *output) last() string {
 	return strings.ToValidUTF8(string(o.tail[max(0, len(o.tail)-tailBytes):]), "\uFFFD")
 }
 
+// reason is why the plugin said that it ends: plugins.Exit, or the Go runtime's line before a panic's stack. "" if it said nothing.
+func (o *output) reason() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.end
+}
+
+// reasonBytes bounds what is kept of it.
+const reasonBytes = 1 << 10
+
+// ends notes a reason; a process that panics while it ends has two, of which the first counts.
+func (o *output) ends(reason string) {
+	if first, _, _ := strings.Cut(reason, "\n"); o.end == "" {
+		o.end = strings.ToValidUTF8(first[:min(len(first), reasonBytes)], "\uFFFD")
+	}
+}
+
 // forward logs one line: as it was meant if it is one of slog's JSON lines, else as text.
 func (o *output) forward(line []byte) {
 	if len(bytes.TrimSpace(line)) == 0 {
@@ -61,6 +81,9 @@ func (o *output) forward(line []byte) {
 	}
 	var fields map[string]any
 	if line[0] != '{' || json.Unmarshal(line, &fields) != nil {
+		if bytes.HasPrefix(line, []byte("panic: ")) || bytes.HasPrefix(line, []byte("fatal error: ")) {
+			o.ends(string(line))
+		}
 		o.log.Info("plugin output", "line", string(line))
 		return
 	}
@@ -70,6 +93,9 @@ func (o *output) forward(line []byte) {
 	if message == "" || level.UnmarshalText([]byte(levelName)) != nil {
 		o.log.Info("plugin output", "line", string(line))
 		return
+	}
+	if reason, ok := fields["error"].(string); ok && message == plugins.ExitMessage {
+		o.ends(reason)
 	}
 	delete(fields, slog.MessageKey)
 	delete(fields, slog.LevelKey)

@@ -63,7 +63,7 @@ func (s *Supervisor) launch(ctx context.Context, out *output) (p *process, err e
 	var processCtx context.Context
 	processCtx, p.terminate = context.WithCancel(context.Background())
 	p.cmd = exec.CommandContext(processCtx, s.config.Program)
-	p.cmd.Env = append(allowed(os.Environ()), plugins.EnvLifeline+"=3", plugins.EnvLock+"=4", plugins.EnvSocketDir+"="+p.socketDir)
+	p.cmd.Env = append(allowed(os.Environ()), plugins.EnvLifeline+"=3", plugins.EnvLock+"=4", plugins.EnvSocketDir+"="+p.socketDir, plugins.EnvProgressTimeout+"="+s.config.ProgressTimeout.String())
 	p.cmd.ExtraFiles = []*os.File{lifelineEnd, lock} // descriptors 3 and 4
 	if s.config.prepare != nil {
 		s.config.prepare(p.cmd)
@@ -163,10 +163,14 @@ func (p *process) ending() string {
 	}
 	select {
 	case <-p.backend.Done():
-		if text := p.cmd.ProcessState.String(); !p.killed() || outOfMemoryKills() == p.starve {
-			return text
+		text := p.cmd.ProcessState.String()
+		switch reason := p.output.reason(); {
+		case p.killed() && outOfMemoryKills() != p.starve:
+			text += " (the kernel ended a process for want of memory)"
+		case !p.killed() && reason != "":
+			text += ": " + reason
 		}
-		return p.cmd.ProcessState.String() + " (the kernel ended a process for want of memory)"
+		return text
 	default:
 		return "its connection broke"
 	}

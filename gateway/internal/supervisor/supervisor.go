@@ -69,6 +69,7 @@ type State struct {
 	Reported   time.Time            // when it came, or when the process became ready if that was later than the last; zero before
 	Stalled    string               // while ready: why the process seems to hang and will be killed if it goes on; "" if it does not
 	Reason     string               // why the last process was lost, or what is waited for; "" if nothing ever happened
+	Loss       string               // why the last process was lost, also when there is another since; "" if none was
 	StderrTail string               // the last 8 KiB that the last lost process wrote
 	Restarts   int                  // restarts since Start
 	NextStart  time.Time            // while restarting
@@ -343,7 +344,7 @@ func (s *Supervisor) run(ctx context.Context) {
 		}
 		s.log.Error("backend lost, will be restarted", "pause", pause, "error", err)
 		s.change(func(st *State) {
-			st.Phase, st.Reason, st.StderrTail, st.NextStart, st.Info = Restarting, reason, tail, now.Add(pause), plugins.Info{}
+			st.Phase, st.Reason, st.Loss, st.StderrTail, st.NextStart, st.Info = Restarting, reason, reason, tail, now.Add(pause), plugins.Info{}
 			st.Restarts++
 		})
 		select {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor/cpu"
@@ -50,10 +49,4 @@ func Open(o Options) (tensor.Device, error) {
 		return processor()
 	}
 	return nil, fmt.Errorf("device %q: must be cpu, cuda:N (N from 0) or auto", o.Name)
-}
-
-// Exit is an Options.Lost for programs: it ends the process, so that the gateway's supervisor starts another, with a fresh device, and recovers the runs.
-func Exit(err error) {
-	slog.Error("the device is lost", "error", err)
-	os.Exit(1)
 }
