@@ -1,4 +1,5 @@
 # docker build -t tinsmith . && docker run -p 8000:8000 -v tinsmith:/opt/tinsmith/data tinsmith
+# docker build -t tinsmith:cuda --target cuda . && docker run --gpus all -p 8000:8000 -v tinsmith:/opt/tinsmith/data tinsmith:cuda
 # The first start prints an API key.
 FROM golang:1.26-bookworm AS build
 ARG VERSION=container
@@ -8,7 +9,7 @@ RUN go mod download
 COPY . .
 RUN make build VERSION="$VERSION" && rm bin/plugins/fake
 
-FROM debian:bookworm-slim
+FROM debian:bookworm-slim AS base
 COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
 RUN useradd --system --uid 10001 --home-dir /opt/tinsmith --shell /usr/sbin/nologin tinsmith \
     && install -d -o tinsmith -g tinsmith /opt/tinsmith/data
@@ -22,3 +23,14 @@ EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=2m CMD ["/opt/tinsmith/configs/container-health.sh"]
 ENTRYPOINT ["/opt/tinsmith/configs/container-entrypoint.sh"]
 CMD ["serve", "--config", "/opt/tinsmith/configs/container.yaml"]
+
+# NCCL is asked for by `comm: nccl` only. Everything else of CUDA that the programs load is the driver's (libcuda, and its compiler for our kernels), which the NVIDIA container runtime brings in from the host.
+FROM python:3.11-slim-bookworm AS nccl
+RUN pip install --no-cache-dir --no-deps --target /nccl nvidia-nccl-cu12==2.27.3
+
+FROM base AS cuda
+COPY --from=nccl /nccl/nvidia/nccl/lib/libnccl.so.2 /usr/lib/libnccl.so.2
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+
+# What is built without --target.
+FROM base
