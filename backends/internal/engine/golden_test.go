@@ -1,9 +1,13 @@
 package engine
 
 import (
+	"bytes"
+	"compress/gzip"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"io"
+	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
@@ -15,18 +19,49 @@ import (
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
-// goldens are folders with tiny random models and what PyTorch, transformers and PEFT compute on them.
+// goldens are folders with tiny random models and what PyTorch, transformers and PEFT compute on them: those that package model has, and in their place all that TINSMITH_TESTDATA names if it is set.
 func goldens(t *testing.T) map[string]string {
 	t.Helper()
-	root := os.Getenv("TINSMITH_TESTDATA")
-	if root == "" {
-		t.Skip("TINSMITH_TESTDATA is not set: no outputs of PyTorch to compare with")
-	}
 	dirs := map[string]string{}
-	for _, name := range []string{"llama", "llama-tied", "qwen2", "qwen3", "qwen3-untied"} {
-		dirs[name] = filepath.Join(root, "goldens", "torch", name)
+	if root := os.Getenv("TINSMITH_TESTDATA"); root != "" {
+		for _, name := range []string{"llama", "llama-tied", "qwen2", "qwen3", "qwen3-untied"} {
+			dirs[name] = filepath.Join(root, "goldens", "torch", name)
+		}
+		return dirs
+	}
+	for _, name := range []string{"llama", "qwen2", "qwen3"} {
+		dirs[name] = t.TempDir()
+		unpack(t, filepath.Join("..", "model", "testdata", name), dirs[name])
 	}
 	return dirs
+}
+
+// unpack copies a folder, with what is in .gz files decompressed.
+func unpack(t *testing.T, from, to string) {
+	t.Helper()
+	err := filepath.WalkDir(from, func(path string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		target := filepath.Join(to, strings.TrimSuffix(strings.TrimPrefix(path, from), ".gz"))
+		if e.IsDir() {
+			return os.MkdirAll(target, 0o700)
+		}
+		b, err := os.ReadFile(path)
+		if err == nil && strings.HasSuffix(path, ".gz") {
+			var r io.Reader
+			if r, err = gzip.NewReader(bytes.NewReader(b)); err == nil {
+				b, err = io.ReadAll(r)
+			}
+		}
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(target, b, 0o600)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 func openGolden(t *testing.T, dir string) *Engine {
@@ -205,8 +240,14 @@ func TestTrainingGoldens(t *testing.T) {
 				}
 				saved := d.save(plugins.ScopeOptimizer)
 				weights, moments := tensorsOf(t, filepath.Join(saved, plugins.AdapterWeightsFile)), tensorsOf(t, filepath.Join(saved, plugins.OptimizerFile))
+				compared := 0
 				for name, w := range weights {
-					if a := apart(w, want[run+".final."+name]); a > 1e-4 {
+					exact, ok := want[run+".final."+name]
+					if !ok {
+						continue // what is committed has some of them
+					}
+					compared++
+					if a := apart(w, exact); a > 1e-4 {
 						t.Errorf("%s: final %s is %v apart", run, name, a)
 					}
 					if a := apart(moments[name+".exp_avg"], want[run+".m."+name]); a > 1e-2 {
@@ -215,6 +256,9 @@ func TestTrainingGoldens(t *testing.T) {
 					if a := apart(moments[name+".exp_avg_sq"], want[run+".v."+name]); a > 1e-2 {
 						t.Errorf("%s: second moment of %s is %v apart", run, name, a)
 					}
+				}
+				if compared == 0 {
+					t.Errorf("%s: there are no final weights to compare with", run)
 				}
 			}
 		})

@@ -3,6 +3,7 @@ import gzip, json, os, shutil, sys
 from safetensors.numpy import load_file, save
 
 LOSSES = {"llama": ["cross_entropy", "ppo"], "qwen2": ["cross_entropy", "dro"], "qwen3": ["cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "nk"]}
+ENDS = (".layers.0.mlp.down_proj.", ".layers.0.self_attn.v_proj.", ".lm_head.")  # weights and moments after the training runs are kept of these
 here = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -25,8 +26,9 @@ def main():
             keep = ["in.", "logprobs_f64.", "nk."] + [f"grad.{x}." for x in (losses if a == "lora" else losses[:1])]
             pack(f"{dst}/{a}.safetensors", {k: v for k, v in load_file(f"{src}/{a}.safetensors").items() if k.startswith(tuple(keep))})
         keep = ("tokens.", "targets.", "weights.", *(f"{r}.{x}" for r in ("adam", "adamw-clip") for x in ("loss", "grad_norm", "lr")))
-        pack(dst + "/train.safetensors", {k: v for k, v in load_file(src + "/train.safetensors").items() if k.startswith(keep)})
-        for f in ("config.json", "losses.json"):
+        train = load_file(src + "/train.safetensors")
+        pack(dst + "/train.safetensors", {k: v for k, v in train.items() if k.startswith(keep) or (k.split(".")[1] in ("final", "m", "v") and any(m in k for m in ENDS))})
+        for f in ("config.json", "losses.json", "generate.json", "lora/adapter_config.json", "lora-unembed/adapter_config.json"):
             shutil.copyfile(f"{src}/{f}", f"{dst}/{f}")
 
 
