@@ -1,5 +1,5 @@
 // The device's threads: the caller and count-1 more that live as long as the device. Units of a job are claimed from one counter. A thread that has nothing to do
-// looks at the counter for some microseconds, because a decoding step is a hundred short jobs one after another, and then sleeps. Claiming is the only
+// looks at the counter for a while, because a decoding step is hundreds of short jobs one after another and waking a thread takes as long as one of them, and then sleeps. Claiming is the only
 // meeting point: a thread that wakes late finds nothing left, and nobody waits for it.
 #define _GNU_SOURCE
 #include "threads.h"
@@ -8,6 +8,7 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <time.h>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -33,7 +34,10 @@ static void restore_denormals(uint64_t old) { __asm__ volatile("msr fpcr, %0" ::
 #error "the CPU device has kernels for amd64 and arm64"
 #endif
 
-enum { SPINS = 500 };           // about 20 µs of looking before a thread sleeps
+enum { SPINS = 500 };           // looks for the end of a job before its caller lets others have the processor
+enum { LOOKS = 32 };            // for a job, between two looks at the clock
+enum { ALONE = 3000 };          // nanoseconds of looking for a job before a thread lets others have its processor between looks,
+enum { AWAKE = 100000 };        // and before it sleeps
 enum { SHORT = 8000 };          // nanoseconds of work below which waking a thread does not pay
 
 struct threads {
@@ -66,6 +70,26 @@ static bool claim_one(threads *t, worker *w) {
   return true;
 }
 
+static int64_t nanoseconds(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+// look waits for a job or the end, but not longer than a thread stays awake. By the clock, because how long a pause of the processor takes differs by a factor of twenty between models.
+static bool look(threads *t) {
+  int64_t begin = nanoseconds(), now = begin;
+  do {
+    for (int i = 0; i < LOOKS; i++) {
+      if (atomic_load_explicit(&t->left, memory_order_relaxed) > 0 || atomic_load(&t->stop)) return true;
+      relax();
+    }
+    now = nanoseconds();
+    if (now - begin > ALONE) sched_yield();
+  } while (now - begin < AWAKE);
+  return false;
+}
+
 static void *thread_main(void *argument) {
   thread_start start = *(thread_start *)argument;
   free(argument);
@@ -74,9 +98,7 @@ static void *thread_main(void *argument) {
   for (;;) {
     while (claim_one(t, &t->workers[start.index])) {
     }
-    int spins = 0;
-    while (atomic_load_explicit(&t->left, memory_order_relaxed) <= 0 && !atomic_load(&t->stop) && spins < SPINS) relax(), spins++;
-    if (spins == SPINS) {
+    if (!look(t)) {
       pthread_mutex_lock(&t->lock);
       atomic_fetch_add(&t->sleeping, 1);
       while (atomic_load(&t->left) <= 0 && !atomic_load(&t->stop)) pthread_cond_wait(&t->wake, &t->lock);
