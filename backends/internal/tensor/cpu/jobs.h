@@ -52,7 +52,7 @@ typedef struct {
   const char *isa, *arithmetic;
   int64_t lanes, tile_rows, tile_columns, pair_words, peak_chains;
   bool (*few_rows)(int64_t rows); // whether matmul_few does so many
-  unit_function pack_strip_f32, pack_strip_bf16, matmul, matmul_few, matmul_transposed, outer;
+  unit_function pack_strip_f32, pack_strip_bf16, pack_few, matmul, matmul_few, matmul_transposed, outer;
   unit_function pack_across_f32, pack_across_bf16, matmul_across; // the transposed product of many rows
   unit_function rmsnorm, rmsnorm_backward, rope, swiglu, swiglu_backward;
   unit_function add, scale, add_row, round;
@@ -68,6 +68,7 @@ enum { DEPTH = 256 };            // inner axis of a block of a product
 enum { OUTER_DEPTH = 128 };      // rows of an outer product's factors that stay near
 enum { PEAK_STEPS = 5000 };      // of one unit of a ceiling
 enum { MAX_TILE_ROWS = 12 };
+enum { FEW_CHUNK = 16 };         // words of a packed row that lie together where there are few rows
 enum { BACKWARD_ITEMS = 48 };    // query rows × heads that attention's backward pass has in hand
 
 static inline float *row_of(view v, int64_t r) { return (float *)v.addr + r * v.stride; }

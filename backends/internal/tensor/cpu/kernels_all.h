@@ -21,6 +21,7 @@ const kernels TABLE(ISA) = {
     .few_rows = few_rows,
     .pack_strip_f32 = pack_strip_f32,
     .pack_strip_bf16 = pack_strip_bf16,
+    .pack_few = pack_few,
     .matmul = matmul,
     .matmul_few = matmul_few,
     .matmul_transposed = matmul_transposed,

@@ -7,6 +7,7 @@
 #define TILE_COLUMNS (TILE_VECTORS * LANES)
 #define UNROLL _Pragma("GCC unroll 16")
 #define ASK(p) __builtin_prefetch(p)
+#define ASK_SECOND(p) __builtin_prefetch(p, 0, 2) // into the second-level cache
 
 // One pair of bfloat16 products: odd element first, then even. This is what vdpbf16ps does. A packed row has PAIR_WORDS words of 32 bits per pair: the pair itself,
 // or its two elements widened.
@@ -16,6 +17,8 @@ typedef __m512bh vpair;
 #define vpair_load(p) ((vpair)_mm512_loadu_si512(p))
 #define vpair_rows(a, r, rows) ((vpair)_mm512_set1_epi32(((const int32_t *)(a))[r]))
 #define vdot(c, a, b) _mm512_dpbf16_ps(c, a, b)
+#define vdot_words(c, a, b) vdot(c, (vpair)(a), (vpair)(b)) // of words that are pairs
+#define vpair_half(p, i) vload(p)                           // not used: a pair is one word
 #else
 enum { PAIR_WORDS = 2 };
 typedef struct {
@@ -27,6 +30,8 @@ INLINE vpair vpair_load(const float *p) {
 }
 #define vpair_rows(a, r, rows) ((vpair){vset((a)[r]), vset((a)[(rows) + (r)])})
 #define vdot(c, a, b) vfma((a).even, (b).even, vfma((a).odd, (b).odd, c))
+#define vdot_words(c, a, b) (c) // not used: a word is an element
+#define vpair_half(p, i) ((i) ? vpair_load(p).odd : vpair_load(p).even)
 #endif
 
 // tile does R rows × TILE_COLUMNS over depth: c (+)= a · b. Element (r, k) of a is a[r·ar + k·ak], row k of b begins at b[k·bk]. Every step asks for what is at
@@ -157,29 +162,21 @@ static void turn_rows(const float *from, int64_t stride, int64_t rows, int64_t d
     for (int64_t d = 0; d < dim; d++) to[d * TILE_ROWS + r] = from[r * stride + d];
 }
 
-// Packing of rows into strips. A unit is one strip of rows_per_unit rows; a = x, b = the strips (addr), heads = the room of a strip in rows: TILE_ROWS, or no more than its rows for matmul_few.
-// turn_some is turn_rows for strips of any width.
-static void turn_some(const float *from, int64_t stride, int64_t rows, int64_t dim, int64_t width, float *to) {
-  if (width == TILE_ROWS) turn_rows(from, stride, rows, dim, to);
-  else if (width == 1) memcpy(to, from, (size_t)dim * 4);
-  else
-    for (int64_t r = 0; r < rows; r++)
-      for (int64_t d = 0; d < dim; d++) to[d * width + r] = from[r * stride + d];
-}
+// Packing of rows into strips. A unit is one strip of rows_per_unit rows; a = x, b = the strips (addr).
 static void pack_strip_f32(const void *job, int64_t unit, worker *w) {
   (void)w;
   const rows_job *j = job;
-  int64_t width = j->heads, first = unit * j->rows_per_unit, rows = j->a.rows - first < j->rows_per_unit ? j->a.rows - first : j->rows_per_unit, depth = j->a.cols;
-  float *to = (float *)j->b.addr + unit * width * depth;
+  int64_t first = unit * j->rows_per_unit, rows = j->a.rows - first < j->rows_per_unit ? j->a.rows - first : j->rows_per_unit, depth = j->a.cols;
+  float *to = (float *)j->b.addr + unit * TILE_ROWS * depth;
   for (int64_t k = 0; k < depth; k += 64) // so that the strip's lines stay near
-    turn_some(row_of(j->a, first) + k, j->a.stride, rows, depth - k < 64 ? depth - k : 64, width, to + k * width);
+    turn_rows(row_of(j->a, first) + k, j->a.stride, rows, depth - k < 64 ? depth - k : 64, to + k * TILE_ROWS);
 }
 static void pack_strip_bf16(const void *job, int64_t unit, worker *w) {
   (void)w;
   const rows_job *j = job;
   enum { SOME = 64 };
-  int64_t width = j->heads, first = unit * j->rows_per_unit, rows = j->a.rows - first < j->rows_per_unit ? j->a.rows - first : j->rows_per_unit, in = j->a.cols, words = (in + 1) / 2 * PAIR_WORDS;
-  float *to = (float *)j->b.addr + unit * width * words;
+  int64_t first = unit * j->rows_per_unit, rows = j->a.rows - first < j->rows_per_unit ? j->a.rows - first : j->rows_per_unit, in = j->a.cols, words = (in + 1) / 2 * PAIR_WORDS;
+  float *to = (float *)j->b.addr + unit * TILE_ROWS * words;
   for (int64_t k0 = 0; k0 < in; k0 += SOME) {
     int64_t n = in - k0 < SOME ? in - k0 : SOME, some = (n + 1) / 2 * PAIR_WORDS;
     union { uint32_t u[TILE_ROWS][SOME]; float f[TILE_ROWS * SOME]; } pairs;
@@ -201,13 +198,13 @@ static void pack_strip_bf16(const void *job, int64_t unit, worker *w) {
           *two = __builtin_shufflevector(*two, *two, 1, 0, 3, 2);
         }
     }
-    turn_some(pairs.f, SOME, rows, some, width, to + k0 / 2 * PAIR_WORDS * width);
+    turn_rows(pairs.f, SOME, rows, some, to + k0 / 2 * PAIR_WORDS * TILE_ROWS);
   }
 }
 
 // Few rows: the weights are read once, at the speed of memory, from several panels at once to have enough chains and enough requests under way. X(rows, panels)
 #if LANES == 16
-#define FEW_CASES(X) X(1, 4) X(2, 4) X(3, 4) X(4, 3) X(5, 2) X(6, 2) X(7, 1) X(8, 1) X(9, 1) X(10, 1) X(11, 1) X(12, 1)
+#define FEW_CASES(X) X(1, 4) X(2, 4) X(3, 4) X(4, 2) X(5, 2) X(6, 2) X(7, 1) X(8, 1) X(9, 1) X(10, 1) X(11, 1) X(12, 1)
 #elif LANES == 8
 #define FEW_CASES(X) X(1, 3) X(2, 1) X(3, 1)
 #elif TILE_VECTORS == 4
@@ -215,27 +212,81 @@ static void pack_strip_bf16(const void *job, int64_t unit, worker *w) {
 #else
 #define FEW_CASES(X) X(1, 1)
 #endif
-enum { AHEAD = 2048, PANEL_VECTORS = PANEL / LANES }; // AHEAD: bytes of weights asked for in advance
+enum { AHEAD = 4096, PANEL_VECTORS = PANEL / LANES }; // AHEAD: bytes of weights asked for in advance
 
-// stream does R rows × G whole panels; a strip of R rows, no accumulator leaves the registers.
-INLINE void stream(const int R, const int G, const bool pairs, const float *a, const float *b, int64_t panel, int64_t depth, float *c, int64_t ldc, bool zero) {
+// vround is round_bits.
+INLINE vf vround(vf x) {
+  const vi high = (vi){0} + (int32_t)0xffff0000;
+  vi u = (vi)x, near = (u + 0x7fff + ((u >> 16) & 1)) & high, nan = (u | 0x00400000) & high;
+  return vselect((vi)((u & 0x7fffffff) > 0x7f800000), (vf)nan, (vf)near);
+}
+
+// Their rows are packed in chunks of FEW_CHUNK words: chunk 0 of every row, then chunk 1, so that the kernel walks through them with one pointer and packing turns nothing. A word is an element or, where there is
+// an instruction for them, a pair. The last chunk is filled up with zeros. A unit is one row; a = x, b = the packed rows (addr), heads = their number, type = the weights'.
+INLINE void pack_chunks(const rows_job *j, int64_t row, const bool half, const bool pairs) { // half: x is bfloat16
+  enum { MOST = 2 * FEW_CHUNK };
+  const int64_t each = pairs && PAIR_WORDS == 1 ? MOST : FEW_CHUNK; // elements of a chunk
+  uint32_t *to = (uint32_t *)j->b.addr + row * FEW_CHUNK;
+  for (int64_t k0 = 0; k0 < j->a.cols; k0 += each, to += j->heads * FEW_CHUNK) {
+    int64_t n = j->a.cols - k0 < each ? j->a.cols - k0 : each;
+    const char *from = half ? (const char *)((const uint16_t *)j->a.addr + row * j->a.stride + k0) : (const char *)(row_of(j->a, row) + k0);
+    uint32_t some[MOST] = {0}, x[MOST];
+    if (n < each) from = memcpy(some, from, (size_t)n * (half ? 2 : 4));
+    if (half)
+      for (int k = 0; k < each; k++) x[k] = (uint32_t)((const uint16_t *)from)[k] << 16;
+    else
+      for (int k = 0; k < each; k += LANES) vstore(x + k, pairs ? vround(vload((const float *)from + k)) : vload((const float *)from + k));
+    for (int k = 0; k < FEW_CHUNK; k++) to[k] = each == FEW_CHUNK ? x[k] : x[2 * k + 1] | x[2 * k] >> 16;
+  }
+}
+static void pack_few(const void *job, int64_t unit, worker *w) {
+  (void)w;
+  const rows_job *j = job;
+  if (j->a.type == BFLOAT16) pack_chunks(j, unit, true, true);
+  else if (j->type == BFLOAT16) pack_chunks(j, unit, false, true);
+  else pack_chunks(j, unit, false, false);
+}
+
+// ask_for requests what stream multiplies later, two lines for the two at p. A processor's own look-ahead follows every 4 KiB page by itself: the panels of several are pages enough; of a single one, the lines of the 16 KiB after
+// these are requested from four pages in turn. Nothing from limit on is.
+INLINE void ask_for(const char *p, const int panels, const char *limit) {
+  if (panels > 1) {
+    ASK(p + AHEAD / panels), ASK(p + AHEAD / panels + 64);
+    return;
+  }
+  enum { PAGES = 4 * 4096 };
+  uintptr_t line = (uintptr_t)p / 128 % (PAGES / 128);
+  const char *far = p - (uintptr_t)p % PAGES + PAGES + line % 2 * 8192 + line / 2 * 64;
+  far = far + 4096 < limit ? far : p;
+  ASK_SECOND(far), ASK_SECOND(far + 4096);
+  ASK(p + 512), ASK(p + 576);
+}
+
+// stream does R rows × G whole panels; no accumulator leaves the registers. Of bfloat16 weights all odd elements are multiplied before the even ones, so that no more than one half of them is in registers.
+INLINE void stream(const int R, const int G, const bool pairs, const float *a, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
+  const int words = pairs ? PAIR_WORDS : 1; // per step of depth
   vf s[MAX_TILE_ROWS][16];
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int v = 0; v < G * PANEL_VECTORS; v++) s[r][v] = zero ? vset(0.0f) : vload(c + r * ldc + v * LANES);
-  for (int64_t k = 0; k < depth; k++, b += PANEL, a += pairs ? R * PAIR_WORDS : R) {
-    UNROLL for (int g = 0; g < G; g++) {
-      const float *p = b + g * panel;
-      ASK((const char *)p + AHEAD), ASK((const char *)p + AHEAD + 64);
-      UNROLL for (int v = 0; v < PANEL_VECTORS; v++) {
-        if (pairs) {
-          vpair x = vpair_load(p + v * LANES);
-          UNROLL for (int r = 0; r < R; r++) {
-            vpair y = vpair_rows(a, r, R);
-            s[r][g * PANEL_VECTORS + v] = vdot(s[r][g * PANEL_VECTORS + v], y, x);
+  for (int64_t k = 0; k < depth; a += (R - 1) * FEW_CHUNK) {
+    int64_t end = k + FEW_CHUNK / words < depth ? k + FEW_CHUNK / words : depth;
+    for (; k < end; k++, b += PANEL, a += words) {
+      UNROLL for (int g = 0; g < G; g++) {
+        const float *p = b + g * panel;
+        ask_for((const char *)p, G, limit);
+        UNROLL for (int i = words - 1; i >= 0; i--) {
+          vf x[PANEL_VECTORS];
+          UNROLL for (int v = 0; v < PANEL_VECTORS; v++) {
+            x[v] = !pairs || PAIR_WORDS == 1 ? vload(p + v * LANES) : vpair_half(p + v * LANES, i);
+            IN_REGISTER(x[v]);
           }
-        } else {
-          vf x = vload(p + v * LANES);
-          UNROLL for (int r = 0; r < R; r++) s[r][g * PANEL_VECTORS + v] = vfma(vset(a[r]), x, s[r][g * PANEL_VECTORS + v]);
+          UNROLL for (int r = 0; r < R; r++) {
+            vf y = vset(a[r * FEW_CHUNK + i]);
+            UNROLL for (int v = 0; v < PANEL_VECTORS; v++) {
+              vf *sum = &s[r][g * PANEL_VECTORS + v];
+              *sum = pairs && PAIR_WORDS == 1 ? vdot_words(*sum, y, x[v]) : vfma(y, x[v], *sum);
+            }
+          }
         }
       }
     }
@@ -246,14 +297,14 @@ INLINE void stream(const int R, const int G, const bool pairs, const float *a, c
 // stream_panels runs G panels if so many whole ones are left, else one. It gives the number of panels done, 0 if there is no kernel for so many rows.
 #define STREAM_CASE(R, G)                                                                            \
   case R:                                                                                            \
-    if (panels >= G) return stream(R, G, pairs, a, b, panel, depth, c, ldc, zero), G;                \
-    return stream(R, 1, pairs, a, b, panel, depth, c, ldc, zero), 1;
-static int64_t stream_f32(int64_t rows, int64_t panels, const float *a, const float *b, int64_t panel, int64_t depth, float *c, int64_t ldc, bool zero) {
+    if (panels >= G) return stream(R, G, pairs, a, b, panel, limit, depth, c, ldc, zero), G;                \
+    return stream(R, 1, pairs, a, b, panel, limit, depth, c, ldc, zero), 1;
+static int64_t stream_f32(int64_t rows, int64_t panels, const float *a, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
   const bool pairs = false;
   switch (rows) { FEW_CASES(STREAM_CASE) }
   return 0;
 }
-static int64_t stream_bf16(int64_t rows, int64_t panels, const float *a, const float *b, int64_t panel, int64_t depth, float *c, int64_t ldc, bool zero) {
+static int64_t stream_bf16(int64_t rows, int64_t panels, const float *a, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
   const bool pairs = true;
   switch (rows) { FEW_CASES(STREAM_CASE) }
   return 0;
@@ -264,7 +315,7 @@ static bool few_rows(int64_t rows) {
   return false;
 }
 
-// A unit is some panels for all rows of one strip, for which few_rows is true.
+// A unit is some panels for all rows, for which few_rows is true; strips = the rows as pack_few leaves them.
 static void matmul_few(const void *job, int64_t unit, worker *w) {
   (void)w;
   const product_job *j = job;
@@ -272,19 +323,20 @@ static void matmul_few(const void *job, int64_t unit, worker *w) {
   int64_t depth = pairs ? (j->w.in + 1) / 2 : j->w.in, panel = depth * PANEL, rows = j->y.rows, whole = j->w.out / PANEL;
   int64_t at = unit * j->panels_per_unit, end = at + j->panels_per_unit, last = div_up(j->w.out, PANEL);
   if (end > last) end = last;
+  const char *limit = (const char *)((const float *)j->w.addr + end * panel);
   while (at < end) {
     const float *b = (const float *)j->w.addr + at * panel, *a = j->strips;
     float *y = row_of(j->y, 0) + at * PANEL;
     if (at < whole) {
       int64_t panels = (end < whole ? end : whole) - at;
-      at += pairs ? stream_bf16(rows, panels, a, b, panel, depth, y, j->y.stride, !j->accumulate) : stream_f32(rows, panels, a, b, panel, depth, y, j->y.stride, !j->accumulate);
+      at += pairs ? stream_bf16(rows, panels, a, b, panel, limit, depth, y, j->y.stride, !j->accumulate) : stream_f32(rows, panels, a, b, panel, limit, depth, y, j->y.stride, !j->accumulate);
       continue;
     }
     float beside[MAX_TILE_ROWS * PANEL] = {0}; // the last panel has columns that y has not
     size_t some = (size_t)(j->w.out % PANEL) * 4;
     for (int64_t r = 0; r < rows; r++) memcpy(beside + r * PANEL, y + r * j->y.stride, some);
-    if (pairs) stream_bf16(rows, 1, a, b, panel, depth, beside, PANEL, !j->accumulate);
-    else stream_f32(rows, 1, a, b, panel, depth, beside, PANEL, !j->accumulate);
+    if (pairs) stream_bf16(rows, 1, a, b, panel, limit, depth, beside, PANEL, !j->accumulate);
+    else stream_f32(rows, 1, a, b, panel, limit, depth, beside, PANEL, !j->accumulate);
     for (int64_t r = 0; r < rows; r++) memcpy(y + r * j->y.stride, beside + r * PANEL, some);
     at++;
   }

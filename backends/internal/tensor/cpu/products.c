@@ -9,7 +9,7 @@ typedef struct part {
   unit_function pack, multiply;
   rows_job rows;
   product_job product;
-  int64_t packed_bytes;
+  int64_t packed_bytes, packs; // packs: units of packing
   int64_t first_pack, first_unit; // of all parts' before this one
   int64_t strip_rows, panel_columns, chunks; // how units are cut
   int64_t columns;
@@ -66,6 +66,7 @@ enum { BLOCK_ROWS = 240, TRANSPOSED_BLOCK_ROWS = 516 }; // rows whose strips ove
 // is faster than turning the weights, because the lanes are full and turning dx is small beside its chains.
 enum { ACROSS_ROWS = 512, ACROSS_LEAST = 96, ACROSS_MOST = 264, ACROSS_FROM_ROWS = 12, ACROSS_FROM_DEPTH = 128 };
 enum { LEAST_PANELS = 4, MOST_PANELS = 64 };
+enum { FEW_PANELS = 4, FEW_BYTES = 256 << 10 }; // of a unit where there are few rows: a multiple of the panels that go at once, and no more than so many bytes, so that threads end together
 static const int64_t STRIP_BYTES = 256 << 20; // of packed rows at a time
 
 // cut chooses the units: blocks of at most block strips, as even as can be, times chunks of least to most panels, about share of them. It gives their number.
@@ -92,19 +93,24 @@ static int64_t prepare(const device *d, part *p, view y, view x, matrix w, bool 
   const kernels *k = d->k;
   bool pairs = w.type == BFLOAT16, across = transposed && y.rows >= ACROSS_FROM_ROWS && w.out >= ACROSS_FROM_DEPTH, few = !transposed && k->few_rows(y.rows);
   int64_t depth = pairs ? (x.cols + 1) / 2 * k->pair_words : x.cols, width = across ? k->tile_columns : few ? y.rows : k->tile_rows;
+  if (few) depth = div_up(depth, FEW_CHUNK) * FEW_CHUNK;
   int64_t strips = div_up(y.rows, width), strip_rows = across ? width : div_up(y.rows, strips); // even ones: a tile of few rows has too few chains to keep the multipliers busy
-  *p = (part){.rows = {.a = x, .rows_per_unit = strip_rows, .heads = width}, .product = {.y = y, .w = w, .strip_rows = strip_rows, .accumulate = accumulate}, .packed_bytes = (strips * width * depth * 4 + 127) / 64 * 64,
-              .strip_rows = strip_rows, .panel_columns = across ? k->tile_rows : PANEL, .columns = transposed ? w.in : w.out};
+  *p = (part){.rows = {.a = x, .rows_per_unit = strip_rows, .heads = y.rows, .type = w.type}, .product = {.y = y, .w = w, .strip_rows = strip_rows, .accumulate = accumulate},
+              .packed_bytes = (strips * width * depth * 4 + 127) / 64 * 64, .packs = few ? y.rows : strips, .strip_rows = strip_rows, .panel_columns = across ? k->tile_rows : PANEL, .columns = transposed ? w.in : w.out};
   int64_t panels = div_up(p->columns, p->panel_columns);
   if (across) {
     p->pack = pairs ? k->pack_across_bf16 : k->pack_across_f32, p->multiply = k->matmul_across;
     return cut(p, strips, ACROSS_ROWS / width, panels, ACROSS_LEAST / k->tile_rows, ACROSS_MOST / k->tile_rows, share);
   }
+  if (few) {
+    int64_t each = div_up(panels, share * FEW_PANELS), most = div_up(FEW_BYTES, FEW_PANELS * PANEL * (w.in + 1) * (pairs ? 2 : 4));
+    p->pack = k->pack_few, p->multiply = k->matmul_few;
+    if (each > most) each = most;
+    return cut(p, strips, strips, panels, each * FEW_PANELS, each * FEW_PANELS, share);
+  }
   p->pack = pairs ? k->pack_strip_bf16 : k->pack_strip_f32;
-  p->multiply = few ? k->matmul_few : transposed ? k->matmul_transposed : k->matmul;
-  int64_t least = LEAST_PANELS;
-  if (few) least = div_up(div_up(panels, share), LEAST_PANELS) * LEAST_PANELS; // several panels go at once, so no unit ends with one
-  return cut(p, strips, (transposed ? TRANSPOSED_BLOCK_ROWS : BLOCK_ROWS) / width, panels, least, MOST_PANELS, share);
+  p->multiply = transposed ? k->matmul_transposed : k->matmul;
+  return cut(p, strips, (transposed ? TRANSPOSED_BLOCK_ROWS : BLOCK_ROWS) / width, panels, LEAST_PANELS, MOST_PANELS, share);
 }
 
 static part *parts_memory(device *d, int64_t n) {
@@ -140,8 +146,8 @@ int op_products(device *d, view y, view x, const row_group *groups, int64_t n, b
       int64_t more = prepare(d, p, part_y, part_x, g->w, accumulate, transposed, share);
       p->factor = g->factor, p->round = g->round;
       p->first_pack = packs, p->first_unit = units;
-      packs += div_up(rows, p->strip_rows), units += more, bytes += p->packed_bytes;
-      packing += (double)rows * (double)in * (g->w.type == BFLOAT16 ? 1 : 0.5);
+      packs += p->packs, units += more, bytes += p->packed_bytes;
+      packing += (double)rows * (double)in * (p->pack == d->k->pack_few ? 0.2 : g->w.type == BFLOAT16 ? 1 : 0.5);
       cost += product_cost((double)rows, (double)out, (double)in);
       if (p->multiply == d->k->matmul_across) {
         int64_t need = p->product.panels_per_unit * p->panel_columns * (DEPTH + p->product.strips_per_unit * p->strip_rows) * 4;
