@@ -4,10 +4,15 @@
 // The query heads of one key head are taken together: an item is one query row and one such head, items are in the order of positions, heads inside. Every item is
 // computed by itself, so the cut into blocks and strips changes nothing.
 
-// read_part gives one head's K (part = head) or V (part = heads + head) of a page as float32: where it is, or widened into t.
+// part_at is the element of the cache at which one head's K (part = head) or V (part = heads + head) of a page begins.
+static int64_t part_at(const cache *p, int64_t layer, int64_t page, int64_t part) {
+  int64_t k = PAGE * p->head_dim, v = PAGE * p->padded_dim, at = (layer * p->count + page) * (k + v) * p->heads;
+  return at + (part < p->heads ? part * k : p->heads * k + (part - p->heads) * v);
+}
+
+// read_part gives a part as float32: where it is, or widened into t.
 static const float *read_part(const cache *p, int64_t layer, int64_t page, int64_t part, float *t) {
-  int64_t n = PAGE * (part < p->heads ? p->head_dim : p->padded_dim), block = PAGE * (p->head_dim + p->padded_dim) * p->heads;
-  int64_t at = (layer * p->count + page) * block + (part < p->heads ? part * PAGE * p->head_dim : p->heads * PAGE * p->head_dim + (part - p->heads) * PAGE * p->padded_dim);
+  int64_t n = PAGE * (part < p->heads ? p->head_dim : p->padded_dim), at = part_at(p, layer, page, part);
   if (p->type == FLOAT32) return (const float *)p->addr + at;
   const uint16_t *from = (const uint16_t *)p->addr + at;
   for (int64_t i = 0; i < n; i += 32) {
@@ -45,6 +50,53 @@ INLINE float soften(float *s, float scale, int64_t keys, float *top, float *sum)
   return fix;
 }
 
+// wanted are the lines of a part that is read after the one that is being multiplied.
+typedef struct {
+  const char *from;
+  int64_t each, asked; // lines of a quarter, and those that have been requested
+} wanted;
+INLINE wanted want(const uint16_t *part, int64_t elements) { return (wanted){(const char *)part, div_up(elements, 4 * 32), 0}; }
+// ask_next requests one of the wanted lines, from each quarter of them in turn: a processor's own look-ahead follows every page of memory by itself.
+INLINE void ask_next(wanted *w) {
+  if (w->asked >= 4 * w->each) return;
+  ASK(w->from + (w->asked % 4 * w->each + w->asked / 4) * 64);
+  w->asked++;
+}
+
+// half_tile does R rows × 4 vectors of columns over depth, as tile does, from bfloat16 elements as they are stored.
+typedef uint16_t vhalf __attribute__((vector_size(2 * LANES), aligned(2)));
+enum { HALF_VECTORS = 4, HALF_COLUMNS = HALF_VECTORS * LANES, HALF_ROWS = LANES == 16 ? 4 : 2 };
+INLINE void half_tile(const int R, const float *a, int64_t ar, int64_t ak, const uint16_t *b, int64_t bk, int64_t depth, float *c, int64_t ldc, bool zero, wanted *next) {
+  vf s[HALF_ROWS][HALF_VECTORS];
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int v = 0; v < HALF_VECTORS; v++) s[r][v] = zero ? vset(0.0f) : vload(c + r * ldc + v * LANES);
+  for (int64_t k = 0; k < depth; k++, a += ak, b += bk) {
+    UNROLL for (int i = 0; i < HALF_COLUMNS; i += 32) ask_next(next);
+    vf x[HALF_VECTORS];
+    UNROLL for (int v = 0; v < HALF_VECTORS; v++) x[v] = (vf)(__builtin_convertvector(*(const vhalf *)(b + v * LANES), vi) << 16);
+    UNROLL for (int r = 0; r < R; r++) {
+      vf y = vset(a[r * ar]);
+      UNROLL for (int v = 0; v < HALF_VECTORS; v++) s[r][v] = vfma(y, x[v], s[r][v]);
+    }
+  }
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int v = 0; v < HALF_VECTORS; v++) vstore(c + r * ldc + v * LANES, s[r][v]);
+}
+// half_block does any number of rows and of columns that is a multiple of HALF_COLUMNS.
+static void half_block(int64_t rows, const float *a, int64_t ar, int64_t ak, const uint16_t *b, int64_t bk, int64_t depth, float *c, int64_t ldc, int64_t columns, bool zero, wanted *next) {
+  for (int64_t n = 0; n < columns; n += HALF_COLUMNS)
+    for (int64_t r = 0; r < rows;) {
+      const float *x = a + r * ar;
+      float *y = c + r * ldc + n;
+#if LANES == 16
+      if (rows - r >= 4) half_tile(4, x, ar, ak, b + n, bk, depth, y, ldc, zero, next), r += 4;
+      else
+#endif
+      if (rows - r >= 2) half_tile(2, x, ar, ak, b + n, bk, depth, y, ldc, zero, next), r += 2;
+      else half_tile(1, x, ar, ak, b + n, bk, depth, y, ldc, zero, next), r++;
+    }
+}
+
 // A unit is one key head of a block of positions_per_block positions, cut at their multiples, so that all of a block see the same pages.
 static void attention(const void *job, int64_t unit, worker *w) {
   const attention_job *j = job;
@@ -61,7 +113,13 @@ static void attention(const void *job, int64_t unit, worker *w) {
   if (from < s->first) from = s->first;
   if (to > end) to = end;
   int64_t items = (to - from) * group, most = width * group, strips = div_up(items, TILE_ROWS), row = s->row + from - s->first;
+  bool direct = p->type == BFLOAT16 && to - from == 1 && items <= TILE_ROWS && wide % HALF_COLUMNS == 0; // a step of decoding: turning and widening pages would cost more than the products
 
+  const uint16_t *stored = (const uint16_t *)p->addr; // when direct
+  if (direct) {
+    wanted first = want(stored + part_at(p, j->layer, j->pages[s->first_page], head), PAGE * dim);
+    while (first.asked < 4 * first.each) ask_next(&first);
+  }
   float *kpart = w->memory, *vpart = kpart + PAGE * dim, *score = vpart + PAGE * wide, *o = score + most * PAGE, *total = o + most * wide;
   float *top = total + most * wide, *sum = top + most, *total_top = sum + most, *total_sum = total_top + most, *q = total_sum + most;
   for (int64_t i = 0; i < strips; i++) {
@@ -91,6 +149,20 @@ static void attention(const void *job, int64_t unit, worker *w) {
       memset(o, 0, (size_t)(items * wide) * 4);
     }
     int64_t page = j->pages[s->first_page + k0 / PAGE];
+    if (direct) { // one position, so all items see the same keys
+      int64_t keys = to - k0 < PAGE ? to - k0 : PAGE, more = to - k0 - PAGE;
+      const uint16_t *k = stored + part_at(p, j->layer, page, head), *v = stored + part_at(p, j->layer, page, heads + head);
+      wanted next = want(v, keys * wide), after = {0};
+      if (more > 0) after = want(stored + part_at(p, j->layer, j->pages[s->first_page + k0 / PAGE + 1], head), PAGE * dim);
+      half_block(items, q, 1, TILE_ROWS, k, PAGE, dim, score, PAGE, div_up(keys, HALF_COLUMNS) * HALF_COLUMNS, true, &next);
+      for (int64_t r = 0; r < items; r++) {
+        float fix = soften(score + r * PAGE, j->scale, keys, top + r, sum + r);
+        if (fix != 1.0f)
+          for (int64_t d = 0; d < wide; d++) o[r * wide + d] *= fix;
+      }
+      half_block(items, score, PAGE, 1, v, wide, keys, o, wide, wide, false, &after);
+      continue;
+    }
     const float *k = read_part(p, j->layer, page, head, kpart), *v = read_part(p, j->layer, page, heads + head, vpart);
     for (int64_t i0 = 0; i0 < items; i0 += TILE_ROWS) { // all scores first, while K is near, then V
       int64_t n = items - i0 < TILE_ROWS ? items - i0 : TILE_ROWS, see = from + (i0 + n - 1) / group - k0 + 1, last = see < PAGE ? see : PAGE;

@@ -372,7 +372,7 @@ static int64_t count_rows(const sequence *s, int64_t n) {
 int op_write_pages(device *d, cache p, int64_t layer, view k, view v, const sequence *s, int64_t n, const int32_t *pages) {
   write_job j = {p, layer, k, v, s, pages};
   int64_t units = count_rows(s, n) * p.heads;
-  if (units) threads_run(d->t, write_unit, &j, units, (double)units * (double)p.head_dim * 4);
+  if (units) threads_run(d->t, write_unit, &j, units, (double)units * (double)p.head_dim * 10); // an element of a key is a line of its own
   return 0;
 }
 int op_attention(device *d, view o, view lse, view q, cache p, int64_t layer, const sequence *s, int64_t n, const int32_t *pages, int64_t query_heads, float scale) {
