@@ -107,10 +107,8 @@ func (f *future) record(parent string, seq int64, payload []byte) store.Record {
 	if f.session != nil {
 		session = f.session.ID
 	}
-	return store.Record{
-		Collection: inOperations, Key: f.id, Parent: parent, Rank: seq, Payload: payload,
-		Value: mustJSON(operationRecord{Kind: f.kind, Hash: f.hash, Owner: f.owner, Session: session, Time: f.since, ForwardOnly: f.scores, Fault: f.fault}),
-	}
+	value := operationRecord{Kind: f.kind, Hash: f.hash, Owner: f.owner, Session: session, Time: f.since, ForwardOnly: f.scores, Fault: f.fault}
+	return store.Record{Collection: inOperations, Key: f.id, Parent: parent, Rank: seq, Payload: payload, Value: value.json()}
 }
 
 // journal makes new work for a model durable, or refuses it while it could not be done or its result not be stored. A client that goes away meanwhile changes nothing: it will
@@ -258,7 +256,8 @@ func (c *Core) finish(ctx context.Context, f *future, out *Outcome, position int
 	default:
 		rec.Payload = mustJSON(out)
 	}
-	rec.Value = mustJSON(resultRecord{Kind: f.kind, Failure: out.Failure, Position: position, Kept: f.kept, Size: int64(len(rec.Payload)), Begun: f.begun, Done: c.cfg.now().UTC(), Ran: ranRecordOf(f.ran)})
+	value := resultRecord{Kind: f.kind, Failure: out.Failure, Position: position, Kept: f.kept, Size: int64(len(rec.Payload)), Begun: f.begun, Done: c.cfg.now().UTC(), Ran: ranRecordOf(f.ran)}
+	rec.Value = value.json()
 	extra.Put = append(extra.Put, rec)
 	// What was computed is kept, also while the server stops.
 	if c.commitPatiently(context.WithoutCancel(ctx), extra) != nil {

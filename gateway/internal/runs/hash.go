@@ -11,21 +11,28 @@ import (
 
 // hasher makes the identity of a request from its parsed content, so that a repeat that is encoded otherwise counts as the same. Every part is led by its length.
 type hasher struct {
-	h   hash.Hash
-	buf []byte
+	h   hash.Hash // nil while everything is in buf
+	buf []byte    // not hashed yet: a request has hundreds of small parts
 }
 
-func (h *hasher) write(b []byte) {
+// hashedAtOnce is how much is gathered before it is hashed.
+const hashedAtOnce = 4 << 10
+
+// flush hashes what was gathered, if it is much.
+func (h *hasher) flush() {
+	if len(h.buf) < hashedAtOnce {
+		return
+	}
 	if h.h == nil {
 		h.h = sha256.New()
 	}
-	h.h.Write(b)
+	h.h.Write(h.buf)
+	h.buf = h.buf[:0]
 }
 
 func (h *hasher) int(v int64) {
-	var b [8]byte // not buf, which a caller may be filling
-	binary.LittleEndian.PutUint64(b[:], uint64(v))
-	h.write(b[:])
+	h.buf = binary.LittleEndian.AppendUint64(h.buf, uint64(v))
+	h.flush()
 }
 
 func (h *hasher) float(v float64) { h.int(int64(math.Float64bits(v))) }
@@ -43,18 +50,17 @@ func (h *hasher) bool(values ...bool) {
 func (h *hasher) text(values ...string) {
 	for _, s := range values {
 		h.int(int64(len(s)))
-		h.write([]byte(s))
+		h.buf = append(h.buf, s...)
+		h.flush()
 	}
 }
 
 func (h *hasher) int32s(v []int32) {
 	h.int(int64(len(v)))
-	b := h.buf[:0]
 	for _, x := range v {
-		b = binary.LittleEndian.AppendUint32(b, uint32(x))
+		h.buf = binary.LittleEndian.AppendUint32(h.buf, uint32(x))
 	}
-	h.write(b)
-	h.buf = b
+	h.flush()
 }
 
 func (h *hasher) tensor(t Tensor) {
@@ -62,16 +68,14 @@ func (h *hasher) tensor(t Tensor) {
 	for _, d := range t.Shape {
 		h.int(int64(d))
 	}
-	b := h.buf[:0]
-	for _, x := range t.Floats {
-		b = binary.LittleEndian.AppendUint32(b, math.Float32bits(x))
-	}
 	h.int(int64(len(t.Floats)))
-	for _, x := range t.Ints {
-		b = binary.LittleEndian.AppendUint64(b, uint64(x))
+	for _, x := range t.Floats {
+		h.buf = binary.LittleEndian.AppendUint32(h.buf, math.Float32bits(x))
 	}
-	h.write(b)
-	h.buf = b
+	for _, x := range t.Ints {
+		h.buf = binary.LittleEndian.AppendUint64(h.buf, uint64(x))
+	}
+	h.flush()
 }
 
 func (h *hasher) spans(spans []Span) {
@@ -87,11 +91,16 @@ func (h *hasher) spans(spans []Span) {
 // sum gives the identity of a request of a kind.
 func (h *hasher) sum(kind string) string {
 	h.text(kind)
+	if h.h == nil {
+		sum := sha256.Sum256(h.buf)
+		return hex.EncodeToString(sum[:])
+	}
+	h.h.Write(h.buf)
 	return hex.EncodeToString(h.h.Sum(nil))
 }
 
 func hashForwardBackward(op ForwardBackward) string {
-	var h hasher
+	h := hasher{buf: make([]byte, 0, hashedAtOnce)}
 	h.text(op.Refusal, op.Loss)
 	h.bool(op.ForwardOnly)
 	h.int(int64(len(op.Config)))

@@ -43,3 +43,26 @@ func TestHashForwardBackward(t *testing.T) {
 		seen[h] = name
 	}
 }
+
+// Identities are stored: those of another version must be the same.
+func TestIdentitiesStayTheSame(t *testing.T) {
+	pass := func(tokens int) string {
+		x := Datum{
+			Tokens: make([]int32, tokens), LossSpans: []Span{{SequenceID: "s", Length: 2}}, InputSpans: []Span{{Sampled: true, SequenceID: "t", Offset: 1, Length: 2}},
+			Inputs: map[string]Tensor{"target_tokens": {Ints: make([]int64, tokens)}, "advantages": {Shape: []int{tokens, 1}, Floats: make([]float32, tokens)}},
+		}
+		for i := range x.Tokens {
+			x.Tokens[i], x.Inputs["target_tokens"].Ints[i], x.Inputs["advantages"].Floats[i] = int32(i), int64(i)<<33, float32(i)/3
+		}
+		return hashForwardBackward(ForwardBackward{Loss: "ppo", Config: map[string]float64{"a": 1, "b": 2}, ConfigText: map[string]string{"c": "d"}, Data: []Datum{x, x}})
+	}
+	for tokens, want := range map[int]string{
+		2:     "e3a55d31403230636032e187e4d8ae169d5e0453d21c865c9e4931184973d929",
+		100:   "61419846d8aec591a9f25debc39bf8a9b0759b1bb61ca3d2c74109534497586c",
+		10000: "1a3a13790c51f35acb047ccd63ffc8c4f36696f75f4c6a13546c435058305df4",
+	} {
+		if got := pass(tokens); got != want {
+			t.Errorf("a pass of two sequences of %d tokens has the identity %s, it was %s", tokens, got, want)
+		}
+	}
+}

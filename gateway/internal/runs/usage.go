@@ -52,9 +52,9 @@ type usageRecord struct {
 // usage is a change of a sum, to be added to a batch.
 func (c *Core) usage(owner, session, project, baseModel string, kind UsageType, count int64) store.Record {
 	hour := c.cfg.now().UTC().Truncate(time.Hour).Unix()
+	value := usageRecord{SessionID: session, ProjectID: project, BaseModel: baseModel, Type: kind}
 	return store.Record{
-		Collection: inUsage, Key: strings.Join([]string{itoa(hour), owner, session, project, baseModel, string(kind)}, "\x1f"), Parent: owner, Rank: hour, Count: count,
-		Value: mustJSON(usageRecord{SessionID: session, ProjectID: project, BaseModel: baseModel, Type: kind}),
+		Collection: inUsage, Key: strings.Join([]string{itoa(hour), owner, session, project, baseModel, string(kind)}, "\x1f"), Parent: owner, Rank: hour, Count: count, Value: value.json(),
 	}
 }
 
