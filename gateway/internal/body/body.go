@@ -35,9 +35,16 @@ func Read(r *http.Request) ([]byte, error) {
 	if r.ContentLength > plugins.MaxBodyBytes {
 		return nil, tooLarge("body")
 	}
+	encoding := r.Header.Get("Content-Encoding")
+	if (encoding == "" || encoding == "identity") && r.ContentLength >= 0 && r.ContentLength <= reserve {
+		out := make([]byte, r.ContentLength)
+		if _, err := io.ReadFull(r.Body, out); err != nil {
+			return nil, fmt.Errorf("read body: %w", err)
+		}
+		return out, nil
+	}
 	raw := &counted{r: io.LimitReader(r.Body, plugins.MaxBodyBytes+1)}
 	var decoded io.Reader
-	encoding := r.Header.Get("Content-Encoding")
 	switch encoding {
 	case "", "identity":
 		decoded = raw
@@ -61,7 +68,7 @@ func Read(r *http.Request) ([]byte, error) {
 	}
 	var out bytes.Buffer
 	if encoding == "" && r.ContentLength > 0 {
-		out.Grow(int(min(r.ContentLength, reserve))) // a length is a claim: more is taken as it comes
+		out.Grow(reserve) // a length is a claim: more is taken as it comes
 	}
 	n, err := io.Copy(&out, io.LimitReader(decoded, plugins.MaxBodyBytes+1))
 	switch {
@@ -103,8 +110,8 @@ func (c *counted) Read(p []byte) (int, error) {
 
 // Send writes an answer in one piece with its length: a 400 without Content-Length is taken for a proxy's fault by the Tinker SDK, and repeated.
 func Send(w http.ResponseWriter, r *http.Request, status int, contentType string, b []byte) {
-	w.Header().Set("Content-Type", contentType)
-	w.Header().Set("Content-Length", strconv.Itoa(len(b)))
+	h, values := w.Header(), [...]string{contentType, strconv.Itoa(len(b))}
+	h["Content-Type"], h["Content-Length"] = values[:1:1], values[1:]
 	w.WriteHeader(status)
 	if _, err := w.Write(b); err != nil {
 		slog.DebugContext(r.Context(), "client went away during the answer", "path", r.URL.Path, "error", err)

@@ -88,7 +88,10 @@ func accepted(submitted runs.Submitted, err error) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return gin.H{"request_id": submitted.RequestID, "model_id": submitted.RunID}, nil
+	return struct {
+		ModelID   string `json:"model_id"`
+		RequestID string `json:"request_id"`
+	}{submitted.RunID, submitted.RequestID}, nil
 }
 
 func (s *Service) getInfo(c call) (any, error) {

@@ -68,29 +68,3 @@ func DecodeForwardBackward(body []byte) (runs.ForwardBackward, error) {
 	}
 	return out, nil
 }
-
-// EncodeForwardBackwardOutput writes the protobuf result. Datums with targets of different second dimension go into different records, since a record is
-// rectangular; order is kept.
-func EncodeForwardBackwardOutput(result *runs.ForwardBackwardResult) ([]byte, error) {
-	out := &tinkerpb.ForwardBackwardOutput{LossFnOutputType: "ArrayRecord", Metrics: result.Metrics}
-	for from := 0; from < len(result.Logprobs); {
-		to := from
-		var data []byte
-		offsets := []int64{0}
-		for ; to < len(result.Logprobs) && result.K[to] == result.K[from]; to++ {
-			data = append(data, bytesOfFloat32s(result.Logprobs[to])...)
-			offsets = append(offsets, int64(len(data)))
-		}
-		batched := &tinkerpb.BatchedTensor{Data: data, Offsets: bytesOfInt64s(offsets), Dtype: tinkerpb.DType_DTYPE_FLOAT32}
-		if k := result.K[from]; k > 0 {
-			batched.TrailingShape = []int64{int64(k)}
-		}
-		out.LossFnOutputs = append(out.LossFnOutputs, &tinkerpb.ArrayRecord{Fields: map[string]*tinkerpb.BatchedTensor{"logprobs": batched}, NumDatums: int64(to - from)})
-		from = to
-	}
-	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(out)
-	if err != nil {
-		return nil, fmt.Errorf("encode forward_backward result: %w", err)
-	}
-	return b, nil
-}

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"bytes"
 	"encoding/hex"
 	"encoding/json"
 	"math"
@@ -174,6 +175,51 @@ func TestEncodeForwardBackwardOutput(t *testing.T) {
 	m.LossFnOutputs[0].TypeTag = "" // the SDK does not read it
 	want, _ = proto.Marshal(&m)
 	equalMessages(t, got, want, &tinkerpb.ForwardBackwardOutput{})
+}
+
+// What is written by hand is what the messages would be.
+func TestForwardBackwardOutputIsTheMessage(t *testing.T) {
+	long := make([]float32, 5000)
+	for i := range long {
+		long[i] = -float32(i) / 7
+	}
+	for name, r := range map[string]runs.ForwardBackwardResult{
+		"nothing":       {},
+		"only metrics":  {ForwardBackwardResult: plugins.ForwardBackwardResult{Metrics: map[string]float64{"": 0, "b": -1, "a:sum": math.Inf(1), "é": math.Pi}}},
+		"no tokens":     {ForwardBackwardResult: plugins.ForwardBackwardResult{Logprobs: [][]float32{{}, nil}}, K: []int{0, 0}},
+		"several":       {ForwardBackwardResult: plugins.ForwardBackwardResult{Logprobs: [][]float32{{-1, 2}, {}, long}, Metrics: map[string]float64{"loss:sum": 1.5}}, K: []int{0, 0, 0}},
+		"of two shapes": {ForwardBackwardResult: plugins.ForwardBackwardResult{Logprobs: [][]float32{long, {-1, -2}, {-3}}}, K: []int{500, 2, 0}},
+	} {
+		got, err := EncodeForwardBackwardOutput(&r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := &tinkerpb.ForwardBackwardOutput{LossFnOutputType: "ArrayRecord", Metrics: r.Metrics}
+		for i, x := range r.Logprobs {
+			if i == 0 || r.K[i] != r.K[i-1] {
+				batched := &tinkerpb.BatchedTensor{Offsets: bytesOfInt64s([]int64{0}), Dtype: tinkerpb.DType_DTYPE_FLOAT32}
+				if r.K[i] > 0 {
+					batched.TrailingShape = []int64{int64(r.K[i])}
+				}
+				m.LossFnOutputs = append(m.LossFnOutputs, &tinkerpb.ArrayRecord{Fields: map[string]*tinkerpb.BatchedTensor{"logprobs": batched}})
+			}
+			record := m.LossFnOutputs[len(m.LossFnOutputs)-1]
+			record.NumDatums++
+			batched := record.Fields["logprobs"]
+			batched.Data = append(batched.Data, bytesOfFloat32s(x)...)
+			batched.Offsets = append(batched.Offsets, bytesOfInt64s([]int64{int64(len(batched.Data))})...)
+		}
+		want, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, want) {
+			t.Errorf("%s: %x, wanted %x", name, got[:min(len(got), 200)], want[:min(len(want), 200)])
+		}
+	}
+	if _, err := EncodeForwardBackwardOutput(&runs.ForwardBackwardResult{ForwardBackwardResult: plugins.ForwardBackwardResult{Metrics: map[string]float64{"\xff": 1}}}); err == nil {
+		t.Error("a name that is not UTF-8 was encoded")
+	}
 }
 
 func TestRecordsAreRectangular(t *testing.T) {
