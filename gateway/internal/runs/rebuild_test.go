@@ -570,6 +570,8 @@ func TestNumbersSurviveARestart(t *testing.T) {
 	w.good(w.ForwardBackward(ctx, w.pass(run, 4))) // 2 and 3 are skipped
 	late, err := w.ForwardBackward(ctx, w.pass(run, 3))
 	w.bad(late, err)(t, "missing for too long")
+	w.config.GapWait = time.Hour // from here on nothing may be given up, however slow the machine is
+	w.restart()
 	waiting, err := w.ForwardBackward(ctx, w.pass(run, 6))
 	w.ok(err)
 	w.restart()
