@@ -115,7 +115,7 @@ func (c *Core) load(ctx context.Context) ([]store.Record, error) {
 		return nil, err
 	}
 	err = c.each(ctx, inSamplers, func(b []byte) error {
-		s := &sampler{}
+		s := &sampler{earlier: true}
 		if err := json.Unmarshal(b, &s.samplerRecord); err != nil {
 			return err
 		}

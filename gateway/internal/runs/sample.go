@@ -223,12 +223,15 @@ func (c *Core) Sample(ctx context.Context, req Sample) (SubmittedSample, error) 
 		_, err = c.samplerSource(s)
 	}
 	waiting := c.futures[answer.RequestID] != nil
+	taken := err == nil && s.mayHave(req.Seq)
 	c.mu.Unlock()
 	if err != nil {
 		return SubmittedSample{}, err
 	}
-	if err := c.repeated(ctx, answer.RequestID, hash); waiting || KindOf(err) != KindNotFound {
-		return answer.unless(err)
+	if waiting || taken {
+		if err := c.repeated(ctx, answer.RequestID, hash); waiting || KindOf(err) != KindNotFound {
+			return answer.unless(err)
+		}
 	}
 	vocab, limit := c.limits(s.model)
 	if vocab == 0 { // else it is accepted also while the process is being replaced
@@ -267,10 +270,11 @@ func (c *Core) submitSample(ctx context.Context, s *sampler, id, hash string, re
 		c.mu.Unlock()
 		return refusef(KindBusy, "the prompts of waiting samples take %d MiB already; repeat a little later", c.promptBytes>>20)
 	}
+	parent, seq := parentOf(id)
+	s.taken.add(seq)
 	j.future = c.newFuture(id, OpSample, s.Owner, s.session, hash)
 	c.admit(j)
 	c.mu.Unlock()
-	parent, seq := parentOf(id)
 	err := c.journal(ctx, s.model, j.future.record(parent, seq, encodeSample(req)))
 	c.mu.Lock()
 	defer c.mu.Unlock()

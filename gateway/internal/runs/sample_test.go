@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -496,4 +497,59 @@ func TestGenerate(t *testing.T) {
 	}
 	err = w.Generate(ctx, target, Generation{Owner: owner, Stops: none, Request: plugins.SampleRequest{Prompt: []int32{2}, NumSamples: 1, MaxTokens: 500, Temperature: 1, TopP: 1, RepetitionPenalty: 1}}, nil)
 	w.refused(err, KindInvalid, "Prompt length plus max_tokens exceeds")
+}
+
+// lookups counts the records that are looked up one by one.
+type lookups struct {
+	store.Store
+	count atomic.Int64
+}
+
+func (l *lookups) Get(ctx context.Context, collection, key string) (store.Record, error) {
+	l.count.Add(1)
+	return l.Store.Get(ctx, collection, key)
+}
+
+// The store is asked about a sample only where it may have one: a repeat is found there, also by the next process, and a new one costs no look-up.
+func TestOnlyRepeatedSamplesAreLookedUp(t *testing.T) {
+	w := newWorld(t, nil)
+	count := func() *lookups {
+		l := &lookups{Store: w.Core.cfg.Store}
+		w.Core.cfg.Store = l
+		return l
+	}
+	l := count()
+	id := w.baseSampler(w.session(), 0)
+	ids := map[int64]string{}
+	for _, seq := range []int64{0, 2, 1, cloneSize, 7} {
+		s, err := w.Sample(t.Context(), w.sample(id, seq))
+		w.ok(err)
+		ids[seq] = s.RequestID
+	}
+	if n := l.count.Load(); n != 0 {
+		t.Errorf("%d look-ups for new samples", n)
+	}
+	for _, request := range ids {
+		w.outcome(request)
+	}
+	repeats := func() {
+		t.Helper()
+		for seq, request := range ids {
+			if again, err := w.Sample(t.Context(), w.sample(id, seq)); err != nil || again.RequestID != request {
+				t.Errorf("a repeat of %d: %+v, %v", seq, again, err)
+			}
+			other := w.sample(id, seq)
+			other.Params.Temperature = 0.5
+			_, err := w.Sample(t.Context(), other)
+			w.refused(err, KindInvalid, "used before")
+		}
+	}
+	repeats()
+	w.restart()
+	l = count()
+	repeats()
+	if l.count.Load() == 0 {
+		t.Error("a process knew by itself what an earlier one had taken")
+	}
+	w.sampled(w.sample(id, 3))
 }

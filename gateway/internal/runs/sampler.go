@@ -39,7 +39,12 @@ type sampler struct {
 	ended       bool
 	jobs        map[*sampleJob]bool
 	completions map[int64]*completionQueue // one per client that asked, by its number
+	earlier     bool                       // an earlier process made it, and may have taken samples that are not in taken
+	taken       numbers                    // of samples that this process has taken, or tried to
 }
+
+// mayHave tells whether a sample with this number may be in the store. mu is held.
+func (s *sampler) mayHave(seq int64) bool { return s.earlier || s.taken.has(seq) }
 
 type samplerRecord struct {
 	ID          string           `json:"id"`
