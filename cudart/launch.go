@@ -28,6 +28,7 @@ const (
 	kPackRows
 	kRepack
 	kGatherRows
+	kGatherElements
 	kNorm
 	kNormNarrow
 	kNormBackward
@@ -73,7 +74,7 @@ var headDims, tensorHeadDims = []int64{32, 64, 128}, []int64{64, 128}
 var kernels = func() []kernel {
 	table := []kernel{
 		{"add", 256, 0}, {"add_row", 256, 0}, {"scale", 256, 0}, {"fill_zero", 256, 0}, {"round_rows", 256, 0},
-		{"pack_rows", 256, 0}, {"repack", 256, 0}, {"gather_rows", 256, 0},
+		{"pack_rows", 256, 0}, {"repack", 256, 0}, {"gather_rows", 256, 0}, {"gather_elements", 256, 0},
 		{"rms_norm", 256, 0}, {"rms_norm_narrow", 256, 0}, {"rms_norm_backward", 256, 0}, {"rms_norm_backward_narrow", 256, 0},
 		{"rope", 256, 0}, {"swiglu", 256, 0}, {"swiglu_backward", 256, 0},
 		{"product_float32", 256, 0}, {"product_transposed_float32", 256, 0}, {"outer_product", 256, 0},

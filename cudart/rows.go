@@ -55,6 +55,20 @@ func (v *Device) GatherRows(y View, w Weight, t Type, ids Address) error {
 	return v.rowwise(kGatherRows, y.Rows, y.Cols, unsafe.Pointer(&a))
 }
 
+// Element is a place in a matrix; column -1 is none, and counts as 0.
+type Element struct{ Row, Column int32 }
+
+const (
+	_ = uint(unsafe.Sizeof(Element{}) - C.sizeof_element)
+	_ = uint(C.sizeof_element - unsafe.Sizeof(Element{}))
+)
+
+// GatherElements writes the elements of x that the list at (of Element, one per column of y) names to y's only row.
+func (v *Device) GatherElements(y, x View, at Address) error {
+	a := C.gather_elements_arguments{y: y.c(), x: x.c(), at: C.uint64_t(at)}
+	return v.rowwise(kGatherElements, 1, y.Cols, unsafe.Pointer(&a))
+}
+
 // normGrid says how many blocks the rows take: a narrow row is a warp's, a wide one a block's.
 func normGrid(wide, narrow int, x View) (kernel int, blocks int64) {
 	if x.Cols <= C.NARROW_ROW {

@@ -70,6 +70,11 @@ typedef struct {
   int32_t sequence, item;
 } attention_tile;
 
+// A place in a matrix; column -1 is none.
+typedef struct {
+  int32_t row, column;
+} element;
+
 typedef struct { view y, x; } two_views;
 typedef struct { view y, x; int32_t y_type, x_type; } round_arguments;
 typedef struct { view y; float factor; int32_t type; } scale_arguments;
@@ -77,6 +82,7 @@ typedef struct { view y; int32_t type, reserved; } fill_arguments;
 typedef struct { weight w; uint64_t source; int64_t row, rows; int32_t source_type, type; } pack_arguments;
 typedef struct { weight w; view source; int32_t type, reserved; } repack_arguments;
 typedef struct { view y; weight w; uint64_t ids; int32_t type, reserved; } gather_arguments;
+typedef struct { view y, x; uint64_t at; } gather_elements_arguments;
 typedef struct { view y, x; uint64_t scale; float eps; int32_t reserved; } norm_arguments;
 typedef struct { view dx, dy, x; uint64_t scale; float eps; int32_t accumulate; } norm_backward_arguments;
 typedef struct { view x; uint64_t positions; view table; int64_t heads; int32_t inverse, reserved; } rope_arguments;

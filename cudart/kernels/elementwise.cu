@@ -24,6 +24,13 @@ KERNEL(fill_zero, 256, fill_arguments) {
   EACH_COLUMN(c, a.y.cols) store_as(a.y.at, block_x() * a.y.stride + c, a.type, 0.0f);
 }
 
+// y[i] = x at at[i], 0 where that is no column.
+KERNEL(gather_elements, 256, gather_elements_arguments) {
+  float *y = row_of<float>(a.y, 0);
+  const element *at = memory<const element>(a.at);
+  EACH_COLUMN(c, a.y.cols) y[c] = at[c].column < 0 ? 0.0f : row_of<const float>(a.x, at[c].row)[at[c].column];
+}
+
 // y = x in y's type.
 KERNEL(round_rows, 256, round_arguments) {
   EACH_COLUMN(c, a.y.cols) store_as(a.y.at, block_x() * a.y.stride + c, a.y_type, load_as_float(a.x.at, block_x() * a.x.stride + c, a.x_type));

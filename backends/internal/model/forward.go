@@ -191,17 +191,21 @@ func (m *Model) LogSumExp(w *Workspace, logits tensor.Tensor) (tensor.Tensor, er
 	if err != nil {
 		return sums, err
 	}
+	return sums, m.logSumExp(w, sums, logits)
+}
+
+func (m *Model) logSumExp(w *Workspace, sums, logits tensor.Tensor) error {
 	if err := m.Device.LogSumExp(sums, logits); err != nil || m.Comm == nil {
-		return sums, err
+		return err
 	}
 	parts, err := w.temp.Get(logits.Rows, m.Ranks)
 	if err != nil {
-		return sums, err
+		return err
 	}
 	if err := m.Comm.AllGather(parts, sums); err != nil {
-		return sums, err
+		return err
 	}
-	return sums, m.Device.LogSumExp(sums, parts)
+	return m.Device.LogSumExp(sums, parts)
 }
 
 // Logprobs gives, for rows of logits, the log-probability of targets (rows × k, row-major): logit minus the log-sum-exp of the row, for the sampler and the trainer alike. k may be 0 for
@@ -210,48 +214,50 @@ func (m *Model) Logprobs(w *Workspace, logits tensor.Tensor, targets []int32, k 
 	if len(targets) != logits.Rows*k {
 		return nil, nil, fmt.Errorf("%d targets for %d rows of %d", len(targets), logits.Rows, k)
 	}
-	sums, err := m.LogSumExp(w, logits)
-	if err != nil {
-		return nil, nil, err
-	}
-	lse = make([]float32, logits.Rows)
-	if err := m.Device.Download(lse, sums); err != nil {
-		return nil, nil, err
-	}
-	logprobs = make([]float32, 0, len(targets))
-	if logprobs, err = m.targetLogits(logprobs, logits, targets, k); err != nil {
-		return nil, nil, err
-	}
-	if err := m.wholeTargets(logprobs); err != nil {
-		return nil, nil, err
-	}
-	for i := range logprobs {
-		logprobs[i] -= lse[i/k]
-	}
-	return logprobs, lse, nil
+	w.elements = m.appendTargets(w.elements[:0], 0, targets, k)
+	_, lse, logprobs, err = m.logprobs(w, logits)
+	return logprobs, lse, err
 }
 
-// targetLogits appends the logits of targets (rows × k) to out, 0 for those that other ranks have.
-func (m *Model) targetLogits(out []float32, logits tensor.Tensor, targets []int32, k int) ([]float32, error) {
-	var logit [1]float32
+// appendTargets adds the elements of logits, from a row on, that targets (rows × k) are.
+func (m *Model) appendTargets(to []tensor.Element, row int, targets []int32, k int) []tensor.Element {
 	for i, t := range targets {
-		logit[0] = 0
-		if at := int(t) - m.vocabulary.from; at >= 0 && at < m.vocabulary.size() {
-			if err := m.Device.Download(logit[:], logits.Slice(i/k, i/k+1).Columns(at, at+1)); err != nil {
-				return out, err
-			}
+		column := int(t) - m.vocabulary.from
+		if column < 0 || column >= m.vocabulary.size() {
+			column = -1 // another rank's
 		}
-		out = append(out, logit[0])
+		to = append(to, tensor.Element{Row: int32(row + i/k), Column: int32(column)})
 	}
-	return out, nil
+	return to
 }
 
-// wholeTargets makes what targetLogits has given on each rank whole.
-func (m *Model) wholeTargets(logits []float32) error {
-	if m.Comm == nil {
-		return nil
+// logprobs gives the log-sum-exps of rows of logits, on the device and in Go memory, and the log-probabilities of w.elements. The host waits for the device once: everything comes in one copy.
+func (m *Model) logprobs(w *Workspace, logits tensor.Tensor) (sums tensor.Tensor, lse, logprobs []float32, err error) {
+	both, err := w.temp.Get(1, logits.Rows+len(w.elements))
+	if err != nil {
+		return
 	}
-	return m.Comm.AllReduceHost(logits)
+	sums = both.Columns(0, logits.Rows).Reshape(logits.Rows, 1)
+	if err = m.logSumExp(w, sums, logits); err != nil {
+		return
+	}
+	if err = m.Device.GatherElements(both.Columns(logits.Rows, both.Cols), logits, w.elements); err != nil {
+		return
+	}
+	host := make([]float32, both.Cols)
+	if err = m.Device.Download(host, both); err != nil {
+		return
+	}
+	lse, logprobs = host[:logits.Rows], host[logits.Rows:]
+	if m.Comm != nil { // each rank has the logits of its own columns, and zeros
+		if err = m.Comm.AllReduceHost(logprobs); err != nil {
+			return
+		}
+	}
+	for i, e := range w.elements {
+		logprobs[i] -= lse[e.Row]
+	}
+	return
 }
 
 // begin checks sequences and makes the workspace's pass one over them.

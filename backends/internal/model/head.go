@@ -279,34 +279,14 @@ func (t *training) evaluate(p *nn.Pass, hidden tensor.Tensor, parts []span) (log
 	if logits, err = t.m.logits(t.w, p, hidden); err != nil {
 		return
 	}
-	if sums, err = t.m.LogSumExp(t.w, logits); err != nil {
-		return
-	}
-	lse := make([]float32, logits.Rows)
-	if err = t.m.Device.Download(lse, sums); err != nil {
-		return
-	}
-	row := 0
+	row, elements := 0, t.w.elements[:0]
 	for _, part := range parts {
 		e := t.examples[part.example]
-		targets := e.Targets[part.first*e.K : (part.first+part.count)*e.K]
-		if logprobs, err = t.m.targetLogits(logprobs, logits.Slice(row, row+part.count), targets, e.K); err != nil {
-			return
-		}
+		elements = t.m.appendTargets(elements, row, e.Targets[part.first*e.K:(part.first+part.count)*e.K], e.K)
 		row += part.count
 	}
-	if err = t.m.wholeTargets(logprobs); err != nil {
-		return
-	}
-	row = 0
-	at := logprobs
-	for _, part := range parts {
-		k := t.examples[part.example].K
-		for i := range at[:part.count*k] {
-			at[i] -= lse[row+i/k]
-		}
-		row, at = row+part.count, at[part.count*k:]
-	}
+	t.w.elements = elements
+	sums, _, logprobs, err = t.m.logprobs(t.w, logits)
 	return
 }
 

@@ -121,7 +121,8 @@ type Workspace struct {
 	pass        nn.Pass   // of all rows
 	part        nn.Pass   // of a range of rows, for the head
 	tokens      []int32
-	selected    []nn.Segment // of the rows of Hidden
+	selected    []nn.Segment     // of the rows of Hidden
+	elements    []tensor.Element // of the logits that are read
 	activations []nn.Activations
 	residuals   []tensor.Tensor
 	head        nn.LinearActivations

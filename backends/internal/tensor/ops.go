@@ -98,6 +98,9 @@ type Device interface {
 	// GatherRows writes rows ids of m (an embedding) as float32: dst is len(ids) × In.
 	GatherRows(dst Tensor, m Matrix, ids []int32) error
 
+	// GatherElements: dst[i] = src at at[i]; dst is 1 × len(at).
+	GatherElements(dst, src Tensor, at []Element) error
+
 	// MatMul: y[m,n] (+)= Σk x[m,k]·w[n,k]. y is M × Out. x is M × In, float32 or w's type; float32 rows are rounded once to w's type. With accumulate the
 	// chain starts from y, else from zero.
 	MatMul(y, x Tensor, w Matrix, accumulate bool) error
@@ -170,6 +173,9 @@ type OwnMemory interface {
 	// FreeMemory is how many bytes can still be allocated.
 	FreeMemory() (int64, error)
 }
+
+// Element is a place in a tensor. Column -1 is none of its columns: it is among those of another device, and counts as 0 here.
+type Element struct{ Row, Column int32 }
 
 // RowGroup is the rows [From, To) of a batch and the matrix that is theirs. With Factor not 0 a finished element is multiplied by it and then rounded to the values of type Round, as
 // Scale does.

@@ -120,6 +120,22 @@ func (c *check) rows(name string, t tensor.Tensor, weights tensor.DType, rows, c
 	c.view(name, t)
 }
 
+func (d *device) GatherElements(dst, src tensor.Tensor, at []tensor.Element) error {
+	c := d.check("gather elements")
+	c.float("src", src)
+	c.shaped("dst", dst, 1, len(at))
+	for i, e := range at {
+		if e.Row < 0 || int(e.Row) >= src.Rows || e.Column < -1 || int(e.Column) >= src.Cols {
+			c.fail("at[%d] is row %d, column %d: must be a row, and -1 or a column, of %d × %d", i, e.Row, e.Column, src.Rows, src.Cols)
+			break
+		}
+	}
+	if c.err != nil || len(at) == 0 {
+		return c.err
+	}
+	return d.kernels.GatherElements(dst, src, at)
+}
+
 func (d *device) MatMul(y, x tensor.Tensor, m tensor.Matrix, accumulate bool) error {
 	c := d.check("matmul")
 	w := c.matrix(d, m)

@@ -57,6 +57,11 @@ typedef struct {
   view g, a, b;
 } outer_product;
 
+// element is a tensor.Element.
+typedef struct {
+  int32_t row, column;
+} element;
+
 typedef struct device device;
 
 // device_new starts threads-1 threads (the caller is one). isa is "" for the best that the processor has. NULL: unknown or not available isa, or no memory.
@@ -78,6 +83,7 @@ int op_download(device *d, float *dst, view src);
 int op_pack(device *d, matrix m, int64_t row, int64_t n, int source, const void *data);
 int op_repack(device *d, matrix m, view src);
 int op_gather(device *d, view dst, matrix m, const int32_t *ids);
+int op_gather_elements(device *d, view dst, view src, const element *at);
 int op_products(device *d, view y, view x, const row_group *groups, int64_t n, bool accumulate, bool transposed);
 int op_outers(device *d, const outer_product *products, int64_t n);
 int op_round(device *d, view dst, view src);

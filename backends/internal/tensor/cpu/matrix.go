@@ -81,6 +81,16 @@ func (d *device) GatherRows(dst tensor.Tensor, m tensor.Matrix, ids []int32) err
 	return failed("gather rows", C.op_gather(d.c, view(dst), of(m), (*C.int32_t)(&ids[0])))
 }
 
+// The Go structure is the C one.
+const (
+	_ = uint(unsafe.Sizeof(tensor.Element{}) - C.sizeof_element)
+	_ = uint(C.sizeof_element - unsafe.Sizeof(tensor.Element{}))
+)
+
+func (d *device) GatherElements(dst, src tensor.Tensor, at []tensor.Element) error {
+	return failed("gather elements", C.op_gather_elements(d.c, view(dst), view(src), (*C.element)(unsafe.Pointer(&at[0]))))
+}
+
 func (d *device) MatMul(y, x tensor.Tensor, m tensor.Matrix, accumulate bool) error {
 	return d.products("matmul", y, x, append(d.groups[:0], C.row_group{to: C.int64_t(y.Rows), w: of(m)}), accumulate, false)
 }

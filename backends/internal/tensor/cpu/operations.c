@@ -321,6 +321,24 @@ int op_gather(device *d, view dst, matrix m, const int32_t *ids) {
   return 0;
 }
 
+typedef struct {
+  view dst, src;
+  const element *at;
+} gather_elements_job;
+enum { ELEMENTS_PER_UNIT = 256 };
+static void gather_elements_unit(const void *job, int64_t unit, worker *w) {
+  (void)w;
+  const gather_elements_job *j = job;
+  float *y = row_of(j->dst, 0);
+  for (int64_t i = unit * ELEMENTS_PER_UNIT; i < j->dst.cols && i < (unit + 1) * ELEMENTS_PER_UNIT; i++)
+    y[i] = j->at[i].column < 0 ? 0.0f : row_of(j->src, j->at[i].row)[j->at[i].column];
+}
+int op_gather_elements(device *d, view dst, view src, const element *at) {
+  gather_elements_job j = {dst, src, at};
+  threads_run(d->t, gather_elements_unit, &j, div_up(dst.cols, ELEMENTS_PER_UNIT), (double)dst.cols * 20);
+  return 0;
+}
+
 // Attention.
 
 static int64_t block_elements(const cache *p) { return PAGE * (p->head_dim + p->padded_dim) * p->heads; }

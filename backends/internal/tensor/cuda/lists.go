@@ -4,6 +4,7 @@ import (
 	"errors"
 	"unsafe"
 
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/cudart"
 )
 
@@ -28,9 +29,15 @@ func (d *device) withList(op string, f func(at []cudart.Address) error, data ...
 	return d.failed(op, err)
 }
 
-func bytesOf[T int32 | float32](s []T) []byte {
+// The kernels' element is the interface's.
+const (
+	_ = uint(unsafe.Sizeof(tensor.Element{}) - unsafe.Sizeof(cudart.Element{}))
+	_ = uint(unsafe.Sizeof(cudart.Element{}) - unsafe.Sizeof(tensor.Element{}))
+)
+
+func bytesOf[T int32 | float32 | tensor.Element](s []T) []byte {
 	if len(s) == 0 {
 		return nil
 	}
-	return unsafe.Slice((*byte)(unsafe.Pointer(&s[0])), 4*len(s))
+	return unsafe.Slice((*byte)(unsafe.Pointer(&s[0])), len(s)*int(unsafe.Sizeof(s[0])))
 }

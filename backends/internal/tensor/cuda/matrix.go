@@ -84,6 +84,10 @@ func (d *device) GatherRows(dst tensor.Tensor, m tensor.Matrix, ids []int32) err
 	return d.withList("gather rows", func(at []cudart.Address) error { return d.v.GatherRows(view(dst), w.weight(), typeOf(w.dtype), at[0]) }, bytesOf(ids))
 }
 
+func (d *device) GatherElements(dst, src tensor.Tensor, at []tensor.Element) error {
+	return d.withList("gather elements", func(list []cudart.Address) error { return d.v.GatherElements(view(dst), view(src), list[0]) }, bytesOf(at))
+}
+
 func (d *device) MatMul(y, x tensor.Tensor, m tensor.Matrix, accumulate bool) error {
 	return d.product("matmul", y, x, m.(*matrix), accumulate, false)
 }

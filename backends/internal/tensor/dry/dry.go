@@ -145,6 +145,9 @@ func (Device) AttentionBackward(_, _, _, _, _, _, _ tensor.Tensor, _ tensor.Page
 	return nil
 }
 
+// GatherElements implements tensor.Device.
+func (Device) GatherElements(_, _ tensor.Tensor, _ []tensor.Element) error { return nil }
+
 // LogSumExp implements tensor.Device.
 func (Device) LogSumExp(_, _ tensor.Tensor) error { return nil }
 

@@ -3,6 +3,8 @@ package optest
 import (
 	"fmt"
 	"math"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 )
 
 // lossShapes are rows × vocabulary, and the targets of a row.
@@ -12,6 +14,7 @@ func lossCases(lossShapes [][3]int) []testCase {
 	var all []testCase
 	for i, s := range lossShapes {
 		rows, cols, k := s[0], s[1], s[2]
+		all = append(all, gatherElements(rows, cols, k))
 		logits, c := normal(uint64(3000+i), rows*cols), normal(uint64(3100+i), rows*k)
 		for j := range logits {
 			logits[j] *= 6
@@ -52,4 +55,31 @@ func lossCases(lossShapes [][3]int) []testCase {
 		})
 	}
 	return all
+}
+
+// gatherElements picks k elements of every row, in an order that is not the rows', and some of no column.
+func gatherElements(rows, cols, k int) testCase {
+	x := normal(uint64(3200+rows), rows*cols)
+	var at []tensor.Element
+	for j := range k {
+		for r := range rows {
+			at = append(at, tensor.Element{Row: int32(rows - 1 - r), Column: int32((r+j*7919)%(cols+1)) - 1})
+		}
+	}
+	return testCase{
+		name: fmt.Sprintf("gather elements %d×%d, %d of each row", rows, cols, k),
+		run: func(h *bench) [][]float32 {
+			out := h.view(1, len(at), normal(3300, len(at)))
+			h.ok(h.d.GatherElements(out, h.view(rows, cols, x), at))
+			return [][]float32{h.read(out)}
+		},
+		want: func() [][]float64 {
+			return [][]float64{elementwise(len(at), func(i int) float64 {
+				if at[i].Column < 0 {
+					return 0
+				}
+				return float64(x[int(at[i].Row)*cols+int(at[i].Column)])
+			})}
+		},
+	}
 }
