@@ -40,25 +40,47 @@ func (v *Device) AdamW(jobs []AdamWJob) error {
 	return errors.Join(v.launch(kAdamW, min(pieces, maxX), int64(len(jobs)), 1, unsafe.Pointer(&a)), release())
 }
 
-// SumSquares gives Σ x² in float64, in a fixed order. It waits for the stream.
-func (v *Device) SumSquares(x View) (sum float64, err error) {
-	if x.empty() {
-		return 0, nil
+// sumJob is one matrix of SumSquares, and where the sums of its pieces are.
+type sumJob struct {
+	x            View
+	first, count int64
+}
+
+const (
+	_ = uint(unsafe.Sizeof(sumJob{}) - C.sizeof_sum_squares_job)
+	_ = uint(C.sizeof_sum_squares_job - unsafe.Sizeof(sumJob{}))
+)
+
+// SumSquares gives Σ x² of each of xs in float64, in a fixed order, all in one launch. It waits for the stream.
+func (v *Device) SumSquares(xs []View) (sums []float64, err error) {
+	n := int64(len(xs))
+	jobs := make([]sumJob, n)
+	var all, blocks int64
+	for i, x := range xs {
+		jobs[i] = sumJob{x: x, first: all, count: x.Rows * ((x.Cols + C.SUM_PIECE - 1) / C.SUM_PIECE)}
+		all += jobs[i].count
+		blocks = max(blocks, (jobs[i].count+C.SUM_PIECES-1)/C.SUM_PIECES)
 	}
-	blocks := (x.Rows*x.Cols + C.SUM_PIECE - 1) / C.SUM_PIECE
-	at, err := v.Alloc(int(8 * (blocks + 1)))
+	sums = make([]float64, n)
+	if all == 0 {
+		return sums, nil
+	}
+	at, err := v.Alloc(int(8 * (n + all)))
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, v.Free(at)) }()
-	a := C.sum_squares_arguments{x: x.c(), partial: C.uint64_t(at + 8)}
-	if err := v.launch(kSumSquares, blocks, 1, 1, unsafe.Pointer(&a)); err != nil {
-		return 0, err
+	list, release, err := v.Put(bytesOf(jobs))
+	if err != nil {
+		return nil, err
 	}
-	b := C.sum_partials_arguments{partial: C.uint64_t(at + 8), sum: C.uint64_t(at), count: C.int64_t(blocks)}
-	if err := v.launch(kSumPartials, 1, 1, 1, unsafe.Pointer(&b)); err != nil {
-		return 0, err
+	defer func() { err = errors.Join(err, release()) }()
+	a := C.sum_squares_arguments{jobs: C.uint64_t(list), partial: C.uint64_t(at) + C.uint64_t(8*n), sums: C.uint64_t(at)}
+	if err := v.launch(kSumSquares, blocks, n, 1, unsafe.Pointer(&a)); err != nil {
+		return nil, err
 	}
-	err = v.Download(unsafe.Slice((*byte)(unsafe.Pointer(&sum)), 8), at, 8, 8, 1)
-	return sum, err
+	if err := v.launch(kSumPartials, n, 1, 1, unsafe.Pointer(&a)); err != nil {
+		return nil, err
+	}
+	return sums, v.Download(bytesOf(sums), at, int(8*n), int(8*n), 1)
 }

@@ -1,4 +1,4 @@
-// AdamW over any number of arenas in one launch, and the sum of squares of a gradient in float64.
+// AdamW over any number of arenas in one launch, and the sums of squares of gradients and weights in float64.
 #include "arithmetic.h"
 
 // Block (x, y): y is the job, x walks over its rows and pieces of columns. The new values may be written over the old ones.
@@ -20,33 +20,40 @@ KERNEL(adamw, 256, adamw_arguments) {
   }
 }
 
-// partial[block] = Σ x² over SUM_PIECE elements, counted row by row.
+// The sum of squares of each piece of every job's rows. Block (x, y) has pieces from x · SUM_PIECES on of job y, SUM_LANES threads each.
 KERNEL(sum_squares, 256, sum_squares_arguments) {
   SHARED(double, room[256]);
-  int64_t from = block_x() * SUM_PIECE, all = a.x.rows * a.x.cols;
+  const sum_squares_job &j = memory<const sum_squares_job>(a.jobs)[block_y()];
+  int64_t piece = block_x() * SUM_PIECES + thread() / SUM_LANES, pieces = (j.x.cols + SUM_PIECE - 1) / SUM_PIECE;
+  int one = thread() % SUM_LANES;
   double s = 0.0;
-  for (int64_t i = from + thread(); i < from + SUM_PIECE && i < all; i += 256) {
-    double v = row_of<const float>(a.x, i / a.x.cols)[i % a.x.cols];
-    s = fma_rn(v, v, s);
+  if (piece < j.count) {
+    const float *x = row_of<const float>(j.x, piece / pieces);
+    int64_t from = piece % pieces * SUM_PIECE, to = from + SUM_PIECE < j.x.cols ? from + SUM_PIECE : j.x.cols;
+    for (int64_t i = from + one; i < to; i += SUM_LANES) {
+      double v = x[i];
+      s = fma_rn(v, v, s);
+    }
   }
   room[thread()] = s;
-  for (int half = 128; half; half >>= 1) {
+  for (int half = SUM_LANES / 2; half; half >>= 1) {
     barrier();
-    if (thread() < half) room[thread()] = room[thread()] + room[thread() + half];
+    if (one < half) room[thread()] = room[thread()] + room[thread() + half];
   }
-  if (thread() == 0) memory<double>(a.partial)[block_x()] = room[0];
+  if (one == 0 && piece < j.count) memory<double>(a.partial)[j.first + piece] = room[thread()];
 }
 
-// sum = the partial sums, one block: a thread's in order, then the tree.
-KERNEL(sum_partials, 256, sum_partials_arguments) {
+// sums[block] = the partial sums of its job: a thread's in order, then the tree.
+KERNEL(sum_partials, 256, sum_squares_arguments) {
   SHARED(double, room[256]);
-  const double *partial = memory<const double>(a.partial);
+  const sum_squares_job &j = memory<const sum_squares_job>(a.jobs)[block_x()];
+  const double *partial = memory<const double>(a.partial) + j.first;
   double s = 0.0;
-  for (int64_t i = thread(); i < a.count; i += 256) s = s + partial[i];
+  for (int64_t i = thread(); i < j.count; i += 256) s = s + partial[i];
   room[thread()] = s;
   for (int half = 128; half; half >>= 1) {
     barrier();
     if (thread() < half) room[thread()] = room[thread()] + room[thread() + half];
   }
-  if (thread() == 0) *memory<double>(a.sum) = room[0];
+  if (thread() == 0) memory<double>(a.sums)[block_x()] = room[0];
 }

@@ -14,7 +14,9 @@ enum {
   PAGE_KEYS = 64,        // positions of a page of keys and values, and keys of an attention block
   RESTART_KEYS = 2048,   // the running softmax begins anew after this many
   PIECE = 1024,          // elements that one block of an element-wise kernel takes from a row
-  SUM_PIECE = 8192,      // elements of one partial sum of squares
+  SUM_PIECE = 4096,      // elements of a row of one partial sum of squares
+  SUM_LANES = 16,        // threads that take it
+  SUM_PIECES = 16,       // pieces of a block
   NARROW_ROW = 256,      // rows up to this many columns are one warp's in the norms
   FLOAT32 = 1, BFLOAT16 = 2, FLOAT16 = 3,
 };
@@ -94,8 +96,13 @@ typedef struct { uint64_t jobs, tiles; } outer_arguments;
 typedef struct { view lse, logits; } log_sum_exp_arguments;
 typedef struct { view p, logits, lse; } softmax_arguments;
 typedef struct { view logits, lse; uint64_t targets, coefficients; int64_t k; } softmax_gradient_arguments;
-typedef struct { view x; uint64_t partial; } sum_squares_arguments;
-typedef struct { uint64_t partial, sum; int64_t count; } sum_partials_arguments;
+
+// A matrix whose squares are summed: the sums of its pieces, row by row, are partial[first, first + count).
+typedef struct {
+  view x;
+  int64_t first, count;
+} sum_squares_job;
+typedef struct { uint64_t jobs, partial, sums; } sum_squares_arguments;
 
 // One adapter's arena in an AdamW step. The scalars have been combined in float64: decay = 1 - rate·weight decay, minus_rate = -rate / (1 - beta1^t),
 // root = √(1 - beta2^t).

@@ -145,10 +145,10 @@ func (t *timed) PackRows(m tensor.Matrix, row, n int, source string, data []byte
 	return t.Device.PackRows(m, row, n, source, data)
 }
 
-func (t *timed) SumSquares(x tensor.Tensor) (float64, error) {
-	sum, err := t.Device.SumSquares(x)
+func (t *timed) SumSquares(xs ...tensor.Tensor) ([]float64, error) {
+	sums, err := t.Device.SumSquares(xs...)
 	t.written = time.Now() // the new weights are checked with it
-	return sum, err
+	return sums, err
 }
 
 // onTimed loads a model on a timed processor.

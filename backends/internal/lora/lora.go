@@ -149,22 +149,16 @@ func (p *Parameters) Each(visit func(name string, t tensor.Tensor) error) error 
 
 // CheckFinite gives an error that names the first tensor with a value that is not finite.
 func (p *Parameters) CheckFinite() error {
-	sum, err := p.device.SumSquares(p.Flat)
-	if err != nil {
+	sums, err := p.device.SumSquares(p.Flat)
+	if err != nil || isFinite(sums[0]) {
 		return err
 	}
-	if isFinite(sum) {
-		return nil
-	}
 	return p.Each(func(name string, t tensor.Tensor) error {
-		sum, err := p.device.SumSquares(t)
-		if err != nil {
-			return err
+		sums, err := p.device.SumSquares(t)
+		if err == nil && !isFinite(sums[0]) {
+			err = fmt.Errorf("%s: %w", name, ErrNotFinite)
 		}
-		if !isFinite(sum) {
-			return fmt.Errorf("%s: %w", name, ErrNotFinite)
-		}
-		return nil
+		return err
 	})
 }
 

@@ -92,12 +92,12 @@ func Step(device tensor.Device, next *lora.Weights, nextState *State, w *lora.We
 		defer zero.Free()
 		g = zero
 	}
-	sum, err := device.SumSquares(g.Flat)
+	sums, err := device.SumSquares(g.Flat)
 	if err != nil {
 		return Norms{}, err
 	}
-	norms.Gradient = math.Sqrt(sum)
-	if math.IsNaN(sum) || math.IsInf(sum, 0) {
+	norms.Gradient = math.Sqrt(sums[0])
+	if !isFinite(norms.Gradient) {
 		if err := g.CheckFinite(); err != nil {
 			return Norms{}, fmt.Errorf("gradient of %w", err)
 		}
@@ -110,21 +110,30 @@ func Step(device tensor.Device, next *lora.Weights, nextState *State, w *lora.We
 		return Norms{}, err
 	}
 	nextState.Step = step.Step
-	for _, part := range []struct {
+	written := []struct {
 		name string
 		p    *lora.Parameters
-	}{{"new weight", next.Masters}, {"first moment", nextState.M}, {"second moment", nextState.V}} {
+	}{{"new weight", next.Masters}, {"first moment", nextState.M}, {"second moment", nextState.V}}
+	for _, part := range written {
 		// What lies behind the parameters must stay zero; with eps 0 the step writes 0/0 there.
 		if err := part.p.ClearTail(); err != nil {
 			return Norms{}, err
 		}
+	}
+	if sums, err = device.SumSquares(next.Masters.Flat, nextState.M.Flat, nextState.V.Flat); err != nil { // one wait for the device
+		return Norms{}, err
+	}
+	for i, part := range written {
+		if isFinite(sums[i]) {
+			continue
+		}
 		if err := part.p.CheckFinite(); err != nil {
 			return Norms{}, fmt.Errorf("%s of %w", part.name, err)
 		}
+		return Norms{}, fmt.Errorf("norm of the %ss: %w", part.name, lora.ErrNotFinite)
 	}
-	if sum, err = device.SumSquares(next.Masters.Flat); err != nil {
-		return Norms{}, err
-	}
-	norms.Adapter = math.Sqrt(sum)
+	norms.Adapter = math.Sqrt(sums[0])
 	return norms, next.Pack()
 }
+
+func isFinite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }

@@ -158,8 +158,9 @@ type Device interface {
 	// A target of -1 is none of these columns: it is among those of another device, and counts by its c only.
 	SoftmaxGradient(logits, lse Tensor, targets []int32, c []float32) error
 
-	// SumSquares gives Σ x² in float64, summed in fixed order; it is finite if and only if every element is.
-	SumSquares(x Tensor) (float64, error)
+	// SumSquares gives Σ x² of each of xs in float64, all at once; it is finite if and only if every element is. The order is the same on all devices: a row is cut into pieces of 4,096 elements, of which
+	// 16 lanes take every 16th each, in order, and are then added lane i to lane i + 8, 4, 2, 1; the sums of pieces, in their order, are taken by 256 lanes likewise.
+	SumSquares(xs ...Tensor) ([]float64, error)
 	// AdamW writes the next weights and moments (newP, newM, newV, which may be p, m, v) from p, m, v and the gradient g times gradScale. step counts from 1.
 	// m' = b1·m + (1-b1)·g; v' = b2·v + (1-b2)·g²; p' = p - lr·wd·p - lr·(m'/(1-b1^t)) / (√(v'/(1-b2^t)) + eps), as torch.optim.AdamW.
 	AdamW(newP, newM, newV, p, m, v, g Tensor, s AdamWStep) error

@@ -164,13 +164,15 @@ func (d *device) SoftmaxGradient(logits, lse tensor.Tensor, targets []int32, coe
 	return d.kernels.SoftmaxGradient(logits, lse, targets, coefficients)
 }
 
-func (d *device) SumSquares(x tensor.Tensor) (float64, error) {
+func (d *device) SumSquares(xs ...tensor.Tensor) ([]float64, error) {
 	c := d.check("sum of squares")
-	c.float("x", x)
-	if c.err != nil || x.Empty() {
-		return 0, c.err
+	for _, x := range xs {
+		c.float("x", x)
 	}
-	return d.kernels.SumSquares(x)
+	if c.err != nil || len(xs) == 0 {
+		return nil, c.err
+	}
+	return d.kernels.SumSquares(xs...)
 }
 
 func (d *device) AdamW(newP, newM, newV, p, m, v, g tensor.Tensor, s tensor.AdamWStep) error {

@@ -217,9 +217,11 @@ int op_sum_squares(device *d, view x, double *sum) {
   if (!sums) return -1;
   rows_job j = {.a = x, .heads = tiles, .sums = sums};
   threads_run(d->t, d->k->sum_squares, &j, x.rows * tiles, (double)x.rows * (double)x.cols * 0.3);
-  double s = 0;
-  for (int64_t i = 0; i < x.rows * tiles; i++) s += sums[i];
-  *sum = s;
+  double s[SUM_LANES] = {0};
+  for (int64_t i = 0; i < x.rows * tiles; i++) s[i % SUM_LANES] += sums[i];
+  for (int width = SUM_LANES / 2; width > 0; width >>= 1)
+    for (int i = 0; i < width; i++) s[i] += s[i + width];
+  *sum = s[0];
   return 0;
 }
 int op_adamw(device *d, view new_p, view new_m, view new_v, view p, view m, view v, view g, adamw_step s) {

@@ -63,10 +63,14 @@ func (d *device) SoftmaxGradient(logits, lse tensor.Tensor, targets []int32, coe
 	return failed("softmax gradient", C.op_softmax_gradient(d.c, view(logits), view(lse), (*C.int32_t)(&targets[0]), (*C.float)(&coefficients[0]), C.int64_t(len(targets)/logits.Rows)))
 }
 
-func (d *device) SumSquares(x tensor.Tensor) (float64, error) {
-	var sum C.double
-	err := failed("sum of squares", C.op_sum_squares(d.c, view(x), &sum))
-	return float64(sum), err
+func (d *device) SumSquares(xs ...tensor.Tensor) ([]float64, error) {
+	sums := make([]float64, len(xs))
+	for i, x := range xs {
+		if err := failed("sum of squares", C.op_sum_squares(d.c, view(x), (*C.double)(&sums[i]))); err != nil {
+			return nil, err
+		}
+	}
+	return sums, nil
 }
 
 func (d *device) AdamW(newP, newM, newV, p, m, v, g tensor.Tensor, s tensor.AdamWStep) error {

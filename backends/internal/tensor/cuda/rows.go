@@ -65,9 +65,13 @@ func (d *device) SoftmaxGradient(logits, lse tensor.Tensor, targets []int32, coe
 	}, bytesOf(targets), bytesOf(coefficients))
 }
 
-func (d *device) SumSquares(x tensor.Tensor) (float64, error) {
-	sum, err := d.v.SumSquares(view(x))
-	return sum, d.failed("sum of squares", err)
+func (d *device) SumSquares(xs ...tensor.Tensor) ([]float64, error) {
+	views := make([]cudart.View, len(xs))
+	for i, x := range xs {
+		views[i] = view(x)
+	}
+	sums, err := d.v.SumSquares(views)
+	return sums, d.failed("sum of squares", err)
 }
 
 func (d *device) AdamW(newP, newM, newV, p, m, v, g tensor.Tensor, s tensor.AdamWStep) error {

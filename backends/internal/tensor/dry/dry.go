@@ -158,7 +158,9 @@ func (Device) Softmax(_, _, _ tensor.Tensor) error { return nil }
 func (Device) SoftmaxGradient(_, _ tensor.Tensor, _ []int32, _ []float32) error { return nil }
 
 // SumSquares implements tensor.Device.
-func (Device) SumSquares(tensor.Tensor) (float64, error) { return 0, nil }
+func (Device) SumSquares(xs ...tensor.Tensor) ([]float64, error) {
+	return make([]float64, len(xs)), nil
+}
 
 // AdamW implements tensor.Device.
 func (Device) AdamW(_, _, _, _, _, _, _ tensor.Tensor, _ tensor.AdamWStep) error { return nil }

@@ -3,6 +3,7 @@ package optest
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 )
@@ -48,12 +49,40 @@ func optimizerCases(arenaShapes [][2]int) []testCase {
 		all = append(all, testCase{
 			name: fmt.Sprintf("sum of squares %d×%d", rows, cols), tolerance: 1e-7,
 			run: func(h *bench) [][]float32 {
-				sum, err := h.d.SumSquares(h.view(rows, cols, p))
+				sums, err := h.d.SumSquares(h.view(rows, cols, p), h.tensor(1, 0, nil), h.tensor(1, n, g))
 				h.ok(err)
-				return [][]float32{{float32(sum)}}
+				if want := []float64{sumSquares(p, cols), 0, sumSquares(g, n)}; !slices.Equal(sums, want) {
+					h.t.Errorf("sums %v, in the order of the interface %v", sums, want)
+				}
+				return [][]float32{{float32(sums[0]), float32(sums[2])}}
 			},
-			want: func() [][]float64 { return [][]float64{{dot(float64s(p), float64s(p))}} },
+			want: func() [][]float64 { return [][]float64{{dot(float64s(p), float64s(p)), dot(float64s(g), float64s(g))}} },
 		})
 	}
 	return all
+}
+
+// sumSquares sums in the order that tensor.Device defines.
+func sumSquares(x []float32, cols int) float64 {
+	const piece = 4096
+	tree := func(lanes []float64) float64 {
+		for half := len(lanes) / 2; half > 0; half /= 2 {
+			for i := range half {
+				lanes[i] += lanes[i+half]
+			}
+		}
+		return lanes[0]
+	}
+	all, n := make([]float64, 256), 0
+	for ; len(x) > 0; x = x[cols:] {
+		for from := 0; from < cols; from += piece {
+			lanes := make([]float64, 16)
+			for i, v := range x[from:min(from+piece, cols)] {
+				lanes[i%16] += float64(float64(v) * float64(v))
+			}
+			all[n%256] += tree(lanes)
+			n++
+		}
+	}
+	return tree(all)
 }

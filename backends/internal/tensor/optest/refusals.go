@@ -42,7 +42,7 @@ func refusals(t *testing.T, d tensor.Device) {
 		}
 		return err
 	}
-	_, sumErr := d.SumSquares(half)
+	_, sumErr := d.SumSquares(a, half)
 	_, allocErr := d.Alloc(tensor.Float32, math.MaxInt/2, 3)
 	_, negativeErr := d.Alloc(tensor.Float32, -1, 3)
 	_, typeErr := d.Alloc(tensor.DType(9), 1, 3)
