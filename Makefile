@@ -10,6 +10,8 @@ GO      := go
 CONFIG  ?= configs/default.yaml
 CASE    ?=
 PEERS   ?=
+GPU     ?=
+REPORT  ?= cudart/REPORT.md
 DEBUG   ?=
 LINT    := .tools/golangci-lint-v2.12.2
 
@@ -60,8 +62,8 @@ $(LINT):
 kernels: ## compile the CUDA kernels to PTX (clang 19 from Debian, no CUDA) and print registers and spills
 	@cudart/kernels/make.sh write
 
-bench: build ## speed, each figure beside the peak measured in the same run (PEERS=1: beside PyTorch and llama.cpp too)
-	@e2e/bench.sh "$(PEERS)" "$(CASE)"
+bench: build ## speed, each figure beside the peak measured in the same run (PEERS=1: beside PyTorch and llama.cpp too; GPU=1: tests and speed of the GPUs, into REPORT)
+	@$(if $(GPU),$(GO) run ./backends/internal/devicebench -report "$(REPORT)",e2e/bench.sh "$(PEERS)" "$(CASE)")
 
 demo: build ## train the built-in model with the real Tinker SDK, watch loss and reward move, then chat with it; CASE=cycles: its clock cycles
 	@e2e/demo.sh "$(CASE)"

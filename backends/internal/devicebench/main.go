@@ -1,0 +1,19 @@
+// Command devicebench tries out the GPUs of a machine: it runs the tests that are for a device, compares bits and measures speed with random weights in the shapes of real models, and writes one report in Markdown.
+// `make bench GPU=1` runs it, from the repository's root. It downloads nothing. Without a GPU it says why and fails.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+)
+
+func main() {
+	path := flag.String("report", "cudart/REPORT.md", "the report is written there")
+	flag.Parse()
+	if err := run(context.Background(), *path); err != nil {
+		fmt.Fprintln(os.Stderr, "devicebench:", err)
+		os.Exit(1)
+	}
+}

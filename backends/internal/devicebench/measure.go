@@ -1,0 +1,326 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/tinsmith/tinsmith/backends/internal/engine"
+	"github.com/tinsmith/tinsmith/backends/internal/model/architectures"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/cuda"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// workload is a model and what is measured on it.
+type workload struct {
+	Shape              shape
+	Sequences, Length  int // of a training pass
+	Streams            int // decoded at once,
+	Context, Generated int // after prompts of so many tokens
+	Adapters           int // beside one; divides Sequences and Streams
+	Rank, Repeat       int
+	Section            string // further keys of `backend:`, after a comma
+	Train, Decode      string // goals
+	Device             string // its name, for the bandwidth; "" asks nobody
+}
+
+var workloads = []workload{
+	{Shape: qwen06B, Sequences: 16, Length: 4096, Streams: 64, Context: 512, Generated: 128, Adapters: 16, Rank: 32, Repeat: 3, Section: `, "batch_tokens": 16384`, Train: "100,000 tok/s"},
+	{Shape: qwen8B, Sequences: 16, Length: 4096, Streams: 64, Context: 512, Generated: 128, Adapters: 16, Rank: 32, Repeat: 3, Section: `, "batch_tokens": 16384`, Train: "16,000 tok/s", Decode: "75 % of the bandwidth"},
+}
+
+// bench is a loaded backend.
+type bench struct {
+	*engine.Engine
+	workload
+	positions map[string]int64
+}
+
+// load loads the model as a plugin does.
+func load(ctx context.Context, w workload, dir, plugin, placement string, libraries []string) (*bench, error) {
+	e := engine.New(engine.Options{Plugin: plugin, Version: "devicebench", Registry: architectures.All(), Log: slog.New(slog.DiscardHandler),
+		OpenDevice: func(c engine.Config) (tensor.Device, error) {
+			return cuda.New(cuda.Options{Device: c.Device, Libraries: libraries})
+		}})
+	section := fmt.Sprintf(`{%s, "dtype": "bfloat16"%s}`, placement, w.Section)
+	if _, err := e.Load(ctx, plugins.LoadRequest{ModelDir: dir, Name: w.Shape.Name, Config: []byte(section)}, nil); err != nil {
+		return nil, errors.Join(fmt.Errorf("load %s: %w", section, err), e.Close())
+	}
+	return &bench{e, w, map[string]int64{}}, nil
+}
+
+// create makes an adapter that is not what it began as: a pass and a step have gone over it.
+func (b *bench) create(ctx context.Context, adapter string) error {
+	if _, err := b.CreateAdapter(ctx, plugins.CreateAdapterRequest{Adapter: adapter, Config: plugins.AdapterConfig{Rank: b.Rank, Seed: 1, TrainAttention: true, TrainMLP: true, TrainUnembed: true}}); err != nil {
+		return err
+	}
+	if _, err := b.pass(ctx, adapter, b.data(1)); err != nil {
+		return err
+	}
+	b.positions[adapter]++
+	_, err := b.OptimStep(ctx, plugins.OptimStepRequest{Adapter: adapter, Position: b.positions[adapter], Adam: plugins.AdamParams{LearningRate: 1e-3, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8}})
+	return err
+}
+
+func (b *bench) pass(ctx context.Context, adapter string, data []plugins.Datum) ([][]float32, error) {
+	b.positions[adapter]++
+	r, err := b.ForwardBackward(ctx, plugins.ForwardBackwardRequest{Adapter: adapter, Position: b.positions[adapter], Loss: "cross_entropy", Data: data})
+	return r.Logprobs, err
+}
+
+// tokens gives random ones, the same for a seed.
+func (b *bench) tokens(seed uint64, n int) []int32 {
+	random, t := rand.New(rand.NewPCG(seed, 1)), make([]int32, n)
+	for i := range t {
+		t[i] = int32(random.IntN(b.Shape.Vocabulary))
+	}
+	return t
+}
+
+// data gives the first n sequences of a training pass.
+func (b *bench) data(n int) []plugins.Datum {
+	all := make([]plugins.Datum, n)
+	for i := range all {
+		t := b.tokens(uint64(i), b.Length+1)
+		all[i] = plugins.Datum{Tokens: t[:b.Length], Targets: t[1:], K: 1, Weights: slices.Repeat([]float32{1}, b.Length)}
+	}
+	return all
+}
+
+// measure compares bits and measures speed. Results that are there before an error are given with it.
+func measure(ctx context.Context, w workload, libraries []string, devices int) (results []result, err error) {
+	dir, err := os.MkdirTemp("", "devicebench-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	if err := w.Shape.write(dir); err != nil {
+		return nil, err
+	}
+	info, err := gather(libraries)
+	if err != nil {
+		return nil, err
+	}
+	w.Device = info.Devices[0].Name
+	b, err := load(ctx, w, dir, "single", `"device": "cuda:0"`, libraries)
+	if err != nil {
+		return nil, err
+	}
+	single, results, err := b.all(ctx)
+	if err = errors.Join(err, b.Close()); err != nil {
+		return results, err
+	}
+	list := `"devices": ["cuda:0", "cuda:0"]`
+	if devices > 1 {
+		list = `"devices": ["cuda:0", "cuda:1"]`
+	}
+	for _, plugin := range []string{"dataparallel", "tensorparallel"} {
+		b, err := load(ctx, w, dir, plugin, list, libraries)
+		if err != nil {
+			return results, err
+		}
+		got, scored, err := b.life(ctx, "a")
+		if err = errors.Join(err, b.Close()); err != nil {
+			return results, fmt.Errorf("%s: %w", plugin, err)
+		}
+		if plugin == "dataparallel" {
+			results = append(results, w.equal(plugin+" over two ranks against one", got[0], single))
+		}
+		results = append(results, w.equal(plugin+": the sampler's log-probabilities against the trainer's", scored, got[0]))
+	}
+	return results, nil
+}
+
+// equal compares bits.
+func (w workload) equal(what string, got, want []float32) result {
+	r := result{Shape: w.Shape.Name, What: what, Goal: "equal bits"}
+	if len(got) != len(want) {
+		r.Failure = fmt.Sprintf("%d values and %d", len(got), len(want))
+		return r
+	}
+	for i := range want {
+		if math.Float32bits(got[i]) != math.Float32bits(want[i]) {
+			r.Failure = fmt.Sprintf("value %d is %v and %v", i, got[i], want[i])
+			return r
+		}
+	}
+	return r
+}
+
+// life trains an adapter and gives the log-probabilities of a pass over all sequences after a step, and the sampler's of the first one.
+func (b *bench) life(ctx context.Context, adapter string) (trained [][]float32, scored []float32, err error) {
+	if err := b.create(ctx, adapter); err != nil {
+		return nil, nil, err
+	}
+	if trained, err = b.pass(ctx, adapter, b.data(b.Sequences)); err != nil {
+		return nil, nil, err
+	}
+	err = b.Sample(ctx, plugins.SampleRequest{ID: "score " + adapter, Adapter: adapter, Version: plugins.LatestVersion, Prompt: b.tokens(0, b.Length+1), NumSamples: 1, TopP: 1, RepetitionPenalty: 1, PromptLogprobs: true},
+		func(e plugins.SampleEvent) error {
+			if e.Prompt != nil {
+				scored = e.Prompt.Logprobs[1:]
+			}
+			return nil
+		})
+	return trained, scored, err
+}
+
+// all is what is found on one device; it also gives the log-probabilities that other placements should have.
+func (b *bench) all(ctx context.Context) (first []float32, results []result, err error) {
+	crowd, scored, err := b.life(ctx, "a")
+	if err != nil {
+		return nil, nil, err
+	}
+	first = crowd[0]
+	results = append(results, b.equal("the sampler's log-probabilities against the trainer's", scored, first))
+	again, _, err := b.life(ctx, "again")
+	if err != nil {
+		return first, results, err
+	}
+	results = append(results, b.equal("the same run again", slices.Concat(again...), slices.Concat(crowd...)))
+	for n := 1; n < b.Sequences; n *= 4 {
+		alone, err := b.pass(ctx, "a", b.data(n))
+		if err != nil {
+			return first, results, err
+		}
+		results = append(results, b.equal(fmt.Sprintf("a batch of %d sequences against one of %d", n, b.Sequences), alone[0], first))
+	}
+	speed, err := b.speed(ctx)
+	return first, append(results, speed...), err
+}
+
+// speed measures training and decoding, with one adapter and with several in the batch.
+func (b *bench) speed(ctx context.Context) (results []result, err error) {
+	adapters := []string{"a"}
+	for i := 1; i < b.Adapters; i++ {
+		adapters = append(adapters, fmt.Sprint("a", i))
+		if err := b.create(ctx, adapters[i]); err != nil {
+			return nil, err
+		}
+	}
+	one, err := b.train(ctx, adapters[:1])
+	if err != nil {
+		return nil, err
+	}
+	many, err := b.train(ctx, adapters)
+	if err != nil {
+		return nil, err
+	}
+	tokens := float64(b.Sequences * b.Length)
+	add := func(what, measured, goal string) {
+		results = append(results, result{Shape: b.Shape.Name, What: what, Measured: measured, Goal: goal})
+	}
+	add(fmt.Sprintf("forward and backward, %d sequences of %d tokens, rank %d", b.Sequences, b.Length, b.Rank), fmt.Sprintf("%.0f tok/s", tokens/one.Seconds()), b.Train)
+	add(fmt.Sprintf("the same with %d adapters, time against one", b.Adapters), fmt.Sprintf("%.2f ×", many.Seconds()/one.Seconds()), "1.05 ×")
+	single, err := b.decode(ctx, adapters[:1])
+	if err != nil {
+		return results, err
+	}
+	several, err := b.decode(ctx, adapters)
+	if err != nil {
+		return results, err
+	}
+	measured := fmt.Sprintf("%.0f tok/s", single)
+	// A step reads the weights once and every sequence's keys and values.
+	bytes := float64(b.Shape.bytes() + int64(b.Streams)*int64(b.Context+b.Generated/2)*b.Shape.positionBytes())
+	if rate := bytes * single / float64(b.Streams) / 1e9; bandwidth(b.Device) > 0 {
+		measured += fmt.Sprintf(", %.0f %% of %.0f GB/s", 100*rate/bandwidth(b.Device), bandwidth(b.Device))
+	} else {
+		measured += fmt.Sprintf(", %.3g GB/s", rate)
+	}
+	add(fmt.Sprintf("decoding %d sequences after %d tokens", b.Streams, b.Context), measured, b.Decode)
+	add(fmt.Sprintf("the same with %d adapters, time against one", b.Adapters), fmt.Sprintf("%.2f ×", single/several), "1.05 ×")
+	return results, nil
+}
+
+// train gives the shortest time of a pass over all sequences, shared out over adapters.
+func (b *bench) train(ctx context.Context, adapters []string) (time.Duration, error) {
+	best, data := time.Duration(math.MaxInt64), b.data(b.Sequences)
+	share := len(data) / len(adapters)
+	for range b.Repeat + 1 { // the first one takes memory
+		for _, a := range adapters {
+			b.positions[a]++
+		}
+		begin := time.Now()
+		if err := together(len(adapters), func(i int) error {
+			_, err := b.ForwardBackward(ctx, plugins.ForwardBackwardRequest{Adapter: adapters[i], Position: b.positions[adapters[i]], Loss: "cross_entropy", Data: data[i*share : (i+1)*share]})
+			return err
+		}); err != nil {
+			return 0, err
+		}
+		best = min(best, time.Since(begin))
+	}
+	return best, nil
+}
+
+// attempts is how often decoding is tried: on a machine that is busy the first stream may end before the last one begins.
+const attempts = 10
+
+// decode gives the tokens per second of all streams while all of them decode.
+func (b *bench) decode(ctx context.Context, adapters []string) (float64, error) {
+	for range attempts {
+		if rate, err := b.decodeOnce(ctx, adapters); err != nil || rate > 0 {
+			return rate, err
+		}
+	}
+	return 0, fmt.Errorf("%d streams never decoded at once", b.Streams)
+}
+
+// decodeOnce counts from the last stream's first token to the first one's end; it gives 0 if there is nothing between.
+func (b *bench) decodeOnce(ctx context.Context, adapters []string) (float64, error) {
+	var mu sync.Mutex
+	var times []time.Time
+	var begin, end time.Time
+	err := together(b.Streams, func(i int) error {
+		q := plugins.SampleRequest{ID: fmt.Sprint("stream ", i), Adapter: adapters[i%len(adapters)], Version: plugins.LatestVersion, Prompt: b.tokens(uint64(1000+i), b.Context), NumSamples: 1, MaxTokens: b.Generated,
+			Temperature: 1, TopP: 1, RepetitionPenalty: 1, Seed: uint64(i)}
+		begun := false
+		return b.Sample(ctx, q, func(e plugins.SampleEvent) error {
+			now := time.Now()
+			mu.Lock()
+			defer mu.Unlock()
+			if e.Tokens != nil {
+				times = append(times, slices.Repeat([]time.Time{now}, len(e.Tokens.Tokens))...)
+				if !begun {
+					begun, begin = true, now
+				}
+			}
+			if e.Finished != nil && end.IsZero() {
+				end = now
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return 0, err
+	}
+	n := 0
+	for _, t := range times {
+		if t.After(begin) && !t.After(end) {
+			n++
+		}
+	}
+	if n == 0 {
+		return 0, nil
+	}
+	return float64(n) / end.Sub(begin).Seconds(), nil
+}
+
+// together runs f for 0 … n-1 at once and gives their errors.
+func together(n int, f func(i int) error) error {
+	errs := make([]error, n)
+	var group sync.WaitGroup
+	for i := range n {
+		group.Go(func() { errs[i] = f(i) })
+	}
+	group.Wait()
+	return errors.Join(errs...)
+}

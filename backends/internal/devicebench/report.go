@@ -1,0 +1,147 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/tinsmith/tinsmith/cudart"
+)
+
+// facts are what a report's figures were measured with.
+type facts struct {
+	Devices []cudart.Information
+	Driver  string // the newest CUDA that the driver supports, and where it was found
+	NCCL    string // version and place, or why there is none
+}
+
+// gather asks the driver. The libraries are looked for in the given folders before the system's.
+func gather(libraries []string) (facts, error) {
+	var f facts
+	d, err := cudart.Open(cudart.Options{Directories: libraries})
+	if err != nil {
+		return f, err
+	}
+	defer d.Close()
+	n, err := d.Devices()
+	if err != nil {
+		return f, err
+	}
+	if n == 0 {
+		return f, fmt.Errorf("the driver %s has no devices", d.Path())
+	}
+	for i := range n {
+		info, err := d.Information(i)
+		if err != nil {
+			return f, err
+		}
+		f.Devices = append(f.Devices, info)
+	}
+	f.Driver = fmt.Sprintf("CUDA %d.%d (%s)", d.Version()/1000, d.Version()%1000/10, d.Path())
+	nccl, err := cudart.OpenNCCL(cudart.Options{Directories: libraries})
+	if err != nil {
+		f.NCCL = "none: " + err.Error()
+		return f, nil
+	}
+	f.NCCL = fmt.Sprintf("%s (%s)", nccl.Version(), nccl.Path())
+	return f, nccl.Close()
+}
+
+// bandwidths are the memory bandwidths in GB/s that NVIDIA states for devices by a part of their names, the longer ones first.
+var bandwidths = []struct {
+	name string
+	rate float64
+}{{"GH200", 4000}, {"H200", 4800}, {"H100 PCIe", 2000}, {"H100", 3350}, {"A100", 2039}, {"B200", 8000}}
+
+// bandwidth is that of a device; 0 if it is not known.
+func bandwidth(device string) float64 {
+	for _, b := range bandwidths {
+		if strings.Contains(device, b.name) {
+			return b.rate
+		}
+	}
+	return 0
+}
+
+// result is one line about one model: a comparison of bits, or a figure.
+type result struct {
+	Shape, What string
+	Measured    string // "" if it is a comparison that holds
+	Goal        string // of one H200
+	Failure     string // why there is no figure, or what does not hold
+}
+
+// report is everything that was found.
+type report struct {
+	Time    time.Time
+	Facts   facts
+	Suites  []outcome
+	Results []result
+}
+
+// failures is how many suites and comparisons failed.
+func (r report) failures() int {
+	n := 0
+	for _, s := range r.Suites {
+		if s.Failure != "" {
+			n++
+		}
+	}
+	for _, x := range r.Results {
+		if x.Failure != "" {
+			n++
+		}
+	}
+	return n
+}
+
+// cell makes a text fit one cell of a table.
+func cell(text string) string {
+	return strings.ReplaceAll(strings.Join(strings.Fields(text), " "), "|", "\\|")
+}
+
+// markdown is the report as it is committed.
+func (r report) markdown() string {
+	var b strings.Builder
+	row := func(cells ...string) {
+		for _, c := range cells {
+			fmt.Fprintf(&b, "| %s ", cell(c))
+		}
+		b.WriteString("|\n")
+	}
+	fmt.Fprintf(&b, "# What has run on a GPU\n\nWritten by `make bench GPU=1` at %s. Speed is measured on the first device, with random weights in the models' true shapes.\n\n", r.Time.Format(time.RFC3339))
+	row("", "")
+	row("---", "---")
+	for i, d := range r.Facts.Devices {
+		row(fmt.Sprintf("cuda:%d", i), fmt.Sprintf("%s, compute capability %d.%d, %d multiprocessors, %d MiB", d.Name, d.Major, d.Minor, d.Multiprocessors, d.Memory>>20))
+	}
+	row("driver", r.Facts.Driver)
+	row("NCCL", r.Facts.NCCL)
+	b.WriteString("\n## Tests on the device\n\n")
+	row("what", "outcome", "time")
+	row("---", "---", "---")
+	for _, s := range r.Suites {
+		outcome := "passed"
+		switch {
+		case s.Failure != "":
+			outcome = "**FAILED**: " + s.Failure
+		case s.Skipped != "":
+			outcome = "not run: " + s.Skipped
+		}
+		row(s.What, outcome, s.Time.Round(time.Second).String())
+	}
+	b.WriteString("\n## Bits and speed\n\n")
+	row("model", "what", "measured", "goal on one H200")
+	row("---", "---", "---", "---")
+	for _, x := range r.Results {
+		measured := x.Measured
+		switch {
+		case x.Failure != "":
+			measured = "**FAILED**: " + x.Failure
+		case measured == "":
+			measured = "equal"
+		}
+		row(x.Shape, x.What, measured, x.Goal)
+	}
+	return b.String()
+}
