@@ -1,4 +1,4 @@
-"""One script of Tinker and OpenAI calls over the four configurations that differ in the line `backend:` only."""
+"""One script of Tinker and OpenAI calls over the four configurations that differ in the line `backend:` only, and over copies that share the weights out."""
 
 import pathlib
 
@@ -50,14 +50,16 @@ def script(server) -> dict:
 
 def test_the_same_script_over_every_placement(own_server, tmp_path):
     seen = {}
-    for name in ("single", "dataparallel", "split", "tensorparallel"):
+    placements = {name: backend(name) for name in ("single", "dataparallel", "split", "tensorparallel")}
+    placements["shared out"] = placements["dataparallel"] | {"shard_base": True}
+    for name, placed in placements.items():
         config = tinsmith.default_config(tmp_path / name)
-        config["models"][0]["backend"] = backend(name)
+        config["models"][0]["backend"] = placed
         server = own_server(config=config)
         seen[name] = script(server)
         server.stop()
     want = seen["single"]
-    for name in ("dataparallel", "split"):
+    for name in ("dataparallel", "split", "shared out"):
         got = seen[name]
         assert {k: got[k] for k in ("losses", "tokens", "logprobs")} == {k: want[k] for k in ("losses", "tokens", "logprobs")}, name
         assert got["weights"].keys() == want["weights"].keys()
