@@ -78,6 +78,11 @@ func (t *timed) MatMul(y, x tensor.Tensor, w tensor.Matrix, accumulate bool) err
 	return t.Device.MatMul(y, x, w, accumulate)
 }
 
+func (t *timed) MatMuls(products []tensor.Multiplication) error {
+	defer t.since(now())
+	return t.Device.MatMuls(products)
+}
+
 func (t *timed) MatMulGroups(y, x tensor.Tensor, groups []tensor.RowGroup, accumulate bool) error {
 	defer t.since(now())
 	return t.Device.MatMulGroups(y, x, groups, accumulate)

@@ -40,13 +40,7 @@ func (t *Attention) Forward(p *Pass, out, h tensor.Tensor, a *AttentionActivatio
 			return err
 		}
 	}
-	if err := t.Q.Forward(p, a.queries, h, &a.qa); err != nil {
-		return err
-	}
-	if err := t.K.Forward(p, a.keys, h, &a.ka); err != nil {
-		return err
-	}
-	if err := t.V.Forward(p, v, h, &a.va); err != nil {
+	if err := p.linears(h, application{&t.Q, a.queries, &a.qa}, application{&t.K, a.keys, &a.ka}, application{&t.V, v, &a.va}); err != nil {
 		return err
 	}
 	if t.QNorm != nil {

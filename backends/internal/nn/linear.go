@@ -1,6 +1,10 @@
 package nn
 
-import "github.com/tinsmith/tinsmith/backends/internal/tensor"
+import (
+	"slices"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+)
 
 // Linear is y = Wx + bias + B·(scale·(A·x)), with the LoRA pair of each row's adapter. The chain of a product goes on from W over the rank; LoRA is never merged into W.
 //
@@ -17,8 +21,83 @@ type LinearActivations struct {
 	inner tensor.Tensor // rows × the largest rank
 }
 
+// application is a linear layer with where its output goes and what it keeps.
+type application struct {
+	*Linear
+	y tensor.Tensor
+	a *LinearActivations
+}
+
+// atOnceRows is up to how many rows linear layers run at once: reading the weights takes most of the time then, and so would waiting between products. With more rows the products are long, and are cut into steps.
+const atOnceRows = 64
+
+// linears is Forward of layers that have x in common.
+func (p *Pass) linears(x tensor.Tensor, layers ...application) error {
+	work := 0.0
+	atOnce := x.Rows <= atOnceRows
+	for _, l := range layers {
+		work += productWork(x.Rows, l.Weight)
+		if _, ok := l.Weight.(Streamed); ok {
+			atOnce = false
+		}
+	}
+	if !atOnce || p.StepWork > 0 && work > p.StepWork {
+		for _, l := range layers {
+			if err := l.forward(p, l.y, x, l.a); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	p.matMuls, p.groups = p.matMuls[:0], slices.Grow(p.groups[:0], len(layers)*(len(p.Segments)+1)) // grown before, because products have slices of it
+	for _, l := range layers {
+		p.groups = append(p.groups, tensor.RowGroup{To: x.Rows, Matrix: l.Weight})
+		p.matMuls = append(p.matMuls, tensor.Multiplication{Y: l.y, X: x, Groups: p.groups[len(p.groups)-1:]})
+	}
+	adapted := false
+	for _, l := range layers {
+		rank := p.largestRank(l.Module)
+		if rank == 0 {
+			continue
+		}
+		var err error
+		if l.a.inner, err = p.Keep.Get(x.Rows, rank); err != nil {
+			return err
+		}
+		p.matMuls = append(p.matMuls, tensor.Multiplication{Y: l.a.inner, X: x, Groups: p.shrinks(l.Module)})
+		adapted = true
+	}
+	if err := p.Device.MatMuls(p.matMuls); err != nil {
+		return err
+	}
+	if adapted {
+		p.matMuls, p.groups = p.matMuls[:0], p.groups[:0]
+		for _, l := range layers {
+			if groups := p.expands(l.Module); len(groups) > 0 {
+				p.matMuls = append(p.matMuls, tensor.Multiplication{Y: l.y, X: l.a.inner, Groups: groups, Accumulate: true})
+			}
+		}
+		if err := p.Device.MatMuls(p.matMuls); err != nil {
+			return err
+		}
+	}
+	for _, l := range layers {
+		if l.Bias.Buffer != nil {
+			if err := p.Device.AddRow(l.y, l.Bias); err != nil {
+				return err
+			}
+		}
+	}
+	return p.did(work)
+}
+
 // Forward writes y (rows × out) for x (rows × in).
 func (l *Linear) Forward(p *Pass, y, x tensor.Tensor, a *LinearActivations) error {
+	return p.linears(x, application{l, y, a})
+}
+
+// forward is Forward in steps.
+func (l *Linear) forward(p *Pass, y, x tensor.Tensor, a *LinearActivations) error {
 	if err := p.matMul(y, x, l.Weight, false); err != nil {
 		return err
 	}
@@ -26,12 +105,7 @@ func (l *Linear) Forward(p *Pass, y, x tensor.Tensor, a *LinearActivations) erro
 		return err
 	}
 	p.groups = p.groups[:0]
-	for _, s := range p.Segments {
-		if m := s.lora(l.Module); m.A != nil {
-			p.groups = append(p.groups, tensor.RowGroup{From: s.From, To: s.To, Matrix: m.B})
-		}
-	}
-	if err := p.matMulGroups(y, a.inner, p.groups, true); err != nil {
+	if err := p.matMulGroups(y, a.inner, p.expands(l.Module), true); err != nil {
 		return err
 	}
 	if l.Bias.Buffer == nil {
@@ -51,12 +125,29 @@ func (l *Linear) inner(p *Pass, x tensor.Tensor, a *LinearActivations) error {
 		return err
 	}
 	p.groups = p.groups[:0]
+	return p.matMulGroups(a.inner, x, p.shrinks(l.Module), false)
+}
+
+// shrinks appends the products with A of a module to p.groups, and gives them.
+func (p *Pass) shrinks(module int) []tensor.RowGroup {
+	from := len(p.groups)
 	for _, s := range p.Segments {
-		if m := s.lora(l.Module); m.A != nil {
+		if m := s.lora(module); m.A != nil {
 			p.groups = append(p.groups, tensor.RowGroup{From: s.From, To: s.To, Matrix: m.A, Factor: m.Scale, Round: m.A.DType()})
 		}
 	}
-	return p.matMulGroups(a.inner, x, p.groups, false)
+	return p.groups[from:]
+}
+
+// expands appends the products with B of a module to p.groups, and gives them.
+func (p *Pass) expands(module int) []tensor.RowGroup {
+	from := len(p.groups)
+	for _, s := range p.Segments {
+		if m := s.lora(module); m.A != nil {
+			p.groups = append(p.groups, tensor.RowGroup{From: s.From, To: s.To, Matrix: m.B})
+		}
+	}
+	return p.groups[from:]
 }
 
 // Backward gives, for dy (rows × out) and the x that Forward had, the gradient by x: dx is overwritten or, with accumulate, added to; without inputGradient it is not computed and dx has no meaning. It adds

@@ -20,10 +20,7 @@ func (m *MLP) Forward(p *Pass, out, h tensor.Tensor, a *MLPActivations) error {
 	if err := p.get(h.Rows, slot{&a.gate, p.Keep, width}, slot{&a.up, p.Keep, width}, slot{&hidden, p.Temp, width}); err != nil {
 		return err
 	}
-	if err := m.Gate.Forward(p, a.gate, h, &a.ga); err != nil {
-		return err
-	}
-	if err := m.Up.Forward(p, a.up, h, &a.ua); err != nil {
+	if err := p.linears(h, application{&m.Gate, a.gate, &a.ga}, application{&m.Up, a.up, &a.ua}); err != nil {
 		return err
 	}
 	if err := p.swiGLU(hidden, a.gate, a.up); err != nil {

@@ -41,9 +41,11 @@ type device struct {
 	live    int // allocations that have not been freed
 
 	// Kept between calls, so that a call does not allocate.
-	taken  []bool
-	groups []tensor.RowGroup
-	runs   []tensor.AttentionRun
+	taken    []bool
+	groups   []tensor.RowGroup
+	products []tensor.Multiplication
+	ends     []int // of the products' groups among groups
+	runs     []tensor.AttentionRun
 }
 
 func (d *device) Name() string       { return d.name }

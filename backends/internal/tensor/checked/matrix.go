@@ -180,19 +180,48 @@ func (d *device) MatMulTransposedGroups(dx, dy tensor.Tensor, groups []tensor.Ro
 	return d.kernels.MatMulTransposedGroups(dx, dy, own, accumulate)
 }
 
+func (d *device) MatMuls(products []tensor.Multiplication) error {
+	c := d.check("matmuls")
+	d.products, d.ends, d.groups = d.products[:0], d.ends[:0], d.groups[:0]
+	for _, p := range products {
+		d.appendGroups(&c, "y", "x", p.Y, p.X, p.Groups, false)
+		if c.err != nil {
+			return c.err
+		}
+		d.products, d.ends = append(d.products, p), append(d.ends, len(d.groups))
+	}
+	with, from := d.products[:0], 0 // those that have groups with rows
+	for i, p := range d.products {
+		if p.Groups = d.groups[from:d.ends[i]]; len(p.Groups) > 0 {
+			with = append(with, p)
+		}
+		from = d.ends[i]
+	}
+	if len(with) == 0 {
+		return nil
+	}
+	return d.kernels.MatMuls(with)
+}
+
 // grouped gives the groups that have rows, with kernels' matrices. y is what is written, x what is read.
 func (d *device) grouped(c *check, nameY, nameX string, y, x tensor.Tensor, groups []tensor.RowGroup, transposed bool) []tensor.RowGroup {
+	d.groups = d.groups[:0]
+	d.appendGroups(c, nameY, nameX, y, x, groups, transposed)
+	return d.groups
+}
+
+// appendGroups appends what grouped gives to d.groups; after a failure its content has no meaning.
+func (d *device) appendGroups(c *check, nameY, nameX string, y, x tensor.Tensor, groups []tensor.RowGroup, transposed bool) {
 	c.float(nameY, y)
 	c.view(nameX, x)
 	if x.Rows != y.Rows {
 		c.fail("%s has %d rows, %s %d", nameX, x.Rows, nameY, y.Rows)
 	}
-	d.groups = d.groups[:0]
 	d.take(y.Rows)
 	for i, g := range groups {
 		w := c.matrix(d, g.Matrix)
 		if w == nil {
-			return nil
+			return
 		}
 		out, in := w.Out(), w.In()
 		if transposed {
@@ -209,12 +238,12 @@ func (d *device) grouped(c *check, nameY, nameX string, y, x tensor.Tensor, grou
 			c.fail("groups[%d]: rounds to %v: must be float32 or bfloat16", i, g.Round)
 		}
 		if c.err != nil {
-			return nil
+			return
 		}
 		for row := g.From; row < g.To; row++ {
 			if d.taken[row] {
 				c.fail("groups[%d]: row %d is another group's as well", i, row)
-				return nil
+				return
 			}
 			d.taken[row] = true
 		}
@@ -223,7 +252,6 @@ func (d *device) grouped(c *check, nameY, nameX string, y, x tensor.Tensor, grou
 			d.groups = append(d.groups, g)
 		}
 	}
-	return d.groups
 }
 
 func (d *device) OuterProduct(g, a, b tensor.Tensor) error {

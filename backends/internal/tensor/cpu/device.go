@@ -77,7 +77,7 @@ type device struct {
 	arithmetic string
 
 	// Kept between calls, so that operations do not allocate.
-	groups    []C.row_group
+	products  []C.product
 	outer     []C.outer_product
 	sequences []C.sequence
 	pages     []int32

@@ -44,13 +44,14 @@ typedef struct {
   double correction1, root_correction2; // 1 - beta1^step, √(1 - beta2^step)
 } adamw_step;
 
-// row_group is a tensor.RowGroup.
+// product is y (+)= x · w: a tensor.Multiplication, or one group of rows. y and x may have more columns than the product.
 typedef struct {
-  int64_t from, to;
+  view y, x;
   matrix w;
   float factor; // 0: elements are not finished
   int32_t round;
-} row_group;
+  bool accumulate;
+} product;
 
 // outer_product is a tensor.OuterProduct.
 typedef struct {
@@ -84,7 +85,7 @@ int op_pack(device *d, matrix m, int64_t row, int64_t n, int source, const void 
 int op_repack(device *d, matrix m, view src);
 int op_gather(device *d, view dst, matrix m, const int32_t *ids);
 int op_gather_elements(device *d, view dst, view src, const element *at);
-int op_products(device *d, view y, view x, const row_group *groups, int64_t n, bool accumulate, bool transposed);
+int op_products(device *d, const product *products, int64_t n, bool transposed);
 int op_outers(device *d, const outer_product *products, int64_t n);
 int op_round(device *d, view dst, view src);
 int op_add(device *d, view dst, view src);

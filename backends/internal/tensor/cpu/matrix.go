@@ -92,33 +92,57 @@ func (d *device) GatherElements(dst, src tensor.Tensor, at []tensor.Element) err
 }
 
 func (d *device) MatMul(y, x tensor.Tensor, m tensor.Matrix, accumulate bool) error {
-	return d.products("matmul", y, x, append(d.groups[:0], C.row_group{to: C.int64_t(y.Rows), w: of(m)}), accumulate, false)
+	return d.run("matmul", append(d.products[:0], product(y, x, m, accumulate)), false)
 }
 
 func (d *device) MatMulTransposed(dx, dy tensor.Tensor, m tensor.Matrix, accumulate bool) error {
-	return d.products("matmul transposed", dx, dy, append(d.groups[:0], C.row_group{to: C.int64_t(dx.Rows), w: of(m)}), accumulate, true)
+	return d.run("matmul transposed", append(d.products[:0], product(dx, dy, m, accumulate)), true)
 }
 
 func (d *device) MatMulGroups(y, x tensor.Tensor, groups []tensor.RowGroup, accumulate bool) error {
-	return d.products("matmul groups", y, x, d.rowGroups(groups), accumulate, false)
+	return d.run("matmul groups", d.grouped(y, x, groups, accumulate), false)
 }
 
 func (d *device) MatMulTransposedGroups(dx, dy tensor.Tensor, groups []tensor.RowGroup, accumulate bool) error {
-	return d.products("matmul transposed groups", dx, dy, d.rowGroups(groups), accumulate, true)
+	return d.run("matmul transposed groups", d.grouped(dx, dy, groups, accumulate), true)
 }
 
-func (d *device) rowGroups(groups []tensor.RowGroup) []C.row_group {
-	list := d.groups[:0]
+func (d *device) MatMuls(products []tensor.Multiplication) error {
+	list := d.products[:0]
+	for i, more := 0, true; more; i++ { // the products' groups in turn, because those that have their rows in common are packed once when they are neighbours
+		more = false
+		for _, m := range products {
+			if i < len(m.Groups) {
+				list = append(list, groupProduct(m.Y, m.X, m.Groups[i], m.Accumulate))
+				more = more || i+1 < len(m.Groups)
+			}
+		}
+	}
+	return d.run("matmuls", list, false)
+}
+
+func (d *device) grouped(y, x tensor.Tensor, groups []tensor.RowGroup, accumulate bool) []C.product {
+	list := d.products[:0]
 	for _, g := range groups {
-		list = append(list, C.row_group{from: C.int64_t(g.From), to: C.int64_t(g.To), w: of(g.Matrix), factor: C.float(g.Factor), round: C.int32_t(g.Round)})
+		list = append(list, groupProduct(y, x, g, accumulate))
 	}
 	return list
 }
 
-// products runs groups, which are d's own memory.
-func (d *device) products(op string, y, x tensor.Tensor, groups []C.row_group, accumulate, transposed bool) error {
-	d.groups = groups
-	return failed(op, C.op_products(d.c, view(y), view(x), &groups[0], C.int64_t(len(groups)), C.bool(accumulate), C.bool(transposed)))
+func product(y, x tensor.Tensor, m tensor.Matrix, accumulate bool) C.product {
+	return C.product{y: view(y), x: view(x), w: of(m), accumulate: C.bool(accumulate)}
+}
+
+func groupProduct(y, x tensor.Tensor, g tensor.RowGroup, accumulate bool) C.product {
+	p := product(y.Slice(g.From, g.To), x.Slice(g.From, g.To), g.Matrix, accumulate)
+	p.factor, p.round = C.float(g.Factor), C.int32_t(g.Round)
+	return p
+}
+
+// run runs products, which are d's own memory.
+func (d *device) run(op string, products []C.product, transposed bool) error {
+	d.products = products
+	return failed(op, C.op_products(d.c, &products[0], C.int64_t(len(products)), C.bool(transposed)))
 }
 
 func (d *device) OuterProduct(g, a, b tensor.Tensor) error {

@@ -15,6 +15,7 @@ typedef struct part {
   int64_t columns;
   float factor;
   int round;
+  bool shared; // the packed rows are those of the part before it
 } part;
 
 typedef struct {
@@ -80,8 +81,6 @@ static int64_t cut(part *p, int64_t strips, int64_t block, int64_t panels, int64
   return div_up(strips, p->product.strips_per_unit) * p->chunks;
 }
 
-static double product_cost(double rows, double out, double in) { return rows * out * in * 0.02 + out * in * 0.05; }
-
 static view rows_of(view v, int64_t from, int64_t to) {
   v.addr += (uintptr_t)(from * v.stride) * (v.type == BFLOAT16 ? 2 : 4);
   v.rows = to - from;
@@ -122,45 +121,60 @@ static part *parts_memory(device *d, int64_t n) {
   return d->parts;
 }
 
-int op_products(device *d, view y, view x, const row_group *groups, int64_t n, bool accumulate, bool transposed) {
+// product_cost is about how many nanoseconds one thread takes; weights come from memory.
+static double product_cost(double rows, double out, double in) { return rows * out * in * 0.02 + out * in * 0.12; }
+
+// same_packing tells whether the rows of a part are packed as those of the part before it.
+static bool same_packing(const part *p, const part *before) {
+  view a = p->rows.a, b = before->rows.a;
+  return p->pack == before->pack && p->rows.type == before->rows.type && p->strip_rows == before->strip_rows && a.addr == b.addr && a.rows == b.rows && a.cols == b.cols && a.stride == b.stride && a.type == b.type;
+}
+
+int op_products(device *d, const product *products, int64_t n, bool transposed) {
   part *parts = parts_memory(d, n);
   if (!parts) return -1;
-  int64_t share = div_up((int64_t)threads_count(d->t) * 8, n), group = 0, done = 0; // done: rows of this group
-  while (group < n) {
+  double all = 0;
+  for (int64_t i = 0; i < n; i++) all += product_cost((double)products[i].y.rows, (double)products[i].w.out, (double)products[i].w.in);
+  int64_t next = 0, done = 0; // done: rows of this product
+  while (next < n) {
     int64_t count = 0, bytes = 0, packs = 0, units = 0, own = (DEPTH + 2 * PANEL) * PANEL * 4;
     double packing = 0, cost = 0;
-    for (; group < n; group++, done = 0) {
-      const row_group *g = groups + group;
-      int64_t out = transposed ? g->w.in : g->w.out, in = transposed ? g->w.out : g->w.in, rows = g->to - g->from - done;
+    for (; next < n; next++, done = 0) {
+      const product *g = products + next;
+      int64_t out = transposed ? g->w.in : g->w.out, in = transposed ? g->w.out : g->w.in, rows = g->y.rows - done;
       if (!rows || !out) continue;
       int64_t room = (STRIP_BYTES - bytes) / (in * 4 + 1);
       if (rows > room) {
         if (count > 0) break;
         if (room < BLOCK_ROWS) room = BLOCK_ROWS;
         rows = div_up(rows, div_up(rows, room)); // pieces of equal size, because weights are read, and some turned, once per piece
-        rows = div_up(rows, 96) * 96 < g->to - g->from - done ? div_up(rows, 96) * 96 : g->to - g->from - done; // whole strips of any width
+        rows = div_up(rows, 96) * 96 < g->y.rows - done ? div_up(rows, 96) * 96 : g->y.rows - done; // whole strips of any width
       }
-      view part_y = rows_of(y, g->from + done, g->from + done + rows), part_x = rows_of(x, g->from + done, g->from + done + rows);
+      view part_y = rows_of(g->y, done, done + rows), part_x = rows_of(g->x, done, done + rows);
       part_y.cols = out, part_x.cols = in;
       part *p = parts + count++;
-      int64_t more = prepare(d, p, part_y, part_x, g->w, accumulate, transposed, share);
+      double own_cost = product_cost((double)rows, (double)out, (double)in);
+      int64_t share = 1 + (int64_t)((double)threads_count(d->t) * 7.999 * own_cost / all); // of the units, by cost
+      int64_t more = prepare(d, p, part_y, part_x, g->w, g->accumulate, transposed, share);
       p->factor = g->factor, p->round = g->round;
+      if (count > 1 && same_packing(p, p - 1)) p->packs = 0, p->packed_bytes = 0, p->shared = true;
       p->first_pack = packs, p->first_unit = units;
       packs += p->packs, units += more, bytes += p->packed_bytes;
-      packing += (double)rows * (double)in * (p->pack == d->k->pack_few ? 0.2 : g->w.type == BFLOAT16 ? 1 : 0.5);
-      cost += product_cost((double)rows, (double)out, (double)in);
+      if (!p->shared) packing += (double)rows * (double)in * (p->pack == d->k->pack_few ? 0.2 : g->w.type == BFLOAT16 ? 1 : 0.5);
+      cost += own_cost;
       if (p->multiply == d->k->matmul_across) {
         int64_t need = p->product.panels_per_unit * p->panel_columns * (DEPTH + p->product.strips_per_unit * p->strip_rows) * 4;
         own = need > own ? need : own;
       }
-      if (done += rows, done < g->to - g->from) break;
+      if (done += rows, done < g->y.rows) break;
     }
     if (!count) break;
     char *packed = shared_memory(d, bytes);
     if (!packed || threads_reserve(d->t, own)) return -1;
     for (int64_t i = 0; i < count; i++) {
-      parts[i].rows.b.addr = (uintptr_t)packed;
-      parts[i].product.strips = (const float *)packed;
+      char *at = parts[i].shared ? (char *)parts[i - 1].product.strips : packed;
+      parts[i].rows.b.addr = (uintptr_t)at;
+      parts[i].product.strips = (const float *)at;
       packed += parts[i].packed_bytes;
     }
     parts_job j = {parts, count};

@@ -43,6 +43,7 @@ func RunAll(t *testing.T, d tensor.Device, o Options) {
 	t.Run("gradients", func(t *testing.T) { gradients(t, d) })
 	t.Run("rows alone", func(t *testing.T) { rowsAlone(t, d) })
 	t.Run("groups", func(t *testing.T) { groups(t, d) })
+	t.Run("products at once", func(t *testing.T) { matMuls(t, d) })
 	t.Run("attention cuts", func(t *testing.T) { attentionCuts(t, d) })
 	t.Run("page copies", func(t *testing.T) { pageCopies(t, d) })
 	t.Run("not finite", func(t *testing.T) { notFinite(t, d) })

@@ -48,6 +48,40 @@ func groups(t *testing.T, d tensor.Device) {
 	})
 }
 
+// matMuls checks that several products at once give the bits of the same products one by one: those of linear layers that have their input in common, with adapters, and of an input of their own.
+func matMuls(t *testing.T, d tensor.Device) {
+	const in, out = 300, 130
+	for _, dtype := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
+		for _, rows := range []int{1, 3, 8, 12, 40} {
+			t.Run(fmt.Sprintf("%d rows %v", rows, dtype), func(t *testing.T) {
+				h := start(t, d)
+				var want, got []tensor.Tensor
+				var products []tensor.Multiplication
+				add := func(x tensor.Tensor, out int, accumulate bool, groups ...tensor.RowGroup) {
+					seed := uint64(20 + len(want))
+					want, got = append(want, h.tensor(rows, out, normal(seed, rows*out))), append(got, h.tensor(rows, out, normal(seed, rows*out)))
+					h.ok(d.MatMulGroups(want[len(want)-1], x, groups, accumulate))
+					products = append(products, tensor.Multiplication{Y: got[len(got)-1], X: x, Groups: groups, Accumulate: accumulate})
+				}
+				x, other := h.tensor(rows, in, normal(1, rows*in)), h.tensor(rows, in, normal(2, rows*in))
+				whole := h.matrix(dtype, out, in, normal(3, out*in))
+				adapter := func(seed uint64, rank int) tensor.Matrix { return h.matrix(dtype, rank, in, normal(seed, rank*in)) }
+				add(x, out, false, tensor.RowGroup{To: rows, Matrix: whole})
+				add(x, out, true, tensor.RowGroup{To: rows, Matrix: whole})
+				add(x, 64, false, tensor.RowGroup{To: (rows + 1) / 2, Matrix: adapter(4, 8), Factor: 0.7, Round: dtype}, tensor.RowGroup{From: (rows + 1) / 2, To: rows, Matrix: adapter(5, 64), Factor: 1.3, Round: dtype})
+				add(x, 64, false, tensor.RowGroup{To: (rows + 1) / 2, Matrix: adapter(6, 33), Factor: 0.7, Round: dtype})
+				add(other, out, false, tensor.RowGroup{To: rows, Matrix: whole})
+				add(x, out, false)
+				h.ok(d.MatMuls(products))
+				for i := range want {
+					sameBits(t, fmt.Sprint("product ", i), h.read(got[i]), h.read(want[i]))
+				}
+				h.ok(d.MatMuls(nil))
+			})
+		}
+	}
+}
+
 // adapterRows are the rows of a batch that one adapter of a rank has.
 type adapterRows struct{ from, to, rank int }
 
