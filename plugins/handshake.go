@@ -9,6 +9,7 @@ import (
 	goplugin "github.com/hashicorp/go-plugin"
 	"github.com/tinsmith/tinsmith/plugins/backendpb"
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"go.opentelemetry.io/otel/metric/noop"
 	"go.opentelemetry.io/otel/propagation"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/stats"
@@ -91,28 +92,36 @@ const (
 
 // ServerOptions are the gRPC server's options of a plugin process.
 func ServerOptions() []grpc.ServerOption {
-	return []grpc.ServerOption{
+	options := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(MaxMessageBytes),
 		grpc.MaxSendMsgSize(MaxMessageBytes),
 		grpc.InitialWindowSize(streamWindow),
 		grpc.InitialConnWindowSize(connectionWindow),
-		grpc.StatsHandler(otelgrpc.NewServerHandler(traceOptions()...)),
 	}
+	if tracesExported() {
+		options = append(options, grpc.StatsHandler(otelgrpc.NewServerHandler(traceOptions()...)))
+	}
+	return options
 }
 
 // DialOptions are the gRPC client's options of the gateway.
 func DialOptions() []grpc.DialOption {
-	return []grpc.DialOption{
+	options := []grpc.DialOption{
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessageBytes), grpc.MaxCallSendMsgSize(MaxMessageBytes)),
 		grpc.WithInitialWindowSize(streamWindow),
 		grpc.WithInitialConnWindowSize(connectionWindow),
-		grpc.WithStatsHandler(otelgrpc.NewClientHandler(traceOptions()...)),
 	}
+	if tracesExported() {
+		options = append(options, grpc.WithStatsHandler(otelgrpc.NewClientHandler(traceOptions()...)))
+	}
+	return append(options, measureCalls()...)
 }
 
-// traceOptions carry a trace across the border for the contract's calls, but not for Status, whose one stream lasts as long as the process, nor for go-plugin's own.
+// traceOptions carry a trace across the border for the contract's calls, but not for Status, whose one stream lasts as long as the process, nor for go-plugin's own. A handler costs
+// every call a third of what the call itself does, so there is none where nobody takes the spans; calls are measured without it.
 func traceOptions() []otelgrpc.Option {
 	return []otelgrpc.Option{
+		otelgrpc.WithMeterProvider(noop.NewMeterProvider()),
 		otelgrpc.WithPropagators(propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{})),
 		otelgrpc.WithFilter(func(i *stats.RPCTagInfo) bool {
 			return strings.HasPrefix(i.FullMethodName, "/"+backendpb.Backend_ServiceDesc.ServiceName+"/") && i.FullMethodName != backendpb.Backend_Status_FullMethodName

@@ -13,10 +13,15 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 )
 
+// tracesExported tells whether this process sends its spans anywhere. The gateway and its plugins have these variables in common.
+func tracesExported() bool {
+	return os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") != "" || os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") != ""
+}
+
 // exportTraces sends the spans of this process to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names; without it nothing is recorded. Spans join the trace of the
 // gateway's call. The result sends what is still buffered.
 func exportTraces(ctx context.Context, info Info) (flush func(), err error) {
-	if os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") == "" && os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") == "" {
+	if !tracesExported() {
 		return func() {}, nil
 	}
 	exporter, err := otlptracegrpc.New(ctx)

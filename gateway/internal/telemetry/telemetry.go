@@ -61,10 +61,7 @@ func Start(ctx context.Context, version string) (*Telemetry, error) {
 	if err != nil {
 		return nil, fmt.Errorf("telemetry: metrics: %w", err)
 	}
-	metrics := metric.NewMeterProvider(metric.WithReader(reader), metric.WithResource(res), metric.WithView(
-		// A plugin's socket is another file at every start: as an attribute it would make new series for ever.
-		metric.NewView(metric.Instrument{Name: "rpc.*"}, metric.Stream{AttributeFilter: attribute.NewDenyKeysFilter("server.address", "server.port", "rpc.system.name", "network.peer.address")}),
-	))
+	metrics := metric.NewMeterProvider(metric.WithReader(reader), metric.WithResource(res))
 	otel.SetMeterProvider(metrics)
 	t.stops = append(t.stops, metrics.Shutdown)
 	t.Handler = promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
