@@ -69,6 +69,8 @@ enum { OUTER_DEPTH = 128 };      // rows of an outer product's factors that stay
 enum { PEAK_STEPS = 5000 };      // of one unit of a ceiling
 enum { MAX_TILE_ROWS = 12 };
 enum { FEW_CHUNK = 16 };         // words of a packed row that lie together where there are few rows
+enum { FEW_STRIPS = 2 };         // of so few rows at most
+enum { FEW_PANELS = 4 };         // that they multiply in turn; a multiple of the panels that go at once
 enum { BACKWARD_ITEMS = 48 };    // query rows × heads that attention's backward pass has in hand
 
 static inline float *row_of(view v, int64_t r) { return (float *)v.addr + r * v.stride; }

@@ -222,12 +222,14 @@ INLINE vf vround(vf x) {
 }
 
 // Their rows are packed in chunks of FEW_CHUNK words: chunk 0 of every row, then chunk 1, so that the kernel walks through them with one pointer and packing turns nothing. A word is an element or, where there is
-// an instruction for them, a pair. The last chunk is filled up with zeros. A unit is one row; a = x, b = the packed rows (addr), heads = their number, type = the weights'.
+// an instruction for them, a pair. The last chunk is filled up with zeros. Strips of rows_per_unit rows lie one after another. A unit is one row; a = x, b = the packed rows (addr), type = the weights'.
+static int64_t few_words(int64_t in, bool pairs) { return div_up(pairs ? (in + 1) / 2 * PAIR_WORDS : in, FEW_CHUNK) * FEW_CHUNK; } // of a packed row
 INLINE void pack_chunks(const rows_job *j, int64_t row, const bool half, const bool pairs) { // half: x is bfloat16
   enum { MOST = 2 * FEW_CHUNK };
   const int64_t each = pairs && PAIR_WORDS == 1 ? MOST : FEW_CHUNK; // elements of a chunk
-  uint32_t *to = (uint32_t *)j->b.addr + row * FEW_CHUNK;
-  for (int64_t k0 = 0; k0 < j->a.cols; k0 += each, to += j->heads * FEW_CHUNK) {
+  const int64_t first = row - row % j->rows_per_unit, rows = j->a.rows - first < j->rows_per_unit ? j->a.rows - first : j->rows_per_unit;
+  uint32_t *to = (uint32_t *)j->b.addr + first * few_words(j->a.cols, pairs) + (row - first) * FEW_CHUNK;
+  for (int64_t k0 = 0; k0 < j->a.cols; k0 += each, to += rows * FEW_CHUNK) {
     int64_t n = j->a.cols - k0 < each ? j->a.cols - k0 : each;
     const char *from = half ? (const char *)((const uint16_t *)j->a.addr + row * j->a.stride + k0) : (const char *)(row_of(j->a, row) + k0);
     uint32_t some[MOST] = {0}, x[MOST];
@@ -315,24 +317,18 @@ static bool few_rows(int64_t rows) {
   return false;
 }
 
-// A unit is some panels for all rows, for which few_rows is true; strips = the rows as pack_few leaves them.
-static void matmul_few(const void *job, int64_t unit, worker *w) {
-  (void)w;
-  const product_job *j = job;
-  bool pairs = j->w.type == BFLOAT16;
-  int64_t depth = pairs ? (j->w.in + 1) / 2 : j->w.in, panel = depth * PANEL, rows = j->y.rows, whole = j->w.out / PANEL;
-  int64_t at = unit * j->panels_per_unit, end = at + j->panels_per_unit, last = div_up(j->w.out, PANEL);
-  if (end > last) end = last;
-  const char *limit = (const char *)((const float *)j->w.addr + end * panel);
+// few_panels does whole panels [at, end) for one strip of rows, and the last one that has columns which y has not.
+static void few_panels(const product_job *j, bool pairs, const float *a, int64_t row, int64_t rows, int64_t at, int64_t end, const char *limit) {
+  int64_t depth = pairs ? (j->w.in + 1) / 2 : j->w.in, panel = depth * PANEL, whole = j->w.out / PANEL;
   while (at < end) {
-    const float *b = (const float *)j->w.addr + at * panel, *a = j->strips;
-    float *y = row_of(j->y, 0) + at * PANEL;
+    const float *b = (const float *)j->w.addr + at * panel;
+    float *y = row_of(j->y, row) + at * PANEL;
     if (at < whole) {
       int64_t panels = (end < whole ? end : whole) - at;
       at += pairs ? stream_bf16(rows, panels, a, b, panel, limit, depth, y, j->y.stride, !j->accumulate) : stream_f32(rows, panels, a, b, panel, limit, depth, y, j->y.stride, !j->accumulate);
       continue;
     }
-    float beside[MAX_TILE_ROWS * PANEL] = {0}; // the last panel has columns that y has not
+    float beside[MAX_TILE_ROWS * PANEL] = {0};
     size_t some = (size_t)(j->w.out % PANEL) * 4;
     for (int64_t r = 0; r < rows; r++) memcpy(beside + r * PANEL, y + r * j->y.stride, some);
     if (pairs) stream_bf16(rows, 1, a, b, panel, limit, depth, beside, PANEL, !j->accumulate);
@@ -340,6 +336,21 @@ static void matmul_few(const void *job, int64_t unit, worker *w) {
     for (int64_t r = 0; r < rows; r++) memcpy(y + r * j->y.stride, beside + r * PANEL, some);
     at++;
   }
+}
+// A unit is some panels for all rows, in strips for which few_rows is true; strips = the rows as pack_few leaves them. The strips take turns, so that all but the first find the panels in the second-level cache.
+static void matmul_few(const void *job, int64_t unit, worker *w) {
+  (void)w;
+  const product_job *j = job;
+  bool pairs = j->w.type == BFLOAT16;
+  int64_t depth = pairs ? (j->w.in + 1) / 2 : j->w.in, words = few_words(j->w.in, pairs);
+  int64_t from = unit * j->panels_per_unit, end = from + j->panels_per_unit, last = div_up(j->w.out, PANEL);
+  if (end > last) end = last;
+  const char *limit = (const char *)((const float *)j->w.addr + end * depth * PANEL);
+  for (int64_t at = from; at < end; at += FEW_PANELS)
+    for (int64_t row = 0; row < j->y.rows; row += j->strip_rows) {
+      int64_t rows = j->y.rows - row < j->strip_rows ? j->y.rows - row : j->strip_rows;
+      few_panels(j, pairs, j->strips + row * words, row, rows, at, at + FEW_PANELS < end ? at + FEW_PANELS : end, row ? NULL : limit);
+    }
 }
 
 // run_strips multiplies strips [from, to) of the rows by one block of weights: b as a panel over depth, beginning at inner index k0 (both in pairs when there are).

@@ -67,7 +67,7 @@ enum { BLOCK_ROWS = 240, TRANSPOSED_BLOCK_ROWS = 516 }; // rows whose strips ove
 // is faster than turning the weights, because the lanes are full and turning dx is small beside its chains.
 enum { ACROSS_ROWS = 512, ACROSS_LEAST = 96, ACROSS_MOST = 264, ACROSS_FROM_ROWS = 12, ACROSS_FROM_DEPTH = 128 };
 enum { LEAST_PANELS = 4, MOST_PANELS = 64 };
-enum { FEW_PANELS = 4, FEW_BYTES = 256 << 10 }; // of a unit where there are few rows: a multiple of the panels that go at once, and no more than so many bytes, so that threads end together
+enum { FEW_BYTES = 256 << 10 }; // of weights of a unit where there are few rows, about, so that threads end together
 static const int64_t STRIP_BYTES = 256 << 20; // of packed rows at a time
 
 // cut chooses the units: blocks of at most block strips, as even as can be, times chunks of least to most panels, about share of them. It gives their number.
@@ -90,12 +90,14 @@ static view rows_of(view v, int64_t from, int64_t to) {
 // prepare makes the part of rows y = x · w, all but where the packed rows are, and gives the number of its units.
 static int64_t prepare(const device *d, part *p, view y, view x, matrix w, bool accumulate, bool transposed, int64_t share) {
   const kernels *k = d->k;
-  bool pairs = w.type == BFLOAT16, across = transposed && y.rows >= ACROSS_FROM_ROWS && w.out >= ACROSS_FROM_DEPTH, few = !transposed && k->few_rows(y.rows);
-  int64_t depth = pairs ? (x.cols + 1) / 2 * k->pair_words : x.cols, width = across ? k->tile_columns : few ? y.rows : k->tile_rows;
+  bool pairs = w.type == BFLOAT16, across = transposed && y.rows >= ACROSS_FROM_ROWS && w.out >= ACROSS_FROM_DEPTH;
+  int64_t few_strips = div_up(y.rows, k->tile_rows);
+  bool few = !transposed && few_strips <= FEW_STRIPS && k->few_rows(div_up(y.rows, few_strips));
+  int64_t depth = pairs ? (x.cols + 1) / 2 * k->pair_words : x.cols, width = across ? k->tile_columns : k->tile_rows;
   if (few) depth = div_up(depth, FEW_CHUNK) * FEW_CHUNK;
   int64_t strips = div_up(y.rows, width), strip_rows = across ? width : div_up(y.rows, strips); // even ones: a tile of few rows has too few chains to keep the multipliers busy
-  *p = (part){.rows = {.a = x, .rows_per_unit = strip_rows, .heads = y.rows, .type = w.type}, .product = {.y = y, .w = w, .strip_rows = strip_rows, .accumulate = accumulate},
-              .packed_bytes = (strips * width * depth * 4 + 127) / 64 * 64, .packs = few ? y.rows : strips, .strip_rows = strip_rows, .panel_columns = across ? k->tile_rows : PANEL, .columns = transposed ? w.in : w.out};
+  *p = (part){.rows = {.a = x, .rows_per_unit = strip_rows, .type = w.type}, .product = {.y = y, .w = w, .strip_rows = strip_rows, .accumulate = accumulate},
+              .packed_bytes = ((few ? y.rows : strips * width) * depth * 4 + 127) / 64 * 64, .packs = few ? y.rows : strips, .strip_rows = strip_rows, .panel_columns = across ? k->tile_rows : PANEL, .columns = transposed ? w.in : w.out};
   int64_t panels = div_up(p->columns, p->panel_columns);
   if (across) {
     p->pack = pairs ? k->pack_across_bf16 : k->pack_across_f32, p->multiply = k->matmul_across;
@@ -105,7 +107,7 @@ static int64_t prepare(const device *d, part *p, view y, view x, matrix w, bool 
     int64_t each = div_up(panels, share * FEW_PANELS), most = div_up(FEW_BYTES, FEW_PANELS * PANEL * (w.in + 1) * (pairs ? 2 : 4));
     p->pack = k->pack_few, p->multiply = k->matmul_few;
     if (each > most) each = most;
-    return cut(p, strips, strips, panels, each * FEW_PANELS, each * FEW_PANELS, share);
+    return cut(p, strips, strips, panels, each * FEW_PANELS, each * FEW_PANELS, 1);
   }
   p->pack = pairs ? k->pack_strip_bf16 : k->pack_strip_f32;
   p->multiply = transposed ? k->matmul_transposed : k->matmul;
