@@ -6,6 +6,7 @@ package sample
 
 import (
 	"math"
+	"slices"
 
 	"github.com/tinsmith/tinsmith/backends/internal/philox"
 )
@@ -115,8 +116,8 @@ func UniformAlternative(seed uint64, k, position int) float64 {
 }
 
 // Draw picks a token. logits is the adjusted row and probs its softmax, which temperature 0 does not need; both may be overwritten. Tokens in excluded are not picked. u in [0, 1) comes from
-// Uniform. The draw walks the remaining tokens (by ascending id, or by descending probability after truncation) and takes the first at which the running sum
-// passes u times their total. At temperature 0 it is the likeliest token, ties by lower id.
+// Uniform. The draw walks the tokens that are left by ascending id and takes the first at which the running sum of their weights passes u times the total. Weights are probabilities in whole units
+// of 2⁻⁴⁴: their sums are exact, so that a device may take them in any order. At temperature 0, and where nothing is left that has weight, it is the likeliest token, ties by lower id.
 func (s *Settings) Draw(scratch *Scratch, logits, probs []float32, excluded []int32, u float64) int32 {
 	for _, t := range excluded {
 		logits[t] = float32(math.Inf(-1))
@@ -128,64 +129,78 @@ func (s *Settings) Draw(scratch *Scratch, logits, probs []float32, excluded []in
 		return argmax(logits)
 	}
 	if !s.Truncates() {
-		total := 0.0
-		for _, p := range probs {
-			total += float64(p)
+		if i := drawn(probs, u); i >= 0 {
+			return int32(i)
 		}
-		target, sum, last := float64(u*total), 0.0, int32(-1)
-		for i, p := range probs {
-			if p == 0 {
-				continue
-			}
-			sum += float64(p)
-			if last = int32(i); sum > target {
-				return last
-			}
-		}
-		if last < 0 { // all that is left has underflowed
-			return argmax(logits)
-		}
-		return last
+		return argmax(logits)
 	}
 	kept := s.truncate(scratch, logits, probs)
-	total := 0.0
+	likeliest := kept[0]
+	slices.Sort(kept)
+	some := scratch.probs[:0]
 	for _, t := range kept {
-		total += float64(probs[t])
+		some = append(some, probs[t])
 	}
-	target, sum := float64(u*total), 0.0
-	for _, t := range kept {
-		if sum += float64(probs[t]); sum > target {
-			return t
+	scratch.probs = some
+	if i := drawn(some, u); i >= 0 {
+		return kept[i]
+	}
+	return likeliest
+}
+
+// drawn gives the first place at which the running sum of weights passes u times their total; -1 if there is none, because nothing has weight.
+func drawn(probs []float32, u float64) int {
+	var total, sum uint64
+	for _, p := range probs {
+		total += weight(p)
+	}
+	target := uint64(float64(u * float64(total)))
+	for i, p := range probs {
+		if sum += weight(p); sum > target {
+			return i
 		}
 	}
-	return kept[0]
+	return -1
+}
+
+// weight is a probability in units of 2⁻⁴⁴, cut off.
+func weight(p float32) uint64 {
+	if !(p > 0) {
+		return 0
+	}
+	return uint64(int64(min(p, 2) * (1 << 44)))
+}
+
+// share is the least weight that is a share of total, at least 1.
+func share(of float64, total uint64) uint64 {
+	return max(1, uint64(math.Ceil(float64(of*float64(total)))))
 }
 
 // truncate gives the tokens that top-k, top-p and min-p leave, likeliest first, in scratch. There is always one.
 func (s *Settings) truncate(scratch *Scratch, logits, probs []float32) []int32 {
 	var kept []int32
-	total := 0.0 // what TopP is a share of
+	var total uint64 // what TopP is a share of
 	if s.TopK > 0 {
 		kept = Top(scratch, logits, s.TopK)
 		for _, t := range kept {
-			total += float64(probs[t])
+			total += weight(probs[t])
 		}
 	} else {
 		// Sorting a vocabulary is slow, so only tokens that can matter are sorted: from the buckets of nearly equal probability that hold the likeliest tokens, down to
 		// the one in which top-p or min-p cuts.
 		if scratch.mass == nil {
-			scratch.mass = make([]float64, buckets)
+			scratch.mass = make([]uint64, buckets)
 		}
 		mass := scratch.mass
 		clear(mass)
 		for _, p := range probs {
-			total += float64(p)
-			mass[bucket(p)] += float64(p)
+			w := weight(p)
+			total += w
+			mass[bucket(p)] += w
 		}
-		least, sum := buckets-1, 0.0
+		least, sum, need := buckets-1, uint64(0), share(s.TopP, total)
 		for ; least > 0; least-- {
-			// The sum by buckets rounds otherwise than the one by tokens below: a little more than needed is kept.
-			if sum += mass[least]; s.TopP < 1 && sum >= float64(s.TopP*total)*(1+1e-9) {
+			if sum += mass[least]; s.TopP < 1 && sum >= need {
 				break
 			}
 		}
@@ -198,16 +213,16 @@ func (s *Settings) truncate(scratch *Scratch, logits, probs []float32) []int32 {
 		}
 	}
 	if s.TopP < 1 {
-		sum := 0.0
+		sum, need := uint64(0), share(s.TopP, total)
 		for i, t := range kept {
-			if sum += float64(probs[t]); sum >= float64(s.TopP*total) {
+			if sum += weight(probs[t]); sum >= need {
 				kept = kept[:i+1]
 				break
 			}
 		}
 	}
 	if s.MinP > 0 {
-		least := s.MinP * float64(probs[kept[0]])
+		least := float64(s.MinP * float64(probs[kept[0]]))
 		for i, t := range kept {
 			if i > 0 && float64(probs[t]) < least {
 				kept = kept[:i]

@@ -147,7 +147,7 @@ func TestDrawWhenTheRestHasUnderflowed(t *testing.T) {
 	}
 }
 
-// Dropping small probabilities before sorting must not change what top-p and min-p keep.
+// Dropping small probabilities before sorting does not change what top-p and min-p keep.
 func TestTruncateAgreesWithFullSort(t *testing.T) {
 	var scratch Scratch // one for all rows
 	random := rand.New(rand.NewPCG(3, 4))
@@ -160,22 +160,55 @@ func TestTruncateAgreesWithFullSort(t *testing.T) {
 		s := off()
 		s.TopP, s.MinP = 1-random.Float64()*random.Float64(), random.Float64()*0.2
 		probs := softmax(logits)
+		if random.IntN(4) == 0 {
+			s.TopP = 1
+		}
 		ids := Top(&Scratch{}, logits, n)
-		sum, want := 0.0, []int32(nil)
+		var total, sum uint64
+		for _, p := range probs {
+			total += weight(p)
+		}
+		var want []int32
 		for _, id := range ids {
 			if len(want) > 0 && float64(probs[id]) < s.MinP*float64(probs[ids[0]]) {
 				break
 			}
 			want = append(want, id)
-			if sum += float64(probs[id]); sum >= s.TopP {
+			if sum += weight(probs[id]); s.TopP < 1 && sum >= share(s.TopP, total) {
 				break
 			}
 		}
-		got := s.truncate(&scratch, logits, probs)
-		// The two sums round differently; they may differ by one token at the border.
-		if d := len(got) - len(want); d < -1 || d > 1 || !slices.Equal(got[:min(len(got), len(want))], want[:min(len(got), len(want))]) {
+		if got := s.truncate(&scratch, logits, probs); !slices.Equal(got, want) {
 			t.Fatalf("top_p %v, min_p %v: kept %d, want %d", s.TopP, s.MinP, len(got), len(want))
 		}
+	}
+}
+
+// What is drawn may not hang on what a probability of no weight, or of a rounded total, would do.
+func TestDrawAtTheEnds(t *testing.T) {
+	var scratch Scratch
+	last := math.Nextafter(1, 0)
+	for _, c := range []struct {
+		name        string
+		topK        int
+		probs       []float32
+		first, last int32 // drawn for the least and the greatest number
+	}{
+		{"all", 0, []float32{0.5, 0.25, 0.25}, 0, 2},
+		{"nothing at the ends", 0, []float32{0, 1e-20, 0.5, 0.5, 0, 0}, 2, 3},
+		{"a sum beyond 1", 0, []float32{0.7, 0.7, 1e-10}, 0, 2},
+		{"by ids, not by probabilities", 2, []float32{0.1, 0.3, 0.2, 0.4}, 1, 3},
+		{"of the equal ones those of lower ids", 3, []float32{0.1, 0.2, 0.2, 0.3, 0.2}, 1, 3},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := off()
+			s.TopK = c.topK
+			for u, want := range map[float64]int32{0: c.first, last: c.last} {
+				if got := s.Draw(&scratch, slices.Clone(c.probs), slices.Clone(c.probs), nil, u); got != want {
+					t.Errorf("for %v: token %d, want %d", u, got, want)
+				}
+			}
+		})
 	}
 }
 

@@ -7,8 +7,9 @@ import (
 
 // Scratch is memory that is used again from row to row. It belongs to one goroutine at a time; its zero value is ready.
 type Scratch struct {
-	ids  []int32
-	mass []float64 // by bucket
+	ids   []int32
+	mass  []uint64  // by bucket
+	probs []float32 // of what is drawn from
 }
 
 // Top gives the ids of the k largest values of a row, descending, ties by lower id first. k is at most the row's length. The ids live in scratch, until its next use.
