@@ -97,6 +97,19 @@ typedef struct { view lse, logits; } log_sum_exp_arguments;
 typedef struct { view p, logits, lse; } softmax_arguments;
 typedef struct { view logits, lse; uint64_t targets, coefficients; int64_t k; } softmax_gradient_arguments;
 
+// A change to one logit: x / divisor where x > 0 and x · divisor elsewhere, then less and more.
+typedef struct {
+  int32_t row, column;
+  float divisor, less, more;
+} adjustment;
+typedef struct { view x; uint64_t list; int64_t count; } adjust_arguments;
+// How a row's token is drawn: its number in [0, 1), and what is left of the row (top_p 1, min_p 0 and top_k 0: all).
+typedef struct {
+  double u, top_p, min_p;
+  int64_t top_k;
+} draw;
+typedef struct { view y, logits, probs; uint64_t draws; } draw_arguments;
+
 // A matrix whose squares are summed: the sums of its pieces, row by row, are partial[first, first + count).
 typedef struct {
   view x;

@@ -11,5 +11,6 @@
 #include "product_bfloat16.cu"
 #include "product_float32.cu"
 #include "rope.cu"
+#include "sample.cu"
 #include "softmax.cu"
 #include "swiglu.cu"

@@ -3,6 +3,7 @@ package engine
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -115,5 +116,47 @@ func TestTooFewGPUs(t *testing.T) {
 		if err := e.Close(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// Tokens that the device draws are those that are drawn in Go memory, with the same log-probabilities: a request that asks for likeliest tokens as well is drawn there.
+func TestDrawsOnCUDAEqualThoseInMemory(t *testing.T) {
+	e := placeOnCUDA(t, placement{plugin: "single", section: `{"device": "cuda:0"` + smallMemory + `}`}, 1)
+	prompt := randomTokens(rand.New(rand.NewPCG(5, 1)), 6)
+	for _, c := range []struct {
+		name string
+		set  func(*plugins.SampleRequest)
+	}{
+		{"plain", func(*plugins.SampleRequest) {}},
+		{"greedy", func(q *plugins.SampleRequest) { q.Temperature = 0 }},
+		{"temperature and top-k", func(q *plugins.SampleRequest) { q.Temperature, q.TopK = 1.7, 5 }},
+		{"top-p and min-p", func(q *plugins.SampleRequest) { q.Temperature, q.TopP, q.MinP = 0.3, 0.8, 0.05 }},
+		{"penalties", func(q *plugins.SampleRequest) {
+			q.Temperature, q.RepetitionPenalty, q.FrequencyPenalty, q.PresencePenalty = 0.7, 1.3, 0.5, 0.25
+		}},
+		{"additive penalties", func(q *plugins.SampleRequest) { q.FrequencyPenalty, q.TopK = 1.5, 20 }},
+		{"bias and stop tokens too early", func(q *plugins.SampleRequest) {
+			q.LogitBias, q.StopTokens, q.MinTokens = map[int32]float64{3: 4, 7: 4.5, 9: -2}, []int32{3, 11}, 3
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var out [2]sampled
+			for i := range out {
+				q := ask("q", "", prompt, 3, 4)
+				q.Version = 0
+				c.set(&q)
+				q.TopKSampledLogprobs = i
+				var err error
+				if out[i], err = collect(t.Context(), e, q); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for i, there := range out[0].sequences {
+				here := out[1].sequences[i]
+				if !slices.Equal(there.Tokens, here.Tokens) || !slices.Equal(there.Logprobs, here.Logprobs) {
+					t.Errorf("sequence %d: %v %v on the device, %v %v in memory", i, there.Tokens, there.Logprobs, here.Tokens, here.Logprobs)
+				}
+			}
+		})
 	}
 }

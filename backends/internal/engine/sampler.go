@@ -176,6 +176,7 @@ type stepBuffers struct {
 	indices   []int32
 	drawn     []token
 	targets   []int32 // of all draws of the step
+	there     deviceDraws
 	values    []float32
 	sums      []float32
 }
@@ -269,7 +270,7 @@ func (p *samplingRank) choose(n int, f func(scratch *sample.Scratch, targets []i
 	})
 }
 
-// draw samples the token behind each row of logits.
+// draw samples the token behind each row of logits: on the device if that can, else in Go memory. The tokens are the same.
 func (p *samplingRank) draw(logits tensor.Tensor, chunks []chunk, rows []row, drawn []token) error {
 	d := drawing{width: p.model.Config.VocabSize, k: 1, whole: p.model.Comm == nil, chunks: chunks, rows: rows}
 	var err error
@@ -280,7 +281,10 @@ func (p *samplingRank) draw(logits tensor.Tensor, chunks []chunk, rows []row, dr
 		onlyScales = onlyScales && q.settings.OnlyScales()
 		greedy = greedy && q.Temperature == 0
 	}
-	if err := p.scale(logits, &d); err != nil {
+	if on := p.drawer(&d); on != nil {
+		return p.drawThere(on, logits, &d, drawn)
+	}
+	if err := p.scale(logits, &d, (*sample.Settings).OnlyScales); err != nil {
 		return err
 	}
 	if d.logits, err = p.download(plainLogits, logits); err != nil {
@@ -335,16 +339,16 @@ func (p *samplingRank) draw(logits tensor.Tensor, chunks []chunk, rows []row, dr
 	})
 }
 
-// scale applies the temperature of rows to which nothing else is done, neighbours with the same one at once.
-func (p *samplingRank) scale(logits tensor.Tensor, d *drawing) error {
+// scale applies the temperature of the rows whose settings are chosen, neighbours with the same one at once.
+func (p *samplingRank) scale(logits tensor.Tensor, d *drawing, chosen func(*sample.Settings) bool) error {
 	for i := 0; i < len(d.rows); {
 		settings := &d.request(i).settings
 		end := i + 1
-		if settings.OnlyScales() && !settings.Plain() {
-			for end < len(d.rows) && d.request(end).settings.OnlyScales() && d.request(end).settings.Temperature == settings.Temperature {
+		if factor := settings.Scale(); factor != 1 && chosen(settings) {
+			for end < len(d.rows) && d.request(end).settings.Scale() == factor && chosen(&d.request(end).settings) {
 				end++
 			}
-			if err := p.model.Device.Scale(logits.Slice(i, end), settings.Scale(), tensor.Float32); err != nil {
+			if err := p.model.Device.Scale(logits.Slice(i, end), factor, tensor.Float32); err != nil {
 				return err
 			}
 		}

@@ -85,8 +85,7 @@ func (s *Settings) Adjust(logits []float32, h *History) {
 	}
 	if (s.FrequencyPenalty != 0 || s.PresencePenalty != 0) && h != nil {
 		for t, n := range h.generated {
-			penalty := float64(s.FrequencyPenalty*float64(n)) + s.PresencePenalty
-			logits[t] -= float32(penalty)
+			logits[t] -= s.additive(n)
 		}
 	}
 	for _, b := range s.Bias {
@@ -97,6 +96,38 @@ func (s *Settings) Adjust(logits []float32, h *History) {
 			logits[i] *= factor
 		}
 	}
+}
+
+// additive is what frequency and presence penalty subtract for a token that was generated n times.
+func (s *Settings) additive(n int) float32 {
+	return float32(float64(s.FrequencyPenalty*float64(n)) + s.PresencePenalty)
+}
+
+// Penalty is what Adjust does to one token's logit before bias and temperature: it is divided by Divisor if it is positive and multiplied by it if not, then Less is subtracted.
+type Penalty struct {
+	Token         int32
+	Divisor, Less float32
+}
+
+// Penalties appends the penalties of a history, at most one per token and in no order, to to. h may be nil when no penalty is set.
+func (s *Settings) Penalties(to []Penalty, h *History) []Penalty {
+	additive := s.FrequencyPenalty != 0 || s.PresencePenalty != 0
+	switch {
+	case h == nil:
+	case s.RepetitionPenalty != 1:
+		for t := range h.seen {
+			p := Penalty{Token: t, Divisor: float32(s.RepetitionPenalty)}
+			if n := h.generated[t]; additive && n > 0 {
+				p.Less = s.additive(n)
+			}
+			to = append(to, p)
+		}
+	case additive:
+		for t, n := range h.generated {
+			to = append(to, Penalty{Token: t, Divisor: 1, Less: s.additive(n)})
+		}
+	}
+	return to
 }
 
 // The last word of a draw's counter keeps the kinds of draws apart.

@@ -72,6 +72,21 @@ func TestAdjust(t *testing.T) {
 			if !slices.Equal(row, c.want) {
 				t.Errorf("got %v, want %v", row, c.want)
 			}
+			penalized := []float32{2, -2, 4, 1}
+			for _, p := range s.Penalties(nil, h) {
+				x := &penalized[p.Token]
+				if *x > 0 {
+					*x /= p.Divisor
+				} else {
+					*x *= p.Divisor
+				}
+				*x -= p.Less
+			}
+			rest := s
+			rest.RepetitionPenalty, rest.FrequencyPenalty, rest.PresencePenalty = 1, 0, 0
+			if rest.Adjust(penalized, h); !slices.Equal(penalized, c.want) {
+				t.Errorf("by penalties: %v, want %v", penalized, c.want)
+			}
 			if changed := !slices.Equal(row, []float32{2, -2, 4, 1}); changed == s.Plain() {
 				t.Errorf("changed %v but Plain %v", changed, s.Plain())
 			}

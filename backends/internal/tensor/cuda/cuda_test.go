@@ -65,12 +65,13 @@ func TestSanitizer(t *testing.T) {
 	if err != nil {
 		t.Skip(err)
 	}
-	const some = "TestOperations/values/^(attention_.*lengths_.[0-9]+(_[0-9]+)*._heads_(6/2|4/2|15/1)|.*(matmul|outer).*(1×33×7|7×65×513|64×320×527|0×32×32|300×129)|(rms|swiglu|add|scale|round|rope|log-sum|adamw|sum).*[^0-9](1×3|3×17|33×70|0×8|9×2×40×24|5×4096|3×17_step_1))"
+	const some = "TestOperations/(values|drawing)/^(adjustments|65_columns|attention_.*lengths_.[0-9]+(_[0-9]+)*._heads_(6/2|4/2|15/1)|.*(matmul|outer).*(1×33×7|7×65×513|64×320×527|0×32×32|300×129)|(rms|swiglu|add|scale|round|rope|log-sum|adamw|sum|gather).*[^0-9](1×3|3×17|33×70|0×8|9×2×40×24|5×4096|3×17_step_1))"
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", some, "-test.v")
 	cmd.Env = append(append(os.Environ(), environment...), sanitized+"=1")
 	out, err := cmd.CombinedOutput()
-	if n := strings.Count(string(out), "--- PASS: TestOperations/values/"); err != nil || n < 20 {
-		t.Errorf("%d cases, %v:\n%s", n, err, out)
+	values, drawing := strings.Count(string(out), "--- PASS: TestOperations/values/"), strings.Count(string(out), "--- PASS: TestOperations/drawing/")
+	if err != nil || values < 20 || drawing < 5 {
+		t.Errorf("%d cases of values and %d of drawing, %v:\n%s", values, drawing, err, out)
 	}
 }
 

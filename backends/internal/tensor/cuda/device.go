@@ -1,12 +1,15 @@
 // Package cuda is the tensor.Device of an NVIDIA GPU: it puts the kernels of package cudart into the device's stream. It knows no model.
 //
-// Operations return before they are done; because a device has one stream, what comes next sees their results, and Download and SumSquares wait. So a step is launched
-// without the host waiting in it.
+// Operations return before they are done; because a device has one stream, what comes next sees their results, and Download and SumSquares wait. The host waits once per chunk of logits in
+// a training pass (losses are computed there, from log-probabilities that come in one copy), once for the check of a finished gradient, twice in a step of the optimizer (the gradient's norm, then what was
+// written), and once in a decoding step (the drawn tokens; where likeliest tokens are asked for as well, or ranks share the vocabulary, the logits come and draws are made in Go memory). It also waits for a full
+// half of the staging memory, 4 MiB of lists or uploads before.
 //
 // Bits: every sum is a chain or a tree that depends on the row alone. Products with bfloat16 weights go over the inner axis in groups of 16, one tensor-core instruction each, in
 // ascending order; products with float32 weights, and the gradients of adapters, are chains of fused multiply-adds. Attention over bfloat16 pages multiplies bfloat16 values likewise (head dimensions
 // that are multiples of 8), over others it computes in float32. The same
-// kernels serve training, prefill and decoding.
+// kernels serve training, prefill and decoding. cuBLASLt is not used: a row's bits may not depend on the rows beside it, and the library chooses the tile, the instruction and the cut of the inner axis by the
+// whole product's shape. With no workspace and one algorithm per weight it may well keep the promise, but only comparisons on every architecture and with every version of the library could show that.
 package cuda
 
 import (
@@ -87,6 +90,9 @@ type device struct {
 	runs   []cudart.Sequence
 	groups [2][]cudart.RowGroup // with float32 and with bfloat16 matrices
 	outer  []cudart.OuterProduct
+
+	adjustments []cudart.Adjustment
+	draws       []cudart.Draw
 }
 
 func (d *device) Name() string { return d.name }

@@ -48,6 +48,9 @@ func RunAll(t *testing.T, d tensor.Device, o Options) {
 	t.Run("page copies", func(t *testing.T) { pageCopies(t, d) })
 	t.Run("not finite", func(t *testing.T) { notFinite(t, d) })
 	t.Run("refusals", func(t *testing.T) { refusals(t, d) })
+	if own, ok := d.(tensor.Drawer); ok {
+		t.Run("drawing", func(t *testing.T) { drawing(t, own, d) })
+	}
 }
 
 // RunEqual checks that two devices give equal bits in every operation, as devices of one Arithmetic must.

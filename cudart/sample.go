@@ -1,0 +1,53 @@
+package cudart
+
+/*
+#include "driver.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"unsafe"
+)
+
+// Adjustment is a change to one element: x becomes x / Divisor where it is positive and x · Divisor elsewhere, then Less is subtracted and More added.
+type Adjustment struct {
+	Row, Column         int32
+	Divisor, Less, More float32
+}
+
+// Draw says how a row's token is drawn: its number in [0, 1), and what top-k (0: off), top-p (1: off) and min-p (0: off) leave of the row. TopK 1 takes the likeliest.
+type Draw struct {
+	U, TopP, MinP float64
+	TopK          int64
+}
+
+const (
+	_ = uint(unsafe.Sizeof(Adjustment{}) - C.sizeof_adjustment)
+	_ = uint(C.sizeof_adjustment - unsafe.Sizeof(Adjustment{}))
+	_ = uint(unsafe.Sizeof(Draw{}) - C.sizeof_draw)
+	_ = uint(C.sizeof_draw - unsafe.Sizeof(Draw{}))
+)
+
+// AdjustElements changes elements of x, none of them twice.
+func (v *Device) AdjustElements(x View, list []Adjustment) error {
+	at, release, err := v.Put(bytesOf(list))
+	if err != nil {
+		return err
+	}
+	a := C.adjust_arguments{x: x.c(), list: C.uint64_t(at), count: C.int64_t(len(list))}
+	return errors.Join(v.rowwise(kAdjustElements, 1, int64(len(list)), unsafe.Pointer(&a)), release())
+}
+
+// DrawTokens draws a token from every row of logits, whose softmax is probs, and writes its column and its logit to the row of y.
+func (v *Device) DrawTokens(y, logits, probs View, draws []Draw) error {
+	if logits.empty() {
+		return nil
+	}
+	at, release, err := v.Put(bytesOf(draws))
+	if err != nil {
+		return err
+	}
+	a := C.draw_arguments{y: y.c(), logits: logits.c(), probs: probs.c(), draws: C.uint64_t(at)}
+	return errors.Join(v.launch(kDrawTokens, logits.Rows, 1, 1, unsafe.Pointer(&a)), release())
+}
