@@ -69,11 +69,17 @@ func (l *loaded) configure(ctx context.Context, c Config, section json.RawMessag
 		l.shrink() // passes that are under way do so at their end
 	}
 	for l.memory.free() < 0 {
-		if moved, err := l.adapters.moveOut(); err != nil {
-			return changed, internal("move adapters out of memory", err)
-		} else if !moved {
-			break // what is needed now goes when it is not
+		if l.givePages(false) {
+			continue
 		}
+		moved, err := l.adapters.moveOut()
+		if moved || l.givePages(true) {
+			continue
+		}
+		if err != nil {
+			return changed, internal("move adapters out of memory", err)
+		}
+		break // what is needed now goes when it is not
 	}
 	if err := l.adapters.trim(); err != nil {
 		return changed, internal("move adapters out of memory", err)

@@ -129,7 +129,7 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	}
 	l.memory = newBudget(limit, l.plan.fixed())
 	for _, r := range l.sampling {
-		if err := r.newSampler(l.plan.positions, max(1, config.Threads/len(l.sampling))); err != nil {
+		if err := r.newSampler(l.plan.positions, max(1, config.Threads/len(l.sampling)), l.memory); err != nil {
 			return nil, err
 		}
 	}
@@ -140,7 +140,7 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	if l.adapters, err = newResidency(device, m.DType, l.places, req.Scratch, l.plan.adapters, l.memory); err != nil {
 		return nil, err
 	}
-	l.adapters.relieve = l.shrink
+	l.adapters.relieve = l.relieve
 	e.counters.pagesFree.Store(l.pagesFree())
 	l.info = plugins.ModelInfo{
 		Architecture: m.Config.Architecture, Parameters: m.Parameters, Layers: m.Config.Layers, HiddenSize: m.Config.HiddenSize, VocabSize: m.Config.VocabSize, MaxContextLength: l.plan.context,
@@ -188,11 +188,11 @@ func (e *Engine) open(l *loaded) (err error) {
 	return err
 }
 
-// pagesFree is the number of pages for keys and values that can be had, on all replicas.
+// pagesFree is the number of pages for keys and values that no sequence holds, on all replicas, those that were given back among them.
 func (l *loaded) pagesFree() int64 {
 	n := 0
 	for _, r := range l.sampling {
-		n += r.sampler.cache.Available()
+		n += r.sampler.cache.Available() + r.sampler.cache.Absent()
 	}
 	return int64(n)
 }

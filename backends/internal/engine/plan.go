@@ -26,6 +26,7 @@ type memoryPlan struct {
 	training int64 // activations, keys and values of training passes, of all replicas at once
 
 	positions   int // of each cache
+	kept        int // of its pages, that are never given back: one sequence of the longest length always has a place
 	context     int // tokens of a sequence at most
 	batchTokens int // of one training pass
 	cycleTokens int // of one clock cycle
@@ -102,6 +103,7 @@ func (l *loaded) planMemory(ctx context.Context, limit int64, source string, bef
 	} else if p.positions, p.context, err = cacheSize(*c, samplerModels, rest/4/samplers); err != nil {
 		return p, err
 	}
+	p.kept = (p.context + kvcache.PageSize - 1) / kvcache.PageSize
 	p.cache = samplers * int64(p.positions/kvcache.PageSize) * pagesBytes(samplerModels)
 	if rest -= p.cache; rest <= 0 {
 		return p, &plugins.Error{Kind: plugins.KindCapacity, Field: "backend.kv_cache_tokens", Message: fmt.Sprintf("keys and values of %d tokens take %s; the limit is %s (%s), of which weights and the sampler take %s", p.positions, mebibytes(p.cache), mebibytes(limit), source, mebibytes(p.weights+p.sampling))}
@@ -262,7 +264,8 @@ func (l *loaded) referenceLayout(rank int) (*lora.Layout, error) {
 	return layout, nil
 }
 
-// fixed is what is taken for as long as the backend lives; the sampler's share is, whether it is used or not.
+// fixed is what is taken at first, whether it is used or not: all but what adapters and training passes take as they need it. Pages of keys and values can be given back, see pages.go; the rest is taken for as long
+// as the backend lives.
 func (p *memoryPlan) fixed() int64 { return p.weights + p.sampling + p.cache }
 
 // budget counts the memory of a backend. Its methods may be called from any goroutine: training passes take memory on the threads of their ranks.
@@ -326,11 +329,15 @@ func (l *loaded) shares() []plugins.MemoryShare {
 			weights += fmt.Sprintf("; a rank puts layers together in %s for training and in as much for sampling, counted there", mebibytes(m.Gathered))
 		}
 	}
+	cacheDetail := fmt.Sprintf("%d tokens", p.positions)
+	if n := l.returnable(); n > 0 {
+		cacheDetail += fmt.Sprintf("; what is not in use of %s is lent to training and adapters", mebibytes(n))
+	}
 	out := []plugins.MemoryShare{
 		limit,
 		{Name: "weights", Bytes: p.weights, Detail: weights},
 		{Name: "sampler", Bytes: p.sampling, Detail: fmt.Sprintf("%d sequences and %d tokens of prompts at once", l.config.MaxBatch, l.config.PrefillTokens)},
-		{Name: "keys and values", Bytes: p.cache, Detail: fmt.Sprintf("%d tokens", p.positions)},
+		{Name: "keys and values", Bytes: p.cache, Detail: cacheDetail},
 	}
 	if layout, err := l.referenceLayout(referenceRank); err == nil {
 		one := l.adapters.weightBytes(layout) + 2*lora.ParameterBytes(layout)
@@ -343,7 +350,7 @@ func (l *loaded) shares() []plugins.MemoryShare {
 	}
 	if longest, err := l.datumBytes(p.context, referenceRank, p.recompute != RecomputeOff); err == nil {
 		fits := "fits"
-		if most := p.limit - p.fixed(); longest > most {
+		if most := p.limit - p.fixed() + l.returnable(); longest > most {
 			fits = fmt.Sprintf("does not fit and is refused; %s can be had", mebibytes(most))
 		}
 		out = append(out, plugins.MemoryShare{Name: "longest datum", Bytes: longest, Detail: fmt.Sprintf("%d tokens: %s", p.context, fits)})

@@ -136,10 +136,10 @@ func TestDatumAlone(t *testing.T) {
 		d.step()
 		return d.weights()
 	}
-	e, _ := startShape(t, middling, 1024, `{"threads": 1}`)
+	e, _ := startShape(t, middling, 1024, `{"threads": 1, "kv_cache_tokens": 1024}`)
 	want := finish(e, create(t, e, "a", 1, 4))
 
-	e, _ = startShape(t, middling, 1024, `{"threads": 1}`)
+	e, _ = startShape(t, middling, 1024, `{"threads": 1, "kv_cache_tokens": 1024}`)
 	d := create(t, e, "a", 1, 4)
 	bound := func(recompute bool, factor float64) (bytes int64) {
 		hook(t, e, func() {

@@ -307,20 +307,24 @@ func (l *loaded) hold() (release func()) {
 }
 
 // newSampler gives a replica memory to sample with.
-func (r *replica) newSampler(positions, threads int) error {
+func (r *replica) newSampler(positions, threads int, memory *budget) error {
 	count := positions / kvcache.PageSize
-	p := &sampler{replica: r, cache: kvcache.New(count), crew: newCrew(threads), workspaces: make([]*model.Workspace, len(r.models)), pages: make([]tensor.Pages, len(r.models)),
+	p := &sampler{replica: r, memory: memory, cache: kvcache.New(count), crew: newCrew(threads), workspaces: make([]*model.Workspace, len(r.models)), pages: make([]tensor.Pages, len(r.models)),
 		ranks: make([]samplingRank, len(r.models)), scratch: make([]sample.Scratch, max(1, threads))}
 	p.pass, p.adjustRow, p.drawRows = r.ordered(p.runRank), p.adjust, p.drawRow
 	r.sampler = p
-	return r.each(func(rank int) (err error) {
+	if err := r.each(func(rank int) (err error) {
 		p.workspaces[rank] = r.models[rank].NewWorkspace()
 		p.ranks[rank] = samplingRank{sampler: p, rank: rank, model: r.models[rank], workspace: p.workspaces[rank]}
 		if p.pages[rank], err = r.models[rank].NewPages(count); err != nil {
 			return capacity(fmt.Sprintf("memory for keys and values of %d tokens (backend.kv_cache_tokens)", positions), err)
 		}
 		return nil
-	}, nil)
+	}, nil); err != nil {
+		return err
+	}
+	p.lends = p.discard(kvcache.Block{})
+	return nil
 }
 
 func (p *sampler) free(rank int) {

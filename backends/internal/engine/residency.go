@@ -35,15 +35,15 @@ type residency struct {
 	floats   []float32 // for copies between device and file
 	bytes    []byte
 
-	memory  *budget     // of the whole backend
-	relieve func() bool // frees memory that no step needs and that is not of adapters; false if there is none
+	memory  *budget              // of the whole backend
+	relieve func(last bool) bool // frees memory that no step needs and that is not of adapters, with last even what is worth more than an idle adapter; false if there is none
 
 	inMemory, inFiles atomic.Int64 // bytes, for Status: of everything, and of blocks that are in files alone
 }
 
 // newResidency makes an empty one. Nothing is written before the limit is reached; what an earlier process left in the directory is removed.
 func newResidency(device tensor.Device, dtype tensor.DType, places []lora.Place, scratch string, limit int64, memory *budget) (*residency, error) {
-	m := &residency{device: device, dtype: dtype, places: places, limit: limit, resident: list.New(), weights: map[shapeKey]int64{}, memory: memory, relieve: func() bool { return false }}
+	m := &residency{device: device, dtype: dtype, places: places, limit: limit, resident: list.New(), weights: map[shapeKey]int64{}, memory: memory, relieve: func(bool) bool { return false }}
 	if scratch == "" {
 		return m, nil
 	}
@@ -272,10 +272,10 @@ func (m *residency) withRoom(what string, size int64, allocate func() (int64, er
 		if !errors.Is(err, tensor.ErrMemory) {
 			return internal("memory for "+what, err)
 		}
-		if m.relieve() {
+		if m.relieve(false) {
 			continue
 		}
-		if moved, _ := m.moveOut(); !moved {
+		if moved, _ := m.moveOut(); !moved && !m.relieve(true) {
 			return capacity("memory for "+what, err)
 		}
 	}
@@ -285,11 +285,15 @@ func (m *residency) withRoom(what string, size int64, allocate func() (int64, er
 func (m *residency) take(what string, size int64) error {
 	for {
 		crowded := m.used+size > m.limit
-		if !crowded && m.memory.take(size) || !crowded && m.relieve() && m.memory.take(size) {
+		if !crowded && m.memory.take(size) {
 			return nil
+		}
+		if !crowded && m.relieve(false) {
+			continue
 		}
 		moved, err := m.moveOut()
 		switch {
+		case !moved && !crowded && m.relieve(true):
 		case err != nil:
 			return capacity("memory for "+what, err)
 		case moved:

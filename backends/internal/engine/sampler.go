@@ -17,6 +17,8 @@ type sampler struct {
 	workspaces []*model.Workspace // by rank
 	pages      []tensor.Pages     // by rank
 	cache      *kvcache.Cache
+	lends      bool // pages can be given back
+	memory     *budget
 	fresh      []page       // taken from the cache, to be prepared
 	buffers    [3][]float32 // in Go memory, by buffer
 	targets    []int32      // that rank 0 has chosen, for all ranks

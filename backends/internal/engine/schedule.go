@@ -15,6 +15,7 @@ import (
 func (e *Engine) samplingStep(trainingWaits bool) bool {
 	l := e.loaded
 	begin := time.Now()
+	e.fetchPages()
 	e.admit()
 	failed := false
 	chunks := e.chunks[:0]

@@ -336,9 +336,9 @@ func (e *Engine) runBatches(batches []batch) (err error) {
 			l.shrink()
 		}
 	}()
-	var pieces []piece
-	for _, b := range batches {
-		pieces = append(pieces, b.pieces...)
+	pieces := batches[0].pieces
+	for _, b := range batches[1:] {
+		pieces = append(pieces[:len(pieces):len(pieces)], b.pieces...)
 	}
 	release, err := l.needWeights(len(pieces), func(i int) *version { return pieces[i].pass.version })
 	if err != nil {
@@ -415,15 +415,19 @@ type training struct {
 
 func (l *loaded) prepare(b batch) (training, error) {
 	t := training{replica: b.replica, examples: make([]model.Example, len(b.pieces))}
+	for _, at := range b.pieces {
+		t.pages += pagesOf(at.pass.op.pass.Data[at.index].Tokens)
+	}
+	numbers := make([]int32, t.pages)
+	for i := range numbers {
+		numbers[i] = int32(i)
+	}
 	for i, at := range b.pieces {
 		p := at.pass
 		d := &p.op.pass.Data[at.index]
-		n := (len(d.Tokens) + kvcache.PageSize - 1) / kvcache.PageSize
-		ids := make([]int32, n)
-		for k := range ids {
-			ids[k] = int32(t.pages + k)
-		}
-		t.pages += n
+		n := pagesOf(d.Tokens)
+		ids := numbers[:n:n]
+		numbers = numbers[n:]
 		t.tokens += len(d.Tokens)
 		t.examples[i] = model.Example{
 			Sequence: model.Sequence{Adapter: p.version.weights.weights(), Tokens: d.Tokens, Pages: ids},
@@ -449,6 +453,9 @@ func (l *loaded) prepare(b batch) (training, error) {
 	return t, l.chooseRecompute(&t)
 }
 
+// pagesOf is the number of pages that a sequence takes.
+func pagesOf(tokens []int32) int { return (len(tokens) + kvcache.PageSize - 1) / kvcache.PageSize }
+
 // chooseRecompute decides whether a batch computes its activations again: always, never, or, when that is left to the engine, if one of its operations must or if they do not fit the replica's share of training. It notes
 // the memory that the pass takes.
 func (l *loaded) chooseRecompute(t *training) (err error) {
@@ -463,19 +470,23 @@ func (l *loaded) chooseRecompute(t *training) (err error) {
 	return err
 }
 
-// clear moves adapters that nobody needs out of memory until there is room for passes.
+// clear makes room for passes: pages that nothing is on, then adapters that nobody needs, then cached prompts are given up.
 func (l *loaded) clear(trainings []training) error {
 	var need int64
 	for _, t := range trainings {
 		need += max(0, l.passBytes(t.need, t.pages)-t.replica.trainer.bytes())
 	}
 	for l.memory.free() < need {
-		moved, err := l.adapters.moveOut()
-		if err != nil {
-			return capacity("memory for a training pass", err)
+		if l.givePages(false) {
+			continue
 		}
-		if !moved {
-			break // what is measured is what they take at most; they will tell
+		moved, err := l.adapters.moveOut()
+		switch {
+		case moved || l.givePages(true):
+		case err != nil:
+			return capacity("memory for a training pass", err)
+		default:
+			return nil // what is measured is what they take at most; they will tell
 		}
 	}
 	return nil

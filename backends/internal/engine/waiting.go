@@ -1,6 +1,9 @@
 package engine
 
-import "slices"
+import (
+	"iter"
+	"slices"
+)
 
 // waitingRoom holds the sequences that wait for a place in the decoding batch: a line for each key of plugins.Share, first come first served within. The lines share places in proportion to their weights, by tokens
 // (start-time fair queueing): a line's tag is the tokens that it has been given over its weight, and the line with the smallest is served next. A sequence is charged for all that it may generate when it gets its place, and
@@ -85,6 +88,19 @@ func (s *sequence) unused() float64 { return float64(s.request.MaxTokens - s.gen
 func (w *waitingRoom) leavePlace(s *sequence) {
 	s.line.placed--
 	s.line.tag -= s.unused() / s.line.weight
+}
+
+// first gives the sequences of each line that may get a place next.
+func (w *waitingRoom) first() iter.Seq[*sequence] {
+	return func(yield func(*sequence) bool) {
+		for _, l := range w.lines {
+			for _, s := range l.sequences[:min(lookahead, len(l.sequences))] {
+				if s.waits && !yield(s) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // answer is what a visitor says about a waiting sequence.

@@ -1,12 +1,15 @@
 // Package kvcache decides which page of keys and values belongs to whom. Sequences hold pages by reference; full pages of a prompt are shared between all sequences
-// that begin with the same tokens under the same adapter version, and stay as a cache until their place is needed. It only counts page numbers: the memory behind
-// them, and clearing a page before its first use, are the caller's.
+// that begin with the same tokens under the same adapter version, and stay as a cache until their place is needed. Pages are in blocks, and a block of which nobody holds a page can be
+// given back. It only counts page numbers: the memory behind them, and clearing a page before its first use, are the caller's.
 package kvcache
 
 import "container/list"
 
 // PageSize is the number of positions in a page.
 const PageSize = 64
+
+// BlockPages is the number of pages in a block; the last one may have fewer.
+const BlockPages = 16
 
 // Key names the weights that keys and values were computed with; sequences under different keys never share a page.
 type Key struct {
@@ -16,10 +19,18 @@ type Key struct {
 
 // Cache hands out the pages 0 … n-1. It is used by one goroutine at a time.
 type Cache struct {
-	free  []int32
-	owner []*entry // of each page: nil while it is free or held by one sequence only
-	roots map[Key]*entry
-	idle  *list.List // of *entry without a holder, the next one to go first; an entry stands before its parent
+	blocks []block
+	free   int      // pages of all blocks that nothing is on
+	absent int      // pages that were given back
+	owner  []*entry // of each page: nil while it is free or held by one sequence only
+	roots  map[Key]*entry
+	idle   *list.List // of *entry without a holder, the next one to go first; an entry stands before its parent
+}
+
+// block is BlockPages pages with consecutive numbers.
+type block struct {
+	free   []int32 // those that nothing is on, the next one to be used last
+	absent bool    // they were given back
 }
 
 // entry is one full page in the tree of shared prefixes; the root of a key has no page.
@@ -37,17 +48,91 @@ type entry struct {
 // New makes a cache of n pages.
 func New(n int) *Cache {
 	c := &Cache{owner: make([]*entry, n), roots: map[Key]*entry{}, idle: list.New()}
+	c.blocks = make([]block, (n+BlockPages-1)/BlockPages)
 	for i := n - 1; i >= 0; i-- {
-		c.free = append(c.free, int32(i))
+		c.release(int32(i))
 	}
 	return c
 }
 
-// Available is the number of pages that Allocate can give: free ones and those kept for nobody but as a cache.
-func (c *Cache) Available() int { return len(c.free) + c.idle.Len() }
+// release notes that nothing is on a page any more.
+func (c *Cache) release(page int32) {
+	b := &c.blocks[page/BlockPages]
+	b.free = append(b.free, page)
+	c.free++
+}
 
-// Pages is the number of all pages.
+// Available is the number of pages that Allocate can give: free ones and those kept for nobody but as a cache.
+func (c *Cache) Available() int { return c.free + c.idle.Len() }
+
+// Free is the number of pages that nothing is on.
+func (c *Cache) Free() int { return c.free }
+
+// Pages is the number of all pages, whether they are there or were given back.
 func (c *Cache) Pages() int { return len(c.owner) }
+
+// Absent is the number of pages that were given back.
+func (c *Cache) Absent() int { return c.absent }
+
+// Block is a run of pages.
+type Block struct{ First, Count int32 }
+
+// GiveBack takes a block out of use of which nobody holds a page, unless fewer than keep pages would be left. With cached it may be one on which something is kept as a cache, that is forgotten then.
+func (c *Cache) GiveBack(keep int, cached bool) (Block, bool) {
+	for i := len(c.blocks) - 1; i >= 0; i-- { // Allocate uses the first ones first
+		b := &c.blocks[i]
+		pages := Block{int32(i * BlockPages), int32(min(BlockPages, len(c.owner)-i*BlockPages))}
+		if b.absent || len(c.owner)-c.absent-int(pages.Count) < keep || len(b.free)+c.idleOn(pages) < int(pages.Count) || !cached && len(b.free) < int(pages.Count) {
+			continue
+		}
+		for page := pages.First; page < pages.First+pages.Count; page++ {
+			if e := c.owner[page]; e != nil {
+				c.evictAll(e)
+			}
+		}
+		b.absent = true
+		c.absent += int(pages.Count)
+		c.free -= len(b.free)
+		return pages, true
+	}
+	return Block{}, false
+}
+
+// idleOn counts the pages of a block that are kept as a cache only.
+func (c *Cache) idleOn(b Block) int {
+	n := 0
+	for _, e := range c.owner[b.First : b.First+b.Count] {
+		if e != nil && e.idle != nil {
+			n++
+		}
+	}
+	return n
+}
+
+// evictAll forgets an idle entry and those behind it, which are idle as well.
+func (c *Cache) evictAll(e *entry) {
+	for _, child := range e.children {
+		c.evictAll(child)
+	}
+	c.evict(e)
+}
+
+// Missing gives a block that was given back, if there is one.
+func (c *Cache) Missing() (Block, bool) {
+	for i := range c.blocks {
+		if b := &c.blocks[i]; b.absent {
+			return Block{int32(i * BlockPages), int32(len(b.free))}, true
+		}
+	}
+	return Block{}, false
+}
+
+// TakeBack has a block in use again that was given back.
+func (c *Cache) TakeBack(b Block) {
+	c.blocks[b.First/BlockPages].absent = false
+	c.free += int(b.Count)
+	c.absent -= int(b.Count)
+}
 
 // Match gives the pages that hold the longest shared beginning of tokens, and holds them for the caller, who gives them back with Release. They cover
 // PageSize·len(pages) tokens.
@@ -72,19 +157,25 @@ func (c *Cache) hold(e *entry) {
 	}
 }
 
-// Allocate gives n pages to the caller alone, or none and false if there are not so many. Cached pages go in the order in which they became idle. The content of a page is whatever
+// Allocate gives n pages to the caller alone, of the first blocks that have some, or none and false if there are not so many. Cached pages go in the order in which they became idle. The content of a page is whatever
 // it was before.
 func (c *Cache) Allocate(n int) ([]int32, bool) {
 	if n > c.Available() {
 		return nil, false
 	}
-	for len(c.free) < n {
+	for c.free < n {
 		c.evict(c.idle.Front().Value.(*entry))
 	}
-	pages := make([]int32, n)
-	for i := range pages {
-		pages[i] = c.free[len(c.free)-1]
-		c.free = c.free[:len(c.free)-1]
+	c.free -= n
+	pages := make([]int32, 0, n)
+	for i := range c.blocks {
+		b := &c.blocks[i]
+		for ; len(pages) < n && !b.absent && len(b.free) > 0; b.free = b.free[:len(b.free)-1] {
+			pages = append(pages, b.free[len(b.free)-1])
+		}
+		if len(pages) == n {
+			break
+		}
 	}
 	return pages, true
 }
@@ -98,7 +189,7 @@ func (c *Cache) evict(e *entry) {
 		delete(c.roots, e.key)
 	}
 	c.owner[e.page] = nil
-	c.free = append(c.free, e.page)
+	c.release(e.page)
 }
 
 // Share offers the full pages at the beginning of a sequence to others: tokens are what they hold, pages the sequence's pages in order, all held by the caller. Pages that are shared
@@ -134,7 +225,7 @@ func (c *Cache) Release(pages []int32) {
 	for i := len(pages) - 1; i >= 0; i-- {
 		e := c.owner[pages[i]]
 		if e == nil {
-			c.free = append(c.free, pages[i])
+			c.release(pages[i])
 			continue
 		}
 		e.holders--
@@ -142,7 +233,7 @@ func (c *Cache) Release(pages []int32) {
 		case e.holders > 0:
 		case e.dropped:
 			c.owner[e.page] = nil
-			c.free = append(c.free, e.page)
+			c.release(e.page)
 		default:
 			e.idle = c.idle.PushBack(e)
 		}
@@ -166,7 +257,7 @@ func (c *Cache) Drop(key Key) {
 			c.idle.Remove(e.idle)
 			e.idle = nil
 			c.owner[e.page] = nil
-			c.free = append(c.free, e.page)
+			c.release(e.page)
 		}
 	}
 	walk(root)

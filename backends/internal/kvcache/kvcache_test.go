@@ -84,12 +84,63 @@ func TestTwoSequencesShareTheSamePage(t *testing.T) {
 	c.Share(key, prompt, a)
 	c.Share(key, prompt, b) // b computed the same at the same time and keeps its own
 	c.Release(b)
-	if len(c.free) != 2 {
-		t.Fatalf("%d free, want the two of b", len(c.free))
+	if c.free != 2 {
+		t.Fatalf("%d free, want the two of b", c.free)
 	}
 	c.Release(a)
 	if got := c.Match(key, prompt); !slices.Equal(got, a) {
 		t.Fatalf("matched %v, want %v", got, a)
+	}
+}
+
+func TestGiveBack(t *testing.T) {
+	c := New(2*BlockPages + 3)
+	key := Key{1, 1}
+	prompt := tokens(2*PageSize, 0)
+	held, _ := c.Allocate(1)
+	pages, _ := c.Allocate(2)
+	c.Share(key, prompt, pages)
+	c.Release(pages)
+	for _, want := range []Block{{2 * BlockPages, 3}, {BlockPages, BlockPages}} {
+		if b, ok := c.GiveBack(0, true); !ok || b != want {
+			t.Fatalf("gave back %v, %v; want %v", b, ok, want)
+		}
+	}
+	if _, ok := c.GiveBack(0, true); ok {
+		t.Fatal("a block was given back of which a page is held")
+	}
+	if c.Available() != BlockPages-1 || c.Absent() != BlockPages+3 {
+		t.Fatalf("%d available, %d absent", c.Available(), c.Absent())
+	}
+	if _, ok := c.Allocate(BlockPages); ok {
+		t.Fatal("pages were allocated that are not there")
+	}
+	c.Release(held)
+	if _, ok := c.GiveBack(0, false); ok {
+		t.Fatal("what is cached was forgotten")
+	}
+	if got := c.Match(key, prompt); !slices.Equal(got, pages) {
+		t.Fatalf("matched %v, want %v", got, pages)
+	}
+	c.Release(pages)
+	if _, ok := c.GiveBack(1, true); ok {
+		t.Fatal("more was given back than may be")
+	}
+	if b, ok := c.GiveBack(0, true); !ok || b != (Block{0, BlockPages}) || c.Available() != 0 {
+		t.Fatalf("gave back %v, %v; %d are left", b, ok, c.Available())
+	}
+	if got := c.Match(key, prompt); got != nil {
+		t.Fatalf("matched %v that were given back", got)
+	}
+	for range 3 {
+		b, ok := c.Missing()
+		if !ok {
+			t.Fatal("not all came back")
+		}
+		c.TakeBack(b)
+	}
+	if _, ok := c.Missing(); ok || c.Available() != c.Pages() {
+		t.Fatalf("%d of %d available", c.Available(), c.Pages())
 	}
 }
 
@@ -117,8 +168,8 @@ func TestDrop(t *testing.T) {
 	c.Share(key, prompt, pages)
 	c.Release(pages)
 	c.Drop(key)
-	if len(c.free) != 4 {
-		t.Fatalf("%d free after dropping an idle prefix", len(c.free))
+	if c.free != 4 {
+		t.Fatalf("%d free after dropping an idle prefix", c.free)
 	}
 }
 
@@ -173,15 +224,37 @@ func TestRandomSchedule(t *testing.T) {
 					live = slices.Delete(live, i, i+1)
 				}
 			case 3:
-				if random.IntN(20) == 0 {
+				switch random.IntN(20) {
+				case 0:
 					c.Drop(Key{int64(random.IntN(2)), 0})
+				case 1, 2:
+					before := c.Available()
+					b, ok := c.GiveBack(random.IntN(24), random.IntN(2) == 0)
+					for page := b.First; ok && page < b.First+b.Count; page++ {
+						content[page] = nil
+						for _, s := range live {
+							if slices.Contains(s.pages, page) {
+								t.Fatal("a page that is held was given back")
+							}
+						}
+					}
+					if after := c.Available(); after > before-int(b.Count) {
+						t.Fatalf("%d pages of %d are available without %d", after, before, b.Count)
+					}
+				case 3, 4:
+					if b, ok := c.Missing(); ok {
+						c.TakeBack(b)
+					}
 				}
 			}
 		}
 		for _, s := range live {
 			c.Release(s.pages)
 		}
-		if all, ok := c.Allocate(24); !ok || len(all) != 24 {
+		for b, ok := c.Missing(); ok; b, ok = c.Missing() {
+			c.TakeBack(b)
+		}
+		if all, ok := c.Allocate(24); !ok || len(all) != 24 || c.Absent() != 0 {
 			t.Fatalf("seed %d: pages were lost: %d available", seed, c.Available())
 		}
 	}

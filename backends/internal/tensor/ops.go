@@ -44,6 +44,9 @@ type Pages interface {
 	Zero(page int32) error
 	// Copy makes page dst of every layer hold what page src holds, for a sequence that goes on from the middle of another's page.
 	Copy(dst, src int32) error
+	// Discard gives back the memory of count pages of every layer from page first on, and tells whether it has: not every device can with a part of what it has allocated. What was
+	// discarded is undefined and takes memory again when it is next cleared or copied to, which comes before any other use.
+	Discard(first, count int32) (bool, error)
 	Free()
 }
 

@@ -40,6 +40,18 @@ func (p *pages) Copy(dst, src int32) error {
 	return p.Pages.Copy(dst, src)
 }
 
+func (p *pages) Discard(first, count int32) (bool, error) {
+	c := p.device.check("discard pages")
+	c.pages(p.device, p)
+	if first < 0 || count < 0 || int(first) > p.Count() || int(count) > p.Count()-int(first) {
+		c.fail("pages %d + %d of %d", first, count, p.Count())
+	}
+	if c.err != nil {
+		return false, c.err
+	}
+	return p.Pages.Discard(first, count)
+}
+
 func (c *check) page(p *pages, page int32) {
 	if page < 0 || int(page) >= p.Count() {
 		c.fail("page %d of %d", page, p.Count())

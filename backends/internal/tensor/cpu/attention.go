@@ -33,6 +33,11 @@ func (p *pages) Copy(dst, src int32) error {
 	return failed("copy page", C.op_copy_page(p.device.c, cache(p), C.int64_t(dst), C.int64_t(src)))
 }
 
+// Discard gives the system its memory back, but for what shares one of its own pages with neighbours.
+func (p *pages) Discard(first, count int32) (bool, error) {
+	return C.op_discard_pages(p.device.c, cache(p), C.int64_t(first), C.int64_t(count)) == 0, nil
+}
+
 // maxHeadDim bounds what the kernels keep on their stack.
 const maxHeadDim = 4096
 

@@ -99,6 +99,7 @@ int op_swiglu(device *d, view y, view gate, view up);
 int op_swiglu_backward(device *d, view dgate, view dup, view dy, view gate, view up);
 int op_zero_page(device *d, cache p, int64_t page);
 int op_copy_page(device *d, cache p, int64_t to, int64_t from);
+int op_discard_pages(device *d, cache p, int64_t first, int64_t count);
 int op_write_pages(device *d, cache p, int64_t layer, view k, view v, const sequence *s, int64_t n, const int32_t *pages);
 int op_attention(device *d, view o, view lse, view q, cache p, int64_t layer, const sequence *s, int64_t n, const int32_t *pages, int64_t query_heads, float scale);
 int op_attention_backward(device *d, view dq, view dk, view dv, view dout, view o, view lse, view q, cache p, int64_t layer, const sequence *s, int64_t n,

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #if defined(__x86_64__)
 extern const kernels kernels_sse2, kernels_avx2, kernels_avx512, kernels_avx512bf16;
@@ -348,6 +349,18 @@ int op_zero_page(device *d, cache p, int64_t page) {
   (void)d;
   size_t size = (size_t)block_elements(&p) * (p.type == BFLOAT16 ? 2 : 4);
   for (int64_t l = 0; l < p.layers; l++) memset((char *)p.addr + (size_t)(l * p.count + page) * size, 0, size);
+  return 0;
+}
+
+int op_discard_pages(device *d, cache p, int64_t first, int64_t count) {
+  (void)d;
+  size_t size = (size_t)block_elements(&p) * (p.type == BFLOAT16 ? 2 : 4);
+  uintptr_t mask = (uintptr_t)sysconf(_SC_PAGESIZE) - 1;
+  for (int64_t l = 0; l < p.layers; l++) {
+    uintptr_t from = p.addr + (size_t)(l * p.count + first) * size, to = from + (size_t)count * size;
+    from = (from + mask) & ~mask, to &= ~mask;
+    if (from < to && madvise((void *)from, to - from, MADV_DONTNEED)) return 1;
+  }
   return 0;
 }
 

@@ -30,6 +30,9 @@ func (p *pages) Zero(page int32) error { return p.copy("zero page", page, -1) }
 
 func (p *pages) Copy(dst, src int32) error { return p.copy("copy page", dst, src) }
 
+// Discard does nothing: what the driver has allocated goes back as a whole.
+func (p *pages) Discard(int32, int32) (bool, error) { return false, nil }
+
 func (p *pages) copy(op string, dst, src int32) error {
 	return p.device.failed(op, p.device.v.CopyPage(p.cache, dst, src))
 }

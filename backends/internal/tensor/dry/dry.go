@@ -131,6 +131,9 @@ func (pages) Zero(int32) error      { return nil }
 func (pages) Copy(_, _ int32) error { return nil }
 func (pages) Free()                 {}
 
+// Discard implements tensor.Pages: there is no memory.
+func (pages) Discard(_, _ int32) (bool, error) { return true, nil }
+
 // WritePages implements tensor.Device.
 func (Device) WritePages(tensor.Pages, int, tensor.Tensor, tensor.Tensor, []tensor.AttentionRun) error {
 	return nil

@@ -294,7 +294,7 @@ func attentionCuts(t *testing.T, d tensor.Device) {
 	}
 }
 
-// pageCopies checks that a sequence that goes on from a copy of another's page gives the bits of one that wrote all itself, and that the original stays as it was.
+// pageCopies checks that a sequence that goes on from a copy of another's page gives the bits of one that wrote all itself, and that the original stays as it was; on a page that was discarded too.
 func pageCopies(t *testing.T, d tensor.Device) {
 	for _, dtype := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
 		s := attentionShape{[]int{30}, 4, 2, 24, dtype}
@@ -322,6 +322,12 @@ func pageCopies(t *testing.T, d tensor.Device) {
 			write(2, prefix, s.lengths[0])
 			sameBits(t, "behind the copy", attend(2, prefix, s.lengths[0]), want[prefix*qw:])
 			sameBits(t, "the original", attend(1, 0, prefix), want[:prefix*qw])
+			_, err = pages.Discard(2, 1)
+			h.ok(err)
+			h.ok(pages.Copy(2, 1))
+			write(2, prefix, s.lengths[0])
+			sameBits(t, "on a page that was discarded", attend(2, prefix, s.lengths[0]), want[prefix*qw:])
+			sameBits(t, "the original beside it", attend(1, 0, prefix), want[:prefix*qw])
 		})
 	}
 }

@@ -42,6 +42,7 @@ func refusals(t *testing.T, d tensor.Device) {
 		}
 		return err
 	}
+	_, discardErr := pages.Discard(1, 2)
 	_, sumErr := d.SumSquares(a, half)
 	_, allocErr := d.Alloc(tensor.Float32, math.MaxInt/2, 3)
 	_, negativeErr := d.Alloc(tensor.Float32, -1, 3)
@@ -57,6 +58,7 @@ func refusals(t *testing.T, d tensor.Device) {
 		"no type":                 d.Zero(tensor.Tensor{Buffer: a.Buffer, Rows: 1, Cols: 1, Stride: 1}),
 		"upload length":           d.Upload(a, make([]float32, 23)),
 		"download length":         d.Download(make([]float32, 25), a),
+		"discard beyond the end":  discardErr,
 		"alloc overflows":         allocErr,
 		"alloc negative":          negativeErr,
 		"alloc type":              typeErr,
