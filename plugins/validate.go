@@ -1,6 +1,7 @@
 package plugins
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"path/filepath"
@@ -59,34 +60,38 @@ func (r *ForwardBackwardRequest) Validate(m *ModelInfo) error {
 		return Invalidf("data", "must hold at least one datum")
 	}
 	for i := range r.Data {
-		if err := r.Data[i].validate(fmt.Sprintf("data[%d]", i), r.Loss, spec, m); err != nil {
+		if err := r.Data[i].validate(r.Loss, spec, m); err != nil {
+			var bad *Error
+			if errors.As(err, &bad) { // names are made for what is wrong only
+				bad.Field = fmt.Sprintf("data[%d].%s", i, bad.Field)
+			}
 			return err
 		}
 	}
 	return nil
 }
 
-func (d *Datum) validate(field, loss string, spec LossSpec, m *ModelInfo) error {
+func (d *Datum) validate(loss string, spec LossSpec, m *ModelInfo) error {
 	n := len(d.Tokens)
 	if n == 0 {
-		return Invalidf(field+".tokens", "must hold at least one token")
+		return Invalidf("tokens", "must hold at least one token")
 	}
 	if n > m.MaxContextLength {
-		return Invalidf(field+".tokens", "%d tokens are more than the context of %d", n, m.MaxContextLength)
+		return Invalidf("tokens", "%d tokens are more than the context of %d", n, m.MaxContextLength)
 	}
-	if err := checkTokens(field+".tokens", d.Tokens, 0, m.VocabSize); err != nil {
+	if err := checkTokens("tokens", d.Tokens, 0, m.VocabSize); err != nil {
 		return err
 	}
 	if d.K < 1 || d.K > m.VocabSize {
-		return Invalidf(field+".target_tokens", "%d targets per position are not allowed: 1 to %d", d.K, m.VocabSize)
+		return Invalidf("target_tokens", "%d targets per position are not allowed: 1 to %d", d.K, m.VocabSize)
 	}
 	if d.K > 1 && !spec.Weights {
-		return Invalidf(field+".target_tokens", "%d targets per position are not allowed with loss %s: only 1", d.K, loss)
+		return Invalidf("target_tokens", "%d targets per position are not allowed with loss %s: only 1", d.K, loss)
 	}
 	if len(d.Targets) != n*d.K {
-		return Invalidf(field+".target_tokens", "%d values do not fit %d tokens with %d targets each: %d expected", len(d.Targets), n, d.K, n*d.K)
+		return Invalidf("target_tokens", "%d values do not fit %d tokens with %d targets each: %d expected", len(d.Targets), n, d.K, n*d.K)
 	}
-	if err := checkTokens(field+".target_tokens", d.Targets, 0, m.VocabSize); err != nil {
+	if err := checkTokens("target_tokens", d.Targets, 0, m.VocabSize); err != nil {
 		return err
 	}
 	for _, in := range []struct {
@@ -100,16 +105,15 @@ func (d *Datum) validate(field, loss string, spec LossSpec, m *ModelInfo) error 
 		{"advantages", d.Advantages, spec.Logprobs, n},
 		{"sequence_ratio_mask", d.SequenceRatioMask, spec.SequenceRatioMask, n},
 	} {
-		name := field + "." + in.name
 		switch {
 		case !in.used && in.values != nil:
-			return Invalidf(name, "is not an input of loss %s", loss)
+			return Invalidf(in.name, "is not an input of loss %s", loss)
 		case in.used && len(in.values) != in.length:
-			return Invalidf(name, "has %d values, loss %s needs %d", len(in.values), loss, in.length)
+			return Invalidf(in.name, "has %d values, loss %s needs %d", len(in.values), loss, in.length)
 		}
 		for i, v := range in.values {
 			if !finite(float64(v)) {
-				return Invalidf(fmt.Sprintf("%s[%d]", name, i), "%v is not allowed: a finite number", v)
+				return Invalidf(fmt.Sprintf("%s[%d]", in.name, i), "%v is not allowed: a finite number", v)
 			}
 		}
 	}

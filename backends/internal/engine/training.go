@@ -51,14 +51,8 @@ func (e *Engine) ForwardBackward(ctx context.Context, req plugins.ForwardBackwar
 		return plugins.ForwardBackwardResult{}, err
 	}
 	// The operation may outlive the call, in which alone the caller's slices may be read.
-	req.Data = slices.Clone(req.Data)
-	tokens := 0
-	for i := range req.Data {
-		d := &req.Data[i]
-		d.Tokens, d.Targets, d.Weights, d.Logprobs = slices.Clone(d.Tokens), slices.Clone(d.Targets), slices.Clone(d.Weights), slices.Clone(d.Logprobs)
-		d.Advantages, d.SequenceRatioMask = slices.Clone(d.Advantages), slices.Clone(d.SequenceRatioMask)
-		tokens += len(d.Tokens)
-	}
+	data, tokens := copyData(req.Data)
+	req.Data = data
 	var form loss.Loss
 	invalid := req.Validate(&l.info)
 	if invalid == nil {
@@ -76,6 +70,38 @@ func (e *Engine) ForwardBackward(ctx context.Context, req plugins.ForwardBackwar
 		return plugins.ForwardBackwardResult{}, err
 	}
 	return result.(plugins.ForwardBackwardResult), nil
+}
+
+// copyData copies data with all that is in them, into few pieces of memory however many they are, and counts their tokens.
+func copyData(data []plugins.Datum) (copied []plugins.Datum, tokens int) {
+	ints, floats := 0, 0
+	for i := range data {
+		d := &data[i]
+		tokens += len(d.Tokens)
+		ints += len(d.Tokens) + len(d.Targets)
+		floats += len(d.Weights) + len(d.Logprobs) + len(d.Advantages) + len(d.SequenceRatioMask)
+	}
+	copied = slices.Clone(data)
+	intRoom, floatRoom := make([]int32, 0, ints), make([]float32, 0, floats)
+	for i := range copied {
+		d := &copied[i]
+		d.Tokens, intRoom = copyInto(intRoom, d.Tokens)
+		d.Targets, intRoom = copyInto(intRoom, d.Targets)
+		for _, values := range []*[]float32{&d.Weights, &d.Logprobs, &d.Advantages, &d.SequenceRatioMask} {
+			*values, floatRoom = copyInto(floatRoom, *values)
+		}
+	}
+	return copied, tokens
+}
+
+// copyInto appends values to room, which has room for them, and gives the copy: nil for nil.
+func copyInto[T any](room, values []T) (copied, rest []T) {
+	if values == nil {
+		return nil, room
+	}
+	n := len(room)
+	room = append(room, values...)
+	return room[n:len(room):len(room)], room
 }
 
 // OptimStep applies AdamW.
