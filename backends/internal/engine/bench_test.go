@@ -96,6 +96,60 @@ func BenchmarkTrain(b *testing.B) {
 	}
 }
 
+// BenchmarkTenants trains the same tokens for one run and for 32, forward and backward and a step of each, on a fourteenth of Qwen3-0.6B's layers and vocabulary with random weights. The two take turns, so that what else the
+// machine does meets both. "ratio" is the engine's time per token for 32 over that for one, of the fastest turn of each, and "cpu-ratio" the same of the process's time, clients included.
+func BenchmarkTenants(b *testing.B) {
+	const tenants, sequences, length = 32, 2, 128
+	dir := b.TempDir()
+	if err := writeModel(dir, shape{151936 / 14 / 64 * 64, 1024, 3072, 2, 16, 8, 128}); err != nil {
+		b.Fatal(err)
+	}
+	e := open(b)
+	if _, err := e.Load(b.Context(), plugins.LoadRequest{ModelDir: dir, Config: []byte(`{"dtype": "bfloat16", "kv_cache_tokens": 1024}`)}, nil); err != nil {
+		b.Fatal(err)
+	}
+	random := rand.New(rand.NewPCG(3, 2))
+	data := make([]plugins.Datum, tenants*sequences)
+	for i := range data {
+		data[i] = wholeDatum(random, length)
+	}
+	var all []*driver
+	for i := range tenants {
+		all = append(all, create(b, e, fmt.Sprint("t", i), uint64(i), 32))
+	}
+	turn := func(drivers []*driver) (engine, processor time.Duration) {
+		before, spent := e.counters.cycleTime.Load(), processorTime(b)
+		each := len(data) / len(drivers)
+		release := block(e)
+		var waits []func() float64
+		for i, d := range drivers {
+			waits = append(waits, d.passCycle(data[i*each:(i+1)*each]), d.stepCycle())
+		}
+		release()
+		for _, wait := range waits {
+			wait()
+		}
+		if err := e.onDevice(func() error { return nil }); err != nil { // the cycle has come to its end
+			b.Fatal(err)
+		}
+		return time.Duration(e.counters.cycleTime.Load() - before), processorTime(b) - spent
+	}
+	turn(all) // memory grows, threads start
+	var engine, processor [2]time.Duration
+	for n := 0; b.Loop(); n++ {
+		for i, drivers := range [][]*driver{all[:1], all} {
+			t, p := turn(drivers)
+			if n == 0 {
+				engine[i], processor[i] = t, p
+			}
+			engine[i], processor[i] = min(engine[i], t), min(processor[i], p)
+		}
+	}
+	b.ReportMetric(float64(len(data)*length)/engine[1].Seconds(), "tokens/s")
+	b.ReportMetric(engine[1].Seconds()/engine[0].Seconds(), "ratio")
+	b.ReportMetric(processor[1].Seconds()/processor[0].Seconds(), "cpu-ratio")
+}
+
 // BenchmarkPlacements trains 16 sequences of 512 tokens, forward and backward and a step, in the shape of Qwen3-0.6B with random weights: on one device with two threads, and on two devices with one thread each. The
 // placements take turns, so that what else the machine does meets all of them, and the fastest turn of each counts. Beside the rates stand the processor time of a turn and the ratios to the one device. The model is cut
 // by a number that divides its layers and its vocabulary alike: layers and head keep their width and their share of the work, so that a part takes that part of the whole model's time. part=1 is the whole:
