@@ -34,7 +34,7 @@ step() {
 gotest() {
   local log="$logs/go-verbose-$1.txt"
   shift
-  go test -v "$@" > "$log" 2>&1
+  go test -v -timeout 25m "$@" > "$log" 2>&1
   local code=$?
   grep -E '^(ok|FAIL|panic:|---? FAIL)|^[[:space:]]*--- FAIL|DATA RACE' "$log"
   if [ $code != 0 ]; then echo "-- the end of $log:"; tail -n 120 "$log"; fi
