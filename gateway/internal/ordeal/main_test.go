@@ -50,6 +50,7 @@ func TestMain(m *testing.M) {
 
 // gateway is the main function of the gateway under test.
 func gateway() int {
+	profileOnSignal()
 	k := newKiller()
 	return cmd.Program{Version: "ordeal", DecorateStore: k.store, DecorateBackends: k.backends}.Main()
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -17,6 +18,7 @@ import (
 var (
 	soakFor     = flag.Duration("soak", 0, "how long TestSoak runs; 0: 1 minute with E2E_LEVEL=all, else not at all")
 	soakClients = flag.Int("soak-clients", 16, "clients of TestSoak")
+	soakEvery   = flag.Duration("soak-report", time.Minute, "how often TestSoak tells the figures of the gateway, and has it write a heap profile where "+heapVariable+" names a folder")
 	soakPlugin  = flag.String("soak-plugin", "fake", "backend of TestSoak: fake or single")
 )
 
@@ -46,6 +48,22 @@ func (s *server) look() (reading, error) {
 	r.goroutines, err = s.metric("go_goroutines")
 	return r, err
 }
+
+// report logs what the gateway holds.
+func (s *server) report(lives int64, r reading) {
+	s.Helper()
+	heap, err := s.metric("go_memstats_heap_inuse_bytes")
+	s.ok(err)
+	live, err := s.metric("go_memstats_heap_alloc_bytes")
+	s.ok(err)
+	s.Logf("%s: %d lives, gateway %.1f MiB (heap %.1f in use, %.1f allocated), plugin %.1f MiB, %d goroutines", time.Now().Format(time.TimeOnly), lives,
+		mib(r.gateway), mib(heap), mib(live), mib(r.plugin), r.goroutines)
+	if os.Getenv(heapVariable) != "" {
+		s.ok(s.process.Process.Signal(syscall.SIGUSR1))
+	}
+}
+
+func mib(bytes int64) float64 { return float64(bytes) / (1 << 20) }
 
 // metric reads one figure of /metrics that has a single series.
 func (s *server) metric(name string) (int64, error) {
@@ -90,7 +108,9 @@ func life(c caller, n int) error {
 		}
 	}
 	if n%8 == 0 {
-		if _, _, err := r.save("kept").result(); err != nil {
+		// It goes again after a while: what is kept for good takes memory for good.
+		kept := r.submit("/save_weights", object{"model_id": r.id, "path": "kept", "seq_id": r.next(), "type": "save_weights", "ttl_seconds": 60})
+		if _, _, err := kept.result(); err != nil {
 			return err
 		}
 	}
@@ -128,6 +148,7 @@ func TestSoak(t *testing.T) {
 		})
 	}
 	var readings []reading
+	report := time.Now().Add(*soakEvery)
 	for time.Now().Before(end) && !t.Failed() {
 		time.Sleep(min(time.Second, duration/40))
 		r, err := s.look()
@@ -136,6 +157,10 @@ func TestSoak(t *testing.T) {
 			break
 		}
 		readings = append(readings, r)
+		if now := time.Now(); !now.Before(report) {
+			report = now.Add(*soakEvery)
+			s.report(lives.Load(), r)
+		}
 	}
 	clients.Wait()
 	if t.Failed() {

@@ -214,7 +214,10 @@ func (c *Core) WeightsInfo(_ context.Context, owner, accessOwner, path string) (
 }
 
 // RunCheckpoints lists the checkpoints of a run, oldest first: all of an own run, the public ones of another.
-func (c *Core) RunCheckpoints(_ context.Context, owner, runID string) ([]CheckpointInfo, error) {
+func (c *Core) RunCheckpoints(ctx context.Context, owner, runID string) ([]CheckpointInfo, error) {
+	if err := c.recall(ctx, runID); err != nil {
+		return nil, err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r := c.runs[runID]

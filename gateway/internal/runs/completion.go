@@ -116,6 +116,9 @@ func (c *Core) completionQueue(ctx context.Context, q CompletionQuery) (*complet
 	if q.Clone < 0 || q.Clone > math.MaxInt64/cloneSize-1 {
 		return nil, invalidf("cloned_sampler_id: is %d, must be in 0 … %d", q.Clone, math.MaxInt64/cloneSize-1)
 	}
+	if err := c.recall(ctx, q.SamplerID); err != nil {
+		return nil, err
+	}
 	c.mu.Lock()
 	s, err := c.ownSampler(q.Owner, q.SamplerID)
 	if err != nil {

@@ -35,6 +35,9 @@ func (c *Core) CopyCheckpoint(ctx context.Context, req CopyCheckpoint) (Checkpoi
 	if req.ModelSeq < 0 || req.ModelSeq > math.MaxInt32 {
 		return CheckpointInfo{}, invalidf("model_seq_id: is %d, must be in 0 … %d", req.ModelSeq, math.MaxInt32)
 	}
+	if err := c.recall(ctx, req.SessionID); err != nil {
+		return CheckpointInfo{}, err
+	}
 	c.mu.Lock()
 	if c.closing {
 		c.mu.Unlock()
@@ -70,6 +73,14 @@ func (c *Core) CopyCheckpoint(ctx context.Context, req CopyCheckpoint) (Checkpoi
 	}
 	copied := &checkpoint{src.checkpointRecord}
 	from := c.file(src.Dir)
+	if s := r.session; s != nil { // it may be long before the run is in it
+		s.pending++
+		defer func() {
+			c.mu.Lock()
+			s.pending--
+			c.mu.Unlock()
+		}()
+	}
 	c.mu.Unlock()
 
 	copied.Path, copied.RunID, copied.Owner, copied.CreatedAt, copied.Public = target.String(), r.ID, req.Owner, now, false

@@ -23,7 +23,7 @@
 //
 // An operation of a run goes through operation.go (checked, resolved, journalled), sequencer.go (which numbers, in which order), queue.go (how much is sent ahead), execute.go and
 // weights.go (the calls to the backend), and future.go (its outcome stored, its waiters woken). A sample goes through sample.go and dispatch.go instead. records.go says what is
-// stored and reads it at the start; sweep.go does what time asks for.
+// stored and reads it at the start; sweep.go does what time asks for; retired.go takes ended sessions out of memory and brings them back when they are named.
 //
 // # Identifiers
 //

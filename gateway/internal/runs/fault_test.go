@@ -53,19 +53,24 @@ func TestStoreFaults(t *testing.T) {
 	if _, err := w.CreateRun(ctx, NewRun{Owner: owner, SessionID: session, ModelSeq: 1, BaseModel: base, LoRA: LoRAConfig{Rank: 4, TrainAttn: true}}); !errors.Is(err, errDisk) {
 		t.Fatalf("a run that was not journalled: %v", err)
 	}
+	unnamed := SaveWeightsForSampler{Operation: at(run, 2), SamplerSeq: 1}
+	if _, err := w.SaveWeightsForSampler(ctx, unnamed); !errors.Is(err, errDisk) {
+		t.Fatalf("a save that was not journalled: %v", err)
+	}
 	f.collection.Store("")
 	w.good(w.ForwardBackward(ctx, w.pass(run, 1)))
+	w.good(w.SaveWeightsForSampler(ctx, unnamed))
 	w.sampled(w.sample(fmt.Sprint(session, ":sample:0"), 0))
 	w.newRun(session, 1)
 	f.collection.Store(inResults)
-	s, err := w.OptimStep(ctx, w.step(run, 2))
+	s, err := w.OptimStep(ctx, w.step(run, 3))
 	w.ok(err)
 	if _, err := w.Wait(ctx, owner, s.RequestID, 100*time.Millisecond); !errors.Is(err, ErrPending) {
 		t.Errorf("a result that is not stored: %v", err)
 	}
 	f.collection.Store("")
 	w.good(s, nil)
-	w.good(w.OptimStep(ctx, w.step(run, 3)))
+	w.good(w.OptimStep(ctx, w.step(run, 4)))
 	if n := w.Stats(); n.QueuedOperations != 0 || n.WaitingSamples != 0 || n.RunningSamples != 0 {
 		t.Errorf("left over: %+v", n)
 	}

@@ -292,6 +292,9 @@ func (c *Core) knownOwner(requestID string) (string, bool) {
 // Wait returns the outcome of a future, waiting for it at most hold (0 = do not wait). ErrPending when it is not there by then; KindNotFound for an unknown
 // or foreign id; ctx's error when ctx ends first. A result stays readable until its session has ended, that of a sample for a day longer.
 func (c *Core) Wait(ctx context.Context, owner, requestID string, hold time.Duration) (*Outcome, error) {
+	if err := c.recall(ctx, requestID); err != nil {
+		return nil, err
+	}
 	c.mu.Lock()
 	holder, known := c.knownOwner(requestID)
 	f := c.futures[requestID]

@@ -114,6 +114,9 @@ func (c *Core) prior(ctx context.Context, o Operation, hash string) (r *run, rep
 	if err := o.check(); err != nil {
 		return nil, false, err
 	}
+	if err := c.recall(ctx, o.RunID); err != nil {
+		return nil, false, err
+	}
 	c.mu.Lock()
 	r, err = c.liveRun(o.Owner, o.RunID)
 	if r == nil {
@@ -190,6 +193,7 @@ func (c *Core) submit(ctx context.Context, o Operation, op *operation, hash stri
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {
+		op.giveUpSampler()
 		c.refuseFuture(op.future, fmt.Errorf("journal the operation: %w", err))
 		return Submitted{}, op.future.refusal
 	}

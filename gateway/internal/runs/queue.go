@@ -279,6 +279,7 @@ func (c *Core) left(op *operation, wasAhead bool) {
 	q := &op.run.queue
 	q.unfinished--
 	delete(q.pending, op.seq)
+	op.giveUpSampler()
 	c.clear(op.run.model, &op.blame)
 	if op.pass != nil {
 		q.buffered -= op.bytes

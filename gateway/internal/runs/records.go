@@ -31,6 +31,7 @@ const (
 	inUsage       = "usage"
 	inAudit       = "audit"
 	inSecrets     = "secrets"
+	inRetired     = "retired" // Parent: what of a session is deleted next; Rank: when it ended, in Unix nanoseconds
 )
 
 // operationRecord is the Value of an operation; its payload is the resolved request.
@@ -82,7 +83,7 @@ func mustJSON(v any) []byte {
 	return b
 }
 
-// load reads everything but operations and results, and gives the operations that have no result.
+// load reads everything but operations, results, and sessions that are retired, and gives the operations that have no result.
 func (c *Core) load(ctx context.Context) ([]store.Record, error) {
 	if err := c.loadSecret(ctx); err != nil {
 		return nil, err
@@ -93,20 +94,23 @@ func (c *Core) load(ctx context.Context) ([]store.Record, error) {
 		if err := json.Unmarshal(b, &s.sessionRecord); err != nil {
 			return err
 		}
-		c.sessions[s.ID] = s
+		if !s.Retired {
+			c.sessions[s.ID] = s
+		}
 		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
 	err = c.each(ctx, inRuns, func(b []byte) error {
-		r := c.newRun(runRecord{})
-		if err := json.Unmarshal(b, &r.runRecord); err != nil {
+		r, err := c.decodeRun(b)
+		if err != nil {
 			return err
 		}
-		r.model = c.byName[r.ServedModel]
 		if r.session = c.sessions[r.SessionID]; r.session != nil {
 			r.session.runs = append(r.session.runs, r)
+		} else if r.SessionID != "" {
+			return nil // it is retired
 		}
 		c.runs[r.ID] = r
 		return nil
@@ -115,14 +119,14 @@ func (c *Core) load(ctx context.Context) ([]store.Record, error) {
 		return nil, err
 	}
 	err = c.each(ctx, inSamplers, func(b []byte) error {
-		s := &sampler{earlier: true}
-		if err := json.Unmarshal(b, &s.samplerRecord); err != nil {
+		s, err := c.decodeSampler(b)
+		if err != nil {
 			return err
 		}
-		s.model = c.byName[s.ServedModel]
-		if s.session = c.sessions[s.SessionID]; s.session != nil {
-			s.session.samplers = append(s.session.samplers, s)
+		if s.session = c.sessions[s.SessionID]; s.session == nil {
+			return nil // it is retired
 		}
+		s.session.samplers = append(s.session.samplers, s)
 		c.samplers[s.ID] = s
 		return nil
 	})
@@ -170,6 +174,26 @@ func (c *Core) load(ctx context.Context) ([]store.Record, error) {
 		return nil, err
 	}
 	return c.cfg.Store.Missing(ctx, inOperations, inResults)
+}
+
+// decodeRun reads a run; its session is the caller's to set.
+func (c *Core) decodeRun(b []byte) (*run, error) {
+	r := c.newRun(runRecord{})
+	if err := json.Unmarshal(b, &r.runRecord); err != nil {
+		return nil, err
+	}
+	r.model = c.byName[r.ServedModel]
+	return r, nil
+}
+
+// decodeSampler reads a sampling session; its session is the caller's to set.
+func (c *Core) decodeSampler(b []byte) (*sampler, error) {
+	s := &sampler{earlier: true}
+	if err := json.Unmarshal(b, &s.samplerRecord); err != nil {
+		return nil, err
+	}
+	s.model = c.byName[s.ServedModel]
+	return s, nil
 }
 
 func (c *Core) each(ctx context.Context, collection string, read func([]byte) error) error {
@@ -237,7 +261,7 @@ func randomSeed() uint64 {
 
 // writeSession stores a session as it is now.
 func (c *Core) writeSession(ctx context.Context, s *session) error {
-	return c.write(ctx, func() []store.Record { return []store.Record{s.record()} })
+	return c.write(ctx, s.records)
 }
 
 // writeRun stores a run as it is now.

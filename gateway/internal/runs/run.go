@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"sort"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -295,6 +294,9 @@ func (c *Core) submitCreation(ctx context.Context, modelSeq int64, rec runRecord
 	if modelSeq < 0 || modelSeq > math.MaxInt32 {
 		return Submitted{}, invalidf("model_seq_id: is %d, must be in 0 … %d", modelSeq, math.MaxInt32)
 	}
+	if err := c.recall(ctx, rec.SessionID); err != nil {
+		return Submitted{}, err
+	}
 	c.mu.Lock()
 	if c.closing {
 		c.mu.Unlock()
@@ -367,6 +369,9 @@ func (c *Core) newestOf(r *run) string {
 // UnloadRun ends a run after its queued operations and frees its adapter; checkpoints stay. The outcome has an UnloadedRun.
 func (c *Core) UnloadRun(ctx context.Context, owner, runID string) (Submitted, error) {
 	answer := Submitted{RequestID: runID + ":unload", RunID: runID}
+	if err := c.recall(ctx, runID); err != nil {
+		return Submitted{}, err
+	}
 	c.mu.Lock()
 	if r := c.runs[runID]; r != nil && r.Owner == owner && (c.futures[answer.RequestID] != nil || r.State == stateEnded && r.session != nil && r.session.active()) {
 		c.mu.Unlock()
@@ -442,99 +447,4 @@ func (c *Core) loseRun(r *run, reason string) {
 	c.log.Warn("a run was lost", "run", r.ID, "reason", reason)
 	why := &Failure{Category: CategoryServer, Message: "the run was lost and is not continued with other weights: " + reason + "; " + c.newestOf(r)}
 	c.endRun(r, stateCorrupted, reason, why)
-}
-
-// Run describes one run.
-func (c *Core) Run(_ context.Context, owner, runID string, scope Scope) (RunInfo, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	r := c.runs[runID]
-	if r == nil || r.Owner != owner && (scope == ScopeOwned || !c.hasPublic(r.ID)) {
-		return RunInfo{}, notFoundf("no training run %s", quote(runID))
-	}
-	return c.describeRun(r), nil
-}
-
-// hasPublic tells whether a run has a checkpoint that everybody may read. mu is held.
-func (c *Core) hasPublic(runID string) bool {
-	now := c.cfg.now()
-	for _, cp := range c.checkpoints {
-		if cp.RunID == runID && cp.Public && !expired(cp.ExpiresAt, now) {
-			return true
-		}
-	}
-	return false
-}
-
-// describeRun copies a run. mu is held.
-func (c *Core) describeRun(r *run) RunInfo {
-	info := RunInfo{
-		ID: r.ID, SessionID: r.SessionID, Owner: r.Owner, BaseModel: r.BaseModel, ServedModel: r.ServedModel, TokenizerID: r.BaseModel, Architecture: r.Architecture, LoRA: r.LoRA,
-		Optimizer: "adamw", UserMetadata: r.UserMetadata, CreatedAt: r.CreatedAt, LastRequest: r.LastRequest, Live: r.usable(), Corrupted: r.State == stateCorrupted,
-	}
-	if r.model != nil && r.model.TokenizerID != "" {
-		info.TokenizerID = r.model.TokenizerID
-	}
-	info.Inexact = r.Inexact
-	if info.Corrupted {
-		info.CorruptedReason = r.Reason
-	}
-	if cp := c.newestCheckpoint(r.ID, KindWeights); cp != nil {
-		info.LastCheckpoint = cp.info()
-	}
-	if cp := c.newestCheckpoint(r.ID, KindSampler); cp != nil {
-		info.LastSampler = cp.info()
-	}
-	return info
-}
-
-// Runs lists runs, newest first, with the number there are in all.
-func (c *Core) Runs(_ context.Context, owner string, q RunQuery) ([]RunInfo, int, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	var all []*run
-	for _, r := range c.runs {
-		if r.Owner == owner && (q.ProjectID == "" || r.project() == q.ProjectID) {
-			all = append(all, r)
-		}
-	}
-	sort.Slice(all, func(i, j int) bool {
-		if !all[i].CreatedAt.Equal(all[j].CreatedAt) {
-			return all[i].CreatedAt.After(all[j].CreatedAt)
-		}
-		return all[i].ID > all[j].ID
-	})
-	from, to, err := q.Page.cut(len(all), 20)
-	if err != nil {
-		return nil, 0, err
-	}
-	list := make([]RunInfo, 0, to-from)
-	for _, r := range all[from:to] {
-		list = append(list, c.describeRun(r))
-	}
-	return list, len(all), nil
-}
-
-// RunStatuses tells how the caller's live and corrupted runs of sessions that have not ended stand, oldest first.
-func (c *Core) RunStatuses(_ context.Context, owner string) ([]RunStatus, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	now := c.cfg.now()
-	var list []RunStatus
-	for _, r := range c.runs {
-		if r.Owner != owner || !r.usable() && r.State != stateCorrupted || r.session != nil && !r.session.active() {
-			continue
-		}
-		var rebuilding *Rebuilding
-		if b := r.rebuild; b != nil && r.usable() {
-			rebuilding = &Rebuilding{Runs: 1, Replayed: b.replayed(), ToReplay: b.count}
-		}
-		list = append(list, RunStatus{
-			Rebuilding: rebuilding,
-			RunInfo:    c.describeRun(r), Step: r.live.step, Version: r.live.version, Queued: r.queue.unfinished, LastLoss: r.live.loss, GradientNorm: r.live.gradient,
-			AdapterNorm: r.live.norm, TokensPerSecond: r.live.rate(now), TrainedTokens: r.live.tokens,
-		})
-	}
-	sort.Slice(list, func(i, j int) bool { return list[i].CreatedAt.Before(list[j].CreatedAt) })
-	return list, nil
 }

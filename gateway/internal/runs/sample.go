@@ -214,6 +214,9 @@ func (c *Core) Sample(ctx context.Context, req Sample) (SubmittedSample, error) 
 		answer.SequenceIDs = append(answer.SequenceIDs, answer.RequestID+":"+itoa(i))
 	}
 	hash := hashSample(req)
+	if err := c.recall(ctx, req.SamplerID); err != nil {
+		return SubmittedSample{}, err
+	}
 	c.mu.Lock()
 	s, err := c.ownSampler(req.Owner, req.SamplerID)
 	if err == nil && c.closing {

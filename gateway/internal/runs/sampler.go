@@ -95,6 +95,9 @@ func (c *Core) CreateSampler(ctx context.Context, req NewSampler) (SamplerInfo, 
 	if req.BaseModel == "" && req.ModelPath == "" {
 		return SamplerInfo{}, invalidf("base_model or model_path is required")
 	}
+	if err := c.recall(ctx, req.SessionID); err != nil {
+		return SamplerInfo{}, err
+	}
 	c.mu.Lock()
 	if c.closing {
 		c.mu.Unlock()
@@ -141,7 +144,10 @@ func (c *Core) CreateSampler(ctx context.Context, req NewSampler) (SamplerInfo, 
 }
 
 // Sampler describes a sampling session.
-func (c *Core) Sampler(_ context.Context, owner, id string) (SamplerInfo, error) {
+func (c *Core) Sampler(ctx context.Context, owner, id string) (SamplerInfo, error) {
+	if err := c.recall(ctx, id); err != nil {
+		return SamplerInfo{}, err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s, err := c.ownSampler(owner, id)
@@ -154,6 +160,9 @@ func (c *Core) Sampler(_ context.Context, owner, id string) (SamplerInfo, error)
 // JoinSampler gives a further client of a sampling session its number: 1, 2, 3, …; the same idempotency key gives the same number.
 func (c *Core) JoinSampler(ctx context.Context, owner, id, idempotencyKey string) (int64, error) {
 	const keysKept = 100
+	if err := c.recall(ctx, id); err != nil {
+		return 0, err
+	}
 	c.mu.Lock()
 	s, err := c.ownSampler(owner, id)
 	if err != nil {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
-	"sort"
 	"strings"
 	"time"
 
@@ -84,6 +83,7 @@ type SessionCursor struct {
 type session struct {
 	sessionRecord
 	seen     time.Time // last heartbeat or submission, counted anew after a restart
+	asked    time.Time // when somebody named it last
 	pending  int       // futures that are not complete
 	runs     []*run
 	samplers []*sampler
@@ -95,6 +95,13 @@ func (s *session) reserve(samplerID string) {
 		s.reserved = map[string]bool{}
 	}
 	s.reserved[samplerID] = true
+}
+
+// giveUpSampler ends the reservation of a save that is over, in whatever way: from then on its sampling session exists, or somebody else may make it. mu is held.
+func (op *operation) giveUpSampler() {
+	if op.save != nil && op.save.SamplerID != "" && op.future != nil && op.future.fault == nil {
+		delete(op.run.session.reserved, op.save.SamplerID)
+	}
 }
 
 type sessionRecord struct {
@@ -110,6 +117,7 @@ type sessionRecord struct {
 	EndedAt      *time.Time      `json:"ended_at,omitempty"`
 	Purged       bool            `json:"purged,omitempty"`    // operations are gone, and results but those of samples
 	Forgotten    bool            `json:"forgotten,omitempty"` // the results of samples as well
+	Retired      bool            `json:"retired,omitempty"`   // it is in memory only when it is asked for
 }
 
 func (s *session) record() store.Record {
@@ -142,7 +150,7 @@ func (c *Core) usableSession(owner, id string) (*session, error) {
 	}
 }
 
-// Bounds of what a client may have kept with a session or a run: all of it stays in memory.
+// Bounds of what a client may have kept with a session or a run: all of it is in memory as long as they are.
 const (
 	maxMetadata = 256 << 10 // bytes of user_metadata, and of the detail of an end
 	maxTags     = 1000
@@ -191,6 +199,11 @@ func (c *Core) CreateSession(ctx context.Context, req NewSession) (SessionInfo, 
 		return SessionInfo{}, err
 	}
 	id := c.newID("session", req.Owner, req.IdempotencyKey)
+	if req.IdempotencyKey != "" {
+		if err := c.recall(ctx, id); err != nil {
+			return SessionInfo{}, err
+		}
+	}
 	c.mu.Lock()
 	if c.closing {
 		c.mu.Unlock()
@@ -216,7 +229,10 @@ func (c *Core) CreateSession(ctx context.Context, req NewSession) (SessionInfo, 
 }
 
 // Heartbeat keeps a session alive. KindNotFound: unknown, foreign or expired; KindGone: finished.
-func (c *Core) Heartbeat(_ context.Context, owner, id string) error {
+func (c *Core) Heartbeat(ctx context.Context, owner, id string) error {
+	if err := c.recall(ctx, id); err != nil {
+		return err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s, err := c.ownSession(owner, id)
@@ -242,6 +258,9 @@ func (c *Core) FinishSession(ctx context.Context, owner, id, reason, detail stri
 	}
 	if len(detail) > maxMetadata {
 		return invalidf("detail: has %d bytes, at most %d are allowed", len(detail), maxMetadata)
+	}
+	if err := c.recall(ctx, id); err != nil {
+		return err
 	}
 	c.mu.Lock()
 	s, err := c.ownSession(owner, id)
@@ -269,7 +288,10 @@ func (c *Core) endSession(s *session, status SessionStatus) {
 }
 
 // Session describes one session.
-func (c *Core) Session(_ context.Context, owner, id string, _ Scope) (SessionInfo, error) {
+func (c *Core) Session(ctx context.Context, owner, id string, _ Scope) (SessionInfo, error) {
+	if err := c.recall(ctx, id); err != nil {
+		return SessionInfo{}, err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s, err := c.ownSession(owner, id)
@@ -307,66 +329,55 @@ func (c *Core) describeSession(s *session) SessionInfo {
 	return info
 }
 
-// newestSessions gives the owner's sessions, newest first. mu is held.
-func (c *Core) newestSessions(owner string) []*session {
-	var list []*session
-	for _, s := range c.sessions {
-		if s.Owner == owner {
-			list = append(list, s)
-		}
+// newestSessions reads the owner's sessions, newest first.
+func (c *Core) newestSessions(ctx context.Context, owner string) ([]store.Record, error) {
+	list, err := c.cfg.Store.List(ctx, inSessions, owner, store.Range{}, 0)
+	if err != nil {
+		return nil, fmt.Errorf("list sessions: %w", err)
 	}
-	sort.Slice(list, func(i, j int) bool {
-		if !list[i].CreatedAt.Equal(list[j].CreatedAt) {
-			return list[i].CreatedAt.After(list[j].CreatedAt)
-		}
-		return list[i].ID > list[j].ID
-	})
-	return list
+	newestFirst(list)
+	return list, nil
 }
 
 // Sessions lists session ids, newest first, with the number there are in all. Page.Limit is 20 by default.
-func (c *Core) Sessions(_ context.Context, owner string, _ Scope, page Page) ([]string, int, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	all := c.newestSessions(owner)
+func (c *Core) Sessions(ctx context.Context, owner string, _ Scope, page Page) ([]string, int, error) {
+	all, err := c.newestSessions(ctx, owner)
+	if err != nil {
+		return nil, 0, err
+	}
 	from, to, err := page.cut(len(all), 20)
 	if err != nil {
 		return nil, 0, err
 	}
 	ids := make([]string, 0, to-from)
-	for _, s := range all[from:to] {
-		ids = append(ids, s.ID)
+	for _, rec := range all[from:to] {
+		ids = append(ids, rec.Key)
 	}
 	return ids, len(all), nil
 }
 
 // SearchSessions finds sessions, newest first; the cursor is nil at the end.
-func (c *Core) SearchSessions(_ context.Context, owner string, q SessionQuery) ([]SessionInfo, *SessionCursor, error) {
+func (c *Core) SearchSessions(ctx context.Context, owner string, q SessionQuery) ([]SessionInfo, *SessionCursor, error) {
 	if q.Limit == 0 {
 		q.Limit = 50
 	}
 	if q.Limit < 1 || q.Limit > 200 {
 		return nil, nil, invalidf("limit: is %d, must be in 1 … 200", q.Limit)
 	}
-	words := strings.Fields(strings.ToLower(q.DisplayName))
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	all, err := c.newestSessions(ctx, owner)
+	if err != nil {
+		return nil, nil, err
+	}
 	var found []SessionInfo
-	for _, s := range c.newestSessions(owner) {
-		if q.Cursor != nil && (s.CreatedAt.After(q.Cursor.LastCreatedAt) || s.CreatedAt.Equal(q.Cursor.LastCreatedAt) && s.ID >= q.Cursor.LastSessionID) {
+	for _, rec := range all {
+		if at := q.Cursor; at != nil && (rec.Rank > at.LastCreatedAt.UnixNano() || rec.Rank == at.LastCreatedAt.UnixNano() && rec.Key >= at.LastSessionID) {
 			continue
 		}
-		if q.SessionID != "" && s.ID != q.SessionID || q.ProjectIDs != nil && !slices.Contains(q.ProjectIDs, s.ProjectID) || q.Owners != nil && !slices.Contains(q.Owners, s.Owner) {
-			continue
+		info, ok, err := c.findSession(ctx, rec, q)
+		if err != nil {
+			return nil, nil, fmt.Errorf("search sessions: %w", err)
 		}
-		name := strings.ToLower(s.DisplayName)
-		if slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(name, w) }) || !metadataHas(s.UserMetadata, q.UserMetadata) {
-			continue
-		}
-		info := c.describeSession(s)
-		if q.Statuses != nil && !slices.ContainsFunc(q.Statuses, func(want SessionStatus) bool {
-			return want.Type == info.Status.Type && (want.Reason == "" || want.Reason == info.Status.Reason)
-		}) {
+		if !ok {
 			continue
 		}
 		if len(found) == q.Limit {
@@ -376,6 +387,44 @@ func (c *Core) SearchSessions(_ context.Context, owner string, q SessionQuery) (
 		found = append(found, info)
 	}
 	return found, nil, nil
+}
+
+// findSession describes the session of a record if it is one of those that are asked for.
+func (c *Core) findSession(ctx context.Context, rec store.Record, q SessionQuery) (SessionInfo, bool, error) {
+	describe := func(s *session) SessionInfo {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.describeSession(s)
+	}
+	c.mu.Lock()
+	s := c.sessions[rec.Key]
+	c.mu.Unlock()
+	if s != nil {
+		info := describe(s)
+		return info, q.selects(info), nil
+	}
+	alone, err := decodeSession(rec)
+	if err != nil || !q.selects(describe(alone)) {
+		return SessionInfo{}, false, err
+	}
+	if s, err = c.readSession(ctx, rec); err != nil {
+		return SessionInfo{}, false, err
+	}
+	return describe(s), true, nil
+}
+
+// selects tells whether a session is asked for, the cursor apart.
+func (q SessionQuery) selects(s SessionInfo) bool {
+	if q.SessionID != "" && s.ID != q.SessionID || q.ProjectIDs != nil && !slices.Contains(q.ProjectIDs, s.ProjectID) || q.Owners != nil && !slices.Contains(q.Owners, s.Owner) {
+		return false
+	}
+	name := strings.ToLower(s.DisplayName)
+	if slices.ContainsFunc(strings.Fields(strings.ToLower(q.DisplayName)), func(w string) bool { return !strings.Contains(name, w) }) || !metadataHas(s.UserMetadata, q.UserMetadata) {
+		return false
+	}
+	return q.Statuses == nil || slices.ContainsFunc(q.Statuses, func(want SessionStatus) bool {
+		return want.Type == s.Status.Type && (want.Reason == "" || want.Reason == s.Status.Reason)
+	})
 }
 
 // metadataHas tells whether an object has these members with equal values.
@@ -399,7 +448,7 @@ func metadataHas(object json.RawMessage, want map[string]json.RawMessage) bool {
 
 // AssignProject moves a session to a project ("" = none).
 func (c *Core) AssignProject(ctx context.Context, owner, id, project string) error {
-	if err := checkLabel("project_id", project); err != nil {
+	if err := firstError(checkLabel("project_id", project), c.recall(ctx, id)); err != nil {
 		return err
 	}
 	c.mu.Lock()

@@ -4,7 +4,7 @@ package runs
 type Stats struct {
 	Sessions         int // active
 	LiveRuns         int
-	CorruptedRuns    int
+	CorruptedRuns    int // of sessions that have not ended long ago
 	QueuedOperations int // of runs: accepted and not finished
 	WaitingSamples   int // accepted, not given to a backend
 	RunningSamples   int

@@ -26,7 +26,7 @@ func (c *Core) sweepUntilClosed(ctx context.Context) {
 	}
 }
 
-// sweep ends silent sessions, deletes expired checkpoints and old results, and counts storage.
+// sweep ends silent sessions, deletes expired checkpoints and old results, counts storage, and takes sessions that ended a while ago out of memory.
 func (c *Core) sweep(ctx context.Context, elapsed time.Duration) {
 	now := c.cfg.now()
 	var ended, old, forgotten []*session
@@ -37,6 +37,7 @@ func (c *Core) sweep(ctx context.Context, elapsed time.Duration) {
 		case s.active() && s.pending == 0 && now.Sub(s.seen) > c.cfg.SessionExpiry:
 			c.endSession(s, SessionStatus{Type: StatusCancelled, Detail: "no heartbeat for " + now.Sub(s.seen).Round(time.Second).String()})
 			ended = append(ended, s)
+		case s.Retired: // the schedule has it
 		case !s.active() && !s.Purged && s.pending == 0 && s.EndedAt != nil && now.Sub(*s.EndedAt) > c.cfg.ResultsKept:
 			old = append(old, s)
 		case s.Purged && !s.Forgotten && s.EndedAt != nil && now.Sub(*s.EndedAt) > c.cfg.SamplesKept:
@@ -59,6 +60,15 @@ func (c *Core) sweep(ctx context.Context, elapsed time.Duration) {
 		}
 	}
 	c.mu.Unlock()
+	for _, due := range []struct {
+		next string
+		kept time.Duration
+		add  *[]*session
+	}{{resultsNext, c.cfg.ResultsKept, &old}, {samplesNext, c.cfg.SamplesKept, &forgotten}} {
+		more, err := c.overdue(ctx, due.next, now.Add(-due.kept))
+		c.logged("retired sessions could not be read", err)
+		*due.add = append(*due.add, more...)
+	}
 	for _, s := range ended {
 		c.log.Info("a session has expired", "session", s.ID)
 		c.logged("session could not be stored", c.writeSession(ctx, s), "session", s.ID)
@@ -80,6 +90,7 @@ func (c *Core) sweep(ctx context.Context, elapsed time.Duration) {
 		c.logged("the journal could not be compacted", c.cfg.Store.Compact(ctx))
 	}
 	c.logged("usage could not be stored", c.countStorage(ctx, elapsed))
+	c.logged("ended sessions could not be retired", c.retire(ctx))
 }
 
 // purge deletes the operations of a session that has ended, and the results of its runs; the session, its runs and its checkpoints stay listed.
@@ -130,6 +141,7 @@ func (c *Core) forgetSamples(ctx context.Context, s *session) error {
 	for _, smp := range samplers {
 		b.DeleteUnder = append(b.DeleteUnder, store.ParentKey{Collection: inResults, Parent: smp.ID})
 	}
+	b.Delete = append(b.Delete, store.RecordKey{Collection: inRetired, Key: s.ID})
 	if err := c.cfg.Store.Commit(ctx, b); err != nil {
 		return err
 	}

@@ -25,7 +25,10 @@ type TraceEvent struct {
 }
 
 // TraceToken gives a token that lets its bearer read a session's timeline without further credentials until it expires.
-func (c *Core) TraceToken(_ context.Context, owner, sessionID string) (token string, expires time.Time, err error) {
+func (c *Core) TraceToken(ctx context.Context, owner, sessionID string) (token string, expires time.Time, err error) {
+	if err := c.recall(ctx, sessionID); err != nil {
+		return "", time.Time{}, err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if _, err := c.ownSession(owner, sessionID); err != nil {
@@ -39,6 +42,9 @@ func (c *Core) TraceToken(_ context.Context, owner, sessionID string) (token str
 func (c *Core) Trace(ctx context.Context, token string) (sessionID string, events []TraceEvent, err error) {
 	t, err := c.openToken("trace", token)
 	if err != nil {
+		return "", nil, err
+	}
+	if err := c.recall(ctx, t.Path); err != nil {
 		return "", nil, err
 	}
 	c.mu.Lock()

@@ -3,6 +3,7 @@ package runs
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -137,8 +138,6 @@ func (c *Core) Usage(ctx context.Context, owner string, from, to time.Time) ([]U
 	}
 	events := make([]UsageEvent, 0, len(records))
 	sessions := map[string]json.RawMessage{}
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	for _, r := range records {
 		var u usageRecord
 		if err := json.Unmarshal(r.Value, &u); err != nil {
@@ -147,7 +146,21 @@ func (c *Core) Usage(ctx context.Context, owner string, from, to time.Time) ([]U
 		events = append(events, UsageEvent{
 			Start: time.Unix(r.Rank, 0).UTC(), Owner: owner, SessionID: u.SessionID, ProjectID: u.ProjectID, BaseModel: u.BaseModel, Type: u.Type, Count: r.Count,
 		})
-		if s := c.sessions[u.SessionID]; s != nil && s.Owner == owner {
+		if _, known := sessions[u.SessionID]; known || u.SessionID == "" {
+			continue
+		}
+		rec, err := c.cfg.Store.Get(ctx, inSessions, u.SessionID)
+		if errors.Is(err, store.ErrNotFound) {
+			continue
+		}
+		var s *session
+		if err == nil {
+			s, err = decodeSession(rec)
+		}
+		if err != nil {
+			return nil, nil, fmt.Errorf("read usage: %w", err)
+		}
+		if s.Owner == owner {
 			sessions[s.ID] = s.UserMetadata
 		}
 	}

@@ -174,9 +174,6 @@ func (c *Core) callPin(ctx context.Context, b Backend, op *operation) (done, err
 	r := op.run
 	got, err := b.Pin(ctx, plugins.PinRequest{Adapter: r.ID, Position: op.position, Name: op.save.SamplerID, WeightsOnly: true})
 	if err != nil {
-		c.mu.Lock()
-		delete(r.session.reserved, op.save.SamplerID)
-		c.mu.Unlock()
 		return done{}, err
 	}
 	now := c.cfg.now().UTC()
@@ -210,7 +207,6 @@ func (c *Core) callPin(ctx context.Context, b Backend, op *operation) (done, err
 			}
 			c.samplers[smp.ID] = smp
 			r.session.samplers = append(r.session.samplers, smp)
-			delete(r.session.reserved, smp.ID)
 			if r.usable() && r.boot != b.BootID { // the process has gone meanwhile; the rebuild pins it again
 				s.hot = false
 				return
@@ -363,10 +359,10 @@ func (c *Core) writeSoon(s *snapshot) {
 			return
 		}
 		err := c.writeSnapshot(ctx, b, s)
-		if err != nil && !lost(err) {
+		c.mu.Lock()
+		if err != nil && !lost(err) && s.hot { // else its run or its samplers ended meanwhile
 			c.logged("a snapshot could not be written", err, "run", s.run.ID, "version", s.version)
 		}
-		c.mu.Lock()
 		s.spilling = false
 		c.cool(s.run) // which took it for one that would not stay pinned
 		c.mu.Unlock()

@@ -18,8 +18,9 @@ func openSQLite(ctx context.Context, path string) (database, error) {
 		q := url.Values{"_pragma": append([]string{"busy_timeout(10000)", "journal_mode(WAL)", "synchronous(FULL)", "wal_autocheckpoint(8192)"}, pragmas...)}
 		return (&url.URL{Scheme: "file", Opaque: (&url.URL{Path: path}).EscapedPath(), RawQuery: q.Encode()}).String()
 	}
-	// A transaction writes thousands of records: its pages stay in memory until it is committed.
-	writer, err := sql.Open("sqlite", dsn("cache_size(-32768)", "temp_store(MEMORY)"))
+	// A cached page takes 9.3 KiB, because the driver's allocator rounds 4 KiB and a little up to the next power of two: these are 18 MiB for the writer, and 2 for each reader. Larger
+	// caches were not faster, since the system has the file in memory as well; they only kept growing for as long as the database did.
+	writer, err := sql.Open("sqlite", dsn("cache_size(-8192)", "temp_store(MEMORY)"))
 	if err != nil {
 		return database{}, fmt.Errorf("open the database: %w", err)
 	}
@@ -27,7 +28,7 @@ func openSQLite(ctx context.Context, path string) (database, error) {
 	if err := writer.PingContext(ctx); err != nil {
 		return database{}, errors.Join(fmt.Errorf("open the database %s: %w", path, err), writer.Close())
 	}
-	reader, err := sql.Open("sqlite", dsn("query_only(1)"))
+	reader, err := sql.Open("sqlite", dsn("query_only(1)", "cache_size(-1024)"))
 	if err != nil {
 		return database{}, errors.Join(fmt.Errorf("open the database: %w", err), writer.Close())
 	}
