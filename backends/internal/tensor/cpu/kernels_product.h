@@ -544,6 +544,8 @@ static void pack_across_bf16(const void *job, int64_t unit, worker *w) {
         for (int64_t k = n; k < SOME; k++) x[k] = 0;
       } else {
         const uint32_t *from = (const uint32_t *)(row_of(j->a, first + r) + k0);
+        if (k0 + SOME < in)
+          for (int64_t k = 0; k < SOME; k += 16) ASK(from + SOME + k); // rows are far from each other: no processor sees by itself what comes next
         for (int64_t k = 0; k < n; k++) x[k] = round_bits(from[k]);
         for (int64_t k = n; k < SOME; k++) x[k] = 0;
       }
@@ -667,6 +669,15 @@ static void turn_back(const float *c, int64_t width, int64_t rows, int64_t colum
     for (int64_t k = 0; k < columns; k++) y[r * stride + k] = c[k * width + r];
 }
 
+enum { LINE = 16 }; // words that memory gives at once
+
+// ask_across asks for a share of what gather_across will copy of some columns of dx, from first on: lines [from, to), counted panel by panel.
+INLINE void ask_across(const product_job *j, const bool pairs, int64_t first, int64_t columns, int64_t n0, int64_t depth, int64_t from, int64_t to) {
+  const int64_t group = across_group(pairs), per_row = pairs ? 2 : 1, rows = div_up(j->w.in, per_row), each = div_up(columns, per_row) * PANEL / LINE;
+  int64_t end = div_up(depth, group) * each;
+  for (int64_t i = from; i < to && i < end; i++) ASK((const float *)j->w.addr + ((n0 / group + i / each) * rows + first / per_row) * PANEL + i % each * LINE);
+}
+
 // A unit is a block of rows (strips_per_unit times TILE_COLUMNS) × panels_per_unit times TILE_ROWS columns of dx. y = dx, strips = dy as pack_across leaves it.
 INLINE void transposed_across(const product_job *j, int64_t unit, worker *w, const bool pairs) {
   const bool dot = pairs && PAIR_WORDS == 1;
@@ -678,6 +689,9 @@ INLINE void transposed_across(const product_job *j, int64_t unit, worker *w, con
   for (int64_t n0 = 0; n0 < total; n0 += DEPTH) {
     int64_t depth = total - n0 < DEPTH ? total - n0 : DEPTH;
     for (int64_t t = t0; t < t1; t++) gather_across(j, pairs, t * TILE_ROWS, n0, depth, weights + (t - t0) * TILE_ROWS * DEPTH);
+    // While tiles are computed, what comes after them is asked for, a share at each: the weights of the next block, and the rows of the next strip.
+    int64_t next = n0 + depth, next_depth = total - next < DEPTH ? total - next : DEPTH, first = t0 * TILE_ROWS, columns_here = (t1 * TILE_ROWS < j->w.in ? t1 * TILE_ROWS : j->w.in) - first;
+    int64_t share = div_up(columns_here * DEPTH / LINE, (s1 - s0) * (t1 - t0)), asked = 0;
     for (int64_t s = s0; s < s1; s++) {
       int64_t rows = j->y.rows - s * TILE_COLUMNS < TILE_COLUMNS ? j->y.rows - s * TILE_COLUMNS : TILE_COLUMNS;
       const float *b = j->strips + (s * total + n0) * TILE_COLUMNS;
@@ -689,6 +703,9 @@ INLINE void transposed_across(const product_job *j, int64_t unit, worker *w, con
           memset(c, 0, TILE_ROWS * TILE_COLUMNS * 4);
           turn_wide(y, j->y.stride, rows, columns, TILE_COLUMNS, c);
         }
+        if (next_depth > 0) ask_across(j, pairs, first, columns_here, next, next_depth, asked, asked + share), asked += share;
+        if (s + 1 < s1)
+          for (int64_t from = depth * TILE_COLUMNS * (t - t0) / (t1 - t0), to = depth * TILE_COLUMNS * (t - t0 + 1) / (t1 - t0); from < to; from += LINE) ASK(b + total * TILE_COLUMNS + from);
         (dot ? across_bf16 : pairs ? across_bf16 : across_f32)(div_up(rows, LANES), weights + (t - t0) * TILE_ROWS * DEPTH, b, depth, c, zero);
         if (n0 + DEPTH >= total) turn_back(c, TILE_COLUMNS, rows, columns, y, j->y.stride);
       }

@@ -64,8 +64,9 @@ static void multiply_part(const void *job, int64_t unit, worker *w) {
 
 enum { BLOCK_ROWS = 240, TRANSPOSED_BLOCK_ROWS = 516 }; // rows whose strips over DEPTH stay in the second-level cache; more where weights must be turned for each block
 // The transposed product with rows in the lanes: rows and columns of dx whose sums stay in the second-level cache beside the weights over DEPTH; and from which sizes on it
-// is faster than turning the weights, because the lanes are full and turning dx is small beside its chains.
-enum { ACROSS_ROWS = 512, ACROSS_LEAST = 96, ACROSS_MOST = 264, ACROSS_FROM_ROWS = 12, ACROSS_FROM_DEPTH = 128 };
+// is faster than turning the weights, because the lanes are full and turning dx is small beside its chains. Units have all these columns where there are so many, since each reads
+// all of dy: behind the vocabulary that is more memory than the weights.
+enum { ACROSS_ROWS = 512, ACROSS_COLUMNS = 264, ACROSS_FROM_ROWS = 12, ACROSS_FROM_DEPTH = 128 };
 enum { LEAST_PANELS = 4, MOST_PANELS = 64 };
 enum { FEW_BYTES = 256 << 10 }; // of weights of a unit where there are few rows, about, so that threads end together
 static const int64_t STRIP_BYTES = 256 << 20; // of packed rows at a time
@@ -101,7 +102,7 @@ static int64_t prepare(const device *d, part *p, view y, view x, matrix w, bool 
   int64_t panels = div_up(p->columns, p->panel_columns);
   if (across) {
     p->pack = pairs ? k->pack_across_bf16 : k->pack_across_f32, p->multiply = k->matmul_across;
-    return cut(p, strips, ACROSS_ROWS / width, panels, ACROSS_LEAST / k->tile_rows, ACROSS_MOST / k->tile_rows, share);
+    return cut(p, strips, ACROSS_ROWS / width, panels, ACROSS_COLUMNS / k->tile_rows, ACROSS_COLUMNS / k->tile_rows, div_up(share, 2));
   }
   if (few) {
     int64_t each = div_up(panels, share * FEW_PANELS), most = div_up(FEW_BYTES, FEW_PANELS * PANEL * (w.in + 1) * (pairs ? 2 : 4));
