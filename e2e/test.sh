@@ -45,7 +45,7 @@ gotest() {
 goskips() {
   cat "$logs"/go-verbose-*.txt 2>/dev/null | awk '
     /^=== (RUN|NAME|CONT)/ { test = $3 }
-    match($0, /_test\.go:[0-9]+: /) { said[test] = substr($0, RSTART + RLENGTH) }
+    match($0, /\.go:[0-9]+: /) { said[test] = substr($0, RSTART + RLENGTH) }
     /^ *--- SKIP: / { print (said[$3] == "" ? "no reason given by " $3 : said[$3]) }
   ' | sort | uniq -c | sort -rn | sed 's/^ */go: /'
 }

@@ -47,7 +47,12 @@ func Directory(ctx context.Context, o Options) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("%s --version: %w", compiler, err)
 	}
-	fmt.Fprintln(h, compiler, string(version), flags)
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		cache = os.TempDir()
+	}
+	cache = filepath.Join(cache, "tinsmith")
+	fmt.Fprintln(h, compiler, string(version), flags, cache)
 	files := map[string][]byte{}
 	for _, from := range []fs.FS{sources, kernels.Sources} {
 		err := fs.WalkDir(from, ".", func(path string, e fs.DirEntry, err error) error {
@@ -64,11 +69,7 @@ func Directory(ctx context.Context, o Options) (string, error) {
 			return "", err
 		}
 	}
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		cache = os.TempDir()
-	}
-	dir := filepath.Join(cache, "tinsmith", "cuda-shim-"+hex.EncodeToString(h.Sum(nil)[:8]))
+	dir := filepath.Join(cache, "cuda-shim-"+hex.EncodeToString(h.Sum(nil)[:8]))
 	if _, err := os.Stat(filepath.Join(dir, "libnccl.so.2")); err == nil {
 		return dir, nil
 	}
@@ -85,12 +86,13 @@ func Directory(ctx context.Context, o Options) (string, error) {
 			return "", err
 		}
 	}
+	// The driver's name inside is its path: NCCL then needs just this one, and who asks for libcuda.so.1 without a path gets the machine's own, although this one is loaded.
 	for _, library := range []struct {
 		name      string
 		arguments []string
 	}{
-		{"libcuda.so.1", []string{"-Wl,-soname,libcuda.so.1", "-x", "c++", "kernels.cu", "shim.cpp", "streams.cpp", "driver.cpp"}},
-		{"libnccl.so.2", []string{"nccl.cpp", "-Wl,-rpath,$ORIGIN", "-L.", "-l:libcuda.so.1"}},
+		{"libcuda.so.1", []string{"-Wl,-soname," + filepath.Join(dir, "libcuda.so.1"), "-x", "c++", "kernels.cu", "shim.cpp", "streams.cpp", "driver.cpp"}},
+		{"libnccl.so.2", []string{"nccl.cpp", "-L.", "-l:libcuda.so.1"}},
 	} {
 		cmd := exec.CommandContext(ctx, compiler, append(append(slices.Clone(flags), "-o", library.name), library.arguments...)...)
 		cmd.Dir = work
