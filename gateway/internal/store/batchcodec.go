@@ -81,22 +81,28 @@ type batchDecoder struct {
 
 func (d *batchDecoder) uint() uint64 {
 	v, n := binary.Uvarint(d.b)
-	if n <= 0 {
-		d.b, d.failed = nil, true
+	if !d.pass(n) {
 		return 0
 	}
-	d.b = d.b[n:]
 	return v
 }
 
 func (d *batchDecoder) int() int64 {
 	v, n := binary.Varint(d.b)
-	if n <= 0 {
-		d.b, d.failed = nil, true
+	if !d.pass(n) {
 		return 0
 	}
-	d.b = d.b[n:]
 	return v
+}
+
+// pass goes on behind the n bytes of a number; there was none if n is not positive.
+func (d *batchDecoder) pass(n int) bool {
+	if n <= 0 {
+		d.b, d.failed = nil, true
+		return false
+	}
+	d.b = d.b[n:]
+	return true
 }
 
 // count reads the number of things that take at least a byte each.
