@@ -38,6 +38,22 @@ func (c Cache) c() C.cache {
 	return C.cache{at: C.uint64_t(c.At), pages: C.int64_t(c.Pages), heads: C.int64_t(c.Heads), dim: C.int64_t(c.Dim), _type: C.int32_t(c.Type)}
 }
 
+// Supports says whether the device can run every attention kernel over such pages: a head dimension that there is none for, or a block that needs more shared memory than the device
+// has (float32 pages of heads over 64 take 113 KiB in the gradient; devices of compute capability 8.6, 8.9 and 12.0 have 99), is an error.
+func (v *Device) Supports(c Cache) error {
+	for _, family := range [][2]int{{kAttention, kTensorAttention}, {kAttentionFew, kTensorAttentionFew}, {kAttentionPart, kTensorAttentionPart},
+		{kAttentionBackwardKeys, kTensorAttentionBackwardKeys}, {kAttentionBackwardQueries, kTensorAttentionBackwardQueries}} {
+		k, err := c.kernel(family[0], family[1])
+		if err != nil {
+			return err
+		}
+		if err := v.fits(k); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Bytes is the size of all pages.
 func (c Cache) Bytes() int64 {
 	size := int64(4)

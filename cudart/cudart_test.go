@@ -499,3 +499,34 @@ func TestLateStreams(t *testing.T) {
 		})
 	}
 }
+
+// A device with less shared memory than an H200 runs all kernels but the largest, and says so before any is launched.
+func TestSharedMemory(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		shared int
+		pages  Cache
+		want   string
+	}{
+		{"all of it", 227 << 10, Cache{Dim: 128, Type: Float32}, ""},
+		{"99 KiB, bfloat16", 99 << 10, Cache{Dim: 128, Type: BFloat16}, ""},
+		{"99 KiB, float32, small heads", 99 << 10, Cache{Dim: 64, Type: Float32}, ""},
+		{"99 KiB, float32, large heads", 99 << 10, Cache{Dim: 128, Type: Float32}, "attention_backward_keys_128 needs 115712 bytes of shared memory per block, and"},
+		{"a head that is too large", 227 << 10, Cache{Dim: 160, Type: BFloat16}, "head dimension 160: must be at most 128"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Setenv("FAKE_CUDA_SHARED", strconv.Itoa(c.shared))
+			v := openDevice(t, openDriver(t), 0)
+			err := v.Supports(c.pages)
+			if c.want == "" {
+				if err != nil {
+					t.Error(err)
+				}
+				return
+			}
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want one with %q", err, c.want)
+			}
+		})
+	}
+}

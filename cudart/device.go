@@ -23,6 +23,7 @@ type Device struct {
 	name            string
 	major, minor    int
 	multiprocessors int
+	shared          int // most dynamic shared memory of a block, bytes
 	pool            pool
 	stage           staging
 }
@@ -99,6 +100,11 @@ func (v *Device) start() error {
 	if err := v.driver.failed("opening the device", C.cuda_device_open(v.c)); err != nil {
 		return err
 	}
+	var shared C.int
+	if err := v.driver.failed("cuDeviceGetAttribute", C.cuda_device_attribute(v.driver.c, v.c.ordinal, attributeSharedMemory, &shared)); err != nil {
+		return err
+	}
+	v.shared = int(shared)
 	if err := v.loadKernels(); err != nil {
 		return err
 	}

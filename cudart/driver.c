@@ -48,7 +48,7 @@ cuda_result cuda_device_close(device *v) {
   return first;
 }
 
-cuda_result cuda_device_load(device *v, const char *ptx, int count, const char *const *names, const int *shared, char *log, int log_bytes, const char **failed) {
+cuda_result cuda_device_load(device *v, const char *ptx, int count, const char *const *names, const int *shared, int most_shared, char *log, int log_bytes, const char **failed) {
   enum { ERROR_LOG = 5, ERROR_LOG_BYTES = 6, MAX_DYNAMIC_SHARED = 8 };
   int option[2] = {ERROR_LOG, ERROR_LOG_BYTES};
   void *value[2] = {log, (void *)(intptr_t)log_bytes};
@@ -59,7 +59,7 @@ cuda_result cuda_device_load(device *v, const char *ptx, int count, const char *
   for (int i = 0; i < count; i++) {
     *failed = names[i];
     CHECK(v->d->cuModuleGetFunction(&v->functions[i], v->module, names[i]));
-    if (shared[i] > 48 << 10) CHECK(v->d->cuFuncSetAttribute(v->functions[i], MAX_DYNAMIC_SHARED, shared[i])); // more than that must be asked for
+    if (shared[i] > 48 << 10 && shared[i] <= most_shared) CHECK(v->d->cuFuncSetAttribute(v->functions[i], MAX_DYNAMIC_SHARED, shared[i])); // more than that must be asked for
   }
   return 0;
 }

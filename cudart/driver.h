@@ -98,8 +98,9 @@ typedef struct device {
 // cuda_device_open fills a zeroed device whose d and ordinal are set. After a failure cuda_device_close undoes what was done.
 cuda_result cuda_device_open(device *v);
 cuda_result cuda_device_close(device *v);
-// cuda_device_load compiles the PTX for the device and looks the kernels up; shared[i] is the most dynamic shared memory of kernel i. log receives the compiler's message. failed names the step.
-cuda_result cuda_device_load(device *v, const char *ptx, int count, const char *const *names, const int *shared, char *log, int log_bytes, const char **failed);
+// cuda_device_load compiles the PTX for the device and looks the kernels up; shared[i] is the dynamic shared memory of kernel i; one with more than
+// most_shared, what the device has for a block, cannot be launched. log receives the compiler's message. failed names the step.
+cuda_result cuda_device_load(device *v, const char *ptx, int count, const char *const *names, const int *shared, int most_shared, char *log, int log_bytes, const char **failed);
 cuda_result cuda_device_attribute(const driver *d, int ordinal, int attribute, int *value);
 cuda_result cuda_device_memory_info(device *v, size_t *free, size_t *total);
 cuda_result cuda_device_alloc(device *v, size_t bytes, uint64_t *address);

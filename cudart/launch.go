@@ -172,7 +172,18 @@ func (v *Device) launch(k int, x, y, z int64, arguments unsafe.Pointer) error {
 	if x > maxX || y > maxY || z > maxY {
 		return fmt.Errorf("kernel %s: a grid of %d × %d × %d blocks is more than the device takes", kernels[k].name, x, y, z)
 	}
+	if err := v.fits(k); err != nil {
+		return err
+	}
 	return v.failed(kernels[k].name, C.cuda_device_launch(v.c, C.int(k), C.unsigned(x), C.unsigned(y), C.unsigned(z), C.unsigned(kernels[k].threads), C.unsigned(kernels[k].shared), arguments))
+}
+
+// fits says whether the device has the shared memory that a block of kernel k takes.
+func (v *Device) fits(k int) error {
+	if need := kernels[k].shared; need > v.shared {
+		return fmt.Errorf("kernel %s needs %d bytes of shared memory per block, and %s has %d", kernels[k].name, need, v.name, v.shared)
+	}
+	return nil
 }
 
 // rowwise launches an element-wise kernel: a block per row and piece of cols columns.

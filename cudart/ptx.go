@@ -58,7 +58,7 @@ func (v *Device) loadKernels() error {
 	log := (*C.char)(C.calloc(1, logBytes))
 	defer C.free(unsafe.Pointer(log))
 	var step *C.char
-	if err := v.failed("", C.cuda_device_load(v.c, source, C.int(len(kernels)), &names[0], &shared[0], log, logBytes, &step)); err != nil {
+	if err := v.failed("", C.cuda_device_load(v.c, source, C.int(len(kernels)), &names[0], &shared[0], C.int(v.shared), log, logBytes, &step)); err != nil {
 		return fmt.Errorf("compiling the kernels (%s) with the driver, at %s: %w %s", architecture, C.GoString(step), err, C.GoString(log))
 	}
 	return nil

@@ -130,7 +130,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int) {
     case 75: *value = (int)setting("FAKE_CUDA_MAJOR", 9); return 0;
     case 76: *value = 0; return 0;
     case 16: *value = 2; return 0;         // multiprocessors
-    case 97: *value = 227 << 10; return 0; // shared memory of a block
+    case 97: *value = (int)setting("FAKE_CUDA_SHARED", 227 << 10); return 0; // shared memory of a block
   }
   return INVALID_VALUE;
 }
@@ -263,7 +263,7 @@ int cuModuleGetFunction(void **function, void *, const char *name) {
   IN_CONTEXT *function = const_cast<shim::Kernel *>(shim::find(name));
   return *function ? 0 : NOT_FOUND;
 }
-int cuFuncSetAttribute(void *, int, int value) { IN_CONTEXT return value <= 227 << 10 ? 0 : INVALID_VALUE; }
+int cuFuncSetAttribute(void *, int, int value) { IN_CONTEXT return value <= setting("FAKE_CUDA_SHARED", 227 << 10) ? 0 : INVALID_VALUE; }
 int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned, unsigned shared, void *stream, void **arguments, void **) {
   IN_STREAM(stream) if (!x || !y || !z || y > 65535 || z > 65535) return INVALID_VALUE;
   static uint64_t launches;

@@ -38,8 +38,8 @@ func (p *pages) copy(op string, dst, src int32) error {
 }
 
 func (d *device) NewPages(t tensor.DType, layers, count, heads, headDim int) (tensor.Pages, error) {
-	if headDim > cudart.MaxHeadDim {
-		return nil, fmt.Errorf("cuda: pages: heads of dimension %d: at most %d", headDim, cudart.MaxHeadDim)
+	if err := d.v.Supports(cudart.Cache{Dim: int64(headDim), Type: typeOf(t)}); err != nil {
+		return nil, fmt.Errorf("cuda: pages of %v for heads of dimension %d: %w", t, headDim, err)
 	}
 	bytes := layers * count * heads * 2 * tensor.PageSize * headDim * t.Size()
 	at, err := d.memory("pages", bytes)
