@@ -556,9 +556,27 @@ static void pack_across_bf16(const void *job, int64_t unit, worker *w) {
   }
 }
 
+enum { LINE = 16 }; // words that memory gives at once
+
+// requests are lines of memory that are wanted soon, in runs that lie apart. Some are asked for at a time: as many as a processor has under way do not hold up what it multiplies.
+typedef struct {
+  const float *next;
+  int64_t count, some; // lines in all, and at a time
+  int64_t in_run, left, skip; // lines of a run and of the one at next; words from the end of a run to the next one
+} requests;
+INLINE void ask_some(requests *r) {
+  int64_t n = r->some < r->count ? r->some : r->count;
+  r->count -= n;
+  for (; n > 0; n--) {
+    ASK_SECOND(r->next);
+    r->next += LINE;
+    if (--r->left == 0) r->next += r->skip, r->left = r->in_run;
+  }
+}
+
 // tile_across does TILE_ROWS columns of dx × V vectors of rows over depth words: c (+)= a · b. a is groups of [TILE_ROWS][group], b [depth][TILE_COLUMNS], c [TILE_ROWS][TILE_COLUMNS].
-// swapped takes every two words in the order second, first: bfloat16 pairs as float32.
-INLINE void tile_across(const int V, const bool dot, const bool swapped, const float *a, const float *b, int64_t depth, float *c, bool zero) {
+// swapped takes every two words in the order second, first: bfloat16 pairs as float32. With every group it asks for some of the lines that soon is about.
+INLINE void tile_across(const int V, const bool dot, const bool swapped, const float *a, const float *b, int64_t depth, float *c, bool zero, requests *soon) {
   enum { R = TILE_ROWS };
   (void)dot;
   const int64_t group = across_group(dot);
@@ -567,6 +585,8 @@ INLINE void tile_across(const int V, const bool dot, const bool swapped, const f
     UNROLL for (int v = 0; v < V; v++) s[r][v] = zero ? vset(0.0f) : vload(c + r * TILE_COLUMNS + v * LANES);
   for (int64_t d = 0; d < depth; d += group, a += R * group) {
     int64_t n = depth - d < group ? depth - d : group, k = 0;
+    ask_some(soon);
+    ask_some(soon + 1);
     for (; k + 2 <= n; k += 2, b += 2 * TILE_COLUMNS)
       UNROLL for (int i = 0; i < 2; i++) {
         const int at = swapped ? 1 - i : i;
@@ -604,9 +624,9 @@ INLINE void tile_across(const int V, const bool dot, const bool swapped, const f
     UNROLL for (int v = 0; v < V; v++) vstore(c + r * TILE_COLUMNS + v * LANES, s[r][v]);
 }
 #define ACROSS(name, dot, swapped)                                                                                             \
-  static void name(int64_t vectors, const float *a, const float *b, int64_t depth, float *c, bool zero) {                      \
-    if (vectors == TILE_VECTORS) tile_across(TILE_VECTORS, dot, swapped, a, b, depth, c, zero);                                \
-    else for (int64_t v = 0; v < vectors; v++) tile_across(1, dot, swapped, a, b + v * LANES, depth, c + v * LANES, zero);     \
+  static void name(int64_t vectors, const float *a, const float *b, int64_t depth, float *c, bool zero, requests *soon) {      \
+    if (vectors == TILE_VECTORS) tile_across(TILE_VECTORS, dot, swapped, a, b, depth, c, zero, soon);                          \
+    else for (int64_t v = 0; v < vectors; v++) tile_across(1, dot, swapped, a, b + v * LANES, depth, c + v * LANES, zero, soon); \
   }
 ACROSS(across_f32, false, false)
 #ifdef BF16_DOT
@@ -619,6 +639,11 @@ ACROSS(across_bf16, false, true)
 INLINE void gather_across(const product_job *j, const bool pairs, int64_t first, int64_t n0, int64_t depth, float *to) {
   const int64_t group = across_group(pairs);
   int64_t have = j->w.in - first < TILE_ROWS ? j->w.in - first : TILE_ROWS, rows = pairs ? (j->w.in + 1) / 2 : j->w.in;
+#ifdef BF16_DOT
+  uint16_t half[PANEL];
+  for (int i = 0; i < PANEL; i++) half[i] = (uint16_t)(2 * i);
+  const __m512i evens = _mm512_loadu_si512(half), odds = _mm512_add_epi16(evens, _mm512_set1_epi16(1));
+#endif
   for (int64_t d = 0; d < depth; d += group, to += TILE_ROWS * group) {
     const float *panel = (const float *)j->w.addr + (n0 + d) / group * rows * PANEL;
     if (have < TILE_ROWS) memset(to, 0, (size_t)(TILE_ROWS * group) * 4);
@@ -630,11 +655,9 @@ INLINE void gather_across(const product_job *j, const bool pairs, int64_t first,
       const float *from = panel + (first + k) / 2 * PANEL;
       float *even = to + k * group, *odd = even + group;
 #ifdef BF16_DOT
-      const uint64_t *two = (const uint64_t *)from;
-      for (int i = 0; i < PANEL / 2; i++) {
-        ((uint32_t *)even)[i] = (uint32_t)((two[i] & 0xffff) | (two[i] >> 16 & 0xffff0000));
-        ((uint32_t *)odd)[i] = (uint32_t)((two[i] >> 16 & 0xffff) | (two[i] >> 32 & 0xffff0000));
-      }
+      __m512i x = _mm512_loadu_si512(from), y = _mm512_loadu_si512(from + LANES);
+      _mm512_storeu_si512(even, _mm512_permutex2var_epi16(x, evens, y));
+      _mm512_storeu_si512(odd, _mm512_permutex2var_epi16(x, odds, y));
 #else
       UNROLL for (int v = 0; v < PANEL_VECTORS; v++) {
         vpair x = vpair_load(from + v * LANES);
@@ -669,15 +692,6 @@ static void turn_back(const float *c, int64_t width, int64_t rows, int64_t colum
     for (int64_t k = 0; k < columns; k++) y[r * stride + k] = c[k * width + r];
 }
 
-enum { LINE = 16 }; // words that memory gives at once
-
-// ask_across asks for a share of what gather_across will copy of some columns of dx, from first on: lines [from, to), counted panel by panel.
-INLINE void ask_across(const product_job *j, const bool pairs, int64_t first, int64_t columns, int64_t n0, int64_t depth, int64_t from, int64_t to) {
-  const int64_t group = across_group(pairs), per_row = pairs ? 2 : 1, rows = div_up(j->w.in, per_row), each = div_up(columns, per_row) * PANEL / LINE;
-  int64_t end = div_up(depth, group) * each;
-  for (int64_t i = from; i < to && i < end; i++) ASK((const float *)j->w.addr + ((n0 / group + i / each) * rows + first / per_row) * PANEL + i % each * LINE);
-}
-
 // A unit is a block of rows (strips_per_unit times TILE_COLUMNS) × panels_per_unit times TILE_ROWS columns of dx. y = dx, strips = dy as pack_across leaves it.
 INLINE void transposed_across(const product_job *j, int64_t unit, worker *w, const bool pairs) {
   const bool dot = pairs && PAIR_WORDS == 1;
@@ -689,12 +703,20 @@ INLINE void transposed_across(const product_job *j, int64_t unit, worker *w, con
   for (int64_t n0 = 0; n0 < total; n0 += DEPTH) {
     int64_t depth = total - n0 < DEPTH ? total - n0 : DEPTH;
     for (int64_t t = t0; t < t1; t++) gather_across(j, pairs, t * TILE_ROWS, n0, depth, weights + (t - t0) * TILE_ROWS * DEPTH);
-    // While tiles are computed, what comes after them is asked for, a share at each: the weights of the next block, and the rows of the next strip.
-    int64_t next = n0 + depth, next_depth = total - next < DEPTH ? total - next : DEPTH, first = t0 * TILE_ROWS, columns_here = (t1 * TILE_ROWS < j->w.in ? t1 * TILE_ROWS : j->w.in) - first;
-    int64_t share = div_up(columns_here * DEPTH / LINE, (s1 - s0) * (t1 - t0)), asked = 0;
+    // While tiles are computed, what comes after them is asked for, a share at each group: the weights of the next block, and the rows of the next strip or of the next block's first.
+    int64_t next = n0 + depth, next_depth = total - next < DEPTH ? total - next : DEPTH, groups = div_up(depth, across_group(dot));
+    requests soon[2] = {0};
+    if (next_depth > 0) {
+      int64_t first = t0 * TILE_ROWS, columns_here = (t1 * TILE_ROWS < j->w.in ? t1 * TILE_ROWS : j->w.in) - first, per_row = pairs ? 2 : 1, in = div_up(j->w.in, per_row), run = div_up(columns_here, per_row) * PANEL / LINE;
+      soon[0] = (requests){.next = (const float *)j->w.addr + (next / across_group(pairs) * in + first / per_row) * PANEL, .count = div_up(next_depth, across_group(pairs)) * run, .in_run = run, .left = run, .skip = (in - div_up(columns_here, per_row)) * PANEL};
+      soon[0].some = div_up(soon[0].count, (s1 - s0) * (t1 - t0) * groups);
+    }
     for (int64_t s = s0; s < s1; s++) {
       int64_t rows = j->y.rows - s * TILE_COLUMNS < TILE_COLUMNS ? j->y.rows - s * TILE_COLUMNS : TILE_COLUMNS;
       const float *b = j->strips + (s * total + n0) * TILE_COLUMNS;
+      bool same = s + 1 < s1; // the next strip is of this block
+      soon[1] = (requests){.next = same ? b + total * TILE_COLUMNS : j->strips + (s0 * total + next) * TILE_COLUMNS, .count = (same ? depth : next_depth) * TILE_COLUMNS / LINE, .in_run = INT64_MAX, .left = INT64_MAX};
+      soon[1].some = div_up(soon[1].count, (t1 - t0) * groups);
       for (int64_t t = t0; t < t1; t++) {
         int64_t columns = j->w.in - t * TILE_ROWS < TILE_ROWS ? j->w.in - t * TILE_ROWS : TILE_ROWS;
         float *c = sums + ((s - s0) * j->panels_per_unit + t - t0) * TILE_ROWS * TILE_COLUMNS, *y = row_of(j->y, s * TILE_COLUMNS) + t * TILE_ROWS;
@@ -703,10 +725,7 @@ INLINE void transposed_across(const product_job *j, int64_t unit, worker *w, con
           memset(c, 0, TILE_ROWS * TILE_COLUMNS * 4);
           turn_wide(y, j->y.stride, rows, columns, TILE_COLUMNS, c);
         }
-        if (next_depth > 0) ask_across(j, pairs, first, columns_here, next, next_depth, asked, asked + share), asked += share;
-        if (s + 1 < s1)
-          for (int64_t from = depth * TILE_COLUMNS * (t - t0) / (t1 - t0), to = depth * TILE_COLUMNS * (t - t0 + 1) / (t1 - t0); from < to; from += LINE) ASK(b + total * TILE_COLUMNS + from);
-        (dot ? across_bf16 : pairs ? across_bf16 : across_f32)(div_up(rows, LANES), weights + (t - t0) * TILE_ROWS * DEPTH, b, depth, c, zero);
+        (dot ? across_bf16 : pairs ? across_bf16 : across_f32)(div_up(rows, LANES), weights + (t - t0) * TILE_ROWS * DEPTH, b, depth, c, zero, soon);
         if (n0 + DEPTH >= total) turn_back(c, TILE_COLUMNS, rows, columns, y, j->y.stride);
       }
     }
