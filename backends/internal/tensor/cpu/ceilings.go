@@ -57,12 +57,15 @@ func Measure(of tensor.Device) (Ceilings, error) {
 	if err := d.Zero(buffer); err != nil {
 		return Ceilings{}, err
 	}
+	read := func(ahead bool) float64 {
+		return best(5, func() float64 {
+			C.op_read(d.c, C.uintptr_t(memory), mib, C.bool(ahead))
+			return mib << 20
+		})
+	}
 	return Ceilings{
 		Float32:  best(20, func() float64 { return float64(C.op_peak(d.c, C.FLOAT32)) }),
 		BFloat16: best(20, func() float64 { return float64(C.op_peak(d.c, C.BFLOAT16)) }),
-		Read: best(5, func() float64 {
-			C.op_read(d.c, C.uintptr_t(memory), mib)
-			return mib << 20
-		}),
+		Read:     max(read(false), read(true)),
 	}, nil
 }

@@ -34,6 +34,7 @@ typedef struct {
   const float *strips; // the rows, packed in strips: float32, or pairs when w is bfloat16
   int64_t strip_rows, strips_per_unit, panels_per_unit;
   bool accumulate, turned;
+  bool linear; // few rows: memory is read fastest straight on
 } product_job;
 
 typedef struct {

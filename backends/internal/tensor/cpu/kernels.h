@@ -110,9 +110,9 @@ int op_softmax_gradient(device *d, view logits, view lse, const int32_t *targets
 int op_sum_squares(device *d, view x, double *sum);
 int op_adamw(device *d, view new_p, view new_m, view new_v, view p, view m, view v, view g, adamw_step s);
 
-// op_peak runs multiply-adds of a type that only the arithmetic limits and gives how many floating-point operations they were; op_read reads memory once.
+// op_peak runs multiply-adds of a type that only the arithmetic limits and gives how many floating-point operations they were; op_read reads memory once, requesting in advance or not.
 int64_t op_peak(device *d, int type);
-void op_read(device *d, uintptr_t memory, int64_t mib);
+void op_read(device *d, uintptr_t memory, int64_t mib, bool ahead);
 // op_clock gives seconds: the calling thread's processor time when it is the device's only thread, else the time that passes.
 double op_clock(const device *d);
 

@@ -202,7 +202,7 @@ static void pack_strip_bf16(const void *job, int64_t unit, worker *w) {
   }
 }
 
-// Few rows: the weights are read once, at the speed of memory, from several panels at once to have enough chains and enough requests under way. X(rows, panels)
+// Few rows: the weights are read once, at the speed of memory, from several panels at once to have enough chains and enough requests under way (but see product_job's linear). X(rows, panels)
 #if LANES == 16
 #define FEW_CASES(X) X(1, 4) X(2, 4) X(3, 4) X(4, 2) X(5, 2) X(6, 2) X(7, 1) X(8, 1) X(9, 1) X(10, 1) X(11, 1) X(12, 1)
 #elif LANES == 8
@@ -249,9 +249,13 @@ static void pack_few(const void *job, int64_t unit, worker *w) {
   else pack_chunks(j, unit, false, false);
 }
 
-// ask_for requests what stream multiplies later, two lines for the two at p. A processor's own look-ahead follows every 4 KiB page by itself: the panels of several are pages enough; of a single one, the lines of the 16 KiB after
-// these are requested from four pages in turn. Nothing from limit on is.
-INLINE void ask_for(const char *p, const int panels, const char *limit) {
+// ask_for requests what stream multiplies later, two lines for the two at p. Where memory is read fastest straight on (linear), the processor looks far enough ahead by itself.
+// Else its look-ahead follows every 4 KiB page by itself: the panels of several are pages enough; of a single one, the lines of the 16 KiB after these are requested from four pages in turn. Nothing from limit on is.
+INLINE void ask_for(const char *p, const int panels, const bool linear, const char *limit) {
+  if (linear) {
+    ASK(p + 256), ASK(p + 320);
+    return;
+  }
   if (panels > 1) {
     ASK(p + AHEAD / panels), ASK(p + AHEAD / panels + 64);
     return;
@@ -265,7 +269,7 @@ INLINE void ask_for(const char *p, const int panels, const char *limit) {
 }
 
 // stream does R rows × G whole panels; no accumulator leaves the registers. Of bfloat16 weights all odd elements are multiplied before the even ones, so that no more than one half of them is in registers.
-INLINE void stream(const int R, const int G, const bool pairs, const float *a, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
+INLINE void stream(const int R, const int G, const bool linear, const bool pairs, const float *a, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
   const int words = pairs ? PAIR_WORDS : 1; // per step of depth
   vf s[MAX_TILE_ROWS][16];
   UNROLL for (int r = 0; r < R; r++)
@@ -275,7 +279,7 @@ INLINE void stream(const int R, const int G, const bool pairs, const float *a, c
     for (; k < end; k++, b += PANEL, a += words) {
       UNROLL for (int g = 0; g < G; g++) {
         const float *p = b + g * panel;
-        ask_for((const char *)p, G, limit);
+        ask_for((const char *)p, G, linear, limit);
         UNROLL for (int i = words - 1; i >= 0; i--) {
           vf x[PANEL_VECTORS];
           UNROLL for (int v = 0; v < PANEL_VECTORS; v++) {
@@ -296,17 +300,20 @@ INLINE void stream(const int R, const int G, const bool pairs, const float *a, c
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int v = 0; v < G * PANEL_VECTORS; v++) vstore(c + r * ldc + v * LANES, s[r][v]);
 }
-// stream_panels runs G panels if so many whole ones are left, else one. It gives the number of panels done, 0 if there is no kernel for so many rows.
-#define STREAM_CASE(R, G)                                                                            \
-  case R:                                                                                            \
-    if (panels >= G) return stream(R, G, pairs, a, b, panel, limit, depth, c, ldc, zero), G;                \
-    return stream(R, 1, pairs, a, b, panel, limit, depth, c, ldc, zero), 1;
-static int64_t stream_f32(int64_t rows, int64_t panels, const float *a, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
+// stream_f32 and stream_bf16 run G panels if so many whole ones are left, else one; one, too, where memory is read fastest straight on and takes the time. They give the number of panels done, 0 if there is no kernel for so
+// many rows.
+enum { LINEAR_ROWS = 4 }; // up to which memory takes the time, and a panel has chains enough
+#define STREAM_CASE(R, G)                                                                                                      \
+  case R:                                                                                                                      \
+    if (R <= LINEAR_ROWS && linear) return stream(R, 1, R <= LINEAR_ROWS, pairs, a, b, panel, limit, depth, c, ldc, zero), 1;  \
+    if (panels >= G) return stream(R, G, false, pairs, a, b, panel, limit, depth, c, ldc, zero), G;                            \
+    return stream(R, 1, false, pairs, a, b, panel, limit, depth, c, ldc, zero), 1;
+static int64_t stream_f32(int64_t rows, int64_t panels, bool linear, const float *a, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
   const bool pairs = false;
   switch (rows) { FEW_CASES(STREAM_CASE) }
   return 0;
 }
-static int64_t stream_bf16(int64_t rows, int64_t panels, const float *a, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
+static int64_t stream_bf16(int64_t rows, int64_t panels, bool linear, const float *a, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
   const bool pairs = true;
   switch (rows) { FEW_CASES(STREAM_CASE) }
   return 0;
@@ -325,14 +332,14 @@ static void few_panels(const product_job *j, bool pairs, const float *a, int64_t
     float *y = row_of(j->y, row) + at * PANEL;
     if (at < whole) {
       int64_t panels = (end < whole ? end : whole) - at;
-      at += pairs ? stream_bf16(rows, panels, a, b, panel, limit, depth, y, j->y.stride, !j->accumulate) : stream_f32(rows, panels, a, b, panel, limit, depth, y, j->y.stride, !j->accumulate);
+      at += pairs ? stream_bf16(rows, panels, j->linear, a, b, panel, limit, depth, y, j->y.stride, !j->accumulate) : stream_f32(rows, panels, j->linear, a, b, panel, limit, depth, y, j->y.stride, !j->accumulate);
       continue;
     }
     float beside[MAX_TILE_ROWS * PANEL] = {0};
     size_t some = (size_t)(j->w.out % PANEL) * 4;
     for (int64_t r = 0; r < rows; r++) memcpy(beside + r * PANEL, y + r * j->y.stride, some);
-    if (pairs) stream_bf16(rows, 1, a, b, panel, limit, depth, beside, PANEL, !j->accumulate);
-    else stream_f32(rows, 1, a, b, panel, limit, depth, beside, PANEL, !j->accumulate);
+    if (pairs) stream_bf16(rows, 1, j->linear, a, b, panel, limit, depth, beside, PANEL, !j->accumulate);
+    else stream_f32(rows, 1, j->linear, a, b, panel, limit, depth, beside, PANEL, !j->accumulate);
     for (int64_t r = 0; r < rows; r++) memcpy(y + r * j->y.stride, beside + r * PANEL, some);
     at++;
   }

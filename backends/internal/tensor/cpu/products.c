@@ -106,7 +106,7 @@ static int64_t prepare(const device *d, part *p, view y, view x, matrix w, bool 
   }
   if (few) {
     int64_t each = div_up(panels, share * FEW_PANELS), most = div_up(FEW_BYTES, FEW_PANELS * PANEL * (w.in + 1) * (pairs ? 2 : 4));
-    p->pack = k->pack_few, p->multiply = k->matmul_few;
+    p->pack = k->pack_few, p->multiply = k->matmul_few, p->product.linear = d->linear;
     if (each > most) each = most;
     return cut(p, strips, strips, panels, each * FEW_PANELS, each * FEW_PANELS, 1);
   }
