@@ -20,6 +20,8 @@ import (
 	"slices"
 	"sort"
 	"strings"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 )
 
 // Loss is one loss with its settings. It is immutable.
@@ -37,6 +39,7 @@ type form struct {
 	config  map[string]float64 // keys with their defaults
 	inputs  []string           // required
 	element func(l Loss, e element) (loss, derivative float64)
+	term    func(l Loss, e element) tensor.LossTerm // the same derivative, for a device; without the row and what was recorded
 }
 
 // element is what one target's term depends on.
@@ -56,13 +59,13 @@ var policyInputs = []string{"logprobs", "advantages"}
 
 // forms lists the losses by name.
 var forms = []form{
-	{name: "cispo", config: map[string]float64{clipLow: 0, clipHigh: 4}, inputs: policyInputs, element: cispo},
-	{name: "cross_entropy", inputs: []string{"weights"}, element: crossEntropy},
-	{name: "dro", config: map[string]float64{betaKey: 0.05}, inputs: policyInputs, element: dro},
-	{name: "gspo", config: map[string]float64{clipLow: 0.8, clipHigh: 1.2}, inputs: []string{"logprobs", "advantages", "sequence_ratio_mask"}, element: gspo},
-	{name: "importance_sampling", inputs: policyInputs, element: importanceSampling},
-	{name: "ppo", config: map[string]float64{clipLow: 0.8, clipHigh: 1.2}, inputs: policyInputs, element: ppo},
-	{name: "stable_reinforce", config: map[string]float64{capKey: 2}, inputs: policyInputs, element: stableReinforce},
+	{name: "cispo", config: map[string]float64{clipLow: 0, clipHigh: 4}, inputs: policyInputs, element: cispo, term: cispoTerm},
+	{name: "cross_entropy", inputs: []string{"weights"}, element: crossEntropy, term: crossEntropyTerm},
+	{name: "dro", config: map[string]float64{betaKey: 0.05}, inputs: policyInputs, element: dro, term: droTerm},
+	{name: "gspo", config: map[string]float64{clipLow: 0.8, clipHigh: 1.2}, inputs: []string{"logprobs", "advantages", "sequence_ratio_mask"}, element: gspo, term: gspoTerm},
+	{name: "importance_sampling", inputs: policyInputs, element: importanceSampling, term: importanceSamplingTerm},
+	{name: "ppo", config: map[string]float64{clipLow: 0.8, clipHigh: 1.2}, inputs: policyInputs, element: ppo, term: ppoTerm},
+	{name: "stable_reinforce", config: map[string]float64{capKey: 2}, inputs: policyInputs, element: stableReinforce, term: stableReinforceTerm},
 }
 
 // Names lists the losses, sorted.
@@ -199,12 +202,8 @@ func (l Loss) Idle(in Inputs, i, k int) bool {
 // sum one by one, in order, and gives the new sum, so that it does not depend on how positions were cut into calls.
 func (l Loss) Rows(sum float64, in Inputs, first, k int, lp []float32, datumRatio float64, derivatives []float32) (float64, error) {
 	for j, v := range lp {
-		e := element{lp: float64(v), datumRatio: datumRatio}
-		if l.form.name == "cross_entropy" {
-			e.weight = float64(in.Weights[first*k+j])
-		} else {
-			e.q, e.advantage = float64(in.Logprobs[first+j]), float64(in.Advantages[first+j])
-		}
+		e := l.elementAt(in, first, k, j, datumRatio)
+		e.lp = float64(v)
 		term, derivative := l.form.element(l, e)
 		derivatives[j] = float32(derivative)
 		sum += term
@@ -213,6 +212,14 @@ func (l Loss) Rows(sum float64, in Inputs, first, k int, lp []float32, datumRati
 		}
 	}
 	return sum, nil
+}
+
+// elementAt is what target j of positions first, first+1, … has, but for its log-probability.
+func (l Loss) elementAt(in Inputs, first, k, j int, datumRatio float64) element {
+	if l.form.name == "cross_entropy" {
+		return element{weight: float64(in.Weights[first*k+j])}
+	}
+	return element{q: float64(in.Logprobs[first+j]), advantage: float64(in.Advantages[first+j]), datumRatio: datumRatio}
 }
 
 func crossEntropy(_ Loss, e element) (loss, derivative float64) {

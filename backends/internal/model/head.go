@@ -23,8 +23,7 @@ type selection struct {
 // head visits every row's logits: log-probabilities, losses, the gradient by the logits, and from it those of the head's LoRA and by the last residual stream, which it gives if there is a backward pass.
 // Full logits are never held.
 func (t *training) head(hidden tensor.Tensor) (dx tensor.Tensor, err error) {
-	ratios, err := t.datumRatios(hidden)
-	if err != nil {
+	if t.ratios, err = t.datumRatios(hidden); err != nil {
 		return dx, err
 	}
 	// Rows that count nothing are left out of the backward pass by what the example says, not by what was computed, so that every cut of a batch leaves out the same.
@@ -50,12 +49,12 @@ func (t *training) head(hidden tensor.Tensor) (dx tensor.Tensor, err error) {
 		}
 	}
 	if len(counting) > 0 {
-		if err := t.countingRows(dx, hidden, counting, ratios); err != nil {
+		if err := t.countingRows(dx, hidden, counting); err != nil {
 			return dx, err
 		}
 	}
 	if len(idle) > 0 {
-		if err := t.idleRows(hidden, idle, ratios); err != nil {
+		if err := t.idleRows(hidden, idle); err != nil {
 			return dx, err
 		}
 	}
@@ -71,7 +70,7 @@ func (t *training) head(hidden tensor.Tensor) (dx tensor.Tensor, err error) {
 }
 
 // countingRows takes rows forward and backward through the head and writes dx, the gradient by all rows of hidden.
-func (t *training) countingRows(dx, hidden tensor.Tensor, spans []span, ratios []float64) error {
+func (t *training) countingRows(dx, hidden tensor.Tensor, spans []span) error {
 	m, w := t.m, t.w
 	s, err := t.choose(hidden, spans)
 	if err != nil {
@@ -86,21 +85,12 @@ func (t *training) countingRows(dx, hidden tensor.Tensor, spans []span, ratios [
 	if err := t.chunks(s, func(from, to int, parts []span) error {
 		p := w.slice(s.segments, s.gradients, from, to)
 		rows := s.hidden.Slice(from, to)
-		logits, sums, logprobs, err := t.evaluate(p, rows, parts)
+		logits, err := m.logits(w, p, rows)
 		if err != nil {
 			return err
 		}
-		slopes := make([]float32, len(logprobs))
-		t.losses(parts, logprobs, ratios, slopes)
-		row := 0
-		for _, part := range parts {
-			k := t.examples[part.example].K
-			targets := t.examples[part.example].Targets[part.first*k : (part.first+part.count)*k]
-			if err := m.Device.SoftmaxGradient(logits.Slice(row, row+part.count), sums.Slice(row, row+part.count), m.ownTargets(targets), slopes[:len(targets)]); err != nil {
-				return err
-			}
-			slopes = slopes[len(targets):]
-			row += part.count
+		if err := t.gradientByLogits(logits, parts); err != nil {
+			return err
 		}
 		return w.headOf(m).Backward(p, dhidden.Slice(from, to), logits, rows, &w.head, false, true)
 	}); err != nil {
@@ -122,18 +112,49 @@ func (t *training) countingRows(dx, hidden tensor.Tensor, spans []span, ratios [
 	})
 }
 
+// gradientByLogits computes the losses of parts and makes logits, which has their rows, the gradient.
+func (t *training) gradientByLogits(logits tensor.Tensor, parts []span) error {
+	if t.results != nil {
+		return t.results.gradient(t, logits, parts, t.ratios)
+	}
+	sums, logprobs, err := t.logprobs(logits, parts)
+	if err != nil {
+		return err
+	}
+	slopes := make([]float32, len(logprobs))
+	t.losses(parts, logprobs, slopes)
+	row := 0
+	for _, part := range parts {
+		targets := t.targets(part)
+		if err := t.m.Device.SoftmaxGradient(logits.Slice(row, row+part.count), sums.Slice(row, row+part.count), t.m.ownTargets(targets), slopes[:len(targets)]); err != nil {
+			return err
+		}
+		slopes = slopes[len(targets):]
+		row += part.count
+	}
+	return nil
+}
+
 // idleRows computes log-probabilities, and the losses of examples that have no gradient.
-func (t *training) idleRows(hidden tensor.Tensor, spans []span, ratios []float64) error {
+func (t *training) idleRows(hidden tensor.Tensor, spans []span) error {
 	s, err := t.choose(hidden, spans)
 	if err != nil {
 		return err
 	}
 	return t.chunks(s, func(from, to int, parts []span) error {
-		_, _, logprobs, err := t.evaluate(t.w.slice(s.segments, nil, from, to), s.hidden.Slice(from, to), parts)
+		logits, err := t.m.logits(t.w, t.w.slice(s.segments, nil, from, to), s.hidden.Slice(from, to))
 		if err != nil {
 			return err
 		}
-		t.losses(parts, logprobs, ratios, make([]float32, len(logprobs)))
+		if t.results != nil {
+			_, _, err := t.results.logprobs(t, logits, parts, t.ratios, false)
+			return err
+		}
+		_, logprobs, err := t.logprobs(logits, parts)
+		if err != nil {
+			return err
+		}
+		t.losses(parts, logprobs, make([]float32, len(logprobs)))
 		return nil
 	})
 }
@@ -150,21 +171,7 @@ func (t *training) datumRatios(hidden tensor.Tensor) ([]float64, error) {
 	if len(spans) == 0 {
 		return ratios, nil
 	}
-	s, err := t.choose(hidden, spans)
-	if err != nil {
-		return nil, err
-	}
-	if err := t.chunks(s, func(from, to int, parts []span) error {
-		_, _, logprobs, err := t.evaluate(t.w.slice(s.segments, nil, from, to), s.hidden.Slice(from, to), parts)
-		if err != nil {
-			return err
-		}
-		for _, part := range parts { // with one target per position, as Check demands of these losses
-			copy(t.outcomes[part.example].Logprobs[part.first:], logprobs[:part.count])
-			logprobs = logprobs[part.count:]
-		}
-		return nil
-	}); err != nil {
+	if err := t.datumLogprobs(hidden, spans); err != nil {
 		return nil, fmt.Errorf("ratios of data: %w", err)
 	}
 	for _, s := range spans {
@@ -172,6 +179,46 @@ func (t *training) datumRatios(hidden tensor.Tensor) ([]float64, error) {
 		ratios[s.example] = e.Loss.DatumRatio(e.Inputs, t.outcomes[s.example].Logprobs)
 	}
 	return ratios, nil
+}
+
+// datumLogprobs writes the log-probabilities of spans of data with such losses to the outcomes.
+func (t *training) datumLogprobs(hidden tensor.Tensor, spans []span) error {
+	s, err := t.choose(hidden, spans)
+	if err != nil {
+		return err
+	}
+	there, err := t.newResults(s.hidden.Rows)
+	if err != nil {
+		return err
+	}
+	take := func(parts []span, logprobs []float32) {
+		for _, part := range parts { // with one target per position, as Check demands of these losses
+			copy(t.outcomes[part.example].Logprobs[part.first:], logprobs[:part.count])
+			logprobs = logprobs[part.count:]
+		}
+	}
+	if err := t.chunks(s, func(from, to int, parts []span) error {
+		logits, err := t.m.logits(t.w, t.w.slice(s.segments, nil, from, to), s.hidden.Slice(from, to))
+		if err != nil {
+			return err
+		}
+		if there != nil {
+			_, _, err := there.logprobs(t, logits, parts, make([]float64, len(t.examples)), false)
+			return err
+		}
+		_, logprobs, err := t.logprobs(logits, parts)
+		if err == nil {
+			take(parts, logprobs)
+		}
+		return err
+	}); err != nil || there == nil {
+		return err
+	}
+	parts, logprobs, err := there.fetch(t)
+	if err == nil {
+		take(parts, logprobs)
+	}
+	return err
 }
 
 // choose packs the rows of spans, which ascend. All rows of the batch are not copied.
@@ -274,29 +321,20 @@ func (t *training) chunks(s selection, visit func(from, to int, parts []span) er
 	return flush()
 }
 
-// evaluate computes the logits of rows, their log-sum-exps, and the log-probabilities of their targets in order.
-func (t *training) evaluate(p *nn.Pass, hidden tensor.Tensor, parts []span) (logits, sums tensor.Tensor, logprobs []float32, err error) {
-	if logits, err = t.m.logits(t.w, p, hidden); err != nil {
-		return
-	}
-	row, elements := 0, t.w.elements[:0]
-	for _, part := range parts {
-		e := t.examples[part.example]
-		elements = t.m.appendTargets(elements, row, e.Targets[part.first*e.K:(part.first+part.count)*e.K], e.K)
-		row += part.count
-	}
-	t.w.elements = elements
+// logprobs computes the log-sum-exps of rows of logits, and in Go memory the log-probabilities of their targets in order.
+func (t *training) logprobs(logits tensor.Tensor, parts []span) (sums tensor.Tensor, logprobs []float32, err error) {
+	t.w.elements = t.elements(t.w.elements[:0], parts)
 	sums, _, logprobs, err = t.m.logprobs(t.w, logits)
 	return
 }
 
 // losses evaluates the losses of parts into the outcomes, and their derivatives into slopes: zero where an example's loss is not finite.
-func (t *training) losses(parts []span, logprobs []float32, ratios []float64, slopes []float32) {
+func (t *training) losses(parts []span, logprobs []float32, slopes []float32) {
 	for _, part := range parts {
 		e, outcome := t.examples[part.example], &t.outcomes[part.example]
 		n := part.count * e.K
 		copy(outcome.Logprobs[part.first*e.K:], logprobs[:n])
-		sum, err := e.Loss.Rows(outcome.Loss, e.Inputs, part.first, e.K, logprobs[:n], ratios[part.example], slopes[:n])
+		sum, err := e.Loss.Rows(outcome.Loss, e.Inputs, part.first, e.K, logprobs[:n], t.ratios[part.example], slopes[:n])
 		outcome.Loss = sum
 		if err != nil && outcome.Err == nil {
 			outcome.Err = err

@@ -123,6 +123,7 @@ type Workspace struct {
 	tokens      []int32
 	selected    []nn.Segment     // of the rows of Hidden
 	elements    []tensor.Element // of the logits that are read
+	terms       []tensor.LossTerm
 	activations []nn.Activations
 	residuals   []tensor.Tensor
 	head        nn.LinearActivations

@@ -102,18 +102,42 @@ type training struct {
 	recompute bool
 	backward  bool
 	outcomes  []Outcome
+
+	ratios  []float64 // of data, for losses that need them
+	results *results  // nil: the host has the log-probabilities of a chunk when the next one is launched
 }
 
+// run launches the pass. Where results stay on the device it waits at the end, once; where the host computes losses, it waits in every chunk of logits.
 func (t *training) run() error {
 	hidden, err := t.forward()
 	if err != nil {
 		return err
 	}
-	dx, err := t.head(hidden)
-	if err != nil || !t.backward {
+	targets := 0
+	for _, e := range t.examples {
+		targets += len(e.Targets)
+	}
+	if t.results, err = t.newResults(targets); err != nil {
 		return err
 	}
-	return t.layersBackward(dx)
+	dx, err := t.head(hidden)
+	if err != nil {
+		return err
+	}
+	if t.backward {
+		if err := t.layersBackward(dx); err != nil {
+			return err
+		}
+	}
+	if t.results == nil {
+		return nil
+	}
+	spans, logprobs, err := t.results.fetch(t)
+	if err != nil {
+		return err
+	}
+	t.losses(spans, logprobs, make([]float32, len(logprobs)))
+	return nil
 }
 
 // forward runs all layers, keeping the residual stream before each (and after the last), and gives the final norm of all rows.

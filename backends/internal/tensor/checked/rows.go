@@ -145,16 +145,10 @@ func (d *device) Softmax(p, logits, lse tensor.Tensor) error {
 }
 
 func (d *device) SoftmaxGradient(logits, lse tensor.Tensor, targets []int32, coefficients []float32) error {
-	c := d.check("softmax gradient")
-	c.float("logits", logits)
-	c.shaped("lse", lse, logits.Rows, 1)
+	c := d.softmaxGradient(logits, lse, targets)
 	if len(targets) != len(coefficients) {
 		c.fail("%d targets and %d coefficients", len(targets), len(coefficients))
 	}
-	if len(targets)%max(logits.Rows, 1) != 0 || (logits.Rows == 0 && len(targets) != 0) {
-		c.fail("%d targets do not divide into %d rows", len(targets), logits.Rows)
-	}
-	c.indices("targets", targets, -1, logits.Cols, "must be -1 (none of these columns) or a column; columns:")
 	if c.err != nil || logits.Empty() {
 		return c.err
 	}
@@ -162,6 +156,18 @@ func (d *device) SoftmaxGradient(logits, lse tensor.Tensor, targets []int32, coe
 		return d.kernels.Zero(logits)
 	}
 	return d.kernels.SoftmaxGradient(logits, lse, targets, coefficients)
+}
+
+// softmaxGradient checks what both forms of the operation take.
+func (d *device) softmaxGradient(logits, lse tensor.Tensor, targets []int32) check {
+	c := d.check("softmax gradient")
+	c.float("logits", logits)
+	c.shaped("lse", lse, logits.Rows, 1)
+	if len(targets)%max(logits.Rows, 1) != 0 || (logits.Rows == 0 && len(targets) != 0) {
+		c.fail("%d targets do not divide into %d rows", len(targets), logits.Rows)
+	}
+	c.indices("targets", targets, -1, logits.Cols, "must be -1 (none of these columns) or a column; columns:")
+	return c
 }
 
 func (d *device) SumSquares(xs ...tensor.Tensor) ([]float64, error) {

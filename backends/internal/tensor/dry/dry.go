@@ -6,7 +6,21 @@ import "github.com/tinsmith/tinsmith/backends/internal/tensor"
 // Device takes every operation for done, without a check. Its buffers have no address; what is downloaded stays as it was. The zero value is ready, for any number of goroutines.
 type Device struct{}
 
-var _ tensor.Device = Device{}
+// Differentiating is a Device that differentiates losses as well.
+type Differentiating struct{ Device }
+
+var (
+	_ tensor.Device         = Device{}
+	_ tensor.Differentiator = Differentiating{}
+)
+
+// Differentiate implements tensor.Differentiator.
+func (Differentiating) Differentiate(_, _, _ tensor.Tensor, _ []tensor.LossTerm) error { return nil }
+
+// SoftmaxGradientBy implements tensor.Differentiator.
+func (Differentiating) SoftmaxGradientBy(_, _ tensor.Tensor, _ []int32, _ tensor.Tensor) error {
+	return nil
+}
 
 // Name implements tensor.Device.
 func (Device) Name() string { return "dry" }

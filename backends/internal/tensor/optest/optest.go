@@ -51,6 +51,9 @@ func RunAll(t *testing.T, d tensor.Device, o Options) {
 	if own, ok := d.(tensor.Drawer); ok {
 		t.Run("drawing", func(t *testing.T) { drawing(t, own, d) })
 	}
+	if own, ok := d.(tensor.Differentiator); ok {
+		t.Run("derivatives of losses", func(t *testing.T) { derivatives(t, own, d) })
+	}
 }
 
 // RunEqual checks that two devices give equal bits in every operation, as devices of one Arithmetic must.

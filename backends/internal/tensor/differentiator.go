@@ -1,0 +1,29 @@
+package tensor
+
+// Differentiator is implemented by devices that differentiate losses where the log-probabilities are, because the host would have to wait for these: a training pass is then launched as a whole.
+type Differentiator interface {
+	// Differentiate makes the logits of targets in values (1 × n, one per term) log-probabilities: it subtracts the log-sum-exp lse (M × 1) of each term's row. slopes (1 × n) receives the loss's derivative by
+	// each, as the term says, computed in float64 with the exponential of package loss and rounded once: 0 where the log-probability or the derivative is not finite. slopes may have no buffer when it is not needed.
+	Differentiate(slopes, values, lse Tensor, terms []LossTerm) error
+	// SoftmaxGradientBy is Device.SoftmaxGradient with the coefficients on the device: c is 1 × len(targets).
+	SoftmaxGradientBy(logits, lse Tensor, targets []int32, c Tensor) error
+}
+
+// LossForm is how the derivative of a term of a loss by a log-probability lp comes about. With d = lp - Recorded, r = exp(d), and clip(r) = min(max(r, Low), High):
+type LossForm int32
+
+// The forms. The derivative of all but LossQuadratic is 0 where Weight is, whatever the log-probability.
+const (
+	LossLinear    LossForm = iota + 1 // -Weight
+	LossRatio                         // -clip(r)·Weight
+	LossClipped                       // -r·Weight where r·Weight ≤ clip(r)·Weight, else 0
+	LossQuadratic                     // -(Weight - Beta·d); 0 where both are 0
+)
+
+// LossTerm is one target's term of a loss.
+type LossTerm struct {
+	Low, High, Beta  float64
+	Weight, Recorded float32
+	Row              int32 // of the logits
+	Form             LossForm
+}

@@ -1,0 +1,129 @@
+package optest
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+)
+
+// derivatives checks a device's own derivatives of losses against the formulas in float64.
+func derivatives(t *testing.T, d tensor.Differentiator, device tensor.Device) {
+	r := rand.New(rand.NewPCG(11, 12))
+	const rows, cols, each = 37, 19, 60 // more terms than one block takes
+	logits := make([]float32, rows*cols)
+	for i := range logits {
+		logits[i] = float32(4 * r.NormFloat64())
+	}
+	logits[5*cols+2] = float32(math.Inf(-1))
+	var terms []tensor.LossTerm
+	var at []tensor.Element
+	for i := range rows * each {
+		e := tensor.Element{Row: int32(i / each), Column: int32(i % cols)}
+		term := tensor.LossTerm{Form: tensor.LossLinear + tensor.LossForm(i%4), Row: e.Row, Weight: float32(r.NormFloat64()), Recorded: float32(-8 * r.Float64()), Low: 0.5, High: 1.5, Beta: 0.3}
+		switch i % 7 {
+		case 0:
+			term.Weight = 0
+		case 1:
+			term.Low, term.High = 0, math.Inf(1)
+		case 2:
+			term.Recorded = float32(-800 * r.Float64()) // ratios beyond float32, and beyond float64
+		case 3:
+			term.Recorded, term.Beta = float32(800*r.Float64()), 0
+		}
+		terms, at = append(terms, term), append(at, e)
+	}
+	want := func(i int, lp float32) float64 {
+		x := terms[i]
+		w, difference := float64(x.Weight), float64(lp)-float64(x.Recorded)
+		ratio := math.Exp(difference)
+		clipped := math.Min(math.Max(ratio, x.Low), x.High)
+		slope := -w
+		switch {
+		case w == 0 && (x.Form != tensor.LossQuadratic || x.Beta == 0):
+			return 0
+		case x.Form == tensor.LossRatio:
+			slope = -clipped * w
+		case x.Form == tensor.LossClipped && ratio*w <= clipped*w:
+			slope = -ratio * w
+		case x.Form == tensor.LossClipped:
+			slope = 0
+		case x.Form == tensor.LossQuadratic:
+			slope = -(w - x.Beta*difference)
+		}
+		if math.IsInf(float64(lp), 0) || math.IsNaN(float64(lp)) || math.Abs(slope) > math.MaxFloat32 || math.IsNaN(slope) {
+			return 0
+		}
+		return slope
+	}
+	t.Run("values", func(t *testing.T) {
+		h := start(t, device)
+		x, lse, values, slopes := h.view(rows, cols, logits), h.view(rows, 1, make([]float32, rows)), h.view(1, len(terms), make([]float32, len(terms))), h.view(1, len(terms), make([]float32, len(terms)))
+		h.ok(device.LogSumExp(lse, x))
+		h.ok(device.GatherElements(values, x, at))
+		h.ok(d.Differentiate(slopes, values, lse, terms))
+		sums, lp, got := h.read(lse), h.read(values), h.read(slopes)
+		refused := 0
+		for i, e := range at {
+			if own := logits[int(e.Row)*cols+int(e.Column)] - sums[e.Row]; lp[i] != own {
+				t.Fatalf("log-probability %d: %v, want %v", i, lp[i], own)
+			}
+			w := want(i, lp[i])
+			if w == 0 && terms[i].Weight != 0 && terms[i].Form == tensor.LossRatio {
+				refused++
+			}
+			if math.Abs(float64(got[i])-w) > 1e-37+2e-7*math.Abs(w) {
+				t.Fatalf("derivative %d of %+v by %v: %v, want %v", i, terms[i], lp[i], got[i], w)
+			}
+		}
+		if refused == 0 {
+			t.Error("no case has a ratio that is not finite")
+		}
+		h.ok(device.GatherElements(values, x, at))
+		h.ok(d.Differentiate(tensor.Tensor{}, values, lse, terms))
+		sameBits(t, "log-probabilities alone", h.read(values), lp)
+	})
+	t.Run("softmax gradient", func(t *testing.T) {
+		h := start(t, device)
+		const k = 3
+		targets, c := make([]int32, rows*k), make([]float32, rows*k)
+		for i := range targets {
+			targets[i], c[i] = int32(i%(cols+1))-1, float32(r.NormFloat64())
+		}
+		a, b, lse := h.view(rows, cols, logits), h.view(rows, cols, logits), h.view(rows, 1, make([]float32, rows))
+		h.ok(device.LogSumExp(lse, a))
+		h.ok(device.SoftmaxGradient(a, lse, targets, c))
+		h.ok(d.SoftmaxGradientBy(b, lse, targets, h.tensor(1, len(c), c)))
+		sameBits(t, "gradient", h.read(b), h.read(a))
+		h.ok(d.SoftmaxGradientBy(b, lse, nil, h.tensor(1, 0, nil)))
+		sameBits(t, "without targets", h.read(b), make([]float32, rows*cols))
+	})
+	t.Run("refusals", func(t *testing.T) {
+		h := start(t, device)
+		two, lse := h.tensor(1, 2, make([]float32, 2)), h.tensor(3, 1, make([]float32, 3))
+		good := tensor.LossTerm{Form: tensor.LossRatio, High: 1}
+		with := func(change func(*tensor.LossTerm)) []tensor.LossTerm {
+			all := []tensor.LossTerm{good, good}
+			change(&all[1])
+			return all
+		}
+		for name, err := range map[string]error{
+			"terms":        d.Differentiate(two, two, lse, with(func(*tensor.LossTerm) {})[:1]),
+			"slopes":       d.Differentiate(lse, two, lse, with(func(*tensor.LossTerm) {})),
+			"row":          d.Differentiate(two, two, lse, with(func(x *tensor.LossTerm) { x.Row = 3 })),
+			"no row":       d.Differentiate(two, two, lse, with(func(x *tensor.LossTerm) { x.Row = -1 })),
+			"form":         d.Differentiate(two, two, lse, with(func(x *tensor.LossTerm) { x.Form = 0 })),
+			"unknown form": d.Differentiate(two, two, lse, with(func(x *tensor.LossTerm) { x.Form = tensor.LossQuadratic + 1 })),
+			"bounds":       d.Differentiate(two, two, lse, with(func(x *tensor.LossTerm) { x.Low = 2 })),
+			"beta":         d.Differentiate(two, two, lse, with(func(x *tensor.LossTerm) { x.Beta = math.NaN() })),
+			"coefficients": d.SoftmaxGradientBy(lse, lse, []int32{0, 0, 0}, two),
+			"targets":      d.SoftmaxGradientBy(lse, lse, []int32{0, 0, 1}, lse),
+		} {
+			if err == nil {
+				t.Errorf("%s: no error", name)
+			}
+		}
+		h.ok(d.Differentiate(two, two, lse, with(func(*tensor.LossTerm) {})))
+	})
+}
