@@ -15,24 +15,35 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A file of the commit log is its magic and then groups: a header of four 4-byte magic, 4-byte checksum over everything else and the place, 8-byte length of the content, 8-byte number
-// of the group, and the content. All integers are little-endian.
+// A file of the commit log is its header and then groups. The header is 4-byte magic, 4-byte checksum over the file's number and what follows, and the 8-byte number of the file's first group.
+// A group is a header of 4-byte magic, 4-byte checksum over everything else and the place, 8-byte length of the content, 8-byte number of the group, and the content. All integers are
+// little-endian. Behind the last group there may be anything: what the file held in an earlier life has a lower number under its checksums.
 const (
-	logMagic      = "TSL1"
+	logMagic      = "TSL2"
+	logHeader     = 16
 	groupMagic    = "TSG1"
 	groupHeader   = 24
 	logFileSuffix = ".log"
+
+	// Files of format 2 had this magic alone for a header, and nothing behind their last group.
+	oldLogMagic = "TSL1"
+
+	spareSuffix = ".spare"
+	maxSpares   = 2        // one file is written while another goes to the database
+	maxSpare    = 64 << 20 // bytes of a file that is kept
 )
 
 // commitLog is where groups of batches become durable before anything else knows of them: one append and one sync per group. Groups are numbered without gaps. A file is begun with every
-// set of changes that goes to the database, and removed when the database has it. Only one goroutine uses a log at a time.
+// set of changes that goes to the database. When the database has it, it is used again under the next number: to write over what is there takes the file system half the time of making a
+// file longer, since nothing but the bytes has to become durable. Only one goroutine uses a log at a time.
 type commitLog struct {
 	dir      string
 	syncFile func(*os.File) error // makes what was appended durable; tests cut the power around it
-	remove   func(string) error   // removes a file; tests note what the database holds then
+	remove   func(string) error   // takes away a file that the database has; tests note what the database holds then
+	spares   []string             // files to be used again
 
 	last    int64    // number of the last durable group
-	number  int64    // the highest of all files
+	number  int64    // the highest of all files, spare ones too
 	file    *os.File // the open file, nil before the first group goes there
 	size    int64    // bytes of the open file that are durable
 	older   []logFile
@@ -51,19 +62,27 @@ func openCommitLog(dir string, applied int64, yield func(content []byte) error) 
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the folder of the commit log: %w", err)
 	}
-	l := &commitLog{dir: dir, last: applied, syncFile: func(f *os.File) error { return unix.Fdatasync(int(f.Fd())) }, remove: os.Remove}
+	l := &commitLog{dir: dir, last: applied, syncFile: func(f *os.File) error { return unix.Fdatasync(int(f.Fd())) }}
+	l.remove = l.spare
 	numbers, err := numberedFiles(dir, logFileSuffix)
 	if err != nil {
 		return nil, err
 	}
+	if err := l.findSpares(); err != nil {
+		return nil, err
+	}
 	slices.Sort(numbers)
 	for i, n := range numbers {
-		l.number = n
+		l.number = max(l.number, n)
 		content, err := os.ReadFile(l.path(n))
 		if err != nil {
 			return nil, fmt.Errorf("read the commit log: %w", err)
 		}
-		groups, end := readGroups(n, content)
+		first, begin := readLogHeader(n, content)
+		if first > l.last+1 {
+			return nil, fmt.Errorf("%w: the commit log has group %d behind group %d", ErrCorrupt, first, l.last)
+		}
+		groups, end := readGroups(n, content, begin)
 		for _, g := range groups {
 			if g.number <= l.last {
 				continue
@@ -76,8 +95,9 @@ func openCommitLog(dir string, applied int64, yield func(content []byte) error) 
 			}
 			l.last = g.number
 		}
-		if end < len(content) && (i < len(numbers)-1 || laterGroup(n, content, end)) {
-			// A file that was followed by another one ended with a durable group.
+		// A file of the old format that was followed by another one ended with a durable group. In the new one the next file's header tells.
+		cutOff := bytes.HasPrefix(content, []byte(oldLogMagic)) && i < len(numbers)-1
+		if end < len(content) && (cutOff || laterGroup(n, content, end)) {
 			return nil, fmt.Errorf("%w: commit log file %s at byte %d of %d", ErrCorrupt, l.path(n), end, len(content))
 		}
 		l.older = append(l.older, logFile{number: n, last: l.last})
@@ -114,12 +134,32 @@ type group struct {
 	content []byte
 }
 
-// readGroups gives the whole groups from the beginning of a file and where they end.
-func readGroups(file int64, b []byte) (groups []group, end int) {
-	if !bytes.HasPrefix(b, []byte(logMagic)) {
+// readLogHeader gives the number of a file's first group, 0 if it is not known, and where that begins; 0 for a file that was not begun.
+func readLogHeader(file int64, b []byte) (first int64, begin int) {
+	if bytes.HasPrefix(b, []byte(oldLogMagic)) {
+		return 0, len(oldLogMagic)
+	}
+	if len(b) < logHeader || [logHeader]byte(b) != newLogHeader(file, int64(binary.LittleEndian.Uint64(b[8:]))) {
+		return 0, 0
+	}
+	return int64(binary.LittleEndian.Uint64(b[8:])), logHeader
+}
+
+func newLogHeader(file, first int64) (h [logHeader]byte) {
+	copy(h[:], logMagic)
+	binary.LittleEndian.PutUint64(h[8:], uint64(first))
+	var number [8]byte
+	binary.LittleEndian.PutUint64(number[:], uint64(file))
+	binary.LittleEndian.PutUint32(h[4:], crc32.Update(crc32.Checksum(number[:], castagnoli), castagnoli, h[8:]))
+	return h
+}
+
+// readGroups gives the whole groups of a file from the place where the first begins, and where they end; a file that was not begun has none.
+func readGroups(file int64, b []byte, begin int) (groups []group, end int) {
+	if begin == 0 {
 		return nil, 0
 	}
-	for end = len(logMagic); ; {
+	for end = begin; ; {
 		g, ok := groupAt(file, b, end)
 		if !ok {
 			return groups, end
@@ -191,19 +231,64 @@ func (l *commitLog) append(whole []byte) error {
 
 // begin opens the next file. Its name is durable before anything in it is.
 func (l *commitLog) begin() error {
-	f, err := os.OpenFile(l.path(l.number+1), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	flags := os.O_CREATE | os.O_EXCL | os.O_WRONLY
+	if n := len(l.spares); n > 0 {
+		spare := l.spares[n-1]
+		l.spares = l.spares[:n-1]
+		if err := os.Rename(spare, l.path(l.number+1)); err != nil {
+			return fmt.Errorf("begin a file of the commit log: %w", err)
+		}
+		flags = os.O_WRONLY
+	}
+	f, err := os.OpenFile(l.path(l.number+1), flags, 0o600)
 	if err != nil {
 		return fmt.Errorf("begin a file of the commit log: %w", err)
 	}
 	l.number++ // the name is taken, also if what follows fails
 	l.file, l.size = f, 0
-	if _, err := f.WriteString(logMagic); err != nil {
+	header := newLogHeader(l.number, l.last+1)
+	if _, err := f.WriteAt(header[:], 0); err != nil {
 		return fmt.Errorf("begin a file of the commit log: %w", err)
 	}
 	if err := syncDir(l.dir); err != nil {
 		return err
 	}
-	l.size = int64(len(logMagic))
+	l.size = logHeader
+	return nil
+}
+
+// spare keeps a file to be used again, or removes it if there are enough of them.
+func (l *commitLog) spare(path string) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	if len(l.spares) == maxSpares || info.Size() > maxSpare {
+		return os.Remove(path)
+	}
+	spare := strings.TrimSuffix(path, logFileSuffix) + spareSuffix
+	if err := os.Rename(path, spare); err != nil {
+		return err
+	}
+	l.spares = append(l.spares, spare)
+	return nil
+}
+
+// findSpares takes over the spare files of an earlier process.
+func (l *commitLog) findSpares() error {
+	numbers, err := numberedFiles(l.dir, spareSuffix)
+	if err != nil {
+		return err
+	}
+	for _, n := range numbers {
+		l.number = max(l.number, n) // what it holds must stay of another file
+		path := strings.TrimSuffix(l.path(n), logFileSuffix) + spareSuffix
+		if len(l.spares) < maxSpares {
+			l.spares = append(l.spares, path)
+		} else if err := os.Remove(path); err != nil {
+			return fmt.Errorf("remove a spare file of the commit log: %w", err)
+		}
+	}
 	return nil
 }
 
@@ -218,7 +303,7 @@ func (l *commitLog) rotate() error {
 	return f.Close()
 }
 
-// applied removes the files that the database has up to a group.
+// applied takes away the files that the database has up to a group.
 func (l *commitLog) applied(last int64) error {
 	for len(l.older) > 0 && l.older[0].last <= last {
 		if err := l.remove(l.path(l.older[0].number)); err != nil && !errors.Is(err, os.ErrNotExist) {

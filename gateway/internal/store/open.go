@@ -12,7 +12,7 @@ import (
 )
 
 // formatVersion is raised whenever older programs could misread what newer ones wrote, or the other way round.
-const formatVersion = "2"
+const formatVersion = "3"
 
 // Options say where the state lies.
 type Options struct {

@@ -228,7 +228,8 @@ func TestDamagedCommitLog(t *testing.T) {
 		{"the last byte is cut off", func(t *testing.T, file string, size int64) { check(t, os.Truncate(file, size-1)) }, true, false},
 		{"a byte of the last group is flipped", func(t *testing.T, file string, size int64) { flip(t, file, size-1) }, true, false},
 		{"zeros at the end", func(t *testing.T, file string, size int64) { check(t, os.Truncate(file, size+5000)) }, false, false},
-		{"a byte of the first group is flipped", func(t *testing.T, file string, size int64) { flip(t, file, int64(len(logMagic))+groupHeader) }, false, true},
+		{"a byte of the first group is flipped", func(t *testing.T, file string, size int64) { flip(t, file, logHeader+groupHeader) }, false, true},
+		{"the file's first group is flipped", func(t *testing.T, file string, size int64) { flip(t, file, 8) }, false, true},
 		{"the file's magic is flipped", func(t *testing.T, file string, size int64) { flip(t, file, 0) }, false, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -258,6 +259,63 @@ func TestDamagedCommitLog(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A file that is used again holds the groups of its earlier lives behind its own: they are passed over, and the loss of a file's last group is seen in the next one's header.
+func TestCommitLogIsUsedAgain(t *testing.T) {
+	dir := t.TempDir()
+	number := 0
+	write := func(l *commitLog, groups int) {
+		t.Helper()
+		for range groups {
+			number++
+			check(t, l.append(append(make([]byte, groupHeader), fmt.Sprintf("group %3d", number)...)))
+		}
+	}
+	open := func(applied int64) (*commitLog, []string, error) {
+		var got []string
+		l, err := openCommitLog(dir, applied, func(content []byte) error { got = append(got, string(content)); return nil })
+		return l, got, err
+	}
+	l, _, err := open(0)
+	check(t, err)
+	for life := range 6 { // each leaves less of its own, so that something of every earlier one is behind it
+		write(l, 12-2*life)
+		check(t, l.rotate())
+		if life == 3 { // the database has everything, and the next process goes on with the spare file
+			check(t, l.applied(l.last))
+			l, _, err = open(l.last)
+			check(t, err)
+		}
+		check(t, l.applied(l.last))
+	}
+	if len(l.spares) != 1 {
+		t.Fatalf("the spare files are %v, want one that was used six times", l.spares)
+	}
+	info, err := os.Stat(l.spares[0])
+	check(t, err)
+	applied := l.last
+	write(l, 2)
+	check(t, l.rotate())
+	check(t, l.begin()) // nothing but its header says that there were groups before
+	check(t, l.close())
+	if now, err := os.Stat(l.path(l.number - 1)); err != nil || now.Size() != info.Size() {
+		t.Errorf("the file is not the spare one: %v, %v", now, err)
+	}
+	_, got, err := open(applied)
+	check(t, err)
+	if want := []string{fmt.Sprintf("group %3d", applied+1), fmt.Sprintf("group %3d", applied+2)}; !slices.Equal(got, want) {
+		t.Errorf("read %q, want %q", got, want)
+	}
+	content, err := os.ReadFile(l.path(l.number - 1))
+	check(t, err)
+	if groups, _ := readGroups(l.number-1, content, logHeader); len(groups) != 2 {
+		t.Errorf("the file has %d groups, want the 2 of its last life", len(groups))
+	}
+	flip(t, l.path(l.number-1), logHeader+2*(groupHeader+9)-1) // the last byte of its last group
+	if _, _, err := open(applied); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("without the last group of a file before the last: %v", err)
 	}
 }
 

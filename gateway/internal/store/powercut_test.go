@@ -9,19 +9,21 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
 
 // disk knows what of a data directory would be left after a power cut: of every file what was synced, and of the rest anything or nothing.
 //
-// For the journal and the commit log that is what syncFile has seen. For SQLite in WAL mode with a full sync at every commit it is its log as it was when the last commit returned, and
+// For the journal and the commit log that is what syncFile has seen; what was written over there since is on the disk in some of its sectors. For SQLite in WAL mode with a full sync at every commit it is its log as it was when the last commit returned, and
 // the database as it was when that log was last begun anew or checkpointed: a checkpoint makes the pages durable that it copies there.
 type disk struct {
 	dir string
 
 	mu       sync.Mutex
-	durable  map[string]int64 // size by path below dir
+	durable  map[uint64][]byte // content by inode: a file of the commit log changes its name
+	wal      int64             // durable size of SQLite's log
 	database []byte
 	salt     []byte // of the log's header; another one means that the log was begun anew
 }
@@ -45,7 +47,7 @@ func (d *disk) committed(t *testing.T) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	log := d.read(t, walFile)
-	d.durable[walFile] = int64(len(log))
+	d.wal = int64(len(log))
 	if salt := log[:min(len(log), 32)]; d.database == nil || !bytes.Equal(salt, d.salt) {
 		d.salt, d.database = bytes.Clone(salt), d.read(t, databaseFile)
 	}
@@ -63,16 +65,21 @@ func (d *disk) syncFile(f *os.File) error {
 	if err := f.Sync(); err != nil {
 		return err
 	}
+	content, err := os.ReadFile(f.Name())
+	if err != nil {
+		return err
+	}
 	info, err := f.Stat()
 	if err != nil {
 		return err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	name, err := filepath.Rel(d.dir, f.Name())
-	d.durable[name] = info.Size()
-	return err
+	d.durable[inode(info)] = content
+	return nil
 }
+
+func inode(info fs.FileInfo) uint64 { return info.Sys().(*syscall.Stat_t).Ino }
 
 // cut copies what is left after a power cut now. What was not synced is lost, or only in part there, or there as something else.
 func (d *disk) cut(t *testing.T, random *rand.Rand) string {
@@ -94,12 +101,26 @@ func (d *disk) cut(t *testing.T, random *rand.Rand) string {
 			return os.MkdirAll(target, 0o700)
 		case name == databaseFile:
 			return os.WriteFile(target, d.database, 0o600)
-		case name == walFile || strings.HasSuffix(name, segmentSuffix) || strings.HasSuffix(name, logFileSuffix):
+		case name == walFile || strings.HasSuffix(name, segmentSuffix) || strings.HasSuffix(name, logFileSuffix) || strings.HasSuffix(name, spareSuffix):
 			content, err := os.ReadFile(path)
 			if err != nil {
 				return err
 			}
-			kept := min(d.durable[name], int64(len(content)))
+			kept := min(d.wal, int64(len(content)))
+			if name != walFile {
+				info, err := e.Info()
+				if err != nil {
+					return err
+				}
+				older := d.durable[inode(info)]
+				kept = int64(min(len(older), len(content)))
+				const sector = 512
+				for from := 0; from < int(kept); from += sector {
+					if to := min(from+sector, int(kept)); random.IntN(2) == 0 {
+						copy(content[from:to], older[from:to])
+					}
+				}
+			}
 			rest := content[kept:]
 			rest = rest[:random.IntN(len(rest)+1)]
 			if random.IntN(2) == 0 {
@@ -120,7 +141,7 @@ func (d *disk) cut(t *testing.T, random *rand.Rand) string {
 // After a power cut at any moment all that was acknowledged is there whole, and what was not is there whole or not at all.
 func TestPowerCuts(t *testing.T) {
 	ctx := t.Context()
-	d := &disk{dir: t.TempDir(), durable: map[string]int64{}}
+	d := &disk{dir: t.TempDir(), durable: map[uint64][]byte{}}
 	opts := Options{Dir: d.dir, SegmentBytes: 64 << 10, InlineBytes: 100, applyAfter: 30 * time.Millisecond}
 	opened, err := Open(ctx, opts)
 	check(t, err)
@@ -150,14 +171,18 @@ func TestPowerCuts(t *testing.T) {
 		return nil
 	}
 	s.journal.syncFile, s.log.syncFile = syncFile, syncFile
-	applied := 0
+	applied, again := 0, 0
+	remove := s.log.remove
 	s.log.remove = func(path string) error { // the database has what is in the file
 		d.committed(t)
 		cut()
 		mu.Lock()
 		applied++
-		mu.Unlock()
-		return os.Remove(path)
+		defer mu.Unlock() // no file goes while another cut copies them
+		if len(s.log.spares) < maxSpares {
+			again++
+		}
+		return remove(path)
 	}
 	payload := func(i, half int) []byte { return bytes.Repeat([]byte{byte(i), byte(half)}, 50+i*37%9000) }
 	const commits = 60
@@ -216,7 +241,7 @@ func TestPowerCuts(t *testing.T) {
 		check(t, s.Commit(ctx, Batch{Put: []Record{{Collection: "c", Key: "after", Payload: payload(1, 1)}}}))
 		check(t, s.Close())
 	}
-	if len(cuts) < 4*commits || applied < 3 {
-		t.Errorf("only %d cuts, %d files of the commit log applied", len(cuts), applied)
+	if len(cuts) < 4*commits || applied < 3 || again < 3 {
+		t.Errorf("only %d cuts, %d files of the commit log applied, %d to be used again", len(cuts), applied, again)
 	}
 }

@@ -136,11 +136,11 @@ func (s *sqlStore) replay(ctx context.Context) error {
 	return s.log.applied(s.inDatabase)
 }
 
-// checkFormat refuses the records of another format. Format 1 had no commit log and is otherwise the same.
+// checkFormat refuses the records of another format. Format 1 had no commit log, format 2 one whose files were not used again; both are otherwise the same.
 func (s *sqlStore) checkFormat(ctx context.Context) error {
 	r, err := s.Get(ctx, inStore, formatKey)
 	switch {
-	case errors.Is(err, ErrNotFound) || err == nil && string(r.Value) == "1":
+	case errors.Is(err, ErrNotFound) || err == nil && (string(r.Value) == "1" || string(r.Value) == "2"):
 		if _, err := s.stmts.put.ExecContext(ctx, arguments(Record{Collection: inStore, Key: formatKey, Value: []byte(formatVersion)})...); err != nil {
 			return fmt.Errorf("write the format version: %w", err)
 		}
