@@ -134,11 +134,13 @@ func (t *timed) Softmax(p, logits, lse tensor.Tensor) error {
 }
 
 func (t *timed) Round(dst, src tensor.Tensor) error {
+	defer t.since(now())
 	t.copied += int64(dst.Rows) * int64(dst.Cols) * int64(dst.DType.Size())
 	return t.Device.Round(dst, src)
 }
 
 func (t *timed) Repack(m tensor.Matrix, src tensor.Tensor) error {
+	defer t.since(now())
 	err := t.Device.Repack(m, src)
 	t.copied += int64(m.Bytes())
 	t.written = time.Now()
@@ -151,9 +153,65 @@ func (t *timed) PackRows(m tensor.Matrix, row, n int, source string, data []byte
 }
 
 func (t *timed) SumSquares(xs ...tensor.Tensor) ([]float64, error) {
+	defer t.since(now())
 	sums, err := t.Device.SumSquares(xs...)
 	t.written = time.Now() // the new weights are checked with it
 	return sums, err
+}
+
+func (t *timed) MatMulTransposed(dx, dy tensor.Tensor, w tensor.Matrix, accumulate bool) error {
+	defer t.since(now())
+	return t.Device.MatMulTransposed(dx, dy, w, accumulate)
+}
+
+func (t *timed) MatMulTransposedGroups(dx, dy tensor.Tensor, groups []tensor.RowGroup, accumulate bool) error {
+	defer t.since(now())
+	return t.Device.MatMulTransposedGroups(dx, dy, groups, accumulate)
+}
+
+func (t *timed) OuterProducts(products []tensor.OuterProduct) error {
+	defer t.since(now())
+	return t.Device.OuterProducts(products)
+}
+
+func (t *timed) OuterProduct(g, a, b tensor.Tensor) error {
+	defer t.since(now())
+	return t.Device.OuterProduct(g, a, b)
+}
+
+func (t *timed) Zero(dst tensor.Tensor) error {
+	defer t.since(now())
+	return t.Device.Zero(dst)
+}
+
+func (t *timed) RMSNormBackward(dx, dy, x, weight tensor.Tensor, eps float32, accumulate bool) error {
+	defer t.since(now())
+	return t.Device.RMSNormBackward(dx, dy, x, weight, eps, accumulate)
+}
+
+func (t *timed) SwiGLUBackward(dgate, dup, dy, gate, up tensor.Tensor) error {
+	defer t.since(now())
+	return t.Device.SwiGLUBackward(dgate, dup, dy, gate, up)
+}
+
+func (t *timed) AttentionBackward(dq, dk, dv, do, o, lse, q tensor.Tensor, p tensor.Pages, layer int, runs []tensor.AttentionRun, heads int, scale float32) error {
+	defer t.since(now())
+	return t.Device.AttentionBackward(dq, dk, dv, do, o, lse, q, p, layer, runs, heads, scale)
+}
+
+func (t *timed) GatherElements(dst, src tensor.Tensor, at []tensor.Element) error {
+	defer t.since(now())
+	return t.Device.GatherElements(dst, src, at)
+}
+
+func (t *timed) SoftmaxGradient(logits, lse tensor.Tensor, targets []int32, c []float32) error {
+	defer t.since(now())
+	return t.Device.SoftmaxGradient(logits, lse, targets, c)
+}
+
+func (t *timed) AdamW(newP, newM, newV, p, m, v, g tensor.Tensor, s tensor.AdamWStep) error {
+	defer t.since(now())
+	return t.Device.AdamW(newP, newM, newV, p, m, v, g, s)
 }
 
 // onTimed loads a model on a timed processor.

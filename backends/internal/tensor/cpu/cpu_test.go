@@ -157,3 +157,50 @@ func allocate(t *testing.T, d tensor.Device, rows, cols int) tensor.Tensor {
 	}
 	return x
 }
+
+// Memory that was given back is zero when it is had again, whatever was on it: a small piece, a mapping that was kept, one too large for that.
+func TestMemoryIsZeroAgain(t *testing.T) {
+	d := open(t, cpu.Options{Threads: 1})
+	for _, c := range []struct {
+		name       string
+		rows, cols int
+	}{{"small", 3, 100}, {"a mapping", 1, 1 << 19}, {"a mapping with a ragged end", 1, 1<<19 + 5}, {"too large to be kept", 1, 1 << 23}} {
+		t.Run(c.name, func(t *testing.T) {
+			values := slices.Repeat([]float32{1}, c.rows*c.cols)
+			for range 3 {
+				x, err := d.Alloc(tensor.Float32, c.rows, c.cols)
+				if err != nil {
+					t.Fatal(err)
+				}
+				y, err := d.Alloc(tensor.Float32, c.rows, c.cols)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := d.Download(values, x); err != nil {
+					t.Fatal(err)
+				}
+				if i := slices.IndexFunc(values, func(v float32) bool { return v != 0 }); i >= 0 {
+					t.Fatalf("element %d is %v", i, values[i])
+				}
+				for i := range values {
+					values[i] = 1
+				}
+				for _, z := range []tensor.Tensor{x, y} {
+					if err := d.Upload(z, values); err != nil {
+						t.Fatal(err)
+					}
+				}
+				for _, z := range []tensor.Tensor{x, y} {
+					if err := d.Download(values, z); err != nil {
+						t.Fatal(err)
+					}
+					if i := slices.IndexFunc(values, func(v float32) bool { return v != 1 }); i >= 0 {
+						t.Fatalf("element %d is %v after it was set", i, values[i])
+					}
+				}
+				d.Free(x)
+				d.Free(y)
+			}
+		})
+	}
+}

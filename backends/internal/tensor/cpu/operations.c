@@ -74,37 +74,11 @@ void device_free(device *d) {
   threads_free(d->t);
   free(d->parts);
   if (d->shared) memory_free(d->shared, d->shared_bytes);
+  memory_trim();
   free(d);
 }
 const char *device_isa(const device *d) { return d->k->isa; }
 const char *device_arithmetic(const device *d) { return d->k->arithmetic; }
-
-// Memory. From HUGE bytes on it is mapped directly, at a multiple of HUGE, and advised to be in huge pages.
-enum { HUGE = 2 << 20 };
-uintptr_t memory_new(int64_t bytes) {
-  if (bytes < HUGE) {
-    void *p = NULL;
-    if (posix_memalign(&p, 64, bytes ? (size_t)bytes : 1)) return 0;
-    memset(p, 0, (size_t)bytes);
-    return (uintptr_t)p;
-  }
-  if (bytes > INT64_MAX - HUGE) return 0;
-  char *p = mmap(NULL, (size_t)bytes + HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (p == MAP_FAILED) return 0;
-  uintptr_t start = ((uintptr_t)p + HUGE - 1) & ~(uintptr_t)(HUGE - 1), end = (start + (uintptr_t)bytes + 4095) & ~(uintptr_t)4095;
-  if (start > (uintptr_t)p) munmap(p, start - (uintptr_t)p);
-  if ((uintptr_t)p + (uintptr_t)bytes + HUGE > end) munmap((void *)end, (uintptr_t)p + (uintptr_t)bytes + HUGE - end);
-#ifdef MADV_HUGEPAGE
-  madvise((void *)start, (size_t)bytes, MADV_HUGEPAGE); // only a wish
-#endif
-  return start;
-}
-void memory_free(uintptr_t addr, int64_t bytes) {
-  if (bytes < HUGE) free((void *)addr);
-  else munmap((void *)addr, ((size_t)bytes + 4095) & ~(size_t)4095);
-}
-
-void memory_copy(uintptr_t to, uintptr_t from, int64_t bytes) { memcpy((void *)to, (const void *)from, (size_t)bytes); }
 
 void *shared_memory(device *d, int64_t bytes) {
   if (d->shared_bytes < bytes) {
