@@ -52,7 +52,6 @@ const (
 
 type sqlStore struct {
 	db      database
-	stmts   statements
 	journal *journal
 	log     *commitLog
 	inline  int
@@ -94,9 +93,6 @@ func newSQLStore(ctx context.Context, db database, opts Options) (*sqlStore, err
 		if _, err := db.writer.ExecContext(ctx, text); err != nil {
 			return nil, fmt.Errorf("prepare the database: %w", err)
 		}
-	}
-	if err := s.stmts.prepare(ctx, db); err != nil {
-		return nil, err
 	}
 	if err := s.checkFormat(ctx); err != nil {
 		return nil, err
@@ -141,7 +137,7 @@ func (s *sqlStore) checkFormat(ctx context.Context) error {
 	r, err := s.Get(ctx, inStore, formatKey)
 	switch {
 	case errors.Is(err, ErrNotFound) || err == nil && (string(r.Value) == "1" || string(r.Value) == "2"):
-		if _, err := s.stmts.put.ExecContext(ctx, arguments(Record{Collection: inStore, Key: formatKey, Value: []byte(formatVersion)})...); err != nil {
+		if _, err := s.db.writer.ExecContext(ctx, s.db.text(putText), arguments(Record{Collection: inStore, Key: formatKey, Value: []byte(formatVersion)})...); err != nil {
 			return fmt.Errorf("write the format version: %w", err)
 		}
 		return nil
@@ -314,5 +310,5 @@ func (s *sqlStore) Close() error {
 	close(s.requests)
 	s.mu.Unlock()
 	<-s.done
-	return errors.Join(s.journal.close(), s.log.close(), s.stmts.close(), s.db.close(), s.lock.Close())
+	return errors.Join(s.journal.close(), s.log.close(), s.db.close(), s.lock.Close())
 }
