@@ -1,16 +1,12 @@
 package runs
 
 import (
-	"encoding/binary"
-	"fmt"
-	"math"
-	"sort"
-
+	"github.com/tinsmith/tinsmith/gateway/internal/pack"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
-// Requests and results with many numbers are stored in a compact form of ours: a byte that says which form, then the fields in a fixed order; integers as varints, text and
-// arrays with their length in front, arrays of numbers as packed little-endian bytes.
+// Requests and results with many numbers are stored in a compact form of ours: a byte that says which form, then the fields in a fixed order as package pack
+// writes them.
 const (
 	formForwardBackward       = 1
 	formForwardBackwardResult = 2
@@ -18,193 +14,52 @@ const (
 	formSampleResult          = 4
 )
 
-type encoder struct{ b []byte }
+type encoder struct{ pack.Encoder }
 
-func (e *encoder) uint(v uint64)   { e.b = binary.AppendUvarint(e.b, v) }
-func (e *encoder) int(v int64)     { e.b = binary.AppendVarint(e.b, v) }
-func (e *encoder) float(v float64) { e.b = binary.LittleEndian.AppendUint64(e.b, math.Float64bits(v)) }
-func (e *encoder) text(s string)   { e.uint(uint64(len(s))); e.b = append(e.b, s...) }
-func (e *encoder) ints(v []int32) {
-	e.length(len(v), v == nil)
-	for _, x := range v {
-		e.b = binary.LittleEndian.AppendUint32(e.b, uint32(x))
-	}
-}
-
-func (e *encoder) floats(v []float32) {
-	e.length(len(v), v == nil)
-	for _, x := range v {
-		e.b = binary.LittleEndian.AppendUint32(e.b, math.Float32bits(x))
-	}
-}
-
-// length keeps nil and empty apart: 0 is nil, n+1 is n.
-func (e *encoder) length(n int, isNil bool) {
-	if isNil {
-		e.uint(0)
-		return
-	}
-	e.uint(uint64(n) + 1)
-}
-
-func (e *encoder) bool(v bool) {
-	if v {
-		e.uint(1)
-		return
-	}
-	e.uint(0)
+func newEncoder(form byte, size int) *encoder {
+	return &encoder{pack.Encoder{B: append(make([]byte, 0, size), form)}}
 }
 
 func (e *encoder) numbers(m map[string]float64) {
-	names := make([]string, 0, len(m))
-	for name := range m {
-		names = append(names, name)
-	}
-	sort.Strings(names)
-	e.uint(uint64(len(names)))
-	for _, name := range names {
-		e.text(name)
-		e.float(m[name])
+	e.Uint(uint64(len(m)))
+	for _, name := range sortedKeys(m) {
+		e.Text(name)
+		e.Float(m[name])
 	}
 }
 
 func (e *encoder) top(t plugins.TopLogprobs) {
-	e.int(int64(t.K))
-	e.ints(t.IDs)
-	e.floats(t.Logprobs)
+	e.Int(int64(t.K))
+	e.Int32s(t.IDs)
+	e.Float32s(t.Logprobs)
 }
 
-// decoder reads the form back. After the first error everything reads as zero.
-type decoder struct {
-	b   []byte
-	err error
+type decoder struct{ *pack.Decoder }
+
+// newDecoder checks the first byte.
+func newDecoder(b []byte, form byte) decoder {
+	d := decoder{pack.NewDecoder(b)}
+	if d.Byte() != form {
+		d.Fail()
+	}
+	return d
 }
 
-func (d *decoder) fail() {
-	if d.err == nil {
-		d.err = fmt.Errorf("stored record: %d bytes before its end something does not fit", len(d.b))
-	}
-	d.b = nil
-}
-
-func (d *decoder) uint() uint64 {
-	v, n := binary.Uvarint(d.b)
-	if n <= 0 {
-		d.fail()
-		return 0
-	}
-	d.b = d.b[n:]
-	return v
-}
-
-func (d *decoder) int() int64 {
-	v, n := binary.Varint(d.b)
-	if n <= 0 {
-		d.fail()
-		return 0
-	}
-	d.b = d.b[n:]
-	return v
-}
-
-func (d *decoder) bool() bool { return d.uint() != 0 }
-
-func (d *decoder) take(n uint64) []byte {
-	if n > uint64(len(d.b)) {
-		d.fail()
-		return nil
-	}
-	out := d.b[:n]
-	d.b = d.b[n:]
-	return out
-}
-
-func (d *decoder) float() float64 {
-	b := d.take(8)
-	if b == nil {
-		return 0
-	}
-	return math.Float64frombits(binary.LittleEndian.Uint64(b))
-}
-
-func (d *decoder) text() string { return string(d.take(d.uint())) }
-
-// count reads the number of things that take at least one byte each.
-func (d *decoder) count() int {
-	n := d.uint()
-	if n > uint64(len(d.b)) {
-		d.fail()
-		return 0
-	}
-	return int(n)
-}
-
-func (d *decoder) words() ([]byte, bool) {
-	n := d.uint()
-	if n == 0 {
-		return nil, false
-	}
-	if n-1 > uint64(len(d.b))/4 {
-		d.fail()
-		return nil, false
-	}
-	return d.take((n - 1) * 4), true
-}
-
-func (d *decoder) ints() []int32 {
-	b, ok := d.words()
-	if !ok {
-		return nil
-	}
-	out := make([]int32, len(b)/4)
-	for i := range out {
-		out[i] = int32(binary.LittleEndian.Uint32(b[4*i:]))
-	}
-	return out
-}
-
-func (d *decoder) floats() []float32 {
-	b, ok := d.words()
-	if !ok {
-		return nil
-	}
-	out := make([]float32, len(b)/4)
-	for i := range out {
-		out[i] = math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:]))
-	}
-	return out
-}
-
-func (d *decoder) numbers() map[string]float64 {
-	n := d.count()
+func (d decoder) numbers() map[string]float64 {
+	n := d.Count()
 	if n == 0 {
 		return nil
 	}
 	m := make(map[string]float64, n)
 	for range n {
-		name := d.text()
-		m[name] = d.float()
+		name := d.Text()
+		m[name] = d.Float()
 	}
 	return m
 }
 
-func (d *decoder) top() plugins.TopLogprobs {
-	return plugins.TopLogprobs{K: int(d.int()), IDs: d.ints(), Logprobs: d.floats()}
-}
-
-// form checks the first byte.
-func (d *decoder) form(want byte) {
-	if b := d.take(1); b == nil || b[0] != want {
-		d.fail()
-	}
-}
-
-// end gives the error, also if something is left over.
-func (d *decoder) end() error {
-	if d.err == nil && len(d.b) > 0 {
-		d.fail()
-	}
-	return d.err
+func (d decoder) top() plugins.TopLogprobs {
+	return plugins.TopLogprobs{K: int(d.Int()), IDs: d.Int32s(), Logprobs: d.Float32s()}
 }
 
 // forwardBackward is the journalled form of a pass: the backend's request without adapter and position, and the shapes of the answers.
@@ -218,59 +73,61 @@ func encodeForwardBackward(r forwardBackward) []byte {
 	for _, x := range r.Data {
 		size += 64 + 4*(len(x.Tokens)+len(x.Targets)+len(x.Weights)+len(x.Logprobs)+len(x.Advantages)+len(x.SequenceRatioMask))
 	}
-	e := encoder{b: append(make([]byte, 0, size), formForwardBackward)}
-	e.text(r.Loss)
+	e := newEncoder(formForwardBackward, size)
+	e.Text(r.Loss)
 	e.numbers(r.LossConfig)
-	e.bool(r.ForwardOnly)
-	e.uint(uint64(len(r.Data)))
+	e.Bool(r.ForwardOnly)
+	e.Uint(uint64(len(r.Data)))
 	for i, x := range r.Data {
-		e.int(int64(r.K[i]))
-		e.int(int64(x.K))
-		e.ints(x.Tokens)
-		e.ints(x.Targets)
-		e.floats(x.Weights)
-		e.floats(x.Logprobs)
-		e.floats(x.Advantages)
-		e.floats(x.SequenceRatioMask)
+		e.Int(int64(r.K[i]))
+		e.Int(int64(x.K))
+		e.Int32s(x.Tokens)
+		e.Int32s(x.Targets)
+		e.Float32s(x.Weights)
+		e.Float32s(x.Logprobs)
+		e.Float32s(x.Advantages)
+		e.Float32s(x.SequenceRatioMask)
 	}
-	return e.b
+	return e.B
 }
 
 func decodeForwardBackward(b []byte) (forwardBackward, error) {
-	d := decoder{b: b}
-	d.form(formForwardBackward)
+	d := newDecoder(b, formForwardBackward)
 	var r forwardBackward
-	r.Loss, r.LossConfig, r.ForwardOnly = d.text(), d.numbers(), d.bool()
-	for range d.count() {
-		r.K = append(r.K, int(d.int()))
+	r.Loss, r.LossConfig, r.ForwardOnly = d.Text(), d.numbers(), d.Bool()
+	for range d.Count() {
+		r.K = append(r.K, int(d.Int()))
 		r.Data = append(r.Data, plugins.Datum{
-			K: int(d.int()), Tokens: d.ints(), Targets: d.ints(), Weights: d.floats(), Logprobs: d.floats(), Advantages: d.floats(), SequenceRatioMask: d.floats(),
+			K: int(d.Int()), Tokens: d.Int32s(), Targets: d.Int32s(), Weights: d.Float32s(), Logprobs: d.Float32s(), Advantages: d.Float32s(), SequenceRatioMask: d.Float32s(),
 		})
 	}
-	return r, d.end()
+	return r, d.End()
 }
 
 func encodeForwardBackwardResult(r *ForwardBackwardResult) []byte {
-	e := encoder{b: []byte{formForwardBackwardResult}}
-	e.uint(uint64(len(r.Logprobs)))
+	size := 64 + 48*len(r.Metrics)
+	for _, lp := range r.Logprobs {
+		size += 12 + 4*len(lp)
+	}
+	e := newEncoder(formForwardBackwardResult, size)
+	e.Uint(uint64(len(r.Logprobs)))
 	for i, lp := range r.Logprobs {
-		e.int(int64(r.K[i]))
-		e.floats(lp)
+		e.Int(int64(r.K[i]))
+		e.Float32s(lp)
 	}
 	e.numbers(r.Metrics)
-	return e.b
+	return e.B
 }
 
 func decodeForwardBackwardResult(b []byte) (*ForwardBackwardResult, error) {
-	d := decoder{b: b}
-	d.form(formForwardBackwardResult)
+	d := newDecoder(b, formForwardBackwardResult)
 	r := &ForwardBackwardResult{}
-	for range d.count() {
-		r.K = append(r.K, int(d.int()))
-		r.Logprobs = append(r.Logprobs, d.floats())
+	for range d.Count() {
+		r.K = append(r.K, int(d.Int()))
+		r.Logprobs = append(r.Logprobs, d.Float32s())
 	}
 	r.Metrics = d.numbers()
-	return r, d.end()
+	return r, d.End()
 }
 
 // sampleRequest is the journalled form of a sample: the backend's request without id, adapter and version, and what stops it.
@@ -281,79 +138,77 @@ type sampleRequest struct {
 }
 
 func encodeSample(r sampleRequest) []byte {
-	e := encoder{b: []byte{formSample}}
-	e.ints(r.Prompt)
-	e.int(int64(r.NumSamples))
-	e.int(int64(r.MaxTokens))
-	e.float(r.Temperature)
-	e.int(int64(r.TopK))
-	e.float(r.TopP)
-	e.uint(r.Seed)
-	e.ints(r.StopTokens)
-	e.uint(uint64(len(r.StopStrings)))
+	e := newEncoder(formSample, 128+4*len(r.Prompt))
+	e.Int32s(r.Prompt)
+	e.Int(int64(r.NumSamples))
+	e.Int(int64(r.MaxTokens))
+	e.Float(r.Temperature)
+	e.Int(int64(r.TopK))
+	e.Float(r.TopP)
+	e.Uint(r.Seed)
+	e.Int32s(r.StopTokens)
+	e.Uint(uint64(len(r.StopStrings)))
 	for _, s := range r.StopStrings {
-		e.text(s)
+		e.Text(s)
 	}
-	e.int(int64(r.TopKSampledLogprobs))
-	e.bool(r.PromptLogprobs)
-	e.int(int64(r.PromptLogprobsLastN))
-	e.int(int64(r.TopKPromptLogprobs))
-	e.ints(r.TargetPromptTokens)
-	e.int(int64(r.TargetPromptK))
-	e.int(int64(r.PromptAlternatives))
-	e.bool(r.SparseTargets)
-	return e.b
+	e.Int(int64(r.TopKSampledLogprobs))
+	e.Bool(r.PromptLogprobs)
+	e.Int(int64(r.PromptLogprobsLastN))
+	e.Int(int64(r.TopKPromptLogprobs))
+	e.Int32s(r.TargetPromptTokens)
+	e.Int(int64(r.TargetPromptK))
+	e.Int(int64(r.PromptAlternatives))
+	e.Bool(r.SparseTargets)
+	return e.B
 }
 
 func decodeSample(b []byte) (sampleRequest, error) {
-	d := decoder{b: b}
-	d.form(formSample)
+	d := newDecoder(b, formSample)
 	var r sampleRequest
 	r.RepetitionPenalty = 1
-	r.Prompt, r.NumSamples, r.MaxTokens = d.ints(), int(d.int()), int(d.int())
-	r.Temperature, r.TopK, r.TopP, r.Seed, r.StopTokens = d.float(), int(d.int()), d.float(), d.uint(), d.ints()
-	for range d.count() {
-		r.StopStrings = append(r.StopStrings, d.text())
+	r.Prompt, r.NumSamples, r.MaxTokens = d.Int32s(), int(d.Int()), int(d.Int())
+	r.Temperature, r.TopK, r.TopP, r.Seed, r.StopTokens = d.Float(), int(d.Int()), d.Float(), d.Uint(), d.Int32s()
+	for range d.Count() {
+		r.StopStrings = append(r.StopStrings, d.Text())
 	}
-	r.TopKSampledLogprobs, r.PromptLogprobs, r.PromptLogprobsLastN, r.TopKPromptLogprobs = int(d.int()), d.bool(), int(d.int()), int(d.int())
-	r.TargetPromptTokens, r.TargetPromptK, r.PromptAlternatives, r.SparseTargets = d.ints(), int(d.int()), int(d.int()), d.bool()
-	return r, d.end()
+	r.TopKSampledLogprobs, r.PromptLogprobs, r.PromptLogprobsLastN, r.TopKPromptLogprobs = int(d.Int()), d.Bool(), int(d.Int()), int(d.Int())
+	r.TargetPromptTokens, r.TargetPromptK, r.PromptAlternatives, r.SparseTargets = d.Int32s(), int(d.Int()), int(d.Int()), d.Bool()
+	return r, d.End()
 }
 
 func encodeSampleResult(r *SampleResult) []byte {
-	e := encoder{b: []byte{formSampleResult}}
+	e := newEncoder(formSampleResult, 256)
 	p := r.Prompt
-	e.int(p.Version)
-	e.int(int64(p.CachedTokens))
-	e.floats(p.Logprobs)
+	e.Int(p.Version)
+	e.Int(int64(p.CachedTokens))
+	e.Float32s(p.Logprobs)
 	e.top(p.Top)
-	e.floats(p.Targets)
-	e.ints(p.AltTokens)
-	e.floats(p.AltLogprobs)
-	e.int(int64(r.PromptLength))
-	e.ints(r.TargetPromptTokens)
-	e.int(int64(r.TargetPromptK))
-	e.bool(r.TargetPromptSparse)
-	e.int(int64(r.PromptAlternatives))
-	e.uint(uint64(len(r.Sequences)))
+	e.Float32s(p.Targets)
+	e.Int32s(p.AltTokens)
+	e.Float32s(p.AltLogprobs)
+	e.Int(int64(r.PromptLength))
+	e.Int32s(r.TargetPromptTokens)
+	e.Int(int64(r.TargetPromptK))
+	e.Bool(r.TargetPromptSparse)
+	e.Int(int64(r.PromptAlternatives))
+	e.Uint(uint64(len(r.Sequences)))
 	for _, s := range r.Sequences {
-		e.bool(s.StoppedByLength)
-		e.ints(s.Tokens)
-		e.floats(s.Logprobs)
+		e.Bool(s.StoppedByLength)
+		e.Int32s(s.Tokens)
+		e.Float32s(s.Logprobs)
 		e.top(s.Top)
 	}
-	return e.b
+	return e.B
 }
 
 func decodeSampleResult(b []byte) (*SampleResult, error) {
-	d := decoder{b: b}
-	d.form(formSampleResult)
+	d := newDecoder(b, formSampleResult)
 	r := &SampleResult{Prompt: plugins.PromptScores{
-		Version: d.int(), CachedTokens: int(d.int()), Logprobs: d.floats(), Top: d.top(), Targets: d.floats(), AltTokens: d.ints(), AltLogprobs: d.floats(),
+		Version: d.Int(), CachedTokens: int(d.Int()), Logprobs: d.Float32s(), Top: d.top(), Targets: d.Float32s(), AltTokens: d.Int32s(), AltLogprobs: d.Float32s(),
 	}}
-	r.PromptLength, r.TargetPromptTokens, r.TargetPromptK, r.TargetPromptSparse, r.PromptAlternatives = int(d.int()), d.ints(), int(d.int()), d.bool(), int(d.int())
-	for range d.count() {
-		r.Sequences = append(r.Sequences, SampledSequence{StoppedByLength: d.bool(), Tokens: d.ints(), Logprobs: d.floats(), Top: d.top()})
+	r.PromptLength, r.TargetPromptTokens, r.TargetPromptK, r.TargetPromptSparse, r.PromptAlternatives = int(d.Int()), d.Int32s(), int(d.Int()), d.Bool(), int(d.Int())
+	for range d.Count() {
+		r.Sequences = append(r.Sequences, SampledSequence{StoppedByLength: d.Bool(), Tokens: d.Int32s(), Logprobs: d.Float32s(), Top: d.top()})
 	}
-	return r, d.end()
+	return r, d.End()
 }

@@ -7,6 +7,8 @@ import (
 	"hash"
 	"math"
 	"sort"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/pack"
 )
 
 // hasher makes the identity of a request from its parsed content, so that a repeat that is encoded otherwise counts as the same. Every part is led by its length.
@@ -57,9 +59,7 @@ func (h *hasher) text(values ...string) {
 
 func (h *hasher) int32s(v []int32) {
 	h.int(int64(len(v)))
-	for _, x := range v {
-		h.buf = binary.LittleEndian.AppendUint32(h.buf, uint32(x))
-	}
+	h.buf = pack.AppendInt32s(h.buf, v)
 	h.flush()
 }
 
@@ -69,12 +69,8 @@ func (h *hasher) tensor(t Tensor) {
 		h.int(int64(d))
 	}
 	h.int(int64(len(t.Floats)))
-	for _, x := range t.Floats {
-		h.buf = binary.LittleEndian.AppendUint32(h.buf, math.Float32bits(x))
-	}
-	for _, x := range t.Ints {
-		h.buf = binary.LittleEndian.AppendUint64(h.buf, uint64(x))
-	}
+	h.buf = pack.AppendFloat32s(h.buf, t.Floats)
+	h.buf = pack.AppendInt64s(h.buf, t.Ints)
 	h.flush()
 }
 

@@ -180,10 +180,14 @@ func (r *run) project() string {
 	return r.ProjectID
 }
 
-// count notes trained tokens.
+// count notes trained tokens. Those of small operations that follow each other closely count as one.
 func (s *runStats) count(now time.Time, tokens int64) {
 	s.tokens += tokens
-	s.recent = append(s.recent, tokenCount{now, tokens})
+	if n := len(s.recent); n > 0 && now.Sub(s.recent[n-1].at) < time.Second/4 {
+		s.recent[n-1].tokens += tokens
+	} else {
+		s.recent = append(s.recent, tokenCount{now, tokens})
+	}
 	for len(s.recent) > 0 && now.Sub(s.recent[0].at) > time.Minute {
 		s.recent = s.recent[1:]
 	}
