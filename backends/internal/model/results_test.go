@@ -29,7 +29,7 @@ func (b *bench) lossExamples(r *rand.Rand) (examples []model.Example, gradients 
 		w := b.randomAdapter(2, uint64(i+1), true, false, true)
 		g := b.gradient(w.Layout())
 		gradients = append(gradients, g)
-		for j, n := range []int{7, 4, 5} {
+		for j, n := range []int{24, 9, 5} {
 			k := 1
 			if name == "cross_entropy" {
 				k = 2
