@@ -3,9 +3,11 @@ package engine
 import (
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
@@ -92,6 +94,75 @@ func TestCutsOnCUDA(t *testing.T) {
 			}
 			equalHistories(t, got, first)
 		})
+	}
+}
+
+// Steps of several runs that are ready together are done at once: the host waits for the device as often as for one, and every run gets what it gets alone.
+func TestStepsOnCUDATogether(t *testing.T) {
+	start := func(t *testing.T) (*Engine, []*driver) {
+		e := placeOnCUDA(t, placement{plugin: "single", section: `{"device": "cuda:0"` + smallMemory + `}`}, 1)
+		var runs []*driver
+		for i := range 4 {
+			d := create(t, e, "run "+strconv.Itoa(i), uint64(i), 2)
+			if i != 2 { // which steps without a gradient
+				d.pass(randomData(rand.New(rand.NewPCG(6, uint64(i))), 1, 7))
+			}
+			runs = append(runs, d)
+		}
+		return e, runs
+	}
+	type result struct {
+		plugins.OptimStepResult
+		weights map[string][]float32
+	}
+	var alone, together [4]result
+	t.Run("alone", func(t *testing.T) {
+		_, runs := start(t)
+		for i, d := range runs {
+			alone[i].OptimStepResult = d.step()
+			alone[i].weights = d.weights()
+		}
+	})
+	t.Run("together", func(t *testing.T) {
+		t.Setenv("FAKE_CUDA_FAIL", "")
+		e, runs := start(t)
+		const waits = 2
+		gate := make(chan struct{})
+		e.call(func() {
+			<-gate
+			_ = os.Setenv("FAKE_CUDA_FAIL", fmt.Sprintf("cuStreamSynchronize:%d:1", waits+1))
+		})
+		var done sync.WaitGroup
+		for i, d := range runs {
+			position := d.position()
+			done.Go(func() {
+				r, err := e.OptimStep(t.Context(), plugins.OptimStepRequest{Adapter: d.adapter, Position: position, Adam: adamDefaults})
+				if err != nil {
+					t.Errorf("run %d: %v (the host waits more than %d times for all steps)", i, err, waits)
+				}
+				together[i].OptimStepResult = r
+			})
+			eventually(t, "the step is queued", func() bool { return queued(e, d.adapter, position) })
+		}
+		close(gate)
+		done.Wait()
+		hook(t, e, func() { _ = os.Setenv("FAKE_CUDA_FAIL", "") })
+		for i, d := range runs {
+			together[i].weights = d.weights()
+		}
+	})
+	for i, got := range together {
+		want := alone[i]
+		for _, name := range []string{"grad_norm", "adapter_norm"} {
+			if got.Metrics[name] != want.Metrics[name] {
+				t.Errorf("run %d: %s %v, alone %v", i, name, got.Metrics[name], want.Metrics[name])
+			}
+		}
+		for name, w := range want.weights {
+			if !slices.Equal(got.weights[name], w) {
+				t.Errorf("run %d: %s is not what it is alone", i, name)
+			}
+		}
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/tinsmith/tinsmith/backends/internal/optim"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
@@ -201,79 +200,3 @@ func (e *Engine) endCycle(begin time.Time) {
 }
 
 func everyRun(*run) bool { return true }
-
-// steps runs the optimizer steps whose turn has come, of runs that belong and that have had none in this cycle, and tells whether there were any.
-func (e *Engine) steps(belongs func(*run) bool) bool {
-	for done := false; ; done = true {
-		e.mu.Lock()
-		i := slices.IndexFunc(e.order, func(r *run) bool {
-			return r.ready() && r.queue.at(0).kind == kindStep && r.stepped != e.cycle.number && belongs(r)
-		})
-		if i < 0 {
-			e.mu.Unlock()
-			return done
-		}
-		r := e.order[i]
-		r.stepped = e.cycle.number
-		o := r.queue.at(0)
-		e.mu.Unlock()
-		e.cycle.note(r, o)
-		e.counters.steps.Add(1)
-		e.step(r, o)
-		if e.yield() != nil {
-			return true // the engine is closing: what is left is failed there
-		}
-	}
-}
-
-// step runs one optimizer step. Whatever its outcome, the window ends and the accumulated gradient is gone, unless there was no memory to apply it: then both stay as they were, for the next step.
-func (e *Engine) step(r *run, o *operation) {
-	begin, before := time.Now(), e.turns
-	e.mu.Lock()
-	if r.deleted {
-		e.mu.Unlock()
-		return
-	}
-	w := r.window
-	old := e.holdTraining(r.latest)
-	err := o.invalid
-	if err == nil && r.broken != nil {
-		err = r.brokenError()
-	}
-	e.mu.Unlock()
-
-	var next *version
-	var norms optim.Norms
-	if err == nil {
-		err = w.verdict()
-	}
-	kept := false
-	if err == nil {
-		next, norms, err = e.advance(r, old, adam(o.step.Adam))
-		if kept = err != nil && isMemory(err); kept {
-			err = &plugins.Error{Kind: plugins.KindCapacity, Message: "optim_step was not applied, and the accumulated gradient is kept for the next one: " + err.Error()}
-		}
-	}
-	if !kept {
-		e.loaded.freeAccumulator(r)
-	}
-
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.releaseTraining(old)
-	if !kept {
-		r.window = window{}
-	}
-	if err != nil {
-		r.decide(o, nil, err)
-		return
-	}
-	if r.deleted {
-		e.dead = append(e.dead, next)
-		return
-	}
-	e.publish(r, next)
-	r.decide(o, plugins.OptimStepResult{Version: next.number, Step: next.step, Metrics: map[string]float64{
-		"grad_norm": norms.Gradient, "adapter_norm": norms.Adapter, "learning_rate": o.step.Adam.LearningRate, "clock_cycle": float64(e.cycle.number),
-	}, Execution: e.execution(begin, before)}, nil)
-}

@@ -209,9 +209,9 @@ func (t *timed) SoftmaxGradient(logits, lse tensor.Tensor, targets []int32, c []
 	return t.Device.SoftmaxGradient(logits, lse, targets, c)
 }
 
-func (t *timed) AdamW(newP, newM, newV, p, m, v, g tensor.Tensor, s tensor.AdamWStep) error {
+func (t *timed) AdamW(updates ...tensor.AdamWUpdate) error {
 	defer t.since(now())
-	return t.Device.AdamW(newP, newM, newV, p, m, v, g, s)
+	return t.Device.AdamW(updates...)
 }
 
 // onTimed loads a model on a timed processor.

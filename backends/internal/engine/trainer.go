@@ -11,7 +11,6 @@ import (
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
 	"github.com/tinsmith/tinsmith/backends/internal/loss"
 	"github.com/tinsmith/tinsmith/backends/internal/model"
-	"github.com/tinsmith/tinsmith/backends/internal/optim"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/plugins"
 )
@@ -648,38 +647,4 @@ func (l *loaded) needWeights(n int, version func(i int) *version) (release func(
 		held = append(held, v.weights)
 	}
 	return release, nil
-}
-
-// advance makes the version behind old from the accumulated gradient.
-func (e *Engine) advance(r *run, old *version, a optim.Adam) (next *version, norms optim.Norms, err error) {
-	l := e.loaded
-	var gradient *lora.Gradient
-	for _, b := range []*spillable{old.weights, old.moments, r.accumulator} {
-		if b == nil { // no gradient is a gradient of zeros
-			continue
-		}
-		if err := l.adapters.need(b); err != nil {
-			return nil, norms, err
-		}
-		defer l.adapters.done(b)
-	}
-	if r.accumulator != nil {
-		gradient = r.accumulator.gradient()
-	} else {
-		if gradient, err = l.adapters.gradient(r.layout); err != nil {
-			return nil, norms, err
-		}
-		defer l.adapters.giveGradient(gradient)
-	}
-	if next, err = l.emptyVersion(r.id, r.layout, true); err != nil {
-		return nil, norms, err
-	}
-	norms, err = optim.Step(l.device, next.weights.weights(), next.moments.state(), old.weights.weights(), old.moments.state(), gradient, a)
-	if err != nil {
-		l.free(next)
-		return nil, norms, notFinite("optim_step", err)
-	}
-	next.step = next.moments.state().Step
-	l.written(next)
-	return next, norms, nil
 }

@@ -507,7 +507,7 @@ func TestFiftySteps(t *testing.T) {
 					}
 					a := run.adam
 					a.LearningRate = rates[step]
-					n, err := optim.Step(b.device, next, nextState, w, s, g, a)
+					n, err := optim.Step(b.device, optim.Update{Next: next, NextState: nextState, Weights: w, State: s, Gradient: g, Adam: a})
 					if err != nil {
 						t.Fatal(err)
 					}

@@ -1,4 +1,4 @@
-// Package optim has the optimizer: one AdamW step from one version of an adapter to the next. It knows no run and no gradient but the sum it is given.
+// Package optim has the optimizer: AdamW steps from one version of an adapter to the next, of any number of adapters at once. It knows no run and no gradient but the sum it is given.
 package optim
 
 import (
@@ -76,64 +76,147 @@ type Norms struct {
 	Adapter  float64 // of the new weights
 }
 
-// Step writes the next version from weights w, state s and gradient g (nil = zero) into next and nextState, which have the same layout and are not yet in use, packs the matrices, and
-// checks that gradient, moments and weights are finite. On error next and nextState are undefined, and w, s and g as they were.
-func Step(device tensor.Device, next *lora.Weights, nextState *State, w *lora.Weights, s *State, g *lora.Gradient, a Adam) (Norms, error) {
-	if err := a.Check(); err != nil {
-		return Norms{}, err
-	}
-	var norms Norms
-	step := tensor.AdamWStep{LearningRate: a.LearningRate, Beta1: a.Beta1, Beta2: a.Beta2, Eps: a.Eps, WeightDecay: a.WeightDecay, GradScale: 1, Step: s.Step + 1}
-	if g == nil {
-		zero, err := lora.NewGradient(device, w.Layout())
-		if err != nil {
-			return Norms{}, err
-		}
-		defer zero.Free()
-		g = zero
-	}
-	sums, err := device.SumSquares(g.Flat)
+// Update is one adapter's step: Next and NextState, which are not yet in use, are written from Weights, State and Gradient (nil = zero). All have the same layout. No two updates have memory in common that is written.
+type Update struct {
+	Next      *lora.Weights
+	NextState *State
+	Weights   *lora.Weights
+	State     *State
+	Gradient  *lora.Gradient
+	Adam      Adam
+}
+
+// Result is that of one update. After an error its Next and NextState are undefined, and the rest of it as it was.
+type Result struct {
+	Norms Norms
+	Err   error
+}
+
+// Step is Steps of one update.
+func Step(device tensor.Device, u Update) (Norms, error) {
+	r, err := Steps(device, []Update{u})
 	if err != nil {
 		return Norms{}, err
 	}
-	norms.Gradient = math.Sqrt(sums[0])
-	if !isFinite(norms.Gradient) {
-		if err := g.CheckFinite(); err != nil {
-			return Norms{}, fmt.Errorf("gradient of %w", err)
+	return r[0].Norms, r[0].Err
+}
+
+// Steps does updates at once, packs the matrices, and checks that gradients, moments and weights are finite: what one gives does not depend on the others, and one that fails takes none with it. The host waits for the device twice,
+// however many there are. An error of its own is the device's: all Next and NextState are then undefined, and the rest as it was.
+func Steps(device tensor.Device, updates []Update) ([]Result, error) {
+	results := make([]Result, len(updates))
+	steps := make([]step, 0, len(updates))
+	var gradients []tensor.Tensor
+	for i := range updates {
+		u := &updates[i]
+		if results[i].Err = u.Adam.Check(); results[i].Err != nil {
+			continue
 		}
-		return Norms{}, fmt.Errorf("norm of the gradient: %w", lora.ErrNotFinite)
+		g := u.Gradient
+		if g == nil {
+			zero, err := lora.NewGradient(device, u.Weights.Layout())
+			if err != nil {
+				return nil, err
+			}
+			defer zero.Free()
+			g = zero
+		}
+		steps = append(steps, step{u, &results[i], g})
+		gradients = append(gradients, g.Flat)
 	}
+	sums, err := device.SumSquares(gradients...)
+	if err != nil {
+		return nil, err
+	}
+	finite := steps[:0]
+	var arenas []tensor.AdamWUpdate
+	for i, s := range steps {
+		if s.result.Err = s.checkGradient(sums[i]); s.result.Err == nil {
+			finite, arenas = append(finite, s), append(arenas, s.arena())
+		}
+	}
+	if err := device.AdamW(arenas...); err != nil {
+		return nil, err
+	}
+	var written []tensor.Tensor
+	for _, s := range finite {
+		s.update.NextState.Step = s.update.State.Step + 1
+		for _, part := range s.written() {
+			// What lies behind the parameters must stay zero; with eps 0 the step writes 0/0 there.
+			if err := part.p.ClearTail(); err != nil {
+				return nil, err
+			}
+			written = append(written, part.p.Flat)
+		}
+	}
+	if sums, err = device.SumSquares(written...); err != nil {
+		return nil, err
+	}
+	for _, s := range finite {
+		var own []float64
+		own, sums = sums[:3], sums[3:]
+		if s.result.Err = s.checkWritten(own); s.result.Err == nil {
+			s.result.Norms.Adapter = math.Sqrt(own[0])
+			s.result.Err = s.update.Next.Pack()
+		}
+	}
+	return results, nil
+}
+
+// step is an update under way.
+type step struct {
+	update   *Update
+	result   *Result
+	gradient *lora.Gradient
+}
+
+// checkGradient notes the norm of the gradient and refuses one that is not finite.
+func (s step) checkGradient(sum float64) error {
+	norm := math.Sqrt(sum)
+	if !isFinite(norm) {
+		if err := s.gradient.CheckFinite(); err != nil {
+			return fmt.Errorf("gradient of %w", err)
+		}
+		return fmt.Errorf("norm of the gradient: %w", lora.ErrNotFinite)
+	}
+	s.result.Norms.Gradient = norm
+	return nil
+}
+
+func (s step) arena() tensor.AdamWUpdate {
+	u, a := s.update, s.update.Adam
+	scalars := tensor.AdamWStep{LearningRate: a.LearningRate, Beta1: a.Beta1, Beta2: a.Beta2, Eps: a.Eps, WeightDecay: a.WeightDecay, GradScale: 1, Step: u.State.Step + 1}
 	if a.GradClipNorm > 0 {
-		step.GradScale = math.Min(1, a.GradClipNorm/(norms.Gradient+1e-6))
+		scalars.GradScale = math.Min(1, a.GradClipNorm/(s.result.Norms.Gradient+1e-6))
 	}
-	if err := device.AdamW(next.Masters.Flat, nextState.M.Flat, nextState.V.Flat, w.Masters.Flat, s.M.Flat, s.V.Flat, g.Flat, step); err != nil {
-		return Norms{}, err
+	return tensor.AdamWUpdate{
+		NewP: u.Next.Masters.Flat, NewM: u.NextState.M.Flat, NewV: u.NextState.V.Flat, P: u.Weights.Masters.Flat, M: u.State.M.Flat, V: u.State.V.Flat, G: s.gradient.Flat,
+		AdamWStep: scalars,
 	}
-	nextState.Step = step.Step
-	written := []struct {
-		name string
-		p    *lora.Parameters
-	}{{"new weight", next.Masters}, {"first moment", nextState.M}, {"second moment", nextState.V}}
-	for _, part := range written {
-		// What lies behind the parameters must stay zero; with eps 0 the step writes 0/0 there.
-		if err := part.p.ClearTail(); err != nil {
-			return Norms{}, err
-		}
-	}
-	if sums, err = device.SumSquares(next.Masters.Flat, nextState.M.Flat, nextState.V.Flat); err != nil { // one wait for the device
-		return Norms{}, err
-	}
-	for i, part := range written {
+}
+
+// part is something that a step has written.
+type part struct {
+	name string
+	p    *lora.Parameters
+}
+
+func (s step) written() [3]part {
+	return [3]part{{"new weight", s.update.Next.Masters}, {"first moment", s.update.NextState.M}, {"second moment", s.update.NextState.V}}
+}
+
+// checkWritten refuses values that are not finite, by the sums of their squares.
+func (s step) checkWritten(sums []float64) error {
+	for i, part := range s.written() {
 		if isFinite(sums[i]) {
 			continue
 		}
 		if err := part.p.CheckFinite(); err != nil {
-			return Norms{}, fmt.Errorf("%s of %w", part.name, err)
+			return fmt.Errorf("%s of %w", part.name, err)
 		}
-		return Norms{}, fmt.Errorf("norm of the %ss: %w", part.name, lora.ErrNotFinite)
+		return fmt.Errorf("norm of the %ss: %w", part.name, lora.ErrNotFinite)
 	}
-	norms.Adapter = math.Sqrt(sums[0])
-	return norms, next.Pack()
+	return nil
 }
 
 func isFinite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }

@@ -3,6 +3,7 @@ package optim_test
 import (
 	"errors"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -54,6 +55,11 @@ func newAdapter(t *testing.T) *adapter {
 	t.Cleanup(a.g.Free)
 	must(a.w.Initialize(1))
 	return a
+}
+
+// update is the step from the present version to the next.
+func (a *adapter) update(g *lora.Gradient, s optim.Adam) optim.Update {
+	return optim.Update{Next: a.next, NextState: a.newState, Weights: a.w, State: a.s, Gradient: g, Adam: s}
 }
 
 func (a *adapter) download(x tensor.Tensor) []float32 {
@@ -111,7 +117,7 @@ func TestStepsFollowTheFormula(t *testing.T) {
 				scale = math.Min(1, c.adam.GradClipNorm/(math.Sqrt(square)+1e-6))
 			}
 			for step := 1; step <= 3; step++ {
-				norms, err := optim.Step(a.device, a.next, a.newState, a.w, a.s, a.g, c.adam)
+				norms, err := optim.Step(a.device, a.update(a.g, c.adam))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -150,7 +156,7 @@ func TestEpsZero(t *testing.T) {
 	a := newAdapter(t)
 	values := a.ramp()
 	adam := optim.Adam{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.95}
-	if _, err := optim.Step(a.device, a.next, a.newState, a.w, a.s, a.g, adam); !errors.Is(err, lora.ErrNotFinite) {
+	if _, err := optim.Step(a.device, a.update(a.g, adam)); !errors.Is(err, lora.ErrNotFinite) {
 		t.Errorf("error %v for a zero gradient without eps", err)
 	}
 	for i := range values {
@@ -159,7 +165,7 @@ func TestEpsZero(t *testing.T) {
 	x := a.g.Flat
 	x.Rows, x.Cols, x.Stride = 1, len(values), len(values)
 	a.upload(x, values)
-	if _, err := optim.Step(a.device, a.next, a.newState, a.w, a.s, a.g, adam); err != nil {
+	if _, err := optim.Step(a.device, a.update(a.g, adam)); err != nil {
 		t.Error(err)
 	}
 }
@@ -167,7 +173,7 @@ func TestEpsZero(t *testing.T) {
 func TestZeroGradient(t *testing.T) {
 	a := newAdapter(t)
 	before := a.download(a.w.Masters.Flat)
-	norms, err := optim.Step(a.device, a.next, a.newState, a.w, a.s, nil, optim.Adam{LearningRate: 1, Beta1: 0.9, Beta2: 0.95, Eps: 1e-12})
+	norms, err := optim.Step(a.device, a.update(nil, optim.Adam{LearningRate: 1, Beta1: 0.9, Beta2: 0.95, Eps: 1e-12}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -188,14 +194,14 @@ func TestNotFinite(t *testing.T) {
 		b := a.download(a.g.B(0))
 		b[4] = bad
 		a.upload(a.g.B(0), b)
-		_, err := optim.Step(a.device, a.next, a.newState, a.w, a.s, a.g, optim.Adam{LearningRate: 1, Beta1: 0.9, Beta2: 0.95, Eps: 1e-12, GradClipNorm: 1})
+		_, err := optim.Step(a.device, a.update(a.g, optim.Adam{LearningRate: 1, Beta1: 0.9, Beta2: 0.95, Eps: 1e-12, GradClipNorm: 1}))
 		if !errors.Is(err, lora.ErrNotFinite) || !strings.Contains(err.Error(), "gradient of base_model.model.lm_head.lora_B.weight") {
 			t.Errorf("%v in the gradient: error %v", bad, err)
 		}
 	}
 	a := newAdapter(t)
 	a.ramp()
-	if _, err := optim.Step(a.device, a.next, a.newState, a.w, a.s, a.g, optim.Adam{LearningRate: 1e39, Beta1: 0.9, Beta2: 0.95, Eps: 1e-12}); !errors.Is(err, lora.ErrNotFinite) {
+	if _, err := optim.Step(a.device, a.update(a.g, optim.Adam{LearningRate: 1e39, Beta1: 0.9, Beta2: 0.95, Eps: 1e-12})); !errors.Is(err, lora.ErrNotFinite) {
 		t.Errorf("a step beyond float32: error %v", err)
 	}
 }
@@ -218,5 +224,66 @@ func TestSettingsRefused(t *testing.T) {
 	}
 	if err := good.Check(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestStepsAtOnce: updates beside each other give what each gives alone, and one that fails takes none with it.
+func TestStepsAtOnce(t *testing.T) {
+	settings := []optim.Adam{
+		{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.95, Eps: 1e-12},
+		{LearningRate: 1e-2, Beta1: 0.8, Beta2: 0.99, Eps: 1e-3, WeightDecay: 0.1, GradClipNorm: 0.5},
+		{LearningRate: 1e39, Beta1: 0.9, Beta2: 0.95, Eps: 1e-12},
+		{LearningRate: -1},
+		{LearningRate: 1e-3, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, GradClipNorm: 2},
+		{LearningRate: 1e-1, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8},
+	}
+	const notANumber, withoutGradient = 4, 5
+	make := func() (all []*adapter, updates []optim.Update) {
+		for i, s := range settings {
+			a := newAdapter(t)
+			a.ramp()
+			g := a.g
+			switch i {
+			case notANumber:
+				b := a.download(a.g.B(0))
+				b[0] = float32(math.NaN())
+				a.upload(a.g.B(0), b)
+			case withoutGradient:
+				g = nil
+			}
+			all, updates = append(all, a), append(updates, a.update(g, s))
+		}
+		return all, updates
+	}
+	alone, updates := make()
+	var want []optim.Result
+	for i, u := range updates {
+		norms, err := optim.Step(alone[i].device, u)
+		want = append(want, optim.Result{Norms: norms, Err: err})
+	}
+	together, updates := make()
+	got, err := optim.Steps(together[0].device, updates)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, r := range got {
+		if failed := i == 2 || i == 3 || i == notANumber; (r.Err != nil) != failed || (r.Err == nil) != (want[i].Err == nil) || (r.Err != nil && r.Err.Error() != want[i].Err.Error()) {
+			t.Errorf("update %d: error %v, alone %v", i, r.Err, want[i].Err)
+		}
+		if r.Err != nil {
+			continue
+		}
+		if r.Norms != want[i].Norms {
+			t.Errorf("update %d: %+v, alone %+v", i, r.Norms, want[i].Norms)
+		}
+		a, b := together[i], alone[i]
+		for k, pair := range [][2]tensor.Tensor{{a.next.Masters.Flat, b.next.Masters.Flat}, {a.newState.M.Flat, b.newState.M.Flat}, {a.newState.V.Flat, b.newState.V.Flat}} {
+			if !slices.Equal(a.download(pair[0]), b.download(pair[1])) {
+				t.Errorf("update %d: what is written (%d) is not what it is alone", i, k)
+			}
+		}
+		if a.newState.Step != 1 {
+			t.Errorf("update %d: step %d", i, a.newState.Step)
+		}
 	}
 }

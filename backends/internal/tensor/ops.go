@@ -166,9 +166,10 @@ type Device interface {
 	// SumSquares gives Σ x² of each of xs in float64, all at once; it is finite if and only if every element is. The order is the same on all devices: a row is cut into pieces of 4,096 elements, of which
 	// 16 lanes take every 16th each, in order, and are then added lane i to lane i + 8, 4, 2, 1; the sums of pieces, in their order, are taken by 256 lanes likewise.
 	SumSquares(xs ...Tensor) ([]float64, error)
-	// AdamW writes the next weights and moments (newP, newM, newV, which may be p, m, v) from p, m, v and the gradient g times gradScale. step counts from 1.
+	// AdamW does each of updates, all at once: it writes the next weights and moments (NewP, NewM, NewV, which may be P, M, V) from P, M, V and the gradient G times GradScale. Step counts from 1. What one writes no other
+	// may read or write.
 	// m' = b1·m + (1-b1)·g; v' = b2·v + (1-b2)·g²; p' = p - lr·wd·p - lr·(m'/(1-b1^t)) / (√(v'/(1-b2^t)) + eps), as torch.optim.AdamW.
-	AdamW(newP, newM, newV, p, m, v, g Tensor, s AdamWStep) error
+	AdamW(updates ...AdamWUpdate) error
 
 	// Close ends the device's threads. All memory must have been freed: it is an error, which names how many allocations have not, and the threads end all the same. Another Close does nothing.
 	Close() error
@@ -201,6 +202,12 @@ type Multiplication struct {
 
 // OuterProduct is the arguments of Device.OuterProduct.
 type OuterProduct struct{ G, A, B Tensor }
+
+// AdamWUpdate is one set of parameters in Device.AdamW: tensors of one shape, and the settings of its step.
+type AdamWUpdate struct {
+	NewP, NewM, NewV, P, M, V, G Tensor
+	AdamWStep
+}
 
 // AdamWStep has the scalars of one step in float64; they are combined before they are rounded to float32.
 type AdamWStep struct {

@@ -46,6 +46,7 @@ type device struct {
 	products []tensor.Multiplication
 	ends     []int // of the products' groups among groups
 	runs     []tensor.AttentionRun
+	updates  []tensor.AdamWUpdate
 }
 
 func (d *device) Name() string       { return d.name }

@@ -181,23 +181,30 @@ func (d *device) SumSquares(xs ...tensor.Tensor) ([]float64, error) {
 	return d.kernels.SumSquares(xs...)
 }
 
-func (d *device) AdamW(newP, newM, newV, p, m, v, g tensor.Tensor, s tensor.AdamWStep) error {
+func (d *device) AdamW(updates ...tensor.AdamWUpdate) error {
 	c := d.check("adamw")
-	c.float("p", p)
-	c.shaped("newP", newP, p.Rows, p.Cols)
-	c.shaped("newM", newM, p.Rows, p.Cols)
-	c.shaped("newV", newV, p.Rows, p.Cols)
-	c.shaped("m", m, p.Rows, p.Cols)
-	c.shaped("v", v, p.Rows, p.Cols)
-	c.shaped("g", g, p.Rows, p.Cols)
-	if s.Step < 1 {
-		c.fail("step %d: counts from 1", s.Step)
+	d.updates = d.updates[:0]
+	for i := range updates {
+		u := &updates[i]
+		c.float("p", u.P)
+		for _, t := range [...]struct {
+			name string
+			t    tensor.Tensor
+		}{{"newP", u.NewP}, {"newM", u.NewM}, {"newV", u.NewV}, {"m", u.M}, {"v", u.V}, {"g", u.G}} {
+			c.shaped(t.name, t.t, u.P.Rows, u.P.Cols)
+		}
+		if u.Step < 1 {
+			c.fail("step %d: counts from 1", u.Step)
+		}
+		if !(u.Beta1 >= 0 && u.Beta1 < 1) || !(u.Beta2 >= 0 && u.Beta2 < 1) {
+			c.fail("betas %v and %v: must be in [0, 1)", u.Beta1, u.Beta2)
+		}
+		if !u.P.Empty() {
+			d.updates = append(d.updates, *u)
+		}
 	}
-	if !(s.Beta1 >= 0 && s.Beta1 < 1) || !(s.Beta2 >= 0 && s.Beta2 < 1) {
-		c.fail("betas %v and %v: must be in [0, 1)", s.Beta1, s.Beta2)
-	}
-	if c.err != nil || p.Empty() {
+	if c.err != nil || len(d.updates) == 0 {
 		return c.err
 	}
-	return d.kernels.AdamW(newP, newM, newV, p, m, v, g, s)
+	return d.kernels.AdamW(d.updates...)
 }

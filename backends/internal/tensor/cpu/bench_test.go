@@ -238,7 +238,9 @@ func BenchmarkRows(b *testing.B) {
 			{"scale", 2 * n, func() error { return d.Scale(y, 1, tensor.BFloat16) }},
 			{"round", 1.5 * n, func() error { return d.Round(half, x) }},
 			{"sum of squares", n, func() error { _, err := d.SumSquares(x); return err }},
-			{"adamw", 7 * n, func() error { return d.AdamW(x, y, z, x, y, z, x, step) }},
+			{"adamw", 7 * n, func() error {
+				return d.AdamW(tensor.AdamWUpdate{NewP: x, NewM: y, NewV: z, P: x, M: y, V: z, G: x, AdamWStep: step})
+			}},
 			{"log-sum-exp", 64 * vocabulary * 4, func() error { return d.LogSumExp(lse, logits) }},
 			{"softmax", 2 * 64 * vocabulary * 4, func() error { return d.Softmax(logits, logits, lse) }},
 		} {

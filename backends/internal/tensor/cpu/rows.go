@@ -73,10 +73,16 @@ func (d *device) SumSquares(xs ...tensor.Tensor) ([]float64, error) {
 	return sums, nil
 }
 
-func (d *device) AdamW(newP, newM, newV, p, m, v, g tensor.Tensor, s tensor.AdamWStep) error {
-	return failed("adamw", C.op_adamw(d.c, view(newP), view(newM), view(newV), view(p), view(m), view(v), view(g), C.adamw_step{
-		learning_rate: C.double(s.LearningRate), beta1: C.double(s.Beta1), beta2: C.double(s.Beta2), eps: C.double(s.Eps),
-		weight_decay: C.double(s.WeightDecay), grad_scale: C.double(s.GradScale),
-		correction1: C.double(1 - math.Pow(s.Beta1, float64(s.Step))), root_correction2: C.double(math.Sqrt(1 - math.Pow(s.Beta2, float64(s.Step)))),
-	}))
+func (d *device) AdamW(updates ...tensor.AdamWUpdate) error {
+	for i := range updates {
+		u := &updates[i]
+		if err := failed("adamw", C.op_adamw(d.c, view(u.NewP), view(u.NewM), view(u.NewV), view(u.P), view(u.M), view(u.V), view(u.G), C.adamw_step{
+			learning_rate: C.double(u.LearningRate), beta1: C.double(u.Beta1), beta2: C.double(u.Beta2), eps: C.double(u.Eps),
+			weight_decay: C.double(u.WeightDecay), grad_scale: C.double(u.GradScale),
+			correction1: C.double(1 - math.Pow(u.Beta1, float64(u.Step))), root_correction2: C.double(math.Sqrt(1 - math.Pow(u.Beta2, float64(u.Step)))),
+		})); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -1,7 +1,7 @@
 // Package cuda is the tensor.Device of an NVIDIA GPU: it puts the kernels of package cudart into the device's stream. It knows no model.
 //
 // Operations return before they are done; because a device has one stream, what comes next sees their results, and Download and SumSquares wait. The host waits once for a training pass, at its
-// end, when the log-probabilities of all targets come in one copy (gspo's ratios are one wait more), once for the check of a finished gradient, twice in a step of the optimizer (the gradient's norm, then what was
+// end, when the log-probabilities of all targets come in one copy (gspo's ratios are one wait more), once for the check of a finished gradient, twice in a clock cycle's optimizer steps (the gradients' norms, then what was
 // written), and once in a decoding step (the drawn tokens; where likeliest tokens are asked for as well, or ranks share the vocabulary, the logits come and draws are made in Go memory). It also waits for a full
 // half of the staging memory, 4 MiB of lists or uploads before.
 //
@@ -94,6 +94,7 @@ type device struct {
 	adjustments []cudart.Adjustment
 	draws       []cudart.Draw
 	terms       []cudart.LossTerm
+	updates     []cudart.AdamWJob
 }
 
 func (d *device) Name() string { return d.name }

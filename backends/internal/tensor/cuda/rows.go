@@ -74,12 +74,17 @@ func (d *device) SumSquares(xs ...tensor.Tensor) ([]float64, error) {
 	return sums, d.failed("sum of squares", err)
 }
 
-func (d *device) AdamW(newP, newM, newV, p, m, v, g tensor.Tensor, s tensor.AdamWStep) error {
-	return d.failed("adamw", d.v.AdamW([]cudart.AdamWJob{{
-		NewP: view(newP), NewM: view(newM), NewV: view(newV), P: view(p), M: view(m), V: view(v), G: view(g),
-		Beta1: float32(s.Beta1), Rest1: float32(1 - s.Beta1), Beta2: float32(s.Beta2), Rest2: float32(1 - s.Beta2),
-		Decay: float32(1 - float64(s.LearningRate*s.WeightDecay)), Eps: float32(s.Eps), GradScale: float32(s.GradScale),
-		MinusRate: float32(-s.LearningRate / (1 - math.Pow(s.Beta1, float64(s.Step)))),
-		Root:      float32(math.Sqrt(1 - math.Pow(s.Beta2, float64(s.Step)))),
-	}}))
+func (d *device) AdamW(updates ...tensor.AdamWUpdate) error {
+	d.updates = d.updates[:0]
+	for i := range updates {
+		u := &updates[i]
+		d.updates = append(d.updates, cudart.AdamWJob{
+			NewP: view(u.NewP), NewM: view(u.NewM), NewV: view(u.NewV), P: view(u.P), M: view(u.M), V: view(u.V), G: view(u.G),
+			Beta1: float32(u.Beta1), Rest1: float32(1 - u.Beta1), Beta2: float32(u.Beta2), Rest2: float32(1 - u.Beta2),
+			Decay: float32(1 - float64(u.LearningRate*u.WeightDecay)), Eps: float32(u.Eps), GradScale: float32(u.GradScale),
+			MinusRate: float32(-u.LearningRate / (1 - math.Pow(u.Beta1, float64(u.Step)))),
+			Root:      float32(math.Sqrt(1 - math.Pow(u.Beta2, float64(u.Step)))),
+		})
+	}
+	return d.failed("adamw", d.v.AdamW(d.updates))
 }

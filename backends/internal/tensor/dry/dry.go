@@ -181,7 +181,7 @@ func (Device) SumSquares(xs ...tensor.Tensor) ([]float64, error) {
 }
 
 // AdamW implements tensor.Device.
-func (Device) AdamW(_, _, _, _, _, _, _ tensor.Tensor, _ tensor.AdamWStep) error { return nil }
+func (Device) AdamW(...tensor.AdamWUpdate) error { return nil }
 
 // Close implements tensor.Device.
 func (Device) Close() error { return nil }

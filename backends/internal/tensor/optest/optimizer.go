@@ -12,6 +12,7 @@ var arenaShapes = [][2]int{{1, 1}, {3, 17}, {16, 1000}, {32, 512}, {0, 4}}
 
 func optimizerCases(arenaShapes [][2]int) []testCase {
 	var all []testCase
+	var arenas []adamw
 	steps := []tensor.AdamWStep{
 		{LearningRate: 1e-4, Beta1: 0.9, Beta2: 0.95, Eps: 1e-12, GradScale: 1, Step: 1},
 		{LearningRate: 3e-3, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8, WeightDecay: 0.1, GradScale: 0.25, Step: 7},
@@ -25,25 +26,16 @@ func optimizerCases(arenaShapes [][2]int) []testCase {
 			v[j] *= v[j]
 		}
 		for k, step := range steps {
+			arena := adamw{rows, cols, p, m, v, g, step}
+			arenas = append(arenas, arena)
 			all = append(all, testCase{
 				name: fmt.Sprintf("adamw %d×%d step %d", rows, cols, k), tolerance: 1e-6,
 				run: func(h *bench) [][]float32 {
-					np, nm, nv := h.view(rows, cols, p), h.view(rows, cols, m), h.tensor(rows, cols, v)
-					h.ok(h.d.AdamW(np, nm, nv, h.view(rows, cols, p), nm, h.view(rows, cols, v), h.view(rows, cols, g), step))
-					return [][]float32{h.read(np), h.read(nm), h.read(nv)}
+					u := arena.update(h)
+					h.ok(h.d.AdamW(u))
+					return [][]float32{h.read(u.NewP), h.read(u.NewM), h.read(u.NewV)}
 				},
-				want: func() [][]float64 {
-					np, nm, nv := make([]float64, n), make([]float64, n), make([]float64, n)
-					for j := range n {
-						grad := float64(g[j]) * step.GradScale
-						nm[j] = step.Beta1*float64(m[j]) + (1-step.Beta1)*grad
-						nv[j] = step.Beta2*float64(v[j]) + (1-step.Beta2)*grad*grad
-						root := math.Sqrt(nv[j] / (1 - math.Pow(step.Beta2, float64(step.Step))))
-						np[j] = float64(p[j]) - step.LearningRate*step.WeightDecay*float64(p[j]) -
-							step.LearningRate*nm[j]/(1-math.Pow(step.Beta1, float64(step.Step)))/(root+step.Eps)
-					}
-					return [][]float64{np, nm, nv}
-				},
+				want: arena.want,
 			})
 		}
 		all = append(all, testCase{
@@ -59,7 +51,63 @@ func optimizerCases(arenaShapes [][2]int) []testCase {
 			want: func() [][]float64 { return [][]float64{{dot(float64s(p), float64s(p)), dot(float64s(g), float64s(g))}} },
 		})
 	}
-	return all
+	return append(all, testCase{
+		name: fmt.Sprintf("adamw of %d arenas at once", len(arenas)), tolerance: 1e-6,
+		run: func(h *bench) (out [][]float32) {
+			var updates []tensor.AdamWUpdate
+			for _, a := range arenas {
+				updates = append(updates, a.update(h))
+			}
+			h.ok(h.d.AdamW(updates...))
+			for i, a := range arenas {
+				u := a.update(h)
+				h.ok(h.d.AdamW(u))
+				for k, alone := range []tensor.Tensor{u.NewP, u.NewM, u.NewV} {
+					together := h.read([]tensor.Tensor{updates[i].NewP, updates[i].NewM, updates[i].NewV}[k])
+					sameBits(h.t, fmt.Sprintf("arena %d beside others", i), together, h.read(alone))
+					out = append(out, together)
+				}
+			}
+			return out
+		},
+		want: func() (out [][]float64) {
+			for _, a := range arenas {
+				out = append(out, a.want()...)
+			}
+			return out
+		},
+	})
+}
+
+// adamw is one update.
+type adamw struct {
+	rows, cols int
+	p, m, v, g []float32
+	step       tensor.AdamWStep
+}
+
+// update puts it on the device: the first moment is overwritten, the others are not.
+func (a adamw) update(h *bench) tensor.AdamWUpdate {
+	nm := h.view(a.rows, a.cols, a.m)
+	return tensor.AdamWUpdate{
+		NewP: h.view(a.rows, a.cols, a.p), NewM: nm, NewV: h.tensor(a.rows, a.cols, a.v),
+		P: h.view(a.rows, a.cols, a.p), M: nm, V: h.view(a.rows, a.cols, a.v), G: h.view(a.rows, a.cols, a.g), AdamWStep: a.step,
+	}
+}
+
+// want is the formula.
+func (a adamw) want() [][]float64 {
+	n, step := a.rows*a.cols, a.step
+	np, nm, nv := make([]float64, n), make([]float64, n), make([]float64, n)
+	for j := range n {
+		grad := float64(a.g[j]) * step.GradScale
+		nm[j] = step.Beta1*float64(a.m[j]) + (1-step.Beta1)*grad
+		nv[j] = step.Beta2*float64(a.v[j]) + (1-step.Beta2)*grad*grad
+		root := math.Sqrt(nv[j] / (1 - math.Pow(step.Beta2, float64(step.Step))))
+		np[j] = float64(a.p[j]) - step.LearningRate*step.WeightDecay*float64(a.p[j]) -
+			step.LearningRate*nm[j]/(1-math.Pow(step.Beta1, float64(step.Step)))/(root+step.Eps)
+	}
+	return [][]float64{np, nm, nv}
 }
 
 // sumSquares sums in the order that tensor.Device defines.

@@ -31,6 +31,9 @@ func refusals(t *testing.T, d tensor.Device) {
 	t.Cleanup(pages.Free)
 	adam := tensor.AdamWStep{LearningRate: 1, Beta1: 0.9, Beta2: 0.9, Eps: 1e-8, GradScale: 1, Step: 1}
 	wrong := func(change func(*tensor.AdamWStep)) tensor.AdamWStep { s := adam; change(&s); return s }
+	update := func(g tensor.Tensor, s tensor.AdamWStep) tensor.AdamWUpdate {
+		return tensor.AdamWUpdate{NewP: a, NewM: a, NewV: a, P: a, M: a, V: a, G: g, AdamWStep: s}
+	}
 	one := []tensor.AttentionRun{{Count: 4, Pages: []int32{0}}}
 	other := h.matrix(tensor.Float32, 7, 5, make([]float32, 35))
 	short := h.matrix(tensor.Float32, 6, 6, make([]float32, 36))
@@ -121,10 +124,10 @@ func refusals(t *testing.T, d tensor.Device) {
 		"gradient targets":        d.SoftmaxGradient(a, column, []int32{0}, make([]float32, 1)),
 		"gradient coefficients":   d.SoftmaxGradient(a, column, make([]int32, 4), make([]float32, 8)),
 		"sum of squares type":     sumErr,
-		"adamw shape":             d.AdamW(a, a, a, a, a, a, b, adam),
-		"adamw step":              d.AdamW(a, a, a, a, a, a, a, wrong(func(s *tensor.AdamWStep) { s.Step = 0 })),
-		"adamw beta":              d.AdamW(a, a, a, a, a, a, a, wrong(func(s *tensor.AdamWStep) { s.Beta1 = 1 })),
-		"adamw beta NaN":          d.AdamW(a, a, a, a, a, a, a, wrong(func(s *tensor.AdamWStep) { s.Beta2 = math.NaN() })),
+		"adamw shape":             d.AdamW(update(a, adam), update(b, adam)),
+		"adamw step":              d.AdamW(update(a, adam), update(a, wrong(func(s *tensor.AdamWStep) { s.Step = 0 }))),
+		"adamw beta":              d.AdamW(update(a, adam), update(a, wrong(func(s *tensor.AdamWStep) { s.Beta1 = 1 }))),
+		"adamw beta NaN":          d.AdamW(update(a, adam), update(a, wrong(func(s *tensor.AdamWStep) { s.Beta2 = math.NaN() }))),
 		"zero page":               pages.Zero(2),
 		"copy to no page":         pages.Copy(2, 0),
 		"copy from no page":       pages.Copy(0, -1),
