@@ -28,13 +28,11 @@ type application struct {
 	a *LinearActivations
 }
 
-// atOnceRows is up to how many rows linear layers run at once: reading the weights takes most of the time then, and so would waiting between products. With more rows the products are long, and are cut into steps.
-const atOnceRows = 64
-
-// linears is Forward of layers that have x in common.
+// linears is Forward of layers that have x in common, all at once unless that is more than a step: x is packed for all of them together, with few rows the time of reading the weights is all there is, and with small
+// matrices so would waiting between products be.
 func (p *Pass) linears(x tensor.Tensor, layers ...application) error {
 	work := 0.0
-	atOnce := x.Rows <= atOnceRows
+	atOnce := true
 	for _, l := range layers {
 		work += productWork(x.Rows, l.Weight)
 		if _, ok := l.Weight.(Streamed); ok {
