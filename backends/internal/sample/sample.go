@@ -181,11 +181,24 @@ func (s *Settings) Draw(scratch *Scratch, logits, probs []float32, excluded []in
 
 // drawn gives the first place at which the running sum of weights passes u times their total; -1 if there is none, because nothing has weight.
 func drawn(probs []float32, u float64) int {
-	var total, sum uint64
+	var total uint64
 	for _, p := range probs {
 		total += weight(p)
 	}
 	target := uint64(float64(u * float64(total)))
+	if target >= total {
+		return -1
+	}
+	// From the end that is nearer: left is what the tokens from i on weigh.
+	if target > total/2 {
+		left := total
+		for i := len(probs) - 1; i >= 0; i-- {
+			if left -= weight(probs[i]); left <= target {
+				return i
+			}
+		}
+	}
+	var sum uint64
 	for i, p := range probs {
 		if sum += weight(p); sum > target {
 			return i
@@ -199,7 +212,10 @@ func weight(p float32) uint64 {
 	if !(p > 0) {
 		return 0
 	}
-	return uint64(int64(min(p, 2) * (1 << 44)))
+	if p > 2 { // not min, which looks for NaN as well
+		p = 2
+	}
+	return uint64(int64(p * (1 << 44)))
 }
 
 // share is the least weight that is a share of total, at least 1.
@@ -238,7 +254,13 @@ func (s *Settings) truncate(scratch *Scratch, logits, probs []float32) []int32 {
 		if s.TopP >= 1 {
 			least = bucket(float32(s.MinP * float64(probs[argmax(logits)])))
 		}
-		kept = sorted(scratch, logits, func(t int32) bool { return probs[t] > 0 && bucket(probs[t]) >= least })
+		kept = scratch.ids[:0]
+		for t, p := range probs {
+			if p > 0 && int(math.Float32bits(p)>>16) >= least { // bucket's bound changes nothing: least is one
+				kept = append(kept, int32(t))
+			}
+		}
+		kept = sorted(scratch, logits, kept)
 		if len(kept) == 0 {
 			kept = append(kept, argmax(logits))
 		}

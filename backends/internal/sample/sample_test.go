@@ -30,7 +30,14 @@ func TestTopAgreesWithSorting(t *testing.T) {
 		for _, k := range []int{1, 2, 5, 64, 400, 5000} {
 			row := make([]float32, n)
 			for i := range row {
-				row[i] = float32(random.IntN(40)) - 20 // many ties
+				switch row[i] = float32(random.IntN(40)) - 20; random.IntN(8) { // many ties
+				case 0:
+					row[i] *= 0.37
+				case 1:
+					row[i] = float32(math.Copysign(0, -1)) // equal to 0
+				case 2:
+					row[i] = float32(math.Inf(random.IntN(2)*2 - 1))
+				}
 			}
 			want := make([]int32, n)
 			for i := range want {
@@ -195,6 +202,39 @@ func TestTruncateAgreesWithFullSort(t *testing.T) {
 		}
 		if got := s.truncate(&scratch, logits, probs); !slices.Equal(got, want) {
 			t.Fatalf("top_p %v, min_p %v: kept %d, want %d", s.TopP, s.MinP, len(got), len(want))
+		}
+	}
+}
+
+// From whichever end the walk begins, it takes the first token at which the running sum passes the share.
+func TestDrawnAgreesWithAWalk(t *testing.T) {
+	random := rand.New(rand.NewPCG(5, 6))
+	for n := range 500 {
+		probs := make([]float32, 1+random.IntN(30))
+		for i := range probs {
+			if probs[i] = random.Float32(); random.IntN(3) == 0 {
+				probs[i] = 0
+			}
+		}
+		if n == 0 {
+			probs = []float32{0.25, 0, 0.25, 0.25, 0, 0.25} // sums that are the share exactly
+		}
+		var total, sum uint64
+		for _, p := range probs {
+			total += weight(p)
+		}
+		for _, u := range []float64{0, random.Float64(), 0.25, 0.5, 0.75, math.Nextafter(1, 0)} {
+			want := -1
+			sum = 0
+			for i, p := range probs {
+				if sum += weight(p); sum > uint64(float64(u*float64(total))) {
+					want = i
+					break
+				}
+			}
+			if got := drawn(probs, u); got != want {
+				t.Fatalf("%v of %v: token %d, want %d", u, probs, got, want)
+			}
 		}
 	}
 }

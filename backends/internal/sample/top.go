@@ -1,13 +1,14 @@
 package sample
 
 import (
-	"cmp"
+	"math"
 	"slices"
 )
 
 // Scratch is memory that is used again from row to row. It belongs to one goroutine at a time; its zero value is ready.
 type Scratch struct {
 	ids   []int32
+	keys  []uint64
 	mass  []uint64  // by bucket
 	probs []float32 // of what is drawn from
 }
@@ -19,70 +20,83 @@ func Top(scratch *Scratch, row []float32, k int) []int32 {
 		return nil
 	}
 	if k > len(row)/8 { // so many that a heap gains nothing
-		return sorted(scratch, row, func(int32) bool { return true })[:k]
-	}
-	order := descending(row)
-	// heap holds the best so far with the worst of them at the root.
-	heap := slices.Grow(scratch.ids[:0], k)
-	worse := func(a, b int32) bool { return order(a, b) > 0 }
-	down := func(i int) {
-		for {
-			c := 2*i + 1
-			if c >= len(heap) {
-				return
-			}
-			if c+1 < len(heap) && worse(heap[c+1], heap[c]) {
-				c++
-			}
-			if !worse(heap[c], heap[i]) {
-				return
-			}
-			heap[i], heap[c] = heap[c], heap[i]
-			i = c
-		}
-	}
-	for i := range int32(len(row)) {
-		if len(heap) < k {
-			heap = append(heap, i)
-			for c := len(heap) - 1; c > 0; {
-				p := (c - 1) / 2
-				if !worse(heap[c], heap[p]) {
-					break
-				}
-				heap[c], heap[p] = heap[p], heap[c]
-				c = p
-			}
-			continue
-		}
-		if row[i] > row[heap[0]] { // an equal value has a higher id and stays out
-			heap[0] = i
-			down(0)
-		}
-	}
-	slices.SortFunc(heap, order)
-	scratch.ids = heap
-	return heap
-}
-
-// descending compares ids by their values, the larger first, ties by lower id first.
-func descending(row []float32) func(a, b int32) int {
-	return func(a, b int32) int {
-		if c := cmp.Compare(row[b], row[a]); c != 0 {
-			return c
-		}
-		return cmp.Compare(a, b)
-	}
-}
-
-// sorted gives the ids that keep accepts in descending order of their values, in scratch.
-func sorted(scratch *Scratch, row []float32, keep func(int32) bool) []int32 {
-	ids := scratch.ids[:0]
-	for i := range int32(len(row)) {
-		if keep(i) {
+		ids := scratch.ids[:0]
+		for i := range int32(len(row)) {
 			ids = append(ids, i)
 		}
+		return sorted(scratch, row, ids)[:k]
 	}
-	slices.SortFunc(ids, descending(row))
-	scratch.ids = ids
+	// heap holds the keys of the best so far with the worst of them, which has the largest key, at the root.
+	heap := slices.Grow(scratch.keys[:0], k)[:k]
+	for i := range heap {
+		heap[i] = key(row[i], int32(i))
+	}
+	slices.SortFunc(heap, func(a, b uint64) int { // descending, which is a heap
+		if a > b {
+			return -1
+		}
+		return 1
+	})
+	least := row[int32(uint32(heap[0]))]
+	for i, x := range row[k:] {
+		if !(x > least) { // an equal value has a higher id and stays out
+			continue
+		}
+		heap[0] = key(x, int32(i+k))
+		sink(heap)
+		least = row[int32(uint32(heap[0]))]
+	}
+	slices.Sort(heap)
+	return scratch.unpack(heap)
+}
+
+// sink puts the root of a heap into its place.
+func sink(heap []uint64) {
+	moved, i := heap[0], 0
+	for {
+		c := 2*i + 1
+		if c >= len(heap) {
+			break
+		}
+		if c+1 < len(heap) && heap[c+1] > heap[c] {
+			c++
+		}
+		if heap[c] <= moved {
+			break
+		}
+		heap[i], i = heap[c], c
+	}
+	heap[i] = moved
+}
+
+// key orders ids by their values, the larger first, and among equal ones the lower id first: those that come first have the smaller key. NaN comes last. Numbers are compared faster than values and ids in turn.
+func key(value float32, id int32) uint64 {
+	bits := math.Float32bits(value + 0) // -0 becomes 0
+	switch {
+	case value != value:
+		bits = math.MaxUint32
+	case int32(bits) >= 0:
+		bits = math.MaxInt32 - bits // below those of negative values, which ascend as the values descend
+	}
+	return uint64(bits)<<32 | uint64(uint32(id))
+}
+
+// sorted puts ids, which may be scratch's, into descending order of their values, ties by lower id first, in scratch.
+func sorted(scratch *Scratch, row []float32, ids []int32) []int32 {
+	keys := scratch.keys[:0]
+	for _, id := range ids {
+		keys = append(keys, key(row[id], id))
+	}
+	slices.Sort(keys)
+	return scratch.unpack(keys)
+}
+
+// unpack gives the ids of keys, which become scratch's.
+func (s *Scratch) unpack(keys []uint64) []int32 {
+	ids := s.ids[:0]
+	for _, k := range keys {
+		ids = append(ids, int32(uint32(k)))
+	}
+	s.keys, s.ids = keys, ids
 	return ids
 }
