@@ -48,27 +48,32 @@ func (l *loaded) configure(ctx context.Context, c Config, section json.RawMessag
 	if len(changed) == 0 {
 		return nil, nil
 	}
-	limit, source := l.plan.limit, l.plan.source
+	limits := l.plan.limits()
 	switch {
 	case c.Memory > 0:
-		limit, source = memoryLimit(c, l.homes.devices)
+		limits = memoryLimit(c, l.homes.devices)
 	case l.config.Memory > 0:
 		return nil, plugins.Invalidf("backend.memory_mib", "can be changed, but not be left to the backend, while it runs")
 	}
 	before, plan := l.config, l.plan
 	l.config.change(&c)
-	if l.plan, err = l.planMemory(ctx, limit, source, &plan); err != nil {
+	if l.plan, err = l.planMemory(ctx, limits, &plan); err != nil {
 		l.config.change(&before)
 		l.plan = plan
 		return nil, err
 	}
 	l.section = slices.Clone(section)
-	l.memory.limit.Store(limit)
+	l.memory.limit.Store(l.plan.limit)
+	if len(l.memories) > 1 {
+		for i, b := range l.memories {
+			b.limit.Store(l.plan.devices[i].limit)
+		}
+	}
 	l.adapters.limit = l.plan.adapters
 	if l.trainingBytes() > l.plan.training {
 		l.shrink() // passes that are under way do so at their end
 	}
-	for l.memory.free() < 0 {
+	for l.memories[0].free() < 0 {
 		if l.givePages(false) {
 			continue
 		}

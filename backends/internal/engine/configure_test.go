@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -76,7 +77,7 @@ func TestConfigureRefuses(t *testing.T) {
 				t.Errorf("got %v, want field %s and %q", err, c.field, c.message)
 			}
 			hook(t, e, func() {
-				if e.loaded.plan != before || e.loaded.config.BatchTokens != 0 {
+				if !reflect.DeepEqual(e.loaded.plan, before) || e.loaded.config.BatchTokens != 0 {
 					t.Errorf("the plan has changed to %+v", e.loaded.plan)
 				}
 			})

@@ -101,6 +101,7 @@ type loaded struct {
 	files      modelFiles      // that the models are loaded from
 	whole      []*model.Model  // that are not cut, each at a home
 	weights    int64           // bytes of all models
+	weightsAt  []int64         // the same at each home
 	places     []lora.Place    // of the packed matrices of adapters
 	cuts       [][]lora.Part   // of the replicas that train, by rank; nil if they are not cut
 	replicas   []*replica      // all of them
@@ -113,6 +114,7 @@ type loaded struct {
 	vocabulary int
 	plan       memoryPlan
 	memory     *budget
+	memories   []*budget // of each home
 	measured   map[measurement]model.Memory
 	bound      passBound
 	passing    bool         // training passes are under way

@@ -21,9 +21,9 @@ func (f *modelFiles) size(ctx context.Context, copies, ranks int) (model.Size, e
 	return model.MeasureWeights(ctx, f.dir, f.registry, f.options, copies, ranks)
 }
 
-// sizeOfAll is what loadModels will take for the weights of all replicas.
-func (l *loaded) sizeOfAll(ctx context.Context) (int64, error) {
-	var all int64
+// sizeOfAll is what loadModels will take for the weights of all replicas, at each home.
+func (l *loaded) sizeOfAll(ctx context.Context) ([]int64, error) {
+	all := make([]int64, len(l.homes.devices))
 	shared := map[string]bool{}
 	sets := [][]*replica{l.training}
 	if len(l.config.Sampling) > 0 {
@@ -36,35 +36,47 @@ func (l *loaded) sizeOfAll(ctx context.Context) (int64, error) {
 		}
 		for i, r := range set {
 			kind := memories(r.devices)
-			if copies > 1 && i > 0 || copies == 1 && shared[kind] {
+			if copies == 1 && shared[kind] || copies > 1 && i > 0 && len(all) == 1 {
 				continue
 			}
 			shared[kind] = shared[kind] || copies == 1
 			s, err := l.files.size(ctx, copies, len(r.devices))
 			if err != nil {
-				return 0, err
+				return nil, err
 			}
-			all += s.All
+			if len(all) == 1 {
+				all[0] += s.All
+				continue
+			}
+			for _, d := range r.devices {
+				all[l.homes.index(d)] += s.Rank
+			}
 		}
 	}
 	return all, nil
 }
 
 // checkFit refuses a model whose weights alone are more than may be taken, before any of them is read.
-func (l *loaded) checkFit(ctx context.Context, limit int64, source string) error {
+func (l *loaded) checkFit(ctx context.Context, limits memoryLimits) error {
 	weights, err := l.sizeOfAll(ctx)
 	if err != nil {
 		return plugins.Invalidf("model_dir", "%v", err)
 	}
-	if weights < limit {
-		return nil
+	for i, limit := range limits.bytes {
+		if weights[i] < limit {
+			continue
+		}
+		on := ""
+		if len(limits.bytes) > 1 {
+			on = " of " + l.homes.devices[i].Name()
+		}
+		return &plugins.Error{Kind: plugins.KindCapacity, Field: "backend.memory_mib", Message: fmt.Sprintf("the model's weights take %s%s; the limit is %s (%s)%s", mebibytes(weights[i]), on, mebibytes(limit), limits.source, l.room(ctx, limit))}
 	}
-	return &plugins.Error{Kind: plugins.KindCapacity, Field: "backend.memory_mib", Message: fmt.Sprintf("the model's weights take %s; the limit is %s (%s)%s", mebibytes(weights), mebibytes(limit), source, l.room(ctx, limit))}
+	return nil
 }
 
 // room says, for the message about a model that does not fit, over how many devices like those in use it would, with what it would take of each. It begins with a semicolon, or is empty if that cannot be told.
 func (l *loaded) room(ctx context.Context, limit int64) string {
-	each := limit / int64(len(l.homes.devices))
 	// least finds the smallest number of devices, and what is taken of each.
 	least := func(size func(n int) (model.Size, error)) (n int, s model.Size) {
 		for n = 2; n <= maxRanks; n *= 2 {
@@ -72,7 +84,7 @@ func (l *loaded) room(ctx context.Context, limit int64) string {
 			if ctx.Err() != nil {
 				return 0, s
 			}
-			if err == nil && s.Rank+2*s.Gathered < each {
+			if err == nil && s.Rank+2*s.Gathered < limit {
 				return n, s
 			}
 		}

@@ -30,12 +30,17 @@ func (h *homes) open(e *Engine, c Config, name string) (tensor.Device, error) {
 
 // of gives the home with the memory of a device.
 func (h *homes) of(device tensor.Device) tensor.Device {
-	for _, d := range h.devices {
+	return h.devices[h.index(device)]
+}
+
+// index is the number of that home.
+func (h *homes) index(device tensor.Device) int {
+	for i, d := range h.devices {
 		if d.Name() == device.Name() {
-			return d
+			return i
 		}
 	}
-	return h.devices[0]
+	return 0
 }
 
 func (h *homes) has(device tensor.Device) bool {

@@ -110,13 +110,13 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	if err := l.connect(); err != nil {
 		return nil, plugins.Invalidf("backend.devices", "%v", err)
 	}
-	limit, source := memoryLimit(config, l.homes.devices)
+	limits := memoryLimit(config, l.homes.devices)
 	progress(plugins.LoadProgress{Stage: "map"})
 	l.files = modelFiles{req.ModelDir, e.options.Registry, model.LoadOptions{
 		DType: config.DType, MaxContext: config.MaxContextLength,
 		Progress: func(done, total int64) { progress(plugins.LoadProgress{Stage: "pack", Done: done, Total: total}) },
 	}}
-	if err := l.checkFit(ctx, limit, source); err != nil {
+	if err := l.checkFit(ctx, limits); err != nil {
 		return nil, err
 	}
 	if err := l.loadModels(ctx); err != nil {
@@ -124,20 +124,20 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	}
 	m := l.model
 	l.vocabulary = m.Config.VocabSize
-	if l.plan, err = l.planMemory(ctx, limit, source, nil); err != nil {
+	if l.plan, err = l.planMemory(ctx, limits, nil); err != nil {
 		return nil, err
 	}
-	l.memory = newBudget(limit, l.plan.fixed())
+	l.memory, l.memories = budgets(&l.plan)
 	for _, r := range l.sampling {
 		if err := r.newSampler(l.plan.positions, max(1, config.Threads/len(l.sampling)), l.memory); err != nil {
 			return nil, err
 		}
 	}
 	for _, r := range l.training {
-		r.newTrainer(l.memory)
+		r.newTrainer(l)
 	}
 	e.pace = newPace(max(1, config.Threads/config.ranks()), m.Parameters)
-	if l.adapters, err = newResidency(device, m.DType, l.places, req.Scratch, l.plan.adapters, l.memory); err != nil {
+	if l.adapters, err = newResidency(device, m.DType, l.places, req.Scratch, l.plan.adapters, l.memories[0]); err != nil {
 		return nil, err
 	}
 	l.adapters.relieve = l.relieve

@@ -4,21 +4,19 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"strings"
-	"sync/atomic"
 
 	"github.com/tinsmith/tinsmith/backends/internal/kvcache"
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
 	"github.com/tinsmith/tinsmith/backends/internal/model"
-	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
 // memoryPlan shares the memory of a backend out. Only the shares of adapters and training are bounds for themselves; what one of the others does not use may be used for a long training sequence. It
 // belongs to the device goroutine.
 type memoryPlan struct {
-	limit    int64  // of all shares together
-	source   string // of the limit: a key of the configuration, or "machine"
+	limit    int64          // of all shares together
+	source   string         // of the limit: a key of the configuration, or "machine"
+	devices  []deviceMemory // the same by home; what has to fit, fits each of them
 	weights  int64
 	sampling int64 // scratch memory of the samplers of all replicas
 	cache    int64 // keys and values of sampling, of all replicas
@@ -50,39 +48,11 @@ const fromMachine = "machine"
 // unlimited stands for the memory of a system that does not tell how much it has.
 const unlimited = math.MaxInt64 / 8
 
-// memoryLimit is what the backend may take, the base model's weights included: as configured, or nine tenths of what is free before anything is loaded, on the machine or, if the homes
-// have memory of their own, on all of them together.
-func memoryLimit(c Config, homes []tensor.Device) (bytes int64, source string) {
-	if c.Memory > 0 {
-		return c.Memory, "backend.memory_mib"
-	}
-	if _, ok := homes[0].(tensor.OwnMemory); ok {
-		var names []string
-		for _, d := range homes {
-			own, ok := d.(tensor.OwnMemory)
-			if !ok {
-				return unlimited, "unknown"
-			}
-			free, err := own.FreeMemory()
-			if err != nil {
-				return unlimited, "unknown"
-			}
-			bytes += free - free/10
-			names = append(names, d.Name())
-		}
-		return bytes, strings.Join(names, " + ")
-	}
-	if free, ok := availableMemory(machine); ok {
-		return free - free/10, fromMachine
-	}
-	return unlimited, "unknown"
-}
-
 // planMemory shares the limit out. What is configured holds; what is not is chosen so that training passes of 2,048 tokens keep their activations if half of what weights and cache leave is enough, and one sequence of the
 // longest length can be trained. before is the plan that is replaced while the backend runs, whose cache stays; nil for the first.
-func (l *loaded) planMemory(ctx context.Context, limit int64, source string, before *memoryPlan) (memoryPlan, error) {
+func (l *loaded) planMemory(ctx context.Context, limits memoryLimits, before *memoryPlan) (memoryPlan, error) {
 	c := &l.config
-	p := memoryPlan{limit: limit, source: source, weights: l.weights, recompute: c.Recompute}
+	p := memoryPlan{limit: limits.total(), source: limits.source, weights: l.weights, recompute: c.Recompute}
 	layout, err := l.referenceLayout(referenceRank)
 	if err != nil {
 		return p, err
@@ -94,19 +64,32 @@ func (l *loaded) planMemory(ctx context.Context, limit int64, source string, bef
 	}
 	samplers, trainers := int64(len(l.sampling)), int64(len(l.training))
 	p.sampling = samplers * int64(len(samplerModels)) * sampling.Bytes()
-	rest := limit - p.weights - p.sampling
-	if rest <= 0 {
-		return p, &plugins.Error{Kind: plugins.KindCapacity, Field: "backend.memory_mib", Message: fmt.Sprintf("the model's weights take %s and its sampler %s; the limit is %s (%s)%s", mebibytes(p.weights), mebibytes(p.sampling), mebibytes(limit), source, l.room(ctx, limit))}
+	p.devices = l.deviceMemories(limits, sampling.Bytes())
+	pages := int64(math.MaxInt64) // that a quarter of what is left holds, on each device
+	for i := range p.devices {
+		d := &p.devices[i]
+		if d.rest() <= 0 {
+			return p, &plugins.Error{Kind: plugins.KindCapacity, Field: "backend.memory_mib", Message: fmt.Sprintf("the model's weights take %s and its sampler %s%s; the limit is %s (%s)%s", mebibytes(d.weights), mebibytes(d.sampling), p.on(d), mebibytes(d.limit), p.source, l.room(ctx, d.limit))}
+		}
+		if d.page > 0 {
+			pages = min(pages, d.rest()/4/d.page)
+		}
 	}
 	if before != nil {
 		p.positions, p.context = before.positions, before.context
-	} else if p.positions, p.context, err = cacheSize(*c, samplerModels, rest/4/samplers); err != nil {
+	} else if p.positions, p.context, err = cacheSize(*c, samplerModels, pages*pagesBytes(samplerModels)); err != nil {
 		return p, err
 	}
 	p.kept = (p.context + kvcache.PageSize - 1) / kvcache.PageSize
 	p.cache = samplers * int64(p.positions/kvcache.PageSize) * pagesBytes(samplerModels)
-	if rest -= p.cache; rest <= 0 {
-		return p, &plugins.Error{Kind: plugins.KindCapacity, Field: "backend.kv_cache_tokens", Message: fmt.Sprintf("keys and values of %d tokens take %s; the limit is %s (%s), of which weights and the sampler take %s", p.positions, mebibytes(p.cache), mebibytes(limit), source, mebibytes(p.weights+p.sampling))}
+	half := int64(math.MaxInt64) // what training passes take at most, of all devices: half of what is left of the one with the least
+	for i := range p.devices {
+		d := &p.devices[i]
+		d.cache = int64(p.positions/kvcache.PageSize) * d.page
+		if d.rest() <= 0 {
+			return p, &plugins.Error{Kind: plugins.KindCapacity, Field: "backend.kv_cache_tokens", Message: fmt.Sprintf("keys and values of %d tokens take %s%s; the limit is %s (%s), of which weights and the sampler take %s", p.positions, mebibytes(d.cache), p.on(d), mebibytes(d.limit), p.source, mebibytes(d.weights+d.sampling))}
+		}
+		half = min(half, d.whole(d.rest()/2))
 	}
 	if p.training = c.TrainingMemory; p.training == 0 {
 		kept, err := l.batchBytes(mostTokens, false)
@@ -117,11 +100,13 @@ func (l *loaded) planMemory(ctx context.Context, limit int64, source string, bef
 		if err != nil {
 			return p, err
 		}
-		p.training = min(max(trainers*kept, longest), rest/2)
+		p.training = min(max(trainers*kept, longest), half)
+	}
+	for i := range p.devices {
+		p.devices[i].training = p.devices[i].part(p.training)
 	}
 	if p.adapters = c.AdapterMemory; p.adapters == 0 {
-		// They are on the home device, which has its share of the memory of several.
-		p.adapters = max((rest-p.training)/int64(len(l.homes.devices)), 1)
+		p.adapters = max(p.devices[0].rest()-p.devices[0].training, 1) // they are on the home device
 	}
 	if p.batchTokens, err = l.chooseBatch(&p); err != nil {
 		return p, err
@@ -268,50 +253,6 @@ func (l *loaded) referenceLayout(rank int) (*lora.Layout, error) {
 // as the backend lives.
 func (p *memoryPlan) fixed() int64 { return p.weights + p.sampling + p.cache }
 
-// budget counts the memory of a backend. Its methods may be called from any goroutine: training passes take memory on the threads of their ranks.
-type budget struct {
-	limit atomic.Int64
-	used  atomic.Int64
-}
-
-func newBudget(limit, used int64) *budget {
-	b := &budget{}
-	b.limit.Store(limit)
-	b.used.Store(used)
-	return b
-}
-
-// take counts so many bytes more, unless they are more than the limit allows.
-func (b *budget) take(bytes int64) bool {
-	for {
-		used := b.used.Load()
-		if used+bytes > b.limit.Load() {
-			return false
-		}
-		if b.used.CompareAndSwap(used, used+bytes) {
-			return true
-		}
-	}
-}
-
-// give counts so many bytes less; with a negative number more, whatever the limit.
-func (b *budget) give(bytes int64) { b.used.Add(-bytes) }
-
-// free is what can be taken.
-func (b *budget) free() int64 { return b.limit.Load() - b.used.Load() }
-
-// room takes or, with a negative number, gives; see model.Workspace.Bound.
-func (b *budget) room(bytes int64) error {
-	if bytes < 0 {
-		b.give(-bytes)
-		return nil
-	}
-	if !b.take(bytes) {
-		return fmt.Errorf("%s more are needed, and %s are left of the %s that the backend may take (backend.memory_mib): %w", mebibytes(bytes), mebibytes(b.free()), mebibytes(b.limit.Load()), tensor.ErrMemory)
-	}
-	return nil
-}
-
 // shares gives the plan for people to read.
 func (l *loaded) shares() []plugins.MemoryShare {
 	p := &l.plan
@@ -335,10 +276,17 @@ func (l *loaded) shares() []plugins.MemoryShare {
 	}
 	out := []plugins.MemoryShare{
 		limit,
+	}
+	if len(p.devices) > 1 {
+		for i := range p.devices {
+			out = append(out, p.devices[i].share())
+		}
+	}
+	out = append(out, []plugins.MemoryShare{
 		{Name: "weights", Bytes: p.weights, Detail: weights},
 		{Name: "sampler", Bytes: p.sampling, Detail: fmt.Sprintf("%d sequences and %d tokens of prompts at once", l.config.MaxBatch, l.config.PrefillTokens)},
 		{Name: "keys and values", Bytes: p.cache, Detail: cacheDetail},
-	}
+	}...)
 	if layout, err := l.referenceLayout(referenceRank); err == nil {
 		one := l.adapters.weightBytes(layout) + 2*lora.ParameterBytes(layout)
 		out = append(out, plugins.MemoryShare{Name: "adapters", Bytes: p.adapters, Detail: fmt.Sprintf("%d of rank %d with their optimizer, %s each; more go to files while they are idle", p.adapters/one, referenceRank, mebibytes(one))})
@@ -350,7 +298,7 @@ func (l *loaded) shares() []plugins.MemoryShare {
 	}
 	if longest, err := l.datumBytes(p.context, referenceRank, p.recompute != RecomputeOff); err == nil {
 		fits := "fits"
-		if most := p.limit - p.fixed() + l.returnable(); longest > most {
+		if most := l.mostForDatum(); longest > most {
 			fits = fmt.Sprintf("does not fit and is refused; %s can be had", mebibytes(most))
 		}
 		out = append(out, plugins.MemoryShare{Name: "longest datum", Bytes: longest, Detail: fmt.Sprintf("%d tokens: %s", p.context, fits)})

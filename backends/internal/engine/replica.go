@@ -176,9 +176,7 @@ func (l *loaded) loadShared(ctx context.Context, replicas []*replica, shared map
 				return err
 			}
 			shared[kind] = models
-			for _, m := range models {
-				l.weights += m.WeightBytes()
-			}
+			l.countWeights(models)
 			if ranks == 1 {
 				l.whole = append(l.whole, models[0])
 			} else {
@@ -208,11 +206,20 @@ func (l *loaded) loadShards(ctx context.Context, replicas []*replica) error {
 	}
 	for i, r := range replicas {
 		r.models = copies[i]
-		for _, m := range r.models {
-			l.weights += m.WeightBytes()
-		}
+		l.countWeights(r.models)
 	}
 	return nil
+}
+
+// countWeights notes the memory of models that have been loaded.
+func (l *loaded) countWeights(models []*model.Model) {
+	if l.weightsAt == nil {
+		l.weightsAt = make([]int64, len(l.homes.devices))
+	}
+	for _, m := range models {
+		l.weights += m.WeightBytes()
+		l.weightsAt[l.homes.index(m.Device)] += m.WeightBytes()
+	}
 }
 
 // placeAdapters says where the matrices of adapters are that a replica's models use: replicas that cut the model alike, on the same memories, use the same.
@@ -337,9 +344,11 @@ func (p *sampler) free(rank int) {
 }
 
 // newTrainer gives a replica memory to train with, which it takes as it needs it.
-func (r *replica) newTrainer(memory *budget) {
-	r.trainer = &trainer{memory: memory, pages: make([]tensor.Pages, len(r.models))}
-	for _, m := range r.models {
+func (r *replica) newTrainer(l *loaded) {
+	r.trainer = &trainer{pages: make([]tensor.Pages, len(r.models))}
+	for rank, m := range r.models {
+		memory := l.memories[l.homes.index(r.devices[rank])]
+		r.trainer.memory = append(r.trainer.memory, memory)
 		w := m.NewWorkspace()
 		w.Bound(memory.room)
 		r.trainer.workspaces = append(r.trainer.workspaces, w)
@@ -354,7 +363,7 @@ func (t *trainer) free(rank int) {
 
 func (t *trainer) freePages(rank int) {
 	if p := t.pages[rank]; p != nil {
-		t.memory.give(int64(p.Bytes()))
+		t.memory[rank].give(int64(p.Bytes()))
 		p.Free()
 		t.pages[rank] = nil
 	}
@@ -363,11 +372,16 @@ func (t *trainer) freePages(rank int) {
 // bytes is the device memory of all ranks. The replica does not train meanwhile.
 func (t *trainer) bytes() int64 {
 	var n int64
-	for rank, w := range t.workspaces {
-		n += w.Bytes()
-		if p := t.pages[rank]; p != nil {
-			n += int64(p.Bytes())
-		}
+	for rank := range t.workspaces {
+		n += t.rankBytes(rank)
+	}
+	return n
+}
+
+func (t *trainer) rankBytes(rank int) int64 {
+	n := t.workspaces[rank].Bytes()
+	if p := t.pages[rank]; p != nil {
+		n += int64(p.Bytes())
 	}
 	return n
 }

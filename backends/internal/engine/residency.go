@@ -300,7 +300,7 @@ func (m *residency) take(what string, size int64) error {
 		case crowded:
 			return &plugins.Error{Kind: plugins.KindCapacity, Message: fmt.Sprintf("memory for %s: %s are needed; of the %s for adapters (backend.adapter_memory_mib) %s are taken by what runs", what, mebibytes(size), mebibytes(m.limit), mebibytes(m.used))}
 		default:
-			return &plugins.Error{Kind: plugins.KindCapacity, Message: fmt.Sprintf("memory for %s: %s are needed; %s are left of the %s that the backend may take (backend.memory_mib)", what, mebibytes(size), mebibytes(m.memory.free()), mebibytes(m.memory.limit.Load()))}
+			return &plugins.Error{Kind: plugins.KindCapacity, Message: fmt.Sprintf("memory for %s: %s are needed; %s", what, mebibytes(size), m.memory.bounds())}
 		}
 	}
 }

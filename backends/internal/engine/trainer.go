@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -17,7 +18,7 @@ import (
 
 // trainer is the memory of training passes on one replica, by rank.
 type trainer struct {
-	memory     *budget
+	memory     []*budget
 	workspaces []*model.Workspace
 	pages      []tensor.Pages // keys and values of one packed pass; grow to the largest
 }
@@ -261,8 +262,15 @@ func (l *loaded) tooLarge(at piece, cause error) error {
 		if !recompute {
 			how = "as backend.recompute is off"
 		}
+		left, limit := l.memory.free(), mebibytes(l.plan.limit)
+		if len(l.memories) > 1 {
+			ranks := int64(len(l.training[0].models))
+			least := slices.MinFunc(l.memories, func(a, b *budget) int { return cmp.Compare(a.free(), b.free()) })
+			need, left, limit = need/ranks, least.free(), mebibytes(least.limit.Load())+" of "+least.device
+			how += ", for each rank"
+		}
 		message += fmt.Sprintf(": a training pass over them takes %s %s, and %s of %s (%s) are left beside the weights, the sampler and its keys and values",
-			mebibytes(need), how, mebibytes(l.memory.free()), mebibytes(l.plan.limit), l.plan.source)
+			mebibytes(need), how, mebibytes(left), limit, l.plan.source)
 	}
 	return &plugins.Error{Kind: plugins.KindCapacity, Field: fmt.Sprintf("data[%d]", at.index), Message: message + ": " + cause.Error()}
 }
@@ -471,13 +479,25 @@ func (l *loaded) chooseRecompute(t *training) (err error) {
 
 // clear makes room for passes: pages that nothing is on, then adapters that nobody needs, then cached prompts are given up.
 func (l *loaded) clear(trainings []training) error {
-	var need int64
+	need := make([]int64, len(l.memories))
 	for _, t := range trainings {
-		need += max(0, l.passBytes(t.need, t.pages)-t.replica.trainer.bytes())
+		for rank, m := range t.replica.models {
+			need[l.homes.index(t.replica.devices[rank])] += max(0, t.need.Bytes()+int64(t.pages)*pageBytes(m)-t.replica.trainer.rankBytes(rank))
+		}
 	}
-	for l.memory.free() < need {
+	for {
+		short := 0
+		for short < len(need) && l.memories[short].free() >= need[short] {
+			short++
+		}
+		if short == len(need) {
+			return nil
+		}
 		if l.givePages(false) {
 			continue
+		}
+		if short > 0 {
+			return nil // adapters are counted at the first home: passes will tell
 		}
 		moved, err := l.adapters.moveOut()
 		switch {
@@ -488,7 +508,6 @@ func (l *loaded) clear(trainings []training) error {
 			return nil // what is measured is what they take at most; they will tell
 		}
 	}
-	return nil
 }
 
 // trainingBytes is what training passes hold, on all replicas.
@@ -547,15 +566,15 @@ func (t *trainer) reserve(rank int, m *model.Model, n int) (tensor.Pages, error)
 	}
 	if pages == nil {
 		bytes := int64(n) * pageBytes(m)
-		if err := t.memory.room(bytes); err != nil {
+		if err := t.memory[rank].room(bytes); err != nil {
 			return nil, capacity("memory for keys and values of training", err)
 		}
 		var err error
 		if pages, err = m.NewPages(n); err != nil {
-			t.memory.give(bytes)
+			t.memory[rank].give(bytes)
 			return nil, capacity("memory for keys and values of training", err)
 		}
-		t.memory.give(bytes - int64(pages.Bytes())) // what they are exactly
+		t.memory[rank].give(bytes - int64(pages.Bytes())) // what they are exactly
 		t.pages[rank] = pages
 		return pages, nil
 	}

@@ -1,0 +1,168 @@
+package engine
+
+import (
+	"fmt"
+	"math"
+	"strings"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// memoryLimits is what the backend may take, the base model's weights included, of the memory at each home.
+type memoryLimits struct {
+	bytes  []int64
+	source string // a key of the configuration, "machine", or the devices' names
+}
+
+// total is that of all homes.
+func (m memoryLimits) total() int64 {
+	var sum int64
+	for _, n := range m.bytes {
+		if n >= unlimited {
+			return unlimited
+		}
+		sum += n
+	}
+	return sum
+}
+
+// memoryLimit gives the limits: as configured, an equal part for each home, or nine tenths of what is free before anything is loaded, on the machine or, if the homes have memory of their own, on each of them.
+func memoryLimit(c Config, homes []tensor.Device) memoryLimits {
+	m := memoryLimits{bytes: make([]int64, len(homes))}
+	all := func(bytes int64, source string) memoryLimits {
+		for i := range m.bytes {
+			m.bytes[i] = bytes
+		}
+		m.source = source
+		return m
+	}
+	if c.Memory > 0 {
+		return all(c.Memory/int64(len(homes)), "backend.memory_mib")
+	}
+	if _, ok := homes[0].(tensor.OwnMemory); ok {
+		var names []string
+		for i, d := range homes {
+			own, ok := d.(tensor.OwnMemory)
+			if !ok {
+				return all(unlimited, "unknown")
+			}
+			free, err := own.FreeMemory()
+			if err != nil {
+				return all(unlimited, "unknown")
+			}
+			m.bytes[i] = free - free/10
+			names = append(names, d.Name())
+		}
+		m.source = strings.Join(names, " + ")
+		return m
+	}
+	if free, ok := availableMemory(machine); ok {
+		return all(free-free/10, fromMachine)
+	}
+	return all(unlimited, "unknown")
+}
+
+// limits are those that a plan was made for.
+func (p *memoryPlan) limits() memoryLimits {
+	m := memoryLimits{source: p.source}
+	for i := range p.devices {
+		m.bytes = append(m.bytes, p.devices[i].limit)
+	}
+	return m
+}
+
+// deviceMemory is a plan's shares at one home.
+type deviceMemory struct {
+	name                                      string
+	limit, weights, sampling, cache, training int64
+	page                                      int64 // bytes of one page of keys and values of all samplers there
+	ranks, all                                int   // ranks that train there, and everywhere
+}
+
+// fixed is what is taken at first.
+func (d *deviceMemory) fixed() int64 { return d.weights + d.sampling + d.cache }
+
+// rest is what is left beside it.
+func (d *deviceMemory) rest() int64 { return d.limit - d.fixed() }
+
+// part is the share of ranks there in what all that train take together, and whole the reverse.
+func (d *deviceMemory) part(bytes int64) int64 {
+	if d.ranks == d.all {
+		return bytes
+	}
+	return bytes / int64(d.all) * int64(d.ranks)
+}
+
+func (d *deviceMemory) whole(bytes int64) int64 {
+	switch {
+	case d.ranks == d.all:
+		return bytes
+	case d.ranks == 0 || d.limit >= unlimited:
+		return math.MaxInt64
+	}
+	return bytes / int64(d.ranks) * int64(d.all)
+}
+
+// share gives the device's for people to read.
+func (d *deviceMemory) share() plugins.MemoryShare {
+	s := plugins.MemoryShare{Name: d.name, Bytes: d.limit, Detail: fmt.Sprintf("weights %s, sampler %s, keys and values %s, training %s", mebibytes(d.weights), mebibytes(d.sampling), mebibytes(d.cache), mebibytes(d.training))}
+	if d.limit >= unlimited {
+		s.Bytes = 0
+	}
+	return s
+}
+
+// on names the device in a message, where there are several.
+func (p *memoryPlan) on(d *deviceMemory) string {
+	if len(p.devices) == 1 {
+		return ""
+	}
+	return " of " + d.name
+}
+
+// deviceMemories gives the shares that are known before the cache has its size; scratch is that of one rank's sampler.
+func (l *loaded) deviceMemories(limits memoryLimits, scratch int64) []deviceMemory {
+	all := make([]deviceMemory, len(l.homes.devices))
+	for i, home := range l.homes.devices {
+		all[i] = deviceMemory{name: home.Name(), limit: limits.bytes[i], weights: l.weightsAt[i]}
+	}
+	for _, r := range l.sampling {
+		for rank, m := range r.models {
+			d := &all[l.homes.index(r.devices[rank])]
+			d.sampling, d.page = d.sampling+scratch, d.page+pageBytes(m)
+		}
+	}
+	ranks := 0
+	for _, r := range l.training {
+		for _, device := range r.devices {
+			all[l.homes.index(device)].ranks++
+			ranks++
+		}
+	}
+	for i := range all {
+		all[i].all = ranks
+	}
+	return all
+}
+
+// mostForDatum is the memory that a training pass over one sequence can have, on all ranks of the replica that has the least.
+func (l *loaded) mostForDatum() int64 {
+	p := &l.plan
+	if len(p.devices) == 1 {
+		return p.limit - p.fixed() + l.returnable()
+	}
+	most := int64(math.MaxInt64)
+	for _, r := range l.training {
+		there := make([]int64, len(p.devices))
+		for _, device := range r.devices {
+			there[l.homes.index(device)]++
+		}
+		for i, ranks := range there {
+			if ranks > 0 {
+				most = min(most, p.devices[i].rest()/ranks*int64(len(r.devices)))
+			}
+		}
+	}
+	return most
+}

@@ -1,0 +1,131 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/cuda"
+	"github.com/tinsmith/tinsmith/cudart/shim"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// One device's budget ends where its memory does, whatever the others have left, and the backend's counts the same bytes.
+func TestBudgetsOfDevices(t *testing.T) {
+	p := memoryPlan{limit: 300, devices: []deviceMemory{{name: "cuda:0", limit: 100, weights: 40}, {name: "cuda:1", limit: 200, weights: 40, cache: 30}}, weights: 80, cache: 30}
+	all, homes := budgets(&p)
+	if all.free() != 190 || homes[0].free() != 60 || homes[1].free() != 130 {
+		t.Fatalf("free: %d, %d and %d", all.free(), homes[0].free(), homes[1].free())
+	}
+	err := homes[0].room(61)
+	if !errors.Is(err, tensor.ErrMemory) || !strings.Contains(fmt.Sprint(err), "that the backend may take of cuda:0 (backend.memory_mib)") {
+		t.Errorf("more than the device has: %v", err)
+	}
+	if err := errors.Join(homes[0].room(60), homes[1].room(130)); err != nil || all.free() != 0 {
+		t.Errorf("%v; %d are left of all", err, all.free())
+	}
+	_ = homes[1].room(-30)
+	if all.free() != 30 || homes[0].free() != 0 || homes[1].free() != 30 {
+		t.Errorf("free after giving: %d, %d and %d", all.free(), homes[0].free(), homes[1].free())
+	}
+	all.limit.Store(270) // of a configuration that has changed
+	if homes[1].take(1) || homes[1].used.Load() != 170 || all.used.Load() != 270 {
+		t.Errorf("more than all have was taken: %d and %d", homes[1].used.Load(), all.used.Load())
+	}
+	one, same := budgets(&memoryPlan{limit: 10, devices: []deviceMemory{{limit: 10}}})
+	if len(same) != 1 || same[0] != one {
+		t.Error("one device has a budget beside the backend's")
+	}
+}
+
+// The plan over several GPUs keeps to what each of them has: the fullest decides, and messages and the table name it.
+func TestMemoryOfSeveralGPUs(t *testing.T) {
+	const total, taken = 96 << 20, 48 << 20
+	libraries := []string{shim.Require(t, shim.Options{})}
+	t.Setenv("FAKE_CUDA_DEVICES", "2")
+	t.Setenv("FAKE_CUDA_MEMORY", strconv.Itoa(total))
+	other, err := cuda.New(cuda.Options{Device: "cuda:1", Libraries: libraries}) // somebody else's work
+	if err != nil {
+		t.Fatal(err)
+	}
+	held, err := other.Alloc(tensor.Float32, taken/4/1024, 1024)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		other.Free(held)
+		if err := other.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	load := func(t *testing.T, plugin, section string) (*Engine, plugins.ModelInfo, error) {
+		o := testOptions()
+		o.Plugin = plugin
+		o.OpenDevice = func(c Config) (tensor.Device, error) {
+			return cuda.New(cuda.Options{Device: c.Device, Libraries: libraries})
+		}
+		e := New(o)
+		t.Cleanup(func() {
+			if err := e.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		dir := t.TempDir()
+		if err := writeModelOf(dir, shape{4096, 128, 256, 2, 4, 4, 32}, 4096); err != nil {
+			t.Fatal(err)
+		}
+		info, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Name: "tiny", Config: []byte(section)}, nil)
+		return e, info, err
+	}
+	for _, c := range []struct{ name, plugin, section string }{
+		{"copies", pluginDataParallel, `{"devices": ["cuda:0", "cuda:1"], "max_batch": 4, "prefill_tokens": 64}`},
+		{"shared-out weights", pluginDataParallel, `{"devices": ["cuda:0", "cuda:1"], "shard_base": true, "max_batch": 4, "prefill_tokens": 64}`},
+		{"a cut", pluginTensorParallel, `{"devices": ["cuda:0", "cuda:1"], "max_batch": 4, "prefill_tokens": 64}`},
+		{"one trains, one samples", pluginDataParallel, `{"devices": ["cuda:0"], "sample_devices": ["cuda:1"], "max_batch": 4, "prefill_tokens": 64}`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e, info, err := load(t, c.plugin, c.section)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var p memoryPlan
+			hook(t, e, func() { p = e.loaded.plan })
+			var sum deviceMemory
+			for i, d := range p.devices {
+				if d.name != "cuda:"+strconv.Itoa(i) || d.rest()-d.training <= 0 || d.weights <= 0 {
+					t.Errorf("shares of %+v", d)
+				}
+				sum.limit, sum.weights, sum.sampling, sum.cache, sum.training = sum.limit+d.limit, sum.weights+d.weights, sum.sampling+d.sampling, sum.cache+d.cache, sum.training+d.training
+			}
+			if len(p.devices) != 2 || p.devices[0].limit-p.devices[1].limit < taken*8/10 {
+				t.Errorf("limits of %+v", p.devices)
+			}
+			if sum.limit != p.limit || sum.weights != p.weights || sum.sampling != p.sampling || sum.cache != p.cache || p.training-sum.training > 2 || sum.training > p.training {
+				t.Errorf("the devices have %+v together, the plan is %+v", sum, p)
+			}
+			var rows []string
+			for _, s := range info.Memory {
+				if strings.HasPrefix(s.Name, "cuda:") && s.Bytes > 0 && strings.Contains(s.Detail, "keys and values") {
+					rows = append(rows, s.Name)
+				}
+			}
+			if fmt.Sprint(rows) != "[cuda:0 cuda:1]" {
+				t.Errorf("the table has the devices %v", rows)
+			}
+		})
+	}
+	for _, c := range []struct{ section, field, want string }{
+		{`{"devices": ["cuda:0", "cuda:1"], "kv_cache_tokens": 25000, "max_batch": 4, "prefill_tokens": 64}`, "backend.kv_cache_tokens", " of cuda:1; the limit is "},
+		{`{"devices": ["cuda:0", "cuda:1"], "memory_mib": 4}`, "backend.memory_mib", "take 4 MiB of cuda:0; the limit is 2 MiB (backend.memory_mib)"},
+		{`{"devices": ["cuda:0", "cuda:1"], "memory_mib": 8}`, "backend.memory_mib", " of cuda:0; the limit is 4 MiB (backend.memory_mib)"},
+	} {
+		_, _, err := load(t, pluginDataParallel, c.section)
+		var own *plugins.Error
+		if !errors.As(err, &own) || own.Field != c.field || own.Kind != plugins.KindCapacity || !strings.Contains(own.Message, c.want) {
+			t.Errorf("%s: %v, want %q", c.section, err, c.want)
+		}
+	}
+}
