@@ -34,13 +34,15 @@ func (w *weighed) MatMul(y, x tensor.Tensor, m tensor.Matrix, accumulate bool) e
 	return w.Device.MatMul(y, x, m, accumulate)
 }
 
-func (w *weighed) MatMuls(products []tensor.Multiplication) error {
-	for _, p := range products {
-		for _, g := range p.Groups {
-			w.work += 2 * float64(g.To-g.From) * float64(g.Matrix.In()) * float64(g.Matrix.Out())
+func (w *weighed) MatMuls(stages ...[]tensor.Multiplication) error {
+	for _, products := range stages {
+		for _, p := range products {
+			for _, g := range p.Groups {
+				w.work += 2 * float64(g.To-g.From) * float64(g.Matrix.In()) * float64(g.Matrix.Out())
+			}
 		}
 	}
-	return w.Device.MatMuls(products)
+	return w.Device.MatMuls(stages...)
 }
 
 func (w *weighed) MatMulTransposed(dx, dy tensor.Tensor, m tensor.Matrix, accumulate bool) error {

@@ -76,9 +76,9 @@ func (t *timed) MatMul(y, x tensor.Tensor, w tensor.Matrix, accumulate bool) err
 	return t.Device.MatMul(y, x, w, accumulate)
 }
 
-func (t *timed) MatMuls(products []tensor.Multiplication) error {
+func (t *timed) MatMuls(stages ...[]tensor.Multiplication) error {
 	defer t.since(time.Now())
-	return t.Device.MatMuls(products)
+	return t.Device.MatMuls(stages...)
 }
 
 func (t *timed) MatMulGroups(y, x tensor.Tensor, groups []tensor.RowGroup, accumulate bool) error {

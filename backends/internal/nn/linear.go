@@ -47,12 +47,12 @@ func (p *Pass) linears(x tensor.Tensor, layers ...application) error {
 		}
 		return nil
 	}
-	p.matMuls, p.groups = p.matMuls[:0], slices.Grow(p.groups[:0], len(layers)*(len(p.Segments)+1)) // grown before, because products have slices of it
+	p.matMuls, p.expansions = p.matMuls[:0], p.expansions[:0]
+	p.groups = slices.Grow(p.groups[:0], len(layers)*(2*len(p.Segments)+1)) // grown before, because products have slices of it
 	for _, l := range layers {
 		p.groups = append(p.groups, tensor.RowGroup{To: x.Rows, Matrix: l.Weight})
 		p.matMuls = append(p.matMuls, tensor.Multiplication{Y: l.y, X: x, Groups: p.groups[len(p.groups)-1:]})
 	}
-	adapted := false
 	for _, l := range layers {
 		rank := p.largestRank(l.Module)
 		if rank == 0 {
@@ -63,21 +63,10 @@ func (p *Pass) linears(x tensor.Tensor, layers ...application) error {
 			return err
 		}
 		p.matMuls = append(p.matMuls, tensor.Multiplication{Y: l.a.inner, X: x, Groups: p.shrinks(l.Module)})
-		adapted = true
+		p.expansions = append(p.expansions, tensor.Multiplication{Y: l.y, X: l.a.inner, Groups: p.expands(l.Module), Accumulate: true})
 	}
-	if err := p.Device.MatMuls(p.matMuls); err != nil {
+	if err := p.Device.MatMuls(p.matMuls, p.expansions); err != nil {
 		return err
-	}
-	if adapted {
-		p.matMuls, p.groups = p.matMuls[:0], p.groups[:0]
-		for _, l := range layers {
-			if groups := p.expands(l.Module); len(groups) > 0 {
-				p.matMuls = append(p.matMuls, tensor.Multiplication{Y: l.y, X: l.a.inner, Groups: groups, Accumulate: true})
-			}
-		}
-		if err := p.Device.MatMuls(p.matMuls); err != nil {
-			return err
-		}
 	}
 	for _, l := range layers {
 		if l.Bias.Buffer != nil {

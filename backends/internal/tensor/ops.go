@@ -114,8 +114,9 @@ type Device interface {
 	// gives for its rows, finished by its Factor and Round. No row may be in two groups.
 	MatMulGroups(y, x Tensor, groups []RowGroup, accumulate bool) error
 	MatMulTransposedGroups(dx, dy Tensor, groups []RowGroup, accumulate bool) error
-	// MatMuls does MatMulGroups for each of products, all at once: a step over few rows then takes the time of reading the matrices, and none of waiting between products. What one writes no other may read or write.
-	MatMuls(products []Multiplication) error
+	// MatMuls does MatMulGroups for each product of a stage, all at once, and one stage after another: a step over few rows then takes the time of reading the matrices, and none of waiting between products. What one writes
+	// no other of its stage may read or write; later stages may.
+	MatMuls(stages ...[]Multiplication) error
 	// OuterProducts does OuterProduct for each of products, all at once. No two may have a g in common.
 	OuterProducts(products []OuterProduct) error
 	// OuterProduct: g[p,q] += Σm a[m,p]·b[m,q], the chain over rows m ascending, starting from g; float32 arithmetic whatever the model's type. a is M × P, b is M × Q.

@@ -45,6 +45,7 @@ type device struct {
 	groups   []tensor.RowGroup
 	products []tensor.Multiplication
 	ends     []int // of the products' groups among groups
+	stages   [][]tensor.Multiplication
 	runs     []tensor.AttentionRun
 	updates  []tensor.AdamWUpdate
 }

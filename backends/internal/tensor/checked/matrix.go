@@ -180,27 +180,37 @@ func (d *device) MatMulTransposedGroups(dx, dy tensor.Tensor, groups []tensor.Ro
 	return d.kernels.MatMulTransposedGroups(dx, dy, own, accumulate)
 }
 
-func (d *device) MatMuls(products []tensor.Multiplication) error {
+func (d *device) MatMuls(stages ...[]tensor.Multiplication) error {
 	c := d.check("matmuls")
-	d.products, d.ends, d.groups = d.products[:0], d.ends[:0], d.groups[:0]
-	for _, p := range products {
-		d.appendGroups(&c, "y", "x", p.Y, p.X, p.Groups, false)
-		if c.err != nil {
-			return c.err
+	d.products, d.ends, d.groups, d.stages = d.products[:0], d.ends[:0], d.groups[:0], d.stages[:0]
+	for _, products := range stages {
+		for _, p := range products {
+			d.appendGroups(&c, "y", "x", p.Y, p.X, p.Groups, false)
+			if c.err != nil {
+				return c.err
+			}
+			d.products, d.ends = append(d.products, p), append(d.ends, len(d.groups))
 		}
-		d.products, d.ends = append(d.products, p), append(d.ends, len(d.groups))
 	}
-	with, from := d.products[:0], 0 // those that have groups with rows
-	for i, p := range d.products {
-		if p.Groups = d.groups[from:d.ends[i]]; len(p.Groups) > 0 {
-			with = append(with, p)
+	at, from := 0, 0 // of products and of groups
+	for _, products := range stages {
+		with := d.products[at:at] // those that have groups with rows
+		for range products {
+			p := d.products[at]
+			if p.Groups = d.groups[from:d.ends[at]]; len(p.Groups) > 0 {
+				with = append(with, p)
+			}
+			from = d.ends[at]
+			at++
 		}
-		from = d.ends[i]
+		if len(with) > 0 {
+			d.stages = append(d.stages, with)
+		}
 	}
-	if len(with) == 0 {
+	if len(d.stages) == 0 {
 		return nil
 	}
-	return d.kernels.MatMuls(with)
+	return d.kernels.MatMuls(d.stages...)
 }
 
 // grouped gives the groups that have rows, with kernels' matrices. y is what is written, x what is read.

@@ -78,6 +78,7 @@ type device struct {
 
 	// Kept between calls, so that operations do not allocate.
 	products  []C.product
+	ends      []C.int64_t // of stages, in products
 	outer     []C.outer_product
 	sequences []C.sequence
 	pages     []int32

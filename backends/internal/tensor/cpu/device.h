@@ -13,6 +13,7 @@ struct device {
   int64_t shared_bytes;
   struct part *parts; // of an operation on several matrices (products.c)
   int64_t parts_room;
+  int64_t operations; // counts those whose rows every thread packs for itself
 };
 
 // shared_memory gives the device's scratch, at least so many bytes of undefined content; NULL when there is none. It lasts until the next call.

@@ -9,6 +9,7 @@
 typedef struct {
   void *memory;
   int64_t bytes;
+  int64_t packed; // the operation whose rows it has packed for itself in its memory (products.c)
 } worker;
 
 typedef void (*unit_function)(const void *job, int64_t unit, worker *w);
@@ -33,6 +34,7 @@ typedef struct {
   matrix w;
   const float *strips; // the rows, packed in strips: float32, or pairs when w is bfloat16
   int64_t strip_rows, strips_per_unit, panels_per_unit;
+  int64_t first_row, packed_rows; // few rows: which of those that are packed together y's first one is, and how many these are
   bool accumulate, turned;
   bool linear; // few rows: memory is read fastest straight on
 } product_job;

@@ -87,6 +87,7 @@ int op_repack(device *d, matrix m, view src);
 int op_gather(device *d, view dst, matrix m, const int32_t *ids);
 int op_gather_elements(device *d, view dst, view src, const element *at);
 int op_products(device *d, const product *products, int64_t n, bool transposed);
+int op_stages(device *d, const product *products, const int64_t *ends, int64_t stages); // stage i's products end before ends[i]
 int op_outers(device *d, const outer_product *products, int64_t n);
 int op_round(device *d, view dst, view src);
 int op_add(device *d, view dst, view src);

@@ -268,13 +268,13 @@ INLINE void ask_for(const char *p, const int panels, const bool linear, const ch
   ASK(p + 512), ASK(p + 576);
 }
 
-// stream does R rows × G whole panels; no accumulator leaves the registers. Of bfloat16 weights all odd elements are multiplied before the even ones, so that no more than one half of them is in registers.
-INLINE void stream(const int R, const int G, const bool linear, const bool pairs, const float *a, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
+// stream does R rows × G whole panels; others are the words of other rows between two chunks of these. No accumulator leaves the registers. Of bfloat16 weights all odd elements are multiplied before the even ones, so that no more than one half of them is in registers.
+INLINE void stream(const int R, const int G, const bool linear, const bool pairs, const float *a, int64_t others, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
   const int words = pairs ? PAIR_WORDS : 1; // per step of depth
   vf s[MAX_TILE_ROWS][16];
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int v = 0; v < G * PANEL_VECTORS; v++) s[r][v] = zero ? vset(0.0f) : vload(c + r * ldc + v * LANES);
-  for (int64_t k = 0; k < depth; a += (R - 1) * FEW_CHUNK) {
+  for (int64_t k = 0; k < depth; a += others) {
     int64_t end = k + FEW_CHUNK / words < depth ? k + FEW_CHUNK / words : depth;
     for (; k < end; k++, b += PANEL, a += words) {
       UNROLL for (int g = 0; g < G; g++) {
@@ -303,17 +303,17 @@ INLINE void stream(const int R, const int G, const bool linear, const bool pairs
 // stream_f32 and stream_bf16 run G panels if so many whole ones are left, else one; one, too, where memory is read fastest straight on and takes the time. They give the number of panels done, 0 if there is no kernel for so
 // many rows.
 enum { LINEAR_ROWS = 4 }; // up to which memory takes the time, and a panel has chains enough
-#define STREAM_CASE(R, G)                                                                                                      \
-  case R:                                                                                                                      \
-    if (R <= LINEAR_ROWS && linear) return stream(R, 1, R <= LINEAR_ROWS, pairs, a, b, panel, limit, depth, c, ldc, zero), 1;  \
-    if (panels >= G) return stream(R, G, false, pairs, a, b, panel, limit, depth, c, ldc, zero), G;                            \
-    return stream(R, 1, false, pairs, a, b, panel, limit, depth, c, ldc, zero), 1;
-static int64_t stream_f32(int64_t rows, int64_t panels, bool linear, const float *a, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
+#define STREAM_CASE(R, G)                                                                                                              \
+  case R:                                                                                                                              \
+    if (R <= LINEAR_ROWS && linear) return stream(R, 1, R <= LINEAR_ROWS, pairs, a, others, b, panel, limit, depth, c, ldc, zero), 1;  \
+    if (panels >= G) return stream(R, G, false, pairs, a, others, b, panel, limit, depth, c, ldc, zero), G;                            \
+    return stream(R, 1, false, pairs, a, others, b, panel, limit, depth, c, ldc, zero), 1;
+static int64_t stream_f32(int64_t rows, int64_t panels, bool linear, const float *a, int64_t others, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
   const bool pairs = false;
   switch (rows) { FEW_CASES(STREAM_CASE) }
   return 0;
 }
-static int64_t stream_bf16(int64_t rows, int64_t panels, bool linear, const float *a, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
+static int64_t stream_bf16(int64_t rows, int64_t panels, bool linear, const float *a, int64_t others, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
   const bool pairs = true;
   switch (rows) { FEW_CASES(STREAM_CASE) }
   return 0;
@@ -324,27 +324,28 @@ static bool few_rows(int64_t rows) {
   return false;
 }
 
-// few_panels does whole panels [at, end) for one strip of rows, and the last one that has columns which y has not.
-static void few_panels(const product_job *j, bool pairs, const float *a, int64_t row, int64_t rows, int64_t at, int64_t end, const char *limit) {
+// few_panels does whole panels [at, end) for rows of one strip, and the last one that has columns which y has not.
+static void few_panels(const product_job *j, bool pairs, const float *a, int64_t others, int64_t row, int64_t rows, int64_t at, int64_t end, const char *limit) {
   int64_t depth = pairs ? (j->w.in + 1) / 2 : j->w.in, panel = depth * PANEL, whole = j->w.out / PANEL;
   while (at < end) {
     const float *b = (const float *)j->w.addr + at * panel;
     float *y = row_of(j->y, row) + at * PANEL;
     if (at < whole) {
       int64_t panels = (end < whole ? end : whole) - at;
-      at += pairs ? stream_bf16(rows, panels, j->linear, a, b, panel, limit, depth, y, j->y.stride, !j->accumulate) : stream_f32(rows, panels, j->linear, a, b, panel, limit, depth, y, j->y.stride, !j->accumulate);
+      at += pairs ? stream_bf16(rows, panels, j->linear, a, others, b, panel, limit, depth, y, j->y.stride, !j->accumulate) : stream_f32(rows, panels, j->linear, a, others, b, panel, limit, depth, y, j->y.stride, !j->accumulate);
       continue;
     }
     float beside[MAX_TILE_ROWS * PANEL] = {0};
     size_t some = (size_t)(j->w.out % PANEL) * 4;
     for (int64_t r = 0; r < rows; r++) memcpy(beside + r * PANEL, y + r * j->y.stride, some);
-    if (pairs) stream_bf16(rows, 1, j->linear, a, b, panel, limit, depth, beside, PANEL, !j->accumulate);
-    else stream_f32(rows, 1, j->linear, a, b, panel, limit, depth, beside, PANEL, !j->accumulate);
+    if (pairs) stream_bf16(rows, 1, j->linear, a, others, b, panel, limit, depth, beside, PANEL, !j->accumulate);
+    else stream_f32(rows, 1, j->linear, a, others, b, panel, limit, depth, beside, PANEL, !j->accumulate);
     for (int64_t r = 0; r < rows; r++) memcpy(y + r * j->y.stride, beside + r * PANEL, some);
     at++;
   }
 }
-// A unit is some panels for all rows, in strips for which few_rows is true; strips = the rows as pack_few leaves them. The strips take turns, so that all but the first find the panels in the second-level cache.
+// A unit is some panels for all rows, in strips for which few_rows is true; strips = the packed rows as pack_few leaves them, of which y's are some. The strips take turns, so that all but the first find the panels in the
+// second-level cache.
 static void matmul_few(const void *job, int64_t unit, worker *w) {
   (void)w;
   const product_job *j = job;
@@ -354,9 +355,10 @@ static void matmul_few(const void *job, int64_t unit, worker *w) {
   if (end > last) end = last;
   const char *limit = (const char *)((const float *)j->w.addr + end * depth * PANEL);
   for (int64_t at = from; at < end; at += FEW_PANELS)
-    for (int64_t row = 0; row < j->y.rows; row += j->strip_rows) {
-      int64_t rows = j->y.rows - row < j->strip_rows ? j->y.rows - row : j->strip_rows;
-      few_panels(j, pairs, j->strips + row * words, row, rows, at, at + FEW_PANELS < end ? at + FEW_PANELS : end, row ? NULL : limit);
+    for (int64_t row = 0, rows; row < j->y.rows; row += rows) {
+      int64_t within = (j->first_row + row) % j->strip_rows, strip = j->first_row + row - within, all = j->packed_rows - strip < j->strip_rows ? j->packed_rows - strip : j->strip_rows;
+      rows = j->y.rows - row < all - within ? j->y.rows - row : all - within;
+      few_panels(j, pairs, j->strips + strip * words + within * FEW_CHUNK, (all - 1) * FEW_CHUNK, row, rows, at, at + FEW_PANELS < end ? at + FEW_PANELS : end, row ? NULL : limit);
     }
 }
 

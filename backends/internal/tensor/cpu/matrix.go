@@ -107,18 +107,21 @@ func (d *device) MatMulTransposedGroups(dx, dy tensor.Tensor, groups []tensor.Ro
 	return d.run("matmul transposed groups", d.grouped(dx, dy, groups, accumulate), true)
 }
 
-func (d *device) MatMuls(products []tensor.Multiplication) error {
-	list := d.products[:0]
-	for i, more := 0, true; more; i++ { // the products' groups in turn, because those that have their rows in common are packed once when they are neighbours
-		more = false
-		for _, m := range products {
-			if i < len(m.Groups) {
-				list = append(list, groupProduct(m.Y, m.X, m.Groups[i], m.Accumulate))
-				more = more || i+1 < len(m.Groups)
+func (d *device) MatMuls(stages ...[]tensor.Multiplication) error {
+	d.products, d.ends = d.products[:0], d.ends[:0]
+	for _, products := range stages {
+		for i, more := 0, true; more; i++ { // the products' groups in turn, because those that have their rows in common are packed once when they are neighbours
+			more = false
+			for _, m := range products {
+				if i < len(m.Groups) {
+					d.products = append(d.products, groupProduct(m.Y, m.X, m.Groups[i], m.Accumulate))
+					more = more || i+1 < len(m.Groups)
+				}
 			}
 		}
+		d.ends = append(d.ends, C.int64_t(len(d.products)))
 	}
-	return d.run("matmuls", list, false)
+	return failed("matmuls", C.op_stages(d.c, &d.products[0], &d.ends[0], C.int64_t(len(d.ends))))
 }
 
 func (d *device) grouped(y, x tensor.Tensor, groups []tensor.RowGroup, accumulate bool) []C.product {

@@ -3,6 +3,7 @@
 #include "device.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 // part is one matrix's product with one range of rows.
 typedef struct part {
@@ -15,12 +16,14 @@ typedef struct part {
   int64_t columns;
   float factor;
   int round;
-  bool shared; // the packed rows are those of the part before it
+  int64_t owner;   // the part whose packed rows it reads: itself, or one before it
+  int64_t own_at;  // where each thread's own packed rows begin in its memory
 } part;
 
 typedef struct {
   const part *parts;
   int64_t n;
+  int64_t own; // the operation's number, when every thread packs the rows for itself
 } parts_job;
 
 static void pack_part(const void *job, int64_t unit, worker *w) {
@@ -49,6 +52,22 @@ static void finish(const part *p, int64_t unit) {
       for (int64_t c = c0; c < c1; c++) ((uint32_t *)y)[c] = round_bits(((uint32_t *)y)[c]);
   }
 }
+// multiply_own is p's multiply with rows that the thread packs for itself when it first meets them. Its memory begins with a byte for each part, which tells whether that has happened.
+static void multiply_own(const parts_job *j, const part *p, int64_t unit, worker *w) {
+  unsigned char *done = w->memory;
+  if (w->packed != j->own) memset(done, 0, (size_t)j->n), w->packed = j->own;
+  const part *o = j->parts + p->owner;
+  product_job product = p->product;
+  product.strips = (const float *)((char *)w->memory + o->own_at);
+  if (!done[p->owner]) {
+    rows_job rows = o->rows;
+    rows.b.addr = (uintptr_t)product.strips;
+    for (int64_t i = 0; i < o->packs; i++) o->pack(&rows, i, w);
+    done[p->owner] = 1;
+  }
+  p->multiply(&product, unit, w);
+}
+
 static void multiply_part(const void *job, int64_t unit, worker *w) {
   const parts_job *j = job;
   int64_t low = 0, high = j->n;
@@ -58,7 +77,8 @@ static void multiply_part(const void *job, int64_t unit, worker *w) {
     else high = middle;
   }
   const part *p = j->parts + low;
-  p->multiply(&p->product, unit - p->first_unit, w);
+  if (j->own) multiply_own(j, p, unit - p->first_unit, w);
+  else p->multiply(&p->product, unit - p->first_unit, w);
   if (p->factor != 0.0f) finish(p, unit - p->first_unit);
 }
 
@@ -97,7 +117,7 @@ static int64_t prepare(const device *d, part *p, view y, view x, matrix w, bool 
   int64_t depth = pairs ? (x.cols + 1) / 2 * k->pair_words : x.cols, width = across ? k->tile_columns : k->tile_rows;
   if (few) depth = div_up(depth, FEW_CHUNK) * FEW_CHUNK;
   int64_t strips = div_up(y.rows, width), strip_rows = across ? width : div_up(y.rows, strips); // even ones: a tile of few rows has too few chains to keep the multipliers busy
-  *p = (part){.rows = {.a = x, .rows_per_unit = strip_rows, .type = w.type}, .product = {.y = y, .w = w, .strip_rows = strip_rows, .accumulate = accumulate},
+  *p = (part){.rows = {.a = x, .rows_per_unit = strip_rows, .type = w.type}, .product = {.y = y, .w = w, .strip_rows = strip_rows, .accumulate = accumulate, .packed_rows = y.rows},
               .packed_bytes = ((few ? y.rows : strips * width) * depth * 4 + 127) / 64 * 64, .packs = few ? y.rows : strips, .strip_rows = strip_rows, .panel_columns = across ? k->tile_rows : PANEL, .columns = transposed ? w.in : w.out};
   int64_t panels = div_up(p->columns, p->panel_columns);
   if (across) {
@@ -127,11 +147,18 @@ static part *parts_memory(device *d, int64_t n) {
 // product_cost is about how many nanoseconds one thread takes; weights come from memory.
 static double product_cost(double rows, double out, double in) { return rows * out * in * 0.02 + out * in * 0.12; }
 
-// same_packing tells whether the rows of a part are packed as those of the part before it.
-static bool same_packing(const part *p, const part *before) {
-  view a = p->rows.a, b = before->rows.a;
-  return p->pack == before->pack && p->rows.type == before->rows.type && p->strip_rows == before->strip_rows && a.addr == b.addr && a.rows == b.rows && a.cols == b.cols && a.stride == b.stride && a.type == b.type;
+// shares tells whether the rows of a part are packed as those of owner or, where there are few, some of these. It has the part read them there.
+static bool shares(part *p, const part *owner, bool few) {
+  view a = p->rows.a, b = owner->rows.a;
+  if (p->pack != owner->pack || p->rows.type != owner->rows.type || a.cols != b.cols || a.type != b.type) return false;
+  if (a.addr == b.addr && a.rows == b.rows && (a.stride == b.stride || a.rows == 1)) return p->strip_rows == owner->strip_rows;
+  int64_t row = a.stride * (a.type == BFLOAT16 ? 2 : 4), distance = (int64_t)(a.addr - b.addr);
+  if (!few || a.stride != b.stride || a.addr < b.addr || distance % row || distance / row + a.rows > b.rows) return false;
+  p->product.first_row = distance / row, p->product.packed_rows = b.rows, p->product.strip_rows = owner->strip_rows;
+  return true;
 }
+
+enum { OWN_PACKING = 8000 }; // nanoseconds of packing few rows up to which every thread does it for itself: one meeting of the threads fewer
 
 int op_products(device *d, const product *products, int64_t n, bool transposed) {
   part *parts = parts_memory(d, n);
@@ -140,6 +167,8 @@ int op_products(device *d, const product *products, int64_t n, bool transposed) 
   for (int64_t i = 0; i < n; i++) all += product_cost((double)products[i].y.rows, (double)products[i].w.out, (double)products[i].w.in);
   int64_t next = 0, done = 0; // done: rows of this product
   while (next < n) {
+    int64_t owner = 0; // of the rows that are packed last
+    bool all_few = true;
     int64_t count = 0, bytes = 0, packs = 0, units = 0, own = (DEPTH + 2 * PANEL) * PANEL * 4;
     double packing = 0, cost = 0;
     for (; next < n; next++, done = 0) {
@@ -160,10 +189,14 @@ int op_products(device *d, const product *products, int64_t n, bool transposed) 
       int64_t share = 1 + (int64_t)((double)threads_count(d->t) * 7.999 * own_cost / all); // of the units, by cost
       int64_t more = prepare(d, p, part_y, part_x, g->w, g->accumulate, transposed, share);
       p->factor = g->factor, p->round = g->round;
-      if (count > 1 && same_packing(p, p - 1)) p->packs = 0, p->packed_bytes = 0, p->shared = true;
+      bool few = p->pack == d->k->pack_few, shared = count > 1 && shares(p, parts + owner, few);
+      if (shared) p->packs = 0, p->packed_bytes = 0;
+      else owner = count - 1;
+      p->owner = owner, p->own_at = bytes;
+      all_few = all_few && few;
       p->first_pack = packs, p->first_unit = units;
       packs += p->packs, units += more, bytes += p->packed_bytes;
-      if (!p->shared) packing += (double)rows * (double)in * (p->pack == d->k->pack_few ? 0.2 : g->w.type == BFLOAT16 ? 1 : 0.5);
+      if (!shared) packing += (double)rows * (double)in * (few ? 0.2 : g->w.type == BFLOAT16 ? 1 : 0.5);
       cost += own_cost;
       if (p->multiply == d->k->matmul_across) {
         int64_t need = p->product.panels_per_unit * p->panel_columns * (DEPTH + p->product.strips_per_unit * p->strip_rows) * 4;
@@ -172,18 +205,31 @@ int op_products(device *d, const product *products, int64_t n, bool transposed) 
       if (done += rows, done < g->y.rows) break;
     }
     if (!count) break;
+    if (all_few && packing < OWN_PACKING) {
+      int64_t flags = div_up(count, 64) * 64;
+      if (threads_reserve(d->t, flags + bytes)) return -1;
+      for (int64_t i = 0; i < count; i++) parts[i].own_at += flags;
+      parts_job j = {parts, count, ++d->operations};
+      threads_run(d->t, multiply_part, &j, units, cost);
+      continue;
+    }
     char *packed = shared_memory(d, bytes);
     if (!packed || threads_reserve(d->t, own)) return -1;
     for (int64_t i = 0; i < count; i++) {
-      char *at = parts[i].shared ? (char *)parts[i - 1].product.strips : packed;
+      char *at = packed + parts[parts[i].owner].own_at;
       parts[i].rows.b.addr = (uintptr_t)at;
       parts[i].product.strips = (const float *)at;
-      packed += parts[i].packed_bytes;
     }
-    parts_job j = {parts, count};
+    parts_job j = {parts, count, 0};
     threads_run(d->t, pack_part, &j, packs, packing);
     threads_run(d->t, multiply_part, &j, units, cost);
   }
+  return 0;
+}
+
+int op_stages(device *d, const product *products, const int64_t *ends, int64_t stages) {
+  for (int64_t i = 0, from = 0; i < stages; from = ends[i++])
+    if (op_products(d, products + from, ends[i] - from, false)) return -1;
   return 0;
 }
 
@@ -203,7 +249,7 @@ int op_outers(device *d, const outer_product *products, int64_t n) {
     units += div_up(panels.cols, PANEL);
     cost += product_cost((double)a.rows, (double)g.rows, (double)g.cols);
   }
-  parts_job j = {parts, count};
+  parts_job j = {parts, count, 0};
   if (!count) return 0;
   if (threads_reserve(d->t, (OUTER_DEPTH + height) * PANEL * 4)) return -1;
   threads_run(d->t, multiply_part, &j, units, cost);

@@ -100,10 +100,12 @@ func (d *device) product(op string, y, x tensor.Tensor, w *matrix, accumulate, t
 	return d.failed(op, d.v.Product(view(y), view(x), typeOf(x.DType), []cudart.RowGroup{{To: int64(y.Rows), Weight: w.weight()}}, typeOf(w.dtype), transposed, accumulate))
 }
 
-func (d *device) MatMuls(products []tensor.Multiplication) error {
-	for _, p := range products {
-		if err := d.grouped("matmuls", p.Y, p.X, p.Groups, p.Accumulate, false); err != nil {
-			return err
+func (d *device) MatMuls(stages ...[]tensor.Multiplication) error {
+	for _, products := range stages {
+		for _, p := range products {
+			if err := d.grouped("matmuls", p.Y, p.X, p.Groups, p.Accumulate, false); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

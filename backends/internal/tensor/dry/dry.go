@@ -87,7 +87,7 @@ func (Device) MatMul(_, _ tensor.Tensor, _ tensor.Matrix, _ bool) error { return
 func (Device) MatMulTransposed(_, _ tensor.Tensor, _ tensor.Matrix, _ bool) error { return nil }
 
 // MatMulGroups implements tensor.Device.
-func (Device) MatMuls(_ []tensor.Multiplication) error                            { return nil }
+func (Device) MatMuls(...[]tensor.Multiplication) error                           { return nil }
 func (Device) MatMulGroups(_, _ tensor.Tensor, _ []tensor.RowGroup, _ bool) error { return nil }
 
 // MatMulTransposedGroups implements tensor.Device.

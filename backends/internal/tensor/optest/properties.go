@@ -52,7 +52,7 @@ func groups(t *testing.T, d tensor.Device) {
 func matMuls(t *testing.T, d tensor.Device) {
 	const in, out = 300, 130
 	for _, dtype := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
-		for _, rows := range []int{1, 3, 8, 12, 40} {
+		for _, rows := range []int{1, 3, 8, 12, 21, 40} {
 			t.Run(fmt.Sprintf("%d rows %v", rows, dtype), func(t *testing.T) {
 				h := start(t, d)
 				var want, got []tensor.Tensor
@@ -70,13 +70,21 @@ func matMuls(t *testing.T, d tensor.Device) {
 				add(x, out, true, tensor.RowGroup{To: rows, Matrix: whole})
 				add(x, 64, false, tensor.RowGroup{To: (rows + 1) / 2, Matrix: adapter(4, 8), Factor: 0.7, Round: dtype}, tensor.RowGroup{From: (rows + 1) / 2, To: rows, Matrix: adapter(5, 64), Factor: 1.3, Round: dtype})
 				add(x, 64, false, tensor.RowGroup{To: (rows + 1) / 2, Matrix: adapter(6, 33), Factor: 0.7, Round: dtype})
-				add(other, out, false, tensor.RowGroup{To: rows, Matrix: whole})
+				add(x, 64, false, tensor.RowGroup{To: rows / 3, Matrix: adapter(7, 5)}, tensor.RowGroup{From: rows / 3, To: rows / 2, Matrix: adapter(8, 16)}, tensor.RowGroup{From: rows / 2, To: rows, Matrix: adapter(9, 40)})
 				add(x, out, false)
-				h.ok(d.MatMuls(products))
+				stages := [][]tensor.Multiplication{products, nil}
+				products = nil
+				inner := want[2] // what the first stage writes; its bits are checked below
+				expand := h.matrix(dtype, out, 64, normal(10, out*64))
+				add(inner, out, true, tensor.RowGroup{To: rows, Matrix: expand})
+				products[0].X = got[2]
+				add(other, out, false, tensor.RowGroup{To: rows, Matrix: whole})
+				h.ok(d.MatMuls(append(stages, products)...))
 				for i := range want {
 					sameBits(t, fmt.Sprint("product ", i), h.read(got[i]), h.read(want[i]))
 				}
 				h.ok(d.MatMuls(nil))
+				h.ok(d.MatMuls())
 			})
 		}
 	}
