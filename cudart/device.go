@@ -23,7 +23,8 @@ type Device struct {
 	name            string
 	major, minor    int
 	multiprocessors int
-	shared          int // most dynamic shared memory of a block, bytes
+	shared          int  // most dynamic shared memory of a block, bytes
+	warpgroups      bool // products of many rows use them; their module has been loaded
 	pool            pool
 	stage           staging
 }

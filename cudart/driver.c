@@ -39,27 +39,30 @@ cuda_result cuda_device_open(device *v) {
 cuda_result cuda_device_close(device *v) {
   if (!v->context) return 0;
   cuda_result first = v->d->cuCtxSetCurrent(v->context), code = 0;
-  if (v->module && (code = v->d->cuModuleUnload(v->module)) && !first) first = code;
+  for (int i = 0; i < 2; i++)
+    if (v->modules[i] && (code = v->d->cuModuleUnload(v->modules[i])) && !first) first = code;
   if (v->stream && (code = v->d->cuStreamDestroy_v2(v->stream)) && !first) first = code;
   if (v->aside && (code = v->d->cuStreamDestroy_v2(v->aside)) && !first) first = code;
   if ((code = v->d->cuCtxSetCurrent(NULL)) && !first) first = code;
   if ((code = v->d->cuDevicePrimaryCtxRelease_v2(v->handle)) && !first) first = code;
-  v->module = v->stream = v->aside = v->context = NULL;
+  v->modules[0] = v->modules[1] = v->stream = v->aside = v->context = NULL;
   return first;
 }
 
-cuda_result cuda_device_load(device *v, const char *ptx, int count, const char *const *names, const int *shared, int most_shared, char *log, int log_bytes, const char **failed) {
+cuda_result cuda_device_load(device *v, int module, const char *ptx, int first, int count, const char *const *names, const int *shared, int most_shared, char *log, int log_bytes, const char **failed) {
   enum { ERROR_LOG = 5, ERROR_LOG_BYTES = 6, MAX_DYNAMIC_SHARED = 8 };
   int option[2] = {ERROR_LOG, ERROR_LOG_BYTES};
   void *value[2] = {log, (void *)(intptr_t)log_bytes};
   log[0] = 0;
   *failed = "cuModuleLoadDataEx";
   CURRENT(v);
-  CHECK(v->d->cuModuleLoadDataEx(&v->module, ptx, 2, option, value));
+  if (v->modules[module]) CHECK(v->d->cuModuleUnload(v->modules[module]));
+  v->modules[module] = NULL;
+  CHECK(v->d->cuModuleLoadDataEx(&v->modules[module], ptx, 2, option, value));
   for (int i = 0; i < count; i++) {
     *failed = names[i];
-    CHECK(v->d->cuModuleGetFunction(&v->functions[i], v->module, names[i]));
-    if (shared[i] > 48 << 10 && shared[i] <= most_shared) CHECK(v->d->cuFuncSetAttribute(v->functions[i], MAX_DYNAMIC_SHARED, shared[i])); // more than that must be asked for
+    CHECK(v->d->cuModuleGetFunction(&v->functions[first + i], v->modules[module], names[i]));
+    if (shared[i] > 48 << 10 && shared[i] <= most_shared) CHECK(v->d->cuFuncSetAttribute(v->functions[first + i], MAX_DYNAMIC_SHARED, shared[i])); // more than that must be asked for
   }
   return 0;
 }

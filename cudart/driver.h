@@ -90,7 +90,8 @@ enum { KERNEL_LIMIT = 128 };
 typedef struct device {
   const driver *d;
   int ordinal, handle;
-  void *context, *stream, *module;
+  void *context, *stream;
+  void *modules[2]; // the second one, with kernels that not every device has, may be missing
   void *aside; // a second stream, made when it is first needed
   void *functions[KERNEL_LIMIT];
 } device;
@@ -98,9 +99,9 @@ typedef struct device {
 // cuda_device_open fills a zeroed device whose d and ordinal are set. After a failure cuda_device_close undoes what was done.
 cuda_result cuda_device_open(device *v);
 cuda_result cuda_device_close(device *v);
-// cuda_device_load compiles the PTX for the device and looks the kernels up; shared[i] is the dynamic shared memory of kernel i; one with more than
-// most_shared, what the device has for a block, cannot be launched. log receives the compiler's message. failed names the step.
-cuda_result cuda_device_load(device *v, const char *ptx, int count, const char *const *names, const int *shared, int most_shared, char *log, int log_bytes, const char **failed);
+// cuda_device_load compiles the PTX of a module for the device and looks its kernels up, whose numbers begin at first; shared[i] is the dynamic shared memory of the i-th; one with more than
+// most_shared, what the device has for a block, cannot be launched. log receives the compiler's message. failed names the step; after a failure the module may be loaded again.
+cuda_result cuda_device_load(device *v, int module, const char *ptx, int first, int count, const char *const *names, const int *shared, int most_shared, char *log, int log_bytes, const char **failed);
 cuda_result cuda_device_attribute(const driver *d, int ordinal, int attribute, int *value);
 cuda_result cuda_device_memory_info(device *v, size_t *free, size_t *total);
 cuda_result cuda_device_alloc(device *v, size_t bytes, uint64_t *address);

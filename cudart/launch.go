@@ -165,24 +165,33 @@ const (
 	maxY = 65535
 )
 
+// kernelOf gives kernel k of whichever module.
+func kernelOf(k int) kernel {
+	if k >= kWarpgroup {
+		return warpgroupKernels[k-kWarpgroup]
+	}
+	return kernels[k]
+}
+
 // launch puts kernel k into the stream; arguments point to its structure, which is copied.
 func (v *Device) launch(k int, x, y, z int64, arguments unsafe.Pointer) error {
 	if v.c == nil {
 		return errClosed
 	}
+	of := kernelOf(k)
 	if x > maxX || y > maxY || z > maxY {
-		return fmt.Errorf("kernel %s: a grid of %d × %d × %d blocks is more than the device takes", kernels[k].name, x, y, z)
+		return fmt.Errorf("kernel %s: a grid of %d × %d × %d blocks is more than the device takes", of.name, x, y, z)
 	}
 	if err := v.fits(k); err != nil {
 		return err
 	}
-	return v.failed(kernels[k].name, C.cuda_device_launch(v.c, C.int(k), C.unsigned(x), C.unsigned(y), C.unsigned(z), C.unsigned(kernels[k].threads), C.unsigned(kernels[k].shared), arguments))
+	return v.failed(of.name, C.cuda_device_launch(v.c, C.int(k), C.unsigned(x), C.unsigned(y), C.unsigned(z), C.unsigned(of.threads), C.unsigned(of.shared), arguments))
 }
 
 // fits says whether the device has the shared memory that a block of kernel k takes.
 func (v *Device) fits(k int) error {
-	if need := kernels[k].shared; need > v.shared {
-		return fmt.Errorf("kernel %s needs %d bytes of shared memory per block, and %s has %d", kernels[k].name, need, v.name, v.shared)
+	if of := kernelOf(k); of.shared > v.shared {
+		return fmt.Errorf("kernel %s needs %d bytes of shared memory per block, and %s has %d", of.name, of.shared, v.name, v.shared)
 	}
 	return nil
 }

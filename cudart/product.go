@@ -16,7 +16,7 @@ type tile struct {
 	rows, columns int64
 }
 
-// bfloat16Tile chooses among kernels of equal bits: few rows are bound by reading the weights and want many small blocks; large tiles pay when they still fill the device.
+// bfloat16Tile chooses among kernels of equal bits, those by warps: few rows are bound by reading the weights and want many small blocks; large tiles pay when they still fill the device.
 func (v *Device) bfloat16Tile(rows, columns int64) tile {
 	switch {
 	case rows <= 16:
@@ -42,7 +42,8 @@ const (
 
 // Product is y = x · wᵀ for the rows of every group, or y += x · wᵀ with accumulate: rows of x (float32, or the weights' type t) with every row of w. Transposed, it is x · w: rows of x
 // with every column of w. Other rows, and columns beyond a group's weight, stay as they are. An element is one chain over the inner axis in ascending order that begins with what y
-// holds or with zero; bfloat16 weights round x and take 16 steps at once. No row may be in two groups.
+// holds or with zero; bfloat16 weights round x and take 16 steps at once, in
+// warps or, after UseWarpgroups, in warpgroups where there are many rows. No row may be in two groups.
 func (v *Device) Product(y, x View, xType Type, groups []RowGroup, t Type, transposed, accumulate bool) error {
 	var rows, columns int64 // of the largest group
 	for _, g := range groups {
@@ -56,9 +57,16 @@ func (v *Device) Product(y, x View, xType Type, groups []RowGroup, t Type, trans
 	if rows == 0 || columns == 0 {
 		return nil
 	}
-	a := C.product_arguments{y: y.c(), x: x.c(), accumulate: flag(accumulate), x_type: C.int32_t(xType)}
 	shape := tile{kProductFloat32, 64, 64}
 	if t == BFloat16 {
+		if v.warpgroups {
+			if group, ok := v.warpgroupTile(x, groups, transposed, columns); ok {
+				err := v.productByWarpgroups(y, x, xType, groups, group, columns, transposed, accumulate)
+				if !errors.Is(err, ErrOutOfMemory) { // for rounded rows; warps need none, and their bits are the same
+					return err
+				}
+			}
+		}
 		shape = v.bfloat16Tile(rows, columns)
 		shape.kernel += kProductFew
 		if transposed {
@@ -67,10 +75,16 @@ func (v *Device) Product(y, x View, xType Type, groups []RowGroup, t Type, trans
 	} else if transposed {
 		shape.kernel = kProductTransposedFloat32
 	}
-	blocks, across := (rows+shape.rows-1)/shape.rows, (columns+shape.columns-1)/shape.columns
+	return v.productInTiles(y, x, xType, groups, shape, columns, accumulate)
+}
+
+// productInTiles launches a kernel over all tiles of all groups; columns are those of the widest group.
+func (v *Device) productInTiles(y, x View, xType Type, groups []RowGroup, shape tile, columns int64, accumulate bool) error {
+	a := C.product_arguments{y: y.c(), x: x.c(), accumulate: flag(accumulate), x_type: C.int32_t(xType)}
+	across := (columns + shape.columns - 1) / shape.columns
 	if len(groups) == 1 {
 		a.only = *(*C.row_group)(unsafe.Pointer(&groups[0]))
-		return v.launch(shape.kernel, blocks, across, 1, unsafe.Pointer(&a))
+		return v.launch(shape.kernel, (groups[0].To-groups[0].From+shape.rows-1)/shape.rows, across, 1, unsafe.Pointer(&a))
 	}
 	var tiles []C.product_tile
 	for i, g := range groups {

@@ -26,16 +26,21 @@ func ptx(major, minor int) (architecture string, text []byte, err error) {
 	if major == 9 && minor == 0 {
 		architecture = "sm_90a"
 	}
-	packed, err := ptxFiles.ReadFile("ptx/" + architecture + ".ptx.gz")
+	text, err = module(architecture)
+	return architecture, text, err
+}
+
+// module unpacks a file of PTX.
+func module(name string) ([]byte, error) {
+	packed, err := ptxFiles.ReadFile("ptx/" + name + ".ptx.gz")
 	if err != nil {
-		return "", nil, err
+		return nil, err
 	}
 	r, err := gzip.NewReader(bytes.NewReader(packed))
 	if err != nil {
-		return "", nil, fmt.Errorf("the kernels for %s: %w", architecture, err)
+		return nil, fmt.Errorf("the kernels for %s: %w", name, err)
 	}
-	text, err = io.ReadAll(r)
-	return architecture, text, err
+	return io.ReadAll(r)
 }
 
 // loadKernels has the driver compile the kernels; it keeps the result in its own cache, so only the first time takes seconds.
@@ -44,6 +49,11 @@ func (v *Device) loadKernels() error {
 	if err != nil {
 		return err
 	}
+	return v.loadModule(0, architecture, text, 0, kernels)
+}
+
+// loadModule loads one of the two modules, whose kernels have the numbers from first on.
+func (v *Device) loadModule(number int, name string, text []byte, first int, kernels []kernel) error {
 	source := C.CString(string(text))
 	defer C.free(unsafe.Pointer(source))
 	names := (*[C.KERNEL_LIMIT]*C.char)(C.calloc(C.KERNEL_LIMIT, C.size_t(unsafe.Sizeof((*C.char)(nil)))))
@@ -58,8 +68,8 @@ func (v *Device) loadKernels() error {
 	log := (*C.char)(C.calloc(1, logBytes))
 	defer C.free(unsafe.Pointer(log))
 	var step *C.char
-	if err := v.failed("", C.cuda_device_load(v.c, source, C.int(len(kernels)), &names[0], &shared[0], C.int(v.shared), log, logBytes, &step)); err != nil {
-		return fmt.Errorf("compiling the kernels (%s) with the driver, at %s: %w %s", architecture, C.GoString(step), err, C.GoString(log))
+	if err := v.failed("", C.cuda_device_load(v.c, C.int(number), source, C.int(first), C.int(len(kernels)), &names[0], &shared[0], C.int(v.shared), log, logBytes, &step)); err != nil {
+		return fmt.Errorf("compiling the kernels (%s) with the driver, at %s: %w %s", name, C.GoString(step), err, C.GoString(log))
 	}
 	return nil
 }

@@ -7,16 +7,16 @@ struct block_group {
   int64_t first; // the block's first row
 };
 
-// group_of_block gives the group that the block works for; without a list there is one, in steps of rows.
-INLINE block_group group_of_block(const product_arguments &a, int rows) {
+// group_of_block gives the group that block number works for; without a list there is one, in steps of rows.
+INLINE block_group group_of_block(const product_arguments &a, int rows, int64_t number) {
   block_group b;
   if (a.tiles) {
-    const product_tile t = memory<const product_tile>(a.tiles)[block_x()];
+    const product_tile t = memory<const product_tile>(a.tiles)[number];
     b.g = memory<const row_group>(a.groups)[t.group];
     b.first = b.g.from + t.row;
   } else {
     b.g = a.only;
-    b.first = b.g.from + block_x() * rows;
+    b.first = b.g.from + number * rows;
   }
   return b;
 }

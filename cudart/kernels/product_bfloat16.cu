@@ -43,7 +43,7 @@ template <class S, bool transposed> struct product_bf16 {
 
   INLINE void run(const product_arguments &a, bfloat16 (*xs)[S::rows][x_pitch], bfloat16 (*ws)[w_rows][w_pitch]) {
     constexpr int column_warps = S::columns / S::warp_columns;
-    const block_group b = group_of_block(a, S::rows);
+    const block_group b = group_of_block(a, S::rows, block_x());
     const weight &w = b.g.w;
     int64_t i0 = b.first, j0 = block_y() * S::columns, rows = b.g.to, columns = transposed ? w.in : w.out, depth = transposed ? w.out : w.in;
     if (j0 >= columns) return;

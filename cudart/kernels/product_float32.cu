@@ -50,7 +50,7 @@ template <class F> INLINE void product_64x64(const view &c, int64_t i0, int64_t 
 
 // product_of_group has the block's tile of a group: y and x are cut to its rows.
 template <bool transposed> INLINE void product_of_group(const product_arguments &a) {
-  const block_group b = group_of_block(a, TILE);
+  const block_group b = group_of_block(a, TILE, block_x());
   int64_t columns = transposed ? b.g.w.in : b.g.w.out, depth = transposed ? b.g.w.out : b.g.w.in;
   if (block_y() * TILE >= columns) return;
   view y = a.y;

@@ -91,7 +91,7 @@ func Directory(ctx context.Context, o Options) (string, error) {
 		name      string
 		arguments []string
 	}{
-		{"libcuda.so.1", []string{"-Wl,-soname," + filepath.Join(dir, "libcuda.so.1"), "-x", "c++", "kernels.cu", "shim.cpp", "streams.cpp", "driver.cpp"}},
+		{"libcuda.so.1", []string{"-Wl,-soname," + filepath.Join(dir, "libcuda.so.1"), "-x", "c++", "kernels.cu", "warpgroup.cu", "shim.cpp", "streams.cpp", "driver.cpp"}},
 		{"libnccl.so.2", []string{"nccl.cpp", "-L.", "-l:libcuda.so.1"}},
 	} {
 		cmd := exec.CommandContext(ctx, compiler, append(append(slices.Clone(flags), "-o", library.name), library.arguments...)...)

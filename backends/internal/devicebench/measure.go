@@ -28,13 +28,14 @@ type workload struct {
 	Adapters           int // beside one; divides Sequences and Streams
 	Rank, Repeat       int
 	Section            string // further keys of `backend:`, after a comma
-	Train, Decode      string // goals
+	Train, Decode      string // goals,
+	Product            string // of a product by itself
 	Device             string // its name, for the bandwidth; "" asks nobody
 }
 
 var workloads = []workload{
-	{Shape: qwen06B, Sequences: 16, Length: 4096, Streams: 64, Context: 512, Generated: 128, Adapters: 16, Rank: 32, Repeat: 3, Section: `, "batch_tokens": 16384`, Train: "100,000 tok/s"},
-	{Shape: qwen8B, Sequences: 16, Length: 4096, Streams: 64, Context: 512, Generated: 128, Adapters: 16, Rank: 32, Repeat: 3, Section: `, "batch_tokens": 16384`, Train: "16,000 tok/s", Decode: "75 % of the bandwidth"},
+	{Shape: qwen06B, Sequences: 16, Length: 4096, Streams: 64, Context: 512, Generated: 128, Adapters: 16, Rank: 32, Repeat: 3, Section: `, "batch_tokens": 16384`, Train: "100,000 tok/s", Product: "600 TFLOP/s"},
+	{Shape: qwen8B, Sequences: 16, Length: 4096, Streams: 64, Context: 512, Generated: 128, Adapters: 16, Rank: 32, Repeat: 3, Section: `, "batch_tokens": 16384`, Train: "16,000 tok/s", Decode: "75 % of the bandwidth", Product: "600 TFLOP/s"},
 }
 
 // bench is a loaded backend.
@@ -117,6 +118,11 @@ func measure(ctx context.Context, w workload, libraries []string, devices int) (
 	single, results, err := b.all(ctx)
 	if err = errors.Join(err, b.Close()); err != nil {
 		return results, err
+	}
+	alone, err := w.products(libraries)
+	results = append(results, alone...)
+	if err != nil {
+		return results, fmt.Errorf("products: %w", err)
 	}
 	list := `"devices": ["cuda:0", "cuda:0"]`
 	if devices > 1 {

@@ -14,7 +14,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // tiny is a workload for kernels that run on the processor.
 var tiny = workload{Shape: shape{"tiny", 96, 32, 48, 2, 4, 2, 16, false}, Sequences: 2, Length: 9, Streams: 2, Context: 5, Generated: 16, Adapters: 2, Rank: 2, Repeat: 1,
-	Section: `, "max_context_length": 64, "kv_cache_tokens": 1024, "max_batch": 4, "batch_tokens": 24`, Train: "much", Decode: "more"}
+	Section: `, "max_context_length": 64, "kv_cache_tokens": 1024, "max_batch": 4, "batch_tokens": 24`, Train: "much", Decode: "more", Product: "most"}
 
 // A report of a driver that needs no GPU: every comparison holds, every figure is there, and the device and the libraries are named. (The figures say nothing about a GPU, and are not kept.)
 func TestReport(t *testing.T) {
@@ -38,6 +38,7 @@ func TestReport(t *testing.T) {
 		"| cuda:1 | no GPU: kernels on the processor, compute capability 9.0, 2 multiprocessors, 1024 MiB |", "| driver | CUDA 12.8 (/", "libnccl.so.2) |",
 		"| tiny | the sampler's log-probabilities against the trainer's | equal | equal bits |", "| tiny | the same run again | equal |", "| tiny | a batch of 1 sequences against one of 2 | equal |",
 		"| tiny | forward and backward, 2 sequences of 9 tokens, rank 2 | ", " tok/s | much |", "the same with 2 adapters, time against one", "| tiny | decoding 2 sequences after 5 tokens | ", " GB/s | more |",
+		"| tiny | products by warpgroups against those by warps | equal | equal bits |", "| tiny | product of 18 rows with the weight of gate, 48 × 32, gradient | ", " TFLOP/s by warpgroups, ", " by warps | most |",
 		"| tiny | dataparallel over two ranks against one | equal |", "| tiny | tensorparallel: the sampler's log-probabilities against the trainer's | equal |",
 	} {
 		if !strings.Contains(text, want) {

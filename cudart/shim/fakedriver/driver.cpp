@@ -2,7 +2,7 @@
 // not forgive (freeing twice, freeing what was not allocated, a launch of another block size) and can be told to fail.
 //
 // FAKE_CUDA_FAIL=name:n:code makes the n-th call of that function from the time the variable was set give that code. FAKE_CUDA_ORDER=seed orders the threads at random, in
-// every launch differently. FAKE_CUDA_DEVICES is how many devices there are (1), FAKE_CUDA_MEMORY how many bytes each has (1 GiB), FAKE_CUDA_VERSION the driver's version.
+// every launch differently. FAKE_CUDA_SKIP names kernels, with spaces between, that are not run. FAKE_CUDA_DEVICES is how many devices there are (1), FAKE_CUDA_MEMORY how many bytes each has (1 GiB), FAKE_CUDA_VERSION the driver's version.
 #include "shim.h"
 #include "streams.h"
 
@@ -66,6 +66,9 @@ int failure(const char *function) {
   long n = strtol(v + length + 1, &end, 10);
   return ++calls == n ? atoi(end + 1) : 0;
 }
+
+// named tells whether a word is one of those of a list.
+bool named(const char *list, const char *word) { return list && (" " + std::string(list) + " ").find(" " + std::string(word) + " ") != std::string::npos; }
 
 void *new_handle() {
   void *h = malloc(1);
@@ -270,6 +273,7 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
   uint64_t order = (uint64_t)setting("FAKE_CUDA_ORDER", 0);
   if (order) order = (order + ++launches) * 0x9E3779B97F4A7C15u | 1;
   const auto *k = (const shim::Kernel *)function;
+  if (named(getenv("FAKE_CUDA_SKIP"), k->name)) return 0;
   std::vector<uint64_t> copy((k->bytes + 7) / 8);
   memcpy(copy.data(), arguments[0], k->bytes);
   return streams::put(stream, [=] {

@@ -30,6 +30,13 @@ struct Copy {
   const void *from;
   bool wanted;
   int group;
+  bool done;
+};
+struct Product {
+  float *d;
+  int columns;
+  Matrix a, b;
+  int group;
 };
 struct Fiber {
   std::unique_ptr<char[]> stack;
@@ -42,6 +49,9 @@ struct Fiber {
   unsigned exchanges;
   int groups; // of copies committed
   std::vector<Copy> copies;
+  bool hidden, begun; // copies have arrived that products may not see yet; begin_products was called
+  int product_groups; // ended
+  std::vector<Product> products;
 };
 // A barrier of a number of threads: those who come wait for the next turn.
 struct Barrier {
@@ -54,6 +64,9 @@ Fiber *current;
 Barrier whole, warps[32];
 unsigned warp_alive[32], alive;
 Slot slots[32][2][32];
+uint64_t chance; // for what may happen early or late; 0: always late
+bool late; // products are computed when they are waited for
+const char *misuse; // what a kernel did wrong
 bool moved; // in this round some thread passed a barrier or ended
 const Kernel *running;
 const void *arguments;
@@ -73,6 +86,7 @@ void to_fiber(Fiber &f) { swapcontext(&scheduler, &f.context); }
 
 void run_thread() {
   running->run(arguments);
+  if (!current->products.empty()) misuse = "a thread ended with products under way";
   // What waits for all threads does not wait for one that has ended.
   current->done = moved = true;
   unsigned w = thread_index / 32;
@@ -84,8 +98,8 @@ void run_thread() {
 
 void prepare(Fiber &f) {
   if (!f.stack) f.stack.reset(new char[stack_bytes]);
-  f.done = false, f.exchanges = 0, f.groups = 0;
-  f.copies.clear();
+  f.done = f.hidden = f.begun = false, f.exchanges = 0, f.groups = f.product_groups = 0;
+  f.copies.clear(), f.products.clear();
 #if defined(__x86_64__)
   void **s = (void **)(((uintptr_t)f.stack.get() + stack_bytes) & ~(uintptr_t)63);
   *--s = nullptr; // the frame above; it also aligns the stack as a call would
@@ -130,24 +144,82 @@ const Slot *exchange(const void *mine, unsigned size) {
   return place;
 }
 
-void copy_later(void *to, const void *from, bool wanted) { current->copies.push_back({to, from, wanted, current->groups}); }
+static void perform(Copy &x) {
+  if (x.done) return;
+  x.done = true;
+  if (x.wanted) memcpy(x.to, x.from, 16);
+  else memset(x.to, 0, 16);
+}
+void copy_later(void *to, const void *from, bool wanted) {
+  current->copies.push_back({to, from, wanted, current->groups, false});
+  if (chance && next_random(chance) & 1) perform(current->copies.back());
+}
 void commit_copies() { current->groups++; }
 void wait_for_copies(int newest) {
   auto &c = current->copies;
   size_t kept = 0;
-  for (const Copy &x : c) {
-    if (x.group >= current->groups - newest) c[kept++] = x;
-    else if (x.wanted) memcpy(x.to, x.from, 16);
-    else memset(x.to, 0, 16);
+  for (Copy &x : c) {
+    if (x.group >= current->groups - newest) {
+      c[kept++] = x;
+      continue;
+    }
+    current->hidden = true;
+    perform(x);
   }
   c.resize(kept);
+}
+
+namespace {
+// element is the hardware's address of an element: row or column outer, place inner of the inner axis. In blocks of 8 rows of 128 bytes, stride from one block to the next along the rows' axis and, for a matrix
+// down the rows, leading from 64 columns to the next 64; then bits 4 to 6 of the address are combined with its bits 7 to 9.
+uint16_t element(const Matrix &m, int outer, int inner) {
+  uintptr_t at = (uintptr_t)m.at;
+  if (m.down) at += outer / 64 * m.leading + outer % 64 * 2 + inner / 8 * m.stride + inner % 8 * 128;
+  else at += outer / 8 * m.stride + outer % 8 * 128 + inner * 2;
+  return *(const uint16_t *)(at ^ (at >> 7 & 7) << 4);
+}
+
+// multiply computes the calling thread's elements.
+void multiply(const Product &p) {
+  const int lane = thread_index % 32, row = thread_index / 32 % 4 * 16 + lane / 4;
+  uint16_t left[2][16], right[16];
+  for (int h = 0; h < 2; h++)
+    for (int k = 0; k < 16; k++) left[h][k] = element(p.a, row + 8 * h, k);
+  for (int j = 0; j < p.columns / 8; j++)
+    for (int e = 0; e < 2; e++) {
+      for (int k = 0; k < 16; k++) right[k] = element(p.b, 8 * j + lane % 4 * 2 + e, k);
+      for (int h = 0; h < 2; h++) {
+        float &d = p.d[4 * j + 2 * h + e];
+        d = sum_of_products(left[h], right, d);
+      }
+    }
+}
+} // namespace
+
+void publish() { current->hidden = false; }
+void begin_products() { current->begun = true; }
+void multiply_later(float *d, int columns, const Matrix &a, const Matrix &b) {
+  if (current->hidden) misuse = "a product after copies that were not published";
+  if (!current->begun) misuse = "a product without begin_products";
+  current->products.push_back({d, columns, a, b, current->product_groups});
+  if (!late) multiply(current->products.back());
+}
+void end_products() { current->product_groups++, current->begun = false; }
+void wait_for_products(int newest) {
+  auto &all = current->products;
+  size_t kept = 0;
+  for (const Product &p : all) {
+    if (p.group >= current->product_groups - newest) all[kept++] = p;
+    else if (late) multiply(p);
+  }
+  all.resize(kept);
 }
 
 const char *launch(const Kernel *k, Index g, int threads, unsigned shared_bytes, const void *args, uint64_t order) {
   if (threads != k->threads || threads % 32 || threads > 1024) return "a block has another number of threads than the kernel says";
   std::unique_ptr<char[]> shared(new char[shared_bytes ? shared_bytes : 1]);
   dynamic_shared = shared.get();
-  running = k, arguments = args, grid = g;
+  running = k, arguments = args, grid = g, late = order != 0, chance = order, misuse = nullptr;
   if (fibers.size() < (size_t)threads) fibers.resize(threads);
   std::vector<int> turns(threads);
   for (int i = 0; i < threads; i++) turns[i] = i;
@@ -172,7 +244,8 @@ const char *launch(const Kernel *k, Index g, int threads, unsigned shared_bytes,
               current = &fibers[i], thread_index = i;
               to_fiber(fibers[i]);
             }
-          if (!moved) wrong = "deadlock: some threads wait at a barrier that the others never reach";
+          if (misuse) wrong = misuse;
+          else if (!moved) wrong = "deadlock: some threads wait at a barrier that the others never reach";
         }
       }
 #if defined(__x86_64__)

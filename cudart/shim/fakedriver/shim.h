@@ -1,8 +1,9 @@
 // The kernels' language on the CPU: the words of language.h with one fiber per CUDA thread. It is for tests: blocks run one after another and barriers are switches
 // between fibers, in an order that a seed decides, so that a missing barrier shows. It knows no kernel and no driver.
 //
-// What stands in for hardware: copy_async copies when it is waited for, not before; shared memory of a launch is filled with NaN before each block; multiply_16x8x16 computes
-// in integers what Hopper's tensor cores are reported to compute.
+// What stands in for hardware: copy_async copies when it is waited for, not before, or in a random order of threads also at once; shared memory of a launch is filled with NaN before each block; multiply_16x8x16 computes
+// in integers what Hopper's tensor cores are reported to compute; products of warpgroups read shared memory when they are begun, or when they are waited for where threads run in a random order, by the
+// pattern that the PTX manual defines.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -49,6 +50,17 @@ const Slot *exchange(const void *mine, unsigned size);
 void copy_later(void *to, const void *from, bool wanted);
 void commit_copies();
 void wait_for_copies(int newest);
+// A matrix in shared memory: where it begins and the two offsets of its descriptor; down tells its major axis.
+struct Matrix {
+  const unsigned char *at;
+  unsigned leading, stride;
+  bool down;
+};
+void publish();
+void begin_products();
+void multiply_later(float *d, int columns, const Matrix &a, const Matrix &b);
+void end_products();
+void wait_for_products(int newest);
 float sum_of_products(const uint16_t *a, const uint16_t *b, float c); // 16 of each
 } // namespace shim
 
@@ -116,4 +128,20 @@ static inline void multiply_16x8x16(float (&d)[4], const unsigned (&a)[4], unsig
         memcpy(&right[i][half * 8 + t * 2], all[(lane % 4 * 2 + i) * 4 + t] + 16 + 4 * half, 4);
       }
   for (int e = 0; e < 4; e++) d[e] = shim::sum_of_products(left[e / 2], right[e % 2], d[e]);
+}
+
+// The words of warpgroup.h.
+typedef shim::Matrix shared_matrix;
+static inline shared_matrix along_rows(const void *at) { return {(const unsigned char *)at, 16, 1024, false}; }
+static inline shared_matrix down_rows(const void *at, unsigned leading) { return {(const unsigned char *)at, leading, 1024, true}; }
+static inline shared_matrix further(shared_matrix m, unsigned bytes) { return {m.at + bytes, m.leading, m.stride, m.down}; }
+static inline unsigned char *round_up(unsigned char *p) { return p + (-(uintptr_t)p & 1023); }
+static inline void publish() { shim::publish(); }
+static inline void begin_products() { shim::begin_products(); }
+static inline void end_products() { shim::end_products(); }
+template <int newest> static inline void wait_for_products() { shim::wait_for_products(newest); }
+template <int n> static inline void finish_products(float (&)[n]) { shim::wait_for_products(0); }
+static inline int64_t fresh(int64_t v) { return v; }
+template <bool down, int n> static inline void multiply_group(float (&d)[n], const shared_matrix &a, const shared_matrix &b) {
+  shim::multiply_later(d, 2 * n, a, {b.at, b.leading, b.stride, down});
 }

@@ -75,6 +75,22 @@ func TestSanitizer(t *testing.T) {
 	}
 }
 
+// So do the products by warpgroups, in the process that checks them.
+func TestWarpgroupsSanitizer(t *testing.T) {
+	dir := shim.Require(t, shim.Options{Sanitize: true})
+	environment, err := shim.SanitizerEnvironment(t.Context())
+	if err != nil {
+		t.Skip(err)
+	}
+	for _, variable := range append(environment, "FAKE_CUDA_ORDER=20261122") {
+		name, value, _ := strings.Cut(variable, "=")
+		t.Setenv(name, value)
+	}
+	if err := cuda.CheckWarpgroups(0, []string{dir}); err != nil {
+		t.Error(err)
+	}
+}
+
 // On a machine with a GPU the same holds there.
 func TestOperationsOnDevice(t *testing.T) {
 	if err := cuda.Available(nil); err != nil {

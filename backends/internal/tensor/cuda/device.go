@@ -6,7 +6,7 @@
 // half of the staging memory, 4 MiB of lists or uploads before.
 //
 // Bits: every sum is a chain or a tree that depends on the row alone. Products with bfloat16 weights go over the inner axis in groups of 16, one tensor-core instruction each, in
-// ascending order; products with float32 weights, and the gradients of adapters, are chains of fused multiply-adds. Attention over bfloat16 pages multiplies bfloat16 values likewise (head dimensions
+// ascending order, for many rows on Hopper by warpgroups, if a check in another process found the same bits when the first device was opened; products with float32 weights, and the gradients of adapters, are chains of fused multiply-adds. Attention over bfloat16 pages multiplies bfloat16 values likewise (head dimensions
 // that are multiples of 8), over others it computes in float32. The same
 // kernels serve training, prefill and decoding. cuBLASLt is not used: a row's bits may not depend on the rows beside it, and the library chooses the tile, the instruction and the cut of the inner axis by the
 // whole product's shape. With no workspace and one algorithm per weight it may well keep the promise, but only comparisons on every architecture and with every version of the library could show that.
@@ -68,7 +68,7 @@ func New(o Options) (tensor.Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cuda: %w", err)
 	}
-	v, err := driver.Open(ordinal)
+	v, err := openDevice(driver, ordinal, o.Libraries, &checks)
 	if err != nil {
 		driver.Close()
 		return nil, fmt.Errorf("cuda: %w", err)

@@ -1,0 +1,128 @@
+package cudart
+
+/*
+#include "driver.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"unsafe"
+)
+
+// Products by warpgroups are a module of their own for Hopper (kernels/warpgroup.cu), which is loaded when it is first used. Nobody has run them on a GPU yet: a device begins without them, and
+// CheckWarpgroups says whether they give the bits of the other kernels there.
+
+// kWarpgroup is the first of the numbers of its kernels, at the end of the table of functions.
+const kWarpgroup = C.KERNEL_LIMIT - 8
+
+const (
+	kNarrowRows = kWarpgroup + iota
+	kProductGroup
+	kProductGroupWide
+	kProductGroupTransposed
+	kProductGroupTransposedWide
+)
+
+// What blocks of the kernels have.
+const (
+	groupRows        = 128
+	groupColumns     = 128
+	wideGroupColumns = 256
+	groupPlaces      = 3 // for tiles in shared memory
+	wideGroupPlaces  = 4
+)
+
+// groupShared is the shared memory of a block: places for tiles of x and w with rows of 128 bytes, and what is lost because they begin at a multiple of 1,024.
+func groupShared(columns, places int) int { return places*(groupRows+columns)*128 + 1024 }
+
+var warpgroupKernels = []kernel{
+	{"narrow_rows", 256, 0},
+	{"product_group", 256, groupShared(groupColumns, groupPlaces)}, {"product_group_wide", 256, groupShared(wideGroupColumns, wideGroupPlaces)},
+	{"product_group_transposed", 256, groupShared(groupColumns, groupPlaces)}, {"product_group_transposed_wide", 256, groupShared(wideGroupColumns, wideGroupPlaces)},
+}
+
+// Warpgroups says whether the device has them: Hopper does.
+func (i Information) Warpgroups() bool { return i.Major == 9 && i.Minor == 0 }
+
+// UseWarpgroups has Product use warpgroups for many rows, or no more. The first use compiles the kernels; where that fails the device goes on without. Only devices whose Information has Warpgroups can.
+func (v *Device) UseWarpgroups(use bool) error {
+	if v.c == nil {
+		return errClosed
+	}
+	if use && v.c.modules[1] == nil {
+		const name = "sm_90a_warpgroup"
+		text, err := module(name)
+		if err != nil {
+			return err
+		}
+		if err := v.loadModule(1, name, text, kWarpgroup, warpgroupKernels); err != nil {
+			return err
+		}
+	}
+	v.warpgroups = use
+	return nil
+}
+
+// Warpgroups says whether Product uses them.
+func (v *Device) Warpgroups() bool { return v.warpgroups }
+
+// leastGroupDepth is the inner axis from which on warpgroups pay: below it a block waits for its first tiles most of the time.
+const leastGroupDepth = 256
+
+// warpgroupTile chooses the tile of a product by warpgroups; false if few rows or columns, or a short inner axis, make it one for warps. The columns are the widest group's.
+func (v *Device) warpgroupTile(x View, groups []RowGroup, transposed bool, columns int64) (tile, bool) {
+	var down, largest int64 // tiles of all groups; rows of the largest
+	for _, g := range groups {
+		depth := g.depth(transposed)
+		if depth < leastGroupDepth || depth != x.Cols && depth%8 != 0 {
+			return tile{}, false
+		}
+		down += (g.To - g.From + groupRows - 1) / groupRows
+		largest = max(largest, g.To-g.From)
+	}
+	devices := int64(v.multiprocessors)
+	if largest < groupRows || columns < groupColumns || 4*down*(columns/groupColumns) < devices {
+		return tile{}, false
+	}
+	// Rounds in which all multiprocessors have a block: one of wide blocks takes about as long as 8/5 of those of the others, which read more for each product.
+	rounds := func(columns, width int64) int64 { return (down*((columns+width-1)/width) + devices - 1) / devices }
+	if 8*rounds(columns, wideGroupColumns) <= 5*rounds(columns, groupColumns) {
+		return tile{kProductGroupWide, groupRows, wideGroupColumns}, true
+	}
+	return tile{kProductGroup, groupRows, groupColumns}, true
+}
+
+func (g *RowGroup) depth(transposed bool) int64 {
+	if transposed {
+		return g.Weight.Out
+	}
+	return g.Weight.In
+}
+
+// productByWarpgroups is Product with a tile for warpgroups. The rows of x are rounded first, unless they are as the kernels want them: bfloat16, at multiples of 16 bytes, with an inner axis of whole such
+// multiples. Errors that wrap ErrOutOfMemory come before anything is done.
+func (v *Device) productByWarpgroups(y, x View, xType Type, groups []RowGroup, shape tile, columns int64, transposed, accumulate bool) (err error) {
+	fit := xType == BFloat16 && x.At%16 == 0 && x.Stride%8 == 0
+	for _, g := range groups {
+		fit = fit && g.depth(transposed)%8 == 0
+	}
+	if transposed {
+		shape.kernel += kProductGroupTransposed - kProductGroup
+	}
+	if !fit {
+		pitch := (x.Cols + 7) / 8 * 8
+		at, failed := v.Alloc(int(x.Rows * pitch * 2))
+		if failed != nil {
+			return failed
+		}
+		defer func() { err = errors.Join(err, v.Free(at)) }() // whatever gets it next comes later in the stream
+		to := View{At: at, Rows: x.Rows, Cols: pitch, Stride: pitch}
+		a := C.round_arguments{y: to.c(), x: x.c(), y_type: C.BFLOAT16, x_type: C.int32_t(xType)}
+		if err := v.launch(kNarrowRows, x.Rows, min((pitch+2047)/2048, maxY), 1, unsafe.Pointer(&a)); err != nil {
+			return err
+		}
+		x = to
+	}
+	return v.productInTiles(y, x, BFloat16, groups, shape, columns, accumulate)
+}

@@ -1,0 +1,179 @@
+package cudart
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+)
+
+// groupCase is a product that CheckWarpgroups computes in both ways, with several groups of rows where there are several weights.
+type groupCase struct {
+	rows, columns, depth   int64
+	weights                int64 // groups of rows, with one row in no group after each
+	transposed, accumulate bool
+	xType                  Type
+	factor                 float32
+}
+
+func (c groupCase) String() string {
+	s := fmt.Sprintf("%d rows, %d columns, %d deep", c.rows, c.columns, c.depth)
+	if c.weights > 1 {
+		s += fmt.Sprintf(", %d groups", c.weights)
+	}
+	if c.transposed {
+		s += ", transposed"
+	}
+	if c.accumulate {
+		s += ", accumulated"
+	}
+	if c.xType == BFloat16 {
+		s += ", of bfloat16"
+	}
+	return s
+}
+
+// groupCases have ragged and whole tiles, an inner axis of one tile and of more than are in flight, and a product for all multiprocessors at once.
+func (v *Device) groupCases() []groupCase {
+	side := int64(math.Ceil(math.Sqrt(float64(2 * v.multiprocessors)))) // tiles of a square of them, two for each
+	return []groupCase{
+		{rows: 130, columns: 260, depth: 328, weights: 1, xType: Float32},
+		{rows: 128, columns: 130, depth: 323, weights: 1, accumulate: true, xType: Float32},
+		{rows: 150, columns: 131, depth: 40, weights: 1, xType: BFloat16, accumulate: true},
+		{rows: 64, columns: 72, depth: 131, weights: 3, xType: Float32, factor: 0.7},
+		{rows: 130, columns: 260, depth: 328, weights: 1, transposed: true, accumulate: true, xType: BFloat16},
+		{rows: 140, columns: 133, depth: 203, weights: 1, transposed: true, xType: Float32},
+		{rows: 70, columns: 72, depth: 56, weights: 2, transposed: true, accumulate: true, xType: Float32, factor: 0.7},
+		{rows: groupRows * side, columns: groupColumns * side, depth: 256, weights: 1, xType: Float32},
+		{rows: groupRows * side, columns: groupColumns * side, depth: 256, weights: 1, transposed: true, accumulate: true, xType: Float32},
+	}
+}
+
+// CheckWarpgroups computes products of random numbers by warpgroups and by warps and compares every bit. Its error says what is not equal, or what failed: a kernel that faults makes the device useless, so a process that
+// has something to lose lets another one check. What Product uses is as before then.
+func (v *Device) CheckWarpgroups() error {
+	before := v.warpgroups
+	if err := v.UseWarpgroups(true); err != nil {
+		return err
+	}
+	v.warpgroups = before
+	random := rand.New(rand.NewPCG(20261122, 1))
+	for _, c := range v.groupCases() {
+		if err := v.checkGroupCase(c, random); err != nil {
+			return fmt.Errorf("products by warpgroups, %v: %w", c, err)
+		}
+	}
+	return nil
+}
+
+// randomBits gives numbers of either sign between 2⁻⁶ and 2², as float32 or bfloat16; rare ones are zero, small or large.
+func randomBits(random *rand.Rand, n int64, t Type) []byte {
+	b := make([]byte, 0, n*4)
+	for range n {
+		u := random.Uint32()
+		exponent := 121 + u>>23&7
+		switch u >> 26 & 63 {
+		case 0:
+			exponent = 0 // denormal numbers of float32 are zero
+		case 1:
+			exponent = 100
+		case 2:
+			exponent = 140
+		}
+		u = u&0x807fffff | exponent<<23
+		if exponent == 0 {
+			u &= 0x80000000
+		}
+		if t == BFloat16 {
+			b = append(b, byte(u>>16), byte(u>>24))
+		} else {
+			b = append(b, byte(u), byte(u>>8), byte(u>>16), byte(u>>24))
+		}
+	}
+	return b
+}
+
+func (v *Device) checkGroupCase(c groupCase, random *rand.Rand) (err error) {
+	var taken []Address
+	defer func() {
+		for _, a := range taken {
+			err = errors.Join(err, v.Free(a))
+		}
+	}()
+	put := func(data []byte) (Address, error) {
+		a, err := v.Alloc(len(data))
+		if err != nil {
+			return 0, err
+		}
+		taken = append(taken, a)
+		return a, v.Upload(a, len(data), data, len(data), 1)
+	}
+	y := View{Rows: (c.rows + 1) * c.weights, Cols: c.columns, Stride: c.columns + 1}
+	x := View{Rows: y.Rows, Cols: c.depth, Stride: (c.depth + 7) / 8 * 8}
+	before := randomBits(random, y.Rows*y.Stride, Float32)
+	if y.At, err = put(before); err != nil {
+		return err
+	}
+	if x.At, err = put(randomBits(random, x.Rows*x.Stride, c.xType)); err != nil {
+		return err
+	}
+	var groups []RowGroup
+	for i := range c.weights {
+		w := Weight{Out: c.columns, In: c.depth}
+		if c.transposed {
+			w.Out, w.In = c.depth, c.columns
+		}
+		w.Pitch = (w.In + 7) / 8 * 8
+		data := randomBits(random, w.Out*w.Pitch, BFloat16)
+		for r := range w.Out {
+			clear(data[2*(r*w.Pitch+w.In) : 2*(r+1)*w.Pitch])
+		}
+		if w.At, err = put(data); err != nil {
+			return err
+		}
+		groups = append(groups, RowGroup{From: i * (c.rows + 1), To: i*(c.rows+1) + c.rows, Weight: w, Factor: c.factor, Round: BFloat16})
+	}
+	// run gives what a kernel makes of y.
+	run := func(shape tile) ([]byte, error) {
+		err := v.Upload(y.At, len(before), before, len(before), 1)
+		switch {
+		case err != nil:
+		case shape.kernel < kWarpgroup:
+			if c.transposed {
+				shape.kernel += kProductTransposedFew - kProductFew
+			}
+			err = v.productInTiles(y, x, c.xType, groups, shape, c.columns, c.accumulate)
+		default:
+			err = v.productByWarpgroups(y, x, c.xType, groups, shape, c.columns, c.transposed, c.accumulate)
+		}
+		if err != nil {
+			return nil, err
+		}
+		after := make([]byte, len(before))
+		return after, v.Download(after, y.At, len(after), len(after), 1)
+	}
+	want, err := run(tile{kProductMany, 128, 128})
+	if err != nil {
+		return err
+	}
+	for _, shape := range []tile{{kProductGroup, groupRows, groupColumns}, {kProductGroupWide, groupRows, wideGroupColumns}} {
+		for range 1 + v.multiprocessors/16 { // what depends on time may be right once
+			got, err := run(shape)
+			if err != nil {
+				return err
+			}
+			if bytes.Equal(got, want) {
+				continue
+			}
+			i := 0
+			for got[i] == want[i] {
+				i++
+			}
+			at := int64(i / 4)
+			return fmt.Errorf("with %d columns of a block, element (%d, %d) is %#08x and not %#08x", shape.columns, at/y.Stride, at%y.Stride, binary.LittleEndian.Uint32(got[4*at:]), binary.LittleEndian.Uint32(want[4*at:]))
+		}
+	}
+	return nil
+}
