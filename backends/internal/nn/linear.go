@@ -65,7 +65,8 @@ func (p *Pass) linears(x tensor.Tensor, layers ...application) error {
 		p.matMuls = append(p.matMuls, tensor.Multiplication{Y: l.a.inner, X: x, Groups: p.shrinks(l.Module)})
 		p.expansions = append(p.expansions, tensor.Multiplication{Y: l.y, X: l.a.inner, Groups: p.expands(l.Module), Accumulate: true})
 	}
-	if err := p.Device.MatMuls(p.matMuls, p.expansions); err != nil {
+	p.stages = append(p.stages[:0], p.matMuls, p.expansions)
+	if err := p.Device.MatMuls(p.stages...); err != nil {
 		return err
 	}
 	for _, l := range layers {

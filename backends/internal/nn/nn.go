@@ -69,6 +69,7 @@ type Pass struct {
 	matMuls  []tensor.Multiplication
 	// the products with B, which come after those with A
 	expansions []tensor.Multiplication
+	stages     [][]tensor.Multiplication
 }
 
 // reduce makes partial sums whole, where a model is cut.
@@ -82,7 +83,7 @@ func (p *Pass) reduce(t tensor.Tensor) error {
 // Reset empties the pass but keeps the memory of its slices.
 func (p *Pass) Reset() {
 	*p = Pass{Segments: p.Segments[:0], Gradients: p.Gradients[:0], Runs: p.Runs[:0], Positions: p.Positions[:0],
-		part: p.part[:0], groups: p.groups[:0], clipped: p.clipped[:0], products: p.products[:0], matMuls: p.matMuls[:0], expansions: p.expansions[:0]}
+		part: p.part[:0], groups: p.groups[:0], clipped: p.clipped[:0], products: p.products[:0], matMuls: p.matMuls[:0], expansions: p.expansions[:0], stages: p.stages[:0]}
 }
 
 // Layer is one residual layer of a decoder. Activations hold what Forward keeps for Backward: views into the pass's Keep arena, in a value that is made once and used again.
