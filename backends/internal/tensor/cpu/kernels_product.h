@@ -119,11 +119,13 @@ INLINE void edge_write(const edge *e, int64_t rows, float *c, int64_t ldc, int64
 #define packed_f32_CASE(R) case R: tile(R, false, a, 1, TILE_ROWS, b + n, PANEL, depth, out, ld, zero, ahead, step); break;
 #define packed_bf16_CASE(R) case R: tile(R, true, a, 1, TILE_ROWS * PAIR_WORDS, b + n, PANEL, depth, out, ld, zero, ahead, step); break;
 #define depth_outside_CASE(R) case R: tile(R, false, a, 1, stride, b + n, bk, depth, out, ld, zero, NULL, 0); break;
+#define depth_outside_asking_CASE(R) case R: tile(R, false, a, 1, stride, b + n, bk, depth, out, ld, zero, ahead, step); break;
 #define scores_inside_CASE(R) case R: tile(R, false, a, PAGE, 1, b + n, bk, depth, out, ld, zero, NULL, 0); break;
 DEFINE_BLOCK(packed_f32) // a is a packed strip, b a panel
 DEFINE_BLOCK(packed_bf16) // the same in pairs
 DEFINE_BLOCK(depth_outside) // a[k·stride + r]
 DEFINE_BLOCK(scores_inside) // a[r·PAGE + k]
+DEFINE_BLOCK(depth_outside_asking) // depth_outside that asks for memory ahead
 
 // turn_rows writes up to TILE_ROWS rows of dim words of 32 bits with the inner axis outside: to[d·TILE_ROWS + r].
 static void turn_rows(const float *from, int64_t stride, int64_t rows, int64_t dim, float *to) {
@@ -764,8 +766,12 @@ static void outer(const void *job, int64_t unit, worker *w) {
     for (int64_t p = 0; p < height; p += TILE_ROWS) {
       int64_t rows = height - p < TILE_ROWS ? height - p : TILE_ROWS;
       const float *a = row_of(j->x, m0) + p;
-      if (j->turned) depth_outside(rows, a, j->x.stride, t, PANEL, depth, sums + p * PANEL, PANEL, PANEL, false, NULL, 0);
-      else depth_outside(rows, a, j->x.stride, t, PANEL, depth, row_of(j->y, p) + first, j->y.stride, columns, false, NULL, 0);
+      float *c = j->turned ? sums + p * PANEL : row_of(j->y, p) + first;
+      int64_t ldc = j->turned ? PANEL : j->y.stride, across = j->turned ? PANEL : columns, line = p / TILE_ROWS * LINE;
+      // The panel's rows of the next block lie far from each other: each tile asks for one line of all of them.
+      if (line < PANEL && m0 + OUTER_DEPTH < j->x.rows)
+        depth_outside_asking(rows, a, j->x.stride, t, PANEL, depth, c, ldc, across, false, (const char *)((const float *)j->w.addr + (m0 + OUTER_DEPTH) * j->w.out + first + line), j->w.out * 4);
+      else depth_outside(rows, a, j->x.stride, t, PANEL, depth, c, ldc, across, false, NULL, 0);
     }
   }
   if (j->turned) turn_back(sums, PANEL, columns, height, row_of(j->y, first), j->y.stride);

@@ -422,7 +422,7 @@ int op_attention_backward(device *d, view dq, view dk, view dv, view dout, view 
 int64_t op_peak(device *d, int type) {
   float sink = 0;
   rows_job j = {.a = {.addr = (uintptr_t)&sink}, .x = 0.25f};
-  int64_t units = threads_count(d->t) * 16;
+  int64_t units = threads_count(d->t) * 160; // some milliseconds: a thread may take one to get a processor of its own
   threads_run(d->t, type == BFLOAT16 ? d->k->peak_bf16 : d->k->peak_f32, &j, units, 1e9);
   return units * PEAK_STEPS * d->k->peak_chains * d->k->lanes * (type == BFLOAT16 ? 4 : 2);
 }
