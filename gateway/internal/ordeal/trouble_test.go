@@ -295,3 +295,51 @@ func TestBackendThatStaysDead(t *testing.T) {
 		return h.Status == "degraded" && h.Models[0].State == "failed" && strings.Contains(h.Models[0].Reason, "5 crashes")
 	})
 }
+
+// TestRebuildThatCrashesItsBackend gives a run a past that crashes the plugin, which it did not when it was new, and kills the server in the middle: that run is given up by name, with the operation that
+// does it, and all others are rebuilt and go on.
+func TestRebuildThatCrashesItsBackend(t *testing.T) {
+	const poison = 50
+	live := func(poisoned bool) findings {
+		s := newServer(t, settings{"plugin": "fake"}, nil)
+		s.start()
+		s.ready()
+		c := newCaller(t, s.url)
+		session := c.session()
+		guilty, others := c.create(session, 0, 4), []*trainee{c.create(session, 1, 4), c.create(session, 2, 2)}
+		guilty.mark = poison
+		for i := range 3 {
+			for _, r := range append(others, guilty) {
+				r.pass(i, 2, 8).must()
+				r.step(1e-2).must()
+			}
+		}
+		guilty.mark = 0
+		s.end()
+		if poisoned {
+			s.configure(settings{"plugin": "fake", "faults": []any{settings{"operation": "forward_backward", "token": poison, "action": "crash", "exit_code": 7}}}, nil)
+		}
+		s.start()
+		if poisoned {
+			s.await("crashed", func(h health) bool { return len(h.Models) == 1 && h.Models[0].LastLoss != "" })
+			s.ok(s.process.Process.Kill())
+			<-s.ended
+			s.start()
+		}
+		f := findings{}
+		for i, r := range others {
+			_, b := r.pass(3, 2, 8).must()
+			r.step(1e-2).must()
+			name := fmt.Sprint("end", i)
+			r.save(name).must()
+			f[name] = essence(t, b) + sums(t, filepath.Join(s.dir, "data", "checkpoints", "*", "weights", name+"~*"))
+		}
+		_, _, err := guilty.pass(3, 2, 8).result()
+		if (err != nil) != poisoned || poisoned && (!strings.Contains(err.Error(), "its rebuild crashes the backend") || !strings.Contains(err.Error(), guilty.id+":1 ran again") || !strings.Contains(err.Error(), "exit status 7")) {
+			t.Errorf("the guilty run ended with %v", err)
+		}
+		s.await("well", func(h health) bool { return h.Status == "ok" && h.Models[0].State == "ready" })
+		return f
+	}
+	compare(t, live(true), live(false))
+}

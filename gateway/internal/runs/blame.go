@@ -16,6 +16,8 @@ import (
 // finished is acquitted. One that crashes its backend alone is convicted: it fails with the reason, and everything else goes on. So an operation is run at most four times, and three times where few
 // others were suspected; one that was alone from the start twice.
 //
+// How often a process ended with a piece of work is stored, and the rebuild of a run is under suspicion, too: crashes.go.
+//
 // A process that somebody kills from outside tells nothing about its work. Nor are operations suspected that had been decided once, and only run again to rebuild an adapter.
 
 const (
@@ -45,6 +47,8 @@ type inquest struct {
 	trial    map[*blame]bool // of them: those that may run now; all others wait
 	size     int             // how many run at a time
 	open     bool            // there were suspects a moment ago
+	rebuilds bool            // some run's rebuild is suspected
+	rebuild  *run            // of those: the one that is rebuilt while nothing else runs
 	verdicts int             // since something succeeded last
 	given    int64           // pieces of work ever given
 	turn     chan struct{}   // closed and replaced when those that wait may look again
@@ -71,6 +75,9 @@ func (b *blame) innocent() bool {
 
 // mayRun tells whether a piece of work may be given to the process now. What stands among operations that rebuild an adapter goes with them. mu is held.
 func (q *inquest) mayRun(b *blame) bool {
+	if q.rebuild != nil {
+		return b.op != nil && b.op.run == q.rebuild
+	}
 	return len(q.suspects) == 0 || q.trial[b] || b.innocent() || b.op != nil && b.op.run.rebuild != nil
 }
 
@@ -141,6 +148,9 @@ func (c *Core) clear(m *model, b *blame) {
 	delete(q.busy, b)
 	delete(q.suspects, b)
 	delete(q.trial, b)
+	if key := b.storedAs(); key != "" && b.crashes > 0 {
+		c.keepCharges(key, b.charges)
+	}
 	b.crashes = 0
 	c.proceed(m)
 }
@@ -164,6 +174,7 @@ func (c *Core) crashed(m *model, b Backend) {
 			continue
 		case w.innocent():
 			apart = false
+			w.op.cutOff()
 		default:
 			had = append(had, w)
 		}
@@ -180,7 +191,11 @@ func (c *Core) crashed(m *model, b Backend) {
 	for _, w := range had {
 		w.crashes++
 		q.remember(w, c.cfg.now())
+		if key := w.storedAs(); key != "" {
+			c.keepCharges(key, w.charges)
+		}
 	}
+	c.rebuildsCrashed(m, b)
 	switch {
 	case len(had) == 0:
 	case len(q.suspects) > 0 && len(had) > 1: // only they ran
@@ -221,11 +236,16 @@ func (c *Core) convict(m *model, w *blame, reason string) {
 	q := &m.inquest
 	w.verdict = refusef(KindBackend, "it crashes the backend of %s: the process ended %d times while it ran, the last time while nothing else did, so it is not run again; the last end: %s", m.Name, w.crashes, reason)
 	delete(q.suspects, w)
-	if q.verdicts++; q.verdicts <= verdictsBelieved && c.cfg.Explained != nil {
-		c.cfg.Explained(m.Name)
-	}
+	c.believe(m)
 	q.remember(w, c.cfg.now())
 	c.log.Error("an operation crashes the backend and is failed", "model", m.Name, "work", w.what, "crashes", w.crashes, "error", w.verdict)
+}
+
+// believe counts a verdict and tells of it. mu is held.
+func (c *Core) believe(m *model) {
+	if m.inquest.verdicts++; m.inquest.verdicts <= verdictsBelieved && c.cfg.Explained != nil {
+		c.cfg.Explained(m.Name)
+	}
 }
 
 // rebuilding tells whether any run of a model is on its way into a process. mu is held.
@@ -241,7 +261,11 @@ func (c *Core) rebuilding(m *model) bool {
 // proceed lets the next suspects run when everything is quiet, and everybody when none is left. mu is held.
 func (c *Core) proceed(m *model) {
 	q := &m.inquest
-	if !q.open || c.closing {
+	if c.closing {
+		return
+	}
+	c.proceedRebuilds(m)
+	if !q.open || q.rebuild != nil {
 		return
 	}
 	if len(q.suspects) == 0 {

@@ -152,8 +152,13 @@ func Open(ctx context.Context, cfg Config) (*Core, error) {
 		cancel()
 		return nil, err
 	}
+	known, err := c.loadCharges(ctx)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
 	c.mu.Lock()
-	c.resume(pending, histories)
+	c.resume(pending, histories, known)
 	c.start(c.sweepUntilClosed)
 	c.mu.Unlock()
 	return c, nil

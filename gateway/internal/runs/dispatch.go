@@ -70,10 +70,15 @@ func (c *Core) pumpSamples(m *model) {
 			q.ended(j)
 			continue // finished already
 		}
-		j.running = true
-		j.blame.job, j.blame.what = j, j.future.id
-		c.start(func(ctx context.Context) { c.runSample(ctx, j) })
+		c.beginSample(j)
 	}
+}
+
+// beginSample has a sample run that counts as running. mu is held.
+func (c *Core) beginSample(j *sampleJob) {
+	j.running = true
+	j.blame.job, j.blame.what = j, j.future.id
+	c.start(func(ctx context.Context) { c.runSample(ctx, j) })
 }
 
 // cancelJob ends a sample. mu is held.
@@ -354,8 +359,8 @@ func (k *collector) result() (*SampleResult, error) {
 	return &k.sample, nil
 }
 
-// resumeSample queues a sample that an earlier process accepted. mu is held.
-func (c *Core) resumeSample(f *future, rec store.Record) {
+// resumeSample queues a sample that an earlier process accepted. A suspect among them waits for its trial, not for its turn. mu is held.
+func (c *Core) resumeSample(f *future, rec store.Record, known charges) {
 	s := c.samplers[rec.Parent]
 	if s == nil || s.session == nil || !s.session.active() || s.model == nil {
 		c.start(func(ctx context.Context) {
@@ -379,6 +384,12 @@ func (c *Core) resumeSample(f *future, rec store.Record) {
 		defer c.mu.Unlock()
 		j := &sampleJob{sampler: s, future: f, req: req, bytes: int64(4 * len(req.Prompt))}
 		c.admit(j)
+		if j.blame.job = j; s.model.inquest.charge(&j.blame, known) && j.why == nil {
+			s.model.samples.begin(j)
+			c.beginSample(j)
+			c.proceed(s.model)
+			return
+		}
 		c.queueSample(j)
 	})
 }

@@ -43,5 +43,5 @@
 // recovery point (recoverypoint.go), then brought to where it was by the operations in the journal that changed it; unfinished operations run in their place among them. A finished operation keeps its
 // result, a finished save is not repeated, clients only wait. Under the same arithmetic the outcome is equal bit for bit; under another one RunInfo.Inexact says so. A run whose
 // journal is damaged or whose base model has other weights is marked corrupted: its unfinished futures fail with the reason and later submissions are KindNotFound naming the newest
-// checkpoint. Work that crashes its backend is found and failed (blame.go). A backend that stays dead fails what waits, and nothing is ever continued with fresh weights.
+// checkpoint. Work that crashes its backend is found and failed (blame.go), and a run whose rebuild does is given up (crashes.go). A backend that stays dead fails what waits, and nothing is ever continued with fresh weights.
 package runs

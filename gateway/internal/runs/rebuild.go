@@ -18,6 +18,8 @@ import (
 // rebuild is how far a run is on its way into a process. mu of the core guards it.
 type rebuild struct {
 	reason   string // why it is needed
+	boot     string // the process in which it goes on, until that has ended; "" = none
+	cutOff   int64  // the lowest past operation that came back from there undecided; 0 = none
 	since    time.Time
 	done     chan struct{} // closed when it has ended, well or not
 	going    bool          // its goroutine runs
@@ -120,6 +122,7 @@ func (c *Core) giveBack(op *operation, reason string, err error) {
 	if !op.internal() {
 		r.queue.returned = append(r.queue.returned, op)
 	}
+	op.cutOff()
 	c.interrupt(r, reason)
 	c.cameBack(op)
 }
@@ -136,7 +139,10 @@ func (c *Core) rebuild(ctx context.Context, r *run) {
 			return
 		}
 		var p *plan
-		if p, err = c.plan(ctx, r); err == nil {
+		if err = c.awaitRebuildTurn(ctx, r, b); err == nil {
+			p, err = c.plan(ctx, r)
+		}
+		if err == nil {
 			err = c.restoreBase(ctx, b, r, p)
 		}
 		if ctx.Err() != nil {
@@ -293,6 +299,10 @@ func (c *Core) rebuilt(r *run) {
 		c.start(func(ctx context.Context) {
 			c.logged("run could not be stored", c.writeRun(context.WithoutCancel(ctx), r), "run", r.ID)
 		})
+	}
+	if r.crashes > 0 {
+		r.crashes = 0
+		c.keepCharges(rebuildKey+r.ID, func() charges { return charges{Crashes: r.crashes} })
 	}
 	r.settled()
 	c.cool(r)

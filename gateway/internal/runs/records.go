@@ -31,6 +31,7 @@ const (
 	inUsage       = "usage"
 	inAudit       = "audit"
 	inSecrets     = "secrets"
+	inCrashes     = "crashes" // of work and rebuilds with which processes ended, until they succeed
 	inRetired     = "retired" // Parent: what of a session is deleted next; Rank: when it ended, in Unix nanoseconds
 )
 

@@ -145,7 +145,7 @@ func (c *Core) readHistories(ctx context.Context) (map[*run]history, error) {
 }
 
 // resume goes on with what was accepted by an earlier process. mu is held.
-func (c *Core) resume(pending []store.Record, histories map[*run]history) {
+func (c *Core) resume(pending []store.Record, histories map[*run]history, known map[string]charges) {
 	byRun := map[*run][]*operation{}
 	for _, rec := range pending {
 		var head operationRecord
@@ -157,7 +157,7 @@ func (c *Core) resume(pending []store.Record, histories map[*run]history) {
 		f.since, f.scores, f.fault = head.Time, head.ForwardOnly, head.Fault
 		close(f.accepted)
 		if head.Kind == OpSample {
-			c.resumeSample(f, rec)
+			c.resumeSample(f, rec, known[f.id])
 			continue
 		}
 		r := c.runs[rec.Parent]
@@ -168,8 +168,13 @@ func (c *Core) resume(pending []store.Record, histories map[*run]history) {
 		}
 		r.queue.unfinished++
 		r.queue.pending[rec.Rank] = true
-		byRun[r] = append(byRun[r], revive(r, f, rec, head))
+		op := revive(r, f, rec, head)
+		if op.blame.op, op.blame.what = op, f.id; r.model != nil {
+			r.model.inquest.charge(&op.blame, known[f.id])
+		}
+		byRun[r] = append(byRun[r], op)
 	}
+	c.chargeRebuilds(known)
 	for _, r := range c.runs {
 		c.resumeRun(r, byRun[r], histories[r])
 	}

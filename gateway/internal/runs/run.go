@@ -114,6 +114,7 @@ type run struct {
 	model    *model   // nil if it is not served any more
 	session  *session // nil for copies and imports
 	boot     string   // backend process that has the adapter; "" = none
+	crashes  int      // that cut its rebuild off, one after the other
 	rebuild  *rebuild // while the adapter is on its way into a process; nil = it is there, or has not been made yet
 	points   []*recoveryPoint
 	since    sincePoint

@@ -67,7 +67,18 @@ func (q *sampleQueue) pop(share func(owner string) plugins.Share) *sampleJob {
 	return j
 }
 
-// ended takes a sample that pop gave out of the counts.
+// begin counts a sample as running that did not wait.
+func (q *sampleQueue) begin(j *sampleJob) {
+	o := q.owners[j.sampler.Owner]
+	if o == nil {
+		o = &ownerQueue{}
+		q.owners[j.sampler.Owner] = o
+	}
+	q.running++
+	o.running++
+}
+
+// ended takes a sample that pop gave or begin counted out of the counts.
 func (q *sampleQueue) ended(j *sampleJob) {
 	q.running--
 	o := q.owners[j.sampler.Owner]
