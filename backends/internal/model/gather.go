@@ -3,13 +3,14 @@ package model
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/tinsmith/tinsmith/backends/internal/nn"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 )
 
 // gatherer puts the weights of a sharded model together for the passes of one workspace: each layer as a whole in one of two places, in turn, so that the next one is copied while one runs; the embedding and the head, which
-// may be larger than many layers, in pieces, in two places of their own. Base weights never change, so a copy needs nobody else: ranks do not wait for each other, and those without work take no part. It belongs to the
+// may be larger than many layers, in pieces, in two places of their own; a training pass holds the whole head while it goes through its logits, if there is memory. Base weights never change, so a copy needs nobody else: ranks do not wait for each other, and those without work take no part. It belongs to the
 // goroutine that runs the passes.
 type gatherer struct {
 	model  *Model
@@ -17,6 +18,7 @@ type gatherer struct {
 	head   nn.Linear
 	stream *stream
 	places [2]place
+	full   bool // there was no memory for the whole head in this pass
 
 	matrices []tensor.Matrix // that are held
 	bytes    int64
@@ -202,6 +204,44 @@ func (g *gatherer) layer(i, next int) (nn.Layer, error) {
 	return g.layers[i].layer, err
 }
 
+// holdHead has the head as a whole put together, for the products to come until releaseHead. Where there is no memory for it they go on in pieces.
+func (g *gatherer) holdHead() error {
+	if g == nil || g.full || g.stream.whole != nil {
+		return nil
+	}
+	s := g.stream
+	m, err := g.matrix(shape{s.dtype, s.out, s.in})
+	if errors.Is(err, tensor.ErrMemory) {
+		g.full = true
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("memory for the gathered head: %w", err)
+	}
+	s.whole = m
+	return s.all.start(g.model.Device, 0, s.copies(nil, m, 0, s.out))
+}
+
+// releaseHead gives its memory back.
+func (g *gatherer) releaseHead() error {
+	if g == nil {
+		return nil
+	}
+	g.full = false
+	if g.stream == nil || g.stream.whole == nil {
+		return nil
+	}
+	s := g.stream
+	err := s.all.settle()
+	s.whole.Free()
+	g.matrices = slices.DeleteFunc(g.matrices, func(m tensor.Matrix) bool { return m == s.whole })
+	bytes := int64(s.whole.Bytes())
+	g.bytes -= bytes
+	g.give(bytes)
+	s.whole, s.all = nil, place{}
+	return err
+}
+
 // settle waits for all that is being copied: nothing reads other ranks' memory when it returns. What has been copied stays.
 func (g *gatherer) settle() error {
 	if g == nil {
@@ -209,7 +249,7 @@ func (g *gatherer) settle() error {
 	}
 	err := errors.Join(g.places[0].settle(), g.places[1].settle())
 	if g.stream != nil {
-		err = errors.Join(err, g.stream.places[0].settle(), g.stream.places[1].settle())
+		err = errors.Join(err, g.stream.places[0].settle(), g.stream.places[1].settle(), g.stream.all.settle())
 	}
 	return err
 }
@@ -234,6 +274,9 @@ type stream struct {
 	buffers  [2]tensor.Matrix
 	places   [2]place // of piece i: i%2
 	pieces   []piece
+
+	whole tensor.Matrix // all of it, while a pass holds it; else nil
+	all   place
 }
 
 type piece struct {
@@ -263,6 +306,12 @@ func (s *stream) start(i int) error {
 
 // Stream implements nn.Streamed.
 func (s *stream) Stream(visit func(from int, piece tensor.Matrix) error) error {
+	if s.whole != nil {
+		if err := s.all.settle(); err != nil {
+			return err
+		}
+		return visit(0, s.whole)
+	}
 	for i, p := range s.pieces {
 		if err := s.start(i); err != nil {
 			return err

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/tinsmith/tinsmith/backends/internal/nn"
@@ -23,6 +24,7 @@ type selection struct {
 // head visits every row's logits: log-probabilities, losses, the gradient by the logits, and from it those of the head's LoRA and by the last residual stream, which it gives if there is a backward pass.
 // Full logits are never held.
 func (t *training) head(hidden tensor.Tensor) (dx tensor.Tensor, err error) {
+	defer func() { err = errors.Join(err, t.w.gather.releaseHead()) }()
 	if t.ratios, err = t.datumRatios(hidden); err != nil {
 		return dx, err
 	}
@@ -82,7 +84,7 @@ func (t *training) countingRows(dx, hidden tensor.Tensor, spans []span) error {
 			return err
 		}
 	}
-	if err := t.chunks(s, func(from, to int, parts []span) error {
+	if err := t.chunks(s, 2, func(from, to int, parts []span) error {
 		p := w.slice(s.segments, s.gradients, from, to)
 		rows := s.hidden.Slice(from, to)
 		logits, err := m.logits(w, p, rows)
@@ -141,7 +143,7 @@ func (t *training) idleRows(hidden tensor.Tensor, spans []span) error {
 	if err != nil {
 		return err
 	}
-	return t.chunks(s, func(from, to int, parts []span) error {
+	return t.chunks(s, 1, func(from, to int, parts []span) error {
 		logits, err := t.m.logits(t.w, t.w.slice(s.segments, nil, from, to), s.hidden.Slice(from, to))
 		if err != nil {
 			return err
@@ -197,7 +199,7 @@ func (t *training) datumLogprobs(hidden tensor.Tensor, spans []span) error {
 			logprobs = logprobs[part.count:]
 		}
 	}
-	if err := t.chunks(s, func(from, to int, parts []span) error {
+	if err := t.chunks(s, 1, func(from, to int, parts []span) error {
 		logits, err := t.m.logits(t.w, t.w.slice(s.segments, nil, from, to), s.hidden.Slice(from, to))
 		if err != nil {
 			return err
@@ -281,8 +283,9 @@ func (t *training) eachSpan(spans []span, visit func(batch, packed, count int) e
 	return nil
 }
 
-// chunks calls visit for the rows of a selection in pieces of nearly equal size whose logits fit their memory, with the spans in each.
-func (t *training) chunks(s selection, visit func(from, to int, parts []span) error) error {
+// chunks calls visit for the rows of a selection in pieces of nearly equal size whose logits fit their memory, with the spans in each. visit multiplies by the head so many times; of a model that is sharded the head is put together as
+// a whole where that saves copies, after the first piece of the pass, which has taken all other memory that pieces need.
+func (t *training) chunks(s selection, products int, visit func(from, to int, parts []span) error) error {
 	most := t.m.chunkRows(trainingLogits * t.m.logitsBytes)
 	if pieces := (s.hidden.Rows + most - 1) / most; pieces > 1 {
 		most = min(most, roundUp((s.hidden.Rows+pieces-1)/pieces, tileRows))
@@ -290,6 +293,12 @@ func (t *training) chunks(s selection, visit func(from, to int, parts []span) er
 	parts := make([]span, 0, len(s.spans))
 	from, rows := 0, 0
 	flush := func() error {
+		if left := (s.hidden.Rows - from + most - 1) / most; t.visited && left*products > 1 {
+			if err := t.w.gather.holdHead(); err != nil {
+				return err
+			}
+		}
+		t.visited = true
 		mark := t.w.temp.Mark()
 		if err := visit(from, from+rows, parts); err != nil {
 			return err

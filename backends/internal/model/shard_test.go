@@ -17,7 +17,15 @@ import (
 // counting is a device that counts what has been taken of it.
 type counting struct {
 	tensor.Device
-	bytes int64
+	bytes  int64
+	copied int64 // elements of matrices
+}
+
+func (c *counting) StartCopies(copies []tensor.MatrixCopy) (func() error, error) {
+	for _, j := range copies {
+		c.copied += int64(j.Src.Out() * j.Src.In())
+	}
+	return c.Device.StartCopies(copies)
 }
 
 func (c *counting) Alloc(d tensor.DType, rows, cols int) (tensor.Tensor, error) {
@@ -37,7 +45,7 @@ func (c *counting) NewMatrix(d tensor.DType, out, in int) (tensor.Matrix, error)
 }
 
 // shards loads a model for so many copies that share its weights out, each on a device that counts.
-func shards(t *testing.T, dir string, d tensor.DType, n int) []*bench {
+func shards(t *testing.T, dir string, o model.LoadOptions, n int) []*bench {
 	t.Helper()
 	var devices [][]tensor.Device
 	for range n {
@@ -52,7 +60,7 @@ func shards(t *testing.T, dir string, d tensor.DType, n int) []*bench {
 		})
 		devices = append(devices, []tensor.Device{&counting{Device: device}})
 	}
-	copies, err := model.LoadSharded(context.Background(), dir, devices, architectures.All(), model.LoadOptions{DType: d})
+	copies, err := model.LoadSharded(context.Background(), dir, devices, architectures.All(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +133,7 @@ func TestShardedEqualsWhole(t *testing.T) {
 				recompute := n == 3
 				whole := newBench(t, builtIn, d, 1)
 				want := whole.shardedLife(recompute)
-				copies := shards(t, builtIn, d, n)
+				copies := shards(t, builtIn, model.LoadOptions{DType: d}, n)
 				got := make([][][]float32, n)
 				var group sync.WaitGroup
 				for i, b := range copies[:2] {
@@ -155,7 +163,7 @@ func TestShardedMemory(t *testing.T) {
 	const tokens, n = 1500, 3
 	whole := newBench(t, builtIn, 0, 1)
 	rope := int64(whole.MaxContext * whole.Config.HeadDim * 4)
-	copies := shards(t, builtIn, 0, n)
+	copies := shards(t, builtIn, model.LoadOptions{}, n)
 	var sum int64
 	for i, b := range copies {
 		held := b.device.(*counting).bytes
@@ -231,4 +239,75 @@ func TestShardedMemory(t *testing.T) {
 	}
 	b.work.Bound(nil)
 	b.train(model.TrainOptions{}, examples...)
+}
+
+// A training pass copies the head as a whole once, beside the pieces of its first chunk of logits, however many chunks there are; where there is no memory for that it copies pieces for every product. The bits are equal.
+func TestShardedHeadIsCopiedOnce(t *testing.T) {
+	const tokens, rows = 150, 36 // of all, and of a chunk
+	random := rand.New(rand.NewPCG(4, 4))
+	var ids, targets []int32
+	run := func(t *testing.T, chunkRows int, room bool) (results [][]float32, copied, head int64) {
+		const vocabulary = 4096
+		b := shards(t, builtIn, model.LoadOptions{DType: tensor.Float32, LogitsBytes: chunkRows * vocabulary}, 2)[0]
+		if b.Config.VocabSize != vocabulary {
+			t.Fatalf("the model has %d tokens", b.Config.VocabSize)
+		}
+		if ids == nil {
+			ids, targets = b.randomTokens(random, tokens), b.randomTokens(random, tokens)
+		}
+		head = int64(b.Config.VocabSize * b.Config.HiddenSize)
+		whole := int64(tensor.MatrixBytes(tensor.Float32, b.Config.VocabSize, b.Config.HiddenSize))
+		weights := make([]float32, tokens)
+		for i := range weights {
+			weights[i] = 1
+		}
+		w := b.randomAdapter(4, 1, true, false, true)
+		e := b.example(w, ids, targets, weights)
+		e.Gradient = b.gradient(w.Layout())
+		var held int64
+		b.work.Bound(func(bytes int64) error {
+			if bytes == whole && !room {
+				return fmt.Errorf("not so much: %w", tensor.ErrMemory)
+			}
+			held += bytes
+			return nil
+		})
+		device := b.device.(*counting)
+		for range 3 { // the first finds nothing that is there from the one before
+			before, last := device.copied, copied
+			results = append(results, b.train(model.TrainOptions{}, e)[0].Logprobs)
+			copied = device.copied - before
+			if len(results) == 3 && copied != last {
+				t.Errorf("passes copy %d and %d elements", last, copied)
+			}
+		}
+		for i := range b.Modules {
+			if g := e.Gradient.Modules(0)[i]; g.A.Buffer != nil {
+				results = append(results, b.download(g.A), b.download(g.B))
+			}
+		}
+		if b.work.Bytes() != held {
+			t.Errorf("%d bytes are held, %d were asked for", b.work.Bytes(), held)
+		}
+		b.work.Free()
+		if held != 0 {
+			t.Errorf("%d bytes are left", held)
+		}
+		return results, copied, head
+	}
+	want, one, head := run(t, 2*tokens, true)
+	got, many, _ := run(t, rows, true)
+	pieces, most, _ := run(t, rows, false)
+	const chunks = (tokens + rows - 1) / rows
+	if many-one != head {
+		t.Errorf("with memory for it the head is copied %v times more in %d chunks than in one, want once", float64(many-one)/float64(head), chunks)
+	}
+	if most-one != 2*(chunks-1)*head {
+		t.Errorf("without memory for it the head is copied %v times more in %d chunks than in one, want %d", float64(most-one)/float64(head), chunks, 2*(chunks-1))
+	}
+	for i := range want {
+		if !slices.Equal(got[i], want[i]) || !slices.Equal(pieces[i], want[i]) {
+			t.Fatalf("result %d differs", i)
+		}
+	}
 }

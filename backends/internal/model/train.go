@@ -103,6 +103,7 @@ type training struct {
 	backward  bool
 	outcomes  []Outcome
 
+	visited bool      // a chunk of logits has been computed
 	ratios  []float64 // of data, for losses that need them
 	results *results  // nil: the host has the log-probabilities of a chunk when the next one is launched
 }
