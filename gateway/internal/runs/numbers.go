@@ -21,6 +21,29 @@ func (s *numbers) has(n int64) bool {
 	return ok
 }
 
+// fits tells whether a number is in the set or beside one that is: it makes no more gaps.
+func (s *numbers) fits(n int64) bool { return s.has(n) || s.has(n-1) || s.has(n+1) }
+
+func (s *numbers) remove(n int64) {
+	i, ok := s.find(n)
+	if !ok {
+		return
+	}
+	x := s.spans[i]
+	left, right := span64{x.From, n}, span64{n + 1, x.To}
+	switch {
+	case left.From == left.To && right.From == right.To:
+		s.spans = slices.Delete(s.spans, i, i+1)
+	case left.From == left.To:
+		s.spans[i] = right
+	case right.From == right.To:
+		s.spans[i] = left
+	default:
+		s.spans[i] = left
+		s.spans = slices.Insert(s.spans, i+1, right)
+	}
+}
+
 func (s *numbers) add(n int64) {
 	i, ok := s.find(n)
 	if ok {

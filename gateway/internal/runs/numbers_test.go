@@ -29,14 +29,27 @@ func TestNumbers(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	var s numbers
 	in := map[int64]bool{}
-	for range 2000 {
+	for range 3000 {
 		n := random.Int64N(1000)
+		if random.IntN(3) == 0 {
+			s.remove(n)
+			delete(in, n)
+			continue
+		}
 		s.add(n)
 		in[n] = true
 	}
 	for n := range int64(1001) {
 		if s.has(n) != in[n] {
 			t.Errorf("%d: %v, wanted %v", n, s.has(n), in[n])
+		}
+		if fits := in[n-1] || in[n] || in[n+1]; s.fits(n) != fits {
+			t.Errorf("%d fits: %v, wanted %v", n, s.fits(n), fits)
+		}
+	}
+	for i, x := range s.spans {
+		if x.From >= x.To || i > 0 && x.From <= s.spans[i-1].To {
+			t.Fatalf("the spans are not apart: %v", s.spans)
 		}
 	}
 }

@@ -257,13 +257,32 @@ func (a SubmittedSample) unless(err error) (SubmittedSample, error) {
 	return a, nil
 }
 
+// maxGaps bounds what the numbers of a sampling session take in memory. Samples that overtake each other leave gaps only for as long as they are on their way.
+const maxGaps = 1 << 16
+
 // submitSample journals a resolved sample and queues it.
 func (c *Core) submitSample(ctx context.Context, s *sampler, id, hash string, req sampleRequest) error {
 	j := &sampleJob{sampler: s, req: req, bytes: int64(4 * (len(req.Prompt) + len(req.TargetPromptTokens))), trace: trace.SpanContextFromContext(ctx)}
-	c.mu.Lock()
-	if c.futures[id] != nil {
+	parent, seq := parentOf(id)
+	for checked := int64(-1); ; {
+		c.mu.Lock()
+		if c.futures[id] != nil {
+			c.mu.Unlock()
+			return c.repeated(ctx, id, hash)
+		}
+		if !s.taken.has(seq) || s.accepted == checked {
+			break
+		}
+		// The same number came a moment ago, and has been finished since this request was looked at first; or its result is not kept any more. Nothing may come in between this time.
+		checked = s.accepted
 		c.mu.Unlock()
-		return c.repeated(ctx, id, hash)
+		if err := c.repeated(ctx, id, hash); KindOf(err) != KindNotFound {
+			return err
+		}
+	}
+	if n := len(s.taken.spans); n >= maxGaps && !s.taken.fits(seq) {
+		c.mu.Unlock()
+		return invalidf("seq_id: %d leaves another gap; the numbers of sampling session %s have %d already, and no more are kept: number samples one after the other", seq, s.ID, n-1)
 	}
 	if n := c.owners[s.Owner]; n >= c.cfg.MaxQueuedSamples {
 		c.mu.Unlock()
@@ -273,8 +292,8 @@ func (c *Core) submitSample(ctx context.Context, s *sampler, id, hash string, re
 		c.mu.Unlock()
 		return refusef(KindBusy, "the prompts of waiting samples take %d MiB already; repeat a little later", c.promptBytes>>20)
 	}
-	parent, seq := parentOf(id)
 	s.taken.add(seq)
+	s.accepted++
 	j.future = c.newFuture(id, OpSample, s.Owner, s.session, hash)
 	c.admit(j)
 	c.mu.Unlock()
@@ -283,6 +302,7 @@ func (c *Core) submitSample(ctx context.Context, s *sampler, id, hash string, re
 	defer c.mu.Unlock()
 	if err != nil {
 		c.dismiss(j)
+		s.taken.remove(seq)
 		c.refuseFuture(j.future, fmt.Errorf("journal the operation: %w", err))
 		return j.future.refusal
 	}

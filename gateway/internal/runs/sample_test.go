@@ -553,3 +553,42 @@ func TestOnlyRepeatedSamplesAreLookedUp(t *testing.T) {
 	}
 	w.sampled(w.sample(id, 3))
 }
+
+// Two equal submissions of one number are one sample, also when the first is finished between the second one's look at what there is and its place in the queue.
+func TestSimultaneousSamplesOfOneNumber(t *testing.T) {
+	w := newWorld(t, nil)
+	id := w.baseSampler(w.session(), 0)
+	req := w.sample(id, 7)
+	w.sampled(req)
+	w.Core.mu.Lock()
+	s := w.samplers[id]
+	w.Core.mu.Unlock()
+	resolved, err := checkSample(req, s.model.Model, 64, 128)
+	w.ok(err)
+	before, err := w.store.Get(t.Context(), inOperations, id+":7")
+	w.ok(err)
+	w.ok(w.submitSample(t.Context(), s, id+":7", hashSample(req), resolved)) // what the second one does after its look
+	after, err := w.store.Get(t.Context(), inOperations, id+":7")
+	w.ok(err)
+	w.eventually(func() bool { return len(w.futures) == 0 })
+	if string(after.Value) != string(before.Value) {
+		t.Errorf("the sample was accepted twice:\n%s\n%s", before.Value, after.Value)
+	}
+	w.refused(w.submitSample(t.Context(), s, id+":7", "another", resolved), KindInvalid, "7 was used before")
+}
+
+// A sampling session whose numbers have too many gaps takes only numbers that make no more of them.
+func TestGapsOfSampleNumbers(t *testing.T) {
+	w := newWorld(t, nil)
+	id := w.baseSampler(w.session(), 0)
+	w.Core.mu.Lock()
+	taken := &w.samplers[id].taken
+	for i := range int64(maxGaps) {
+		taken.spans = append(taken.spans, span64{10 * i, 10*i + 1})
+	}
+	w.Core.mu.Unlock()
+	_, err := w.Sample(t.Context(), w.sample(id, 10*maxGaps+5))
+	w.refused(err, KindInvalid, "seq_id", "leaves another gap", "65535 already")
+	w.sampled(w.sample(id, 21))
+	w.sampled(w.sample(id, 10*(maxGaps-1)+1))
+}

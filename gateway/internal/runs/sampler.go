@@ -40,7 +40,8 @@ type sampler struct {
 	jobs        map[*sampleJob]bool
 	completions map[int64]*completionQueue // one per client that asked, by its number
 	earlier     bool                       // an earlier process made it, and may have taken samples that are not in taken
-	taken       numbers                    // of samples that this process has taken, or tried to
+	taken       numbers                    // of samples that this process has taken
+	accepted    int64                      // how often taken has grown
 }
 
 // mayHave tells whether a sample with this number may be in the store. mu is held.
