@@ -25,6 +25,7 @@ type Device struct {
 	multiprocessors int
 	shared          int  // most dynamic shared memory of a block, bytes
 	warpgroups      bool // products of many rows use them; their module has been loaded
+	rows            sharedRows
 	pool            pool
 	stage           staging
 }

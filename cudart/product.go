@@ -59,6 +59,9 @@ func (v *Device) Product(y, x View, xType Type, groups []RowGroup, t Type, trans
 	}
 	shape := tile{kProductFloat32, 64, 64}
 	if t == BFloat16 {
+		if s := &v.rows; s.rounded.At != 0 && s.x == x && s.xType == xType {
+			x, xType = s.rounded, BFloat16
+		}
 		if v.warpgroups {
 			if group, ok := v.warpgroupTile(x, groups, transposed, columns); ok {
 				err := v.productByWarpgroups(y, x, xType, groups, group, columns, transposed, accumulate)

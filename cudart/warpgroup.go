@@ -111,18 +111,49 @@ func (v *Device) productByWarpgroups(y, x View, xType Type, groups []RowGroup, s
 		shape.kernel += kProductGroupTransposed - kProductGroup
 	}
 	if !fit {
-		pitch := (x.Cols + 7) / 8 * 8
-		at, failed := v.Alloc(int(x.Rows * pitch * 2))
+		to, failed := v.narrowRows(x, xType)
 		if failed != nil {
 			return failed
 		}
-		defer func() { err = errors.Join(err, v.Free(at)) }() // whatever gets it next comes later in the stream
-		to := View{At: at, Rows: x.Rows, Cols: pitch, Stride: pitch}
-		a := C.round_arguments{y: to.c(), x: x.c(), y_type: C.BFLOAT16, x_type: C.int32_t(xType)}
-		if err := v.launch(kNarrowRows, x.Rows, min((pitch+2047)/2048, maxY), 1, unsafe.Pointer(&a)); err != nil {
-			return err
+		if v.rows.x == x && v.rows.xType == xType {
+			v.rows.rounded = to
+		} else {
+			defer func() { err = errors.Join(err, v.Free(to.At)) }() // whatever gets it next comes later in the stream
 		}
 		x = to
 	}
 	return v.productInTiles(y, x, BFloat16, groups, shape, columns, accumulate)
+}
+
+// narrowRows gives the rows of x as bfloat16, filled up with zeros to multiples of 16 bytes, in memory that the caller frees.
+func (v *Device) narrowRows(x View, xType Type) (View, error) {
+	pitch := (x.Cols + 7) / 8 * 8
+	at, err := v.Alloc(int(x.Rows * pitch * 2))
+	if err != nil {
+		return View{}, err
+	}
+	to := View{At: at, Rows: x.Rows, Cols: pitch, Stride: pitch}
+	a := C.round_arguments{y: to.c(), x: x.c(), y_type: C.BFLOAT16, x_type: C.int32_t(xType)}
+	if err := v.launch(kNarrowRows, x.Rows, min((pitch+2047)/2048, maxY), 1, unsafe.Pointer(&a)); err != nil {
+		return View{}, errors.Join(err, v.Free(at))
+	}
+	return to, nil
+}
+
+// sharedRows are the rows that several products have in common.
+type sharedRows struct {
+	x       View
+	xType   Type
+	rounded View // as the first product by warpgroups rounded them; At 0 before
+}
+
+// ShareRows says that products from now on have the rows x in common, which nothing writes until the next call: if the kernels of one of them want rounded rows, the others take these. The zero View ends it. Products with
+// other rows may come between.
+func (v *Device) ShareRows(x View, xType Type) error {
+	var err error
+	if at := v.rows.rounded.At; at != 0 {
+		err = v.Free(at)
+	}
+	v.rows = sharedRows{x: x, xType: xType}
+	return err
 }

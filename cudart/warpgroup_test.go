@@ -1,6 +1,8 @@
 package cudart
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -191,5 +193,83 @@ func TestWarpgroupsWithoutMemory(t *testing.T) {
 		if f != 0 {
 			t.Fatalf("element %d is %v", i, f)
 		}
+	}
+}
+
+// Products that have rows in common round them once: by warpgroups, and by warps after them. Afterwards the memory is free.
+func TestSharedRows(t *testing.T) {
+	v := openDevice(t, openDriver(t), 0)
+	if err := v.UseWarpgroups(true); err != nil {
+		t.Fatal(err)
+	}
+	const rows, depth = 130, 259
+	random := rand.New(rand.NewPCG(3, 4))
+	filled := func(data []byte) Address {
+		a := alloc(t, v, len(data))
+		if err := v.Upload(a, len(data), data, len(data), 1); err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	data := randomBits(random, rows*depth, Float32)
+	x := View{At: filled(data), Rows: rows, Cols: depth, Stride: depth}
+	var weights []Weight
+	for _, out := range []int64{128, 200, 16} {
+		w := Weight{Out: out, In: depth, Pitch: 264}
+		w.At = filled(randomBits(random, out*w.Pitch, BFloat16))
+		for r := range out {
+			if err := v.Zero(w.At+Address(2*(r*w.Pitch+depth)), 2*(264-depth)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		weights = append(weights, w)
+	}
+	allocations := v.Allocations()
+	product := func(x View, w Weight) []byte {
+		t.Helper()
+		a, err := v.Alloc(int(4 * rows * w.Out))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := make([]byte, 4*rows*w.Out)
+		y := View{At: a, Rows: x.Rows, Cols: w.Out, Stride: w.Out}
+		if err := errors.Join(v.Product(y, x, Float32, []RowGroup{{To: x.Rows, Weight: w}}, BFloat16, false, false), v.Download(got, a, len(got), len(got), 1), v.Free(a)); err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	var want [][]byte
+	for _, w := range weights {
+		want = append(want, product(x, w))
+	}
+	if n := v.Allocations(); n != allocations {
+		t.Errorf("%d allocations more after products by themselves", n-allocations)
+	}
+	if err := v.ShareRows(x, Float32); err != nil {
+		t.Fatal(err)
+	}
+	for i, w := range weights {
+		if !bytes.Equal(product(x, w), want[i]) {
+			t.Errorf("%d columns: other bits", w.Out)
+		}
+		if i == 0 { // shows what the others read; a caller must not
+			if err := v.Zero(x.At, len(data)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	other := x
+	other.Rows-- // rows that are not shared
+	if got := product(other, weights[1]); bytes.Equal(got[:4], want[1][:4]) {
+		t.Error("rows that are not the shared ones are taken from them")
+	}
+	if err := v.ShareRows(View{}, Float32); err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Equal(product(x, weights[0]), want[0]) {
+		t.Error("rows are still shared")
+	}
+	if n := v.Allocations(); n != allocations {
+		t.Errorf("%d allocations more in the end", n-allocations)
 	}
 }

@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
@@ -100,9 +101,15 @@ func (d *device) product(op string, y, x tensor.Tensor, w *matrix, accumulate, t
 	return d.failed(op, d.v.Product(view(y), view(x), typeOf(x.DType), []cudart.RowGroup{{To: int64(y.Rows), Weight: w.weight()}}, typeOf(w.dtype), transposed, accumulate))
 }
 
-func (d *device) MatMuls(stages ...[]tensor.Multiplication) error {
+func (d *device) MatMuls(stages ...[]tensor.Multiplication) (err error) {
+	defer func() { err = errors.Join(err, d.failed("matmuls", d.v.ShareRows(cudart.View{}, cudart.Float32))) }()
 	for _, products := range stages {
-		for _, p := range products {
+		for i, p := range products {
+			if i == 0 || view(p.X) != view(products[i-1].X) { // also what a stage before has written
+				if err := d.v.ShareRows(view(p.X), typeOf(p.X.DType)); err != nil {
+					return d.failed("matmuls", err)
+				}
+			}
 			if err := d.grouped("matmuls", p.Y, p.X, p.Groups, p.Accumulate, false); err != nil {
 				return err
 			}
