@@ -141,12 +141,15 @@ func (p *Pass) expands(module int) []tensor.RowGroup {
 // Backward gives, for dy (rows × out) and the x that Forward had, the gradient by x: dx is overwritten or, with accumulate, added to; without inputGradient it is not computed and dx has no meaning. It adds
 // the gradients by A and B of the ranges of p.Gradients.
 func (l *Linear) Backward(p *Pass, dx, dy, x tensor.Tensor, a *LinearActivations, accumulate, inputGradient bool) error {
-	if inputGradient {
+	rank := p.largestRank(l.Module)
+	_, streamed := l.Weight.(Streamed)
+	work := productWork(dy.Rows, l.Weight)
+	atOnce := inputGradient && rank > 0 && !streamed && (p.StepWork <= 0 || work <= p.StepWork) // W beside B: dy is packed once for both
+	if inputGradient && !atOnce {
 		if err := p.matMulTransposed(dx, dy, l.Weight, accumulate); err != nil {
 			return err
 		}
 	}
-	rank := p.largestRank(l.Module)
 	if rank == 0 {
 		return nil
 	}
@@ -161,7 +164,19 @@ func (l *Linear) Backward(p *Pass, dx, dy, x tensor.Tensor, a *LinearActivations
 			p.groups = append(p.groups, tensor.RowGroup{From: s.From, To: s.To, Matrix: m.B, Factor: m.Scale, Round: tensor.Float32})
 		}
 	}
-	if err := p.matMulTransposedGroups(dinner, dy, p.groups, false); err != nil {
+	if atOnce {
+		n := len(p.groups)
+		p.groups = append(p.groups, tensor.RowGroup{To: dy.Rows, Matrix: l.Weight})
+		p.matMuls = append(p.matMuls[:0], tensor.Multiplication{Y: dx, X: dy, Groups: p.groups[n:], Accumulate: accumulate, Transposed: true},
+			tensor.Multiplication{Y: dinner, X: dy, Groups: p.groups[:n], Transposed: true})
+		p.stages = append(p.stages[:0], p.matMuls)
+		if err = p.Device.MatMuls(p.stages...); err == nil {
+			err = p.did(work)
+		}
+	} else {
+		err = p.matMulTransposedGroups(dinner, dy, p.groups, false)
+	}
+	if err != nil {
 		return err
 	}
 	if inputGradient {

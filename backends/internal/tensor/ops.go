@@ -114,8 +114,8 @@ type Device interface {
 	// gives for its rows, finished by its Factor and Round. No row may be in two groups.
 	MatMulGroups(y, x Tensor, groups []RowGroup, accumulate bool) error
 	MatMulTransposedGroups(dx, dy Tensor, groups []RowGroup, accumulate bool) error
-	// MatMuls does MatMulGroups for each product of a stage, all at once, and one stage after another: a step over few rows then takes the time of reading the matrices, and none of waiting between products. What one writes
-	// no other of its stage may read or write; later stages may.
+	// MatMuls does MatMulGroups or MatMulTransposedGroups for each product of a stage, all at once, and one stage after another: a step over few rows then takes the time of reading the matrices, and none of waiting between
+	// products; over many, what is done to rows before they are multiplied is done once for neighbours that read the same. What one writes no other of its stage may read or write; later stages may.
 	MatMuls(stages ...[]Multiplication) error
 	// OuterProducts does OuterProduct for each of products, all at once. No two may have a g in common.
 	OuterProducts(products []OuterProduct) error
@@ -194,11 +194,11 @@ type RowGroup struct {
 	Round    DType
 }
 
-// Multiplication is the arguments of Device.MatMulGroups.
+// Multiplication is the arguments of Device.MatMulGroups, or of MatMulTransposedGroups: Y is then dx, and X dy.
 type Multiplication struct {
-	Y, X       Tensor
-	Groups     []RowGroup
-	Accumulate bool
+	Y, X                   Tensor
+	Groups                 []RowGroup
+	Accumulate, Transposed bool
 }
 
 // OuterProduct is the arguments of Device.OuterProduct.

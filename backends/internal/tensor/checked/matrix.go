@@ -185,7 +185,7 @@ func (d *device) MatMuls(stages ...[]tensor.Multiplication) error {
 	d.products, d.ends, d.groups, d.stages = d.products[:0], d.ends[:0], d.groups[:0], d.stages[:0]
 	for _, products := range stages {
 		for _, p := range products {
-			d.appendGroups(&c, "y", "x", p.Y, p.X, p.Groups, false)
+			d.appendGroups(&c, "y", "x", p.Y, p.X, p.Groups, p.Transposed)
 			if c.err != nil {
 				return c.err
 			}

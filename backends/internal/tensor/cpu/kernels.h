@@ -44,13 +44,13 @@ typedef struct {
   double correction1, root_correction2; // 1 - beta1^step, √(1 - beta2^step)
 } adamw_step;
 
-// product is y (+)= x · w: a tensor.Multiplication, or one group of rows. y and x may have more columns than the product.
+// product is y (+)= x · w, or transposed dx (+)= dy · w with y = dx and x = dy: a tensor.Multiplication, or one group of rows. y and x may have more columns than the product.
 typedef struct {
   view y, x;
   matrix w;
   float factor; // 0: elements are not finished
   int32_t round;
-  bool accumulate;
+  bool accumulate, transposed;
 } product;
 
 // outer_product is a tensor.OuterProduct.
@@ -86,7 +86,7 @@ int op_pack(device *d, matrix m, int64_t row, int64_t n, int source, const void 
 int op_repack(device *d, matrix m, view src);
 int op_gather(device *d, view dst, matrix m, const int32_t *ids);
 int op_gather_elements(device *d, view dst, view src, const element *at);
-int op_products(device *d, const product *products, int64_t n, bool transposed);
+int op_products(device *d, const product *products, int64_t n);
 int op_stages(device *d, const product *products, const int64_t *ends, int64_t stages); // stage i's products end before ends[i]
 int op_outers(device *d, const outer_product *products, int64_t n);
 int op_round(device *d, view dst, view src);

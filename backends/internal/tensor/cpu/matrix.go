@@ -92,19 +92,19 @@ func (d *device) GatherElements(dst, src tensor.Tensor, at []tensor.Element) err
 }
 
 func (d *device) MatMul(y, x tensor.Tensor, m tensor.Matrix, accumulate bool) error {
-	return d.run("matmul", append(d.products[:0], product(y, x, m, accumulate)), false)
+	return d.run("matmul", append(d.products[:0], product(y, x, m, accumulate, false)))
 }
 
 func (d *device) MatMulTransposed(dx, dy tensor.Tensor, m tensor.Matrix, accumulate bool) error {
-	return d.run("matmul transposed", append(d.products[:0], product(dx, dy, m, accumulate)), true)
+	return d.run("matmul transposed", append(d.products[:0], product(dx, dy, m, accumulate, true)))
 }
 
 func (d *device) MatMulGroups(y, x tensor.Tensor, groups []tensor.RowGroup, accumulate bool) error {
-	return d.run("matmul groups", d.grouped(y, x, groups, accumulate), false)
+	return d.run("matmul groups", d.grouped(y, x, groups, accumulate, false))
 }
 
 func (d *device) MatMulTransposedGroups(dx, dy tensor.Tensor, groups []tensor.RowGroup, accumulate bool) error {
-	return d.run("matmul transposed groups", d.grouped(dx, dy, groups, accumulate), true)
+	return d.run("matmul transposed groups", d.grouped(dx, dy, groups, accumulate, true))
 }
 
 func (d *device) MatMuls(stages ...[]tensor.Multiplication) error {
@@ -114,7 +114,7 @@ func (d *device) MatMuls(stages ...[]tensor.Multiplication) error {
 			more = false
 			for _, m := range products {
 				if i < len(m.Groups) {
-					d.products = append(d.products, groupProduct(m.Y, m.X, m.Groups[i], m.Accumulate))
+					d.products = append(d.products, groupProduct(m.Y, m.X, m.Groups[i], m.Accumulate, m.Transposed))
 					more = more || i+1 < len(m.Groups)
 				}
 			}
@@ -124,28 +124,28 @@ func (d *device) MatMuls(stages ...[]tensor.Multiplication) error {
 	return failed("matmuls", C.op_stages(d.c, &d.products[0], &d.ends[0], C.int64_t(len(d.ends))))
 }
 
-func (d *device) grouped(y, x tensor.Tensor, groups []tensor.RowGroup, accumulate bool) []C.product {
+func (d *device) grouped(y, x tensor.Tensor, groups []tensor.RowGroup, accumulate, transposed bool) []C.product {
 	list := d.products[:0]
 	for _, g := range groups {
-		list = append(list, groupProduct(y, x, g, accumulate))
+		list = append(list, groupProduct(y, x, g, accumulate, transposed))
 	}
 	return list
 }
 
-func product(y, x tensor.Tensor, m tensor.Matrix, accumulate bool) C.product {
-	return C.product{y: view(y), x: view(x), w: of(m), accumulate: C.bool(accumulate)}
+func product(y, x tensor.Tensor, m tensor.Matrix, accumulate, transposed bool) C.product {
+	return C.product{y: view(y), x: view(x), w: of(m), accumulate: C.bool(accumulate), transposed: C.bool(transposed)}
 }
 
-func groupProduct(y, x tensor.Tensor, g tensor.RowGroup, accumulate bool) C.product {
-	p := product(y.Slice(g.From, g.To), x.Slice(g.From, g.To), g.Matrix, accumulate)
+func groupProduct(y, x tensor.Tensor, g tensor.RowGroup, accumulate, transposed bool) C.product {
+	p := product(y.Slice(g.From, g.To), x.Slice(g.From, g.To), g.Matrix, accumulate, transposed)
 	p.factor, p.round = C.float(g.Factor), C.int32_t(g.Round)
 	return p
 }
 
 // run runs products, which are d's own memory.
-func (d *device) run(op string, products []C.product, transposed bool) error {
+func (d *device) run(op string, products []C.product) error {
 	d.products = products
-	return failed(op, C.op_products(d.c, &products[0], C.int64_t(len(products)), C.bool(transposed)))
+	return failed(op, C.op_products(d.c, &products[0], C.int64_t(len(products))))
 }
 
 func (d *device) OuterProduct(g, a, b tensor.Tensor) error {

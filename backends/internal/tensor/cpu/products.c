@@ -108,9 +108,13 @@ static view rows_of(view v, int64_t from, int64_t to) {
   return v;
 }
 
-// prepare makes the part of rows y = x · w, all but where the packed rows are, and gives the number of its units.
-static int64_t prepare(const device *d, part *p, view y, view x, matrix w, bool accumulate, bool transposed, int64_t share) {
+// prepare makes the part of rows [from, to) of a product, all but where the packed rows are, with about share of the units. It gives their number.
+static int64_t prepare(const device *d, part *p, const product *g, int64_t from, int64_t to, int64_t share) {
   const kernels *k = d->k;
+  matrix w = g->w;
+  view y = rows_of(g->y, from, to), x = rows_of(g->x, from, to);
+  bool accumulate = g->accumulate, transposed = g->transposed;
+  y.cols = transposed ? w.in : w.out, x.cols = transposed ? w.out : w.in;
   bool pairs = w.type == BFLOAT16, across = transposed && y.rows >= ACROSS_FROM_ROWS && w.out >= ACROSS_FROM_DEPTH;
   int64_t few_strips = div_up(y.rows, k->tile_rows);
   bool few = !transposed && few_strips <= FEW_STRIPS && k->few_rows(div_up(y.rows, few_strips));
@@ -118,7 +122,7 @@ static int64_t prepare(const device *d, part *p, view y, view x, matrix w, bool 
   if (few) depth = div_up(depth, FEW_CHUNK) * FEW_CHUNK;
   int64_t strips = div_up(y.rows, width), strip_rows = across ? width : div_up(y.rows, strips); // even ones: a tile of few rows has too few chains to keep the multipliers busy
   *p = (part){.rows = {.a = x, .rows_per_unit = strip_rows, .type = w.type}, .product = {.y = y, .w = w, .strip_rows = strip_rows, .accumulate = accumulate, .packed_rows = y.rows},
-              .packed_bytes = ((few ? y.rows : strips * width) * depth * 4 + 127) / 64 * 64, .packs = few ? y.rows : strips, .strip_rows = strip_rows, .panel_columns = across ? k->tile_rows : PANEL, .columns = transposed ? w.in : w.out};
+              .packed_bytes = ((few ? y.rows : strips * width) * depth * 4 + 127) / 64 * 64, .packs = few ? y.rows : strips, .strip_rows = strip_rows, .panel_columns = across ? k->tile_rows : PANEL, .columns = y.cols, .factor = g->factor, .round = g->round};
   int64_t panels = div_up(p->columns, p->panel_columns);
   if (across) {
     p->pack = pairs ? k->pack_across_bf16 : k->pack_across_f32, p->multiply = k->matmul_across;
@@ -160,7 +164,7 @@ static bool shares(part *p, const part *owner, bool few) {
 
 enum { OWN_PACKING = 8000 }; // nanoseconds of packing few rows up to which every thread does it for itself: one meeting of the threads fewer
 
-int op_products(device *d, const product *products, int64_t n, bool transposed) {
+int op_products(device *d, const product *products, int64_t n) {
   part *parts = parts_memory(d, n);
   if (!parts) return -1;
   double all = 0;
@@ -173,23 +177,23 @@ int op_products(device *d, const product *products, int64_t n, bool transposed) 
     double packing = 0, cost = 0;
     for (; next < n; next++, done = 0) {
       const product *g = products + next;
-      int64_t out = transposed ? g->w.in : g->w.out, in = transposed ? g->w.out : g->w.in, rows = g->y.rows - done;
+      int64_t out = g->transposed ? g->w.in : g->w.out, in = g->transposed ? g->w.out : g->w.in, rows = g->y.rows - done;
       if (!rows || !out) continue;
-      int64_t room = (STRIP_BYTES - bytes) / (in * 4 + 1);
-      if (rows > room) {
+      double own_cost = product_cost((double)rows, (double)out, (double)in);
+      int64_t share = 1 + (int64_t)((double)threads_count(d->t) * 7.999 * own_cost / all); // of the units, by cost
+      part *p = parts + count;
+      int64_t more = prepare(d, p, g, done, done + rows, share), room = (STRIP_BYTES - bytes) / (in * 4 + 1);
+      bool few = p->pack == d->k->pack_few, shared = count > 0 && shares(p, parts + owner, few);
+      if (!shared && rows > room) {
         if (count > 0) break;
         if (room < BLOCK_ROWS) room = BLOCK_ROWS;
         rows = div_up(rows, div_up(rows, room)); // pieces of equal size, because weights are read, and some turned, once per piece
         rows = div_up(rows, 96) * 96 < g->y.rows - done ? div_up(rows, 96) * 96 : g->y.rows - done; // whole strips of any width
+        own_cost = product_cost((double)rows, (double)out, (double)in);
+        more = prepare(d, p, g, done, done + rows, 1 + (int64_t)((double)threads_count(d->t) * 7.999 * own_cost / all));
+        few = p->pack == d->k->pack_few;
       }
-      view part_y = rows_of(g->y, done, done + rows), part_x = rows_of(g->x, done, done + rows);
-      part_y.cols = out, part_x.cols = in;
-      part *p = parts + count++;
-      double own_cost = product_cost((double)rows, (double)out, (double)in);
-      int64_t share = 1 + (int64_t)((double)threads_count(d->t) * 7.999 * own_cost / all); // of the units, by cost
-      int64_t more = prepare(d, p, part_y, part_x, g->w, g->accumulate, transposed, share);
-      p->factor = g->factor, p->round = g->round;
-      bool few = p->pack == d->k->pack_few, shared = count > 1 && shares(p, parts + owner, few);
+      count++;
       if (shared) p->packs = 0, p->packed_bytes = 0;
       else owner = count - 1;
       p->owner = owner, p->own_at = bytes;
@@ -229,7 +233,7 @@ int op_products(device *d, const product *products, int64_t n, bool transposed) 
 
 int op_stages(device *d, const product *products, const int64_t *ends, int64_t stages) {
   for (int64_t i = 0, from = 0; i < stages; from = ends[i++])
-    if (op_products(d, products + from, ends[i] - from, false)) return -1;
+    if (op_products(d, products + from, ends[i] - from)) return -1;
   return 0;
 }
 

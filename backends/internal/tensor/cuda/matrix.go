@@ -110,7 +110,7 @@ func (d *device) MatMuls(stages ...[]tensor.Multiplication) (err error) {
 					return d.failed("matmuls", err)
 				}
 			}
-			if err := d.grouped("matmuls", p.Y, p.X, p.Groups, p.Accumulate, false); err != nil {
+			if err := d.grouped("matmuls", p.Y, p.X, p.Groups, p.Accumulate, p.Transposed); err != nil {
 				return err
 			}
 		}

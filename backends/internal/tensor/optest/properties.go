@@ -63,6 +63,12 @@ func matMuls(t *testing.T, d tensor.Device) {
 					h.ok(d.MatMulGroups(want[len(want)-1], x, groups, accumulate))
 					products = append(products, tensor.Multiplication{Y: got[len(got)-1], X: x, Groups: groups, Accumulate: accumulate})
 				}
+				back := func(dy tensor.Tensor, in int, accumulate bool, groups ...tensor.RowGroup) {
+					seed := uint64(20 + len(want))
+					want, got = append(want, h.tensor(rows, in, normal(seed, rows*in))), append(got, h.tensor(rows, in, normal(seed, rows*in)))
+					h.ok(d.MatMulTransposedGroups(want[len(want)-1], dy, groups, accumulate))
+					products = append(products, tensor.Multiplication{Y: got[len(got)-1], X: dy, Groups: groups, Accumulate: accumulate, Transposed: true})
+				}
 				x, other := h.tensor(rows, in, normal(1, rows*in)), h.tensor(rows, in, normal(2, rows*in))
 				whole := h.matrix(dtype, out, in, normal(3, out*in))
 				adapter := func(seed uint64, rank int) tensor.Matrix { return h.matrix(dtype, rank, in, normal(seed, rank*in)) }
@@ -79,6 +85,11 @@ func matMuls(t *testing.T, d tensor.Device) {
 				add(inner, out, true, tensor.RowGroup{To: rows, Matrix: expand})
 				products[0].X = got[2]
 				add(other, out, false, tensor.RowGroup{To: rows, Matrix: whole})
+				dy := h.tensor(rows, out, normal(11, rows*out))
+				back(dy, in, true, tensor.RowGroup{To: rows, Matrix: whole})
+				back(dy, 8, false, tensor.RowGroup{To: rows, Matrix: h.matrix(dtype, out, 8, normal(12, out*8)), Factor: 0.7, Round: tensor.Float32})
+				back(dy, 8, false, tensor.RowGroup{From: rows / 2, To: rows, Matrix: h.matrix(dtype, out, 8, normal(13, out*8))})
+				add(dy, out, false, tensor.RowGroup{To: rows, Matrix: h.matrix(dtype, out, out, normal(14, out*out))})
 				h.ok(d.MatMuls(append(stages, products)...))
 				for i := range want {
 					sameBits(t, fmt.Sprint("product ", i), h.read(got[i]), h.read(want[i]))

@@ -101,6 +101,7 @@ func refusals(t *testing.T, d tensor.Device) {
 		"groups type":             d.MatMulGroups(b, half, []tensor.RowGroup{{From: 0, To: 1, Matrix: m}}, false),
 		"matmuls rows":            d.MatMuls([]tensor.Multiplication{{Y: b, X: a, Groups: []tensor.RowGroup{{From: 3, To: 5, Matrix: m}}}}),
 		"matmuls columns":         d.MatMuls([]tensor.Multiplication{{Y: b, X: a, Groups: []tensor.RowGroup{{From: 0, To: 1, Matrix: m}}}, {Y: a, X: a, Groups: []tensor.RowGroup{{From: 0, To: 1, Matrix: m}}}}),
+		"matmuls transposed":      d.MatMuls([]tensor.Multiplication{{Y: b, X: a, Groups: []tensor.RowGroup{{From: 0, To: 1, Matrix: m}}, Transposed: true}}),
 		"transposed groups":       d.MatMulTransposedGroups(b, a, []tensor.RowGroup{{From: 0, To: 1, Matrix: m}}, false),
 		"outer products shape":    d.OuterProducts([]tensor.OuterProduct{{G: zeros(6, 6), A: a, B: b}}),
 		"outer products same":     d.OuterProducts([]tensor.OuterProduct{{G: row, A: column, B: a}, {G: row, A: column, B: a}}),
