@@ -90,7 +90,7 @@ func (c *Core) CopyCheckpoint(ctx context.Context, req CopyCheckpoint) (Checkpoi
 		return CheckpointInfo{}, fmt.Errorf("copy checkpoint: %w", err)
 	}
 	batch := c.checkpointMade(copied, r.SessionID, r.project(), AuditEntry{Event: "checkpoint_copied", Details: map[string]any{"source": req.Source}})
-	batch.Put = append(batch.Put, r.record())
+	batch.Put = append(batch.Put, r.record(), r.listed())
 	return copied.CheckpointInfo, c.installStored(ctx, r, batch, copied)
 }
 

@@ -73,7 +73,7 @@ func (c *Core) Import(ctx context.Context, req Import) (training, sampler Checkp
 	}()
 	seed := info.Config.Seed
 	r.LoRA = LoRAConfig{Rank: info.Config.Rank, Seed: &seed, TrainAttn: info.Config.TrainAttention, TrainMLP: info.Config.TrainMLP, TrainUnembed: info.Config.TrainUnembed}
-	batch := store.Batch{Put: []store.Record{r.record()}}
+	batch := store.Batch{Put: []store.Record{r.record(), r.listed()}}
 	var made []*checkpoint
 	for _, kind := range []CheckpointKind{KindWeights, KindSampler} {
 		path := Path{RunID: r.ID, Kind: kind, Name: req.Name}

@@ -22,6 +22,7 @@ import (
 const (
 	inSessions    = "sessions"
 	inRuns        = "runs"
+	inOwned       = "owned_runs" // Parent: the owner; otherwise as in runs
 	inSamplers    = "samplers"
 	inCheckpoints = "checkpoints"
 	inOperations  = "operations"
@@ -119,6 +120,9 @@ func (c *Core) load(ctx context.Context) ([]store.Record, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := c.listRuns(ctx); err != nil {
+		return nil, err
+	}
 	err = c.each(ctx, inSamplers, func(b []byte) error {
 		s, err := c.decodeSampler(b)
 		if err != nil {
@@ -175,6 +179,26 @@ func (c *Core) load(ctx context.Context) ([]store.Record, error) {
 		return nil, err
 	}
 	return c.cfg.Store.Missing(ctx, inOperations, inResults)
+}
+
+// listRuns gives the runs of older versions, which had no such lists, their places among those of their owners.
+func (c *Core) listRuns(ctx context.Context) error {
+	missing, err := c.cfg.Store.Missing(ctx, inRuns, inOwned)
+	var b store.Batch
+	for _, rec := range missing {
+		r, err := c.decodeRun(rec.Value)
+		if err != nil {
+			return fmt.Errorf("load state: record %s %q: %w", rec.Collection, rec.Key, err)
+		}
+		b.Put = append(b.Put, r.listed())
+	}
+	if err == nil && len(b.Put) > 0 {
+		err = c.cfg.Store.Commit(ctx, b)
+	}
+	if err != nil {
+		return fmt.Errorf("load state: %w", err)
+	}
+	return nil
 }
 
 // decodeRun reads a run; its session is the caller's to set.

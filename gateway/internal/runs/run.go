@@ -172,6 +172,11 @@ func (r *run) record() store.Record {
 	return store.Record{Collection: inRuns, Key: r.ID, Parent: r.SessionID, Rank: r.CreatedAt.UnixNano(), Value: mustJSON(r.runRecord)}
 }
 
+// listed is the run's place among those of its owner, and the project of one without a session. It never changes.
+func (r *run) listed() store.Record {
+	return store.Record{Collection: inOwned, Key: r.ID, Parent: r.Owner, Rank: r.CreatedAt.UnixNano(), Value: []byte(r.ProjectID)}
+}
+
 func (r *run) usable() bool { return r.State == stateLive || r.State == stateCreating }
 
 func (r *run) project() string {
@@ -328,7 +333,7 @@ func (c *Core) submitCreation(ctx context.Context, modelSeq int64, rec runRecord
 	s.runs = append(s.runs, r)
 	c.mu.Unlock()
 
-	err = c.journal(ctx, r.model, r.record(), op.future.record(r.ID, 0, mustJSON(body)))
+	err = c.journal(ctx, r.model, r.record(), r.listed(), op.future.record(r.ID, 0, mustJSON(body)))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {

@@ -2,8 +2,8 @@ package runs
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
+	"slices"
 	"sort"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
@@ -62,38 +62,42 @@ func (c *Core) Runs(ctx context.Context, owner string, q RunQuery) ([]RunInfo, i
 	if err != nil {
 		return nil, 0, err
 	}
-	var all []store.Record
-	err = c.cfg.Store.All(ctx, inRuns, func(rec store.Record) error {
-		var r runRecord
-		if err := json.Unmarshal(rec.Value, &r); err != nil {
-			return fmt.Errorf("record %s %q: %w", rec.Collection, rec.Key, err)
-		}
-		project := r.ProjectID
-		if r.SessionID != "" {
-			project = projects[r.SessionID]
-		}
-		if r.Owner == owner && (q.ProjectID == "" || project == q.ProjectID) {
-			all = append(all, rec)
-		}
-		return nil
-	})
+	all, err := c.cfg.Store.List(ctx, inOwned, owner, store.Range{}, 0)
 	if err != nil {
 		return nil, 0, fmt.Errorf("list runs: %w", err)
+	}
+	if q.ProjectID != "" {
+		all = slices.DeleteFunc(all, func(rec store.Record) bool {
+			project, ofSession := projects[sessionOf(rec.Key)]
+			if !ofSession {
+				project = string(rec.Value)
+			}
+			return project != q.ProjectID
+		})
 	}
 	newestFirst(all)
 	from, to, err := q.Page.cut(len(all), 20)
 	if err != nil {
 		return nil, 0, err
 	}
+	stored := make([]*run, 0, to-from)
+	for _, rec := range all[from:to] {
+		rec, err := c.cfg.Store.Get(ctx, inRuns, rec.Key)
+		if err != nil {
+			return nil, 0, fmt.Errorf("list runs: %w", err)
+		}
+		r, err := c.decodeRun(rec.Value)
+		if err != nil {
+			return nil, 0, fmt.Errorf("record %s %q: %w", rec.Collection, rec.Key, err)
+		}
+		stored = append(stored, r)
+	}
 	list := make([]RunInfo, 0, to-from)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, rec := range all[from:to] {
-		r := c.runs[rec.Key]
-		if r == nil {
-			if r, err = c.decodeRun(rec.Value); err != nil {
-				return nil, 0, fmt.Errorf("record %s %q: %w", rec.Collection, rec.Key, err)
-			}
+	for _, r := range stored {
+		if now := c.runs[r.ID]; now != nil {
+			r = now
 		}
 		list = append(list, c.describeRun(r))
 	}

@@ -247,3 +247,42 @@ func TestBadRuns(t *testing.T) {
 		t.Errorf("runs %+v of %d, %v", list, total, err)
 	}
 }
+
+// An owner's runs are listed newest first and in pages, also those that a version without such lists has made, and nobody else's.
+func TestRunsOfAnOwner(t *testing.T) {
+	w := newWorld(t, nil)
+	session := w.session()
+	var want []string
+	for i := range 5 {
+		want = append([]string{w.newRun(session, int64(i))}, want...)
+	}
+	theirs, err := w.CreateSession(t.Context(), NewSession{Owner: other})
+	w.ok(err)
+	made, err := w.CreateRun(t.Context(), NewRun{Owner: other, SessionID: theirs.ID, BaseModel: base, LoRA: LoRAConfig{Rank: 4, TrainMLP: true}})
+	w.ok(err)
+	compare := func(when string) {
+		t.Helper()
+		for _, c := range []struct {
+			owner string
+			page  Page
+			want  []string
+			total int
+		}{
+			{owner, Page{}, want, 5}, {owner, Page{Limit: 2, Offset: 1}, want[1:3], 5}, {owner, Page{Limit: 10, Offset: 4}, want[4:], 5}, {other, Page{}, []string{made.RunID}, 1}, {"nobody", Page{}, nil, 0},
+		} {
+			list, total, err := w.Runs(t.Context(), c.owner, RunQuery{Page: c.page})
+			w.ok(err)
+			var got []string
+			for _, r := range list {
+				got = append(got, r.ID)
+			}
+			if !slices.Equal(got, c.want) || total != c.total {
+				t.Errorf("%s, %s %+v: %v of %d, want %v of %d", when, c.owner, c.page, got, total, c.want, c.total)
+			}
+		}
+	}
+	compare("new")
+	w.ok(w.store.Commit(t.Context(), store.Batch{DeleteUnder: []store.ParentKey{{Collection: inOwned, Parent: owner}, {Collection: inOwned, Parent: other}}}))
+	w.restart()
+	compare("of an older version")
+}
