@@ -3,6 +3,7 @@ package model
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
 	"github.com/tinsmith/tinsmith/backends/internal/nn"
@@ -209,7 +210,7 @@ func (m *Model) logSumExp(w *Workspace, sums, logits tensor.Tensor) error {
 }
 
 // Logprobs gives, for rows of logits, the log-probability of targets (rows × k, row-major): logit minus the log-sum-exp of the row, for the sampler and the trainer alike. k may be 0 for
-// the log-sum-exps alone, which it gives too. It takes scratch memory of the workspace.
+// the log-sum-exps alone, which it gives too. Both live in the workspace, until its next use; it takes scratch memory there.
 func (m *Model) Logprobs(w *Workspace, logits tensor.Tensor, targets []int32, k int) (logprobs, lse []float32, err error) {
 	if len(targets) != logits.Rows*k {
 		return nil, nil, fmt.Errorf("%d targets for %d rows of %d", len(targets), logits.Rows, k)
@@ -244,7 +245,8 @@ func (m *Model) logprobs(w *Workspace, logits tensor.Tensor) (sums tensor.Tensor
 	if err = m.Device.GatherElements(both.Columns(logits.Rows, both.Cols), logits, w.elements); err != nil {
 		return
 	}
-	host := make([]float32, both.Cols)
+	w.host = slices.Grow(w.host[:0], both.Cols)[:both.Cols]
+	host := w.host
 	if err = m.Device.Download(host, both); err != nil {
 		return
 	}

@@ -3,6 +3,7 @@ package model
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/tinsmith/tinsmith/backends/internal/nn"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
@@ -29,7 +30,7 @@ func (t *training) head(hidden tensor.Tensor) (dx tensor.Tensor, err error) {
 		return dx, err
 	}
 	// Rows that count nothing are left out of the backward pass by what the example says, not by what was computed, so that every cut of a batch leaves out the same.
-	var counting, idle []span
+	counting, idle := t.w.counting[:0], t.w.idle[:0]
 	for i, e := range t.examples {
 		for from := 0; from < len(e.Tokens); {
 			rest := e.Gradient == nil || e.Loss.Idle(e.Inputs, from, e.K)
@@ -45,6 +46,7 @@ func (t *training) head(hidden tensor.Tensor) (dx tensor.Tensor, err error) {
 			from = to
 		}
 	}
+	t.w.counting, t.w.idle = counting, idle
 	if t.backward {
 		if dx, err = t.w.keep.Get(hidden.Rows, hidden.Cols); err != nil {
 			return dx, err
@@ -123,8 +125,7 @@ func (t *training) gradientByLogits(logits tensor.Tensor, parts []span) error {
 	if err != nil {
 		return err
 	}
-	slopes := make([]float32, len(logprobs))
-	t.losses(parts, logprobs, slopes)
+	slopes := t.losses(parts, logprobs)
 	row := 0
 	for _, part := range parts {
 		targets := t.targets(part)
@@ -156,7 +157,7 @@ func (t *training) idleRows(hidden tensor.Tensor, spans []span) error {
 		if err != nil {
 			return err
 		}
-		t.losses(parts, logprobs, make([]float32, len(logprobs)))
+		t.losses(parts, logprobs)
 		return nil
 	})
 }
@@ -238,7 +239,7 @@ func (t *training) choose(hidden tensor.Tensor, spans []span) (selection, error)
 	if s.hidden, err = t.w.keep.Get(total, hidden.Cols); err != nil {
 		return s, err
 	}
-	rows := make([]int32, 0, total)
+	rows := t.w.rows[:0]
 	if err := t.eachSpan(spans, func(batch, packed, count int) error {
 		for i := range count {
 			rows = append(rows, int32(batch+i))
@@ -247,6 +248,7 @@ func (t *training) choose(hidden tensor.Tensor, spans []span) (selection, error)
 	}); err != nil {
 		return s, err
 	}
+	t.w.rows = rows
 	s.segments = selectSegments(nil, t.p.Segments, rows)
 	s.gradients = selectGradients(t.p.Gradients, rows)
 	return s, nil
@@ -290,7 +292,8 @@ func (t *training) chunks(s selection, products int, visit func(from, to int, pa
 	if pieces := (s.hidden.Rows + most - 1) / most; pieces > 1 {
 		most = min(most, roundUp((s.hidden.Rows+pieces-1)/pieces, tileRows))
 	}
-	parts := make([]span, 0, len(s.spans))
+	parts := t.w.parts[:0]
+	defer func() { t.w.parts = parts }()
 	from, rows := 0, 0
 	flush := func() error {
 		if left := (s.hidden.Rows - from + most - 1) / most; t.visited && left*products > 1 {
@@ -337,8 +340,10 @@ func (t *training) logprobs(logits tensor.Tensor, parts []span) (sums tensor.Ten
 	return
 }
 
-// losses evaluates the losses of parts into the outcomes, and their derivatives into slopes: zero where an example's loss is not finite.
-func (t *training) losses(parts []span, logprobs []float32, slopes []float32) {
+// losses evaluates the losses of parts into the outcomes, and gives their derivatives, zero where an example's loss is not finite, in memory of the workspace.
+func (t *training) losses(parts []span, logprobs []float32) []float32 {
+	t.w.slopes = slices.Grow(t.w.slopes[:0], len(logprobs))[:len(logprobs)]
+	slopes := t.w.slopes
 	for _, part := range parts {
 		e, outcome := t.examples[part.example], &t.outcomes[part.example]
 		n := part.count * e.K
@@ -353,4 +358,5 @@ func (t *training) losses(parts []span, logprobs []float32, slopes []float32) {
 		}
 		logprobs, slopes = logprobs[n:], slopes[n:]
 	}
+	return t.w.slopes
 }

@@ -124,6 +124,12 @@ type Workspace struct {
 	selected    []nn.Segment     // of the rows of Hidden
 	elements    []tensor.Element // of the logits that are read
 	terms       []tensor.LossTerm
+	host        []float32 // what was copied from the device
+	slopes      []float32 // derivatives of losses
+	counting    []span    // of a training pass
+	idle        []span
+	parts       []span  // of a chunk of logits
+	rows        []int32 // that were chosen
 	activations []nn.Activations
 	residuals   []tensor.Tensor
 	head        nn.LinearActivations

@@ -137,7 +137,7 @@ func (t *training) run() error {
 	if err != nil {
 		return err
 	}
-	t.losses(spans, logprobs, make([]float32, len(logprobs)))
+	t.losses(spans, logprobs)
 	return nil
 }
 
