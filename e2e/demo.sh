@@ -1,6 +1,6 @@
 #!/bin/bash
 # demo.sh starts a server with the built-in model on a free port and lets e2e/demo/demo.py train it there, or, if the argument begins with "cycles",
-# e2e/demo/cycles.py show its clock cycles, or with "speed" (make bench CASE=sdk) e2e/demo/speed.py time what a client waits for. The rest of the argument are options of that program (`make demo CASE="--rl-steps 20"`, `make demo CASE="cycles --steps 50"`). With TINKER_BASE_URL set it uses that server instead.
+# e2e/demo/cycles.py show its clock cycles, or with "speed" (make bench CASE=sdk) e2e/demo/speed.py time what a client waits for, training with a small model of random weights too. The rest of the argument are options of that program (`make demo CASE="--rl-steps 20"`, `make demo CASE="cycles --steps 50"`). With TINKER_BASE_URL set it uses that server instead.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 read -ra options <<< "${1:-}"
@@ -32,6 +32,15 @@ models:
     path: $PWD/configs/models/tiny-chat
     backend: {plugin: single, device: cpu, dtype: float32}
 CONFIG
+  if [ $program = speed.py ]; then
+    $env/bin/python e2e/demo/randommodel.py "$scratch/random"
+    cat >> "$scratch/config.yaml" <<CONFIG
+  - name: random-256
+    path: $scratch/random
+    backend: {plugin: single, device: cpu, dtype: float32}
+CONFIG
+    options+=(--also random-256)
+  fi
   bin/tinsmith serve --config "$scratch/config.yaml" > "$scratch/log" 2>&1 &
   server=$!
   trap 'kill $server 2>/dev/null || true; wait $server 2>/dev/null || true; rm -rf "$scratch"' EXIT

@@ -1,10 +1,11 @@
 """Times what a client of the Tinker SDK waits for, with the built-in model (3 million parameters), the SDK's own time included.
 
-    python speed.py
+    python speed.py [--also MODEL]
 
 Lines of NAME VALUE UNIT: the smallest forward_backward, training steps of 8 sequences of 128 tokens, 16 prompts with 64 sampled tokens each,
-and what the first of such a kind takes. TINKER_BASE_URL says which server; `make bench CASE=sdk` starts one for itself."""
+and what the first of such a kind takes; the training steps of another model as well. TINKER_BASE_URL says which server; `make bench CASE=sdk` starts one for itself."""
 
+import argparse
 import random
 import statistics
 import time
@@ -43,15 +44,8 @@ def timed(work, repeats):
     return took
 
 
-def main():
-    source = random.Random(1)
-    service = tinker.ServiceClient()
-    run = service.create_lora_training_client(base_model=MODEL, rank=32, seed=1)
-
-    smallest = data(source, 1, 1)
-    took = timed(lambda: run.forward_backward(smallest, "cross_entropy").result(), 40)
-    print(f"smallest-forward_backward {1000 * statistics.median(took):.1f} ms", flush=True)
-
+def train(source, run, suffix=""):
+    """Steps of which each is waited for before the next is sent, and steps that are all sent at once."""
     rows, length, steps = 8, 128, 12
     batches = [data(source, rows, length) for _ in range(steps)]
 
@@ -66,9 +60,25 @@ def main():
             pass_.result(), step.result()
 
     for name, work in ("waiting", waiting), ("pipelined", pipelined):
-        print(f"train-{name} {steps * rows * length / min(timed(work, 3)):.0f} tok/s", flush=True)
+        print(f"train-{name}{suffix} {steps * rows * length / min(timed(work, 3)):.0f} tok/s", flush=True)
 
-    sampler = run.save_weights_and_get_sampling_client()
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--also", metavar="MODEL")
+    also = parser.parse_args().also
+    source = random.Random(1)
+    service = tinker.ServiceClient()
+    run = service.create_lora_training_client(base_model=MODEL, rank=32, seed=1).result()
+
+    smallest = data(source, 1, 1)
+    took = timed(lambda: run.forward_backward(smallest, "cross_entropy").result(), 40)
+    print(f"smallest-forward_backward {1000 * statistics.median(took):.1f} ms", flush=True)
+    train(source, run)
+    if also:
+        train(source, service.create_lora_training_client(base_model=also, rank=32, seed=1).result(), "-also")
+
+    sampler = run.save_weights_and_get_sampling_client().result()
     parameters = types.SamplingParams(max_tokens=64, temperature=1.0)
 
     def sample():
