@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -19,17 +20,22 @@ import (
 // refusedForNow checks that new work is refused in the way that makes clients repeat it.
 func refusedForNow(t *testing.T, s *server, path string, body object, words string) {
 	t.Helper()
+	status, after, text := s.post(path, body)
+	if status != http.StatusServiceUnavailable || after == "" || !strings.Contains(text, words) {
+		t.Errorf("%s: %d, Retry-After %q, %s; want a 503 with %q", path, status, after, text, words)
+	}
+}
+
+// post sends a request once.
+func (s *server) post(path string, body object) (status int, retryAfter, text string) {
+	s.Helper()
 	b, err := json.Marshal(body)
 	s.ok(err)
 	answer, err := http.Post(s.url+"/api/v1"+path, "application/json", bytes.NewReader(b))
 	s.ok(err)
-	defer answer.Body.Close()
-	var text bytes.Buffer
-	_, err = text.ReadFrom(answer.Body)
-	s.ok(err)
-	if answer.StatusCode != http.StatusServiceUnavailable || answer.Header.Get("Retry-After") == "" || !strings.Contains(text.String(), words) {
-		t.Errorf("%s: %d, Retry-After %q, %s; want a 503 with %q", path, answer.StatusCode, answer.Header.Get("Retry-After"), text.String(), words)
-	}
+	content, err := io.ReadAll(answer.Body)
+	s.ok(errors.Join(err, answer.Body.Close()))
+	return answer.StatusCode, answer.Header.Get("Retry-After"), string(content)
 }
 
 func (r *trainee) stepBody(seq int) object {
@@ -92,7 +98,17 @@ func TestFullDisk(t *testing.T) {
 		s.await("full", full)
 		refusedForNow(t, s, "/optim_step", r.stepBody(r.seq+1), "full")
 		fill(t, dir, 0)
-		refusedForNow(t, s, "/create_session", object{"tags": []string{}, "type": "create_session"}, "")
+		// The store has files that it writes over: some sessions still find room there.
+		session := object{"tags": []string{}, "user_metadata": object{"notes": strings.Repeat("n", 32<<10)}, "type": "create_session"}
+		for taken := 0; ; taken++ {
+			if status, _, _ := s.post("/create_session", session); status != http.StatusOK {
+				break
+			}
+			if taken == 1000 {
+				t.Fatal("1000 sessions were created on a full disk")
+			}
+		}
+		refusedForNow(t, s, "/create_session", session, "")
 		// What the client sends meanwhile it repeats, and it succeeds when there is room.
 		done := make(chan struct{})
 		go func() {
