@@ -136,7 +136,7 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	for _, r := range l.training {
 		r.newTrainer(l)
 	}
-	e.pace = newPace(max(1, config.Threads/config.ranks()), m.Parameters)
+	e.pace = newPace(isCUDA(device.Name()), max(1, config.Threads/config.ranks()), m.Parameters)
 	if l.adapters, err = newResidency(device, m.DType, l.places, req.Scratch, l.plan.adapters, l.memories[0]); err != nil {
 		return nil, err
 	}

@@ -39,9 +39,12 @@ type pace struct {
 	fixedPrefill int
 }
 
-// newPace begins with a guess that is low for processors of today.
-func newPace(threads int, parameters int64) pace {
+// newPace begins with a guess that is low for devices of today: for a processor's thread, or for a GPU.
+func newPace(gpu bool, threads int, parameters int64) pace {
 	speed := 1e10 * float64(threads)
+	if gpu {
+		speed = 1e13
+	}
 	return pace{training: speed, prefill: speed / (2 * float64(parameters))}
 }
 

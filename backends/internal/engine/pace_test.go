@@ -172,7 +172,11 @@ func TestGapsOfAStream(t *testing.T) {
 }
 
 func TestPace(t *testing.T) {
-	p := newPace(2, 1e9)
+	p := newPace(true, 2, 1e9)
+	if w := p.stepWork(); w != 5e11 {
+		t.Errorf("a first step of %v operations on a GPU, want 5e11", w)
+	}
+	p = newPace(false, 2, 1e9)
 	if w := p.stepWork(); w != 1e9 {
 		t.Errorf("a first step of %v operations, want 1e9", w)
 	}
