@@ -10,5 +10,5 @@ go test -run 'TestCrowd$' -count=1 -v ./gateway/internal/ordeal | tee "$logs/cro
 row "2,000 held polls" "$(sed -n 's/.*held polls: \([0-9.]*\) of a core, \([0-9]* MiB\)/\1 of a core, \2/p' "$logs/crowd.log")" "" "" "half a core, 500 MB"
 row "10,000 samples waiting" "$(sed -n 's/.*samples accepted, \([0-9]* goroutines at most\).*, \([0-9]* MiB\)/\1, \2/p' "$logs/crowd.log")" "" "" "no goroutine each"
 echo "== step"
-go test -run 'TestReinforcementStep$' -step -count=1 -v ./gateway/internal/ordeal | tee "$logs/step.log" | grep -E 'step_test|^(ok|FAIL)'
+go test ./gateway/internal/ordeal -run 'TestReinforcementStep$' -count=1 -v -step | tee "$logs/step.log" | grep -E 'step_test|^(ok|FAIL)'
 row "one step of 2,048 samples, all polled at once" "$(sed -n 's/.*a step of [0-9]* samples: \(.* MiB\); it took.*/\1/p' "$logs/step.log")" "" "" "half a core, 500 MB"
