@@ -112,18 +112,22 @@ func (c *Core) take(ctx context.Context, m *model, b *blame, boot string) error 
 			m.inquest.give(b, boot)
 			return nil
 		}
-		turn := m.inquest.turn
-		c.mu.Unlock()
-		var err error
-		select {
-		case <-turn:
-		case <-ctx.Done():
-			err = ctx.Err()
-		}
-		c.mu.Lock()
-		if err != nil {
+		if err := c.awaitTurn(ctx, &m.inquest); err != nil {
 			return err
 		}
+	}
+}
+
+// awaitTurn waits until those that wait may look again. mu is held, but not while it waits.
+func (c *Core) awaitTurn(ctx context.Context, q *inquest) error {
+	turn := q.turn
+	c.mu.Unlock()
+	defer c.mu.Lock()
+	select {
+	case <-turn:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }
 

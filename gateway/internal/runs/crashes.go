@@ -199,16 +199,7 @@ func (c *Core) awaitRebuildTurn(ctx context.Context, r *run, b Backend) error {
 			}
 			return nil
 		}
-		turn := q.turn
-		c.mu.Unlock()
-		var err error
-		select {
-		case <-turn:
-		case <-ctx.Done():
-			err = ctx.Err()
-		}
-		c.mu.Lock()
-		if err != nil {
+		if err := c.awaitTurn(ctx, q); err != nil {
 			return err
 		}
 	}
