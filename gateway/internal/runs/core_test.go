@@ -314,7 +314,7 @@ func TestTrainSaveSample(t *testing.T) {
 	if want := session + ":train:0"; run != want {
 		t.Fatalf("run %s, want %s", run, want)
 	}
-	var ids []Submitted
+	var ids, steps []Submitted
 	seq := int64(0)
 	for range 5 {
 		seq++
@@ -322,8 +322,12 @@ func TestTrainSaveSample(t *testing.T) {
 		w.ok(err)
 		ids = append(ids, s)
 		seq++
-		_, err = w.OptimStep(ctx, w.step(run, seq))
+		s, err = w.OptimStep(ctx, w.step(run, seq))
 		w.ok(err)
+		steps = append(steps, s)
+	}
+	for _, s := range steps {
+		w.outcome(s.RequestID)
 	}
 	var last float64
 	for i, s := range ids {

@@ -308,7 +308,7 @@ func (c *Core) callLoad(ctx context.Context, b Backend, op *operation) (done, er
 		batch:   store.Batch{Put: []store.Record{p.record()}},
 		then: func() {
 			r.points = append(r.points, p)
-			r.live.step, r.live.version, r.live.weightsAt = info.Step, info.Version, c.cfg.now()
+			r.live.loaded(op.seq, info.Step, info.Version, c.cfg.now())
 		},
 	}, nil
 }
@@ -344,9 +344,7 @@ func (c *Core) callPass(ctx context.Context, b Backend, op *operation) (done, er
 		batch:   store.Batch{Add: []store.Record{c.usage(r.Owner, r.SessionID, r.project(), r.BaseModel, UsageTraining, tokens)}},
 		then: func() {
 			r.live.count(c.cfg.now(), tokens)
-			if loss, ok := got.Metrics["loss:sum"]; ok {
-				r.live.loss = loss
-			}
+			r.live.passed(op.seq, got.Metrics)
 		},
 	}, nil
 }
@@ -370,16 +368,5 @@ func (c *Core) callStep(ctx context.Context, b Backend, op *operation) (done, er
 	}
 	op.future.ran, got.Execution = got.Execution, plugins.Execution{} // kept with the result, but not part of it
 	got.Metrics = finite(got.Metrics)
-	return done{outcome: Outcome{OptimStep: &got}, then: func() { r.live.stepped(got, c.cfg.now()) }}, nil
-}
-
-// stepped notes what a step did.
-func (s *runStats) stepped(got plugins.OptimStepResult, now time.Time) {
-	s.step, s.version, s.weightsAt = got.Step, got.Version, now
-	if v, ok := got.Metrics["grad_norm"]; ok {
-		s.gradient = v
-	}
-	if v, ok := got.Metrics["adapter_norm"]; ok {
-		s.norm = v
-	}
+	return done{outcome: Outcome{OptimStep: &got}, then: func() { r.live.stepped(op.seq, got, c.cfg.now()) }}, nil
 }

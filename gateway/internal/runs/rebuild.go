@@ -264,7 +264,7 @@ func (c *Core) queuePast(r *run, b Backend, p *plan) {
 	r.rebuild.going, r.rebuild.loaded, r.rebuild.left, r.rebuild.count, r.rebuild.running = false, true, p.past, p.past, 0
 	r.rebuild.computed = p.computes
 	if p.base != nil {
-		r.live.version = p.base.Version
+		r.live.hold(p.base.Seq, r.live.step, p.base.Version, r.live.weightsAt)
 	}
 	if p.past == 0 {
 		c.rebuilt(r)

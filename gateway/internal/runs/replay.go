@@ -206,9 +206,7 @@ func (c *Core) replay(ctx context.Context, b Backend, op *operation) error {
 		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if loss, ok := got.Metrics["loss:sum"]; ok {
-			r.live.loss = loss
-		}
+		r.live.passed(op.seq, got.Metrics)
 		return nil
 	case op.adam != nil:
 		got, err := b.OptimStep(ctx, plugins.OptimStepRequest{Adapter: r.ID, Position: op.position, Adam: *op.adam})
@@ -221,7 +219,7 @@ func (c *Core) replay(ctx context.Context, b Backend, op *operation) error {
 		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		r.live.stepped(got, c.cfg.now())
+		r.live.stepped(op.seq, got, c.cfg.now())
 		for _, name := range []string{"grad_norm", "adapter_norm"} {
 			if got.Metrics[name] != was.Metrics[name] {
 				c.inexact(r, fmt.Sprintf("the %s of step %d is %v, at first it was %v", name, got.Step, got.Metrics[name], was.Metrics[name]))
