@@ -31,6 +31,9 @@ const (
 	base  = "test/model"
 )
 
+// longest is how long a test waits for what must come, however busy the machine is.
+const longest = 3 * time.Minute
+
 // world is a core over a store in a temporary directory and a backend in this process that can be lost and replaced.
 type world struct {
 	t      testing.TB
@@ -76,13 +79,13 @@ func dirOf(t testing.TB) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		for range 100 {
-			if err = os.RemoveAll(dir); err == nil {
+		for end := time.Now().Add(longest); ; time.Sleep(10 * time.Millisecond) {
+			if err := os.RemoveAll(dir); err == nil {
 				return
+			} else if time.Now().After(end) {
+				t.Fatal(err)
 			}
-			time.Sleep(10 * time.Millisecond)
 		}
-		t.Error(err)
 	})
 	return dir
 }
@@ -119,7 +122,7 @@ func (w *world) open() {
 
 func (w *world) close() {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), longest)
 	defer cancel()
 	w.ok(w.Core.Close(ctx))
 	w.ok(w.store.Close())
@@ -213,7 +216,7 @@ func (w *world) refused(err error, kind Kind, words ...string) {
 // outcome waits for a future.
 func (w *world) outcome(id string) *Outcome {
 	w.t.Helper()
-	out, err := w.Wait(w.t.Context(), owner, id, 20*time.Second)
+	out, err := w.Wait(w.t.Context(), owner, id, longest)
 	if err != nil {
 		w.t.Fatalf("%s: %v", id, err)
 	}
@@ -306,6 +309,57 @@ func (w *world) sampled(req Sample) *SampleResult {
 	return out.Sample
 }
 
+// gate holds up an operation of a backend: each one until the test has sent it something, all when it has closed the channel.
+type gate struct {
+	plugins.Backend
+	operation string
+	open      chan struct{}
+}
+
+// gated has the processes of a world behind a gate.
+func gated(t testing.TB, operation string, change func(*world)) (*world, chan struct{}) {
+	open := make(chan struct{})
+	return newWorld(t, func(w *world) {
+		w.wrap = func(b plugins.Backend) plugins.Backend { return gate{b, operation, open} }
+		if change != nil {
+			change(w)
+		}
+	}), open
+}
+
+func (g gate) wait(ctx context.Context, operation string) error {
+	if operation != g.operation {
+		return nil
+	}
+	select {
+	case <-g.open:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (g gate) CreateAdapter(ctx context.Context, req plugins.CreateAdapterRequest) (plugins.AdapterInfo, error) {
+	if err := g.wait(ctx, "create_adapter"); err != nil {
+		return plugins.AdapterInfo{}, err
+	}
+	return g.Backend.CreateAdapter(ctx, req)
+}
+
+func (g gate) ForwardBackward(ctx context.Context, req plugins.ForwardBackwardRequest) (plugins.ForwardBackwardResult, error) {
+	if err := g.wait(ctx, "forward_backward"); err != nil {
+		return plugins.ForwardBackwardResult{}, err
+	}
+	return g.Backend.ForwardBackward(ctx, req)
+}
+
+func (g gate) Sample(ctx context.Context, req plugins.SampleRequest, event func(plugins.SampleEvent) error) error {
+	if err := g.wait(ctx, "sample"); err != nil {
+		return err
+	}
+	return g.Backend.Sample(ctx, req, event)
+}
+
 func TestTrainSaveSample(t *testing.T) {
 	w := newWorld(t, nil)
 	ctx := t.Context()
@@ -381,9 +435,7 @@ func TestTrainSaveSample(t *testing.T) {
 }
 
 func TestWaitIsHeldAndForeignIDsAreUnknown(t *testing.T) {
-	w := newWorld(t, func(w *world) {
-		w.fake = `{"vocab_size": 64, "max_context_length": 128, "delays": [{"operation": "forward_backward", "seconds": 0.2}]}`
-	})
+	w, open := gated(t, "forward_backward", nil)
 	run := w.newRun(w.session(), 0)
 	s, err := w.ForwardBackward(t.Context(), w.pass(run, 1))
 	w.ok(err)
@@ -402,6 +454,7 @@ func TestWaitIsHeldAndForeignIDsAreUnknown(t *testing.T) {
 	w.refused(err, KindNotFound)
 	_, err = w.Wait(t.Context(), owner, run+":99", 0)
 	w.refused(err, KindNotFound)
+	close(open)
 	first := w.outcome(s.RequestID)
 	if again := w.outcome(s.RequestID); fmt.Sprint(*again.ForwardBackward) != fmt.Sprint(*first.ForwardBackward) {
 		t.Errorf("the stored result differs: %v, %v", again.ForwardBackward, first.ForwardBackward)

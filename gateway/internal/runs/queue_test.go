@@ -60,7 +60,7 @@ func recorded(t testing.TB, change func(*world)) (*world, *recorder) {
 }
 
 func TestRandomArrivalsExecuteInOrder(t *testing.T) {
-	w, rec := recorded(t, func(w *world) { w.config.GapWait = 5 * time.Second })
+	w, rec := recorded(t, func(w *world) { w.config.GapWait = time.Hour })
 	run := w.newRun(w.session(), 0)
 	const n = 60
 	var wg sync.WaitGroup
@@ -204,14 +204,15 @@ func TestFailedWindows(t *testing.T) {
 }
 
 func TestFailedCreationFailsEverythingLater(t *testing.T) {
-	w := newWorld(t, func(w *world) {
-		w.fake = `{"vocab_size": 64, "delays": [{"operation": "create_adapter", "seconds": 0.1}], "faults": [{"operation": "create_adapter", "n": 1, "action": "fail", "message": "no memory", "kind": "capacity"}]}`
+	w, open := gated(t, "create_adapter", func(w *world) {
+		w.fake = `{"vocab_size": 64, "faults": [{"operation": "create_adapter", "n": 1, "action": "fail", "message": "no memory", "kind": "capacity"}]}`
 	})
 	session := w.session()
 	s, err := w.CreateRun(t.Context(), NewRun{Owner: owner, SessionID: session, BaseModel: base, LoRA: LoRAConfig{Rank: 4, TrainAttn: true}})
 	w.ok(err)
 	p, err := w.ForwardBackward(t.Context(), w.pass(s.RunID, 1))
 	w.ok(err)
+	close(open)
 	w.failure(w.outcome(s.RequestID), CategoryServer, "no memory")
 	w.failure(w.outcome(p.RequestID), CategoryServer, "no memory")
 	_, err = w.ForwardBackward(t.Context(), w.pass(s.RunID, 2))

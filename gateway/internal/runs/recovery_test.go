@@ -22,21 +22,20 @@ func (w *world) trained(session string, n int64) string {
 // eventually waits for what the core does in the background. The condition is asked with the core's lock held.
 func (w *world) eventually(condition func() bool) {
 	w.t.Helper()
-	for range 2000 {
+	for end := time.Now().Add(longest); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		w.Core.mu.Lock()
 		ok := condition()
 		w.Core.mu.Unlock()
 		if ok {
 			return
 		}
-		time.Sleep(5 * time.Millisecond)
 	}
 	w.t.Fatal("it did not come to pass")
 }
 
 func TestAcceptedWorkSurvivesARestart(t *testing.T) {
 	w := newWorld(t, func(w *world) {
-		w.fake = `{"vocab_size": 64, "max_context_length": 128, "delays": [{"operation": "create_adapter", "seconds": 5}, {"operation": "sample", "seconds": 5}]}`
+		w.fake = `{"vocab_size": 64, "max_context_length": 128, "delays": [{"operation": "create_adapter", "seconds": 60}, {"operation": "sample", "seconds": 60}]}`
 	})
 	ctx := t.Context()
 	session := w.session()

@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
@@ -225,7 +225,7 @@ func (c *Core) keepWritten(r *run) {
 		usable := r.usable()
 		c.mu.Unlock()
 		if !usable {
-			c.logged("recovery points could not be deleted", c.dropPoints(context.WithoutCancel(ctx), r, nil), "run", r.ID)
+			c.logged("recovery points could not be deleted", c.dropPoints(context.WithoutCancel(ctx), r, math.MaxInt64), "run", r.ID)
 			return
 		}
 		c.prune(ctx, r)
@@ -233,41 +233,31 @@ func (c *Core) keepWritten(r *run) {
 }
 
 // prune deletes the recovery points that nothing needs any more, and gives up the requests that newer ones cover. Of those the keys and hashes stay. It leaves all of them to a rebuild that is under
-// way, which may have begun at an older point, and a rebuild does not begin before it ends.
+// way, which may have begun at an older point, and a rebuild does not begin before it ends. While it goes on already it begins again at its end.
 func (c *Core) prune(ctx context.Context, r *run) {
+	ctx = context.WithoutCancel(ctx)
 	c.mu.Lock()
-	base := c.basePoint(r)
-	if base == nil || !r.usable() || r.rebuild != nil || r.pruning {
+	defer c.mu.Unlock()
+	r.prunable = true
+	for r.prunable && !r.pruning {
+		base := c.basePoint(r)
+		if base == nil || !r.usable() || r.rebuild != nil {
+			return
+		}
+		r.pruning, r.prunable = true, false
 		c.mu.Unlock()
-		return
-	}
-	r.pruning = true
-	defer func() {
+		// While the requests are still there an older point would do as well, so they go last.
+		err := c.dropPoints(ctx, r, base.Seq)
+		if err == nil {
+			span := store.Span{Collection: inOperations, Parent: r.ID, Range: store.Range{From: 0, To: base.Seq + 1}}
+			err = c.cfg.Store.Commit(ctx, store.Batch{Release: []store.Span{span}})
+		}
+		c.logged("the journal could not be pruned", err, "run", r.ID)
 		c.mu.Lock()
 		r.pruning = false
+		c.released = c.released || err == nil
 		c.startRebuild(r)
-		c.mu.Unlock()
-	}()
-	var keep []*recoveryPoint
-	for _, p := range r.points {
-		if p.Seq >= base.Seq {
-			keep = append(keep, p)
-		}
 	}
-	c.mu.Unlock()
-	span := store.Span{Collection: inOperations, Parent: r.ID, Range: store.Range{From: 0, To: base.Seq + 1}}
-	// While the requests are still there an older point would do as well, so they go last.
-	err := c.dropPoints(context.WithoutCancel(ctx), r, keep)
-	if err == nil {
-		err = c.cfg.Store.Commit(context.WithoutCancel(ctx), store.Batch{Release: []store.Span{span}})
-	}
-	if err != nil {
-		c.logged("the journal could not be pruned", err, "run", r.ID)
-		return
-	}
-	c.mu.Lock()
-	c.released = true
-	c.mu.Unlock()
 }
 
 // diskQueue orders what is written in the background, over all runs: one at a time, with rests in between, so that it takes no more than its share of the disk. mu of the core
@@ -310,12 +300,19 @@ func (c *Core) writeJobs(ctx context.Context) {
 	}
 }
 
-// dropPoints deletes the recovery points of a run that are not to be kept.
-func (c *Core) dropPoints(ctx context.Context, r *run, keep []*recoveryPoint) error {
+// dropPoints deletes the recovery points of a run that lie before an operation.
+func (c *Core) dropPoints(ctx context.Context, r *run, before int64) error {
 	var b store.Batch
+	var dropped, kept []*recoveryPoint
 	c.mu.Lock()
-	dropped := slices.DeleteFunc(slices.Clone(r.points), func(p *recoveryPoint) bool { return slices.Contains(keep, p) })
-	r.points = slices.DeleteFunc(r.points, func(p *recoveryPoint) bool { return slices.Contains(dropped, p) })
+	for _, p := range r.points {
+		if p.Seq < before {
+			dropped = append(dropped, p)
+		} else {
+			kept = append(kept, p)
+		}
+	}
+	r.points = kept
 	c.mu.Unlock()
 	for _, p := range dropped {
 		b.Delete = append(b.Delete, store.RecordKey{Collection: inPoints, Key: p.Dir})
@@ -331,7 +328,7 @@ func (c *Core) dropPoints(ctx context.Context, r *run, keep []*recoveryPoint) er
 	for _, p := range dropped {
 		errs = append(errs, os.RemoveAll(c.file(p.Dir)))
 	}
-	if len(keep) == 0 {
+	if len(kept) == 0 {
 		os.Remove(filepath.Join(c.cfg.DataDir, "recovery", r.ID)) // empty by now
 	}
 	return errors.Join(errs...)

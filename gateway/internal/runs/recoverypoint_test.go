@@ -78,6 +78,51 @@ func TestRecoveryPoints(t *testing.T) {
 	w.eventually(func() bool { return folders() == 0 })
 }
 
+// slowReleases is a store whose commits that give requests up wait until the test lets them go on.
+type slowReleases struct {
+	store.Store
+	begun, goOn chan struct{}
+}
+
+func (s slowReleases) Commit(ctx context.Context, b store.Batch) error {
+	if len(b.Release) > 0 {
+		select {
+		case s.begun <- struct{}{}:
+		default:
+		}
+		<-s.goOn
+	}
+	return s.Store.Commit(ctx, b)
+}
+
+// A recovery point that comes while what an earlier one covers is still being deleted is kept, and deletes what it covers itself afterwards.
+func TestRecoveryPointDuringPruning(t *testing.T) {
+	w := newWorld(t, (*world).pointsAlways)
+	slow := slowReleases{w.Core.cfg.Store, make(chan struct{}, 1), make(chan struct{})}
+	w.Core.cfg.Store = slow
+	ctx := t.Context()
+	run := w.newRun(w.session(), 0)
+	w.good(w.ForwardBackward(ctx, w.pass(run, 1)))
+	w.good(w.OptimStep(ctx, w.step(run, 2)))
+	<-slow.begun
+	w.eventually(func() bool { return !w.disk.busy })
+	w.good(w.ForwardBackward(ctx, w.pass(run, 3)))
+	w.good(w.OptimStep(ctx, w.step(run, 4)))
+	w.eventually(func() bool { return w.runs[run].prunable })
+	close(slow.goOn)
+	w.eventually(func() bool {
+		p := w.runs[run].points
+		return len(p) == 1 && p[0].Seq == 4 && !w.runs[run].pruning
+	})
+	operations, err := w.store.List(ctx, inOperations, run, store.Range{From: 1, To: 5}, 0)
+	w.ok(err)
+	for _, op := range operations {
+		if op.Payload != nil || op.Ref != (store.Ref{}) {
+			t.Errorf("the request %s is still there", op.Key)
+		}
+	}
+}
+
 // After many passes without a step the accumulated gradient is part of the point. A step that fails drops it, also when it is only known from the point.
 func TestRecoveryPointsWithAccumulatedGradients(t *testing.T) {
 	for _, c := range []struct {

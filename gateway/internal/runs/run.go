@@ -121,6 +121,7 @@ type run struct {
 	since    sincePoint
 	writing  bool           // a recovery point is on its way
 	pruning  bool           // recovery points and requests that nothing needs any more are being deleted
+	prunable bool           // since that began there may be more of them
 	written  *recoveryPoint // it is on disk, and counts when everything up to its place is in the journal
 	live     runStats
 	queue    queue
@@ -465,7 +466,7 @@ func (c *Core) endRun(r *run, state runState, reason string, why *Failure) {
 	c.start(func(ctx context.Context) {
 		c.logged("run could not be stored", c.writeRun(context.WithoutCancel(ctx), r), "run", r.ID)
 		c.logged("adapter could not be deleted", c.deleteAdapter(ctx, r), "run", r.ID)
-		c.logged("recovery points could not be deleted", c.dropPoints(context.WithoutCancel(ctx), r, nil), "run", r.ID)
+		c.logged("recovery points could not be deleted", c.dropPoints(context.WithoutCancel(ctx), r, math.MaxInt64), "run", r.ID)
 	})
 }
 

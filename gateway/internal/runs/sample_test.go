@@ -149,10 +149,9 @@ func TestStops(t *testing.T) {
 }
 
 func TestManySamplesTakeTurnsAndAreBounded(t *testing.T) {
-	w := newWorld(t, func(w *world) {
+	w, open := gated(t, "sample", func(w *world) {
 		w.config.MaxRunningSample = 4
 		w.config.MaxQueuedSamples = 500
-		w.fake = `{"vocab_size": 64, "max_context_length": 128, "delays": [{"operation": "sample", "seconds": 0.5}]}`
 	})
 	session := w.session()
 	id := w.baseSampler(session, 0)
@@ -174,19 +173,25 @@ func TestManySamplesTakeTurnsAndAreBounded(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if busy == 0 || busy > 100 {
-		t.Errorf("%d of 600 were turned away, at most 500 may wait", busy)
+	if busy != 100 {
+		t.Errorf("%d of 600 were turned away, 500 may wait", busy)
 	}
 	w.Core.mu.Lock()
 	running := w.models[0].samples.running
 	w.Core.mu.Unlock()
-	if running > 4 {
-		t.Errorf("%d run at once", running)
+	if running != 4 {
+		t.Errorf("%d run at once, want 4", running)
 	}
 	// Another session does not wait behind all of them.
 	second := w.baseSampler(session, 1)
+	open <- struct{}{}
 	w.eventually(func() bool { return w.owners[owner] < 500 })
-	w.sampled(w.sample(second, 0))
+	late, err := w.Sample(t.Context(), w.sample(second, 0))
+	w.ok(err)
+	for range 8 {
+		open <- struct{}{}
+	}
+	w.outcome(late.RequestID)
 	w.Core.mu.Lock()
 	waiting := w.models[0].samples.waiting[w.samplers[id]]
 	w.Core.mu.Unlock()
@@ -202,7 +207,7 @@ func TestCompletions(t *testing.T) {
 	ctx := t.Context()
 	id := w.baseSampler(w.session(), 0)
 	w.sampled(w.sample(id, 0)) // before anybody asks
-	q := CompletionQuery{Owner: owner, SamplerID: id, Hold: 20 * time.Second}
+	q := CompletionQuery{Owner: owner, SamplerID: id, Hold: longest}
 	list, cursor, err := w.Completions(ctx, q)
 	w.ok(err)
 	if len(list) != 1 || list[0].RequestID != id+":0" || list[0].Failed || list[0].Size == 0 {
@@ -246,7 +251,7 @@ func TestCompletions(t *testing.T) {
 func TestCancelAndJoin(t *testing.T) {
 	w := newWorld(t, func(w *world) {
 		w.config.MaxRunningSample = 1
-		w.fake = `{"vocab_size": 64, "max_context_length": 128, "delays": [{"operation": "token", "seconds": 0.05}]}`
+		w.fake = `{"vocab_size": 64, "max_context_length": 128, "delays": [{"operation": "token", "seconds": 10}]}`
 	})
 	ctx := t.Context()
 	id := w.baseSampler(w.session(), 0)

@@ -30,8 +30,10 @@ func (c *clock) add(d time.Duration) {
 	c.now = c.now.Add(d)
 }
 
+func newClock() *clock { return &clock{now: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)} }
+
 func clocked(t *testing.T, change func(*world)) (*world, *clock) {
-	c := &clock{now: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)}
+	c := newClock()
 	return newWorld(t, func(w *world) {
 		w.config.now = c.time
 		if change != nil {
@@ -131,15 +133,15 @@ func TestFinishedSession(t *testing.T) {
 }
 
 func TestSessionWithWorkDoesNotExpire(t *testing.T) {
-	w, clock := clocked(t, func(w *world) {
-		w.fake = `{"vocab_size": 64, "max_context_length": 128, "delays": [{"operation": "forward_backward", "seconds": 0.3}]}`
-	})
+	clock := newClock()
+	w, open := gated(t, "forward_backward", func(w *world) { w.config.now = clock.time })
 	id := w.session()
 	run := w.newRun(id, 0)
 	s, err := w.ForwardBackward(t.Context(), w.pass(run, 1))
 	w.ok(err)
 	clock.add(time.Hour)
 	w.sweep(t.Context(), time.Second)
+	close(open)
 	w.good(s, nil)
 	w.ok(w.Heartbeat(t.Context(), owner, id))
 }
