@@ -229,29 +229,30 @@ func (l *commitLog) append(whole []byte) error {
 	return nil
 }
 
-// begin opens the next file. Its name is durable before anything in it is.
+// begin opens the next file. Its name is durable before anything in it is: under the name that a spare file had, its old groups would be behind a header that is not theirs.
 func (l *commitLog) begin() error {
+	l.number++ // the name is taken, also if what follows fails
+	path := l.path(l.number)
 	flags := os.O_CREATE | os.O_EXCL | os.O_WRONLY
 	if n := len(l.spares); n > 0 {
 		spare := l.spares[n-1]
 		l.spares = l.spares[:n-1]
-		if err := os.Rename(spare, l.path(l.number+1)); err != nil {
+		if err := os.Rename(spare, path); err != nil {
 			return fmt.Errorf("begin a file of the commit log: %w", err)
 		}
 		flags = os.O_WRONLY
 	}
-	f, err := os.OpenFile(l.path(l.number+1), flags, 0o600)
+	f, err := os.OpenFile(path, flags, 0o600)
 	if err != nil {
 		return fmt.Errorf("begin a file of the commit log: %w", err)
 	}
-	l.number++ // the name is taken, also if what follows fails
 	l.file, l.size = f, 0
+	if err := syncDir(l.dir); err != nil {
+		return err
+	}
 	header := newLogHeader(l.number, l.last+1)
 	if _, err := f.WriteAt(header[:], 0); err != nil {
 		return fmt.Errorf("begin a file of the commit log: %w", err)
-	}
-	if err := syncDir(l.dir); err != nil {
-		return err
 	}
 	l.size = logHeader
 	return nil
