@@ -260,11 +260,10 @@ func ask(id, adapter string, prompt []int32, n, tokens int) plugins.SampleReques
 // eventually waits for a condition that another goroutine brings about.
 func eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	for range 2000 {
+	for end := time.Now().Add(3 * time.Minute); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		if condition() {
 			return
 		}
-		time.Sleep(5 * time.Millisecond)
 	}
 	t.Fatalf("never: %s", what)
 }

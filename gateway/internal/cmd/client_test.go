@@ -67,7 +67,7 @@ func newWorld(t *testing.T) *world {
 	ts := httptest.NewServer(handler)
 	w.url = ts.URL
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 		defer cancel()
 		w.ok(w.core.Close(ctx))
 		ts.Close()
@@ -103,7 +103,7 @@ func (w *world) run(c *cobra.Command, input string, arguments ...string) (string
 func (w *world) await(s runs.Submitted, err error) *runs.Outcome {
 	w.Helper()
 	w.ok(err)
-	out, err := w.core.Wait(w.Context(), keys.Anonymous, s.RequestID, 20*time.Second)
+	out, err := w.core.Wait(w.Context(), keys.Anonymous, s.RequestID, 3*time.Minute)
 	w.ok(err)
 	if out.Failure != nil {
 		w.Fatal(out.Failure.Message)

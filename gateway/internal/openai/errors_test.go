@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"strings"
@@ -157,18 +158,27 @@ func TestKeys(t *testing.T) {
 }
 
 func TestBusy(t *testing.T) {
-	w := newWorld(t, options{backend: `"delays": [{"operation": "token", "seconds": 0.02}],`, change: func(c *runs.Config) { c.MaxRunningSample = 1 }})
-	done := make(chan struct{})
+	w := newWorld(t, options{backend: `"delays": [{"operation": "token", "seconds": 60}],`, change: func(c *runs.Config) { c.MaxRunningSample = 1 }})
+	ctx, leave := context.WithCancel(t.Context())
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, w.url+"/v1/chat/completions", strings.NewReader(asking("hello").text()))
+	w.ok(err)
+	left := make(chan error, 1)
 	go func() {
-		defer close(done)
-		w.chat(asking("hello"))
+		res, err := w.client.Do(req)
+		if err == nil {
+			err = res.Body.Close()
+		}
+		left <- err
 	}()
 	w.eventually(func() bool { return w.core.Stats().Generations == 1 })
 	status, header, b := w.send(http.MethodPost, "/v1/chat/completions", asking("hello").text())
 	if status != 429 || header.Get("Retry-After") == "" {
 		t.Errorf("%d %v %s", status, header, b)
 	}
-	<-done
+	leave()
+	if err := <-left; err == nil {
+		t.Error("the request before it was answered")
+	}
 }
 
 func TestUnknownPaths(t *testing.T) {

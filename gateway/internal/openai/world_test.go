@@ -93,7 +93,7 @@ func newWorld(t testing.TB, o options) *world {
 	w.url = ts.URL
 	t.Cleanup(func() {
 		w.client.CloseIdleConnections()
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 		defer cancel()
 		w.ok(w.core.Close(ctx))
 		ts.Close()
@@ -316,7 +316,7 @@ func (w *world) session(owner string) string {
 func (w *world) await(owner string, s runs.Submitted, err error) *runs.Outcome {
 	w.Helper()
 	w.ok(err)
-	out, err := w.core.Wait(w.Context(), owner, s.RequestID, 20*time.Second)
+	out, err := w.core.Wait(w.Context(), owner, s.RequestID, 3*time.Minute)
 	w.ok(err)
 	if out.Failure != nil {
 		w.Fatalf("%s: %s", s.RequestID, out.Failure.Message)
@@ -376,7 +376,7 @@ func keysFile(t testing.TB, names ...string) (string, map[string]string) {
 // eventually waits for a condition that must come true.
 func (w *world) eventually(condition func() bool) {
 	w.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !condition(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(3 * time.Minute); !condition(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			w.Fatal("it never became true")
 		}

@@ -20,13 +20,13 @@ func TestCrowd(t *testing.T) {
 	if raced {
 		waiting, held = samples/10, polls/10
 	}
-	s := newServer(t, settings{"plugin": "fake", "delays": []any{settings{"operation": "optim_step", "seconds": 12}, settings{"operation": "sample", "seconds": 0.2}}}, nil)
+	s := newServer(t, settings{"plugin": "fake", "delays": []any{settings{"operation": "optim_step", "seconds": 30}, settings{"operation": "sample", "seconds": 0.2}}}, nil)
 	s.start()
 	s.ready()
 	c := newCaller(t, s.url)
 	session := c.session()
 	slow := c.create(session, 0, 4)
-	id := slow.step(1e-3).id // 12 seconds
+	id := slow.step(1e-3).id // 30 seconds, in which all polls come and are measured
 	body, err := json.Marshal(object{"request_id": id})
 	s.ok(err)
 	var answered, retried atomic.Int64

@@ -199,8 +199,8 @@ func TestKilledForHanging(t *testing.T) {
 
 // TestRebuildingIsShown kills the plugin under a run with a long past: the server says how far the run is on its way back, and serves everything else meanwhile.
 func TestRebuildingIsShown(t *testing.T) {
-	const passes = 8
-	s := newServer(t, settings{"plugin": "fake", "delays": []any{settings{"operation": "forward_backward", "seconds": 0.2}}}, nil)
+	const passes = 6
+	s := newServer(t, settings{"plugin": "fake", "delays": []any{settings{"operation": "forward_backward", "seconds": 0.7}}}, nil)
 	s.start()
 	s.ready()
 	c := newCaller(t, s.url)
