@@ -27,12 +27,35 @@ func placeOnCUDA(t *testing.T, p placement, devices int) *Engine {
 // placeOnCUDAWith is placeOnCUDA with a function that is told when a device is lost.
 func placeOnCUDAWith(t *testing.T, p placement, devices int, lost func(error)) *Engine {
 	t.Helper()
+	return placeOpened(t, p, devices, func(o cuda.Options) (tensor.Device, error) {
+		o.Lost = lost
+		return cuda.New(o)
+	})
+}
+
+// placeOnCUDAHiding is placeOnCUDA where the devices may hide that they draw.
+func placeOnCUDAHiding(t *testing.T, p placement, devices int, hides bool) *Engine {
+	t.Helper()
+	return placeOpened(t, p, devices, func(o cuda.Options) (tensor.Device, error) {
+		d, err := cuda.New(o)
+		if err != nil || !hides {
+			return d, err
+		}
+		return struct {
+			tensor.Device
+			tensor.OwnMemory
+		}{d, d.(tensor.OwnMemory)}, nil
+	})
+}
+
+func placeOpened(t *testing.T, p placement, devices int, open func(cuda.Options) (tensor.Device, error)) *Engine {
+	t.Helper()
 	t.Setenv("FAKE_CUDA_LATE", "1")
 	libraries := []string{shim.Require(t, shim.Options{})}
 	t.Setenv("FAKE_CUDA_DEVICES", strconv.Itoa(devices))
 	o := testOptions()
 	o.OpenDevice = func(c Config) (tensor.Device, error) {
-		return cuda.New(cuda.Options{Device: c.Device, Libraries: libraries, Lost: lost})
+		return open(cuda.Options{Device: c.Device, Libraries: libraries})
 	}
 	return placeWith(t, p, o)
 }
@@ -203,44 +226,11 @@ func TestTooFewGPUs(t *testing.T) {
 	}
 }
 
-// Tokens that the device draws are those that are drawn in Go memory, with the same log-probabilities: a request that asks for likeliest tokens as well is drawn there.
+// Tokens that the device draws are those that are drawn in Go memory, with the same log-probabilities.
 func TestDrawsOnCUDAEqualThoseInMemory(t *testing.T) {
-	e := placeOnCUDA(t, placement{plugin: "single", section: `{"device": "cuda:0"` + smallMemory + `}`}, 1)
-	prompt := randomTokens(rand.New(rand.NewPCG(5, 1)), 6)
-	for _, c := range []struct {
-		name string
-		set  func(*plugins.SampleRequest)
-	}{
-		{"plain", func(*plugins.SampleRequest) {}},
-		{"greedy", func(q *plugins.SampleRequest) { q.Temperature = 0 }},
-		{"temperature and top-k", func(q *plugins.SampleRequest) { q.Temperature, q.TopK = 1.7, 5 }},
-		{"top-p and min-p", func(q *plugins.SampleRequest) { q.Temperature, q.TopP, q.MinP = 0.3, 0.8, 0.05 }},
-		{"penalties", func(q *plugins.SampleRequest) {
-			q.Temperature, q.RepetitionPenalty, q.FrequencyPenalty, q.PresencePenalty = 0.7, 1.3, 0.5, 0.25
-		}},
-		{"additive penalties", func(q *plugins.SampleRequest) { q.FrequencyPenalty, q.TopK = 1.5, 20 }},
-		{"bias and stop tokens too early", func(q *plugins.SampleRequest) {
-			q.LogitBias, q.StopTokens, q.MinTokens = map[int32]float64{3: 4, 7: 4.5, 9: -2}, []int32{3, 11}, 3
-		}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			var out [2]sampled
-			for i := range out {
-				q := ask("q", "", prompt, 3, 4)
-				q.Version = 0
-				c.set(&q)
-				q.TopKSampledLogprobs = i
-				var err error
-				if out[i], err = collect(t.Context(), e, q); err != nil {
-					t.Fatal(err)
-				}
-			}
-			for i, there := range out[0].sequences {
-				here := out[1].sequences[i]
-				if !slices.Equal(there.Tokens, here.Tokens) || !slices.Equal(there.Logprobs, here.Logprobs) {
-					t.Errorf("sequence %d: %v %v on the device, %v %v in memory", i, there.Tokens, there.Logprobs, here.Tokens, here.Logprobs)
-				}
-			}
-		})
+	var engines [2]*Engine
+	for i := range engines {
+		engines[i] = placeOnCUDAHiding(t, placement{plugin: "single", section: `{"device": "cuda:0"` + smallMemory + `}`}, 1, i == 1)
 	}
+	drawsEqual(t, engines[0], engines[1], 1, 4)
 }

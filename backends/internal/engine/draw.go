@@ -6,6 +6,7 @@ import (
 
 	"github.com/tinsmith/tinsmith/backends/internal/sample"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/plugins"
 )
 
 // deviceDraws are the lists of draws on a device, used again in every step.
@@ -16,16 +17,16 @@ type deviceDraws struct {
 	results   []float32 // log-sum-exp, token and its logit of every row
 }
 
-// drawer gives the device if it draws tokens itself, and all that is asked of these rows: it must have them whole, and tells of no token but the drawn one.
+// drawer gives the device if it draws tokens itself; it must have whole rows.
 func (p *samplingRank) drawer(d *drawing) tensor.Drawer {
-	if !d.whole || d.k > 1 || d.width > tensor.MaxColumns {
+	if !d.whole || d.width > tensor.MaxColumns {
 		return nil
 	}
 	on, _ := p.model.Device.(tensor.Drawer)
 	return on
 }
 
-// drawThere is draw on the device: what comes back is a token and two numbers per row, in one copy, and the host waits for nothing else.
+// drawThere is draw on the device: what comes back is a token and two numbers per row, in one copy, and the host waits for nothing else, but for rows whose likeliest tokens were asked for.
 func (p *samplingRank) drawThere(on tensor.Drawer, logits tensor.Tensor, d *drawing, drawn []token) error {
 	n, st := len(d.rows), &p.step.there
 	if err := p.adjustThere(on, logits, d); err != nil {
@@ -42,7 +43,10 @@ func (p *samplingRank) drawThere(on tensor.Drawer, logits tensor.Tensor, d *draw
 	if err := p.model.Device.LogSumExp(lse, logits); err != nil {
 		return err
 	}
-	// Tokens that may not be drawn count in the log-probabilities of others all the same.
+	// Tokens that may not be drawn count in the log-probabilities of others all the same, and may be among the likeliest.
+	if err := p.likeliest(logits, d); err != nil {
+		return err
+	}
 	st.draws, st.changes = st.draws[:0], st.changes[:0]
 	greedy := true
 	for i := range n {
@@ -85,8 +89,53 @@ func (p *samplingRank) drawThere(on tensor.Drawer, logits tensor.Tensor, d *draw
 		if t.err == nil {
 			t.err = checkLogprobs(of[2:])
 		}
+		own := d.request(i).TopKSampledLogprobs
+		if own == 0 {
+			continue
+		}
+		at, row := i*d.k, d.logits[i*d.width:(i+1)*d.width]
+		t.top = plugins.TopLogprobs{K: own, IDs: d.targets[at : at+own : at+own], Logprobs: d.values[at : at+own : at+own]}
+		for j, id := range t.top.IDs {
+			t.top.Logprobs[j] = row[id] - of[0]
+		}
+		if t.err == nil {
+			t.err = checkLogprobs(t.top.Logprobs)
+		}
 	}
 	return nil
+}
+
+// likeliest finds the likeliest tokens of the rows for which they were asked, in Go memory. Their log-probabilities are left to be filled in.
+func (p *samplingRank) likeliest(logits tensor.Tensor, d *drawing) error {
+	if d.k == 1 {
+		return nil
+	}
+	d.logits = p.host(plainLogits, len(d.rows)*d.width)
+	for i := 0; i < len(d.rows); {
+		end := i
+		for end < len(d.rows) && d.request(end).TopKSampledLogprobs > 0 {
+			end++
+		}
+		if end > i {
+			if err := p.model.Device.Download(d.logits[i*d.width:end*d.width], logits.Slice(i, end)); err != nil {
+				return err
+			}
+		}
+		i = end + 1
+	}
+	p.hold(d, len(d.rows)*d.k)
+	p.drawing = *d
+	p.crew.run(len(d.rows), p.topRows)
+	p.drawing = drawing{} // nothing is kept alive by it
+	return nil
+}
+
+// topRow finds the likeliest tokens of row i.
+func (p *sampler) topRow(thread, i int) {
+	d := &p.drawing
+	if k := d.request(i).TopKSampledLogprobs; k > 0 {
+		copy(d.targets[i*d.k:], sample.Top(&p.scratch[thread], d.logits[i*d.width:(i+1)*d.width], k))
+	}
 }
 
 // adjustThere applies penalties, then bias, as sample.Settings.Adjust does.

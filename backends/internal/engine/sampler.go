@@ -29,8 +29,8 @@ type sampler struct {
 	crew       *crew
 
 	// Methods as values, made once; pass in the order of devices, see replica.ordered.
-	pass                func(rank int) error
-	adjustRow, drawRows func(thread, i int)
+	pass                         func(rank int) error
+	adjustRow, drawRows, topRows func(thread, i int)
 }
 
 // buffer says what rows in Go memory are.
@@ -316,10 +316,7 @@ func (p *samplingRank) draw(logits tensor.Tensor, chunks []chunk, rows []row, dr
 	}
 	return p.lead(func() error {
 		st, n := &p.step, len(rows)
-		from := len(st.targets)
-		st.targets = slices.Grow(st.targets, n*d.k)[:from+n*d.k]
-		st.values = slices.Grow(st.values, n*d.k)[:from+n*d.k]
-		d.targets, d.values = st.targets[from:], st.values[from:]
+		p.hold(&d, n*d.k)
 		st.sums = slices.Grow(st.sums[:0], n)[:n]
 		d.sums = st.sums
 		if err := p.model.Device.Download(d.sums, lse); err != nil {
@@ -339,6 +336,13 @@ func (p *samplingRank) draw(logits tensor.Tensor, chunks []chunk, rows []row, dr
 		p.drawing = drawing{} // nothing is kept alive by it
 		return nil
 	})
+}
+
+// hold gives a draw n targets and values of the step's memory, beside those of the step's other draws.
+func (p *sampler) hold(d *drawing, n int) {
+	st, from := &p.step, len(p.step.targets)
+	st.targets, st.values = slices.Grow(st.targets, n)[:from+n], slices.Grow(st.values, n)[:from+n]
+	d.targets, d.values = st.targets[from:], st.values[from:]
 }
 
 // scale applies the temperature of the rows whose settings are chosen, neighbours with the same one at once.

@@ -131,6 +131,16 @@ func (t *timed) Softmax(p, logits, lse tensor.Tensor) error {
 	return t.Device.Softmax(p, logits, lse)
 }
 
+func (t *timed) AdjustElements(x tensor.Tensor, list []tensor.Adjustment) error {
+	defer t.since(time.Now())
+	return t.Device.(tensor.Drawer).AdjustElements(x, list)
+}
+
+func (t *timed) DrawTokens(dst, logits, probs tensor.Tensor, draws []tensor.Draw) error {
+	defer t.since(time.Now())
+	return t.Device.(tensor.Drawer).DrawTokens(dst, logits, probs, draws)
+}
+
 func (t *timed) Round(dst, src tensor.Tensor) error {
 	defer t.since(time.Now())
 	t.copied += int64(dst.Rows) * int64(dst.Cols) * int64(dst.DType.Size())

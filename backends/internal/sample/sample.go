@@ -52,40 +52,56 @@ func (s *Settings) factor() float64 {
 
 // History is what a sequence has seen, for penalties. It is used by one goroutine.
 type History struct {
-	seen      map[int32]struct{} // prompt and generated
-	generated map[int32]int
+	tokens []seen
+	at     map[int32]int32 // in tokens, which every draw goes through: a map is slower at that
+}
+
+// seen is a token of the prompt or a generated one, once, and how often it was generated.
+type seen struct {
+	token     int32
+	generated int32
 }
 
 // NewHistory starts a history with a prompt.
 func NewHistory(prompt []int32) *History {
-	h := &History{seen: make(map[int32]struct{}, len(prompt)), generated: map[int32]int{}}
+	h := &History{at: make(map[int32]int32, len(prompt))}
 	for _, t := range prompt {
-		h.seen[t] = struct{}{}
+		h.find(t)
 	}
 	return h
 }
 
 // Add notes a generated token.
-func (h *History) Add(token int32) {
-	h.seen[token] = struct{}{}
-	h.generated[token]++
+func (h *History) Add(token int32) { h.find(token).generated++ }
+
+// find gives a token's entry, valid until the next one is made.
+func (h *History) find(token int32) *seen {
+	i, ok := h.at[token]
+	if !ok {
+		i = int32(len(h.tokens))
+		h.at[token] = i
+		h.tokens = append(h.tokens, seen{token: token})
+	}
+	return &h.tokens[i]
 }
 
 // Adjust applies repetition penalty, frequency and presence penalty, bias and temperature to a row of logits, in this order and in place. h may be nil when no penalty is set.
 func (s *Settings) Adjust(logits []float32, h *History) {
 	if s.RepetitionPenalty != 1 && h != nil {
 		factor := float32(s.RepetitionPenalty)
-		for t := range h.seen {
-			if logits[t] > 0 {
-				logits[t] /= factor
+		for _, e := range h.tokens {
+			if x := &logits[e.token]; *x > 0 {
+				*x /= factor
 			} else {
-				logits[t] *= factor
+				*x *= factor
 			}
 		}
 	}
 	if (s.FrequencyPenalty != 0 || s.PresencePenalty != 0) && h != nil {
-		for t, n := range h.generated {
-			logits[t] -= s.additive(n)
+		for _, e := range h.tokens {
+			if e.generated > 0 {
+				logits[e.token] -= s.additive(e.generated)
+			}
 		}
 	}
 	for _, b := range s.Bias {
@@ -99,7 +115,7 @@ func (s *Settings) Adjust(logits []float32, h *History) {
 }
 
 // additive is what frequency and presence penalty subtract for a token that was generated n times.
-func (s *Settings) additive(n int) float32 {
+func (s *Settings) additive(n int32) float32 {
 	return float32(float64(s.FrequencyPenalty*float64(n)) + s.PresencePenalty)
 }
 
@@ -109,22 +125,19 @@ type Penalty struct {
 	Divisor, Less float32
 }
 
-// Penalties appends the penalties of a history, at most one per token and in no order, to to. h may be nil when no penalty is set.
+// Penalties appends the penalties of a history, at most one per token, to to. h may be nil when no penalty is set.
 func (s *Settings) Penalties(to []Penalty, h *History) []Penalty {
 	additive := s.FrequencyPenalty != 0 || s.PresencePenalty != 0
-	switch {
-	case h == nil:
-	case s.RepetitionPenalty != 1:
-		for t := range h.seen {
-			p := Penalty{Token: t, Divisor: float32(s.RepetitionPenalty)}
-			if n := h.generated[t]; additive && n > 0 {
-				p.Less = s.additive(n)
-			}
-			to = append(to, p)
+	if h == nil || (s.RepetitionPenalty == 1 && !additive) {
+		return to
+	}
+	for _, e := range h.tokens {
+		p := Penalty{Token: e.token, Divisor: float32(s.RepetitionPenalty)}
+		if additive && e.generated > 0 {
+			p.Less = s.additive(e.generated)
 		}
-	case additive:
-		for t, n := range h.generated {
-			to = append(to, Penalty{Token: t, Divisor: 1, Less: s.additive(n)})
+		if p.Divisor != 1 || p.Less != 0 {
+			to = append(to, p)
 		}
 	}
 	return to

@@ -1,6 +1,6 @@
 package tensor
 
-// Drawer is implemented by devices that draw tokens where the logits are, because these are far from the processor's memory.
+// Drawer is implemented by devices that draw tokens where the logits are, with threads or with a memory that Go has not.
 type Drawer interface {
 	// AdjustElements changes single elements of x, none of them twice.
 	AdjustElements(x Tensor, list []Adjustment) error

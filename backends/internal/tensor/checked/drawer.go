@@ -2,8 +2,14 @@ package checked
 
 import "github.com/tinsmith/tinsmith/backends/internal/tensor"
 
+// drawingDevice is device for kernels that draw tokens as well.
+type drawingDevice struct {
+	*device
+	drawer tensor.Drawer
+}
+
 // AdjustElements implements tensor.Drawer.
-func (d *remoteDevice) AdjustElements(x tensor.Tensor, list []tensor.Adjustment) error {
+func (d *drawingDevice) AdjustElements(x tensor.Tensor, list []tensor.Adjustment) error {
 	c := d.check("adjust elements")
 	c.float("x", x)
 	for i, a := range list {
@@ -15,11 +21,11 @@ func (d *remoteDevice) AdjustElements(x tensor.Tensor, list []tensor.Adjustment)
 	if c.err != nil || len(list) == 0 {
 		return c.err
 	}
-	return d.remote.AdjustElements(x, list)
+	return d.drawer.AdjustElements(x, list)
 }
 
 // DrawTokens implements tensor.Drawer.
-func (d *remoteDevice) DrawTokens(dst, logits, probs tensor.Tensor, draws []tensor.Draw) error {
+func (d *drawingDevice) DrawTokens(dst, logits, probs tensor.Tensor, draws []tensor.Draw) error {
 	c := d.check("draw tokens")
 	c.float("logits", logits)
 	c.shaped("probs", probs, logits.Rows, logits.Cols)
@@ -39,5 +45,5 @@ func (d *remoteDevice) DrawTokens(dst, logits, probs tensor.Tensor, draws []tens
 	if c.err != nil || logits.Rows == 0 {
 		return c.err
 	}
-	return d.remote.DrawTokens(dst, logits, probs, draws)
+	return d.drawer.DrawTokens(dst, logits, probs, draws)
 }

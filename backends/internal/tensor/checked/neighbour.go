@@ -13,7 +13,7 @@ type remote interface {
 
 // remoteDevice is device for kernels that are remote as well.
 type remoteDevice struct {
-	*device
+	*drawingDevice
 	remote remote
 }
 
@@ -22,6 +22,8 @@ func base(d tensor.Device) *device {
 	switch d := d.(type) {
 	case *device:
 		return d
+	case *drawingDevice:
+		return d.device
 	case *remoteDevice:
 		return d.device
 	}

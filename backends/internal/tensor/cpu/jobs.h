@@ -59,7 +59,7 @@ typedef struct {
   unit_function pack_across_f32, pack_across_bf16, matmul_across; // the transposed product of many rows
   unit_function rmsnorm, rmsnorm_backward, rope, swiglu, swiglu_backward;
   unit_function add, scale, add_row, round;
-  unit_function logsumexp_tile, logsumexp_merge, softmax, softmax_gradient;
+  unit_function logsumexp_tile, logsumexp_merge, softmax, softmax_gradient, draw_token;
   unit_function sum_squares, adamw;
   unit_function attention, attention_backward;
   unit_function peak_f32, peak_bf16, peak_read;

@@ -63,6 +63,16 @@ typedef struct {
   int32_t row, column;
 } element;
 
+// adjustment and draw_settings are tensor.Adjustment and tensor.Draw.
+typedef struct {
+  int32_t row, column;
+  float divisor, less, more;
+} adjustment;
+typedef struct {
+  double u, top_p, min_p;
+  int64_t top_k;
+} draw_settings;
+
 typedef struct device device;
 
 // device_new starts threads-1 threads (the caller is one). isa is "" for the best that the processor has. NULL: unknown or not available isa, or no memory.
@@ -109,6 +119,8 @@ int op_attention_backward(device *d, view dq, view dk, view dv, view dout, view 
 int op_logsumexp(device *d, view lse, view logits);
 int op_softmax(device *d, view p, view logits, view lse);
 int op_softmax_gradient(device *d, view logits, view lse, const int32_t *targets, const float *c, int64_t k);
+int op_adjust_elements(device *d, view x, const adjustment *list, int64_t n);
+int op_draw_tokens(device *d, view dst, view logits, view probs, const draw_settings *draws);
 int op_sum_squares(device *d, view x, double *sum);
 int op_adamw(device *d, view new_p, view new_m, view new_v, view p, view m, view v, view g, adamw_step s);
 

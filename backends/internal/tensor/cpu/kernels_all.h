@@ -2,6 +2,7 @@
 #include "lanes.h"
 #include "kernels_rows.h"
 #include "kernels_loss.h"
+#include "kernels_draw.h"
 #include "kernels_product.h"
 #include "kernels_attention.h"
 #include "kernels_peak.h"
@@ -42,6 +43,7 @@ const kernels TABLE(ISA) = {
     .logsumexp_merge = logsumexp_merge,
     .softmax = softmax,
     .softmax_gradient = softmax_gradient,
+    .draw_token = draw_token,
     .sum_squares = sum_squares,
     .adamw = adamw,
     .peak_f32 = peak_f32,

@@ -187,6 +187,25 @@ int op_softmax_gradient(device *d, view logits, view lse, const int32_t *targets
   return run_rows(d, d->k->softmax_gradient, &j, 0.6);
 }
 
+// Few elements, and on the caller: so denormals are not flushed, and an element becomes what the same arithmetic in Go makes of it.
+int op_adjust_elements(device *d, view x, const adjustment *list, int64_t n) {
+  (void)d;
+  for (int64_t i = 0; i < n; i++) {
+    const adjustment *a = &list[i];
+    float *to = row_of(x, a->row) + a->column, v = *to;
+    v = v > 0 ? v / a->divisor : v * a->divisor;
+    v -= a->less;
+    *to = v + a->more;
+  }
+  return 0;
+}
+int op_draw_tokens(device *d, view dst, view logits, view probs, const draw_settings *draws) {
+  if (threads_reserve(d->t, logits.cols * 16)) return -1;
+  rows_job j = {.a = dst, .b = logits, .c = probs, .values = (const float *)draws};
+  threads_run(d->t, d->k->draw_token, &j, logits.rows, (double)logits.rows * (double)logits.cols * 0.3);
+  return 0;
+}
+
 int op_sum_squares(device *d, view x, double *sum) {
   *sum = 0;
   if (!x.rows || !x.cols) return 0;

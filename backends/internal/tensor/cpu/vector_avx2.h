@@ -13,3 +13,4 @@ typedef int32_t vi __attribute__((vector_size(32)));
 #define vmax(a, b) _mm256_max_ps(a, b)
 #define vmin(a, b) _mm256_min_ps(a, b)
 #define vsqrt(a) _mm256_sqrt_ps(a)
+#define vmask(a) ((uint32_t)_mm256_movemask_ps((vf)(a))) // a bit for each true lane

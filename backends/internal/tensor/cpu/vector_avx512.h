@@ -13,3 +13,4 @@ typedef int32_t vi __attribute__((vector_size(64)));
 #define vmax(a, b) _mm512_max_ps(a, b)
 #define vmin(a, b) _mm512_min_ps(a, b)
 #define vsqrt(a) _mm512_sqrt_ps(a)
+#define vmask(a) ((uint32_t)_mm512_movepi32_mask((__m512i)(a))) // a bit for each true lane

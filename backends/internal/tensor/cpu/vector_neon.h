@@ -13,3 +13,4 @@ typedef int32_t vi __attribute__((vector_size(16)));
 #define vmax(a, b) vbslq_f32(vcgtq_f32(a, b), a, b)
 #define vmin(a, b) vbslq_f32(vcltq_f32(a, b), a, b)
 #define vsqrt(a) vsqrtq_f32(a)
+#define vmask(a) vaddvq_u32(vandq_u32((uint32x4_t)(a), (uint32x4_t){1, 2, 4, 8})) // a bit for each true lane

@@ -13,3 +13,4 @@ typedef int32_t vi __attribute__((vector_size(16)));
 #define vmax(a, b) _mm_max_ps(a, b) // a > b ? a : b
 #define vmin(a, b) _mm_min_ps(a, b) // a < b ? a : b
 #define vsqrt(a) _mm_sqrt_ps(a)
+#define vmask(a) ((uint32_t)_mm_movemask_ps((vf)(a))) // a bit for each true lane
