@@ -8,7 +8,6 @@ import "C"
 import (
 	"errors"
 	"fmt"
-	"unsafe"
 )
 
 // What attention is cut into: keys of a page, keys after which the running softmax begins anew, items (a row and a query head of a group) of a block.
@@ -74,7 +73,7 @@ type Sequence struct {
 // CopyPage makes page to of every layer hold what page from holds, or zeros if from is -1.
 func (v *Device) CopyPage(c Cache, to, from int32) error {
 	a := C.copy_page_arguments{c: c.c(), layers: C.int64_t(c.Layers), to: C.int64_t(to), from: C.int64_t(from)}
-	return v.rowwise(kCopyPage, c.Layers, 2*c.Heads*PageKeys*c.Dim, unsafe.Pointer(&a))
+	return v.rowwise(kCopyPage, c.Layers, 2*c.Heads*PageKeys*c.Dim, bytesIn(&a))
 }
 
 // WritePages stores rows of keys and values in the cache's type at the positions of sequences.
@@ -97,7 +96,7 @@ func (v *Device) WritePages(c Cache, layer int64, keys, values View, sequences [
 		return err
 	}
 	a := C.write_pages_arguments{c: c.c(), k: keys.c(), v: values.c(), slots: C.uint64_t(at), layer: C.int64_t(layer)}
-	return errors.Join(v.rowwise(kWritePages, keys.Rows, keys.Cols, unsafe.Pointer(&a)), release())
+	return errors.Join(v.rowwise(kWritePages, keys.Rows, keys.Cols, bytesIn(&a)), release())
 }
 
 // attentionLists are the sequences of a batch as kernels read them.
@@ -196,10 +195,10 @@ func (v *Device) Attention(o, lse, q View, c Cache, layer int64, sequences []Seq
 		defer func() { err = errors.Join(err, v.Free(workspace)) }()
 		a.parts = C.uint64_t(workspace)
 	}
-	if err := v.launch(k, int64(len(l.tiles)), c.Heads, parts, unsafe.Pointer(&a)); err != nil || parts == 1 {
+	if err := v.launch(k, int64(len(l.tiles)), c.Heads, parts, bytesIn(&a)); err != nil || parts == 1 {
 		return err
 	}
-	return v.launch(kAttentionMerge, int64(len(l.tiles)), c.Heads, 1, unsafe.Pointer(&a))
+	return v.launch(kAttentionMerge, int64(len(l.tiles)), c.Heads, 1, bytesIn(&a))
 }
 
 // AttentionBackward overwrites dq, dk and dv of the sequences' rows for the gradient dout of o. Every sequence begins at position 0, and lse is what Attention wrote. Of a sequence with a
@@ -225,7 +224,7 @@ func (v *Device) AttentionBackward(dq, dk, dv, dout, o, lse, q View, c Cache, la
 	if c.TensorCores() {
 		queriesItems, a._type = tensorQueriesItems, C.BFLOAT16
 	}
-	if err := v.launch(kAttentionDelta, q.Rows, 1, 1, unsafe.Pointer(&a)); err != nil {
+	if err := v.launch(kAttentionDelta, q.Rows, 1, 1, bytesIn(&a)); err != nil {
 		return err
 	}
 	l := lists(sequences)
@@ -247,7 +246,7 @@ func (v *Device) AttentionBackward(dq, dk, dv, dout, o, lse, q View, c Cache, la
 		if a.sequences, a.tiles, a.pages, release, err = v.put(l); err != nil {
 			return err
 		}
-		if err := errors.Join(v.launch(step.kernel, int64(len(l.tiles)), c.Heads, 1, unsafe.Pointer(&a)), release()); err != nil {
+		if err := errors.Join(v.launch(step.kernel, int64(len(l.tiles)), c.Heads, 1, bytesIn(&a)), release()); err != nil {
 			return err
 		}
 	}

@@ -424,44 +424,6 @@ func TestEventsAndPeers(t *testing.T) {
 	}
 }
 
-// What is recorded runs when the graph is launched, as often as it is; what would wait is refused while recording, and the device goes on.
-func TestCapture(t *testing.T) {
-	v := openDevice(t, openDriver(t), 0)
-	a := alloc(t, v, 4)
-	x := View{At: a, Rows: 1, Cols: 1, Stride: 1}
-	if err := v.Upload(a, 4, []byte{0, 0, 128, 63}, 4, 1); err != nil { // one
-		t.Fatal(err)
-	}
-	g, err := v.Capture(func() error { return v.Add(x, x) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := make([]byte, 4)
-	for _, want := range []float32{1, 2, 4} {
-		if err := v.Download(got, a, 4, 4, 1); err != nil {
-			t.Fatal(err)
-		}
-		if v := floats(got)[0]; v != want {
-			t.Errorf("%v, want %v", v, want)
-		}
-		if err := g.Launch(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := g.Free(); err != nil {
-		t.Error(err)
-	}
-	if err := g.Free(); err == nil {
-		t.Error("a graph freed twice: no error")
-	}
-	if _, err := v.Capture(func() error { return v.Download(got, a, 4, 4, 1) }); err == nil {
-		t.Error("a download was recorded")
-	}
-	if err := v.Synchronize(); err != nil {
-		t.Error(err)
-	}
-}
-
 // Where streams run late, what one device reads of another's is there only if it waits for it.
 func TestLateStreams(t *testing.T) {
 	t.Setenv("FAKE_CUDA_LATE", "1")

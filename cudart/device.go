@@ -28,6 +28,7 @@ type Device struct {
 	rows            sharedRows
 	pool            pool
 	stage           staging
+	recorder        recorder
 }
 
 // Information about a device that needs no context.
@@ -118,7 +119,7 @@ func (v *Device) Close() error {
 	if v.c == nil {
 		return nil
 	}
-	err := errors.Join(v.stage.close(v), v.pool.close())
+	err := errors.Join(v.recorder.close(v), v.stage.close(v), v.pool.close())
 	if code := C.cuda_device_close(v.c); code != 0 {
 		err = errors.Join(err, v.driver.failed("closing the device", code))
 	}
@@ -149,9 +150,19 @@ func (v *Device) Memory() (free, total int64, err error) {
 	return int64(f), int64(t), err
 }
 
-// Synchronize waits until all that was put into the stream is done, and gives the first error of it.
+// Synchronize waits until all that was put into the stream is done, and gives the first error of it. What Put gave before is then gone.
 func (v *Device) Synchronize() error {
-	return v.failed("cuStreamSynchronize", C.cuda_device_synchronize(v.c))
+	if err := v.wait(); err != nil {
+		return err
+	}
+	v.stage.rewind()
+	v.recorder.free(v)
+	return nil
+}
+
+// wait is Synchronize that leaves what Put gave.
+func (v *Device) wait() error {
+	return v.inStream("cuStreamSynchronize", func() C.cuda_result { return C.cuda_device_synchronize(v.c) })
 }
 
 // Zero clears bytes of memory.
@@ -159,7 +170,7 @@ func (v *Device) Zero(to Address, bytes int) error {
 	if bytes == 0 {
 		return nil
 	}
-	return v.failed("cuMemsetD8", C.cuda_device_zero(v.c, C.uint64_t(to), C.size_t(bytes)))
+	return v.inStream("cuMemsetD8", func() C.cuda_result { return C.cuda_device_zero(v.c, C.uint64_t(to), C.size_t(bytes)) })
 }
 
 // Copy copies bytes from a device, which may be another, into v's memory, in v's stream. What the other device has under way must have been waited for (Event).
@@ -167,7 +178,9 @@ func (v *Device) Copy(to Address, from *Device, source Address, bytes int) error
 	if bytes == 0 {
 		return nil
 	}
-	return v.failed("cuMemcpyDtoD", C.cuda_device_copy(v.c, C.uint64_t(to), from.c, C.uint64_t(source), C.size_t(bytes)))
+	return v.inStream("cuMemcpyDtoD", func() C.cuda_result {
+		return C.cuda_device_copy(v.c, C.uint64_t(to), from.c, C.uint64_t(source), C.size_t(bytes))
+	})
 }
 
 // EnablePeer lets v read the memory of peer directly, where the hardware can; without it copies go through the host.

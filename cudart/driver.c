@@ -14,6 +14,9 @@ char *cuda_driver_open(driver *d, const char *path) {
   }
   CUDA_FUNCTIONS(FIND)
 #undef FIND
+#define FIND(name, arguments) *(void **)&d->name = dlsym(d->library, #name);
+  CUDA_GRAPH_FUNCTIONS(FIND)
+#undef FIND
   return NULL;
 }
 
@@ -140,10 +143,14 @@ cuda_result cuda_device_synchronize(device *v) {
   return v->d->cuStreamSynchronize(v->stream);
 }
 
-cuda_result cuda_device_launch(device *v, int kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned shared, const void *arguments) {
+cuda_result cuda_device_launch(device *v, const cuda_work *work, int count, const unsigned char *arguments, int *failed) {
+  *failed = 0;
   CURRENT(v);
-  void *pointers[] = {(void *)arguments};
-  return v->d->cuLaunchKernel(v->functions[kernel], x, y, z, threads, 1, 1, shared, v->stream, pointers, NULL);
+  for (; *failed < count; ++*failed, work++) {
+    void *pointers[] = {(void *)(arguments + work->at)};
+    CHECK(v->d->cuLaunchKernel(v->functions[work->kernel], work->x, work->y, work->z, work->threads, 1, 1, work->shared, v->stream, pointers, NULL));
+  }
+  return 0;
 }
 
 cuda_result cuda_device_turn(device *v) {
@@ -185,27 +192,51 @@ cuda_result cuda_event_elapsed(device *v, void *from, void *to, float *milliseco
   return v->d->cuEventElapsedTime(milliseconds, from, to);
 }
 
-cuda_result cuda_capture_begin(device *v) {
-  CURRENT(v);
-  return v->d->cuStreamBeginCapture_v2(v->stream, 2); // whatever other threads do is no part of it
+// node_of gives a launch as a node; pointer is memory for the address of its arguments, which are copied when the node is made.
+static cuda_node node_of(const device *v, const cuda_work *work, const unsigned char *arguments, void **pointer) {
+  *pointer = (void *)(arguments + work->at);
+  return (cuda_node){.function = v->functions[work->kernel], .x = work->x, .y = work->y, .z = work->z, .threads_x = work->threads, .threads_y = 1, .threads_z = 1, .shared = work->shared, .arguments = pointer};
 }
 
-cuda_result cuda_capture_end(device *v, void **executable) {
+cuda_result cuda_graph_build(device *v, cuda_graph *g, const cuda_work *work, int count, const unsigned char *arguments) {
+  enum { OUT_OF_MEMORY = 2, NOT_FOUND = 500 };
+#define THERE(name, arguments) \
+  if (!v->d->name) return NOT_FOUND;
+  CUDA_GRAPH_FUNCTIONS(THERE)
+#undef THERE
   CURRENT(v);
-  void *graph = NULL;
-  CHECK(v->d->cuStreamEndCapture(v->stream, &graph));
-  cuda_result code = v->d->cuGraphInstantiateWithFlags(executable, graph, 0), freed = v->d->cuGraphDestroy(graph);
-  return code ? code : freed;
+  if (!(g->nodes = calloc((size_t)count, sizeof *g->nodes))) return OUT_OF_MEMORY;
+  CHECK(v->d->cuGraphCreate(&g->graph, 0));
+  for (int i = 0; i < count; i++) {
+    void *pointer;
+    const cuda_node node = node_of(v, work + i, arguments, &pointer);
+    CHECK(v->d->cuGraphAddKernelNode_v2(&g->nodes[i], g->graph, i ? &g->nodes[i - 1] : NULL, i > 0, &node));
+  }
+  return v->d->cuGraphInstantiateWithFlags(&g->executable, g->graph, 0);
 }
 
-cuda_result cuda_graph_launch(device *v, void *executable) {
+cuda_result cuda_graph_update(device *v, const cuda_graph *g, const int *which, int count, const cuda_work *work, const unsigned char *arguments) {
   CURRENT(v);
-  return v->d->cuGraphLaunch(executable, v->stream);
+  for (int i = 0; i < count; i++) {
+    void *pointer;
+    const cuda_node node = node_of(v, work + which[i], arguments, &pointer);
+    CHECK(v->d->cuGraphExecKernelNodeSetParams_v2(g->executable, g->nodes[which[i]], &node));
+  }
+  return 0;
 }
 
-cuda_result cuda_graph_free(device *v, void *executable) {
+cuda_result cuda_graph_launch(device *v, const cuda_graph *g) {
   CURRENT(v);
-  return v->d->cuGraphExecDestroy(executable);
+  return v->d->cuGraphLaunch(g->executable, v->stream);
+}
+
+cuda_result cuda_graph_free(device *v, cuda_graph *g) {
+  cuda_result first = v->d->cuCtxSetCurrent(v->context), code;
+  if (g->executable && (code = v->d->cuGraphExecDestroy(g->executable)) && !first) first = code;
+  if (g->graph && (code = v->d->cuGraphDestroy(g->graph)) && !first) first = code;
+  free(g->nodes);
+  memset(g, 0, sizeof *g);
+  return first;
 }
 
 cuda_result cuda_call_init(const driver *d) { return d->cuInit(0); }

@@ -24,6 +24,13 @@ typedef struct cuda_copy {
   size_t to_pitch;
   size_t width, height;
 } cuda_copy;
+// What a graph's node launches (CUDA_KERNEL_NODE_PARAMS_v2).
+typedef struct cuda_node {
+  void *function;
+  unsigned x, y, z, threads_x, threads_y, threads_z, shared;
+  void **arguments, **extra;
+  void *kernel, *context; // instead of a function; of the function: null is the current one
+} cuda_node;
 
 // Name and arguments of every driver function that is used. Handles (contexts, streams, …) are pointers.
 #define CUDA_FUNCTIONS(X) \
@@ -65,10 +72,14 @@ typedef struct cuda_copy {
   X(cuModuleUnload, (void *module)) \
   X(cuModuleGetFunction, (void **function, void *module, const char *name)) \
   X(cuFuncSetAttribute, (void *function, int attribute, int value)) \
-  X(cuLaunchKernel, (void *function, unsigned x, unsigned y, unsigned z, unsigned threads_x, unsigned threads_y, unsigned threads_z, unsigned shared, void *stream, void **arguments, void **extra)) \
-  X(cuStreamBeginCapture_v2, (void *stream, int mode)) \
-  X(cuStreamEndCapture, (void *stream, void **graph)) \
+  X(cuLaunchKernel, (void *function, unsigned x, unsigned y, unsigned z, unsigned threads_x, unsigned threads_y, unsigned threads_z, unsigned shared, void *stream, void **arguments, void **extra))
+
+// Those of graphs, which a driver may lack.
+#define CUDA_GRAPH_FUNCTIONS(X) \
+  X(cuGraphCreate, (void **graph, unsigned flags)) \
+  X(cuGraphAddKernelNode_v2, (void **node, void *graph, void *const *after, size_t count, const cuda_node *parameters)) \
   X(cuGraphInstantiateWithFlags, (void **executable, void *graph, unsigned long long flags)) \
+  X(cuGraphExecKernelNodeSetParams_v2, (void *executable, void *node, const cuda_node *parameters)) \
   X(cuGraphLaunch, (void *executable, void *stream)) \
   X(cuGraphExecDestroy, (void *executable)) \
   X(cuGraphDestroy, (void *graph))
@@ -77,6 +88,7 @@ typedef struct driver {
   void *library;
 #define CUDA_POINTER(name, arguments) cuda_result(*name) arguments;
   CUDA_FUNCTIONS(CUDA_POINTER)
+  CUDA_GRAPH_FUNCTIONS(CUDA_POINTER)
 #undef CUDA_POINTER
 } driver;
 
@@ -115,7 +127,15 @@ cuda_result cuda_device_download(device *v, void *to, uint64_t from, size_t from
 cuda_result cuda_device_copy(device *to, uint64_t to_address, const device *from, uint64_t from_address, size_t bytes);
 cuda_result cuda_device_enable_peer(device *v, const device *peer, int *enabled);
 cuda_result cuda_device_synchronize(device *v);
-cuda_result cuda_device_launch(device *v, int kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned shared, const void *arguments);
+
+// One launch: a grid of blocks of kernel, and where its arguments lie among those of a series of launches. There is no padding: its bytes are compared.
+typedef struct cuda_work {
+  int kernel;
+  unsigned x, y, z, threads, shared;
+  unsigned at, bytes;
+} cuda_work;
+// cuda_device_launch launches a series one by one; after a failure failed is the number of the launch.
+cuda_result cuda_device_launch(device *v, const cuda_work *work, int count, const unsigned char *arguments, int *failed);
 
 // cuda_device_turn makes the second stream the device's stream, and the stream the second one.
 cuda_result cuda_device_turn(device *v);
@@ -126,10 +146,17 @@ cuda_result cuda_event_wait(device *v, void *event);                  // the hos
 cuda_result cuda_event_order(device *v, void *event);                 // the device's stream waits
 cuda_result cuda_event_elapsed(device *v, void *from, void *to, float *milliseconds);
 
-cuda_result cuda_capture_begin(device *v);
-cuda_result cuda_capture_end(device *v, void **executable);
-cuda_result cuda_graph_launch(device *v, void *executable);
-cuda_result cuda_graph_free(device *v, void *executable);
+// A series of launches as a graph: one node each, in a chain. The nodes are the graph's, so it is kept as long as its executable, whose nodes are changed through them.
+typedef struct cuda_graph {
+  void *graph, *executable, **nodes;
+} cuda_graph;
+// cuda_graph_build fills a zeroed graph; also after a failure cuda_graph_free undoes what was done.
+cuda_result cuda_graph_build(device *v, cuda_graph *g, const cuda_work *work, int count, const unsigned char *arguments);
+// cuda_graph_update gives count launches of the graph, which[0], which[1], …, the arguments of the series; work is the whole of it. Launches before that are under way keep theirs.
+cuda_result cuda_graph_update(device *v, const cuda_graph *g, const int *which, int count, const cuda_work *work, const unsigned char *arguments);
+cuda_result cuda_graph_launch(device *v, const cuda_graph *g);
+// cuda_graph_free zeroes the graph, which must not be running.
+cuda_result cuda_graph_free(device *v, cuda_graph *g);
 
 // Calls that need no device.
 cuda_result cuda_call_init(const driver *d);

@@ -29,7 +29,7 @@ func (v *Device) NewEvent(timed bool) (*Event, error) {
 
 // Record sets the event behind what the stream has.
 func (e *Event) Record() error {
-	return e.device.failed("cuEventRecord", C.cuda_event_record(e.device.c, e.handle))
+	return e.device.inStream("cuEventRecord", func() C.cuda_result { return C.cuda_event_record(e.device.c, e.handle) })
 }
 
 // Wait waits until the event's point is reached.
@@ -39,7 +39,7 @@ func (e *Event) Wait() error {
 
 // Order makes what comes next in v's stream wait for the event, which may be another device's. The host does not wait.
 func (e *Event) Order(v *Device) error {
-	return v.failed("cuStreamWaitEvent", C.cuda_event_order(v.c, e.handle))
+	return v.inStream("cuStreamWaitEvent", func() C.cuda_result { return C.cuda_event_order(v.c, e.handle) })
 }
 
 // Since gives the time on the device from another timed event to this one; both must have been reached.
@@ -67,55 +67,17 @@ func (v *Device) Aside(launch func() error) (join func() error, err error) {
 	}
 	err = begin.Record()
 	if err == nil {
-		err = v.failed("cuStreamCreate", C.cuda_device_turn(v.c))
+		err = v.inStream("cuStreamCreate", func() C.cuda_result { return C.cuda_device_turn(v.c) })
 	}
 	if err == nil {
 		if err = begin.Order(v); err == nil {
 			err = launch()
 		}
-		err = errors.Join(err, end.Record(), v.failed("cuCtxSetCurrent", C.cuda_device_turn(v.c)))
+		err = errors.Join(err, end.Record(), v.inStream("cuCtxSetCurrent", func() C.cuda_result { return C.cuda_device_turn(v.c) }))
 	}
 	err = errors.Join(err, begin.Free())
 	if err != nil {
 		return nil, errors.Join(err, end.Order(v), end.Free()) // what has been launched is not overtaken
 	}
 	return func() error { return errors.Join(end.Order(v), end.Free()) }, nil
-}
-
-// Graph is a recorded series of launches that is started with one call.
-type Graph struct {
-	device     *Device
-	executable unsafe.Pointer
-}
-
-// Capture records what launch puts into the stream instead of running it. launch may neither allocate, upload, download nor wait. The caller frees the graph.
-func (v *Device) Capture(launch func() error) (*Graph, error) {
-	if err := v.failed("cuStreamBeginCapture", C.cuda_capture_begin(v.c)); err != nil {
-		return nil, err
-	}
-	launched := launch()
-	g := &Graph{device: v}
-	if err := v.failed("cuStreamEndCapture", C.cuda_capture_end(v.c, &g.executable)); err != nil {
-		if launched != nil {
-			return nil, launched
-		}
-		return nil, err
-	}
-	if launched != nil {
-		if err := g.Free(); err != nil {
-			return nil, err
-		}
-		return nil, launched
-	}
-	return g, nil
-}
-
-// Launch puts the recorded launches into the stream.
-func (g *Graph) Launch() error {
-	return g.device.failed("cuGraphLaunch", C.cuda_graph_launch(g.device.c, g.executable))
-}
-
-// Free gives the graph back; it must not be running.
-func (g *Graph) Free() error {
-	return g.device.failed("cuGraphExecDestroy", C.cuda_graph_free(g.device.c, g.executable))
 }

@@ -173,8 +173,11 @@ func kernelOf(k int) kernel {
 	return kernels[k]
 }
 
-// launch puts kernel k into the stream; arguments point to its structure, which is copied.
-func (v *Device) launch(k int, x, y, z int64, arguments unsafe.Pointer) error {
+// bytesIn sees a kernel's arguments as their bytes.
+func bytesIn[T any](a *T) []byte { return unsafe.Slice((*byte)(unsafe.Pointer(a)), unsafe.Sizeof(*a)) }
+
+// launch puts kernel k into the stream, or records it (Record); arguments are its structure, which is copied.
+func (v *Device) launch(k int, x, y, z int64, arguments []byte) error {
 	if v.c == nil {
 		return errClosed
 	}
@@ -185,7 +188,8 @@ func (v *Device) launch(k int, x, y, z int64, arguments unsafe.Pointer) error {
 	if err := v.fits(k); err != nil {
 		return err
 	}
-	return v.failed(of.name, C.cuda_device_launch(v.c, C.int(k), C.unsigned(x), C.unsigned(y), C.unsigned(z), C.unsigned(of.threads), C.unsigned(of.shared), arguments))
+	return v.record(C.cuda_work{kernel: C.int(k), x: C.unsigned(x), y: C.unsigned(y), z: C.unsigned(z), threads: C.unsigned(of.threads), shared: C.unsigned(of.shared),
+		bytes: C.unsigned(len(arguments))}, arguments)
 }
 
 // fits says whether the device has the shared memory that a block of kernel k takes.
@@ -197,7 +201,7 @@ func (v *Device) fits(k int) error {
 }
 
 // rowwise launches an element-wise kernel: a block per row and piece of cols columns.
-func (v *Device) rowwise(k int, rows, cols int64, arguments unsafe.Pointer) error {
+func (v *Device) rowwise(k int, rows, cols int64, arguments []byte) error {
 	if rows == 0 || cols == 0 {
 		return nil
 	}

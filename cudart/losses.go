@@ -37,5 +37,5 @@ func (v *Device) Differentiate(slopes, values, lse View, terms []LossTerm) error
 		return err
 	}
 	a := C.differentiate_arguments{slopes: slopes.c(), values: values.c(), lse: lse.c(), terms: C.uint64_t(at)}
-	return errors.Join(v.rowwise(kDifferentiate, 1, values.Cols, unsafe.Pointer(&a)), release())
+	return errors.Join(v.rowwise(kDifferentiate, 1, values.Cols, bytesIn(&a)), release())
 }

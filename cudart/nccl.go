@@ -108,32 +108,50 @@ func (n *NCCL) Connect(devices []*Device) ([]*Communicator, error) {
 	return ends, nil
 }
 
+// put has call put an operation into the device's stream.
+func (c *Communicator) put(name string, call func() C.nccl_result) error {
+	if err := c.device.flush(); err != nil {
+		return err
+	}
+	return c.n.failed(name, call())
+}
+
 // Size is the number of devices of the group.
 func (c *Communicator) Size() int { return c.size }
 
 // AllGather writes the group's count values each to to, one behind another in the order of the devices; from may be this device's place in to.
 func (c *Communicator) AllGather(to, from Address, count int) error {
-	return c.n.failed("ncclAllGather", C.nccl_all_gather(c.n.c, c.handle, c.device.c.stream, C.uint64_t(to), C.uint64_t(from), C.size_t(count)))
+	return c.put("ncclAllGather", func() C.nccl_result {
+		return C.nccl_all_gather(c.n.c, c.handle, c.device.c.stream, C.uint64_t(to), C.uint64_t(from), C.size_t(count))
+	})
 }
 
 // AllToAll sends part p of from, count values, to device p, and gathers what the devices send to this one in to.
 func (c *Communicator) AllToAll(to, from Address, count int) error {
-	return c.n.failed("ncclSend and ncclRecv", C.nccl_all_to_all(c.n.c, c.handle, c.device.c.stream, C.int(c.size), C.uint64_t(to), C.uint64_t(from), C.size_t(count)))
+	return c.put("ncclSend and ncclRecv", func() C.nccl_result {
+		return C.nccl_all_to_all(c.n.c, c.handle, c.device.c.stream, C.int(c.size), C.uint64_t(to), C.uint64_t(from), C.size_t(count))
+	})
 }
 
 // Broadcast makes count values what they are on device root.
 func (c *Communicator) Broadcast(at Address, count, root int) error {
-	return c.n.failed("ncclBroadcast", C.nccl_broadcast(c.n.c, c.handle, c.device.c.stream, C.uint64_t(at), C.size_t(count), C.int(root)))
+	return c.put("ncclBroadcast", func() C.nccl_result {
+		return C.nccl_broadcast(c.n.c, c.handle, c.device.c.stream, C.uint64_t(at), C.size_t(count), C.int(root))
+	})
 }
 
 // Send gives count values to a Receive of device to.
 func (c *Communicator) Send(from Address, count, to int) error {
-	return c.n.failed("ncclSend", C.nccl_send(c.n.c, c.handle, c.device.c.stream, C.uint64_t(from), C.size_t(count), C.int(to)))
+	return c.put("ncclSend", func() C.nccl_result {
+		return C.nccl_send(c.n.c, c.handle, c.device.c.stream, C.uint64_t(from), C.size_t(count), C.int(to))
+	})
 }
 
 // Receive takes count values from a Send of device from.
 func (c *Communicator) Receive(to Address, count, from int) error {
-	return c.n.failed("ncclRecv", C.nccl_receive(c.n.c, c.handle, c.device.c.stream, C.uint64_t(to), C.size_t(count), C.int(from)))
+	return c.put("ncclRecv", func() C.nccl_result {
+		return C.nccl_receive(c.n.c, c.handle, c.device.c.stream, C.uint64_t(to), C.size_t(count), C.int(from))
+	})
 }
 
 // Close ends the communicator after what the device has been given; another Close does nothing.

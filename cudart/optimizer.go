@@ -37,7 +37,7 @@ func (v *Device) AdamW(jobs []AdamWJob) error {
 		return err
 	}
 	a := C.adamw_arguments{jobs: C.uint64_t(at), count: C.int64_t(len(jobs))}
-	return errors.Join(v.launch(kAdamW, min(pieces, maxX), int64(len(jobs)), 1, unsafe.Pointer(&a)), release())
+	return errors.Join(v.launch(kAdamW, min(pieces, maxX), int64(len(jobs)), 1, bytesIn(&a)), release())
 }
 
 // sumJob is one matrix of SumSquares, and where the sums of its pieces are.
@@ -76,10 +76,10 @@ func (v *Device) SumSquares(xs []View) (sums []float64, err error) {
 	}
 	defer func() { err = errors.Join(err, release()) }()
 	a := C.sum_squares_arguments{jobs: C.uint64_t(list), partial: C.uint64_t(at) + C.uint64_t(8*n), sums: C.uint64_t(at)}
-	if err := v.launch(kSumSquares, blocks, n, 1, unsafe.Pointer(&a)); err != nil {
+	if err := v.launch(kSumSquares, blocks, n, 1, bytesIn(&a)); err != nil {
 		return nil, err
 	}
-	if err := v.launch(kSumPartials, n, 1, 1, unsafe.Pointer(&a)); err != nil {
+	if err := v.launch(kSumPartials, n, 1, 1, bytesIn(&a)); err != nil {
 		return nil, err
 	}
 	return sums, v.Download(bytesOf(sums), at, int(8*n), int(8*n), 1)

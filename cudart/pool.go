@@ -73,7 +73,7 @@ func (p *pool) fromDriver(size int) (Address, error) {
 
 // giveBack frees what nobody uses.
 func (p *pool) giveBack() error {
-	err := p.device.Synchronize()
+	err := p.device.wait()
 	for size, list := range p.free {
 		for _, a := range list {
 			err = errors.Join(err, p.device.failed("cuMemFree", C.cuda_device_free(p.device.c, C.uint64_t(a))))

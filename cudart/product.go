@@ -87,7 +87,7 @@ func (v *Device) productInTiles(y, x View, xType Type, groups []RowGroup, shape 
 	across := (columns + shape.columns - 1) / shape.columns
 	if len(groups) == 1 {
 		a.only = *(*C.row_group)(unsafe.Pointer(&groups[0]))
-		return v.launch(shape.kernel, (groups[0].To-groups[0].From+shape.rows-1)/shape.rows, across, 1, unsafe.Pointer(&a))
+		return v.launch(shape.kernel, (groups[0].To-groups[0].From+shape.rows-1)/shape.rows, across, 1, bytesIn(&a))
 	}
 	var tiles []C.product_tile
 	for i, g := range groups {
@@ -100,7 +100,7 @@ func (v *Device) productInTiles(y, x View, xType Type, groups []RowGroup, shape 
 		return err
 	}
 	a.groups, a.tiles = C.uint64_t(at[0]), C.uint64_t(at[1])
-	return errors.Join(v.launch(shape.kernel, int64(len(tiles)), across, 1, unsafe.Pointer(&a)), release())
+	return errors.Join(v.launch(shape.kernel, int64(len(tiles)), across, 1, bytesIn(&a)), release())
 }
 
 // OuterProduct is one job of OuterProducts: G += Aᵀ · B, summed over the rows in ascending order from what G holds.
@@ -133,5 +133,5 @@ func (v *Device) OuterProducts(jobs []OuterProduct) error {
 		return err
 	}
 	a := C.outer_arguments{jobs: C.uint64_t(at[0]), tiles: C.uint64_t(at[1])}
-	return errors.Join(v.launch(kOuterProduct, int64(len(tiles)), 1, 1, unsafe.Pointer(&a)), release())
+	return errors.Join(v.launch(kOuterProduct, int64(len(tiles)), 1, 1, bytesIn(&a)), release())
 }

@@ -36,7 +36,7 @@ func (v *Device) AdjustElements(x View, list []Adjustment) error {
 		return err
 	}
 	a := C.adjust_arguments{x: x.c(), list: C.uint64_t(at), count: C.int64_t(len(list))}
-	return errors.Join(v.rowwise(kAdjustElements, 1, int64(len(list)), unsafe.Pointer(&a)), release())
+	return errors.Join(v.rowwise(kAdjustElements, 1, int64(len(list)), bytesIn(&a)), release())
 }
 
 // DrawTokens draws a token from every row of logits, whose softmax is probs, and writes its column and its logit to the row of y.
@@ -49,5 +49,5 @@ func (v *Device) DrawTokens(y, logits, probs View, draws []Draw) error {
 		return err
 	}
 	a := C.draw_arguments{y: y.c(), logits: logits.c(), probs: probs.c(), draws: C.uint64_t(at)}
-	return errors.Join(v.launch(kDrawTokens, logits.Rows, 1, 1, unsafe.Pointer(&a)), release())
+	return errors.Join(v.launch(kDrawTokens, logits.Rows, 1, 1, bytesIn(&a)), release())
 }

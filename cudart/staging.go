@@ -61,12 +61,20 @@ func (s *staging) close(v *Device) error {
 	return err
 }
 
+// rewind begins with the first half again. The device is done with all that was put or copied before, so the same lists in the same order get the same places, and graphs the same arguments.
+func (s *staging) rewind() { s.half, s.at, s.used = 0, 0, [2]bool{} }
+
+// upload copies what lies at an offset to the same place in device memory.
+func (s *staging) upload(v *Device, offset, bytes int) error {
+	return v.failed("cuMemcpyHtoD", C.cuda_device_upload(v.c, C.uint64_t(s.memory)+C.uint64_t(offset), C.size_t(bytes), unsafe.Add(s.host, offset), C.size_t(bytes), 1))
+}
+
 // reserve gives the offset of bytes (at most stageHalf) that no copy under way reads.
 func (v *Device) reserve(bytes int) (int, error) {
 	s := &v.stage
 	bytes = (bytes + 255) &^ 255
 	if s.at+bytes > stageHalf {
-		if err := v.failed("cuEventRecord", C.cuda_event_record(v.c, s.events[s.half])); err != nil {
+		if err := v.inStream("cuEventRecord", func() C.cuda_result { return C.cuda_event_record(v.c, s.events[s.half]) }); err != nil {
 			return 0, err
 		}
 		s.used[s.half] = true
@@ -87,14 +95,18 @@ func (v *Device) reserve(bytes int) (int, error) {
 func (v *Device) Upload(to Address, pitch int, data []byte, width, rows int) error {
 	return v.transfer(to, pitch, data, width, rows, func(place unsafe.Pointer, piece []byte, at Address, width, rows int) error {
 		C.memcpy(place, unsafe.Pointer(&piece[0]), C.size_t(len(piece)))
-		return v.failed("cuMemcpyHtoD", C.cuda_device_upload(v.c, C.uint64_t(at), C.size_t(pitch), place, C.size_t(width), C.size_t(rows)))
+		return v.inStream("cuMemcpyHtoD", func() C.cuda_result {
+			return C.cuda_device_upload(v.c, C.uint64_t(at), C.size_t(pitch), place, C.size_t(width), C.size_t(rows))
+		})
 	})
 }
 
 // Download is the reverse of Upload; it waits for all that the stream has before it.
 func (v *Device) Download(data []byte, from Address, pitch, width, rows int) error {
 	return v.transfer(from, pitch, data, width, rows, func(place unsafe.Pointer, piece []byte, at Address, width, rows int) error {
-		if err := v.failed("cuMemcpyDtoH", C.cuda_device_download(v.c, place, C.uint64_t(at), C.size_t(pitch), C.size_t(width), C.size_t(rows))); err != nil {
+		if err := v.inStream("cuMemcpyDtoH", func() C.cuda_result {
+			return C.cuda_device_download(v.c, place, C.uint64_t(at), C.size_t(pitch), C.size_t(width), C.size_t(rows))
+		}); err != nil {
 			return err
 		}
 		if err := v.Synchronize(); err != nil {
@@ -144,7 +156,7 @@ func (v *Device) transfer(at Address, pitch int, data []byte, width, rows int, m
 	return nil
 }
 
-// Put copies data to a place in device memory that stays as it is for kernels launched before release is called. It is how kernels get lists: positions, targets, tiles.
+// Put copies data to a place in device memory that stays as it is for kernels launched before release is called, and before the host waits. It is how kernels get lists: positions, targets, tiles.
 func (v *Device) Put(data []byte) (at Address, release func() error, err error) {
 	if v.c == nil {
 		return 0, nil, errClosed
@@ -164,9 +176,7 @@ func (v *Device) Put(data []byte) (at Address, release func() error, err error) 
 	}
 	place := unsafe.Add(v.stage.host, offset)
 	C.memcpy(place, unsafe.Pointer(&data[0]), C.size_t(len(data)))
-	at = v.stage.memory + Address(offset)
-	err = v.failed("cuMemcpyHtoD", C.cuda_device_upload(v.c, C.uint64_t(at), C.size_t(len(data)), place, C.size_t(len(data)), 1))
-	return at, func() error { return nil }, err
+	return v.stage.memory + Address(offset), func() error { return nil }, v.recordList(offset, len(data))
 }
 
 // putAll is Put for several lists in one copy; each begins at a multiple of 16 bytes.

@@ -7,7 +7,6 @@ import "C"
 
 import (
 	"errors"
-	"unsafe"
 )
 
 // Products by warpgroups are a module of their own for Hopper (kernels/warpgroup.cu), which is loaded when it is first used. Nobody has run them on a GPU yet: a device begins without them, and
@@ -134,7 +133,7 @@ func (v *Device) narrowRows(x View, xType Type) (View, error) {
 	}
 	to := View{At: at, Rows: x.Rows, Cols: pitch, Stride: pitch}
 	a := C.round_arguments{y: to.c(), x: x.c(), y_type: C.BFLOAT16, x_type: C.int32_t(xType)}
-	if err := v.launch(kNarrowRows, x.Rows, min((pitch+2047)/2048, maxY), 1, unsafe.Pointer(&a)); err != nil {
+	if err := v.launch(kNarrowRows, x.Rows, min((pitch+2047)/2048, maxY), 1, bytesIn(&a)); err != nil {
 		return View{}, errors.Join(err, v.Free(at))
 	}
 	return to, nil

@@ -1,5 +1,5 @@
 // A CUDA driver without a GPU, for tests: memory is the host's, what is put into a stream is done at once or late (streams.h), launches run the kernels through the shim. It checks what a GPU would
-// not forgive (freeing twice, freeing what was not allocated, a launch of another block size) and can be told to fail.
+// not forgive (freeing twice, freeing what was not allocated, a launch of another block size, graphs that are never given back) and can be told to fail.
 //
 // FAKE_CUDA_FAIL=name:n:code makes the n-th call of that function from the time the variable was set give that code. FAKE_CUDA_ORDER=seed orders the threads at random, in
 // every launch differently. FAKE_CUDA_SKIP names kernels, with spaces between, that are not run. FAKE_CUDA_DEVICES is how many devices there are (1), FAKE_CUDA_MEMORY how many bytes each has (1 GiB), FAKE_CUDA_VERSION the driver's version.
@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <map>
 #include <set>
 #include <string>
@@ -29,9 +30,15 @@ typedef struct cuda_copy {
   size_t to_pitch;
   size_t width, height;
 } cuda_copy;
+typedef struct cuda_node {
+  void *function;
+  unsigned x, y, z, threads_x, threads_y, threads_z, shared;
+  void **arguments, **extra;
+  void *kernel, *context;
+} cuda_node;
 
 namespace {
-enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_PTX = 218, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, LAUNCH_FAILED = 719, CAPTURE_UNSUPPORTED = 900 };
+enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_PTX = 218, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, LAUNCH_FAILED = 719 };
 
 int sticky; // a failed launch spoils the context, as on a GPU
 
@@ -80,6 +87,46 @@ int free_handle(void *h) {
   free(h);
   return 0;
 }
+
+// What a launch runs: in a stream, or of a graph.
+struct Launch {
+  const shim::Kernel *kernel;
+  shim::Index grid;
+  unsigned threads, shared;
+  std::vector<uint64_t> arguments;
+
+  int fill(void *function, shim::Index blocks, unsigned block, unsigned dynamic, void **from) {
+    if (!blocks.x || !blocks.y || !blocks.z || blocks.y > 65535 || blocks.z > 65535) return INVALID_VALUE;
+    *this = {(const shim::Kernel *)function, blocks, block, dynamic, {}};
+    arguments.resize((kernel->bytes + 7) / 8);
+    memcpy(arguments.data(), from[0], kernel->bytes);
+    return 0;
+  }
+  int run() const {
+    static uint64_t launches;
+    uint64_t order = (uint64_t)setting("FAKE_CUDA_ORDER", 0);
+    if (order) order = (order + ++launches) * 0x9E3779B97F4A7C15u | 1;
+    if (named(getenv("FAKE_CUDA_SKIP"), kernel->name)) return 0;
+    const char *wrong = shim::launch(kernel, grid, (int)threads, shared, arguments.data(), order);
+    if (!wrong) return 0;
+    fprintf(stderr, "kernel %s: %s\n", kernel->name, wrong);
+    return sticky = LAUNCH_FAILED;
+  }
+};
+struct Graph {
+  Context *context;
+  std::deque<Launch> nodes; // their places are their handles
+};
+struct Executable {
+  const Graph *graph;
+  Context *context;
+  std::deque<Launch> nodes;
+  std::shared_ptr<int> under_way = std::make_shared<int>(0); // launches that have not run
+};
+std::set<Graph *> graphs;
+std::set<Executable *> executables;
+
+template <class T> T *known(const std::set<T *> &all, void *handle) { return all.count((T *)handle) ? (T *)handle : nullptr; }
 } // namespace
 
 #define ENTER \
@@ -91,8 +138,6 @@ int free_handle(void *h) {
 // What takes a stream; the rest of the function is put there.
 #define IN_STREAM(stream) \
   IN_CONTEXT if (!streams::known(stream)) return INVALID_HANDLE;
-#define OUTSIDE_CAPTURE \
-  if (streams::recording()) return CAPTURE_UNSUPPORTED;
 
 extern "C" {
 int cuInit(unsigned) {
@@ -157,6 +202,10 @@ int cuDevicePrimaryCtxRelease_v2(int device) {
     for (auto &m : contexts[device].memory) free((void *)m.first);
     contexts[device].memory.clear();
     contexts[device].used = 0;
+    for (const Graph *g : graphs)
+      if (g->context == &contexts[device]) return INVALID_CONTEXT;
+    for (const Executable *e : executables)
+      if (e->context == &contexts[device]) return INVALID_CONTEXT;
   }
   return 0;
 }
@@ -171,7 +220,7 @@ int cuMemGetInfo_v2(size_t *free, size_t *total) {
   return 0;
 }
 int cuMemAlloc_v2(unsigned long long *address, size_t bytes) {
-  IN_CONTEXT OUTSIDE_CAPTURE if (!bytes) return INVALID_VALUE;
+  IN_CONTEXT if (!bytes) return INVALID_VALUE;
   if (current->used + bytes > (size_t)setting("FAKE_CUDA_MEMORY", 1l << 30)) return OUT_OF_MEMORY;
   void *p = nullptr;
   if (posix_memalign(&p, 512, bytes)) return OUT_OF_MEMORY;
@@ -182,7 +231,7 @@ int cuMemAlloc_v2(unsigned long long *address, size_t bytes) {
   return 0;
 }
 int cuMemFree_v2(unsigned long long address) {
-  IN_CONTEXT OUTSIDE_CAPTURE auto m = current->memory.find(address);
+  IN_CONTEXT auto m = current->memory.find(address);
   if (m == current->memory.end()) return INVALID_VALUE;
   if (int code = streams::run_all()) return code; // as the driver, which waits
   current->used -= m->second;
@@ -232,7 +281,7 @@ int cuStreamCreate(void **stream, unsigned) {
 int cuStreamDestroy_v2(void *stream) {
   ENTER return streams::known(stream) ? streams::destroy(stream) : INVALID_HANDLE;
 }
-int cuStreamSynchronize(void *stream) { IN_STREAM(stream) OUTSIDE_CAPTURE return streams::run(stream); }
+int cuStreamSynchronize(void *stream) { IN_STREAM(stream) return streams::run(stream); }
 int cuStreamWaitEvent(void *stream, void *event, unsigned) { IN_STREAM(stream) return streams::known_event(event) ? streams::wait(stream, event) : INVALID_HANDLE; }
 int cuEventCreate(void **event, unsigned) {
   IN_CONTEXT *event = streams::create_event();
@@ -246,7 +295,7 @@ int cuEventRecord(void *event, void *stream) {
   streams::record(event, stream);
   return 0;
 }
-int cuEventSynchronize(void *event) { IN_CONTEXT OUTSIDE_CAPTURE return streams::known_event(event) ? streams::run_event(event) : INVALID_HANDLE; }
+int cuEventSynchronize(void *event) { IN_CONTEXT return streams::known_event(event) ? streams::run_event(event) : INVALID_HANDLE; }
 int cuEventElapsedTime(float *milliseconds, void *, void *) {
   IN_CONTEXT *milliseconds = 0;
   return 0;
@@ -268,25 +317,63 @@ int cuModuleGetFunction(void **function, void *, const char *name) {
 }
 int cuFuncSetAttribute(void *, int, int value) { IN_CONTEXT return value <= setting("FAKE_CUDA_SHARED", 227 << 10) ? 0 : INVALID_VALUE; }
 int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned, unsigned shared, void *stream, void **arguments, void **) {
-  IN_STREAM(stream) if (!x || !y || !z || y > 65535 || z > 65535) return INVALID_VALUE;
-  static uint64_t launches;
-  uint64_t order = (uint64_t)setting("FAKE_CUDA_ORDER", 0);
-  if (order) order = (order + ++launches) * 0x9E3779B97F4A7C15u | 1;
-  const auto *k = (const shim::Kernel *)function;
-  if (named(getenv("FAKE_CUDA_SKIP"), k->name)) return 0;
-  std::vector<uint64_t> copy((k->bytes + 7) / 8);
-  memcpy(copy.data(), arguments[0], k->bytes);
-  return streams::put(stream, [=] {
-    const char *wrong = shim::launch(k, {x, y, z}, (int)threads, shared, copy.data(), order);
-    if (!wrong) return 0;
-    fprintf(stderr, "kernel %s: %s\n", k->name, wrong);
-    return sticky = LAUNCH_FAILED;
+  IN_STREAM(stream) Launch l;
+  if (int code = l.fill(function, {x, y, z}, threads, shared, arguments)) return code;
+  return streams::put(stream, [=] { return l.run(); });
+}
+int cuGraphCreate(void **graph, unsigned) {
+  IN_CONTEXT *graph = new Graph{current, {}};
+  graphs.insert((Graph *)*graph);
+  return 0;
+}
+int cuGraphAddKernelNode_v2(void **node, void *graph, void *const *after, size_t count, const cuda_node *n) {
+  IN_CONTEXT Graph *g = known(graphs, graph);
+  if (!g) return INVALID_HANDLE;
+  const size_t place = g->nodes.size();
+  if (count != (place ? 1 : 0) || (place && *after != &g->nodes[place - 1])) return INVALID_VALUE; // nobody makes anything but chains
+  Launch l;
+  if (int code = l.fill(n->function, {n->x, n->y, n->z}, n->threads_x, n->shared, n->arguments)) return code;
+  g->nodes.push_back(l);
+  *node = &g->nodes.back();
+  return 0;
+}
+int cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long) {
+  IN_CONTEXT const Graph *g = known(graphs, graph);
+  if (!g) return INVALID_HANDLE;
+  executables.insert(*(Executable **)executable = new Executable{g, g->context, g->nodes});
+  return 0;
+}
+int cuGraphExecKernelNodeSetParams_v2(void *executable, void *node, const cuda_node *n) {
+  IN_CONTEXT Executable *e = known(executables, executable);
+  if (!e || !graphs.count(const_cast<Graph *>(e->graph))) return INVALID_HANDLE;
+  for (size_t i = 0; i < e->nodes.size(); i++)
+    if (node == &e->graph->nodes[i]) return e->nodes[i].fill(n->function, {n->x, n->y, n->z}, n->threads_x, n->shared, n->arguments);
+  return INVALID_VALUE;
+}
+int cuGraphLaunch(void *executable, void *stream) {
+  IN_STREAM(stream) const Executable *e = known(executables, executable);
+  if (!e) return INVALID_HANDLE;
+  ++*e->under_way;
+  return streams::put(stream, [nodes = e->nodes, under_way = e->under_way] { // as they are now
+    --*under_way;
+    for (const Launch &l : nodes)
+      if (int code = l.run()) return code;
+    return 0;
   });
 }
-int cuStreamBeginCapture_v2(void *stream, int) { IN_STREAM(stream) return streams::begin_capture(stream) ? 0 : INVALID_VALUE; }
-int cuStreamEndCapture(void *stream, void **graph) { IN_STREAM(stream) return (*graph = streams::end_capture(stream)) ? 0 : INVALID_VALUE; }
-int cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long) { IN_CONTEXT return (*executable = streams::copy_graph(graph)) ? 0 : INVALID_HANDLE; }
-int cuGraphLaunch(void *executable, void *stream) { IN_STREAM(stream) return streams::launch(executable, stream); }
-int cuGraphExecDestroy(void *executable) { IN_CONTEXT return streams::destroy_graph(executable) ? 0 : INVALID_HANDLE; }
-int cuGraphDestroy(void *graph) { IN_CONTEXT return streams::destroy_graph(graph) ? 0 : INVALID_HANDLE; }
+int cuGraphExecDestroy(void *executable) {
+  IN_CONTEXT Executable *e = known(executables, executable);
+  if (!e) return INVALID_HANDLE;
+  if (*e->under_way) return INVALID_VALUE;
+  executables.erase(e);
+  delete e;
+  return 0;
+}
+int cuGraphDestroy(void *graph) {
+  IN_CONTEXT Graph *g = known(graphs, graph);
+  if (!g) return INVALID_HANDLE;
+  graphs.erase(g);
+  delete g;
+  return 0;
+}
 }

@@ -3,16 +3,13 @@
 #include <cstdlib>
 #include <deque>
 #include <map>
-#include <vector>
 
 namespace streams {
 namespace {
-typedef std::vector<Work> Graph;
 struct Stream {
   bool late;
   std::deque<Work> work;
   uint64_t put = 0, done = 0;
-  std::unique_ptr<Graph> graph; // being recorded
 };
 struct Event {
   std::shared_ptr<Stream> stream; // null: not recorded yet
@@ -20,8 +17,6 @@ struct Event {
 };
 std::map<void *, std::shared_ptr<Stream>> all;
 std::map<void *, std::unique_ptr<Event>> events;
-std::map<void *, std::unique_ptr<Graph>> graphs;
-int captures;
 
 int run_to(const std::shared_ptr<Stream> &s, uint64_t position) {
   int first = 0;
@@ -35,19 +30,10 @@ int run_to(const std::shared_ptr<Stream> &s, uint64_t position) {
   return first;
 }
 int put(const std::shared_ptr<Stream> &s, Work w) {
-  if (s->graph) {
-    s->graph->push_back(std::move(w));
-    return 0;
-  }
   if (!s->late) return w();
   s->work.push_back(std::move(w));
   s->put++;
   return 0;
-}
-void *keep(std::unique_ptr<Graph> g) {
-  void *handle = g.get();
-  graphs[handle] = std::move(g);
-  return handle;
 }
 } // namespace
 
@@ -81,7 +67,6 @@ int run_all() {
   }
   return first;
 }
-
 void *create_event() {
   auto e = std::make_unique<Event>();
   void *handle = e.get();
@@ -103,32 +88,5 @@ int wait(void *stream, void *event) {
 int run_event(void *event) {
   const Event &e = *events.at(event);
   return e.stream ? run_to(e.stream, e.position) : 0;
-}
-
-bool begin_capture(void *stream) {
-  auto &s = all.at(stream);
-  if (s->graph) return false;
-  s->graph.reset(new Graph);
-  captures++;
-  return true;
-}
-void *end_capture(void *stream) {
-  auto &s = all.at(stream);
-  if (!s->graph) return nullptr;
-  captures--;
-  return keep(std::move(s->graph));
-}
-bool recording() { return captures > 0; }
-int launch(void *graph, void *stream) {
-  auto g = graphs.find(graph);
-  if (g == graphs.end()) return 400;
-  for (const Work &w : *g->second)
-    if (const int code = put(all.at(stream), w)) return code;
-  return 0;
-}
-bool destroy_graph(void *graph) { return graphs.erase(graph); }
-void *copy_graph(void *graph) {
-  auto g = graphs.find(graph);
-  return g == graphs.end() ? nullptr : keep(std::make_unique<Graph>(*g->second));
 }
 } // namespace streams

@@ -1,4 +1,4 @@
-// Streams, events and graphs of the driver without a GPU. A stream's work is done when it is put there; with FAKE_CUDA_LATE=1, which is read when a stream is made, only when somebody waits for it,
+// Streams and events of the driver without a GPU. A stream's work is done when it is put there; with FAKE_CUDA_LATE=1, which is read when a stream is made, only when somebody waits for it,
 // and only as much of it as that takes: what is missing in the order between two streams then shows in the results.
 //
 // The caller holds the lock.
@@ -16,7 +16,6 @@ std::mutex &lock();
 void *create();
 bool known(void *stream);
 int destroy(void *stream); // after its work
-// put gives work to a stream, or to the graph that is recorded from it.
 int put(void *stream, Work work);
 int run(void *stream);     // to its end
 int run_all();
@@ -29,11 +28,4 @@ bool destroy_event(void *event);
 void record(void *event, void *stream);
 int wait(void *stream, void *event); // the stream waits for the event
 int run_event(void *event);          // the caller waits for it
-
-bool begin_capture(void *stream);
-void *end_capture(void *stream); // the graph; null if none is recorded
-bool recording();                // a graph is recorded: what would wait is refused
-int launch(void *graph, void *stream);
-bool destroy_graph(void *graph);
-void *copy_graph(void *graph);
 } // namespace streams
