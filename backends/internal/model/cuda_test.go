@@ -1,6 +1,8 @@
 package model_test
 
 import (
+	"bytes"
+	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -44,12 +46,43 @@ func samplerEqualsTrainer(t *testing.T) {
 		for _, w := range []*lora.Weights{nil, b.randomAdapter(4, 4, true, true, true)} {
 			tokens, targets := b.randomTokens(r, 68), b.randomTokens(r, 68)
 			want := b.train(model.TrainOptions{}, b.example(w, tokens, targets, nil))[0].Logprobs
-			for _, pieces := range [][]int{{64, 1, 1, 2}, {30, 38}} {
+			for _, pieces := range [][]int{{64, 1, 1, 2}, {30, 38}, {62, 1, 1, 1, 1, 1, 1}} {
 				if got := b.scored(w, tokens, targets, pieces); !slices.Equal(got, want) {
 					t.Errorf("%v, pieces of %v tokens: log-probabilities differ from training's", d, pieces)
 				}
 			}
 		}
+	}
+}
+
+// Steps of decoding come again and again with the same launches, so that they are started as graphs; and if that fails the bits are the same.
+func TestCUDAGraphs(t *testing.T) {
+	dir := shim.Require(t, shim.Options{})
+	for _, late := range []string{"0", "1"} {
+		t.Setenv("FAKE_CUDA_LATE", late)
+		onCUDA(t, func() (tensor.Device, error) {
+			return cuda.New(cuda.Options{Device: "cuda:0", Libraries: []string{dir}})
+		}, func(t *testing.T) {
+			var said bytes.Buffer
+			before := slog.Default()
+			defer slog.SetDefault(before)
+			slog.SetDefault(slog.New(slog.NewTextHandler(&said, nil)))
+			b := newBench(t, unpack(t, "qwen3"), tensor.BFloat16, 1)
+			r := rand.New(rand.NewPCG(1, 2))
+			w, tokens, targets := b.randomAdapter(4, 4, true, true, true), b.randomTokens(r, 12), b.randomTokens(r, 12)
+			oneByOne := slices.Repeat([]int{1}, 12)
+			want := b.scored(w, tokens, targets, []int{12})
+			for _, plan := range []string{"", "cuGraphLaunch:7:1"} {
+				t.Setenv("FAKE_CUDA_FAIL", plan)
+				if got := b.scored(w, tokens, targets, oneByOne); !slices.Equal(got, want) {
+					t.Errorf("late %s, failing %q: log-probabilities are not those of the whole sequence", late, plan)
+				}
+				if said.Len() > 0 != (plan != "") {
+					t.Errorf("late %s, failing %q: it was said:\n%s", late, plan, &said)
+				}
+			}
+			t.Setenv("FAKE_CUDA_FAIL", "")
+		})
 	}
 }
 

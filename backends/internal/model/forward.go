@@ -42,8 +42,21 @@ type Hidden struct {
 
 // Forward runs the batch, writes keys and values to its pages, and gives the final hidden state of the selected rows, which ascend and count through the tokens of all sequences
 // in order. With no rows selected only the pages are written.
-func (m *Model) Forward(w *Workspace, b Batch, rows []int32) (_ Hidden, err error) {
+func (m *Model) Forward(w *Workspace, b Batch, rows []int32) (h Hidden, err error) {
 	defer w.settle(&err)
+	tokens := 0
+	for _, s := range b.Sequences {
+		tokens += len(s.Tokens)
+	}
+	err = m.record(tokens, func() error {
+		h, err = m.forward(w, b, rows)
+		return err
+	})
+	return h, err
+}
+
+// forward is Forward, whose operations come one by one.
+func (m *Model) forward(w *Workspace, b Batch, rows []int32) (Hidden, error) {
 	p, err := m.begin(w, b.Sequences, b.Pages, b.Yield)
 	if err != nil {
 		return Hidden{}, fmt.Errorf("forward: %w", err)
@@ -117,6 +130,11 @@ func (m *Model) Logits(w *Workspace, h Hidden, visit func(first int, logits tens
 		return nil
 	}
 	defer w.settle(&err)
+	return m.record(h.Rows.Rows, func() error { return m.visitLogits(w, h, visit) })
+}
+
+// visitLogits is Logits, whose operations come one by one.
+func (m *Model) visitLogits(w *Workspace, h Hidden, visit func(first int, logits tensor.Tensor) error) error {
 	for from := 0; from < h.Rows.Rows; {
 		to := min(h.Rows.Rows, from+m.chunkRows(m.logitsBytes))
 		mark := w.temp.Mark()
@@ -139,6 +157,17 @@ func (m *Model) Logits(w *Workspace, h Hidden, visit func(first int, logits tens
 		from = to
 	}
 	return nil
+}
+
+// recordedRows is the most rows of a pass that is given to the device as a whole (tensor.Recorder). Over more rows an operation takes longer than it takes to give the device the next one.
+const recordedRows = 256
+
+// record runs what gives the device the operations of a pass over so many rows.
+func (m *Model) record(rows int, pass func() error) error {
+	if r, ok := m.Device.(tensor.Recorder); ok && rows <= recordedRows {
+		return r.Record(pass)
+	}
+	return pass()
 }
 
 // tileRows is the number of rows that kernels take at once.

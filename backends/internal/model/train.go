@@ -69,7 +69,7 @@ func (m *Model) Train(w *Workspace, pages tensor.Pages, examples []Example, o Tr
 	for i, e := range examples {
 		t.outcomes[i].Logprobs = make([]float32, len(e.Targets))
 	}
-	if err := t.run(); err != nil {
+	if err := m.record(len(w.tokens), t.run); err != nil {
 		return nil, fmt.Errorf("train: %w", err)
 	}
 	return t.outcomes, nil

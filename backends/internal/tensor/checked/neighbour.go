@@ -2,13 +2,14 @@ package checked
 
 import "github.com/tinsmith/tinsmith/backends/internal/tensor"
 
-// remote is what devices have that are not the processor: memory of their own, work that goes on after an operation has returned, a library for what they exchange, draws, and derivatives of losses.
+// remote is what devices have that are not the processor: memory of their own, work that goes on after an operation has returned, a library for what they exchange, draws, derivatives of losses, and work that is given to them as a whole.
 type remote interface {
 	tensor.OwnMemory
 	tensor.Neighbour
 	tensor.Linker
 	tensor.Drawer
 	tensor.Differentiator
+	tensor.Recorder
 }
 
 // remoteDevice is device for kernels that are remote as well.

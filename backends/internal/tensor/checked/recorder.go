@@ -1,0 +1,9 @@
+package checked
+
+// Record implements tensor.Recorder.
+func (d *remoteDevice) Record(f func() error) error {
+	if c := d.check("record"); c.err != nil {
+		return c.err
+	}
+	return d.remote.Record(f)
+}
