@@ -84,7 +84,7 @@ func TestBodies(t *testing.T) {
 				}
 				got, err := http.DefaultClient.Do(r)
 				if err != nil {
-					if c.name != "100 MB" {
+					if c.name != "100 MB" && c.name != "gzip bomb" { // the others are read whole
 						t.Errorf("%s: %v", path, err)
 					}
 					continue
@@ -205,7 +205,7 @@ func TestConnections(t *testing.T) {
 	wg.Wait()
 	transport.CloseIdleConnections()
 	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
-	for range 200 {
+	for range 1200 {
 		nowFiles, _ := s.resources(t)
 		now := s.goroutines(t)
 		if nowFiles <= files+10 && now <= routines+20 {

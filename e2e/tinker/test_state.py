@@ -72,7 +72,7 @@ def test_name_that_is_taken(service):
     begun = time.monotonic()
     with pytest.raises((tinker.RequestFailedError, tinker.BadRequestError), match="a"):
         run.save_state("a").result()
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 25
     sdkcalls.train(run)
     if VERSION >= (0, 25):
         path = run.save_state("a", overwrite=True).result().path
@@ -131,7 +131,7 @@ def test_paths_of_the_wrong_kind_or_of_nothing(service):
         sdkcalls.sample(sdkcalls.client(service.create_sampling_client(model_path=sampler.replace("/a", "/nothing"))))
     with pytest.raises(refused, match="nothing"):
         sdkcalls.client(service.create_training_client_from_state(state.replace("/a", "/nothing")))
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 28
 
 
 @pytest.mark.version

@@ -183,8 +183,8 @@ func TestKills(t *testing.T) {
 		}
 	}
 	t.Logf("%d kill points in %v; %d of %d gateways were killed", tried, time.Since(begun).Round(time.Second), reached, due)
-	// The last writes come or not with the grouping of others, so not every point is reached every time.
-	if reached < due*3/4 {
+	// How many writes and calls there are depends on how many recovery points there was time for, so the last points are not reached every time.
+	if reached < due/2 {
 		t.Errorf("only %d of %d points were reached", reached, due)
 	}
 }
