@@ -14,7 +14,9 @@ import (
 // The statements of apply. One row each: with several SQLite keeps a journal to undo half of one.
 const (
 	upsert  = "INSERT INTO tinsmith_records (" + columns + ") VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (collection, id) DO UPDATE SET "
-	putText = upsert + "parent = excluded.parent, place = excluded.place, amount = excluded.amount, value = excluded.value, payload = excluded.payload, " +
+	putText = upsert + putColumns
+	// Of a record that is written whole.
+	putColumns = "parent = excluded.parent, place = excluded.place, amount = excluded.amount, value = excluded.value, payload = excluded.payload, " +
 		"segment = excluded.segment, start = excluded.start, size = excluded.size"
 	addText      = upsert + "amount = tinsmith_records.amount + excluded.amount"
 	delText      = "DELETE FROM tinsmith_records WHERE collection = ? AND id = ?"
@@ -64,14 +66,19 @@ func (s *sqlStore) applyTo(ctx context.Context, c any, p *pending) (err error) {
 		return err
 	}
 	// What is done to all records of a parent is done to older ones: it comes first.
-	under, release := w.prepare(delUnderText), w.prepare(releaseText)
+	under, release, del := w.prepare(delUnderText), w.prepare(releaseText), w.prepare(delText)
+	joint := w.joint(del)
 	for k := range p.under {
+		joint.removeUnder(k, p.under[ParentKey{hosts, k.Parent}] && p.under[ParentKey{guests, k.Parent}])
 		w.run(under, k.Collection, k.Parent)
 	}
 	for k, ranges := range p.released {
 		for _, r := range ranges {
 			from, to := r.bounds()
 			w.run(release, k.Collection, k.Parent, from, to)
+			if k.Collection == guests {
+				joint.releaseUnder(k.Parent, from, to)
+			}
 		}
 	}
 	keys := slices.SortedFunc(maps.Keys(p.entries), func(a, b RecordKey) int { // neighbours share pages
@@ -80,9 +87,19 @@ func (s *sqlStore) applyTo(ctx context.Context, c any, p *pending) (err error) {
 		}
 		return strings.Compare(a.Key, b.Key)
 	})
-	del, add, put := w.prepare(delText), w.prepare(addText), w.prepare(putText)
+	add, put := w.prepare(addText), w.prepare(putText)
 	for _, k := range keys {
-		switch e := p.entries[k]; e.kind {
+		e := p.entries[k]
+		if partner := p.partner(k, e); partner != nil {
+			if k.Collection == hosts {
+				joint.writePair(&e.record, &partner.record)
+			}
+			continue
+		}
+		if k.Collection == hosts || k.Collection == guests {
+			joint.separate(k.Key)
+		}
+		switch e.kind {
 		case removed:
 			w.run(del, k.Collection, k.Key)
 		case added:
@@ -134,16 +151,22 @@ func (w *rowWriter) values(args ...driver.Value) []driver.NamedValue {
 	return w.args
 }
 
-func (w *rowWriter) run(stmt driver.Stmt, args ...driver.Value) {
+// run gives how many rows it changed.
+func (w *rowWriter) run(stmt driver.Stmt, args ...driver.Value) (rows int64) {
 	if w.err != nil {
-		return
+		return 0
 	}
 	with, ok := stmt.(driver.StmtExecContext)
 	if !ok {
 		w.err = fmt.Errorf("the driver's statement %T cannot be run", stmt)
-		return
+		return 0
 	}
-	_, w.err = with.ExecContext(w.ctx, w.values(args...))
+	result, err := with.ExecContext(w.ctx, w.values(args...))
+	if err == nil {
+		rows, err = result.RowsAffected()
+	}
+	w.err = err
+	return rows
 }
 
 // write runs a statement with the columns of a record.

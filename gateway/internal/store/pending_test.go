@@ -66,25 +66,36 @@ func randomBatch(random *rand.Rand) Batch {
 	var b Batch
 	key := func() string { return fmt.Sprint(random.IntN(6)) }
 	parent := func() string { return fmt.Sprint("p", random.IntN(3)) }
+	collection := func() string { return []string{"a", hosts, guests}[random.IntN(3)] }
+	value := func() []byte { return []byte{byte(random.IntN(256))} }
+	payload := func() []byte { return bytes.Repeat(value(), 1+random.IntN(150)) }
 	sum := func() Record {
 		k := random.IntN(4)
 		return Record{Collection: "sums", Key: fmt.Sprint(k), Parent: fmt.Sprint("p", k%2), Rank: int64(k), Count: int64(random.IntN(9) - 4), Value: []byte{byte(k)}}
 	}
 	for range random.IntN(3) {
-		switch random.IntN(8) {
+		switch random.IntN(11) {
 		case 0:
-			b.DeleteUnder = append(b.DeleteUnder, ParentKey{[]string{"a", "sums"}[random.IntN(2)], parent()})
+			b.DeleteUnder = append(b.DeleteUnder, ParentKey{[]string{collection(), "sums"}[random.IntN(2)], parent()})
 		case 1:
-			b.Delete = append(b.Delete, RecordKey{[]string{"a", "sums"}[random.IntN(2)], key()})
+			b.Delete = append(b.Delete, RecordKey{[]string{collection(), "sums"}[random.IntN(2)], key()})
 		case 2, 3:
 			from := int64(random.IntN(4))
-			b.Release = append(b.Release, Span{"a", parent(), Range{from, from + int64(random.IntN(3))}})
+			b.Release = append(b.Release, Span{collection(), parent(), Range{from, from + int64(random.IntN(3))}})
 		case 4:
 			b.Add = append(b.Add, sum())
 		case 5:
 			b.Put = append(b.Put, sum())
+		case 6, 7: // an operation, and its result at once or later
+			host := Record{Collection: hosts, Key: key(), Parent: parent(), Rank: int64(random.IntN(4)), Value: value(), Payload: payload()}
+			guest := host
+			guest.Collection, guest.Value, guest.Payload = guests, value(), payload()
+			b.Put = append(b.Put, host, guest)
+		case 8: // both go
+			p := parent()
+			b.DeleteUnder = append(b.DeleteUnder, ParentKey{hosts, p}, ParentKey{guests, p})
 		default:
-			b.Put = append(b.Put, Record{Collection: "a", Key: key(), Parent: parent(), Rank: int64(random.IntN(4)), Value: []byte{byte(random.IntN(256))}, Payload: bytes.Repeat([]byte{byte(random.IntN(256))}, 1+random.IntN(150))})
+			b.Put = append(b.Put, Record{Collection: collection(), Key: key(), Parent: parent(), Rank: int64(random.IntN(4)), Value: value(), Payload: payload()})
 		}
 	}
 	return b
@@ -106,7 +117,7 @@ func TestChangesOverTheDatabase(t *testing.T) {
 	}
 	compare := func(step int) {
 		t.Helper()
-		for _, collection := range []string{"a", "sums"} {
+		for _, collection := range []string{"a", "sums", hosts, guests} {
 			for i := range 6 {
 				k := RecordKey{collection, fmt.Sprint(i)}
 				got, err := opened.Get(t.Context(), k.Collection, k.Key)
@@ -136,7 +147,22 @@ func TestChangesOverTheDatabase(t *testing.T) {
 		check(t, opened.Commit(t.Context(), b))
 		switch s := opened.(*sqlStore); random.IntN(30) {
 		case 0, 1:
-			check(t, s.flush(t.Context()))
+			missing, err := s.Missing(t.Context(), hosts, guests) // first it brings everything to the database
+			check(t, err)
+			var wanted []string
+			for k := range want {
+				if _, has := want[RecordKey{guests, k.Key}]; k.Collection == hosts && !has {
+					wanted = append(wanted, k.Key)
+				}
+			}
+			var got []string
+			for _, r := range missing {
+				got = append(got, r.Key)
+			}
+			slices.Sort(wanted)
+			if slices.Sort(got); !slices.Equal(got, wanted) {
+				t.Fatalf("step %d: operations without results: %q, want %q", step, got, wanted)
+			}
 		case 2: // as while the second goroutine writes: before and after the database has it
 			onWriter(t, s, func() { check(t, s.freeze()) })
 			compare(step)

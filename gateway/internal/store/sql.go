@@ -94,6 +94,9 @@ func newSQLStore(ctx context.Context, db database, opts Options) (*sqlStore, err
 			return nil, fmt.Errorf("prepare the database: %w", err)
 		}
 	}
+	if err := db.addColumns(ctx); err != nil {
+		return nil, fmt.Errorf("prepare the database: %w", err)
+	}
 	if err := s.checkFormat(ctx); err != nil {
 		return nil, err
 	}
@@ -132,11 +135,11 @@ func (s *sqlStore) replay(ctx context.Context) error {
 	return s.log.applied(s.inDatabase)
 }
 
-// checkFormat refuses the records of another format. Format 1 had no commit log, format 2 one whose files were not used again; both are otherwise the same.
+// checkFormat refuses the records of another format. Format 1 had no commit log, format 2 one whose files were not used again, format 3 a row for every record; all are otherwise the same.
 func (s *sqlStore) checkFormat(ctx context.Context) error {
 	r, err := s.Get(ctx, inStore, formatKey)
 	switch {
-	case errors.Is(err, ErrNotFound) || err == nil && (string(r.Value) == "1" || string(r.Value) == "2"):
+	case errors.Is(err, ErrNotFound) || err == nil && slices.Contains(olderFormats, string(r.Value)):
 		if _, err := s.db.writer.ExecContext(ctx, s.db.text(putText), arguments(Record{Collection: inStore, Key: formatKey, Value: []byte(formatVersion)})...); err != nil {
 			return fmt.Errorf("write the format version: %w", err)
 		}
@@ -159,7 +162,7 @@ func (s *sqlStore) removeUnused(ctx context.Context) error {
 			}
 		}
 	}
-	rows, err := s.db.writer.QueryContext(ctx, "SELECT DISTINCT segment FROM tinsmith_records WHERE segment > 0")
+	rows, err := s.db.writer.QueryContext(ctx, "SELECT segment FROM tinsmith_records WHERE segment > 0 UNION SELECT guest_segment FROM tinsmith_records WHERE guest_segment > 0")
 	if err != nil {
 		return fmt.Errorf("find used journal segments: %w", err)
 	}
@@ -196,7 +199,7 @@ func (s *sqlStore) Get(ctx context.Context, collection, key string) (Record, err
 	}
 	s.view.RUnlock()
 	if !decided {
-		applied, err := s.query(ctx, func(r Record) error { found = &r; return nil }, "WHERE collection = ? AND id = ?", collection, key)
+		applied, err := s.query(ctx, func(r Record) error { found = &r; return nil }, source(collection, "r")+" WHERE collection = ? AND id = ?", collection, key)
 		if err != nil {
 			return Record{}, err
 		}
@@ -213,7 +216,7 @@ func (s *sqlStore) Get(ctx context.Context, collection, key string) (Record, err
 // List implements Store.
 func (s *sqlStore) List(ctx context.Context, collection, parent string, r Range, limit int) ([]Record, error) {
 	changes := s.pendings()
-	where, args := "WHERE collection = ? AND parent = ?", []any{collection, parent}
+	where, args := source(collection, "r")+" WHERE collection = ? AND parent = ?", []any{collection, parent}
 	if r != (Range{}) {
 		where, args = where+inRange, append(args, r.From, r.To)
 	}
@@ -252,7 +255,7 @@ func (s *sqlStore) All(ctx context.Context, collection string, yield func(Record
 	if err := s.flush(ctx); err != nil {
 		return err
 	}
-	_, err := s.query(ctx, yield, "WHERE collection = ? ORDER BY place, id", collection)
+	_, err := s.query(ctx, yield, source(collection, "r")+" WHERE collection = ? ORDER BY place, id", collection)
 	return err
 }
 
@@ -263,14 +266,14 @@ func (s *sqlStore) Missing(ctx context.Context, collection, other string) ([]Rec
 	}
 	var list []Record
 	_, err := s.query(ctx, func(r Record) error { list = append(list, r); return nil },
-		"AS r WHERE r.collection = ? AND NOT EXISTS (SELECT 1 FROM tinsmith_records AS o WHERE o.collection = ? AND o.id = r.id) ORDER BY r.parent, r.place, r.id", collection, other)
+		source(collection, "r")+" WHERE r.collection = ?"+notJoint(other)+" AND NOT EXISTS (SELECT 1 FROM tinsmith_records AS o WHERE o.collection = ? AND o.id = r.id) ORDER BY r.parent, r.place, r.id", collection, other)
 	return list, err
 }
 
 // query yields records of the database, and gives the number of the last group that it had then; 0 if there are no records.
-func (s *sqlStore) query(ctx context.Context, yield func(Record) error, rest string, args ...any) (applied int64, err error) {
+func (s *sqlStore) query(ctx context.Context, yield func(Record) error, from string, args ...any) (applied int64, err error) {
 	const group = ", COALESCE((SELECT a.amount FROM tinsmith_records AS a WHERE a.collection = '" + inStore + "' AND a.id = '" + appliedKey + "'), 0)"
-	rows, err := s.db.reader.QueryContext(ctx, s.db.text("SELECT "+columns+group+" FROM tinsmith_records "+rest), args...)
+	rows, err := s.db.reader.QueryContext(ctx, s.db.text("SELECT "+columns+group+" FROM "+from), args...)
 	if err != nil {
 		return 0, fmt.Errorf("read records: %w", err)
 	}

@@ -1,0 +1,130 @@
+package store
+
+import (
+	"context"
+	"database/sql/driver"
+	"fmt"
+	"strings"
+)
+
+// A row takes time for its three places in the database (the table and two indexes), and nearly every result becomes durable within a second of its operation, with the same key, parent and
+// rank. Such a pair goes into one row: that of the operation, with what is the result's own in columns beside the operation's. Pairs that do not come to the database together have a row
+// each, as have those that older programs wrote. This is all that the store knows of any collection, and only what reads and
+// writes the database knows of it: a result is in one of the two places, never in both.
+const (
+	hosts  = "operations" // the collection whose rows
+	guests = "results"    // may hold a record of this one
+
+	guestColumns = "guest_amount, guest_value, guest_payload, guest_segment, guest_start, guest_size" // valid where guest = 1
+	jointRows    = " FROM tinsmith_records WHERE collection = '" + hosts + "' AND guest = 1"
+	asGuest      = "SELECT '" + guests + "' AS collection, id, parent, place, " + guestColumns + jointRows
+
+	putJointText = "INSERT INTO tinsmith_records (" + columns + ", guest, " + guestColumns + ") VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?) ON CONFLICT (collection, id) DO UPDATE SET " + putColumns +
+		", guest = excluded.guest, guest_amount = excluded.guest_amount, guest_value = excluded.guest_value, guest_payload = excluded.guest_payload, guest_segment = excluded.guest_segment, " +
+		"guest_start = excluded.guest_start, guest_size = excluded.guest_size"
+	clearGuest       = "UPDATE tinsmith_records SET guest = 0, guest_amount = 0, guest_value = NULL, guest_payload = NULL, guest_segment = 0, guest_start = 0, guest_size = 0 WHERE collection = '" + hosts + "' AND guest = 1"
+	partText         = "INSERT INTO tinsmith_records (" + columns + ") " + asGuest
+	releaseGuestText = "UPDATE tinsmith_records SET guest_payload = NULL, guest_segment = 0, guest_start = 0, guest_size = 0 WHERE collection = '" + hosts + "' AND guest = 1 AND parent = ?" + inRange
+	ofKey            = " AND id = ?"
+	ofParent         = " AND parent = ?"
+)
+
+// addedColumns are those that the table of older formats lacks.
+var addedColumns = []string{
+	"guest BIGINT NOT NULL DEFAULT 0", "guest_amount BIGINT NOT NULL DEFAULT 0", "guest_value BLOB", "guest_payload BLOB",
+	"guest_segment BIGINT NOT NULL DEFAULT 0", "guest_start BIGINT NOT NULL DEFAULT 0", "guest_size BIGINT NOT NULL DEFAULT 0",
+}
+
+// addColumns makes the columns of the guests; what a crash leaves undone the next start does.
+func (d database) addColumns(ctx context.Context) error {
+	for _, column := range addedColumns {
+		name, kind, _ := strings.Cut(column, " ")
+		var n int64
+		if d.writer.QueryRowContext(ctx, "SELECT COUNT("+name+") FROM tinsmith_records WHERE collection = ''").Scan(&n) == nil {
+			continue
+		}
+		text := "ALTER TABLE tinsmith_records ADD COLUMN " + name + " " + strings.Replace(kind, "BLOB", d.blob, 1)
+		if _, err := d.writer.ExecContext(ctx, text); err != nil {
+			return fmt.Errorf("add the column %s: %w", name, err)
+		}
+	}
+	const index = "CREATE INDEX IF NOT EXISTS tinsmith_records_guest_segment ON tinsmith_records (guest_segment) WHERE guest_segment > 0"
+	if _, err := d.writer.ExecContext(ctx, index); err != nil {
+		return fmt.Errorf("make an index: %w", err)
+	}
+	return nil
+}
+
+// source is what a collection is read from, as in FROM.
+func source(collection, alias string) string {
+	if collection == guests {
+		return "(SELECT " + columns + " FROM tinsmith_records UNION ALL " + asGuest + ") AS " + alias
+	}
+	return "tinsmith_records AS " + alias
+}
+
+// notJoint leaves out of r what has a record of a collection in the row of another one.
+func notJoint(collection string) string {
+	if collection == guests {
+		return " AND NOT EXISTS (SELECT 1 FROM tinsmith_records AS j WHERE j.collection = '" + hosts + "' AND j.id = r.id AND j.guest = 1)"
+	}
+	return ""
+}
+
+// partner gives the change that goes into one row with that of a record: both write whole records at one place. It is nil for all others.
+func (p *pending) partner(k RecordKey, e *change) *change {
+	other := guests
+	if k.Collection == guests {
+		other = hosts
+	} else if k.Collection != hosts {
+		return nil
+	}
+	o := p.entries[RecordKey{other, k.Key}]
+	if o == nil || o.kind != replaced || e.kind != replaced || o.record.Parent != e.record.Parent || o.record.Rank != e.record.Rank {
+		return nil
+	}
+	return o
+}
+
+// jointWriter does what changes of the two collections need beside their own statements.
+type jointWriter struct {
+	*rowWriter
+	del, put, part, clear, partUnder, clearUnder, release driver.Stmt
+}
+
+func (w *rowWriter) joint(del driver.Stmt) jointWriter {
+	return jointWriter{
+		rowWriter: w, del: del, put: w.prepare(putJointText), part: w.prepare(partText + ofKey), clear: w.prepare(clearGuest + ofKey),
+		partUnder: w.prepare(partText + ofParent), clearUnder: w.prepare(clearGuest + ofParent), release: w.prepare(releaseGuestText),
+	}
+}
+
+// writePair puts an operation and its result into one row.
+func (j jointWriter) writePair(host, guest *Record) {
+	j.run(j.del, guests, guest.Key) // it may have had a row of its own
+	j.run(
+		j.put, host.Collection, host.Key, host.Parent, host.Rank, host.Count, host.Value, host.Payload, host.Ref.Segment, host.Ref.Offset, host.Ref.Length,
+		guest.Count, guest.Value, guest.Payload, guest.Ref.Segment, guest.Ref.Offset, guest.Ref.Length,
+	)
+}
+
+// separate gives a result a row of its own, if it is in that of its operation: one of the two is about to change without the other.
+func (j jointWriter) separate(key string) {
+	if j.run(j.part, key) > 0 {
+		j.run(j.clear, key)
+	}
+}
+
+// removeUnder prepares for the removal of all records of a parent from one of the two collections; both says that they go from the other one as well.
+func (j jointWriter) removeUnder(k ParentKey, both bool) {
+	switch {
+	case both:
+	case k.Collection == hosts:
+		j.run(j.partUnder, k.Parent)
+	case k.Collection == guests:
+		j.run(j.clearUnder, k.Parent)
+	}
+}
+
+// releaseUnder gives up the payloads of results that are in the rows of their operations.
+func (j jointWriter) releaseUnder(parent string, from, to int64) { j.run(j.release, parent, from, to) }
