@@ -318,7 +318,8 @@ func (r *replica) newSampler(positions, threads int, memory *budget) error {
 	count := positions / kvcache.PageSize
 	p := &sampler{replica: r, memory: memory, cache: kvcache.New(count), crew: newCrew(threads), workspaces: make([]*model.Workspace, len(r.models)), pages: make([]tensor.Pages, len(r.models)),
 		ranks: make([]samplingRank, len(r.models)), scratch: make([]sample.Scratch, max(1, threads))}
-	p.pass, p.adjustRow, p.drawRows, p.topRows = r.ordered(p.runRank), p.adjust, p.drawRow, p.topRow
+	p.pass, p.prepareRanks = r.ordered(p.runRank), r.ordered(p.prepareRank)
+	p.adjustRow, p.drawRows, p.topRows = p.adjust, p.drawRow, p.topRow
 	r.sampler = p
 	if err := r.each(func(rank int) (err error) {
 		p.workspaces[rank] = r.models[rank].NewWorkspace()

@@ -28,8 +28,8 @@ type sampler struct {
 	scratch    []sample.Scratch // by thread
 	crew       *crew
 
-	// Methods as values, made once; pass in the order of devices, see replica.ordered.
-	pass                         func(rank int) error
+	// Methods as values, made once; those of ranks in the order of devices, see replica.ordered.
+	pass, prepareRanks           func(rank int) error
 	adjustRow, drawRows, topRows func(thread, i int)
 }
 
@@ -118,25 +118,28 @@ type page struct{ id, from int32 }
 
 // prepare clears and copies pages.
 func (p *sampler) prepare() error {
-	fresh := p.fresh
-	if len(fresh) == 0 {
+	if len(p.fresh) == 0 {
 		return nil
 	}
+	err := p.replica.team.Run(p.prepareRanks, nil)
 	p.fresh = p.fresh[:0]
-	return p.replica.each(func(rank int) error {
-		for _, f := range fresh {
-			var err error
-			if f.from >= 0 {
-				err = p.pages[rank].Copy(f.id, f.from)
-			} else {
-				err = p.pages[rank].Zero(f.id)
-			}
-			if err != nil {
-				return err
-			}
+	return err
+}
+
+// prepareRank is a rank's part of prepare.
+func (p *sampler) prepareRank(rank int) error {
+	for _, f := range p.fresh {
+		var err error
+		if f.from >= 0 {
+			err = p.pages[rank].Copy(f.id, f.from)
+		} else {
+			err = p.pages[rank].Zero(f.id)
 		}
-		return nil
-	}, nil)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // chunk is one sequence's part of a step: its tokens [from, to) go through the model.

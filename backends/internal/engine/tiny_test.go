@@ -238,6 +238,9 @@ func collect(ctx context.Context, e plugins.Backend, q plugins.SampleRequest) (s
 				return fmt.Errorf("tokens after %d prompt events", prompts)
 			}
 			s := &out.sequences[event.Tokens.Sequence]
+			if s.Tokens == nil { // benchmarks count what the engine allocates, not what its reader does
+				s.Tokens, s.Logprobs = make([]int32, 0, q.MaxTokens), make([]float32, 0, q.MaxTokens)
+			}
 			s.Tokens, s.Logprobs = append(s.Tokens, event.Tokens.Tokens...), append(s.Logprobs, event.Tokens.Logprobs...)
 			s.Top.K = event.Tokens.Top.K
 			s.Top.IDs, s.Top.Logprobs = append(s.Top.IDs, event.Tokens.Top.IDs...), append(s.Top.Logprobs, event.Tokens.Top.Logprobs...)
