@@ -34,7 +34,7 @@ typedef struct {
   matrix w;
   const float *strips; // the rows, packed in strips: float32, or pairs when w is bfloat16
   int64_t strip_rows, strips_per_unit, panels_per_unit;
-  int64_t first_row, packed_rows; // few rows: which of those that are packed together y's first one is, and how many these are
+  int64_t first_row, packed_rows; // which of those that are packed together y's first one is, and how many these are; rows in the lanes begin with a strip
   bool accumulate, turned;
   bool linear; // few rows: memory is read fastest straight on
 } product_job;

@@ -364,13 +364,16 @@ static void matmul_few(const void *job, int64_t unit, worker *w) {
     }
 }
 
-// run_strips multiplies strips [from, to) of the rows by one block of weights: b as a panel over depth, beginning at inner index k0 (both in pairs when there are).
+// strips_of is how many of the packed strips have rows of y.
+INLINE int64_t strips_of(const product_job *j) { return div_up(j->first_row % j->strip_rows + j->y.rows, j->strip_rows); }
+
+// run_strips multiplies strips [from, to) of those with rows of y by one block of weights: b as a panel over depth, beginning at inner index k0 (both in pairs when there are). The first one may begin with rows of others.
 INLINE void run_strips(const product_job *j, bool pairs, int64_t from, int64_t to, int64_t k0, int64_t total, const float *b, int64_t depth, int64_t first, int64_t columns,
                        bool zero, const char *ahead, int64_t step) {
-  int64_t words = pairs ? PAIR_WORDS : 1;
+  int64_t words = pairs ? PAIR_WORDS : 1, skipped = j->first_row / j->strip_rows, within = j->first_row % j->strip_rows;
   for (int64_t s = from; s < to; s++) {
-    int64_t row = s * j->strip_rows, rows = j->y.rows - row < j->strip_rows ? j->y.rows - row : j->strip_rows;
-    const float *a = j->strips + (s * total + k0) * TILE_ROWS * words;
+    int64_t before = s ? 0 : within, row = s * j->strip_rows - within + before, most = j->strip_rows - before, rows = j->y.rows - row < most ? j->y.rows - row : most;
+    const float *a = j->strips + ((skipped + s) * total + k0) * TILE_ROWS * words + before;
     float *c = row_of(j->y, row) + first;
     if (s + 1 < to)
       for (int64_t r = rows; r < rows + j->strip_rows && row + r < j->y.rows; r++) ASK(c + r * j->y.stride), ASK(c + r * j->y.stride + 16);
@@ -403,7 +406,7 @@ static void matmul(const void *job, int64_t unit, worker *w) {
   (void)w;
   const product_job *j = job;
   bool pairs = j->w.type == BFLOAT16;
-  int64_t total = pairs ? (j->w.in + 1) / 2 : j->w.in, panels = div_up(j->w.out, PANEL), strips = div_up(j->y.rows, j->strip_rows);
+  int64_t total = pairs ? (j->w.in + 1) / 2 : j->w.in, panels = div_up(j->w.out, PANEL), strips = strips_of(j);
   int64_t chunks = div_up(panels, j->panels_per_unit), p0 = unit % chunks * j->panels_per_unit, p1 = p0 + j->panels_per_unit < panels ? p0 + j->panels_per_unit : panels;
   int64_t s0 = unit / chunks * j->strips_per_unit, s1 = s0 + j->strips_per_unit < strips ? s0 + j->strips_per_unit : strips;
   int64_t block = pairs ? PAIR_DEPTH : DEPTH, k0 = 0;
@@ -456,7 +459,7 @@ static void matmul_transposed(const void *job, int64_t unit, worker *w) {
   const product_job *j = job;
   bool pairs = j->w.type == BFLOAT16;
   int64_t in = pairs ? (j->w.in + 1) / 2 : j->w.in, total = pairs ? (j->w.out + 1) / 2 : j->w.out; // rows of a panel; inner axis
-  int64_t groups = div_up(j->w.in, PANEL), strips = div_up(j->y.rows, j->strip_rows), per_panel = pairs ? PANEL / 2 : PANEL;
+  int64_t groups = div_up(j->w.in, PANEL), strips = strips_of(j), per_panel = pairs ? PANEL / 2 : PANEL;
   int64_t chunks = div_up(groups, j->panels_per_unit), g0 = unit % chunks * j->panels_per_unit, g1 = g0 + j->panels_per_unit < groups ? g0 + j->panels_per_unit : groups;
   int64_t s0 = unit / chunks * j->strips_per_unit, s1 = s0 + j->strips_per_unit < strips ? s0 + j->strips_per_unit : strips;
   float *turned = w->memory, *ragged = turned + DEPTH * PANEL, *pairs_turned = ragged + PANEL * PANEL;
@@ -710,6 +713,7 @@ INLINE void transposed_across(const product_job *j, int64_t unit, worker *w, con
   int64_t total = pairs ? (j->w.out + 1) / 2 * words : j->w.out, tiles = div_up(j->w.in, TILE_ROWS), strips = div_up(j->y.rows, TILE_COLUMNS);
   int64_t chunks = div_up(tiles, j->panels_per_unit), t0 = unit % chunks * j->panels_per_unit, t1 = t0 + j->panels_per_unit < tiles ? t0 + j->panels_per_unit : tiles;
   int64_t s0 = unit / chunks * j->strips_per_unit, s1 = s0 + j->strips_per_unit < strips ? s0 + j->strips_per_unit : strips;
+  const float *packed = j->strips + j->first_row * total;
   float *weights = w->memory, *sums = weights + j->panels_per_unit * TILE_ROWS * DEPTH;
   for (int64_t n0 = 0; n0 < total; n0 += DEPTH) {
     int64_t depth = total - n0 < DEPTH ? total - n0 : DEPTH;
@@ -724,9 +728,9 @@ INLINE void transposed_across(const product_job *j, int64_t unit, worker *w, con
     }
     for (int64_t s = s0; s < s1; s++) {
       int64_t rows = j->y.rows - s * TILE_COLUMNS < TILE_COLUMNS ? j->y.rows - s * TILE_COLUMNS : TILE_COLUMNS;
-      const float *b = j->strips + (s * total + n0) * TILE_COLUMNS;
+      const float *b = packed + (s * total + n0) * TILE_COLUMNS;
       bool same = s + 1 < s1; // the next strip is of this block
-      soon[1] = (requests){.next = same ? b + total * TILE_COLUMNS : j->strips + (s0 * total + next) * TILE_COLUMNS, .count = (same ? depth : next_depth) * TILE_COLUMNS / LINE, .in_run = INT64_MAX, .left = INT64_MAX};
+      soon[1] = (requests){.next = same ? b + total * TILE_COLUMNS : packed + (s0 * total + next) * TILE_COLUMNS, .count = (same ? depth : next_depth) * TILE_COLUMNS / LINE, .in_run = INT64_MAX, .left = INT64_MAX};
       soon[1].some = div_up(soon[1].count, (t1 - t0) * groups);
       for (int64_t t = t0; t < t1; t++) {
         int64_t columns = j->w.in - t * TILE_ROWS < TILE_ROWS ? j->w.in - t * TILE_ROWS : TILE_ROWS;
@@ -768,7 +772,9 @@ static void outer(const void *job, int64_t unit, worker *w) {
       const float *a = row_of(j->x, m0) + p;
       float *c = j->turned ? sums + p * PANEL : row_of(j->y, p) + first;
       int64_t ldc = j->turned ? PANEL : j->y.stride, across = j->turned ? PANEL : columns, line = p / TILE_ROWS * LINE;
-      // The panel's rows of the next block lie far from each other: each tile asks for one line of all of them.
+      if (m0 == 0 && !j->turned) // rows of g lie far from each other
+        for (int64_t r = p + rows; r < p + rows + TILE_ROWS && r < height; r++) ASK(row_of(j->y, r) + first), ASK(row_of(j->y, r) + first + LINE);
+      // So do the panel's rows of the next block: each tile asks for one line of all of them.
       if (line < PANEL && m0 + OUTER_DEPTH < j->x.rows)
         depth_outside_asking(rows, a, j->x.stride, t, PANEL, depth, c, ldc, across, false, (const char *)((const float *)j->w.addr + (m0 + OUTER_DEPTH) * j->w.out + first + line), j->w.out * 4);
       else depth_outside(rows, a, j->x.stride, t, PANEL, depth, c, ldc, across, false, NULL, 0);

@@ -13,10 +13,12 @@ typedef struct part {
   int64_t packed_bytes, packs; // packs: units of packing
   int64_t first_pack, first_unit; // of all parts' before this one
   int64_t strip_rows, panel_columns, chunks; // how units are cut
+  int64_t within; // rows of the first strip before its own first one
   int64_t columns;
   float factor;
   int round;
-  int64_t owner;   // the part whose packed rows it reads: itself, or one before it
+  bool shared;     // whether it reads rows that another part has packed:
+  int64_t owner;   // this one, before it; else itself
   int64_t own_at;  // where each thread's own packed rows begin in its memory
 } part;
 
@@ -42,8 +44,9 @@ static void pack_part(const void *job, int64_t unit, worker *w) {
 static void finish(const part *p, int64_t unit) {
   const product_job *j = &p->product;
   int64_t c0 = unit % p->chunks * j->panels_per_unit * p->panel_columns, c1 = c0 + j->panels_per_unit * p->panel_columns;
-  int64_t r0 = unit / p->chunks * j->strips_per_unit * p->strip_rows, r1 = r0 + j->strips_per_unit * p->strip_rows;
+  int64_t r0 = unit / p->chunks * j->strips_per_unit * p->strip_rows - p->within, r1 = r0 + j->strips_per_unit * p->strip_rows;
   if (c1 > p->columns) c1 = p->columns;
+  if (r0 < 0) r0 = 0;
   if (r1 > j->y.rows) r1 = j->y.rows;
   for (int64_t r = r0; r < r1; r++) {
     float *y = row_of(j->y, r);
@@ -108,8 +111,22 @@ static view rows_of(view v, int64_t from, int64_t to) {
   return v;
 }
 
-// prepare makes the part of rows [from, to) of a product, all but where the packed rows are, with about share of the units. It gives their number.
-static int64_t prepare(const device *d, part *p, const product *g, int64_t from, int64_t to, int64_t share) {
+// shares tells whether the rows of a part are packed as those of owner or are some of these, as they are where each adapter's rows are some of those that the model's weight has. It has the part read them there.
+static bool shares(const kernels *k, part *p, const part *owner) {
+  view a = p->rows.a, b = owner->rows.a;
+  if (p->pack != owner->pack || p->rows.type != owner->rows.type || a.cols != b.cols || a.type != b.type) return false;
+  if (a.addr == b.addr && a.rows == b.rows && (a.stride == b.stride || a.rows == 1)) return p->strip_rows == owner->strip_rows;
+  int64_t row = a.stride * (a.type == BFLOAT16 ? 2 : 4), distance = (int64_t)(a.addr - b.addr);
+  if (a.stride != b.stride || a.addr < b.addr || distance % row || distance / row + a.rows > b.rows) return false;
+  int64_t first = distance / row;
+  if (p->multiply == k->matmul_across && first % owner->strip_rows) return false; // rows in the lanes: they begin with a strip
+  p->product.first_row = first, p->product.packed_rows = b.rows, p->product.strip_rows = owner->strip_rows;
+  if (p->multiply != k->matmul_few) p->strip_rows = owner->strip_rows, p->within = first % owner->strip_rows;
+  return true;
+}
+
+// prepare makes the part of rows [from, to) of a product, all but where the packed rows are, with about share of the units. It gives their number. owner is the part whose rows it may share, NULL if there is none.
+static int64_t prepare(const device *d, part *p, const product *g, int64_t from, int64_t to, int64_t share, const part *owner) {
   const kernels *k = d->k;
   matrix w = g->w;
   view y = rows_of(g->y, from, to), x = rows_of(g->x, from, to);
@@ -124,18 +141,18 @@ static int64_t prepare(const device *d, part *p, const product *g, int64_t from,
   *p = (part){.rows = {.a = x, .rows_per_unit = strip_rows, .type = w.type}, .product = {.y = y, .w = w, .strip_rows = strip_rows, .accumulate = accumulate, .packed_rows = y.rows},
               .packed_bytes = ((few ? y.rows : strips * width) * depth * 4 + 127) / 64 * 64, .packs = few ? y.rows : strips, .strip_rows = strip_rows, .panel_columns = across ? k->tile_rows : PANEL, .columns = y.cols, .factor = g->factor, .round = g->round};
   int64_t panels = div_up(p->columns, p->panel_columns);
-  if (across) {
-    p->pack = pairs ? k->pack_across_bf16 : k->pack_across_f32, p->multiply = k->matmul_across;
-    return cut(p, strips, ACROSS_ROWS / width, panels, ACROSS_COLUMNS / k->tile_rows, ACROSS_COLUMNS / k->tile_rows, div_up(share, 2));
-  }
+  if (across) p->pack = pairs ? k->pack_across_bf16 : k->pack_across_f32, p->multiply = k->matmul_across;
+  else if (few) p->pack = k->pack_few, p->multiply = k->matmul_few, p->product.linear = d->linear;
+  else p->pack = pairs ? k->pack_strip_bf16 : k->pack_strip_f32, p->multiply = transposed ? k->matmul_transposed : k->matmul;
+  p->shared = owner && shares(k, p, owner);
+  if (p->shared) p->packs = 0, p->packed_bytes = 0;
+  if (across) return cut(p, strips, ACROSS_ROWS / width, panels, ACROSS_COLUMNS / k->tile_rows, ACROSS_COLUMNS / k->tile_rows, div_up(share, 2));
   if (few) {
     int64_t each = div_up(panels, share * FEW_PANELS), most = div_up(FEW_BYTES, FEW_PANELS * PANEL * (w.in + 1) * (pairs ? 2 : 4));
-    p->pack = k->pack_few, p->multiply = k->matmul_few, p->product.linear = d->linear;
     if (each > most) each = most;
     return cut(p, strips, strips, panels, each * FEW_PANELS, each * FEW_PANELS, 1);
   }
-  p->pack = pairs ? k->pack_strip_bf16 : k->pack_strip_f32;
-  p->multiply = transposed ? k->matmul_transposed : k->matmul;
+  strips = div_up(p->within + y.rows, p->strip_rows);
   return cut(p, strips, (transposed ? TRANSPOSED_BLOCK_ROWS : BLOCK_ROWS) / width, panels, LEAST_PANELS, MOST_PANELS, share);
 }
 
@@ -150,17 +167,6 @@ static part *parts_memory(device *d, int64_t n) {
 
 // product_cost is about how many nanoseconds one thread takes; weights come from memory.
 static double product_cost(double rows, double out, double in) { return rows * out * in * 0.02 + out * in * 0.12; }
-
-// shares tells whether the rows of a part are packed as those of owner or, where there are few, some of these. It has the part read them there.
-static bool shares(part *p, const part *owner, bool few) {
-  view a = p->rows.a, b = owner->rows.a;
-  if (p->pack != owner->pack || p->rows.type != owner->rows.type || a.cols != b.cols || a.type != b.type) return false;
-  if (a.addr == b.addr && a.rows == b.rows && (a.stride == b.stride || a.rows == 1)) return p->strip_rows == owner->strip_rows;
-  int64_t row = a.stride * (a.type == BFLOAT16 ? 2 : 4), distance = (int64_t)(a.addr - b.addr);
-  if (!few || a.stride != b.stride || a.addr < b.addr || distance % row || distance / row + a.rows > b.rows) return false;
-  p->product.first_row = distance / row, p->product.packed_rows = b.rows, p->product.strip_rows = owner->strip_rows;
-  return true;
-}
 
 enum { OWN_PACKING = 8000 }; // nanoseconds of packing few rows up to which every thread does it for itself: one meeting of the threads fewer
 
@@ -182,25 +188,23 @@ int op_products(device *d, const product *products, int64_t n) {
       double own_cost = product_cost((double)rows, (double)out, (double)in);
       int64_t share = 1 + (int64_t)((double)threads_count(d->t) * 7.999 * own_cost / all); // of the units, by cost
       part *p = parts + count;
-      int64_t more = prepare(d, p, g, done, done + rows, share), room = (STRIP_BYTES - bytes) / (in * 4 + 1);
-      bool few = p->pack == d->k->pack_few, shared = count > 0 && shares(p, parts + owner, few);
-      if (!shared && rows > room) {
+      int64_t more = prepare(d, p, g, done, done + rows, share, count ? parts + owner : NULL), room = (STRIP_BYTES - bytes) / (in * 4 + 1);
+      if (!p->shared && rows > room) {
         if (count > 0) break;
         if (room < BLOCK_ROWS) room = BLOCK_ROWS;
         rows = div_up(rows, div_up(rows, room)); // pieces of equal size, because weights are read, and some turned, once per piece
         rows = div_up(rows, 96) * 96 < g->y.rows - done ? div_up(rows, 96) * 96 : g->y.rows - done; // whole strips of any width
         own_cost = product_cost((double)rows, (double)out, (double)in);
-        more = prepare(d, p, g, done, done + rows, 1 + (int64_t)((double)threads_count(d->t) * 7.999 * own_cost / all));
-        few = p->pack == d->k->pack_few;
+        more = prepare(d, p, g, done, done + rows, 1 + (int64_t)((double)threads_count(d->t) * 7.999 * own_cost / all), NULL);
       }
       count++;
-      if (shared) p->packs = 0, p->packed_bytes = 0;
-      else owner = count - 1;
+      if (!p->shared) owner = count - 1;
+      bool few = p->pack == d->k->pack_few;
       p->owner = owner, p->own_at = bytes;
       all_few = all_few && few;
       p->first_pack = packs, p->first_unit = units;
       packs += p->packs, units += more, bytes += p->packed_bytes;
-      if (!shared) packing += (double)rows * (double)in * (few ? 0.2 : g->w.type == BFLOAT16 ? 1 : 0.5);
+      if (!p->shared) packing += (double)rows * (double)in * (few ? 0.2 : g->w.type == BFLOAT16 ? 1 : 0.5);
       cost += own_cost;
       if (p->multiply == d->k->matmul_across) {
         int64_t need = p->product.panels_per_unit * p->panel_columns * (DEPTH + p->product.strips_per_unit * p->strip_rows) * 4;

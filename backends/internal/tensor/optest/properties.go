@@ -52,7 +52,7 @@ func groups(t *testing.T, d tensor.Device) {
 func matMuls(t *testing.T, d tensor.Device) {
 	const in, out = 300, 130
 	for _, dtype := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
-		for _, rows := range []int{1, 3, 8, 12, 21, 40} {
+		for _, rows := range []int{1, 3, 8, 12, 21, 40, 64} {
 			t.Run(fmt.Sprintf("%d rows %v", rows, dtype), func(t *testing.T) {
 				h := start(t, d)
 				var want, got []tensor.Tensor
@@ -88,7 +88,7 @@ func matMuls(t *testing.T, d tensor.Device) {
 				dy := h.tensor(rows, out, normal(11, rows*out))
 				back(dy, in, true, tensor.RowGroup{To: rows, Matrix: whole})
 				back(dy, 8, false, tensor.RowGroup{To: rows, Matrix: h.matrix(dtype, out, 8, normal(12, out*8)), Factor: 0.7, Round: tensor.Float32})
-				back(dy, 8, false, tensor.RowGroup{From: rows / 2, To: rows, Matrix: h.matrix(dtype, out, 8, normal(13, out*8))})
+				back(dy, 8, false, tensor.RowGroup{From: rows / 4, To: rows / 2, Matrix: h.matrix(dtype, out, 8, normal(15, out*8))}, tensor.RowGroup{From: rows / 2, To: rows, Matrix: h.matrix(dtype, out, 8, normal(13, out*8))})
 				add(dy, out, false, tensor.RowGroup{To: rows, Matrix: h.matrix(dtype, out, out, normal(14, out*out))})
 				h.ok(d.MatMuls(append(stages, products)...))
 				for i := range want {
