@@ -204,6 +204,7 @@ func (c *Core) pump(r *run) {
 		} else if op.load != nil {
 			r.failStart(op, op.fault)
 		}
+		q.ready[0] = nil // else it stays in memory, with its result, until the slice is moved: for good, if nothing comes behind it
 		q.ready = q.ready[1:]
 		if op.kind == OpOptimStep {
 			q.windowSent, q.windowFault = false, nil

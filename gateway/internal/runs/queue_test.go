@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
+	"weak"
 
 	"github.com/tinsmith/tinsmith/plugins"
 )
@@ -249,6 +251,27 @@ func TestLargeQueuesAreReadBackFromTheJournal(t *testing.T) {
 	defer rec.mu.Unlock()
 	if len(rec.calls) != 3 {
 		t.Errorf("calls %v", rec.calls)
+	}
+}
+
+// A result that was stored leaves memory, also while nothing comes behind its operation and when the run has ended.
+func TestResultsLeaveMemory(t *testing.T) {
+	w := newWorld(t, nil)
+	session := w.session()
+	run := w.newRun(session, 0)
+	gone := func(seq int64) {
+		t.Helper()
+		result := weak.Make(w.good(w.ForwardBackward(t.Context(), w.pass(run, seq))).ForwardBackward)
+		w.eventually(func() bool { runtime.GC(); return result.Value() == nil })
+	}
+	for seq := range int64(3) {
+		gone(seq + 1)
+	}
+	last := weak.Make(w.good(w.ForwardBackward(t.Context(), w.pass(run, 4))).ForwardBackward)
+	w.good(w.UnloadRun(t.Context(), owner, run))
+	w.eventually(func() bool { runtime.GC(); return last.Value() == nil })
+	if again := w.outcome(run + ":4"); again.ForwardBackward == nil {
+		t.Errorf("a late poll gets %+v", again)
 	}
 }
 
