@@ -157,7 +157,7 @@ func BenchmarkPack(b *testing.B) {
 
 func BenchmarkOuterProduct(b *testing.B) {
 	eachThreads(b, func(b *testing.B, d benchmarkDevice) {
-		for _, s := range [][3]int{{512, 8, 1024}, {512, 32, 3072}, {512, 3072, 32}, {512, 64, 1024}, {512, 1024, 8}} {
+		for _, s := range [][3]int{{512, 8, 1024}, {512, 32, 3072}, {512, 3072, 32}, {512, 64, 1024}, {512, 1024, 8}, {64, 32000, 32}} {
 			b.Run(fmt.Sprintf("%d×%d×%d", s[0], s[1], s[2]), func(b *testing.B) {
 				g, x, y := d.tensor(b, s[1], s[2]), d.tensor(b, s[0], s[1]), d.tensor(b, s[0], s[2])
 				d.run(b, d.ceilings.Float32, 2*float64(s[0])*float64(s[1])*float64(s[2]), 0, func() error { return d.OuterProduct(g, x, y) })

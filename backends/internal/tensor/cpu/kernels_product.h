@@ -752,33 +752,43 @@ static void matmul_across(const void *job, int64_t unit, worker *w) {
   else transposed_across(j, unit, w, false);
 }
 
-// A unit is PANEL columns of g. y = g, x = a, w.addr = b with w.out its stride. When turned the roles are exchanged: x = b, w.addr = a, and y is written transposed; a
-// product's two factors commute, so the bits are the same.
+// A unit is panels_per_unit times PANEL columns of g. y = g, x = a, w.addr = b with w.out its stride. When turned the roles are exchanged: x = b, w.addr = a, and a unit is rows of g; a product's two factors
+// commute, so the bits are the same. Those rows are written as they are where they have whole tiles' columns, else g is turned for it, and a unit is one panel.
 static void outer(const void *job, int64_t unit, worker *w) {
   const product_job *j = job;
   int64_t width = j->turned ? j->y.rows : j->y.cols, height = j->turned ? j->y.cols : j->y.rows;
-  int64_t first = unit * PANEL, columns = width - first < PANEL ? width - first : PANEL;
-  float *t = w->memory, *sums = t + OUTER_DEPTH * PANEL; // sums: PANEL columns of g when turned
-  if (j->turned) turn_wide(row_of(j->y, first), j->y.stride, columns, height, PANEL, sums);
+  int64_t first = unit * j->panels_per_unit * PANEL, all = width - first < j->panels_per_unit * PANEL ? width - first : j->panels_per_unit * PANEL, panels = div_up(all, PANEL);
+  bool rows_whole = j->turned && height % TILE_COLUMNS == 0, aside = j->turned && !rows_whole;
+  float *t = w->memory, *sums = t + panels * OUTER_DEPTH * PANEL; // sums: PANEL columns of g when it is turned
+  if (aside) turn_wide(row_of(j->y, first), j->y.stride, all, height, PANEL, sums);
   for (int64_t m0 = 0; m0 < j->x.rows; m0 += OUTER_DEPTH) {
     int64_t depth = j->x.rows - m0 < OUTER_DEPTH ? j->x.rows - m0 : OUTER_DEPTH;
-    for (int64_t m = 0; m < depth; m++) {
+    for (int64_t m = 0; m < depth; m++) { // all panels of a row at once: the next row is far
       const float *b = (const float *)j->w.addr + (m0 + m) * j->w.out + first;
-      if (columns == PANEL) memcpy(t + m * PANEL, b, PANEL * 4);
-      else memcpy(t + m * PANEL, b, (size_t)columns * 4), memset(t + m * PANEL + columns, 0, (size_t)(PANEL - columns) * 4);
+      for (int64_t p = 0; p < panels; p++, b += PANEL) {
+        float *to = t + (p * OUTER_DEPTH + m) * PANEL;
+        int64_t columns = all - p * PANEL;
+        if (columns >= PANEL) memcpy(to, b, PANEL * 4);
+        else memcpy(to, b, (size_t)columns * 4), memset(to + columns, 0, (size_t)(PANEL - columns) * 4);
+      }
     }
-    for (int64_t p = 0; p < height; p += TILE_ROWS) {
-      int64_t rows = height - p < TILE_ROWS ? height - p : TILE_ROWS;
-      const float *a = row_of(j->x, m0) + p;
-      float *c = j->turned ? sums + p * PANEL : row_of(j->y, p) + first;
-      int64_t ldc = j->turned ? PANEL : j->y.stride, across = j->turned ? PANEL : columns, line = p / TILE_ROWS * LINE;
-      if (m0 == 0 && !j->turned) // rows of g lie far from each other
-        for (int64_t r = p + rows; r < p + rows + TILE_ROWS && r < height; r++) ASK(row_of(j->y, r) + first), ASK(row_of(j->y, r) + first + LINE);
-      // So do the panel's rows of the next block: each tile asks for one line of all of them.
-      if (line < PANEL && m0 + OUTER_DEPTH < j->x.rows)
-        depth_outside_asking(rows, a, j->x.stride, t, PANEL, depth, c, ldc, across, false, (const char *)((const float *)j->w.addr + (m0 + OUTER_DEPTH) * j->w.out + first + line), j->w.out * 4);
-      else depth_outside(rows, a, j->x.stride, t, PANEL, depth, c, ldc, across, false, NULL, 0);
+    for (int64_t p = 0; p < panels; p++) {
+      const float *panel = t + p * OUTER_DEPTH * PANEL;
+      int64_t at = first + p * PANEL, columns = width - at < PANEL ? width - at : PANEL, tall = rows_whole ? columns : height;
+      for (int64_t r = 0; r < tall; r += TILE_ROWS) {
+        int64_t rows = tall - r < TILE_ROWS ? tall - r : TILE_ROWS;
+        const float *a = rows_whole ? panel + r : row_of(j->x, m0) + r, *b = rows_whole ? row_of(j->x, m0) : panel;
+        int64_t a_stride = rows_whole ? PANEL : j->x.stride, b_stride = rows_whole ? j->x.stride : PANEL;
+        float *c = aside ? sums + r * PANEL : rows_whole ? row_of(j->y, at + r) : row_of(j->y, r) + at;
+        int64_t ldc = aside ? PANEL : j->y.stride, across = aside ? PANEL : rows_whole ? height : columns, line = r / TILE_ROWS * LINE;
+        if (m0 == 0 && !j->turned) // rows of g lie far from each other
+          for (int64_t i = r + rows; i < r + rows + TILE_ROWS && i < height; i++) ASK(row_of(j->y, i) + at), ASK(row_of(j->y, i) + at + LINE);
+        // So do the panel's rows of the next block: each tile asks for one line of all of them.
+        if (line < PANEL && m0 + OUTER_DEPTH < j->x.rows)
+          depth_outside_asking(rows, a, a_stride, b, b_stride, depth, c, ldc, across, false, (const char *)((const float *)j->w.addr + (m0 + OUTER_DEPTH) * j->w.out + at + line), j->w.out * 4);
+        else depth_outside(rows, a, a_stride, b, b_stride, depth, c, ldc, across, false, NULL, 0);
+      }
     }
   }
-  if (j->turned) turn_back(sums, PANEL, columns, height, row_of(j->y, first), j->y.stride);
+  if (aside) turn_back(sums, PANEL, all, height, row_of(j->y, first), j->y.stride);
 }

@@ -241,25 +241,34 @@ int op_stages(device *d, const product *products, const int64_t *ends, int64_t s
   return 0;
 }
 
+enum { OUTER_PANELS = 4 }; // of a unit of outer products at most
+
 int op_outers(device *d, const outer_product *products, int64_t n) {
   part *parts = parts_memory(d, n);
   if (!parts) return -1;
-  int64_t count = 0, units = 0, height = 0;
+  int64_t count = 0, units = 0, height = 0, panels = 0;
   double cost = 0;
   for (int64_t i = 0; i < n; i++) {
     view g = products[i].g, a = products[i].a, b = products[i].b;
     if (!g.rows || !g.cols || !a.rows) continue;
-    bool turned = g.cols < g.rows; // vectors run along the longer side
-    view rows = turned ? b : a, panels = turned ? a : b;
-    parts[count++] = (part){.multiply = d->k->outer, .first_unit = units,
-                            .product = {.y = g, .x = rows, .w = {panels.addr, panels.stride, panels.cols, FLOAT32}, .turned = turned}};
+    bool turned = g.cols < g.rows; // vectors run along the longer side, or panels do
+    view rows = turned ? b : a, wide = turned ? a : b;
+    parts[count++] = (part){.multiply = d->k->outer, .product = {.y = g, .x = rows, .w = {wide.addr, wide.stride, wide.cols, FLOAT32}, .turned = turned}};
     if (turned && g.cols > height) height = g.cols;
-    units += div_up(panels.cols, PANEL);
+    panels += div_up(wide.cols, PANEL);
     cost += product_cost((double)a.rows, (double)g.rows, (double)g.cols);
   }
-  parts_job j = {parts, count, 0};
   if (!count) return 0;
-  if (threads_reserve(d->t, (OUTER_DEPTH + height) * PANEL * 4)) return -1;
+  int64_t most = panels / (threads_count(d->t) * 8);
+  most = most < 1 ? 1 : most > OUTER_PANELS ? OUTER_PANELS : most;
+  for (int64_t i = 0; i < count; i++) {
+    product_job *j = &parts[i].product;
+    j->panels_per_unit = j->turned && j->y.cols % d->k->tile_columns ? 1 : most;
+    parts[i].first_unit = units;
+    units += div_up(j->w.in, j->panels_per_unit * PANEL);
+  }
+  parts_job j = {parts, count, 0};
+  if (threads_reserve(d->t, (most * OUTER_DEPTH + height) * PANEL * 4)) return -1;
   threads_run(d->t, multiply_part, &j, units, cost);
   return 0;
 }
