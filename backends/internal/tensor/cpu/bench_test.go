@@ -249,6 +249,39 @@ func BenchmarkRows(b *testing.B) {
 	})
 }
 
+// Draws of 64 tokens; what plain ones read once is all that they need.
+func BenchmarkDraws(b *testing.B) {
+	eachThreads(b, func(b *testing.B, d benchmarkDevice) {
+		const rows = 64
+		for _, vocabulary := range []int{4096, 151936} {
+			logits, probs, lse, dst := d.tensor(b, rows, vocabulary), d.tensor(b, rows, vocabulary), d.tensor(b, rows, 1), d.tensor(b, rows, 2)
+			random := rand.New(rand.NewPCG(1, 2))
+			values := make([]float32, rows*vocabulary)
+			for i := range values {
+				values[i] = float32(3 * random.NormFloat64())
+			}
+			for _, err := range []error{d.Upload(logits, values), d.LogSumExp(lse, logits), d.Softmax(probs, logits, lse)} {
+				if err != nil {
+					b.Fatal(err)
+				}
+			}
+			for _, c := range []struct {
+				name string
+				draw tensor.Draw
+			}{{"plain", tensor.Draw{TopP: 1}}, {"greedy", tensor.Draw{TopP: 1, TopK: 1}}, {"top-p 0.9", tensor.Draw{TopP: 0.9}}, {"top-k 50", tensor.Draw{TopP: 1, TopK: 50}}, {"min-p 0.1", tensor.Draw{TopP: 1, MinP: 0.1}}} {
+				draws := make([]tensor.Draw, rows)
+				for i := range draws {
+					draws[i] = c.draw
+					draws[i].U = random.Float64()
+				}
+				b.Run(fmt.Sprintf("%s of %d", c.name, vocabulary), func(b *testing.B) {
+					d.run(b, 0, 0, float64(4*rows*vocabulary), func() error { return d.Device.(tensor.Drawer).DrawTokens(dst, logits, probs, draws) })
+				})
+			}
+		}
+	})
+}
+
 // The cost of an operation itself: a product and a sum of a tiny model's decoding step.
 func BenchmarkSmall(b *testing.B) {
 	eachThreads(b, func(b *testing.B, d benchmarkDevice) {
