@@ -324,6 +324,7 @@ func (r *replica) newSampler(positions, threads int, memory *budget) error {
 	if err := r.each(func(rank int) (err error) {
 		p.workspaces[rank] = r.models[rank].NewWorkspace()
 		p.ranks[rank] = samplingRank{sampler: p, rank: rank, model: r.models[rank], workspace: p.workspaces[rank]}
+		p.ranks[rank].visit = p.ranks[rank].visitLogits
 		if p.pages[rank], err = r.models[rank].NewPages(count); err != nil {
 			return capacity(fmt.Sprintf("memory for keys and values of %d tokens (backend.kv_cache_tokens)", positions), err)
 		}

@@ -62,6 +62,12 @@ type samplingRank struct {
 	model     *model.Model
 	workspace *model.Workspace
 	drawn     []token // of a rank other than 0: nobody looks at it
+
+	// Of run; visit is visitLogits as a value, made once.
+	through []chunk
+	rows    []row
+	tokens  []token
+	visit   func(first int, logits tensor.Tensor) error
 }
 
 // meet waits until all ranks are here; what each wrote to Go memory before, the others see.
@@ -236,33 +242,40 @@ func (p *samplingRank) run(batch model.Batch, indices []int32, chunks []chunk, r
 	if err != nil {
 		return err
 	}
-	return p.model.Logits(p.workspace, hidden, func(first int, logits tensor.Tensor) error {
-		for from := 0; from < logits.Rows; {
-			// Rows that are handled together: all drawn, or scores of one prompt at consecutive positions.
-			at := rows[first+from]
-			to := from + 1
-			for ; to < logits.Rows; to++ {
-				next := rows[first+to]
-				if next.final != at.final || (!at.final && (next.chunk != at.chunk || next.position != at.position+to-from)) {
-					break
-				}
+	p.through, p.rows, p.tokens = chunks, rows, drawn
+	err = p.model.Logits(p.workspace, hidden, p.visit)
+	p.through, p.rows, p.tokens = nil, nil, nil
+	return err
+}
+
+// visitLogits scores and draws by logits of run's rows from first on.
+func (p *samplingRank) visitLogits(first int, logits tensor.Tensor) error {
+	chunks, rows, drawn := p.through, p.rows, p.tokens
+	for from := 0; from < logits.Rows; {
+		// Rows that are handled together: all drawn, or scores of one prompt at consecutive positions.
+		at := rows[first+from]
+		to := from + 1
+		for ; to < logits.Rows; to++ {
+			next := rows[first+to]
+			if next.final != at.final || (!at.final && (next.chunk != at.chunk || next.position != at.position+to-from)) {
+				break
 			}
-			part := logits.Slice(from, to)
-			if at.final {
-				if err := p.draw(part, chunks, rows[first+from:first+to], drawn); err != nil {
-					return err
-				}
-			} else if t := &drawn[at.chunk]; t.err == nil {
-				t.err = chunks[at.chunk].scores.fill(p, part, at.position+1)
-				var own *plugins.Error
-				if t.err != nil && !errors.As(t.err, &own) {
-					return t.err
-				}
-			}
-			from = to
 		}
-		return nil
-	})
+		part := logits.Slice(from, to)
+		if at.final {
+			if err := p.draw(part, chunks, rows[first+from:first+to], drawn); err != nil {
+				return err
+			}
+		} else if t := &drawn[at.chunk]; t.err == nil {
+			t.err = chunks[at.chunk].scores.fill(p, part, at.position+1)
+			var own *plugins.Error
+			if t.err != nil && !errors.As(t.err, &own) {
+				return t.err
+			}
+		}
+		from = to
+	}
+	return nil
 }
 
 // choose has rank 0 call f for 0 … rows-1, to fill n targets, which all ranks then find in p.targets until the next call.

@@ -42,13 +42,21 @@ type Hidden struct {
 
 // Forward runs the batch, writes keys and values to its pages, and gives the final hidden state of the selected rows, which ascend and count through the tokens of all sequences
 // in order. With no rows selected only the pages are written.
-func (m *Model) Forward(w *Workspace, b Batch, rows []int32) (h Hidden, err error) {
+func (m *Model) Forward(w *Workspace, b Batch, rows []int32) (_ Hidden, err error) {
 	defer w.settle(&err)
 	tokens := 0
 	for _, s := range b.Sequences {
 		tokens += len(s.Tokens)
 	}
-	err = m.record(tokens, func() error {
+	if r := m.recorder(tokens); r != nil {
+		return m.recordForward(r, w, b, rows)
+	}
+	return m.forward(w, b, rows)
+}
+
+// recordForward is apart because what a function value takes with it is allocated, which decoding on other devices does without.
+func (m *Model) recordForward(r tensor.Recorder, w *Workspace, b Batch, rows []int32) (h Hidden, err error) {
+	err = r.Record(func() error {
 		h, err = m.forward(w, b, rows)
 		return err
 	})
@@ -130,7 +138,14 @@ func (m *Model) Logits(w *Workspace, h Hidden, visit func(first int, logits tens
 		return nil
 	}
 	defer w.settle(&err)
-	return m.record(h.Rows.Rows, func() error { return m.visitLogits(w, h, visit) })
+	if r := m.recorder(h.Rows.Rows); r != nil {
+		return m.recordLogits(r, w, h, visit)
+	}
+	return m.visitLogits(w, h, visit)
+}
+
+func (m *Model) recordLogits(r tensor.Recorder, w *Workspace, h Hidden, visit func(first int, logits tensor.Tensor) error) error {
+	return r.Record(func() error { return m.visitLogits(w, h, visit) })
 }
 
 // visitLogits is Logits, whose operations come one by one.
@@ -162,9 +177,18 @@ func (m *Model) visitLogits(w *Workspace, h Hidden, visit func(first int, logits
 // recordedRows is the most rows of a pass that is given to the device as a whole (tensor.Recorder). Over more rows an operation takes longer than it takes to give the device the next one.
 const recordedRows = 256
 
+// recorder gives the device if it is to have a pass over so many rows as a whole.
+func (m *Model) recorder(rows int) tensor.Recorder {
+	if rows > recordedRows {
+		return nil
+	}
+	r, _ := m.Device.(tensor.Recorder)
+	return r
+}
+
 // record runs what gives the device the operations of a pass over so many rows.
 func (m *Model) record(rows int, pass func() error) error {
-	if r, ok := m.Device.(tensor.Recorder); ok && rows <= recordedRows {
+	if r := m.recorder(rows); r != nil {
 		return r.Record(pass)
 	}
 	return pass()
