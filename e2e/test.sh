@@ -71,6 +71,8 @@ concurrent=$(go list ./gateway/... ./plugins/... | grep -vE '/(tokenizer|chat/ji
 others=$(go list ./... | grep -vxF "$concurrent")
 step "go, race detector" gotest race -race $concurrent
 step "go" gotest plain $others
+# The kernels' text for avx512, and the ways that only another maker's processor takes, over instructions that nearly every one has: a test that needs a certain processor is seldom run.
+if grep -qw avx2 /proc/cpuinfo; then step "go, avx512 emulated" gotest emulated -tags emulate_avx512 ./backends/internal/tensor/cpu; fi
 step "fuzzing" fuzzall
 
 step "python environment" e2e/python.sh

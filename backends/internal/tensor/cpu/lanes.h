@@ -8,7 +8,9 @@
 #define INLINE static inline __attribute__((always_inline))
 
 // IN_REGISTER keeps the compiler from loading a value again at every use: two loads per multiply-add are more than processors do.
-#if defined(__x86_64__)
+#if defined(EMULATE_AVX512)
+#define IN_REGISTER(x) ((void)0) // there are no such registers
+#elif defined(__x86_64__)
 #define IN_REGISTER(x) __asm__("" : "+v"(x))
 #else
 #define IN_REGISTER(x) __asm__("" : "+w"(x))

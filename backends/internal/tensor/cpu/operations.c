@@ -19,10 +19,14 @@ static const kernels *find_kernels(const char *isa) {
   __builtin_cpu_init();
   bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  bool dot = avx512 && __builtin_cpu_supports("avx512bf16");
+#ifdef EMULATE_AVX512
+  avx512 = dot = avx2;
+#endif
   const struct {
     const kernels *k;
     bool available;
-  } all[] = {{&kernels_avx512bf16, avx512 && __builtin_cpu_supports("avx512bf16")}, {&kernels_avx512, avx512}, {&kernels_avx2, avx2}, {&kernels_sse2, true}};
+  } all[] = {{&kernels_avx512bf16, dot}, {&kernels_avx512, avx512}, {&kernels_avx2, avx2}, {&kernels_sse2, true}};
 #else
   const struct {
     const kernels *k;
@@ -65,6 +69,9 @@ device *device_new(int count, const char *isa) {
   d->k = k;
 #if defined(__x86_64__)
   d->linear = __builtin_cpu_is("amd"); // one row: 46 GB/s, and 34 from four panels at once, on two processors of a Zen 4; on Intel's, several panels were faster
+#ifdef EMULATE_AVX512
+  d->linear = !d->linear; // the way that this processor does not take is for tests as well
+#endif
 #endif
   d->t = threads_new(count);
   if (!d->t) return free(d), NULL;

@@ -1,5 +1,9 @@
 // Sixteen lanes on avx512f; with BF16_DOT also avx512_bf16.
+#ifdef EMULATE_AVX512
+#include "vector_avx512_emulated.h"
+#else
 #include <immintrin.h>
+#endif
 #include <stdint.h>
 #define LANES 16
 #define TILE_ROWS 12

@@ -1,0 +1,8 @@
+//go:build emulate_avx512
+
+package cpu
+
+// With this tag the kernels for avx512 and for few rows on the other maker's processors run on any processor with avx2, slowly, so that tests there say what they compute.
+
+// #cgo CFLAGS: -DEMULATE_AVX512 -O1 -Wno-psabi
+import "C"
