@@ -25,8 +25,8 @@ const (
 	inOwned       = "owned_runs" // Parent: the owner; otherwise as in runs
 	inSamplers    = "samplers"
 	inCheckpoints = "checkpoints"
-	inOperations  = "operations"
-	inResults     = "results"
+	inOperations  = store.Operations
+	inResults     = store.Results
 	inSkips       = "skips" // Rank … Count: numbers of a run that were skipped
 	inPoints      = "recovery_points"
 	inUsage       = "usage"

@@ -7,13 +7,19 @@ import (
 	"strings"
 )
 
+// The collections of operations and of their results, which have the same keys, parents and ranks. Nothing but speed depends on their names here.
+const (
+	Operations = "operations"
+	Results    = "results"
+)
+
 // A row takes time for its three places in the database (the table and two indexes), and nearly every result becomes durable within a second of its operation, with the same key, parent and
 // rank. Such a pair goes into one row: that of the operation, with what is the result's own in columns beside the operation's. Pairs that do not come to the database together have a row
-// each, as have those that older programs wrote. This is all that the store knows of any collection, and only what reads and
-// writes the database knows of it: a result is in one of the two places, never in both.
+// each, as have those that older programs wrote. This is all that the store knows of any collection, and only what reads and writes the database knows of it: a result is in one of the two
+// places, never in both.
 const (
-	hosts  = "operations" // the collection whose rows
-	guests = "results"    // may hold a record of this one
+	hosts  = Operations // the collection whose rows
+	guests = Results    // may hold a record of this one
 
 	guestColumns = "guest_amount, guest_value, guest_payload, guest_segment, guest_start, guest_size" // valid where guest = 1
 	jointRows    = " FROM tinsmith_records WHERE collection = '" + hosts + "' AND guest = 1"

@@ -1,4 +1,4 @@
-// What vector_avx512.h and the products of bfloat16 pairs need of avx512, lane by lane, for processors that do not have it: with the build tag emulate_avx512 the kernels' own text for
+// What vector_avx512.h and the products of bfloat16 pairs need of avx512, by the halves that avx2 has, for processors that do not have it: with the build tag emulate_avx512 the kernels' own text for
 // avx512 is compiled over these, and tested, anywhere. It is slow. The bits are those of the instructions but for pairs' subnormal products, which vdpbf16ps takes as zero and these do as well
 // while the threads flush subnormal numbers.
 #include <immintrin.h>
