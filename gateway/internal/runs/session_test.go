@@ -105,6 +105,25 @@ func TestSessionLife(t *testing.T) {
 	}
 }
 
+// A process that was stopped for an hour has heard nobody meanwhile: the silence of sessions goes on where it was.
+func TestSessionOutlivesAPauseOfTheServer(t *testing.T) {
+	w, clock := clocked(t, func(w *world) { w.config.SweepEvery = 24 * time.Hour })
+	ctx := t.Context()
+	id := w.session()
+	late := func(d time.Duration) { // the sweep after a pause of d
+		clock.add(d)
+		w.sweep(ctx, w.config.SweepEvery+d)
+	}
+	clock.add(200 * time.Second)
+	late(48 * time.Hour)
+	w.ok(w.Heartbeat(ctx, owner, id))
+	clock.add(200 * time.Second)
+	late(48 * time.Hour)
+	clock.add(101 * time.Second)
+	w.sweep(ctx, w.config.SweepEvery)
+	w.refused(w.Heartbeat(ctx, owner, id), KindNotFound, "expired")
+}
+
 func TestFinishedSession(t *testing.T) {
 	w := newWorld(t, nil)
 	ctx := t.Context()

@@ -26,13 +26,22 @@ func (c *Core) sweepUntilClosed(ctx context.Context) {
 	}
 }
 
-// sweep ends silent sessions, deletes expired checkpoints and old results, counts storage, and takes sessions that ended a while ago out of memory.
+// sweep ends silent sessions, deletes expired checkpoints and old results, counts storage, and takes sessions that ended a while ago out of memory. elapsed is the
+// time since the sweep before.
 func (c *Core) sweep(ctx context.Context, elapsed time.Duration) {
 	now := c.cfg.now()
+	// A sweep that comes much too late was kept by what stopped this process (a paused container or machine), and nobody could be heard meanwhile.
+	unheard := elapsed - c.cfg.SweepEvery
+	if unheard <= c.cfg.SweepEvery {
+		unheard = 0
+	}
 	var ended, old, forgotten []*session
 	var gone []*checkpoint
 	c.mu.Lock()
 	for _, s := range c.sessions {
+		if s.active() && unheard > 0 {
+			s.seen = earlier(s.seen.Add(unheard), now)
+		}
 		switch {
 		case s.active() && s.pending == 0 && now.Sub(s.seen) > c.cfg.SessionExpiry:
 			c.endSession(s, SessionStatus{Type: StatusCancelled, Detail: "no heartbeat for " + now.Sub(s.seen).Round(time.Second).String()})
@@ -91,6 +100,13 @@ func (c *Core) sweep(ctx context.Context, elapsed time.Duration) {
 	}
 	c.logged("usage could not be stored", c.countStorage(ctx, elapsed))
 	c.logged("ended sessions could not be retired", c.retire(ctx))
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
 }
 
 // purge deletes the operations of a session that has ended, and the results of its runs; the session, its runs and its checkpoints stay listed.

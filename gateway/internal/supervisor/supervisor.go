@@ -434,8 +434,8 @@ func (s *Supervisor) runOnce(ctx context.Context) (err error, tail string) {
 // load asks who the process is and has it load the model; without any progress for long it is killed.
 func (s *Supervisor) load(ctx context.Context, p *process) (plugins.Info, plugins.ModelInfo, error) {
 	s.change(func(st *State) { st.Phase, st.Progress = Loading, plugins.LoadProgress{} })
-	timer := time.AfterFunc(s.config.LoadTimeout, func() { p.kill(fmt.Sprintf("killed after %v without progress in loading", s.config.LoadTimeout)) })
-	defer timer.Stop()
+	silence := watchdogAfter(s.config.LoadTimeout, func() { p.kill(fmt.Sprintf("killed after %v without progress in loading", s.config.LoadTimeout)) })
+	defer silence.stop()
 	info, err := p.backend.Info(ctx)
 	if err != nil {
 		return info, plugins.ModelInfo{}, err
@@ -445,7 +445,7 @@ func (s *Supervisor) load(ctx context.Context, p *process) (plugins.Info, plugin
 	request := s.config.Load
 	s.mu.Unlock()
 	model, err := p.backend.Load(ctx, request, func(lp plugins.LoadProgress) {
-		timer.Reset(s.config.LoadTimeout)
+		silence.reset()
 		s.change(func(st *State) { st.Progress = lp })
 	})
 	return info, model, err
@@ -453,10 +453,10 @@ func (s *Supervisor) load(ctx context.Context, p *process) (plugins.Info, plugin
 
 // watch follows the status stream until it ends, and kills a process that does not report or makes no progress.
 func (s *Supervisor) watch(ctx context.Context, p *process) {
-	timer := time.AfterFunc(s.config.StatusTimeout, func() { p.kill(fmt.Sprintf("killed after %v without a status report", s.config.StatusTimeout)) })
-	defer timer.Stop()
+	silence := watchdogAfter(s.config.StatusTimeout, func() { p.kill(fmt.Sprintf("killed after %v without a status report", s.config.StatusTimeout)) })
+	defer silence.stop()
 	err := p.backend.Status(ctx, func(st plugins.Status) {
-		timer.Reset(s.config.StatusTimeout)
+		silence.reset()
 		s.change(func(state *State) { state.Status, state.Reported = st, time.Now() })
 		if st.LastProgressAge > s.config.ProgressTimeout {
 			p.kill(fmt.Sprintf("killed after %v without progress while work was waiting", st.LastProgressAge.Round(time.Second)))
