@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/tinsmith/tinsmith/backends/internal/model"
@@ -25,24 +26,35 @@ func (f *modelFiles) size(ctx context.Context, copies, ranks int) (model.Size, e
 func (l *loaded) sizeOfAll(ctx context.Context) ([]int64, error) {
 	all := make([]int64, len(l.homes.devices))
 	shared := map[string]bool{}
-	sets := [][]*replica{l.training}
+	sets := []struct {
+		key      string
+		replicas []*replica
+	}{{"backend.devices", l.training}}
 	if len(l.config.Sampling) > 0 {
-		sets = append(sets, l.sampling)
+		sets = append(sets, struct {
+			key      string
+			replicas []*replica
+		}{"backend.sample_devices", l.sampling})
 	}
 	for _, set := range sets {
 		copies := 1
 		if l.config.ShardBase {
-			copies = len(set)
+			copies = len(set.replicas)
 		}
-		for i, r := range set {
+		for i, r := range set.replicas {
 			kind := memories(r.devices)
 			if copies == 1 && shared[kind] || copies > 1 && i > 0 && len(all) == 1 {
 				continue
 			}
 			shared[kind] = shared[kind] || copies == 1
 			s, err := l.files.size(ctx, copies, len(r.devices))
-			if err != nil {
-				return nil, err
+			switch {
+			case errors.Is(err, model.ErrCut):
+				return nil, plugins.Invalidf(set.key, "%v", err)
+			case errors.Is(err, model.ErrContext):
+				return nil, plugins.Invalidf("backend.max_context_length", "%v", err)
+			case err != nil:
+				return nil, plugins.Invalidf("model_dir", "%v", err)
 			}
 			if len(all) == 1 {
 				all[0] += s.All
@@ -60,7 +72,7 @@ func (l *loaded) sizeOfAll(ctx context.Context) ([]int64, error) {
 func (l *loaded) checkFit(ctx context.Context, limits memoryLimits) error {
 	weights, err := l.sizeOfAll(ctx)
 	if err != nil {
-		return plugins.Invalidf("model_dir", "%v", err)
+		return err
 	}
 	for i, limit := range limits.bytes {
 		if weights[i] < limit {

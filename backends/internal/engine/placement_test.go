@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -302,21 +303,29 @@ func TestResumeElsewhere(t *testing.T) {
 	}
 }
 
-// A model that does not divide is refused with the numbers of devices that do.
-func TestCutRefused(t *testing.T) {
+// What the model does not allow is refused with the setting that asks for it and with what is allowed.
+func TestSettingsThatTheModelRefuses(t *testing.T) {
 	dir := t.TempDir()
 	if err := writeTiny(dir); err != nil {
 		t.Fatal(err)
 	}
-	o := testOptions()
-	o.Plugin = "tensorparallel"
-	e := New(o)
-	_, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Name: "tiny", Config: []byte(`{"devices": ["cpu", "cpu", "cpu"]}`)}, nil)
-	const want = "4 heads, 2 key-value heads and an MLP of 48 cannot be cut over 3 devices: 1, 2, 4 are possible"
-	if plugins.KindOf(err) != plugins.KindInvalid || !strings.Contains(fmt.Sprint(err), want) {
-		t.Errorf("%v", err)
-	}
-	if err := e.Close(); err != nil {
-		t.Error(err)
+	const cut = "4 heads, 2 key-value heads and an MLP of 48 cannot be cut over 3 devices: 1, 2, 4 are possible"
+	for _, c := range []struct{ plugin, section, field, want string }{
+		{"tensorparallel", `{"devices": ["cpu", "cpu", "cpu"]}`, "backend.devices", cut},
+		{"tensorparallel", `{"devices": ["cpu"], "sample_devices": ["cpu", "cpu", "cpu"]}`, "backend.sample_devices", cut},
+		{"dataparallel", `{"devices": [["cpu", "cpu", "cpu"]]}`, "backend.devices", cut},
+		{"single", `{"max_context_length": 100000}`, "backend.max_context_length", "context of 100000 tokens is not in 1 … "},
+	} {
+		o := testOptions()
+		o.Plugin = c.plugin
+		e := New(o)
+		_, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Name: "tiny", Config: []byte(c.section)}, nil)
+		var refusal *plugins.Error
+		if !errors.As(err, &refusal) || refusal.Kind != plugins.KindInvalid || refusal.Field != c.field || !strings.Contains(refusal.Message, c.want) {
+			t.Errorf("%s: %v", c.section, err)
+		}
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }

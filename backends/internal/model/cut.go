@@ -1,6 +1,7 @@
 package model
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
@@ -25,6 +26,9 @@ func (c *Config) cuts(ranks int) bool {
 	return c.Heads%ranks == 0 && c.IntermediateSize%ranks == 0 && (c.KVHeads%ranks == 0 || ranks%c.KVHeads == 0) && c.VocabSize >= ranks
 }
 
+// ErrCut says that the number of devices is what a model was refused for.
+var ErrCut = errors.New("cannot be cut")
+
 // checkCut names the allowed numbers of ranks where one is not.
 func (c *Config) checkCut(ranks int) error {
 	if c.cuts(ranks) {
@@ -36,7 +40,7 @@ func (c *Config) checkCut(ranks int) error {
 			allowed = append(allowed, fmt.Sprint(n))
 		}
 	}
-	return fmt.Errorf("%d heads, %d key-value heads and an MLP of %d cannot be cut over %d devices: %s are possible", c.Heads, c.KVHeads, c.IntermediateSize, ranks, strings.Join(allowed, ", "))
+	return fmt.Errorf("%d heads, %d key-value heads and an MLP of %d %w over %d devices: %s are possible", c.Heads, c.KVHeads, c.IntermediateSize, ErrCut, ranks, strings.Join(allowed, ", "))
 }
 
 // kvExtent is the key-value heads of a rank: its share, or the one that its query heads need.

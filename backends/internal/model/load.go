@@ -92,6 +92,9 @@ type directory struct {
 	architecture Architecture
 }
 
+// ErrContext says that LoadOptions.MaxContext is what a model was refused for.
+var ErrContext = errors.New("context")
+
 func openDirectory(dir string, registry Registry, ranks int, o LoadOptions) (*directory, error) {
 	c, raw, err := readConfig(dir)
 	if err != nil {
@@ -116,7 +119,7 @@ func openDirectory(dir string, registry Registry, ranks int, o LoadOptions) (*di
 		return nil, fmt.Errorf("%d bytes for logits is negative", o.LogitsBytes)
 	}
 	if o.MaxContext < 0 || o.MaxContext > c.MaxPositionEmbeddings {
-		return nil, fmt.Errorf("context of %d tokens is not in 1 … %d (max_position_embeddings)", o.MaxContext, c.MaxPositionEmbeddings)
+		return nil, fmt.Errorf("%w of %d tokens is not in 1 … %d (max_position_embeddings)", ErrContext, o.MaxContext, c.MaxPositionEmbeddings)
 	}
 	files, err := safetensors.OpenModel(dir)
 	if err != nil {
