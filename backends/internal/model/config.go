@@ -180,12 +180,15 @@ func parseConfig(raw []byte) (*Config, error) {
 
 // rope reads the settings of rotary positions from wherever they are.
 func (j *configJSON) rope(c *Config) error {
-	r, where := j.RopeParameters, "rope_parameters"
-	if r == nil {
-		r, where = j.RopeScaling, "rope_scaling"
-	}
-	if r == nil {
+	r, where := j.RopeScaling, "rope_scaling"
+	switch {
+	case j.RopeParameters == nil && r == nil:
 		r = &ropeJSON{}
+	case r == nil || *r == ropeJSON{} && j.RopeParameters != nil:
+		r, where = j.RopeParameters, "rope_parameters"
+	case j.RopeParameters != nil && j.RopeParameters.RopeTheta != nil && r.RopeTheta == nil && j.RopeTheta == nil:
+		// transformers takes rope_scaling in place of all of rope_parameters, and then its default.
+		return fmt.Errorf("rope_scaling goes before rope_parameters and has no rope_theta: write it there")
 	}
 	theta := r.RopeTheta
 	if theta == nil {

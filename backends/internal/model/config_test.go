@@ -48,6 +48,43 @@ func TestConfig(t *testing.T) {
 	}
 }
 
+// Model cards tell people to write rope_scaling into config.json, which may have rope_parameters already: transformers takes rope_scaling in its place.
+func TestRopeScalingGoesBeforeRopeParameters(t *testing.T) {
+	llama3 := map[string]any{"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 64}
+	for _, c := range []struct {
+		name    string
+		scaling map[string]any
+		theta   any // of the file itself; nil = absent
+		llama3  bool
+		want    string // of the error; "" = none
+	}{
+		{"an empty one does not", map[string]any{}, 1e4, false, ""},
+		{"another kind", llama3, 1e4, true, ""},
+		{"a kind that is not supported", map[string]any{"rope_type": "yarn", "factor": 4}, 1e4, false, `rope_scaling: rope_type is "yarn"`},
+		{"theta would be lost", llama3, nil, false, "has no rope_theta"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			j := plain()
+			delete(j, "rope_theta")
+			if c.theta != nil {
+				j["rope_theta"] = c.theta
+			}
+			j["rope_scaling"], j["rope_parameters"] = c.scaling, map[string]any{"rope_type": "default", "rope_theta": 1e4}
+			got, err := parseConfig(encode(t, j))
+			switch {
+			case c.want != "":
+				if err == nil || !strings.Contains(err.Error(), c.want) {
+					t.Errorf("error %v, want %q", err, c.want)
+				}
+			case err != nil:
+				t.Error(err)
+			case got.Rope.Theta != 1e4 || (got.Rope.Llama3 != nil) != c.llama3:
+				t.Errorf("%+v", got.Rope)
+			}
+		})
+	}
+}
+
 func TestConfigRefused(t *testing.T) {
 	llama3 := map[string]any{"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 64}
 	with := func(key string, value any) map[string]any {
