@@ -170,6 +170,19 @@ def test_unknown_and_bad_loss_config_is_refused_by_name(trained):
             run(trained, [datum(**inputs)], "ppo", config)
 
 
+@pytest.mark.parametrize("setting", ["learning_rate", "beta1", "eps", "weight_decay", "grad_clip_norm"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_bad_optimizer_settings_are_refused_by_name(service, setting, value):
+    hurt, spared = sdkcalls.trainer(service), sdkcalls.trainer(service)
+    for each in (hurt, spared):
+        sdkcalls.train(each)
+    with pytest.raises(tinker.RequestFailedError, match=setting):
+        hurt.optim_step(types.AdamParams(**{setting: value})).result()
+    for each in (hurt, spared):
+        sdkcalls.train(each)
+    assert np.array_equal(sdkcalls.logprobs(hurt), sdkcalls.logprobs(spared))
+
+
 @pytest.mark.version
 def test_batch_equals_its_members_alone(trained):
     sequences = [TOKENS, TOKENS[:3], TOKENS * 9, [7, 8], TOKENS[::-1] * 3]

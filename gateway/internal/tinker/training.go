@@ -34,26 +34,42 @@ func (s *Service) forwardJSON(call) (any, error) {
 
 // adamParams are the optimizer settings; absent fields have the SDK's defaults.
 type adamParams struct {
-	LearningRate *float64 `json:"learning_rate"`
-	Beta1        *float64 `json:"beta1"`
-	Beta2        *float64 `json:"beta2"`
-	Eps          *float64 `json:"eps"`
-	WeightDecay  *float64 `json:"weight_decay"`
-	GradClipNorm *float64 `json:"grad_clip_norm"`
+	LearningRate setting `json:"learning_rate"`
+	Beta1        setting `json:"beta1"`
+	Beta2        setting `json:"beta2"`
+	Eps          setting `json:"eps"`
+	WeightDecay  setting `json:"weight_decay"`
+	GradClipNorm setting `json:"grad_clip_norm"`
 }
 
 func (p adamParams) adam() plugins.AdamParams {
 	return plugins.AdamParams{
-		LearningRate: or(p.LearningRate, 1e-4), Beta1: or(p.Beta1, 0.9), Beta2: or(p.Beta2, 0.95), Eps: or(p.Eps, 1e-12),
-		WeightDecay: or(p.WeightDecay, 0), GradClipNorm: or(p.GradClipNorm, 0),
+		LearningRate: p.LearningRate.or(1e-4), Beta1: p.Beta1.or(0.9), Beta2: p.Beta2.or(0.95), Eps: p.Eps.or(1e-12),
+		WeightDecay: p.WeightDecay.or(0), GradClipNorm: p.GradClipNorm.or(0),
 	}
 }
 
-func or(value *float64, absent float64) float64 {
-	if value == nil {
+// setting is a JSON number that may be absent. JSON has no NaN and no infinity: the SDK writes null for them, which must not become a default.
+type setting struct {
+	given bool
+	value float64
+}
+
+// UnmarshalJSON reads null as NaN, which is refused under the field's name where the values are checked.
+func (n *setting) UnmarshalJSON(text []byte) error {
+	n.given = true
+	if string(text) == "null" {
+		n.value = math.NaN()
+		return nil
+	}
+	return json.Unmarshal(text, &n.value)
+}
+
+func (n setting) or(absent float64) float64 {
+	if !n.given {
 		return absent
 	}
-	return *value
+	return n.value
 }
 
 func (s *Service) optimStep(c call) (any, error) {
