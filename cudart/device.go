@@ -28,6 +28,7 @@ type Device struct {
 	rows            sharedRows
 	pool            pool
 	stage           staging
+	fetches         fetches
 	recorder        recorder
 }
 
@@ -119,7 +120,7 @@ func (v *Device) Close() error {
 	if v.c == nil {
 		return nil
 	}
-	err := errors.Join(v.recorder.close(v), v.stage.close(v), v.pool.close())
+	err := errors.Join(v.recorder.close(v), v.stage.close(v), v.fetches.close(v), v.pool.close())
 	if code := C.cuda_device_close(v.c); code != 0 {
 		err = errors.Join(err, v.driver.failed("closing the device", code))
 	}
@@ -162,7 +163,11 @@ func (v *Device) Synchronize() error {
 
 // wait is Synchronize that leaves what Put gave.
 func (v *Device) wait() error {
-	return v.inStream("cuStreamSynchronize", func() C.cuda_result { return C.cuda_device_synchronize(v.c) })
+	err := v.inStream("cuStreamSynchronize", func() C.cuda_result { return C.cuda_device_synchronize(v.c) })
+	if err == nil {
+		v.fetches.waits++
+	}
+	return err
 }
 
 // Zero clears bytes of memory.

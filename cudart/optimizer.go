@@ -13,9 +13,8 @@ import (
 // AdamWJob is one arena in a step: the next weights and moments from the present ones and the gradient. The scalars are combined in float64 before they are rounded: Decay is
 // 1 - rate·weight decay, MinusRate is -rate/(1 - beta1^t), Root is √(1 - beta2^t), Rest1 and Rest2 are 1 - beta.
 type AdamWJob struct {
-	NewP, NewM, NewV, P, M, V, G                                       View
-	Beta1, Rest1, Beta2, Rest2, Decay, MinusRate, Eps, GradScale, Root float32
-	_                                                                  float32
+	NewP, NewM, NewV, P, M, V, G                            View
+	Beta1, Rest1, Beta2, Rest2, Decay, MinusRate, Eps, Root float32
 }
 
 const (
@@ -23,27 +22,11 @@ const (
 	_ = uint(C.sizeof_adamw_job - unsafe.Sizeof(AdamWJob{}))
 )
 
-// AdamW runs all jobs in one launch: m' = b1·m + (1-b1)·g, v' = b2·v + (1-b2)·g², p' = Decay·p + MinusRate·m'/(√v'/Root + eps). New values may overwrite old ones.
-func (v *Device) AdamW(jobs []AdamWJob) error {
-	var pieces int64
-	for _, j := range jobs {
-		pieces = max(pieces, j.P.Rows*((j.P.Cols+C.PIECE-1)/C.PIECE))
-	}
-	if pieces == 0 {
-		return nil
-	}
-	at, release, err := v.Put(bytesOf(jobs))
-	if err != nil {
-		return err
-	}
-	a := C.adamw_arguments{jobs: C.uint64_t(at), count: C.int64_t(len(jobs))}
-	return errors.Join(v.launch(kAdamW, min(pieces, maxX), int64(len(jobs)), 1, bytesIn(&a)), release())
-}
-
-// sumJob is one matrix of SumSquares, and where the sums of its pieces are.
+// sumJob is one matrix of a sum of squares, where the sums of its pieces are, and the largest norm that its factor allows.
 type sumJob struct {
 	x            View
 	first, count int64
+	most         float64
 }
 
 const (
@@ -51,36 +34,114 @@ const (
 	_ = uint(C.sizeof_sum_squares_job - unsafe.Sizeof(sumJob{}))
 )
 
-// SumSquares gives Σ x² of each of xs in float64, in a fixed order, all in one launch. It waits for the stream.
-func (v *Device) SumSquares(xs []View) (sums []float64, err error) {
-	n := int64(len(xs))
-	jobs := make([]sumJob, n)
-	var all, blocks int64
-	for i, x := range xs {
-		jobs[i] = sumJob{x: x, first: all, count: x.Rows * ((x.Cols + C.SUM_PIECE - 1) / C.SUM_PIECE)}
-		all += jobs[i].count
-		blocks = max(blocks, (jobs[i].count+C.SUM_PIECES-1)/C.SUM_PIECES)
+// sumList is what SumSquares and AdamW sum at once.
+type sumList struct {
+	jobs           []sumJob
+	pieces, blocks int64
+}
+
+func (l *sumList) add(x View, most float64) {
+	n := x.Rows * ((x.Cols + C.SUM_PIECE - 1) / C.SUM_PIECE)
+	l.jobs = append(l.jobs, sumJob{x: x, first: l.pieces, count: n, most: most})
+	l.pieces += n
+	l.blocks = max(l.blocks, (n+C.SUM_PIECES-1)/C.SUM_PIECES)
+}
+
+// launch writes the sums of the list at jobs, and the factors unless their address is 0.
+func (l *sumList) launch(v *Device, jobs, partial, sums, factors Address) error {
+	n := int64(len(l.jobs))
+	a := C.sum_squares_arguments{jobs: C.uint64_t(jobs), partial: C.uint64_t(partial), sums: C.uint64_t(sums), factors: C.uint64_t(factors)}
+	if l.blocks > 0 {
+		if err := v.launch(kSumSquares, l.blocks, n, 1, bytesIn(&a)); err != nil {
+			return err
+		}
 	}
-	sums = make([]float64, n)
-	if all == 0 {
+	return v.launch(kSumPartials, n, 1, 1, bytesIn(&a))
+}
+
+// Sums are float64 numbers that the device has been told to compute.
+type Sums struct {
+	fetch *Fetch
+	n     int
+}
+
+// Wait gives them; it waits for the stream unless the host has done so since. It is called once.
+func (s Sums) Wait() ([]float64, error) {
+	sums := make([]float64, s.n)
+	if s.fetch == nil {
 		return sums, nil
 	}
-	at, err := v.Alloc(int(8 * (n + all)))
+	return sums, s.fetch.Wait(bytesOf(sums))
+}
+
+// SumSquares sums x² of each of xs in float64, in a fixed order, all in one launch. It does not wait.
+func (v *Device) SumSquares(xs []View) (sums Sums, err error) {
+	if len(xs) == 0 {
+		return sums, nil
+	}
+	var l sumList
+	for _, x := range xs {
+		l.add(x, 0)
+	}
+	n := len(xs)
+	at, err := v.Alloc(8 * (n + int(l.pieces)))
 	if err != nil {
-		return nil, err
+		return sums, err
 	}
 	defer func() { err = errors.Join(err, v.Free(at)) }()
-	list, release, err := v.Put(bytesOf(jobs))
+	list, release, err := v.Put(bytesOf(l.jobs))
 	if err != nil {
-		return nil, err
+		return sums, err
 	}
-	defer func() { err = errors.Join(err, release()) }()
-	a := C.sum_squares_arguments{jobs: C.uint64_t(list), partial: C.uint64_t(at) + C.uint64_t(8*n), sums: C.uint64_t(at)}
-	if err := v.launch(kSumSquares, blocks, n, 1, bytesIn(&a)); err != nil {
-		return nil, err
+	if err := errors.Join(l.launch(v, list, at+Address(8*n), at, 0), release()); err != nil {
+		return sums, err
 	}
-	if err := v.launch(kSumPartials, n, 1, 1, bytesIn(&a)); err != nil {
-		return nil, err
+	sums.n = n
+	sums.fetch, err = v.Fetch(at, 8*n)
+	return sums, err
+}
+
+// AdamW runs all jobs, none of which is empty: m' = b1·m + (1-b1)·g, v' = b2·v + (1-b2)·g², p' = Decay·p + MinusRate·m'/(√v'/Root + eps), for the gradient times min(1, most/(‖G‖ + 1e-6)) where
+// the job's most is not 0. New values may overwrite old ones. The sums are Σ x² of each job's G, then of each one's NewP, NewM and NewV. The number of launches does not depend on that of jobs, and the host does not wait.
+func (v *Device) AdamW(jobs []AdamWJob, most []float64) (sums Sums, err error) {
+	if len(jobs) == 0 {
+		return sums, nil
 	}
-	return sums, v.Download(bytesOf(sums), at, int(8*n), int(8*n), 1)
+	var gradients, written sumList
+	var pieces int64
+	for i := range jobs {
+		j := &jobs[i]
+		pieces = max(pieces, j.P.Rows*((j.P.Cols+C.PIECE-1)/C.PIECE))
+		gradients.add(j.G, most[i])
+		written.add(j.NewP, 0)
+		written.add(j.NewM, 0)
+		written.add(j.NewV, 0)
+	}
+	n := len(jobs)
+	// Sums of gradients, sums of what is written, partial sums of either, factors.
+	at, err := v.Alloc(8*(4*n+int(written.pieces)) + 4*n)
+	if err != nil {
+		return sums, err
+	}
+	defer func() { err = errors.Join(err, v.Free(at)) }()
+	partial := at + Address(8*4*n)
+	factors := partial + Address(8*written.pieces)
+	lists, release, err := v.putAll(bytesOf(gradients.jobs), bytesOf(jobs), bytesOf(written.jobs))
+	if err != nil {
+		return sums, err
+	}
+	a := C.adamw_arguments{jobs: C.uint64_t(lists[1]), factors: C.uint64_t(factors)}
+	err = gradients.launch(v, lists[0], partial, at, factors)
+	if err == nil {
+		err = v.launch(kAdamW, min(pieces, maxX), int64(n), 1, bytesIn(&a))
+	}
+	if err == nil {
+		err = written.launch(v, lists[2], partial, at+Address(8*n), 0)
+	}
+	if err := errors.Join(err, release()); err != nil {
+		return sums, err
+	}
+	sums.n = 4 * n
+	sums.fetch, err = v.Fetch(at, 8*4*n)
+	return sums, err
 }

@@ -28,6 +28,7 @@ type recorder struct {
 	depth     int        // of calls of Record
 	work      []C.cuda_work
 	arguments []byte
+	one       []C.cuda_work // what is launched outside of Record, so that it is not allocated each time
 	// Lists in staging memory that have been put and not copied yet. All are copied at once, before the launches: nothing that was put off reads what lay there before.
 	listsFrom, listsTo int
 
@@ -78,7 +79,8 @@ func (v *Device) record(w C.cuda_work, arguments []byte) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.depth == 0 {
-		return v.launchAll([]C.cuda_work{w}, arguments)
+		r.one = append(r.one[:0], w)
+		return v.launchAll(r.one, arguments)
 	}
 	r.arguments = append(r.arguments, make([]byte, -len(r.arguments)&15)...)
 	w.at = C.unsigned(len(r.arguments))

@@ -5,7 +5,10 @@ package cudart
 */
 import "C"
 
-import "unsafe"
+import (
+	"errors"
+	"unsafe"
+)
 
 // Add is y += x.
 func (v *Device) Add(y, x View) error {
@@ -43,10 +46,41 @@ func (v *Device) PackRows(w Weight, t Type, row, rows int64, source Address, fro
 	return v.rowwise(kPackRows, rows, w.In, bytesIn(&a))
 }
 
-// Repack writes all of w, in type t, from a float32 matrix.
-func (v *Device) Repack(w Weight, t Type, source View) error {
-	a := C.repack_arguments{w: w.c(), source: source.c(), _type: C.int32_t(t)}
-	return v.rowwise(kRepack, w.Out, w.In, bytesIn(&a))
+// RepackJob is a weight, of Type, and the float32 matrix that all of it is written from.
+type RepackJob struct {
+	Weight Weight
+	Source View
+	Type   Type
+	_      int32
+}
+
+const (
+	_ = uint(unsafe.Sizeof(RepackJob{}) - C.sizeof_repack_job)
+	_ = uint(C.sizeof_repack_job - unsafe.Sizeof(RepackJob{}))
+)
+
+// repackBlocks is about how many blocks Repack launches: with many weights each gets few.
+const repackBlocks = 1 << 14
+
+// Repack does all jobs, none of which is empty, in one launch, or as few as a grid allows.
+func (v *Device) Repack(jobs []RepackJob) error {
+	for len(jobs) > 0 {
+		n := min(len(jobs), maxY)
+		var units int64
+		for _, j := range jobs[:n] {
+			units = max(units, (j.Weight.Out*max(j.Weight.In, 1)+C.PIECE-1)/C.PIECE)
+		}
+		at, release, err := v.Put(bytesOf(jobs[:n]))
+		if err != nil {
+			return err
+		}
+		a := C.repack_arguments{jobs: C.uint64_t(at)}
+		if err := errors.Join(v.launch(kRepack, min(units, max(8, repackBlocks/int64(n))), int64(n), 1, bytesIn(&a)), release()); err != nil {
+			return err
+		}
+		jobs = jobs[n:]
+	}
+	return nil
 }
 
 // GatherRows writes rows ids (int32, one per row of y) of w as float32.

@@ -4,13 +4,14 @@
 // Block (x, y): y is the job, x walks over its rows and pieces of columns. The new values may be written over the old ones.
 KERNEL(adamw, 256, adamw_arguments) {
   const adamw_job &j = memory<const adamw_job>(a.jobs)[block_y()];
+  float grad_scale = memory<const float>(a.factors)[block_y()];
   int64_t pieces = (j.p.cols + PIECE - 1) / PIECE;
   for (int64_t i = block_x(); i < j.p.rows * pieces; i += blocks_x()) {
     int64_t r = i / pieces, from = i % pieces * PIECE;
     const float *p = row_of<const float>(j.p, r), *m = row_of<const float>(j.m, r), *v = row_of<const float>(j.v, r), *grad = row_of<const float>(j.g, r);
     float *new_p = row_of<float>(j.new_p, r), *new_m = row_of<float>(j.new_m, r), *new_v = row_of<float>(j.new_v, r);
     for (int64_t c = from + thread(); c < from + PIECE && c < j.p.cols; c += 256) {
-      float g = grad[c] * j.grad_scale, old = p[c];
+      float g = grad[c] * grad_scale, old = p[c];
       float mm = fma_rn(j.rest1, g, j.beta1 * m[c]), vv = fma_rn(j.rest2 * g, g, j.beta2 * v[c]);
       float ratio = mm / (sqrt_rn(vv) / j.root + j.eps);
       new_p[c] = fma_rn(j.minus_rate, ratio, j.decay * old);
@@ -43,7 +44,14 @@ KERNEL(sum_squares, 256, sum_squares_arguments) {
   if (one == 0 && piece < j.count) memory<double>(a.partial)[j.first + piece] = room[thread()];
 }
 
-// sums[block] = the partial sums of its job: a thread's in order, then the tree.
+// clip_factor scales a gradient with this sum of squares to the largest norm that is allowed: operation by operation what the processor's device computes.
+INLINE float clip_factor(double sum, double most) {
+  if (most == 0.0) return 1.0f;
+  double factor = most / (sqrt_rn(sum) + 1e-6);
+  return (float)(factor < 1.0 ? factor : 1.0);
+}
+
+// sums[block] = the partial sums of its job: a thread's in order, then the tree. factors may be 0.
 KERNEL(sum_partials, 256, sum_squares_arguments) {
   SHARED(double, room[256]);
   const sum_squares_job &j = memory<const sum_squares_job>(a.jobs)[block_x()];
@@ -55,5 +63,7 @@ KERNEL(sum_partials, 256, sum_squares_arguments) {
     barrier();
     if (thread() < half) room[thread()] = room[thread()] + room[thread() + half];
   }
-  if (thread() == 0) memory<double>(a.sums)[block_x()] = room[0];
+  if (thread() != 0) return;
+  memory<double>(a.sums)[block_x()] = room[0];
+  if (a.factors) memory<float>(a.factors)[block_x()] = clip_factor(room[0], j.most);
 }

@@ -83,7 +83,8 @@ typedef struct { view y, x; int32_t y_type, x_type; } round_arguments;
 typedef struct { view y; float factor; int32_t type; } scale_arguments;
 typedef struct { view y; int32_t type, reserved; } fill_arguments;
 typedef struct { weight w; uint64_t source; int64_t row, rows; int32_t source_type, type; } pack_arguments;
-typedef struct { weight w; view source; int32_t type, reserved; } repack_arguments;
+typedef struct { weight w; view source; int32_t type, reserved; } repack_job;
+typedef struct { uint64_t jobs; } repack_arguments;
 typedef struct { view y; weight w; uint64_t ids; int32_t type, reserved; } gather_arguments;
 typedef struct { view y, x; uint64_t at; } gather_elements_arguments;
 typedef struct { view y, x; uint64_t scale; float eps; int32_t reserved; } norm_arguments;
@@ -119,20 +120,21 @@ typedef struct {
 } draw;
 typedef struct { view y, logits, probs; uint64_t draws; } draw_arguments;
 
-// A matrix whose squares are summed: the sums of its pieces, row by row, are partial[first, first + count).
+// A matrix whose squares are summed: the sums of its pieces, row by row, are partial[first, first + count). most is the largest norm of a gradient, for its factor; 0: any.
 typedef struct {
   view x;
   int64_t first, count;
+  double most;
 } sum_squares_job;
-typedef struct { uint64_t jobs, partial, sums; } sum_squares_arguments;
+typedef struct { uint64_t jobs, partial, sums, factors; } sum_squares_arguments; // factors may be 0
 
 // One adapter's arena in an AdamW step. The scalars have been combined in float64: decay = 1 - rate·weight decay, minus_rate = -rate / (1 - beta1^t),
-// root = √(1 - beta2^t).
+// root = √(1 - beta2^t). The gradient is multiplied by the job's element of factors.
 typedef struct {
   view new_p, new_m, new_v, p, m, v, g;
-  float beta1, rest1, beta2, rest2, decay, minus_rate, eps, grad_scale, root, reserved;
+  float beta1, rest1, beta2, rest2, decay, minus_rate, eps, root;
 } adamw_job;
-typedef struct { uint64_t jobs; int64_t count; } adamw_arguments;
+typedef struct { uint64_t jobs, factors; } adamw_arguments;
 
 // slots[row] is page·64 + place, or -1 for a row of no sequence.
 typedef struct { cache c; view k, v; uint64_t slots; int64_t layer; } write_pages_arguments;

@@ -7,10 +7,18 @@ KERNEL(pack_rows, 256, pack_arguments) {
   EACH_COLUMN(c, a.w.in) store_as(a.w.at, (a.row + r) * a.w.pitch + c, a.type, load_as_float(a.source, r * a.w.in + c, a.source_type));
 }
 
-// The whole of w from a float32 matrix.
+// The whole of each job's w from a float32 matrix. Block (x, y): y is the job, x walks over its units, each PIECE columns of a row, or as many narrower rows as have no more elements.
 KERNEL(repack, 256, repack_arguments) {
-  const float *x = row_of<const float>(a.source, block_x());
-  EACH_COLUMN(c, a.w.in) store_as(a.w.at, block_x() * a.w.pitch + c, a.type, x[c]);
+  const repack_job &j = memory<const repack_job>(a.jobs)[block_y()];
+  int64_t across = (j.w.in + PIECE - 1) / PIECE, down = across > 1 ? 1 : PIECE / j.w.in;
+  for (int64_t i = block_x(); i < (j.w.out + down - 1) / down * across; i += blocks_x()) {
+    int64_t row = i / across * down, from = i % across * PIECE;
+    int rows = (int)(j.w.out - row < down ? j.w.out - row : down), cols = (int)(j.w.in - from < PIECE ? j.w.in - from : PIECE);
+    for (int e = thread(); e < rows * cols; e += 256) {
+      int64_t r = row + e / cols, c = from + e % cols;
+      store_as(j.w.at, r * j.w.pitch + c, j.type, row_of<const float>(j.source, r)[c]);
+    }
+  }
 }
 
 // y[r] = row ids[r] of w.

@@ -35,6 +35,7 @@ INLINE float shuffle_xor(float v, int mask) { return __nvvm_shfl_sync_bfly_f32(0
 INLINE float fma_rn(float a, float b, float c) { return __nvvm_fma_rn_ftz_f(a, b, c); }
 INLINE double fma_rn(double a, double b, double c) { return __nvvm_fma_rn_d(a, b, c); }
 INLINE float sqrt_rn(float x) { return __nvvm_sqrt_rn_ftz_f(x); }
+INLINE double sqrt_rn(double x) { return __nvvm_sqrt_rn_d(x); }
 template <class T> INLINE T *memory(uint64_t address) { return (T *)(__attribute__((address_space(1))) T *)address; }
 template <class To, class From> INLINE To bits(From v) { return __builtin_bit_cast(To, v); }
 

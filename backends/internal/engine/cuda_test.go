@@ -158,7 +158,7 @@ func TestStepsOnCUDATogether(t *testing.T) {
 	t.Run("together", func(t *testing.T) {
 		t.Setenv("FAKE_CUDA_FAIL", "")
 		e, runs := start(t)
-		const allowed = 2
+		const allowed = 1
 		gate := make(chan struct{})
 		e.call(func() {
 			<-gate
@@ -199,6 +199,54 @@ func TestStepsOnCUDATogether(t *testing.T) {
 				t.Errorf("run %d: %s is not what it is alone", i, name)
 			}
 		}
+	}
+}
+
+// The host waits once for the passes of several runs that go together, whatever the number of chunks of logits, and takes no memory for passes like those before: the gradients' check is part of it.
+func TestPassesOnCUDAWaitOnce(t *testing.T) {
+	for _, c := range []struct {
+		function string
+		calls    int
+	}{{"cuStreamSynchronize", 1}, {"cuEventSynchronize", 0}, {"cuMemAlloc_v2", 0}, {"cuMemFree_v2", 0}, {"cuMemHostAlloc", 0}, {"cuMemcpyDtoHAsync_v2", 2}} { // the log-probabilities of all, and the sums of squares
+		t.Run(c.function, func(t *testing.T) {
+			t.Setenv("FAKE_CUDA_FAIL", "")
+			var lost atomic.Int32
+			e := placeOnCUDAWith(t, placement{plugin: "single", section: `{"device": "cuda:0", "kv_cache_tokens": 1024, "max_batch": 4, "batch_tokens": 256}`}, 1, func(error) { lost.Add(1) })
+			var runs []*driver
+			for i := range 3 {
+				d := create(t, e, "run "+strconv.Itoa(i), uint64(i), 2)
+				d.pass(randomData(rand.New(rand.NewPCG(6, uint64(i))), 1, 7)) // what follows is added to it
+				runs = append(runs, d)
+			}
+			const first, enough, short = 0, 1, 2
+			for _, round := range []int{first, enough, short} {
+				gate := make(chan struct{})
+				e.call(func() {
+					<-gate
+					// The call after the last one that is expected fails, or that one itself, in a way that is told of although operations are tried again.
+					if round != first { // which takes memory
+						_ = os.Setenv("FAKE_CUDA_FAIL", fmt.Sprintf("%s:%d:719", c.function, c.calls+2-round))
+					}
+				})
+				var done sync.WaitGroup
+				for i, d := range runs {
+					position := d.position()
+					done.Go(func() {
+						_, err := e.ForwardBackward(t.Context(), plugins.ForwardBackwardRequest{Adapter: d.adapter, Position: position, Loss: "cross_entropy", Data: randomData(rand.New(rand.NewPCG(7, uint64(i))), 1, 7)})
+						if err != nil {
+							t.Errorf("run %d: %v", i, err)
+						}
+					})
+					eventually(t, "the pass is queued", func() bool { return queued(e, d.adapter, position) })
+				}
+				close(gate)
+				done.Wait()
+				hook(t, e, func() { _ = os.Setenv("FAKE_CUDA_FAIL", "") })
+				if told := lost.Swap(0) > 0; told != (round == short && c.calls > 0) {
+					t.Errorf("round %d, with %d calls of %s expected: the failing one was made: %v", round, c.calls, c.function, told)
+				}
+			}
+		})
 	}
 }
 

@@ -147,10 +147,12 @@ func (t *timed) Round(dst, src tensor.Tensor) error {
 	return t.Device.Round(dst, src)
 }
 
-func (t *timed) Repack(m tensor.Matrix, src tensor.Tensor) error {
+func (t *timed) Repack(list ...tensor.MatrixSource) error {
 	defer t.since(time.Now())
-	err := t.Device.Repack(m, src)
-	t.copied += int64(m.Bytes())
+	err := t.Device.Repack(list...)
+	for _, s := range list {
+		t.copied += int64(s.Matrix.Bytes())
+	}
 	t.written = time.Now()
 	return err
 }
@@ -160,11 +162,9 @@ func (t *timed) PackRows(m tensor.Matrix, row, n int, source string, data []byte
 	return t.Device.PackRows(m, row, n, source, data)
 }
 
-func (t *timed) SumSquares(xs ...tensor.Tensor) ([]float64, error) {
+func (t *timed) SumSquares(xs ...tensor.Tensor) (func() ([]float64, error), error) {
 	defer t.since(time.Now())
-	sums, err := t.Device.SumSquares(xs...)
-	t.written = time.Now() // the new weights are checked with it
-	return sums, err
+	return t.Device.SumSquares(xs...)
 }
 
 func (t *timed) MatMulTransposed(dx, dy tensor.Tensor, w tensor.Matrix, accumulate bool) error {
@@ -217,7 +217,7 @@ func (t *timed) SoftmaxGradient(logits, lse tensor.Tensor, targets []int32, c []
 	return t.Device.SoftmaxGradient(logits, lse, targets, c)
 }
 
-func (t *timed) AdamW(updates ...tensor.AdamWUpdate) error {
+func (t *timed) AdamW(updates ...tensor.AdamWUpdate) (func() ([]tensor.AdamWSums, error), error) {
 	defer t.since(time.Now())
 	return t.Device.AdamW(updates...)
 }

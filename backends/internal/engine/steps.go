@@ -9,7 +9,7 @@ import (
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
-// mostSteps bounds how many runs' optimizer steps are done at once, between two turns of the sampler, on a device whose host waits for what it computes: that is the same time for one step as for many. A processor does one.
+// mostSteps bounds how many runs' optimizer steps are done at once, between two turns of the sampler, on a device whose host waits for what it computes: that is one wait for one step as for many. A processor does one.
 const mostSteps = 64
 
 // stepping is one optimizer step while it runs.

@@ -60,6 +60,9 @@ type pass struct {
 	settled   bool
 	again     bool // its activations are computed again in the backward pass, because there was no memory to keep those of a single datum
 	reduction *lora.Reduction
+	total     *lora.Gradient       // the reduction's, once all data have gone through
+	finite    bool                 // total was found to be
+	give      func(*lora.Gradient) // takes total back
 	logprobs  [][]float32
 	losses    []float64
 	failure   error
@@ -79,6 +82,10 @@ func (p *pass) abandon() {
 	if p.reduction != nil {
 		p.reduction.Abandon()
 		p.reduction = nil
+	}
+	if p.total != nil {
+		p.give(p.total)
+		p.total, p.finite = nil, false
 	}
 }
 
@@ -370,7 +377,17 @@ func (e *Engine) runBatches(batches []batch) (err error) {
 	}
 	begin, before, stepWork := time.Now(), e.turns, e.pace.stepWork()
 	l.running.Store(int32(len(batches)))
-	if err := concurrently(len(batches), e.yield, func(i int, yield func() error) error { return trainings[i].run(stepWork, &l.running, yield) }); err != nil {
+	err = concurrently(len(batches), e.yield, func(i int, yield func() error) error { return trainings[i].run(stepWork, &l.running, yield) })
+	// What is left to be done for the operations that are through is launched before the host waits for the passes.
+	check := func() {}
+	if err == nil {
+		check = l.sum(pieces)
+	}
+	for i := range trainings {
+		err = errors.Join(err, trainings[i].end())
+	}
+	check()
+	if err != nil {
 		return err
 	}
 	work := 0.0 // of all replicas
@@ -394,17 +411,47 @@ func passWork(m *model.Model, tokens int, forwardOnly bool) float64 {
 	return work
 }
 
+// sum adds the gradients of data that have gone through to those of their operations, and has the sums that are complete checked; check, to be called once, notes which are finite.
+func (l *loaded) sum(pieces []piece) (check func()) {
+	var through []*pass
+	var totals []tensor.Tensor
+	for _, at := range pieces {
+		p := at.pass
+		p.left--
+		if p.reduction == nil || p.failure != nil {
+			continue
+		}
+		if err := p.reduction.Done(at.index); err != nil {
+			p.failure = internal("sum the gradient", err)
+			continue
+		}
+		if p.left > 0 {
+			continue
+		}
+		if p.total, p.failure = p.reduction.Total(); p.total != nil {
+			through, totals = append(through, p), append(totals, p.total.Values())
+		}
+	}
+	wait, err := l.device.SumSquares(totals...)
+	if err != nil {
+		return func() {} // each is checked when it is settled: an error says nothing about a single one
+	}
+	return func() {
+		squares, err := wait()
+		if err != nil {
+			return
+		}
+		for i, p := range through {
+			p.finite = finite(squares[i])
+		}
+	}
+}
+
 // add books the outcome of a datum.
 func (p *pass) add(index int, o model.Outcome) {
-	p.left--
 	p.logprobs[index], p.losses[index] = o.Logprobs, o.Loss
 	if o.Err != nil && p.failure == nil {
 		p.failure = &plugins.Error{Kind: plugins.KindNotFinite, Field: fmt.Sprintf("data[%d]", index), Message: o.Err.Error()}
-	}
-	if p.reduction != nil && p.failure == nil {
-		if err := p.reduction.Done(index); err != nil {
-			p.failure = internal("sum the gradient", err)
-		}
 	}
 }
 
@@ -418,6 +465,7 @@ type training struct {
 	recompute     bool
 	need          model.Memory // of a workspace
 	outcomes      []model.Outcome
+	finish        func() ([]model.Outcome, error) // gives them; nil if they are there, or nothing was launched
 }
 
 func (l *loaded) prepare(b batch) (training, error) {
@@ -451,6 +499,7 @@ func (l *loaded) prepare(b batch) (training, error) {
 			if p.reduction, err = l.reduction(p.run.layout, len(p.op.pass.Data)); err != nil {
 				return t, err
 			}
+			p.give = l.adapters.giveGradient
 		}
 		var err error
 		if t.examples[i].Gradient, err = p.reduction.Buffer(at.index); err != nil {
@@ -533,7 +582,8 @@ func (l *loaded) shrink() bool {
 	return true
 }
 
-// run takes the batch through the replica's model, in device steps of about so many operations. It counts running down when it has ended.
+// run takes the batch through the replica's model, in device steps of about so many operations. It counts running down when it has ended. On the home device, where the engine's own goroutine would wait for it, end does the
+// waiting.
 func (t *training) run(stepWork float64, running *atomic.Int32, yield func() error) error {
 	r := t.replica
 	return r.each(func(rank int) error {
@@ -549,12 +599,28 @@ func (t *training) run(stepWork float64, running *atomic.Int32, yield func() err
 				return err
 			}
 		}
-		outcomes, err := r.models[rank].Train(r.trainer.workspaces[rank], pages, t.examples, model.TrainOptions{Recompute: t.recompute, Yield: r.point(rank), StepWork: stepWork})
+		finish, err := r.models[rank].StartTrain(r.trainer.workspaces[rank], pages, t.examples, model.TrainOptions{Recompute: t.recompute, Yield: r.point(rank), StepWork: stepWork})
+		if err != nil {
+			return err
+		}
+		if r.homes.has(r.devices[rank]) {
+			t.finish = finish
+			return nil
+		}
+		outcomes, err := finish()
 		if rank == 0 { // all ranks have the same
 			t.outcomes = outcomes
 		}
 		return err
 	}, yield)
+}
+
+// end waits for what run has left on the home device.
+func (t *training) end() (err error) {
+	if t.finish != nil {
+		t.outcomes, err = t.finish()
+	}
+	return err
 }
 
 // reserve makes sure that a rank has n pages, all zero beyond what a pass will write, and gives them.
@@ -589,14 +655,14 @@ func (t *trainer) reserve(rank int, m *model.Model, n int) (tensor.Pages, error)
 // settle decides a pass that is through or has failed: its gradient is checked and added to the run's accumulator, or nothing is.
 func (e *Engine) settle(p *pass, cycle int64) {
 	err := p.failure
-	var sum *lora.Gradient
-	if err == nil && p.reduction != nil {
-		if sum, err = p.reduction.Total(); err == nil {
-			if bad := sum.CheckFinite(); bad != nil {
-				e.loaded.adapters.giveGradient(sum)
-				sum, err = nil, notFinite("gradient", bad)
-			}
+	if err == nil && p.total != nil && !p.finite {
+		if bad := p.total.CheckFinite(); bad != nil {
+			err = notFinite("gradient", bad)
 		}
+	}
+	var sum *lora.Gradient
+	if err == nil {
+		sum, p.total = p.total, nil
 	}
 	p.abandon()
 	r := p.run

@@ -147,15 +147,25 @@ func (p *Parameters) Each(visit func(name string, t tensor.Tensor) error) error 
 	return nil
 }
 
-// CheckFinite gives an error that names the first tensor with a value that is not finite.
+// Values is all of it as one row, without what lies behind Layout.Size.
+func (p *Parameters) Values() tensor.Tensor { return p.view(0, 1, p.Layout.Size) }
+
+// CheckFinite gives an error that names the first tensor with a value that is not finite. It waits for the device.
 func (p *Parameters) CheckFinite() error {
-	sums, err := p.device.SumSquares(p.Flat)
-	if err != nil || isFinite(sums[0]) {
+	finite := func(t tensor.Tensor) (bool, error) {
+		wait, err := p.device.SumSquares(t)
+		if err != nil {
+			return false, err
+		}
+		sums, err := wait()
+		return err == nil && isFinite(sums[0]), err
+	}
+	if ok, err := finite(p.Values()); err != nil || ok {
 		return err
 	}
 	return p.Each(func(name string, t tensor.Tensor) error {
-		sums, err := p.device.SumSquares(t)
-		if err == nil && !isFinite(sums[0]) {
+		ok, err := finite(t)
+		if err == nil && !ok {
 			err = fmt.Errorf("%s: %w", name, ErrNotFinite)
 		}
 		return err
@@ -164,15 +174,6 @@ func (p *Parameters) CheckFinite() error {
 
 // Zero clears.
 func (p *Parameters) Zero() error { return p.device.Zero(p.Flat) }
-
-// ClearTail zeroes what lies behind Layout.Size.
-func (p *Parameters) ClearTail() error {
-	full, rest := p.Layout.Size/rowLength, p.Layout.Size%rowLength
-	if rest == 0 {
-		return nil
-	}
-	return p.device.Zero(p.Flat.Slice(full, full+1).Columns(rest, rowLength))
-}
 
 // Bytes is the device memory held.
 func (p *Parameters) Bytes() int64 { return int64(p.Flat.Buffer.Bytes) }
@@ -231,24 +232,31 @@ func (w *Weights) Modules(place int) []nn.LoRA {
 }
 
 // Pack writes the packed matrices from the masters.
-func (w *Weights) Pack() error {
-	home := w.Masters.device
-	for p, modules := range w.modules {
-		place := w.places[p]
+func (w *Weights) Pack() error { return Pack(w) }
+
+// Pack is Weights.Pack of several versions, which have their places in common: all matrices of a place are packed at once.
+func Pack(versions ...*Weights) error {
+	if len(versions) == 0 {
+		return nil
+	}
+	home := versions[0].Masters.device
+	var list []tensor.MatrixSource
+	for p, place := range versions[0].places {
+		list = list[:0]
+		for _, w := range versions {
+			for i, m := range w.modules[p] {
+				if m.A == nil {
+					continue
+				}
+				part := place.Part(i, w.Layout().Modules[i])
+				list = append(list, tensor.MatrixSource{Matrix: m.A, Src: part.a(w.Masters, i)}, tensor.MatrixSource{Matrix: m.B, Src: part.b(w.Masters, i)})
+			}
+		}
 		if err := tensor.Await(place.Device, home); err != nil {
 			return err
 		}
-		for i, m := range modules {
-			if m.A == nil {
-				continue
-			}
-			part := place.Part(i, w.Layout().Modules[i])
-			if err := place.Device.Repack(m.A, part.a(w.Masters, i)); err != nil {
-				return err
-			}
-			if err := place.Device.Repack(m.B, part.b(w.Masters, i)); err != nil {
-				return err
-			}
+		if err := place.Device.Repack(list...); err != nil {
+			return err
 		}
 		if err := tensor.Await(home, place.Device); err != nil {
 			return err

@@ -217,7 +217,10 @@ func (t *training) datumLogprobs(hidden tensor.Tensor, spans []span) error {
 	}); err != nil || there == nil {
 		return err
 	}
-	parts, logprobs, err := there.fetch(t)
+	if err := there.fetch(); err != nil {
+		return err
+	}
+	parts, logprobs, err := there.wait()
 	if err == nil {
 		take(parts, logprobs)
 	}

@@ -11,6 +11,9 @@ type results struct {
 	values tensor.Tensor // 1 × n
 	n      int           // that have been computed
 	spans  []span        // that they belong to
+
+	host    []float32 // what fetch gets
+	fetched func() error
 }
 
 // newResults has room for n values; nil if the device has the host compute losses.
@@ -78,14 +81,15 @@ func (r *results) gradient(t *training, logits tensor.Tensor, parts []span, rati
 	return nil
 }
 
-// fetch waits for the device and gives the log-probabilities with the spans that they belong to.
-func (r *results) fetch(t *training) ([]span, []float32, error) {
-	host := make([]float32, r.n)
-	if r.n == 0 {
-		return nil, host, nil
-	}
-	return r.spans, host, t.m.Device.Download(host, r.values.Columns(0, r.n))
+// fetch has the log-probabilities copied to the host.
+func (r *results) fetch() (err error) {
+	r.host = make([]float32, r.n)
+	r.fetched, err = r.on.StartDownload(r.host, r.values.Columns(0, r.n))
+	return err
 }
+
+// wait waits for what was fetched and gives the log-probabilities with the spans that they belong to.
+func (r *results) wait() ([]span, []float32, error) { return r.spans, r.host, r.fetched() }
 
 // elements appends the places of the targets of parts, of which logits have the rows.
 func (t *training) elements(to []tensor.Element, parts []span) []tensor.Element {

@@ -40,7 +40,17 @@ type Outcome struct {
 
 // Train runs the examples forward and, if any has a gradient, backward. Outcomes are in the order of the examples. An error is about the whole pass: all gradients are then undefined.
 // Examples without a gradient go through the layers' backward pass with those that have one; better pass them apart. Positions that count nothing in a loss cost no backward pass of the output head.
-func (m *Model) Train(w *Workspace, pages tensor.Pages, examples []Example, o TrainOptions) (_ []Outcome, err error) {
+func (m *Model) Train(w *Workspace, pages tensor.Pages, examples []Example, o TrainOptions) ([]Outcome, error) {
+	finish, err := m.StartTrain(w, pages, examples, o)
+	if err != nil {
+		return nil, err
+	}
+	return finish()
+}
+
+// StartTrain is Train that does not wait for the device at its end, where that computes beside the host: what follows may be launched meanwhile. finish, which must be called once, before the workspace is used again, waits and
+// gives the outcomes.
+func (m *Model) StartTrain(w *Workspace, pages tensor.Pages, examples []Example, o TrainOptions) (finish func() ([]Outcome, error), err error) {
 	defer w.settle(&err)
 	sequences := make([]Sequence, len(examples))
 	for i, e := range examples {
@@ -72,7 +82,7 @@ func (m *Model) Train(w *Workspace, pages tensor.Pages, examples []Example, o Tr
 	if err := m.record(len(w.tokens), t.run); err != nil {
 		return nil, fmt.Errorf("train: %w", err)
 	}
-	return t.outcomes, nil
+	return t.finish, nil
 }
 
 func (m *Model) checkExample(e Example) error {
@@ -108,7 +118,19 @@ type training struct {
 	results *results  // nil: the host has the log-probabilities of a chunk when the next one is launched
 }
 
-// run launches the pass. Where results stay on the device it waits at the end, once; where the host computes losses, it waits in every chunk of logits.
+// finish waits for what run has launched and gives the outcomes.
+func (t *training) finish() ([]Outcome, error) {
+	if t.results != nil {
+		spans, logprobs, err := t.results.wait()
+		if err != nil {
+			return nil, fmt.Errorf("train: %w", err)
+		}
+		t.losses(spans, logprobs)
+	}
+	return t.outcomes, nil
+}
+
+// run launches the pass. Where results stay on the device nothing waits; where the host computes losses, it waits in every chunk of logits.
 func (t *training) run() error {
 	hidden, err := t.forward()
 	if err != nil {
@@ -133,12 +155,7 @@ func (t *training) run() error {
 	if t.results == nil {
 		return nil
 	}
-	spans, logprobs, err := t.results.fetch(t)
-	if err != nil {
-		return err
-	}
-	t.losses(spans, logprobs)
-	return nil
+	return t.results.fetch()
 }
 
 // forward runs all layers, keeping the residual stream before each (and after the last), and gives the final norm of all rows.

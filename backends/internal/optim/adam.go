@@ -2,6 +2,7 @@
 package optim
 
 import (
+	"errors"
 	"fmt"
 	"math"
 
@@ -101,12 +102,13 @@ func Step(device tensor.Device, u Update) (Norms, error) {
 	return r[0].Norms, r[0].Err
 }
 
-// Steps does updates at once, packs the matrices, and checks that gradients, moments and weights are finite: what one gives does not depend on the others, and one that fails takes none with it. The host waits for the device twice,
-// however many there are. An error of its own is the device's: all Next and NextState are then undefined, and the rest as it was.
+// Steps does updates at once, packs the matrices, and checks that gradients, moments and weights are finite: what one gives does not depend on the others, and one that fails takes none with it. All is launched before the
+// host waits for the device, once; for the name of what is not finite it waits again. An error of its own is the device's: all Next and NextState are then undefined, and the rest as it was.
 func Steps(device tensor.Device, updates []Update) ([]Result, error) {
 	results := make([]Result, len(updates))
 	steps := make([]step, 0, len(updates))
-	var gradients []tensor.Tensor
+	arenas := make([]tensor.AdamWUpdate, 0, len(updates))
+	next := make([]*lora.Weights, 0, len(updates))
 	for i := range updates {
 		u := &updates[i]
 		if results[i].Err = u.Adam.Check(); results[i].Err != nil {
@@ -121,43 +123,22 @@ func Steps(device tensor.Device, updates []Update) ([]Result, error) {
 			defer zero.Free()
 			g = zero
 		}
-		steps = append(steps, step{u, &results[i], g})
-		gradients = append(gradients, g.Flat)
+		s := step{u, &results[i], g}
+		steps, arenas, next = append(steps, s), append(arenas, s.arena()), append(next, u.Next)
+		u.NextState.Step = u.State.Step + 1
 	}
-	sums, err := device.SumSquares(gradients...)
+	wait, err := device.AdamW(arenas...)
 	if err != nil {
 		return nil, err
 	}
-	finite := steps[:0]
-	var arenas []tensor.AdamWUpdate
+	packed := lora.Pack(next...)
+	sums, err := wait()
+	if err = errors.Join(err, packed); err != nil {
+		return nil, err
+	}
 	for i, s := range steps {
-		if s.result.Err = s.checkGradient(sums[i]); s.result.Err == nil {
-			finite, arenas = append(finite, s), append(arenas, s.arena())
-		}
-	}
-	if err := device.AdamW(arenas...); err != nil {
-		return nil, err
-	}
-	var written []tensor.Tensor
-	for _, s := range finite {
-		s.update.NextState.Step = s.update.State.Step + 1
-		for _, part := range s.written() {
-			// What lies behind the parameters must stay zero; with eps 0 the step writes 0/0 there.
-			if err := part.p.ClearTail(); err != nil {
-				return nil, err
-			}
-			written = append(written, part.p.Flat)
-		}
-	}
-	if sums, err = device.SumSquares(written...); err != nil {
-		return nil, err
-	}
-	for _, s := range finite {
-		var own []float64
-		own, sums = sums[:3], sums[3:]
-		if s.result.Err = s.checkWritten(own); s.result.Err == nil {
-			s.result.Norms.Adapter = math.Sqrt(own[0])
-			s.result.Err = s.update.Next.Pack()
+		if s.result.Err = s.check(sums[i]); s.result.Err == nil {
+			s.result.Norms = Norms{Gradient: math.Sqrt(sums[i].G), Adapter: math.Sqrt(sums[i].NewP)}
 		}
 	}
 	return results, nil
@@ -170,51 +151,33 @@ type step struct {
 	gradient *lora.Gradient
 }
 
-// checkGradient notes the norm of the gradient and refuses one that is not finite.
-func (s step) checkGradient(sum float64) error {
-	norm := math.Sqrt(sum)
-	if !isFinite(norm) {
-		if err := s.gradient.CheckFinite(); err != nil {
-			return fmt.Errorf("gradient of %w", err)
-		}
-		return fmt.Errorf("norm of the gradient: %w", lora.ErrNotFinite)
-	}
-	s.result.Norms.Gradient = norm
-	return nil
-}
-
+// arena is the parameters alone: what lies behind them stays zero, where with eps 0 a step would write 0/0.
 func (s step) arena() tensor.AdamWUpdate {
 	u, a := s.update, s.update.Adam
-	scalars := tensor.AdamWStep{LearningRate: a.LearningRate, Beta1: a.Beta1, Beta2: a.Beta2, Eps: a.Eps, WeightDecay: a.WeightDecay, GradScale: 1, Step: u.State.Step + 1}
-	if a.GradClipNorm > 0 {
-		scalars.GradScale = math.Min(1, a.GradClipNorm/(s.result.Norms.Gradient+1e-6))
-	}
 	return tensor.AdamWUpdate{
-		NewP: u.Next.Masters.Flat, NewM: u.NextState.M.Flat, NewV: u.NextState.V.Flat, P: u.Weights.Masters.Flat, M: u.State.M.Flat, V: u.State.V.Flat, G: s.gradient.Flat,
-		AdamWStep: scalars,
+		NewP: u.Next.Masters.Values(), NewM: u.NextState.M.Values(), NewV: u.NextState.V.Values(),
+		P: u.Weights.Masters.Values(), M: u.State.M.Values(), V: u.State.V.Values(), G: s.gradient.Values(),
+		AdamWStep: tensor.AdamWStep{
+			LearningRate: a.LearningRate, Beta1: a.Beta1, Beta2: a.Beta2, Eps: a.Eps, WeightDecay: a.WeightDecay, MaxNorm: a.GradClipNorm, Step: u.State.Step + 1,
+		},
 	}
 }
 
-// part is something that a step has written.
-type part struct {
-	name string
-	p    *lora.Parameters
-}
-
-func (s step) written() [3]part {
-	return [3]part{{"new weight", s.update.Next.Masters}, {"first moment", s.update.NextState.M}, {"second moment", s.update.NextState.V}}
-}
-
-// checkWritten refuses values that are not finite, by the sums of their squares.
-func (s step) checkWritten(sums []float64) error {
-	for i, part := range s.written() {
-		if isFinite(sums[i]) {
+// check refuses values that are not finite, by the sums of their squares.
+func (s step) check(sums tensor.AdamWSums) error {
+	u := s.update
+	for _, part := range []struct {
+		name string
+		sum  float64
+		p    *lora.Parameters
+	}{{"gradient", sums.G, s.gradient.Parameters}, {"new weight", sums.NewP, u.Next.Masters}, {"first moment", sums.NewM, u.NextState.M}, {"second moment", sums.NewV, u.NextState.V}} {
+		if isFinite(part.sum) {
 			continue
 		}
 		if err := part.p.CheckFinite(); err != nil {
 			return fmt.Errorf("%s of %w", part.name, err)
 		}
-		return fmt.Errorf("norm of the %ss: %w", part.name, lora.ErrNotFinite)
+		return fmt.Errorf("norm of the %s: %w", part.name, lora.ErrNotFinite)
 	}
 	return nil
 }

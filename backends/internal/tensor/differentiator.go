@@ -7,6 +7,9 @@ type Differentiator interface {
 	Differentiate(slopes, values, lse Tensor, terms []LossTerm) error
 	// SoftmaxGradientBy is Device.SoftmaxGradient with the coefficients on the device: c is 1 × len(targets).
 	SoftmaxGradientBy(logits, lse Tensor, targets []int32, c Tensor) error
+	// StartDownload is Device.Download of what a contiguous src holds now, without a wait: dst has it when finish has returned, which must be called once. finish waits for the device unless the host has waited for it since, so
+	// that several that are started before the first of them is finished are one wait, and so with the sums of Device.SumSquares and AdamW.
+	StartDownload(dst []float32, src Tensor) (finish func() error, err error)
 }
 
 // LossForm is how the derivative of a term of a loss by a log-probability lp comes about. With d = lp - Recorded, r = exp(d), and clip(r) = min(max(r, Low), High):

@@ -34,6 +34,12 @@ type MatrixCopy struct {
 	Src Matrix
 }
 
+// MatrixSource is a matrix and what all of it is packed from.
+type MatrixSource struct {
+	Matrix Matrix
+	Src    Tensor
+}
+
 // Pages holds keys and values of attention in pages of PageSize positions, for a number of layers; page p of every layer belongs together. The
 // same pages serve training, prefill and decode, so their arithmetic is one. Unwritten rows of a page are zero.
 type Pages interface {
@@ -92,8 +98,8 @@ type Device interface {
 	// PackRows packs rows [row, row+n) of a matrix from raw little-endian elements of the named source type ("F32", "BF16", "F16"), n × In of them. Rows of one
 	// matrix may be packed in pieces, so loading needs no copy of the file in memory.
 	PackRows(m Matrix, row, n int, source string, data []byte) error
-	// Repack packs a whole matrix from a float32 tensor Out × In (an adapter's weights after a step).
-	Repack(m Matrix, src Tensor) error
+	// Repack packs whole matrices, all at once, each from a float32 tensor Out × In (adapters' weights after a step). No two may be the same.
+	Repack(list ...MatrixSource) error
 	// StartCopies begins to copy and returns; finish waits for the end and must be called once, by the goroutine that uses the device. Until then other operations may run, none with a Dst. What is written to a
 	// Dst afterwards comes after the copies. Dst is a matrix of this device; Src may be one of another device of the same kind, which may use it meanwhile: it must have been packed, and that have been waited for
 	// (Download). After an error what the rows of Dst hold is undefined.
@@ -165,12 +171,14 @@ type Device interface {
 	SoftmaxGradient(logits, lse Tensor, targets []int32, c []float32) error
 
 	// SumSquares gives Σ x² of each of xs in float64, all at once; it is finite if and only if every element is. The order is the same on all devices: a row is cut into pieces of 4,096 elements, of which
-	// 16 lanes take every 16th each, in order, and are then added lane i to lane i + 8, 4, 2, 1; the sums of pieces, in their order, are taken by 256 lanes likewise.
-	SumSquares(xs ...Tensor) ([]float64, error)
-	// AdamW does each of updates, all at once: it writes the next weights and moments (NewP, NewM, NewV, which may be P, M, V) from P, M, V and the gradient G times GradScale. Step counts from 1. What one writes no other
-	// may read or write.
+	// 16 lanes take every 16th each, in order, and are then added lane i to lane i + 8, 4, 2, 1; the sums of pieces, in their order, are taken by 256 lanes likewise. They are of what xs hold now; wait gives them, waits for
+	// them to be computed where the device works beside the host, and must be called once.
+	SumSquares(xs ...Tensor) (wait func() ([]float64, error), err error)
+	// AdamW does each of updates, all at once: it writes the next weights and moments (NewP, NewM, NewV, which may be P, M, V) from P, M, V and the gradient g, which is G times min(1, MaxNorm / (‖G‖ + 1e-6)), computed in
+	// float64, or G where MaxNorm is 0. Step counts from 1. What one writes no other may read or write.
 	// m' = b1·m + (1-b1)·g; v' = b2·v + (1-b2)·g²; p' = p - lr·wd·p - lr·(m'/(1-b1^t)) / (√(v'/(1-b2^t)) + eps), as torch.optim.AdamW.
-	AdamW(updates ...AdamWUpdate) error
+	// wait, which is that of SumSquares, gives the sums of squares of each update.
+	AdamW(updates ...AdamWUpdate) (wait func() ([]AdamWSums, error), err error)
 
 	// Close ends the device's threads. All memory must have been freed: it is an error, which names how many allocations have not, and the threads end all the same. Another Close does nothing.
 	Close() error
@@ -212,6 +220,9 @@ type AdamWUpdate struct {
 
 // AdamWStep has the scalars of one step in float64; they are combined before they are rounded to float32.
 type AdamWStep struct {
-	LearningRate, Beta1, Beta2, Eps, WeightDecay, GradScale float64
-	Step                                                    int64
+	LearningRate, Beta1, Beta2, Eps, WeightDecay, MaxNorm float64
+	Step                                                  int64
 }
+
+// AdamWSums are the sums of squares, as SumSquares gives them, of an update's gradient G and of what it has written.
+type AdamWSums struct{ G, NewP, NewM, NewV float64 }

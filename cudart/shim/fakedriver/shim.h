@@ -81,6 +81,7 @@ static inline float shuffle_xor(float v, int mask) {
 static inline float fma_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 static inline double fma_rn(double a, double b, double c) { return __builtin_fma(a, b, c); }
 static inline float sqrt_rn(float x) { return __builtin_sqrtf(x); }
+static inline double sqrt_rn(double x) { return __builtin_sqrt(x); }
 template <class T> static inline T *memory(uint64_t address) { return (T *)address; }
 template <class To, class From> static inline To bits(From v) {
   static_assert(sizeof(To) == sizeof(From), "of one size");

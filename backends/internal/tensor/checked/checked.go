@@ -51,6 +51,7 @@ type device struct {
 	stages   [][]tensor.Multiplication
 	runs     []tensor.AttentionRun
 	updates  []tensor.AdamWUpdate
+	sources  []tensor.MatrixSource
 }
 
 func (d *device) Name() string       { return d.name }

@@ -26,6 +26,23 @@ func (d *remoteDevice) Differentiate(slopes, values, lse tensor.Tensor, terms []
 	return d.remote.Differentiate(slopes, values, lse, terms)
 }
 
+// StartDownload implements tensor.Differentiator.
+func (d *remoteDevice) StartDownload(dst []float32, src tensor.Tensor) (func() error, error) {
+	c := d.check("download")
+	c.float("src", src)
+	c.length("dst", len(dst), src.Rows, src.Cols)
+	if src.Rows > 1 && src.Stride != src.Cols {
+		c.fail("src has a stride of %d: must be contiguous", src.Stride)
+	}
+	if c.err != nil {
+		return nil, c.err
+	}
+	if len(dst) == 0 {
+		return func() error { return nil }, nil
+	}
+	return d.remote.StartDownload(dst, src)
+}
+
 // SoftmaxGradientBy implements tensor.Differentiator.
 func (d *remoteDevice) SoftmaxGradientBy(logits, lse tensor.Tensor, targets []int32, coefficients tensor.Tensor) error {
 	c := d.softmaxGradient(logits, lse, targets)

@@ -86,16 +86,22 @@ func (d *device) PackRows(m tensor.Matrix, row, n int, source string, data []byt
 	return d.kernels.PackRows(w, row, n, source, data)
 }
 
-func (d *device) Repack(m tensor.Matrix, src tensor.Tensor) error {
+func (d *device) Repack(list ...tensor.MatrixSource) error {
 	c := d.check("repack")
-	w := c.matrix(d, m)
-	if w != nil {
-		c.shaped("src", src, w.Out(), w.In())
+	d.sources = d.sources[:0]
+	for _, s := range list {
+		w := c.matrix(d, s.Matrix)
+		if w != nil {
+			c.shaped("src", s.Src, w.Out(), w.In())
+		}
+		if !s.Src.Empty() {
+			d.sources = append(d.sources, tensor.MatrixSource{Matrix: w, Src: s.Src})
+		}
 	}
-	if c.err != nil || src.Empty() {
+	if c.err != nil || len(d.sources) == 0 {
 		return c.err
 	}
-	return d.kernels.Repack(w, src)
+	return d.kernels.Repack(d.sources...)
 }
 
 func (d *device) GatherRows(dst tensor.Tensor, m tensor.Matrix, ids []int32) error {

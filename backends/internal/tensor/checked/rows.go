@@ -170,18 +170,21 @@ func (d *device) softmaxGradient(logits, lse tensor.Tensor, targets []int32) che
 	return c
 }
 
-func (d *device) SumSquares(xs ...tensor.Tensor) ([]float64, error) {
+func (d *device) SumSquares(xs ...tensor.Tensor) (func() ([]float64, error), error) {
 	c := d.check("sum of squares")
 	for _, x := range xs {
 		c.float("x", x)
 	}
-	if c.err != nil || len(xs) == 0 {
+	if c.err != nil {
 		return nil, c.err
+	}
+	if len(xs) == 0 {
+		return func() ([]float64, error) { return nil, nil }, nil
 	}
 	return d.kernels.SumSquares(xs...)
 }
 
-func (d *device) AdamW(updates ...tensor.AdamWUpdate) error {
+func (d *device) AdamW(updates ...tensor.AdamWUpdate) (func() ([]tensor.AdamWSums, error), error) {
 	c := d.check("adamw")
 	d.updates = d.updates[:0]
 	for i := range updates {
@@ -199,12 +202,36 @@ func (d *device) AdamW(updates ...tensor.AdamWUpdate) error {
 		if !(u.Beta1 >= 0 && u.Beta1 < 1) || !(u.Beta2 >= 0 && u.Beta2 < 1) {
 			c.fail("betas %v and %v: must be in [0, 1)", u.Beta1, u.Beta2)
 		}
+		if !(u.MaxNorm >= 0) {
+			c.fail("largest norm %v: must not be negative", u.MaxNorm)
+		}
 		if !u.P.Empty() {
 			d.updates = append(d.updates, *u)
 		}
 	}
-	if c.err != nil || len(d.updates) == 0 {
-		return c.err
+	switch {
+	case c.err != nil:
+		return nil, c.err
+	case len(d.updates) == 0:
+		return func() ([]tensor.AdamWSums, error) { return make([]tensor.AdamWSums, len(updates)), nil }, nil
+	case len(d.updates) == len(updates):
+		return d.kernels.AdamW(d.updates...)
 	}
-	return d.kernels.AdamW(d.updates...)
+	wait, err := d.kernels.AdamW(d.updates...)
+	if err != nil {
+		return nil, err
+	}
+	sums, given := make([]tensor.AdamWSums, len(updates)), make([]int, 0, len(updates))
+	for i := range updates {
+		if !updates[i].P.Empty() {
+			given = append(given, i)
+		}
+	}
+	return func() ([]tensor.AdamWSums, error) {
+		some, err := wait()
+		for k, s := range some {
+			sums[given[k]] = s
+		}
+		return sums, err
+	}, nil
 }

@@ -116,7 +116,7 @@ func TestManyShortOperations(t *testing.T) {
 	}
 	defer m.Free()
 	w, x, y := allocate(t, d, out, in), allocate(t, d, rows, in), allocate(t, d, rows, out)
-	if err := d.Repack(m, w); err != nil {
+	if err := d.Repack(tensor.MatrixSource{Matrix: m, Src: w}); err != nil {
 		t.Fatal(err)
 	}
 	want, got := make([]float32, rows*out), make([]float32, rows*out)

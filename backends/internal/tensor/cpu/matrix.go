@@ -73,8 +73,13 @@ func (d *device) PackRows(m tensor.Matrix, row, n int, source string, data []byt
 	return failed("pack rows", C.op_pack(d.c, of(m), C.int64_t(row), C.int64_t(n), sourceTypes[source], unsafe.Pointer(&data[0])))
 }
 
-func (d *device) Repack(m tensor.Matrix, src tensor.Tensor) error {
-	return failed("repack", C.op_repack(d.c, of(m), view(src)))
+func (d *device) Repack(list ...tensor.MatrixSource) error {
+	for _, s := range list {
+		if err := failed("repack", C.op_repack(d.c, of(s.Matrix), view(s.Src))); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (d *device) GatherRows(dst tensor.Tensor, m tensor.Matrix, ids []int32) error {

@@ -108,8 +108,8 @@ static int run_rows(device *d, unit_function f, rows_job *j, double cost) {
   return 0;
 }
 // flatten sees contiguous views of one shape as rows of 4096 elements when that divides, so that one long row is cut too.
+enum { WIDE = 4096 };
 static void flatten(view **v, int n) {
-  enum { WIDE = 4096 };
   int64_t rows = v[0]->rows, cols = v[0]->cols;
   for (int i = 0; i < n; i++)
     if (v[i]->rows > 1 && v[i]->stride != cols) return;
@@ -230,6 +230,13 @@ int op_sum_squares(device *d, view x, double *sum) {
 }
 int op_adamw(device *d, view new_p, view new_m, view new_v, view p, view m, view v, view g, adamw_step s) {
   view t[7] = {new_p, new_m, new_v, p, m, v, g};
+  const int64_t whole = p.cols / WIDE * WIDE;
+  if (p.rows == 1 && whole && whole < p.cols) { // what does not divide is a job of its own, so that one long row is cut all the same
+    view rest[7];
+    for (int i = 0; i < 7; i++) rest[i] = t[i], rest[i].addr += (uintptr_t)whole * 4, rest[i].cols -= whole, t[i].cols = whole;
+    rows_job j = {.a = rest[0], .values = (const float *)rest, .step = s};
+    run_rows(d, d->k->adamw, &j, 1.5);
+  }
   flatten((view *[]){t, t + 1, t + 2, t + 3, t + 4, t + 5, t + 6}, 7);
   rows_job j = {.a = t[0], .values = (const float *)t, .step = s};
   return run_rows(d, d->k->adamw, &j, 1.5);

@@ -63,24 +63,54 @@ func (d *device) SoftmaxGradient(logits, lse tensor.Tensor, targets []int32, coe
 	return failed("softmax gradient", C.op_softmax_gradient(d.c, view(logits), view(lse), (*C.int32_t)(&targets[0]), (*C.float)(&coefficients[0]), C.int64_t(len(targets)/logits.Rows)))
 }
 
-func (d *device) SumSquares(xs ...tensor.Tensor) ([]float64, error) {
+func (d *device) SumSquares(xs ...tensor.Tensor) (func() ([]float64, error), error) {
 	sums := make([]float64, len(xs))
 	for i, x := range xs {
-		if err := failed("sum of squares", C.op_sum_squares(d.c, view(x), (*C.double)(&sums[i]))); err != nil {
+		var err error
+		if sums[i], err = d.sumSquares("sum of squares", x); err != nil {
 			return nil, err
 		}
 	}
-	return sums, nil
+	return func() ([]float64, error) { return sums, nil }, nil
 }
 
-func (d *device) AdamW(updates ...tensor.AdamWUpdate) error {
+func (d *device) sumSquares(op string, x tensor.Tensor) (sum float64, err error) {
+	err = failed(op, C.op_sum_squares(d.c, view(x), (*C.double)(&sum)))
+	return
+}
+
+func (d *device) AdamW(updates ...tensor.AdamWUpdate) (func() ([]tensor.AdamWSums, error), error) {
+	sums := make([]tensor.AdamWSums, len(updates))
 	for i := range updates {
-		u := &updates[i]
-		if err := failed("adamw", C.op_adamw(d.c, view(u.NewP), view(u.NewM), view(u.NewV), view(u.P), view(u.M), view(u.V), view(u.G), C.adamw_step{
-			learning_rate: C.double(u.LearningRate), beta1: C.double(u.Beta1), beta2: C.double(u.Beta2), eps: C.double(u.Eps),
-			weight_decay: C.double(u.WeightDecay), grad_scale: C.double(u.GradScale),
-			correction1: C.double(1 - math.Pow(u.Beta1, float64(u.Step))), root_correction2: C.double(math.Sqrt(1 - math.Pow(u.Beta2, float64(u.Step)))),
-		})); err != nil {
+		if err := d.adamW(&updates[i], &sums[i]); err != nil {
+			return nil, err
+		}
+	}
+	return func() ([]tensor.AdamWSums, error) { return sums, nil }, nil
+}
+
+func (d *device) adamW(u *tensor.AdamWUpdate, sums *tensor.AdamWSums) (err error) {
+	const op = "adamw"
+	if sums.G, err = d.sumSquares(op, u.G); err != nil {
+		return err
+	}
+	factor := 1.0
+	if u.MaxNorm > 0 {
+		factor = math.Min(1, u.MaxNorm/(math.Sqrt(sums.G)+1e-6))
+	}
+	step := C.adamw_step{
+		learning_rate: C.double(u.LearningRate), beta1: C.double(u.Beta1), beta2: C.double(u.Beta2), eps: C.double(u.Eps),
+		weight_decay: C.double(u.WeightDecay), grad_scale: C.double(factor),
+		correction1: C.double(1 - math.Pow(u.Beta1, float64(u.Step))), root_correction2: C.double(math.Sqrt(1 - math.Pow(u.Beta2, float64(u.Step)))),
+	}
+	if err := failed(op, C.op_adamw(d.c, view(u.NewP), view(u.NewM), view(u.NewV), view(u.P), view(u.M), view(u.V), view(u.G), step)); err != nil {
+		return err
+	}
+	for _, s := range []struct {
+		to *float64
+		of tensor.Tensor
+	}{{&sums.NewP, u.NewP}, {&sums.NewM, u.NewM}, {&sums.NewV, u.NewV}} {
+		if *s.to, err = d.sumSquares(op, s.of); err != nil {
 			return err
 		}
 	}

@@ -1,9 +1,10 @@
 // Package cuda is the tensor.Device of an NVIDIA GPU: it puts the kernels of package cudart into the device's stream. It knows no model.
 //
-// Operations return before they are done; because a device has one stream, what comes next sees their results, and Download and SumSquares wait. The host waits once for a training pass, at its
-// end, when the log-probabilities of all targets come in one copy (gspo's ratios are one wait more), once for the check of a finished gradient, twice in a clock cycle's optimizer steps (the gradients' norms, then what was
-// written), and once in a decoding step (the drawn tokens; where likeliest tokens are asked for as well, or ranks share the vocabulary, the logits come and draws are made in Go memory). It also waits for a full
-// half of the staging memory, 4 MiB of lists or uploads before.
+// Operations return before they are done; because a device has one stream, what comes next sees their results. Download waits, and so does the first of what StartDownload, SumSquares and AdamW have been asked for. The host
+// waits once for a training pass of any number of operations, at its end, when the log-probabilities of all targets come in one copy and the checks of the gradients that are complete have been launched as well (gspo's ratios
+// are one wait more; where ranks have devices of their own, each rank waits for its part and the engine for the checks); once in a clock cycle's optimizer steps of any number of adapters (norms, clipping, the step, the check of
+// what was written and the packing of the new matrices are launched before); and once in a decoding step (the drawn tokens; where likeliest tokens are asked for as well, or ranks share the vocabulary, the logits come and
+// draws are made in Go memory). It also waits for a full half of the staging memory, 4 MiB of lists or uploads before.
 //
 // Decoding steps and other passes over up to 256 rows are recorded (tensor.Recorder): their launches are put off and started in series, with one copy of all the lists that the kernels of a series read, and as a CUDA graph
 // if the series has come before with mostly the same arguments. If a graph fails, kernels are launched one by one from then on. Nobody has seen this on a GPU yet.
@@ -98,6 +99,8 @@ type device struct {
 	draws       []cudart.Draw
 	terms       []cudart.LossTerm
 	updates     []cudart.AdamWJob
+	norms       []float64
+	repacks     []cudart.RepackJob
 }
 
 func (d *device) Name() string { return d.name }

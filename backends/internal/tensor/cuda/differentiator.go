@@ -34,3 +34,12 @@ func (d *device) SoftmaxGradientBy(logits, lse tensor.Tensor, targets []int32, c
 		return d.v.SoftmaxGradient(view(logits), view(lse), at[0], view(c).At, int64(len(targets)/logits.Rows))
 	}, bytesOf(targets))
 }
+
+// StartDownload implements tensor.Differentiator.
+func (d *device) StartDownload(dst []float32, src tensor.Tensor) (func() error, error) {
+	f, err := d.v.Fetch(view(src).At, len(bytesOf(dst)))
+	if err != nil {
+		return nil, d.failed("download", err)
+	}
+	return func() error { return d.failed("download", f.Wait(bytesOf(dst))) }, nil
+}

@@ -75,9 +75,13 @@ func (d *device) PackRows(m tensor.Matrix, row, n int, source string, data []byt
 	return nil
 }
 
-func (d *device) Repack(m tensor.Matrix, src tensor.Tensor) error {
-	w := m.(*matrix)
-	return d.failed("repack", d.v.Repack(w.weight(), typeOf(w.dtype), view(src)))
+func (d *device) Repack(list ...tensor.MatrixSource) error {
+	d.repacks = d.repacks[:0]
+	for _, s := range list {
+		w := s.Matrix.(*matrix)
+		d.repacks = append(d.repacks, cudart.RepackJob{Weight: w.weight(), Source: view(s.Src), Type: typeOf(w.dtype)})
+	}
+	return d.failed("repack", d.v.Repack(d.repacks))
 }
 
 func (d *device) GatherRows(dst tensor.Tensor, m tensor.Matrix, ids []int32) error {

@@ -65,26 +65,50 @@ func (d *device) SoftmaxGradient(logits, lse tensor.Tensor, targets []int32, coe
 	}, bytesOf(targets), bytesOf(coefficients))
 }
 
-func (d *device) SumSquares(xs ...tensor.Tensor) ([]float64, error) {
+func (d *device) SumSquares(xs ...tensor.Tensor) (func() ([]float64, error), error) {
 	views := make([]cudart.View, len(xs))
 	for i, x := range xs {
 		views[i] = view(x)
 	}
+	const op = "sum of squares"
 	sums, err := d.v.SumSquares(views)
-	return sums, d.failed("sum of squares", err)
+	if err != nil {
+		return nil, d.failed(op, err)
+	}
+	return func() ([]float64, error) {
+		values, err := sums.Wait()
+		return values, d.failed(op, err)
+	}, nil
 }
 
-func (d *device) AdamW(updates ...tensor.AdamWUpdate) error {
-	d.updates = d.updates[:0]
+func (d *device) AdamW(updates ...tensor.AdamWUpdate) (func() ([]tensor.AdamWSums, error), error) {
+	d.updates, d.norms = d.updates[:0], d.norms[:0]
 	for i := range updates {
 		u := &updates[i]
 		d.updates = append(d.updates, cudart.AdamWJob{
 			NewP: view(u.NewP), NewM: view(u.NewM), NewV: view(u.NewV), P: view(u.P), M: view(u.M), V: view(u.V), G: view(u.G),
 			Beta1: float32(u.Beta1), Rest1: float32(1 - u.Beta1), Beta2: float32(u.Beta2), Rest2: float32(1 - u.Beta2),
-			Decay: float32(1 - float64(u.LearningRate*u.WeightDecay)), Eps: float32(u.Eps), GradScale: float32(u.GradScale),
+			Decay: float32(1 - float64(u.LearningRate*u.WeightDecay)), Eps: float32(u.Eps),
 			MinusRate: float32(-u.LearningRate / (1 - math.Pow(u.Beta1, float64(u.Step)))),
 			Root:      float32(math.Sqrt(1 - math.Pow(u.Beta2, float64(u.Step)))),
 		})
+		d.norms = append(d.norms, u.MaxNorm)
 	}
-	return d.failed("adamw", d.v.AdamW(d.updates))
+	const op = "adamw"
+	pending, err := d.v.AdamW(d.updates, d.norms)
+	if err != nil {
+		return nil, d.failed(op, err)
+	}
+	return func() ([]tensor.AdamWSums, error) {
+		values, err := pending.Wait()
+		if err != nil {
+			return nil, d.failed(op, err)
+		}
+		sums := make([]tensor.AdamWSums, len(updates))
+		gradients, written := values[:len(sums)], values[len(sums):]
+		for i := range sums {
+			sums[i] = tensor.AdamWSums{G: gradients[i], NewP: written[3*i], NewM: written[3*i+1], NewV: written[3*i+2]}
+		}
+		return sums, nil
+	}, nil
 }

@@ -22,6 +22,11 @@ func (Differentiating) SoftmaxGradientBy(_, _ tensor.Tensor, _ []int32, _ tensor
 	return nil
 }
 
+// StartDownload implements tensor.Differentiator.
+func (Differentiating) StartDownload([]float32, tensor.Tensor) (func() error, error) {
+	return func() error { return nil }, nil
+}
+
 // Name implements tensor.Device.
 func (Device) Name() string { return "dry" }
 
@@ -70,7 +75,7 @@ func (m matrix) Rows(from, to int) tensor.Matrix {
 func (Device) PackRows(tensor.Matrix, int, int, string, []byte) error { return nil }
 
 // Repack implements tensor.Device.
-func (Device) Repack(tensor.Matrix, tensor.Tensor) error { return nil }
+func (Device) Repack(...tensor.MatrixSource) error { return nil }
 
 // StartCopies implements tensor.Device.
 func (Device) StartCopies([]tensor.MatrixCopy) (func() error, error) {
@@ -176,12 +181,14 @@ func (Device) Softmax(_, _, _ tensor.Tensor) error { return nil }
 func (Device) SoftmaxGradient(_, _ tensor.Tensor, _ []int32, _ []float32) error { return nil }
 
 // SumSquares implements tensor.Device.
-func (Device) SumSquares(xs ...tensor.Tensor) ([]float64, error) {
-	return make([]float64, len(xs)), nil
+func (Device) SumSquares(xs ...tensor.Tensor) (func() ([]float64, error), error) {
+	return func() ([]float64, error) { return make([]float64, len(xs)), nil }, nil
 }
 
 // AdamW implements tensor.Device.
-func (Device) AdamW(...tensor.AdamWUpdate) error { return nil }
+func (Device) AdamW(updates ...tensor.AdamWUpdate) (func() ([]tensor.AdamWSums, error), error) {
+	return func() ([]tensor.AdamWSums, error) { return make([]tensor.AdamWSums, len(updates)), nil }, nil
+}
 
 // Close implements tensor.Device.
 func (Device) Close() error { return nil }

@@ -99,6 +99,31 @@ func derivatives(t *testing.T, d tensor.Differentiator, device tensor.Device) {
 		h.ok(d.SoftmaxGradientBy(b, lse, nil, h.tensor(1, 0, nil)))
 		sameBits(t, "without targets", h.read(b), make([]float32, rows*cols))
 	})
+	t.Run("downloads", func(t *testing.T) {
+		h := start(t, device)
+		const n = 5000
+		a, b := normal(1, n), normal(2, n)
+		x := h.tensor(1, n, a)
+		one, two := make([]float32, n), make([]float32, 7)
+		first, err := d.StartDownload(one, x)
+		h.ok(err)
+		h.ok(device.Upload(x, b)) // comes after
+		sums, err := device.SumSquares(x)
+		h.ok(err)
+		second, err := d.StartDownload(two, x.Columns(10, 17))
+		h.ok(err)
+		h.ok(device.Zero(x))
+		h.ok(second())
+		h.ok(first())
+		sameBits(t, "first", one, a)
+		sameBits(t, "second", two, b[10:17])
+		if sum, err := sums(); err != nil || sum[0] != sumSquares(b, n) {
+			t.Errorf("sum of squares %v, %v: want %v", sum, err, sumSquares(b, n))
+		}
+		third, err := d.StartDownload(nil, x.Columns(0, 0))
+		h.ok(err)
+		h.ok(third())
+	})
 	t.Run("refusals", func(t *testing.T) {
 		h := start(t, device)
 		two, lse := h.tensor(1, 2, make([]float32, 2)), h.tensor(3, 1, make([]float32, 3))
@@ -108,7 +133,11 @@ func derivatives(t *testing.T, d tensor.Differentiator, device tensor.Device) {
 			change(&all[1])
 			return all
 		}
+		_, length := d.StartDownload(make([]float32, 3), two)
+		_, stride := d.StartDownload(make([]float32, 2), h.tensor(2, 2, make([]float32, 4)).Columns(0, 1))
 		for name, err := range map[string]error{
+			"length":       length,
+			"stride":       stride,
 			"terms":        d.Differentiate(two, two, lse, with(func(*tensor.LossTerm) {})[:1]),
 			"slopes":       d.Differentiate(lse, two, lse, with(func(*tensor.LossTerm) {})),
 			"row":          d.Differentiate(two, two, lse, with(func(x *tensor.LossTerm) { x.Row = 3 })),

@@ -39,6 +39,7 @@ func RunAll(t *testing.T, d tensor.Device, o Options) {
 		}
 	})
 	t.Run("packing", func(t *testing.T) { packing(t, d) })
+	t.Run("packing at once", func(t *testing.T) { repacking(t, d) })
 	t.Run("matrix copies", func(t *testing.T) { matrixCopies(t, d) })
 	t.Run("gradients", func(t *testing.T) { gradients(t, d) })
 	t.Run("rows alone", func(t *testing.T) { rowsAlone(t, d) })

@@ -14,9 +14,9 @@ func optimizerCases(arenaShapes [][2]int) []testCase {
 	var all []testCase
 	var arenas []adamw
 	steps := []tensor.AdamWStep{
-		{LearningRate: 1e-4, Beta1: 0.9, Beta2: 0.95, Eps: 1e-12, GradScale: 1, Step: 1},
-		{LearningRate: 3e-3, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8, WeightDecay: 0.1, GradScale: 0.25, Step: 7},
-		{LearningRate: 1, Beta1: 0, Beta2: 0, Eps: 1e-3, WeightDecay: 0.01, GradScale: 2, Step: 100000},
+		{LearningRate: 1e-4, Beta1: 0.9, Beta2: 0.95, Eps: 1e-12, Step: 1},
+		{LearningRate: 3e-3, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8, WeightDecay: 0.1, MaxNorm: 0.25, Step: 7},
+		{LearningRate: 1, Beta1: 0, Beta2: 0, Eps: 1e-3, WeightDecay: 0.01, MaxNorm: 1e6, Step: 100000},
 	}
 	for i, s := range arenaShapes {
 		rows, cols := s[0], s[1]
@@ -32,7 +32,7 @@ func optimizerCases(arenaShapes [][2]int) []testCase {
 				name: fmt.Sprintf("adamw %d×%d step %d", rows, cols, k), tolerance: 1e-6,
 				run: func(h *bench) [][]float32 {
 					u := arena.update(h)
-					h.ok(h.d.AdamW(u))
+					h.adamW([]tensor.AdamWUpdate{u}, []adamw{arena})
 					return [][]float32{h.read(u.NewP), h.read(u.NewM), h.read(u.NewV)}
 				},
 				want: arena.want,
@@ -41,8 +41,7 @@ func optimizerCases(arenaShapes [][2]int) []testCase {
 		all = append(all, testCase{
 			name: fmt.Sprintf("sum of squares %d×%d", rows, cols), tolerance: 1e-7,
 			run: func(h *bench) [][]float32 {
-				sums, err := h.d.SumSquares(h.view(rows, cols, p), h.tensor(1, 0, nil), h.tensor(1, n, g))
-				h.ok(err)
+				sums := h.sumSquares(h.view(rows, cols, p), h.tensor(1, 0, nil), h.tensor(1, n, g))
 				if want := []float64{sumSquares(p, cols), 0, sumSquares(g, n)}; !slices.Equal(sums, want) {
 					h.t.Errorf("sums %v, in the order of the interface %v", sums, want)
 				}
@@ -58,10 +57,10 @@ func optimizerCases(arenaShapes [][2]int) []testCase {
 			for _, a := range arenas {
 				updates = append(updates, a.update(h))
 			}
-			h.ok(h.d.AdamW(updates...))
+			h.adamW(updates, arenas)
 			for i, a := range arenas {
 				u := a.update(h)
-				h.ok(h.d.AdamW(u))
+				h.adamW([]tensor.AdamWUpdate{u}, arenas[i:i+1])
 				for k, alone := range []tensor.Tensor{u.NewP, u.NewM, u.NewV} {
 					together := h.read([]tensor.Tensor{updates[i].NewP, updates[i].NewM, updates[i].NewV}[k])
 					sameBits(h.t, fmt.Sprintf("arena %d beside others", i), together, h.read(alone))
@@ -95,12 +94,42 @@ func (a adamw) update(h *bench) tensor.AdamWUpdate {
 	}
 }
 
+// adamW does updates, which are those of arenas, and compares their sums: they are those of what was written, bit by bit, wherever that is computed.
+func (h *bench) adamW(updates []tensor.AdamWUpdate, arenas []adamw) {
+	h.t.Helper()
+	wait, err := h.d.AdamW(updates...)
+	h.ok(err)
+	sums, err := wait()
+	h.ok(err)
+	for i, a := range arenas {
+		u := updates[i]
+		sum := func(x tensor.Tensor) float64 { return sumSquares(h.read(x), a.cols) }
+		if want := (tensor.AdamWSums{G: sumSquares(a.g, a.cols), NewP: sum(u.NewP), NewM: sum(u.NewM), NewV: sum(u.NewV)}); sums[i] != want {
+			h.t.Errorf("arena %d: sums %v, in the order of the interface %v", i, sums[i], want)
+		}
+	}
+}
+
+// sumSquares gives the device's sums.
+func (h *bench) sumSquares(xs ...tensor.Tensor) []float64 {
+	h.t.Helper()
+	wait, err := h.d.SumSquares(xs...)
+	h.ok(err)
+	sums, err := wait()
+	h.ok(err)
+	return sums
+}
+
 // want is the formula.
 func (a adamw) want() [][]float64 {
 	n, step := a.rows*a.cols, a.step
+	scale := 1.0
+	if step.MaxNorm > 0 {
+		scale = math.Min(1, step.MaxNorm/(math.Sqrt(sumSquares(a.g, a.cols))+1e-6))
+	}
 	np, nm, nv := make([]float64, n), make([]float64, n), make([]float64, n)
 	for j := range n {
-		grad := float64(a.g[j]) * step.GradScale
+		grad := float64(a.g[j]) * scale
 		nm[j] = step.Beta1*float64(a.m[j]) + (1-step.Beta1)*grad
 		nv[j] = step.Beta2*float64(a.v[j]) + (1-step.Beta2)*grad*grad
 		root := math.Sqrt(nv[j] / (1 - math.Pow(step.Beta2, float64(step.Step))))

@@ -114,7 +114,7 @@ func packing(t *testing.T, d tensor.Device) {
 				h.ok(err)
 				t.Cleanup(m.Free)
 				if source == "tensor" {
-					h.ok(d.Repack(m, h.view(out, in, values)))
+					h.ok(repack(d, m, h.view(out, in, values)))
 				} else {
 					raw := encode(source, values)
 					row := len(raw) / out
@@ -130,5 +130,44 @@ func packing(t *testing.T, d tensor.Device) {
 				}
 			})
 		}
+	}
+}
+
+// repack packs one matrix.
+func repack(d tensor.Device, m tensor.Matrix, src tensor.Tensor) error {
+	return d.Repack(tensor.MatrixSource{Matrix: m, Src: src})
+}
+
+// repacking checks matrices of many shapes that are packed at once, from views; what packing leaves beside one shows in the others.
+func repacking(t *testing.T, d tensor.Device) {
+	h := start(t, d)
+	var list []tensor.MatrixSource
+	var want [][]float32
+	for i, s := range [][2]int{{3, 2100}, {300, 5}, {1, 1}, {0, 4}, {64, 1024}, {33, 1025}, {700, 16}} {
+		for _, dtype := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
+			m, err := d.NewMatrix(dtype, s[0], s[1])
+			h.ok(err)
+			t.Cleanup(m.Free)
+			values := normal(uint64(90+i), s[0]*s[1])
+			for j := range values {
+				values[j] = bfloat16(values[j])
+			}
+			list, want = append(list, tensor.MatrixSource{Matrix: m, Src: h.view(s[0], s[1], values)}), append(want, values)
+		}
+	}
+	h.ok(d.Repack(list...))
+	h.ok(d.Repack())
+	for i, s := range list {
+		ids := make([]int32, s.Matrix.Out())
+		for r := range ids {
+			ids[r] = int32(r)
+		}
+		y := h.view(len(ids), s.Matrix.In(), make([]float32, len(want[i])))
+		h.ok(d.GatherRows(y, s.Matrix, ids))
+		sameBits(t, fmt.Sprintf("matrix %d", i), h.read(y), want[i])
+	}
+	first := list[0].Matrix
+	if err := d.Repack(list[0], tensor.MatrixSource{Matrix: first, Src: list[2].Src}); err == nil {
+		t.Error("no error for a source of another shape behind a good one")
 	}
 }

@@ -289,8 +289,7 @@ func notFinite(t *testing.T, d tensor.Device) {
 		for _, value := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), math.MaxFloat32} {
 			x := normal(17, 3*1000)
 			x[2345] = float32(value)
-			sums, err := d.SumSquares(h.tensor(2, 1000, normal(18, 2000)), h.tensor(3, 1000, x))
-			h.ok(err)
+			sums := h.sumSquares(h.tensor(2, 1000, normal(18, 2000)), h.tensor(3, 1000, x))
 			if math.IsNaN(sums[0]) || math.IsInf(sums[0], 0) {
 				t.Errorf("with %g in another tensor: %g", value, sums[0])
 			}

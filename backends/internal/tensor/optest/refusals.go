@@ -29,10 +29,14 @@ func refusals(t *testing.T, d tensor.Device) {
 	pages, err := d.NewPages(tensor.Float32, 1, 2, 1, 6)
 	h.ok(err)
 	t.Cleanup(pages.Free)
-	adam := tensor.AdamWStep{LearningRate: 1, Beta1: 0.9, Beta2: 0.9, Eps: 1e-8, GradScale: 1, Step: 1}
+	adam := tensor.AdamWStep{LearningRate: 1, Beta1: 0.9, Beta2: 0.9, Eps: 1e-8, Step: 1}
 	wrong := func(change func(*tensor.AdamWStep)) tensor.AdamWStep { s := adam; change(&s); return s }
 	update := func(g tensor.Tensor, s tensor.AdamWStep) tensor.AdamWUpdate {
 		return tensor.AdamWUpdate{NewP: a, NewM: a, NewV: a, P: a, M: a, V: a, G: g, AdamWStep: s}
+	}
+	adamW := func(second tensor.AdamWUpdate) error {
+		_, err := d.AdamW(update(a, adam), second)
+		return err
 	}
 	one := []tensor.AttentionRun{{Count: 4, Pages: []int32{0}}}
 	other := h.matrix(tensor.Float32, 7, 5, make([]float32, 35))
@@ -70,7 +74,7 @@ func refusals(t *testing.T, d tensor.Device) {
 		"pack source":             d.PackRows(m, 0, 1, "F64", make([]byte, 48)),
 		"pack rows":               d.PackRows(m, 6, 2, "F32", make([]byte, 48)),
 		"pack length":             d.PackRows(m, 0, 1, "F32", make([]byte, 23)),
-		"repack shape":            d.Repack(m, a),
+		"repack shape":            repack(d, m, a),
 		"copy width":              copied(tensor.MatrixCopy{Dst: m, Src: other}),
 		"copy type":               copied(tensor.MatrixCopy{Dst: m, Src: half7}),
 		"copy too many rows":      copied(tensor.MatrixCopy{Dst: short, Src: m}),
@@ -125,10 +129,11 @@ func refusals(t *testing.T, d tensor.Device) {
 		"gradient targets":        d.SoftmaxGradient(a, column, []int32{0}, make([]float32, 1)),
 		"gradient coefficients":   d.SoftmaxGradient(a, column, make([]int32, 4), make([]float32, 8)),
 		"sum of squares type":     sumErr,
-		"adamw shape":             d.AdamW(update(a, adam), update(b, adam)),
-		"adamw step":              d.AdamW(update(a, adam), update(a, wrong(func(s *tensor.AdamWStep) { s.Step = 0 }))),
-		"adamw beta":              d.AdamW(update(a, adam), update(a, wrong(func(s *tensor.AdamWStep) { s.Beta1 = 1 }))),
-		"adamw beta NaN":          d.AdamW(update(a, adam), update(a, wrong(func(s *tensor.AdamWStep) { s.Beta2 = math.NaN() }))),
+		"adamw shape":             adamW(update(b, adam)),
+		"adamw step":              adamW(update(a, wrong(func(s *tensor.AdamWStep) { s.Step = 0 }))),
+		"adamw beta":              adamW(update(a, wrong(func(s *tensor.AdamWStep) { s.Beta1 = 1 }))),
+		"adamw beta NaN":          adamW(update(a, wrong(func(s *tensor.AdamWStep) { s.Beta2 = math.NaN() }))),
+		"adamw norm":              adamW(update(a, wrong(func(s *tensor.AdamWStep) { s.MaxNorm = math.NaN() }))),
 		"zero page":               pages.Zero(2),
 		"copy to no page":         pages.Copy(2, 0),
 		"copy from no page":       pages.Copy(0, -1),
