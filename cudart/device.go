@@ -26,6 +26,7 @@ type Device struct {
 	shared          int  // most dynamic shared memory of a block, bytes
 	warpgroups      bool // products of many rows use them; their module has been loaded
 	rows            sharedRows
+	library         *library // nil: cuBLASLt is not used
 	pool            pool
 	stage           staging
 	fetches         fetches
@@ -120,7 +121,7 @@ func (v *Device) Close() error {
 	if v.c == nil {
 		return nil
 	}
-	err := errors.Join(v.recorder.close(v), v.stage.close(v), v.fetches.close(v), v.pool.close())
+	err := errors.Join(v.leaveLibrary(), v.recorder.close(v), v.stage.close(v), v.fetches.close(v), v.pool.close())
 	if code := C.cuda_device_close(v.c); code != 0 {
 		err = errors.Join(err, v.driver.failed("closing the device", code))
 	}

@@ -43,7 +43,7 @@ const (
 // Product is y = x · wᵀ for the rows of every group, or y += x · wᵀ with accumulate: rows of x (float32, or the weights' type t) with every row of w. Transposed, it is x · w: rows of x
 // with every column of w. Other rows, and columns beyond a group's weight, stay as they are. An element is one chain over the inner axis in ascending order that begins with what y
 // holds or with zero; bfloat16 weights round x and take 16 steps at once, in
-// warps or, after UseWarpgroups, in warpgroups where there are many rows. No row may be in two groups.
+// warps or, after UseWarpgroups, in warpgroups where there are many rows, or after UseCuBLASLt as that library does. No row may be in two groups.
 func (v *Device) Product(y, x View, xType Type, groups []RowGroup, t Type, transposed, accumulate bool) error {
 	var rows, columns int64 // of the largest group
 	for _, g := range groups {
@@ -61,6 +61,9 @@ func (v *Device) Product(y, x View, xType Type, groups []RowGroup, t Type, trans
 	if t == BFloat16 {
 		if s := &v.rows; s.rounded.At != 0 && s.x == x && s.xType == xType {
 			x, xType = s.rounded, BFloat16
+		}
+		if done, err := v.productByLibrary(y, x, xType, groups, transposed, accumulate); done || err != nil {
+			return err
 		}
 		if v.warpgroups {
 			if group, ok := v.warpgroupTile(x, groups, transposed, columns); ok {

@@ -73,6 +73,13 @@ func (v *Device) Record(f func() error) (err error) {
 	return f()
 }
 
+// recording says whether launches are being put off.
+func (v *Device) recording() bool {
+	v.recorder.mu.Lock()
+	defer v.recorder.mu.Unlock()
+	return v.recorder.depth > 0
+}
+
 // record puts a launch off; outside of Record it is launched.
 func (v *Device) record(w C.cuda_work, arguments []byte) error {
 	r := &v.recorder

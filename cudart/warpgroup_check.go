@@ -2,7 +2,6 @@ package cudart
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -167,12 +166,7 @@ func (v *Device) checkGroupCase(c groupCase, random *rand.Rand) (err error) {
 			if bytes.Equal(got, want) {
 				continue
 			}
-			i := 0
-			for got[i] == want[i] {
-				i++
-			}
-			at := int64(i / 4)
-			return fmt.Errorf("with %d columns of a block, element (%d, %d) is %#08x and not %#08x", shape.columns, at/y.Stride, at%y.Stride, binary.LittleEndian.Uint32(got[4*at:]), binary.LittleEndian.Uint32(want[4*at:]))
+			return fmt.Errorf("with %d columns of a block, %s", shape.columns, firstDifference(y, got, want))
 		}
 	}
 	return nil

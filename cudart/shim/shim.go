@@ -1,5 +1,5 @@
 // Package shim builds a CUDA driver that needs no GPU: a shared library with the driver's functions, which runs the kernels' own text on the processor with one fiber per
-// CUDA thread; and an NCCL over it. They are for tests, slow, and say nothing about speed.
+// CUDA thread; and an NCCL and a cuBLASLt over it. They are for tests, slow, and say nothing about speed.
 package shim
 
 import (
@@ -32,7 +32,13 @@ type Options struct {
 // ErrNoCompiler is wrapped when there is no C++ compiler.
 var ErrNoCompiler = errors.New("no C++ compiler (g++ or clang++) is installed")
 
-// Directory builds the library if it has not been built from these sources before and gives the folder that libcuda.so.1 and libnccl.so.2 are in, below the user's cache directory.
+// libraryFolder is where cuBLASLt is: apart, because what finds it uses it.
+const libraryFolder = "cublaslt"
+
+// WithCuBLASLt gives the folders that Directory's libraries and cuBLASLt are in.
+func WithCuBLASLt(dir string) []string { return []string{dir, filepath.Join(dir, libraryFolder)} }
+
+// Directory builds the libraries if they have not been built from these sources before and gives the folder that libcuda.so.1 and libnccl.so.2 are in, below the user's cache directory.
 func Directory(ctx context.Context, o Options) (string, error) {
 	compiler, err := findCompiler()
 	if err != nil {
@@ -86,6 +92,9 @@ func Directory(ctx context.Context, o Options) (string, error) {
 			return "", err
 		}
 	}
+	if err := os.Mkdir(filepath.Join(work, libraryFolder), 0o700); err != nil {
+		return "", err
+	}
 	// The driver's name inside is its path: NCCL then needs just this one, and who asks for libcuda.so.1 without a path gets the machine's own, although this one is loaded.
 	for _, library := range []struct {
 		name      string
@@ -93,6 +102,7 @@ func Directory(ctx context.Context, o Options) (string, error) {
 	}{
 		{"libcuda.so.1", []string{"-Wl,-soname," + filepath.Join(dir, "libcuda.so.1"), "-x", "c++", "kernels.cu", "warpgroup.cu", "shim.cpp", "streams.cpp", "driver.cpp"}},
 		{"libnccl.so.2", []string{"nccl.cpp", "-L.", "-l:libcuda.so.1"}},
+		{libraryFolder + "/libcublasLt.so.12", []string{"cublaslt.cpp", "-L.", "-l:libcuda.so.1"}},
 	} {
 		cmd := exec.CommandContext(ctx, compiler, append(append(slices.Clone(flags), "-o", library.name), library.arguments...)...)
 		cmd.Dir = work
@@ -101,7 +111,10 @@ func Directory(ctx context.Context, o Options) (string, error) {
 		}
 	}
 	// Another test may have built them meanwhile: renaming replaces them with the same. The last one says that all are there.
-	for _, name := range []string{"libcuda.so.1", "libnccl.so.2"} {
+	if err := os.MkdirAll(filepath.Join(dir, libraryFolder), 0o700); err != nil {
+		return "", err
+	}
+	for _, name := range []string{libraryFolder + "/libcublasLt.so.12", "libcuda.so.1", "libnccl.so.2"} {
 		if err := os.Rename(filepath.Join(work, name), filepath.Join(dir, name)); err != nil {
 			return "", err
 		}

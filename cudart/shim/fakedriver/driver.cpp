@@ -2,7 +2,7 @@
 // not forgive (freeing twice, freeing what was not allocated, a launch of another block size, graphs that are never given back) and can be told to fail.
 //
 // FAKE_CUDA_FAIL=name:n:code makes the n-th call of that function from the time the variable was set give that code. FAKE_CUDA_ORDER=seed orders the threads at random, in
-// every launch differently. FAKE_CUDA_SKIP names kernels, with spaces between, that are not run. FAKE_CUDA_DEVICES is how many devices there are (1), FAKE_CUDA_MEMORY how many bytes each has (1 GiB), FAKE_CUDA_VERSION the driver's version.
+// every launch differently. FAKE_CUDA_SKIP names kernels, with spaces between, that are not run. FAKE_CUDA_DEVICES is how many devices there are (1), FAKE_CUDA_NAME what they are called, FAKE_CUDA_MEMORY how many bytes each has (1 GiB), FAKE_CUDA_VERSION the driver's version.
 #include "shim.h"
 #include "streams.h"
 
@@ -170,7 +170,8 @@ int cuDeviceGet(int *device, int ordinal) {
   return 0;
 }
 int cuDeviceGetName(char *name, int length, int) {
-  ENTER snprintf(name, (size_t)length, "no GPU: kernels on the processor");
+  ENTER const char *v = getenv("FAKE_CUDA_NAME");
+  snprintf(name, (size_t)length, "%s", v && *v ? v : "no GPU: kernels on the processor");
   return 0;
 }
 int cuDeviceGetAttribute(int *value, int attribute, int) {

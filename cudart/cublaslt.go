@@ -1,0 +1,294 @@
+package cudart
+
+/*
+#include <stdlib.h>
+#include "cublaslt.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"unsafe"
+)
+
+// CuBLASLt is NVIDIA's library of matrix products, loaded when OpenCuBLASLt is called. It may be used by several goroutines.
+type CuBLASLt struct {
+	c       *C.cublaslt
+	path    string
+	version int
+}
+
+// leastCuBLASLt is the first version for Hopper and of the binary interface that cublaslt.h has: 12.0.
+const leastCuBLASLt = 120000
+
+// ErrNoCuBLASLt is what OpenCuBLASLt's error wraps when the library was not found.
+var ErrNoCuBLASLt = errors.New("cuBLASLt was not found")
+
+// OpenCuBLASLt loads libcublasLt.so.13 where the driver is for CUDA 13, else or without that one libcublasLt.so.12. The error names what was looked for and where, or the version that is too old.
+func (d *Driver) OpenCuBLASLt(o Options) (*CuBLASLt, error) {
+	names := []string{"libcublasLt.so.12"}
+	if d.version >= 13000 {
+		names = []string{"libcublasLt.so.13", "libcublasLt.so.12"}
+	}
+	return openCuBLASLt(names, o)
+}
+
+func openCuBLASLt(names []string, o Options) (*CuBLASLt, error) {
+	l := &CuBLASLt{c: (*C.cublaslt)(C.calloc(1, C.sizeof_cublaslt))}
+	var tried []error
+	for _, name := range names {
+		var err error
+		if l.path, err = load(name, o.Directories, l.open); err == nil {
+			break
+		}
+		tried = append(tried, err)
+	}
+	if len(tried) == len(names) {
+		C.free(unsafe.Pointer(l.c))
+		return nil, fmt.Errorf("%w: %w", ErrNoCuBLASLt, errors.Join(tried...))
+	}
+	if l.version = int(C.cublaslt_version(l.c)); l.version < leastCuBLASLt {
+		err := fmt.Errorf("the cuBLASLt %s is version %s: %s is needed", l.path, ncclText(l.version), ncclText(leastCuBLASLt))
+		l.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+func (l *CuBLASLt) open(path string) error {
+	name := C.CString(path)
+	defer C.free(unsafe.Pointer(name))
+	if wrong := C.cublaslt_open(l.c, name); wrong != nil {
+		defer C.free(unsafe.Pointer(wrong))
+		return errors.New(C.GoString(wrong))
+	}
+	return nil
+}
+
+// Path is where the library was found.
+func (l *CuBLASLt) Path() string { return l.path }
+
+// Version is like "12.8.4".
+func (l *CuBLASLt) Version() string { return ncclText(l.version) }
+
+// Close gives the library back, which stays in memory. No device may use it any more. Another Close, and one of nil, does nothing.
+func (l *CuBLASLt) Close() {
+	if l != nil && l.c != nil {
+		C.cublaslt_close(l.c)
+		C.free(unsafe.Pointer(l.c))
+		l.c = nil
+	}
+}
+
+// cublasltError is a call of the library that failed.
+type cublasltError struct {
+	call, text string
+	code       int
+}
+
+func (e *cublasltError) Error() string { return fmt.Sprintf("%s: %s (%d)", e.call, e.text, e.code) }
+
+// notSupported is the code for what the library has no algorithm for.
+const notSupported = 15
+
+// refused says that the call has done nothing.
+func (e *cublasltError) refused() bool {
+	switch e.code {
+	case 1, 3, 7, 8, notSupported: // not initialized, no memory, invalid value, architecture
+		return true
+	}
+	return false
+}
+
+func (l *CuBLASLt) failed(call string, code C.cublaslt_result) error {
+	if code == 0 {
+		return nil
+	}
+	return &cublasltError{call, C.GoString(C.cublaslt_error_text(l.c, code)), int(code)}
+}
+
+// ProductShape is products with the weights of one shape, for up to a number of rows: y has Columns columns, the inner axis has Depth elements.
+type ProductShape struct {
+	Columns, Depth int64
+	Transposed     bool
+	Rows           int64 // at most, as rowsClass gives it
+}
+
+func (s ProductShape) String() string {
+	text := fmt.Sprintf("up to %d rows, %d columns, %d deep", s.Rows, s.Columns, s.Depth)
+	if s.Transposed {
+		text += ", transposed"
+	}
+	return text
+}
+
+// leastLibraryRows is the number of rows from which on products may be the library's.
+const leastLibraryRows = 128
+
+// rowsClasses are the numbers of rows that algorithms are chosen for. What is more than the last is taken as the last: there are tiles for all multiprocessors then.
+var rowsClasses = []int64{256, 512, 1024, 2048}
+
+func rowsClass(rows int64) int64 {
+	for _, class := range rowsClasses {
+		if rows <= class {
+			return class
+		}
+	}
+	return rowsClasses[len(rowsClasses)-1]
+}
+
+// library is how a device uses cuBLASLt.
+type library struct {
+	*CuBLASLt
+	handle     unsafe.Pointer
+	accumulate bool
+	plans      map[ProductShape]*C.cublaslt_plan // nil: not chosen yet
+}
+
+// UseCuBLASLt has Product use the library for products of at least 128 rows with these shapes, also those that go on from what y holds if accumulate is true, until Close or a call with nil. That the bits are those of
+// the kernels is the caller's word; CheckCuBLASLt finds out. The library is not closed by the device.
+func (v *Device) UseCuBLASLt(l *CuBLASLt, shapes []ProductShape, accumulate bool) error {
+	if v.c == nil {
+		return errClosed
+	}
+	err := v.leaveLibrary()
+	if err != nil || l == nil {
+		return err
+	}
+	to := &library{CuBLASLt: l, accumulate: accumulate, plans: map[ProductShape]*C.cublaslt_plan{}}
+	for _, s := range shapes {
+		to.plans[s] = nil
+	}
+	if err := l.failed("cublasLtCreate", C.cublaslt_create(l.c, v.c, &to.handle)); err != nil {
+		return err
+	}
+	v.library = to
+	return nil
+}
+
+// leaveLibrary gives back what the device has of the library, after what it has been given.
+func (v *Device) leaveLibrary() error {
+	l := v.library
+	if l == nil {
+		return nil
+	}
+	v.library = nil
+	err := v.wait()
+	for _, p := range l.plans {
+		err = errors.Join(err, l.forget(p))
+	}
+	return errors.Join(err, l.failed("cublasLtDestroy", C.cublaslt_destroy(l.c, v.c, l.handle)))
+}
+
+func (l *CuBLASLt) forget(p *C.cublaslt_plan) error {
+	if p == nil {
+		return nil
+	}
+	err := l.failed("giving a description back", C.cublaslt_forget(l.c, p))
+	C.free(unsafe.Pointer(p))
+	return err
+}
+
+// describe makes the plan of a shape without its algorithm.
+func (l *CuBLASLt) describe(s ProductShape) (*C.cublaslt_plan, error) {
+	p := (*C.cublaslt_plan)(C.calloc(1, C.sizeof_cublaslt_plan))
+	var failed *C.char
+	if code := C.cublaslt_describe(l.c, p, C.int(flag(s.Transposed)), C.int64_t(s.Rows), C.int64_t(s.Columns), C.int64_t(s.Depth), &failed); code != 0 {
+		return nil, errors.Join(l.failed(C.GoString(failed), code), l.forget(p))
+	}
+	return p, nil
+}
+
+// plan gives how the products of a shape are computed, the same from the first one on: it depends on the shape alone, not on the product that asks first.
+func (l *library) plan(v *Device, s ProductShape) (*C.cublaslt_plan, error) {
+	if p := l.plans[s]; p != nil {
+		return p, nil
+	}
+	p, err := l.describe(s)
+	if err != nil {
+		return nil, err
+	}
+	var failed *C.char
+	if code := C.cublaslt_choose(l.c, v.c, l.handle, p, &failed); code != 0 {
+		return nil, errors.Join(l.failed(C.GoString(failed), code), l.forget(p))
+	}
+	l.plans[s] = p
+	return p, nil
+}
+
+// LibraryProducts says whether Product uses cuBLASLt for any shape.
+func (v *Device) LibraryProducts() bool { return v.library != nil }
+
+// productByLibrary is Product for what cuBLASLt is used for; false if it is not, and nothing has been done. A product that the library refuses ends its use: kernels compute it and all after it.
+func (v *Device) productByLibrary(y, x View, xType Type, groups []RowGroup, transposed, accumulate bool) (bool, error) {
+	l := v.library
+	if l == nil || len(groups) != 1 || groups[0].Factor != 0 || accumulate && !l.accumulate || v.recording() {
+		return false, nil
+	}
+	g := groups[0]
+	s := ProductShape{Columns: g.Weight.Out, Depth: g.Weight.In, Transposed: transposed, Rows: rowsClass(g.To - g.From)}
+	if transposed {
+		s.Columns, s.Depth = g.Weight.In, g.Weight.Out
+	}
+	if _, ok := l.plans[s]; !ok || g.To-g.From < leastLibraryRows || !s.fits() || y.At%16 != 0 || y.Stride%4 != 0 || g.Weight.At%16 != 0 {
+		return false, nil
+	}
+	done, err := v.multiply(y, x, xType, g, s, accumulate)
+	var wrong *cublasltError
+	if errors.As(err, &wrong) && wrong.refused() {
+		slog.Warn("cuBLASLt is not used any more: kernels compute products", "device", fmt.Sprintf("cuda:%d", v.Ordinal()), "product", s, "error", err)
+		return false, v.leaveLibrary()
+	}
+	return done, err
+}
+
+// fits says whether rows of every matrix can begin at multiples of 16 bytes.
+func (s ProductShape) fits() bool { return s.Columns%8 == 0 && s.Depth%8 == 0 }
+
+// multiply has the library compute a product; false if there is no memory for rounded rows.
+func (v *Device) multiply(y, x View, xType Type, g RowGroup, s ProductShape, accumulate bool) (done bool, err error) {
+	l := v.library
+	p, err := l.plan(v, s)
+	if err != nil {
+		return false, err
+	}
+	if xType != BFloat16 || x.At%16 != 0 || x.Stride%8 != 0 {
+		to, failed := v.roundedRows(x, xType)
+		if errors.Is(failed, ErrOutOfMemory) {
+			return false, nil
+		}
+		if failed != nil {
+			return false, failed
+		}
+		if v.rows.x == x && v.rows.xType == xType {
+			v.rows.rounded = to
+		} else {
+			defer func() { err = errors.Join(err, v.Free(to.At)) }() // whatever gets it next comes later in the stream
+		}
+		x = to
+	}
+	if err := v.flush(); err != nil {
+		return false, err
+	}
+	code := C.cublaslt_multiply(l.c, v.c, l.handle, p, C.int64_t(g.To-g.From), C.uint64_t(y.At+Address(4*g.From*y.Stride)), C.int64_t(y.Stride), C.uint64_t(x.At+Address(2*g.From*x.Stride)), C.int64_t(x.Stride),
+		C.uint64_t(g.Weight.At), C.int64_t(g.Weight.Pitch), C.int(flag(accumulate)))
+	return code == 0, l.failed("cublasLtMatmul", code)
+}
+
+// roundedRows is narrowRows also for devices without its kernel; x has a multiple of 8 columns.
+func (v *Device) roundedRows(x View, xType Type) (View, error) {
+	if v.warpgroups {
+		return v.narrowRows(x, xType)
+	}
+	at, err := v.Alloc(int(2 * x.Rows * x.Cols))
+	if err != nil {
+		return View{}, err
+	}
+	to := View{At: at, Rows: x.Rows, Cols: x.Cols, Stride: x.Cols}
+	if err := v.Round(to, BFloat16, x, xType); err != nil {
+		return View{}, errors.Join(err, v.Free(at))
+	}
+	return to, nil
+}
