@@ -24,12 +24,16 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=2m CMD ["/opt/tinsmith/co
 ENTRYPOINT ["/opt/tinsmith/configs/container-entrypoint.sh"]
 CMD ["serve", "--config", "/opt/tinsmith/configs/container.yaml"]
 
-# NCCL is asked for by `comm: nccl` only. Everything else of CUDA that the programs load is the driver's (libcuda, and its compiler for our kernels), which the NVIDIA container runtime brings in from the host.
-FROM python:3.11-slim-bookworm AS nccl
-RUN pip install --no-cache-dir --no-deps --target /nccl nvidia-nccl-cu12==2.27.3
+# NCCL is asked for by `comm: nccl` only. cuBLASLt, for which products of many rows may be faster, takes 500 MB and comes with --build-arg CUBLASLT=1. Everything else of CUDA that the programs load is the driver's
+# (libcuda, and its compiler for our kernels), which the NVIDIA container runtime brings in from the host.
+FROM python:3.11-slim-bookworm AS libraries
+ARG CUBLASLT=
+RUN pip install --no-cache-dir --no-deps --target /pip nvidia-nccl-cu12==2.27.3 ${CUBLASLT:+nvidia-cublas-cu12==12.8.4.1} \
+    && mkdir /libraries && mv /pip/nvidia/*/lib/libnccl.so.2 /libraries/ \
+    && if [ -n "$CUBLASLT" ]; then mv /pip/nvidia/cublas/lib/libcublasLt.so.12 /libraries/; fi
 
 FROM base AS cuda
-COPY --from=nccl /nccl/nvidia/nccl/lib/libnccl.so.2 /usr/lib/libnccl.so.2
+COPY --from=libraries /libraries/ /usr/lib/
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 
 # What is built without --target.

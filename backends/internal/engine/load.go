@@ -89,6 +89,9 @@ func (e *Engine) Load(ctx context.Context, req plugins.LoadRequest, progress fun
 
 // load opens the device and reads the model, on the device goroutine.
 func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadRequest, progress func(plugins.LoadProgress)) (result *loaded, err error) {
+	if err := e.findWeights(ctx, &config, req.ModelDir); err != nil {
+		return nil, err
+	}
 	device, err := e.options.OpenDevice(config)
 	if err != nil {
 		return nil, plugins.Invalidf("backend.device", "%v", config.opening(err))

@@ -114,6 +114,9 @@ func (c *Config) settle(plugin string) error {
 	if err := c.settleSampling(plugin); err != nil {
 		return err
 	}
+	if err := c.checkProducts(); err != nil {
+		return err
+	}
 	return c.checkNCCL()
 }
 

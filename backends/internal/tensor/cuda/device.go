@@ -11,9 +11,11 @@
 //
 // Bits: every sum is a chain or a tree that depends on the row alone. Products with bfloat16 weights go over the inner axis in groups of 16, one tensor-core instruction each, in
 // ascending order, for many rows on Hopper by warpgroups, if a check in another process found the same bits when the first device was opened; products with float32 weights, and the gradients of adapters, are chains of fused multiply-adds. Attention over bfloat16 pages multiplies bfloat16 values likewise (head dimensions
-// that are multiples of 8), over others it computes in float32. The same
-// kernels serve training, prefill and decoding. cuBLASLt is not used: a row's bits may not depend on the rows beside it, and the library chooses the tile, the instruction and the cut of the inner axis by the
-// whole product's shape. With no workspace and one algorithm per weight it may well keep the promise, but only comparisons on every architecture and with every version of the library could show that.
+// that are multiples of 8), over others it computes in float32. The same kernels serve training, prefill and decoding.
+//
+// cuBLASLt may compute products of at least 128 rows with a model's weights. A row's bits may not depend on the rows beside it, and the library chooses the tile, the instruction and the cut of the inner axis by the whole
+// product's shape: so it gets no workspace, may neither cut the inner axis nor reduce, keeps one algorithm for each shape and class of rows, and is used only for shapes whose bits another process has compared with the
+// kernels' on this device when it was opened. It adds what an output holds at the end of a sum, where the kernels begin with that, so products that are added to an output most likely stay with the kernels.
 package cuda
 
 import (
@@ -31,8 +33,12 @@ import (
 type Options struct {
 	// Device is "cuda:0", "cuda:1", …; "cuda" means the first.
 	Device string
-	// Libraries are folders that the driver, and NCCL where it is used, are looked for in before the system's.
+	// Libraries are folders that the driver, and NCCL and cuBLASLt where they are used, are looked for in before the system's.
 	Libraries []string
+	// Products says who computes products with bfloat16 weights of many rows: ProductsAuto, ProductsOwn, ProductsCuBLASLt. Empty means own.
+	Products string
+	// Weights are the shapes of the model's weights, each an Out and an In: cuBLASLt is checked, and used, for no others.
+	Weights [][2]int
 	// Lost, if not nil, is called by the goroutine of an operation after which the device is of no more use, with its error. Nothing that the device holds can be read any more: the
 	// process should end, so that another one begins with a fresh device.
 	Lost func(error)
@@ -72,12 +78,12 @@ func New(o Options) (tensor.Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cuda: %w", err)
 	}
-	v, err := openDevice(driver, ordinal, o.Libraries, &checks)
+	v, library, err := openDevice(driver, ordinal, o, &checks)
 	if err != nil {
 		driver.Close()
 		return nil, fmt.Errorf("cuda: %w", err)
 	}
-	return checked.New(&device{v: v, driver: driver, name: fmt.Sprintf("cuda:%d", ordinal), libraries: o.Libraries, lost: o.Lost}), nil
+	return checked.New(&device{v: v, driver: driver, name: fmt.Sprintf("cuda:%d", ordinal), library: library, libraries: o.Libraries, lost: o.Lost}), nil
 }
 
 // device is the operations under package checked, which has checked the arguments. One goroutine at a time calls it.
@@ -88,7 +94,8 @@ type device struct {
 	lost   func(error)
 	closed bool
 
-	libraries []string // see Options
+	library   *cudart.CuBLASLt // nil: not used
+	libraries []string         // see Options
 
 	// Kept between calls, so that operations do not allocate.
 	runs   []cudart.Sequence
@@ -105,15 +112,20 @@ type device struct {
 
 func (d *device) Name() string { return d.name }
 
-// Arithmetic names the architecture, whose tensor cores decide how a group of 16 is summed, and the driver, which compiles the kernels.
+// Arithmetic names the architecture, whose tensor cores decide how a group of 16 is summed, the driver, which compiles the kernels, and cuBLASLt where it computes products.
 func (d *device) Arithmetic() string {
 	major, minor := d.v.Capability()
-	return fmt.Sprintf("cuda-sm%d%d-driver%d", major, minor, d.v.DriverVersion())
+	name := fmt.Sprintf("cuda-sm%d%d-driver%d", major, minor, d.v.DriverVersion())
+	if d.library != nil {
+		name += "-cublaslt" + d.library.Version()
+	}
+	return name
 }
 
 // Close gives the device back, with all its memory.
 func (d *device) Close() error {
 	err := d.v.Close()
+	d.library.Close()
 	d.driver.Close()
 	d.closed = true
 	return d.failed("close", err)

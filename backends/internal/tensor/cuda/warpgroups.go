@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,10 +16,11 @@ import (
 	"github.com/tinsmith/tinsmith/cudart"
 )
 
-// Products by warpgroups are used on devices where another process has found their bits to be those of products by warps. It is another process because a kernel that faults takes the whole context with it.
+// Products by warpgroups, and by cuBLASLt, are used on devices where another process has found their bits to be those of products by warps. It is another process because a kernel that faults takes the whole context with
+// it.
 
 // checkVariable has this program be that process: it holds a checkTask.
-const checkVariable = "TINSMITH_CHECK_WARPGROUPS"
+const checkVariable = "TINSMITH_CHECK_PRODUCTS"
 
 // checkTime bounds the check. Most of it is for a driver that compiles the kernels for the first time.
 const checkTime = 10 * time.Minute
@@ -27,6 +29,7 @@ const checkTime = 10 * time.Minute
 type checkTask struct {
 	Ordinal   int
 	Libraries []string
+	CuBLASLt  *cublasltTask // nil: warpgroups are checked
 }
 
 func init() {
@@ -54,74 +57,118 @@ func checkHere(text string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(v.CheckWarpgroups(), v.Close())
+	if task.CuBLASLt != nil {
+		err = task.checkCuBLASLt(driver, v)
+	} else {
+		err = v.CheckWarpgroups()
+	}
+	return errors.Join(err, v.Close())
 }
 
 // CheckWarpgroups has another process compare products by warpgroups with products by warps on a device, bit by bit. The error says what differs, or how that process failed. The program must have the same package in it,
 // as every one that calls this function has.
 func CheckWarpgroups(ordinal int, libraries []string) error {
-	task, err := json.Marshal(checkTask{ordinal, libraries})
+	if _, err := (checkTask{Ordinal: ordinal, Libraries: libraries}).elsewhere(); err != nil {
+		return fmt.Errorf("check of products by warpgroups: %w", err)
+	}
+	return nil
+}
+
+// elsewhere has another process do the task, and gives what it wrote to its standard output.
+func (c checkTask) elsewhere() ([]byte, error) {
+	task, err := json.Marshal(c)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	program, err := os.Executable()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), checkTime)
 	defer cancel()
+	var out, wrong bytes.Buffer
 	cmd := exec.CommandContext(ctx, program)
 	cmd.Env = append(os.Environ(), checkVariable+"="+string(task))
-	out, err := cmd.CombinedOutput()
-	if err == nil {
-		return nil
+	cmd.Stdout, cmd.Stderr = &out, &wrong
+	if err = cmd.Run(); err == nil {
+		return out.Bytes(), nil
 	}
 	const most = 1000
-	said := strings.TrimSpace(string(out))
-	return fmt.Errorf("check of products by warpgroups: %w: %s", errors.Join(ctx.Err(), err), said[max(0, len(said)-most):])
+	said := strings.TrimSpace(wrong.String() + out.String())
+	return nil, fmt.Errorf("%w: %s", errors.Join(ctx.Err(), err), said[max(0, len(said)-most):])
 }
 
-// verdicts keeps what checks found, by kind of device: one check is enough for all of a kind, and for all times that a process opens one.
-type verdicts struct {
+// findings keeps what checks found, by kind of device: one check is enough for all of a kind, and for all times that a process opens one.
+type findings[T any] struct {
 	mu    sync.Mutex
-	found map[string]error
+	found map[string]T
 }
 
-var checks verdicts
-
-func (v *verdicts) of(kind string, check func() error) (verdict error, first bool) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if err, ok := v.found[kind]; ok {
-		return err, false
+func (f *findings[T]) of(kind string, check func() T) (finding T, first bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if known, ok := f.found[kind]; ok {
+		return known, false
 	}
-	if v.found == nil {
-		v.found = map[string]error{}
+	if f.found == nil {
+		f.found = map[string]T{}
 	}
-	v.found[kind] = check()
-	return v.found[kind], true
+	f.found[kind] = check()
+	return f.found[kind], true
 }
 
-// openDevice opens a device and has it use warpgroups if it has them and they were found to be right.
-func openDevice(driver *cudart.Driver, ordinal int, libraries []string, known *verdicts) (*cudart.Device, error) {
-	usable := false
-	if info, err := driver.Information(ordinal); err == nil && info.Warpgroups() {
+// known is what was found in this process.
+type known struct {
+	warpgroups findings[error]
+	cublaslt   findings[cublasltFinding]
+}
+
+var checks known
+
+// openDevice opens a device and has it use warpgroups if it has them and they were found to be right, and cuBLASLt if o wants it and it was. The library, if it is used, is closed after the device.
+func openDevice(driver *cudart.Driver, ordinal int, o Options, known *known) (v *cudart.Device, library *cudart.CuBLASLt, err error) {
+	warpgroups := false
+	info, err := driver.Information(ordinal)
+	if err == nil && info.Warpgroups() {
 		// Before the device is opened, because some are set up for one process at a time.
-		verdict, first := known.of(fmt.Sprintf("%s %d %s", driver.Path(), driver.Version(), info.Name), func() error { return CheckWarpgroups(ordinal, libraries) })
-		usable = verdict == nil
+		verdict, first := known.warpgroups.of(kindOf(driver, info), func() error { return CheckWarpgroups(ordinal, o.Libraries) })
+		warpgroups = verdict == nil
 		switch {
-		case first && usable:
+		case first && warpgroups:
 			slog.Info("products of many rows use warpgroups", "device", info.Name)
 		case first:
 			slog.Warn("products of many rows do without warpgroups and take longer", "device", info.Name, "reason", verdict)
 		}
 	}
-	v, err := driver.Open(ordinal)
-	if err != nil || !usable {
-		return v, err
+	var use cublasltUse
+	if err == nil {
+		if use, err = o.cublaslt(driver, info, ordinal, warpgroups, known); err != nil {
+			return nil, nil, err
+		}
 	}
-	if err := v.UseWarpgroups(true); err != nil {
-		slog.Warn("products of many rows do without warpgroups and take longer", "device", v.Name(), "reason", err)
+	if v, err = driver.Open(ordinal); err != nil {
+		use.library.Close()
+		return nil, nil, err
 	}
-	return v, nil
+	if warpgroups {
+		if err := v.UseWarpgroups(true); err != nil {
+			slog.Warn("products of many rows do without warpgroups and take longer", "device", v.Name(), "reason", err)
+		}
+	}
+	if use.library != nil {
+		if err := v.UseCuBLASLt(use.library, use.shapes, use.accumulate); err != nil {
+			err = use.named(err)
+			use.library.Close()
+			if o.Products == ProductsCuBLASLt {
+				return nil, nil, errors.Join(fmt.Errorf("%w: %w", ErrProducts, err), v.Close())
+			}
+			slog.Warn("products do without cuBLASLt", "device", v.Name(), "reason", err)
+			return v, nil, nil
+		}
+	}
+	return v, use.library, nil
+}
+
+func kindOf(driver *cudart.Driver, info cudart.Information) string {
+	return fmt.Sprintf("%s %d %s", driver.Path(), driver.Version(), info.Name)
 }

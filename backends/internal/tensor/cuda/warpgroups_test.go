@@ -25,9 +25,9 @@ func TestWarpgroupsAreChecked(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer driver.Close()
-			var known verdicts
+			var known known
 			for range 2 {
-				v, err := openDevice(driver, 0, libraries, &known)
+				v, _, err := openDevice(driver, 0, Options{Libraries: libraries}, &known)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -42,15 +42,15 @@ func TestWarpgroupsAreChecked(t *testing.T) {
 				}
 			}
 			if c.want == "none" {
-				if len(known.found) != 0 {
-					t.Errorf("checked: %v", known.found)
+				if len(known.warpgroups.found) != 0 {
+					t.Errorf("checked: %v", known.warpgroups.found)
 				}
 				return
 			}
-			if len(known.found) != 1 {
-				t.Fatalf("%d verdicts", len(known.found))
+			if len(known.warpgroups.found) != 1 {
+				t.Fatalf("%d verdicts", len(known.warpgroups.found))
 			}
-			for _, err := range known.found {
+			for _, err := range known.warpgroups.found {
 				if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 					t.Errorf("verdict %v, want %q in it", err, c.want)
 				}

@@ -20,6 +20,9 @@ type Options struct {
 	Threads int
 	// CUDALibraries are folders that CUDA's libraries are looked for in before the system's.
 	CUDALibraries []string
+	// Products and Weights are for a GPU's products; see cuda.Options.
+	Products string
+	Weights  [][2]int
 	// Lost is called when the device is of no more use and the process should end; see cuda.Options.
 	Lost func(error)
 	// Log hears why "auto" left a GPU unused; nil is slog's default. A machine without a driver is no reason to speak.
@@ -28,16 +31,19 @@ type Options struct {
 
 // Open opens a device. The caller closes it.
 func Open(o Options) (tensor.Device, error) {
+	gpu := func(name string) (tensor.Device, error) {
+		return cuda.New(cuda.Options{Device: name, Libraries: o.CUDALibraries, Products: o.Products, Weights: o.Weights, Lost: o.Lost})
+	}
 	processor := func() (tensor.Device, error) { return cpu.New(cpu.Options{Threads: o.Threads}) }
 	switch _, isCUDA := cuda.Ordinal(o.Name); {
 	case o.Name == "cpu":
 		return processor()
 	case isCUDA:
-		return cuda.New(cuda.Options{Device: o.Name, Libraries: o.CUDALibraries, Lost: o.Lost})
+		return gpu(o.Name)
 	case o.Name == "auto":
-		d, err := cuda.New(cuda.Options{Device: "cuda:0", Libraries: o.CUDALibraries, Lost: o.Lost})
-		if err == nil {
-			return d, nil
+		d, err := gpu("cuda:0")
+		if err == nil || errors.Is(err, cuda.ErrProducts) {
+			return d, err
 		}
 		if !errors.Is(err, cudart.ErrNoDriver) {
 			log := o.Log

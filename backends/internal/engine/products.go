@@ -1,0 +1,42 @@
+package engine
+
+import (
+	"context"
+
+	"github.com/tinsmith/tinsmith/backends/internal/model"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// The values of Config.Products.
+const (
+	productsAuto     = "auto"
+	productsOwn      = "own"
+	productsCuBLASLt = "cublaslt"
+)
+
+// checkProducts refuses cuBLASLt where there is no GPU.
+func (c *Config) checkProducts() error {
+	if c.Products == productsCuBLASLt && c.Device != "auto" && !isCUDA(c.Device) {
+		return plugins.Invalidf("backend.products", "is %s, which is for GPUs, and there is the device %q", productsCuBLASLt, c.Device)
+	}
+	return nil
+}
+
+// findWeights fills Weights in for devices that may choose by them, before they are opened. What is wrong with the model's files is for the load itself to say.
+func (e *Engine) findWeights(ctx context.Context, c *Config, dir string) error {
+	if c.Products == productsOwn || c.Device != "auto" && !isCUDA(c.Device) {
+		return nil
+	}
+	ranks := []int{len(c.Training[0])}
+	if len(c.Sampling) > 0 {
+		ranks = append(ranks, len(c.Sampling[0]))
+	}
+	shapes, err := model.WeightShapes(ctx, dir, e.options.Registry, model.LoadOptions{DType: c.DType, MaxContext: c.MaxContextLength}, ranks...)
+	if err != nil {
+		return nil
+	}
+	if c.Weights = shapes; len(shapes) == 0 && c.Products == productsCuBLASLt {
+		return plugins.Invalidf("backend.products", "is %s, which multiplies weights of bfloat16, and this model has none", productsCuBLASLt)
+	}
+	return nil
+}

@@ -1,0 +1,125 @@
+package cuda
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tinsmith/tinsmith/cudart"
+	"github.com/tinsmith/tinsmith/cudart/shim"
+)
+
+// cuBLASLt is used where it is asked for and gives the bits of the kernels. What is missing, too old, different or of no use is an error that names it when it was asked for, and no reason to stop else; it is found out once.
+func TestCuBLASLtIsChecked(t *testing.T) {
+	libraries := shim.WithCuBLASLt(shim.Require(t, shim.Options{}))
+	path := filepath.Join(libraries[1], "libcublasLt.so.12")
+	weights := [][2]int{{8, 16}}
+	for _, c := range []struct {
+		name, products, variable, value string
+		options                         Options
+		want                            string // the error; "used", "unused", and "none": not checked either
+	}{
+		{"right", "cublaslt", "FAKE_CUBLASLT_BITS", "", Options{Weights: weights}, "used"},
+		{"adding, too", "cublaslt", "FAKE_CUBLASLT_BITS", "begin", Options{Weights: weights}, "used"},
+		{"kernels", "own", "FAKE_CUBLASLT_BITS", "", Options{Weights: weights}, "none"},
+		{"no model", "cublaslt", "FAKE_CUBLASLT_BITS", "", Options{}, "none"},
+		{"other bits", "cublaslt", "FAKE_CUBLASLT_BITS", "other", Options{Weights: weights}, "products are to be cuBLASLt's: the cuBLASLt " + path + ", version 12.8.4: exit status 1: products by cuBLASLt, up to 256 rows, 136 columns, 72 deep: element (0, 0) is"},
+		{"other bits, not asked for", "auto", "FAKE_CUBLASLT_BITS", "other", Options{Weights: weights}, "unused"},
+		{"no algorithm", "cublaslt", "FAKE_CUBLASLT_OFFERS", "split", Options{Weights: weights}, "version 12.8.4: it has no algorithm for this model's products"},
+		{"no algorithm, not asked for", "auto", "FAKE_CUBLASLT_OFFERS", "split", Options{Weights: weights}, "unused"},
+		{"too old", "cublaslt", "FAKE_CUBLASLT_VERSION", "110000", Options{Weights: weights}, "the cuBLASLt " + path + " is version 11.0.0: 12.0.0 is needed"},
+		{"too old, not asked for", "auto", "FAKE_CUBLASLT_VERSION", "110000", Options{Weights: weights}, "unused"},
+		{"missing", "cublaslt", "FAKE_CUBLASLT_BITS", "", Options{Weights: weights, Libraries: libraries[:1]}, "cuBLASLt was not found: libcublasLt.so.12 could not be loaded (" + filepath.Join(libraries[0], "libcublasLt.so.12") + ": "},
+		{"a fault", "cublaslt", "FAKE_CUDA_FAIL", "cuLaunchKernel:5:719", Options{Weights: weights}, "CUDA_ERROR_LAUNCH_FAILED"},
+		{"no handle", "cublaslt", "FAKE_CUBLASLT_FAIL", "cublasLtCreate:1:1", Options{Weights: weights}, "version 12.8.4: exit status 1: products by cuBLASLt, up to 256 rows, 136 columns, 72 deep: cublasLtCreate: not initialized (1)"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			o := c.options
+			if o.Products = c.products; o.Libraries == nil {
+				o.Libraries = libraries
+			} else if library, err := filepath.Glob("/usr/lib/*/libcublasLt.so.12"); err != nil || len(library) > 0 || os.Getenv("LD_LIBRARY_PATH") != "" {
+				t.Skip("this machine may have a cuBLASLt")
+			}
+			driver, err := cudart.Open(cudart.Options{Directories: o.Libraries})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer driver.Close()
+			known := &known{}
+			info, err := driver.Information(0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			known.warpgroups.of(kindOf(driver, info), func() error { return nil }) // not asked here
+			for range 2 {
+				t.Setenv(c.variable, c.value)
+				v, library, err := openDevice(driver, 0, o, known)
+				if err != nil {
+					if !strings.Contains(err.Error(), c.want) {
+						t.Errorf("error %v, want %q in it", err, c.want)
+					}
+					continue
+				}
+				if c.want != "used" && c.want != "unused" && c.want != "none" {
+					t.Errorf("no error; want %q", c.want)
+				}
+				if v.LibraryProducts() != (c.want == "used") || (library != nil) != (c.want == "used") {
+					t.Errorf("the device uses cuBLASLt: %v", v.LibraryProducts())
+				}
+				if err := v.Close(); err != nil {
+					t.Error(err)
+				}
+				library.Close()
+			}
+			if n := len(known.cublaslt.found); (n == 0) != (c.want == "none" || strings.Contains(c.want, "was not found") || strings.Contains(c.want, "is needed")) || n > 1 {
+				t.Errorf("%d findings", n)
+			}
+		})
+	}
+}
+
+// By itself cuBLASLt computes what it is faster at.
+func TestWorthwhile(t *testing.T) {
+	shape := func(rows int64) cudart.ProductShape { return cudart.ProductShape{Columns: 8, Depth: 16, Rows: rows} }
+	products := []cudart.LibraryProduct{
+		{ProductShape: shape(256), Kernels: 100 * time.Microsecond, Library: 101 * time.Microsecond},
+		{ProductShape: shape(512), Kernels: 100 * time.Microsecond, Library: 94 * time.Microsecond},
+		{ProductShape: shape(1024), Kernels: 100 * time.Microsecond, Library: 96 * time.Microsecond},
+		{ProductShape: shape(2048), Kernels: 300 * time.Microsecond, Library: 100 * time.Microsecond},
+	}
+	if got, want := worthwhile(products, ProductsAuto), []cudart.ProductShape{shape(512), shape(2048)}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if got := worthwhile(products, ProductsCuBLASLt); len(got) != 4 {
+		t.Errorf("%d of 4", len(got))
+	}
+}
+
+// The library's version is part of what names the bits.
+func TestArithmeticWithCuBLASLt(t *testing.T) {
+	o := Options{Device: "cuda:0", Libraries: shim.WithCuBLASLt(shim.Require(t, shim.Options{})), Products: ProductsCuBLASLt, Weights: [][2]int{{8, 16}}}
+	t.Setenv("FAKE_CUDA_MAJOR", "8") // without warpgroups, for whose check there is another test
+	d, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := d.Arithmetic(), "cuda-sm80-driver12080-cublaslt12.8.4"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+	o.Products = ProductsOwn
+	if d, err = New(o); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := d.Arithmetic(), "cuda-sm80-driver12080"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+}
