@@ -41,9 +41,10 @@ INLINE float soften(float *s, float scale, int64_t keys, float *top, float *sum)
   }
   float m = lmax1(lmax(lmax(a[0], a[1]), lmax(a[2], a[3]))), next = *top > m ? *top : m, fix = exp1(*top - next);
   lanes minus = lset(-next);
-  UNROLL for (int i = 0; i < PAGE / 16; i++) {
-    a[i] = lexp(ladd(a[i], minus));
-    lstore(s + 16 * i, a[i]);
+  UNROLL for (int i = 0; i < PAGE / 16; i += 2) {
+    a[i] = ladd(a[i], minus), a[i + 1] = ladd(a[i + 1], minus);
+    lexp_two(a + i);
+    lstore(s + 16 * i, a[i]), lstore(s + 16 * i + 16, a[i + 1]);
   }
   *sum = *sum * fix + lsum(ladd(ladd(a[0], a[1]), ladd(a[2], a[3])));
   *top = next;
@@ -252,12 +253,16 @@ static void attention_backward(const void *job, int64_t unit, worker *w) {
       for (int64_t r = 0; r < items; r++) {
         int64_t item = i0 + r, see = item / group - k0 + 1, keys = see < PAGE ? see : PAGE;
         lanes scale = lset(j->scale), lse = lset(-row_of(j->lse, s->row + item / group)[head * group + item % group]), minus = lset(-delta[item]);
-        for (int i = 0; i < PAGE; i += 16) {
+        for (int i = 0; i < PAGE; i += 32) {
           float *pp = pr + r * PAGE + i, *dd = ds + r * PAGE + i;
-          lanes e = lexp(ladd(lmul(lload(pp), scale), lse)), g = lmul(lmul(e, ladd(lload(dd), minus)), scale);
-          if (keys < PAGE) e = masked(e, i, keys, 0.0f), g = masked(g, i, keys, 0.0f);
-          lstore(pp, e);
-          lstore(dd, g);
+          lanes e[2] = {ladd(lmul(lload(pp), scale), lse), ladd(lmul(lload(pp + 16), scale), lse)};
+          lexp_two(e);
+          for (int k = 0; k < 2; k++) {
+            lanes g = lmul(lmul(e[k], ladd(lload(dd + 16 * k), minus)), scale);
+            if (keys < PAGE) e[k] = masked(e[k], i + 16 * k, keys, 0.0f), g = masked(g, i + 16 * k, keys, 0.0f);
+            lstore(pp + 16 * k, e[k]);
+            lstore(dd + 16 * k, g);
+          }
         }
       }
       for (int64_t r0 = 0; r0 < items; r0 += TILE_ROWS)

@@ -12,7 +12,13 @@ static void logsumexp_tile(const void *job, int64_t unit, worker *w) {
   EACH_16(cols) m = lmax(m, n == 16 ? lload(x + at) : lload_some(x + at, n, none));
   float top = lmax1(m);
   lanes minus = lset(top == none ? 0.0f : -top); // a tile of -Inf only sums to 0
-  EACH_16(cols) s = ladd(s, lexp(ladd(n == 16 ? lload(x + at) : lload_some(x + at, n, none), minus)));
+  int64_t at = 0;
+  EACH_32(cols) {
+    lanes e[2] = {ladd(lload(x + at), minus), ladd(lload(x + at + 16), minus)};
+    lexp_two(e);
+    s = ladd(ladd(s, e[0]), e[1]);
+  }
+  EACH_16_AFTER(cols) s = ladd(s, lexp(ladd(n == 16 ? lload(x + at) : lload_some(x + at, n, none), minus)));
   float *out = (float *)(uintptr_t)j->values + unit * 2;
   out[0] = top;
   out[1] = lsum(s);
@@ -52,7 +58,13 @@ static void softmax_gradient(const void *job, int64_t unit, worker *w) {
     const float *c = j->values + r * j->heads;
     for (int64_t k = 0; k < j->heads; k++) sum += c[k];
     lanes minus = lset(-*row_of(j->b, r)), factor = lset(-sum);
-    EACH_16(cols) STORE(x, lmul(factor, lexp(ladd(LOAD(x), minus))));
+    int64_t at = 0;
+    EACH_32(cols) {
+      lanes e[2] = {ladd(lload(x + at), minus), ladd(lload(x + at + 16), minus)};
+      lexp_two(e);
+      lstore(x + at, lmul(factor, e[0])), lstore(x + at + 16, lmul(factor, e[1]));
+    }
+    EACH_16_AFTER(cols) STORE(x, lmul(factor, lexp(ladd(LOAD(x), minus))));
     for (int64_t k = 0; k < j->heads; k++)
       if (j->index[r * j->heads + k] >= 0) x[j->index[r * j->heads + k]] += c[k];
   }

@@ -714,6 +714,7 @@ INLINE void transposed_across(const product_job *j, int64_t unit, worker *w, con
   int64_t chunks = div_up(tiles, j->panels_per_unit), t0 = unit % chunks * j->panels_per_unit, t1 = t0 + j->panels_per_unit < tiles ? t0 + j->panels_per_unit : tiles;
   int64_t s0 = unit / chunks * j->strips_per_unit, s1 = s0 + j->strips_per_unit < strips ? s0 + j->strips_per_unit : strips;
   const float *packed = j->strips + j->first_row * total;
+  int64_t columns = (t1 * TILE_ROWS < j->w.in ? t1 * TILE_ROWS : j->w.in) - t0 * TILE_ROWS; // of dx
   float *weights = w->memory, *sums = weights + j->panels_per_unit * TILE_ROWS * DEPTH;
   for (int64_t n0 = 0; n0 < total; n0 += DEPTH) {
     int64_t depth = total - n0 < DEPTH ? total - n0 : DEPTH;
@@ -722,8 +723,8 @@ INLINE void transposed_across(const product_job *j, int64_t unit, worker *w, con
     int64_t next = n0 + depth, next_depth = total - next < DEPTH ? total - next : DEPTH, groups = div_up(depth, across_group(dot));
     requests soon[2] = {0};
     if (next_depth > 0) {
-      int64_t first = t0 * TILE_ROWS, columns_here = (t1 * TILE_ROWS < j->w.in ? t1 * TILE_ROWS : j->w.in) - first, per_row = pairs ? 2 : 1, in = div_up(j->w.in, per_row), run = div_up(columns_here, per_row) * PANEL / LINE;
-      soon[0] = (requests){.next = (const float *)j->w.addr + (next / across_group(pairs) * in + first / per_row) * PANEL, .count = div_up(next_depth, across_group(pairs)) * run, .in_run = run, .left = run, .skip = (in - div_up(columns_here, per_row)) * PANEL};
+      int64_t first = t0 * TILE_ROWS, per_row = pairs ? 2 : 1, in = div_up(j->w.in, per_row), run = div_up(columns, per_row) * PANEL / LINE;
+      soon[0] = (requests){.next = (const float *)j->w.addr + (next / across_group(pairs) * in + first / per_row) * PANEL, .count = div_up(next_depth, across_group(pairs)) * run, .in_run = run, .left = run, .skip = (in - div_up(columns, per_row)) * PANEL};
       soon[0].some = div_up(soon[0].count, (s1 - s0) * (t1 - t0) * groups);
     }
     for (int64_t s = s0; s < s1; s++) {
@@ -732,17 +733,15 @@ INLINE void transposed_across(const product_job *j, int64_t unit, worker *w, con
       bool same = s + 1 < s1; // the next strip is of this block
       soon[1] = (requests){.next = same ? b + total * TILE_COLUMNS : packed + (s0 * total + next) * TILE_COLUMNS, .count = (same ? depth : next_depth) * TILE_COLUMNS / LINE, .in_run = INT64_MAX, .left = INT64_MAX};
       soon[1].some = div_up(soon[1].count, (t1 - t0) * groups);
-      for (int64_t t = t0; t < t1; t++) {
-        int64_t columns = j->w.in - t * TILE_ROWS < TILE_ROWS ? j->w.in - t * TILE_ROWS : TILE_ROWS;
-        float *c = sums + ((s - s0) * j->panels_per_unit + t - t0) * TILE_ROWS * TILE_COLUMNS, *y = row_of(j->y, s * TILE_COLUMNS) + t * TILE_ROWS;
-        bool zero = n0 == 0 && !j->accumulate;
-        if (n0 == 0 && j->accumulate) {
-          memset(c, 0, TILE_ROWS * TILE_COLUMNS * 4);
-          turn_wide(y, j->y.stride, rows, columns, TILE_COLUMNS, c);
-        }
-        (dot ? across_bf16 : pairs ? across_bf16 : across_f32)(div_up(rows, LANES), weights + (t - t0) * TILE_ROWS * DEPTH, b, depth, c, zero, soon);
-        if (n0 + DEPTH >= total) turn_back(c, TILE_COLUMNS, rows, columns, y, j->y.stride);
+      // The strip's sums lie side by side, so that dx is turned for all of its columns at once: whole lines of it, and four columns at a time but for the last.
+      float *c = sums + (s - s0) * j->panels_per_unit * TILE_ROWS * TILE_COLUMNS, *y = row_of(j->y, s * TILE_COLUMNS) + t0 * TILE_ROWS;
+      if (n0 == 0 && j->accumulate) {
+        turn_wide(y, j->y.stride, rows, columns, TILE_COLUMNS, c);
+        memset(c + columns * TILE_COLUMNS, 0, (size_t)(((t1 - t0) * TILE_ROWS - columns) * TILE_COLUMNS) * 4);
       }
+      for (int64_t t = 0; t < t1 - t0; t++)
+        (dot ? across_bf16 : pairs ? across_bf16 : across_f32)(div_up(rows, LANES), weights + t * TILE_ROWS * DEPTH, b, depth, c + t * TILE_ROWS * TILE_COLUMNS, n0 == 0 && !j->accumulate, soon);
+      if (next >= total) turn_back(c, TILE_COLUMNS, rows, columns, y, j->y.stride);
     }
   }
 }

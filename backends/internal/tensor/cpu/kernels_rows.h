@@ -69,6 +69,11 @@ INLINE lanes sigmoid(lanes x) {
   EACH_PART r.v[i] = vset(1.0f) / (vset(1.0f) + vexp(vset(0.0f) - x.v[i]));
   return r;
 }
+INLINE void sigmoid_two(lanes *x) {
+  for (int k = 0; k < 2; k++) EACH_PART x[k].v[i] = vset(0.0f) - x[k].v[i];
+  lexp_two(x);
+  for (int k = 0; k < 2; k++) EACH_PART x[k].v[i] = vset(1.0f) / (vset(1.0f) + x[k].v[i]);
+}
 // a = y, b = gate, c = up
 static void swiglu(const void *job, int64_t unit, worker *w) {
   (void)w;
@@ -77,11 +82,23 @@ static void swiglu(const void *job, int64_t unit, worker *w) {
   EACH_ROW(j) {
     float *y = row_of(j->a, r);
     const float *gate = row_of(j->b, r), *up = row_of(j->c, r);
-    EACH_16(cols) {
+    int64_t at = 0;
+    EACH_32(cols) {
+      lanes g[2] = {lload(gate + at), lload(gate + at + 16)}, s[2] = {g[0], g[1]};
+      sigmoid_two(s);
+      for (int k = 0; k < 2; k++) lstore(y + at + 16 * k, lmul(lmul(g[k], s[k]), lload(up + at + 16 * k)));
+    }
+    EACH_16_AFTER(cols) {
       lanes g = LOAD(gate);
       STORE(y, lmul(lmul(g, sigmoid(g)), LOAD(up)));
     }
   }
+}
+// silu_slope is silu'(g) = s·(1 + g·(1 - s)) for s = sigmoid(g).
+INLINE lanes silu_slope(lanes g, lanes s) {
+  lanes rest;
+  EACH_PART rest.v[i] = vset(1.0f) - s.v[i];
+  return lmul(s, lfma(g, rest, lset(1.0f)));
 }
 // a = dgate, b = dup, c = dy, d = gate, e = up
 static void swiglu_backward(const void *job, int64_t unit, worker *w) {
@@ -91,12 +108,21 @@ static void swiglu_backward(const void *job, int64_t unit, worker *w) {
   EACH_ROW(j) {
     float *dgate = row_of(j->a, r), *dup = row_of(j->b, r);
     const float *dy = row_of(j->c, r), *gate = row_of(j->d, r), *up = row_of(j->e, r);
-    EACH_16(cols) {
-      lanes g = LOAD(gate), u = LOAD(up), d = LOAD(dy), s = sigmoid(g), rest;
-      EACH_PART rest.v[i] = vset(1.0f) - s.v[i];
-      lanes slope = lmul(s, lfma(g, rest, lset(1.0f))); // silu'(g) = s·(1 + g·(1 - s))
+    int64_t at = 0;
+    EACH_32(cols) {
+      lanes g[2] = {lload(gate + at), lload(gate + at + 16)}, s[2] = {g[0], g[1]};
+      sigmoid_two(s);
+      for (int k = 0; k < 2; k++) {
+        int64_t from = at + 16 * k;
+        lanes u = lload(up + from), d = lload(dy + from);
+        lstore(dup + from, lmul(d, lmul(g[k], s[k])));
+        lstore(dgate + from, lmul(lmul(d, u), silu_slope(g[k], s[k])));
+      }
+    }
+    EACH_16_AFTER(cols) {
+      lanes g = LOAD(gate), u = LOAD(up), d = LOAD(dy), s = sigmoid(g);
       STORE(dup, lmul(d, lmul(g, s)));
-      STORE(dgate, lmul(lmul(d, u), slope));
+      STORE(dgate, lmul(lmul(d, u), silu_slope(g, s)));
     }
   }
 }

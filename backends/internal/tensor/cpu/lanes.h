@@ -22,24 +22,30 @@ typedef struct {
 
 INLINE vf vselect(vi mask, vf a, vf b) { return (vf)(((vi)a & mask) | ((vi)b & ~mask)); }
 
-// vexp is eˣ to about one unit in the last place: 2ⁿ · p(r), r = x - n·ln 2. It gives 0 below -104, +Inf above 89, and NaN for NaN.
-INLINE vf vexp(vf x) {
-  x = vmin(vset(89.0f), x); // in this order a NaN comes through
-  x = vmax(vset(-104.0f), x);
+// vexp_each makes n vectors, at most 4, eˣ to about one unit in the last place: 2ⁿ · p(r), r = x - n·ln 2. It gives 0 below -104, +Inf above 89, and NaN for NaN. Step by step for all of them: one alone is a single
+// chain, whose every step waits for the one before.
+INLINE void vexp_each(const int n, vf *x) {
   const vf magic = vset(12582912.0f); // 1.5 · 2²³: its sum with a small number has the nearest integer in the low bits
-  vf t = vfma(x, vset(1.44269504088896341f), magic), n = t - magic;
-  vf r = vfma(n, vset(-0.693359375f), x);
-  r = vfma(n, vset(2.12194440e-4f), r);
-  vf p = vset(1.9875691500e-4f);
-  p = vfma(p, r, vset(1.3981999507e-3f));
-  p = vfma(p, r, vset(8.3334519073e-3f));
-  p = vfma(p, r, vset(4.1665795894e-2f));
-  p = vfma(p, r, vset(1.6666665459e-1f));
-  p = vfma(p, r, vset(5.0000001201e-1f));
-  p = vfma(p, r * r, r) + vset(1.0f);
-  vi k = (vi)t - 0x4B400000, half = k >> 1; // two factors: 2ᵏ itself may be out of range
-  return p * (vf)((half + 127) << 23) * (vf)((k - half + 127) << 23);
+  vf t[4], r[4], p[4];
+#define EACH _Pragma("GCC unroll 4") for (int i = 0; i < n; i++)
+  EACH x[i] = vmin(vset(89.0f), x[i]); // in this order a NaN comes through
+  EACH x[i] = vmax(vset(-104.0f), x[i]);
+  EACH t[i] = vfma(x[i], vset(1.44269504088896341f), magic);
+  EACH r[i] = vfma(t[i] - magic, vset(-0.693359375f), x[i]);
+  EACH r[i] = vfma(t[i] - magic, vset(2.12194440e-4f), r[i]);
+  EACH p[i] = vfma(vset(1.9875691500e-4f), r[i], vset(1.3981999507e-3f));
+  EACH p[i] = vfma(p[i], r[i], vset(8.3334519073e-3f));
+  EACH p[i] = vfma(p[i], r[i], vset(4.1665795894e-2f));
+  EACH p[i] = vfma(p[i], r[i], vset(1.6666665459e-1f));
+  EACH p[i] = vfma(p[i], r[i], vset(5.0000001201e-1f));
+  EACH p[i] = vfma(p[i], r[i] * r[i], r[i]) + vset(1.0f);
+  EACH {
+    vi k = (vi)t[i] - 0x4B400000, half = k >> 1; // two factors: 2ᵏ itself may be out of range
+    x[i] = p[i] * (vf)((half + 127) << 23) * (vf)((k - half + 127) << 23);
+  }
+#undef EACH
 }
+INLINE vf vexp(vf x) { return vexp_each(1, &x), x; }
 
 // vlog is ln x for normal x > 0; +Inf and NaN stay.
 INLINE vf vlog(vf x) {
@@ -111,8 +117,19 @@ INLINE lanes lmax(lanes a, lanes b) {
   return a;
 }
 INLINE lanes lexp(lanes a) {
-  EACH_PART a.v[i] = vexp(a.v[i]);
+  vexp_each(PARTS, a.v);
   return a;
+}
+// lexp_two is lexp of two, beside each other as far as there are registers.
+INLINE void lexp_two(lanes *a) {
+  if (PARTS > 2) {
+    a[0] = lexp(a[0]), a[1] = lexp(a[1]);
+    return;
+  }
+  vf v[2 * PARTS];
+  EACH_PART v[i] = a[0].v[i], v[PARTS + i] = a[1].v[i];
+  vexp_each(PARTS > 2 ? 4 : 2 * PARTS, v);
+  EACH_PART a[0].v[i] = v[i], a[1].v[i] = v[PARTS + i];
 }
 typedef float v4 __attribute__((vector_size(16), aligned(4)));
 typedef float v2 __attribute__((vector_size(8), aligned(4)));
@@ -137,5 +154,8 @@ INLINE float lmax1(lanes a) {
 
 // EACH_16 runs its body for every 16 columns of a row: at is the first, n how many there are (16, or fewer at the end).
 #define EACH_16(cols) for (int64_t at = 0, n = 0; at < (cols) && (n = (cols) - at < 16 ? (cols) - at : 16, 1); at += 16)
+// EACH_32 runs its body for every 32 columns from at on, as far as there are so many; EACH_16_AFTER another one for the rest.
+#define EACH_32(cols) for (; at + 32 <= (cols); at += 32)
+#define EACH_16_AFTER(cols) for (int64_t n; at < (cols) && (n = (cols) - at < 16 ? (cols) - at : 16, 1); at += 16)
 #define LOAD(p) (n == 16 ? lload((p) + at) : lload_some((p) + at, n, 0.0f))
 #define STORE(p, v) (n == 16 ? lstore((p) + at, v) : lstore_some((p) + at, v, n))
