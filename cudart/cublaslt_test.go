@@ -248,6 +248,19 @@ func TestCuBLASLtRefusals(t *testing.T) {
 			t.Errorf("error %v", err)
 		}
 	})
+	for version, names := range map[string][]string{"12090": {"libcublasLt.so.12"}, "13000": {"libcublasLt.so.13", "libcublasLt.so.12"}} {
+		t.Run("driver "+version, func(t *testing.T) {
+			t.Setenv("FAKE_CUDA_VERSION", version)
+			l, err := openDriver(t).OpenCuBLASLt(Options{})
+			if err == nil {
+				defer l.Close()
+				t.Skip("this machine has a cuBLASLt")
+			}
+			if n := strings.Count(err.Error(), " could not be loaded ("); n != len(names) || !strings.Contains(err.Error(), names[0]+" could not be loaded (") {
+				t.Errorf("error %v; want %v", err, names)
+			}
+		})
+	}
 	for _, names := range [][]string{{"libcublasLt.so.12"}, {"libcublasLt.so.none", "libcublasLt.so.12"}} {
 		l, err := openCuBLASLt(names, o)
 		if err != nil {

@@ -10,9 +10,10 @@ import (
 
 // facts are what a report's figures were measured with.
 type facts struct {
-	Devices []cudart.Information
-	Driver  string // the newest CUDA that the driver supports, and where it was found
-	NCCL    string // version and place, or why there is none
+	Devices  []cudart.Information
+	Driver   string // the newest CUDA that the driver supports, and where it was found
+	NCCL     string // version and place, or why there is none
+	CuBLASLt string // those of cuBLASLt
 }
 
 // gather asks the driver. The libraries are looked for in the given folders before the system's.
@@ -38,6 +39,12 @@ func gather(libraries []string) (facts, error) {
 		f.Devices = append(f.Devices, info)
 	}
 	f.Driver = fmt.Sprintf("CUDA %d.%d (%s)", d.Version()/1000, d.Version()%1000/10, d.Path())
+	if library, err := d.OpenCuBLASLt(cudart.Options{Directories: libraries}); err != nil {
+		f.CuBLASLt = "none: " + err.Error()
+	} else {
+		f.CuBLASLt = fmt.Sprintf("%s (%s)", library.Version(), library.Path())
+		library.Close()
+	}
 	nccl, err := cudart.OpenNCCL(cudart.Options{Directories: libraries})
 	if err != nil {
 		f.NCCL = "none: " + err.Error()
@@ -117,6 +124,7 @@ func (r report) markdown() string {
 	}
 	row("driver", r.Facts.Driver)
 	row("NCCL", r.Facts.NCCL)
+	row("cuBLASLt", r.Facts.CuBLASLt)
 	b.WriteString("\n## Tests on the device\n\n")
 	row("what", "outcome", "time")
 	row("---", "---", "---")

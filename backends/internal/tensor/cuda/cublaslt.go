@@ -95,6 +95,11 @@ func (o *Options) cublaslt(driver *cudart.Driver, info cudart.Information, ordin
 	}
 	kind := fmt.Sprint(kindOf(driver, info), " ", use.library.Path(), " ", task)
 	found, first := known.cublaslt.of(kind, func() cublasltFinding { return checkCuBLASLt(ordinal, o.Libraries, task) })
+	if first {
+		for _, p := range found.Products {
+			slog.Debug("products by cuBLASLt have the kernels' bits", "device", info.Name, "shape", p.ProductShape, "kernels", p.Kernels, "cublaslt", p.Library)
+		}
+	}
 	if found.err == nil {
 		use.shapes, use.accumulate = worthwhile(found.Products, o.Products), found.Accumulates == ""
 	}
