@@ -455,10 +455,11 @@ func (s *Supervisor) load(ctx context.Context, p *process) (plugins.Info, plugin
 func (s *Supervisor) watch(ctx context.Context, p *process) {
 	silence := watchdogAfter(s.config.StatusTimeout, func() { p.kill(fmt.Sprintf("killed after %v without a status report", s.config.StatusTimeout)) })
 	defer silence.stop()
+	idle := standstill{longest: s.config.StatusTimeout / 3}
 	err := p.backend.Status(ctx, func(st plugins.Status) {
 		silence.reset()
 		s.change(func(state *State) { state.Status, state.Reported = st, time.Now() })
-		if st.LastProgressAge > s.config.ProgressTimeout {
+		if idle.reported(st.LastProgressAge) > s.config.ProgressTimeout {
 			p.kill(fmt.Sprintf("killed after %v without progress while work was waiting", st.LastProgressAge.Round(time.Second)))
 		}
 	})

@@ -63,3 +63,21 @@ func (w *watchdog) stop() {
 	w.timer.Stop()
 	w.timer = nil
 }
+
+// standstill counts how long a process that runs makes no progress, from the ages of its last progress that it reports once a second. An age that has grown by more
+// than longest from one report to the next says that the process was stopped between them: no more than longest of that counts.
+type standstill struct {
+	longest   time.Duration
+	age, idle time.Duration
+}
+
+// reported takes note of an age and gives the time without progress.
+func (s *standstill) reported(age time.Duration) time.Duration {
+	grown := age - s.age
+	if grown < 0 { // progress was made
+		s.idle, grown = 0, age
+	}
+	s.age = age
+	s.idle += min(grown, s.longest)
+	return s.idle
+}

@@ -45,3 +45,25 @@ func TestWatchdogTime(t *testing.T) {
 		})
 	}
 }
+
+func TestStandstill(t *testing.T) {
+	const sec = time.Second
+	for _, c := range []struct {
+		name       string
+		ages, want []time.Duration
+	}{
+		{"reports that come once a second", []time.Duration{0, sec, 2 * sec, 3 * sec}, []time.Duration{0, sec, 2 * sec, 3 * sec}},
+		{"progress", []time.Duration{5 * sec, 6 * sec, sec / 2, sec}, []time.Duration{5 * sec, 6 * sec, sec / 2, sec}},
+		{"stopped for an hour", []time.Duration{0, 2 * sec, time.Hour, time.Hour + sec, sec}, []time.Duration{0, 2 * sec, 12 * sec, 13 * sec, sec}},
+		{"stopped right after progress", []time.Duration{9 * sec, time.Minute, sec, 0}, []time.Duration{9 * sec, 19 * sec, sec, 0}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := standstill{longest: 10 * sec}
+			for i, age := range c.ages {
+				if got := s.reported(age); got != c.want[i] {
+					t.Errorf("report %d: %v, want %v", i, got, c.want[i])
+				}
+			}
+		})
+	}
+}
