@@ -150,22 +150,25 @@ func (s *suite) positions() {
 	_, err = s.b.OptimStep(s.Context(), plugins.OptimStepRequest{Adapter: "nobody", Position: 1, Adam: adam})
 	s.wantKind("an adapter that does not exist", err, plugins.KindNotFound)
 
-	// Giving up waiting does not undo: the operation runs when its turn has come.
+	// Giving up waiting does not undo: the operation runs when its turn has come. It waits for the one before it, so that its result cannot be there when the context is looked at.
 	ctx, cancel := context.WithCancel(s.Context())
 	cancel()
+	first := r.position()
 	given := r.position()
-	late := r.position()
 	_, err = s.b.OptimStep(ctx, plugins.OptimStepRequest{Adapter: "a", Position: given, Adam: adam})
 	s.wantKind("a call whose context has ended", err, plugins.KindCancelled)
 	if !errors.Is(err, context.Canceled) {
 		s.Errorf("a call whose context has ended: %v, want that errors.Is finds the context's error", err)
 	}
+	if res, err := s.b.OptimStep(s.Context(), plugins.OptimStepRequest{Adapter: "a", Position: first, Adam: adam}); err != nil || res.Step != 2 {
+		s.Errorf("the step before it: %+v, %v; want step 2", res, err)
+	}
 	// Whether it arrived is open when the context ended before the call; so send it again, and take either answer.
 	if _, err := s.b.OptimStep(s.Context(), plugins.OptimStepRequest{Adapter: "a", Position: given, Adam: adam}); err != nil && !errors.Is(err, plugins.ErrAlreadyApplied) {
 		s.Errorf("the given-up position again: %v", err)
 	}
-	if res, err := s.b.OptimStep(s.Context(), plugins.OptimStepRequest{Adapter: "a", Position: late, Adam: adam}); err != nil || res.Step != 3 {
-		s.Errorf("the step after it: %+v, %v; want step 3", res, err)
+	if res, err := s.b.OptimStep(s.Context(), plugins.OptimStepRequest{Adapter: "a", Position: r.position(), Adam: adam}); err != nil || res.Step != 4 {
+		s.Errorf("the step after it: %+v, %v; want step 4", res, err)
 	}
 }
 
