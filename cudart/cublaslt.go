@@ -223,18 +223,11 @@ func (v *Device) LibraryProducts() bool { return v.library != nil }
 
 // productByLibrary is Product for what cuBLASLt is used for; false if it is not, and nothing has been done. A product that the library refuses ends its use: kernels compute it and all after it.
 func (v *Device) productByLibrary(y, x View, xType Type, groups []RowGroup, transposed, accumulate bool) (bool, error) {
-	l := v.library
-	if l == nil || len(groups) != 1 || groups[0].Factor != 0 || accumulate && !l.accumulate || v.recording() {
+	s, ok := v.libraryShape(y, groups, transposed, accumulate)
+	if !ok {
 		return false, nil
 	}
 	g := groups[0]
-	s := ProductShape{Columns: g.Weight.Out, Depth: g.Weight.In, Transposed: transposed, Rows: rowsClass(g.To - g.From)}
-	if transposed {
-		s.Columns, s.Depth = g.Weight.In, g.Weight.Out
-	}
-	if _, ok := l.plans[s]; !ok || g.To-g.From < leastLibraryRows || !s.fits() || y.At%16 != 0 || y.Stride%4 != 0 || g.Weight.At%16 != 0 {
-		return false, nil
-	}
 	done, err := v.multiply(y, x, xType, g, s, accumulate)
 	var wrong *cublasltError
 	if errors.As(err, &wrong) && wrong.refused() {
@@ -242,6 +235,21 @@ func (v *Device) productByLibrary(y, x View, xType Type, groups []RowGroup, tran
 		return false, v.leaveLibrary()
 	}
 	return done, err
+}
+
+// libraryShape gives the shape of a product that cuBLASLt is used for; false if it is not.
+func (v *Device) libraryShape(y View, groups []RowGroup, transposed, accumulate bool) (ProductShape, bool) {
+	l := v.library
+	if l == nil || len(groups) != 1 || groups[0].Factor != 0 || accumulate && !l.accumulate || v.recording() {
+		return ProductShape{}, false
+	}
+	g := groups[0]
+	s := ProductShape{Columns: g.Weight.Out, Depth: g.Weight.In, Transposed: transposed, Rows: rowsClass(g.To - g.From)}
+	if transposed {
+		s.Columns, s.Depth = g.Weight.In, g.Weight.Out
+	}
+	_, ok := l.plans[s]
+	return s, ok && g.To-g.From >= leastLibraryRows && s.fits() && y.At%16 == 0 && y.Stride%4 == 0 && g.Weight.At%16 == 0
 }
 
 // fits says whether rows of every matrix can begin at multiples of 16 bytes.

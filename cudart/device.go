@@ -26,6 +26,8 @@ type Device struct {
 	shared          int  // most dynamic shared memory of a block, bytes
 	warpgroups      bool // products of many rows use them; their module has been loaded
 	rows            sharedRows
+	riding          []RowGroup // see ProductWithTail; kept, as separate is, so that nothing is allocated
+	separate        []RowGroup
 	library         *library // nil: cuBLASLt is not used
 	pool            pool
 	stage           staging

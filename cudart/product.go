@@ -7,6 +7,8 @@ import "C"
 
 import (
 	"errors"
+	"fmt"
+	"math"
 	"unsafe"
 )
 
@@ -33,6 +35,7 @@ type RowGroup struct {
 	Weight   Weight
 	Factor   float32
 	Round    Type
+	tail     Weight // of a ride; At 0: none
 }
 
 const (
@@ -45,8 +48,17 @@ const (
 // holds or with zero; bfloat16 weights round x and take 16 steps at once, in
 // warps or, after UseWarpgroups, in warpgroups where there are many rows, or after UseCuBLASLt as that library does. No row may be in two groups.
 func (v *Device) Product(y, x View, xType Type, groups []RowGroup, t Type, transposed, accumulate bool) error {
+	return v.product(y, x, xType, groups, tailRows{}, t, transposed, accumulate)
+}
+
+// product is Product of groups that may have tails, whose rows the tail is; those are of bfloat16.
+func (v *Device) product(y, x View, xType Type, groups []RowGroup, tail tailRows, t Type, transposed, accumulate bool) error {
 	var rows, columns int64 // of the largest group
-	for _, g := range groups {
+	for i := range groups {
+		g := &groups[i]
+		if g.depth(transposed) > math.MaxInt32 { // the kernels count it in 32 bits
+			return fmt.Errorf("product: an inner axis of %d elements is too long", g.depth(transposed))
+		}
 		rows = max(rows, g.To-g.From)
 		if transposed {
 			columns = max(columns, g.Weight.In)
@@ -59,15 +71,18 @@ func (v *Device) Product(y, x View, xType Type, groups []RowGroup, t Type, trans
 	}
 	shape := tile{kProductFloat32, 64, 64}
 	if t == BFloat16 {
-		if s := &v.rows; s.rounded.At != 0 && s.x == x && s.xType == xType {
-			x, xType = s.rounded, BFloat16
-		}
-		if done, err := v.productByLibrary(y, x, xType, groups, transposed, accumulate); done || err != nil {
+		var err error
+		if x, xType, err = v.sharedRounded(x, xType); err != nil {
 			return err
+		}
+		if tail.x.At == 0 {
+			if done, err := v.productByLibrary(y, x, xType, groups, transposed, accumulate); done || err != nil {
+				return err
+			}
 		}
 		if v.warpgroups {
 			if group, ok := v.warpgroupTile(x, groups, transposed, columns); ok {
-				err := v.productByWarpgroups(y, x, xType, groups, group, columns, transposed, accumulate)
+				err := v.productByWarpgroups(y, x, xType, groups, tail, group, columns, transposed, accumulate)
 				if !errors.Is(err, ErrOutOfMemory) { // for rounded rows; warps need none, and their bits are the same
 					return err
 				}
@@ -81,12 +96,12 @@ func (v *Device) Product(y, x View, xType Type, groups []RowGroup, t Type, trans
 	} else if transposed {
 		shape.kernel = kProductTransposedFloat32
 	}
-	return v.productInTiles(y, x, xType, groups, shape, columns, accumulate)
+	return v.productInTiles(y, x, xType, groups, tail, shape, columns, accumulate)
 }
 
 // productInTiles launches a kernel over all tiles of all groups; columns are those of the widest group.
-func (v *Device) productInTiles(y, x View, xType Type, groups []RowGroup, shape tile, columns int64, accumulate bool) error {
-	a := C.product_arguments{y: y.c(), x: x.c(), accumulate: flag(accumulate), x_type: C.int32_t(xType)}
+func (v *Device) productInTiles(y, x View, xType Type, groups []RowGroup, tail tailRows, shape tile, columns int64, accumulate bool) error {
+	a := C.product_arguments{y: y.c(), x: x.c(), tail_x: tail.x.c(), accumulate: flag(accumulate), x_type: C.int32_t(xType), tail_type: C.int32_t(tail.xType)}
 	across := (columns + shape.columns - 1) / shape.columns
 	if len(groups) == 1 {
 		a.only = *(*C.row_group)(unsafe.Pointer(&groups[0]))

@@ -92,19 +92,23 @@ func (v *Device) warpgroupTile(x View, groups []RowGroup, transposed bool, colum
 	return tile{kProductGroup, groupRows, groupColumns}, true
 }
 
-func (g *RowGroup) depth(transposed bool) int64 {
+func (g *RowGroup) depth(transposed bool) int64 { return depthOf(g.Weight, transposed) }
+
+// depthOf is the inner axis of a product with w.
+func depthOf(w Weight, transposed bool) int64 {
 	if transposed {
-		return g.Weight.Out
+		return w.Out
 	}
-	return g.Weight.In
+	return w.In
 }
 
 // productByWarpgroups is Product with a tile for warpgroups. The rows of x are rounded first, unless they are as the kernels want them: bfloat16, at multiples of 16 bytes, with an inner axis of whole such
-// multiples. Errors that wrap ErrOutOfMemory come before anything is done.
-func (v *Device) productByWarpgroups(y, x View, xType Type, groups []RowGroup, shape tile, columns int64, transposed, accumulate bool) (err error) {
-	fit := xType == BFloat16 && x.At%16 == 0 && x.Stride%8 == 0
+// multiples; the tail's likewise. Errors that wrap ErrOutOfMemory come before anything is done.
+func (v *Device) productByWarpgroups(y, x View, xType Type, groups []RowGroup, tail tailRows, shape tile, columns int64, transposed, accumulate bool) (err error) {
+	fit, tailFits := inChunks(x, xType), inChunks(tail.x, tail.xType)
 	for _, g := range groups {
 		fit = fit && g.depth(transposed)%8 == 0
+		tailFits = tailFits && depthOf(g.tail, transposed)%8 == 0
 	}
 	if transposed {
 		shape.kernel += kProductGroupTransposed - kProductGroup
@@ -121,8 +125,19 @@ func (v *Device) productByWarpgroups(y, x View, xType Type, groups []RowGroup, s
 		}
 		x = to
 	}
-	return v.productInTiles(y, x, BFloat16, groups, shape, columns, accumulate)
+	if tail.x.At != 0 && !tailFits {
+		to, failed := v.narrowRows(tail.x, tail.xType)
+		if failed != nil {
+			return failed
+		}
+		defer func() { err = errors.Join(err, v.Free(to.At)) }()
+		tail = tailRows{to, BFloat16}
+	}
+	return v.productInTiles(y, x, BFloat16, groups, tail, shape, columns, accumulate)
 }
+
+// inChunks says whether rows are bfloat16 at multiples of 16 bytes.
+func inChunks(x View, t Type) bool { return t == BFloat16 && x.At%16 == 0 && x.Stride%8 == 0 }
 
 // narrowRows gives the rows of x as bfloat16, filled up with zeros to multiples of 16 bytes, in memory that the caller frees.
 func (v *Device) narrowRows(x View, xType Type) (View, error) {
@@ -144,6 +159,26 @@ type sharedRows struct {
 	x       View
 	xType   Type
 	rounded View // as the first product by warpgroups rounded them; At 0 before
+}
+
+// sharedRounded gives rows that products have in common as they have been rounded, others as they are. Where more than a few are to be read by several products it rounds them for the first of these: that
+// may be one of few columns by warps, such as an adapter's, and reads less then, too.
+func (v *Device) sharedRounded(x View, xType Type) (View, Type, error) {
+	s := &v.rows
+	if s.x != x || s.xType != xType {
+		return x, xType, nil
+	}
+	if s.rounded.At == 0 && v.warpgroups && xType == Float32 && x.Rows >= groupRows && x.Cols >= leastGroupDepth && x.Cols%8 == 0 {
+		to, err := v.narrowRows(x, xType)
+		if err != nil && !errors.Is(err, ErrOutOfMemory) {
+			return x, xType, err
+		}
+		s.rounded = to
+	}
+	if s.rounded.At == 0 {
+		return x, xType, nil
+	}
+	return s.rounded, BFloat16, nil
 }
 
 // ShareRows says that products from now on have the rows x in common, which nothing writes until the next call: if the kernels of one of them want rounded rows, the others take these. The zero View ends it. Products with

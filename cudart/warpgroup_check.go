@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 )
 
 // groupCase is a product that CheckWarpgroups computes in both ways, with several groups of rows where there are several weights.
@@ -15,6 +16,7 @@ type groupCase struct {
 	transposed, accumulate bool
 	xType                  Type
 	factor                 float32
+	tail                   int64 // how deep the second inner axis is, of all groups but the second; its rows have xType
 }
 
 func (c groupCase) String() string {
@@ -30,6 +32,9 @@ func (c groupCase) String() string {
 	}
 	if c.xType == BFloat16 {
 		s += ", of bfloat16"
+	}
+	if c.tail > 0 {
+		s += fmt.Sprintf(", then %d deep", c.tail)
 	}
 	return s
 }
@@ -47,6 +52,10 @@ func (v *Device) groupCases() []groupCase {
 		{rows: 70, columns: 72, depth: 56, weights: 2, transposed: true, accumulate: true, xType: Float32, factor: 0.7},
 		{rows: groupRows * side, columns: groupColumns * side, depth: 256, weights: 1, xType: Float32},
 		{rows: groupRows * side, columns: groupColumns * side, depth: 256, weights: 1, transposed: true, accumulate: true, xType: Float32},
+		{rows: 130, columns: 260, depth: 264, weights: 3, xType: Float32, tail: 32},
+		{rows: 129, columns: 131, depth: 70, weights: 1, transposed: true, accumulate: true, xType: Float32, tail: 5},
+		{rows: 67, columns: 136, depth: 128, weights: 2, transposed: true, xType: BFloat16, tail: 136},
+		{rows: 65, columns: 129, depth: 40, weights: 1, accumulate: true, xType: BFloat16, tail: 64},
 	}
 }
 
@@ -118,34 +127,60 @@ func (v *Device) checkGroupCase(c groupCase, random *rand.Rand) (err error) {
 	if x.At, err = put(randomBits(random, x.Rows*x.Stride, c.xType)); err != nil {
 		return err
 	}
-	var groups []RowGroup
-	for i := range c.weights {
-		w := Weight{Out: c.columns, In: c.depth}
+	second := tailRows{View{Rows: y.Rows, Cols: c.tail, Stride: (c.tail + 7) / 8 * 8}, c.xType}
+	if c.tail > 0 {
+		if second.x.At, err = put(randomBits(random, y.Rows*second.x.Stride, c.xType)); err != nil {
+			return err
+		}
+	}
+	weightOf := func(depth int64) (Weight, error) {
+		w := Weight{Out: c.columns, In: depth}
 		if c.transposed {
-			w.Out, w.In = c.depth, c.columns
+			w.Out, w.In = depth, c.columns
 		}
 		w.Pitch = (w.In + 7) / 8 * 8
 		data := randomBits(random, w.Out*w.Pitch, BFloat16)
 		for r := range w.Out {
 			clear(data[2*(r*w.Pitch+w.In) : 2*(r+1)*w.Pitch])
 		}
-		if w.At, err = put(data); err != nil {
+		w.At, err = put(data)
+		return w, err
+	}
+	var groups, tails []RowGroup
+	for i := range c.weights {
+		g := RowGroup{From: i * (c.rows + 1), To: i*(c.rows+1) + c.rows, Factor: c.factor, Round: BFloat16}
+		if g.Weight, err = weightOf(c.depth); err != nil {
 			return err
 		}
-		groups = append(groups, RowGroup{From: i * (c.rows + 1), To: i*(c.rows+1) + c.rows, Weight: w, Factor: c.factor, Round: BFloat16})
+		if c.tail > 0 && i != 1 {
+			if g.tail, err = weightOf(c.tail); err != nil {
+				return err
+			}
+			tails = append(tails, RowGroup{From: g.From, To: g.To, Weight: g.tail})
+		}
+		groups = append(groups, g)
 	}
-	// run gives what a kernel makes of y.
-	run := func(shape tile) ([]byte, error) {
+	// run gives what a kernel makes of y; apart, the second inner axis is a launch of its own.
+	run := func(shape tile, apart bool) ([]byte, error) {
 		err := v.Upload(y.At, len(before), before, len(before), 1)
+		if shape.kernel < kWarpgroup && c.transposed {
+			shape.kernel += kProductTransposedFew - kProductFew
+		}
 		switch {
 		case err != nil:
-		case shape.kernel < kWarpgroup:
-			if c.transposed {
-				shape.kernel += kProductTransposedFew - kProductFew
+		case apart:
+			whole := slices.Clone(groups)
+			for i := range whole {
+				whole[i].tail = Weight{}
 			}
-			err = v.productInTiles(y, x, c.xType, groups, shape, c.columns, c.accumulate)
+			err = v.productInTiles(y, x, c.xType, whole, tailRows{}, shape, c.columns, c.accumulate)
+			if err == nil && len(tails) > 0 {
+				err = v.productInTiles(y, second.x, second.xType, tails, tailRows{}, shape, c.columns, true)
+			}
+		case shape.kernel < kWarpgroup:
+			err = v.productInTiles(y, x, c.xType, groups, second, shape, c.columns, c.accumulate)
 		default:
-			err = v.productByWarpgroups(y, x, c.xType, groups, shape, c.columns, c.transposed, c.accumulate)
+			err = v.productByWarpgroups(y, x, c.xType, groups, second, shape, c.columns, c.transposed, c.accumulate)
 		}
 		if err != nil {
 			return nil, err
@@ -153,13 +188,18 @@ func (v *Device) checkGroupCase(c groupCase, random *rand.Rand) (err error) {
 		after := make([]byte, len(before))
 		return after, v.Download(after, y.At, len(after), len(after), 1)
 	}
-	want, err := run(tile{kProductMany, 128, 128})
+	many := tile{kProductMany, 128, 128}
+	want, err := run(many, true)
 	if err != nil {
 		return err
 	}
-	for _, shape := range []tile{{kProductGroup, groupRows, groupColumns}, {kProductGroupWide, groupRows, wideGroupColumns}} {
+	shapes := []tile{{kProductGroup, groupRows, groupColumns}, {kProductGroupWide, groupRows, wideGroupColumns}}
+	if c.tail > 0 {
+		shapes = append(shapes, many)
+	}
+	for _, shape := range shapes {
 		for range 1 + v.multiprocessors/16 { // what depends on time may be right once
-			got, err := run(shape)
+			got, err := run(shape, false)
 			if err != nil {
 				return err
 			}

@@ -46,12 +46,14 @@ typedef struct {
   int64_t row, count, first, first_page, keys_from, keys_to;
 } sequence;
 
-// Rows [from, to) of a batch and the weight that is theirs. With a factor other than 0 a finished element is multiplied by it and rounded to the values of type.
+// Rows [from, to) of a batch and the weight that is theirs. With a factor other than 0 a finished element is multiplied by it and rounded to the values of type. Where tail.at is not 0 (bfloat16 only), an element's chain
+// goes on over a second inner axis, of the launch's tail_x and of tail, which has as many outputs as w.
 typedef struct {
   int64_t from, to;
   weight w;
   float factor;
   int32_t type;
+  weight tail;
 } row_group;
 
 // One block's rows in a product of groups: those of a group from the row-th on.
@@ -93,7 +95,7 @@ typedef struct { view x; uint64_t positions; view table; int64_t heads; int32_t 
 typedef struct { view y, gate, up; } swiglu_arguments;
 typedef struct { view dgate, dup, dy, gate, up; } swiglu_backward_arguments;
 // y (+)= x · wᵀ, or x · w when transposed, for groups of rows. x has x_type, w the type of the kernel. Without tiles there is one group, only.
-typedef struct { view y, x; row_group only; uint64_t groups, tiles; int32_t accumulate, x_type; } product_arguments;
+typedef struct { view y, x, tail_x; row_group only; uint64_t groups, tiles; int32_t accumulate, x_type, tail_type, reserved; } product_arguments;
 typedef struct { uint64_t jobs, tiles; } outer_arguments;
 typedef struct { view lse, logits; } log_sum_exp_arguments;
 typedef struct { view p, logits, lse; } softmax_arguments;

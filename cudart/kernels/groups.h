@@ -21,4 +21,24 @@ INLINE block_group group_of_block(const product_arguments &a, int rows, int64_t 
   return b;
 }
 
+// inner_axis is what a chain is taken over, from place k on: rows of x and a weight's rows or, transposed, its columns.
+struct inner_axis {
+  uint64_t x, w;
+  int64_t stride, pitch;
+  int type, out, depth, k;
+  bool last; // there is no other after it
+};
+
+template <bool transposed> INLINE inner_axis axis_of(const view &x, int type, const weight &w, bool last) {
+  return {x.at, w.at, x.stride, w.pitch, type, (int)w.out, (int)(transposed ? w.out : w.in), 0, last};
+}
+template <bool transposed> INLINE inner_axis first_axis(const product_arguments &a, const row_group &g) { return axis_of<transposed>(a.x, a.x_type, g.w, g.tail.at == 0); }
+
+// go_on goes on by so many places, at the end of an axis to the group's second one; false at the end of that.
+template <bool transposed> INLINE bool go_on(inner_axis &of, int places, const product_arguments &a, const row_group &g) {
+  of.k += places;
+  if (of.k >= of.depth && !of.last) of = axis_of<transposed>(a.tail_x, a.tail_type, g.tail, true);
+  return of.k < of.depth;
+}
+
 INLINE float finished(float v, const row_group &g) { return g.factor != 0.0f ? rounded_to(v * g.factor, g.type) : v; }

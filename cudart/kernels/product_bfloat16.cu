@@ -17,24 +17,24 @@ template <int rows_, int columns_, int row_warps, int column_warps> struct produ
 template <class S, bool transposed> struct product_bf16 {
   static constexpr int w_rows = transposed ? DEPTH_BF16 : S::columns, w_pitch = (transposed ? S::columns : DEPTH_BF16) + PAD, x_pitch = DEPTH_BF16 + PAD;
 
-  // fetch_weights starts copying the tile at (first column j0, inner k) into stage s.
-  INLINE void fetch_weights(bfloat16 (*to)[w_pitch], const weight &w, int64_t j0, int64_t k) {
+  // fetch_weights starts copying the tile at (first column j0, place k of the inner axis) into a stage.
+  INLINE void fetch_weights(bfloat16 (*to)[w_pitch], const inner_axis &of, int64_t j0) {
     constexpr int chunks = (w_pitch - PAD) / 8;
-    int64_t row0 = transposed ? k : j0, column0 = transposed ? j0 : k;
-    const bfloat16 *from = memory<const bfloat16>(w.at);
+    int64_t row0 = transposed ? of.k : j0, column0 = transposed ? j0 : of.k;
+    const bfloat16 *from = memory<const bfloat16>(of.w);
     for (int e = thread(); e < w_rows * chunks; e += S::threads) {
       int r = e / chunks, c = e % chunks * 8;
-      bool have = row0 + r < w.out && column0 + c < w.pitch;
-      copy_async(&to[r][c], have ? from + (row0 + r) * w.pitch + column0 + c : from, have);
+      bool have = row0 + r < of.out && column0 + c < of.pitch;
+      copy_async(&to[r][c], have ? from + (row0 + r) * of.pitch + column0 + c : from, have);
     }
     copy_async_commit();
   }
 
   // fetch_rows reads the calling thread's elements of x; store_rows puts them into shared memory, rounded.
-  INLINE void fetch_rows(float (&v)[S::held], const view &x, int type, int64_t i0, int64_t rows, int64_t k, int64_t depth) {
+  INLINE void fetch_rows(float (&v)[S::held], const inner_axis &of, int64_t i0, int64_t rows) {
     UNROLL for (int e = 0; e < S::held; e++) {
-      int64_t r = i0 + thread() / 32 + e * (S::threads / 32), c = k + lane();
-      v[e] = r < rows && c < depth ? load_as_float(x.at, r * x.stride + c, type) : 0.0f;
+      int64_t r = i0 + thread() / 32 + e * (S::threads / 32), c = of.k + lane();
+      v[e] = r < rows && c < of.depth ? load_as_float(of.x, r * of.stride + c, of.type) : 0.0f;
     }
   }
   INLINE void store_rows(bfloat16 (*to)[x_pitch], const float (&v)[S::held]) {
@@ -44,8 +44,7 @@ template <class S, bool transposed> struct product_bf16 {
   INLINE void run(const product_arguments &a, bfloat16 (*xs)[S::rows][x_pitch], bfloat16 (*ws)[w_rows][w_pitch]) {
     constexpr int column_warps = S::columns / S::warp_columns;
     const block_group b = group_of_block(a, S::rows, block_x());
-    const weight &w = b.g.w;
-    int64_t i0 = b.first, j0 = block_y() * S::columns, rows = b.g.to, columns = transposed ? w.in : w.out, depth = transposed ? w.out : w.in;
+    int64_t i0 = b.first, j0 = block_y() * S::columns, rows = b.g.to, columns = transposed ? b.g.w.in : b.g.w.out;
     if (j0 >= columns) return;
     int row = warp() / column_warps * S::warp_rows, column = warp() % column_warps * S::warp_columns;
     int group = lane() / 4, pair = lane() % 4 * 2;
@@ -56,17 +55,21 @@ template <class S, bool transposed> struct product_bf16 {
           int64_t r = i0 + row + 16 * i + group + e / 2 * 8, c = j0 + column + 8 * j + pair + e % 2;
           sum[i][j][e] = a.accumulate && r < rows && c < columns ? row_of<const float>(a.y, r)[c] : 0.0f;
         }
-    fetch_weights(ws[0], w, j0, 0);
-    fetch_rows(held, a.x, a.x_type, i0, rows, 0, depth);
-    store_rows(xs[0], held);
+    inner_axis next = first_axis<transposed>(a, b.g);
     int stage = 0;
-    for (int64_t k = 0; k < depth; k += DEPTH_BF16, stage ^= 1) {
-      bool more = k + DEPTH_BF16 < depth;
+    bool more = go_on<transposed>(next, 0, a, b.g);
+    if (more) {
+      fetch_weights(ws[0], next, j0);
+      fetch_rows(held, next, i0, rows);
+      store_rows(xs[0], held);
+    }
+    for (; more; stage ^= 1) {
       copy_async_wait<0>();
       barrier(); // this stage has arrived, and the other has been read by all
+      more = go_on<transposed>(next, DEPTH_BF16, a, b.g);
       if (more) {
-        fetch_weights(ws[stage ^ 1], w, j0, k + DEPTH_BF16);
-        fetch_rows(held, a.x, a.x_type, i0, rows, k + DEPTH_BF16, depth);
+        fetch_weights(ws[stage ^ 1], next, j0);
+        fetch_rows(held, next, i0, rows);
       }
       UNROLL for (int d = 0; d < DEPTH_BF16; d += 16) {
         unsigned left[S::tall][4], right[S::wide / 2][4];

@@ -47,12 +47,12 @@ template <int columns, int places, bool transposed> struct group_product {
     }
   }
 
-  // fetch_tile starts copying the tiles at k of the inner axis: of x from row i0 on, of w for the columns from j0 on.
-  INLINE void fetch_tile(unsigned char *to, const product_arguments &a, const weight &w, int64_t i0, int64_t j0, int64_t k, int64_t rows, int64_t depth) {
-    fetch<GROUP_ROWS, GROUP_DEPTH / 8>(to, row_of<const bfloat16>(a.x, i0) + k, a.x.stride, rows - i0, depth - k);
-    const bfloat16 *from = memory<const bfloat16>(w.at);
-    if constexpr (transposed) fetch<GROUP_DEPTH, columns / 8>(to + x_bytes, from + k * w.pitch + j0, w.pitch, w.out - k, w.pitch - j0);
-    else fetch<columns, GROUP_DEPTH / 8>(to + x_bytes, from + j0 * w.pitch + k, w.pitch, w.out - j0, w.pitch - k);
+  // fetch_tile starts copying the tiles at a place of the inner axis: of x from row i0 on, of w for the columns from j0 on.
+  INLINE void fetch_tile(unsigned char *to, const inner_axis &of, int64_t i0, int64_t j0, int64_t rows) {
+    fetch<GROUP_ROWS, GROUP_DEPTH / 8>(to, memory<const bfloat16>(of.x) + i0 * of.stride + of.k, of.stride, rows - i0, of.depth - of.k);
+    const bfloat16 *from = memory<const bfloat16>(of.w);
+    if constexpr (transposed) fetch<GROUP_DEPTH, columns / 8>(to + x_bytes, from + of.k * of.pitch + j0, of.pitch, of.out - of.k, of.pitch - j0);
+    else fetch<columns, GROUP_DEPTH / 8>(to + x_bytes, from + j0 * of.pitch + of.k, of.pitch, of.out - j0, of.pitch - of.k);
   }
 
   struct alignas(8) pair {
@@ -92,8 +92,7 @@ template <int columns, int places, bool transposed> struct group_product {
     int64_t number = block_y() * blocks_x() + block_x(), strip = number / (STRIP * blocks_y()) * STRIP, tall = blocks_x() - strip < STRIP ? blocks_x() - strip : STRIP;
     number -= strip * blocks_y();
     const block_group b = group_of_block(a, GROUP_ROWS, strip + number % tall);
-    const weight &w = b.g.w;
-    int64_t i0 = b.first, j0 = number / tall * columns, rows = b.g.to, outputs = transposed ? w.in : w.out, depth = transposed ? w.out : w.in;
+    int64_t i0 = b.first, j0 = number / tall * columns, rows = b.g.to, outputs = transposed ? b.g.w.in : b.g.w.out;
     if (j0 >= outputs) return;
 
     float sum[columns / 2];
@@ -102,17 +101,27 @@ template <int columns, int places, bool transposed> struct group_product {
       UNROLL for (int j = 0; j < columns / 8; j++)
         UNROLL for (int e = 0; e < 2; e++) sum[4 * j + 2 * h + e] = a.accumulate && 8 * j + e < y.have ? y.at[8 * j + e] : 0.0f;
     }
-    int64_t tiles = (depth + GROUP_DEPTH - 1) / GROUP_DEPTH;
+    inner_axis next = first_axis<transposed>(a, b.g);
+    bool more = go_on<transposed>(next, 0, a, b.g);
+    int left = 0; // tiles that have been fetched, or are under way, and have not been multiplied
     UNROLL for (int t = 0; t < ahead; t++) {
-      if (t < tiles) fetch_tile(place + t * place_bytes, a, w, i0, j0, t * GROUP_DEPTH, rows, depth);
+      if (more) {
+        fetch_tile(place + t * place_bytes, next, i0, j0, rows);
+        more = go_on<transposed>(next, GROUP_DEPTH, a, b.g);
+        left++;
+      }
       copy_async_commit();
     }
-    int here = 0, there = ahead; // the places of tile t and of tile t + ahead
-    for (int64_t t = 0; t < tiles; t++) {
+    int here = 0, there = ahead; // the places of the tile that is multiplied and of the one that is fetched
+    for (; left > 0; left--) {
       copy_async_wait<ahead - 1>(); // the calling thread's part of the tile has arrived
       publish();
       barrier(); // all of it; and all products with the tile before the last are done
-      if (t + ahead < tiles) fetch_tile(place + there * place_bytes, a, w, i0, j0, (t + ahead) * GROUP_DEPTH, rows, depth);
+      if (more) {
+        fetch_tile(place + there * place_bytes, next, i0, j0, rows);
+        more = go_on<transposed>(next, GROUP_DEPTH, a, b.g);
+        left++;
+      }
       copy_async_commit();
       const unsigned char *at = place + here * place_bytes;
       const shared_matrix left = along_rows(at + warp() / 4 * (64 * SWIZZLE_ROW)), right = transposed ? down_rows(at + x_bytes, GROUP_DEPTH * SWIZZLE_ROW) : along_rows(at + x_bytes);

@@ -64,6 +64,11 @@ func (w workload) products(libraries []string) (results []result, err error) {
 			if used != "warps" {
 				r.Measured += fmt.Sprintf(", %.0f by warps", rates["warps"])
 			}
+			together, apart, err := w.adapter(v, int64(p.out), int64(p.in), transposed)
+			if err != nil {
+				return results, err
+			}
+			r.Measured += fmt.Sprintf("; with an adapter of rank %d in the same launch %.3g ms, in one of its own %.3g", w.Rank, 1e3*together.Seconds(), 1e3*apart.Seconds())
 			results = append(results, r)
 		}
 	}
@@ -94,38 +99,52 @@ func fill(v *cudart.Device, at cudart.Address, size int) error {
 	return nil
 }
 
-// product gives the best rate of one product, in TFLOP/s.
-func (w workload) product(v *cudart.Device, out, in int64, transposed bool) (rate float64, err error) {
-	rows, depth, columns := int64(w.productRows()), in, out
-	if transposed {
-		depth, columns = out, in
+// operands are a product's, filled with random numbers.
+type operands struct {
+	v     *cudart.Device
+	taken []cudart.Address
+	err   error
+}
+
+func (o *operands) memory(size int64) cudart.Address {
+	if o.err != nil {
+		return 0
 	}
-	var taken []cudart.Address
-	defer func() {
-		for _, a := range taken {
-			err = errors.Join(err, v.Free(a))
-		}
-	}()
-	memory := func(size int64) cudart.Address {
-		a, failed := v.Alloc(int(size))
-		if failed == nil {
-			taken = append(taken, a)
-			failed = fill(v, a, int(size))
-		}
-		err = errors.Join(err, failed)
-		return a
+	a, err := o.v.Alloc(int(size))
+	if err == nil {
+		o.taken = append(o.taken, a)
+		err = fill(o.v, a, int(size))
 	}
-	y := cudart.View{At: memory(4 * rows * columns), Rows: rows, Cols: columns, Stride: columns}
-	x := cudart.View{At: memory(4 * rows * depth), Rows: rows, Cols: depth, Stride: depth}
-	weight := cudart.Weight{Out: out, In: in, Pitch: (in + 7) / 8 * 8}
-	weight.At = memory(2 * out * weight.Pitch)
-	if err != nil {
-		return 0, err
+	o.err = err
+	return a
+}
+
+// rows gives rows × cols of float32.
+func (o *operands) rows(rows, cols int64) cudart.View {
+	return cudart.View{At: o.memory(4 * rows * cols), Rows: rows, Cols: cols, Stride: cols}
+}
+
+// weight gives out × in of bfloat16.
+func (o *operands) weight(out, in int64) cudart.Weight {
+	pitch := (in + 7) / 8 * 8
+	return cudart.Weight{At: o.memory(2 * out * pitch), Out: out, In: in, Pitch: pitch}
+}
+
+// free gives the memory back.
+func (o *operands) free() error {
+	var err error
+	for _, a := range o.taken {
+		err = errors.Join(err, o.v.Free(a))
 	}
+	return err
+}
+
+// best gives the shortest time of a run that puts work into the device's stream.
+func (w workload) best(v *cudart.Device, run func() error) (time.Duration, error) {
 	best := time.Duration(math.MaxInt64)
 	for range w.Repeat + 1 {
 		begin := time.Now()
-		if err := v.Product(y, x, cudart.Float32, []cudart.RowGroup{{To: rows, Weight: weight}}, cudart.BFloat16, transposed, false); err != nil {
+		if err := run(); err != nil {
 			return 0, err
 		}
 		if err := v.Synchronize(); err != nil {
@@ -133,5 +152,57 @@ func (w workload) product(v *cudart.Device, out, in int64, transposed bool) (rat
 		}
 		best = min(best, time.Since(begin))
 	}
-	return 2 * float64(rows) * float64(out) * float64(in) / best.Seconds() / 1e12, nil
+	return best, nil
+}
+
+// product gives the best rate of one product, in TFLOP/s.
+func (w workload) product(v *cudart.Device, out, in int64, transposed bool) (rate float64, err error) {
+	rows, depth, columns := int64(w.productRows()), in, out
+	if transposed {
+		depth, columns = out, in
+	}
+	o := operands{v: v}
+	defer func() { err = errors.Join(err, o.free()) }()
+	y, x, weight := o.rows(rows, columns), o.rows(rows, depth), o.weight(out, in)
+	if o.err != nil {
+		return 0, o.err
+	}
+	best, err := w.best(v, func() error {
+		return v.Product(y, x, cudart.Float32, []cudart.RowGroup{{To: rows, Weight: weight}}, cudart.BFloat16, transposed, false)
+	})
+	return 2 * float64(rows) * float64(out) * float64(in) / best.Seconds() / 1e12, err
+}
+
+// adapter gives the times of a product with an adapter of all rows, in one launch and in two.
+func (w workload) adapter(v *cudart.Device, out, in int64, transposed bool) (together, apart time.Duration, err error) {
+	rows, rank, depth, columns := int64(w.productRows()), int64(w.Rank), in, out
+	if transposed {
+		depth, columns = out, in
+	}
+	o := operands{v: v}
+	defer func() { err = errors.Join(err, o.free()) }()
+	y, x, inner, weight := o.rows(rows, columns), o.rows(rows, depth), o.rows(rows, rank), o.weight(out, in)
+	var second cudart.Weight
+	if transposed {
+		second = o.weight(rank, in)
+	} else {
+		second = o.weight(out, rank)
+	}
+	if o.err != nil {
+		return 0, 0, o.err
+	}
+	groups := []cudart.RowGroup{{To: rows, Weight: weight}}
+	tail := cudart.Tail{X: inner, XType: cudart.Float32, Groups: []cudart.RowGroup{{To: rows, Weight: second}}}
+	if together, err = w.best(v, func() error {
+		return v.ProductWithTail(y, x, cudart.Float32, groups, tail, cudart.BFloat16, transposed, false)
+	}); err != nil {
+		return 0, 0, err
+	}
+	apart, err = w.best(v, func() error {
+		if err := v.Product(y, x, cudart.Float32, groups, cudart.BFloat16, transposed, false); err != nil {
+			return err
+		}
+		return v.Product(y, tail.X, tail.XType, tail.Groups, cudart.BFloat16, transposed, true)
+	})
+	return together, apart, err
 }

@@ -144,7 +144,7 @@ func (l *Linear) Backward(p *Pass, dx, dy, x tensor.Tensor, a *LinearActivations
 	rank := p.largestRank(l.Module)
 	_, streamed := l.Weight.(Streamed)
 	work := productWork(dy.Rows, l.Weight)
-	atOnce := inputGradient && rank > 0 && !streamed && (p.StepWork <= 0 || work <= p.StepWork) // W beside B: dy is packed once for both
+	atOnce := inputGradient && rank > 0 && !streamed && (p.StepWork <= 0 || work <= p.StepWork) // W beside B, then A: dy is packed once for both, and a device may go on from W to A without storing dx between
 	if inputGradient && !atOnce {
 		if err := p.matMulTransposed(dx, dy, l.Weight, accumulate); err != nil {
 			return err
@@ -164,31 +164,32 @@ func (l *Linear) Backward(p *Pass, dx, dy, x tensor.Tensor, a *LinearActivations
 			p.groups = append(p.groups, tensor.RowGroup{From: s.From, To: s.To, Matrix: m.B, Factor: m.Scale, Round: tensor.Float32})
 		}
 	}
-	if atOnce {
-		n := len(p.groups)
-		p.groups = append(p.groups, tensor.RowGroup{To: dy.Rows, Matrix: l.Weight})
-		p.matMuls = append(p.matMuls[:0], tensor.Multiplication{Y: dx, X: dy, Groups: p.groups[n:], Accumulate: accumulate, Transposed: true},
-			tensor.Multiplication{Y: dinner, X: dy, Groups: p.groups[:n], Transposed: true})
-		p.stages = append(p.stages[:0], p.matMuls)
-		if err = p.Device.MatMuls(p.stages...); err == nil {
-			err = p.did(work)
-		}
-	} else {
-		err = p.matMulTransposedGroups(dinner, dy, p.groups, false)
-	}
-	if err != nil {
-		return err
-	}
+	n := len(p.groups)
 	if inputGradient {
-		p.groups = p.groups[:0]
 		for _, s := range p.Segments {
 			if m := s.lora(l.Module); m.A != nil {
 				p.groups = append(p.groups, tensor.RowGroup{From: s.From, To: s.To, Matrix: m.A})
 			}
 		}
-		if err := p.matMulTransposedGroups(dx, dinner, p.groups, true); err != nil {
-			return err
+	}
+	back, on := p.groups[:n], p.groups[n:] // products with B, and those with A
+	if atOnce {
+		p.groups = append(p.groups, tensor.RowGroup{To: dy.Rows, Matrix: l.Weight})
+		p.matMuls = append(p.matMuls[:0], tensor.Multiplication{Y: dx, X: dy, Groups: p.groups[len(p.groups)-1:], Accumulate: accumulate, Transposed: true},
+			tensor.Multiplication{Y: dinner, X: dy, Groups: back, Transposed: true})
+		p.expansions = append(p.expansions[:0], tensor.Multiplication{Y: dx, X: dinner, Groups: on, Accumulate: true, Transposed: true})
+		p.stages = append(p.stages[:0], p.matMuls, p.expansions)
+		if err = p.Device.MatMuls(p.stages...); err == nil {
+			err = p.did(work)
 		}
+	} else {
+		err = p.matMulTransposedGroups(dinner, dy, back, false)
+		if err == nil && inputGradient {
+			err = p.matMulTransposedGroups(dx, dinner, on, true)
+		}
+	}
+	if err != nil {
+		return err
 	}
 	if err := l.gradients(p, dy, dinner, x, a.inner); err != nil {
 		return err

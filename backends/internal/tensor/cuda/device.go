@@ -100,6 +100,7 @@ type device struct {
 	// Kept between calls, so that operations do not allocate.
 	runs   []cudart.Sequence
 	groups [2][]cudart.RowGroup // with float32 and with bfloat16 matrices
+	tails  []cudart.RowGroup
 	outer  []cudart.OuterProduct
 
 	adjustments []cudart.Adjustment

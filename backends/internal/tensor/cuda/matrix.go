@@ -105,21 +105,87 @@ func (d *device) product(op string, y, x tensor.Tensor, w *matrix, accumulate, t
 	return d.failed(op, d.v.Product(view(y), view(x), typeOf(x.DType), []cudart.RowGroup{{To: int64(y.Rows), Weight: w.weight()}}, typeOf(w.dtype), transposed, accumulate))
 }
 
+// MatMuls does a product that is added to one of the stage before together with that one, because both may be one launch: an adapter's rides in the base weight's. Such pairs are the last of their stage, because the others
+// may give what the second reads.
 func (d *device) MatMuls(stages ...[]tensor.Multiplication) (err error) {
 	defer func() { err = errors.Join(err, d.failed("matmuls", d.v.ShareRows(cudart.View{}, cudart.Float32))) }()
-	for _, products := range stages {
-		for i, p := range products {
-			if i == 0 || view(p.X) != view(products[i-1].X) { // also what a stage before has written
-				if err := d.v.ShareRows(view(p.X), typeOf(p.X.DType)); err != nil {
-					return d.failed("matmuls", err)
-				}
+	var done, later [mostPairs]bool // what of a stage is done, and of the next
+	for i, products := range stages {
+		var next []tensor.Multiplication
+		if i+1 < len(stages) {
+			next = stages[i+1]
+		}
+		var pairs [mostPairs]int // 1 + the second's place
+		done, later = later, [mostPairs]bool{}
+		for k, p := range products[:min(len(products), mostPairs)] {
+			if done[k] {
+				continue
 			}
-			if err := d.grouped("matmuls", p.Y, p.X, p.Groups, p.Accumulate, p.Transposed); err != nil {
-				return err
+			if at := second(p, next); at >= 0 {
+				pairs[k], later[at] = 1+at, true
+			}
+		}
+		var shared *cudart.View
+		for _, paired := range []bool{false, true} {
+			for k, p := range products {
+				few := k < mostPairs
+				if few && done[k] || paired != (few && pairs[k] > 0) {
+					continue
+				}
+				if x := view(p.X); shared == nil || x != *shared { // also what a stage before has written
+					if err := d.v.ShareRows(x, typeOf(p.X.DType)); err != nil {
+						return d.failed("matmuls", err)
+					}
+					shared = &x
+				}
+				if paired {
+					err = d.pair(p, next[pairs[k]-1])
+				} else {
+					err = d.grouped("matmuls", p.Y, p.X, p.Groups, p.Accumulate, p.Transposed)
+				}
+				if err != nil {
+					return err
+				}
 			}
 		}
 	}
 	return nil
+}
+
+// mostPairs bounds the products of a stage that MatMuls looks at: those that come are a layer's.
+const mostPairs = 16
+
+// second gives the place of the product that is added to what p writes, -1 if there is none.
+func second(p tensor.Multiplication, next []tensor.Multiplication) int {
+	for k, q := range next[:min(len(next), mostPairs)] {
+		if q.Accumulate && q.Transposed == p.Transposed && view(q.Y) == view(p.Y) {
+			return k
+		}
+	}
+	return -1
+}
+
+// pair does p, and q after it.
+func (d *device) pair(p, q tensor.Multiplication) error {
+	for _, groups := range [][]tensor.RowGroup{p.Groups, q.Groups} {
+		for _, g := range groups {
+			if g.Matrix.DType() != tensor.BFloat16 {
+				if err := d.grouped("matmuls", p.Y, p.X, p.Groups, p.Accumulate, p.Transposed); err != nil {
+					return err
+				}
+				return d.grouped("matmuls", q.Y, q.X, q.Groups, true, q.Transposed)
+			}
+		}
+	}
+	d.groups[1], d.tails = d.groups[1][:0], d.tails[:0]
+	for _, g := range p.Groups {
+		d.groups[1] = append(d.groups[1], rowGroup(g))
+	}
+	for _, g := range q.Groups {
+		d.tails = append(d.tails, rowGroup(g))
+	}
+	tail := cudart.Tail{X: view(q.X), XType: typeOf(q.X.DType), Groups: d.tails}
+	return d.failed("matmuls", d.v.ProductWithTail(view(p.Y), view(p.X), typeOf(p.X.DType), d.groups[1], tail, cudart.BFloat16, p.Transposed, p.Accumulate))
 }
 
 func (d *device) MatMulGroups(y, x tensor.Tensor, groups []tensor.RowGroup, accumulate bool) error {
@@ -135,11 +201,11 @@ func (d *device) grouped(op string, y, x tensor.Tensor, groups []tensor.RowGroup
 		d.groups[t] = d.groups[t][:0]
 	}
 	for _, g := range groups {
-		w, t := g.Matrix.(*matrix), 0
-		if w.dtype == tensor.BFloat16 {
+		t := 0
+		if g.Matrix.DType() == tensor.BFloat16 {
 			t = 1
 		}
-		d.groups[t] = append(d.groups[t], cudart.RowGroup{From: int64(g.From), To: int64(g.To), Weight: w.weight(), Factor: g.Factor, Round: typeOf(g.Round)})
+		d.groups[t] = append(d.groups[t], rowGroup(g))
 	}
 	for t, dtype := range []cudart.Type{cudart.Float32, cudart.BFloat16} {
 		if err := d.v.Product(view(y), view(x), typeOf(x.DType), d.groups[t], dtype, transposed, accumulate); err != nil {
@@ -147,6 +213,10 @@ func (d *device) grouped(op string, y, x tensor.Tensor, groups []tensor.RowGroup
 		}
 	}
 	return nil
+}
+
+func rowGroup(g tensor.RowGroup) cudart.RowGroup {
+	return cudart.RowGroup{From: int64(g.From), To: int64(g.To), Weight: g.Matrix.(*matrix).weight(), Factor: g.Factor, Round: typeOf(g.Round)}
 }
 
 func (d *device) OuterProduct(g, a, b tensor.Tensor) error {

@@ -45,6 +45,7 @@ func RunAll(t *testing.T, d tensor.Device, o Options) {
 	t.Run("rows alone", func(t *testing.T) { rowsAlone(t, d) })
 	t.Run("groups", func(t *testing.T) { groups(t, d) })
 	t.Run("products at once", func(t *testing.T) { matMuls(t, d) })
+	t.Run("products of adapters", func(t *testing.T) { adapted(t, d) })
 	t.Run("attention cuts", func(t *testing.T) { attentionCuts(t, d) })
 	t.Run("page copies", func(t *testing.T) { pageCopies(t, d) })
 	t.Run("not finite", func(t *testing.T) { notFinite(t, d) })
