@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/tinsmith/tinsmith/plugins"
 )
@@ -15,18 +16,21 @@ import (
 var crashOnMark = fmt.Sprintf(`{"vocab_size": 64, "max_context_length": 128, "delays": [{"operation": "forward_backward", "seconds": 0.05}, {"operation": "sample", "seconds": 0.05}],
 	"faults": [{"operation": "forward_backward", "token": %d, "action": "crash"}, {"operation": "sample", "token": %d, "action": "crash"}]}`, marked, marked)
 
-// stuck is a backend whose passes and samples do not begin once there were so many crashes.
+// stuck is a backend whose passes and samples do not begin once there were so many crashes, until more are allowed.
 type stuck struct {
 	plugins.Backend
 	crashes, allowed *atomic.Int64
 }
 
 func (s stuck) wait(ctx context.Context) error {
-	if s.crashes.Load() < s.allowed.Load() {
-		return nil
+	for s.crashes.Load() >= s.allowed.Load() {
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
-	<-ctx.Done()
-	return ctx.Err()
+	return nil
 }
 
 func (s stuck) ForwardBackward(ctx context.Context, r plugins.ForwardBackwardRequest) (plugins.ForwardBackwardResult, error) {
@@ -110,8 +114,8 @@ func TestCrashesOutliveTheServer(t *testing.T) {
 				if over {
 					break
 				}
-				allowed.Store(life + 1)
 				w.restart()
+				allowed.Store(life + 1) // not before: what is stuck must not begin in this life
 			}
 			allowed.Store(1000)
 			failed := w.outcome(guilty)
@@ -174,8 +178,8 @@ func TestRebuildThatCrashesTheBackend(t *testing.T) {
 				w.eventually(func() bool {
 					return w.charged(rebuildKey+guilty) == life
 				})
-				allowed.Store(life + 1)
 				w.restart()
+				allowed.Store(life + 1) // not before: what is stuck must not begin in this life
 			}
 			allowed.Store(1000)
 			for i, id := range ids {
