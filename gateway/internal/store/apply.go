@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 	"strings"
 )
@@ -81,19 +80,13 @@ func (s *sqlStore) applyTo(ctx context.Context, c any, p *pending) (err error) {
 			}
 		}
 	}
-	keys := slices.SortedFunc(maps.Keys(p.entries), func(a, b RecordKey) int { // neighbours share pages
-		if c := strings.Compare(a.Collection, b.Collection); c != 0 {
-			return c
-		}
-		return strings.Compare(a.Key, b.Key)
-	})
+	rows := p.rows()
+	joint.removeOwn(rows)
 	add, put := w.prepare(addText), w.prepare(putText)
-	for _, k := range keys {
-		e := p.entries[k]
-		if partner := p.partner(k, e); partner != nil {
-			if k.Collection == hosts {
-				joint.writePair(&e.record, &partner.record)
-			}
+	for _, x := range rows {
+		k, e := x.key, x.change
+		if x.guest != nil {
+			joint.writePair(&e.record, &x.guest.record)
 			continue
 		}
 		if k.Collection == hosts || k.Collection == guests {
@@ -117,6 +110,31 @@ func (s *sqlStore) applyTo(ctx context.Context, c any, p *pending) (err error) {
 	}
 	committed = true
 	return nil
+}
+
+// rowChange is what is written to one row: the change of a record, and for an operation with its result that of the guest.
+type rowChange struct {
+	key           RecordKey
+	change, guest *change
+}
+
+// rows gives all changes in the order of their keys: neighbours share pages.
+func (p *pending) rows() []rowChange {
+	list := make([]rowChange, 0, len(p.entries))
+	for k, e := range p.entries {
+		partner := p.partner(k, e)
+		if partner != nil && k.Collection == guests {
+			continue // it goes with its host
+		}
+		list = append(list, rowChange{k, e, partner})
+	}
+	slices.SortFunc(list, func(a, b rowChange) int {
+		if c := strings.Compare(a.key.Collection, b.key.Collection); c != 0 {
+			return c
+		}
+		return strings.Compare(a.key.Key, b.key.Key)
+	})
+	return list
 }
 
 // rowWriter runs statements on a connection of a driver until one fails.
@@ -174,35 +192,42 @@ func (w *rowWriter) write(stmt driver.Stmt, r *Record) {
 	w.run(stmt, r.Collection, r.Key, r.Parent, r.Rank, r.Count, r.Value, r.Payload, r.Ref.Segment, r.Ref.Offset, r.Ref.Length)
 }
 
-// number reads the one number that a query gives; 0 if it gives none.
-func (w *rowWriter) number(text string, args ...driver.Value) (int64, error) {
-	stmt, ok := w.prepare(text).(driver.StmtQueryContext)
+// query yields the first column of what a statement reads.
+func (w *rowWriter) query(stmt driver.Stmt, yield func(driver.Value), args ...driver.Value) {
 	if w.err != nil {
-		return 0, w.err
+		return
 	}
+	with, ok := stmt.(driver.StmtQueryContext)
 	if !ok {
-		return 0, errors.New("the driver's statement cannot be queried")
+		w.err = fmt.Errorf("the driver's statement %T cannot be queried", stmt)
+		return
 	}
-	rows, err := stmt.QueryContext(w.ctx, w.values(args...))
+	rows, err := with.QueryContext(w.ctx, w.values(args...))
 	if err != nil {
-		return 0, err
+		w.err = err
+		return
 	}
-	row := make([]driver.Value, 1)
-	err = rows.Next(row)
-	if closing := rows.Close(); err == nil {
-		err = closing
+	row := make([]driver.Value, len(rows.Columns()))
+	for err == nil {
+		if err = rows.Next(row); err == nil {
+			yield(row[0])
+		}
 	}
 	if errors.Is(err, io.EOF) {
-		return 0, nil
+		err = nil
 	}
-	if err != nil {
-		return 0, err
+	w.err = errors.Join(err, rows.Close())
+}
+
+// number reads the one number that a query gives; 0 if it gives none.
+func (w *rowWriter) number(text string, args ...driver.Value) (int64, error) {
+	var v driver.Value = int64(0)
+	w.query(w.prepare(text), func(x driver.Value) { v = x }, args...)
+	n, ok := v.(int64)
+	if w.err == nil && !ok {
+		w.err = fmt.Errorf("the database gave %T for a number", v)
 	}
-	n, ok := row[0].(int64)
-	if !ok {
-		return 0, fmt.Errorf("the database gave %T for a number", row[0])
-	}
-	return n, nil
+	return n, w.err
 }
 
 func (w *rowWriter) close() error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql/driver"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -31,6 +32,7 @@ const (
 	clearGuest       = "UPDATE tinsmith_records SET guest = 0, guest_amount = 0, guest_value = NULL, guest_payload = NULL, guest_segment = 0, guest_start = 0, guest_size = 0 WHERE collection = '" + hosts + "' AND guest = 1"
 	partText         = "INSERT INTO tinsmith_records (" + columns + ") " + asGuest
 	releaseGuestText = "UPDATE tinsmith_records SET guest_payload = NULL, guest_segment = 0, guest_start = 0, guest_size = 0 WHERE collection = '" + hosts + "' AND guest = 1 AND parent = ?" + inRange
+	ownText          = "SELECT id FROM tinsmith_records WHERE collection = '" + guests + "' AND id >= ? AND id <= ?"
 	ofKey            = " AND id = ?"
 	ofParent         = " AND parent = ?"
 )
@@ -95,19 +97,47 @@ func (p *pending) partner(k RecordKey, e *change) *change {
 // jointWriter does what changes of the two collections need beside their own statements.
 type jointWriter struct {
 	*rowWriter
-	del, put, part, clear, partUnder, clearUnder, release driver.Stmt
+	del, put, own, part, clear, partUnder, clearUnder, release driver.Stmt
 }
 
 func (w *rowWriter) joint(del driver.Stmt) jointWriter {
 	return jointWriter{
-		rowWriter: w, del: del, put: w.prepare(putJointText), part: w.prepare(partText + ofKey), clear: w.prepare(clearGuest + ofKey),
+		rowWriter: w, del: del, put: w.prepare(putJointText), own: w.prepare(ownText), part: w.prepare(partText + ofKey), clear: w.prepare(clearGuest + ofKey),
 		partUnder: w.prepare(partText + ofParent), clearUnder: w.prepare(clearGuest + ofParent), release: w.prepare(releaseGuestText),
 	}
 }
 
-// writePair puts an operation and its result into one row.
+// removeOwn removes the rows of their own that results may have had which go into those of their operations now. Nearly none has: so it looks for those of one parent together.
+func (j jointWriter) removeOwn(rows []rowChange) {
+	for len(rows) > 0 {
+		n := 0
+		for n < len(rows) && rows[n].guest != nil && rows[n].change.record.Parent == rows[0].change.record.Parent {
+			n++
+		}
+		if n == 0 {
+			rows = rows[1:]
+			continue
+		}
+		list := rows[:n] // ascending keys
+		rows = rows[n:]
+		var found []string
+		j.query(j.own, func(v driver.Value) {
+			key, ok := v.(string)
+			if !ok && j.err == nil {
+				j.err = fmt.Errorf("the database gave %T for a name", v)
+			}
+			found = append(found, key)
+		}, list[0].key.Key, list[n-1].key.Key)
+		for _, key := range found {
+			if _, ours := slices.BinarySearchFunc(list, key, func(x rowChange, key string) int { return strings.Compare(x.key.Key, key) }); ours {
+				j.run(j.del, guests, key)
+			}
+		}
+	}
+}
+
+// writePair puts an operation and its result into one row. The result has no other one: see removeOwn.
 func (j jointWriter) writePair(host, guest *Record) {
-	j.run(j.del, guests, guest.Key) // it may have had a row of its own
 	j.run(
 		j.put, host.Collection, host.Key, host.Parent, host.Rank, host.Count, host.Value, host.Payload, host.Ref.Segment, host.Ref.Offset, host.Ref.Length,
 		guest.Count, guest.Value, guest.Payload, guest.Ref.Segment, guest.Ref.Offset, guest.Ref.Length,

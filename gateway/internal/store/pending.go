@@ -30,8 +30,9 @@ const (
 	added // record.Count is added to the older one; there is none: record
 )
 
-func newPending() *pending {
-	return &pending{entries: map[RecordKey]*change{}, parents: map[ParentKey][]RecordKey{}, under: map[ParentKey]bool{}, released: map[ParentKey][]Range{}}
+// newPending makes one with room for some entries.
+func newPending(entries int) *pending {
+	return &pending{entries: make(map[RecordKey]*change, entries), parents: map[ParentKey][]RecordKey{}, under: map[ParentKey]bool{}, released: map[ParentKey][]Range{}}
 }
 
 // changeBytes is what an entry takes besides its record.

@@ -59,7 +59,7 @@ type sqlStore struct {
 	reserve int64 // bytes that new work leaves free
 	lock    *os.File
 
-	requests chan request
+	requests chan *request
 	mu       sync.RWMutex // held for reading while sending to requests, for writing to close it
 	closed   bool
 	done     chan struct{} // closed when the writer has ended
@@ -71,8 +71,10 @@ type sqlStore struct {
 
 	// Of the writer goroutine only.
 	applyAfter time.Duration
-	broken     error      // why nothing can be committed until check has found that it can
-	content    []byte     // of the last group, to be used again
+	broken     error  // why nothing can be committed until check has found that it can
+	content    []byte // of the last group, to be used again; so are group and batches
+	group      []*request
+	batches    []Batch
 	applying   bool       // frozen is being written; its end comes over applied
 	applied    chan error // buffered
 	inDatabase int64      // number of the last group that the database has
@@ -81,8 +83,8 @@ type sqlStore struct {
 
 func newSQLStore(ctx context.Context, db database, opts Options) (*sqlStore, error) {
 	s := &sqlStore{
-		db: db, inline: opts.InlineBytes, dir: opts.Dir, reserve: opts.Reserve, requests: make(chan request, maxGroup), done: make(chan struct{}),
-		active: newPending(), applied: make(chan error, 1), applyAfter: cmp.Or(opts.applyAfter, applyAfter),
+		db: db, inline: opts.InlineBytes, dir: opts.Dir, reserve: opts.Reserve, requests: make(chan *request, maxGroup), done: make(chan struct{}),
+		active: newPending(0), applied: make(chan error, 1), applyAfter: cmp.Or(opts.applyAfter, applyAfter),
 	}
 	for _, text := range []string{
 		"CREATE TABLE IF NOT EXISTS tinsmith_records (collection " + db.name + " NOT NULL, id " + db.name + " NOT NULL, parent " + db.name +
@@ -129,7 +131,7 @@ func (s *sqlStore) replay(ctx context.Context) error {
 		if err := s.apply(ctx, s.active); err != nil {
 			return err
 		}
-		s.inDatabase, s.active = s.log.last, newPending()
+		s.inDatabase, s.active = s.log.last, newPending(0)
 	}
 	s.active.last = s.log.last
 	return s.log.applied(s.inDatabase)

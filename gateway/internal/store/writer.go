@@ -3,6 +3,9 @@ package store
 import (
 	"context"
 	"fmt"
+	"runtime"
+	"slices"
+	"sync"
 	"time"
 )
 
@@ -10,6 +13,7 @@ import (
 const (
 	maxGroup      = 1024
 	maxGroupBytes = 64 << 20
+	gatherRounds  = 2 // how often everything else that can run is let go first, as long as that brings more
 )
 
 // When changes go from the commit log to the database: after applyAfter, or as soon as there are that many. The writer waits for the database with four times as many.
@@ -28,14 +32,18 @@ type request struct {
 	done    chan error // buffered
 }
 
+// requests that were answered, to be used again
+var answered = sync.Pool{New: func() any { return &request{done: make(chan error, 1)} }}
+
 // Commit implements Store.
 func (s *sqlStore) Commit(ctx context.Context, b Batch) error {
 	if err := s.db.check(b); err != nil {
 		return fmt.Errorf("commit: %w", err)
 	}
-	r := request{batch: b, done: make(chan error, 1)}
-	for _, p := range b.Put {
-		r.bytes += len(p.Payload) + len(p.Value)
+	r := newRequest()
+	r.batch = b
+	for i := range b.Put {
+		r.bytes += len(b.Put[i].Payload) + len(b.Put[i].Value)
 	}
 	return s.send(ctx, r)
 }
@@ -45,33 +53,56 @@ func (s *sqlStore) Compact(ctx context.Context) error {
 	if err := s.flush(ctx); err != nil {
 		return err
 	}
-	return s.send(ctx, request{compact: true, done: make(chan error, 1)})
+	r := newRequest()
+	r.compact = true
+	return s.send(ctx, r)
 }
 
 // flush waits until the database has all that was committed before.
 func (s *sqlStore) flush(ctx context.Context) error {
-	return s.send(ctx, request{flush: true, done: make(chan error, 1)})
+	r := newRequest()
+	r.flush = true
+	return s.send(ctx, r)
 }
 
-func (s *sqlStore) send(ctx context.Context, r request) error {
+func newRequest() *request {
+	r := answered.Get().(*request)
+	*r = request{done: r.done}
+	return r
+}
+
+// send gives the writer a request, which is not the caller's any more, and waits for the answer.
+func (s *sqlStore) send(ctx context.Context, r *request) error {
 	s.mu.RLock()
 	if s.closed {
 		s.mu.RUnlock()
 		return ErrClosed
 	}
 	select {
-	case s.requests <- r:
+	case s.requests <- r: // nearly always: there is room for more than all clients together send
 		s.mu.RUnlock()
-	case <-ctx.Done():
-		s.mu.RUnlock()
-		return ctx.Err()
+	default:
+		select {
+		case s.requests <- r:
+			s.mu.RUnlock()
+		case <-ctx.Done():
+			s.mu.RUnlock()
+			return ctx.Err()
+		}
 	}
-	select {
-	case err := <-r.done:
-		return err
-	case <-ctx.Done():
-		return ctx.Err()
+	var err error
+	if ctx.Done() == nil {
+		err = <-r.done
+	} else {
+		select {
+		case err = <-r.done:
+		case <-ctx.Done():
+			return ctx.Err() // the answer comes all the same: r is not used again
+		}
 	}
+	r.batch = Batch{}
+	answered.Put(r)
+	return err
 }
 
 // write is the writer goroutine. It alone uses the journal and the commit log, and decides what goes to the database when; a second goroutine then writes there, so that commits go on meanwhile.
@@ -119,30 +150,40 @@ func (s *sqlStore) end() {
 	s.answerFlushes(ErrClosed)
 }
 
-// gather takes what waits behind a request, up to the limits of a group.
-func (s *sqlStore) gather(first request) []request {
-	group, bytes := []request{first}, first.bytes
-	for len(group) < maxGroup && bytes < maxGroupBytes {
+// gather takes what waits behind a request, up to the limits of a group. The group is valid until the next call.
+//
+// A sync costs as much processor time as several operations, and whoever was answered by the last group is likely about to commit again: so what can run goes first while that makes the
+// group larger. Alone on the processors a commit does not wait for anything here.
+func (s *sqlStore) gather(first *request) []*request {
+	group, bytes := append(s.group[:0], first), first.bytes
+	defer func() { s.group = group }()
+	for rounds, before := 0, 0; len(group) < maxGroup && bytes < maxGroupBytes; {
 		select {
 		case r, ok := <-s.requests:
 			if !ok {
 				return group
 			}
 			group, bytes = append(group, r), bytes+r.bytes
+			continue
 		default:
-			return group
 		}
+		if rounds == gatherRounds || len(group) == before {
+			break
+		}
+		rounds, before = rounds+1, len(group)
+		runtime.Gosched()
 	}
 	return group
 }
 
 // commitGroup makes a group durable and answers it.
-func (s *sqlStore) commitGroup(group []request) {
+func (s *sqlStore) commitGroup(group []*request) {
 	err := s.broken
 	if err == nil {
 		err = s.commitBatches(group)
 	}
-	for _, r := range group {
+	for i, r := range group {
+		group[i] = nil // once it is answered it is another's
 		switch {
 		case err != nil:
 			r.done <- err
@@ -158,9 +199,10 @@ func (s *sqlStore) commitGroup(group []request) {
 }
 
 // commitBatches makes the batches of a group durable, and visible.
-func (s *sqlStore) commitBatches(group []request) error {
+func (s *sqlStore) commitBatches(group []*request) error {
 	content := append(s.content[:0], make([]byte, groupHeader)...)
-	batches := make([]Batch, 0, len(group))
+	batches := s.batches[:0]
+	defer func() { clear(batches); s.batches = batches }()
 	for _, r := range group {
 		if r.compact || r.flush {
 			continue
@@ -200,18 +242,21 @@ func (s *sqlStore) show(batches []Batch) {
 
 // place moves the large payloads of a batch into the journal. The caller's records stay as they are.
 func (s *sqlStore) place(b Batch) (Batch, error) {
-	puts := make([]Record, len(b.Put))
-	for i, r := range b.Put {
-		if len(r.Payload) > s.inline {
-			ref, err := s.journal.append(r.Collection, r.Payload)
-			if err != nil {
-				return Batch{}, err
-			}
-			r.Payload, r.Ref = nil, ref
+	own := false // b.Put is ours to change
+	for i := range b.Put {
+		if len(b.Put[i].Payload) <= s.inline {
+			continue
 		}
-		puts[i] = r
+		if !own {
+			b.Put, own = slices.Clone(b.Put), true
+		}
+		r := &b.Put[i]
+		ref, err := s.journal.append(r.Collection, r.Payload)
+		if err != nil {
+			return Batch{}, err
+		}
+		r.Payload, r.Ref = nil, ref
 	}
-	b.Put = puts
 	return b, nil
 }
 
@@ -245,7 +290,7 @@ func (s *sqlStore) freeze() error {
 		return err
 	}
 	s.view.Lock()
-	s.frozen, s.active = s.active, newPending()
+	s.frozen, s.active = s.active, newPending(len(s.active.entries)) // as many are likely to come again
 	s.view.Unlock()
 	return nil
 }
