@@ -95,10 +95,12 @@ type Core struct {
 	byName map[string]*model
 	secret []byte // of this installation: signs tokens, makes ids from idempotency keys
 
-	background func(func(context.Context)) // starts a goroutine whose context ends with Close
+	background func(func(context.Context)) // runs a function in a goroutine with a context that ends with Close
+	workers    workers
 	cancel     context.CancelFunc
 	closed     chan struct{} // closed when Close begins
 	wg         sync.WaitGroup
+	usages     usageRecords
 	audits     atomic.Int64 // makes keys of audit entries unique
 	saveMu     sync.Mutex   // orders the writing of session and run records, so that an older state never replaces a newer one
 
@@ -123,7 +125,7 @@ func Open(ctx context.Context, cfg Config) (*Core, error) {
 		return nil, err
 	}
 	c := &Core{
-		cfg: cfg, log: cfg.Logger, byName: map[string]*model{}, closed: make(chan struct{}),
+		cfg: cfg, log: cfg.Logger, byName: map[string]*model{}, closed: make(chan struct{}), workers: newWorkers(),
 		sessions: map[string]*session{}, runs: map[string]*run{}, samplers: map[string]*sampler{}, checkpoints: map[string]*checkpoint{},
 		futures: map[string]*future{}, deleted: map[string]time.Time{}, owners: map[string]int{},
 	}
@@ -140,7 +142,9 @@ func Open(ctx context.Context, cfg Config) (*Core, error) {
 	base, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	c.cancel = cancel
 	c.background = func(f func(context.Context)) {
-		c.wg.Go(func() { f(base) })
+		if !c.workers.give(f) {
+			c.wg.Go(func() { c.workers.run(base, f) })
+		}
 	}
 	pending, err := c.load(ctx)
 	if err != nil {

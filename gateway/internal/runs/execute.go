@@ -3,6 +3,7 @@ package runs
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"time"
@@ -37,7 +38,9 @@ func (b Backend) reason(err error) string {
 // execute runs one operation against the backend and completes its future. When the backend's process goes away meanwhile, the operation goes back into the queue and runs
 // again once the adapter has been rebuilt; when the server stops, it stays unfinished in the journal.
 func (c *Core) execute(ctx context.Context, op *operation) {
-	ctx = trace.ContextWithSpanContext(ctx, op.trace)
+	if op.trace.IsValid() {
+		ctx = trace.ContextWithSpanContext(ctx, op.trace)
+	}
 	var done done
 	var err error
 	switch b, ok := c.holder(op.run); {
@@ -349,15 +352,20 @@ func (c *Core) callPass(ctx context.Context, b Backend, op *operation) (done, er
 	}, nil
 }
 
-// finite drops the metrics that no client can read.
+// finite drops the metrics that no client can read. What is given does not change.
 func finite(metrics map[string]float64) map[string]float64 {
-	out := make(map[string]float64, len(metrics))
+	bad := func(_ string, v float64) bool { return math.IsNaN(v) || math.IsInf(v, 0) }
+	if metrics == nil {
+		return map[string]float64{}
+	}
 	for k, v := range metrics {
-		if !math.IsNaN(v) && !math.IsInf(v, 0) {
-			out[k] = v
+		if bad(k, v) {
+			out := maps.Clone(metrics)
+			maps.DeleteFunc(out, bad)
+			return out
 		}
 	}
-	return out
+	return metrics
 }
 
 func (c *Core) callStep(ctx context.Context, b Backend, op *operation) (done, error) {

@@ -7,6 +7,7 @@ import (
 	"hash"
 	"math"
 	"sort"
+	"sync"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/pack"
 )
@@ -19,6 +20,9 @@ type hasher struct {
 
 // hashedAtOnce is how much is gathered before it is hashed.
 const hashedAtOnce = 4 << 10
+
+// hashBuffers are those of requests whose identity is known.
+var hashBuffers = sync.Pool{New: func() any { return new([]byte) }}
 
 // flush hashes what was gathered, if it is much.
 func (h *hasher) flush() {
@@ -96,7 +100,14 @@ func (h *hasher) sum(kind string) string {
 }
 
 func hashForwardBackward(op ForwardBackward) string {
-	h := hasher{buf: make([]byte, 0, hashedAtOnce)}
+	buf := hashBuffers.Get().(*[]byte)
+	h := hasher{buf: (*buf)[:0]}
+	defer func() {
+		if cap(h.buf) <= 16*hashedAtOnce { // a large tensor's is not kept
+			*buf = h.buf
+		}
+		hashBuffers.Put(buf)
+	}()
 	h.text(op.Refusal, op.Loss)
 	h.bool(op.ForwardOnly)
 	h.int(int64(len(op.Config)))

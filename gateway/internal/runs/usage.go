@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
@@ -53,10 +54,40 @@ type usageRecord struct {
 // usage is a change of a sum, to be added to a batch.
 func (c *Core) usage(owner, session, project, baseModel string, kind UsageType, count int64) store.Record {
 	hour := c.cfg.now().UTC().Truncate(time.Hour).Unix()
-	value := usageRecord{SessionID: session, ProjectID: project, BaseModel: baseModel, Type: kind}
-	return store.Record{
-		Collection: inUsage, Key: strings.Join([]string{itoa(hour), owner, session, project, baseModel, string(kind)}, "\x1f"), Parent: owner, Rank: hour, Count: count, Value: value.json(),
+	r := c.usages.record(hour, owner, usageRecord{SessionID: session, ProjectID: project, BaseModel: baseModel, Type: kind})
+	r.Count = count
+	return r
+}
+
+// usageRecords are records of the current hour, without their count: every operation of a session adds to the same one.
+type usageRecords struct {
+	mu   sync.Mutex
+	list map[usageOf]store.Record
+}
+
+// usageOf is what a record of usage is of.
+type usageOf struct {
+	hour  int64
+	owner string
+	usageRecord
+}
+
+// record gives the record of a sum. Its Value must not be changed.
+func (u *usageRecords) record(hour int64, owner string, of usageRecord) store.Record {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	k := usageOf{hour, owner, of}
+	r, known := u.list[k]
+	if !known {
+		if len(u.list) >= 1024 || u.list == nil { // those of past hours and ended sessions among them
+			u.list = map[usageOf]store.Record{}
+		}
+		r = store.Record{
+			Collection: inUsage, Key: strings.Join([]string{itoa(hour), owner, of.SessionID, of.ProjectID, of.BaseModel, string(of.Type)}, "\x1f"), Parent: owner, Rank: hour, Value: of.json(),
+		}
+		u.list[k] = r
 	}
+	return r
 }
 
 // sampleUsage is what a sample adds.
