@@ -78,7 +78,20 @@ func (v *Device) CopyPage(c Cache, to, from int32) error {
 
 // WritePages stores rows of keys and values in the cache's type at the positions of sequences.
 func (v *Device) WritePages(c Cache, layer int64, keys, values View, sequences []Sequence) error {
-	slots := make([]int64, keys.Rows)
+	if keys.Rows == 0 {
+		return nil
+	}
+	at, release, err := v.Put(bytesOf(slotsOf(sequences, keys.Rows)))
+	if err != nil {
+		return err
+	}
+	a := C.write_pages_arguments{c: c.c(), k: keys.c(), v: values.c(), slots: C.uint64_t(at), layer: C.int64_t(layer)}
+	return errors.Join(v.rowwise(kWritePages, keys.Rows, keys.Cols, bytesIn(&a)), release())
+}
+
+// slotsOf gives where a batch's rows have their keys and values, as kernels take it: -1 is nowhere.
+func slotsOf(sequences []Sequence, rows int64) []int64 {
+	slots := make([]int64, rows)
 	for i := range slots {
 		slots[i] = -1
 	}
@@ -88,15 +101,7 @@ func (v *Device) WritePages(c Cache, layer int64, keys, values View, sequences [
 			slots[s.Row+i] = int64(s.Pages[position/PageKeys])*PageKeys + position%PageKeys
 		}
 	}
-	if len(slots) == 0 {
-		return nil
-	}
-	at, release, err := v.Put(bytesOf(slots))
-	if err != nil {
-		return err
-	}
-	a := C.write_pages_arguments{c: c.c(), k: keys.c(), v: values.c(), slots: C.uint64_t(at), layer: C.int64_t(layer)}
-	return errors.Join(v.rowwise(kWritePages, keys.Rows, keys.Cols, bytesIn(&a)), release())
+	return slots
 }
 
 // attentionLists are the sequences of a batch as kernels read them.
@@ -155,8 +160,8 @@ func (c Cache) kernel(family, tensor int) (int, error) {
 }
 
 // Attention writes o = softmax(scale · q·K)·V for every row of the sequences and every query head, group of them per key head, and the log-sum-exp unless lse.At is 0. A row's keys
-// are those of its sequence up to its own position.
-func (v *Device) Attention(o, lse, q View, c Cache, layer int64, sequences []Sequence, group int64, scale float32) (err error) {
+// are those of its sequence up to its own position. q may be bfloat16 where tensor cores are used (Cache.TensorCores).
+func (v *Device) Attention(o, lse, q View, qType Type, c Cache, layer int64, sequences []Sequence, group int64, scale float32) (err error) {
 	var mostItems, longest, items int64
 	for _, s := range sequences {
 		mostItems = max(mostItems, s.Count*group)
@@ -186,7 +191,7 @@ func (v *Device) Attention(o, lse, q View, c Cache, layer int64, sequences []Seq
 	}
 	defer func() { err = errors.Join(err, release()) }()
 	a := C.attention_arguments{o: o.c(), lse: lse.c(), q: q.c(), c: c.c(), sequences: at, tiles: tiles, pages: pages,
-		layer: C.int64_t(layer), group: C.int64_t(group), part_count: C.int64_t(parts), scale: C.float(scale)}
+		layer: C.int64_t(layer), group: C.int64_t(group), part_count: C.int64_t(parts), scale: C.float(scale), q_type: C.int32_t(qType)}
 	if parts > 1 {
 		var workspace Address
 		if workspace, err = v.Alloc(int(q.Rows * c.Heads * group * parts * (c.Dim + 2) * 4)); err != nil {
@@ -202,8 +207,8 @@ func (v *Device) Attention(o, lse, q View, c Cache, layer int64, sequences []Seq
 }
 
 // AttentionBackward overwrites dq, dk and dv of the sequences' rows for the gradient dout of o. Every sequence begins at position 0, and lse is what Attention wrote. Of a sequence with a
-// range of keys it overwrites dk and dv of these, and adds to dq unless the range begins at 0.
-func (v *Device) AttentionBackward(dq, dk, dv, dout, o, lse, q View, c Cache, layer int64, sequences []Sequence, group int64, scale float32) (err error) {
+// range of keys it overwrites dk and dv of these, and adds to dq unless the range begins at 0. q is as in Attention.
+func (v *Device) AttentionBackward(dq, dk, dv, dout, o, lse, q View, qType Type, c Cache, layer int64, sequences []Sequence, group int64, scale float32) (err error) {
 	keys, err := c.kernel(kAttentionBackwardKeys, kTensorAttentionBackwardKeys)
 	if err != nil {
 		return err
@@ -218,7 +223,7 @@ func (v *Device) AttentionBackward(dq, dk, dv, dout, o, lse, q View, c Cache, la
 	}
 	defer func() { err = errors.Join(err, v.Free(delta)) }()
 	a := C.attention_backward_arguments{dq: dq.c(), dk: dk.c(), dv: dv.c(), dout: dout.c(), o: o.c(), lse: lse.c(), q: q.c(), c: c.c(), delta: C.uint64_t(delta),
-		layer: C.int64_t(layer), group: C.int64_t(group), scale: C.float(scale)}
+		layer: C.int64_t(layer), group: C.int64_t(group), scale: C.float(scale), q_type: C.int32_t(qType)}
 	queriesItems := int64(backwardItems)
 	a._type = C.FLOAT32
 	if c.TensorCores() {

@@ -47,6 +47,8 @@ const (
 	kProductTransposedMany
 	kWritePages
 	kCopyPage
+	kHeads
+	kHeadsBackward
 	kAttention                                 // for head dimensions up to 32, 64, 128
 	kAttentionFew             = kAttention + 3 // tiles of 16 items
 	kAttentionPart            = kAttention + 6 // and one part of the keys
@@ -83,7 +85,7 @@ var kernels = func() []kernel {
 		{"product_float32", 256, 0}, {"product_transposed_float32", 256, 0}, {"outer_product", 256, 0},
 		{"product_few", 128, 0}, {"product_some", 128, 0}, {"product_many", 256, 0},
 		{"product_transposed_few", 128, 0}, {"product_transposed_some", 128, 0}, {"product_transposed_many", 256, 0},
-		{"write_pages", 256, 0}, {"copy_page", 256, 0},
+		{"write_pages", 256, 0}, {"copy_page", 256, 0}, {"heads", 256, 0}, {"heads_backward", 256, 0},
 	}
 	// A tile of items, a page's keys or values, and the scores of both; rows have one element more, against bank conflicts.
 	forward := func(items, dim int) int { return 4 * ((items+C.PAGE_KEYS)*(dim+1) + items*(C.PAGE_KEYS+1)) }

@@ -111,12 +111,12 @@ func normGrid(wide, narrow int, x View) (kernel int, blocks int64) {
 	return wide, x.Rows
 }
 
-// RMSNorm is y = x / √(mean(x²) + eps) · scale, row by row; y may be x. scale has a float32 per column.
-func (v *Device) RMSNorm(y, x View, scale Address, eps float32) error {
+// RMSNorm is y = x / √(mean(x²) + eps) · scale, row by row, in type t; y may be x. scale has a float32 per column. With an add that has an address, x += add comes first, and y is not x.
+func (v *Device) RMSNorm(y View, t Type, x, add View, scale Address, eps float32) error {
 	if x.empty() {
 		return nil
 	}
-	a := C.norm_arguments{y: y.c(), x: x.c(), scale: C.uint64_t(scale), eps: C.float(eps)}
+	a := C.norm_arguments{y: y.c(), x: x.c(), add: add.c(), scale: C.uint64_t(scale), eps: C.float(eps), y_type: C.int32_t(t)}
 	k, blocks := normGrid(kNorm, kNormNarrow, x)
 	return v.launch(k, blocks, 1, 1, bytesIn(&a))
 }
@@ -137,9 +137,9 @@ func (v *Device) Rope(x View, positions Address, table View, heads int64, invers
 	return v.rowwise(kRope, x.Rows, heads*(table.Cols/2), bytesIn(&a))
 }
 
-// SwiGLU is y = silu(gate) · up.
-func (v *Device) SwiGLU(y, gate, up View) error {
-	a := C.swiglu_arguments{y: y.c(), gate: gate.c(), up: up.c()}
+// SwiGLU is y = silu(gate) · up, in type t.
+func (v *Device) SwiGLU(y View, t Type, gate, up View) error {
+	a := C.swiglu_arguments{y: y.c(), gate: gate.c(), up: up.c(), y_type: C.int32_t(t)}
 	return v.rowwise(kSwiGLU, y.Rows, y.Cols, bytesIn(&a))
 }
 

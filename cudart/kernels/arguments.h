@@ -89,10 +89,10 @@ typedef struct { weight w; view source; int32_t type, reserved; } repack_job;
 typedef struct { uint64_t jobs; } repack_arguments;
 typedef struct { view y; weight w; uint64_t ids; int32_t type, reserved; } gather_arguments;
 typedef struct { view y, x; uint64_t at; } gather_elements_arguments;
-typedef struct { view y, x; uint64_t scale; float eps; int32_t reserved; } norm_arguments;
+typedef struct { view y, x, add; uint64_t scale; float eps; int32_t y_type; } norm_arguments; // add.at may be 0
 typedef struct { view dx, dy, x; uint64_t scale; float eps; int32_t accumulate; } norm_backward_arguments;
 typedef struct { view x; uint64_t positions; view table; int64_t heads; int32_t inverse, reserved; } rope_arguments;
-typedef struct { view y, gate, up; } swiglu_arguments;
+typedef struct { view y, gate, up; int32_t y_type, reserved; } swiglu_arguments;
 typedef struct { view dgate, dup, dy, gate, up; } swiglu_backward_arguments;
 // y (+)= x · wᵀ, or x · w when transposed, for groups of rows. x has x_type, w the type of the kernel. Without tiles there is one group, only.
 typedef struct { view y, x, tail_x; row_group only; uint64_t groups, tiles; int32_t accumulate, x_type, tail_type, reserved; } product_arguments;
@@ -148,7 +148,7 @@ typedef struct {
   uint64_t parts; // split kernels: results of parts, [item of the batch][part][dim + 2]
   int64_t layer, group, part_count;
   float scale;
-  int32_t reserved;
+  int32_t q_type; // bfloat16 for the kernels with tensor cores only
 } attention_arguments;
 typedef struct {
   view dq, dk, dv, dout, o, lse, q;
@@ -157,4 +157,21 @@ typedef struct {
   int64_t layer, group;
   float scale;
   int32_t type; // to whose values dout is rounded in products
+  int32_t q_type, reserved;
 } attention_backward_arguments;
+// Heads before attention: q = queries, keys and values go to pages (see write_pages_arguments). A scale is of a norm of every head, 0: none.
+typedef struct {
+  view q, queries, keys, values, table;
+  uint64_t query_scale, key_scale, positions, slots;
+  cache c;
+  int64_t layer, query_heads;
+  float query_eps, key_eps;
+  int32_t q_type, reserved;
+} heads_arguments;
+// The gradient of it: dq and dk, in place; queries and keys matter where their norm's scale is.
+typedef struct {
+  view dq, dk, queries, keys, table;
+  uint64_t query_scale, key_scale, positions;
+  int64_t query_heads, key_heads;
+  float query_eps, key_eps;
+} heads_backward_arguments;

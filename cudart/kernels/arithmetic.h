@@ -5,6 +5,13 @@
 
 typedef unsigned short bfloat16;
 
+// Neighbours of a row that a thread moves at once.
+template <int n_> struct alignas(4 * n_) floats {
+  static constexpr int n = n_;
+  float v[n_];
+};
+template <int n_> struct alignas(2 * n_) bfloat16s { bfloat16 v[n_]; };
+
 INLINE float infinity() { return bits<float>(0x7f800000u); }
 INLINE float widen(bfloat16 v) { return bits<float>((uint32_t)v << 16); }
 // narrow rounds to nearest even; a NaN stays one.
@@ -27,6 +34,24 @@ INLINE float load_as_float(uint64_t at, int64_t i, int type) {
 INLINE void store_as(uint64_t at, int64_t i, int type, float v) {
   if (type == FLOAT32) memory<float>(at)[i] = v;
   else memory<bfloat16>(at)[i] = narrow(v);
+}
+
+// load_some and store_some are the same for neighbours from element i on, which lie at a multiple of their size.
+template <int n> INLINE floats<n> load_some(uint64_t at, int64_t i, int type) {
+  if (type == FLOAT32) return *(const floats<n> *)(memory<const float>(at) + i);
+  bfloat16s<n> from = *(const bfloat16s<n> *)(memory<const bfloat16>(at) + i);
+  floats<n> v;
+  UNROLL for (int e = 0; e < n; e++) v.v[e] = widen(from.v[e]);
+  return v;
+}
+template <int n> INLINE void store_some(uint64_t at, int64_t i, int type, const floats<n> &v) {
+  if (type == FLOAT32) {
+    *(floats<n> *)(memory<float>(at) + i) = v;
+    return;
+  }
+  bfloat16s<n> to;
+  UNROLL for (int e = 0; e < n; e++) to.v[e] = narrow(v.v[e]);
+  *(bfloat16s<n> *)(memory<bfloat16>(at) + i) = to;
 }
 
 INLINE float larger(float a, float b) { return a > b ? a : b; }
@@ -109,3 +134,17 @@ template <class T> INLINE T *row_of(const view &v, int64_t r) { return memory<T>
 #define EACH_COLUMN(c, cols) \
   for (int64_t piece = block_y() * PIECE; piece < (cols); piece += blocks_y() * PIECE) \
     for (int64_t c = piece + thread(); c < piece + PIECE && c < (cols); c += 256)
+
+// in_fours tells whether every fourth element of every row lies where four can be moved at once.
+INLINE bool in_fours(const view &v, int type) { return v.at % (type == FLOAT32 ? 16 : 8) == 0 && (v.stride % 4 == 0 || v.rows == 1); }
+
+// each_some is EACH_COLUMN for kernels that only move numbers through: with fours, a thread has four neighbouring columns. f(floats<n>, c) does columns c … c + n - 1.
+template <class F> INLINE void each_some(int64_t cols, bool fours, F f) {
+  for (int64_t piece = block_y() * PIECE; piece < cols; piece += blocks_y() * PIECE) {
+    if (fours && piece + PIECE <= cols) f(floats<4>(), piece + 4 * thread());
+    else if (fours && cols % 4 == 0) {
+      if (piece + 4 * thread() < cols) f(floats<4>(), piece + 4 * thread());
+    } else
+      for (int64_t c = piece + thread(); c < piece + PIECE && c < cols; c += 256) f(floats<1>(), c);
+  }
+}

@@ -17,10 +17,9 @@ template <int D> INLINE void read_page(float (*to)[D + 1], const cache &c, int64
   }
 }
 
-// items_of gives where item i's row of v begins, for the key head of the block.
-INLINE float *item_row(const view &v, const sequence &s, int64_t i, int64_t group, int64_t head, int64_t dim) {
-  return row_of<float>(v, s.row + i / group) + (head * group + i % group) * dim;
-}
+// item_element is where item i's row of v begins, for the key head of the block.
+INLINE int64_t item_element(const view &v, const sequence &s, int64_t i, int64_t group, int64_t head, int64_t dim) { return (s.row + i / group) * v.stride + (head * group + i % group) * dim; }
+INLINE float *item_row(const view &v, const sequence &s, int64_t i, int64_t group, int64_t head, int64_t dim) { return memory<float>(v.at) + item_element(v, s, i, group, head, dim); }
 
 // read_items brings items [first, first + n) of v; items from all on, and columns from dim to D, are zero.
 template <int D> INLINE void read_items(float (*to)[D + 1], int n, const view &v, const sequence &s, int64_t first, int64_t all, int64_t group, int64_t head, int64_t dim) {

@@ -20,10 +20,21 @@ template <int D> INLINE void fetch_page(tensor_row<D> *to, const cache &c, int64
 }
 
 // round_items brings items [first, first + n) of v, rounded; items from all on, and columns from dim to D, are zero.
-template <int D> INLINE void round_items(tensor_row<D> *to, int n, const view &v, const sequence &s, int64_t first, int64_t all, int64_t group, int64_t head, int64_t dim) {
+template <int D> INLINE void round_items(tensor_row<D> *to, int n, const view &v, int type, const sequence &s, int64_t first, int64_t all, int64_t group, int64_t head, int64_t dim) {
+  if (type == BFLOAT16 && v.at % 16 == 0 && v.stride % 8 == 0) { // they are as they are wanted
+    for (int e = thread(); e < n * (D / 8); e += TENSOR_THREADS) {
+      int i = e / (D / 8), d = e % (D / 8) * 8;
+      bool have = first + i < all && d < dim;
+      const bfloat16 *from = memory<const bfloat16>(v.at);
+      copy_async(&to[i][d], have ? from + item_element(v, s, first + i, group, head, dim) + d : from, have);
+    }
+    copy_async_commit();
+    copy_async_wait<0>();
+    return;
+  }
   for (int e = thread(); e < n * D; e += TENSOR_THREADS) {
     int i = e / D, d = e % D;
-    to[i][d] = first + i < all && d < dim ? narrow(item_row(v, s, first + i, group, head, dim)[d]) : 0;
+    to[i][d] = first + i < all && d < dim ? narrow(load_as_float(v.at, item_element(v, s, first + i, group, head, dim) + d, type)) : 0;
   }
 }
 

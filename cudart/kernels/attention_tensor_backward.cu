@@ -70,8 +70,8 @@ template <int D> struct tensor_attention_backward {
     for (int64_t i0 = k0 * a.group; i0 < all; i0 += KEYS_ITEMS) {
       copy_async_wait<0>();
       barrier();
-      round_items<D>(q, KEYS_ITEMS, a.q, s, i0, all, a.group, head, dim);
-      round_items<D>(dout, KEYS_ITEMS, a.dout, s, i0, all, a.group, head, dim);
+      round_items<D>(q, KEYS_ITEMS, a.q, a.q_type, s, i0, all, a.group, head, dim);
+      round_items<D>(dout, KEYS_ITEMS, a.dout, FLOAT32, s, i0, all, a.group, head, dim);
       if (thread() < KEYS_ITEMS) {
         bool have = i0 + thread() < all;
         lse[thread()] = have ? item_row(a.lse, s, i0 + thread(), a.group, head, 1)[0] : 0.0f;
@@ -131,8 +131,8 @@ template <int D> struct tensor_attention_backward {
           if (d < dim) dq[c][2 * i + e] = item_row(a.dq, s, item, a.group, head, dim)[d];
         }
     }
-    round_items<D>(q, QUERIES_ITEMS, a.q, s, tile.item, all, a.group, head, dim);
-    round_items<D>(dout, QUERIES_ITEMS, a.dout, s, tile.item, all, a.group, head, dim);
+    round_items<D>(q, QUERIES_ITEMS, a.q, a.q_type, s, tile.item, all, a.group, head, dim);
+    round_items<D>(dout, QUERIES_ITEMS, a.dout, FLOAT32, s, tile.item, all, a.group, head, dim);
     for (int64_t k0 = s.keys_from; k0 <= last_position && k0 < s.keys_to; k0 += PAGE_KEYS) {
       barrier();
       fetch_page<D>(k, a.c, a.layer, pages[k0 / PAGE_KEYS], head);

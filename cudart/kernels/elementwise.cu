@@ -2,9 +2,13 @@
 #include "arithmetic.h"
 
 KERNEL(add, 256, two_views) {
-  float *y = row_of<float>(a.y, block_x());
-  const float *x = row_of<const float>(a.x, block_x());
-  EACH_COLUMN(c, a.y.cols) y[c] = y[c] + x[c];
+  int64_t row = block_x();
+  each_some(a.y.cols, in_fours(a.y, FLOAT32) && in_fours(a.x, FLOAT32), [&a, row](auto some, int64_t c) {
+    constexpr int n = decltype(some)::n;
+    floats<n> y = load_some<n>(a.y.at, row * a.y.stride + c, FLOAT32), x = load_some<n>(a.x.at, row * a.x.stride + c, FLOAT32);
+    UNROLL for (int e = 0; e < n; e++) y.v[e] = y.v[e] + x.v[e];
+    store_some<n>(a.y.at, row * a.y.stride + c, FLOAT32, y);
+  });
 }
 
 // y += x's only row, in every row.
@@ -33,5 +37,9 @@ KERNEL(gather_elements, 256, gather_elements_arguments) {
 
 // y = x in y's type.
 KERNEL(round_rows, 256, round_arguments) {
-  EACH_COLUMN(c, a.y.cols) store_as(a.y.at, block_x() * a.y.stride + c, a.y_type, load_as_float(a.x.at, block_x() * a.x.stride + c, a.x_type));
+  int64_t row = block_x();
+  each_some(a.y.cols, in_fours(a.y, a.y_type) && in_fours(a.x, a.x_type), [&a, row](auto some, int64_t c) {
+    constexpr int n = decltype(some)::n;
+    store_some<n>(a.y.at, row * a.y.stride + c, a.y_type, load_some<n>(a.x.at, row * a.x.stride + c, a.x_type));
+  });
 }

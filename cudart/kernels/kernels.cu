@@ -6,6 +6,7 @@
 #include "attention_tensor_forward.cu"
 #include "elementwise.cu"
 #include "embedding.cu"
+#include "heads.cu"
 #include "losses.cu"
 #include "norm.cu"
 #include "pages.cu"

@@ -1,5 +1,5 @@
 // Rotary positions, in place: elements i and i + dim/2 of every head turn by the angle of the row's position. inverse turns back, which is the gradient.
-#include "arithmetic.h"
+#include "rope.h"
 
 KERNEL(rope, 256, rope_arguments) {
   float *x = row_of<float>(a.x, block_x());
@@ -7,8 +7,6 @@ KERNEL(rope, 256, rope_arguments) {
   const float *cosines = row_of<const float>(a.table, memory<const int32_t>(a.positions)[block_x()]), *sines = cosines + half;
   EACH_COLUMN(c, a.heads * half) {
     int64_t i = c % half;
-    float *p = x + c / half * head_dim + i, u = p[0], v = p[half], cosine = cosines[i], sine = a.inverse ? -sines[i] : sines[i];
-    p[0] = fma_rn(u, cosine, -(v * sine));
-    p[half] = fma_rn(v, cosine, u * sine);
+    turn(x + c / half * head_dim + i, half, cosines[i], a.inverse ? -sines[i] : sines[i]);
   }
 }

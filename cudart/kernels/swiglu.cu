@@ -4,18 +4,29 @@
 INLINE float sigmoid(float x) { return 1.0f / (1.0f + exp_rn(-x)); }
 
 KERNEL(swiglu, 256, swiglu_arguments) {
-  float *y = row_of<float>(a.y, block_x());
-  const float *gate = row_of<const float>(a.gate, block_x()), *up = row_of<const float>(a.up, block_x());
-  EACH_COLUMN(c, a.y.cols) y[c] = gate[c] * sigmoid(gate[c]) * up[c];
+  int64_t row = block_x();
+  each_some(a.y.cols, in_fours(a.y, a.y_type) && in_fours(a.gate, FLOAT32) && in_fours(a.up, FLOAT32), [&a, row](auto some, int64_t c) {
+    constexpr int n = decltype(some)::n;
+    floats<n> gate = load_some<n>(a.gate.at, row * a.gate.stride + c, FLOAT32), up = load_some<n>(a.up.at, row * a.up.stride + c, FLOAT32), y;
+    UNROLL for (int e = 0; e < n; e++) y.v[e] = gate.v[e] * sigmoid(gate.v[e]) * up.v[e];
+    store_some<n>(a.y.at, row * a.y.stride + c, a.y_type, y);
+  });
 }
 
 // dgate may be gate and dup may be up.
 KERNEL(swiglu_backward, 256, swiglu_backward_arguments) {
-  float *dgate = row_of<float>(a.dgate, block_x()), *dup = row_of<float>(a.dup, block_x());
-  const float *dy = row_of<const float>(a.dy, block_x()), *gate = row_of<const float>(a.gate, block_x()), *up = row_of<const float>(a.up, block_x());
-  EACH_COLUMN(c, a.dy.cols) {
-    float g = gate[c], u = up[c], d = dy[c], s = sigmoid(g);
-    dgate[c] = d * u * (s * fma_rn(g, 1.0f - s, 1.0f));
-    dup[c] = d * (g * s);
-  }
+  int64_t row = block_x();
+  bool fours = in_fours(a.dgate, FLOAT32) && in_fours(a.dup, FLOAT32) && in_fours(a.dy, FLOAT32) && in_fours(a.gate, FLOAT32) && in_fours(a.up, FLOAT32);
+  each_some(a.dy.cols, fours, [&a, row](auto some, int64_t c) {
+    constexpr int n = decltype(some)::n;
+    floats<n> gate = load_some<n>(a.gate.at, row * a.gate.stride + c, FLOAT32), up = load_some<n>(a.up.at, row * a.up.stride + c, FLOAT32);
+    floats<n> dy = load_some<n>(a.dy.at, row * a.dy.stride + c, FLOAT32), dgate, dup;
+    UNROLL for (int e = 0; e < n; e++) {
+      float g = gate.v[e], u = up.v[e], d = dy.v[e], s = sigmoid(g);
+      dgate.v[e] = d * u * (s * fma_rn(g, 1.0f - s, 1.0f));
+      dup.v[e] = d * (g * s);
+    }
+    store_some<n>(a.dgate.at, row * a.dgate.stride + c, FLOAT32, dgate);
+    store_some<n>(a.dup.at, row * a.dup.stride + c, FLOAT32, dup);
+  });
 }

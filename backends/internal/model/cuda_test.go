@@ -36,6 +36,7 @@ func TestCUDAKernels(t *testing.T) {
 		t.Run("bfloat16", TestBFloat16Weights)
 		t.Run("gradients", TestGradientsAgreeWithPEFT)
 		t.Run("sampler equals trainer", samplerEqualsTrainer)
+		t.Run("fused equals separate", fusedEqualsSeparate)
 	})
 }
 
@@ -50,6 +51,46 @@ func samplerEqualsTrainer(t *testing.T) {
 			for _, pieces := range [][]int{{64, 1, 1, 2}, {30, 38}, {62, 1, 1, 1, 1, 1, 1}} {
 				if got := b.scored(w, tokens, targets, pieces); !slices.Equal(got, want) {
 					t.Errorf("%v, pieces of %v tokens: log-probabilities differ from training's", d, pieces)
+				}
+			}
+		}
+	}
+}
+
+// fusedEqualsSeparate trains on the device, and on one that looks as if it fused no operations.
+func fusedEqualsSeparate(t *testing.T) {
+	open := openDevice
+	defer func() { openDevice = open }()
+	for _, name := range []string{"qwen2", "qwen3"} { // without norms of heads, and with
+		for _, d := range dtypes {
+			for _, recompute := range []bool{false, true} {
+				var results [2][]float32
+				for i := range results {
+					openDevice = func(t *testing.T, threads int) (tensor.Device, error) {
+						d, err := open(t, threads)
+						if err != nil || i == 0 {
+							return d, err
+						}
+						return struct {
+							tensor.Device
+							tensor.Differentiator
+						}{d, d.(tensor.Differentiator)}, nil
+					}
+					b := newBench(t, unpack(t, name), d, 1)
+					r := rand.New(rand.NewPCG(5, 6))
+					w := b.randomAdapter(4, 4, true, true, true)
+					e := b.example(w, b.randomTokens(r, 30), b.randomTokens(r, 30), slices.Repeat([]float32{1}, 30))
+					e.Gradient = b.gradient(w.Layout())
+					results[i] = slices.Clone(b.train(model.TrainOptions{Recompute: recompute}, e)[0].Logprobs)
+					if err := e.Gradient.Each(func(_ string, x tensor.Tensor) error {
+						results[i] = append(results[i], b.download(x)...)
+						return nil
+					}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if !slices.Equal(results[0], results[1]) {
+					t.Errorf("%s, %v, recompute %v: log-probabilities or gradients are others than those of separate operations", name, d, recompute)
 				}
 			}
 		}

@@ -74,8 +74,8 @@ func (m *Model) MeasureForward(tokens, selected int, layout *lora.Layout) (Memor
 func (m *Model) dry(layout *lora.Layout) (*Model, *lora.Weights, error) {
 	d := *m
 	d.Device = dry.Device{}
-	if _, ok := m.Device.(tensor.Differentiator); ok { // its passes keep results on the device
-		d.Device = dry.Differentiating{}
+	if _, ok := m.Device.(tensor.Differentiator); ok { // its passes keep results on the device, and rows as products read them
+		d.Device = dry.Remote{}
 	}
 	if layout == nil {
 		return &d, nil, nil

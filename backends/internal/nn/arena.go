@@ -81,6 +81,18 @@ func (a *Arena) Get(rows, cols int) (tensor.Tensor, error) {
 	return t, nil
 }
 
+// GetAs is Get for elements of type d.
+func (a *Arena) GetAs(d tensor.DType, rows, cols int) (tensor.Tensor, error) {
+	if d == tensor.Float32 {
+		return a.Get(rows, cols)
+	}
+	ratio := tensor.Float32.Size() / d.Size()
+	t, err := a.Get(1, (rows*cols+ratio-1)/ratio)
+	t.Offset *= ratio
+	t.Rows, t.Cols, t.Stride, t.DType = rows, cols, cols, d
+	return t, err
+}
+
 func (a *Arena) grow(n int) error {
 	n = max(n, minChunk)
 	if a.Room != nil {

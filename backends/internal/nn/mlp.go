@@ -16,8 +16,11 @@ type MLPActivations struct {
 // Forward writes out for the normed residual stream h. An out without a buffer is not computed: only what backward needs is.
 func (m *MLP) Forward(p *Pass, out, h tensor.Tensor, a *MLPActivations) error {
 	width := m.Gate.Weight.Out()
-	var hidden tensor.Tensor
-	if err := p.get(h.Rows, slot{&a.gate, p.Keep, width}, slot{&a.up, p.Keep, width}, slot{&hidden, p.Temp, width}); err != nil {
+	if err := p.get(h.Rows, slot{&a.gate, p.Keep, width}, slot{&a.up, p.Keep, width}); err != nil {
+		return err
+	}
+	hidden, err := p.Temp.GetAs(p.rowType(&m.Down), h.Rows, width)
+	if err != nil {
 		return err
 	}
 	if err := p.linears(h, application{&m.Gate, a.gate, &a.ga}, application{&m.Up, a.up, &a.ua}); err != nil {

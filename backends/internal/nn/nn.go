@@ -72,6 +72,14 @@ type Pass struct {
 	stages     [][]tensor.Multiplication
 }
 
+// kept is the arena for what Backward needs, if it does, else that for what it does not.
+func (p *Pass) kept(needed bool) *Arena {
+	if needed {
+		return p.Keep
+	}
+	return p.Temp
+}
+
 // reduce makes partial sums whole, where a model is cut.
 func (p *Pass) reduce(t tensor.Tensor) error {
 	if p.Comm == nil {

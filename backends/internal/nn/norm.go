@@ -17,3 +17,11 @@ func (n *RMSNorm) Forward(p *Pass, y, x tensor.Tensor) error {
 func (n *RMSNorm) Backward(p *Pass, dx, dy, x tensor.Tensor, accumulate bool) error {
 	return p.Device.RMSNormBackward(dx, dy, x, n.Weight, n.Eps, accumulate)
 }
+
+// ofHeads is the norm of every head; n may be nil.
+func (n *RMSNorm) ofHeads() tensor.HeadNorm {
+	if n == nil {
+		return tensor.HeadNorm{}
+	}
+	return tensor.HeadNorm{Weight: n.Weight, Eps: n.Eps}
+}

@@ -32,8 +32,11 @@ func (l *TransformerLayer) WithWeights(weight func(tensor.Matrix) tensor.Matrix)
 func (l *TransformerLayer) Forward(p *Pass, out, x tensor.Tensor, activations Activations) error {
 	a := activations.(*transformerActivations)
 	mark := p.Temp.Mark()
-	var h tensor.Tensor
-	if err := p.get(x.Rows, slot{&a.middle, p.Keep, x.Cols}, slot{&h, p.Temp, x.Cols}); err != nil {
+	if err := p.get(x.Rows, slot{&a.middle, p.Keep, x.Cols}); err != nil {
+		return err
+	}
+	h, err := p.Temp.GetAs(p.rowType(&l.Attention.Q, &l.Attention.K, &l.Attention.V, &l.MLP.Gate, &l.MLP.Up), x.Rows, x.Cols)
+	if err != nil {
 		return err
 	}
 	if err := l.InputNorm.Forward(p, h, x); err != nil {
@@ -42,13 +45,10 @@ func (l *TransformerLayer) Forward(p *Pass, out, x tensor.Tensor, activations Ac
 	if err := l.Attention.Forward(p, a.middle, h, &a.attention); err != nil {
 		return err
 	}
-	if err := p.Device.Add(a.middle, x); err != nil {
+	if err := p.addNorm(&l.AttentionNorm, h, a.middle, x); err != nil {
 		return err
 	}
 	if err := p.yield(); err != nil {
-		return err
-	}
-	if err := l.AttentionNorm.Forward(p, h, a.middle); err != nil {
 		return err
 	}
 	if err := l.MLP.Forward(p, out, h, &a.mlp); err != nil {

@@ -137,7 +137,7 @@ type Device interface {
 	// Zero clears.
 	Zero(dst Tensor) error
 
-	// RMSNorm: y = x · 1/√(mean(x²)+eps) · weight (1 × Cols), per row; y may be x.
+	// RMSNorm: y = x · 1/√(mean(x²)+eps) · weight (1 × Cols), per row; y may be x. A Fuser's y may be bfloat16, here and in SwiGLU.
 	RMSNorm(y, x, weight Tensor, eps float32) error
 	// RMSNormBackward: dx (+)= the gradient for dy at input x. dx may be dy when not accumulating.
 	RMSNormBackward(dx, dy, x, weight Tensor, eps float32, accumulate bool) error
@@ -156,6 +156,7 @@ type Device interface {
 	// log-sum-exp of each row and head for the backward pass, and may have no buffer when that is not needed. Keys come in pages ascending; a running softmax restarts every 2,048 keys and the
 	// parts are merged in order. A key's contribution to a row before it is left out; what it holds has no influence. With bfloat16 pages a device may round q and the probabilities to bfloat16 for the products,
 	// and do and the gradients by scores in the backward pass; sums are float32. Rows of no run stay as they are; no row may be in two runs. Runs may name the same pages (a shared prefix).
+	// A Fuser's q may be of its QueryType, here and in AttentionBackward.
 	Attention(o, lse, q Tensor, p Pages, layer int, runs []AttentionRun, queryHeads int, scale float32) error
 	// AttentionBackward overwrites dq, dk, dv (rows as q and k) for do. Every run must start at position 0 (training). Of a run with a range of keys it overwrites dk and dv of these keys, and adds to dq unless
 	// the range begins at 0.

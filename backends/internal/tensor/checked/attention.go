@@ -164,7 +164,7 @@ func (d *device) Attention(o, lse, q tensor.Tensor, p tensor.Pages, layer int, r
 	c := d.check("attention")
 	own := c.pages(d, p)
 	width := c.width(own, queryHeads)
-	c.shaped("q", q, q.Rows, width)
+	d.queries(&c, own, q, width)
 	c.shaped("o", o, q.Rows, width)
 	if lse.Buffer != nil {
 		c.shaped("lse", lse, q.Rows, queryHeads)
@@ -186,7 +186,7 @@ func (d *device) AttentionBackward(dq, dk, dv, do, o, lse, q tensor.Tensor, p te
 	c.shaped("do", do, q.Rows, width)
 	c.shaped("o", o, q.Rows, width)
 	c.shaped("lse", lse, q.Rows, queryHeads)
-	c.shaped("q", q, q.Rows, width)
+	d.queries(&c, own, q, width)
 	for i, r := range runs {
 		if r.First != 0 {
 			c.fail("runs[%d] begins at position %d: must be 0", i, r.First)

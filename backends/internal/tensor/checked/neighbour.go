@@ -2,7 +2,7 @@ package checked
 
 import "github.com/tinsmith/tinsmith/backends/internal/tensor"
 
-// remote is what devices have that are not the processor: memory of their own, work that goes on after an operation has returned, a library for what they exchange, draws, derivatives of losses, and work that is given to them as a whole.
+// remote is what devices have that are not the processor: memory of their own, work that goes on after an operation has returned, a library for what they exchange, draws, derivatives of losses, work that is given to them as a whole, and operations that are one.
 type remote interface {
 	tensor.OwnMemory
 	tensor.Neighbour
@@ -10,6 +10,7 @@ type remote interface {
 	tensor.Drawer
 	tensor.Differentiator
 	tensor.Recorder
+	tensor.Fuser
 }
 
 // remoteDevice is device for kernels that are remote as well.

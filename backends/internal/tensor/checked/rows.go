@@ -56,7 +56,7 @@ func (d *device) Zero(dst tensor.Tensor) error {
 
 func (d *device) RMSNorm(y, x, weight tensor.Tensor, eps float32) error {
 	c := d.check("rms norm")
-	c.float("y", y)
+	d.forProducts(&c, "y", y)
 	c.shaped("x", x, y.Rows, y.Cols)
 	c.shaped("weight", weight, 1, y.Cols)
 	if c.err != nil || y.Empty() {
@@ -98,7 +98,7 @@ func (d *device) Rope(x tensor.Tensor, positions []int32, table tensor.Tensor, h
 
 func (d *device) SwiGLU(y, gate, up tensor.Tensor) error {
 	c := d.check("swiglu")
-	c.float("y", y)
+	d.forProducts(&c, "y", y)
 	c.shaped("gate", gate, y.Rows, y.Cols)
 	c.shaped("up", up, y.Rows, y.Cols)
 	if c.err != nil || y.Empty() {

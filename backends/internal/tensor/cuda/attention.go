@@ -68,11 +68,11 @@ func (d *device) Attention(o, lse, q tensor.Tensor, p tensor.Pages, layer int, r
 	if lse.Buffer != nil {
 		vl = view(lse)
 	}
-	return d.failed("attention", d.v.Attention(view(o), vl, view(q), cache, int64(layer), d.sequences(runs), int64(queryHeads)/cache.Heads, scale))
+	return d.failed("attention", d.v.Attention(view(o), vl, view(q), typeOf(q.DType), cache, int64(layer), d.sequences(runs), int64(queryHeads)/cache.Heads, scale))
 }
 
 func (d *device) AttentionBackward(dq, dk, dv, do, o, lse, q tensor.Tensor, p tensor.Pages, layer int, runs []tensor.AttentionRun, queryHeads int, scale float32) error {
 	cache := p.(*pages).cache
-	return d.failed("attention backward", d.v.AttentionBackward(view(dq), view(dk), view(dv), view(do), view(o), view(lse), view(q), cache, int64(layer), d.sequences(runs),
+	return d.failed("attention backward", d.v.AttentionBackward(view(dq), view(dk), view(dv), view(do), view(o), view(lse), view(q), typeOf(q.DType), cache, int64(layer), d.sequences(runs),
 		int64(queryHeads)/cache.Heads, scale))
 }

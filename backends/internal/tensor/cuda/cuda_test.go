@@ -9,6 +9,7 @@ import (
 
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor/cuda"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/dry"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor/optest"
 	"github.com/tinsmith/tinsmith/cudart"
 	"github.com/tinsmith/tinsmith/cudart/shim"
@@ -65,13 +66,13 @@ func TestSanitizer(t *testing.T) {
 	if err != nil {
 		t.Skip(err)
 	}
-	const some = "TestOperations/(values|drawing)/^(adjustments|65_columns|attention_.*lengths_.[0-9]+(_[0-9]+)*._heads_(6/2|4/2|15/1)|.*(matmul|outer).*(1×33×7|7×65×513|64×320×527|0×32×32|300×129)|(rms|swiglu|add|scale|round|rope|log-sum|adamw|sum|gather).*[^0-9](1×3|3×17|33×70|0×8|9×2×40×24|5×4096|3×17_step_1))"
+	const some = "TestOperations/(values|drawing|fused)/^(adjustments|(1×1|3×17|2×257)_to|heads_.*lengths_.(3_0_70|17|0)._|65_columns|attention_.*lengths_.[0-9]+(_[0-9]+)*._heads_(6/2|4/2|15/1)|.*(matmul|outer).*(1×33×7|7×65×513|64×320×527|0×32×32|300×129)|(rms|swiglu|add|scale|round|rope|log-sum|adamw|sum|gather).*[^0-9](1×3|3×17|33×70|0×8|9×2×40×24|5×4096|3×17_step_1))"
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", some, "-test.v")
 	cmd.Env = append(append(os.Environ(), environment...), sanitized+"=1")
 	out, err := cmd.CombinedOutput()
-	values, drawing := strings.Count(string(out), "--- PASS: TestOperations/values/"), strings.Count(string(out), "--- PASS: TestOperations/drawing/")
-	if err != nil || values < 20 || drawing < 5 {
-		t.Errorf("%d cases of values and %d of drawing, %v:\n%s", values, drawing, err, out)
+	passed := func(what string) int { return strings.Count(string(out), "--- PASS: TestOperations/"+what+"/") }
+	if err != nil || passed("values") < 20 || passed("drawing") < 5 || passed("fused") < 15 {
+		t.Errorf("%d cases of values, %d of drawing and %d of fused operations, %v:\n%s", passed("values"), passed("drawing"), passed("fused"), err, out)
 	}
 }
 
@@ -161,5 +162,26 @@ func TestErrors(t *testing.T) {
 	}
 	if err := d.Add(x, x); err != nil {
 		t.Errorf("after the errors: %v", err)
+	}
+}
+
+// A pass that computes nothing, for the plan of memory, keeps queries as the device does.
+func TestQueryTypes(t *testing.T) {
+	d := onProcessor(t)
+	for _, dtype := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
+		for _, headDim := range []int{4, 8, 12, 36, 64, 128} {
+			var types []tensor.DType
+			for _, d := range []tensor.Device{d, dry.Remote{}} {
+				pages, err := d.NewPages(dtype, 1, 1, 1, headDim)
+				if err != nil {
+					t.Fatal(err)
+				}
+				types = append(types, d.(tensor.Fuser).QueryType(pages))
+				pages.Free()
+			}
+			if types[0] != types[1] || (types[0] == tensor.BFloat16) != (dtype == tensor.BFloat16 && headDim%8 == 0) {
+				t.Errorf("%v pages of dimension %d: queries are %v", dtype, headDim, types)
+			}
+		}
 	}
 }

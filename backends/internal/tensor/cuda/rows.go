@@ -32,7 +32,7 @@ func (d *device) Zero(dst tensor.Tensor) error {
 }
 
 func (d *device) RMSNorm(y, x, weight tensor.Tensor, eps float32) error {
-	return d.failed("rms norm", d.v.RMSNorm(view(y), view(x), view(weight).At, eps))
+	return d.failed("rms norm", d.v.RMSNorm(view(y), typeOf(y.DType), view(x), cudart.View{}, view(weight).At, eps))
 }
 
 func (d *device) RMSNormBackward(dx, dy, x, weight tensor.Tensor, eps float32, accumulate bool) error {
@@ -44,7 +44,7 @@ func (d *device) Rope(x tensor.Tensor, positions []int32, table tensor.Tensor, h
 }
 
 func (d *device) SwiGLU(y, gate, up tensor.Tensor) error {
-	return d.failed("swiglu", d.v.SwiGLU(view(y), view(gate), view(up)))
+	return d.failed("swiglu", d.v.SwiGLU(view(y), typeOf(y.DType), view(gate), view(up)))
 }
 
 func (d *device) SwiGLUBackward(dgate, dup, dy, gate, up tensor.Tensor) error {

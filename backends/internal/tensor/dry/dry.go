@@ -6,26 +6,46 @@ import "github.com/tinsmith/tinsmith/backends/internal/tensor"
 // Device takes every operation for done, without a check. Its buffers have no address; what is downloaded stays as it was. The zero value is ready, for any number of goroutines.
 type Device struct{}
 
-// Differentiating is a Device that differentiates losses as well.
-type Differentiating struct{ Device }
+// Remote is a Device that does what devices with memory of their own do as well: it differentiates losses and fuses operations.
+type Remote struct{ Device }
 
 var (
 	_ tensor.Device         = Device{}
-	_ tensor.Differentiator = Differentiating{}
+	_ tensor.Differentiator = Remote{}
+	_ tensor.Fuser          = Remote{}
 )
 
 // Differentiate implements tensor.Differentiator.
-func (Differentiating) Differentiate(_, _, _ tensor.Tensor, _ []tensor.LossTerm) error { return nil }
+func (Remote) Differentiate(_, _, _ tensor.Tensor, _ []tensor.LossTerm) error { return nil }
 
 // SoftmaxGradientBy implements tensor.Differentiator.
-func (Differentiating) SoftmaxGradientBy(_, _ tensor.Tensor, _ []int32, _ tensor.Tensor) error {
+func (Remote) SoftmaxGradientBy(_, _ tensor.Tensor, _ []int32, _ tensor.Tensor) error {
 	return nil
 }
 
 // StartDownload implements tensor.Differentiator.
-func (Differentiating) StartDownload([]float32, tensor.Tensor) (func() error, error) {
+func (Remote) StartDownload([]float32, tensor.Tensor) (func() error, error) {
 	return func() error { return nil }, nil
 }
+
+// AddRMSNorm implements tensor.Fuser.
+func (Remote) AddRMSNorm(_, _, _, _ tensor.Tensor, _ float32) error { return nil }
+
+// QueryType implements tensor.Fuser: as package cuda does.
+func (Remote) QueryType(p tensor.Pages) tensor.DType {
+	if p := p.(pages); p.dtype == tensor.BFloat16 && p.headDim%8 == 0 {
+		return tensor.BFloat16
+	}
+	return tensor.Float32
+}
+
+// TurnHeads implements tensor.Fuser.
+func (Remote) TurnHeads(tensor.Tensor, tensor.Heads, tensor.Pages, int, []tensor.AttentionRun) error {
+	return nil
+}
+
+// TurnHeadsBackward implements tensor.Fuser.
+func (Remote) TurnHeadsBackward(_, _ tensor.Tensor, _ tensor.Heads) error { return nil }
 
 // Name implements tensor.Device.
 func (Device) Name() string { return "dry" }
@@ -138,10 +158,13 @@ func (Device) SwiGLUBackward(_, _, _, _, _ tensor.Tensor) error { return nil }
 
 // NewPages implements tensor.Device.
 func (Device) NewPages(d tensor.DType, layers, count, heads, headDim int) (tensor.Pages, error) {
-	return pages{layers, count, 2 * layers * count * heads * tensor.PageSize * headDim * d.Size()}, nil
+	return pages{d, headDim, layers, count, 2 * layers * count * heads * tensor.PageSize * headDim * d.Size()}, nil
 }
 
-type pages struct{ layers, count, bytes int }
+type pages struct {
+	dtype                         tensor.DType
+	headDim, layers, count, bytes int
+}
 
 func (p pages) Layers() int         { return p.layers }
 func (p pages) Count() int          { return p.count }

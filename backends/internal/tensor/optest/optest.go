@@ -56,6 +56,10 @@ func RunAll(t *testing.T, d tensor.Device, o Options) {
 	if own, ok := d.(tensor.Differentiator); ok {
 		t.Run("derivatives of losses", func(t *testing.T) { derivatives(t, own, d) })
 	}
+	if own, ok := d.(tensor.Fuser); ok {
+		t.Run("fused", func(t *testing.T) { fused(t, own, d, fusedRowShapes, headsShapes) })
+		t.Run("fused refusals", func(t *testing.T) { fusedRefusals(t, own, d) })
+	}
 }
 
 // RunEqual checks that two devices give equal bits in every operation, as devices of one Arithmetic must.

@@ -25,6 +25,9 @@ func RunRagged(t *testing.T, d tensor.Device, o Options) {
 					t.Run(c.name, func(t *testing.T) { c.check(t, d) })
 				}
 			}
+			if f, ok := d.(tensor.Fuser); ok {
+				fused(t, f, d, [][2]int{{rows, 40}, {rows, 300}}, []headsShape{{attention[0], 16, true}, {attention[1], 64, true}, {attention[2], 128, false}})
+			}
 		})
 	}
 	for _, adapters := range []int{1, 2, 17} {

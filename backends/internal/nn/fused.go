@@ -1,0 +1,103 @@
+package nn
+
+import "github.com/tinsmith/tinsmith/backends/internal/tensor"
+
+// What devices that are a tensor.Fuser do in one pass over memory and others in several, with equal bits.
+
+// rowType is the type of rows that nothing but products of layers will read, those of their adapters included. Where all of them round their rows to bfloat16, the rows are written as that, on devices that can.
+// Gradients of adapters are sums of what is not rounded: rows that they read too are float32.
+func (p *Pass) rowType(layers ...*Linear) tensor.DType {
+	if _, ok := p.Device.(tensor.Fuser); !ok {
+		return tensor.Float32
+	}
+	for _, l := range layers {
+		if l.Weight.DType() != tensor.BFloat16 {
+			return tensor.Float32
+		}
+		for _, s := range p.Segments {
+			if m := s.lora(l.Module); m.A != nil && m.A.DType() != tensor.BFloat16 {
+				return tensor.Float32
+			}
+		}
+	}
+	return tensor.BFloat16
+}
+
+// addNorm adds x to sum and writes the norm of that to y.
+func (p *Pass) addNorm(n *RMSNorm, y, sum, x tensor.Tensor) error {
+	if f, ok := p.Device.(tensor.Fuser); ok {
+		return f.AddRMSNorm(y, sum, x, n.Weight, n.Eps)
+	}
+	if err := p.Device.Add(sum, x); err != nil {
+		return err
+	}
+	return n.Forward(p, y, sum)
+}
+
+// queryType is the type that queries are kept in.
+func (p *Pass) queryType() tensor.DType {
+	if f, ok := p.Device.(tensor.Fuser); ok {
+		return f.QueryType(p.Pages)
+	}
+	return tensor.Float32
+}
+
+// turnHeads norms and turns h's queries to q, which is them where there is no norm and nothing to round, and norms and turns its keys and writes them to the pages, with its values. The keys are undefined then if they have
+// no norm.
+func (p *Pass) turnHeads(q tensor.Tensor, h tensor.Heads, layer int) error {
+	if f, ok := p.Device.(tensor.Fuser); ok {
+		return f.TurnHeads(q, h, p.Pages, layer, p.Runs)
+	}
+	if n := h.QueryNorm; n.Weight.Buffer != nil {
+		if err := p.Device.RMSNorm(perHead(q, h.QueryHeads), perHead(h.Queries, h.QueryHeads), n.Weight, n.Eps); err != nil {
+			return err
+		}
+	}
+	mark := p.Temp.Mark()
+	k := h.Keys
+	if n := h.KeyNorm; n.Weight.Buffer != nil {
+		if err := p.get(k.Rows, slot{&k, p.Temp, k.Cols}); err != nil {
+			return err
+		}
+		if err := p.Device.RMSNorm(perHead(k, h.KeyHeads), perHead(h.Keys, h.KeyHeads), n.Weight, n.Eps); err != nil {
+			return err
+		}
+	}
+	if err := p.Device.Rope(q, h.Positions, h.Table, h.QueryHeads, false); err != nil {
+		return err
+	}
+	if err := p.Device.Rope(k, h.Positions, h.Table, h.KeyHeads, false); err != nil {
+		return err
+	}
+	if err := p.Device.WritePages(p.Pages, layer, k, h.Values, p.Runs); err != nil {
+		return err
+	}
+	return p.Temp.Release(mark)
+}
+
+// turnHeadsBackward makes dq and dk, the gradients by what attention read, those by h's queries and keys.
+func (p *Pass) turnHeadsBackward(dq, dk tensor.Tensor, h tensor.Heads) error {
+	if f, ok := p.Device.(tensor.Fuser); ok {
+		return f.TurnHeadsBackward(dq, dk, h)
+	}
+	for _, part := range []struct {
+		d, x  tensor.Tensor
+		heads int
+		norm  tensor.HeadNorm
+	}{{dq, h.Queries, h.QueryHeads, h.QueryNorm}, {dk, h.Keys, h.KeyHeads, h.KeyNorm}} {
+		if err := p.Device.Rope(part.d, h.Positions, h.Table, part.heads, true); err != nil {
+			return err
+		}
+		if part.norm.Weight.Buffer == nil {
+			continue
+		}
+		d := perHead(part.d, part.heads)
+		if err := p.Device.RMSNormBackward(d, d, perHead(part.x, part.heads), part.norm.Weight, part.norm.Eps, false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// perHead sees rows of heads as one row per head.
+func perHead(x tensor.Tensor, heads int) tensor.Tensor { return x.Reshape(x.Rows*heads, x.Cols/heads) }

@@ -1,0 +1,113 @@
+package checked
+
+import "github.com/tinsmith/tinsmith/backends/internal/tensor"
+
+// forProducts is float for rows that a device may write as bfloat16.
+func (d *device) forProducts(c *check, name string, t tensor.Tensor) {
+	if _, ok := d.kernels.(tensor.Fuser); ok && t.DType == tensor.BFloat16 {
+		c.view(name, t)
+		return
+	}
+	c.float(name, t)
+}
+
+// queries checks q, which may be of the type that attention rounds it to.
+func (d *device) queries(c *check, p *pages, q tensor.Tensor, width int) {
+	c.size("q", q, q.Rows, width)
+	if c.err == nil && q.DType == tensor.BFloat16 {
+		if f, ok := d.kernels.(tensor.Fuser); ok && f.QueryType(p.Pages) == tensor.BFloat16 {
+			c.view("q", q)
+			return
+		}
+	}
+	c.float("q", q)
+}
+
+// AddRMSNorm implements tensor.Fuser.
+func (d *remoteDevice) AddRMSNorm(y, sum, x, weight tensor.Tensor, eps float32) error {
+	c := d.check("add and rms norm")
+	d.forProducts(&c, "y", y)
+	c.shaped("sum", sum, y.Rows, y.Cols)
+	c.shaped("x", x, y.Rows, y.Cols)
+	c.shaped("weight", weight, 1, y.Cols)
+	if c.err != nil || y.Empty() {
+		return c.err
+	}
+	return d.remote.AddRMSNorm(y, sum, x, weight, eps)
+}
+
+// QueryType implements tensor.Fuser.
+func (d *remoteDevice) QueryType(p tensor.Pages) tensor.DType {
+	c := d.check("query type")
+	own := c.pages(d.device, p)
+	if c.err != nil {
+		return tensor.Float32
+	}
+	return d.remote.QueryType(own.Pages)
+}
+
+// TurnHeads implements tensor.Fuser.
+func (d *remoteDevice) TurnHeads(q tensor.Tensor, h tensor.Heads, p tensor.Pages, layer int, runs []tensor.AttentionRun) error {
+	c := d.check("turn heads")
+	own := c.pages(d.device, p)
+	if h.KeyHeads != own.heads {
+		c.fail("%d key heads: the pages have %d", h.KeyHeads, own.heads)
+	}
+	keys := own.heads * own.headDim
+	c.view("q", q)
+	c.size("q", q, q.Rows, c.width(own, h.QueryHeads))
+	c.shaped("queries", h.Queries, q.Rows, q.Cols)
+	c.shaped("keys", h.Keys, q.Rows, keys)
+	c.shaped("values", h.Values, q.Rows, keys)
+	c.turned(h, q.Rows, own.headDim)
+	sequences := d.sequences(&c, own, layer, q.Rows, runs, false)
+	if c.err != nil || q.Rows == 0 {
+		return c.err
+	}
+	return d.remote.TurnHeads(q, h, own.Pages, layer, sequences)
+}
+
+// TurnHeadsBackward implements tensor.Fuser.
+func (d *remoteDevice) TurnHeadsBackward(dq, dk tensor.Tensor, h tensor.Heads) error {
+	c := d.check("turn heads backward")
+	headDim := 0
+	if h.QueryHeads < 1 || h.KeyHeads < 1 || dq.Cols%max(h.QueryHeads, 1) != 0 {
+		c.fail("%d columns do not divide into %d query heads, or there are no key heads (%d)", dq.Cols, h.QueryHeads, h.KeyHeads)
+	} else {
+		headDim = dq.Cols / h.QueryHeads
+		if keys, ok := tensor.Product(h.KeyHeads, headDim); !ok || dk.Cols != keys {
+			c.fail("dk has %d columns: must have %d heads of dimension %d", dk.Cols, h.KeyHeads, headDim)
+		}
+	}
+	c.float("dq", dq)
+	c.shaped("dk", dk, dq.Rows, dk.Cols)
+	if h.QueryNorm.Weight.Buffer != nil {
+		c.shaped("queries", h.Queries, dq.Rows, dq.Cols)
+	}
+	if h.KeyNorm.Weight.Buffer != nil {
+		c.shaped("keys", h.Keys, dk.Rows, dk.Cols)
+	}
+	c.turned(h, dq.Rows, headDim)
+	if c.err != nil || dq.Empty() {
+		return c.err
+	}
+	return d.remote.TurnHeadsBackward(dq, dk, h)
+}
+
+// turned checks what says how heads are normed and turned.
+func (c *check) turned(h tensor.Heads, rows, headDim int) {
+	if h.QueryNorm.Weight.Buffer != nil {
+		c.shaped("the queries' norm", h.QueryNorm.Weight, 1, headDim)
+	}
+	if h.KeyNorm.Weight.Buffer != nil {
+		c.shaped("the keys' norm", h.KeyNorm.Weight, 1, headDim)
+	}
+	c.float("table", h.Table)
+	if h.Table.Cols%2 != 0 || h.Table.Cols > headDim {
+		c.fail("table has %d columns: must be even and at most the head's dimension %d", h.Table.Cols, headDim)
+	}
+	if len(h.Positions) != rows {
+		c.fail("%d positions for %d rows", len(h.Positions), rows)
+	}
+	c.indices("positions", h.Positions, 0, h.Table.Rows, "must not be negative, and less than the table's rows,")
+}

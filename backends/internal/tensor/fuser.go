@@ -1,0 +1,30 @@
+package tensor
+
+// Fuser is implemented by devices to which every pass over memory is dear: operations that follow one another are one there. Each gives the bits of those of Device that it stands for. Rows that nothing but products
+// with bfloat16 matrices will read, such a device takes as bfloat16: RMSNorm and SwiGLU write a y of that type, rounded as a product rounds its rows.
+type Fuser interface {
+	// AddRMSNorm: Add(sum, x), then RMSNorm(y, sum, weight, eps). y is not sum, and may be bfloat16.
+	AddRMSNorm(y, sum, x, weight Tensor, eps float32) error
+	// QueryType is the type that attention over the pages rounds queries to: with BFloat16, Attention and AttentionBackward take a q of that type too, with equal bits.
+	QueryType(p Pages) DType
+	// TurnHeads: RMSNorm of every head of h.Queries and h.Keys that has a norm, Rope of both, Round of the queries to q, and WritePages of the keys and of h.Values. q is float32 or bfloat16; a float32 q may be h.Queries.
+	// What h has is otherwise unchanged. Queries of rows of no run are turned too.
+	TurnHeads(q Tensor, h Heads, p Pages, layer int, runs []AttentionRun) error
+	// TurnHeadsBackward: inverse Rope of dq and dk, and RMSNormBackward of them in place for what has a norm. h.Values is not looked at, nor are h.Queries and h.Keys where there is no norm.
+	TurnHeadsBackward(dq, dk Tensor, h Heads) error
+}
+
+// Heads are queries (M × QueryHeads·headDim), keys and values (M × KeyHeads·headDim) as products gave them, and how they are turned: positions and table are as in Device.Rope.
+type Heads struct {
+	Queries, Keys, Values Tensor
+	QueryHeads, KeyHeads  int
+	QueryNorm, KeyNorm    HeadNorm
+	Positions             []int32
+	Table                 Tensor
+}
+
+// HeadNorm is an RMSNorm of every head; without a buffer under the weight (1 × headDim) there is none.
+type HeadNorm struct {
+	Weight Tensor
+	Eps    float32
+}

@@ -1,0 +1,86 @@
+// What comes between the products of attention and attention itself, in one pass over memory: the norm of every query and key head, rotary positions, and the keys' and values' way into pages; and its
+// gradient. A head of a row is a warp's. The arithmetic is that of rms_norm_narrow, rope and write_pages, and so are the bits.
+#include "attention.h"
+#include "norm.h"
+#include "rope.h"
+
+enum { HEADS_THREADS = 256, HEADS = HEADS_THREADS / 32, HEAD_COLUMNS = 128, HEAD_HELD = HEAD_COLUMNS / 32 };
+
+// fetch_head reads the calling lane's columns of a head: every 32nd.
+INLINE void fetch_head(float (&v)[HEAD_HELD], const float *from, int64_t dim) {
+  UNROLL for (int e = 0; e < HEAD_HELD; e++) v[e] = lane() + 32 * e < dim ? from[lane() + 32 * e] : 0.0f;
+}
+
+// turn_head turns a head in shared memory, which all lanes have written and will read.
+INLINE void turn_head(float *head, const view &table, int64_t position, bool inverse) {
+  int64_t half = table.cols / 2;
+  const float *cosines = row_of<const float>(table, position), *sines = cosines + half;
+  warp_barrier();
+  for (int64_t i = lane(); i < half; i += 32) turn(head + i, half, cosines[i], inverse ? -sines[i] : sines[i]);
+  warp_barrier();
+}
+
+// Block (x, y) has heads 8·y … 8·y + 7 of row x: first the queries', then the keys', then the values'.
+KERNEL(heads, HEADS_THREADS, heads_arguments) {
+  SHARED(float, room[HEADS][HEAD_COLUMNS]);
+  int64_t row = block_x(), part = block_y() * HEADS + warp(), dim = a.c.dim;
+  if (part >= a.query_heads + 2 * a.c.heads) return; // a whole warp
+  bool query = part < a.query_heads, value = part >= a.query_heads + a.c.heads;
+  int64_t to = row * a.q.stride + part * dim, slot = 0;
+  const float *from = row_of<const float>(a.queries, row) + part * dim;
+  if (!query) {
+    slot = memory<const int64_t>(a.slots)[row];
+    if (slot < 0) return;
+    part -= a.query_heads;
+    to = page_part(a.c, a.layer, slot / PAGE_KEYS, part) + slot % PAGE_KEYS * dim;
+    from = value ? row_of<const float>(a.values, row) + (part - a.c.heads) * dim : row_of<const float>(a.keys, row) + part * dim;
+  }
+  float v[HEAD_HELD], *head = room[warp()];
+  fetch_head(v, from, dim);
+  if (!value) {
+    uint64_t scale = query ? a.query_scale : a.key_scale;
+    if (scale) {
+      float squares = 0.0f;
+      UNROLL for (int e = 0; e < HEAD_HELD; e++)
+        if (lane() + 32 * e < dim) squares = fma_rn(v[e], v[e], squares);
+      float inverse = inverse_root(warp_sum(squares), dim, query ? a.query_eps : a.key_eps);
+      UNROLL for (int e = 0; e < HEAD_HELD; e++)
+        if (lane() + 32 * e < dim) v[e] = v[e] * inverse * memory<const float>(scale)[lane() + 32 * e];
+    }
+    UNROLL for (int e = 0; e < HEAD_HELD; e++) head[lane() + 32 * e] = v[e];
+    turn_head(head, a.table, memory<const int32_t>(a.positions)[row], false);
+    UNROLL for (int e = 0; e < HEAD_HELD; e++) v[e] = head[lane() + 32 * e];
+  }
+  UNROLL for (int e = 0; e < HEAD_HELD; e++)
+    if (lane() + 32 * e < dim) store_as(query ? a.q.at : a.c.at, to + lane() + 32 * e, query ? a.q_type : a.c.type, v[e]);
+}
+
+// Block (x, y) has heads 8·y … 8·y + 7 of row x: first the queries', then the keys'.
+KERNEL(heads_backward, HEADS_THREADS, heads_backward_arguments) {
+  SHARED(float, room[HEADS][HEAD_COLUMNS]);
+  int64_t row = block_x(), part = block_y() * HEADS + warp();
+  if (part >= a.query_heads + a.key_heads) return; // a whole warp
+  bool query = part < a.query_heads;
+  int64_t dim = query ? a.dq.cols / a.query_heads : a.dk.cols / a.key_heads;
+  if (!query) part -= a.query_heads;
+  float *d = row_of<float>(query ? a.dq : a.dk, row) + part * dim, by_normed[HEAD_HELD], *head = room[warp()];
+  fetch_head(by_normed, d, dim);
+  UNROLL for (int e = 0; e < HEAD_HELD; e++) head[lane() + 32 * e] = by_normed[e];
+  turn_head(head, a.table, memory<const int32_t>(a.positions)[row], true);
+  UNROLL for (int e = 0; e < HEAD_HELD; e++) by_normed[e] = head[lane() + 32 * e];
+  uint64_t scale = query ? a.query_scale : a.key_scale;
+  if (scale) {
+    float x[HEAD_HELD], squares = 0.0f, along = 0.0f;
+    fetch_head(x, row_of<const float>(query ? a.queries : a.keys, row) + part * dim, dim);
+    UNROLL for (int e = 0; e < HEAD_HELD; e++)
+      if (lane() + 32 * e < dim) {
+        by_normed[e] = by_normed[e] * memory<const float>(scale)[lane() + 32 * e];
+        squares = fma_rn(x[e], x[e], squares);
+        along = fma_rn(by_normed[e], x[e], along);
+      }
+    float inverse = inverse_root(warp_sum(squares), dim, query ? a.query_eps : a.key_eps), factor = norm_factor(inverse, warp_sum(along), dim);
+    UNROLL for (int e = 0; e < HEAD_HELD; e++) by_normed[e] = norm_gradient(by_normed[e], x[e], inverse, factor);
+  }
+  UNROLL for (int e = 0; e < HEAD_HELD; e++)
+    if (lane() + 32 * e < dim) d[lane() + 32 * e] = by_normed[e];
+}
