@@ -195,7 +195,7 @@ func (l *CuBLASLt) forget(p *C.cublaslt_plan) error {
 func (l *CuBLASLt) describe(s ProductShape) (*C.cublaslt_plan, error) {
 	p := (*C.cublaslt_plan)(C.calloc(1, C.sizeof_cublaslt_plan))
 	var failed *C.char
-	if code := C.cublaslt_describe(l.c, p, C.int(flag(s.Transposed)), C.int64_t(s.Rows), C.int64_t(s.Columns), C.int64_t(s.Depth), &failed); code != 0 {
+	if code := C.cublaslt_describe(l.c, p, flag(s.Transposed), C.int64_t(s.Rows), C.int64_t(s.Columns), C.int64_t(s.Depth), &failed); code != 0 {
 		return nil, errors.Join(l.failed(C.GoString(failed), code), l.forget(p))
 	}
 	return p, nil
@@ -281,7 +281,7 @@ func (v *Device) multiply(y, x View, xType Type, g RowGroup, s ProductShape, acc
 		return false, err
 	}
 	code := C.cublaslt_multiply(l.c, v.c, l.handle, p, C.int64_t(g.To-g.From), C.uint64_t(y.At+Address(4*g.From*y.Stride)), C.int64_t(y.Stride), C.uint64_t(x.At+Address(2*g.From*x.Stride)), C.int64_t(x.Stride),
-		C.uint64_t(g.Weight.At), C.int64_t(g.Weight.Pitch), C.int(flag(accumulate)))
+		C.uint64_t(g.Weight.At), C.int64_t(g.Weight.Pitch), flag(accumulate))
 	return code == 0, l.failed("cublasLtMatmul", code)
 }
 

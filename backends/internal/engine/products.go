@@ -33,7 +33,7 @@ func (e *Engine) findWeights(ctx context.Context, c *Config, dir string) error {
 	}
 	shapes, err := model.WeightShapes(ctx, dir, e.options.Registry, model.LoadOptions{DType: c.DType, MaxContext: c.MaxContextLength}, ranks...)
 	if err != nil {
-		return nil
+		return nil //nolint:nilerr // the load says what is wrong
 	}
 	if c.Weights = shapes; len(shapes) == 0 && c.Products == productsCuBLASLt {
 		return plugins.Invalidf("backend.products", "is %s, which multiplies weights of bfloat16, and this model has none", productsCuBLASLt)
