@@ -141,7 +141,7 @@ func TestChangesOverTheDatabase(t *testing.T) {
 			}
 		}
 	}
-	for step := range 1500 {
+	for step := range 500 {
 		b := randomBatch(random)
 		want.take(b)
 		check(t, opened.Commit(t.Context(), b))
