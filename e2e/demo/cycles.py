@@ -26,6 +26,7 @@ ADAM = types.AdamParams(learning_rate=1e-4)
 
 
 ROWS, TOKENS = 4, 32
+BUSY_TOKENS = 160  # of a neighbour's sequences: a cycle takes longer than a client needs to send its next pair, also where the server has more of the processors than the clients
 SHOWN = 8  # clock cycles in a drawing
 
 
@@ -47,10 +48,10 @@ def batch(seed, rows=ROWS, tokens=TOKENS):
 class Client:
     """One run, with the clock cycle of each of its operations."""
 
-    def __init__(self, service, seed):
+    def __init__(self, service, seed, tokens=TOKENS):
         self.run = service.create_lora_training_client(base_model=MODEL, rank=8, seed=seed).result()
         self.id = self.run.get_info().model_id
-        self.data = batch(seed)
+        self.data = batch(seed, tokens=tokens)
         self.pairs = []
 
     def send(self):
@@ -86,7 +87,7 @@ class Neighbours:
     """Three runs that always have work queued; the last one samples too. Use with `with`."""
 
     def __init__(self, service):
-        self.clients = [Client(service, 100 + i) for i in range(3)]
+        self.clients = [Client(service, 100 + i, BUSY_TOKENS) for i in range(3)]
         self.sampler = self.clients[-1].run.save_weights_and_get_sampling_client().result()
         self.stop = threading.Event()
         self.errors = []
