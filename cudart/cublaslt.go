@@ -50,7 +50,7 @@ func openCuBLASLt(names []string, o Options) (*CuBLASLt, error) {
 		return nil, fmt.Errorf("%w: %w", ErrNoCuBLASLt, errors.Join(tried...))
 	}
 	if l.version = int(C.cublaslt_version(l.c)); l.version < leastCuBLASLt {
-		err := fmt.Errorf("the cuBLASLt %s is version %s: %s is needed", l.path, ncclText(l.version), ncclText(leastCuBLASLt))
+		err := fmt.Errorf("the cuBLASLt %s is version %s: %s is needed", l.path, libraryVersionText(l.version), libraryVersionText(leastCuBLASLt))
 		l.Close()
 		return nil, err
 	}
@@ -71,7 +71,7 @@ func (l *CuBLASLt) open(path string) error {
 func (l *CuBLASLt) Path() string { return l.path }
 
 // Version is like "12.8.4".
-func (l *CuBLASLt) Version() string { return ncclText(l.version) }
+func (l *CuBLASLt) Version() string { return libraryVersionText(l.version) }
 
 // Close gives the library back, which stays in memory. No device may use it any more. Another Close, and one of nil, does nothing.
 func (l *CuBLASLt) Close() {
@@ -270,9 +270,7 @@ func (v *Device) multiply(y, x View, xType Type, g RowGroup, s ProductShape, acc
 		if failed != nil {
 			return false, failed
 		}
-		if v.rows.x == x && v.rows.xType == xType {
-			v.rows.rounded = to
-		} else {
+		if !v.keepShared(x, xType, to) {
 			defer func() { err = errors.Join(err, v.Free(to.At)) }() // whatever gets it next comes later in the stream
 		}
 		x = to

@@ -56,3 +56,6 @@ func packageDirectories() []string {
 	}
 	return append(all, "/usr/lib/wsl/lib")
 }
+
+// libraryVersionText gives "2.21.5" for 22105, as NCCL and cuBLASLt number their versions.
+func libraryVersionText(v int) string { return fmt.Sprintf("%d.%d.%d", v/10000, v%10000/100, v%100) }

@@ -45,19 +45,16 @@ func OpenNCCL(o Options) (*NCCL, error) {
 		return nil, errors.Join(err, n.Close())
 	}
 	if n.version = int(version); n.version < leastNCCL {
-		return nil, errors.Join(fmt.Errorf("the NCCL %s is version %s: %s is needed", n.path, ncclText(n.version), ncclText(leastNCCL)), n.Close())
+		return nil, errors.Join(fmt.Errorf("the NCCL %s is version %s: %s is needed", n.path, libraryVersionText(n.version), libraryVersionText(leastNCCL)), n.Close())
 	}
 	return n, nil
 }
-
-// ncclText gives "2.21.5" for 22105.
-func ncclText(v int) string { return fmt.Sprintf("%d.%d.%d", v/10000, v%10000/100, v%100) }
 
 // Path is where the library was found.
 func (n *NCCL) Path() string { return n.path }
 
 // Version is like "2.21.5".
-func (n *NCCL) Version() string { return ncclText(n.version) }
+func (n *NCCL) Version() string { return libraryVersionText(n.version) }
 
 // Close gives the library back, which stays in memory. All communicators must have been closed.
 func (n *NCCL) Close() error {

@@ -118,9 +118,7 @@ func (v *Device) productByWarpgroups(y, x View, xType Type, groups []RowGroup, t
 		if failed != nil {
 			return failed
 		}
-		if v.rows.x == x && v.rows.xType == xType {
-			v.rows.rounded = to
-		} else {
+		if !v.keepShared(x, xType, to) {
 			defer func() { err = errors.Join(err, v.Free(to.At)) }() // whatever gets it next comes later in the stream
 		}
 		x = to
@@ -159,6 +157,15 @@ type sharedRows struct {
 	x       View
 	xType   Type
 	rounded View // as the first product by warpgroups rounded them; At 0 before
+}
+
+// keepShared keeps rows of x that have been rounded if products have x in common; false: they are the caller's.
+func (v *Device) keepShared(x View, xType Type, rounded View) bool {
+	if v.rows.x != x || v.rows.xType != xType {
+		return false
+	}
+	v.rows.rounded = rounded
+	return true
 }
 
 // sharedRounded gives rows that products have in common as they have been rounded, others as they are. Where more than a few are to be read by several products it rounds them for the first of these: that

@@ -26,15 +26,13 @@ func (f *modelFiles) size(ctx context.Context, copies, ranks int) (model.Size, e
 func (l *loaded) sizeOfAll(ctx context.Context) ([]int64, error) {
 	all := make([]int64, len(l.homes.devices))
 	shared := map[string]bool{}
-	sets := []struct {
-		key      string
+	type set struct {
+		key      string // the setting that says where they are
 		replicas []*replica
-	}{{"backend.devices", l.training}}
+	}
+	sets := []set{{"backend.devices", l.training}}
 	if len(l.config.Sampling) > 0 {
-		sets = append(sets, struct {
-			key      string
-			replicas []*replica
-		}{"backend.sample_devices", l.sampling})
+		sets = append(sets, set{"backend.sample_devices", l.sampling})
 	}
 	for _, set := range sets {
 		copies := 1

@@ -5,12 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/tinsmith/tinsmith/backends/internal/kvcache"
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
-	"github.com/tinsmith/tinsmith/backends/internal/loss"
 	"github.com/tinsmith/tinsmith/backends/internal/model"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/plugins"
@@ -48,51 +46,6 @@ func (b *passBound) through() {
 	if b.data > mostTokens {
 		b.data = 0
 	}
-}
-
-// pass is one ForwardBackward operation while it runs. Its data goes through the model in as many packed batches as it takes, together with other operations' data, in order on each replica.
-type pass struct {
-	run     *run
-	op      *operation
-	version *version
-
-	left      int // data that have not gone through
-	settled   bool
-	again     bool // its activations are computed again in the backward pass, because there was no memory to keep those of a single datum
-	reduction *lora.Reduction
-	total     *lora.Gradient       // the reduction's, once all data have gone through
-	finite    bool                 // total was found to be
-	give      func(*lora.Gradient) // takes total back
-	logprobs  [][]float32
-	losses    []float64
-	failure   error
-
-	begin  time.Time // of its first batch
-	before turns     // what the sampler had had by then
-}
-
-// restart forgets what has gone through.
-func (p *pass) restart() {
-	p.abandon()
-	n := len(p.op.pass.Data)
-	p.left, p.logprobs, p.losses = n, make([][]float32, n), make([]float64, n)
-}
-
-func (p *pass) abandon() {
-	if p.reduction != nil {
-		p.reduction.Abandon()
-		p.reduction = nil
-	}
-	if p.total != nil {
-		p.give(p.total)
-		p.total, p.finite = nil, false
-	}
-}
-
-// piece is one datum in a batch.
-type piece struct {
-	pass  *pass
-	index int
 }
 
 // execute runs passes of any number of runs, fused and spread over the replicas, and decides each as soon as it is through. A batch for which there is no memory is tried again with half of its data, down to a single
@@ -204,59 +157,6 @@ func (e *Engine) alone(passes []*pass, p *pass, cycle int64) {
 			p.failure = internal("forward_backward", err)
 		}
 	}
-}
-
-// batch is what one replica runs at once.
-type batch struct {
-	replica *replica
-	pieces  []piece
-}
-
-// spread gives each of n replicas a lane of data. What goes to one replica as a whole, in its order, is a group of an operation, whose gradient is one chain: so the sums are the same whatever the number of replicas. The
-// largest group goes first to the lane with the fewest tokens.
-func spread(passes []*pass, n int) [][]piece {
-	lanes := make([][]piece, n)
-	if n == 1 {
-		for _, p := range passes {
-			for i := range p.op.pass.Data {
-				lanes[0] = append(lanes[0], piece{p, i})
-			}
-		}
-		return lanes
-	}
-	type unit struct {
-		order  int // in which units stand in their lane
-		lane   int
-		pieces []piece
-		tokens int
-	}
-	var units []*unit
-	for _, p := range passes {
-		data := p.op.pass.Data
-		for i := range data {
-			// Without a gradient nothing is summed, so that each datum is a unit.
-			if i == 0 || p.op.pass.ForwardOnly || lora.GroupOf(i, len(data)) != lora.GroupOf(i-1, len(data)) {
-				units = append(units, &unit{order: len(units)})
-			}
-			u := units[len(units)-1]
-			u.pieces, u.tokens = append(u.pieces, piece{p, i}), u.tokens+len(data[i].Tokens)
-		}
-	}
-	bySize := slices.Clone(units)
-	slices.SortStableFunc(bySize, func(a, b *unit) int { return b.tokens - a.tokens })
-	tokens := make([]int, n)
-	for _, u := range bySize {
-		for i := range tokens {
-			if tokens[i] < tokens[u.lane] {
-				u.lane = i
-			}
-		}
-		tokens[u.lane] += u.tokens
-	}
-	for _, u := range units {
-		lanes[u.lane] = append(lanes[u.lane], u.pieces...)
-	}
-	return lanes
 }
 
 // tooLarge says why a datum cannot be trained.
@@ -411,121 +311,6 @@ func passWork(m *model.Model, tokens int, forwardOnly bool) float64 {
 	return work
 }
 
-// sum adds the gradients of data that have gone through to those of their operations, and has the sums that are complete checked; check, to be called once, notes which are finite.
-func (l *loaded) sum(pieces []piece) (check func()) {
-	var through []*pass
-	var totals []tensor.Tensor
-	for _, at := range pieces {
-		p := at.pass
-		p.left--
-		if p.reduction == nil || p.failure != nil {
-			continue
-		}
-		if err := p.reduction.Done(at.index); err != nil {
-			p.failure = internal("sum the gradient", err)
-			continue
-		}
-		if p.left > 0 {
-			continue
-		}
-		if p.total, p.failure = p.reduction.Total(); p.total != nil {
-			through, totals = append(through, p), append(totals, p.total.Values())
-		}
-	}
-	wait, err := l.device.SumSquares(totals...)
-	if err != nil {
-		return func() {} // each is checked when it is settled: an error says nothing about a single one
-	}
-	return func() {
-		squares, err := wait()
-		if err != nil {
-			return
-		}
-		for i, p := range through {
-			p.finite = finite(squares[i])
-		}
-	}
-}
-
-// add books the outcome of a datum.
-func (p *pass) add(index int, o model.Outcome) {
-	p.logprobs[index], p.losses[index] = o.Logprobs, o.Loss
-	if o.Err != nil && p.failure == nil {
-		p.failure = &plugins.Error{Kind: plugins.KindNotFinite, Field: fmt.Sprintf("data[%d]", index), Message: o.Err.Error()}
-	}
-}
-
-// training is a batch made ready to run on a replica.
-type training struct {
-	replica       *replica
-	examples      []model.Example
-	tokens, pages int
-	rank          int  // the largest of its adapters
-	backward      bool // there are gradients
-	recompute     bool
-	need          model.Memory // of a workspace
-	outcomes      []model.Outcome
-	finish        func() ([]model.Outcome, error) // gives them; nil if they are there, or nothing was launched
-}
-
-func (l *loaded) prepare(b batch) (training, error) {
-	t := training{replica: b.replica, examples: make([]model.Example, len(b.pieces))}
-	for _, at := range b.pieces {
-		t.pages += pagesOf(at.pass.op.pass.Data[at.index].Tokens)
-	}
-	numbers := make([]int32, t.pages)
-	for i := range numbers {
-		numbers[i] = int32(i)
-	}
-	for i, at := range b.pieces {
-		p := at.pass
-		d := &p.op.pass.Data[at.index]
-		n := pagesOf(d.Tokens)
-		ids := numbers[:n:n]
-		numbers = numbers[n:]
-		t.tokens += len(d.Tokens)
-		t.examples[i] = model.Example{
-			Sequence: model.Sequence{Adapter: p.version.weights.weights(), Tokens: d.Tokens, Pages: ids},
-			Targets:  d.Targets, K: d.K, Loss: p.op.loss,
-			Inputs: loss.Inputs{Weights: d.Weights, Logprobs: d.Logprobs, Advantages: d.Advantages, SequenceRatioMask: d.SequenceRatioMask},
-		}
-		t.rank = max(t.rank, p.run.layout.Rank)
-		if p.op.pass.ForwardOnly {
-			continue
-		}
-		t.backward, t.recompute = true, t.recompute || p.again
-		if p.reduction == nil {
-			var err error
-			if p.reduction, err = l.reduction(p.run.layout, len(p.op.pass.Data)); err != nil {
-				return t, err
-			}
-			p.give = l.adapters.giveGradient
-		}
-		var err error
-		if t.examples[i].Gradient, err = p.reduction.Buffer(at.index); err != nil {
-			return t, err
-		}
-	}
-	return t, l.chooseRecompute(&t)
-}
-
-// pagesOf is the number of pages that a sequence takes.
-func pagesOf(tokens []int32) int { return (len(tokens) + kvcache.PageSize - 1) / kvcache.PageSize }
-
-// chooseRecompute decides whether a batch computes its activations again: always, never, or, when that is left to the engine, if one of its operations must or if they do not fit the replica's share of training. It notes
-// the memory that the pass takes.
-func (l *loaded) chooseRecompute(t *training) (err error) {
-	t.recompute = t.recompute || l.plan.recompute == RecomputeOn
-	if t.need, err = l.measure(t.tokens, t.rank, t.recompute || !t.backward); err != nil {
-		return err
-	}
-	if !t.recompute && t.backward && l.plan.recompute == RecomputeAuto && l.passBytes(t.need, t.pages) > l.plan.training/int64(len(l.training)) {
-		t.recompute = true
-		t.need, err = l.measure(t.tokens, t.rank, true)
-	}
-	return err
-}
-
 // clear makes room for passes: pages that nothing is on, then adapters that nobody needs, then cached prompts are given up.
 func (l *loaded) clear(trainings []training) error {
 	need := make([]int64, len(l.memories))
@@ -582,47 +367,6 @@ func (l *loaded) shrink() bool {
 	return true
 }
 
-// run takes the batch through the replica's model, in device steps of about so many operations. It counts running down when it has ended. On the home device, where the engine's own goroutine would wait for it, end does the
-// waiting.
-func (t *training) run(stepWork float64, running *atomic.Int32, yield func() error) error {
-	r := t.replica
-	return r.each(func(rank int) error {
-		if rank == 0 {
-			defer running.Add(-1)
-		}
-		pages, err := r.trainer.reserve(rank, r.models[rank], t.pages)
-		if err != nil {
-			return err
-		}
-		if len(r.models) == 1 && t.backward { // else the measure is of more than it takes
-			if err := r.trainer.workspaces[rank].Reserve(t.need); err != nil {
-				return err
-			}
-		}
-		finish, err := r.models[rank].StartTrain(r.trainer.workspaces[rank], pages, t.examples, model.TrainOptions{Recompute: t.recompute, Yield: r.point(rank), StepWork: stepWork})
-		if err != nil {
-			return err
-		}
-		if r.homes.has(r.devices[rank]) {
-			t.finish = finish
-			return nil
-		}
-		outcomes, err := finish()
-		if rank == 0 { // all ranks have the same
-			t.outcomes = outcomes
-		}
-		return err
-	}, yield)
-}
-
-// end waits for what run has left on the home device.
-func (t *training) end() (err error) {
-	if t.finish != nil {
-		t.outcomes, err = t.finish()
-	}
-	return err
-}
-
 // reserve makes sure that a rank has n pages, all zero beyond what a pass will write, and gives them.
 func (t *trainer) reserve(rank int, m *model.Model, n int) (tensor.Pages, error) {
 	pages := t.pages[rank]
@@ -650,66 +394,6 @@ func (t *trainer) reserve(rank int, m *model.Model, n int) (tensor.Pages, error)
 		}
 	}
 	return pages, nil
-}
-
-// settle decides a pass that is through or has failed: its gradient is checked and added to the run's accumulator, or nothing is.
-func (e *Engine) settle(p *pass, cycle int64) {
-	err := p.failure
-	if err == nil && p.total != nil && !p.finite {
-		if bad := p.total.CheckFinite(); bad != nil {
-			err = notFinite("gradient", bad)
-		}
-	}
-	var sum *lora.Gradient
-	if err == nil {
-		sum, p.total = p.total, nil
-	}
-	p.abandon()
-	r := p.run
-	e.mu.Lock()
-	deleted := r.deleted
-	e.mu.Unlock()
-	if sum != nil {
-		switch {
-		case deleted:
-			e.loaded.adapters.giveGradient(sum)
-		case r.accumulator == nil:
-			r.accumulator = e.loaded.adapters.adopt(fmt.Sprintf("gradient of adapter %q", r.id), sum)
-		default:
-			err = e.loaded.accumulate(r.accumulator, sum)
-		}
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if r.deleted {
-		return
-	}
-	if p.op.gradient() {
-		r.window.add(err)
-	}
-	if err != nil {
-		r.decide(p.op, nil, err)
-		return
-	}
-	total := 0.0
-	for _, x := range p.losses {
-		total += x
-	}
-	r.decide(p.op, plugins.ForwardBackwardResult{Logprobs: p.logprobs, Metrics: map[string]float64{"loss:sum": total, "clock_cycle:unique": float64(cycle)}, Execution: e.execution(p.begin, p.before)}, nil)
-}
-
-// accumulate adds a gradient, which it frees, to an accumulated one.
-func (l *loaded) accumulate(accumulator *spillable, g *lora.Gradient) error {
-	defer l.adapters.giveGradient(g)
-	if err := l.adapters.need(accumulator); err != nil {
-		return err
-	}
-	defer l.adapters.done(accumulator)
-	if err := l.device.Add(accumulator.gradient().Flat, g.Flat); err != nil {
-		return internal("add the gradient", err)
-	}
-	l.adapters.changed(accumulator)
-	return nil
 }
 
 // needWeights has the weights of n versions in memory until release is called; those side by side may be the same, and nil is the base model.

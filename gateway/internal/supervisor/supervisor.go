@@ -455,7 +455,7 @@ func (s *Supervisor) load(ctx context.Context, p *process) (plugins.Info, plugin
 func (s *Supervisor) watch(ctx context.Context, p *process) {
 	silence := watchdogAfter(s.config.StatusTimeout, func() { p.kill(fmt.Sprintf("killed after %v without a status report", s.config.StatusTimeout)) })
 	defer silence.stop()
-	idle := standstill{longest: s.config.StatusTimeout / 3}
+	idle := standstill{longest: s.config.StatusTimeout / 3} // many reports' worth, and less than the silence for which it is killed
 	err := p.backend.Status(ctx, func(st plugins.Status) {
 		silence.reset()
 		s.change(func(state *State) { state.Status, state.Reported = st, time.Now() })
