@@ -137,6 +137,11 @@ type sampleRequest struct {
 	SparseTargets bool // TargetPromptTokens came sparse, and the scores go back so
 }
 
+// promptBytes is what counts against the memory of waiting samples.
+func (r *sampleRequest) promptBytes() int64 {
+	return 4 * (int64(len(r.Prompt)) + int64(len(r.TargetPromptTokens)))
+}
+
 func encodeSample(r sampleRequest) []byte {
 	e := newEncoder(formSample, 128+4*len(r.Prompt))
 	e.Int32s(r.Prompt)

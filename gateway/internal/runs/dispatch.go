@@ -95,6 +95,8 @@ func (c *Core) cancelJob(j *sampleJob, why *Failure) {
 	}
 	select {
 	case <-j.future.accepted:
+		j.req = sampleRequest{} // it counts against no limit any more, so its prompt may not stay
+		j.sampler.model.samples.cancelled(j.sampler)
 		c.finishCancelled(j)
 	default: // queueSample sees it
 	}
@@ -382,7 +384,7 @@ func (c *Core) resumeSample(f *future, rec store.Record, known charges) {
 		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		j := &sampleJob{sampler: s, future: f, req: req, bytes: int64(4 * len(req.Prompt))}
+		j := &sampleJob{sampler: s, future: f, req: req, bytes: req.promptBytes()}
 		c.admit(j)
 		if j.blame.job = j; s.model.inquest.charge(&j.blame, known) && j.why == nil {
 			s.model.samples.begin(j)

@@ -262,7 +262,7 @@ const maxGaps = 1 << 16
 
 // submitSample journals a resolved sample and queues it.
 func (c *Core) submitSample(ctx context.Context, s *sampler, id, hash string, req sampleRequest) error {
-	j := &sampleJob{sampler: s, req: req, bytes: int64(4 * (len(req.Prompt) + len(req.TargetPromptTokens))), trace: trace.SpanContextFromContext(ctx)}
+	j := &sampleJob{sampler: s, req: req, bytes: req.promptBytes(), trace: trace.SpanContextFromContext(ctx)}
 	parent, seq := parentOf(id)
 	for checked := int64(-1); ; {
 		c.mu.Lock()

@@ -194,12 +194,14 @@ func TestManySamplesTakeTurnsAndAreBounded(t *testing.T) {
 	w.outcome(late.RequestID)
 	w.Core.mu.Lock()
 	waiting := w.models[0].samples.waiting[w.samplers[id]]
-	w.Core.mu.Unlock()
-	if len(waiting) == 0 {
+	if waiting == nil {
+		w.Core.mu.Unlock()
 		t.Fatal("the second session waited for all of the first")
 	}
+	last := waiting.jobs[len(waiting.jobs)-1].future.id
+	w.Core.mu.Unlock()
 	w.ok(w.FinishSession(t.Context(), owner, session, "success", ""))
-	w.failure(w.outcome(waiting[len(waiting)-1].future.id), CategoryUser, "session has ended")
+	w.failure(w.outcome(last), CategoryUser, "session has ended")
 }
 
 func TestCompletions(t *testing.T) {

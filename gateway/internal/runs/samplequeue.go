@@ -1,11 +1,15 @@
 package runs
 
-import "github.com/tinsmith/tinsmith/plugins"
+import (
+	"slices"
+
+	"github.com/tinsmith/tinsmith/plugins"
+)
 
 // sampleQueue holds the samples of one model that wait. Owners share the backend's places in proportion to their weights; the sampling sessions of one take turns. Only those given to the backend have a goroutine.
 type sampleQueue struct {
 	owners  map[string]*ownerQueue
-	waiting map[*sampler][]*sampleJob
+	waiting map[*sampler]*samplerQueue
 	running int
 	given   int64 // samples ever given to the backend
 }
@@ -17,13 +21,21 @@ type ownerQueue struct {
 	last    int64 // number of the sample that was given last
 }
 
+// samplerQueue is what waits of one sampling session, in order. It exists while something waits.
+type samplerQueue struct {
+	jobs      []*sampleJob
+	cancelled int // of them
+}
+
 func newSampleQueue() sampleQueue {
-	return sampleQueue{owners: map[string]*ownerQueue{}, waiting: map[*sampler][]*sampleJob{}}
+	return sampleQueue{owners: map[string]*ownerQueue{}, waiting: map[*sampler]*samplerQueue{}}
 }
 
 func (q *sampleQueue) push(j *sampleJob) {
-	list := q.waiting[j.sampler]
-	if len(list) == 0 {
+	w := q.waiting[j.sampler]
+	if w == nil {
+		w = &samplerQueue{}
+		q.waiting[j.sampler] = w
 		o := q.owners[j.sampler.Owner]
 		if o == nil {
 			o = &ownerQueue{}
@@ -31,7 +43,37 @@ func (q *sampleQueue) push(j *sampleJob) {
 		}
 		o.turns = append(o.turns, j.sampler)
 	}
-	q.waiting[j.sampler] = append(list, j)
+	w.jobs = append(w.jobs, j)
+}
+
+// cancelled takes note that a waiting sample is over, with its why set. They leave together, when they are half of what their session has waiting: so nobody fills the memory
+// with samples that count nowhere any more, and ending a session takes no more time than it has samples.
+func (q *sampleQueue) cancelled(s *sampler) {
+	w := q.waiting[s]
+	if w == nil {
+		return
+	}
+	if w.cancelled++; 2*w.cancelled < len(w.jobs) {
+		return
+	}
+	w.jobs = slices.DeleteFunc(w.jobs, func(j *sampleJob) bool { return j.why != nil })
+	w.cancelled = 0
+	if len(w.jobs) > 0 {
+		return
+	}
+	delete(q.waiting, s)
+	o := q.owners[s.Owner]
+	o.turns = slices.DeleteFunc(o.turns, func(x *sampler) bool { return x == s })
+	q.tidy(s.Owner)
+}
+
+// live counts what waits and is not cancelled.
+func (q *sampleQueue) live() int {
+	n := 0
+	for _, w := range q.waiting {
+		n += len(w.jobs) - w.cancelled
+	}
+	return n
 }
 
 // pop gives the next sample of the owner who has the fewest running for its weight, among equals of the one who got one longest ago. It counts as running until ended.
@@ -52,12 +94,16 @@ func (q *sampleQueue) pop(share func(owner string) plugins.Share) *sampleJob {
 	}
 	s := next.turns[0]
 	next.turns = next.turns[1:]
-	list := q.waiting[s]
-	j := list[0]
-	if len(list) == 1 {
+	w := q.waiting[s]
+	j := w.jobs[0]
+	w.jobs[0] = nil // its prompt shall not stay for as long as the others wait
+	w.jobs = w.jobs[1:]
+	if j.why != nil {
+		w.cancelled--
+	}
+	if len(w.jobs) == 0 {
 		delete(q.waiting, s)
 	} else {
-		q.waiting[s] = list[1:]
 		next.turns = append(next.turns, s)
 	}
 	q.given++
@@ -81,9 +127,14 @@ func (q *sampleQueue) begin(j *sampleJob) {
 // ended takes a sample that pop gave or begin counted out of the counts.
 func (q *sampleQueue) ended(j *sampleJob) {
 	q.running--
-	o := q.owners[j.sampler.Owner]
-	if o.running--; o.running == 0 && len(o.turns) == 0 {
-		delete(q.owners, j.sampler.Owner)
+	q.owners[j.sampler.Owner].running--
+	q.tidy(j.sampler.Owner)
+}
+
+// tidy forgets an owner of whom nothing waits or runs.
+func (q *sampleQueue) tidy(owner string) {
+	if o := q.owners[owner]; o.running == 0 && len(o.turns) == 0 {
+		delete(q.owners, owner)
 	}
 }
 

@@ -40,6 +40,36 @@ func TestSampleQueue(t *testing.T) {
 		q.ended(j)
 		n++
 	}
+	// Those that were cancelled go with the next ones, in whatever order, and the others keep theirs.
+	var waiting []*sampleJob
+	cancel := func(jobs ...*sampleJob) {
+		for _, j := range jobs {
+			j.why = &Failure{}
+			q.cancelled(j.sampler)
+		}
+	}
+	for range 10 {
+		j := &sampleJob{sampler: first}
+		waiting = append(waiting, j)
+		q.push(j)
+	}
+	cancel(waiting[0], waiting[3], waiting[4], waiting[9])
+	if got := q.pop(share); got != waiting[0] || q.live() != 6 {
+		t.Errorf("popped %p, want the first; %d live", got, q.live())
+	}
+	q.ended(waiting[0])
+	cancel(waiting[8], waiting[5])
+	if got := q.waiting[first].jobs; len(got) != 4 || got[0] != waiting[1] || got[3] != waiting[7] || q.live() != 4 {
+		t.Errorf("%d are left, %d live", len(got), q.live())
+	}
+	if got := q.pop(share); got != waiting[1] {
+		t.Errorf("popped %p, want the second", got)
+	}
+	cancel(waiting[2], waiting[6], waiting[7])
+	if got := q.pop(share); got != nil || len(q.owners) != 1 {
+		t.Errorf("popped %p, %d owners; one sample runs", got, len(q.owners))
+	}
+	q.ended(waiting[1])
 	if n != 161 || q.running != 0 || len(q.owners) != 0 || len(q.waiting) != 0 {
 		t.Errorf("%d were left, %d run, %d owners and %d sessions are remembered", n, q.running, len(q.owners), len(q.waiting))
 	}

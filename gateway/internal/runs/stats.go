@@ -33,9 +33,7 @@ func (c *Core) Stats() Stats {
 		s.QueuedOperations += r.queue.unfinished
 	}
 	for _, m := range c.models {
-		for _, list := range m.samples.waiting {
-			s.WaitingSamples += len(list)
-		}
+		s.WaitingSamples += m.samples.live()
 		s.RunningSamples += m.samples.running
 		s.Generations += m.generating
 	}
