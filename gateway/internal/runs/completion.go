@@ -125,6 +125,7 @@ func (c *Core) completionQueue(ctx context.Context, q CompletionQuery) (*complet
 		c.mu.Unlock()
 		return nil, err
 	}
+	s.session.seen = c.cfg.now() // as in Wait
 	if queue := s.completions[q.Clone]; queue != nil && queue.known == nil {
 		c.mu.Unlock()
 		return queue, nil

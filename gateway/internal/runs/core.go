@@ -63,7 +63,7 @@ type Config struct {
 	// Explained is told when the crashes of a model's process had a cause that does not come again: work that is not run any more, and without which others have succeeded. It must return at once; nil = nobody is told.
 	Explained func(model string)
 
-	SessionExpiry    time.Duration // without heartbeat; 300 s
+	SessionExpiry    time.Duration // of silence; four times as long for one with samples only that are not finished, never for one with other work; 300 s
 	GapWait          time.Duration // how long a missing seq_id is waited for; 2 s
 	SweepEvery       time.Duration // expiry of sessions and checkpoints; 10 s
 	ResultsKept      time.Duration // results of a session that has ended; 10 min

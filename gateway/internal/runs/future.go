@@ -298,6 +298,9 @@ func (c *Core) Wait(ctx context.Context, owner, requestID string, hold time.Dura
 	c.mu.Lock()
 	holder, known := c.knownOwner(requestID)
 	f := c.futures[requestID]
+	if known && holder == owner && f != nil && f.session != nil {
+		f.session.seen = c.cfg.now() // who polls is there, with or without heartbeats
+	}
 	c.mu.Unlock()
 	if !known || holder != owner {
 		return nil, notFoundf("no future %s", quote(requestID))

@@ -82,7 +82,7 @@ type SessionCursor struct {
 // session is a session in memory. The record is what is stored.
 type session struct {
 	sessionRecord
-	seen     time.Time // last heartbeat or submission, counted anew after a restart
+	seen     time.Time // last heartbeat, submission or poll, counted anew after a restart
 	asked    time.Time // when somebody named it last
 	pending  int       // futures that are not complete
 	runs     []*run

@@ -2,6 +2,7 @@ package runs
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -122,6 +123,59 @@ func TestSessionOutlivesAPauseOfTheServer(t *testing.T) {
 	clock.add(101 * time.Second)
 	w.sweep(ctx, w.config.SweepEvery)
 	w.refused(w.Heartbeat(ctx, owner, id), KindNotFound, "expired")
+}
+
+// Samples keep a silent session for some time, polls make it heard, and operations of runs keep it until they are done.
+func TestSilentSessionWithWork(t *testing.T) {
+	w, clock := clocked(t, func(w *world) {
+		w.config.GapWait = time.Hour
+		w.fake = `{"vocab_size": 64, "max_context_length": 128, "delays": [{"operation": "token", "seconds": 600}]}`
+	})
+	ctx := t.Context()
+	after := func(d time.Duration, session string, want StatusType) {
+		t.Helper()
+		clock.add(d)
+		w.sweep(ctx, time.Second)
+		info, err := w.Session(ctx, owner, session, ScopeOwned)
+		w.ok(err)
+		if info.Status.Type != want {
+			t.Fatalf("after %s: %+v, want %s", d, info.Status, want)
+		}
+	}
+	sampling, training := w.session(), w.session()
+	long := w.sample(w.baseSampler(sampling, 0), 0)
+	long.Params.MaxTokens = intp(100)
+	sample, err := w.Sample(ctx, long)
+	w.ok(err)
+	also := w.sample(w.baseSampler(training, 0), 0)
+	also.Params.MaxTokens = intp(100)
+	beside, err := w.Sample(ctx, also)
+	w.ok(err)
+	step, err := w.OptimStep(ctx, w.step(w.newRun(training, 0), 2)) // waits for number 1
+	w.ok(err)
+
+	after(19*time.Minute, sampling, StatusActive)
+	if _, err := w.Wait(ctx, owner, sample.RequestID, 0); !errors.Is(err, ErrPending) {
+		t.Fatal(err)
+	}
+	after(19*time.Minute, sampling, StatusActive)
+	if list, _, err := w.Completions(ctx, CompletionQuery{Owner: owner, SamplerID: long.SamplerID}); err != nil || len(list) > 0 {
+		t.Fatal(list, err)
+	}
+	after(19*time.Minute, sampling, StatusActive)
+	_, err = w.Wait(ctx, other, sample.RequestID, 0) // a stranger's poll is not the client's
+	w.refused(err, KindNotFound)
+	after(2*time.Minute, sampling, StatusCancelled)
+	w.failure(w.outcome(sample.RequestID), CategoryUser, "session has ended")
+
+	after(100*time.Hour, training, StatusActive)
+	for _, id := range []string{beside.RequestID, step.RequestID} {
+		if _, err := w.Wait(ctx, owner, id, 0); !errors.Is(err, ErrPending) {
+			t.Errorf("%s: %v", id, err)
+		}
+	}
+	w.ok(w.FinishSession(ctx, owner, training, "interrupted", ""))
+	w.failure(w.outcome(beside.RequestID), CategoryUser, "session has ended")
 }
 
 func TestFinishedSession(t *testing.T) {

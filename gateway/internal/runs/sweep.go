@@ -2,6 +2,7 @@ package runs
 
 import (
 	"context"
+	"math"
 	"os"
 	"path/filepath"
 	"time"
@@ -43,7 +44,7 @@ func (c *Core) sweep(ctx context.Context, elapsed time.Duration) {
 			s.seen = earlier(s.seen.Add(unheard), now)
 		}
 		switch {
-		case s.active() && s.pending == 0 && now.Sub(s.seen) > c.cfg.SessionExpiry:
+		case s.active() && now.Sub(s.seen) > c.patience(s):
 			c.endSession(s, SessionStatus{Type: StatusCancelled, Detail: "no heartbeat for " + now.Sub(s.seen).Round(time.Second).String()})
 			ended = append(ended, s)
 		case s.Retired: // the schedule has it
@@ -100,6 +101,25 @@ func (c *Core) sweep(ctx context.Context, elapsed time.Duration) {
 	}
 	c.logged("usage could not be stored", c.countStorage(ctx, elapsed))
 	c.logged("ended sessions could not be retired", c.retire(ctx))
+}
+
+// forSamples is how many times as long as a session without work one is kept that waits for samples alone.
+const forSamples = 4
+
+// patience is how long a session may be silent. Operations of its runs are finished however long that takes, for they change what is kept; samples are of use to nobody but the
+// client, and one that has died must not keep the device busy with all that it had sent. mu is held.
+func (c *Core) patience(s *session) time.Duration {
+	if s.pending == 0 {
+		return c.cfg.SessionExpiry
+	}
+	samples := 0
+	for _, smp := range s.samplers {
+		samples += len(smp.jobs)
+	}
+	if samples < s.pending {
+		return math.MaxInt64
+	}
+	return forSamples * min(c.cfg.SessionExpiry, math.MaxInt64/forSamples)
 }
 
 func earlier(a, b time.Time) time.Time {
