@@ -60,6 +60,9 @@ func (d *SamplingDefaults) check() error {
 			return fmt.Errorf("generation_config.json: %s: %v is not allowed: %s", f.name, *f.value, f.allowed)
 		}
 	}
+	if d.TopK != nil && *d.TopK < -1 {
+		return fmt.Errorf("generation_config.json: top_k: %d is not allowed: at least -1, which is off", *d.TopK)
+	}
 	return nil
 }
 

@@ -45,6 +45,7 @@ func TestDirectories(t *testing.T) {
 		{name: "temperature", file: "generation_config.json", content: `{"temperature": -1}`, refused: []string{"generation_config.json", "temperature", "-1"}},
 		{name: "top_p", file: "generation_config.json", content: `{"top_p": 0}`, refused: []string{"top_p"}},
 		{name: "min_p", file: "generation_config.json", content: `{"min_p": 2}`, refused: []string{"min_p"}},
+		{name: "top_k", file: "generation_config.json", content: `{"top_k": -2}`, refused: []string{"top_k", "-2", "at least -1"}},
 		{name: "repetition_penalty", file: "generation_config.json", content: `{"repetition_penalty": 0}`, refused: []string{"repetition_penalty"}},
 		{name: "tokenizer", file: "tokenizer.json", content: `{`, refused: []string{"a model"}},
 		{name: "large", file: "config.json", content: strings.Repeat(" ", maxConfigBytes+1), refused: []string{"config.json", "bytes"}},
