@@ -101,6 +101,8 @@ func TestCheckpoints(t *testing.T) {
 	}
 	w.bad(w.SaveWeights(ctx, SaveWeights{Operation: at(run, 8), Name: "a"}))(t, "ResourceAlreadyExists", a.Path)
 	files := w.files()
+	_, err = w.SaveWeights(ctx, SaveWeights{Operation: at(run, 10), Name: "b", UserMetadata: map[string]string{"k": strings.Repeat("v", maxMetadata)}})
+	w.refused(err, KindInvalid, "user_metadata", "262145")
 	w.good(w.SaveWeights(ctx, SaveWeights{Operation: at(run, 9), Name: "a", Overwrite: true, UserMetadata: map[string]string{"k": "w"}}))
 	w.eventually(func() bool { return len(w.files()) == 3 })
 	if slices.Equal(files, w.files()) {

@@ -73,6 +73,7 @@ type Config struct {
 	MaxQueuedBytes   int64         // over all owners: prompts of samples that are not finished; 256 MiB
 	MaxRunningSample int           // requests per model given to the backend at a time; 256
 	MaxQueuedOps     int           // per run: operations accepted and not finished; 4,096
+	MaxPassBytes     int64         // over all runs: data of passes that are not finished and held in memory; what is more is read from the journal when its turn comes; 1 GiB
 	MaxHotSnapshots  int           // per run: versions pinned in the backend for unnamed samplers; older ones go to disk; 2
 	MaxFrozen        int           // per model: saved adapters loaded in the backend for sampling at a time; 32
 	PointEvery       time.Duration // a run's state is written for its recovery when its last writing is that long ago; 60 s
@@ -114,6 +115,7 @@ type Core struct {
 	deleted     map[string]time.Time   // recent deletions by owner, path and idempotency key
 	owners      map[string]int         // samples accepted and not finished, by owner
 	promptBytes int64                  // of those samples
+	passBytes   int64                  // of passes that are in memory
 	disk        diskQueue
 	released    bool // payloads of the journal, since it was compacted last
 }
@@ -194,6 +196,7 @@ func (cfg *Config) complete() error {
 	setDefault(&cfg.MaxQueuedBytes, 256<<20)
 	setDefault(&cfg.MaxRunningSample, 256)
 	setDefault(&cfg.MaxQueuedOps, 4096)
+	setDefault(&cfg.MaxPassBytes, 1<<30)
 	setDefault(&cfg.MaxHotSnapshots, 2)
 	setDefault(&cfg.MaxFrozen, 32)
 	setDefault(&cfg.PointEvery, 60*time.Second)

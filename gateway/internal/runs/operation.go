@@ -200,10 +200,11 @@ func (c *Core) submit(ctx context.Context, o Operation, op *operation, hash stri
 	c.acceptFuture(op.future)
 	if op.pass != nil {
 		// What does not fit in memory is read back from the journal when its turn comes.
-		if r.queue.buffered > 0 && r.queue.buffered+op.bytes > plugins.MaxAheadBytes {
+		if r.queue.buffered > 0 && r.queue.buffered+op.bytes > plugins.MaxAheadBytes || c.passBytes > 0 && c.passBytes+op.bytes > c.cfg.MaxPassBytes {
 			op.pass = nil
 		} else {
 			r.queue.buffered += op.bytes
+			c.passBytes += op.bytes
 		}
 	}
 	if late {
@@ -309,7 +310,7 @@ func (c *Core) submitSave(ctx context.Context, o Operation, kind OperationKind, 
 		return Submitted{RequestID: o.id(), RunID: o.RunID}.unless(err)
 	}
 	if o.Refusal == "" {
-		if err := check(); err != nil {
+		if err := firstError(checkTexts(body.UserMetadata), check()); err != nil {
 			return c.refuse(o, err)
 		}
 	}

@@ -284,6 +284,7 @@ func (c *Core) left(op *operation, wasAhead bool) {
 	c.clear(op.run.model, &op.blame)
 	if op.pass != nil {
 		q.buffered -= op.bytes
+		c.passBytes -= op.bytes
 		op.pass = nil
 	}
 	if wasAhead {

@@ -222,6 +222,15 @@ func TestFailedCreationFailsEverythingLater(t *testing.T) {
 }
 
 func TestLargeQueuesAreReadBackFromTheJournal(t *testing.T) {
+	for name, set := range map[string]func(*world, *run){ // as if much was waiting
+		"of the run":  func(_ *world, r *run) { r.queue.buffered = plugins.MaxAheadBytes },
+		"of all runs": func(w *world, _ *run) { w.passBytes = w.cfg.MaxPassBytes },
+	} {
+		t.Run(name, func(t *testing.T) { testReadBack(t, set) })
+	}
+}
+
+func testReadBack(t *testing.T, set func(*world, *run)) {
 	w, rec := recorded(t, func(w *world) {
 		w.fake = `{"vocab_size": 64, "max_context_length": 128, "delays": [{"operation": "create_adapter", "seconds": 0.2}]}`
 	})
@@ -229,7 +238,7 @@ func TestLargeQueuesAreReadBackFromTheJournal(t *testing.T) {
 	s, err := w.CreateRun(t.Context(), NewRun{Owner: owner, SessionID: session, BaseModel: base, LoRA: LoRAConfig{Rank: 4, TrainAttn: true}})
 	w.ok(err)
 	w.Core.mu.Lock()
-	w.runs[s.RunID].queue.buffered = plugins.MaxAheadBytes // as if much was waiting
+	set(w, w.runs[s.RunID])
 	w.Core.mu.Unlock()
 	for i := range int64(3) {
 		_, err := w.ForwardBackward(t.Context(), w.pass(s.RunID, i+1))

@@ -14,8 +14,8 @@ func (w *world) held() string {
 	w.Core.mu.Lock()
 	defer w.Core.mu.Unlock()
 	m := w.models[0]
-	return fmt.Sprintf("%d sessions, %d runs, %d samplers, %d checkpoints, %d futures, %d owners and %d bytes with samples, %d queues, %d waiting, %d running, %d busy, %d suspects, %d frozen",
-		len(w.sessions), len(w.runs), len(w.samplers), len(w.checkpoints), len(w.futures), len(w.owners), w.promptBytes, len(m.samples.owners), len(m.samples.waiting), m.samples.running,
+	return fmt.Sprintf("%d sessions, %d runs, %d samplers, %d checkpoints, %d futures, %d owners and %d bytes with samples, %d bytes of passes, %d queues, %d waiting, %d running, %d busy, %d suspects, %d frozen",
+		len(w.sessions), len(w.runs), len(w.samplers), len(w.checkpoints), len(w.futures), len(w.owners), w.promptBytes, w.passBytes, len(m.samples.owners), len(m.samples.waiting), m.samples.running,
 		len(m.inquest.busy), len(m.inquest.suspects), len(m.frozen))
 }
 

@@ -150,7 +150,7 @@ func (c *Core) usableSession(owner, id string) (*session, error) {
 	}
 }
 
-// Bounds of what a client may have kept with a session or a run: all of it is in memory as long as they are.
+// Bounds of what a client may have kept with a session, a run or a checkpoint: all of it is in memory as long as they are.
 const (
 	maxMetadata = 256 << 10 // bytes of user_metadata, and of the detail of an end
 	maxTags     = 1000
@@ -173,6 +173,18 @@ func (n *NewSession) check() error {
 func checkLabel(field, text string) error {
 	if len(text) > maxLabel {
 		return invalidf("%s: has %d bytes, at most %d are allowed", field, len(text), maxLabel)
+	}
+	return nil
+}
+
+// checkTexts refuses metadata of a checkpoint that are too long to be kept.
+func checkTexts(metadata map[string]string) error {
+	n := 0
+	for k, v := range metadata {
+		n += len(k) + len(v)
+	}
+	if n > maxMetadata {
+		return invalidf("user_metadata: has %d bytes, at most %d are allowed", n, maxMetadata)
 	}
 	return nil
 }
