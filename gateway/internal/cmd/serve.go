@@ -21,6 +21,7 @@ import (
 
 	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
 	"github.com/tinsmith/tinsmith/gateway/internal/config"
+	"github.com/tinsmith/tinsmith/gateway/internal/durable"
 	"github.com/tinsmith/tinsmith/gateway/internal/fleet"
 	"github.com/tinsmith/tinsmith/gateway/internal/hub"
 	"github.com/tinsmith/tinsmith/gateway/internal/keys"
@@ -373,7 +374,7 @@ func loadSecret(path string) ([]byte, error) {
 	if _, err := rand.Read(b); err != nil {
 		return nil, err
 	}
-	if err := os.WriteFile(path, b, 0o600); err != nil {
+	if err := durable.WriteFile(path, b, 0o600); err != nil {
 		return nil, err
 	}
 	return b, nil

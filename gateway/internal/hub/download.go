@@ -18,6 +18,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/durable"
 )
 
 // Bounds of what a hub may answer.
@@ -102,15 +104,15 @@ func download(ctx context.Context, repository, revision string, progress Progres
 		done += f.Size
 		report(f.Size)
 	}
-	if err := os.WriteFile(filepath.Join(snapshot, completeName), nil, 0o644); err != nil {
-		return "", err
+	if err := errors.Join(durable.SyncFolder(filepath.Join(root, "blobs")), durable.WriteFile(filepath.Join(snapshot, completeName), nil, 0o644)); err != nil {
+		return "", err // the mark says that every file is there, so it comes to the disk after them
 	}
 	if !commitHash.MatchString(revision) {
 		ref := filepath.Join(root, "refs", filepath.FromSlash(revision))
 		if err := os.MkdirAll(filepath.Dir(ref), 0o755); err != nil {
 			return "", err
 		}
-		if err := replaceFile(ref, []byte(commit)); err != nil {
+		if err := durable.WriteFile(ref, []byte(commit), 0o644); err != nil {
 			return "", err
 		}
 	}
@@ -330,13 +332,4 @@ func get(ctx context.Context, source string, from int64) (*http.Response, error)
 		text += ": there is no such repository, revision or file"
 	}
 	return nil, &statusError{res.StatusCode, text}
-}
-
-// replaceFile writes a file whole or not at all.
-func replaceFile(path string, data []byte) error {
-	temporary := path + ".new"
-	if err := os.WriteFile(temporary, data, 0o644); err != nil {
-		return err
-	}
-	return os.Rename(temporary, path)
 }

@@ -4,6 +4,7 @@ package keys
 
 import (
 	"bufio"
+	"bytes"
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -12,14 +13,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"log/slog"
 	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/durable"
 )
 
 // Anonymous is the owner of everything on a server without a keys file.
@@ -52,6 +56,7 @@ type Ring struct {
 	entries []entry
 	checked time.Time
 	stamp   string
+	fault   string // why the file could not be read last, as it was logged
 }
 
 // Open reads the keys file; an empty path makes a ring that takes any key as Anonymous. A file without keys is refused: nobody could use the server.
@@ -111,7 +116,7 @@ func (r *Ring) Exists(name string) bool {
 	return false
 }
 
-// refresh reads the file again when it has changed. A file that cannot be read leaves the known keys in force.
+// refresh reads the file again when it has changed. A file that cannot be read leaves the known keys in force, which the log says once: somebody may believe that a key is revoked.
 func (r *Ring) refresh() {
 	r.mu.RLock()
 	fresh := time.Since(r.checked) < recheck
@@ -125,11 +130,17 @@ func (r *Ring) refresh() {
 		return
 	}
 	r.checked = time.Now()
-	if stamp, err := fileStamp(r.path); err != nil || stamp == r.stamp {
+	if stamp, err := fileStamp(r.path); err == nil && stamp == r.stamp {
 		return
 	}
-	if entries, stamp, err := read(r.path); err == nil {
-		r.entries, r.stamp = entries, stamp
+	entries, stamp, err := read(r.path)
+	if err == nil {
+		r.entries, r.stamp, r.fault = entries, stamp, ""
+		return
+	}
+	if fault := err.Error(); fault != r.fault {
+		r.fault = fault
+		slog.Warn("the changed keys file cannot be read: the keys known before stay in force", "error", err)
 	}
 }
 
@@ -151,16 +162,20 @@ func read(path string) ([]entry, string, error) {
 		return nil, "", fmt.Errorf("keys file: %w", err)
 	}
 	defer f.Close()
-	entries, err := parse(f)
+	data, err := content(f)
+	var entries []entry
+	if err == nil {
+		entries, err = parse(data)
+	}
 	if err != nil {
 		return nil, "", fmt.Errorf("keys file %s: %w", path, err)
 	}
 	return entries, stamp, nil
 }
 
-func parse(r io.Reader) ([]entry, error) {
+func parse(data []byte) ([]entry, error) {
 	var entries []entry
-	lines := bufio.NewScanner(io.LimitReader(r, maxFileBytes))
+	lines := bufio.NewScanner(bytes.NewReader(data))
 	for n := 1; lines.Scan(); n++ {
 		line := strings.TrimSpace(lines.Text())
 		if line == "" || strings.HasPrefix(line, "#") {
@@ -192,21 +207,61 @@ func Add(path, name string) (string, error) {
 	}
 	key := Prefix + base64.RawURLEncoding.EncodeToString(secret[:])
 	hash := sha256.Sum256([]byte(key))
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
+	f, err := lock(path, os.O_CREATE|os.O_APPEND)
 	if err != nil {
-		return "", fmt.Errorf("keys file: %w", err)
+		return "", err
 	}
 	defer f.Close()
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
-		return "", fmt.Errorf("lock keys file %s: %w", path, err)
+	data, err := content(f)
+	if err == nil {
+		_, err = parse(data)
 	}
-	if _, err := parse(f); err != nil {
+	line := fmt.Sprintf("%s %x\n", name, hash)
+	if n := len(data); n > 0 && data[n-1] != '\n' { // somebody has edited it
+		line = "\n" + line
+	}
+	if err == nil && len(data)+len(line) > maxFileBytes {
+		err = fmt.Errorf("is full: at most %d bytes are allowed", maxFileBytes)
+	}
+	if err != nil {
 		return "", fmt.Errorf("keys file %s: %w", path, err)
 	}
-	if _, err := fmt.Fprintf(f, "%s %x\n", name, hash); err != nil {
+	if _, err := f.WriteString(line); err != nil {
 		return "", fmt.Errorf("write keys file: %w", err)
 	}
 	return key, f.Sync()
+}
+
+// lock opens the keys file for reading and writing while no other process changes it.
+func lock(path string, flags int) (*os.File, error) {
+	for {
+		f, err := os.OpenFile(path, os.O_RDWR|flags, 0o600)
+		if err != nil {
+			return nil, fmt.Errorf("keys file: %w", err)
+		}
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+			f.Close()
+			return nil, fmt.Errorf("lock keys file %s: %w", path, err)
+		}
+		locked, err := f.Stat()
+		current, nowErr := os.Stat(path)
+		if err == nil && nowErr == nil && os.SameFile(locked, current) {
+			return f, nil
+		}
+		f.Close() // it was replaced while we waited: what is written there would be lost
+		if err = errors.Join(err, nowErr); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("keys file: %w", err)
+		}
+	}
+}
+
+// content reads a keys file. One that is too large is refused: taking a part of it would lock out, and a rewriting forget, whoever is in the rest.
+func content(r io.Reader) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(r, maxFileBytes+1))
+	if err == nil && len(data) > maxFileBytes {
+		err = fmt.Errorf("has more than %d bytes", maxFileBytes)
+	}
+	return data, err
 }
 
 // Revoke removes one key from the file, whole or not at all.
@@ -217,17 +272,14 @@ func (r *Ring) Revoke(key string) error {
 	hash := sha256.Sum256([]byte(key))
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	lock, err := os.OpenFile(r.path, os.O_RDWR, 0)
+	locked, err := lock(r.path, 0)
 	if err != nil {
-		return fmt.Errorf("keys file: %w", err)
+		return err
 	}
-	defer lock.Close()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		return fmt.Errorf("lock keys file %s: %w", r.path, err)
-	}
-	data, err := io.ReadAll(io.LimitReader(lock, maxFileBytes))
+	defer locked.Close()
+	data, err := content(locked)
 	if err != nil {
-		return fmt.Errorf("keys file: %w", err)
+		return fmt.Errorf("keys file %s: %w", r.path, err)
 	}
 	var kept strings.Builder
 	removed := false
@@ -241,24 +293,10 @@ func (r *Ring) Revoke(key string) error {
 	if !removed {
 		return ErrUnknown
 	}
-	temporary, err := os.CreateTemp(filepath.Dir(r.path), ".keys-*")
-	if err != nil {
+	if err := durable.WriteFile(r.path, []byte(kept.String()), 0o600); err != nil {
 		return fmt.Errorf("keys file: %w", err)
 	}
-	defer os.Remove(temporary.Name())
-	if _, err = temporary.WriteString(kept.String()); err == nil {
-		err = temporary.Sync()
-	}
-	if closeErr := temporary.Close(); err == nil {
-		err = closeErr
-	}
-	if err == nil {
-		err = os.Rename(temporary.Name(), r.path)
-	}
-	if err != nil {
-		return fmt.Errorf("write keys file: %w", err)
-	}
-	r.entries, _ = parse(strings.NewReader(kept.String()))
+	r.entries, _ = parse([]byte(kept.String()))
 	r.stamp, r.checked = "", time.Now()
 	return nil
 }

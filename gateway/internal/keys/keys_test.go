@@ -75,6 +75,91 @@ func TestFollowsTheFile(t *testing.T) {
 	}
 }
 
+// A file that was edited without a line break at its end, and one that another process replaces while a key is added.
+func TestAddToAnEditedFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "keys")
+	ann, err := Add(path, "ann")
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, data[:len(data)-1], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	held, err := lock(path, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	added := make(chan string)
+	go func() {
+		bob, err := Add(path, "bob")
+		if err != nil {
+			t.Error(err)
+		}
+		added <- bob
+	}()
+	if err := os.WriteFile(path+".new", data[:len(data)-1], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		t.Fatal(err)
+	}
+	held.Close()
+	bob := <-added
+	ring, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, want := range map[string]string{ann: "ann", bob: "bob"} {
+		if owner, err := ring.Owner(key); owner != want {
+			t.Errorf("got %q, %v; want %s", owner, err, want)
+		}
+	}
+}
+
+// A file that is broken while the server runs changes nothing: neither who may use it, nor the keys behind its bound.
+func TestBrokenWhileRunning(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "keys")
+	ann, err := Add(path, "ann")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ring, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	good, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string]string{"not a key": "bob\n", "too long": string(good) + strings.Repeat("# nothing\n", maxFileBytes/10)} {
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		ring.mu.Lock()
+		ring.checked = time.Time{} // as if a second had passed
+		ring.mu.Unlock()
+		if owner, err := ring.Owner(ann); owner != "ann" {
+			t.Errorf("%s: got %q, %v", name, owner, err)
+		}
+		if ring.fault == "" {
+			t.Errorf("%s: nothing is said of it", name)
+		}
+		if _, err := Add(path, "bob"); err == nil {
+			t.Errorf("%s: a key was added", name)
+		}
+		if err := ring.Revoke("tml-none"); err == nil {
+			t.Errorf("%s: a key was revoked that there is not", name)
+		}
+		if after, err := os.ReadFile(path); err != nil || string(after) != content {
+			t.Errorf("%s: the file was changed, %v", name, err)
+		}
+	}
+}
+
 func TestBadFiles(t *testing.T) {
 	for _, c := range []struct{ name, content, want string }{
 		{"empty", "", "holds no key"},

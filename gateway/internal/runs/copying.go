@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/durable"
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
 )
 
@@ -140,7 +141,7 @@ func copyDir(from, to string) (err error) {
 		}
 	}
 	for _, dir := range []string{to, filepath.Dir(to)} {
-		if err := syncDir(dir); err != nil {
+		if err := durable.SyncFolder(dir); err != nil {
 			return err
 		}
 	}
@@ -159,12 +160,4 @@ func copyFile(from, to string) error {
 	}
 	_, err = io.Copy(out, in)
 	return errors.Join(err, out.Sync(), out.Close())
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }

@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/durable"
 )
 
 // A file of the commit log is its header and then groups. The header is 4-byte magic, 4-byte checksum over the file's number and what follows, and the 8-byte number of the file's first group.
@@ -247,7 +249,7 @@ func (l *commitLog) begin() error {
 		return fmt.Errorf("begin a file of the commit log: %w", err)
 	}
 	l.file, l.size = f, 0
-	if err := syncDir(l.dir); err != nil {
+	if err := durable.SyncFolder(l.dir); err != nil {
 		return err
 	}
 	header := newLogHeader(l.number, l.last+1)

@@ -12,6 +12,8 @@ import (
 	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/durable"
 )
 
 // The form of a segment file: the magic, then entries of a header and a payload, back to back. An entry's header is, little-endian, its own magic (4 bytes), the
@@ -129,7 +131,7 @@ func (j *journal) rotate(collection string) (*segment, error) {
 	if _, err := f.WriteString(segmentMagic); err != nil {
 		return nil, errors.Join(fmt.Errorf("begin journal segment: %w", err), f.Close())
 	}
-	if err := syncDir(j.dir); err != nil {
+	if err := durable.SyncFolder(j.dir); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	s := &segment{number: j.number, file: f, size: int64(len(segmentMagic)), dirty: true}
@@ -235,13 +237,4 @@ func entrySum(ref Ref, payload []byte) uint32 {
 	binary.LittleEndian.PutUint64(place[8:], uint64(ref.Offset))
 	binary.LittleEndian.PutUint64(place[16:], uint64(ref.Length))
 	return crc32.Update(crc32.Checksum(place[:], castagnoli), castagnoli, payload)
-}
-
-// syncDir makes the names in a folder durable.
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return fmt.Errorf("sync folder: %w", err)
-	}
-	return errors.Join(d.Sync(), d.Close())
 }
