@@ -1,0 +1,89 @@
+package fake
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"syscall"
+	"time"
+
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// interfere applies the configured delay and fault of one run of an operation. ctx ends a wait.
+func (b *Backend) interfere(ctx context.Context, operation string) error {
+	b.mu.Lock()
+	b.runs[operation]++
+	n := b.runs[operation]
+	b.mu.Unlock()
+	for _, d := range b.config.Delays {
+		if d.Operation != operation || d.Seconds == 0 {
+			continue
+		}
+		timer := time.NewTimer(time.Duration(d.Seconds * float64(time.Second)))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+		case <-b.lost:
+		}
+		timer.Stop()
+	}
+	for _, f := range b.config.Faults {
+		if f.Operation != operation || !f.counted() || f.N != n {
+			continue
+		}
+		if err := b.goWrong(f, n); err != nil {
+			return err
+		}
+	}
+	if operation == "optim_step" && b.starved.Load() {
+		return &plugins.Error{Kind: plugins.KindCapacity, Message: "the fake backend was told to have no memory"}
+	}
+	return b.stopped(ctx)
+}
+
+// Starve says whether optimizer steps find no memory. For tests in the same process.
+func (b *Backend) Starve(starved bool) { b.starved.Store(starved) }
+
+// provoked applies the faults that belong to what is in an operation: its tokens, or its learning rate.
+func (b *Backend) provoked(ctx context.Context, operation string, has func(f *Fault) bool) error {
+	for _, f := range b.config.Faults {
+		if f.Operation != operation || f.counted() || !has(&f) {
+			continue
+		}
+		if err := b.goWrong(f, 0); err != nil {
+			return err
+		}
+	}
+	return b.stopped(ctx)
+}
+
+// goWrong does what a fault says; n is the number of the run, 0 if it was not counted.
+func (b *Backend) goWrong(f Fault, n int64) error {
+	switch f.Action {
+	case "fail":
+		kind, _ := kindByName(f.Kind)
+		message := f.Message
+		setDefault(&message, fmt.Sprintf("the fake backend was told to fail %s number %d", f.Operation, n))
+		return &plugins.Error{Kind: kind, Field: f.Field, Message: message}
+	case "crash":
+		slog.Error("fake: told to crash", "operation", f.Operation, "number", n)
+		b.options.Exit(f.ExitCode)
+	case "hang":
+		<-b.lost
+	case "print":
+		_, _ = syscall.Write(1, []byte("fake: a line on standard output\n"))
+	}
+	return nil
+}
+
+// stopped tells why an operation must not go on.
+func (b *Backend) stopped(ctx context.Context) error {
+	switch {
+	case b.isLost():
+		return lostError()
+	case ctx.Err() != nil:
+		return plugins.Cancelled(ctx.Err())
+	}
+	return nil
+}
