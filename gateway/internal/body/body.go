@@ -4,6 +4,7 @@ package body
 import (
 	"bytes"
 	"compress/gzip"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +12,8 @@ import (
 	"log/slog"
 	"net/http"
 	"strconv"
+	"sync/atomic"
+	"time"
 
 	"github.com/klauspost/compress/zstd"
 
@@ -19,6 +22,15 @@ import (
 
 // reserve is how much memory a request's Content-Length alone can claim.
 const reserve = 1 << 20
+
+// MaxTotalBytes bounds what the larger bodies of all requests that are being answered take together: one of them may have plugins.MaxBodyBytes, and any number may come at once.
+const MaxTotalBytes = 16 * plugins.MaxBodyBytes
+
+// total is what they take now.
+var total atomic.Int64
+
+// sendTimeout is how long a client may take for a large answer, which is in memory until then.
+var sendTimeout = 10 * time.Minute
 
 // Error is a body that is refused, with the HTTP status that says so.
 type Error struct {
@@ -30,7 +42,7 @@ type Error struct {
 func (e *Error) Error() string { return e.Message }
 
 // Read reads and decompresses the whole body: identity, gzip or zstd, at most plugins.MaxBodyBytes on the wire and as many decoded. Errors are *Error values,
-// except those of the connection.
+// except those of the connection; 503 while the bodies of all requests take MaxTotalBytes. A body counts until the context of its request ends.
 func Read(r *http.Request) ([]byte, error) {
 	if r.ContentLength > plugins.MaxBodyBytes {
 		return nil, tooLarge("body")
@@ -66,12 +78,15 @@ func Read(r *http.Request) ([]byte, error) {
 	default:
 		return nil, &Error{http.StatusUnsupportedMediaType, fmt.Sprintf("content-encoding: %.40q is not one of identity, gzip, zstd", encoding)}
 	}
-	var out bytes.Buffer
+	var out metered
+	defer func() { context.AfterFunc(r.Context(), out.release) }()
 	if encoding == "" && r.ContentLength > 0 {
 		out.Grow(reserve) // a length is a claim: more is taken as it comes
 	}
 	n, err := io.Copy(&out, io.LimitReader(decoded, plugins.MaxBodyBytes+1))
 	switch {
+	case errors.Is(err, errFull):
+		return nil, errFull
 	case raw.n > plugins.MaxBodyBytes:
 		return nil, tooLarge("body")
 	case n > plugins.MaxBodyBytes || errors.Is(err, zstd.ErrDecoderSizeExceeded) || errors.Is(err, zstd.ErrWindowSizeExceeded):
@@ -83,6 +98,30 @@ func Read(r *http.Request) ([]byte, error) {
 	}
 	return out.Bytes(), nil
 }
+
+var errFull = &Error{http.StatusServiceUnavailable, fmt.Sprintf("the bodies of all requests take the %d MiB that they may have; repeat a little later", MaxTotalBytes>>20)}
+
+// metered is a buffer that counts.
+type metered struct {
+	bytes.Buffer
+	n int64
+}
+
+// Write implements io.Writer.
+func (m *metered) Write(p []byte) (int, error) {
+	m.n += int64(len(p))
+	if total.Add(int64(len(p))) > MaxTotalBytes {
+		return 0, errFull
+	}
+	return m.Buffer.Write(p)
+}
+
+// ReadFrom keeps io.Copy from the buffer's own method, which does not count.
+func (m *metered) ReadFrom(r io.Reader) (int64, error) {
+	return io.Copy(struct{ io.Writer }{m}, r)
+}
+
+func (m *metered) release() { total.Add(-m.n) }
 
 func tooLarge(what string) error {
 	return &Error{http.StatusRequestEntityTooLarge, fmt.Sprintf("%s: more than %d bytes", what, plugins.MaxBodyBytes)}
@@ -110,6 +149,12 @@ func (c *counted) Read(p []byte) (int, error) {
 
 // Send writes an answer in one piece with its length: a 400 without Content-Length is taken for a proxy's fault by the Tinker SDK, and repeated.
 func Send(w http.ResponseWriter, r *http.Request, status int, contentType string, b []byte) {
+	if len(b) > 64<<10 { // less goes into the connection's buffers, whoever reads it or not
+		connection := http.NewResponseController(w)
+		if connection.SetWriteDeadline(time.Now().Add(sendTimeout)) == nil {
+			defer func() { _ = connection.SetWriteDeadline(time.Time{}) }() // the connection may serve further requests
+		}
+	}
 	h, values := w.Header(), [...]string{contentType, strconv.Itoa(len(b))}
 	h["Content-Type"], h["Content-Length"] = values[:1:1], values[1:]
 	w.WriteHeader(status)
