@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -376,4 +377,11 @@ func TestArchiveFilesAndImport(t *testing.T) {
 			t.Errorf("left over: %v", left)
 		}
 	})
+}
+
+// A full disk is not the uploader's mistake: it may be tried again.
+func TestUploadError(t *testing.T) {
+	w := &world{t: t}
+	w.refused(uploadError(errors.Join(&fs.PathError{Op: "write", Path: "/data/incoming/x", Err: syscall.ENOSPC}, nil)), KindUnavailable, "no space left")
+	w.refused(uploadError(io.ErrUnexpectedEOF), KindInvalid, "ends early")
 }

@@ -27,7 +27,7 @@ type CopyCheckpoint struct {
 
 // CopyCheckpoint copies and describes the copy; the same idempotency key copies once.
 func (c *Core) CopyCheckpoint(ctx context.Context, req CopyCheckpoint) (CheckpointInfo, error) {
-	if err := checkTTL(req.TTLSeconds); err != nil {
+	if err := firstError(checkTTL(req.TTLSeconds), checkLabel("destination_project_id", req.ProjectID)); err != nil {
 		return CheckpointInfo{}, err
 	}
 	if (req.ProjectID == "") == (req.SessionID == "") {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -33,7 +34,7 @@ func (c *Core) Import(ctx context.Context, req Import) (training, sampler Checkp
 	fail := func(err error) (CheckpointInfo, CheckpointInfo, error) {
 		return CheckpointInfo{}, CheckpointInfo{}, err
 	}
-	if err := checkName(req.Name); err != nil {
+	if err := firstError(checkName(req.Name), checkLabel("project_id", req.ProjectID)); err != nil {
 		return fail(err)
 	}
 	m := c.byName[req.BaseModel]
@@ -103,7 +104,7 @@ func (c *Core) Import(ctx context.Context, req Import) (training, sampler Checkp
 // unpack writes the importable files of a tar into a new folder. Nothing else in it is looked at.
 func unpack(r io.Reader, dir string, maxBytes int64) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("import: %w", err)
+		return uploadError(err)
 	}
 	in := tar.NewReader(io.LimitReader(r, maxBytes+1<<20))
 	seen := map[string]bool{}
@@ -134,11 +135,11 @@ func unpack(r io.Reader, dir string, maxBytes int64) error {
 		seen[name] = true
 		f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 		if err != nil {
-			return fmt.Errorf("import: %w", err)
+			return uploadError(err)
 		}
 		_, err = io.CopyN(f, in, h.Size)
 		if err := errors.Join(err, f.Close()); err != nil {
-			return invalidf("the upload ends early: %s", err)
+			return uploadError(err)
 		}
 	}
 	for _, name := range []string{plugins.AdapterConfigFile, plugins.AdapterWeightsFile} {
@@ -147,4 +148,13 @@ func unpack(r io.Reader, dir string, maxBytes int64) error {
 		}
 	}
 	return nil
+}
+
+// uploadError tells what is wrong with the upload from what is wrong with our disk, where the same upload may succeed later.
+func uploadError(err error) error {
+	var here *fs.PathError
+	if errors.As(err, &here) {
+		return refusef(KindUnavailable, "the upload cannot be kept for now: %v", here.Err)
+	}
+	return invalidf("the upload ends early: %s", err)
 }
