@@ -65,7 +65,7 @@ type State struct {
 	Progress   plugins.LoadProgress // while loading
 	Info       plugins.Info         // of the present process, once it is known
 	Model      plugins.ModelInfo    // of the last process that was ready
-	Status     plugins.Status       // the last report of the present process
+	Status     plugins.Status       // the last report of the present process; LastProgressAge without the time in which the process was stopped
 	Reported   time.Time            // when it came, or when the process became ready if that was later than the last; zero before
 	Stalled    string               // while ready: why the process seems to hang and will be killed if it goes on; "" if it does not
 	Reason     string               // why the last process was lost, or what is waited for; "" if nothing ever happened
@@ -458,8 +458,9 @@ func (s *Supervisor) watch(ctx context.Context, p *process) {
 	idle := standstill{longest: s.config.StatusTimeout / 3} // many reports' worth, and less than the silence for which it is killed
 	err := p.backend.Status(ctx, func(st plugins.Status) {
 		silence.reset()
+		st.LastProgressAge = idle.reported(st.LastProgressAge)
 		s.change(func(state *State) { state.Status, state.Reported = st, time.Now() })
-		if idle.reported(st.LastProgressAge) > s.config.ProgressTimeout {
+		if st.LastProgressAge > s.config.ProgressTimeout {
 			p.kill(fmt.Sprintf("killed after %v without progress while work was waiting", st.LastProgressAge.Round(time.Second)))
 		}
 	})
