@@ -136,15 +136,6 @@ func (c *Core) Models() []Model {
 	return list
 }
 
-// ModelByName finds a configured model by name or alias.
-func (c *Core) ModelByName(name string) (Model, bool) {
-	m := c.byName[name]
-	if m == nil {
-		return Model{}, false
-	}
-	return m.Model, true
-}
-
 // ModelInfo says what the backend of a model loaded, waiting until it is ready.
 func (c *Core) ModelInfo(ctx context.Context, name string) (plugins.ModelInfo, error) {
 	m := c.byName[name]

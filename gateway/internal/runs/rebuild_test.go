@@ -434,7 +434,7 @@ func TestRunsThatCannotBeRebuilt(t *testing.T) {
 		if again, err := w.OptimStep(ctx, w.step(run, 2)); err != nil || again.RequestID != run+":2" {
 			t.Errorf("a repeat of a finished operation: %v, %v", again, err)
 		}
-		status, err := w.Session(ctx, owner, session, ScopeOwned)
+		status, err := w.Session(ctx, owner, session)
 		w.ok(err)
 		if status.Status.Type != StatusFailed || len(status.Status.RunIDs) != 1 {
 			t.Errorf("session %+v", status)

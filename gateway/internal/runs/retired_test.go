@@ -74,7 +74,7 @@ func TestRetiredSessionStaysReadable(t *testing.T) {
 	ctx := t.Context()
 	first, run, sampler := w.life()
 	second, _, _ := w.life()
-	before, err := w.Session(ctx, owner, first, ScopeOwned)
+	before, err := w.Session(ctx, owner, first)
 	w.ok(err)
 	described, err := w.Run(ctx, owner, run, ScopeOwned)
 	w.ok(err)
@@ -123,7 +123,7 @@ func TestRetiredSessionStaysReadable(t *testing.T) {
 		{"sample", func() error { _, err := w.Sample(ctx, w.sample(sampler, 1)); return err }, KindNotFound},
 		{"checkpoints", func() error { _, err := w.RunCheckpoints(ctx, owner, run); return err }, 0},
 		{"session", func() error {
-			got, err := w.Session(ctx, owner, first, ScopeOwned)
+			got, err := w.Session(ctx, owner, first)
 			before.LastHeartbeat, got.LastHeartbeat = time.Time{}, time.Time{}
 			if fmt.Sprintf("%+v", got) != fmt.Sprintf("%+v", before) {
 				t.Errorf("got %+v, want %+v", got, before)
@@ -150,7 +150,7 @@ func TestRetiredSessionStaysReadable(t *testing.T) {
 	}
 
 	leave()
-	if ids, total, err := w.Sessions(ctx, owner, ScopeOwned, Page{}); err != nil || total != 2 || ids[0] != second || ids[1] != first {
+	if ids, total, err := w.Sessions(ctx, owner, Page{}); err != nil || total != 2 || ids[0] != second || ids[1] != first {
 		t.Errorf("listed %v of %d, %v", ids, total, err)
 	}
 	found, _, err := w.SearchSessions(ctx, owner, SessionQuery{SessionID: first, Statuses: []SessionStatus{{Type: StatusFinished, Reason: "success"}}})
@@ -204,7 +204,7 @@ func TestSessionWithACheckpointStays(t *testing.T) {
 	if in() {
 		t.Error("the session must leave the memory with its last checkpoint")
 	}
-	if _, err := w.Session(ctx, owner, session, ScopeOwned); err != nil {
+	if _, err := w.Session(ctx, owner, session); err != nil {
 		t.Error(err)
 	}
 }

@@ -300,7 +300,7 @@ func (c *Core) endSession(s *session, status SessionStatus) {
 }
 
 // Session describes one session.
-func (c *Core) Session(ctx context.Context, owner, id string, _ Scope) (SessionInfo, error) {
+func (c *Core) Session(ctx context.Context, owner, id string) (SessionInfo, error) {
 	if err := c.recall(ctx, id); err != nil {
 		return SessionInfo{}, err
 	}
@@ -352,7 +352,7 @@ func (c *Core) newestSessions(ctx context.Context, owner string) ([]store.Record
 }
 
 // Sessions lists session ids, newest first, with the number there are in all. Page.Limit is 20 by default.
-func (c *Core) Sessions(ctx context.Context, owner string, _ Scope, page Page) ([]string, int, error) {
+func (c *Core) Sessions(ctx context.Context, owner string, page Page) ([]string, int, error) {
 	all, err := c.newestSessions(ctx, owner)
 	if err != nil {
 		return nil, 0, err

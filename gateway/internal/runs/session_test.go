@@ -85,7 +85,7 @@ func TestSessionLife(t *testing.T) {
 	w.refused(w.Heartbeat(ctx, owner, s.ID), KindNotFound, "expired")
 	_, err = w.CreateRun(ctx, NewRun{Owner: owner, SessionID: s.ID, ModelSeq: 1, BaseModel: base, LoRA: LoRAConfig{Rank: 4, TrainAttn: true}})
 	w.refused(err, KindForbidden, "Invalid session_id")
-	info, err := w.Session(ctx, owner, s.ID, ScopeOwned)
+	info, err := w.Session(ctx, owner, s.ID)
 	w.ok(err)
 	if info.Status.Type != StatusCancelled || info.ProjectID != "q" || string(info.UserMetadata) != `{"x":[1,null]}` || info.Checkpoints != 1 || info.StorageBytes == 0 {
 		t.Errorf("session %+v", info)
@@ -136,7 +136,7 @@ func TestSilentSessionWithWork(t *testing.T) {
 		t.Helper()
 		clock.add(d)
 		w.sweep(ctx, time.Second)
-		info, err := w.Session(ctx, owner, session, ScopeOwned)
+		info, err := w.Session(ctx, owner, session)
 		w.ok(err)
 		if info.Status.Type != want {
 			t.Fatalf("after %s: %+v, want %s", d, info.Status, want)
@@ -195,7 +195,7 @@ func TestFinishedSession(t *testing.T) {
 	}
 	w.outcome(run + ":4")
 	w.restart()
-	info, err := w.Session(ctx, owner, id, ScopeOwned)
+	info, err := w.Session(ctx, owner, id)
 	w.ok(err)
 	if s := info.Status; s.Type != StatusFinished || s.Reason != "errored" || s.Detail != "why" {
 		t.Errorf("status %+v", s)
@@ -233,7 +233,7 @@ func TestSessionListAndSearch(t *testing.T) {
 	_, err := w.CreateSession(ctx, NewSession{Owner: other})
 	w.ok(err)
 	w.ok(w.FinishSession(ctx, owner, ids[0], "success", ""))
-	page, total, err := w.Sessions(ctx, owner, ScopeOwned, Page{Limit: 2, Offset: 1})
+	page, total, err := w.Sessions(ctx, owner, Page{Limit: 2, Offset: 1})
 	if err != nil || total != 5 || !slices.Equal(page, ids[1:3]) {
 		t.Errorf("page %v of %d, %v", page, total, err)
 	}

@@ -63,11 +63,10 @@ func (s *Service) listSessions(c call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	sc, err := scope(c)
-	if err != nil {
+	if _, err := scope(c); err != nil { // sessions are shared with nobody: both scopes mean the same
 		return nil, err
 	}
-	ids, total, err := s.core.Sessions(c, c.owner, sc, p)
+	ids, total, err := s.core.Sessions(c, c.owner, p)
 	if err != nil {
 		return nil, err
 	}
@@ -75,11 +74,10 @@ func (s *Service) listSessions(c call) (any, error) {
 }
 
 func (s *Service) getSession(c call) (any, error) {
-	sc, err := scope(c)
-	if err != nil {
+	if _, err := scope(c); err != nil {
 		return nil, err
 	}
-	session, err := s.core.Session(c, c.owner, c.Param("session"), sc)
+	session, err := s.core.Session(c, c.owner, c.Param("session"))
 	if err != nil {
 		return nil, err
 	}
