@@ -113,7 +113,7 @@ func (p Program) serve(ctx context.Context, cfg config.Config) (err error) {
 	if err != nil {
 		return err
 	}
-	front := server.NewSwitch(server.New(server.Options{Version: p.Version, Health: h.get, Metrics: tel.Handler, Traces: tel.Traces, Starting: true}))
+	front := server.NewSwitch(server.New(server.Options{Version: p.Version, Health: h.get, Metrics: tel.Handler, Traces: tel.Traces, Starting: true, Keyless: !ring.Required(), PublicURL: cfg.PublicURL}))
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	served := make(chan error, 1)
@@ -249,7 +249,7 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 	if err != nil {
 		return err
 	}
-	front.Set(server.New(server.Options{Version: p.Version, Health: h.get, Metrics: tel.Handler, Traces: tel.Traces, Routes: []func(gin.IRouter){tinkerAPI.Register, openaiAPI.Register}}))
+	front.Set(server.New(server.Options{Version: p.Version, Health: h.get, Metrics: tel.Handler, Traces: tel.Traces, Keyless: !auth.Ring.Required(), PublicURL: cfg.PublicURL, Routes: []func(gin.IRouter){tinkerAPI.Register, openaiAPI.Register}}))
 	go announceReady(ctx, core, models, url, auth.Ring.Required())
 	<-ctx.Done()
 	front.Drain()

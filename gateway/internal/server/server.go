@@ -73,6 +73,9 @@ type Options struct {
 	Metrics http.Handler
 	Traces  bool // make a span of every request: somebody takes them
 	Routes  []func(gin.IRouter)
+	Keyless bool // nobody is asked for a key: requests that web pages of elsewhere may have sent are refused
+	// PublicURL is where the server is reached from elsewhere, as through a proxy; "" = nowhere. It matters where Keyless is set.
+	PublicURL string
 	// Starting answers everything else with 503: the APIs are not there yet.
 	Starting bool
 }
@@ -92,6 +95,9 @@ func New(opts Options) http.Handler {
 		r.Use(m.measure)
 	}
 	r.Use(recovery, requestID)
+	if opts.Keyless {
+		r.Use(onlyLocal(opts.PublicURL))
+	}
 	if opts.Traces {
 		r.Use(otelgin.Middleware(telemetry.ServiceName, otelgin.WithMeterProvider(noop.NewMeterProvider()), otelgin.WithFilter(func(r *http.Request) bool { return !unobserved(r) })))
 	}
