@@ -161,6 +161,17 @@ func TestCheckpoints(t *testing.T) {
 		if err != nil || one.Path != two.Path || one.Path == a.Path || one.Kind != KindWeights || one.ExpiresAt == nil {
 			t.Errorf("copies %+v, %+v, %v", one, two, err)
 		}
+		copying := func(is bool) {
+			w.Core.mu.Lock()
+			defer w.Core.mu.Unlock()
+			w.copying[session.ID+":train:7"] = is
+		}
+		copying(true) // while a copy makes a run, nobody else makes it
+		_, err = w.CreateRun(ctx, NewRun{Owner: owner, SessionID: session.ID, ModelSeq: 7, BaseModel: base, LoRA: LoRAConfig{Rank: 4, TrainAttn: true}})
+		w.refused(err, KindInvalid, "model_seq_id", "a copy")
+		_, err = w.CopyCheckpoint(ctx, CopyCheckpoint{Owner: owner, Source: b.Path, SessionID: session.ID, ModelSeq: 7})
+		w.refused(err, KindBusy, "another copy")
+		copying(false)
 		into, err := w.CopyCheckpoint(ctx, CopyCheckpoint{Owner: owner, Source: b.Path, SessionID: session.ID, ModelSeq: 7})
 		if want := "tinker://" + session.ID + ":train:7/sampler_weights/a"; err != nil || into.Path != want {
 			t.Errorf("copy %+v, %v", into, err)

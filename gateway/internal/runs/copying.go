@@ -72,6 +72,16 @@ func (c *Core) CopyCheckpoint(ctx context.Context, req CopyCheckpoint) (Checkpoi
 		c.mu.Unlock()
 		return CheckpointInfo{}, invalidf("model_seq_id: model %s exists already", r.ID)
 	}
+	if c.copying[r.ID] {
+		c.mu.Unlock()
+		return CheckpointInfo{}, refusef(KindBusy, "model %s is being made by another copy; repeat a little later", quote(r.ID))
+	}
+	c.copying[r.ID] = true
+	defer func() {
+		c.mu.Lock()
+		delete(c.copying, r.ID)
+		c.mu.Unlock()
+	}()
 	copied := &checkpoint{src.checkpointRecord}
 	from := c.file(src.Dir)
 	if s := r.session; s != nil { // it may be long before the run is in it

@@ -109,6 +109,7 @@ type Core struct {
 	closing     bool
 	sessions    map[string]*session
 	runs        map[string]*run
+	copying     map[string]bool // ids of runs that are being made by copies of checkpoints
 	samplers    map[string]*sampler
 	checkpoints map[string]*checkpoint // by path
 	futures     map[string]*future     // accepted and not complete, by request id
@@ -128,7 +129,7 @@ func Open(ctx context.Context, cfg Config) (*Core, error) {
 	}
 	c := &Core{
 		cfg: cfg, log: cfg.Logger, byName: map[string]*model{}, closed: make(chan struct{}), workers: newWorkers(),
-		sessions: map[string]*session{}, runs: map[string]*run{}, samplers: map[string]*sampler{}, checkpoints: map[string]*checkpoint{},
+		sessions: map[string]*session{}, runs: map[string]*run{}, copying: map[string]bool{}, samplers: map[string]*sampler{}, checkpoints: map[string]*checkpoint{},
 		futures: map[string]*future{}, deleted: map[string]time.Time{}, owners: map[string]int{},
 	}
 	for i := range cfg.Models {

@@ -361,6 +361,10 @@ func (c *Core) submitCreation(ctx context.Context, modelSeq int64, rec runRecord
 		c.mu.Unlock()
 		return answer, c.repeated(ctx, answer.RequestID, hash)
 	}
+	if c.copying[rec.ID] { // its record would replace this run's
+		c.mu.Unlock()
+		return Submitted{}, invalidf("model_seq_id: model %s exists already: a copy of a checkpoint is making it", rec.ID)
+	}
 	r := c.newRun(rec)
 	r.model, r.session = c.byName[rec.ServedModel], s
 	op := &operation{run: r, kind: kind, create: &body, trace: trace.SpanContextFromContext(ctx)}
