@@ -32,17 +32,17 @@ func (c *Core) Generate(ctx context.Context, target Target, req Generation, emit
 		c.mu.Unlock()
 		return errClosing
 	}
-	if n := m.generating; n >= c.cfg.MaxRunningSample {
+	if !m.generating.begin(req.Owner, c.cfg.MaxRunningSample, c.share) {
+		n, own := m.generating.total, m.generating.owners[req.Owner]
 		c.mu.Unlock()
-		return refusef(KindBusy, "%s generates for %d requests already; repeat a little later", m.Name, n)
+		return refusef(KindBusy, "%s generates for %d requests already, %d of them yours; repeat a little later", m.Name, n, own)
 	}
-	m.generating++
 	c.wg.Add(1) // Close waits for it; its call ends because the backend or the caller's context does
 	c.mu.Unlock()
 	defer c.wg.Done()
 	defer func() {
 		c.mu.Lock()
-		m.generating--
+		m.generating.end(req.Owner)
 		c.mu.Unlock()
 	}()
 	ctx, cancel := context.WithCancel(ctx)

@@ -40,12 +40,12 @@ type model struct {
 	frozen     map[string]*frozen
 	loads      int64 // makes adapter ids of frozen ones unique
 	samples    sampleQueue
-	generating int
+	generating generations
 	inquest    inquest
 }
 
 func newModel(m Model) *model {
-	return &model{Model: m, frozen: map[string]*frozen{}, samples: newSampleQueue(), inquest: newInquest()}
+	return &model{Model: m, frozen: map[string]*frozen{}, samples: newSampleQueue(), generating: newGenerations(), inquest: newInquest()}
 }
 
 // current is the process that runs, as far as is known.

@@ -35,7 +35,7 @@ func (c *Core) Stats() Stats {
 	for _, m := range c.models {
 		s.WaitingSamples += m.samples.live()
 		s.RunningSamples += m.samples.running
-		s.Generations += m.generating
+		s.Generations += m.generating.total
 	}
 	for _, cp := range c.checkpoints {
 		s.Checkpoints++
