@@ -70,7 +70,7 @@ type Config struct {
 	SamplesKept      time.Duration // results of its samples, which are the provenance of what is trained on them in other sessions; 24 h
 	URLLifetime      time.Duration // of archive and file tokens; 15 min
 	MaxQueuedSamples int           // per owner: samples accepted and not finished; 20,000
-	MaxQueuedBytes   int64         // over all owners: prompts of samples that are not finished; 256 MiB
+	MaxQueuedBytes   int64         // over all owners: prompts of samples that are not finished; 256 MiB, and an equal part of it for each owner who comes when they are taken
 	MaxRunningSample int           // requests per model given to the backend at a time, samples and direct ones apart; of the direct ones up to twice as many, where owners who have few come late; 256
 	MaxQueuedOps     int           // per run: operations accepted and not finished; 4,096
 	MaxPassBytes     int64         // over all runs: data of passes that are not finished and held in memory; what is more is read from the journal when its turn comes; 1 GiB
@@ -114,8 +114,8 @@ type Core struct {
 	checkpoints map[string]*checkpoint // by path
 	futures     map[string]*future     // accepted and not complete, by request id
 	deleted     map[string]time.Time   // recent deletions by owner, path and idempotency key
-	owners      map[string]int         // samples accepted and not finished, by owner
-	promptBytes int64                  // of those samples
+	owners      map[string]accepted    // samples accepted and not finished, by owner
+	promptBytes int64                  // of those of all owners
 	passBytes   int64                  // of passes that are in memory
 	disk        diskQueue
 	released    bool // payloads of the journal, since it was compacted last
@@ -130,7 +130,7 @@ func Open(ctx context.Context, cfg Config) (*Core, error) {
 	c := &Core{
 		cfg: cfg, log: cfg.Logger, byName: map[string]*model{}, closed: make(chan struct{}), workers: newWorkers(),
 		sessions: map[string]*session{}, runs: map[string]*run{}, copying: map[string]bool{}, samplers: map[string]*sampler{}, checkpoints: map[string]*checkpoint{},
-		futures: map[string]*future{}, deleted: map[string]time.Time{}, owners: map[string]int{},
+		futures: map[string]*future{}, deleted: map[string]time.Time{}, owners: map[string]accepted{},
 	}
 	for i := range cfg.Models {
 		m := newModel(cfg.Models[i])

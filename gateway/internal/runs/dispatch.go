@@ -26,9 +26,30 @@ type sampleJob struct {
 	blame   blame
 }
 
+// accepted is what one owner has of samples that are not finished.
+type accepted struct {
+	samples int
+	bytes   int64 // of their prompts
+}
+
+// fits tells whether the prompts of another sample may be kept. Where all that they may have is taken, an owner may still have its equal part of it, or one sample: nobody keeps
+// others out by being first. mu is held.
+func (c *Core) fits(j *sampleJob) bool {
+	if c.promptBytes+j.bytes <= c.cfg.MaxQueuedBytes {
+		return true
+	}
+	own := c.owners[j.sampler.Owner]
+	owners := len(c.owners)
+	if own.samples == 0 {
+		owners++
+	}
+	return own.bytes == 0 || own.bytes+j.bytes <= c.cfg.MaxQueuedBytes/int64(owners)
+}
+
 // admit counts a sample against the limits. mu is held.
 func (c *Core) admit(j *sampleJob) {
-	c.owners[j.sampler.Owner]++
+	a := c.owners[j.sampler.Owner]
+	c.owners[j.sampler.Owner] = accepted{a.samples + 1, a.bytes + j.bytes}
 	c.promptBytes += j.bytes
 	if j.sampler.jobs == nil {
 		j.sampler.jobs = map[*sampleJob]bool{}
@@ -41,7 +62,10 @@ func (c *Core) admit(j *sampleJob) {
 
 // dismiss takes it out of the counts. mu is held.
 func (c *Core) dismiss(j *sampleJob) {
-	if c.owners[j.sampler.Owner]--; c.owners[j.sampler.Owner] == 0 {
+	a := c.owners[j.sampler.Owner]
+	if a = (accepted{a.samples - 1, a.bytes - j.bytes}); a.samples > 0 {
+		c.owners[j.sampler.Owner] = a
+	} else {
 		delete(c.owners, j.sampler.Owner)
 	}
 	c.promptBytes -= j.bytes

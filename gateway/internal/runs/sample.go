@@ -284,11 +284,11 @@ func (c *Core) submitSample(ctx context.Context, s *sampler, id, hash string, re
 		c.mu.Unlock()
 		return invalidf("seq_id: %d leaves another gap; the numbers of sampling session %s have %d already, and no more are kept: number samples one after the other", seq, s.ID, n-1)
 	}
-	if n := c.owners[s.Owner]; n >= c.cfg.MaxQueuedSamples {
+	if n := c.owners[s.Owner].samples; n >= c.cfg.MaxQueuedSamples {
 		c.mu.Unlock()
 		return refusef(KindBusy, "%d samples of yours wait already; repeat a little later", n)
 	}
-	if c.promptBytes > 0 && c.promptBytes+j.bytes > c.cfg.MaxQueuedBytes {
+	if !c.fits(j) {
 		c.mu.Unlock()
 		return refusef(KindBusy, "the prompts of waiting samples take %d MiB already; repeat a little later", c.promptBytes>>20)
 	}

@@ -148,6 +148,36 @@ func TestStops(t *testing.T) {
 	}
 }
 
+// The prompts that wait are bounded in all, and one owner's do not keep out another's.
+func TestPromptsAreBounded(t *testing.T) {
+	w, _ := gated(t, "sample", func(w *world) {
+		w.config.MaxRunningSample = 1
+		w.config.MaxQueuedBytes = 100 // a prompt of the tests has 12
+	})
+	ctx := t.Context()
+	fill := func(who string) (taken int) {
+		s, err := w.CreateSession(ctx, NewSession{Owner: who})
+		w.ok(err)
+		smp, err := w.CreateSampler(ctx, NewSampler{Owner: who, SessionID: s.ID, BaseModel: base})
+		w.ok(err)
+		for {
+			req := w.sample(smp.ID, int64(taken))
+			req.Owner = who
+			if _, err := w.Sample(ctx, req); err != nil {
+				w.refused(err, KindBusy, "prompts")
+				return taken
+			}
+			taken++
+		}
+	}
+	if ann, bob, eve := fill(owner), fill(other), fill("a third"); ann != 8 || bob != 4 || eve != 2 {
+		t.Errorf("taken %d, %d and %d", ann, bob, eve)
+	}
+	if again := fill(owner); again != 0 {
+		t.Errorf("%d more of the first", again)
+	}
+}
+
 func TestManySamplesTakeTurnsAndAreBounded(t *testing.T) {
 	w, open := gated(t, "sample", func(w *world) {
 		w.config.MaxRunningSample = 4
@@ -185,7 +215,7 @@ func TestManySamplesTakeTurnsAndAreBounded(t *testing.T) {
 	// Another session does not wait behind all of them.
 	second := w.baseSampler(session, 1)
 	open <- struct{}{}
-	w.eventually(func() bool { return w.owners[owner] < 500 })
+	w.eventually(func() bool { return w.owners[owner].samples < 500 })
 	late, err := w.Sample(t.Context(), w.sample(second, 0))
 	w.ok(err)
 	for range 8 {
