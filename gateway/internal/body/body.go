@@ -147,6 +147,9 @@ func (c *counted) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// where names a request in the log. A path may end in a signed token, which is a key to one file; without its end it opens nothing.
+func where(r *http.Request) string { return r.URL.Path[:min(len(r.URL.Path), 64)] }
+
 // Send writes an answer in one piece with its length: a 400 without Content-Length is taken for a proxy's fault by the Tinker SDK, and repeated.
 func Send(w http.ResponseWriter, r *http.Request, status int, contentType string, b []byte) {
 	if len(b) > 64<<10 { // less goes into the connection's buffers, whoever reads it or not
@@ -159,7 +162,7 @@ func Send(w http.ResponseWriter, r *http.Request, status int, contentType string
 	h["Content-Type"], h["Content-Length"] = values[:1:1], values[1:]
 	w.WriteHeader(status)
 	if _, err := w.Write(b); err != nil {
-		slog.DebugContext(r.Context(), "client went away during the answer", "path", r.URL.Path, "error", err)
+		slog.DebugContext(r.Context(), "client went away during the answer", "path", where(r), "error", err)
 	}
 }
 
@@ -167,7 +170,7 @@ func Send(w http.ResponseWriter, r *http.Request, status int, contentType string
 func SendJSON(w http.ResponseWriter, r *http.Request, status int, value any, failure []byte) {
 	b, err := json.Marshal(value)
 	if err != nil {
-		slog.ErrorContext(r.Context(), "answer cannot be encoded", "path", r.URL.Path, "error", err)
+		slog.ErrorContext(r.Context(), "answer cannot be encoded", "path", where(r), "error", err)
 		status, b = http.StatusInternalServerError, failure
 	}
 	Send(w, r, status, "application/json", b)

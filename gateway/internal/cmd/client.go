@@ -38,6 +38,9 @@ func addConnection(c *cobra.Command) *connection {
 	return conn
 }
 
+// client follows no redirection: the server has none, and the key would go along to wherever it leads.
+var client = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+
 // call sends a request and decodes the JSON answer.
 func (conn *connection) call(ctx context.Context, method, path string, body io.Reader, into any) error {
 	req, err := http.NewRequestWithContext(ctx, method, conn.url+path, body)
@@ -47,7 +50,7 @@ func (conn *connection) call(ctx context.Context, method, path string, body io.R
 	if conn.key != "" {
 		req.Header.Set("X-API-Key", conn.key)
 	}
-	res, err := http.DefaultClient.Do(req)
+	res, err := client.Do(req)
 	if err != nil {
 		return fmt.Errorf("is the server running? %w", err)
 	}

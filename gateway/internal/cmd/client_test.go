@@ -204,3 +204,19 @@ func TestClientCommands(t *testing.T) {
 		}
 	})
 }
+
+// A key stays with the server that it is meant for.
+func TestKeyIsNotSentOn(t *testing.T) {
+	reached := false
+	elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { reached = true }))
+	defer elsewhere.Close()
+	s := httptest.NewServer(http.RedirectHandler(elsewhere.URL, http.StatusFound))
+	defer s.Close()
+	conn := connection{url: s.URL, key: "tml-secret"}
+	if err := conn.call(t.Context(), http.MethodGet, "/api/v1/tinsmith/runs", nil, new(any)); err == nil || !strings.Contains(err.Error(), "302") {
+		t.Errorf("got %v", err)
+	}
+	if reached {
+		t.Error("the request went on to another server")
+	}
+}

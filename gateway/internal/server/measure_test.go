@@ -27,6 +27,7 @@ func observed(t *testing.T, traces bool) (http.Handler, *metric.ManualReader, *t
 		Health: func() Health { return Health{Status: "ok"} }, Metrics: http.NotFoundHandler(), Traces: traces,
 		Routes: []func(gin.IRouter){func(r gin.IRouter) {
 			r.GET("/things/:id", func(c *gin.Context) { c.String(http.StatusOK, "a thing") })
+			r.GET("/links/:token", func(c *gin.Context) { c.String(http.StatusOK, "what it opens") })
 			r.GET("/broken", func(*gin.Context) { panic("broken") })
 		}},
 	}), reader, spans
@@ -79,7 +80,7 @@ func TestRequestsAreMeasured(t *testing.T) {
 func TestSpansAreMadeWhereSomebodyTakesThem(t *testing.T) {
 	for _, traces := range []bool{true, false} {
 		handler, _, spans := observed(t, traces)
-		for _, path := range []string{"/things/1", "/healthz", "/metrics"} {
+		for _, path := range []string{"/things/1", "/links/secret", "/healthz", "/metrics"} {
 			handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, path, nil))
 		}
 		var names []string
