@@ -66,30 +66,37 @@ func (s *sqlStore) applyTo(ctx context.Context, c any, p *pending) (err error) {
 	}
 	// What is done to all records of a parent is done to older ones: it comes first.
 	under, release, del := w.prepare(delUnderText), w.prepare(releaseText), w.prepare(delText)
-	joint := w.joint(del)
+	joint, put := w.joint(del), w.prepare(putText)
+	packed := joint.blocks(put)
 	for k := range p.under {
-		joint.removeUnder(k, p.under[ParentKey{hosts, k.Parent}] && p.under[ParentKey{guests, k.Parent}])
+		packed.removeUnder(k, p.under[ParentKey{hosts, k.Parent}] && p.under[ParentKey{guests, k.Parent}])
 		w.run(under, k.Collection, k.Parent)
 	}
 	for k, ranges := range p.released {
 		for _, r := range ranges {
 			from, to := r.bounds()
 			w.run(release, k.Collection, k.Parent, from, to)
+			packed.release(k.Collection, k.Parent, from, to)
 			if k.Collection == guests {
 				joint.releaseUnder(k.Parent, from, to)
 			}
 		}
 	}
 	rows := p.rows()
+	packed.unpack(rows)
+	whole, rows := blocks(rows)
+	for i := range whole {
+		packed.writeBlock(&whole[i])
+	}
 	joint.removeOwn(rows)
-	add, put := w.prepare(addText), w.prepare(putText)
+	add := w.prepare(addText)
 	for _, x := range rows {
 		k, e := x.key, x.change
 		if x.guest != nil {
 			joint.writePair(&e.record, &x.guest.record)
 			continue
 		}
-		if k.Collection == hosts || k.Collection == guests {
+		if paired(k.Collection) {
 			joint.separate(k.Key)
 		}
 		switch e.kind {
@@ -192,8 +199,8 @@ func (w *rowWriter) write(stmt driver.Stmt, r *Record) {
 	w.run(stmt, r.Collection, r.Key, r.Parent, r.Rank, r.Count, r.Value, r.Payload, r.Ref.Segment, r.Ref.Offset, r.Ref.Length)
 }
 
-// query yields the first column of what a statement reads.
-func (w *rowWriter) query(stmt driver.Stmt, yield func(driver.Value), args ...driver.Value) {
+// query yields the rows that a statement reads; each is valid until the next one.
+func (w *rowWriter) query(stmt driver.Stmt, yield func([]driver.Value), args ...driver.Value) {
 	if w.err != nil {
 		return
 	}
@@ -210,7 +217,7 @@ func (w *rowWriter) query(stmt driver.Stmt, yield func(driver.Value), args ...dr
 	row := make([]driver.Value, len(rows.Columns()))
 	for err == nil {
 		if err = rows.Next(row); err == nil {
-			yield(row[0])
+			yield(row)
 		}
 	}
 	if errors.Is(err, io.EOF) {
@@ -222,7 +229,7 @@ func (w *rowWriter) query(stmt driver.Stmt, yield func(driver.Value), args ...dr
 // number reads the one number that a query gives; 0 if it gives none.
 func (w *rowWriter) number(text string, args ...driver.Value) (int64, error) {
 	var v driver.Value = int64(0)
-	w.query(w.prepare(text), func(x driver.Value) { v = x }, args...)
+	w.query(w.prepare(text), func(row []driver.Value) { v = row[0] }, args...)
 	n, ok := v.(int64)
 	if w.err == nil && !ok {
 		w.err = fmt.Errorf("the database gave %T for a number", v)

@@ -121,10 +121,10 @@ func (j jointWriter) removeOwn(rows []rowChange) {
 		list := rows[:n] // ascending keys
 		rows = rows[n:]
 		var found []string
-		j.query(j.own, func(v driver.Value) {
-			key, ok := v.(string)
+		j.query(j.own, func(row []driver.Value) {
+			key, ok := row[0].(string)
 			if !ok && j.err == nil {
-				j.err = fmt.Errorf("the database gave %T for a name", v)
+				j.err = fmt.Errorf("the database gave %T for a name", row[0])
 			}
 			found = append(found, key)
 		}, list[0].key.Key, list[n-1].key.Key)

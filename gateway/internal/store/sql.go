@@ -96,7 +96,7 @@ func newSQLStore(ctx context.Context, db database, opts Options) (*sqlStore, err
 			return nil, fmt.Errorf("prepare the database: %w", err)
 		}
 	}
-	if err := db.addColumns(ctx); err != nil {
+	if err := errors.Join(db.addColumns(ctx), db.blockTable(ctx)); err != nil {
 		return nil, fmt.Errorf("prepare the database: %w", err)
 	}
 	if err := s.checkFormat(ctx); err != nil {
@@ -137,7 +137,8 @@ func (s *sqlStore) replay(ctx context.Context) error {
 	return s.log.applied(s.inDatabase)
 }
 
-// checkFormat refuses the records of another format. Format 1 had no commit log, format 2 one whose files were not used again, format 3 a row for every record; all are otherwise the same.
+// checkFormat refuses the records of another format. Format 1 had no commit log, format 2 one whose files were not used again, format 3 a row for every record,
+// format 4 no blocks; all are otherwise the same.
 func (s *sqlStore) checkFormat(ctx context.Context) error {
 	r, err := s.Get(ctx, inStore, formatKey)
 	switch {
@@ -201,7 +202,14 @@ func (s *sqlStore) Get(ctx context.Context, collection, key string) (Record, err
 	}
 	s.view.RUnlock()
 	if !decided {
-		applied, err := s.query(ctx, func(r Record) error { found = &r; return nil }, source(collection, "r")+" WHERE collection = ? AND id = ?", collection, key)
+		x := Range{}
+		text, args := selected(source(collection, "r")+" WHERE collection = ? AND id = ?"), []any{collection, key}
+		if parent, rank, ok := placeOf(key); ok && paired(collection) {
+			x = Range{rank, rank + 1}
+			after, upTo, reaching := overlap(rank, rank)
+			text, args = text+" UNION ALL "+inBlocks(collection)+" AND parent = ?"+overlapping, append(args, parent, after, upTo, reaching)
+		}
+		applied, err := s.query(ctx, collection, x, func(r Record) error { found = &r; return nil }, text, args...)
 		if err != nil {
 			return Record{}, err
 		}
@@ -218,12 +226,19 @@ func (s *sqlStore) Get(ctx context.Context, collection, key string) (Record, err
 // List implements Store.
 func (s *sqlStore) List(ctx context.Context, collection, parent string, r Range, limit int) ([]Record, error) {
 	changes := s.pendings()
-	where, args := source(collection, "r")+" WHERE collection = ? AND parent = ?", []any{collection, parent}
+	text, args := selected(source(collection, "r")+" WHERE collection = ? AND parent = ?"), []any{collection, parent}
 	if r != (Range{}) {
-		where, args = where+inRange, append(args, r.From, r.To)
+		text, args = text+inRange, append(args, r.From, r.To)
+	}
+	if paired(collection) {
+		text, args = text+" UNION ALL "+inBlocks(collection)+" AND parent = ?", append(args, parent)
+		if r != (Range{}) {
+			after, upTo, reaching := overlap(r.From, r.To)
+			text, args = text+overlapping, append(args, after, upTo, reaching)
+		}
 	}
 	list := map[RecordKey]*Record{}
-	applied, err := s.query(ctx, func(r Record) error { list[RecordKey{r.Collection, r.Key}] = &r; return nil }, where, args...)
+	applied, err := s.query(ctx, collection, r, func(r Record) error { list[RecordKey{r.Collection, r.Key}] = &r; return nil }, text, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -257,8 +272,23 @@ func (s *sqlStore) All(ctx context.Context, collection string, yield func(Record
 	if err := s.flush(ctx); err != nil {
 		return err
 	}
-	_, err := s.query(ctx, yield, source(collection, "r")+" WHERE collection = ? ORDER BY place, id", collection)
-	return err
+	text := selected(source(collection, "r") + " WHERE collection = ?")
+	if !paired(collection) {
+		_, err := s.query(ctx, collection, Range{}, yield, text+" ORDER BY place, id", collection)
+		return err
+	}
+	var list []Record
+	_, err := s.query(ctx, collection, Range{}, func(r Record) error { list = append(list, r); return nil }, text+" UNION ALL "+inBlocks(collection), collection)
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(list, func(a, b Record) int { return cmp.Or(cmp.Compare(a.Rank, b.Rank), strings.Compare(a.Key, b.Key)) })
+	for _, r := range list {
+		if err := yield(r); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Missing implements Store.
@@ -267,15 +297,40 @@ func (s *sqlStore) Missing(ctx context.Context, collection, other string) ([]Rec
 		return nil, err
 	}
 	var list []Record
-	_, err := s.query(ctx, func(r Record) error { list = append(list, r); return nil },
-		source(collection, "r")+" WHERE r.collection = ?"+notJoint(other)+" AND NOT EXISTS (SELECT 1 FROM tinsmith_records AS o WHERE o.collection = ? AND o.id = r.id) ORDER BY r.parent, r.place, r.id", collection, other)
+	gather := func(r Record) error { list = append(list, r); return nil }
+	var err error
+	switch text := selected(source(collection, "r") + " WHERE r.collection = ?" + notJoint(other) + " AND NOT EXISTS (SELECT 1 FROM tinsmith_records AS o WHERE o.collection = ? AND o.id = r.id)"); {
+	case !paired(collection) && !paired(other):
+		_, err = s.query(ctx, collection, Range{}, gather, text, collection, other)
+	case collection == hosts && other == guests: // nearly every block has both
+		_, err = s.query(ctx, collection, Range{}, gather, text+" UNION ALL "+inBlocks(collection)+" AND guested = 0", collection, other)
+	default:
+		there := map[string]bool{}
+		err = errors.Join(
+			s.All(ctx, other, func(r Record) error { there[r.Key] = true; return nil }),
+			s.All(ctx, collection, func(r Record) error {
+				if there[r.Key] {
+					return nil
+				}
+				return gather(r)
+			}),
+		)
+	}
+	slices.SortFunc(list, func(a, b Record) int {
+		return cmp.Or(strings.Compare(a.Parent, b.Parent), cmp.Compare(a.Rank, b.Rank), strings.Compare(a.Key, b.Key))
+	})
 	return list, err
 }
 
-// query yields records of the database, and gives the number of the last group that it had then; 0 if there are no records.
-func (s *sqlStore) query(ctx context.Context, yield func(Record) error, from string, args ...any) (applied int64, err error) {
-	const group = ", COALESCE((SELECT a.amount FROM tinsmith_records AS a WHERE a.collection = '" + inStore + "' AND a.id = '" + appliedKey + "'), 0)"
-	rows, err := s.db.reader.QueryContext(ctx, s.db.text("SELECT "+columns+group+" FROM "+from), args...)
+// groupColumn is the number of the last group that the database has.
+const groupColumn = ", COALESCE((SELECT a.amount FROM tinsmith_records AS a WHERE a.collection = '" + inStore + "' AND a.id = '" + appliedKey + "'), 0)"
+
+// selected is the select of rows, which query understands.
+func selected(from string) string { return "SELECT " + columns + groupColumn + " FROM " + from }
+
+// query yields records of the database, of blocks only those of a collection with ranks in a range. It gives the number of the last group that the database had then; 0 if there are no records.
+func (s *sqlStore) query(ctx context.Context, collection string, x Range, yield func(Record) error, text string, args ...any) (applied int64, err error) {
+	rows, err := s.db.reader.QueryContext(ctx, s.db.text(text), args...)
 	if err != nil {
 		return 0, fmt.Errorf("read records: %w", err)
 	}
@@ -285,7 +340,12 @@ func (s *sqlStore) query(ctx context.Context, yield func(Record) error, from str
 		if err := rows.Scan(&r.Collection, &r.Key, &r.Parent, &r.Rank, &r.Count, &r.Value, &r.Payload, &r.Ref.Segment, &r.Ref.Offset, &r.Ref.Length, &applied); err != nil {
 			return 0, fmt.Errorf("read records: %w", err)
 		}
-		if err := yield(r); err != nil {
+		if r.Collection == "" {
+			err = unpacked(r, collection, x, yield)
+		} else {
+			err = yield(r)
+		}
+		if err != nil {
 			return 0, err
 		}
 	}

@@ -39,12 +39,14 @@ func openSQLiteTest(t *testing.T, dir string) Store {
 func TestSQLite(t *testing.T) {
 	testStore(t, func(dir string) Options { return Options{Dir: dir} })
 	testJointRows(t, Options{Dir: t.TempDir()})
+	testChangesOverTheDatabase(t, Options{Dir: t.TempDir()})
 }
 
 func TestPostgres(t *testing.T) {
 	schema := postgresSchema(t)
 	testStore(t, func(dir string) Options { return Options{Dir: dir, PostgresURL: schema} })
 	testJointRows(t, Options{Dir: t.TempDir(), PostgresURL: postgresSchema(t)})
+	testChangesOverTheDatabase(t, Options{Dir: t.TempDir(), PostgresURL: postgresSchema(t)})
 	t.Run("schemas of one database are stores of their own", func(t *testing.T) {
 		schema := postgresSchema(t)
 		// Both are open at once, and what one holds the other does not.
