@@ -238,7 +238,7 @@ func BenchmarkRows(b *testing.B) {
 			{"scale", 2 * n, func() error { return d.Scale(y, 1, tensor.BFloat16) }},
 			{"round", 1.5 * n, func() error { return d.Round(half, x) }},
 			{"sum of squares", n, func() error { _, err := d.SumSquares(x); return err }},
-			{"adamw", 11 * n, func() error {
+			{"adamw", 7 * n, func() error {
 				_, err := d.AdamW(tensor.AdamWUpdate{NewP: x, NewM: y, NewV: z, P: x, M: y, V: z, G: x, AdamWStep: step})
 				return err
 			}},

@@ -67,6 +67,7 @@ typedef struct {
 
 enum { VOCABULARY_TILE = 4096 }; // columns of logits that are reduced together
 enum { SUM_TILE = 4096, SUM_LANES = 256 }; // elements of a row whose squares are summed together, and lanes that take these sums
+enum { ADAMW_SUMS = 4 };         // of a tile: of the three that AdamW writes and of the gradient
 enum { DEPTH = 256 };            // inner axis of a block of a product
 enum { OUTER_DEPTH = 128 };      // rows of an outer product's factors that stay near
 enum { PEAK_STEPS = 5000 };      // of one unit of a ceiling

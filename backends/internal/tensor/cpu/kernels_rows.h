@@ -183,12 +183,8 @@ static void round_rows(const void *job, int64_t unit, worker *w) {
   }
 }
 
-// A unit is SUM_TILE elements of one row; heads counts the tiles of a row.
-static void sum_squares(const void *job, int64_t unit, worker *w) {
-  (void)w;
-  const rows_job *j = job;
-  int64_t row = unit / j->heads, from = unit % j->heads * SUM_TILE, n = j->a.cols - from < SUM_TILE ? j->a.cols - from : SUM_TILE;
-  const float *x = row_of(j->a, row) + from;
+// tile_squares is the sum of squares of up to SUM_TILE elements.
+INLINE double tile_squares(const float *x, int64_t n) {
   double s[16] = {0}; // a square of a float32 is exact in float64, so a fused add and a separate one agree
   int64_t at = 0;
   for (; at + 16 <= n; at += 16)
@@ -196,10 +192,18 @@ static void sum_squares(const void *job, int64_t unit, worker *w) {
   for (int i = 0; at + i < n; i++) s[i] += (double)x[at + i] * (double)x[at + i];
   for (int width = 8; width > 0; width >>= 1)
     for (int i = 0; i < width; i++) s[i] += s[i + width];
-  j->sums[unit] = s[0];
+  return s[0];
 }
 
-// values are pointers to views: newP newM newV p m v g
+// A unit is SUM_TILE elements of one row; heads counts the tiles of a row.
+static void sum_squares(const void *job, int64_t unit, worker *w) {
+  (void)w;
+  const rows_job *j = job;
+  int64_t row = unit / j->heads, from = unit % j->heads * SUM_TILE, n = j->a.cols - from < SUM_TILE ? j->a.cols - from : SUM_TILE;
+  j->sums[unit] = tile_squares(row_of(j->a, row) + from, n);
+}
+
+// values are pointers to views: newP newM newV p m v g. The sums of squares of what it writes, and with flag those of g, are made tile by tile while these are near: ADAMW_SUMS of each tile lie together, heads counts the tiles of a row.
 static void adamw(const void *job, int64_t unit, worker *w) {
   (void)w;
   const rows_job *j = job;
@@ -211,18 +215,24 @@ static void adamw(const void *job, int64_t unit, worker *w) {
   lanes eps = lset((float)s->eps), grad_scale = lset((float)s->grad_scale);
   vf root2 = vset((float)s->root_correction2);
   EACH_ROW(j) {
-    float *np = row_of(t[0], r), *nm = row_of(t[1], r), *nv = row_of(t[2], r);
-    const float *p = row_of(t[3], r), *m = row_of(t[4], r), *v = row_of(t[5], r), *grad = row_of(t[6], r);
-    EACH_16(cols) {
-      lanes g = lmul(LOAD(grad), grad_scale);
-      lanes mm = lfma(c1, g, lmul(b1, LOAD(m)));
-      lanes vv = lfma(lmul(c2, g), g, lmul(b2, LOAD(v)));
-      lanes ratio;
-      EACH_PART ratio.v[i] = mm.v[i] / (vsqrt(vv.v[i]) / root2 + eps.v[i]);
-      lanes pp = lfma(minus_rate, ratio, lmul(decay, LOAD(p)));
-      STORE(np, pp);
-      STORE(nm, mm);
-      STORE(nv, vv);
+    double *sums = j->sums + r * j->heads * ADAMW_SUMS;
+    for (int64_t from = 0; from < cols; from += SUM_TILE, sums += ADAMW_SUMS) {
+      int64_t some = cols - from < SUM_TILE ? cols - from : SUM_TILE;
+      float *np = row_of(t[0], r) + from, *nm = row_of(t[1], r) + from, *nv = row_of(t[2], r) + from;
+      const float *p = row_of(t[3], r) + from, *m = row_of(t[4], r) + from, *v = row_of(t[5], r) + from, *grad = row_of(t[6], r) + from;
+      if (j->flag) sums[3] = tile_squares(grad, some);
+      EACH_16(some) {
+        lanes g = lmul(LOAD(grad), grad_scale);
+        lanes mm = lfma(c1, g, lmul(b1, LOAD(m)));
+        lanes vv = lfma(lmul(c2, g), g, lmul(b2, LOAD(v)));
+        lanes ratio;
+        EACH_PART ratio.v[i] = mm.v[i] / (vsqrt(vv.v[i]) / root2 + eps.v[i]);
+        lanes pp = lfma(minus_rate, ratio, lmul(decay, LOAD(p)));
+        STORE(np, pp);
+        STORE(nm, mm);
+        STORE(nv, vv);
+      }
+      sums[0] = tile_squares(np, some), sums[1] = tile_squares(nm, some), sums[2] = tile_squares(nv, some);
     }
   }
 }

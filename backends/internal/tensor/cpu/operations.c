@@ -213,6 +213,14 @@ int op_draw_tokens(device *d, view dst, view logits, view probs, const draw_sett
   return 0;
 }
 
+// sum_tiles adds the sums of n tiles, which lie so many apart.
+static double sum_tiles(const double *sums, int64_t n, int64_t apart) {
+  double s[SUM_LANES] = {0};
+  for (int64_t i = 0; i < n; i++) s[i % SUM_LANES] += sums[i * apart];
+  for (int width = SUM_LANES / 2; width > 0; width >>= 1)
+    for (int i = 0; i < width; i++) s[i] += s[i + width];
+  return s[0];
+}
 int op_sum_squares(device *d, view x, double *sum) {
   *sum = 0;
   if (!x.rows || !x.cols) return 0;
@@ -221,25 +229,31 @@ int op_sum_squares(device *d, view x, double *sum) {
   if (!sums) return -1;
   rows_job j = {.a = x, .heads = tiles, .sums = sums};
   threads_run(d->t, d->k->sum_squares, &j, x.rows * tiles, (double)x.rows * (double)x.cols * 0.3);
-  double s[SUM_LANES] = {0};
-  for (int64_t i = 0; i < x.rows * tiles; i++) s[i % SUM_LANES] += sums[i];
-  for (int width = SUM_LANES / 2; width > 0; width >>= 1)
-    for (int i = 0; i < width; i++) s[i] += s[i + width];
-  *sum = s[0];
+  *sum = sum_tiles(sums, x.rows * tiles, 1);
   return 0;
 }
-int op_adamw(device *d, view new_p, view new_m, view new_v, view p, view m, view v, view g, adamw_step s) {
+int op_adamw(device *d, view new_p, view new_m, view new_v, view p, view m, view v, view g, adamw_step s, bool sum_gradient, double *sums) {
   view t[7] = {new_p, new_m, new_v, p, m, v, g};
-  const int64_t whole = p.cols / WIDE * WIDE;
+  const int64_t whole = p.cols / WIDE * WIDE, tiles = div_up(p.cols, SUM_TILE);
+  for (int i = 0; i < ADAMW_SUMS; i++) sums[i] = 0;
+  if (!p.rows || !p.cols) return 0;
+  double *each = shared_memory(d, p.rows * tiles * ADAMW_SUMS * 8);
+  if (!each) return -1;
   if (p.rows == 1 && whole && whole < p.cols) { // what does not divide is a job of its own, so that one long row is cut all the same
     view rest[7];
     for (int i = 0; i < 7; i++) rest[i] = t[i], rest[i].addr += (uintptr_t)whole * 4, rest[i].cols -= whole, t[i].cols = whole;
-    rows_job j = {.a = rest[0], .values = (const float *)rest, .step = s};
-    run_rows(d, d->k->adamw, &j, 1.5);
+    rows_job j = {.a = rest[0], .values = (const float *)rest, .step = s, .flag = sum_gradient, .heads = 1, .sums = each + (tiles - 1) * ADAMW_SUMS};
+    run_rows(d, d->k->adamw, &j, 2);
   }
-  flatten((view *[]){t, t + 1, t + 2, t + 3, t + 4, t + 5, t + 6}, 7);
-  rows_job j = {.a = t[0], .values = (const float *)t, .step = s};
-  return run_rows(d, d->k->adamw, &j, 1.5);
+  rows_job j = {.values = (const float *)t, .step = s, .flag = sum_gradient, .heads = div_up(t[0].cols, SUM_TILE), .sums = each};
+  if (t[0].cols % SUM_TILE == 0) { // pieces of a row are tiles of it, in their order
+    flatten((view *[]){t, t + 1, t + 2, t + 3, t + 4, t + 5, t + 6}, 7);
+    j.heads = div_up(t[0].cols, SUM_TILE);
+  }
+  j.a = t[0];
+  run_rows(d, d->k->adamw, &j, 2);
+  for (int i = 0; i < ADAMW_SUMS; i++) sums[i] = sum_tiles(each + i, i == 3 && !sum_gradient ? 0 : p.rows * tiles, ADAMW_SUMS);
+  return 0;
 }
 
 // Weights.

@@ -91,11 +91,11 @@ func (d *device) AdamW(updates ...tensor.AdamWUpdate) (func() ([]tensor.AdamWSum
 
 func (d *device) adamW(u *tensor.AdamWUpdate, sums *tensor.AdamWSums) (err error) {
 	const op = "adamw"
-	if sums.G, err = d.sumSquares(op, u.G); err != nil {
-		return err
-	}
 	factor := 1.0
 	if u.MaxNorm > 0 {
+		if sums.G, err = d.sumSquares(op, u.G); err != nil {
+			return err
+		}
 		factor = math.Min(1, u.MaxNorm/(math.Sqrt(sums.G)+1e-6))
 	}
 	step := C.adamw_step{
@@ -103,16 +103,11 @@ func (d *device) adamW(u *tensor.AdamWUpdate, sums *tensor.AdamWSums) (err error
 		weight_decay: C.double(u.WeightDecay), grad_scale: C.double(factor),
 		correction1: C.double(1 - math.Pow(u.Beta1, float64(u.Step))), root_correction2: C.double(math.Sqrt(1 - math.Pow(u.Beta2, float64(u.Step)))),
 	}
-	if err := failed(op, C.op_adamw(d.c, view(u.NewP), view(u.NewM), view(u.NewV), view(u.P), view(u.M), view(u.V), view(u.G), step)); err != nil {
-		return err
+	var written [4]C.double
+	err = failed(op, C.op_adamw(d.c, view(u.NewP), view(u.NewM), view(u.NewV), view(u.P), view(u.M), view(u.V), view(u.G), step, C.bool(u.MaxNorm <= 0), &written[0]))
+	sums.NewP, sums.NewM, sums.NewV = float64(written[0]), float64(written[1]), float64(written[2])
+	if u.MaxNorm <= 0 { // else it is there, because the step needs it
+		sums.G = float64(written[3])
 	}
-	for _, s := range []struct {
-		to *float64
-		of tensor.Tensor
-	}{{&sums.NewP, u.NewP}, {&sums.NewM, u.NewM}, {&sums.NewV, u.NewV}} {
-		if *s.to, err = d.sumSquares(op, s.of); err != nil {
-			return err
-		}
-	}
-	return nil
+	return err
 }

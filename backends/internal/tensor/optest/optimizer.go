@@ -8,7 +8,7 @@ import (
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 )
 
-var arenaShapes = [][2]int{{1, 1}, {1, 9000}, {3, 17}, {16, 1000}, {32, 512}, {0, 4}}
+var arenaShapes = [][2]int{{1, 1}, {1, 9000}, {3, 17}, {16, 1000}, {32, 512}, {0, 4}, {2, 8192}, {2, 5000}}
 
 func optimizerCases(arenaShapes [][2]int) []testCase {
 	var all []testCase
