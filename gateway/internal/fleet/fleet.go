@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -58,6 +60,9 @@ func New(c Config) (*Fleet, error) {
 			Load:            plugins.LoadRequest{ModelDir: m.Dir, Name: m.Name, Config: m.Backend, Scratch: filepath.Join(c.DataDir, "scratch", fmt.Sprint(i))},
 			ProgressTimeout: c.ProgressTimeout,
 		})
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("model %s: backend.plugin: there is no %q in %s, which has %v", m.Name, m.Plugin, c.PluginDir, programs(c.PluginDir))
+		}
 		if err != nil {
 			return nil, fmt.Errorf("model %s: %w", m.Name, err)
 		}
@@ -67,6 +72,16 @@ func New(c Config) (*Fleet, error) {
 		f.byName[m.Name] = one
 	}
 	return f, nil
+}
+
+// programs lists the plugins in a folder, none if it cannot be read.
+func programs(dir string) []string {
+	entries, _ := os.ReadDir(dir)
+	names := make([]string, len(entries))
+	for i, e := range entries {
+		names[i] = e.Name()
+	}
+	return names
 }
 
 // Start starts all processes and returns at once; the end of ctx ends them without draining.
