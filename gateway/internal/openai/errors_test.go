@@ -181,6 +181,14 @@ func TestBusy(t *testing.T) {
 	}
 }
 
+// A model whose numbers have left the range of its type is no fault of the server: the answer says what is wrong, and is none that clients repeat.
+func TestNotFinite(t *testing.T) {
+	w := newWorld(t, options{backend: `"faults": [{"operation": "sample", "token": 7, "action": "fail", "kind": "not finite", "field": "logits", "message": "overflow"}],`})
+	body := completing("").with(fields{"prompt": []int{7}})
+	w.refused(http.MethodPost, "/v1/completions", body.text(), 400, "model", "", "logits: overflow")
+	w.refused(http.MethodPost, "/v1/completions", body.with(fields{"stream": true}).text(), 400, "model", "", "logits: overflow")
+}
+
 func TestUnknownPaths(t *testing.T) {
 	w := newWorld(t, options{})
 	w.refused(http.MethodPost, "/v1/embeddings", "{}", 404, "", "")
