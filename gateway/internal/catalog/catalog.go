@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -60,8 +61,8 @@ func (d *SamplingDefaults) check() error {
 			return fmt.Errorf("generation_config.json: %s: %v is not allowed: %s", f.name, *f.value, f.allowed)
 		}
 	}
-	if d.TopK != nil && *d.TopK < -1 {
-		return fmt.Errorf("generation_config.json: top_k: %d is not allowed: at least -1, which is off", *d.TopK)
+	if d.TopK != nil && (*d.TopK < -1 || *d.TopK > math.MaxInt32) {
+		return fmt.Errorf("generation_config.json: top_k: %d is not allowed: -1, which is off, to %d", *d.TopK, math.MaxInt32)
 	}
 	return nil
 }

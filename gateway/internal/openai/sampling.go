@@ -237,7 +237,6 @@ func (f *samplingFields) numbers(r *plugins.SampleRequest) error {
 		{"min_p", f.MinP, 0, 1, &r.MinP},
 		{"frequency_penalty", f.FrequencyPenalty, -2, 2, &r.FrequencyPenalty},
 		{"presence_penalty", f.PresencePenalty, -2, 2, &r.PresencePenalty},
-		{"repetition_penalty", f.RepetitionPenalty, math.SmallestNonzeroFloat32, 10, &r.RepetitionPenalty},
 	} {
 		if p.value == nil {
 			continue
@@ -247,8 +246,17 @@ func (f *samplingFields) numbers(r *plugins.SampleRequest) error {
 		}
 		*p.into = *p.value
 	}
-	if f.TopK != nil {
-		r.TopK = *f.TopK
+	if v := f.RepetitionPenalty; v != nil {
+		if !(*v >= math.SmallestNonzeroFloat32 && *v <= 10) {
+			return invalid("repetition_penalty", "%v is not above 0 and at most 10", *v)
+		}
+		r.RepetitionPenalty = *v
+	}
+	if k := f.TopK; k != nil {
+		if *k < -1 || *k > math.MaxInt32 {
+			return invalid("top_k", "%d is not between -1 (off) and %d", *k, math.MaxInt32)
+		}
+		r.TopK = *k
 	}
 	if r.TopP == 0 {
 		r.TopP, r.TopK = 1, 1 // a nucleus of nothing is its likeliest token

@@ -95,8 +95,8 @@ func checkSample(req Sample, m Model, vocab, limit int) (sampleRequest, error) {
 		return out, invalidf("sampling_params.temperature: is %v, must be a finite number of at least 0", p.Temperature)
 	case !(p.TopP > 0 && p.TopP <= 1):
 		return out, invalidf("sampling_params.top_p: is %v, must be above 0 and at most 1", p.TopP)
-	case p.TopK < -1:
-		return out, invalidf("sampling_params.top_k: is %d, must be at least -1 (off)", p.TopK)
+	case p.TopK < -1 || p.TopK > math.MaxInt32:
+		return out, invalidf("sampling_params.top_k: is %d, must be in -1 (off) … %d", p.TopK, math.MaxInt32)
 	case p.MaxTokens != nil && *p.MaxTokens < 0:
 		return out, invalidf("sampling_params.max_tokens: is %d, must be at least 0", *p.MaxTokens)
 	case req.PromptLogprobsLastN < 0 || req.PromptLogprobsLastN > 0 && (!req.PromptLogprobs || req.PromptLogprobsLastN > n-1):

@@ -93,6 +93,8 @@ func TestBadSamples(t *testing.T) {
 		{"too many samples", func(s *Sample) { s.NumSamples = 1 << 40 }, KindInvalid, "num_samples"},
 		{"temperature", func(s *Sample) { s.Params.Temperature = math.NaN() }, KindInvalid, "temperature"},
 		{"top_p", func(s *Sample) { s.Params.TopP = 0 }, KindInvalid, "top_p"},
+		{"negative top_k", func(s *Sample) { s.Params.TopK = -2 }, KindInvalid, "top_k: is -2"},
+		{"large top_k", func(s *Sample) { s.Params.TopK = 1 << 40 }, KindInvalid, "-1 (off) … 2147483647"},
 		{"top-k of the prompt", func(s *Sample) { s.TopKPromptLogprobs = 65 }, KindInvalid, "topk_prompt_logprobs"},
 		{"last n", func(s *Sample) { s.PromptLogprobs, s.PromptLogprobsLastN = true, 3 }, KindInvalid, "1 … 2"},
 		{"targets", func(s *Sample) { s.TargetPromptTokens, s.TargetPromptK = []int32{1}, 1 }, KindInvalid, "[2, K]"},
