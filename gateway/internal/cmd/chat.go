@@ -22,7 +22,7 @@ func chatCommand() *cobra.Command {
 	conn := addConnection(c)
 	model := c.Flags().String("model", "", "a base model, NAME:latest, tinker://RUN, or tinker://RUN/sampler_weights/NAME (default: the first model served)")
 	system := c.Flags().String("system", "", "system message")
-	temperature := c.Flags().Float32("temperature", -1, "0 = the likeliest answer (default: the model's own)")
+	temperature := c.Flags().Float32("temperature", 0, "0 = the likeliest answer (default: the model's own)")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		config := openai.DefaultConfig(conn.key)
 		config.BaseURL = conn.url + "/v1"
@@ -40,9 +40,11 @@ func chatCommand() *cobra.Command {
 		t := &conversation{client: client, in: bufio.NewScanner(c.InOrStdin()), out: c.OutOrStdout(), prompt: term.IsTerminal(int(os.Stdin.Fd()))}
 		t.in.Buffer(nil, maxLine)
 		t.request.Model = *model
-		if *temperature >= 0 {
-			// The client library leaves a plain 0 out of the request.
-			t.request.Temperature = max(*temperature, 1e-45)
+		if c.Flags().Changed("temperature") {
+			t.request.Temperature = *temperature
+			if *temperature == 0 {
+				t.request.Temperature = 1e-45 // the client library leaves a plain 0 out of the request
+			}
 		}
 		if *system != "" {
 			t.request.Messages = []openai.ChatCompletionMessage{{Role: openai.ChatMessageRoleSystem, Content: *system}}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"os"
 	"strings"
 	"time"
@@ -23,17 +24,21 @@ func addConnection(c *cobra.Command) *connection {
 	conn := &connection{}
 	c.Flags().StringVar(&conn.url, "url", "", "server (default: $TINSMITH_URL, else http://127.0.0.1:8000)")
 	c.Flags().StringVar(&conn.key, "key", "", "API key (default: $TINKER_API_KEY)")
-	c.PreRun = func(*cobra.Command, []string) {
+	c.PreRunE = func(*cobra.Command, []string) error {
 		if conn.url == "" {
 			conn.url = os.Getenv("TINSMITH_URL")
 		}
 		if conn.url == "" {
 			conn.url = "http://127.0.0.1:8000"
 		}
-		conn.url = strings.TrimSuffix(conn.url, "/")
 		if conn.key == "" {
 			conn.key = os.Getenv("TINKER_API_KEY")
 		}
+		if u, err := url.Parse(conn.url); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+			return fmt.Errorf("--url: %q is not an http or https URL, such as http://127.0.0.1:8000", conn.url)
+		}
+		conn.url = strings.TrimSuffix(conn.url, "/")
+		return nil
 	}
 	return conn
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -163,6 +164,9 @@ func TestClientCommands(t *testing.T) {
 		if _, err := w.run(chatCommand(), "hello\n", "--model", "no/model"); err == nil || !strings.Contains(err.Error(), "no/model") {
 			t.Errorf("%v", err)
 		}
+		if _, err := w.run(chatCommand(), "hello\n", "--temperature", "-5"); err == nil || !strings.Contains(err.Error(), "temperature: -5 is not between 0 and 2") {
+			t.Errorf("%v", err)
+		}
 		if _, err := w.run(chatCommand(), strings.Repeat("a ", 100<<10)+"\n"); err == nil || !strings.Contains(err.Error(), "context length") {
 			t.Errorf("%v", err)
 		}
@@ -203,6 +207,26 @@ func TestClientCommands(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	})
+}
+
+func TestServerAddress(t *testing.T) {
+	for _, c := range []struct{ name, url string }{
+		{"no scheme", "127.0.0.1:8000"},
+		{"a name only", "localhost"},
+		{"another scheme", "ftp://127.0.0.1"},
+		{"no host", "http://"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Setenv("TINSMITH_URL", c.url)
+			for _, command := range []*cobra.Command{modelsCommand(), runsCommand(), chatCommand()} {
+				command.SetArgs(nil)
+				command.SilenceErrors, command.SilenceUsage = true, true
+				if err := command.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("--url: %q", c.url)) {
+					t.Errorf("%s: %v", command.Name(), err)
+				}
+			}
+		})
+	}
 }
 
 // A key stays with the server that it is meant for.

@@ -68,7 +68,8 @@ func serveConfig(file, model, listen string) (config.Config, error) {
 		m.Path = model
 		m.Name = strings.TrimPrefix(model, "hf://")
 		m.Name, _, _ = strings.Cut(m.Name, "@")
-		if info, statErr := os.Stat(model); statErr == nil && info.IsDir() {
+		// What can only be a path is named after its folder, also where there is none: then the error is that.
+		if info, statErr := os.Stat(model); filepath.IsAbs(model) || strings.HasPrefix(model, ".") || statErr == nil && info.IsDir() {
 			var abs string
 			if abs, err = filepath.Abs(model); err == nil {
 				m.Name = filepath.Base(abs)
@@ -83,7 +84,10 @@ func serveConfig(file, model, listen string) (config.Config, error) {
 		cfg.Listen = listen
 	}
 	if err := cfg.Validate(); err != nil {
-		return cfg, fmt.Errorf("%s: %w", cfg.File, err)
+		if file == "" {
+			file = "--model " + model
+		}
+		return cfg, fmt.Errorf("%s: %w", file, err)
 	}
 	return cfg, nil
 }

@@ -33,6 +33,41 @@ func TestLocalURL(t *testing.T) {
 	}
 }
 
+func TestServeConfig(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "folder")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name, model, listen string
+		served              string   // the model's name
+		words               []string // of the refusal
+	}{
+		{"directory", dir, "", "folder", nil},
+		{"directory that is missing", filepath.Join(dir, "none"), "", "none", nil},
+		{"relative path of nothing", "./none", "", "none", nil},
+		{"name in the cache", "org/name", "", "org/name", nil},
+		{"download", "hf://org/name@main", "", "org/name", nil},
+		{"download of nothing", "hf://", "", "", []string{"--model hf://: ", "not a model name"}},
+		{"address", dir, "127.0.0.1", "", []string{"--model " + dir + ": listen: ", "not host:port"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cfg, err := serveConfig("", c.model, c.listen)
+			if err == nil && (c.words != nil || cfg.Models[0].Name != c.served || cfg.Models[0].Path != c.model) {
+				t.Errorf("%+v", cfg.Models)
+			}
+			if err != nil && c.words == nil {
+				t.Error(err)
+			}
+			for _, word := range c.words {
+				if err != nil && !strings.Contains(err.Error(), word) {
+					t.Errorf("%q does not say %q", err, word)
+				}
+			}
+		})
+	}
+}
+
 // A data directory that another process has is waited for, /healthz says so, and the waiting one leaves the other's address alone.
 func TestAwaitStore(t *testing.T) {
 	cfg := config.Default()
