@@ -182,24 +182,24 @@ func (p *process) killed() bool {
 	return ok && status.Signaled() && (status.Signal() == syscall.SIGKILL || status.Signal() == syscall.SIGTERM || status.Signal() == syscall.SIGINT || status.Signal() == syscall.SIGHUP)
 }
 
-// outside tells whether somebody else ended the process: not we, not a fault of its own, not the kernel for want of memory. The process is gone.
+// outside tells whether somebody else ended the process: not we, not a fault of its own, not the kernel for want of memory (nor may it have been, where the kernel does not tell). The process is gone.
 func (p *process) outside() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.reason == "" && p.killed() && outOfMemoryKills() == p.starve
+	return p.reason == "" && p.killed() && p.starve >= 0 && outOfMemoryKills() == p.starve
 }
 
-// outOfMemoryKills is how many processes the kernel has ended for want of memory; 0 where it does not tell.
+// outOfMemoryKills is how many processes the kernel has ended for want of memory; -1 where it does not tell.
 func outOfMemoryKills() int64 {
 	b, err := os.ReadFile("/proc/vmstat")
 	if err != nil {
-		return 0
+		return -1
 	}
 	_, rest, _ := strings.Cut(string(b), "\noom_kill ")
 	line, _, _ := strings.Cut(rest, "\n")
 	n, err := strconv.ParseInt(line, 10, 64)
 	if err != nil {
-		return 0
+		return -1
 	}
 	return n
 }

@@ -320,13 +320,13 @@ func (s *Supervisor) run(ctx context.Context) {
 	defer close(s.finished)
 	defer s.cancel()
 	for {
-		err, tail := s.runOnce(ctx)
+		err, tail, outside := s.runOnce(ctx)
 		if ctx.Err() != nil || s.closing.Load() {
 			s.change(func(st *State) { st.Phase, st.Reason = Stopped, "" })
 			return
 		}
 		now := time.Now()
-		crashes := s.countCrash(now)
+		crashes := s.countLoss(now, outside)
 		reason := err.Error()
 		switch {
 		case errors.Is(err, plugins.ErrInvalid): // the same configuration would be refused again
@@ -356,15 +356,18 @@ func (s *Supervisor) run(ctx context.Context) {
 	}
 }
 
-// countCrash gives the number of crashes that count within the window, this one included.
-func (s *Supervisor) countCrash(now time.Time) int {
+// countLoss gives the number of crashes that count within the window, this loss included unless it is somebody else's doing.
+func (s *Supervisor) countLoss(now time.Time, outside bool) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	at := now
 	if !s.lostAt.IsZero() {
 		at, s.lostAt = s.lostAt, time.Time{}
 	}
-	s.crashes = slices.DeleteFunc(append(s.crashes, at), func(t time.Time) bool { return now.Sub(t) > s.config.CrashWindow || !t.After(s.forgiven) })
+	if !outside {
+		s.crashes = append(s.crashes, at)
+	}
+	s.crashes = slices.DeleteFunc(s.crashes, func(t time.Time) bool { return now.Sub(t) > s.config.CrashWindow || !t.After(s.forgiven) })
 	return len(s.crashes)
 }
 
@@ -379,16 +382,16 @@ func (s *Supervisor) fail(reason, tail string) {
 	s.change(func(st *State) { st.Phase, st.Reason, st.StderrTail, st.Info = Failed, reason, tail, plugins.Info{} })
 }
 
-// runOnce runs one process from start to end and tells why it ended and what it wrote last.
-func (s *Supervisor) runOnce(ctx context.Context) (err error, tail string) {
+// runOnce runs one process from start to end and tells why it ended, what it wrote last, and whether somebody else ended it.
+func (s *Supervisor) runOnce(ctx context.Context) (err error, tail string, outside bool) {
 	out := &output{log: s.log}
 	p, err := s.launch(ctx, out)
 	if err != nil {
-		return fmt.Errorf("start: %w", err), out.last()
+		return fmt.Errorf("start: %w", err), out.last(), false
 	}
 	defer func() {
 		p.end(s.config.ExitTimeout)
-		tail = out.last()
+		tail, outside = out.last(), p.outside()
 	}()
 	s.change(func(st *State) { st.Status, st.Reported = plugins.Status{}, time.Time{} })
 	watchCtx, stopWatching := context.WithCancel(ctx)
@@ -404,9 +407,9 @@ func (s *Supervisor) runOnce(ctx context.Context) (err error, tail string) {
 	info, model, err := s.load(ctx, p)
 	switch {
 	case errors.Is(err, plugins.ErrBackendLost):
-		return fmt.Errorf("load: the process was lost: %s", p.ending()), ""
+		return fmt.Errorf("load: the process was lost: %s", p.ending()), "", false
 	case err != nil:
-		return fmt.Errorf("load: %w", err), ""
+		return fmt.Errorf("load: %w", err), "", false
 	}
 	s.log.Info("backend ready", "boot_id", info.BootID, "architecture", model.Architecture, "parameters", model.Parameters, "device", model.Device)
 	event := Event{BootID: info.BootID, Backend: p.backend, Model: model}
@@ -428,7 +431,7 @@ func (s *Supervisor) runOnce(ctx context.Context) (err error, tail string) {
 	event.Outside = p.outside()
 	event.Err = &plugins.Error{Kind: plugins.KindBackendLost, Message: "the backend process was lost: " + p.explain()}
 	s.tell(event)
-	return fmt.Errorf("the process was lost: %s", p.ending()), ""
+	return fmt.Errorf("the process was lost: %s", p.ending()), "", false
 }
 
 // load asks who the process is and has it load the model; without any progress for long it is killed.

@@ -278,6 +278,66 @@ func TestCrash(t *testing.T) {
 	}
 }
 
+// TestKilledFromOutside ends processes again and again: what somebody else does to them is no crash and is not counted.
+func TestKilledFromOutside(t *testing.T) {
+	if outOfMemoryKills() < 0 {
+		t.Skip("the kernel does not tell which processes it ends for want of memory, so every kill counts as a crash")
+	}
+	const limit = 2
+	for _, c := range []struct {
+		name    string
+		signal  syscall.Signal
+		loading float64 // seconds
+		phase   Phase   // in which the process is ended
+		failed  string  // the reason of the end, "" if there is none
+	}{
+		{"killed", syscall.SIGKILL, 0, Ready, ""},
+		{"killed while it loads", syscall.SIGKILL, 600, Loading, ""},
+		{"fault of its own", syscall.SIGABRT, 0, Ready, "2 crashes within"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var mu sync.Mutex
+			var newest *exec.Cmd
+			s := newSupervisor(t, "fake", func(config *Config) {
+				config.CrashLimit = limit
+				config.prepare = func(cmd *exec.Cmd) {
+					inMode("fake")(cmd)
+					mu.Lock()
+					newest = cmd
+					mu.Unlock()
+				}
+				config.Load.Config = fakeConfig(t, fake.Config{Delays: []fake.Delay{{Operation: "load", Seconds: c.loading}}})
+			})
+			s.Start(context.Background())
+			await := func(restarts int) (failed bool) {
+				t.Helper()
+				for ctx := testContext(t); ctx.Err() == nil; time.Sleep(time.Millisecond) {
+					st := s.State()
+					if st.Phase == Failed || st.Phase == c.phase && st.Restarts == restarts {
+						return st.Phase == Failed
+					}
+				}
+				t.Fatalf("no restart number %d: %+v", restarts, s.State())
+				return false
+			}
+			for n := range limit + 1 {
+				if await(n) {
+					break
+				}
+				mu.Lock()
+				err := newest.Process.Signal(c.signal)
+				mu.Unlock()
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			if failed := await(limit + 1); failed != (c.failed != "") || !strings.Contains(s.State().Reason, c.failed) {
+				t.Errorf("state %+v, want the reason %q", s.State(), c.failed)
+			}
+		})
+	}
+}
+
 // TestWatchdog ends a process that makes no progress, and one that says nothing any more.
 func TestWatchdog(t *testing.T) {
 	for _, c := range []struct {
