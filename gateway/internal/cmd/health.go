@@ -92,7 +92,7 @@ func (h *health) get() server.Health {
 		return out
 	}
 	for _, s := range h.backends.States() {
-		m := server.Model{Name: s.Name, State: string(s.Phase), Restarts: s.Restarts, LastLoss: s.Loss, Device: s.Model.Device, DType: s.Model.DType}
+		m := server.Model{Name: s.Name, State: string(s.Phase), Restarts: s.Restarts, LastLoss: s.Loss, Device: s.Model.Device, DType: s.Model.DType, Arithmetic: s.Model.Arithmetic}
 		if s.Phase != supervisor.Ready {
 			m.Reason = s.Reason
 			if s.Phase == supervisor.Failed && s.StderrTail != "" {

@@ -56,6 +56,8 @@ type Model struct {
 	LastLoss string  `json:"last_loss,omitempty"` // why it was restarted last
 	Device   string  `json:"device,omitempty"`
 	DType    string  `json:"dtype,omitempty"`
+	// Arithmetic is the identity of the arithmetic the model is computed with: under equal strings the same calls give the same bits.
+	Arithmetic string `json:"arithmetic,omitempty"`
 	// Rebuilding is there in the state rebuilding: the backend is ready, and runs are brought back to where they were. Everything else is served meanwhile, so that the status stays ok.
 	Rebuilding *Rebuilding `json:"rebuilding,omitempty"`
 }
