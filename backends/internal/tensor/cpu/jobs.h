@@ -36,7 +36,7 @@ typedef struct {
   int64_t strip_rows, strips_per_unit, panels_per_unit;
   int64_t first_row, packed_rows; // which of those that are packed together y's first one is, and how many these are; rows in the lanes begin with a strip
   bool accumulate, turned;
-  bool linear; // few rows: memory is read fastest straight on
+  int64_t linear_rows; // few rows: up to so many memory is read fastest straight on, and a panel has chains enough
 } product_job;
 
 typedef struct {

@@ -302,12 +302,10 @@ INLINE void stream(const int R, const int G, const bool linear, const bool pairs
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int v = 0; v < G * PANEL_VECTORS; v++) vstore(c + r * ldc + v * LANES, s[r][v]);
 }
-// stream_f32 and stream_bf16 run G panels if so many whole ones are left, else one; one, too, where memory is read fastest straight on and takes the time. They give the number of panels done, 0 if there is no kernel for so
-// many rows.
-enum { LINEAR_ROWS = 4 }; // up to which memory takes the time, and a panel has chains enough
+// stream_f32 and stream_bf16 run G panels if so many whole ones are left, else one; one, too, where memory is read fastest straight on. They give the number of panels done, 0 if there is no kernel for so many rows.
 #define STREAM_CASE(R, G)                                                                                                              \
   case R:                                                                                                                              \
-    if (R <= LINEAR_ROWS && linear) return stream(R, 1, R <= LINEAR_ROWS, pairs, a, others, b, panel, limit, depth, c, ldc, zero), 1;  \
+    if (linear) return stream(R, 1, true, pairs, a, others, b, panel, limit, depth, c, ldc, zero), 1;                                  \
     if (panels >= G) return stream(R, G, false, pairs, a, others, b, panel, limit, depth, c, ldc, zero), G;                            \
     return stream(R, 1, false, pairs, a, others, b, panel, limit, depth, c, ldc, zero), 1;
 static int64_t stream_f32(int64_t rows, int64_t panels, bool linear, const float *a, int64_t others, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
@@ -334,14 +332,14 @@ static void few_panels(const product_job *j, bool pairs, const float *a, int64_t
     float *y = row_of(j->y, row) + at * PANEL;
     if (at < whole) {
       int64_t panels = (end < whole ? end : whole) - at;
-      at += pairs ? stream_bf16(rows, panels, j->linear, a, others, b, panel, limit, depth, y, j->y.stride, !j->accumulate) : stream_f32(rows, panels, j->linear, a, others, b, panel, limit, depth, y, j->y.stride, !j->accumulate);
+      at += pairs ? stream_bf16(rows, panels, rows <= j->linear_rows, a, others, b, panel, limit, depth, y, j->y.stride, !j->accumulate) : stream_f32(rows, panels, rows <= j->linear_rows, a, others, b, panel, limit, depth, y, j->y.stride, !j->accumulate);
       continue;
     }
     float beside[MAX_TILE_ROWS * PANEL] = {0};
     size_t some = (size_t)(j->w.out % PANEL) * 4;
     for (int64_t r = 0; r < rows; r++) memcpy(beside + r * PANEL, y + r * j->y.stride, some);
-    if (pairs) stream_bf16(rows, 1, j->linear, a, others, b, panel, limit, depth, beside, PANEL, !j->accumulate);
-    else stream_f32(rows, 1, j->linear, a, others, b, panel, limit, depth, beside, PANEL, !j->accumulate);
+    if (pairs) stream_bf16(rows, 1, rows <= j->linear_rows, a, others, b, panel, limit, depth, beside, PANEL, !j->accumulate);
+    else stream_f32(rows, 1, rows <= j->linear_rows, a, others, b, panel, limit, depth, beside, PANEL, !j->accumulate);
     for (int64_t r = 0; r < rows; r++) memcpy(y + r * j->y.stride, beside + r * PANEL, some);
     at++;
   }
