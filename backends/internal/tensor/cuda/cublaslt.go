@@ -20,8 +20,8 @@ const (
 // ErrProducts is wrapped by the error of New when ProductsCuBLASLt is asked for and cannot be had.
 var ErrProducts = errors.New("products are to be cuBLASLt's")
 
-// leastGain is the share of the kernels' time that cuBLASLt may take at most: for less a second library is not worth having.
-const leastGain = 0.95
+// LeastGain is the share of the kernels' time that cuBLASLt may take at most: for less a second library is not worth having.
+const LeastGain = 0.95
 
 // cublasltTask has the process that checks compare cuBLASLt with the kernels, for weights that are each an Out and an In, and write a cudart.LibraryCheck.
 type cublasltTask struct {
@@ -53,16 +53,21 @@ type cublasltFinding struct {
 	err error
 }
 
-func checkCuBLASLt(ordinal int, libraries []string, task cublasltTask) (f cublasltFinding) {
+// CheckCuBLASLt has another process compare products by cuBLASLt with those by kernels on a device, bit by bit, and take the times of both, for weights that are each an Out and an In. warpgroups says that the kernels use them.
+// As with CheckWarpgroups the program must have the same package in it.
+func CheckCuBLASLt(ordinal int, libraries []string, weights [][2]int, warpgroups bool) (found cudart.LibraryCheck, err error) {
+	task := cublasltTask{Warpgroups: warpgroups}
+	for _, w := range weights {
+		task.Weights = append(task.Weights, [2]int64{int64(w[0]), int64(w[1])})
+	}
 	out, err := checkTask{Ordinal: ordinal, Libraries: libraries, CuBLASLt: &task}.elsewhere()
 	if err == nil {
-		err = json.Unmarshal(out, &f.LibraryCheck)
+		err = json.Unmarshal(out, &found)
 	}
-	f.err = err
-	return f
+	return found, err
 }
 
-// cublasltUse is the library, if it is to be used, and what for.
+// cublasltUse is the library, if it has the kernels' bits, and what it is to be used for, which may be nothing.
 type cublasltUse struct {
 	library    *cudart.CuBLASLt
 	shapes     []cudart.ProductShape
@@ -89,12 +94,11 @@ func (o *Options) cublaslt(driver *cudart.Driver, info cudart.Information, ordin
 		}
 		return cublasltUse{}, nil
 	}
-	task := cublasltTask{Warpgroups: warpgroups}
-	for _, w := range o.Weights {
-		task.Weights = append(task.Weights, [2]int64{int64(w[0]), int64(w[1])})
-	}
-	kind := fmt.Sprint(kindOf(driver, info), " ", use.library.Path(), " ", task)
-	found, first := known.cublaslt.of(kind, func() cublasltFinding { return checkCuBLASLt(ordinal, o.Libraries, task) })
+	kind := fmt.Sprint(kindOf(driver, info), " ", use.library.Path(), " ", o.Weights, " ", warpgroups)
+	found, first := known.cublaslt.of(kind, func() (f cublasltFinding) {
+		f.LibraryCheck, f.err = CheckCuBLASLt(ordinal, o.Libraries, o.Weights, warpgroups)
+		return f
+	})
 	if first {
 		for _, p := range found.Products {
 			slog.Debug("products by cuBLASLt have the kernels' bits", "device", info.Name, "shape", p.ProductShape, "kernels", p.Kernels, "cublaslt", p.Library)
@@ -106,30 +110,43 @@ func (o *Options) cublaslt(driver *cudart.Driver, info cudart.Information, ordin
 	switch {
 	case found.err != nil && o.Products == ProductsCuBLASLt:
 		err = fmt.Errorf("%w: %w", ErrProducts, use.named(found.err))
-	case found.err == nil && len(use.shapes) > 0:
+	case found.err == nil && len(found.Products) > 0:
 		if first {
-			slog.Info("products of many rows use cuBLASLt", "device", info.Name, "library", use.library.Path(), "version", use.library.Version(), "shapes", len(use.shapes), "of", len(found.Products),
-				"where_output_is_added_to", use.accumulate)
-			if !use.accumulate {
-				slog.Debug("products that are added to an output stay with the kernels", "reason", found.Accumulates)
-			}
+			use.log(info, found)
 		}
-		return use, nil
+		return use, nil // also for no shape: the next start may find it faster by a hair, and what names the bits must not depend on that
 	case found.err == nil && o.Products == ProductsCuBLASLt:
-		err = fmt.Errorf("%w: %w", ErrProducts, use.named(errors.New("it has no algorithm for this model's products that sums each element in one piece")))
-	case first && found.err != nil:
-		slog.Warn("products do without cuBLASLt", "device", info.Name, "reason", use.named(found.err))
+		err = fmt.Errorf("%w: %w", ErrProducts, use.named(errNoAlgorithm))
 	case first:
-		slog.Info("products do without cuBLASLt, which would not be faster", "device", info.Name, "version", use.library.Version())
+		reason := found.err
+		if reason == nil {
+			reason = errNoAlgorithm
+		}
+		slog.Warn("products do without cuBLASLt", "device", info.Name, "reason", use.named(reason))
 	}
 	use.library.Close()
 	return cublasltUse{}, err
 }
 
+var errNoAlgorithm = errors.New("it has no algorithm for this model's products that sums each element in one piece")
+
+// log says what the library is used for.
+func (u *cublasltUse) log(info cudart.Information, found cublasltFinding) {
+	if len(u.shapes) == 0 {
+		slog.Info("products do without cuBLASLt, which would not be faster", "device", info.Name, "version", u.library.Version())
+		return
+	}
+	slog.Info("products of many rows use cuBLASLt", "device", info.Name, "library", u.library.Path(), "version", u.library.Version(), "shapes", len(u.shapes), "of", len(found.Products),
+		"where_output_is_added_to", u.accumulate)
+	if !u.accumulate {
+		slog.Debug("products that are added to an output stay with the kernels", "reason", found.Accumulates)
+	}
+}
+
 // worthwhile gives the products that are to be cuBLASLt's.
 func worthwhile(products []cudart.LibraryProduct, setting string) (shapes []cudart.ProductShape) {
 	for _, p := range products {
-		if setting == ProductsCuBLASLt || float64(p.Library) < leastGain*float64(p.Kernels) {
+		if setting == ProductsCuBLASLt || float64(p.Library) < LeastGain*float64(p.Kernels) {
 			shapes = append(shapes, p.ProductShape)
 		}
 	}

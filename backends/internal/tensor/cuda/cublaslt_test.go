@@ -101,6 +101,50 @@ func TestWorthwhile(t *testing.T) {
 	}
 }
 
+// A library with the kernels' bits that is faster at nothing computes nothing, and names the bits all the same: at the next start it may be faster by a hair.
+func TestCuBLASLtIsNamedWhereItIsSlower(t *testing.T) {
+	o := Options{Libraries: shim.WithCuBLASLt(shim.Require(t, shim.Options{})), Products: ProductsAuto, Weights: [][2]int{{8, 16}}}
+	t.Setenv("FAKE_CUDA_MAJOR", "8")
+	driver, err := cudart.Open(cudart.Options{Directories: o.Libraries})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer driver.Close()
+	info, err := driver.Information(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := &known{}
+	for _, c := range []struct {
+		name    string
+		library time.Duration
+		used    bool
+	}{{"slower", 96, false}, {"faster", 94, true}} {
+		use, err := o.cublaslt(driver, info, 0, false, known)
+		if err != nil {
+			t.Fatal(err)
+		}
+		use.library.Close()
+		for kind, f := range known.cublaslt.found {
+			for i := range f.Products {
+				f.Products[i].Kernels, f.Products[i].Library = 100, c.library
+			}
+			known.cublaslt.found[kind] = f
+		}
+		v, library, err := openDevice(driver, 0, o, known)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if library == nil || v.LibraryProducts() != c.used {
+			t.Errorf("%s: library %v, used: %v", c.name, library, v.LibraryProducts())
+		}
+		if err := v.Close(); err != nil {
+			t.Error(err)
+		}
+		library.Close()
+	}
+}
+
 // The library's version is part of what names the bits.
 func TestArithmeticWithCuBLASLt(t *testing.T) {
 	o := Options{Device: "cuda:0", Libraries: shim.WithCuBLASLt(shim.Require(t, shim.Options{})), Products: ProductsCuBLASLt, Weights: [][2]int{{8, 16}}}
@@ -111,6 +155,16 @@ func TestArithmeticWithCuBLASLt(t *testing.T) {
 	}
 	if got, want := d.Arithmetic(), "cuda-sm80-driver12080-cublaslt12.8.4"; got != want {
 		t.Errorf("%q, want %q", got, want)
+	}
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+	o.Products = ProductsAuto
+	if d, err = New(o); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := d.Arithmetic(), "cuda-sm80-driver12080-cublaslt12.8.4"; got != want {
+		t.Errorf("chosen by time: %q, want %q", got, want)
 	}
 	if err := d.Close(); err != nil {
 		t.Error(err)

@@ -97,7 +97,7 @@ type device struct {
 	lost   func(error)
 	closed bool
 
-	library   *cudart.CuBLASLt // nil: not used
+	library   *cudart.CuBLASLt // nil: not there, or its bits are others; else products may use it
 	libraries []string         // see Options
 
 	// Kept between calls, so that operations do not allocate.
@@ -116,7 +116,8 @@ type device struct {
 
 func (d *device) Name() string { return d.name }
 
-// Arithmetic names the architecture, whose tensor cores decide how a group of 16 is summed, the driver, which compiles the kernels, and cuBLASLt where it computes products.
+// Arithmetic names the architecture, whose tensor cores decide how a group of 16 is summed, the driver, which compiles the kernels, and cuBLASLt where its products were found to have the kernels' bits. Which shapes it is used
+// for is decided by time, and may be other ones at the next start, with the same bits and so the same name.
 func (d *device) Arithmetic() string {
 	major, minor := d.v.Capability()
 	name := fmt.Sprintf("cuda-sm%d%d-driver%d", major, minor, d.v.DriverVersion())
