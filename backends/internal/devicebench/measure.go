@@ -45,11 +45,11 @@ type bench struct {
 	positions map[string]int64
 }
 
-// load loads the model as a plugin does.
+// load loads the model as a plugin does, with its default of who computes products.
 func load(ctx context.Context, w workload, dir, plugin, placement string, libraries []string) (*bench, error) {
 	e := engine.New(engine.Options{Plugin: plugin, Version: "devicebench", Registry: architectures.All(), Log: slog.New(slog.DiscardHandler),
 		OpenDevice: func(c engine.Config) (tensor.Device, error) {
-			return cuda.New(cuda.Options{Device: c.Device, Libraries: libraries})
+			return cuda.New(cuda.Options{Device: c.Device, Libraries: libraries, Products: c.Products, Weights: c.Weights})
 		}})
 	section := fmt.Sprintf(`{%s, "dtype": "bfloat16"%s}`, placement, w.Section)
 	if _, err := e.Load(ctx, plugins.LoadRequest{ModelDir: dir, Name: w.Shape.Name, Config: []byte(section)}, nil); err != nil {
@@ -119,7 +119,7 @@ func measure(ctx context.Context, w workload, libraries []string, devices int) (
 	if err = errors.Join(err, b.Close()); err != nil {
 		return results, err
 	}
-	alone, err := w.products(libraries)
+	alone, err := w.products(ctx, dir, libraries)
 	results = append(results, alone...)
 	if err != nil {
 		return results, fmt.Errorf("products: %w", err)

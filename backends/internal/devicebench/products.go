@@ -2,17 +2,20 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"math"
 	"time"
 
+	"github.com/tinsmith/tinsmith/backends/internal/model"
+	"github.com/tinsmith/tinsmith/backends/internal/model/architectures"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor/cuda"
 	"github.com/tinsmith/tinsmith/cudart"
 )
 
-// products measures the large products of a training pass by themselves, in each of the ways that the device has, and says which of them training uses.
-func (w workload) products(libraries []string) (results []result, err error) {
+// products measures the large products of a training pass by themselves, in each of the ways that the device has, and says which of them training uses. dir has the model.
+func (w workload) products(ctx context.Context, dir string, libraries []string) (results []result, err error) {
 	driver, err := cudart.Open(cudart.Options{Directories: libraries})
 	if err != nil {
 		return nil, err
@@ -31,6 +34,14 @@ func (w workload) products(libraries []string) (results []result, err error) {
 			used = "warpgroups"
 		}
 		results = append(results, r)
+	}
+	if library, missing := driver.OpenCuBLASLt(cudart.Options{Directories: libraries}); missing == nil { // the report's head has the reason
+		library.Close()
+		compared, err := w.cublaslt(ctx, dir, libraries, used == "warpgroups")
+		if err != nil {
+			return results, err
+		}
+		results = append(results, compared...)
 	}
 	v, err := driver.Open(0)
 	if err != nil {
@@ -70,6 +81,39 @@ func (w workload) products(libraries []string) (results []result, err error) {
 			}
 			r.Measured += fmt.Sprintf("; with an adapter of rank %d in the same launch %.3g ms, in one of its own %.3g", w.Rank, 1e3*together.Seconds(), 1e3*apart.Seconds())
 			results = append(results, r)
+		}
+	}
+	return results, nil
+}
+
+// cublaslt compares products by cuBLASLt with those by kernels, in bits and in time, as a plugin does before it uses them.
+func (w workload) cublaslt(ctx context.Context, dir string, libraries []string, warpgroups bool) ([]result, error) {
+	weights, err := model.WeightShapes(ctx, dir, architectures.All(), model.LoadOptions{}, 1)
+	if err != nil {
+		return nil, err
+	}
+	r := result{Shape: w.Shape.Name, What: "products by cuBLASLt against those by kernels", Goal: "equal bits"}
+	found, err := cuda.CheckCuBLASLt(0, libraries, weights, warpgroups)
+	if err != nil {
+		r.Failure = err.Error()
+		return []result{r}, nil //nolint:nilerr // the report has it, as that of every comparison that does not hold
+	}
+	faster, most := 0, int64(0)
+	for _, p := range found.Products {
+		most = max(most, p.Rows)
+		if float64(p.Library) < cuda.LeastGain*float64(p.Kernels) {
+			faster++
+		}
+	}
+	r.Measured = fmt.Sprintf("equal; faster, and so used, for %d of %d shapes", faster, len(found.Products))
+	if found.Accumulates != "" {
+		r.Measured += "; not where an output is added to: " + found.Accumulates
+	}
+	results := []result{r}
+	for _, p := range found.Products {
+		if p.Rows == most { // those of a large pass
+			results = append(results, result{Shape: w.Shape.Name, What: fmt.Sprintf("product of %v: by cuBLASLt, time against kernels", p.ProductShape), Measured: fmt.Sprintf("%.2f ×, %.3g ms against %.3g",
+				p.Library.Seconds()/p.Kernels.Seconds(), 1e3*p.Library.Seconds(), 1e3*p.Kernels.Seconds())})
 		}
 	}
 	return results, nil

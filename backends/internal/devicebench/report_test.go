@@ -18,7 +18,7 @@ var tiny = workload{Shape: shape{"tiny", 96, 32, 48, 2, 4, 2, 16, false}, Sequen
 
 // A report of a driver that needs no GPU: every comparison holds, every figure is there, and the device and the libraries are named. (The figures say nothing about a GPU, and are not kept.)
 func TestReport(t *testing.T) {
-	libraries := []string{shim.Require(t, shim.Options{})}
+	libraries := shim.WithCuBLASLt(shim.Require(t, shim.Options{}))
 	t.Setenv("FAKE_CUDA_DEVICES", "2")
 	facts, err := gather(libraries)
 	if err != nil {
@@ -35,10 +35,11 @@ func TestReport(t *testing.T) {
 	}
 	for _, want := range []string{
 		"make bench GPU=1` at 2026-01-02T03:04:05Z",
-		"| cuda:1 | no GPU: kernels on the processor, compute capability 9.0, 2 multiprocessors, 1024 MiB |", "| driver | CUDA 12.8 (/", "libnccl.so.2) |",
+		"| cuda:1 | no GPU: kernels on the processor, compute capability 9.0, 2 multiprocessors, 1024 MiB |", "| driver | CUDA 12.8 (/", "libnccl.so.2) |", "| cuBLASLt | 12.8.4 (/",
 		"| tiny | the sampler's log-probabilities against the trainer's | equal | equal bits |", "| tiny | the same run again | equal |", "| tiny | a batch of 1 sequences against one of 2 | equal |",
 		"| tiny | forward and backward, 2 sequences of 9 tokens, rank 2 | ", " tok/s | much |", "the same with 2 adapters, time against one", "| tiny | decoding 2 sequences after 5 tokens | ", " GB/s | more |",
 		"| tiny | products by warpgroups against those by warps | equal | equal bits |", "| tiny | product of 18 rows with the weight of gate, 48 × 32, gradient | ", " TFLOP/s by warpgroups, ", " by warps; with an adapter of rank 2 in the same launch ", " in one of its own ",
+		"| tiny | products by cuBLASLt against those by kernels | equal; faster, and so used, for ", " of 48 shapes", "| tiny | product of up to 2048 rows, 48 columns, 32 deep: by cuBLASLt, time against kernels | ",
 		"| tiny | dataparallel over two ranks against one | equal |", "| tiny | tensorparallel: the sampler's log-probabilities against the trainer's | equal |",
 	} {
 		if !strings.Contains(text, want) {
