@@ -259,9 +259,9 @@ func TestTooFewGPUs(t *testing.T) {
 		return cuda.New(cuda.Options{Device: c.Device, Libraries: libraries})
 	}
 	for section, want := range map[string]string{
-		`{"devices": ["cuda:0", "cuda:1", "cuda:2", "cuda:3"], "shard_base": true}`: "cuda:1: this machine has 1 CUDA devices, numbered from 0; this configuration needs 4, the last is cuda:3",
-		`{"devices": ["cuda:0"], "sample_devices": ["cuda:1"]}`:                     "cuda:1: this machine has 1 CUDA devices, numbered from 0; this configuration needs 2, the last is cuda:1",
-		`{"devices": ["cuda:7", "cuda:0"]}`:                                         "cuda:7: this machine has 1 CUDA devices, numbered from 0; this configuration needs 8, the last is cuda:7",
+		`{"devices": ["cuda:0", "cuda:1", "cuda:2", "cuda:3"], "shard_base": true}`: "backend.devices: cuda: cuda:1: this machine has 1 CUDA devices, numbered from 0; this configuration needs 4, the last is cuda:3",
+		`{"devices": ["cuda:0"], "sample_devices": ["cuda:1"]}`:                     "backend.sample_devices: cuda: cuda:1: this machine has 1 CUDA devices, numbered from 0; this configuration needs 2, the last is cuda:1",
+		`{"devices": ["cuda:7", "cuda:0"]}`:                                         "backend.devices: cuda: cuda:7: this machine has 1 CUDA devices, numbered from 0; this configuration needs 8, the last is cuda:7",
 	} {
 		e := New(o)
 		_, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: t.TempDir(), Name: "tiny", Config: []byte(section)}, nil)

@@ -129,3 +129,35 @@ func TestMemoryOfSeveralGPUs(t *testing.T) {
 		}
 	}
 }
+
+// A model that a GPU has no room for is refused with the figures: before its weights are read if that can be seen, and as a lack of memory, not as a mistake in its files, if it cannot.
+func TestGPUWithoutRoom(t *testing.T) {
+	const staging = 8 << 20
+	for _, c := range []struct{ name, variable, value, field, want string }{
+		{"less than the limit", "FAKE_CUDA_MEMORY", strconv.Itoa(staging + 2<<20), "backend.memory_mib", "the model's weights take 4 MiB; the limit is 64 MiB (backend.memory_mib), and 2 MiB are free; cut over 4 devices"},
+		{"taken meanwhile", "FAKE_CUDA_FAIL", "cuMemAlloc_v2:3:2", "", "memory for the model's weights: load model: "},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			libraries := []string{shim.Require(t, shim.Options{})}
+			t.Setenv("FAKE_CUDA_MAJOR", "8")
+			t.Setenv(c.variable, c.value)
+			o := testOptions()
+			o.OpenDevice = func(c Config) (tensor.Device, error) {
+				return cuda.New(cuda.Options{Device: c.Device, Libraries: libraries})
+			}
+			e := New(o)
+			dir := t.TempDir()
+			if err := writeModelOf(dir, shape{4096, 128, 256, 2, 4, 4, 32}, 4096); err != nil {
+				t.Fatal(err)
+			}
+			_, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Name: "tiny", Config: []byte(`{"device": "cuda:0", "memory_mib": 64, "max_batch": 4, "prefill_tokens": 64}`)}, nil)
+			var own *plugins.Error
+			if !errors.As(err, &own) || own.Kind != plugins.KindCapacity || own.Field != c.field || !strings.Contains(own.Message, c.want) {
+				t.Errorf("%v, want %q", err, c.want)
+			}
+			if err := e.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

@@ -73,6 +73,11 @@ func (l *loaded) checkFit(ctx context.Context, limits memoryLimits) error {
 		return err
 	}
 	for i, limit := range limits.bytes {
+		bound := fmt.Sprintf("the limit is %s (%s)", mebibytes(limit), limits.source)
+		if free := freeMemory(l.homes.devices[i]); free < limit {
+			bound += fmt.Sprintf(", and %s are free", mebibytes(free))
+			limit = free
+		}
 		if weights[i] < limit {
 			continue
 		}
@@ -80,9 +85,19 @@ func (l *loaded) checkFit(ctx context.Context, limits memoryLimits) error {
 		if len(limits.bytes) > 1 {
 			on = " of " + l.homes.devices[i].Name()
 		}
-		return &plugins.Error{Kind: plugins.KindCapacity, Field: "backend.memory_mib", Message: fmt.Sprintf("the model's weights take %s%s; the limit is %s (%s)%s", mebibytes(weights[i]), on, mebibytes(limit), limits.source, l.room(ctx, limit))}
+		return &plugins.Error{Kind: plugins.KindCapacity, Field: "backend.memory_mib", Message: fmt.Sprintf("the model's weights take %s%s; %s%s", mebibytes(weights[i]), on, bound, l.room(ctx, limit))}
 	}
 	return nil
+}
+
+// freeMemory is what is free of a device's own memory; there is no bound if it has none, or does not tell.
+func freeMemory(d tensor.Device) int64 {
+	if own, ok := d.(tensor.OwnMemory); ok {
+		if free, err := own.FreeMemory(); err == nil {
+			return free
+		}
+	}
+	return unlimited
 }
 
 // room says, for the message about a model that does not fit, over how many devices like those in use it would, with what it would take of each. It begins with a semicolon, or is empty if that cannot be told.

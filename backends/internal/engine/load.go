@@ -94,7 +94,11 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	}
 	device, err := e.options.OpenDevice(config)
 	if err != nil {
-		return nil, plugins.Invalidf("backend.device", "%v", config.opening(err))
+		key := "backend.devices"
+		if e.options.Plugin != pluginDataParallel && e.options.Plugin != pluginTensorParallel {
+			key = "backend.device"
+		}
+		return nil, plugins.Invalidf(key, "%v", config.opening(err))
 	}
 	if len(config.Training) == 1 && slices.Equal(config.Training[0], []string{"auto"}) {
 		config.Training = [][]string{{device.Name()}}
@@ -122,7 +126,9 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	if err := l.checkFit(ctx, limits); err != nil {
 		return nil, err
 	}
-	if err := l.loadModels(ctx); err != nil {
+	if err := l.loadModels(ctx); errors.Is(err, tensor.ErrMemory) { // somebody else has taken it since it was looked for
+		return nil, capacity("memory for the model's weights", err)
+	} else if err != nil {
 		return nil, plugins.Invalidf("model_dir", "%v", err)
 	}
 	m := l.model
@@ -178,14 +184,14 @@ func (e *Engine) open(l *loaded) (err error) {
 		opened++
 		return max(1, opened*c.Threads/ranks-(opened-1)*c.Threads/ranks)
 	}
-	l.training, err = e.openReplicas(l, c.Training, 0, threads)
+	l.training, err = e.openReplicas(l, "backend.devices", c.Training, 0, threads)
 	l.replicas = l.training
 	if err != nil {
 		return err
 	}
 	l.sampling = l.training
 	if len(c.Sampling) > 0 {
-		l.sampling, err = e.openReplicas(l, c.Sampling, len(slices.Concat(c.Training...)), threads)
+		l.sampling, err = e.openReplicas(l, "backend.sample_devices", c.Sampling, len(slices.Concat(c.Training...)), threads)
 		l.replicas = append(slices.Clone(l.training), l.sampling...)
 	}
 	return err

@@ -75,8 +75,8 @@ func (r *replica) close() error {
 	return errors.Join(errs...)
 }
 
-// openReplicas opens the devices of a configuration, one replica for each group of names; first is the number of the first one among all ranks. A single device that would be the only one is the home device itself.
-func (e *Engine) openReplicas(l *loaded, groups [][]string, first int, threads func() int) ([]*replica, error) {
+// openReplicas opens the devices of a configuration, those of one key of it, one replica for each group of names; first is the number of the first one among all ranks. A single device that would be the only one is the home device itself.
+func (e *Engine) openReplicas(l *loaded, key string, groups [][]string, first int, threads func() int) ([]*replica, error) {
 	var replicas []*replica
 	for _, names := range groups {
 		r := &replica{homes: &l.homes}
@@ -97,7 +97,7 @@ func (e *Engine) openReplicas(l *loaded, groups [][]string, first int, threads f
 				for _, open := range r.devices {
 					err = errors.Join(err, open.Close())
 				}
-				return replicas, plugins.Invalidf("backend.devices", "%v", err)
+				return replicas, plugins.Invalidf(key, "%v", err)
 			}
 		}
 		r.team = parallel.NewTeam(r.devices, parallel.Options{First: first, Total: l.config.ranks(), Patience: e.options.Patience, Lost: e.options.Lost})
