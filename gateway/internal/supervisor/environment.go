@@ -8,7 +8,7 @@ import (
 // A plugin inherits these variables and nothing else: what finds programs, libraries and models, what steers the Go runtime, the GPU libraries and
 // telemetry. Keys and tokens in the gateway's environment stay there.
 var (
-	inheritedNames    = []string{"PATH", "HOME", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "HF_HOME", "GOMAXPROCS", "GODEBUG", "GOMEMLIMIT", "GOGC", "GOTRACEBACK"}
+	inheritedNames    = []string{"PATH", "HOME", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "HF_HOME", "GOMAXPROCS", "GODEBUG", "GOMEMLIMIT", "GOGC", "GOTRACEBACK"}
 	inheritedPrefixes = []string{"CUDA_", "NCCL_", "OTEL_"}
 )
 

@@ -570,8 +570,8 @@ func TestNewWithoutProgram(t *testing.T) {
 }
 
 func TestAllowedEnvironment(t *testing.T) {
-	got := allowed([]string{"PATH=/bin", "HF_TOKEN=secret", "HF_HOME=/h", "CUDA_VISIBLE_DEVICES=0", "AWS_SECRET=x", "OTEL_SERVICE_NAME=y", "PATHOLOGY=z", "NCCL_DEBUG=INFO"})
-	want := "PATH=/bin HF_HOME=/h CUDA_VISIBLE_DEVICES=0 OTEL_SERVICE_NAME=y NCCL_DEBUG=INFO"
+	got := allowed([]string{"PATH=/bin", "HF_TOKEN=secret", "HF_HOME=/h", "CUDA_VISIBLE_DEVICES=0", "AWS_SECRET=x", "OTEL_SERVICE_NAME=y", "PATHOLOGY=z", "NCCL_DEBUG=INFO", "VIRTUAL_ENV=/v", "CONDA_PREFIX=/c"})
+	want := "PATH=/bin HF_HOME=/h CUDA_VISIBLE_DEVICES=0 OTEL_SERVICE_NAME=y NCCL_DEBUG=INFO VIRTUAL_ENV=/v CONDA_PREFIX=/c"
 	if strings.Join(got, " ") != want {
 		t.Errorf("kept %v, want %s", got, want)
 	}
