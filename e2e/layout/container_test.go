@@ -88,7 +88,7 @@ func TestDockerfile(t *testing.T) {
 	if last != "" || parents["cuda"] != "base" || parents[""] != "base" {
 		t.Errorf("the stages stand on %v; want cuda and the last one, which has no name, on base", parents)
 	}
-	for _, name := range []string{"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"} {
+	for _, name := range []string{"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "CUDA_CACHE_PATH"} {
 		if !cuda[name] {
 			t.Errorf("the stage cuda does not set %s", name)
 		}
