@@ -19,15 +19,16 @@ func Faulty(open func(engine.Config) (tensor.Device, error)) func(engine.Config)
 		d, err := open(c)
 		// The first one is the home device, which is no rank.
 		if rank := opened.Add(1) - 2; err == nil && rank >= 0 {
-			d = &faulty{d, rank}
+			d = &faulty{d, d.(tensor.Drawer), rank}
 		}
 		return d, err
 	}
 }
 
-// faulty is a rank's device.
+// faulty is a rank's device, a processor's with all that it implements: it computes what the program does without faults.
 type faulty struct {
 	tensor.Device
+	tensor.Drawer
 	rank int64
 }
 
