@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"unsafe"
 
@@ -254,6 +255,71 @@ func TestOutOfMemory(t *testing.T) {
 	if _, err := v.Alloc(40 << 20); !errors.Is(err, ErrOutOfMemory) || !strings.Contains(err.Error(), "41943040 bytes") {
 		t.Errorf("error %v", err)
 	}
+}
+
+// Devices of one GPU have what the others keep, when all that was put off and put into streams is done with it. What there would be no room for all the same leaves it to them.
+func TestMemoryOfOtherDevices(t *testing.T) {
+	t.Setenv("FAKE_CUDA_LATE", "1")
+	t.Setenv("FAKE_CUDA_MEMORY", strconv.Itoa(64<<20))
+	t.Setenv("FAKE_CUDA_DEVICES", "2")
+	d := openDriver(t)
+	v, other, elsewhere := openDevice(t, d, 0), openDevice(t, d, 0), openDevice(t, d, 1)
+	const large = 30 << 20
+	if err := elsewhere.Free(alloc(t, elsewhere, large)); err != nil {
+		t.Fatal(err)
+	}
+	to := View{At: alloc(t, other, 4), Rows: 1, Cols: 1, Stride: 1}
+	if err := other.Record(func() error {
+		a := alloc(t, other, large)
+		from := View{At: a, Rows: 1, Cols: 1, Stride: 1}
+		err := errors.Join(other.Zero(to.At, 4), other.Upload(a, 4, []byte{0, 0, 128, 63}, 4, 1), other.Add(to, from), other.Free(a))
+		if err != nil {
+			return err
+		}
+		if _, err := v.Alloc(60 << 20); !errors.Is(err, ErrOutOfMemory) || other.pool.kept() == 0 {
+			t.Errorf("error %v; %d bytes are kept", err, other.pool.kept())
+		}
+		alloc(t, v, large)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, 4)
+	if err := other.Download(got, to.At, 4, 4, 1); err != nil || floats(got)[0] != 1 {
+		t.Errorf("%v, %v", floats(got), err)
+	}
+	if other.pool.kept() != 0 || elsewhere.pool.kept() == 0 {
+		t.Errorf("the device keeps %d bytes, one of another GPU %d", other.pool.kept(), elsewhere.pool.kept())
+	}
+}
+
+// Two goroutines, each with a device of one GPU, get all of its memory in turns.
+func TestMemoryOfOneGPUInTurns(t *testing.T) {
+	t.Setenv("FAKE_CUDA_MEMORY", strconv.Itoa(64<<20))
+	d := openDriver(t)
+	var turns sync.Mutex
+	var done sync.WaitGroup
+	for _, v := range []*Device{openDevice(t, d, 0), openDevice(t, d, 0)} {
+		done.Go(func() {
+			for i := range 20 {
+				small, err := v.Alloc(4 << 20) // beside the other one's turn
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				turns.Lock()
+				a, err := v.Alloc(32<<20 + i%2<<20)
+				if err == nil {
+					err = errors.Join(v.Zero(a, 8), v.Free(a))
+				}
+				turns.Unlock()
+				if err := errors.Join(err, v.Free(small)); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	done.Wait()
 }
 
 // A leak is said when the device is closed, and given back all the same.

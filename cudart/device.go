@@ -30,6 +30,7 @@ type Device struct {
 	separate        []RowGroup
 	library         *library // nil: cuBLASLt is not used
 	pool            pool
+	gpu             *gpu // nil while it is being opened
 	stage           staging
 	fetches         fetches
 	recorder        recorder
@@ -100,6 +101,7 @@ func (d *Driver) Open(ordinal int) (*Device, error) {
 	if err := v.start(); err != nil {
 		return nil, fmt.Errorf("cuda:%d: %w", ordinal, errors.Join(err, v.Close()))
 	}
+	v.enter()
 	return v, nil
 }
 
@@ -123,6 +125,7 @@ func (v *Device) Close() error {
 	if v.c == nil {
 		return nil
 	}
+	v.leave()
 	err := errors.Join(v.leaveLibrary(), v.recorder.close(v), v.stage.close(v), v.fetches.close(v), v.pool.close())
 	if code := C.cuda_device_close(v.c); code != 0 {
 		err = errors.Join(err, v.driver.failed("closing the device", code))

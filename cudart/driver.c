@@ -143,6 +143,11 @@ cuda_result cuda_device_synchronize(device *v) {
   return v->d->cuStreamSynchronize(v->stream);
 }
 
+cuda_result cuda_device_finish(device *v) {
+  CURRENT(v);
+  return v->d->cuCtxSynchronize();
+}
+
 cuda_result cuda_device_launch(device *v, const cuda_work *work, int count, const unsigned char *arguments, int *failed) {
   *failed = 0;
   CURRENT(v);

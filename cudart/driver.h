@@ -47,6 +47,7 @@ typedef struct cuda_node {
   X(cuDevicePrimaryCtxRetain, (void **context, int device)) \
   X(cuDevicePrimaryCtxRelease_v2, (int device)) \
   X(cuCtxSetCurrent, (void *context)) \
+  X(cuCtxSynchronize, (void)) \
   X(cuCtxEnablePeerAccess, (void *peer, unsigned flags)) \
   X(cuMemGetInfo_v2, (size_t *free, size_t *total)) \
   X(cuMemAlloc_v2, (cuda_address *address, size_t bytes)) \
@@ -127,6 +128,8 @@ cuda_result cuda_device_download(device *v, void *to, uint64_t from, size_t from
 cuda_result cuda_device_copy(device *to, uint64_t to_address, const device *from, uint64_t from_address, size_t bytes);
 cuda_result cuda_device_enable_peer(device *v, const device *peer, int *enabled);
 cuda_result cuda_device_synchronize(device *v);
+// cuda_device_finish waits for all streams of the context.
+cuda_result cuda_device_finish(device *v);
 
 // One launch: a grid of blocks of kernel, and where its arguments lie among those of a series of launches. There is no padding: its bytes are compared.
 typedef struct cuda_work {

@@ -214,6 +214,7 @@ int cuCtxSetCurrent(void *context) {
   ENTER current = (Context *)context;
   return 0;
 }
+int cuCtxSynchronize() { IN_CONTEXT return streams::run_all(); }
 int cuCtxEnablePeerAccess(void *, unsigned) { IN_CONTEXT return 0; }
 int cuMemGetInfo_v2(size_t *free, size_t *total) {
   IN_CONTEXT *total = (size_t)setting("FAKE_CUDA_MEMORY", 1l << 30);
