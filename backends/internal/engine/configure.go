@@ -73,18 +73,22 @@ func (l *loaded) configure(ctx context.Context, c Config, section json.RawMessag
 	if l.trainingBytes() > l.plan.training {
 		l.shrink() // passes that are under way do so at their end
 	}
-	for l.memories[0].free() < 0 {
+	for home := 0; home < len(l.memories); {
+		if l.memories[home].free() >= 0 {
+			home++
+			continue
+		}
 		if l.givePages(false) {
 			continue
 		}
-		moved, err := l.adapters.moveOut()
+		moved, err := l.adapters.moveOut(home)
 		if moved || l.givePages(true) {
 			continue
 		}
 		if err != nil {
 			return changed, internal("move adapters out of memory", err)
 		}
-		break // what is needed now goes when it is not
+		home++ // what is needed now goes when it is not
 	}
 	if err := l.adapters.trim(); err != nil {
 		return changed, internal("move adapters out of memory", err)

@@ -130,6 +130,52 @@ func TestMemoryOfSeveralGPUs(t *testing.T) {
 	}
 }
 
+// What adapters have on each GPU is counted there: masters and moments on the first, the matrices that passes read on all. Where the second one is full its matrices make room, and moments, which it has none of, stay.
+func TestAdaptersOnSeveralGPUs(t *testing.T) {
+	libraries := []string{shim.Require(t, shim.Options{})}
+	t.Setenv("FAKE_CUDA_DEVICES", "2")
+	t.Setenv("FAKE_CUDA_MAJOR", "8")
+	o := testOptions()
+	o.Plugin = pluginDataParallel
+	o.OpenDevice = func(c Config) (tensor.Device, error) {
+		return cuda.New(cuda.Options{Device: c.Device, Libraries: libraries})
+	}
+	e := New(o)
+	defer func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	dir := t.TempDir()
+	if err := writeTiny(dir); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Name: "tiny", Scratch: t.TempDir(), Config: []byte(`{"devices": ["cuda:0", "cuda:1"]` + smallMemory + `}`)}, nil); err != nil {
+		t.Fatal(err)
+	}
+	create(t, e, "a", 1, 4)
+	var matrices int64
+	hook(t, e, func() {
+		l, a := e.loaded, e.runs["a"].latest
+		matrices = a.weights.weights().PlaceBytes(1)
+		var taken [2]int64
+		for i := range taken {
+			taken[i] = l.memories[i].used.Load() - l.plan.devices[i].fixed()
+		}
+		if matrices == 0 || taken[1] != matrices || taken[0]+taken[1] != l.adapters.used || l.adapters.used != a.weights.bytes+a.moments.bytes {
+			t.Errorf("%v bytes are taken, %d of adapters; the matrices have %d", taken, l.adapters.used, matrices)
+		}
+		l.memories[1].limit.Store(l.memories[1].used.Load() + matrices - 1)
+	})
+	create(t, e, "b", 2, 4)
+	hook(t, e, func() {
+		l, a := e.loaded, e.runs["a"].latest
+		if a.weights.content != nil || a.moments.content == nil || l.adapters.inFiles.Load() != a.weights.bytes || l.memories[1].free() != matrices-1 {
+			t.Errorf("weights in memory: %v, moments: %v, %d bytes in files, %d free", a.weights.content != nil, a.moments.content != nil, l.adapters.inFiles.Load(), l.memories[1].free())
+		}
+	})
+}
+
 // A model that a GPU has no room for is refused with the figures: before its weights are read if that can be seen, and as a lack of memory, not as a mistake in its files, if it cannot.
 func TestGPUWithoutRoom(t *testing.T) {
 	const staging = 8 << 20

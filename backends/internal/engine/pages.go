@@ -131,7 +131,7 @@ func (p *sampler) fetch(l *loaded, relief bool) bool {
 		if l.shrink() {
 			continue
 		}
-		if moved, _ := l.adapters.moveOut(); !moved {
+		if moved, _ := l.adapters.moveOut(0); !moved {
 			return false
 		}
 	}

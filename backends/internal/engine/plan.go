@@ -106,7 +106,7 @@ func (l *loaded) planMemory(ctx context.Context, limits memoryLimits, before *me
 		p.devices[i].training = p.devices[i].part(p.training)
 	}
 	if p.adapters = c.AdapterMemory; p.adapters == 0 {
-		p.adapters = max(p.devices[0].rest()-p.devices[0].training, 1) // they are on the home device
+		p.adapters = l.adapterShare(&p, layout)
 	}
 	if p.batchTokens, err = l.chooseBatch(&p); err != nil {
 		return p, err
@@ -115,6 +115,24 @@ func (l *loaded) planMemory(ctx context.Context, limits memoryLimits, before *me
 		p.cycleTokens = passesPerCycle * p.batchTokens
 	}
 	return p, nil
+}
+
+// adapterShare is what adapters like one of a layout, with its optimizer, may take of all devices together: what is left of the one that they fill first.
+func (l *loaded) adapterShare(p *memoryPlan, layout *lora.Layout) int64 {
+	shape := l.weightShape()
+	one := shape.estimate(layout)
+	one[0] += 2 * lora.ParameterBytes(layout)
+	share := int64(unlimited)
+	for i, bytes := range one {
+		left := p.devices[i].rest() - p.devices[i].training
+		switch total := one.total(); {
+		case bytes == total: // all are there
+			share = min(share, left)
+		case bytes > 0:
+			share = min(share, int64(min(float64(left)*(float64(total)/float64(bytes)), unlimited)))
+		}
+	}
+	return max(share, 1)
 }
 
 // chooseBatch gives the tokens of a training pass: as configured, or the most that fit, with activations kept if that is allowed and leastKept tokens of them fit.

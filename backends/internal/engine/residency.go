@@ -22,28 +22,72 @@ import (
 // when its place is needed, the one that was needed longest ago first, and comes back when a step needs it, with the same bits. It belongs to the device goroutine, but for the two figures.
 type residency struct {
 	device    tensor.Device
-	dtype     tensor.DType
-	places    []lora.Place // of the packed matrices
-	directory string       // for files; "" = nothing can be moved out
-	limit     int64        // bytes
+	shape     weightShape
+	directory string // for files; "" = nothing can be moved out
+	limit     int64  // bytes, of all homes
 
-	used     int64      // bytes of device memory
+	used     int64      // bytes of device memory, at all homes
 	resident *list.List // of *spillable in memory, the one whose need ended longest ago at the front; those that a step needs again stay where they are
 	needed   int        // blocks that a step needs
 	named    int64      // files made so far
-	weights  map[shapeKey]int64
+	weights  map[shapeKey]byHome
 	floats   []float32 // for copies between device and file
 	bytes    []byte
 
-	memory  *budget              // of the whole backend
+	memory  []*budget            // of the homes
 	relieve func(last bool) bool // frees memory that no step needs and that is not of adapters, with last even what is worth more than an idle adapter; false if there is none
 
 	inMemory, inFiles atomic.Int64 // bytes, for Status: of everything, and of blocks that are in files alone
 }
 
+// byHome is bytes of device memory at each home.
+type byHome []int64
+
+func (b byHome) total() int64 {
+	var n int64
+	for _, bytes := range b {
+		n += bytes
+	}
+	return n
+}
+
+// weightShape is where an adapter's packed matrices are, and of which type.
+type weightShape struct {
+	dtype  tensor.DType
+	places []lora.Place
+	homes  []int // of the places, by number
+	count  int   // of all homes
+}
+
+// estimate is the memory of a version's weights before there was one of its shape: an upper bound.
+func (s *weightShape) estimate(layout *lora.Layout) byHome {
+	const padding = 64 // rows and columns of a packed matrix are filled up to panels of no more than that
+	roundUp := func(n int) int64 { return (int64(n) + padding - 1) / padding * padding }
+	all := make(byHome, s.count)
+	all[0] = lora.ParameterBytes(layout)
+	for p, place := range s.places {
+		for i, module := range layout.Modules {
+			if layout.Has(i) {
+				part := place.Part(i, module)
+				all[s.homes[p]] += int64(s.dtype.Size()) * (roundUp(layout.Rank)*int64(part.InTo-part.InFrom+1) + roundUp(part.OutTo-part.OutFrom)*int64(layout.Rank+1))
+			}
+		}
+	}
+	return all
+}
+
+// weightShape is that of the adapters of a model that has been loaded.
+func (l *loaded) weightShape() weightShape {
+	s := weightShape{dtype: l.model.DType, places: l.places, count: len(l.homes.devices)}
+	for _, place := range l.places {
+		s.homes = append(s.homes, l.homes.index(place.Device))
+	}
+	return s
+}
+
 // newResidency makes an empty one. Nothing is written before the limit is reached; what an earlier process left in the directory is removed.
-func newResidency(device tensor.Device, dtype tensor.DType, places []lora.Place, scratch string, limit int64, memory *budget) (*residency, error) {
-	m := &residency{device: device, dtype: dtype, places: places, limit: limit, resident: list.New(), weights: map[shapeKey]int64{}, memory: memory, relieve: func(bool) bool { return false }}
+func newResidency(device tensor.Device, shape weightShape, scratch string, limit int64, memory []*budget) (*residency, error) {
+	m := &residency{device: device, shape: shape, limit: limit, resident: list.New(), weights: map[shapeKey]byHome{}, memory: memory, relieve: func(bool) bool { return false }}
 	if scratch == "" {
 		return m, nil
 	}
@@ -77,7 +121,8 @@ type spillable struct {
 	layout  *lora.Layout
 	kind    contentKind
 	step    int64 // of an optimizer state
-	bytes   int64 // of device memory, when it is there
+	bytes   int64 // of device memory, when it is there, at all homes
+	at      byHome
 	content content
 	needed  int           // steps that need it: it stays in memory
 	place   *list.Element // in residency.resident
@@ -101,32 +146,31 @@ func (b *spillable) gradient() *lora.Gradient { return b.content.(*lora.Gradient
 type shapeKey struct{ rank, parameters int }
 
 // weightBytes is the memory of a version's weights: exact once there was one of its shape, before that an upper estimate.
-func (m *residency) weightBytes(layout *lora.Layout) int64 {
+func (m *residency) weightBytes(layout *lora.Layout) int64 { return m.weightsAt(layout).total() }
+
+// weightsAt is the same by home.
+func (m *residency) weightsAt(layout *lora.Layout) byHome {
 	if n, ok := m.weights[shapeKey{layout.Rank, layout.Size}]; ok {
 		return n
 	}
-	const padding = 64 // rows and columns of a packed matrix are filled up to panels of no more than that
-	roundUp := func(n int) int64 { return (int64(n) + padding - 1) / padding * padding }
-	n := lora.ParameterBytes(layout)
-	for _, place := range m.places {
-		for i, module := range layout.Modules {
-			if layout.Has(i) {
-				part := place.Part(i, module)
-				n += int64(m.dtype.Size()) * (roundUp(layout.Rank)*int64(part.InTo-part.InFrom+1) + roundUp(part.OutTo-part.OutFrom)*int64(layout.Rank+1))
-			}
-		}
-	}
-	return n
+	return m.shape.estimate(layout)
 }
 
-func (m *residency) size(kind contentKind, layout *lora.Layout) int64 {
+// first is bytes that are all on the home device.
+func (m *residency) first(bytes int64) byHome {
+	at := make(byHome, len(m.memory))
+	at[0] = bytes
+	return at
+}
+
+func (m *residency) size(kind contentKind, layout *lora.Layout) byHome {
 	switch kind {
 	case weightsContent:
-		return m.weightBytes(layout)
+		return m.weightsAt(layout)
 	case stateContent:
-		return 2 * lora.ParameterBytes(layout)
+		return m.first(2 * lora.ParameterBytes(layout))
 	}
-	return lora.ParameterBytes(layout)
+	return m.first(lora.ParameterBytes(layout))
 }
 
 // stepBytes is the most that training one adapter needs in memory at once: an optimizer step has the old and the new weights and moments, and the gradient, its buffer of zeros included.
@@ -212,61 +256,66 @@ func (m *residency) drop(b *spillable) {
 
 // gradient gives a buffer of zeros that stays in memory until it is given back by giveGradient, or becomes a block by adopt.
 func (m *residency) gradient(layout *lora.Layout) (g *lora.Gradient, err error) {
-	err = m.withRoom("gradients", lora.ParameterBytes(layout), func() (int64, error) {
+	err = m.withRoom("gradients", m.first(lora.ParameterBytes(layout)), func() (byHome, error) {
 		if g, err = lora.NewGradient(m.device, layout); err != nil {
-			return 0, err
+			return nil, err
 		}
-		return g.Bytes(), nil
+		return m.first(g.Bytes()), nil
 	})
 	return g, err
 }
 
 func (m *residency) giveGradient(g *lora.Gradient) {
-	m.account(-g.Bytes())
+	m.given(m.first(g.Bytes()))
 	g.Free()
 }
 
 // adopt makes a buffer of gradient into a block that nobody needs now.
 func (m *residency) adopt(what string, g *lora.Gradient) *spillable {
-	b := &spillable{what: what, layout: g.Layout, kind: gradientContent, bytes: g.Bytes(), content: g}
+	b := &spillable{what: what, layout: g.Layout, kind: gradientContent, bytes: g.Bytes(), at: m.first(g.Bytes()), content: g}
 	b.place = m.resident.PushBack(b)
 	return b
 }
 
 // allocate gives a block its memory, of zeros.
 func (m *residency) allocate(b *spillable) error {
-	return m.withRoom(b.what, m.size(b.kind, b.layout), func() (int64, error) {
+	return m.withRoom(b.what, m.size(b.kind, b.layout), func() (byHome, error) {
 		var c content
 		var err error
 		switch b.kind {
 		case weightsContent:
-			c, err = lora.NewWeights(m.device, b.layout, m.dtype, m.places...)
+			c, err = lora.NewWeights(m.device, b.layout, m.shape.dtype, m.shape.places...)
 		case stateContent:
 			c, err = optim.NewState(m.device, b.layout)
 		case gradientContent:
 			c, err = lora.NewGradient(m.device, b.layout)
 		}
 		if err != nil {
-			return 0, err
+			return nil, err
 		}
-		b.content, b.bytes = c, c.Bytes()
+		b.content, b.bytes, b.at = c, c.Bytes(), m.first(c.Bytes())
 		if b.kind == weightsContent {
-			m.weights[shapeKey{b.layout.Rank, b.layout.Size}] = b.bytes
+			for place, home := range m.shape.homes {
+				if n := b.weights().PlaceBytes(place); home > 0 {
+					b.at[0], b.at[home] = b.at[0]-n, b.at[home]+n
+				}
+			}
+			m.weights[shapeKey{b.layout.Rank, b.layout.Size}] = b.at
 		}
-		return b.bytes, nil
+		return b.at, nil
 	})
 }
 
-// withRoom frees memory until size bytes are below the limits, and then calls allocate, again and again while the device has no memory and there is something to free. allocate gives what it took.
-func (m *residency) withRoom(what string, size int64, allocate func() (int64, error)) error {
+// withRoom frees memory until size bytes are below the limits, and then calls allocate, again and again while the devices have no memory and there is something to free. allocate gives what it took.
+func (m *residency) withRoom(what string, size byHome, allocate func() (byHome, error)) error {
 	for {
 		if err := m.take(what, size); err != nil {
 			return err
 		}
 		taken, err := allocate()
-		m.memory.give(size)
+		m.give(size)
 		if err == nil {
-			m.account(taken)
+			m.took(taken)
 			return nil
 		}
 		if !errors.Is(err, tensor.ErrMemory) {
@@ -275,46 +324,76 @@ func (m *residency) withRoom(what string, size int64, allocate func() (int64, er
 		if m.relieve(false) {
 			continue
 		}
-		if moved, _ := m.moveOut(); !moved && !m.relieve(true) {
+		if moved, _ := m.moveOut(0); !moved && !m.relieve(true) {
 			return capacity("memory for "+what, err)
 		}
 	}
 }
 
-// take counts size bytes in the budget of the backend when they are below that and the limit of adapters.
-func (m *residency) take(what string, size int64) error {
+// take counts size bytes in the budgets of the homes when they are below those and the limit of adapters.
+func (m *residency) take(what string, size byHome) error {
 	for {
-		crowded := m.used+size > m.limit
-		if !crowded && m.memory.take(size) {
-			return nil
+		crowded := m.used+size.total() > m.limit
+		short := 0
+		if !crowded {
+			if short = m.fit(size); short < 0 {
+				return nil
+			}
+			if m.relieve(false) {
+				continue
+			}
 		}
-		if !crowded && m.relieve(false) {
-			continue
-		}
-		moved, err := m.moveOut()
+		moved, err := m.moveOut(short)
 		switch {
 		case !moved && !crowded && m.relieve(true):
 		case err != nil:
 			return capacity("memory for "+what, err)
 		case moved:
 		case crowded:
-			return &plugins.Error{Kind: plugins.KindCapacity, Message: fmt.Sprintf("memory for %s: %s are needed; of the %s for adapters (backend.adapter_memory_mib) %s are taken by what runs", what, mebibytes(size), mebibytes(m.limit), mebibytes(m.used))}
+			return &plugins.Error{Kind: plugins.KindCapacity, Message: fmt.Sprintf("memory for %s: %s are needed; of the %s for adapters (backend.adapter_memory_mib) %s are taken by what runs", what, mebibytes(size.total()), mebibytes(m.limit), mebibytes(m.used))}
 		default:
-			return &plugins.Error{Kind: plugins.KindCapacity, Message: fmt.Sprintf("memory for %s: %s are needed; %s", what, mebibytes(size), m.memory.bounds())}
+			return &plugins.Error{Kind: plugins.KindCapacity, Message: fmt.Sprintf("memory for %s: %s are needed; %s", what, mebibytes(size[short]), m.memory[short].bounds())}
 		}
 	}
 }
 
-func (m *residency) account(bytes int64) {
-	m.used += bytes
-	m.memory.give(-bytes)
+// fit counts size bytes in the budgets of the homes, or, where one of them has less, none; then it gives that one's number, else -1.
+func (m *residency) fit(size byHome) int {
+	for i, bytes := range size {
+		if bytes > 0 && !m.memory[i].take(bytes) { // nothing is taken of one that has more than its limit since that was changed
+			m.give(size[:i])
+			return i
+		}
+	}
+	return -1
+}
+
+// give counts bytes less in the budgets of the homes.
+func (m *residency) give(size byHome) {
+	for i, bytes := range size {
+		m.memory[i].give(bytes)
+	}
+}
+
+// took counts what has been allocated, and given what has been freed.
+func (m *residency) took(size byHome) {
+	for i, bytes := range size {
+		m.memory[i].give(-bytes)
+	}
+	m.used += size.total()
 	m.inMemory.Store(m.used)
 }
 
-// moveOut frees the memory of the block that was needed longest ago, and tells whether there was one.
-func (m *residency) moveOut() (bool, error) {
+func (m *residency) given(size byHome) {
+	m.give(size)
+	m.used -= size.total()
+	m.inMemory.Store(m.used)
+}
+
+// moveOut frees the memory of the block that was needed longest ago of those that have some at a home, and tells whether there was one.
+func (m *residency) moveOut(home int) (bool, error) {
 	first := m.resident.Front()
-	for first != nil && first.Value.(*spillable).needed > 0 {
+	for first != nil && (first.Value.(*spillable).needed > 0 || first.Value.(*spillable).at[home] == 0) {
 		first = first.Next()
 	}
 	if first == nil {
@@ -334,7 +413,7 @@ func (m *residency) moveOut() (bool, error) {
 // trim moves blocks out until the limit is kept.
 func (m *residency) trim() error {
 	for m.used > m.limit {
-		if moved, err := m.moveOut(); err != nil || !moved {
+		if moved, err := m.moveOut(0); err != nil || !moved {
 			return err
 		}
 	}
@@ -347,7 +426,7 @@ func (m *residency) forget(b *spillable) {
 		m.resident.Remove(b.place)
 		b.place = nil
 	}
-	m.account(-b.bytes)
+	m.given(b.at)
 	b.content.Free()
 	b.content = nil
 }

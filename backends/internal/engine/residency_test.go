@@ -288,7 +288,7 @@ func TestSpillFailures(t *testing.T) {
 	hook(t, e, func() {
 		m := e.loaded.adapters
 		for {
-			if moved, err := m.moveOut(); err != nil || !moved {
+			if moved, err := m.moveOut(0); err != nil || !moved {
 				break
 			}
 		}

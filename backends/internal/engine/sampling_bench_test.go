@@ -422,7 +422,7 @@ func BenchmarkReturnFromDisk(b *testing.B) {
 	out := func() {
 		if err := e.onDevice(func() error {
 			for {
-				if moved, err := e.loaded.adapters.moveOut(); err != nil || !moved {
+				if moved, err := e.loaded.adapters.moveOut(0); err != nil || !moved {
 					return err
 				}
 			}

@@ -330,10 +330,7 @@ func (l *loaded) clear(trainings []training) error {
 		if l.givePages(false) {
 			continue
 		}
-		if short > 0 {
-			return nil // adapters are counted at the first home: passes will tell
-		}
-		moved, err := l.adapters.moveOut()
+		moved, err := l.adapters.moveOut(short)
 		switch {
 		case moved || l.givePages(true):
 		case err != nil:

@@ -265,15 +265,22 @@ func Pack(versions ...*Weights) error {
 	return nil
 }
 
-// Bytes is the device memory held.
+// PlaceBytes is the device memory that the matrices at a place take.
+func (w *Weights) PlaceBytes(place int) int64 {
+	var n int64
+	for _, m := range w.modules[place] {
+		if m.A != nil {
+			n += int64(m.A.Bytes() + m.B.Bytes())
+		}
+	}
+	return n
+}
+
+// Bytes is the device memory held, at all places.
 func (w *Weights) Bytes() int64 {
 	n := w.Masters.Bytes()
-	for _, modules := range w.modules {
-		for _, m := range modules {
-			if m.A != nil {
-				n += int64(m.A.Bytes() + m.B.Bytes())
-			}
-		}
+	for place := range w.modules {
+		n += w.PlaceBytes(place)
 	}
 	return n
 }
