@@ -128,6 +128,35 @@ func TestCutsOnCUDA(t *testing.T) {
 	}
 }
 
+// A checkpoint goes from one kind of device to another and back: what is saved has the same bits, and a step there is the step here but for rounding.
+func TestResumeOnAnotherKind(t *testing.T) {
+	onProcessor, onGPUs := placement{plugin: "single", section: `{"threads": 1}`}, []struct {
+		placement
+		devices int
+	}{
+		{placement{"one GPU", "single", `{"device": "cuda:0"` + smallMemory + `}`}, 1},
+		{placement{"two GPUs, cut", "tensorparallel", `{"devices": ["cuda:0", "cuda:1"]` + smallMemory + `}`}, 2},
+	}
+	writer := create(t, place(t, onProcessor), "a", 3, 4)
+	data := randomData(rand.New(rand.NewPCG(4, 4)), 3, 9)
+	writer.pass(data)
+	writer.step()
+	writer.pass(data)
+	path := writer.save(plugins.ScopeAccumulator)
+	writer.step()
+	want := history{floats: writer.weights()}
+	for _, p := range onGPUs {
+		t.Run(p.name, func(t *testing.T) {
+			d := load(t, placeOnCUDA(t, p.placement, p.devices), "b", path, plugins.ScopeAccumulator)
+			back := load(t, place(t, onProcessor), "c", d.save(plugins.ScopeAccumulator), plugins.ScopeAccumulator)
+			d.step()
+			back.step()
+			nearHistories(t, history{floats: d.weights()}, want)
+			equalTensors(t, "and back", back.weights(), want.floats)
+		})
+	}
+}
+
 // Steps of several runs that are ready together are done at once: the host waits for the device as often as for one, and every run gets what it gets alone.
 func TestStepsOnCUDATogether(t *testing.T) {
 	var waits atomic.Int32 // beyond the allowed number: the next one fails, in a way that is told of although the steps are then done one by one

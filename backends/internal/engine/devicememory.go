@@ -27,7 +27,8 @@ func (m memoryLimits) total() int64 {
 	return sum
 }
 
-// memoryLimit gives the limits: as configured, an equal part for each home, or nine tenths of what is free before anything is loaded, on the machine or, if the homes have memory of their own, on each of them.
+// memoryLimit gives the limits: as configured, an equal part for each home, or nine tenths of what is free before anything is loaded, on the machine or, if the homes have memory of their own, on each of them. The
+// last tenth is for what no plan has: CUDA graphs, which can be done without, rows that are rounded in passing, and what is lost because memory is given in pieces.
 func memoryLimit(c Config, homes []tensor.Device) memoryLimits {
 	m := memoryLimits{bytes: make([]int64, len(homes))}
 	all := func(bytes int64, source string) memoryLimits {
