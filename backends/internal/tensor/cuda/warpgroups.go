@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -25,6 +26,9 @@ const checkVariable = "TINSMITH_CHECK_PRODUCTS"
 // checkTime bounds the check. Most of it is for a driver that compiles the kernels for the first time.
 const checkTime = 10 * time.Minute
 
+// abandoned is the exit status of a check that nobody waits for any more.
+const abandoned = 2
+
 // checkTask is a device and where its driver is looked for.
 type checkTask struct {
 	Ordinal   int
@@ -34,7 +38,11 @@ type checkTask struct {
 
 func init() {
 	if task := os.Getenv(checkVariable); task != "" {
-		time.AfterFunc(checkTime, func() { os.Exit(2) }) // also where nobody waits any more
+		time.AfterFunc(checkTime, func() { os.Exit(abandoned) })
+		go func() {
+			_, _ = io.Copy(io.Discard, os.Stdin) // ends with the process that waits: the device and its memory are for who comes next
+			os.Exit(abandoned)
+		}()
 		if err := checkHere(task); err != nil {
 			fmt.Println(err)
 			os.Exit(1)
@@ -90,6 +98,9 @@ func (c checkTask) elsewhere() ([]byte, error) {
 	cmd := exec.CommandContext(ctx, program)
 	cmd.Env = append(os.Environ(), checkVariable+"="+string(task))
 	cmd.Stdout, cmd.Stderr = &out, &wrong
+	if _, err = cmd.StdinPipe(); err != nil { // open for as long as this process waits
+		return nil, err
+	}
 	if err = cmd.Run(); err == nil {
 		return out.Bytes(), nil
 	}

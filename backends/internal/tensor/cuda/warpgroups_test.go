@@ -1,12 +1,44 @@
 package cuda
 
 import (
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
 	"strings"
 	"testing"
 
 	"github.com/tinsmith/tinsmith/cudart"
 	"github.com/tinsmith/tinsmith/cudart/shim"
 )
+
+// A check ends with the process that waits for it.
+func TestAbandonedCheck(t *testing.T) {
+	weights := make([][2]int64, 500) // for minutes
+	for i := range weights {
+		weights[i] = [2]int64{int64(8 * (1 + i%40)), int64(8 * (1 + i))}
+	}
+	task, err := json.Marshal(checkTask{Libraries: shim.WithCuBLASLt(shim.Require(t, shim.Options{})), CuBLASLt: &cublasltTask{Weights: weights}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), checkVariable+"="+string(task))
+	waiting, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := waiting.Close(); err != nil {
+		t.Error(err)
+	}
+	var exit *exec.ExitError
+	if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != abandoned {
+		t.Errorf("error %v, want exit status %d", err, abandoned)
+	}
+}
 
 // A device uses warpgroups where they give the same bits, and does without where they differ, fault or cannot be loaded; the reason is known, and asked for once.
 func TestWarpgroupsAreChecked(t *testing.T) {
