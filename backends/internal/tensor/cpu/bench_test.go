@@ -166,6 +166,37 @@ func BenchmarkOuterProduct(b *testing.B) {
 	})
 }
 
+// BenchmarkOuterProducts is the gradients of 16 adapters that have a sequence of 32 rows each: gradients that have not been touched for long, as a pass over a whole model meets them.
+func BenchmarkOuterProducts(b *testing.B) {
+	const rows, sequences, bytes = 32, 16, 256 << 20
+	eachThreads(b, func(b *testing.B, d benchmarkDevice) {
+		for _, s := range [][2]int{{8, 1024}, {16, 1024}, {32, 1024}, {64, 1024}, {1024, 8}, {1024, 16}, {1024, 32}, {1024, 64}} {
+			b.Run(fmt.Sprintf("%d×%d×%d×%d", sequences, rows, s[0], s[1]), func(b *testing.B) {
+				var groups [][]tensor.OuterProduct
+				for range bytes / (sequences * s[0] * s[1] * 4) {
+					var group []tensor.OuterProduct
+					for range sequences {
+						group = append(group, tensor.OuterProduct{G: d.tensor(b, s[0], s[1])})
+					}
+					groups = append(groups, group)
+				}
+				x, y := d.tensor(b, rows*sequences, s[0]), d.tensor(b, rows*sequences, s[1])
+				for _, group := range groups {
+					for i := range group {
+						group[i].A, group[i].B = x.Slice(i*rows, (i+1)*rows), y.Slice(i*rows, (i+1)*rows)
+					}
+				}
+				next := 0
+				size := float64(s[0] * s[1])
+				d.run(b, d.ceilings.Float32, 2*rows*sequences*size, 8*sequences*size, func() error {
+					next++
+					return d.OuterProducts(groups[next%len(groups)])
+				})
+			})
+		}
+	})
+}
+
 func BenchmarkAttention(b *testing.B) {
 	eachThreads(b, func(b *testing.B, d benchmarkDevice) {
 		const queryHeads, heads, dim = 16, 8, 128

@@ -749,6 +749,19 @@ static void matmul_across(const void *job, int64_t unit, worker *w) {
   else transposed_across(j, unit, w, false);
 }
 
+// ask_for_sums asks for what a tile of outer adds to: g may not have been touched since another pass. Tiles are counted from a unit's first one on; those behind its last are the next unit's. along: g's rows are a
+// panel's columns and lie one behind another.
+enum { SUMS_AHEAD = 2 };
+INLINE void ask_for_sums(const product_job *j, bool along, int64_t first, int64_t height, int64_t tile) {
+  int64_t each = div_up(along ? PANEL : height, TILE_ROWS), at = first + tile / each * PANEL, r = tile % each * TILE_ROWS;
+  if (along) {
+    int64_t rows = PANEL - r < TILE_ROWS ? PANEL - r : TILE_ROWS;
+    for (int64_t i = 0; i < rows * height; i += LINE) ASK(row_of(j->y, at + r) + i);
+  } else if (at < j->y.cols) {
+    for (int64_t i = r; i < r + TILE_ROWS && i < height; i++) ASK(row_of(j->y, i) + at), ASK(row_of(j->y, i) + at + LINE);
+  }
+}
+
 // A unit is panels_per_unit times PANEL columns of g. y = g, x = a, w.addr = b with w.out its stride. When turned the roles are exchanged: x = b, w.addr = a, and a unit is rows of g; a product's two factors
 // commute, so the bits are the same. Those rows are written as they are where they have whole tiles' columns, else g is turned for it, and a unit is one panel.
 static void outer(const void *job, int64_t unit, worker *w) {
@@ -757,7 +770,10 @@ static void outer(const void *job, int64_t unit, worker *w) {
   int64_t first = unit * j->panels_per_unit * PANEL, all = width - first < j->panels_per_unit * PANEL ? width - first : j->panels_per_unit * PANEL, panels = div_up(all, PANEL);
   bool rows_whole = j->turned && height % TILE_COLUMNS == 0, aside = j->turned && !rows_whole;
   float *t = w->memory, *sums = t + panels * OUTER_DEPTH * PANEL; // sums: PANEL columns of g when it is turned
-  if (aside) turn_wide(row_of(j->y, first), j->y.stride, all, height, PANEL, sums);
+  if (aside) {
+    for (int64_t t = 0; t < PANEL; t += TILE_ROWS) ask_for_sums(j, true, first + SUMS_AHEAD * PANEL, height, t / TILE_ROWS);
+    turn_wide(row_of(j->y, first), j->y.stride, all, height, PANEL, sums);
+  }
   for (int64_t m0 = 0; m0 < j->x.rows; m0 += OUTER_DEPTH) {
     int64_t depth = j->x.rows - m0 < OUTER_DEPTH ? j->x.rows - m0 : OUTER_DEPTH;
     for (int64_t m = 0; m < depth; m++) { // all panels of a row at once: the next row is far
@@ -778,8 +794,7 @@ static void outer(const void *job, int64_t unit, worker *w) {
         int64_t a_stride = rows_whole ? PANEL : j->x.stride, b_stride = rows_whole ? j->x.stride : PANEL;
         float *c = aside ? sums + r * PANEL : rows_whole ? row_of(j->y, at + r) : row_of(j->y, r) + at;
         int64_t ldc = aside ? PANEL : j->y.stride, across = aside ? PANEL : rows_whole ? height : columns, line = r / TILE_ROWS * LINE;
-        if (m0 == 0 && !j->turned) // rows of g lie far from each other
-          for (int64_t i = r + rows; i < r + rows + TILE_ROWS && i < height; i++) ASK(row_of(j->y, i) + at), ASK(row_of(j->y, i) + at + LINE);
+        if (m0 == 0 && !aside) ask_for_sums(j, rows_whole, first, height, p * div_up(tall, TILE_ROWS) + r / TILE_ROWS + SUMS_AHEAD);
         // So do the panel's rows of the next block: each tile asks for one line of all of them.
         if (line < PANEL && m0 + OUTER_DEPTH < j->x.rows)
           depth_outside_asking(rows, a, a_stride, b, b_stride, depth, c, ldc, across, false, (const char *)((const float *)j->w.addr + (m0 + OUTER_DEPTH) * j->w.out + at + line), j->w.out * 4);
