@@ -300,6 +300,7 @@ func TestKilledFromOutside(t *testing.T) {
 			var newest *exec.Cmd
 			s := newSupervisor(t, "fake", func(config *Config) {
 				config.CrashLimit = limit
+				config.StartTimeout, config.StatusTimeout = time.Hour, time.Hour // every restart is the test's doing, on a machine that stands still for minutes too
 				config.prepare = func(cmd *exec.Cmd) {
 					inMode("fake")(cmd)
 					mu.Lock()
