@@ -80,6 +80,7 @@ type device struct {
 	products  []C.product
 	ends      []C.int64_t // of stages, in products
 	outer     []C.outer_product
+	sources   []C.matrix_source
 	sequences []C.sequence
 	pages     []int32
 }

@@ -29,15 +29,28 @@ typedef struct {
 } rows_job;
 
 // product_job is y (+)= rows · weights.
-typedef struct {
+typedef struct product_job {
   view y, x;
   matrix w;
   const float *strips; // the rows, packed in strips: float32, or pairs when w is bfloat16
   int64_t strip_rows, strips_per_unit, panels_per_unit;
   int64_t first_row, packed_rows; // which of those that are packed together y's first one is, and how many these are; rows in the lanes begin with a strip
   bool accumulate, turned;
+  int64_t units_ahead; // outer products: a thread's next unit is about so many on, of this product or those
+  const struct product_job *after; // behind it, NULL behind the last
   int64_t linear_rows; // few rows: up to so many memory is read fastest straight on, and a panel has chains enough
 } product_job;
+
+// repack_job packs weights from float32 masters.
+typedef struct {
+  matrix to;
+  view from;
+  int64_t first_unit; // of all matrices' before this one
+} repack_part;
+typedef struct {
+  const repack_part *parts;
+  int64_t n;
+} repack_job;
 
 typedef struct {
   view o, lse, q;                  // forward: o and lse are written; backward: they are read
@@ -57,6 +70,7 @@ typedef struct {
   bool (*few_rows)(int64_t rows); // whether matmul_few does so many
   unit_function pack_strip_f32, pack_strip_bf16, pack_few, matmul, matmul_few, matmul_transposed, outer;
   unit_function pack_across_f32, pack_across_bf16, matmul_across; // the transposed product of many rows
+  unit_function repack;
   unit_function rmsnorm, rmsnorm_backward, rope, swiglu, swiglu_backward;
   unit_function add, scale, add_row, round;
   unit_function logsumexp_tile, logsumexp_merge, softmax, softmax_gradient, draw_token;
@@ -69,6 +83,7 @@ enum { VOCABULARY_TILE = 4096 }; // columns of logits that are reduced together
 enum { SUM_TILE = 4096, SUM_LANES = 256 }; // elements of a row whose squares are summed together, and lanes that take these sums
 enum { ADAMW_SUMS = 4 };         // of a tile: of the three that AdamW writes and of the gradient
 enum { DEPTH = 256 };            // inner axis of a block of a product
+enum { REPACK_PANELS = 16, REPACK_DEPTH = 512 }; // of a unit of repack; the second is even
 enum { OUTER_DEPTH = 128 };      // rows of an outer product's factors that stay near
 enum { PEAK_STEPS = 5000 };      // of one unit of a ceiling
 enum { MAX_TILE_ROWS = 12 };

@@ -53,6 +53,12 @@ typedef struct {
   bool accumulate, transposed;
 } product;
 
+// matrix_source is a tensor.MatrixSource.
+typedef struct {
+  matrix to;
+  view from;
+} matrix_source;
+
 // outer_product is a tensor.OuterProduct.
 typedef struct {
   view g, a, b;
@@ -93,7 +99,7 @@ void memory_copy(uintptr_t to, uintptr_t from, int64_t bytes); // from any threa
 int op_upload(device *d, view dst, const float *src);
 int op_download(device *d, float *dst, view src);
 int op_pack(device *d, matrix m, int64_t row, int64_t n, int source, const void *data);
-int op_repack(device *d, matrix m, view src);
+int op_repack(device *d, const matrix_source *list, int64_t n);
 int op_gather(device *d, view dst, matrix m, const int32_t *ids);
 int op_gather_elements(device *d, view dst, view src, const element *at);
 int op_products(device *d, const product *products, int64_t n);

@@ -3,7 +3,9 @@
 #include "kernels_rows.h"
 #include "kernels_loss.h"
 #include "kernels_draw.h"
+#include "kernels_pack.h"
 #include "kernels_product.h"
+#include "kernels_outer.h"
 #include "kernels_attention.h"
 #include "kernels_peak.h"
 
@@ -23,6 +25,7 @@ const kernels TABLE(ISA) = {
     .pack_strip_f32 = pack_strip_f32,
     .pack_strip_bf16 = pack_strip_bf16,
     .pack_few = pack_few,
+    .repack = repack,
     .matmul = matmul,
     .matmul_few = matmul_few,
     .matmul_transposed = matmul_transposed,

@@ -4,36 +4,6 @@
 // Rows go in strips of TILE_ROWS, packed with the inner axis outside, so that a tile reads both factors straight through. A block of the inner axis ends by storing the
 // chain in y, and the next one picks it up there.
 
-#define TILE_COLUMNS (TILE_VECTORS * LANES)
-#define UNROLL _Pragma("GCC unroll 16")
-#define ASK(p) __builtin_prefetch(p)
-#define ASK_SECOND(p) __builtin_prefetch(p, 0, 2) // into the second-level cache
-
-// One pair of bfloat16 products: odd element first, then even. This is what vdpbf16ps does. A packed row has PAIR_WORDS words of 32 bits per pair: the pair itself,
-// or its two elements widened.
-#ifdef BF16_DOT
-enum { PAIR_WORDS = 1 };
-typedef __m512bh vpair;
-#define vpair_load(p) ((vpair)_mm512_loadu_si512(p))
-#define vpair_rows(a, r, rows) ((vpair)_mm512_set1_epi32(((const int32_t *)(a))[r]))
-#define vdot(c, a, b) _mm512_dpbf16_ps(c, a, b)
-#define vdot_words(c, a, b) vdot(c, (vpair)(a), (vpair)(b)) // of words that are pairs
-#define vpair_half(p, i) vload(p)                           // not used: a pair is one word
-#else
-enum { PAIR_WORDS = 2 };
-typedef struct {
-  vf odd, even;
-} vpair;
-INLINE vpair vpair_load(const float *p) {
-  vi u = (vi)vload(p);
-  return (vpair){(vf)(u & ((vi){0} + (int32_t)0xffff0000)), (vf)(u << 16)};
-}
-#define vpair_rows(a, r, rows) ((vpair){vset((a)[r]), vset((a)[(rows) + (r)])})
-#define vdot(c, a, b) vfma((a).even, (b).even, vfma((a).odd, (b).odd, c))
-#define vdot_words(c, a, b) (c) // not used: a word is an element
-#define vpair_half(p, i) ((i) ? vpair_load(p).odd : vpair_load(p).even)
-#endif
-
 // tile does R rows × TILE_COLUMNS over depth: c (+)= a · b. Element (r, k) of a is a[r·ar + k·ak], row k of b begins at b[k·bk]. Every step asks for what is at
 // ahead, which moves on by step bytes. R and most strides are constants where this is inlined, so that the sums stay in registers.
 INLINE void tile(const int R, const bool pairs, const float *a, int64_t ar, int64_t ak, const float *b, int64_t bk, int64_t depth, float *c, int64_t ldc,
@@ -127,83 +97,6 @@ DEFINE_BLOCK(depth_outside) // a[k·stride + r]
 DEFINE_BLOCK(scores_inside) // a[r·PAGE + k]
 DEFINE_BLOCK(depth_outside_asking) // depth_outside that asks for memory ahead
 
-// turn_rows writes up to TILE_ROWS rows of dim words of 32 bits with the inner axis outside: to[d·TILE_ROWS + r].
-static void turn_rows(const float *from, int64_t stride, int64_t rows, int64_t dim, float *to) {
-  int64_t r = 0;
-  for (; r + 4 <= rows; r += 4) {
-    int64_t d = 0;
-    for (; d + 4 <= dim; d += 4) {
-      const float *f = from + r * stride + d;
-      v4 a = *(const v4 *)f, b = *(const v4 *)(f + stride), c = *(const v4 *)(f + 2 * stride), e = *(const v4 *)(f + 3 * stride);
-      v4 ab0 = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab1 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
-      v4 ce0 = __builtin_shufflevector(c, e, 0, 4, 1, 5), ce1 = __builtin_shufflevector(c, e, 2, 6, 3, 7);
-      float *t = to + d * TILE_ROWS + r;
-      *(v4 *)t = __builtin_shufflevector(ab0, ce0, 0, 1, 4, 5);
-      *(v4 *)(t + TILE_ROWS) = __builtin_shufflevector(ab0, ce0, 2, 3, 6, 7);
-      *(v4 *)(t + 2 * TILE_ROWS) = __builtin_shufflevector(ab1, ce1, 0, 1, 4, 5);
-      *(v4 *)(t + 3 * TILE_ROWS) = __builtin_shufflevector(ab1, ce1, 2, 3, 6, 7);
-    }
-    for (; d < dim; d++)
-      for (int64_t i = r; i < r + 4; i++) to[d * TILE_ROWS + i] = from[i * stride + d];
-  }
-  for (; r + 2 <= rows; r += 2) {
-    int64_t d = 0;
-    for (; d + 4 <= dim; d += 4) {
-      const float *f = from + r * stride + d;
-      v4 a = *(const v4 *)f, b = *(const v4 *)(f + stride);
-      float *t = to + d * TILE_ROWS + r;
-      *(v2 *)t = __builtin_shufflevector(a, b, 0, 4);
-      *(v2 *)(t + TILE_ROWS) = __builtin_shufflevector(a, b, 1, 5);
-      *(v2 *)(t + 2 * TILE_ROWS) = __builtin_shufflevector(a, b, 2, 6);
-      *(v2 *)(t + 3 * TILE_ROWS) = __builtin_shufflevector(a, b, 3, 7);
-    }
-    for (; d < dim; d++)
-      for (int64_t i = r; i < r + 2; i++) to[d * TILE_ROWS + i] = from[i * stride + d];
-  }
-  for (; r < rows; r++)
-    for (int64_t d = 0; d < dim; d++) to[d * TILE_ROWS + r] = from[r * stride + d];
-}
-
-// Packing of rows into strips. A unit is one strip of rows_per_unit rows; a = x, b = the strips (addr).
-static void pack_strip_f32(const void *job, int64_t unit, worker *w) {
-  (void)w;
-  const rows_job *j = job;
-  int64_t first = unit * j->rows_per_unit, rows = j->a.rows - first < j->rows_per_unit ? j->a.rows - first : j->rows_per_unit, depth = j->a.cols;
-  float *to = (float *)j->b.addr + unit * TILE_ROWS * depth;
-  for (int64_t k = 0; k < depth; k += 64) // so that the strip's lines stay near
-    turn_rows(row_of(j->a, first) + k, j->a.stride, rows, depth - k < 64 ? depth - k : 64, to + k * TILE_ROWS);
-}
-static void pack_strip_bf16(const void *job, int64_t unit, worker *w) {
-  (void)w;
-  const rows_job *j = job;
-  enum { SOME = 64 };
-  int64_t first = unit * j->rows_per_unit, rows = j->a.rows - first < j->rows_per_unit ? j->a.rows - first : j->rows_per_unit, in = j->a.cols, words = (in + 1) / 2 * PAIR_WORDS;
-  float *to = (float *)j->b.addr + unit * TILE_ROWS * words;
-  for (int64_t k0 = 0; k0 < in; k0 += SOME) {
-    int64_t n = in - k0 < SOME ? in - k0 : SOME, some = (n + 1) / 2 * PAIR_WORDS;
-    union { uint32_t u[TILE_ROWS][SOME]; float f[TILE_ROWS * SOME]; } pairs;
-    for (int64_t r = 0; r < rows; r++) {
-      uint32_t *x = pairs.u[r]; // bits of the rounded elements as float32
-      if (j->a.type == BFLOAT16) {
-        const uint16_t *from = (const uint16_t *)j->a.addr + (first + r) * j->a.stride + k0;
-        for (int64_t k = 0; k < n; k++) x[k] = (uint32_t)from[k] << 16;
-      } else {
-        const uint32_t *from = (const uint32_t *)(row_of(j->a, first + r) + k0);
-        for (int64_t k = 0; k < n; k++) x[k] = round_bits(from[k]);
-      }
-      for (int64_t k = n; k < SOME; k++) x[k] = 0;
-      if (PAIR_WORDS == 1)
-        for (int64_t k = 0; k < SOME / 2; k++) x[k] = x[2 * k + 1] | x[2 * k] >> 16;
-      else
-        for (int64_t k = 0; k < SOME; k += 4) {
-          v4 *two = (v4 *)(x + k);
-          *two = __builtin_shufflevector(*two, *two, 1, 0, 3, 2);
-        }
-    }
-    turn_rows(pairs.f, SOME, rows, some, to + k0 / 2 * PAIR_WORDS * TILE_ROWS);
-  }
-}
-
 // Few rows: the weights are read once, at the speed of memory, from several panels at once to have enough chains and enough requests under way (but see product_job's linear). X(rows, panels)
 #if LANES == 16
 #define FEW_CASES(X) X(1, 4) X(2, 4) X(3, 4) X(4, 2) X(5, 2) X(6, 2) X(7, 1) X(8, 1) X(9, 1) X(10, 1) X(11, 1) X(12, 1)
@@ -215,41 +108,6 @@ static void pack_strip_bf16(const void *job, int64_t unit, worker *w) {
 #define FEW_CASES(X) X(1, 1)
 #endif
 enum { AHEAD = 4096, PANEL_VECTORS = PANEL / LANES }; // AHEAD: bytes of weights asked for in advance
-
-// vround is round_bits.
-INLINE vf vround(vf x) {
-  const vi high = (vi){0} + (int32_t)0xffff0000;
-  vi u = (vi)x, near = (u + 0x7fff + ((u >> 16) & 1)) & high, nan = (u | 0x00400000) & high;
-  return vselect((vi)((u & 0x7fffffff) > 0x7f800000), (vf)nan, (vf)near);
-}
-
-// Their rows are packed in chunks of FEW_CHUNK words: chunk 0 of every row, then chunk 1, so that the kernel walks through them with one pointer and packing turns nothing. A word is an element or, where there is
-// an instruction for them, a pair. The last chunk is filled up with zeros. Strips of rows_per_unit rows lie one after another. A unit is one row; a = x, b = the packed rows (addr), type = the weights'.
-static int64_t few_words(int64_t in, bool pairs) { return div_up(pairs ? (in + 1) / 2 * PAIR_WORDS : in, FEW_CHUNK) * FEW_CHUNK; } // of a packed row
-INLINE void pack_chunks(const rows_job *j, int64_t row, const bool half, const bool pairs) { // half: x is bfloat16
-  enum { MOST = 2 * FEW_CHUNK };
-  const int64_t each = pairs && PAIR_WORDS == 1 ? MOST : FEW_CHUNK; // elements of a chunk
-  const int64_t first = row - row % j->rows_per_unit, rows = j->a.rows - first < j->rows_per_unit ? j->a.rows - first : j->rows_per_unit;
-  uint32_t *to = (uint32_t *)j->b.addr + first * few_words(j->a.cols, pairs) + (row - first) * FEW_CHUNK;
-  for (int64_t k0 = 0; k0 < j->a.cols; k0 += each, to += rows * FEW_CHUNK) {
-    int64_t n = j->a.cols - k0 < each ? j->a.cols - k0 : each;
-    const char *from = half ? (const char *)((const uint16_t *)j->a.addr + row * j->a.stride + k0) : (const char *)(row_of(j->a, row) + k0);
-    uint32_t some[MOST] = {0}, x[MOST];
-    if (n < each) from = memcpy(some, from, (size_t)n * (half ? 2 : 4));
-    if (half)
-      for (int k = 0; k < each; k++) x[k] = (uint32_t)((const uint16_t *)from)[k] << 16;
-    else
-      for (int k = 0; k < each; k += LANES) vstore(x + k, pairs ? vround(vload((const float *)from + k)) : vload((const float *)from + k));
-    for (int k = 0; k < FEW_CHUNK; k++) to[k] = each == FEW_CHUNK ? x[k] : x[2 * k + 1] | x[2 * k] >> 16;
-  }
-}
-static void pack_few(const void *job, int64_t unit, worker *w) {
-  (void)w;
-  const rows_job *j = job;
-  if (j->a.type == BFLOAT16) pack_chunks(j, unit, true, true);
-  else if (j->type == BFLOAT16) pack_chunks(j, unit, false, true);
-  else pack_chunks(j, unit, false, false);
-}
 
 // ask_for requests what stream multiplies later, two lines for the two at p. Where memory is read fastest straight on (linear), the processor looks far enough ahead by itself.
 // Else its look-ahead follows every 4 KiB page by itself: the panels of several are pages enough; of a single one, the lines of the 16 KiB after these are requested from four pages in turn. Nothing from limit on is.
@@ -505,69 +363,6 @@ static void matmul_transposed(const void *job, int64_t unit, worker *w) {
 #define across_group(pairs) PANEL
 #endif
 
-// turn_wide writes rows with the inner axis outside: to[d·width + r], zero for r from rows to width. width is a multiple of 4.
-static void turn_wide(const float *from, int64_t stride, int64_t rows, int64_t dim, int64_t width, float *to) {
-  int64_t r = 0;
-  for (; r + 4 <= rows; r += 4) {
-    const float *f = from + r * stride;
-    int64_t d = 0;
-    for (; d + 4 <= dim; d += 4) {
-      v4 a = *(const v4 *)(f + d), b = *(const v4 *)(f + stride + d), c = *(const v4 *)(f + 2 * stride + d), e = *(const v4 *)(f + 3 * stride + d);
-      v4 ab0 = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab1 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
-      v4 ce0 = __builtin_shufflevector(c, e, 0, 4, 1, 5), ce1 = __builtin_shufflevector(c, e, 2, 6, 3, 7);
-      float *t = to + d * width + r;
-      *(v4 *)t = __builtin_shufflevector(ab0, ce0, 0, 1, 4, 5);
-      *(v4 *)(t + width) = __builtin_shufflevector(ab0, ce0, 2, 3, 6, 7);
-      *(v4 *)(t + 2 * width) = __builtin_shufflevector(ab1, ce1, 0, 1, 4, 5);
-      *(v4 *)(t + 3 * width) = __builtin_shufflevector(ab1, ce1, 2, 3, 6, 7);
-    }
-    for (; d < dim; d++)
-      for (int64_t i = 0; i < 4; i++) to[d * width + r + i] = f[i * stride + d];
-  }
-  for (; r < width; r++)
-    for (int64_t d = 0; d < dim; d++) to[d * width + r] = r < rows ? from[r * stride + d] : 0.0f;
-}
-
-// Packing of rows for it. A unit is TILE_COLUMNS rows: [inner axis][TILE_COLUMNS], or pairs of the inner axis in one word where there is an instruction for them; without it
-// bfloat16 values are float32 in their own order. a = x, b = the packed rows (addr).
-static void pack_across_f32(const void *job, int64_t unit, worker *w) {
-  (void)w;
-  const rows_job *j = job;
-  int64_t first = unit * TILE_COLUMNS, rows = j->a.rows - first < TILE_COLUMNS ? j->a.rows - first : TILE_COLUMNS, depth = j->a.cols;
-  float *to = (float *)j->b.addr + unit * TILE_COLUMNS * depth;
-  for (int64_t k = 0; k < depth; k += 64) // so that the lines stay near
-    turn_wide(row_of(j->a, first) + k, j->a.stride, rows, depth - k < 64 ? depth - k : 64, TILE_COLUMNS, to + k * TILE_COLUMNS);
-}
-static void pack_across_bf16(const void *job, int64_t unit, worker *w) {
-  (void)w;
-  const rows_job *j = job;
-  enum { SOME = 64, PER_WORD = PAIR_WORDS == 1 ? 2 : 1 };
-  int64_t first = unit * TILE_COLUMNS, rows = j->a.rows - first < TILE_COLUMNS ? j->a.rows - first : TILE_COLUMNS, in = j->a.cols;
-  int64_t words = (in + 1) / 2 * PAIR_WORDS;
-  float *to = (float *)j->b.addr + unit * TILE_COLUMNS * words;
-  for (int64_t k0 = 0; k0 < in; k0 += SOME) {
-    int64_t n = in - k0 < SOME ? in - k0 : SOME, some = (n + 1) / 2 * PAIR_WORDS;
-    union { uint32_t u[TILE_COLUMNS][SOME]; float f[TILE_COLUMNS * SOME]; } t;
-    for (int64_t r = 0; r < rows; r++) {
-      uint32_t *x = t.u[r]; // bits of the rounded elements as float32
-      if (j->a.type == BFLOAT16) {
-        const uint16_t *from = (const uint16_t *)j->a.addr + (first + r) * j->a.stride + k0;
-        for (int64_t k = 0; k < n; k++) x[k] = (uint32_t)from[k] << 16;
-        for (int64_t k = n; k < SOME; k++) x[k] = 0;
-      } else {
-        const uint32_t *from = (const uint32_t *)(row_of(j->a, first + r) + k0);
-        if (k0 + SOME < in)
-          for (int64_t k = 0; k < SOME; k += 16) ASK(from + SOME + k); // rows are far from each other: no processor sees by itself what comes next
-        for (int64_t k = 0; k < n; k++) x[k] = round_bits(from[k]);
-        for (int64_t k = n; k < SOME; k++) x[k] = 0;
-      }
-      if (PER_WORD == 2)
-        for (int64_t k = 0; k < SOME / 2; k++) x[k] = x[2 * k + 1] | x[2 * k] >> 16;
-    }
-    turn_wide(t.f, SOME, rows, some, TILE_COLUMNS, to + k0 / PER_WORD * TILE_COLUMNS);
-  }
-}
-
 enum { LINE = 16 }; // words that memory gives at once
 
 // requests are lines of memory that are wanted soon, in runs that lie apart. Some are asked for at a time: as many as a processor has under way do not hold up what it multiplies.
@@ -681,29 +476,6 @@ INLINE void gather_across(const product_job *j, const bool pairs, int64_t first,
   }
 }
 
-// turn_back is turn_wide the other way round: y[r·stride + k] = c[k·width + r].
-static void turn_back(const float *c, int64_t width, int64_t rows, int64_t columns, float *y, int64_t stride) {
-  int64_t r = 0;
-  for (; r + 4 <= rows; r += 4) {
-    int64_t k = 0;
-    for (; k + 4 <= columns; k += 4) {
-      const float *f = c + k * width + r;
-      v4 a = *(const v4 *)f, b = *(const v4 *)(f + width), d = *(const v4 *)(f + 2 * width), e = *(const v4 *)(f + 3 * width);
-      v4 ab0 = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab1 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
-      v4 de0 = __builtin_shufflevector(d, e, 0, 4, 1, 5), de1 = __builtin_shufflevector(d, e, 2, 6, 3, 7);
-      float *t = y + r * stride + k;
-      *(v4 *)t = __builtin_shufflevector(ab0, de0, 0, 1, 4, 5);
-      *(v4 *)(t + stride) = __builtin_shufflevector(ab0, de0, 2, 3, 6, 7);
-      *(v4 *)(t + 2 * stride) = __builtin_shufflevector(ab1, de1, 0, 1, 4, 5);
-      *(v4 *)(t + 3 * stride) = __builtin_shufflevector(ab1, de1, 2, 3, 6, 7);
-    }
-    for (; k < columns; k++)
-      for (int64_t i = 0; i < 4; i++) y[(r + i) * stride + k] = c[k * width + r + i];
-  }
-  for (; r < rows; r++)
-    for (int64_t k = 0; k < columns; k++) y[r * stride + k] = c[k * width + r];
-}
-
 // A unit is a block of rows (strips_per_unit times TILE_COLUMNS) × panels_per_unit times TILE_ROWS columns of dx. y = dx, strips = dy as pack_across leaves it.
 INLINE void transposed_across(const product_job *j, int64_t unit, worker *w, const bool pairs) {
   const bool dot = pairs && PAIR_WORDS == 1;
@@ -747,60 +519,4 @@ static void matmul_across(const void *job, int64_t unit, worker *w) {
   const product_job *j = job;
   if (j->w.type == BFLOAT16) transposed_across(j, unit, w, true);
   else transposed_across(j, unit, w, false);
-}
-
-// ask_for_sums asks for what a tile of outer adds to: g may not have been touched since another pass. Tiles are counted from a unit's first one on; those behind its last are the next unit's. along: g's rows are a
-// panel's columns and lie one behind another.
-enum { SUMS_AHEAD = 2 };
-INLINE void ask_for_sums(const product_job *j, bool along, int64_t first, int64_t height, int64_t tile) {
-  int64_t each = div_up(along ? PANEL : height, TILE_ROWS), at = first + tile / each * PANEL, r = tile % each * TILE_ROWS;
-  if (along) {
-    int64_t rows = PANEL - r < TILE_ROWS ? PANEL - r : TILE_ROWS;
-    for (int64_t i = 0; i < rows * height; i += LINE) ASK(row_of(j->y, at + r) + i);
-  } else if (at < j->y.cols) {
-    for (int64_t i = r; i < r + TILE_ROWS && i < height; i++) ASK(row_of(j->y, i) + at), ASK(row_of(j->y, i) + at + LINE);
-  }
-}
-
-// A unit is panels_per_unit times PANEL columns of g. y = g, x = a, w.addr = b with w.out its stride. When turned the roles are exchanged: x = b, w.addr = a, and a unit is rows of g; a product's two factors
-// commute, so the bits are the same. Those rows are written as they are where they have whole tiles' columns, else g is turned for it, and a unit is one panel.
-static void outer(const void *job, int64_t unit, worker *w) {
-  const product_job *j = job;
-  int64_t width = j->turned ? j->y.rows : j->y.cols, height = j->turned ? j->y.cols : j->y.rows;
-  int64_t first = unit * j->panels_per_unit * PANEL, all = width - first < j->panels_per_unit * PANEL ? width - first : j->panels_per_unit * PANEL, panels = div_up(all, PANEL);
-  bool rows_whole = j->turned && height % TILE_COLUMNS == 0, aside = j->turned && !rows_whole;
-  float *t = w->memory, *sums = t + panels * OUTER_DEPTH * PANEL; // sums: PANEL columns of g when it is turned
-  if (aside) {
-    for (int64_t t = 0; t < PANEL; t += TILE_ROWS) ask_for_sums(j, true, first + SUMS_AHEAD * PANEL, height, t / TILE_ROWS);
-    turn_wide(row_of(j->y, first), j->y.stride, all, height, PANEL, sums);
-  }
-  for (int64_t m0 = 0; m0 < j->x.rows; m0 += OUTER_DEPTH) {
-    int64_t depth = j->x.rows - m0 < OUTER_DEPTH ? j->x.rows - m0 : OUTER_DEPTH;
-    for (int64_t m = 0; m < depth; m++) { // all panels of a row at once: the next row is far
-      const float *b = (const float *)j->w.addr + (m0 + m) * j->w.out + first;
-      for (int64_t p = 0; p < panels; p++, b += PANEL) {
-        float *to = t + (p * OUTER_DEPTH + m) * PANEL;
-        int64_t columns = all - p * PANEL;
-        if (columns >= PANEL) memcpy(to, b, PANEL * 4);
-        else memcpy(to, b, (size_t)columns * 4), memset(to + columns, 0, (size_t)(PANEL - columns) * 4);
-      }
-    }
-    for (int64_t p = 0; p < panels; p++) {
-      const float *panel = t + p * OUTER_DEPTH * PANEL;
-      int64_t at = first + p * PANEL, columns = width - at < PANEL ? width - at : PANEL, tall = rows_whole ? columns : height;
-      for (int64_t r = 0; r < tall; r += TILE_ROWS) {
-        int64_t rows = tall - r < TILE_ROWS ? tall - r : TILE_ROWS;
-        const float *a = rows_whole ? panel + r : row_of(j->x, m0) + r, *b = rows_whole ? row_of(j->x, m0) : panel;
-        int64_t a_stride = rows_whole ? PANEL : j->x.stride, b_stride = rows_whole ? j->x.stride : PANEL;
-        float *c = aside ? sums + r * PANEL : rows_whole ? row_of(j->y, at + r) : row_of(j->y, r) + at;
-        int64_t ldc = aside ? PANEL : j->y.stride, across = aside ? PANEL : rows_whole ? height : columns, line = r / TILE_ROWS * LINE;
-        if (m0 == 0 && !aside) ask_for_sums(j, rows_whole, first, height, p * div_up(tall, TILE_ROWS) + r / TILE_ROWS + SUMS_AHEAD);
-        // So do the panel's rows of the next block: each tile asks for one line of all of them.
-        if (line < PANEL && m0 + OUTER_DEPTH < j->x.rows)
-          depth_outside_asking(rows, a, a_stride, b, b_stride, depth, c, ldc, across, false, (const char *)((const float *)j->w.addr + (m0 + OUTER_DEPTH) * j->w.out + at + line), j->w.out * 4);
-        else depth_outside(rows, a, a_stride, b, b_stride, depth, c, ldc, across, false, NULL, 0);
-      }
-    }
-  }
-  if (aside) turn_back(sums, PANEL, all, height, row_of(j->y, first), j->y.stride);
 }

@@ -73,13 +73,13 @@ func (d *device) PackRows(m tensor.Matrix, row, n int, source string, data []byt
 	return failed("pack rows", C.op_pack(d.c, of(m), C.int64_t(row), C.int64_t(n), sourceTypes[source], unsafe.Pointer(&data[0])))
 }
 
-func (d *device) Repack(list ...tensor.MatrixSource) error {
-	for _, s := range list {
-		if err := failed("repack", C.op_repack(d.c, of(s.Matrix), view(s.Src))); err != nil {
-			return err
-		}
+func (d *device) Repack(sources ...tensor.MatrixSource) error {
+	list := d.sources[:0]
+	for _, s := range sources {
+		list = append(list, C.matrix_source{to: of(s.Matrix), from: view(s.Src)})
 	}
-	return nil
+	d.sources = list
+	return failed("repack", C.op_repack(d.c, &list[0], C.int64_t(len(list))))
 }
 
 func (d *device) GatherRows(dst tensor.Tensor, m tensor.Matrix, ids []int32) error {

@@ -262,7 +262,7 @@ int op_adamw(device *d, view new_p, view new_m, view new_v, view p, view m, view
 
 typedef struct {
   matrix m;
-  int64_t row, n, stride; // stride in elements of the source
+  int64_t row, n;
   int source;             // FLOAT32, BFLOAT16 or FLOAT16
   const char *data;
 } pack_job;
@@ -284,8 +284,8 @@ static float widen_f16(uint16_t h) {
 INLINE uint32_t pack_read(const pack_job *j, const int source, int64_t n, int64_t k) { // the element's bits as float32
   union { float f; uint32_t u; } v;
   uint16_t h;
-  if (source == FLOAT32) return memcpy(&v.u, j->data + (n * j->stride + k) * 4, 4), v.u;
-  memcpy(&h, j->data + (n * j->stride + k) * 2, 2);
+  if (source == FLOAT32) return memcpy(&v.u, j->data + (n * j->m.in + k) * 4, 4), v.u;
+  memcpy(&h, j->data + (n * j->m.in + k) * 2, 2);
   if (source == BFLOAT16) return (uint32_t)h << 16;
   v.f = widen_f16(h);
   return v.u;
@@ -315,14 +315,24 @@ static void pack_unit(const void *job, int64_t unit, worker *w) {
 }
 int op_pack(device *d, matrix m, int64_t row, int64_t n, int source, const void *data) {
   if (!n) return 0;
-  pack_job j = {m, row, n, m.in, source, data};
+  pack_job j = {m, row, n, source, data};
   threads_run(d->t, pack_unit, &j, (row + n - 1) / PANEL - row / PANEL + 1, (double)n * (double)m.in);
   return 0;
 }
-int op_repack(device *d, matrix m, view src) {
-  if (!m.out) return 0;
-  pack_job j = {m, 0, m.out, src.stride, FLOAT32, (const char *)src.addr};
-  threads_run(d->t, pack_unit, &j, div_up(m.out, PANEL), (double)m.out * (double)m.in);
+int op_repack(device *d, const matrix_source *list, int64_t n) {
+  repack_part *parts = shared_memory(d, n * (int64_t)sizeof *parts);
+  if (!parts) return -1;
+  int64_t count = 0, units = 0;
+  double elements = 0;
+  for (int64_t i = 0; i < n; i++) {
+    matrix m = list[i].to;
+    if (!m.out || !m.in) continue;
+    parts[count++] = (repack_part){m, list[i].from, units};
+    units += div_up(div_up(m.out, PANEL), REPACK_PANELS) * div_up(m.in, REPACK_DEPTH);
+    elements += (double)m.out * (double)m.in;
+  }
+  repack_job j = {parts, count};
+  if (count) threads_run(d->t, d->k->repack, &j, units, elements * 0.3);
   return 0;
 }
 

@@ -264,6 +264,7 @@ int op_outers(device *d, const outer_product *products, int64_t n) {
   for (int64_t i = 0; i < count; i++) {
     product_job *j = &parts[i].product;
     j->panels_per_unit = j->turned && j->y.cols % d->k->tile_columns ? 1 : most;
+    j->units_ahead = threads_count(d->t), j->after = i + 1 < count ? &parts[i + 1].product : NULL;
     parts[i].first_unit = units;
     units += div_up(j->w.in, j->panels_per_unit * PANEL);
   }
