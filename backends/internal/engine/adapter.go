@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -259,7 +260,7 @@ func (l *loaded) freshVersion(r *run, c plugins.AdapterConfig) (*version, error)
 	if err != nil {
 		return nil, err
 	}
-	if err := v.weights.weights().Initialize(c.Seed); err != nil {
+	if err := errors.Join(v.weights.weights().Initialize(c.Seed), v.moments.state().Zero()); err != nil {
 		l.free(v)
 		return nil, internal("initialize the adapter", err)
 	}
@@ -274,7 +275,7 @@ func (r *run) describe(c plugins.AdapterConfig, layout *lora.Layout) {
 	r.config, r.layout = c, layout
 }
 
-// emptyVersion allocates a version, without optimizer state for a frozen adapter, that stays in memory until it is written or freed.
+// emptyVersion allocates a version, without optimizer state for a frozen adapter, to be filled, that stays in memory until it is written or freed.
 func (l *loaded) emptyVersion(adapter string, layout *lora.Layout, moments bool) (*version, error) {
 	if err := l.adapters.admit(layout, !moments); err != nil {
 		return nil, err

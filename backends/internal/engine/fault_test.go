@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -45,12 +46,25 @@ func (f *faulty) GatherRows(dst tensor.Tensor, m tensor.Matrix, ids []int32) err
 }
 
 func (f *faulty) Alloc(d tensor.DType, rows, cols int) (tensor.Tensor, error) {
+	return f.allocate(d, rows, cols, f.Device.Alloc)
+}
+
+// AllocUnset fills with NaN what must not be read before it is written.
+func (f *faulty) AllocUnset(d tensor.DType, rows, cols int) (tensor.Tensor, error) {
+	t, err := f.allocate(d, rows, cols, f.Device.AllocUnset)
+	if err != nil {
+		return t, err
+	}
+	return t, f.Upload(t, slices.Repeat([]float32{float32(math.NaN())}, rows*cols))
+}
+
+func (f *faulty) allocate(d tensor.DType, rows, cols int, alloc func(tensor.DType, int, int) (tensor.Tensor, error)) (tensor.Tensor, error) {
 	if f.alloc != nil {
 		if err := f.alloc(rows * cols * d.Size()); err != nil {
 			return tensor.Tensor{}, err
 		}
 	}
-	return f.Device.Alloc(d, rows, cols)
+	return alloc(d, rows, cols)
 }
 
 func (f *faulty) SoftmaxGradient(logits, lse tensor.Tensor, targets []int32, c []float32) error {

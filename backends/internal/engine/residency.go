@@ -191,7 +191,7 @@ func (m *residency) admit(layout *lora.Layout, frozen bool) error {
 		layout.Rank, layout.Size, mebibytes(need), mebibytes(m.limit))}
 }
 
-// make gives a new block of zeros, needed by the caller, who says done.
+// make gives a new block, needed by the caller, who says done: a gradient of zeros, or a part of a version, to be filled.
 func (m *residency) make(what string, kind contentKind, layout *lora.Layout) (*spillable, error) {
 	b := &spillable{what: what, layout: layout, kind: kind}
 	if err := m.allocate(b); err != nil {
@@ -277,7 +277,7 @@ func (m *residency) adopt(what string, g *lora.Gradient) *spillable {
 	return b
 }
 
-// allocate gives a block its memory, of zeros.
+// allocate gives a block its memory, as make does.
 func (m *residency) allocate(b *spillable) error {
 	return m.withRoom(b.what, m.size(b.kind, b.layout), func() (byHome, error) {
 		var c content

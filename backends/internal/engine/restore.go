@@ -171,7 +171,13 @@ func (l *loaded) restore(adapter string, c *checkpoint, layout *lora.Layout, mom
 	if err = v.weights.weights().Pack(); err != nil {
 		return
 	}
-	if moments && c.moments != nil {
+	switch {
+	case !moments:
+	case c.moments == nil:
+		if err = v.moments.state().Zero(); err != nil {
+			return
+		}
+	default:
 		state := v.moments.state()
 		if err = l.upload(state.M, c.moments, suffixFirst); err != nil {
 			return

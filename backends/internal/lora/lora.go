@@ -106,8 +106,25 @@ func ParameterBytes(l *Layout) int64 {
 
 // NewParameters allocates zeros.
 func NewParameters(device tensor.Device, l *Layout) (*Parameters, error) {
-	rows := (l.Size + rowLength - 1) / rowLength
-	t, err := device.Alloc(tensor.Float32, rows, rowLength)
+	return newParameters(device, l, device.Alloc)
+}
+
+// NewUnsetParameters allocates parameters that are written before they are read.
+func NewUnsetParameters(device tensor.Device, l *Layout) (*Parameters, error) {
+	p, err := newParameters(device, l, device.AllocUnset)
+	if err != nil {
+		return nil, err
+	}
+	behind := p.view(l.Size, 1, p.Flat.Rows*rowLength-l.Size)
+	if err := device.Zero(behind); err != nil {
+		p.Free()
+		return nil, fmt.Errorf("clear what lies behind adapter parameters: %w", err)
+	}
+	return p, nil
+}
+
+func newParameters(device tensor.Device, l *Layout, alloc func(tensor.DType, int, int) (tensor.Tensor, error)) (*Parameters, error) {
+	t, err := alloc(tensor.Float32, (l.Size+rowLength-1)/rowLength, rowLength)
 	if err != nil {
 		return nil, fmt.Errorf("allocate adapter parameters: %w", err)
 	}
@@ -188,13 +205,13 @@ type Weights struct {
 	modules [][]nn.LoRA // by place
 }
 
-// NewWeights allocates a version: zeros, to be filled through Masters (or Initialize) and made ready by Pack. Its masters are on the home device, its matrices at the places; with none there is one place, which is whole
+// NewWeights allocates a version, to be filled through Masters (or Initialize), all of it, and made ready by Pack. Its masters are on the home device, its matrices at the places; with none there is one place, which is whole
 // and on the home device.
 func NewWeights(device tensor.Device, l *Layout, d tensor.DType, places ...Place) (*Weights, error) {
 	if len(places) == 0 {
 		places = []Place{{Device: device}}
 	}
-	masters, err := NewParameters(device, l)
+	masters, err := NewUnsetParameters(device, l)
 	if err != nil {
 		return nil, err
 	}

@@ -69,6 +69,40 @@ func TestLayout(t *testing.T) {
 	}
 }
 
+// dirty is a device whose memory holds NaN.
+type dirty struct{ tensor.Device }
+
+func (d dirty) AllocUnset(t tensor.DType, rows, cols int) (tensor.Tensor, error) {
+	x, err := d.Device.AllocUnset(t, rows, cols)
+	if err != nil {
+		return x, err
+	}
+	return x, d.Upload(x, slices.Repeat([]float32{float32(math.NaN())}, rows*cols))
+}
+
+// What lies behind parameters is zero whatever the memory held, and Initialize leaves nothing of that in front.
+func TestUnsetParameters(t *testing.T) {
+	d := dirty{newDevice(t)}
+	for _, l := range []*lora.Layout{layout(t, 4, all), layout(t, 512, func(m lora.Module) bool { return m.Name == "lm_head" })} { // 512 · 16 parameters: two whole rows
+		w, err := lora.NewWeights(d, l, tensor.Float32)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Free()
+		for i, v := range download(t, d, w.Masters.Flat) {
+			if math.IsNaN(float64(v)) != (i < l.Size) || i >= l.Size && v != 0 {
+				t.Fatalf("value %d of %d parameters is %v", i, l.Size, v)
+			}
+		}
+		if err := w.Initialize(1); err != nil {
+			t.Fatal(err)
+		}
+		if slices.ContainsFunc(download(t, d, w.Masters.Flat), func(v float32) bool { return math.IsNaN(float64(v)) }) {
+			t.Error("a fresh adapter holds what was in memory")
+		}
+	}
+}
+
 // TestInitialize: A in its bounds and spread out, the same for the same seed whatever else is trained, another for another seed or tensor; B zero.
 func TestInitialize(t *testing.T) {
 	d := newDevice(t)

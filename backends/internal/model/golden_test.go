@@ -542,6 +542,9 @@ func (b *bench) state(l *lora.Layout) *optim.State {
 		b.t.Fatal(err)
 	}
 	b.t.Cleanup(s.Free)
+	if err := s.Zero(); err != nil {
+		b.t.Fatal(err)
+	}
 	return s
 }
 

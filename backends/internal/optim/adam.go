@@ -51,18 +51,24 @@ type State struct {
 	Step int64 // steps done
 }
 
-// NewState is the state of a fresh adapter: zeros.
+// NewState allocates a state, whose moments are undefined until they are written: by Steps, or by Zero for a fresh adapter.
 func NewState(device tensor.Device, l *lora.Layout) (*State, error) {
-	m, err := lora.NewParameters(device, l)
+	m, err := lora.NewUnsetParameters(device, l)
 	if err != nil {
 		return nil, err
 	}
-	v, err := lora.NewParameters(device, l)
+	v, err := lora.NewUnsetParameters(device, l)
 	if err != nil {
 		m.Free()
 		return nil, err
 	}
 	return &State{M: m, V: v}, nil
+}
+
+// Zero makes it the state of a fresh adapter.
+func (s *State) Zero() error {
+	s.Step = 0
+	return errors.Join(s.M.Zero(), s.V.Zero())
 }
 
 // Free gives the memory back.

@@ -46,6 +46,7 @@ func newAdapter(t *testing.T) *adapter {
 	t.Cleanup(a.next.Free)
 	a.s, err = optim.NewState(a.device, a.layout)
 	must(err)
+	must(a.s.Zero())
 	t.Cleanup(a.s.Free)
 	a.newState, err = optim.NewState(a.device, a.layout)
 	must(err)

@@ -87,6 +87,8 @@ type Device interface {
 
 	// Alloc gives zeroed memory, contiguous (Stride = cols).
 	Alloc(d DType, rows, cols int) (Tensor, error)
+	// AllocUnset is Alloc for what is written before it is read: what it holds is undefined.
+	AllocUnset(d DType, rows, cols int) (Tensor, error)
 	// Free releases the buffer under t (which must be as Alloc gave it).
 	Free(t Tensor)
 	// Upload and Download copy float32 values between Go memory (row-major, contiguous) and a float32 tensor.

@@ -70,6 +70,14 @@ func (d *device) Close() error {
 }
 
 func (d *device) Alloc(t tensor.DType, rows, cols int) (tensor.Tensor, error) {
+	return d.alloc(t, rows, cols, d.kernels.Alloc)
+}
+
+func (d *device) AllocUnset(t tensor.DType, rows, cols int) (tensor.Tensor, error) {
+	return d.alloc(t, rows, cols, d.kernels.AllocUnset)
+}
+
+func (d *device) alloc(t tensor.DType, rows, cols int, alloc func(tensor.DType, int, int) (tensor.Tensor, error)) (tensor.Tensor, error) {
 	c := d.check("alloc")
 	if _, ok := tensor.Product(rows, cols); !ok || !validType(t) {
 		c.fail("%d × %d of %v: not a size that can be had", rows, cols, t)
@@ -77,7 +85,7 @@ func (d *device) Alloc(t tensor.DType, rows, cols int) (tensor.Tensor, error) {
 	if c.err != nil {
 		return tensor.Tensor{}, c.err
 	}
-	a, err := d.kernels.Alloc(t, rows, cols)
+	a, err := alloc(t, rows, cols)
 	if err == nil {
 		d.live++
 	}

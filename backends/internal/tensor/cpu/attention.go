@@ -50,7 +50,7 @@ func (d *device) NewPages(t tensor.DType, layers, count, heads, headDim int) (te
 	if !ok {
 		return nil, fmt.Errorf("cpu: pages: %d layers × %d pages × %d heads of dimension %d: too large", layers, count, heads, headDim)
 	}
-	addr, err := memory("pages", n*t.Size())
+	addr, err := memory("pages", n*t.Size(), true)
 	if err != nil {
 		return nil, err
 	}

@@ -38,7 +38,7 @@ func Measure(of tensor.Device) (Ceilings, error) {
 	runtime.LockOSThread() // the clock may be this thread's
 	defer runtime.UnlockOSThread()
 	const mib = 512
-	memory, err := memory("measure", mib<<20)
+	memory, err := memory("measure", mib<<20, true)
 	if err != nil {
 		return Ceilings{}, err
 	}

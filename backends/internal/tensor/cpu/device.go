@@ -102,8 +102,8 @@ func failed(op string, code C.int) error {
 	return nil
 }
 
-func memory(what string, bytes int) (uintptr, error) {
-	addr := uintptr(C.memory_new(C.int64_t(bytes)))
+func memory(what string, bytes int, cleared bool) (uintptr, error) {
+	addr := uintptr(C.memory_new(C.int64_t(bytes), C.bool(cleared)))
 	if addr == 0 {
 		return 0, fmt.Errorf("cpu: %s: no memory for %d bytes: %w", what, bytes, tensor.ErrMemory)
 	}
@@ -122,8 +122,16 @@ func view(t tensor.Tensor) C.view {
 }
 
 func (d *device) Alloc(t tensor.DType, rows, cols int) (tensor.Tensor, error) {
+	return alloc(t, rows, cols, true)
+}
+
+func (d *device) AllocUnset(t tensor.DType, rows, cols int) (tensor.Tensor, error) {
+	return alloc(t, rows, cols, false)
+}
+
+func alloc(t tensor.DType, rows, cols int, cleared bool) (tensor.Tensor, error) {
 	bytes := rows * cols * t.Size()
-	addr, err := memory("alloc", bytes)
+	addr, err := memory("alloc", bytes, cleared)
 	if err != nil {
 		return tensor.Tensor{}, err
 	}

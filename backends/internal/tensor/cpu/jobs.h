@@ -36,7 +36,7 @@ typedef struct product_job {
   int64_t strip_rows, strips_per_unit, panels_per_unit;
   int64_t first_row, packed_rows; // which of those that are packed together y's first one is, and how many these are; rows in the lanes begin with a strip
   bool accumulate, turned;
-  int64_t units_ahead; // outer products: a thread's next unit is about so many on, of this product or those
+  int64_t units, units_ahead; // a thread's next unit is about so many on, of this product's units or those of the products
   const struct product_job *after; // behind it, NULL behind the last
   int64_t linear_rows; // few rows: up to so many memory is read fastest straight on, and a panel has chains enough
 } product_job;
@@ -80,7 +80,7 @@ typedef struct {
 } kernels;
 
 enum { VOCABULARY_TILE = 4096 }; // columns of logits that are reduced together
-enum { SUM_TILE = 4096, SUM_LANES = 256 }; // elements of a row whose squares are summed together, and lanes that take these sums
+enum { SUM_TILE = 4096, SUM_LANES = 256, SUM_TILES = 8 }; // elements of a row whose squares are summed together, lanes that take these sums, and tiles of a unit
 enum { ADAMW_SUMS = 4 };         // of a tile: of the three that AdamW writes and of the gradient
 enum { DEPTH = 256 };            // inner axis of a block of a product
 enum { REPACK_PANELS = 16, REPACK_DEPTH = 512 }; // of a unit of repack; the second is even

@@ -89,8 +89,8 @@ const char *device_arithmetic(const device *d);
 // isa_available tells whether this processor runs the kernels of a name.
 bool isa_available(const char *isa);
 
-// memory_new gives zeroed memory, 64-byte aligned, in huge pages where the system has them; 0 when there is none.
-uintptr_t memory_new(int64_t bytes);
+// memory_new gives memory, zeroed if it is to be cleared, 64-byte aligned, in huge pages where the system has them; 0 when there is none.
+uintptr_t memory_new(int64_t bytes, bool cleared);
 void memory_free(uintptr_t addr, int64_t bytes); // with the size that it was asked for; some is kept for the next of that size
 void memory_trim(void);                          // gives back to the system what is kept
 void memory_copy(uintptr_t to, uintptr_t from, int64_t bytes); // from any thread

@@ -17,17 +17,12 @@ INLINE void ask_for_sums(const product_job *j, bool along, int64_t first, int64_
 INLINE const float *wide_ahead(const product_job *j, int64_t unit, int64_t m0, int64_t *stride, int64_t *panels) {
   if (m0 + OUTER_DEPTH < j->x.rows) m0 += OUTER_DEPTH;
   else m0 = 0, unit += j->units_ahead;
-  for (; j; j = j->after) {
-    int64_t width = j->w.in, each = j->panels_per_unit * PANEL, units = div_up(width, each);
-    if (unit < units) {
-      int64_t all = width - unit * each < each ? width - unit * each : each;
-      *stride = j->w.out, *panels = div_up(all, PANEL);
-      return (const float *)j->w.addr + m0 * j->w.out + unit * each;
-    }
-    unit -= units;
-  }
+  for (; j && unit >= j->units; j = j->after) unit -= j->units;
   *stride = *panels = 0;
-  return NULL;
+  if (!j) return NULL;
+  int64_t first = unit * j->panels_per_unit * PANEL, left = div_up(j->w.in - first, PANEL);
+  *stride = j->w.out, *panels = left < j->panels_per_unit ? left : j->panels_per_unit;
+  return (const float *)j->w.addr + m0 * j->w.out + first;
 }
 
 // A unit is panels_per_unit times PANEL columns of g. y = g, x = a, w.addr = b with w.out its stride. When turned the roles are exchanged: x = b, w.addr = a, and a unit is rows of g; a product's two factors

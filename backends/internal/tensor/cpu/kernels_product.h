@@ -257,6 +257,16 @@ static void widen_pairs(const float *b, int64_t depth, const char *next, float *
 }
 #endif
 
+// weights_ahead is where the weights begin that are multiplied after block k0 of a unit: its next block or, behind the last, the first one of the unit that this thread probably has next; else, NULL.
+INLINE const float *weights_ahead(const product_job *j, int64_t unit, int64_t p0, int64_t k0, int64_t total) {
+  if (k0 < total) return (const float *)j->w.addr + (p0 * total + k0) * PANEL;
+  unit += j->units_ahead;
+  for (; j && unit >= j->units; j = j->after) unit -= j->units;
+  if (!j) return NULL;
+  int64_t first = unit % div_up(div_up(j->w.out, PANEL), j->panels_per_unit) * j->panels_per_unit;
+  return (const float *)j->w.addr + first * (j->w.type == BFLOAT16 ? (j->w.in + 1) / 2 : j->w.in) * PANEL;
+}
+
 // A unit is a block of strips × some panels; columns come first in its number.
 static void matmul(const void *job, int64_t unit, worker *w) {
   (void)w;
@@ -270,8 +280,8 @@ static void matmul(const void *job, int64_t unit, worker *w) {
     int64_t depth = total - k0 < block ? total - k0 : block;
     for (int64_t p = p0; p < p1; p++) {
       const float *b = (const float *)j->w.addr + (p * total + k0) * PANEL;
-      const char *next = (const char *)(b + (p + 1 < p1 ? total * PANEL : 0));
-      int64_t steps = (s1 - s0) * depth * (PANEL / TILE_COLUMNS), step = steps ? div_up(depth * PANEL * 4, steps) : 1;
+      const char *next = (const char *)(p + 1 < p1 ? b + total * PANEL : weights_ahead(j, unit, p0, k0 + block, total));
+      int64_t steps = (s1 - s0) * depth * (PANEL / TILE_COLUMNS), step = next && steps ? div_up(depth * PANEL * 4, steps) : 0;
       int64_t columns = j->w.out - p * PANEL < PANEL ? j->w.out - p * PANEL : PANEL;
       bool zero = k0 == 0 && !j->accumulate;
       run_strips(j, pairs, s0, s1, k0, total, b, depth, p * PANEL, columns, zero, next, step);
@@ -343,13 +353,16 @@ static void matmul_transposed(const void *job, int64_t unit, worker *w) {
       }
       int64_t columns = j->w.in - g * PANEL < PANEL ? j->w.in - g * PANEL : PANEL;
       bool zero = n0 == 0 && !j->accumulate;
+      // The weights of the next columns are asked for, those of the first panel: adapters' matrices have no more.
+      const char *next = (const char *)((const float *)j->w.addr + (n0 / per_panel * in + first + per_panel) * PANEL);
+      int64_t steps = (s1 - s0) * depth * (PANEL / TILE_COLUMNS), step = steps ? div_up(per_panel * PANEL * 4, steps) : 0;
 #ifndef BF16_DOT
       if (pairs) {
-        run_strips(j, false, s0, s1, 2 * n0, 2 * total, turned, 2 * depth, g * PANEL, columns, zero, w->memory, 0);
+        run_strips(j, false, s0, s1, 2 * n0, 2 * total, turned, 2 * depth, g * PANEL, columns, zero, next, step);
         continue;
       }
 #endif
-      run_strips(j, pairs, s0, s1, n0, total, turned, depth, g * PANEL, columns, zero, w->memory, 0);
+      run_strips(j, pairs, s0, s1, n0, total, turned, depth, g * PANEL, columns, zero, next, step);
     }
     n0 += block;
   } while (n0 < total);

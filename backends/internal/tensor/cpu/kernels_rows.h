@@ -195,12 +195,15 @@ INLINE double tile_squares(const float *x, int64_t n) {
   return s[0];
 }
 
-// A unit is SUM_TILE elements of one row; heads counts the tiles of a row.
+// A unit is some tiles of SUM_TILE elements, which lie one behind another but at a row's end; heads counts the tiles of a row, rows_per_unit those of a unit.
 static void sum_squares(const void *job, int64_t unit, worker *w) {
   (void)w;
   const rows_job *j = job;
-  int64_t row = unit / j->heads, from = unit % j->heads * SUM_TILE, n = j->a.cols - from < SUM_TILE ? j->a.cols - from : SUM_TILE;
-  j->sums[unit] = tile_squares(row_of(j->a, row) + from, n);
+  int64_t tiles = j->a.rows * j->heads, first = unit * j->rows_per_unit, last = first + j->rows_per_unit < tiles ? first + j->rows_per_unit : tiles;
+  for (int64_t tile = first; tile < last; tile++) {
+    int64_t row = tile / j->heads, from = tile % j->heads * SUM_TILE, n = j->a.cols - from < SUM_TILE ? j->a.cols - from : SUM_TILE;
+    j->sums[tile] = tile_squares(row_of(j->a, row) + from, n);
+  }
 }
 
 // values are pointers to views: newP newM newV p m v g. The sums of squares of what it writes, and with flag those of g, are made tile by tile while these are near: ADAMW_SUMS of each tile lie together, heads counts the tiles of a row.

@@ -59,7 +59,7 @@ func (d *device) NewMatrix(t tensor.DType, out, in int) (tensor.Matrix, error) {
 	if !ok {
 		return nil, fmt.Errorf("cpu: matrix %d × %d of %v: too large", out, in, t)
 	}
-	addr, err := memory("matrix", n*t.Size())
+	addr, err := memory("matrix", n*t.Size(), true)
 	if err != nil {
 		return nil, err
 	}

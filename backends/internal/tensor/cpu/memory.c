@@ -80,17 +80,18 @@ static void keep(mapping m) {
   if (!fits && m.start) munmap(m.start, m.length);
 }
 
-uintptr_t memory_new(int64_t bytes) {
+uintptr_t memory_new(int64_t bytes, bool cleared) {
   if (bytes < HUGE) {
     void *p = NULL;
     if (posix_memalign(&p, 64, bytes ? (size_t)bytes : 1)) return 0;
-    memset(p, 0, (size_t)bytes);
+    if (cleared) memset(p, 0, (size_t)bytes);
     return (uintptr_t)p;
   }
   if (bytes > INT64_MAX - HUGE - SMALL) return 0;
   size_t length = length_of(bytes);
   char *again = take(length);
-  if (again) return (uintptr_t)memset(again, 0, length);
+  if (again && cleared) memset(again, 0, length);
+  if (again) return (uintptr_t)again;
   char *p = mmap(NULL, length + HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) {
     memory_trim(); // it may have been the limit of the process

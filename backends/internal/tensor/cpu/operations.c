@@ -92,7 +92,7 @@ const char *device_arithmetic(const device *d) { return d->k->arithmetic; }
 void *shared_memory(device *d, int64_t bytes) {
   if (d->shared_bytes < bytes) {
     if (d->shared) memory_free(d->shared, d->shared_bytes);
-    d->shared = memory_new(bytes);
+    d->shared = memory_new(bytes, false);
     d->shared_bytes = d->shared ? bytes : 0;
   }
   return (void *)d->shared;
@@ -229,8 +229,8 @@ int op_sum_squares(device *d, view x, double *sum) {
   int64_t tiles = div_up(x.cols, SUM_TILE);
   double *sums = shared_memory(d, x.rows * tiles * 8);
   if (!sums) return -1;
-  rows_job j = {.a = x, .heads = tiles, .sums = sums};
-  threads_run(d->t, d->k->sum_squares, &j, x.rows * tiles, (double)x.rows * (double)x.cols * 0.3);
+  rows_job j = {.a = x, .heads = tiles, .sums = sums, .rows_per_unit = SUM_TILES};
+  threads_run(d->t, d->k->sum_squares, &j, div_up(x.rows * tiles, SUM_TILES), (double)x.rows * (double)x.cols * 0.3);
   *sum = sum_tiles(sums, x.rows * tiles, 1);
   return 0;
 }

@@ -165,6 +165,11 @@ static part *parts_memory(device *d, int64_t n) {
   return d->parts;
 }
 
+// chain tells parts what comes after each of their units.
+static void chain(const device *d, part *parts, int64_t n) {
+  for (int64_t i = 0; i < n; i++) parts[i].product.units_ahead = threads_count(d->t), parts[i].product.after = i + 1 < n ? &parts[i + 1].product : NULL;
+}
+
 // product_cost is about how many nanoseconds one thread takes; weights come from memory.
 static double product_cost(double rows, double out, double in) { return rows * out * in * 0.02 + out * in * 0.12; }
 
@@ -202,7 +207,7 @@ int op_products(device *d, const product *products, int64_t n) {
       bool few = p->pack == d->k->pack_few;
       p->owner = owner, p->own_at = bytes;
       all_few = all_few && few;
-      p->first_pack = packs, p->first_unit = units;
+      p->first_pack = packs, p->first_unit = units, p->product.units = more;
       packs += p->packs, units += more, bytes += p->packed_bytes;
       if (!p->shared) packing += (double)rows * (double)in * (few ? 0.2 : g->w.type == BFLOAT16 ? 1 : 0.5);
       cost += own_cost;
@@ -213,6 +218,7 @@ int op_products(device *d, const product *products, int64_t n) {
       if (done += rows, done < g->y.rows) break;
     }
     if (!count) break;
+    chain(d, parts, count);
     if (all_few && packing < OWN_PACKING) {
       int64_t flags = div_up(count, 64) * 64;
       if (threads_reserve(d->t, flags + bytes)) return -1;
@@ -264,10 +270,10 @@ int op_outers(device *d, const outer_product *products, int64_t n) {
   for (int64_t i = 0; i < count; i++) {
     product_job *j = &parts[i].product;
     j->panels_per_unit = j->turned && j->y.cols % d->k->tile_columns ? 1 : most;
-    j->units_ahead = threads_count(d->t), j->after = i + 1 < count ? &parts[i + 1].product : NULL;
     parts[i].first_unit = units;
-    units += div_up(j->w.in, j->panels_per_unit * PANEL);
+    units += j->units = div_up(j->w.in, j->panels_per_unit * PANEL);
   }
+  chain(d, parts, count);
   parts_job j = {parts, count, 0};
   if (threads_reserve(d->t, (most * OUTER_DEPTH + height) * PANEL * 4)) return -1;
   threads_run(d->t, multiply_part, &j, units, cost);

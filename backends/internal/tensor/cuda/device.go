@@ -192,12 +192,21 @@ func view(t tensor.Tensor) cudart.View {
 }
 
 func (d *device) Alloc(t tensor.DType, rows, cols int) (tensor.Tensor, error) {
-	bytes := rows * cols * t.Size()
-	at, err := d.memory("alloc", bytes)
-	if err != nil {
-		return tensor.Tensor{}, err
+	at, err := d.memory("alloc", rows*cols*t.Size())
+	return allocated(at, t, rows, cols), err
+}
+
+func (d *device) AllocUnset(t tensor.DType, rows, cols int) (tensor.Tensor, error) {
+	at, err := d.v.Alloc(rows * cols * t.Size())
+	return allocated(uintptr(at), t, rows, cols), d.failed("alloc", err)
+}
+
+// allocated is a whole tensor at an address; at 0, where there is no memory, none.
+func allocated(at uintptr, t tensor.DType, rows, cols int) tensor.Tensor {
+	if at == 0 {
+		return tensor.Tensor{}
 	}
-	return tensor.Tensor{Buffer: &tensor.Buffer{Addr: at, Bytes: bytes}, Rows: rows, Cols: cols, Stride: cols, DType: t}, nil
+	return tensor.Tensor{Buffer: &tensor.Buffer{Addr: at, Bytes: rows * cols * t.Size()}, Rows: rows, Cols: cols, Stride: cols, DType: t}
 }
 
 func (d *device) Free(t tensor.Tensor) { d.release(t.Buffer.Addr) }

@@ -58,6 +58,11 @@ func (Device) Alloc(d tensor.DType, rows, cols int) (tensor.Tensor, error) {
 	return tensor.Tensor{Buffer: &tensor.Buffer{Bytes: rows * cols * d.Size()}, Rows: rows, Cols: cols, Stride: cols, DType: d}, nil
 }
 
+// AllocUnset implements tensor.Device.
+func (device Device) AllocUnset(d tensor.DType, rows, cols int) (tensor.Tensor, error) {
+	return device.Alloc(d, rows, cols)
+}
+
 // Free implements tensor.Device.
 func (Device) Free(tensor.Tensor) {}
 
