@@ -121,8 +121,11 @@ func (v *Device) productInTiles(y, x View, xType Type, groups []RowGroup, tail t
 	return errors.Join(v.launch(shape.kernel, int64(len(tiles)), across, 1, bytesIn(&a)), release())
 }
 
-// OuterProduct is one job of OuterProducts: G += Aᵀ · B, summed over the rows in ascending order from what G holds.
-type OuterProduct struct{ G, A, B View }
+// OuterProduct is one job of OuterProducts: G += Aᵀ · B, summed over the rows in ascending order from what G holds or, with First, from zero; there are then rows.
+type OuterProduct struct {
+	G, A, B View
+	First   bool
+}
 
 const (
 	_ = uint(unsafe.Sizeof(OuterProduct{}) - C.sizeof_outer_product_job)

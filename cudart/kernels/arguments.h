@@ -63,6 +63,7 @@ typedef struct {
 
 typedef struct {
   view g, a, b;
+  char first; // 1: the chain starts from zero, whatever g holds
 } outer_product_job;
 
 // One block of an outer product: tile (i, j) of a job's g.

@@ -65,10 +65,10 @@ KERNEL(product_float32, PRODUCT_THREADS, product_arguments) { product_of_group<f
 // y[m,k] (+)= Σn x[m,n]·w[n,k]
 KERNEL(product_transposed_float32, PRODUCT_THREADS, product_arguments) { product_of_group<true>(a); }
 
-// g[p,q] += Σm a[m,p]·b[m,q], the gradients of LoRA factors, any number of them in one launch: float32 whatever the model's type.
+// g[p,q] += Σm a[m,p]·b[m,q] (= where it is a first one), the gradients of LoRA factors, any number of them in one launch: float32 whatever the model's type.
 KERNEL(outer_product, PRODUCT_THREADS, outer_arguments) {
   const outer_tile t = memory<const outer_tile>(a.tiles)[block_x()];
   const outer_product_job &j = memory<const outer_product_job>(a.jobs)[t.job];
-  product_64x64(j.g, (int64_t)t.i * TILE, (int64_t)t.j * TILE, {memory<const float>(j.a.at), 1, j.a.stride}, {memory<const float>(j.b.at), 1, j.b.stride}, j.a.rows, true,
+  product_64x64(j.g, (int64_t)t.i * TILE, (int64_t)t.j * TILE, {memory<const float>(j.a.at), 1, j.a.stride}, {memory<const float>(j.b.at), 1, j.b.stride}, j.a.rows, !j.first,
                 [](float v) { return v; });
 }

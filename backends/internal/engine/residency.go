@@ -191,7 +191,7 @@ func (m *residency) admit(layout *lora.Layout, frozen bool) error {
 		layout.Rank, layout.Size, mebibytes(need), mebibytes(m.limit))}
 }
 
-// make gives a new block, needed by the caller, who says done: a gradient of zeros, or a part of a version, to be filled.
+// make gives a new block, needed by the caller, who says done: to be filled.
 func (m *residency) make(what string, kind contentKind, layout *lora.Layout) (*spillable, error) {
 	b := &spillable{what: what, layout: layout, kind: kind}
 	if err := m.allocate(b); err != nil {
@@ -254,10 +254,10 @@ func (m *residency) drop(b *spillable) {
 	m.remove(b)
 }
 
-// gradient gives a buffer of zeros that stays in memory until it is given back by giveGradient, or becomes a block by adopt.
+// gradient gives an unset buffer that stays in memory until it is given back by giveGradient, or becomes a block by adopt.
 func (m *residency) gradient(layout *lora.Layout) (g *lora.Gradient, err error) {
 	err = m.withRoom("gradients", m.first(lora.ParameterBytes(layout)), func() (byHome, error) {
-		if g, err = lora.NewGradient(m.device, layout); err != nil {
+		if g, err = lora.NewUnsetGradient(m.device, layout); err != nil {
 			return nil, err
 		}
 		return m.first(g.Bytes()), nil
@@ -288,7 +288,7 @@ func (m *residency) allocate(b *spillable) error {
 		case stateContent:
 			c, err = optim.NewState(m.device, b.layout)
 		case gradientContent:
-			c, err = lora.NewGradient(m.device, b.layout)
+			c, err = lora.NewUnsetGradient(m.device, b.layout)
 		}
 		if err != nil {
 			return nil, err

@@ -139,6 +139,9 @@ func (l *loaded) prepareStep(s *stepping) (err error) {
 		if s.zeros, err = l.adapters.gradient(s.run.layout); err != nil {
 			return err
 		}
+		if err := s.zeros.Zero(); err != nil {
+			return internal("clear a gradient", err)
+		}
 	}
 	s.next, err = l.emptyVersion(s.run.id, s.run.layout, true)
 	return err

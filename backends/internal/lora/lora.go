@@ -3,6 +3,7 @@
 package lora
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/tinsmith/tinsmith/backends/internal/nn"
@@ -327,17 +328,58 @@ type Gradient struct {
 
 // NewGradient allocates zeros.
 func NewGradient(device tensor.Device, l *Layout) (*Gradient, error) {
-	p, err := NewParameters(device, l)
+	g, err := NewUnsetGradient(device, l)
+	if err != nil {
+		return nil, err
+	}
+	if err := g.Zero(); err != nil {
+		g.Free()
+		return nil, fmt.Errorf("clear a gradient: %w", err)
+	}
+	return g, nil
+}
+
+// NewUnsetGradient allocates a gradient for passes to add to, which find nothing in it. Only after Settle has it a value in all of its tensors.
+func NewUnsetGradient(device tensor.Device, l *Layout) (*Gradient, error) {
+	p, err := NewUnsetParameters(device, l)
 	if err != nil {
 		return nil, err
 	}
 	g := &Gradient{Parameters: p, modules: make([]nn.LoRAGradient, len(l.Modules))}
 	for i := range l.Modules {
 		if l.Has(i) {
-			g.modules[i] = nn.LoRAGradient{A: p.A(i), B: p.B(i)}
+			g.modules[i] = nn.LoRAGradient{A: p.A(i), B: p.B(i), Unset: true}
 		}
 	}
 	return g, nil
+}
+
+// Zero clears.
+func (g *Gradient) Zero() error {
+	for i := range g.modules {
+		g.modules[i].Unset = false
+	}
+	return g.Parameters.Zero()
+}
+
+// Settle clears the tensors that no pass has added to: those of an output head, say, that no loss went through.
+func (g *Gradient) Settle() error {
+	for i := range g.modules {
+		m := &g.modules[i]
+		if !m.Unset {
+			continue
+		}
+		if err := errors.Join(g.device.Zero(m.A), g.device.Zero(m.B)); err != nil {
+			return fmt.Errorf("clear the gradient of %s: %w", g.Layout.Modules[i].Name, err)
+		}
+		m.Unset = false
+	}
+	for _, rank := range g.ranks {
+		if err := rank.Settle(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Modules gives a rank's tensors by module number, for passes.

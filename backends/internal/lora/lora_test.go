@@ -103,6 +103,48 @@ func TestUnsetParameters(t *testing.T) {
 	}
 }
 
+// A module that no pass of an operation adds to has a gradient of zeros, and one that has been added to keeps it.
+func TestSettle(t *testing.T) {
+	d := dirty{newDevice(t)}
+	l := layout(t, 4, all)
+	r := lora.NewReduction(d, l, 1, func() (*lora.Gradient, error) { return lora.NewUnsetGradient(d, l) }, func(g *lora.Gradient) { g.Free() })
+	g, err := r.Buffer(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range l.Modules {
+		if !g.Modules(0)[i].Unset {
+			t.Errorf("module %d has been added to before any pass", i)
+		}
+	}
+	touched := &g.Modules(0)[1]
+	for _, x := range []tensor.Tensor{touched.A, touched.B} {
+		if err := d.Upload(x, slices.Repeat([]float32{3}, x.Rows*x.Cols)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	touched.Unset = false
+	if err := r.Done(0); err != nil {
+		t.Fatal(err)
+	}
+	total, err := r.Total()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer total.Free()
+	for i := range l.Modules {
+		want := float32(0)
+		if i == 1 {
+			want = 3
+		}
+		for _, x := range []tensor.Tensor{total.A(i), total.B(i)} {
+			if slices.ContainsFunc(download(t, d, x), func(v float32) bool { return v != want }) {
+				t.Errorf("module %d: gradient %v, want %v", i, download(t, d, x), want)
+			}
+		}
+	}
+}
+
 // TestInitialize: A in its bounds and spread out, the same for the same seed whatever else is trained, another for another seed or tensor; B zero.
 func TestInitialize(t *testing.T) {
 	d := newDevice(t)

@@ -1,6 +1,7 @@
 package lora
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
@@ -25,7 +26,7 @@ type Reduction struct {
 	device tensor.Device
 	layout *Layout
 	n      int
-	free   func() (*Gradient, error) // takes a zeroed gradient
+	free   func() (*Gradient, error) // takes a gradient, which may be unset
 	give   func(*Gradient)
 	nodes  [2 * Groups]*Gradient // heap order: leaves at Groups + g, the root at 1
 	left   [2 * Groups]int       // sequences of the node that are not done
@@ -38,7 +39,7 @@ type Reduction struct {
 	giveWhole func(*Gradient)
 }
 
-// NewReduction starts the sum of an operation with n sequences (at least 1). take gives a zeroed gradient of the layout and give takes one back.
+// NewReduction starts the sum of an operation with n sequences (at least 1). take gives a gradient of the layout, zeros or unset, and give takes one back.
 func NewReduction(device tensor.Device, layout *Layout, n int, take func() (*Gradient, error), give func(*Gradient)) *Reduction {
 	r := &Reduction{device: device, layout: layout, n: n, free: take, give: give}
 	for g := 0; g < Groups; g++ {
@@ -67,7 +68,15 @@ func (r *Reduction) Buffer(i int) (*Gradient, error) {
 func (r *Reduction) Done(i int) error {
 	for node := Groups + GroupOf(i, r.n); node >= 1; node /= 2 {
 		r.left[node]--
-		if node >= Groups || r.left[node] > 0 {
+		if r.left[node] > 0 {
+			continue
+		}
+		if node >= Groups {
+			if g := r.nodes[node]; g != nil {
+				if err := g.Settle(); err != nil {
+					return err
+				}
+			}
 			continue
 		}
 		if err := r.join(node); err != nil {
@@ -115,7 +124,7 @@ func (r *Reduction) Total() (*Gradient, error) {
 	if err != nil {
 		return nil, fmt.Errorf("gradient: %w", err)
 	}
-	if err := r.merge(whole, g); err != nil {
+	if err := errors.Join(whole.Zero(), r.merge(whole, g)); err != nil {
 		r.giveWhole(whole)
 		return nil, err
 	}

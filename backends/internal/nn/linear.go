@@ -201,13 +201,14 @@ func (l *Linear) Backward(p *Pass, dx, dy, x tensor.Tensor, a *LinearActivations
 func (l *Linear) gradients(p *Pass, dy, dinner, x, inner tensor.Tensor) error {
 	p.products = p.products[:0]
 	for _, g := range p.Gradients {
-		to := g.Modules[l.Module]
+		to := &g.Modules[l.Module]
 		if to.A.Buffer == nil {
 			continue
 		}
 		rank := to.A.Rows
-		b := tensor.OuterProduct{G: to.B, A: dy.Slice(g.From, g.To), B: inner.Slice(g.From, g.To).Columns(0, rank)}
-		a := tensor.OuterProduct{G: to.A, A: dinner.Slice(g.From, g.To).Columns(0, rank), B: x.Slice(g.From, g.To)}
+		b := tensor.OuterProduct{G: to.B, A: dy.Slice(g.From, g.To), B: inner.Slice(g.From, g.To).Columns(0, rank), First: to.Unset}
+		a := tensor.OuterProduct{G: to.A, A: dinner.Slice(g.From, g.To).Columns(0, rank), B: x.Slice(g.From, g.To), First: to.Unset}
+		to.Unset = false
 		for _, before := range p.products {
 			if before.G == b.G { // one chain, in order
 				if err := p.outerProducts(p.products); err != nil {

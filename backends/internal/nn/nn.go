@@ -16,9 +16,10 @@ type LoRA struct {
 	Scale float32       // alpha / rank
 }
 
-// LoRAGradient is where the gradient of one pair is summed: float32 tensors of the shapes of A and B. The zero value means that no gradient is wanted.
+// LoRAGradient is where the gradient of one pair is summed: float32 tensors of the shapes of A and B. The zero value means that no gradient is wanted. While it is unset the tensors hold nothing; what adds to them first sets it.
 type LoRAGradient struct {
-	A, B tensor.Tensor
+	A, B  tensor.Tensor
+	Unset bool
 }
 
 // Segment is a range of rows that share an adapter.
@@ -66,6 +67,7 @@ type Pass struct {
 	groups   []tensor.RowGroup
 	clipped  []tensor.RowGroup
 	products []tensor.OuterProduct
+	outer    [1]tensor.OuterProduct // a part of one of them
 	matMuls  []tensor.Multiplication
 	// the products with B, which come after those with A
 	expansions []tensor.Multiplication

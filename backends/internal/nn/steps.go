@@ -162,7 +162,8 @@ func (p *Pass) outerProducts(products []tensor.OuterProduct) error {
 	}
 	for _, o := range products {
 		if err := p.rows(o.A.Rows, 2*float64(o.G.Rows)*float64(o.G.Cols), func(from, to int) error {
-			return p.Device.OuterProduct(o.G, o.A.Slice(from, to), o.B.Slice(from, to))
+			p.outer[0] = tensor.OuterProduct{G: o.G, A: o.A.Slice(from, to), B: o.B.Slice(from, to), First: o.First && from == 0}
+			return p.Device.OuterProducts(p.outer[:])
 		}); err != nil {
 			return err
 		}

@@ -212,8 +212,11 @@ type Multiplication struct {
 	Accumulate, Transposed bool
 }
 
-// OuterProduct is the arguments of Device.OuterProduct.
-type OuterProduct struct{ G, A, B Tensor }
+// OuterProduct is the arguments of Device.OuterProduct. With First, the chain starts from zero whatever G holds; there are then rows.
+type OuterProduct struct {
+	G, A, B Tensor
+	First   bool
+}
 
 // AdamWUpdate is one set of parameters in Device.AdamW: tensors of one shape, and the settings of its step.
 type AdamWUpdate struct {

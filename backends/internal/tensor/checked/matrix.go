@@ -299,6 +299,9 @@ func (c *check) outer(p tensor.OuterProduct) {
 	c.float("g", p.G)
 	c.shaped("a", p.A, p.A.Rows, p.G.Rows)
 	c.shaped("b", p.B, p.A.Rows, p.G.Cols)
+	if p.First && p.A.Rows == 0 {
+		c.fail("a first product needs rows")
+	}
 }
 
 func (d *device) StartCopies(copies []tensor.MatrixCopy) (func() error, error) {

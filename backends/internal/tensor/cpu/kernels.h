@@ -62,6 +62,7 @@ typedef struct {
 // outer_product is a tensor.OuterProduct.
 typedef struct {
   view g, a, b;
+  bool first;
 } outer_product;
 
 // element is a tensor.Element.

@@ -35,7 +35,7 @@ static void outer(const void *job, int64_t unit, worker *w) {
   float *t = w->memory, *sums = t + panels * OUTER_DEPTH * PANEL; // sums: PANEL columns of g when it is turned
   if (aside) {
     for (int64_t t = 0; t < PANEL; t += TILE_ROWS) ask_for_sums(j, true, first + SUMS_AHEAD * PANEL, height, t / TILE_ROWS);
-    turn_wide(row_of(j->y, first), j->y.stride, all, height, PANEL, sums);
+    if (j->accumulate) turn_wide(row_of(j->y, first), j->y.stride, all, height, PANEL, sums);
   }
   for (int64_t m0 = 0; m0 < j->x.rows; m0 += OUTER_DEPTH) {
     int64_t depth = j->x.rows - m0 < OUTER_DEPTH ? j->x.rows - m0 : OUTER_DEPTH;
@@ -49,6 +49,7 @@ static void outer(const void *job, int64_t unit, worker *w) {
       }
     }
     int64_t ahead_stride, lines, line = 0; // of a row, and how many of them have been asked for: a tile asks for one of every row
+    const bool zero = m0 == 0 && !j->accumulate;
     const float *ahead = wide_ahead(j, unit, m0, &ahead_stride, &lines);
     lines *= PANEL / LINE;
     for (int64_t p = 0; p < panels; p++) {
@@ -61,8 +62,8 @@ static void outer(const void *job, int64_t unit, worker *w) {
         float *c = aside ? sums + r * PANEL : rows_whole ? row_of(j->y, at + r) : row_of(j->y, r) + at;
         int64_t ldc = aside ? PANEL : j->y.stride, across = aside ? PANEL : rows_whole ? height : columns;
         if (m0 == 0 && !aside) ask_for_sums(j, rows_whole, first, height, p * div_up(tall, TILE_ROWS) + r / TILE_ROWS + SUMS_AHEAD);
-        if (line < lines) depth_outside_asking(rows, a, a_stride, b, b_stride, depth, c, ldc, across, false, (const char *)(ahead + line++ * LINE), ahead_stride * 4);
-        else depth_outside(rows, a, a_stride, b, b_stride, depth, c, ldc, across, false, NULL, 0);
+        if (line < lines) depth_outside_asking(rows, a, a_stride, b, b_stride, depth, c, ldc, across, zero, (const char *)(ahead + line++ * LINE), ahead_stride * 4);
+        else depth_outside(rows, a, a_stride, b, b_stride, depth, c, ldc, across, zero, NULL, 0);
       }
     }
   }

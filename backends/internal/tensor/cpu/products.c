@@ -259,7 +259,7 @@ int op_outers(device *d, const outer_product *products, int64_t n) {
     if (!g.rows || !g.cols || !a.rows) continue;
     bool turned = g.cols < g.rows; // vectors run along the longer side, or panels do
     view rows = turned ? b : a, wide = turned ? a : b;
-    parts[count++] = (part){.multiply = d->k->outer, .product = {.y = g, .x = rows, .w = {wide.addr, wide.stride, wide.cols, FLOAT32}, .turned = turned}};
+    parts[count++] = (part){.multiply = d->k->outer, .product = {.y = g, .x = rows, .w = {wide.addr, wide.stride, wide.cols, FLOAT32}, .turned = turned, .accumulate = !products[i].first}};
     if (turned && g.cols > height) height = g.cols;
     panels += div_up(wide.cols, PANEL);
     cost += product_cost((double)a.rows, (double)g.rows, (double)g.cols);

@@ -3,6 +3,7 @@ package optest
 import (
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
@@ -118,6 +119,11 @@ func (c groupCase) rows() int {
 	return n + 1
 }
 
+// hasRows tells whether every group has some.
+func (c groupCase) hasRows() bool {
+	return !slices.ContainsFunc(c.groups, func(g adapterRows) bool { return g.from == g.to })
+}
+
 func groupsOf(t *testing.T, d tensor.Device, cases []groupCase) {
 	const wide, narrow = 300, 64
 	for _, c := range cases {
@@ -162,12 +168,30 @@ func groupsOf(t *testing.T, d tensor.Device, cases []groupCase) {
 				h.ok(d.MatMulTransposedGroups(got[2], dy, back, false))
 				h.ok(d.MatMulTransposedGroups(got[3], got[2], again, true))
 				h.ok(d.OuterProducts(products))
+				var firstA, firstB []tensor.Tensor
+				for i, g := range c.groups { // from zero, over what means nothing
+					nan := slices.Repeat([]float32{float32(math.NaN())}, wide*g.rank)
+					firstA, firstB = append(firstA, h.tensor(g.rank, wide, nan)), append(firstB, h.tensor(wide, g.rank, nan))
+					products[2*i].G, products[2*i].First = firstA[i], true
+					products[2*i+1].G, products[2*i+1].First = firstB[i], true
+				}
+				if c.hasRows() {
+					h.ok(d.OuterProducts(products))
+				}
 				for i, name := range []string{"inner", "y", "gradient by inner", "dx"} {
 					sameBits(t, name, h.read(got[i]), h.read(want[i]))
 				}
 				for i := range c.groups {
 					sameBits(t, "gradient by a", h.read(gotA[i]), h.read(wantA[i]))
 					sameBits(t, "gradient by b", h.read(gotB[i]), h.read(wantB[i]))
+					if !c.hasRows() {
+						continue
+					}
+					for _, first := range []struct{ got, a, b tensor.Tensor }{{firstA[i], products[2*i].A, products[2*i].B}, {firstB[i], products[2*i+1].A, products[2*i+1].B}} {
+						zero := h.tensor(first.got.Rows, first.got.Cols, make([]float32, first.got.Rows*first.got.Cols))
+						h.ok(d.OuterProduct(zero, first.a, first.b))
+						sameBits(t, "first gradient", h.read(first.got), h.read(zero))
+					}
 				}
 			})
 		}
