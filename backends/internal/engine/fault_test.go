@@ -112,8 +112,10 @@ func hook(t *testing.T, e *Engine, set func()) {
 
 // block holds the device goroutine until the function it gives is called, so that work can be put together.
 func block(e *Engine) (release func()) {
-	gate := make(chan struct{})
-	e.call(func() { <-gate })
+	gate, held := make(chan struct{}), make(chan struct{})
+	if e.call(func() { close(held); <-gate }) {
+		<-held // else what is asked for next might be taken before it
+	}
 	return func() { close(gate) }
 }
 
