@@ -1,6 +1,8 @@
 """Fixtures of all Python tests: servers, and the rule that no test may make the server log an error."""
 
+import atexit
 import os
+import sys
 
 import pytest
 
@@ -10,6 +12,25 @@ import tinsmith
 os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"})
 for name in [n for n in os.environ if n.startswith(("TINKER_", "OPENAI_"))]:
     del os.environ[name]
+
+
+outcome = []
+
+
+def pytest_sessionfinish(session):
+    outcome.append(session)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config):
+    """The SDK's daemon threads go on for servers that have ended. The interpreter can abort when it ends below them,
+    after the last test; so it does not end, the process does."""
+    if outcome:
+        atexit._run_exitfuncs()
+        config.get_terminal_writer().flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(int(outcome[0].exitstatus))
 
 
 @pytest.fixture(scope="session")
