@@ -47,7 +47,7 @@ type Engine struct {
 	quit    chan struct{} // closed when the device goroutine takes no more calls
 	stopped chan struct{} // closed when it has ended
 	closed  error         // of closing the device; written before stopped is closed
-	// restAfter is how long nothing is trained before the memory of training passes is given back.
+	// restAfter is how long nothing is trained or freed before memory is given back.
 	restAfter time.Duration
 	// interval is how long training may keep the device before the sampler gets a turn.
 	interval time.Duration
@@ -120,6 +120,7 @@ type loaded struct {
 	passing    bool         // training passes are under way
 	running    atomic.Int32 // replicas that have not ended theirs
 	lastPass   time.Time    // when the last ones were begun
+	trimmed    time.Time    // when devices last gave back what they kept of freed memory
 }
 
 // New makes an engine and starts its device goroutine.

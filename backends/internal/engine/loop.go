@@ -39,22 +39,36 @@ func (e *Engine) loop() {
 	e.shutDown()
 }
 
-// restAfter is how long nothing is trained before the memory of training passes is given back.
+// restAfter is how long nothing is trained, and no adapter freed, before the memory of training passes and what devices keep for those to come are given back.
 const restAfter = 30 * time.Second
+
+// restsSince is when the last pass began or memory of an adapter was last freed; false if there is nothing to give back.
+func (l *loaded) restsSince() (time.Time, bool) {
+	last := l.lastPass
+	if l.adapters.freed.After(last) {
+		last = l.adapters.freed
+	}
+	return last, l.trainingBytes() != 0 || l.adapters.freed.After(l.trimmed)
+}
 
 // remind has the device goroutine, which has nothing to do, woken when it is time to give memory back.
 func (e *Engine) remind() *time.Timer {
-	l := e.loaded
-	if l == nil || l.trainingBytes() == 0 {
-		return time.NewTimer(0) // nobody listens
+	if e.loaded != nil {
+		if since, any := e.loaded.restsSince(); any {
+			return time.AfterFunc(time.Until(since.Add(e.restAfter)), func() { e.call(e.rest) })
+		}
 	}
-	return time.AfterFunc(time.Until(l.lastPass.Add(e.restAfter)), func() { e.call(e.rest) })
+	return time.NewTimer(0) // nobody listens
 }
 
-// rest gives the memory of training passes back if none has begun for a while.
+// rest gives memory back if there is some and it was not needed for a while.
 func (e *Engine) rest() {
-	if l := e.loaded; l != nil && time.Since(l.lastPass) >= e.restAfter {
-		l.shrink()
+	l := e.loaded
+	if l == nil || l.passing {
+		return
+	}
+	if since, any := l.restsSince(); any && time.Since(since) >= e.restAfter && !l.shrink() {
+		l.trim()
 	}
 }
 

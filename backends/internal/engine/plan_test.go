@@ -303,6 +303,15 @@ func TestTrainingMemoryShrinks(t *testing.T) {
 		t.Errorf("%d bytes are held beyond the share of training", n)
 	}
 	d.step()
+	kept := func() (kept bool) {
+		hook(t, e, func() { _, kept = e.loaded.restsSince() })
+		return kept
+	}
+	if !kept() {
+		t.Error("a step freed a version, and nothing will give its memory back")
+	}
+	hook(t, e, func() { e.restAfter = time.Millisecond })
+	eventually(t, "the memory of freed versions is given back", func() bool { return !kept() })
 	if _, err := collect(context.Background(), e, ask("q", "a", []int32{1}, 1, 3)); err != nil {
 		t.Error(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync/atomic"
+	"time"
 
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
 	"github.com/tinsmith/tinsmith/backends/internal/optim"
@@ -27,6 +28,7 @@ type residency struct {
 	limit     int64  // bytes, of all homes
 
 	used     int64      // bytes of device memory, at all homes
+	freed    time.Time  // when some of it was last freed
 	resident *list.List // of *spillable in memory, the one whose need ended longest ago at the front; those that a step needs again stay where they are
 	needed   int        // blocks that a step needs
 	named    int64      // files made so far
@@ -387,6 +389,7 @@ func (m *residency) took(size byHome) {
 func (m *residency) given(size byHome) {
 	m.give(size)
 	m.used -= size.total()
+	m.freed = time.Now()
 	m.inMemory.Store(m.used)
 }
 

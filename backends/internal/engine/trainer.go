@@ -361,7 +361,18 @@ func (l *loaded) shrink() bool {
 			return nil
 		}, nil)
 	}
+	l.trim()
 	return true
+}
+
+// trim gives back what devices keep of freed memory.
+func (l *loaded) trim() {
+	l.trimmed = time.Now()
+	for _, r := range slices.Concat(l.training, l.sampling) {
+		for _, d := range r.devices {
+			d.Trim()
+		}
+	}
 }
 
 // reserve makes sure that a rank has n pages, all zero beyond what a pass will write, and gives them.

@@ -101,6 +101,8 @@ func (d *device) Free(t tensor.Tensor) {
 	t.Buffer.Addr = 0 // a second Free, or a use after it, is seen
 }
 
+func (d *device) Trim() { d.kernels.Trim() }
+
 func (d *device) Upload(dst tensor.Tensor, src []float32) error {
 	c := d.check("upload")
 	c.float("dst", dst)

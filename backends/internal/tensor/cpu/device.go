@@ -140,6 +140,9 @@ func alloc(t tensor.DType, rows, cols int, cleared bool) (tensor.Tensor, error) 
 
 func (d *device) Free(t tensor.Tensor) { release(t.Buffer.Addr, t.Buffer.Bytes) }
 
+// Trim implements tensor.Device, for all devices of the process.
+func (d *device) Trim() { C.memory_trim(0) }
+
 func (d *device) Upload(dst tensor.Tensor, src []float32) error {
 	return failed("upload", C.op_upload(d.c, view(dst), (*C.float)(&src[0])))
 }

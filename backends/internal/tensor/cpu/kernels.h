@@ -93,7 +93,7 @@ bool isa_available(const char *isa);
 // memory_new gives memory, zeroed if it is to be cleared, 64-byte aligned, in huge pages where the system has them; 0 when there is none.
 uintptr_t memory_new(int64_t bytes, bool cleared);
 void memory_free(uintptr_t addr, int64_t bytes); // with the size that it was asked for; some is kept for the next of that size
-void memory_trim(void);                          // gives back to the system what is kept
+void memory_trim(int64_t most);                  // gives back to the system what is kept beyond so many bytes
 void memory_copy(uintptr_t to, uintptr_t from, int64_t bytes); // from any thread
 
 // The operations, see package tensor. They return 0, or -1 when scratch memory cannot be had.

@@ -1,6 +1,6 @@
 // Memory. From HUGE bytes on it is mapped directly, at a multiple of HUGE, and advised to be in huge pages. A mapping that is given back is kept for the next of its length: an optimizer step makes a version and frees
 // one, a pass takes a dozen buffers of gradients and a cycle one for each of its runs, and having the system clear fresh pages for each takes longer than computing what goes there on a small model. What is kept and what
-// is in use together are at most ALWAYS_KEPT bytes more than has been in use at once, so that keeping never takes a process beyond what it has needed; and no more than KEPT_BYTES are kept.
+// is in use together are at most ALWAYS_KEPT bytes more than has been in use at once, so that keeping never takes a process beyond what it has needed; and no more than most_bytes are kept, until memory_trim.
 #define _GNU_SOURCE
 #include "kernels.h"
 
@@ -10,7 +10,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { HUGE = 2 << 20, SMALL = 4096, KEPT = 128, ALWAYS_KEPT = 64 << 20, KEPT_BYTES = 512 << 20 };
+enum { HUGE = 2 << 20, SMALL = 4096, KEPT = 512, ALWAYS_KEPT = 64 << 20 };
+static const size_t most_bytes = (size_t)4 << 30;
 
 typedef struct {
   char *start;
@@ -38,7 +39,7 @@ static mapping take_out(int i) {
 // most_kept is how many bytes may be kept. The list's lock is held.
 static size_t most_kept(void) {
   size_t below = kept.most - kept.used + ALWAYS_KEPT;
-  return below < KEPT_BYTES ? below : KEPT_BYTES;
+  return below < most_bytes ? below : most_bytes;
 }
 
 // trim_to takes out those that have been there longest until no more than so many bytes and entries are kept, and gives them to be unmapped without the lock, which is held here.
@@ -94,7 +95,7 @@ uintptr_t memory_new(int64_t bytes, bool cleared) {
   if (again) return (uintptr_t)again;
   char *p = mmap(NULL, length + HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) {
-    memory_trim(); // it may have been the limit of the process
+    memory_trim(0); // it may have been the limit of the process
     p = mmap(NULL, length + HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   }
   if (p == MAP_FAILED) return keep((mapping){NULL, length}), 0;
@@ -113,10 +114,10 @@ void memory_free(uintptr_t addr, int64_t bytes) {
   else keep((mapping){(char *)addr, length});
 }
 
-void memory_trim(void) {
+void memory_trim(int64_t most) {
   for (;;) {
     pthread_mutex_lock(&kept.lock);
-    mapping m = kept.count > 0 ? take_out(kept.count - 1) : (mapping){0};
+    mapping m = kept.bytes > (size_t)most ? take_out(kept.count - 1) : (mapping){0};
     pthread_mutex_unlock(&kept.lock);
     if (!m.start) return;
     munmap(m.start, m.length);

@@ -83,7 +83,7 @@ void device_free(device *d) {
   threads_free(d->t);
   free(d->parts);
   if (d->shared) memory_free(d->shared, d->shared_bytes);
-  memory_trim();
+  memory_trim(0);
   free(d);
 }
 const char *device_isa(const device *d) { return d->k->isa; }

@@ -211,6 +211,9 @@ func allocated(at uintptr, t tensor.DType, rows, cols int) tensor.Tensor {
 
 func (d *device) Free(t tensor.Tensor) { d.release(t.Buffer.Addr) }
 
+// Trim implements tensor.Device. The pool gives what it keeps to whoever needs it.
+func (d *device) Trim() {}
+
 func (d *device) Upload(dst tensor.Tensor, src []float32) error {
 	v := view(dst)
 	return d.failed("upload", d.v.Upload(v.At, int(4*v.Stride), bytesOf(src), int(4*v.Cols), dst.Rows))

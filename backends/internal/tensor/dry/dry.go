@@ -66,6 +66,9 @@ func (device Device) AllocUnset(d tensor.DType, rows, cols int) (tensor.Tensor, 
 // Free implements tensor.Device.
 func (Device) Free(tensor.Tensor) {}
 
+// Trim implements tensor.Device.
+func (Device) Trim() {}
+
 // Upload implements tensor.Device.
 func (Device) Upload(tensor.Tensor, []float32) error { return nil }
 
