@@ -241,10 +241,11 @@ func (e *Engine) CreateAdapter(ctx context.Context, req plugins.CreateAdapterReq
 		return plugins.AdapterInfo{}, err
 	}
 	return e.begin(ctx, req.Adapter, req, func(r *run, l *loaded) {
-		if !e.call(func() {
-			v, err := l.freshVersion(r, req.Config)
-			e.finish(r, v, err)
-		}) {
+		var v *version
+		if !e.call(e.withRoom(func() (err error) {
+			v, err = l.freshVersion(r, req.Config)
+			return err
+		}, func(err error) { e.finish(r, v, err) })) {
 			e.finish(r, nil, errClosed)
 		}
 	})

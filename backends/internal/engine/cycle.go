@@ -137,6 +137,8 @@ func (e *Engine) trainCycle() bool {
 	if l == nil {
 		return false
 	}
+	e.cycling = true
+	defer e.cycled()
 	begin := time.Now()
 	late := e.cycle.number > 0 && time.Since(e.cycle.end) < e.openFor && e.steps(func(r *run) bool { return r.passed == e.cycle.number })
 	if late {
@@ -188,6 +190,17 @@ func (e *Engine) trainCycle() bool {
 	e.steps(everyRun)
 	e.endCycle(e.cycle.begin)
 	return true
+}
+
+// cycled has the calls that found no room in a cycle made again.
+func (e *Engine) cycled() {
+	e.cycling = false
+	if len(e.deferred) > 0 {
+		e.mu.Lock()
+		e.calls = append(e.deferred, e.calls...)
+		e.mu.Unlock()
+		e.deferred = nil
+	}
 }
 
 // endCycle notes that what the newest cycle has had since begin has come to its end, and has its span recorded when no more can come.

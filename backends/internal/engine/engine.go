@@ -13,6 +13,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -66,6 +67,7 @@ type Engine struct {
 	loaded   *loaded       // nil until Load has succeeded
 
 	calls      []func()        // for the device goroutine, between two device steps
+	deferred   []func()        // calls that wait for the end of the cycle; the device goroutine's
 	runs       map[string]*run // by the gateway's id
 	order      []*run          // every run, in the order of their numbers
 	lastRun    int64           // number of the run made last
@@ -78,9 +80,10 @@ type Engine struct {
 	running    []*sequence
 	background sync.WaitGroup // host work of saves and loads
 
-	cycle cycle // the newest; the device goroutine's
-	pace  pace  // the device goroutine's
-	turns turns // the device goroutine's
+	cycle   cycle // the newest; the device goroutine's
+	cycling bool  // its passes and steps are under way; the device goroutine's
+	pace    pace  // the device goroutine's
+	turns   turns // the device goroutine's
 
 	// Used again in every step of the sampler; the device goroutine's.
 	chunks  []chunk
@@ -221,10 +224,24 @@ func (e *Engine) call(f func()) bool {
 	return true
 }
 
-// onDevice runs f on the device goroutine between two device steps and gives its error, or errClosed if the engine closes first.
+// withRoom makes a call of f, which takes memory for adapters, and of decide with its outcome. What the runs of a cycle hold they give back by its end: when f finds no room for what they hold, it is called again then.
+// It must leave nothing behind where it fails.
+func (e *Engine) withRoom(f func() error, decide func(error)) func() {
+	return func() {
+		err := f()
+		var held crowdedError
+		if e.cycling && errors.As(err, &held) {
+			e.deferred = append(e.deferred, e.withRoom(f, decide))
+			return
+		}
+		decide(err)
+	}
+}
+
+// onDevice runs f on the device goroutine between two device steps and gives its error, or errClosed if the engine closes first. If there is no room for the adapters that f needs, that may be between two cycles, see withRoom.
 func (e *Engine) onDevice(f func() error) error {
 	done := make(chan error, 1)
-	if !e.call(func() { done <- f() }) {
+	if !e.call(e.withRoom(f, func(err error) { done <- err })) {
 		return errClosed
 	}
 	select {

@@ -22,6 +22,12 @@ func internal(operation string, err error) *plugins.Error {
 	return &plugins.Error{Kind: kind, Message: operation + ": " + err.Error()}
 }
 
+// crowdedError is about memory for adapters that what runs holds now. Without what runs it may be enough.
+type crowdedError struct{ err *plugins.Error }
+
+func (e crowdedError) Error() string { return e.err.Error() }
+func (e crowdedError) Unwrap() error { return e.err }
+
 // capacity makes a failed allocation into a KindCapacity error.
 func capacity(what string, err error) *plugins.Error {
 	return &plugins.Error{Kind: plugins.KindCapacity, Message: what + ": " + err.Error()}

@@ -327,7 +327,7 @@ func (m *residency) withRoom(what string, size byHome, allocate func() (byHome, 
 			continue
 		}
 		if moved, _ := m.moveOut(0); !moved && !m.relieve(true) {
-			return capacity("memory for "+what, err)
+			return crowdedError{capacity("memory for "+what, err)}
 		}
 	}
 }
@@ -352,9 +352,9 @@ func (m *residency) take(what string, size byHome) error {
 			return capacity("memory for "+what, err)
 		case moved:
 		case crowded:
-			return &plugins.Error{Kind: plugins.KindCapacity, Message: fmt.Sprintf("memory for %s: %s are needed; of the %s for adapters (backend.adapter_memory_mib) %s are taken by what runs", what, mebibytes(size.total()), mebibytes(m.limit), mebibytes(m.used))}
+			return crowdedError{&plugins.Error{Kind: plugins.KindCapacity, Message: fmt.Sprintf("memory for %s: %s are needed; of the %s for adapters (backend.adapter_memory_mib) %s are taken by what runs", what, mebibytes(size.total()), mebibytes(m.limit), mebibytes(m.used))}}
 		default:
-			return &plugins.Error{Kind: plugins.KindCapacity, Message: fmt.Sprintf("memory for %s: %s are needed; %s", what, mebibytes(size[short]), m.memory[short].bounds())}
+			return crowdedError{&plugins.Error{Kind: plugins.KindCapacity, Message: fmt.Sprintf("memory for %s: %s are needed; %s", what, mebibytes(size[short]), m.memory[short].bounds())}}
 		}
 	}
 }

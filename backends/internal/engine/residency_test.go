@@ -192,6 +192,61 @@ func TestMoreAdaptersThanFit(t *testing.T) {
 	}
 }
 
+// With room for no more than one optimizer step needs, nothing is refused for what others hold: it waits for the end of the cycle, and gives what it gives with room for all.
+func TestRoomForOneStep(t *testing.T) {
+	const runs, rank = 6, 16
+	play := func(tight bool) []map[string][]byte {
+		e, _, _ := startScratch(t)
+		create(t, e, "first", 1, rank)
+		if tight {
+			hook(t, e, func() {
+				e.loaded.adapters.limit = e.loaded.adapters.stepBytes(e.runs["first"].layout)
+				e.loaded.plan.batchTokens = 64 // so that cycles are long, and calls fall into them
+			})
+		}
+		saved := make([]map[string][]byte, runs)
+		var calls []func()
+		for i := range runs {
+			random := rand.New(rand.NewPCG(8, uint64(i)))
+			calls = append(calls, func() {
+				d := create(t, e, fmt.Sprint("r", i), uint64(i), rank)
+				for round := range 6 {
+					passed, stepped := d.passCycle(randomData(random, 1+random.IntN(10), 30)), func() float64 { return 0 }
+					if round%2 == 0 {
+						stepped = d.stepCycle()
+					}
+					passed()
+					stepped()
+					if round%2 == 1 {
+						path := d.save(plugins.ScopeAccumulator)
+						for _, req := range []plugins.LoadAdapterRequest{{Adapter: fmt.Sprint(d.adapter, "-", round)}, {Adapter: d.adapter, Position: d.position()}} {
+							req.Path, req.Scope = path, plugins.ScopeAccumulator
+							if _, err := e.LoadAdapter(context.Background(), req); err != nil {
+								t.Errorf("load %s: %v", req.Adapter, err)
+							}
+						}
+					}
+					if _, err := collect(context.Background(), e, ask(fmt.Sprint("q", i, round), d.adapter, randomTokens(random, 20), 2, 12)); err != nil {
+						t.Error(err)
+					}
+				}
+				d.step()
+				saved[i] = archive(t, d.save(plugins.ScopeOptimizer))
+			})
+		}
+		together(calls...)
+		return saved
+	}
+	want, got := play(false), play(true)
+	for i := range want {
+		for name, content := range want[i] {
+			if !bytes.Equal(content, got[i][name]) {
+				t.Errorf("run %d: %s differs", i, name)
+			}
+		}
+	}
+}
+
 // Versions that are pinned only to be sampled do not keep their moments; others do.
 func TestPinnedMoments(t *testing.T) {
 	e, _, _ := startScratch(t)

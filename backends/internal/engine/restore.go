@@ -27,10 +27,11 @@ func (e *Engine) LoadAdapter(ctx context.Context, req plugins.LoadAdapterRequest
 				if err == nil {
 					err = e.onDevice(func() error {
 						v, g, err := l.restore(r.id, c, c.layout, !req.Frozen)
-						if err == nil {
-							r.layout, r.config, r.frozen, r.accumulator, r.window, r.next = c.layout, c.config, req.Frozen, g, c.window, req.Version
+						if err != nil {
+							return err
 						}
-						e.finish(r, v, err)
+						r.layout, r.config, r.frozen, r.accumulator, r.window, r.next = c.layout, c.config, req.Frozen, g, c.window, req.Version
+						e.finish(r, v, nil)
 						return nil
 					})
 				}
