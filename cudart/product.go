@@ -121,10 +121,12 @@ func (v *Device) productInTiles(y, x View, xType Type, groups []RowGroup, tail t
 	return errors.Join(v.launch(shape.kernel, int64(len(tiles)), across, 1, bytesIn(&a)), release())
 }
 
-// OuterProduct is one job of OuterProducts: G += Aᵀ · B, summed over the rows in ascending order from what G holds or, with First, from zero; there are then rows.
+// OuterProduct is one job of OuterProducts: G += Aᵀ · B, summed over the rows in ascending order from what G holds or, with First, from zero; there are then rows. The last Apart rows are a chain of their own
+// from zero, whose sum is added to G behind the others'.
 type OuterProduct struct {
 	G, A, B View
 	First   bool
+	Apart   int64
 }
 
 const (

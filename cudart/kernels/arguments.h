@@ -64,6 +64,7 @@ typedef struct {
 typedef struct {
   view g, a, b;
   char first; // 1: the chain starts from zero, whatever g holds
+  int64_t apart; // so many rows, the last ones, are a chain of their own, whose sum is added to g
 } outer_product_job;
 
 // One block of an outer product: tile (i, j) of a job's g.

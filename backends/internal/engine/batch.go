@@ -120,7 +120,22 @@ func (l *loaded) prepare(b batch) (training, error) {
 			return t, err
 		}
 	}
+	t.joinSums(b.pieces)
 	return t, l.chooseRecompute(&t)
+}
+
+// joinSums has the pass add gradients of one operation to each other where it has both, so that they need not be read and written again.
+func (t *training) joinSums(pieces []piece) {
+	for from := 0; from < len(pieces); {
+		p, to := pieces[from].pass, from+1
+		for to < len(pieces) && pieces[to].pass == p && pieces[to].index == pieces[to-1].index+1 {
+			to++
+		}
+		for i := from; i < to && p.reduction != nil; i++ {
+			t.examples[i].Onto = p.reduction.Onto(pieces[i].index, pieces[from].index, pieces[to-1].index)
+		}
+		from = to
+	}
 }
 
 // pagesOf is the number of pages that a sequence takes.

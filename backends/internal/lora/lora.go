@@ -362,11 +362,11 @@ func (g *Gradient) Zero() error {
 	return g.Parameters.Zero()
 }
 
-// Settle clears the tensors that no pass has added to: those of an output head, say, that no loss went through.
+// Settle clears the tensors that no pass has added to: those of an output head, say, that no loss went through. Joined ones stay as they are.
 func (g *Gradient) Settle() error {
 	for i := range g.modules {
 		m := &g.modules[i]
-		if !m.Unset {
+		if !m.Unset || m.Joined {
 			continue
 		}
 		if err := errors.Join(g.device.Zero(m.A), g.device.Zero(m.B)); err != nil {

@@ -269,3 +269,58 @@ func TestReduction(t *testing.T) {
 		}
 	}
 }
+
+// TestOnto compares what may be joined in a pass with the tree written out, for every operation of up to 20 sequences and every pass over a part of it.
+func TestOnto(t *testing.T) {
+	d := newDevice(t)
+	l := layout(t, 1, func(m lora.Module) bool { return m.Name == "lm_head" })
+	for n := 1; n <= 20; n++ {
+		groups := make([][]int, lora.Groups)
+		for i := range n {
+			groups[lora.GroupOf(i, n)] = append(groups[lora.GroupOf(i, n)], i)
+		}
+		// The groups that are added to another one as they are, by the tree: each level joins what is left side by side.
+		onto := map[int]int{}
+		nodes := make([][]int, lora.Groups) // groups below a node
+		for g, sequences := range groups {
+			if len(sequences) > 0 {
+				nodes[g] = []int{g}
+			}
+		}
+		for len(nodes) > 1 {
+			var next [][]int
+			for i := 0; i < len(nodes); i += 2 {
+				if len(nodes[i]) == 1 && len(nodes[i+1]) == 1 {
+					onto[nodes[i+1][0]] = nodes[i][0]
+				}
+				next = append(next, slices.Concat(nodes[i], nodes[i+1]))
+			}
+			nodes = next
+		}
+		for first := range n {
+			for last := first; last < n; last++ {
+				r := lora.NewReduction(d, l, n, func() (*lora.Gradient, error) { return lora.NewUnsetGradient(d, l) }, (*lora.Gradient).Free)
+				buffers := map[int]*lora.Gradient{}
+				for i := first; i <= last; i++ {
+					g, err := r.Buffer(i)
+					if err != nil {
+						t.Fatal(err)
+					}
+					buffers[lora.GroupOf(i, n)] = g
+				}
+				inside := func(g int) bool { return groups[g][0] >= first && groups[g][len(groups[g])-1] <= last }
+				for i := first; i <= last; i++ {
+					var want *lora.Gradient
+					g := lora.GroupOf(i, n)
+					if left, ok := onto[g]; ok && inside(g) && inside(left) {
+						want = buffers[left]
+					}
+					if got := r.Onto(i, first, last); got != want {
+						t.Errorf("%d sequences, a pass of %d to %d: sequence %d joined %v, want %v", n, first, last, i, got != nil, want != nil)
+					}
+				}
+				r.Abandon()
+			}
+		}
+	}
+}

@@ -3,7 +3,9 @@ package lora
 import (
 	"errors"
 	"fmt"
+	"slices"
 
+	"github.com/tinsmith/tinsmith/backends/internal/nn"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 )
 
@@ -99,14 +101,75 @@ func (r *Reduction) join(node int) error {
 	}
 	defer r.give(b)
 	if r.cuts == nil {
-		return r.device.Add(a.Flat, b.Flat)
+		return a.add(r.device, b)
 	}
 	for rank := range r.cuts {
-		if err := r.device.Add(a.ranks[rank].Flat, b.ranks[rank].Flat); err != nil {
+		if err := a.ranks[rank].add(r.device, b.ranks[rank]); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// add adds what a pass has not joined already.
+func (g *Gradient) add(device tensor.Device, b *Gradient) error {
+	if !slices.ContainsFunc(b.modules, func(m nn.LoRAGradient) bool { return m.Joined }) {
+		return device.Add(g.Flat, b.Flat)
+	}
+	for i, m := range b.modules {
+		if m.Joined || m.A.Buffer == nil {
+			continue
+		}
+		if err := errors.Join(device.Add(g.modules[i].A, m.A), device.Add(g.modules[i].B, m.B)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Onto is the gradient to which that of sequence i is added when it is complete, for a pass that takes sequences first to last, Buffer of which was called, and can add it itself: nil unless both are of one group alone, and the pass has all
+// sequences of both.
+func (r *Reduction) Onto(i, first, last int) *Gradient {
+	sequences := func(node int) (from, to int) { // of a node
+		low, high := node, node+1
+		for low < Groups {
+			low, high = 2*low, 2*high
+		}
+		return (low - Groups) * r.n / Groups, (high - Groups) * r.n / Groups
+	}
+	here := func(node int) bool {
+		from, to := sequences(node)
+		return from >= first && to <= last+1
+	}
+	empty := func(node int) bool {
+		from, to := sequences(node)
+		return from == to
+	}
+	node := Groups + GroupOf(i, r.n)
+	if !here(node) {
+		return nil
+	}
+	for node > 1 && empty(node^1) {
+		node /= 2
+	}
+	if node == 1 || node%2 == 0 {
+		return nil
+	}
+	left := node - 1
+	for left < Groups {
+		switch {
+		case empty(2*left + 1):
+			left = 2 * left
+		case empty(2 * left):
+			left = 2*left + 1
+		default:
+			return nil
+		}
+	}
+	if !here(left) {
+		return nil
+	}
+	return r.nodes[left]
 }
 
 // Total is the operation's gradient after Done of every sequence; it belongs to the caller from then on.

@@ -184,8 +184,8 @@ type operation struct {
 	gradient []float32
 }
 
-// run passes operations in micro-batches: cut[i] sequences of the operations' concatenation at a time.
-func (b *bench) run(operations []*operation, cuts []int, o model.TrainOptions) {
+// run passes operations in micro-batches: cut[i] sequences of the operations' concatenation at a time. Sums are joined in the pass where that can be; it gives how many tensors were.
+func (b *bench) run(operations []*operation, cuts []int, o model.TrainOptions) (joined int) {
 	b.t.Helper()
 	type item struct {
 		op *operation
@@ -196,7 +196,7 @@ func (b *bench) run(operations []*operation, cuts []int, o model.TrainOptions) {
 	for _, op := range operations {
 		op.logprobs, op.losses = make([][]float32, len(op.data)), make([]float64, len(op.data))
 		reductions[op] = lora.NewReduction(b.device, op.w.Layout(), len(op.data),
-			func() (*lora.Gradient, error) { return lora.NewGradient(b.device, op.w.Layout()) }, func(g *lora.Gradient) { g.Free() })
+			func() (*lora.Gradient, error) { return lora.NewUnsetGradient(b.device, op.w.Layout()) }, func(g *lora.Gradient) { g.Free() })
 		for i := range op.data {
 			items = append(items, item{op, i})
 		}
@@ -216,10 +216,26 @@ func (b *bench) run(operations []*operation, cuts []int, o model.TrainOptions) {
 			e.Gradient, e.Pages = g, b.take(len(e.Tokens))
 			batch = append(batch, e)
 		}
+		for i, it := range items[:n] {
+			first, last := it.i, it.i
+			for _, other := range items[:n] {
+				if other.op == it.op {
+					first, last = min(first, other.i), max(last, other.i)
+				}
+			}
+			batch[i].Onto = reductions[it.op].Onto(it.i, first, last)
+		}
 		for i, out := range b.train(o, batch...) {
 			items[i].op.logprobs[items[i].i], items[i].op.losses[items[i].i] = out.Logprobs, out.Loss
 		}
-		for _, it := range items[:n] {
+		for i, it := range items[:n] {
+			if batch[i].Onto != nil {
+				for _, m := range batch[i].Gradient.Modules(0) {
+					if m.Joined {
+						joined++
+					}
+				}
+			}
 			if err := reductions[it.op].Done(it.i); err != nil {
 				b.t.Fatal(err)
 			}
@@ -234,6 +250,7 @@ func (b *bench) run(operations []*operation, cuts []int, o model.TrainOptions) {
 		op.gradient = b.download(g.Flat)
 		g.Free()
 	}
+	return joined
 }
 
 // TestTrainingBits runs three operations of two adapters in every way that must not matter.
@@ -303,13 +320,17 @@ func TestTrainingBits(t *testing.T) {
 						operations = append(operations, op)
 					}
 					label := func(s string) string { return fmt.Sprintf("%+v, %s", setting, s) }
-					b.run(operations, nil, model.TrainOptions{})
+					if b.run(operations, nil, model.TrainOptions{}) == 0 {
+						t.Error("no sum was joined in the pass")
+					}
 					compare(label("all at once"), operations)
 					for _, op := range operations {
 						b.run([]*operation{op}, nil, model.TrainOptions{})
 					}
 					compare(label("each operation alone"), operations)
-					b.run(operations, slices.Repeat([]int{1}, 19), model.TrainOptions{})
+					if n := b.run(operations, slices.Repeat([]int{1}, 19), model.TrainOptions{}); n > 0 {
+						t.Errorf("%d sums were joined in passes of one sequence", n)
+					}
 					compare(label("each sequence alone"), operations)
 					b.run(operations, []int{4, 1, 9, 2, 3}, model.TrainOptions{})
 					compare(label("cut anyhow"), operations)

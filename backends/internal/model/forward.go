@@ -233,7 +233,7 @@ func (w *Workspace) slice(segments []nn.Segment, gradients []nn.GradientRange, f
 	}
 	for _, g := range gradients {
 		if a, b := max(g.From, from), min(g.To, to); a < b {
-			p.Gradients = append(p.Gradients, nn.GradientRange{From: a - from, To: b - from, Modules: g.Modules})
+			p.Gradients = append(p.Gradients, nn.GradientRange{From: a - from, To: b - from, Modules: g.Modules, Onto: g.Onto, Whole: g.Whole && a == g.From && b == g.To})
 		}
 	}
 	return p

@@ -270,7 +270,7 @@ func selectGradients(gradients []nn.GradientRange, rows []int32) []nn.GradientRa
 			i++
 		}
 		if i > from {
-			to = append(to, nn.GradientRange{From: from, To: i, Modules: g.Modules})
+			to = append(to, nn.GradientRange{From: from, To: i, Modules: g.Modules, Onto: g.Onto, Whole: g.Whole})
 		}
 	}
 	return to

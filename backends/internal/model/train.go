@@ -19,6 +19,8 @@ type Example struct {
 	Inputs  loss.Inputs
 	// Gradient is where the gradient of the summed loss by the adapter's parameters is added: nil = forward only. Examples that share it form one chain in their order; they lie side by side.
 	Gradient *lora.Gradient
+	// Onto is to what Gradient is added as soon as both are complete, by lora.Reduction: nil = that is left to it. All examples of Gradient and, before them, the last ones of Onto are in the pass.
+	Onto *lora.Gradient
 }
 
 // TrainOptions are settings of a training pass that do not change its results.
@@ -72,7 +74,7 @@ func (m *Model) StartTrain(w *Workspace, pages tensor.Pages, examples []Example,
 		if n := len(p.Gradients); i > 0 && examples[i-1].Gradient == e.Gradient {
 			p.Gradients[n-1].To = row + len(e.Tokens)
 		} else {
-			p.Gradients = append(p.Gradients, nn.GradientRange{From: row, To: row + len(e.Tokens), Modules: e.Gradient.Modules(m.Rank)})
+			p.Gradients = append(p.Gradients, nn.GradientRange{From: row, To: row + len(e.Tokens), Modules: e.Gradient.Modules(m.Rank), Onto: e.Onto.Modules(m.Rank), Whole: true})
 		}
 	}
 	t := training{m: m, w: w, p: p, examples: examples, recompute: o.Recompute, backward: len(p.Gradients) > 0, outcomes: make([]Outcome, len(examples))}

@@ -200,14 +200,22 @@ func (l *Linear) Backward(p *Pass, dx, dy, x tensor.Tensor, a *LinearActivations
 // gradients adds the gradients by A and B of all ranges.
 func (l *Linear) gradients(p *Pass, dy, dinner, x, inner tensor.Tensor) error {
 	p.products = p.products[:0]
-	for _, g := range p.Gradients {
+	for i, g := range p.Gradients {
 		to := &g.Modules[l.Module]
 		if to.A.Buffer == nil {
 			continue
 		}
 		rank := to.A.Rows
-		b := tensor.OuterProduct{G: to.B, A: dy.Slice(g.From, g.To), B: inner.Slice(g.From, g.To).Columns(0, rank), First: to.Unset}
-		a := tensor.OuterProduct{G: to.A, A: dinner.Slice(g.From, g.To).Columns(0, rank), B: x.Slice(g.From, g.To), First: to.Unset}
+		from, first, apart := g.From, to.Unset, 0
+		if onto := l.onto(p, g); onto != nil {
+			to.Joined, to, first, apart = true, onto, false, g.To-g.From
+			if n := len(p.products); n > 0 && p.products[n-2].G == onto.B && p.products[n-1].Apart == 0 && p.Gradients[i-1].To == g.From { // of the rows right before
+				from, first = g.From-p.products[n-1].A.Rows, p.products[n-1].First
+				p.products = p.products[:n-2]
+			}
+		}
+		b := tensor.OuterProduct{G: to.B, A: dy.Slice(from, g.To), B: inner.Slice(from, g.To).Columns(0, rank), First: first, Apart: apart}
+		a := tensor.OuterProduct{G: to.A, A: dinner.Slice(from, g.To).Columns(0, rank), B: x.Slice(from, g.To), First: first, Apart: apart}
 		to.Unset = false
 		for _, before := range p.products {
 			if before.G == b.G { // one chain, in order
@@ -221,6 +229,18 @@ func (l *Linear) gradients(p *Pass, dy, dinner, x, inner tensor.Tensor) error {
 		p.products = append(p.products, b, a)
 	}
 	return p.outerProducts(p.products)
+}
+
+// onto is the gradient of this module that a range's sum can be added to on the device, nil if there is none: there is nothing to add to, or the sum takes more than a step.
+func (l *Linear) onto(p *Pass, g GradientRange) *LoRAGradient {
+	if g.Onto == nil || !g.Whole || g.Onto[l.Module].Unset {
+		return nil
+	}
+	own := g.Modules[l.Module]
+	if p.StepWork > 0 && max(outerWork(g.To-g.From, own.A), outerWork(g.To-g.From, own.B)) > p.StepWork {
+		return nil
+	}
+	return &g.Onto[l.Module]
 }
 
 // lora is the segment's pair for a module, the zero value if it has none.

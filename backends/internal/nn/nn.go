@@ -17,9 +17,10 @@ type LoRA struct {
 }
 
 // LoRAGradient is where the gradient of one pair is summed: float32 tensors of the shapes of A and B. The zero value means that no gradient is wanted. While it is unset the tensors hold nothing; what adds to them first sets it.
+// Of one that was joined they hold nothing either: its sum has been added to another one, see GradientRange.
 type LoRAGradient struct {
-	A, B  tensor.Tensor
-	Unset bool
+	A, B          tensor.Tensor
+	Unset, Joined bool
 }
 
 // Segment is a range of rows that share an adapter.
@@ -33,6 +34,10 @@ type Segment struct {
 type GradientRange struct {
 	From, To int
 	Modules  []LoRAGradient // by module number of the model
+	// Onto is the gradients to which these are added as soon as both are complete, which the ranges before this one make them; nil if there are none. A device then adds the sum there itself, where the range is whole: has
+	// all rows that Modules get.
+	Onto  []LoRAGradient
+	Whole bool
 }
 
 // Comm is how the ranks of a model that is cut over several devices work together: each has some of the heads of attention, some of the width of the MLP and some of the vocabulary, and every rank runs the same layers

@@ -152,7 +152,7 @@ func (p *Pass) outerProducts(products []tensor.OuterProduct) error {
 	}
 	work := 0.0
 	for _, o := range products {
-		work += 2 * float64(o.A.Rows) * float64(o.G.Rows) * float64(o.G.Cols)
+		work += outerWork(o.A.Rows, o.G)
 	}
 	if p.StepWork <= 0 || work <= p.StepWork {
 		if err := p.Device.OuterProducts(products); err != nil {
@@ -161,14 +161,30 @@ func (p *Pass) outerProducts(products []tensor.OuterProduct) error {
 		return p.did(work)
 	}
 	for _, o := range products {
-		if err := p.rows(o.A.Rows, 2*float64(o.G.Rows)*float64(o.G.Cols), func(from, to int) error {
-			p.outer[0] = tensor.OuterProduct{G: o.G, A: o.A.Slice(from, to), B: o.B.Slice(from, to), First: o.First && from == 0}
+		second := o.A.Rows - o.Apart
+		part := func(from, to, apart int) error {
+			p.outer[0] = tensor.OuterProduct{G: o.G, A: o.A.Slice(from, to), B: o.B.Slice(from, to), First: o.First && from == 0, Apart: apart}
 			return p.Device.OuterProducts(p.outer[:])
-		}); err != nil {
+		}
+		if err := p.rows(second, outerWork(1, o.G), func(from, to int) error { return part(from, to, 0) }); err != nil {
+			return err
+		}
+		if o.Apart == 0 {
+			continue
+		}
+		if err := part(second, o.A.Rows, o.Apart); err != nil {
+			return err
+		}
+		if err := p.did(outerWork(o.Apart, o.G)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// outerWork is the work of an outer product of so many rows.
+func outerWork(rows int, g tensor.Tensor) float64 {
+	return 2 * float64(rows) * float64(g.Rows) * float64(g.Cols)
 }
 
 // rows calls f for ranges of n rows in order; each row is so much work.

@@ -214,10 +214,12 @@ type Multiplication struct {
 	Accumulate, Transposed bool
 }
 
-// OuterProduct is the arguments of Device.OuterProduct. With First, the chain starts from zero whatever G holds; there are then rows.
+// OuterProduct is the arguments of Device.OuterProduct. With First, the chain starts from zero whatever G holds. The last Apart rows are not of it: they are a chain of their own, which starts from zero and whose sum is
+// added to G behind it, as if it had been summed elsewhere and added by Device.Add. With First there are rows before them.
 type OuterProduct struct {
 	G, A, B Tensor
 	First   bool
+	Apart   int
 }
 
 // AdamWUpdate is one set of parameters in Device.AdamW: tensors of one shape, and the settings of its step.

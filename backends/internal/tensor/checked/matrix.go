@@ -299,7 +299,10 @@ func (c *check) outer(p tensor.OuterProduct) {
 	c.float("g", p.G)
 	c.shaped("a", p.A, p.A.Rows, p.G.Rows)
 	c.shaped("b", p.B, p.A.Rows, p.G.Cols)
-	if p.First && p.A.Rows == 0 {
+	if p.Apart < 0 || p.Apart > p.A.Rows {
+		c.fail("%d of %d rows are apart", p.Apart, p.A.Rows)
+	}
+	if p.First && p.A.Rows == p.Apart {
 		c.fail("a first product needs rows")
 	}
 }

@@ -63,6 +63,7 @@ typedef struct {
 typedef struct {
   view g, a, b;
   bool first;
+  int64_t apart;
 } outer_product;
 
 // element is a tensor.Element.

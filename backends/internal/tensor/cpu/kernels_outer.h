@@ -13,16 +13,20 @@ INLINE void ask_for_sums(const product_job *j, bool along, int64_t first, int64_
   }
 }
 
-// wide_ahead is where the rows lie that are copied after block m0 of a unit: the unit's next block, or the first one of the unit that this thread probably has next. It sets how many panels of them there are.
+// wide_ahead is where the rows lie that are copied next: from m0 on if the unit has those, else the first ones of the unit that this thread probably has next. It sets how many panels of them there are.
 INLINE const float *wide_ahead(const product_job *j, int64_t unit, int64_t m0, int64_t *stride, int64_t *panels) {
-  if (m0 + OUTER_DEPTH < j->x.rows) m0 += OUTER_DEPTH;
-  else m0 = 0, unit += j->units_ahead;
+  if (m0 >= j->x.rows) m0 = 0, unit += j->units_ahead;
   for (; j && unit >= j->units; j = j->after) unit -= j->units;
   *stride = *panels = 0;
   if (!j) return NULL;
   int64_t first = unit * j->panels_per_unit * PANEL, left = div_up(j->w.in - first, PANEL);
   *stride = j->w.out, *panels = left < j->panels_per_unit ? left : j->panels_per_unit;
   return (const float *)j->w.addr + m0 * j->w.out + first;
+}
+
+// add_tile adds a tile that was summed apart.
+INLINE void add_tile(float *to, int64_t to_stride, const float *from, int64_t from_stride, int64_t rows, int64_t columns) {
+  for (int64_t r = 0; r < rows; r++, to += to_stride, from += from_stride) EACH_16(columns) STORE(to, ladd(LOAD(to), LOAD(from)));
 }
 
 // A unit is panels_per_unit times PANEL columns of g. y = g, x = a, w.addr = b with w.out its stride. When turned the roles are exchanged: x = b, w.addr = a, and a unit is rows of g; a product's two factors
@@ -32,13 +36,18 @@ static void outer(const void *job, int64_t unit, worker *w) {
   int64_t width = j->turned ? j->y.rows : j->y.cols, height = j->turned ? j->y.cols : j->y.rows;
   int64_t first = unit * j->panels_per_unit * PANEL, all = width - first < j->panels_per_unit * PANEL ? width - first : j->panels_per_unit * PANEL, panels = div_up(all, PANEL);
   bool rows_whole = j->turned && height % TILE_COLUMNS == 0, aside = j->turned && !rows_whole;
-  float *t = w->memory, *sums = t + panels * OUTER_DEPTH * PANEL; // sums: PANEL columns of g when it is turned
+  float *t = w->memory, *others = t + panels * OUTER_DEPTH * PANEL; // others: what is summed apart, a panel's tiles one behind another
+  float *sums = others + (j->apart ? panels * height * PANEL : 0);  // PANEL columns of g when it is turned
   if (aside) {
     for (int64_t t = 0; t < PANEL; t += TILE_ROWS) ask_for_sums(j, true, first + SUMS_AHEAD * PANEL, height, t / TILE_ROWS);
     if (j->accumulate) turn_wide(row_of(j->y, first), j->y.stride, all, height, PANEL, sums);
   }
-  for (int64_t m0 = 0; m0 < j->x.rows; m0 += OUTER_DEPTH) {
-    int64_t depth = j->x.rows - m0 < OUTER_DEPTH ? j->x.rows - m0 : OUTER_DEPTH;
+  const int64_t second = j->x.rows - j->apart; // the row with which the chain apart begins
+  for (int64_t m0 = 0, depth; m0 < j->x.rows; m0 += depth) {
+    const bool apart = m0 >= second, zero = apart ? m0 == second : m0 == 0 && !j->accumulate;
+    const int64_t left = (apart ? j->x.rows : second) - m0;
+    depth = left < OUTER_DEPTH ? left : OUTER_DEPTH;
+    const bool done = apart && depth == left;
     for (int64_t m = 0; m < depth; m++) { // all panels of a row at once: the next row is far
       const float *b = (const float *)j->w.addr + (m0 + m) * j->w.out + first;
       for (int64_t p = 0; p < panels; p++, b += PANEL) {
@@ -49,8 +58,7 @@ static void outer(const void *job, int64_t unit, worker *w) {
       }
     }
     int64_t ahead_stride, lines, line = 0; // of a row, and how many of them have been asked for: a tile asks for one of every row
-    const bool zero = m0 == 0 && !j->accumulate;
-    const float *ahead = wide_ahead(j, unit, m0, &ahead_stride, &lines);
+    const float *ahead = wide_ahead(j, unit, m0 + depth, &ahead_stride, &lines);
     lines *= PANEL / LINE;
     for (int64_t p = 0; p < panels; p++) {
       const float *panel = t + p * OUTER_DEPTH * PANEL;
@@ -61,9 +69,13 @@ static void outer(const void *job, int64_t unit, worker *w) {
         int64_t a_stride = rows_whole ? PANEL : j->x.stride, b_stride = rows_whole ? j->x.stride : PANEL;
         float *c = aside ? sums + r * PANEL : rows_whole ? row_of(j->y, at + r) : row_of(j->y, r) + at;
         int64_t ldc = aside ? PANEL : j->y.stride, across = aside ? PANEL : rows_whole ? height : columns;
+        float *y = c;
+        const int64_t ldy = ldc;
+        if (apart) c = others + p * height * PANEL + r * (rows_whole ? height : PANEL), ldc = rows_whole ? height : PANEL;
         if (m0 == 0 && !aside) ask_for_sums(j, rows_whole, first, height, p * div_up(tall, TILE_ROWS) + r / TILE_ROWS + SUMS_AHEAD);
         if (line < lines) depth_outside_asking(rows, a, a_stride, b, b_stride, depth, c, ldc, across, zero, (const char *)(ahead + line++ * LINE), ahead_stride * 4);
         else depth_outside(rows, a, a_stride, b, b_stride, depth, c, ldc, across, zero, NULL, 0);
+        if (done) add_tile(y, ldy, c, ldc, rows, across);
       }
     }
   }

@@ -160,7 +160,7 @@ func (d *device) OuterProduct(g, a, b tensor.Tensor) error {
 func (d *device) OuterProducts(products []tensor.OuterProduct) error {
 	list := d.outer[:0]
 	for _, p := range products {
-		list = append(list, C.outer_product{g: view(p.G), a: view(p.A), b: view(p.B), first: C.bool(p.First)})
+		list = append(list, C.outer_product{g: view(p.G), a: view(p.A), b: view(p.B), first: C.bool(p.First), apart: C.int64_t(p.Apart)})
 	}
 	return d.outers("outer products", list)
 }

@@ -252,15 +252,17 @@ enum { OUTER_PANELS = 4 }; // of a unit of outer products at most
 int op_outers(device *d, const outer_product *products, int64_t n) {
   part *parts = parts_memory(d, n);
   if (!parts) return -1;
-  int64_t count = 0, units = 0, height = 0, panels = 0;
+  int64_t count = 0, units = 0, height = 0, apart = 0, panels = 0; // apart: the most rows of a tile that is summed apart
   double cost = 0;
   for (int64_t i = 0; i < n; i++) {
     view g = products[i].g, a = products[i].a, b = products[i].b;
     if (!g.rows || !g.cols || !a.rows) continue;
     bool turned = g.cols < g.rows; // vectors run along the longer side, or panels do
     view rows = turned ? b : a, wide = turned ? a : b;
-    parts[count++] = (part){.multiply = d->k->outer, .product = {.y = g, .x = rows, .w = {wide.addr, wide.stride, wide.cols, FLOAT32}, .turned = turned, .accumulate = !products[i].first}};
-    if (turned && g.cols > height) height = g.cols;
+    parts[count++] = (part){.multiply = d->k->outer, .product = {.y = g, .x = rows, .w = {wide.addr, wide.stride, wide.cols, FLOAT32}, .turned = turned, .accumulate = !products[i].first, .apart = products[i].apart}};
+    int64_t narrow = turned ? g.cols : g.rows;
+    if (turned && narrow > height) height = narrow;
+    if (products[i].apart && narrow > apart) apart = narrow;
     panels += div_up(wide.cols, PANEL);
     cost += product_cost((double)a.rows, (double)g.rows, (double)g.cols);
   }
@@ -275,7 +277,7 @@ int op_outers(device *d, const outer_product *products, int64_t n) {
   }
   chain(d, parts, count);
   parts_job j = {parts, count, 0};
-  if (threads_reserve(d->t, (most * OUTER_DEPTH + height) * PANEL * 4)) return -1;
+  if (threads_reserve(d->t, (most * (OUTER_DEPTH + apart) + height) * PANEL * 4)) return -1;
   threads_run(d->t, multiply_part, &j, units, cost);
   return 0;
 }

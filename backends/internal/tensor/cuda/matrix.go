@@ -226,7 +226,7 @@ func (d *device) OuterProduct(g, a, b tensor.Tensor) error {
 func (d *device) OuterProducts(products []tensor.OuterProduct) error {
 	d.outer = d.outer[:0]
 	for _, p := range products {
-		d.outer = append(d.outer, cudart.OuterProduct{G: view(p.G), A: view(p.A), B: view(p.B), First: p.First})
+		d.outer = append(d.outer, cudart.OuterProduct{G: view(p.G), A: view(p.A), B: view(p.B), First: p.First, Apart: int64(p.Apart)})
 	}
 	return d.failed("outer products", d.v.OuterProducts(d.outer))
 }

@@ -256,6 +256,33 @@ func rowsAlone(t *testing.T, d tensor.Device) {
 			sameBits(t, "rows in pieces", h.read(parts), h.read(whole))
 		}
 	})
+	t.Run("outer products with rows apart", func(t *testing.T) {
+		h := start(t, d)
+		for _, s := range [][2]int{{45, 70}, {70, 8}, {8, 70}, {32, 200}, {200, 32}} {
+			for _, r := range []struct {
+				rows, apart int
+				first       bool
+			}{{1, 1, false}, {2, 1, true}, {40, 31, false}, {140, 10, true}, {290, 280, true}, {290, 150, false}, {129, 129, false}} {
+				size := s[0] * s[1]
+				a, b := h.tensor(r.rows, s[0], normal(13, r.rows*s[0])), h.tensor(r.rows, s[1], normal(14, r.rows*s[1]))
+				start := normal(15, size)
+				if r.first {
+					start = make([]float32, size)
+				}
+				want, own := h.tensor(s[0], s[1], start), h.tensor(s[0], s[1], make([]float32, size))
+				from := r.rows - r.apart
+				h.ok(d.OuterProduct(want, a.Slice(0, from), b.Slice(0, from)))
+				h.ok(d.OuterProduct(own, a.Slice(from, r.rows), b.Slice(from, r.rows)))
+				h.ok(d.Add(want, own))
+				if r.first {
+					start = slices.Repeat([]float32{float32(math.NaN())}, size)
+				}
+				got := h.tensor(s[0], s[1], start)
+				h.ok(d.OuterProducts([]tensor.OuterProduct{{G: got, A: a, B: b, First: r.first, Apart: r.apart}}))
+				sameBits(t, fmt.Sprintf("%v, %+v", s, r), h.read(got), h.read(want))
+			}
+		}
+	})
 }
 
 // notFinite checks that a NaN or an infinity in one row reaches no other row, and does reach its own.

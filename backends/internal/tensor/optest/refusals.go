@@ -109,6 +109,8 @@ func refusals(t *testing.T, d tensor.Device) {
 		"transposed groups":       d.MatMulTransposedGroups(b, a, []tensor.RowGroup{{From: 0, To: 1, Matrix: m}}, false),
 		"outer products shape":    d.OuterProducts([]tensor.OuterProduct{{G: zeros(6, 6), A: a, B: b}}),
 		"outer product first":     d.OuterProducts([]tensor.OuterProduct{{G: row, A: column.Slice(0, 0), B: a.Slice(0, 0), First: true}}),
+		"outer product apart":     d.OuterProducts([]tensor.OuterProduct{{G: row, A: column, B: a, Apart: a.Rows + 1}}),
+		"outer product all apart": d.OuterProducts([]tensor.OuterProduct{{G: row, A: column, B: a, First: true, Apart: a.Rows}}),
 		"outer products same":     d.OuterProducts([]tensor.OuterProduct{{G: row, A: column, B: a}, {G: row, A: column, B: a}}),
 		"round shape":             d.Round(half, b),
 		"add shape":               d.Add(a, b),
