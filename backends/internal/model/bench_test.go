@@ -266,20 +266,23 @@ func (q *benchmarked) train(b *testing.B, sequences int, mixed, recompute bool) 
 		if mixed {
 			w = q.adapter(b, 1+i)
 		}
-		var g *lora.Gradient
-		if mixed || i == 0 {
-			if g, err = lora.NewGradient(q.m.Device, w.Layout()); err != nil {
-				b.Fatal(err)
-			}
-			b.Cleanup(g.Free)
-		} else {
-			g = examples[0].Gradient
-		}
 		tokens := q.tokens[i*n : (i+1)*n]
 		examples = append(examples, model.Example{Sequence: model.Sequence{Adapter: w, Tokens: tokens, Pages: q.own(i*pages, pages)},
-			Targets: tokens, K: 1, Loss: crossEntropy, Inputs: loss.Inputs{Weights: weights}, Gradient: g})
+			Targets: tokens, K: 1, Loss: crossEntropy, Inputs: loss.Inputs{Weights: weights}})
 	}
-	return func() {
+	return func() { // as an engine does, with a buffer of gradient for each operation, made for the pass
+		for i := range examples {
+			if !mixed && i > 0 {
+				examples[i].Gradient = examples[0].Gradient
+				continue
+			}
+			g, err := lora.NewUnsetGradient(q.m.Device, examples[i].Adapter.Layout())
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer g.Free()
+			examples[i].Gradient = g
+		}
 		if _, err := q.m.Train(q.work, q.pages, examples, model.TrainOptions{Recompute: recompute}); err != nil {
 			b.Fatal(err)
 		}
