@@ -67,7 +67,8 @@ func (e *Engine) rest() {
 	if l == nil || l.passing {
 		return
 	}
-	if since, any := l.restsSince(); any && time.Since(since) >= e.restAfter && !l.shrink() {
+	if since, any := l.restsSince(); any && time.Since(since) >= e.restAfter {
+		l.shrink()
 		l.trim()
 	}
 }

@@ -361,11 +361,10 @@ func (l *loaded) shrink() bool {
 			return nil
 		}, nil)
 	}
-	l.trim()
 	return true
 }
 
-// trim gives back what devices keep of freed memory.
+// trim gives back what devices keep of freed memory. That is never more than has been in use before, so nothing but rest needs it.
 func (l *loaded) trim() {
 	l.trimmed = time.Now()
 	for _, r := range slices.Concat(l.training, l.sampling) {
