@@ -67,7 +67,6 @@ type Engine struct {
 	loaded   *loaded       // nil until Load has succeeded
 
 	calls      []func()        // for the device goroutine, between two device steps
-	deferred   []func()        // calls that wait for the end of the cycle; the device goroutine's
 	runs       map[string]*run // by the gateway's id
 	order      []*run          // every run, in the order of their numbers
 	lastRun    int64           // number of the run made last
@@ -80,10 +79,11 @@ type Engine struct {
 	running    []*sequence
 	background sync.WaitGroup // host work of saves and loads
 
-	cycle   cycle // the newest; the device goroutine's
-	cycling bool  // its passes and steps are under way; the device goroutine's
-	pace    pace  // the device goroutine's
-	turns   turns // the device goroutine's
+	cycle    cycle    // the newest; the device goroutine's
+	cycling  bool     // its passes and steps are under way; the device goroutine's
+	deferred []func() // calls that wait for its end; the device goroutine's
+	pace     pace     // the device goroutine's
+	turns    turns    // the device goroutine's
 
 	// Used again in every step of the sampler; the device goroutine's.
 	chunks  []chunk

@@ -44,13 +44,20 @@ type Reduction struct {
 // NewReduction starts the sum of an operation with n sequences (at least 1). take gives a gradient of the layout, zeros or unset, and give takes one back.
 func NewReduction(device tensor.Device, layout *Layout, n int, take func() (*Gradient, error), give func(*Gradient)) *Reduction {
 	r := &Reduction{device: device, layout: layout, n: n, free: take, give: give}
-	for g := 0; g < Groups; g++ {
-		r.left[Groups+g] = (g+1)*n/Groups - g*n/Groups
-	}
-	for i := Groups - 1; i >= 1; i-- {
-		r.left[i] = r.left[2*i] + r.left[2*i+1]
+	for node := 1; node < 2*Groups; node++ {
+		from, to := r.sequences(node)
+		r.left[node] = to - from
 	}
 	return r
+}
+
+// sequences is the range of sequences below a node.
+func (r *Reduction) sequences(node int) (from, to int) {
+	low, high := node, node+1
+	for low < Groups {
+		low, high = 2*low, 2*high
+	}
+	return (low - Groups) * r.n / Groups, (high - Groups) * r.n / Groups
 }
 
 // Buffer is where a pass sums the gradient of sequence i. Sequences of one group share it, and must be passed in ascending order.
@@ -130,19 +137,12 @@ func (g *Gradient) add(device tensor.Device, b *Gradient) error {
 // Onto is the gradient to which that of sequence i is added when it is complete, for a pass that takes sequences first to last, Buffer of which was called, and can add it itself: nil unless both are of one group alone, and the pass has all
 // sequences of both.
 func (r *Reduction) Onto(i, first, last int) *Gradient {
-	sequences := func(node int) (from, to int) { // of a node
-		low, high := node, node+1
-		for low < Groups {
-			low, high = 2*low, 2*high
-		}
-		return (low - Groups) * r.n / Groups, (high - Groups) * r.n / Groups
-	}
 	here := func(node int) bool {
-		from, to := sequences(node)
+		from, to := r.sequences(node)
 		return from >= first && to <= last+1
 	}
 	empty := func(node int) bool {
-		from, to := sequences(node)
+		from, to := r.sequences(node)
 		return from == to
 	}
 	node := Groups + GroupOf(i, r.n)
