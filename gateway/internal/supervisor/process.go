@@ -38,16 +38,16 @@ type process struct {
 	starve int64  // processes that the kernel had ended for want of memory when this one started
 }
 
-// launch starts the program and shakes hands with it; what it writes goes to out. Cancelling ctx gives up, with the process killed.
-func (s *Supervisor) launch(ctx context.Context, out *output) (p *process, err error) {
+// launch starts the program and shakes hands with it; what it writes goes to out. Cancelling ctx gives up, with the process killed. With an error comes whether somebody else ended the process before that.
+func (s *Supervisor) launch(ctx context.Context, out *output) (p *process, outside bool, err error) {
 	lock, err := s.acquireLock(ctx)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	defer func() { _ = lock.Close() }() // the plugin's own copy keeps the lock
 	lifelineEnd, lifeline, err := os.Pipe()
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	defer func() { _ = lifelineEnd.Close() }()
 	begun := &process{lifeline: lifeline, output: out, starve: outOfMemoryKills()}
@@ -55,10 +55,11 @@ func (s *Supervisor) launch(ctx context.Context, out *output) (p *process, err e
 	defer func() {
 		if err != nil {
 			begun.end(0)
+			outside = outside && begun.outside()
 		}
 	}()
 	if p.socketDir, err = os.MkdirTemp("", "tinsmith-"); err != nil { // not in the data directory: a socket's path may have 108 bytes only
-		return nil, err
+		return nil, false, err
 	}
 	var processCtx context.Context
 	processCtx, p.terminate = context.WithCancel(context.Background())
@@ -79,15 +80,21 @@ func (s *Supervisor) launch(ctx context.Context, out *output) (p *process, err e
 	defer stop()
 	if _, err = p.client.Start(); err != nil {
 		if errors.Is(err, goplugin.ErrChecksumsDoNotMatch) {
-			return nil, fmt.Errorf("%s is not the program that it was when the gateway started: restart the gateway", s.config.Program)
+			return nil, false, fmt.Errorf("%s is not the program that it was when the gateway started: restart the gateway", s.config.Program)
 		}
-		return nil, err
+		return nil, goneEarly(err), err
 	}
 	if p.backend, err = plugins.Dispense(p.client); err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	p.backend.ExplainLoss(p.explain)
-	return p, nil
+	return p, false, nil
+}
+
+// goneEarly tells whether a start failed because the process ended without a word. In the other cases go-plugin itself has killed it, for what it said or for its silence; it has no kinds of errors for them.
+func goneEarly(err error) bool {
+	text := err.Error()
+	return strings.Contains(text, "exited before we could connect") || strings.Contains(text, "Failed to read any lines from plugin's stdout")
 }
 
 // acquireLock opens and locks the lock file, waiting for a process that an earlier gateway may have left.

@@ -5,6 +5,7 @@
 package supervisor
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -93,7 +94,8 @@ type Supervisor struct {
 	cancel   context.CancelFunc
 	finished chan struct{} // closed when run has returned
 
-	notify sync.Mutex // held while subscribers are called, so that they see events in order; taken before mu
+	configuring sync.Mutex // held from before a running process is told a configuration until the next ones have it, and while one becomes ready; taken before notify
+	notify      sync.Mutex // held while subscribers are called, so that they see events in order; taken before mu
 
 	mu          sync.Mutex
 	state       State
@@ -178,6 +180,8 @@ func (s *Supervisor) Close(ctx context.Context) error {
 // Configure changes the configuration of the running process, and of those that are started after it. While none runs, or when the running one refuses, nothing changes and the error says why. It gives the keys that have
 // changed.
 func (s *Supervisor) Configure(ctx context.Context, section json.RawMessage) ([]string, error) {
+	s.configuring.Lock()
+	defer s.configuring.Unlock()
 	b, _, err := s.Backend()
 	if err != nil {
 		return nil, err
@@ -265,7 +269,7 @@ func (s *Supervisor) Wait(ctx context.Context) error {
 }
 
 // Subscribe calls f at every boot and loss, in order and one at a time, and at once if a backend is ready. f must return soon, and must not call
-// Subscribe or Close. The result ends the subscription; a call that has begun may still be running then.
+// Subscribe, Configure or Close. The result ends the subscription; a call that has begun may still be running then.
 func (s *Supervisor) Subscribe(f func(Event)) (unsubscribe func()) {
 	s.notify.Lock()
 	defer s.notify.Unlock()
@@ -385,9 +389,9 @@ func (s *Supervisor) fail(reason, tail string) {
 // runOnce runs one process from start to end and tells why it ended, what it wrote last, and whether somebody else ended it.
 func (s *Supervisor) runOnce(ctx context.Context) (err error, tail string, outside bool) {
 	out := &output{log: s.log}
-	p, err := s.launch(ctx, out)
+	p, outside, err := s.launch(ctx, out)
 	if err != nil {
-		return fmt.Errorf("start: %w", err), out.last(), false
+		return fmt.Errorf("start: %w", err), out.last(), outside
 	}
 	defer func() {
 		p.end(s.config.ExitTimeout)
@@ -404,21 +408,19 @@ func (s *Supervisor) runOnce(ctx context.Context) (err error, tail string, outsi
 		stopWatching()
 		<-ended
 	}()
-	info, model, err := s.load(ctx, p)
+	s.mu.Lock()
+	request := s.config.Load
+	s.mu.Unlock()
+	info, model, err := s.load(ctx, p, request)
+	if err == nil {
+		err = s.publish(ctx, p, request, info, model)
+	}
 	switch {
 	case errors.Is(err, plugins.ErrBackendLost):
 		return fmt.Errorf("load: the process was lost: %s", p.ending()), "", false
 	case err != nil:
 		return fmt.Errorf("load: %w", err), "", false
 	}
-	s.log.Info("backend ready", "boot_id", info.BootID, "architecture", model.Architecture, "parameters", model.Parameters, "device", model.Device)
-	event := Event{BootID: info.BootID, Backend: p.backend, Model: model}
-	s.notify.Lock()
-	s.change(func(st *State) {
-		st.Phase, st.Model, st.NextStart, st.Reported, s.current = Ready, model, time.Time{}, time.Now(), p
-	})
-	s.tell(event)
-	s.notify.Unlock()
 
 	<-ended
 	s.change(func(st *State) {
@@ -428,14 +430,15 @@ func (s *Supervisor) runOnce(ctx context.Context) (err error, tail string, outsi
 	p.end(s.config.ExitTimeout) // whatever ended the stream, this process is not used any more
 	s.notify.Lock()
 	defer s.notify.Unlock()
-	event.Outside = p.outside()
-	event.Err = &plugins.Error{Kind: plugins.KindBackendLost, Message: "the backend process was lost: " + p.explain()}
-	s.tell(event)
+	s.tell(Event{
+		BootID: info.BootID, Backend: p.backend, Model: model, Outside: p.outside(),
+		Err: &plugins.Error{Kind: plugins.KindBackendLost, Message: "the backend process was lost: " + p.explain()},
+	})
 	return fmt.Errorf("the process was lost: %s", p.ending()), "", false
 }
 
 // load asks who the process is and has it load the model; without any progress for long it is killed.
-func (s *Supervisor) load(ctx context.Context, p *process) (plugins.Info, plugins.ModelInfo, error) {
+func (s *Supervisor) load(ctx context.Context, p *process, request plugins.LoadRequest) (plugins.Info, plugins.ModelInfo, error) {
 	s.change(func(st *State) { st.Phase, st.Progress = Loading, plugins.LoadProgress{} })
 	silence := watchdogAfter(s.config.LoadTimeout, func() { p.kill(fmt.Sprintf("killed after %v without progress in loading", s.config.LoadTimeout)) })
 	defer silence.stop()
@@ -444,14 +447,33 @@ func (s *Supervisor) load(ctx context.Context, p *process) (plugins.Info, plugin
 		return info, plugins.ModelInfo{}, err
 	}
 	s.change(func(st *State) { st.Info = info })
-	s.mu.Lock()
-	request := s.config.Load
-	s.mu.Unlock()
 	model, err := p.backend.Load(ctx, request, func(lp plugins.LoadProgress) {
 		silence.reset()
 		s.change(func(st *State) { st.Progress = lp })
 	})
 	return info, model, err
+}
+
+// publish makes a process that was loaded as request says the one that is ready, and tells the subscribers. If the configuration has changed while it was loaded, it is told the new one before.
+func (s *Supervisor) publish(ctx context.Context, p *process, request plugins.LoadRequest, info plugins.Info, model plugins.ModelInfo) error {
+	s.configuring.Lock()
+	defer s.configuring.Unlock()
+	s.mu.Lock()
+	section := s.config.Load.Config
+	s.mu.Unlock()
+	if !bytes.Equal(section, request.Config) {
+		if _, err := p.backend.Configure(ctx, plugins.ConfigureRequest{Config: section}); err != nil {
+			return fmt.Errorf("the configuration that came meanwhile: %w", err)
+		}
+	}
+	s.log.Info("backend ready", "boot_id", info.BootID, "architecture", model.Architecture, "parameters", model.Parameters, "device", model.Device)
+	s.notify.Lock()
+	defer s.notify.Unlock()
+	s.change(func(st *State) {
+		st.Phase, st.Model, st.NextStart, st.Reported, s.current = Ready, model, time.Time{}, time.Now(), p
+	})
+	s.tell(Event{BootID: info.BootID, Backend: p.backend, Model: model})
+	return nil
 }
 
 // watch follows the status stream until it ends, and kills a process that does not report or makes no progress.

@@ -2,6 +2,7 @@ package supervisor
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -24,6 +25,9 @@ import (
 
 // The test binary runs itself as plugin, or as a gateway that is to be killed, in the mode that this variable names.
 const modeVariable = "SUPERVISOR_TEST_MODE"
+
+// configuredVariable names the file that a configurable plugin writes.
+const configuredVariable = "SUPERVISOR_TEST_CONFIGURED"
 
 func TestMain(m *testing.M) {
 	switch mode := os.Getenv(modeVariable); mode {
@@ -53,6 +57,13 @@ func (b stubborn) Drain(ctx context.Context) error {
 	return ctx.Err()
 }
 
+// configurable takes every configuration while it runs, and writes the last one to a file.
+type configurable struct{ *fake.Backend }
+
+func (b configurable) Configure(_ context.Context, req plugins.ConfigureRequest) (plugins.ConfigureResult, error) {
+	return plugins.ConfigureResult{}, os.WriteFile(os.Getenv(configuredVariable), req.Config, 0o600)
+}
+
 func runPlugin(mode string) {
 	b := fake.New(fake.Options{})
 	switch mode {
@@ -71,6 +82,11 @@ func runPlugin(mode string) {
 	case "mute": // never shakes hands and does not look at the lifeline
 		fmt.Fprintln(os.Stderr, "thinking")
 		select {}
+	case "killed": // before it shakes hands
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		select {}
+	case "configurable":
+		plugins.Serve(configurable{b})
 	case "babble":
 		fmt.Println("hello")
 		select {}
@@ -336,6 +352,48 @@ func TestKilledFromOutside(t *testing.T) {
 				t.Errorf("state %+v, want the reason %q", s.State(), c.failed)
 			}
 		})
+	}
+}
+
+func TestKilledBeforeItShakesHands(t *testing.T) {
+	if outOfMemoryKills() < 0 {
+		t.Skip("the kernel does not tell which processes it ends for want of memory, so every kill counts as a crash")
+	}
+	const limit = 2
+	s := newSupervisor(t, "killed", func(c *Config) { c.CrashLimit, c.StartTimeout = limit, time.Hour })
+	s.Start(context.Background())
+	for ctx := testContext(t); s.State().Restarts <= limit; time.Sleep(time.Millisecond) {
+		if st := s.State(); st.Phase == Failed || ctx.Err() != nil {
+			t.Fatalf("state %+v: a process that somebody kills is started again", st)
+		}
+	}
+}
+
+// TestConfiguredWhileLoading has a configuration come while the next process is loaded with the former one, as when the process that took it was lost behind its answer.
+func TestConfiguredWhileLoading(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "configured")
+	s := newSupervisor(t, "configurable", func(c *Config) {
+		c.Load.Config = fakeConfig(t, fake.Config{Delays: []fake.Delay{{Operation: "load", Seconds: 0.3}}})
+		c.prepare = func(cmd *exec.Cmd) {
+			inMode("configurable")(cmd)
+			cmd.Env = append(cmd.Env, configuredVariable+"="+file)
+		}
+	})
+	s.Start(context.Background())
+	for ctx := testContext(t); s.State().Info.BootID == ""; time.Sleep(time.Millisecond) {
+		if ctx.Err() != nil {
+			t.Fatalf("state %+v", s.State())
+		}
+	}
+	want := []byte(`{"seed":3}`)
+	s.mu.Lock()
+	s.config.Load.Config = want
+	s.mu.Unlock()
+	if err := s.Wait(testContext(t)); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(file); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("when it became ready it had been told %q, %v", got, err)
 	}
 }
 
