@@ -15,6 +15,17 @@ type memoryLimits struct {
 	source string // a key of the configuration, "machine", or the devices' names
 }
 
+// configured is the source of limits that the configuration sets.
+const configured = "backend.memory_mib"
+
+// refusal is the kind of the error about what takes more: a limit that the configuration sets is the same when it is tried again, one of the machine may be higher then.
+func (m memoryLimits) refusal() plugins.Kind {
+	if m.source == configured {
+		return plugins.KindInvalid
+	}
+	return plugins.KindCapacity
+}
+
 // total is that of all homes.
 func (m memoryLimits) total() int64 {
 	var sum int64
@@ -39,7 +50,7 @@ func memoryLimit(c Config, homes []tensor.Device) memoryLimits {
 		return m
 	}
 	if c.Memory > 0 {
-		return all(c.Memory/int64(len(homes)), "backend.memory_mib")
+		return all(c.Memory/int64(len(homes)), configured)
 	}
 	if _, ok := homes[0].(tensor.OwnMemory); ok {
 		var names []string

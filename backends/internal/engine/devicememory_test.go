@@ -117,14 +117,17 @@ func TestMemoryOfSeveralGPUs(t *testing.T) {
 			}
 		})
 	}
-	for _, c := range []struct{ section, field, want string }{
-		{`{"devices": ["cuda:0", "cuda:1"], "kv_cache_tokens": 25000, "max_batch": 4, "prefill_tokens": 64}`, "backend.kv_cache_tokens", " of cuda:1; the limit is "},
-		{`{"devices": ["cuda:0", "cuda:1"], "memory_mib": 4}`, "backend.memory_mib", "take 4 MiB of cuda:0; the limit is 2 MiB (backend.memory_mib)"},
-		{`{"devices": ["cuda:0", "cuda:1"], "memory_mib": 8}`, "backend.memory_mib", " of cuda:0; the limit is 4 MiB (backend.memory_mib)"},
+	for _, c := range []struct {
+		section, field, want string
+		kind                 plugins.Kind
+	}{
+		{`{"devices": ["cuda:0", "cuda:1"], "kv_cache_tokens": 25000, "max_batch": 4, "prefill_tokens": 64}`, "backend.kv_cache_tokens", " of cuda:1; the limit is ", plugins.KindCapacity},
+		{`{"devices": ["cuda:0", "cuda:1"], "memory_mib": 4}`, "backend.memory_mib", "take 4 MiB of cuda:0; the limit is 2 MiB (backend.memory_mib)", plugins.KindInvalid},
+		{`{"devices": ["cuda:0", "cuda:1"], "memory_mib": 8}`, "backend.memory_mib", " of cuda:0; the limit is 4 MiB (backend.memory_mib)", plugins.KindInvalid},
 	} {
 		_, _, err := load(t, pluginDataParallel, c.section)
 		var own *plugins.Error
-		if !errors.As(err, &own) || own.Field != c.field || own.Kind != plugins.KindCapacity || !strings.Contains(own.Message, c.want) {
+		if !errors.As(err, &own) || own.Field != c.field || own.Kind != c.kind || !strings.Contains(own.Message, c.want) {
 			t.Errorf("%s: %v, want %q", c.section, err, c.want)
 		}
 	}

@@ -73,10 +73,10 @@ func (l *loaded) checkFit(ctx context.Context, limits memoryLimits) error {
 		return err
 	}
 	for i, limit := range limits.bytes {
-		bound := fmt.Sprintf("the limit is %s (%s)", mebibytes(limit), limits.source)
+		kind, bound := limits.refusal(), fmt.Sprintf("the limit is %s (%s)", mebibytes(limit), limits.source)
 		if free := freeMemory(l.homes.devices[i]); free < limit {
 			bound += fmt.Sprintf(", and %s are free", mebibytes(free))
-			limit = free
+			kind, limit = plugins.KindCapacity, free
 		}
 		if weights[i] < limit {
 			continue
@@ -85,7 +85,7 @@ func (l *loaded) checkFit(ctx context.Context, limits memoryLimits) error {
 		if len(limits.bytes) > 1 {
 			on = " of " + l.homes.devices[i].Name()
 		}
-		return &plugins.Error{Kind: plugins.KindCapacity, Field: "backend.memory_mib", Message: fmt.Sprintf("the model's weights take %s%s; %s%s", mebibytes(weights[i]), on, bound, l.room(ctx, limit))}
+		return &plugins.Error{Kind: kind, Field: "backend.memory_mib", Message: fmt.Sprintf("the model's weights take %s%s; %s%s", mebibytes(weights[i]), on, bound, l.room(ctx, limit))}
 	}
 	return nil
 }

@@ -69,7 +69,7 @@ func (l *loaded) planMemory(ctx context.Context, limits memoryLimits, before *me
 	for i := range p.devices {
 		d := &p.devices[i]
 		if d.rest() <= 0 {
-			return p, &plugins.Error{Kind: plugins.KindCapacity, Field: "backend.memory_mib", Message: fmt.Sprintf("the model's weights take %s and its sampler %s%s; the limit is %s (%s)%s", mebibytes(d.weights), mebibytes(d.sampling), p.on(d), mebibytes(d.limit), p.source, l.room(ctx, d.limit))}
+			return p, &plugins.Error{Kind: limits.refusal(), Field: "backend.memory_mib", Message: fmt.Sprintf("the model's weights take %s and its sampler %s%s; the limit is %s (%s)%s", mebibytes(d.weights), mebibytes(d.sampling), p.on(d), mebibytes(d.limit), p.source, l.room(ctx, d.limit))}
 		}
 		if d.page > 0 {
 			pages = min(pages, d.rest()/4/d.page)
@@ -87,7 +87,7 @@ func (l *loaded) planMemory(ctx context.Context, limits memoryLimits, before *me
 		d := &p.devices[i]
 		d.cache = int64(p.positions/kvcache.PageSize) * d.page
 		if d.rest() <= 0 {
-			return p, &plugins.Error{Kind: plugins.KindCapacity, Field: "backend.kv_cache_tokens", Message: fmt.Sprintf("keys and values of %d tokens take %s%s; the limit is %s (%s), of which weights and the sampler take %s", p.positions, mebibytes(d.cache), p.on(d), mebibytes(d.limit), p.source, mebibytes(d.weights+d.sampling))}
+			return p, &plugins.Error{Kind: limits.refusal(), Field: "backend.kv_cache_tokens", Message: fmt.Sprintf("keys and values of %d tokens take %s%s; the limit is %s (%s), of which weights and the sampler take %s", p.positions, mebibytes(d.cache), p.on(d), mebibytes(d.limit), p.source, mebibytes(d.weights+d.sampling))}
 		}
 		half = min(half, d.whole(d.rest()/2))
 	}

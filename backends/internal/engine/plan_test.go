@@ -268,7 +268,7 @@ func TestModelDoesNotFit(t *testing.T) {
 		e := New(o)
 		packed := false
 		_, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Config: []byte(c.section)}, func(p plugins.LoadProgress) { packed = packed || p.Stage == "pack" })
-		if plugins.KindOf(err) != plugins.KindCapacity || !strings.Contains(fmt.Sprint(err), c.want) {
+		if plugins.KindOf(err) != plugins.KindInvalid || !strings.Contains(fmt.Sprint(err), c.want) {
 			t.Errorf("%s: %v\nwant %q", c.section, err, c.want)
 		}
 		if packed != strings.Contains(c.want, "its sampler") {
