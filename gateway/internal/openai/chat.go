@@ -170,7 +170,11 @@ func (a *chatAnswer) run(ctx context.Context, emit func(part) error) error {
 func (a *chatAnswer) whole(c call) error {
 	n := a.generation.Request.NumSamples
 	contents, logprobs, reasons := make([]strings.Builder, n), make([][]chatLogprob, n), make([]string, n)
+	kept := allowance{whole: a.service.wholeBytes}
 	err := a.run(c.Request.Context(), func(p part) error {
+		if err := kept.take(p.text, a.scores(p.tokens)); err != nil {
+			return err
+		}
 		contents[p.sequence].WriteString(p.text)
 		logprobs[p.sequence] = append(logprobs[p.sequence], a.logprobsOf(p.tokens)...)
 		reasons[p.sequence] = p.reason
@@ -249,6 +253,14 @@ func (a *chatAnswer) logprobsObject(content []chatLogprob) any {
 		Content []chatLogprob `json:"content"`
 		Refusal *string       `json:"refusal"`
 	}{content, nil}
+}
+
+// scores is how many log-probabilities logprobsOf gives.
+func (a *chatAnswer) scores(tokens []token) int {
+	if !a.logprobs {
+		return 0
+	}
+	return len(tokens) * (1 + a.generation.Request.TopKSampledLogprobs)
 }
 
 func (a *chatAnswer) logprobsOf(tokens []token) []chatLogprob {

@@ -25,6 +25,23 @@ type completion[Choice any] struct {
 	Usage   *usage   `json:"usage,omitempty"`
 }
 
+// wholeBytes is about how much memory an answer may take that is sent when it is whole, and scoreBytes what one log-probability with its token takes of it, made into JSON.
+const (
+	wholeBytes = 256 << 20
+	scoreBytes = 200
+)
+
+// allowance bounds the memory of an answer in the making.
+type allowance struct{ whole, taken int }
+
+// take accounts for a part of the answer, before it is kept.
+func (a *allowance) take(text string, scores int) error {
+	if a.taken += len(text) + scores*scoreBytes; a.taken > a.whole {
+		return invalid("stream", "the answer is longer than what is kept until it is whole, which is about %d KiB: stream it, or ask for fewer choices, tokens or log-probabilities", a.whole>>10)
+	}
+	return nil
+}
+
 // stream answers with events: one for each choice that run emits, then one with the usage if the client asked for it. run is over, and usage complete, when it returns.
 func stream[Choice any](c call, h head, fields *samplingFields, total *usage, run func(emit func(Choice) error) error) error {
 	events := newEventStream(c.Context)

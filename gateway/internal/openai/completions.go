@@ -177,6 +177,17 @@ type completionLogprobs struct {
 	TopLogprobs   []map[string]float32 `json:"top_logprobs"`
 }
 
+// scores is how many log-probabilities there are.
+func (l *completionLogprobs) scores() (n int) {
+	if l == nil {
+		return 0
+	}
+	for _, top := range l.TopLogprobs {
+		n += 1 + len(top)
+	}
+	return n
+}
+
 func (l *completionLogprobs) add(more *completionLogprobs) {
 	if more != nil {
 		l.TextOffset = append(l.TextOffset, more.TextOffset...)
@@ -316,7 +327,11 @@ func (a *completionAnswer) whole(c call) error {
 			choices[i].Logprobs = a.logprobs(nil, 0)
 		}
 	}
+	kept := allowance{whole: a.service.wholeBytes}
 	err := a.run(c.Request.Context(), func(part completionChoice) error {
+		if err := kept.take(part.Text, part.Logprobs.scores()); err != nil {
+			return err
+		}
 		texts[part.Index].WriteString(part.Text)
 		if part.Logprobs != nil {
 			choices[part.Index].Logprobs.add(part.Logprobs)

@@ -3,6 +3,7 @@ package openai
 import (
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -230,5 +231,30 @@ func TestManyPrompts(t *testing.T) {
 		if !strings.HasPrefix(c.Text, w.model.Tokenizer.Decode(prompts[i], false)) {
 			t.Errorf("choice %d: %q", i, c.Text)
 		}
+	}
+}
+
+// TestLongWholeAnswer: what is kept until an answer is whole is bounded; streamed, the same answer is no burden.
+func TestLongWholeAnswer(t *testing.T) {
+	w := newWorld(t, options{})
+	w.service.wholeBytes = 1 << 20
+	words := []string{"1024 KiB", "stream it", "fewer choices"}
+	prompt := make([]int, 500)
+	for i := range prompt {
+		prompt[i] = 100 + i
+	}
+	f := completing(prompt).with(fields{"echo": true, "logprobs": 5, "max_tokens": 0})
+	w.refused(http.MethodPost, "/v1/completions", f.with(fields{"n": 3}).text(), http.StatusBadRequest, "stream", "", words...)
+	if a := w.complete(f); len(a.Choices) != 1 || len(a.Choices[0].Logprobs.Tokens) != len(prompt) {
+		t.Errorf("one choice: %+v", a)
+	}
+	chat := asking("hello").with(fields{"logprobs": true, "top_logprobs": 20, "max_tokens": 100, "n": 3, "ignore_eos": true})
+	w.refused(http.MethodPost, "/v1/chat/completions", chat.text(), http.StatusBadRequest, "stream", "", words...)
+	if tokens := len(w.events("/v1/chat/completions", "CreateChatCompletionStreamResponse", chat.with(fields{"stream": true}))); tokens < 300 {
+		t.Errorf("%d events", tokens)
+	}
+	w.service.wholeBytes = wholeBytes
+	if a := w.chat(chat); len(a.Choices) != 3 {
+		t.Errorf("%d choices", len(a.Choices))
 	}
 }

@@ -23,6 +23,8 @@ type Service struct {
 	auth   *keys.Authenticator
 	models map[string]*catalog.Model // by configured name
 	first  *catalog.Model
+
+	wholeBytes int // of an answer that is not streamed
 }
 
 // New makes a service; models are the served ones in the order of the configuration.
@@ -30,7 +32,7 @@ func New(core *runs.Core, auth *keys.Authenticator, models []*catalog.Model) (*S
 	if len(models) == 0 {
 		return nil, errors.New("openai: no models")
 	}
-	s := &Service{core: core, auth: auth, models: map[string]*catalog.Model{}, first: models[0]}
+	s := &Service{core: core, auth: auth, models: map[string]*catalog.Model{}, first: models[0], wholeBytes: wholeBytes}
 	for _, m := range models {
 		s.models[m.Name] = m
 	}

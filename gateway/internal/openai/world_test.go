@@ -43,6 +43,7 @@ type world struct {
 	testing.TB
 	*schemas
 	core    *runs.Core
+	service *Service
 	model   *catalog.Model
 	backend *fake.Backend
 	info    plugins.ModelInfo
@@ -87,9 +88,9 @@ func newWorld(t testing.TB, o options) *world {
 	w.ok(err)
 	ring, err := keys.Open(o.keys)
 	w.ok(err)
-	api, err := New(w.core, &keys.Authenticator{Ring: ring, Tokens: keys.Tokens{Secret: bytes.Repeat([]byte{1}, 32), Lifetime: time.Hour}}, []*catalog.Model{w.model})
+	w.service, err = New(w.core, &keys.Authenticator{Ring: ring, Tokens: keys.Tokens{Secret: bytes.Repeat([]byte{1}, 32), Lifetime: time.Hour}}, []*catalog.Model{w.model})
 	w.ok(err)
-	ts := httptest.NewServer(server.New(server.Options{Health: func() server.Health { return server.Health{Status: "ok"} }, Metrics: http.NotFoundHandler(), Routes: []func(gin.IRouter){api.Register}}))
+	ts := httptest.NewServer(server.New(server.Options{Health: func() server.Health { return server.Health{Status: "ok"} }, Metrics: http.NotFoundHandler(), Routes: []func(gin.IRouter){w.service.Register}}))
 	w.url = ts.URL
 	t.Cleanup(func() {
 		w.client.CloseIdleConnections()
