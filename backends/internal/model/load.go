@@ -48,7 +48,7 @@ const (
 )
 
 // Load reads a Hugging Face model directory: config.json and safetensors files, which are mapped and packed piecewise, so no second copy is resident. It fails, naming the cause,
-// for an architecture or a configuration value that is not supported, and for tensors that are missing, misshapen, of a type other than F32, BF16 and F16, or not known to the architecture.
+// for an architecture or a configuration value that is not supported, and for tensors that are missing, misshapen, not finite, of a type other than F32, BF16 and F16, or not known to the architecture.
 func Load(ctx context.Context, dir string, device tensor.Device, registry Registry, o LoadOptions) (*Model, error) {
 	models, err := LoadCut(ctx, dir, []tensor.Device{device}, registry, o)
 	if err != nil {
@@ -131,26 +131,35 @@ func openDirectory(dir string, registry Registry, ranks int, o LoadOptions) (*di
 // load gives the models of all ranks as far as they got, also on error.
 func (d *directory) load(ctx context.Context, devices [][]tensor.Device, o LoadOptions) ([][]*Model, error) {
 	// The hash reads the same pages of the files as packing does, beside it.
-	hashed := make(chan string, 1)
+	type result struct {
+		sum string
+		err error
+	}
+	hashed := make(chan result, 1)
 	hashContext, stop := context.WithCancel(ctx)
 	defer func() { stop(); <-hashed }() // the files are closed after this function returns
-	go func() { hashed <- hash(hashContext, d.raw, d.files); close(hashed) }()
+	go func() {
+		sum, err := hash(hashContext, d.raw, d.files)
+		hashed <- result{sum, err}
+		close(hashed)
+	}()
 
 	g := &gauge{report: o.Progress}
 	models, err := d.pack(ctx, devices, o, g)
 	if err != nil {
 		return models, err
 	}
-	var sum string
+	var r result
 	select {
-	case sum = <-hashed:
+	case r = <-hashed:
 	case <-ctx.Done():
+		r.err = ctx.Err()
 	}
-	if sum == "" {
-		return models, ctx.Err()
+	if r.err != nil {
+		return models, r.err
 	}
 	for _, m := range slices.Concat(models...) {
-		m.Hash = sum
+		m.Hash = r.sum
 	}
 	g.finish()
 	return models, nil
@@ -279,8 +288,8 @@ func (l *Loader) load(ctx context.Context, device tensor.Device, rank, ranks int
 	return m.Finish() // others will read the device's memory
 }
 
-// hash is SHA-256 over config.json and every tensor's name, type, shape and bytes in order of names; "" if the context ends.
-func hash(ctx context.Context, config []byte, files *safetensors.Collection) string {
+// hash is SHA-256 over config.json and every tensor's name, type, shape and bytes in order of names. Because it sees all of them it is also what refuses a value that is not finite: every result would be, later and elsewhere.
+func hash(ctx context.Context, config []byte, files *safetensors.Collection) (string, error) {
 	h := sha256.New()
 	fmt.Fprintf(h, "%d\n", len(config))
 	h.Write(config)
@@ -288,15 +297,18 @@ func hash(ctx context.Context, config []byte, files *safetensors.Collection) str
 		t, _ := files.Tensor(n)
 		fmt.Fprintf(h, "%q %s %v\n", n, t.DType, t.Shape)
 		for data := t.Data; len(data) > 0; {
-			if ctx.Err() != nil {
-				return ""
+			if err := ctx.Err(); err != nil {
+				return "", err
 			}
 			part := data[:min(len(data), packBytes)]
+			if !safetensors.Finite(t.DType, part) {
+				return "", fmt.Errorf("tensor %q has a value that is not finite", n)
+			}
 			h.Write(part)
 			data = data[len(part):]
 		}
 	}
-	return hex.EncodeToString(h.Sum(nil))
+	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
 // Loader takes a model's tensors from its files, for an Architecture. What it has handed out belongs to the model.

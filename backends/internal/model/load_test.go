@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -115,6 +116,16 @@ func TestLoadRefuses(t *testing.T) {
 				return true
 			})
 		}, `tensor "` + q + `" has type I32`},
+		{"a value that is no number", func(t *testing.T, dir string) {
+			rewrite(t, dir, func(s *safetensors.Source) bool {
+				if s.Name == q {
+					values := make([]float32, s.Shape[0]*s.Shape[1])
+					values[len(values)-1] = float32(math.NaN())
+					*s = safetensors.Float32Source(s.Name, s.Shape, func() ([]float32, error) { return values, nil })
+				}
+				return true
+			})
+		}, `tensor "` + q + `" has a value that is not finite`},
 		{"unknown tensor", func(t *testing.T, dir string) {
 			rewrite(t, dir, func(s *safetensors.Source) bool {
 				s.Name = strings.Replace(s.Name, "layers.1.mlp.up_proj.weight", "layers.1.mlp.up_proj.other", 1)

@@ -164,3 +164,27 @@ func halfToFloat32(h uint16) float32 {
 	}
 	return math.Float32frombits(sign | (exponent+112)<<23 | fraction<<13)
 }
+
+// Finite tells whether all elements of data, which are of a type, are finite: their exponents are not all ones. Those of types other than F32, F16 and BF16 are not looked at.
+func Finite(dtype string, data []byte) bool {
+	var exponent, lowest, highest uint64 // of each element in eight bytes: the bits of its exponent, its lowest and its highest one
+	switch dtype {
+	case "F32":
+		exponent, lowest, highest = 0x7f800000_7f800000, 0x00000001_00000001, 0x80000000_80000000
+	case "BF16":
+		exponent, lowest, highest = 0x7f80_7f80_7f80_7f80, 0x0001_0001_0001_0001, 0x8000_8000_8000_8000
+	case "F16":
+		exponent, lowest, highest = 0x7c00_7c00_7c00_7c00, 0x0001_0001_0001_0001, 0x8000_8000_8000_8000
+	default:
+		return true
+	}
+	// The bits that an exponent lacks are zero where it is all ones. Taking one away from each element sets the highest bit of such a one; of another it may only where such a one is before it.
+	var found uint64
+	for ; len(data) >= 8; data = data[8:] {
+		found |= ^binary.LittleEndian.Uint64(data)&exponent - lowest
+	}
+	var last [8]byte // what is missing is zero
+	copy(last[:], data)
+	found |= ^binary.LittleEndian.Uint64(last[:])&exponent - lowest
+	return found&highest == 0
+}

@@ -211,3 +211,55 @@ func FuzzParseIndex(f *testing.F) {
 		}
 	})
 }
+
+func TestFinite(t *testing.T) {
+	nan, infinite, most := float32(math.NaN()), float32(math.Inf(-1)), float32(math.MaxFloat32)
+	half := map[float32]uint16{0: 0, 1: 0x3c00, -1: 0xbc00, most: 0x7bff, nan: 0x7e00, infinite: 0xfc00}
+	encode := func(dtype string, x float32) []byte {
+		bits := math.Float32bits(x)
+		switch dtype {
+		case "F16":
+			if x != x {
+				return binary.LittleEndian.AppendUint16(nil, 0x7e00)
+			}
+			return binary.LittleEndian.AppendUint16(nil, half[x])
+		case "BF16":
+			return binary.LittleEndian.AppendUint16(nil, uint16(bits>>16))
+		}
+		return binary.LittleEndian.AppendUint32(nil, bits)
+	}
+	for _, dtype := range []string{"F32", "BF16", "F16"} {
+		for n := range 12 {
+			for _, usual := range []float32{0, 1, -1, most} {
+				for at := -1; at < n; at++ { // the place of the one that is not finite, if any
+					for _, bad := range []float32{nan, infinite} {
+						var data []byte
+						for i := range n {
+							x := usual
+							if i == at {
+								x = bad
+							}
+							data = append(data, encode(dtype, x)...)
+						}
+						if got := Finite(dtype, data); got != (at < 0) {
+							t.Errorf("%s, %d times %v, %v at %d: finite is %v", dtype, n, usual, bad, at, got)
+						}
+					}
+				}
+			}
+		}
+	}
+	if !Finite("I64", []byte{255, 255, 255, 255, 255, 255, 255, 127}) {
+		t.Error("an integer is finite")
+	}
+}
+
+func BenchmarkFinite(b *testing.B) {
+	data := make([]byte, 1<<20)
+	b.SetBytes(int64(len(data)))
+	for b.Loop() {
+		if !Finite("BF16", data) {
+			b.Fatal("not finite")
+		}
+	}
+}
