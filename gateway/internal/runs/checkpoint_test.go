@@ -384,6 +384,10 @@ func TestArchiveFilesAndImport(t *testing.T) {
 				w.refused(err, KindInvalid, c.words)
 			})
 		}
+		var large bytes.Buffer
+		w.ok(tar.NewWriter(&large).WriteHeader(&tar.Header{Name: plugins.AdapterConfigFile, Mode: 0o644, Size: 1 << 50}))
+		_, _, err := w.Import(ctx, Import{Owner: owner, BaseModel: base, Name: "n", Tar: &large, MaxBytes: 1 << 60})
+		w.refused(err, KindUnavailable, "MiB are needed")
 		if left, _ := filepath.Glob(filepath.Join(w.dir, "incoming", "*")); len(left) != 0 {
 			t.Errorf("left over: %v", left)
 		}

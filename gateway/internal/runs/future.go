@@ -114,10 +114,7 @@ func (f *future) record(parent string, seq int64, payload []byte) store.Record {
 // journal makes new work for a model durable, or refuses it while it could not be done or its result not be stored. A client that goes away meanwhile changes nothing: it will
 // repeat the request and find it here.
 func (c *Core) journal(ctx context.Context, m *model, records ...store.Record) error {
-	if err := c.cfg.Store.Err(); err != nil {
-		return refusef(KindUnavailable, "nothing new is taken for now: %v", err)
-	}
-	if err := c.refuses(m); err != nil {
+	if err := firstError(notNow(c.cfg.Store.Err()), c.refuses(m)); err != nil {
 		return err
 	}
 	return c.commit(context.WithoutCancel(ctx), store.Batch{Put: records})
@@ -128,10 +125,15 @@ func (c *Core) refuses(m *model) error {
 	if c.cfg.Refuse == nil || m == nil {
 		return nil
 	}
-	if err := c.cfg.Refuse(m.Name); err != nil {
-		return refusef(KindUnavailable, "nothing new is taken for now: %v", err)
+	return notNow(c.cfg.Refuse(m.Name))
+}
+
+// notNow makes the reason why new work is not taken the error that says so, if there is one.
+func notNow(reason error) error {
+	if reason == nil {
+		return nil
 	}
-	return nil
+	return refusef(KindUnavailable, "nothing new is taken for now: %v", reason)
 }
 
 // commit makes a batch durable. While the store cannot be written to, that is KindUnavailable: the client repeats the request.

@@ -46,7 +46,12 @@ func (c *Core) Import(ctx context.Context, req Import) (training, sampler Checkp
 	}
 	incoming := filepath.Join("incoming", c.newID("", "", ""))
 	defer func() { c.logged("an upload could not be removed", os.RemoveAll(c.file(incoming))) }()
-	if err := unpack(req.Tar, c.file(incoming), req.MaxBytes); err != nil {
+	size, err := unpack(req.Tar, c.file(incoming), req.MaxBytes, c.cfg.Store.Room)
+	if err != nil {
+		return fail(err)
+	}
+	// Two checkpoints, twice as large each where the upload has half the precision of ours.
+	if err := firstError(notNow(c.cfg.Store.Room(2*2*size)), c.refuses(m)); err != nil {
 		return fail(err)
 	}
 	b, err := c.backend(ctx, m)
@@ -101,10 +106,10 @@ func (c *Core) Import(ctx context.Context, req Import) (training, sampler Checkp
 	return made[0].CheckpointInfo, made[1].CheckpointInfo, nil
 }
 
-// unpack writes the importable files of a tar into a new folder. Nothing else in it is looked at.
-func unpack(r io.Reader, dir string, maxBytes int64) error {
+// unpack writes the importable files of a tar into a new folder, each after room has been asked whether it may, and gives their size. Nothing else in the tar is looked at.
+func unpack(r io.Reader, dir string, maxBytes int64, room func(bytes int64) error) (size int64, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return uploadError(err)
+		return 0, uploadError(err)
 	}
 	in := tar.NewReader(io.LimitReader(r, maxBytes+1<<20))
 	seen := map[string]bool{}
@@ -114,7 +119,7 @@ func unpack(r io.Reader, dir string, maxBytes int64) error {
 			break
 		}
 		if err != nil {
-			return invalidf("the upload is not a tar file: %s", err)
+			return 0, invalidf("the upload is not a tar file: %s", err)
 		}
 		name := strings.TrimPrefix(h.Name, "./")
 		if !slices.Contains(importable, name) {
@@ -123,31 +128,35 @@ func unpack(r io.Reader, dir string, maxBytes int64) error {
 		// A sparse file is a few bytes here and any number of zeros on disk.
 		for key := range h.PAXRecords {
 			if strings.HasPrefix(key, "GNU.sparse.") {
-				return invalidf("the upload has %s as a sparse file; only plain regular files are taken", name)
+				return 0, invalidf("the upload has %s as a sparse file; only plain regular files are taken", name)
 			}
 		}
 		if h.Typeflag != tar.TypeReg || seen[name] {
-			return invalidf("the upload has %s twice, or not as a regular file", name)
+			return 0, invalidf("the upload has %s twice, or not as a regular file", name)
 		}
 		if maxBytes -= h.Size; h.Size < 0 || maxBytes < 0 {
-			return invalidf("the upload is too large")
+			return 0, invalidf("the upload is too large")
+		}
+		if err := notNow(room(h.Size)); err != nil {
+			return 0, err
 		}
 		seen[name] = true
+		size += h.Size
 		f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 		if err != nil {
-			return uploadError(err)
+			return 0, uploadError(err)
 		}
 		_, err = io.CopyN(f, in, h.Size)
 		if err := errors.Join(err, f.Close()); err != nil {
-			return uploadError(err)
+			return 0, uploadError(err)
 		}
 	}
 	for _, name := range []string{plugins.AdapterConfigFile, plugins.AdapterWeightsFile} {
 		if !seen[name] {
-			return invalidf("the upload has no %s; it must be the directory of a PEFT adapter", name)
+			return 0, invalidf("the upload has no %s; it must be the directory of a PEFT adapter", name)
 		}
 	}
-	return nil
+	return size, nil
 }
 
 // uploadError tells what is wrong with the upload from what is wrong with our disk, where the same upload may succeed later.

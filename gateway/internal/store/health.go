@@ -70,6 +70,17 @@ func (s *sqlStore) Err() error {
 	return nil
 }
 
+// Room implements Store.
+func (s *sqlStore) Room(bytes int64) error {
+	if err := s.Err(); err != nil {
+		return err
+	}
+	if t := s.room(bytes); t != nil {
+		return t
+	}
+	return nil
+}
+
 // fail notes that nothing can be written, and lets go of everything whose state is unknown after that: the open segment, and the connection that writes. Called by
 // the writer goroutine, as are the other methods below.
 func (s *sqlStore) fail(err error) error {
@@ -99,7 +110,7 @@ func (s *sqlStore) check(ctx context.Context) {
 		}
 		s.broken = nil
 	}
-	s.trouble.Store(s.room())
+	s.trouble.Store(s.room(0))
 }
 
 // probe writes to the journal, the commit log and the database as a commit does.
@@ -130,8 +141,8 @@ func (s *sqlStore) probe(ctx context.Context) error {
 	return s.thawed()
 }
 
-// room looks at the data directory without writing to it.
-func (s *sqlStore) room() *Trouble {
+// room looks at the data directory without writing to it: whether there is room when bytes more are taken.
+func (s *sqlStore) room(bytes int64) *Trouble {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(s.dir, &fs); err != nil {
 		return &Trouble{Failing, fmt.Errorf("look at the data directory: %w", err)}
@@ -144,8 +155,12 @@ func (s *sqlStore) room() *Trouble {
 			return &Trouble{ReadOnly, fmt.Errorf("%s cannot be written to: %w", dir, err)}
 		}
 	}
-	if free := int64(fs.Bavail) * fs.Bsize; free < s.reserve {
-		return &Trouble{Full, fmt.Errorf("%d MiB are free in %s; the last %d MiB are kept for the results of accepted work", free>>20, s.dir, s.reserve>>20)}
+	if free := int64(fs.Bavail) * fs.Bsize; free-bytes < s.reserve {
+		needed := ""
+		if bytes > 0 {
+			needed = fmt.Sprintf(", and %d MiB are needed", (bytes+1<<20-1)>>20)
+		}
+		return &Trouble{Full, fmt.Errorf("%d MiB are free in %s%s; the last %d MiB are kept for the results of accepted work", free>>20, s.dir, needed, s.reserve>>20)}
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -119,6 +120,18 @@ func TestReserve(t *testing.T) {
 	if trouble := TroubleOf(s.Err()); trouble == nil || trouble.State != Full {
 		t.Errorf("Err is %v, want that the store is full", s.Err())
 	}
+}
+
+// Room is for what others write beside the store.
+func TestRoom(t *testing.T) {
+	s, err := Open(t.Context(), Options{Dir: t.TempDir(), Reserve: 1 << 20})
+	check(t, err)
+	defer s.Close()
+	check(t, s.Room(1))
+	if trouble := TroubleOf(s.Room(1 << 60)); trouble == nil || trouble.State != Full || !strings.Contains(trouble.Error(), "are needed; the last 1 MiB") {
+		t.Errorf("Room is %v, want that the store is full", trouble)
+	}
+	check(t, s.Err())
 }
 
 // What keeps a store from being opened is told apart from what waiting does not change.

@@ -85,6 +85,8 @@ type Store interface {
 	Payload(ctx context.Context, r Record) ([]byte, error)
 	// Err is nil while new work can be taken, else a *Trouble. Commit may succeed all the same: the room that Options.Reserve keeps is for what was accepted before.
 	Err() error
+	// Room is Err once more bytes of the data directory's disk are taken, by files that the store does not write: nil, or a *Trouble.
+	Room(bytes int64) error
 	// Compact removes journal segments that no record refers to.
 	Compact(ctx context.Context) error
 	// Close finishes accepted commits and releases everything.

@@ -108,7 +108,7 @@ func (s *sqlStore) send(ctx context.Context, r *request) error {
 // write is the writer goroutine. It alone uses the journal and the commit log, and decides what goes to the database when; a second goroutine then writes there, so that commits go on meanwhile.
 func (s *sqlStore) write() {
 	defer close(s.done)
-	s.trouble.Store(s.room())
+	s.trouble.Store(s.room(0))
 	ticker := time.NewTicker(checkEvery)
 	defer ticker.Stop()
 	age := time.NewTicker(s.applyAfter)
