@@ -103,24 +103,24 @@ template <int columns, int places, bool transposed> struct group_product {
     }
     inner_axis next = first_axis<transposed>(a, b.g);
     bool more = go_on<transposed>(next, 0, a, b.g);
-    int left = 0; // tiles that have been fetched, or are under way, and have not been multiplied
+    int waiting = 0; // tiles that have been fetched, or are under way, and have not been multiplied
     UNROLL for (int t = 0; t < ahead; t++) {
       if (more) {
         fetch_tile(place + t * place_bytes, next, i0, j0, rows);
         more = go_on<transposed>(next, GROUP_DEPTH, a, b.g);
-        left++;
+        waiting++;
       }
       copy_async_commit();
     }
     int here = 0, there = ahead; // the places of the tile that is multiplied and of the one that is fetched
-    for (; left > 0; left--) {
+    for (; waiting > 0; waiting--) {
       copy_async_wait<ahead - 1>(); // the calling thread's part of the tile has arrived
       publish();
       barrier(); // all of it; and all products with the tile before the last are done
       if (more) {
         fetch_tile(place + there * place_bytes, next, i0, j0, rows);
         more = go_on<transposed>(next, GROUP_DEPTH, a, b.g);
-        left++;
+        waiting++;
       }
       copy_async_commit();
       const unsigned char *at = place + here * place_bytes;
