@@ -50,8 +50,8 @@ const (
 	MaxBodyBytes = 64 << 20
 	// MaxMessageBytes bounds one gRPC message in both directions; larger than MaxBodyBytes because a decoded request may grow a little.
 	MaxMessageBytes = 80 << 20
-	// MaxAhead is the number of undecided operations per adapter that the gateway may have sent.
-	MaxAhead = 16
+	// MaxAhead is the number of undecided operations per adapter that the gateway may have sent: so many that small ones too fill the adapter's share of a clock cycle, which is counted in tokens.
+	MaxAhead = 256
 	// MaxAheadBytes is the payload of undecided operations per adapter that the gateway may have sent. One larger operation may be sent alone.
 	MaxAheadBytes = 64 << 20
 )

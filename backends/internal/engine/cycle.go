@@ -78,11 +78,12 @@ type series struct {
 func plan(runs []*run, budget int, tag float64) ([]series, float64) {
 	type share struct {
 		series
+		left   []*operation // of the leading series
 		closed bool
 	}
 	shares := make([]share, len(runs))
 	for i, r := range runs {
-		shares[i].run = r
+		shares[i].run, shares[i].left = r, r.queue.passes()
 	}
 	for _, r := range runs {
 		if !r.backlogged {
@@ -95,14 +96,10 @@ func plan(runs []*run, budget int, tag float64) ([]series, float64) {
 		least := math.Inf(1)
 		for i := range shares {
 			s := &shares[i]
-			if s.closed {
+			if s.closed || len(s.left) == 0 {
 				continue
 			}
-			o := s.run.queue.at(len(s.passes))
-			if o == nil || o.kind != kindPass {
-				s.closed = true
-				continue
-			}
+			o := s.left[0]
 			if t := s.run.tag + float64(o.tokens)/o.weight; t < least {
 				first, least = s, t
 			}
@@ -110,20 +107,19 @@ func plan(runs []*run, budget int, tag float64) ([]series, float64) {
 		if first == nil {
 			break
 		}
-		o := first.run.queue.at(len(first.passes))
+		o := first.left[0]
 		if used > 0 && used+o.tokens > budget {
 			first.closed = true
 			continue
 		}
-		first.passes = append(first.passes, o)
+		first.passes, first.left = append(first.passes, o), first.left[1:]
 		first.run.tag = least
 		used += o.tokens
 		tag = max(tag, least)
 	}
 	var taken []series
 	for _, s := range shares {
-		o := s.run.queue.at(len(s.passes))
-		s.run.backlogged = o != nil && o.kind == kindPass
+		s.run.backlogged = len(s.left) > 0
 		if len(s.passes) > 0 {
 			taken = append(taken, s.series)
 		}

@@ -77,6 +77,14 @@ func (q *queue) at(i int) *operation {
 	return q.waiting[q.next+int64(i)]
 }
 
+// passes gives the leading series of passes: those from the next operation on, in order, to the first that is something else or has not arrived.
+func (q *queue) passes() (leading []*operation) {
+	for o := q.waiting[q.next]; o != nil && o.kind == kindPass; o = q.waiting[q.next+int64(len(leading))] {
+		leading = append(leading, o)
+	}
+	return leading
+}
+
 // pop removes the next operation, which has been decided.
 func (q *queue) pop() {
 	delete(q.waiting, q.next)
