@@ -133,6 +133,21 @@ func (f *Fleet) Refuse(model string) error {
 	return nil
 }
 
+// Idle says why a model's backend does nothing for now: it is being started or replaced, or seems to hang. "" = it works.
+func (f *Fleet) Idle(model string) string {
+	m, ok := f.byName[model]
+	if !ok {
+		return ""
+	}
+	if err := f.Refuse(model); err != nil {
+		return err.Error()
+	}
+	if _, _, err := m.supervisor.Backend(); err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
 // observe follows the process: ready, or lost.
 func (m *member) observe(e supervisor.Event) {
 	m.mu.Lock()

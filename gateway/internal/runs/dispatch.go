@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"go.opentelemetry.io/otel/trace"
 
@@ -29,7 +30,8 @@ type sampleJob struct {
 // accepted is what one owner has of samples that are not finished.
 type accepted struct {
 	samples int
-	bytes   int64 // of their prompts
+	bytes   int64     // of their prompts
+	refused time.Time // when one more was, last
 }
 
 // fits tells whether the prompts of another sample may be kept. Where all that they may have is taken, an owner may still have its equal part of it, or one sample: nobody keeps
@@ -49,7 +51,8 @@ func (c *Core) fits(j *sampleJob) bool {
 // admit counts a sample against the limits. mu is held.
 func (c *Core) admit(j *sampleJob) {
 	a := c.owners[j.sampler.Owner]
-	c.owners[j.sampler.Owner] = accepted{a.samples + 1, a.bytes + j.bytes}
+	a.samples, a.bytes = a.samples+1, a.bytes+j.bytes
+	c.owners[j.sampler.Owner] = a
 	c.promptBytes += j.bytes
 	if j.sampler.jobs == nil {
 		j.sampler.jobs = map[*sampleJob]bool{}
@@ -63,7 +66,7 @@ func (c *Core) admit(j *sampleJob) {
 // dismiss takes it out of the counts. mu is held.
 func (c *Core) dismiss(j *sampleJob) {
 	a := c.owners[j.sampler.Owner]
-	if a = (accepted{a.samples - 1, a.bytes - j.bytes}); a.samples > 0 {
+	if a.samples, a.bytes = a.samples-1, a.bytes-j.bytes; a.samples > 0 {
 		c.owners[j.sampler.Owner] = a
 	} else {
 		delete(c.owners, j.sampler.Owner)
@@ -408,6 +411,7 @@ func (c *Core) resumeSample(f *future, rec store.Record, known charges) {
 		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
+		f.model = s.model
 		j := &sampleJob{sampler: s, future: f, req: req, bytes: req.promptBytes()}
 		c.admit(j)
 		if j.blame.job = j; s.model.inquest.charge(&j.blame, known) && j.why == nil {

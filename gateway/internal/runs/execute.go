@@ -336,7 +336,7 @@ func (c *Core) callPass(ctx context.Context, b Backend, op *operation) (done, er
 	if len(got.Logprobs) != len(req.Data) {
 		return done{}, fmt.Errorf("the backend answered %d datums for %d", len(got.Logprobs), len(req.Data))
 	}
-	op.future.ran, got.Execution = got.Execution, plugins.Execution{} // kept with the result, but not part of it
+	op.future.ran, op.future.boot, got.Execution = got.Execution, b.BootID, plugins.Execution{} // kept with the result, but not part of it
 	got.Metrics = finite(got.Metrics)
 	tokens := int64(0)
 	for _, d := range req.Data {
@@ -374,7 +374,7 @@ func (c *Core) callStep(ctx context.Context, b Backend, op *operation) (done, er
 	if err != nil {
 		return done{}, err
 	}
-	op.future.ran, got.Execution = got.Execution, plugins.Execution{} // kept with the result, but not part of it
+	op.future.ran, op.future.boot, got.Execution = got.Execution, b.BootID, plugins.Execution{} // kept with the result, but not part of it
 	got.Metrics = finite(got.Metrics)
 	return done{outcome: Outcome{OptimStep: &got}, then: func() { r.live.stepped(op.seq, got, c.cfg.now()) }}, nil
 }

@@ -75,11 +75,13 @@ type future struct {
 	kind    OperationKind
 	owner   string
 	session *session // nil for an unload of a run without one
+	model   *model   // nil where its model is not served any more
 	hash    string
 	since   time.Time
 	scores  bool              // a pass without gradients
 	fault   *Failure          // found when it was submitted
 	ran     plugins.Execution // what a backend said about a training operation; as begun
+	boot    string            // the process that said it; as begun
 	begun   time.Time         // when the backend was asked; zero before. Written by the goroutine that runs it
 	kept    bool              // see resultRecord; as begun
 
@@ -91,8 +93,8 @@ type future struct {
 }
 
 // newFuture takes note of an operation that is about to be journalled. mu is held.
-func (c *Core) newFuture(id string, kind OperationKind, owner string, s *session, hash string) *future {
-	f := &future{id: id, kind: kind, owner: owner, session: s, hash: hash, since: c.cfg.now().UTC(), accepted: make(chan struct{}), done: make(chan struct{})}
+func (c *Core) newFuture(id string, kind OperationKind, owner string, s *session, m *model, hash string) *future {
+	f := &future{id: id, kind: kind, owner: owner, session: s, model: m, hash: hash, since: c.cfg.now().UTC(), accepted: make(chan struct{}), done: make(chan struct{})}
 	c.futures[id] = f
 	if s != nil {
 		s.pending++
@@ -258,7 +260,7 @@ func (c *Core) finish(ctx context.Context, f *future, out *Outcome, position int
 	default:
 		rec.Payload = mustJSON(out)
 	}
-	value := resultRecord{Kind: f.kind, Failure: out.Failure, Position: position, Kept: f.kept, Size: int64(len(rec.Payload)), Begun: f.begun, Done: c.cfg.now().UTC(), Ran: ranRecordOf(f.ran)}
+	value := resultRecord{Kind: f.kind, Failure: out.Failure, Position: position, Kept: f.kept, Size: int64(len(rec.Payload)), Begun: f.begun, Done: c.cfg.now().UTC(), Ran: ranRecordOf(f.ran, f.boot)}
 	rec.Value = value.json()
 	extra.Put = append(extra.Put, rec)
 	// What was computed is kept, also while the server stops.

@@ -177,7 +177,7 @@ func (c *Core) submit(ctx context.Context, o Operation, op *operation, hash stri
 		r.session.reserve(op.save.SamplerID)
 	}
 	op.run = r
-	op.future = c.newFuture(answer.RequestID, op.kind, o.Owner, r.session, hash)
+	op.future = c.newFuture(answer.RequestID, op.kind, o.Owner, r.session, r.model, hash)
 	op.future.scores, op.future.fault = op.kind == OpForwardBackward && !op.trains, op.fault
 	r.LastRequest = c.cfg.now().UTC()
 	late := r.queue.sequence.wasSkipped(o.Seq)

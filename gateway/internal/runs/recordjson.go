@@ -49,6 +49,9 @@ func (r *resultRecord) json() []byte {
 	}
 	if x := r.Ran; x != nil {
 		b = strconv.AppendInt(append(b, `,"ran":{"cycle":`...), x.Cycle, 10)
+		if x.Boot != "" {
+			b = appendJSONText(append(b, `,"boot":`...), x.Boot)
+		}
 		b = appendJSONTime(append(b, `,"begin":`...), x.Begin)
 		b = appendJSONTime(append(b, `,"end":`...), x.End)
 		if x.SamplingTurns != 0 {

@@ -28,7 +28,7 @@ func TestRecordsAreAsEncodingJSONWritesThem(t *testing.T) {
 		"failure":          {Kind: OpSample, Failure: &Failure{Message: "<é>", Category: CategoryServer}, Done: elsewhere},
 		"negative":         {Kind: OpSample, Position: -1, Size: -2},
 		"ran":              {Kind: OpOptimStep, Ran: &ranRecord{Cycle: 3, Begin: at, End: elsewhere}},
-		"ran, interrupted": {Kind: OpOptimStep, Done: at, Ran: &ranRecord{Cycle: 3, Begin: at, End: at, SamplingTurns: 2, Sampling: time.Second}},
+		"ran, interrupted": {Kind: OpOptimStep, Done: at, Ran: &ranRecord{Cycle: 3, Boot: "a \"boot\"", Begin: at, End: at, SamplingTurns: 2, Sampling: time.Second}},
 		"ran at no time":   {Kind: OpOptimStep, Ran: &ranRecord{}},
 	} {
 		if got, want := string(r.json()), string(mustJSON(r)); got != want {

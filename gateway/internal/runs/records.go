@@ -60,20 +60,21 @@ type resultRecord struct {
 	Ran      *ranRecord    `json:"ran,omitempty"` // of a training operation that a backend ran
 }
 
-// ranRecord is a plugins.Execution.
+// ranRecord is a plugins.Execution, and the process in which it was: each counts its cycles from 1.
 type ranRecord struct {
 	Cycle         int64         `json:"cycle"`
+	Boot          string        `json:"boot,omitempty"`
 	Begin         time.Time     `json:"begin"`
 	End           time.Time     `json:"end"`
 	SamplingTurns int           `json:"sampling_turns,omitempty"`
 	Sampling      time.Duration `json:"sampling,omitempty"`
 }
 
-func ranRecordOf(x plugins.Execution) *ranRecord {
+func ranRecordOf(x plugins.Execution, boot string) *ranRecord {
 	if x.Cycle == 0 {
 		return nil
 	}
-	return &ranRecord{Cycle: x.Cycle, Begin: x.Begin.UTC(), End: x.End.UTC(), SamplingTurns: x.SamplingTurns, Sampling: x.Sampling}
+	return &ranRecord{Cycle: x.Cycle, Boot: boot, Begin: x.Begin.UTC(), End: x.End.UTC(), SamplingTurns: x.SamplingTurns, Sampling: x.Sampling}
 }
 
 // mustJSON encodes values of our own types, which cannot fail.

@@ -153,7 +153,7 @@ func (c *Core) resume(pending []store.Record, histories map[*run]history, known 
 			c.log.Error("an unfinished operation cannot be read", "request", rec.Key, "error", err)
 			continue
 		}
-		f := c.newFuture(rec.Key, head.Kind, head.Owner, c.sessions[head.Session], head.Hash)
+		f := c.newFuture(rec.Key, head.Kind, head.Owner, c.sessions[head.Session], nil, head.Hash)
 		f.since, f.scores, f.fault = head.Time, head.ForwardOnly, head.Fault
 		close(f.accepted)
 		if head.Kind == OpSample {
@@ -168,6 +168,7 @@ func (c *Core) resume(pending []store.Record, histories map[*run]history, known 
 		}
 		r.queue.unfinished++
 		r.queue.pending[rec.Rank] = true
+		f.model = r.model
 		op := revive(r, f, rec, head)
 		if op.blame.op, op.blame.what = op, f.id; r.model != nil {
 			r.model.inquest.charge(&op.blame, known[f.id])

@@ -368,7 +368,7 @@ func (c *Core) submitCreation(ctx context.Context, modelSeq int64, rec runRecord
 	r := c.newRun(rec)
 	r.model, r.session = c.byName[rec.ServedModel], s
 	op := &operation{run: r, kind: kind, create: &body, trace: trace.SpanContextFromContext(ctx)}
-	op.future = c.newFuture(answer.RequestID, kind, rec.Owner, s, hash)
+	op.future = c.newFuture(answer.RequestID, kind, rec.Owner, s, r.model, hash)
 	c.runs[r.ID] = r
 	s.runs = append(s.runs, r)
 	c.mu.Unlock()
@@ -433,7 +433,7 @@ func (c *Core) UnloadRun(ctx context.Context, owner, runID string) (Submitted, e
 		return Submitted{}, err
 	}
 	op := &operation{run: r, kind: OpUnloadRun, seq: unloadSeq, trace: trace.SpanContextFromContext(ctx)}
-	op.future = c.newFuture(answer.RequestID, op.kind, owner, r.session, "unload")
+	op.future = c.newFuture(answer.RequestID, op.kind, owner, r.session, r.model, "unload")
 	c.mu.Unlock()
 	err = c.journal(ctx, r.model, op.future.record(r.ID, unloadSeq, nil))
 	c.mu.Lock()

@@ -285,16 +285,18 @@ func (c *Core) submitSample(ctx context.Context, s *sampler, id, hash string, re
 		return invalidf("seq_id: %d leaves another gap; the numbers of sampling session %s have %d already, and no more are kept: number samples one after the other", seq, s.ID, n-1)
 	}
 	if n := c.owners[s.Owner].samples; n >= c.cfg.MaxQueuedSamples {
+		c.heldBack(s.Owner)
 		c.mu.Unlock()
 		return refusef(KindBusy, "%d samples of yours wait already; repeat a little later", n)
 	}
 	if !c.fits(j) {
+		c.heldBack(s.Owner)
 		c.mu.Unlock()
 		return refusef(KindBusy, "the prompts of waiting samples take %d MiB already; repeat a little later", c.promptBytes>>20)
 	}
 	s.taken.add(seq)
 	s.accepted++
-	j.future = c.newFuture(id, OpSample, s.Owner, s.session, hash)
+	j.future = c.newFuture(id, OpSample, s.Owner, s.session, s.model, hash)
 	c.admit(j)
 	c.mu.Unlock()
 	err := c.journal(ctx, s.model, j.future.record(parent, seq, encodeSample(req)))

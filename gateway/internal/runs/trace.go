@@ -21,7 +21,8 @@ type TraceEvent struct {
 	Done      time.Time // zero while it is not finished
 	Failed    bool
 	// Ran says in which clock cycle the device ran a training operation, and when: between Begun and Done. Zero where the backend does not tell.
-	Ran plugins.Execution
+	Ran  plugins.Execution
+	Boot string // the backend's process that ran it: each counts its cycles from 1
 }
 
 // TraceToken gives a token that lets its bearer read a session's timeline without further credentials until it expires.
@@ -93,6 +94,7 @@ func (c *Core) traceOf(ctx context.Context, object string) ([]TraceEvent, error)
 		r := byID[rec.Key]
 		events[i] = TraceEvent{Object: object, RequestID: rec.Key, Kind: op.Kind, Accepted: op.Time, Begun: r.Begun, Done: r.Done, Failed: r.Failure != nil}
 		if x := r.Ran; x != nil {
+			events[i].Boot = x.Boot
 			events[i].Ran = plugins.Execution{Cycle: x.Cycle, Begin: x.Begin, End: x.End, SamplingTurns: x.SamplingTurns, Sampling: x.Sampling}
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/tinker/wire"
 )
 
-// retrieveFuture holds the poll until the result is there. 408 makes the client poll again without a word to its user.
+// retrieveFuture holds the poll until the result is there. 408 makes the client poll again; it tells its user only about a pause, and of that not more than once a minute.
 func (s *Service) retrieveFuture(c call) (any, error) {
 	var in struct {
 		RequestID string `json:"request_id"`
@@ -22,12 +22,24 @@ func (s *Service) retrieveFuture(c call) (any, error) {
 	}
 	outcome, err := s.core.Wait(c.Request.Context(), c.owner, in.RequestID, hold)
 	if errors.Is(err, runs.ErrPending) {
-		return status{http.StatusRequestTimeout, gin.H{"type": "try_again", "request_id": in.RequestID, "queue_state": "active"}}, nil
+		return status{http.StatusRequestTimeout, tryAgain(in.RequestID, s.core.Paused(in.RequestID))}, nil
 	}
 	if err != nil {
 		return nil, err
 	}
 	return encodeOutcome(outcome)
+}
+
+// tryAgain is the answer about a future that is not finished.
+func tryAgain(id string, p runs.Pause) gin.H {
+	body := gin.H{"type": "try_again", "request_id": id, "queue_state": "active"}
+	switch {
+	case p.Limited:
+		body["queue_state"], body["queue_state_reason"] = "paused_rate_limit", p.Reason
+	case p.Reason != "":
+		body["queue_state"], body["queue_state_reason"] = "paused_capacity", p.Reason
+	}
+	return body
 }
 
 // encodeOutcome gives the form that the SDK expects for each kind of operation: protobuf for passes and samples, JSON for the rest, and one shape for failures.

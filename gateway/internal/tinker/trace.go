@@ -71,11 +71,12 @@ func block(name, category string, process, row int, begin, end time.Time, args g
 	return gin.H{"ph": "X", "pid": process, "tid": row, "name": name, "cat": category, "ts": begin.UnixMicro(), "dur": end.Sub(begin).Microseconds(), "args": args}
 }
 
-// cycleGap is the longest time without an operation of the session within a cycle; after it the same number is a cycle of another process.
-const cycleGap = time.Minute
-
 // cycleEvents are the clock cycles that had operations of the session, in a row of their own.
 func cycleEvents(process int, events []runs.TraceEvent) []gin.H {
+	type name struct { // each process counts its cycles from 1
+		boot   string
+		number int64
+	}
 	type cycle struct {
 		number     int64
 		begin, end time.Time
@@ -84,12 +85,13 @@ func cycleEvents(process int, events []runs.TraceEvent) []gin.H {
 	ran := slices.DeleteFunc(slices.Clone(events), func(e runs.TraceEvent) bool { return e.Ran.Cycle == 0 })
 	slices.SortStableFunc(ran, func(a, b runs.TraceEvent) int { return a.Ran.Begin.Compare(b.Ran.Begin) })
 	var cycles []*cycle
-	newest := map[int64]*cycle{}
+	named := map[name]*cycle{}
 	for _, e := range ran {
-		c := newest[e.Ran.Cycle]
-		if c == nil || e.Ran.Begin.Sub(c.end) > cycleGap {
-			c = &cycle{number: e.Ran.Cycle, begin: e.Ran.Begin}
-			newest[c.number] = c
+		n := name{e.Boot, e.Ran.Cycle}
+		c := named[n]
+		if c == nil {
+			c = &cycle{number: n.number, begin: e.Ran.Begin}
+			named[n] = c
 			cycles = append(cycles, c)
 		}
 		c.operations = append(c.operations, e.RequestID)

@@ -22,7 +22,7 @@ func TestChromeEvents(t *testing.T) {
 		{Object: "b", RequestID: "b:2", Kind: runs.OpForwardBackward, Accepted: at(3), Begun: at(4), Done: at(5), Failed: true},
 		{Object: "b", RequestID: "b:3", Kind: runs.OpForwardBackward, Accepted: at(4)},
 		// Another process has counted from 1 again.
-		{Object: "a", RequestID: "a:3", Kind: runs.OpForwardBackward, Accepted: at(0), Begun: at(1), Done: at(600_000), Ran: ran(7, 500_000, 500_001)},
+		{Object: "a", RequestID: "a:3", Kind: runs.OpForwardBackward, Accepted: at(0), Begun: at(1), Done: at(600_000), Ran: ran(7, 13, 14), Boot: "next"},
 	})
 	data, err := json.Marshal(events)
 	if err != nil {
