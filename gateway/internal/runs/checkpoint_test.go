@@ -400,3 +400,46 @@ func TestUploadError(t *testing.T) {
 	w.refused(uploadError(errors.Join(&fs.PathError{Op: "write", Path: "/data/incoming/x", Err: syscall.ENOSPC}, nil)), KindUnavailable, "no space left")
 	w.refused(uploadError(io.ErrUnexpectedEOF), KindInvalid, "ends early")
 }
+
+// A checkpoint whose files are not what they were is refused under the name that its user knows.
+func TestDamagedCheckpointIsNamed(t *testing.T) {
+	w := newWorld(t, nil)
+	ctx := t.Context()
+	session := w.session()
+	run := w.trained(session, 0)
+	state := w.good(w.SaveWeights(ctx, SaveWeights{Operation: at(run, 5), Name: "state"})).Saved.Path
+	saved := w.good(w.SaveWeightsForSampler(ctx, SaveWeightsForSampler{Operation: at(run, 6), Name: "s"})).Saved.Path
+	for path, damage := range map[string]func(file string) error{
+		state: func(file string) error { return os.Remove(filepath.Join(filepath.Dir(file), plugins.ManifestFile)) },
+		saved: func(file string) error {
+			b, err := os.ReadFile(file)
+			if err == nil {
+				b[len(b)-1] ^= 1
+				err = os.WriteFile(file, b, 0o600)
+			}
+			return err
+		},
+	} {
+		w.Core.mu.Lock()
+		file := filepath.Join(w.file(w.checkpoints[path].Dir), plugins.AdapterWeightsFile)
+		w.Core.mu.Unlock()
+		w.ok(os.Chmod(filepath.Dir(file), 0o700))
+		w.ok(os.Chmod(file, 0o600))
+		w.ok(damage(file))
+	}
+	fresh := w.newRun(session, 1)
+	s, err := w.LoadWeights(ctx, LoadWeights{Operation: at(fresh, 1), Path: state, WithOptimizer: true})
+	w.ok(err)
+	failed := func(id, path string) {
+		t.Helper()
+		if f := w.outcome(id).Failure; f == nil || !strings.HasPrefix(f.Message, "checkpoint "+path+": ") || strings.Contains(f.Message, w.dir) {
+			t.Errorf("failure %+v, want one of %s", f, path)
+		}
+	}
+	failed(s.RequestID, state)
+	sampler, err := w.CreateSampler(ctx, NewSampler{Owner: owner, SessionID: session, Seq: 5, ModelPath: saved})
+	w.ok(err)
+	sample, err := w.Sample(ctx, w.sample(sampler.ID, 0))
+	w.ok(err)
+	failed(sample.RequestID, saved)
+}

@@ -2,10 +2,13 @@ package runs
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
 	"os"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -198,7 +201,8 @@ func (c *Core) createIn(ctx context.Context, b Backend, op *operation) (plugins.
 		if err != nil {
 			return plugins.AdapterInfo{}, err
 		}
-		return b.LoadAdapter(ctx, plugins.LoadAdapterRequest{Adapter: r.ID, Path: c.file(dir), Scope: scopeOf(op.create.WithOptimizer)})
+		info, err := b.LoadAdapter(ctx, plugins.LoadAdapterRequest{Adapter: r.ID, Path: c.file(dir), Scope: scopeOf(op.create.WithOptimizer)})
+		return info, c.ofCheckpoint(err, op.create.Path, dir)
 	}
 	return b.CreateAdapter(ctx, r.fresh())
 }
@@ -296,7 +300,7 @@ func (c *Core) callLoad(ctx context.Context, b Backend, op *operation) (done, er
 		dir = op.load.Dir // the position is given away and must be filled: there is nothing to be loaded at this place either
 	}
 	info, err := b.LoadAdapter(ctx, plugins.LoadAdapterRequest{Adapter: r.ID, Position: op.position, Path: c.file(dir), Scope: scopeOf(op.load.WithOptimizer)})
-	if err == nil && keepErr != nil {
+	if err = c.ofCheckpoint(err, op.load.Path, dir); err == nil && keepErr != nil {
 		err = keepErr
 	}
 	if err != nil {
@@ -314,6 +318,20 @@ func (c *Core) callLoad(ctx context.Context, b Backend, op *operation) (done, er
 			r.live.loaded(op.seq, info.Step, info.Version, c.cfg.now())
 		},
 	}, nil
+}
+
+// ofCheckpoint names the checkpoint whose files, in dir, the backend finds fault with: it knows no other name of them than where they lie here.
+func (c *Core) ofCheckpoint(err error, path, dir string) error {
+	var e *plugins.Error
+	if !errors.As(err, &e) {
+		return err
+	}
+	switch e.Kind {
+	case plugins.KindInvalid, plugins.KindNotFound, plugins.KindNotFinite, plugins.KindInternal:
+		message := strings.ReplaceAll(e.Message, c.file(dir)+string(filepath.Separator), "")
+		return &plugins.Error{Kind: e.Kind, Message: "checkpoint " + path + ": " + strings.ReplaceAll(message, c.file(dir), "it")}
+	}
+	return err
 }
 
 func (c *Core) callPass(ctx context.Context, b Backend, op *operation) (done, error) {

@@ -66,7 +66,9 @@ func (c *Core) acquire(ctx context.Context, m *model, b Backend, src source) (ad
 		if c.checkpoints[src.saved.Path] != src.saved || expired(src.saved.ExpiresAt, c.cfg.now()) {
 			return "", 0, nil, notFoundf("checkpoint %s is deleted", src.saved.Path)
 		}
-		return c.acquireSaved(ctx, m, b, src.saved.Dir)
+		path, dir := src.saved.Path, src.saved.Dir // it may be changed while mu is given up
+		adapter, version, release, err = c.acquireSaved(ctx, m, b, dir)
+		return adapter, version, release, c.ofCheckpoint(err, path, dir)
 	case src.snap != nil:
 		s := src.snap
 		if !s.hot && s.dir == "" && s.lost == "" {
