@@ -133,6 +133,73 @@ func TestMemoryOfSeveralGPUs(t *testing.T) {
 	}
 }
 
+// What the message about a model that does not fit recommends fits, and it is never what was refused.
+func TestWhatIsRecommendedFits(t *testing.T) {
+	libraries := []string{shim.Require(t, shim.Options{})}
+	t.Setenv("FAKE_CUDA_DEVICES", "8")
+	t.Setenv("FAKE_CUDA_MAJOR", "8")
+	load := func(dir, plugin string, devices, each int, more string) error {
+		o := testOptions()
+		o.Plugin = plugin
+		o.OpenDevice = func(c Config) (tensor.Device, error) {
+			return cuda.New(cuda.Options{Device: c.Device, Libraries: libraries})
+		}
+		e := New(o)
+		list := `"device": "cuda:0"`
+		if plugin != pluginSingle {
+			var names []string
+			for i := range devices {
+				names = append(names, fmt.Sprintf(`"cuda:%d"`, i))
+			}
+			list = `"devices": [` + strings.Join(names, ", ") + `]`
+		}
+		_, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Config: fmt.Appendf(nil, `{%s, "memory_mib": %d%s}`, list, devices*each, more)}, nil)
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+		return err
+	}
+	for name, s := range map[string]shape{"cut over 2 and 4": {8192, 128, 256, 2, 4, 4, 32}, "cut over 3": {8192, 192, 384, 2, 3, 3, 32}} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := writeModelOf(dir, s, 1024); err != nil {
+				t.Fatal(err)
+			}
+			for _, from := range []struct {
+				plugin, more string
+				devices      int
+			}{{pluginSingle, "", 1}, {pluginTensorParallel, "", s.heads - 2*(1-s.heads%2)}, {pluginDataParallel, `, "shard_base": true`, 2}} {
+				seen := map[string]bool{}
+				for _, each := range []int{5, 6, 8, 12} {
+					err := load(dir, from.plugin, from.devices, each, from.more)
+					if err == nil {
+						break
+					}
+					for _, way := range []struct{ said, plugin, more string }{{"; cut over %d devices", pluginTensorParallel, ""}, {"; shared out over %d (", pluginDataParallel, `, "shard_base": true`}} {
+						for n := range maxRanks + 1 {
+							said := fmt.Sprintf(way.said, n)
+							if !strings.Contains(err.Error(), said) || seen[said] || n > 8 { // of which there are no more
+								continue
+							}
+							seen[said] = true
+							if way.plugin == from.plugin && n <= from.devices {
+								t.Errorf("%d devices of %d MiB for %s: %v", from.devices, each, from.plugin, err)
+							}
+							if err := load(dir, way.plugin, n, each, way.more); err != nil {
+								t.Errorf("%d devices of %d MiB for %s, which were recommended: %v", n, each, way.plugin, err)
+							}
+						}
+					}
+				}
+				t.Logf("%s over %d: %v", from.plugin, from.devices, seen)
+				if len(seen) == 0 && from.devices < s.heads {
+					t.Errorf("%s: nothing was recommended", from.plugin)
+				}
+			}
+		})
+	}
+}
+
 // What adapters have on each GPU is counted there: masters and moments on the first, the matrices that passes read on all. Where the second one is full its matrices make room, and moments, which it has none of, stay.
 func TestAdaptersOnSeveralGPUs(t *testing.T) {
 	libraries := []string{shim.Require(t, shim.Options{})}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/tinsmith/tinsmith/backends/internal/kvcache"
+	"github.com/tinsmith/tinsmith/backends/internal/lora"
 	"github.com/tinsmith/tinsmith/backends/internal/model"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/plugins"
@@ -100,35 +102,67 @@ func freeMemory(d tensor.Device) int64 {
 	return unlimited
 }
 
-// room says, for the message about a model that does not fit, over how many devices like those in use it would, with what it would take of each. It begins with a semicolon, or is empty if that cannot be told.
+// fits tells whether a rank fits a device with so much memory: the weights, the sampler, the keys and values that there are at least, and what training puts together of weights that are shared out.
+func (c *Config) fits(s model.Size, limit int64) bool {
+	pages := int64(max(1, (c.KVCacheTokens+kvcache.PageSize-1)/kvcache.PageSize))
+	return s.Rank+s.Sampler+s.Gathered+pages*s.Page < limit
+}
+
+// room says, for the message about a model that does not fit, over how many devices like those in use it would, with what it would take of each. It begins with a semicolon, or is empty if that cannot be told. As many devices
+// as there are already, used alike, are what was refused, so it looks for more.
 func (l *loaded) room(ctx context.Context, limit int64) string {
-	// least finds the smallest number of devices, and what is taken of each.
-	least := func(size func(n int) (model.Size, error)) (n int, s model.Size) {
-		for n = 2; n <= maxRanks; n *= 2 {
-			s, err := size(n)
-			if ctx.Err() != nil {
-				return 0, s
-			}
-			if err == nil && s.Rank+2*s.Gathered < limit {
-				return n, s
-			}
-		}
-		return 0, s
+	c := &l.config
+	_, own := l.homes.devices[0].(tensor.OwnMemory)
+	sampling := &model.Sampling{Tokens: c.PrefillTokens + c.MaxBatch, Selected: c.MaxBatch, Rank: referenceRank, Remote: own}
+	size := func(copies, ranks int) (model.Size, bool) {
+		s, err := model.MeasureModel(ctx, l.files.dir, l.files.registry, l.files.options, copies, ranks, sampling)
+		return s, err == nil && c.fits(s, limit)
 	}
-	cut, cutSize := least(func(n int) (model.Size, error) { return l.files.size(ctx, 1, n) })
-	copies, shardSize := least(func(n int) (model.Size, error) { return l.files.size(ctx, n, 1) })
+	ranks := max(len(l.training[0].devices), len(l.sampling[0].devices)) // that a copy is cut over
+	cut, cutSize := 0, model.Size{}
+	for n := ranks + 1; n <= maxRanks && cut == 0; n++ { // most of them are refused by the configuration alone
+		if s, ok := size(1, n); ok {
+			cut, cutSize = n, s
+		}
+	}
+	least := 2
+	if c.ShardBase {
+		least = max(len(l.training), len(l.sampling))*ranks + 1
+	}
+	// What a copy takes falls with their number, so half of the numbers are left out with each that is tried.
+	copies, copiesSize := 0, model.Size{}
+	for most := maxRanks; least <= most && ctx.Err() == nil; {
+		n := (least + most) / 2
+		if s, ok := size(n, 1); ok {
+			copies, copiesSize, most = n, s, n-1
+		} else {
+			least = n + 1
+		}
+	}
+	if ctx.Err() != nil {
+		return ""
+	}
 	text := ""
 	if cut > 0 {
-		text += fmt.Sprintf("; cut over %d devices with as much each (plugin %s) the weights take %s of each", cut, pluginTensorParallel, mebibytes(cutSize.Rank))
+		text += fmt.Sprintf("; cut over %d devices with as much each (plugin %s) the weights take %s of each, and the sampler %s", cut, pluginTensorParallel, mebibytes(cutSize.Rank), mebibytes(cutSize.Sampler))
 	}
 	if copies > 0 {
-		text += fmt.Sprintf("; shared out over %d (plugin %s with %s: true) they take %s of each, and %s for layers that are put together", copies, pluginDataParallel, shardBase, mebibytes(shardSize.Rank), mebibytes(2*shardSize.Gathered))
+		text += fmt.Sprintf("; shared out over %d (plugin %s with %s: true) they take %s of each, layers that are put together %s, and the sampler %s", copies, pluginDataParallel, shardBase, mebibytes(copiesSize.Rank), mebibytes(2*copiesSize.Gathered), mebibytes(copiesSize.Sampler-copiesSize.Gathered))
 	}
 	if text == "" {
-		return fmt.Sprintf("; neither the plugin %s nor %s of the plugin %s makes it fit %d devices with as much each", pluginTensorParallel, shardBase, pluginDataParallel, maxRanks)
+		return fmt.Sprintf("; neither the plugin %s nor %s of the plugin %s makes it fit up to %d devices with as much each", pluginTensorParallel, shardBase, pluginDataParallel, maxRanks)
 	}
-	if _, own := l.homes.devices[0].(tensor.OwnMemory); !own {
+	if !own {
 		text += "; processors share one memory, so more of them make no room"
 	}
 	return text
+}
+
+// smallerSampler says, for the message about a device whose weights fit but for the sampler, which settings make that smaller. It begins with a semicolon, or is empty if the smallest sampler does not fit either.
+func (l *loaded) smallerSampler(d *deviceMemory, scratch int64, layout *lora.Layout) string {
+	least, err := l.sampling[0].models[0].MeasureForward(2, 1, layout)
+	if err != nil || d.weights+d.sampling/scratch*least.Bytes() >= d.limit {
+		return ""
+	}
+	return fmt.Sprintf("; the sampler is smaller with less than backend.max_batch %d and backend.prefill_tokens %d", l.config.MaxBatch, l.config.PrefillTokens)
 }

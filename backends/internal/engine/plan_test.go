@@ -252,26 +252,36 @@ func TestMemoryPlan(t *testing.T) {
 
 // A model that does not fit is refused before its weights are read, with what they take and what they would take of each of several devices.
 func TestModelDoesNotFit(t *testing.T) {
-	dir := t.TempDir()
-	if err := writeModelOf(dir, shape{8192, 256, 768, 24, 8, 4, 32}, 1024); err != nil {
-		t.Fatal(err)
+	of := func(s shape) string {
+		dir := t.TempDir()
+		if err := writeModelOf(dir, s, 1024); err != nil {
+			t.Fatal(err)
+		}
+		return dir
 	}
-	for _, c := range []struct{ plugin, section, want string }{
-		{"single", `{"memory_mib": 50}`, "the model's weights take 80 MiB; the limit is 50 MiB (backend.memory_mib); cut over 2 devices with as much each (plugin tensorparallel) the weights take 40 MiB of each; " +
-			"shared out over 4 (plugin dataparallel with shard_base: true) they take 20 MiB of each, and 15 MiB for layers that are put together; processors share one memory, so more of them make no room"},
-		{"single", `{"memory_mib": 1}`, "neither the plugin tensorparallel nor shard_base of the plugin dataparallel makes it fit 64 devices with as much each"},
-		{"dataparallel", `{"devices": ["cpu", "cpu"], "shard_base": true, "memory_mib": 60}`, "the model's weights take 80 MiB; the limit is 60 MiB"},
-		{"single", `{"memory_mib": 85}`, "the model's weights take 80 MiB and its sampler 10 MiB; the limit is 85 MiB (backend.memory_mib); cut over 2 devices"},
+	even, odd := of(shape{8192, 256, 768, 24, 8, 4, 32}), of(shape{8192, 192, 768, 6, 3, 3, 32})
+	const none = "neither the plugin tensorparallel nor shard_base of the plugin dataparallel makes it fit up to 64 devices with as much each"
+	for _, c := range []struct{ dir, plugin, section, want, not string }{
+		{even, "single", `{"memory_mib": 50}`, "the model's weights take 80 MiB; the limit is 50 MiB (backend.memory_mib); cut over 2 devices with as much each (plugin tensorparallel) the weights take 40 MiB of each, and the sampler 6 MiB; " +
+			"shared out over 4 (plugin dataparallel with shard_base: true) they take 20 MiB of each, layers that are put together 15 MiB, and the sampler 10 MiB; processors share one memory, so more of them make no room", ""},
+		{even, "single", `{"memory_mib": 1}`, none, ""},
+		{even, "single", `{"memory_mib": 42}`, "; cut over 4 devices", ""}, // two hold the weights, but not the sampler
+		{even, "dataparallel", `{"devices": ["cpu", "cpu"], "shard_base": true, "memory_mib": 60}`, "the model's weights take 80 MiB; the limit is 60 MiB", "shared out over 2"},
+		{even, "single", `{"memory_mib": 85}`, "the model's weights take 80 MiB and its sampler 10 MiB; the limit is 85 MiB (backend.memory_mib); cut over 2 devices", ""},
+		{even, "single", `{"memory_mib": 85}`, "; the sampler is smaller with less than backend.max_batch 64 and backend.prefill_tokens 512", ""},
+		{even, "tensorparallel", `{"devices": ["cpu", "cpu"], "memory_mib": 50}`, "; cut over 4 devices", "cut over 2 devices"},
+		{odd, "single", `{"memory_mib": 15}`, "; cut over 3 devices", ""}, // neither two nor four cut it
+		{odd, "tensorparallel", `{"devices": ["cpu", "cpu", "cpu"], "memory_mib": 2}`, none, "cut over"},
 	} {
 		o := testOptions()
 		o.Plugin = c.plugin
 		e := New(o)
 		packed := false
-		_, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Config: []byte(c.section)}, func(p plugins.LoadProgress) { packed = packed || p.Stage == "pack" })
-		if plugins.KindOf(err) != plugins.KindInvalid || !strings.Contains(fmt.Sprint(err), c.want) {
-			t.Errorf("%s: %v\nwant %q", c.section, err, c.want)
+		_, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: c.dir, Config: []byte(c.section)}, func(p plugins.LoadProgress) { packed = packed || p.Stage == "pack" })
+		if plugins.KindOf(err) != plugins.KindInvalid || !strings.Contains(fmt.Sprint(err), c.want) || c.not != "" && strings.Contains(fmt.Sprint(err), c.not) {
+			t.Errorf("%s: %v\nwant %q, and not %q", c.section, err, c.want, c.not)
 		}
-		if packed != strings.Contains(c.want, "its sampler") {
+		if packed != strings.Contains(fmt.Sprint(err), "its sampler") {
 			t.Errorf("%s: weights were read: %v", c.section, packed)
 		}
 		if err := e.Close(); err != nil {

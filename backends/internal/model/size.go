@@ -9,15 +9,28 @@ import (
 	"github.com/tinsmith/tinsmith/backends/internal/tensor/dry"
 )
 
-// Size is the device memory that a model's weights will take, in bytes.
+// Size is the device memory that a model will take, in bytes.
 type Size struct {
-	All      int64 // of all ranks of all copies
-	Rank     int64 // of the rank that takes the most
+	All      int64 // weights of all ranks of all copies
+	Rank     int64 // weights of the rank that takes the most
 	Gathered int64 // beside it, of each workspace: weights that are put together, where the model is sharded
+	Sampler  int64 // of a rank: the workspace of the pass that was asked for, what is gathered in it included
+	Page     int64 // of a rank: one page of keys and values
+}
+
+// Sampling is the pass that Size.Sampler is of, see MeasureForward: so many tokens, of which so many are selected, with adapters of a rank.
+type Sampling struct {
+	Tokens, Selected, Rank int
+	Remote                 bool // on a device with memory of its own
 }
 
 // MeasureWeights tells, from the headers of a model directory's files, what LoadSharded will take for so many copies over so many ranks: it fails where that would, but for memory.
 func MeasureWeights(ctx context.Context, dir string, registry Registry, o LoadOptions, copies, ranks int) (Size, error) {
+	return MeasureModel(ctx, dir, registry, o, copies, ranks, nil)
+}
+
+// MeasureModel is MeasureWeights with what a pass of sampling takes beside them; nil: without it.
+func MeasureModel(ctx context.Context, dir string, registry Registry, o LoadOptions, copies, ranks int, sampling *Sampling) (Size, error) {
 	devices := make([][]tensor.Device, copies)
 	for c := range devices {
 		for range ranks {
@@ -45,5 +58,32 @@ func MeasureWeights(ctx context.Context, dir string, registry Registry, o LoadOp
 			}
 		}
 	}
+	if sampling != nil {
+		if err := s.measure(models[0][0], sampling); err != nil {
+			return Size{}, fmt.Errorf("load model: %w", err)
+		}
+	}
 	return s, nil
+}
+
+// measure notes what a rank takes beside the weights.
+func (s *Size) measure(rank *Model, sampling *Sampling) error {
+	m := *rank
+	if sampling.Remote {
+		m.Device = dry.Remote{}
+	}
+	layout, err := m.Layout(sampling.Rank, true, true, true)
+	if err != nil {
+		return err
+	}
+	pass, err := m.MeasureForward(sampling.Tokens, sampling.Selected, layout)
+	if err != nil {
+		return err
+	}
+	page, err := m.NewPages(1)
+	if err != nil {
+		return err
+	}
+	s.Sampler, s.Page = pass.Bytes(), int64(page.Bytes())
+	return nil
 }
