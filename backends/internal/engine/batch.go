@@ -78,6 +78,7 @@ type training struct {
 	backward      bool // there are gradients
 	recompute     bool
 	need          model.Memory // of a workspace
+	room          bool         // there is as much
 	outcomes      []model.Outcome
 	finish        func() ([]model.Outcome, error) // gives them; nil if they are there, or nothing was launched
 }
@@ -167,7 +168,8 @@ func (t *training) run(stepWork float64, running *atomic.Int32, yield func() err
 		if err != nil {
 			return err
 		}
-		if len(r.models) == 1 && t.backward { // else the measure is of more than it takes
+		// Else the measure is of more than it takes. One datum alone has it all the same where there is room, because pieces would lose some, and it may be as long as the plan has just enough for.
+		if t.backward && (len(r.models) == 1 || t.room && len(t.examples) == 1) {
 			if err := r.trainer.workspaces[rank].Reserve(t.need); err != nil {
 				return err
 			}

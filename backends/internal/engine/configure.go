@@ -28,6 +28,7 @@ func (e *Engine) Configure(ctx context.Context, req plugins.ConfigureRequest) (p
 			for _, s := range e.loaded.shares() {
 				e.log().Info("memory plan", "share", s.Name, "size", mebibytes(s.Bytes), "detail", s.Detail)
 			}
+			e.warn(e.loaded)
 		}
 		return err
 	})

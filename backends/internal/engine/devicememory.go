@@ -3,8 +3,11 @@ package engine
 import (
 	"fmt"
 	"math"
+	"math/bits"
 	"strings"
 
+	"github.com/tinsmith/tinsmith/backends/internal/kvcache"
+	"github.com/tinsmith/tinsmith/backends/internal/lora"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/plugins"
 )
@@ -158,11 +161,24 @@ func (l *loaded) deviceMemories(limits memoryLimits, scratch int64) []deviceMemo
 	return all
 }
 
-// mostForDatum is the memory that a training pass over one sequence can have, on all ranks of the replica that has the least.
-func (l *loaded) mostForDatum() int64 {
-	p := &l.plan
+// adapterAlone is what one adapter needs at each home while a datum of its own is trained: weights, and the buffers in which the gradients of an operation with several data are summed. Moments and the gradient of earlier
+// operations can be in files; where there is no folder for those they are counted too.
+func (l *loaded) adapterAlone(layout *lora.Layout) byHome {
+	shape := l.weightShape()
+	need := shape.estimate(layout)
+	buffers := int64(bits.Len(lora.Groups)) // one for the group that runs, and one for each half that is complete above it
+	if !l.spills {
+		buffers += 3
+	}
+	need[0] += buffers * lora.ParameterBytes(layout)
+	return need
+}
+
+// mostForDatum is the memory that a training pass over one sequence can have by a plan, beside one adapter like that of a layout and with nothing sampled, on all ranks of the replica that has the least.
+func (l *loaded) mostForDatum(p *memoryPlan, layout *lora.Layout) int64 {
+	adapter := l.adapterAlone(layout)
 	if len(p.devices) == 1 {
-		return p.limit - p.fixed() + l.returnable()
+		return p.limit - p.fixed() + l.returnable(p) - adapter[0]
 	}
 	most := int64(math.MaxInt64)
 	for _, r := range l.training {
@@ -172,9 +188,79 @@ func (l *loaded) mostForDatum() int64 {
 		}
 		for i, ranks := range there {
 			if ranks > 0 {
-				most = min(most, p.devices[i].rest()/ranks*int64(len(r.devices)))
+				most = min(most, (p.devices[i].rest()-adapter[i])/ranks*int64(len(r.devices)))
 			}
 		}
 	}
 	return most
+}
+
+// setCache gives a plan's cache of keys and values so many positions, and its sequences so many tokens.
+func (l *loaded) setCache(p *memoryPlan, positions, context int) {
+	p.positions, p.context = positions, context
+	p.kept = (context + kvcache.PageSize - 1) / kvcache.PageSize
+	pages := int64(positions / kvcache.PageSize)
+	p.cache = int64(len(l.sampling)) * pages * pagesBytes(l.sampling[0].models)
+	for i := range p.devices {
+		p.devices[i].cache = pages * p.devices[i].page
+	}
+}
+
+// datumFits tells whether a datum of the longest length trains by a plan, with what it takes and what can be had.
+func (l *loaded) datumFits(p *memoryPlan, layout *lora.Layout) (fits bool, need, most int64, err error) {
+	need, err = l.datumBytes(p.context, layout.Rank, p.recompute != RecomputeOff)
+	most = l.mostForDatum(p, layout)
+	return need <= most, need, most, err
+}
+
+// leastContext is what the longest sequence is not made shorter than for training's sake.
+const leastContext = 256
+
+// shortenContext lowers a plan's longest sequence, in whole pages, to the longest that trains alone, and the cache with it where that is sized by the sequence. Not below leastContext: a backend may be there to sample only.
+func (l *loaded) shortenContext(p *memoryPlan, layout *lora.Layout) error {
+	fits, _, _, err := l.datumFits(p, layout)
+	if fits || err != nil {
+		return err
+	}
+	most, context := p.positions, p.context
+	set := func(tokens int) {
+		positions := most
+		if l.config.KVCacheTokens == 0 {
+			positions = min(most, automaticPositions(tokens))
+		}
+		l.setCache(p, positions, tokens)
+	}
+	least := min(leastContext, context)
+	low, high := least/kvcache.PageSize, (context-1)/kvcache.PageSize // the answer in pages, unless not even the least trains
+	for low < high {
+		middle := (low + high + 1) / 2
+		set(middle * kvcache.PageSize)
+		if fits, _, _, err = l.datumFits(p, layout); err != nil {
+			return err
+		}
+		if fits {
+			low = middle
+		} else {
+			high = middle - 1
+		}
+	}
+	set(max(low*kvcache.PageSize, least))
+	return nil
+}
+
+// warn says what of a plan cannot be done that its figures promise.
+func (e *Engine) warn(l *loaded) {
+	p := &l.plan
+	layout, err := l.referenceLayout(referenceRank)
+	if err != nil {
+		return
+	}
+	if need := l.adapters.stepBytes(layout); need > p.adapters {
+		e.log().Warn("no adapter of the rank that the plan is made for can be trained: more memory (backend.memory_mib) or a larger share of it (backend.adapter_memory_mib) is needed",
+			"rank", referenceRank, "needed", mebibytes(need), "adapters", mebibytes(p.adapters), "limit", mebibytes(p.limit))
+	}
+	if fits, need, most, err := l.datumFits(p, layout); err == nil && !fits {
+		e.log().Warn("a datum as long as the context cannot be trained and is refused: lower max_context_length, or give more memory (backend.memory_mib)",
+			"tokens", p.context, "needed", mebibytes(need), "left", mebibytes(max(most, 0)), "limit", mebibytes(p.limit))
+	}
 }

@@ -112,6 +112,7 @@ type loaded struct {
 	sampling   []*replica      // those that sample: the same ones, unless sampling has devices of its own
 	info       plugins.ModelInfo
 	name       string    // of the base model, for checkpoints
+	spills     bool      // there is a folder that adapters can go to
 	lastTurn   time.Time // end of the sampler's last turn
 	adapters   *residency
 	vocabulary int

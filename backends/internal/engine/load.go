@@ -103,7 +103,7 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	if len(config.Training) == 1 && slices.Equal(config.Training[0], []string{"auto"}) {
 		config.Training = [][]string{{device.Name()}}
 	}
-	l := &loaded{config: config, device: device, homes: homes{devices: []tensor.Device{device}}, name: req.Name, section: slices.Clone(req.Config), measured: map[measurement]model.Memory{}}
+	l := &loaded{config: config, device: device, homes: homes{devices: []tensor.Device{device}}, name: req.Name, section: slices.Clone(req.Config), spills: req.Scratch != "", measured: map[measurement]model.Memory{}}
 	defer func() {
 		if err != nil {
 			if closing := errors.Join(l.close(), l.homes.close()); closing != nil {
@@ -158,6 +158,7 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	if len(l.training[0].models) != len(l.sampling[0].models) {
 		e.log().Warn("training and sampling cut the model differently: their log-probabilities of a token differ by rounding", "training", len(l.training[0].models), "sampling", len(l.sampling[0].models))
 	}
+	e.warn(l)
 	progress(plugins.LoadProgress{Stage: "ready", Done: l.plan.weights, Total: l.plan.weights})
 	return l, nil
 }

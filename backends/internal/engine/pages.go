@@ -4,32 +4,38 @@ import (
 	"sync/atomic"
 
 	"github.com/tinsmith/tinsmith/backends/internal/kvcache"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 )
 
 // The memory of the sampler's pages belongs to whoever needs it. Training passes and adapters that do not fit get whole blocks of pages on which nothing is, and as the last resort those on which something is cached; no
 // sequence loses a page that it holds. The sampler has the blocks back when sequences wait for them and the memory is free again. So many pages as the longest sequence takes always stay, so that sampling never stands still
 // for a long training pass. What a sequence gives does not depend on it: a page is cleared before it is used, and what is not cached any more is computed again. All of it is the device goroutine's.
 
-// lendable is the memory of the pages of a sampler that may be given back at most.
-func (p *sampler) lendable(kept int) int64 {
-	if !p.lends {
-		return 0
-	}
-	pages := p.cache.Pages()
+// lendablePages is how many of the pages of a sampler may be given back at most, if so many are kept.
+func lendablePages(pages, kept int) int {
 	last := (pages-1)%kvcache.BlockPages + 1 // the last block may be smaller
 	n := 0
 	for give := last; pages-n-give >= kept && n < pages; give = kvcache.BlockPages {
 		n += give
 	}
-	return int64(n) * pagesBytes(p.replica.models)
+	return n
 }
 
-// returnable is the same of all samplers.
-func (l *loaded) returnable() int64 {
+// lends tells whether a replica's sampler can give pages back. Before there is one it goes by where they will be: devices with memory of their own cannot.
+func (r *replica) lends() bool {
+	if r.sampler != nil {
+		return r.sampler.lends
+	}
+	_, own := r.devices[0].(tensor.OwnMemory)
+	return !own
+}
+
+// returnable is the memory of the pages of all samplers that may be given back at most by a plan.
+func (l *loaded) returnable(p *memoryPlan) int64 {
 	var n int64
 	for _, r := range l.sampling {
-		if r.sampler != nil {
-			n += r.sampler.lendable(l.plan.kept)
+		if r.lends() {
+			n += int64(lendablePages(p.positions/kvcache.PageSize, p.kept)) * pagesBytes(r.models)
 		}
 	}
 	return n

@@ -156,7 +156,7 @@ func TestLendable(t *testing.T) {
 			l := e.loaded
 			l.plan.kept = (c.context + 63) / 64
 			want := int64(16*c.blocks+c.rest) * pagesBytes(l.sampling[0].models)
-			if n := l.returnable(); n != want {
+			if n := l.returnable(&l.plan); n != want {
 				t.Errorf("%+v: %d bytes can be lent, want %d", c, n, want)
 			}
 			before, given := l.memory.used.Load(), 0

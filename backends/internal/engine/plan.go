@@ -49,7 +49,7 @@ const fromMachine = "machine"
 const unlimited = math.MaxInt64 / 8
 
 // planMemory shares the limit out. What is configured holds; what is not is chosen so that training passes of 2,048 tokens keep their activations if half of what weights and cache leave is enough, and one sequence of the
-// longest length can be trained. before is the plan that is replaced while the backend runs, whose cache stays; nil for the first.
+// longest length can be trained: where nobody has set that length, it is as long as can be trained. before is the plan that is replaced while the backend runs, whose cache stays; nil for the first.
 func (l *loaded) planMemory(ctx context.Context, limits memoryLimits, before *memoryPlan) (memoryPlan, error) {
 	c := &l.config
 	p := memoryPlan{limit: limits.total(), source: limits.source, weights: l.weights, recompute: c.Recompute}
@@ -62,8 +62,8 @@ func (l *loaded) planMemory(ctx context.Context, limits memoryLimits, before *me
 	if err != nil {
 		return p, internal("plan the memory", err)
 	}
-	samplers, trainers := int64(len(l.sampling)), int64(len(l.training))
-	p.sampling = samplers * int64(len(samplerModels)) * sampling.Bytes()
+	trainers := int64(len(l.training))
+	p.sampling = int64(len(l.sampling)) * int64(len(samplerModels)) * sampling.Bytes()
 	p.devices = l.deviceMemories(limits, sampling.Bytes())
 	pages := int64(math.MaxInt64) // that a quarter of what is left holds, on each device
 	for i := range p.devices {
@@ -75,20 +75,26 @@ func (l *loaded) planMemory(ctx context.Context, limits memoryLimits, before *me
 			pages = min(pages, d.rest()/4/d.page)
 		}
 	}
+	positions, context := 0, 0
 	if before != nil {
-		p.positions, p.context = before.positions, before.context
-	} else if p.positions, p.context, err = cacheSize(*c, samplerModels, pages*pagesBytes(samplerModels)); err != nil {
+		positions, context = before.positions, before.context
+	} else if positions, context, err = cacheSize(*c, samplerModels, pages*pagesBytes(samplerModels)); err != nil {
 		return p, err
 	}
-	p.kept = (p.context + kvcache.PageSize - 1) / kvcache.PageSize
-	p.cache = samplers * int64(p.positions/kvcache.PageSize) * pagesBytes(samplerModels)
+	l.setCache(&p, positions, context)
+	for i := range p.devices {
+		if d := &p.devices[i]; d.rest() <= 0 {
+			return p, &plugins.Error{Kind: limits.refusal(), Field: "backend.kv_cache_tokens", Message: fmt.Sprintf("keys and values of %d tokens take %s%s; the limit is %s (%s), of which weights and the sampler take %s", p.positions, mebibytes(d.cache), p.on(d), mebibytes(d.limit), p.source, mebibytes(d.weights+d.sampling))}
+		}
+	}
+	if before == nil && c.MaxContextLength == 0 {
+		if err := l.shortenContext(&p, layout); err != nil {
+			return p, err
+		}
+	}
 	half := int64(math.MaxInt64) // what training passes take at most, of all devices: half of what is left of the one with the least
 	for i := range p.devices {
 		d := &p.devices[i]
-		d.cache = int64(p.positions/kvcache.PageSize) * d.page
-		if d.rest() <= 0 {
-			return p, &plugins.Error{Kind: limits.refusal(), Field: "backend.kv_cache_tokens", Message: fmt.Sprintf("keys and values of %d tokens take %s%s; the limit is %s (%s), of which weights and the sampler take %s", p.positions, mebibytes(d.cache), p.on(d), mebibytes(d.limit), p.source, mebibytes(d.weights+d.sampling))}
-		}
 		half = min(half, d.whole(d.rest()/2))
 	}
 	if p.training = c.TrainingMemory; p.training == 0 {
@@ -170,12 +176,11 @@ func (l *loaded) chooseBatch(p *memoryPlan) (int, error) {
 // cacheSize gives the positions of the cache of keys and values (a multiple of a page) and the longest sequence. What is configured holds, or fails. What is automatic: the cache has room for two of the longest
 // sequences, 65,536 positions at least, but takes no more than share bytes; the longest sequence is the model's, or what the cache can hold.
 func cacheSize(config Config, models []*model.Model, share int64) (positions, context int, err error) {
-	roundUp := func(n int) int { return (n + kvcache.PageSize - 1) / kvcache.PageSize * kvcache.PageSize }
 	context = models[0].MaxContext
 	if config.KVCacheTokens > 0 {
-		positions = roundUp(config.KVCacheTokens)
+		positions = wholePages(config.KVCacheTokens)
 	} else {
-		positions = roundUp(max(2*context, 1<<16))
+		positions = automaticPositions(context)
 		each := pagesBytes(models) / kvcache.PageSize
 		if int64(positions)*each > share {
 			positions = max(int(share/each)/kvcache.PageSize, 1) * kvcache.PageSize
@@ -190,6 +195,12 @@ func cacheSize(config Config, models []*model.Model, share int64) (positions, co
 	}
 	return positions, context, nil
 }
+
+// wholePages rounds positions up.
+func wholePages(n int) int { return (n + kvcache.PageSize - 1) / kvcache.PageSize * kvcache.PageSize }
+
+// automaticPositions is what a cache has where memory does not bound it: two of the longest sequences, 65,536 at least.
+func automaticPositions(context int) int { return wholePages(max(2*context, 1<<16)) }
 
 // pageBytes is the memory of one page of keys and values.
 func pageBytes(m *model.Model) int64 {
@@ -289,7 +300,7 @@ func (l *loaded) shares() []plugins.MemoryShare {
 		}
 	}
 	cacheDetail := fmt.Sprintf("%d tokens", p.positions)
-	if n := l.returnable(); n > 0 {
+	if n := l.returnable(p); n > 0 {
 		cacheDetail += fmt.Sprintf("; what is not in use of %s is lent to training and adapters", mebibytes(n))
 	}
 	out := []plugins.MemoryShare{
@@ -314,12 +325,19 @@ func (l *loaded) shares() []plugins.MemoryShare {
 	if keptErr == nil && againErr == nil {
 		out = append(out, plugins.MemoryShare{Name: "training", Bytes: p.training, Detail: fmt.Sprintf("passes of %d tokens take %s, recomputed %s; recompute %s", p.batchTokens, mebibytes(kept), mebibytes(again), p.recompute)})
 	}
-	if longest, err := l.datumBytes(p.context, referenceRank, p.recompute != RecomputeOff); err == nil {
-		fits := "fits"
-		if most := l.mostForDatum(); longest > most {
-			fits = fmt.Sprintf("does not fit and is refused; %s can be had", mebibytes(most))
+	if layout, err := l.referenceLayout(referenceRank); err == nil {
+		if fits, longest, most, err := l.datumFits(p, layout); err == nil {
+			detail := fmt.Sprintf("%d tokens", p.context)
+			if own := l.model.MaxContext; p.context < own {
+				detail += fmt.Sprintf(" of the model's %d", own)
+			}
+			if fits {
+				detail += ": fits"
+			} else {
+				detail += fmt.Sprintf(": does not fit and is refused; %s can be had", mebibytes(max(most, 0)))
+			}
+			out = append(out, plugins.MemoryShare{Name: "longest datum", Bytes: longest, Detail: detail})
 		}
-		out = append(out, plugins.MemoryShare{Name: "longest datum", Bytes: longest, Detail: fmt.Sprintf("%d tokens: %s", p.context, fits)})
 	}
 	return out
 }

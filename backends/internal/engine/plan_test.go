@@ -1,10 +1,13 @@
 package engine
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -325,4 +328,116 @@ func TestTrainingMemoryShrinks(t *testing.T) {
 	if _, err := collect(context.Background(), e, ask("q", "a", []int32{1}, 1, 3)); err != nil {
 		t.Error(err)
 	}
+}
+
+// Where nobody has set a context it is as long as trains alone: a datum of that length does, in an operation of several, with an adapter of the rank that the plan is made for, and one page more does not fit where it was shortened.
+// A context that was set stays, and what it cannot do is said.
+func TestContextIsWhatTrains(t *testing.T) {
+	dir := t.TempDir()
+	const longest = 4096
+	if err := writeModelOf(dir, middling, longest); err != nil {
+		t.Fatal(err)
+	}
+	load := func(t *testing.T, plugin, section string) (*Engine, plugins.ModelInfo, string) {
+		t.Helper()
+		var log bytes.Buffer
+		o := testOptions()
+		o.Plugin, o.Log = plugin, slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
+		e := New(o)
+		t.Cleanup(func() {
+			if err := e.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		info, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Name: "middling", Config: []byte(section), Scratch: t.TempDir()}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return e, info, log.String()
+	}
+	row := func(info plugins.ModelInfo) string {
+		for _, s := range info.Memory {
+			if s.Name == "longest datum" {
+				return s.Detail
+			}
+		}
+		return ""
+	}
+	// train gives the error of an operation whose last datum has so many tokens.
+	train := func(t *testing.T, e *Engine, tokens int) error {
+		random := rand.New(rand.NewPCG(31, 31))
+		var data []plugins.Datum
+		for range 7 {
+			data = append(data, wholeDatum(random, 10))
+		}
+		d := create(t, e, "a", 1, referenceRank)
+		_, err := e.ForwardBackward(t.Context(), plugins.ForwardBackwardRequest{Adapter: "a", Position: d.position(), Data: append(data, wholeDatum(random, tokens)), Loss: "cross_entropy"})
+		if err == nil {
+			d.step()
+		}
+		return err
+	}
+	for _, c := range []struct {
+		plugin, section string
+		shortened       bool
+	}{
+		{pluginSingle, `{"memory_mib": 50}`, true},
+		{pluginSingle, `{"memory_mib": 64}`, true},
+		{pluginSingle, `{"memory_mib": 80}`, true},
+		{pluginSingle, `{"memory_mib": 64, "kv_cache_tokens": 4096, "recompute": "on"}`, true},
+		{pluginSingle, `{"memory_mib": 64, "recompute": "off"}`, true},
+		{pluginSingle, `{"memory_mib": 300}`, false},
+		{pluginDataParallel, `{"memory_mib": 64, "devices": ["cpu", "cpu"]}`, true},
+		{pluginTensorParallel, `{"memory_mib": 64, "devices": ["cpu", "cpu"]}`, true},
+	} {
+		t.Run(c.plugin+" "+c.section, func(t *testing.T) {
+			e, info, log := load(t, c.plugin, c.section)
+			n := info.MaxContextLength
+			t.Logf("%d tokens; %s %s", n, row(info), log)
+			if c.shortened != (n < longest) || n < leastContext || n%tensor.PageSize != 0 || !strings.HasPrefix(row(info), fmt.Sprintf("%d tokens", n)) || !strings.HasSuffix(row(info), ": fits") || c.shortened != strings.Contains(row(info), "of the model's 4096") || log != "" {
+				t.Errorf("%d tokens, %q, log %q", n, row(info), log)
+			}
+			hook(t, e, func() {
+				l, p := e.loaded, e.loaded.plan
+				p.devices = slices.Clone(p.devices)
+				layout, err := l.referenceLayout(referenceRank)
+				if err != nil {
+					t.Fatal(err)
+				}
+				l.setCache(&p, p.positions, n+tensor.PageSize)
+				if fits, need, most, err := l.datumFits(&p, layout); err != nil || c.shortened && fits {
+					t.Errorf("a page more takes %d of %d bytes: %v", need, most, err)
+				}
+			})
+			if err := train(t, e, n); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	t.Run("set", func(t *testing.T) {
+		e, info, log := load(t, pluginSingle, `{"memory_mib": 64, "max_context_length": 4096}`)
+		if info.MaxContextLength != longest || strings.Count(log, "level=WARN") != 1 || !strings.Contains(log, "tokens=4096") || !strings.Contains(log, "limit=\"64 MiB\"") || !strings.Contains(row(info), "does not fit") {
+			t.Errorf("%d tokens, %q, log %q", info.MaxContextLength, row(info), log)
+		}
+		if err := train(t, e, longest); !errors.Is(err, plugins.ErrCapacity) {
+			t.Errorf("a datum of that length: %v", err)
+		}
+	})
+	t.Run("no adapter", func(t *testing.T) {
+		_, info, log := load(t, pluginSingle, `{"memory_mib": 14}`)
+		if info.MaxContextLength != leastContext || strings.Count(log, "no adapter of the rank") != 1 {
+			t.Errorf("%d tokens, log %q", info.MaxContextLength, log)
+		}
+	})
+	t.Run("changed", func(t *testing.T) {
+		e, info, _ := load(t, pluginSingle, `{"memory_mib": 40}`)
+		if _, err := e.Configure(t.Context(), plugins.ConfigureRequest{Config: []byte(`{"memory_mib": 60}`)}); err != nil {
+			t.Fatal(err)
+		}
+		hook(t, e, func() {
+			if n := e.loaded.plan.context; n != info.MaxContextLength {
+				t.Errorf("the context is %d after it was %d", n, info.MaxContextLength)
+			}
+		})
+	})
 }

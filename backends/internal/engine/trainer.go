@@ -325,6 +325,9 @@ func (l *loaded) clear(trainings []training) error {
 			short++
 		}
 		if short == len(need) {
+			for i := range trainings {
+				trainings[i].room = true
+			}
 			return nil
 		}
 		if l.givePages(false) {
