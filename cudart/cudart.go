@@ -18,6 +18,7 @@ import "C"
 import (
 	"errors"
 	"fmt"
+	"os"
 	"unsafe"
 )
 
@@ -39,6 +40,9 @@ var ErrNoDriver = errors.New("no CUDA driver was found")
 
 // leastVersion is the first driver that reads the PTX version of the kernels: CUDA 12.0 (driver 525).
 const leastVersion = 12000
+
+// codeNoDevice is CUDA_ERROR_NO_DEVICE, with which a driver answers at its start that finds no device.
+const codeNoDevice = 100
 
 // Open loads the driver and starts it. The error names what was looked for and where, or the version that is too old.
 func Open(o Options) (*Driver, error) {
@@ -67,7 +71,16 @@ func Open(o Options) (*Driver, error) {
 		return nil, fmt.Errorf("the CUDA driver %s supports CUDA %s: %s is needed", d.path, versionText(int(version)), versionText(leastVersion))
 	}
 	if err := d.failed("cuInit", C.cuda_call_init(d.c)); err != nil {
+		path := d.path
 		d.Close()
+		var own *Error
+		if errors.As(err, &own) && own.Code == codeNoDevice {
+			visible := ""
+			if list, set := os.LookupEnv("CUDA_VISIBLE_DEVICES"); set {
+				visible = fmt.Sprintf(" (CUDA_VISIBLE_DEVICES is %q)", list)
+			}
+			return nil, fmt.Errorf("this machine has 0 CUDA devices that this process may use%s, says the driver %s: %w", visible, path, err)
+		}
 		return nil, err
 	}
 	return d, nil

@@ -128,7 +128,7 @@ func TestRefusals(t *testing.T) {
 		want                  string
 	}{
 		{"too old a driver", "FAKE_CUDA_VERSION", "11080", 0, "supports CUDA 11.8: 12.0 is needed"},
-		{"no devices", "FAKE_CUDA_DEVICES", "0", 0, "cuInit"},
+		{"no devices", "FAKE_CUDA_DEVICES", "0", 0, "this machine has 0 CUDA devices that this process may use"},
 		{"a number too high", "FAKE_CUDA_DEVICES", "2", 2, "cuda:2: this machine has 2 CUDA devices"},
 		{"a negative number", "FAKE_CUDA_DEVICES", "1", -1, "cuda:-1: this machine has 1 CUDA devices"},
 		{"too old a device", "FAKE_CUDA_MAJOR", "7", 0, "compute capability 7.0: 8.0 is needed"},
@@ -165,6 +165,27 @@ func TestNoDriver(t *testing.T) {
 	}
 	if _, err := Open(Options{Directories: []string{filepath.Dir(wrong)}}); err == nil || !strings.Contains(err.Error(), wrong) {
 		t.Errorf("error %v, want %s in it", err, wrong)
+	}
+}
+
+// The error of a library that is nowhere names each place that was searched, once: the folders that were given, the value of LD_LIBRARY_PATH, the roots of Python environments.
+func TestPlacesOfAMissingLibrary(t *testing.T) {
+	const name = "libtinsmith-absent.so"
+	given, environment := t.TempDir(), t.TempDir()
+	t.Setenv("VIRTUAL_ENV", environment)
+	for _, c := range []struct{ name, path, want string }{
+		{"set", "/opt/ld:/opt/other", `LD_LIBRARY_PATH "/opt/ld:/opt/other" and the system's cache: `},
+		{"not set", "", "LD_LIBRARY_PATH, which is not set, and the system's cache: "},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Setenv("LD_LIBRARY_PATH", c.path)
+			_, err := load(name, []string{given}, func(path string) error { return fmt.Errorf("%s: no such file", path) })
+			for _, want := range []string{c.want + name + ": no such file", "(" + filepath.Join(given, name) + ": no such file; ", "below " + environment + ", ", ", /usr/local, /usr: ", "/usr/lib/wsl/lib"} {
+				if !strings.Contains(fmt.Sprint(err), want) {
+					t.Errorf("error %v, want %q in it", err, want)
+				}
+			}
+		})
 	}
 }
 

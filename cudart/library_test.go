@@ -76,7 +76,7 @@ func TestLibraryPlaces(t *testing.T) {
 			t.Logf("this machine has a %s", name)
 			continue
 		}
-		if i == 2 && !strings.Contains(nowhere, "cuBLASLt was not found") || !strings.Contains(nowhere, name+" could not be loaded ("+filepath.Join(empty, name)+": ") || !strings.Contains(nowhere, "nor is it in a Python environment's nvidia/*/lib") {
+		if i == 2 && !strings.Contains(nowhere, "cuBLASLt was not found") || !strings.Contains(nowhere, name+" could not be loaded ("+filepath.Join(empty, name)+": ") || !strings.Contains(nowhere, "; pip's folders lib/python3*/{site,dist}-packages/nvidia/*/lib below ") {
 			t.Errorf("the error does not say where %s was looked for:\n%s", name, nowhere)
 		}
 		for _, c := range []struct{ what, configured, system, environment, want string }{

@@ -287,11 +287,8 @@ func TestTooFewGPUs(t *testing.T) {
 	o.OpenDevice = func(c Config) (tensor.Device, error) {
 		return cuda.New(cuda.Options{Device: c.Device, Libraries: libraries})
 	}
-	for section, want := range map[string]string{
-		`{"devices": ["cuda:0", "cuda:1", "cuda:2", "cuda:3"], "shard_base": true}`: "backend.devices: cuda: cuda:1: this machine has 1 CUDA devices, numbered from 0; this configuration needs 4, the last is cuda:3",
-		`{"devices": ["cuda:0"], "sample_devices": ["cuda:1"]}`:                     "backend.sample_devices: cuda: cuda:1: this machine has 1 CUDA devices, numbered from 0; this configuration needs 2, the last is cuda:1",
-		`{"devices": ["cuda:7", "cuda:0"]}`:                                         "backend.devices: cuda: cuda:7: this machine has 1 CUDA devices, numbered from 0; this configuration needs 8, the last is cuda:7",
-	} {
+	check := func(section, want string) {
+		t.Helper()
 		e := New(o)
 		_, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: t.TempDir(), Name: "tiny", Config: []byte(section)}, nil)
 		if plugins.KindOf(err) != plugins.KindInvalid || !strings.Contains(fmt.Sprint(err), want) {
@@ -301,6 +298,16 @@ func TestTooFewGPUs(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	for section, want := range map[string]string{
+		`{"devices": ["cuda:0", "cuda:1", "cuda:2", "cuda:3"], "shard_base": true}`: "backend.devices: cuda: cuda:1: this machine has 1 CUDA devices, numbered from 0; this configuration needs 4, the last is cuda:3",
+		`{"devices": ["cuda:0"], "sample_devices": ["cuda:1"]}`:                     "backend.sample_devices: cuda: cuda:1: this machine has 1 CUDA devices, numbered from 0; this configuration needs 2, the last is cuda:1",
+		`{"devices": ["cuda:7", "cuda:0"]}`:                                         "backend.devices: cuda: cuda:7: this machine has 1 CUDA devices, numbered from 0; this configuration needs 8, the last is cuda:7",
+	} {
+		check(section, want)
+	}
+	t.Setenv("FAKE_CUDA_DEVICES", "0")
+	check(`{"devices": ["cuda:0", "cuda:1"]}`, "backend.devices: cuda: this machine has 0 CUDA devices that this process may use")
+	check(`{"devices": ["cuda:0", "cuda:1"]}`, "; this configuration needs 2, the last is cuda:1")
 }
 
 // Tokens that the device draws are those that are drawn in Go memory, with the same log-probabilities.
