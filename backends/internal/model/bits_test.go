@@ -106,7 +106,10 @@ func TestSamplerGivesTheTrainersBits(t *testing.T) {
 }
 
 // TestBatchedDecode decodes many sequences of several adapters in one batch, each at its own position.
-func TestBatchedDecode(t *testing.T) {
+func TestBatchedDecode(t *testing.T) { batchedDecode(t, 9, 9) }
+
+// batchedDecode decodes count sequences, a multiple of three, each so many tokens longer than the one before.
+func batchedDecode(t *testing.T, count, longer int) {
 	dir := unpack(t, "qwen3")
 	for _, d := range dtypes {
 		t.Run(d.String(), func(t *testing.T) {
@@ -120,9 +123,9 @@ func TestBatchedDecode(t *testing.T) {
 				got, want       []float32
 			}
 			var streams []*stream
-			for i := range 9 {
-				n := 10 + 9*i
-				s := &stream{w: adapters[i/3], tokens: b.randomTokens(r, n), targets: b.randomTokens(r, n)}
+			for i := range count {
+				n := 10 + longer*i
+				s := &stream{w: adapters[i*len(adapters)/count], tokens: b.randomTokens(r, n), targets: b.randomTokens(r, n)}
 				s.want = b.scored(s.w, s.tokens, s.targets, []int{n})
 				streams = append(streams, s)
 			}

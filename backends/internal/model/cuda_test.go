@@ -35,7 +35,9 @@ func TestCUDAKernels(t *testing.T) {
 		oneGolden = "qwen3"
 		t.Run("bfloat16", TestBFloat16Weights)
 		t.Run("gradients", TestGradientsAgreeWithPEFT)
+		t.Run("gradients with bfloat16", TestBFloat16Gradients)
 		t.Run("sampler equals trainer", samplerEqualsTrainer)
+		t.Run("batched decoding", func(t *testing.T) { batchedDecode(t, 3, 4) })
 		t.Run("fused equals separate", fusedEqualsSeparate)
 	})
 }
@@ -137,6 +139,8 @@ func TestCUDADevice(t *testing.T) {
 		t.Run("log-probabilities", TestLogprobsAgreeWithTransformers)
 		t.Run("bfloat16", TestBFloat16Weights)
 		t.Run("gradients", TestGradientsAgreeWithPEFT)
+		t.Run("gradients with bfloat16", TestBFloat16Gradients)
+		t.Run("batched decoding", TestBatchedDecode)
 		t.Run("sampler equals trainer", TestSamplerGivesTheTrainersBits)
 		t.Run("training bits", TestTrainingBits)
 		t.Run("fifty steps", TestFiftySteps)
