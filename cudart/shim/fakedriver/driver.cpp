@@ -2,7 +2,8 @@
 // not forgive (freeing twice, freeing what was not allocated, a launch of another block size, graphs that are never given back) and can be told to fail.
 //
 // FAKE_CUDA_FAIL=name:n:code makes the n-th call of that function from the time the variable was set give that code. FAKE_CUDA_ORDER=seed orders the threads at random, in
-// every launch differently. FAKE_CUDA_SKIP names kernels, with spaces between, that are not run. FAKE_CUDA_DEVICES is how many devices there are (1), FAKE_CUDA_NAME what they are called, FAKE_CUDA_MEMORY how many bytes each has (1 GiB), FAKE_CUDA_VERSION the driver's version.
+// every launch differently. FAKE_CUDA_SKIP names kernels, with spaces between, that are not run. FAKE_CUDA_KERNELS is a file that gets a line "loaded NAME" for each kernel
+// that is looked up, and "run NAME" for each that is run, once for a value of the variable. FAKE_CUDA_DEVICES is how many devices there are (1), FAKE_CUDA_NAME what they are called, FAKE_CUDA_MEMORY how many bytes each has (1 GiB), FAKE_CUDA_VERSION the driver's version.
 #include "shim.h"
 #include "streams.h"
 
@@ -77,6 +78,21 @@ int failure(const char *function) {
 // named tells whether a word is one of those of a list.
 bool named(const char *list, const char *word) { return list && (" " + std::string(list) + " ").find(" " + std::string(word) + " ") != std::string::npos; }
 
+// tell writes to the file that FAKE_CUDA_KERNELS names what happened to a kernel for the first time.
+void tell(const char *what, const shim::Kernel *kernel) {
+  static std::string path;
+  static std::set<std::string> told;
+  const char *v = getenv("FAKE_CUDA_KERNELS");
+  if (!v || !*v) return;
+  if (path != v) path = v, told.clear();
+  const std::string line = std::string(what) + " " + kernel->name + "\n";
+  if (!told.insert(line).second) return;
+  if (FILE *f = fopen(v, "a")) {
+    fputs(line.c_str(), f);
+    fclose(f);
+  }
+}
+
 void *new_handle() {
   void *h = malloc(1);
   handles.insert(h);
@@ -107,6 +123,7 @@ struct Launch {
     uint64_t order = (uint64_t)setting("FAKE_CUDA_ORDER", 0);
     if (order) order = (order + ++launches) * 0x9E3779B97F4A7C15u | 1;
     if (named(getenv("FAKE_CUDA_SKIP"), kernel->name)) return 0;
+    tell("run", kernel);
     const char *wrong = shim::launch(kernel, grid, (int)threads, shared, arguments.data(), order);
     if (!wrong) return 0;
     fprintf(stderr, "kernel %s: %s\n", kernel->name, wrong);
@@ -314,8 +331,11 @@ int cuModuleUnload(void *module) {
   ENTER return free_handle(module);
 }
 int cuModuleGetFunction(void **function, void *, const char *name) {
-  IN_CONTEXT *function = const_cast<shim::Kernel *>(shim::find(name));
-  return *function ? 0 : NOT_FOUND;
+  IN_CONTEXT const shim::Kernel *kernel = shim::find(name);
+  if (!kernel) return NOT_FOUND;
+  tell("loaded", kernel);
+  *function = const_cast<shim::Kernel *>(kernel);
+  return 0;
 }
 int cuFuncSetAttribute(void *, int, int value) { IN_CONTEXT return value <= setting("FAKE_CUDA_SHARED", 227 << 10) ? 0 : INVALID_VALUE; }
 int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned, unsigned shared, void *stream, void **arguments, void **) {
