@@ -65,6 +65,13 @@ var attentionShapes = []attentionShape{
 	{[]int{7, 200, 13}, 4, 2, 64, tensor.BFloat16},
 	{[]int{90, 33}, 2, 2, 128, tensor.Float32},
 	{[]int{20}, 15, 1, 24, tensor.BFloat16},
+	// Devices may have other kernels for few rows, and for each head dimension.
+	{[]int{1, 3, 5, 1}, 2, 1, 64, tensor.Float32},
+	{[]int{1, 3, 5, 1}, 2, 1, 128, tensor.Float32},
+	{[]int{1, 3, 5, 1}, 2, 1, 64, tensor.BFloat16},
+	{[]int{1, 3, 5, 1}, 2, 1, 128, tensor.BFloat16},
+	{[]int{9, 2}, 2, 1, 64, tensor.Float32},
+	{[]int{9, 2}, 2, 1, 128, tensor.BFloat16},
 }
 
 // attend is the reference, for the keys and values as the pages hold them. Each row's probabilities are given for the backward pass.
@@ -134,12 +141,8 @@ const attentionLayer = 1 // of two
 
 func (s attentionShape) forward(h *bench, q, k, v []float32) attentionState {
 	rows := s.rows()
-	runs, count := s.runs()
-	pages, err := h.d.NewPages(s.dtype, 2, count, s.heads, s.headDim)
-	h.ok(err)
-	h.t.Cleanup(pages.Free)
+	pages, runs := s.written(h, k, v)
 	a := attentionState{h.view(rows, s.queryHeads*s.headDim, q), h.view(rows, s.queryHeads*s.headDim, q), h.view(rows, s.queryHeads, make([]float32, rows*s.queryHeads)), pages, runs}
-	h.ok(h.d.WritePages(pages, attentionLayer, h.view(rows, s.heads*s.headDim, k), h.view(rows, s.heads*s.headDim, v), runs))
 	h.ok(h.d.Attention(a.o, a.lse, a.q, pages, attentionLayer, runs, s.queryHeads, s.scale()))
 	return a
 }
@@ -173,24 +176,49 @@ func attentionCases(attentionShapes []attentionShape, o Options) []testCase {
 	return all
 }
 
+// written gives pages with the keys and values of every sequence.
+func (s attentionShape) written(h *bench, k, v []float32) (tensor.Pages, []tensor.AttentionRun) {
+	runs, count := s.runs()
+	pages, err := h.d.NewPages(s.dtype, 2, count, s.heads, s.headDim)
+	h.ok(err)
+	h.t.Cleanup(pages.Free)
+	width := s.heads * s.headDim
+	h.ok(h.d.WritePages(pages, attentionLayer, h.view(s.rows(), width, k), h.view(s.rows(), width, v), runs))
+	return pages, runs
+}
+
+// attendRows gives the outputs and the log-sum-exps of rows [from, to) of the only sequence.
+func (s attentionShape) attendRows(h *bench, q []float32, pages tensor.Pages, run tensor.AttentionRun, from, to int) (o, lse []float32) {
+	n, width := to-from, s.queryHeads*s.headDim
+	run.Count, run.First = n, from
+	out, sum := h.view(n, width, make([]float32, n*width)), h.view(n, s.queryHeads, make([]float32, n*s.queryHeads))
+	h.ok(h.d.Attention(out, sum, h.view(n, width, q[from*width:to*width]), pages, attentionLayer, []tensor.AttentionRun{run}, s.queryHeads, s.scale()))
+	return h.read(out), h.read(sum)
+}
+
+// longAttentionCases are those of every head dimension that a device may have kernels for.
+func longAttentionCases(o Options) []testCase {
+	var all []testCase
+	for _, dtype := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
+		for _, headDim := range []int{16, 64, 128} {
+			all = append(all, longAttention(dtype, headDim, o))
+		}
+	}
+	return all
+}
+
 // longAttention is the last rows of a sequence with two restarts of the running softmax.
-func longAttention(dtype tensor.DType, o Options) testCase {
-	long := attentionShape{[]int{2*2048 + 70}, 2, 1, 16, dtype}
+func longAttention(dtype tensor.DType, headDim int, o Options) testCase {
+	long := attentionShape{[]int{2*2048 + 70}, 2, 1, headDim, dtype}
 	q, k, v, _ := long.inputs()
 	const last = 5
 	return testCase{
 		name: "attention " + long.String(), tolerance: o.attention(dtype), average: o.attentionAverage(dtype),
 		run: func(h *bench) [][]float32 {
-			n, width := long.lengths[0], long.queryHeads*long.headDim
-			runs, count := long.runs()
-			pages, err := h.d.NewPages(dtype, 2, count, long.heads, long.headDim)
-			h.ok(err)
-			h.t.Cleanup(pages.Free)
-			h.ok(h.d.WritePages(pages, attentionLayer, h.view(n, long.headDim, k), h.view(n, long.headDim, v), runs))
-			runs[0].Count, runs[0].First = last, n-last
-			o, lse := h.view(last, width, q[:last*width]), h.view(last, long.queryHeads, q[:last*long.queryHeads])
-			h.ok(h.d.Attention(o, lse, h.view(last, width, q[(n-last)*width:]), pages, attentionLayer, runs, long.queryHeads, long.scale()))
-			return [][]float32{h.read(o), h.read(lse)}
+			pages, runs := long.written(h, k, v)
+			n := long.lengths[0]
+			o, lse := long.attendRows(h, q, pages, runs[0], n-last, n)
+			return [][]float32{o, lse}
 		},
 		want: func() [][]float64 {
 			var o, lse []float64
@@ -212,6 +240,32 @@ func longAttention(dtype tensor.DType, o Options) testCase {
 			}
 			return [][]float64{o, lse}
 		},
+	}
+}
+
+// longCuts checks that the last rows of a sequence with a restart give equal bits all at once, in chunks and one by one: a device may give every part of the keys of few rows a block of its own.
+func longCuts(t *testing.T, d tensor.Device) {
+	for _, dtype := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
+		for _, headDim := range []int{64, 128} {
+			s := attentionShape{[]int{2048 + 66}, 2, 1, headDim, dtype}
+			t.Run(s.String(), func(t *testing.T) {
+				h := start(t, d)
+				q, k, v, _ := s.inputs()
+				pages, runs := s.written(h, k, v)
+				n := s.lengths[0]
+				const last = 20
+				o, lse := s.attendRows(h, q, pages, runs[0], n-last, n)
+				for _, chunk := range []int{1, 7} {
+					var inChunks, sums []float32
+					for from := n - last; from < n; from += chunk {
+						o, lse := s.attendRows(h, q, pages, runs[0], from, min(from+chunk, n))
+						inChunks, sums = append(inChunks, o...), append(sums, lse...)
+					}
+					sameBits(t, fmt.Sprintf("in chunks of %d", chunk), inChunks, o)
+					sameBits(t, fmt.Sprintf("log-sum-exp in chunks of %d", chunk), sums, lse)
+				}
+			})
+		}
 	}
 }
 

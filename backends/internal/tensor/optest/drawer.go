@@ -10,13 +10,13 @@ import (
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 )
 
-// drawing checks a device's own draws against the definition, token by token.
-func drawing(t *testing.T, d tensor.Drawer, device tensor.Device) {
+// drawing checks a device's own draws from so many columns against the definition, token by token.
+func drawing(t *testing.T, d tensor.Drawer, device tensor.Device, columns []int) {
 	draws := []tensor.Draw{
 		{TopP: 1}, {TopP: 1, TopK: 1}, {TopP: 1, TopK: 2}, {TopP: 1, TopK: 5}, {TopP: 1, TopK: 1 << 40}, {TopP: 1e-9}, {TopP: 0.3}, {TopP: 0.95}, {TopP: 1, MinP: 0.2}, {TopP: 1, MinP: 1},
 		{TopP: 0.9, TopK: 7}, {TopP: 0.5, TopK: 3, MinP: 0.1}, {TopP: 0.99, MinP: 0.01}, {TopP: 0},
 	}
-	for _, cols := range []int{1, 2, 65, 1500} {
+	for _, cols := range columns {
 		for name, fill := range map[string]func(r *rand.Rand) float32{
 			"different": func(r *rand.Rand) float32 { return float32(3 * r.NormFloat64()) },
 			"ties":      func(r *rand.Rand) float32 { return float32(r.IntN(7)-3) / 2 },

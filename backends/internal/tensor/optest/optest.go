@@ -47,11 +47,12 @@ func RunAll(t *testing.T, d tensor.Device, o Options) {
 	t.Run("products at once", func(t *testing.T) { matMuls(t, d) })
 	t.Run("products of adapters", func(t *testing.T) { adapted(t, d) })
 	t.Run("attention cuts", func(t *testing.T) { attentionCuts(t, d) })
+	t.Run("attention cuts of long sequences", func(t *testing.T) { longCuts(t, d) })
 	t.Run("page copies", func(t *testing.T) { pageCopies(t, d) })
 	t.Run("not finite", func(t *testing.T) { notFinite(t, d) })
 	t.Run("refusals", func(t *testing.T) { refusals(t, d) })
 	if own, ok := d.(tensor.Drawer); ok {
-		t.Run("drawing", func(t *testing.T) { drawing(t, own, d) })
+		t.Run("drawing", func(t *testing.T) { drawing(t, own, d, []int{1, 2, 65, 1500}) })
 	}
 	if own, ok := d.(tensor.Differentiator); ok {
 		t.Run("derivatives of losses", func(t *testing.T) { derivatives(t, own, d) })
@@ -88,7 +89,7 @@ type testCase struct {
 
 func cases(o Options) []testCase {
 	return slices.Concat(productCases(productShapes), rowCases(rowShapes, ropeShapes), attentionCases(attentionShapes, o),
-		[]testCase{longAttention(tensor.Float32, o), longAttention(tensor.BFloat16, o)}, lossCases(lossShapes), optimizerCases(arenaShapes))
+		longAttentionCases(o), lossCases(lossShapes), optimizerCases(arenaShapes))
 }
 
 func (c testCase) check(t *testing.T, d tensor.Device) {

@@ -11,12 +11,13 @@ import (
 var raggedLengths = []int{1, 63, 64, 65}
 
 // RunRagged checks every operation against the reference at the lengths where a cut into blocks goes wrong most easily: one row, one less than a block, a block, one more; batches with empty
-// sequences and sequences of one row between others; and 1, 2 and 17 adapters, some of them without rows.
+// sequences and sequences of one row between others; and 1, 2 and 17 adapters, some of them without rows. What has no such length is run as RunAll runs it, so that no operation is left out of what a caller
+// changes between one RunRagged and the next, such as the order of threads.
 func RunRagged(t *testing.T, d tensor.Device, o Options) {
 	for _, rows := range raggedLengths {
 		t.Run(fmt.Sprintf("%d rows", rows), func(t *testing.T) {
 			around := []int{0, 1, rows, 0, 5, 1} // a sequence of that length, and what must not disturb it
-			attention := []attentionShape{{around, 4, 2, 24, tensor.Float32}, {around, 4, 2, 64, tensor.BFloat16}, {around, 3, 1, 128, tensor.BFloat16}}
+			attention := []attentionShape{{around, 4, 2, 24, tensor.Float32}, {around, 4, 2, 64, tensor.BFloat16}, {around, 3, 1, 128, tensor.BFloat16}, {around, 2, 1, 64, tensor.Float32}, {around, 2, 1, 128, tensor.Float32}}
 			for _, c := range [][]testCase{
 				productCases([]shape{{rows, 65, 33}, {rows, 33, 65}}), rowCases([][2]int{{rows, 40}, {rows, 300}}, []ropeShape{{rows, 2, 64, 64}}),
 				attentionCases(attention, o), lossCases([][3]int{{rows, 513, 2}}), optimizerCases([][2]int{{rows, 65}}),
@@ -39,5 +40,25 @@ func RunRagged(t *testing.T, d tensor.Device, o Options) {
 			at += n + i%2 // a row of nobody behind every other one
 		}
 		groupsOf(t, d, []groupCase{c})
+	}
+	t.Run("long sequences", func(t *testing.T) {
+		for _, c := range longAttentionCases(o) {
+			t.Run(c.name, func(t *testing.T) { c.check(t, d) })
+		}
+		longCuts(t, d)
+	})
+	t.Run("many rows", func(t *testing.T) { // for which devices may have other products, as for many columns of them
+		for _, c := range productCases([]shape{{129, 260, 33}, {129, 33, 260}, {130, 512, 260}, {130, 260, 512}}) {
+			t.Run(c.name, func(t *testing.T) { c.check(t, d) })
+		}
+	})
+	t.Run("packing", func(t *testing.T) { packing(t, d) })
+	t.Run("packing at once", func(t *testing.T) { repacking(t, d) })
+	t.Run("page copies", func(t *testing.T) { pageCopies(t, d) })
+	if own, ok := d.(tensor.Drawer); ok {
+		t.Run("drawing", func(t *testing.T) { drawing(t, own, d, []int{1500}) }) // more columns than a block has threads
+	}
+	if own, ok := d.(tensor.Differentiator); ok {
+		t.Run("derivatives of losses", func(t *testing.T) { derivatives(t, own, d) })
 	}
 }
