@@ -2,8 +2,11 @@ package cuda_test
 
 import (
 	"errors"
+	"flag"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -39,6 +42,45 @@ func onProcessor(t *testing.T) tensor.Device {
 	return open(t, cuda.Options{Device: "cuda:0", Libraries: []string{shim.Require(t, shim.Options{Sanitize: os.Getenv(sanitized) != ""})}})
 }
 
+// kernelsFile names the variable of the driver without a GPU that names a file for what becomes of every kernel.
+const kernelsFile = "FAKE_CUDA_KERNELS"
+
+// everyKernel fails if there are kernels that a device is opened with and does not run in a test. Where -run names parts of tests, some are not.
+func everyKernel(t *testing.T, test func()) {
+	t.Helper()
+	if strings.Contains(flag.Lookup("test.run").Value.String(), "/") {
+		test()
+		return
+	}
+	file := filepath.Join(t.TempDir(), "kernels")
+	t.Setenv(kernelsFile, file)
+	test()
+	wantEveryKernel(t, file)
+}
+
+// wantEveryKernel checks that all kernels that were looked up, by the file, were run.
+func wantEveryKernel(t *testing.T, file string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var loaded []string
+	run := map[string]bool{}
+	for line := range strings.Lines(string(text)) {
+		switch what, name, _ := strings.Cut(strings.TrimSpace(line), " "); what {
+		case "loaded":
+			loaded = append(loaded, name)
+		case "run":
+			run[name] = true
+		}
+	}
+	never := slices.DeleteFunc(slices.Clone(loaded), func(name string) bool { return run[name] })
+	if len(loaded) == 0 || len(never) > 0 {
+		t.Errorf("of %d kernels these were never run: %q", len(loaded), never)
+	}
+}
+
 // sanitized is set in the process that TestSanitizer starts.
 const sanitized = "TINSMITH_CUDA_SANITIZED"
 
@@ -46,34 +88,43 @@ const sanitized = "TINSMITH_CUDA_SANITIZED"
 // comparisons of orders as well.
 func TestOperations(t *testing.T) {
 	t.Setenv("FAKE_CUDA_ORDER", "20260101")
-	optest.RunAll(t, onProcessor(t), promises)
+	everyKernel(t, func() { optest.RunAll(t, onProcessor(t), promises) })
 }
 
-// The lengths at which blocks of 64 begin and end, empty and single rows, and many adapters, in three random orders of threads.
+// The lengths at which blocks of 64 begin and end, empty and single rows, and many adapters, in three random orders of threads; every kernel in each.
 func TestRaggedLengths(t *testing.T) {
 	for _, order := range []string{"1", "20260102", "987654321"} {
 		t.Run("order "+order, func(t *testing.T) {
 			t.Setenv("FAKE_CUDA_ORDER", order)
-			optest.RunRagged(t, onProcessor(t), promises)
+			everyKernel(t, func() { optest.RunRagged(t, onProcessor(t), promises) })
 		})
 	}
 }
 
-// The kernels stay within their memory, shared and global: the compiler's checks say so, in a process of their own.
+// sanitizedTests are the tests that TestSanitizer runs: of those that run each kernel the quickest, of operations that are many kernels at many lengths more than one.
+var sanitizedTests = strings.Join([]string{
+	"TestOperations/(values|drawing|fused)/^(adjustments|(1×1|3×17|2×257)_to|heads_.*lengths_.(3_0_70|17|0)._|65_columns|attention_.*lengths_.(([0-9]+|7_200_13)._heads_(6/2|4/2|15/1)|1_3_5_1|9_2|3_0_5|64_1_65|4166)|.*(matmul|outer).*(1×33×7|7×65×513|64×320×527|0×32×32|300×129)|(rms|swiglu|add|scale|round|rope|log-sum|adamw|sum|gather).*[^0-9](1×3|3×17|33×70|0×8|9×2×40×24|5×4096|3×17_step_1))",
+	"TestOperations/^(packing|groups|products_of_adapters|page_copies|derivatives)",
+	"TestRaggedLengths/order_1$/^(65_rows|many_rows|drawing|17_adapters)",
+}, "|")
+
+// The kernels stay within their memory, shared and global: the compiler's checks say so of every one, in a process of their own.
 func TestSanitizer(t *testing.T) {
 	shim.Require(t, shim.Options{Sanitize: true})
 	environment, err := shim.SanitizerEnvironment(t.Context())
 	if err != nil {
 		t.Skip(err)
 	}
-	const some = "TestOperations/(values|drawing|fused)/^(adjustments|(1×1|3×17|2×257)_to|heads_.*lengths_.(3_0_70|17|0)._|65_columns|attention_.*lengths_.[0-9]+(_[0-9]+)*._heads_(6/2|4/2|15/1)|.*(matmul|outer).*(1×33×7|7×65×513|64×320×527|0×32×32|300×129)|(rms|swiglu|add|scale|round|rope|log-sum|adamw|sum|gather).*[^0-9](1×3|3×17|33×70|0×8|9×2×40×24|5×4096|3×17_step_1))"
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", some, "-test.v")
-	cmd.Env = append(append(os.Environ(), environment...), sanitized+"=1")
+	file := filepath.Join(t.TempDir(), "kernels")
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", sanitizedTests, "-test.v")
+	cmd.Env = append(append(os.Environ(), environment...), sanitized+"=1", kernelsFile+"="+file)
 	out, err := cmd.CombinedOutput()
-	passed := func(what string) int { return strings.Count(string(out), "--- PASS: TestOperations/"+what+"/") }
-	if err != nil || passed("values") < 20 || passed("drawing") < 5 || passed("fused") < 15 {
-		t.Errorf("%d cases of values, %d of drawing and %d of fused operations, %v:\n%s", passed("values"), passed("drawing"), passed("fused"), err, out)
+	passed := func(what string) int { return strings.Count(string(out), "--- PASS: "+what+"/") }
+	if err != nil || passed("TestOperations/values") < 20 || passed("TestOperations/drawing") < 5 || passed("TestOperations/fused") < 15 || passed("TestRaggedLengths/order_1") < 30 {
+		t.Fatalf("%d cases of values, %d of drawing, %d of fused operations and %d of ragged lengths, %v:\n%s",
+			passed("TestOperations/values"), passed("TestOperations/drawing"), passed("TestOperations/fused"), passed("TestRaggedLengths/order_1"), err, out)
 	}
+	wantEveryKernel(t, file)
 }
 
 // So do the products by warpgroups, in the process that checks them.
