@@ -16,6 +16,9 @@ type facts struct {
 	CuBLASLt string // those of cuBLASLt
 }
 
+// noLibrary is what facts say of a library that was not found, before the reason.
+const noLibrary = "none: "
+
 // gather asks the driver. The libraries are looked for in the given folders before the system's.
 func gather(libraries []string) (facts, error) {
 	var f facts
@@ -40,14 +43,14 @@ func gather(libraries []string) (facts, error) {
 	}
 	f.Driver = fmt.Sprintf("CUDA %d.%d (%s)", d.Version()/1000, d.Version()%1000/10, d.Path())
 	if library, err := d.OpenCuBLASLt(cudart.Options{Directories: libraries}); err != nil {
-		f.CuBLASLt = "none: " + err.Error()
+		f.CuBLASLt = noLibrary + err.Error()
 	} else {
 		f.CuBLASLt = fmt.Sprintf("%s (%s)", library.Version(), library.Path())
 		library.Close()
 	}
 	nccl, err := cudart.OpenNCCL(cudart.Options{Directories: libraries})
 	if err != nil {
-		f.NCCL = "none: " + err.Error()
+		f.NCCL = noLibrary + err.Error()
 		return f, nil
 	}
 	f.NCCL = fmt.Sprintf("%s (%s)", nccl.Version(), nccl.Path())

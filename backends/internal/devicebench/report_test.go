@@ -1,6 +1,7 @@
 package main
 
 import (
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -40,10 +41,34 @@ func TestReport(t *testing.T) {
 		"| tiny | forward and backward, 2 sequences of 9 tokens, rank 2 | ", " tok/s | much |", "the same with 2 adapters, time against one", "| tiny | decoding 2 sequences after 5 tokens | ", " GB/s | more |",
 		"| tiny | products by warpgroups against those by warps | equal | equal bits |", "| tiny | product of 18 rows with the weight of gate, 48 × 32, gradient | ", " TFLOP/s by warpgroups, ", " by warps; with an adapter of rank 2 in the same launch ", " in one of its own ",
 		"| tiny | products by cuBLASLt against those by kernels | equal; faster, and so used, for ", " of 48 shapes", "| tiny | product of up to 2048 rows, 48 columns, 32 deep: by cuBLASLt, time against kernels | ",
-		"| tiny | dataparallel over two ranks against one | equal |", "| tiny | tensorparallel: the sampler's log-probabilities against the trainer's | equal |",
+		"| tiny | dataparallel over two ranks against one | equal |", "| tiny | dataparallel with shared-out weights over two ranks against one | equal |", "| tiny | dataparallel with shared-out weights: the sampler's log-probabilities against the trainer's | equal |",
+		"| tiny | tensorparallel over two ranks against one | off by ", " of their spread | at most 0.03 |", "| tiny | tensorparallel by NCCL against exchange through memory | equal | equal bits |",
+		"| tiny | tensorparallel: the sampler's log-probabilities against the trainer's | equal |",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the report lacks %q:\n%s", want, text)
+		}
+	}
+}
+
+// What is compared with a tolerance fails beyond it: other values, values that are no numbers, and too few of them.
+func TestNear(t *testing.T) {
+	want := []float32{-4.5, -4.25, -4.75, -4.5, -5, -4}
+	for _, c := range []struct {
+		name string
+		got  []float32
+		fine bool
+	}{
+		{"the same", want, true},
+		{"one off by a rounding", []float32{-4.5, -4.25, -4.75, -4.5, -5, -4.0078125}, true},
+		{"in another order", []float32{-4, -5, -4.5, -4.75, -4.25, -4.5}, false},
+		{"all the same", []float32{-4.5, -4.5, -4.5, -4.5, -4.5, -4.5}, false},
+		{"not a number", []float32{-4.5, -4.25, float32(math.NaN()), -4.5, -5, -4}, false},
+		{"too few", want[:5], false},
+		{"none", nil, false},
+	} {
+		if r := tiny.near(c.name, c.got, want); (r.Failure == "") != c.fine {
+			t.Errorf("%s: %+v", c.name, r)
 		}
 	}
 }
