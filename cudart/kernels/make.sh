@@ -13,7 +13,7 @@ ptxas_version=13.5.37
 modules="sm_80 sm_90a sm_90a_warpgroup" # an architecture, and which source
 # Nothing may be contracted or approximated: fused operations are written as such, so that bits depend on no compiler's mood. PTX 8.0 is read by drivers for CUDA 12.0 and later.
 flags="-x cuda --cuda-device-only -nocudainc -nocudalib -std=c++17 -O3 -S -Wall -Wextra -Werror -Wno-unused-function -ffp-contract=off -mllvm -nvptx-fma-level=0 -fgpu-flush-denormals-to-zero -Xclang -target-feature -Xclang +ptx80"
-# What a model in bfloat16 spends its time in. Attention and products in float32 are for tests and for float32 models: attention_backward_keys_128 on sm_80 and product_float32 on sm_90a spill up to 24 bytes, and may.
+# What a model in bfloat16 spends its time in. Attention and products in float32 are for tests and for float32 models: on sm_80 attention_backward_keys_128 and product_transposed_float32 spill 8 bytes each, and may; on sm_90a none does.
 hot="draw_tokens product_few product_some product_many product_transposed_few product_transposed_some product_transposed_many outer_product attention_64 attention_128 attention_few_64 attention_few_128 tensor_attention_64 tensor_attention_128 tensor_attention_few_64 tensor_attention_few_128 tensor_attention_part_64 tensor_attention_part_128 tensor_attention_backward_keys_64 tensor_attention_backward_keys_128 tensor_attention_backward_queries_64 tensor_attention_backward_queries_128"
 hot_warpgroup="narrow_rows product_group product_group_wide product_group_transposed product_group_transposed_wide"
 shared_by_two="product_group product_group_transposed" # their blocks of 256 threads share a multiprocessor
