@@ -22,6 +22,8 @@
 // a backend makes room for a step from whatever it can give up, and where that is not enough the step fails with ErrCapacity and is as if it had not been sent. Gradient
 // and window stay, and the next OptimStep applies all of it, with the bits that it would have had at once; ForwardBackward operations between the two add to it. (A window
 // with a failure and no success ends even if the failure was for want of memory: it has no gradient to be kept.)
+// What needs the disk of LoadRequest.Scratch to make room in memory, while that is full or cannot be written to, does not fail: it is not decided until the disk takes files again, and runs then, with the
+// bits that it would have had at once. Status tells that work waits for that; other runs, and work that needs no such room, go on.
 // After a failed LoadAdapter with a position the adapter is as it was, but every later operation with a position fails with that reason until
 // a load succeeds: nobody trains on without noticing what was to be loaded. One operation's failure never touches another adapter.
 //
@@ -124,6 +126,7 @@ type LoadRequest struct {
 	Name     string          // the name clients use; only for messages and checkpoint metadata
 	Config   json.RawMessage // the model's `backend:` section as JSON; the backend validates it strictly
 	Scratch  string          // a directory the backend may use for spilled state; emptied at start
+	Reserve  int64           // bytes of that directory's file system that the backend leaves free
 }
 
 // ConfigureRequest is a changed configuration.
@@ -188,7 +191,8 @@ type Status struct {
 	MemoryBytes     int64 // everything: weights, keys and values, the sampler's share, adapters, training passes
 	MemoryLimit     int64 // of that; 0 = not known
 	WeightBytes     int64
-	LastProgressAge time.Duration // time since any device step finished while work was waiting; 0 when idle
+	LastProgressAge time.Duration // time since any device step finished while work was waiting that can go on; 0 when idle
+	NoRoom          string        // why accepted work waits for the disk of LoadRequest.Scratch; "" if it does not
 }
 
 // AdapterConfig is the shape of a LoRA adapter. y = Wx + (32 / Rank) · B(Ax).

@@ -101,7 +101,7 @@ func (c *Client) Info(ctx context.Context) (Info, error) {
 func (c *Client) Load(ctx context.Context, req LoadRequest, progress func(LoadProgress)) (ModelInfo, error) {
 	streamCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := c.rpc.Load(streamCtx, &backendpb.LoadRequest{ModelDir: req.ModelDir, Name: req.Name, Config: req.Config, Scratch: req.Scratch})
+	stream, err := c.rpc.Load(streamCtx, &backendpb.LoadRequest{ModelDir: req.ModelDir, Name: req.Name, Config: req.Config, Scratch: req.Scratch, Reserve: req.Reserve})
 	if err != nil {
 		return ModelInfo{}, c.failure(ctx, "load", err)
 	}

@@ -89,7 +89,7 @@ func statusToPB(s *Status) *backendpb.StatusResponse {
 		RunningSamples: int64(s.RunningSamples), WaitingSamples: int64(s.WaitingSamples), Cycles: s.Cycles, CycleSeconds: s.CycleSeconds,
 		TrainedTokens: s.TrainedTokens, SampledTokens: s.SampledTokens, PrefillTokens: s.PrefillTokens, KvPages: int64(s.KVPages), KvPagesFree: int64(s.KVPagesFree),
 		CyclePasses: s.CyclePasses, CycleSteps: s.CycleSteps, SamplingTurns: s.SamplingTurns, SamplingSeconds: s.SamplingSeconds,
-		AdapterBytes: s.AdapterBytes, SpilledBytes: s.SpilledBytes, MemoryBytes: s.MemoryBytes, MemoryLimit: s.MemoryLimit, WeightBytes: s.WeightBytes, LastProgressAgeNanos: int64(s.LastProgressAge),
+		AdapterBytes: s.AdapterBytes, SpilledBytes: s.SpilledBytes, MemoryBytes: s.MemoryBytes, MemoryLimit: s.MemoryLimit, WeightBytes: s.WeightBytes, LastProgressAgeNanos: int64(s.LastProgressAge), NoRoom: s.NoRoom,
 	}
 }
 
@@ -98,7 +98,7 @@ func statusFromPB(p *backendpb.StatusResponse) (Status, error) {
 		Time: time.Unix(0, p.GetTimeUnixNano()), BootID: p.GetBootId(), Cycles: p.GetCycles(), CycleSeconds: p.GetCycleSeconds(),
 		TrainedTokens: p.GetTrainedTokens(), SampledTokens: p.GetSampledTokens(), PrefillTokens: p.GetPrefillTokens(),
 		CyclePasses: p.GetCyclePasses(), CycleSteps: p.GetCycleSteps(), SamplingTurns: p.GetSamplingTurns(), SamplingSeconds: p.GetSamplingSeconds(),
-		AdapterBytes: p.GetAdapterBytes(), SpilledBytes: p.GetSpilledBytes(), MemoryBytes: p.GetMemoryBytes(), MemoryLimit: p.GetMemoryLimit(), WeightBytes: p.GetWeightBytes(), LastProgressAge: time.Duration(p.GetLastProgressAgeNanos()),
+		AdapterBytes: p.GetAdapterBytes(), SpilledBytes: p.GetSpilledBytes(), MemoryBytes: p.GetMemoryBytes(), MemoryLimit: p.GetMemoryLimit(), WeightBytes: p.GetWeightBytes(), LastProgressAge: time.Duration(p.GetLastProgressAgeNanos()), NoRoom: p.GetNoRoom(),
 	}
 	err := narrowAll([]narrowing{
 		{"adapters", p.GetAdapters(), &s.Adapters}, {"versions", p.GetVersions(), &s.Versions}, {"queued_training", p.GetQueuedTraining(), &s.QueuedTraining},

@@ -28,7 +28,7 @@ func (s *server) Info(ctx context.Context, _ *backendpb.InfoRequest) (*backendpb
 
 func (s *server) Load(p *backendpb.LoadRequest, stream grpc.ServerStreamingServer[backendpb.LoadResponse]) error {
 	var sendErr error
-	req := LoadRequest{ModelDir: p.GetModelDir(), Name: p.GetName(), Config: p.GetConfig(), Scratch: p.GetScratch()}
+	req := LoadRequest{ModelDir: p.GetModelDir(), Name: p.GetName(), Config: p.GetConfig(), Scratch: p.GetScratch(), Reserve: p.GetReserve()}
 	m, err := s.backend.Load(stream.Context(), req, func(lp LoadProgress) {
 		if sendErr == nil {
 			sendErr = stream.Send(&backendpb.LoadResponse{Event: &backendpb.LoadResponse_Progress{Progress: &backendpb.LoadProgress{Stage: lp.Stage, Done: lp.Done, Total: lp.Total}}})

@@ -278,7 +278,7 @@ func TestRequestsCrossUnchanged(t *testing.T) {
 	status := Status{
 		Time: time.Unix(1, 2), BootID: "b", Adapters: 1, Versions: 2, QueuedTraining: 3, RunningSamples: 4, WaitingSamples: 5, Cycles: 6, CycleSeconds: 7.5, TrainedTokens: 8,
 		SampledTokens: 9, PrefillTokens: 10, KVPages: 11, KVPagesFree: 12, AdapterBytes: 13, SpilledBytes: 16, MemoryBytes: 17, MemoryLimit: 18, WeightBytes: 14, LastProgressAge: 15,
-		CyclePasses: 17, CycleSteps: 18, SamplingTurns: 19, SamplingSeconds: 20.5,
+		CyclePasses: 17, CycleSteps: 18, SamplingTurns: 19, SamplingSeconds: 20.5, NoRoom: "c",
 	}
 	everyFieldIsSet(t, status)
 	if got, err := statusFromPB(statusToPB(&status)); err != nil || !reflect.DeepEqual(got, status) {

@@ -293,6 +293,7 @@ type LoadRequest struct {
 	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	Config        []byte                 `protobuf:"bytes,3,opt,name=config,proto3" json:"config,omitempty"` // JSON
 	Scratch       string                 `protobuf:"bytes,4,opt,name=scratch,proto3" json:"scratch,omitempty"`
+	Reserve       int64                  `protobuf:"varint,5,opt,name=reserve,proto3" json:"reserve,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -353,6 +354,13 @@ func (x *LoadRequest) GetScratch() string {
 		return x.Scratch
 	}
 	return ""
+}
+
+func (x *LoadRequest) GetReserve() int64 {
+	if x != nil {
+		return x.Reserve
+	}
+	return 0
 }
 
 type LoadProgress struct {
@@ -840,6 +848,7 @@ type StatusResponse struct {
 	SamplingSeconds      float64                `protobuf:"fixed64,22,opt,name=sampling_seconds,json=samplingSeconds,proto3" json:"sampling_seconds,omitempty"`
 	MemoryBytes          int64                  `protobuf:"varint,23,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
 	MemoryLimit          int64                  `protobuf:"varint,24,opt,name=memory_limit,json=memoryLimit,proto3" json:"memory_limit,omitempty"`
+	NoRoom               string                 `protobuf:"bytes,25,opt,name=no_room,json=noRoom,proto3" json:"no_room,omitempty"`
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
 }
@@ -1040,6 +1049,13 @@ func (x *StatusResponse) GetMemoryLimit() int64 {
 		return x.MemoryLimit
 	}
 	return 0
+}
+
+func (x *StatusResponse) GetNoRoom() string {
+	if x != nil {
+		return x.NoRoom
+	}
+	return ""
 }
 
 type AdapterConfig struct {
@@ -3091,12 +3107,13 @@ const file_backend_proto_rawDesc = "" +
 	"\fInfoResponse\x12\x16\n" +
 	"\x06plugin\x18\x01 \x01(\tR\x06plugin\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x17\n" +
-	"\aboot_id\x18\x03 \x01(\tR\x06bootId\"p\n" +
+	"\aboot_id\x18\x03 \x01(\tR\x06bootId\"\x8a\x01\n" +
 	"\vLoadRequest\x12\x1b\n" +
 	"\tmodel_dir\x18\x01 \x01(\tR\bmodelDir\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
 	"\x06config\x18\x03 \x01(\fR\x06config\x12\x18\n" +
-	"\ascratch\x18\x04 \x01(\tR\ascratch\"N\n" +
+	"\ascratch\x18\x04 \x01(\tR\ascratch\x12\x18\n" +
+	"\areserve\x18\x05 \x01(\x03R\areserve\"N\n" +
 	"\fLoadProgress\x12\x14\n" +
 	"\x05stage\x18\x01 \x01(\tR\x05stage\x12\x12\n" +
 	"\x04done\x18\x02 \x01(\x03R\x04done\x12\x14\n" +
@@ -3134,7 +3151,7 @@ const file_backend_proto_rawDesc = "" +
 	"\x06config\x18\x01 \x01(\fR\x06config\"-\n" +
 	"\x11ConfigureResponse\x12\x18\n" +
 	"\achanged\x18\x01 \x03(\tR\achanged\"\x0f\n" +
-	"\rStatusRequest\"\xf3\x06\n" +
+	"\rStatusRequest\"\x8c\a\n" +
 	"\x0eStatusResponse\x12$\n" +
 	"\x0etime_unix_nano\x18\x01 \x01(\x03R\ftimeUnixNano\x12\x17\n" +
 	"\aboot_id\x18\x02 \x01(\tR\x06bootId\x12\x1a\n" +
@@ -3161,7 +3178,8 @@ const file_backend_proto_rawDesc = "" +
 	"\x0esampling_turns\x18\x15 \x01(\x03R\rsamplingTurns\x12)\n" +
 	"\x10sampling_seconds\x18\x16 \x01(\x01R\x0fsamplingSeconds\x12!\n" +
 	"\fmemory_bytes\x18\x17 \x01(\x03R\vmemoryBytes\x12!\n" +
-	"\fmemory_limit\x18\x18 \x01(\x03R\vmemoryLimit\"\xbc\x01\n" +
+	"\fmemory_limit\x18\x18 \x01(\x03R\vmemoryLimit\x12\x17\n" +
+	"\ano_room\x18\x19 \x01(\tR\x06noRoom\"\xbc\x01\n" +
 	"\rAdapterConfig\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\x03R\x04rank\x12\x12\n" +
 	"\x04seed\x18\x02 \x01(\x06R\x04seed\x12'\n" +

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"time"
 
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
 	"github.com/tinsmith/tinsmith/plugins"
@@ -47,7 +48,8 @@ type run struct {
 	failure error
 
 	queue   queue
-	busy    bool // an operation without a pass is running: the ones behind it wait
+	busy    bool      // an operation without a pass is running: the ones behind it wait
+	held    time.Time // the next operation waits for the disk and is tried again then; zero if it does not, see Engine.holdBack
 	deleted bool
 	window  window
 	broken  error // why the last load failed: what comes behind it fails as well, until a load succeeds
@@ -70,7 +72,9 @@ type pin struct {
 }
 
 // ready tells whether the run's next operation can begin.
-func (r *run) ready() bool { return !r.busy && r.queue.at(0) != nil }
+func (r *run) ready() bool {
+	return !r.busy && r.queue.at(0) != nil && (r.held.IsZero() || !time.Now().Before(r.held))
+}
 
 // brokenError answers operations behind a load that failed.
 func (r *run) brokenError() error {
@@ -84,12 +88,14 @@ func (r *run) decide(o *operation, result any, err error) {
 		return
 	}
 	o.result, o.err = result, err
+	r.held = time.Time{}
 	r.queue.pop()
 	close(o.done)
 }
 
 // fail ends all operations that wait. The caller holds Engine.mu.
 func (r *run) fail(err error) {
+	r.held = time.Time{}
 	for p, o := range r.queue.waiting {
 		o.err = err
 		delete(r.queue.waiting, p)

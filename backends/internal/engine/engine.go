@@ -54,6 +54,8 @@ type Engine struct {
 	interval time.Duration
 	turn     time.Duration // how long its turn lasts
 	openFor  time.Duration // see the constant
+	// diskPause is how long what waits for the disk waits before it is tried again.
+	diskPause time.Duration
 
 	// mu guards the books: everything below, and the fields of run, version and request that say so. It is never held during a device call.
 	mu       sync.Mutex
@@ -133,7 +135,7 @@ func New(o Options) *Engine {
 	if _, err := rand.Read(id[:]); err != nil {
 		panic(fmt.Sprintf("engine: no random numbers: %v", err)) // crypto/rand documents that this cannot happen
 	}
-	e := &Engine{options: o, interval: samplerInterval, turn: turn, restAfter: restAfter, openFor: openFor, bootID: hex.EncodeToString(id[:]), quit: make(chan struct{}), stopped: make(chan struct{}), quiet: make(chan struct{}), waiting: newWaitingRoom(), runs: map[string]*run{}, live: map[*version]struct{}{}, requests: map[string]*request{}}
+	e := &Engine{options: o, interval: samplerInterval, turn: turn, restAfter: restAfter, openFor: openFor, diskPause: diskPause, bootID: hex.EncodeToString(id[:]), quit: make(chan struct{}), stopped: make(chan struct{}), quiet: make(chan struct{}), waiting: newWaitingRoom(), runs: map[string]*run{}, live: map[*version]struct{}{}, requests: map[string]*request{}}
 	e.wake = sync.NewCond(&e.mu)
 	e.counters.progressed(time.Now())
 	go e.loop()
@@ -153,7 +155,7 @@ func (e *Engine) Info(context.Context) (plugins.Info, error) {
 	return plugins.Info{Plugin: e.options.Plugin, Version: e.options.Version, BootID: e.bootID}, nil
 }
 
-// Drain refuses new work, finishes what was accepted, and returns. Operations that wait for a lower position can never run then: they fail.
+// Drain refuses new work, finishes what was accepted, and returns. Operations that wait for a lower position can never run then, and those that wait for the disk may never: they fail.
 func (e *Engine) Drain(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -175,7 +177,11 @@ func (e *Engine) Drain(ctx context.Context) error {
 		}
 	}
 	for _, r := range e.order {
-		r.fail(&plugins.Error{Kind: plugins.KindUnavailable, Message: "the backend is draining and an operation before this one has not arrived"})
+		why := "an operation before this one has not arrived"
+		if !r.held.IsZero() {
+			why = "the disk takes no adapters that would have to be moved out of memory"
+		}
+		r.fail(&plugins.Error{Kind: plugins.KindUnavailable, Message: "the backend is draining and " + why})
 	}
 	return nil
 }
@@ -226,7 +232,7 @@ func (e *Engine) call(f func()) bool {
 }
 
 // withRoom makes a call of f, which takes memory for adapters, and of decide with its outcome. What the runs of a cycle hold they give back by its end: when f finds no room for what they hold, it is called again then.
-// It must leave nothing behind where it fails.
+// So it is after a while when the disk takes no adapters that would have to be moved out, unless the engine drains. f must leave nothing behind where it fails.
 func (e *Engine) withRoom(f func() error, decide func(error)) func() {
 	return func() {
 		err := f()
@@ -235,8 +241,22 @@ func (e *Engine) withRoom(f func() error, decide func(error)) func() {
 			e.deferred = append(e.deferred, e.withRoom(f, decide))
 			return
 		}
+		if isStuck(err) && !e.isDraining() {
+			time.AfterFunc(e.diskPause, func() {
+				if !e.call(e.withRoom(f, decide)) {
+					decide(errClosed)
+				}
+			})
+			return
+		}
 		decide(err)
 	}
+}
+
+func (e *Engine) isDraining() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.draining
 }
 
 // onDevice runs f on the device goroutine between two device steps and gives its error, or errClosed if the engine closes first. If there is no room for the adapters that f needs, that may be between two cycles, see withRoom.

@@ -146,7 +146,7 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 		r.newTrainer(l)
 	}
 	e.pace = newPace(isCUDA(device.Name()), max(1, config.Threads/config.ranks()), m.Parameters)
-	if l.adapters, err = newResidency(device, l.weightShape(), req.Scratch, l.plan.adapters, l.memories); err != nil {
+	if l.adapters, err = newResidency(device, l.weightShape(), req.Scratch, req.Reserve, l.plan.adapters, l.memories); err != nil {
 		return nil, err
 	}
 	l.adapters.relieve = l.relieve

@@ -25,7 +25,9 @@ type residency struct {
 	device    tensor.Device
 	shape     weightShape
 	directory string // for files; "" = nothing can be moved out
-	limit     int64  // bytes, of all homes
+	reserve   int64  // bytes of its file system that stay free
+	space     func(directory string) (free int64, err error)
+	limit     int64 // bytes, of all homes
 
 	used     int64      // bytes of device memory, at all homes
 	freed    time.Time  // when some of it was last freed
@@ -39,7 +41,8 @@ type residency struct {
 	memory  []*budget            // of the homes
 	relieve func(last bool) bool // frees memory that no step needs and that is not of adapters, with last even what is worth more than an idle adapter; false if there is none
 
-	inMemory, inFiles atomic.Int64 // bytes, for Status: of everything, and of blocks that are in files alone
+	inMemory, inFiles atomic.Int64                // bytes, for Status: of everything, and of blocks that are in files alone
+	trouble           atomic.Pointer[diskTrouble] // of the last attempt to move something out; nil if it went well
 }
 
 // byHome is bytes of device memory at each home.
@@ -88,8 +91,8 @@ func (l *loaded) weightShape() weightShape {
 }
 
 // newResidency makes an empty one. Nothing is written before the limit is reached; what an earlier process left in the directory is removed.
-func newResidency(device tensor.Device, shape weightShape, scratch string, limit int64, memory []*budget) (*residency, error) {
-	m := &residency{device: device, shape: shape, limit: limit, resident: list.New(), weights: map[shapeKey]byHome{}, memory: memory, relieve: func(bool) bool { return false }}
+func newResidency(device tensor.Device, shape weightShape, scratch string, reserve, limit int64, memory []*budget) (*residency, error) {
+	m := &residency{device: device, shape: shape, reserve: reserve, space: freeSpace, limit: limit, resident: list.New(), weights: map[shapeKey]byHome{}, memory: memory, relieve: func(bool) bool { return false }}
 	if scratch == "" {
 		return m, nil
 	}
@@ -326,9 +329,14 @@ func (m *residency) withRoom(what string, size byHome, allocate func() (byHome, 
 		if m.relieve(false) {
 			continue
 		}
-		if moved, _ := m.moveOut(0); !moved && !m.relieve(true) {
-			return crowdedError{capacity("memory for "+what, err)}
+		moved, failed := m.moveOut(0)
+		if moved || m.relieve(true) {
+			continue
 		}
+		if refused := noRoom("memory for "+what, errors.Join(err, failed)); isStuck(refused) {
+			return refused
+		}
+		return crowdedError{capacity("memory for "+what, err)}
 	}
 }
 
@@ -349,7 +357,7 @@ func (m *residency) take(what string, size byHome) error {
 		switch {
 		case !moved && !crowded && m.relieve(true):
 		case err != nil:
-			return capacity("memory for "+what, err)
+			return noRoom("memory for "+what, err)
 		case moved:
 		case crowded:
 			return crowdedError{&plugins.Error{Kind: plugins.KindCapacity, Message: fmt.Sprintf("memory for %s: %s are needed; of the %s for adapters (backend.adapter_memory_mib) %s are taken by what runs", what, mebibytes(size.total()), mebibytes(m.limit), mebibytes(m.used))}}
@@ -393,7 +401,7 @@ func (m *residency) given(size byHome) {
 	m.inMemory.Store(m.used)
 }
 
-// moveOut frees the memory of the block that was needed longest ago of those that have some at a home, and tells whether there was one.
+// moveOut frees the memory of the block that was needed longest ago of those that have some at a home, and tells whether there was one. Where its file cannot be written the error has a diskError, and nothing has changed.
 func (m *residency) moveOut(home int) (bool, error) {
 	first := m.resident.Front()
 	for first != nil && (first.Value.(*spillable).needed > 0 || first.Value.(*spillable).at[home] == 0) {
@@ -404,8 +412,19 @@ func (m *residency) moveOut(home int) (bool, error) {
 	}
 	b := first.Value.(*spillable)
 	if b.file == "" {
-		if err := m.write(b); err != nil {
-			return false, fmt.Errorf("move out the %s: %w", b.what, err)
+		err := m.write(b)
+		if err != nil {
+			err = fmt.Errorf("move out the %s: %w", b.what, err)
+		}
+		var disk diskError
+		switch {
+		case errors.As(err, &disk):
+			m.trouble.Store(&diskTrouble{time.Now(), err.Error()})
+		case err == nil:
+			m.trouble.Store(nil)
+		}
+		if err != nil {
+			return false, err
 		}
 	}
 	m.forget(b)
@@ -478,16 +497,23 @@ func (m *residency) eachPiece(b *spillable, visit func(t tensor.Tensor, floats [
 	return nil
 }
 
-// write makes the block's file: the parameters as little-endian float32. It need not outlive the process, so it is not synced.
+// write makes the block's file: the parameters as little-endian float32. It need not outlive the process, so it is not synced. What goes wrong with the file is a diskError.
 func (m *residency) write(b *spillable) (err error) {
 	if m.directory == "" {
 		return errors.New("the backend was given no directory for that")
+	}
+	var bytes int64
+	for _, p := range b.parameters() {
+		bytes += 4 * int64(p.Flat.Rows) * int64(p.Flat.Cols)
+	}
+	if err := m.hasSpace(bytes); err != nil {
+		return diskError{err}
 	}
 	m.named++
 	path := filepath.Join(m.directory, fmt.Sprint(m.named))
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return err
+		return diskError{err}
 	}
 	defer func() {
 		if err != nil {
@@ -503,10 +529,15 @@ func (m *residency) write(b *spillable) (err error) {
 			binary.LittleEndian.PutUint32(bytes[4*i:], math.Float32bits(v))
 		}
 		sum = crc32.Update(sum, castagnoli, bytes)
-		_, err := f.Write(bytes)
-		return err
+		if _, err := f.Write(bytes); err != nil {
+			return diskError{err}
+		}
+		return nil
 	})
-	if err = errors.Join(err, f.Close()); err != nil {
+	if closed := f.Close(); err == nil && closed != nil {
+		err = diskError{closed}
+	}
+	if err != nil {
 		return err
 	}
 	b.file, b.sum = path, sum

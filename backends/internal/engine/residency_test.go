@@ -5,11 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -192,16 +195,27 @@ func TestMoreAdaptersThanFit(t *testing.T) {
 	}
 }
 
-// With room for no more than one optimizer step needs, nothing is refused for what others hold: it waits for the end of the cycle, and gives what it gives with room for all.
+// With room for no more than one optimizer step needs, nothing is refused for what others hold: it waits for the end of the cycle, and gives what it gives with room for all. So it does where the disk takes only every third
+// adapter that is to be moved out: what needs it waits, whatever it is, and nothing is done twice.
 func TestRoomForOneStep(t *testing.T) {
 	const runs, rank = 6, 16
-	play := func(tight bool) []map[string][]byte {
+	play := func(t *testing.T, tight, refusing bool) []map[string][]byte {
 		e, _, _ := startScratch(t)
+		refused := 0
 		create(t, e, "first", 1, rank)
 		if tight {
 			hook(t, e, func() {
 				e.loaded.adapters.limit = e.loaded.adapters.stepBytes(e.runs["first"].layout)
 				e.loaded.plan.batchTokens = 64 // so that cycles are long, and calls fall into them
+				if refusing {
+					e.diskPause = time.Millisecond
+					e.loaded.adapters.space = func(string) (int64, error) {
+						if refused++; refused%3 != 0 {
+							return 0, nil
+						}
+						return math.MaxInt64, nil
+					}
+				}
 			})
 		}
 		saved := make([]map[string][]byte, runs)
@@ -226,7 +240,12 @@ func TestRoomForOneStep(t *testing.T) {
 							}
 						}
 					}
-					if _, err := collect(context.Background(), e, ask(fmt.Sprint("q", i, round), d.adapter, randomTokens(random, 20), 2, 12)); err != nil {
+					q := ask(fmt.Sprint("q", i, round), d.adapter, randomTokens(random, 20), 2, 12)
+					_, err := collect(context.Background(), e, q)
+					for refusing && errors.Is(err, plugins.ErrCapacity) { // as those who ask for samples do
+						_, err = collect(context.Background(), e, q)
+					}
+					if err != nil {
 						t.Error(err)
 					}
 				}
@@ -235,16 +254,177 @@ func TestRoomForOneStep(t *testing.T) {
 			})
 		}
 		together(calls...)
+		hook(t, e, func() {
+			if refusing && refused < 20 {
+				t.Errorf("the disk was asked %d times only", refused)
+			}
+		})
 		return saved
 	}
-	want, got := play(false), play(true)
-	for i := range want {
-		for name, content := range want[i] {
-			if !bytes.Equal(content, got[i][name]) {
-				t.Errorf("run %d: %s differs", i, name)
+	want := play(t, false, false)
+	for _, c := range []struct {
+		name     string
+		refusing bool
+	}{
+		{"a disk that takes everything", false},
+		{"a disk that takes every third file", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got := play(t, true, c.refusing)
+			for i := range want {
+				for name, content := range want[i] {
+					if !bytes.Equal(content, got[i][name]) {
+						t.Errorf("run %d: %s differs", i, name)
+					}
+				}
+			}
+		})
+	}
+}
+
+// While the disk takes no adapters, work for which some would have to be moved out is not decided, Status says why, and everything else goes on. It is done, once, when the disk takes them again; or given back when the engine drains.
+func TestWaitsForDisk(t *testing.T) {
+	breaks := []struct {
+		name    string
+		disrupt func(*residency)
+		why     string
+	}{
+		{"less is free than is kept for others", func(m *residency) {
+			m.reserve, m.space = 64<<20, func(string) (int64, error) { return 64<<20 + 100, nil }
+		}, "64 MiB are kept for others"},
+		{"the disk is out of order", func(m *residency) { m.space = func(string) (int64, error) { return 0, syscall.EIO } }, "input/output error"},
+	}
+	random := rand.New(rand.NewPCG(12, 9))
+	data, more := randomData(random, 3, 30), randomData(random, 2, 30)
+	type player struct {
+		t    *testing.T
+		e    *Engine
+		a, b *driver
+	}
+	// Two runs in the middle of a window, with room for one optimizer step of one of them: what the other has that is in no file would have to go for it.
+	begin := func(t *testing.T, limited bool) player {
+		e, _, _ := startScratch(t)
+		a := create(t, e, "a", 1, 16)
+		if limited {
+			hook(t, e, func() {
+				e.loaded.adapters.limit, e.diskPause = e.loaded.adapters.stepBytes(e.runs["a"].layout), time.Millisecond
+			})
+		}
+		p := player{t, e, a, create(t, e, "b", 2, 16)}
+		p.b.pass(data)
+		p.a.pass(data)
+		return p
+	}
+	work := func(p player) (undecided func() bool, wait func()) {
+		var group sync.WaitGroup
+		for _, d := range []*driver{p.b, p.a} {
+			stepped, passed := d.stepCycle(), d.passCycle(more)
+			group.Go(func() { stepped(); passed() })
+		}
+		group.Go(func() { create(p.t, p.e, "c", 3, 16) })
+		return func() bool { return !decided(p.e, "a") || !decided(p.e, "b") }, group.Wait
+	}
+	archives := func(p player) (all []map[string][]byte) {
+		for _, id := range []string{"a", "b"} {
+			path := filepath.Join(p.t.TempDir(), id)
+			if _, err := p.e.SaveAdapter(context.Background(), plugins.SaveAdapterRequest{Adapter: id, Version: plugins.LatestVersion, Scope: plugins.ScopeOptimizer, Path: path}); err != nil {
+				p.t.Fatal(err)
+			}
+			all = append(all, archive(p.t, path), archive(p.t, map[string]*driver{"a": p.a, "b": p.b}[id].save(plugins.ScopeAccumulator)))
+		}
+		return all
+	}
+	free := begin(t, false)
+	_, wait := work(free)
+	wait()
+	want := archives(free)
+	for _, c := range breaks {
+		t.Run(c.name, func(t *testing.T) {
+			p := begin(t, true)
+			hook(t, p.e, func() { c.disrupt(p.e.loaded.adapters) })
+			undecided, wait := work(p)
+			told := ""
+			eventually(t, "work waits for the disk", func() bool {
+				s := p.e.status(time.Now())
+				told = s.NoRoom
+				return told != "" && waitsForDisk(p.e)
+			})
+			if !strings.Contains(told, "move out") || !strings.Contains(told, c.why) {
+				t.Errorf("status says %q", told)
+			}
+			for range 20 { // however often it is tried
+				if _, err := collect(t.Context(), p.e, ask("q", "", []int32{1, 2}, 1, 4)); err != nil {
+					t.Errorf("a sample of the base model: %v", err)
+				}
+			}
+			if !undecided() {
+				t.Error("all was decided without the disk")
+			}
+			if s := p.e.status(time.Now()); s.LastProgressAge > time.Minute {
+				t.Errorf("no progress for %v while nothing can be done", s.LastProgressAge)
+			}
+			hook(t, p.e, func() { p.e.loaded.adapters.reserve, p.e.loaded.adapters.space = 0, freeSpace })
+			wait()
+			eventually(t, "nothing waits for the disk", func() bool { return p.e.status(time.Now()).NoRoom == "" })
+			for i, files := range archives(p) {
+				for name, content := range want[i] {
+					if !bytes.Equal(content, files[name]) {
+						t.Errorf("archive %d: %s differs", i, name)
+					}
+				}
+			}
+		})
+	}
+	t.Run("drain", func(t *testing.T) {
+		p := begin(t, true)
+		hook(t, p.e, func() { breaks[0].disrupt(p.e.loaded.adapters) })
+		errs := make(chan error, 3)
+		for _, d := range []*driver{p.a, p.b} {
+			position := d.position()
+			go func() {
+				_, err := p.e.OptimStep(context.Background(), plugins.OptimStepRequest{Adapter: d.adapter, Position: position, Adam: adamDefaults})
+				errs <- err
+			}()
+		}
+		eventually(t, "a step waits for the disk", func() bool { return waitsForDisk(p.e) })
+		go func() {
+			_, err := p.e.CreateAdapter(context.Background(), plugins.CreateAdapterRequest{Adapter: "c", Config: plugins.AdapterConfig{Rank: 16, TrainMLP: true, TrainAttention: true, TrainUnembed: true}})
+			errs <- err
+		}()
+		eventually(t, "the adapter is being made", func() bool {
+			p.e.mu.Lock()
+			defer p.e.mu.Unlock()
+			return p.e.runs["c"] != nil
+		})
+		if err := p.e.Drain(t.Context()); err != nil {
+			t.Error(err)
+		}
+		refused := 0
+		for range 3 {
+			if err := <-errs; errors.Is(err, plugins.ErrUnavailable) {
+				refused++
+			} else if err != nil {
+				t.Error(err)
 			}
 		}
-	}
+		if refused == 0 {
+			t.Error("nothing was given back")
+		}
+	})
+}
+
+// waitsForDisk tells whether an operation is held back for the disk.
+func waitsForDisk(e *Engine) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.ContainsFunc(e.order, func(r *run) bool { return !r.held.IsZero() })
+}
+
+// decided tells whether no operation of an adapter waits.
+func decided(e *Engine, adapter string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.runs[adapter].queue.waiting) == 0
 }
 
 // Versions that are pinned only to be sampled do not keep their moments; others do.
@@ -305,7 +485,7 @@ func TestAdapterBeyondLimit(t *testing.T) {
 	create(t, e, "c", 1, 16)
 }
 
-// A file that the disk has changed fails what needs it, by name; a disk that takes nothing fails what needs room. Nothing else is touched, and nothing is lost in the second case.
+// A file that the disk has changed fails what needs it, by name; what needs room waits while the disk takes nothing. Nothing else is touched.
 func TestSpillFailures(t *testing.T) {
 	e, f, scratch := startScratch(t)
 	random := rand.New(rand.NewPCG(9, 9))
@@ -319,19 +499,21 @@ func TestSpillFailures(t *testing.T) {
 	if err := os.Rename(files, moved); err != nil {
 		t.Fatal(err)
 	}
-	failed := 0
-	for i := range 4 {
-		if _, err := e.CreateAdapter(t.Context(), plugins.CreateAdapterRequest{Adapter: fmt.Sprint("x", i), Config: plugins.AdapterConfig{Rank: 16, TrainAttention: true, TrainMLP: true, TrainUnembed: true}}); err != nil {
-			if failed++; !errors.Is(err, plugins.ErrCapacity) || !strings.Contains(err.Error(), "move out") {
-				t.Errorf("got %v", err)
-			}
-		}
+	made := make(chan error, 4)
+	for i := range cap(made) {
+		go func() {
+			_, err := e.CreateAdapter(context.Background(), plugins.CreateAdapterRequest{Adapter: fmt.Sprint("x", i), Config: plugins.AdapterConfig{Rank: 16, TrainAttention: true, TrainMLP: true, TrainUnembed: true}})
+			made <- err
+		}()
 	}
-	if failed == 0 {
-		t.Error("nothing failed without a directory")
-	}
+	eventually(t, "one waits for the disk", func() bool { return strings.Contains(e.status(time.Now()).NoRoom, "move out") })
 	if err := os.Rename(moved, files); err != nil {
 		t.Fatal(err)
+	}
+	for range cap(made) {
+		if err := <-made; err != nil {
+			t.Error(err)
+		}
 	}
 	for _, d := range []*driver{a, b, c} {
 		d.pass(data)

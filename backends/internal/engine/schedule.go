@@ -145,8 +145,11 @@ func (e *Engine) residents(chunks []chunk) (here []chunk) {
 		switch {
 		case err == nil:
 			here = append(here, chunks[i:to]...)
-		case isMemory(err) && (crowded || len(held) > 0): // another time
+		case (isMemory(err) || isStuck(err)) && (crowded || len(held) > 0): // another time
 		default:
+			if isStuck(err) { // to be repeated later, by those who asked
+				err = &plugins.Error{Kind: plugins.KindCapacity, Message: err.Error()}
+			}
 			e.mu.Lock()
 			for _, c := range chunks[i:to] {
 				e.endRequest(c.sequence.request, err)

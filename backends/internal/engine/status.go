@@ -77,6 +77,9 @@ func (e *Engine) status(now time.Time) plugins.Status {
 			s.MemoryLimit = limit
 		}
 	}
+	if e.loaded != nil {
+		s.NoRoom = e.waitsForDisk(now)
+	}
 	if !e.parked && e.hasWork() {
 		s.LastProgressAge = max(0, now.Sub(time.Unix(0, c.last.Load())))
 	}

@@ -84,7 +84,7 @@ func (e *Engine) runSteps(batch []*stepping) {
 		if s.err == nil {
 			s.tried = true
 			s.err = l.prepareStep(s)
-			if isMemory(s.err) && len(ready) > 0 {
+			if (isMemory(s.err) || isStuck(s.err)) && len(ready) > 0 {
 				flush()
 				e.housekeeping() // frees the versions before those that were made
 				s.err = l.prepareStep(s)
@@ -196,9 +196,17 @@ func (l *loaded) advance(steps []*stepping) {
 	}
 }
 
-// endStep decides a step. Whatever its outcome, the window ends and the accumulated gradient is gone, unless there was no memory to apply it: then both stay as they were, for the next step.
+// endStep decides a step. Whatever its outcome, the window ends and the accumulated gradient is gone, unless there was no memory to apply it: then both stay as they were, for the next step. One that found no
+// memory because the disk takes no adapters is not decided: it has done nothing, and its turn comes again.
 func (e *Engine) endStep(s *stepping) {
 	r, o, err := s.run, s.op, s.err
+	if s.tried && isStuck(err) {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.releaseTraining(s.old)
+		e.holdBack(r)
+		return
+	}
 	kept := s.tried && isMemory(err)
 	if kept {
 		err = &plugins.Error{Kind: plugins.KindCapacity, Message: "optim_step was not applied, and the accumulated gradient is kept for the next one: " + err.Error()}

@@ -49,8 +49,8 @@ func (b *passBound) through() {
 }
 
 // execute runs passes of any number of runs, fused and spread over the replicas, and decides each as soon as it is through. A batch for which there is no memory is tried again with half of its data, down to a single
-// datum on one replica, and that again with its activations computed twice; only what does not fit then fails. A batch that fails as a whole for another reason says nothing about a single one of its operations:
-// each of them is tried again alone, and fails only if it fails alone.
+// datum on one replica, and that again with its activations computed twice; only what does not fit then fails. Where the disk takes no
+// adapters that would have to be moved out for it, its run waits for a later cycle. A batch that fails as a whole for another reason says nothing about a single one of its operations: each of them is tried again alone, and fails only if it fails alone.
 func (e *Engine) execute(passes []*pass, cycle int64) {
 	for _, p := range passes {
 		p.restart()
@@ -92,7 +92,7 @@ func (e *Engine) execute(passes []*pass, cycle int64) {
 				touched = append(touched, p)
 			}
 		}
-		if isMemory(err) {
+		if isMemory(err) || isStuck(err) {
 			largest := 0
 			for _, b := range batches {
 				largest = max(largest, len(b.pieces))
@@ -105,6 +105,8 @@ func (e *Engine) execute(passes []*pass, cycle int64) {
 				l.bound.tooMuch(largest)
 			case len(batches) > 1:
 				inTurn = true
+			case isStuck(err):
+				e.holdPasses(passes, p.run)
 			case l.plan.recompute == RecomputeAuto && !p.again && !p.op.pass.ForwardOnly:
 				p.again = true
 			default:
@@ -127,7 +129,7 @@ func (e *Engine) execute(passes []*pass, cycle int64) {
 			lanes[i] = slices.DeleteFunc(lanes[i], func(at piece) bool { return slices.Contains(touched, at.pass) })
 		}
 		for _, p := range touched {
-			if p.failure == nil {
+			if p.failure == nil && !p.held {
 				e.alone(passes, p, cycle)
 			}
 		}
@@ -182,7 +184,7 @@ func (l *loaded) tooLarge(at piece, cause error) error {
 	return &plugins.Error{Kind: plugins.KindCapacity, Field: fmt.Sprintf("data[%d]", at.index), Message: message + ": " + cause.Error()}
 }
 
-// fill packs a lane's next batch: data in order up to the batch's tokens and memory, but one datum at least. Data of passes that have failed are left out.
+// fill packs a lane's next batch: data in order up to the batch's tokens and memory, but one datum at least. Data of passes that have failed, or wait for the disk, are left out.
 func (e *Engine) fill(lane *[]piece, lanes int) []piece {
 	l := e.loaded
 	var taken []piece
@@ -191,7 +193,7 @@ func (e *Engine) fill(lane *[]piece, lanes int) []piece {
 	for ; len(*lane) > 0; *lane = (*lane)[1:] {
 		at := (*lane)[0]
 		p := at.pass
-		if p.failure != nil {
+		if p.failure != nil || p.held {
 			continue
 		}
 		n, bytes := len(p.op.pass.Data[at.index].Tokens), l.pieceMemory(taken, p, at.index)
@@ -217,10 +219,11 @@ func (e *Engine) settleAll(passes []*pass, cycle int64) {
 	waits := map[*run]bool{}
 	for _, p := range passes {
 		switch {
-		case p.settled || waits[p.run]:
+		case p.settled || p.held || waits[p.run]:
 		case p.left == 0 || p.failure != nil:
-			p.settled = true
-			e.settle(p, cycle)
+			if p.settled = e.settle(p, cycle); !p.settled {
+				e.holdPasses(passes, p.run)
+			}
 		default:
 			waits[p.run] = true
 		}
@@ -246,7 +249,7 @@ func (e *Engine) runBatches(batches []batch) (err error) {
 	l.passing, l.lastPass = true, time.Now()
 	defer func() {
 		l.passing = false
-		if isMemory(err) || l.trainingBytes() > l.plan.training {
+		if isMemory(err) || isStuck(err) || l.trainingBytes() > l.plan.training {
 			l.shrink()
 		}
 	}()
@@ -337,7 +340,7 @@ func (l *loaded) clear(trainings []training) error {
 		switch {
 		case moved || l.givePages(true):
 		case err != nil:
-			return capacity("memory for a training pass", err)
+			return noRoom("memory for a training pass", err)
 		default:
 			return nil // what is measured is what they take at most; they will tell
 		}

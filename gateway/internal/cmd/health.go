@@ -43,6 +43,13 @@ func (h *health) storage() server.Storage {
 	case h.records == nil:
 		return server.Storage{State: "starting"}
 	}
+	if h.backends != nil {
+		for _, s := range h.backends.States() {
+			if why := s.Status.NoRoom; why != "" {
+				return server.Storage{State: string(store.Full), Reason: "the backend of " + s.Name + " has work that waits for the disk: " + why}
+			}
+		}
+	}
 	return server.Storage{State: "ok"}
 }
 

@@ -203,7 +203,7 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 	if err != nil {
 		return err
 	}
-	backends, err := fleet.New(fleet.Config{Models: models, PluginDir: programs, DataDir: cfg.DataDir, ProgressTimeout: cfg.Backends.ProgressTimeout})
+	backends, err := fleet.New(fleet.Config{Models: models, PluginDir: programs, DataDir: cfg.DataDir, Reserve: int64(cfg.Store.ReserveMiB) << 20, ProgressTimeout: cfg.Backends.ProgressTimeout})
 	if err != nil {
 		return err
 	}

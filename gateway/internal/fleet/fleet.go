@@ -48,6 +48,7 @@ type Config struct {
 	Models          []*catalog.Model
 	PluginDir       string        // has the programs
 	DataDir         string        // scratch space and lock files lie in it
+	Reserve         int64         // bytes of its disk that scratch space leaves free
 	ProgressTimeout time.Duration // see supervisor.Config; 0 = its default
 }
 
@@ -57,7 +58,7 @@ func New(c Config) (*Fleet, error) {
 	for i, m := range c.Models {
 		s, err := supervisor.New(supervisor.Config{
 			Name: m.Name, Program: filepath.Join(c.PluginDir, m.Plugin), LockFile: filepath.Join(c.DataDir, fmt.Sprintf("backend-%d.lock", i)),
-			Load:            plugins.LoadRequest{ModelDir: m.Dir, Name: m.Name, Config: m.Backend, Scratch: filepath.Join(c.DataDir, "scratch", fmt.Sprint(i))},
+			Load:            plugins.LoadRequest{ModelDir: m.Dir, Name: m.Name, Config: m.Backend, Scratch: filepath.Join(c.DataDir, "scratch", fmt.Sprint(i)), Reserve: c.Reserve},
 			ProgressTimeout: c.ProgressTimeout,
 		})
 		if errors.Is(err, fs.ErrNotExist) {
@@ -120,15 +121,19 @@ func (f *Fleet) States() []State {
 	return out
 }
 
-// Refuse says why a model takes no new work for now: its backend seems to hang. What was accepted is done by the next process, so a backend that is being replaced or
+// Refuse says why a model takes no new work for now: its backend seems to hang, or has accepted work that waits for room on the disk. What was accepted is done by the next process, so a backend that is being replaced or
 // loaded takes work; and one that has failed for good fails it with its reason.
 func (f *Fleet) Refuse(model string) error {
 	m, ok := f.byName[model]
 	if !ok {
 		return nil
 	}
-	if why := m.supervisor.State().Stalled; why != "" {
-		return fmt.Errorf("the backend of %s hangs: %s", model, why)
+	state := m.supervisor.State()
+	if state.Stalled != "" {
+		return fmt.Errorf("the backend of %s hangs: %s", model, state.Stalled)
+	}
+	if state.Status.NoRoom != "" {
+		return fmt.Errorf("the backend of %s has work that waits for the disk: %s", model, state.Status.NoRoom)
 	}
 	return nil
 }
