@@ -64,3 +64,47 @@ func BenchmarkSmallTraining(b *testing.B) {
 		})
 	}
 }
+
+// Training allocates in Go for each operation, not for each token: a pass over long sequences and its step take hardly more objects than over short ones.
+func TestTrainingAllocatesNothingPerToken(t *testing.T) {
+	const sequences, short, long = 4, 20, 400
+	for _, c := range []struct {
+		name        string
+		forwardOnly bool
+	}{
+		{"forward and backward", false},
+		{"forward alone", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := start(t, `{"threads": 2}`)
+			d := create(t, e, "a", 1, 4)
+			random := rand.New(rand.NewPCG(1, 1))
+			// What the rest of the process allocates meanwhile is counted as well, so the least of some rounds counts.
+			objects := func(length int) float64 {
+				var data []plugins.Datum
+				for range sequences {
+					data = append(data, wholeDatum(random, length))
+				}
+				least := math.Inf(1)
+				for range 7 { // memory grows in the first
+					var before, after runtime.MemStats
+					runtime.ReadMemStats(&before)
+					if _, err := e.ForwardBackward(t.Context(), plugins.ForwardBackwardRequest{Adapter: "a", Position: d.position(), Data: data, Loss: "cross_entropy", ForwardOnly: c.forwardOnly}); err != nil {
+						t.Fatal(err)
+					}
+					d.step()
+					runtime.ReadMemStats(&after)
+					least = min(least, float64(after.Mallocs-before.Mallocs))
+				}
+				return least
+			}
+			few, many := objects(short), objects(long)
+			const most = 0.25 // for what belongs to batches and device steps
+			if perToken := (many - few) / (sequences * (long - short)); perToken > most {
+				t.Errorf("%.2f allocations per token: %.0f for %d tokens, %.0f for %d", perToken, few, sequences*short, many, sequences*long)
+			} else {
+				t.Logf("%.0f objects for %d tokens, %.0f for %d", few, sequences*short, many, sequences*long)
+			}
+		})
+	}
+}

@@ -89,7 +89,7 @@ func writeRandomModel(dir string, layers int) error {
 
 // BenchmarkQwen3 measures the shape of Qwen3-0.6B with random weights. With 28 layers it is the real model; with 4 it is quicker to run, and the output head weighs more. The device
 // has as many threads as -cpu says. Beside tokens per second stand the processor time of an operation, which does not count what other processes took, so on a busy machine it is
-// the figure to compare, and the share of the multiply-add peak or of the read bandwidth that the same process measured.
+// the figure to compare, the share of the multiply-add peak or of the read bandwidth that the same process measured, and the objects that Go allocates by token: some per pass, whatever its tokens.
 //
 //	go test -bench Qwen3/layers=28 -benchtime 3x -cpu 1,2 -run none ./backends/internal/model
 func BenchmarkQwen3(b *testing.B) {
@@ -321,14 +321,19 @@ func (q *benchmarked) decode(b *testing.B, sequences int, adapter func(i int) *l
 func (q *benchmarked) measure(b *testing.B, tokens int, flops, bytes float64, pass func()) {
 	pass() // the workspace grows
 	pass() // and is joined
+	var since, until runtime.MemStats
+	runtime.ReadMemStats(&since)
 	before := processorSeconds(b)
 	b.ResetTimer()
 	for range b.N {
 		pass()
 	}
 	seconds := b.Elapsed().Seconds() / float64(b.N)
+	after := processorSeconds(b)
+	runtime.ReadMemStats(&until)
+	b.ReportMetric(float64(until.Mallocs-since.Mallocs)/float64(b.N*tokens), "allocs/token")
 	b.ReportMetric(float64(tokens)/seconds, "tok/s")
-	b.ReportMetric((processorSeconds(b)-before)/float64(b.N), "cpu-s/op")
+	b.ReportMetric((after-before)/float64(b.N), "cpu-s/op")
 	if flops > 0 {
 		peak := q.ceilings.Float32
 		if q.dtype == tensor.BFloat16 {

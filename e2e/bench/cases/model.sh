@@ -27,6 +27,7 @@ for type in float32 bfloat16; do
   train=$(most train "layers=28/$type/train" tok/s) forward=$(most forward "layers=28/$type/forward" tok/s)
   row "forward + backward, 512 tokens, $type" "$train tok/s" "" "" ""
   row "  share of the peak" "$(most train "layers=28/$type/train" %peak) %" "" "" "$([ $type = float32 ] && echo '60 %' || echo '50 %')"
+  row "  allocations per token" "$(figure train "layers=28/$type/train" allocs/token)" "" "" "0"
   against "  beside PyTorch + PEFT" "$train" torch PyTorch train $type "1.5"
   row "forward, 512 tokens, the last one's logits, $type" "$forward tok/s" "" "" ""
   row "  share of the peak" "$(most forward "layers=28/$type/forward" %peak) %" "" "" "60 %"
