@@ -208,7 +208,9 @@ func (l *loaded) setCache(p *memoryPlan, positions, context int) {
 
 // datumFits tells whether a datum of the longest length trains by a plan, with what it takes and what can be had.
 func (l *loaded) datumFits(p *memoryPlan, layout *lora.Layout) (fits bool, need, most int64, err error) {
-	need, err = l.datumBytes(p.context, layout.Rank, p.recompute != RecomputeOff)
+	m, err := l.measure(p.context, layout.Rank, p.recompute != RecomputeOff)
+	pages := int64((p.context + kvcache.PageSize - 1) / kvcache.PageSize)
+	need = int64(len(l.training[0].models))*m.Reserved() + pages*l.pageBytes()
 	most = l.mostForDatum(p, layout)
 	return need <= most, need, most, err
 }

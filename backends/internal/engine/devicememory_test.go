@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strconv"
 	"strings"
 	"testing"
@@ -196,6 +197,47 @@ func TestWhatIsRecommendedFits(t *testing.T) {
 					t.Errorf("%s: nothing was recommended", from.plugin)
 				}
 			}
+		})
+	}
+}
+
+// A datum as long as the context that the plan has chosen trains on GPUs too, which lend no pages, and where its parts are small enough to be rounded up.
+func TestContextIsWhatTrainsOnGPUs(t *testing.T) {
+	libraries := []string{shim.Require(t, shim.Options{})}
+	t.Setenv("FAKE_CUDA_DEVICES", "2")
+	t.Setenv("FAKE_CUDA_MAJOR", "8")
+	dir := t.TempDir()
+	if err := writeModelOf(dir, shape{tinyVocabulary, 64, 1024, 1, 2, 2, 32}, 4096); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ plugin, section string }{
+		{pluginSingle, `{"device": "cuda:0", "memory_mib": 28}`},
+		{pluginTensorParallel, `{"devices": ["cuda:0", "cuda:1"], "memory_mib": 42}`},
+		{pluginDataParallel, `{"devices": ["cuda:0", "cuda:1"], "memory_mib": 56}`},
+	} {
+		t.Run(c.plugin, func(t *testing.T) {
+			o := testOptions()
+			o.Plugin = c.plugin
+			o.OpenDevice = func(c Config) (tensor.Device, error) {
+				return cuda.New(cuda.Options{Device: c.Device, Libraries: libraries})
+			}
+			e := New(o)
+			t.Cleanup(func() {
+				if err := e.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+			info, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Name: "wide", Config: []byte(c.section), Scratch: t.TempDir()}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n := info.MaxContextLength
+			if row := info.Memory[len(info.Memory)-1]; n >= 4096 || row.Detail != fmt.Sprintf("%d tokens of the model's 4096: fits", n) {
+				t.Errorf("%d tokens: %+v", n, row)
+			}
+			d := create(t, e, "a", 1, referenceRank)
+			d.pass([]plugins.Datum{wholeDatum(rand.New(rand.NewPCG(32, 32)), n)})
+			d.step()
 		})
 	}
 }

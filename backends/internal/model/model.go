@@ -150,6 +150,17 @@ type Memory struct{ Scratch, Kept, Gathered int64 }
 // Bytes is the sum.
 func (m Memory) Bytes() int64 { return m.Scratch + m.Kept + m.Gathered }
 
+// Reserved is what a workspace takes from the device for it: small parts are rounded up.
+func (m Memory) Reserved() int64 {
+	all := m.Gathered
+	for _, bytes := range []int64{m.Scratch, m.Kept} {
+		if bytes > 0 {
+			all += max(bytes, nn.LeastBytes)
+		}
+	}
+	return all
+}
+
 // Bound has room asked before a workspace takes so many bytes more from the device, its error ends the pass that needs them; and told with a negative number what has been given back, for which its answer does not matter.
 func (w *Workspace) Bound(room func(bytes int64) error) {
 	w.temp.Room, w.keep.Room = room, room

@@ -12,6 +12,9 @@ const arenaAlignment = 16
 // minChunk is the least size of one allocation, in elements (4 MiB).
 const minChunk = 1 << 20
 
+// LeastBytes is the least that an arena takes from the device at once.
+const LeastBytes = 4 * minChunk
+
 // Arena hands out float32 scratch tensors from a few large device allocations, in stack order, so that a steady stream of passes allocates nothing. Its
 // memory is not cleared. An arena is used by one pass at a time.
 type Arena struct {
