@@ -145,17 +145,6 @@ def test_full_server_slows_clients_down(own_server, tmp_path):
         assert all(ask(i).result().sequences[0].tokens == got[i] for i in (0, 20, 39))
 
 
-def test_small_operations_get_their_share(own_server):
-    """Shares are counted in tokens: many small operations of one run wait for a cycle of another run's large ones, not for one every few of them."""
-    server = own_server()
-    one, other = (sdkcalls.trainer(sdkcalls.service(server)) for _ in range(2))
-    long = [other.forward_backward([datum([i % 400 + 1 for i in range(2000)])], "cross_entropy") for _ in range(24)]
-    short = [one.forward_backward([datum(TOKENS)], "cross_entropy") for _ in range(60)]
-    cycles = {future.result().metrics["clock_cycle:unique"] for future in short}
-    assert len(cycles) <= 3, cycles  # more than one because cycles begin while they are sent
-    assert all(future.result() for future in long)
-
-
 @pytest.mark.version
 def test_compressed_requests(server):
     """A server behind which the client compresses (client/config can ask for it) computes the same."""

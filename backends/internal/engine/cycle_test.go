@@ -238,6 +238,27 @@ func (g *gated) pass() { g.on <- struct{}{}; <-g.at }
 // open lets every pass go on from now.
 func (g *gated) open() { close(g.on) }
 
+// Small passes fill their run's share of a cycle: all that may be sent ahead are in one, beside the large ones of another run.
+func TestManySmallPassesAreOneCycle(t *testing.T) {
+	random := rand.New(rand.NewPCG(5, 6))
+	e, _ := startFaulty(t)
+	many, large := create(t, e, "many", 1, 4), create(t, e, "large", 2, 4)
+	release := block(e)
+	var waits []func() float64
+	for range 3 {
+		waits = append(waits, large.passCycle(randomData(random, 4, 60)))
+	}
+	for range plugins.MaxAhead {
+		waits = append(waits, many.passCycle(randomData(random, 1, 2)))
+	}
+	release()
+	for i, wait := range waits {
+		if c := wait(); c != 1 {
+			t.Errorf("pass %d was in cycle %v", i, c)
+		}
+	}
+}
+
 // A pass and the step behind it are one clock cycle: when both are there at once, when the step arrives while the pass runs, and when it arrives after it.
 func TestStepLandsInTheCycleOfItsPass(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 5))

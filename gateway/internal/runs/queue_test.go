@@ -97,6 +97,24 @@ func TestRandomArrivalsExecuteInOrder(t *testing.T) {
 	}
 }
 
+// The backend gets many operations of a run at once: it shares its time by tokens, but only among what it has.
+func TestManyAreSentAhead(t *testing.T) {
+	w, open := gated(t, "forward_backward", nil)
+	run := w.newRun(w.session(), 0)
+	const n = 40
+	for i := range int64(n) {
+		_, err := w.ForwardBackward(t.Context(), w.pass(run, i+1))
+		w.ok(err)
+	}
+	w.eventually(func() bool { return w.runs[run].queue.ahead == n })
+	close(open)
+	for i := range n {
+		if out := w.outcome(fmt.Sprint(run, ":", i+1)); out.Failure != nil {
+			t.Fatal(out.Failure)
+		}
+	}
+}
+
 func TestRepeatsGapsAndRefusals(t *testing.T) {
 	w, rec := recorded(t, nil)
 	ctx := t.Context()
