@@ -73,7 +73,7 @@ type pin struct {
 
 // ready tells whether the run's next operation can begin.
 func (r *run) ready() bool {
-	return !r.busy && r.queue.at(0) != nil && (r.held.IsZero() || !time.Now().Before(r.held))
+	return !r.busy && r.queue.first() != nil && (r.held.IsZero() || !time.Now().Before(r.held))
 }
 
 // brokenError answers operations behind a load that failed.
@@ -84,7 +84,7 @@ func (r *run) brokenError() error {
 
 // decide ends the run's next operation. An operation that was failed meanwhile (its adapter was deleted) stays as it is. The caller holds Engine.mu.
 func (r *run) decide(o *operation, result any, err error) {
-	if r.queue.at(0) != o {
+	if r.queue.first() != o {
 		return
 	}
 	o.result, o.err = result, err

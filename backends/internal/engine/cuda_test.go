@@ -282,11 +282,7 @@ func TestPassesOnCUDAWaitOnce(t *testing.T) {
 // A machine with too few GPUs is told of when the model is loaded.
 func TestTooFewGPUs(t *testing.T) {
 	libraries := []string{shim.Require(t, shim.Options{})}
-	o := testOptions()
-	o.Plugin = pluginDataParallel
-	o.OpenDevice = func(c Config) (tensor.Device, error) {
-		return cuda.New(cuda.Options{Device: c.Device, Libraries: libraries})
-	}
+	o := gpuOptions(pluginDataParallel, libraries)
 	check := func(section, want string) {
 		t.Helper()
 		e := New(o)
@@ -317,4 +313,14 @@ func TestDrawsOnCUDAEqualThoseInMemory(t *testing.T) {
 		engines[i] = placeOnCUDAHiding(t, placement{plugin: "single", section: `{"device": "cuda:0"` + smallMemory + `}`}, 1, i == 1)
 	}
 	drawsEqual(t, engines[0], engines[1], 1, 4)
+}
+
+// gpuOptions are testOptions of a plugin whose GPUs are those of the driver in libraries.
+func gpuOptions(plugin string, libraries []string) Options {
+	o := testOptions()
+	o.Plugin = plugin
+	o.OpenDevice = func(c Config) (tensor.Device, error) {
+		return cuda.New(cuda.Options{Device: c.Device, Libraries: libraries})
+	}
+	return o
 }

@@ -146,7 +146,7 @@ func (e *Engine) trainCycle() bool {
 	for _, r := range e.order {
 		if r.ready() {
 			ready = append(ready, r)
-			steps = steps || r.queue.at(0).kind == kindStep
+			steps = steps || r.queue.first().kind == kindStep
 		}
 	}
 	taken, tag := plan(ready, e.pace.cycleTokens(l.model.Parameters, l.plan.cycleTokens), e.tag)

@@ -100,7 +100,7 @@ func TestPlanRunsEverything(t *testing.T) {
 			tokens, passes, steps := 0, 0, 0
 			for _, s := range taken {
 				for _, o := range s.passes {
-					if o != s.run.queue.at(0) {
+					if o != s.run.queue.first() {
 						t.Fatal("an operation overtook another")
 					}
 					s.run.queue.pop()
@@ -109,7 +109,7 @@ func TestPlanRunsEverything(t *testing.T) {
 				passes += len(s.passes)
 			}
 			for _, r := range runs {
-				if o := r.queue.at(0); o != nil && o.kind == kindStep {
+				if o := r.queue.first(); o != nil && o.kind == kindStep {
 					r.queue.pop()
 					steps++
 				}
@@ -137,7 +137,7 @@ func TestPlanIsFairOverCycles(t *testing.T) {
 			taken, tag = plan([]*run{large, small, late}, 330, tag)
 			for _, s := range taken {
 				for range s.passes {
-					had[s.run.id] += s.run.queue.at(0).tokens
+					had[s.run.id] += s.run.queue.first().tokens
 					s.run.queue.pop()
 				}
 			}

@@ -18,12 +18,12 @@ type memoryLimits struct {
 	source string // a key of the configuration, "machine", or the devices' names
 }
 
-// configured is the source of limits that the configuration sets.
-const configured = "backend.memory_mib"
+// memoryKey is the setting of the limits, and their source where it is given.
+const memoryKey = "backend.memory_mib"
 
 // refusal is the kind of the error about what takes more: a limit that the configuration sets is the same when it is tried again, one of the machine may be higher then.
 func (m memoryLimits) refusal() plugins.Kind {
-	if m.source == configured {
+	if m.source == memoryKey {
 		return plugins.KindInvalid
 	}
 	return plugins.KindCapacity
@@ -53,7 +53,7 @@ func memoryLimit(c Config, homes []tensor.Device) memoryLimits {
 		return m
 	}
 	if c.Memory > 0 {
-		return all(c.Memory/int64(len(homes)), configured)
+		return all(c.Memory/int64(len(homes)), memoryKey)
 	}
 	if _, ok := homes[0].(tensor.OwnMemory); ok {
 		var names []string

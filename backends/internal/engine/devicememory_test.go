@@ -63,11 +63,7 @@ func TestMemoryOfSeveralGPUs(t *testing.T) {
 		}
 	})
 	load := func(t *testing.T, plugin, section string) (*Engine, plugins.ModelInfo, error) {
-		o := testOptions()
-		o.Plugin = plugin
-		o.OpenDevice = func(c Config) (tensor.Device, error) {
-			return cuda.New(cuda.Options{Device: c.Device, Libraries: libraries})
-		}
+		o := gpuOptions(plugin, libraries)
 		e := New(o)
 		t.Cleanup(func() {
 			if err := e.Close(); err != nil {
@@ -140,11 +136,7 @@ func TestWhatIsRecommendedFits(t *testing.T) {
 	t.Setenv("FAKE_CUDA_DEVICES", "8")
 	t.Setenv("FAKE_CUDA_MAJOR", "8")
 	load := func(dir, plugin string, devices, each int, more string) error {
-		o := testOptions()
-		o.Plugin = plugin
-		o.OpenDevice = func(c Config) (tensor.Device, error) {
-			return cuda.New(cuda.Options{Device: c.Device, Libraries: libraries})
-		}
+		o := gpuOptions(plugin, libraries)
 		e := New(o)
 		list := `"device": "cuda:0"`
 		if plugin != pluginSingle {
@@ -216,11 +208,7 @@ func TestContextIsWhatTrainsOnGPUs(t *testing.T) {
 		{pluginDataParallel, `{"devices": ["cuda:0", "cuda:1"], "memory_mib": 56}`},
 	} {
 		t.Run(c.plugin, func(t *testing.T) {
-			o := testOptions()
-			o.Plugin = c.plugin
-			o.OpenDevice = func(c Config) (tensor.Device, error) {
-				return cuda.New(cuda.Options{Device: c.Device, Libraries: libraries})
-			}
+			o := gpuOptions(c.plugin, libraries)
 			e := New(o)
 			t.Cleanup(func() {
 				if err := e.Close(); err != nil {
@@ -247,11 +235,7 @@ func TestAdaptersOnSeveralGPUs(t *testing.T) {
 	libraries := []string{shim.Require(t, shim.Options{})}
 	t.Setenv("FAKE_CUDA_DEVICES", "2")
 	t.Setenv("FAKE_CUDA_MAJOR", "8")
-	o := testOptions()
-	o.Plugin = pluginDataParallel
-	o.OpenDevice = func(c Config) (tensor.Device, error) {
-		return cuda.New(cuda.Options{Device: c.Device, Libraries: libraries})
-	}
+	o := gpuOptions(pluginDataParallel, libraries)
 	e := New(o)
 	defer func() {
 		if err := e.Close(); err != nil {
@@ -299,10 +283,7 @@ func TestGPUWithoutRoom(t *testing.T) {
 			libraries := []string{shim.Require(t, shim.Options{})}
 			t.Setenv("FAKE_CUDA_MAJOR", "8")
 			t.Setenv(c.variable, c.value)
-			o := testOptions()
-			o.OpenDevice = func(c Config) (tensor.Device, error) {
-				return cuda.New(cuda.Options{Device: c.Device, Libraries: libraries})
-			}
+			o := gpuOptions(pluginSingle, libraries)
 			e := New(o)
 			dir := t.TempDir()
 			if err := writeModelOf(dir, shape{4096, 128, 256, 2, 4, 4, 32}, 4096); err != nil {

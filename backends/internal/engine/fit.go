@@ -87,7 +87,7 @@ func (l *loaded) checkFit(ctx context.Context, limits memoryLimits) error {
 		if len(limits.bytes) > 1 {
 			on = " of " + l.homes.devices[i].Name()
 		}
-		return &plugins.Error{Kind: kind, Field: "backend.memory_mib", Message: fmt.Sprintf("the model's weights take %s%s; %s%s", mebibytes(weights[i]), on, bound, l.room(ctx, limit))}
+		return &plugins.Error{Kind: kind, Field: memoryKey, Message: fmt.Sprintf("the model's weights take %s%s; %s%s", mebibytes(weights[i]), on, bound, l.room(ctx, limit))}
 	}
 	return nil
 }

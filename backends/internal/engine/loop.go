@@ -94,7 +94,7 @@ func (e *Engine) housekeeping() {
 		calls, dead, bare, runs := e.calls, e.dead, e.bare, e.deadRuns
 		e.calls, e.dead, e.bare, e.deadRuns = nil, nil, nil, nil
 		for _, r := range e.order {
-			if o := r.queue.at(0); o != nil && o.host != nil && !r.busy {
+			if o := r.queue.first(); o != nil && o.host != nil && !r.busy {
 				r.busy = true
 				calls = append(calls, o.host)
 			}

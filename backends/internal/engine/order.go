@@ -67,19 +67,12 @@ func (q *queue) admit(o *operation) error {
 	return nil
 }
 
-// at gives the operation i places behind the next one, nil if it or one before it has not arrived.
-func (q *queue) at(i int) *operation {
-	for k := range i {
-		if q.waiting[q.next+int64(k)] == nil {
-			return nil
-		}
-	}
-	return q.waiting[q.next+int64(i)]
-}
+// first gives the next operation, nil if it has not arrived.
+func (q *queue) first() *operation { return q.waiting[q.next] }
 
 // passes gives the leading series of passes: those from the next operation on, in order, to the first that is something else or has not arrived.
 func (q *queue) passes() (leading []*operation) {
-	for o := q.waiting[q.next]; o != nil && o.kind == kindPass; o = q.waiting[q.next+int64(len(leading))] {
+	for o := q.first(); o != nil && o.kind == kindPass; o = q.waiting[q.next+int64(len(leading))] {
 		leading = append(leading, o)
 	}
 	return leading

@@ -10,7 +10,7 @@ import (
 
 func TestQueueAdmits(t *testing.T) {
 	q := newQueue()
-	admit := func(p int64) error { return q.admit(&operation{kind: kindPin, position: p}) }
+	admit := func(p int64) error { return q.admit(&operation{kind: kindPass, position: p}) }
 	for _, c := range []struct {
 		name     string
 		position int64
@@ -27,7 +27,7 @@ func TestQueueAdmits(t *testing.T) {
 			t.Errorf("%s: got %v, want %v", c.name, err, c.want)
 		}
 	}
-	if q.at(0) == nil || q.at(0).position != 1 || q.at(1) != nil || q.at(2) != nil {
+	if ready := q.passes(); len(ready) != 1 || ready[0] != q.first() || ready[0].position != 1 {
 		t.Error("an operation is given although one before it is missing")
 	}
 	q.pop()
@@ -37,10 +37,10 @@ func TestQueueAdmits(t *testing.T) {
 	if err := admit(plugins.MaxAhead + 1); err != nil {
 		t.Errorf("one place has become free: %v", err)
 	}
-	if q.at(0) != nil {
+	if q.first() != nil {
 		t.Error("position 2 has not arrived")
 	}
-	if err := admit(2); err != nil || q.at(1) == nil {
+	if err := admit(2); err != nil || len(q.passes()) < 2 {
 		t.Errorf("position 2 makes 3 ready: %v", err)
 	}
 }

@@ -69,7 +69,7 @@ func (l *loaded) planMemory(ctx context.Context, limits memoryLimits, before *me
 	for i := range p.devices {
 		d := &p.devices[i]
 		if d.rest() <= 0 {
-			return p, &plugins.Error{Kind: limits.refusal(), Field: "backend.memory_mib", Message: fmt.Sprintf("the model's weights take %s and its sampler %s%s; the limit is %s (%s)%s%s", mebibytes(d.weights), mebibytes(d.sampling), p.on(d), mebibytes(d.limit), p.source, l.room(ctx, d.limit), l.smallerSampler(d, sampling.Bytes(), layout))}
+			return p, &plugins.Error{Kind: limits.refusal(), Field: memoryKey, Message: fmt.Sprintf("the model's weights take %s and its sampler %s%s; the limit is %s (%s)%s%s", mebibytes(d.weights), mebibytes(d.sampling), p.on(d), mebibytes(d.limit), p.source, l.room(ctx, d.limit), l.smallerSampler(d, sampling.Bytes(), layout))}
 		}
 		if d.page > 0 {
 			pages = min(pages, d.rest()/4/d.page)

@@ -53,9 +53,9 @@ func (e *Engine) takeSteps(belongs func(*run) bool) []*stepping {
 	var batch []*stepping
 	e.mu.Lock()
 	for _, r := range e.order {
-		if len(batch) < most && r.ready() && r.queue.at(0).kind == kindStep && r.stepped != e.cycle.number && belongs(r) {
+		if len(batch) < most && r.ready() && r.queue.first().kind == kindStep && r.stepped != e.cycle.number && belongs(r) {
 			r.stepped = e.cycle.number
-			batch = append(batch, &stepping{run: r, op: r.queue.at(0)})
+			batch = append(batch, &stepping{run: r, op: r.queue.first()})
 		}
 	}
 	e.mu.Unlock()
