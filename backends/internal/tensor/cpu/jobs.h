@@ -37,6 +37,7 @@ typedef struct product_job {
   int64_t first_row, packed_rows; // which of those that are packed together y's first one is, and how many these are; rows in the lanes begin with a strip
   bool accumulate, turned;
   int64_t apart; // of an outer product
+  bool past;     // it may write y past the caches: y is not read, its memory is aligned, and there is much of it
   int64_t units, units_ahead; // a thread's next unit is about so many on, of this product's units or those of the products
   const struct product_job *after; // behind it, NULL behind the last
   int64_t linear_rows; // few rows: up to so many memory is read fastest straight on, and a panel has chains enough

@@ -30,15 +30,16 @@ INLINE void add_tile(float *to, int64_t to_stride, const float *from, int64_t fr
 }
 
 // A unit is panels_per_unit times PANEL columns of g. y = g, x = a, w.addr = b with w.out its stride. When turned the roles are exchanged: x = b, w.addr = a, and a unit is rows of g; a product's two factors
-// commute, so the bits are the same. Those rows are written as they are where they have whole tiles' columns, else g is turned for it, and a unit is one panel.
+// commute, so the bits are the same. Those rows are written as they are where they have whole halves of tiles, else g is turned for it, and a unit is one panel. Gradients go past the caches where they can (j's past) if a single block makes them whole.
 static void outer(const void *job, int64_t unit, worker *w) {
   const product_job *j = job;
   int64_t width = j->turned ? j->y.rows : j->y.cols, height = j->turned ? j->y.cols : j->y.rows;
   int64_t first = unit * j->panels_per_unit * PANEL, all = width - first < j->panels_per_unit * PANEL ? width - first : j->panels_per_unit * PANEL, panels = div_up(all, PANEL);
-  bool rows_whole = j->turned && height % TILE_COLUMNS == 0, aside = j->turned && !rows_whole;
+  bool rows_whole = j->turned && height % HALF_TILE == 0, aside = j->turned && !rows_whole;
   float *t = w->memory, *others = t + panels * OUTER_DEPTH * PANEL; // others: what is summed apart, a panel's tiles one behind another
   float *sums = others + (j->apart ? panels * height * PANEL : 0);  // PANEL columns of g when it is turned
-  if (aside) {
+  const bool past = j->past && j->x.rows <= OUTER_DEPTH;
+  if (aside && !past) {
     for (int64_t t = 0; t < PANEL; t += TILE_ROWS) ask_for_sums(j, true, first + SUMS_AHEAD * PANEL, height, t / TILE_ROWS);
     if (j->accumulate) turn_wide(row_of(j->y, first), j->y.stride, all, height, PANEL, sums);
   }
@@ -72,12 +73,15 @@ static void outer(const void *job, int64_t unit, worker *w) {
         float *y = c;
         const int64_t ldy = ldc;
         if (apart) c = others + p * height * PANEL + r * (rows_whole ? height : PANEL), ldc = rows_whole ? height : PANEL;
-        if (m0 == 0 && !aside) ask_for_sums(j, rows_whole, first, height, p * div_up(tall, TILE_ROWS) + r / TILE_ROWS + SUMS_AHEAD);
-        if (line < lines) depth_outside_asking(rows, a, a_stride, b, b_stride, depth, c, ldc, across, zero, (const char *)(ahead + line++ * LINE), ahead_stride * 4);
+        if (m0 == 0 && !aside && !past) ask_for_sums(j, rows_whole, first, height, p * div_up(tall, TILE_ROWS) + r / TILE_ROWS + SUMS_AHEAD);
+        const bool asks = line < lines;
+        if (past && !aside && across % HALF_TILE == 0) depth_outside_past(rows, a, a_stride, b, b_stride, depth, c, ldc, across, true, (const char *)(asks ? ahead + line * LINE : b), asks ? ahead_stride * 4 : 0), line += asks;
+        else if (asks) depth_outside_asking(rows, a, a_stride, b, b_stride, depth, c, ldc, across, zero, (const char *)(ahead + line++ * LINE), ahead_stride * 4);
         else depth_outside(rows, a, a_stride, b, b_stride, depth, c, ldc, across, zero, NULL, 0);
         if (done) add_tile(y, ldy, c, ldc, rows, across);
       }
     }
   }
-  if (aside) turn_back(sums, PANEL, all, height, row_of(j->y, first), j->y.stride);
+  if (aside) (past ? turn_back_past : turn_back)(sums, PANEL, all, height, row_of(j->y, first), j->y.stride);
+  if (past) past_done();
 }

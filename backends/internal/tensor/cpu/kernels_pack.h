@@ -53,8 +53,8 @@ static void turn_wide(const float *from, int64_t stride, int64_t rows, int64_t d
     for (int64_t d = 0; d < dim; d++) to[d * width + r] = r < rows ? from[r * stride + d] : 0.0f;
 }
 
-// turn_back is turn_wide the other way round: y[r·stride + k] = c[k·width + r].
-static void turn_back(const float *c, int64_t width, int64_t rows, int64_t columns, float *y, int64_t stride) {
+// turn_back_to is turn_wide the other way round: y[r·stride + k] = c[k·width + r]; past the caches if past says so, and y is aligned then.
+INLINE void turn_back_to(const bool past, const float *c, int64_t width, int64_t rows, int64_t columns, float *y, int64_t stride) {
   int64_t r = 0;
   for (; r + 4 <= rows; r += 4) {
     int64_t k = 0;
@@ -64,10 +64,10 @@ static void turn_back(const float *c, int64_t width, int64_t rows, int64_t colum
       v4 ab0 = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab1 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
       v4 de0 = __builtin_shufflevector(d, e, 0, 4, 1, 5), de1 = __builtin_shufflevector(d, e, 2, 6, 3, 7);
       float *t = y + r * stride + k;
-      *(v4 *)t = __builtin_shufflevector(ab0, de0, 0, 1, 4, 5);
-      *(v4 *)(t + stride) = __builtin_shufflevector(ab0, de0, 2, 3, 6, 7);
-      *(v4 *)(t + 2 * stride) = __builtin_shufflevector(ab1, de1, 0, 1, 4, 5);
-      *(v4 *)(t + 3 * stride) = __builtin_shufflevector(ab1, de1, 2, 3, 6, 7);
+      store4(past, t, __builtin_shufflevector(ab0, de0, 0, 1, 4, 5));
+      store4(past, t + stride, __builtin_shufflevector(ab0, de0, 2, 3, 6, 7));
+      store4(past, t + 2 * stride, __builtin_shufflevector(ab1, de1, 0, 1, 4, 5));
+      store4(past, t + 3 * stride, __builtin_shufflevector(ab1, de1, 2, 3, 6, 7));
     }
     for (; k < columns; k++)
       for (int64_t i = 0; i < 4; i++) y[(r + i) * stride + k] = c[k * width + r + i];
@@ -75,6 +75,8 @@ static void turn_back(const float *c, int64_t width, int64_t rows, int64_t colum
   for (; r < rows; r++)
     for (int64_t k = 0; k < columns; k++) y[r * stride + k] = c[k * width + r];
 }
+static void turn_back(const float *c, int64_t width, int64_t rows, int64_t columns, float *y, int64_t stride) { turn_back_to(false, c, width, rows, columns, y, stride); }
+static void turn_back_past(const float *c, int64_t width, int64_t rows, int64_t columns, float *y, int64_t stride) { turn_back_to(true, c, width, rows, columns, y, stride); }
 // turn_rows writes up to TILE_ROWS rows of dim words of 32 bits with the inner axis outside: to[d·TILE_ROWS + r].
 static void turn_rows(const float *from, int64_t stride, int64_t rows, int64_t dim, float *to) {
   int64_t r = 0;

@@ -4,19 +4,18 @@
 // Rows go in strips of TILE_ROWS, packed with the inner axis outside, so that a tile reads both factors straight through. A block of the inner axis ends by storing the
 // chain in y, and the next one picks it up there.
 
-// tile does R rows × TILE_COLUMNS over depth: c (+)= a · b. Element (r, k) of a is a[r·ar + k·ak], row k of b begins at b[k·bk]. Every step asks for what is at
-// ahead, which moves on by step bytes. R and most strides are constants where this is inlined, so that the sums stay in registers.
-INLINE void tile(const int R, const bool pairs, const float *a, int64_t ar, int64_t ak, const float *b, int64_t bk, int64_t depth, float *c, int64_t ldc,
-                 bool zero, const char *ahead, int64_t step) {
-  enum { V = TILE_VECTORS };
-  vf s[TILE_ROWS][V]; // of constant size: an array sized by a parameter would live in memory
+// tile does R rows × V vectors over depth: c (+)= a · b. Element (r, k) of a is a[r·ar + k·ak], row k of b begins at b[k·bk]. Every step asks for what is at
+// ahead, which moves on by step bytes. past: c is written past the caches. R, V and most strides are constants where this is inlined, so that the sums stay in registers.
+INLINE void tile(const int R, const int V, const bool pairs, const float *a, int64_t ar, int64_t ak, const float *b, int64_t bk, int64_t depth, float *c, int64_t ldc,
+                 bool zero, const bool past, const char *ahead, int64_t step) {
+  vf s[TILE_ROWS][TILE_VECTORS]; // of constant size: an array sized by a parameter would live in memory
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int v = 0; v < V; v++) s[r][v] = zero ? vset(0.0f) : vload(c + r * ldc + v * LANES);
   for (int64_t k = 0; k < depth; k++, a += ak, b += bk) {
     if (step) ASK(ahead), ahead += step;
     if (pairs) {
 #ifdef BF16_DOT
-      vpair x[V];
+      vpair x[TILE_VECTORS];
       UNROLL for (int v = 0; v < V; v++) x[v] = vpair_load(b + v * LANES);
       UNROLL for (int r = 0; r < R; r++) {
         vpair y = vpair_rows(a, r, ak / PAIR_WORDS);
@@ -24,7 +23,7 @@ INLINE void tile(const int R, const bool pairs, const float *a, int64_t ar, int6
       }
 #else
       UNROLL for (int i = 0; i < PAIR_WORDS; i++) { // all odd elements, then all even ones, so that no more than one half of the weights is in registers
-        vf x[V];
+        vf x[TILE_VECTORS];
         UNROLL for (int v = 0; v < V; v++) {
           vpair two = vpair_load(b + v * LANES);
           x[v] = i ? two.even : two.odd;
@@ -37,7 +36,7 @@ INLINE void tile(const int R, const bool pairs, const float *a, int64_t ar, int6
       }
 #endif
     } else {
-      vf x[V];
+      vf x[TILE_VECTORS];
       UNROLL for (int v = 0; v < V; v++) {
         x[v] = vload(b + v * LANES);
         if (R > 2) IN_REGISTER(x[v]);
@@ -49,7 +48,9 @@ INLINE void tile(const int R, const bool pairs, const float *a, int64_t ar, int6
     }
   }
   UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int v = 0; v < V; v++) vstore(c + r * ldc + v * LANES, s[r][v]);
+    UNROLL for (int v = 0; v < V; v++)
+      if (past) vstore_past(c + r * ldc + v * LANES, s[r][v]);
+      else vstore(c + r * ldc + v * LANES, s[r][v]);
 }
 
 #if TILE_ROWS == 12
@@ -71,7 +72,9 @@ INLINE void edge_write(const edge *e, int64_t rows, float *c, int64_t ldc, int64
   for (int64_t r = 0; r < rows; r++) memcpy(c + r * ldc, e->tile + r * TILE_COLUMNS, (size_t)columns * 4);
 }
 
-// DEFINE_BLOCK makes a function for any number of columns and up to TILE_ROWS rows. b must be readable up to a multiple of TILE_COLUMNS; c is written up to columns.
+// DEFINE_BLOCK makes a function for any number of columns and up to TILE_ROWS rows. b must be readable up to a multiple of TILE_COLUMNS; c is written up to columns. Where no more than half a tile's columns are
+// left, as there are for low ranks, only these are computed.
+enum { HALF_TILE = TILE_COLUMNS / 2 };
 #define DEFINE_BLOCK(name)                                                                                                                                         \
   static void name(int64_t rows, const float *a, int64_t stride, const float *b, int64_t bk, int64_t depth, float *c, int64_t ldc, int64_t columns,        \
                    bool zero, const char *ahead, int64_t step) {                                                                                           \
@@ -80,22 +83,36 @@ INLINE void edge_write(const edge *e, int64_t rows, float *c, int64_t ldc, int64
       edge e;                                                                                                                                              \
       float *out = c + n;                                                                                                                                  \
       int64_t ld = ldc, some = columns - n;                                                                                                                \
-      if (some < TILE_COLUMNS) edge_read(&e, rows, out, ldc, some, zero), out = e.tile, ld = TILE_COLUMNS;                                                 \
-      switch (rows) { TILE_CASES(name##_CASE) }                                                                                                            \
-      if (some < TILE_COLUMNS) edge_write(&e, rows, c + n, ldc, some);                                                                                     \
+      const bool beside = some < TILE_COLUMNS && some != HALF_TILE;                                                                                     \
+      if (beside) edge_read(&e, rows, out, ldc, some, zero), out = e.tile, ld = TILE_COLUMNS;                                                              \
+      if (some > HALF_TILE) switch (rows) { TILE_CASES(name##_CASE) }                                                                                   \
+      else switch (rows) { TILE_CASES(name##_HALF) }                                                                                                       \
+      if (beside) edge_write(&e, rows, c + n, ldc, some);                                                                                                  \
       ahead += step * depth;                                                                                                                               \
     }                                                                                                                                                      \
   }
-#define packed_f32_CASE(R) case R: tile(R, false, a, 1, TILE_ROWS, b + n, PANEL, depth, out, ld, zero, ahead, step); break;
-#define packed_bf16_CASE(R) case R: tile(R, true, a, 1, TILE_ROWS * PAIR_WORDS, b + n, PANEL, depth, out, ld, zero, ahead, step); break;
-#define depth_outside_CASE(R) case R: tile(R, false, a, 1, stride, b + n, bk, depth, out, ld, zero, NULL, 0); break;
-#define depth_outside_asking_CASE(R) case R: tile(R, false, a, 1, stride, b + n, bk, depth, out, ld, zero, ahead, step); break;
-#define scores_inside_CASE(R) case R: tile(R, false, a, PAGE, 1, b + n, bk, depth, out, ld, zero, NULL, 0); break;
+#define PACKED_F32(R, V) case R: tile(R, V, false, a, 1, TILE_ROWS, b + n, PANEL, depth, out, ld, zero, false, ahead, step); break;
+#define PACKED_BF16(R, V) case R: tile(R, V, true, a, 1, TILE_ROWS * PAIR_WORDS, b + n, PANEL, depth, out, ld, zero, false, ahead, step); break;
+#define DEPTH_OUTSIDE(R, V, past, ahead, step) case R: tile(R, V, false, a, 1, stride, b + n, bk, depth, out, ld, zero, past, ahead, step); break;
+#define SCORES_INSIDE(R, V) case R: tile(R, V, false, a, PAGE, 1, b + n, bk, depth, out, ld, zero, false, NULL, 0); break;
+#define packed_f32_CASE(R) PACKED_F32(R, TILE_VECTORS)
+#define packed_f32_HALF(R) PACKED_F32(R, TILE_VECTORS / 2)
+#define packed_bf16_CASE(R) PACKED_BF16(R, TILE_VECTORS)
+#define packed_bf16_HALF(R) PACKED_BF16(R, TILE_VECTORS / 2)
+#define depth_outside_CASE(R) DEPTH_OUTSIDE(R, TILE_VECTORS, false, NULL, 0)
+#define depth_outside_HALF(R) DEPTH_OUTSIDE(R, TILE_VECTORS / 2, false, NULL, 0)
+#define depth_outside_asking_CASE(R) DEPTH_OUTSIDE(R, TILE_VECTORS, false, ahead, step)
+#define depth_outside_asking_HALF(R) DEPTH_OUTSIDE(R, TILE_VECTORS / 2, false, ahead, step)
+#define depth_outside_past_CASE(R) DEPTH_OUTSIDE(R, TILE_VECTORS, true, ahead, step)
+#define depth_outside_past_HALF(R) DEPTH_OUTSIDE(R, TILE_VECTORS / 2, true, ahead, step)
+#define scores_inside_CASE(R) SCORES_INSIDE(R, TILE_VECTORS)
+#define scores_inside_HALF(R) SCORES_INSIDE(R, TILE_VECTORS / 2)
 DEFINE_BLOCK(packed_f32) // a is a packed strip, b a panel
 DEFINE_BLOCK(packed_bf16) // the same in pairs
 DEFINE_BLOCK(depth_outside) // a[k·stride + r]
 DEFINE_BLOCK(scores_inside) // a[r·PAGE + k]
 DEFINE_BLOCK(depth_outside_asking) // depth_outside that asks for memory ahead
+DEFINE_BLOCK(depth_outside_past) // this one writes c past the caches; columns are whole halves of tiles
 
 // Few rows: the weights are read once, at the speed of memory, from several panels at once to have enough chains and enough requests under way (but see product_job's linear). X(rows, panels)
 #if LANES == 16
@@ -306,8 +323,39 @@ static void transpose_f32(const float *from, int64_t stride, float *to) {
     }
   }
 }
-// transpose_bf16 turns 16 pairs of k × 32 n into 16 pairs of n × 32 k. In units of 64 bits (two n, two k) it is a transposition; within one, the middle halves change places.
-static void transpose_bf16(const uint64_t *from, uint64_t *to) {
+// transpose_bf16 turns 16 pairs of k × 32 n into pairs of n × 32 k: 16 rows of these, or the first ones as far as somebody wants them. In units of 64 bits (two n, two k) it is a transposition; within one, the
+// middle halves change places.
+#ifdef BF16_DOT
+typedef uint64_t two_pairs __attribute__((vector_size(64)));
+typedef uint16_t their_halves __attribute__((vector_size(64)));
+static void transpose_bf16(const uint64_t *from, int64_t wanted, uint64_t *to) {
+  UNROLL for (int k = 0; k < 16; k++) ASK(from + (16 + k) * 16), ASK(from + (16 + k) * 16 + 8); // the next block
+  for (int n = 0; n < 16 && n < wanted; n += 8)
+    for (int k = 0; k < 16; k += 8) { // 8 × 8 units
+      two_pairs a[8], b[8];
+      UNROLL for (int i = 0; i < 8; i++) {
+        their_halves x;
+        memcpy(&x, from + (k + i) * 16 + n, sizeof x);
+        a[i] = (two_pairs)__builtin_shufflevector(x, x, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15, 16, 18, 17, 19, 20, 22, 21, 23, 24, 26, 25, 27, 28, 30, 29, 31);
+      }
+      UNROLL for (int i = 0; i < 8; i += 2) { // neighbours
+        b[i] = __builtin_shufflevector(a[i], a[i + 1], 0, 8, 2, 10, 4, 12, 6, 14);
+        b[i + 1] = __builtin_shufflevector(a[i], a[i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
+      }
+      UNROLL for (int i = 0; i < 8; i += 4)
+        UNROLL for (int l = i; l < i + 2; l++) { // pairs of them
+          a[l] = __builtin_shufflevector(b[l], b[l + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+          a[l + 2] = __builtin_shufflevector(b[l], b[l + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+        }
+      UNROLL for (int i = 0; i < 4; i++) { // and fours
+        b[i] = __builtin_shufflevector(a[i], a[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        b[i + 4] = __builtin_shufflevector(a[i], a[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+      }
+      UNROLL for (int i = 0; i < 8; i++) memcpy(to + (n + i) * 16 + k, &b[i], sizeof b[i]);
+    }
+}
+#else
+static void transpose_bf16(const uint64_t *from, int64_t wanted, uint64_t *to) {
   uint64_t t[16][16];
   for (int k = 0; k < 16; k++) {
     ASK(from + (16 + k) * 16), ASK(from + (16 + k) * 16 + 8); // the next block
@@ -316,9 +364,10 @@ static void transpose_bf16(const uint64_t *from, uint64_t *to) {
       t[k][n] = (x & 0xffff00000000ffff) | (x & 0xffff0000) << 16 | (x >> 16 & 0xffff0000);
     }
   }
-  for (int n = 0; n < 16; n++)
+  for (int n = 0; n < 16 && n < wanted; n++)
     for (int k = 0; k < 16; k++) to[n * 16 + k] = t[k][n];
 }
+#endif
 
 // A unit is a block of strips × some groups of PANEL columns of dx. y = dx; the inner axis is w's rows. Blocks of the panels are turned into the worker's memory.
 static void matmul_transposed(const void *job, int64_t unit, worker *w) {
@@ -342,10 +391,10 @@ static void matmul_transposed(const void *job, int64_t unit, worker *w) {
         }
 #ifdef BF16_DOT
         (void)pairs_turned;
-        if (pairs) transpose_bf16((const uint64_t *)from, (uint64_t *)(turned + n * PANEL));
+        if (pairs) transpose_bf16((const uint64_t *)from, depth - n, (uint64_t *)(turned + n * PANEL));
 #else
         if (pairs) {
-          transpose_bf16((const uint64_t *)from, (uint64_t *)pairs_turned);
+          transpose_bf16((const uint64_t *)from, depth - n, (uint64_t *)pairs_turned);
           widen_pairs(pairs_turned, per_panel, (const char *)pairs_turned, turned + 2 * n * PANEL);
         }
 #endif

@@ -134,6 +134,22 @@ INLINE void lexp_two(lanes *a) {
 typedef float v4 __attribute__((vector_size(16), aligned(4)));
 typedef float v2 __attribute__((vector_size(8), aligned(4)));
 
+// store4 writes four elements, past the caches to an aligned place if past says so: what comes back only after much else needs no room in them and is not read before it is written.
+// Who has written past them calls past_done before others may read it.
+#ifdef __x86_64__
+INLINE void store4(const bool past, float *p, v4 a) {
+  if (past) _mm_stream_ps(p, (__m128)a);
+  else *(v4 *)p = a;
+}
+INLINE void past_done(void) { _mm_sfence(); }
+#else
+INLINE void store4(const bool past, float *p, v4 a) {
+  (void)past;
+  *(v4 *)p = a;
+}
+INLINE void past_done(void) {}
+#endif
+
 // The one tree: lane i with i+8, then i+4, i+2, i+1.
 INLINE float lsum(lanes a) {
   float t[16];

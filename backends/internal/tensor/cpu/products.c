@@ -248,21 +248,30 @@ int op_stages(device *d, const product *products, const int64_t *ends, int64_t s
 }
 
 enum { OUTER_PANELS = 4 }; // of a unit of outer products at most
+// Gradients of one operation from which on they are written past the caches: they would drive out what the pass is about to read, and come back only when it has ended.
+static const int64_t PAST_BYTES = 2 << 20;
+
+// may_pass tells whether g's rows lie where kernels can write past the caches: whole vectors of them and, where g is turned, four columns.
+static bool may_pass(const kernels *k, view g, bool turned) {
+  int64_t words = turned && g.cols % (k->tile_columns / 2) ? 4 : k->lanes;
+  return g.addr % (uintptr_t)(words * 4) == 0 && g.stride % words == 0;
+}
 
 int op_outers(device *d, const outer_product *products, int64_t n) {
   part *parts = parts_memory(d, n);
   if (!parts) return -1;
-  int64_t count = 0, units = 0, height = 0, apart = 0, panels = 0; // apart: the most rows of a tile that is summed apart
+  int64_t count = 0, units = 0, height = 0, apart = 0, panels = 0, bytes = 0; // apart: the most rows of a tile that is summed apart; bytes: of gradients that are not read
   double cost = 0;
   for (int64_t i = 0; i < n; i++) {
     view g = products[i].g, a = products[i].a, b = products[i].b;
     if (!g.rows || !g.cols || !a.rows) continue;
     bool turned = g.cols < g.rows; // vectors run along the longer side, or panels do
     view rows = turned ? b : a, wide = turned ? a : b;
-    parts[count++] = (part){.multiply = d->k->outer, .product = {.y = g, .x = rows, .w = {wide.addr, wide.stride, wide.cols, FLOAT32}, .turned = turned, .accumulate = !products[i].first, .apart = products[i].apart}};
+    parts[count++] = (part){.multiply = d->k->outer, .product = {.y = g, .x = rows, .w = {wide.addr, wide.stride, wide.cols, FLOAT32}, .turned = turned, .accumulate = !products[i].first, .apart = products[i].apart, .past = products[i].first && !products[i].apart && may_pass(d->k, g, turned)}};
     int64_t narrow = turned ? g.cols : g.rows;
     if (turned && narrow > height) height = narrow;
     if (products[i].apart && narrow > apart) apart = narrow;
+    if (products[i].first) bytes += g.rows * g.cols * 4;
     panels += div_up(wide.cols, PANEL);
     cost += product_cost((double)a.rows, (double)g.rows, (double)g.cols);
   }
@@ -271,7 +280,8 @@ int op_outers(device *d, const outer_product *products, int64_t n) {
   most = most < 1 ? 1 : most > OUTER_PANELS ? OUTER_PANELS : most;
   for (int64_t i = 0; i < count; i++) {
     product_job *j = &parts[i].product;
-    j->panels_per_unit = j->turned && j->y.cols % d->k->tile_columns ? 1 : most;
+    j->panels_per_unit = j->turned && j->y.cols % (d->k->tile_columns / 2) ? 1 : most;
+    j->past = j->past && bytes >= PAST_BYTES;
     parts[i].first_unit = units;
     units += j->units = div_up(j->w.in, j->panels_per_unit * PANEL);
   }

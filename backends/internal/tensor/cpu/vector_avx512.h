@@ -12,6 +12,7 @@ typedef __m512 vf;
 typedef int32_t vi __attribute__((vector_size(64)));
 #define vload(p) _mm512_loadu_ps((const float *)(p))
 #define vstore(p, a) _mm512_storeu_ps((float *)(p), a)
+#define vstore_past(p, a) _mm512_stream_ps((float *)(p), a) // past the caches; p is aligned
 #define vset(a) _mm512_set1_ps(a)
 #define vfma(a, b, c) _mm512_fmadd_ps(a, b, c)
 #define vmax(a, b) _mm512_max_ps(a, b)

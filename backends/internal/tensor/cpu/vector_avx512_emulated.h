@@ -19,6 +19,12 @@ EMULATED __m512 emulated_load(const void *p) {
   return a;
 }
 EMULATED void emulated_store(void *p, __m512 a) { memcpy(p, &a, sizeof a); }
+EMULATED void emulated_stream(float *p, __m512 a) { // p is aligned to 64 bytes, as the instruction demands
+  __m256 half[2];
+  memcpy(half, &a, sizeof a);
+  if ((uintptr_t)p % 64) __builtin_trap();
+  _mm256_stream_ps(p, half[0]), _mm256_stream_ps(p + 8, half[1]);
+}
 // A function of two or three vectors, by the halves that avx2 has.
 typedef union {
   __m512 whole;
@@ -73,6 +79,7 @@ EMULATED __m512i emulated_permute(__m512i a, __m512i indices, __m512i b) {
 
 #define _mm512_loadu_ps(p) emulated_load(p)
 #define _mm512_storeu_ps(p, a) emulated_store(p, a)
+#define _mm512_stream_ps(p, a) emulated_stream(p, a)
 #define _mm512_set1_ps(a) emulated_set(a)
 #define _mm512_fmadd_ps(a, b, c) emulated_fma(a, b, c)
 #define _mm512_max_ps(a, b) emulated_max(a, b)
