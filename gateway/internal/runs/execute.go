@@ -355,15 +355,17 @@ func (c *Core) callPass(ctx context.Context, b Backend, op *operation) (done, er
 		return done{}, fmt.Errorf("the backend answered %d datums for %d", len(got.Logprobs), len(req.Data))
 	}
 	op.future.ran, op.future.boot, got.Execution = got.Execution, b.BootID, plugins.Execution{} // kept with the result, but not part of it
-	got.Metrics = finite(got.Metrics)
+	metrics, record, stored := c.number(r.model, b.BootID, &op.future.ran, finite(got.Metrics), "clock_cycle:unique")
+	got.Metrics = metrics
 	tokens := int64(0)
 	for _, d := range req.Data {
 		tokens += int64(len(d.Tokens))
 	}
 	return done{
 		outcome: Outcome{ForwardBackward: &ForwardBackwardResult{ForwardBackwardResult: got, K: pass.K}},
-		batch:   store.Batch{Add: []store.Record{c.usage(r.Owner, r.SessionID, r.project(), r.BaseModel, UsageTraining, tokens)}},
+		batch:   store.Batch{Put: record, Add: []store.Record{c.usage(r.Owner, r.SessionID, r.project(), r.BaseModel, UsageTraining, tokens)}},
 		then: func() {
+			stored()
 			r.live.count(c.cfg.now(), tokens)
 			r.live.passed(op.seq, got.Metrics)
 		},
@@ -393,6 +395,10 @@ func (c *Core) callStep(ctx context.Context, b Backend, op *operation) (done, er
 		return done{}, err
 	}
 	op.future.ran, op.future.boot, got.Execution = got.Execution, b.BootID, plugins.Execution{} // kept with the result, but not part of it
-	got.Metrics = finite(got.Metrics)
-	return done{outcome: Outcome{OptimStep: &got}, then: func() { r.live.stepped(op.seq, got, c.cfg.now()) }}, nil
+	metrics, record, stored := c.number(r.model, b.BootID, &op.future.ran, finite(got.Metrics), "clock_cycle")
+	got.Metrics = metrics
+	return done{outcome: Outcome{OptimStep: &got}, batch: store.Batch{Put: record}, then: func() {
+		stored()
+		r.live.stepped(op.seq, got, c.cfg.now())
+	}}, nil
 }

@@ -42,10 +42,11 @@ type model struct {
 	samples    sampleQueue
 	generating generations
 	inquest    inquest
+	cycles     cycleCount
 }
 
 func newModel(m Model) *model {
-	return &model{Model: m, frozen: map[string]*frozen{}, samples: newSampleQueue(), generating: newGenerations(), inquest: newInquest()}
+	return &model{Model: m, frozen: map[string]*frozen{}, samples: newSampleQueue(), generating: newGenerations(), inquest: newInquest(), cycles: cycleCount{before: map[string]int64{}}}
 }
 
 // current is the process that runs, as far as is known.

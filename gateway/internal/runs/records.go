@@ -33,6 +33,7 @@ const (
 	inAudit       = "audit"
 	inSecrets     = "secrets"
 	inCrashes     = "crashes" // of work and rebuilds with which processes ended, until they succeed
+	inCycles      = "cycles"  // reserved numbers of clock cycles
 	inRetired     = "retired" // Parent: what of a session is deleted next; Rank: when it ended, in Unix nanoseconds
 )
 
@@ -60,7 +61,7 @@ type resultRecord struct {
 	Ran      *ranRecord    `json:"ran,omitempty"` // of a training operation that a backend ran
 }
 
-// ranRecord is a plugins.Execution, and the process in which it was: each counts its cycles from 1.
+// ranRecord is a plugins.Execution, its cycle as clients see it, and the process in which it was.
 type ranRecord struct {
 	Cycle         int64         `json:"cycle"`
 	Boot          string        `json:"boot,omitempty"`
@@ -122,6 +123,9 @@ func (c *Core) load(ctx context.Context) ([]store.Record, error) {
 		return nil, err
 	}
 	if err := c.listRuns(ctx); err != nil {
+		return nil, err
+	}
+	if err := c.each(ctx, inCycles, c.loadCycles); err != nil {
 		return nil, err
 	}
 	err = c.each(ctx, inSamplers, func(b []byte) error {
