@@ -139,9 +139,16 @@ def test_full_server_slows_clients_down(own_server, tmp_path):
         ask = lambda i: sampler.sample(  # noqa: E731
             prompt=sdkcalls.prompt([*TOKENS, i]), num_samples=1, sampling_params=types.SamplingParams(max_tokens=24, seed=i, stop=[])
         )
-        got = [future.result(timeout=240).sequences[0].tokens for future in [ask(i) for i in range(40)]]
-        refused = [e for e in between.to("/asample") if e.status == 429]
-        assert refused and all(json.loads(e.answer)["detail"] for e in refused)
+        refused = lambda: [e for e in between.to("/asample") if e.status == 429]  # noqa: E731
+        (backend,) = psutil.Process(server.process.pid).children()
+        backend.suspend()  # else a fast one is never full
+        try:
+            futures = [ask(i) for i in range(40)]
+            assert until(refused, 60)
+        finally:
+            backend.resume()
+        got = [future.result(timeout=240).sequences[0].tokens for future in futures]
+        assert all(json.loads(e.answer)["detail"] for e in refused())
         assert all(ask(i).result().sequences[0].tokens == got[i] for i in (0, 20, 39))
 
 
