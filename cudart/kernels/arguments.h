@@ -19,7 +19,7 @@ enum {
   SUM_PIECES = 16,       // pieces of a block
   NARROW_ROW = 256,      // rows up to this many columns are one warp's in the norms
   FLOAT32 = 1, BFLOAT16 = 2, FLOAT16 = 3,
-  LOSS_LINEAR = 1, LOSS_RATIO = 2, LOSS_CLIPPED = 3, LOSS_QUADRATIC = 4, // see tensor.LossForm
+  LOSS_LINEAR = 1, LOSS_RATIO = 2, LOSS_CLIPPED = 3, LOSS_QUADRATIC = 4, LOSS_DATUM = 5, // see tensor.LossForm
 };
 
 // A matrix in memory: element (r, c) is at + (r·stride + c)·size.
@@ -103,13 +103,20 @@ typedef struct { view lse, logits; } log_sum_exp_arguments;
 typedef struct { view p, logits, lse; } softmax_arguments;
 typedef struct { view logits, lse; uint64_t targets, coefficients; int64_t k; } softmax_gradient_arguments;
 
-// One target's term of a loss; row is that of its logits.
+// One target's term of a loss; row is that of its logits, datum that of its datum's ratio.
 typedef struct {
   double low, high, beta;
   float weight, recorded;
-  int32_t row, form;
+  int32_t row, form, datum, reserved;
 } loss_term;
-typedef struct { view slopes, values, lse; uint64_t terms; } differentiate_arguments;
+// ratios are doubles.
+typedef struct { view slopes, values, lse; uint64_t ratios, terms; } differentiate_arguments;
+// A position that counts in its datum's ratio: which log-probability is its own, and which was recorded. Those of datum d end before ends[d].
+typedef struct {
+  int32_t column;
+  float recorded;
+} ratio_position;
+typedef struct { view logprobs; uint64_t ratios, positions, ends; } datum_ratios_arguments;
 
 // A change to one logit: x / divisor where x > 0 and x · divisor elsewhere, then less and more.
 typedef struct {

@@ -23,14 +23,14 @@ INLINE double exp_double(double x) {
 
 INLINE bool finite(float v) { return (bits<uint32_t>(v) & 0x7f800000) != 0x7f800000; }
 
-INLINE float loss_slope(const loss_term &t, float lp) {
+INLINE float loss_slope(const loss_term &t, const double *ratios, float lp) {
   double weight = t.weight, difference = (double)lp - (double)t.recorded;
   if (t.weight == 0.0f && (t.form != LOSS_QUADRATIC || t.beta == 0.0)) return 0.0f;
   double slope = -weight;
   if (t.form == LOSS_QUADRATIC) {
     slope = -(weight - t.beta * difference);
   } else if (t.form != LOSS_LINEAR) {
-    double ratio = exp_double(difference), clipped = ratio;
+    double ratio = t.form == LOSS_DATUM ? ratios[t.datum] : exp_double(difference), clipped = ratio;
     if (clipped < t.low) clipped = t.low;
     if (clipped > t.high) clipped = t.high;
     if (t.form == LOSS_RATIO) slope = -clipped * weight;
@@ -47,6 +47,25 @@ KERNEL(differentiate, 256, differentiate_arguments) {
   EACH_COLUMN(i, a.values.cols) {
     float lp = v[i] - *row_of<const float>(a.lse, terms[i].row);
     v[i] = lp;
-    if (a.slopes.at) slopes[i] = loss_slope(terms[i], lp);
+    if (a.slopes.at) slopes[i] = loss_slope(terms[i], memory<const double>(a.ratios), lp);
   }
+}
+
+// A block takes one datum: 256 differences at a time, which one thread adds in order, as package loss does.
+KERNEL(datum_ratios, 256, datum_ratios_arguments) {
+  SHARED(double, differences[256]);
+  const int32_t *ends = memory<const int32_t>(a.ends);
+  const ratio_position *positions = memory<const ratio_position>(a.positions);
+  const float *logprobs = row_of<const float>(a.logprobs, 0);
+  int64_t datum = block_x(), first = datum > 0 ? ends[datum - 1] : 0, end = ends[datum];
+  double sum = 0.0;
+  for (int64_t from = first; from < end; from += 256) {
+    int64_t i = from + thread();
+    if (i < end) differences[thread()] = (double)logprobs[positions[i].column] - (double)positions[i].recorded;
+    barrier();
+    if (thread() == 0)
+      for (int64_t j = 0; j < 256 && from + j < end; j++) sum += differences[j];
+    barrier();
+  }
+  if (thread() == 0) memory<double>(a.ratios)[datum] = first == end ? 1.0 : exp_double(sum / (double)(end - first));
 }

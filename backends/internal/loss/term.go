@@ -7,12 +7,12 @@ import (
 )
 
 // AppendTerms adds the terms of rows positions of a datum from position first on, with k targets each, to terms: a device that differentiates them itself gets the derivatives that Rows gives, but 0 for one that is not finite. row is that of
-// the first position's logits.
-func (l Loss) AppendTerms(terms []tensor.LossTerm, in Inputs, first, rows, k, row int, datumRatio float64) []tensor.LossTerm {
+// the first position's logits, datum that of the datum's ratio among those of the device.
+func (l Loss) AppendTerms(terms []tensor.LossTerm, in Inputs, first, rows, k, row int, datum int32) []tensor.LossTerm {
 	for j := range rows * k {
-		e := l.elementAt(in, first, k, j, datumRatio)
+		e := l.elementAt(in, first, k, j, 0)
 		t := l.form.term(l, e)
-		t.Recorded, t.Row = float32(e.q), int32(row+j/k)
+		t.Recorded, t.Row, t.Datum = float32(e.q), int32(row+j/k), datum
 		terms = append(terms, t)
 	}
 	return terms
@@ -30,10 +30,18 @@ func ppoTerm(l Loss, e element) tensor.LossTerm {
 	return tensor.LossTerm{Form: tensor.LossClipped, Weight: float32(e.advantage), Low: l.low, High: l.high}
 }
 
-// gspoTerm has no ratio of its own: the datum's is known.
 func gspoTerm(l Loss, e element) tensor.LossTerm {
-	_, derivative := gspo(l, e)
-	return tensor.LossTerm{Form: tensor.LossLinear, Weight: float32(-derivative)}
+	return tensor.LossTerm{Form: tensor.LossDatum, Weight: float32(e.advantage), Low: l.low, High: l.high}
+}
+
+// AppendRatioPositions adds the positions that count in the datum's ratio to positions: a device that computes it itself gets what DatumRatio gives. column is that of the first position's log-probability.
+func (l Loss) AppendRatioPositions(positions []tensor.RatioPosition, in Inputs, column int) []tensor.RatioPosition {
+	for i, m := range in.SequenceRatioMask {
+		if m != 0 {
+			positions = append(positions, tensor.RatioPosition{Column: int32(column + i), Recorded: in.Logprobs[i]})
+		}
+	}
+	return positions
 }
 
 func cispoTerm(l Loss, e element) tensor.LossTerm {

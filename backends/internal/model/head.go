@@ -2,7 +2,6 @@ package model
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 
 	"github.com/tinsmith/tinsmith/backends/internal/nn"
@@ -26,7 +25,7 @@ type selection struct {
 // Full logits are never held.
 func (t *training) head(hidden tensor.Tensor) (dx tensor.Tensor, err error) {
 	defer func() { err = errors.Join(err, t.w.gather.releaseHead()) }()
-	if t.ratios, err = t.datumRatios(hidden); err != nil {
+	if err := t.datumRatios(hidden); err != nil {
 		return dx, err
 	}
 	// Rows that count nothing are left out of the backward pass by what the example says, not by what was computed, so that every cut of a batch leaves out the same.
@@ -119,7 +118,7 @@ func (t *training) countingRows(dx, hidden tensor.Tensor, spans []span) error {
 // gradientByLogits computes the losses of parts and makes logits, which has their rows, the gradient.
 func (t *training) gradientByLogits(logits tensor.Tensor, parts []span) error {
 	if t.results != nil {
-		return t.results.gradient(t, logits, parts, t.ratios)
+		return t.results.gradient(t, logits, parts)
 	}
 	sums, logprobs, err := t.logprobs(logits, parts)
 	if err != nil {
@@ -150,7 +149,7 @@ func (t *training) idleRows(hidden tensor.Tensor, spans []span) error {
 			return err
 		}
 		if t.results != nil {
-			_, _, err := t.results.logprobs(t, logits, parts, t.ratios, false)
+			_, _, err := t.results.logprobs(t, logits, parts, false)
 			return err
 		}
 		_, logprobs, err := t.logprobs(logits, parts)
@@ -160,71 +159,6 @@ func (t *training) idleRows(hidden tensor.Tensor, spans []span) error {
 		t.losses(parts, logprobs)
 		return nil
 	})
-}
-
-// datumRatios makes the first pass of losses that need all log-probabilities of a datum before any derivative.
-func (t *training) datumRatios(hidden tensor.Tensor) ([]float64, error) {
-	ratios := make([]float64, len(t.examples))
-	var spans []span
-	for i, e := range t.examples {
-		if e.Loss.PerDatum() {
-			spans = append(spans, span{i, 0, len(e.Tokens)})
-		}
-	}
-	if len(spans) == 0 {
-		return ratios, nil
-	}
-	if err := t.datumLogprobs(hidden, spans); err != nil {
-		return nil, fmt.Errorf("ratios of data: %w", err)
-	}
-	for _, s := range spans {
-		e := t.examples[s.example]
-		ratios[s.example] = e.Loss.DatumRatio(e.Inputs, t.outcomes[s.example].Logprobs)
-	}
-	return ratios, nil
-}
-
-// datumLogprobs writes the log-probabilities of spans of data with such losses to the outcomes.
-func (t *training) datumLogprobs(hidden tensor.Tensor, spans []span) error {
-	s, err := t.choose(hidden, spans)
-	if err != nil {
-		return err
-	}
-	there, err := t.newResults(s.hidden.Rows)
-	if err != nil {
-		return err
-	}
-	take := func(parts []span, logprobs []float32) {
-		for _, part := range parts { // with one target per position, as Check demands of these losses
-			copy(t.outcomes[part.example].Logprobs[part.first:], logprobs[:part.count])
-			logprobs = logprobs[part.count:]
-		}
-	}
-	if err := t.chunks(s, 1, func(from, to int, parts []span) error {
-		logits, err := t.m.logits(t.w, t.w.slice(s.segments, nil, from, to), s.hidden.Slice(from, to))
-		if err != nil {
-			return err
-		}
-		if there != nil {
-			_, _, err := there.logprobs(t, logits, parts, make([]float64, len(t.examples)), false)
-			return err
-		}
-		_, logprobs, err := t.logprobs(logits, parts)
-		if err == nil {
-			take(parts, logprobs)
-		}
-		return err
-	}); err != nil || there == nil {
-		return err
-	}
-	if err := there.fetch(); err != nil {
-		return err
-	}
-	parts, logprobs, err := there.wait()
-	if err == nil {
-		take(parts, logprobs)
-	}
-	return err
 }
 
 // choose packs the rows of spans, which ascend. All rows of the batch are not copied.
@@ -343,15 +277,23 @@ func (t *training) logprobs(logits tensor.Tensor, parts []span) (sums tensor.Ten
 	return
 }
 
+// take copies log-probabilities of the targets of parts to the outcomes.
+func (t *training) take(parts []span, logprobs []float32) {
+	for _, part := range parts {
+		k := t.examples[part.example].K
+		logprobs = logprobs[copy(t.outcomes[part.example].Logprobs[part.first*k:], logprobs[:part.count*k]):]
+	}
+}
+
 // losses evaluates the losses of parts into the outcomes, and gives their derivatives, zero where an example's loss is not finite, in memory of the workspace.
 func (t *training) losses(parts []span, logprobs []float32) []float32 {
+	t.take(parts, logprobs)
 	t.w.slopes = slices.Grow(t.w.slopes[:0], len(logprobs))[:len(logprobs)]
 	slopes := t.w.slopes
 	for _, part := range parts {
 		e, outcome := t.examples[part.example], &t.outcomes[part.example]
 		n := part.count * e.K
-		copy(outcome.Logprobs[part.first*e.K:], logprobs[:n])
-		sum, err := e.Loss.Rows(outcome.Loss, e.Inputs, part.first, e.K, logprobs[:n], t.ratios[part.example], slopes[:n])
+		sum, err := e.Loss.Rows(outcome.Loss, e.Inputs, part.first, e.K, logprobs[:n], t.ratios.host[part.example], slopes[:n])
 		outcome.Loss = sum
 		if err != nil && outcome.Err == nil {
 			outcome.Err = err

@@ -27,13 +27,13 @@ func (t *training) newResults(n int) (*results, error) {
 }
 
 // logprobs computes the log-probabilities of the targets of parts, of which logits has the rows. With slopes it gives the losses' derivatives by them, 1 × targets, and the log-sum-exps of the rows, in scratch memory.
-func (r *results) logprobs(t *training, logits tensor.Tensor, parts []span, ratios []float64, slopes bool) (derivatives, sums tensor.Tensor, err error) {
+func (r *results) logprobs(t *training, logits tensor.Tensor, parts []span, slopes bool) (derivatives, sums tensor.Tensor, err error) {
 	m, w := t.m, t.w
 	w.elements, w.terms = t.elements(w.elements[:0], parts), w.terms[:0]
 	row := 0
 	for _, part := range parts {
 		e := t.examples[part.example]
-		w.terms = e.Loss.AppendTerms(w.terms, e.Inputs, part.first, part.count, e.K, row, ratios[part.example])
+		w.terms = e.Loss.AppendTerms(w.terms, e.Inputs, part.first, part.count, e.K, row, t.ratios.datums[part.example])
 		row += part.count
 	}
 	if sums, err = w.temp.Get(logits.Rows, 1); err != nil {
@@ -56,7 +56,7 @@ func (r *results) logprobs(t *training, logits tensor.Tensor, parts []span, rati
 			return
 		}
 	}
-	if err = r.on.Differentiate(derivatives, values, sums, w.terms); err != nil {
+	if err = r.on.Differentiate(derivatives, values, sums, t.ratios.there, w.terms); err != nil {
 		return
 	}
 	r.n += len(w.elements)
@@ -65,8 +65,8 @@ func (r *results) logprobs(t *training, logits tensor.Tensor, parts []span, rati
 }
 
 // gradient makes rows of logits the gradient of the losses by them.
-func (r *results) gradient(t *training, logits tensor.Tensor, parts []span, ratios []float64) error {
-	slopes, sums, err := r.logprobs(t, logits, parts, ratios, true)
+func (r *results) gradient(t *training, logits tensor.Tensor, parts []span) error {
+	slopes, sums, err := r.logprobs(t, logits, parts, true)
 	if err != nil {
 		return err
 	}

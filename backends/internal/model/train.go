@@ -115,9 +115,9 @@ type training struct {
 	backward  bool
 	outcomes  []Outcome
 
-	visited bool      // a chunk of logits has been computed
-	ratios  []float64 // of data, for losses that need them
-	results *results  // nil: the host has the log-probabilities of a chunk when the next one is launched
+	visited bool // a chunk of logits has been computed
+	ratios  ratios
+	results *results // nil: the host has the log-probabilities of a chunk when the next one is launched
 }
 
 // finish waits for what run has launched and gives the outcomes.
@@ -127,6 +127,8 @@ func (t *training) finish() ([]Outcome, error) {
 		if err != nil {
 			return nil, fmt.Errorf("train: %w", err)
 		}
+		t.take(spans, logprobs)
+		t.hostRatios()
 		t.losses(spans, logprobs)
 	}
 	return t.outcomes, nil

@@ -7,23 +7,63 @@ import (
 )
 
 // Differentiate implements tensor.Differentiator.
-func (d *remoteDevice) Differentiate(slopes, values, lse tensor.Tensor, terms []tensor.LossTerm) error {
+func (d *remoteDevice) Differentiate(slopes, values, lse, ratios tensor.Tensor, terms []tensor.LossTerm) error {
 	c := d.check("differentiate")
 	c.shaped("values", values, 1, len(terms))
 	c.shaped("lse", lse, lse.Rows, 1)
 	if slopes.Buffer != nil {
 		c.shaped("slopes", slopes, 1, len(terms))
 	}
+	data := 0
+	if ratios.Buffer != nil {
+		c.shaped("ratios", ratios, 1, ratios.Cols)
+		c.pairs("ratios", ratios)
+		data = ratios.Cols / 2
+	}
 	for i, t := range terms {
-		if t.Row < 0 || int(t.Row) >= lse.Rows || t.Form < tensor.LossLinear || t.Form > tensor.LossQuadratic || !(t.Low <= t.High) || math.IsNaN(t.Beta) {
-			c.fail("terms[%d] is %+v: must have one of %d rows, a form, Low not above High, and a number as Beta", i, t, lse.Rows)
+		if t.Row < 0 || int(t.Row) >= lse.Rows || t.Form < tensor.LossLinear || t.Form > tensor.LossDatum || !(t.Low <= t.High) || math.IsNaN(t.Beta) ||
+			t.Form == tensor.LossDatum && slopes.Buffer != nil && (t.Datum < 0 || int(t.Datum) >= data) {
+			c.fail("terms[%d] is %+v: must have one of %d rows, a form, Low not above High, a number as Beta, and with LossDatum one of %d ratios", i, t, lse.Rows, data)
 			break
 		}
 	}
 	if c.err != nil || len(terms) == 0 {
 		return c.err
 	}
-	return d.remote.Differentiate(slopes, values, lse, terms)
+	return d.remote.Differentiate(slopes, values, lse, ratios, terms)
+}
+
+// DatumRatios implements tensor.Differentiator.
+func (d *remoteDevice) DatumRatios(ratios, logprobs tensor.Tensor, positions []tensor.RatioPosition, ends []int32) error {
+	c := d.check("ratios of data")
+	c.shaped("logprobs", logprobs, 1, logprobs.Cols)
+	c.shaped("ratios", ratios, 1, 2*len(ends))
+	c.pairs("ratios", ratios)
+	for i, p := range positions {
+		if p.Column < 0 || int(p.Column) >= logprobs.Cols {
+			c.fail("positions[%d] is %+v: must have one of %d log-probabilities", i, p, logprobs.Cols)
+			break
+		}
+	}
+	from := int32(0)
+	for i, to := range ends {
+		if to < from || int(to) > len(positions) {
+			c.fail("ends[%d] is %d: must be in %d … %d", i, to, from, len(positions))
+			break
+		}
+		from = to
+	}
+	if c.err != nil || len(ends) == 0 {
+		return c.err
+	}
+	return d.remote.DatumRatios(ratios, logprobs, positions, ends)
+}
+
+// pairs checks a tensor of numbers in float64, each in the place of two elements.
+func (c *check) pairs(name string, t tensor.Tensor) {
+	if t.Offset%2 != 0 || t.Cols%2 != 0 {
+		c.fail("%s begins at element %d and has %d: must be in pairs", name, t.Offset, t.Cols)
+	}
 }
 
 // StartDownload implements tensor.Differentiator.

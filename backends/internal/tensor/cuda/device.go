@@ -1,9 +1,8 @@
 // Package cuda is the tensor.Device of an NVIDIA GPU: it puts the kernels of package cudart into the device's stream. It knows no model.
 //
 // Operations return before they are done; because a device has one stream, what comes next sees their results. Download waits, and so does the first of what StartDownload, SumSquares and AdamW have been asked for. The host
-// waits once for a training pass of any number of operations, at its end, when the log-probabilities of all targets come in one copy and the checks of the gradients that are complete have been launched as well (gspo's ratios
-// are one wait more, because the slope at each token of a datum follows from the log-probabilities of all of them; where ranks have devices of their own, each rank waits for its part, beside the others, and the engine for the
-// checks); once in a clock cycle's optimizer steps of any number of adapters (norms, clipping, the step, the check of
+// waits once for a training pass of any number of operations, at its end, when the log-probabilities of all targets come in one copy and the checks of the gradients that are complete have been launched as well (where
+// ranks have devices of their own, each rank waits for its part, beside the others, and the engine for the checks); once in a clock cycle's optimizer steps of any number of adapters (norms, clipping, the step, the check of
 // what was written and the packing of the new matrices are launched before); and once in a decoding step (the drawn tokens; where likeliest tokens are asked for as well, or ranks share the vocabulary, the logits come and
 // draws are made in Go memory). It also waits for a full half of the staging memory, 4 MiB of lists or uploads before.
 //

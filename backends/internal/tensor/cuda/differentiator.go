@@ -10,22 +10,35 @@ import (
 // The kernels' forms are the interface's.
 const (
 	_ = uint(tensor.LossLinear - cudart.LossLinear)
-	_ = uint(cudart.LossQuadratic - tensor.LossQuadratic)
+	_ = uint(cudart.LossDatum - tensor.LossDatum)
 	_ = uint(unsafe.Sizeof(tensor.LossTerm{}) - unsafe.Sizeof(cudart.LossTerm{}))
 	_ = uint(unsafe.Sizeof(cudart.LossTerm{}) - unsafe.Sizeof(tensor.LossTerm{}))
+	_ = uint(unsafe.Sizeof(tensor.RatioPosition{}) - unsafe.Sizeof(cudart.RatioPosition{}))
+	_ = uint(unsafe.Sizeof(cudart.RatioPosition{}) - unsafe.Sizeof(tensor.RatioPosition{}))
 )
 
 // Differentiate implements tensor.Differentiator.
-func (d *device) Differentiate(slopes, values, lse tensor.Tensor, terms []tensor.LossTerm) error {
+func (d *device) Differentiate(slopes, values, lse, ratios tensor.Tensor, terms []tensor.LossTerm) error {
 	var out cudart.View
+	var of cudart.Address
 	if slopes.Buffer != nil {
 		out = view(slopes)
 	}
+	if ratios.Buffer != nil {
+		of = view(ratios).At
+	}
 	d.terms = d.terms[:0]
 	for _, t := range terms {
-		d.terms = append(d.terms, cudart.LossTerm{Low: t.Low, High: t.High, Beta: t.Beta, Weight: t.Weight, Recorded: t.Recorded, Row: t.Row, Form: int32(t.Form)})
+		d.terms = append(d.terms, cudart.LossTerm{Low: t.Low, High: t.High, Beta: t.Beta, Weight: t.Weight, Recorded: t.Recorded, Row: t.Row, Form: int32(t.Form), Datum: t.Datum})
 	}
-	return d.failed("differentiate", d.v.Differentiate(out, view(values), view(lse), d.terms))
+	return d.failed("differentiate", d.v.Differentiate(out, view(values), view(lse), of, d.terms))
+}
+
+// DatumRatios implements tensor.Differentiator.
+func (d *device) DatumRatios(ratios, logprobs tensor.Tensor, positions []tensor.RatioPosition, ends []int32) error {
+	return d.withList("ratios of data", func(at []cudart.Address) error {
+		return d.v.DatumRatios(view(ratios).At, view(logprobs), at[0], at[1], len(ends))
+	}, bytesOf(positions), bytesOf(ends))
 }
 
 // SoftmaxGradientBy implements tensor.Differentiator.

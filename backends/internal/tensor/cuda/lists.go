@@ -35,7 +35,7 @@ const (
 	_ = uint(unsafe.Sizeof(cudart.Element{}) - unsafe.Sizeof(tensor.Element{}))
 )
 
-func bytesOf[T int32 | float32 | tensor.Element](s []T) []byte {
+func bytesOf[T int32 | float32 | tensor.Element | tensor.RatioPosition](s []T) []byte {
 	if len(s) == 0 {
 		return nil
 	}

@@ -16,7 +16,10 @@ var (
 )
 
 // Differentiate implements tensor.Differentiator.
-func (Remote) Differentiate(_, _, _ tensor.Tensor, _ []tensor.LossTerm) error { return nil }
+func (Remote) Differentiate(_, _, _, _ tensor.Tensor, _ []tensor.LossTerm) error { return nil }
+
+// DatumRatios implements tensor.Differentiator.
+func (Remote) DatumRatios(_, _ tensor.Tensor, _ []tensor.RatioPosition, _ []int32) error { return nil }
 
 // SoftmaxGradientBy implements tensor.Differentiator.
 func (Remote) SoftmaxGradientBy(_, _ tensor.Tensor, _ []int32, _ tensor.Tensor) error {
