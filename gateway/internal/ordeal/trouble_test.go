@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -40,6 +41,21 @@ func (s *server) post(path string, body object) (status int, retryAfter, text st
 
 func (r *trainee) stepBody(seq int) object {
 	return object{"model_id": r.id, "seq_id": seq, "type": "optim_step", "adam_params": object{"learning_rate": 1e-2}}
+}
+
+// smallDisk is a file system of so many MiB.
+func smallDisk(t *testing.T, mebibytes int) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%dm", mebibytes)); err != nil {
+		t.Skipf("a small file system cannot be mounted here: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
 }
 
 // fill takes the room of a file system down to what is to be left.
@@ -80,15 +96,7 @@ func TestFullDisk(t *testing.T) {
 		return sums(t, filepath.Join(s.dir, "data", "checkpoints", "*", "weights", "end~*"))
 	}
 	backend := settings{"plugin": "fake"}
-	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=32m"); err != nil {
-		t.Skipf("a small file system cannot be mounted here: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	})
+	dir := smallDisk(t, 32)
 	s := newServerIn(t, dir, backend, settings{"store": settings{"reserve_mib": 8}})
 	s.start()
 	s.ready()
@@ -128,6 +136,55 @@ func TestFullDisk(t *testing.T) {
 	want := train(t, plain, func(r *trainee) { r.pass(9, 1, 5).must(); r.step(0).must() })
 	if got != want {
 		t.Errorf("the run that met a full disk ended with %s, an undisturbed one with %s", got, want)
+	}
+}
+
+// TestWorkThatWaitsForTheDisk lets a disk have no room for an adapter that would have to leave the memory for another one: the server says so and refuses new work, although its own records still find room, and what it has
+// accepted is done when there is room again.
+func TestWorkThatWaitsForTheDisk(t *testing.T) {
+	const rank, reserve = 64, 8
+	train := func(s *server, between func(first *trainee)) (all []string) {
+		c := newCaller(t, s.url)
+		session := c.session()
+		var runs []*trainee
+		for n := range 3 { // of which two fit, but only one while it is stepped
+			r := c.create(session, n, rank)
+			r.pass(n, 2, 8).must()
+			r.step(1e-2).must()
+			runs = append(runs, r)
+		}
+		between(runs[0])
+		for i, r := range runs {
+			r.pass(3+i, 2, 8).must()
+			r.step(1e-2).must()
+			r.save("end").must()
+			all = append(all, sums(t, filepath.Join(s.dir, "data", "checkpoints", strings.ReplaceAll(r.id, ":", "*"), "weights", "end~*")))
+		}
+		return all
+	}
+	backend := settings{"plugin": "single", "device": "cpu", "adapter_memory_mib": 60}
+	dir := smallDisk(t, 192)
+	s := newServerIn(t, dir, backend, settings{"store": settings{"reserve_mib": reserve}, "recovery": settings{"snapshot_every": "1h", "snapshot_operations": 1000}})
+	s.start()
+	s.ready()
+	got := train(s, func(r *trainee) {
+		fill(t, dir, (reserve+1)<<20)
+		r.pass(9, 1, 5).must()
+		waiting := r.step(0) // for which the last run, that no file has, would have to go
+		s.await("work waits for the disk", func(h health) bool {
+			return h.Status == "degraded" && h.Storage.State == "full" && strings.Contains(h.Storage.Reason, "waits for the disk")
+		})
+		refusedForNow(t, s, "/optim_step", r.stepBody(r.seq+1), "waits for the disk")
+		s.ok(os.Remove(filepath.Join(dir, "ballast")))
+		waiting.must()
+		s.await("well again", func(h health) bool { return h.Status == "ok" && h.Storage.State == "ok" })
+	})
+	plain := newServer(t, backend, nil)
+	plain.start()
+	plain.ready()
+	want := train(plain, func(r *trainee) { r.pass(9, 1, 5).must(); r.step(0).must() })
+	if !slices.Equal(got, want) {
+		t.Errorf("the runs that waited for the disk ended with %s, undisturbed ones with %s", got, want)
 	}
 }
 
