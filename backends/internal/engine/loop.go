@@ -5,6 +5,8 @@ import (
 	"runtime"
 	"slices"
 	"time"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 )
 
 // loop is the device goroutine.
@@ -158,16 +160,37 @@ func (e *Engine) isClosing() bool {
 	return e.closing
 }
 
+// awaitTraining waits for what the home device has been given, if there are samples for which it is waited for anyhow: it counts as training's then.
+func (e *Engine) awaitTraining() {
+	d, ok := e.loaded.device.(tensor.Paced)
+	if !ok || !e.samples() {
+		return
+	}
+	for range 2 {
+		if d.Pace() != nil {
+			return // the next operation says why
+		}
+	}
+}
+
+// samples tells whether there are requests for samples.
+func (e *Engine) samples() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.requests) > 0
+}
+
 // samplingTurn runs decoding steps until there is nothing to sample or least has passed; one at least.
 func (e *Engine) samplingTurn(least time.Duration, trainingWaits bool) {
 	l := e.loaded
 	if l == nil {
 		return
 	}
-	begin, sampled := time.Now(), false
 	if least > 0 {
 		defer l.hold()()
+		e.awaitTraining()
 	}
+	begin, sampled := time.Now(), false
 	for e.samplingStep(trainingWaits) {
 		sampled = true
 		if time.Since(begin) >= least {

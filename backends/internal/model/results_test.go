@@ -137,7 +137,7 @@ func TestLossesOnTheDevice(t *testing.T) {
 	}
 }
 
-// The host waits for a device that differentiates losses at the end of a pass, whatever the loss and the number of chunks.
+// The host waits for a device that differentiates losses at the end of a pass, whatever the loss and the number of chunks, and within it for nothing but earlier steps.
 func TestPassWaitsOnce(t *testing.T) {
 	dir := shim.Require(t, shim.Options{})
 	folder := unpack(t, "llama")
@@ -150,28 +150,38 @@ func TestPassWaitsOnce(t *testing.T) {
 				all, _ := b.lossExamples(rand.New(rand.NewPCG(7, 8)))
 				examples := slices.DeleteFunc(all, func(e model.Example) bool { return e.Loss.Name() != name })
 				visits := 0
-				train := func(plan string) error {
+				train := func(plan string, stepWork float64) error {
 					t.Setenv("FAKE_CUDA_FAIL", plan)
 					defer t.Setenv("FAKE_CUDA_FAIL", "")
 					visits = 0
-					_, err := b.Train(b.work, b.pages, examples, model.TrainOptions{Yield: func() error { visits++; return nil }})
+					_, err := b.Train(b.work, b.pages, examples, model.TrainOptions{Yield: func() error { visits++; return nil }, StepWork: stepWork})
 					return err
 				}
-				if err := train(""); err != nil { // memory is there from now on
+				const whole = 1e15                       // operations: more than the pass has
+				if err := train("", whole); err != nil { // memory is there from now on
 					t.Fatal(err)
 				}
 				for _, f := range []struct {
 					function string
 					waits    int
 				}{{"cuStreamSynchronize", 1}, {"cuEventSynchronize", 0}} {
-					if err := train(fmt.Sprintf("%s:%d:1", f.function, f.waits+1)); err != nil {
+					if err := train(fmt.Sprintf("%s:%d:1", f.function, f.waits+1), whole); err != nil {
 						t.Errorf("a pass waits more than %d times: %v", f.waits, err)
 					}
 					if f.waits > 0 {
-						if err := train(fmt.Sprintf("%s:%d:1", f.function, f.waits)); err == nil {
+						if err := train(fmt.Sprintf("%s:%d:1", f.function, f.waits), whole); err == nil {
 							t.Errorf("a pass waits less than %d times", f.waits)
 						}
 					}
+				}
+				// In steps it waits for the one before the last, so that the device is never given all of a pass at once.
+				for _, waits := range []int{1, 2 * b.Config.Layers} {
+					if err := train(fmt.Sprintf("cuEventSynchronize:%d:1", waits), 1e5); err == nil {
+						t.Errorf("a pass in steps waits less than %d times between them", waits)
+					}
+				}
+				if err := train("", 1e5); err != nil {
+					t.Error(err)
 				}
 				if visits < 4*b.Config.Layers+2 {
 					t.Errorf("%d calls between parts: the pass has too few chunks to tell", visits)

@@ -61,12 +61,13 @@ type Pass struct {
 	Runs       []tensor.AttentionRun
 	Positions  []int32 // of each row in its sequence
 	Pages      tensor.Pages
-	// Yield is called between parts of a layer, when nothing runs on the device: another pass (with arenas of its own) may run meanwhile. An error ends the pass.
+	// Yield is called between parts of a layer, when nothing is being launched: another pass (with arenas of its own) may run meanwhile, behind what the device has been given, which is two steps at most. An error ends the pass.
 	Yield func() error
 	// StepWork is how many operations (additions and multiplications, about) may run on the device between two calls of Yield; 0 = any number, and Yield is called between the parts of layers only.
 	StepWork float64
 
-	work float64 // since the last Yield
+	work  float64 // since the last Yield
+	ahead float64 // since the device was waited for, see pace
 	// scratch
 	part     []tensor.AttentionRun
 	groups   []tensor.RowGroup

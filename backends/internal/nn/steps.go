@@ -14,6 +14,7 @@ func (p *Pass) did(work float64) error {
 	if p.StepWork <= 0 {
 		return nil
 	}
+	p.ahead += work
 	if p.work += work; p.work < p.StepWork {
 		return nil
 	}
@@ -22,10 +23,25 @@ func (p *Pass) did(work float64) error {
 
 func (p *Pass) yield() error {
 	p.work = 0
+	if err := p.pace(); err != nil {
+		return err
+	}
 	if p.Yield == nil {
 		return nil
 	}
 	return p.Yield()
+}
+
+// pace keeps the host from launching a whole pass before the device has begun with it: what comes between two steps would wait for all of it.
+func (p *Pass) pace() error {
+	if p.StepWork <= 0 || p.ahead < p.StepWork {
+		return nil
+	}
+	p.ahead = 0
+	if d, ok := p.Device.(tensor.Paced); ok {
+		return d.Pace()
+	}
+	return nil
 }
 
 // piece cuts n into equal pieces, multiples of unit but for the last, such that each has about a step's work, and gives their size.

@@ -10,6 +10,7 @@ type remote interface {
 	tensor.Drawer
 	tensor.Differentiator
 	tensor.Recorder
+	tensor.Paced
 	tensor.Fuser
 }
 

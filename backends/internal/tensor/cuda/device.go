@@ -4,7 +4,8 @@
 // waits once for a training pass of any number of operations, at its end, when the log-probabilities of all targets come in one copy and the checks of the gradients that are complete have been launched as well (where
 // ranks have devices of their own, each rank waits for its part, beside the others, and the engine for the checks); once in a clock cycle's optimizer steps of any number of adapters (norms, clipping, the step, the check of
 // what was written and the packing of the new matrices are launched before); and once in a decoding step (the drawn tokens; where likeliest tokens are asked for as well, or ranks share the vocabulary, the logits come and
-// draws are made in Go memory). It also waits for a full half of the staging memory, 4 MiB of lists or uploads before.
+// draws are made in Go memory). It also waits for a full half of the staging memory, 4 MiB of lists or uploads before, and in a pass that
+// takes longer than a device step for the step before the last one (tensor.Paced): so a sampler's turn comes when it is due, and the device always has work.
 //
 // Decoding steps and other passes over up to 256 rows are recorded (tensor.Recorder): their launches are put off and started in series, with one copy of all the lists that the kernels of a series read, and as a CUDA graph
 // if the series has come before with mostly the same arguments. If a graph fails, kernels are launched one by one from then on. Nobody has seen this on a GPU yet.
@@ -112,6 +113,8 @@ type device struct {
 	updates     []cudart.AdamWJob
 	norms       []float64
 	repacks     []cudart.RepackJob
+
+	pacing pacing
 }
 
 func (d *device) Name() string { return d.name }
@@ -129,7 +132,7 @@ func (d *device) Arithmetic() string {
 
 // Close gives the device back, with all its memory.
 func (d *device) Close() error {
-	err := d.v.Close()
+	err := errors.Join(d.pacing.free(), d.v.Close())
 	d.library.Close()
 	d.driver.Close()
 	d.closed = true
