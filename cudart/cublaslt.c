@@ -70,14 +70,15 @@ cublaslt_result cublaslt_describe(const cublaslt *l, cublaslt_plan *p, int trans
   return 0;
 }
 
-cublaslt_result cublaslt_choose(const cublaslt *l, const device *v, void *handle, cublaslt_plan *p, const char **failed) {
+cublaslt_result cublaslt_offers(const cublaslt *l, const device *v, void *handle, const cublaslt_plan *p, uint64_t (*algorithms)[8], int most, int *found, const char **failed) {
   enum { PARTS = 2, REDUCTION = 3, MOST = 32 }; // of an algorithm; how many are looked at
   cublaslt_choice choices[MOST];
   int count = 0;
+  *found = 0;
   *failed = "cuCtxSetCurrent";
   CURRENT(v);
   CALL(cublasLtMatmulAlgoGetHeuristic, handle, p->operation, p->weight, p->rows, p->result, p->result, p->preference, MOST, choices, &count);
-  for (int i = 0; i < count; i++) {
+  for (int i = 0; i < count && *found < most; i++) {
     if (choices[i].state || choices[i].workspace) continue;
     int32_t parts = 0;
     uint32_t reduction = 0;
@@ -85,10 +86,9 @@ cublaslt_result cublaslt_choose(const cublaslt *l, const device *v, void *handle
     CALL(cublasLtMatmulAlgoConfigGetAttribute, choices[i].algorithm, PARTS, &parts, sizeof parts, &written);
     CALL(cublasLtMatmulAlgoConfigGetAttribute, choices[i].algorithm, REDUCTION, &reduction, sizeof reduction, &written);
     if ((parts != 0 && parts != 1) || reduction) continue; // a number below zero is a cut by the number of multiprocessors
-    memcpy(p->algorithm, choices[i].algorithm, sizeof p->algorithm);
-    return 0;
+    memcpy(algorithms[(*found)++], choices[i].algorithm, sizeof *algorithms);
   }
-  return NOT_SUPPORTED;
+  return *found ? 0 : NOT_SUPPORTED;
 }
 
 cublaslt_result cublaslt_multiply(const cublaslt *l, const device *v, void *handle, const cublaslt_plan *p, int64_t rows, uint64_t y, int64_t y_pitch, uint64_t x, int64_t x_pitch, uint64_t w, int64_t w_pitch,

@@ -124,6 +124,9 @@ func (s ProductShape) String() string {
 	return text
 }
 
+// LibraryAlgorithm is one of those that cuBLASLt offers for products of a shape, as the library writes it. It may be kept and given to another process, for the same version and the same kind of device.
+type LibraryAlgorithm [8]uint64
+
 // leastLibraryRows is the number of rows from which on products may be the library's.
 const leastLibraryRows = 128
 
@@ -144,12 +147,13 @@ type library struct {
 	*CuBLASLt
 	handle     unsafe.Pointer
 	accumulate bool
-	plans      map[ProductShape]*C.cublaslt_plan // nil: not chosen yet
+	algorithms map[ProductShape]LibraryAlgorithm
+	plans      map[ProductShape]*C.cublaslt_plan // made when the first product asks
 }
 
-// UseCuBLASLt has Product use the library for products of at least 128 rows with these shapes, also those that go on from what y holds if accumulate is true, until Close or a call with nil. That the bits are those of
-// the kernels is the caller's word; CheckCuBLASLt finds out. The library is not closed by the device.
-func (v *Device) UseCuBLASLt(l *CuBLASLt, shapes []ProductShape, accumulate bool) error {
+// UseCuBLASLt has Product use the library for products of at least 128 rows with these shapes, each by its algorithm, also those that go on from what y holds if accumulate is true, until Close or a call with nil. That
+// the bits are those of the kernels is the caller's word; CheckCuBLASLt finds out. The library is not closed by the device.
+func (v *Device) UseCuBLASLt(l *CuBLASLt, products []LibraryProduct, accumulate bool) error {
 	if v.c == nil {
 		return errClosed
 	}
@@ -157,9 +161,9 @@ func (v *Device) UseCuBLASLt(l *CuBLASLt, shapes []ProductShape, accumulate bool
 	if err != nil || l == nil {
 		return err
 	}
-	to := &library{CuBLASLt: l, accumulate: accumulate, plans: map[ProductShape]*C.cublaslt_plan{}}
-	for _, s := range shapes {
-		to.plans[s] = nil
+	to := &library{CuBLASLt: l, accumulate: accumulate, algorithms: map[ProductShape]LibraryAlgorithm{}, plans: map[ProductShape]*C.cublaslt_plan{}}
+	for _, p := range products {
+		to.algorithms[p.ProductShape] = p.Algorithm
 	}
 	if err := l.failed("cublasLtCreate", C.cublaslt_create(l.c, v.c, &to.handle)); err != nil {
 		return err
@@ -202,7 +206,7 @@ func (l *CuBLASLt) describe(s ProductShape) (*C.cublaslt_plan, error) {
 }
 
 // plan gives how the products of a shape are computed, the same from the first one on: it depends on the shape alone, not on the product that asks first.
-func (l *library) plan(v *Device, s ProductShape) (*C.cublaslt_plan, error) {
+func (l *library) plan(s ProductShape) (*C.cublaslt_plan, error) {
 	if p := l.plans[s]; p != nil {
 		return p, nil
 	}
@@ -210,12 +214,42 @@ func (l *library) plan(v *Device, s ProductShape) (*C.cublaslt_plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	var failed *C.char
-	if code := C.cublaslt_choose(l.c, v.c, l.handle, p, &failed); code != 0 {
-		return nil, errors.Join(l.failed(C.GoString(failed), code), l.forget(p))
-	}
 	l.plans[s] = p
+	l.choose(s, l.algorithms[s])
 	return p, nil
+}
+
+// choose has the products of a shape computed by another algorithm from now on.
+func (l *library) choose(s ProductShape, a LibraryAlgorithm) {
+	l.algorithms[s] = a
+	if p := l.plans[s]; p != nil {
+		for i, word := range a {
+			p.algorithm[i] = C.uint64_t(word)
+		}
+	}
+}
+
+// offers gives the algorithms of the library that sum an element of a product of this shape in one piece, in its order and at most so many; none is no error.
+func (l *library) offers(v *Device, s ProductShape, most int) (algorithms []LibraryAlgorithm, err error) {
+	p, err := l.plan(s)
+	if err != nil {
+		return nil, err
+	}
+	var failed *C.char
+	var found C.int
+	words := make([][8]C.uint64_t, most)
+	code := C.cublaslt_offers(l.c, v.c, l.handle, p, &words[0], C.int(most), &found, &failed)
+	if code == notSupported {
+		return nil, nil
+	}
+	for _, from := range words[:found] {
+		var a LibraryAlgorithm
+		for i, word := range from {
+			a[i] = uint64(word)
+		}
+		algorithms = append(algorithms, a)
+	}
+	return algorithms, l.failed(C.GoString(failed), code)
 }
 
 // LibraryProducts says whether Product uses cuBLASLt for any shape.
@@ -248,7 +282,7 @@ func (v *Device) libraryShape(y View, groups []RowGroup, transposed, accumulate 
 	if transposed {
 		s.Columns, s.Depth = g.Weight.In, g.Weight.Out
 	}
-	_, ok := l.plans[s]
+	_, ok := l.algorithms[s]
 	return s, ok && g.To-g.From >= leastLibraryRows && s.fits() && y.At%16 == 0 && y.Stride%4 == 0 && g.Weight.At%16 == 0
 }
 
@@ -258,7 +292,7 @@ func (s ProductShape) fits() bool { return s.Columns%8 == 0 && s.Depth%8 == 0 }
 // multiply has the library compute a product; false if there is no memory for rounded rows.
 func (v *Device) multiply(y, x View, xType Type, g RowGroup, s ProductShape, accumulate bool) (done bool, err error) {
 	l := v.library
-	p, err := l.plan(v, s)
+	p, err := l.plan(s)
 	if err != nil {
 		return false, err
 	}

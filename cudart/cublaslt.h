@@ -61,9 +61,9 @@ typedef struct cublaslt_plan {
 } cublaslt_plan;
 // cublaslt_describe fills a zeroed plan for as many rows; it needs no device. failed names the function that did not work; also then cublaslt_forget undoes what was done.
 cublaslt_result cublaslt_describe(const cublaslt *l, cublaslt_plan *p, int transposed, int64_t rows, int64_t columns, int64_t depth, const char **failed);
-// cublaslt_choose takes the first algorithm offered that sums a product's element in one piece: without workspace, a cut of the inner axis or a reduction. Code 15, not supported, if there is none.
-cublaslt_result cublaslt_choose(const cublaslt *l, const device *v, void *handle, cublaslt_plan *p, const char **failed);
-// cublaslt_multiply puts a product into v's stream; pitches are in elements. Not for two threads with one plan.
+// cublaslt_offers gives the first algorithms offered, at most as many as asked for, that sum a product's element in one piece: without workspace, a cut of the inner axis or a reduction. Code 15, not supported, if there is none.
+cublaslt_result cublaslt_offers(const cublaslt *l, const device *v, void *handle, const cublaslt_plan *p, uint64_t (*algorithms)[8], int most, int *found, const char **failed);
+// cublaslt_multiply puts a product by the plan's algorithm into v's stream; pitches are in elements. Not for two threads with one plan.
 cublaslt_result cublaslt_multiply(const cublaslt *l, const device *v, void *handle, const cublaslt_plan *p, int64_t rows, uint64_t y, int64_t y_pitch, uint64_t x, int64_t x_pitch, uint64_t w, int64_t w_pitch,
                                   int accumulate);
 // cublaslt_forget zeroes the plan.

@@ -6,33 +6,48 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 )
 
-// LibraryProduct is what CheckCuBLASLt found for one shape.
+// LibraryProduct is a shape in which CheckCuBLASLt found the kernels' bits, by this algorithm.
 type LibraryProduct struct {
 	ProductShape
+	Algorithm        LibraryAlgorithm
 	Kernels, Library time.Duration // of one product
 }
 
-// LibraryCheck is what CheckCuBLASLt found. Shapes that the library has no algorithm for are not among its products.
+// LeftOut is a shape that stays with the kernels.
+type LeftOut struct {
+	ProductShape
+	Reason string
+	None   bool // the library has no algorithm that may be used; else it has, and none of those tried works and has the kernels' bits
+}
+
+// LibraryCheck is what CheckCuBLASLt found: each shape is in one of the lists.
 type LibraryCheck struct {
+	Version     string // of the library
 	Products    []LibraryProduct
+	LeftOut     []LeftOut
 	Accumulates string // why products that go on from what y holds stay with the kernels; empty: they need not
 }
 
-// mostChecked bounds the elements of y in a check; more columns are checked with fewer rows.
-const mostChecked = 1 << 26
+const (
+	// mostChecked bounds the elements of y in a check; more columns are checked with fewer rows.
+	mostChecked = 1 << 26
+	// mostOffers is how many algorithms are tried for a shape at most, and mostFurther how many beside the first of each are for shapes in which none is right, all together: it is done while a server starts.
+	mostOffers, mostFurther = 8, 64
+)
 
-// checkRows are ragged numbers of rows for which Product takes the algorithm of a shape: many and few.
-func (s ProductShape) checkRows() []int64 {
+// checkRows are ragged numbers of rows, few and many. Product takes the algorithm of a shape for them unless there are too many columns for so many elements in all.
+func (s ProductShape) checkRows(elements int64) []int64 {
 	few := int64(leastLibraryRows + 3)
 	for _, class := range rowsClasses {
 		if class < s.Rows {
 			few = class + 1
 		}
 	}
-	return []int64{max(leastLibraryRows+5, min(s.Rows-3, mostChecked/s.Columns)), min(few, max(leastLibraryRows+3, mostChecked/s.Columns))}
+	return []int64{min(few, max(leastLibraryRows+3, elements/s.Columns)), max(leastLibraryRows+5, min(s.Rows-3, elements/s.Columns))}
 }
 
 // shapesOf lists the products with weights, each an Out and an In, in both orientations and for the given classes of rows.
@@ -51,39 +66,53 @@ func shapesOf(weights [][2]int64, classes []int64) (shapes []ProductShape) {
 	return shapes
 }
 
-// raggedWeights are checked on every device: an inner axis of whole groups of 16 and of half a one more, columns that fill no tile.
-var raggedWeights = [][2]int64{{136, 72}, {72, 328}}
-
-// CheckCuBLASLt computes products of random numbers by the library and by the kernels that the device uses, compares every bit and takes the times, for weights that are each an Out and an In. Its error says what
-// is not equal, or what failed: as with CheckWarpgroups a process that has something to lose lets another one check. What Product uses is as before then.
+// CheckCuBLASLt computes products of random numbers by the library and by the kernels that the device uses, compares every bit and takes the times, for weights that are each an Out and an In. A shape in which the library
+// differs, or fails, with the first algorithms that it offers is left out; its reason says what is not equal. The error says what failed for all: as with CheckWarpgroups a process that has something to lose lets another
+// one check. What Product uses is as before then.
 func (v *Device) CheckCuBLASLt(l *CuBLASLt, weights [][2]int64) (LibraryCheck, error) {
-	var found LibraryCheck
-	c := libraryCheck{device: v, library: l, random: rand.New(rand.NewPCG(20261122, 2)), accumulates: &found.Accumulates}
-	before := v.library
-	v.library = nil
-	defer func() { v.library = before }()
-	for _, s := range shapesOf(raggedWeights, rowsClasses[:1]) {
-		if _, _, err := c.compare(s, false); err != nil {
-			return found, fmt.Errorf("products by cuBLASLt, %v: %w", s, err)
-		}
-	}
-	for _, s := range shapesOf(weights, rowsClasses) {
-		p, ok, err := c.compare(s, true)
-		if err != nil {
-			return found, fmt.Errorf("products by cuBLASLt, %v: %w", s, err)
-		}
-		if ok {
-			found.Products = append(found.Products, p)
-		}
-	}
-	return found, nil
+	c := libraryCheck{device: v, library: l, random: rand.New(rand.NewPCG(20261122, 2)), elements: mostChecked, further: mostFurther}
+	return c.check(shapesOf(weights, rowsClasses))
 }
 
 type libraryCheck struct {
 	device      *Device
 	library     *CuBLASLt
 	random      *rand.Rand
-	accumulates *string
+	elements    int64  // mostChecked
+	further     int    // what is left of mostFurther
+	accumulates string // see LibraryCheck
+}
+
+func (c *libraryCheck) check(shapes []ProductShape) (LibraryCheck, error) {
+	v, found := c.device, LibraryCheck{Version: c.library.Version()}
+	before := v.library
+	v.library = nil
+	defer func() { v.library = before }()
+	for _, s := range shapes {
+		p, left, err := c.compare(s)
+		switch {
+		case err != nil:
+			return found, fmt.Errorf("products by cuBLASLt, %v: %w", s, err)
+		case left != nil:
+			found.LeftOut = append(found.LeftOut, *left)
+		default:
+			found.Products = append(found.Products, p)
+		}
+	}
+	found.Accumulates = c.accumulates
+	return found, nil
+}
+
+// otherBits is the error of an algorithm whose bits are not those of the kernels.
+type otherBits string
+
+func (e otherBits) Error() string { return string(e) }
+
+// bearable says whether an error is of one algorithm or shape, and others can be tried on the device.
+func (c *libraryCheck) bearable(err error) bool {
+	var bits otherBits
+	var failed *cublasltError
+	return (errors.As(err, &bits) || errors.As(err, &failed)) && c.device.Synchronize() == nil
 }
 
 // filled gives memory with random numbers; they repeat after a number that is no multiple of a row's.
@@ -111,94 +140,146 @@ func (c *libraryCheck) filled(elements int64, t Type) (Address, error) {
 	return at, nil
 }
 
-// compare computes products of one shape in both ways, from zero and, as long as that gave equal bits, from what y holds, and takes the times; false if the library has no algorithm for it.
-func (c *libraryCheck) compare(s ProductShape, timed bool) (_ LibraryProduct, ok bool, err error) {
-	v, p := c.device, LibraryProduct{ProductShape: s}
-	if err := v.UseCuBLASLt(c.library, []ProductShape{s}, true); err != nil {
-		return p, false, err
+// compare finds the first algorithm by which the library's products of a shape have the kernels' bits; left, if not nil, is why there is none.
+func (c *libraryCheck) compare(s ProductShape) (p LibraryProduct, left *LeftOut, err error) {
+	v := c.device
+	p.ProductShape = s
+	if err := v.UseCuBLASLt(c.library, []LibraryProduct{p}, true); err != nil {
+		return p, nil, err
 	}
 	defer func() { err = errors.Join(err, v.leaveLibrary()) }()
-	var none *cublasltError
-	if _, err := v.library.plan(v, s); errors.As(err, &none) && none.code == notSupported {
-		return p, false, nil
-	} else if err != nil {
-		return p, false, err
+	offers, err := v.library.offers(v, s, mostOffers)
+	if err != nil && c.bearable(err) {
+		return p, &LeftOut{ProductShape: s, Reason: err.Error()}, nil
 	}
-	var taken []Address
-	defer func() {
-		for _, a := range taken {
-			err = errors.Join(err, v.Free(a))
+	if err != nil {
+		return p, nil, err
+	}
+	if len(offers) == 0 {
+		return p, &LeftOut{ProductShape: s, Reason: "there is no algorithm that sums each element in one piece", None: true}, nil
+	}
+	o, err := c.operands(s)
+	defer func() { err = errors.Join(err, o.free(v)) }()
+	if err != nil {
+		return p, nil, err
+	}
+	var first error
+	tried := 0
+	for _, p.Algorithm = range offers[:min(len(offers), 1+c.further)] {
+		tried++
+		v.library.choose(s, p.Algorithm)
+		err := c.try(&p, o)
+		if err == nil {
+			return p, nil, nil
 		}
-	}()
+		if !c.bearable(err) {
+			return p, nil, err
+		}
+		if first == nil {
+			first = err
+		}
+	}
+	c.further -= tried - 1
+	left = &LeftOut{ProductShape: s, Reason: first.Error()}
+	if tried > 1 {
+		left.Reason += fmt.Sprintf("; none of %d algorithms is right", tried)
+	}
+	return p, left, nil
+}
+
+// libraryOperands are those of products in a check, with as many rows as there are in any.
+type libraryOperands struct {
+	x, y  View
+	w     Weight
+	taken []Address
+}
+
+// operands gives random numbers to multiply. They are to be freed also if there is an error.
+func (c *libraryCheck) operands(s ProductShape) (o libraryOperands, err error) {
 	memory := func(elements int64, t Type) (a Address) {
 		if err == nil {
 			if a, err = c.filled(elements, t); err == nil {
-				taken = append(taken, a)
+				o.taken = append(o.taken, a)
 			}
 		}
 		return a
 	}
-	w := Weight{Out: s.Columns, In: s.Depth, Pitch: s.Depth}
+	o.w = Weight{Out: s.Columns, In: s.Depth, Pitch: s.Depth}
 	if s.Transposed {
-		w = Weight{Out: s.Depth, In: s.Columns, Pitch: s.Columns}
+		o.w = Weight{Out: s.Depth, In: s.Columns, Pitch: s.Columns}
 	}
-	rows := s.checkRows()
-	x := View{Cols: s.Depth, Stride: s.Depth + 8}
-	y := View{Cols: s.Columns, Stride: s.Columns + 4}
-	w.At, x.At, y.At = memory(w.Out*w.Pitch, BFloat16), memory(rows[0]*x.Stride, BFloat16), memory(rows[0]*y.Stride, Float32)
-	if err != nil {
-		return p, false, err
-	}
-	product := func(library, accumulate bool) error {
-		groups := []RowGroup{{To: y.Rows, Weight: w}}
-		if library {
-			done, err := v.productByLibrary(y, x, BFloat16, groups, s.Transposed, accumulate)
-			if err == nil && !done {
-				err = errors.New("the library refused it")
-			}
-			return err
-		}
-		used := v.library
-		v.library = nil
-		defer func() { v.library = used }()
-		return v.Product(y, x, BFloat16, groups, BFloat16, s.Transposed, accumulate)
-	}
-	for _, x.Rows = range rows {
-		y.Rows = x.Rows
-		if err := c.compareBits(s, y, product); err != nil {
-			return p, false, err
-		}
-	}
-	if !timed {
-		return p, true, nil
-	}
-	x.Rows, y.Rows = rows[0], rows[0]
-	if p.Kernels, err = c.time(func() error { return product(false, false) }); err != nil {
-		return p, false, err
-	}
-	p.Library, err = c.time(func() error { return product(true, false) })
-	return p, err == nil, err
+	o.x = View{Cols: s.Depth, Stride: s.Depth + 8}
+	o.y = View{Cols: s.Columns, Stride: s.Columns + 4}
+	most := slices.Max(s.checkRows(c.elements))
+	o.w.At, o.x.At, o.y.At = memory(o.w.Out*o.w.Pitch, BFloat16), memory(most*o.x.Stride, BFloat16), memory(most*o.y.Stride, Float32)
+	return o, err
 }
 
-// compareBits compares what product makes of y in both ways.
-func (c *libraryCheck) compareBits(s ProductShape, y View, product func(library, accumulate bool) error) error {
+func (o *libraryOperands) free(v *Device) (err error) {
+	for _, a := range o.taken {
+		err = errors.Join(err, v.Free(a))
+	}
+	return err
+}
+
+// product computes one by the library, or by the kernels. The algorithm is that of the shape for any number of rows.
+func (c *libraryCheck) product(s ProductShape, o libraryOperands, rows int64, library, accumulate bool) error {
 	v := c.device
-	before := make([]byte, 4*y.Rows*y.Stride)
-	if err := v.Download(before, y.At, len(before), len(before), 1); err != nil {
+	o.x.Rows, o.y.Rows = rows, rows
+	g := RowGroup{To: rows, Weight: o.w}
+	if library {
+		done, err := v.multiply(o.y, o.x, BFloat16, g, s, accumulate)
+		if err == nil && !done {
+			err = ErrOutOfMemory
+		}
 		return err
 	}
+	used := v.library
+	v.library = nil
+	defer func() { v.library = used }()
+	return v.Product(o.y, o.x, BFloat16, []RowGroup{g}, BFloat16, s.Transposed, accumulate)
+}
+
+// try compares products by the algorithm that is chosen for a shape, from zero and, as long as that gave equal bits for every shape, from what y holds, and takes the times.
+func (c *libraryCheck) try(p *LibraryProduct, o libraryOperands) (err error) {
+	accumulates, rows := c.accumulates, slices.Compact(p.checkRows(c.elements))
+	for _, n := range rows {
+		if err := c.compareBits(p.ProductShape, o, n, &accumulates); err != nil {
+			return err
+		}
+	}
+	many := rows[len(rows)-1]
+	if p.Kernels, err = c.time(func() error { return c.product(p.ProductShape, o, many, false, false) }); err != nil {
+		return err
+	}
+	if p.Library, err = c.time(func() error { return c.product(p.ProductShape, o, many, true, false) }); err != nil {
+		return err
+	}
+	c.accumulates = accumulates // what an algorithm that is not used does is of no interest
+	return nil
+}
+
+// compareBits compares products of so many rows. y is as before then.
+func (c *libraryCheck) compareBits(s ProductShape, o libraryOperands, rows int64, accumulates *string) (err error) {
+	v := c.device
+	before := make([]byte, 4*rows*o.y.Stride)
+	if err := v.Download(before, o.y.At, len(before), len(before), 1); err != nil {
+		return err
+	}
+	restore := func() error { return v.Upload(o.y.At, len(before), before, len(before), 1) }
+	defer func() { err = errors.Join(err, restore()) }()
 	result := func(library, accumulate bool) ([]byte, error) {
-		if err := v.Upload(y.At, len(before), before, len(before), 1); err != nil {
+		if err := restore(); err != nil {
 			return nil, err
 		}
-		if err := product(library, accumulate); err != nil {
+		if err := c.product(s, o, rows, library, accumulate); err != nil {
 			return nil, err
 		}
 		after := make([]byte, len(before))
-		return after, v.Download(after, y.At, len(after), len(after), 1)
+		return after, v.Download(after, o.y.At, len(after), len(after), 1)
 	}
 	for _, accumulate := range []bool{false, true} {
-		if accumulate && *c.accumulates != "" {
+		if accumulate && *accumulates != "" {
 			continue
 		}
 		want, err := result(false, accumulate)
@@ -213,15 +294,15 @@ func (c *libraryCheck) compareBits(s ProductShape, y View, product func(library,
 			if bytes.Equal(got, want) {
 				continue
 			}
-			differs := firstDifference(y, got, want)
+			differs := firstDifference(o.y, got, want)
 			if !accumulate {
-				return errors.New(differs)
+				return otherBits(differs)
 			}
-			*c.accumulates = fmt.Sprintf("%v, accumulated: %s", s, differs)
+			*accumulates = fmt.Sprintf("%v, accumulated: %s", s, differs)
 			break
 		}
 	}
-	return v.Upload(y.At, len(before), before, len(before), 1)
+	return nil
 }
 
 // firstDifference names the first element in which two results differ.

@@ -27,35 +27,58 @@ func fakeCuBLASLt(t *testing.T) (*Device, *CuBLASLt) {
 	return openDevice(t, d, 0), l
 }
 
-// The library has the bits of the kernels for products that begin at zero; those that go on from what y holds are told apart.
+// The library has the bits of the kernels for products that begin at zero; those that go on from what y holds are told apart. A shape in which it has other bits, or fails, is left out, and what fails for all is an error.
 func TestCheckCuBLASLt(t *testing.T) {
-	for _, c := range []struct{ name, variable, value, want, accumulates string }{
-		{"as documented", "FAKE_CUBLASLT_BITS", "", "", "up to 256 rows, 136 columns, 72 deep, accumulated: element (0, "},
-		{"what y holds begins the chain", "FAKE_CUBLASLT_BITS", "begin", "", ""},
-		{"other bits", "FAKE_CUBLASLT_BITS", "other", "products by cuBLASLt, up to 256 rows, 136 columns, 72 deep: element (0, ", ""},
-		{"other algorithms before it", "FAKE_CUBLASLT_OFFERS", "more", "", "accumulated: element (0, "},
-		{"no handle", "FAKE_CUBLASLT_FAIL", "cublasLtCreate:1:1", "cublasLtCreate: not initialized (1)", ""},
-		{"no description", "FAKE_CUBLASLT_FAIL", "cublasLtMatmulDescSetAttribute:2:7", "cublasLtMatmulDescSetAttribute: invalid value (7)", ""},
-		{"no layout", "FAKE_CUBLASLT_FAIL", "cublasLtMatrixLayoutCreate:3:3", "cublasLtMatrixLayoutCreate: failed (3)", ""},
-		{"no preference", "FAKE_CUBLASLT_FAIL", "cublasLtMatmulPreferenceSetAttribute:6:7", "cublasLtMatmulPreferenceSetAttribute: invalid value (7)", ""},
-		{"no choice", "FAKE_CUBLASLT_FAIL", "cublasLtMatmulAlgoGetHeuristic:1:14", "cublasLtMatmulAlgoGetHeuristic: failed (14)", ""},
-		{"nothing known of a choice", "FAKE_CUBLASLT_FAIL", "cublasLtMatmulAlgoConfigGetAttribute:2:7", "cublasLtMatmulAlgoConfigGetAttribute: invalid value (7)", ""},
-		{"a refused product", "FAKE_CUBLASLT_FAIL", "cublasLtMatmul:2:15", "the library refused it", ""},
-		{"a failed product", "FAKE_CUBLASLT_FAIL", "cublasLtMatmul:3:13", "cublasLtMatmul: failed (13)", ""},
+	all := 2 * len(rowsClasses)
+	const first, element = "up to 256 rows, 40 columns, 24 deep", "element (0, "
+	for _, c := range []struct {
+		name, variable, value, want string
+		products                    int
+		left, accumulates           string // what is said of the first
+	}{
+		{"as documented", "FAKE_CUBLASLT_BITS", "", "", all, "", first + ", accumulated: element (0, "},
+		{"what y holds begins the chain", "FAKE_CUBLASLT_BITS", "begin", "", all, "", ""},
+		{"other bits", "FAKE_CUBLASLT_BITS", "other", "", 0, first + ": " + element, ""},
+		{"other algorithms before it", "FAKE_CUBLASLT_OFFERS", "more", "", all, "", "accumulated: element (0, "},
+		{"nothing but sums in pieces", "FAKE_CUBLASLT_OFFERS", "split", "", 0, first + ": there is no algorithm that sums each element in one piece", ""},
+		{"the second is right", "FAKE_CUBLASLT_ALGORITHMS", "or", "", all, "", "accumulated: element (0, "},
+		{"the eighth is right", "FAKE_CUBLASLT_ALGORITHMS", "40:oufoufor", "", all, "", "accumulated: element (0, "},
+		{"the ninth is right", "FAKE_CUBLASLT_ALGORITHMS", "40:oufoufoor", "", all / 2, first + ": " + element, "up to 256 rows, 24 columns, 40 deep, transposed, accumulated: "},
+		{"other bits in one orientation", "FAKE_CUBLASLT_ALGORITHMS", "24:o", "", all / 2, "up to 256 rows, 24 columns, 40 deep, transposed: " + element, ""},
+		{"no algorithm works", "FAKE_CUBLASLT_ALGORITHMS", "40:fu", "", all / 2, first + ": cublasLtMatmul: failed (13); none of 2 algorithms is right", ""},
+		{"no handle", "FAKE_CUBLASLT_FAIL", "cublasLtCreate:1:1", "products by cuBLASLt, " + first + ": cublasLtCreate: not initialized (1)", 0, "", ""},
+		{"no description", "FAKE_CUBLASLT_FAIL", "cublasLtMatmulDescSetAttribute:2:7", "", all - 1, first + ": cublasLtMatmulDescSetAttribute: invalid value (7)", ""},
+		{"no layout", "FAKE_CUBLASLT_FAIL", "cublasLtMatrixLayoutCreate:3:3", "", all - 1, first + ": cublasLtMatrixLayoutCreate: failed (3)", ""},
+		{"no preference", "FAKE_CUBLASLT_FAIL", "cublasLtMatmulPreferenceSetAttribute:6:7", "", all - 1, first + ": cublasLtMatmulPreferenceSetAttribute: invalid value (7)", ""},
+		{"no offers", "FAKE_CUBLASLT_FAIL", "cublasLtMatmulAlgoGetHeuristic:1:14", "", all - 1, first + ": cublasLtMatmulAlgoGetHeuristic: failed (14)", ""},
+		{"nothing known of an offer", "FAKE_CUBLASLT_FAIL", "cublasLtMatmulAlgoConfigGetAttribute:2:7", "", all - 1, first + ": cublasLtMatmulAlgoConfigGetAttribute: invalid value (7)", ""},
+		{"a refused product", "FAKE_CUBLASLT_FAIL", "cublasLtMatmul:2:15", "", all - 1, first + ": cublasLtMatmul: not supported (15)", ""},
+		{"a failed product", "FAKE_CUBLASLT_FAIL", "cublasLtMatmul:3:13", "", all - 1, first + ": cublasLtMatmul: failed (13)", ""},
+		{"a fault", "FAKE_CUDA_FAIL", "cuLaunchKernel:3:719", "CUDA_ERROR_LAUNCH_FAILED", 0, "", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			v, l := fakeCuBLASLt(t)
 			allocations := v.Allocations()
 			t.Setenv(c.variable, c.value)
-			found, err := v.CheckCuBLASLt(l, [][2]int64{{8, 16}})
+			found, err := v.CheckCuBLASLt(l, [][2]int64{{40, 24}})
 			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
-				t.Errorf("error %v, want %q in it", err, c.want)
+				t.Fatalf("error %v, want %q in it", err, c.want)
 			}
-			if err == nil && (found.Accumulates == "") != (c.accumulates == "") || !strings.Contains(found.Accumulates, c.accumulates) {
+			if c.variable == "FAKE_CUDA_FAIL" {
+				return // the device is lost
+			}
+			if c.value == "begin" && found.Accumulates != "" || !strings.Contains(found.Accumulates, c.accumulates) {
 				t.Errorf("accumulates %q, want %q in it", found.Accumulates, c.accumulates)
 			}
-			if err == nil && len(found.Products) != 2*len(rowsClasses) {
-				t.Errorf("%d products", len(found.Products))
+			left := ""
+			if len(found.LeftOut) > 0 {
+				left = fmt.Sprint(found.LeftOut[0].ProductShape, ": ", found.LeftOut[0].Reason)
+				if none := c.value == "split"; found.LeftOut[0].None != none {
+					t.Errorf("no algorithm: %v", !none)
+				}
+			}
+			if err == nil && (len(found.Products) != c.products || len(found.LeftOut) != all-c.products || found.Version != "12.8.4") || (left == "") != (c.left == "") || !strings.HasPrefix(left, c.left) {
+				t.Errorf("version %s, %d products, %d left out, the first: %q; want %d and %q", found.Version, len(found.Products), len(found.LeftOut), left, c.products, c.left)
 			}
 			if v.LibraryProducts() || v.Allocations() != allocations {
 				t.Errorf("the library is used: %v; %d allocations more", v.LibraryProducts(), v.Allocations()-allocations)
@@ -70,13 +93,116 @@ func TestCheckCuBLASLt(t *testing.T) {
 	}
 }
 
-// Where the library offers nothing but sums in pieces, the kernels keep the product.
-func TestCuBLASLtWithoutAlgorithm(t *testing.T) {
+// How many algorithms are tried in vain has a bound for all shapes together; each shape's first is tried, and what finds one does not count.
+func TestCheckCuBLASLtIsBounded(t *testing.T) {
+	for _, c := range []struct {
+		algorithms string
+		further    int
+		left       []string // how the reasons end
+	}{
+		{"16:oooo", 4, []string{"; none of 4 algorithms is right", "; none of 2 algorithms is right", ""}},
+		{"16:oor", 2, nil},
+		{"16:oor", 1, []string{"; none of 2 algorithms is right", "", ""}},
+	} {
+		t.Run(fmt.Sprint(c.algorithms, " ", c.further), func(t *testing.T) {
+			v, l := fakeCuBLASLt(t)
+			t.Setenv("FAKE_CUBLASLT_ALGORITHMS", c.algorithms)
+			check := libraryCheck{device: v, library: l, random: rand.New(rand.NewPCG(1, 2)), elements: mostChecked, further: c.further}
+			found, err := check.check(shapesOf([][2]int64{{16, 40}}, rowsClasses[:3]))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(found.LeftOut) != len(c.left) || len(found.Products) != 6-len(c.left) {
+				t.Fatalf("products: %v; left out: %v", found.Products, found.LeftOut)
+			}
+			for i, want := range c.left {
+				if s := found.LeftOut[i]; s.Columns != 16 || !strings.HasSuffix(s.Reason, want) || want == "" && strings.Contains(s.Reason, "none of") {
+					t.Errorf("%v: %q, want %q at its end", s.ProductShape, s.Reason, want)
+				}
+			}
+		})
+	}
+}
+
+// Many columns are checked with fewer rows than the algorithm is for.
+func TestCheckCuBLASLtOfManyColumns(t *testing.T) {
 	v, l := fakeCuBLASLt(t)
-	t.Setenv("FAKE_CUBLASLT_OFFERS", "split")
-	found, err := v.CheckCuBLASLt(l, [][2]int64{{8, 16}})
-	if err != nil || len(found.Products) != 0 {
-		t.Errorf("%v, error %v", found.Products, err)
+	file := filepath.Join(t.TempDir(), "count")
+	t.Setenv("FAKE_CUBLASLT_COUNT", file)
+	c := libraryCheck{device: v, library: l, random: rand.New(rand.NewPCG(1, 2)), elements: 141 * 72}
+	found, err := c.check([]ProductShape{{Columns: 72, Depth: 8, Rows: 2048}, {Columns: 8, Depth: 72, Transposed: true, Rows: 2048}})
+	if err != nil || len(found.Products) != 2 {
+		t.Fatalf("%v, error %v", found, err)
+	}
+	products := counted(t, file)
+	for _, want := range []string{"141×72×8×0", "1025×8×72×0", "1269×8×72×0"} {
+		if !slices.Contains(products, want) {
+			t.Errorf("no %s among %v", want, products)
+		}
+	}
+}
+
+// offered gives products with the first algorithm that the library offers for each shape.
+func offered(t *testing.T, v *Device, l *CuBLASLt, shapes ...ProductShape) (products []LibraryProduct) {
+	t.Helper()
+	for _, s := range shapes {
+		if err := v.UseCuBLASLt(l, nil, false); err != nil {
+			t.Fatal(err)
+		}
+		algorithms, err := v.library.offers(v, s, 1)
+		if err != nil || len(algorithms) != 1 {
+			t.Fatalf("%v: %v, error %v", s, algorithms, err)
+		}
+		products = append(products, LibraryProduct{ProductShape: s, Algorithm: algorithms[0]})
+	}
+	if err := v.UseCuBLASLt(nil, nil, false); err != nil {
+		t.Fatal(err)
+	}
+	return products
+}
+
+// A product is computed by the very algorithm that was checked, whatever the library would offer now.
+func TestCuBLASLtAlgorithmIsTheCheckedOne(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "count")
+	v, l := fakeCuBLASLt(t)
+	t.Setenv("FAKE_CUBLASLT_ALGORITHMS", "uor")
+	c := libraryCheck{device: v, library: l, random: rand.New(rand.NewPCG(1, 2)), elements: mostChecked, further: mostFurther}
+	s := ProductShape{Columns: 72, Depth: 40, Rows: 256}
+	found, err := c.check([]ProductShape{s})
+	if err != nil || len(found.Products) != 1 {
+		t.Fatalf("%v, error %v", found, err)
+	}
+	t.Setenv("FAKE_CUBLASLT_ALGORITHMS", "o")
+	t.Setenv("FAKE_CUBLASLT_COUNT", file)
+	o, err := c.operands(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.x.Rows, o.y.Rows = 140, 140
+	result := func(products []LibraryProduct) []byte {
+		t.Helper()
+		got := make([]byte, 4*o.y.Rows*o.y.Stride)
+		use := l
+		if products == nil {
+			use = nil
+		}
+		if err := errors.Join(v.UseCuBLASLt(use, products, false), v.Product(o.y, o.x, BFloat16, []RowGroup{{To: 140, Weight: o.w}}, BFloat16, false, false), v.Download(got, o.y.At, len(got), len(got), 1)); err != nil {
+			t.Fatal(err)
+		}
+		if n := len(counted(t, file)); n != len(products) {
+			t.Errorf("%d products by the library, want %d", n, len(products))
+		}
+		return got
+	}
+	want := result(nil)
+	if !bytes.Equal(result(found.Products), want) {
+		t.Error("other bits than were checked")
+	}
+	if bytes.Equal(result(offered(t, v, l, s)), want) {
+		t.Error("the other algorithm has the same bits, so this test says nothing")
+	}
+	if err := errors.Join(v.UseCuBLASLt(nil, nil, false), o.free(v)); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -113,7 +239,7 @@ func TestCuBLASLtProduct(t *testing.T) {
 	w := Weight{At: put(randomBits(random, columns*depth, BFloat16)), Out: columns, In: depth, Pitch: depth}
 	before := randomBits(random, most*80, Float32)
 	y := View{At: put(before), Stride: 80}
-	shapes := []ProductShape{{Columns: columns, Depth: depth, Rows: 256}, {Columns: depth, Depth: columns, Transposed: true, Rows: 256}, {Columns: depth, Depth: columns, Transposed: true, Rows: 512}}
+	shapes := offered(t, v, l, ProductShape{Columns: columns, Depth: depth, Rows: 256}, ProductShape{Columns: depth, Depth: columns, Transposed: true, Rows: 256}, ProductShape{Columns: depth, Depth: columns, Transposed: true, Rows: 512})
 	type call struct {
 		from, to               int64
 		xType                  Type
@@ -195,18 +321,18 @@ func TestCuBLASLtProduct(t *testing.T) {
 			}
 		})
 	}
-	// An algorithm is chosen once for each shape, and a product that the library refuses is the kernels', with all after it.
+	// The library is not asked for algorithms again, and a product that the library refuses is the kernels', with all after it.
 	t.Run("refused", func(t *testing.T) {
 		want := run(call{to: 140, xType: Float32})
 		if err := v.UseCuBLASLt(l, shapes, false); err != nil {
 			t.Fatal(err)
 		}
-		t.Setenv("FAKE_CUBLASLT_FAIL", "cublasLtMatmulAlgoGetHeuristic:2:15")
+		t.Setenv("FAKE_CUBLASLT_FAIL", "cublasLtMatmulAlgoGetHeuristic:1:15")
 		for range 3 {
 			run(call{to: 140, xType: Float32})
 		}
 		if !v.LibraryProducts() {
-			t.Error("chosen again")
+			t.Error("asked again")
 		}
 		counted(t, file)
 		t.Setenv("FAKE_CUBLASLT_FAIL", "cublasLtMatmul:1:15")

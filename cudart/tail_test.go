@@ -306,7 +306,7 @@ func TestTailsBesideCuBLASLt(t *testing.T) {
 		return got
 	}
 	want := result()
-	if err := v.UseCuBLASLt(l, []ProductShape{{Columns: columns, Depth: depth, Rows: rowsClass(rows)}}, false); err != nil {
+	if err := v.UseCuBLASLt(l, offered(t, v, l, ProductShape{Columns: columns, Depth: depth, Rows: rowsClass(rows)}), false); err != nil {
 		t.Fatal(err)
 	}
 	counted(t, file)

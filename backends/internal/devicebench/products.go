@@ -92,22 +92,16 @@ func (w workload) cublaslt(ctx context.Context, dir string, libraries []string, 
 	if err != nil {
 		return nil, err
 	}
-	r := result{Shape: w.Shape.Name, What: "products by cuBLASLt against those by kernels", Goal: "equal bits"}
+	r := result{Shape: w.Shape.Name, What: "products by cuBLASLt against those by kernels", Goal: "equal bits where it is used"}
 	found, err := cuda.CheckCuBLASLt(0, libraries, weights, warpgroups)
 	if err != nil {
 		r.Failure = err.Error()
 		return []result{r}, nil //nolint:nilerr // the report has it, as that of every comparison that does not hold
 	}
-	faster, most := 0, int64(0)
+	r.Measured = comparedWithCuBLASLt(found)
+	most := int64(0)
 	for _, p := range found.Products {
 		most = max(most, p.Rows)
-		if float64(p.Library) < cuda.LeastGain*float64(p.Kernels) {
-			faster++
-		}
-	}
-	r.Measured = fmt.Sprintf("equal; faster, and so used, for %d of %d shapes", faster, len(found.Products))
-	if found.Accumulates != "" {
-		r.Measured += "; not where an output is added to: " + found.Accumulates
 	}
 	results := []result{r}
 	for _, p := range found.Products {
@@ -117,6 +111,33 @@ func (w workload) cublaslt(ctx context.Context, dir string, libraries []string, 
 		}
 	}
 	return results, nil
+}
+
+// comparedWithCuBLASLt says for how many shapes the library has the kernels' bits and is used, and which are left to the kernels: that is how a plugin goes on, and no failure.
+func comparedWithCuBLASLt(found cudart.LibraryCheck) string {
+	faster, shapes := 0, len(found.Products)+len(found.LeftOut)
+	for _, p := range found.Products {
+		if float64(p.Library) < cuda.LeastGain*float64(p.Kernels) {
+			faster++
+		}
+	}
+	text := "equal"
+	if len(found.LeftOut) > 0 {
+		text += fmt.Sprintf(" for %d of %d shapes", len(found.Products), shapes)
+	}
+	text += fmt.Sprintf("; faster, and so used, for %d of %d shapes", faster, shapes)
+	if found.Accumulates != "" {
+		text += "; not where an output is added to: " + found.Accumulates
+	}
+	for i, s := range found.LeftOut {
+		if i == 0 {
+			text += "; left to the kernels: "
+		} else {
+			text += "; "
+		}
+		text += fmt.Sprintf("%v (%s)", s.ProductShape, s.Reason)
+	}
+	return text
 }
 
 // productRows is how many tokens a pass has, up to those of one chunk.

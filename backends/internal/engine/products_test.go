@@ -17,7 +17,7 @@ import (
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
-// A model's products by cuBLASLt have the bits of those by kernels, and its name is in the arithmetic's.
+// A model's products by cuBLASLt have the bits of those by kernels, and its name is in the arithmetic's. They are computed by the algorithm that another process has checked, not by what the library offers first.
 func TestCuBLASLtOnCUDA(t *testing.T) {
 	count := filepath.Join(t.TempDir(), "count")
 	t.Setenv("FAKE_CUDA_MAJOR", "8")
@@ -28,8 +28,10 @@ func TestCuBLASLtOnCUDA(t *testing.T) {
 		var weights [][2]int
 		o.OpenDevice = func(c Config) (tensor.Device, error) {
 			weights = c.Weights
+			t.Setenv("FAKE_CUBLASLT_ALGORITHMS", "our")
 			d, err := cuda.New(cuda.Options{Device: c.Device, Libraries: libraries, Products: c.Products, Weights: c.Weights})
 			t.Setenv("FAKE_CUBLASLT_COUNT", count) // after the check
+			t.Setenv("FAKE_CUBLASLT_ALGORITHMS", "o")
 			return d, err
 		}
 		e := placeWith(t, placement{plugin: "single", section: fmt.Sprintf(`{"device": "cuda:0", "dtype": "bfloat16", "products": %q, "kv_cache_tokens": 1024, "max_batch": 4, "batch_tokens": 512}`, products)}, o)

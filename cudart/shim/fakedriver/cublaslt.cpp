@@ -3,6 +3,8 @@
 //
 // FAKE_CUBLASLT_VERSION is the version (120804). FAKE_CUBLASLT_FAIL=name:n:code makes the n-th call of that function from the time the variable was set give that code. FAKE_CUBLASLT_BITS=other cuts the inner axis
 // in two, =begin begins with what the result held. FAKE_CUBLASLT_OFFERS=split offers algorithms with workspace, with a cut of the inner axis and with a reduction only; =more offers those first.
+// FAKE_CUBLASLT_ALGORITHMS=letters are the algorithms that sum in one piece, in the order in which they are offered: r is right, o has the bits of BITS=other, u is offered and then not supported, f fails. What one does is
+// part of it, so it does the same in another process. It is r; =columns:letters is for products with so many columns only.
 // FAKE_CUBLASLT_COUNT is a file that gets a line for each product.
 #include "shim.h"
 #include "streams.h"
@@ -14,7 +16,7 @@
 #include <vector>
 
 namespace {
-enum { NOT_INITIALIZED = 1, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
+enum { NOT_INITIALIZED = 1, INVALID_VALUE = 7, FAILED = 13, NOT_SUPPORTED = 15 };
 enum { FLOAT32_VALUES = 0, BFLOAT16_VALUES = 14 };
 enum { WITH_WORKSPACE = 100, IN_PARTS, BY_MULTIPROCESSORS, REDUCED, WHOLE };
 
@@ -80,8 +82,16 @@ bool agree(const Operation &o, const Layout &a, const Layout &b, const Layout &d
   return a.type == BFLOAT16_VALUES && b.type == BFLOAT16_VALUES && d.type == FLOAT32_VALUES && !o.second && d.rows == m && d.columns == b.columns && b.rows == k;
 }
 
-int multiply(const Operation &o, const Layout &a, const Layout &b, const Layout &d, const uint16_t *first, const uint16_t *second, float *to, float beta) {
-  const std::string bits = setting("FAKE_CUBLASLT_BITS");
+// whole gives the letters of the algorithms that sum in one piece, for products with so many columns.
+std::string whole(uint64_t columns) {
+  const std::string letters = setting("FAKE_CUBLASLT_ALGORITHMS");
+  const size_t colon = letters.find(':');
+  if (letters.empty() || (colon != letters.npos && strtoull(letters.c_str(), nullptr, 10) != columns)) return "r";
+  return colon == letters.npos ? letters : letters.substr(colon + 1);
+}
+
+int multiply(const Operation &o, const Layout &a, const Layout &b, const Layout &d, const uint16_t *first, const uint16_t *second, float *to, float beta, bool other) {
+  const std::string bits = other ? "other" : setting("FAKE_CUBLASLT_BITS");
   const uint64_t depth = b.rows, groups = (depth + 15) / 16;
   std::vector<uint16_t> columns(d.rows * groups * 16), row(groups * 16); // the inner axis filled up with zeros
   for (uint64_t i = 0; i < d.rows; i++)
@@ -148,12 +158,13 @@ int cublasLtMatmulAlgoGetHeuristic(void *handle, void *operation, void *a, void 
     if (alignment != 16) return INVALID_VALUE;
   *count = 0;
   if (p.workspace || p.reductions || !agree(*(Operation *)operation, *(Layout *)a, *(Layout *)b, *(Layout *)d)) return INVALID_VALUE;
-  std::vector<int> offers;
+  std::vector<std::pair<int, char>> offers;
   const std::string which = setting("FAKE_CUBLASLT_OFFERS");
-  if (!which.empty()) offers = {WITH_WORKSPACE, IN_PARTS, BY_MULTIPROCESSORS, REDUCED};
-  if (which != "split") offers.push_back(WHOLE);
-  for (int offer : offers)
-    if (*count < most) choices[(*count)++] = {{(uint64_t)offer}, offer == WITH_WORKSPACE ? size_t{4096} : 0, 0, 1, {}};
+  if (!which.empty()) offers = {{WITH_WORKSPACE, 0}, {IN_PARTS, 0}, {BY_MULTIPROCESSORS, 0}, {REDUCED, 0}};
+  if (which != "split")
+    for (char letter : whole(((Layout *)d)->rows)) offers.push_back({WHOLE, letter});
+  for (auto [offer, letter] : offers)
+    if (*count < most) choices[(*count)++] = {{(uint64_t)offer, 0, 0, 0, 0, 0, 0, (uint64_t)letter}, offer == WITH_WORKSPACE ? size_t{4096} : 0, 0, 1, {}};
   return 0;
 }
 int cublasLtMatmulAlgoConfigGetAttribute(const void *algorithm, int attribute, void *value, size_t bytes, size_t *written) {
@@ -168,10 +179,12 @@ int cublasLtMatmul(void *handle, void *operation, const void *alpha, const void 
                    const void *algorithm, void *workspace, size_t workspace_bytes, void *stream) {
   ENTER KNOWN(handles, handle) KNOWN(operations, operation) KNOWN(layouts, a_layout) KNOWN(layouts, b_layout) KNOWN(layouts, d_layout)
   const auto o = *(Operation *)operation;
+  const uint64_t letter = ((const uint64_t *)algorithm)[7];
   const auto la = *(Layout *)a_layout, lb = *(Layout *)b_layout, ld = *(Layout *)d_layout;
   if (*(const float *)alpha != 1 || *(const uint64_t *)algorithm != WHOLE || workspace || workspace_bytes || c != d || c_layout != d_layout || !agree(o, la, lb, ld)) return INVALID_VALUE;
   for (const void *at : {a, b, (const void *)d})
     if ((uintptr_t)at % 16) return INVALID_VALUE;
+  if (letter != 'r' && letter != 'o') return letter == 'u' ? NOT_SUPPORTED : FAILED;
   if (const char *path = setting("FAKE_CUBLASLT_COUNT"); *path)
     if (FILE *f = fopen(path, "a")) {
       fprintf(f, "%d %d %d %g\n", (int)ld.columns, (int)ld.rows, (int)lb.rows, *(const float *)beta);
@@ -179,6 +192,6 @@ int cublasLtMatmul(void *handle, void *operation, const void *alpha, const void 
     }
   std::lock_guard<std::mutex> driver(streams::lock());
   if (!streams::known(stream)) return INVALID_VALUE;
-  return streams::put(stream, [=, with = *(const float *)beta] { return multiply(o, la, lb, ld, (const uint16_t *)a, (const uint16_t *)b, (float *)d, with); });
+  return streams::put(stream, [=, with = *(const float *)beta] { return multiply(o, la, lb, ld, (const uint16_t *)a, (const uint16_t *)b, (float *)d, with, letter == 'o'); });
 }
 }

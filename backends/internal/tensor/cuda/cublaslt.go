@@ -14,7 +14,7 @@ import (
 const (
 	ProductsAuto     = "auto"     // cuBLASLt where it is there, gives the bits of the kernels and is faster
 	ProductsOwn      = "own"      // kernels only
-	ProductsCuBLASLt = "cublaslt" // cuBLASLt wherever it has an algorithm; an error if it is not there or gives other bits
+	ProductsCuBLASLt = "cublaslt" // cuBLASLt wherever it has an algorithm; an error if it is not there or gives other bits for a shape
 )
 
 // ErrProducts is wrapped by the error of New when ProductsCuBLASLt is asked for and cannot be had.
@@ -67,10 +67,10 @@ func CheckCuBLASLt(ordinal int, libraries []string, weights [][2]int, warpgroups
 	return found, err
 }
 
-// cublasltUse is the library, if it has the kernels' bits, and what it is to be used for, which may be nothing.
+// cublasltUse is the library, if it has the kernels' bits for any shape, and what it is to be used for, which may be nothing.
 type cublasltUse struct {
 	library    *cudart.CuBLASLt
-	shapes     []cudart.ProductShape
+	products   []cudart.LibraryProduct
 	accumulate bool
 }
 
@@ -97,31 +97,28 @@ func (o *Options) cublaslt(driver *cudart.Driver, info cudart.Information, ordin
 	kind := fmt.Sprint(kindOf(driver, info), " ", use.library.Path(), " ", o.Weights, " ", warpgroups)
 	found, first := known.cublaslt.of(kind, func() (f cublasltFinding) {
 		f.LibraryCheck, f.err = CheckCuBLASLt(ordinal, o.Libraries, o.Weights, warpgroups)
+		if f.err == nil && f.Version != use.library.Version() {
+			f.err = fmt.Errorf("the process that checked it found version %s", f.Version)
+		}
 		return f
 	})
-	if first {
-		for _, p := range found.Products {
-			slog.Debug("products by cuBLASLt have the kernels' bits", "device", info.Name, "shape", p.ProductShape, "kernels", p.Kernels, "cublaslt", p.Library)
-		}
+	reason := found.err
+	if reason == nil && (o.Products == ProductsCuBLASLt || len(found.Products) == 0) {
+		reason = unlike(found.LibraryCheck)
 	}
-	if found.err == nil {
-		use.shapes, use.accumulate = worthwhile(found.Products, o.Products), found.Accumulates == ""
+	if reason == nil && len(found.Products) == 0 {
+		reason = errNoAlgorithm
 	}
 	switch {
-	case found.err != nil && o.Products == ProductsCuBLASLt:
-		err = fmt.Errorf("%w: %w", ErrProducts, use.named(found.err))
-	case found.err == nil && len(found.Products) > 0:
+	case reason == nil:
+		use.products, use.accumulate = worthwhile(found.Products, o.Products), found.Accumulates == ""
 		if first {
 			use.log(info, found)
 		}
 		return use, nil // also for no shape: the next start may find it faster by a hair, and what names the bits must not depend on that
-	case found.err == nil && o.Products == ProductsCuBLASLt:
-		err = fmt.Errorf("%w: %w", ErrProducts, use.named(errNoAlgorithm))
+	case o.Products == ProductsCuBLASLt:
+		err = fmt.Errorf("%w: %w", ErrProducts, use.named(reason))
 	case first:
-		reason := found.err
-		if reason == nil {
-			reason = errNoAlgorithm
-		}
 		slog.Warn("products do without cuBLASLt", "device", info.Name, "reason", use.named(reason))
 	}
 	use.library.Close()
@@ -130,13 +127,45 @@ func (o *Options) cublaslt(driver *cudart.Driver, info cudart.Information, ordin
 
 var errNoAlgorithm = errors.New("it has no algorithm for this model's products that sums each element in one piece")
 
+// unlike is the error of a library that has algorithms for a shape, none of which is right: it names the first such shape. Nil if there is none.
+func unlike(found cudart.LibraryCheck) error {
+	var first cudart.LeftOut
+	n := 0
+	for _, s := range found.LeftOut {
+		if s.None {
+			continue
+		}
+		if n++; n == 1 {
+			first = s
+		}
+	}
+	switch n {
+	case 0:
+		return nil
+	case 1:
+		return fmt.Errorf("products of %v: %s", first.ProductShape, first.Reason)
+	}
+	return fmt.Errorf("products of %v, and of %d more of %d shapes: %s", first.ProductShape, n-1, len(found.Products)+len(found.LeftOut), first.Reason)
+}
+
 // log says what the library is used for.
 func (u *cublasltUse) log(info cudart.Information, found cublasltFinding) {
-	if len(u.shapes) == 0 {
+	for _, p := range found.Products {
+		slog.Debug("products by cuBLASLt have the kernels' bits", "device", info.Name, "shape", p.ProductShape, "kernels", p.Kernels, "cublaslt", p.Library)
+	}
+	shapes := len(found.Products) + len(found.LeftOut)
+	if len(found.LeftOut) > 0 {
+		var reasons []string
+		for _, s := range found.LeftOut {
+			reasons = append(reasons, fmt.Sprint(s.ProductShape, ": ", s.Reason))
+		}
+		slog.Info("kernels keep the products that cuBLASLt cannot give the same bits", "device", info.Name, "version", u.library.Version(), "shapes", len(reasons), "of", shapes, "reasons", reasons)
+	}
+	if len(u.products) == 0 {
 		slog.Info("products do without cuBLASLt, which would not be faster", "device", info.Name, "version", u.library.Version())
 		return
 	}
-	slog.Info("products of many rows use cuBLASLt", "device", info.Name, "library", u.library.Path(), "version", u.library.Version(), "shapes", len(u.shapes), "of", len(found.Products),
+	slog.Info("products of many rows use cuBLASLt", "device", info.Name, "library", u.library.Path(), "version", u.library.Version(), "shapes", len(u.products), "of", shapes,
 		"where_output_is_added_to", u.accumulate)
 	if !u.accumulate {
 		slog.Debug("products that are added to an output stay with the kernels", "reason", found.Accumulates)
@@ -144,11 +173,11 @@ func (u *cublasltUse) log(info cudart.Information, found cublasltFinding) {
 }
 
 // worthwhile gives the products that are to be cuBLASLt's.
-func worthwhile(products []cudart.LibraryProduct, setting string) (shapes []cudart.ProductShape) {
+func worthwhile(products []cudart.LibraryProduct, setting string) (worth []cudart.LibraryProduct) {
 	for _, p := range products {
 		if setting == ProductsCuBLASLt || float64(p.Library) < LeastGain*float64(p.Kernels) {
-			shapes = append(shapes, p.ProductShape)
+			worth = append(worth, p)
 		}
 	}
-	return shapes
+	return worth
 }

@@ -1,6 +1,9 @@
 package cuda
 
 import (
+	"bytes"
+	"errors"
+	"log/slog"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,7 +18,7 @@ import (
 func TestCuBLASLtIsChecked(t *testing.T) {
 	libraries := shim.WithCuBLASLt(shim.Require(t, shim.Options{}))
 	path := filepath.Join(libraries[1], "libcublasLt.so.12")
-	weights := [][2]int{{8, 16}}
+	weights := [][2]int{{24, 32}}
 	for _, c := range []struct {
 		name, products, variable, value string
 		options                         Options
@@ -25,15 +28,17 @@ func TestCuBLASLtIsChecked(t *testing.T) {
 		{"adding, too", "cublaslt", "FAKE_CUBLASLT_BITS", "begin", Options{Weights: weights}, "used"},
 		{"kernels", "own", "FAKE_CUBLASLT_BITS", "", Options{Weights: weights}, "none"},
 		{"no model", "cublaslt", "FAKE_CUBLASLT_BITS", "", Options{}, "none"},
-		{"other bits", "cublaslt", "FAKE_CUBLASLT_BITS", "other", Options{Weights: weights}, "products are to be cuBLASLt's: the cuBLASLt " + path + ", version 12.8.4: exit status 1: products by cuBLASLt, up to 256 rows, 136 columns, 72 deep: element (0, 0) is"},
+		{"other bits", "cublaslt", "FAKE_CUBLASLT_BITS", "other", Options{Weights: weights}, "products are to be cuBLASLt's: the cuBLASLt " + path + ", version 12.8.4: products of up to 256 rows, 24 columns, 32 deep, and of 7 more of 8 shapes: element (0, "},
 		{"other bits, not asked for", "auto", "FAKE_CUBLASLT_BITS", "other", Options{Weights: weights}, "unused"},
+		{"other bits for one shape", "cublaslt", "FAKE_CUBLASLT_ALGORITHMS", "32:uo", Options{Weights: weights}, "version 12.8.4: products of up to 256 rows, 32 columns, 24 deep, transposed, and of 3 more of 8 shapes: cublasLtMatmul: not supported (15); none of 2 algorithms is right"},
+		{"other bits by the first algorithm", "cublaslt", "FAKE_CUBLASLT_ALGORITHMS", "uor", Options{Weights: weights}, "used"},
 		{"no algorithm", "cublaslt", "FAKE_CUBLASLT_OFFERS", "split", Options{Weights: weights}, "version 12.8.4: it has no algorithm for this model's products"},
 		{"no algorithm, not asked for", "auto", "FAKE_CUBLASLT_OFFERS", "split", Options{Weights: weights}, "unused"},
 		{"too old", "cublaslt", "FAKE_CUBLASLT_VERSION", "110000", Options{Weights: weights}, "the cuBLASLt " + path + " is version 11.0.0: 12.0.0 is needed"},
 		{"too old, not asked for", "auto", "FAKE_CUBLASLT_VERSION", "110000", Options{Weights: weights}, "unused"},
 		{"missing", "cublaslt", "FAKE_CUBLASLT_BITS", "", Options{Weights: weights, Libraries: libraries[:1]}, "cuBLASLt was not found: libcublasLt.so.12 could not be loaded (" + filepath.Join(libraries[0], "libcublasLt.so.12") + ": "},
 		{"a fault", "cublaslt", "FAKE_CUDA_FAIL", "cuLaunchKernel:5:719", Options{Weights: weights}, "CUDA_ERROR_LAUNCH_FAILED"},
-		{"no handle", "cublaslt", "FAKE_CUBLASLT_FAIL", "cublasLtCreate:1:1", Options{Weights: weights}, "version 12.8.4: exit status 1: products by cuBLASLt, up to 256 rows, 136 columns, 72 deep: cublasLtCreate: not initialized (1)"},
+		{"no handle", "cublaslt", "FAKE_CUBLASLT_FAIL", "cublasLtCreate:1:1", Options{Weights: weights}, "version 12.8.4: exit status 1: products by cuBLASLt, up to 256 rows, 24 columns, 32 deep: cublasLtCreate: not initialized (1)"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			o := c.options
@@ -93,7 +98,7 @@ func TestWorthwhile(t *testing.T) {
 		{ProductShape: shape(1024), Kernels: 100 * time.Microsecond, Library: 96 * time.Microsecond},
 		{ProductShape: shape(2048), Kernels: 300 * time.Microsecond, Library: 100 * time.Microsecond},
 	}
-	if got, want := worthwhile(products, ProductsAuto), []cudart.ProductShape{shape(512), shape(2048)}; !slices.Equal(got, want) {
+	if got, want := worthwhile(products, ProductsAuto), []cudart.LibraryProduct{products[1], products[3]}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 	if got := worthwhile(products, ProductsCuBLASLt); len(got) != 4 {
@@ -142,6 +147,65 @@ func TestCuBLASLtIsNamedWhereItIsSlower(t *testing.T) {
 			t.Error(err)
 		}
 		library.Close()
+	}
+}
+
+// Shapes in which the library has other bits stay with the kernels, which is said once, and others use it. The bits are named as if it had all, because they are the same.
+func TestCuBLASLtLeavesShapesOut(t *testing.T) {
+	o := Options{Libraries: shim.WithCuBLASLt(shim.Require(t, shim.Options{})), Products: ProductsAuto, Weights: [][2]int{{24, 32}}}
+	t.Setenv("FAKE_CUDA_MAJOR", "8")
+	t.Setenv("FAKE_CUBLASLT_ALGORITHMS", "32:o")
+	var said bytes.Buffer
+	before := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(&said, nil)))
+	defer slog.SetDefault(before)
+	driver, err := cudart.Open(cudart.Options{Directories: o.Libraries})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer driver.Close()
+	info, err := driver.Information(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := &known{}
+	use, err := o.cublaslt(driver, info, 0, false, known)
+	if err != nil {
+		t.Fatal(err)
+	}
+	use.library.Close()
+	for kind, f := range known.cublaslt.found {
+		if len(f.Products) != 4 || len(f.LeftOut) != 4 {
+			t.Errorf("%d products, %d left out", len(f.Products), len(f.LeftOut))
+		}
+		for i := range f.Products {
+			if f.Products[i].Kernels, f.Products[i].Library = 100, 50; f.Products[i].Columns != 24 {
+				t.Errorf("%v", f.Products[i])
+			}
+		}
+		known.cublaslt.found[kind] = f
+	}
+	v, library, err := openDevice(driver, 0, o, known)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !v.LibraryProducts() {
+		t.Error("no shape uses the library")
+	}
+	d := &device{v: v, driver: driver, library: library}
+	if got, want := d.Arithmetic(), "cuda-sm80-driver12080-cublaslt12.8.4"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if err := v.Close(); err != nil {
+		t.Error(err)
+	}
+	library.Close()
+	if text := said.String(); strings.Count(text, "kernels keep the products") != 1 || !strings.Contains(text, "shapes=4 of=8") || !strings.Contains(text, "up to 2048 rows, 32 columns, 24 deep, transposed: element (0, ") {
+		t.Errorf("said: %s", text)
+	}
+	o.Products = ProductsCuBLASLt // then it is an error
+	if _, _, err := openDevice(driver, 0, o, known); !errors.Is(err, ErrProducts) || !strings.Contains(err.Error(), "up to 256 rows, 32 columns, 24 deep, transposed") {
+		t.Errorf("error %v", err)
 	}
 }
 

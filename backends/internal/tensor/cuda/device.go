@@ -19,7 +19,7 @@
 //
 // cuBLASLt may compute products of at least 128 rows with a model's weights. A row's bits may not depend on the rows beside it, and the library chooses the tile, the instruction and the cut of the inner axis by the whole
 // product's shape: so it gets no workspace, may neither cut the inner axis nor reduce, keeps one algorithm for each shape and class of rows, and is used only for shapes whose bits another process has compared with the
-// kernels' on this device when it was opened. It adds what an output holds at the end of a sum, where the kernels begin with that, so products that are added to an output most likely stay with the kernels.
+// kernels' on this device when it was opened, by the very algorithm that process used; what differs stays with the kernels. It adds what an output holds at the end of a sum, where the kernels begin with that, so products that are added to an output most likely stay with the kernels.
 package cuda
 
 import (
@@ -98,7 +98,7 @@ type device struct {
 	lost   func(error)
 	closed bool
 
-	library   *cudart.CuBLASLt // nil: not there, or its bits are others; else products may use it
+	library   *cudart.CuBLASLt // nil: not there, or its bits are others for every shape; else products may use it
 	libraries []string         // see Options
 
 	// Kept between calls, so that operations do not allocate.
@@ -119,8 +119,8 @@ type device struct {
 
 func (d *device) Name() string { return d.name }
 
-// Arithmetic names the architecture, whose tensor cores decide how a group of 16 is summed, the driver, which compiles the kernels, and cuBLASLt where its products were found to have the kernels' bits. Which shapes it is used
-// for is decided by time, and may be other ones at the next start, with the same bits and so the same name.
+// Arithmetic names the architecture, whose tensor cores decide how a group of 16 is summed, the driver, which compiles the kernels, and cuBLASLt where its products of any shape were found to have the kernels' bits. Which shapes it is used
+// for is decided by bits and by time, and may be other ones at the next start, with the same bits and so the same name: what is left out is computed by kernels, whose bits the others have.
 func (d *device) Arithmetic() string {
 	major, minor := d.v.Capability()
 	name := fmt.Sprintf("cuda-sm%d%d-driver%d", major, minor, d.v.DriverVersion())

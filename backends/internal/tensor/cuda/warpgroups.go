@@ -136,7 +136,7 @@ type known struct {
 
 var checks known
 
-// openDevice opens a device and has it use warpgroups if it has them and they were found to be right, and cuBLASLt if o wants it, it was, and it is faster. The library is there, used or not, if its bits were found to be right; it is closed after the device.
+// openDevice opens a device and has it use warpgroups if it has them and they were found to be right, and cuBLASLt if o wants it, it was, and it is faster. The library is there, used or not, if its bits were found to be right for any shape; it is closed after the device.
 func openDevice(driver *cudart.Driver, ordinal int, o Options, known *known) (v *cudart.Device, library *cudart.CuBLASLt, err error) {
 	warpgroups := false
 	info, err := driver.Information(ordinal)
@@ -166,8 +166,8 @@ func openDevice(driver *cudart.Driver, ordinal int, o Options, known *known) (v 
 			slog.Warn("products of many rows do without warpgroups and take longer", "device", v.Name(), "reason", err)
 		}
 	}
-	if len(use.shapes) > 0 {
-		if err := v.UseCuBLASLt(use.library, use.shapes, use.accumulate); err != nil {
+	if len(use.products) > 0 {
+		if err := v.UseCuBLASLt(use.library, use.products, use.accumulate); err != nil {
 			err = use.named(err)
 			use.library.Close()
 			if o.Products == ProductsCuBLASLt {
