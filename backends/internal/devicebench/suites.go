@@ -35,6 +35,7 @@ func suites() []suite {
 	return []suite{
 		{What: "every operation against its float64 reference, rows alone and in a crowd, ragged lengths", Commands: [][]string{{"go", "test", "-count=1", "-v", "-timeout", "60m", "-run", "OnDevice$", operations}}},
 		{What: "whole models against transformers and PEFT: log-probabilities, gradients, fifty steps, the sampler's bits against the trainer's, bits however work is cut", Commands: [][]string{{"go", "test", "-count=1", "-v", "-timeout", "60m", "-run", "TestCUDADevice$", "./backends/internal/model"}}},
+		{What: "what every backend must do, plugintest, by the engine", Commands: [][]string{{"go", "test", "-count=1", "-v", "-timeout", "60m", "-run", "TestContractOnDevice$", "./backends/internal/engine"}}},
 		{What: "compute-sanitizer over every operation", Needs: "compute-sanitizer", Folder: dir, Commands: [][]string{
 			{"go", "test", "-c", "-o", program, operations},
 			{"compute-sanitizer", "--error-exitcode", "1", program, "-test.v", "-test.run", "OnDevice$"},

@@ -1,0 +1,69 @@
+package engine
+
+import (
+	"os"
+	"testing"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/cuda"
+	"github.com/tinsmith/tinsmith/plugins/plugintest"
+)
+
+// The contract holds on GPUs, those of the driver that needs none, whose streams run as late as they may. Where a cut model trains and a whole one samples they differ by rounding, so that is not here.
+func TestContractOnCUDA(t *testing.T) {
+	const seldom, unraced, always = 0, 1, 2
+	for _, p := range []struct {
+		placement
+		devices int
+		when    int
+	}{
+		{placement{"one GPU", "single", `{"device": "cuda:0"` + smallMemory + `}`}, 1, unraced},
+		{placement{"a cut over two GPUs", "tensorparallel", `{"devices": ["cuda:0", "cuda:1"]` + smallMemory + `}`}, 2, always},
+		{placement{"a cut over two GPUs by NCCL", "tensorparallel", `{"devices": ["cuda:0", "cuda:1"], "comm": "nccl"` + smallMemory + `}`}, 2, seldom},
+		{placement{"a cut over two ranks on one GPU", "tensorparallel", `{"devices": ["cuda:0", "cuda:0"]` + smallMemory + `}`}, 1, seldom},
+		{placement{"copies on two GPUs", "dataparallel", `{"devices": ["cuda:0", "cuda:1"]` + smallMemory + `}`}, 2, seldom},
+		{placement{"shared-out weights on two GPUs", "dataparallel", `{"devices": ["cuda:0", "cuda:1"], "shard_base": true` + smallMemory + `}`}, 2, seldom},
+		{placement{"two GPUs train, two others sample", "dataparallel", `{"devices": ["cuda:0", "cuda:1"], "sample_devices": ["cuda:2", "cuda:3"]` + smallMemory + `}`}, 4, seldom},
+		{placement{"copies of a cut over four GPUs", "dataparallel", `{"devices": [["cuda:0", "cuda:1"], ["cuda:2", "cuda:3"]]` + smallMemory + `}`}, 4, seldom},
+	} {
+		t.Run(p.name, func(t *testing.T) {
+			if os.Getenv("E2E_LEVEL") != "all" {
+				switch {
+				case p.when == seldom:
+					t.Skip("the contract in this placement takes half a minute: E2E_LEVEL=all runs it")
+				case p.when == unraced && raced:
+					t.Skip("the contract on one GPU takes half a minute with the race detector: E2E_LEVEL=all, or no race detector, runs it")
+				}
+			}
+			contractOn(t, func(t *testing.T) *Engine { return placeOnCUDA(t, p.placement, p.devices) })
+		})
+	}
+}
+
+// On a machine with a GPU the same holds there.
+func TestContractOnDevice(t *testing.T) {
+	if err := cuda.Available(nil); err != nil {
+		t.Skipf("no CUDA device: %v", err)
+	}
+	contractOn(t, func(t *testing.T) *Engine {
+		o := gpuOptions(pluginSingle, nil)
+		return placeWith(t, placement{plugin: pluginSingle, section: `{"device": "cuda:0"` + smallMemory + `}`}, o)
+	})
+}
+
+// contractOn runs the contract on engines that have no memory when they are told so.
+func contractOn(t *testing.T, load func(t *testing.T) *Engine) {
+	plugintest.RunAll(t, func(t *testing.T) plugintest.Subject {
+		e := load(t)
+		return plugintest.Subject{Backend: e, Model: e.loaded.info, Starve: func(starved bool) {
+			hook(t, e, func() {
+				for i, m := range e.loaded.memories {
+					limit := e.loaded.plan.devices[i].limit
+					if starved {
+						limit = 0 // what is fixed is more
+					}
+					m.limit.Store(limit)
+				}
+			})
+		}}
+	})
+}
