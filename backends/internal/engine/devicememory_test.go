@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"strconv"
 	"strings"
@@ -127,6 +128,112 @@ func TestMemoryOfSeveralGPUs(t *testing.T) {
 		if !errors.As(err, &own) || own.Field != c.field || own.Kind != c.kind || !strings.Contains(own.Message, c.want) {
 			t.Errorf("%s: %v, want %q", c.section, err, c.want)
 		}
+	}
+}
+
+// On devices with memory of their own passes keep their activations in half of what weights and cache leave, beside what adapters need or were given; on processors, whose memory others use, in no more than passes of the default
+// size and the longest sequence take. What is configured holds on both.
+func TestTrainingShare(t *testing.T) {
+	libraries := []string{shim.Require(t, shim.Options{})}
+	t.Setenv("FAKE_CUDA_DEVICES", "8")
+	t.Setenv("FAKE_CUDA_MAJOR", "8")
+	plain, manyTokens := t.TempDir(), t.TempDir() // where the second one is cut, the first GPU has more for an adapter than for passes
+	if err := errors.Join(writeModelOf(plain, shape{4096, 128, 256, 2, 4, 4, 32}, 4096), writeModelOf(manyTokens, shape{1 << 16, 64, 128, 1, 8, 8, 16}, 256)); err != nil {
+		t.Fatal(err)
+	}
+	const gpus, processors, tight = "gpus", "processors", "tight"
+	for _, c := range []struct{ name, plugin, section, what string }{
+		{"a GPU", pluginSingle, `{"device": "cuda:0"}`, gpus},
+		{"a GPU's limit", pluginSingle, `{"device": "cuda:0", "memory_mib": 900}`, gpus},
+		{"a GPU whose context is set", pluginSingle, `{"device": "cuda:0", "max_context_length": 100, "kv_cache_tokens": 1024}`, gpus},
+		{"copies on two", pluginDataParallel, `{"devices": ["cuda:0", "cuda:1"]}`, gpus},
+		{"two copies on a GPU", pluginDataParallel, `{"devices": ["cuda:0", "cuda:0"]}`, gpus},
+		{"three copies on two", pluginDataParallel, `{"devices": ["cuda:0", "cuda:0", "cuda:1"]}`, gpus},
+		{"shared-out weights", pluginDataParallel, `{"devices": ["cuda:0", "cuda:1"], "shard_base": true}`, gpus},
+		{"a cut", pluginTensorParallel, `{"devices": ["cuda:0", "cuda:1"]}`, gpus},
+		{"copies of a cut", pluginDataParallel, `{"devices": [["cuda:0", "cuda:1"], ["cuda:2", "cuda:3"]]}`, gpus},
+		{"one trains, one samples", pluginDataParallel, `{"devices": ["cuda:0"], "sample_devices": ["cuda:1"]}`, gpus},
+		{"adapters have less than half", pluginSingle, `{"device": "cuda:0", "adapter_memory_mib": 100}`, gpus},
+		{"adapters have more than half", pluginSingle, `{"device": "cuda:0", "adapter_memory_mib": 600}`, "given"},
+		{"adapters have more than half of two", pluginDataParallel, `{"devices": ["cuda:0", "cuda:1"], "adapter_memory_mib": 800}`, "given"},
+		{"half is too little for passes of the default size", pluginSingle, `{"device": "cuda:0", "memory_mib": 60}`, tight},
+		{"half would leave the first GPU too little for an adapter", pluginTensorParallel, `{"devices": ["cuda:0", "cuda:1", "cuda:2", "cuda:3", "cuda:4", "cuda:5", "cuda:6", "cuda:7"], "memory_mib": 1270, "max_batch": 4, "prefill_tokens": 4}`, "a step"},
+		{"training's share is set", pluginSingle, `{"device": "cuda:0", "training_memory_mib": 77}`, "set"},
+		{"training's share of a processor is set", pluginSingle, `{"device": "cpu", "memory_mib": 1024, "training_memory_mib": 77}`, "set"},
+		{"a processor", pluginSingle, `{"device": "cpu", "memory_mib": 1024}`, processors},
+		{"processors", pluginDataParallel, `{"devices": ["cpu", "cpu"], "memory_mib": 1024}`, processors},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			o := gpuOptions(c.plugin, libraries)
+			if strings.Contains(c.section, "cpu") {
+				o = testOptions()
+				o.Plugin = c.plugin
+			}
+			e := New(o)
+			t.Cleanup(func() {
+				if err := e.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+			dir := plain
+			if c.what == "a step" {
+				dir = manyTokens
+			}
+			if _, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Config: []byte(c.section)}, nil); err != nil {
+				t.Fatal(err)
+			}
+			hook(t, e, func() {
+				l, p := e.loaded, e.loaded.plan
+				layout, err := l.referenceLayout(referenceRank)
+				kept, keptErr := l.batchBytes(mostTokens, false)
+				longest, longestErr := l.datumBytes(p.context, referenceRank, true)
+				if err := errors.Join(err, keptErr, longestErr); err != nil {
+					t.Fatal(err)
+				}
+				half := int64(math.MaxInt64)
+				adapters := l.withOptimizer(layout)
+				for i := range p.devices {
+					d := &p.devices[i]
+					half = min(half, d.whole(d.rest()/2))
+					given := int64(float64(p.adapters) * float64(adapters[i]) / float64(adapters.total()))
+					if left := d.rest() - d.training - given; c.what != "set" && left < -int64(len(adapters)) {
+						t.Errorf("training has %d of %s and adapters %d, %d more than there is", d.training, d.name, given, -left)
+					}
+				}
+				copies := int64(len(l.training))
+				least := min(max(copies*kept, longest), half)
+				var ok bool
+				switch c.what {
+				case gpus:
+					ok = p.training == half && half > least
+				case processors:
+					ok = p.training == least && half > least
+				case tight:
+					ok = p.training == half && half < copies*kept
+				case "given": // more than without the rule, and no more than adapters leave
+					ok = p.training > least && p.training < half && p.adapters == l.config.AdapterMemory
+				case "a step":
+					ok = p.training > least && p.training < half
+				case "set":
+					ok = p.training == 77<<20
+				}
+				if !ok {
+					t.Errorf("training has %d, passes of the default size take %d, half is %d; adapters have %d", p.training, copies*kept, half, p.adapters)
+				}
+				if need := l.adapters.stepBytes(layout); c.what != "set" && need > p.adapters {
+					t.Errorf("a step of an adapter takes %d, and adapters have %d", need, p.adapters)
+				}
+				if c.what == gpus || c.what == processors {
+					if p.batchTokens != mostTokens {
+						t.Errorf("passes of %d tokens", p.batchTokens)
+					}
+					pass := training{replica: l.training[0], tokens: 2 * mostTokens, pages: pagesOf(make([]int32, 2*mostTokens)), rank: referenceRank, backward: true}
+					if err := l.chooseRecompute(&pass); err != nil || pass.recompute != (c.what == processors) {
+						t.Errorf("a pass of %d tokens is computed again: %v, %v", pass.tokens, pass.recompute, err)
+					}
+				}
+			})
+		})
 	}
 }
 

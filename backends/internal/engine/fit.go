@@ -112,7 +112,7 @@ func (c *Config) fits(s model.Size, limit int64) bool {
 // as there are already, used alike, are what was refused, so it looks for more.
 func (l *loaded) room(ctx context.Context, limit int64) string {
 	c := &l.config
-	_, own := l.homes.devices[0].(tensor.OwnMemory)
+	own := l.homes.ownMemory()
 	sampling := &model.Sampling{Tokens: c.PrefillTokens + c.MaxBatch, Selected: c.MaxBatch, Rank: referenceRank, Remote: own}
 	size := func(copies, ranks int) (model.Size, bool) {
 		s, err := model.MeasureModel(ctx, l.files.dir, l.files.registry, l.files.options, copies, ranks, sampling)

@@ -52,6 +52,12 @@ func (h *homes) has(device tensor.Device) bool {
 	return false
 }
 
+// ownMemory tells whether the homes have memory of their own: all or none do.
+func (h *homes) ownMemory() bool {
+	_, own := h.devices[0].(tensor.OwnMemory)
+	return own
+}
+
 // before has a device wait for what the homes have been given, after the homes for what it has been given. They may be called from any goroutine.
 func (h *homes) before(device tensor.Device) error {
 	for _, d := range h.devices {

@@ -49,7 +49,7 @@ const fromMachine = "machine"
 const unlimited = math.MaxInt64 / 8
 
 // planMemory shares the limit out. What is configured holds; what is not is chosen so that training passes of 2,048 tokens keep their activations if half of what weights and cache leave is enough, and one sequence of the
-// longest length can be trained: where nobody has set that length, it is as long as can be trained. before is the plan that is replaced while the backend runs, whose cache stays; nil for the first.
+// longest length can be trained: where nobody has set that length, it is as long as can be trained. Devices' own memory is nobody else's, so there passes keep their activations in all of that half. before is the plan that is replaced while the backend runs, whose cache stays; nil for the first.
 func (l *loaded) planMemory(ctx context.Context, limits memoryLimits, before *memoryPlan) (memoryPlan, error) {
 	c := &l.config
 	p := memoryPlan{limit: limits.total(), source: limits.source, weights: l.weights, recompute: c.Recompute}
@@ -107,6 +107,9 @@ func (l *loaded) planMemory(ctx context.Context, limits memoryLimits, before *me
 			return p, err
 		}
 		p.training = min(max(trainers*kept, longest), half)
+		if l.homes.ownMemory() && p.limit < unlimited {
+			p.training = max(p.training, l.mostTraining(&p, layout))
+		}
 	}
 	for i := range p.devices {
 		p.devices[i].training = p.devices[i].part(p.training)
@@ -123,11 +126,33 @@ func (l *loaded) planMemory(ctx context.Context, limits memoryLimits, before *me
 	return p, nil
 }
 
-// adapterShare is what adapters like one of a layout, with its optimizer, may take of all devices together: what is left of the one that they fill first.
-func (l *loaded) adapterShare(p *memoryPlan, layout *lora.Layout) int64 {
+// mostTraining is what training passes may take of all devices together where nobody else uses their memory: half of what is left of the one with the least, but not what adapters have been given or, where that is not set, what a
+// step of one like those of a layout takes.
+func (l *loaded) mostTraining(p *memoryPlan, layout *lora.Layout) int64 {
+	const steps = 3 // a step has weights and moments twice, and the gradient beside them: less than three times all
+	one, most := l.withOptimizer(layout), int64(math.MaxInt64)
+	for i, bytes := range one {
+		adapters := steps * bytes
+		if set := l.config.AdapterMemory; set > 0 {
+			adapters = int64(float64(set) * (float64(bytes) / float64(one.total())))
+		}
+		d := &p.devices[i]
+		most = min(most, d.whole(min(d.rest()/2, d.rest()-adapters)))
+	}
+	return most
+}
+
+// withOptimizer is what an adapter like those of a layout takes at each home, its moments included.
+func (l *loaded) withOptimizer(layout *lora.Layout) byHome {
 	shape := l.weightShape()
 	one := shape.estimate(layout)
 	one[0] += 2 * lora.ParameterBytes(layout)
+	return one
+}
+
+// adapterShare is what adapters like one of a layout, with its optimizer, may take of all devices together: what is left of the one that they fill first.
+func (l *loaded) adapterShare(p *memoryPlan, layout *lora.Layout) int64 {
+	one := l.withOptimizer(layout)
 	share := int64(unlimited)
 	for i, bytes := range one {
 		left := p.devices[i].rest() - p.devices[i].training
