@@ -41,10 +41,13 @@ var ErrNoDriver = errors.New("no CUDA driver was found")
 // leastVersion is the first driver that reads the PTX version of the kernels: CUDA 12.0 (driver 525).
 const leastVersion = 12000
 
+// noDevices is what a machine has that lacks a driver, or whose driver finds nothing.
+const noDevices = "this machine has 0 CUDA devices that this process may use"
+
 // codeNoDevice is CUDA_ERROR_NO_DEVICE, with which a driver answers at its start that finds no device.
 const codeNoDevice = 100
 
-// Open loads the driver and starts it. The error names what was looked for and where, or the version that is too old.
+// Open loads the driver and starts it. The error says that there are no devices and names what was looked for and where, or the version that is too old.
 func Open(o Options) (*Driver, error) {
 	d := &Driver{c: (*C.driver)(C.calloc(1, C.sizeof_driver))}
 	var err error
@@ -59,7 +62,7 @@ func Open(o Options) (*Driver, error) {
 	})
 	if err != nil {
 		C.free(unsafe.Pointer(d.c))
-		return nil, fmt.Errorf("%w: %w", ErrNoDriver, err)
+		return nil, fmt.Errorf("%s: %w: %w", noDevices, ErrNoDriver, err)
 	}
 	var version C.int
 	if err := d.failed("cuDriverGetVersion", C.cuda_call_version(d.c, &version)); err != nil {
@@ -79,7 +82,7 @@ func Open(o Options) (*Driver, error) {
 			if list, set := os.LookupEnv("CUDA_VISIBLE_DEVICES"); set {
 				visible = fmt.Sprintf(" (CUDA_VISIBLE_DEVICES is %q)", list)
 			}
-			return nil, fmt.Errorf("this machine has 0 CUDA devices that this process may use%s, says the driver %s: %w", visible, path, err)
+			return nil, fmt.Errorf("%s%s, says the driver %s: %w", noDevices, visible, path, err)
 		}
 		return nil, err
 	}

@@ -148,7 +148,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// Where there is no driver the error says what was looked for and where.
+// Where there is no driver the error says that there are no devices, what was looked for and where.
 func TestNoDriver(t *testing.T) {
 	empty := t.TempDir()
 	if d, err := Open(Options{}); err == nil {
@@ -156,7 +156,7 @@ func TestNoDriver(t *testing.T) {
 		t.Skip("this machine has a CUDA driver")
 	}
 	_, err := Open(Options{Directories: []string{empty}})
-	if !errors.Is(err, ErrNoDriver) || !strings.Contains(err.Error(), filepath.Join(empty, "libcuda.so.1")) {
+	if !errors.Is(err, ErrNoDriver) || !strings.HasPrefix(err.Error(), "this machine has 0 CUDA devices that this process may use: no CUDA driver was found: libcuda.so.1 ") || !strings.Contains(err.Error(), filepath.Join(empty, "libcuda.so.1")) {
 		t.Errorf("error %v", err)
 	}
 	wrong := filepath.Join(t.TempDir(), "libcuda.so.1")

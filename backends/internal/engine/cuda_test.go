@@ -1,9 +1,11 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,6 +16,7 @@ import (
 
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor/cuda"
+	"github.com/tinsmith/tinsmith/cudart"
 	"github.com/tinsmith/tinsmith/cudart/shim"
 	"github.com/tinsmith/tinsmith/plugins"
 )
@@ -304,6 +307,29 @@ func TestTooFewGPUs(t *testing.T) {
 	t.Setenv("FAKE_CUDA_DEVICES", "0")
 	check(`{"devices": ["cuda:0", "cuda:1"]}`, "backend.devices: cuda: this machine has 0 CUDA devices that this process may use")
 	check(`{"devices": ["cuda:0", "cuda:1"]}`, "; this configuration needs 2, the last is cuda:1")
+}
+
+// A machine without a CUDA driver has no GPUs, which is told of beside what was looked for and where, and how many are needed.
+func TestNoGPUs(t *testing.T) {
+	if err := cuda.Available(nil); !errors.Is(err, cudart.ErrNoDriver) {
+		t.Skipf("this machine has a CUDA driver: %v", err)
+	}
+	empty := t.TempDir()
+	for _, c := range []struct{ plugin, section, key, needs string }{
+		{pluginSingle, `{"device": "cuda:0"}`, "backend.device: ", "; this configuration needs 1, cuda:0"},
+		{pluginTensorParallel, `{"devices": ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]}`, "backend.devices: ", "; this configuration needs 4, the last is cuda:3"},
+	} {
+		e := New(gpuOptions(c.plugin, []string{empty}))
+		_, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: t.TempDir(), Name: "tiny", Config: []byte(c.section)}, nil)
+		said := fmt.Sprint(err)
+		begin := c.key + "cuda: this machine has 0 CUDA devices that this process may use: no CUDA driver was found: libcuda.so.1 "
+		if plugins.KindOf(err) != plugins.KindInvalid || !strings.Contains(said, begin) || !strings.Contains(said, filepath.Join(empty, "libcuda.so.1")) || !strings.HasSuffix(said, c.needs) {
+			t.Errorf("%s: error %v", c.section, err)
+		}
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 // Tokens that the device draws are those that are drawn in Go memory, with the same log-probabilities.
