@@ -12,6 +12,7 @@ CASE    ?=
 PEERS   ?=
 GPU     ?=
 REPORT  ?= cudart/REPORT.md
+FLAGS   ?=
 DEBUG   ?=
 LINT    := .tools/golangci-lint-v2.12.2
 
@@ -62,8 +63,10 @@ $(LINT):
 kernels: ## compile the CUDA kernels to PTX (clang 19 from Debian, no CUDA) and print registers and spills
 	@cudart/kernels/make.sh write
 
+# FLAGS are devicebench's (-help lists them), such as FLAGS="-only 0.6B -step-timeout 1h". A machine without Go runs the program itself, from the repository's root, with test binaries: `go build -o DIR/devicebench
+# ./backends/internal/devicebench`, and for each PACKAGE of ./backends/internal/tensor/cuda, ./backends/internal/model and ./backends/internal/engine `go test -c -o DIR/NAME.test PACKAGE`, NAME its last part; there: DIR/devicebench -tests DIR.
 bench: build ## speed, each figure beside the peak measured in the same run (PEERS=1: beside PyTorch and llama.cpp too; GPU=1: tests and speed of the GPUs, into REPORT)
-	@$(if $(GPU),$(GO) run ./backends/internal/devicebench -report "$(REPORT)",e2e/bench.sh "$(PEERS)" "$(CASE)")
+	@$(if $(GPU),$(GO) run ./backends/internal/devicebench -report "$(REPORT)" $(FLAGS),e2e/bench.sh "$(PEERS)" "$(CASE)")
 
 demo: build ## train the built-in model with the real Tinker SDK, watch loss and reward move, then chat with it; CASE=cycles: its clock cycles
 	@e2e/demo.sh "$(CASE)"

@@ -4,15 +4,23 @@ package main
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"os"
+	"os/signal"
+	"syscall"
 )
 
 func main() {
-	path := flag.String("report", "cudart/REPORT.md", "the report is written there")
-	flag.Parse()
-	if err := run(context.Background(), *path); err != nil {
+	if child() {
+		return
+	}
+	o, err := parse()
+	if err == nil {
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+		err = o.run(ctx)
+		stop()
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "devicebench:", err)
 		os.Exit(1)
 	}

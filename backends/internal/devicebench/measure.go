@@ -22,11 +22,13 @@ import (
 
 // workload is a model and what is measured on it.
 type workload struct {
+	Name               string // of its steps
 	Shape              shape
-	Sequences, Length  int // of a training pass
-	Streams            int // decoded at once,
-	Context, Generated int // after prompts of so many tokens
-	Adapters           int // beside one; divides Sequences and Streams
+	Batches            []int // tokens of a training pass that are tried, the most first
+	Sequences, Length  int   // of a training pass
+	Streams            int   // decoded at once,
+	Context, Generated int   // after prompts of so many tokens
+	Adapters           int   // beside one; divides Sequences and Streams
 	Rank, Repeat       int
 	Section            string // further keys of `backend:`, after a comma
 	Train, Decode      string // goals,
@@ -35,8 +37,8 @@ type workload struct {
 }
 
 var workloads = []workload{
-	{Shape: qwen06B, Sequences: 16, Length: 4096, Streams: 64, Context: 512, Generated: 128, Adapters: 16, Rank: 32, Repeat: 3, Section: `, "batch_tokens": 16384`, Train: "100,000 tok/s", Product: "600 TFLOP/s"},
-	{Shape: qwen8B, Sequences: 16, Length: 4096, Streams: 64, Context: 512, Generated: 128, Adapters: 16, Rank: 32, Repeat: 3, Section: `, "batch_tokens": 16384`, Train: "16,000 tok/s", Decode: "75 % of the bandwidth", Product: "600 TFLOP/s"},
+	{Name: "0.6B", Shape: qwen06B, Batches: []int{16384, 8192, 4096}, Sequences: 16, Length: 4096, Streams: 64, Context: 512, Generated: 128, Adapters: 16, Rank: 32, Repeat: 3, Train: "100,000 tok/s", Product: "600 TFLOP/s"},
+	{Name: "8B", Shape: qwen8B, Batches: []int{16384, 8192, 4096}, Sequences: 16, Length: 4096, Streams: 64, Context: 512, Generated: 128, Adapters: 16, Rank: 32, Repeat: 3, Train: "16,000 tok/s", Decode: "75 % of the bandwidth", Product: "600 TFLOP/s"},
 }
 
 // bench is a loaded backend.
@@ -44,6 +46,9 @@ type bench struct {
 	*engine.Engine
 	workload
 	positions map[string]int64
+	section   string                // without the closing brace
+	dir       string                // of the model
+	memory    []plugins.MemoryShare // the plan
 }
 
 // load loads the model as a plugin does, with its default of who computes products.
@@ -52,11 +57,16 @@ func load(ctx context.Context, w workload, dir, plugin, placement string, librar
 		OpenDevice: func(c engine.Config) (tensor.Device, error) {
 			return cuda.New(cuda.Options{Device: c.Device, Libraries: libraries, Products: c.Products, Weights: c.Weights})
 		}})
-	section := fmt.Sprintf(`{%s, "dtype": "bfloat16"%s}`, placement, w.Section)
-	if _, err := e.Load(ctx, plugins.LoadRequest{ModelDir: dir, Name: w.Shape.Name, Config: []byte(section)}, nil); err != nil {
-		return nil, errors.Join(fmt.Errorf("load %s: %w", section, err), e.Close())
+	section := fmt.Sprintf(`{%s, "dtype": "bfloat16"%s`, placement, w.Section)
+	scratch := dir + ".scratch" // for adapters that find no room on the device
+	if err := os.MkdirAll(scratch, 0o700); err != nil {
+		return nil, errors.Join(err, e.Close())
 	}
-	return &bench{e, w, map[string]int64{}}, nil
+	info, err := e.Load(ctx, plugins.LoadRequest{ModelDir: dir, Name: w.Shape.Name, Config: []byte(section + "}"), Scratch: scratch}, nil)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("load %s}: %w", section, err), e.Close())
+	}
+	return &bench{Engine: e, workload: w, positions: map[string]int64{}, section: section, dir: dir, memory: info.Memory}, nil
 }
 
 // create makes an adapter that is not what it began as: a pass and a step have gone over it.
@@ -97,41 +107,37 @@ func (b *bench) data(n int) []plugins.Datum {
 	return all
 }
 
-// measure compares bits and measures speed. Results that are there before an error are given with it.
-func measure(ctx context.Context, w workload, libraries []string, devices int) (results []result, err error) {
-	dir, err := os.MkdirTemp("", "devicebench-")
+// on gives f the model on one device.
+func on(ctx context.Context, w workload, j job, f func(b *bench) error) error {
+	b, err := load(ctx, w, j.Dir, "single", `"device": "cuda:0"`, j.Libraries)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	if err := w.Shape.write(dir); err != nil {
-		return nil, err
-	}
-	info, err := gather(libraries)
-	if err != nil {
-		return nil, err
-	}
-	w.Device = info.Devices[0].Name
-	b, err := load(ctx, w, dir, "single", `"device": "cuda:0"`, libraries)
-	if err != nil {
-		return nil, err
-	}
-	single, results, err := b.all(ctx)
-	if err = errors.Join(err, b.Close()); err != nil {
-		return results, err
-	}
-	alone, err := w.products(ctx, dir, libraries)
-	results = append(results, alone...)
-	if err != nil {
-		return results, fmt.Errorf("products: %w", err)
-	}
-	placed, err := w.placements(ctx, dir, libraries, devices, info.NCCL, single)
-	return append(results, placed...), err
+	return errors.Join(f(b), b.Close())
 }
 
-// placements compares what two ranks compute with what one device does, whose log-probabilities of all sequences are given. Where there are two devices the ranks are on these, and exchange by NCCL too if that was found;
+// bits compares what one device computes with what it computes otherwise.
+func bits(ctx context.Context, w workload, j job, found func(result)) error {
+	return on(ctx, w, j, func(b *bench) error { return b.all(ctx, found) })
+}
+
+// speed measures training and decoding on one device.
+func speed(ctx context.Context, w workload, j job, found func(result)) error {
+	w.Device = j.Facts.Devices[0].Name
+	return on(ctx, w, j, func(b *bench) error { return b.speed(ctx, found) })
+}
+
+// placements compares what two ranks compute with what one device does. Where there are two devices the ranks are on these, and exchange by NCCL too if that was found;
 // otherwise both are on one.
-func (w workload) placements(ctx context.Context, dir string, libraries []string, devices int, nccl string, single [][]float32) (results []result, err error) {
+func placements(ctx context.Context, w workload, j job, found func(result)) error {
+	dir, libraries, devices, nccl := j.Dir, j.Libraries, len(j.Facts.Devices), j.Facts.NCCL
+	var single [][]float32
+	if err := on(ctx, w, j, func(b *bench) (err error) {
+		single, _, err = b.life(ctx, "a")
+		return err
+	}); err != nil {
+		return err
+	}
 	list := `"devices": ["cuda:0", "cuda:0"]`
 	if devices > 1 {
 		list = `"devices": ["cuda:0", "cuda:1"]`
@@ -146,29 +152,29 @@ func (w workload) placements(ctx context.Context, dir string, libraries []string
 			continue // it takes each GPU once
 		}
 		if why, none := strings.CutPrefix(nccl, noLibrary); p.name == byNCCL && none {
-			results = append(results, result{Shape: w.Shape.Name, What: p.name, Measured: "not run: " + why})
+			found(result{Shape: w.Shape.Name, What: p.name, Measured: "not run: " + why})
 			continue
 		}
 		b, err := load(ctx, w, dir, p.plugin, list+p.further, libraries)
 		if err != nil {
-			return results, err
+			return err
 		}
 		got, scored, err := b.life(ctx, "a")
 		if err = errors.Join(err, b.Close()); err != nil {
-			return results, fmt.Errorf("%s: %w", p.name, err)
+			return fmt.Errorf("%s: %w", p.name, err)
 		}
-		switch found := slices.Concat(got...); {
+		switch trained := slices.Concat(got...); {
 		case p.plugin == data:
-			results = append(results, w.equal(p.name+" over two ranks against one", found, all))
+			found(w.equal(p.name+" over two ranks against one", trained, all))
 		case p.name == byNCCL:
-			results = append(results, w.equal(p.name+" against exchange through memory", found, local))
+			found(w.equal(p.name+" against exchange through memory", trained, local))
 		default:
-			local = found
-			results = append(results, w.near(p.name+" over two ranks against one", found, all))
+			local = trained
+			found(w.near(p.name+" over two ranks against one", trained, all))
 		}
-		results = append(results, w.equal(p.name+": the sampler's log-probabilities against the trainer's", scored, got[0]))
+		found(w.equal(p.name+": the sampler's log-probabilities against the trainer's", scored, got[0]))
 	}
-	return results, nil
+	return nil
 }
 
 // equal compares bits.
@@ -237,60 +243,47 @@ func (b *bench) life(ctx context.Context, adapter string) (trained [][]float32, 
 	return trained, scored, err
 }
 
-// all is what is found on one device; it also gives the log-probabilities that other placements should have.
-func (b *bench) all(ctx context.Context) (crowd [][]float32, results []result, err error) {
+// all is what is found on one device.
+func (b *bench) all(ctx context.Context, found func(result)) error {
 	crowd, scored, err := b.life(ctx, "a")
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
 	first := crowd[0]
-	results = append(results, b.equal("the sampler's log-probabilities against the trainer's", scored, first))
+	found(b.equal("the sampler's log-probabilities against the trainer's", scored, first))
 	again, _, err := b.life(ctx, "again")
 	if err != nil {
-		return crowd, results, err
+		return err
 	}
-	results = append(results, b.equal("the same run again", slices.Concat(again...), slices.Concat(crowd...)))
+	found(b.equal("the same run again", slices.Concat(again...), slices.Concat(crowd...)))
 	for n := 1; n < b.Sequences; n *= 4 {
 		alone, err := b.pass(ctx, "a", b.data(n))
 		if err != nil {
-			return crowd, results, err
+			return err
 		}
-		results = append(results, b.equal(fmt.Sprintf("a batch of %d sequences against one of %d", n, b.Sequences), alone[0], first))
+		found(b.equal(fmt.Sprintf("a batch of %d sequences against one of %d", n, b.Sequences), alone[0], first))
 	}
-	speed, err := b.speed(ctx)
-	return crowd, append(results, speed...), err
+	return nil
 }
 
 // speed measures training and decoding, with one adapter and with several in the batch.
-func (b *bench) speed(ctx context.Context) (results []result, err error) {
+func (b *bench) speed(ctx context.Context, found func(result)) error {
+	if err := b.create(ctx, "a"); err != nil {
+		return err
+	}
 	adapters := []string{"a"}
-	for i := 1; i < b.Adapters; i++ {
-		adapters = append(adapters, fmt.Sprint("a", i))
-		if err := b.create(ctx, adapters[i]); err != nil {
-			return nil, err
-		}
+	add := func(what, measured, goal string) {
+		found(result{Shape: b.Shape.Name, What: what, Measured: measured, Goal: goal})
 	}
-	one, err := b.train(ctx, adapters[:1])
+	one, passes, err := b.train(ctx, adapters)
 	if err != nil {
-		return nil, err
-	}
-	many, err := b.train(ctx, adapters)
-	if err != nil {
-		return nil, err
+		return err
 	}
 	tokens := float64(b.Sequences * b.Length)
-	add := func(what, measured, goal string) {
-		results = append(results, result{Shape: b.Shape.Name, What: what, Measured: measured, Goal: goal})
-	}
-	add(fmt.Sprintf("forward and backward, %d sequences of %d tokens, rank %d", b.Sequences, b.Length, b.Rank), fmt.Sprintf("%.0f tok/s", tokens/one.Seconds()), b.Train)
-	add(fmt.Sprintf("the same with %d adapters, time against one", b.Adapters), fmt.Sprintf("%.2f ×", many.Seconds()/one.Seconds()), "1.05 ×")
-	single, err := b.decode(ctx, adapters[:1])
+	add(fmt.Sprintf("forward and backward, %d sequences of %d tokens, rank %d", b.Sequences, b.Length, b.Rank), fmt.Sprintf("%.0f tok/s; %s", tokens/one.Seconds(), passes), b.Train)
+	single, err := b.decode(ctx, adapters)
 	if err != nil {
-		return results, err
-	}
-	several, err := b.decode(ctx, adapters)
-	if err != nil {
-		return results, err
+		return err
 	}
 	measured := fmt.Sprintf("%.0f tok/s", single)
 	// A step reads the weights once and every sequence's keys and values.
@@ -301,12 +294,32 @@ func (b *bench) speed(ctx context.Context) (results []result, err error) {
 		measured += fmt.Sprintf(", %.3g GB/s", rate)
 	}
 	add(fmt.Sprintf("decoding %d sequences after %d tokens", b.Streams, b.Context), measured, b.Decode)
-	add(fmt.Sprintf("the same with %d adapters, time against one", b.Adapters), fmt.Sprintf("%.2f ×", single/several), "1.05 ×")
-	return results, nil
+	for i := 1; i < b.Adapters; i++ {
+		adapters = append(adapters, fmt.Sprint("a", i))
+		if err := b.create(ctx, adapters[i]); err != nil {
+			return err
+		}
+	}
+	many, with, err := b.train(ctx, adapters)
+	if err != nil {
+		return err
+	}
+	if with != passes { // what is compared is cut alike
+		if one, err = b.pace(ctx, adapters[:1]); err != nil {
+			return err
+		}
+	}
+	add(fmt.Sprintf("training with %d adapters, time against one", b.Adapters), fmt.Sprintf("%.2f ×; %s", many.Seconds()/one.Seconds(), with), "1.05 ×")
+	several, err := b.decode(ctx, adapters)
+	if err != nil {
+		return err
+	}
+	add(fmt.Sprintf("decoding with %d adapters, time against one", b.Adapters), fmt.Sprintf("%.2f ×", single/several), "1.05 ×")
+	return nil
 }
 
-// train gives the shortest time of a pass over all sequences, shared out over adapters.
-func (b *bench) train(ctx context.Context, adapters []string) (time.Duration, error) {
+// pace gives the shortest time of a pass over all sequences, shared out over adapters.
+func (b *bench) pace(ctx context.Context, adapters []string) (time.Duration, error) {
 	best, data := time.Duration(math.MaxInt64), b.data(b.Sequences)
 	share := len(data) / len(adapters)
 	for range b.Repeat + 1 { // the first one takes memory

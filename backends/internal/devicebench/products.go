@@ -14,16 +14,17 @@ import (
 	"github.com/tinsmith/tinsmith/cudart"
 )
 
-// products measures the large products of a training pass by themselves, in each of the ways that the device has, and says which of them training uses. dir has the model.
-func (w workload) products(ctx context.Context, dir string, libraries []string) (results []result, err error) {
+// products measures the large products of a training pass by themselves, in each of the ways that the device has, and says which of them training uses.
+func products(ctx context.Context, w workload, j job, found func(result)) (err error) {
+	dir, libraries := j.Dir, j.Libraries
 	driver, err := cudart.Open(cudart.Options{Directories: libraries})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer driver.Close()
 	info, err := driver.Information(0)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	used := "warps"
 	if info.Warpgroups() {
@@ -33,19 +34,21 @@ func (w workload) products(ctx context.Context, dir string, libraries []string) 
 		} else {
 			used = "warpgroups"
 		}
-		results = append(results, r)
+		found(r)
 	}
 	if library, missing := driver.OpenCuBLASLt(cudart.Options{Directories: libraries}); missing == nil { // the report's head has the reason
 		library.Close()
 		compared, err := w.cublaslt(ctx, dir, libraries, used == "warpgroups")
 		if err != nil {
-			return results, err
+			return err
 		}
-		results = append(results, compared...)
+		for _, r := range compared {
+			found(r)
+		}
 	}
 	v, err := driver.Open(0)
 	if err != nil {
-		return results, err
+		return err
 	}
 	defer func() { err = errors.Join(err, v.Close()) }()
 	s := w.Shape
@@ -65,10 +68,10 @@ func (w workload) products(ctx context.Context, dir string, libraries []string) 
 					continue
 				}
 				if err := v.UseWarpgroups(way == "warpgroups"); err != nil {
-					return results, err
+					return err
 				}
 				if rates[way], err = w.product(v, int64(p.out), int64(p.in), transposed); err != nil {
-					return results, err
+					return err
 				}
 			}
 			r.Measured = fmt.Sprintf("%.0f TFLOP/s by %s", rates[used], used)
@@ -77,13 +80,13 @@ func (w workload) products(ctx context.Context, dir string, libraries []string) 
 			}
 			together, apart, err := w.adapter(v, int64(p.out), int64(p.in), transposed)
 			if err != nil {
-				return results, err
+				return err
 			}
 			r.Measured += fmt.Sprintf("; with an adapter of rank %d in the same launch %.3g ms, in one of its own %.3g", w.Rank, 1e3*together.Seconds(), 1e3*apart.Seconds())
-			results = append(results, r)
+			found(r)
 		}
 	}
-	return results, nil
+	return nil
 }
 
 // cublaslt compares products by cuBLASLt with those by kernels, in bits and in time, as a plugin does before it uses them.

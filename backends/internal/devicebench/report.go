@@ -2,6 +2,8 @@ package main
 
 import (
 	"fmt"
+	"os"
+	"regexp"
 	"strings"
 	"time"
 
@@ -11,6 +13,7 @@ import (
 // facts are what a report's figures were measured with.
 type facts struct {
 	Devices  []cudart.Information
+	Kernel   string // the version of NVIDIA's driver in the kernel
 	Driver   string // the newest CUDA that the driver supports, and where it was found
 	NCCL     string // version and place, or why there is none
 	CuBLASLt string // those of cuBLASLt
@@ -57,6 +60,22 @@ func gather(libraries []string) (facts, error) {
 	return f, nccl.Close()
 }
 
+// driverVersion reads it from the file in which the kernel's module has it.
+func driverVersion(path string) string {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return "unknown: " + err.Error()
+	}
+	line, _, _ := strings.Cut(string(text), "\n")
+	if version := versionPattern.FindString(line); version != "" {
+		return version
+	}
+	return fmt.Sprintf("unknown: %s begins with %q", path, line)
+}
+
+// versionPattern is a version like 535.129.03, not a processor's name.
+var versionPattern = regexp.MustCompile(`\b[0-9]{2,}\.[0-9]+(\.[0-9]+)?\b`)
+
 // bandwidths are the memory bandwidths in GB/s that NVIDIA states for devices by a part of their names, the longer ones first.
 var bandwidths = []struct {
 	name string
@@ -87,6 +106,8 @@ type report struct {
 	Facts   facts
 	Suites  []outcome
 	Results []result
+	Pending []string // steps that have not come to their end
+	Left    []string // steps that were not chosen
 }
 
 // failures is how many suites and comparisons failed.
@@ -120,11 +141,18 @@ func (r report) markdown() string {
 		b.WriteString("|\n")
 	}
 	fmt.Fprintf(&b, "# What has run on a GPU\n\nWritten by `make bench GPU=1` at %s. Speed is measured on the first device, with random weights in the models' true shapes.\n\n", r.Time.Format(time.RFC3339))
+	if len(r.Pending) > 0 {
+		fmt.Fprintf(&b, "**Not run yet, or not to their end:** %s.\n\n", strings.Join(r.Pending, ", "))
+	}
+	if len(r.Left) > 0 {
+		fmt.Fprintf(&b, "Not chosen, so not run: %s.\n\n", strings.Join(r.Left, ", "))
+	}
 	row("", "")
 	row("---", "---")
 	for i, d := range r.Facts.Devices {
 		row(fmt.Sprintf("cuda:%d", i), fmt.Sprintf("%s, compute capability %d.%d, %d multiprocessors, %d MiB", d.Name, d.Major, d.Minor, d.Multiprocessors, d.Memory>>20))
 	}
+	row("NVIDIA driver", r.Facts.Kernel)
 	row("driver", r.Facts.Driver)
 	row("NCCL", r.Facts.NCCL)
 	row("cuBLASLt", r.Facts.CuBLASLt)

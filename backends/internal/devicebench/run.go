@@ -2,36 +2,119 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"time"
 )
 
-// run does everything and writes the report, also of a device that fails; the error then says so.
-func run(ctx context.Context, path string) error {
-	facts, err := gather(nil)
+// options say what a run does, and where.
+type options struct {
+	Report        string        // the report's file
+	Limit         time.Duration // of each step
+	Only          []string      // names or groups of steps; none: all
+	Tests         string        // folder of test binaries, or ""
+	Libraries     []string      // folders
+	Workloads     []workload
+	DriverVersion string   // the file in which NVIDIA's driver says its version
+	ToolFolders   []string // that tools are looked for in after PATH
+	Root          string   // the repository's
+}
+
+// run does everything and writes the report, after everything that is found, also of a device that fails; the error then says so.
+func (o options) run(ctx context.Context) (err error) {
+	chosen, left, err := choose(steps(o.Workloads), o.Only)
 	if err != nil {
-		return fmt.Errorf("there is no GPU to measure: %w", err)
-	}
-	r := report{Time: time.Now().UTC(), Facts: facts}
-	for _, t := range suites() {
-		r.Suites = append(r.Suites, t.run(ctx))
-	}
-	for _, w := range workloads {
-		fmt.Println("==", w.Shape.Name)
-		results, err := measure(ctx, w, nil, len(facts.Devices))
-		if err != nil {
-			results = append(results, result{Shape: w.Shape.Name, What: "all that follows", Failure: err.Error()})
-		}
-		r.Results = append(r.Results, results...)
-	}
-	text := r.markdown()
-	fmt.Print(text)
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 		return err
 	}
-	if n := r.failures(); n > 0 {
-		return fmt.Errorf("%d failures, see %s", n, path)
+	r := report{Time: time.Now().UTC(), Left: left}
+	if err := (job{Kind: "facts", Libraries: o.Libraries}).run(ctx, o.Limit, func(m message) {
+		if m.Facts != nil {
+			r.Facts = *m.Facts
+		}
+	}); err != nil {
+		return fmt.Errorf("there is no GPU to measure: %w", err)
 	}
-	return nil
+	r.Facts.Kernel = driverVersion(o.DriverVersion)
+	for _, s := range chosen {
+		r.Pending = append(r.Pending, s.Name)
+	}
+	work, err := os.MkdirTemp("", "devicebench-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
+	var unwritten error
+	keep := func() { unwritten = replace(o.Report, []byte(r.markdown())) }
+	if keep(); unwritten != nil {
+		return unwritten // before hours are spent
+	}
+	for i, s := range chosen {
+		fmt.Println("==", s.Name)
+		r.step(ctx, o, s, work, keep)
+		if ctx.Err() != nil {
+			keep()
+			return errors.Join(fmt.Errorf("%w: %s has what was found until then", ctx.Err(), o.Report), unwritten)
+		}
+		r.Pending = r.Pending[1:]
+		if w := s.Workload; w != nil && !uses(chosen[i+1:], w) { // its files are large
+			_ = os.RemoveAll(filepath.Join(work, w.Name)) // tried again at the end
+		}
+		keep()
+	}
+	fmt.Print(r.markdown())
+	if n := r.failures(); n > 0 {
+		return errors.Join(fmt.Errorf("%d failures, see %s", n, o.Report), unwritten)
+	}
+	return unwritten
+}
+
+// uses tells whether there is a step of a workload.
+func uses(steps []step, w *workload) bool {
+	for _, s := range steps {
+		if s.Workload != nil && s.Workload.Name == w.Name {
+			return true
+		}
+	}
+	return false
+}
+
+// step runs one and calls keep with each of its results.
+func (r *report) step(ctx context.Context, o options, s step, work string, keep func()) {
+	if s.Suite != nil {
+		found := o.suite(ctx, *s.Suite, work)
+		if ctx.Err() == nil {
+			r.Suites = append(r.Suites, found)
+		}
+		return
+	}
+	j := job{Kind: s.Kind, Workload: *s.Workload, Dir: filepath.Join(work, s.Workload.Name), Facts: r.Facts, Libraries: o.Libraries}
+	err := j.run(ctx, o.Limit, func(m message) {
+		if m.Result != nil {
+			r.Results = append(r.Results, *m.Result)
+			keep()
+		}
+	})
+	if err != nil && ctx.Err() == nil {
+		r.Results = append(r.Results, result{Shape: s.Workload.Shape.Name, What: s.Kind + ": what follows", Failure: err.Error()})
+	}
+}
+
+// replace writes a file so that there is always a whole one.
+func replace(path string, data []byte) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), ".devicebench-")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(f.Name()))
+		}
+	}()
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
 }

@@ -68,6 +68,21 @@ func (s shape) bytes() int64 {
 // positionBytes is the keys and values of one token, in bfloat16.
 func (s shape) positionBytes() int64 { return int64(2 * 2 * s.Layers * s.KeyHeads * s.HeadWidth) }
 
+// provide writes the model into a folder that may have it already. A folder that is there is whole, also if a process that wrote it was ended.
+func (s shape) provide(dir string) error {
+	if _, err := os.Stat(dir); err == nil {
+		return nil
+	}
+	part := dir + ".part"
+	if err := errors.Join(os.RemoveAll(part), os.Mkdir(part, 0o700)); err != nil {
+		return err
+	}
+	if err := s.write(part); err != nil {
+		return errors.Join(err, os.RemoveAll(part))
+	}
+	return os.Rename(part, dir)
+}
+
 // write writes a model directory with random weights in bfloat16: ±[2⁻⁶, 2⁻⁵) in matrices, 1 in norms.
 func (s shape) write(dir string) error {
 	config, err := json.Marshal(map[string]any{"architectures": []string{"Qwen3ForCausalLM"}, "model_type": "qwen3", "num_hidden_layers": s.Layers, "hidden_size": s.Hidden, "intermediate_size": s.Intermediate,

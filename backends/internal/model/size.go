@@ -87,3 +87,28 @@ func (s *Size) measure(rank *Model, sampling *Sampling) error {
 	s.Sampler, s.Page = pass.Bytes(), int64(page.Bytes())
 	return nil
 }
+
+// MeasurePass tells, from the headers of a model directory's files, what MeasureTraining would of the model on one device with memory of its own, with adapters of a rank; and the bytes of one page of keys and values.
+func MeasurePass(ctx context.Context, dir string, registry Registry, o LoadOptions, tokens, rank int, recompute bool) (pass Memory, page int64, err error) {
+	d, err := openDirectory(dir, registry, 1, o)
+	if err != nil {
+		return Memory{}, 0, fmt.Errorf("load model: %w", err)
+	}
+	models, err := d.pack(ctx, [][]tensor.Device{{dry.Remote{}}}, o, &gauge{})
+	if err := errors.Join(err, d.files.Close()); err != nil {
+		return Memory{}, 0, fmt.Errorf("load model: %w", err)
+	}
+	m := models[0][0]
+	layout, err := m.Layout(rank, true, true, true)
+	if err != nil {
+		return Memory{}, 0, err
+	}
+	if pass, err = m.MeasureTraining(tokens, layout, recompute); err != nil {
+		return Memory{}, 0, err
+	}
+	one, err := m.NewPages(1)
+	if err != nil {
+		return Memory{}, 0, err
+	}
+	return pass, int64(one.Bytes()), nil
+}
