@@ -28,6 +28,7 @@ type rebuild struct {
 	running  int           // those of them that the process has
 	count    int           // past operations in all
 	failures int           // attempts that failed although the process was there
+	unsuited error         // why the backend cannot have the run as it is now, see unsuited
 	computed bool          // some state was computed again
 	told     time.Time     // when its progress was logged last
 }
@@ -134,6 +135,9 @@ func (c *Core) rebuild(ctx context.Context, r *run) {
 		if ctx.Err() != nil {
 			return
 		}
+		if err == nil {
+			err = c.whyUnsuited(r)
+		}
 		if err != nil {
 			c.postpone(r, err)
 			return
@@ -159,18 +163,21 @@ func (c *Core) rebuild(ctx context.Context, r *run) {
 			}
 		case errors.Is(err, errUnloaded):
 			c.endRun(r, stateEnded, "it was unloaded", &Failure{Message: "the model was unloaded", Category: CategoryUser})
-		case !lost(err) && !c.tryAgain(r, err):
+		case lost(err) || c.tryAgain(r, err):
+		case plugins.KindOf(err) == plugins.KindCapacity && r.rebuild != nil:
+			r.rebuild.unsuited = unsuited(err)
+		default:
 			c.loseRun(r, "it cannot be rebuilt: "+err.Error())
 		}
+		needed := r.usable() && (r.rebuild == nil || r.rebuild.unsuited == nil)
 		usable := r.usable()
 		c.mu.Unlock()
-		if !usable { // it has ended while no process was known to have it
+		if !needed { // it has ended while no process was known to have it, or a part of it takes room that it cannot use
 			if err := b.DeleteAdapter(ctx, r.ID); err != nil && !lost(err) {
 				c.logged("adapter could not be deleted", err, "run", r.ID)
 			}
-			return
 		}
-		if pause(ctx, attempt) != nil {
+		if !usable || needed && pause(ctx, attempt) != nil {
 			return
 		}
 	}
@@ -194,7 +201,21 @@ func (c *Core) tryAgain(r *run, err error) bool {
 	return r.rebuild.failures < maxRebuilds
 }
 
-// postpone fails what waits for a backend that stays dead. The run itself is not given up: its state is in the journal, and it goes on when there is a backend again.
+// unsuited is why a backend cannot have a run that an earlier process had: it has less memory now, or its configuration takes less (a context that is shorter than an operation of the past). Neither is a fault of the run.
+func unsuited(err error) error {
+	return fmt.Errorf("the run cannot be rebuilt as the backend is now, and goes on when it can: %w", err)
+}
+
+func (c *Core) whyUnsuited(r *run) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r.rebuild == nil {
+		return nil
+	}
+	return r.rebuild.unsuited
+}
+
+// postpone fails what waits for a backend that stays dead, or that cannot have the run as it is. The run itself is not given up: its state is in the journal, and its next operation, or the next process, has it rebuilt.
 func (c *Core) postpone(r *run, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -322,17 +343,17 @@ func (c *Core) inexact(r *run, why string) {
 	})
 }
 
-// awaitRebuilt waits until a run's adapter is where it belongs. mu is held, and given up while waiting.
+// awaitRebuilt waits until a run's adapter is where it belongs, or cannot be there as the backend is. mu is held, and given up while waiting.
 func (c *Core) awaitRebuilt(ctx context.Context, r *run) error {
 	if r.State == stateLive && r.boot == "" && r.rebuild == nil {
 		c.interrupt(r, "its backend was not there")
 	}
 	for r.rebuild != nil {
-		done := r.rebuild.done
+		b := r.rebuild
 		c.mu.Unlock()
 		var err error
 		select {
-		case <-done:
+		case <-b.done:
 		case <-c.closed:
 			err = errClosing
 		case <-ctx.Done():
@@ -341,6 +362,9 @@ func (c *Core) awaitRebuilt(ctx context.Context, r *run) error {
 		c.mu.Lock()
 		if err != nil {
 			return err
+		}
+		if b.unsuited != nil {
+			return refusef(KindBackend, "%v", b.unsuited)
 		}
 	}
 	return nil

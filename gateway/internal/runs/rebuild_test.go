@@ -487,6 +487,7 @@ func TestReplayUnderAnotherArithmetic(t *testing.T) {
 type troubled struct {
 	plugins.Backend
 	times *int
+	kind  plugins.Kind
 	mu    *sync.Mutex
 }
 
@@ -499,42 +500,70 @@ func (b troubled) ForwardBackward(ctx context.Context, req plugins.ForwardBackwa
 	b.mu.Unlock()
 	got, err := b.Backend.ForwardBackward(ctx, req)
 	if fails && err == nil {
-		err = &plugins.Error{Kind: plugins.KindCapacity, Message: "no memory"}
+		err = &plugins.Error{Kind: b.kind, Message: "no memory"}
 	}
 	return got, err
 }
 
-// A past operation that fails although it had succeeded begins the rebuild anew; in the end the run is given up, never continued with other weights.
+// A past operation that fails although it had succeeded begins the rebuild anew. If it goes on failing, the run is given up, never continued with other weights; but not where the process has only less memory than an earlier one
+// had, or is configured to take less: then what waits fails, and the run goes on when the process suits it again.
 func TestARebuildThatFails(t *testing.T) {
+	const waits, lives, ends = "waits", "lives", "ends"
 	for _, c := range []struct {
 		name  string
 		times int
-		lives bool
-	}{{"twice", 2, true}, {"always", 1 << 30, false}} {
+		kind  plugins.Kind
+		want  string
+	}{
+		{"twice", 2, plugins.KindCapacity, lives},
+		{"always, for a fault", 1 << 30, plugins.KindInternal, ends},
+		{"as long as there is no memory", 1 << 30, plugins.KindCapacity, waits},
+		{"as long as it is too large", 1 << 30, plugins.KindInvalid, waits},
+	} {
 		t.Run(c.name, func(t *testing.T) {
 			var mu sync.Mutex
 			times := 0
 			w := newWorld(t, func(w *world) {
-				w.wrap = func(b plugins.Backend) plugins.Backend { return troubled{b, &times, &mu} }
+				w.wrap = func(b plugins.Backend) plugins.Backend { return troubled{b, &times, c.kind, &mu} }
 			})
 			ctx := t.Context()
+			set := func(n int) {
+				mu.Lock()
+				defer mu.Unlock()
+				times = n
+			}
 			run := w.trained(w.session(), 0)
-			mu.Lock()
-			times = c.times
-			mu.Unlock()
+			set(c.times)
 			w.restartBackend()
 			s, err := w.SaveWeights(ctx, SaveWeights{Operation: at(run, 5), Name: "end"})
-			if err == nil && c.lives {
+			if c.want == lives {
 				w.good(s, err)
 				return
 			}
 			if err == nil {
-				w.failure(w.outcome(s.RequestID), CategoryServer, "no memory")
+				if failure := w.outcome(s.RequestID).Failure; failure == nil || !strings.Contains(failure.Message, "no memory") {
+					t.Errorf("the save that waited: %+v", failure)
+				}
 			}
 			info, err := w.Run(ctx, owner, run, ScopeOwned)
 			w.ok(err)
-			if !info.Corrupted || !strings.Contains(info.CorruptedReason, "no memory") {
+			if info.Corrupted != (c.want == ends) || info.Corrupted && !strings.Contains(info.CorruptedReason, "no memory") {
 				t.Errorf("run %+v", info)
+			}
+			if c.want == ends {
+				return
+			}
+			if s, err = w.ForwardBackward(ctx, w.pass(run, 6)); err == nil { // it is tried again for each
+				if failure := w.outcome(s.RequestID).Failure; failure == nil || !strings.Contains(failure.Message, "operation 1, which had succeeded") {
+					t.Errorf("a pass that came meanwhile: %+v", failure)
+				}
+			}
+			w.restart() // which does not end it either
+			set(0)
+			w.restartBackend()
+			w.good(w.ForwardBackward(ctx, w.pass(run, 7)))
+			if out := w.good(w.OptimStep(ctx, w.step(run, 8))); out.OptimStep.Step != 3 {
+				t.Errorf("step %d, want 3", out.OptimStep.Step)
 			}
 		})
 	}

@@ -1,6 +1,7 @@
 package runs
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -262,6 +263,10 @@ func (c *Core) replayed(ctx context.Context, op *operation, b Backend, err error
 		r.rebuild.running--
 		c.caughtUp(r)
 	case c.tryAgain(r, err):
+		c.interrupt(r, err.Error())
+		again = true
+	case plugins.KindOf(err) == plugins.KindCapacity, plugins.KindOf(err) == plugins.KindInvalid:
+		r.rebuild.unsuited = cmp.Or(r.rebuild.unsuited, unsuited(fmt.Errorf("operation %d, which had succeeded, failed: %w", op.seq, err)))
 		c.interrupt(r, err.Error())
 		again = true
 	default:
