@@ -204,6 +204,11 @@ def trouble(log: str) -> list[str]:
     return [line for line in log.splitlines() if TROUBLE.search(line)]
 
 
+def modules() -> str:
+    """PYTHONPATH of client processes that use the SDK under test and the modules of this folder."""
+    return os.pathsep.join(p for p in (os.environ.get("PYTHONPATH"), str(ROOT / "e2e")) if p)
+
+
 def environment(server: Server, **more: str) -> dict[str, str]:
     """An environment for client processes: the server's address and key, and nothing from outside that could lead elsewhere."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("TINKER_", "OPENAI_", "HF_", "CLOUDFLARE_"))}

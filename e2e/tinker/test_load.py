@@ -50,8 +50,7 @@ def script(tmp_path: pathlib.Path, server, text: str, **environment: str) -> sub
     """A client in a process of its own."""
     file = tmp_path / "client.py"
     file.write_text(text)
-    modules = os.pathsep.join(p for p in (os.environ.get("PYTHONPATH"), str(tinsmith.ROOT / "e2e")) if p)
-    return subprocess.run([sys.executable, file], env=tinsmith.environment(server, PYTHONPATH=modules, **environment), capture_output=True, text=True, timeout=240)
+    return subprocess.run([sys.executable, file], env=tinsmith.environment(server, PYTHONPATH=tinsmith.modules(), **environment), capture_output=True, text=True, timeout=240)
 
 
 # In a process of its own, because clients that earlier tests have left behind there would say that their servers are gone.

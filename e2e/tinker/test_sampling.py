@@ -287,10 +287,7 @@ def test_pickled_clients_sample_in_other_processes(server, pair, tmp_path):
     pickled, script = tmp_path / "sampler", tmp_path / "child.py"
     pickled.write_bytes(pickle.dumps(sampler))
     script.write_text(CHILD)
-    import os
-
-    path = os.pathsep.join(p for p in (os.environ.get("PYTHONPATH"), str(tinsmith.ROOT / "e2e")) if p)
-    environment = tinsmith.environment(server, PYTHONPATH=path)
+    environment = tinsmith.environment(server, PYTHONPATH=tinsmith.modules())
     children = [subprocess.Popen([sys.executable, script, pickled], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     for child in children:
         out, errors = child.communicate(timeout=240)

@@ -102,16 +102,13 @@ if __name__ == "__main__":
 
 @pytest.mark.version
 def test_saved_sampler_in_another_process(server, service, tmp_path):
-    import os
-
     run = sdkcalls.trainer(service)
     sdkcalls.train(run)
     path = run.save_weights_for_sampler("b").result().path
     assert path == f"tinker://{run.get_info().model_id}/sampler_weights/b"
     script = tmp_path / "sample.py"
     script.write_text(SAMPLE)
-    modules = os.pathsep.join(p for p in (os.environ.get("PYTHONPATH"), str(tinsmith.ROOT / "e2e")) if p)
-    done = subprocess.run([sys.executable, script, path], env=tinsmith.environment(server, PYTHONPATH=modules), capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, script, path], env=tinsmith.environment(server, PYTHONPATH=tinsmith.modules()), capture_output=True, text=True, timeout=240)
     assert tinsmith.ended(done.returncode), done.stderr
     assert np.array_equal(np.asarray(json.loads(done.stdout.strip().splitlines()[-1]), np.float32), sdkcalls.logprobs(run))
 

@@ -39,7 +39,7 @@ type message struct {
 const marker = "devicebench-message "
 
 // measurements are the kinds of them.
-var measurements = map[string]func(ctx context.Context, w workload, j job, found func(result)) error{
+var measurements = map[string]func(ctx context.Context, j job, found func(result)) error{
 	"bits": bits, "speed": speed, "products": products, "placements": placements,
 }
 
@@ -88,7 +88,7 @@ func (j job) do(ctx context.Context, say func(message)) error {
 	if err := j.Workload.Shape.provide(j.Dir); err != nil {
 		return fmt.Errorf("write the model: %w", err)
 	}
-	return measure(ctx, j.Workload, j, func(r result) { say(message{Result: &r}) })
+	return measure(ctx, j, func(r result) { say(message{Result: &r}) })
 }
 
 // touch computes something on the first device.

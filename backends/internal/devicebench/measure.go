@@ -108,8 +108,8 @@ func (b *bench) data(n int) []plugins.Datum {
 }
 
 // on gives f the model on one device.
-func on(ctx context.Context, w workload, j job, f func(b *bench) error) error {
-	b, err := load(ctx, w, j.Dir, "single", `"device": "cuda:0"`, j.Libraries)
+func on(ctx context.Context, j job, f func(b *bench) error) error {
+	b, err := load(ctx, j.Workload, j.Dir, "single", `"device": "cuda:0"`, j.Libraries)
 	if err != nil {
 		return err
 	}
@@ -117,22 +117,22 @@ func on(ctx context.Context, w workload, j job, f func(b *bench) error) error {
 }
 
 // bits compares what one device computes with what it computes otherwise.
-func bits(ctx context.Context, w workload, j job, found func(result)) error {
-	return on(ctx, w, j, func(b *bench) error { return b.all(ctx, found) })
+func bits(ctx context.Context, j job, found func(result)) error {
+	return on(ctx, j, func(b *bench) error { return b.all(ctx, found) })
 }
 
 // speed measures training and decoding on one device.
-func speed(ctx context.Context, w workload, j job, found func(result)) error {
-	w.Device = j.Facts.Devices[0].Name
-	return on(ctx, w, j, func(b *bench) error { return b.speed(ctx, found) })
+func speed(ctx context.Context, j job, found func(result)) error {
+	j.Workload.Device = j.Facts.Devices[0].Name
+	return on(ctx, j, func(b *bench) error { return b.speed(ctx, found) })
 }
 
 // placements compares what two ranks compute with what one device does. Where there are two devices the ranks are on these, and exchange by NCCL too if that was found;
 // otherwise both are on one.
-func placements(ctx context.Context, w workload, j job, found func(result)) error {
-	dir, libraries, devices, nccl := j.Dir, j.Libraries, len(j.Facts.Devices), j.Facts.NCCL
+func placements(ctx context.Context, j job, found func(result)) error {
+	w, dir, libraries, devices, nccl := j.Workload, j.Dir, j.Libraries, len(j.Facts.Devices), j.Facts.NCCL
 	var single [][]float32
-	if err := on(ctx, w, j, func(b *bench) (err error) {
+	if err := on(ctx, j, func(b *bench) (err error) {
 		single, _, err = b.life(ctx, "a")
 		return err
 	}); err != nil {

@@ -15,8 +15,8 @@ import (
 )
 
 // products measures the large products of a training pass by themselves, in each of the ways that the device has, and says which of them training uses.
-func products(ctx context.Context, w workload, j job, found func(result)) (err error) {
-	dir, libraries := j.Dir, j.Libraries
+func products(ctx context.Context, j job, found func(result)) (err error) {
+	w, dir, libraries := j.Workload, j.Dir, j.Libraries
 	driver, err := cudart.Open(cudart.Options{Directories: libraries})
 	if err != nil {
 		return err

@@ -26,7 +26,7 @@ func steps(workloads []workload) (all []step) {
 	}
 	measure("bits", "placements")
 	for _, s := range suites {
-		if s.Name == "sanitizer" {
+		if s.Tool != "" {
 			measure("speed", "products")
 		}
 		all = append(all, step{Name: s.Name, Groups: []string{"suites"}, Suite: &s})

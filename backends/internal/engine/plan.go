@@ -108,7 +108,7 @@ func (l *loaded) planMemory(ctx context.Context, limits memoryLimits, before *me
 		}
 		p.training = min(max(trainers*kept, longest), half)
 		if l.homes.ownMemory() && p.limit < unlimited {
-			p.training = max(p.training, l.mostTraining(&p, layout))
+			p.training = max(p.training, min(half, l.besideAdapters(&p, layout)))
 		}
 	}
 	for i := range p.devices {
@@ -126,20 +126,19 @@ func (l *loaded) planMemory(ctx context.Context, limits memoryLimits, before *me
 	return p, nil
 }
 
-// mostTraining is what training passes may take of all devices together where nobody else uses their memory: half of what is left of the one with the least, but not what adapters have been given or, where that is not set, what a
-// step of one like those of a layout takes.
-func (l *loaded) mostTraining(p *memoryPlan, layout *lora.Layout) int64 {
+// besideAdapters is what is left of all devices together, by the one with the least, beside what adapters have been given or, where that is not set, what a step of one like those of a layout takes.
+func (l *loaded) besideAdapters(p *memoryPlan, layout *lora.Layout) int64 {
 	const steps = 3 // a step has weights and moments twice, and the gradient beside them: less than three times all
-	one, most := l.withOptimizer(layout), int64(math.MaxInt64)
+	one, left := l.withOptimizer(layout), int64(math.MaxInt64)
 	for i, bytes := range one {
 		adapters := steps * bytes
 		if set := l.config.AdapterMemory; set > 0 {
 			adapters = int64(float64(set) * (float64(bytes) / float64(one.total())))
 		}
 		d := &p.devices[i]
-		most = min(most, d.whole(min(d.rest()/2, d.rest()-adapters)))
+		left = min(left, d.whole(d.rest()-adapters))
 	}
-	return most
+	return left
 }
 
 // withOptimizer is what an adapter like those of a layout takes at each home, its moments included.

@@ -37,13 +37,9 @@ func MeasureModel(ctx context.Context, dir string, registry Registry, o LoadOpti
 			devices[c] = append(devices[c], dry.Device{})
 		}
 	}
-	d, err := openDirectory(dir, registry, ranks, o)
+	models, err := measured(ctx, dir, registry, o, devices)
 	if err != nil {
-		return Size{}, fmt.Errorf("load model: %w", err)
-	}
-	models, err := d.pack(ctx, devices, o, &gauge{})
-	if err := errors.Join(err, d.files.Close()); err != nil {
-		return Size{}, fmt.Errorf("load model: %w", err)
+		return Size{}, err
 	}
 	var s Size
 	for _, ranks := range models {
@@ -64,6 +60,19 @@ func MeasureModel(ctx context.Context, dir string, registry Registry, o LoadOpti
 		}
 	}
 	return s, nil
+}
+
+// measured gives the model over devices without memory, copies of ranks, from the headers of its files.
+func measured(ctx context.Context, dir string, registry Registry, o LoadOptions, devices [][]tensor.Device) ([][]*Model, error) {
+	d, err := openDirectory(dir, registry, len(devices[0]), o)
+	if err != nil {
+		return nil, fmt.Errorf("load model: %w", err)
+	}
+	models, err := d.pack(ctx, devices, o, &gauge{})
+	if err := errors.Join(err, d.files.Close()); err != nil {
+		return nil, fmt.Errorf("load model: %w", err)
+	}
+	return models, nil
 }
 
 // measure notes what a rank takes beside the weights.
@@ -90,13 +99,9 @@ func (s *Size) measure(rank *Model, sampling *Sampling) error {
 
 // MeasurePass tells, from the headers of a model directory's files, what MeasureTraining would of the model on one device with memory of its own, with adapters of a rank; and the bytes of one page of keys and values.
 func MeasurePass(ctx context.Context, dir string, registry Registry, o LoadOptions, tokens, rank int, recompute bool) (pass Memory, page int64, err error) {
-	d, err := openDirectory(dir, registry, 1, o)
+	models, err := measured(ctx, dir, registry, o, [][]tensor.Device{{dry.Remote{}}})
 	if err != nil {
-		return Memory{}, 0, fmt.Errorf("load model: %w", err)
-	}
-	models, err := d.pack(ctx, [][]tensor.Device{{dry.Remote{}}}, o, &gauge{})
-	if err := errors.Join(err, d.files.Close()); err != nil {
-		return Memory{}, 0, fmt.Errorf("load model: %w", err)
+		return Memory{}, 0, err
 	}
 	m := models[0][0]
 	layout, err := m.Layout(rank, true, true, true)

@@ -127,8 +127,10 @@ func (t *training) finish() ([]Outcome, error) {
 		if err != nil {
 			return nil, fmt.Errorf("train: %w", err)
 		}
-		t.take(spans, logprobs)
-		t.hostRatios()
+		if t.ratios.there.Buffer != nil { // the losses' values need them here too
+			t.take(spans, logprobs)
+			t.hostRatios()
+		}
 		t.losses(spans, logprobs)
 	}
 	return t.outcomes, nil

@@ -206,6 +206,7 @@ func unsuited(err error) error {
 	return fmt.Errorf("the run cannot be rebuilt as the backend is now, and goes on when it can: %w", err)
 }
 
+// whyUnsuited is why a run that was being rebuilt is not tried further with the backend that there is; nil if it is.
 func (c *Core) whyUnsuited(r *run) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

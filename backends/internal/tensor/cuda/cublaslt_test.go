@@ -89,6 +89,21 @@ func TestCuBLASLtIsChecked(t *testing.T) {
 	}
 }
 
+// openDriver gives the driver, which is closed with the test, and what it says of its first device.
+func openDriver(t *testing.T, o Options) (*cudart.Driver, cudart.Information) {
+	t.Helper()
+	driver, err := cudart.Open(cudart.Options{Directories: o.Libraries})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(driver.Close)
+	info, err := driver.Information(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return driver, info
+}
+
 // By itself cuBLASLt computes what it is faster at.
 func TestWorthwhile(t *testing.T) {
 	shape := func(rows int64) cudart.ProductShape { return cudart.ProductShape{Columns: 8, Depth: 16, Rows: rows} }
@@ -110,15 +125,7 @@ func TestWorthwhile(t *testing.T) {
 func TestCuBLASLtIsNamedWhereItIsSlower(t *testing.T) {
 	o := Options{Libraries: shim.WithCuBLASLt(shim.Require(t, shim.Options{})), Products: ProductsAuto, Weights: [][2]int{{8, 16}}}
 	t.Setenv("FAKE_CUDA_MAJOR", "8")
-	driver, err := cudart.Open(cudart.Options{Directories: o.Libraries})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer driver.Close()
-	info, err := driver.Information(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	driver, info := openDriver(t, o)
 	known := &known{}
 	for _, c := range []struct {
 		name    string
@@ -159,15 +166,7 @@ func TestCuBLASLtLeavesShapesOut(t *testing.T) {
 	before := slog.Default()
 	slog.SetDefault(slog.New(slog.NewTextHandler(&said, nil)))
 	defer slog.SetDefault(before)
-	driver, err := cudart.Open(cudart.Options{Directories: o.Libraries})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer driver.Close()
-	info, err := driver.Information(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	driver, info := openDriver(t, o)
 	known := &known{}
 	use, err := o.cublaslt(driver, info, 0, false, known)
 	if err != nil {
