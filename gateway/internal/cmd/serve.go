@@ -9,9 +9,11 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -92,8 +94,12 @@ func serveConfig(file, model, listen string) (config.Config, error) {
 	return cfg, nil
 }
 
+// outliveReaders has writes to standard output and error fail when nobody reads them any more (tee has ended, say), where Go would end the process, without a word.
+func outliveReaders() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
+
 // serve runs until ctx ends.
 func (p Program) serve(ctx context.Context, cfg config.Config) (err error) {
+	outliveReaders()
 	setLog(cfg.Log)
 	if cfg.DataDir, err = filepath.Abs(cfg.DataDir); err != nil {
 		return err

@@ -235,6 +235,21 @@ func TestHangingBackend(t *testing.T) {
 	s.await("well again", func(h health) bool { return h.Status == "ok" && h.Models[0].Restarts == 0 })
 }
 
+// TestLogWithoutReader: a server whose log nobody reads any more goes on.
+func TestLogWithoutReader(t *testing.T) {
+	s := newServer(t, settings{"plugin": "fake"}, nil)
+	name := filepath.Join(s.dir, "log")
+	s.ok(unix.Mkfifo(name, 0o600))
+	reader, err := os.OpenFile(name, os.O_RDWR, 0) // for reading alone it would wait for the server
+	s.ok(err)
+	s.start()
+	s.ready()
+	s.ok(os.Remove(name)) // or those who want to print the log wait for its end
+	s.ok(reader.Close())
+	s.ok(syscall.Kill(children(s.process.Process.Pid)[0], syscall.SIGKILL)) // of which the server tells its log
+	s.await("well after the kill", func(h health) bool { return h.Status == "ok" && h.Models[0].Restarts == 1 })
+}
+
 // TestKilledForHanging lets a plugin hang for good: it is killed and replaced, and the client of the run sees nothing of it.
 func TestKilledForHanging(t *testing.T) {
 	if os.Getenv("E2E_LEVEL") != "all" {
