@@ -19,11 +19,13 @@
 // and no success fails with that reason and changes nothing; with at least one success it runs. A window without any ForwardBackward is an
 // AdamW step with zero gradient. A value that is not finite (gradient, clipped gradient, new weight) fails the operation, names the tensor, and leaves
 // weights, moments and step count as they were; any OptimStep that reached its turn, failed or not, clears the accumulated gradient and begins a new window, with one exception:
-// a backend makes room for a step from whatever it can give up, and where that is not enough the step fails with ErrCapacity and is as if it had not been sent. Gradient
+// a backend makes room for a step from whatever it can give up, and where that is not enough the step fails with ErrCapacity (or ErrTooLarge, see below) and is as if it had not been sent. Gradient
 // and window stay, and the next OptimStep applies all of it, with the bits that it would have had at once; ForwardBackward operations between the two add to it. (A window
 // with a failure and no success ends even if the failure was for want of memory: it has no gradient to be kept.)
 // What needs the disk of LoadRequest.Scratch to make room in memory, while that is full or cannot be written to, does not fail: it is not decided until the disk takes files again, and runs then, with the
 // bits that it would have had at once. Status tells that work waits for that; other runs, and work that needs no such room, go on.
+// What takes more memory than the backend can ever have as it is configured fails with ErrTooLarge, at once, whatever else is in memory; the message has what it takes, the limit, and the setting that would have to be
+// raised. It may succeed after Configure. ErrCapacity is for what there may be room for later.
 // After a failed LoadAdapter with a position the adapter is as it was, but every later operation with a position fails with that reason until
 // a load succeeds: nobody trains on without noticing what was to be loaded. One operation's failure never touches another adapter.
 //
@@ -84,7 +86,7 @@ type Backend interface {
 	// ForwardBackward runs the model over the data and returns target log-probabilities; unless ForwardOnly, it adds the gradient of the
 	// summed loss to the adapter's accumulator (in order of position).
 	ForwardBackward(ctx context.Context, req ForwardBackwardRequest) (ForwardBackwardResult, error)
-	// OptimStep applies AdamW to the accumulated gradient, clears it, and publishes the next version. One that fails with KindCapacity has used up its position, but leaves the gradient to the next one.
+	// OptimStep applies AdamW to the accumulated gradient, clears it, and publishes the next version. One that fails with KindCapacity or KindTooLarge has used up its position, but leaves the gradient to the next one.
 	OptimStep(ctx context.Context, req OptimStepRequest) (OptimStepResult, error)
 
 	// Pin keeps the version that is the latest at the request's position until Unpin, with its moments unless the pin is for the weights only. Pins are counted by their name; the same Pin repeated is one pin.

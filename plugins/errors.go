@@ -20,9 +20,10 @@ const (
 	KindNotFinite                  // a value was NaN or infinite; Field names the tensor
 	KindCancelled                  // ended by Cancel or by the caller's context
 	KindBackendLost                // the process is gone; whether the operation ran is unknown
+	KindTooLarge                   // there is never room, as the backend is configured: tell the user, do not repeat
 )
 
-var kindNames = [...]string{"internal", "invalid", "not found", "already applied", "capacity", "unavailable", "not finite", "cancelled", "backend lost"}
+var kindNames = [...]string{"internal", "invalid", "not found", "already applied", "capacity", "unavailable", "not finite", "cancelled", "backend lost", "too large"}
 
 // String gives the kind's name for messages and logs.
 func (k Kind) String() string {
@@ -73,6 +74,7 @@ var (
 	ErrNotFinite      = sentinel(KindNotFinite)
 	ErrCancelled      = sentinel(KindCancelled)
 	ErrBackendLost    = sentinel(KindBackendLost)
+	ErrTooLarge       = sentinel(KindTooLarge)
 )
 
 func sentinel(k Kind) *Error { return &Error{Kind: k, Message: k.String()} }
@@ -94,4 +96,10 @@ func KindOf(err error) Kind {
 		return e.Kind
 	}
 	return KindInternal
+}
+
+// NoRoom tells whether something failed because there is no room for it, now or ever.
+func NoRoom(err error) bool {
+	k := KindOf(err)
+	return k == KindCapacity || k == KindTooLarge
 }

@@ -23,6 +23,7 @@ var kindCodes = [...]codes.Code{
 	KindNotFinite:      codes.FailedPrecondition,
 	KindCancelled:      codes.Canceled,
 	KindBackendLost:    codes.Unavailable,
+	KindTooLarge:       codes.OutOfRange,
 }
 
 // toStatus is the error of a backend as gRPC carries it: an *Error whole, as a detail.

@@ -105,6 +105,7 @@ func TestErrorsCrossWhole(t *testing.T) {
 		{"unavailable", &Error{Kind: KindUnavailable, Message: "loading"}, Error{Kind: KindUnavailable, Message: "loading"}},
 		{"not finite", &Error{Kind: KindNotFinite, Field: "layers.0", Message: "x"}, Error{Kind: KindNotFinite, Field: "layers.0", Message: "x"}},
 		{"cancelled", &Error{Kind: KindCancelled, Message: "x"}, Error{Kind: KindCancelled, Message: "x"}},
+		{"too large", &Error{Kind: KindTooLarge, Message: "x"}, Error{Kind: KindTooLarge, Message: "x"}},
 		{"wrapped", fmt.Errorf("step: %w", &Error{Kind: KindNotFound, Message: "x"}), Error{Kind: KindNotFound, Message: "x"}},
 		{"foreign", errors.New("disk full"), Error{Kind: KindInternal, Message: "disk full"}},
 		{"kind out of range", &Error{Kind: 99, Message: "x"}, Error{Kind: KindInternal, Message: "x"}},

@@ -19,6 +19,8 @@ type Subject struct {
 	Model   plugins.ModelInfo
 	// Starve has optimizer steps find no memory from now on, or again as much as they need. Nil where that cannot be brought about; then it is not tested.
 	Starve func(starved bool)
+	// Shrink has the backend be configured, from now on, so that no adapter ever fits, or again as it was. Nil where that cannot be brought about; then it is not tested.
+	Shrink func(small bool)
 }
 
 // Factory makes a fresh subject for one test and cleans up at the test's end.
@@ -42,6 +44,7 @@ func RunAll(t *testing.T, factory Factory) {
 		{"failed window", (*suite).failedWindow},
 		{"empty window", (*suite).emptyWindow},
 		{"no memory for a step", (*suite).starvedStep},
+		{"too small for an adapter", (*suite).tooSmall},
 		{"not finite", (*suite).notFinite},
 		{"invalid training requests", (*suite).invalidTraining},
 		{"invalid sample requests", (*suite).invalidSamples},
@@ -67,7 +70,7 @@ func RunAll(t *testing.T, factory Factory) {
 			if s.Model.VocabSize < 16 || s.Model.MaxContextLength < 24 || s.Model.MaxRank < 4 {
 				t.Fatalf("the model is too small for these tests: %+v", s.Model)
 			}
-			c.run(&suite{T: t, b: s.Backend, model: s.Model, starve: s.Starve})
+			c.run(&suite{T: t, b: s.Backend, model: s.Model, starve: s.Starve, shrink: s.Shrink})
 		})
 	}
 }
@@ -78,6 +81,7 @@ type suite struct {
 	b      plugins.Backend
 	model  plugins.ModelInfo
 	starve func(starved bool)
+	shrink func(small bool)
 }
 
 var allModules = plugins.AdapterConfig{Rank: 2, Seed: 1, TrainAttention: true, TrainMLP: true, TrainUnembed: true}

@@ -448,6 +448,41 @@ func (s *suite) starvedStep() {
 	s.sameBits("the checkpoint", loaded.forward(d).Logprobs[0], same.forward(d).Logprobs[0])
 }
 
+// tooSmall sees that a backend in which no adapter fits says that this is for good, that a step leaves its gradient to the next one, and that everything goes on when it is larger.
+func (s *suite) tooSmall() {
+	if s.shrink == nil {
+		s.Skip("this backend cannot be brought to be too small")
+	}
+	r, same, d := s.create("a", allModules), s.create("b", allModules), s.datum(1, 6)
+	r.train(1, d)
+	same.train(2, d)
+	path := same.save(plugins.ScopeOptimizer, "")
+	r.forwardBackward(d)
+	made := plugins.CreateAdapterRequest{Adapter: "c", Config: allModules}
+	frozen := plugins.LoadAdapterRequest{Adapter: "d", Path: path, Frozen: true}
+
+	s.shrink(true)
+	_, err := s.b.CreateAdapter(s.Context(), made)
+	s.wantKind("a new adapter", err, plugins.KindTooLarge)
+	_, err = s.b.LoadAdapter(s.Context(), frozen)
+	s.wantKind("a saved adapter", err, plugins.KindTooLarge)
+	_, err = r.tryStep()
+	s.wantKind("a step", err, plugins.KindTooLarge)
+	s.shrink(false)
+
+	if res := r.step(); res.Version != 2 || res.Step != 2 {
+		s.Errorf("the step that was sent again: %+v", res)
+	}
+	s.sameBits("a step that was sent again", r.forward(d).Logprobs[0], same.forward(d).Logprobs[0])
+	if _, err := s.b.CreateAdapter(s.Context(), made); err != nil {
+		s.Errorf("the new adapter, asked for again: %v", err)
+	}
+	if _, err := s.b.LoadAdapter(s.Context(), frozen); err != nil {
+		s.Errorf("the saved adapter, asked for again: %v", err)
+	}
+	s.sameBits("sampled from the saved adapter", s.sample(s.request("d", 1, 6)).logprobs[0], s.sample(s.request("b", 1, 6)).logprobs[0])
+}
+
 // notFinite makes the loss overflow and sees that nothing is changed, here or next door.
 func (s *suite) notFinite() {
 	r, neighbour, d := s.create("a", allModules), s.create("b", allModules), s.datum(1, 6)

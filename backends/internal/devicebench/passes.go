@@ -97,8 +97,7 @@ func (b *bench) train(ctx context.Context, adapters []string) (time.Duration, pa
 			return 0, way, err
 		}
 		best, err := b.pace(ctx, adapters)
-		var refused *plugins.Error
-		if errors.As(err, &refused) && refused.Kind == plugins.KindCapacity && i < len(ways)-1 {
+		if err != nil && plugins.NoRoom(err) && i < len(ways)-1 {
 			continue // the plan is an estimate
 		}
 		return best, way, err

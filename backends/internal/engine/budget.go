@@ -74,11 +74,15 @@ func (b *budget) free() int64 {
 
 // bounds says what is left of which limit.
 func (b *budget) bounds() string {
-	of := ""
-	if b.device != "" {
-		of = " of " + b.device
+	return fmt.Sprintf("%s are left of the %s that the backend may take%s (backend.memory_mib)", mebibytes(b.free()), mebibytes(b.limit.Load()), b.on())
+}
+
+// on names the device in a message, where there are several.
+func (b *budget) on() string {
+	if b.device == "" {
+		return ""
 	}
-	return fmt.Sprintf("%s are left of the %s that the backend may take%s (backend.memory_mib)", mebibytes(b.free()), mebibytes(b.limit.Load()), of)
+	return " of " + b.device
 }
 
 // room takes or, with a negative number, gives; see model.Workspace.Bound.

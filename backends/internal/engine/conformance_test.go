@@ -56,11 +56,23 @@ func starvable(t *testing.T) (e *Engine, starve func(starved bool)) {
 	}
 }
 
+// shrinkable lets an engine be told that no adapter fits into the memory for them.
+func shrinkable(t *testing.T, e *Engine) (shrink func(small bool)) {
+	return func(small bool) {
+		hook(t, e, func() {
+			e.loaded.adapters.limit = e.loaded.plan.adapters
+			if small {
+				e.loaded.adapters.limit = 1
+			}
+		})
+	}
+}
+
 func TestContract(t *testing.T) {
 	plugintest.RunAll(t, func(t *testing.T) plugintest.Subject {
 		e, starve := starvable(t)
 		s := subject(t, e)
-		s.Starve = starve
+		s.Starve, s.Shrink = starve, shrinkable(t, e)
 		return s
 	})
 }
@@ -70,7 +82,7 @@ func TestContractOverTheTransport(t *testing.T) {
 	plugintest.RunAll(t, func(t *testing.T) plugintest.Subject {
 		e, starve := starvable(t)
 		s := subject(t, overTransport(t, e, bufconn.Listen(1<<16)))
-		s.Starve = starve
+		s.Starve, s.Shrink = starve, shrinkable(t, e)
 		return s
 	})
 }

@@ -54,7 +54,7 @@ func TestContractOnDevice(t *testing.T) {
 func contractOn(t *testing.T, load func(t *testing.T) *Engine) {
 	plugintest.RunAll(t, func(t *testing.T) plugintest.Subject {
 		e := load(t)
-		return plugintest.Subject{Backend: e, Model: e.loaded.info, Starve: func(starved bool) {
+		return plugintest.Subject{Backend: e, Model: e.loaded.info, Shrink: shrinkable(t, e), Starve: func(starved bool) {
 			hook(t, e, func() {
 				for i, m := range e.loaded.memories {
 					limit := e.loaded.plan.devices[i].limit

@@ -174,11 +174,19 @@ func (l *loaded) adapterAlone(layout *lora.Layout) byHome {
 	return need
 }
 
+// mostAt is the memory that there can be at a home by a plan for adapters and training passes, with nothing sampled.
+func (l *loaded) mostAt(p *memoryPlan, home int) int64 {
+	if len(p.devices) == 1 {
+		return p.limit - p.fixed() + l.returnable(p)
+	}
+	return p.devices[home].rest()
+}
+
 // mostForDatum is the memory that a training pass over one sequence can have by a plan, beside one adapter like that of a layout and with nothing sampled, on all ranks of the replica that has the least.
 func (l *loaded) mostForDatum(p *memoryPlan, layout *lora.Layout) int64 {
 	adapter := l.adapterAlone(layout)
 	if len(p.devices) == 1 {
-		return p.limit - p.fixed() + l.returnable(p) - adapter[0]
+		return l.mostAt(p, 0) - adapter[0]
 	}
 	most := int64(math.MaxInt64)
 	for _, r := range l.training {
@@ -188,7 +196,7 @@ func (l *loaded) mostForDatum(p *memoryPlan, layout *lora.Layout) int64 {
 		}
 		for i, ranks := range there {
 			if ranks > 0 {
-				most = min(most, (p.devices[i].rest()-adapter[i])/ranks*int64(len(r.devices)))
+				most = min(most, (l.mostAt(p, i)-adapter[i])/ranks*int64(len(r.devices)))
 			}
 		}
 	}

@@ -35,7 +35,7 @@ func capacity(what string, err error) *plugins.Error {
 
 // isMemory tells whether something failed for want of memory, the device's or that for adapters, so that less of it may succeed.
 func isMemory(err error) bool {
-	return errors.Is(err, tensor.ErrMemory) || errors.Is(err, plugins.ErrCapacity)
+	return errors.Is(err, tensor.ErrMemory) || plugins.NoRoom(err)
 }
 
 // errClosed answers what was not finished when the engine was closed.

@@ -149,7 +149,7 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	if l.adapters, err = newResidency(device, l.weightShape(), req.Scratch, req.Reserve, l.plan.adapters, l.memories); err != nil {
 		return nil, err
 	}
-	l.adapters.relieve = l.relieve
+	l.adapters.relieve, l.adapters.most = l.relieve, func(home int) int64 { return l.mostAt(&l.plan, home) }
 	e.counters.pagesFree.Store(l.pagesFree())
 	l.info = plugins.ModelInfo{
 		Architecture: m.Config.Architecture, Parameters: m.Parameters, Layers: m.Config.Layers, HiddenSize: m.Config.HiddenSize, VocabSize: m.Config.VocabSize, MaxContextLength: l.plan.context,

@@ -201,6 +201,9 @@ func (e *Engine) enqueue(l *loaded, req plugins.SampleRequest) (*request, error)
 		q.settings.Bias = append(q.settings.Bias, sample.Bias{Token: token, Amount: float32(amount)})
 	}
 	q.scores = newScores(&q.SampleRequest)
+	if most := l.config.MaxWaiting; req.NumSamples > most {
+		return nil, &plugins.Error{Kind: plugins.KindTooLarge, Field: "num_samples", Message: fmt.Sprintf("is %d, and at most %d sequences may wait for a place (backend.max_waiting)", req.NumSamples, most)}
+	}
 
 	e.mu.Lock()
 	defer e.mu.Unlock()

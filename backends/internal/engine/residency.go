@@ -27,7 +27,8 @@ type residency struct {
 	directory string // for files; "" = nothing can be moved out
 	reserve   int64  // bytes of its file system that stay free
 	space     func(directory string) (free int64, err error)
-	limit     int64 // bytes, of all homes
+	limit     int64                // bytes, of all homes
+	most      func(home int) int64 // bytes that there can be at a home, when everything that can be given up is
 
 	used     int64      // bytes of device memory, at all homes
 	freed    time.Time  // when some of it was last freed
@@ -92,7 +93,7 @@ func (l *loaded) weightShape() weightShape {
 
 // newResidency makes an empty one. Nothing is written before the limit is reached; what an earlier process left in the directory is removed.
 func newResidency(device tensor.Device, shape weightShape, scratch string, reserve, limit int64, memory []*budget) (*residency, error) {
-	m := &residency{device: device, shape: shape, reserve: reserve, space: freeSpace, limit: limit, resident: list.New(), weights: map[shapeKey]byHome{}, memory: memory, relieve: func(bool) bool { return false }}
+	m := &residency{device: device, shape: shape, reserve: reserve, space: freeSpace, limit: limit, resident: list.New(), weights: map[shapeKey]byHome{}, memory: memory, relieve: func(bool) bool { return false }, most: func(int) int64 { return unlimited }}
 	if scratch == "" {
 		return m, nil
 	}
@@ -192,8 +193,29 @@ func (m *residency) admit(layout *lora.Layout, frozen bool) error {
 	if need <= m.limit {
 		return nil
 	}
-	return &plugins.Error{Kind: plugins.KindCapacity, Field: "config", Message: fmt.Sprintf("an adapter of rank %d with %d parameters takes %s of memory at once, and all adapters together may take %s (backend.adapter_memory_mib)",
-		layout.Rank, layout.Size, mebibytes(need), mebibytes(m.limit))}
+	purpose := "to be trained"
+	if frozen {
+		purpose = "to be sampled"
+	}
+	return m.beyondLimit(fmt.Sprintf("an adapter of rank %d with %d parameters takes %s of memory %s", layout.Rank, layout.Size, mebibytes(need), purpose))
+}
+
+// beyondLimit is the error about something that takes more than the limit of adapters.
+func (m *residency) beyondLimit(what string) error {
+	return &plugins.Error{Kind: plugins.KindTooLarge, Message: fmt.Sprintf("%s, and all adapters together may take %s: that needs a larger backend.adapter_memory_mib, or a larger backend.memory_mib where that is not set", what, mebibytes(m.limit))}
+}
+
+// possible tells whether so many bytes could be had if nobody else had any.
+func (m *residency) possible(what string, size byHome) error {
+	if size.total() > m.limit {
+		return m.beyondLimit(fmt.Sprintf("the %s take %s of memory", what, mebibytes(size.total())))
+	}
+	for home, bytes := range size {
+		if most := m.most(home); bytes > most {
+			return &plugins.Error{Kind: plugins.KindTooLarge, Message: fmt.Sprintf("the %s take %s of memory, and beside the model's weights and the sampler there are %s%s: that needs a larger backend.memory_mib", what, mebibytes(bytes), mebibytes(max(most, 0)), m.memory[home].on())}
+		}
+	}
+	return nil
 }
 
 // make gives a new block, needed by the caller, who says done: to be filled.
@@ -340,8 +362,11 @@ func (m *residency) withRoom(what string, size byHome, allocate func() (byHome, 
 	}
 }
 
-// take counts size bytes in the budgets of the homes when they are below those and the limit of adapters.
+// take counts size bytes in the budgets of the homes when they are below those and the limit of adapters. What could not be had if nothing else were in memory is KindTooLarge, and nothing is moved out for it.
 func (m *residency) take(what string, size byHome) error {
+	if err := m.possible(what, size); err != nil {
+		return err
+	}
 	for {
 		crowded := m.used+size.total() > m.limit
 		short := 0

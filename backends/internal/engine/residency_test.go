@@ -479,10 +479,100 @@ func TestAdapterBeyondLimit(t *testing.T) {
 	create(t, e, "a", 1, 16)
 	limitTo(t, e, f, "a", 3)
 	_, err := e.CreateAdapter(t.Context(), plugins.CreateAdapterRequest{Adapter: "b", Config: plugins.AdapterConfig{Rank: 512, TrainAttention: true}})
-	if !errors.Is(err, plugins.ErrCapacity) || !strings.Contains(err.Error(), "adapter_memory_mib") || !strings.Contains(err.Error(), "rank 512") {
+	if !errors.Is(err, plugins.ErrTooLarge) || !strings.Contains(err.Error(), "adapter_memory_mib") || !strings.Contains(err.Error(), "rank 512") {
 		t.Errorf("got %v", err)
 	}
 	create(t, e, "c", 1, 16)
+}
+
+// What can never fit, because the limit is below it, is told so wherever it is met, and at once; when the limit is raised while the backend runs everything goes on, with the same bits.
+func TestLimitBelowAnAdapter(t *testing.T) {
+	random := rand.New(rand.NewPCG(3, 4))
+	data, prompt := randomData(random, 2, 20), []int32{1, 2, 3}
+	want := func(t *testing.T) map[string][]float32 {
+		e, _, _ := startScratch(t)
+		d := create(t, e, "a", 1, 512)
+		d.pass(data)
+		d.pass(data)
+		d.step()
+		return d.weights()
+	}(t)
+	e, _, _ := startScratch(t)
+	d := create(t, e, "a", 1, 512)
+	saved := d.save(plugins.ScopeWeights)
+	d.pass(data)
+	configure := func(section string) {
+		t.Helper()
+		if _, err := e.Configure(t.Context(), plugins.ConfigureRequest{Config: []byte(section)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	load := func(id string) error {
+		_, err := e.LoadAdapter(t.Context(), plugins.LoadAdapterRequest{Adapter: id, Path: saved, Frozen: true})
+		return err
+	}
+	sampled := func(id string) error {
+		_, err := collect(t.Context(), e, ask("q", id, prompt, 1, 4))
+		return err
+	}
+	pass := func() error {
+		_, err := e.ForwardBackward(t.Context(), plugins.ForwardBackwardRequest{Adapter: "a", Position: d.position(), Data: data, Loss: "cross_entropy"})
+		return err
+	}
+	step := func() error {
+		_, err := e.OptimStep(t.Context(), plugins.OptimStepRequest{Adapter: "a", Position: d.position(), Adam: adamDefaults})
+		return err
+	}
+	if err := load("saved"); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ name, section, setting string }{
+		{"the limit of adapters", `{"adapter_memory_mib": 1}`, "backend.adapter_memory_mib"},
+		{"what weights and sampler leave", "", "backend.memory_mib"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if c.section != "" {
+				configure(c.section)
+			} else {
+				hook(t, e, func() { // as if the adapters' own limit were far above
+					e.loaded.adapters.most = func(int) int64 { return 1 << 20 }
+					for {
+						if moved, err := e.loaded.adapters.moveOut(0); err != nil {
+							t.Fatal(err)
+						} else if !moved {
+							return
+						}
+					}
+				})
+			}
+			for _, call := range []struct {
+				name string
+				do   func() error
+			}{
+				{"a saved adapter is loaded", func() error { return load("another") }},
+				{"the adapter is sampled", func() error { return sampled("a") }},
+				{"the saved adapter is sampled", func() error { return sampled("saved") }},
+				{"a pass", pass},
+				{"a step behind the pass", step},
+			} {
+				err := call.do()
+				if !errors.Is(err, plugins.ErrTooLarge) || !strings.Contains(err.Error(), c.setting) || !strings.Contains(err.Error(), " MiB") {
+					t.Errorf("%s: %v", call.name, err)
+				}
+			}
+			if c.section != "" {
+				configure(`{}`)
+			} else {
+				hook(t, e, func() { e.loaded.adapters.most = func(int) int64 { return unlimited } })
+			}
+			if err := errors.Join(load("another"), sampled("a"), sampled("saved"), e.DeleteAdapter(t.Context(), "another")); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	d.pass(data)
+	d.step()
+	equalTensors(t, "weights", d.weights(), want)
 }
 
 // A file that the disk has changed fails what needs it, by name; what needs room waits while the disk takes nothing. Nothing else is touched.

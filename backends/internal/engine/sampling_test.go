@@ -431,7 +431,7 @@ func TestSampleRefuses(t *testing.T) {
 		{"penalty", "repetition_penalty", func(q *plugins.SampleRequest) { q.RepetitionPenalty = 0 }, plugins.ErrInvalid},
 		{"unknown adapter", "adapter", func(q *plugins.SampleRequest) { q.Adapter = "b" }, plugins.ErrNotFound},
 		{"unknown version", "version", func(q *plugins.SampleRequest) { q.Adapter, q.Version = "a", 7 }, plugins.ErrNotFound},
-		{"too many", "num_samples", func(q *plugins.SampleRequest) { q.NumSamples = 21 }, plugins.ErrCapacity},
+		{"too many", "num_samples", func(q *plugins.SampleRequest) { q.NumSamples = 21 }, plugins.ErrTooLarge},
 		{"nothing but stop tokens", "min_tokens", func(q *plugins.SampleRequest) {
 			q.MinTokens = 1
 			for i := range int32(tinyVocabulary) {

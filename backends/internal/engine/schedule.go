@@ -2,6 +2,7 @@ package engine
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 	"time"
 
@@ -124,7 +125,7 @@ func (st *step) run() {
 }
 
 // residents has the weights that chunks need in memory until releaseHeld is called, and gives those chunks, sorted by adapter, whose weights are there. While a training pass keeps so much memory that there is no room
-// for some, they wait for another step; with nothing but the sampler at work there is room for one adapter at least, or its requests fail.
+// for some, they wait for another step; with nothing but the sampler at work there is room for one adapter at least, or its requests fail. So do at once those of an adapter for which there is never room.
 func (e *Engine) residents(chunks []chunk) (here []chunk) {
 	adapters := e.loaded.adapters
 	crowded := adapters.needed > 0
@@ -145,7 +146,7 @@ func (e *Engine) residents(chunks []chunk) (here []chunk) {
 		switch {
 		case err == nil:
 			here = append(here, chunks[i:to]...)
-		case (isMemory(err) || isStuck(err)) && (crowded || len(held) > 0): // another time
+		case (isMemory(err) || isStuck(err)) && !errors.Is(err, plugins.ErrTooLarge) && (crowded || len(held) > 0): // another time
 		default:
 			if isStuck(err) { // to be repeated later, by those who asked
 				err = &plugins.Error{Kind: plugins.KindCapacity, Message: err.Error()}

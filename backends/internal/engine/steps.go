@@ -126,6 +126,9 @@ func (l *loaded) prepareStep(s *stepping) (err error) {
 			l.release(s)
 		}
 	}()
+	if err := l.adapters.admit(s.run.layout, false); err != nil { // before anything is moved out for it
+		return err
+	}
 	for _, b := range []*spillable{s.old.weights, s.old.moments, s.run.accumulator} {
 		if b == nil { // no gradient is a gradient of zeros
 			continue
@@ -209,7 +212,7 @@ func (e *Engine) endStep(s *stepping) {
 	}
 	kept := s.tried && isMemory(err)
 	if kept {
-		err = &plugins.Error{Kind: plugins.KindCapacity, Message: "optim_step was not applied, and the accumulated gradient is kept for the next one: " + err.Error()}
+		err = &plugins.Error{Kind: internal("optim_step", err).Kind, Message: "optim_step was not applied, and the accumulated gradient is kept for the next one: " + err.Error()}
 	} else {
 		e.loaded.freeAccumulator(r)
 	}

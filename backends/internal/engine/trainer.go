@@ -181,7 +181,7 @@ func (l *loaded) tooLarge(at piece, cause error) error {
 		message += fmt.Sprintf(": a training pass over them takes %s %s, and %s of %s (%s) are left beside the weights, the sampler and its keys and values",
 			mebibytes(need), how, mebibytes(left), limit, l.plan.source)
 	}
-	return &plugins.Error{Kind: plugins.KindCapacity, Field: fmt.Sprintf("data[%d]", at.index), Message: message + ": " + cause.Error()}
+	return &plugins.Error{Kind: internal("forward_backward", cause).Kind, Field: fmt.Sprintf("data[%d]", at.index), Message: message + ": " + cause.Error()}
 }
 
 // fill packs a lane's next batch: data in order up to the batch's tokens and memory, but one datum at least. Data of passes that have failed, or wait for the disk, are left out.

@@ -80,6 +80,8 @@ func asAPIError(err error) *apiError {
 		switch engine.Kind {
 		case plugins.KindInvalid:
 			return &apiError{Status: http.StatusBadRequest, Message: engine.Error(), Type: "invalid_request_error", Param: engine.Field}
+		case plugins.KindTooLarge:
+			return &apiError{Status: http.StatusBadRequest, Message: "this cannot be served as the server is configured: " + engine.Error(), Type: "invalid_request_error"}
 		case plugins.KindNotFinite: // an adapter whose training has diverged, most of the time: asked again it gives the same
 			return &apiError{Status: http.StatusBadRequest, Message: "the model's weights give no probabilities: " + engine.Error(), Type: "invalid_request_error", Param: "model"}
 		case plugins.KindNotFound:

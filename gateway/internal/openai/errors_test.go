@@ -191,6 +191,14 @@ func TestNotFinite(t *testing.T) {
 	w.refused(http.MethodPost, "/v1/completions", body.with(fields{"stream": true}).text(), 400, "model", "", "logits: overflow")
 }
 
+// What never fits into the backend as it is configured is refused for good, with the reason; what there is no room for now is to be repeated.
+func TestTooLarge(t *testing.T) {
+	w := newWorld(t, options{backend: `"faults": [{"operation": "sample", "n": 1, "action": "fail", "kind": "too large", "message": "raise the limit"}, {"operation": "sample", "n": 2, "action": "fail", "kind": "capacity", "message": "no room"}],`})
+	body := completing("").with(fields{"prompt": []int{7}})
+	w.refused(http.MethodPost, "/v1/completions", body.text(), 400, "", "", "raise the limit")
+	w.refused(http.MethodPost, "/v1/completions", body.text(), 429, "", "rate_limit_exceeded", "no room")
+}
+
 func TestUnknownPaths(t *testing.T) {
 	w := newWorld(t, options{})
 	w.refused(http.MethodPost, "/v1/embeddings", "{}", 404, "", "")

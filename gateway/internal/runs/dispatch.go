@@ -189,7 +189,7 @@ func releasedPrompt(j *sampleJob) []store.Span {
 	return []store.Span{{Collection: inOperations, Parent: parent, Range: store.Range{From: seq, To: seq + 1}}}
 }
 
-// sampleUntilDone tries until the backend has done it: a process that went away is waited for, and the same seed gives the same tokens.
+// sampleUntilDone tries until the backend has done it: a process that went away is waited for, and so is room, unless there can be none as the backend is. The same seed gives the same tokens.
 func (c *Core) sampleUntilDone(ctx context.Context, j *sampleJob) (*SampleResult, error) {
 	for attempt := 0; ; attempt++ {
 		result, err := c.sampleOnce(ctx, j, attempt)

@@ -75,7 +75,7 @@ func failureOf(err error) *Failure {
 		return &Failure{Message: err.Error(), Category: CategoryUser}
 	}
 	switch plugins.KindOf(err) {
-	case plugins.KindInvalid, plugins.KindNotFinite:
+	case plugins.KindInvalid, plugins.KindNotFinite, plugins.KindTooLarge:
 		return &Failure{Message: err.Error(), Category: CategoryUser}
 	}
 	return &Failure{Message: err.Error(), Category: CategoryServer}

@@ -75,7 +75,7 @@ func (c *Core) execute(ctx context.Context, op *operation) {
 	}
 	if err != nil {
 		done = failedWith(failureOf(err))
-		op.future.kept = op.kind == OpOptimStep && plugins.KindOf(err) == plugins.KindCapacity
+		op.future.kept = op.kind == OpOptimStep && plugins.NoRoom(err)
 	}
 	c.mu.Lock()
 	c.gave(op.run.model, &op.blame, nil) // it is decided, though not yet in the journal
@@ -327,7 +327,7 @@ func (c *Core) ofCheckpoint(err error, path, dir string) error {
 		return err
 	}
 	switch e.Kind {
-	case plugins.KindInvalid, plugins.KindNotFound, plugins.KindNotFinite, plugins.KindInternal:
+	case plugins.KindInvalid, plugins.KindNotFound, plugins.KindNotFinite, plugins.KindInternal, plugins.KindTooLarge:
 		message := strings.ReplaceAll(e.Message, c.file(dir)+string(filepath.Separator), "")
 		return &plugins.Error{Kind: e.Kind, Message: "checkpoint " + path + ": " + strings.ReplaceAll(message, c.file(dir), "it")}
 	}

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
+	"github.com/tinsmith/tinsmith/plugins"
 )
 
 // failing is a store whose commits of a collection fail while it is told so.
@@ -131,4 +133,77 @@ func TestRefuse(t *testing.T) {
 	hangs = false
 	w.good(w.ForwardBackward(ctx, w.pass(run, 1)))
 	w.sampled(w.sample(smp, 0))
+}
+
+// roomless fails to load saved adapters while it is told so.
+type roomless struct {
+	plugins.Backend
+	kind  *atomic.Int64 // of the failure; negative = none
+	tries *atomic.Int64
+}
+
+func (b roomless) LoadAdapter(ctx context.Context, req plugins.LoadAdapterRequest) (plugins.AdapterInfo, error) {
+	b.tries.Add(1)
+	if k := b.kind.Load(); k >= 0 {
+		return plugins.AdapterInfo{}, &plugins.Error{Kind: plugins.Kind(k), Message: "800 MiB are needed"}
+	}
+	return b.Backend.LoadAdapter(ctx, req)
+}
+
+// A sample whose adapter has no room for now waits for it. One whose adapter never fits fails, by its user's fault, with the reason; when the backend is larger the next one is served.
+func TestSampleWithoutRoom(t *testing.T) {
+	var kind, tries atomic.Int64
+	kind.Store(-1)
+	w := newWorld(t, func(w *world) {
+		w.wrap = func(b plugins.Backend) plugins.Backend { return roomless{b, &kind, &tries} }
+	})
+	ctx := t.Context()
+	session := w.session()
+	run := w.trained(session, 0)
+	saved := w.good(w.SaveWeightsForSampler(ctx, SaveWeightsForSampler{Operation: at(run, 5), Name: "a"})).Saved
+	sampler, err := w.CreateSampler(ctx, NewSampler{Owner: owner, SessionID: session, Seq: 0, ModelPath: saved.Path})
+	w.ok(err)
+
+	kind.Store(int64(plugins.KindTooLarge))
+	s, err := w.Sample(ctx, w.sample(sampler.ID, 0))
+	w.bad(Submitted{RequestID: s.RequestID}, err)(t, saved.Path, "800 MiB are needed")
+	target, err := w.Resolve(ctx, owner, saved.Path)
+	w.ok(err)
+	direct := Generation{Owner: owner, Request: plugins.SampleRequest{Prompt: []int32{2}, NumSamples: 1, MaxTokens: 1, TopP: 1, RepetitionPenalty: 1}}
+	if err := w.Generate(ctx, target, direct, func(plugins.SampleEvent) error { return nil }); !errors.Is(err, plugins.ErrTooLarge) {
+		t.Errorf("a direct request: %v", err)
+	}
+
+	kind.Store(int64(plugins.KindCapacity))
+	tries.Store(0)
+	waiting, err := w.Sample(ctx, w.sample(sampler.ID, 1))
+	w.ok(err)
+	w.eventually(func() bool { return tries.Load() > 2 })
+	if _, err := w.Wait(ctx, owner, waiting.RequestID, time.Millisecond); !errors.Is(err, ErrPending) {
+		t.Errorf("a sample that waits for room: %v", err)
+	}
+
+	kind.Store(-1)
+	w.good(Submitted{RequestID: waiting.RequestID}, nil)
+	w.sampled(w.sample(sampler.ID, 2))
+}
+
+// A step that there can be no memory for leaves its gradient to the next one, also when the run is rebuilt between the two.
+func TestStepTooLarge(t *testing.T) {
+	w := newWorld(t, nil)
+	ctx := t.Context()
+	session := w.session()
+	run, same := w.newRun(session, 0), w.newRun(session, 1)
+	w.good(w.ForwardBackward(ctx, w.pass(run, 1)))
+	w.current.Shrink(true)
+	s, err := w.OptimStep(ctx, w.step(run, 2))
+	w.bad(s, err)(t, "too small")
+	w.restartBackend()
+	w.good(w.OptimStep(ctx, w.step(run, 3)))
+	w.good(w.ForwardBackward(ctx, w.pass(same, 1)))
+	w.good(w.OptimStep(ctx, w.step(same, 2)))
+	got, want := w.good(w.ForwardBackward(ctx, w.pass(run, 4))).ForwardBackward.Logprobs, w.good(w.ForwardBackward(ctx, w.pass(same, 3))).ForwardBackward.Logprobs
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("after the step: %v, without the one that failed: %v", got, want)
+	}
 }

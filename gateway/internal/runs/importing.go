@@ -66,7 +66,7 @@ func (c *Core) Import(ctx context.Context, req Import) (training, sampler Checkp
 	r.model = m
 	info, err := b.LoadAdapter(ctx, plugins.LoadAdapterRequest{Adapter: r.ID, Path: c.file(incoming), Scope: plugins.ScopeWeights})
 	if err != nil {
-		if k := plugins.KindOf(err); k == plugins.KindInvalid || k == plugins.KindNotFound || k == plugins.KindNotFinite {
+		if k := plugins.KindOf(err); k == plugins.KindInvalid || k == plugins.KindNotFound || k == plugins.KindNotFinite || k == plugins.KindTooLarge {
 			// The uploader knows the files by their names, not by where they lie here.
 			return fail(invalidf("the adapter cannot be used with %s: %s", req.BaseModel, strings.ReplaceAll(err.Error(), c.file(incoming)+string(filepath.Separator), "")))
 		}

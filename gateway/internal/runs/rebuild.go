@@ -164,7 +164,7 @@ func (c *Core) rebuild(ctx context.Context, r *run) {
 		case errors.Is(err, errUnloaded):
 			c.endRun(r, stateEnded, "it was unloaded", &Failure{Message: "the model was unloaded", Category: CategoryUser})
 		case lost(err) || c.tryAgain(r, err):
-		case plugins.KindOf(err) == plugins.KindCapacity && r.rebuild != nil:
+		case plugins.NoRoom(err) && r.rebuild != nil:
 			r.rebuild.unsuited = unsuited(err)
 		default:
 			c.loseRun(r, "it cannot be rebuilt: "+err.Error())

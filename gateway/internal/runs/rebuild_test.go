@@ -519,6 +519,7 @@ func TestARebuildThatFails(t *testing.T) {
 		{"always, for a fault", 1 << 30, plugins.KindInternal, ends},
 		{"as long as there is no memory", 1 << 30, plugins.KindCapacity, waits},
 		{"as long as it is too large", 1 << 30, plugins.KindInvalid, waits},
+		{"as long as there can be no memory", 1 << 30, plugins.KindTooLarge, waits},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var mu sync.Mutex

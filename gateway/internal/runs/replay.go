@@ -265,7 +265,7 @@ func (c *Core) replayed(ctx context.Context, op *operation, b Backend, err error
 	case c.tryAgain(r, err):
 		c.interrupt(r, err.Error())
 		again = true
-	case plugins.KindOf(err) == plugins.KindCapacity, plugins.KindOf(err) == plugins.KindInvalid:
+	case plugins.NoRoom(err), plugins.KindOf(err) == plugins.KindInvalid:
 		r.rebuild.unsuited = cmp.Or(r.rebuild.unsuited, unsuited(fmt.Errorf("operation %d, which had succeeded, failed: %w", op.seq, err)))
 		c.interrupt(r, err.Error())
 		again = true

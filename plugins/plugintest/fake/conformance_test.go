@@ -29,7 +29,7 @@ func TestConformance(t *testing.T) {
 	plugintest.RunAll(t, func(t *testing.T) plugintest.Subject {
 		b := fake.New(fake.Options{})
 		s := load(t, b)
-		s.Starve = b.Starve
+		s.Starve, s.Shrink = b.Starve, b.Shrink
 		return s
 	})
 }
@@ -53,7 +53,7 @@ func TestConformanceOverTheTransport(t *testing.T) {
 			server.Stop()
 		})
 		s := load(t, plugins.NewClient(conn, nil))
-		s.Starve = b.Starve
+		s.Starve, s.Shrink = b.Starve, b.Shrink
 		return s
 	})
 }

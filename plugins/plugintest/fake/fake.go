@@ -35,6 +35,7 @@ type Backend struct {
 	lost    chan struct{} // closed by Lose
 	lose    sync.Once
 	starved atomic.Bool // see Starve
+	small   atomic.Bool // see Shrink
 
 	config Config // written by Load before loaded is set
 	model  *model

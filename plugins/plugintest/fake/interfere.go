@@ -39,11 +39,17 @@ func (b *Backend) interfere(ctx context.Context, operation string) error {
 	if operation == "optim_step" && b.starved.Load() {
 		return &plugins.Error{Kind: plugins.KindCapacity, Message: "the fake backend was told to have no memory"}
 	}
+	if b.small.Load() && (operation == "create_adapter" || operation == "load_adapter" || operation == "optim_step") {
+		return &plugins.Error{Kind: plugins.KindTooLarge, Message: "the fake backend was told to be too small"}
+	}
 	return b.stopped(ctx)
 }
 
 // Starve says whether optimizer steps find no memory. For tests in the same process.
 func (b *Backend) Starve(starved bool) { b.starved.Store(starved) }
+
+// Shrink says whether the backend is too small for an adapter to be made or to make a step. For tests in the same process.
+func (b *Backend) Shrink(small bool) { b.small.Store(small) }
 
 // provoked applies the faults that belong to what is in an operation: its tokens, or its learning rate.
 func (b *Backend) provoked(ctx context.Context, operation string, has func(f *Fault) bool) error {

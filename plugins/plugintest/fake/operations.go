@@ -56,7 +56,7 @@ func (b *Backend) OptimStep(ctx context.Context, req plugins.OptimStepRequest) (
 		if wrong == nil {
 			wrong = b.provoked(context.Background(), "optim_step", func(f *Fault) bool { return *f.Rate == req.Adam.LearningRate })
 		}
-		if plugins.KindOf(wrong) == plugins.KindCapacity && (passes > 0 || failure == nil) {
+		if plugins.NoRoom(wrong) && (passes > 0 || failure == nil) {
 			return plugins.OptimStepResult{}, wrong // as if it had not been sent
 		}
 		a.passes, a.failure, a.accumulated = 0, nil, make([]float32, a.shape.total) // whatever happens now, the window ends
