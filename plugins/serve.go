@@ -23,8 +23,8 @@ import (
 // with slog: after the handshake go-plugin makes the variable os.Stderr a pipe whose last words a crash would swallow.
 // It returns after an orderly end, and exits with status 1 when the process was not started by a gateway.
 //
-// Signals that ask for an end (SIGTERM to a whole service, ctrl-C in a terminal) are ignored here: the gateway gets them too, finishes its work, which needs this
-// process, and then ends it.
+// Signals that ask for an end (SIGTERM to a whole service, ctrl-C in a terminal) are ignored here: the gateway gets them too, notes what is not finished, and
+// then ends this process.
 func Serve(b Backend) {
 	// Whatever prints to standard output from now on, such as a C library, must not spoil go-plugin's handshake line: it goes to standard error.
 	handshake, err := moveStdout()

@@ -219,15 +219,11 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 	}
 	defer func() { err = errors.Join(err, unregister()) }()
 	h.setFleet(backends)
-	// The processes end by Close, after the core that uses them.
+	// The processes end by Close, after the core that uses them: what they are doing then is in the journal, for those of the next start.
 	backends.Start(context.WithoutCancel(ctx))
+	defer backends.Close()
 	go showLoading(ctx, backends)
 	go again.serve(ctx, cfg, backends)
-	defer func() {
-		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
-		defer cancel()
-		err = errors.Join(err, backends.Close(stop))
-	}()
 	served := make([]runs.Model, len(models))
 	for i, m := range models {
 		served[i] = m.Served()

@@ -85,22 +85,20 @@ func programs(dir string) []string {
 	return names
 }
 
-// Start starts all processes and returns at once; the end of ctx ends them without draining.
+// Start starts all processes and returns at once; the end of ctx ends them as Close does.
 func (f *Fleet) Start(ctx context.Context) {
 	for _, m := range f.members {
 		m.supervisor.Start(ctx)
 	}
 }
 
-// Close drains and ends all processes.
-func (f *Fleet) Close(ctx context.Context) error {
-	errs := make([]error, len(f.members))
+// Close ends all processes, with whatever they are doing, and returns when they are gone.
+func (f *Fleet) Close() {
 	var all sync.WaitGroup
-	for i, m := range f.members {
-		all.Go(func() { errs[i] = m.supervisor.Close(ctx) })
+	for _, m := range f.members {
+		all.Go(m.supervisor.Close)
 	}
 	all.Wait()
-	return errors.Join(errs...)
 }
 
 // Configure changes the configuration of a model's running backend to another `backend:` section, and gives the keys that have changed. See plugins.Backend.Configure.

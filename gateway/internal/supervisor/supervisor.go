@@ -1,5 +1,5 @@
 // Package supervisor keeps one backend plugin process running: it starts the program, loads the model, watches, restarts with growing pauses, gives up
-// after too many crashes and says why, drains and ends. It knows the contract of package plugins and processes; it knows no run, no request and no HTTP.
+// after too many crashes and says why, and ends. It knows the contract of package plugins and processes; it knows no run, no request and no HTTP.
 //
 // A new process has none of the former one's adapters. Whoever needs them subscribes to boots and rebuilds.
 package supervisor
@@ -149,32 +149,22 @@ func setDefault[T comparable](to *T, value T) {
 	}
 }
 
-// Start begins to run the plugin and returns at once. It is called once; ctx ends the running as Close does, but without draining.
+// Start begins to run the plugin and returns at once. It is called once; the end of ctx ends the running as Close does.
 func (s *Supervisor) Start(ctx context.Context) {
 	ctx, s.cancel = context.WithCancel(ctx)
 	s.change(func(st *State) { st.Phase = Starting })
 	go s.run(ctx)
 }
 
-// Close drains the backend until ctx ends, ends the process, and returns when it is gone. Nothing is restarted from the moment of the call on. The error
-// tells if draining was not finished.
-func (s *Supervisor) Close(ctx context.Context) error {
+// Close ends the process, with whatever it is doing, and returns when it is gone. Nothing is restarted from the moment of the call on. Whoever wants a result that the process has not given yet must have waited for it:
+// work that is in a journal is done by the next process.
+func (s *Supervisor) Close() {
 	if s.cancel == nil {
-		return nil
+		return
 	}
 	s.closing.Store(true)
-	s.mu.Lock()
-	p := s.current
-	s.mu.Unlock()
-	var err error
-	if p != nil {
-		if err = p.backend.Drain(ctx); err != nil {
-			err = fmt.Errorf("drain the backend of %s: %w", s.config.Name, err)
-		}
-	}
 	s.cancel()
 	<-s.finished
-	return err
 }
 
 // Configure changes the configuration of the running process, and of those that are started after it. While none runs, or when the running one refuses, nothing changes and the error says why. It gives the keys that have

@@ -49,14 +49,6 @@ func (b talkative) Info(ctx context.Context) (plugins.Info, error) {
 	return b.Backend.Info(ctx)
 }
 
-// stubborn never finishes draining.
-type stubborn struct{ *fake.Backend }
-
-func (b stubborn) Drain(ctx context.Context) error {
-	<-ctx.Done()
-	return ctx.Err()
-}
-
 // configurable takes every configuration while it runs, and writes the last one to a file.
 type configurable struct{ *fake.Backend }
 
@@ -71,8 +63,6 @@ func runPlugin(mode string) {
 		plugins.Serve(b)
 	case "talkative":
 		plugins.Serve(talkative{b})
-	case "stubborn":
-		plugins.Serve(stubborn{b})
 	case "slow":
 		time.Sleep(300 * time.Millisecond)
 		plugins.Serve(b)
@@ -137,11 +127,7 @@ func newSupervisor(t *testing.T, mode string, change func(*Config)) *Supervisor 
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
-		defer cancel()
-		_ = s.Close(ctx)
-	})
+	t.Cleanup(s.Close)
 	return s
 }
 
@@ -204,9 +190,7 @@ func TestWorks(t *testing.T) {
 			if st.Phase != Ready || st.Model.VocabSize != 11 || st.Status.BootID != boot || st.Progress.Stage != "ready" {
 				t.Errorf("state %+v", st)
 			}
-			if err := s.Close(testContext(t)); err != nil {
-				t.Errorf("Close: %v", err)
-			}
+			s.Close()
 			if st := s.State(); st.Phase != Stopped {
 				t.Errorf("phase %s after Close", st.Phase)
 			}
@@ -502,49 +486,50 @@ func TestStall(t *testing.T) {
 	}
 }
 
-// TestCloseDespiteStubbornDrain ends a process that does not finish draining.
-func TestCloseDespiteStubbornDrain(t *testing.T) {
-	s := newSupervisor(t, "stubborn", nil)
-	b, _ := startReady(t, s)
-	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
-	defer cancel()
-	if err := s.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("Close says %v, want that draining ran out of time", err)
-	}
-	select {
-	case <-b.(*plugins.Client).Done():
-	default:
-		t.Error("the process outlived Close")
-	}
-}
-
-// TestCloseDrains lets a call that was accepted finish.
-func TestCloseDrains(t *testing.T) {
-	s := newSupervisor(t, "fake", func(c *Config) {
-		c.Load.Config = fakeConfig(t, fake.Config{Delays: []fake.Delay{{Operation: "token", Seconds: 0.02}}})
-	})
-	b, _ := startReady(t, s)
-	begun, result := make(chan struct{}), make(chan error, 1)
-	tokens := 0
-	go func() {
-		result <- b.Sample(testContext(t), plugins.SampleRequest{
-			ID: "s", Prompt: []int32{1}, NumSamples: 1, MaxTokens: 10, Temperature: 1, TopP: 1, RepetitionPenalty: 1,
-		}, func(e plugins.SampleEvent) error {
-			if e.Prompt != nil {
-				close(begun)
+// TestClose ends a process whatever it is doing, also one that is stopped and does not end by itself. What it had is lost with it, not waited for.
+func TestClose(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		stopped bool
+	}{
+		{"while a call runs that does not end", false},
+		{"while the process is stopped", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newSupervisor(t, "fake", func(config *Config) {
+				if c.stopped {
+					config.ExitTimeout = 50 * time.Millisecond
+				}
+				config.Load.Config = fakeConfig(t, fake.Config{Faults: []fake.Fault{{Operation: "sample", N: 1, Action: "hang"}}})
+			})
+			b, _ := startReady(t, s)
+			result := make(chan error, 1)
+			go func() {
+				result <- b.Sample(testContext(t), plugins.SampleRequest{
+					ID: "s", Prompt: []int32{1}, NumSamples: 1, MaxTokens: 1, Temperature: 1, TopP: 1, RepetitionPenalty: 1,
+				}, func(plugins.SampleEvent) error { return nil })
+			}()
+			for ctx := testContext(t); s.State().Status.WaitingSamples+s.State().Status.RunningSamples == 0 && ctx.Err() == nil; {
+				time.Sleep(time.Millisecond)
 			}
-			if e.Tokens != nil {
-				tokens++
+			if c.stopped {
+				s.mu.Lock()
+				pid := s.current.cmd.Process.Pid
+				s.mu.Unlock()
+				if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+					t.Fatal(err)
+				}
 			}
-			return nil
+			s.Close()
+			select {
+			case <-b.(*plugins.Client).Done():
+			default:
+				t.Error("the process outlived Close")
+			}
+			if err := <-result; !errors.Is(err, plugins.ErrBackendLost) {
+				t.Errorf("the call in flight: %v, want that the backend is lost", err)
+			}
 		})
-	}()
-	<-begun
-	if err := s.Close(testContext(t)); err != nil {
-		t.Errorf("Close: %v", err)
-	}
-	if err := <-result; err != nil || tokens != 10 {
-		t.Errorf("the sample in flight gave %d tokens and %v, want 10 and no error", tokens, err)
 	}
 }
 
