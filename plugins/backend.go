@@ -110,9 +110,6 @@ type Backend interface {
 	// Configure changes settings while the backend runs, after Load. The request has the whole `backend:` section as Load had it: what has changed in it takes effect before the next training pass, or, if anything
 	// is invalid or cannot be changed without a restart, nothing does, with KindInvalid that names the key. No result changes by it.
 	Configure(ctx context.Context, req ConfigureRequest) (ConfigureResult, error)
-
-	// Drain refuses new work with KindUnavailable, finishes what was accepted, and returns. An operation that waits for a lower position which was never sent fails with KindUnavailable.
-	Drain(ctx context.Context) error
 }
 
 // Info identifies a backend process.

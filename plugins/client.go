@@ -289,11 +289,3 @@ func (c *Client) Configure(ctx context.Context, req ConfigureRequest) (Configure
 	}
 	return ConfigureResult{Changed: p.GetChanged()}, nil
 }
-
-// Drain implements Backend.
-func (c *Client) Drain(ctx context.Context) error {
-	if _, err := c.rpc.Drain(ctx, &backendpb.DrainRequest{}); err != nil {
-		return c.failure(ctx, "drain", err)
-	}
-	return nil
-}

@@ -16,7 +16,7 @@ const (
 	KindNotFound                   // no such adapter, version or checkpoint
 	KindAlreadyApplied             // that position was decided before
 	KindCapacity                   // no room now: repeat later
-	KindUnavailable                // loading or draining: repeat later
+	KindUnavailable                // loading or ending: repeat later
 	KindNotFinite                  // a value was NaN or infinite; Field names the tensor
 	KindCancelled                  // ended by Cancel or by the caller's context
 	KindBackendLost                // the process is gone; whether the operation ran is unknown

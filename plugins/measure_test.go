@@ -18,7 +18,7 @@ func TestCallsAreMeasured(t *testing.T) {
 	otel.SetMeterProvider(metric.NewMeterProvider(metric.WithReader(reader)))
 	defer otel.SetMeterProvider(before)
 	fails := true
-	c, _ := connect(t, &answers{drain: func(context.Context) error {
+	c, _ := connect(t, &answers{deleteAdapter: func(context.Context) error {
 		if fails {
 			return &Error{Kind: KindInvalid, Message: "no"}
 		}
@@ -36,7 +36,7 @@ func TestCallsAreMeasured(t *testing.T) {
 	if err := sample(); KindOf(err) != KindInvalid {
 		t.Fatal(err)
 	}
-	if err := c.Drain(t.Context()); KindOf(err) != KindInvalid {
+	if err := c.DeleteAdapter(t.Context(), "a"); KindOf(err) != KindInvalid {
 		t.Fatal(err)
 	}
 	fails = false
@@ -44,7 +44,7 @@ func TestCallsAreMeasured(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := c.Drain(t.Context()); err != nil {
+		if err := c.DeleteAdapter(t.Context(), "a"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -61,7 +61,7 @@ func TestCallsAreMeasured(t *testing.T) {
 		}
 	}
 	const method, code = "rpc.client.call.duration rpc.method=tinsmith.backend.v1.Backend/", ",rpc.response.status_code="
-	if want := map[string]uint64{method + "Drain" + code + "OK": 2, method + "Drain" + code + "INVALID_ARGUMENT": 1, method + "Sample" + code + "OK": 1, method + "Sample" + code + "INVALID_ARGUMENT": 1}; !maps.Equal(got, want) {
+	if want := map[string]uint64{method + "DeleteAdapter" + code + "OK": 2, method + "DeleteAdapter" + code + "INVALID_ARGUMENT": 1, method + "Sample" + code + "OK": 1, method + "Sample" + code + "INVALID_ARGUMENT": 1}; !maps.Equal(got, want) {
 		t.Errorf("series %v, wanted %v", got, want)
 	}
 }

@@ -157,10 +157,3 @@ func (s *server) Configure(ctx context.Context, p *backendpb.ConfigureRequest) (
 	}
 	return &backendpb.ConfigureResponse{Changed: res.Changed}, nil
 }
-
-func (s *server) Drain(ctx context.Context, _ *backendpb.DrainRequest) (*backendpb.DrainResponse, error) {
-	if err := s.backend.Drain(ctx); err != nil {
-		return nil, toStatus(err)
-	}
-	return &backendpb.DrainResponse{}, nil
-}

@@ -38,7 +38,7 @@ type answers struct {
 	Backend
 	forwardBackward func(context.Context, ForwardBackwardRequest) (ForwardBackwardResult, error)
 	sample          func(context.Context, SampleRequest, func(SampleEvent) error) error
-	drain           func(context.Context) error
+	deleteAdapter   func(context.Context) error
 }
 
 func (a *answers) Info(context.Context) (Info, error) {
@@ -53,7 +53,7 @@ func (a *answers) Sample(ctx context.Context, r SampleRequest, emit func(SampleE
 	return a.sample(ctx, r, emit)
 }
 
-func (a *answers) Drain(ctx context.Context) error { return a.drain(ctx) }
+func (a *answers) DeleteAdapter(ctx context.Context, _ string) error { return a.deleteAdapter(ctx) }
 
 // connect serves b to a client. stop ends the server as a crash would and closes done.
 func connect(t *testing.T, b Backend) (c *Client, stop func()) {
@@ -91,7 +91,7 @@ func connect(t *testing.T, b Backend) (c *Client, stop func()) {
 
 func TestErrorsCrossWhole(t *testing.T) {
 	var failure error
-	c, _ := connect(t, &answers{drain: func(context.Context) error { return failure }})
+	c, _ := connect(t, &answers{deleteAdapter: func(context.Context) error { return failure }})
 	for _, tt := range []struct {
 		name string
 		err  error
@@ -114,7 +114,7 @@ func TestErrorsCrossWhole(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			failure = tt.err
-			err := c.Drain(t.Context())
+			err := c.DeleteAdapter(t.Context(), "a")
 			var e *Error
 			if !errors.As(err, &e) || *e != tt.want {
 				t.Errorf("got %.200v, want %.200v", err, &tt.want)
@@ -127,28 +127,28 @@ func TestErrorsCrossWhole(t *testing.T) {
 }
 
 func TestContextErrors(t *testing.T) {
-	c, _ := connect(t, &answers{drain: func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }})
+	c, _ := connect(t, &answers{deleteAdapter: func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }})
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if err := c.Drain(ctx); !errors.Is(err, ErrCancelled) || !errors.Is(err, context.DeadlineExceeded) {
+	if err := c.DeleteAdapter(ctx, "a"); !errors.Is(err, ErrCancelled) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a deadline: %v", err)
 	}
 	ctx, cancel = context.WithCancel(t.Context())
 	cancel()
-	if err := c.Drain(ctx); !errors.Is(err, ErrCancelled) || !errors.Is(err, context.Canceled) {
+	if err := c.DeleteAdapter(ctx, "a"); !errors.Is(err, ErrCancelled) || !errors.Is(err, context.Canceled) {
 		t.Errorf("a cancelled context: %v", err)
 	}
 }
 
 func TestLostBackend(t *testing.T) {
 	begun := make(chan struct{})
-	c, stop := connect(t, &answers{drain: func(ctx context.Context) error { close(begun); <-ctx.Done(); return ctx.Err() }})
+	c, stop := connect(t, &answers{deleteAdapter: func(ctx context.Context) error { close(begun); <-ctx.Done(); return ctx.Err() }})
 	c.ExplainLoss(func() string { return "exit status 7" })
 	result := make(chan error, 1)
-	go func() { result <- c.Drain(context.Background()) }()
+	go func() { result <- c.DeleteAdapter(context.Background(), "a") }()
 	<-begun
 	stop()
-	if err := <-result; !errors.Is(err, ErrBackendLost) || !strings.Contains(err.Error(), "during drain: exit status 7") {
+	if err := <-result; !errors.Is(err, ErrBackendLost) || !strings.Contains(err.Error(), "during delete adapter: exit status 7") {
 		t.Errorf("the call in flight: %v", err)
 	}
 	if _, err := c.Info(t.Context()); !errors.Is(err, ErrBackendLost) {
@@ -211,9 +211,9 @@ func TestTraceCrosses(t *testing.T) {
 	defer otel.SetTracerProvider(before)
 	var c *Client
 	finish := make(chan struct{})
-	c, _ = connect(t, &answers{drain: func(ctx context.Context) error { close(finish); return nil }})
+	c, _ = connect(t, &answers{deleteAdapter: func(ctx context.Context) error { close(finish); return nil }})
 	ctx, span := provider.Tracer("test").Start(t.Context(), "request")
-	if err := c.Drain(ctx); err != nil {
+	if err := c.DeleteAdapter(ctx, "a"); err != nil {
 		t.Fatal(err)
 	}
 	<-finish

@@ -3022,78 +3022,6 @@ func (x *LoadAdapterRequest) GetVersion() int64 {
 	return 0
 }
 
-type DrainRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *DrainRequest) Reset() {
-	*x = DrainRequest{}
-	mi := &file_backend_proto_msgTypes[39]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *DrainRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*DrainRequest) ProtoMessage() {}
-
-func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[39]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
-func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{39}
-}
-
-type DrainResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *DrainResponse) Reset() {
-	*x = DrainResponse{}
-	mi := &file_backend_proto_msgTypes[40]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *DrainResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*DrainResponse) ProtoMessage() {}
-
-func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[40]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
-func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{40}
-}
-
 var File_backend_proto protoreflect.FileDescriptor
 
 const file_backend_proto_rawDesc = "" +
@@ -3357,15 +3285,12 @@ const file_backend_proto_rawDesc = "" +
 	"\x04path\x18\x03 \x01(\tR\x04path\x120\n" +
 	"\x05scope\x18\x04 \x01(\x0e2\x1a.tinsmith.backend.v1.ScopeR\x05scope\x12\x16\n" +
 	"\x06frozen\x18\x05 \x01(\bR\x06frozen\x12\x18\n" +
-	"\aversion\x18\x06 \x01(\x03R\aversion\"\x0e\n" +
-	"\fDrainRequest\"\x0f\n" +
-	"\rDrainResponse*]\n" +
+	"\aversion\x18\x06 \x01(\x03R\aversion*]\n" +
 	"\x05Scope\x12\x15\n" +
 	"\x11SCOPE_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rSCOPE_WEIGHTS\x10\x01\x12\x13\n" +
 	"\x0fSCOPE_OPTIMIZER\x10\x02\x12\x15\n" +
-	"\x11SCOPE_ACCUMULATOR\x10\x032\xb1\n" +
-	"\n" +
+	"\x11SCOPE_ACCUMULATOR\x10\x032\xe1\t\n" +
 	"\aBackend\x12K\n" +
 	"\x04Info\x12 .tinsmith.backend.v1.InfoRequest\x1a!.tinsmith.backend.v1.InfoResponse\x12M\n" +
 	"\x04Load\x12 .tinsmith.backend.v1.LoadRequest\x1a!.tinsmith.backend.v1.LoadResponse0\x01\x12S\n" +
@@ -3380,8 +3305,7 @@ const file_backend_proto_rawDesc = "" +
 	"\x06Cancel\x12\".tinsmith.backend.v1.CancelRequest\x1a#.tinsmith.backend.v1.CancelResponse\x12`\n" +
 	"\vSaveAdapter\x12'.tinsmith.backend.v1.SaveAdapterRequest\x1a(.tinsmith.backend.v1.SaveAdapterResponse\x12X\n" +
 	"\vLoadAdapter\x12'.tinsmith.backend.v1.LoadAdapterRequest\x1a .tinsmith.backend.v1.AdapterInfo\x12Z\n" +
-	"\tConfigure\x12%.tinsmith.backend.v1.ConfigureRequest\x1a&.tinsmith.backend.v1.ConfigureResponse\x12N\n" +
-	"\x05Drain\x12!.tinsmith.backend.v1.DrainRequest\x1a\".tinsmith.backend.v1.DrainResponseB0Z.github.com/tinsmith/tinsmith/plugins/backendpbb\x06proto3"
+	"\tConfigure\x12%.tinsmith.backend.v1.ConfigureRequest\x1a&.tinsmith.backend.v1.ConfigureResponseB0Z.github.com/tinsmith/tinsmith/plugins/backendpbb\x06proto3"
 
 var (
 	file_backend_proto_rawDescOnce sync.Once
@@ -3396,7 +3320,7 @@ func file_backend_proto_rawDescGZIP() []byte {
 }
 
 var file_backend_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_backend_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
+var file_backend_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
 var file_backend_proto_goTypes = []any{
 	(Scope)(0),                      // 0: tinsmith.backend.v1.Scope
 	(SequenceFinished_Reason)(0),    // 1: tinsmith.backend.v1.SequenceFinished.Reason
@@ -3439,13 +3363,11 @@ var file_backend_proto_goTypes = []any{
 	(*SaveAdapterRequest)(nil),      // 38: tinsmith.backend.v1.SaveAdapterRequest
 	(*SaveAdapterResponse)(nil),     // 39: tinsmith.backend.v1.SaveAdapterResponse
 	(*LoadAdapterRequest)(nil),      // 40: tinsmith.backend.v1.LoadAdapterRequest
-	(*DrainRequest)(nil),            // 41: tinsmith.backend.v1.DrainRequest
-	(*DrainResponse)(nil),           // 42: tinsmith.backend.v1.DrainResponse
-	nil,                             // 43: tinsmith.backend.v1.ForwardBackwardRequest.LossConfigEntry
-	nil,                             // 44: tinsmith.backend.v1.ForwardBackwardResponse.MetricsEntry
-	nil,                             // 45: tinsmith.backend.v1.OptimStepResponse.MetricsEntry
-	nil,                             // 46: tinsmith.backend.v1.SampleRequest.LogitBiasEntry
-	nil,                             // 47: tinsmith.backend.v1.SaveAdapterRequest.MetadataEntry
+	nil,                             // 41: tinsmith.backend.v1.ForwardBackwardRequest.LossConfigEntry
+	nil,                             // 42: tinsmith.backend.v1.ForwardBackwardResponse.MetricsEntry
+	nil,                             // 43: tinsmith.backend.v1.OptimStepResponse.MetricsEntry
+	nil,                             // 44: tinsmith.backend.v1.SampleRequest.LogitBiasEntry
+	nil,                             // 45: tinsmith.backend.v1.SaveAdapterRequest.MetadataEntry
 }
 var file_backend_proto_depIdxs = []int32{
 	8,  // 0: tinsmith.backend.v1.ModelInfo.memory:type_name -> tinsmith.backend.v1.MemoryShare
@@ -3454,13 +3376,13 @@ var file_backend_proto_depIdxs = []int32{
 	14, // 3: tinsmith.backend.v1.CreateAdapterRequest.config:type_name -> tinsmith.backend.v1.AdapterConfig
 	14, // 4: tinsmith.backend.v1.AdapterInfo.config:type_name -> tinsmith.backend.v1.AdapterConfig
 	19, // 5: tinsmith.backend.v1.ForwardBackwardRequest.data:type_name -> tinsmith.backend.v1.Datum
-	43, // 6: tinsmith.backend.v1.ForwardBackwardRequest.loss_config:type_name -> tinsmith.backend.v1.ForwardBackwardRequest.LossConfigEntry
+	41, // 6: tinsmith.backend.v1.ForwardBackwardRequest.loss_config:type_name -> tinsmith.backend.v1.ForwardBackwardRequest.LossConfigEntry
 	21, // 7: tinsmith.backend.v1.ForwardBackwardRequest.share:type_name -> tinsmith.backend.v1.Share
-	44, // 8: tinsmith.backend.v1.ForwardBackwardResponse.metrics:type_name -> tinsmith.backend.v1.ForwardBackwardResponse.MetricsEntry
+	42, // 8: tinsmith.backend.v1.ForwardBackwardResponse.metrics:type_name -> tinsmith.backend.v1.ForwardBackwardResponse.MetricsEntry
 	22, // 9: tinsmith.backend.v1.ForwardBackwardResponse.execution:type_name -> tinsmith.backend.v1.Execution
-	45, // 10: tinsmith.backend.v1.OptimStepResponse.metrics:type_name -> tinsmith.backend.v1.OptimStepResponse.MetricsEntry
+	43, // 10: tinsmith.backend.v1.OptimStepResponse.metrics:type_name -> tinsmith.backend.v1.OptimStepResponse.MetricsEntry
 	22, // 11: tinsmith.backend.v1.OptimStepResponse.execution:type_name -> tinsmith.backend.v1.Execution
-	46, // 12: tinsmith.backend.v1.SampleRequest.logit_bias:type_name -> tinsmith.backend.v1.SampleRequest.LogitBiasEntry
+	44, // 12: tinsmith.backend.v1.SampleRequest.logit_bias:type_name -> tinsmith.backend.v1.SampleRequest.LogitBiasEntry
 	21, // 13: tinsmith.backend.v1.SampleRequest.share:type_name -> tinsmith.backend.v1.Share
 	31, // 14: tinsmith.backend.v1.PromptScores.top:type_name -> tinsmith.backend.v1.TopLogprobs
 	31, // 15: tinsmith.backend.v1.SampledTokens.top:type_name -> tinsmith.backend.v1.TopLogprobs
@@ -3469,7 +3391,7 @@ var file_backend_proto_depIdxs = []int32{
 	33, // 18: tinsmith.backend.v1.SampleEvent.tokens:type_name -> tinsmith.backend.v1.SampledTokens
 	34, // 19: tinsmith.backend.v1.SampleEvent.finished:type_name -> tinsmith.backend.v1.SequenceFinished
 	0,  // 20: tinsmith.backend.v1.SaveAdapterRequest.scope:type_name -> tinsmith.backend.v1.Scope
-	47, // 21: tinsmith.backend.v1.SaveAdapterRequest.metadata:type_name -> tinsmith.backend.v1.SaveAdapterRequest.MetadataEntry
+	45, // 21: tinsmith.backend.v1.SaveAdapterRequest.metadata:type_name -> tinsmith.backend.v1.SaveAdapterRequest.MetadataEntry
 	0,  // 22: tinsmith.backend.v1.LoadAdapterRequest.scope:type_name -> tinsmith.backend.v1.Scope
 	3,  // 23: tinsmith.backend.v1.Backend.Info:input_type -> tinsmith.backend.v1.InfoRequest
 	5,  // 24: tinsmith.backend.v1.Backend.Load:input_type -> tinsmith.backend.v1.LoadRequest
@@ -3485,24 +3407,22 @@ var file_backend_proto_depIdxs = []int32{
 	38, // 34: tinsmith.backend.v1.Backend.SaveAdapter:input_type -> tinsmith.backend.v1.SaveAdapterRequest
 	40, // 35: tinsmith.backend.v1.Backend.LoadAdapter:input_type -> tinsmith.backend.v1.LoadAdapterRequest
 	10, // 36: tinsmith.backend.v1.Backend.Configure:input_type -> tinsmith.backend.v1.ConfigureRequest
-	41, // 37: tinsmith.backend.v1.Backend.Drain:input_type -> tinsmith.backend.v1.DrainRequest
-	4,  // 38: tinsmith.backend.v1.Backend.Info:output_type -> tinsmith.backend.v1.InfoResponse
-	9,  // 39: tinsmith.backend.v1.Backend.Load:output_type -> tinsmith.backend.v1.LoadResponse
-	13, // 40: tinsmith.backend.v1.Backend.Status:output_type -> tinsmith.backend.v1.StatusResponse
-	16, // 41: tinsmith.backend.v1.Backend.CreateAdapter:output_type -> tinsmith.backend.v1.AdapterInfo
-	18, // 42: tinsmith.backend.v1.Backend.DeleteAdapter:output_type -> tinsmith.backend.v1.DeleteAdapterResponse
-	23, // 43: tinsmith.backend.v1.Backend.ForwardBackward:output_type -> tinsmith.backend.v1.ForwardBackwardResponse
-	25, // 44: tinsmith.backend.v1.Backend.OptimStep:output_type -> tinsmith.backend.v1.OptimStepResponse
-	27, // 45: tinsmith.backend.v1.Backend.Pin:output_type -> tinsmith.backend.v1.PinResponse
-	29, // 46: tinsmith.backend.v1.Backend.Unpin:output_type -> tinsmith.backend.v1.UnpinResponse
-	35, // 47: tinsmith.backend.v1.Backend.Sample:output_type -> tinsmith.backend.v1.SampleEvent
-	37, // 48: tinsmith.backend.v1.Backend.Cancel:output_type -> tinsmith.backend.v1.CancelResponse
-	39, // 49: tinsmith.backend.v1.Backend.SaveAdapter:output_type -> tinsmith.backend.v1.SaveAdapterResponse
-	16, // 50: tinsmith.backend.v1.Backend.LoadAdapter:output_type -> tinsmith.backend.v1.AdapterInfo
-	11, // 51: tinsmith.backend.v1.Backend.Configure:output_type -> tinsmith.backend.v1.ConfigureResponse
-	42, // 52: tinsmith.backend.v1.Backend.Drain:output_type -> tinsmith.backend.v1.DrainResponse
-	38, // [38:53] is the sub-list for method output_type
-	23, // [23:38] is the sub-list for method input_type
+	4,  // 37: tinsmith.backend.v1.Backend.Info:output_type -> tinsmith.backend.v1.InfoResponse
+	9,  // 38: tinsmith.backend.v1.Backend.Load:output_type -> tinsmith.backend.v1.LoadResponse
+	13, // 39: tinsmith.backend.v1.Backend.Status:output_type -> tinsmith.backend.v1.StatusResponse
+	16, // 40: tinsmith.backend.v1.Backend.CreateAdapter:output_type -> tinsmith.backend.v1.AdapterInfo
+	18, // 41: tinsmith.backend.v1.Backend.DeleteAdapter:output_type -> tinsmith.backend.v1.DeleteAdapterResponse
+	23, // 42: tinsmith.backend.v1.Backend.ForwardBackward:output_type -> tinsmith.backend.v1.ForwardBackwardResponse
+	25, // 43: tinsmith.backend.v1.Backend.OptimStep:output_type -> tinsmith.backend.v1.OptimStepResponse
+	27, // 44: tinsmith.backend.v1.Backend.Pin:output_type -> tinsmith.backend.v1.PinResponse
+	29, // 45: tinsmith.backend.v1.Backend.Unpin:output_type -> tinsmith.backend.v1.UnpinResponse
+	35, // 46: tinsmith.backend.v1.Backend.Sample:output_type -> tinsmith.backend.v1.SampleEvent
+	37, // 47: tinsmith.backend.v1.Backend.Cancel:output_type -> tinsmith.backend.v1.CancelResponse
+	39, // 48: tinsmith.backend.v1.Backend.SaveAdapter:output_type -> tinsmith.backend.v1.SaveAdapterResponse
+	16, // 49: tinsmith.backend.v1.Backend.LoadAdapter:output_type -> tinsmith.backend.v1.AdapterInfo
+	11, // 50: tinsmith.backend.v1.Backend.Configure:output_type -> tinsmith.backend.v1.ConfigureResponse
+	37, // [37:51] is the sub-list for method output_type
+	23, // [23:37] is the sub-list for method input_type
 	23, // [23:23] is the sub-list for extension type_name
 	23, // [23:23] is the sub-list for extension extendee
 	0,  // [0:23] is the sub-list for field type_name
@@ -3528,7 +3448,7 @@ func file_backend_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_backend_proto_rawDesc), len(file_backend_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   46,
+			NumMessages:   44,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

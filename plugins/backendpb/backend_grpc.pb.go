@@ -38,7 +38,6 @@ const (
 	Backend_SaveAdapter_FullMethodName     = "/tinsmith.backend.v1.Backend/SaveAdapter"
 	Backend_LoadAdapter_FullMethodName     = "/tinsmith.backend.v1.Backend/LoadAdapter"
 	Backend_Configure_FullMethodName       = "/tinsmith.backend.v1.Backend/Configure"
-	Backend_Drain_FullMethodName           = "/tinsmith.backend.v1.Backend/Drain"
 )
 
 // BackendClient is the client API for Backend service.
@@ -59,7 +58,6 @@ type BackendClient interface {
 	SaveAdapter(ctx context.Context, in *SaveAdapterRequest, opts ...grpc.CallOption) (*SaveAdapterResponse, error)
 	LoadAdapter(ctx context.Context, in *LoadAdapterRequest, opts ...grpc.CallOption) (*AdapterInfo, error)
 	Configure(ctx context.Context, in *ConfigureRequest, opts ...grpc.CallOption) (*ConfigureResponse, error)
-	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
 }
 
 type backendClient struct {
@@ -237,16 +235,6 @@ func (c *backendClient) Configure(ctx context.Context, in *ConfigureRequest, opt
 	return out, nil
 }
 
-func (c *backendClient) Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(DrainResponse)
-	err := c.cc.Invoke(ctx, Backend_Drain_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
 // BackendServer is the server API for Backend service.
 // All implementations must embed UnimplementedBackendServer
 // for forward compatibility.
@@ -265,7 +253,6 @@ type BackendServer interface {
 	SaveAdapter(context.Context, *SaveAdapterRequest) (*SaveAdapterResponse, error)
 	LoadAdapter(context.Context, *LoadAdapterRequest) (*AdapterInfo, error)
 	Configure(context.Context, *ConfigureRequest) (*ConfigureResponse, error)
-	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
 	mustEmbedUnimplementedBackendServer()
 }
 
@@ -317,9 +304,6 @@ func (UnimplementedBackendServer) LoadAdapter(context.Context, *LoadAdapterReque
 }
 func (UnimplementedBackendServer) Configure(context.Context, *ConfigureRequest) (*ConfigureResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Configure not implemented")
-}
-func (UnimplementedBackendServer) Drain(context.Context, *DrainRequest) (*DrainResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method Drain not implemented")
 }
 func (UnimplementedBackendServer) mustEmbedUnimplementedBackendServer() {}
 func (UnimplementedBackendServer) testEmbeddedByValue()                 {}
@@ -573,24 +557,6 @@ func _Backend_Configure_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Backend_Drain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(DrainRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(BackendServer).Drain(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: Backend_Drain_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(BackendServer).Drain(ctx, req.(*DrainRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
 // Backend_ServiceDesc is the grpc.ServiceDesc for Backend service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -641,10 +607,6 @@ var Backend_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Configure",
 			Handler:    _Backend_Configure_Handler,
-		},
-		{
-			MethodName: "Drain",
-			Handler:    _Backend_Drain_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

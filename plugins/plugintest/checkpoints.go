@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 
 	"github.com/tinsmith/tinsmith/plugins"
 )
@@ -257,37 +256,4 @@ func (s *suite) frozen() {
 	s.wantInvalid("training a frozen adapter", err, "adapter")
 	a, b := s.request("a", 1, 6), s.request("f", 1, 6)
 	s.sameBits("sampled from the original and from the frozen copy", s.sample(b).logprobs[0], s.sample(a).logprobs[0])
-}
-
-// drain finishes what was accepted and refuses what comes.
-func (s *suite) drain() {
-	r := s.create("a", allModules)
-	begun := make(chan struct{})
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		once := false
-		if _, err := s.trySample(s.request("a", 2, 12), func(plugins.SampleEvent) error {
-			if !once {
-				once = true
-				close(begun)
-			}
-			return nil
-		}); err != nil {
-			s.Errorf("a sample in flight: %v", err)
-		}
-	})
-	<-begun
-	if err := s.b.Drain(s.Context()); err != nil {
-		s.Fatalf("drain: %v", err)
-	}
-	wg.Wait()
-	_, err := r.tryForward(false, s.datum(1, 6))
-	s.wantKind("a pass after draining", err, plugins.KindUnavailable)
-	_, err = s.trySample(s.request("a", 1, 1), nil)
-	s.wantKind("a sample after draining", err, plugins.KindUnavailable)
-	_, err = s.b.CreateAdapter(s.Context(), plugins.CreateAdapterRequest{Adapter: "b", Config: allModules})
-	s.wantKind("a new adapter after draining", err, plugins.KindUnavailable)
-	if _, err := s.b.Info(s.Context()); err != nil {
-		s.Errorf("info after draining: %v", err)
-	}
 }

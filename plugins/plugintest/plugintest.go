@@ -63,7 +63,6 @@ func RunAll(t *testing.T, factory Factory) {
 		{"load into an adapter", (*suite).loadInto},
 		{"damaged checkpoints", (*suite).damagedCheckpoints},
 		{"frozen adapter", (*suite).frozen},
-		{"drain", (*suite).drain},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := factory(t)

@@ -16,7 +16,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -58,15 +57,12 @@ type Engine struct {
 	diskPause time.Duration
 
 	// mu guards the books: everything below, and the fields of run, version and request that say so. It is never held during a device call.
-	mu       sync.Mutex
-	wake     *sync.Cond // something for the device goroutine to do
-	closing  bool
-	draining bool
-	loading  bool          // Load was called
-	parked   bool          // the device goroutine has nothing to do
-	saves    int           // outside the order, being written
-	quiet    chan struct{} // closed and replaced whenever work may have come to its end
-	loaded   *loaded       // nil until Load has succeeded
+	mu      sync.Mutex
+	wake    *sync.Cond // something for the device goroutine to do
+	closing bool
+	loading bool    // Load was called
+	parked  bool    // the device goroutine has nothing to do
+	loaded  *loaded // nil until Load has succeeded
 
 	calls      []func()        // for the device goroutine, between two device steps
 	runs       map[string]*run // by the gateway's id
@@ -135,7 +131,7 @@ func New(o Options) *Engine {
 	if _, err := rand.Read(id[:]); err != nil {
 		panic(fmt.Sprintf("engine: no random numbers: %v", err)) // crypto/rand documents that this cannot happen
 	}
-	e := &Engine{options: o, interval: samplerInterval, turn: turn, restAfter: restAfter, openFor: openFor, diskPause: diskPause, bootID: hex.EncodeToString(id[:]), quit: make(chan struct{}), stopped: make(chan struct{}), quiet: make(chan struct{}), waiting: newWaitingRoom(), runs: map[string]*run{}, live: map[*version]struct{}{}, requests: map[string]*request{}}
+	e := &Engine{options: o, interval: samplerInterval, turn: turn, restAfter: restAfter, openFor: openFor, diskPause: diskPause, bootID: hex.EncodeToString(id[:]), quit: make(chan struct{}), stopped: make(chan struct{}), waiting: newWaitingRoom(), runs: map[string]*run{}, live: map[*version]struct{}{}, requests: map[string]*request{}}
 	e.wake = sync.NewCond(&e.mu)
 	e.counters.progressed(time.Now())
 	go e.loop()
@@ -155,53 +151,11 @@ func (e *Engine) Info(context.Context) (plugins.Info, error) {
 	return plugins.Info{Plugin: e.options.Plugin, Version: e.options.Version, BootID: e.bootID}, nil
 }
 
-// Drain refuses new work, finishes what was accepted, and returns. Operations that wait for a lower position can never run then, and those that wait for the disk may never: they fail.
-func (e *Engine) Drain(ctx context.Context) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.draining = true
-	for e.busy() {
-		quiet := e.quiet
-		e.mu.Unlock()
-		var err error
-		select {
-		case <-quiet:
-		case <-ctx.Done():
-			err = plugins.Cancelled(ctx.Err())
-		case <-e.stopped:
-			err = errClosed
-		}
-		e.mu.Lock()
-		if err != nil {
-			return err
-		}
-	}
-	for _, r := range e.order {
-		why := "an operation before this one has not arrived"
-		if !r.held.IsZero() {
-			why = "the disk takes no adapters that would have to be moved out of memory"
-		}
-		r.fail(&plugins.Error{Kind: plugins.KindUnavailable, Message: "the backend is draining and " + why})
-	}
-	return nil
-}
-
-// busy tells whether there is accepted work that can be finished. The caller holds mu.
-func (e *Engine) busy() bool {
-	return len(e.requests) > 0 || e.saves > 0 || !e.parked || slices.ContainsFunc(e.order, func(r *run) bool { return r.busy || r.ready() })
-}
-
-// quieten wakes those who wait for the end of work, to look again. The caller holds mu.
-func (e *Engine) quieten() {
-	close(e.quiet)
-	e.quiet = make(chan struct{})
-}
-
 // Close ends all work (what is not finished fails with KindUnavailable), frees the device and returns when the device goroutine has ended, with the device's complaint about memory that was not freed. It may
 // be called more than once.
 func (e *Engine) Close() error {
 	e.mu.Lock()
-	e.draining, e.closing = true, true
+	e.closing = true
 	e.wake.Broadcast()
 	e.mu.Unlock()
 	<-e.stopped
@@ -211,8 +165,8 @@ func (e *Engine) Close() error {
 // accept gives what was loaded, or the reason why no work is taken now. The caller holds mu.
 func (e *Engine) accept() (*loaded, error) {
 	switch {
-	case e.draining:
-		return nil, &plugins.Error{Kind: plugins.KindUnavailable, Message: "the backend is draining"}
+	case e.closing:
+		return nil, errClosed
 	case e.loaded == nil:
 		return nil, &plugins.Error{Kind: plugins.KindUnavailable, Message: "no model is loaded yet"}
 	}
@@ -232,7 +186,7 @@ func (e *Engine) call(f func()) bool {
 }
 
 // withRoom makes a call of f, which takes memory for adapters, and of decide with its outcome. What the runs of a cycle hold they give back by its end: when f finds no room for what they hold, it is called again then.
-// So it is after a while when the disk takes no adapters that would have to be moved out, unless the engine drains. f must leave nothing behind where it fails.
+// So it is after a while when the disk takes no adapters that would have to be moved out, unless the engine closes. f must leave nothing behind where it fails.
 func (e *Engine) withRoom(f func() error, decide func(error)) func() {
 	return func() {
 		err := f()
@@ -241,7 +195,7 @@ func (e *Engine) withRoom(f func() error, decide func(error)) func() {
 			e.deferred = append(e.deferred, e.withRoom(f, decide))
 			return
 		}
-		if isStuck(err) && !e.isDraining() {
+		if isStuck(err) && !e.isClosing() {
 			time.AfterFunc(e.diskPause, func() {
 				if !e.call(e.withRoom(f, decide)) {
 					decide(errClosed)
@@ -251,12 +205,6 @@ func (e *Engine) withRoom(f func() error, decide func(error)) func() {
 		}
 		decide(err)
 	}
-}
-
-func (e *Engine) isDraining() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.draining
 }
 
 // onDevice runs f on the device goroutine between two device steps and gives its error, or errClosed if the engine closes first. If there is no room for the adapters that f needs, that may be between two cycles, see withRoom.

@@ -17,7 +17,6 @@ func (e *Engine) loop() {
 		e.mu.Lock()
 		for !e.closing && !e.hasWork() {
 			e.parked = true
-			e.quieten()
 			reminder := e.remind()
 			e.wake.Wait()
 			reminder.Stop()

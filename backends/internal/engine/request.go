@@ -160,7 +160,6 @@ func (e *Engine) Sample(ctx context.Context, req plugins.SampleRequest, emit fun
 		defer e.mu.Unlock()
 		e.endRequest(q, errClosed) // nobody listens any more: unless it has ended it is given up
 		delete(e.requests, q.ID)
-		e.quieten()
 	}()
 	var spare []plugins.SampleEvent
 	for {

@@ -282,7 +282,7 @@ func TestRoomForOneStep(t *testing.T) {
 	}
 }
 
-// While the disk takes no adapters, work for which some would have to be moved out is not decided, Status says why, and everything else goes on. It is done, once, when the disk takes them again; or given back when the engine drains.
+// While the disk takes no adapters, work for which some would have to be moved out is not decided, Status says why, and everything else goes on. It is done, once, when the disk takes them again; or given back when the engine closes.
 func TestWaitsForDisk(t *testing.T) {
 	breaks := []struct {
 		name    string
@@ -375,7 +375,7 @@ func TestWaitsForDisk(t *testing.T) {
 			}
 		})
 	}
-	t.Run("drain", func(t *testing.T) {
+	t.Run("close", func(t *testing.T) {
 		p := begin(t, true)
 		hook(t, p.e, func() { breaks[0].disrupt(p.e.loaded.adapters) })
 		errs := make(chan error, 3)
@@ -396,7 +396,7 @@ func TestWaitsForDisk(t *testing.T) {
 			defer p.e.mu.Unlock()
 			return p.e.runs["c"] != nil
 		})
-		if err := p.e.Drain(t.Context()); err != nil {
+		if err := p.e.Close(); err != nil {
 			t.Error(err)
 		}
 		refused := 0

@@ -285,50 +285,6 @@ func TestCreateAdapterAgain(t *testing.T) {
 	}
 }
 
-func TestDrain(t *testing.T) {
-	e := start(t, "")
-	d := create(t, e, "a", 1, 4)
-	data := randomData(rand.New(rand.NewPCG(6, 9)), 4, 60)
-	gap := make(chan error, 1)
-	go func() {
-		_, err := e.OptimStep(context.Background(), plugins.OptimStepRequest{Adapter: "a", Position: 5, Adam: adamDefaults})
-		gap <- err
-	}()
-	done := make(chan error, 2)
-	go func() {
-		_, err := collect(context.Background(), e, ask("q", "a", []int32{1}, 1, 200))
-		done <- err
-	}()
-	go func() {
-		_, err := e.ForwardBackward(context.Background(), plugins.ForwardBackwardRequest{Adapter: "a", Position: 1, Data: data, Loss: "cross_entropy"})
-		done <- err
-	}()
-	eventually(t, "all is accepted", func() bool {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		r := e.runs["a"]
-		return len(e.requests) == 1 && (r.queue.next > 1 || r.queue.waiting[1] != nil) && r.queue.waiting[5] != nil
-	})
-	if err := e.Drain(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	for range 2 {
-		if err := <-done; err != nil {
-			t.Errorf("accepted work was not finished: %v", err)
-		}
-	}
-	if err := <-gap; !errors.Is(err, plugins.ErrUnavailable) {
-		t.Errorf("an operation behind a gap: %v", err)
-	}
-	d.next = 1
-	if _, err := e.Pin(t.Context(), plugins.PinRequest{Adapter: "a", Position: 2, Name: "p"}); !errors.Is(err, plugins.ErrUnavailable) {
-		t.Errorf("new work while draining: %v", err)
-	}
-	if _, err := collect(t.Context(), e, ask("r", "a", []int32{1}, 1, 2)); !errors.Is(err, plugins.ErrUnavailable) {
-		t.Errorf("new sampling while draining: %v", err)
-	}
-}
-
 func TestLoadErrors(t *testing.T) {
 	good := t.TempDir()
 	if err := writeTiny(good); err != nil {

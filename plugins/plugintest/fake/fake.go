@@ -46,9 +46,7 @@ type Backend struct {
 	mu        sync.Mutex
 	loading   bool
 	loaded    bool
-	draining  bool
-	working   int           // queues and samples that run
-	idle      chan struct{} // closed and replaced whenever working falls to 0
+	working   int // queues and samples that run
 	adapters  map[string]*adapter
 	samples   map[string]*sampling
 	runs      map[string]int64 // by operation, for faults
@@ -66,7 +64,7 @@ func New(o Options) *Backend {
 		o.Exit = os.Exit
 	}
 	return &Backend{
-		options: o, bootID: hex.EncodeToString(id), lost: make(chan struct{}), idle: make(chan struct{}),
+		options: o, bootID: hex.EncodeToString(id), lost: make(chan struct{}),
 		adapters: map[string]*adapter{}, samples: map[string]*sampling{}, runs: map[string]int64{}, lastAlive: time.Now(),
 	}
 }
@@ -196,8 +194,6 @@ func (b *Backend) accept() error {
 		return lostError()
 	case !b.loaded:
 		return &plugins.Error{Kind: plugins.KindUnavailable, Message: "the model is not loaded"}
-	case b.draining:
-		return &plugins.Error{Kind: plugins.KindUnavailable, Message: "the backend is draining"}
 	}
 	return nil
 }
@@ -220,10 +216,6 @@ func (b *Backend) begin() { // b.mu is held
 func (b *Backend) end() { // b.mu is held
 	b.working--
 	b.lastAlive = time.Now()
-	if b.working == 0 {
-		close(b.idle)
-		b.idle = make(chan struct{})
-	}
 }
 
 // CreateAdapter implements plugins.Backend.
@@ -373,31 +365,4 @@ func (b *Backend) Configure(_ context.Context, req plugins.ConfigureRequest) (pl
 		return plugins.ConfigureResult{}, plugins.Invalidf("config", "nothing of the fake backend can be changed while it runs")
 	}
 	return plugins.ConfigureResult{}, nil
-}
-
-// Drain implements plugins.Backend.
-func (b *Backend) Drain(ctx context.Context) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.draining = true
-	for b.working > 0 {
-		idle := b.idle
-		b.mu.Unlock()
-		var err error
-		select {
-		case <-idle:
-		case <-b.lost:
-			err = lostError()
-		case <-ctx.Done():
-			err = plugins.Cancelled(ctx.Err())
-		}
-		b.mu.Lock()
-		if err != nil {
-			return err
-		}
-	}
-	for _, a := range b.adapters {
-		b.failPending(a, &plugins.Error{Kind: plugins.KindUnavailable, Message: "the backend is draining and an operation before this one is missing"})
-	}
-	return nil
 }
