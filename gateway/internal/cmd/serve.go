@@ -101,6 +101,7 @@ func outliveReaders() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) 
 func (p Program) serve(ctx context.Context, cfg config.Config) (err error) {
 	outliveReaders()
 	setLog(cfg.Log)
+	defer logEnd(ctx)()
 	if cfg.DataDir, err = filepath.Abs(cfg.DataDir); err != nil {
 		return err
 	}
@@ -136,6 +137,21 @@ func (p Program) serve(ctx context.Context, cfg config.Config) (err error) {
 		err = nil
 	}
 	return errors.Join(err, serveErr)
+}
+
+// logEnd logs when ctx ends, and, when what it gives is called after that, that the server has ended.
+func logEnd(ctx context.Context) (ended func()) {
+	begun := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(begun)
+		slog.InfoContext(ctx, "the server is ending", "signal", context.Cause(ctx))
+	})
+	return func() {
+		if !stop() {
+			<-begun
+			slog.InfoContext(ctx, "the server has ended", "signal", context.Cause(ctx))
+		}
+	}
 }
 
 // serveStore waits for the data directory, which is this process's alone from then on, and serves what is in it.

@@ -3,10 +3,12 @@ package cmd
 import (
 	"bytes"
 	"errors"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -102,6 +104,62 @@ func TestAwaitStore(t *testing.T) {
 	defer records.Close()
 	if got := h.get(); got.Storage.State != "ok" || got.Status != "starting" {
 		t.Errorf("health %+v", got)
+	}
+}
+
+// A signal ends the server with status 0, and the log tells which one, when the end begins and when it is over. Here it waits for a data directory that another process has.
+func TestEndBySignal(t *testing.T) {
+	for _, c := range []struct {
+		signal syscall.Signal
+		name   string
+	}{{syscall.SIGTERM, "terminated"}, {syscall.SIGINT, "interrupt"}} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			other, err := store.Open(t.Context(), store.Options{Dir: dir})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer other.Close()
+			file := filepath.Join(t.TempDir(), "c.yaml")
+			if err := os.WriteFile(file, []byte("listen: 127.0.0.1:0\ndata_dir: "+dir+"\nmodels: [{name: a, path: x}]\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			log, err := os.Create(filepath.Join(t.TempDir(), "log"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer log.Close()
+			logged := func() string {
+				b, err := os.ReadFile(log.Name())
+				if err != nil {
+					t.Error(err)
+				}
+				return string(b)
+			}
+			arguments, stderr, logger := os.Args, os.Stderr, slog.Default()
+			os.Args, os.Stderr = []string{"tinsmith", "serve", "--config", file}, log
+			defer func() {
+				os.Args, os.Stderr = arguments, stderr
+				slog.SetDefault(logger)
+			}()
+			status := make(chan int, 1)
+			go func() { status <- Main("test") }()
+			for deadline := time.Now().Add(time.Minute); !strings.Contains(logged(), "waiting for the data directory"); time.Sleep(time.Millisecond) {
+				if time.Now().After(deadline) {
+					t.Fatalf("the server does not wait: %s", logged())
+				}
+			}
+			if err := syscall.Kill(os.Getpid(), c.signal); err != nil {
+				t.Fatal(err)
+			}
+			if code := <-status; code != 0 {
+				t.Errorf("status %d", code)
+			}
+			begins, ends := strings.Index(logged(), `msg="the server is ending" signal="`+c.name), strings.Index(logged(), `msg="the server has ended" signal="`+c.name)
+			if begins < 0 || ends < begins {
+				t.Errorf("the log: %s", logged())
+			}
+		})
 	}
 }
 
