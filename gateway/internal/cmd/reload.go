@@ -14,9 +14,10 @@ import (
 	"syscall"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/config"
+	"github.com/tinsmith/tinsmith/gateway/internal/supervisor"
 )
 
-// configurer changes the configuration of a running backend; a Fleet is one.
+// configurer changes the configuration of a backend, now or, with supervisor.ErrLater, when it is ready; a Fleet is one.
 type configurer interface {
 	Configure(ctx context.Context, model string, section json.RawMessage) (changed []string, err error)
 }
@@ -74,6 +75,11 @@ func reload(ctx context.Context, cfg config.Config, backends configurer) (config
 		}
 		section := next.Models[at].Backend
 		changed, err := backends.Configure(ctx, m.Name, section)
+		if errors.Is(err, supervisor.ErrLater) {
+			m.Backend = section
+			slog.InfoContext(ctx, "backend will be configured when it is ready", "model", m.Name)
+			continue
+		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("model %s: %w", m.Name, err))
 			next.Models[at].Backend = m.Backend // is not told about twice

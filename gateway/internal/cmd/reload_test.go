@@ -12,15 +12,19 @@ import (
 	"time"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/config"
+	"github.com/tinsmith/tinsmith/gateway/internal/supervisor"
 )
 
-// configured notes the sections that it is given; it refuses those that say so.
+// configured notes the sections that it is given; it refuses, or takes over later, those that say so.
 type configured struct{ sections chan string }
 
 func (c configured) Configure(_ context.Context, model string, section json.RawMessage) ([]string, error) {
 	c.sections <- model + " " + string(section)
 	if strings.Contains(string(section), "refuse") {
 		return nil, errors.New("refused")
+	}
+	if strings.Contains(string(section), "later") {
+		return nil, supervisor.ErrLater
 	}
 	return []string{"batch_tokens"}, nil
 }
@@ -51,6 +55,7 @@ func TestReload(t *testing.T) {
 		{name: "nothing changed", file: before, section: `{"batch_tokens":1,"plugin":"single"}`},
 		{name: "a backend section", file: strings.Replace(before, "1}", "2}", 1), want: `a {"batch_tokens":2,"plugin":"single"}`, section: `{"batch_tokens":2,"plugin":"single"}`},
 		{name: "a section that is refused", file: strings.Replace(before, "1}", "refuse}", 1), want: `a {"batch_tokens":"refuse","plugin":"single"}`, message: "model a: refused", section: `{"batch_tokens":1,"plugin":"single"}`},
+		{name: "a section for a backend that is not ready", file: strings.Replace(before, "1}", "later}", 1), want: `a {"batch_tokens":"later","plugin":"single"}`, section: `{"batch_tokens":"later","plugin":"single"}`},
 		{name: "another key", file: strings.Replace(before, "path: y", "path: z", 1), message: "need a restart", section: `{"batch_tokens":1,"plugin":"single"}`},
 		{name: "a mistake", file: before + "modles: 1\n", message: "modles", section: `{"batch_tokens":1,"plugin":"single"}`},
 		{name: "another plugin", file: strings.Replace(before, "plugin: single", "plugin: dataparallel", 1), message: "need a restart", section: `{"batch_tokens":1,"plugin":"single"}`},

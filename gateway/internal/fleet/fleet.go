@@ -101,7 +101,7 @@ func (f *Fleet) Close() {
 	all.Wait()
 }
 
-// Configure changes the configuration of a model's running backend to another `backend:` section, and gives the keys that have changed. See plugins.Backend.Configure.
+// Configure changes the configuration of a model's running backend to another `backend:` section, and gives the keys that have changed. See supervisor.Supervisor.Configure.
 func (f *Fleet) Configure(ctx context.Context, model string, section json.RawMessage) ([]string, error) {
 	m, ok := f.byName[model]
 	if !ok {

@@ -99,11 +99,12 @@ type Supervisor struct {
 
 	mu          sync.Mutex
 	state       State
-	changed     chan struct{} // closed and replaced at every change of phase
-	current     *process      // while ready
-	crashes     []time.Time   // within CrashWindow
-	lostAt      time.Time     // when the last process that was ready was lost
-	forgiven    time.Time     // crashes until then do not count
+	changed     chan struct{}   // closed and replaced at every change of phase
+	current     *process        // while ready
+	crashes     []time.Time     // within CrashWindow
+	lostAt      time.Time       // when the last process that was ready was lost
+	forgiven    time.Time       // crashes until then do not count
+	later       json.RawMessage // a configuration that came while no process was ready, for the next one; nil = none
 	subscribers map[int]func(Event)
 	nextID      int
 }
@@ -167,23 +168,38 @@ func (s *Supervisor) Close() {
 	<-s.finished
 }
 
-// Configure changes the configuration of the running process, and of those that are started after it. While none runs, or when the running one refuses, nothing changes and the error says why. It gives the keys that have
-// changed.
+// ErrLater says that no process could be told a configuration, and that the next one is told when it is ready, unless a newer one comes before.
+var ErrLater = errors.New("the backend is not ready, and is configured when it is")
+
+// Configure changes the configuration of the running process, and of those that are started after it, and gives the keys that have changed. When the running one refuses, nothing changes and the error says why. While none runs,
+// or it is lost meanwhile, the error is ErrLater; what the next process says to it is logged, and one that refuses goes on as it is.
 func (s *Supervisor) Configure(ctx context.Context, section json.RawMessage) ([]string, error) {
 	s.configuring.Lock()
 	defer s.configuring.Unlock()
+	changed, err := s.tellConfiguration(ctx, section)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if k := plugins.KindOf(err); k == plugins.KindUnavailable || k == plugins.KindBackendLost {
+		if phase := s.state.Phase; s.closing.Load() || phase == Failed || phase == Stopped {
+			return nil, err
+		}
+		s.later = section
+		return nil, ErrLater
+	}
+	if err == nil {
+		s.config.Load.Config = section
+	}
+	return changed, err
+}
+
+// tellConfiguration has the running process take a configuration over.
+func (s *Supervisor) tellConfiguration(ctx context.Context, section json.RawMessage) ([]string, error) {
 	b, _, err := s.Backend()
 	if err != nil {
 		return nil, err
 	}
 	res, err := b.Configure(ctx, plugins.ConfigureRequest{Config: section})
-	if err != nil {
-		return nil, err
-	}
-	s.mu.Lock()
-	s.config.Load.Config = section
-	s.mu.Unlock()
-	return res.Changed, nil
+	return res.Changed, err
 }
 
 // Backend gives the running backend and the id of its process. While there is none, the error satisfies errors.Is with plugins.ErrUnavailable and says why.
@@ -444,17 +460,33 @@ func (s *Supervisor) load(ctx context.Context, p *process, request plugins.LoadR
 	return info, model, err
 }
 
-// publish makes a process that was loaded as request says the one that is ready, and tells the subscribers. If the configuration has changed while it was loaded, it is told the new one before.
+// publish makes a process that was loaded as request says the one that is ready, and tells the subscribers. If the configuration has changed while it was loaded, it is told the new one before; so it is one that came
+// while no process was ready, which it may refuse.
 func (s *Supervisor) publish(ctx context.Context, p *process, request plugins.LoadRequest, info plugins.Info, model plugins.ModelInfo) error {
 	s.configuring.Lock()
 	defer s.configuring.Unlock()
 	s.mu.Lock()
-	section := s.config.Load.Config
+	section, later := s.config.Load.Config, s.later
 	s.mu.Unlock()
 	if !bytes.Equal(section, request.Config) {
 		if _, err := p.backend.Configure(ctx, plugins.ConfigureRequest{Config: section}); err != nil {
 			return fmt.Errorf("the configuration that came meanwhile: %w", err)
 		}
+	}
+	if later != nil {
+		res, err := p.backend.Configure(ctx, plugins.ConfigureRequest{Config: later})
+		switch {
+		case errors.Is(err, plugins.ErrBackendLost) || ctx.Err() != nil:
+			return err
+		case err != nil:
+			s.log.Error("the configuration that came while the backend was not ready was not taken over", "error", err)
+			later = section
+		default:
+			s.log.Info("backend configured", "changed", res.Changed)
+		}
+		s.mu.Lock()
+		s.config.Load.Config, s.later = later, nil
+		s.mu.Unlock()
 	}
 	s.log.Info("backend ready", "boot_id", info.BootID, "architecture", model.Architecture, "parameters", model.Parameters, "device", model.Device)
 	s.notify.Lock()
