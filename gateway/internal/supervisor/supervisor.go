@@ -35,7 +35,7 @@ type Config struct {
 
 	StartTimeout    time.Duration // from start to handshake; 1 minute
 	LoadTimeout     time.Duration // between two signs of progress while loading; 5 minutes
-	StatusTimeout   time.Duration // between two status reports; 30 seconds
+	StatusTimeout   time.Duration // between two status reports; ProgressTimeout, but at most 30 seconds
 	ProgressTimeout time.Duration // allowed plugins.Status.LastProgressAge; 5 minutes
 	ExitTimeout     time.Duration // from the end of the lifeline to SIGKILL; 5 seconds
 	FirstPause      time.Duration // before the first restart, doubled for each further crash within CrashWindow; 1 second
@@ -113,8 +113,8 @@ type Supervisor struct {
 func New(c Config) (*Supervisor, error) {
 	setDefault(&c.StartTimeout, time.Minute)
 	setDefault(&c.LoadTimeout, 5*time.Minute)
-	setDefault(&c.StatusTimeout, 30*time.Second)
 	setDefault(&c.ProgressTimeout, 5*time.Minute)
+	setDefault(&c.StatusTimeout, min(c.ProgressTimeout, 30*time.Second))
 	setDefault(&c.ExitTimeout, 5*time.Second)
 	setDefault(&c.FirstPause, time.Second)
 	setDefault(&c.LongestPause, 2*time.Minute)
@@ -502,7 +502,7 @@ func (s *Supervisor) publish(ctx context.Context, p *process, request plugins.Lo
 func (s *Supervisor) watch(ctx context.Context, p *process) {
 	silence := watchdogAfter(s.config.StatusTimeout, func() { p.kill(fmt.Sprintf("killed after %v without a status report", s.config.StatusTimeout)) })
 	defer silence.stop()
-	idle := standstill{longest: s.config.StatusTimeout / 3} // many reports' worth, and less than the silence for which it is killed
+	idle := standstill{longest: max(s.config.StatusTimeout/3, 2*time.Second)} // several reports' worth, and no more than the silence for which it is killed
 	err := p.backend.Status(ctx, func(st plugins.Status) {
 		silence.reset()
 		st.LastProgressAge = idle.reported(st.LastProgressAge)

@@ -458,11 +458,11 @@ func TestWatchdog(t *testing.T) {
 		hang   func(t *testing.T, b plugins.Backend, s *Supervisor) error
 		reason string
 	}{
-		{"no progress", Config{ProgressTimeout: time.Millisecond}, func(t *testing.T, b plugins.Backend, _ *Supervisor) error {
+		{"no progress", Config{ProgressTimeout: time.Millisecond, StatusTimeout: time.Minute}, func(t *testing.T, b plugins.Backend, _ *Supervisor) error {
 			_, err := b.Pin(testContext(t), plugins.PinRequest{Adapter: "a", Position: 1, Name: "p"})
 			return err
 		}, "without progress while work was waiting"},
-		{"no status", Config{StatusTimeout: 10 * time.Second}, func(t *testing.T, b plugins.Backend, s *Supervisor) error {
+		{"no status", Config{ProgressTimeout: 10 * time.Second}, func(t *testing.T, b plugins.Backend, s *Supervisor) error {
 			s.mu.Lock()
 			pid := s.current.cmd.Process.Pid
 			s.mu.Unlock()
@@ -474,7 +474,7 @@ func TestWatchdog(t *testing.T) {
 					return err
 				}
 			}
-		}, "without a status report"},
+		}, "killed after 10s without a status report"},
 		{"no progress in loading", Config{LoadTimeout: 2 * time.Second}, nil, "without progress in loading"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
