@@ -29,10 +29,31 @@ func (e *Engine) Configure(ctx context.Context, req plugins.ConfigureRequest) (p
 				e.log().Info("memory plan", "share", s.Name, "size", mebibytes(s.Bytes), "detail", s.Detail)
 			}
 			e.warn(e.loaded)
+			e.warnOfAdapters()
 		}
 		return err
 	})
 	return result, err
+}
+
+// warnOfAdapters says that there are adapters for which the memory of adapters is too small. It runs on the device goroutine.
+func (e *Engine) warnOfAdapters() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	l := e.loaded
+	adapters, most := 0, int64(0)
+	for _, r := range e.order {
+		if r.layout == nil { // it is being made, and told then
+			continue
+		}
+		if need := l.adapters.aloneBytes(r.layout, r.frozen); need > l.adapters.limit {
+			adapters, most = adapters+1, max(most, need)
+		}
+	}
+	if adapters > 0 {
+		e.log().Warn("there are adapters that do not fit into the memory of adapters any more, and what needs them is refused: a larger share (backend.adapter_memory_mib) or more memory (backend.memory_mib) is needed",
+			"adapters", adapters, "needed", mebibytes(most), "limit", mebibytes(l.adapters.limit))
+	}
 }
 
 // configure makes c, which section was read to, the configuration, on the device goroutine. It gives the keys that have changed.

@@ -1,8 +1,10 @@
 package engine
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -81,6 +83,34 @@ func TestConfigureRefuses(t *testing.T) {
 					t.Errorf("the plan has changed to %+v", e.loaded.plan)
 				}
 			})
+		})
+	}
+}
+
+// A limit below what adapters take that are there is told when it is set, with how many they are, and once it is high enough no more.
+func TestConfigureBelowAdapters(t *testing.T) {
+	var log bytes.Buffer
+	e, _, _ := startScratch(t)
+	hook(t, e, func() { e.options.Log = slog.New(slog.NewTextHandler(&log, nil)) })
+	create(t, e, "large", 1, 512)
+	create(t, e, "larger", 2, 512)
+	create(t, e, "small", 3, 1)
+	for _, c := range []struct {
+		section string
+		warns   bool
+	}{
+		{`{"adapter_memory_mib": 4}`, true},
+		{`{"adapter_memory_mib": 400}`, false},
+		{`{}`, false},
+	} {
+		hook(t, e, log.Reset)
+		if _, err := e.Configure(t.Context(), plugins.ConfigureRequest{Config: []byte(c.section)}); err != nil {
+			t.Fatal(err)
+		}
+		hook(t, e, func() {
+			if text := log.String(); strings.Contains(text, "do not fit into the memory of adapters any more") != c.warns || c.warns && !strings.Contains(text, "adapters=2 ") {
+				t.Errorf("%s: the log: %s", c.section, text)
+			}
 		})
 	}
 }

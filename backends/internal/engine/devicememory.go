@@ -166,13 +166,16 @@ func (l *loaded) deviceMemories(limits memoryLimits, scratch int64) []deviceMemo
 func (l *loaded) adapterAlone(layout *lora.Layout) byHome {
 	shape := l.weightShape()
 	need := shape.estimate(layout)
-	buffers := int64(bits.Len(lora.Groups)) // one for the group that runs, and one for each half that is complete above it
+	buffers := gradientBuffers(lora.Groups)
 	if !l.spills {
 		buffers += 3
 	}
 	need[0] += buffers * lora.ParameterBytes(layout)
 	return need
 }
+
+// gradientBuffers is how many gradients an operation with so many data has in memory at once, at least: one for the group that runs, and one for each half that is complete above it. With a datum in every group it is exact.
+func gradientBuffers(data int) int64 { return int64(bits.Len(uint(min(data, lora.Groups)))) }
 
 // mostAt is the memory that there can be at a home by a plan for adapters and training passes, with nothing sampled.
 func (l *loaded) mostAt(p *memoryPlan, home int) int64 {

@@ -419,7 +419,7 @@ func TestContextIsWhatTrains(t *testing.T) {
 		if info.MaxContextLength != longest || strings.Count(log, "level=WARN") != 1 || !strings.Contains(log, "tokens=4096") || !strings.Contains(log, "limit=\"64 MiB\"") || !strings.Contains(row(info), "does not fit") {
 			t.Errorf("%d tokens, %q, log %q", info.MaxContextLength, row(info), log)
 		}
-		if err := train(t, e, longest); !errors.Is(err, plugins.ErrCapacity) {
+		if err := train(t, e, longest); !errors.Is(err, plugins.ErrTooLarge) {
 			t.Errorf("a datum of that length: %v", err)
 		}
 	})

@@ -184,12 +184,17 @@ func (m *residency) stepBytes(layout *lora.Layout) int64 {
 	return 2*m.weightBytes(layout) + 5*lora.ParameterBytes(layout)
 }
 
+// aloneBytes is the most that an adapter needs in memory at once.
+func (m *residency) aloneBytes(layout *lora.Layout, frozen bool) int64 {
+	if frozen {
+		return m.weightBytes(layout)
+	}
+	return m.stepBytes(layout)
+}
+
 // admit tells whether an adapter can be had at all.
 func (m *residency) admit(layout *lora.Layout, frozen bool) error {
-	need := m.stepBytes(layout)
-	if frozen {
-		need = m.weightBytes(layout)
-	}
+	need := m.aloneBytes(layout, frozen)
 	if need <= m.limit {
 		return nil
 	}

@@ -556,7 +556,7 @@ func TestLimitBelowAnAdapter(t *testing.T) {
 				{"a step behind the pass", step},
 			} {
 				err := call.do()
-				if !errors.Is(err, plugins.ErrTooLarge) || !strings.Contains(err.Error(), c.setting) || !strings.Contains(err.Error(), " MiB") {
+				if !errors.Is(err, plugins.ErrTooLarge) || !strings.Contains(err.Error(), c.setting) || !strings.Contains(err.Error(), " MiB") || strings.Contains(err.Error(), "tokens") {
 					t.Errorf("%s: %v", call.name, err)
 				}
 			}
@@ -573,6 +573,31 @@ func TestLimitBelowAnAdapter(t *testing.T) {
 	d.pass(data)
 	d.step()
 	equalTensors(t, "weights", d.weights(), want)
+}
+
+// A pass whose adapter fits, but not with the gradients that it sums, says so with what both take.
+func TestLimitBelowAPass(t *testing.T) {
+	e, _, _ := startScratch(t)
+	d := create(t, e, "a", 1, 64)
+	data := randomData(rand.New(rand.NewPCG(5, 6)), 2, 20)
+	pass := func(data []plugins.Datum) error {
+		_, err := e.ForwardBackward(t.Context(), plugins.ForwardBackwardRequest{Adapter: "a", Position: d.position(), Data: data, Loss: "cross_entropy"})
+		return err
+	}
+	hook(t, e, func() {
+		m, layout := e.loaded.adapters, e.runs["a"].layout
+		m.limit = m.weightBytes(layout) + 2*lora.ParameterBytes(layout) - 1
+		if err := m.trim(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := pass(data[:1]); err != nil {
+		t.Errorf("a datum that fits: %v", err)
+	}
+	err := pass(data)
+	if !errors.Is(err, plugins.ErrTooLarge) || !strings.Contains(err.Error(), "data[1]: the weights of an adapter of rank 64, and the gradients of 2 data, take ") || !strings.Contains(err.Error(), "backend.adapter_memory_mib") {
+		t.Errorf("two data: %v", err)
+	}
 }
 
 // A file that the disk has changed fails what needs it, by name; what needs room waits while the disk takes nothing. Nothing else is touched.

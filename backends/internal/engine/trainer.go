@@ -161,12 +161,31 @@ func (e *Engine) alone(passes []*pass, p *pass, cycle int64) {
 	}
 }
 
-// tooLarge says why a datum cannot be trained.
+// tooLarge says why a datum cannot be trained: because of the memory of adapters, if that is what was missing, or else of that of its pass. It is KindTooLarge where nothing else would have to be in memory for it.
 func (l *loaded) tooLarge(at piece, cause error) error {
-	tokens, rank := len(at.pass.op.pass.Data[at.index].Tokens), at.pass.run.layout.Rank
+	p := at.pass
+	refused := func(kind plugins.Kind, message string) error {
+		return &plugins.Error{Kind: kind, Field: fmt.Sprintf("data[%d]", at.index), Message: message}
+	}
+	kind := internal("forward_backward", cause).Kind
+	var crowded crowdedError
+	if errors.As(cause, &crowded) || kind == plugins.KindTooLarge {
+		need := l.adapters.weightBytes(p.run.layout)
+		if !p.op.pass.ForwardOnly {
+			need += gradientBuffers(len(p.op.pass.Data)) * lora.ParameterBytes(p.run.layout)
+		}
+		if need > l.adapters.limit {
+			return refused(plugins.KindTooLarge, l.adapters.beyondLimit(fmt.Sprintf("the weights of an adapter of rank %d, and the gradients of %d data, take %s of memory", p.run.layout.Rank, len(p.op.pass.Data), mebibytes(need))).Error())
+		}
+		return refused(kind, "cannot be trained: "+cause.Error())
+	}
+	tokens, rank := len(p.op.pass.Data[at.index].Tokens), p.run.layout.Rank
 	message := fmt.Sprintf("%d tokens do not fit into memory", tokens)
 	recompute := l.plan.recompute != RecomputeOff
 	if need, err := l.datumBytes(tokens, rank, recompute); err == nil {
+		if need > l.mostForDatum(&l.plan, p.run.layout) {
+			kind = plugins.KindTooLarge
+		}
 		how := "with its activations computed twice"
 		if !recompute {
 			how = "as backend.recompute is off"
@@ -181,7 +200,7 @@ func (l *loaded) tooLarge(at piece, cause error) error {
 		message += fmt.Sprintf(": a training pass over them takes %s %s, and %s of %s (%s) are left beside the weights, the sampler and its keys and values",
 			mebibytes(need), how, mebibytes(left), limit, l.plan.source)
 	}
-	return &plugins.Error{Kind: internal("forward_backward", cause).Kind, Field: fmt.Sprintf("data[%d]", at.index), Message: message + ": " + cause.Error()}
+	return refused(kind, message+": "+cause.Error())
 }
 
 // fill packs a lane's next batch: data in order up to the batch's tokens and memory, but one datum at least. Data of passes that have failed, or wait for the disk, are left out.
