@@ -80,7 +80,7 @@ type Backend interface {
 	// CreateAdapter makes an adapter with fresh weights: A uniform in ±1/√in drawn by Philox from the seed, B zero. KindInvalid if the id is
 	// taken with another configuration; the same call repeated is answered as the first was.
 	CreateAdapter(ctx context.Context, req CreateAdapterRequest) (AdapterInfo, error)
-	// DeleteAdapter frees the adapter with its versions and pins. Operations that are still queued fail; sampling in flight on it is ended with KindNotFound.
+	// DeleteAdapter frees the adapter with its versions and pins. Operations that are still queued fail; sampling in flight on it is ended with KindNotFound, and so is its making, if that waits.
 	// Deleting an adapter that does not exist succeeds.
 	DeleteAdapter(ctx context.Context, adapter string) error
 	// ForwardBackward runs the model over the data and returns target log-probabilities; unless ForwardOnly, it adds the gradient of the

@@ -227,7 +227,7 @@ func (e *Engine) finish(r *run, v *version, err error) {
 			e.remove(r)
 		}
 	case r.deleted:
-		r.failure = &plugins.Error{Kind: plugins.KindNotFound, Field: "adapter", Message: fmt.Sprintf("%q was deleted while it was made", r.id)}
+		r.failure = r.deletedEarly()
 		e.dead, e.deadRuns = append(e.dead, v), append(e.deadRuns, r)
 	default:
 		r.busy = false
@@ -235,6 +235,20 @@ func (e *Engine) finish(r *run, v *version, err error) {
 		r.info = plugins.AdapterInfo{Config: r.config, Version: v.number, Step: v.step, Bytes: v.size}
 	}
 	e.wake.Signal()
+}
+
+// inVain is the error of a run that need not be made any more; nil if it is wanted.
+func (e *Engine) inVain(r *run) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if r.deleted {
+		return r.deletedEarly()
+	}
+	return nil
+}
+
+func (r *run) deletedEarly() error {
+	return &plugins.Error{Kind: plugins.KindNotFound, Field: "adapter", Message: fmt.Sprintf("%q was deleted while it was made", r.id)}
 }
 
 // CreateAdapter makes an adapter with fresh weights.
@@ -249,6 +263,9 @@ func (e *Engine) CreateAdapter(ctx context.Context, req plugins.CreateAdapterReq
 	return e.begin(ctx, req.Adapter, req, func(r *run, l *loaded) {
 		var v *version
 		if !e.call(e.withRoom(func() (err error) {
+			if err := e.inVain(r); err != nil {
+				return err
+			}
 			v, err = l.freshVersion(r, req.Config)
 			return err
 		}, func(err error) { e.finish(r, v, err) })) {

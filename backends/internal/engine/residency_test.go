@@ -375,6 +375,33 @@ func TestWaitsForDisk(t *testing.T) {
 			}
 		})
 	}
+	t.Run("delete what is being made", func(t *testing.T) {
+		p := begin(t, true)
+		saved := p.a.save(plugins.ScopeWeights)
+		hook(t, p.e, func() { breaks[0].disrupt(p.e.loaded.adapters) })
+		made := map[string]chan error{"created": make(chan error, 1), "loaded": make(chan error, 1)}
+		go func() {
+			_, err := p.e.CreateAdapter(context.Background(), plugins.CreateAdapterRequest{Adapter: "created", Config: plugins.AdapterConfig{Rank: 16, TrainMLP: true, TrainAttention: true, TrainUnembed: true}})
+			made["created"] <- err
+		}()
+		go func() {
+			_, err := p.e.LoadAdapter(context.Background(), plugins.LoadAdapterRequest{Adapter: "loaded", Path: saved})
+			made["loaded"] <- err
+		}()
+		for id, ended := range made {
+			eventually(t, "the adapter is being made", func() bool {
+				p.e.mu.Lock()
+				defer p.e.mu.Unlock()
+				return p.e.runs[id] != nil
+			})
+			if err := p.e.DeleteAdapter(t.Context(), id); err != nil {
+				t.Error(err)
+			}
+			if err := <-ended; !errors.Is(err, plugins.ErrNotFound) || !strings.Contains(err.Error(), "deleted while it was made") {
+				t.Errorf("%s: %v", id, err)
+			}
+		}
+	})
 	t.Run("close", func(t *testing.T) {
 		p := begin(t, true)
 		hook(t, p.e, func() { breaks[0].disrupt(p.e.loaded.adapters) })

@@ -26,6 +26,9 @@ func (e *Engine) LoadAdapter(ctx context.Context, req plugins.LoadAdapterRequest
 				c, err := l.read(&req)
 				if err == nil {
 					err = e.onDevice(func() error {
+						if err := e.inVain(r); err != nil {
+							return err
+						}
 						v, g, err := l.restore(r.id, c, c.layout, !req.Frozen)
 						if err != nil {
 							return err

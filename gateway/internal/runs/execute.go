@@ -166,6 +166,11 @@ func (c *Core) create(ctx context.Context, op *operation) (done, error) {
 			return done{}, err
 		}
 		f := failureOf(err)
+		c.mu.Lock()
+		if !r.usable() { // then it is no matter why
+			f = &Failure{Message: "model " + r.ID + " has ended while it was made: " + r.Reason, Category: CategoryUser}
+		}
+		c.mu.Unlock()
 		out := failedWith(f)
 		out.then = func() {
 			if r.usable() {

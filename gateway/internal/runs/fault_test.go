@@ -207,3 +207,45 @@ func TestStepTooLarge(t *testing.T) {
 		t.Errorf("after the step: %v, without the one that failed: %v", got, want)
 	}
 }
+
+// unmakeable has adapters wait while they are made, until they are deleted.
+type unmakeable struct {
+	plugins.Backend
+	begun, deleted chan string
+}
+
+func (b unmakeable) CreateAdapter(ctx context.Context, req plugins.CreateAdapterRequest) (plugins.AdapterInfo, error) {
+	b.begun <- req.Adapter
+	for {
+		select {
+		case id := <-b.deleted:
+			if id == req.Adapter {
+				return plugins.AdapterInfo{}, &plugins.Error{Kind: plugins.KindNotFound, Message: "deleted while it was made"}
+			}
+		case <-ctx.Done():
+			return plugins.AdapterInfo{}, plugins.Cancelled(ctx.Err())
+		}
+	}
+}
+
+func (b unmakeable) DeleteAdapter(_ context.Context, id string) error {
+	b.deleted <- id
+	return nil
+}
+
+// A run whose session ends while its adapter is made, which waits as for a full disk, is given up at once.
+func TestEndWhileARunIsMade(t *testing.T) {
+	begun, deleted := make(chan string, 1), make(chan string, 1)
+	w := newWorld(t, func(w *world) {
+		w.wrap = func(b plugins.Backend) plugins.Backend { return unmakeable{b, begun, deleted} }
+	})
+	ctx := t.Context()
+	session := w.session()
+	s, err := w.CreateRun(ctx, NewRun{Owner: owner, SessionID: session, BaseModel: base, LoRA: LoRAConfig{Rank: 4, TrainAttn: true}})
+	w.ok(err)
+	if id := <-begun; id != s.RunID {
+		t.Fatalf("%s is made, not %s", id, s.RunID)
+	}
+	w.ok(w.FinishSession(ctx, owner, session, "success", ""))
+	w.bad(s, nil)(t, "its session has ended")
+}

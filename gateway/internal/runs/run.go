@@ -452,6 +452,7 @@ func (c *Core) endRun(r *run, state runState, reason string, why *Failure) {
 	if !r.usable() {
 		return
 	}
+	making := r.State == stateCreating
 	r.State, r.Reason = state, reason
 	if r.gap != nil {
 		r.gap.Stop()
@@ -469,18 +470,18 @@ func (c *Core) endRun(r *run, state runState, reason string, why *Failure) {
 	}
 	c.start(func(ctx context.Context) {
 		c.logged("run could not be stored", c.writeRun(context.WithoutCancel(ctx), r), "run", r.ID)
-		c.logged("adapter could not be deleted", c.deleteAdapter(ctx, r), "run", r.ID)
+		c.logged("adapter could not be deleted", c.deleteAdapter(ctx, r, making), "run", r.ID)
 		c.logged("recovery points could not be deleted", c.dropPoints(context.WithoutCancel(ctx), r, math.MaxInt64), "run", r.ID)
 	})
 }
 
-// deleteAdapter frees an adapter if the process that has it still runs.
-func (c *Core) deleteAdapter(ctx context.Context, r *run) error {
+// deleteAdapter frees an adapter if the process that has it, or may be making it, still runs. The making of one ends with it.
+func (c *Core) deleteAdapter(ctx context.Context, r *run, making bool) error {
 	c.mu.Lock()
 	b, ok := r.model.current()
 	boot := r.boot
 	c.mu.Unlock()
-	if !ok || boot == "" || b.BootID != boot {
+	if !ok || b.BootID != boot && !making {
 		return nil
 	}
 	if err := b.DeleteAdapter(ctx, r.ID); err != nil && !lost(err) {
