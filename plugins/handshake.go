@@ -58,7 +58,7 @@ func (c *connector) GRPCClient(ctx context.Context, _ *goplugin.GRPCBroker, conn
 }
 
 // ClientConfig is go-plugin's configuration for starting one process: mutual TLS with throw-away keys, the transport's limits, traces, and nothing of this
-// process's environment but what cmd.Env holds. cmd and the configuration are for one start.
+// process's environment but what cmd.Env holds. cmd and the configuration are for one start. Where cmd is nil the caller sets RunnerFunc.
 func ClientConfig(cmd *exec.Cmd) *goplugin.ClientConfig {
 	return &goplugin.ClientConfig{
 		HandshakeConfig:  Handshake,

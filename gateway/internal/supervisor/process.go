@@ -16,6 +16,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	goplugin "github.com/hashicorp/go-plugin"
+	"github.com/hashicorp/go-plugin/runner"
 	"github.com/tinsmith/tinsmith/plugins"
 	"golang.org/x/sys/unix"
 )
@@ -55,7 +56,7 @@ func (s *Supervisor) launch(ctx context.Context, out *output) (p *process, outsi
 	defer func() {
 		if err != nil {
 			begun.end(0)
-			outside = outside && begun.outside()
+			outside = begun.cmd != nil && begun.cmd.ProcessState != nil && begun.outside()
 		}
 	}()
 	if p.socketDir, err = os.MkdirTemp("", "tinsmith-"); err != nil { // not in the data directory: a socket's path may have 108 bytes only
@@ -64,13 +65,22 @@ func (s *Supervisor) launch(ctx context.Context, out *output) (p *process, outsi
 	var processCtx context.Context
 	processCtx, p.terminate = context.WithCancel(context.Background())
 	p.cmd = exec.CommandContext(processCtx, s.config.Program)
-	p.cmd.Env = append(allowed(os.Environ()), plugins.EnvLifeline+"=3", plugins.EnvLock+"=4", plugins.EnvSocketDir+"="+p.socketDir, plugins.EnvProgressTimeout+"="+s.config.ProgressTimeout.String())
+	p.cmd.Env = append(allowed(os.Environ()), plugins.EnvLifeline+"=3", plugins.EnvLock+"=4", plugins.EnvProgressTimeout+"="+s.config.ProgressTimeout.String())
 	p.cmd.ExtraFiles = []*os.File{lifelineEnd, lock} // descriptors 3 and 4
 	if s.config.prepare != nil {
 		s.config.prepare(p.cmd)
 	}
-	config := plugins.ClientConfig(p.cmd)
-	config.SecureConfig = &goplugin.SecureConfig{Checksum: s.checksum, Hash: sha256.New()}
+	if same, err := (&goplugin.SecureConfig{Checksum: s.checksum, Hash: sha256.New()}).Check(s.config.Program); err != nil {
+		return nil, false, err
+	} else if !same {
+		return nil, false, fmt.Errorf("%s is not the program that it was when the gateway started: restart the gateway", s.config.Program)
+	}
+	config := plugins.ClientConfig(nil)
+	config.RunnerFunc = func(_ hclog.Logger, with *exec.Cmd, _ string) (runner.Runner, error) {
+		begun.cmd.Env = append(begun.cmd.Env, with.Env...)
+		return newProgram(begun.cmd, func() { begun.ended("killed because it did not shake hands") })
+	}
+	config.UnixSocketConfig = &goplugin.UnixSocketConfig{TempDir: p.socketDir}
 	config.StartTimeout = s.config.StartTimeout
 	config.Logger = hclog.New(&hclog.LoggerOptions{Level: hclog.Off, Output: io.Discard}) // what it would say is in its errors and in the output
 	config.Stderr, config.SyncStdout, config.SyncStderr = p.output, p.output, p.output
@@ -79,22 +89,14 @@ func (s *Supervisor) launch(ctx context.Context, out *output) (p *process, outsi
 	stop := context.AfterFunc(ctx, p.terminate)
 	defer stop()
 	if _, err = p.client.Start(); err != nil {
-		if errors.Is(err, goplugin.ErrChecksumsDoNotMatch) {
-			return nil, false, fmt.Errorf("%s is not the program that it was when the gateway started: restart the gateway", s.config.Program)
-		}
-		return nil, goneEarly(err), err
+		return nil, false, err
 	}
 	if p.backend, err = plugins.Dispense(p.client); err != nil {
+		p.ended("killed because it does not answer")
 		return nil, false, err
 	}
 	p.backend.ExplainLoss(p.explain)
 	return p, false, nil
-}
-
-// goneEarly tells whether a start failed because the process ended without a word. In the other cases go-plugin itself has killed it, for what it said or for its silence; it has no kinds of errors for them.
-func goneEarly(err error) bool {
-	text := err.Error()
-	return strings.Contains(text, "exited before we could connect") || strings.Contains(text, "Failed to read any lines from plugin's stdout")
 }
 
 // acquireLock opens and locks the lock file, waiting for a process that an earlier gateway may have left.
@@ -127,12 +129,17 @@ func (s *Supervisor) acquireLock(ctx context.Context) (*os.File, error) {
 
 // kill ends the process at once, for a reason that its errors will tell.
 func (p *process) kill(reason string) {
+	p.ended(reason)
+	p.terminate()
+}
+
+// ended notes why we end the process; the first reason counts.
+func (p *process) ended(reason string) {
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.reason == "" {
 		p.reason = reason
 	}
-	p.mu.Unlock()
-	p.terminate()
 }
 
 // end closes the lifeline, gives the process that long to exit, then kills it, and frees everything. It returns when the process is gone.

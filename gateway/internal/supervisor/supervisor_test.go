@@ -75,6 +75,10 @@ func runPlugin(mode string) {
 	case "mute": // never shakes hands and does not look at the lifeline
 		fmt.Fprintln(os.Stderr, "thinking")
 		select {}
+	case "closed": // says nothing on standard output, and closes it
+		fmt.Fprintln(os.Stderr, "nothing to say")
+		_ = os.Stdout.Close()
+		select {}
 	case "killed": // before it shakes hands
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 		select {}
@@ -212,6 +216,7 @@ func TestNeverReady(t *testing.T) {
 	}{
 		{"exit", "3 crashes within", "the dog ate the weights", 3, time.Minute},
 		{"mute", "timeout while waiting for plugin to start", "thinking", 1, 5 * time.Second},
+		{"closed", "3 crashes within", "nothing to say", 3, time.Minute},
 		{"babble", "Unrecognized remote plugin message: hello", "", 3, time.Minute},
 	} {
 		t.Run(c.mode, func(t *testing.T) {
