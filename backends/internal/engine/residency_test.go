@@ -625,6 +625,9 @@ func TestLimitBelowAPass(t *testing.T) {
 	if !errors.Is(err, plugins.ErrTooLarge) || !strings.Contains(err.Error(), "data[1]: the weights of an adapter of rank 64, and the gradients of 2 data, take ") || !strings.Contains(err.Error(), "backend.adapter_memory_mib") {
 		t.Errorf("two data: %v", err)
 	}
+	if _, err := e.ForwardBackward(t.Context(), plugins.ForwardBackwardRequest{Adapter: "a", Position: d.position(), Data: data, Loss: "cross_entropy", ForwardOnly: true}); err != nil {
+		t.Errorf("two data without gradients: %v", err)
+	}
 }
 
 // A file that the disk has changed fails what needs it, by name; what needs room waits while the disk takes nothing. Nothing else is touched.

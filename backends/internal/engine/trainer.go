@@ -170,11 +170,8 @@ func (l *loaded) tooLarge(at piece, cause error) error {
 	kind := internal("forward_backward", cause).Kind
 	var crowded crowdedError
 	if errors.As(cause, &crowded) || kind == plugins.KindTooLarge {
-		need := l.adapters.weightBytes(p.run.layout)
-		if !p.op.pass.ForwardOnly {
-			need += gradientBuffers(len(p.op.pass.Data)) * lora.ParameterBytes(p.run.layout)
-		}
-		if need > l.adapters.limit {
+		need := l.adapters.weightBytes(p.run.layout) + gradientBuffers(len(p.op.pass.Data))*lora.ParameterBytes(p.run.layout)
+		if !p.op.pass.ForwardOnly && need > l.adapters.limit {
 			return refused(plugins.KindTooLarge, l.adapters.beyondLimit(fmt.Sprintf("the weights of an adapter of rank %d, and the gradients of %d data, take %s of memory", p.run.layout.Rank, len(p.op.pass.Data), mebibytes(need))).Error())
 		}
 		return refused(kind, "cannot be trained: "+cause.Error())
