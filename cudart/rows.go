@@ -137,15 +137,21 @@ func (v *Device) Rope(x View, positions Address, table View, heads int64, invers
 	return v.rowwise(kRope, x.Rows, heads*(table.Cols/2), bytesIn(&a))
 }
 
-// SwiGLU is y = silu(gate) · up, in type t.
-func (v *Device) SwiGLU(y View, t Type, gate, up View) error {
-	a := C.swiglu_arguments{y: y.c(), gate: gate.c(), up: up.c(), y_type: C.int32_t(t)}
+// SwiGLU is y = silu(gate) · up, in type t; gate and up are of type from.
+func (v *Device) SwiGLU(y View, t Type, gate, up View, from Type) error {
+	a := C.swiglu_arguments{y: y.c(), gate: gate.c(), up: up.c(), y_type: C.int32_t(t), from_type: C.int32_t(from)}
 	return v.rowwise(kSwiGLU, y.Rows, y.Cols, bytesIn(&a))
 }
 
-// SwiGLUBackward overwrites dgate and dup, which may be gate and up.
-func (v *Device) SwiGLUBackward(dgate, dup, dy, gate, up View) error {
-	a := C.swiglu_backward_arguments{dgate: dgate.c(), dup: dup.c(), dy: dy.c(), gate: gate.c(), up: up.c()}
+// SwiGLUKeep is SwiGLU of float32, and writes gate and up rounded to bfloat16 to keptGate and keptUp.
+func (v *Device) SwiGLUKeep(y View, t Type, keptGate, keptUp, gate, up View) error {
+	a := C.swiglu_arguments{y: y.c(), gate: gate.c(), up: up.c(), kept_gate: keptGate.c(), kept_up: keptUp.c(), y_type: C.int32_t(t), from_type: C.FLOAT32}
+	return v.rowwise(kSwiGLU, y.Rows, y.Cols, bytesIn(&a))
+}
+
+// SwiGLUBackward overwrites dgate and dup. gate and up are of type from; of Float32, dgate may be gate and dup may be up. dup may be dy.
+func (v *Device) SwiGLUBackward(dgate, dup, dy, gate, up View, from Type) error {
+	a := C.swiglu_backward_arguments{dgate: dgate.c(), dup: dup.c(), dy: dy.c(), gate: gate.c(), up: up.c(), from_type: C.int32_t(from)}
 	return v.rowwise(kSwiGLUBackward, dy.Rows, dy.Cols, bytesIn(&a))
 }
 

@@ -94,8 +94,8 @@ typedef struct { view y, x; uint64_t at; } gather_elements_arguments;
 typedef struct { view y, x, add; uint64_t scale; float eps; int32_t y_type; } norm_arguments; // add.at may be 0
 typedef struct { view dx, dy, x; uint64_t scale; float eps; int32_t accumulate; } norm_backward_arguments;
 typedef struct { view x; uint64_t positions; view table; int64_t heads; int32_t inverse, reserved; } rope_arguments;
-typedef struct { view y, gate, up; int32_t y_type, reserved; } swiglu_arguments;
-typedef struct { view dgate, dup, dy, gate, up; } swiglu_backward_arguments;
+typedef struct { view y, gate, up, kept_gate, kept_up; int32_t y_type, from_type; } swiglu_arguments; // kept_gate.at may be 0; from_type is gate's and up's
+typedef struct { view dgate, dup, dy, gate, up; int32_t from_type, reserved; } swiglu_backward_arguments;
 // y (+)= x · wᵀ, or x · w when transposed, for groups of rows. x has x_type, w the type of the kernel. Without tiles there is one group, only.
 typedef struct { view y, x, tail_x; row_group only; uint64_t groups, tiles; int32_t accumulate, x_type, tail_type, reserved; } product_arguments;
 typedef struct { uint64_t jobs, tiles; } outer_arguments;

@@ -76,7 +76,8 @@ func fusedEqualsSeparate(t *testing.T) {
 						return struct {
 							tensor.Device
 							tensor.Differentiator
-						}{d, d.(tensor.Differentiator)}, nil
+							tensor.Keeper
+						}{d, d.(tensor.Differentiator), d.(tensor.Keeper)}, nil
 					}
 					b := newBench(t, unpack(t, name), d, 1)
 					r := rand.New(rand.NewPCG(5, 6))

@@ -167,7 +167,7 @@ func (t *training) run() error {
 // forward runs all layers, keeping the residual stream before each (and after the last), and gives the final norm of all rows.
 func (t *training) forward() (tensor.Tensor, error) {
 	m, w, p := t.m, t.w, t.p
-	p.Keep = w.keep
+	p.Keep, p.Keeps = w.keep, t.backward && !t.recompute
 	if t.recompute || !t.backward {
 		p.Keep = w.temp
 	}
@@ -205,6 +205,7 @@ func (t *training) forward() (tensor.Tensor, error) {
 // layersBackward goes down from the gradient by the last residual stream, in place.
 func (t *training) layersBackward(dx tensor.Tensor) error {
 	m, w, p := t.m, t.w, t.p
+	p.Keeps = true
 	for i := len(m.layers) - 1; i >= 0; i-- {
 		mark := w.temp.Mark()
 		l, err := w.layer(m, i, i-1)

@@ -1,6 +1,10 @@
 package nn
 
-import "github.com/tinsmith/tinsmith/backends/internal/tensor"
+import (
+	"errors"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+)
 
 // Attention is causal self-attention over pages: grouped queries, rotary positions, and optionally an RMSNorm of every query and key head. Keys (after norm and rotation) and values are
 // rounded to the pages' type, in training as in sampling; the gradient passes through that rounding unchanged. Where the model is cut, the heads are those of the rank.
@@ -15,47 +19,86 @@ type Attention struct {
 
 // AttentionActivations is what backward needs.
 type AttentionActivations struct {
-	queries, keys  tensor.Tensor // as products gave them; of use where they have norms
+	queries, keys  tensor.Tensor // as products gave them, of what has a norm
 	q, o, lse      tensor.Tensor
 	qa, ka, va, oa LinearActivations
 }
 
-// Forward writes out (rows × hidden) for the normed residual stream h, and the rows' keys and values to the pages.
-func (t *Attention) Forward(p *Pass, out, h tensor.Tensor, a *AttentionActivations) error {
-	rows := h.Rows
-	var v tensor.Tensor
-	if err := p.get(rows, slot{&v, p.Temp, t.KVHeads * t.HeadDim}, slot{&a.o, p.Keep, t.Heads * t.HeadDim}, slot{&a.lse, p.Keep, t.Heads}); err != nil {
-		return err
-	}
+// reserve gets what is kept of so many rows.
+func (t *Attention) reserve(p *Pass, rows int, a *AttentionActivations) error {
 	var err error
 	if a.q, err = p.Keep.GetAs(p.queryType(), rows, t.Heads*t.HeadDim); err != nil {
 		return err
 	}
-	// What has a norm is needed for its gradient.
-	a.queries = a.q
-	if t.QNorm != nil || a.q.DType != tensor.Float32 {
-		if a.queries, err = p.kept(t.QNorm != nil).Get(rows, a.q.Cols); err != nil {
+	if err := p.get(rows, slot{&a.o, p.Keep, a.q.Cols}, slot{&a.lse, p.Keep, t.Heads}); err != nil {
+		return err
+	}
+	if t.QNorm != nil {
+		if a.queries, err = p.Keep.Get(rows, a.q.Cols); err != nil {
 			return err
 		}
 	}
-	if a.keys, err = p.kept(t.KNorm != nil).Get(rows, t.KVHeads*t.HeadDim); err != nil {
+	if t.KNorm != nil {
+		if a.keys, err = p.Keep.Get(rows, t.KVHeads*t.HeadDim); err != nil {
+			return err
+		}
+	}
+	return errors.Join(t.Q.reserve(p, rows, &a.qa), t.K.reserve(p, rows, &a.ka), t.V.reserve(p, rows, &a.va), t.O.reserve(p, rows, &a.oa))
+}
+
+// products gets memory for what the products give: queries and keys may be what is kept, and queries, where there is nothing to be done with them but turning, what attention reads.
+func (t *Attention) products(p *Pass, a *AttentionActivations) (queries, keys, values tensor.Tensor, err error) {
+	rows := a.q.Rows
+	if err = p.get(rows, slot{&values, p.Temp, t.KVHeads * t.HeadDim}); err != nil {
+		return
+	}
+	switch {
+	case t.QNorm != nil:
+		queries = a.queries
+	case a.q.DType == tensor.Float32:
+		queries = a.q
+	default:
+		queries, err = p.Temp.Get(rows, a.q.Cols)
+	}
+	if err != nil {
+		return
+	}
+	if t.KNorm != nil {
+		keys = a.keys
+	} else {
+		keys, err = p.Temp.Get(rows, values.Cols)
+	}
+	return
+}
+
+// Forward writes out (rows × hidden) for the normed residual stream h, and the rows' keys and values to the pages.
+func (t *Attention) Forward(p *Pass, out, h tensor.Tensor, a *AttentionActivations) error {
+	if err := t.reserve(p, h.Rows, a); err != nil {
 		return err
 	}
-	if err := p.linears(h, application{&t.Q, a.queries, &a.qa}, application{&t.K, a.keys, &a.ka}, application{&t.V, v, &a.va}); err != nil {
+	mark := p.Temp.Mark()
+	queries, keys, values, err := t.products(p, a)
+	if err != nil {
 		return err
 	}
-	heads := t.heads(p, a)
-	heads.Values = v
+	if err := p.linears(h, application{&t.Q, queries, &a.qa}, application{&t.K, keys, &a.ka}, application{&t.V, values, &a.va}); err != nil {
+		return err
+	}
+	heads := t.heads(p, queries, keys)
+	heads.Values = values
 	if err := p.turnHeads(a.q, heads, t.Layer); err != nil {
 		return err
 	}
 	if err := p.attention(a.o, a.lse, a.q, t.Layer, t.Heads, t.Scale); err != nil {
 		return err
 	}
-	if err := t.O.Forward(p, out, a.o, &a.oa); err != nil {
+	if err := p.linears(a.o, application{&t.O, out, &a.oa}); err != nil {
 		return err
 	}
-	return p.reduce(out)
+	if err := p.reduce(out); err != nil {
+		return err
+	}
+	return p.Temp.Release(mark)
 }
 
 // Backward gives dh, the gradient by h, for the gradient dout by the output. dh is overwritten; without inputGradient it is not computed.
@@ -72,7 +115,7 @@ func (t *Attention) Backward(p *Pass, dh, dout, h tensor.Tensor, a *AttentionAct
 	if err := p.attentionBackward(dq, dk, dv, do, a.o, a.lse, a.q, t.Layer, t.Heads, t.Scale); err != nil {
 		return err
 	}
-	if err := p.turnHeadsBackward(dq, dk, t.heads(p, a)); err != nil {
+	if err := p.turnHeadsBackward(dq, dk, t.heads(p, a.queries, a.keys)); err != nil {
 		return err
 	}
 	if err := t.Q.Backward(p, dh, dq, h, &a.qa, false, inputGradient); err != nil {
@@ -88,6 +131,6 @@ func (t *Attention) Backward(p *Pass, dh, dout, h tensor.Tensor, a *AttentionAct
 }
 
 // heads are the layer's queries and keys, as products gave them.
-func (t *Attention) heads(p *Pass, a *AttentionActivations) tensor.Heads {
-	return tensor.Heads{Queries: a.queries, Keys: a.keys, QueryHeads: t.Heads, KeyHeads: t.KVHeads, QueryNorm: t.QNorm.ofHeads(), KeyNorm: t.KNorm.ofHeads(), Positions: p.Positions, Table: t.Rope}
+func (t *Attention) heads(p *Pass, queries, keys tensor.Tensor) tensor.Heads {
+	return tensor.Heads{Queries: queries, Keys: keys, QueryHeads: t.Heads, KeyHeads: t.KVHeads, QueryNorm: t.QNorm.ofHeads(), KeyNorm: t.KNorm.ofHeads(), Positions: p.Positions, Table: t.Rope}
 }

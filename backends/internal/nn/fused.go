@@ -23,6 +23,59 @@ func (p *Pass) rowType(layers ...*Linear) tensor.DType {
 	return tensor.BFloat16
 }
 
+// keptType is the type that the outputs of layers are kept in for Backward.
+func (p *Pass) keptType(layers ...*Linear) tensor.DType {
+	k, ok := p.Device.(tensor.Keeper)
+	if !ok || !p.Keeps {
+		return tensor.Float32
+	}
+	for _, l := range layers {
+		if k.KeptType(l.Weight.DType()) != tensor.BFloat16 {
+			return tensor.Float32
+		}
+	}
+	return tensor.BFloat16
+}
+
+// unrounded is memory for what is kept as x before it is rounded: x itself where it is not.
+func (p *Pass) unrounded(x tensor.Tensor) (tensor.Tensor, error) {
+	if x.DType == tensor.Float32 {
+		return x, nil
+	}
+	return p.Temp.Get(x.Rows, x.Cols)
+}
+
+// widened gives what was kept as x in float32.
+func (p *Pass) widened(x tensor.Tensor) (tensor.Tensor, error) {
+	y, err := p.unrounded(x)
+	if err != nil || x.DType == tensor.Float32 {
+		return y, err
+	}
+	return y, p.Device.Round(y, x)
+}
+
+// readable is widened where the device's operations do not read what was kept as x.
+func (p *Pass) readable(x tensor.Tensor) (tensor.Tensor, error) {
+	if _, ok := p.Device.(tensor.Fuser); ok {
+		return x, nil
+	}
+	return p.widened(x)
+}
+
+// gateAndKeep writes silu(gate) · up to y, and gate and up, rounded, to what is kept of them.
+func (p *Pass) gateAndKeep(y, keptGate, keptUp, gate, up tensor.Tensor) error {
+	if f, ok := p.Device.(tensor.Fuser); ok {
+		return f.SwiGLUKeep(y, keptGate, keptUp, gate, up)
+	}
+	if err := p.Device.SwiGLU(y, gate, up); err != nil {
+		return err
+	}
+	if err := p.Device.Round(keptGate, gate); err != nil {
+		return err
+	}
+	return p.Device.Round(keptUp, up)
+}
+
 // addNorm adds x to sum and writes the norm of that to y.
 func (p *Pass) addNorm(n *RMSNorm, y, sum, x tensor.Tensor) error {
 	if f, ok := p.Device.(tensor.Fuser); ok {

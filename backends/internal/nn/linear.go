@@ -28,7 +28,18 @@ type application struct {
 	a *LinearActivations
 }
 
-// linears is Forward of layers that have x in common, all at once unless that is more than a step: x is packed for all of them together, with few rows the time of reading the weights is all there is, and with small
+// reserve gets what the layer keeps of so many rows.
+func (l *Linear) reserve(p *Pass, rows int, a *LinearActivations) error {
+	rank := p.largestRank(l.Module)
+	if rank == 0 {
+		return nil
+	}
+	var err error
+	a.inner, err = p.Keep.Get(rows, rank)
+	return err
+}
+
+// linears is Forward of layers that have x in common and what they keep reserved, all at once unless that is more than a step: x is packed for all of them together, with few rows the time of reading the weights is all there is, and with small
 // matrices so would waiting between products be.
 func (p *Pass) linears(x tensor.Tensor, layers ...application) error {
 	work := 0.0
@@ -54,13 +65,8 @@ func (p *Pass) linears(x tensor.Tensor, layers ...application) error {
 		p.matMuls = append(p.matMuls, tensor.Multiplication{Y: l.y, X: x, Groups: p.groups[len(p.groups)-1:]})
 	}
 	for _, l := range layers {
-		rank := p.largestRank(l.Module)
-		if rank == 0 {
+		if p.largestRank(l.Module) == 0 {
 			continue
-		}
-		var err error
-		if l.a.inner, err = p.Keep.Get(x.Rows, rank); err != nil {
-			return err
 		}
 		p.matMuls = append(p.matMuls, tensor.Multiplication{Y: l.a.inner, X: x, Groups: p.shrinks(l.Module)})
 		p.expansions = append(p.expansions, tensor.Multiplication{Y: l.y, X: l.a.inner, Groups: p.expands(l.Module), Accumulate: true})
@@ -81,6 +87,9 @@ func (p *Pass) linears(x tensor.Tensor, layers ...application) error {
 
 // Forward writes y (rows × out) for x (rows × in).
 func (l *Linear) Forward(p *Pass, y, x tensor.Tensor, a *LinearActivations) error {
+	if err := l.reserve(p, x.Rows, a); err != nil {
+		return err
+	}
 	return p.linears(x, application{l, y, a})
 }
 
@@ -102,15 +111,10 @@ func (l *Linear) forward(p *Pass, y, x tensor.Tensor, a *LinearActivations) erro
 	return p.Device.AddRow(y, l.Bias)
 }
 
-// inner computes only what Backward needs.
+// inner computes only what Backward needs, which has been reserved.
 func (l *Linear) inner(p *Pass, x tensor.Tensor, a *LinearActivations) error {
-	rank := p.largestRank(l.Module)
-	if rank == 0 {
+	if p.largestRank(l.Module) == 0 {
 		return nil
-	}
-	var err error
-	if a.inner, err = p.Keep.Get(x.Rows, rank); err != nil {
-		return err
 	}
 	p.groups = p.groups[:0]
 	return p.matMulGroups(a.inner, x, p.shrinks(l.Module), false)

@@ -1,41 +1,66 @@
 package nn
 
-import "github.com/tinsmith/tinsmith/backends/internal/tensor"
+import (
+	"errors"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+)
 
 // MLP is the gated feed-forward layer down(silu(gate(h)) · up(h)).
 type MLP struct {
 	Gate, Up, Down Linear
 }
 
-// MLPActivations is what backward needs. Backward overwrites gate and up.
+// MLPActivations is what backward needs; gate and up may be rounded, see Pass.keptType.
 type MLPActivations struct {
 	gate, up   tensor.Tensor
 	ga, ua, da LinearActivations
 }
 
+// reserve gets what is kept of so many rows.
+func (m *MLP) reserve(p *Pass, rows int, a *MLPActivations) error {
+	for _, t := range []*tensor.Tensor{&a.gate, &a.up} {
+		var err error
+		if *t, err = p.Keep.GetAs(p.keptType(&m.Gate, &m.Up), rows, m.Gate.Weight.Out()); err != nil {
+			return err
+		}
+	}
+	return errors.Join(m.Gate.reserve(p, rows, &a.ga), m.Up.reserve(p, rows, &a.ua), m.Down.reserve(p, rows, &a.da))
+}
+
 // Forward writes out for the normed residual stream h. An out without a buffer is not computed: only what backward needs is.
 func (m *MLP) Forward(p *Pass, out, h tensor.Tensor, a *MLPActivations) error {
-	width := m.Gate.Weight.Out()
-	if err := p.get(h.Rows, slot{&a.gate, p.Keep, width}, slot{&a.up, p.Keep, width}); err != nil {
+	if err := m.reserve(p, h.Rows, a); err != nil {
 		return err
 	}
-	hidden, err := p.Temp.GetAs(p.rowType(&m.Down), h.Rows, width)
+	mark := p.Temp.Mark()
+	gate, err := p.unrounded(a.gate)
 	if err != nil {
 		return err
 	}
-	if err := p.linears(h, application{&m.Gate, a.gate, &a.ga}, application{&m.Up, a.up, &a.ua}); err != nil {
+	up, err := p.unrounded(a.up)
+	if err != nil {
 		return err
 	}
-	if err := p.swiGLU(hidden, a.gate, a.up); err != nil {
+	hidden, err := p.Temp.GetAs(p.rowType(&m.Down), gate.Rows, gate.Cols)
+	if err != nil {
+		return err
+	}
+	if err := p.linears(h, application{&m.Gate, gate, &a.ga}, application{&m.Up, up, &a.ua}); err != nil {
+		return err
+	}
+	if err := p.swiGLUKeep(hidden, a.gate, a.up, gate, up); err != nil {
 		return err
 	}
 	if out.Buffer == nil {
-		return m.Down.inner(p, hidden, &a.da)
+		err = m.Down.inner(p, hidden, &a.da)
+	} else if err = p.linears(hidden, application{&m.Down, out, &a.da}); err == nil {
+		err = p.reduce(out)
 	}
-	if err := m.Down.Forward(p, out, hidden, &a.da); err != nil {
+	if err != nil {
 		return err
 	}
-	return p.reduce(out)
+	return p.Temp.Release(mark)
 }
 
 // Backward gives dh, the gradient by h, for the gradient dout by the output. The gated product is computed again, not kept.
@@ -44,19 +69,28 @@ func (m *MLP) Backward(p *Pass, dh, dout, h tensor.Tensor, a *MLPActivations, in
 	if err := p.get(h.Rows, slot{&hidden, p.Temp, a.gate.Cols}, slot{&dhidden, p.Temp, a.gate.Cols}); err != nil {
 		return err
 	}
-	if err := p.swiGLU(hidden, a.gate, a.up); err != nil {
+	gate, err := p.readable(a.gate)
+	if err != nil {
+		return err
+	}
+	up, err := p.readable(a.up)
+	if err != nil {
+		return err
+	}
+	if err := p.swiGLU(hidden, gate, up); err != nil {
 		return err
 	}
 	if err := m.Down.Backward(p, dhidden, dout, hidden, &a.da, false, true); err != nil {
 		return err
 	}
-	if err := p.swiGLUBackward(dhidden, a.gate, a.up); err != nil {
+	dgate, dup := hidden, dhidden // the product has been read
+	if err := p.swiGLUBackward(dgate, dup, dhidden, gate, up); err != nil {
 		return err
 	}
-	if err := m.Gate.Backward(p, dh, a.gate, h, &a.ga, false, inputGradient); err != nil {
+	if err := m.Gate.Backward(p, dh, dgate, h, &a.ga, false, inputGradient); err != nil {
 		return err
 	}
-	if err := m.Up.Backward(p, dh, a.up, h, &a.ua, true, inputGradient); err != nil || !inputGradient {
+	if err := m.Up.Backward(p, dh, dup, h, &a.ua, true, inputGradient); err != nil || !inputGradient {
 		return err
 	}
 	return p.reduce(dh)
@@ -69,10 +103,19 @@ func (p *Pass) swiGLU(y, gate, up tensor.Tensor) error {
 	})
 }
 
-// swiGLUBackward is Device.SwiGLUBackward in steps; gate and up become their gradients.
-func (p *Pass) swiGLUBackward(dy, gate, up tensor.Tensor) error {
+// swiGLUKeep is swiGLU, and writes gate and up to what is kept of them, unless they are that themselves.
+func (p *Pass) swiGLUKeep(y, keptGate, keptUp, gate, up tensor.Tensor) error {
+	if keptGate.DType == tensor.Float32 {
+		return p.swiGLU(y, gate, up)
+	}
+	return p.rows(y.Rows, exponentialWork*float64(y.Cols), func(from, to int) error {
+		return p.gateAndKeep(y.Slice(from, to), keptGate.Slice(from, to), keptUp.Slice(from, to), gate.Slice(from, to), up.Slice(from, to))
+	})
+}
+
+// swiGLUBackward is Device.SwiGLUBackward in steps.
+func (p *Pass) swiGLUBackward(dgate, dup, dy, gate, up tensor.Tensor) error {
 	return p.rows(dy.Rows, 2*exponentialWork*float64(dy.Cols), func(from, to int) error {
-		gate, up := gate.Slice(from, to), up.Slice(from, to)
-		return p.Device.SwiGLUBackward(gate, up, dy.Slice(from, to), gate, up)
+		return p.Device.SwiGLUBackward(dgate.Slice(from, to), dup.Slice(from, to), dy.Slice(from, to), gate.Slice(from, to), up.Slice(from, to))
 	})
 }

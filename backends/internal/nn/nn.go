@@ -56,6 +56,7 @@ type Pass struct {
 	Device     tensor.Device
 	Comm       Comm // nil = the model is whole on the device
 	Temp, Keep *Arena
+	Keeps      bool // Backward of the layers comes after Forward, and finds what that kept
 	Segments   []Segment
 	Gradients  []GradientRange
 	Runs       []tensor.AttentionRun
@@ -78,14 +79,6 @@ type Pass struct {
 	// the products with B, which come after those with A
 	expansions []tensor.Multiplication
 	stages     [][]tensor.Multiplication
-}
-
-// kept is the arena for what Backward needs, if it does, else that for what it does not.
-func (p *Pass) kept(needed bool) *Arena {
-	if needed {
-		return p.Keep
-	}
-	return p.Temp
 }
 
 // reduce makes partial sums whole, where a model is cut.

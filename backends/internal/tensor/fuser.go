@@ -1,10 +1,13 @@
 package tensor
 
 // Fuser is implemented by devices to which every pass over memory is dear: operations that follow one another are one there. Each gives the bits of those of Device that it stands for. Rows that nothing but products
-// with bfloat16 matrices will read, such a device takes as bfloat16: RMSNorm and SwiGLU write a y of that type, rounded as a product rounds its rows.
+// with bfloat16 matrices will read, such a device takes as bfloat16: RMSNorm and SwiGLU write a y of that type, rounded as a product rounds its rows. What was kept rounded it reads as it is: SwiGLU and SwiGLUBackward take
+// a gate and an up of bfloat16.
 type Fuser interface {
 	// AddRMSNorm: Add(sum, x), then RMSNorm(y, sum, weight, eps). y is not sum, and may be bfloat16.
 	AddRMSNorm(y, sum, x, weight Tensor, eps float32) error
+	// SwiGLUKeep: SwiGLU(y, gate, up), Round(keptGate, gate) and Round(keptUp, up). gate and up are float32, what is kept is bfloat16.
+	SwiGLUKeep(y, keptGate, keptUp, gate, up Tensor) error
 	// QueryType is the type that attention over the pages rounds queries to: with BFloat16, Attention and AttentionBackward take a q of that type too, with equal bits.
 	QueryType(p Pages) DType
 	// TurnHeads: RMSNorm of every head of h.Queries and h.Keys that has a norm, Rope of both, Round of the queries to q, and WritePages of the keys and of h.Values. q is float32 or bfloat16; a float32 q may be h.Queries.

@@ -148,7 +148,7 @@ type Device interface {
 	// Rope rotates, in place, the first 2·table.Cols/2 elements of every head (halves convention of Hugging Face: element i with i + dim/2): x is M × heads·headDim, row m stands at
 	// positions[m]; table is maxPositions × dim: dim/2 cosines, then dim/2 sines. inverse rotates back (the gradient).
 	Rope(x Tensor, positions []int32, table Tensor, heads int, inverse bool) error
-	// SwiGLU: y = silu(gate) · up. Its backward overwrites dgate and dup (dgate may be gate, dup may be up).
+	// SwiGLU: y = silu(gate) · up. Its backward overwrites dgate and dup (dgate may be gate, dup may be up or dy). A Fuser's gate and up may both be bfloat16, here and in the backward, whose dgate and dup are neither then.
 	SwiGLU(y, gate, up Tensor) error
 	SwiGLUBackward(dgate, dup, dy, gate, up Tensor) error
 

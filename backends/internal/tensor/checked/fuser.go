@@ -2,13 +2,47 @@ package checked
 
 import "github.com/tinsmith/tinsmith/backends/internal/tensor"
 
-// forProducts is float for rows that a device may write as bfloat16.
+// forProducts is float for rows that a device may have as bfloat16.
 func (d *device) forProducts(c *check, name string, t tensor.Tensor) {
 	if _, ok := d.kernels.(tensor.Fuser); ok && t.DType == tensor.BFloat16 {
 		c.view(name, t)
 		return
 	}
 	c.float(name, t)
+}
+
+// gated checks gate and up, which have y's shape and may have been kept rounded.
+func (d *device) gated(c *check, y, gate, up tensor.Tensor) {
+	c.size("gate", gate, y.Rows, y.Cols)
+	c.size("up", up, y.Rows, y.Cols)
+	if gate.DType != up.DType {
+		c.fail("gate is %v, up %v: must be of one type", gate.DType, up.DType)
+	}
+	d.forProducts(c, "gate", gate)
+	d.forProducts(c, "up", up)
+}
+
+// rounded checks a tensor that must be rows × cols of bfloat16.
+func (c *check) rounded(name string, t tensor.Tensor, rows, cols int) {
+	c.size(name, t, rows, cols)
+	if t.DType != tensor.BFloat16 {
+		c.fail("%s is %v: must be bfloat16", name, t.DType)
+	}
+	c.view(name, t)
+}
+
+// SwiGLUKeep implements tensor.Fuser.
+func (d *remoteDevice) SwiGLUKeep(y, keptGate, keptUp, gate, up tensor.Tensor) error {
+	c := d.check("swiglu and keep")
+	d.forProducts(&c, "y", y)
+	c.shaped("gate", gate, y.Rows, y.Cols)
+	c.shaped("up", up, y.Rows, y.Cols)
+	c.rounded("the kept gate", keptGate, y.Rows, y.Cols)
+	c.rounded("the kept up", keptUp, y.Rows, y.Cols)
+	if c.err != nil || y.Empty() {
+		return c.err
+	}
+	return d.remote.SwiGLUKeep(y, keptGate, keptUp, gate, up)
 }
 
 // queries checks q, which may be of the type that attention rounds it to.

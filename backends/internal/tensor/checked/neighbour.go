@@ -2,7 +2,7 @@ package checked
 
 import "github.com/tinsmith/tinsmith/backends/internal/tensor"
 
-// remote is what devices have that are not the processor: memory of their own, work that goes on after an operation has returned, a library for what they exchange, draws, derivatives of losses, work that is given to them as a whole, and operations that are one.
+// remote is what devices have that are not the processor: memory of their own, work that goes on after an operation has returned, a library for what they exchange, draws, derivatives of losses, work that is given to them as a whole, operations that are one, and a type of their own for what is kept.
 type remote interface {
 	tensor.OwnMemory
 	tensor.Neighbour
@@ -12,6 +12,7 @@ type remote interface {
 	tensor.Recorder
 	tensor.Paced
 	tensor.Fuser
+	tensor.Keeper
 }
 
 // remoteDevice is device for kernels that are remote as well.

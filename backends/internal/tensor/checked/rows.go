@@ -99,8 +99,7 @@ func (d *device) Rope(x tensor.Tensor, positions []int32, table tensor.Tensor, h
 func (d *device) SwiGLU(y, gate, up tensor.Tensor) error {
 	c := d.check("swiglu")
 	d.forProducts(&c, "y", y)
-	c.shaped("gate", gate, y.Rows, y.Cols)
-	c.shaped("up", up, y.Rows, y.Cols)
+	d.gated(&c, y, gate, up)
 	if c.err != nil || y.Empty() {
 		return c.err
 	}
@@ -112,8 +111,7 @@ func (d *device) SwiGLUBackward(dgate, dup, dy, gate, up tensor.Tensor) error {
 	c.float("dy", dy)
 	c.shaped("dgate", dgate, dy.Rows, dy.Cols)
 	c.shaped("dup", dup, dy.Rows, dy.Cols)
-	c.shaped("gate", gate, dy.Rows, dy.Cols)
-	c.shaped("up", up, dy.Rows, dy.Cols)
+	d.gated(&c, dy, gate, up)
 	if c.err != nil || dy.Empty() {
 		return c.err
 	}

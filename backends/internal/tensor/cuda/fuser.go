@@ -10,6 +10,14 @@ func (d *device) AddRMSNorm(y, sum, x, weight tensor.Tensor, eps float32) error 
 	return d.failed("add and rms norm", d.v.RMSNorm(view(y), typeOf(y.DType), view(sum), view(x), view(weight).At, eps))
 }
 
+// SwiGLUKeep implements tensor.Fuser.
+func (d *device) SwiGLUKeep(y, keptGate, keptUp, gate, up tensor.Tensor) error {
+	return d.failed("swiglu and keep", d.v.SwiGLUKeep(view(y), typeOf(y.DType), view(keptGate), view(keptUp), view(gate), view(up)))
+}
+
+// KeptType implements tensor.Keeper.
+func (d *device) KeptType(weights tensor.DType) tensor.DType { return weights }
+
 // QueryType implements tensor.Fuser: tensor cores take bfloat16.
 func (d *device) QueryType(p tensor.Pages) tensor.DType {
 	if p.(*pages).cache.TensorCores() {

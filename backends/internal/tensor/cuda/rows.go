@@ -44,11 +44,11 @@ func (d *device) Rope(x tensor.Tensor, positions []int32, table tensor.Tensor, h
 }
 
 func (d *device) SwiGLU(y, gate, up tensor.Tensor) error {
-	return d.failed("swiglu", d.v.SwiGLU(view(y), typeOf(y.DType), view(gate), view(up)))
+	return d.failed("swiglu", d.v.SwiGLU(view(y), typeOf(y.DType), view(gate), view(up), typeOf(gate.DType)))
 }
 
 func (d *device) SwiGLUBackward(dgate, dup, dy, gate, up tensor.Tensor) error {
-	return d.failed("swiglu backward", d.v.SwiGLUBackward(view(dgate), view(dup), view(dy), view(gate), view(up)))
+	return d.failed("swiglu backward", d.v.SwiGLUBackward(view(dgate), view(dup), view(dy), view(gate), view(up), typeOf(gate.DType)))
 }
 
 func (d *device) LogSumExp(lse, logits tensor.Tensor) error {

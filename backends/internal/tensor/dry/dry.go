@@ -6,13 +6,14 @@ import "github.com/tinsmith/tinsmith/backends/internal/tensor"
 // Device takes every operation for done, without a check. Its buffers have no address; what is downloaded stays as it was. The zero value is ready, for any number of goroutines.
 type Device struct{}
 
-// Remote is a Device that does what devices with memory of their own do as well: it differentiates losses and fuses operations.
+// Remote is a Device that does what devices with memory of their own do as well: it differentiates losses, fuses operations and keeps what backward passes need rounded.
 type Remote struct{ Device }
 
 var (
 	_ tensor.Device         = Device{}
 	_ tensor.Differentiator = Remote{}
 	_ tensor.Fuser          = Remote{}
+	_ tensor.Keeper         = Remote{}
 )
 
 // Differentiate implements tensor.Differentiator.
@@ -33,6 +34,12 @@ func (Remote) StartDownload([]float32, tensor.Tensor) (func() error, error) {
 
 // AddRMSNorm implements tensor.Fuser.
 func (Remote) AddRMSNorm(_, _, _, _ tensor.Tensor, _ float32) error { return nil }
+
+// SwiGLUKeep implements tensor.Fuser.
+func (Remote) SwiGLUKeep(_, _, _, _, _ tensor.Tensor) error { return nil }
+
+// KeptType implements tensor.Keeper: as package cuda does.
+func (Remote) KeptType(weights tensor.DType) tensor.DType { return weights }
 
 // QueryType implements tensor.Fuser: as package cuda does.
 func (Remote) QueryType(p tensor.Pages) tensor.DType {

@@ -52,7 +52,31 @@ func fusedRows(h *bench, f tensor.Fuser, rows, cols int, seed uint64, to tensor.
 	h.ok(h.d.RMSNorm(out, held(rows, cols, z), weight, normEps))
 	sameBits(h.t, "norm", h.read(h.widened(out)), want(func(y tensor.Tensor) error { return h.d.RMSNorm(y, held(rows, cols, z), weight, normEps) }))
 	h.ok(h.d.SwiGLU(out, held(rows, cols, x), held(rows, cols, y)))
-	sameBits(h.t, "swiglu", h.read(h.widened(out)), want(func(o tensor.Tensor) error { return h.d.SwiGLU(o, held(rows, cols, x), held(rows, cols, y)) }))
+	gated := want(func(o tensor.Tensor) error { return h.d.SwiGLU(o, held(rows, cols, x), held(rows, cols, y)) })
+	sameBits(h.t, "swiglu", h.read(h.widened(out)), gated)
+
+	half := func(values []float32) tensor.Tensor {
+		if contiguous {
+			return h.of(tensor.BFloat16, rows, cols, values)
+		}
+		wide := h.of(tensor.BFloat16, rows, cols+3, make([]float32, rows*(cols+3))).Columns(2, 2+cols)
+		h.ok(h.d.Round(wide, h.tensor(rows, cols, values)))
+		return wide
+	}
+	gate, up := half(z), half(z)
+	h.ok(h.d.Round(out, h.tensor(rows, cols, z)))
+	h.ok(f.SwiGLUKeep(out, gate, up, held(rows, cols, x), held(rows, cols, y)))
+	sameBits(h.t, "swiglu that keeps", h.read(h.widened(out)), gated)
+	wideGate, wideUp := h.widened(half(x)), h.widened(half(y))
+	sameBits(h.t, "kept gate", h.read(h.widened(gate)), h.read(wideGate))
+	sameBits(h.t, "kept up", h.read(h.widened(up)), h.read(wideUp))
+	h.ok(h.d.SwiGLU(out, gate, up))
+	sameBits(h.t, "swiglu of what was kept", h.read(h.widened(out)), want(func(o tensor.Tensor) error { return h.d.SwiGLU(o, wideGate, wideUp) }))
+	dgate, dup := held(rows, cols, x), held(rows, cols, z)
+	h.ok(h.d.SwiGLUBackward(dgate, dup, dup, gate, up))
+	h.ok(h.d.SwiGLUBackward(wideGate, wideUp, held(rows, cols, z), wideGate, wideUp))
+	sameBits(h.t, "gradient by the gate of what was kept", h.read(dgate), h.read(wideGate))
+	sameBits(h.t, "gradient by up of what was kept", h.read(dup), h.read(wideUp))
 }
 
 // of holds values as a type.
@@ -190,6 +214,11 @@ func fusedRefusals(t *testing.T, f tensor.Fuser, d tensor.Device) {
 		"a sum of another shape":         f.AddRMSNorm(x, of(2, 7), of(2, 8), weight, normEps),
 		"a weight of another shape":      f.AddRMSNorm(x, of(2, 8), of(2, 8), of(1, 7), normEps),
 		"a norm of bfloat16":             d.RMSNorm(x, half, weight, normEps),
+		"a kept gate of float32":         f.SwiGLUKeep(x, of(2, 8), half, x, x),
+		"a kept up of another shape":     f.SwiGLUKeep(x, half, h.of(tensor.BFloat16, 2, 7, make([]float32, 14)), x, x),
+		"keeping what was kept":          f.SwiGLUKeep(x, half, half, half, half),
+		"gate and up of two types":       d.SwiGLU(of(2, 8), half, x),
+		"the gradient by a kept gate":    d.SwiGLUBackward(half, x, x, half, half),
 		"bfloat16 queries":               d.Attention(of(2, 8), tensor.Tensor{}, half, pages, 0, runs, 2, 1),
 		"bfloat16 queries backward":      d.AttentionBackward(of(2, 8), of(2, 4), of(2, 4), of(2, 8), of(2, 8), of(2, 2), half, pages, 0, runs, 2, 1),
 		"key heads":                      f.TurnHeads(of(2, 8), with(func(h *tensor.Heads) { h.KeyHeads = 2 }), pages, 0, runs),

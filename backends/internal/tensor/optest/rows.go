@@ -122,13 +122,14 @@ func rowCases(rowShapes [][2]int, ropeShapes []ropeShape) []testCase {
 			run: func(h *bench) [][]float32 {
 				gate, up := h.view(rows, cols, x), h.view(rows, cols, y)
 				h.ok(h.d.SwiGLUBackward(gate, up, h.view(rows, cols, z), gate, up))
-				return [][]float32{h.read(gate), h.read(up)}
+				dgate, dup := h.view(rows, cols, y), h.view(rows, cols, z)
+				h.ok(h.d.SwiGLUBackward(dgate, dup, dup, h.view(rows, cols, x), h.view(rows, cols, y)))
+				return [][]float32{h.read(gate), h.read(up), h.read(dgate), h.read(dup)}
 			},
 			want: func() [][]float64 {
-				return [][]float64{
-					elementwise(n, func(i int) float64 { s := sigmoid(x64[i]); return z64[i] * y64[i] * s * (1 + x64[i]*(1-s)) }),
-					elementwise(n, func(i int) float64 { return z64[i] * x64[i] * sigmoid(x64[i]) }),
-				}
+				dgate := elementwise(n, func(i int) float64 { s := sigmoid(x64[i]); return z64[i] * y64[i] * s * (1 + x64[i]*(1-s)) })
+				dup := elementwise(n, func(i int) float64 { return z64[i] * x64[i] * sigmoid(x64[i]) })
+				return [][]float64{dgate, dup, dgate, dup}
 			}})
 		one(name("add"), 1e-6, func(h *bench) tensor.Tensor {
 			out := h.view(rows, cols, x)
