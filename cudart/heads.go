@@ -14,6 +14,10 @@ import (
 type Heads struct {
 	Queries, Keys, Values View
 	QueryHeads, KeyHeads  int64
+	// Where TurnHeads writes queries and keys, rounded to bfloat16; At 0: nowhere.
+	KeptQueries, KeptKeys View
+	// The types of Queries and Keys for TurnHeadsBackward; for TurnHeads they are Float32.
+	QueryType, KeyType Type
 	// The scales of an RMSNorm of every head of queries and of keys; 0: none.
 	QueryScale, KeyScale Address
 	QueryEps, KeyEps     float32
@@ -23,7 +27,7 @@ type Heads struct {
 }
 
 // TurnHeads writes normed and turned queries to q, in type t, and stores normed and turned keys, and values, at the positions of sequences: RMSNorm, Rope and WritePages in one pass, with their bits. q may be the
-// queries if t is Float32.
+// queries if t is Float32. What the products gave is kept where there is a place for it.
 func (v *Device) TurnHeads(q View, t Type, h Heads, c Cache, layer int64, sequences []Sequence) error {
 	if q.Rows == 0 {
 		return nil
@@ -32,7 +36,7 @@ func (v *Device) TurnHeads(q View, t Type, h Heads, c Cache, layer int64, sequen
 	if err != nil {
 		return err
 	}
-	a := C.heads_arguments{q: q.c(), queries: h.Queries.c(), keys: h.Keys.c(), values: h.Values.c(), table: h.Table.c(), query_scale: C.uint64_t(h.QueryScale), key_scale: C.uint64_t(h.KeyScale),
+	a := C.heads_arguments{q: q.c(), queries: h.Queries.c(), keys: h.Keys.c(), values: h.Values.c(), kept_queries: h.KeptQueries.c(), kept_keys: h.KeptKeys.c(), table: h.Table.c(), query_scale: C.uint64_t(h.QueryScale), key_scale: C.uint64_t(h.KeyScale),
 		positions: C.uint64_t(at[0]), slots: C.uint64_t(at[1]), c: c.c(), layer: C.int64_t(layer), query_heads: C.int64_t(h.QueryHeads), query_eps: C.float(h.QueryEps), key_eps: C.float(h.KeyEps),
 		q_type: C.int32_t(t)}
 	return errors.Join(v.launch(kHeads, q.Rows, blocksOfHeads(h.QueryHeads+2*h.KeyHeads), 1, bytesIn(&a)), release())
@@ -52,7 +56,8 @@ func (v *Device) TurnHeadsBackward(dq, dk View, h Heads) error {
 		return err
 	}
 	a := C.heads_backward_arguments{dq: dq.c(), dk: dk.c(), queries: h.Queries.c(), keys: h.Keys.c(), table: h.Table.c(), query_scale: C.uint64_t(h.QueryScale), key_scale: C.uint64_t(h.KeyScale),
-		positions: C.uint64_t(at), query_heads: C.int64_t(h.QueryHeads), key_heads: C.int64_t(h.KeyHeads), query_eps: C.float(h.QueryEps), key_eps: C.float(h.KeyEps)}
+		positions: C.uint64_t(at), query_heads: C.int64_t(h.QueryHeads), key_heads: C.int64_t(h.KeyHeads), query_eps: C.float(h.QueryEps), key_eps: C.float(h.KeyEps),
+		query_type: C.int32_t(h.QueryType), key_type: C.int32_t(h.KeyType)}
 	return errors.Join(v.launch(kHeadsBackward, dq.Rows, blocksOfHeads(h.QueryHeads+h.KeyHeads), 1, bytesIn(&a)), release())
 }
 

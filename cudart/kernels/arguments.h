@@ -168,9 +168,9 @@ typedef struct {
   int32_t type; // to whose values dout is rounded in products
   int32_t q_type, reserved;
 } attention_backward_arguments;
-// Heads before attention: q = queries, keys and values go to pages (see write_pages_arguments). A scale is of a norm of every head, 0: none.
+// Heads before attention: q = queries, keys and values go to pages (see write_pages_arguments). A scale is of a norm of every head, 0: none. kept_queries.at and kept_keys.at may be 0.
 typedef struct {
-  view q, queries, keys, values, table;
+  view q, queries, keys, values, kept_queries, kept_keys, table;
   uint64_t query_scale, key_scale, positions, slots;
   cache c;
   int64_t layer, query_heads;
@@ -183,4 +183,5 @@ typedef struct {
   uint64_t query_scale, key_scale, positions;
   int64_t query_heads, key_heads;
   float query_eps, key_eps;
+  int32_t query_type, key_type; // of queries and keys
 } heads_backward_arguments;

@@ -6,9 +6,14 @@
 
 enum { HEADS_THREADS = 256, HEADS = HEADS_THREADS / 32, HEAD_COLUMNS = 128, HEAD_HELD = HEAD_COLUMNS / 32 };
 
-// fetch_head reads the calling lane's columns of a head: every 32nd.
-INLINE void fetch_head(float (&v)[HEAD_HELD], const float *from, int64_t dim) {
-  UNROLL for (int e = 0; e < HEAD_HELD; e++) v[e] = lane() + 32 * e < dim ? from[lane() + 32 * e] : 0.0f;
+// fetch_head reads the calling lane's columns of a head of a row: every 32nd. store_head writes them.
+INLINE void fetch_head(float (&v)[HEAD_HELD], const view &from, int type, int64_t row, int64_t head, int64_t dim) {
+  int64_t at = row * from.stride + head * dim + lane();
+  UNROLL for (int e = 0; e < HEAD_HELD; e++) v[e] = lane() + 32 * e < dim ? load_as_float(from.at, at + 32 * e, type) : 0.0f;
+}
+INLINE void store_head(uint64_t to, int64_t at, int type, const float (&v)[HEAD_HELD], int64_t dim) {
+  UNROLL for (int e = 0; e < HEAD_HELD; e++)
+    if (lane() + 32 * e < dim) store_as(to, at + lane() + 32 * e, type, v[e]);
 }
 
 // turn_head turns a head in shared memory, which all lanes have written and will read.
@@ -26,17 +31,19 @@ KERNEL(heads, HEADS_THREADS, heads_arguments) {
   int64_t row = block_x(), part = block_y() * HEADS + warp(), dim = a.c.dim;
   if (part >= a.query_heads + 2 * a.c.heads) return; // a whole warp
   bool query = part < a.query_heads, value = part >= a.query_heads + a.c.heads;
-  int64_t to = row * a.q.stride + part * dim, slot = 0;
-  const float *from = row_of<const float>(a.queries, row) + part * dim;
-  if (!query) {
-    slot = memory<const int64_t>(a.slots)[row];
-    if (slot < 0) return;
-    part -= a.query_heads;
-    to = page_part(a.c, a.layer, slot / PAGE_KEYS, part) + slot % PAGE_KEYS * dim;
-    from = value ? row_of<const float>(a.values, row) + (part - a.c.heads) * dim : row_of<const float>(a.keys, row) + part * dim;
-  }
   float v[HEAD_HELD], *head = room[warp()];
-  fetch_head(v, from, dim);
+  if (!query) part -= a.query_heads;
+  fetch_head(v, query ? a.queries : value ? a.values : a.keys, FLOAT32, row, value ? part - a.c.heads : part, dim);
+  int64_t to = row * a.q.stride + part * dim;
+  if (!value) {
+    const view &kept = query ? a.kept_queries : a.kept_keys;
+    if (kept.at) store_head(kept.at, row * kept.stride + part * dim, BFLOAT16, v, dim);
+  }
+  if (!query) {
+    int64_t slot = memory<const int64_t>(a.slots)[row];
+    if (slot < 0) return;
+    to = page_part(a.c, a.layer, slot / PAGE_KEYS, part) + slot % PAGE_KEYS * dim;
+  }
   if (!value) {
     uint64_t scale = query ? a.query_scale : a.key_scale;
     if (scale) {
@@ -51,8 +58,7 @@ KERNEL(heads, HEADS_THREADS, heads_arguments) {
     turn_head(head, a.table, memory<const int32_t>(a.positions)[row], false);
     UNROLL for (int e = 0; e < HEAD_HELD; e++) v[e] = head[lane() + 32 * e];
   }
-  UNROLL for (int e = 0; e < HEAD_HELD; e++)
-    if (lane() + 32 * e < dim) store_as(query ? a.q.at : a.c.at, to + lane() + 32 * e, query ? a.q_type : a.c.type, v[e]);
+  store_head(query ? a.q.at : a.c.at, to, query ? a.q_type : a.c.type, v, dim);
 }
 
 // Block (x, y) has heads 8·y … 8·y + 7 of row x: first the queries', then the keys'.
@@ -63,15 +69,16 @@ KERNEL(heads_backward, HEADS_THREADS, heads_backward_arguments) {
   bool query = part < a.query_heads;
   int64_t dim = query ? a.dq.cols / a.query_heads : a.dk.cols / a.key_heads;
   if (!query) part -= a.query_heads;
-  float *d = row_of<float>(query ? a.dq : a.dk, row) + part * dim, by_normed[HEAD_HELD], *head = room[warp()];
-  fetch_head(by_normed, d, dim);
+  const view &d = query ? a.dq : a.dk;
+  float by_normed[HEAD_HELD], *head = room[warp()];
+  fetch_head(by_normed, d, FLOAT32, row, part, dim);
   UNROLL for (int e = 0; e < HEAD_HELD; e++) head[lane() + 32 * e] = by_normed[e];
   turn_head(head, a.table, memory<const int32_t>(a.positions)[row], true);
   UNROLL for (int e = 0; e < HEAD_HELD; e++) by_normed[e] = head[lane() + 32 * e];
   uint64_t scale = query ? a.query_scale : a.key_scale;
   if (scale) {
     float x[HEAD_HELD], squares = 0.0f, along = 0.0f;
-    fetch_head(x, row_of<const float>(query ? a.queries : a.keys, row) + part * dim, dim);
+    fetch_head(x, query ? a.queries : a.keys, query ? a.query_type : a.key_type, row, part, dim);
     UNROLL for (int e = 0; e < HEAD_HELD; e++)
       if (lane() + 32 * e < dim) {
         by_normed[e] = by_normed[e] * memory<const float>(scale)[lane() + 32 * e];
@@ -81,6 +88,5 @@ KERNEL(heads_backward, HEADS_THREADS, heads_backward_arguments) {
     float inverse = inverse_root(warp_sum(squares), dim, query ? a.query_eps : a.key_eps), factor = norm_factor(inverse, warp_sum(along), dim);
     UNROLL for (int e = 0; e < HEAD_HELD; e++) by_normed[e] = norm_gradient(by_normed[e], x[e], inverse, factor);
   }
-  UNROLL for (int e = 0; e < HEAD_HELD; e++)
-    if (lane() + 32 * e < dim) d[lane() + 32 * e] = by_normed[e];
+  store_head(d.at, row * d.stride + part * dim, FLOAT32, by_normed, dim);
 }

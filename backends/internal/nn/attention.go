@@ -19,7 +19,7 @@ type Attention struct {
 
 // AttentionActivations is what backward needs.
 type AttentionActivations struct {
-	queries, keys  tensor.Tensor // as products gave them, of what has a norm
+	queries, keys  tensor.Tensor // as products gave them, of what has a norm; they may be rounded, see Pass.keptType
 	q, o, lse      tensor.Tensor
 	qa, ka, va, oa LinearActivations
 }
@@ -34,12 +34,12 @@ func (t *Attention) reserve(p *Pass, rows int, a *AttentionActivations) error {
 		return err
 	}
 	if t.QNorm != nil {
-		if a.queries, err = p.Keep.Get(rows, a.q.Cols); err != nil {
+		if a.queries, err = p.Keep.GetAs(p.keptType(&t.Q), rows, a.q.Cols); err != nil {
 			return err
 		}
 	}
 	if t.KNorm != nil {
-		if a.keys, err = p.Keep.Get(rows, t.KVHeads*t.HeadDim); err != nil {
+		if a.keys, err = p.Keep.GetAs(p.keptType(&t.K), rows, t.KVHeads*t.HeadDim); err != nil {
 			return err
 		}
 	}
@@ -54,7 +54,7 @@ func (t *Attention) products(p *Pass, a *AttentionActivations) (queries, keys, v
 	}
 	switch {
 	case t.QNorm != nil:
-		queries = a.queries
+		queries, err = p.unrounded(a.queries)
 	case a.q.DType == tensor.Float32:
 		queries = a.q
 	default:
@@ -64,7 +64,7 @@ func (t *Attention) products(p *Pass, a *AttentionActivations) (queries, keys, v
 		return
 	}
 	if t.KNorm != nil {
-		keys = a.keys
+		keys, err = p.unrounded(a.keys)
 	} else {
 		keys, err = p.Temp.Get(rows, values.Cols)
 	}
@@ -86,6 +86,12 @@ func (t *Attention) Forward(p *Pass, out, h tensor.Tensor, a *AttentionActivatio
 	}
 	heads := t.heads(p, queries, keys)
 	heads.Values = values
+	if a.queries.DType == tensor.BFloat16 {
+		heads.KeptQueries = a.queries
+	}
+	if a.keys.DType == tensor.BFloat16 {
+		heads.KeptKeys = a.keys
+	}
 	if err := p.turnHeads(a.q, heads, t.Layer); err != nil {
 		return err
 	}
@@ -115,7 +121,15 @@ func (t *Attention) Backward(p *Pass, dh, dout, h tensor.Tensor, a *AttentionAct
 	if err := p.attentionBackward(dq, dk, dv, do, a.o, a.lse, a.q, t.Layer, t.Heads, t.Scale); err != nil {
 		return err
 	}
-	if err := p.turnHeadsBackward(dq, dk, t.heads(p, a.queries, a.keys)); err != nil {
+	queries, err := p.readable(a.queries)
+	if err != nil {
+		return err
+	}
+	keys, err := p.readable(a.keys)
+	if err != nil {
+		return err
+	}
+	if err := p.turnHeadsBackward(dq, dk, t.heads(p, queries, keys)); err != nil {
 		return err
 	}
 	if err := t.Q.Backward(p, dh, dq, h, &a.qa, false, inputGradient); err != nil {

@@ -39,7 +39,7 @@ func (p *Pass) keptType(layers ...*Linear) tensor.DType {
 
 // unrounded is memory for what is kept as x before it is rounded: x itself where it is not.
 func (p *Pass) unrounded(x tensor.Tensor) (tensor.Tensor, error) {
-	if x.DType == tensor.Float32 {
+	if x.DType != tensor.BFloat16 {
 		return x, nil
 	}
 	return p.Temp.Get(x.Rows, x.Cols)
@@ -48,7 +48,7 @@ func (p *Pass) unrounded(x tensor.Tensor) (tensor.Tensor, error) {
 // widened gives what was kept as x in float32.
 func (p *Pass) widened(x tensor.Tensor) (tensor.Tensor, error) {
 	y, err := p.unrounded(x)
-	if err != nil || x.DType == tensor.Float32 {
+	if err != nil || x.DType != tensor.BFloat16 {
 		return y, err
 	}
 	return y, p.Device.Round(y, x)
@@ -95,11 +95,19 @@ func (p *Pass) queryType() tensor.DType {
 	return tensor.Float32
 }
 
-// turnHeads norms and turns h's queries to q, which is them where there is no norm and nothing to round, and norms and turns its keys and writes them to the pages, with its values. The keys are undefined then if they have
-// no norm.
+// turnHeads norms and turns h's queries to q, which is them where there is no norm and nothing to round, and norms and turns its keys and writes them to the pages, with its values; before that it rounds what is to be kept. The keys are
+// undefined then if they have no norm.
 func (p *Pass) turnHeads(q tensor.Tensor, h tensor.Heads, layer int) error {
 	if f, ok := p.Device.(tensor.Fuser); ok {
 		return f.TurnHeads(q, h, p.Pages, layer, p.Runs)
+	}
+	for _, kept := range []struct{ to, x tensor.Tensor }{{h.KeptQueries, h.Queries}, {h.KeptKeys, h.Keys}} {
+		if kept.to.Buffer == nil {
+			continue
+		}
+		if err := p.Device.Round(kept.to, kept.x); err != nil {
+			return err
+		}
 	}
 	if n := h.QueryNorm; n.Weight.Buffer != nil {
 		if err := p.Device.RMSNorm(perHead(q, h.QueryHeads), perHead(h.Queries, h.QueryHeads), n.Weight, n.Eps); err != nil {

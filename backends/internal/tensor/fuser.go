@@ -11,15 +11,17 @@ type Fuser interface {
 	// QueryType is the type that attention over the pages rounds queries to: with BFloat16, Attention and AttentionBackward take a q of that type too, with equal bits.
 	QueryType(p Pages) DType
 	// TurnHeads: RMSNorm of every head of h.Queries and h.Keys that has a norm, Rope of both, Round of the queries to q, and WritePages of the keys and of h.Values. q is float32 or bfloat16; a float32 q may be h.Queries.
-	// What h has is otherwise unchanged. Queries of rows of no run are turned too.
+	// Round of h.Queries and h.Keys to what is kept of them comes first. What h has is otherwise unchanged. Queries of rows of no run are turned too.
 	TurnHeads(q Tensor, h Heads, p Pages, layer int, runs []AttentionRun) error
-	// TurnHeadsBackward: inverse Rope of dq and dk, and RMSNormBackward of them in place for what has a norm. h.Values is not looked at, nor are h.Queries and h.Keys where there is no norm.
+	// TurnHeadsBackward: inverse Rope of dq and dk, and RMSNormBackward of them in place for what has a norm. h.Queries and h.Keys may be bfloat16, and are not looked at where there is no norm; nor is h.Values.
 	TurnHeadsBackward(dq, dk Tensor, h Heads) error
 }
 
 // Heads are queries (M × QueryHeads·headDim), keys and values (M × KeyHeads·headDim) as products gave them, and how they are turned: positions and table are as in Device.Rope.
 type Heads struct {
 	Queries, Keys, Values Tensor
+	// KeptQueries and KeptKeys are where a Fuser's TurnHeads keeps queries and keys as bfloat16 (M × the same columns); without a buffer it does not.
+	KeptQueries, KeptKeys Tensor
 	QueryHeads, KeyHeads  int
 	QueryNorm, KeyNorm    HeadNorm
 	Positions             []int32

@@ -93,6 +93,12 @@ func (d *remoteDevice) TurnHeads(q tensor.Tensor, h tensor.Heads, p tensor.Pages
 	c.shaped("queries", h.Queries, q.Rows, q.Cols)
 	c.shaped("keys", h.Keys, q.Rows, keys)
 	c.shaped("values", h.Values, q.Rows, keys)
+	if h.KeptQueries.Buffer != nil {
+		c.rounded("the kept queries", h.KeptQueries, q.Rows, q.Cols)
+	}
+	if h.KeptKeys.Buffer != nil {
+		c.rounded("the kept keys", h.KeptKeys, q.Rows, keys)
+	}
 	c.turned(h, q.Rows, own.headDim)
 	sequences := d.sequences(&c, own, layer, q.Rows, runs, false)
 	if c.err != nil || q.Rows == 0 {
@@ -116,10 +122,12 @@ func (d *remoteDevice) TurnHeadsBackward(dq, dk tensor.Tensor, h tensor.Heads) e
 	c.float("dq", dq)
 	c.shaped("dk", dk, dq.Rows, dk.Cols)
 	if h.QueryNorm.Weight.Buffer != nil {
-		c.shaped("queries", h.Queries, dq.Rows, dq.Cols)
+		c.size("queries", h.Queries, dq.Rows, dq.Cols)
+		d.forProducts(&c, "queries", h.Queries)
 	}
 	if h.KeyNorm.Weight.Buffer != nil {
-		c.shaped("keys", h.Keys, dk.Rows, dk.Cols)
+		c.size("keys", h.Keys, dk.Rows, dk.Cols)
+		d.forProducts(&c, "keys", h.Keys)
 	}
 	c.turned(h, dq.Rows, headDim)
 	if c.err != nil || dq.Empty() {

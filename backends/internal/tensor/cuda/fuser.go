@@ -38,11 +38,12 @@ func (d *device) TurnHeadsBackward(dq, dk tensor.Tensor, h tensor.Heads) error {
 
 // heads are those of the interface as kernels take them.
 func heads(h tensor.Heads) cudart.Heads {
-	own := cudart.Heads{QueryHeads: int64(h.QueryHeads), KeyHeads: int64(h.KeyHeads), QueryEps: h.QueryNorm.Eps, KeyEps: h.KeyNorm.Eps, Table: view(h.Table), Positions: h.Positions}
+	own := cudart.Heads{QueryHeads: int64(h.QueryHeads), KeyHeads: int64(h.KeyHeads), QueryEps: h.QueryNorm.Eps, KeyEps: h.KeyNorm.Eps, Table: view(h.Table), Positions: h.Positions,
+		QueryType: typeOf(h.Queries.DType), KeyType: typeOf(h.Keys.DType)}
 	for _, t := range []struct {
 		to   *cudart.View
 		from tensor.Tensor
-	}{{&own.Queries, h.Queries}, {&own.Keys, h.Keys}, {&own.Values, h.Values}} {
+	}{{&own.Queries, h.Queries}, {&own.Keys, h.Keys}, {&own.Values, h.Values}, {&own.KeptQueries, h.KeptQueries}, {&own.KeptKeys, h.KeptKeys}} {
 		if t.from.Buffer != nil {
 			*t.to = view(t.from)
 		}

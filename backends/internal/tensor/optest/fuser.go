@@ -178,19 +178,37 @@ func (s headsShape) check(h *bench, f tensor.Fuser) {
 		}
 	}
 	sameBits(h.t, "keys afterwards", h.read(heads.Keys), k)
+	heads.Queries = h.view(rows, qw, q) // the first ones have been turned in place
+	heads.KeptQueries = h.of(tensor.BFloat16, rows, qw+5, make([]float32, rows*(qw+5))).Columns(3, 3+qw)
+	heads.KeptKeys = h.of(tensor.BFloat16, rows, kw, make([]float32, rows*kw))
+	h.ok(f.TurnHeads(heads.Queries, heads, pages, attentionLayer, runs))
+	roundedQ, roundedK := h.widened(h.of(tensor.BFloat16, rows, qw, q)), h.widened(h.of(tensor.BFloat16, rows, kw, k))
+	sameBits(h.t, "turned queries that were kept as they had been", h.read(heads.Queries), h.read(plainQ))
+	sameBits(h.t, "kept queries", h.read(h.widened(heads.KeptQueries)), h.read(roundedQ))
+	sameBits(h.t, "kept keys", h.read(h.widened(heads.KeptKeys)), h.read(roundedK))
 
-	plainDQ, plainDK := h.tensor(rows, qw, dq), h.tensor(rows, kw, dk)
-	h.ok(h.d.Rope(plainDQ, positions, heads.Table, s.queryHeads, true))
-	h.ok(h.d.Rope(plainDK, positions, heads.Table, s.heads, true))
-	if s.norms {
-		h.ok(h.d.RMSNormBackward(perHead(plainDQ), perHead(plainDQ), perHead(h.tensor(rows, qw, q)), heads.QueryNorm.Weight, heads.QueryNorm.Eps, false))
-		h.ok(h.d.RMSNormBackward(perHead(plainDK), perHead(plainDK), perHead(h.tensor(rows, kw, k)), heads.KeyNorm.Weight, heads.KeyNorm.Eps, false))
+	heads.Values = tensor.Tensor{}
+	for _, c := range []struct {
+		what                       string
+		queries, keys              tensor.Tensor
+		separateQuery, separateKey tensor.Tensor
+	}{
+		{"", h.view(rows, qw, q), h.view(rows, kw, k), h.tensor(rows, qw, q), h.tensor(rows, kw, k)},
+		{" by what was kept", heads.KeptQueries, heads.KeptKeys, roundedQ, roundedK},
+	} {
+		plainDQ, plainDK := h.tensor(rows, qw, dq), h.tensor(rows, kw, dk)
+		h.ok(h.d.Rope(plainDQ, positions, heads.Table, s.queryHeads, true))
+		h.ok(h.d.Rope(plainDK, positions, heads.Table, s.heads, true))
+		if s.norms {
+			h.ok(h.d.RMSNormBackward(perHead(plainDQ), perHead(plainDQ), perHead(c.separateQuery), heads.QueryNorm.Weight, heads.QueryNorm.Eps, false))
+			h.ok(h.d.RMSNormBackward(perHead(plainDK), perHead(plainDK), perHead(c.separateKey), heads.KeyNorm.Weight, heads.KeyNorm.Eps, false))
+		}
+		heads.Queries, heads.Keys = c.queries, c.keys
+		gotQ, gotK := h.view(rows, qw, dq), h.view(rows, kw, dk)
+		h.ok(f.TurnHeadsBackward(gotQ, gotK, heads))
+		sameBits(h.t, "gradient by queries"+c.what, h.read(gotQ), h.read(plainDQ))
+		sameBits(h.t, "gradient by keys"+c.what, h.read(gotK), h.read(plainDK))
 	}
-	heads.Queries, heads.Values = h.view(rows, qw, q), tensor.Tensor{} // the first ones have been turned in place
-	gotQ, gotK := h.view(rows, qw, dq), h.view(rows, kw, dk)
-	h.ok(f.TurnHeadsBackward(gotQ, gotK, heads))
-	sameBits(h.t, "gradient by queries", h.read(gotQ), h.read(plainDQ))
-	sameBits(h.t, "gradient by keys", h.read(gotK), h.read(plainDK))
 }
 
 // fusedRefusals checks what is not accepted.
@@ -231,6 +249,9 @@ func fusedRefusals(t *testing.T, f tensor.Fuser, d tensor.Device) {
 		"a position beyond the table":    f.TurnHeads(of(2, 8), with(func(h *tensor.Heads) { h.Positions = []int32{0, 2} }), pages, 0, runs),
 		"a layer beyond the pages":       f.TurnHeads(of(2, 8), heads, pages, 1, runs),
 		"a run beyond the rows":          f.TurnHeads(of(2, 8), heads, pages, 0, []tensor.AttentionRun{{Count: 3, Pages: []int32{0}}}),
+		"kept queries of float32":        f.TurnHeads(of(2, 8), with(func(h *tensor.Heads) { h.KeptQueries = of(2, 8) }), pages, 0, runs),
+		"kept keys of another shape":     f.TurnHeads(of(2, 8), with(func(h *tensor.Heads) { h.KeptKeys = half }), pages, 0, runs),
+		"queries of bfloat16":            f.TurnHeads(of(2, 8), with(func(h *tensor.Heads) { h.Queries = half }), pages, 0, runs),
 		"no query heads, backward":       f.TurnHeadsBackward(of(2, 8), of(2, 4), with(func(h *tensor.Heads) { h.QueryHeads = 0 })),
 		"dk of another shape, backward":  f.TurnHeadsBackward(of(2, 8), of(2, 8), heads),
 		"too few positions, backward":    f.TurnHeadsBackward(of(2, 8), of(2, 4), with(func(h *tensor.Heads) { h.Positions = nil })),
