@@ -160,8 +160,9 @@ func (c Cache) kernel(family, tensor int) (int, error) {
 }
 
 // Attention writes o = softmax(scale · q·K)·V for every row of the sequences and every query head, group of them per key head, and the log-sum-exp unless lse.At is 0. A row's keys
-// are those of its sequence up to its own position. q may be bfloat16 where tensor cores are used (Cache.TensorCores).
-func (v *Device) Attention(o, lse, q View, qType Type, c Cache, layer int64, sequences []Sequence, group int64, scale float32) (err error) {
+// are those of its sequence up to its own position. q may be bfloat16 where tensor cores are used (Cache.TensorCores). With a kept that has an address, the rows go
+// there, rounded to bfloat16, and what they hold in o is undefined.
+func (v *Device) Attention(kept, o, lse, q View, qType Type, c Cache, layer int64, sequences []Sequence, group int64, scale float32) (err error) {
 	var mostItems, longest, items int64
 	for _, s := range sequences {
 		mostItems = max(mostItems, s.Count*group)
@@ -190,7 +191,16 @@ func (v *Device) Attention(o, lse, q View, qType Type, c Cache, layer int64, seq
 		return err
 	}
 	defer func() { err = errors.Join(err, release()) }()
-	a := C.attention_arguments{o: o.c(), lse: lse.c(), q: q.c(), c: c.c(), sequences: at, tiles: tiles, pages: pages,
+	if kept.At != 0 && !c.TensorCores() {
+		to := kept
+		defer func() {
+			if err == nil {
+				err = v.roundSequences(to, o, sequences)
+			}
+		}()
+		kept = View{}
+	}
+	a := C.attention_arguments{kept: kept.c(), o: o.c(), lse: lse.c(), q: q.c(), c: c.c(), sequences: at, tiles: tiles, pages: pages,
 		layer: C.int64_t(layer), group: C.int64_t(group), part_count: C.int64_t(parts), scale: C.float(scale), q_type: C.int32_t(qType)}
 	if parts > 1 {
 		var workspace Address
@@ -206,9 +216,22 @@ func (v *Device) Attention(o, lse, q View, qType Type, c Cache, layer int64, seq
 	return v.launch(kAttentionMerge, int64(len(l.tiles)), c.Heads, 1, bytesIn(&a))
 }
 
-// AttentionBackward overwrites dq, dk and dv of the sequences' rows for the gradient dout of o. Every sequence begins at position 0, and lse is what Attention wrote. Of a sequence with a
+// roundSequences rounds the sequences' rows of float32 to bfloat16.
+func (v *Device) roundSequences(y, x View, sequences []Sequence) error {
+	for _, s := range sequences {
+		to, from := y, x
+		to.At, to.Rows = y.At+Address(2*s.Row*y.Stride), s.Count
+		from.At, from.Rows = x.At+Address(4*s.Row*x.Stride), s.Count
+		if err := v.Round(to, BFloat16, from, Float32); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// AttentionBackward overwrites dq, dk and dv of the sequences' rows for the gradient dout of o, which is of oType. Every sequence begins at position 0, and lse is what Attention wrote. Of a sequence with a
 // range of keys it overwrites dk and dv of these, and adds to dq unless the range begins at 0. q is as in Attention.
-func (v *Device) AttentionBackward(dq, dk, dv, dout, o, lse, q View, qType Type, c Cache, layer int64, sequences []Sequence, group int64, scale float32) (err error) {
+func (v *Device) AttentionBackward(dq, dk, dv, dout, o View, oType Type, lse, q View, qType Type, c Cache, layer int64, sequences []Sequence, group int64, scale float32) (err error) {
 	keys, err := c.kernel(kAttentionBackwardKeys, kTensorAttentionBackwardKeys)
 	if err != nil {
 		return err
@@ -223,7 +246,7 @@ func (v *Device) AttentionBackward(dq, dk, dv, dout, o, lse, q View, qType Type,
 	}
 	defer func() { err = errors.Join(err, v.Free(delta)) }()
 	a := C.attention_backward_arguments{dq: dq.c(), dk: dk.c(), dv: dv.c(), dout: dout.c(), o: o.c(), lse: lse.c(), q: q.c(), c: c.c(), delta: C.uint64_t(delta),
-		layer: C.int64_t(layer), group: C.int64_t(group), scale: C.float(scale), q_type: C.int32_t(qType)}
+		layer: C.int64_t(layer), group: C.int64_t(group), scale: C.float(scale), q_type: C.int32_t(qType), o_type: C.int32_t(oType)}
 	queriesItems := int64(backwardItems)
 	a._type = C.FLOAT32
 	if c.TensorCores() {

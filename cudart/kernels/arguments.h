@@ -151,7 +151,7 @@ typedef struct { uint64_t jobs, factors; } adamw_arguments;
 typedef struct { cache c; view k, v; uint64_t slots; int64_t layer; } write_pages_arguments;
 typedef struct { cache c; int64_t layers, to, from; } copy_page_arguments; // from -1: zeros
 typedef struct {
-  view o, lse, q; // lse.at may be 0
+  view kept, o, lse, q; // lse.at may be 0; where kept.at is not, the result goes there as bfloat16, and o has totals of parts only (tensor cores)
   cache c;
   uint64_t sequences, tiles, pages;
   uint64_t parts; // split kernels: results of parts, [item of the batch][part][dim + 2]
@@ -166,7 +166,7 @@ typedef struct {
   int64_t layer, group;
   float scale;
   int32_t type; // to whose values dout is rounded in products
-  int32_t q_type, reserved;
+  int32_t q_type, o_type;
 } attention_backward_arguments;
 // Heads before attention: q = queries, keys and values go to pages (see write_pages_arguments). A scale is of a norm of every head, 0: none. kept_queries.at and kept_keys.at may be 0.
 typedef struct {

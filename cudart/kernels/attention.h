@@ -29,6 +29,12 @@ template <int D> INLINE void read_items(float (*to)[D + 1], int n, const view &v
   }
 }
 
+// put_result writes element d of a finished item, whose row of o is out.
+INLINE void put_result(const attention_arguments &a, const sequence &s, int64_t item, int64_t head, float *out, int64_t d, float v) {
+  if (a.kept.at) memory<bfloat16>(a.kept.at)[item_element(a.kept, s, item, a.group, head, a.c.dim) + d] = narrow(v);
+  else out[d] = v;
+}
+
 // merge puts a part's value behind the total of those before it: x and y are the factors of both.
 INLINE float merge(float total, float x, float part, float y) { return fma_rn(total, x, part * y); }
 

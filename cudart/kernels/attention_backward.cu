@@ -8,9 +8,10 @@ enum { BACKWARD_PER = 2, BACKWARD_ITEMS = 16 * BACKWARD_PER };
 KERNEL(attention_delta, ATTENTION_THREADS, attention_backward_arguments) {
   int64_t heads = a.c.heads * a.group;
   for (int64_t h = warp(); h < heads; h += ATTENTION_THREADS / 32) {
-    const float *x = row_of<const float>(a.dout, block_x()) + h * a.c.dim, *y = row_of<const float>(a.o, block_x()) + h * a.c.dim;
+    const float *x = row_of<const float>(a.dout, block_x()) + h * a.c.dim;
+    const int64_t y = block_x() * a.o.stride + h * a.c.dim;
     float s = 0.0f;
-    for (int64_t d = lane(); d < a.c.dim; d += 32) s = fma_rn(rounded_to(x[d], a.type), y[d], s);
+    for (int64_t d = lane(); d < a.c.dim; d += 32) s = fma_rn(rounded_to(x[d], a.type), load_as_float(a.o.at, y + d, a.o_type), s);
     s = warp_sum(s);
     if (lane() == 0) memory<float>(a.delta)[block_x() * heads + h] = s;
   }

@@ -141,7 +141,7 @@ KERNEL(attention_merge, ATTENTION_THREADS, attention_arguments) {
         sum = merge(sum, x, next[dim + 1], y);
         top = most;
       }
-      out[d] = v / sum;
+      put_result(a, s, item, head, out, d, v / sum);
     }
     if (lane() == 0 && a.lse.at) item_row(a.lse, s, item, a.group, head, 1)[0] = top + log_rn(sum);
   }

@@ -1,5 +1,5 @@
 // What the attention kernels with tensor cores share. They are for pages of bfloat16 whose head dimension is a multiple of 8. A block has four warps; an item is what attention.h says. Queries, probabilities and
-// gradients are rounded to bfloat16 where they go into a product; scores, sums and outputs are float32. One instruction sums a group of 16 in one way whatever row of its tile it is for, and a
+// gradients are rounded to bfloat16 where they go into a product; scores and sums are float32, and so are outputs but for what is kept as bfloat16. One instruction sums a group of 16 in one way whatever row of its tile it is for, and a
 // product that is zero changes nothing in it, so bits do not depend on the tile, and keys that an item does not see have the probability zero.
 #pragma once
 #include "attention.h"

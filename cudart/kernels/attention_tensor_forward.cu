@@ -185,7 +185,8 @@ template <int D, bool few, bool split> struct tensor_attention {
             int d = first_column + 8 * c + fragment_column() + e;
             if (d >= dim) continue;
             float v = part > 0 ? merge(out[d], x, now.o[c][2 * i + e], y) : now.o[c][2 * i + e];
-            out[d] = done ? v / sum : v;
+            if (done) put_result(a, s, item, head, out, d, v / sum);
+            else out[d] = v;
           }
         if (done && (!few || warp() == 0) && lane() % 4 == 0 && a.lse.at) item_row(a.lse, s, item, a.group, head, 1)[0] = top + log_rn(sum);
       }

@@ -20,7 +20,7 @@ type Attention struct {
 // AttentionActivations is what backward needs.
 type AttentionActivations struct {
 	queries, keys  tensor.Tensor // as products gave them, of what has a norm; they may be rounded, see Pass.keptType
-	q, o, lse      tensor.Tensor
+	q, o, lse      tensor.Tensor // o may be rounded, see Pass.outputType
 	qa, ka, va, oa LinearActivations
 }
 
@@ -30,7 +30,10 @@ func (t *Attention) reserve(p *Pass, rows int, a *AttentionActivations) error {
 	if a.q, err = p.Keep.GetAs(p.queryType(), rows, t.Heads*t.HeadDim); err != nil {
 		return err
 	}
-	if err := p.get(rows, slot{&a.o, p.Keep, a.q.Cols}, slot{&a.lse, p.Keep, t.Heads}); err != nil {
+	if a.o, err = p.Keep.GetAs(p.outputType(&t.O), rows, a.q.Cols); err != nil {
+		return err
+	}
+	if a.lse, err = p.Keep.Get(rows, t.Heads); err != nil {
 		return err
 	}
 	if t.QNorm != nil {
@@ -95,7 +98,11 @@ func (t *Attention) Forward(p *Pass, out, h tensor.Tensor, a *AttentionActivatio
 	if err := p.turnHeads(a.q, heads, t.Layer); err != nil {
 		return err
 	}
-	if err := p.attention(a.o, a.lse, a.q, t.Layer, t.Heads, t.Scale); err != nil {
+	o, err := p.unrounded(a.o)
+	if err != nil {
+		return err
+	}
+	if err := p.attention(a.o, o, a.lse, a.q, t.Layer, t.Heads, t.Scale); err != nil {
 		return err
 	}
 	if err := p.linears(a.o, application{&t.O, out, &a.oa}); err != nil {
@@ -115,10 +122,14 @@ func (t *Attention) Backward(p *Pass, dh, dout, h tensor.Tensor, a *AttentionAct
 		slot{&dk, p.Temp, t.KVHeads * t.HeadDim}, slot{&dv, p.Temp, t.KVHeads * t.HeadDim}); err != nil {
 		return err
 	}
-	if err := t.O.Backward(p, do, dout, a.o, &a.oa, false, true); err != nil {
+	if err := t.outputBackward(p, do, dout, a); err != nil {
 		return err
 	}
-	if err := p.attentionBackward(dq, dk, dv, do, a.o, a.lse, a.q, t.Layer, t.Heads, t.Scale); err != nil {
+	o, err := p.readable(a.o)
+	if err != nil {
+		return err
+	}
+	if err := p.attentionBackward(dq, dk, dv, do, o, a.lse, a.q, t.Layer, t.Heads, t.Scale); err != nil {
 		return err
 	}
 	queries, err := p.readable(a.queries)
@@ -142,6 +153,22 @@ func (t *Attention) Backward(p *Pass, dh, dout, h tensor.Tensor, a *AttentionAct
 		return err
 	}
 	return p.reduce(dh)
+}
+
+// outputBackward is the backward pass of the product with O.
+func (t *Attention) outputBackward(p *Pass, do, dout tensor.Tensor, a *AttentionActivations) error {
+	mark := p.Temp.Mark()
+	o := a.o
+	if p.largestRank(t.O.Module) > 0 { // gradients of adapters are sums of float32
+		var err error
+		if o, err = p.widened(o); err != nil {
+			return err
+		}
+	}
+	if err := t.O.Backward(p, do, dout, o, &a.oa, false, true); err != nil {
+		return err
+	}
+	return p.Temp.Release(mark)
 }
 
 // heads are the layer's queries and keys, as products gave them.

@@ -5,22 +5,38 @@ import "github.com/tinsmith/tinsmith/backends/internal/tensor"
 // What devices that are a tensor.Fuser do in one pass over memory and others in several, with equal bits.
 
 // rowType is the type of rows that nothing but products of layers will read, those of their adapters included. Where all of them round their rows to bfloat16, the rows are written as that, on devices that can.
-// Gradients of adapters are sums of what is not rounded: rows that they read too are float32.
+// Gradients of adapters are float32 sums of what is not rounded, but for what was kept rounded: rows that they read too are float32.
 func (p *Pass) rowType(layers ...*Linear) tensor.DType {
-	if _, ok := p.Device.(tensor.Fuser); !ok {
-		return tensor.Float32
+	if _, ok := p.Device.(tensor.Fuser); ok && p.roundRows(layers...) {
+		return tensor.BFloat16
 	}
+	return tensor.Float32
+}
+
+// roundRows tells whether all products of layers round their rows to bfloat16.
+func (p *Pass) roundRows(layers ...*Linear) bool {
 	for _, l := range layers {
 		if l.Weight.DType() != tensor.BFloat16 {
-			return tensor.Float32
+			return false
 		}
 		for _, s := range p.Segments {
 			if m := s.lora(l.Module); m.A != nil && m.A.DType() != tensor.BFloat16 {
-				return tensor.Float32
+				return false
 			}
 		}
 	}
-	return tensor.BFloat16
+	return true
+}
+
+// outputType is the type of attention's output, the rows of the product with o, which Backward needs too.
+func (p *Pass) outputType(o *Linear) tensor.DType {
+	switch {
+	case !p.Keeps:
+		return p.rowType(o)
+	case p.roundRows(o):
+		return p.keptType(o)
+	}
+	return tensor.Float32
 }
 
 // keptType is the type that the outputs of layers are kept in for Backward.
@@ -74,6 +90,22 @@ func (p *Pass) gateAndKeep(y, keptGate, keptUp, gate, up tensor.Tensor) error {
 		return err
 	}
 	return p.Device.Round(keptUp, up)
+}
+
+// attend is Device.Attention; o is rounded to kept, which is o where that is float32.
+func (p *Pass) attend(kept, o, lse, q tensor.Tensor, layer int, runs []tensor.AttentionRun, heads int, scale float32) error {
+	if f, ok := p.Device.(tensor.Fuser); ok && kept.DType == tensor.BFloat16 {
+		return f.AttentionKeep(kept, o, lse, q, p.Pages, layer, runs, heads, scale)
+	}
+	if err := p.Device.Attention(o, lse, q, p.Pages, layer, runs, heads, scale); err != nil || kept.DType == tensor.Float32 {
+		return err
+	}
+	for _, r := range runs {
+		if err := p.Device.Round(kept.Slice(r.Row, r.Row+r.Count), o.Slice(r.Row, r.Row+r.Count)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // addNorm adds x to sum and writes the norm of that to y.

@@ -17,7 +17,7 @@ func TestKept(t *testing.T) {
 		dtype  tensor.DType
 		want   int64
 	}{
-		"bfloat16 on a device of its own memory": {dry.Remote{}, tensor.BFloat16, float*(hidden+heads+7*rank) + half*(heads+keyHeads)*headDim + half*heads*headDim + float*heads*headDim + half*2*width},
+		"bfloat16 on a device of its own memory": {dry.Remote{}, tensor.BFloat16, float*(hidden+heads+7*rank) + half*(heads+keyHeads)*headDim + half*2*heads*headDim + half*2*width},
 		"float32 on a device of its own memory":  {dry.Remote{}, tensor.Float32, float * (hidden + heads + 7*rank + (heads+keyHeads)*headDim + 2*heads*headDim + 2*width)},
 		"bfloat16 in the processor's memory":     {dry.Device{}, tensor.BFloat16, float * (hidden + heads + 7*rank + (heads+keyHeads)*headDim + 2*heads*headDim + 2*width)},
 	} {

@@ -229,16 +229,16 @@ func attentionWork(heads, headDim int) float64 {
 // leastRows is how many query rows a step of attention has at least: fewer would read keys and values too often.
 const leastRows = 16
 
-// attention is Device.Attention in steps of whole sequences and of rows of long ones.
-func (p *Pass) attention(o, lse, q tensor.Tensor, layer, heads int, scale float32) error {
+// attention is attend in steps of whole sequences and of rows of long ones.
+func (p *Pass) attention(kept, o, lse, q tensor.Tensor, layer, heads int, scale float32) error {
 	each := attentionWork(heads, q.Cols/heads)
 	if p.StepWork <= 0 {
-		return p.Device.Attention(o, lse, q, p.Pages, layer, p.Runs, heads, scale)
+		return p.attend(kept, o, lse, q, layer, p.Runs, heads, scale)
 	}
 	p.part = p.part[:0]
 	work := 0.0
 	flush := func() error {
-		if err := p.Device.Attention(o, lse, q, p.Pages, layer, p.part, heads, scale); err != nil {
+		if err := p.attend(kept, o, lse, q, layer, p.part, heads, scale); err != nil {
 			return err
 		}
 		done := work

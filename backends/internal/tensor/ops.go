@@ -163,7 +163,7 @@ type Device interface {
 	// A Fuser's q may be of its QueryType, here and in AttentionBackward.
 	Attention(o, lse, q Tensor, p Pages, layer int, runs []AttentionRun, queryHeads int, scale float32) error
 	// AttentionBackward overwrites dq, dk, dv (rows as q and k) for do. Every run must start at position 0 (training). Of a run with a range of keys it overwrites dk and dv of these keys, and adds to dq unless
-	// the range begins at 0.
+	// the range begins at 0. A Fuser's o may be bfloat16.
 	AttentionBackward(dq, dk, dv, do, o, lse, q Tensor, p Pages, layer int, runs []AttentionRun, queryHeads int, scale float32) error
 
 	// LogSumExp: lse[m] (M × 1) of each row of logits, in fixed tiles. -Inf is a logit of probability zero; a row with +Inf or NaN gives NaN.

@@ -160,16 +160,21 @@ func (c *check) width(p *pages, queryHeads int) int {
 	return width
 }
 
-func (d *device) Attention(o, lse, q tensor.Tensor, p tensor.Pages, layer int, runs []tensor.AttentionRun, queryHeads int, scale float32) error {
-	c := d.check("attention")
+// attention checks the arguments of attention, and gives the pages and the runs as kernels take them.
+func (d *device) attention(c *check, o, lse, q tensor.Tensor, p tensor.Pages, layer int, runs []tensor.AttentionRun, queryHeads int) (*pages, []tensor.AttentionRun) {
 	own := c.pages(d, p)
 	width := c.width(own, queryHeads)
-	d.queries(&c, own, q, width)
+	d.queries(c, own, q, width)
 	c.shaped("o", o, q.Rows, width)
 	if lse.Buffer != nil {
 		c.shaped("lse", lse, q.Rows, queryHeads)
 	}
-	sequences := d.sequences(&c, own, layer, q.Rows, runs, false)
+	return own, d.sequences(c, own, layer, q.Rows, runs, false)
+}
+
+func (d *device) Attention(o, lse, q tensor.Tensor, p tensor.Pages, layer int, runs []tensor.AttentionRun, queryHeads int, scale float32) error {
+	c := d.check("attention")
+	own, sequences := d.attention(&c, o, lse, q, p, layer, runs, queryHeads)
 	if c.err != nil || len(sequences) == 0 {
 		return c.err
 	}
@@ -184,7 +189,8 @@ func (d *device) AttentionBackward(dq, dk, dv, do, o, lse, q tensor.Tensor, p te
 	c.shaped("dk", dk, q.Rows, keys)
 	c.shaped("dv", dv, q.Rows, keys)
 	c.shaped("do", do, q.Rows, width)
-	c.shaped("o", o, q.Rows, width)
+	c.size("o", o, q.Rows, width)
+	d.forProducts(&c, "o", o)
 	c.shaped("lse", lse, q.Rows, queryHeads)
 	d.queries(&c, own, q, width)
 	for i, r := range runs {

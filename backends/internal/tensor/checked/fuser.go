@@ -80,6 +80,17 @@ func (d *remoteDevice) QueryType(p tensor.Pages) tensor.DType {
 	return d.remote.QueryType(own.Pages)
 }
 
+// AttentionKeep implements tensor.Fuser.
+func (d *remoteDevice) AttentionKeep(kept, o, lse, q tensor.Tensor, p tensor.Pages, layer int, runs []tensor.AttentionRun, queryHeads int, scale float32) error {
+	c := d.check("attention and keep")
+	own, sequences := d.attention(&c, o, lse, q, p, layer, runs, queryHeads)
+	c.rounded("what is kept", kept, o.Rows, o.Cols)
+	if c.err != nil || len(sequences) == 0 {
+		return c.err
+	}
+	return d.remote.AttentionKeep(kept, o, lse, q, own.Pages, layer, sequences, queryHeads, scale)
+}
+
 // TurnHeads implements tensor.Fuser.
 func (d *remoteDevice) TurnHeads(q tensor.Tensor, h tensor.Heads, p tensor.Pages, layer int, runs []tensor.AttentionRun) error {
 	c := d.check("turn heads")

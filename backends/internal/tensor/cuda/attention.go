@@ -63,16 +63,19 @@ func (d *device) WritePages(p tensor.Pages, layer int, k, v tensor.Tensor, runs 
 }
 
 func (d *device) Attention(o, lse, q tensor.Tensor, p tensor.Pages, layer int, runs []tensor.AttentionRun, queryHeads int, scale float32) error {
-	cache := p.(*pages).cache
+	return d.failed("attention", d.attention(cudart.View{}, o, lse, q, p.(*pages).cache, layer, runs, queryHeads, scale))
+}
+
+func (d *device) attention(kept cudart.View, o, lse, q tensor.Tensor, cache cudart.Cache, layer int, runs []tensor.AttentionRun, queryHeads int, scale float32) error {
 	var vl cudart.View
 	if lse.Buffer != nil {
 		vl = view(lse)
 	}
-	return d.failed("attention", d.v.Attention(view(o), vl, view(q), typeOf(q.DType), cache, int64(layer), d.sequences(runs), int64(queryHeads)/cache.Heads, scale))
+	return d.v.Attention(kept, view(o), vl, view(q), typeOf(q.DType), cache, int64(layer), d.sequences(runs), int64(queryHeads)/cache.Heads, scale)
 }
 
 func (d *device) AttentionBackward(dq, dk, dv, do, o, lse, q tensor.Tensor, p tensor.Pages, layer int, runs []tensor.AttentionRun, queryHeads int, scale float32) error {
 	cache := p.(*pages).cache
-	return d.failed("attention backward", d.v.AttentionBackward(view(dq), view(dk), view(dv), view(do), view(o), view(lse), view(q), typeOf(q.DType), cache, int64(layer), d.sequences(runs),
+	return d.failed("attention backward", d.v.AttentionBackward(view(dq), view(dk), view(dv), view(do), view(o), typeOf(o.DType), view(lse), view(q), typeOf(q.DType), cache, int64(layer), d.sequences(runs),
 		int64(queryHeads)/cache.Heads, scale))
 }

@@ -10,8 +10,9 @@
 // Decoding steps and other passes over up to 256 rows are recorded (tensor.Recorder): their launches are put off and started in series, with one copy of all the lists that the kernels of a series read, and as a CUDA graph
 // if the series has come before with mostly the same arguments. If a graph fails, kernels are launched one by one from then on. Nobody has seen this on a GPU yet.
 //
-// Memory traffic: operations that follow one another are one where that saves passes over memory (tensor.Fuser), rows that only products read are bfloat16 where products round them, and so are the queries that are kept for
-// the backward pass; bits are those of the separate operations.
+// Memory traffic: operations that follow one another are one where that saves passes over memory (tensor.Fuser), rows that only products read are bfloat16 where products round them, and so are the queries that attention
+// reads; bits are those of the separate operations. With bfloat16 weights, gate, up, attention's output, and queries and keys before their norms are kept for the backward pass rounded to bfloat16 (tensor.Keeper); what the
+// forward pass computes from is not rounded by that.
 //
 // Bits: every sum is a chain or a tree that depends on the row alone. Products with bfloat16 weights go over the inner axis in groups of 16, one tensor-core instruction each, in
 // ascending order, for many rows on Hopper by warpgroups, if a check in another process found the same bits when the first device was opened; products with float32 weights, and the gradients of adapters, are chains of fused multiply-adds. Attention over bfloat16 pages multiplies bfloat16 values likewise (head dimensions

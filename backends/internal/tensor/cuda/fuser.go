@@ -26,6 +26,11 @@ func (d *device) QueryType(p tensor.Pages) tensor.DType {
 	return tensor.Float32
 }
 
+// AttentionKeep implements tensor.Fuser.
+func (d *device) AttentionKeep(kept, o, lse, q tensor.Tensor, p tensor.Pages, layer int, runs []tensor.AttentionRun, queryHeads int, scale float32) error {
+	return d.failed("attention and keep", d.attention(view(kept), o, lse, q, p.(*pages).cache, layer, runs, queryHeads, scale))
+}
+
 // TurnHeads implements tensor.Fuser.
 func (d *device) TurnHeads(q tensor.Tensor, h tensor.Heads, p tensor.Pages, layer int, runs []tensor.AttentionRun) error {
 	return d.failed("turn heads", d.v.TurnHeads(view(q), typeOf(q.DType), heads(h), p.(*pages).cache, int64(layer), d.sequences(runs)))

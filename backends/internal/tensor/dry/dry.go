@@ -49,6 +49,11 @@ func (Remote) QueryType(p tensor.Pages) tensor.DType {
 	return tensor.Float32
 }
 
+// AttentionKeep implements tensor.Fuser.
+func (Remote) AttentionKeep(_, _, _, _ tensor.Tensor, _ tensor.Pages, _ int, _ []tensor.AttentionRun, _ int, _ float32) error {
+	return nil
+}
+
 // TurnHeads implements tensor.Fuser.
 func (Remote) TurnHeads(tensor.Tensor, tensor.Heads, tensor.Pages, int, []tensor.AttentionRun) error {
 	return nil

@@ -157,6 +157,25 @@ func (s headsShape) check(h *bench, f tensor.Fuser) {
 		return [][]float32{h.read(o), h.read(lse), h.read(a), h.read(b), h.read(c)}
 	}
 
+	// keeping checks that attention which keeps its output gives it rounded, and that the gradient takes that.
+	keeping := func(q tensor.Tensor, pages tensor.Pages, want [][]float32) {
+		room, lse := h.view(rows, qw, do), h.tensor(rows, s.queryHeads, make([]float32, rows*s.queryHeads))
+		kept := h.of(tensor.BFloat16, rows, qw+7, make([]float32, rows*(qw+7))).Columns(3, 3+qw)
+		h.ok(f.AttentionKeep(kept, room, lse, q, pages, attentionLayer, runs, s.queryHeads, s.scale()))
+		wide := h.widened(h.of(tensor.BFloat16, rows, qw, want[0])) // rows of no run are zero
+		sameBits(h.t, "kept output", h.read(h.widened(kept)), h.read(wide))
+		sameBits(h.t, "log-sum-exp beside a kept output", h.read(lse), want[1])
+		backward := func(o tensor.Tensor) [][]float32 {
+			a, b, c := h.tensor(rows, qw, make([]float32, rows*qw)), h.tensor(rows, kw, make([]float32, rows*kw)), h.tensor(rows, kw, make([]float32, rows*kw))
+			h.ok(h.d.AttentionBackward(a, b, c, h.tensor(rows, qw, do), o, lse, q, pages, attentionLayer, runs, s.queryHeads, s.scale()))
+			return [][]float32{h.read(a), h.read(b), h.read(c)}
+		}
+		separate := backward(wide)
+		for i, got := range backward(kept) {
+			sameBits(h.t, fmt.Sprintf("gradient %d by a kept output", i), got, separate[i])
+		}
+	}
+
 	plainQ, plainK, plainPages := h.tensor(rows, qw, q), h.tensor(rows, kw, k), newPages()
 	norm(plainQ, heads.QueryNorm)
 	norm(plainK, heads.KeyNorm)
@@ -175,6 +194,9 @@ func (s headsShape) check(h *bench, f tensor.Fuser) {
 		}
 		for i, got := range results(out, pages) {
 			sameBits(h.t, fmt.Sprintf("result %d of attention with %v queries", i, out.DType), got, want[i])
+		}
+		if out.Buffer == heads.Queries.Buffer || out.DType == tensor.BFloat16 {
+			keeping(out, pages, want)
 		}
 	}
 	sameBits(h.t, "keys afterwards", h.read(heads.Keys), k)
@@ -211,6 +233,26 @@ func (s headsShape) check(h *bench, f tensor.Fuser) {
 	}
 }
 
+// keptLong checks that the last rows of a sequence with a restart are kept as they are given, where a block has all keys and where it has a part of them.
+func keptLong(t *testing.T, f tensor.Fuser, d tensor.Device) {
+	for _, s := range []attentionShape{{[]int{2048 + 66}, 2, 1, 64, tensor.BFloat16}, {[]int{2048 + 66}, 2, 1, 128, tensor.BFloat16}, {[]int{2048 + 66}, 2, 1, 12, tensor.BFloat16}} {
+		t.Run(s.String(), func(t *testing.T) {
+			h := start(t, d)
+			q, k, v, _ := s.inputs()
+			pages, runs := s.written(h, k, v)
+			qw, n := s.queryHeads*s.headDim, s.lengths[0]
+			for _, last := range []int{5, 20} {
+				o, lse := s.attendRows(h, q, pages, runs[0], n-last, n)
+				kept, sums := h.of(tensor.BFloat16, last, qw, make([]float32, last*qw)), h.tensor(last, s.queryHeads, make([]float32, last*s.queryHeads))
+				h.ok(f.AttentionKeep(kept, h.view(last, qw, q[:last*qw]), sums, h.tensor(last, qw, q[(n-last)*qw:]), pages, attentionLayer,
+					[]tensor.AttentionRun{{Count: last, First: n - last, Pages: runs[0].Pages}}, s.queryHeads, s.scale()))
+				sameBits(t, fmt.Sprintf("%d rows", last), h.read(h.widened(kept)), h.read(h.widened(h.of(tensor.BFloat16, last, qw, o))))
+				sameBits(t, fmt.Sprintf("log-sum-exp of %d rows", last), h.read(sums), lse)
+			}
+		})
+	}
+}
+
 // fusedRefusals checks what is not accepted.
 func fusedRefusals(t *testing.T, f tensor.Fuser, d tensor.Device) {
 	h := start(t, d)
@@ -239,6 +281,9 @@ func fusedRefusals(t *testing.T, f tensor.Fuser, d tensor.Device) {
 		"the gradient by a kept gate":    d.SwiGLUBackward(half, x, x, half, half),
 		"bfloat16 queries":               d.Attention(of(2, 8), tensor.Tensor{}, half, pages, 0, runs, 2, 1),
 		"bfloat16 queries backward":      d.AttentionBackward(of(2, 8), of(2, 4), of(2, 4), of(2, 8), of(2, 8), of(2, 2), half, pages, 0, runs, 2, 1),
+		"an output kept as float32":      f.AttentionKeep(of(2, 8), of(2, 8), tensor.Tensor{}, x, pages, 0, runs, 2, 1),
+		"a kept output of another shape": f.AttentionKeep(h.of(tensor.BFloat16, 2, 7, make([]float32, 14)), of(2, 8), tensor.Tensor{}, x, pages, 0, runs, 2, 1),
+		"an output of bfloat16":          d.Attention(half, tensor.Tensor{}, x, pages, 0, runs, 2, 1),
 		"key heads":                      f.TurnHeads(of(2, 8), with(func(h *tensor.Heads) { h.KeyHeads = 2 }), pages, 0, runs),
 		"query heads":                    f.TurnHeads(of(2, 8), with(func(h *tensor.Heads) { h.QueryHeads = 3 }), pages, 0, runs),
 		"q of another shape":             f.TurnHeads(of(2, 7), heads, pages, 0, runs),

@@ -59,6 +59,7 @@ func RunAll(t *testing.T, d tensor.Device, o Options) {
 	}
 	if own, ok := d.(tensor.Fuser); ok {
 		t.Run("fused", func(t *testing.T) { fused(t, own, d, fusedRowShapes, headsShapes) })
+		t.Run("fused with long sequences", func(t *testing.T) { keptLong(t, own, d) })
 		t.Run("fused refusals", func(t *testing.T) { fusedRefusals(t, own, d) })
 	}
 }
