@@ -297,7 +297,7 @@ func (v *Device) multiply(y, x View, xType Type, g RowGroup, s ProductShape, acc
 		return false, err
 	}
 	if xType != BFloat16 || x.At%16 != 0 || x.Stride%8 != 0 {
-		to, failed := v.roundedRows(x, xType)
+		to, failed := v.narrowRows(x, xType)
 		if errors.Is(failed, ErrOutOfMemory) {
 			return false, nil
 		}
@@ -315,20 +315,4 @@ func (v *Device) multiply(y, x View, xType Type, g RowGroup, s ProductShape, acc
 	code := C.cublaslt_multiply(l.c, v.c, l.handle, p, C.int64_t(g.To-g.From), C.uint64_t(y.At+Address(4*g.From*y.Stride)), C.int64_t(y.Stride), C.uint64_t(x.At+Address(2*g.From*x.Stride)), C.int64_t(x.Stride),
 		C.uint64_t(g.Weight.At), C.int64_t(g.Weight.Pitch), flag(accumulate))
 	return code == 0, l.failed("cublasLtMatmul", code)
-}
-
-// roundedRows is narrowRows also for devices without its kernel; x has a multiple of 8 columns.
-func (v *Device) roundedRows(x View, xType Type) (View, error) {
-	if v.warpgroups {
-		return v.narrowRows(x, xType)
-	}
-	at, err := v.Alloc(int(2 * x.Rows * x.Cols))
-	if err != nil {
-		return View{}, err
-	}
-	to := View{At: at, Rows: x.Rows, Cols: x.Cols, Stride: x.Cols}
-	if err := v.Round(to, BFloat16, x, xType); err != nil {
-		return View{}, errors.Join(err, v.Free(at))
-	}
-	return to, nil
 }

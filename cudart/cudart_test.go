@@ -96,7 +96,7 @@ func TestKernelTable(t *testing.T) {
 // Every number names the kernel that is meant.
 func TestKernelNumbers(t *testing.T) {
 	for number, name := range map[int]string{kAdd: "add", kPackRows: "pack_rows", kNorm: "rms_norm", kNormBackwardNarrow: "rms_norm_backward_narrow", kRope: "rope",
-		kOuterProduct: "outer_product", kProductFew: "product_few", kProductTransposedMany: "product_transposed_many", kCopyPage: "copy_page", kHeadsBackward: "heads_backward", kAttention: "attention_32",
+		kOuterProduct: "outer_product", kProduct: "product_16x32", kProductTransposed + 4: "product_transposed_128x128", kCopyPage: "copy_page", kHeadsBackward: "heads_backward", kAttention: "attention_32",
 		kAttentionFew + 1: "attention_few_64", kAttentionPart + 2: "attention_part_128", kAttentionMerge: "attention_merge", kAttentionDelta: "attention_delta",
 		kAttentionBackwardKeys: "attention_backward_keys_32", kAttentionBackwardQueries + 2: "attention_backward_queries_128", kTensorAttention: "tensor_attention_64",
 		kTensorAttentionPart + 1: "tensor_attention_part_128", kTensorAttentionBackwardQueries: "tensor_attention_backward_queries_64", kLogSumExp: "log_sum_exp",

@@ -25,6 +25,7 @@ const (
 	kScale
 	kFillZero
 	kRoundRows
+	kNarrowRows
 	kPackRows
 	kRepack
 	kGatherRows
@@ -39,17 +40,13 @@ const (
 	kProductFloat32
 	kProductTransposedFloat32
 	kOuterProduct
-	kProductFew
-	kProductSome
-	kProductMany
-	kProductTransposedFew
-	kProductTransposedSome
-	kProductTransposedMany
 	kWritePages
 	kCopyPage
 	kHeads
 	kHeadsBackward
-	kAttention                                 // for head dimensions up to 32, 64, 128
+	kProduct                                   // of each of warpShapes
+	kProductTransposed        = kProduct + 5   // likewise
+	kAttention                = kProduct + 10  // for head dimensions up to 32, 64, 128
 	kAttentionFew             = kAttention + 3 // tiles of 16 items
 	kAttentionPart            = kAttention + 6 // and one part of the keys
 	kAttentionMerge           = kAttention + 9
@@ -79,14 +76,17 @@ var headDims, tensorHeadDims = []int64{32, 64, 128}, []int64{64, 128}
 
 var kernels = func() []kernel {
 	table := []kernel{
-		{"add", 256, 0}, {"add_row", 256, 0}, {"scale", 256, 0}, {"fill_zero", 256, 0}, {"round_rows", 256, 0},
+		{"add", 256, 0}, {"add_row", 256, 0}, {"scale", 256, 0}, {"fill_zero", 256, 0}, {"round_rows", 256, 0}, {"narrow_rows", 256, 0},
 		{"pack_rows", 256, 0}, {"repack", 256, 0}, {"gather_rows", 256, 0}, {"gather_elements", 256, 0},
 		{"rms_norm", 256, 0}, {"rms_norm_narrow", 256, 0}, {"rms_norm_backward", 256, 0}, {"rms_norm_backward_narrow", 256, 0},
 		{"rope", 256, 0}, {"swiglu", 256, 0}, {"swiglu_backward", 256, 0},
 		{"product_float32", 256, 0}, {"product_transposed_float32", 256, 0}, {"outer_product", 256, 0},
-		{"product_few", 128, 0}, {"product_some", 128, 0}, {"product_many", 256, 0},
-		{"product_transposed_few", 128, 0}, {"product_transposed_some", 128, 0}, {"product_transposed_many", 256, 0},
 		{"write_pages", 256, 0}, {"copy_page", 256, 0}, {"heads", 256, 0}, {"heads_backward", 256, 0},
+	}
+	for _, transposed := range []bool{false, true} {
+		for _, s := range warpShapes {
+			table = append(table, s.kernel(transposed))
+		}
 	}
 	// A tile of items, a page's keys or values, and the scores of both; rows have one element more, against bank conflicts.
 	forward := func(items, dim int) int { return 4 * ((items+C.PAGE_KEYS)*(dim+1) + items*(C.PAGE_KEYS+1)) }

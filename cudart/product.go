@@ -18,15 +18,50 @@ type tile struct {
 	rows, columns int64
 }
 
-// bfloat16Tile chooses among kernels of equal bits, those by warps: few rows are bound by reading the weights and want many small blocks; large tiles pay when they still fill the device.
-func (v *Device) bfloat16Tile(rows, columns int64) tile {
-	switch {
-	case rows <= 16:
-		return tile{0, 16, 64}
-	case rows < 128 || columns < 128 || (rows/128)*(columns/128) < int64(v.multiprocessors):
-		return tile{1, 64, 64}
+// warpShape is a shape of product_bfloat16.cu: the tile, the threads of a block, and how deep and how many the tiles of x and of w are that it has room for.
+type warpShape struct {
+	rows, columns, threads, depth, xPlaces, wPlaces int
+}
+
+// warpShapes are in the order of their kernels.
+var warpShapes = []warpShape{{16, 32, 64, 64, 4, 12}, {32, 32, 128, 64, 4, 10}, {64, 32, 128, 64, 4, 12}, {64, 96, 128, 64, 3, 5}, {128, 128, 256, 32, 4, 4}}
+
+// kernel gives the shape's kernel. A row of a tile in shared memory is 8 elements longer than the tile, against bank conflicts.
+func (s warpShape) kernel(transposed bool) kernel {
+	name, w := "product", s.columns*(s.depth+8)
+	if transposed {
+		name, w = "product_transposed", s.depth*(s.columns+8)
 	}
-	return tile{2, 128, 128}
+	return kernel{fmt.Sprintf("%s_%dx%d", name, s.rows, s.columns), s.threads, 2 * (s.xPlaces*s.rows*(s.depth+8) + s.wPlaces*w)}
+}
+
+// warpTile is the tile of shape i.
+func warpTile(i int, transposed bool) tile {
+	t := tile{kProduct + i, int64(warpShapes[i].rows), int64(warpShapes[i].columns)}
+	if transposed {
+		t.kernel += kProductTransposed - kProduct
+	}
+	return t
+}
+
+func largestWarpTile(transposed bool) tile { return warpTile(len(warpShapes)-1, transposed) }
+
+// bfloat16Tile chooses among kernels of equal bits, those by warps. A block reads a row of x and of w for each of its rows and columns, through its multiprocessor's share of the second-level cache; the multiprocessor with
+// the most blocks is the last. So many small tiles are for few outputs, and large ones, which read x less often, for many. The columns are the widest group's.
+func (v *Device) bfloat16Tile(groups []RowGroup, columns int64, transposed bool) tile {
+	var best tile
+	least := int64(math.MaxInt64)
+	for i := range warpShapes {
+		t, down := warpTile(i, transposed), int64(0)
+		for _, g := range groups {
+			down += (g.To - g.From + t.rows - 1) / t.rows
+		}
+		blocks, each := down*((columns+t.columns-1)/t.columns), int64(v.multiprocessors)
+		if reads := (blocks + each - 1) / each * (t.rows + t.columns); reads < least {
+			best, least = t, reads
+		}
+	}
+	return best
 }
 
 // RowGroup is the rows [From, To) of a batch and the weight that is theirs. With Factor not 0 a finished element is multiplied by it and rounded to the values of Round.
@@ -52,7 +87,7 @@ func (v *Device) Product(y, x View, xType Type, groups []RowGroup, t Type, trans
 }
 
 // product is Product of groups that may have tails, whose rows the tail is; those are of bfloat16.
-func (v *Device) product(y, x View, xType Type, groups []RowGroup, tail tailRows, t Type, transposed, accumulate bool) error {
+func (v *Device) product(y, x View, xType Type, groups []RowGroup, tail tailRows, t Type, transposed, accumulate bool) (err error) {
 	var rows, columns int64 // of the largest group
 	for i := range groups {
 		g := &groups[i]
@@ -71,7 +106,6 @@ func (v *Device) product(y, x View, xType Type, groups []RowGroup, tail tailRows
 	}
 	shape := tile{kProductFloat32, 64, 64}
 	if t == BFloat16 {
-		var err error
 		if x, xType, err = v.sharedRounded(x, xType); err != nil {
 			return err
 		}
@@ -88,11 +122,19 @@ func (v *Device) product(y, x View, xType Type, groups []RowGroup, tail tailRows
 				}
 			}
 		}
-		shape = v.bfloat16Tile(rows, columns)
-		shape.kernel += kProductFew
-		if transposed {
-			shape.kernel += kProductTransposedFew - kProductFew
+		if xType == Float32 && narrowsFirst(x, groups, transposed) {
+			to, failed := v.narrowRows(x, xType)
+			switch {
+			case failed == nil:
+				if !v.keepShared(x, xType, to) {
+					defer func() { err = errors.Join(err, v.Free(to.At)) }() // whatever gets it next comes later in the stream
+				}
+				x, xType = to, BFloat16
+			case !errors.Is(failed, ErrOutOfMemory): // the kernels round rows themselves where there is no memory
+				return failed
+			}
 		}
+		shape = v.bfloat16Tile(groups, columns, transposed)
 	} else if transposed {
 		shape.kernel = kProductTransposedFloat32
 	}

@@ -16,8 +16,7 @@ import (
 const kWarpgroup = C.KERNEL_LIMIT - 8
 
 const (
-	kNarrowRows = kWarpgroup + iota
-	kProductGroup
+	kProductGroup = kWarpgroup + iota
 	kProductGroupWide
 	kProductGroupTransposed
 	kProductGroupTransposedWide
@@ -36,7 +35,6 @@ const (
 func groupShared(columns, places int) int { return places*(groupRows+columns)*128 + 1024 }
 
 var warpgroupKernels = []kernel{
-	{"narrow_rows", 256, 0},
 	{"product_group", 256, groupShared(groupColumns, groupPlaces)}, {"product_group_wide", 256, groupShared(wideGroupColumns, wideGroupPlaces)},
 	{"product_group_transposed", 256, groupShared(groupColumns, groupPlaces)}, {"product_group_transposed_wide", 256, groupShared(wideGroupColumns, wideGroupPlaces)},
 }
@@ -132,69 +130,4 @@ func (v *Device) productByWarpgroups(y, x View, xType Type, groups []RowGroup, t
 		tail = tailRows{to, BFloat16}
 	}
 	return v.productInTiles(y, x, BFloat16, groups, tail, shape, columns, accumulate)
-}
-
-// inChunks says whether rows are bfloat16 at multiples of 16 bytes.
-func inChunks(x View, t Type) bool { return t == BFloat16 && x.At%16 == 0 && x.Stride%8 == 0 }
-
-// narrowRows gives the rows of x as bfloat16, filled up with zeros to multiples of 16 bytes, in memory that the caller frees.
-func (v *Device) narrowRows(x View, xType Type) (View, error) {
-	pitch := (x.Cols + 7) / 8 * 8
-	at, err := v.Alloc(int(x.Rows * pitch * 2))
-	if err != nil {
-		return View{}, err
-	}
-	to := View{At: at, Rows: x.Rows, Cols: pitch, Stride: pitch}
-	a := C.round_arguments{y: to.c(), x: x.c(), y_type: C.BFLOAT16, x_type: C.int32_t(xType)}
-	if err := v.launch(kNarrowRows, x.Rows, min((pitch+2047)/2048, maxY), 1, bytesIn(&a)); err != nil {
-		return View{}, errors.Join(err, v.Free(at))
-	}
-	return to, nil
-}
-
-// sharedRows are the rows that several products have in common.
-type sharedRows struct {
-	x       View
-	xType   Type
-	rounded View // as the first product by warpgroups rounded them; At 0 before
-}
-
-// keepShared keeps rows of x that have been rounded if products have x in common; false: they are the caller's.
-func (v *Device) keepShared(x View, xType Type, rounded View) bool {
-	if v.rows.x != x || v.rows.xType != xType {
-		return false
-	}
-	v.rows.rounded = rounded
-	return true
-}
-
-// sharedRounded gives rows that products have in common as they have been rounded, others as they are. Where more than a few are to be read by several products it rounds them for the first of these: that
-// may be one of few columns by warps, such as an adapter's, and reads less then, too.
-func (v *Device) sharedRounded(x View, xType Type) (View, Type, error) {
-	s := &v.rows
-	if s.x != x || s.xType != xType {
-		return x, xType, nil
-	}
-	if s.rounded.At == 0 && v.warpgroups && xType == Float32 && x.Rows >= groupRows && x.Cols >= leastGroupDepth && x.Cols%8 == 0 {
-		to, err := v.narrowRows(x, xType)
-		if err != nil && !errors.Is(err, ErrOutOfMemory) {
-			return x, xType, err
-		}
-		s.rounded = to
-	}
-	if s.rounded.At == 0 {
-		return x, xType, nil
-	}
-	return s.rounded, BFloat16, nil
-}
-
-// ShareRows says that products from now on have the rows x in common, which nothing writes until the next call: if the kernels of one of them want rounded rows, the others take these. The zero View ends it. Products with
-// other rows may come between.
-func (v *Device) ShareRows(x View, xType Type) error {
-	var err error
-	if at := v.rows.rounded.At; at != 0 {
-		err = v.Free(at)
-	}
-	v.rows = sharedRows{x: x, xType: xType}
-	return err
 }

@@ -69,7 +69,11 @@ func (v *Device) CheckWarpgroups() error {
 	v.warpgroups = before
 	random := rand.New(rand.NewPCG(20261122, 1))
 	for _, c := range v.groupCases() {
-		if err := v.checkGroupCase(c, random); err != nil {
+		shapes := []tile{{kProductGroup, groupRows, groupColumns}, {kProductGroupWide, groupRows, wideGroupColumns}}
+		if c.tail > 0 {
+			shapes = append(shapes, largestWarpTile(c.transposed))
+		}
+		if err := v.checkGroupCase(c, random, shapes); err != nil {
 			return fmt.Errorf("products by warpgroups, %v: %w", c, err)
 		}
 	}
@@ -103,7 +107,8 @@ func randomBits(random *rand.Rand, n int64, t Type) []byte {
 	return b
 }
 
-func (v *Device) checkGroupCase(c groupCase, random *rand.Rand) (err error) {
+// checkGroupCase compares products in tiles with those in the largest for warps, of which a tail is a launch of its own.
+func (v *Device) checkGroupCase(c groupCase, random *rand.Rand, shapes []tile) (err error) {
 	var taken []Address
 	defer func() {
 		for _, a := range taken {
@@ -163,9 +168,6 @@ func (v *Device) checkGroupCase(c groupCase, random *rand.Rand) (err error) {
 	// run gives what a kernel makes of y; apart, the second inner axis is a launch of its own.
 	run := func(shape tile, apart bool) ([]byte, error) {
 		err := v.Upload(y.At, len(before), before, len(before), 1)
-		if shape.kernel < kWarpgroup && c.transposed {
-			shape.kernel += kProductTransposedFew - kProductFew
-		}
 		switch {
 		case err != nil:
 		case apart:
@@ -188,14 +190,9 @@ func (v *Device) checkGroupCase(c groupCase, random *rand.Rand) (err error) {
 		after := make([]byte, len(before))
 		return after, v.Download(after, y.At, len(after), len(after), 1)
 	}
-	many := tile{kProductMany, 128, 128}
-	want, err := run(many, true)
+	want, err := run(largestWarpTile(c.transposed), true)
 	if err != nil {
 		return err
-	}
-	shapes := []tile{{kProductGroup, groupRows, groupColumns}, {kProductGroupWide, groupRows, wideGroupColumns}}
-	if c.tail > 0 {
-		shapes = append(shapes, many)
 	}
 	for _, shape := range shapes {
 		for range 1 + v.multiprocessors/16 { // what depends on time may be right once
@@ -206,7 +203,7 @@ func (v *Device) checkGroupCase(c groupCase, random *rand.Rand) (err error) {
 			if bytes.Equal(got, want) {
 				continue
 			}
-			return fmt.Errorf("with %d columns of a block, %s", shape.columns, firstDifference(y, got, want))
+			return fmt.Errorf("with %d columns of a block, %s (%s)", shape.columns, firstDifference(y, got, want), kernelOf(shape.kernel).name)
 		}
 	}
 	return nil

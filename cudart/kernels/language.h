@@ -17,6 +17,8 @@
 #define UNROLL_4 _Pragma("unroll 4")
 #define INLINE static __device__ inline __attribute__((always_inline))
 #define KERNEL(name, threads, arguments) extern "C" __attribute__((global)) void __attribute__((launch_bounds(threads))) name(const arguments a)
+// KERNEL_BLOCKS is KERNEL of which a multiprocessor has room for so many blocks: so many registers are there to be used.
+#define KERNEL_BLOCKS(name, threads, blocks, arguments) extern "C" __attribute__((global)) void __attribute__((launch_bounds(threads, blocks))) name(const arguments a)
 #define SHARED(type, name) __shared__ type name
 // Shared memory whose size the launch says.
 #define DYNAMIC_SHARED(type, name) \
@@ -43,6 +45,10 @@ INLINE unsigned shared_address(const void *p) { return (unsigned)(unsigned long)
 // copy_async copies 16 bytes into shared memory, or writes zeros when not wanted, in the background; both addresses are multiples of 16.
 INLINE void copy_async(void *to, const void *from, bool wanted) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(wanted ? 16 : 0) : "memory");
+}
+// copy_async_streamed is copy_async of long rows that are read on from here: the memory is asked for 256 bytes at once.
+INLINE void copy_async_streamed(void *to, const void *from, bool wanted) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(wanted ? 16 : 0) : "memory");
 }
 INLINE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // copy_async_wait returns when all but the newest groups of the calling thread have arrived.

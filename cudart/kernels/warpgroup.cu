@@ -11,29 +11,6 @@
 
 enum { GROUP_THREADS = 256, GROUP_ROWS = 128, GROUP_DEPTH = 64 };
 
-// narrow_rows rounds rows of x to bfloat16; columns beyond x's are zero. y's are a multiple of 8 and begin at a multiple of 16 bytes, as every row of it.
-KERNEL(narrow_rows, 256, round_arguments) {
-  bfloat16 *y = row_of<bfloat16>(a.y, block_x());
-  for (int64_t c = (block_y() * 256 + thread()) * 8; c < a.y.cols; c += blocks_y() * 256 * 8) {
-    struct alignas(16) eight {
-      bfloat16 v[8];
-    } to;
-    struct alignas(16) four {
-      float v[4];
-    };
-    if (a.x_type == FLOAT32 && c + 8 <= a.x.cols && (a.x.at + (uint64_t)(block_x() * a.x.stride + c) * 4) % 16 == 0) {
-      const four *from = (const four *)(row_of<const float>(a.x, block_x()) + c);
-      UNROLL for (int h = 0; h < 2; h++) {
-        const four f = from[h];
-        UNROLL for (int i = 0; i < 4; i++) to.v[4 * h + i] = narrow(f.v[i]);
-      }
-    } else {
-      UNROLL for (int i = 0; i < 8; i++) to.v[i] = c + i < a.x.cols ? narrow(load_as_float(a.x.at, block_x() * a.x.stride + c + i, a.x_type)) : 0;
-    }
-    *(eight *)(y + c) = to;
-  }
-}
-
 template <int columns, int places, bool transposed> struct group_product {
   static constexpr int x_bytes = GROUP_ROWS * SWIZZLE_ROW, w_bytes = columns * SWIZZLE_ROW, place_bytes = x_bytes + w_bytes;
   static constexpr int ahead = places - 2; // tiles that are under way while one is multiplied

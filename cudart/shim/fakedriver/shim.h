@@ -20,6 +20,7 @@
   extern "C" void name(const arguments a); \
   static const shim::Kernel name##_kernel(#name, threads, sizeof(arguments), [](const void *p) { name(*(const arguments *)p); }); \
   extern "C" void name(const arguments a)
+#define KERNEL_BLOCKS(name, threads, blocks, arguments) KERNEL(name, threads, arguments)
 
 namespace shim {
 struct Index {
@@ -90,6 +91,7 @@ template <class To, class From> static inline To bits(From v) {
   return r;
 }
 static inline void copy_async(void *to, const void *from, bool wanted) { shim::copy_later(to, from, wanted); }
+static inline void copy_async_streamed(void *to, const void *from, bool wanted) { shim::copy_later(to, from, wanted); }
 static inline void copy_async_commit() { shim::commit_copies(); }
 template <int newest> static inline void copy_async_wait() { shim::wait_for_copies(newest); }
 

@@ -1,0 +1,87 @@
+package cudart
+
+/*
+#include "driver.h"
+*/
+import "C"
+
+import "errors"
+
+// Products with bfloat16 weights round their rows. Where these are float32 and read more than once or twice, a launch of its own rounds them before, for all products that have them in common.
+
+// inChunks says whether rows are bfloat16 at multiples of 16 bytes.
+func inChunks(x View, t Type) bool { return t == BFloat16 && x.At%16 == 0 && x.Stride%8 == 0 }
+
+// narrowsFirst says whether rows of float32 are rounded by a launch of their own: a block that rounds them itself waits for each tile of them. A short inner axis is waited for once or twice.
+func narrowsFirst(x View, groups []RowGroup, transposed bool) bool {
+	for _, g := range groups {
+		if g.depth(transposed)%8 != 0 {
+			return false
+		}
+	}
+	return x.Cols >= leastNarrowDepth && x.Cols%8 == 0
+}
+
+// leastNarrowDepth is the inner axis from which on rows of float32 are rounded before products.
+const leastNarrowDepth = 256
+
+// narrowRows gives the rows of x as bfloat16, filled up with zeros to multiples of 16 bytes, in memory that the caller frees.
+func (v *Device) narrowRows(x View, xType Type) (View, error) {
+	pitch := (x.Cols + 7) / 8 * 8
+	at, err := v.Alloc(int(x.Rows * pitch * 2))
+	if err != nil {
+		return View{}, err
+	}
+	to := View{At: at, Rows: x.Rows, Cols: pitch, Stride: pitch}
+	a := C.round_arguments{y: to.c(), x: x.c(), y_type: C.BFLOAT16, x_type: C.int32_t(xType)}
+	if err := v.launch(kNarrowRows, x.Rows, min((pitch+2047)/2048, maxY), 1, bytesIn(&a)); err != nil {
+		return View{}, errors.Join(err, v.Free(at))
+	}
+	return to, nil
+}
+
+// sharedRows are the rows that several products have in common.
+type sharedRows struct {
+	x       View
+	xType   Type
+	rounded View // as the first product rounded them; At 0 before
+}
+
+// keepShared keeps rows of x that have been rounded if products have x in common; false: they are the caller's.
+func (v *Device) keepShared(x View, xType Type, rounded View) bool {
+	if v.rows.x != x || v.rows.xType != xType {
+		return false
+	}
+	v.rows.rounded = rounded
+	return true
+}
+
+// sharedRounded gives rows that products have in common as they have been rounded, others as they are. Where they are to be read by several products it rounds them for the first of these.
+func (v *Device) sharedRounded(x View, xType Type) (View, Type, error) {
+	s := &v.rows
+	if s.x != x || s.xType != xType {
+		return x, xType, nil
+	}
+	if s.rounded.At == 0 && xType == Float32 && x.Cols >= leastNarrowDepth && x.Cols%8 == 0 {
+		to, err := v.narrowRows(x, xType)
+		if err != nil && !errors.Is(err, ErrOutOfMemory) {
+			return x, xType, err
+		}
+		s.rounded = to
+	}
+	if s.rounded.At == 0 {
+		return x, xType, nil
+	}
+	return s.rounded, BFloat16, nil
+}
+
+// ShareRows says that products from now on have the rows x in common, which nothing writes until the next call: if the kernels of one of them want rounded rows, the others take these. The zero View ends it. Products with
+// other rows may come between.
+func (v *Device) ShareRows(x View, xType Type) error {
+	var err error
+	if at := v.rows.rounded.At; at != 0 {
+		err = v.Free(at)
+	}
+	v.rows = sharedRows{x: x, xType: xType}
+	return err
+}
