@@ -80,7 +80,7 @@ var kernels = func() []kernel {
 		{"pack_rows", 256, 0}, {"repack", 256, 0}, {"gather_rows", 256, 0}, {"gather_elements", 256, 0},
 		{"rms_norm", 256, 0}, {"rms_norm_narrow", 256, 0}, {"rms_norm_backward", 256, 0}, {"rms_norm_backward_narrow", 256, 0},
 		{"rope", 256, 0}, {"swiglu", 256, 0}, {"swiglu_backward", 256, 0},
-		{"product_float32", 256, 0}, {"product_transposed_float32", 256, 0}, {"outer_product", 256, 0},
+		{"product_float32", 256, 0}, {"product_transposed_float32", 256, 0}, {"outer_product", 128, 0},
 		{"write_pages", 256, 0}, {"copy_page", 256, 0}, {"heads", 256, 0}, {"heads_backward", 256, 0},
 	}
 	for _, transposed := range []bool{false, true} {

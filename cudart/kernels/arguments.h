@@ -67,9 +67,10 @@ typedef struct {
   int64_t apart; // so many rows, the last ones, are a chain of their own, whose sum is added to g
 } outer_product_job;
 
-// One block of an outer product: tile (i, j) of a job's g.
+// One block of an outer product: the tile that begins at these elements of the narrow and the wide side of a job's g, and has 2^power of the narrow one: 8, 16 or 32. The narrow side is g's rows unless these are more than
+// its columns.
 typedef struct {
-  int32_t job, i, j, reserved;
+  int32_t job, narrow, wide, power;
 } outer_tile;
 
 // One block's work in attention: items (a row and a query head of one group, row by row) of a sequence from item on; or a page of it in the backward pass.

@@ -9,6 +9,7 @@
 #include "heads.cu"
 #include "losses.cu"
 #include "norm.cu"
+#include "outer_product.cu"
 #include "pages.cu"
 #include "product_bfloat16.cu"
 #include "product_float32.cu"

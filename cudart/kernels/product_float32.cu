@@ -19,7 +19,7 @@ INLINE void read_tile(float (*to)[TILE + 1], const operand &o, int64_t first, in
   }
 }
 
-// product_64x64 computes the tile of c at (i0, j0); finish gives an element of it, of the chain's value and what c holds.
+// product_64x64 computes the tile of c at (i0, j0); finish gives an element of it, of the chain's value.
 template <class F> INLINE void product_64x64(const view &c, int64_t i0, int64_t j0, const operand &left, const operand &right, int64_t depth, bool accumulate, F finish) {
   SHARED(float, l[DEPTH][TILE + 1]);
   SHARED(float, r[DEPTH][TILE + 1]);
@@ -45,10 +45,7 @@ template <class F> INLINE void product_64x64(const view &c, int64_t i0, int64_t 
   }
   UNROLL for (int i = 0; i < 4; i++)
     UNROLL for (int j = 0; j < 4; j++)
-      if (i0 + ti + i < c.rows && j0 + tj + 16 * j < c.cols) {
-        float *to = row_of<float>(c, i0 + ti + i) + j0 + tj + 16 * j;
-        *to = finish(sum[i][j], to);
-      }
+      if (i0 + ti + i < c.rows && j0 + tj + 16 * j < c.cols) row_of<float>(c, i0 + ti + i)[j0 + tj + 16 * j] = finish(sum[i][j]);
 }
 
 // product_of_group has the block's tile of a group: y and x are cut to its rows.
@@ -59,24 +56,11 @@ template <bool transposed> INLINE void product_of_group(const product_arguments 
   view y = a.y;
   y.rows = b.g.to, y.cols = columns;
   operand right = {memory<const float>(b.g.w.at), transposed ? 1 : b.g.w.pitch, transposed ? b.g.w.pitch : 1};
-  product_64x64(y, b.first, block_y() * TILE, {memory<const float>(a.x.at), a.x.stride, 1}, right, depth, a.accumulate != 0, [&b](float v, const float *) { return finished(v, b.g); });
+  product_64x64(y, b.first, block_y() * TILE, {memory<const float>(a.x.at), a.x.stride, 1}, right, depth, a.accumulate != 0, [&b](float v) { return finished(v, b.g); });
 }
 
 // y[m,n] (+)= Σk x[m,k]·w[n,k]
-KERNEL(product_float32, PRODUCT_THREADS, product_arguments) { product_of_group<false>(a); }
+KERNEL_BLOCKS(product_float32, PRODUCT_THREADS, 2, product_arguments) { product_of_group<false>(a); }
 
 // y[m,k] (+)= Σn x[m,n]·w[n,k]
-KERNEL(product_transposed_float32, PRODUCT_THREADS, product_arguments) { product_of_group<true>(a); }
-
-// g[p,q] += Σm a[m,p]·b[m,q] (= where it is a first one), the gradients of LoRA factors, any number of them in one launch: float32 whatever the model's type. The rows apart are a second chain, from zero, added at its end.
-KERNEL(outer_product, PRODUCT_THREADS, outer_arguments) {
-  const outer_tile t = memory<const outer_tile>(a.tiles)[block_x()];
-  const outer_product_job &j = memory<const outer_product_job>(a.jobs)[t.job];
-  for (int chain = 0; chain < 2; chain++) {
-    const bool apart = chain == 1;
-    const int64_t from = apart ? j.a.rows - j.apart : 0, rows = apart ? j.apart : j.a.rows - j.apart;
-    if (rows > 0)
-      product_64x64(j.g, (int64_t)t.i * TILE, (int64_t)t.j * TILE, {memory<const float>(j.a.at) + from * j.a.stride, 1, j.a.stride}, {memory<const float>(j.b.at) + from * j.b.stride, 1, j.b.stride}, rows, !apart && !j.first,
-                    [apart](float v, const float *c) { return apart ? *c + v : v; });
-  }
-}
+KERNEL_BLOCKS(product_transposed_float32, PRODUCT_THREADS, 2, product_arguments) { product_of_group<true>(a); }

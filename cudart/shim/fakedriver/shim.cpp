@@ -151,6 +151,7 @@ static void perform(Copy &x) {
   else memset(x.to, 0, 16);
 }
 void copy_later(void *to, const void *from, bool wanted) {
+  if (((uintptr_t)to | (uintptr_t)from) % 16) misuse = "a copy of 16 bytes from or to an address that is no multiple of 16"; // a fault on a device, also of one that is not wanted
   current->copies.push_back({to, from, wanted, current->groups, false});
   if (chance && next_random(chance) & 1) perform(current->copies.back());
 }
