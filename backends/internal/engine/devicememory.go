@@ -163,15 +163,27 @@ func (l *loaded) deviceMemories(limits memoryLimits, scratch int64) []deviceMemo
 
 // adapterAlone is what one adapter needs at each home while a datum of its own is trained: weights, and the buffers in which the gradients of an operation with several data are summed. Moments and the gradient of earlier
 // operations can be in files; where there is no folder for those they are counted too.
-func (l *loaded) adapterAlone(layout *lora.Layout) byHome {
+func (l *loaded) adapterAlone(layout *lora.Layout) (byHome, error) {
 	shape := l.weightShape()
 	need := shape.estimate(layout)
-	buffers := gradientBuffers(lora.Groups)
 	if !l.spills {
-		buffers += 3
+		need[0] += 3 * lora.ParameterBytes(layout)
 	}
-	need[0] += buffers * lora.ParameterBytes(layout)
-	return need
+	sum, err := l.gradientBytes(layout)
+	need[0] += gradientBuffers(lora.Groups) * sum
+	return need, err
+}
+
+// gradientBytes is what one gradient that is being summed takes: every rank of a model that is cut has a sum of its own, and of what is not cut each has all.
+func (l *loaded) gradientBytes(layout *lora.Layout) (int64, error) {
+	if l.cuts == nil {
+		return lora.ParameterBytes(layout), nil
+	}
+	n, err := lora.CutBytes(layout, l.cuts)
+	if err != nil {
+		return 0, internal("plan the memory", err)
+	}
+	return n, nil
 }
 
 // gradientBuffers is how many gradients an operation with so many data has in memory at once, at least: one for the group that runs, and one for each half that is complete above it. With a datum in every group it is exact.
@@ -186,10 +198,13 @@ func (l *loaded) mostAt(p *memoryPlan, home int) int64 {
 }
 
 // mostForDatum is the memory that a training pass over one sequence can have by a plan, beside one adapter like that of a layout and with nothing sampled, on all ranks of the replica that has the least.
-func (l *loaded) mostForDatum(p *memoryPlan, layout *lora.Layout) int64 {
-	adapter := l.adapterAlone(layout)
+func (l *loaded) mostForDatum(p *memoryPlan, layout *lora.Layout) (int64, error) {
+	adapter, err := l.adapterAlone(layout)
+	if err != nil {
+		return 0, err
+	}
 	if len(p.devices) == 1 {
-		return l.mostAt(p, 0) - adapter[0]
+		return l.mostAt(p, 0) - adapter[0], nil
 	}
 	most := int64(math.MaxInt64)
 	for _, r := range l.training {
@@ -203,7 +218,7 @@ func (l *loaded) mostForDatum(p *memoryPlan, layout *lora.Layout) int64 {
 			}
 		}
 	}
-	return most
+	return most, nil
 }
 
 // setCache gives a plan's cache of keys and values so many positions, and its sequences so many tokens.
@@ -220,9 +235,12 @@ func (l *loaded) setCache(p *memoryPlan, positions, context int) {
 // datumFits tells whether a datum of the longest length trains by a plan, with what it takes and what can be had.
 func (l *loaded) datumFits(p *memoryPlan, layout *lora.Layout) (fits bool, need, most int64, err error) {
 	m, err := l.measure(p.context, layout.Rank, p.recompute != RecomputeOff)
+	if err != nil {
+		return false, 0, 0, err
+	}
 	pages := int64((p.context + kvcache.PageSize - 1) / kvcache.PageSize)
 	need = int64(len(l.training[0].models))*m.Reserved() + pages*l.pageBytes()
-	most = l.mostForDatum(p, layout)
+	most, err = l.mostForDatum(p, layout)
 	return need <= most, need, most, err
 }
 

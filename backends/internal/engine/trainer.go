@@ -170,7 +170,11 @@ func (l *loaded) tooLarge(at piece, cause error) error {
 	kind := internal("forward_backward", cause).Kind
 	var crowded crowdedError
 	if errors.As(cause, &crowded) || kind == plugins.KindTooLarge {
-		need := l.adapters.weightBytes(p.run.layout) + gradientBuffers(len(p.op.pass.Data))*lora.ParameterBytes(p.run.layout)
+		sum, err := l.gradientBytes(p.run.layout)
+		if err != nil {
+			return err
+		}
+		need := l.adapters.weightBytes(p.run.layout) + gradientBuffers(len(p.op.pass.Data))*sum
 		if !p.op.pass.ForwardOnly && need > l.adapters.limit {
 			return refused(plugins.KindTooLarge, l.adapters.beyondLimit(fmt.Sprintf("the weights of an adapter of rank %d, and the gradients of %d data, take %s of memory", p.run.layout.Rank, len(p.op.pass.Data), mebibytes(need))).Error())
 		}
@@ -180,7 +184,7 @@ func (l *loaded) tooLarge(at piece, cause error) error {
 	message := fmt.Sprintf("%d tokens do not fit into memory", tokens)
 	recompute := l.plan.recompute != RecomputeOff
 	if need, err := l.datumBytes(tokens, rank, recompute); err == nil {
-		if need > l.mostForDatum(&l.plan, p.run.layout) {
+		if most, err := l.mostForDatum(&l.plan, p.run.layout); err == nil && need > most {
 			kind = plugins.KindTooLarge
 		}
 		how := "with its activations computed twice"

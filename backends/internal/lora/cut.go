@@ -41,6 +41,19 @@ func (l *Layout) cut(parts []Part) (*Layout, error) {
 	return NewLayout(modules, l.Rank, func(Module) bool { number++; return l.Has(number) })
 }
 
+// CutBytes is ParameterBytes of all ranks' parts together: what is not cut counts on every rank.
+func CutBytes(l *Layout, cuts [][]Part) (int64, error) {
+	var n int64
+	for rank, parts := range cuts {
+		local, err := l.cut(parts)
+		if err != nil {
+			return 0, fmt.Errorf("rank %d: %w", rank, err)
+		}
+		n += ParameterBytes(local)
+	}
+	return n, nil
+}
+
 // NewCutReduction is NewReduction for a model that is cut over ranks: cuts[r] are the parts of rank r. Every rank sums what it computes of the gradient, in the same order; of what several ranks have, each computes an addend. Total
 // is whole: the ranks' sums added in the order of the ranks.
 func NewCutReduction(device tensor.Device, layout *Layout, cuts [][]Part, n int, take func(*Layout) (*Gradient, error), give func(*Gradient)) (*Reduction, error) {
