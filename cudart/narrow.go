@@ -12,14 +12,17 @@ import "errors"
 // inChunks says whether rows are bfloat16 at multiples of 16 bytes.
 func inChunks(x View, t Type) bool { return t == BFloat16 && x.At%16 == 0 && x.Stride%8 == 0 }
 
-// narrowsFirst says whether rows of float32 are rounded by a launch of their own: a block that rounds them itself waits for each tile of them. A short inner axis is waited for once or twice.
+// narrowsFirst says whether rows of float32 are rounded by a launch of their own, all of x: a block that rounds them itself waits for each tile of them. A short inner axis is waited for once or twice, and where the groups
+// have few of the rows the launch would be for others.
 func narrowsFirst(x View, groups []RowGroup, transposed bool) bool {
+	rows := int64(0)
 	for _, g := range groups {
 		if g.depth(transposed)%8 != 0 {
 			return false
 		}
+		rows += g.To - g.From
 	}
-	return x.Cols >= leastNarrowDepth && x.Cols%8 == 0
+	return x.Cols >= leastNarrowDepth && x.Cols%8 == 0 && 2*rows >= x.Rows
 }
 
 // leastNarrowDepth is the inner axis from which on rows of float32 are rounded before products.

@@ -325,8 +325,11 @@ type Loader struct {
 
 // measures tells that memory alone is of interest, so that no data are needed.
 func (l *Loader) measures() bool {
-	_, is := l.model.Device.(dry.Device)
-	return is
+	switch l.model.Device.(type) {
+	case dry.Device, dry.Remote:
+		return true
+	}
+	return false
 }
 
 // Rope is the model's table of rotary positions.
