@@ -49,7 +49,7 @@ type Store struct {
 
 // Backends says how the backend processes are watched.
 type Backends struct {
-	// ProgressTimeout is how long a backend that has work may finish no step of it before it is killed and started again; so is one that says nothing at all for so long, at most 30 s. After a tenth of that new work is refused.
+	// ProgressTimeout is how long a backend that has work may finish no step of it before it is killed and started again; so is one that says nothing at all for so long, but for at least 5 s and at most 30 s. After a tenth of that new work is refused.
 	ProgressTimeout time.Duration `yaml:"progress_timeout"`
 }
 

@@ -140,6 +140,9 @@ type done struct {
 
 func failedWith(f *Failure) done { return done{outcome: Outcome{Failure: f}} }
 
+// errRunEnded tells that nobody needs an adapter any more.
+var errRunEnded = errors.New("the run has ended")
+
 // create makes the adapter of a new run. Nothing is lost when the process goes away meanwhile: the next one is tried.
 func (c *Core) create(ctx context.Context, op *operation) (done, error) {
 	r := op.run
@@ -147,7 +150,14 @@ func (c *Core) create(ctx context.Context, op *operation) (done, error) {
 		b, err := c.backend(ctx, r.model)
 		if err == nil {
 			if err = c.take(ctx, r.model, &op.blame, b.BootID); err == nil {
-				_, err = c.createIn(ctx, b, op)
+				c.mu.Lock()
+				ended := !r.usable()
+				c.mu.Unlock()
+				if ended { // whoever ended it has no adapter to delete
+					err = errRunEnded
+				} else {
+					_, err = c.createIn(ctx, b, op)
+				}
 				c.mu.Lock()
 				c.gave(r.model, &op.blame, err)
 				c.mu.Unlock()

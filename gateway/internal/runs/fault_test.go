@@ -249,3 +249,39 @@ func TestEndWhileARunIsMade(t *testing.T) {
 	w.ok(w.FinishSession(ctx, owner, session, "success", ""))
 	w.bad(s, nil)(t, "its session has ended")
 }
+
+// unready has no process for the first adapter that is asked for, which it tells when it may.
+type unready struct {
+	plugins.Backend
+	begun, tell chan struct{}
+	asked       *atomic.Int64
+}
+
+func (b unready) CreateAdapter(ctx context.Context, req plugins.CreateAdapterRequest) (plugins.AdapterInfo, error) {
+	if b.asked.Add(1) > 1 {
+		return b.Backend.CreateAdapter(ctx, req)
+	}
+	close(b.begun)
+	<-b.tell
+	return plugins.AdapterInfo{}, &plugins.Error{Kind: plugins.KindUnavailable, Message: "the process ends"}
+}
+
+// A run whose session ends while its backend is replaced is not made by the next one.
+func TestEndBetweenTwoBackends(t *testing.T) {
+	var asked atomic.Int64
+	begun, tell := make(chan struct{}), make(chan struct{})
+	w := newWorld(t, func(w *world) {
+		w.wrap = func(b plugins.Backend) plugins.Backend { return unready{b, begun, tell, &asked} }
+	})
+	ctx := t.Context()
+	session := w.session()
+	s, err := w.CreateRun(ctx, NewRun{Owner: owner, SessionID: session, BaseModel: base, LoRA: LoRAConfig{Rank: 4, TrainAttn: true}})
+	w.ok(err)
+	<-begun
+	w.ok(w.FinishSession(ctx, owner, session, "success", ""))
+	close(tell)
+	w.bad(s, nil)(t, "its session has ended")
+	if n := asked.Load(); n != 1 {
+		t.Errorf("the adapter was asked for %d times", n)
+	}
+}

@@ -76,8 +76,12 @@ func (s *Supervisor) launch(ctx context.Context, out *output) (p *process, outsi
 		return nil, false, fmt.Errorf("%s is not the program that it was when the gateway started: restart the gateway", s.config.Program)
 	}
 	config := plugins.ClientConfig(nil)
-	config.RunnerFunc = func(_ hclog.Logger, with *exec.Cmd, _ string) (runner.Runner, error) {
-		begun.cmd.Env = append(begun.cmd.Env, with.Env...)
+	config.RunnerFunc = func(_ hclog.Logger, with *exec.Cmd, own string) (runner.Runner, error) {
+		// go-plugin has made a folder of its own for the socket, in ours: the path would be longer, and the plugin, which removes the folder that it is told of when the gateway is killed, would leave ours.
+		if err := os.Remove(own); err != nil {
+			return nil, err
+		}
+		begun.cmd.Env = append(append(begun.cmd.Env, with.Env...), plugins.EnvSocketDir+"="+begun.socketDir) // of a name that is there twice the last one counts
 		return newProgram(begun.cmd, func() { begun.ended("killed because it did not shake hands") })
 	}
 	config.UnixSocketConfig = &goplugin.UnixSocketConfig{TempDir: p.socketDir}

@@ -114,7 +114,7 @@ func New(c Config) (*Supervisor, error) {
 	setDefault(&c.StartTimeout, time.Minute)
 	setDefault(&c.LoadTimeout, 5*time.Minute)
 	setDefault(&c.ProgressTimeout, 5*time.Minute)
-	setDefault(&c.StatusTimeout, min(c.ProgressTimeout, 30*time.Second))
+	setDefault(&c.StatusTimeout, max(min(c.ProgressTimeout, 30*time.Second), 5*time.Second)) // reports come once a second, and one may be late
 	setDefault(&c.ExitTimeout, 5*time.Second)
 	setDefault(&c.FirstPause, time.Second)
 	setDefault(&c.LongestPause, 2*time.Minute)

@@ -560,6 +560,26 @@ func TestStall(t *testing.T) {
 	}
 }
 
+// TestSocketFolder: the socket lies in the folder that the plugin is told of and nothing else does, because the plugin removes that folder when its gateway is killed; and so its path, of which a system takes some hundred bytes, is short.
+func TestSocketFolder(t *testing.T) {
+	s := newSupervisor(t, "fake", nil)
+	startReady(t, s)
+	s.mu.Lock()
+	dir := s.current.socketDir
+	s.mu.Unlock()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(entries) != 1 || entries[0].Type() != os.ModeSocket {
+		t.Errorf("in the folder: %v", entries)
+	}
+	s.Close()
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the folder after Close: %v", err)
+	}
+}
+
 // TestClose ends a process whatever it is doing, also one that is stopped and does not end by itself. What it had is lost with it, not waited for.
 func TestClose(t *testing.T) {
 	for _, c := range []struct {
