@@ -22,11 +22,14 @@ func narrowsFirst(x View, groups []RowGroup, transposed bool) bool {
 		}
 		rows += g.To - g.From
 	}
-	return x.Cols >= leastNarrowDepth && x.Cols%8 == 0 && 2*rows >= x.Rows
+	return deepEnough(x) && 2*rows >= x.Rows
 }
 
 // leastNarrowDepth is the inner axis from which on rows of float32 are rounded before products.
 const leastNarrowDepth = 256
+
+// deepEnough says whether rows are so long that rounding them before pays, and end with a chunk.
+func deepEnough(x View) bool { return x.Cols >= leastNarrowDepth && x.Cols%8 == 0 }
 
 // narrowRows gives the rows of x as bfloat16, filled up with zeros to multiples of 16 bytes, in memory that the caller frees.
 func (v *Device) narrowRows(x View, xType Type) (View, error) {
@@ -65,7 +68,7 @@ func (v *Device) sharedRounded(x View, xType Type) (View, Type, error) {
 	if s.x != x || s.xType != xType {
 		return x, xType, nil
 	}
-	if s.rounded.At == 0 && xType == Float32 && x.Cols >= leastNarrowDepth && x.Cols%8 == 0 {
+	if s.rounded.At == 0 && xType == Float32 && deepEnough(x) {
 		to, err := v.narrowRows(x, xType)
 		if err != nil && !errors.Is(err, ErrOutOfMemory) {
 			return x, xType, err
