@@ -49,7 +49,8 @@ func (r *reloads) serve(ctx context.Context, cfg config.Config, backends configu
 	}
 }
 
-// reload reads the file of cfg again and gives what holds from then on. Each backend section is taken over or refused as a whole; the error tells what was not.
+// reload reads the file of cfg again and gives what it says of what can be changed. Each backend section is taken over or refused as a whole; the error tells what was not. One that a backend has already changes nothing, and one
+// that was refused is tried again by the next call: the backend may be another by then.
 func reload(ctx context.Context, cfg config.Config, backends configurer) (config.Config, error) {
 	if cfg.File == "" {
 		return cfg, errors.New("the server was started without a configuration file")
@@ -70,23 +71,19 @@ func reload(ctx context.Context, cfg config.Config, backends configurer) (config
 	for i := range models {
 		m := &models[i]
 		at := slices.IndexFunc(next.Models, func(other config.Model) bool { return other.Name == m.Name })
-		if at < 0 || next.Models[at].Plugin != m.Plugin || reflect.DeepEqual(next.Models[at].Backend, m.Backend) {
+		if at < 0 || next.Models[at].Plugin != m.Plugin {
 			continue
 		}
-		section := next.Models[at].Backend
-		changed, err := backends.Configure(ctx, m.Name, section)
-		if errors.Is(err, supervisor.ErrLater) {
-			m.Backend = section
+		m.Backend = next.Models[at].Backend
+		changed, err := backends.Configure(ctx, m.Name, m.Backend)
+		switch {
+		case errors.Is(err, supervisor.ErrLater):
 			slog.InfoContext(ctx, "backend will be configured when it is ready", "model", m.Name)
-			continue
-		}
-		if err != nil {
+		case err != nil:
 			errs = append(errs, fmt.Errorf("model %s: %w", m.Name, err))
-			next.Models[at].Backend = m.Backend // is not told about twice
-			continue
+		case len(changed) > 0:
+			slog.InfoContext(ctx, "backend configured", "model", m.Name, "changed", changed)
 		}
-		m.Backend = section
-		slog.InfoContext(ctx, "backend configured", "model", m.Name, "changed", changed)
 	}
 	cfg.Models = models
 	if !reflect.DeepEqual(next, cfg) {

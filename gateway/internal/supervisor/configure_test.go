@@ -110,3 +110,43 @@ func TestConfiguredLater(t *testing.T) {
 		})
 	}
 }
+
+// TestConfiguredAgain gives a process the configuration that it has: it is not asked, as there are plugins that refuse every one.
+func TestConfiguredAgain(t *testing.T) {
+	s, file := slowToLoad(t, nil)
+	if err := s.Wait(testContext(t)); err != nil {
+		t.Fatal(err)
+	}
+	first, other := s.config.Load.Config, json.RawMessage(`{"seed":3}`)
+	for _, c := range []struct {
+		section json.RawMessage
+		told    string // last; "" = nothing
+	}{{first, ""}, {other, string(other)}, {first, string(first)}} {
+		if _, err := s.Configure(testContext(t), c.section); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := os.ReadFile(file); string(got) != c.told || err != nil && c.told != "" {
+			t.Errorf("with %s the process was told %q, %v, want %q", c.section, got, err, c.told)
+		}
+	}
+}
+
+// TestConfigurationOfNobody has a configuration come for a backend that is given up before it is ready.
+func TestConfigurationOfNobody(t *testing.T) {
+	var log bytes.Buffer
+	s := newSupervisor(t, "fake", func(c *Config) {
+		c.Log = slog.New(slog.NewTextHandler(&log, nil))
+		c.Load.Config = fakeConfig(t, fake.Config{Faults: []fake.Fault{{Operation: "load", N: 1, Action: "crash", ExitCode: 7}}})
+	})
+	s.Start(context.Background())
+	if _, err := s.Configure(testContext(t), json.RawMessage(`{"seed":3}`)); !errors.Is(err, ErrLater) {
+		t.Fatal(err)
+	}
+	if err := s.Wait(testContext(t)); err == nil {
+		t.Fatal("a backend that crashes in loading became ready")
+	}
+	s.Close()
+	if !strings.Contains(log.String(), "was not taken over") {
+		t.Errorf("nothing tells that it was not taken over; the log: %s", log.String())
+	}
+}

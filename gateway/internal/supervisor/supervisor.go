@@ -171,11 +171,17 @@ func (s *Supervisor) Close() {
 // ErrLater says that no process could be told a configuration, and that the next one is told when it is ready, unless a newer one comes before.
 var ErrLater = errors.New("the backend is not ready, and is configured when it is")
 
-// Configure changes the configuration of the running process, and of those that are started after it, and gives the keys that have changed. When the running one refuses, nothing changes and the error says why. While none runs,
-// or it is lost meanwhile, the error is ErrLater; what the next process says to it is logged, and one that refuses goes on as it is.
+// Configure changes the configuration of the running process, and of those that are started after it, and gives the keys that have changed: none, and no process is asked, if section is what holds already, byte for byte. When
+// the running one refuses, nothing changes and the error says why. While none runs, or it is lost meanwhile, the error is ErrLater; what the next process says to it is logged, and one that refuses goes on as it is.
 func (s *Supervisor) Configure(ctx context.Context, section json.RawMessage) ([]string, error) {
 	s.configuring.Lock()
 	defer s.configuring.Unlock()
+	s.mu.Lock()
+	holds := s.later == nil && bytes.Equal(section, s.config.Load.Config)
+	s.mu.Unlock()
+	if holds {
+		return nil, nil
+	}
 	changed, err := s.tellConfiguration(ctx, section)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -389,6 +395,13 @@ func (s *Supervisor) Forgive() {
 }
 
 func (s *Supervisor) fail(reason, tail string) {
+	s.mu.Lock()
+	unused := s.later != nil
+	s.later = nil
+	s.mu.Unlock()
+	if unused {
+		s.log.Error("the configuration that came while the backend was not ready was not taken over: no backend became ready")
+	}
 	s.change(func(st *State) { st.Phase, st.Reason, st.StderrTail, st.Info = Failed, reason, tail, plugins.Info{} })
 }
 
