@@ -174,6 +174,18 @@ func (p *pool) giveBack() error {
 	return err
 }
 
+// Trim gives the driver all that the pool keeps, so that other processes can have it: the next allocations ask the driver again. Where there is something to give it waits for everything that the GPU has been given. Graphs that
+// have addresses of that memory may stay: a graph gets the addresses of each start before it (startGraph).
+func (v *Device) Trim() error {
+	if v.c == nil {
+		return errClosed
+	}
+	if v.pool.kept() == 0 {
+		return nil
+	}
+	return v.pool.giveBack()
+}
+
 // Free takes memory back that Alloc gave. Freeing twice, or what Alloc did not give, is an error.
 func (v *Device) Free(a Address) error {
 	p := &v.pool

@@ -350,3 +350,41 @@ func gpuOptions(plugin string, libraries []string) Options {
 	}
 	return o
 }
+
+// When nothing has been trained for a while, GPUs have as much free for other processes as before: what passes held, and at every home what was an adapter's.
+func TestRestOnCUDAGivesMemoryBack(t *testing.T) {
+	for _, p := range []struct {
+		placement
+		devices int
+	}{
+		{placement{"one GPU", "single", `{"device": "cuda:0"` + smallMemory + `}`}, 1},
+		{placement{"two GPUs", "dataparallel", `{"devices": ["cuda:0", "cuda:1"]` + smallMemory + `}`}, 2},
+	} {
+		t.Run(p.name, func(t *testing.T) {
+			e := placeOnCUDA(t, p.placement, p.devices)
+			free := func() (bytes []int64) {
+				hook(t, e, func() {
+					for _, d := range e.loaded.homes.devices {
+						bytes = append(bytes, freeMemory(d))
+					}
+				})
+				return bytes
+			}
+			hook(t, e, func() { e.restAfter = time.Hour; e.loaded.trim() })
+			before := free()
+			d := create(t, e, "run", 1, 2)
+			d.pass(randomData(rand.New(rand.NewPCG(3, 1)), 3, 9))
+			d.step()
+			if err := e.DeleteAdapter(t.Context(), d.adapter); err != nil {
+				t.Fatal(err)
+			}
+			for i, n := range free() {
+				if n >= before[i] {
+					t.Errorf("%d of %d bytes are free at home %d while memory is kept: the test shows nothing", n, before[i], i)
+				}
+			}
+			hook(t, e, func() { e.restAfter = time.Millisecond })
+			eventually(t, "the memory is free", func() bool { return slices.Equal(free(), before) })
+		})
+	}
+}

@@ -390,12 +390,17 @@ func (l *loaded) shrink() bool {
 	return true
 }
 
-// trim gives back what devices keep of freed memory. That is never more than has been in use before, so nothing but rest needs it.
+// trim gives back what devices keep of freed memory, that of adapters at the homes included. That is never more than has been in use before, so nothing but rest needs it. No pass may be under way.
 func (l *loaded) trim() {
 	l.trimmed = time.Now()
+	for _, d := range l.homes.devices {
+		d.Trim()
+	}
 	for _, r := range slices.Concat(l.training, l.sampling) {
 		for _, d := range r.devices {
-			d.Trim()
+			if !l.homes.has(d) {
+				d.Trim()
+			}
 		}
 	}
 }

@@ -91,7 +91,7 @@ type Device interface {
 	AllocUnset(d DType, rows, cols int) (Tensor, error)
 	// Free releases the buffer under t (which must be as Alloc gave it).
 	Free(t Tensor)
-	// Trim gives the system back what the device keeps of freed memory for later, where nobody else can ask for it.
+	// Trim gives the system back what the device keeps of freed memory for later, so that other processes can have it. It may wait for all that the device has been given.
 	Trim()
 	// Upload and Download copy float32 values between Go memory (row-major, contiguous) and a float32 tensor.
 	Upload(dst Tensor, src []float32) error

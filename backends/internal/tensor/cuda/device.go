@@ -214,8 +214,8 @@ func allocated(at uintptr, t tensor.DType, rows, cols int) tensor.Tensor {
 
 func (d *device) Free(t tensor.Tensor) { d.release(t.Buffer.Addr) }
 
-// Trim implements tensor.Device. The pool gives what it keeps to whoever needs it.
-func (d *device) Trim() {}
+// Trim implements tensor.Device. Devices of this process take from each other's pools; this is for other processes. An error of it that matters is that of a lost device, of which failed tells.
+func (d *device) Trim() { _ = d.failed("trim", d.v.Trim()) }
 
 func (d *device) Upload(dst tensor.Tensor, src []float32) error {
 	v := view(dst)
