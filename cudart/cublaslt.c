@@ -1,28 +1,12 @@
 #include "cublaslt.h"
 
-#include "library.h"
+#include <string.h>
 
-char *cublaslt_open(cublaslt *l, const char *path) {
-  memset(l, 0, sizeof *l);
-  char *wrong = library_open(&l->library, path, RTLD_NODELETE); // its work in streams may outlive the last handle
-  if (wrong) return wrong;
-#define FIND(result, name, arguments) \
-  *(void **)&l->name = dlsym(l->library, #name); \
-  if (!l->name) { \
-    cublaslt_close(l); \
-    return library_text("it has no function " #name); \
-  }
-  CUBLASLT_FUNCTIONS(FIND)
-#undef FIND
-  return NULL;
-}
+#define NEEDED(result, name, arguments) {#name, offsetof(cublaslt, name), 0},
+const library_function cublaslt_functions[CUBLASLT_FUNCTION_COUNT] = {CUBLASLT_FUNCTIONS(NEEDED)};
+#undef NEEDED
 
-void cublaslt_close(cublaslt *l) {
-  if (l->library) dlclose(l->library);
-  l->library = NULL;
-}
-
-size_t cublaslt_version(const cublaslt *l) { return l->cublasLtGetVersion(); }
+size_t cublaslt_version(const cublaslt *l) { return l->cublasLtGetVersion ? l->cublasLtGetVersion() : 0; }
 const char *cublaslt_error_text(const cublaslt *l, cublaslt_result code) { return l->cublasLtGetStatusString(code); }
 
 enum { NOT_INITIALIZED = 1, NOT_SUPPORTED = 15 };

@@ -26,7 +26,8 @@ const leastCuBLASLt = 120000
 // ErrNoCuBLASLt is what OpenCuBLASLt's error wraps when the library was not found.
 var ErrNoCuBLASLt = errors.New("cuBLASLt was not found")
 
-// OpenCuBLASLt loads libcublasLt.so.13 where the driver is for CUDA 13, else or without that one libcublasLt.so.12. The error names what was looked for and where, or the version that is too old.
+// OpenCuBLASLt loads libcublasLt.so.13 where the driver is for CUDA 13, else or without that one libcublasLt.so.12: the first one that is new enough and has every function, where none of the given folders has one. The error
+// names what was looked for and where, and every one that was found with its version and what is wrong with it.
 func (d *Driver) OpenCuBLASLt(o Options) (*CuBLASLt, error) {
 	names := []string{"libcublasLt.so.12"}
 	if d.version >= 13000 {
@@ -37,34 +38,17 @@ func (d *Driver) OpenCuBLASLt(o Options) (*CuBLASLt, error) {
 
 func openCuBLASLt(names []string, o Options) (*CuBLASLt, error) {
 	l := &CuBLASLt{c: (*C.cublaslt)(C.calloc(1, C.sizeof_cublaslt))}
-	var tried []error
-	for _, name := range names {
-		var err error
-		if l.path, err = load(name, o.Directories, l.open); err == nil {
-			break
-		}
-		tried = append(tried, err)
-	}
-	if len(tried) == len(names) {
+	t := table{at: unsafe.Pointer(l.c), functions: C.cublaslt_functions[:], least: leastCuBLASLt, text: libraryVersionText, version: func() int { return int(C.cublaslt_version(l.c)) }}
+	var err error
+	if l.path, l.version, err = t.find(names, o.Directories); err != nil {
 		C.free(unsafe.Pointer(l.c))
-		return nil, fmt.Errorf("%w: %w", ErrNoCuBLASLt, errors.Join(tried...))
-	}
-	if l.version = int(C.cublaslt_version(l.c)); l.version < leastCuBLASLt {
-		err := fmt.Errorf("the cuBLASLt %s is version %s: %s is needed", l.path, libraryVersionText(l.version), libraryVersionText(leastCuBLASLt))
-		l.Close()
+		if errors.Is(err, errAbsent) {
+			err = fmt.Errorf("%w: %w", ErrNoCuBLASLt, err)
+		}
 		return nil, err
 	}
+	C.library_keep(unsafe.Pointer(l.c))
 	return l, nil
-}
-
-func (l *CuBLASLt) open(path string) error {
-	name := C.CString(path)
-	defer C.free(unsafe.Pointer(name))
-	if wrong := C.cublaslt_open(l.c, name); wrong != nil {
-		defer C.free(unsafe.Pointer(wrong))
-		return errors.New(C.GoString(wrong))
-	}
-	return nil
 }
 
 // Path is where the library was found.
@@ -76,7 +60,7 @@ func (l *CuBLASLt) Version() string { return libraryVersionText(l.version) }
 // Close gives the library back, which stays in memory. No device may use it any more. Another Close, and one of nil, does nothing.
 func (l *CuBLASLt) Close() {
 	if l != nil && l.c != nil {
-		C.cublaslt_close(l.c)
+		C.library_close(unsafe.Pointer(l.c))
 		C.free(unsafe.Pointer(l.c))
 		l.c = nil
 	}

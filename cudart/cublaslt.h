@@ -44,11 +44,12 @@ typedef struct cublaslt {
 #undef CUBLASLT_POINTER
 } cublaslt;
 
-// cublaslt_open loads the library at path. Null when it worked; else what did not, to be freed.
-char *cublaslt_open(cublaslt *l, const char *path);
-void cublaslt_close(cublaslt *l);
+#define CUBLASLT_ONE(result, name, arguments) +1
+enum { CUBLASLT_FUNCTION_COUNT = 0 CUBLASLT_FUNCTIONS(CUBLASLT_ONE) };
+#undef CUBLASLT_ONE
+extern const library_function cublaslt_functions[CUBLASLT_FUNCTION_COUNT];
 
-size_t cublaslt_version(const cublaslt *l);
+size_t cublaslt_version(const cublaslt *l); // also of a library that lacks functions; 0 if it does not tell
 const char *cublaslt_error_text(const cublaslt *l, cublaslt_result code);
 // The handle is for v's device.
 cublaslt_result cublaslt_create(const cublaslt *l, const device *v, void **handle);

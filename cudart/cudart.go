@@ -24,7 +24,7 @@ import (
 
 // Options say how the driver is found.
 type Options struct {
-	// Directories are searched for libcuda.so.1 before the system's. Empty entries are left out.
+	// Directories are searched for a library before the system's. The first that has it decides: if that one cannot be used, no other is taken. Empty entries are left out.
 	Directories []string
 }
 
@@ -47,31 +47,24 @@ const noDevices = "this machine has 0 CUDA devices that this process may use"
 // codeNoDevice is CUDA_ERROR_NO_DEVICE, with which a driver answers at its start that finds no device.
 const codeNoDevice = 100
 
-// Open loads the driver and starts it. The error says that there are no devices and names what was looked for and where, or the version that is too old.
+// Open loads the driver and starts it: the first one that is new enough and has every function, where none of the given folders has one. The error says that there are no devices and names what was looked for and where, and
+// every driver that was found with its version and what is wrong with it.
 func Open(o Options) (*Driver, error) {
 	d := &Driver{c: (*C.driver)(C.calloc(1, C.sizeof_driver))}
-	var err error
-	d.path, err = load("libcuda.so.1", o.Directories, func(path string) error {
-		name := C.CString(path)
-		defer C.free(unsafe.Pointer(name))
-		if wrong := C.cuda_driver_open(d.c, name); wrong != nil {
-			defer C.free(unsafe.Pointer(wrong))
-			return errors.New(C.GoString(wrong))
+	t := table{at: unsafe.Pointer(d.c), functions: C.cuda_functions[:], least: leastVersion, says: "supports CUDA", text: versionText, version: func() int {
+		var version C.int
+		if C.cuda_call_version(d.c, &version) != 0 { // also a stub, which is there for linkers only
+			return 0
 		}
-		return nil
-	})
-	if err != nil {
+		return int(version)
+	}}
+	var err error
+	if d.path, d.version, err = t.find([]string{"libcuda.so.1"}, o.Directories); err != nil {
 		C.free(unsafe.Pointer(d.c))
-		return nil, fmt.Errorf("%s: %w: %w", noDevices, ErrNoDriver, err)
-	}
-	var version C.int
-	if err := d.failed("cuDriverGetVersion", C.cuda_call_version(d.c, &version)); err != nil {
-		d.Close()
-		return nil, err
-	}
-	if d.version = int(version); d.version < leastVersion {
-		d.Close()
-		return nil, fmt.Errorf("the CUDA driver %s supports CUDA %s: %s is needed", d.path, versionText(int(version)), versionText(leastVersion))
+		if errors.Is(err, errAbsent) {
+			return nil, fmt.Errorf("%s: %w: %w", noDevices, ErrNoDriver, err)
+		}
+		return nil, fmt.Errorf("%s: the CUDA driver: %w", noDevices, err)
 	}
 	if err := d.failed("cuInit", C.cuda_call_init(d.c)); err != nil {
 		path := d.path
@@ -101,7 +94,7 @@ func (d *Driver) Version() int { return d.version }
 // Close unloads the driver. All devices must have been closed.
 func (d *Driver) Close() {
 	if d.c != nil {
-		C.cuda_driver_close(d.c)
+		C.library_close(unsafe.Pointer(d.c))
 		C.free(unsafe.Pointer(d.c))
 		d.c = nil
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/tinsmith/tinsmith/cudart/shim"
 )
 
-// load opens the driver that needs no GPU.
+// openDriver opens the driver that needs no GPU.
 func openDriver(t *testing.T) *Driver {
 	t.Helper()
 	d, err := Open(Options{Directories: []string{"", shim.Require(t, shim.Options{})}})
@@ -179,7 +179,7 @@ func TestPlacesOfAMissingLibrary(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Setenv("LD_LIBRARY_PATH", c.path)
-			_, err := load(name, []string{given}, func(path string) error { return fmt.Errorf("%s: no such file", path) })
+			_, err := search([]string{name}, []string{given}, func(path string) error { return fmt.Errorf("%s: no such file", path) })
 			for _, want := range []string{c.want + name + ": no such file", "(" + filepath.Join(given, name) + ": no such file; ", "below " + environment + ", ", ", /usr/local, /usr: ", "/usr/lib/wsl/lib"} {
 				if !strings.Contains(fmt.Sprint(err), want) {
 					t.Errorf("error %v, want %q in it", err, want)
@@ -211,7 +211,7 @@ func TestLibraryOrder(t *testing.T) {
 		{"nowhere", []string{"/given/libx.so", "libx.so", packaged}, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			path, err := load("libx.so", []string{"", "/given"}, func(path string) error {
+			path, err := search([]string{"libx.so"}, []string{"", "/given"}, func(path string) error {
 				for _, r := range c.refused {
 					if path == r {
 						return fmt.Errorf("refused %s", path)

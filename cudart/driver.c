@@ -1,29 +1,13 @@
 #include "driver.h"
 
-#include "library.h"
+#include <stdlib.h>
+#include <string.h>
 
-char *cuda_driver_open(driver *d, const char *path) {
-  memset(d, 0, sizeof *d);
-  char *wrong = library_open(&d->library, path, 0);
-  if (wrong) return wrong;
-#define FIND(name, arguments) \
-  *(void **)&d->name = dlsym(d->library, #name); \
-  if (!d->name) { \
-    cuda_driver_close(d); \
-    return library_text("it has no function " #name); \
-  }
-  CUDA_FUNCTIONS(FIND)
-#undef FIND
-#define FIND(name, arguments) *(void **)&d->name = dlsym(d->library, #name);
-  CUDA_GRAPH_FUNCTIONS(FIND)
-#undef FIND
-  return NULL;
-}
-
-void cuda_driver_close(driver *d) {
-  if (d->library) dlclose(d->library);
-  d->library = NULL;
-}
+#define NEEDED(name, arguments) {#name, offsetof(driver, name), 0},
+#define OPTIONAL(name, arguments) {#name, offsetof(driver, name), 1},
+const library_function cuda_functions[CUDA_FUNCTION_COUNT] = {CUDA_FUNCTIONS(NEEDED) CUDA_GRAPH_FUNCTIONS(OPTIONAL)};
+#undef NEEDED
+#undef OPTIONAL
 
 #define CHECK(call) \
   do { \
@@ -245,7 +229,10 @@ cuda_result cuda_graph_free(device *v, cuda_graph *g) {
 }
 
 cuda_result cuda_call_init(const driver *d) { return d->cuInit(0); }
-cuda_result cuda_call_version(const driver *d, int *version) { return d->cuDriverGetVersion(version); }
+cuda_result cuda_call_version(const driver *d, int *version) {
+  enum { NOT_FOUND = 500 };
+  return d->cuDriverGetVersion ? d->cuDriverGetVersion(version) : NOT_FOUND;
+}
 cuda_result cuda_call_count(const driver *d, int *count) { return d->cuDeviceGetCount(count); }
 
 cuda_result cuda_call_name(const driver *d, int ordinal, char *name, int length) {

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "kernels/arguments.h"
+#include "library.h"
 
 typedef int cuda_result;
 typedef unsigned long long cuda_address;
@@ -93,9 +94,10 @@ typedef struct driver {
 #undef CUDA_POINTER
 } driver;
 
-// cuda_driver_open loads the library at path. Null when it worked; else what did not, to be freed: the loader's message, or the function that the library does not have.
-char *cuda_driver_open(driver *d, const char *path);
-void cuda_driver_close(driver *d);
+#define CUDA_ONE(name, arguments) +1
+enum { CUDA_FUNCTION_COUNT = 0 CUDA_FUNCTIONS(CUDA_ONE) CUDA_GRAPH_FUNCTIONS(CUDA_ONE) };
+#undef CUDA_ONE
+extern const library_function cuda_functions[CUDA_FUNCTION_COUNT];
 
 enum { KERNEL_LIMIT = 128 };
 
@@ -163,7 +165,7 @@ cuda_result cuda_graph_free(device *v, cuda_graph *g);
 
 // Calls that need no device.
 cuda_result cuda_call_init(const driver *d);
-cuda_result cuda_call_version(const driver *d, int *version);
+cuda_result cuda_call_version(const driver *d, int *version); // also of a driver that lacks functions
 cuda_result cuda_call_count(const driver *d, int *count);
 cuda_result cuda_call_name(const driver *d, int ordinal, char *name, int length);
 cuda_result cuda_call_memory(const driver *d, int ordinal, size_t *bytes);

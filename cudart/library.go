@@ -1,76 +1,75 @@
 package cudart
 
+/*
+#include <stdlib.h>
+#include "library.h"
+*/
+import "C"
+
 import (
+	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
-	"strings"
+	"unsafe"
 )
 
-// load finds a shared library: in the given directories, then wherever the system's loader looks (LD_LIBRARY_PATH and ldconfig's cache), then in the folders of pip's
-// nvidia packages and of WSL. The error says where it was looked for and what each place answered.
-func load(name string, directories []string, open func(path string) error) (string, error) {
-	var tried []string
-	try := func(place, path string) bool {
-		err := open(path)
-		if err != nil {
-			tried = append(tried, fmt.Sprintf("%s: %s", place, strings.TrimPrefix(err.Error(), place+": "))) // which the loader's text begins with
-		}
-		return err == nil
-	}
-	for _, dir := range directories {
-		if path := filepath.Join(dir, name); dir != "" && try(path, path) {
-			return path, nil
-		}
-	}
-	system := "LD_LIBRARY_PATH, which is not set, and the system's cache"
-	if paths := os.Getenv("LD_LIBRARY_PATH"); paths != "" {
-		system = fmt.Sprintf("LD_LIBRARY_PATH %q and the system's cache", paths)
-	}
-	if try(system, name) {
-		return name, nil
-	}
-	found := packageDirectories()
-	for _, dir := range found {
-		path := filepath.Join(dir, name)
-		if _, err := os.Stat(path); err == nil && try(path, path) {
-			return path, nil
-		}
-	}
-	return "", fmt.Errorf("%s could not be loaded (%s; pip's folders %s below %s: %d folders, none of which has one that loads, and %s)", name, strings.Join(tried, "; "), packagePattern, strings.Join(packageRoots(), ", "), len(found)-1, wslDirectory)
+// table is a C structure of a library's functions and what a library must be to be used through it.
+type table struct {
+	at        unsafe.Pointer // of the structure, see library.h
+	functions []C.library_function
+	least     int              // version
+	version   func() int       // of the library that is loaded, which may lack functions; 0 if it does not tell
+	says      string           // what stands before the version in a message; "" is "is version"
+	text      func(int) string // a version for people
 }
 
-const (
-	packagePattern = "lib/python3*/{site,dist}-packages/nvidia/*/lib" // for people: what is looked for below a root
-	wslDirectory   = "/usr/lib/wsl/lib"                               // where the driver is under WSL
-)
-
-// packageRoots lists the Python environments that are looked at: an active one, the user's, the system's.
-func packageRoots() []string {
-	var all []string
-	for _, variable := range []string{"VIRTUAL_ENV", "CONDA_PREFIX"} {
-		if root := os.Getenv(variable); root != "" {
-			all = append(all, root)
-		}
+// find loads the first library that fits and gives where it was found, see search, and its version.
+func (t *table) find(names, directories []string) (path string, version int, err error) {
+	path, err = search(names, directories, t.open)
+	if err == nil {
+		version = t.version()
 	}
-	if home, err := os.UserHomeDir(); err == nil {
-		all = append(all, filepath.Join(home, ".local"))
-	}
-	return append(all, "/usr/local", "/usr")
+	return path, version, err
 }
 
-// packageDirectories lists where pip puts NVIDIA's libraries, those of an active environment first, and the driver's place under WSL.
-func packageDirectories() []string {
-	var all []string
-	for _, root := range packageRoots() {
-		for _, packages := range []string{"site-packages", "dist-packages"} {
-			found, err := filepath.Glob(filepath.Join(root, "lib", "python3*", packages, "nvidia", "*", "lib"))
-			if err == nil { // else root has a character that is special in a pattern
-				all = append(all, found...)
-			}
-		}
+// open loads the library at path. One that does not fit is not loaded afterwards, and the error an unfitError.
+func (t *table) open(path string) error {
+	name := C.CString(path)
+	defer C.free(unsafe.Pointer(name))
+	if wrong := C.library_open(t.at, name, &t.functions[0], C.size_t(len(t.functions))); wrong != nil {
+		defer C.free(unsafe.Pointer(wrong))
+		return errors.New(C.GoString(wrong))
 	}
-	return append(all, wslDirectory)
+	reason := t.unfit()
+	if reason == "" {
+		return nil
+	}
+	e := &unfitError{path, reason}
+	if at := C.library_path(t.at); at != nil {
+		e.path = C.GoString(at)
+		C.free(unsafe.Pointer(at))
+	}
+	C.library_close(t.at)
+	return e
+}
+
+// unfit says why the library that is loaded cannot be used; empty if it can.
+func (t *table) unfit() string {
+	version, lacks := t.version(), C.GoString(C.library_lacks(t.at, &t.functions[0], C.size_t(len(t.functions))))
+	says := t.says
+	if says == "" {
+		says = "is version"
+	}
+	switch {
+	case version > 0 && version < t.least:
+		return fmt.Sprintf("%s %s: %s is needed", says, t.text(version), t.text(t.least))
+	case version > 0 && lacks != "":
+		return fmt.Sprintf("%s %s and has no function %s", says, t.text(version), lacks)
+	case lacks != "":
+		return "has no function " + lacks
+	case version <= 0:
+		return "does not tell its version"
+	}
+	return ""
 }
 
 // libraryVersionText gives "2.21.5" for 22105, as NCCL and cuBLASLt number their versions.

@@ -1,30 +1,15 @@
 #include "nccl.h"
 
-#include "library.h"
-
 enum { FLOAT32_VALUES = 7 }; // ncclFloat32
 
-char *nccl_open(nccl *n, const char *path) {
-  memset(n, 0, sizeof *n);
-  char *wrong = library_open(&n->library, path, RTLD_NODELETE); // its threads, and its work in streams, may outlive the last communicator
-  if (wrong) return wrong;
-#define FIND(result, name, arguments) \
-  *(void **)&n->name = dlsym(n->library, #name); \
-  if (!n->name) { \
-    nccl_close(n); \
-    return library_text("it has no function " #name); \
-  }
-  NCCL_FUNCTIONS(FIND)
-#undef FIND
-  return NULL;
-}
+#define NEEDED(result, name, arguments) {#name, offsetof(nccl, name), 0},
+const library_function nccl_functions[NCCL_FUNCTION_COUNT] = {NCCL_FUNCTIONS(NEEDED)};
+#undef NEEDED
 
-void nccl_close(nccl *n) {
-  if (n->library) dlclose(n->library);
-  n->library = NULL;
+nccl_result nccl_version(const nccl *n, int *version) {
+  enum { INTERNAL_ERROR = 3 };
+  return n->ncclGetVersion ? n->ncclGetVersion(version) : INTERNAL_ERROR;
 }
-
-nccl_result nccl_version(const nccl *n, int *version) { return n->ncclGetVersion(version); }
 const char *nccl_error_text(const nccl *n, nccl_result code) { return n->ncclGetErrorString(code); }
 nccl_result nccl_init(const nccl *n, void **communicators, int count, const int *devices) { return n->ncclCommInitAll(communicators, count, devices); }
 nccl_result nccl_destroy(const nccl *n, void *communicator) { return n->ncclCommDestroy(communicator); }

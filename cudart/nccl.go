@@ -8,7 +8,6 @@ package cudart
 import "C"
 
 import (
-	"errors"
 	"fmt"
 	"unsafe"
 )
@@ -23,30 +22,23 @@ type NCCL struct {
 // leastNCCL is the first version for CUDA 12 on Hopper: 2.16.
 const leastNCCL = 21600
 
-// OpenNCCL loads libnccl.so.2. The error names what was looked for and where, or the version that is too old.
+// OpenNCCL loads libnccl.so.2: the first one that is new enough and has every function, where none of the given folders has one. The error names what was looked for and where, and every one that was found with its version and
+// what is wrong with it.
 func OpenNCCL(o Options) (*NCCL, error) {
 	n := &NCCL{c: (*C.nccl)(C.calloc(1, C.sizeof_nccl))}
-	var err error
-	n.path, err = load("libnccl.so.2", o.Directories, func(path string) error {
-		name := C.CString(path)
-		defer C.free(unsafe.Pointer(name))
-		if wrong := C.nccl_open(n.c, name); wrong != nil {
-			defer C.free(unsafe.Pointer(wrong))
-			return errors.New(C.GoString(wrong))
+	t := table{at: unsafe.Pointer(n.c), functions: C.nccl_functions[:], least: leastNCCL, text: libraryVersionText, version: func() int {
+		var version C.int
+		if C.nccl_version(n.c, &version) != 0 {
+			return 0
 		}
-		return nil
-	})
-	if err != nil {
+		return int(version)
+	}}
+	var err error
+	if n.path, n.version, err = t.find([]string{"libnccl.so.2"}, o.Directories); err != nil {
 		C.free(unsafe.Pointer(n.c))
 		return nil, err
 	}
-	var version C.int
-	if err := n.failed("ncclGetVersion", C.nccl_version(n.c, &version)); err != nil {
-		return nil, errors.Join(err, n.Close())
-	}
-	if n.version = int(version); n.version < leastNCCL {
-		return nil, errors.Join(fmt.Errorf("the NCCL %s is version %s: %s is needed", n.path, libraryVersionText(n.version), libraryVersionText(leastNCCL)), n.Close())
-	}
+	C.library_keep(unsafe.Pointer(n.c))
 	return n, nil
 }
 
@@ -59,7 +51,7 @@ func (n *NCCL) Version() string { return libraryVersionText(n.version) }
 // Close gives the library back, which stays in memory. All communicators must have been closed.
 func (n *NCCL) Close() error {
 	if n.c != nil {
-		C.nccl_close(n.c)
+		C.library_close(unsafe.Pointer(n.c))
 		C.free(unsafe.Pointer(n.c))
 		n.c = nil
 	}

@@ -3,6 +3,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "library.h"
+
 typedef int nccl_result;
 
 #define NCCL_FUNCTIONS(X) \
@@ -25,11 +27,12 @@ typedef struct nccl {
 #undef NCCL_POINTER
 } nccl;
 
-// nccl_open loads the library at path. Null when it worked; else what did not, to be freed.
-char *nccl_open(nccl *n, const char *path);
-void nccl_close(nccl *n);
+#define NCCL_ONE(result, name, arguments) +1
+enum { NCCL_FUNCTION_COUNT = 0 NCCL_FUNCTIONS(NCCL_ONE) };
+#undef NCCL_ONE
+extern const library_function nccl_functions[NCCL_FUNCTION_COUNT];
 
-nccl_result nccl_version(const nccl *n, int *version);
+nccl_result nccl_version(const nccl *n, int *version); // also of a library that lacks functions
 const char *nccl_error_text(const nccl *n, nccl_result code);
 nccl_result nccl_init(const nccl *n, void **communicators, int count, const int *devices);
 nccl_result nccl_destroy(const nccl *n, void *communicator);

@@ -34,7 +34,7 @@ func TestCuBLASLtIsChecked(t *testing.T) {
 		{"other bits by the first algorithm", "cublaslt", "FAKE_CUBLASLT_ALGORITHMS", "uor", Options{Weights: weights}, "used"},
 		{"no algorithm", "cublaslt", "FAKE_CUBLASLT_OFFERS", "split", Options{Weights: weights}, "version 12.8.4: it has no algorithm for this model's products"},
 		{"no algorithm, not asked for", "auto", "FAKE_CUBLASLT_OFFERS", "split", Options{Weights: weights}, "unused"},
-		{"too old", "cublaslt", "FAKE_CUBLASLT_VERSION", "110000", Options{Weights: weights}, "the cuBLASLt " + path + " is version 11.0.0: 12.0.0 is needed"},
+		{"too old", "cublaslt", "FAKE_CUBLASLT_VERSION", "110000", Options{Weights: weights}, path + " is version 11.0.0: 12.0.0 is needed"},
 		{"too old, not asked for", "auto", "FAKE_CUBLASLT_VERSION", "110000", Options{Weights: weights}, "unused"},
 		{"missing", "cublaslt", "FAKE_CUBLASLT_BITS", "", Options{Weights: weights, Libraries: libraries[:1]}, "cuBLASLt was not found: libcublasLt.so.12 could not be loaded (" + filepath.Join(libraries[0], "libcublasLt.so.12") + ": "},
 		{"a fault", "cublaslt", "FAKE_CUDA_FAIL", "cuLaunchKernel:5:719", Options{Weights: weights}, "CUDA_ERROR_LAUNCH_FAILED"},
