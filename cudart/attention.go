@@ -204,10 +204,10 @@ func (v *Device) Attention(kept, o, lse, q View, qType Type, c Cache, layer int6
 		layer: C.int64_t(layer), group: C.int64_t(group), part_count: C.int64_t(parts), scale: C.float(scale), q_type: C.int32_t(qType)}
 	if parts > 1 {
 		var workspace Address
-		if workspace, err = v.Alloc(int(q.Rows * c.Heads * group * parts * (c.Dim + 2) * 4)); err != nil {
+		if workspace, err = v.takeScratch(int(q.Rows * c.Heads * group * parts * (c.Dim + 2) * 4)); err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, v.Free(workspace)) }()
+		defer func() { err = errors.Join(err, v.giveScratch(workspace)) }()
 		a.parts = C.uint64_t(workspace)
 	}
 	if err := v.launch(k, int64(len(l.tiles)), c.Heads, parts, bytesIn(&a)); err != nil || parts == 1 {
@@ -240,11 +240,11 @@ func (v *Device) AttentionBackward(dq, dk, dv, dout, o View, oType Type, lse, q 
 	if err != nil || q.empty() {
 		return err
 	}
-	delta, err := v.Alloc(int(q.Rows * c.Heads * group * 4))
+	delta, err := v.takeScratch(int(q.Rows * c.Heads * group * 4))
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, v.Free(delta)) }()
+	defer func() { err = errors.Join(err, v.giveScratch(delta)) }()
 	a := C.attention_backward_arguments{dq: dq.c(), dk: dk.c(), dv: dv.c(), dout: dout.c(), o: o.c(), lse: lse.c(), q: q.c(), c: c.c(), delta: C.uint64_t(delta),
 		layer: C.int64_t(layer), group: C.int64_t(group), scale: C.float(scale), q_type: C.int32_t(qType), o_type: C.int32_t(oType)}
 	queriesItems := int64(backwardItems)

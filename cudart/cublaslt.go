@@ -281,16 +281,14 @@ func (v *Device) multiply(y, x View, xType Type, g RowGroup, s ProductShape, acc
 		return false, err
 	}
 	if xType != BFloat16 || x.At%16 != 0 || x.Stride%8 != 0 {
-		to, failed := v.narrowRows(x, xType)
+		to, failed := v.rounded(x, xType)
 		if errors.Is(failed, ErrOutOfMemory) {
 			return false, nil
 		}
 		if failed != nil {
 			return false, failed
 		}
-		if !v.keepShared(x, xType, to) {
-			defer func() { err = errors.Join(err, v.Free(to.At)) }() // whatever gets it next comes later in the stream
-		}
+		defer func() { err = errors.Join(err, v.giveRounded(to)) }()
 		x = to
 	}
 	if err := v.flush(); err != nil {

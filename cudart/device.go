@@ -30,6 +30,7 @@ type Device struct {
 	separate        []RowGroup
 	library         *library // nil: cuBLASLt is not used
 	pool            pool
+	scratch         scratch
 	gpu             *gpu // nil while it is being opened
 	stage           staging
 	fetches         fetches
@@ -126,7 +127,7 @@ func (v *Device) Close() error {
 		return nil
 	}
 	v.leave()
-	err := errors.Join(v.leaveLibrary(), v.recorder.close(v), v.stage.close(v), v.fetches.close(v), v.pool.close())
+	err := errors.Join(v.leaveLibrary(), v.recorder.close(v), v.stage.close(v), v.fetches.close(v), v.ReleaseScratch(), v.pool.close())
 	if code := C.cuda_device_close(v.c); code != 0 {
 		err = errors.Join(err, v.driver.failed("closing the device", code))
 	}

@@ -31,17 +31,17 @@ const leastNarrowDepth = 256
 // deepEnough says whether rows are so long that rounding them before pays, and end with a chunk.
 func deepEnough(x View) bool { return x.Cols >= leastNarrowDepth && x.Cols%8 == 0 }
 
-// narrowRows gives the rows of x as bfloat16, filled up with zeros to multiples of 16 bytes, in memory that the caller frees.
+// narrowRows gives the rows of x as bfloat16, filled up with zeros to multiples of 16 bytes, in scratch memory that the caller gives back.
 func (v *Device) narrowRows(x View, xType Type) (View, error) {
 	pitch := (x.Cols + 7) / 8 * 8
-	at, err := v.Alloc(int(x.Rows * pitch * 2))
+	at, err := v.takeScratch(int(x.Rows * pitch * 2))
 	if err != nil {
 		return View{}, err
 	}
 	to := View{At: at, Rows: x.Rows, Cols: pitch, Stride: pitch}
 	a := C.round_arguments{y: to.c(), x: x.c(), y_type: C.BFLOAT16, x_type: C.int32_t(xType)}
 	if err := v.launch(kNarrowRows, x.Rows, min((pitch+2047)/2048, maxY), 1, bytesIn(&a)); err != nil {
-		return View{}, errors.Join(err, v.Free(at))
+		return View{}, errors.Join(err, v.giveScratch(at))
 	}
 	return to, nil
 }
@@ -50,16 +50,28 @@ func (v *Device) narrowRows(x View, xType Type) (View, error) {
 type sharedRows struct {
 	x       View
 	xType   Type
-	rounded View // as the first product rounded them; At 0 before
+	rounded View  // for the first product that wanted them so; At 0 before
+	failed  error // of the first that wanted them and had no memory: the others do without too
 }
 
-// keepShared keeps rows of x that have been rounded if products have x in common; false: they are the caller's.
-func (v *Device) keepShared(x View, xType Type, rounded View) bool {
-	if v.rows.x != x || v.rows.xType != xType {
-		return false
+// rounded gives the rows of x as narrowRows does; those that products have in common are rounded once. The caller gives them back by giveRounded.
+func (v *Device) rounded(x View, xType Type) (View, error) {
+	s := &v.rows
+	if s.x != x || s.xType != xType {
+		return v.narrowRows(x, xType)
 	}
-	v.rows.rounded = rounded
-	return true
+	if s.rounded.At == 0 && s.failed == nil {
+		s.rounded, s.failed = v.narrowRows(x, xType)
+	}
+	return s.rounded, s.failed
+}
+
+// giveRounded gives back what rounded gave; rows in common stay until ShareRows. Whatever gets the memory next comes later in the stream.
+func (v *Device) giveRounded(to View) error {
+	if to.At == v.rows.rounded.At {
+		return nil
+	}
+	return v.giveScratch(to.At)
 }
 
 // sharedRounded gives rows that products have in common as they have been rounded, others as they are. Where they are to be read by several products it rounds them for the first of these.
@@ -68,12 +80,10 @@ func (v *Device) sharedRounded(x View, xType Type) (View, Type, error) {
 	if s.x != x || s.xType != xType {
 		return x, xType, nil
 	}
-	if s.rounded.At == 0 && xType == Float32 && deepEnough(x) {
-		to, err := v.narrowRows(x, xType)
-		if err != nil && !errors.Is(err, ErrOutOfMemory) {
+	if xType == Float32 && deepEnough(x) {
+		if _, err := v.rounded(x, xType); err != nil && !errors.Is(err, ErrOutOfMemory) {
 			return x, xType, err
 		}
-		s.rounded = to
 	}
 	if s.rounded.At == 0 {
 		return x, xType, nil
@@ -86,7 +96,7 @@ func (v *Device) sharedRounded(x View, xType Type) (View, Type, error) {
 func (v *Device) ShareRows(x View, xType Type) error {
 	var err error
 	if at := v.rows.rounded.At; at != 0 {
-		err = v.Free(at)
+		err = v.giveScratch(at)
 	}
 	v.rows = sharedRows{x: x, xType: xType}
 	return err

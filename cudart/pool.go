@@ -201,8 +201,13 @@ func (v *Device) Free(a Address) error {
 	return nil
 }
 
-// Allocations is how many have not been freed.
-func (v *Device) Allocations() int { return len(v.pool.taken) }
+// Allocations is how many have not been freed, the device's own scratch memory left out.
+func (v *Device) Allocations() int {
+	if v.scratch.at != 0 {
+		return len(v.pool.taken) - 1
+	}
+	return len(v.pool.taken)
+}
 
 func (p *pool) close() error {
 	if p.device.c.context == nil {

@@ -123,12 +123,10 @@ func (v *Device) product(y, x View, xType Type, groups []RowGroup, tail tailRows
 			}
 		}
 		if xType == Float32 && narrowsFirst(x, groups, transposed) {
-			to, failed := v.narrowRows(x, xType)
+			to, failed := v.rounded(x, xType)
 			switch {
 			case failed == nil:
-				if !v.keepShared(x, xType, to) {
-					defer func() { err = errors.Join(err, v.Free(to.At)) }() // whatever gets it next comes later in the stream
-				}
+				defer func() { err = errors.Join(err, v.giveRounded(to)) }()
 				x, xType = to, BFloat16
 			case !errors.Is(failed, ErrOutOfMemory): // the kernels round rows themselves where there is no memory
 				return failed

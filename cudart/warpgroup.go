@@ -112,13 +112,11 @@ func (v *Device) productByWarpgroups(y, x View, xType Type, groups []RowGroup, t
 		shape.kernel += kProductGroupTransposed - kProductGroup
 	}
 	if !fit {
-		to, failed := v.narrowRows(x, xType)
+		to, failed := v.rounded(x, xType)
 		if failed != nil {
 			return failed
 		}
-		if !v.keepShared(x, xType, to) {
-			defer func() { err = errors.Join(err, v.Free(to.At)) }() // whatever gets it next comes later in the stream
-		}
+		defer func() { err = errors.Join(err, v.giveRounded(to)) }()
 		x = to
 	}
 	if tail.x.At != 0 && !tailFits {
@@ -126,7 +124,7 @@ func (v *Device) productByWarpgroups(y, x View, xType Type, groups []RowGroup, t
 		if failed != nil {
 			return failed
 		}
-		defer func() { err = errors.Join(err, v.Free(to.At)) }()
+		defer func() { err = errors.Join(err, v.giveScratch(to.At)) }()
 		tail = tailRows{to, BFloat16}
 	}
 	return v.productInTiles(y, x, BFloat16, groups, tail, shape, columns, accumulate)

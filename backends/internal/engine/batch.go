@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"slices"
 	"sync/atomic"
 
@@ -8,6 +9,7 @@ import (
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
 	"github.com/tinsmith/tinsmith/backends/internal/loss"
 	"github.com/tinsmith/tinsmith/backends/internal/model"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 )
 
 // piece is one datum in a batch.
@@ -173,6 +175,8 @@ func (t *training) run(stepWork float64, running *atomic.Int32, yield func() err
 			if err := r.trainer.workspaces[rank].Reserve(t.need); err != nil {
 				return err
 			}
+		} else if err := r.trainer.workspaces[rank].Reserve(model.Memory{Operations: t.need.Operations}); err != nil && !errors.Is(err, tensor.ErrMemory) { // products do without
+			return err
 		}
 		finish, err := r.models[rank].StartTrain(r.trainer.workspaces[rank], pages, t.examples, model.TrainOptions{Recompute: t.recompute, Yield: r.point(rank), StepWork: stepWork})
 		if err != nil {

@@ -42,7 +42,7 @@ func (m memoryLimits) total() int64 {
 }
 
 // memoryLimit gives the limits: as configured, an equal part for each home, or nine tenths of what is free before anything is loaded, on the machine or, if the homes have memory of their own, on each of them. The
-// last tenth is for what no plan has: CUDA graphs, which can be done without, rows that are rounded in passing, and what is lost because memory is given in pieces.
+// last tenth is for what no plan has: CUDA graphs, which can be done without, and what is lost because memory is given in pieces.
 func memoryLimit(c Config, homes []tensor.Device) memoryLimits {
 	m := memoryLimits{bytes: make([]int64, len(homes))}
 	all := func(bytes int64, source string) memoryLimits {
@@ -238,8 +238,7 @@ func (l *loaded) datumFits(p *memoryPlan, layout *lora.Layout) (fits bool, need,
 	if err != nil {
 		return false, 0, 0, err
 	}
-	pages := int64((p.context + kvcache.PageSize - 1) / kvcache.PageSize)
-	need = int64(len(l.training[0].models))*m.Reserved() + pages*l.pageBytes()
+	need = int64(len(l.training[0].models))*m.Reserved() + l.pagesBytes((p.context+kvcache.PageSize-1)/kvcache.PageSize)
 	most, err = l.mostForDatum(p, layout)
 	return need <= most, need, most, err
 }

@@ -157,7 +157,7 @@ func TestTrainingShare(t *testing.T) {
 		{"adapters have more than half", pluginSingle, `{"device": "cuda:0", "adapter_memory_mib": 600}`, "given"},
 		{"adapters have more than half of two", pluginDataParallel, `{"devices": ["cuda:0", "cuda:1"], "adapter_memory_mib": 800}`, "given"},
 		{"half is too little for passes of the default size", pluginSingle, `{"device": "cuda:0", "memory_mib": 60}`, tight},
-		{"half would leave the first GPU too little for an adapter", pluginTensorParallel, `{"devices": ["cuda:0", "cuda:1", "cuda:2", "cuda:3", "cuda:4", "cuda:5", "cuda:6", "cuda:7"], "memory_mib": 1270, "max_batch": 4, "prefill_tokens": 4}`, "a step"},
+		{"half would leave the first GPU too little for an adapter", pluginTensorParallel, `{"devices": ["cuda:0", "cuda:1", "cuda:2", "cuda:3", "cuda:4", "cuda:5", "cuda:6", "cuda:7"], "memory_mib": 1310, "max_batch": 4, "prefill_tokens": 4}`, "a step"},
 		{"training's share is set", pluginSingle, `{"device": "cuda:0", "training_memory_mib": 77}`, "set"},
 		{"training's share of a processor is set", pluginSingle, `{"device": "cpu", "memory_mib": 1024, "training_memory_mib": 77}`, "set"},
 		{"a processor", pluginSingle, `{"device": "cpu", "memory_mib": 1024}`, processors},
@@ -310,9 +310,9 @@ func TestContextIsWhatTrainsOnGPUs(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ plugin, section string }{
-		{pluginSingle, `{"device": "cuda:0", "memory_mib": 28}`},
-		{pluginTensorParallel, `{"devices": ["cuda:0", "cuda:1"], "memory_mib": 42}`},
-		{pluginDataParallel, `{"devices": ["cuda:0", "cuda:1"], "memory_mib": 56}`},
+		{pluginSingle, `{"device": "cuda:0", "memory_mib": 36}`},
+		{pluginTensorParallel, `{"devices": ["cuda:0", "cuda:1"], "memory_mib": 54}`},
+		{pluginDataParallel, `{"devices": ["cuda:0", "cuda:1"], "memory_mib": 72}`},
 	} {
 		t.Run(c.plugin, func(t *testing.T) {
 			o := gpuOptions(c.plugin, libraries)

@@ -8,6 +8,7 @@ import (
 	"github.com/tinsmith/tinsmith/backends/internal/kvcache"
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
 	"github.com/tinsmith/tinsmith/backends/internal/model"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
@@ -240,12 +241,21 @@ func pagesBytes(models []*model.Model) int64 {
 	return n
 }
 
-// pageBytes is the memory of one page of keys and values of training, on all ranks of a replica.
-func (l *loaded) pageBytes() int64 { return pagesBytes(l.training[0].models) }
-
 // passBytes is the memory of a training pass that takes so much of a workspace, and so many pages, on all ranks of a replica.
 func (l *loaded) passBytes(m model.Memory, pages int) int64 {
-	return int64(len(l.training[0].models))*m.Bytes() + int64(pages)*l.pageBytes()
+	return int64(len(l.training[0].models))*m.Bytes() + l.pagesBytes(pages)
+}
+
+// pagesBytes is the memory of so many pages of keys and values of training, on all ranks of a replica.
+func (l *loaded) pagesBytes(pages int) (bytes int64) {
+	for _, m := range l.training[0].models {
+		n := int64(pages) * pageBytes(m)
+		if l.homes.ownMemory() {
+			n = tensor.OwnMemoryBytes(n)
+		}
+		bytes += n
+	}
+	return bytes
 }
 
 // passPages bounds the pages of a pass of so many tokens: many sequences that hardly fill a page would otherwise take far more memory than their activations.

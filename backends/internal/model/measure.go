@@ -39,7 +39,7 @@ func (m *Model) MeasureTraining(tokens int, layout *lora.Layout, recompute bool)
 	if _, err := d.Train(w, pages, examples, TrainOptions{Recompute: recompute}); err != nil {
 		return Memory{}, fmt.Errorf("measure: %w", err)
 	}
-	return w.peak(), nil
+	return d.peak(w), nil
 }
 
 // MeasureForward tells what Forward over so many tokens takes of a workspace, with adapters of a layout at most (nil: none), and Logits of selected rows with a copy of each chunk beside it.
@@ -67,7 +67,28 @@ func (m *Model) MeasureForward(tokens, selected int, layout *lora.Layout) (Memor
 	}); err != nil {
 		return Memory{}, fmt.Errorf("measure: %w", err)
 	}
-	return w.peak(), nil
+	if err := d.decode(selected, adapter); err != nil {
+		return Memory{}, fmt.Errorf("measure: %w", err)
+	}
+	return d.peak(w), nil
+}
+
+// decode goes on with so many of the longest sequences by a token: operations take the most beside their arguments for those. Its workspace is not counted: a pass over prompts takes more.
+func (m *Model) decode(sequences int, adapter *lora.Weights) error {
+	if _, ok := m.Device.(tensor.Scratcher); !ok {
+		return nil
+	}
+	var b Batch
+	ids := make([]int32, roundUp(m.MaxContext, tensor.PageSize)/tensor.PageSize)
+	for range sequences {
+		b.Sequences = append(b.Sequences, Sequence{Adapter: adapter, Tokens: make([]int32, 1), First: m.MaxContext - 1, Pages: ids})
+	}
+	var err error
+	if b.Pages, err = m.NewPages(1); err != nil {
+		return err
+	}
+	_, err = m.Forward(m.NewWorkspace(), b, nil)
+	return err
 }
 
 // dry is the model over a device that computes nothing, and an adapter for it. Of a model that is cut it is one rank's part, alone.
@@ -75,7 +96,7 @@ func (m *Model) dry(layout *lora.Layout) (*Model, *lora.Weights, error) {
 	d := *m
 	d.Device = dry.Device{}
 	if _, ok := m.Device.(tensor.Differentiator); ok { // its passes keep results on the device, and rows as products read them
-		d.Device = dry.Remote{}
+		d.Device = dry.Remote{Scratch: new(int64)}
 	}
 	if layout == nil {
 		return &d, nil, nil
@@ -107,7 +128,16 @@ func (m *Model) drySequences(tokens int, adapter *lora.Weights) ([]Sequence, ten
 	return sequences, pages, err
 }
 
-// peak is the most memory that passes have used at once.
-func (w *Workspace) peak() Memory {
-	return Memory{Scratch: w.temp.Peak(), Kept: w.keep.Peak(), Gathered: w.gather.held()}
+// peak is the most memory that the passes of a workspace have used at once, on a device that computes nothing.
+func (m *Model) peak(w *Workspace) Memory {
+	all := Memory{Scratch: w.temp.Peak(), Kept: w.keep.Peak(), Gathered: w.gather.held()}
+	if d, ok := m.Device.(dry.Remote); ok {
+		if d.Scratch != nil {
+			all.Operations = *d.Scratch
+		}
+		for _, part := range []*int64{&all.Scratch, &all.Kept, &all.Operations} { // each is one allocation
+			*part = tensor.OwnMemoryBytes(*part)
+		}
+	}
+	return all
 }

@@ -118,8 +118,9 @@ func (m *Model) Free() {
 type Workspace struct {
 	temp, keep  *nn.Arena
 	gather      *gatherer // nil: the model is not sharded
-	pass        nn.Pass   // of all rows
-	part        nn.Pass   // of a range of rows, for the head
+	operations  operations
+	pass        nn.Pass // of all rows
+	part        nn.Pass // of a range of rows, for the head
 	tokens      []int32
 	selected    []nn.Segment     // of the rows of Hidden
 	elements    []tensor.Element // of the logits that are read
@@ -138,21 +139,23 @@ type Workspace struct {
 // NewWorkspace makes an empty workspace.
 func (m *Model) NewWorkspace() *Workspace {
 	w := &Workspace{temp: nn.NewArena(m.Device), keep: nn.NewArena(m.Device), gather: newGatherer(m)}
+	w.operations.device, _ = m.Device.(tensor.Scratcher)
 	for _, l := range m.layers {
 		w.activations = append(w.activations, l.NewActivations())
 	}
 	return w
 }
 
-// Memory is the device memory of a workspace, in bytes: scratch that a pass takes and gives back as it goes, what it keeps to its end, and weights of a sharded model that are put together.
-type Memory struct{ Scratch, Kept, Gathered int64 }
+// Memory is the device memory of a workspace, in bytes: scratch that a pass takes and gives back as it goes, what it keeps to its end, weights of a sharded model that are put together, and what operations of its
+// device take beside their arguments (tensor.Scratcher).
+type Memory struct{ Scratch, Kept, Gathered, Operations int64 }
 
 // Bytes is the sum.
-func (m Memory) Bytes() int64 { return m.Scratch + m.Kept + m.Gathered }
+func (m Memory) Bytes() int64 { return m.Scratch + m.Kept + m.Gathered + m.Operations }
 
 // Reserved is what a workspace takes from the device for it: small parts are rounded up.
 func (m Memory) Reserved() int64 {
-	all := m.Gathered
+	all := m.Gathered + m.Operations
 	for _, bytes := range []int64{m.Scratch, m.Kept} {
 		if bytes > 0 {
 			all += max(bytes, nn.LeastBytes)
@@ -163,7 +166,7 @@ func (m Memory) Reserved() int64 {
 
 // Bound has room asked before a workspace takes so many bytes more from the device, its error ends the pass that needs them; and told with a negative number what has been given back, for which its answer does not matter.
 func (w *Workspace) Bound(room func(bytes int64) error) {
-	w.temp.Room, w.keep.Room = room, room
+	w.temp.Room, w.keep.Room, w.operations.room = room, room, room
 	if w.gather != nil {
 		w.gather.room = room
 	}
@@ -177,6 +180,9 @@ func (w *Workspace) Reserve(m Memory) error {
 	if err := w.gather.reserve(); err != nil {
 		return err
 	}
+	if err := w.operations.reserve(m.Operations); err != nil {
+		return err
+	}
 	if err := w.keep.Reserve(m.Kept); err != nil {
 		return err
 	}
@@ -184,10 +190,12 @@ func (w *Workspace) Reserve(m Memory) error {
 }
 
 // Bytes is the device memory held.
-func (w *Workspace) Bytes() int64 { return w.temp.Bytes() + w.keep.Bytes() + w.gather.held() }
+func (w *Workspace) Bytes() int64 {
+	return w.temp.Bytes() + w.keep.Bytes() + w.gather.held() + w.operations.bytes
+}
 
 // Free gives all memory back; the workspace can be used again.
-func (w *Workspace) Free() { w.temp.Free(); w.keep.Free(); w.gather.free() }
+func (w *Workspace) Free() { w.temp.Free(); w.keep.Free(); w.gather.free(); w.operations.free() }
 
 // layer gives layer i of the workspace's model, ready to run; next is the one that runs after it, the number of layers for the head, -1 for none.
 func (w *Workspace) layer(m *Model, i, next int) (nn.Layer, error) {

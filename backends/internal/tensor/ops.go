@@ -195,6 +195,15 @@ type OwnMemory interface {
 	FreeMemory() (int64, error)
 }
 
+// OwnMemoryBytes is what an allocation of so many bytes takes of a device with memory of its own at most: such devices give it in pages.
+func OwnMemoryBytes(bytes int64) int64 {
+	unit := int64(512)
+	if bytes > 1<<20 {
+		unit = 2 << 20
+	}
+	return (bytes + unit - 1) / unit * unit
+}
+
 // Element is a place in a tensor. Column -1 is none of its columns: it is among those of another device, and counts as 0 here.
 type Element struct{ Row, Column int32 }
 

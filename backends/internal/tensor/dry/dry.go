@@ -6,14 +6,20 @@ import "github.com/tinsmith/tinsmith/backends/internal/tensor"
 // Device takes every operation for done, without a check. Its buffers have no address; what is downloaded stays as it was. The zero value is ready, for any number of goroutines.
 type Device struct{}
 
-// Remote is a Device that does what devices with memory of their own do as well: it differentiates losses, fuses operations and keeps what backward passes need rounded.
-type Remote struct{ Device }
+// Remote is a Device that does what devices with memory of their own do as well: it differentiates losses, fuses operations, keeps what backward passes need rounded and has operations that take scratch memory. With
+// Scratch it is for one goroutine.
+type Remote struct {
+	Device
+	// Scratch, unless nil, becomes the most bytes that an operation has taken as a tensor.Scratcher, if that is more than it is.
+	Scratch *int64
+}
 
 var (
 	_ tensor.Device         = Device{}
 	_ tensor.Differentiator = Remote{}
 	_ tensor.Fuser          = Remote{}
 	_ tensor.Keeper         = Remote{}
+	_ tensor.Scratcher      = Remote{}
 )
 
 // Differentiate implements tensor.Differentiator.
@@ -50,8 +56,8 @@ func (Remote) QueryType(p tensor.Pages) tensor.DType {
 }
 
 // AttentionKeep implements tensor.Fuser.
-func (Remote) AttentionKeep(_, _, _, _ tensor.Tensor, _ tensor.Pages, _ int, _ []tensor.AttentionRun, _ int, _ float32) error {
-	return nil
+func (r Remote) AttentionKeep(_, o, lse, q tensor.Tensor, p tensor.Pages, layer int, runs []tensor.AttentionRun, queryHeads int, scale float32) error {
+	return r.Attention(o, lse, q, p, layer, runs, queryHeads, scale)
 }
 
 // TurnHeads implements tensor.Fuser.

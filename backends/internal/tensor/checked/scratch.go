@@ -1,0 +1,16 @@
+package checked
+
+// ReserveScratch implements tensor.Scratcher.
+func (d *remoteDevice) ReserveScratch(bytes int64) error {
+	c := d.check("reserve scratch")
+	if bytes < 0 {
+		c.fail("%d bytes", bytes)
+	}
+	if c.err != nil {
+		return c.err
+	}
+	return d.remote.ReserveScratch(bytes)
+}
+
+// ReleaseScratch implements tensor.Scratcher.
+func (d *remoteDevice) ReleaseScratch() { d.remote.ReleaseScratch() }

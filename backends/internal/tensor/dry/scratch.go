@@ -1,0 +1,59 @@
+package dry
+
+import "github.com/tinsmith/tinsmith/backends/internal/tensor"
+
+// ReserveScratch implements tensor.Scratcher.
+func (Remote) ReserveScratch(int64) error { return nil }
+
+// ReleaseScratch implements tensor.Scratcher.
+func (Remote) ReleaseScratch() {}
+
+// takes notes what an operation takes.
+func (r Remote) takes(bytes int64) error {
+	if r.Scratch != nil {
+		*r.Scratch = max(*r.Scratch, bytes)
+	}
+	return nil
+}
+
+// MatMul implements tensor.Device.
+func (r Remote) MatMul(y, x tensor.Tensor, w tensor.Matrix, accumulate bool) error {
+	return r.MatMulGroups(y, x, []tensor.RowGroup{{To: x.Rows, Matrix: w}}, accumulate)
+}
+
+// MatMulTransposed implements tensor.Device.
+func (r Remote) MatMulTransposed(dx, dy tensor.Tensor, w tensor.Matrix, accumulate bool) error {
+	return r.MatMulGroups(dx, dy, []tensor.RowGroup{{To: dy.Rows, Matrix: w}}, accumulate)
+}
+
+// MatMulGroups implements tensor.Device.
+func (r Remote) MatMulGroups(y, x tensor.Tensor, groups []tensor.RowGroup, accumulate bool) error {
+	return r.takes(tensor.ProductScratch([]tensor.Multiplication{{Y: y, X: x, Groups: groups, Accumulate: accumulate}}))
+}
+
+// MatMulTransposedGroups implements tensor.Device.
+func (r Remote) MatMulTransposedGroups(dx, dy tensor.Tensor, groups []tensor.RowGroup, accumulate bool) error {
+	return r.MatMulGroups(dx, dy, groups, accumulate)
+}
+
+// MatMuls implements tensor.Device.
+func (r Remote) MatMuls(stages ...[]tensor.Multiplication) error {
+	return r.takes(tensor.ProductScratch(stages...))
+}
+
+// Attention implements tensor.Device: sequences of one row are those that long keys are cut into parts for.
+func (r Remote) Attention(_, _, q tensor.Tensor, p tensor.Pages, _ int, runs []tensor.AttentionRun, queryHeads int, _ float32) error {
+	keys := 0
+	for _, run := range runs {
+		if run.Count > 1 {
+			return nil
+		}
+		keys = max(keys, run.First+run.Count)
+	}
+	return r.takes(tensor.AttentionScratch(q.Rows, queryHeads, p.(pages).headDim, keys))
+}
+
+// AttentionBackward implements tensor.Device.
+func (r Remote) AttentionBackward(_, _, _, _, _, _, q tensor.Tensor, _ tensor.Pages, _ int, _ []tensor.AttentionRun, queryHeads int, _ float32) error {
+	return r.takes(tensor.AttentionBackwardScratch(q.Rows, queryHeads))
+}

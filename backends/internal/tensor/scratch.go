@@ -1,0 +1,62 @@
+package tensor
+
+// Scratcher is implemented by devices whose operations take memory beside that of their arguments while they run: rows that products with bfloat16 matrices round before, and intermediate results of attention.
+type Scratcher interface {
+	// ReserveScratch has so many bytes ready at least until ReleaseScratch, in one piece: operations that take no more at once, see ProductScratch and AttentionScratch, allocate nothing. For more, and without it, they take memory
+	// as they need it; where there is none products do without, with equal bits. An error wraps ErrMemory.
+	ReserveScratch(bytes int64) error
+	// ReleaseScratch gives that memory back to the device, for whatever it is asked for next.
+	ReleaseScratch()
+}
+
+const scratchUnit = 512 // bytes that scratch memory is given in
+
+func inScratchUnits(bytes int64) int64 { return (bytes + scratchUnit - 1) / scratchUnit * scratchUnit }
+
+// ProductScratch is the most memory that MatMuls of these arguments takes at once on a Scratcher, or MatMulGroups or MatMul of one of them. Only shapes and types are looked at: the rows of x, beside those of a product of the
+// next stage that is added to the same y, which may be rounded while the first's are there.
+func ProductScratch(stages ...[]Multiplication) int64 {
+	var most int64
+	for i, products := range stages {
+		for _, p := range products {
+			var beside int64
+			if i+1 < len(stages) {
+				for _, q := range stages[i+1] {
+					if q.Accumulate && q.Y == p.Y {
+						beside = max(beside, roundedBytes(q))
+					}
+				}
+			}
+			most = max(most, roundedBytes(p)+beside)
+		}
+	}
+	return most
+}
+
+// roundedBytes is what the rows of one product take: none where they are bfloat16 at multiples of 16 bytes, or no matrix is bfloat16.
+func roundedBytes(p Multiplication) int64 {
+	const chunk = 8 // elements that rows are filled up to
+	narrow := false
+	for _, g := range p.Groups {
+		narrow = narrow || g.Matrix.DType() == BFloat16
+	}
+	if !narrow || p.X.DType == BFloat16 && p.X.Offset%chunk == 0 && p.X.Stride%chunk == 0 {
+		return 0
+	}
+	return inScratchUnits(int64(p.X.Rows) * int64((p.X.Cols+chunk-1)/chunk*chunk) * int64(BFloat16.Size()))
+}
+
+// AttentionScratch is the most memory that Attention over so many rows takes at once on a Scratcher, where all sequences have few rows and the longest so many keys: what each part of the keys gives for each row and head.
+func AttentionScratch(rows, queryHeads, headDim, keys int) int64 {
+	const restart = 2048 // keys of a part
+	parts := int64((keys + restart - 1) / restart)
+	if parts <= 1 {
+		return 0
+	}
+	return inScratchUnits(int64(rows) * int64(queryHeads) * parts * int64(headDim+2) * int64(Float32.Size()))
+}
+
+// AttentionBackwardScratch is what AttentionBackward over so many rows takes on a Scratcher: a number for each row and head.
+func AttentionBackwardScratch(rows, queryHeads int) int64 {
+	return inScratchUnits(int64(rows) * int64(queryHeads) * int64(Float32.Size()))
+}
