@@ -36,9 +36,11 @@ type recorder struct {
 	key     []byte
 	known   map[string]*series
 	clock   int
-	retired []C.cuda_graph // may still be running
-	off     bool           // a call for graphs has failed
-	lost    error          // of graphs that could not be given back
+	retired []graph // may still be running
+	nodes   int     // of all graphs, retired ones included
+	limit   int64   // bytes that graphs may take; see LimitGraphs
+	off     bool    // a call for graphs has failed
+	lost    error   // of graphs that could not be given back
 }
 
 // series is launches that have come before, with the same kernels and grids, as the same part of what was recorded.
@@ -46,7 +48,70 @@ type series struct {
 	seen  []byte // the arguments that they had last
 	held  []byte // those of the graph
 	graph C.cuda_graph
+	nodes int // of the graph
 	used  int
+}
+
+// graph is one that is not started any more.
+type graph struct {
+	c     C.cuda_graph
+	nodes int
+}
+
+// Device memory that a node of a graph is taken to need. Drivers before that of CUDA 12.4 are documented to take 64 KiB for each (PyTorch's notes on CUDA graphs); for later ones there is no figure, and this is to be on the safe side.
+const (
+	nodeBytes    = 16 << 10
+	oldNodeBytes = 64 << 10
+	smallNodes   = 12040 // the first version with small ones
+)
+
+// defaultGraphBytes is the memory of graphs where LimitGraphs has not been called.
+const defaultGraphBytes = 128 << 20
+
+// LimitGraphs bounds the device memory of graphs, by an estimate for each launch: what goes beyond is launched one by one.
+func (v *Device) LimitGraphs(bytes int64) {
+	v.recorder.mu.Lock()
+	defer v.recorder.mu.Unlock()
+	v.recorder.limit = max(bytes, 1)
+}
+
+// GraphBytes is the estimate for the graphs that there are.
+func (v *Device) GraphBytes() int64 {
+	v.recorder.mu.Lock()
+	defer v.recorder.mu.Unlock()
+	return v.graphBytes(v.recorder.nodes)
+}
+
+func (v *Device) graphBytes(nodes int) int64 {
+	if v.driver.version < smallNodes {
+		return int64(nodes) * oldNodeBytes
+	}
+	return int64(nodes) * nodeBytes
+}
+
+// roomForGraph tells whether a graph of so many nodes may be made. Those that have not come for long make room, as soon as they cannot be running any more: of series that take turns the ones that have graphs keep them.
+func (v *Device) roomForGraph(nodes int) bool {
+	r := &v.recorder
+	limit := r.limit
+	if limit == 0 {
+		limit = defaultGraphBytes
+	}
+	if v.graphBytes(r.nodes+nodes) <= limit {
+		return true
+	}
+	if v.graphBytes(nodes) > limit || len(r.retired) > 0 { // those will make room
+		return false
+	}
+	var oldest *series
+	for _, s := range r.known {
+		if s.graph.executable != nil && r.clock-s.used > mostSeries && (oldest == nil || s.used < oldest.used) {
+			oldest = s
+		}
+	}
+	if oldest != nil {
+		r.retire(oldest)
+	}
+	return false
 }
 
 // Record runs f. Kernels that f launches may be put off until f is through, waits for the device, or gives its stream anything else: copies, events, what belongs to other streams and to NCCL come after all launches
@@ -192,7 +257,11 @@ func (v *Device) startGraph(work []C.cuda_work, arguments []byte) (bool, error) 
 	switch {
 	case 2*moved > len(work):
 		return false, nil
+	case s.graph.executable == nil && !v.roomForGraph(len(work)):
+		return false, nil
 	case s.graph.executable == nil:
+		s.nodes = len(work)
+		r.nodes += s.nodes
 		if err := v.failed("making a graph", C.cuda_graph_build(v.c, &s.graph, &work[0], C.int(len(work)), (*C.uchar)(&arguments[0]))); err != nil {
 			return false, err
 		}
@@ -246,7 +315,8 @@ func (r *recorder) remember(s *series) {
 
 func (r *recorder) retire(s *series) {
 	if s.graph != (C.cuda_graph{}) {
-		r.retired = append(r.retired, s.graph)
+		r.retired = append(r.retired, graph{c: s.graph, nodes: s.nodes})
+		s.graph, s.nodes = C.cuda_graph{}, 0
 	}
 }
 
@@ -255,7 +325,8 @@ func (r *recorder) free(v *Device) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i := range r.retired {
-		r.lost = errors.Join(r.lost, v.failed("cuGraphDestroy", C.cuda_graph_free(v.c, &r.retired[i])))
+		r.lost = errors.Join(r.lost, v.failed("cuGraphDestroy", C.cuda_graph_free(v.c, &r.retired[i].c)))
+		r.nodes -= r.retired[i].nodes
 	}
 	r.retired = r.retired[:0]
 }

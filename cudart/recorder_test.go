@@ -284,6 +284,72 @@ func TestSeriesAreForgotten(t *testing.T) {
 	}
 }
 
+// The memory of graphs stays below its limit, by the estimate for the driver, whatever series come: what there is no room for is launched. Series that have not come for long make room.
+func TestGraphMemoryIsBounded(t *testing.T) {
+	for version, node := range map[string]int64{"12020": oldNodeBytes, "12080": nodeBytes} {
+		t.Run(version, func(t *testing.T) {
+			t.Setenv("FAKE_CUDA_LATE", "1")
+			t.Setenv("FAKE_CUDA_VERSION", version)
+			v := openDevice(t, openDriver(t), 0)
+			x := View{At: alloc(t, v, 4*4), Rows: 1, Cols: 4, Stride: 4}
+			series := func(launches int) {
+				t.Helper()
+				if err := v.Record(func() error {
+					for range launches {
+						if err := v.Add(x, x); err != nil {
+							return err
+						}
+					}
+					return nil
+				}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			started := func(launches int) bool {
+				t.Setenv("FAKE_CUDA_FAIL", "cuLaunchKernel:1:1")
+				defer t.Setenv("FAKE_CUDA_FAIL", "")
+				err := v.Record(func() error {
+					for range launches {
+						if err := v.Add(x, x); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+				return err == nil
+			}
+			limit := 30 * node
+			v.LimitGraphs(limit)
+			for range 3 {
+				for launches := leastSeries; launches < firstSeries; launches++ {
+					series(launches)
+					if n := v.GraphBytes(); n > limit {
+						t.Fatalf("%d bytes of graphs, the limit is %d", n, limit)
+					}
+				}
+			}
+			if n := v.GraphBytes(); n != (8+9+10)*node || !started(9) || started(14) {
+				t.Errorf("%d bytes of graphs", n)
+			}
+			for range mostSeries + 2 { // the others do not come any more
+				series(14)
+				if err := v.Synchronize(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if n := v.GraphBytes(); n > limit || !started(14) {
+				t.Errorf("%d bytes of graphs, the limit is %d, and what comes all the time has none", n, limit)
+			}
+			v.LimitGraphs(0)
+			series(12)
+			series(12)
+			if started(12) {
+				t.Error("a graph was made where there may be none")
+			}
+		})
+	}
+}
+
 // What one device records is there for another that waits for an event behind it, which any goroutine may set.
 func TestRecordedOrder(t *testing.T) {
 	t.Setenv("FAKE_CUDA_LATE", "1")

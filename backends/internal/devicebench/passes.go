@@ -75,7 +75,7 @@ func (b *bench) left(adapters int) (int64, error) {
 		}
 		bytes -= shares[name]
 	}
-	return bytes, nil
+	return bytes - shares["recorded steps"], nil
 }
 
 // train gives the shortest time of a pass over all sequences, shared out over adapters, cut in the best way that there is memory for, and this way.

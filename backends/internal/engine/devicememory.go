@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"slices"
 	"strings"
 
 	"github.com/tinsmith/tinsmith/backends/internal/kvcache"
@@ -42,7 +43,7 @@ func (m memoryLimits) total() int64 {
 }
 
 // memoryLimit gives the limits: as configured, an equal part for each home, or nine tenths of what is free before anything is loaded, on the machine or, if the homes have memory of their own, on each of them. The
-// last tenth is for what no plan has: CUDA graphs, which can be done without, and what is lost because memory is given in pieces.
+// last tenth is for what no plan has, as what is lost because memory is given in pieces.
 func memoryLimit(c Config, homes []tensor.Device) memoryLimits {
 	m := memoryLimits{bytes: make([]int64, len(homes))}
 	all := func(bytes int64, source string) memoryLimits {
@@ -91,12 +92,14 @@ func (p *memoryPlan) limits() memoryLimits {
 type deviceMemory struct {
 	name                                      string
 	limit, weights, sampling, cache, training int64
+	recorded                                  int64 // what devices there keep recorded work in, at most; see recordedShare
+	recorders                                 int   // how many do
 	page                                      int64 // bytes of one page of keys and values of all samplers there
 	ranks, all                                int   // ranks that train there, and everywhere
 }
 
 // fixed is what is taken at first.
-func (d *deviceMemory) fixed() int64 { return d.weights + d.sampling + d.cache }
+func (d *deviceMemory) fixed() int64 { return d.weights + d.sampling + d.cache + d.recorded }
 
 // rest is what is left beside it.
 func (d *deviceMemory) rest() int64 { return d.limit - d.fixed() }
@@ -122,10 +125,40 @@ func (d *deviceMemory) whole(bytes int64) int64 {
 // share gives the device's for people to read.
 func (d *deviceMemory) share() plugins.MemoryShare {
 	s := plugins.MemoryShare{Name: d.name, Bytes: d.limit, Detail: fmt.Sprintf("weights %s, sampler %s, keys and values %s, training %s", mebibytes(d.weights), mebibytes(d.sampling), mebibytes(d.cache), mebibytes(d.training))}
+	if d.recorded > 0 {
+		s.Detail += ", recorded steps " + mebibytes(d.recorded)
+	}
 	if d.limit >= unlimited {
 		s.Bytes = 0
 	}
 	return s
+}
+
+// recordedShare is the memory that so many devices of one home may keep recorded work in: a hundredth of its limit, but not more than what as many use that record all that comes again.
+func recordedShare(limit int64, recorders int) int64 {
+	const most = 128 << 20
+	return min(limit/100, int64(recorders)*most)
+}
+
+// limitRecorded has the devices keep to the plan.
+func (l *loaded) limitRecorded() {
+	l.eachRecorder(func(home int, r tensor.Recorder) {
+		d := &l.plan.devices[home]
+		r.LimitRecorded(d.recorded / int64(d.recorders))
+	})
+}
+
+// eachRecorder visits the ranks' devices that record work, with the home whose memory they use.
+func (l *loaded) eachRecorder(visit func(home int, r tensor.Recorder)) {
+	seen := map[tensor.Device]bool{}
+	for _, r := range slices.Concat(l.training, l.sampling) {
+		for _, d := range r.devices {
+			if on, ok := d.(tensor.Recorder); ok && !seen[d] {
+				seen[d] = true
+				visit(l.homes.index(d), on)
+			}
+		}
+	}
 }
 
 // on names the device in a message, where there are several.
@@ -155,8 +188,10 @@ func (l *loaded) deviceMemories(limits memoryLimits, scratch int64) []deviceMemo
 			ranks++
 		}
 	}
+	l.eachRecorder(func(home int, _ tensor.Recorder) { all[home].recorders++ })
 	for i := range all {
 		all[i].all = ranks
+		all[i].recorded = recordedShare(all[i].limit, all[i].recorders)
 	}
 	return all
 }

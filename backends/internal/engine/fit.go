@@ -116,7 +116,11 @@ func (l *loaded) room(ctx context.Context, limit int64) string {
 	sampling := &model.Sampling{Tokens: c.PrefillTokens + c.MaxBatch, Selected: c.MaxBatch, Rank: referenceRank, Remote: own}
 	size := func(copies, ranks int) (model.Size, bool) {
 		s, err := model.MeasureModel(ctx, l.files.dir, l.files.registry, l.files.options, copies, ranks, sampling)
-		return s, err == nil && c.fits(s, limit)
+		left := limit
+		if own {
+			left -= recordedShare(limit, 1)
+		}
+		return s, err == nil && c.fits(s, left)
 	}
 	ranks := max(len(l.training[0].devices), len(l.sampling[0].devices)) // that a copy is cut over
 	cut, cutSize := 0, model.Size{}

@@ -21,6 +21,7 @@ type memoryPlan struct {
 	weights  int64
 	sampling int64 // scratch memory of the samplers of all replicas
 	cache    int64 // keys and values of sampling, of all replicas
+	recorded int64 // what devices keep recorded work in, at most
 	adapters int64
 	training int64 // activations, keys and values of training passes, of all replicas at once
 
@@ -66,6 +67,13 @@ func (l *loaded) planMemory(ctx context.Context, limits memoryLimits, before *me
 	trainers := int64(len(l.training))
 	p.sampling = int64(len(l.sampling)) * int64(len(samplerModels)) * sampling.Bytes()
 	p.devices = l.deviceMemories(limits, sampling.Bytes())
+	for i := range p.devices {
+		d := &p.devices[i]
+		if before != nil { // what is there stays
+			d.recorded = before.devices[i].recorded
+		}
+		p.recorded += d.recorded
+	}
 	pages := int64(math.MaxInt64) // that a quarter of what is left holds, on each device
 	for i := range p.devices {
 		d := &p.devices[i]
@@ -314,7 +322,7 @@ func (l *loaded) referenceLayout(rank int) (*lora.Layout, error) {
 
 // fixed is what is taken at first, whether it is used or not: all but what adapters and training passes take as they need it. Pages of keys and values can be given back, see pages.go; the rest is taken for as long
 // as the backend lives.
-func (p *memoryPlan) fixed() int64 { return p.weights + p.sampling + p.cache }
+func (p *memoryPlan) fixed() int64 { return p.weights + p.sampling + p.cache + p.recorded }
 
 // shares gives the plan for people to read.
 func (l *loaded) shares() []plugins.MemoryShare {
@@ -350,6 +358,9 @@ func (l *loaded) shares() []plugins.MemoryShare {
 		{Name: "sampler", Bytes: p.sampling, Detail: fmt.Sprintf("%d sequences and %d tokens of prompts at once", l.config.MaxBatch, l.config.PrefillTokens)},
 		{Name: "keys and values", Bytes: p.cache, Detail: cacheDetail},
 	}...)
+	if p.recorded > 0 {
+		out = append(out, plugins.MemoryShare{Name: "recorded steps", Bytes: p.recorded, Detail: "at most, for devices to start steps again that come again"})
+	}
 	if layout, err := l.referenceLayout(referenceRank); err == nil {
 		one := l.adapters.weightBytes(layout) + 2*lora.ParameterBytes(layout)
 		out = append(out, plugins.MemoryShare{Name: "adapters", Bytes: p.adapters, Detail: fmt.Sprintf("%d of rank %d with their optimizer, %s each; more go to files while they are idle", p.adapters/one, referenceRank, mebibytes(one))})

@@ -93,3 +93,67 @@ func TestPassOnCUDATakesWhatIsPlanned(t *testing.T) {
 		})
 	}
 }
+
+// limited notes how much memory a device may keep recorded work in.
+type limited struct {
+	tensor.Device
+	tensor.OwnMemory
+	tensor.Recorder
+	limits *[]int64
+}
+
+func (l limited) LimitRecorded(bytes int64) {
+	*l.limits = append(*l.limits, bytes)
+	l.Recorder.LimitRecorded(bytes)
+}
+
+// What GPUs keep recorded steps in is a share of the plan, taken from the beginning, and the devices keep to it; processors have none.
+func TestRecordedStepsArePlanned(t *testing.T) {
+	var limits []int64
+	e := placeOpened(t, placement{plugin: pluginSingle, section: `{"device": "cuda:0", "memory_mib": 500` + smallMemory + `}`}, 1, func(o cuda.Options) (tensor.Device, error) {
+		d, err := cuda.New(o)
+		if err != nil {
+			return nil, err
+		}
+		return limited{d, d.(tensor.OwnMemory), d.(tensor.Recorder), &limits}, nil
+	})
+	const want = 5 << 20
+	hook(t, e, func() {
+		p := e.loaded.plan
+		if p.recorded != want || p.fixed() != p.weights+p.sampling+p.cache+want || p.fixed()+p.training+p.adapters > p.limit || e.loaded.memory.used.Load() != p.fixed()+e.loaded.adapters.used {
+			t.Errorf("%+v", p)
+		}
+	})
+	if len(limits) != 1 || limits[0] != want {
+		t.Errorf("the device was told %v, want %d", limits, want)
+	}
+	rows := func(e *Engine) (n int64) {
+		for _, s := range e.loaded.shares() {
+			if s.Name == "recorded steps" {
+				n += s.Bytes
+			}
+		}
+		return n
+	}
+	var told int64
+	hook(t, e, func() { told = rows(e) })
+	if told != want {
+		t.Errorf("the table has %d bytes", told)
+	}
+	if _, err := e.Configure(t.Context(), plugins.ConfigureRequest{Config: []byte(`{"device": "cuda:0", "memory_mib": 900` + smallMemory + `}`)}); err != nil {
+		t.Fatal(err)
+	}
+	hook(t, e, func() {
+		if p := e.loaded.plan; p.recorded != want || p.devices[0].recorded != want {
+			t.Errorf("after the limit has changed: %+v", p)
+		}
+	})
+	if n := recordedShare(64<<30, 2); n != 256<<20 {
+		t.Errorf("two devices of a large GPU have %d bytes", n)
+	}
+	processor := place(t, placement{plugin: pluginSingle, section: `{"threads": 1, "memory_mib": 500}`})
+	hook(t, processor, func() { told = rows(processor) })
+	if told != 0 {
+		t.Errorf("a processor has %d bytes for recorded steps", told)
+	}
+}

@@ -7,3 +7,6 @@ func (d *remoteDevice) Record(f func() error) error {
 	}
 	return d.remote.Record(f)
 }
+
+// LimitRecorded implements tensor.Recorder.
+func (d *remoteDevice) LimitRecorded(bytes int64) { d.remote.LimitRecorded(bytes) }

@@ -12,3 +12,6 @@ func (d *device) Record(f func() error) error {
 	}
 	return d.failed("start what was recorded", err)
 }
+
+// LimitRecorded implements tensor.Recorder: it bounds the memory of graphs.
+func (d *device) LimitRecorded(bytes int64) { d.v.LimitGraphs(bytes) }
