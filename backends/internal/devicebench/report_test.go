@@ -16,7 +16,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	for kind, end := range map[string]func(){"hang": func() { select {} }, "crash": func() { panic("the device is lost") }} {
+	for kind, end := range map[string]func(){"hang": func() { select {} }, "crash": func() { panic("the device is lost") }, "unkillable": leaveGroup} {
 		measurements[kind] = func(_ context.Context, _ job, found func(result)) error {
 			found(result{Shape: "tiny", What: "before the " + kind, Measured: "5"})
 			go end()

@@ -3,12 +3,18 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/tinsmith/tinsmith/plugins"
 )
 
 // A measurement that hangs, or that ends its process, is a failure that says so; what was found before is kept, and what comes after runs.
@@ -31,6 +37,51 @@ func TestStepsEnd(t *testing.T) {
 				t.Errorf("%d failures, want one with %q:\n%s", r.failures(), c.want, text)
 			}
 		})
+	}
+}
+
+// leaveGroup has this process go to its parent's group, where the signals that end it do not reach it: so it is as one that waits in the kernel for a device. It says its number.
+func leaveGroup() {
+	parent, err := syscall.Getpgid(os.Getppid())
+	if err == nil {
+		err = syscall.Setpgid(0, parent)
+	}
+	fmt.Printf("\nprocess %d has left its group: %v\n", os.Getpid(), err)
+	time.Sleep(time.Minute)
+	os.Exit(0)
+}
+
+// A process that cannot be ended is left behind: its step is a failure that says so, what it found is kept, and the step after it runs. What it still says is not waited for.
+func TestUnkillable(t *testing.T) {
+	defer func(before time.Duration) { last = before }(last)
+	last = 200 * time.Millisecond
+	o := tinyOptions(t)
+	o.Limit = time.Second
+	work, r, kept := t.TempDir(), report{}, 0
+	r.step(t.Context(), o, step{Name: "tiny-unkillable", Workload: &tiny, Kind: "unkillable"}, work, func() { kept++ })
+	text := r.markdown()
+	said := regexp.MustCompile(`process (\d+) has left its group: <nil>`).FindStringSubmatch(text)
+	if said == nil {
+		t.Fatalf("the process says nothing:\n%s", text)
+	}
+	pid, err := strconv.Atoi(said[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(pid, 0); err != nil {
+		t.Errorf("the process has ended: %v", err)
+	}
+	const want = "| tiny | unkillable: what follows | **FAILED**: not finished within 1s; the process cannot be ended: "
+	if kept != 1 || r.failures() != 1 || !strings.Contains(text, want) || !strings.Contains(text, "| tiny | before the unkillable | 5 |") {
+		t.Errorf("%d failures, %d times kept, want one with %q:\n%s", r.failures(), kept, want, text)
+	}
+	r.step(t.Context(), o, step{Name: "tiny-crash", Workload: &tiny, Kind: "crash"}, work, func() { kept++ })
+	if kept != 2 || r.failures() != 2 {
+		t.Errorf("after it: %d failures, %d times kept", r.failures(), kept)
+	}
+	// It is a child of this process, whose Wait is still under way.
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -161,6 +212,41 @@ func TestPick(t *testing.T) {
 		if got, err := pick([]int{16, 8, 4}, c.left, need); err != nil || !slices.Equal(got, c.want) {
 			t.Errorf("%d left: %v, %v, want %v", c.left, got, err, c.want)
 		}
+	}
+}
+
+// A way of cutting training that memory lacks for after all gives way to the next one, of which the report then is; the last one's lack, and any other error, is an error.
+func TestFirstWithRoom(t *testing.T) {
+	ways := []passes{{16, 160, true}, {8, 80, true}, {16, 16, false}}
+	lack := fmt.Errorf("a pass: %w", &plugins.Error{Kind: plugins.KindCapacity, Message: "no memory"})
+	tooLarge := &plugins.Error{Kind: plugins.KindTooLarge, Message: "more than there is"}
+	other := errors.New("the device is lost")
+	for _, c := range []struct {
+		name    string
+		answers []error
+		way     int // of the answer
+		err     error
+	}{
+		{"the first", []error{nil}, 0, nil},
+		{"the second", []error{lack, nil}, 1, nil},
+		{"the last", []error{lack, tooLarge, nil}, 2, nil},
+		{"none", []error{lack, lack, lack}, 2, lack},
+		{"another error", []error{lack, other}, 1, other},
+	} {
+		tried := 0
+		took, way, err := firstWithRoom(ways, func(way passes) (time.Duration, error) {
+			if way != ways[tried] {
+				t.Errorf("%s: %v was tried, want %v", c.name, way, ways[tried])
+			}
+			tried++
+			return time.Duration(tried), c.answers[tried-1]
+		})
+		if way != ways[c.way] || tried != c.way+1 || !errors.Is(err, c.err) || err == nil && took != time.Duration(tried) {
+			t.Errorf("%s: %v, %v, error %v after %d tries", c.name, took, way, err, tried)
+		}
+	}
+	if _, _, err := firstWithRoom(nil, nil); err == nil {
+		t.Error("no way is no error")
 	}
 }
 
