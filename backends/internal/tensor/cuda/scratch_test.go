@@ -1,0 +1,82 @@
+package cuda_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/cuda"
+	"github.com/tinsmith/tinsmith/cudart/shim"
+)
+
+// With as much scratch memory as the contract says no operation asks the driver for memory: products of float32 rows with bfloat16 weights, with an adapter's beside them, whoever computes them, and attention.
+func TestScratch(t *testing.T) {
+	t.Setenv("FAKE_CUDA_FAIL", "")
+	lost := 0
+	d := open(t, cuda.Options{Device: "cuda:0", Libraries: []string{shim.Require(t, shim.Options{})}, Lost: func(error) { lost++ }})
+	scratch := d.(tensor.Scratcher)
+	tensorOf := func(rows, cols int) tensor.Tensor {
+		t.Helper()
+		x, err := d.Alloc(tensor.Float32, rows, cols)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { d.Free(x) })
+		return x
+	}
+	matrixOf := func(out, in int) tensor.Matrix {
+		t.Helper()
+		m, err := d.NewMatrix(tensor.BFloat16, out, in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(m.Free)
+		return m
+	}
+	check := func(what string, bytes int64, f func() error) {
+		t.Helper()
+		scratch.ReleaseScratch()
+		d.Trim()
+		if err := scratch.ReserveScratch(bytes); err != nil {
+			t.Fatal(err)
+		}
+		t.Setenv("FAKE_CUDA_FAIL", "cuMemAlloc_v2:1:719")
+		err := f()
+		t.Setenv("FAKE_CUDA_FAIL", "")
+		if err != nil || lost != 0 {
+			t.Fatalf("%s with %d bytes: error %v, %d allocations", what, bytes, err, lost)
+		}
+	}
+	for _, c := range []struct{ rows, in, out, rank int }{{5, 264, 40, 4}, {140, 264, 136, 32}, {140, 260, 136, 260}, {140, 520, 264, 264}, {3, 30, 16, 2}} {
+		x, y, inner := tensorOf(c.rows, c.in), tensorOf(c.rows, c.out), tensorOf(c.rows, c.rank)
+		w, a, b := matrixOf(c.out, c.in), matrixOf(c.rank, c.in), matrixOf(c.out, c.rank)
+		product := func(y, x tensor.Tensor, m tensor.Matrix, accumulate bool) tensor.Multiplication {
+			return tensor.Multiplication{Y: y, X: x, Groups: []tensor.RowGroup{{To: c.rows, Matrix: m}}, Accumulate: accumulate}
+		}
+		stages := [][]tensor.Multiplication{{product(y, x, w, false), product(inner, x, a, false)}, {product(y, inner, b, true)}}
+		check(fmt.Sprint("products ", c), tensor.ProductScratch(stages...), func() error { return d.MatMuls(stages...) })
+		check(fmt.Sprint("product ", c), tensor.ProductScratch(stages[0][:1]), func() error { return d.MatMul(y, x, w, false) })
+	}
+	const heads, dim, keys = 2, 32, 2*2048 + 1
+	ids := make([]int32, (keys+tensor.PageSize-1)/tensor.PageSize)
+	for i := range ids {
+		ids[i] = int32(i)
+	}
+	p, err := d.NewPages(tensor.BFloat16, 1, len(ids), 1, dim)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Free)
+	o, q, lse := tensorOf(1, heads*dim), tensorOf(1, heads*dim), tensorOf(1, heads)
+	check("attention", tensor.AttentionScratch(1, heads, dim, keys), func() error {
+		return d.Attention(o, lse, q, p, 0, []tensor.AttentionRun{{Count: 1, First: keys - 1, Pages: ids}}, heads, 1)
+	})
+	const rows = 70
+	o, q, lse = tensorOf(rows, heads*dim), tensorOf(rows, heads*dim), tensorOf(rows, heads)
+	dq, dk, dv := tensorOf(rows, heads*dim), tensorOf(rows, dim), tensorOf(rows, dim)
+	run := []tensor.AttentionRun{{Count: rows, Pages: ids[:2]}}
+	if err := d.Attention(o, lse, q, p, 0, run, heads, 1); err != nil {
+		t.Fatal(err)
+	}
+	check("attention backward", tensor.AttentionBackwardScratch(rows, heads), func() error { return d.AttentionBackward(dq, dk, dv, o, o, lse, q, p, 0, run, heads, 1) })
+}
