@@ -28,6 +28,8 @@ type Device struct {
 	rows            sharedRows
 	riding          []RowGroup // see ProductWithTail; kept, as separate is, so that nothing is allocated
 	separate        []RowGroup
+	parts           []part // see Products; kept likewise, as ownRows is
+	ownRows         []View
 	library         *library // nil: cuBLASLt is not used
 	pool            pool
 	scratch         scratch

@@ -46,22 +46,39 @@ func warpTile(i int, transposed bool) tile {
 
 func largestWarpTile(transposed bool) tile { return warpTile(len(warpShapes)-1, transposed) }
 
+// part is one of the products of a launch: rows of x with the weights of groups, which may have tails of the rows that tail is. Its columns are the widest group's.
+type part struct {
+	y, x       View
+	xType      Type
+	groups     []RowGroup
+	tail       tailRows
+	columns    int64
+	accumulate bool
+}
+
+// grid is how many tiles of rows and of columns the part has.
+func (p *part) grid(t tile) (down, across int64) {
+	for _, g := range p.groups {
+		down += (g.To - g.From + t.rows - 1) / t.rows
+	}
+	return down, (p.columns + t.columns - 1) / t.columns
+}
+
 // bfloat16Tile chooses among kernels of equal bits, those by warps. A block reads a row of x and of w for each of its rows and columns, through its multiprocessor's share of the second-level cache; the multiprocessor with
-// the most blocks is the last. So many small tiles are for few outputs, and large ones, which read x less often, for many. The columns are the widest group's.
-func (v *Device) bfloat16Tile(groups []RowGroup, columns int64, transposed bool) tile {
-	var best tile
-	least := int64(math.MaxInt64)
+// the most blocks is the last: least is how many rows it reads. So many small tiles are for few outputs, and large ones, which read x less often, for many.
+func (v *Device) bfloat16Tile(parts []part, transposed bool) (best tile, least int64) {
+	least = math.MaxInt64
 	for i := range warpShapes {
-		t, down := warpTile(i, transposed), int64(0)
-		for _, g := range groups {
-			down += (g.To - g.From + t.rows - 1) / t.rows
+		t, blocks, each := warpTile(i, transposed), int64(0), int64(v.multiprocessors)
+		for k := range parts {
+			down, across := parts[k].grid(t)
+			blocks += down * across
 		}
-		blocks, each := down*((columns+t.columns-1)/t.columns), int64(v.multiprocessors)
 		if reads := (blocks + each - 1) / each * (t.rows + t.columns); reads < least {
 			best, least = t, reads
 		}
 	}
-	return best
+	return best, least
 }
 
 // RowGroup is the rows [From, To) of a batch and the weight that is theirs. With Factor not 0 a finished element is multiplied by it and rounded to the values of Round.
@@ -88,18 +105,13 @@ func (v *Device) Product(y, x View, xType Type, groups []RowGroup, t Type, trans
 
 // product is Product of groups that may have tails, whose rows the tail is; those are of bfloat16.
 func (v *Device) product(y, x View, xType Type, groups []RowGroup, tail tailRows, t Type, transposed, accumulate bool) (err error) {
-	var rows, columns int64 // of the largest group
+	rows, columns := int64(0), widest(groups, transposed)
 	for i := range groups {
 		g := &groups[i]
 		if g.depth(transposed) > math.MaxInt32 { // the kernels count it in 32 bits
 			return fmt.Errorf("product: an inner axis of %d elements is too long", g.depth(transposed))
 		}
 		rows = max(rows, g.To-g.From)
-		if transposed {
-			columns = max(columns, g.Weight.In)
-		} else {
-			columns = max(columns, g.Weight.Out)
-		}
 	}
 	if rows == 0 || columns == 0 {
 		return nil
@@ -122,41 +134,114 @@ func (v *Device) product(y, x View, xType Type, groups []RowGroup, tail tailRows
 				}
 			}
 		}
-		if xType == Float32 && narrowsFirst(x, groups, transposed) {
-			to, failed := v.rounded(x, xType)
-			switch {
-			case failed == nil:
-				defer func() { err = errors.Join(err, v.giveRounded(to)) }()
-				x, xType = to, BFloat16
-			case !errors.Is(failed, ErrOutOfMemory): // the kernels round rows themselves where there is no memory
-				return failed
-			}
+		given := xType
+		if x, xType, err = v.roundedForWarps(x, xType, groups, transposed); err != nil {
+			return err
 		}
-		shape = v.bfloat16Tile(groups, columns, transposed)
+		if xType != given {
+			defer func(rounded View) { err = errors.Join(err, v.giveRounded(rounded)) }(x)
+		}
 	} else if transposed {
 		shape.kernel = kProductTransposedFloat32
 	}
-	return v.productInTiles(y, x, xType, groups, tail, shape, columns, accumulate)
+	p := part{y, x, xType, groups, tail, columns, accumulate}
+	if t == BFloat16 {
+		shape, _ = v.bfloat16Tile([]part{p}, transposed)
+	}
+	return v.productInTiles(p, shape)
 }
 
-// productInTiles launches a kernel over all tiles of all groups; columns are those of the widest group.
-func (v *Device) productInTiles(y, x View, xType Type, groups []RowGroup, tail tailRows, shape tile, columns int64, accumulate bool) error {
-	a := C.product_arguments{y: y.c(), x: x.c(), tail_x: tail.x.c(), accumulate: flag(accumulate), x_type: C.int32_t(xType), tail_type: C.int32_t(tail.xType)}
-	across := (columns + shape.columns - 1) / shape.columns
-	if len(groups) == 1 {
-		a.only = *(*C.row_group)(unsafe.Pointer(&groups[0]))
-		return v.launch(shape.kernel, (groups[0].To-groups[0].From+shape.rows-1)/shape.rows, across, 1, bytesIn(&a))
+// widest gives the columns of the group that has the most.
+func widest(groups []RowGroup, transposed bool) (columns int64) {
+	for _, g := range groups {
+		columns = max(columns, outputsOf(g.Weight, transposed))
+	}
+	return columns
+}
+
+// roundedForWarps gives rows as the kernels by warps are to read them: rounded, where that pays and there is memory. Rows of another type than x has are given back by giveRounded after the launch.
+func (v *Device) roundedForWarps(x View, xType Type, groups []RowGroup, transposed bool) (View, Type, error) {
+	if xType != Float32 || !narrowsFirst(x, groups, transposed) {
+		return x, xType, nil
+	}
+	to, err := v.rounded(x, xType)
+	switch {
+	case errors.Is(err, ErrOutOfMemory): // the kernels round rows themselves
+		return x, xType, nil
+	case err != nil:
+		return x, xType, err
+	}
+	return to, BFloat16, nil
+}
+
+// productInTiles launches a kernel over all tiles of a product.
+func (v *Device) productInTiles(p part, shape tile) error {
+	if shape.kernel >= kProduct && shape.kernel < kAttention {
+		return v.productsInTiles([]part{p}, shape)
+	}
+	a := p.arguments()
+	down, across := p.grid(shape)
+	release := func() error { return nil }
+	if lists := p.lists(shape); lists != nil {
+		at, free, err := v.putAll(lists...)
+		if err != nil {
+			return err
+		}
+		a.groups, a.tiles, release = C.uint64_t(at[0]), C.uint64_t(at[1]), free
+	}
+	return errors.Join(v.launch(shape.kernel, down, across, 1, bytesIn(&a)), release())
+}
+
+// productsInTiles launches a kernel by warps over all tiles of parts: at most mostProducts, each with rows and columns.
+func (v *Device) productsInTiles(parts []part, shape tile) error {
+	var a C.products_arguments
+	var lists [][]byte
+	end := int64(0)
+	for i := range a.blocks {
+		if i < len(parts) {
+			down, across := parts[i].grid(shape)
+			end += down * across // the launch refuses what is more than 32 bits
+			a.of[i], a.blocks[i].down = parts[i].arguments(), C.int32_t(down)
+			lists = append(lists, parts[i].lists(shape)...)
+		}
+		a.blocks[i].end = C.int32_t(end)
+	}
+	release := func() error { return nil }
+	if len(lists) > 0 {
+		at, free, err := v.putAll(lists...)
+		if err != nil {
+			return err
+		}
+		release = free
+		for i := range parts {
+			if len(parts[i].groups) > 1 {
+				a.of[i].groups, a.of[i].tiles = C.uint64_t(at[0]), C.uint64_t(at[1])
+				at = at[2:]
+			}
+		}
+	}
+	return errors.Join(v.launch(shape.kernel, end, 1, 1, bytesIn(&a)), release())
+}
+
+// arguments are those of the part but for its lists.
+func (p *part) arguments() C.product_arguments {
+	a := C.product_arguments{y: p.y.c(), x: p.x.c(), tail_x: p.tail.x.c(), accumulate: flag(p.accumulate), x_type: C.int32_t(p.xType), tail_type: C.int32_t(p.tail.xType)}
+	if len(p.groups) == 1 {
+		a.only = *(*C.row_group)(unsafe.Pointer(&p.groups[0]))
+	}
+	return a
+}
+
+// lists are the groups and the tiles of rows of all of them; none where there is one group.
+func (p *part) lists(shape tile) [][]byte {
+	if len(p.groups) == 1 {
+		return nil
 	}
 	var tiles []C.product_tile
-	for i, g := range groups {
+	for i, g := range p.groups {
 		for row := int64(0); row < g.To-g.From; row += shape.rows {
 			tiles = append(tiles, C.product_tile{group: C.int32_t(i), row: C.int32_t(row)})
 		}
 	}
-	at, release, err := v.putAll(bytesOf(groups), bytesOf(tiles))
-	if err != nil {
-		return err
-	}
-	a.groups, a.tiles = C.uint64_t(at[0]), C.uint64_t(at[1])
-	return errors.Join(v.launch(shape.kernel, int64(len(tiles)), across, 1, bytesIn(&a)), release())
+	return [][]byte{bytesOf(p.groups), bytesOf(tiles)}
 }

@@ -86,7 +86,8 @@ func TestTileChoice(t *testing.T) {
 		{[]RowGroup{{To: 4}, {From: 4, To: 8}, {From: 8, To: 64}}, 4096, "product_64x96"},
 		{[]RowGroup{{To: 2}, {From: 2, To: 4}, {From: 4, To: 6}, {From: 6, To: 6}, {From: 6, To: 8}}, 4096, "product_16x32"},
 	} {
-		if got := kernelOf(v.bfloat16Tile(c.groups, c.columns, false).kernel).name; got != c.want {
+		shape, _ := v.bfloat16Tile([]part{{groups: c.groups, columns: c.columns}}, false)
+		if got := kernelOf(shape.kernel).name; got != c.want {
 			t.Errorf("%v, %d columns: %s, want %s", c.groups, c.columns, got, c.want)
 		}
 	}

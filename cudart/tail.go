@@ -34,12 +34,9 @@ func rides(n, rows, depth int64) bool { return n == rows || n >= groupRows && n*
 // by the first.
 func (v *Device) ProductWithTail(y, x View, xType Type, groups []RowGroup, tail Tail, t Type, transposed, accumulate bool) error {
 	var rows tailRows
-	_, library := v.libraryShape(y, groups, transposed, accumulate) // cuBLASLt has no second inner axis
-	if t == BFloat16 && len(groups) == 1 && groups[0].Factor == 0 && !library {
-		var ride bool
-		if groups, tail.Groups, ride = v.withTails(groups[0], tail, transposed); ride {
-			rows = tailRows{tail.X, tail.XType}
-		}
+	if v.Rides(Multiplication{Y: y, X: x, XType: xType, Groups: groups, Tail: tail, Type: t, Transposed: transposed, Accumulate: accumulate}) {
+		rows = tailRows{tail.X, tail.XType}
+		groups, tail.Groups, _ = v.withTails(groups[0], tail, transposed)
 	}
 	if err := v.product(y, x, xType, groups, rows, t, transposed, accumulate); err != nil {
 		return err

@@ -127,5 +127,5 @@ func (v *Device) productByWarpgroups(y, x View, xType Type, groups []RowGroup, t
 		defer func() { err = errors.Join(err, v.giveScratch(to.At)) }()
 		tail = tailRows{to, BFloat16}
 	}
-	return v.productInTiles(y, x, BFloat16, groups, tail, shape, columns, accumulate)
+	return v.productInTiles(part{y, x, BFloat16, groups, tail, columns, accumulate}, shape)
 }

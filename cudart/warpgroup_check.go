@@ -175,12 +175,12 @@ func (v *Device) checkGroupCase(c groupCase, random *rand.Rand, shapes []tile) (
 			for i := range whole {
 				whole[i].tail = Weight{}
 			}
-			err = v.productInTiles(y, x, c.xType, whole, tailRows{}, shape, c.columns, c.accumulate)
+			err = v.productInTiles(part{y, x, c.xType, whole, tailRows{}, c.columns, c.accumulate}, shape)
 			if err == nil && len(tails) > 0 {
-				err = v.productInTiles(y, second.x, second.xType, tails, tailRows{}, shape, c.columns, true)
+				err = v.productInTiles(part{y, second.x, second.xType, tails, tailRows{}, c.columns, true}, shape)
 			}
 		case shape.kernel < kWarpgroup:
-			err = v.productInTiles(y, x, c.xType, groups, second, shape, c.columns, c.accumulate)
+			err = v.productInTiles(part{y, x, c.xType, groups, second, c.columns, c.accumulate}, shape)
 		default:
 			err = v.productByWarpgroups(y, x, c.xType, groups, second, shape, c.columns, c.transposed, c.accumulate)
 		}

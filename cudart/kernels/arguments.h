@@ -19,6 +19,7 @@ enum {
   SUM_PIECES = 16,       // pieces of a block
   NARROW_ROW = 256,      // rows up to this many columns are one warp's in the norms
   FLOAT32 = 1, BFLOAT16 = 2, FLOAT16 = 3,
+  MOST_PRODUCTS = 6,     // of one launch: of q, k and v, and of their adapters
   LOSS_LINEAR = 1, LOSS_RATIO = 2, LOSS_CLIPPED = 3, LOSS_QUADRATIC = 4, LOSS_DATUM = 5, // see tensor.LossForm
 };
 
@@ -99,6 +100,10 @@ typedef struct { view y, gate, up, kept_gate, kept_up; int32_t y_type, from_type
 typedef struct { view dgate, dup, dy, gate, up; int32_t from_type, reserved; } swiglu_backward_arguments;
 // y (+)= x · wᵀ, or x · w when transposed, for groups of rows. x has x_type, w the type of the kernel. Without tiles there is one group, only.
 typedef struct { view y, x, tail_x; row_group only; uint64_t groups, tiles; int32_t accumulate, x_type, tail_type, reserved; } product_arguments;
+// The blocks of one of several products in a launch end before end, and begin where those of the one before end. A tile of columns has down of them, one for each tile of rows; the next tile of columns follows.
+typedef struct { int32_t end, down; } product_blocks;
+// Products in one launch, none of which reads or writes what another writes. Places that are not used have no blocks.
+typedef struct { product_arguments of[MOST_PRODUCTS]; product_blocks blocks[MOST_PRODUCTS]; } products_arguments;
 typedef struct { uint64_t jobs, tiles; } outer_arguments;
 typedef struct { view lse, logits; } log_sum_exp_arguments;
 typedef struct { view p, logits, lse; } softmax_arguments;

@@ -2,6 +2,21 @@
 #pragma once
 #include "arithmetic.h"
 
+// What a block has of the products of a launch: which of them, and which tile of its rows and of its columns.
+struct block_product {
+  int product;
+  int64_t down, across;
+};
+
+INLINE block_product product_of_block(const products_arguments &a) {
+  const int number = (int)block_x();
+  int product = 0, first = 0;
+  UNROLL for (int i = 0; i + 1 < MOST_PRODUCTS; i++)
+    if (number >= a.blocks[i].end) product = i + 1, first = a.blocks[i].end;
+  const unsigned within = (unsigned)(number - first), down = (unsigned)a.blocks[product].down;
+  return {product, within % down, within / down};
+}
+
 struct block_group {
   row_group g;
   int64_t first; // the block's first row
@@ -11,8 +26,8 @@ struct block_group {
 INLINE block_group group_of_block(const product_arguments &a, int rows, int64_t number) {
   block_group b;
   if (a.tiles) {
-    const product_tile t = memory<const product_tile>(a.tiles)[number];
-    b.g = memory<const row_group>(a.groups)[t.group];
+    const product_tile t = value_at<product_tile>(a.tiles + number * sizeof(product_tile));
+    b.g = value_at<row_group>(a.groups + t.group * sizeof(row_group));
     b.first = b.g.from + t.row;
   } else {
     b.g = a.only;

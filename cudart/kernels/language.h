@@ -39,6 +39,15 @@ INLINE double fma_rn(double a, double b, double c) { return __nvvm_fma_rn_d(a, b
 INLINE float sqrt_rn(float x) { return __nvvm_sqrt_rn_ftz_f(x); }
 INLINE double sqrt_rn(double x) { return __nvvm_sqrt_rn_d(x); }
 template <class T> INLINE T *memory(uint64_t address) { return (T *)(__attribute__((address_space(1))) T *)address; }
+// value_at gives what lies in memory, a multiple of 8 bytes. Where a kernel takes something from memory or from its arguments, the compiler makes of reads through pointers one read of either, and so that this has an
+// address copies all arguments to the stack of each thread; of these it does not.
+template <class T> INLINE T value_at(uint64_t address) {
+  struct {
+    uint64_t words[sizeof(T) / 8];
+  } v;
+  UNROLL for (unsigned i = 0; i < sizeof(T) / 8; i++) v.words[i] = ((const __attribute__((address_space(1))) uint64_t *)address)[i];
+  return __builtin_bit_cast(T, v);
+}
 template <class To, class From> INLINE To bits(From v) { return __builtin_bit_cast(To, v); }
 
 INLINE unsigned shared_address(const void *p) { return (unsigned)(unsigned long)(__attribute__((address_space(3))) const char *)p; }

@@ -3,7 +3,7 @@
 #   write   compile with clang for every architecture into cudart/ptx, then report
 #   check   the committed PTX says which sources and flags it was made from: they must be these. Where the pinned clang is installed, it must also be what that compiler gives.
 #   headers compare driver.h with NVIDIA's cuda.h from PyPI, and cublaslt.h and nccl.h with theirs where folders that are named have them: make.sh headers FOLDER...
-#   report  registers, shared memory and spills of every kernel, by NVIDIA's assembler from PyPI; fails if a hot kernel spills, or products of warpgroups wait for each other
+#   report  registers, shared memory and spills of every kernel, by NVIDIA's assembler from PyPI; fails if a hot kernel spills or has a stack, or products of warpgroups wait for each other
 # CLANG names the compiler (default clang++-19), PYTHON the interpreter (default python3).
 set -euo pipefail
 export LC_ALL=C # one order of file names
@@ -93,6 +93,8 @@ report() {
     for k in $names; do
       grep -q "^  $k " "$made/table" || { echo "make.sh: $k is no kernel of $a" >&2; bad=1; }
       if awk -v k="$k" '$1 == k && $5 > 0 { found = 1 } END { exit !found }' "$made/table"; then echo "make.sh: $k spills on $a" >&2; bad=1; fi
+      # What has addresses lies there: the copy of all arguments of a launch, say, for each thread.
+      if awk -v k="$k" '$1 == k && $4 > 0 { found = 1 } END { exit !found }' "$made/table"; then echo "make.sh: $k has a stack on $a" >&2; bad=1; fi
       case " $shared_by_two " in *" $k "*)
         if awk -v k="$k" '$1 == k && $2 > 128 { found = 1 } END { exit !found }' "$made/table"; then echo "make.sh: $k takes more than half the registers on $a" >&2; bad=1; fi ;;
       esac

@@ -5,6 +5,8 @@
 // With few rows the time is that of reading the weights, and a multiprocessor must have some 26 KiB of them under way for that (4.8 TB/s for 700 ns, divided by 132). So tiles go round through places in shared memory that
 // are copied to long before they are multiplied. Half of the warps bring the weights and the others the rows, because each thread waits for its own copies in their order: rows come from the second-level cache, need
 // fewer places, and would hold the weights back.
+//
+// A launch has several products that do not depend on each other, of which each block has a tile of one: small ones leave most multiprocessors without a block, and take as long as their chain.
 #include "groups.h"
 
 enum { PAD = 8 }; // keeps the rows of one load_matrices in different banks
@@ -78,11 +80,13 @@ template <class S, bool transposed> struct product_bf16 {
       UNROLL for (int j = 0; j < S::wide; j++) multiply_16x8x16(sum[i][j], f.left[i], f.right[j / 2][j % 2 * 2], f.right[j / 2][j % 2 * 2 + 1]);
   }
 
-  INLINE void run(const product_arguments &a) {
+  INLINE void run(const products_arguments &all) {
     DYNAMIC_SHARED(bfloat16, room);
     bfloat16 *xs = room, *ws = room + S::x_places * x_size;
-    const block_group b = group_of_block(a, S::rows, block_x());
-    int64_t i0 = b.first, j0 = block_y() * S::columns, rows = b.g.to, columns = transposed ? b.g.w.in : b.g.w.out;
+    const block_product own = product_of_block(all);
+    const product_arguments &a = all.of[own.product];
+    const block_group b = group_of_block(a, S::rows, own.down);
+    int64_t i0 = b.first, j0 = own.across * S::columns, rows = b.g.to, columns = transposed ? b.g.w.in : b.g.w.out;
     if (j0 >= columns) return;
     int row = warp() / S::column_warps * S::warp_rows, column = warp() % S::column_warps * S::warp_columns;
     int group = lane() / 4, pair = lane() % 4 * 2;
@@ -141,8 +145,8 @@ template <class S, bool transposed> struct product_bf16 {
 // The launch chooses among the shapes, and has the shared memory that each takes (product.go): no more than 99 KiB, which all devices have. The last number is how many blocks a multiprocessor of Hopper has room for. Of
 // weights a block has under way 44, 36, 44 and 48 KiB in the first four shapes: 64 × 32 outputs of 4,096 are 128 blocks.
 #define PRODUCT_BF16(rows, columns, row_warps, column_warps, depth, x_places, w_places, blocks) \
-  KERNEL_BLOCKS(product_##rows##x##columns, 32 * row_warps * column_warps, blocks, product_arguments) { product_bf16<product_shape<rows, columns, row_warps, column_warps, depth, x_places, w_places>, false>::run(a); } \
-  KERNEL_BLOCKS(product_transposed_##rows##x##columns, 32 * row_warps * column_warps, blocks, product_arguments) { product_bf16<product_shape<rows, columns, row_warps, column_warps, depth, x_places, w_places>, true>::run(a); }
+  KERNEL_BLOCKS(product_##rows##x##columns, 32 * row_warps * column_warps, blocks, products_arguments) { product_bf16<product_shape<rows, columns, row_warps, column_warps, depth, x_places, w_places>, false>::run(a); } \
+  KERNEL_BLOCKS(product_transposed_##rows##x##columns, 32 * row_warps * column_warps, blocks, products_arguments) { product_bf16<product_shape<rows, columns, row_warps, column_warps, depth, x_places, w_places>, true>::run(a); }
 PRODUCT_BF16(16, 32, 1, 2, 64, 4, 12, 3)
 PRODUCT_BF16(32, 32, 2, 2, 64, 4, 10, 3)
 PRODUCT_BF16(64, 32, 2, 2, 64, 4, 12, 2)

@@ -3,7 +3,8 @@
 //
 // FAKE_CUDA_FAIL=name:n:code makes the n-th call of that function from the time the variable was set give that code. FAKE_CUDA_ORDER=seed orders the threads at random, in
 // every launch differently. FAKE_CUDA_SKIP names kernels, with spaces between, that are not run. FAKE_CUDA_KERNELS is a file that gets a line "loaded NAME" for each kernel
-// that is looked up, and "run NAME" for each that is run, once for a value of the variable. FAKE_CUDA_DEVICES is how many devices there are (1), FAKE_CUDA_NAME what they are called, FAKE_CUDA_MEMORY how many bytes each has (1 GiB), FAKE_CUDA_VERSION the driver's version.
+// that is looked up, and "run NAME" for each that is run, once for a value of the variable. FAKE_CUDA_COUNT is a file that gets a line with its name for each call of a function and,
+// indented, each run of a kernel. FAKE_CUDA_DEVICES is how many devices there are (1), FAKE_CUDA_NAME what they are called, FAKE_CUDA_MEMORY how many bytes each has (1 GiB), FAKE_CUDA_VERSION the driver's version.
 #include "shim.h"
 #include "streams.h"
 
@@ -58,8 +59,19 @@ long setting(const char *name, long otherwise) {
 }
 int devices() { return (int)setting("FAKE_CUDA_DEVICES", 1); }
 
+// count writes a line to the file that FAKE_CUDA_COUNT names.
+void count(const char *before, const char *name) {
+  const char *v = getenv("FAKE_CUDA_COUNT");
+  if (!v || !*v) return;
+  if (FILE *f = fopen(v, "a")) {
+    fprintf(f, "%s%s\n", before, name);
+    fclose(f);
+  }
+}
+
 // failure counts calls of a function that FAKE_CUDA_FAIL names.
 int failure(const char *function) {
+  count("", function);
   static std::string plan;
   static long calls;
   const char *v = getenv("FAKE_CUDA_FAIL");
@@ -123,7 +135,7 @@ struct Launch {
     uint64_t order = (uint64_t)setting("FAKE_CUDA_ORDER", 0);
     if (order) order = (order + ++launches) * 0x9E3779B97F4A7C15u | 1;
     if (named(getenv("FAKE_CUDA_SKIP"), kernel->name)) return 0;
-    tell("run", kernel);
+    tell("run", kernel), count(" ", kernel->name);
     const char *wrong = shim::launch(kernel, grid, (int)threads, shared, arguments.data(), order);
     if (!wrong) return 0;
     fprintf(stderr, "kernel %s: %s\n", kernel->name, wrong);

@@ -84,6 +84,7 @@ static inline double fma_rn(double a, double b, double c) { return __builtin_fma
 static inline float sqrt_rn(float x) { return __builtin_sqrtf(x); }
 static inline double sqrt_rn(double x) { return __builtin_sqrt(x); }
 template <class T> static inline T *memory(uint64_t address) { return (T *)address; }
+template <class T> static inline T value_at(uint64_t address) { return *(const T *)address; }
 template <class To, class From> static inline To bits(From v) {
   static_assert(sizeof(To) == sizeof(From), "of one size");
   To r;
