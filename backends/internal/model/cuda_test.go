@@ -2,8 +2,11 @@ package model_test
 
 import (
 	"bytes"
+	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -132,6 +135,49 @@ func TestCUDAGraphs(t *testing.T) {
 			t.Setenv("FAKE_CUDA_FAIL", "")
 		})
 	}
+}
+
+// A token's products in a layer of few rows are launches of several: of q, k and v, of o, of gate and up, and of down, one each, and where there are adapters another one each, whatever their number.
+func TestCUDALaunches(t *testing.T) {
+	dir := shim.Require(t, shim.Options{})
+	onCUDA(t, func() (tensor.Device, error) {
+		return cuda.New(cuda.Options{Device: "cuda:0", Libraries: []string{dir}})
+	}, func(t *testing.T) {
+		b := newBench(t, unpack(t, "qwen3"), tensor.BFloat16, 1)
+		r := rand.New(rand.NewPCG(1, 2))
+		all, other := b.randomAdapter(4, 4, true, true, false), b.randomAdapter(8, 5, true, true, false)
+		attention, mlp := b.randomAdapter(4, 6, true, false, false), b.randomAdapter(4, 7, false, true, false)
+		for _, c := range []struct {
+			name     string
+			adapters []*lora.Weights // of a token each
+			launches int             // a layer
+		}{
+			{"no adapter", []*lora.Weights{nil}, 4},
+			{"one adapter", []*lora.Weights{all}, 8},
+			{"one, of several sequences", []*lora.Weights{all, all, all}, 8},
+			{"two adapters", []*lora.Weights{all, other}, 8},
+			{"an adapter and none", []*lora.Weights{all, nil, nil}, 8},
+			{"on attention", []*lora.Weights{attention}, 6},
+			{"on the MLP", []*lora.Weights{mlp}, 6},
+			{"on attention, on the MLP, on both", []*lora.Weights{attention, mlp, all}, 8},
+		} {
+			batch := model.Batch{Pages: b.pages}
+			for _, w := range c.adapters {
+				batch.Sequences = append(batch.Sequences, model.Sequence{Adapter: w, Tokens: b.randomTokens(r, 1), Pages: b.take(1)})
+			}
+			file := filepath.Join(t.TempDir(), "count")
+			t.Setenv("FAKE_CUDA_COUNT", file)
+			_, err := b.Forward(b.work, batch, []int32{0})
+			t.Setenv("FAKE_CUDA_COUNT", "")
+			text, failed := os.ReadFile(file)
+			if err := errors.Join(err, failed); err != nil {
+				t.Fatal(err)
+			}
+			if got := strings.Count(string(text), " product_"); got != c.launches*b.Config.Layers {
+				t.Errorf("%s: %d launches of products in %d layers, want %d in each", c.name, got, b.Config.Layers, c.launches)
+			}
+		}
+	})
 }
 
 // On a machine with a GPU everything holds there.

@@ -9,6 +9,7 @@
 //
 // Decoding steps and other passes over up to 256 rows are recorded (tensor.Recorder): their launches are put off and started in series, with one copy of all the lists that the kernels of a series read, and as a CUDA graph
 // if the series has come before with mostly the same arguments. If a graph fails, kernels are launched one by one from then on. Nobody has seen this on a GPU yet.
+// Products of few rows that do not depend on each other are one launch (MatMuls): those of q, k and v, or of gate and up, and their adapters' first products before them or, where the second ones do not ride, beside them.
 //
 // Memory traffic: operations that follow one another are one where that saves passes over memory (tensor.Fuser), rows that only products read are bfloat16 where products round them, and so are the queries that attention
 // reads; bits are those of the separate operations. With bfloat16 weights, gate, up, attention's output, and queries and keys before their norms are kept for the backward pass rounded to bfloat16 (tensor.Keeper); what the
@@ -103,10 +104,10 @@ type device struct {
 	libraries []string         // see Options
 
 	// Kept between calls, so that operations do not allocate.
-	runs   []cudart.Sequence
-	groups [2][]cudart.RowGroup // with float32 and with bfloat16 matrices
-	tails  []cudart.RowGroup
-	outer  []cudart.OuterProduct
+	runs           []cudart.Sequence
+	single, paired []cudart.Multiplication
+	rowGroups      []cudart.RowGroup
+	outer          []cudart.OuterProduct
 
 	adjustments []cudart.Adjustment
 	draws       []cudart.Draw

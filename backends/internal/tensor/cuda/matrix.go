@@ -105,8 +105,8 @@ func (d *device) product(op string, y, x tensor.Tensor, w *matrix, accumulate, t
 	return d.failed(op, d.v.Product(view(y), view(x), typeOf(x.DType), []cudart.RowGroup{{To: int64(y.Rows), Weight: w.weight()}}, typeOf(w.dtype), transposed, accumulate))
 }
 
-// MatMuls does a product that is added to one of the stage before together with that one, because both may be one launch: an adapter's rides in the base weight's. Such pairs are the last of their stage, because the others
-// may give what the second reads.
+// MatMuls gives the products of a stage to the device together, because those of few rows are one launch. A product that is added to one of the stage before is done together with that one, if the device does both in
+// one launch: an adapter's rides in the base weight's. Such pairs are the last of their stage, because the others may give what the second reads.
 func (d *device) MatMuls(stages ...[]tensor.Multiplication) (err error) {
 	defer func() { err = errors.Join(err, d.failed("matmuls", d.v.ShareRows(cudart.View{}, cudart.Float32))) }()
 	var done, later [mostPairs]bool // what of a stage is done, and of the next
@@ -115,37 +115,29 @@ func (d *device) MatMuls(stages ...[]tensor.Multiplication) (err error) {
 		if i+1 < len(stages) {
 			next = stages[i+1]
 		}
-		var pairs [mostPairs]int // 1 + the second's place
 		done, later = later, [mostPairs]bool{}
-		for k, p := range products[:min(len(products), mostPairs)] {
-			if done[k] {
+		d.single, d.paired, d.rowGroups = d.single[:0], d.paired[:0], d.rowGroups[:0]
+		for k, p := range products {
+			few := k < mostPairs
+			if few && done[k] {
 				continue
 			}
-			if at := second(p, next); at >= 0 {
-				pairs[k], later[at] = 1+at, true
-			}
-		}
-		var shared *cudart.View
-		for _, paired := range []bool{false, true} {
-			for k, p := range products {
-				few := k < mostPairs
-				if few && done[k] || paired != (few && pairs[k] > 0) {
+			if at := second(p, next); few && at >= 0 && !later[at] {
+				if pair, ok := d.pair(p, next[at]); ok && d.v.Rides(pair) {
+					d.paired, later[at] = append(d.paired, pair), true
 					continue
 				}
-				if x := view(p.X); shared == nil || x != *shared { // also what a stage before has written
-					if err := d.v.ShareRows(x, typeOf(p.X.DType)); err != nil {
-						return d.failed("matmuls", err)
-					}
-					shared = &x
-				}
-				if paired {
-					err = d.pair(p, next[pairs[k]-1])
-				} else {
-					err = d.grouped("matmuls", p.Y, p.X, p.Groups, p.Accumulate, p.Transposed)
-				}
-				if err != nil {
-					return err
-				}
+			}
+			d.single = d.multiplications(d.single, p)
+		}
+		if i > 0 { // a stage before may have written what it shared
+			if err := d.v.ShareRows(cudart.View{}, cudart.Float32); err != nil {
+				return d.failed("matmuls", err)
+			}
+		}
+		for _, list := range [][]cudart.Multiplication{d.single, d.paired} {
+			if err := d.v.Products(list); err != nil {
+				return d.failed("matmuls", err)
 			}
 		}
 	}
@@ -165,27 +157,40 @@ func second(p tensor.Multiplication, next []tensor.Multiplication) int {
 	return -1
 }
 
-// pair does p, and q after it.
-func (d *device) pair(p, q tensor.Multiplication) error {
-	for _, groups := range [][]tensor.RowGroup{p.Groups, q.Groups} {
-		for _, g := range groups {
-			if g.Matrix.DType() != tensor.BFloat16 {
-				if err := d.grouped("matmuls", p.Y, p.X, p.Groups, p.Accumulate, p.Transposed); err != nil {
-					return err
-				}
-				return d.grouped("matmuls", q.Y, q.X, q.Groups, true, q.Transposed)
-			}
+// multiplications appends p to list as the device takes it: for matrices of each type one product.
+func (d *device) multiplications(list []cudart.Multiplication, p tensor.Multiplication) []cudart.Multiplication {
+	for _, t := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
+		if groups := d.ofType(p.Groups, t); len(groups) > 0 {
+			list = append(list, multiplication(p, groups, t))
 		}
 	}
-	d.groups[1], d.tails = d.groups[1][:0], d.tails[:0]
-	for _, g := range p.Groups {
-		d.groups[1] = append(d.groups[1], rowGroup(g))
+	return list
+}
+
+// pair is p and q after it as one product; false if not all matrices are bfloat16.
+func (d *device) pair(p, q tensor.Multiplication) (m cudart.Multiplication, ok bool) {
+	groups, tails := d.ofType(p.Groups, tensor.BFloat16), d.ofType(q.Groups, tensor.BFloat16)
+	if len(groups) != len(p.Groups) || len(tails) != len(q.Groups) {
+		return m, false
 	}
-	for _, g := range q.Groups {
-		d.tails = append(d.tails, rowGroup(g))
+	m = multiplication(p, groups, tensor.BFloat16)
+	m.Tail = cudart.Tail{X: view(q.X), XType: typeOf(q.X.DType), Groups: tails}
+	return m, true
+}
+
+func multiplication(p tensor.Multiplication, groups []cudart.RowGroup, t tensor.DType) cudart.Multiplication {
+	return cudart.Multiplication{Y: view(p.Y), X: view(p.X), XType: typeOf(p.X.DType), Groups: groups, Type: typeOf(t), Transposed: p.Transposed, Accumulate: p.Accumulate}
+}
+
+// ofType gives the groups whose matrices have a type. They are the device's until the next call of MatMuls.
+func (d *device) ofType(groups []tensor.RowGroup, t tensor.DType) []cudart.RowGroup {
+	from := len(d.rowGroups)
+	for _, g := range groups {
+		if g.Matrix.DType() == t {
+			d.rowGroups = append(d.rowGroups, rowGroup(g))
+		}
 	}
-	tail := cudart.Tail{X: view(q.X), XType: typeOf(q.X.DType), Groups: d.tails}
-	return d.failed("matmuls", d.v.ProductWithTail(view(p.Y), view(p.X), typeOf(p.X.DType), d.groups[1], tail, cudart.BFloat16, p.Transposed, p.Accumulate))
+	return d.rowGroups[from:len(d.rowGroups):len(d.rowGroups)]
 }
 
 func (d *device) MatMulGroups(y, x tensor.Tensor, groups []tensor.RowGroup, accumulate bool) error {
@@ -197,18 +202,10 @@ func (d *device) MatMulTransposedGroups(dx, dy tensor.Tensor, groups []tensor.Ro
 }
 
 func (d *device) grouped(op string, y, x tensor.Tensor, groups []tensor.RowGroup, accumulate, transposed bool) error {
-	for t := range d.groups {
-		d.groups[t] = d.groups[t][:0]
-	}
-	for _, g := range groups {
-		t := 0
-		if g.Matrix.DType() == tensor.BFloat16 {
-			t = 1
-		}
-		d.groups[t] = append(d.groups[t], rowGroup(g))
-	}
-	for t, dtype := range []cudart.Type{cudart.Float32, cudart.BFloat16} {
-		if err := d.v.Product(view(y), view(x), typeOf(x.DType), d.groups[t], dtype, transposed, accumulate); err != nil {
+	d.rowGroups = d.rowGroups[:0]
+	d.single = d.multiplications(d.single[:0], tensor.Multiplication{Y: y, X: x, Groups: groups, Accumulate: accumulate, Transposed: transposed})
+	for _, m := range d.single {
+		if err := d.v.Product(m.Y, m.X, m.XType, m.Groups, m.Type, transposed, accumulate); err != nil {
 			return d.failed(op, err)
 		}
 	}

@@ -46,6 +46,7 @@ func RunAll(t *testing.T, d tensor.Device, o Options) {
 	t.Run("groups", func(t *testing.T) { groups(t, d) })
 	t.Run("products at once", func(t *testing.T) { matMuls(t, d) })
 	t.Run("products of adapters", func(t *testing.T) { adapted(t, d) })
+	t.Run("layers with one input", func(t *testing.T) { layers(t, d, layersCases()) })
 	t.Run("attention cuts", func(t *testing.T) { attentionCuts(t, d) })
 	t.Run("attention cuts of long sequences", func(t *testing.T) { longCuts(t, d) })
 	t.Run("page copies", func(t *testing.T) { pageCopies(t, d) })

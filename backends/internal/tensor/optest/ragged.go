@@ -41,6 +41,7 @@ func RunRagged(t *testing.T, d tensor.Device, o Options) {
 		}
 		groupsOf(t, d, []groupCase{c})
 	}
+	t.Run("layers with one input", func(t *testing.T) { layers(t, d, layersCases()) })
 	t.Run("long sequences", func(t *testing.T) {
 		for _, c := range longAttentionCases(o) {
 			t.Run(c.name, func(t *testing.T) { c.check(t, d) })
