@@ -194,7 +194,7 @@ func testList(t *testing.T, v *Device, c listCase) {
 	var launched int
 	got := results(func() error {
 		var err error
-		launched = products(t, func() { err = errors.Join(v.Products(list), v.ShareRows(View{}, Float32)) })
+		launched = kernelsRun(t, "product_", func() { err = errors.Join(v.Products(list), v.ShareRows(View{}, Float32)) })
 		return err
 	})
 	for i := range list {
@@ -207,8 +207,8 @@ func testList(t *testing.T, v *Device, c listCase) {
 	}
 }
 
-// products counts the kernels of products that run launches.
-func products(t *testing.T, run func()) (count int) {
+// kernelsRun counts the runs of kernels whose name begins so.
+func kernelsRun(t *testing.T, name string, run func()) (count int) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "count")
 	t.Setenv("FAKE_CUDA_COUNT", file)
@@ -218,7 +218,7 @@ func products(t *testing.T, run func()) (count int) {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.Fatal(err)
 	}
-	return strings.Count(string(text), " product_")
+	return strings.Count(string(text), " "+name)
 }
 
 // Lists that are recorded are graphs like other launches, and give the same bits; what changes in them from pass to pass is seen.
@@ -295,7 +295,7 @@ func TestRecordedProducts(t *testing.T) {
 	}
 }
 
-// Where a launch fails, nothing that was taken for rounded rows is left, and the next list is computed.
+// Where a launch fails, nothing that was taken for rounded rows is left, and the next list is computed; where there is no memory for rounded rows, the bits are the same.
 func TestProductsFail(t *testing.T) {
 	v := openDevice(t, openDriver(t), 0)
 	one := listedProduct{rows: 5, columns: 40, depth: 264, groups: 1, t: BFloat16, xType: Float32}
@@ -326,6 +326,45 @@ func TestProductsFail(t *testing.T) {
 		}
 	}
 	testList(t, v, c)
+
+	// Without memory for them, the kernels round rows themselves.
+	results := map[bool][]byte{}
+	for _, short := range []bool{false, true} {
+		v := openDevice(t, openDriver(t), 0)
+		random := rand.New(rand.NewPCG(19, 1))
+		put := func(size int64, t Type) Address {
+			data := randomBits(random, size, t)
+			a, err := v.Alloc(len(data))
+			if err = errors.Join(err, v.Upload(a, len(data), data, len(data), 1)); err != nil {
+				panic(err)
+			}
+			return a
+		}
+		list := slices.Clone(list)
+		for i := range list {
+			list[i].X.At, list[i].Y.At = put(5*264, Float32), put(5*40, Float32)
+			list[i].Groups = []RowGroup{{To: 5, Weight: Weight{At: put(40*264, BFloat16), Out: 40, In: 264, Pitch: 264}}}
+		}
+		if short {
+			t.Setenv("FAKE_CUDA_MEMORY", "1")
+		}
+		var err error
+		if n, want := kernelsRun(t, "narrow_rows", func() { err = v.Products(list) }), map[bool]int{false: 2}[short]; n != want {
+			t.Errorf("short of memory %v: %d launches round rows, want %d", short, n, want)
+		}
+		t.Setenv("FAKE_CUDA_MEMORY", "")
+		for _, m := range list {
+			got := make([]byte, 4*5*40)
+			err = errors.Join(err, v.Download(got, m.Y.At, len(got), len(got), 1), v.Free(m.Y.At), v.Free(m.X.At), v.Free(m.Groups[0].Weight.At))
+			results[short] = append(results[short], got...)
+		}
+		if err := errors.Join(err, v.ShareRows(View{}, Float32)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !bytes.Equal(results[false], results[true]) {
+		t.Error("other bits without memory for rounded rows")
+	}
 }
 
 // What shares a launch in a layer of Qwen3-8B on an H200, of 132 multiprocessors: numbers of the list's products, launch by launch.
