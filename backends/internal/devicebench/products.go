@@ -14,7 +14,7 @@ import (
 	"github.com/tinsmith/tinsmith/cudart"
 )
 
-// products measures the large products of a training pass by themselves, in each of the ways that the device has, and says which of them training uses.
+// products measures the large products of a training pass by themselves, in each of the ways that the device has, and says which of them training uses; then those of decoding.
 func products(ctx context.Context, j job, found func(result)) (err error) {
 	w, dir, libraries := j.Workload, j.Dir, j.Libraries
 	driver, err := cudart.Open(cudart.Options{Directories: libraries})
@@ -86,7 +86,7 @@ func products(ctx context.Context, j job, found func(result)) (err error) {
 			found(r)
 		}
 	}
-	return nil
+	return w.decodingProducts(v, found)
 }
 
 // cublaslt compares products by cuBLASLt with those by kernels, in bits and in time, as a plugin does before it uses them.

@@ -75,6 +75,7 @@ func TestReport(t *testing.T) {
 		"| tiny | forward and backward, 2 sequences of 9 tokens, rank 2 | ", " tok/s; passes of 24 tokens, activations kept | much |", "training with 2 adapters, time against one", " ×; passes of 24 tokens, activations kept | 1.05 × |",
 		"| tiny | decoding 2 sequences after 5 tokens | ", " GB/s | more |", "decoding with 2 adapters, time against one",
 		"| tiny | products by warpgroups against those by warps | equal | equal bits |", "| tiny | product of 18 rows with the weight of gate, 48 × 32, gradient | ", " TFLOP/s by warpgroups, ", " by warps; with an adapter of rank 2 in the same launch ", " in one of its own ",
+		"| tiny | products of 16 rows with the weights of queries, keys and values, and with an adapter of rank 2 | ", " µs in shared launches, ", " with the adapter's second products in a launch of their own",
 		"| tiny | products by cuBLASLt against those by kernels | equal; faster, and so used, for ", " of 48 shapes", "| tiny | product of up to 2048 rows, 48 columns, 32 deep: by cuBLASLt, time against kernels | ",
 		"| tiny | dataparallel over two ranks against one | equal |", "| tiny | dataparallel with shared-out weights over two ranks against one | equal |", "| tiny | dataparallel with shared-out weights: the sampler's log-probabilities against the trainer's | equal |",
 		"| tiny | tensorparallel over two ranks against one | off by ", " of their spread | at most 0.03 |", "| tiny | tensorparallel by NCCL against exchange through memory | equal | equal bits |",
