@@ -1,5 +1,7 @@
 package tensor
 
+import "slices"
+
 // Scratcher is implemented by devices whose operations take memory beside that of their arguments while they run: rows that products with bfloat16 matrices round before, and intermediate results of attention.
 type Scratcher interface {
 	// ReserveScratch has so many bytes ready at least until ReleaseScratch, in one piece: operations that take no more at once, see ProductScratch and AttentionScratch, allocate nothing. For more, and without it, they take memory
@@ -14,11 +16,15 @@ const scratchUnit = 512 // bytes that scratch memory is given in
 func inScratchUnits(bytes int64) int64 { return (bytes + scratchUnit - 1) / scratchUnit * scratchUnit }
 
 // ProductScratch is the most memory that MatMuls of these arguments takes at once on a Scratcher, or MatMulGroups or MatMul of one of them. Only shapes and types are looked at: the rows of x, beside those of a product of the
-// next stage that is added to the same y, which may be rounded while the first's are there.
+// next stage that is added to the same y, which may be rounded while the first's are there; and all rows of a stage's products whose groups have few, which may be done together.
 func ProductScratch(stages ...[]Multiplication) int64 {
 	var most int64
 	for i, products := range stages {
-		for _, p := range products {
+		var together int64
+		for k, p := range products {
+			if few(p) && !slices.ContainsFunc(products[:k], func(q Multiplication) bool { return few(q) && q.X == p.X }) {
+				together += roundedBytes(p)
+			}
 			var beside int64
 			if i+1 < len(stages) {
 				for _, q := range stages[i+1] {
@@ -29,8 +35,15 @@ func ProductScratch(stages ...[]Multiplication) int64 {
 			}
 			most = max(most, roundedBytes(p)+beside)
 		}
+		most = max(most, together)
 	}
 	return most
+}
+
+// few says whether a product has few rows for each of its matrices.
+func few(p Multiplication) bool {
+	const many = 128
+	return !slices.ContainsFunc(p.Groups, func(g RowGroup) bool { return g.To-g.From >= many })
 }
 
 // roundedBytes is what the rows of one product take: none where they are bfloat16 at multiples of 16 bytes, or no matrix is bfloat16.

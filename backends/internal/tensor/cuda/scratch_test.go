@@ -57,6 +57,13 @@ func TestScratch(t *testing.T) {
 		check(fmt.Sprint("products ", c), tensor.ProductScratch(stages...), func() error { return d.MatMuls(stages...) })
 		check(fmt.Sprint("product ", c), tensor.ProductScratch(stages[0][:1]), func() error { return d.MatMul(y, x, w, false) })
 	}
+	var layers []tensor.Multiplication // with rows of their own
+	for range 3 {
+		m := tensor.Multiplication{Y: tensorOf(5, 40), X: tensorOf(5, 264), Groups: []tensor.RowGroup{{To: 5, Matrix: matrixOf(40, 264)}}}
+		layers = append(layers, m, m)
+		layers[len(layers)-1].Y = tensorOf(5, 40)
+	}
+	check("layers", tensor.ProductScratch(layers), func() error { return d.MatMuls(layers) })
 	const heads, dim, keys = 2, 32, 2*2048 + 1
 	ids := make([]int32, (keys+tensor.PageSize-1)/tensor.PageSize)
 	for i := range ids {
