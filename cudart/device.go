@@ -29,7 +29,7 @@ type Device struct {
 	riding          []RowGroup // see ProductWithTail; kept, as separate is, so that nothing is allocated
 	separate        []RowGroup
 	parts           []part // see Products; kept likewise, as ownRows is
-	ownRows         []View
+	ownRows         []roundedRows
 	library         *library // nil: cuBLASLt is not used
 	pool            pool
 	scratch         scratch

@@ -112,8 +112,11 @@ type jointLaunch struct {
 	device     *Device
 	parts      []part
 	transposed bool
-	own        []View // rounded rows that the parts read
+	own        []roundedRows // that the parts read
 }
+
+// roundedRows are rows of float32, and the same as bfloat16.
+type roundedRows struct{ of, to View }
 
 // add adds a product, whose rows are rounded if that pays. What was collected before is launched if it has no room for another, or takes less time without it.
 func (j *jointLaunch) add(p part, transposed bool) error {
@@ -132,11 +135,12 @@ func (j *jointLaunch) add(p part, transposed bool) error {
 	if err != nil {
 		return err
 	}
-	if p.x, p.xType, err = v.roundedForWarps(x, xType, p.groups, transposed); err != nil {
+	if at := slices.IndexFunc(j.own, func(r roundedRows) bool { return r.of == x }); at >= 0 && xType == Float32 {
+		p.x, p.xType = j.own[at].to, BFloat16
+	} else if p.x, p.xType, err = v.roundedForWarps(x, xType, p.groups, transposed); err != nil {
 		return err
-	}
-	if p.xType != xType {
-		j.own = append(j.own, p.x)
+	} else if p.xType != xType {
+		j.own = append(j.own, roundedRows{x, p.x})
 	}
 	j.parts, j.transposed = append(j.parts, p), transposed
 	return nil
@@ -156,7 +160,7 @@ func (j *jointLaunch) start() error {
 // free gives rounded rows back; whatever gets them next comes later in the stream.
 func (j *jointLaunch) free() (err error) {
 	for _, rows := range slices.Backward(j.own) { // scratch memory is a stack
-		err = errors.Join(err, j.device.giveRounded(rows))
+		err = errors.Join(err, j.device.giveRounded(rows.to))
 	}
 	j.own = j.own[:0]
 	return err
