@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
 	"strings"
 	"time"
@@ -204,6 +205,8 @@ func WriteAddress(address net.Addr, dataDir string) error {
 
 // Serve answers on l until ctx ends; then open requests get a moment to finish.
 func Serve(ctx context.Context, l net.Listener, handler http.Handler) error {
+	held := ballast()
+	defer runtime.KeepAlive(held)
 	s := &http.Server{Handler: handler, ReadHeaderTimeout: readHeaderTimeout, ReadTimeout: readTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes, ErrorLog: slog.NewLogLogger(slog.Default().Handler(), slog.LevelDebug)}
 	failed := make(chan error, 1)
 	go func() { failed <- s.Serve(l) }()
