@@ -12,11 +12,18 @@ import (
 // DecodeForwardBackward reads a protobuf body; the owner is left empty. The error is for a body that cannot be decoded or does not say which operation it is; everything else
 // that is wrong becomes the operation's Refusal, so that it has its place in the order and fails there.
 func DecodeForwardBackward(body []byte) (runs.ForwardBackward, error) {
-	var m tinkerpb.ForwardBackwardRequest
 	tooMany := countParts(body) > maxParts
 	if tooMany {
 		body = identity(body)
+	} else if out, ok := decodePlain(body); ok {
+		return out, nil
 	}
+	return decodeMessages(body, tooMany)
+}
+
+// decodeMessages does it for every body. tooMany: there is only the operation's identity.
+func decodeMessages(body []byte, tooMany bool) (runs.ForwardBackward, error) {
+	var m tinkerpb.ForwardBackwardRequest
 	if err := proto.Unmarshal(body, &m); err != nil {
 		return runs.ForwardBackward{}, fmt.Errorf("body: not a ForwardBackwardRequest: %w", err)
 	}
