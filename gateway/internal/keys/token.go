@@ -95,7 +95,7 @@ func (a *Authenticator) Owner(credential string) (string, error) {
 
 // Credential reads a request's key: the header X-API-Key, or else a bearer token.
 func Credential(h http.Header) string {
-	if key := h.Get("X-API-Key"); key != "" {
+	if key := h.Get("X-Api-Key"); key != "" {
 		return key
 	}
 	if scheme, token, ok := strings.Cut(h.Get("Authorization"), " "); ok && strings.EqualFold(scheme, "bearer") {
