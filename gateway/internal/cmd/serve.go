@@ -119,18 +119,25 @@ func (p Program) serve(ctx context.Context, cfg config.Config) (err error) {
 		err = errors.Join(err, tel.Stop(stop))
 	}()
 
+	meter := server.NewMeter()
+	if err := tel.Registry.Register(meter); err != nil {
+		return fmt.Errorf("register the metrics of requests: %w", err)
+	}
 	h := &health{version: p.Version, models: cfg.Models}
 	listener, err := server.Listen(ctx, cfg.Listen)
 	if err != nil {
 		return err
 	}
-	front := server.NewSwitch(server.New(server.Options{Version: p.Version, Health: h.get, Metrics: tel.Handler, Traces: tel.Traces, Starting: true, Keyless: !ring.Required(), PublicURL: cfg.PublicURL}))
+	options := server.Options{Version: p.Version, Health: h.get, Metrics: tel.Handler, Meter: meter, Traces: tel.Traces, Keyless: !ring.Required(), PublicURL: cfg.PublicURL}
+	starting := options
+	starting.Starting = true
+	front := server.NewSwitch(server.New(starting))
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	served := make(chan error, 1)
 	go func() { defer cancel(); served <- server.Serve(ctx, listener, front) }()
 
-	err = p.serveStore(ctx, cfg, ring, tel, h, front, listener.Addr())
+	err = p.serveStore(ctx, cfg, ring, options, h, front, listener.Addr())
 	cancel()
 	serveErr := <-served
 	if errors.Is(err, context.Canceled) {
@@ -154,8 +161,8 @@ func logEnd(ctx context.Context) (ended func()) {
 	}
 }
 
-// serveStore waits for the data directory, which is this process's alone from then on, and serves what is in it.
-func (p Program) serveStore(ctx context.Context, cfg config.Config, ring *keys.Ring, tel *telemetry.Telemetry, h *health, front *server.Switch, address net.Addr) (err error) {
+// serveStore waits for the data directory, which is this process's alone from then on, and serves what is in it. options lack the routes.
+func (p Program) serveStore(ctx context.Context, cfg config.Config, ring *keys.Ring, options server.Options, h *health, front *server.Switch, address net.Addr) (err error) {
 	records, secret, err := awaitStore(ctx, cfg, h, address)
 	if err != nil {
 		return err
@@ -165,7 +172,7 @@ func (p Program) serveStore(ctx context.Context, cfg config.Config, ring *keys.R
 	}
 	defer func() { err = errors.Join(err, records.Close()) }()
 	auth := &keys.Authenticator{Ring: ring, Tokens: keys.Tokens{Secret: secret, Lifetime: tokenLifetime}}
-	return p.serveModels(ctx, cfg, auth, records, tel, h, front, localURL(address))
+	return p.serveModels(ctx, cfg, auth, records, options, h, front, localURL(address))
 }
 
 // awaitStore opens the data directory. What may pass (another process that has it, a full disk, a database that is not up) is waited for and told in /healthz.
@@ -214,7 +221,7 @@ func openData(ctx context.Context, cfg config.Config, address net.Addr) (store.S
 }
 
 // serveModels brings the models up, opens the APIs, and waits for the end of ctx.
-func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.Authenticator, records store.Store, tel *telemetry.Telemetry, h *health, front *server.Switch, url string) (err error) {
+func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.Authenticator, records store.Store, options server.Options, h *health, front *server.Switch, url string) (err error) {
 	again := catchReloads()
 	defer again.stop()
 	models, err := loadCatalog(ctx, cfg, h)
@@ -271,7 +278,8 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 	if err != nil {
 		return err
 	}
-	front.Set(server.New(server.Options{Version: p.Version, Health: h.get, Metrics: tel.Handler, Traces: tel.Traces, Keyless: !auth.Ring.Required(), PublicURL: cfg.PublicURL, Routes: []func(gin.IRouter){tinkerAPI.Register, openaiAPI.Register}}))
+	options.Routes = []func(gin.IRouter){tinkerAPI.Register, openaiAPI.Register}
+	front.Set(server.New(options))
 	go announceReady(ctx, core, models, url, auth.Ring.Required())
 	<-ctx.Done()
 	front.Drain()

@@ -184,7 +184,11 @@ func idleGateway(clients int) (err error) {
 			}
 		}
 	}()
-	handler := front.New(front.Options{Health: func() front.Health { return front.Health{Status: "ok"} }, Metrics: tel.Handler, Traces: tel.Traces, Routes: []func(gin.IRouter){api.Register}})
+	meter := front.NewMeter()
+	if err := tel.Registry.Register(meter); err != nil {
+		return err
+	}
+	handler := front.New(front.Options{Health: func() front.Health { return front.Health{Status: "ok"} }, Metrics: tel.Handler, Meter: meter, Traces: tel.Traces, Routes: []func(gin.IRouter){api.Register}})
 	return errors.Join(front.Serve(ctx, listener, handler), g.close())
 }
 

@@ -1,36 +1,36 @@
 package server
 
 import (
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/gin-gonic/gin"
+	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel"
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/sdk/metric"
-	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 )
 
 // observed is a server whose series and spans a test can read.
-func observed(t *testing.T, traces bool) (http.Handler, *metric.ManualReader, *tracetest.SpanRecorder) {
+func observed(t *testing.T, traces bool) (http.Handler, prometheus.Gatherer, *tracetest.SpanRecorder) {
 	t.Helper()
-	meters, tracers := otel.GetMeterProvider(), otel.GetTracerProvider()
-	t.Cleanup(func() { otel.SetMeterProvider(meters); otel.SetTracerProvider(tracers) })
-	reader, spans := metric.NewManualReader(), tracetest.NewSpanRecorder()
-	otel.SetMeterProvider(metric.NewMeterProvider(metric.WithReader(reader)))
+	tracers := otel.GetTracerProvider()
+	t.Cleanup(func() { otel.SetTracerProvider(tracers) })
+	registry, meter, spans := prometheus.NewRegistry(), NewMeter(), tracetest.NewSpanRecorder()
+	registry.MustRegister(meter)
 	otel.SetTracerProvider(trace.NewTracerProvider(trace.WithSpanProcessor(spans)))
 	return New(Options{
-		Health: func() Health { return Health{Status: "ok"} }, Metrics: http.NotFoundHandler(), Traces: traces,
+		Health: func() Health { return Health{Status: "ok"} }, Metrics: http.NotFoundHandler(), Meter: meter, Traces: traces,
 		Routes: []func(gin.IRouter){func(r gin.IRouter) {
 			r.GET("/things/:id", func(c *gin.Context) { c.String(http.StatusOK, "a thing") })
 			r.GET("/links/:token", func(c *gin.Context) { c.String(http.StatusOK, "what it opens") })
 			r.GET("/broken", func(*gin.Context) { panic("broken") })
 		}},
-	}), reader, spans
+	}), registry, spans
 }
 
 func TestRequestsAreMeasured(t *testing.T) {
@@ -50,27 +50,33 @@ func TestRequestsAreMeasured(t *testing.T) {
 		r.Host = x.host
 		handler.ServeHTTP(httptest.NewRecorder(), r)
 	}
-	var all metricdata.ResourceMetrics
-	if err := reader.Collect(t.Context(), &all); err != nil {
+	all, err := reader.Gather()
+	if err != nil {
 		t.Fatal(err)
 	}
-	var got []string
-	for _, scope := range all.ScopeMetrics {
-		for _, m := range scope.Metrics {
-			if m.Name != "http.server.request.duration" {
-				continue
-			}
-			for _, p := range m.Data.(metricdata.Histogram[float64]).DataPoints {
-				got = append(got, p.Attributes.Encoded(attribute.DefaultEncoder())+" "+string(rune('0'+p.Count)))
-			}
+	var got, names []string
+	for _, family := range all {
+		names = append(names, family.GetName())
+		if family.GetName() != "http_server_request_duration_seconds" {
+			continue
 		}
+		for _, m := range family.GetMetric() {
+			labels := ""
+			for _, l := range m.GetLabel() {
+				labels += l.GetName() + "=" + l.GetValue() + ","
+			}
+			got = append(got, fmt.Sprintf("%s %d", strings.TrimSuffix(labels, ","), m.GetHistogram().GetSampleCount()))
+		}
+	}
+	if want := []string{"http_server_request_body_size_bytes", "http_server_request_duration_seconds", "http_server_response_body_size_bytes"}; !slices.Equal(names, want) {
+		t.Errorf("there are the metrics %q, wanted %q", names, want)
 	}
 	slices.Sort(got)
 	want := []string{
-		"http.request.method=GET,http.response.status_code=200,http.route=/things/:id,url.scheme=http 2",
-		"http.request.method=GET,http.response.status_code=404,url.scheme=http 2",
-		"http.request.method=GET,http.response.status_code=500,http.route=/broken,url.scheme=http 1",
-		"http.request.method=_OTHER,http.response.status_code=405,url.scheme=http 2",
+		"http_request_method=GET,http_response_status_code=200,http_route=/things/:id,url_scheme=http 2",
+		"http_request_method=GET,http_response_status_code=404,url_scheme=http 2",
+		"http_request_method=GET,http_response_status_code=500,http_route=/broken,url_scheme=http 1",
+		"http_request_method=_OTHER,http_response_status_code=405,url_scheme=http 2",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("series:\n%q\nwanted:\n%q", got, want)

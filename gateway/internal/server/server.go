@@ -75,7 +75,8 @@ type Options struct {
 	Version string
 	Health  func() Health
 	Metrics http.Handler
-	Traces  bool // make a span of every request: somebody takes them
+	Meter   *Meter // records the requests; nil = nothing does
+	Traces  bool   // make a span of every request: somebody takes them
 	Routes  []func(gin.IRouter)
 	Keyless bool // nobody is asked for a key: requests that web pages of elsewhere may have sent are refused
 	// PublicURL is where the server is reached from elsewhere, as through a proxy; "" = nowhere. It matters where Keyless is set.
@@ -93,10 +94,8 @@ func New(opts Options) http.Handler {
 	r.UnescapePathValues = true
 	r.RedirectTrailingSlash = false
 	r.HandleMethodNotAllowed = true
-	if m, err := newMeter(); err != nil {
-		slog.Error("requests are not measured", "error", err)
-	} else {
-		r.Use(m.measure)
+	if opts.Meter != nil {
+		r.Use(opts.Meter.measure)
 	}
 	r.Use(recovery, requestID)
 	if opts.Keyless {

@@ -29,6 +29,8 @@ const ServiceName = "tinsmith"
 type Telemetry struct {
 	// Handler serves the metrics.
 	Handler http.Handler
+	// Registry takes collectors whose metrics it serves beside those of the global meter provider.
+	Registry prometheus.Registerer
 	// Traces tells whether spans go anywhere.
 	Traces bool
 	stops  []func(context.Context) error
@@ -64,6 +66,7 @@ func Start(ctx context.Context, version string) (*Telemetry, error) {
 	metrics := metric.NewMeterProvider(metric.WithReader(reader), metric.WithResource(res))
 	otel.SetMeterProvider(metrics)
 	t.stops = append(t.stops, metrics.Shutdown)
+	t.Registry = registry
 	t.Handler = promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
 	return t, nil
 }
