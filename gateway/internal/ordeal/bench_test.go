@@ -251,6 +251,7 @@ func (g *gatewayOnly) inCore(ctx context.Context, run string, seq int) error {
 // connection is the cheapest HTTP client that will do, because it shares the processors with the server: one request at a time, answers with a length.
 type connection struct {
 	net.Conn
+	address string
 	answers *bufio.Reader
 	request []byte
 	content []byte
@@ -273,7 +274,7 @@ func (g *gatewayOnly) connect(run string) (*connection, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &connection{Conn: conn, answers: bufio.NewReader(conn), pass: pass}, nil
+	return &connection{Conn: conn, address: g.Address, answers: bufio.NewReader(conn), pass: pass}, nil
 }
 
 // operate submits a pass and polls as a client does.
@@ -296,8 +297,15 @@ func (c *connection) operate(seq int) error {
 
 // ask posts the content. The answer is valid until the next call.
 func (c *connection) ask(path, contentType string) ([]byte, error) {
-	c.request = fmt.Appendf(c.request[:0], "POST /api/v1%s HTTP/1.1\r\nHost: %s\r\nUser-Agent: AsyncTinker/Python 0.38.0\r\nX-API-Key: tml-local\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n", path, c.RemoteAddr(), contentType, len(c.content))
-	if _, err := c.Write(append(c.request, c.content...)); err != nil {
+	b := c.request[:0]
+	for _, text := range [...]string{
+		"POST /api/v1", path, " HTTP/1.1\r\nHost: ", c.address, "\r\nUser-Agent: AsyncTinker/Python 0.38.0\r\nX-API-Key: tml-local\r\nContent-Type: ", contentType, "\r\nContent-Length: ",
+	} {
+		b = append(b, text...)
+	}
+	b = append(strconv.AppendInt(b, int64(len(c.content)), 10), "\r\n\r\n"...)
+	c.request = append(b, c.content...)
+	if _, err := c.Write(c.request); err != nil {
 		return nil, err
 	}
 	ok, length := false, 0
