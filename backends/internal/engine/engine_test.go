@@ -5,62 +5,108 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
-// The log-probabilities of sampled tokens are those that the trainer computes for the same version, bit for bit, whatever type the weights have.
+// alike are placements that cut the model into equally many parts for training and for sampling, which is how many there are.
+var alike = []struct {
+	placement
+	parts int
+}{
+	{placement{"one device", "single", `{"device": "cpu"}`}, 1},
+	{placement{"3 copies", "dataparallel", `{"devices": ["cpu", "cpu", "cpu"]}`}, 1},
+	{placement{"3 copies with shared-out weights", "dataparallel", `{"devices": ["cpu", "cpu", "cpu"], "shard_base": true}`}, 1},
+	{placement{"one device trains, two sample", "dataparallel", `{"devices": ["cpu"], "sample_devices": ["cpu", "cpu"]}`}, 1},
+	{placement{"2 ranks", "tensorparallel", `{"devices": ["cpu", "cpu"]}`}, 2},
+	{placement{"2 copies of 2 ranks", "dataparallel", `{"devices": [["cpu", "cpu"], ["cpu", "cpu"]]}`}, 2},
+	{placement{"2 ranks train, 2 others sample", "tensorparallel", `{"devices": ["cpu", "cpu"], "sample_devices": ["cpu", "cpu"]}`}, 2},
+}
+
+// with is the placement with other settings.
+func (p placement) with(settings string) placement {
+	p.section = strings.Replace(p.section, "{", "{"+settings+", ", 1)
+	return p
+}
+
+// The log-probabilities of sampled tokens are those that the trainer computes for the same version, bit for bit, whatever type the weights have, on every device that samples.
 func TestSamplerEqualsTrainer(t *testing.T) {
 	for _, dtype := range []string{"float32", "bfloat16"} {
-		t.Run(dtype, func(t *testing.T) {
-			e := start(t, `{"dtype": "`+dtype+`", "prefill_tokens": 50}`)
-			random := rand.New(rand.NewPCG(1, 1))
-			d := create(t, e, "a", 5, 4)
-			for range 2 {
-				d.pass(randomData(random, 3, 40))
-				d.step()
-			}
-			prompt := randomTokens(random, 150)
-			q := ask("q", "a", prompt, 3, 90)
-			q.PromptLogprobs, q.TopKPromptLogprobs, q.TopKSampledLogprobs = true, 2, 3
-			got, err := collect(t.Context(), e, q)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got.prompt.Version != 2 {
-				t.Errorf("version %d, want 2", got.prompt.Version)
-			}
-			for i, s := range got.sequences {
-				if len(s.Tokens) != 90 || got.reasons[i] != plugins.StopLength {
-					t.Fatalf("sequence %d has %d tokens and ended with %v", i, len(s.Tokens), got.reasons[i])
-				}
-				whole := slices.Concat(prompt, s.Tokens)
-				r, err := e.ForwardBackward(t.Context(), plugins.ForwardBackwardRequest{Adapter: "a", Position: d.position(), Loss: "cross_entropy", ForwardOnly: true,
-					Data: []plugins.Datum{{Tokens: whole[:len(whole)-1], Targets: whole[1:], K: 1, Weights: make([]float32, len(whole)-1)}}})
-				if err != nil {
-					t.Fatal(err)
-				}
-				equalBits(t, "prompt", got.prompt.Logprobs[1:], r.Logprobs[0][:len(prompt)-1])
-				equalBits(t, "sampled", s.Logprobs, r.Logprobs[0][len(prompt)-1:])
-				for k, token := range s.Tokens {
-					if at := slices.Index(s.Top.IDs[3*k:3*k+3], token); at >= 0 && s.Top.Logprobs[3*k+at] != s.Logprobs[k] {
-						t.Fatalf("token %d has two log-probabilities", k)
-					}
-					if !slices.IsSortedFunc(s.Top.Logprobs[3*k:3*k+3], func(a, b float32) int { return int(b*1e6 - a*1e6) }) {
-						t.Fatalf("likeliest tokens are not in order: %v", s.Top.Logprobs[3*k:3*k+3])
-					}
-				}
-			}
-			if slices.Equal(got.sequences[0].Tokens, got.sequences[1].Tokens) {
-				t.Error("two samples of a request are the same")
-			}
-		})
+		for _, p := range alike {
+			t.Run(dtype+" "+p.name, func(t *testing.T) {
+				samplerEqualsTrainer(t, place(t, p.with(`"dtype": "`+dtype+`", "prefill_tokens": 50`)))
+			})
+		}
 	}
 }
 
-// A seeded request gives the same tokens alone and among others of other adapters, versions and settings, with little room for keys and values as well as with much.
+func samplerEqualsTrainer(t *testing.T, e *Engine) {
+	random := rand.New(rand.NewPCG(1, 1))
+	d := create(t, e, "a", 5, 4)
+	for range 2 {
+		d.pass(randomData(random, 3, 40))
+		d.step()
+	}
+	prompt := randomTokens(random, 150)
+	results := make([]sampled, len(e.loaded.sampling)) // requests that come together are spread over the devices
+	var done sync.WaitGroup
+	release := block(e)
+	for i := range results {
+		q := ask(fmt.Sprint("q", i), "a", prompt, 3, 90)
+		q.PromptLogprobs, q.TopKPromptLogprobs, q.TopKSampledLogprobs, q.Seed = true, 2, 3, uint64(i)
+		done.Go(func() {
+			var err error
+			if results[i], err = collect(t.Context(), e, q); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	eventually(t, "all requests wait", func() bool {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return e.waiting.count == 3*len(results)
+	})
+	release()
+	done.Wait()
+	if t.Failed() {
+		return
+	}
+	for _, got := range results {
+		if got.prompt.Version != 2 {
+			t.Errorf("version %d, want 2", got.prompt.Version)
+		}
+		for i, s := range got.sequences {
+			if len(s.Tokens) != 90 || got.reasons[i] != plugins.StopLength {
+				t.Fatalf("sequence %d has %d tokens and ended with %v", i, len(s.Tokens), got.reasons[i])
+			}
+			whole := slices.Concat(prompt, s.Tokens)
+			r, err := e.ForwardBackward(t.Context(), plugins.ForwardBackwardRequest{Adapter: "a", Position: d.position(), Loss: "cross_entropy", ForwardOnly: true,
+				Data: []plugins.Datum{{Tokens: whole[:len(whole)-1], Targets: whole[1:], K: 1, Weights: make([]float32, len(whole)-1)}}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			equalBits(t, "prompt", got.prompt.Logprobs[1:], r.Logprobs[0][:len(prompt)-1])
+			equalBits(t, "sampled", s.Logprobs, r.Logprobs[0][len(prompt)-1:])
+			for k, token := range s.Tokens {
+				if at := slices.Index(s.Top.IDs[3*k:3*k+3], token); at >= 0 && s.Top.Logprobs[3*k+at] != s.Logprobs[k] {
+					t.Fatalf("token %d has two log-probabilities", k)
+				}
+				if !slices.IsSortedFunc(s.Top.Logprobs[3*k:3*k+3], func(a, b float32) int { return int(b*1e6 - a*1e6) }) {
+					t.Fatalf("likeliest tokens are not in order: %v", s.Top.Logprobs[3*k:3*k+3])
+				}
+			}
+		}
+		if slices.Equal(got.sequences[0].Tokens, got.sequences[1].Tokens) {
+			t.Error("two samples of a request are the same")
+		}
+	}
+}
+
+// A seeded request gives the same tokens alone and among others of other adapters, versions and settings, with little room for keys and values as well as with much, on one device or many.
 func TestSampleAloneAndAmongOthers(t *testing.T) {
 	random := rand.New(rand.NewPCG(2, 2))
 	data := randomData(random, 4, 30)
@@ -84,61 +130,74 @@ func TestSampleAloneAndAmongOthers(t *testing.T) {
 		}
 		requests = append(requests, q)
 	}
-	var first []sampled
-	for _, section := range []string{`{"threads": 1, "max_batch": 1}`, `{"threads": 2}`, `{"threads": 2, "kv_cache_tokens": 640, "max_batch": 20, "prefill_tokens": 37}`} {
-		e := start(t, section)
-		for i, id := range []string{"a", "b"} {
-			d := create(t, e, id, uint64(i), 8)
-			d.pass(data)
-			d.step()
-		}
-		results := make([]sampled, len(requests))
-		var calls []func()
-		for i, q := range requests {
-			calls = append(calls, func() {
-				var err error
-				if results[i], err = collect(t.Context(), e, q); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		if first == nil {
-			for _, f := range calls {
-				f()
-			}
-			first = results
-		} else {
-			together(calls...)
-			for i := range results {
-				for k, s := range results[i].sequences {
-					if want := first[i].sequences[k]; !slices.Equal(s.Tokens, want.Tokens) {
-						t.Fatalf("%s: request %d sequence %d: %v, alone %v", section, i, k, s.Tokens, want.Tokens)
+	first := map[int][]sampled{} // by the parts of the model: alone
+	for _, p := range alike {
+		t.Run(p.name, func(t *testing.T) {
+			if first[p.parts] == nil {
+				first[p.parts] = sampleAll(t, p.with(`"threads": 1, "max_batch": 1`), data, requests, func(calls ...func()) {
+					for _, f := range calls {
+						f()
 					}
-					equalBits(t, section, s.Logprobs, first[i].sequences[k].Logprobs)
-				}
-				if !slices.Equal(results[i].reasons, first[i].reasons) {
-					t.Fatalf("%s: request %d ended with %v, alone %v", section, i, results[i].reasons, first[i].reasons)
+				})
+			}
+			for _, settings := range []string{`"threads": 2`, `"threads": 2, "kv_cache_tokens": 640, "max_batch": 20, "prefill_tokens": 37`} {
+				for i, got := range sampleAll(t, p.with(settings), data, requests, together) {
+					want := first[p.parts][i]
+					for k, s := range got.sequences {
+						if !slices.Equal(s.Tokens, want.sequences[k].Tokens) {
+							t.Fatalf("%s: request %d sequence %d: %v, alone %v", settings, i, k, s.Tokens, want.sequences[k].Tokens)
+						}
+						equalBits(t, settings, s.Logprobs, want.sequences[k].Logprobs)
+					}
+					if !slices.Equal(got.reasons, want.reasons) {
+						t.Fatalf("%s: request %d ended with %v, alone %v", settings, i, got.reasons, want.reasons)
+					}
 				}
 			}
-		}
-		eventually(t, "all pages come back", func() bool {
-			s := e.status(time.Now())
-			return s.KVPagesFree == s.KVPages && s.RunningSamples == 0
 		})
 	}
 }
 
-// What a run computes does not depend on what else runs, how it was fused and cut, on the number of threads, or on recomputation.
-func TestTrainingAloneAndFused(t *testing.T) {
-	type script struct {
-		seed  uint64
-		rank  int
-		loops [][][]plugins.Datum // steps of passes of data
+// sampleAll trains adapters a and b on a placement and has call make the requests.
+func sampleAll(t *testing.T, p placement, data []plugins.Datum, requests []plugins.SampleRequest, call func(...func())) []sampled {
+	t.Helper()
+	e := place(t, p)
+	for i, id := range []string{"a", "b"} {
+		d := create(t, e, id, uint64(i), 8)
+		d.pass(data)
+		d.step()
 	}
+	results := make([]sampled, len(requests))
+	var calls []func()
+	for i, q := range requests {
+		calls = append(calls, func() {
+			var err error
+			if results[i], err = collect(t.Context(), e, q); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	call(calls...)
+	eventually(t, "all pages come back", func() bool {
+		s := e.status(time.Now())
+		return s.KVPagesFree == s.KVPages && s.RunningSamples == 0
+	})
+	return results
+}
+
+// trainingScript is a run.
+type trainingScript struct {
+	seed  uint64
+	rank  int
+	loops [][][]plugins.Datum // steps of passes of data
+}
+
+// What a run computes does not depend on what else runs, how it was fused and cut, on the number of threads and copies, or on recomputation.
+func TestTrainingAloneAndFused(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 3))
-	var scripts []script
-	for i := range 4 {
-		s := script{seed: uint64(i), rank: 1 << i}
+	var scripts [4]trainingScript
+	for i := range scripts {
+		s := trainingScript{seed: uint64(i), rank: 1 << i}
 		for range 3 {
 			var passes [][]plugins.Datum
 			for range 1 + random.IntN(3) {
@@ -146,63 +205,80 @@ func TestTrainingAloneAndFused(t *testing.T) {
 			}
 			s.loops = append(s.loops, passes)
 		}
-		scripts = append(scripts, s)
+		scripts[i] = s
 	}
-	play := func(e *Engine, i int) (map[string][]float32, [][]float32) {
-		d := create(t, e, fmt.Sprint("run", i), scripts[i].seed, scripts[i].rank)
-		type answer struct {
-			r   plugins.ForwardBackwardResult
-			err error
-		}
-		// Everything is sent ahead, out of order.
-		var answers []chan answer
-		var calls []func()
-		for _, loop := range scripts[i].loops {
-			for _, data := range loop {
-				p, c := d.position(), make(chan answer, 1)
-				answers = append(answers, c)
-				calls = append(calls, func() {
-					r, err := e.ForwardBackward(context.Background(), plugins.ForwardBackwardRequest{Adapter: d.adapter, Position: p, Data: data, Loss: "cross_entropy"})
-					c <- answer{r, err}
-				})
-			}
-			p := d.position()
-			calls = append(calls, func() {
-				if _, err := e.OptimStep(context.Background(), plugins.OptimStepRequest{Adapter: d.adapter, Position: p, Adam: adamDefaults}); err != nil {
-					t.Error(err)
+	type results struct {
+		weights  [4]map[string][]float32
+		logprobs [4][][]float32
+	}
+	wants := map[int]*results{} // by the parts of the model: alone
+	for _, p := range alike {
+		t.Run(p.name, func(t *testing.T) {
+			want := wants[p.parts]
+			if want == nil {
+				want = &results{}
+				wants[p.parts] = want
+				alone := place(t, p.with(`"threads": 1, "batch_tokens": 1, "cycle_tokens": 1`))
+				for i, s := range scripts {
+					want.weights[i], want.logprobs[i] = playTraining(t, alone, i, s)
 				}
+			}
+			for _, settings := range []string{`"threads": 2`, `"threads": 2, "batch_tokens": 100, "cycle_tokens": 300, "recompute": "on"`, `"threads": 1, "batch_tokens": 64, "recompute": "off"`} {
+				e := place(t, p.with(settings))
+				var got results
+				var calls []func()
+				for i, s := range scripts {
+					calls = append(calls, func() { got.weights[i], got.logprobs[i] = playTraining(t, e, i, s) })
+				}
+				together(calls...)
+				if t.Failed() {
+					return
+				}
+				for i := range scripts {
+					equalTensors(t, fmt.Sprint(settings, " run ", i), got.weights[i], want.weights[i])
+					for k := range want.logprobs[i] {
+						equalBits(t, fmt.Sprint(settings, " run ", i, " datum ", k), got.logprobs[i][k], want.logprobs[i][k])
+					}
+				}
+			}
+		})
+	}
+}
+
+// playTraining runs a script with everything sent ahead, out of order, and gives the weights and all log-probabilities.
+func playTraining(t *testing.T, e *Engine, i int, script trainingScript) (map[string][]float32, [][]float32) {
+	d := create(t, e, fmt.Sprint("run", i), script.seed, script.rank)
+	type answer struct {
+		r   plugins.ForwardBackwardResult
+		err error
+	}
+	var answers []chan answer
+	var calls []func()
+	for _, loop := range script.loops {
+		for _, data := range loop {
+			p, c := d.position(), make(chan answer, 1)
+			answers = append(answers, c)
+			calls = append(calls, func() {
+				r, err := e.ForwardBackward(context.Background(), plugins.ForwardBackwardRequest{Adapter: d.adapter, Position: p, Data: data, Loss: "cross_entropy"})
+				c <- answer{r, err}
 			})
 		}
-		slices.Reverse(calls)
-		together(calls...)
-		var logprobs [][]float32
-		for _, c := range answers {
-			a := <-c
-			if a.err != nil {
-				t.Error(a.err)
+		p := d.position()
+		calls = append(calls, func() {
+			if _, err := e.OptimStep(context.Background(), plugins.OptimStepRequest{Adapter: d.adapter, Position: p, Adam: adamDefaults}); err != nil {
+				t.Error(err)
 			}
-			logprobs = append(logprobs, a.r.Logprobs...)
-		}
-		return d.weights(), logprobs
+		})
 	}
-	wantWeights, wantLogprobs := make([]map[string][]float32, len(scripts)), make([][][]float32, len(scripts))
-	alone := start(t, `{"threads": 1, "batch_tokens": 1, "cycle_tokens": 1}`)
-	for i := range scripts {
-		wantWeights[i], wantLogprobs[i] = play(alone, i)
-	}
-	for _, section := range []string{`{"threads": 2}`, `{"threads": 2, "batch_tokens": 100, "cycle_tokens": 300, "recompute": "on"}`, `{"threads": 1, "batch_tokens": 64, "recompute": "off"}`} {
-		e := start(t, section)
-		gotWeights, gotLogprobs := make([]map[string][]float32, len(scripts)), make([][][]float32, len(scripts))
-		var calls []func()
-		for i := range scripts {
-			calls = append(calls, func() { gotWeights[i], gotLogprobs[i] = play(e, i) })
+	slices.Reverse(calls)
+	together(calls...)
+	var logprobs [][]float32
+	for _, c := range answers {
+		a := <-c
+		if a.err != nil {
+			t.Error(a.err)
 		}
-		together(calls...)
-		for i := range scripts {
-			equalTensors(t, fmt.Sprint(section, " run ", i), gotWeights[i], wantWeights[i])
-			for k := range wantLogprobs[i] {
-				equalBits(t, fmt.Sprint(section, " run ", i, " datum ", k), gotLogprobs[i][k], wantLogprobs[i][k])
-			}
-		}
+		logprobs = append(logprobs, a.r.Logprobs...)
 	}
+	return d.weights(), logprobs
 }
