@@ -39,15 +39,20 @@ func TestContractOnCUDA(t *testing.T) {
 	}
 }
 
-// On a machine with a GPU the same holds there.
+// On a machine with a GPU the same holds there, also of two ranks that share it: how they wait for each other and exchange is then the driver's.
 func TestContractOnDevice(t *testing.T) {
 	if err := cuda.Available(nil); err != nil {
 		t.Skipf("no CUDA device: %v", err)
 	}
-	contractOn(t, func(t *testing.T) *Engine {
-		o := gpuOptions(pluginSingle, nil)
-		return placeWith(t, placement{plugin: pluginSingle, section: `{"device": "cuda:0"` + smallMemory + `}`}, o)
-	})
+	for _, p := range []placement{
+		{"one rank", pluginSingle, `{"device": "cuda:0"` + smallMemory + `}`},
+		{"two copies", pluginDataParallel, `{"devices": ["cuda:0", "cuda:0"]` + smallMemory + `}`},
+		{"a cut over two ranks", pluginTensorParallel, `{"devices": ["cuda:0", "cuda:0"]` + smallMemory + `}`},
+	} {
+		t.Run(p.name, func(t *testing.T) {
+			contractOn(t, func(t *testing.T) *Engine { return placeWith(t, p, gpuOptions(p.plugin, nil)) })
+		})
+	}
 }
 
 // contractOn runs the contract on engines that have no memory when they are told so.
