@@ -194,11 +194,16 @@ func equalBits(t testing.TB, what string, a, b []float32) {
 	}
 }
 
-// randomTokens gives n tokens.
+// randomTokens gives n tokens of the test model.
 func randomTokens(random *rand.Rand, n int) []int32 {
+	return randomTokensOf(random, tinyVocabulary, n)
+}
+
+// randomTokensOf gives n tokens of a vocabulary.
+func randomTokensOf(random *rand.Rand, vocabulary, n int) []int32 {
 	tokens := make([]int32, n)
 	for i := range tokens {
-		tokens[i] = int32(random.IntN(tinyVocabulary))
+		tokens[i] = int32(random.IntN(vocabulary))
 	}
 	return tokens
 }
