@@ -120,7 +120,7 @@ func BenchmarkTenants(b *testing.B) {
 	turn := func(drivers []*driver) (engine, processor time.Duration) {
 		before, spent := e.counters.cycleTime.Load(), processorTime(b)
 		each := len(data) / len(drivers)
-		release := block(e)
+		release := block(b, e, nil)
 		var waits []func() float64
 		for i, d := range drivers {
 			waits = append(waits, d.passCycle(data[i*each:(i+1)*each]), d.stepCycle())

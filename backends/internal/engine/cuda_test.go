@@ -191,9 +191,7 @@ func TestStepsOnCUDATogether(t *testing.T) {
 		t.Setenv("FAKE_CUDA_FAIL", "")
 		e, runs := start(t)
 		const allowed = 1
-		gate := make(chan struct{})
-		e.call(func() {
-			<-gate
+		release := block(t, e, func() {
 			e.cycle.end = time.Time{} // no step belongs to the cycle of the last pass: all wait for the next one
 			_ = os.Setenv("FAKE_CUDA_FAIL", fmt.Sprintf("cuStreamSynchronize:%d:719", allowed+1))
 		})
@@ -209,7 +207,7 @@ func TestStepsOnCUDATogether(t *testing.T) {
 			})
 			eventually(t, "the step is queued", func() bool { return queued(e, d.adapter, position) })
 		}
-		close(gate)
+		release()
 		done.Wait()
 		hook(t, e, func() { _ = os.Setenv("FAKE_CUDA_FAIL", "") })
 		if waits.Load() != 0 {
@@ -252,9 +250,7 @@ func TestPassesOnCUDAWaitOnce(t *testing.T) {
 			}
 			const first, enough, short = 0, 1, 2
 			for _, round := range []int{first, enough, short} {
-				gate := make(chan struct{})
-				e.call(func() {
-					<-gate
+				release := block(t, e, func() {
 					// The call after the last one that is expected fails, or that one itself, in a way that is told of although operations are tried again.
 					if round != first { // which takes memory
 						_ = os.Setenv("FAKE_CUDA_FAIL", fmt.Sprintf("%s:%d:719", c.function, c.calls+2-round))
@@ -271,7 +267,7 @@ func TestPassesOnCUDAWaitOnce(t *testing.T) {
 					})
 					eventually(t, "the pass is queued", func() bool { return queued(e, d.adapter, position) })
 				}
-				close(gate)
+				release()
 				done.Wait()
 				hook(t, e, func() { _ = os.Setenv("FAKE_CUDA_FAIL", "") })
 				if told := lost.Swap(0) > 0; told != (round == short && c.calls > 0) {

@@ -243,7 +243,7 @@ func TestManySmallPassesAreOneCycle(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
 	e, _ := startFaulty(t)
 	many, large := create(t, e, "many", 1, 4), create(t, e, "large", 2, 4)
-	release := block(e)
+	release := block(t, e, nil)
 	var waits []func() float64
 	for range 3 {
 		waits = append(waits, large.passCycle(randomData(random, 4, 60)))
@@ -266,7 +266,7 @@ func TestStepLandsInTheCycleOfItsPass(t *testing.T) {
 	hook(t, e, func() { e.openFor = time.Hour }) // the machine may be slow
 	d := create(t, e, "a", 1, 4)
 
-	release := block(e)
+	release := block(t, e, nil)
 	pass, step := d.passCycle(randomData(random, 2, 20)), d.stepCycle()
 	release()
 	if p, s := pass(), step(); p != s || p != 1 {

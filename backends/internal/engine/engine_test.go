@@ -54,7 +54,7 @@ func samplerEqualsTrainer(t *testing.T, e *Engine) {
 	prompt := randomTokens(random, 150)
 	results := make([]sampled, len(e.loaded.sampling)) // requests that come together are spread over the devices
 	var done sync.WaitGroup
-	release := block(e)
+	release := block(t, e, nil)
 	for i := range results {
 		q := ask(fmt.Sprint("q", i), "a", prompt, 3, 90)
 		q.PromptLogprobs, q.TopKPromptLogprobs, q.TopKSampledLogprobs, q.Seed = true, 2, 3, uint64(i)

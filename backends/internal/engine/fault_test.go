@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -110,13 +111,23 @@ func hook(t *testing.T, e *Engine, set func()) {
 	}
 }
 
-// block holds the device goroutine until the function it gives is called, so that work can be put together.
-func block(e *Engine) (release func()) {
+// block holds the device goroutine until the function it gives is called, or the test ends, so that work can be put together. Then the device goroutine calls then, before anything else, unless that is nil.
+func block(t testing.TB, e *Engine, then func()) (release func()) {
+	t.Helper()
 	gate, held := make(chan struct{}), make(chan struct{})
-	if e.call(func() { close(held); <-gate }) {
-		<-held // else what is asked for next might be taken before it
+	release = sync.OnceFunc(func() { close(gate) })
+	t.Cleanup(release)
+	if !e.call(func() {
+		close(held)
+		<-gate
+		if then != nil {
+			then()
+		}
+	}) {
+		t.Fatal("the engine has ended")
 	}
-	return func() { close(gate) }
+	<-held // else what is asked for next might be taken before it
+	return release
 }
 
 // queued tells whether the operation waits.
@@ -132,7 +143,7 @@ func TestTrainingYields(t *testing.T) {
 	create(t, e, "a", 1, 4)
 	var during atomic.Int64
 	hook(t, e, func() { f.gradient = func() { during.Store(e.counters.sampledTokens.Load()) } })
-	release := block(e)
+	release := block(t, e, nil)
 	done := make(chan error, 2)
 	go func() {
 		_, err := collect(context.Background(), e, ask("q", "", []int32{1, 2}, 1, 12))
@@ -194,7 +205,7 @@ func TestBatchFailure(t *testing.T) {
 	for i := range data {
 		drivers = append(drivers, create(t, e, fmt.Sprint("fused", i), uint64(i), 4))
 	}
-	release := block(e)
+	release := block(t, e, nil)
 	errs := make([]chan error, len(data))
 	for i, d := range drivers {
 		errs[i] = make(chan error, 1)
@@ -235,7 +246,7 @@ func TestBatchFailure(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	release = block(e)
+	release = block(t, e, nil)
 	type answer struct {
 		sampled
 		err error

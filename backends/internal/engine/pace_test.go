@@ -122,7 +122,7 @@ func TestGapsOfAStream(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		release := block(e)
+		release := block(t, e, nil)
 		together(func() {
 			s, err := collect(context.Background(), e, ask("stream", "a", []int32{1, 2, 3}, 1, 400))
 			if err != nil {

@@ -31,7 +31,7 @@ func TestPagesAreLent(t *testing.T) {
 		crowd := prompts(random)
 		d := create(t, e, "a", 1, 4)
 		sample := func(round string) {
-			release := block(e)
+			release := block(t, e, nil)
 			answers := make([]sampled, len(crowd))
 			var calls []func()
 			for i, prompt := range crowd {

@@ -51,7 +51,7 @@ func sendTogether(t *testing.T, e *Engine, requests ...plugins.SampleRequest) []
 	t.Helper()
 	results := make([]sampled, len(requests))
 	var done sync.WaitGroup
-	release := block(e)
+	release := block(t, e, nil)
 	sequences := 0
 	for i, q := range requests {
 		done.Go(func() {

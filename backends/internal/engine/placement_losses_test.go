@@ -116,7 +116,7 @@ func passLosses(t *testing.T, e *Engine, run lossRun, together bool) history {
 		drivers = append(drivers, load(t, e, c.name, run.checkpoint, plugins.ScopeWeights))
 	}
 	if together {
-		release = block(e)
+		release = block(t, e, nil)
 	}
 	for i, c := range run.cases {
 		d := drivers[i]

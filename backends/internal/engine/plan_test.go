@@ -79,7 +79,7 @@ func TestPassesAreCutSmaller(t *testing.T) {
 		}
 		prepare(e, f)
 		results := make([]plugins.ForwardBackwardResult, len(data))
-		release := block(e)
+		release := block(t, e, nil)
 		var calls []func()
 		for i, d := range drivers {
 			calls = append(calls, func() { results[i] = d.pass(data[i]) })

@@ -304,7 +304,7 @@ func TestPrefixIsComputedOnce(t *testing.T) {
 	for _, length := range []int{300, 256, 40, 1} {
 		before := e.status(time.Now()).PrefillTokens
 		other := randomTokens(random, length)
-		calls := []func(){block(e)}
+		calls := []func(){block(t, e, nil)}
 		for i := range 16 {
 			calls = append(calls, func() {
 				if _, err := collect(t.Context(), e, ask(fmt.Sprint("p", i), "", other, 1, 5)); err != nil {

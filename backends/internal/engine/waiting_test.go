@@ -145,7 +145,7 @@ func TestWaitingRoom(t *testing.T) {
 func TestManyWait(t *testing.T) {
 	e := start(t, `{"max_waiting": 10000, "max_batch": 4}`)
 	create(t, e, "a", 1, 4)
-	release := block(e)
+	release := block(t, e, nil)
 	goroutines := runtime.NumGoroutine()
 	prompt := make([]int32, 400)
 	ctx, cancel := context.WithCancel(t.Context())
