@@ -438,6 +438,17 @@ func TestCopies(t *testing.T) {
 			if !bytes.Equal(got, data) {
 				t.Error("other bytes came back")
 			}
+			for i := range all {
+				all[i] = 3
+			}
+			if err := v.DownloadRows(all, c.pitch, a, c.pitch, c.width, c.rows); err != nil {
+				t.Fatal(err)
+			}
+			for r := range c.rows {
+				if row := all[r*c.pitch : (r+1)*c.pitch]; !bytes.Equal(row[:c.width], data[r*c.width:(r+1)*c.width]) || bytes.ContainsFunc(row[c.width:], func(r rune) bool { return r != 3 }) {
+					t.Fatalf("row %d came back as something else, or something beside it was written", r)
+				}
+			}
 			if err := v.Download(all, a, c.pitch, c.pitch, c.rows); err != nil {
 				t.Fatal(err)
 			}

@@ -93,8 +93,8 @@ func (v *Device) reserve(bytes int) (int, error) {
 // Upload copies rows of width bytes from host memory, where they lie one behind another, to rows that begin pitch bytes apart. data is rows × width bytes long; it has been
 // read when Upload returns.
 func (v *Device) Upload(to Address, pitch int, data []byte, width, rows int) error {
-	return v.transfer(to, pitch, data, width, rows, func(place unsafe.Pointer, piece []byte, at Address, width, rows int) error {
-		C.memcpy(place, unsafe.Pointer(&piece[0]), C.size_t(len(piece)))
+	return v.transfer(to, pitch, data, width, width, rows, func(place unsafe.Pointer, piece []byte, at Address, width, rows int) error {
+		C.memcpy(place, unsafe.Pointer(&piece[0]), C.size_t(width*rows))
 		return v.inStream("cuMemcpyHtoD", func() C.cuda_result {
 			return C.cuda_device_upload(v.c, C.uint64_t(at), C.size_t(pitch), place, C.size_t(width), C.size_t(rows))
 		})
@@ -103,7 +103,12 @@ func (v *Device) Upload(to Address, pitch int, data []byte, width, rows int) err
 
 // Download is the reverse of Upload; it waits for all that the stream has before it.
 func (v *Device) Download(data []byte, from Address, pitch, width, rows int) error {
-	return v.transfer(from, pitch, data, width, rows, func(place unsafe.Pointer, piece []byte, at Address, width, rows int) error {
+	return v.DownloadRows(data, width, from, pitch, width, rows)
+}
+
+// DownloadRows is Download to rows that begin apart bytes apart, at least width; what lies between them in data stays as it is.
+func (v *Device) DownloadRows(data []byte, apart int, from Address, pitch, width, rows int) error {
+	return v.transfer(from, pitch, data, apart, width, rows, func(place unsafe.Pointer, piece []byte, at Address, width, rows int) error {
 		if err := v.inStream("cuMemcpyDtoH", func() C.cuda_result {
 			return C.cuda_device_download(v.c, place, C.uint64_t(at), C.size_t(pitch), C.size_t(width), C.size_t(rows))
 		}); err != nil {
@@ -112,24 +117,29 @@ func (v *Device) Download(data []byte, from Address, pitch, width, rows int) err
 		if err := v.Synchronize(); err != nil {
 			return err
 		}
-		C.memcpy(unsafe.Pointer(&piece[0]), place, C.size_t(len(piece)))
+		if apart == width {
+			width, rows = width*rows, 1
+		}
+		for r := range rows {
+			C.memcpy(unsafe.Pointer(&piece[r*apart]), unsafe.Add(place, r*width), C.size_t(width))
+		}
 		return nil
 	})
 }
 
-// transfer cuts a copy into pieces that fit into half the staging memory: whole rows, or parts of one row.
-func (v *Device) transfer(at Address, pitch int, data []byte, width, rows int, move func(place unsafe.Pointer, piece []byte, at Address, width, rows int) error) error {
+// transfer cuts a copy between rows that begin pitch bytes apart on the device and apart bytes apart in data into pieces that fit into half the staging memory: whole rows, or parts of one row.
+func (v *Device) transfer(at Address, pitch int, data []byte, apart, width, rows int, move func(place unsafe.Pointer, piece []byte, at Address, width, rows int) error) error {
 	if v.c == nil {
 		return errClosed
 	}
 	if width == 0 || rows == 0 {
 		return nil
 	}
-	if pitch == width { // one long row
+	if pitch == width && apart == width { // one long row
 		width, rows = width*rows, 1
 	}
 	piece := func(data []byte, at Address, width, rows int) error {
-		offset, err := v.reserve(len(data))
+		offset, err := v.reserve(width * rows)
 		if err != nil {
 			return err
 		}
@@ -138,8 +148,7 @@ func (v *Device) transfer(at Address, pitch int, data []byte, width, rows int, m
 	if width > stageHalf {
 		for r := range rows {
 			for c := 0; c < width; c += stageHalf {
-				n := min(width-c, stageHalf)
-				if err := piece(data[r*width+c:][:n], at+Address(r*pitch+c), n, 1); err != nil {
+				if err := piece(data[r*apart+c:], at+Address(r*pitch+c), min(width-c, stageHalf), 1); err != nil {
 					return err
 				}
 			}
@@ -148,8 +157,7 @@ func (v *Device) transfer(at Address, pitch int, data []byte, width, rows int, m
 	}
 	most := stageHalf / width
 	for r := 0; r < rows; r += most {
-		n := min(rows-r, most)
-		if err := piece(data[r*width:][:n*width], at+Address(r*pitch), width, n); err != nil {
+		if err := piece(data[r*apart:], at+Address(r*pitch), width, min(rows-r, most)); err != nil {
 			return err
 		}
 	}

@@ -278,6 +278,32 @@ func TestPassesOnCUDAWaitOnce(t *testing.T) {
 	}
 }
 
+// A rank of a model that is cut waits for its device as often for the logits of several rows as for those of one: of tokens that are drawn, and of a prompt's whose likeliest tokens are asked for.
+func TestRanksOnCUDAWaitOnceForRows(t *testing.T) {
+	e := placeOnCUDA(t, placement{plugin: "tensorparallel", section: `{"devices": ["cuda:0", "cuda:0"]` + smallMemory + `}`}, 1)
+	waits := func(sequences, tokens, scored int) int {
+		file := filepath.Join(t.TempDir(), "count")
+		q := ask(fmt.Sprintf("%d sequences, %d tokens, %d scored", sequences, tokens, scored), "", randomTokens(rand.New(rand.NewPCG(1, 2)), 12), sequences, tokens)
+		q.Version, q.TopKPromptLogprobs, q.PromptLogprobsLastN = 0, 2, scored
+		hook(t, e, func() { _ = os.Setenv("FAKE_CUDA_COUNT", file) })
+		_, err := collect(t.Context(), e, q)
+		hook(t, e, func() { _ = os.Setenv("FAKE_CUDA_COUNT", "") })
+		text, failed := os.ReadFile(file)
+		if err := errors.Join(err, failed); err != nil {
+			t.Fatal(err)
+		}
+		return strings.Count(string(text), "cuStreamSynchronize\n")
+	}
+	t.Setenv("FAKE_CUDA_COUNT", "")
+	if one, more := waits(1, 1, 1), waits(1, 1, 9); more != one {
+		t.Errorf("the host waits %d times when one position of a prompt is scored, %d times for nine", one, more)
+	}
+	// The first tokens of a prompt's sequences need not be drawn in one step; the last ones are.
+	if one, more := waits(1, 4, 1)-waits(1, 3, 1), waits(4, 4, 1)-waits(4, 3, 1); more != one || one <= 0 {
+		t.Errorf("the host waits %d times to draw a token of one sequence, %d times for one each of four", one, more)
+	}
+}
+
 // A machine with too few GPUs is told of when the model is loaded.
 func TestTooFewGPUs(t *testing.T) {
 	libraries := []string{shim.Require(t, shim.Options{})}

@@ -98,11 +98,9 @@ func (p *samplingRank) download(b buffer, t tensor.Tensor) ([]float32, error) {
 	if p.model.Comm == nil {
 		return host, p.model.Device.Download(host, t)
 	}
-	from, to := p.model.Vocabulary()
-	for i := range t.Rows {
-		if err := p.model.Device.Download(host[i*width+from:i*width+to], t.Slice(i, i+1)); err != nil {
-			return nil, err
-		}
+	from, _ := p.model.Vocabulary()
+	if err := p.model.Device.DownloadRows(host[from:], width, t); err != nil {
+		return nil, err
 	}
 	return host, p.meet()
 }

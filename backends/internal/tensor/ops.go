@@ -96,6 +96,8 @@ type Device interface {
 	// Upload and Download copy float32 values between Go memory (row-major, contiguous) and a float32 tensor.
 	Upload(dst Tensor, src []float32) error
 	Download(dst []float32, src Tensor) error
+	// DownloadRows is Download to rows of dst that begin pitch elements apart, at least src.Cols; what lies between them stays as it is, and others may use it meanwhile. dst ends with the last row or behind it.
+	DownloadRows(dst []float32, pitch int, src Tensor) error
 
 	// NewMatrix allocates a packed matrix of zeros.
 	NewMatrix(d DType, out, in int) (Matrix, error)

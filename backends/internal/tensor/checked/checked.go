@@ -123,6 +123,22 @@ func (d *device) Download(dst []float32, src tensor.Tensor) error {
 	return d.kernels.Download(dst, src)
 }
 
+func (d *device) DownloadRows(dst []float32, pitch int, src tensor.Tensor) error {
+	c := d.check("download rows")
+	c.float("src", src)
+	if pitch < src.Cols {
+		c.fail("rows of %d elements begin %d apart", src.Cols, pitch)
+	}
+	if c.err != nil || src.Empty() {
+		return c.err
+	}
+	if room := len(dst) - src.Cols; room < 0 || src.Rows-1 > room/pitch {
+		c.fail("dst has %d elements: must have room for %d rows of %d that begin %d apart", len(dst), src.Rows, src.Cols, pitch)
+		return c.err
+	}
+	return d.kernels.DownloadRows(dst, pitch, src)
+}
+
 // take makes d.taken that many rows, none of them taken.
 func (d *device) take(rows int) {
 	rows = max(rows, 0)

@@ -148,5 +148,9 @@ func (d *device) Upload(dst tensor.Tensor, src []float32) error {
 }
 
 func (d *device) Download(dst []float32, src tensor.Tensor) error {
-	return failed("download", C.op_download(d.c, (*C.float)(&dst[0]), view(src)))
+	return d.DownloadRows(dst, src.Cols, src)
+}
+
+func (d *device) DownloadRows(dst []float32, pitch int, src tensor.Tensor) error {
+	return failed("download", C.op_download(d.c, (*C.float)(&dst[0]), C.int64_t(pitch), view(src)))
 }

@@ -99,7 +99,7 @@ void memory_copy(uintptr_t to, uintptr_t from, int64_t bytes); // from any threa
 
 // The operations, see package tensor. They return 0, or -1 when scratch memory cannot be had.
 int op_upload(device *d, view dst, const float *src);
-int op_download(device *d, float *dst, view src);
+int op_download(device *d, float *dst, int64_t pitch, view src); // rows of dst begin pitch elements apart
 int op_pack(device *d, matrix m, int64_t row, int64_t n, int source, const void *data);
 int op_repack(device *d, const matrix_source *list, int64_t n);
 int op_gather(device *d, view dst, matrix m, const int32_t *ids);

@@ -124,9 +124,9 @@ int op_upload(device *d, view dst, const float *src) {
   for (int64_t r = 0; r < dst.rows; r++) memcpy(row_of(dst, r), src + r * dst.cols, (size_t)dst.cols * 4);
   return 0;
 }
-int op_download(device *d, float *dst, view src) {
+int op_download(device *d, float *dst, int64_t pitch, view src) {
   (void)d;
-  for (int64_t r = 0; r < src.rows; r++) memcpy(dst + r * src.cols, row_of(src, r), (size_t)src.cols * 4);
+  for (int64_t r = 0; r < src.rows; r++) memcpy(dst + r * pitch, row_of(src, r), (size_t)src.cols * 4);
   return 0;
 }
 int op_zero(device *d, view dst) {

@@ -224,6 +224,10 @@ func (d *device) Upload(dst tensor.Tensor, src []float32) error {
 }
 
 func (d *device) Download(dst []float32, src tensor.Tensor) error {
+	return d.DownloadRows(dst, src.Cols, src)
+}
+
+func (d *device) DownloadRows(dst []float32, pitch int, src tensor.Tensor) error {
 	v := view(src)
-	return d.failed("download", d.v.Download(bytesOf(dst), v.At, int(4*v.Stride), int(4*v.Cols), src.Rows))
+	return d.failed("download", d.v.DownloadRows(bytesOf(dst), 4*pitch, v.At, int(4*v.Stride), int(4*v.Cols), src.Rows))
 }

@@ -96,6 +96,9 @@ func (Device) Upload(tensor.Tensor, []float32) error { return nil }
 // Download implements tensor.Device.
 func (Device) Download([]float32, tensor.Tensor) error { return nil }
 
+// DownloadRows implements tensor.Device.
+func (Device) DownloadRows([]float32, int, tensor.Tensor) error { return nil }
+
 // NewMatrix implements tensor.Device.
 func (Device) NewMatrix(d tensor.DType, out, in int) (tensor.Matrix, error) {
 	return matrix{d, out, in}, nil

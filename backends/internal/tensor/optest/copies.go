@@ -2,10 +2,29 @@ package optest
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 )
+
+// rowsToMemory checks that rows arrive where they are to begin, and that what lies between them stays.
+func rowsToMemory(t *testing.T, d tensor.Device) {
+	for _, c := range []struct{ rows, cols, pitch, behind int }{{1, 5, 5, 0}, {3, 7, 7, 0}, {3, 7, 11, 0}, {3, 7, 11, 4}, {4, 1, 300, 2}, {0, 5, 6, 1}, {70, 33000, 33005, 0}} {
+		h := start(t, d)
+		values := normal(7, c.rows*c.cols)
+		got := make([]float32, max(0, (c.rows-1)*c.pitch+c.cols)+c.behind)
+		for i := range got {
+			got[i] = -3
+		}
+		want := slices.Clone(got)
+		for r := range c.rows {
+			copy(want[r*c.pitch:], values[r*c.cols:(r+1)*c.cols])
+		}
+		h.ok(d.DownloadRows(got, c.pitch, h.view(c.rows, c.cols, values)))
+		sameBits(t, fmt.Sprintf("%d rows of %d, %d apart", c.rows, c.cols, c.pitch), got, want)
+	}
+}
 
 // matrixCopies checks that a matrix that is put together from others, in any order and while the device does something else, is the one that was packed at once: its rows, and products with it.
 func matrixCopies(t *testing.T, d tensor.Device) {

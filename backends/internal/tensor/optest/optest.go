@@ -38,6 +38,7 @@ func RunAll(t *testing.T, d tensor.Device, o Options) {
 			t.Run(c.name, func(t *testing.T) { c.check(t, d) })
 		}
 	})
+	t.Run("rows to memory", func(t *testing.T) { rowsToMemory(t, d) })
 	t.Run("packing", func(t *testing.T) { packing(t, d) })
 	t.Run("packing at once", func(t *testing.T) { repacking(t, d) })
 	t.Run("matrix copies", func(t *testing.T) { matrixCopies(t, d) })
