@@ -83,7 +83,7 @@ func (v *Device) Repack(jobs []RepackJob) error {
 	return nil
 }
 
-// GatherRows writes rows ids (int32, one per row of y) of w as float32.
+// GatherRows writes rows ids (int32, one per row of y; -1 for a row of zeros) of w as float32.
 func (v *Device) GatherRows(y View, w Weight, t Type, ids Address) error {
 	a := C.gather_arguments{y: y.c(), w: w.c(), ids: C.uint64_t(ids), _type: C.int32_t(t)}
 	return v.rowwise(kGatherRows, y.Rows, y.Cols, bytesIn(&a))

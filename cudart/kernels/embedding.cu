@@ -21,9 +21,9 @@ KERNEL(repack, 256, repack_arguments) {
   }
 }
 
-// y[r] = row ids[r] of w.
+// y[r] = row ids[r] of w, or zeros if that is negative.
 KERNEL(gather_rows, 256, gather_arguments) {
   float *y = row_of<float>(a.y, block_x());
   int64_t row = memory<const int32_t>(a.ids)[block_x()];
-  EACH_COLUMN(c, a.y.cols) y[c] = load_as_float(a.w.at, row * a.w.pitch + c, a.type);
+  EACH_COLUMN(c, a.y.cols) y[c] = row < 0 ? 0.0f : load_as_float(a.w.at, row * a.w.pitch + c, a.type);
 }

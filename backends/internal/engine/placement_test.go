@@ -7,8 +7,11 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/cpu"
 	"github.com/tinsmith/tinsmith/plugins"
 	"github.com/tinsmith/tinsmith/plugins/plugintest"
 )
@@ -70,6 +73,30 @@ func placeWith(t testing.TB, p placement, o Options) *Engine {
 		t.Fatal(err)
 	}
 	return e
+}
+
+// A rank of a cut model gathers the rows of all of a pass's tokens at once, whichever ranks have them.
+func TestRanksGatherOnce(t *testing.T) {
+	for _, p := range cuts {
+		t.Run(p.name, func(t *testing.T) {
+			var passes atomic.Int32 // that have gathered, on all ranks
+			o := testOptions()
+			o.OpenDevice = func(c Config) (tensor.Device, error) {
+				d, err := cpu.New(cpu.Options{Threads: c.Threads})
+				return &faulty{Device: d, gather: func(ids []int32) error { passes.Add(1); return nil }}, err
+			}
+			e := placeWith(t, p, o)
+			d := create(t, e, "a", 1, 2)
+			random := rand.New(rand.NewPCG(4, 5))
+			for range 3 {
+				passes.Store(0)
+				d.pass([]plugins.Datum{wholeDatum(random, 20)})
+				if ranks := int32(len(e.loaded.training[0].models)); passes.Load() != ranks {
+					t.Errorf("rows are gathered %d times for 20 tokens on %d ranks", passes.Load(), ranks)
+				}
+			}
+		})
+	}
 }
 
 // history is everything that a client sees of a run, by name.

@@ -54,35 +54,19 @@ func (c *Config) kvExtent(rank, ranks int) extent {
 
 // embedCut gathers the rows that this rank has, zeros for the others, and adds the ranks'.
 func (m *Model) embedCut(w *Workspace, x tensor.Tensor, tokens []int32) error {
-	if err := m.Device.Zero(x); err != nil {
+	if err := m.embeddingRows(w, x, m.own(tokens)); err != nil {
 		return err
-	}
-	own := func(t int32) bool { return int(t) >= m.vocabulary.from && int(t) < m.vocabulary.to }
-	ids := make([]int32, 0, len(tokens))
-	for i := 0; i < len(tokens); {
-		if !own(tokens[i]) {
-			i++
-			continue
-		}
-		ids = ids[:0]
-		from := i
-		for ; i < len(tokens) && own(tokens[i]); i++ {
-			ids = append(ids, tokens[i]-int32(m.vocabulary.from))
-		}
-		if err := m.embeddingRows(w, x.Slice(from, i), ids); err != nil {
-			return err
-		}
 	}
 	return m.Comm.AllReduce(x)
 }
 
-// ownTargets gives targets as columns of this rank's logits, -1 for those that other ranks have.
-func (m *Model) ownTargets(targets []int32) []int32 {
+// own gives tokens as rows of this rank's embedding and head, or columns of its logits: -1 for those that other ranks have.
+func (m *Model) own(tokens []int32) []int32 {
 	if m.Comm == nil {
-		return targets
+		return tokens
 	}
-	own := make([]int32, len(targets))
-	for i, t := range targets {
+	own := make([]int32, len(tokens))
+	for i, t := range tokens {
 		own[i] = t - int32(m.vocabulary.from)
 		if own[i] < 0 || int(own[i]) >= m.vocabulary.size() {
 			own[i] = -1

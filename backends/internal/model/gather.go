@@ -352,6 +352,10 @@ func (g *gatherer) gatherRows(dst tensor.Tensor, embedding *spread, ids []int32)
 		to := from
 		for ; to < len(ids); to++ {
 			id := ids[to]
+			if id < 0 { // another rank's
+				rows = append(rows, id)
+				continue
+			}
 			block := id / tensor.MatrixRows
 			n, ok := blocks[block]
 			if !ok {

@@ -128,7 +128,7 @@ func (t *training) gradientByLogits(logits tensor.Tensor, parts []span) error {
 	row := 0
 	for _, part := range parts {
 		targets := t.targets(part)
-		if err := t.m.Device.SoftmaxGradient(logits.Slice(row, row+part.count), sums.Slice(row, row+part.count), t.m.ownTargets(targets), slopes[:len(targets)]); err != nil {
+		if err := t.m.Device.SoftmaxGradient(logits.Slice(row, row+part.count), sums.Slice(row, row+part.count), t.m.own(targets), slopes[:len(targets)]); err != nil {
 			return err
 		}
 		slopes = slopes[len(targets):]

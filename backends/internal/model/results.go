@@ -73,7 +73,7 @@ func (r *results) gradient(t *training, logits tensor.Tensor, parts []span) erro
 	row, at := 0, 0
 	for _, part := range parts {
 		targets := t.targets(part)
-		if err := r.on.SoftmaxGradientBy(logits.Slice(row, row+part.count), sums.Slice(row, row+part.count), t.m.ownTargets(targets), slopes.Columns(at, at+len(targets))); err != nil {
+		if err := r.on.SoftmaxGradientBy(logits.Slice(row, row+part.count), sums.Slice(row, row+part.count), t.m.own(targets), slopes.Columns(at, at+len(targets))); err != nil {
 			return err
 		}
 		row, at = row+part.count, at+len(targets)

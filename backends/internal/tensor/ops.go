@@ -110,7 +110,7 @@ type Device interface {
 	// Dst afterwards comes after the copies. Dst is a matrix of this device; Src may be one of another device of the same kind, which may use it meanwhile: it must have been packed, and that have been waited for
 	// (Download). After an error what the rows of Dst hold is undefined.
 	StartCopies(copies []MatrixCopy) (finish func() error, err error)
-	// GatherRows writes rows ids of m (an embedding) as float32: dst is len(ids) × In.
+	// GatherRows writes rows ids of m (an embedding) as float32: dst is len(ids) × In. An id of -1 is none of these rows: it is among those of another device, and gives zeros.
 	GatherRows(dst Tensor, m Matrix, ids []int32) error
 
 	// GatherElements: dst[i] = src at at[i]; dst is 1 × len(at).

@@ -109,7 +109,7 @@ func (d *device) GatherRows(dst tensor.Tensor, m tensor.Matrix, ids []int32) err
 	w := c.matrix(d, m)
 	if w != nil {
 		c.shaped("dst", dst, len(ids), w.In())
-		c.indices("ids", ids, 0, w.Out(), "must not be negative, and less than the matrix's rows,")
+		c.indices("ids", ids, -1, w.Out(), "must be at least -1, and less than the matrix's rows,")
 	}
 	if c.err != nil || dst.Empty() {
 		return c.err

@@ -346,7 +346,9 @@ static void gather_unit(const void *job, int64_t unit, worker *w) {
   const gather_job *j = job;
   int64_t id = j->ids[unit], in = j->m.in, pairs = (in + 1) / 2;
   float *y = row_of(j->dst, unit);
-  if (j->m.type == FLOAT32) {
+  if (id < 0) {
+    memset(y, 0, (size_t)in * 4);
+  } else if (j->m.type == FLOAT32) {
     const float *p = (const float *)j->m.addr + id / PANEL * in * PANEL + id % PANEL;
     for (int64_t k = 0; k < in; k++) y[k] = p[k * PANEL];
   } else {

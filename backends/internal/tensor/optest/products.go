@@ -106,7 +106,7 @@ func packing(t *testing.T, d tensor.Device) {
 			values[i] = 0.25
 		}
 	}
-	ids := []int32{74, 0, 31, 32, 33, 0}
+	ids := []int32{-1, 74, 0, -1, -1, 31, 32, 33, 0, -1}
 	for _, dtype := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
 		for _, source := range []string{"F32", "BF16", "F16", "tensor"} {
 			t.Run(fmt.Sprintf("%v from %s", dtype, source), func(t *testing.T) {
@@ -123,12 +123,18 @@ func packing(t *testing.T, d tensor.Device) {
 						h.ok(d.PackRows(m, piece[0], piece[1]-piece[0], source, raw[piece[0]*row:piece[1]*row]))
 					}
 				}
-				y := h.view(len(ids), in, make([]float32, len(ids)*in))
+				y := h.view(len(ids), in, normal(2, len(ids)*in))
 				h.ok(d.GatherRows(y, m, ids))
 				got := h.read(y)
 				for i, id := range ids {
-					sameBits(t, fmt.Sprintf("row %d", id), got[i*in:(i+1)*in], values[int(id)*in:int(id+1)*in])
+					want := make([]float32, in)
+					if id >= 0 {
+						want = values[int(id)*in : int(id+1)*in]
+					}
+					sameBits(t, fmt.Sprintf("row %d", id), got[i*in:(i+1)*in], want)
 				}
+				h.ok(d.GatherRows(y.Slice(4, 6), m, []int32{-1, -1}))
+				sameBits(t, "no row", h.read(y.Slice(4, 6)), make([]float32, 2*in))
 			})
 		}
 	}

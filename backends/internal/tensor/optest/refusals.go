@@ -87,7 +87,7 @@ func refusals(t *testing.T, d tensor.Device) {
 		"copy negative row":       copied(tensor.MatrixCopy{Dst: m, Row: -64, Src: m}),
 		"copy no matrix":          copied(tensor.MatrixCopy{Dst: m}),
 		"gather id":               d.GatherRows(row, m, []int32{7}),
-		"gather negative id":      d.GatherRows(row, m, []int32{-1}),
+		"gather below none":       d.GatherRows(row, m, []int32{-2}),
 		"gather count":            d.GatherRows(row, m, []int32{1, 2}),
 		"elements count":          d.GatherElements(row, a, make([]tensor.Element, 5)),
 		"elements beyond rows":    d.GatherElements(row.Columns(0, 1), a, []tensor.Element{{Row: 4}}),
