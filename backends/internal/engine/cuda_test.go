@@ -131,6 +131,42 @@ func TestCutsOnCUDA(t *testing.T) {
 	}
 }
 
+// GPUs need not reach each other's memory but the first one's, where adapters are, and, without NCCL, that of the ranks of the same model. A machine where they cannot reach that is told of, with the reason.
+func TestReachOfGPUs(t *testing.T) {
+	for _, c := range []struct {
+		placement
+		apart string // pairs of devices of which the first cannot reach the second
+		want  string // in the error; "": none
+	}{
+		{placement{"ranks by NCCL", "tensorparallel", `{"devices": ["cuda:0", "cuda:1", "cuda:2", "cuda:3"], "comm": "nccl"` + smallMemory + `}`}, "0-1 0-2 0-3 1-2 1-3 2-1 2-3 3-1 3-2", ""},
+		{placement{"ranks without", "tensorparallel", `{"devices": ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]` + smallMemory + `}`}, "2-3", "cuda:2 cannot reach the memory of cuda:3"},
+		{placement{"groups", "dataparallel", `{"devices": [["cuda:0", "cuda:1"], ["cuda:2", "cuda:3"]]` + smallMemory + `}`}, "0-2 0-3 1-2 1-3 2-1 3-1", ""},
+		{placement{"copies", "dataparallel", `{"devices": ["cuda:0", "cuda:1", "cuda:2"]` + smallMemory + `}`}, "0-1 0-2 1-2 2-1", ""},
+		{placement{"copies with shared-out weights", "dataparallel", `{"devices": ["cuda:0", "cuda:1", "cuda:2"], "shard_base": true` + smallMemory + `}`}, "0-1 0-2 1-2 2-1", ""},
+		{placement{"one trains, one samples", "dataparallel", `{"devices": ["cuda:1"], "sample_devices": ["cuda:0"]` + smallMemory + `}`}, "1-0", ""},
+		{placement{"no way to the first", "dataparallel", `{"devices": ["cuda:0", "cuda:1"]` + smallMemory + `}`}, "1-0", "cuda:1 cannot reach the memory of cuda:0"},
+		{placement{"no way to the first, by NCCL", "tensorparallel", `{"devices": ["cuda:0", "cuda:1"], "comm": "nccl"` + smallMemory + `}`}, "1-0", "adapters and their gradients are in the memory of cuda:0, which all other GPUs read and write, also with comm: nccl"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Setenv("FAKE_CUDA_APART", c.apart)
+			if c.want == "" {
+				briefLife(t, placeOnCUDA(t, c.placement, 4))
+				return
+			}
+			libraries := []string{shim.Require(t, shim.Options{})}
+			t.Setenv("FAKE_CUDA_DEVICES", "4")
+			e := New(gpuOptions(c.plugin, libraries))
+			_, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: t.TempDir(), Name: "tiny", Config: []byte(c.section)}, nil)
+			if plugins.KindOf(err) != plugins.KindInvalid || !strings.Contains(fmt.Sprint(err), c.want) {
+				t.Errorf("error %v", err)
+			}
+			if err := e.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 // A checkpoint goes from one kind of device to another and back: what is saved has the same bits, and a step there is the step here but for rounding.
 func TestResumeOnAnotherKind(t *testing.T) {
 	onProcessor, onGPUs := placement{plugin: "single", section: `{"threads": 1}`}, []struct {

@@ -87,17 +87,24 @@ func (h *homes) close() error {
 	return errors.Join(errs...)
 }
 
-// connect lets the homes and the ranks' devices reach each other's memory.
+// connect lets devices reach the memory that they read and write: all of them the home device's, and the ranks of a model that is cut each other's, unless they exchange through NCCL. What is copied from device to device otherwise
+// (weights that are shared out) needs none of this. A rank's device reaches what the home of its GPU does.
 func (l *loaded) connect() error {
-	all := l.homes.devices
-	for _, r := range l.replicas {
-		for _, d := range r.devices {
-			if !l.homes.has(d) {
-				all = append(all[:len(all):len(all)], d)
-			}
+	home := l.homes.devices[0]
+	for _, d := range l.homes.devices[1:] {
+		if err := tensor.Reach(d, home); err != nil {
+			return fmt.Errorf("%w; adapters and their gradients are in the memory of %s, which all other GPUs read and write, also with comm: nccl", err, home.Name())
 		}
 	}
-	return tensor.Connect(all)
+	for _, r := range l.replicas {
+		if l.config.NCCL {
+			break
+		}
+		if err := tensor.Connect(r.devices); err != nil {
+			return fmt.Errorf("%w; the ranks of a model that is cut exchange values through each other's memory, unless with comm: nccl", err)
+		}
+	}
+	return nil
 }
 
 // memories names the memories that the ranks of a replica work on, in order: replicas with the same ones can share a model.

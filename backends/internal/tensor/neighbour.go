@@ -42,24 +42,29 @@ func Await(later, earlier Device) (err error) {
 
 // Connect lets every device of a list reach every other one, in both directions.
 func Connect(devices []Device) error {
-	for i, d := range devices {
-		n, ok := d.(Neighbour)
-		for k, other := range devices {
-			if i == k {
-				continue
-			}
-			if _, both := other.(Neighbour); ok != both {
-				return fmt.Errorf("%s and %s do not share memory: devices that work together are all processors or all GPUs", d.Name(), other.Name())
-			}
-			if !ok {
-				continue
-			}
-			if err := n.Reach(other); err != nil {
+	for _, d := range devices {
+		for _, other := range devices {
+			if err := Reach(d, other); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+// Reach lets operations of a device read and write the memory of another one, but not the other way round. Devices without memory of their own do so by nature.
+func Reach(device, other Device) error {
+	if device == other {
+		return nil
+	}
+	n, ok := device.(Neighbour)
+	if _, both := other.(Neighbour); ok != both {
+		return fmt.Errorf("%s and %s do not share memory: devices that work together are all processors or all GPUs", device.Name(), other.Name())
+	}
+	if !ok {
+		return nil
+	}
+	return n.Reach(other)
 }
 
 // Link is one device's end of a group whose devices exchange tensors through a library made for that (NCCL). Tensors are float32 and contiguous. Operations are ordered with the device's own and return before they

@@ -1,10 +1,10 @@
 // A CUDA driver without a GPU, for tests: memory is the host's, what is put into a stream is done at once or late (streams.h), launches run the kernels through the shim. It checks what a GPU would
-// not forgive (freeing twice, freeing what was not allocated, a launch of another block size, graphs that are never given back) and can be told to fail.
+// not forgive (freeing twice, freeing what was not allocated, a launch of another block size, an argument in the memory of a device that cannot be reached, graphs that are never given back) and can be told to fail.
 //
 // FAKE_CUDA_FAIL=name:n:code makes the n-th call of that function from the time the variable was set give that code. FAKE_CUDA_ORDER=seed orders the threads at random, in
 // every launch differently. FAKE_CUDA_SKIP names kernels, with spaces between, that are not run. FAKE_CUDA_KERNELS is a file that gets a line "loaded NAME" for each kernel
 // that is looked up, and "run NAME" for each that is run, once for a value of the variable. FAKE_CUDA_COUNT is a file that gets a line with its name for each call of a function and,
-// indented, each run of a kernel. FAKE_CUDA_DEVICES is how many devices there are (1), FAKE_CUDA_NAME what they are called, FAKE_CUDA_MEMORY how many bytes each has (1 GiB), FAKE_CUDA_VERSION the driver's version.
+// indented, each run of a kernel. FAKE_CUDA_APART names pairs, as "0-1 1-0", of which the first device cannot reach the second. FAKE_CUDA_DEVICES is how many devices there are (1), FAKE_CUDA_NAME what they are called, FAKE_CUDA_MEMORY how many bytes each has (1 GiB), FAKE_CUDA_VERSION the driver's version.
 #include "shim.h"
 #include "streams.h"
 
@@ -40,7 +40,7 @@ typedef struct cuda_node {
 } cuda_node;
 
 namespace {
-enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_PTX = 218, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, LAUNCH_FAILED = 719 };
+enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_PTX = 218, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, PEER_ENABLED = 704, LAUNCH_FAILED = 719 };
 
 int sticky; // a failed launch spoils the context, as on a GPU
 
@@ -48,6 +48,12 @@ struct Context {
   int device, retained;
   std::map<unsigned long long, size_t> memory;
   size_t used;
+  std::set<const Context *> peers; // whose memory it can reach
+
+  bool has(unsigned long long address) const {
+    auto m = memory.upper_bound(address);
+    return m != memory.begin() && (--m, address < m->first + m->second);
+  }
 };
 Context contexts[8];
 std::set<void *> host, handles;
@@ -128,6 +134,12 @@ struct Launch {
     *this = {(const shim::Kernel *)function, blocks, block, dynamic, {}};
     arguments.resize((kernel->bytes + 7) / 8);
     memcpy(arguments.data(), from[0], kernel->bytes);
+    for (const Context &c : contexts)
+      for (uint64_t a : arguments)
+        if (&c != current && c.has(a) && !current->peers.count(&c)) {
+          fprintf(stderr, "kernel %s: device %d cannot reach the memory of device %d\n", kernel->name, current->device, c.device);
+          return sticky = LAUNCH_FAILED;
+        }
     return 0;
   }
   int run() const {
@@ -217,7 +229,7 @@ int cuDeviceTotalMem_v2(size_t *bytes, int) {
   return 0;
 }
 int cuDeviceCanAccessPeer(int *can, int device, int peer) {
-  ENTER *can = device != peer;
+  ENTER *can = device != peer && !named(getenv("FAKE_CUDA_APART"), (std::to_string(device) + "-" + std::to_string(peer)).c_str());
   return 0;
 }
 int cuDevicePrimaryCtxRetain(void **context, int device) {
@@ -232,6 +244,7 @@ int cuDevicePrimaryCtxRelease_v2(int device) {
     for (auto &m : contexts[device].memory) free((void *)m.first);
     contexts[device].memory.clear();
     contexts[device].used = 0;
+    for (Context &c : contexts) c.peers.erase(&contexts[device]), contexts[device].peers.erase(&c);
     for (const Graph *g : graphs)
       if (g->context == &contexts[device]) return INVALID_CONTEXT;
     for (const Executable *e : executables)
@@ -244,7 +257,7 @@ int cuCtxSetCurrent(void *context) {
   return 0;
 }
 int cuCtxSynchronize() { IN_CONTEXT return streams::run_all(); }
-int cuCtxEnablePeerAccess(void *, unsigned) { IN_CONTEXT return 0; }
+int cuCtxEnablePeerAccess(void *peer, unsigned) { IN_CONTEXT return current->peers.insert((Context *)peer).second ? 0 : PEER_ENABLED; }
 int cuMemGetInfo_v2(size_t *free, size_t *total) {
   IN_CONTEXT *total = (size_t)setting("FAKE_CUDA_MEMORY", 1l << 30);
   *free = *total - current->used;
