@@ -9,6 +9,7 @@ import (
 
 	"github.com/tinsmith/tinsmith/backends/internal/kvcache"
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
+	"github.com/tinsmith/tinsmith/backends/internal/parallel"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/plugins"
 )
@@ -94,12 +95,13 @@ type deviceMemory struct {
 	limit, weights, sampling, cache, training int64
 	recorded                                  int64 // what devices there keep recorded work in, at most; see recordedShare
 	recorders                                 int   // how many do
+	exchange                                  int64 // what ranks there exchange values through, by NCCL
 	page                                      int64 // bytes of one page of keys and values of all samplers there
 	ranks, all                                int   // ranks that train there, and everywhere
 }
 
 // fixed is what is taken at first.
-func (d *deviceMemory) fixed() int64 { return d.weights + d.sampling + d.cache + d.recorded }
+func (d *deviceMemory) fixed() int64 { return d.weights + d.sampling + d.cache + d.recorded + d.exchange }
 
 // rest is what is left beside it.
 func (d *deviceMemory) rest() int64 { return d.limit - d.fixed() }
@@ -127,6 +129,9 @@ func (d *deviceMemory) share() plugins.MemoryShare {
 	s := plugins.MemoryShare{Name: d.name, Bytes: d.limit, Detail: fmt.Sprintf("weights %s, sampler %s, keys and values %s, training %s", mebibytes(d.weights), mebibytes(d.sampling), mebibytes(d.cache), mebibytes(d.training))}
 	if d.recorded > 0 {
 		s.Detail += ", recorded steps " + mebibytes(d.recorded)
+	}
+	if d.exchange > 0 {
+		s.Detail += ", exchange " + mebibytes(d.exchange)
 	}
 	if d.limit >= unlimited {
 		s.Bytes = 0
@@ -186,6 +191,13 @@ func (l *loaded) deviceMemories(limits memoryLimits, scratch int64) []deviceMemo
 		for _, device := range r.devices {
 			all[l.homes.index(device)].ranks++
 			ranks++
+		}
+	}
+	for _, r := range l.replicas {
+		if ranks := len(r.devices); l.config.NCCL && ranks > 1 {
+			for _, device := range r.devices {
+				all[l.homes.index(device)].exchange += parallel.LinkBytes(ranks)
+			}
 		}
 	}
 	l.eachRecorder(func(home int, _ tensor.Recorder) { all[home].recorders++ })

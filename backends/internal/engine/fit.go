@@ -8,6 +8,7 @@ import (
 	"github.com/tinsmith/tinsmith/backends/internal/kvcache"
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
 	"github.com/tinsmith/tinsmith/backends/internal/model"
+	"github.com/tinsmith/tinsmith/backends/internal/parallel"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/plugins"
 )
@@ -119,6 +120,9 @@ func (l *loaded) room(ctx context.Context, limit int64) string {
 		left := limit
 		if own {
 			left -= recordedShare(limit, 1)
+		}
+		if c.NCCL && ranks > 1 {
+			left -= parallel.LinkBytes(ranks)
 		}
 		return s, err == nil && c.fits(s, left)
 	}

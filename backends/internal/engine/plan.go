@@ -22,6 +22,7 @@ type memoryPlan struct {
 	sampling int64 // scratch memory of the samplers of all replicas
 	cache    int64 // keys and values of sampling, of all replicas
 	recorded int64 // what devices keep recorded work in, at most
+	exchange int64 // what ranks exchange values through, where they do so by NCCL
 	adapters int64
 	training int64 // activations, keys and values of training passes, of all replicas at once
 
@@ -73,6 +74,7 @@ func (l *loaded) planMemory(ctx context.Context, limits memoryLimits, before *me
 			d.recorded = before.devices[i].recorded
 		}
 		p.recorded += d.recorded
+		p.exchange += d.exchange
 	}
 	pages := int64(math.MaxInt64) // that a quarter of what is left holds, on each device
 	for i := range p.devices {
@@ -322,7 +324,7 @@ func (l *loaded) referenceLayout(rank int) (*lora.Layout, error) {
 
 // fixed is what is taken at first, whether it is used or not: all but what adapters and training passes take as they need it. Pages of keys and values can be given back, see pages.go; the rest is taken for as long
 // as the backend lives.
-func (p *memoryPlan) fixed() int64 { return p.weights + p.sampling + p.cache + p.recorded }
+func (p *memoryPlan) fixed() int64 { return p.weights + p.sampling + p.cache + p.recorded + p.exchange }
 
 // shares gives the plan for people to read.
 func (l *loaded) shares() []plugins.MemoryShare {
@@ -360,6 +362,9 @@ func (l *loaded) shares() []plugins.MemoryShare {
 	}...)
 	if p.recorded > 0 {
 		out = append(out, plugins.MemoryShare{Name: "recorded steps", Bytes: p.recorded, Detail: "at most, for devices to start steps again that come again"})
+	}
+	if p.exchange > 0 {
+		out = append(out, plugins.MemoryShare{Name: "exchange", Bytes: p.exchange, Detail: "for what ranks add up, beside what NCCL takes itself"})
 	}
 	if layout, err := l.referenceLayout(referenceRank); err == nil {
 		one := l.adapters.weightBytes(layout) + 2*lora.ParameterBytes(layout)

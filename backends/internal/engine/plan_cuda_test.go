@@ -4,11 +4,13 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
 
 	"github.com/tinsmith/tinsmith/backends/internal/model/architectures"
+	"github.com/tinsmith/tinsmith/backends/internal/parallel"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor/cuda"
 	"github.com/tinsmith/tinsmith/cudart/shim"
@@ -92,6 +94,51 @@ func TestPassOnCUDATakesWhatIsPlanned(t *testing.T) {
 			d.step()
 		})
 	}
+}
+
+// What ranks exchange values through by NCCL is a share of the plan, and what they take: once, at the first pass, and no more for longer ones.
+func TestExchangeIsPlanned(t *testing.T) {
+	e := placeOnCUDA(t, placement{plugin: pluginTensorParallel, section: `{"devices": ["cuda:0", "cuda:1"], "comm": "nccl", "memory_mib": 900` + smallMemory + `}`}, 2)
+	want := parallel.LinkBytes(2)
+	var free [3][2]int64 // before the passes, and after each
+	look := func(pass int) {
+		hook(t, e, func() {
+			for i, d := range e.loaded.homes.devices {
+				free[pass][i] = freeMemory(d)
+			}
+		})
+	}
+	d := create(t, e, "run", 1, 2)
+	random := rand.New(rand.NewPCG(3, 3))
+	look(0)
+	d.pass([]plugins.Datum{wholeDatum(random, 3)})
+	look(1)
+	d.pass([]plugins.Datum{wholeDatum(random, 90)})
+	look(2)
+	hook(t, e, func() {
+		p := &e.loaded.plan
+		if p.exchange != 2*want || p.fixed() != p.weights+p.sampling+p.cache+p.recorded+2*want || e.loaded.memory.used.Load() < p.fixed() {
+			t.Errorf("%+v", p)
+		}
+		for i := range p.devices {
+			at := &p.devices[i]
+			if at.exchange != want || at.fixed() != at.weights+at.sampling+at.cache+at.recorded+want || at.fixed()+at.training > at.limit {
+				t.Errorf("%+v", at)
+			}
+			if first, second := free[0][i]-free[1][i], free[1][i]-free[2][i]; first < want || second >= want {
+				t.Errorf("%s: the first pass takes %d bytes, a longer one %d more; %d are planned for the exchange", at.name, first, second, want)
+			}
+		}
+		if s := e.loaded.shares(); !slices.ContainsFunc(s, func(s plugins.MemoryShare) bool { return s.Name == "exchange" && s.Bytes == 2*want }) {
+			t.Errorf("the table is %v", s)
+		}
+	})
+	local := placeOnCUDA(t, placement{plugin: pluginTensorParallel, section: `{"devices": ["cuda:0", "cuda:1"]` + smallMemory + `}`}, 2)
+	hook(t, local, func() {
+		if n := local.loaded.plan.exchange; n != 0 {
+			t.Errorf("%d bytes are planned for an exchange through each other's memory", n)
+		}
+	})
 }
 
 // limited notes how much memory a device may keep recorded work in.

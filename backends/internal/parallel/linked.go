@@ -12,22 +12,41 @@ import (
 type linked struct {
 	*local
 	link    tensor.Link
-	scratch tensor.Tensor // contiguous; grows
+	piece   int           // elements of a tensor that are under way at once, at most
+	scratch tensor.Tensor // contiguous; what LinkBytes says, or more
 }
 
-// oneShot is how many elements are summed from whole copies of all ranks; of more every rank sums a share. Either way an element is the same sum.
-const oneShot = 1 << 18
+const (
+	// oneShot is how many elements are summed from whole copies of all ranks; of more every rank sums a share. Either way an element is the same sum.
+	oneShot = 1 << 18
+	// onePiece is how many elements are exchanged at once: enough for the library's full speed, and what that takes of memory has a bound.
+	onePiece = 1 << 22
+)
+
+// LinkBytes is the memory that a rank of so many takes of its device to exchange tensors through a link, from its first exchange on. Only tensors that are sent from one rank to another, broadcast or scattered take more,
+// where they are larger than that.
+func LinkBytes(ranks int) int64 {
+	return tensor.OwnMemoryBytes(int64(roomElements(ranks, onePiece)) * int64(tensor.Float32.Size()))
+}
+
+// roomElements is the most that an exchange of pieces takes: whole copies of all ranks, or what each rank sends and receives as shares.
+func roomElements(ranks, piece int) int {
+	if ranks > 2 {
+		return max(ranks*min(piece, oneShot), 2*(piece+ranks))
+	}
+	return ranks * piece
+}
 
 // Link has the team's Comms exchange tensors through links, by rank, which are the team's from then on. It comes before the first Run.
 func (t *Team) Link(links []tensor.Link) {
 	for rank, l := range links {
-		t.group.linked = append(t.group.linked, &linked{local: t.group.ranks[rank], link: l})
+		t.group.linked = append(t.group.linked, &linked{local: t.group.ranks[rank], link: l, piece: onePiece})
 	}
 }
 
-// room gives scratch memory for n elements: rows × n/rows. It is asked for before the ranks meet, because it may fail.
-func (c *linked) room(rows, cols int) (tensor.Tensor, error) {
-	if n := rows * cols; c.scratch.Buffer == nil || c.scratch.Cols < n {
+// reserve has scratch memory for n elements, and for any exchange of pieces. It comes before the ranks meet, because it may fail.
+func (c *linked) reserve(n int) error {
+	if n = max(n, roomElements(c.Size(), c.piece)); c.scratch.Buffer == nil || c.scratch.Cols < n {
 		if c.scratch.Buffer != nil {
 			c.device.Free(c.scratch)
 			c.scratch = tensor.Tensor{}
@@ -35,11 +54,40 @@ func (c *linked) room(rows, cols int) (tensor.Tensor, error) {
 		s, err := c.device.Alloc(tensor.Float32, 1, n)
 		if err != nil {
 			c.group.fail()
-			return tensor.Tensor{}, err
+			return err
 		}
 		c.scratch = s
 	}
-	return c.scratch.Columns(0, rows*cols).Reshape(rows, cols), nil
+	return nil
+}
+
+// room is reserve for rows × cols, and gives them.
+func (c *linked) room(rows, cols int) (tensor.Tensor, error) {
+	if err := c.reserve(rows * cols); err != nil {
+		return tensor.Tensor{}, err
+	}
+	return c.view(rows, cols), nil
+}
+
+// view is the beginning of the scratch memory.
+func (c *linked) view(rows, cols int) tensor.Tensor {
+	return c.scratch.Columns(0, rows*cols).Reshape(rows, cols)
+}
+
+// pieces cuts rows × cols into parts of so many elements at most: whole rows, or parts of one.
+func pieces(rows, cols, most int, f func(fromRow, toRow, fromCol, toCol int) error) error {
+	if cols == 0 {
+		return nil
+	}
+	height, width := max(1, most/cols), min(cols, most)
+	for row := 0; row < rows; row += height {
+		for col := 0; col < cols; col += width {
+			if err := f(row, min(rows, row+height), col, min(cols, col+width)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // exchange meets the other ranks and then runs f. When a rank fails in f, what the others have given to the library has no other end any more: all abort it, and the group is of no more use.
@@ -56,27 +104,31 @@ func (c *linked) exchange(s slot, f func() error) error {
 }
 
 func (c *linked) AllReduce(t tensor.Tensor) error {
-	n, elements := c.Size(), t.Rows*t.Cols
-	if elements > oneShot && n > 2 {
-		return c.reduceShares(t)
-	}
-	all, err := c.room(n, elements)
-	if err != nil {
+	if err := c.reserve(0); err != nil {
 		return err
 	}
 	return c.exchange(slot{operation: "all-reduce", tensor: t}, func() error {
-		if elements == 0 {
-			return nil
-		}
-		part := func(r int) tensor.Tensor { return all.Slice(r, r+1).Reshape(t.Rows, t.Cols) }
-		if err := c.device.Round(part(c.rank), t); err != nil {
-			return err
-		}
-		if err := c.link.AllGather(all, all.Slice(c.rank, c.rank+1)); err != nil {
-			return err
-		}
-		return c.sum(t, part)
+		return pieces(t.Rows, t.Cols, c.piece, func(fromRow, toRow, fromCol, toCol int) error {
+			piece := t.Slice(fromRow, toRow).Columns(fromCol, toCol)
+			if c.Size() > 2 && piece.Rows*piece.Cols > oneShot {
+				return c.reduceShares(piece)
+			}
+			return c.reduceWhole(piece)
+		})
 	})
+}
+
+// reduceWhole has every rank sum whole copies of all ranks' tensors.
+func (c *linked) reduceWhole(t tensor.Tensor) error {
+	all := c.view(c.Size(), t.Rows*t.Cols)
+	part := func(r int) tensor.Tensor { return all.Slice(r, r+1).Reshape(t.Rows, t.Cols) }
+	if err := c.device.Round(part(c.rank), t); err != nil {
+		return err
+	}
+	if err := c.link.AllGather(all, all.Slice(c.rank, c.rank+1)); err != nil {
+		return err
+	}
+	return c.sum(t, part)
 }
 
 // sum writes the sum of the ranks' parts in their order.
@@ -96,28 +148,23 @@ func (c *linked) sum(t tensor.Tensor, part func(rank int) tensor.Tensor) error {
 func (c *linked) reduceShares(t tensor.Tensor) error {
 	n, elements := c.Size(), t.Rows*t.Cols
 	share := (elements + n - 1) / n
-	all, err := c.room(2*n, share)
-	if err != nil {
-		return err
-	}
+	all := c.view(2*n, share)
 	mine, theirs := all.Slice(0, n), all.Slice(n, 2*n)
 	flat := mine.Reshape(1, n*share).Columns(0, elements).Reshape(t.Rows, t.Cols)
-	return c.exchange(slot{operation: "all-reduce", tensor: t}, func() error {
-		if err := c.device.Round(flat, t); err != nil {
-			return err
-		}
-		if err := c.link.AllToAll(theirs, mine); err != nil {
-			return err
-		}
-		own := mine.Slice(c.rank, c.rank+1)
-		if err := c.sum(own, func(r int) tensor.Tensor { return theirs.Slice(r, r+1) }); err != nil {
-			return err
-		}
-		if err := c.link.AllGather(mine, own); err != nil {
-			return err
-		}
-		return c.device.Round(t, flat)
-	})
+	if err := c.device.Round(flat, t); err != nil {
+		return err
+	}
+	if err := c.link.AllToAll(theirs, mine); err != nil {
+		return err
+	}
+	own := mine.Slice(c.rank, c.rank+1)
+	if err := c.sum(own, func(r int) tensor.Tensor { return theirs.Slice(r, r+1) }); err != nil {
+		return err
+	}
+	if err := c.link.AllGather(mine, own); err != nil {
+		return err
+	}
+	return c.device.Round(t, flat)
 }
 
 func (c *linked) AllGather(dst, part tensor.Tensor) error {
@@ -125,27 +172,28 @@ func (c *linked) AllGather(dst, part tensor.Tensor) error {
 	if err := c.checkGather(dst, part); err != nil {
 		return err
 	}
-	all, err := c.room(n, part.Rows*part.Cols)
-	if err != nil {
+	if err := c.reserve(0); err != nil {
 		return err
 	}
+	most := max(1, roomElements(n, c.piece)/n) // of a part
 	return c.exchange(slot{operation: "all-gather", tensor: dst, part: part}, func() error {
-		if part.Rows*part.Cols == 0 {
-			return nil
-		}
-		of := func(r int) tensor.Tensor { return all.Slice(r, r+1).Reshape(part.Rows, part.Cols) }
-		if err := c.device.Round(of(c.rank), part); err != nil {
-			return err
-		}
-		if err := c.link.AllGather(all, all.Slice(c.rank, c.rank+1)); err != nil {
-			return err
-		}
-		for r := range n {
-			if err := c.device.Round(dst.Columns(r*part.Cols, (r+1)*part.Cols), of(r)); err != nil {
+		return pieces(part.Rows, part.Cols, most, func(fromRow, toRow, fromCol, toCol int) error {
+			rows, cols := toRow-fromRow, toCol-fromCol
+			all := c.view(n, rows*cols)
+			of := func(r int) tensor.Tensor { return all.Slice(r, r+1).Reshape(rows, cols) }
+			if err := c.device.Round(of(c.rank), part.Slice(fromRow, toRow).Columns(fromCol, toCol)); err != nil {
 				return err
 			}
-		}
-		return nil
+			if err := c.link.AllGather(all, all.Slice(c.rank, c.rank+1)); err != nil {
+				return err
+			}
+			for r := range n {
+				if err := c.device.Round(dst.Slice(fromRow, toRow).Columns(r*part.Cols+fromCol, r*part.Cols+toCol), of(r)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
 	})
 }
 

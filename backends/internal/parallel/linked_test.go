@@ -25,8 +25,10 @@ func cudaTeam(t *testing.T, n int, links bool) (*Team, []tensor.Device) {
 		}
 		devices = append(devices, d)
 	}
-	if err := tensor.Connect(devices); err != nil {
-		t.Fatal(err)
+	if !links { // with which no device reaches another one's memory
+		if err := tensor.Connect(devices); err != nil {
+			t.Fatal(err)
+		}
 	}
 	team := NewTeam(devices, Options{})
 	if links {
@@ -49,13 +51,26 @@ func cudaTeam(t *testing.T, n int, links bool) (*Team, []tensor.Device) {
 	return team, devices
 }
 
-// Over GPUs every operation gives the sums of the ranks in their order, through each other's memory and through NCCL, small and large.
+// Over GPUs every operation gives the sums of the ranks in their order, through each other's memory and through NCCL, small and large, at once and in pieces.
 func TestGPUs(t *testing.T) {
 	const n = 3
-	for _, links := range []bool{false, true} {
-		t.Run(map[bool]string{false: "local", true: "nccl"}[links], func(t *testing.T) {
-			team, devices := cudaTeam(t, n, links)
-			for _, shape := range [][2]int{{0, 4}, {1, 1}, {3, 17}, {1, oneShot + 5}} {
+	large := [2]int{1, oneShot + 5}
+	for _, c := range []struct {
+		name   string
+		piece  int // 0: without NCCL
+		shapes [][2]int
+	}{
+		{"local", 0, [][2]int{{0, 4}, {1, 1}, {3, 17}, large}},
+		{"nccl", onePiece, [][2]int{{0, 4}, {1, 1}, {3, 17}, large}},
+		{"nccl in small pieces", 7, [][2]int{{0, 4}, {1, 1}, {3, 11}, {11, 3}, {2, 7}}},
+		{"nccl in large pieces", oneShot + 2, [][2]int{large}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			team, devices := cudaTeam(t, n, c.piece > 0)
+			for _, l := range team.group.linked {
+				l.piece = c.piece
+			}
+			for _, shape := range c.shapes {
 				rows, cols := shape[0], shape[1]
 				size := rows * cols
 				sum, wide := sums(n, size), sums(n, n*size)
@@ -121,6 +136,33 @@ func TestGPUs(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Sums over NCCL, and what is gathered, take as much memory as is said, whatever their size.
+func TestExchangeHasABound(t *testing.T) {
+	for _, n := range []int{2, 3} {
+		team, devices := cudaTeam(t, n, true)
+		if err := team.Run(func(rank int) error {
+			l, d := team.group.linked[rank], devices[rank]
+			l.piece = 16
+			return with(d, make([]float32, 400), 20, 20, func(x tensor.Tensor) error {
+				return with(d, make([]float32, n*400), 20, n*20, func(y tensor.Tensor) error {
+					err := errors.Join(l.AllReduce(x.Slice(0, 1).Columns(0, 1)), l.AllReduce(x), l.AllGather(y, x))
+					if want := roomElements(n, 16); err == nil && l.scratch.Cols != want {
+						err = fmt.Errorf("%d elements are taken for pieces of 16, want %d", l.scratch.Cols, want)
+					}
+					return err
+				})
+			})
+		}, nil); err != nil {
+			t.Errorf("%d ranks: %v", n, err)
+		}
+	}
+	for ranks, want := range map[int]int64{2: 32 << 20, 3: 34 << 20, 8: 34 << 20, 64: 64 << 20} {
+		if got := LinkBytes(ranks); got != want {
+			t.Errorf("%d ranks take %d bytes each, want %d", ranks, got, want)
+		}
 	}
 }
 
