@@ -70,13 +70,11 @@ func run(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	for _, plugin := range []string{"fake", "single"} {
-		build := exec.Command("go", "build", "-o", filepath.Join(programs, "plugins", plugin), "./backends/"+plugin)
-		build.Dir = root()
-		if out, err := build.CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "build %s: %v\n%s", plugin, err, out)
-			return 1
-		}
+	build := exec.Command("go", "build", "-o", filepath.Join(programs, "plugins")+"/", "./backends/fake", "./backends/single", "./backends/dataparallel", "./backends/tensorparallel")
+	build.Dir = root()
+	if out, err := build.CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "build the plugins: %v\n%s", err, out)
+		return 1
 	}
 	return m.Run()
 }
@@ -106,6 +104,7 @@ func root() string {
 type server struct {
 	testing.TB
 	dir, url string
+	programs string   // the folder of the programs that run
 	kill     []string // for each start from the first: where it is killed, see killer; "" = nowhere
 	starts   int
 	process  *exec.Cmd
@@ -126,7 +125,7 @@ func newServer(t testing.TB, backend settings, more settings) *server {
 // newServerIn keeps the data in a folder that exists.
 func newServerIn(t testing.TB, dir string, backend settings, more settings) *server {
 	t.Helper()
-	s := &server{TB: t, dir: dir}
+	s := &server{TB: t, dir: dir, programs: programs}
 	s.configure(backend, more)
 	t.Cleanup(func() {
 		s.end()
@@ -195,7 +194,7 @@ func (s *server) startAgain() error {
 	if s.url != "" {
 		args = append(args, "--listen", strings.TrimPrefix(s.url, "http://"))
 	}
-	s.process = exec.Command(filepath.Join(programs, "tinsmith"), args...)
+	s.process = exec.Command(filepath.Join(s.programs, "tinsmith"), args...)
 	s.process.Env = append(os.Environ(), runVariable+"=1", countVariable+"="+filepath.Join(s.dir, "counts"))
 	if s.starts < len(s.kill) {
 		s.process.Env = append(s.process.Env, killVariable+"="+s.kill[s.starts])

@@ -17,7 +17,11 @@ func TestRankThatIsLost(t *testing.T) {
 		"tensorparallel": "rank 1 of 2 on cpu: missing for 10s from all-reduce",
 	} {
 		t.Run(plugin, func(t *testing.T) {
-			program := filepath.Join(programs, "plugins", plugin)
+			faulty := t.TempDir() // the programs without faults stay what they are
+			if err := copyProgram(filepath.Join(programs, "tinsmith"), filepath.Join(faulty, "tinsmith")); err != nil {
+				t.Fatal(err)
+			}
+			program := filepath.Join(faulty, "plugins", plugin)
 			build := exec.Command("go", "test", "-c", "-o", program, "./backends/"+plugin)
 			build.Dir = root()
 			if out, err := build.CombinedOutput(); err != nil {
@@ -25,6 +29,7 @@ func TestRankThatIsLost(t *testing.T) {
 			}
 			live := func(lost bool) findings {
 				s := newServer(t, settings{"plugin": plugin, "devices": []string{"cpu", "cpu"}, "dtype": "float32", "threads": 2}, settings{"backends": settings{"progress_timeout": "20s"}})
+				s.programs = faulty
 				s.start()
 				s.ready()
 				c, f, losses := newCaller(t, s.url), findings{}, 0

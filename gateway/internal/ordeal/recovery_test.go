@@ -10,13 +10,15 @@ import (
 	"testing"
 	"time"
 
+	"gopkg.in/yaml.v3"
+
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
 var (
 	kills      = flag.Int("kills", 0, "kill points to try, chosen at random; negative: all; 0: what fits into -kills-for")
 	killsFor   = flag.Duration("kills-for", 40*time.Second, "time for kill points when -kills is 0; with E2E_LEVEL=all four times as long")
-	killPlugin = flag.String("kills-plugin", "fake", "backend of TestKills: fake or single")
+	killPlugin = flag.String("kills-plugin", "fake", "backend of TestKills: fake, a name in placements, or a whole `backend:` section as YAML, such as '{plugin: single, dtype: float32}'")
 	pointEvery = flag.Int("kills-snapshot-operations", 2, "recovery.snapshot_operations while killing")
 	killSeed   = flag.Uint64("kills-seed", 0, "of the choice; 0 draws one")
 )
@@ -134,10 +136,62 @@ func compare(t *testing.T, got, want findings) {
 	}
 }
 
+// placements are the ways in which the real backends put a model on processors, as the lines `backend:` of configurations.
+var placements = map[string]settings{
+	"single":         {"plugin": "single", "device": "cpu"},
+	"dataparallel":   {"plugin": "dataparallel", "devices": []string{"cpu", "cpu"}},
+	"tensorparallel": {"plugin": "tensorparallel", "devices": []string{"cpu", "cpu"}},
+	"groups":         {"plugin": "dataparallel", "devices": [][]string{{"cpu", "cpu"}, {"cpu", "cpu"}}},
+	"split":          {"plugin": "dataparallel", "devices": []string{"cpu"}, "sample_devices": []string{"cpu"}, "sample_plugin": "single"},
+	"shard_base":     {"plugin": "dataparallel", "devices": []string{"cpu", "cpu"}, "shard_base": true},
+}
+
+// placement is the backend of that name, or the one that a `backend:` section says.
+func placement(t *testing.T, name string) settings {
+	t.Helper()
+	if name == "fake" {
+		return settings{"plugin": "fake"}
+	}
+	if section, known := placements[name]; known {
+		return section
+	}
+	var section settings
+	if err := yaml.Unmarshal([]byte(name), &section); err != nil || section["plugin"] == nil {
+		t.Fatalf("-kills-plugin %q is neither a placement nor a `backend:` section: %v", name, err)
+	}
+	return section
+}
+
 // TestKills kills gateway, backend or both before and after every write of the store and every call of the contract, or at as many of these points as there is time
 // for. No error may reach the client, and all that it gets and all that is saved must be what an undisturbed server gives, bit by bit.
 func TestKills(t *testing.T) {
-	backend := settings{"plugin": *killPlugin}
+	patience := *killsFor
+	if os.Getenv("E2E_LEVEL") == "all" {
+		patience *= 4
+	}
+	killAt(t, placement(t, *killPlugin), *kills, patience)
+}
+
+// TestRanksUnderKills does a little of the same to placements over several ranks, and compares those with each other that promise each other's bits. TestKills does as much as one wants to any of them.
+func TestRanksUnderKills(t *testing.T) {
+	points := 4
+	if os.Getenv("E2E_LEVEL") == "all" {
+		points = 20
+	}
+	undisturbed := map[string]findings{}
+	for _, name := range []string{"tensorparallel", "groups", "split", "shard_base"} {
+		t.Run(name, func(t *testing.T) { undisturbed[name] = killAt(t, placements[name], points, 0) })
+	}
+	for one, other := range map[string]string{"groups": "tensorparallel", "shard_base": "split"} {
+		if undisturbed[one] != nil { // -run may have left it out
+			compare(t, undisturbed[one], undisturbed[other])
+		}
+	}
+}
+
+// killAt tries so many kill points of a server with this backend, as -kills counts them. It gives what an undisturbed server gives.
+func killAt(t *testing.T, backend settings, budget int, patience time.Duration) findings {
+	t.Helper()
 	want, writes, calls, _ := live(t, backend)
 	var points []point
 	for _, e := range []struct {
@@ -159,10 +213,6 @@ func TestKills(t *testing.T) {
 	t.Logf("%d writes, %d calls, %d points; -kills-seed %d", writes, calls, len(points), seed)
 	random := rand.New(rand.NewPCG(seed, 0))
 	random.Shuffle(len(points), func(i, j int) { points[i], points[j] = points[j], points[i] })
-	budget, patience := *kills, *killsFor
-	if os.Getenv("E2E_LEVEL") == "all" {
-		patience *= 4
-	}
 	begun, tried, due, reached := time.Now(), 0, 0, 0
 	for i, p := range points {
 		if budget > 0 && i >= budget || budget == 0 && i >= 6 && time.Since(begun) > patience {
@@ -186,9 +236,10 @@ func TestKills(t *testing.T) {
 	}
 	t.Logf("%d kill points in %v; %d of %d gateways were killed", tried, time.Since(begun).Round(time.Second), reached, due)
 	// How many writes and calls there are depends on how many recovery points there was time for, so the last points are not reached every time.
-	if reached < due/2 {
+	if due >= 8 && reached < due/2 {
 		t.Errorf("only %d of %d points were reached", reached, due)
 	}
+	return want
 }
 
 // TestUndisturbedRunsAreEqual is what the comparison of TestKills rests on, for both backends.
