@@ -313,8 +313,8 @@ func (c *Core) caughtUp(r *run) {
 func (c *Core) rebuilt(r *run) {
 	b, _ := r.model.current()
 	c.log.Info("a run was rebuilt", "run", r.ID, "operations", r.rebuild.count, "seconds", c.cfg.now().Sub(r.rebuild.since).Seconds())
-	if r.rebuild.computed && r.Arithmetic != b.Model.Arithmetic && r.Arithmetic != "" {
-		c.inexact(r, "it was computed again under the arithmetic "+b.Model.Arithmetic+", at first under "+r.Arithmetic)
+	if why := r.underAnother(b); r.rebuild.computed && why != "" {
+		c.inexact(r, why)
 	}
 	if r.Arithmetic != b.Model.Arithmetic {
 		r.Arithmetic = b.Model.Arithmetic
@@ -330,6 +330,14 @@ func (c *Core) rebuilt(r *run) {
 	c.cool(r)
 	c.proceed(r.model)
 	c.start(func(ctx context.Context) { c.prune(ctx, r) })
+}
+
+// underAnother tells that a backend computes under another arithmetic than the one that a run's results come from; "" if it does not. mu is held.
+func (r *run) underAnother(b Backend) string {
+	if r.Arithmetic == "" || r.Arithmetic == b.Model.Arithmetic {
+		return ""
+	}
+	return "it was computed again under the arithmetic " + b.Model.Arithmetic + ", at first under " + r.Arithmetic
 }
 
 // inexact reports that a rebuilt run may not be bit for bit what it was. mu is held.
