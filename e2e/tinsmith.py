@@ -95,6 +95,11 @@ class Server:
             self.keys[name] = made.stdout.strip()
         self.key = next(iter(self.keys.values()), "tml-local")
 
+    def place(self, backend: dict) -> None:
+        """Writes another section `backend:` of the one model, for the next start."""
+        self.config["models"][0]["backend"] = backend
+        self.config_path.write_text(json.dumps(self.config))
+
     def start(self) -> "Server":
         """Starts the process and waits until every model is ready."""
         if self.process is not None:

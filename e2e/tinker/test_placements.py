@@ -1,6 +1,8 @@
-"""One script of Tinker and OpenAI calls over the four configurations that differ in the line `backend:` only, and over copies that share the weights out."""
+"""One script of Tinker and OpenAI calls over the four configurations that differ in the line `backend:` only, and over copies that share the weights out;
+and a server whose line `backend:` changes between two starts over the same data."""
 
 import pathlib
+import subprocess
 
 import numpy as np
 import openai
@@ -74,3 +76,120 @@ def test_the_same_script_over_every_placement(own_server, tmp_path):
     for key, weights in want["weights"].items():
         assert got["weights"][key].shape == weights.shape
         assert np.abs(got["weights"][key] - weights).max() <= 2e-2 * np.abs(weights).max() + 1e-6, key
+
+
+def near(got: dict, want: dict) -> None:
+    """Two placements with different arithmetics see the same up to rounding."""
+    assert got["tokens"] == want["tokens"]
+    np.testing.assert_allclose(got["losses"], want["losses"], rtol=1e-4)
+    np.testing.assert_allclose(got["logprobs"], want["logprobs"], rtol=1e-3, atol=1e-3)
+
+
+def near_weights(got: pathlib.Path, want: pathlib.Path) -> None:
+    got, want = load_file(got), load_file(want)
+    assert got.keys() == want.keys()
+    for key, weights in want.items():
+        assert np.abs(got[key] - weights).max() <= 2e-2 * np.abs(weights).max() + 1e-6, key
+
+
+def sent(run, i: int):
+    """A pass that i varies and a step, sent but not waited for."""
+    data = [datum([*TOKENS[k:], 7 + i, 3 * k]) for k in range(5)]
+    return run.forward_backward(data, "cross_entropy"), run.optim_step(types.AdamParams(learning_rate=2e-3, weight_decay=0.1))
+
+
+def seen(passed, stepped, *samplers) -> dict:
+    """What comes back from them, and samples from weights."""
+    sequences = [
+        sequence
+        for sampler in samplers
+        for sequence in sdkcalls.sample(sampler, num_samples=2, max_tokens=16, seed=3, temperature=0.8, top_k=20, stop=[]).sequences
+    ]
+    return {
+        "losses": [passed.result().metrics["loss:sum"], stepped.result().metrics["grad_norm"]],
+        "tokens": [list(s.tokens) for s in sequences],
+        "logprobs": [lp for s in sequences for lp in s.logprobs] + np.concatenate([a.ravel() for a in sdkcalls.arrays(passed.result())]).tolist(),
+    }
+
+
+def step(run, i: int) -> dict:
+    ahead = sent(run, i)
+    return seen(*ahead, sdkcalls.client(run.save_weights_and_get_sampling_client()))
+
+
+def test_a_checkpoint_of_one_placement_goes_on_under_another(own_server, tmp_path):
+    config = tinsmith.default_config(tmp_path)
+    config["models"][0]["backend"] = backend("single")
+    server = own_server(config=config)
+    first = sdkcalls.trainer(sdkcalls.service(server))
+    for i in range(3):
+        step(first, i)
+    path = first.save_state("saved").result().path
+    saved, went_on, weights = server.checkpoint("saved"), {}, {}
+    for name in ("single", "dataparallel", "tensorparallel"):
+        if name != "single":
+            server.stop()
+            server.place(backend(name))
+            server.start()
+        service = sdkcalls.service(server)
+        run = sdkcalls.client(service.create_training_client_from_state_with_optimizer(path))
+        went_on[name] = step(run, 3)
+        run.save_state(name).result()
+        (weights[name],) = pathlib.Path(config["data_dir"]).glob(f"checkpoints/*/weights/{name}~*/adapter_model.safetensors")
+        loaded = sdkcalls.trainer(service, seed=99)  # the other way: into a run that has done nothing
+        loaded.load_state_with_optimizer(path).result()
+        assert step(loaded, 3) == went_on[name]
+    assert went_on["dataparallel"] == went_on["single"]
+    assert server.checkpoint("dataparallel") == server.checkpoint("single")
+    near(went_on["tensorparallel"], went_on["single"])
+    near_weights(weights["tensorparallel"], weights["single"])
+    assert server.checkpoint("tensorparallel") != server.checkpoint("single"), "no rank of tensorparallel had a share"
+    assert server.checkpoint("saved") == saved
+
+
+class Live:
+    """A client whose run and samplers live on while its server is started with other placements."""
+
+    def __init__(self, server):
+        self.run = sdkcalls.trainer(sdkcalls.service(server))
+        step(self.run, 0)
+        self.run.save_weights_for_sampler("named").result()
+        self.run.save_state("before").result()
+        self.unnamed = sdkcalls.client(self.run.save_weights_and_get_sampling_client())
+
+    def send(self, i: int) -> None:
+        self.ahead = sent(self.run, i)
+
+    def receive(self) -> dict:
+        later = self.run.save_weights_and_get_sampling_client()
+        return seen(*self.ahead, self.unnamed, sdkcalls.client(later))
+
+
+def test_a_live_run_goes_on_under_another_placement(own_server, tmp_path):
+    """Its past is replayed: to the same bits where the arithmetic is the same, else nearly, which the operator is told.
+    What was sent ahead is neither lost nor done twice."""
+    config = tinsmith.default_config(tmp_path)
+    config["models"][0]["backend"] = backend("single")
+    server, undisturbed = own_server(config=config), own_server()
+    lives = [Live(server), Live(undisturbed)]
+    saved = [server.checkpoint(name) for name in ("named", "before")]
+    arithmetic = server.health()["models"][0]["arithmetic"]
+    reason = f"it was computed again under the arithmetic {arithmetic}/cut over 2, at first under {arithmetic}"
+    for i, name in enumerate(("dataparallel", "tensorparallel", "single"), start=1):
+        for each in lives:
+            each.send(i)
+        server.stop()
+        server.place(backend(name))
+        server.start()
+        got, want = (each.receive() for each in lives)
+        told = subprocess.run([tinsmith.BINARY, "runs", "--url", server.url], capture_output=True, text=True, check=True).stdout
+        if name == "dataparallel":
+            assert got == want
+            assert "not bit-equal" not in told and "may differ in its bits" not in server.log()
+        else:
+            near(got, want)
+            assert f"not bit-equal to an undisturbed run: {reason}\n" in told
+            assert reason in server.log()
+        assert "lost:" not in told and lives[0].run.get_info().model_id in told
+        assert not tinsmith.trouble(server.log())
+        assert [server.checkpoint(name) for name in ("named", "before")] == saved
