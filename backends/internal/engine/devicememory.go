@@ -101,7 +101,9 @@ type deviceMemory struct {
 }
 
 // fixed is what is taken at first.
-func (d *deviceMemory) fixed() int64 { return d.weights + d.sampling + d.cache + d.recorded + d.exchange }
+func (d *deviceMemory) fixed() int64 {
+	return d.weights + d.sampling + d.cache + d.recorded + d.exchange
+}
 
 // rest is what is left beside it.
 func (d *deviceMemory) rest() int64 { return d.limit - d.fixed() }
