@@ -40,7 +40,7 @@ const marker = "devicebench-message "
 
 // measurements are the kinds of them.
 var measurements = map[string]func(ctx context.Context, j job, found func(result)) error{
-	"bits": bits, "speed": speed, "products": products, "placements": placements,
+	"bits": bits, "gradients": gradients, "speed": speed, "products": products, "placements": placements,
 }
 
 // child does this process's job, and tells whether it has one.

@@ -16,7 +16,7 @@ import (
 	"github.com/tinsmith/tinsmith/backends/internal/engine"
 	"github.com/tinsmith/tinsmith/backends/internal/model/architectures"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
-	"github.com/tinsmith/tinsmith/backends/internal/tensor/cuda"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/device"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
@@ -51,13 +51,19 @@ type bench struct {
 	memory    []plugins.MemoryShare // the plan
 }
 
+// The types of weights and activations.
+const (
+	bfloat16s = "bfloat16"
+	float32s  = "float32"
+)
+
 // load loads the model as a plugin does, with its default of who computes products.
-func load(ctx context.Context, w workload, dir, plugin, placement string, libraries []string) (*bench, error) {
+func load(ctx context.Context, w workload, dir, plugin, placement, dtype string, libraries []string) (*bench, error) {
 	e := engine.New(engine.Options{Plugin: plugin, Version: "devicebench", Registry: architectures.All(), Log: slog.New(slog.DiscardHandler),
 		OpenDevice: func(c engine.Config) (tensor.Device, error) {
-			return cuda.New(cuda.Options{Device: c.Device, Libraries: libraries, Products: c.Products, Weights: c.Weights})
+			return device.Open(device.Options{Name: c.Device, Threads: c.Threads, CUDALibraries: libraries, Products: c.Products, Weights: c.Weights})
 		}})
-	section := fmt.Sprintf(`{%s, "dtype": "bfloat16"%s`, placement, w.Section)
+	section := fmt.Sprintf(`{%s, "dtype": %q%s`, placement, dtype, w.Section)
 	scratch := dir + ".scratch" // for adapters that find no room on the device
 	if err := os.MkdirAll(scratch, 0o700); err != nil {
 		return nil, errors.Join(err, e.Close())
@@ -109,7 +115,7 @@ func (b *bench) data(n int) []plugins.Datum {
 
 // on gives f the model on one device.
 func on(ctx context.Context, j job, f func(b *bench) error) error {
-	b, err := load(ctx, j.Workload, j.Dir, "single", `"device": "cuda:0"`, j.Libraries)
+	b, err := load(ctx, j.Workload, j.Dir, "single", `"device": "cuda:0"`, bfloat16s, j.Libraries)
 	if err != nil {
 		return err
 	}
@@ -155,7 +161,7 @@ func placements(ctx context.Context, j job, found func(result)) error {
 			found(result{Shape: w.Shape.Name, What: p.name, Measured: "not run: " + why})
 			continue
 		}
-		b, err := load(ctx, w, dir, p.plugin, list+p.further, libraries)
+		b, err := load(ctx, w, dir, p.plugin, list+p.further, bfloat16s, libraries)
 		if err != nil {
 			return err
 		}

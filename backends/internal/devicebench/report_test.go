@@ -72,6 +72,7 @@ func TestReport(t *testing.T) {
 		"make bench GPU=1` at 20", "\n\nNot chosen, so not run: operations, contract, sanitizer.\n\n", "fifty steps, the sampler's bits against the trainer's, bits however work is cut | not run: the tests' folder is not here: ",
 		"| cuda:1 | no GPU: kernels on the processor, compute capability 9.0, 2 multiprocessors, 1024 MiB |", "| NVIDIA driver | 570.86.15 |", "| driver | CUDA 12.8 (/", "libnccl.so.2) |", "| cuBLASLt | 12.8.4 (/",
 		"| tiny | the sampler's log-probabilities against the trainer's | equal | equal bits |", "| tiny | the same run again | equal |", "| tiny | a batch of 1 sequences against one of 2 | equal |",
+		"| tiny, two layers | gradients in float32 against the processor's in float32 | off by ", " of their norm | at most 1e-4 |", "| tiny, two layers | gradients in bfloat16 against the processor's in float32 | off by ",
 		"| tiny | forward and backward, 2 sequences of 9 tokens, rank 2 | ", " tok/s; passes of 24 tokens, activations kept | much |", "training with 2 adapters, time against one", " ×; passes of 24 tokens, activations kept | 1.05 × |",
 		"| tiny | decoding 2 sequences after 5 tokens | ", " GB/s | more |", "decoding with 2 adapters, time against one",
 		"| tiny | products by warpgroups against those by warps | equal | equal bits |", "| tiny | product of 18 rows with the weight of gate, 48 × 32, gradient | ", " TFLOP/s by warpgroups, ", " by warps; with an adapter of rank 2 in the same launch ", " in one of its own ",

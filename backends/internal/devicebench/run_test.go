@@ -128,9 +128,9 @@ func TestChoose(t *testing.T) {
 		only []string
 		want string
 	}{
-		{nil, "0.6B-bits 8B-bits 0.6B-placements 8B-placements operations models contract 0.6B-speed 8B-speed 0.6B-products 8B-products sanitizer"},
+		{nil, "0.6B-bits 8B-bits 0.6B-gradients 8B-gradients 0.6B-placements 8B-placements operations models contract 0.6B-speed 8B-speed 0.6B-products 8B-products sanitizer"},
 		{[]string{"suites"}, "operations models contract sanitizer"},
-		{[]string{"speed", "0.6B"}, "0.6B-bits 0.6B-placements 0.6B-speed 8B-speed 0.6B-products"},
+		{[]string{"speed", "0.6B"}, "0.6B-bits 0.6B-gradients 0.6B-placements 0.6B-speed 8B-speed 0.6B-products"},
 		{[]string{"8B-products"}, "8B-products"},
 	} {
 		chosen, left, err := choose(all, c.only)

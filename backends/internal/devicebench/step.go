@@ -24,7 +24,7 @@ func steps(workloads []workload) (all []step) {
 			}
 		}
 	}
-	measure("bits", "placements")
+	measure("bits", "gradients", "placements")
 	for _, s := range suites {
 		if s.Tool != "" {
 			measure("speed", "products")

@@ -33,7 +33,7 @@ const sanitizer = "compute-sanitizer"
 var suites = []suite{
 	{Name: "operations", What: "every operation against its float64 reference, rows alone and in a crowd, ragged lengths", Package: "backends/internal/tensor/cuda", Run: "OnDevice$"},
 	{Name: "models", What: "whole models against transformers and PEFT: log-probabilities, gradients, fifty steps, the sampler's bits against the trainer's, bits however work is cut", Package: "backends/internal/model", Run: "TestCUDADevice$"},
-	{Name: "contract", What: "what every backend must do, plugintest, by the engine", Package: "backends/internal/engine", Run: "TestContractOnDevice$"},
+	{Name: "contract", What: "what every backend must do, plugintest, by the engine: one device, and two ranks on one as copies and as a cut model", Package: "backends/internal/engine", Run: "TestContractOnDevice$"},
 	{Name: "sanitizer", What: sanitizer + " over every operation", Package: "backends/internal/tensor/cuda", Run: "OnDevice$", Tool: sanitizer},
 }
 
