@@ -1,13 +1,10 @@
 package ordeal
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -21,9 +18,8 @@ import (
 	"time"
 
 	"github.com/gin-gonic/gin"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
-	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/keys"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
@@ -31,7 +27,6 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
 	"github.com/tinsmith/tinsmith/gateway/internal/telemetry"
 	"github.com/tinsmith/tinsmith/gateway/internal/tinker"
-	"github.com/tinsmith/tinsmith/gateway/internal/tinker/wire/tinkerpb"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
@@ -248,94 +243,6 @@ func (g *gatewayOnly) inCore(ctx context.Context, run string, seq int) error {
 	return g.wait(ctx, made.RequestID)
 }
 
-// connection is the cheapest HTTP client that will do, because it shares the processors with the server: one request at a time, answers with a length.
-type connection struct {
-	net.Conn
-	address string
-	answers *bufio.Reader
-	request []byte
-	content []byte
-	pass    []byte // a pass in protobuf, but for its number
-}
-
-// connect opens a connection for the operations of one run.
-func (g *gatewayOnly) connect(run string) (*connection, error) {
-	tensor := func(size int, kind tinkerpb.DType) *tinkerpb.Tensor {
-		return &tinkerpb.Tensor{Encoding: &tinkerpb.Tensor_Dense{Dense: make([]byte, size*payloadTokens)}, Dtype: kind, Shape: []int64{payloadTokens}}
-	}
-	pass, err := proto.Marshal(&tinkerpb.ForwardBackwardRequest{ModelId: run, LossFn: "cross_entropy", Data: []*tinkerpb.Datum{{
-		ModelInput:   []*tinkerpb.Chunk{{Chunk: &tinkerpb.Chunk_EncodedText{EncodedText: &tinkerpb.EncodedTextChunk{Tokens: make([]byte, 4*payloadTokens)}}}},
-		LossFnInputs: map[string]*tinkerpb.Tensor{"target_tokens": tensor(8, tinkerpb.DType_DTYPE_INT64), "weights": tensor(4, tinkerpb.DType_DTYPE_FLOAT32)},
-	}}})
-	if err != nil {
-		return nil, err
-	}
-	conn, err := net.Dial("tcp", g.Address)
-	if err != nil {
-		return nil, err
-	}
-	return &connection{Conn: conn, address: g.Address, answers: bufio.NewReader(conn), pass: pass}, nil
-}
-
-// operate submits a pass and polls as a client does.
-func (c *connection) operate(seq int) error {
-	const seqID = 2 // the field of a ForwardBackwardRequest
-	c.content = protowire.AppendVarint(protowire.AppendTag(append(c.content[:0], c.pass...), seqID, protowire.VarintType), uint64(seq))
-	answer, err := c.ask("/forward_backward", "application/x-protobuf")
-	if err != nil {
-		return err
-	}
-	_, after, ok := bytes.Cut(answer, []byte(`"request_id":"`))
-	id, _, closed := bytes.Cut(after, []byte(`"`))
-	if !ok || !closed {
-		return fmt.Errorf("/forward_backward: %.300s", answer)
-	}
-	c.content = append(append(append(c.content[:0], `{"request_id":"`...), id...), `"}`...)
-	_, err = c.ask("/retrieve_future", "application/json")
-	return err
-}
-
-// ask posts the content. The answer is valid until the next call.
-func (c *connection) ask(path, contentType string) ([]byte, error) {
-	b := c.request[:0]
-	for _, text := range [...]string{
-		"POST /api/v1", path, " HTTP/1.1\r\nHost: ", c.address, "\r\nUser-Agent: AsyncTinker/Python 0.38.0\r\nX-API-Key: tml-local\r\nContent-Type: ", contentType, "\r\nContent-Length: ",
-	} {
-		b = append(b, text...)
-	}
-	b = append(strconv.AppendInt(b, int64(len(c.content)), 10), "\r\n\r\n"...)
-	c.request = append(b, c.content...)
-	if _, err := c.Write(c.request); err != nil {
-		return nil, err
-	}
-	ok, length := false, 0
-	for first := true; ; first = false {
-		line, err := c.answers.ReadSlice('\n')
-		if err != nil {
-			return nil, err
-		}
-		if first {
-			ok = bytes.HasPrefix(line, []byte("HTTP/1.1 200 "))
-		}
-		if line = bytes.TrimSpace(line); len(line) == 0 {
-			break
-		}
-		if value, found := bytes.CutPrefix(line, []byte("Content-Length: ")); found {
-			if length, err = strconv.Atoi(string(value)); err != nil {
-				return nil, err
-			}
-		}
-	}
-	c.content = slices.Grow(c.content[:0], length)[:length]
-	if _, err := io.ReadFull(c.answers, c.content); err != nil {
-		return nil, err
-	}
-	if !ok {
-		return nil, fmt.Errorf("%s: %.300s", path, c.content)
-	}
-	return c.content, nil
-}
-
 // syncTime is the median time of an append of 1 KiB with fdatasync, on the disk that the benchmark uses.
 func syncTime(b *testing.B) time.Duration {
 	b.Helper()
@@ -374,7 +281,7 @@ func BenchmarkSubmitToCompleted(b *testing.B) {
 					b.Error(err)
 				}
 			}()
-			submitToCompleted(b, clients, spentHere, func(client, seq int) error { return g.inCore(b.Context(), g.Runs[client], seq) })
+			submitToCompleted(b, spentHere, func() ([]time.Duration, error) { return g.driveCore(b.Context(), b.N) })
 		})
 	}
 	for _, clients := range []int{1, 64} {
@@ -386,13 +293,13 @@ func BenchmarkSubmitToCompleted(b *testing.B) {
 				if connections[i], err = g.connect(run); err != nil {
 					b.Fatal(err)
 				}
-				defer connections[i].Close()
+				defer connections[i].close()
 			}
 			before, err := spentHere()
 			if err != nil {
 				b.Fatal(err)
 			}
-			submitToCompleted(b, clients, spentThere, func(client, seq int) error { return connections[client].operate(seq) })
+			submitToCompleted(b, spentThere, func() ([]time.Duration, error) { return drive(connections, b.N) })
 			after, err := spentHere()
 			if err != nil {
 				b.Fatal(err)
@@ -402,40 +309,46 @@ func BenchmarkSubmitToCompleted(b *testing.B) {
 	}
 }
 
-// submitToCompleted has every client do its share of operations, numbered from 1, one after the other.
-func submitToCompleted(b *testing.B, clients int, used func() (spent, error), operate func(client, seq int) error) {
-	disk := syncTime(b)
-	latencies := make([][]time.Duration, clients)
-	errs := make(chan error, clients)
-	work := func(client, n int) error {
-		for seq := range n {
-			begun := time.Now()
-			if err := operate(client, seq+1); err != nil {
-				return err
+// share is how many of all operations the i-th of some clients does.
+func share(operations, clients, i int) int { return (operations + clients - 1 - i) / clients }
+
+// driveCore has every client do its share of operations, numbered from 1, one after the other, and gives what each took.
+func (g *gatewayOnly) driveCore(ctx context.Context, operations int) ([]time.Duration, error) {
+	latencies := make([][]time.Duration, len(g.Runs))
+	var work errgroup.Group
+	for i, run := range g.Runs {
+		work.Go(func() error {
+			for seq := range share(operations, len(g.Runs), i) {
+				begun := time.Now()
+				if err := g.inCore(ctx, run, seq+1); err != nil {
+					return err
+				}
+				latencies[i] = append(latencies[i], time.Since(begun))
 			}
-			latencies[client] = append(latencies[client], time.Since(begun))
-		}
-		return nil
+			return nil
+		})
 	}
+	err := work.Wait()
+	return slices.Concat(latencies...), err
+}
+
+// submitToCompleted measures what drive does, which gives how long each operation took.
+func submitToCompleted(b *testing.B, used func() (spent, error), drive func() ([]time.Duration, error)) {
+	disk := syncTime(b)
 	before, err := used()
 	if err != nil {
 		b.Fatal(err)
 	}
 	b.ResetTimer()
-	for i := range clients {
-		go func() { errs <- work(i, (b.N+clients-1-i)/clients) }()
-	}
-	for range clients {
-		if err := <-errs; err != nil {
-			b.Fatal(err)
-		}
+	all, err := drive()
+	if err != nil {
+		b.Fatal(err)
 	}
 	b.StopTimer()
 	after, err := used()
 	if err != nil {
 		b.Fatal(err)
 	}
-	all := slices.Concat(latencies...)
 	slices.Sort(all)
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "ops/s")
 	b.ReportMetric(float64((after.Processor-before.Processor).Nanoseconds())/1000/float64(b.N), "cpu-µs/op")
