@@ -180,7 +180,12 @@ func TestOpenFails(t *testing.T) {
 // A kernel that faults is told from a lack of memory, and names the operation.
 func TestErrors(t *testing.T) {
 	lost := 0
-	d := open(t, cuda.Options{Device: "cuda:0", Libraries: []string{shim.Require(t, shim.Options{})}, Lost: func(error) { lost++ }})
+	d := open(t, cuda.Options{Device: "cuda:0", Libraries: []string{shim.Require(t, shim.Options{})}, Lost: func(err error) {
+		lost++
+		if !strings.HasPrefix(err.Error(), "cuda:0: ") {
+			t.Errorf("the loss does not name the device: %v", err)
+		}
+	}})
 	x, err := d.Alloc(tensor.Float32, 2, 3)
 	if err != nil {
 		t.Fatal(err)

@@ -144,7 +144,7 @@ func (d *device) Close() error {
 // failed names the operation in an error, and makes the device's lack of memory the interface's.
 func (d *device) failed(op string, err error) error {
 	if errors.Is(err, cudart.ErrDeviceLost) && d.lost != nil {
-		d.lost(fmt.Errorf("cuda: %s: %w", op, err))
+		d.lost(fmt.Errorf("%s: %s: %w", d.name, op, err))
 	}
 	if errors.Is(err, cudart.ErrOutOfMemory) {
 		err = fmt.Errorf("%w: %w", err, tensor.ErrMemory)
