@@ -4,6 +4,7 @@ package programtest
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"math"
 	"os"
@@ -26,10 +27,17 @@ type Program struct {
 	Device string // what ModelInfo calls the device under this section
 }
 
-// Main is TestMain of a program's package: it runs the program if this process was started as the plugin, by these tests or by a gateway, else the tests.
+// Main is TestMain of a program's package: it runs the program if this process was started as the plugin, by these tests or by a gateway, or does what DriverVariable says, else the tests.
 func Main(m *testing.M, program func()) {
 	if os.Getenv(plugins.EnvLifeline) != "" {
 		program()
+		return
+	}
+	if os.Getenv(DriverVariable) != "" {
+		if err := printDriver(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
 		return
 	}
 	goleak.VerifyTestMain(m)

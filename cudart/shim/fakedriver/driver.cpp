@@ -1,8 +1,8 @@
 // A CUDA driver without a GPU, for tests: memory is the host's, what is put into a stream is done at once or late (streams.h), launches run the kernels through the shim. It checks what a GPU would
 // not forgive (freeing twice, freeing what was not allocated, a launch of another block size, an argument in the memory of a device that cannot be reached, graphs that are never given back) and can be told to fail.
 //
-// FAKE_CUDA_FAIL=name:n:code makes the n-th call of that function from the time the variable was set give that code. FAKE_CUDA_ORDER=seed orders the threads at random, in
-// every launch differently. FAKE_CUDA_SKIP names kernels, with spaces between, that are not run. FAKE_CUDA_KERNELS is a file that gets a line "loaded NAME" for each kernel
+// FAKE_CUDA_FAIL=name:n:code makes the n-th call of that function from the time the variable was set give that code, name:n:code:device of
+// those for that device. FAKE_CUDA_ORDER=seed orders the threads at random, in every launch differently. FAKE_CUDA_SKIP names kernels, with spaces between, that are not run. FAKE_CUDA_KERNELS is a file that gets a line "loaded NAME" for each kernel
 // that is looked up, and "run NAME" for each that is run, once for a value of the variable. FAKE_CUDA_COUNT is a file that gets a line with its name for each call of a function and,
 // indented, each run of a kernel. FAKE_CUDA_APART names pairs, as "0-1 1-0", of which the first device cannot reach the second. FAKE_CUDA_DEVICES is how many devices there are (1), FAKE_CUDA_NAME what they are called, FAKE_CUDA_MEMORY how many bytes each has (1 GiB), FAKE_CUDA_VERSION the driver's version.
 #include "shim.h"
@@ -90,7 +90,9 @@ int failure(const char *function) {
   if (strncmp(v, function, length) || v[length] != ':') return 0;
   char *end;
   long n = strtol(v + length + 1, &end, 10);
-  return ++calls == n ? atoi(end + 1) : 0;
+  int code = (int)strtol(end + 1, &end, 10);
+  if (*end == ':' && (!current || current->device != atoi(end + 1))) return 0;
+  return ++calls == n ? code : 0;
 }
 
 // named tells whether a word is one of those of a list.
