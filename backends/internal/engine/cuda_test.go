@@ -36,22 +36,40 @@ func placeOnCUDAWith(t *testing.T, p placement, devices int, lost func(error)) *
 	})
 }
 
-// placeOnCUDAHiding is placeOnCUDA where the devices may hide that they draw.
-func placeOnCUDAHiding(t *testing.T, p placement, devices int, hides bool) *Engine {
-	t.Helper()
-	return placeOpened(t, p, devices, func(o cuda.Options) (tensor.Device, error) {
-		d, err := cuda.New(o)
-		if err != nil || !hides {
-			return d, err
-		}
-		return struct {
-			tensor.Device
-			tensor.OwnMemory
-		}{d, d.(tensor.OwnMemory)}, nil
-	})
+// hiding is a device that seems to draw no tokens, nor to have most else that a GPU has beside operations.
+type hiding struct {
+	tensor.Device
+	tensor.OwnMemory
+	tensor.Neighbour
 }
 
+// openHiding opens one.
+func openHiding(o cuda.Options) (tensor.Device, error) {
+	d, err := cuda.New(o)
+	if err != nil {
+		return nil, err
+	}
+	return hiding{d, d.(tensor.OwnMemory), d.(tensor.Neighbour)}, nil
+}
+
+func (h hiding) Reach(other tensor.Device) error { return h.Neighbour.Reach(other.(hiding).Device) }
+
+func (h hiding) NewMark() (tensor.Mark, error) {
+	m, err := h.Neighbour.NewMark()
+	return hidingMark{m}, err
+}
+
+type hidingMark struct{ tensor.Mark }
+
+func (m hidingMark) Before(later tensor.Device) error { return m.Mark.Before(later.(hiding).Device) }
+
 func placeOpened(t *testing.T, p placement, devices int, open func(cuda.Options) (tensor.Device, error)) *Engine {
+	t.Helper()
+	return placeWith(t, p, optionsOnCUDA(t, devices, open))
+}
+
+// optionsOnCUDA are testOptions with devices of the driver that needs no GPU.
+func optionsOnCUDA(t *testing.T, devices int, open func(cuda.Options) (tensor.Device, error)) Options {
 	t.Helper()
 	t.Setenv("FAKE_CUDA_LATE", "1")
 	libraries := []string{shim.Require(t, shim.Options{})}
@@ -60,7 +78,7 @@ func placeOpened(t *testing.T, p placement, devices int, open func(cuda.Options)
 	o.OpenDevice = func(c Config) (tensor.Device, error) {
 		return open(cuda.Options{Device: c.Device, Libraries: libraries})
 	}
-	return placeWith(t, p, o)
+	return o
 }
 
 // briefLife is live with as little as shows everything: the kernels run on the processor, one fiber per thread.
@@ -334,9 +352,9 @@ func TestRanksOnCUDAWaitOnceForRows(t *testing.T) {
 	if one, more := waits(1, 1, 1), waits(1, 1, 9); more != one {
 		t.Errorf("the host waits %d times when one position of a prompt is scored, %d times for nine", one, more)
 	}
-	// The first tokens of a prompt's sequences need not be drawn in one step; the last ones are.
-	if one, more := waits(1, 4, 1)-waits(1, 3, 1), waits(4, 4, 1)-waits(4, 3, 1); more != one || one <= 0 {
-		t.Errorf("the host waits %d times to draw a token of one sequence, %d times for one each of four", one, more)
+	// The first tokens of a prompt's sequences need not be drawn in one step; the last ones are. Each rank waits once, for its own device.
+	if one, more := waits(1, 4, 1)-waits(1, 3, 1), waits(4, 4, 1)-waits(4, 3, 1); more != 2 || one != 2 {
+		t.Errorf("the ranks wait %d times to draw a token of one sequence, %d times for one each of four", one, more)
 	}
 }
 
@@ -392,11 +410,30 @@ func TestNoGPUs(t *testing.T) {
 
 // Tokens that the device draws are those that are drawn in Go memory, with the same log-probabilities.
 func TestDrawsOnCUDAEqualThoseInMemory(t *testing.T) {
-	var engines [2]*Engine
-	for i := range engines {
-		engines[i] = placeOnCUDAHiding(t, placement{plugin: "single", section: `{"device": "cuda:0"` + smallMemory + `}`}, 1, i == 1)
+	cut := func(devices, more string) string { return `{"devices": [` + devices + `]` + more + smallMemory + `}` }
+	two, three := cut(`"cuda:0", "cuda:1"`, ""), `"cuda:0", "cuda:1", "cuda:2"`
+	for _, c := range []struct {
+		placement
+		hidden              string // the section of the engine that draws in Go memory
+		devices, vocabulary int
+	}{
+		{placement{"one GPU", "single", `{"device": "cuda:0"` + smallMemory + `}`}, "", 1, tinyVocabulary},
+		{placement{"two GPUs with equal parts", "tensorparallel", two}, "", 2, tinyVocabulary + 1},
+		{placement{"three GPUs, two with a token more, by NCCL", "tensorparallel", cut(three, `, "comm": "nccl"`)}, cut(three, ""), 3, tinyVocabulary},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := writeModel(dir, shape{c.vocabulary, 32, 48, 1, 6, 6, 16}); err != nil {
+				t.Fatal(err)
+			}
+			there := placeModel(t, dir, c.placement, optionsOnCUDA(t, c.devices, cuda.New))
+			if c.hidden != "" {
+				c.section = c.hidden
+			}
+			here := placeModel(t, dir, c.placement, optionsOnCUDA(t, c.devices, openHiding))
+			drawsEqual(t, there, here, 1, 4)
+		})
 	}
-	drawsEqual(t, engines[0], engines[1], 1, 4)
 }
 
 // gpuOptions are testOptions of a plugin whose GPUs are those of the driver in libraries.

@@ -17,18 +17,18 @@ type deviceDraws struct {
 	results   []float32 // log-sum-exp, token and its logit of every row
 }
 
-// drawer gives the device if it draws tokens itself; it must have whole rows.
+// drawer gives the device if it is to draw tokens itself. Of a model that is cut it takes whole rows from all ranks first, which processors do not gain by: their logits are in Go's memory as fast.
 func (p *samplingRank) drawer(d *drawing) tensor.Drawer {
-	if !d.whole || d.width > tensor.MaxColumns {
+	if !d.whole && !p.model.Remote() || d.width > tensor.MaxColumns {
 		return nil
 	}
 	on, _ := p.model.Device.(tensor.Drawer)
 	return on
 }
 
-// drawThere is draw on the device: what comes back is a token and two numbers per row, in one copy, and the host waits for nothing else, but for rows whose likeliest tokens were asked for.
+// drawThere is draw on the device: what comes back is a token and two numbers per row, in one copy, and the host waits for nothing else, but for rows whose likeliest tokens were asked for. Of a model that is cut rank 0 has them.
 func (p *samplingRank) drawThere(on tensor.Drawer, logits tensor.Tensor, d *drawing, drawn []token) error {
-	n, st := len(d.rows), &p.step.there
+	n, st := len(d.rows), &p.there
 	if err := p.adjustThere(on, logits, d); err != nil {
 		return err
 	}
@@ -40,8 +40,15 @@ func (p *samplingRank) drawThere(on tensor.Drawer, logits tensor.Tensor, d *draw
 		return err
 	}
 	lse := results.Columns(0, 1)
-	if err := p.model.Device.LogSumExp(lse, logits); err != nil {
+	if err := p.model.LogSumExp(p.workspace, lse, logits); err != nil {
 		return err
+	}
+	if logits, err = p.model.WholeLogits(p.workspace, logits); err != nil {
+		return err
+	}
+	st.results = slices.Grow(st.results[:0], 3*n)[:3*n]
+	if p.rank > 0 { // it waits for its own device, whose failure would else be found by another one's, or by nobody
+		return p.model.Device.Download(st.results[:n], lse)
 	}
 	// Tokens that may not be drawn count in the log-probabilities of others all the same, and may be among the likeliest.
 	if err := p.likeliest(logits, d); err != nil {
@@ -78,13 +85,12 @@ func (p *samplingRank) drawThere(on tensor.Drawer, logits tensor.Tensor, d *draw
 	if err := on.DrawTokens(results.Columns(1, 3), logits, probs, st.draws); err != nil {
 		return err
 	}
-	st.results = slices.Grow(st.results[:0], 3*n)[:3*n]
 	if err := p.model.Device.Download(st.results, results); err != nil {
 		return err
 	}
 	for i, r := range d.rows {
 		t, of := &drawn[r.chunk], st.results[3*i:3*i+3]
-		of[2] -= of[0]
+		of[2] = d.logprob(of[2], of[0])
 		t.id, t.logprob = int32(of[1]), of[2]
 		if t.err == nil {
 			t.err = checkLogprobs(of[2:])
@@ -96,7 +102,7 @@ func (p *samplingRank) drawThere(on tensor.Drawer, logits tensor.Tensor, d *draw
 		at, row := i*d.k, d.logits[i*d.width:(i+1)*d.width]
 		t.top = plugins.TopLogprobs{K: own, IDs: d.targets[at : at+own : at+own], Logprobs: d.values[at : at+own : at+own]}
 		for j, id := range t.top.IDs {
-			t.top.Logprobs[j] = row[id] - of[0]
+			t.top.Logprobs[j] = d.logprob(row[id], of[0])
 		}
 		if t.err == nil {
 			t.err = checkLogprobs(t.top.Logprobs)
@@ -138,15 +144,19 @@ func (p *sampler) topRow(thread, i int) {
 	}
 }
 
-// adjustThere applies penalties, then bias, as sample.Settings.Adjust does.
+// adjustThere applies penalties, then bias, as sample.Settings.Adjust does, to the rank's part of the vocabulary.
 func (p *samplingRank) adjustThere(on tensor.Drawer, logits tensor.Tensor, d *drawing) error {
-	st := &p.step.there
+	from, to := p.model.Vocabulary()
+	own := func(token int32) bool { return int(token) >= from && int(token) < to }
+	st := &p.there
 	st.changes = st.changes[:0]
 	for i := range d.rows {
 		s := d.chunks[d.rows[i].chunk].sequence
 		st.penalties = s.request.settings.Penalties(st.penalties[:0], s.history)
 		for _, c := range st.penalties {
-			st.changes = append(st.changes, tensor.Adjustment{Row: int32(i), Column: c.Token, Divisor: c.Divisor, Less: c.Less})
+			if own(c.Token) {
+				st.changes = append(st.changes, tensor.Adjustment{Row: int32(i), Column: c.Token - int32(from), Divisor: c.Divisor, Less: c.Less})
+			}
 		}
 	}
 	if err := on.AdjustElements(logits, st.changes); err != nil {
@@ -155,7 +165,9 @@ func (p *samplingRank) adjustThere(on tensor.Drawer, logits tensor.Tensor, d *dr
 	st.changes = st.changes[:0]
 	for i := range d.rows {
 		for _, b := range d.request(i).settings.Bias {
-			st.changes = append(st.changes, tensor.Adjustment{Row: int32(i), Column: b.Token, Divisor: 1, More: b.Amount})
+			if own(b.Token) {
+				st.changes = append(st.changes, tensor.Adjustment{Row: int32(i), Column: b.Token - int32(from), Divisor: 1, More: b.Amount})
+			}
 		}
 	}
 	return on.AdjustElements(logits, st.changes)

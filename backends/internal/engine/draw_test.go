@@ -40,6 +40,9 @@ func drawsEqual(t *testing.T, there, here *Engine, sequences, tokens int) {
 		{"likeliest tokens among those that may not be drawn", func(q *plugins.SampleRequest) {
 			q.TopKSampledLogprobs, q.LogitBias, q.StopTokens, q.MinTokens = 2, map[int32]float64{5: 9}, []int32{5}, 2
 		}},
+		{"likeliest tokens of the prompt, and draws in it", func(q *plugins.SampleRequest) {
+			q.TopKPromptLogprobs, q.PromptAlternatives, q.Temperature, q.TopK, q.TopKSampledLogprobs = 2, 2, 0.8, 9, 2
+		}},
 	} {
 		q := ask(c.name, "", prompt, sequences, tokens)
 		q.Version = 0
@@ -65,6 +68,11 @@ func drawsEqual(t *testing.T, there, here *Engine, sequences, tokens int) {
 		want := sample(here, q)
 		for name, got := range map[string]sampled{"alone": sample(there, q), "in a crowd": crowd[i]} {
 			t.Run(q.ID+" "+name, func(t *testing.T) {
+				if !slices.Equal(got.prompt.Top.IDs, want.prompt.Top.IDs) || !slices.Equal(got.prompt.AltTokens, want.prompt.AltTokens) {
+					t.Errorf("the prompt: %v %v on the device, %v %v in memory", got.prompt.Top.IDs, got.prompt.AltTokens, want.prompt.Top.IDs, want.prompt.AltTokens)
+				}
+				equalBits(t, "those of the prompt's likeliest", got.prompt.Top.Logprobs, want.prompt.Top.Logprobs)
+				equalBits(t, "those of draws in the prompt", got.prompt.AltLogprobs, want.prompt.AltLogprobs)
 				for j, w := range want.sequences {
 					g := got.sequences[j]
 					if !slices.Equal(g.Tokens, w.Tokens) || !slices.Equal(g.Top.IDs, w.Top.IDs) {

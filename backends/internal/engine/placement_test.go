@@ -62,6 +62,12 @@ func placeWith(t testing.TB, p placement, o Options) *Engine {
 	if err := writeTiny(dir); err != nil {
 		t.Fatal(err)
 	}
+	return placeModel(t, dir, p, o)
+}
+
+// placeModel loads the model of a directory as a placement says.
+func placeModel(t testing.TB, dir string, p placement, o Options) *Engine {
+	t.Helper()
 	o.Plugin = p.plugin
 	e := New(o)
 	t.Cleanup(func() {

@@ -141,6 +141,67 @@ func TestExchangeIsPlanned(t *testing.T) {
 	})
 }
 
+// What a sampler takes is within the plan, also where many positions of a prompt are scored beside sequences that are drawn, and where whole rows are gathered from ranks whose parts are not equal.
+func TestSamplingTakesWhatIsPlanned(t *testing.T) {
+	const vocabulary, memory = 4099, `, "kv_cache_tokens": 1024, "max_batch": 24, "prefill_tokens": 24, "dtype": "float32"`
+	dir := t.TempDir()
+	if err := writeModel(dir, shape{vocabulary, 32, 48, 1, 2, 2, 16}); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		placement
+		gpus int
+	}{
+		{placement{"a processor", pluginSingle, `{"device": "cpu"` + memory + `}`}, 0},
+		{placement{"two ranks on processors", pluginTensorParallel, `{"devices": ["cpu", "cpu"]` + memory + `}`}, 0},
+		{placement{"a GPU", pluginSingle, `{"device": "cuda:0"` + memory + `}`}, 1},
+		{placement{"two GPUs", pluginTensorParallel, `{"devices": ["cuda:0", "cuda:1"]` + memory + `}`}, 2},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			o := testOptions()
+			if c.gpus > 0 {
+				o = optionsOnCUDA(t, c.gpus, cuda.New)
+			}
+			e := placeModel(t, dir, c.placement, o)
+			random := rand.New(rand.NewPCG(3, 3))
+			var calls []func()
+			for i := range 6 { // together as many sequences as are drawn at once
+				q := ask(fmt.Sprint(i), "", randomTokens(random, 25), 4, 8)
+				q.Version, q.TopP = 0, 0.9
+				if i%2 > 0 {
+					q.TopKPromptLogprobs, q.PromptAlternatives, q.Temperature = 1, 1, 0.8
+				}
+				calls = append(calls, func() {
+					if _, err := collect(t.Context(), e, q); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			together(calls...)
+			hook(t, e, func() {
+				l, c := e.loaded, e.loaded.config
+				r := l.sampling[0]
+				layout, err := l.referenceLayout(referenceRank)
+				if err != nil {
+					t.Fatal(err)
+				}
+				planned, err := r.models[0].MeasureForward(c.PrefillTokens+c.MaxBatch, c.MaxBatch, layout)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if all := int64(len(r.models)) * planned.Bytes(); l.plan.sampling != all {
+					t.Errorf("%d bytes are planned, %d measured", l.plan.sampling, all)
+				}
+				for rank, w := range r.sampler.workspaces {
+					if n := w.Peak(); n.Scratch > planned.Scratch || n.Kept > planned.Kept || 3*n.Scratch < planned.Scratch {
+						t.Errorf("rank %d takes %+v, planned are %+v", rank, n, planned)
+					}
+				}
+			})
+		})
+	}
+}
+
 // limited notes how much memory a device may keep recorded work in.
 type limited struct {
 	tensor.Device

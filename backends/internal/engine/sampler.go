@@ -55,13 +55,14 @@ func (p *sampler) forget(v *version) {
 	p.cache.Drop(kvcache.Key{Adapter: v.adapter, Version: v.number})
 }
 
-// samplingRank is what one rank does of a sampling pass. Every rank runs the same functions with its part of the vocabulary's logits; what is done on rows of whole logits is done in Go memory, by rank 0 for all.
+// samplingRank is what one rank does of a sampling pass. Every rank runs the same functions with its part of the vocabulary's logits; what is done on rows of whole logits is done by rank 0 for all.
 type samplingRank struct {
 	*sampler
 	rank      int
 	model     *model.Model
 	workspace *model.Workspace
-	drawn     []token // of a rank other than 0: nobody looks at it
+	drawn     []token     // of a rank other than 0: nobody looks at it
+	there     deviceDraws // of draws on the device
 
 	// Of run; visit is visitLogits as a value, made once.
 	through []chunk
@@ -103,6 +104,15 @@ func (p *samplingRank) download(b buffer, t tensor.Tensor) ([]float32, error) {
 		return nil, err
 	}
 	return host, p.meet()
+}
+
+// logSumExp gives the log-sum-exps of rows of logits, in scratch memory.
+func (p *samplingRank) logSumExp(logits tensor.Tensor) (tensor.Tensor, error) {
+	sums, err := p.workspace.Scratch(logits.Rows, 1)
+	if err != nil {
+		return sums, err
+	}
+	return sums, p.model.LogSumExp(p.workspace, sums, logits)
 }
 
 // softmax gives the probabilities of rows of logits, whose log-sum-exps are known, in Go memory, as download does.
@@ -185,7 +195,6 @@ type stepBuffers struct {
 	indices   []int32
 	drawn     []token
 	targets   []int32 // of all draws of the step
-	there     deviceDraws
 	values    []float32
 	sums      []float32
 }
@@ -259,7 +268,7 @@ func (p *samplingRank) visitLogits(first int, logits tensor.Tensor) error {
 				break
 			}
 		}
-		part := logits.Slice(from, to)
+		part, mark := logits.Slice(from, to), p.workspace.MarkScratch()
 		if at.final {
 			if err := p.draw(part, chunks, rows[first+from:first+to], drawn); err != nil {
 				return err
@@ -270,6 +279,9 @@ func (p *samplingRank) visitLogits(first int, logits tensor.Tensor) error {
 			if t.err != nil && !errors.As(t.err, &own) {
 				return t.err
 			}
+		}
+		if err := p.workspace.ReleaseScratch(mark); err != nil {
+			return err
 		}
 		from = to
 	}
@@ -318,7 +330,7 @@ func (p *samplingRank) draw(logits tensor.Tensor, chunks []chunk, rows []row, dr
 			return err
 		}
 	}
-	lse, err := p.model.LogSumExp(p.workspace, logits)
+	lse, err := p.logSumExp(logits)
 	if err != nil {
 		return err
 	}
@@ -432,7 +444,7 @@ func (p *sampler) drawRow(thread, i int) {
 	if q.TopKSampledLogprobs > 0 {
 		copy(targets[1:], sample.Top(scratch, row, q.TopKSampledLogprobs))
 		for j := range q.TopKSampledLogprobs { // before Draw overwrites those that are excluded
-			values[1+j] = d.logprob(row, i, targets[1+j])
+			values[1+j] = d.logprob(row[targets[1+j]], d.sums[i])
 		}
 	}
 	var excluded []int32
@@ -444,14 +456,13 @@ func (p *sampler) drawRow(thread, i int) {
 		probs = d.probs[i*d.width : (i+1)*d.width]
 	}
 	targets[0] = q.settings.Draw(scratch, row, probs, excluded, sample.Uniform(q.Seed, s.index, len(s.tokens)))
-	values[0] = d.logprob(row, i, targets[0])
+	values[0] = d.logprob(row[targets[0]], d.sums[i])
 }
 
-// logprob is the log-probability of a token in row i, with the arithmetic of model.Logprobs.
-func (d *drawing) logprob(row []float32, i int, token int32) float32 {
-	logit := row[token]
+// logprob is the log-probability of a token in a row with a log-sum-exp, with the arithmetic of model.Logprobs.
+func (d *drawing) logprob(logit, sum float32) float32 {
 	if !d.whole {
 		logit += 0 // the other ranks' addends: a negative zero becomes a positive one
 	}
-	return logit - d.sums[i]
+	return logit - sum
 }

@@ -145,7 +145,7 @@ func (s *scores) alternatives(p *samplingRank, logits tensor.Tensor, host []floa
 				return err
 			}
 		}
-		lse, err := p.model.LogSumExp(p.workspace, logits)
+		lse, err := p.logSumExp(logits)
 		if err != nil {
 			return err
 		}

@@ -80,3 +80,47 @@ func (m *Model) Vocabulary() (from, to int) { return m.vocabulary.from, m.vocabu
 
 // KVHeads is the number of key-value heads that this rank has.
 func (m *Model) KVHeads() int { return m.kvHeads }
+
+// widest is the largest part of the vocabulary that a rank has, the same on all ranks. The others may have one token less.
+func (m *Model) widest() int { return (m.Config.VocabSize + m.Ranks - 1) / m.Ranks }
+
+// WholeLogits gives rows of logits over the whole vocabulary on every rank, from the rank's own, in scratch memory of the workspace. All ranks call it alike; of a model that is not cut it is logits themselves.
+func (m *Model) WholeLogits(w *Workspace, logits tensor.Tensor) (tensor.Tensor, error) {
+	if m.Comm == nil {
+		return logits, nil
+	}
+	to, err := m.wholeRows(w, logits.Rows)
+	if err != nil {
+		return to.whole, err
+	}
+	if to.parts.Buffer == nil {
+		return to.whole, m.Comm.AllGather(to.whole, logits)
+	}
+	if err := m.Device.Round(to.own.Columns(0, logits.Cols), logits); err != nil { // a copy
+		return to.whole, err
+	}
+	if err := m.Comm.AllGather(to.parts, to.own); err != nil {
+		return to.whole, err
+	}
+	for rank := range m.Ranks {
+		from, e := rank*m.widest(), share(m.Config.VocabSize, rank, m.Ranks)
+		if err := m.Device.Round(to.whole.Columns(e.from, e.to), to.parts.Columns(from, from+e.size())); err != nil {
+			return to.whole, err
+		}
+	}
+	return to.whole, nil
+}
+
+// wholeRows is the memory of WholeLogits. Where ranks' parts are not equally wide, they are gathered with room for the widest.
+type wholeRows struct{ whole, parts, own tensor.Tensor }
+
+func (m *Model) wholeRows(w *Workspace, rows int) (to wholeRows, err error) {
+	if to.whole, err = w.temp.Get(rows, m.Config.VocabSize); err != nil || m.Config.VocabSize%m.Ranks == 0 {
+		return
+	}
+	if to.parts, err = w.temp.Get(rows, m.Ranks*m.widest()); err != nil {
+		return
+	}
+	to.own, err = w.temp.Get(rows, m.widest())
+	return
+}

@@ -151,7 +151,7 @@ func (m *Model) recordLogits(r tensor.Recorder, w *Workspace, h Hidden, visit fu
 // visitLogits is Logits, whose operations come one by one.
 func (m *Model) visitLogits(w *Workspace, h Hidden, visit func(first int, logits tensor.Tensor) error) error {
 	for from := 0; from < h.Rows.Rows; {
-		to := min(h.Rows.Rows, from+m.chunkRows(m.logitsBytes))
+		to := min(h.Rows.Rows, from+m.visitedRows())
 		mark := w.temp.Mark()
 		p := w.slice(h.segments, nil, from, to)
 		logits, err := m.logits(w, p, h.Rows.Slice(from, to))
@@ -197,10 +197,23 @@ func (m *Model) record(rows int, pass func() error) error {
 // tileRows is the number of rows that kernels take at once.
 const tileRows = 12
 
+// visitedRows is how many rows of logits are visited at once at most: whole rows, where those are gathered (WholeLogits), are within logitsBytes, too.
+func (m *Model) visitedRows() int {
+	if m.Ranks > 1 && m.Remote() {
+		return chunkRows(m.logitsBytes, m.Config.VocabSize)
+	}
+	return chunkRows(m.logitsBytes, m.widest())
+}
+
+// Remote tells whether the device has memory of its own, and draws tokens there.
+func (m *Model) Remote() bool {
+	_, ok := m.Device.(tensor.Differentiator)
+	return ok
+}
+
 // chunkRows is how many rows of logits take so many bytes, at least one: where there are enough, a multiple of the rows that kernels take at once, so that they work on whole tiles.
-func (m *Model) chunkRows(bytes int) int {
-	widest := (m.Config.VocabSize + m.Ranks - 1) / m.Ranks // the same on all ranks
-	n := max(1, bytes/(widest*tensor.Float32.Size()))
+func chunkRows(bytes, columns int) int {
+	n := max(1, bytes/(columns*tensor.Float32.Size()))
 	if n > tileRows {
 		n -= n % tileRows
 	}
@@ -239,16 +252,8 @@ func (w *Workspace) slice(segments []nn.Segment, gradients []nn.GradientRange, f
 	return p
 }
 
-// LogSumExp gives the log-sum-exp of each row of logits over the whole vocabulary, from scratch memory of the workspace. Logits of the sampler and of the trainer go through it alike.
-func (m *Model) LogSumExp(w *Workspace, logits tensor.Tensor) (tensor.Tensor, error) {
-	sums, err := w.temp.Get(logits.Rows, 1)
-	if err != nil {
-		return sums, err
-	}
-	return sums, m.logSumExp(w, sums, logits)
-}
-
-func (m *Model) logSumExp(w *Workspace, sums, logits tensor.Tensor) error {
+// LogSumExp writes the log-sum-exp of each row of logits over the whole vocabulary to sums (rows × 1); it takes scratch memory of the workspace. Logits of the sampler and of the trainer go through it alike.
+func (m *Model) LogSumExp(w *Workspace, sums, logits tensor.Tensor) error {
 	if err := m.Device.LogSumExp(sums, logits); err != nil || m.Comm == nil {
 		return err
 	}
@@ -292,7 +297,7 @@ func (m *Model) logprobs(w *Workspace, logits tensor.Tensor) (sums tensor.Tensor
 		return
 	}
 	sums = both.Columns(0, logits.Rows).Reshape(logits.Rows, 1)
-	if err = m.logSumExp(w, sums, logits); err != nil {
+	if err = m.LogSumExp(w, sums, logits); err != nil {
 		return
 	}
 	if err = m.Device.GatherElements(both.Columns(logits.Rows, both.Cols), logits, w.elements); err != nil {

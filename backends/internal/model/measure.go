@@ -42,8 +42,9 @@ func (m *Model) MeasureTraining(tokens int, layout *lora.Layout, recompute bool)
 	return d.peak(w), nil
 }
 
-// MeasureForward tells what Forward over so many tokens takes of a workspace, with adapters of a layout at most (nil: none), and Logits of selected rows with a copy of each chunk beside it.
-func (m *Model) MeasureForward(tokens, selected int, layout *lora.Layout) (Memory, error) {
+// MeasureForward tells what Forward over so many tokens takes of a workspace, with adapters of a layout at most (nil: none), and Logits of all of them, with a copy of a chunk beside it, or of so many rows that are drawn from: of
+// their whole rows, where those are gathered.
+func (m *Model) MeasureForward(tokens, drawn int, layout *lora.Layout) (Memory, error) {
 	d, adapter, err := m.dry(layout)
 	if err != nil {
 		return Memory{}, err
@@ -52,7 +53,7 @@ func (m *Model) MeasureForward(tokens, selected int, layout *lora.Layout) (Memor
 	if err != nil {
 		return Memory{}, err
 	}
-	rows := make([]int32, min(selected, tokens))
+	rows := make([]int32, tokens) // any position of a prompt may be scored
 	for i := range rows {
 		rows[i] = int32(i)
 	}
@@ -61,16 +62,39 @@ func (m *Model) MeasureForward(tokens, selected int, layout *lora.Layout) (Memor
 	if err != nil {
 		return Memory{}, fmt.Errorf("measure: %w", err)
 	}
-	if err := d.Logits(w, h, func(_ int, logits tensor.Tensor) error {
-		_, err := w.Scratch(logits.Rows, logits.Cols)
-		return err
-	}); err != nil {
+	d.vocabulary = extent{0, m.widest()}
+	if err := d.Logits(w, h, func(_ int, logits tensor.Tensor) error { return d.takeVisit(w, logits, drawn) }); err != nil {
 		return Memory{}, fmt.Errorf("measure: %w", err)
 	}
-	if err := d.decode(selected, adapter); err != nil {
+	if err := d.decode(drawn, adapter); err != nil {
 		return Memory{}, fmt.Errorf("measure: %w", err)
 	}
 	return d.peak(w), nil
+}
+
+// takeVisit takes the scratch memory of a visit of logits, first for rows that are scored, then for those that are drawn from.
+func (m *Model) takeVisit(w *Workspace, logits tensor.Tensor, drawn int) error {
+	const numbers = 8 // of a row, beside one of each rank: log-sum-exps, tokens
+	take := func(whole bool, rows int) error {
+		mark, columns := w.MarkScratch(), logits.Cols
+		if whole {
+			if _, err := m.wholeRows(w, rows); err != nil {
+				return err
+			}
+			columns = m.Config.VocabSize
+		}
+		if _, err := w.Scratch(rows, numbers+m.Ranks); err != nil {
+			return err
+		}
+		if _, err := w.Scratch(rows, columns); err != nil {
+			return err
+		}
+		return w.ReleaseScratch(mark)
+	}
+	if err := take(false, logits.Rows); err != nil {
+		return err
+	}
+	return take(m.Ranks > 1 && m.Remote(), min(drawn, logits.Rows))
 }
 
 // decode goes on with so many of the longest sequences by a token: operations take the most beside their arguments for those. Its workspace is not counted: a pass over prompts takes more.
@@ -95,7 +119,7 @@ func (m *Model) decode(sequences int, adapter *lora.Weights) error {
 func (m *Model) dry(layout *lora.Layout) (*Model, *lora.Weights, error) {
 	d := *m
 	d.Device = dry.Device{}
-	if _, ok := m.Device.(tensor.Differentiator); ok { // its passes keep results on the device, and rows as products read them
+	if m.Remote() { // its passes keep results on the device, and rows as products read them
 		d.Device = dry.Remote{Scratch: new(int64)}
 	}
 	if layout == nil {
@@ -130,7 +154,7 @@ func (m *Model) drySequences(tokens int, adapter *lora.Weights) ([]Sequence, ten
 
 // peak is the most memory that the passes of a workspace have used at once, on a device that computes nothing.
 func (m *Model) peak(w *Workspace) Memory {
-	all := Memory{Scratch: w.temp.Peak(), Kept: w.keep.Peak(), Gathered: w.gather.held()}
+	all := w.Peak()
 	if d, ok := m.Device.(dry.Remote); ok {
 		if d.Scratch != nil {
 			all.Operations = *d.Scratch

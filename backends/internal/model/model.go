@@ -197,6 +197,11 @@ func (w *Workspace) Bytes() int64 {
 // Free gives all memory back; the workspace can be used again.
 func (w *Workspace) Free() { w.temp.Free(); w.keep.Free(); w.gather.free(); w.operations.free() }
 
+// Peak is the most memory that passes have used at once, of that which arenas hold, and what of weights is put together.
+func (w *Workspace) Peak() Memory {
+	return Memory{Scratch: w.temp.Peak(), Kept: w.keep.Peak(), Gathered: w.gather.held()}
+}
+
 // layer gives layer i of the workspace's model, ready to run; next is the one that runs after it, the number of layers for the head, -1 for none.
 func (w *Workspace) layer(m *Model, i, next int) (nn.Layer, error) {
 	if w.gather == nil {
@@ -216,5 +221,11 @@ func (w *Workspace) headOf(m *Model) *nn.Linear {
 // settle ends what a pass has under way beside itself, and adds its error to the pass's.
 func (w *Workspace) settle(err *error) { *err = errors.Join(*err, w.gather.settle()) }
 
-// Scratch hands out a float32 tensor of undefined content that lives until the visit of Logits in which it was asked for returns.
+// Scratch hands out a float32 tensor of undefined content that lives until the visit of Logits in which it was asked for returns, or ReleaseScratch gives it back.
 func (w *Workspace) Scratch(rows, cols int) (tensor.Tensor, error) { return w.temp.Get(rows, cols) }
+
+// MarkScratch gives the present position of scratch memory.
+func (w *Workspace) MarkScratch() nn.Mark { return w.temp.Mark() }
+
+// ReleaseScratch gives back what Scratch, and methods of Model that take scratch memory, have handed out after the mark.
+func (w *Workspace) ReleaseScratch(m nn.Mark) error { return w.temp.Release(m) }

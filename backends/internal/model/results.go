@@ -39,7 +39,7 @@ func (r *results) logprobs(t *training, logits tensor.Tensor, parts []span, slop
 	if sums, err = w.temp.Get(logits.Rows, 1); err != nil {
 		return
 	}
-	if err = m.logSumExp(w, sums, logits); err != nil {
+	if err = m.LogSumExp(w, sums, logits); err != nil {
 		return
 	}
 	values := r.values.Columns(r.n, r.n+len(w.elements))
