@@ -395,14 +395,14 @@ func (s *Supervisor) Forgive() {
 }
 
 func (s *Supervisor) fail(reason, tail string) {
-	s.mu.Lock()
-	unused := s.later != nil
-	s.later = nil
-	s.mu.Unlock()
+	unused := false
+	s.change(func(st *State) { // at once, so that no configuration is put off between them
+		unused, s.later = s.later != nil, nil
+		st.Phase, st.Reason, st.StderrTail, st.Info = Failed, reason, tail, plugins.Info{}
+	})
 	if unused {
 		s.log.Error("the configuration that came while the backend was not ready was not taken over: no backend became ready")
 	}
-	s.change(func(st *State) { st.Phase, st.Reason, st.StderrTail, st.Info = Failed, reason, tail, plugins.Info{} })
 }
 
 // runOnce runs one process from start to end and tells why it ended, what it wrote last, and whether somebody else ended it.

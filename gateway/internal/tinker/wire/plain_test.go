@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"math"
 	"reflect"
 	"slices"
 	"testing"
@@ -22,10 +23,46 @@ func likeMessages(t *testing.T, body []byte) (plain bool) {
 	if err != nil {
 		t.Fatalf("a body that cannot be decoded is taken for a plain one: %v", err)
 	}
-	if !reflect.DeepEqual(got, want) {
+	if !same(reflect.ValueOf(got), reflect.ValueOf(want)) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
 	return true
+}
+
+// same is reflect.DeepEqual, but that numbers are the same by their bits: no NaN is equal to itself.
+func same(a, b reflect.Value) bool {
+	switch a.Kind() {
+	case reflect.Float32, reflect.Float64:
+		return math.Float64bits(a.Float()) == math.Float64bits(b.Float())
+	case reflect.Struct:
+		for i := range a.NumField() {
+			if !same(a.Field(i), b.Field(i)) {
+				return false
+			}
+		}
+		return true
+	case reflect.Slice:
+		if a.IsNil() != b.IsNil() || a.Len() != b.Len() {
+			return false
+		}
+		for i := range a.Len() {
+			if !same(a.Index(i), b.Index(i)) {
+				return false
+			}
+		}
+		return true
+	case reflect.Map:
+		if a.IsNil() != b.IsNil() || a.Len() != b.Len() {
+			return false
+		}
+		for _, key := range a.MapKeys() {
+			if other := b.MapIndex(key); !other.IsValid() || !same(a.MapIndex(key), other) {
+				return false
+			}
+		}
+		return true
+	}
+	return reflect.DeepEqual(a.Interface(), b.Interface())
 }
 
 func TestPlain(t *testing.T) {
@@ -70,6 +107,10 @@ func TestPlain(t *testing.T) {
 	}{
 		{"as the SDK writes it", unhex(t, b1), true},
 		{"everything", request(nil), true},
+		{"numbers that are none", request(func(m *tinkerpb.ForwardBackwardRequest) {
+			m.LossFnConfig["clip_low_threshold"] = math.NaN()
+			m.Data[0].LossFnInputs["weights"] = dense(bytesOfFloat32s([]float32{float32(math.NaN()), float32(math.Copysign(0, -1)), float32(math.Inf(1))}), f32, 3)
+		}), true},
 		{"no data", request(func(m *tinkerpb.ForwardBackwardRequest) { m.Data = nil }), true},
 		{"no settings", request(func(m *tinkerpb.ForwardBackwardRequest) { m.LossFnConfig = nil }), true},
 		{"no model", request(func(m *tinkerpb.ForwardBackwardRequest) { m.ModelId = "" }), false},
