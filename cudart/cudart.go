@@ -140,10 +140,15 @@ func (e *Error) Is(target error) bool {
 	return false
 }
 
-// lost tells the driver's sticky errors: uncorrectable memory errors, faults, asserts and time-outs of kernels, a device that went away.
+// lost tells the driver's sticky errors: uncorrectable memory errors, faults, asserts and time-outs of kernels, a device that went away, and all others after which cuda.h says that the process must end or that the context
+// cannot be used. kernels/headers.hpp compares the numbers with cuda.h.
 func lost(code int) bool {
 	switch code {
-	case 46, 214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719, 999:
+	case 46, 214, 220, // the device is unavailable; an uncorrectable memory error; one of NVLink
+		226,                     // an exception that the GPU has contained
+		700, 702, 709, 710, 714, // an illegal address; a time-out; the context is destroyed; an assert; the hardware's stack
+		715, 716, 717, 718, 719, // an illegal instruction; a misaligned address; an address of another space; the program counter; any other fault
+		721, 810, 911, 999: // a leak of tensor memory; the MPS server has ended this client; an external device; unknown
 		return true
 	}
 	return false

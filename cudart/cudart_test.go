@@ -395,10 +395,15 @@ func TestErrorClasses(t *testing.T) {
 	v := openDevice(t, openDriver(t), 0)
 	a := alloc(t, v, 4)
 	x := View{At: a, Rows: 1, Cols: 1, Stride: 1}
-	for _, c := range []struct {
+	type class struct {
 		code         int
 		lost, memory bool
-	}{{1, false, false}, {2, false, true}, {700, true, false}, {719, true, false}} {
+	}
+	classes := []class{{1, false, false}, {2, false, true}, {400, false, false}, {500, false, false}, {701, false, false}, {704, false, false}}
+	for _, code := range []int{46, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911, 999} {
+		classes = append(classes, class{code, true, false})
+	}
+	for _, c := range classes {
 		t.Setenv("FAKE_CUDA_FAIL", fmt.Sprintf("cuLaunchKernel:1:%d", c.code))
 		err := v.Add(x, x)
 		if errors.Is(err, ErrDeviceLost) != c.lost || errors.Is(err, ErrOutOfMemory) != c.memory || !strings.Contains(err.Error(), "add: ") {
