@@ -97,6 +97,16 @@ func (n *NCCL) Connect(devices []*Device) ([]*Communicator, error) {
 	return ends, nil
 }
 
+// Ready starts what the device has put off (Record), also as a graph that is made for it. It comes before the hosts of the group's devices meet for an operation.
+func (c *Communicator) Ready() error { return c.device.flush() }
+
+// Hold has the device launch its kernels one by one until release, which comes when all devices of the group have been given the operations before which their hosts have met: an operation's kernel runs on the first GPU
+// that it is launched on and waits there for the others. What makes a graph takes memory, for which the driver may wait for that GPU while it keeps other threads from launching.
+func (c *Communicator) Hold() (release func()) {
+	c.device.plain(1)
+	return func() { c.device.plain(-1) }
+}
+
 // put has call put an operation into the device's stream.
 func (c *Communicator) put(name string, call func() C.nccl_result) error {
 	if err := c.device.flush(); err != nil {

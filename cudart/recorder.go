@@ -40,6 +40,7 @@ type recorder struct {
 	nodes   int     // of all graphs, retired ones included
 	limit   int64   // bytes that graphs may take; see LimitGraphs
 	off     bool    // a call for graphs has failed
+	plain   int     // not 0: no graph is made or started
 	lost    error   // of graphs that could not be given back
 }
 
@@ -138,6 +139,13 @@ func (v *Device) Record(f func() error) (err error) {
 	return f()
 }
 
+// plain counts who wants no graphs for now.
+func (v *Device) plain(more int) {
+	v.recorder.mu.Lock()
+	defer v.recorder.mu.Unlock()
+	v.recorder.plain += more
+}
+
 // recording says whether launches are being put off.
 func (v *Device) recording() bool {
 	v.recorder.mu.Lock()
@@ -214,7 +222,7 @@ func (v *Device) startRecorded() error {
 	work, arguments := r.work, r.arguments
 	r.work, r.arguments = r.work[:0], r.arguments[:0]
 	r.number++
-	if !r.off && len(work) >= leastSeries {
+	if !r.off && r.plain == 0 && len(work) >= leastSeries {
 		started, err := v.startGraph(work, arguments)
 		if err == nil && started {
 			return nil

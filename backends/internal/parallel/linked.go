@@ -90,11 +90,24 @@ func pieces(rows, cols, most int, f func(fromRow, toRow, fromCol, toCol int) err
 	return nil
 }
 
-// exchange meets the other ranks and then runs f. When a rank fails in f, what the others have given to the library has no other end any more: all abort it, and the group is of no more use.
+// ready starts what the rank's device has put off. It comes before the ranks meet: from then until all have given the library their operations, devices are given plain launches only (tensor.Link).
+func (c *linked) ready() error {
+	err := c.link.Ready()
+	if err != nil {
+		c.group.fail()
+	}
+	return err
+}
+
+// exchange meets the other ranks, runs f and meets them again. When a rank fails in f, what the others have given to the library has no other end any more: all abort it, and the group is of no more use.
 func (c *linked) exchange(s slot, f func() error) error {
-	entered := false
+	if err := c.ready(); err != nil {
+		return err
+	}
+	entered, release := false, func() {}
+	defer func() { release() }()
 	err := c.meet(s, sameShape, func([]slot) error {
-		entered = true
+		entered, release = true, c.link.Hold()
 		return f()
 	})
 	if err != nil && entered {
@@ -253,8 +266,18 @@ func (c *linked) Send(t tensor.Tensor, to int) error {
 		c.group.fail()
 		return err
 	}
+	if err := c.ready(); err != nil {
+		return err
+	}
+	release := func() {}
+	defer func() { release() }()
 	return c.give(t, to, func() error {
-		return c.link.Send(flat, to)
+		release = c.link.Hold()
+		if err := c.link.Send(flat, to); err != nil {
+			return err
+		}
+		c.group.backs[to][c.rank] <- nil // the receiver goes on when both have launched their parts, as the sender does
+		return nil
 	})
 }
 
@@ -263,9 +286,18 @@ func (c *linked) Recv(t tensor.Tensor, from int) error {
 	if err != nil {
 		return err
 	}
+	if err := c.ready(); err != nil {
+		return err
+	}
 	return c.take(t, from, func(tensor.Tensor) error {
+		defer c.link.Hold()()
 		if err := c.link.Recv(flat, from); err != nil {
 			return err
+		}
+		select {
+		case <-c.group.backs[c.rank][from]: // this rank sends nothing meanwhile
+		case <-c.group.lost:
+			return ErrLost
 		}
 		return c.device.Round(t, flat)
 	})

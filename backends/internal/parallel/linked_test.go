@@ -3,6 +3,9 @@ package parallel
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
@@ -184,5 +187,126 @@ func TestLinkFails(t *testing.T) {
 	t.Setenv("FAKE_NCCL_FAIL", "")
 	if err := reduce(); err == nil {
 		t.Error("a group that was aborted goes on")
+	}
+}
+
+// marked is a link that writes to the file of the driver's calls when an operation begins and when it has been launched.
+type marked struct {
+	tensor.Link
+	file string
+}
+
+func (m marked) mark(line string) error {
+	f, err := os.OpenFile(m.file, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(line + "\n")
+	return errors.Join(err, f.Close())
+}
+
+func (m marked) within(f func() error) error {
+	return errors.Join(m.mark("begin"), f(), m.mark("launched"))
+}
+
+func (m marked) AllGather(dst, src tensor.Tensor) error {
+	return m.within(func() error { return m.Link.AllGather(dst, src) })
+}
+
+func (m marked) AllToAll(dst, src tensor.Tensor) error {
+	return m.within(func() error { return m.Link.AllToAll(dst, src) })
+}
+
+func (m marked) Broadcast(t tensor.Tensor, root int) error {
+	return m.within(func() error { return m.Link.Broadcast(t, root) })
+}
+
+func (m marked) Send(t tensor.Tensor, to int) error {
+	return m.within(func() error { return m.Link.Send(t, to) })
+}
+
+func (m marked) Recv(t tensor.Tensor, from int) error {
+	return m.within(func() error { return m.Link.Recv(t, from) })
+}
+
+// While a rank's operation of NCCL waits for the others' no host makes a graph, starts one, takes memory or gives it back: the driver may wait for that operation then, and the others' with it. What a pass has recorded before
+// is started before the ranks meet, as a graph where it has come before; the sums of many ranks, which are as long as what is made a graph, are launched one by one.
+func TestPlainLaunchesInExchanges(t *testing.T) {
+	const n, passes = 8, 4
+	team, devices := cudaTeam(t, n, true)
+	file := filepath.Join(t.TempDir(), "calls")
+	for _, l := range team.group.linked {
+		l.link, l.piece = marked{l.link, file}, 4
+	}
+	for _, c := range []struct {
+		name     string
+		ranks    int // that have part in it
+		exchange func(c Comm, x, wide tensor.Tensor) error
+	}{
+		{"all-reduce", n, func(c Comm, x, _ tensor.Tensor) error { return c.AllReduce(x) }},
+		{"all-gather", n, func(c Comm, x, wide tensor.Tensor) error { return c.AllGather(wide, x) }},
+		{"reduce-scatter", n, func(c Comm, x, wide tensor.Tensor) error { return c.ReduceScatter(x, wide) }},
+		{"broadcast", n, func(c Comm, x, _ tensor.Tensor) error { return c.Broadcast(x, 1) }},
+		{"send", 2, func(c Comm, x, _ tensor.Tensor) error {
+			if c.Rank() == 0 {
+				return c.Send(x, 1)
+			}
+			return c.Recv(x, 0)
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if err := os.Remove(file); err != nil && !errors.Is(err, os.ErrNotExist) {
+				t.Fatal(err)
+			}
+			t.Setenv("FAKE_CUDA_COUNT", file)
+			err := team.Run(func(rank int) error {
+				if rank >= c.ranks {
+					return nil
+				}
+				d := devices[rank]
+				return with(d, make([]float32, 12), 1, 12, func(x tensor.Tensor) error {
+					return with(d, make([]float32, n*12), 1, n*12, func(wide tensor.Tensor) error {
+						for range passes {
+							if err := d.(tensor.Recorder).Record(func() error {
+								for range 10 {
+									if err := d.Add(x, x); err != nil {
+										return err
+									}
+								}
+								return c.exchange(team.Comm(rank), x, wide)
+							}); err != nil {
+								return err
+							}
+						}
+						return nil
+					})
+				})
+			}, nil)
+			t.Setenv("FAKE_CUDA_COUNT", "")
+			text, failed := os.ReadFile(file)
+			if err := errors.Join(err, failed); err != nil {
+				t.Fatal(err)
+			}
+			under, operations, graphs := 0, 0, 0
+			for line := range strings.Lines(string(text)) {
+				switch line = strings.TrimSpace(line); {
+				case line == "begin":
+					under++
+					operations++
+				case line == "launched":
+					under--
+				case strings.HasPrefix(line, "cuGraph") || strings.HasPrefix(line, "cuMemAlloc") || strings.HasPrefix(line, "cuMemFree") || strings.HasPrefix(line, "cuMemHostAlloc"):
+					if line == "cuGraphLaunch" {
+						graphs++
+					}
+					if under > 0 {
+						t.Errorf("%s while %d ranks are in an operation", line, under)
+					}
+				}
+			}
+			if operations < 2*passes || graphs < passes {
+				t.Errorf("%d operations and %d graphs: the test shows nothing", operations, graphs)
+			}
+		})
 	}
 }

@@ -70,6 +70,11 @@ func Reach(device, other Device) error {
 // Link is one device's end of a group whose devices exchange tensors through a library made for that (NCCL). Tensors are float32 and contiguous. Operations are ordered with the device's own and return before they
 // are done; all devices of the group are given the same ones, in the same order, each on a thread of its own. After an error the group is of no more use.
 type Link interface {
+	// Ready starts what the device has been given and has put off (Recorder), which may take the driver memory or wait. It comes before the devices' hosts meet for operations.
+	Ready() error
+	// Hold comes when the hosts of the devices that have part in operations have met, before the first of them, and has the device do no more than launch what it is given, until release: where one device has begun an operation
+	// that waits for another, whose host has not launched its part yet, anything else may wait for the first one while it keeps the second one's host from launching. release comes when all have launched their parts.
+	Hold() (release func())
 	// AllGather writes every device's tensor to dst, one behind another in the order of the devices: rank r's is rows [r·Rows, (r+1)·Rows) of dst, and src may be this device's.
 	AllGather(dst, src Tensor) error
 	// AllToAll sends the p-th of equally many rows of src to device p, and writes what device p sends to this one to the same rows of dst.

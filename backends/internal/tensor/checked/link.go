@@ -48,6 +48,21 @@ func (c *check) whole(name string, t tensor.Tensor) int {
 	return t.Rows * t.Cols
 }
 
+func (l *link) Ready() error {
+	if c := l.check("ready"); c.err != nil {
+		return c.err
+	}
+	return l.kernels.Ready()
+}
+
+// Hold cannot fail: of a link that is closed, the operations do.
+func (l *link) Hold() (release func()) {
+	if l.closed {
+		return func() {}
+	}
+	return l.kernels.Hold()
+}
+
 func (l *link) AllGather(dst, src tensor.Tensor) error {
 	c := l.check("all-gather")
 	all, n := c.whole("dst", dst), c.whole("src", src)

@@ -92,6 +92,12 @@ type link struct {
 	library      *linkLibrary
 }
 
+func (l *link) Ready() error {
+	return l.device.failed("start what was recorded", l.communicator.Ready())
+}
+
+func (l *link) Hold() (release func()) { return l.communicator.Hold() }
+
 func (l *link) AllGather(dst, src tensor.Tensor) error {
 	return l.device.failed("all-gather", l.communicator.AllGather(view(dst).At, view(src).At, src.Rows*src.Cols))
 }
