@@ -79,6 +79,7 @@ func Open(o Options) (*Driver, error) {
 		}
 		return nil, err
 	}
+	C.library_keep(unsafe.Pointer(d.c)) // as NCCL and cuBLASLt, which use it
 	return d, nil
 }
 
@@ -91,7 +92,7 @@ func (d *Driver) Path() string { return d.path }
 // Version is the newest CUDA that the driver supports, as 1000·major + 10·minor.
 func (d *Driver) Version() int { return d.version }
 
-// Close unloads the driver. All devices must have been closed.
+// Close gives the driver back, which stays in memory. All devices must have been closed.
 func (d *Driver) Close() {
 	if d.c != nil {
 		C.library_close(unsafe.Pointer(d.c))

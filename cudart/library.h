@@ -15,7 +15,7 @@ char *library_open(void *table, const char *path, const library_function *functi
 const char *library_lacks(const void *table, const library_function *functions, size_t count);
 // library_path gives where the loaded library lies, to be freed; null if the loader does not tell.
 char *library_path(const void *table);
-// library_keep has the library stay in memory, also after library_close: its threads, and its work in streams, may outlive the last handle.
+// library_keep has the library stay in memory, also after library_close: its threads, what it does at the end of the program's threads, and its work in streams, may outlive the last handle.
 void library_keep(void *table);
 // library_close gives the library back. Another call does nothing.
 void library_close(void *table);

@@ -146,3 +146,40 @@ func TestCachedLibraries(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 }
+
+// A driver that was started stays in memory after Close: its threads outlive the handle, as do the functions that it has called when the program's threads end. One that finds no device is given back.
+func TestDriverStaysLoaded(t *testing.T) {
+	library, err := os.ReadFile(filepath.Join(shim.Require(t, shim.Options{}), "libcuda.so.1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	openDriver(t) // a first copy of a C++ library may stay for what all of them share
+	for _, c := range []struct {
+		name, devices string
+		stays         bool
+	}{{"started", "1", true}, {"no device", "0", false}} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Setenv("FAKE_CUDA_DEVICES", c.devices)
+			dir := t.TempDir() // that no other test has loaded it from
+			if err := os.WriteFile(filepath.Join(dir, "libcuda.so.1"), library, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				d, err := Open(Options{Directories: []string{dir}})
+				if (err == nil) != c.stays {
+					t.Fatalf("error %v", err)
+				}
+				if err == nil {
+					d.Close()
+				}
+			}
+			maps, err := os.ReadFile("/proc/self/maps")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(string(maps), dir) != c.stays {
+				t.Errorf("in memory: %v, want %v", !c.stays, c.stays)
+			}
+		})
+	}
+}
