@@ -87,7 +87,7 @@ func (n *NCCL) Connect(devices []*Device) ([]*Communicator, error) {
 		}
 		seen[v.Ordinal()] = true
 	}
-	if err := n.failed("ncclCommInitAll", C.nccl_init(n.c, &handles[0], C.int(len(devices)), &ordinals[0])); err != nil {
+	if err := n.failed("ncclCommInitAll", C.nccl_init(n.c, devices[0].c, &handles[0], C.int(len(devices)), &ordinals[0])); err != nil {
 		return nil, err
 	}
 	ends := make([]*Communicator, len(devices))
@@ -121,35 +121,35 @@ func (c *Communicator) Size() int { return c.size }
 // AllGather writes the group's count values each to to, one behind another in the order of the devices; from may be this device's place in to.
 func (c *Communicator) AllGather(to, from Address, count int) error {
 	return c.put("ncclAllGather", func() C.nccl_result {
-		return C.nccl_all_gather(c.n.c, c.handle, c.device.c.stream, C.uint64_t(to), C.uint64_t(from), C.size_t(count))
+		return C.nccl_all_gather(c.n.c, c.device.c, c.handle, C.uint64_t(to), C.uint64_t(from), C.size_t(count))
 	})
 }
 
 // AllToAll sends part p of from, count values, to device p, and gathers what the devices send to this one in to.
 func (c *Communicator) AllToAll(to, from Address, count int) error {
 	return c.put("ncclSend and ncclRecv", func() C.nccl_result {
-		return C.nccl_all_to_all(c.n.c, c.handle, c.device.c.stream, C.int(c.size), C.uint64_t(to), C.uint64_t(from), C.size_t(count))
+		return C.nccl_all_to_all(c.n.c, c.device.c, c.handle, C.int(c.size), C.uint64_t(to), C.uint64_t(from), C.size_t(count))
 	})
 }
 
 // Broadcast makes count values what they are on device root.
 func (c *Communicator) Broadcast(at Address, count, root int) error {
 	return c.put("ncclBroadcast", func() C.nccl_result {
-		return C.nccl_broadcast(c.n.c, c.handle, c.device.c.stream, C.uint64_t(at), C.size_t(count), C.int(root))
+		return C.nccl_broadcast(c.n.c, c.device.c, c.handle, C.uint64_t(at), C.size_t(count), C.int(root))
 	})
 }
 
 // Send gives count values to a Receive of device to.
 func (c *Communicator) Send(from Address, count, to int) error {
 	return c.put("ncclSend", func() C.nccl_result {
-		return C.nccl_send(c.n.c, c.handle, c.device.c.stream, C.uint64_t(from), C.size_t(count), C.int(to))
+		return C.nccl_send(c.n.c, c.device.c, c.handle, C.uint64_t(from), C.size_t(count), C.int(to))
 	})
 }
 
 // Receive takes count values from a Send of device from.
 func (c *Communicator) Receive(to Address, count, from int) error {
 	return c.put("ncclRecv", func() C.nccl_result {
-		return C.nccl_receive(c.n.c, c.handle, c.device.c.stream, C.uint64_t(to), C.size_t(count), C.int(from))
+		return C.nccl_receive(c.n.c, c.device.c, c.handle, C.uint64_t(to), C.size_t(count), C.int(from))
 	})
 }
 
@@ -160,7 +160,7 @@ func (c *Communicator) Close() error {
 	}
 	h := c.handle
 	c.handle = nil
-	return c.n.failed("ncclCommDestroy", C.nccl_destroy(c.n.c, h))
+	return c.n.failed("ncclCommDestroy", C.nccl_destroy(c.n.c, c.device.c, h))
 }
 
 // Abort ends it at once, with operations whose other ends do not come.
@@ -170,5 +170,5 @@ func (c *Communicator) Abort() error {
 	}
 	h := c.handle
 	c.handle = nil
-	return c.n.failed("ncclCommAbort", C.nccl_abort(c.n.c, h))
+	return c.n.failed("ncclCommAbort", C.nccl_abort(c.n.c, c.device.c, h))
 }

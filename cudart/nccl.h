@@ -3,7 +3,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "library.h"
+#include "driver.h"
 
 typedef int nccl_result;
 
@@ -34,13 +34,14 @@ extern const library_function nccl_functions[NCCL_FUNCTION_COUNT];
 
 nccl_result nccl_version(const nccl *n, int *version); // also of a library that lacks functions
 const char *nccl_error_text(const nccl *n, nccl_result code);
-nccl_result nccl_init(const nccl *n, void **communicators, int count, const int *devices);
-nccl_result nccl_destroy(const nccl *n, void *communicator);
-nccl_result nccl_abort(const nccl *n, void *communicator);
-// All values are float32; count is their number. They come after what the stream has before them.
-nccl_result nccl_all_gather(const nccl *n, void *communicator, void *stream, uint64_t to, uint64_t from, size_t count);
+// Every function below makes the device's context current first, as those of driver.h do: nccl_init that of one of the group's devices, the others that of the communicator's.
+nccl_result nccl_init(const nccl *n, const device *v, void **communicators, int count, const int *devices);
+nccl_result nccl_destroy(const nccl *n, const device *v, void *communicator);
+nccl_result nccl_abort(const nccl *n, const device *v, void *communicator);
+// All values are float32; count is their number. They come after what the device's stream has before them.
+nccl_result nccl_all_gather(const nccl *n, const device *v, void *communicator, uint64_t to, uint64_t from, size_t count);
 // Part p of from (count values each) goes to rank p, and what rank p sends becomes part p of to.
-nccl_result nccl_all_to_all(const nccl *n, void *communicator, void *stream, int ranks, uint64_t to, uint64_t from, size_t count);
-nccl_result nccl_broadcast(const nccl *n, void *communicator, void *stream, uint64_t at, size_t count, int root);
-nccl_result nccl_send(const nccl *n, void *communicator, void *stream, uint64_t from, size_t count, int to);
-nccl_result nccl_receive(const nccl *n, void *communicator, void *stream, uint64_t to, size_t count, int from);
+nccl_result nccl_all_to_all(const nccl *n, const device *v, void *communicator, int ranks, uint64_t to, uint64_t from, size_t count);
+nccl_result nccl_broadcast(const nccl *n, const device *v, void *communicator, uint64_t at, size_t count, int root);
+nccl_result nccl_send(const nccl *n, const device *v, void *communicator, uint64_t from, size_t count, int to);
+nccl_result nccl_receive(const nccl *n, const device *v, void *communicator, uint64_t to, size_t count, int from);

@@ -127,4 +127,5 @@ namespace ours {
 NCCL_FUNCTIONS(FUNCTION)
 }
 NUMBER(ncclFloat32, 7)
+NUMBER(ncclUnhandledCudaError, 1)
 #endif

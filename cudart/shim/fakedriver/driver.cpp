@@ -258,6 +258,11 @@ int cuCtxSetCurrent(void *context) {
   ENTER current = (Context *)context;
   return 0;
 }
+int cuCtxGetDevice(int *device) {
+  ENTER if (!current) return INVALID_CONTEXT;
+  *device = current->device;
+  return 0;
+}
 int cuCtxSynchronize() { IN_CONTEXT return streams::run_all(); }
 int cuCtxEnablePeerAccess(void *peer, unsigned) { IN_CONTEXT return current->peers.insert((Context *)peer).second ? 0 : PEER_ENABLED; }
 int cuMemGetInfo_v2(size_t *free, size_t *total) {

@@ -1,5 +1,6 @@
 // NCCL without a GPU, for tests, over the driver without one. Every exchange is made of pairs of a sender and a receiver. As in NCCL the host does not wait for the copies: they are made when one of
-// the two streams comes to them, after what the other stream had before. Unlike in NCCL a call returns when its other ends have been called.
+// the two streams comes to them, after what the other stream had before. Unlike in NCCL a call returns when its other ends have been called, and the context of the communicator's device must be current: NCCL itself
+// would take GPU 0's, and make it, where none is.
 //
 // FAKE_NCCL_VERSION is the version (22105), FAKE_NCCL_FAIL=name makes that function give an error.
 #include "streams.h"
@@ -11,8 +12,10 @@
 #include <map>
 #include <vector>
 
+extern "C" int cuCtxGetDevice(int *device);
+
 namespace {
-enum { INVALID_ARGUMENT = 4, INVALID_USAGE = 5 };
+enum { UNHANDLED_CUDA_ERROR = 1, INVALID_ARGUMENT = 4, INVALID_USAGE = 5 };
 typedef std::unique_lock<std::mutex> Guard;
 
 struct End {
@@ -33,7 +36,7 @@ struct Group {
 };
 struct Communicator {
   std::shared_ptr<Group> group;
-  int rank, size;
+  int rank, size, device;
 };
 struct Call {
   Communicator *c;
@@ -51,6 +54,12 @@ int failure(const char *function) {
   return v && !strcmp(v, function) ? 3 : 0;
 }
 
+// current tells whether the context of the device is the calling thread's.
+bool current(int device) {
+  int d = -1;
+  return !cuCtxGetDevice(&d) && d == device;
+}
+
 int copy(Pair &p) {
   if (p.done) return 0;
   p.done = true;
@@ -62,6 +71,7 @@ int copy(Pair &p) {
 
 // post finds the other ends of calls, all on one stream, and puts the copies there.
 int post(std::vector<Call> all) {
+  if (!current(all[0].c->device)) return UNHANDLED_CUDA_ERROR;
   for (Call &c : all) {
     std::lock_guard<std::mutex> driver(streams::lock());
     if (!streams::known(c.end.stream)) return INVALID_ARGUMENT;
@@ -122,19 +132,22 @@ int ncclGetVersion(int *version) {
   *version = v && *v ? atoi(v) : 22105;
   return 0;
 }
-const char *ncclGetErrorString(int code) { return code == INVALID_USAGE ? "invalid usage" : code == INVALID_ARGUMENT ? "invalid argument" : "internal error"; }
-int ncclCommInitAll(void **communicators, int count, const int *) {
-  ENTER auto g = std::make_shared<Group>();
+const char *ncclGetErrorString(int code) { return code == INVALID_USAGE ? "invalid usage" : code == INVALID_ARGUMENT ? "invalid argument" : code == UNHANDLED_CUDA_ERROR ? "unhandled cuda error" : "internal error"; }
+int ncclCommInitAll(void **communicators, int count, const int *devices) {
+  ENTER if (!current(devices[0])) return UNHANDLED_CUDA_ERROR;
+  auto g = std::make_shared<Group>();
   g->left = count;
-  for (int i = 0; i < count; i++) communicators[i] = new Communicator{g, i, count};
+  for (int i = 0; i < count; i++) communicators[i] = new Communicator{g, i, count, devices[i]};
   return 0;
 }
 int ncclCommDestroy(void *communicator) {
-  ENTER delete (Communicator *)communicator;
+  ENTER if (!current(((Communicator *)communicator)->device)) return UNHANDLED_CUDA_ERROR;
+  delete (Communicator *)communicator;
   return 0;
 }
 int ncclCommAbort(void *communicator) {
-  ENTER Guard guard(lock);
+  ENTER if (!current(((Communicator *)communicator)->device)) return UNHANDLED_CUDA_ERROR;
+  Guard guard(lock);
   ((Communicator *)communicator)->group->aborted = true;
   changed.notify_all();
   delete (Communicator *)communicator;
