@@ -136,11 +136,14 @@ type ConfigureRequest struct {
 // ConfigureResult names the keys that have changed, in alphabetical order.
 type ConfigureResult struct{ Changed []string }
 
-// LoadProgress is one step of loading.
+// LoadProgress is one step of loading. Silence for long counts as a process that hangs, which is ended: a step that takes long is reported again while it goes on, but no longer than it can take.
 type LoadProgress struct {
-	Stage       string // "map", "pack", "ready"
+	Stage       string // StageOpen, "map", "pack", "ready"
 	Done, Total int64  // bytes of weights
 }
+
+// StageOpen is the stage in which devices are opened, and what computes on them is compiled and checked: reported every few seconds, without Done and Total.
+const StageOpen = "open"
 
 // ModelInfo describes the loaded model.
 type ModelInfo struct {

@@ -47,6 +47,7 @@ func (e *Engine) Load(ctx context.Context, req plugins.LoadRequest, progress fun
 			select {
 			case reports <- p:
 			case <-ctx.Done():
+			case <-e.quit: // nobody hears it
 			}
 		})
 		if err == nil {
@@ -92,6 +93,8 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	if err := e.findWeights(ctx, &config, req.ModelDir); err != nil {
 		return nil, err
 	}
+	opened := opening(e.openingPace, openingTime, progress)
+	defer opened()
 	device, err := e.options.OpenDevice(config)
 	if err != nil {
 		key := "backend.devices"
@@ -118,6 +121,7 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 		return nil, plugins.Invalidf("backend.devices", "%v", err)
 	}
 	limits := memoryLimit(config, l.homes.devices)
+	opened()
 	progress(plugins.LoadProgress{Stage: "map"})
 	l.files = modelFiles{req.ModelDir, e.options.Registry, model.LoadOptions{
 		DType: config.DType, MaxContext: config.MaxContextLength,

@@ -326,7 +326,7 @@ func TestLoadErrors(t *testing.T) {
 			}
 			last = p
 		})
-		if err != nil || !slices.Equal(stages, []string{"map", "pack", "ready"}) || last.Done != last.Total {
+		if err != nil || !slices.Equal(stages, []string{plugins.StageOpen, "map", "pack", "ready"}) || last.Done != last.Total {
 			t.Errorf("stages %v, last %+v, %v", stages, last, err)
 		}
 		if info.VocabSize != tinyVocabulary || info.MaxContextLength != tinyContext || info.Device != "cpu" || info.Layers != 2 || info.MaxRank != 512 || len(info.ModelHash) != 64 || info.Parameters == 0 {

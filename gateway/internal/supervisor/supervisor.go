@@ -69,12 +69,18 @@ type State struct {
 	Status     plugins.Status       // the last report of the present process; LastProgressAge without the time in which the process was stopped
 	Reported   time.Time            // when it came, or when the process became ready if that was later than the last; zero before
 	Stalled    string               // while ready: why the process seems to hang and will be killed if it goes on; "" if it does not
-	Reason     string               // why the last process was lost, or what is waited for; "" if nothing ever happened
+	Reason     string               // why the last process was lost, or what is waited for, as devices that are being opened; "" if nothing ever happened
 	Loss       string               // why the last process was lost, also when there is another since; "" if none was
 	StderrTail string               // the last 8 KiB that the last lost process wrote
 	Restarts   int                  // restarts since Start
 	NextStart  time.Time            // while restarting
 }
+
+// opening is what a model waits for that is being loaded while its devices are opened.
+const opening = "its devices are being opened"
+
+// opening tells whether that is so.
+func (s *State) opening() bool { return s.Phase == Loading && s.Progress.Stage == plugins.StageOpen }
 
 // Event tells a subscriber that a process became ready (Err is nil) or was lost (Err satisfies errors.Is with plugins.ErrBackendLost).
 type Event struct {
@@ -228,6 +234,8 @@ func (s *Supervisor) describe() string {
 		return fmt.Sprintf("%s: %d %%", text, 100*s.state.Progress.Done/s.state.Progress.Total)
 	case s.state.Reason != "":
 		return text + ": " + s.state.Reason
+	case s.state.opening():
+		return text + ": " + opening
 	}
 	return text
 }
@@ -238,6 +246,9 @@ func (s *Supervisor) State() State {
 	defer s.mu.Unlock()
 	st := s.state
 	st.Stalled = s.stalled(time.Now())
+	if st.Reason == "" && st.opening() {
+		st.Reason = opening
+	}
 	return st
 }
 

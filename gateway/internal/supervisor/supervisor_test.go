@@ -49,6 +49,17 @@ func (b talkative) Info(ctx context.Context) (plugins.Info, error) {
 	return b.Backend.Info(ctx)
 }
 
+// patient takes longer to open its devices than a load may be silent, and says so meanwhile.
+type patient struct{ *fake.Backend }
+
+func (b patient) Load(ctx context.Context, req plugins.LoadRequest, progress func(plugins.LoadProgress)) (plugins.ModelInfo, error) {
+	for range 20 {
+		progress(plugins.LoadProgress{Stage: plugins.StageOpen})
+		time.Sleep(200 * time.Millisecond)
+	}
+	return b.Backend.Load(ctx, req, progress)
+}
+
 // configurable takes every configuration while it runs, unless that says otherwise, and writes the last one to a file.
 type configurable struct{ *fake.Backend }
 
@@ -66,6 +77,8 @@ func runPlugin(mode string) {
 		plugins.Serve(b)
 	case "talkative":
 		plugins.Serve(talkative{b})
+	case "patient":
+		plugins.Serve(patient{b})
 	case "slow":
 		time.Sleep(300 * time.Millisecond)
 		plugins.Serve(b)
@@ -205,6 +218,25 @@ func TestWorks(t *testing.T) {
 				t.Errorf("Info after Close: %v, want that the backend is lost", err)
 			}
 		})
+	}
+}
+
+// A load that goes on to say that devices are being opened is not ended, and what it waits for is told.
+func TestLoadThatOpensDevices(t *testing.T) {
+	s := newSupervisor(t, "patient", func(c *Config) { c.LoadTimeout = 3 * time.Second })
+	s.Start(testContext(t))
+	var st State
+	for ctx := testContext(t); st.Progress.Stage != plugins.StageOpen && ctx.Err() == nil; st = s.State() {
+		time.Sleep(time.Millisecond)
+	}
+	if _, _, err := s.Backend(); st.Phase != Loading || st.Reason != opening || !errors.Is(err, plugins.ErrUnavailable) || !strings.Contains(err.Error(), "is loading: its devices are being opened") {
+		t.Errorf("state %+v; Backend says %v", st, err)
+	}
+	if err := s.Wait(testContext(t)); err != nil {
+		t.Fatal(err)
+	}
+	if st := s.State(); st.Phase != Ready || st.Restarts != 0 || st.Reason != "" {
+		t.Errorf("state %+v", st)
 	}
 }
 
