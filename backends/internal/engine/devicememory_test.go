@@ -157,7 +157,7 @@ func TestTrainingShare(t *testing.T) {
 		{"adapters have more than half", pluginSingle, `{"device": "cuda:0", "adapter_memory_mib": 600}`, "given"},
 		{"adapters have more than half of two", pluginDataParallel, `{"devices": ["cuda:0", "cuda:1"], "adapter_memory_mib": 800}`, "given"},
 		{"half is too little for passes of the default size", pluginSingle, `{"device": "cuda:0", "memory_mib": 60}`, tight},
-		{"half would leave the first GPU too little for an adapter", pluginTensorParallel, `{"devices": ["cuda:0", "cuda:1", "cuda:2", "cuda:3", "cuda:4", "cuda:5", "cuda:6", "cuda:7"], "memory_mib": 1310, "max_batch": 4, "prefill_tokens": 4}`, "a step"},
+		{"half would leave the first GPU too little for an adapter", pluginTensorParallel, `{"devices": ["cuda:0", "cuda:1", "cuda:2", "cuda:3", "cuda:4", "cuda:5", "cuda:6", "cuda:7"], "memory_mib": 1350, "max_batch": 4, "prefill_tokens": 4}`, "a step"},
 		{"training's share is set", pluginSingle, `{"device": "cuda:0", "training_memory_mib": 77}`, "set"},
 		{"training's share of a processor is set", pluginSingle, `{"device": "cpu", "memory_mib": 1024, "training_memory_mib": 77}`, "set"},
 		{"a processor", pluginSingle, `{"device": "cpu", "memory_mib": 1024}`, processors},
@@ -253,7 +253,7 @@ func TestWhatIsRecommendedFits(t *testing.T) {
 			}
 			list = `"devices": [` + strings.Join(names, ", ") + `]`
 		}
-		_, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Config: fmt.Appendf(nil, `{%s, "memory_mib": %d%s}`, list, devices*each, more)}, nil)
+		_, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Config: fmt.Appendf(nil, `{%s, "memory_mib": %d, "max_batch": 16%s}`, list, devices*each, more)}, nil)
 		if err := e.Close(); err != nil {
 			t.Error(err)
 		}

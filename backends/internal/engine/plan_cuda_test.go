@@ -141,7 +141,7 @@ func TestExchangeIsPlanned(t *testing.T) {
 	})
 }
 
-// What a sampler takes is within the plan, also where many positions of a prompt are scored beside sequences that are drawn, and where whole rows are gathered from ranks whose parts are not equal.
+// What a sampler takes is within the plan, also where whole rows are gathered from ranks whose parts are not equal.
 func TestSamplingTakesWhatIsPlanned(t *testing.T) {
 	const vocabulary, memory = 4099, `, "kv_cache_tokens": 1024, "max_batch": 24, "prefill_tokens": 24, "dtype": "float32"`
 	dir := t.TempDir()
@@ -168,9 +168,6 @@ func TestSamplingTakesWhatIsPlanned(t *testing.T) {
 			for i := range 6 { // together as many sequences as are drawn at once
 				q := ask(fmt.Sprint(i), "", randomTokens(random, 25), 4, 8)
 				q.Version, q.TopP = 0, 0.9
-				if i%2 > 0 {
-					q.TopKPromptLogprobs, q.PromptAlternatives, q.Temperature = 1, 1, 0.8
-				}
 				calls = append(calls, func() {
 					if _, err := collect(t.Context(), e, q); err != nil {
 						t.Error(err)

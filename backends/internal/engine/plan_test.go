@@ -265,15 +265,15 @@ func TestModelDoesNotFit(t *testing.T) {
 	even, odd := of(shape{8192, 256, 768, 24, 8, 4, 32}), of(shape{8192, 192, 768, 6, 3, 3, 32})
 	const none = "neither the plugin tensorparallel nor shard_base of the plugin dataparallel makes it fit up to 64 devices with as much each"
 	for _, c := range []struct{ dir, plugin, section, want, not string }{
-		{even, "single", `{"memory_mib": 65}`, "the model's weights take 80 MiB; the limit is 65 MiB (backend.memory_mib); cut over 2 devices with as much each (plugin tensorparallel) the weights take 40 MiB of each, and the sampler 20 MiB; " +
-			"shared out over 8 (plugin dataparallel with shard_base: true) they take 10 MiB of each, layers that are put together 15 MiB, and the sampler 38 MiB; processors share one memory, so more of them make no room", ""},
+		{even, "single", `{"memory_mib": 50}`, "the model's weights take 80 MiB; the limit is 50 MiB (backend.memory_mib); cut over 2 devices with as much each (plugin tensorparallel) the weights take 40 MiB of each, and the sampler 6 MiB; " +
+			"shared out over 4 (plugin dataparallel with shard_base: true) they take 20 MiB of each, layers that are put together 15 MiB, and the sampler 10 MiB; processors share one memory, so more of them make no room", ""},
 		{even, "single", `{"memory_mib": 1}`, none, ""},
 		{even, "single", `{"memory_mib": 42}`, "; cut over 4 devices", ""}, // two hold the weights, but not the sampler
 		{even, "dataparallel", `{"devices": ["cpu", "cpu"], "shard_base": true, "memory_mib": 60}`, "the model's weights take 80 MiB; the limit is 60 MiB", "shared out over 2"},
-		{even, "single", `{"memory_mib": 110}`, "the model's weights take 80 MiB and its sampler 38 MiB; the limit is 110 MiB (backend.memory_mib); cut over 2 devices", ""},
-		{even, "single", `{"memory_mib": 110}`, "; the sampler is smaller with less than backend.max_batch 64 and backend.prefill_tokens 512", ""},
+		{even, "single", `{"memory_mib": 85}`, "the model's weights take 80 MiB and its sampler 10 MiB; the limit is 85 MiB (backend.memory_mib); cut over 2 devices", ""},
+		{even, "single", `{"memory_mib": 85}`, "; the sampler is smaller with less than backend.max_batch 64 and backend.prefill_tokens 512", ""},
 		{even, "tensorparallel", `{"devices": ["cpu", "cpu"], "memory_mib": 50}`, "; cut over 4 devices", "cut over 2 devices"},
-		{odd, "single", `{"memory_mib": 15, "prefill_tokens": 64}`, "; cut over 3 devices", ""}, // neither two nor four cut it
+		{odd, "single", `{"memory_mib": 15}`, "; cut over 3 devices", ""}, // neither two nor four cut it
 		{odd, "tensorparallel", `{"devices": ["cpu", "cpu", "cpu"], "memory_mib": 2}`, none, "cut over"},
 	} {
 		o := testOptions()

@@ -42,8 +42,8 @@ func (m *Model) MeasureTraining(tokens int, layout *lora.Layout, recompute bool)
 	return d.peak(w), nil
 }
 
-// MeasureForward tells what Forward over so many tokens takes of a workspace, with adapters of a layout at most (nil: none), and Logits of all of them, with a copy of a chunk beside it, or of so many rows that are drawn from: of
-// their whole rows, where those are gathered.
+// MeasureForward tells what Forward over so many tokens takes of a workspace, with adapters of a layout at most (nil: none), and Logits of so many rows that are drawn from, with a copy
+// beside each chunk: of whole rows, where those are gathered. Prompts of which more positions are scored at once take more.
 func (m *Model) MeasureForward(tokens, drawn int, layout *lora.Layout) (Memory, error) {
 	d, adapter, err := m.dry(layout)
 	if err != nil {
@@ -53,7 +53,7 @@ func (m *Model) MeasureForward(tokens, drawn int, layout *lora.Layout) (Memory, 
 	if err != nil {
 		return Memory{}, err
 	}
-	rows := make([]int32, tokens) // any position of a prompt may be scored
+	rows := make([]int32, min(drawn, tokens))
 	for i := range rows {
 		rows[i] = int32(i)
 	}
@@ -63,7 +63,7 @@ func (m *Model) MeasureForward(tokens, drawn int, layout *lora.Layout) (Memory, 
 		return Memory{}, fmt.Errorf("measure: %w", err)
 	}
 	d.vocabulary = extent{0, m.widest()}
-	if err := d.Logits(w, h, func(_ int, logits tensor.Tensor) error { return d.takeVisit(w, logits, drawn) }); err != nil {
+	if err := d.Logits(w, h, func(_ int, logits tensor.Tensor) error { return d.takeVisit(w, logits) }); err != nil {
 		return Memory{}, fmt.Errorf("measure: %w", err)
 	}
 	if err := d.decode(drawn, adapter); err != nil {
@@ -72,29 +72,21 @@ func (m *Model) MeasureForward(tokens, drawn int, layout *lora.Layout) (Memory, 
 	return d.peak(w), nil
 }
 
-// takeVisit takes the scratch memory of a visit of logits, first for rows that are scored, then for those that are drawn from.
-func (m *Model) takeVisit(w *Workspace, logits tensor.Tensor, drawn int) error {
+// takeVisit takes the scratch memory of a visit of logits that are drawn from.
+func (m *Model) takeVisit(w *Workspace, logits tensor.Tensor) error {
 	const numbers = 8 // of a row, beside one of each rank: log-sum-exps, tokens
-	take := func(whole bool, rows int) error {
-		mark, columns := w.MarkScratch(), logits.Cols
-		if whole {
-			if _, err := m.wholeRows(w, rows); err != nil {
-				return err
-			}
-			columns = m.Config.VocabSize
-		}
-		if _, err := w.Scratch(rows, numbers+m.Ranks); err != nil {
+	columns := logits.Cols
+	if m.Ranks > 1 && m.Remote() {
+		if _, err := m.wholeRows(w, logits.Rows); err != nil {
 			return err
 		}
-		if _, err := w.Scratch(rows, columns); err != nil {
-			return err
-		}
-		return w.ReleaseScratch(mark)
+		columns = m.Config.VocabSize
 	}
-	if err := take(false, logits.Rows); err != nil {
+	if _, err := w.Scratch(logits.Rows, numbers+m.Ranks); err != nil {
 		return err
 	}
-	return take(m.Ranks > 1 && m.Remote(), min(drawn, logits.Rows))
+	_, err := w.Scratch(logits.Rows, columns)
+	return err
 }
 
 // decode goes on with so many of the longest sequences by a token: operations take the most beside their arguments for those. Its workspace is not counted: a pass over prompts takes more.
