@@ -410,27 +410,22 @@ func TestNoGPUs(t *testing.T) {
 
 // Tokens that the device draws are those that are drawn in Go memory, with the same log-probabilities.
 func TestDrawsOnCUDAEqualThoseInMemory(t *testing.T) {
-	cut := func(devices, more string) string { return `{"devices": [` + devices + `]` + more + smallMemory + `}` }
-	two, three := cut(`"cuda:0", "cuda:1"`, ""), `"cuda:0", "cuda:1", "cuda:2"`
 	for _, c := range []struct {
-		placement
-		hidden              string // the section of the engine that draws in Go memory
+		name, plugin        string
+		section, more       string // more: of the engine that draws on the device alone
 		devices, vocabulary int
 	}{
-		{placement{"one GPU", "single", `{"device": "cuda:0"` + smallMemory + `}`}, "", 1, tinyVocabulary},
-		{placement{"two GPUs with equal parts", "tensorparallel", two}, "", 2, tinyVocabulary + 1},
-		{placement{"three GPUs, two with a token more, by NCCL", "tensorparallel", cut(three, `, "comm": "nccl"`)}, cut(three, ""), 3, tinyVocabulary},
+		{"one GPU", "single", `{"device": "cuda:0"`, "", 1, tinyVocabulary},
+		{"two GPUs with equal parts", "tensorparallel", `{"devices": ["cuda:0", "cuda:1"]`, "", 2, tinyVocabulary + 1},
+		{"three GPUs, two with a token more, by NCCL", "tensorparallel", `{"devices": ["cuda:0", "cuda:1", "cuda:2"]`, `, "comm": "nccl"`, 3, tinyVocabulary},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := t.TempDir()
 			if err := writeModel(dir, shape{c.vocabulary, 32, 48, 1, 6, 6, 16}); err != nil {
 				t.Fatal(err)
 			}
-			there := placeModel(t, dir, c.placement, optionsOnCUDA(t, c.devices, cuda.New))
-			if c.hidden != "" {
-				c.section = c.hidden
-			}
-			here := placeModel(t, dir, c.placement, optionsOnCUDA(t, c.devices, openHiding))
+			there := placeModel(t, dir, placement{plugin: c.plugin, section: c.section + c.more + smallMemory + `}`}, optionsOnCUDA(t, c.devices, cuda.New))
+			here := placeModel(t, dir, placement{plugin: c.plugin, section: c.section + smallMemory + `}`}, optionsOnCUDA(t, c.devices, openHiding))
 			drawsEqual(t, there, here, 1, 4)
 		})
 	}

@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	openingPace = 5 * time.Second // see Engine
-	// openingTime is how long they are reported at most: two checks of products, each of which another process ends after 10 minutes (package tensor/cuda), and time for the driver to compile the kernels. Of a driver that hangs
+	openingPace = 5 * time.Second // between two reports
+	// openingTime is how long a load says so at most: two checks of products, each of which another process ends after 10 minutes (package tensor/cuda), and time for the driver to compile the kernels. Of a driver that hangs
 	// nothing is heard then, and whoever waits ends this process.
 	openingTime = 25 * time.Minute
 )

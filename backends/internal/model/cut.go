@@ -84,7 +84,11 @@ func (m *Model) KVHeads() int { return m.kvHeads }
 // widest is the largest part of the vocabulary that a rank has, the same on all ranks. The others may have one token less.
 func (m *Model) widest() int { return (m.Config.VocabSize + m.Ranks - 1) / m.Ranks }
 
-// WholeLogits gives rows of logits over the whole vocabulary on every rank, from the rank's own, in scratch memory of the workspace. All ranks call it alike; of a model that is not cut it is logits themselves.
+// gathersLogits tells whether tokens are drawn from whole rows, which ranks have gathered.
+func (m *Model) gathersLogits() bool { return m.Ranks > 1 && m.Remote() }
+
+// WholeLogits gives rows of logits over the whole vocabulary (rows × vocabulary, float32) on every rank, from the rank's own (rows × its part), in scratch memory of the workspace. All ranks call it with as many rows, at the same
+// place; of a model that is not cut it is logits themselves. An error is one of memory or of the exchange.
 func (m *Model) WholeLogits(w *Workspace, logits tensor.Tensor) (tensor.Tensor, error) {
 	if m.Comm == nil {
 		return logits, nil

@@ -199,13 +199,13 @@ const tileRows = 12
 
 // visitedRows is how many rows of logits are visited at once at most: whole rows, where those are gathered (WholeLogits), are within logitsBytes, too.
 func (m *Model) visitedRows() int {
-	if m.Ranks > 1 && m.Remote() {
+	if m.gathersLogits() {
 		return chunkRows(m.logitsBytes, m.Config.VocabSize)
 	}
 	return chunkRows(m.logitsBytes, m.widest())
 }
 
-// Remote tells whether the device has memory of its own, and draws tokens there.
+// Remote tells whether the device has memory of its own, and draws tokens there. It holds of the device that only measures for such a one as well.
 func (m *Model) Remote() bool {
 	_, ok := m.Device.(tensor.Differentiator)
 	return ok

@@ -62,7 +62,7 @@ func (m *Model) MeasureForward(tokens, drawn int, layout *lora.Layout) (Memory, 
 	if err != nil {
 		return Memory{}, fmt.Errorf("measure: %w", err)
 	}
-	d.vocabulary = extent{0, m.widest()}
+	d.vocabulary = extent{0, m.widest()} // of the rank that has most
 	if err := d.Logits(w, h, func(_ int, logits tensor.Tensor) error { return d.takeVisit(w, logits) }); err != nil {
 		return Memory{}, fmt.Errorf("measure: %w", err)
 	}
@@ -74,9 +74,9 @@ func (m *Model) MeasureForward(tokens, drawn int, layout *lora.Layout) (Memory, 
 
 // takeVisit takes the scratch memory of a visit of logits that are drawn from.
 func (m *Model) takeVisit(w *Workspace, logits tensor.Tensor) error {
-	const numbers = 8 // of a row, beside one of each rank: log-sum-exps, tokens
+	const numbers = 8 // of a row at most, beside a log-sum-exp of each rank: its own, a token, a logit
 	columns := logits.Cols
-	if m.Ranks > 1 && m.Remote() {
+	if m.gathersLogits() {
 		if _, err := m.wholeRows(w, logits.Rows); err != nil {
 			return err
 		}

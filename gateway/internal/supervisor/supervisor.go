@@ -76,11 +76,16 @@ type State struct {
 	NextStart  time.Time            // while restarting
 }
 
-// opening is what a model waits for that is being loaded while its devices are opened.
-const opening = "its devices are being opened"
+// devicesOpen is what a model waits for that is being loaded while its devices are opened.
+const devicesOpen = "its devices are being opened"
 
-// opening tells whether that is so.
-func (s *State) opening() bool { return s.Phase == Loading && s.Progress.Stage == plugins.StageOpen }
+// reason is Reason or, where nothing ever happened, what a load waits for.
+func (s *State) reason() string {
+	if s.Reason == "" && s.Phase == Loading && s.Progress.Stage == plugins.StageOpen {
+		return devicesOpen
+	}
+	return s.Reason
+}
 
 // Event tells a subscriber that a process became ready (Err is nil) or was lost (Err satisfies errors.Is with plugins.ErrBackendLost).
 type Event struct {
@@ -232,10 +237,8 @@ func (s *Supervisor) describe() string {
 		return fmt.Sprintf("the backend of %s is shutting down", s.config.Name)
 	case s.state.Phase == Loading && s.state.Progress.Total > 0:
 		return fmt.Sprintf("%s: %d %%", text, 100*s.state.Progress.Done/s.state.Progress.Total)
-	case s.state.Reason != "":
-		return text + ": " + s.state.Reason
-	case s.state.opening():
-		return text + ": " + opening
+	case s.state.reason() != "":
+		return text + ": " + s.state.reason()
 	}
 	return text
 }
@@ -245,10 +248,7 @@ func (s *Supervisor) State() State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := s.state
-	st.Stalled = s.stalled(time.Now())
-	if st.Reason == "" && st.opening() {
-		st.Reason = opening
-	}
+	st.Stalled, st.Reason = s.stalled(time.Now()), st.reason()
 	return st
 }
 

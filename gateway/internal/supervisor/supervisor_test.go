@@ -229,7 +229,7 @@ func TestLoadThatOpensDevices(t *testing.T) {
 	for ctx := testContext(t); st.Progress.Stage != plugins.StageOpen && ctx.Err() == nil; st = s.State() {
 		time.Sleep(time.Millisecond)
 	}
-	if _, _, err := s.Backend(); st.Phase != Loading || st.Reason != opening || !errors.Is(err, plugins.ErrUnavailable) || !strings.Contains(err.Error(), "is loading: its devices are being opened") {
+	if _, _, err := s.Backend(); st.Phase != Loading || st.Reason != devicesOpen || !errors.Is(err, plugins.ErrUnavailable) || !strings.Contains(err.Error(), "is loading: its devices are being opened") {
 		t.Errorf("state %+v; Backend says %v", st, err)
 	}
 	if err := s.Wait(testContext(t)); err != nil {
