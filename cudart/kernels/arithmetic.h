@@ -148,3 +148,15 @@ template <class F> INLINE void each_some(int64_t cols, bool fours, F f) {
       for (int64_t c = piece + thread(); c < piece + PIECE && c < cols; c += 256) f(floats<1>(), c);
   }
 }
+
+// each_held takes columns from, from + step, … below to in order: held of them at a time, a power of two, and of the last ones half as many, and so on. So many are asked for before the first of them is taken: a loop that asks
+// for each as it comes waits for memory once for each. load(c) gives what column c holds, f(c, that) takes it.
+template <int step, int held, class I, class L, class F> INLINE void each_held(I from, I to, L load, F f) {
+  for (; from + (held - 1) * step < to; from += held * step) {
+    decltype(load(from)) v[held];
+    UNROLL for (int e = 0; e < held; e++) v[e] = load(from + e * step);
+    UNROLL for (int e = 0; e < held; e++) here(v[e]);
+    UNROLL for (int e = 0; e < held; e++) f(from + e * step, v[e]);
+  }
+  if constexpr (held > 1) each_held<step, held / 2>(from, to, load, f);
+}

@@ -49,8 +49,16 @@ template <class T> INLINE T value_at(uint64_t address) {
   return __builtin_bit_cast(T, v);
 }
 template <class To, class From> INLINE To bits(From v) { return __builtin_bit_cast(To, v); }
+// here has v loaded before it. The compiler moves a load behind the conditions under which it is used, where each waits for memory by itself.
+INLINE void here(float &v) { asm volatile("" : "+f"(v)); }
 
 INLINE unsigned shared_address(const void *p) { return (unsigned)(unsigned long)(__attribute__((address_space(3))) const char *)p; }
+// add_shared adds v to a number in shared memory to which other threads add meanwhile, and gives what it was before. The sum is the same whatever their order; what is given is not.
+INLINE uint32_t add_shared(uint32_t *to, uint32_t v) {
+  uint32_t before;
+  asm volatile("atom.shared.add.u32 %0, [%1], %2;" : "=r"(before) : "r"(shared_address(to)), "r"(v) : "memory");
+  return before;
+}
 // copy_async copies 16 bytes into shared memory, or writes zeros when not wanted, in the background; both addresses are multiples of 16.
 INLINE void copy_async(void *to, const void *from, bool wanted) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(wanted ? 16 : 0) : "memory");
