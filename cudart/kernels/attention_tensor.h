@@ -19,17 +19,60 @@ template <int D> INLINE void fetch_page(tensor_row<D> *to, const cache &c, int64
   copy_async_commit();
 }
 
-// round_items brings items [first, first + n) of v, rounded; items from all on, and columns from dim to D, are zero.
-template <int D> INLINE void round_items(tensor_row<D> *to, int n, const view &v, int type, const sequence &s, int64_t first, int64_t all, int64_t group, int64_t head, int64_t dim) {
+// item_walk goes over items in equal steps and says where their rows begin in v. It divides where it begins, not on the way. Numbers of items are below 2³¹, as those of tiles are.
+struct item_walk {
+  int64_t at, by, back; // the element; a step's elements, and what they are more where it goes on to another row of the batch
+  unsigned in_group, by_in_group, group;
+
+  INLINE item_walk begin(const view &v, const sequence &s, int64_t first, unsigned step, int64_t group, int64_t head, int64_t dim) {
+    item_walk w;
+    w.group = (unsigned)group;
+    w.in_group = (unsigned)first % w.group, w.by_in_group = step % w.group;
+    w.at = (s.row + (unsigned)first / w.group) * v.stride + (head * group + w.in_group) * dim;
+    w.by = step / w.group * v.stride + w.by_in_group * dim, w.back = v.stride - group * dim;
+    return w;
+  }
+  INLINE void go_on(item_walk &w) {
+    w.at += w.by, w.in_group += w.by_in_group;
+    if (w.in_group >= w.group) w.in_group -= w.group, w.at += w.back;
+  }
+};
+
+// round_items brings items [first, first + n) of v, rounded; items from all on, and columns from dim to D, are zero. They are there after copy_async_wait and a barrier.
+template <int D, int n> INLINE void round_items(tensor_row<D> *to, const view &v, int type, const sequence &s, int64_t first, int64_t all, int64_t group, int64_t head, int64_t dim) {
   if (type == BFLOAT16 && v.at % 16 == 0 && v.stride % 8 == 0) { // they are as they are wanted
-    for (int e = thread(); e < n * (D / 8); e += TENSOR_THREADS) {
-      int i = e / (D / 8), d = e % (D / 8) * 8;
-      bool have = first + i < all && d < dim;
-      const bfloat16 *from = memory<const bfloat16>(v.at);
-      copy_async(&to[i][d], have ? from + item_element(v, s, first + i, group, head, dim) + d : from, have);
+    constexpr int across = D / 8, step = TENSOR_THREADS / across;
+    const int row = thread() / across, d = thread() % across * 8;
+    const bfloat16 *from = memory<const bfloat16>(v.at);
+    item_walk w = item_walk::begin(v, s, first + row, step, group, head, dim);
+    UNROLL for (int i = 0; i < n; i += step) {
+      bool have = first + row + i < all && d < dim;
+      copy_async(&to[row + i][d], have ? from + w.at + d : from, have);
+      item_walk::go_on(w);
     }
     copy_async_commit();
-    copy_async_wait<0>();
+    return;
+  }
+  if (type == FLOAT32 && in_fours(v, FLOAT32)) { // several are asked for before the first is rounded
+    constexpr int across = D / 4, step = TENSOR_THREADS / across, held = n / step < 8 ? n / step : 8;
+    const int row = thread() / across, d = thread() % across * 4;
+    const float *from = memory<const float>(v.at);
+    item_walk w = item_walk::begin(v, s, first + row, step, group, head, dim);
+    for (int i0 = row; i0 < n; i0 += held * step) {
+      floats<4> x[held];
+      UNROLL for (int e = 0; e < held; e++) {
+        x[e] = *(const floats<4> *)(first + i0 + e * step < all && d < dim ? from + w.at + d : from);
+        item_walk::go_on(w);
+      }
+      UNROLL for (int e = 0; e < held; e++)
+        UNROLL for (int c = 0; c < 4; c++) here(x[e].v[c]);
+      UNROLL for (int e = 0; e < held; e++) {
+        bool have = first + i0 + e * step < all && d < dim;
+        bfloat16s<4> rounded;
+        UNROLL for (int c = 0; c < 4; c++) rounded.v[c] = narrow(have ? x[e].v[c] : 0.0f);
+        *(bfloat16s<4> *)&to[i0 + e * step][d] = rounded;
+      }
+    }
     return;
   }
   for (int e = thread(); e < n * D; e += TENSOR_THREADS) {

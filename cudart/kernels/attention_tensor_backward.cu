@@ -68,16 +68,18 @@ template <int D> struct tensor_attention_backward {
     fetch_page<D>(k, a.c, a.layer, page, head);
     fetch_page<D>(v, a.c, a.layer, page, a.c.heads + head);
     for (int64_t i0 = k0 * a.group; i0 < all; i0 += KEYS_ITEMS) {
-      copy_async_wait<0>();
-      barrier();
-      round_items<D>(q, KEYS_ITEMS, a.q, a.q_type, s, i0, all, a.group, head, dim);
-      round_items<D>(dout, KEYS_ITEMS, a.dout, FLOAT32, s, i0, all, a.group, head, dim);
-      if (thread() < KEYS_ITEMS) {
-        bool have = i0 + thread() < all;
-        lse[thread()] = have ? item_row(a.lse, s, i0 + thread(), a.group, head, 1)[0] : 0.0f;
-        delta[thread()] = have ? delta_of(a, s, i0 + thread(), head) : 0.0f;
-        position[thread()] = have ? (int)((i0 + thread()) / a.group) : -1;
+      float lse_here = 0.0f, delta_here = 0.0f; // on their way while the rows are brought
+      int position_here = -1;
+      if (thread() < KEYS_ITEMS && i0 + thread() < all) {
+        lse_here = item_row(a.lse, s, i0 + thread(), a.group, head, 1)[0];
+        delta_here = delta_of(a, s, i0 + thread(), head);
+        position_here = (int)((i0 + thread()) / a.group);
       }
+      barrier(); // all have read the items before
+      round_items<D, KEYS_ITEMS>(q, a.q, a.q_type, s, i0, all, a.group, head, dim);
+      round_items<D, KEYS_ITEMS>(dout, a.dout, FLOAT32, s, i0, all, a.group, head, dim);
+      if (thread() < KEYS_ITEMS) lse[thread()] = lse_here, delta[thread()] = delta_here, position[thread()] = position_here;
+      copy_async_wait<0>(); // the page's, too, of the first items
       barrier();
       float p[KEYS_ITEMS / 8][4], ds[KEYS_ITEMS / 8][4]; // a row is a key, a column an item
       both<KEYS_ITEMS / 16>(p, k + 16 * warp(), q, ds, v + 16 * warp(), dout);
@@ -131,8 +133,8 @@ template <int D> struct tensor_attention_backward {
           if (d < dim) dq[c][2 * i + e] = item_row(a.dq, s, item, a.group, head, dim)[d];
         }
     }
-    round_items<D>(q, QUERIES_ITEMS, a.q, a.q_type, s, tile.item, all, a.group, head, dim);
-    round_items<D>(dout, QUERIES_ITEMS, a.dout, FLOAT32, s, tile.item, all, a.group, head, dim);
+    round_items<D, QUERIES_ITEMS>(q, a.q, a.q_type, s, tile.item, all, a.group, head, dim);
+    round_items<D, QUERIES_ITEMS>(dout, a.dout, FLOAT32, s, tile.item, all, a.group, head, dim);
     for (int64_t k0 = s.keys_from; k0 <= last_position && k0 < s.keys_to; k0 += PAGE_KEYS) {
       barrier();
       fetch_page<D>(k, a.c, a.layer, pages[k0 / PAGE_KEYS], head);

@@ -147,7 +147,8 @@ template <int D, bool few, bool split> struct tensor_attention {
     if (split && to > from + RESTART_KEYS) to = from + RESTART_KEYS;
     if (from >= to) return; // this part has no keys for the tile
     fetch_page<D>(t.k, a.c, a.layer, pages[from / PAGE_KEYS], head);
-    round_items<D>(t.q, items, a.q, a.q_type, s, tile.item, all, a.group, head, dim);
+    round_items<D, items>(t.q, a.q, a.q_type, s, tile.item, all, a.group, head, dim);
+    copy_async_wait<0>();
     barrier();
     unsigned q[D / 16][4];
     UNROLL for (int d = 0; d < D / 16; d++) left_fragment(q[d], t.q + first_item, 16 * d);
