@@ -123,3 +123,63 @@ func attentionAt(t *testing.T, v *Device, r *rand.Rand, dim, group int64, length
 	}
 	return all
 }
+
+// Few rows alone have the bits that they have among all of a sequence, whichever of the two places their pages take turns in, also where a later key of their page has values that are not finite.
+func TestAttentionOfFewRows(t *testing.T) {
+	const rows, heads, group, scale = 330, 2, 2, 0.3
+	for _, order := range []string{"0", "1", "20261125"} {
+		t.Run("order "+order, func(t *testing.T) {
+			t.Setenv("FAKE_CUDA_ORDER", order)
+			v := openDevice(t, openDriver(t), 0)
+			ok := func(errs ...error) {
+				t.Helper()
+				for _, err := range errs {
+					if err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			for i, dim := range []int64{64, 128, 64, 128} {
+				infinite := []int64{100, 100, 300, 300}[i] // in a page of either place
+				r := rand.New(rand.NewPCG(uint64(dim), 3))
+				place := func(cols, column int64) View {
+					all := make([]float32, rows*cols)
+					for i := range all {
+						all[i] = float32(r.NormFloat64())
+					}
+					if column >= 0 {
+						all[infinite*cols+column] = float32(math.Inf(1))
+					}
+					x := View{At: alloc(t, v, 4*len(all)), Rows: rows, Cols: cols, Stride: cols}
+					ok(v.Upload(x.At, 4*len(all), bytesOf(all), 4*len(all), 1))
+					return x
+				}
+				pages := []int32{4, 0, 5, 1, 3, 2}
+				c := Cache{Layers: 1, Pages: int64(len(pages)), Heads: heads, Dim: dim, Type: BFloat16}
+				c.At = alloc(t, v, int(c.Bytes()))
+				for p := range pages {
+					ok(v.CopyPage(c, int32(p), -1))
+				}
+				whole := []Sequence{{Count: rows, Pages: pages}}
+				q, o, lse := place(heads*group*dim, -1), place(heads*group*dim, -1), place(heads*group, -1)
+				ok(v.WritePages(c, 0, place(heads*dim, -1), place(heads*dim, 3), whole), v.Attention(View{}, o, lse, q, Float32, c, 0, whole, group, scale))
+				want, sums := readRows(t, v, o), readRows(t, v, lse)
+				for _, at := range []int64{0, 63, 64, 90, 97, 128, 191, 200, 254, 256, 290} {
+					for _, n := range []int64{1, 3} {
+						if at+n > infinite {
+							continue
+						}
+						one := []Sequence{{Count: n, First: at, Pages: pages[:(at+n+PageKeys-1)/PageKeys]}}
+						own := q
+						own.At, own.Rows = q.At+Address(4*at*q.Stride), n
+						alone, sum := View{At: o.At, Rows: n, Cols: q.Cols, Stride: q.Cols}, View{At: lse.At, Rows: n, Cols: lse.Cols, Stride: lse.Cols}
+						ok(v.Attention(View{}, alone, sum, own, Float32, c, 0, one, group, scale))
+						if !bytes.Equal(bytesOf(readRows(t, v, alone)), bytesOf(want[at*q.Cols:(at+n)*q.Cols])) || !bytes.Equal(bytesOf(readRows(t, v, sum)), bytesOf(sums[at*lse.Cols:(at+n)*lse.Cols])) {
+							t.Errorf("dimension %d: %d rows from %d on have other bits alone", dim, n, at)
+						}
+					}
+				}
+			}
+		})
+	}
+}

@@ -113,8 +113,8 @@ var kernels = func() []kernel {
 	family("attention_backward_keys", backward)
 	family("attention_backward_queries", backward)
 	tensorFamily("tensor_attention", manyItems, notFinite)
-	tensorFamily("tensor_attention_few", fewItems, together)
-	tensorFamily("tensor_attention_part", fewItems, together)
+	tensorFamily("tensor_attention_few", fewItems+2*C.PAGE_KEYS, together) // and the next page
+	tensorFamily("tensor_attention_part", fewItems+2*C.PAGE_KEYS, together)
 	tensorFamily("tensor_attention_backward_keys", 2*tensorKeysItems, 4*3*tensorKeysItems)
 	tensorFamily("tensor_attention_backward_queries", 2*tensorQueriesItems, 0)
 	return append(table, kernel{"log_sum_exp", 512, 0}, kernel{"softmax", 256, 0}, kernel{"softmax_gradient", 256, 0},

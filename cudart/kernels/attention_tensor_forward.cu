@@ -5,10 +5,11 @@
 
 template <int D, bool few, bool split> struct tensor_attention {
   static constexpr int items = few ? 16 : 64, key_groups = few ? 1 : 4, results = few ? D / 32 : D / 8; // of a warp: groups of 16 keys, results of 8 columns of the output
+  static constexpr int places = few ? 2 : 1; // for pages: keys and values of the next are on their way where little is computed with one
 
   // shared memory of a block
   struct tiles {
-    tensor_row<D> *q, *k, *v;
+    tensor_row<D> *q, *k, *v; // k and v in the first place; those in the second follow
     int *not_finite; // for each key of a page whether its value is not finite, and for any
     bfloat16 (*p)[PAGE_KEYS + SHARED_PAD];
     float (*tops)[4], (*sums)[16];
@@ -16,7 +17,7 @@ template <int D, bool few, bool split> struct tensor_attention {
   INLINE tiles place(unsigned char *room) {
     tiles t;
     t.q = (tensor_row<D> *)room, t.k = t.q + items, t.v = t.k + PAGE_KEYS;
-    t.not_finite = (int *)(t.v + PAGE_KEYS);
+    t.not_finite = (int *)(t.k + 2 * places * PAGE_KEYS);
     t.p = (bfloat16(*)[PAGE_KEYS + SHARED_PAD])(t.not_finite + PAGE_KEYS + 4);
     t.tops = (float(*)[4])(t.p + 16), t.sums = (float(*)[16])(t.tops + 16);
     return t;
@@ -30,6 +31,16 @@ template <int D, bool few, bool split> struct tensor_attention {
     UNROLL for (int c = 0; c < results; c++)
       UNROLL for (int e = 0; e < 4; e++) s.o[c][e] = 0.0f;
   }
+
+  // in_place gives the tiles with the keys and values of the page at k0.
+  INLINE tiles in_place(const tiles &t, int64_t k0) {
+    tiles at = t;
+    int further = k0 / PAGE_KEYS % places * 2 * PAGE_KEYS;
+    at.k += further, at.v += further;
+    return at;
+  }
+  INLINE void fetch_keys(const tiles &t, const attention_arguments &a, int64_t head, int64_t number, int64_t k0) { fetch_page<D>(in_place(t, k0).k, a.c, a.layer, number, head); }
+  INLINE void fetch_values(const tiles &t, const attention_arguments &a, int64_t head, int64_t number, int64_t k0) { fetch_page<D>(in_place(t, k0).v, a.c, a.layer, number, a.c.heads + head); }
 
   // clean_values takes what is not finite out of a page's values, where some item does not see some key: zero times it would not be zero. An item that does see it becomes NaN as a whole.
   INLINE void clean_values(const tiles &t, state &s, int64_t k0, const int64_t (&position)[2]) {
@@ -46,12 +57,14 @@ template <int D, bool few, bool split> struct tensor_attention {
         if (t.not_finite[key] && k0 + key <= position[i]) s.sum[i] = bits<float>(0x7fc00000u);
   }
 
-  // page adds the page at k0. Its keys have been asked for; those of page next are asked for on the way, unless that is negative.
-  INLINE void page(const tiles &t, state &s, const unsigned (*q)[4], const attention_arguments &a, int64_t head, int64_t number, int64_t next, int64_t k0, const int64_t (&position)[2], bool all) {
+  // page adds the page at k0. Its keys have been asked for, where there are two places its values, too; those of page next are asked for on the way, unless that is negative.
+  INLINE void page(const tiles &all_places, state &s, const unsigned (*q)[4], const attention_arguments &a, int64_t head, int64_t number, int64_t next, int64_t k0, const int64_t (&position)[2], bool all) {
     const int first_group = few ? warp() : 0, column = few ? warp() * (D / 4) : 0;
+    const tiles t = in_place(all_places, k0);
     copy_async_wait<0>();
-    barrier(); // the keys are there, and all have read the values before
-    fetch_page<D>(t.v, a.c, a.layer, number, a.c.heads + head);
+    barrier(); // what was asked for is there, and all have read the values before
+    if constexpr (!few) fetch_values(all_places, a, head, number, k0);
+    else if (next >= 0) fetch_keys(all_places, a, head, next, k0 + PAGE_KEYS), fetch_values(all_places, a, head, next, k0 + PAGE_KEYS);
     float score[2 * key_groups][4];
     UNROLL for (int j = 0; j < 2 * key_groups; j++)
       UNROLL for (int e = 0; e < 4; e++) score[j][e] = 0.0f;
@@ -101,9 +114,10 @@ template <int D, bool few, bool split> struct tensor_attention {
         UNROLL for (int i = 0; i < 2; i++)
           *(unsigned *)&t.p[fragment_row() + 8 * i][16 * warp() + 8 * j + fragment_column()] = narrow_two(score[j][2 * i], score[j][2 * i + 1]);
     }
-    copy_async_wait<0>();
-    barrier(); // the values are there, and all have read the keys
-    if (next >= 0) fetch_page<D>(t.k, a.c, a.layer, next, head);
+    if constexpr (!few) copy_async_wait<0>();
+    barrier(); // the values are there, and the probabilities of all warps, and all have read the keys
+    if constexpr (!few)
+      if (next >= 0) fetch_keys(all_places, a, head, next, k0 + PAGE_KEYS);
     if constexpr (few)
       UNROLL for (int i = 0; i < 2; i++) {
         part[i] = 0.0f;
@@ -146,7 +160,8 @@ template <int D, bool few, bool split> struct tensor_attention {
     int64_t from = split ? block_z() * RESTART_KEYS : 0, to = last_position + 1;
     if (split && to > from + RESTART_KEYS) to = from + RESTART_KEYS;
     if (from >= to) return; // this part has no keys for the tile
-    fetch_page<D>(t.k, a.c, a.layer, pages[from / PAGE_KEYS], head);
+    fetch_keys(t, a, head, pages[from / PAGE_KEYS], from);
+    if constexpr (few) fetch_values(t, a, head, pages[from / PAGE_KEYS], from);
     round_items<D, items>(t.q, a.q, a.q_type, s, tile.item, all, a.group, head, dim);
     copy_async_wait<0>();
     barrier();
