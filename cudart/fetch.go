@@ -45,7 +45,9 @@ func (v *Device) Fetch(from Address, bytes int) (*Fetch, error) {
 	if list := s.free[f.size]; len(list) > 0 {
 		f.memory, s.free[f.size] = list[len(list)-1], list[:len(list)-1]
 	} else {
-		if err := v.failed("cuMemHostAlloc", C.cuda_device_alloc_host(v.c, C.size_t(1)<<f.size, &f.memory)); err != nil {
+		var code C.cuda_result
+		launches.without(func() { code = C.cuda_device_alloc_host(v.c, C.size_t(1)<<f.size, &f.memory) })
+		if err := v.failed("cuMemHostAlloc", code); err != nil {
 			return nil, err
 		}
 		s.all = append(s.all, f.memory)
@@ -80,9 +82,11 @@ func (f *Fetch) Wait(data []byte) error {
 // close gives the memory back. Nothing is under way.
 func (s *fetches) close(v *Device) error {
 	var errs []error
-	for _, memory := range s.all {
-		errs = append(errs, v.failed("cuMemFreeHost", C.cuda_device_free_host(v.c, memory)))
-	}
+	launches.without(func() {
+		for _, memory := range s.all {
+			errs = append(errs, v.failed("cuMemFreeHost", C.cuda_device_free_host(v.c, memory)))
+		}
+	})
 	*s = fetches{}
 	return errors.Join(errs...)
 }

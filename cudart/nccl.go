@@ -68,10 +68,11 @@ func (n *NCCL) failed(call string, code C.nccl_result) error {
 
 // Communicator is one device's end of a group. Values are float32, counts in elements; operations are put into the device's stream and return before they are done. All devices of the group are given the same operations in the same order.
 type Communicator struct {
-	n      *NCCL
-	device *Device
-	handle unsafe.Pointer // nil: closed
-	size   int
+	n       *NCCL
+	device  *Device
+	handle  unsafe.Pointer // nil: closed
+	size    int
+	section *section // the group's
 }
 
 // Connect makes a group over devices, each of another GPU; end i is devices[i]'s. The caller closes all ends before the devices.
@@ -90,9 +91,9 @@ func (n *NCCL) Connect(devices []*Device) ([]*Communicator, error) {
 	if err := n.failed("ncclCommInitAll", C.nccl_init(n.c, devices[0].c, &handles[0], C.int(len(devices)), &ordinals[0])); err != nil {
 		return nil, err
 	}
-	ends := make([]*Communicator, len(devices))
+	ends, group := make([]*Communicator, len(devices)), &section{}
 	for i, v := range devices {
-		ends[i] = &Communicator{n: n, device: v, handle: handles[i], size: len(devices)}
+		ends[i] = &Communicator{n: n, device: v, handle: handles[i], size: len(devices), section: group}
 	}
 	return ends, nil
 }
@@ -101,10 +102,15 @@ func (n *NCCL) Connect(devices []*Device) ([]*Communicator, error) {
 func (c *Communicator) Ready() error { return c.device.flush() }
 
 // Hold has the device launch its kernels one by one until release, which comes when all devices of the group have been given the operations before which their hosts have met: an operation's kernel runs on the first GPU
-// that it is launched on and waits there for the others. What makes a graph takes memory, for which the driver may wait for that GPU while it keeps other threads from launching.
+// that it is launched on and waits there for the others. What makes a graph takes memory, for which the driver may wait for that GPU while it keeps other threads from launching. So does what takes memory otherwise: the
+// caller takes none until release, and other goroutines that do wait for it (see launching).
 func (c *Communicator) Hold() (release func()) {
 	c.device.plain(1)
-	return func() { c.device.plain(-1) }
+	launches.enter(c.section)
+	return func() {
+		launches.leave(c.section)
+		c.device.plain(-1)
+	}
 }
 
 // put has call put an operation into the device's stream.

@@ -153,8 +153,9 @@ var errClosed = errors.New("the device is closed")
 
 func (p *pool) fromDriver(size int) (Address, error) {
 	var a C.uint64_t
-	err := p.device.failed("cuMemAlloc", C.cuda_device_alloc(p.device.c, C.size_t(size), &a))
-	return Address(a), err
+	var code C.cuda_result
+	launches.without(func() { code = C.cuda_device_alloc(p.device.c, C.size_t(size), &a) })
+	return Address(a), p.device.failed("cuMemAlloc", code)
 }
 
 // giveBack frees what nobody uses, on any goroutine.
@@ -166,11 +167,13 @@ func (p *pool) giveBack() error {
 	v := p.device
 	err := v.flush() // what was put off before the memory was freed may use it
 	err = errors.Join(err, v.failed("cuCtxSynchronize", C.cuda_device_finish(v.c)))
-	for _, list := range all {
-		for _, a := range list {
-			err = errors.Join(err, v.failed("cuMemFree", C.cuda_device_free(v.c, C.uint64_t(a))))
+	launches.without(func() {
+		for _, list := range all {
+			for _, a := range list {
+				err = errors.Join(err, v.failed("cuMemFree", C.cuda_device_free(v.c, C.uint64_t(a))))
+			}
 		}
-	}
+	})
 	return err
 }
 
@@ -216,9 +219,11 @@ func (p *pool) close() error {
 	err := p.giveBack()
 	if n := len(p.taken); n > 0 {
 		err = errors.Join(err, fmt.Errorf("%d allocations have not been freed", n))
-		for a := range p.taken {
-			err = errors.Join(err, p.device.failed("cuMemFree", C.cuda_device_free(p.device.c, C.uint64_t(a))))
-		}
+		launches.without(func() {
+			for a := range p.taken {
+				err = errors.Join(err, p.device.failed("cuMemFree", C.cuda_device_free(p.device.c, C.uint64_t(a))))
+			}
+		})
 		clear(p.taken)
 	}
 	return err

@@ -270,7 +270,11 @@ func (v *Device) startGraph(work []C.cuda_work, arguments []byte) (bool, error) 
 	case s.graph.executable == nil:
 		s.nodes = len(work)
 		r.nodes += s.nodes
-		if err := v.failed("making a graph", C.cuda_graph_build(v.c, &s.graph, &work[0], C.int(len(work)), (*C.uchar)(&arguments[0]))); err != nil {
+		var code C.cuda_result
+		launches.without(func() {
+			code = C.cuda_graph_build(v.c, &s.graph, &work[0], C.int(len(work)), (*C.uchar)(&arguments[0]))
+		})
+		if err := v.failed("making a graph", code); err != nil {
 			return false, err
 		}
 		s.held = bytes.Clone(arguments)
@@ -332,6 +336,13 @@ func (r *recorder) retire(s *series) {
 func (r *recorder) free(v *Device) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if len(r.retired) == 0 {
+		return
+	}
+	launches.without(func() { r.freeRetired(v) })
+}
+
+func (r *recorder) freeRetired(v *Device) {
 	for i := range r.retired {
 		r.lost = errors.Join(r.lost, v.failed("cuGraphDestroy", C.cuda_graph_free(v.c, &r.retired[i].c)))
 		r.nodes -= r.retired[i].nodes

@@ -26,7 +26,9 @@ type staging struct {
 }
 
 func (s *staging) init(v *Device) error {
-	if err := v.failed("cuMemHostAlloc", C.cuda_device_alloc_host(v.c, 2*stageHalf, &s.host)); err != nil {
+	var code C.cuda_result
+	launches.without(func() { code = C.cuda_device_alloc_host(v.c, 2*stageHalf, &s.host) })
+	if err := v.failed("cuMemHostAlloc", code); err != nil {
 		return err
 	}
 	var err error
@@ -55,7 +57,7 @@ func (s *staging) close(v *Device) error {
 		err = errors.Join(err, v.Free(s.memory))
 	}
 	if s.host != nil {
-		err = errors.Join(err, v.failed("cuMemFreeHost", C.cuda_device_free_host(v.c, s.host)))
+		launches.without(func() { err = errors.Join(err, v.failed("cuMemFreeHost", C.cuda_device_free_host(v.c, s.host))) })
 	}
 	*s = staging{}
 	return err

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
@@ -229,7 +230,7 @@ func (m marked) Recv(t tensor.Tensor, from int) error {
 	return m.within(func() error { return m.Link.Recv(t, from) })
 }
 
-// While a rank's operation of NCCL waits for the others' no host makes a graph, starts one, takes memory or gives it back: the driver may wait for that operation then, and the others' with it. What a pass has recorded before
+// While a rank's operation of NCCL waits for the others' no host makes a graph, starts one, takes memory or gives it back, also none that has no part in it: the driver may wait for that operation then, and the others' with it. What a pass has recorded before
 // is started before the ranks meet, as a graph where it has come before; the sums of many ranks, which are as long as what is made a graph, are launched one by one.
 func TestPlainLaunchesInExchanges(t *testing.T) {
 	const n, passes = 8, 4
@@ -258,8 +259,30 @@ func TestPlainLaunchesInExchanges(t *testing.T) {
 			if err := os.Remove(file); err != nil && !errors.Is(err, os.ErrNotExist) {
 				t.Fatal(err)
 			}
+			home, err := cuda.New(cuda.Options{Device: "cuda:0", Libraries: []string{shim.Require(t, shim.Options{})}})
+			if err != nil {
+				t.Fatal(err)
+			}
 			t.Setenv("FAKE_CUDA_COUNT", file)
-			err := team.Run(func(rank int) error {
+			stop := make(chan struct{})
+			var beside sync.WaitGroup
+			beside.Go(func() { // as the engine's goroutine, on a rank's GPU
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					x, err := home.Alloc(tensor.Float32, 1, 100)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					home.Free(x)
+					home.Trim()
+				}
+			})
+			err = team.Run(func(rank int) error {
 				if rank >= c.ranks {
 					return nil
 				}
@@ -282,12 +305,15 @@ func TestPlainLaunchesInExchanges(t *testing.T) {
 					})
 				})
 			}, nil)
+			close(stop)
+			beside.Wait()
 			t.Setenv("FAKE_CUDA_COUNT", "")
+			err = errors.Join(err, home.Close())
 			text, failed := os.ReadFile(file)
 			if err := errors.Join(err, failed); err != nil {
 				t.Fatal(err)
 			}
-			under, operations, graphs := 0, 0, 0
+			under, operations, graphs, memory := 0, 0, 0, 0
 			for line := range strings.Lines(string(text)) {
 				switch line = strings.TrimSpace(line); {
 				case line == "begin":
@@ -299,13 +325,16 @@ func TestPlainLaunchesInExchanges(t *testing.T) {
 					if line == "cuGraphLaunch" {
 						graphs++
 					}
+					if strings.HasPrefix(line, "cuMem") {
+						memory++
+					}
 					if under > 0 {
 						t.Errorf("%s while %d ranks are in an operation", line, under)
 					}
 				}
 			}
-			if operations < 2*passes || graphs < passes {
-				t.Errorf("%d operations and %d graphs: the test shows nothing", operations, graphs)
+			if operations < 2*passes || graphs < passes || memory < passes {
+				t.Errorf("%d operations, %d graphs, and memory taken or given back %d times: the test shows nothing", operations, graphs, memory)
 			}
 		})
 	}
