@@ -40,6 +40,7 @@ struct item_walk {
 
 // round_items brings items [first, first + n) of v, rounded; items from all on, and columns from dim to D, are zero. They are there after copy_async_wait and a barrier.
 template <int D, int n> INLINE void round_items(tensor_row<D> *to, const view &v, int type, const sequence &s, int64_t first, int64_t all, int64_t group, int64_t head, int64_t dim) {
+  static_assert(n * (D / 8) % TENSOR_THREADS == 0); // all threads have equally many pieces
   if (type == BFLOAT16 && v.at % 16 == 0 && v.stride % 8 == 0) { // they are as they are wanted
     constexpr int across = D / 8, step = TENSOR_THREADS / across;
     const int row = thread() / across, d = thread() % across * 8;
