@@ -1,6 +1,7 @@
 package cpu_test
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"runtime"
@@ -108,32 +109,36 @@ func TestDenormalsSurviveOutside(t *testing.T) {
 
 // Threads that sleep, wake late or find nothing left to do must neither lose nor repeat a unit of work.
 func TestManyShortOperations(t *testing.T) {
-	const rows, out, in = 3, 2560, 96 // enough work that threads are woken
+	const few, many, out, in = 3, 30, 2560, 96 // enough work that threads are woken
 	d := open(t, cpu.Options{Threads: 4})
 	m, err := d.NewMatrix(tensor.Float32, out, in)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer m.Free()
-	w, x, y := allocate(t, d, out, in), allocate(t, d, rows, in), allocate(t, d, rows, out)
+	w, all, y := allocate(t, d, out, in), allocate(t, d, many, in), allocate(t, d, many, out)
 	if err := d.Repack(tensor.MatrixSource{Matrix: m, Src: w}); err != nil {
 		t.Fatal(err)
 	}
-	want, got := make([]float32, rows*out), make([]float32, rows*out)
-	for i := range 2000 {
-		if err := d.MatMul(y, x, m, false); err != nil {
+	first := map[int][]float32{}
+	for i := range 3000 {
+		rows := few // each thread has a range of the columns
+		if i%3 == 2 {
+			rows = many // which threads take in turn
+		}
+		y, x := y.Slice(0, rows), all.Slice(0, rows)
+		if err := errors.Join(d.Zero(y), d.MatMul(y, x, m, true)); err != nil {
 			t.Fatal(err)
 		}
-		if i == 0 {
-			err = d.Download(want, y)
-		} else if err = d.Download(got, y); !slices.Equal(got, want) {
-			t.Fatalf("operation %d gives another result than the first", i)
-		}
-		if err != nil {
+		got := make([]float32, rows*out)
+		if err := d.Download(got, y); err != nil {
 			t.Fatal(err)
 		}
-		if err := d.Zero(y); err != nil {
-			t.Fatal(err)
+		if first[rows] == nil {
+			first[rows] = got
+		}
+		if !slices.Equal(got, first[rows]) {
+			t.Fatalf("operation %d of %d rows gives another result than the first", i, rows)
 		}
 		if i%500 == 0 {
 			time.Sleep(time.Millisecond) // long enough for the threads to fall asleep

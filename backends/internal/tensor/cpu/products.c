@@ -91,7 +91,7 @@ enum { BLOCK_ROWS = 240, TRANSPOSED_BLOCK_ROWS = 516 }; // rows whose strips ove
 // all of dy: behind the vocabulary that is more memory than the weights.
 enum { ACROSS_ROWS = 512, ACROSS_COLUMNS = 264, ACROSS_FROM_ROWS = 12, ACROSS_FROM_DEPTH = 128 };
 enum { LEAST_PANELS = 4, MOST_PANELS = 64 };
-enum { FEW_BYTES = 256 << 10 }; // of weights of a unit where there are few rows, about, so that threads end together
+enum { FEW_BYTES = 256 << 10, STRAIGHT_BYTES = 128 << 10 }; // of weights of a unit where there are few rows, about, so that threads end together; the second where one panel after the other is read
 static const int64_t STRIP_BYTES = 256 << 20; // of packed rows at a time
 
 // cut chooses the units: blocks of at most block strips, as even as can be, times chunks of least to most panels, about share of them. It gives their number.
@@ -148,9 +148,10 @@ static int64_t prepare(const device *d, part *p, const product *g, int64_t from,
   if (p->shared) p->packs = 0, p->packed_bytes = 0;
   if (across) return cut(p, strips, ACROSS_ROWS / width, panels, ACROSS_COLUMNS / k->tile_rows, ACROSS_COLUMNS / k->tile_rows, div_up(share, 2));
   if (few) {
-    int64_t each = div_up(panels, share * FEW_PANELS), most = div_up(FEW_BYTES, FEW_PANELS * PANEL * (w.in + 1) * (pairs ? 2 : 4));
+    bool straight = y.rows <= d->linear_rows;
+    int64_t together = straight ? 1 : FEW_PANELS, each = div_up(panels, share * together), most = div_up(straight ? STRAIGHT_BYTES : FEW_BYTES, together * PANEL * (w.in + 1) * (pairs ? 2 : 4));
     if (each > most) each = most;
-    return cut(p, strips, strips, panels, each * FEW_PANELS, each * FEW_PANELS, 1);
+    return cut(p, strips, strips, panels, each * together, each * together, 1);
   }
   strips = div_up(p->within + y.rows, p->strip_rows);
   return cut(p, strips, (transposed ? TRANSPOSED_BLOCK_ROWS : BLOCK_ROWS) / width, panels, LEAST_PANELS, MOST_PANELS, share);
@@ -183,7 +184,7 @@ int op_products(device *d, const product *products, int64_t n) {
   int64_t next = 0, done = 0; // done: rows of this product
   while (next < n) {
     int64_t owner = 0; // of the rows that are packed last
-    bool all_few = true;
+    bool all_few = true, once = true; // once: few rows in one strip, so that weights are read once
     int64_t count = 0, bytes = 0, packs = 0, units = 0, own = (DEPTH + 2 * PANEL) * PANEL * 4;
     double packing = 0, cost = 0;
     for (; next < n; next++, done = 0) {
@@ -206,7 +207,7 @@ int op_products(device *d, const product *products, int64_t n) {
       if (!p->shared) owner = count - 1;
       bool few = p->pack == d->k->pack_few;
       p->owner = owner, p->own_at = bytes;
-      all_few = all_few && few;
+      all_few = all_few && few, once = once && few && rows <= d->k->tile_rows;
       p->first_pack = packs, p->first_unit = units, p->product.units = more;
       packs += p->packs, units += more, bytes += p->packed_bytes;
       if (!p->shared) packing += (double)rows * (double)in * (few ? 0.2 : g->w.type == BFLOAT16 ? 1 : 0.5);
@@ -219,12 +220,13 @@ int op_products(device *d, const product *products, int64_t n) {
     }
     if (!count) break;
     chain(d, parts, count);
+    void (*run)(threads *, unit_function, const void *, int64_t, double) = once ? threads_run_ranges : threads_run;
     if (all_few && packing < OWN_PACKING) {
       int64_t flags = div_up(count, 64) * 64;
       if (threads_reserve(d->t, flags + bytes)) return -1;
       for (int64_t i = 0; i < count; i++) parts[i].own_at += flags;
       parts_job j = {parts, count, ++d->operations};
-      threads_run(d->t, multiply_part, &j, units, cost);
+      run(d->t, multiply_part, &j, units, cost);
       continue;
     }
     char *packed = shared_memory(d, bytes);
@@ -236,7 +238,7 @@ int op_products(device *d, const product *products, int64_t n) {
     }
     parts_job j = {parts, count, 0};
     threads_run(d->t, pack_part, &j, packs, packing);
-    threads_run(d->t, multiply_part, &j, units, cost);
+    run(d->t, multiply_part, &j, units, cost);
   }
   return 0;
 }

@@ -1,5 +1,5 @@
-// The device's threads: the caller and count-1 more that live as long as the device. Units of a job are claimed from one counter. A thread that has nothing to do
-// looks at the counter for a while, because a decoding step is hundreds of short jobs one after another and waking a thread takes as long as one of them, and then sleeps. Claiming is the only
+// The device's threads: the caller and count-1 more that live as long as the device. Units of a job are claimed from one counter, or from a range for each thread. A thread that has nothing to do
+// looks at the number of the job for a while, because a decoding step is hundreds of short jobs one after another and waking a thread takes as long as one of them, and then sleeps. Claiming is the only
 // meeting point: a thread that wakes late finds nothing left, and nobody waits for it.
 #define _GNU_SOURCE
 #include "threads.h"
@@ -40,14 +40,21 @@ enum { ALONE = 3000 };          // nanoseconds of looking for a job before a thr
 enum { AWAKE = 100000 };        // and before it sleeps
 enum { SHORT = 8000 };          // nanoseconds of work below which waking a thread does not pay
 
+// range is units not claimed yet, from the half below to before the one above.
+typedef struct {
+  _Alignas(64) atomic_ullong units;
+} range;
+
 struct threads {
   int count;
   pthread_t *ids;
   worker *workers;
+  range *ranges; // of each thread
   unit_function run;
   const void *job;
   int64_t units;
-  _Alignas(64) atomic_llong left; // units not claimed yet; they are claimed from the last to the first
+  _Alignas(64) atomic_ullong number; // of the last job: times two, and one more where its units are in ranges
+  _Alignas(64) atomic_llong left;    // units not claimed yet; they are claimed from the last to the first
   _Alignas(64) atomic_llong done;
   _Alignas(64) atomic_int sleeping;
   atomic_bool stop;
@@ -60,14 +67,44 @@ typedef struct {
   int index;
 } thread_start;
 
-static bool claim_one(threads *t, worker *w) {
+// claim claims a unit from the counter, -1: there is none.
+static int64_t claim(threads *t) {
   long long left = atomic_load_explicit(&t->left, memory_order_relaxed);
   do {
-    if (left <= 0) return false;
+    if (left <= 0) return -1;
   } while (!atomic_compare_exchange_weak_explicit(&t->left, &left, left - 1, memory_order_acquire, memory_order_relaxed));
-  t->run(t->job, t->units - left, w); // the job lives until every claimed unit is done
-  atomic_fetch_add_explicit(&t->done, 1, memory_order_release);
-  return true;
+  return t->units - left;
+}
+
+static unsigned long long range_of(uint32_t from, uint32_t to) { return (unsigned long long)to << 32 | from; }
+
+// claim_from claims the first unit of a range, or the last one; -1: there is none.
+static int64_t claim_from(range *r, bool first) {
+  unsigned long long units = atomic_load_explicit(&r->units, memory_order_relaxed), rest;
+  uint32_t from, to;
+  do {
+    from = (uint32_t)units, to = (uint32_t)(units >> 32);
+    if (from >= to) return -1;
+    rest = first ? range_of(from + 1, to) : range_of(from, to - 1);
+  } while (!atomic_compare_exchange_weak_explicit(&r->units, &units, rest, memory_order_acquire, memory_order_relaxed));
+  return first ? from : to - 1;
+}
+
+// claim_near claims a unit for a thread: the next one of its own range, else another's last.
+static int64_t claim_near(threads *t, int index) {
+  int64_t unit = claim_from(&t->ranges[index], true);
+  for (int i = 1; unit < 0 && i < t->count; i++) unit = claim_from(&t->ranges[(index + i) % t->count], false);
+  return unit;
+}
+
+// run_units runs units of the job with that number until none is left. Another may have come meanwhile: a claim holds for the job that it finds, which lives until every claimed unit is done.
+static void run_units(threads *t, unsigned long long number, int index) {
+  for (;;) {
+    int64_t unit = number % 2 ? claim_near(t, index) : claim(t);
+    if (unit < 0) return;
+    t->run(t->job, unit, &t->workers[index]);
+    atomic_fetch_add_explicit(&t->done, 1, memory_order_release);
+  }
 }
 
 static int64_t nanoseconds(void) {
@@ -76,12 +113,12 @@ static int64_t nanoseconds(void) {
   return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-// look waits for a job or the end, but not longer than a thread stays awake. By the clock, because how long a pause of the processor takes differs by a factor of twenty between models.
-static bool look(threads *t) {
+// look waits for a job after the one with that number or the end, but not longer than a thread stays awake. By the clock, because how long a pause of the processor takes differs by a factor of twenty between models.
+static bool look(threads *t, unsigned long long number) {
   int64_t begin = nanoseconds(), now = begin;
   do {
     for (int i = 0; i < LOOKS; i++) {
-      if (atomic_load_explicit(&t->left, memory_order_relaxed) > 0 || atomic_load(&t->stop)) return true;
+      if (atomic_load_explicit(&t->number, memory_order_relaxed) != number || atomic_load(&t->stop)) return true;
       relax();
     }
     now = nanoseconds();
@@ -96,12 +133,12 @@ static void *thread_main(void *argument) {
   threads *t = start.t;
   flush_denormals();
   for (;;) {
-    while (claim_one(t, &t->workers[start.index])) {
-    }
-    if (!look(t)) {
+    unsigned long long number = atomic_load_explicit(&t->number, memory_order_acquire);
+    run_units(t, number, start.index);
+    if (!look(t, number)) {
       pthread_mutex_lock(&t->lock);
       atomic_fetch_add(&t->sleeping, 1);
-      while (atomic_load(&t->left) <= 0 && !atomic_load(&t->stop)) pthread_cond_wait(&t->wake, &t->lock);
+      while (atomic_load(&t->number) == number && !atomic_load(&t->stop)) pthread_cond_wait(&t->wake, &t->lock);
       atomic_fetch_sub(&t->sleeping, 1);
       pthread_mutex_unlock(&t->lock);
     }
@@ -117,7 +154,8 @@ threads *threads_new(int count) {
   pthread_cond_init(&t->wake, NULL);
   t->ids = calloc((size_t)count, sizeof *t->ids);
   t->workers = calloc((size_t)count, sizeof *t->workers);
-  if (!t->ids || !t->workers) return threads_free(t), NULL;
+  if (!t->ids || !t->workers || posix_memalign((void **)&t->ranges, 64, (size_t)count * sizeof *t->ranges)) return threads_free(t), NULL;
+  for (int i = 0; i < count; i++) atomic_init(&t->ranges[i].units, 0);
   for (; t->count < count; t->count++) {
     thread_start *s = malloc(sizeof *s);
     if (!s) return threads_free(t), NULL;
@@ -137,6 +175,7 @@ void threads_free(threads *t) {
   pthread_cond_destroy(&t->wake);
   pthread_mutex_destroy(&t->lock);
   free(t->workers);
+  free(t->ranges);
   free(t->ids);
   free(t);
 }
@@ -155,7 +194,7 @@ int threads_reserve(threads *t, int64_t bytes) {
   return 0;
 }
 
-void threads_run(threads *t, unit_function f, const void *job, int64_t units, double work) {
+static void run(threads *t, unit_function f, const void *job, int64_t units, double work, bool ranges) {
   uint64_t old = flush_denormals();
   if (t->count == 1 || units == 1 || work < SHORT) {
     for (int64_t i = 0; i < units; i++) f(job, i, &t->workers[0]);
@@ -164,16 +203,23 @@ void threads_run(threads *t, unit_function f, const void *job, int64_t units, do
   }
   t->run = f, t->job = job, t->units = units;
   atomic_store_explicit(&t->done, 0, memory_order_relaxed);
-  atomic_store(&t->left, units);
+  ranges = ranges && units <= UINT32_MAX;
+  if (!ranges) atomic_store_explicit(&t->left, units, memory_order_release);
+  for (int64_t i = 0; ranges && i < t->count; i++)
+    atomic_store_explicit(&t->ranges[i].units, range_of((uint32_t)(units * i / t->count), (uint32_t)(units * (i + 1) / t->count)), memory_order_release);
+  unsigned long long number = (atomic_load_explicit(&t->number, memory_order_relaxed) / 2 + 1) * 2 + ranges;
+  atomic_store(&t->number, number);
   if (atomic_load(&t->sleeping) > 0) {
     pthread_mutex_lock(&t->lock);
     pthread_cond_broadcast(&t->wake);
     pthread_mutex_unlock(&t->lock);
   }
-  while (claim_one(t, &t->workers[0])) {
-  }
+  run_units(t, number, 0);
   for (int spins = 0; atomic_load_explicit(&t->done, memory_order_acquire) < units; spins++)
     if (spins < SPINS) relax();
     else sched_yield(); // another process has this thread's processor
   restore_denormals(old);
 }
+
+void threads_run(threads *t, unit_function f, const void *job, int64_t units, double work) { run(t, f, job, units, work, false); }
+void threads_run_ranges(threads *t, unit_function f, const void *job, int64_t units, double work) { run(t, f, job, units, work, true); }
