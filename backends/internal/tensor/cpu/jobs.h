@@ -59,6 +59,8 @@ typedef struct {
   view dq, dk, dv, dout;           // backward
   cache p;
   int64_t layer, query_heads, positions_per_block;
+  int64_t unit_keys; // forward: keys of a unit of a sequence with a single row, about, counted for all key heads; 0: such rows are blocks as well
+  bool straight;     // memory is read fastest straight on
   const sequence *sequences;
   int64_t n;
   const int32_t *pages;
@@ -92,10 +94,24 @@ enum { MAX_TILE_ROWS = 12 };
 enum { FEW_CHUNK = 16 };         // words of a packed row that lie together where there are few rows
 enum { FEW_STRIPS = 2 };         // of so few rows at most
 enum { FEW_PANELS = 4 };         // that they multiply in turn; a multiple of the panels that go at once
+enum { ROW_VECTORS = 4 };        // of a single row's scores and outputs that go at once
 enum { BACKWARD_ITEMS = 48 };    // query rows × heads that attention's backward pass has in hand
 
 static inline float *row_of(view v, int64_t r) { return (float *)v.addr + r * v.stride; }
 static inline int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// row_heads is how many key heads a unit of a sequence with a single row has; 0: the row is a block.
+static inline int64_t row_heads(const attention_job *j, const sequence *s) {
+  if (s->count > 1 || !j->unit_keys) return 0;
+  int64_t parts = div_up(s->first + 1, j->unit_keys);
+  return parts < j->p.heads ? div_up(j->p.heads, parts) : 1;
+}
+// attention_units is how many units attention has for a sequence.
+static inline int64_t attention_units(const attention_job *j, const sequence *s) {
+  int64_t width = j->positions_per_block, row = row_heads(j, s);
+  if (row) return div_up(j->p.heads, row);
+  return ((s->first + s->count - 1) / width - s->first / width + 1) * j->p.heads;
+}
 
 // round_bits rounds a float32's bits to those of the nearest bfloat16 value, ties to even; a NaN stays one. Without a branch, so that loops over it become vector code.
 static inline uint32_t round_bits(uint32_t u) {

@@ -51,12 +51,65 @@ INLINE float soften(float *s, float scale, int64_t keys, float *top, float *sum)
   return fix;
 }
 
+// running is the softmax of some items under way: the outputs and sums up to now since the last restart, relative to the greatest score, and those of all parts before.
+typedef struct {
+  float *o, *total, *top, *sum, *total_top, *total_sum;
+} running;
+
+// begin_running has it in memory of n · (2 · wide + 4) elements, of which total is free until the first restart.
+static running begin_running(float *memory, int64_t n, int64_t wide) {
+  running r = {.o = memory, .total = memory + n * wide};
+  r.top = r.total + n * wide, r.sum = r.top + n, r.total_top = r.sum + n, r.total_sum = r.total_top + n;
+  memset(r.o, 0, (size_t)(n * wide) * 4);
+  for (int64_t i = 0; i < n; i++) r.top[i] = -__builtin_inff(), r.sum[i] = 0.0f;
+  return r;
+}
+
+// join puts what was summed before together with the part that has ended, in t, whose greatest score and sum it gives. to may be either.
+INLINE void join(const running *r, int64_t i, int64_t wide, float *to, float *top, float *sum) {
+  const float *t = r->total + i * wide, *part = r->o + i * wide;
+  float next = r->total_top[i] > r->top[i] ? r->total_top[i] : r->top[i], x = exp1(r->total_top[i] - next), y = exp1(r->top[i] - next);
+  for (int64_t d = 0; d < wide; d++) to[d] = t[d] * x + part[d] * y;
+  *sum = r->total_sum[i] * x + r->sum[i] * y, *top = next;
+}
+
+// restart begins it anew for keys from k0 on.
+static void restart(running *r, int64_t n, int64_t wide, int64_t k0) {
+  for (int64_t i = 0; i < n; i++) {
+    float *t = r->total + i * wide;
+    if (k0 > RESTART) join(r, i, wide, t, r->total_top + i, r->total_sum + i);
+    else memcpy(t, r->o + i * wide, (size_t)wide * 4), r->total_top[i] = r->top[i], r->total_sum[i] = r->sum[i];
+    r->top[i] = -__builtin_inff(), r->sum[i] = 0.0f;
+  }
+  memset(r->o, 0, (size_t)(n * wide) * 4);
+}
+
+// soften_item softens an item's scores of a page, of which it sees so many keys.
+INLINE void soften_item(running *r, int64_t i, int64_t wide, float *score, float scale, int64_t keys) {
+  float fix = soften(score, scale, keys, r->top + i, r->sum + i), *o = r->o + i * wide;
+  if (fix != 1.0f)
+    for (int64_t d = 0; d < wide; d++) o[d] *= fix;
+}
+
+// put_item writes an item's output, which saw keys below to, as query head h of a row.
+INLINE void put_item(const attention_job *j, running *r, int64_t i, int64_t to, int64_t row, int64_t h) {
+  int64_t dim = j->p.head_dim, wide = j->p.padded_dim;
+  float *part = r->o + i * wide, *out = row_of(j->o, row) + h * dim;
+  if (to > RESTART) join(r, i, wide, part, r->top + i, r->sum + i);
+  float divisor = r->sum[i];
+  for (int64_t d = 0; d < dim; d++) out[d] = part[d] / divisor;
+  if (j->lse.addr) row_of(j->lse, row)[h] = r->top[i] + log1(r->sum[i]);
+}
+
+// Attention of a single row, a step of decoding: turning and widening pages would cost more than the products. Elements are multiplied as they are stored, of several key heads after each other, whose parts of a page are one
+// piece of memory.
+
 // wanted are the lines of a part that is read after the one that is being multiplied.
 typedef struct {
   const char *from;
   int64_t each, asked; // lines of a quarter, and those that have been requested
 } wanted;
-INLINE wanted want(const uint16_t *part, int64_t elements) { return (wanted){(const char *)part, div_up(elements, 4 * 32), 0}; }
+INLINE wanted want(bool straight, const char *part, int64_t bytes) { return straight ? (wanted){0} : (wanted){part, div_up(bytes, 4 * 64), 0}; }
 // ask_next requests one of the wanted lines, from each quarter of them in turn: a processor's own look-ahead follows every page of memory by itself.
 INLINE void ask_next(wanted *w) {
   if (w->asked >= 4 * w->each) return;
@@ -64,106 +117,146 @@ INLINE void ask_next(wanted *w) {
   w->asked++;
 }
 
-// half_tile does R rows × 4 vectors of columns over depth, as tile does, from bfloat16 elements as they are stored.
-typedef uint16_t vhalf __attribute__((vector_size(2 * LANES), aligned(2)));
-enum { HALF_VECTORS = 4, HALF_COLUMNS = HALF_VECTORS * LANES, HALF_ROWS = LANES == 16 ? 4 : 2 };
-INLINE void half_tile(const int R, const float *a, int64_t ar, int64_t ak, const uint16_t *b, int64_t bk, int64_t depth, float *c, int64_t ldc, bool zero, wanted *next) {
-  vf s[HALF_ROWS][HALF_VECTORS];
+// Columns that go at once. Those of bfloat16 elements come from words of two: the even ones of two vectors, then the odd ones, which is the order that products leave them in.
+enum { ROW_COLUMNS = ROW_VECTORS * LANES, ROW_ITEMS = LANES == 16 ? 4 : 2 };
+typedef vi vi_stored __attribute__((aligned(2)));
+
+// in_order brings columns that were left so into their order.
+static void in_order(float *x, int64_t columns) {
+  float apart[2 * LANES];
+  for (int64_t c = 0; c < columns; c += 2 * LANES) {
+    memcpy(apart, x + c, sizeof apart);
+    for (int i = 0; i < LANES; i++) x[c + 2 * i] = apart[i], x[c + 2 * i + 1] = apart[LANES + i];
+  }
+}
+
+// row_tile does R items × ROW_COLUMNS columns over depth: the item's factors at a, one behind another at distance ak, those of items at distance ar; weights at b, bk elements apart.
+INLINE void row_tile(const int R, const bool half, const float *a, int64_t ar, int64_t ak, const char *b, int64_t bk, int64_t depth, float *c, int64_t ldc, bool zero, wanted *next) {
+  const int bytes = half ? 2 : 4;
+  vf s[ROW_ITEMS][ROW_VECTORS];
   UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int v = 0; v < HALF_VECTORS; v++) s[r][v] = zero ? vset(0.0f) : vload(c + r * ldc + v * LANES);
-  for (int64_t k = 0; k < depth; k++, a += ak, b += bk) {
-    UNROLL for (int i = 0; i < HALF_COLUMNS; i += 32) ask_next(next);
-    vf x[HALF_VECTORS];
-    UNROLL for (int v = 0; v < HALF_VECTORS; v++) x[v] = (vf)(__builtin_convertvector(*(const vhalf *)(b + v * LANES), vi) << 16);
+    UNROLL for (int v = 0; v < ROW_VECTORS; v++) s[r][v] = zero ? vset(0.0f) : vload(c + r * ldc + v * LANES);
+  for (int64_t k = 0; k < depth; k++, a += ak, b += bk * bytes) {
+    UNROLL for (int i = 0; i < ROW_COLUMNS * bytes; i += 64) ask_next(next);
+    vf x[ROW_VECTORS];
+    UNROLL for (int v = 0; v < ROW_VECTORS; v += 2) {
+      if (half) {
+        vi two = *(const vi_stored *)(b + v * LANES * bytes);
+        x[v] = (vf)(two << 16), x[v + 1] = (vf)(two & (int32_t)0xffff0000);
+      } else x[v] = vload((const float *)b + v * LANES), x[v + 1] = vload((const float *)b + (v + 1) * LANES);
+    }
     UNROLL for (int r = 0; r < R; r++) {
       vf y = vset(a[r * ar]);
-      UNROLL for (int v = 0; v < HALF_VECTORS; v++) s[r][v] = vfma(y, x[v], s[r][v]);
+      UNROLL for (int v = 0; v < ROW_VECTORS; v++) s[r][v] = vfma(y, x[v], s[r][v]);
     }
   }
   UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int v = 0; v < HALF_VECTORS; v++) vstore(c + r * ldc + v * LANES, s[r][v]);
+    UNROLL for (int v = 0; v < ROW_VECTORS; v++) vstore(c + r * ldc + v * LANES, s[r][v]);
 }
-// half_block does any number of rows and of columns that is a multiple of HALF_COLUMNS.
-static void half_block(int64_t rows, const float *a, int64_t ar, int64_t ak, const uint16_t *b, int64_t bk, int64_t depth, float *c, int64_t ldc, int64_t columns, bool zero, wanted *next) {
-  for (int64_t n = 0; n < columns; n += HALF_COLUMNS)
-    for (int64_t r = 0; r < rows;) {
+// row_block does any number of items and of columns that is a multiple of ROW_COLUMNS.
+INLINE void row_block(const bool half, int64_t items, const float *a, int64_t ar, int64_t ak, const char *b, int64_t bk, int64_t depth, float *c, int64_t ldc, int64_t columns, bool zero, wanted *next) {
+  for (int64_t n = 0; n < columns; n += ROW_COLUMNS, b += ROW_COLUMNS * (half ? 2 : 4))
+    for (int64_t r = 0; r < items;) {
       const float *x = a + r * ar;
       float *y = c + r * ldc + n;
 #if LANES == 16
-      if (rows - r >= 4) half_tile(4, x, ar, ak, b + n, bk, depth, y, ldc, zero, next), r += 4;
+      if (items - r >= 4) row_tile(4, half, x, ar, ak, b, bk, depth, y, ldc, zero, next), r += 4;
       else
 #endif
-      if (rows - r >= 2) half_tile(2, x, ar, ak, b + n, bk, depth, y, ldc, zero, next), r += 2;
-      else half_tile(1, x, ar, ak, b + n, bk, depth, y, ldc, zero, next), r++;
+      if (items - r >= 2) row_tile(2, half, x, ar, ak, b, bk, depth, y, ldc, zero, next), r += 2;
+      else row_tile(1, half, x, ar, ak, b, bk, depth, y, ldc, zero, next), r++;
     }
 }
 
-// A unit is one key head of a block of positions_per_block positions, cut at their multiples, so that all of a block see the same pages.
+// A processor that reads memory fastest straight on is asked for nothing where as many heads as this make a piece long enough. The values of so many keys are read for all columns before those of the next.
+enum { STRAIGHT_HEADS = 4, STRAIGHT_KEYS = 16 };
+INLINE void scores_of(const bool half, int64_t items, const float *q, const char *k, int64_t dim, float *score, int64_t keys, wanted *next) {
+  row_block(half, items, q, 1, TILE_ROWS, k, PAGE, dim, score, PAGE, div_up(keys, ROW_COLUMNS) * ROW_COLUMNS, true, next);
+}
+INLINE void values_of(const bool half, int64_t items, const float *score, const char *v, int64_t wide, float *o, int64_t keys, bool straight, wanted *next) {
+  int64_t most = straight ? STRAIGHT_KEYS : PAGE;
+  for (int64_t key = 0, n; key < keys; key += n, v += n * wide * (half ? 2 : 4)) {
+    n = keys - key < most ? keys - key : most;
+    row_block(half, items, score + key, PAGE, 1, v, wide, n, o, wide, wide, false, next);
+  }
+}
+
+// attention_row does key heads [first, end) of the only row of a sequence.
+INLINE void attention_row(const bool half, const attention_job *j, const sequence *s, int64_t first, int64_t end, worker *w) {
+  const cache *p = &j->p;
+  const int bytes = half ? 2 : 4;
+  const bool straight = j->straight && end - first >= STRAIGHT_HEADS;
+  int64_t heads = p->heads, group = j->query_heads / heads, dim = p->head_dim, wide = p->padded_dim, to = s->first + 1, items = (end - first) * group;
+  float *q = w->memory, *score = q + (end - first) * dim * TILE_ROWS;
+  running r = begin_running(score + items * PAGE, items, wide);
+  for (int64_t h = first; h < end; h++) turn_rows(row_of(j->q, s->row) + h * group * dim, dim, group, dim, q + (h - first) * dim * TILE_ROWS);
+  const char *stored = (const char *)p->addr;
+  const int32_t *pages = j->pages + s->first_page;
+  for (int64_t k0 = 0; k0 < to; k0 += PAGE) {
+    if (k0 % RESTART == 0 && k0 > 0) restart(&r, items, wide, k0);
+    int64_t keys = to - k0 < PAGE ? to - k0 : PAGE, page = pages[k0 / PAGE], k_bytes = PAGE * dim * bytes, v_bytes = PAGE * wide * bytes;
+    const char *k = stored + part_at(p, j->layer, page, first) * bytes, *v = stored + part_at(p, j->layer, page, heads + first) * bytes;
+    for (int64_t h = 0; h < end - first; h++) {
+      wanted next = first + h + 1 < end ? want(straight, k + (h + 1) * k_bytes, k_bytes) : want(straight, v, keys * wide * bytes);
+      scores_of(half, group, q + h * dim * TILE_ROWS, k + h * k_bytes, dim, score + h * group * PAGE, keys, &next);
+    }
+    for (int64_t i = 0; i < items; i++) {
+      if (half) in_order(score + i * PAGE, PAGE);
+      soften_item(&r, i, wide, score + i * PAGE, j->scale, keys);
+    }
+    for (int64_t h = 0; h < end - first; h++) {
+      wanted next = {0};
+      if (first + h + 1 < end) next = want(straight, v + (h + 1) * v_bytes, keys * wide * bytes);
+      else if (k0 + PAGE < to) next = want(straight, stored + part_at(p, j->layer, pages[k0 / PAGE + 1], first) * bytes, k_bytes);
+      values_of(half, group, score + h * group * PAGE, v + h * v_bytes, wide, r.o + h * group * wide, keys, straight, &next);
+    }
+  }
+  for (int64_t i = 0; i < items; i++) {
+    if (half) in_order(r.o + i * wide, wide);
+    if (half && to > RESTART) in_order(r.total + i * wide, wide);
+    put_item(j, &r, i, to, s->row, first * group + i);
+  }
+}
+static void attention_row_f32(const attention_job *j, const sequence *s, int64_t first, int64_t end, worker *w) { attention_row(false, j, s, first, end, w); }
+static void attention_row_bf16(const attention_job *j, const sequence *s, int64_t first, int64_t end, worker *w) { attention_row(true, j, s, first, end, w); }
+
+// A unit is one key head of a block of positions_per_block positions, cut at their multiples, so that all of a block see the same pages; or, of a sequence that has only one, several key heads (row_heads).
 static void attention(const void *job, int64_t unit, worker *w) {
   const attention_job *j = job;
   const cache *p = &j->p;
   int64_t heads = p->heads, group = j->query_heads / heads, dim = p->head_dim, wide = p->padded_dim, width = j->positions_per_block;
-  int64_t head = unit % heads, block = unit / heads;
   const sequence *s = j->sequences;
   for (;; s++) { // few sequences
-    int64_t blocks = (s->first + s->count - 1) / width - s->first / width + 1;
-    if (block < blocks) break;
-    block -= blocks;
+    int64_t units = attention_units(j, s);
+    if (unit < units) break;
+    unit -= units;
   }
-  int64_t from = (s->first / width + block) * width, to = from + width, end = s->first + s->count;
+  int64_t together = row_heads(j, s);
+  if (together) {
+    int64_t first = unit * together, end = first + together < heads ? first + together : heads;
+    if (p->type == BFLOAT16) attention_row_bf16(j, s, first, end, w);
+    else attention_row_f32(j, s, first, end, w);
+    return;
+  }
+  int64_t head = unit % heads, block = unit / heads, from = (s->first / width + block) * width, to = from + width, last = s->first + s->count;
   if (from < s->first) from = s->first;
-  if (to > end) to = end;
+  if (to > last) to = last;
   int64_t items = (to - from) * group, most = width * group, strips = div_up(items, TILE_ROWS), row = s->row + from - s->first;
-  bool direct = p->type == BFLOAT16 && to - from == 1 && items <= TILE_ROWS && wide % HALF_COLUMNS == 0; // a step of decoding: turning and widening pages would cost more than the products
 
-  const uint16_t *stored = (const uint16_t *)p->addr; // when direct
-  if (direct) {
-    wanted first = want(stored + part_at(p, j->layer, j->pages[s->first_page], head), PAGE * dim);
-    while (first.asked < 4 * first.each) ask_next(&first);
-  }
-  float *kpart = w->memory, *vpart = kpart + PAGE * dim, *score = vpart + PAGE * wide, *o = score + most * PAGE, *total = o + most * wide;
-  float *top = total + most * wide, *sum = top + most, *total_top = sum + most, *total_sum = total_top + most, *q = total_sum + most;
+  float *kpart = w->memory, *vpart = kpart + PAGE * dim, *score = vpart + PAGE * wide, *q = score + most * PAGE;
+  running r = begin_running(q + (most + TILE_ROWS) * dim, items, wide);
   for (int64_t i = 0; i < strips; i++) {
     int64_t n = items - i * TILE_ROWS < TILE_ROWS ? items - i * TILE_ROWS : TILE_ROWS;
-    for (int64_t r = 0; r < n; r++) { // gathered in total, which is free until the first restart
-      int64_t item = i * TILE_ROWS + r;
-      memcpy(total + r * wide, row_of(j->q, row + item / group) + (head * group + item % group) * dim, (size_t)dim * 4);
+    for (int64_t k = 0; k < n; k++) { // gathered in total
+      int64_t item = i * TILE_ROWS + k;
+      memcpy(r.total + k * wide, row_of(j->q, row + item / group) + (head * group + item % group) * dim, (size_t)dim * 4);
     }
-    turn_rows(total, wide, n, dim, q + i * TILE_ROWS * dim);
+    turn_rows(r.total, wide, n, dim, q + i * TILE_ROWS * dim);
   }
-  memset(o, 0, (size_t)(items * wide) * 4);
-  for (int64_t i = 0; i < items; i++) top[i] = -__builtin_inff(), sum[i] = 0.0f;
 
   for (int64_t k0 = 0; k0 < to; k0 += PAGE) {
-    if (k0 % RESTART == 0 && k0 > 0) { // the running softmax begins anew; the part that ended is put with those before it
-      for (int64_t i = 0; i < items; i++) {
-        float *t = total + i * wide, *part = o + i * wide;
-        if (k0 == RESTART) {
-          memcpy(t, part, (size_t)wide * 4), total_top[i] = top[i], total_sum[i] = sum[i];
-        } else {
-          float next = total_top[i] > top[i] ? total_top[i] : top[i], x = exp1(total_top[i] - next), y = exp1(top[i] - next);
-          for (int64_t d = 0; d < wide; d++) t[d] = t[d] * x + part[d] * y;
-          total_sum[i] = total_sum[i] * x + sum[i] * y, total_top[i] = next;
-        }
-        top[i] = -__builtin_inff(), sum[i] = 0.0f;
-      }
-      memset(o, 0, (size_t)(items * wide) * 4);
-    }
+    if (k0 % RESTART == 0 && k0 > 0) restart(&r, items, wide, k0);
     int64_t page = j->pages[s->first_page + k0 / PAGE];
-    if (direct) { // one position, so all items see the same keys
-      int64_t keys = to - k0 < PAGE ? to - k0 : PAGE, more = to - k0 - PAGE;
-      const uint16_t *k = stored + part_at(p, j->layer, page, head), *v = stored + part_at(p, j->layer, page, heads + head);
-      wanted next = want(v, keys * wide), after = {0};
-      if (more > 0) after = want(stored + part_at(p, j->layer, j->pages[s->first_page + k0 / PAGE + 1], head), PAGE * dim);
-      half_block(items, q, 1, TILE_ROWS, k, PAGE, dim, score, PAGE, div_up(keys, HALF_COLUMNS) * HALF_COLUMNS, true, &next);
-      for (int64_t r = 0; r < items; r++) {
-        float fix = soften(score + r * PAGE, j->scale, keys, top + r, sum + r);
-        if (fix != 1.0f)
-          for (int64_t d = 0; d < wide; d++) o[r * wide + d] *= fix;
-      }
-      half_block(items, score, PAGE, 1, v, wide, keys, o, wide, wide, false, &after);
-      continue;
-    }
     const float *k = read_part(p, j->layer, page, head, kpart), *v = read_part(p, j->layer, page, heads + head, vpart);
     for (int64_t i0 = 0; i0 < items; i0 += TILE_ROWS) { // all scores first, while K is near, then V
       int64_t n = items - i0 < TILE_ROWS ? items - i0 : TILE_ROWS, see = from + (i0 + n - 1) / group - k0 + 1, last = see < PAGE ? see : PAGE;
@@ -171,37 +264,21 @@ static void attention(const void *job, int64_t unit, worker *w) {
     }
     for (int64_t i0 = 0; i0 < items; i0 += TILE_ROWS) {
       int64_t n = items - i0 < TILE_ROWS ? items - i0 : TILE_ROWS, keys[MAX_TILE_ROWS] = {0};
-      for (int64_t r = 0; r < n; r++) {
-        int64_t see = from + (i0 + r) / group - k0 + 1;
-        keys[r] = see < PAGE ? see : PAGE;
+      for (int64_t i = 0; i < n; i++) {
+        int64_t see = from + (i0 + i) / group - k0 + 1;
+        keys[i] = see < PAGE ? see : PAGE;
       }
-      float *strip = score + i0 * PAGE, *out = o + i0 * wide;
-      for (int64_t r = 0; r < n; r++) {
-        float fix = soften(strip + r * PAGE, j->scale, keys[r], top + i0 + r, sum + i0 + r);
-        if (fix != 1.0f)
-          for (int64_t d = 0; d < wide; d++) out[r * wide + d] *= fix;
-      }
+      float *strip = score + i0 * PAGE, *out = r.o + i0 * wide;
+      for (int64_t i = 0; i < n; i++) soften_item(&r, i0 + i, wide, strip + i * PAGE, j->scale, keys[i]);
       // All rows of the strip see the first keys; those after are for the rows that see them, and touch no other: what they hold may not be a number.
       scores_inside(n, strip, 0, v, wide, keys[0], out, wide, wide, false, NULL, 0);
-      for (int64_t key = keys[0], r = 0; key < keys[n - 1]; key++) {
-        while (keys[r] <= key) r++;
-        scores_inside(n - r, strip + r * PAGE + key, 0, v + key * wide, wide, 1, out + r * wide, wide, wide, false, NULL, 0);
+      for (int64_t key = keys[0], i = 0; key < keys[n - 1]; key++) {
+        while (keys[i] <= key) i++;
+        scores_inside(n - i, strip + i * PAGE + key, 0, v + key * wide, wide, 1, out + i * wide, wide, wide, false, NULL, 0);
       }
     }
   }
-
-  for (int64_t i = 0; i < items; i++) {
-    float *part = o + i * wide;
-    if (to > RESTART) {
-      float *t = total + i * wide, next = total_top[i] > top[i] ? total_top[i] : top[i], x = exp1(total_top[i] - next), y = exp1(top[i] - next);
-      for (int64_t d = 0; d < wide; d++) part[d] = t[d] * x + part[d] * y;
-      sum[i] = total_sum[i] * x + sum[i] * y, top[i] = next;
-    }
-    int64_t h = head * group + i % group;
-    float *out = row_of(j->o, row + i / group) + h * dim, divisor = sum[i];
-    for (int64_t d = 0; d < dim; d++) out[d] = part[d] / divisor;
-    if (j->lse.addr) row_of(j->lse, row + i / group)[h] = top[i] + log1(sum[i]);
-  }
+  for (int64_t i = 0; i < items; i++) put_item(j, &r, i, to, row + i / group, head * group + i % group);
 }
 
 // A unit is one key head of one sequence: dk and dv of that head for a range of keys, and their share of dq of its query heads. dk and dv are chains over the items in order, dq over the keys.

@@ -448,19 +448,29 @@ int op_write_pages(device *d, cache p, int64_t layer, view k, view v, const sequ
   if (units) threads_run(d->t, write_unit, &j, units, (double)units * (double)p.head_dim * 10); // an element of a key is a line of its own
   return 0;
 }
+// rows_alone tells whether the kernels for single rows do these.
+static bool rows_alone(const device *d, const cache *p, int64_t group) { return group <= d->k->tile_rows && p->padded_dim % (ROW_VECTORS * d->k->lanes) == 0; }
+
 int op_attention(device *d, view o, view lse, view q, cache p, int64_t layer, const sequence *s, int64_t n, const int32_t *pages, int64_t query_heads, float scale) {
-  int64_t group = query_heads / p.heads, width = 1, units = 0, longest = 0;
-  for (int64_t i = 0; i < n; i++) longest = s[i].count > longest ? s[i].count : longest;
+  int64_t group = query_heads / p.heads, width = 1, longest = 0, keys = 0, most = 0; // keys: of all single rows; most: key heads of a unit of those
+  for (int64_t i = 0; i < n; i++) {
+    longest = s[i].count > longest ? s[i].count : longest;
+    if (s[i].count == 1) keys += s[i].first + 1;
+  }
   while (width < PAGE && width < longest && width * 2 * group <= PAGE) width *= 2;
+  attention_job j = {.o = o, .lse = lse, .q = q, .p = p, .layer = layer, .query_heads = query_heads, .positions_per_block = width,
+                     .straight = d->linear_rows > 0, .sequences = s, .n = n, .pages = pages, .scale = scale};
+  if (rows_alone(d, &p, group)) j.unit_keys = div_up(keys, 4 * threads_count(d->t)); // more heads are longer pieces of memory, but all threads have some
+  int64_t units = 0;
   double work = 0;
   for (int64_t i = 0; i < n; i++) {
-    units += ((s[i].first + s[i].count - 1) / width - s[i].first / width + 1) * p.heads;
+    units += attention_units(&j, s + i);
+    most = row_heads(&j, s + i) > most ? row_heads(&j, s + i) : most;
     work += (double)s[i].count * ((double)s[i].first + 0.5 * (double)s[i].count) * (double)q.cols * 0.05;
   }
-  int64_t items = width * group, padded = items + MAX_TILE_ROWS;
-  if (threads_reserve(d->t, 4 * (PAGE * (p.head_dim + p.padded_dim) + items * (PAGE + 4) + 2 * padded * p.padded_dim + padded * p.head_dim))) return -1;
-  attention_job j = {.o = o, .lse = lse, .q = q, .p = p, .layer = layer, .query_heads = query_heads, .positions_per_block = width,
-                     .sequences = s, .n = n, .pages = pages, .scale = scale};
+  int64_t items = width * group, block = PAGE * (p.head_dim + p.padded_dim) + items * (PAGE + 4 + 2 * p.padded_dim) + (items + MAX_TILE_ROWS) * p.head_dim;
+  int64_t rows = most * (group * (PAGE + 4 + 2 * p.padded_dim) + MAX_TILE_ROWS * p.head_dim);
+  if (threads_reserve(d->t, 4 * (block > rows ? block : rows))) return -1;
   threads_run(d->t, d->k->attention, &j, units, work);
   return 0;
 }
