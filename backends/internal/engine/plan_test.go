@@ -124,9 +124,43 @@ func TestPassesAreCutSmaller(t *testing.T) {
 	for range patience {
 		bounded.through()
 	}
-	if bounded.data != 12 {
+	if bounded.grow(); bounded.data != 12 {
 		t.Errorf("after %d passes with at most 6 data the bound is %d, want 12", patience, bounded.data)
 	}
+}
+
+// An operation of more data than a bound lasts for comes to its end where the device never has memory for twice as many: a bound that grew in the middle of it would have it begin again and again.
+func TestManyDataInSmallPasses(t *testing.T) {
+	random := rand.New(rand.NewPCG(13, 13))
+	var data []plugins.Datum
+	for range 5 * patience {
+		data = append(data, wholeDatum(random, 2))
+	}
+	play := func(most int) (weights map[string][]float32, largest, passes int) {
+		e, f := startShape(t, shape{tinyVocabulary, 16, 32, 1, 1, 1, 16}, 1024, `{"threads": 1}`)
+		hook(t, e, func() {
+			f.gather = func(ids []int32) error {
+				if passes++; passes > 4*len(data) {
+					return errors.New("the operation begins again and again")
+				}
+				if most > 0 && len(ids) > most {
+					return fmt.Errorf("no room in the test: %w", tensor.ErrMemory)
+				}
+				largest = max(largest, len(ids))
+				return nil
+			}
+		})
+		d := create(t, e, "a", 1, 4)
+		for range 2 { // the second one begins with a bound
+			d.pass(data)
+		}
+		d.step()
+		return d.weights(), largest, passes
+	}
+	want, whole, _ := play(0)
+	got, largest, passes := play(5)
+	t.Logf("%d passes of %d rows at most, without bounds %d", passes, largest, whole)
+	equalTensors(t, "weights", got, want)
 }
 
 // One datum for which the activations cannot be kept is computed twice, with the same bits; one that does not fit even so is refused with the numbers, and its run goes on.

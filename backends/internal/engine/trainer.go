@@ -36,14 +36,14 @@ func (b *passBound) tooMuch(data int) {
 }
 
 // through notes that a pass has gone through.
-func (b *passBound) through() {
-	if b.data == 0 {
+func (b *passBound) through() { b.since++ }
+
+// grow doubles a bound with which enough passes have gone through. It is called between cycles: within one a bound only falls, so that an operation for whose data the larger one is too much does not begin again each time.
+func (b *passBound) grow() {
+	if b.data == 0 || b.since < patience {
 		return
 	}
-	if b.since++; b.since >= patience {
-		b.data, b.since = 2*b.data, 0
-	}
-	if b.data > mostTokens {
+	if b.data, b.since = 2*b.data, 0; b.data > mostTokens {
 		b.data = 0
 	}
 }
@@ -56,6 +56,7 @@ func (e *Engine) execute(passes []*pass, cycle int64) {
 		p.restart()
 	}
 	l := e.loaded
+	l.bound.grow()
 	lanes := spread(passes, len(l.training))
 	inTurn := false // for want of memory, one replica at a time
 	for {
