@@ -122,7 +122,7 @@ func (c *Core) OpenArchive(_ context.Context, token string) (name string, write 
 	return cp.Name + ".tar", func(w io.Writer) error {
 		out := tar.NewWriter(w)
 		for _, file := range exported {
-			if err := addFile(out, filepath.Join(c.file(cp.Dir), file), file, cp.CreatedAt); err != nil {
+			if err := addFile(out, filepath.Join(c.file(cp.Dir), file), file); err != nil {
 				return fmt.Errorf("archive %s: %w", cp.Path, err)
 			}
 		}
@@ -130,8 +130,11 @@ func (c *Core) OpenArchive(_ context.Context, token string) (name string, write 
 	}, nil
 }
 
+// archived is the time of every file of an archive: the same weights give the same bytes, whenever they were saved. Years before 1980 are more than some programs can read.
+var archived = time.Date(1980, 1, 1, 0, 0, 0, 0, time.UTC)
+
 // addFile writes one file; one that does not exist is left out.
-func addFile(out *tar.Writer, path, name string, modified time.Time) error {
+func addFile(out *tar.Writer, path, name string) error {
 	f, err := os.Open(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -144,7 +147,7 @@ func addFile(out *tar.Writer, path, name string, modified time.Time) error {
 	if err != nil {
 		return err
 	}
-	if err := out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: info.Size(), ModTime: modified}); err != nil {
+	if err := out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: info.Size(), ModTime: archived}); err != nil {
 		return err
 	}
 	_, err = io.CopyN(out, f, info.Size())

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -256,13 +257,18 @@ func TestCheckpoints(t *testing.T) {
 }
 
 func TestArchiveFilesAndImport(t *testing.T) {
-	w := newWorld(t, nil)
+	var later atomic.Int64 // seconds
+	w := newWorld(t, func(w *world) {
+		w.config.now = func() time.Time { return time.Now().Add(time.Duration(later.Load()) * time.Second) }
+	})
 	ctx := t.Context()
 	session := w.session()
 	run := w.trained(session, 0)
 	state := w.good(w.SaveWeights(ctx, SaveWeights{Operation: at(run, 5), Name: "state"})).Saved.Path
 	saved := w.good(w.SaveWeightsForSampler(ctx, SaveWeightsForSampler{Operation: at(run, 6), Name: "s"})).Saved.Path
 	external := w.good(w.SaveWeightsExternal(ctx, SaveWeightsExternal{Operation: at(run, 7), Name: "x"})).Saved.Path
+	later.Store(100)
+	savedLater := w.good(w.SaveWeightsForSampler(ctx, SaveWeightsForSampler{Operation: at(run, 8), Name: "later"})).Saved.Path
 
 	_, _, err := w.ArchiveToken(ctx, owner, state)
 	w.refused(err, KindInvalid, "cannot be downloaded")
@@ -273,10 +279,18 @@ func TestArchiveFilesAndImport(t *testing.T) {
 	if !expires.After(time.Now()) {
 		t.Errorf("expires %v", expires)
 	}
-	_, write, err := w.OpenArchive(ctx, token)
+	read := func(token string) (archive bytes.Buffer) {
+		_, write, err := w.OpenArchive(ctx, token)
+		w.ok(err)
+		w.ok(write(&archive))
+		return archive
+	}
+	archive := read(token)
+	laterToken, _, err := w.ArchiveToken(ctx, owner, savedLater)
 	w.ok(err)
-	var archive bytes.Buffer
-	w.ok(write(&archive))
+	if again := read(laterToken); !bytes.Equal(again.Bytes(), archive.Bytes()) {
+		t.Error("the archive of the same weights that were saved again has other bytes")
+	}
 	var names []string
 	in := tar.NewReader(bytes.NewReader(archive.Bytes()))
 	for {
@@ -340,7 +354,7 @@ func TestArchiveFilesAndImport(t *testing.T) {
 	w.refused(err, KindInvalid, "no optimizer state")
 	loaded := w.good(w.CreateRunFromCheckpoint(ctx, NewRunFromCheckpoint{Owner: owner, SessionID: session, ModelSeq: 1, Path: training.Path})).Loaded.RunID
 	a := w.good(w.ForwardBackward(ctx, w.pass(loaded, 1))).ForwardBackward.Metrics["loss:sum"]
-	if b := w.good(w.ForwardBackward(ctx, w.pass(run, 8))).ForwardBackward.Metrics["loss:sum"]; a != b {
+	if b := w.good(w.ForwardBackward(ctx, w.pass(run, 9))).ForwardBackward.Metrics["loss:sum"]; a != b {
 		t.Errorf("the imported adapter trains from loss %v, the original from %v", a, b)
 	}
 
