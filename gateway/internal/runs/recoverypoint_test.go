@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -185,10 +187,11 @@ func TestRecoveryPointsWithAccumulatedGradients(t *testing.T) {
 // A version that an unnamed sampler uses is written soon; until then the journal and the points before it stay.
 func TestPointsKeepWhatPinsNeed(t *testing.T) {
 	hold := make(chan struct{})
+	var moments atomic.Int64
 	w := newWorld(t, func(w *world) {
 		w.pointsAlways()
 		w.config.MaxHotSnapshots = 100
-		w.wrap = func(b plugins.Backend) plugins.Backend { return holdingSaves{b, hold} }
+		w.wrap = func(b plugins.Backend) plugins.Backend { return holdingSaves{b, hold, &moments} }
 	})
 	ctx := t.Context()
 	session := w.session()
@@ -210,16 +213,27 @@ func TestPointsKeepWhatPinsNeed(t *testing.T) {
 			}
 		}
 	}
+	if n := moments.Load(); n > 0 {
+		t.Errorf("%d pins for samplers keep the optimizer's moments", n)
+	}
 	close(hold)
 	w.eventually(func() bool {
 		return w.samplers[session+":sample:0"].Dir != "" && w.samplers[session+":sample:1"].Dir != ""
 	})
 }
 
-// holdingSaves keeps weights from being written in the background.
+// holdingSaves keeps weights from being written in the background, and counts the pins for samplers that keep more than weights.
 type holdingSaves struct {
 	plugins.Backend
-	hold chan struct{}
+	hold    chan struct{}
+	moments *atomic.Int64
+}
+
+func (b holdingSaves) Pin(ctx context.Context, req plugins.PinRequest) (plugins.PinResult, error) {
+	if strings.Contains(req.Name, ":sample:") && !req.WeightsOnly {
+		b.moments.Add(1)
+	}
+	return b.Backend.Pin(ctx, req)
 }
 
 func (b holdingSaves) SaveAdapter(ctx context.Context, req plugins.SaveAdapterRequest) (plugins.SaveAdapterResult, error) {

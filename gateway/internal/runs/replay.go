@@ -228,7 +228,7 @@ func (c *Core) replay(ctx context.Context, b Backend, op *operation) error {
 		}
 		return nil
 	case op.past.pin != nil:
-		got, err := b.Pin(ctx, plugins.PinRequest{Adapter: r.ID, Position: op.position, Name: op.save.SamplerID})
+		got, err := b.Pin(ctx, plugins.PinRequest{Adapter: r.ID, Position: op.position, Name: op.save.SamplerID, WeightsOnly: true})
 		if err != nil {
 			return err
 		}
