@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"math"
 	"slices"
@@ -69,6 +70,14 @@ type series struct {
 	run     *run
 	passes  []*operation
 	version *version // held while the cycle runs
+}
+
+// tokens is how many its passes have.
+func (s *series) tokens() (n int) {
+	for _, o := range s.passes {
+		n += o.tokens
+	}
+	return n
 }
 
 // plan picks the passes of the next clock cycle: of every run the longest leading series of passes, as far as budget tokens reach. The budget is shared by tokens in proportion to the runs' weights, over cycles as within
@@ -151,8 +160,10 @@ func (e *Engine) trainCycle() bool {
 	}
 	taken, tag := plan(ready, e.pace.cycleTokens(l.model.Parameters, l.plan.cycleTokens), e.tag)
 	e.tag = tag
-	// Adapters side by side in the batch, whatever the order in which runs were considered.
-	slices.SortFunc(taken, func(a, b series) int { return int(a.run.number - b.run.number) })
+	// Adapters side by side in the batch, those with the fewest tokens first: their results do not wait for all of a long queue that is in the same cycle.
+	slices.SortFunc(taken, func(a, b series) int {
+		return cmp.Or(cmp.Compare(a.tokens(), b.tokens()), cmp.Compare(a.run.number, b.run.number))
+	})
 	var passes []*pass
 	for i := range taken {
 		s := &taken[i]

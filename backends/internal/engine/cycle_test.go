@@ -238,6 +238,27 @@ func (g *gated) pass() { g.on <- struct{}{}; <-g.at }
 // open lets every pass go on from now.
 func (g *gated) open() { close(g.on) }
 
+// Where a cycle is several batches, a run with few tokens has its result before the long queue of another one that was made before it is through.
+func TestFewTokensGoFirst(t *testing.T) {
+	random := rand.New(rand.NewPCG(5, 7))
+	e, f := startShape(t, shape{tinyVocabulary, 32, 48, 1, 2, 1, 16}, tinyContext, `{"threads": 1, "batch_tokens": 64}`)
+	large, small := create(t, e, "large", 1, 4), create(t, e, "small", 2, 4)
+	g := gate(t, e, f)
+	release := block(t, e, nil)
+	last := large.passCycle([]plugins.Datum{wholeDatum(random, 60), wholeDatum(random, 60), wholeDatum(random, 60)})
+	first := small.passCycle([]plugins.Datum{wholeDatum(random, 20)})
+	release()
+	g.reached()
+	g.pass()
+	if queued(e, "small", 1) || !queued(e, "large", 1) {
+		t.Errorf("behind the first batch: small waits %v, large waits %v", queued(e, "small", 1), queued(e, "large", 1))
+	}
+	g.open()
+	if a, b := first(), last(); a != 1 || b != 1 {
+		t.Errorf("small is in cycle %v, large in cycle %v, want 1", a, b)
+	}
+}
+
 // Small passes fill their run's share of a cycle: all that may be sent ahead are in one, beside the large ones of another run.
 func TestManySmallPassesAreOneCycle(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
