@@ -45,10 +45,20 @@ func passOf(seq int64, tokens ...int32) submission {
 func stepOf(seq int64, rate float64) submission {
 	return submission{fmt.Sprint("step ", seq), func(s *story) (string, error) {
 		op := s.step(s.run, seq)
-		op.Adam.LearningRate = rate
+		op.Adam = withRate(op.Adam, rate)
 		got, err := s.OptimStep(s.t.Context(), op)
 		return got.RequestID, err
 	}}
+}
+
+// overflowing is the learning rate of steps that are taken, and that fail at the backend because the new weights are not finite.
+const overflowing = 3e38
+
+func withRate(a plugins.AdamParams, rate float64) plugins.AdamParams {
+	if a.LearningRate = rate; rate == overflowing {
+		a.WeightDecay = rate
+	}
+	return a
 }
 
 func unnamedOf(seq, sampler int64) submission {
@@ -80,7 +90,7 @@ func plot() []submission {
 		}},
 		stepOf(9, 0.03), // fails: its window has only a failure
 		passOf(10, 1, 2, 1, 2),
-		stepOf(11, 1e300), // fails: the new weights are not finite; drops the pass
+		stepOf(11, overflowing), // fails: the new weights are not finite; drops the pass
 		stepOf(12, 0.01),  // of a zero gradient
 		passOf(13, 7, 7, 8, 8),
 		{"save 14", func(s *story) (string, error) {
@@ -203,7 +213,17 @@ func begin(w *world) *story {
 
 func undisturbed(t *testing.T) map[string]string {
 	s := begin(newWorld(t, nil))
-	return s.account(s.tell(plot(), true, func(int) {}))
+	facts := s.account(s.tell(plot(), true, func(int) {}))
+	failedAtBackend(t, facts, 11)
+	return facts
+}
+
+// failedAtBackend makes sure that a step which drops its window came to the backend: one that is refused before drops nothing.
+func failedAtBackend(t *testing.T, facts map[string]string, seq int64) {
+	t.Helper()
+	if got := facts[fmt.Sprint("SESSION:train:0:", seq)]; !strings.HasPrefix(got, "failed: base_model.") {
+		t.Errorf("step %d: %s; want new weights that are not finite", seq, got)
+	}
 }
 
 // lose is what can go away.
@@ -261,7 +281,7 @@ func TestStepsWithoutMemoryKeepTheirGradient(t *testing.T) {
 		unnamedOf(10, 1),
 		passOf(11, 3, 1, 4, 1),
 		stepOf(12, hungry),
-		stepOf(13, 1e300), // fails: the new weights are not finite; drops the pass
+		stepOf(13, overflowing), // fails: the new weights are not finite; drops the pass
 		stepOf(14, hungry),
 		passOf(15, 2, 7, 1, 8),
 		stepOf(16, hungry),
@@ -278,6 +298,7 @@ func TestStepsWithoutMemoryKeepTheirGradient(t *testing.T) {
 	want := plain.account(plain.tell(slices.DeleteFunc(slices.Clone(steps), func(p submission) bool {
 		return slices.ContainsFunc(slices.Collect(maps.Keys(hungrySteps)), func(seq int64) bool { return p.name == fmt.Sprint("step ", seq) })
 	}), true, func(int) {}))
+	failedAtBackend(t, want, 13)
 	for seq := range hungrySteps {
 		want[fmt.Sprint("SESSION:train:0:", seq)] = "failed: 3 MiB are needed, 2 MiB are left"
 	}

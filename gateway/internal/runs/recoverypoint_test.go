@@ -130,7 +130,7 @@ func TestRecoveryPointsWithAccumulatedGradients(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		rate float64 // of the step behind the passes, before the loss; 0 = the loss comes before it
-	}{{"the step comes after the loss", 0}, {"the step came before the loss", 0.01}, {"a failed step came before the loss", 1e300}} {
+	}{{"the step comes after the loss", 0}, {"the step came before the loss", 0.01}, {"a failed step came before the loss", overflowing}} {
 		for _, name := range slices.Sorted(maps.Keys(lose)) {
 			t.Run(c.name+", lost "+name, func(t *testing.T) {
 				files := map[bool]map[string]string{}
@@ -159,11 +159,13 @@ func TestRecoveryPointsWithAccumulatedGradients(t *testing.T) {
 					step := func() {
 						op := w.step(run, 6)
 						if c.rate != 0 {
-							op.Adam.LearningRate = c.rate
+							op.Adam = withRate(op.Adam, c.rate)
 						}
 						s, err := w.OptimStep(ctx, op)
 						w.ok(err)
-						w.outcome(s.RequestID)
+						if failed := w.outcome(s.RequestID).Failure; (failed != nil) != (c.rate == overflowing) || failed != nil && !strings.HasPrefix(failed.Message, "base_model.") {
+							t.Errorf("the step: %+v", failed)
+						}
 					}
 					if c.rate != 0 {
 						step()
