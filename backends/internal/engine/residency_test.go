@@ -440,6 +440,26 @@ func TestWaitsForDisk(t *testing.T) {
 	})
 }
 
+// What was needed longest ago goes to a file first, not what was made first.
+func TestLongestUnusedGoesFirst(t *testing.T) {
+	e, f, _ := startScratch(t)
+	for i, id := range []string{"a", "b", "c"} {
+		create(t, e, id, uint64(i), 16)
+	}
+	limitTo(t, e, f, "a", 3)
+	if _, err := collect(t.Context(), e, ask("q", "a", []int32{1, 2, 3}, 1, 4)); err != nil {
+		t.Fatal(err)
+	}
+	create(t, e, "d", 4, 16)
+	for id, want := range map[string]bool{"a": true, "b": false, "c": true, "d": true} {
+		hook(t, e, func() {
+			if here := e.runs[id].latest.weights.content != nil; here != want {
+				t.Errorf("the weights of %s are in memory: %v, want %v", id, here, want)
+			}
+		})
+	}
+}
+
 // waitsForDisk tells whether an operation is held back for the disk.
 func waitsForDisk(e *Engine) bool {
 	e.mu.Lock()

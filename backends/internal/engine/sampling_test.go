@@ -333,6 +333,74 @@ func TestPrefixIsComputedOnce(t *testing.T) {
 	}
 }
 
+// Pages of a version that nobody holds any more are not kept as a cache.
+func TestPagesOfAVersionGoWithIt(t *testing.T) {
+	e := start(t, `{}`)
+	d := create(t, e, "a", 1, 4)
+	if _, err := collect(t.Context(), e, ask("q", "a", randomTokens(rand.New(rand.NewPCG(2, 6)), 200), 1, 4)); err != nil {
+		t.Fatal(err)
+	}
+	cached := func() (n int) {
+		hook(t, e, func() {
+			c := e.loaded.sampling[0].sampler.cache
+			n = c.Pages() - c.Free()
+		})
+		return n
+	}
+	if n := cached(); n != 3 {
+		t.Errorf("%d pages are cached for the version that is the latest, want 3", n)
+	}
+	d.step()
+	eventually(t, "no page is cached", func() bool { return cached() == 0 })
+}
+
+// A sequence for whose adapter there is no room beside those that are running gets its turn, however many of theirs wait.
+func TestAdapterThatDoesNotFitBesideOthers(t *testing.T) {
+	e, f, _ := startScratch(t)
+	for i, id := range []string{"a", "b"} {
+		create(t, e, id, uint64(i), 16)
+	}
+	behind := -1 // sequences of a that wait when b's runs
+	hook(t, e, func() {
+		l := e.loaded
+		l.config.MaxBatch = 2
+		l.adapters.limit = 3 * l.adapters.weightBytes(e.runs["a"].layout) // half is for sampling: one adapter
+		if err := l.adapters.trim(); err != nil {
+			t.Error(err)
+		}
+		f.gather = func([]int32) error {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			if slices.ContainsFunc(e.running, func(s *sequence) bool { return s.request.ID == "b" }) {
+				behind = e.waiting.count
+			}
+			return nil
+		}
+	})
+	release := block(t, e, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	together(func() {
+		_, _ = collect(ctx, e, ask("a", "a", []int32{1}, 1000, 8)) // it is cancelled
+	}, func() {
+		defer cancel()
+		eventually(t, "the first wait", func() bool { return e.status(time.Now()).WaitingSamples == 1000 })
+		go func() {
+			eventually(t, "all wait", func() bool { return e.status(time.Now()).WaitingSamples == 1001 })
+			release()
+		}()
+		q := ask("b", "b", []int32{1}, 1, 2)
+		q.Share.Key = "another"
+		if _, err := collect(t.Context(), e, q); err != nil {
+			t.Error(err)
+		}
+	})
+	hook(t, e, func() {
+		if behind < 100 {
+			t.Errorf("when the other adapter had its turn %d sequences waited behind it", behind)
+		}
+	})
+}
+
 func TestCancel(t *testing.T) {
 	e := start(t, `{"max_batch": 3}`)
 	idle := func() bool {

@@ -63,6 +63,16 @@ func TestWaitingRoom(t *testing.T) {
 			t.Errorf("%v: the second key waits for the first one's crowd", got)
 		}
 	})
+	t.Run("a key that comes late has saved up nothing", func(t *testing.T) {
+		w := newWaitingRoom()
+		crowd(&w, "a", 1, 200, 10)
+		places(&w, 100)
+		crowd(&w, "b", 1, 200, 10)
+		got, _ := places(&w, 40)
+		if n := len(slices.DeleteFunc(got, func(s string) bool { return strings.HasPrefix(s, "a") })); n < 19 || n > 21 {
+			t.Errorf("the late key got %d of 40 places", n)
+		}
+	})
 	t.Run("by weight", func(t *testing.T) {
 		w := newWaitingRoom()
 		crowd(&w, "a", 1, 100, 9)
