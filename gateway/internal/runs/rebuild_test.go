@@ -91,7 +91,7 @@ func plot() []submission {
 		stepOf(9, 0.03), // fails: its window has only a failure
 		passOf(10, 1, 2, 1, 2),
 		stepOf(11, overflowing), // fails: the new weights are not finite; drops the pass
-		stepOf(12, 0.01),  // of a zero gradient
+		stepOf(12, 0.01),        // of a zero gradient
 		passOf(13, 7, 7, 8, 8),
 		{"save 14", func(s *story) (string, error) {
 			got, err := s.SaveWeights(s.t.Context(), SaveWeights{Operation: at(s.run, 14), Name: "middle"})

@@ -186,14 +186,15 @@ func TestRecoveryPointsWithAccumulatedGradients(t *testing.T) {
 	}
 }
 
-// A version that an unnamed sampler uses is written soon; until then the journal and the points before it stay.
+// A version that an unnamed sampler uses is written soon; until then the journal and the points before it stay, whatever points are taken behind it.
 func TestPointsKeepWhatPinsNeed(t *testing.T) {
-	hold := make(chan struct{})
+	var full atomic.Bool
 	var moments atomic.Int64
+	full.Store(true)
 	w := newWorld(t, func(w *world) {
 		w.pointsAlways()
 		w.config.MaxHotSnapshots = 100
-		w.wrap = func(b plugins.Backend) plugins.Backend { return holdingSaves{b, hold, &moments} }
+		w.wrap = func(b plugins.Backend) plugins.Backend { return refusingWeights{b, &full, &moments} }
 	})
 	ctx := t.Context()
 	session := w.session()
@@ -202,12 +203,19 @@ func TestPointsKeepWhatPinsNeed(t *testing.T) {
 	w.good(w.SaveWeightsForSampler(ctx, SaveWeightsForSampler{Operation: at(run, 2), SamplerSeq: 0}))
 	w.good(w.OptimStep(ctx, w.step(run, 3)))
 	w.good(w.SaveWeightsForSampler(ctx, SaveWeightsForSampler{Operation: at(run, 4), SamplerSeq: 1}))
+	w.eventually(func() bool { return !w.disk.busy && !w.runs[run].writing })
 	w.good(w.OptimStep(ctx, w.step(run, 5)))
+	w.eventually(func() bool {
+		return slices.ContainsFunc(w.runs[run].points, func(p *recoveryPoint) bool { return p.Seq == 5 })
+	})
 	var want [2]string
 	for i := range want {
 		want[i] = fmt.Sprint(w.sampled(w.sample(session+":sample:"+itoa(int64(i)), 0)).Sequences)
 	}
 	for n, lose := range []func(*world){(*world).restartBackend, (*world).restart} {
+		if n == 1 {
+			full.Store(false)
+		}
 		lose(w)
 		for i := range want {
 			if got := fmt.Sprint(w.sampled(w.sample(session+":sample:"+itoa(int64(i)), int64(n+1))).Sequences); got != want[i] {
@@ -218,35 +226,67 @@ func TestPointsKeepWhatPinsNeed(t *testing.T) {
 	if n := moments.Load(); n > 0 {
 		t.Errorf("%d pins for samplers keep the optimizer's moments", n)
 	}
-	close(hold)
 	w.eventually(func() bool {
 		return w.samplers[session+":sample:0"].Dir != "" && w.samplers[session+":sample:1"].Dir != ""
 	})
 }
 
-// holdingSaves keeps weights from being written in the background, and counts the pins for samplers that keep more than weights.
-type holdingSaves struct {
+// refusingWeights cannot write weights in the background while it is told so, and counts the pins for samplers that keep more than weights.
+type refusingWeights struct {
 	plugins.Backend
-	hold    chan struct{}
+	full    *atomic.Bool
 	moments *atomic.Int64
 }
 
-func (b holdingSaves) Pin(ctx context.Context, req plugins.PinRequest) (plugins.PinResult, error) {
+func (b refusingWeights) Pin(ctx context.Context, req plugins.PinRequest) (plugins.PinResult, error) {
 	if strings.Contains(req.Name, ":sample:") && !req.WeightsOnly {
 		b.moments.Add(1)
 	}
 	return b.Backend.Pin(ctx, req)
 }
 
-func (b holdingSaves) SaveAdapter(ctx context.Context, req plugins.SaveAdapterRequest) (plugins.SaveAdapterResult, error) {
-	if req.Position == 0 {
-		select {
-		case <-b.hold:
-		case <-ctx.Done():
-			return plugins.SaveAdapterResult{}, ctx.Err()
-		}
+func (b refusingWeights) SaveAdapter(ctx context.Context, req plugins.SaveAdapterRequest) (plugins.SaveAdapterResult, error) {
+	if req.Position == 0 && req.Scope == plugins.ScopeWeights && b.full.Load() {
+		return plugins.SaveAdapterResult{}, &plugins.Error{Kind: plugins.KindInternal, Message: "no room in the test"}
 	}
 	return b.Backend.SaveAdapter(ctx, req)
+}
+
+// A recovery point counts when everything up to its place has its result in the journal, not before: a result that is missing there would never come.
+func TestRecoveryPointWaitsForResults(t *testing.T) {
+	held := &holding{hold: make(chan struct{})}
+	w := newWorld(t, (*world).pointsAlways)
+	w.Core.cfg.Store, held.Store = held, w.Core.cfg.Store
+	ctx := t.Context()
+	run := w.newRun(w.session(), 0)
+	held.key.Store(run + ":1")
+	pass, err := w.ForwardBackward(ctx, w.pass(run, 1))
+	w.ok(err)
+	w.good(w.OptimStep(ctx, w.step(run, 2)))
+	w.eventually(func() bool { return w.runs[run].written != nil || len(w.runs[run].points) > 0 })
+	w.Core.mu.Lock()
+	points := len(w.runs[run].points)
+	w.Core.mu.Unlock()
+	if points > 0 {
+		t.Error("the point counts while a result before it is not in the journal")
+	}
+	close(held.hold)
+	w.good(pass, nil)
+	w.eventually(func() bool { return len(w.runs[run].points) == 1 && w.runs[run].written == nil })
+}
+
+// holding is a store in which the writing of one record's result waits.
+type holding struct {
+	store.Store
+	key  atomic.Value // string
+	hold chan struct{}
+}
+
+func (h *holding) Commit(ctx context.Context, b store.Batch) error {
+	if slices.ContainsFunc(b.Put, func(r store.Record) bool { return r.Collection == inResults && r.Key == h.key.Load() }) {
+		<-h.hold
+	}
+	return h.Store.Commit(ctx, b)
 }
 
 // contents reads the files of a checkpoint.
