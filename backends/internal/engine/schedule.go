@@ -124,11 +124,11 @@ func (st *step) run() {
 	}
 }
 
-// residents has the weights that chunks need in memory until releaseHeld is called, and gives those chunks, sorted by adapter, whose weights are there. While a training pass keeps so much memory that there is no room
+// residents has the weights that chunks need in memory until releaseHeld is called, and gives those chunks, sorted by adapter, whose weights are there. While a clock cycle keeps so much memory that there is no room
 // for some, they wait for another step; with nothing but the sampler at work there is room for one adapter at least, or its requests fail. So do at once those of an adapter for which there is never room.
 func (e *Engine) residents(chunks []chunk) (here []chunk) {
 	adapters := e.loaded.adapters
-	crowded := adapters.needed > 0
+	crowded := adapters.needed > 0 || e.cycling // what operations sum is in memory between their passes too
 	held := e.held[:0]
 	here = chunks[:0] // of those that were looked at
 	for i := 0; i < len(chunks); {
