@@ -104,6 +104,27 @@ func TestStoreTrouble(t *testing.T) {
 	w.good(w.OptimStep(ctx, w.step(run, 2)))
 }
 
+// Nothing behind a number that was skipped runs before the skip is in the journal: a restart would wait for the number again, and run it in a place that is no longer there.
+func TestSkipsAreDurableFirst(t *testing.T) {
+	f := &failing{}
+	f.collection.Store(inSkips)
+	w := newWorld(t, nil)
+	w.Core.cfg.Store, f.Store = f, w.Core.cfg.Store
+	ctx := t.Context()
+	run := w.newRun(w.session(), 0)
+	s, err := w.ForwardBackward(ctx, w.pass(run, 2)) // 1 never comes
+	w.ok(err)
+	w.eventually(func() bool { return f.refused.Load() > 0 })
+	w.Core.mu.Lock()
+	given := w.runs[run].queue.position
+	w.Core.mu.Unlock()
+	if given != 0 {
+		t.Error("the backend has what is behind a skip that is not in the journal")
+	}
+	f.collection.Store("")
+	w.good(s, nil)
+}
+
 // outcomeError gives the failure of an operation.
 func (w *world) outcomeError(id string) error {
 	if out := w.outcome(id); out.Failure != nil {
