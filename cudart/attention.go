@@ -63,11 +63,12 @@ func (c Cache) Bytes() int64 {
 }
 
 // Sequence is a part of a batch: rows [Row, Row+Count) at positions from First on; Pages hold all positions up to the last. AttentionBackward computes the share of keys
-// [KeysFrom, KeysTo), multiples of PageKeys but for the sequence's end; the others do not look at it.
+// [KeysFrom, KeysTo) and rows [RowsFrom, RowsTo), multiples of PageKeys but for the sequence's end; the others do not look at these.
 type Sequence struct {
 	Row, Count, First int64
 	Pages             []int32
 	KeysFrom, KeysTo  int64
+	RowsFrom, RowsTo  int64
 }
 
 // CopyPage makes page to of every layer hold what page from holds, or zeros if from is -1.
@@ -115,7 +116,7 @@ func lists(sequences []Sequence) *attentionLists {
 	l := &attentionLists{}
 	for _, s := range sequences {
 		l.sequences = append(l.sequences, C.sequence{row: C.int64_t(s.Row), count: C.int64_t(s.Count), first: C.int64_t(s.First), first_page: C.int64_t(len(l.pages)),
-			keys_from: C.int64_t(s.KeysFrom), keys_to: C.int64_t(s.KeysTo)})
+			keys_from: C.int64_t(s.KeysFrom), keys_to: C.int64_t(s.KeysTo), rows_from: C.int64_t(s.RowsFrom), rows_to: C.int64_t(s.RowsTo)})
 		l.pages = append(l.pages, s.Pages...)
 	}
 	return l
@@ -230,7 +231,7 @@ func (v *Device) roundSequences(y, x View, sequences []Sequence) error {
 }
 
 // AttentionBackward overwrites dq, dk and dv of the sequences' rows for the gradient dout of o, which is of oType. Every sequence begins at position 0, and lse is what Attention wrote. Of a sequence with a
-// range of keys it overwrites dk and dv of these, and adds to dq unless the range begins at 0. q is as in Attention.
+// range of keys it overwrites dk and dv of these, and adds to dq unless the range begins at 0; of one with a range of rows it does so for dq of these, and adds to dk and dv of keys before them. q is as in Attention.
 func (v *Device) AttentionBackward(dq, dk, dv, dout, o View, oType Type, lse, q View, qType Type, c Cache, layer int64, sequences []Sequence, group int64, scale float32) (err error) {
 	keys, err := c.kernel(kAttentionBackwardKeys, kTensorAttentionBackwardKeys)
 	if err != nil {
@@ -262,9 +263,11 @@ func (v *Device) AttentionBackward(dq, dk, dv, dout, o View, oType Type, lse, q 
 		units  func(s C.sequence) (from, to int64)
 	}{
 		{keys, 1, func(s C.sequence) (from, to int64) {
-			return int64(s.keys_from) / PageKeys, (int64(s.keys_to) + PageKeys - 1) / PageKeys
+			return int64(s.keys_from) / PageKeys, (min(int64(s.keys_to), int64(s.rows_to)) + PageKeys - 1) / PageKeys
 		}},
-		{queries, queriesItems, func(s C.sequence) (from, to int64) { return int64(s.keys_from) * group, int64(s.count) * group }},
+		{queries, queriesItems, func(s C.sequence) (from, to int64) {
+			return max(int64(s.keys_from), int64(s.rows_from)) * group, int64(s.rows_to) * group
+		}},
 	} {
 		l.cut(step.size, step.units)
 		if len(l.tiles) == 0 {

@@ -67,7 +67,7 @@ func attentionAt(t *testing.T, v *Device, r *rand.Rand, dim, group int64, length
 	var sequences []Sequence
 	var rows, pages int64
 	for _, n := range lengths {
-		s := Sequence{Row: rows, Count: n, KeysTo: n}
+		s := Sequence{Row: rows, Count: n, KeysTo: n, RowsTo: n}
 		for k := int64(0); k < n; k += PageKeys {
 			s.Pages = append(s.Pages, int32(pages))
 			pages++

@@ -42,9 +42,9 @@ typedef struct {
   int32_t type, reserved;
 } cache;
 
-// A sequence's part of a batch: rows [row, row+count) at positions from first; its page list begins at pages[first_page]. The backward pass takes keys [keys_from, keys_to) of it.
+// A sequence's part of a batch: rows [row, row+count) at positions from first; its page list begins at pages[first_page]. The backward pass takes keys [keys_from, keys_to) and rows [rows_from, rows_to) of it.
 typedef struct {
-  int64_t row, count, first, first_page, keys_from, keys_to;
+  int64_t row, count, first, first_page, keys_from, keys_to, rows_from, rows_to;
 } sequence;
 
 // Rows [from, to) of a batch and the weight that is theirs. With a factor other than 0 a finished element is multiplied by it and rounded to the values of type. Where tail.at is not 0 (bfloat16 only), an element's chain

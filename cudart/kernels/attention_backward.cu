@@ -56,21 +56,26 @@ template <int D> struct attention_backward {
     }
   }
 
-  // keys: block (x, y) is a tile whose item is a page number, and a key head.
+  // keys: block (x, y) is a tile whose item is a page number, and a key head. A range of rows that begins behind the page goes on with the chains in dk and dv.
   INLINE void keys(const attention_backward_arguments &a) {
     DYNAMIC_SHARED(float, room);
     tiles t = place(room);
     const attention_tile tile = memory<const attention_tile>(a.tiles)[block_x()];
     const sequence s = memory<const sequence>(a.sequences)[tile.sequence];
-    int64_t head = block_y(), dim = a.c.dim, all = s.count * a.group, k0 = (int64_t)tile.item * PAGE_KEYS;
+    int64_t head = block_y(), dim = a.c.dim, all = s.rows_to * a.group, k0 = (int64_t)tile.item * PAGE_KEYS;
     int64_t page = memory<const int32_t>(a.pages)[s.first_page + tile.item];
     int ty = thread() / 16, tx = thread() % 16;
     float dk[4][dims], dv[4][dims];
     UNROLL for (int i = 0; i < 4; i++)
-      UNROLL for (int e = 0; e < dims; e++) dk[i][e] = 0.0f, dv[i][e] = 0.0f;
+      UNROLL for (int e = 0; e < dims; e++) {
+        int64_t key = k0 + ty * 4 + i;
+        bool go_on = s.rows_from > k0 && key < s.count && tx + 16 * e < dim;
+        dk[i][e] = go_on ? row_of<float>(a.dk, s.row + key)[head * dim + tx + 16 * e] : 0.0f;
+        dv[i][e] = go_on ? row_of<float>(a.dv, s.row + key)[head * dim + tx + 16 * e] : 0.0f;
+      }
     read_page<D>(t.k, a.c, a.layer, page, head);
     read_page<D>(t.v, a.c, a.layer, page, a.c.heads + head);
-    for (int64_t i0 = k0 * a.group; i0 < all; i0 += BACKWARD_ITEMS) {
+    for (int64_t i0 = (s.rows_from > k0 ? s.rows_from : k0) * a.group; i0 < all; i0 += BACKWARD_ITEMS) {
       barrier();
       read_items<D>(t.q, BACKWARD_ITEMS, a.q, s, i0, all, a.group, head, dim);
       read_items<D>(t.dout, BACKWARD_ITEMS, a.dout, s, i0, all, a.group, head, dim);
@@ -102,7 +107,7 @@ template <int D> struct attention_backward {
     const attention_tile tile = memory<const attention_tile>(a.tiles)[block_x()];
     const sequence s = memory<const sequence>(a.sequences)[tile.sequence];
     const int32_t *pages = memory<const int32_t>(a.pages) + s.first_page;
-    int64_t head = block_y(), dim = a.c.dim, all = s.count * a.group, last = tile.item + BACKWARD_ITEMS < all ? tile.item + BACKWARD_ITEMS : all;
+    int64_t head = block_y(), dim = a.c.dim, all = s.rows_to * a.group, last = tile.item + BACKWARD_ITEMS < all ? tile.item + BACKWARD_ITEMS : all;
     int64_t last_position = (last - 1) / a.group;
     int ty = thread() / 16, tx = thread() % 16;
     float dq[BACKWARD_PER][dims];

@@ -52,7 +52,7 @@ template <int D> struct tensor_attention_backward {
     return memory<const float>(a.delta)[(s.row + item / a.group) * a.c.heads * a.group + head * a.group + item % a.group];
   }
 
-  // keys: block (x, y) is a tile whose item is a page number, and a key head; a warp has 16 of the page's keys.
+  // keys: block (x, y) is a tile whose item is a page number, and a key head; a warp has 16 of the page's keys. A range of rows that begins behind the page goes on with the chains in dk and dv.
   INLINE void keys(const attention_backward_arguments &a) {
     DYNAMIC_SHARED(unsigned char, room);
     tensor_row<D> *k = (tensor_row<D> *)room, *v = k + PAGE_KEYS, *q = v + PAGE_KEYS, *dout = q + KEYS_ITEMS;
@@ -60,14 +60,23 @@ template <int D> struct tensor_attention_backward {
     int *position = (int *)(delta + KEYS_ITEMS); // of an item, -1 for none
     const attention_tile tile = memory<const attention_tile>(a.tiles)[block_x()];
     const sequence s = memory<const sequence>(a.sequences)[tile.sequence];
-    int64_t head = block_y(), dim = a.c.dim, all = s.count * a.group, k0 = (int64_t)tile.item * PAGE_KEYS;
+    int64_t head = block_y(), dim = a.c.dim, all = s.rows_to * a.group, k0 = (int64_t)tile.item * PAGE_KEYS;
     int64_t page = memory<const int32_t>(a.pages)[s.first_page + tile.item];
     int key0 = (int)k0 + 16 * warp() + fragment_row();
     sums dk, dv;
     clear(dk), clear(dv);
+    UNROLL for (int e = 0; e < 4; e++) {
+      int64_t key = key0 + e / 2 * 8;
+      if (s.rows_from <= k0 || key >= s.count) continue;
+      const float *from_k = row_of<float>(a.dk, s.row + key) + head * dim, *from_v = row_of<float>(a.dv, s.row + key) + head * dim;
+      UNROLL for (int c = 0; c < results; c++) {
+        int d = 8 * c + fragment_column() + e % 2;
+        if (d < dim) dk[c][e] = from_k[d], dv[c][e] = from_v[d];
+      }
+    }
     fetch_page<D>(k, a.c, a.layer, page, head);
     fetch_page<D>(v, a.c, a.layer, page, a.c.heads + head);
-    for (int64_t i0 = k0 * a.group; i0 < all; i0 += KEYS_ITEMS) {
+    for (int64_t i0 = (s.rows_from > k0 ? s.rows_from : k0) * a.group; i0 < all; i0 += KEYS_ITEMS) {
       float lse_here = 0.0f, delta_here = 0.0f; // on their way while the rows are brought
       int position_here = -1;
       if (thread() < KEYS_ITEMS && i0 + thread() < all) {
@@ -114,7 +123,7 @@ template <int D> struct tensor_attention_backward {
     const attention_tile tile = memory<const attention_tile>(a.tiles)[block_x()];
     const sequence s = memory<const sequence>(a.sequences)[tile.sequence];
     const int32_t *pages = memory<const int32_t>(a.pages) + s.first_page;
-    int64_t head = block_y(), dim = a.c.dim, all = s.count * a.group, last = tile.item + QUERIES_ITEMS < all ? tile.item + QUERIES_ITEMS : all;
+    int64_t head = block_y(), dim = a.c.dim, all = s.rows_to * a.group, last = tile.item + QUERIES_ITEMS < all ? tile.item + QUERIES_ITEMS : all;
     int64_t last_position = (last - 1) / a.group, item0 = tile.item + 16 * warp() + fragment_row();
     float lse[2], delta[2];
     int64_t position[2];

@@ -68,7 +68,13 @@ func (w *weighed) AttentionBackward(dq, dk, dv, do, o, lse, q tensor.Tensor, p t
 		if to == 0 {
 			to = r.Count
 		}
-		w.work += 10 * float64(q.Cols) * float64(to-from) * (float64(r.Count) - float64(from+to)/2)
+		first, last := r.RowsFrom, r.RowsTo
+		if last == 0 {
+			last = r.Count
+		}
+		for row := max(first, from); row < last; row++ {
+			w.work += 10 * float64(q.Cols) * float64(min(to, row+1)-from)
+		}
 	}
 	return w.Device.AttentionBackward(dq, dk, dv, do, o, lse, q, p, layer, runs, heads, scale)
 }

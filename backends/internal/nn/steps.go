@@ -229,6 +229,9 @@ func attentionWork(heads, headDim int) float64 {
 // leastRows is how many query rows a step of attention has at least: fewer would read keys and values too often.
 const leastRows = 16
 
+// leastRowsBackward is how many rows a step of the backward pass has at least: a page of keys is turned, and its gradients are read and written, for each.
+const leastRowsBackward = 8 * tensor.PageSize
+
 // attention is attend in steps of whole sequences and of rows of long ones.
 func (p *Pass) attention(kept, o, lse, q tensor.Tensor, layer, heads int, scale float32) error {
 	each := attentionWork(heads, q.Cols/heads)
@@ -267,7 +270,7 @@ func (p *Pass) attention(kept, o, lse, q tensor.Tensor, layer, heads int, scale 
 	return flush()
 }
 
-// attentionBackward is Device.AttentionBackward in steps of whole sequences and of keys of long ones.
+// attentionBackward is Device.AttentionBackward in steps of whole sequences, of keys of long ones, and of rows where a page of keys is seen by too many.
 func (p *Pass) attentionBackward(dq, dk, dv, do, o, lse, q tensor.Tensor, layer, heads int, scale float32) error {
 	if p.StepWork <= 0 {
 		return p.Device.AttentionBackward(dq, dk, dv, do, o, lse, q, p.Pages, layer, p.Runs, heads, scale)
@@ -291,14 +294,25 @@ func (p *Pass) attentionBackward(dq, dk, dv, do, o, lse, q tensor.Tensor, layer,
 			}
 			part := r
 			part.KeysFrom, part.KeysTo = from, from+n
-			p.part = append(p.part, part)
-			work += each * float64(n) * (float64(r.Count-from) - float64(n)/2)
-			from += n
-			if work >= p.StepWork || from < r.Count { // a sequence stands once in a call
-				if err := flush(); err != nil {
-					return err
+			for row := from; row < r.Count; {
+				rows := r.Count - row
+				if n == tensor.PageSize {
+					rows = min(rows, max(leastRowsBackward, int((p.StepWork-work)/(each*tensor.PageSize))/tensor.PageSize*tensor.PageSize))
+				}
+				part.RowsFrom, part.RowsTo = row, row+rows
+				p.part = append(p.part, part)
+				work += each * float64(n) * float64(rows)
+				if row == from {
+					work -= each * float64(n) * float64(n) / 2 // the first see some of the keys only
+				}
+				row += rows
+				if work >= p.StepWork || row < r.Count || from+n < r.Count { // a sequence stands once in a call
+					if err := flush(); err != nil {
+						return err
+					}
 				}
 			}
+			from += n
 		}
 	}
 	if len(p.part) == 0 {

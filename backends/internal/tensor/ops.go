@@ -67,6 +67,8 @@ type AttentionRun struct {
 	// KeysFrom and KeysTo are for AttentionBackward alone: with KeysTo > 0 it computes the share of keys [KeysFrom, KeysTo), multiples of PageSize but for the sequence's end. So a long sequence can be
 	// cut into several calls, in ascending order, with equal bits.
 	KeysFrom, KeysTo int
+	// RowsFrom and RowsTo are for AttentionBackward alone: with RowsTo > 0 it takes rows [RowsFrom, RowsTo) only, multiples of PageSize but for the sequence's end. Calls for the same keys come in ascending order.
+	RowsFrom, RowsTo int
 }
 
 // ErrMemory is wrapped by the error of an operation for which the device has no memory. Nothing else has happened; the operation may be tried again when memory has been freed.
@@ -165,7 +167,7 @@ type Device interface {
 	// A Fuser's q may be of its QueryType, here and in AttentionBackward.
 	Attention(o, lse, q Tensor, p Pages, layer int, runs []AttentionRun, queryHeads int, scale float32) error
 	// AttentionBackward overwrites dq, dk, dv (rows as q and k) for do. Every run must start at position 0 (training). Of a run with a range of keys it overwrites dk and dv of these keys, and adds to dq unless
-	// the range begins at 0. A Fuser's o may be bfloat16.
+	// the range begins at 0. Of one with a range of rows it overwrites or adds to dq of these rows, and adds to dk and dv of keys before them; keys behind them stay as they are. A Fuser's o may be bfloat16.
 	AttentionBackward(dq, dk, dv, do, o, lse, q Tensor, p Pages, layer int, runs []AttentionRun, queryHeads int, scale float32) error
 
 	// LogSumExp: lse[m] (M × 1) of each row of logits, in fixed tiles. -Inf is a logit of probability zero; a row with +Inf or NaN gives NaN.

@@ -131,6 +131,9 @@ func (d *device) sequences(c *check, p *pages, layer, rows int, runs []tensor.At
 		if !backward || r.KeysTo == 0 {
 			r.KeysFrom, r.KeysTo = 0, r.Count
 		}
+		if !backward || r.RowsTo == 0 {
+			r.RowsFrom, r.RowsTo = 0, r.Count
+		}
 		d.runs = append(d.runs, r)
 	}
 	return d.runs
@@ -199,6 +202,9 @@ func (d *device) AttentionBackward(dq, dk, dv, do, o, lse, q tensor.Tensor, p te
 		}
 		if r.KeysTo != 0 && (r.KeysFrom < 0 || r.KeysFrom >= r.KeysTo || r.KeysTo > r.Count || r.KeysFrom%tensor.PageSize != 0 || r.KeysTo%tensor.PageSize != 0 && r.KeysTo != r.Count) {
 			c.fail("runs[%d]: keys %d to %d of %d: must be cut at multiples of %d", i, r.KeysFrom, r.KeysTo, r.Count, tensor.PageSize)
+		}
+		if r.RowsTo != 0 && (r.RowsFrom < 0 || r.RowsFrom >= r.RowsTo || r.RowsTo > r.Count || r.RowsFrom%tensor.PageSize != 0 || r.RowsTo%tensor.PageSize != 0 && r.RowsTo != r.Count) {
+			c.fail("runs[%d]: rows %d to %d of %d: must be cut at multiples of %d", i, r.RowsFrom, r.RowsTo, r.Count, tensor.PageSize)
 		}
 	}
 	sequences := d.sequences(&c, own, layer, q.Rows, runs, true)

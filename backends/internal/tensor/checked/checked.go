@@ -13,7 +13,7 @@ import (
 // New gives the tensor.Device that hands its operations to kernels. Kernels implements tensor.Device but for what is done here:
 //   - Arguments have been checked, and calls that have nothing to do (no rows, no elements, no groups) do not come.
 //   - A Matrix or Pages is always one that kernels made itself and that has not been freed; a buffer is freed once.
-//   - Runs have rows; their Pages are as many as their positions need; KeysFrom and KeysTo are set. Slices that hold groups and runs are the caller's and are used again in the next call.
+//   - Runs have rows; their Pages are as many as their positions need; KeysFrom, KeysTo, RowsFrom and RowsTo are set. Slices that hold groups and runs are the caller's and are used again in the next call.
 //   - Allocations are counted here, and Close comes once; after it nothing comes but Free of what was left.
 //
 // The result implements tensor.Drawer if kernels does, and tensor.OwnMemory, tensor.Neighbour, tensor.Linker, tensor.Differentiator, tensor.Recorder, tensor.Paced, tensor.Fuser, tensor.Keeper and tensor.Scratcher if it implements all ten.

@@ -36,7 +36,7 @@ typedef struct {
 // sequence is a tensor.AttentionRun; its page numbers begin at pages[first_page].
 typedef struct {
   int64_t row, count, first, first_page;
-  int64_t keys_from, keys_to; // of the backward pass
+  int64_t keys_from, keys_to, rows_from, rows_to; // of the backward pass
 } sequence;
 
 typedef struct {

@@ -281,19 +281,19 @@ static void attention(const void *job, int64_t unit, worker *w) {
   for (int64_t i = 0; i < items; i++) put_item(j, &r, i, to, row + i / group, head * group + i % group);
 }
 
-// A unit is one key head of one sequence: dk and dv of that head for a range of keys, and their share of dq of its query heads. dk and dv are chains over the items in order, dq over the keys.
+// A unit is one key head of one sequence: dk and dv of that head for a range of keys, and their share of dq of its query heads, for a range of rows. dk and dv are chains over the items in order, dq over the keys.
 static void attention_backward(const void *job, int64_t unit, worker *w) {
   enum { ITEMS = BACKWARD_ITEMS };
   const attention_job *j = job;
   const cache *p = &j->p;
   int64_t heads = p->heads, group = j->query_heads / heads, dim = p->head_dim, wide = p->padded_dim, head = unit % heads;
   const sequence *s = j->sequences + unit / heads;
-  int64_t all = s->count * group;
+  int64_t all = s->rows_to * group;
   float *kpart = w->memory, *vpart = kpart + PAGE * wide, *kt = vpart + PAGE * wide, *vt = kt + PAGE * wide, *dk = vt + PAGE * wide, *dv = dk + PAGE * wide;
   float *q = dv + PAGE * wide, *dout = q + ITEMS * wide, *dq = dout + ITEMS * wide, *packed = dq + ITEMS * wide, *pr = packed + MAX_TILE_ROWS * wide;
   float *ds = pr + ITEMS * PAGE, *delta = ds + ITEMS * PAGE;
 #define ITEM(v, i) (row_of(v, s->row + (i) / group) + (head * group + (i) % group) * dim)
-  for (int64_t i = 0; i < all; i++) {
+  for (int64_t i = s->rows_from * group; i < all; i++) {
     if (!s->keys_from) memset(ITEM(j->dq, i), 0, (size_t)dim * 4);
     if (i < s->keys_from * group) continue; // no key of the range is seen
     const float *a = ITEM(j->dout, i), *b = ITEM(j->o, i);
@@ -305,11 +305,16 @@ static void attention_backward(const void *job, int64_t unit, worker *w) {
   memset(q, 0, (size_t)(3 * ITEMS * wide) * 4); // columns from dim to wide stay zero
   for (int64_t k0 = s->keys_from; k0 < s->keys_to; k0 += PAGE) {
     int64_t page = j->pages[s->first_page + k0 / PAGE], present = s->count - k0 < PAGE ? s->count - k0 : PAGE;
+    if (s->rows_to <= k0) break; // these rows do not see it
     const float *k = read_part(p, j->layer, page, head, kpart), *v = read_part(p, j->layer, page, heads + head, vpart);
     for (int64_t i = 0; i < PAGE; i++) // K as [key][dim], V as [dim][key]
       for (int64_t d = 0; d < dim; d++) kt[i * wide + d] = k[d * PAGE + i], vt[d * PAGE + i] = v[i * wide + d];
     memset(dk, 0, (size_t)(2 * PAGE * wide) * 4);
-    for (int64_t i0 = k0 * group; i0 < all; i0 += ITEMS) {
+    for (int64_t i = 0; i < present && s->rows_from > k0; i++) { // the chains go on
+      memcpy(dk + i * wide, row_of(j->dk, s->row + k0 + i) + head * dim, (size_t)dim * 4);
+      memcpy(dv + i * wide, row_of(j->dv, s->row + k0 + i) + head * dim, (size_t)dim * 4);
+    }
+    for (int64_t i0 = (s->rows_from > k0 ? s->rows_from : k0) * group; i0 < all; i0 += ITEMS) {
       int64_t items = all - i0 < ITEMS ? all - i0 : ITEMS;
       for (int64_t i = 0; i < items; i++) {
         memcpy(q + i * wide, ITEM(j->q, i0 + i), (size_t)dim * 4);

@@ -481,7 +481,7 @@ int op_attention_backward(device *d, view dq, view dk, view dv, view dout, view 
   double work = 0;
   for (int64_t i = 0; i < n; i++) {
     longest = s[i].count > longest ? s[i].count : longest;
-    work += (double)(s[i].keys_to - s[i].keys_from) * ((double)s[i].count - 0.5 * (double)(s[i].keys_from + s[i].keys_to)) * (double)q.cols * 0.12;
+    work += (double)(s[i].keys_to - s[i].keys_from) * (double)(s[i].rows_to - s[i].rows_from) * (double)q.cols * 0.12; // at the most
   }
   if (threads_reserve(d->t, 4 * ((6 * PAGE + 3 * BACKWARD_ITEMS + MAX_TILE_ROWS) * p.padded_dim + 2 * BACKWARD_ITEMS * PAGE + longest * group))) return -1;
   attention_job j = {.dq = dq, .dk = dk, .dv = dv, .dout = dout, .o = o, .lse = lse, .q = q, .p = p, .layer = layer, .query_heads = query_heads,

@@ -344,6 +344,31 @@ func attentionCuts(t *testing.T, d tensor.Device) {
 			sameBits(t, "dq in parts", h.read(a3), h.read(a2))
 			sameBits(t, "dk in parts", h.read(b3), h.read(b2))
 			sameBits(t, "dv in parts", h.read(c3), h.read(c2))
+			parts = parts[:0] // pieces of keys, and of each pieces of the rows that see some
+			for _, r := range whole.runs {
+				for from := 0; from < r.Count; from += tensor.PageSize {
+					r.KeysFrom, r.KeysTo = from, min(from+tensor.PageSize, r.Count)
+					for row := from; row < r.Count; row += 3 * tensor.PageSize {
+						r.RowsFrom, r.RowsTo = row, min(row+3*tensor.PageSize, r.Count)
+						parts = append(parts, r)
+					}
+				}
+			}
+			a4, b4, c4 := grads(parts)
+			sameBits(t, "dq in parts of rows", h.read(a4), h.read(a2))
+			sameBits(t, "dk in parts of rows", h.read(b4), h.read(b2))
+			sameBits(t, "dv in parts of rows", h.read(c4), h.read(c2))
+			parts = parts[:0] // pieces of rows, of all keys
+			for _, r := range whole.runs {
+				for row := 0; row < r.Count; row += tensor.PageSize {
+					r.RowsFrom, r.RowsTo = row, min(row+tensor.PageSize, r.Count)
+					parts = append(parts, r)
+				}
+			}
+			a5, b5, c5 := grads(parts)
+			sameBits(t, "dq in rows", h.read(a5), h.read(a2))
+			sameBits(t, "dk in rows", h.read(b5), h.read(b2))
+			sameBits(t, "dv in rows", h.read(c5), h.read(c2))
 		})
 	}
 }

@@ -153,6 +153,7 @@ func refusals(t *testing.T, d tensor.Device) {
 		"attention shape":         d.Attention(b, tensor.Tensor{}, a, pages, 0, one, 1, 1),
 		"attention lse":           d.Attention(a, row, a, pages, 0, one, 1, 1),
 		"attention pages":         d.Attention(a, column, a, nil, 0, one, 1, 1),
+		"backward rows":           d.AttentionBackward(a, a, a, a, a, column, a, pages, 0, []tensor.AttentionRun{{Count: 4, Pages: []int32{0}, RowsFrom: 1, RowsTo: 4}}, 1, 1),
 		"backward keys":           d.AttentionBackward(a, a, a, a, a, column, a, pages, 0, []tensor.AttentionRun{{Count: 4, Pages: []int32{0}, KeysFrom: 1, KeysTo: 4}}, 1, 1),
 		"backward position":       d.AttentionBackward(a, a, a, a, a, column, a, pages, 0, []tensor.AttentionRun{{Count: 4, First: 1, Pages: []int32{0}}}, 1, 1),
 	} {
