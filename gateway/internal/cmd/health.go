@@ -111,7 +111,7 @@ func (h *health) get() server.Health {
 			m.State, m.Reason, out.Status = "hanging", s.Stalled, "degraded"
 		case s.Phase == supervisor.Ready && h.rebuilds != nil:
 			if b := h.rebuilds(s.Name); b.Runs > 0 {
-				m.State, m.Rebuilding = "rebuilding", &server.Rebuilding{Runs: b.Runs, Replayed: b.Replayed, ToReplay: b.ToReplay}
+				m.State, m.Reason, m.Rebuilding = "rebuilding", b.Trouble, &server.Rebuilding{Runs: b.Runs, Replayed: b.Replayed, ToReplay: b.ToReplay}
 			}
 		case s.Phase == supervisor.Ready:
 		case s.Restarts == 0 && (s.Phase == supervisor.Starting || s.Phase == supervisor.Loading):

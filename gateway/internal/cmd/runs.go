@@ -29,8 +29,9 @@ func runsCommand() *cobra.Command {
 				AdapterNorm *float64  `json:"adapter_norm"`
 				LastRequest time.Time `json:"last_request_time"`
 				Rebuilding  *struct {
-					Replayed int `json:"operations_replayed"`
-					ToReplay int `json:"operations_to_replay"`
+					Replayed int    `json:"operations_replayed"`
+					ToReplay int    `json:"operations_to_replay"`
+					Reason   string `json:"reason"`
 				} `json:"rebuilding"`
 			} `json:"runs"`
 		}
@@ -46,6 +47,9 @@ func runsCommand() *cobra.Command {
 			}
 			if b := r.Rebuilding; b != nil {
 				fmt.Fprintf(w, "  being rebuilt: %d of %d operations have run again\n", b.Replayed, b.ToReplay)
+				if b.Reason != "" {
+					fmt.Fprintf(w, "  an attempt failed and is repeated: %s\n", b.Reason)
+				}
 			}
 			if r.Inexact != "" {
 				fmt.Fprintf(w, "  not bit-equal to an undisturbed run: %s\n", r.Inexact)

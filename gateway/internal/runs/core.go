@@ -80,6 +80,7 @@ type Config struct {
 	MaxFrozen        int           // per model: saved adapters loaded in the backend for sampling at a time; 32
 	PointEvery       time.Duration // a run's state is written for its recovery when its last writing is that long ago; 60 s
 	PointOperations  int           // or that many operations; 50
+	RebuildPatience  time.Duration // how long the rebuild of a run is tried again that fails for a reason that may pass, before the run is given up; 5 min
 	DiskShare        float64       // of the time that such writing may take, over all runs; in (0, 1]; 0.1
 
 	Weights map[string]float64 // shares of owners in training tokens and in places for sampling; an owner that is not named has 1
@@ -204,6 +205,7 @@ func (cfg *Config) complete() error {
 	setDefault(&cfg.MaxFrozen, 32)
 	setDefault(&cfg.PointEvery, 60*time.Second)
 	setDefault(&cfg.PointOperations, 50)
+	setDefault(&cfg.RebuildPatience, 5*time.Minute)
 	setDefault(&cfg.DiskShare, 0.1)
 	return nil
 }

@@ -27,7 +27,11 @@ type rebuild struct {
 	left     int           // past operations that have not been decided
 	running  int           // those of them that the process has
 	count    int           // past operations in all
-	failures int           // attempts that failed although the process was there
+	retries  int           // attempts that failed and are repeated
+	failures int           // those of them that failed although the process and the journal were there
+	failing  time.Time     // since the first of those
+	trouble  string        // why the last attempt failed, if it is repeated; "" = none has failed
+	pause    time.Duration // before the next attempt
 	unsuited error         // why the backend cannot have the run as it is now, see unsuited
 	computed bool          // some state was computed again
 	told     time.Time     // when its progress was logged last
@@ -35,9 +39,10 @@ type rebuild struct {
 
 // Rebuilding is how far the runs of a model are on their way into its process.
 type Rebuilding struct {
-	Runs     int // that are rebuilt now
-	Replayed int // operations of theirs that have run again
-	ToReplay int // all that have to, as far as is known: the operations of a run count when its replay begins
+	Runs     int    // that are rebuilt now
+	Replayed int    // operations of theirs that have run again
+	ToReplay int    // all that have to, as far as is known: the operations of a run count when its replay begins
+	Trouble  string // why an attempt failed that is repeated; "" = none has failed
 }
 
 // Rebuilding tells which runs of a model are being rebuilt after a loss of its process or a restart of the server. Runs is 0 when none is.
@@ -45,11 +50,15 @@ func (c *Core) Rebuilding(name string) Rebuilding {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var out Rebuilding
+	troubled := ""
 	for _, r := range c.runs {
 		if r.ServedModel == name && r.usable() && r.rebuild != nil {
 			out.Runs++
 			out.Replayed += r.rebuild.replayed()
 			out.ToReplay += r.rebuild.count
+			if why := r.rebuild.trouble; why != "" && (troubled == "" || r.ID < troubled) {
+				troubled, out.Trouble = r.ID, fmt.Sprintf("run %s could not be rebuilt yet: %s", r.ID, why)
+			}
 		}
 	}
 	return out
@@ -66,8 +75,19 @@ func (b *rebuild) replayed() int {
 // tellEvery is how often a rebuild that takes long is logged.
 const tellEvery = 10 * time.Second
 
-// maxRebuilds is how often a rebuild is tried that fails although the backend is there.
-const maxRebuilds = 5
+// minRebuilds is how often a rebuild is tried at least that fails although the backend is there, before the run is given up or waits for another backend.
+const minRebuilds = 5
+
+// What passes by itself, such as a disk that does not answer for a moment, is first waited for shortly, then longer, up to these.
+const (
+	longestForProcess = 2 * time.Second // a new one is made meanwhile
+	longestForRebuild = 30 * time.Second
+)
+
+// again has the next attempt wait the longer the more have failed. mu is held.
+func (b *rebuild) again(failed int, longest time.Duration) {
+	b.pause = min(50*time.Millisecond<<min(failed, 10), longest)
+}
 
 // interrupt takes note that the process of a run's adapter is gone, or that the adapter is not in it what it should be. mu is held.
 func (c *Core) interrupt(r *run, reason string) {
@@ -131,6 +151,9 @@ func (c *Core) giveBack(op *operation, reason string, err error) {
 // rebuild brings a run's adapter into the process that serves its model now.
 func (c *Core) rebuild(ctx context.Context, r *run) {
 	for attempt := 0; ; attempt++ {
+		if c.awaitAttempt(ctx, r) != nil {
+			return
+		}
 		b, err := c.backend(ctx, r.model)
 		if ctx.Err() != nil {
 			return
@@ -161,9 +184,12 @@ func (c *Core) rebuild(ctx context.Context, r *run) {
 				c.mu.Unlock()
 				return
 			}
+			r.rebuild.again(attempt, longestForProcess)
 		case errors.Is(err, errUnloaded):
 			c.endRun(r, stateEnded, "it was unloaded", &Failure{Message: "the model was unloaded", Category: CategoryUser})
-		case lost(err) || c.tryAgain(r, err):
+		case lost(err):
+			r.rebuild.again(attempt, longestForProcess)
+		case c.tryAgain(r, err):
 		case plugins.NoRoom(err) && r.rebuild != nil:
 			r.rebuild.unsuited = unsuited(err)
 		default:
@@ -177,28 +203,59 @@ func (c *Core) rebuild(ctx context.Context, r *run) {
 				c.logged("adapter could not be deleted", err, "run", r.ID)
 			}
 		}
-		if !usable || needed && pause(ctx, attempt) != nil {
+		if !usable {
 			return
 		}
 	}
 }
 
-// tryAgain tells whether a rebuild that failed in a living process may be tried once more. mu is held.
+// awaitAttempt waits as long as the next attempt of a rebuild is to, or until the run has ended.
+func (c *Core) awaitAttempt(ctx context.Context, r *run) error {
+	c.mu.Lock()
+	b := r.rebuild
+	if b == nil {
+		c.mu.Unlock()
+		return nil
+	}
+	t := time.NewTimer(b.pause)
+	b.pause = 0
+	c.mu.Unlock()
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-b.done:
+	case <-ctx.Done():
+	}
+	return ctx.Err()
+}
+
+// tryAgain tells whether a rebuild that failed in a living process may be tried once more. A journal that cannot be read is waited for. Any other fault that may pass by itself, as one of the disk that a recovery point is
+// on, is given time: a run that is given up does not come back. Want of memory gives nothing up, so that a few attempts are enough; nor may everything else wait long while a run is rebuilt alone. mu is held.
 func (c *Core) tryAgain(r *run, err error) bool {
-	var refused *Error
-	switch k := plugins.KindOf(err); {
-	case errors.Is(err, errStore):
-		c.log.Warn("a run could not be rebuilt yet", "run", r.ID, "error", err)
-		return true
-	case errors.As(err, &refused), errors.Is(err, errBroken), k != plugins.KindInternal && k != plugins.KindCapacity && k != plugins.KindNotFound:
+	b := r.rebuild
+	if b == nil {
 		return false
 	}
-	if r.rebuild == nil {
-		return false
+	if !errors.Is(err, errStore) {
+		var refused *Error
+		k := plugins.KindOf(err)
+		if errors.As(err, &refused) || errors.Is(err, errBroken) || k != plugins.KindInternal && k != plugins.KindCapacity && k != plugins.KindNotFound {
+			return false
+		}
+		now := c.cfg.now()
+		if b.failures++; b.failures == 1 {
+			b.failing = now
+		}
+		enough := k == plugins.KindCapacity || r.model.inquest.rebuild == r || now.Sub(b.failing) >= c.cfg.RebuildPatience
+		if b.failures >= minRebuilds && enough {
+			return false
+		}
 	}
-	r.rebuild.failures++
-	c.log.Warn("a run could not be rebuilt yet", "run", r.ID, "attempt", r.rebuild.failures, "error", err)
-	return r.rebuild.failures < maxRebuilds
+	b.trouble = err.Error()
+	b.again(b.retries, longestForRebuild)
+	b.retries++
+	c.log.Warn("a run could not be rebuilt yet", "run", r.ID, "attempt", b.retries, "next_in", b.pause, "error", err)
+	return true
 }
 
 // unsuited is why a backend cannot have a run that an earlier process had: it has less memory now, or its configuration takes less (a context that is shorter than an operation of the past). Neither is a fault of the run.

@@ -530,22 +530,28 @@ func (b troubled) ForwardBackward(ctx context.Context, req plugins.ForwardBackwa
 // had, or is configured to take less: then what waits fails, and the run goes on when the process suits it again.
 func TestARebuildThatFails(t *testing.T) {
 	const waits, lives, ends = "waits", "lives", "ends"
+	const long, short = 5 * time.Minute, time.Nanosecond
 	for _, c := range []struct {
-		name  string
-		times int
-		kind  plugins.Kind
-		want  string
+		name     string
+		times    int
+		kind     plugins.Kind
+		patience time.Duration
+		want     string
 	}{
-		{"twice", 2, plugins.KindCapacity, lives},
-		{"always, for a fault", 1 << 30, plugins.KindInternal, ends},
-		{"as long as there is no memory", 1 << 30, plugins.KindCapacity, waits},
-		{"as long as it is too large", 1 << 30, plugins.KindInvalid, waits},
-		{"as long as there can be no memory", 1 << 30, plugins.KindTooLarge, waits},
+		{"twice", 2, plugins.KindCapacity, long, lives},
+		{"for a while, for a fault", minRebuilds + 1, plugins.KindInternal, long, lives},
+		{"a few times, for a fault", minRebuilds - 1, plugins.KindInternal, short, lives},
+		{"always, for a fault", 1 << 30, plugins.KindInternal, short, ends},
+		{"as long as there is no memory", 1 << 30, plugins.KindCapacity, long, waits},
+		{"as long as it is too large", 1 << 30, plugins.KindInvalid, long, waits},
+		{"as long as there can be no memory", 1 << 30, plugins.KindTooLarge, long, waits},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			var mu sync.Mutex
 			times := 0
 			w := newWorld(t, func(w *world) {
+				w.config.RebuildPatience = c.patience
 				w.wrap = func(b plugins.Backend) plugins.Backend { return troubled{b, &times, c.kind, &mu} }
 			})
 			ctx := t.Context()
@@ -559,6 +565,17 @@ func TestARebuildThatFails(t *testing.T) {
 			w.restartBackend()
 			s, err := w.SaveWeights(ctx, SaveWeights{Operation: at(run, 5), Name: "end"})
 			if c.want == lives {
+				var why string
+				w.eventually(func() bool {
+					b := w.runs[run].rebuild
+					if b != nil {
+						why = b.trouble
+					}
+					return why != ""
+				})
+				if !strings.Contains(why, "no memory") {
+					t.Errorf("while it is tried again: %q", why)
+				}
 				w.good(s, err)
 				return
 			}

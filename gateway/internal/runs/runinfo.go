@@ -136,7 +136,7 @@ func (c *Core) RunStatuses(_ context.Context, owner string) ([]RunStatus, error)
 		}
 		var rebuilding *Rebuilding
 		if b := r.rebuild; b != nil && r.usable() {
-			rebuilding = &Rebuilding{Runs: 1, Replayed: b.replayed(), ToReplay: b.count}
+			rebuilding = &Rebuilding{Runs: 1, Replayed: b.replayed(), ToReplay: b.count, Trouble: b.trouble}
 		}
 		list = append(list, RunStatus{
 			Rebuilding: rebuilding,

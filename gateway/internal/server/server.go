@@ -52,7 +52,7 @@ type Model struct {
 	Name     string  `json:"name"`
 	State    string  `json:"state"`              // downloading, starting, loading, ready, rebuilding, hanging, restarting, failed
 	Progress float64 `json:"progress,omitempty"` // 0 … 1 while downloading or loading
-	Reason   string  `json:"reason,omitempty"`   // why it is not ready
+	Reason   string  `json:"reason,omitempty"`   // why it is not ready, or why runs are not rebuilt yet
 	Restarts int     `json:"restarts"`
 	LastLoss string  `json:"last_loss,omitempty"` // why it was restarted last
 	Device   string  `json:"device,omitempty"`

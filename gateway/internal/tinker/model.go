@@ -139,7 +139,7 @@ func (s *Service) runStatuses(c call) (any, error) {
 	for i, r := range statuses {
 		var rebuilding gin.H
 		if b := r.Rebuilding; b != nil {
-			rebuilding = gin.H{"operations_replayed": b.Replayed, "operations_to_replay": b.ToReplay}
+			rebuilding = gin.H{"operations_replayed": b.Replayed, "operations_to_replay": b.ToReplay, "reason": b.Trouble}
 		}
 		out[i] = gin.H{
 			"rebuilding": rebuilding,
