@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"github.com/tinsmith/tinsmith/backends/internal/safetensors"
 	"github.com/tinsmith/tinsmith/plugins"
@@ -50,13 +51,22 @@ func (d directory) check(name string, limit int64) (string, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return "", plugins.Invalidf("path", "%s has no %s", d.path, name)
 	case err != nil:
-		return "", plugins.Invalidf("path", "%v", err)
+		return "", unreadable(err)
 	case !info.Mode().IsRegular():
 		return "", plugins.Invalidf("path", "%s is not a regular file", path)
 	case info.Size() > limit:
 		return "", plugins.Invalidf("path", "%s has %d bytes; at most %d are possible for this model", path, info.Size(), limit)
 	}
 	return path, nil
+}
+
+// unreadable says why a file gave nothing. Where it was the system that refused (a disk error, too many open files), the file may be as it should: that passes, and is no fault of the checkpoint.
+func unreadable(err error) error {
+	var refused syscall.Errno
+	if errors.As(err, &refused) {
+		return &plugins.Error{Kind: plugins.KindInternal, Field: "path", Message: err.Error()}
+	}
+	return plugins.Invalidf("path", "%v", err)
 }
 
 // verify compares a checksum with the manifest's.
@@ -75,12 +85,12 @@ func (d directory) text(name string) ([]byte, error) {
 	}
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, plugins.Invalidf("path", "%v", err)
+		return nil, unreadable(err)
 	}
 	defer f.Close()
 	text, err := io.ReadAll(io.LimitReader(f, maxText))
 	if err != nil {
-		return nil, plugins.Invalidf("path", "%v", err)
+		return nil, unreadable(err)
 	}
 	sum := sha256.Sum256(text)
 	return text, d.verify(name, sum[:])
@@ -95,12 +105,12 @@ func (d directory) tensors(name string, limit int64) (*safetensors.File, error) 
 	if d.sums != nil {
 		f, err := os.Open(path)
 		if err != nil {
-			return nil, plugins.Invalidf("path", "%v", err)
+			return nil, unreadable(err)
 		}
 		sum := sha256.New()
 		_, err = io.Copy(sum, f)
 		if err := errors.Join(err, f.Close()); err != nil {
-			return nil, plugins.Invalidf("path", "%v", err)
+			return nil, unreadable(err)
 		}
 		if err := d.verify(name, sum.Sum(nil)); err != nil {
 			return nil, err
@@ -108,7 +118,7 @@ func (d directory) tensors(name string, limit int64) (*safetensors.File, error) 
 	}
 	f, err := safetensors.Open(path)
 	if err != nil {
-		return nil, plugins.Invalidf("path", "%v", err)
+		return nil, unreadable(err)
 	}
 	return f, nil
 }
