@@ -90,8 +90,14 @@ func (c *Core) execute(ctx context.Context, op *operation) {
 		if done.then != nil {
 			done.then()
 		}
-		if op.future.kept && op.after != nil {
-			op.after.void = true
+		if op.trains && !op.scoreOnly && done.outcome.Failure == nil {
+			op.window.passed = true
+		}
+		if op.future.kept {
+			op.keepWindow()
+			if op.after != nil {
+				op.after.void = true
+			}
 		}
 		c.left(op, true)
 	})

@@ -34,8 +34,10 @@ type operation struct {
 	save      *saveBody
 	load      *createBody
 
-	position int64  // in the order of the process that runs it
-	dir      string // under the data directory: what an attempt that was cut off may have left
+	window   *window // that it belongs to
+	opened   *window // by a step: the next one
+	position int64   // in the order of the process that runs it
+	dir      string  // under the data directory: what an attempt that was cut off may have left
 	blame    blame
 }
 
@@ -67,13 +69,33 @@ type queue struct {
 	aheadBytes int64
 	alone      bool // one that must run alone is with the backend
 
-	windowSent  bool     // a pass with gradients was given to the backend since the last optim_step
-	windowFault *Failure // the first one that never came there
-	failed      *Failure // creation or load failed: so does everything later
+	window *window  // since the last optim_step
+	failed *Failure // creation or load failed: so does everything later
 }
 
 func newQueue(wait time.Duration) queue {
-	return queue{sequence: newSequencer(wait), held: map[int64]*operation{}, pending: map[int64]bool{}}
+	return queue{sequence: newSequencer(wait), held: map[int64]*operation{}, pending: map[int64]bool{}, window: &window{}}
+}
+
+// window is what is known of the passes with gradients between two optimizer steps. The backend does not know of those that never came there, so that a step of nothing else must not come there either.
+type window struct {
+	sent   bool     // one was given to the backend
+	passed bool     // one has succeeded
+	fault  *Failure // of the first one that never came to the backend
+	before *window  // whose step never came to the backend, or found no memory there: what it accumulated is there for the step of this one
+}
+
+// nothingBut tells whether passes were refused and none was given to the backend.
+func (w *window) nothingBut() bool { return !w.sent && w.fault != nil }
+
+// kept tells whether there is a gradient that earlier steps left.
+func (w *window) kept() bool {
+	for b := w.before; b != nil; b = b.before {
+		if b.passed {
+			return true
+		}
+	}
+	return false
 }
 
 // enqueue puts an operation that needs no number behind everything that has arrived. mu is held.
@@ -189,6 +211,9 @@ func (c *Core) pump(r *run) {
 		}
 		alone := op.create != nil || op.load != nil || op.kind == OpUnloadRun
 		if op.fault == nil && !op.internal() {
+			if op.kind == OpOptimStep && q.window.nothingBut() && q.ahead > 0 {
+				return // a step before it may yet leave a gradient
+			}
 			op.fault = c.faultOf(op)
 		}
 		op.blame.op = op
@@ -199,15 +224,20 @@ func (c *Core) pump(r *run) {
 			if alone && q.ahead > 0 || q.ahead >= plugins.MaxAhead || q.ahead > 0 && q.aheadBytes+op.bytes > plugins.MaxAheadBytes {
 				return
 			}
-		} else if q.failed == nil && op.trains && q.windowFault == nil {
-			q.windowFault = op.fault
+		} else if q.failed == nil && op.trains && q.window.fault == nil {
+			q.window.fault = op.fault
 		} else if op.load != nil {
 			r.failStart(op, op.fault)
 		}
 		q.ready[0] = nil // else it stays in memory, with its result, until the slice is moved: for good, if nothing comes behind it
 		q.ready = q.ready[1:]
+		op.window = q.window
 		if op.kind == OpOptimStep {
-			q.windowSent, q.windowFault = false, nil
+			op.opened = &window{}
+			q.window = op.opened
+			if op.fault != nil && (op.past == nil || op.past.kept) {
+				op.keepWindow() // the backend does not know of it
+			}
 		}
 		if op.past != nil && op.fault != nil {
 			c.caughtUp(r)
@@ -217,7 +247,9 @@ func (c *Core) pump(r *run) {
 			c.complete(op, op.fault)
 			continue
 		}
-		q.windowSent = q.windowSent || op.trains && !op.scoreOnly
+		if op.trains && !op.scoreOnly {
+			q.window.sent, q.window.passed = true, q.window.passed || op.past != nil
+		}
 		if op.create == nil && op.kind != OpUnloadRun {
 			q.position++
 			op.position = q.position
@@ -253,8 +285,9 @@ func (c *Core) faultOf(op *operation) *Failure {
 		return failureOf(op.blame.verdict)
 	case q.failed != nil && op.kind != OpUnloadRun:
 		return q.failed
-	case op.kind == OpOptimStep && !q.windowSent && q.windowFault != nil:
-		return &Failure{Message: "every forward_backward since the last optim_step failed, the first with: " + q.windowFault.Message, Category: q.windowFault.Category}
+	case op.kind == OpOptimStep && q.window.nothingBut() && !q.window.kept():
+		why := q.window.fault
+		return &Failure{Message: "every forward_backward since the last optim_step failed, the first with: " + why.Message, Category: why.Category}
 	case op.save != nil && op.save.Path != "" && !op.save.Overwrite:
 		if cp := c.checkpoints[op.save.Path]; r.reserved[op.save.Path] || cp != nil && !expired(cp.ExpiresAt, c.cfg.now()) {
 			return &Failure{Message: "ResourceAlreadyExists: there is a checkpoint " + op.save.Path + "; choose another name or delete it", Category: CategoryUser}
@@ -262,6 +295,9 @@ func (c *Core) faultOf(op *operation) *Failure {
 	}
 	return nil
 }
+
+// keepWindow leaves what was accumulated for a step to the next one. mu is held.
+func (op *operation) keepWindow() { op.opened.before = op.window }
 
 // complete finishes an operation that the backend never sees. mu is held.
 func (c *Core) complete(op *operation, why *Failure) {

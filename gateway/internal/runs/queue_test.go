@@ -223,6 +223,80 @@ func TestFailedWindows(t *testing.T) {
 	}
 }
 
+// A step that the backend did not apply, and that left it the gradient, leaves the next step something to apply, also when the only passes in between were refused. So it is when all is sent at once, and after a restart.
+func TestKeptGradientsCountAsPasses(t *testing.T) {
+	const hungry = 0.125 // the learning rate of steps that find no memory
+	pass := func(w *world, run string, seq int64) (Submitted, error) {
+		return w.ForwardBackward(w.t.Context(), w.pass(run, seq))
+	}
+	wrong := func(w *world, run string, seq int64) (Submitted, error) {
+		op := w.pass(run, seq)
+		op.Loss = "unknown"
+		return w.ForwardBackward(w.t.Context(), op)
+	}
+	tooLarge := func(w *world, run string, seq int64) (Submitted, error) { // for the backend
+		op := w.pass(run, seq)
+		op.Data[0].Tokens[1] = marked
+		return w.ForwardBackward(w.t.Context(), op)
+	}
+	with := func(change func(*plugins.AdamParams)) func(w *world, run string, seq int64) (Submitted, error) {
+		return func(w *world, run string, seq int64) (Submitted, error) {
+			op := w.step(run, seq)
+			change(&op.Adam)
+			return w.OptimStep(w.t.Context(), op)
+		}
+	}
+	refused := with(func(a *plugins.AdamParams) { a.Beta2 = 1 })
+	noMemory := with(func(a *plugins.AdamParams) { a.LearningRate = hungry })
+	overflow := with(func(a *plugins.AdamParams) { *a = withRate(*a, overflowing) })
+	for _, c := range []struct {
+		name  string
+		ops   []func(w *world, run string, seq int64) (Submitted, error)
+		fails bool // the step behind them
+		zero  bool // it has no gradient
+	}{
+		{"no memory", []func(*world, string, int64) (Submitted, error){pass, noMemory, wrong}, false, false},
+		{"no memory twice", []func(*world, string, int64) (Submitted, error){pass, noMemory, noMemory, wrong}, false, false},
+		{"refused", []func(*world, string, int64) (Submitted, error){pass, refused, wrong}, false, false},
+		{"refused, then no memory", []func(*world, string, int64) (Submitted, error){pass, refused, wrong, noMemory, wrong}, false, false},
+		{"no memory for a step without a gradient", []func(*world, string, int64) (Submitted, error){noMemory, wrong}, true, false},
+		{"no memory for a pass", []func(*world, string, int64) (Submitted, error){tooLarge, noMemory, wrong}, true, false},
+		{"no memory for a pass, and a step of nothing", []func(*world, string, int64) (Submitted, error){tooLarge, noMemory}, false, true},
+		{"a step that drops what was kept", []func(*world, string, int64) (Submitted, error){pass, noMemory, overflow, wrong}, true, false},
+	} {
+		for _, how := range []string{"one by one", "at once", "restarted"} {
+			t.Run(c.name+", "+how, func(t *testing.T) {
+				t.Parallel()
+				w := newWorld(t, func(w *world) {
+					w.fake = fmt.Sprintf(`{"vocab_size": 64, "max_context_length": 128, "delays": [{"operation": "optim_step", "seconds": 0.005}], "faults": [
+						{"operation": "optim_step", "learning_rate": %v, "action": "fail", "kind": "capacity", "message": "3 MiB are needed"},
+						{"operation": "forward_backward", "token": %d, "action": "fail", "kind": "capacity", "message": "4 MiB are needed"}]}`, hungry, marked)
+				})
+				run := w.newRun(w.session(), 0)
+				for i, submit := range c.ops {
+					s, err := submit(w, run, int64(i+1))
+					w.ok(err)
+					if how != "at once" {
+						w.outcome(s.RequestID)
+					}
+				}
+				if how == "restarted" {
+					w.restart()
+				}
+				s, err := w.OptimStep(t.Context(), w.step(run, int64(len(c.ops)+1)))
+				if c.fails {
+					w.bad(s, err)(t, "every forward_backward", "unknown")
+					return
+				}
+				got := w.good(s, err).OptimStep
+				if norm := got.Metrics["grad_norm"]; got.Step != 1 || (norm == 0) != c.zero {
+					t.Errorf("step %d with a gradient of norm %v", got.Step, norm)
+				}
+			})
+		}
+	}
+}
+
 func TestFailedCreationFailsEverythingLater(t *testing.T) {
 	w, open := gated(t, "create_adapter", func(w *world) {
 		w.fake = `{"vocab_size": 64, "faults": [{"operation": "create_adapter", "n": 1, "action": "fail", "message": "no memory", "kind": "capacity"}]}`

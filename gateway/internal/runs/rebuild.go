@@ -330,9 +330,9 @@ func (c *Core) queuePast(r *run, b Backend, p *plan) {
 	}
 	slices.SortStableFunc(p.ops, func(a, b *operation) int { return cmp.Compare(a.seq, b.seq) })
 	q.returned, q.ready = nil, p.ops
-	q.position, q.windowSent, q.windowFault = p.position, false, nil
+	q.position, q.window = p.position, &window{}
 	if p.base != nil && p.scope == plugins.ScopeAccumulator {
-		q.windowSent, q.windowFault = p.base.WindowSent, p.base.WindowFault
+		q.window.sent, q.window.passed, q.window.fault = p.base.WindowSent, p.base.WindowSent, p.base.WindowFault
 	}
 	q.decided = max(q.decided, p.decided)
 	if p.failed != nil {

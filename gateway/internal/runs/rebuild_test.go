@@ -68,6 +68,16 @@ func unnamedOf(seq, sampler int64) submission {
 	}}
 }
 
+// wrongOf is a pass that is refused, so that no backend sees it.
+func wrongOf(seq int64) submission {
+	return submission{fmt.Sprint("a pass that is wrong ", seq), func(s *story) (string, error) {
+		op := s.pass(s.run, seq)
+		op.Loss = "no such loss"
+		got, err := s.ForwardBackward(s.t.Context(), op)
+		return got.RequestID, err
+	}}
+}
+
 func plot() []submission {
 	return []submission{
 		passOf(1, 2, 3, 4, 5),
@@ -82,12 +92,7 @@ func plot() []submission {
 		}},
 		stepOf(6, 0.02),
 		unnamedOf(7, 0),
-		{"a pass that is wrong 8", func(s *story) (string, error) {
-			op := s.pass(s.run, 8)
-			op.Loss = "no such loss"
-			got, err := s.ForwardBackward(s.t.Context(), op)
-			return got.RequestID, err
-		}},
+		wrongOf(8),
 		stepOf(9, 0.03), // fails: its window has only a failure
 		passOf(10, 1, 2, 1, 2),
 		stepOf(11, overflowing), // fails: the new weights are not finite; drops the pass
@@ -283,16 +288,20 @@ func TestStepsWithoutMemoryKeepTheirGradient(t *testing.T) {
 		stepOf(12, hungry),
 		stepOf(13, overflowing), // fails: the new weights are not finite; drops the pass
 		stepOf(14, hungry),
-		passOf(15, 2, 7, 1, 8),
-		stepOf(16, hungry),
-		stepOf(17, 0.01),
-		unnamedOf(18, 2),
-		{"save 19", func(s *story) (string, error) {
-			got, err := s.SaveWeights(s.t.Context(), SaveWeights{Operation: at(s.run, 19), Name: "end"})
+		wrongOf(15),
+		stepOf(16, 0.01), // fails: there is no gradient, and its window has only a failure
+		passOf(17, 2, 7, 1, 8),
+		stepOf(18, hungry),
+		stepOf(19, hungry),
+		wrongOf(20),
+		stepOf(21, 0.01), // applies the pass
+		unnamedOf(22, 2),
+		{"save 23", func(s *story) (string, error) {
+			got, err := s.SaveWeights(s.t.Context(), SaveWeights{Operation: at(s.run, 23), Name: "end"})
 			return got.RequestID, err
 		}},
 	}
-	hungrySteps := map[int64]bool{4: true, 5: true, 8: true, 12: true, 14: true, 16: true}
+	hungrySteps := map[int64]bool{4: true, 5: true, 8: true, 12: true, 14: true, 18: true, 19: true}
 	// What is told and written is what a run without the hungry steps has.
 	plain := begin(newWorld(t, nil))
 	want := plain.account(plain.tell(slices.DeleteFunc(slices.Clone(steps), func(p submission) bool {

@@ -115,7 +115,7 @@ func (c *Core) duePoint(op *operation) *operation {
 	}
 	p := &recoveryPoint{RunID: r.ID, Seq: op.seq, Scope: scope, CreatedAt: now.UTC(), Dir: filepath.Join("recovery", r.ID, itoa(op.seq)+"~"+c.newID("", "", "")[:8])}
 	if scope == plugins.ScopeAccumulator {
-		p.WindowSent, p.WindowFault = r.queue.windowSent, r.queue.windowFault
+		p.WindowSent, p.WindowFault = r.queue.window.sent, r.queue.window.fault
 	}
 	r.writing, r.since = true, sincePoint{at: now}
 	return &operation{run: r, seq: op.seq, point: p}

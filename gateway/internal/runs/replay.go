@@ -19,6 +19,7 @@ import (
 type past struct {
 	step *plugins.OptimStepResult // of an optim_step
 	pin  *snapshot                // of an unnamed save
+	kept bool                     // what was accumulated before it stayed, if it is a step that failed
 }
 
 // plan is how a run is rebuilt.
@@ -117,7 +118,7 @@ type windows struct {
 }
 
 func (c *Core) planOne(ctx context.Context, w *windows, rec store.Record, head operationRecord, resRec store.Record, res resultRecord, pin *snapshot) error {
-	op := &operation{kind: head.Kind, seq: rec.Rank, ref: rec, past: &past{}, fault: res.Failure, bytes: max(int64(len(rec.Payload)), rec.Ref.Length)}
+	op := &operation{kind: head.Kind, seq: rec.Rank, ref: rec, past: &past{kept: res.Kept || res.Position == 0}, fault: res.Failure, bytes: max(int64(len(rec.Payload)), rec.Ref.Length)}
 	switch head.Kind {
 	case OpUnloadRun:
 		if res.Failure == nil {
