@@ -97,27 +97,51 @@ func TestPassesAreCutSmaller(t *testing.T) {
 		return weights, logprobs, largest
 	}
 	wantWeights, wantLogprobs, whole := play(func(*Engine, *faulty) {})
-	refused := 0
-	gotWeights, gotLogprobs, largest := play(func(e *Engine, f *faulty) {
-		hook(t, e, func() {
+	noRoom := fmt.Errorf("no room in the test: %w", tensor.ErrMemory)
+	for _, c := range []struct {
+		name   string
+		refuse func(f *faulty, refused func() error)
+	}{
+		{"at once", func(f *faulty, refused func() error) {
 			f.alloc = func(bytes int) error {
 				if bytes > 16<<20 {
-					refused++
-					return fmt.Errorf("no room in the test: %w", tensor.ErrMemory)
+					return refused()
 				}
 				return nil
 			}
+		}},
+		{"when they are tried again alone", func(f *faulty, refused func() error) {
+			broken, note := false, f.gather
+			f.gather = func(ids []int32) error {
+				if !broken {
+					broken = true
+					return errors.New("the device is on fire")
+				}
+				if len(ids) > 200 {
+					return refused()
+				}
+				return note(ids)
+			}
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			refused := 0
+			gotWeights, gotLogprobs, largest := play(func(e *Engine, f *faulty) {
+				hook(t, e, func() {
+					c.refuse(f, func() error { refused++; return noRoom })
+				})
+			})
+			if refused == 0 {
+				t.Fatal("the device has refused nothing: the test shows nothing")
+			}
+			t.Logf("%d allocations refused; the largest pass had %d rows, without bounds %d", refused, largest, whole)
+			for i := range wantWeights {
+				equalTensors(t, fmt.Sprint("run ", i), gotWeights[i], wantWeights[i])
+			}
+			for i := range wantLogprobs {
+				equalBits(t, fmt.Sprint("datum ", i), gotLogprobs[i], wantLogprobs[i])
+			}
 		})
-	})
-	if refused == 0 {
-		t.Fatal("the device has refused nothing: the test shows nothing")
-	}
-	t.Logf("%d allocations refused; the largest pass had %d rows, without bounds %d", refused, largest, whole)
-	for i := range wantWeights {
-		equalTensors(t, fmt.Sprint("run ", i), gotWeights[i], wantWeights[i])
-	}
-	for i := range wantLogprobs {
-		equalBits(t, fmt.Sprint("datum ", i), gotLogprobs[i], wantLogprobs[i])
 	}
 	bounded := passBound{}
 	bounded.tooMuch(12)

@@ -55,9 +55,14 @@ func (e *Engine) execute(passes []*pass, cycle int64) {
 	for _, p := range passes {
 		p.restart()
 	}
+	e.loaded.bound.grow()
+	e.runPasses(passes, passes, cycle)
+}
+
+// runPasses runs some of the passes that are executed, and settles those that are through, of all of them. It is false if the engine is closing.
+func (e *Engine) runPasses(some, passes []*pass, cycle int64) bool {
 	l := e.loaded
-	l.bound.grow()
-	lanes := spread(passes, len(l.training))
+	lanes := spread(some, len(l.training))
 	inTurn := false // for want of memory, one replica at a time
 	for {
 		var batches []batch
@@ -71,7 +76,7 @@ func (e *Engine) execute(passes []*pass, cycle int64) {
 		}
 		e.settleAll(passes, cycle) // those that had failed before
 		if len(batches) == 0 {
-			return
+			return true
 		}
 		err := e.runBatches(batches)
 		if err == nil {
@@ -81,12 +86,12 @@ func (e *Engine) execute(passes []*pass, cycle int64) {
 				for _, p := range passes {
 					p.abandon()
 				}
-				return
+				return false
 			}
 			continue
 		}
 		var touched []*pass
-		for _, p := range passes {
+		for _, p := range some {
 			if slices.ContainsFunc(batches, func(b batch) bool {
 				return slices.ContainsFunc(b.pieces, func(at piece) bool { return at.pass == p })
 			}) {
@@ -130,35 +135,11 @@ func (e *Engine) execute(passes []*pass, cycle int64) {
 			lanes[i] = slices.DeleteFunc(lanes[i], func(at piece) bool { return slices.Contains(touched, at.pass) })
 		}
 		for _, p := range touched {
-			if p.failure == nil && !p.held {
-				e.alone(passes, p, cycle)
+			if p.failure == nil && !p.held && !e.runPasses([]*pass{p}, passes, cycle) {
+				return false
 			}
 		}
 		e.settleAll(passes, cycle)
-	}
-}
-
-// alone runs one pass of several by itself, leaving it to be settled in its place.
-func (e *Engine) alone(passes []*pass, p *pass, cycle int64) {
-	lanes := spread([]*pass{p}, len(e.loaded.training))
-	for p.failure == nil {
-		var batches []batch
-		for i := range lanes {
-			if pieces := e.fill(&lanes[i], len(lanes)); len(pieces) > 0 {
-				batches = append(batches, batch{replica: e.loaded.training[i], pieces: pieces})
-			}
-		}
-		if len(batches) == 0 {
-			return
-		}
-		err := e.runBatches(batches)
-		if err == nil {
-			err = e.yield()
-		}
-		if err != nil {
-			p.restart()
-			p.failure = internal("forward_backward", err)
-		}
 	}
 }
 
