@@ -231,6 +231,50 @@ func TestPointsKeepWhatPinsNeed(t *testing.T) {
 	})
 }
 
+// Weights for a sampler that could not be written are written when they can be, though nothing else happens: until then their run would need the journal back to them.
+func TestWeightsThatCouldNotBeWritten(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		hot  int // so many may stay pinned
+	}{
+		{"in the background", 100},
+		{"to make room", 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var full atomic.Bool
+			full.Store(true)
+			w := newWorld(t, func(w *world) {
+				w.config.MaxHotSnapshots, w.config.DiskShare = c.hot, 1
+				w.wrap = func(b plugins.Backend) plugins.Backend { return refusingWeights{b, &full, &atomic.Int64{}} }
+			})
+			ctx := t.Context()
+			run := w.newRun(w.session(), 0)
+			for i := range int64(2) {
+				w.good(w.SaveWeightsForSampler(ctx, SaveWeightsForSampler{Operation: at(run, 2*i+1), SamplerSeq: i}))
+				w.good(w.OptimStep(ctx, w.step(run, 2*i+2)))
+			}
+			written := func() (n int) {
+				for _, s := range w.runs[run].pins {
+					if s.dir != "" {
+						n++
+					}
+				}
+				return n
+			}
+			w.eventually(func() bool {
+				idle := !w.disk.busy
+				for _, s := range w.runs[run].pins {
+					idle = idle && s.unwritten && !s.spilling
+				}
+				return idle && len(w.runs[run].pins) == 2 && written() == 0
+			})
+			full.Store(false)
+			w.sweep(ctx, time.Second)
+			w.eventually(func() bool { return written() == 2 })
+		})
+	}
+}
+
 // refusingWeights cannot write weights in the background while it is told so, and counts the pins for samplers that keep more than weights.
 type refusingWeights struct {
 	plugins.Backend

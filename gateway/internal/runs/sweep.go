@@ -27,7 +27,7 @@ func (c *Core) sweepUntilClosed(ctx context.Context) {
 	}
 }
 
-// sweep ends silent sessions, deletes expired checkpoints and old results, counts storage, and takes sessions that ended a while ago out of memory. elapsed is the
+// sweep ends silent sessions, deletes expired checkpoints and old results, writes what could not be written, counts storage, and takes sessions that ended a while ago out of memory. elapsed is the
 // time since the sweep before.
 func (c *Core) sweep(ctx context.Context, elapsed time.Duration) {
 	now := c.cfg.now()
@@ -38,7 +38,11 @@ func (c *Core) sweep(ctx context.Context, elapsed time.Duration) {
 	}
 	var ended, old, forgotten []*session
 	var gone []*checkpoint
+	writable := c.cfg.Store.Err() == nil // else another attempt would only take the room that results need
 	c.mu.Lock()
+	if writable {
+		c.writeAgain()
+	}
 	for _, s := range c.sessions {
 		if s.active() && unheard > 0 {
 			s.seen = earlier(s.seen.Add(unheard), now)

@@ -31,16 +31,17 @@ type frozen struct {
 // snapshot is a version of a run that unnamed samplers use; those of one version share it. It is hot while it is pinned in the backend, and goes to disk when newer ones
 // need its place.
 type snapshot struct {
-	run      *run
-	version  int64
-	seq      int64  // of the first operation that pinned it
-	pin      string // name of the pin
-	hot      bool
-	dir      string // under the data directory; "" = not on disk
-	lost     string // why it is neither
-	users    int    // samples that run on it
-	used     time.Time
-	spilling bool
+	run       *run
+	version   int64
+	seq       int64  // of the first operation that pinned it
+	pin       string // name of the pin
+	hot       bool
+	dir       string // under the data directory; "" = not on disk
+	lost      string // why it is neither
+	users     int    // samples that run on it
+	used      time.Time
+	spilling  bool
+	unwritten bool // it could not be written: that is tried again
 }
 
 // errReplaced says that the process that was asked for is not the one that has the adapter now.
@@ -282,7 +283,7 @@ func (c *Core) cool(r *run) {
 				c.logged("a snapshot could not be written", err, "run", r.ID, "version", s.version)
 			}
 			c.mu.Lock()
-			s.spilling = false
+			s.spilling, s.unwritten = false, err != nil
 			c.mu.Unlock()
 			c.prune(ctx, r)
 		})
@@ -365,11 +366,23 @@ func (c *Core) writeSoon(s *snapshot) {
 		if err != nil && !lost(err) && s.hot { // else its run or its samplers ended meanwhile
 			c.logged("a snapshot could not be written", err, "run", s.run.ID, "version", s.version)
 		}
-		s.spilling = false
+		s.spilling, s.unwritten = false, err != nil
 		c.cool(s.run) // which took it for one that would not stay pinned
 		c.mu.Unlock()
 		c.prune(ctx, s.run)
 	})
+}
+
+// writeAgain has the pinned versions written that could not be: until one is on disk, its run needs the journal back to it. mu is held.
+func (c *Core) writeAgain() {
+	for _, r := range c.runs {
+		for _, s := range r.pins {
+			if s.unwritten && !s.spilling {
+				s.unwritten = false
+				c.writeSoon(s)
+			}
+		}
+	}
 }
 
 // callSave runs a save that makes a checkpoint. Its folder has a name of its own, so that an older checkpoint of the same path stays whole until the new one is.
