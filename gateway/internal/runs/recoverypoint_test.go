@@ -1,6 +1,7 @@
 package runs
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"maps"
@@ -234,19 +235,28 @@ func TestPointsKeepWhatPinsNeed(t *testing.T) {
 // Weights for a sampler that could not be written are written when they can be, though nothing else happens: until then their run would need the journal back to them.
 func TestWeightsThatCouldNotBeWritten(t *testing.T) {
 	for _, c := range []struct {
-		name string
-		hot  int // so many may stay pinned
+		name    string
+		hot     int  // so many may stay pinned
+		records bool // the files are written, and their samplers' records are not
 	}{
-		{"in the background", 100},
-		{"to make room", 1},
+		{name: "in the background", hot: 100},
+		{name: "to make room", hot: 1},
+		{name: "records", hot: 100, records: true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			var full atomic.Bool
+			var full, never atomic.Bool
 			full.Store(true)
 			w := newWorld(t, func(w *world) {
 				w.config.MaxHotSnapshots, w.config.DiskShare = c.hot, 1
-				w.wrap = func(b plugins.Backend) plugins.Backend { return refusingWeights{b, &full, &atomic.Int64{}} }
+				files := &full
+				if c.records {
+					files = &never
+				}
+				w.wrap = func(b plugins.Backend) plugins.Backend { return refusingWeights{b, files, &atomic.Int64{}} }
 			})
+			if c.records {
+				w.Core.cfg.Store = refusingFolders{w.Core.cfg.Store, &full}
+			}
 			ctx := t.Context()
 			run := w.newRun(w.session(), 0)
 			for i := range int64(2) {
@@ -294,6 +304,21 @@ func (b refusingWeights) SaveAdapter(ctx context.Context, req plugins.SaveAdapte
 		return plugins.SaveAdapterResult{}, &plugins.Error{Kind: plugins.KindInternal, Message: "no room in the test"}
 	}
 	return b.Backend.SaveAdapter(ctx, req)
+}
+
+// refusingFolders is a store that cannot write where samplers' weights are while it is told so.
+type refusingFolders struct {
+	store.Store
+	full *atomic.Bool
+}
+
+func (s refusingFolders) Commit(ctx context.Context, b store.Batch) error {
+	if s.full.Load() && slices.ContainsFunc(b.Put, func(r store.Record) bool {
+		return r.Collection == inSamplers && bytes.Contains(r.Value, []byte("snapshots/"))
+	}) {
+		return errDisk
+	}
+	return s.Store.Commit(ctx, b)
 }
 
 // A recovery point counts when everything up to its place has its result in the journal, not before: a result that is missing there would never come.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"sort"
 	"time"
 
@@ -324,23 +323,33 @@ func (c *Core) writeSnapshot(ctx context.Context, b Backend, s *snapshot) error 
 		c.discard(dir)
 		return err
 	}
-	err := c.write(context.WithoutCancel(ctx), func() []store.Record {
-		var records []store.Record
-		for _, smp := range s.run.session.samplers {
-			if smp.snap == s {
-				smp.Dir = dir
-				records = append(records, smp.record())
+	// The folder counts once its samplers' records are durable: from then on the journal that the version could be computed from may go. A sampler that came while they were written has a record of its own.
+	written, wanted := false, false
+	for !written {
+		err := c.write(context.WithoutCancel(ctx), func() []store.Record {
+			var records []store.Record
+			for _, smp := range s.run.session.samplers {
+				if smp.snap == s && smp.Dir != dir {
+					smp.Dir = dir
+					records = append(records, smp.record())
+				}
 			}
+			return records
+		})
+		if err != nil {
+			return fmt.Errorf("write snapshot: %w", err)
 		}
-		s.dir = dir
-		return records
-	})
-	if err != nil {
-		return fmt.Errorf("write snapshot: %w", err)
+		c.mu.Lock()
+		written, wanted = true, false
+		for _, smp := range s.run.session.samplers {
+			written = written && (smp.snap != s || smp.Dir == dir)
+			wanted = wanted || smp.snap == s && !smp.ended
+		}
+		if written {
+			s.dir = dir
+		}
+		c.mu.Unlock()
 	}
-	c.mu.Lock()
-	wanted := slices.ContainsFunc(s.run.session.samplers, func(smp *sampler) bool { return smp.snap == s && !smp.ended })
-	c.mu.Unlock()
 	if !wanted { // its samplers ended meanwhile, and did not know of the folder
 		c.discard(dir)
 	}
