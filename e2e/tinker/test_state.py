@@ -274,6 +274,23 @@ def test_exported_adapter_has_the_three_files(service):
     assert all(np.isfinite(v).all() for v in tensors.values()) and any(v.any() for k, v in tensors.items() if "lora_B" in k)
 
 
+@pytest.mark.version
+def test_equal_runs_export_equal_bytes(server):
+    """Two runs of two clients from one seed, with the same steps: their files are equal, and before SDK 0.36 so is the archive as a whole."""
+    exports, archives = [], []
+    for i in range(2):
+        service = sdkcalls.service(server)
+        run = sdkcalls.trainer(service)
+        for _ in range(3):
+            sdkcalls.train(run)
+        exports.append(exported(service, run, f"export-{i}"))
+        if VERSION < (0, 36):
+            link = service.create_rest_client().get_checkpoint_archive_url_from_tinker_path(run.save_weights_for_sampler(f"archive-{i}").result().path).result()
+            archives.append(fetch(link.url))
+    assert exports[0] == exports[1]
+    assert not archives or archives[0] == archives[1]
+
+
 def peft_model(folder):
     import peft
     import torch
