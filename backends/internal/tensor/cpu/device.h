@@ -8,7 +8,7 @@
 struct device {
   const kernels *k;
   threads *t;
-  int64_t linear_rows, asked_rows; // see product_job
+  int64_t linear_rows; // see product_job
   uintptr_t shared; // scratch that all threads of one operation see
   int64_t shared_bytes;
   struct part *parts; // of an operation on several matrices (products.c)

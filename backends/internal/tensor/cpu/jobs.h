@@ -40,7 +40,7 @@ typedef struct product_job {
   bool past;     // it may write y past the caches: y is not read, its memory is aligned, and there is much of it
   int64_t units, units_ahead; // a thread's next unit is about so many on, of this product's units or those of the products
   const struct product_job *after; // behind it, NULL behind the last
-  int64_t linear_rows, asked_rows; // few rows: up to so many memory is read fastest straight on, and a panel has chains enough; and of these, up to so many with requests a little ahead
+  int64_t linear_rows; // few rows: up to so many memory is read fastest straight on, and a panel has chains enough
 } product_job;
 
 // repack_job packs weights from float32 masters.

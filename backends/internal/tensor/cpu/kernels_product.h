@@ -126,12 +126,10 @@ DEFINE_BLOCK(depth_outside_past) // this one writes c past the caches; columns a
 #endif
 enum { AHEAD = 4096, PANEL_VECTORS = PANEL / LANES }; // AHEAD: bytes of weights asked for in advance
 
-// ask_for requests what stream multiplies later, two lines for the two at p. Where memory is read fastest straight on (linear), the processor looks far enough ahead by itself, and each request takes the place of a load.
+// ask_for requests what stream multiplies later, two lines for the two at p. Where memory is read fastest straight on (linear), the processor looks far enough ahead by itself.
 // Else its look-ahead follows every 4 KiB page by itself: the panels of several are pages enough; of a single one, the lines of the 16 KiB after these are requested from four pages in turn. Nothing from limit on is.
-enum { TURNS, LINEAR, LINEAR_UNASKED };
-INLINE void ask_for(const char *p, const int panels, const int way, const char *limit) {
-  if (way == LINEAR_UNASKED) return;
-  if (way == LINEAR) {
+INLINE void ask_for(const char *p, const int panels, const bool linear, const char *limit) {
+  if (linear) {
     ASK(p + 256), ASK(p + 320);
     return;
   }
@@ -148,7 +146,7 @@ INLINE void ask_for(const char *p, const int panels, const int way, const char *
 }
 
 // stream does R rows × G whole panels; others are the words of other rows between two chunks of these. No accumulator leaves the registers. Of bfloat16 weights all odd elements are multiplied before the even ones, so that no more than one half of them is in registers.
-INLINE void stream(const int R, const int G, const int way, const bool pairs, const float *a, int64_t others, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
+INLINE void stream(const int R, const int G, const bool linear, const bool pairs, const float *a, int64_t others, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
   const int words = pairs ? PAIR_WORDS : 1; // per step of depth
   vf s[MAX_TILE_ROWS][16];
   UNROLL for (int r = 0; r < R; r++)
@@ -158,7 +156,7 @@ INLINE void stream(const int R, const int G, const int way, const bool pairs, co
     for (; k < end; k++, b += PANEL, a += words) {
       UNROLL for (int g = 0; g < G; g++) {
         const float *p = b + g * panel;
-        ask_for((const char *)p, G, way, limit);
+        ask_for((const char *)p, G, linear, limit);
         UNROLL for (int i = words - 1; i >= 0; i--) {
           vf x[PANEL_VECTORS];
           UNROLL for (int v = 0; v < PANEL_VECTORS; v++) {
@@ -180,18 +178,17 @@ INLINE void stream(const int R, const int G, const int way, const bool pairs, co
     UNROLL for (int v = 0; v < G * PANEL_VECTORS; v++) vstore(c + r * ldc + v * LANES, s[r][v]);
 }
 // stream_f32 and stream_bf16 run G panels if so many whole ones are left, else one; one, too, where memory is read fastest straight on. They give the number of panels done, 0 if there is no kernel for so many rows.
-#define STREAM_CASE(R, G)                                                                                                              \
-  case R:                                                                                                                              \
-    if (way == LINEAR_UNASKED) return stream(R, 1, LINEAR_UNASKED, pairs, a, others, b, panel, limit, depth, c, ldc, zero), 1;         \
-    if (way == LINEAR) return stream(R, 1, LINEAR, pairs, a, others, b, panel, limit, depth, c, ldc, zero), 1;                         \
-    if (panels >= G) return stream(R, G, TURNS, pairs, a, others, b, panel, limit, depth, c, ldc, zero), G;                            \
-    return stream(R, 1, TURNS, pairs, a, others, b, panel, limit, depth, c, ldc, zero), 1;
-static int64_t stream_f32(int64_t rows, int64_t panels, int way, const float *a, int64_t others, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
+#define STREAM_CASE(R, G)                                                                                                               \
+  case R:                                                                                                                               \
+    if (linear) return stream(R, 1, true, pairs, a, others, b, panel, limit, depth, c, ldc, zero), 1;                                   \
+    if (panels >= G) return stream(R, G, false, pairs, a, others, b, panel, limit, depth, c, ldc, zero), G;                             \
+    return stream(R, 1, false, pairs, a, others, b, panel, limit, depth, c, ldc, zero), 1;
+static int64_t stream_f32(int64_t rows, int64_t panels, bool linear, const float *a, int64_t others, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
   const bool pairs = false;
   switch (rows) { FEW_CASES(STREAM_CASE) }
   return 0;
 }
-static int64_t stream_bf16(int64_t rows, int64_t panels, int way, const float *a, int64_t others, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
+static int64_t stream_bf16(int64_t rows, int64_t panels, bool linear, const float *a, int64_t others, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
   const bool pairs = true;
   switch (rows) { FEW_CASES(STREAM_CASE) }
   return 0;
@@ -205,20 +202,20 @@ static bool few_rows(int64_t rows) {
 // few_panels does whole panels [at, end) for rows of one strip, and the last one that has columns which y has not.
 static void few_panels(const product_job *j, bool pairs, const float *a, int64_t others, int64_t row, int64_t rows, int64_t at, int64_t end, const char *limit) {
   int64_t depth = pairs ? (j->w.in + 1) / 2 : j->w.in, panel = depth * PANEL, whole = j->w.out / PANEL;
-  int way = rows > j->linear_rows ? TURNS : rows > j->asked_rows ? LINEAR_UNASKED : LINEAR;
+  bool linear = rows <= j->linear_rows;
   while (at < end) {
     const float *b = (const float *)j->w.addr + at * panel;
     float *y = row_of(j->y, row) + at * PANEL;
     if (at < whole) {
       int64_t panels = (end < whole ? end : whole) - at;
-      at += pairs ? stream_bf16(rows, panels, way, a, others, b, panel, limit, depth, y, j->y.stride, !j->accumulate) : stream_f32(rows, panels, way, a, others, b, panel, limit, depth, y, j->y.stride, !j->accumulate);
+      at += pairs ? stream_bf16(rows, panels, linear, a, others, b, panel, limit, depth, y, j->y.stride, !j->accumulate) : stream_f32(rows, panels, linear, a, others, b, panel, limit, depth, y, j->y.stride, !j->accumulate);
       continue;
     }
     float beside[MAX_TILE_ROWS * PANEL] = {0};
     size_t some = (size_t)(j->w.out % PANEL) * 4;
     for (int64_t r = 0; r < rows; r++) memcpy(beside + r * PANEL, y + r * j->y.stride, some);
-    if (pairs) stream_bf16(rows, 1, way, a, others, b, panel, limit, depth, beside, PANEL, !j->accumulate);
-    else stream_f32(rows, 1, way, a, others, b, panel, limit, depth, beside, PANEL, !j->accumulate);
+    if (pairs) stream_bf16(rows, 1, linear, a, others, b, panel, limit, depth, beside, PANEL, !j->accumulate);
+    else stream_f32(rows, 1, linear, a, others, b, panel, limit, depth, beside, PANEL, !j->accumulate);
     for (int64_t r = 0; r < rows; r++) memcpy(y + r * j->y.stride, beside + r * PANEL, some);
     at++;
   }

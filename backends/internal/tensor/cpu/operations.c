@@ -68,11 +68,10 @@ device *device_new(int count, const char *isa) {
   if (!d) return NULL;
   d->k = k;
 #if defined(__x86_64__)
-  // On two processors of a Zen 4 one row went at 46 GB/s, and at 34 from four panels at once; on Intel's, several panels were faster. On a Zen 5, which multiplies twice as fast (and is known here by what only it has), more rows
-  // went straight on as well: 42 GB/s, else 31. On the Zen 4 five to eight rows did without any requests: in turns of all ways, eight took 7.5 to 9.6 ms for a head of 151,936 in bfloat16, 8.5 to 9.9 with requests 2 KiB ahead, 9.6 to 12.1
-  // from four pages at once; twelve took 11.3 to 12.7, 9.9 to 11.7 and 9.8 to 13.1.
-  if (__builtin_cpu_is("amd")) d->linear_rows = d->asked_rows = MAX_TILE_ROWS;
-  if (d->linear_rows && !__builtin_cpu_supports("avx512vp2intersect")) d->linear_rows = 8, d->asked_rows = 4;
+  // On two processors of a Zen 4 one row went at 46 GB/s, and at 34 from four panels at once; on Intel's, several panels were faster. Eight rows went straight on as well there, and more on a Zen 5, which multiplies twice as fast
+  // (and is known here by what only it has): 42 GB/s, else 31.
+  if (__builtin_cpu_is("amd")) d->linear_rows = MAX_TILE_ROWS;
+  if (d->linear_rows && !__builtin_cpu_supports("avx512vp2intersect")) d->linear_rows = 8;
 #ifdef EMULATE_AVX512
   d->linear_rows = d->linear_rows ? 0 : MAX_TILE_ROWS; // the way that this processor does not take is for tests as well
 #endif

@@ -142,7 +142,7 @@ static int64_t prepare(const device *d, part *p, const product *g, int64_t from,
               .packed_bytes = ((few ? y.rows : strips * width) * depth * 4 + 127) / 64 * 64, .packs = few ? y.rows : strips, .strip_rows = strip_rows, .panel_columns = across ? k->tile_rows : PANEL, .columns = y.cols, .factor = g->factor, .round = g->round};
   int64_t panels = div_up(p->columns, p->panel_columns);
   if (across) p->pack = pairs ? k->pack_across_bf16 : k->pack_across_f32, p->multiply = k->matmul_across;
-  else if (few) p->pack = k->pack_few, p->multiply = k->matmul_few, p->product.linear_rows = d->linear_rows, p->product.asked_rows = d->asked_rows;
+  else if (few) p->pack = k->pack_few, p->multiply = k->matmul_few, p->product.linear_rows = d->linear_rows;
   else p->pack = pairs ? k->pack_strip_bf16 : k->pack_strip_f32, p->multiply = transposed ? k->matmul_transposed : k->matmul;
   p->shared = owner && shares(k, p, owner);
   if (p->shared) p->packs = 0, p->packed_bytes = 0;
