@@ -19,6 +19,7 @@ import urllib.request
 import tinker
 from tinker import types
 
+import ending
 import timeline
 
 MODEL = "tinsmith/tiny-chat"
@@ -209,3 +210,4 @@ def main():
 
 if __name__ == "__main__":
     main()
+    ending.end()

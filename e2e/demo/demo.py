@@ -18,6 +18,7 @@ import openai
 import tinker
 from tinker import types
 
+import ending
 from chart import Chart
 
 MODEL = "tinsmith/tiny-chat"
@@ -212,3 +213,4 @@ def main():
 
 if __name__ == "__main__":
     main()
+    ending.end()

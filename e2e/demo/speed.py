@@ -13,6 +13,8 @@ import time
 import tinker
 from tinker import types
 
+import ending
+
 MODEL = "tinsmith/tiny-chat"
 ADAM = types.AdamParams(learning_rate=1e-4)
 
@@ -94,3 +96,4 @@ def main():
 
 if __name__ == "__main__":
     main()
+    ending.end()
