@@ -332,43 +332,35 @@ func attentionCuts(t *testing.T, d tensor.Device) {
 			sameBits(t, "dq", h.read(a1), h.read(a2))
 			sameBits(t, "dk", h.read(b1), h.read(b2))
 			sameBits(t, "dv", h.read(c1), h.read(c2))
-			var parts []tensor.AttentionRun // pieces of keys, the sequences taking turns
-			for from := 0; from < slices.Max(s.lengths); from += 2 * tensor.PageSize {
+			var keys, both, rowsOnly []tensor.AttentionRun
+			for from := 0; from < slices.Max(s.lengths); from += 2 * tensor.PageSize { // the sequences taking turns
 				for _, r := range whole.runs {
 					if r.KeysFrom, r.KeysTo = from, min(from+2*tensor.PageSize, r.Count); r.KeysFrom < r.KeysTo {
-						parts = append(parts, r)
+						keys = append(keys, r)
 					}
 				}
 			}
-			a3, b3, c3 := grads(parts)
-			sameBits(t, "dq in parts", h.read(a3), h.read(a2))
-			sameBits(t, "dk in parts", h.read(b3), h.read(b2))
-			sameBits(t, "dv in parts", h.read(c3), h.read(c2))
-			parts = parts[:0] // pieces of keys, and of each pieces of the rows that see some
 			for _, r := range whole.runs {
 				for from := 0; from < r.Count; from += tensor.PageSize {
-					r.KeysFrom, r.KeysTo = from, min(from+tensor.PageSize, r.Count)
+					part := r
+					part.RowsFrom, part.RowsTo = from, min(from+tensor.PageSize, r.Count)
+					rowsOnly = append(rowsOnly, part)
+					part.KeysFrom, part.KeysTo = part.RowsFrom, part.RowsTo
 					for row := from; row < r.Count; row += 3 * tensor.PageSize {
-						r.RowsFrom, r.RowsTo = row, min(row+3*tensor.PageSize, r.Count)
-						parts = append(parts, r)
+						part.RowsFrom, part.RowsTo = row, min(row+3*tensor.PageSize, r.Count)
+						both = append(both, part)
 					}
 				}
 			}
-			a4, b4, c4 := grads(parts)
-			sameBits(t, "dq in parts of rows", h.read(a4), h.read(a2))
-			sameBits(t, "dk in parts of rows", h.read(b4), h.read(b2))
-			sameBits(t, "dv in parts of rows", h.read(c4), h.read(c2))
-			parts = parts[:0] // pieces of rows, of all keys
-			for _, r := range whole.runs {
-				for row := 0; row < r.Count; row += tensor.PageSize {
-					r.RowsFrom, r.RowsTo = row, min(row+tensor.PageSize, r.Count)
-					parts = append(parts, r)
-				}
+			for _, c := range []struct {
+				name  string
+				parts []tensor.AttentionRun
+			}{{"pieces of keys", keys}, {"pieces of keys, and of each pieces of the rows that see some", both}, {"pieces of rows", rowsOnly}} {
+				dq, dk, dv := grads(c.parts)
+				sameBits(t, "dq in "+c.name, h.read(dq), h.read(a2))
+				sameBits(t, "dk in "+c.name, h.read(dk), h.read(b2))
+				sameBits(t, "dv in "+c.name, h.read(dv), h.read(c2))
 			}
-			a5, b5, c5 := grads(parts)
-			sameBits(t, "dq in rows", h.read(a5), h.read(a2))
-			sameBits(t, "dk in rows", h.read(b5), h.read(b2))
-			sameBits(t, "dv in rows", h.read(c5), h.read(c2))
 		})
 	}
 }
