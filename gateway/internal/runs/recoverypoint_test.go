@@ -281,6 +281,11 @@ func TestWeightsThatCouldNotBeWritten(t *testing.T) {
 			full.Store(false)
 			w.sweep(ctx, time.Second)
 			w.eventually(func() bool { return written() == 2 })
+			folders, err := os.ReadDir(w.file(filepath.Join("snapshots", run)))
+			w.ok(err)
+			if len(folders) != 2 {
+				t.Errorf("%d folders for two versions: attempts that failed have left some", len(folders))
+			}
 		})
 	}
 }

@@ -36,6 +36,7 @@ type snapshot struct {
 	pin       string // name of the pin
 	hot       bool
 	dir       string // under the data directory; "" = not on disk
+	folder    string // the same, from when the files are written on: it counts as dir when its samplers' records are durable
 	lost      string // why it is neither
 	users     int    // samples that run on it
 	used      time.Time
@@ -310,26 +311,31 @@ func (c *Core) spill(ctx context.Context, b Backend, s *snapshot) error {
 // writeSnapshot writes a pinned version to disk, unless it is there. It stays pinned.
 func (c *Core) writeSnapshot(ctx context.Context, b Backend, s *snapshot) error {
 	c.mu.Lock()
-	needed := s.hot && s.dir == ""
+	needed, dir := s.hot && s.dir == "", s.folder
 	c.mu.Unlock()
 	if !needed {
 		return nil
 	}
-	dir := filepath.Join("snapshots", s.run.ID, itoa(s.version)+"~"+c.newID("", "", "")[:8])
-	if err := makeDirs(filepath.Dir(c.file(dir))); err != nil {
-		return fmt.Errorf("write snapshot: %w", err)
-	}
-	if _, err := b.SaveAdapter(ctx, plugins.SaveAdapterRequest{Adapter: s.run.ID, Version: s.version, Scope: plugins.ScopeWeights, Path: c.file(dir)}); err != nil {
-		c.discard(dir)
-		return err
+	if dir == "" {
+		dir = filepath.Join("snapshots", s.run.ID, itoa(s.version)+"~"+c.newID("", "", "")[:8])
+		if err := makeDirs(filepath.Dir(c.file(dir))); err != nil {
+			return fmt.Errorf("write snapshot: %w", err)
+		}
+		if _, err := b.SaveAdapter(ctx, plugins.SaveAdapterRequest{Adapter: s.run.ID, Version: s.version, Scope: plugins.ScopeWeights, Path: c.file(dir)}); err != nil {
+			c.discard(dir)
+			return err
+		}
+		c.mu.Lock()
+		s.folder = dir
+		c.mu.Unlock()
 	}
 	// The folder counts once its samplers' records are durable: from then on the journal that the version could be computed from may go. A sampler that came while they were written has a record of its own.
 	written, wanted := false, false
-	for !written {
+	for first := true; !written; first = false {
 		err := c.write(context.WithoutCancel(ctx), func() []store.Record {
 			var records []store.Record
 			for _, smp := range s.run.session.samplers {
-				if smp.snap == s && smp.Dir != dir {
+				if smp.snap == s && (first || smp.Dir != dir) { // an attempt before may have failed to store what it says
 					smp.Dir = dir
 					records = append(records, smp.record())
 				}
