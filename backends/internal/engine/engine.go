@@ -53,6 +53,7 @@ type Engine struct {
 	interval time.Duration
 	turn     time.Duration // how long its turn lasts
 	openFor  time.Duration // see the constant
+	visit    int           // bytes, see visitBytes
 	// diskPause is how long what waits for the disk waits before it is tried again.
 	diskPause time.Duration
 	// openingPace is the time between two reports that devices are being opened.
@@ -133,7 +134,7 @@ func New(o Options) *Engine {
 	if _, err := rand.Read(id[:]); err != nil {
 		panic(fmt.Sprintf("engine: no random numbers: %v", err)) // crypto/rand documents that this cannot happen
 	}
-	e := &Engine{options: o, interval: samplerInterval, turn: turn, restAfter: restAfter, openFor: openFor, diskPause: diskPause, openingPace: openingPace, bootID: hex.EncodeToString(id[:]), quit: make(chan struct{}), stopped: make(chan struct{}), waiting: newWaitingRoom(), runs: map[string]*run{}, live: map[*version]struct{}{}, requests: map[string]*request{}}
+	e := &Engine{options: o, interval: samplerInterval, turn: turn, restAfter: restAfter, openFor: openFor, visit: visitBytes, diskPause: diskPause, openingPace: openingPace, bootID: hex.EncodeToString(id[:]), quit: make(chan struct{}), stopped: make(chan struct{}), waiting: newWaitingRoom(), runs: map[string]*run{}, live: map[*version]struct{}{}, requests: map[string]*request{}}
 	e.wake = sync.NewCond(&e.mu)
 	e.counters.progressed(time.Now())
 	go e.loop()

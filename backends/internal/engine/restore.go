@@ -369,14 +369,18 @@ func eachTensor(layout *lora.Layout, visit func(name string, shape []int) error)
 		if !layout.Has(i) {
 			continue
 		}
-		if err := visit(lora.TensorName(m.Name, "A", lora.PEFT), []int{layout.Rank, m.In}); err != nil {
-			return err
-		}
-		if err := visit(lora.TensorName(m.Name, "B", lora.PEFT), []int{m.Out, layout.Rank}); err != nil {
-			return err
+		for k, shape := range matrixShapes(layout, m) {
+			if err := visit(lora.TensorName(m.Name, string("AB"[k]), lora.PEFT), shape); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
+}
+
+// matrixShapes are those of a module's A and B.
+func matrixShapes(l *lora.Layout, m lora.Module) [2][]int {
+	return [2][]int{{l.Rank, m.In}, {m.Out, l.Rank}}
 }
 
 // readTensor reads one tensor, which the file has under the name stored, and checks its shape and values.

@@ -16,7 +16,6 @@ import (
 
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
 	"github.com/tinsmith/tinsmith/backends/internal/safetensors"
-	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
@@ -190,11 +189,11 @@ func (w *checkpointWriter) all(s *saving) error {
 	if req.ExportNames == plugins.ExportTinker {
 		names = lora.Tinker
 	}
-	if err := w.tensors(plugins.AdapterWeightsFile, names, part{v.weights, 0, ""}); err != nil {
+	if err := w.tensors(plugins.AdapterWeightsFile, names, v.weights, ""); err != nil {
 		return err
 	}
 	if req.Scope >= plugins.ScopeOptimizer {
-		if err := w.tensors(plugins.OptimizerFile, lora.PEFT, part{v.moments, 0, suffixFirst}, part{v.moments, 1, suffixSecond}); err != nil {
+		if err := w.tensors(plugins.OptimizerFile, lora.PEFT, v.moments, suffixFirst, suffixSecond); err != nil {
 			return err
 		}
 	}
@@ -220,7 +219,7 @@ func (w *checkpointWriter) all(s *saving) error {
 			if err := w.zeros(plugins.AccumulatorFile, v.layout); err != nil {
 				return err
 			}
-		} else if err := w.tensors(plugins.AccumulatorFile, lora.PEFT, part{accumulator, 0, ""}); err != nil {
+		} else if err := w.tensors(plugins.AccumulatorFile, lora.PEFT, accumulator, ""); err != nil {
 			return err
 		}
 	}
@@ -243,76 +242,23 @@ func (w *checkpointWriter) all(s *saving) error {
 	return w.plain(plugins.CompleteFile, nil)
 }
 
-// part is one set of parameters in a file: those of a block with a number, and what is put behind their tensors' names.
-type part struct {
-	block  *spillable
-	number int
-	suffix string
-}
-
-// tensors writes a file of parameters. Each part is copied from the device in one visit, so that training and sampling are held up once per part.
-func (w *checkpointWriter) tensors(file string, names lora.Names, parts ...part) error {
-	var sources []safetensors.Source
-	for _, p := range parts {
-		values, err := w.download(p)
-		if err != nil {
-			return err
-		}
-		sources = append(sources, w.sources(p.block.layout, names, p.suffix, values)...)
-	}
+// tensors writes a file of a block's parameters, with a suffix behind the tensors' names for each.
+func (w *checkpointWriter) tensors(file string, names lora.Names, block *spillable, suffixes ...string) error {
+	c := &blockCopy{engine: w.engine, block: block, visit: w.engine.visit}
+	sources := c.sources(names, suffixes...)
 	return w.file(file, func(out io.Writer) (int64, [sha256.Size]byte, error) { return safetensors.Write(out, nil, sources) })
 }
 
 // zeros writes a file of parameters that are all zero.
 func (w *checkpointWriter) zeros(file string, layout *lora.Layout) error {
-	sources := w.sources(layout, lora.PEFT, "", nil)
-	return w.file(file, func(out io.Writer) (int64, [sha256.Size]byte, error) { return safetensors.Write(out, nil, sources) })
-}
-
-// download copies parameters to Go memory: by module number, A then B.
-func (w *checkpointWriter) download(from part) (map[int][2][]float32, error) {
-	values := map[int][2][]float32{}
-	err := w.engine.onDevice(func() error {
-		adapters := w.engine.loaded.adapters
-		if err := adapters.need(from.block); err != nil {
-			return err
-		}
-		defer adapters.done(from.block)
-		p := from.block.parameters()[from.number]
-		for i, m := range p.Layout.Modules {
-			if !p.Layout.Has(i) {
-				continue
-			}
-			pair := [2][]float32{make([]float32, p.Layout.Rank*m.In), make([]float32, m.Out*p.Layout.Rank)}
-			for k, t := range []tensor.Tensor{p.A(i), p.B(i)} {
-				if err := w.engine.loaded.device.Download(pair[k], t); err != nil {
-					return err
-				}
-			}
-			values[i] = pair
-		}
-		return nil
-	})
-	return values, err
-}
-
-// sources names the tensors of a layout; without values they are zeros.
-func (w *checkpointWriter) sources(layout *lora.Layout, names lora.Names, suffix string, values map[int][2][]float32) []safetensors.Source {
 	var sources []safetensors.Source
-	for i, m := range layout.Modules {
-		if !layout.Has(i) {
-			continue
-		}
-		for k, shape := range [][]int{{layout.Rank, m.In}, {m.Out, layout.Rank}} {
-			sources = append(sources, safetensors.Float32Source(lora.TensorName(m.Name, string("AB"[k]), names)+suffix, shape, func() ([]float32, error) {
-				if values == nil {
-					return make([]float32, shape[0]*shape[1]), nil
-				}
-				return values[i][k], nil
-			}))
-		}
+	if err := eachTensor(layout, func(name string, shape []int) error {
+		sources = append(sources, safetensors.Float32Source(name, shape, func() ([]float32, error) { return make([]float32, shape[0]*shape[1]), nil }))
+		return nil
+	}); err != nil {
+		return err
 	}
-	return sources
+	return w.file(file, func(out io.Writer) (int64, [sha256.Size]byte, error) { return safetensors.Write(out, nil, sources) })
 }
 
 // plain writes a file of bytes.

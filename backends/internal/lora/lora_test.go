@@ -1,12 +1,15 @@
 package lora_test
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
 	"fmt"
 	"math"
 	"slices"
 	"testing"
 
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
+	"github.com/tinsmith/tinsmith/backends/internal/philox"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor/cpu"
 )
@@ -178,6 +181,36 @@ func TestInitialize(t *testing.T) {
 	}
 	if least < -bound || most >= bound || most < 0.7*bound || least > -0.7*bound || math.Abs(sum/float64(len(first))) > 0.3*bound {
 		t.Errorf("values in [%v, %v] with sum %v are not uniform in ±%v", least, most, sum, bound)
+	}
+}
+
+// Every value is what its place, its tensor's name and the seed say: an adapter that is made again by another version of the engine is the same.
+func TestInitializeByDefinition(t *testing.T) {
+	const rank, seed = 7, 0x123456789abcdef0
+	d := newDevice(t)
+	w, err := lora.NewWeights(d, layout(t, rank, all), tensor.Float32)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Free()
+	if err := w.Initialize(seed); err != nil {
+		t.Fatal(err)
+	}
+	odd := false // a tensor that ends within a block
+	for i, m := range w.Layout().Modules {
+		sum := sha256.Sum256([]byte("base_model.model." + m.Name + ".lora_A.weight"))
+		hash := binary.LittleEndian.Uint64(sum[:])
+		values := download(t, d, w.Masters.A(i))
+		odd = odd || len(values)%4 != 0
+		for e, got := range values {
+			word := philox.Block(seed, [4]uint32{uint32(e / 4), 0, uint32(hash), uint32(hash >> 32)})[e%4]
+			if want := float32((float64(word>>8)*0x1p-23 - 1) * (1 / math.Sqrt(float64(m.In)))); got != want {
+				t.Fatalf("%s: value %d is %v, want %v", m.Name, e, got, want)
+			}
+		}
+	}
+	if !odd {
+		t.Error("every tensor ends with a whole block")
 	}
 }
 

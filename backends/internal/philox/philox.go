@@ -17,15 +17,15 @@ const (
 // Block gives the four words of one counter under a key, whose low half is the first key word of the paper.
 func Block(key uint64, counter [4]uint32) [4]uint32 {
 	k0, k1 := uint32(key), uint32(key>>32)
-	c := counter
+	c0, c1, c2, c3 := counter[0], counter[1], counter[2], counter[3] // an array would go through memory in every round
 	for range rounds {
-		h0, l0 := bits.Mul32(multiplier0, c[0])
-		h1, l1 := bits.Mul32(multiplier1, c[2])
-		c = [4]uint32{h1 ^ c[1] ^ k0, l1, h0 ^ c[3] ^ k1, l0}
+		h0, l0 := bits.Mul32(multiplier0, c0)
+		h1, l1 := bits.Mul32(multiplier1, c2)
+		c0, c1, c2, c3 = h1^c1^k0, l1, h0^c3^k1, l0
 		k0 += weyl0
 		k1 += weyl1
 	}
-	return c
+	return [4]uint32{c0, c1, c2, c3}
 }
 
 // Uniform gives a number in [0, 1) with 53 random bits from the first two words of a block.

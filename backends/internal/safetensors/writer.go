@@ -28,11 +28,12 @@ func Float32Source(name string, shape []int, values func() ([]float32, error)) S
 		if err != nil {
 			return err
 		}
-		return writeFloat32s(w, v)
+		return WriteFloat32s(w, v)
 	}}
 }
 
-func writeFloat32s(w io.Writer, values []float32) error {
+// WriteFloat32s writes values as a file has them, little-endian.
+func WriteFloat32s(w io.Writer, values []float32) error {
 	var buf [16 << 10]byte
 	for len(values) > 0 {
 		n := min(len(values), len(buf)/4)
