@@ -158,8 +158,10 @@ func (e *Engine) trainCycle() bool {
 			steps = steps || r.queue.first().kind == kindStep
 		}
 	}
-	taken, tag := plan(ready, e.pace.cycleTokens(l.model.Parameters, l.plan.cycleTokens), e.tag)
-	e.tag = tag
+	taken := e.alone()
+	if taken == nil {
+		taken, e.tag = plan(ready, e.pace.cycleTokens(l.model.Parameters, l.plan.cycleTokens), e.tag)
+	}
 	// Adapters side by side in the batch, those with the fewest tokens first: their results do not wait for all of a long queue that is in the same cycle.
 	slices.SortFunc(taken, func(a, b series) int {
 		return cmp.Or(cmp.Compare(a.tokens(), b.tokens()), cmp.Compare(a.run.number, b.run.number))

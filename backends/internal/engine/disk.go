@@ -38,19 +38,6 @@ func (e *Engine) holdBack(r *run) {
 	time.AfterFunc(e.diskPause, func() { e.call(func() {}) }) // has the device goroutine look
 }
 
-// holdPasses does so with a pass of a run, and with those behind it that are in the same cycle.
-func (e *Engine) holdPasses(passes []*pass, r *run) {
-	for _, p := range passes {
-		if p.run == r && !p.settled {
-			p.abandon()
-			p.held = true
-		}
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.holdBack(r)
-}
-
 // diskTrouble is why an adapter could not be moved out, and when that was tried.
 type diskTrouble struct {
 	at  time.Time

@@ -83,6 +83,7 @@ type Engine struct {
 	cycle    cycle    // the newest; the device goroutine's
 	cycling  bool     // its passes and steps are under way; the device goroutine's
 	deferred []func() // calls that wait for its end; the device goroutine's
+	lonely   []*run   // whose next pass has a cycle to come for itself, see putOff; the device goroutine's
 	pace     pace     // the device goroutine's
 	turns    turns    // the device goroutine's
 

@@ -18,7 +18,7 @@ type pass struct {
 
 	left      int // data that have not gone through
 	settled   bool
-	held      bool // it waits for the disk, undecided, for a cycle to come: see Engine.holdBack
+	held      bool // it waits, undecided, for a cycle to come: see Engine.putOff
 	again     bool // its activations are computed again in the backward pass, because there was no memory to keep those of a single datum
 	reduction *lora.Reduction
 	total     *lora.Gradient       // the reduction's, once all data have gone through
@@ -94,11 +94,13 @@ func (p *pass) add(index int, o model.Outcome) {
 	}
 }
 
-// settle decides a pass that is through or has failed: its gradient is checked and added to the run's accumulator, or nothing is. It is false where that cannot be done for the disk: then nothing is decided.
-func (e *Engine) settle(p *pass, cycle int64) bool {
+// settle decides a pass that is through or has failed: its gradient is checked and added to the run's accumulator, or nothing is. The error it gives is why that cannot be done yet, and then nothing is decided: for the disk,
+// or because others' passes, if it is not alone in its cycle, have memory that it needs.
+func (e *Engine) settle(p *pass, cycle int64, alone bool) error {
+	later := func(err error) bool { return isStuck(err) || !alone && plugins.KindOf(err) == plugins.KindCapacity }
 	err := p.failure
-	if isStuck(err) {
-		return false
+	if later(err) {
+		return err
 	}
 	if err == nil && p.total != nil && !p.finite {
 		if bad := p.total.CheckFinite(); bad != nil {
@@ -121,29 +123,29 @@ func (e *Engine) settle(p *pass, cycle int64) bool {
 		case r.accumulator == nil:
 			r.accumulator = e.loaded.adapters.adopt(fmt.Sprintf("gradient of adapter %q", r.id), sum)
 		default:
-			if err = e.loaded.accumulate(r.accumulator, sum); isStuck(err) {
-				return false
+			if err = e.loaded.accumulate(r.accumulator, sum); later(err) {
+				return err
 			}
 		}
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if r.deleted {
-		return true
+		return nil
 	}
 	if p.op.gradient() {
 		r.window.add(err)
 	}
 	if err != nil {
 		r.decide(p.op, nil, err)
-		return true
+		return nil
 	}
 	total := 0.0
 	for _, x := range p.losses {
 		total += x
 	}
 	r.decide(p.op, plugins.ForwardBackwardResult{Logprobs: p.logprobs, Metrics: map[string]float64{"loss:sum": total, "clock_cycle:unique": float64(cycle)}, Execution: e.execution(p.begin, p.before)}, nil)
-	return true
+	return nil
 }
 
 // accumulate adds a gradient, which it frees, to an accumulated one.

@@ -25,8 +25,15 @@ import (
 // startScratch loads the test model on a device with hooks, with a directory for what does not fit, which it gives.
 func startScratch(t *testing.T) (*Engine, *faulty, string) {
 	t.Helper()
+	return startScratchOn(t, placement{plugin: pluginSingle})
+}
+
+// startScratchOn does so as a placement says; the device is the last one then.
+func startScratchOn(t *testing.T, p placement) (*Engine, *faulty, string) {
+	t.Helper()
 	var f *faulty
 	o := testOptions()
+	o.Plugin = p.plugin
 	o.OpenDevice = func(c Config) (tensor.Device, error) {
 		d, err := cpu.New(cpu.Options{Threads: 1})
 		f = &faulty{Device: d}
@@ -42,7 +49,7 @@ func startScratch(t *testing.T) (*Engine, *faulty, string) {
 	if err := writeTiny(dir); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Name: "tiny", Scratch: scratch}, nil); err != nil {
+	if _, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Name: "tiny", Config: []byte(p.section), Scratch: scratch}, nil); err != nil {
 		t.Fatal(err)
 	}
 	return e, f, scratch
@@ -458,41 +465,6 @@ func TestLongestUnusedGoesFirst(t *testing.T) {
 			}
 		})
 	}
-}
-
-// A sample whose adapter has no room beside what an operation sums between its passes waits for the operation; it does not fail.
-func TestSampleBesideSums(t *testing.T) {
-	random := rand.New(rand.NewPCG(6, 7))
-	e, _, _ := startScratch(t)
-	d, large := create(t, e, "a", 1, 4), create(t, e, "b", 2, 64)
-	saved := large.save(plugins.ScopeWeights)
-	if err := e.DeleteAdapter(t.Context(), "b"); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := e.LoadAdapter(t.Context(), plugins.LoadAdapterRequest{Adapter: "b", Path: saved, Frozen: true}); err != nil {
-		t.Fatal(err)
-	}
-	hook(t, e, func() {
-		m := e.loaded.adapters
-		m.limit = m.weightBytes(e.runs["b"].layout) + lora.ParameterBytes(e.runs["a"].layout)/2
-		if err := m.trim(); err != nil {
-			t.Error(err)
-		}
-		e.loaded.plan.batchTokens, e.interval, e.turn = 20, 0, 0 // a pass of each datum, and a turn of the sampler behind it
-	})
-	var data []plugins.Datum
-	for range 16 {
-		data = append(data, wholeDatum(random, 20))
-	}
-	release := block(t, e, nil)
-	together(func() { d.pass(data) }, func() {
-		if _, err := collect(t.Context(), e, ask("q", "b", []int32{1, 2, 3}, 1, 4)); err != nil {
-			t.Error(err)
-		}
-	}, func() {
-		eventually(t, "both wait", func() bool { s := e.status(time.Now()); return s.QueuedTraining == 1 && s.WaitingSamples == 1 })
-		release()
-	})
 }
 
 // waitsForDisk tells whether an operation is held back for the disk.

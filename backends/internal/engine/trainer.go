@@ -49,8 +49,8 @@ func (b *passBound) grow() {
 }
 
 // execute runs passes of any number of runs, fused and spread over the replicas, and decides each as soon as it is through. A batch for which there is no memory is tried again with half of its data, down to a single
-// datum on one replica, and that again with its activations computed twice; only what does not fit then fails. Where the disk takes no
-// adapters that would have to be moved out for it, its run waits for a later cycle. A batch that fails as a whole for another reason says nothing about a single one of its operations: each of them is tried again alone, and fails only if it fails alone.
+// datum on one replica, and that again with its activations computed twice; only what does not fit then fails, if nothing else is trained
+// in the same cycle: else it has a cycle to come for itself. Where the disk takes no adapters that would have to be moved out for it, its run waits for a later cycle. A batch that fails as a whole for another reason says nothing about a single one of its operations: each of them is tried again alone, and fails only if it fails alone.
 func (e *Engine) execute(passes []*pass, cycle int64) {
 	for _, p := range passes {
 		p.restart()
@@ -65,6 +65,7 @@ func (e *Engine) runPasses(some, passes []*pass, cycle int64) bool {
 	lanes := spread(some, len(l.training))
 	inTurn := false // for want of memory, one replica at a time
 	for {
+		e.settleAll(passes, cycle) // those that had failed before: nothing of a run that waits for it is in the batches
 		var batches []batch
 		for i := range lanes {
 			if inTurn && len(batches) > 0 {
@@ -74,7 +75,6 @@ func (e *Engine) runPasses(some, passes []*pass, cycle int64) bool {
 				batches = append(batches, batch{replica: e.loaded.training[i], pieces: pieces})
 			}
 		}
-		e.settleAll(passes, cycle) // those that had failed before
 		if len(batches) == 0 {
 			return true
 		}
@@ -112,7 +112,7 @@ func (e *Engine) runPasses(some, passes []*pass, cycle int64) bool {
 			case len(batches) > 1:
 				inTurn = true
 			case isStuck(err):
-				e.holdPasses(passes, p.run)
+				e.putOff(passes, p.run, err)
 			case l.plan.recompute == RecomputeAuto && !p.again && !p.op.pass.ForwardOnly:
 				p.again = true
 			default:
@@ -223,13 +223,47 @@ func (e *Engine) settleAll(passes []*pass, cycle int64) {
 		switch {
 		case p.settled || p.held || waits[p.run]:
 		case p.left == 0 || p.failure != nil:
-			if p.settled = e.settle(p, cycle); !p.settled {
-				e.holdPasses(passes, p.run)
+			if later := e.settle(p, cycle, len(passes) == 1); later == nil {
+				p.settled = true
+			} else {
+				e.putOff(passes, p.run, later)
 			}
 		default:
 			waits[p.run] = true
 		}
 	}
+}
+
+// putOff leaves the passes of a run undecided that are not settled: those in the same cycle are given up, and what they hold with them. Where the disk is why, their turn comes again after a while; where the memory is that others' passes
+// hold, the first has one of the next cycles for itself.
+func (e *Engine) putOff(passes []*pass, r *run, why error) {
+	for _, p := range passes {
+		if p.run == r && !p.settled {
+			p.abandon()
+			p.held = true
+		}
+	}
+	if !isStuck(why) {
+		if !slices.Contains(e.lonely, r) {
+			e.lonely = append(e.lonely, r)
+		}
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.holdBack(r)
+}
+
+// alone gives the series of the next cycle where that belongs to a single pass. The caller holds mu.
+func (e *Engine) alone() []series {
+	for len(e.lonely) > 0 {
+		r := e.lonely[0]
+		e.lonely = e.lonely[1:]
+		if passes := r.queue.passes(); r.ready() && len(passes) > 0 {
+			return []series{{run: r, passes: passes[:1]}}
+		}
+	}
+	return nil
 }
 
 // pieceMemory is what a datum adds to the memory of adapters that its batch needs at once: the weights, unless the datum before it has them too, and a buffer if it is the first of its group.
