@@ -9,7 +9,6 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/tinsmith/tinsmith/gateway/internal/store"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
@@ -183,13 +182,7 @@ func (c *Core) submit(ctx context.Context, o Operation, op *operation, hash stri
 	late := r.queue.sequence.wasSkipped(o.Seq)
 	c.mu.Unlock()
 
-	records := []store.Record{op.future.record(r.ID, o.Seq, payload)}
-	if late { // a restart must know so as well
-		skip := span64{o.Seq, o.Seq + 1}.record(r.ID)
-		skip.Key += ":late"
-		records = append(records, skip)
-	}
-	err = c.journal(ctx, r.model, records...)
+	err = c.journal(ctx, r.model, op.future.record(r.ID, o.Seq, payload))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {
@@ -207,7 +200,7 @@ func (c *Core) submit(ctx context.Context, o Operation, op *operation, hash stri
 			c.passBytes += op.bytes
 		}
 	}
-	if late {
+	if late { // a restart that does not find the skip may run it: what was behind it waits until the skip is durable
 		r.queue.unfinished++
 		c.complete(op, skippedFailure(o.Seq))
 		return answer, nil

@@ -660,6 +660,29 @@ func TestNumbersSurviveARestart(t *testing.T) {
 	w.good(waiting, nil)
 }
 
+// An operation that comes after its number was given up is never run: not by a restart either that finds it without its result.
+func TestLateOperationIsNotReplayed(t *testing.T) {
+	f := &failing{}
+	f.collection.Store("")
+	f.unavailable.Store(true)
+	w := newWorld(t, nil)
+	w.Core.cfg.Store, f.Store = f, w.Core.cfg.Store
+	ctx := t.Context()
+	run := w.newRun(w.session(), 0)
+	w.good(w.ForwardBackward(ctx, w.pass(run, 1)))
+	w.NoteRefused(owner, run, 2)
+	w.good(w.ForwardBackward(ctx, w.pass(run, 3)))
+	f.collection.Store(inResults)
+	late, err := w.OptimStep(ctx, w.step(run, 2))
+	w.ok(err)
+	w.eventually(func() bool { return f.refused.Load() > 0 })
+	w.restart()
+	w.bad(late, nil)(t, "missing for too long")
+	if out := w.good(w.OptimStep(ctx, w.step(run, 4))); out.OptimStep.Step != 1 {
+		t.Errorf("step %d, want 1: the late one was run", out.OptimStep.Step)
+	}
+}
+
 func TestSequencerRestore(t *testing.T) {
 	now := time.Unix(1000, 0)
 	for _, c := range []struct {

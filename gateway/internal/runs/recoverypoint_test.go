@@ -126,6 +126,32 @@ func TestRecoveryPointDuringPruning(t *testing.T) {
 	}
 }
 
+// A rebuild reads the requests from the journal: it does not begin while some are being deleted.
+func TestRebuildWaitsForPruning(t *testing.T) {
+	w := newWorld(t, (*world).pointsAlways)
+	slow := slowReleases{w.Core.cfg.Store, make(chan struct{}, 1), make(chan struct{})}
+	w.Core.cfg.Store = slow
+	ctx := t.Context()
+	run := w.newRun(w.session(), 0)
+	w.good(w.ForwardBackward(ctx, w.pass(run, 1)))
+	w.good(w.OptimStep(ctx, w.step(run, 2)))
+	<-slow.begun
+	w.restartBackend()
+	next, err := w.ForwardBackward(ctx, w.pass(run, 3))
+	w.ok(err)
+	w.eventually(func() bool { return w.runs[run].rebuild != nil })
+	w.Core.mu.Lock()
+	if b := w.runs[run].rebuild; b.going || b.loaded {
+		t.Error("the rebuild has begun")
+	}
+	w.Core.mu.Unlock()
+	close(slow.goOn)
+	w.good(next, nil)
+	if out := w.good(w.OptimStep(ctx, w.step(run, 4))); out.OptimStep.Step != 2 {
+		t.Errorf("step %d, want 2", out.OptimStep.Step)
+	}
+}
+
 // After many passes without a step the accumulated gradient is part of the point. A step that fails drops it, also when it is only known from the point.
 func TestRecoveryPointsWithAccumulatedGradients(t *testing.T) {
 	for _, c := range []struct {
