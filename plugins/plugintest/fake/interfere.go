@@ -20,13 +20,7 @@ func (b *Backend) interfere(ctx context.Context, operation string) error {
 		if d.Operation != operation || d.Seconds == 0 {
 			continue
 		}
-		timer := time.NewTimer(time.Duration(d.Seconds * float64(time.Second)))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-		case <-b.lost:
-		}
-		timer.Stop()
+		b.takeTime(ctx, time.Duration(d.Seconds*float64(time.Second)))
 	}
 	for _, f := range b.config.Faults {
 		if f.Operation != operation || !f.counted() || f.N != n {
@@ -43,6 +37,26 @@ func (b *Backend) interfere(ctx context.Context, operation string) error {
 		return &plugins.Error{Kind: plugins.KindTooLarge, Message: "the fake backend was told to be too small"}
 	}
 	return b.stopped(ctx)
+}
+
+// takeTime is an operation that takes long: it makes progress all the while, where the fault "hang" makes none.
+func (b *Backend) takeTime(ctx context.Context, d time.Duration) {
+	end := time.NewTimer(d)
+	defer end.Stop()
+	alive := time.NewTicker(time.Second)
+	defer alive.Stop()
+	for {
+		select {
+		case <-alive.C:
+			b.progress(func(*plugins.Status) {})
+		case <-end.C:
+			return
+		case <-ctx.Done():
+			return
+		case <-b.lost:
+			return
+		}
+	}
 }
 
 // Starve says whether optimizer steps find no memory. For tests in the same process.
