@@ -33,7 +33,7 @@
 // # Order, repeats, failures
 //
 // Operations of a run execute in the order of their seq_id. A missing number is waited for (Config.GapWait) and then skipped, which is journalled; when it arrives
-// later its future fails and it is never run. A number refused at submission is skipped at once. A repeat of a used number with an equal request gets the same
+// later its future fails and it is never run. A number refused at submission is not waited for. A repeat of a used number with an equal request gets the same
 // request id, with another request KindInvalid. A request that is well formed but wrong (shapes, ids out of vocabulary, values that are not finite, unknown loss) takes its
 // place in the order and its future fails with category user. A failed creation or load fails every later operation of the run with its reason.
 //

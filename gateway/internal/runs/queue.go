@@ -136,6 +136,7 @@ func (c *Core) release(r *run, ready []int64) {
 		r.queue.ready = append(r.queue.ready, r.queue.held[seq])
 		delete(r.queue.held, seq)
 	}
+	c.journalSkips(r)
 	if r.gap != nil {
 		r.gap.Stop()
 		r.gap = nil
@@ -153,13 +154,12 @@ func (c *Core) skipOverdue(r *run) {
 	if c.closing || !r.usable() {
 		return
 	}
-	ready, skipped := r.queue.sequence.overdue(c.cfg.now())
-	c.journalSkips(r, skipped)
-	c.release(r, ready)
+	c.release(r, r.queue.sequence.overdue(c.cfg.now()))
 }
 
-// journalSkips stores which numbers will never run; what comes after them waits until that is durable. mu is held.
-func (c *Core) journalSkips(r *run, skipped []span64) {
+// journalSkips stores which numbers were skipped just now and will never run; what comes after them waits until that is durable. mu is held.
+func (c *Core) journalSkips(r *run) {
+	skipped := r.queue.sequence.newlySkipped()
 	if len(skipped) == 0 {
 		return
 	}
@@ -190,9 +190,7 @@ func (c *Core) refused(r *run, seq int64) {
 	if r.queue.sequence.seen(seq) {
 		return
 	}
-	ready := r.queue.sequence.refuse(seq)
-	c.journalSkips(r, []span64{{seq, seq + 1}})
-	c.release(r, ready)
+	c.release(r, r.queue.sequence.refuse(seq))
 }
 
 // pump gives the backend what it may have: in order, a bounded number and size ahead, creations, loads and the end alone. mu is held.

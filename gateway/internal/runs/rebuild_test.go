@@ -683,6 +683,75 @@ func TestLateOperationIsNotReplayed(t *testing.T) {
 	}
 }
 
+// What a restart finds missing below a number that has a result was skipped, and stays so, however often the server goes down before that is in the journal.
+func TestSkipsFoundByARestart(t *testing.T) {
+	w := newWorld(t, func(w *world) { w.config.GapWait = 100 * time.Millisecond })
+	ctx := t.Context()
+	fail := func(collection string) *failing {
+		f := &failing{}
+		f.collection.Store(collection)
+		f.unavailable.Store(true)
+		w.Core.mu.Lock()
+		defer w.Core.mu.Unlock()
+		w.Core.cfg.Store, f.Store = f, w.Core.cfg.Store
+		return f
+	}
+	run := w.newRun(w.session(), 0)
+	w.good(w.ForwardBackward(ctx, w.pass(run, 1)))
+	f := fail(inSkips)
+	behind, err := w.OptimStep(ctx, w.step(run, 6)) // 2 to 5 never come in time
+	w.ok(err)
+	w.eventually(func() bool { return f.refused.Load() > 0 })
+	late, err := w.ForwardBackward(ctx, w.pass(run, 5))
+	w.bad(late, err)(t, "missing for too long")
+	w.restart() // 5 has a result, and nothing says that 2 to 4 were skipped
+	if out := w.good(behind, nil); out.OptimStep.Step != 1 {
+		t.Errorf("step %d, want 1", out.OptimStep.Step)
+	}
+	f = fail(inResults)
+	late, err = w.OptimStep(ctx, w.step(run, 4))
+	w.ok(err)
+	w.eventually(func() bool { return f.refused.Load() > 0 })
+	w.restart()
+	w.bad(late, nil)(t, "missing for too long")
+	if out := w.good(w.OptimStep(ctx, w.step(run, 7))); out.OptimStep.Step != 2 {
+		t.Errorf("step %d, want 2", out.OptimStep.Step)
+	}
+}
+
+// A pass that came too late has failed, but not within the run: the next step does not miss it, and no more after a rebuild.
+func TestLatePassIsNoPartOfTheRun(t *testing.T) {
+	for name, lose := range map[string]func(*world){"nothing is lost": func(*world) {}, "the backend": (*world).restartBackend, "the server": (*world).restart} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, func(w *world) { w.config.GapWait = 50 * time.Millisecond })
+			ctx := t.Context()
+			run := w.newRun(w.session(), 0)
+			w.good(w.ForwardBackward(ctx, w.pass(run, 1)))
+			w.good(w.OptimStep(ctx, w.step(run, 2)))
+			score := w.pass(run, 4)
+			score.ForwardOnly = true
+			w.good(w.ForwardBackward(ctx, score))
+			late, err := w.ForwardBackward(ctx, w.pass(run, 3))
+			w.bad(late, err)(t, "missing for too long")
+			lose(w)
+			w.good(w.OptimStep(ctx, w.step(run, 5)))
+		})
+	}
+}
+
+// A number that was refused while lower ones were missing can be used after all, and its operation is run by a restart too.
+func TestRefusedNumberIsUsedAfterAll(t *testing.T) {
+	w := newWorld(t, nil)
+	ctx := t.Context()
+	run := w.newRun(w.session(), 0)
+	w.NoteRefused(owner, run, 2)
+	second, err := w.OptimStep(ctx, w.step(run, 2))
+	w.ok(err)
+	w.restart()
+	w.good(w.ForwardBackward(ctx, w.pass(run, 1)))
+	w.good(second, nil)
+}
+
 func TestSequencerRestore(t *testing.T) {
 	now := time.Unix(1000, 0)
 	for _, c := range []struct {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
 	"github.com/tinsmith/tinsmith/plugins"
@@ -59,6 +60,7 @@ func (c *Core) plan(ctx context.Context, r *run) (*plan, error) {
 			wanted[r.ID+":"+itoa(s.seq)] = s
 		}
 	}
+	skipped := slices.Clone(r.queue.sequence.skipped)
 	c.mu.Unlock()
 	from := int64(0)
 	if p.base != nil {
@@ -82,6 +84,9 @@ func (c *Core) plan(ctx context.Context, r *run) (*plan, error) {
 	}
 	w := windows{plan: p}
 	for _, rec := range operations {
+		if covers(skipped, rec.Rank) {
+			continue // it came too late, and was never part of the run
+		}
 		var head operationRecord
 		if err := json.Unmarshal(rec.Value, &head); err != nil {
 			return nil, fmt.Errorf("%w: operation %s: %w", errBroken, rec.Key, err)

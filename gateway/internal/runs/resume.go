@@ -107,7 +107,8 @@ func (s *sequencer) restore(h history, now time.Time) {
 		}
 		s.passSkipped()
 		if n > s.next && n <= h.decided {
-			s.skipped = mergeSpans(append(s.skipped, span64{s.next, n}))
+			gap := span64{s.next, n}
+			s.skipped, s.fresh = mergeSpans(append(s.skipped, gap)), append(s.fresh, gap)
 			s.next = n
 		}
 		if n == s.next {

@@ -14,6 +14,7 @@ type sequencer struct {
 	held    map[int64]time.Time
 	refused map[int64]bool // at or above next
 	skipped []span64       // ascending, disjoint; they survive in the journal
+	fresh   []span64       // those of them that newlySkipped has not given yet
 }
 
 // span64 is the numbers from ≤ n < to.
@@ -37,6 +38,13 @@ func (s *sequencer) arrive(seq int64, now time.Time) (ready []int64, ok bool) {
 func (s *sequencer) seen(seq int64) bool {
 	_, waiting := s.held[seq]
 	return seq < s.next || waiting
+}
+
+// newlySkipped gives the numbers that were skipped since it was called last: nothing behind them may run before they are in the journal.
+func (s *sequencer) newlySkipped() []span64 {
+	fresh := s.fresh
+	s.fresh = nil
+	return fresh
 }
 
 // wasSkipped tells whether a number will never run.
@@ -73,6 +81,7 @@ func (s *sequencer) release() (ready []int64) {
 }
 
 func (s *sequencer) markSkipped(gap span64) {
+	s.fresh = append(s.fresh, gap)
 	if n := len(s.skipped); n > 0 && s.skipped[n-1].To == gap.From {
 		s.skipped[n-1].To = gap.To
 		return
@@ -94,8 +103,8 @@ func (s *sequencer) deadline() time.Time {
 	return first.Add(s.wait)
 }
 
-// overdue skips the numbers that a held operation has waited for long enough, and gives what can run now and what was skipped.
-func (s *sequencer) overdue(now time.Time) (ready []int64, skipped []span64) {
+// overdue skips the numbers that a held operation has waited for long enough, and gives what can run now.
+func (s *sequencer) overdue(now time.Time) (ready []int64) {
 	for {
 		// The longest-waiting operation frees itself and everything below it.
 		top := int64(0)
@@ -105,13 +114,12 @@ func (s *sequencer) overdue(now time.Time) (ready []int64, skipped []span64) {
 			}
 		}
 		if top == 0 {
-			return ready, skipped
+			return ready
 		}
 		for s.next <= top {
 			if _, here := s.held[s.next]; !here && !s.refused[s.next] {
 				gap := span64{s.next, s.lowestKnown(top)}
 				s.markSkipped(gap)
-				skipped = append(skipped, gap)
 				s.next = gap.To
 			}
 			ready = append(ready, s.release()...)

@@ -23,20 +23,20 @@ func TestSequencer(t *testing.T) {
 	}{
 		{"in order", []step{{arrive: 1, want: []int64{1}}, {arrive: 2, want: []int64{2}}}},
 		{"overtaken", []step{{arrive: 3}, {arrive: 2}, {arrive: 1, want: []int64{1, 2, 3}}}},
-		{"a refused number is not waited for", []step{{arrive: 1, want: []int64{1}}, {refuse: 2}, {arrive: 3, want: []int64{3}}}},
-		{"refused after the next has arrived", []step{{arrive: 2}, {refuse: 1, want: []int64{2}}}},
+		{"a refused number is not waited for", []step{{arrive: 1, want: []int64{1}}, {refuse: 2, skipped: []span64{{2, 3}}}, {arrive: 3, want: []int64{3}}}},
+		{"refused after the next has arrived", []step{{arrive: 2}, {refuse: 1, want: []int64{2}, skipped: []span64{{1, 2}}}}},
+		{"refused before the one below has arrived", []step{{refuse: 2}, {arrive: 1, want: []int64{1}, skipped: []span64{{2, 3}}}}},
 		{"a refused number that comes after all", []step{{arrive: 1, want: []int64{1}}, {refuse: 3}, {arrive: 3}, {arrive: 2, want: []int64{2, 3}}}},
 		{"a gap ends with the wait", []step{{arrive: 3}, {after: time.Second}, {after: 2 * time.Second, want: []int64{3}, skipped: []span64{{1, 3}}}, {arrive: 2, late: true}, {arrive: 4, want: []int64{4}}}},
 		{"several gaps end at once", []step{{arrive: 2}, {arrive: 5}, {after: 2 * time.Second, want: []int64{2, 5}, skipped: []span64{{1, 2}, {3, 5}}}}},
 		{"a huge gap costs nothing", []step{{arrive: 1 << 31}, {after: 2 * time.Second, want: []int64{1 << 31}, skipped: []span64{{1, 1 << 31}}}}},
 		{"twice", []step{{arrive: 1, want: []int64{1}}, {arrive: 1, late: true}, {arrive: 3}, {arrive: 3, late: true}}},
-		{"a refused number within a gap", []step{{refuse: 2}, {arrive: 4}, {after: 2 * time.Second, want: []int64{4}, skipped: []span64{{1, 2}, {3, 4}}}}},
+		{"a refused number within a gap", []step{{refuse: 2}, {arrive: 4}, {after: 2 * time.Second, want: []int64{4}, skipped: []span64{{1, 2}, {2, 3}, {3, 4}}}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newSequencer(2 * time.Second)
 			for i, x := range c.steps {
 				var got []int64
-				var skipped []span64
 				switch {
 				case x.arrive != 0:
 					ready, ok := s.arrive(x.arrive, start)
@@ -47,9 +47,9 @@ func TestSequencer(t *testing.T) {
 				case x.refuse != 0:
 					got = s.refuse(x.refuse)
 				default:
-					got, skipped = s.overdue(start.Add(x.after))
+					got = s.overdue(start.Add(x.after))
 				}
-				if !slices.Equal(got, x.want) || !slices.Equal(skipped, x.skipped) {
+				if skipped := s.newlySkipped(); !slices.Equal(got, x.want) || !slices.Equal(skipped, x.skipped) {
 					t.Fatalf("step %d: got %v and skipped %v, want %v and %v", i, got, skipped, x.want, x.skipped)
 				}
 			}
@@ -65,7 +65,6 @@ func TestSequencerRandomArrivals(t *testing.T) {
 		now := time.Unix(1000, 0)
 		numbers := r.Perm(40)
 		arrived, released := map[int64]bool{}, []int64{}
-		var skipped []span64
 		for _, n := range numbers {
 			seq := int64(n + 1)
 			now = now.Add(time.Duration(r.IntN(300)) * time.Millisecond)
@@ -84,15 +83,13 @@ func TestSequencerRandomArrivals(t *testing.T) {
 				released = append(released, ready...)
 			}
 			if d := s.deadline(); !d.IsZero() && !now.Before(d) {
-				ready, gaps := s.overdue(now)
-				released, skipped = append(released, ready...), append(skipped, gaps...)
+				released = append(released, s.overdue(now)...)
 				if d := s.deadline(); !d.IsZero() && !now.Before(d) {
 					t.Fatalf("round %d: something is still overdue", round)
 				}
 			}
 		}
-		ready, gaps := s.overdue(now.Add(time.Hour))
-		released, skipped = append(released, ready...), append(skipped, gaps...)
+		released = append(released, s.overdue(now.Add(time.Hour))...)
 		if !slices.IsSorted(released) || len(released) != len(arrived) {
 			t.Fatalf("round %d: released %v of %d", round, released, len(arrived))
 		}
@@ -101,7 +98,11 @@ func TestSequencerRandomArrivals(t *testing.T) {
 				t.Fatalf("round %d: %d was released", round, seq)
 			}
 		}
-		for _, gap := range skipped {
+		gaps := s.newlySkipped()
+		if !slices.Equal(mergeSpans(gaps), s.skipped) {
+			t.Fatalf("round %d: %v were told of what was skipped, %v", round, gaps, s.skipped)
+		}
+		for _, gap := range gaps {
 			for n := gap.From; n < gap.To; n++ {
 				if arrived[n] || !s.wasSkipped(n) {
 					t.Fatalf("round %d: %d was skipped", round, n)
