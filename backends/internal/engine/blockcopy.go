@@ -11,7 +11,7 @@ import (
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 )
 
-// visitBytes is how much of an adapter is copied from the device at once. Training and sampling go on between two visits, and Go memory holds no more of the adapter.
+// visitBytes is how much of an adapter is copied from the device at once. Training and sampling go on between two visits, and Go memory holds no more of the adapter, unless it has been moved out of memory.
 const visitBytes = 64 << 20
 
 // blockCopy gives the tensors of a block, which somebody holds and nobody changes, to a file: in the file's order, as many in one visit to the device as visit bytes hold.
@@ -85,15 +85,16 @@ func (c *blockCopy) write(out io.Writer, first, last int) error {
 	return nil
 }
 
-// copy copies the next pieces, on the device goroutine.
+// copy copies the next pieces, on the device goroutine: all that are left where the block was moved out of memory, so that it is brought back once and not for every visit.
 func (c *blockCopy) copy() error {
 	l := c.engine.loaded
+	here := c.block.content != nil
 	if err := l.adapters.need(c.block); err != nil {
 		return err
 	}
 	defer l.adapters.done(c.block)
 	size, last := 0, c.next
-	for last < len(c.pieces) && (size == 0 || 4*(size+c.pieces[last].size()) <= c.visit) {
+	for last < len(c.pieces) && (size == 0 || !here || 4*(size+c.pieces[last].size()) <= c.visit) {
 		size += c.pieces[last].size()
 		last++
 	}

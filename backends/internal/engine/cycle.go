@@ -175,6 +175,7 @@ func (e *Engine) trainCycle() bool {
 			if p.failure == nil && s.run.broken != nil {
 				p.failure = s.run.brokenError()
 			}
+			p.refused = p.failure != nil
 			passes = append(passes, p)
 		}
 	}

@@ -16,7 +16,8 @@ type pass struct {
 	op      *operation
 	version *version
 
-	left      int // data that have not gone through
+	refused   bool // before it ran
+	left      int  // data that have not gone through
 	settled   bool
 	held      bool // it waits, undecided, for a cycle to come: see Engine.putOff
 	again     bool // its activations are computed again in the backward pass, because there was no memory to keep those of a single datum
@@ -97,7 +98,9 @@ func (p *pass) add(index int, o model.Outcome) {
 // settle decides a pass that is through or has failed: its gradient is checked and added to the run's accumulator, or nothing is. The error it gives is why that cannot be done yet, and then nothing is decided: for the disk,
 // or because others' passes, if it is not alone in its cycle, have memory that it needs.
 func (e *Engine) settle(p *pass, cycle int64, alone bool) error {
-	later := func(err error) bool { return isStuck(err) || !alone && plugins.KindOf(err) == plugins.KindCapacity }
+	later := func(err error) bool {
+		return !p.refused && (isStuck(err) || !alone && plugins.KindOf(err) == plugins.KindCapacity)
+	}
 	err := p.failure
 	if later(err) {
 		return err

@@ -63,7 +63,8 @@ func (e *Engine) execute(passes []*pass, cycle int64) {
 func (e *Engine) runPasses(some, passes []*pass, cycle int64) bool {
 	l := e.loaded
 	lanes := spread(some, len(l.training))
-	inTurn := false // for want of memory, one replica at a time
+	inTurn := false      // for want of memory, one replica at a time
+	var roomy *passBound // that of the last passes that went through, while smaller ones are tried
 	for {
 		e.settleAll(passes, cycle) // those that had failed before: nothing of a run that waits for it is in the batches
 		var batches []batch
@@ -81,6 +82,7 @@ func (e *Engine) runPasses(some, passes []*pass, cycle int64) bool {
 		err := e.runBatches(batches)
 		if err == nil {
 			l.bound.through()
+			roomy = nil
 			e.settleAll(passes, cycle)
 			if e.yield() != nil { // the engine is closing and fails what is left
 				for _, p := range passes {
@@ -106,6 +108,10 @@ func (e *Engine) runPasses(some, passes []*pass, cycle int64) bool {
 			for _, p := range touched {
 				p.restart()
 			}
+			if roomy == nil {
+				was := l.bound
+				roomy = &was
+			}
 			switch p := touched[0]; {
 			case largest > 1:
 				l.bound.tooMuch(largest)
@@ -117,6 +123,7 @@ func (e *Engine) runPasses(some, passes []*pass, cycle int64) bool {
 				p.again = true
 			default:
 				p.failure = l.tooLarge(batches[0].pieces[0], err)
+				l.bound, inTurn, roomy = *roomy, false, nil // this one has had no memory, which says nothing of the others
 			}
 			for i, first := range spread(touched, len(lanes)) {
 				rest := slices.DeleteFunc(lanes[i], func(at piece) bool { return slices.Contains(touched, at.pass) })
@@ -186,7 +193,7 @@ func (l *loaded) tooLarge(at piece, cause error) error {
 	return refused(kind, message+": "+cause.Error())
 }
 
-// fill packs a lane's next batch: data in order up to the batch's tokens and memory, but one datum at least. Data of passes that have failed, or wait for the disk, are left out.
+// fill packs a lane's next batch: data in order up to the batch's tokens and memory, but one datum at least. Data of passes that have failed or were put off are left out.
 func (e *Engine) fill(lane *[]piece, lanes int) []piece {
 	l := e.loaded
 	var taken []piece
@@ -237,21 +244,21 @@ func (e *Engine) settleAll(passes []*pass, cycle int64) {
 // putOff leaves the passes of a run undecided that are not settled: those in the same cycle are given up, and what they hold with them. Where the disk is why, their turn comes again after a while; where the memory is that others' passes
 // hold, the first has one of the next cycles for itself.
 func (e *Engine) putOff(passes []*pass, r *run, why error) {
-	for _, p := range passes {
-		if p.run == r && !p.settled {
-			p.abandon()
-			p.held = true
-		}
-	}
-	if !isStuck(why) {
-		if !slices.Contains(e.lonely, r) {
-			e.lonely = append(e.lonely, r)
-		}
-		return
-	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.holdBack(r)
+	for _, p := range passes {
+		if p.run == r && !p.settled && !p.held {
+			p.abandon()
+			p.held = true
+			r.tag -= float64(p.op.tokens) / p.op.weight // it has not had them
+		}
+	}
+	r.backlogged = true
+	if isStuck(why) {
+		e.holdBack(r)
+	} else if !slices.Contains(e.lonely, r) {
+		e.lonely = append(e.lonely, r)
+	}
 }
 
 // alone gives the series of the next cycle where that belongs to a single pass. The caller holds mu.
@@ -260,6 +267,7 @@ func (e *Engine) alone() []series {
 		r := e.lonely[0]
 		e.lonely = e.lonely[1:]
 		if passes := r.queue.passes(); r.ready() && len(passes) > 0 {
+			r.tag += float64(passes[0].tokens) / passes[0].weight
 			return []series{{run: r, passes: passes[:1]}}
 		}
 	}

@@ -10,15 +10,19 @@ import (
 	"github.com/tinsmith/tinsmith/backends/internal/philox"
 )
 
+// drawnBytes bounds the tensors that are drawn at once, if they are more than one.
+const drawnBytes = 256 << 20
+
 // Initialize fills the masters of a fresh adapter and packs them: A uniform in ±1/√in (the default of Hugging Face PEFT), B zero. Element e of a tensor is lane e mod 4 of
 // Philox4x32-10 with the seed as key and the counter (e / 4, hash of the tensor's name in a PEFT file), so neither order nor sharding of the tensors matters.
 func (w *Weights) Initialize(seed uint64) error {
 	err := w.Masters.Zero()
 	l := w.Layout()
 	var modules []int
-	for i := range l.Modules {
+	largest := 1 // bytes of a tensor
+	for i, m := range l.Modules {
 		if l.Has(i) {
-			modules = append(modules, i)
+			modules, largest = append(modules, i), max(largest, 4*l.Rank*m.In)
 		}
 	}
 	// The numbers of a large adapter take a second of one processor: they are drawn on all of them, while the caller, on whose goroutine the device is, copies those that are there.
@@ -28,7 +32,7 @@ func (w *Weights) Initialize(seed uint64) error {
 	}
 	drawn := make(chan tensorA)
 	var next atomic.Int64
-	for range min(runtime.GOMAXPROCS(0), len(modules)) {
+	for range min(runtime.GOMAXPROCS(0), len(modules), max(1, drawnBytes/largest)) {
 		go func() {
 			for {
 				k := int(next.Add(1)) - 1
