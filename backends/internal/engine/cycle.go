@@ -136,6 +136,19 @@ func plan(runs []*run, budget int, tag float64) ([]series, float64) {
 	return taken, tag
 }
 
+// alone gives the series of the next cycle where that belongs to a single pass. The caller holds mu.
+func (e *Engine) alone() []series {
+	for len(e.lonely) > 0 {
+		r := e.lonely[0]
+		e.lonely = e.lonely[1:]
+		if passes := r.queue.passes(); r.ready() && len(passes) > 0 {
+			r.tag += float64(passes[0].tokens) / passes[0].weight
+			return []series{{run: r, passes: passes[:1]}}
+		}
+	}
+	return nil
+}
+
 // trainCycle runs one clock cycle, or the steps that still belong to the last one, and tells whether there was anything to do.
 func (e *Engine) trainCycle() bool {
 	l := e.loaded

@@ -49,8 +49,8 @@ func (b *passBound) grow() {
 }
 
 // execute runs passes of any number of runs, fused and spread over the replicas, and decides each as soon as it is through. A batch for which there is no memory is tried again with half of its data, down to a single
-// datum on one replica, and that again with its activations computed twice; only what does not fit then fails, if nothing else is trained
-// in the same cycle: else it has a cycle to come for itself. Where the disk takes no adapters that would have to be moved out for it, its run waits for a later cycle. A batch that fails as a whole for another reason says nothing about a single one of its operations: each of them is tried again alone, and fails only if it fails alone.
+// datum on one replica, and that again with its activations computed twice; only what does not fit then fails, if nothing else is trained in the same cycle:
+// else it has a cycle to come for itself. Where the disk takes no adapters that would have to be moved out for it, its run waits for a later cycle. A batch that fails as a whole for another reason says nothing about a single one of its operations: each of them is tried again alone, and fails only if it fails alone.
 func (e *Engine) execute(passes []*pass, cycle int64) {
 	for _, p := range passes {
 		p.restart()
@@ -259,19 +259,6 @@ func (e *Engine) putOff(passes []*pass, r *run, why error) {
 	} else if !slices.Contains(e.lonely, r) {
 		e.lonely = append(e.lonely, r)
 	}
-}
-
-// alone gives the series of the next cycle where that belongs to a single pass. The caller holds mu.
-func (e *Engine) alone() []series {
-	for len(e.lonely) > 0 {
-		r := e.lonely[0]
-		e.lonely = e.lonely[1:]
-		if passes := r.queue.passes(); r.ready() && len(passes) > 0 {
-			r.tag += float64(passes[0].tokens) / passes[0].weight
-			return []series{{run: r, passes: passes[:1]}}
-		}
-	}
-	return nil
 }
 
 // pieceMemory is what a datum adds to the memory of adapters that its batch needs at once: the weights, unless the datum before it has them too, and a buffer if it is the first of its group.

@@ -36,6 +36,17 @@ func (f *failing) Commit(ctx context.Context, b store.Batch) error {
 	return f.Store.Commit(ctx, b)
 }
 
+// failing has commits of a collection fail as if the store could not be written to for now.
+func (w *world) failing(collection string) *failing {
+	f := &failing{}
+	f.collection.Store(collection)
+	f.unavailable.Store(true)
+	w.Core.mu.Lock()
+	defer w.Core.mu.Unlock()
+	w.Core.cfg.Store, f.Store = f, w.Core.cfg.Store
+	return f
+}
+
 // What could not be journalled was never accepted: the same number can be sent again. A result that cannot be stored is not delivered before it can be.
 func TestStoreFaults(t *testing.T) {
 	f := &failing{}
@@ -80,11 +91,8 @@ func TestStoreFaults(t *testing.T) {
 
 // While the store cannot be written to, new work is refused for now, and what was computed waits until it can be stored.
 func TestStoreTrouble(t *testing.T) {
-	f := &failing{}
-	f.collection.Store("")
-	f.unavailable.Store(true)
 	w := newWorld(t, nil)
-	w.Core.cfg.Store, f.Store = f, w.Core.cfg.Store
+	f := w.failing("")
 	ctx := t.Context()
 	run := w.newRun(w.session(), 0)
 	f.collection.Store(inResults)

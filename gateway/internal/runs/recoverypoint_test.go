@@ -98,16 +98,24 @@ func (s slowReleases) Commit(ctx context.Context, b store.Batch) error {
 	return s.Store.Commit(ctx, b)
 }
 
-// A recovery point that comes while what an earlier one covers is still being deleted is kept, and deletes what it covers itself afterwards.
-func TestRecoveryPointDuringPruning(t *testing.T) {
-	w := newWorld(t, (*world).pointsAlways)
-	slow := slowReleases{w.Core.cfg.Store, make(chan struct{}, 1), make(chan struct{})}
+// pruning makes a run with a recovery point, of which what that covers is being deleted until the test closes goOn.
+func (w *world) pruning() (run string, slow slowReleases) {
+	w.t.Helper()
+	slow = slowReleases{w.Core.cfg.Store, make(chan struct{}, 1), make(chan struct{})}
 	w.Core.cfg.Store = slow
-	ctx := t.Context()
-	run := w.newRun(w.session(), 0)
+	ctx := w.t.Context()
+	run = w.newRun(w.session(), 0)
 	w.good(w.ForwardBackward(ctx, w.pass(run, 1)))
 	w.good(w.OptimStep(ctx, w.step(run, 2)))
 	<-slow.begun
+	return run, slow
+}
+
+// A recovery point that comes while what an earlier one covers is still being deleted is kept, and deletes what it covers itself afterwards.
+func TestRecoveryPointDuringPruning(t *testing.T) {
+	w := newWorld(t, (*world).pointsAlways)
+	run, slow := w.pruning()
+	ctx := t.Context()
 	w.eventually(func() bool { return !w.disk.busy })
 	w.good(w.ForwardBackward(ctx, w.pass(run, 3)))
 	w.good(w.OptimStep(ctx, w.step(run, 4)))
@@ -129,13 +137,8 @@ func TestRecoveryPointDuringPruning(t *testing.T) {
 // A rebuild reads the requests from the journal: it does not begin while some are being deleted.
 func TestRebuildWaitsForPruning(t *testing.T) {
 	w := newWorld(t, (*world).pointsAlways)
-	slow := slowReleases{w.Core.cfg.Store, make(chan struct{}, 1), make(chan struct{})}
-	w.Core.cfg.Store = slow
+	run, slow := w.pruning()
 	ctx := t.Context()
-	run := w.newRun(w.session(), 0)
-	w.good(w.ForwardBackward(ctx, w.pass(run, 1)))
-	w.good(w.OptimStep(ctx, w.step(run, 2)))
-	<-slow.begun
 	w.restartBackend()
 	next, err := w.ForwardBackward(ctx, w.pass(run, 3))
 	w.ok(err)
