@@ -1,6 +1,10 @@
 package plugins
 
 import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -24,7 +28,7 @@ const (
 
 // Manifest is the content of ManifestFile. A directory without one is a foreign PEFT adapter.
 type Manifest struct {
-	Format       int    `json:"format"` // 1
+	Format       int    `json:"format"` // 2: sealed; 1, of older versions, not
 	Scope        string `json:"scope"`  // "weights", "optimizer", "accumulator"
 	BaseModel    string `json:"base_model"`
 	ModelHash    string `json:"model_hash"`
@@ -44,6 +48,43 @@ type Manifest struct {
 	WindowPasses      int               `json:"window_passes,omitempty"`
 	Metadata          map[string]string `json:"metadata,omitempty"`
 	SHA256            map[string]string `json:"sha256"` // of every other file, hex
+	// Seal is the SHA-256, hex, of the manifest's own text with zeros in the seal's place. Encode sets it.
+	Seal string `json:"seal,omitempty"`
+}
+
+const sealedFormat = 2
+
+// noSeal stands in a seal's place while it is computed.
+var noSeal = strings.Repeat("0", hex.EncodedLen(sha256.Size))
+
+// Encode gives the content of ManifestFile, in the newest format and sealed. The manifest itself stays as it is.
+func (m *Manifest) Encode() ([]byte, error) {
+	sealed := *m
+	sealed.Format, sealed.Seal = sealedFormat, noSeal
+	text, err := json.MarshalIndent(sealed, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("encode a checkpoint's manifest: %w", err)
+	}
+	sum := sha256.Sum256(text)
+	at := bytes.LastIndex(text, []byte(noSeal)) // it is the last field
+	hex.Encode(text[at:], sum[:])
+	return text, nil
+}
+
+// ParseManifest reads the content of ManifestFile and checks its seal. KindInvalid if it is no manifest, or not as it was written.
+func ParseManifest(text []byte) (*Manifest, error) {
+	m := &Manifest{}
+	if err := json.Unmarshal(text, m); err != nil {
+		return nil, Invalidf("path", "%s: %v", ManifestFile, err)
+	}
+	if m.Format == 1 && m.Seal == "" {
+		return m, nil
+	}
+	sum := sha256.Sum256(bytes.Replace(text, []byte(m.Seal), []byte(noSeal), 1))
+	if m.Seal == "" || m.Seal != hex.EncodeToString(sum[:]) {
+		return nil, Invalidf("path", "%s is damaged: it does not have the checksum that it states itself", ManifestFile)
+	}
+	return m, nil
 }
 
 // scopeNames are the values of Manifest.Scope, by Scope.
@@ -59,8 +100,8 @@ func (s Scope) String() string {
 
 // Check tells whether a checkpoint can be loaded to a scope into a backend of the base model with that hash. Errors are KindInvalid.
 func (m *Manifest) Check(modelHash string, scope Scope) error {
-	if m.Format != 1 {
-		return Invalidf("path", "%s: format %d is not known: 1", ManifestFile, m.Format)
+	if m.Format != 1 && m.Format != sealedFormat {
+		return Invalidf("path", "%s: format %d is not known: 1, 2", ManifestFile, m.Format)
 	}
 	has := slices.Index(scopeNames, m.Scope)
 	if has < 0 {

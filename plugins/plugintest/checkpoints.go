@@ -64,7 +64,7 @@ func (s *suite) saveAndLoad() {
 	if err := json.Unmarshal(raw, &m); err != nil {
 		s.Fatal(err)
 	}
-	if m.Format != 1 || m.Scope != "optimizer" || m.ModelHash != s.model.ModelHash || m.Arithmetic != s.model.Arithmetic || m.Rank != 2 || m.Seed != 1 || !m.TrainAttn || !m.TrainMLP || !m.TrainUnembed ||
+	if m.Format != 2 || m.Scope != "optimizer" || m.ModelHash != s.model.ModelHash || m.Arithmetic != s.model.Arithmetic || m.Rank != 2 || m.Seed != 1 || !m.TrainAttn || !m.TrainMLP || !m.TrainUnembed ||
 		m.Step != 3 || m.Version != 3 || m.Metadata["note"] != "für später" || m.SHA256[plugins.AdapterWeightsFile] == "" {
 		s.Errorf("manifest %s", raw)
 	}

@@ -3,7 +3,6 @@ package engine
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"io"
 	"io/fs"
@@ -33,9 +32,9 @@ func (d directory) manifest() (*plugins.Manifest, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &plugins.Manifest{}
-	if err := json.Unmarshal(text, m); err != nil {
-		return nil, plugins.Invalidf("path", "%s: %v", plugins.ManifestFile, err)
+	m, err := plugins.ParseManifest(text)
+	if err != nil {
+		return nil, err
 	}
 	if m.SHA256 == nil {
 		m.SHA256 = map[string]string{}

@@ -198,7 +198,7 @@ func (w *checkpointWriter) all(s *saving) error {
 		}
 	}
 	m := plugins.Manifest{
-		Format: 1, Scope: req.Scope.String(), BaseModel: l.name, ModelHash: l.info.ModelHash, Engine: w.engine.options.Version, Topology: w.engine.options.Plugin + " " + l.info.Device,
+		Scope: req.Scope.String(), BaseModel: l.name, ModelHash: l.info.ModelHash, Engine: w.engine.options.Version, Topology: w.engine.options.Plugin + " " + l.info.Device,
 		Arithmetic: l.info.Arithmetic, Rank: s.run.config.Rank, Seed: s.run.config.Seed, TrainAttn: s.run.config.TrainAttention, TrainMLP: s.run.config.TrainMLP, TrainUnembed: s.run.config.TrainUnembed,
 		Step: v.step, Version: v.number, Metadata: req.Metadata, SHA256: w.sums,
 	}
@@ -232,7 +232,7 @@ func (w *checkpointWriter) all(s *saving) error {
 	}
 	nothing := sha256.Sum256(nil) // the marker's content, which is written last
 	w.sums[plugins.CompleteFile] = hex.EncodeToString(nothing[:])
-	manifest, err := json.MarshalIndent(m, "", "  ")
+	manifest, err := m.Encode()
 	if err != nil {
 		return err
 	}

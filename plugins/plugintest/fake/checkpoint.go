@@ -103,7 +103,7 @@ func (b *Backend) save(a *adapter, v *version, req *plugins.SaveAdapterRequest) 
 		plugins.CompleteFile:       nil,
 	}
 	m := plugins.Manifest{
-		Format: 1, Scope: req.Scope.String(), BaseModel: b.name, ModelHash: b.info.ModelHash, Engine: Version, Topology: "fake cpu", Arithmetic: b.info.Arithmetic,
+		Scope: req.Scope.String(), BaseModel: b.name, ModelHash: b.info.ModelHash, Engine: Version, Topology: "fake cpu", Arithmetic: b.info.Arithmetic,
 		Rank: a.config.Rank, Seed: a.config.Seed, TrainAttn: a.config.TrainAttention, TrainMLP: a.config.TrainMLP, TrainUnembed: a.config.TrainUnembed,
 		Step: v.step, Version: v.number, Metadata: req.Metadata, SHA256: map[string]string{},
 	}
@@ -123,7 +123,7 @@ func (b *Backend) save(a *adapter, v *version, req *plugins.SaveAdapterRequest) 
 		m.SHA256[name] = hex.EncodeToString(sum[:])
 		bytes += int64(len(content))
 	}
-	manifest, err := json.MarshalIndent(m, "", "  ")
+	manifest, err := m.Encode()
 	if err != nil {
 		return plugins.SaveAdapterResult{}, fmt.Errorf("save adapter: %w", err)
 	}
@@ -366,9 +366,8 @@ func (b *Backend) readFiles(req *plugins.LoadAdapterRequest) (map[string][]byte,
 	case err != nil:
 		return nil, nil, plugins.Invalidf("path", "%v", err)
 	default:
-		manifest = &plugins.Manifest{}
-		if err := json.Unmarshal(raw, manifest); err != nil {
-			return nil, nil, plugins.Invalidf("path", "%s: %v", plugins.ManifestFile, err)
+		if manifest, err = plugins.ParseManifest(raw); err != nil {
+			return nil, nil, err
 		}
 		if err := manifest.Check(b.info.ModelHash, req.Scope); err != nil {
 			return nil, nil, err
