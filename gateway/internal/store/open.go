@@ -24,11 +24,13 @@ type Options struct {
 	SegmentBytes int64  // size of a journal segment; 0 = 64 MiB
 	Reserve      int64  // bytes of the disk that new work leaves free, see Store.Err; 0 = 64 MiB, negative = none
 	InlineBytes  int    // payloads up to this size stay with their records, which saves a sync; 0 = 8 KiB
+	Accept       bool   // take what is left after a Loss, see there
 
 	applyAfter time.Duration // tests only: how long changes stay out of the database
 }
 
-// Open locks the data directory and opens the store in it. ErrLocked if another process has it, ErrFormat if its format is not ours.
+// Open locks the data directory and opens the store in it. ErrLocked if another process has it, ErrFormat if its format is not ours, a *Loss if it is known to have held more than is left
+// of it, or belongs to another database. Nothing is changed or removed then.
 func Open(ctx context.Context, opts Options) (Store, error) {
 	if opts.SegmentBytes == 0 {
 		opts.SegmentBytes = 64 << 20
