@@ -42,7 +42,7 @@ func (d database) text(query string) string {
 }
 
 const (
-	columns = "collection, id, parent, place, amount, value, payload, segment, start, size"
+	columns = "collection, id, parent, place, amount, value, payload, segment, start, size, head_sum, payload_sum"
 	inRange = " AND place >= ? AND place < ?"
 	// Records of the store's own.
 	inStore    = "store"
@@ -96,7 +96,7 @@ func newSQLStore(ctx context.Context, db database, opts Options) (*sqlStore, err
 			return nil, fmt.Errorf("prepare the database: %w", err)
 		}
 	}
-	if err := errors.Join(db.addColumns(ctx), db.blockTable(ctx)); err != nil {
+	if err := errors.Join(db.blockTable(ctx), db.addColumns(ctx)); err != nil {
 		return nil, fmt.Errorf("prepare the database: %w", err)
 	}
 	if err := s.checkFormat(ctx); err != nil {
@@ -335,14 +335,19 @@ func (s *sqlStore) query(ctx context.Context, collection string, x Range, yield 
 		return 0, fmt.Errorf("read records: %w", err)
 	}
 	defer rows.Close()
+	var sums summer
 	for rows.Next() {
 		var r Record
-		if err := rows.Scan(&r.Collection, &r.Key, &r.Parent, &r.Rank, &r.Count, &r.Value, &r.Payload, &r.Ref.Segment, &r.Ref.Offset, &r.Ref.Length, &applied); err != nil {
-			return 0, fmt.Errorf("read records: %w", err)
+		var head, payload sum
+		if err := rows.Scan(&r.Collection, &r.Key, &r.Parent, &r.Rank, &r.Count, &r.Value, &r.Payload, &r.Ref.Segment, &r.Ref.Offset, &r.Ref.Length, &head, &payload, &applied); err != nil {
+			return 0, fmt.Errorf("read records: %w", unreadable(err))
 		}
 		if r.Collection == "" {
-			err = unpacked(r, collection, x, yield)
-		} else {
+			err = sums.checkPart(r.Parent, r.Rank, r.Count, r.Value, collection, true, r.Payload, head, payload)
+			if err == nil {
+				err = unpacked(r, collection, x, yield)
+			}
+		} else if err = sums.check(&r, head, payload); err == nil {
 			err = yield(r)
 		}
 		if err != nil {
@@ -354,6 +359,9 @@ func (s *sqlStore) query(ctx context.Context, collection string, x Range, yield 
 	}
 	return applied, nil
 }
+
+// unreadable makes of the error of a Scan, that a row has a value of another type than its column, what it means.
+func unreadable(err error) error { return fmt.Errorf("%w: %w", ErrCorrupt, err) }
 
 // Payload implements Store.
 func (s *sqlStore) Payload(_ context.Context, r Record) ([]byte, error) {
