@@ -64,6 +64,9 @@ func (s *sqlStore) applyTo(ctx context.Context, c any, p *pending) (err error) {
 	if err != nil || applied >= p.last {
 		return err
 	}
+	if applied < s.inDatabase {
+		return fmt.Errorf("%w: the database ends at change %d, and had change %d", ErrLost, applied, s.inDatabase)
+	}
 	// What is done to all records of a parent is done to older ones: it comes first.
 	under, release, del := w.prepare(delUnderText), w.prepare(releaseText), w.prepare(delText)
 	joint, put := w.joint(del), w.prepare(putText)

@@ -44,6 +44,9 @@ func TroubleOf(err error) *Trouble {
 	if errors.As(err, &t) {
 		return t
 	}
+	if l := (*Loss)(nil); errors.As(err, &l) {
+		return nil
+	}
 	for state, causes := range map[State][]error{
 		Full:     {unix.ENOSPC, unix.EDQUOT, unix.EFBIG},
 		ReadOnly: {unix.EROFS, unix.EACCES, unix.EPERM},
@@ -65,6 +68,9 @@ func TroubleOf(err error) *Trouble {
 // Err implements Store.
 func (s *sqlStore) Err() error {
 	if t := s.trouble.Load(); t != nil {
+		return t
+	}
+	if t := s.broke.Load(); t != nil {
 		return t
 	}
 	return nil
@@ -136,6 +142,9 @@ func (s *sqlStore) probe(ctx context.Context) error {
 		return err
 	}
 	if err := s.apply(ctx, s.frozen); err != nil {
+		return err
+	}
+	if err := s.settle(ctx, s.frozen.last); err != nil {
 		return err
 	}
 	return s.thawed()

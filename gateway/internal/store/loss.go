@@ -21,6 +21,8 @@ var (
 type Loss struct {
 	Kind     error     // ErrLost or ErrForeign
 	Findings []Finding // at least one
+
+	cause error // an error that findings tell of, or nil
 }
 
 // Finding is one thing that is damaged or missing.
@@ -46,5 +48,10 @@ func (l *Loss) Error() string {
 	return b.String()
 }
 
-// Unwrap gives the kind.
-func (l *Loss) Unwrap() error { return l.Kind }
+// Unwrap gives the kind, and ErrCorrupt where something is damaged.
+func (l *Loss) Unwrap() []error {
+	if l.cause != nil {
+		return []error{l.Kind, l.cause}
+	}
+	return []error{l.Kind}
+}

@@ -54,25 +54,49 @@ func Open(ctx context.Context, opts Options) (Store, error) {
 	}
 	s.lock = lock
 	go s.write()
+	s.verify = s.startVerifying()
 	return s, nil
 }
 
-func open(ctx context.Context, opts Options) (*sqlStore, error) {
-	var db database
-	var err error
-	if opts.PostgresURL != "" {
-		db, err = openPostgres(ctx, opts.PostgresURL)
-	} else {
-		db, err = openSQLite(ctx, filepath.Join(opts.Dir, "tinsmith.db"))
-	}
-	if err != nil {
+// open looks at everything before it changes anything.
+func open(ctx context.Context, opts Options) (s *sqlStore, err error) {
+	o := &opening{opts: opts}
+	if err := o.connect(ctx); err != nil {
 		return nil, err
 	}
-	s, err := newSQLStore(ctx, db, opts)
-	if err != nil {
-		return nil, errors.Join(err, db.close())
+	defer func() {
+		err = errors.Join(err, o.disconnect())
+		if err != nil && o.db.close != nil {
+			err = errors.Join(err, o.db.close())
+		}
+	}()
+	if err := o.judge(ctx); err != nil {
+		return nil, err
 	}
-	return s, nil
+	if err := o.verify(ctx); err != nil {
+		return nil, err
+	}
+	if o.loss.Kind != nil {
+		if !opts.Accept {
+			return nil, &o.loss
+		}
+		if err := o.accept(ctx); err != nil {
+			return nil, fmt.Errorf("accept what is left: %w", err)
+		}
+	}
+	narrow(opts.Dir)
+	if o.sqlite() {
+		if o.db, err = openSQLite(ctx, o.path(databaseName)); err != nil {
+			return nil, err
+		}
+	}
+	if s, err = newSQLStore(ctx, o.db, o); err != nil {
+		return nil, err
+	}
+	if o.loss.Kind != nil {
+		err = o.accepted(ctx, s)
+	}
+	return s, err
 }
 
 // lockDir holds the data directory until the file is closed or the process ends.

@@ -36,7 +36,17 @@ func openPostgres(ctx context.Context, dsn string) (database, error) {
 	if err := lockPostgres(ctx, holder); err != nil {
 		return database{}, errors.Join(err, holder.Close(), db.Close())
 	}
+	var name, schema string
+	if err := holder.QueryRowContext(ctx, "SELECT current_database(), COALESCE(current_schema(), '')").Scan(&name, &schema); err != nil {
+		return database{}, errors.Join(fmt.Errorf("ask PostgreSQL for its schema: %w", err), holder.Close(), db.Close())
+	}
+	place := fmt.Sprintf("PostgreSQL, database %q, schema %q", name, schema)
+	nothing := func(context.Context) (int64, error) { return 0, nil }
 	return database{
+		where: place, place: place, setUp: func(context.Context) error { return nil }, settle: nothing, end: nothing,
+		definitions: func(ctx context.Context, from *sql.DB) (map[string]string, error) {
+			return readDefinitions(ctx, from, `SELECT tablename, '' FROM pg_tables WHERE schemaname = current_schema() AND tablename LIKE 'tinsmith\_%'`)
+		},
 		writer: db, reader: db, name: `TEXT COLLATE "C"`, blob: "BYTEA", placeholder: func(i int) string { return "$" + strconv.Itoa(i) },
 		writers: 8, trouble: postgresTrouble, check: postgresCheck,
 		reconnect: func(ctx context.Context) error {

@@ -17,7 +17,7 @@ import (
 // Errors of a store.
 var (
 	ErrNotFound = errors.New("no such record")
-	ErrCorrupt  = errors.New("journal record is damaged")
+	ErrCorrupt  = errors.New("what the store holds is damaged")
 	ErrClosed   = errors.New("the store is closed")
 	ErrLocked   = errors.New("the data directory is in use by another process")
 	ErrFormat   = errors.New("the data directory was written by another version")
