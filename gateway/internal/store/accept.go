@@ -39,7 +39,17 @@ func (o *opening) accept(ctx context.Context) error {
 		}
 	}
 	o.loss.Kind, o.loss.Findings = kind, findings // the log is taken as far as it goes
+	o.log.remove, o.log.spares = o.setAside, nil
 	return nil
+}
+
+// setAside moves a file of one of the store's folders.
+func (o *opening) setAside(path string) error {
+	to := filepath.Join(o.aside, filepath.Base(filepath.Dir(path)))
+	if err := os.MkdirAll(to, 0o700); err != nil {
+		return err
+	}
+	return os.Rename(path, filepath.Join(to, filepath.Base(path)))
 }
 
 // acceptSQLite keeps a copy of the database, and makes of a damaged one a new one with what can be read.
@@ -119,15 +129,11 @@ func (o *opening) accepted(ctx context.Context, s *sqlStore) error {
 		move = append(move, files...)
 	}
 	for _, path := range move {
-		to := filepath.Join(o.aside, filepath.Base(filepath.Dir(path)))
-		if err := os.MkdirAll(to, 0o700); err != nil {
-			return err
-		}
-		if err := os.Rename(path, filepath.Join(to, filepath.Base(path))); err != nil {
+		if err := o.setAside(path); err != nil {
 			return err
 		}
 	}
-	s.log.older, s.log.spares = nil, nil
+	s.log.older, s.log.remove = nil, s.log.spare
 	slog.WarnContext(ctx, "the store goes on with what is left", "identity", s.mark.identity.String(), "changes", s.inDatabase, "aside", o.aside)
 	return nil
 }

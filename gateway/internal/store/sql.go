@@ -391,7 +391,7 @@ func selected(from string) string { return "SELECT " + columns + groupColumn + "
 func (s *sqlStore) query(ctx context.Context, collection string, x Range, yield func(Record) error, text string, args ...any) (applied int64, err error) {
 	rows, err := s.db.reader.QueryContext(ctx, s.db.text(text), args...)
 	if err != nil {
-		return 0, fmt.Errorf("read records: %w", err)
+		return 0, s.unread(err)
 	}
 	defer rows.Close()
 	var sums summer
@@ -399,14 +399,20 @@ func (s *sqlStore) query(ctx context.Context, collection string, x Range, yield 
 		var r Record
 		var head, payload sum
 		if err := rows.Scan(&r.Collection, &r.Key, &r.Parent, &r.Rank, &r.Count, &r.Value, &r.Payload, &r.Ref.Segment, &r.Ref.Offset, &r.Ref.Length, &head, &payload, &applied); err != nil {
-			return 0, fmt.Errorf("read records: %w", unreadable(err))
+			return 0, s.unread(unreadable(err))
 		}
-		if r.Collection == "" {
+		block := r.Collection == ""
+		if block {
 			err = sums.checkPart(r.Parent, r.Rank, r.Count, r.Value, collection, true, r.Payload, head, payload)
-			if err == nil {
-				err = unpacked(r, collection, x, yield)
-			}
-		} else if err = sums.check(&r, head, payload); err == nil {
+		} else {
+			err = sums.check(&r, head, payload)
+		}
+		if err != nil {
+			return 0, s.unread(err)
+		}
+		if block {
+			err = unpacked(r, collection, x, yield)
+		} else {
 			err = yield(r)
 		}
 		if err != nil {
@@ -414,9 +420,20 @@ func (s *sqlStore) query(ctx context.Context, collection string, x Range, yield 
 		}
 	}
 	if err := rows.Err(); err != nil {
-		return 0, fmt.Errorf("read records: %w", err)
+		return 0, s.unread(err)
 	}
 	return applied, nil
+}
+
+// unread is the error for rows that could not be read. Damage is told in the log, too: who asked may not be who can do something about it.
+func (s *sqlStore) unread(err error) error {
+	if damagedDatabase(err) {
+		if !errors.Is(err, ErrCorrupt) {
+			err = fmt.Errorf("%w: %w", ErrCorrupt, err)
+		}
+		s.finding(Finding{s.db.where, err.Error()})
+	}
+	return fmt.Errorf("read records: %w", err)
 }
 
 // unreadable makes of the error of a Scan, that a row has a value of another type than its column, what it means.
@@ -427,7 +444,11 @@ func (s *sqlStore) Payload(_ context.Context, r Record) ([]byte, error) {
 	if r.Ref == (Ref{}) {
 		return r.Payload, nil
 	}
-	return s.journal.read(r.Ref)
+	payload, err := s.journal.read(r.Ref)
+	if errors.Is(err, ErrCorrupt) {
+		s.finding(Finding{"journal", fmt.Sprintf("the payload of %s %q: %v", r.Collection, r.Key, err)})
+	}
+	return payload, err
 }
 
 // Close implements Store.

@@ -122,7 +122,7 @@ func sqliteState(err error) State {
 		return ReadOnly
 	case sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL:
 		return Locked
-	case sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB:
+	case sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM:
 		return Failing
 	}
 	return ""

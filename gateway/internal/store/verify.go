@@ -159,7 +159,7 @@ func (s *sqlStore) verifyAll(ctx context.Context, rest func(context.Context, tim
 	}
 	begun := time.Now()
 	var sums summer
-	return s.db.eachRow(ctx, s.db.reader, verifyStep, func(ctx context.Context) error {
+	err := s.db.eachRow(ctx, s.db.reader, verifyStep, func(ctx context.Context) error {
 		err := rest(ctx, time.Since(begun))
 		begun = time.Now()
 		return err
@@ -184,6 +184,18 @@ func (s *sqlStore) verifyAll(ctx context.Context, rest func(context.Context, tim
 		}
 		return nil
 	})
+	if damagedDatabase(err) {
+		s.brokenStructure(err.Error())
+		return nil
+	}
+	return err
+}
+
+// brokenStructure notes that the database cannot be relied upon as a whole: from then on nothing new is taken, and no segment is removed.
+func (s *sqlStore) brokenStructure(what string) {
+	f := Finding{s.db.where, "its structure is damaged: " + what}
+	s.finding(f)
+	s.broke.Store(&Trouble{Failing, &Loss{Kind: ErrLost, Findings: []Finding{f}}})
 }
 
 // stillRefers tells whether a row is as it was read: a segment goes when nothing refers to it any more.
@@ -220,9 +232,7 @@ func (s *sqlStore) verifyStructure(ctx context.Context) error {
 		return err
 	}
 	for _, what := range found {
-		f := Finding{s.db.where, "its structure is damaged: " + what}
-		s.finding(f)
-		s.broke.Store(&Trouble{Failing, &Loss{Kind: ErrLost, Findings: []Finding{f}}})
+		s.brokenStructure(what)
 	}
 	return nil
 }

@@ -223,6 +223,7 @@ func (s *sqlStore) commitBatches(group []*request) error {
 		}
 		batches, content = append(batches, b), appendBatch(content, b)
 	}
+	content = slices.Grow(content, groupHeader) // for the zeros behind the group
 	if s.content = content; cap(content) > applyBytes {
 		s.content = nil
 	}
