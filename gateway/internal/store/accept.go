@@ -116,6 +116,11 @@ func (o *opening) accepted(ctx context.Context, s *sqlStore) error {
 		return err
 	}
 	var move []string
+	if _, err := os.Stat(o.path(restoringName)); err == nil {
+		if err := os.Rename(o.path(restoringName), filepath.Join(o.aside, restoringName)); err != nil {
+			return err
+		}
+	}
 	for _, n := range numbers {
 		if !keep[n] {
 			move = append(move, s.journal.path(n))
@@ -153,7 +158,7 @@ func newFolder(dir, name string) (string, error) {
 	}
 }
 
-// copyFile makes a durable copy of a file, if it is there.
+// copyFile makes a durable copy of a file, if it is there. The copy is whole when it has its name; that name becomes durable with the folder.
 func copyFile(from, to string) (copied bool, err error) {
 	in, err := os.Open(from)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -163,7 +168,8 @@ func copyFile(from, to string) (copied bool, err error) {
 		return false, err
 	}
 	defer in.Close()
-	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	partial := filepath.Join(filepath.Dir(to), "."+filepath.Base(to))
+	out, err := os.OpenFile(partial, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return false, err
 	}
@@ -171,7 +177,10 @@ func copyFile(from, to string) (copied bool, err error) {
 	if err == nil {
 		err = out.Sync()
 	}
-	return true, errors.Join(err, out.Close())
+	if err = errors.Join(err, out.Close()); err == nil {
+		err = os.Rename(partial, to)
+	}
+	return true, err
 }
 
 // salvage makes a new database of the rows of a damaged one that can be read and have their checksums. It looks for them by their numbers in the tables, which needs no index, and

@@ -75,6 +75,10 @@ func (o *opening) foreign(where, format string, args ...any) {
 
 // judge finds out whether anything is missing; then o.loss has findings. The error is for what could not be found out.
 func (o *opening) judge(ctx context.Context) error {
+	if _, err := os.Stat(o.path(restoringName)); err == nil {
+		o.lost(restoringName, "a backup was being restored into this directory, and that was not finished: restore it again")
+		return nil
+	}
 	before, damaged, err := readMark(o.opts.Dir)
 	if err != nil {
 		return err

@@ -43,8 +43,8 @@ func openPostgres(ctx context.Context, dsn string) (database, error) {
 	place := fmt.Sprintf("PostgreSQL, database %q, schema %q", name, schema)
 	nothing := func(context.Context) (int64, error) { return 0, nil }
 	return database{
-		where: place, place: place, setUp: func(context.Context) error { return nil }, settle: nothing, end: nothing,
-		definitions: func(ctx context.Context, from *sql.DB) (map[string]string, error) {
+		snapshot: &sql.TxOptions{Isolation: sql.LevelRepeatableRead, ReadOnly: true}, where: place, place: place, setUp: func(context.Context) error { return nil }, settle: nothing, end: nothing,
+		definitions: func(ctx context.Context, from querier) (map[string]string, error) {
 			return readDefinitions(ctx, from, `SELECT tablename, '' FROM pg_tables WHERE schemaname = current_schema() AND tablename LIKE 'tinsmith\_%'`)
 		},
 		writer: db, reader: db, name: `TEXT COLLATE "C"`, blob: "BYTEA", placeholder: func(i int) string { return "$" + strconv.Itoa(i) },

@@ -27,8 +27,9 @@ type database struct {
 	reconnect      func(context.Context) error // restores what belongs to the connections, such as locks, after trouble
 	close          func() error
 
+	snapshot     *sql.TxOptions                                                                // of a transaction that reads the state of one moment
 	where, place string                                                                        // the database, as a finding's place and as a mark says it
-	definitions  func(ctx context.Context, from *sql.DB) (tables map[string]string, err error) // the tables whose names begin with tinsmith_, with their definitions where the engine keeps them as text
+	definitions  func(ctx context.Context, from querier) (tables map[string]string, err error) // the tables whose names begin with tinsmith_, with their definitions where the engine keeps them as text
 	setUp        func(ctx context.Context) error                                               // makes what belongs to the engine alone, besides the tables
 	settle       func(ctx context.Context) (epoch int64, err error)                            // called after changes were written, see checkpointer
 	end          func(ctx context.Context) (epoch int64, err error)                            // called before close
@@ -115,7 +116,7 @@ func newSQLStore(ctx context.Context, db database, o *opening) (*sqlStore, error
 	if o.fresh {
 		g.Identity = newIdentity()
 	}
-	if err := db.sign(ctx, g.Identity, o.held); err != nil {
+	if err := s.sign(ctx, g.Identity, o.held); err != nil {
 		return nil, err
 	}
 	var err error
@@ -151,8 +152,8 @@ func (d database) prepare(ctx context.Context) error {
 
 // sign writes the store's own records that a database lacks: format, identity, and the checksum of its definitions. Format 1 had no commit log, format 2 one whose files were not used again, format 3 a row for every record,
 // format 4 no blocks, format 5 no checksums and no generation mark; all are otherwise the same.
-func (d database) sign(ctx context.Context, id identity, h held) error {
-	tables, err := d.definitions(ctx, d.writer)
+func (d database) sign(ctx context.Context, tx *sql.Tx, id identity, h held) error {
+	tables, err := d.definitions(ctx, tx)
 	if err != nil {
 		return err
 	}
@@ -163,14 +164,22 @@ func (d database) sign(ctx context.Context, id identity, h held) error {
 			return nil
 		}
 	}
-	tx, err := d.writer.BeginTx(ctx, nil)
+	for _, r := range own {
+		if _, err = tx.ExecContext(ctx, d.text(putText), arguments(r)...); err != nil {
+			return fmt.Errorf("sign the database: %w", err)
+		}
+	}
+	return nil
+}
+
+// sign signs the store's database.
+func (s *sqlStore) sign(ctx context.Context, id identity, h held) error {
+	tx, err := s.db.writer.BeginTx(ctx, nil)
 	if err != nil {
 		return fmt.Errorf("sign the database: %w", err)
 	}
-	for _, r := range own {
-		if _, err = tx.ExecContext(ctx, d.text(putText), arguments(r)...); err != nil {
-			return fmt.Errorf("sign the database: %w", errors.Join(err, tx.Rollback()))
-		}
+	if err := s.db.sign(ctx, tx, id, h); err != nil {
+		return errors.Join(err, tx.Rollback())
 	}
 	if err := tx.Commit(); err != nil {
 		return fmt.Errorf("sign the database: %w", err)

@@ -85,11 +85,11 @@ func readSQLite(path string) (*sql.DB, error) {
 	return look, nil
 }
 
-func sqliteDefinitions(ctx context.Context, from *sql.DB) (map[string]string, error) {
+func sqliteDefinitions(ctx context.Context, from querier) (map[string]string, error) {
 	return readDefinitions(ctx, from, "SELECT name, COALESCE(sql, '') FROM sqlite_schema WHERE tbl_name LIKE 'tinsmith\\_%' ESCAPE '\\'")
 }
 
-func readDefinitions(ctx context.Context, from *sql.DB, text string) (map[string]string, error) {
+func readDefinitions(ctx context.Context, from querier, text string) (map[string]string, error) {
 	rows, err := from.QueryContext(ctx, text)
 	if err != nil {
 		return nil, fmt.Errorf("read the definitions of the tables: %w", err)
