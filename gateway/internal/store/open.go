@@ -54,7 +54,7 @@ func Open(ctx context.Context, opts Options) (Store, error) {
 	}
 	s.lock = lock
 	go s.write()
-	s.verify = s.startVerifying()
+	s.verify, s.watching = s.startVerifying(), s.startWatching()
 	return s, nil
 }
 

@@ -27,7 +27,10 @@ type database struct {
 	reconnect      func(context.Context) error // restores what belongs to the connections, such as locks, after trouble
 	close          func() error
 
-	snapshot     *sql.TxOptions                                                                // of a transaction that reads the state of one moment
+	snapshot *sql.TxOptions              // of a transaction that reads the state of one moment
+	alive    func(context.Context) error // finds out whether a server answers, and connects again; called once a second from one goroutine. nil: there is no server
+	drop     func()                      // ends everything that waits for its answer
+
 	where, place string                                                                        // the database, as a finding's place and as a mark says it
 	definitions  func(ctx context.Context, from querier) (tables map[string]string, err error) // the tables whose names begin with tinsmith_, with their definitions where the engine keeps them as text
 	setUp        func(ctx context.Context) error                                               // makes what belongs to the engine alone, besides the tables
@@ -78,10 +81,12 @@ type sqlStore struct {
 		list []Finding
 		seen map[Finding]bool
 	}
-	broke   atomic.Pointer[Trouble] // the database's structure is damaged: nothing new is taken
-	mark    *mark
-	verify  func() // ends the goroutine that looks for damage, and waits for it
-	holding int    // backups under way: no segment is removed. Of the writer goroutine only
+	unreachable atomic.Pointer[Trouble] // the database's server does not answer
+	broke       atomic.Pointer[Trouble] // the database's structure is damaged: nothing new is taken
+	mark        *mark
+	watching    func() // ends the goroutine that watches the database's server
+	verify      func() // ends the goroutine that looks for damage, and waits for it
+	holding     int    // backups under way: no segment is removed. Of the writer goroutine only
 
 	// What is durable and not in the database: active is added to, frozen (or nil) is on its way there. Only the writer changes the three, under view; it reads them without. What is in frozen does not change.
 	view           sync.RWMutex
@@ -104,7 +109,7 @@ func newSQLStore(ctx context.Context, db database, o *opening) (*sqlStore, error
 	opts := o.opts
 	s := &sqlStore{
 		db: db, inline: opts.InlineBytes, dir: opts.Dir, reserve: opts.Reserve, requests: make(chan *request, maxGroup), done: make(chan struct{}),
-		active: o.changes, applied: make(chan error, 1), applyAfter: cmp.Or(opts.applyAfter, applyAfter), log: o.log, inDatabase: o.held.applied, verify: func() {},
+		active: o.changes, applied: make(chan error, 1), applyAfter: cmp.Or(opts.applyAfter, applyAfter), log: o.log, inDatabase: o.held.applied, verify: func() {}, watching: func() {},
 	}
 	if err := db.prepare(ctx); err != nil {
 		return nil, fmt.Errorf("prepare the database: %w", err)
@@ -473,5 +478,6 @@ func (s *sqlStore) Close() error {
 	s.mu.Unlock()
 	<-s.done
 	s.verify()
+	s.watching()
 	return errors.Join(s.journal.close(), s.log.close(), s.db.close(), s.mark.close(), s.lock.Close())
 }
