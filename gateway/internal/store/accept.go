@@ -226,7 +226,7 @@ func (o *opening) salvage(ctx context.Context, from, to string) (err error) {
 				return nil
 			}
 			lost++
-			o.damage = append(o.damage, Finding{o.db.where, "not taken over: " + err.Error()})
+			o.damage = append(o.damage, Finding{Where: o.db.where, What: "not taken over: " + err.Error()})
 			return nil
 		})
 		if err != nil {

@@ -87,7 +87,7 @@ func (s *sqlStore) dumpRows(ctx context.Context, dump *dumpWriter) (extents map[
 			return nil // it says what this database is
 		}
 		if err := r.check(&sums); err != nil {
-			s.finding(Finding{s.db.where, err.Error()})
+			s.finding(Finding{Where: s.db.where, What: err.Error()})
 			return err
 		}
 		for _, ref := range r.refs() {
@@ -128,7 +128,7 @@ func (s *sqlStore) backupJournal(ctx context.Context, dir string, extents map[in
 			return nil, err
 		}
 		if sizes[n] = size; size < extent {
-			s.finding(Finding{filepath.Join(journalName, name), fmt.Sprintf("it has %d bytes (-1: it is missing), and records refer to %d", size, extent)})
+			s.finding(Finding{Where: filepath.Join(journalName, name), What: fmt.Sprintf("it has %d bytes (-1: it is missing), and records refer to %d", size, extent)})
 		}
 	}
 	return sizes, durable.SyncFolder(dir)

@@ -110,7 +110,7 @@ func openCommitLog(dir string, applied int64, yield func(content []byte) error) 
 			return l, fmt.Errorf("%w: file %s at byte %d of %d", ErrCorrupt, l.name(n), end, len(content))
 		}
 		if what := torn(content, begin, end); what != "" {
-			l.tails = append(l.tails, Finding{filepath.Join(filepath.Base(dir), l.name(n)), what})
+			l.tails = append(l.tails, Finding{Where: filepath.Join(filepath.Base(dir), l.name(n)), What: what})
 		}
 		l.older = append(l.older, logFile{number: n, last: l.last})
 	}

@@ -27,8 +27,9 @@ type Loss struct {
 
 // Finding is one thing that is damaged or missing.
 type Finding struct {
-	Where string // a file's name within the data directory, or a record's collection and key
-	What  string // what was expected and what was found, in words
+	Where  string // a file of the data directory, a folder there, or a PostgreSQL database
+	What   string // what was expected and what was found, in words
+	Mended bool   // it was made whole again, and nothing is missing by it
 }
 
 func (f Finding) String() string { return f.Where + ": " + f.What }

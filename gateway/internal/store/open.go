@@ -65,6 +65,9 @@ func open(ctx context.Context, opts Options) (s *sqlStore, err error) {
 		return nil, err
 	}
 	defer func() {
+		if !o.sqlite() && interrupted(err) && TroubleOf(err) == nil {
+			err = &Trouble{Failing, err}
+		}
 		err = errors.Join(err, o.disconnect())
 		if err != nil && o.db.close != nil {
 			err = errors.Join(err, o.db.close())

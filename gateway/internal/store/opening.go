@@ -65,12 +65,12 @@ func (o *opening) disconnect() error {
 
 func (o *opening) lost(where, format string, args ...any) {
 	o.loss.Kind = ErrLost
-	o.loss.Findings = append(o.loss.Findings, Finding{where, fmt.Sprintf(format, args...)})
+	o.loss.Findings = append(o.loss.Findings, Finding{Where: where, What: fmt.Sprintf(format, args...)})
 }
 
 func (o *opening) foreign(where, format string, args ...any) {
 	o.loss.Kind = ErrForeign
-	o.loss.Findings = append(o.loss.Findings, Finding{where, fmt.Sprintf(format, args...)})
+	o.loss.Findings = append(o.loss.Findings, Finding{Where: where, What: fmt.Sprintf(format, args...)})
 }
 
 // judge finds out whether anything is missing; then o.loss has findings. The error is for what could not be found out.
@@ -88,7 +88,7 @@ func (o *opening) judge(ctx context.Context) error {
 		if before == nil {
 			what = damaged + "; it is made again, and what the database and the commit log should have is not known"
 		}
-		o.damage = append(o.damage, Finding{markName, what})
+		o.damage = append(o.damage, Finding{markName, what, true})
 	}
 	if o.look != nil {
 		if o.held, err = o.db.look(ctx, o.look); damagedDatabase(err) {
@@ -137,7 +137,7 @@ func (o *opening) judgeIdentity() error {
 		o.fresh = true
 	case g == nil:
 		if len(o.damage) == 0 {
-			o.damage = append(o.damage, Finding{markName, "it is missing, and is made again; what the database and the commit log should have is not known"})
+			o.damage = append(o.damage, Finding{markName, "it is missing, and is made again; what the database and the commit log should have is not known", true})
 		}
 	case h.format == "" && g.Place != o.db.place:
 		o.foreign(o.db.where, "it is empty, and the data directory belongs to %s", g.Place)

@@ -3,8 +3,11 @@ package store
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"strconv"
 	"strings"
 	"sync"
@@ -149,6 +152,13 @@ func postgresTrouble(err error) *Trouble {
 		return &Trouble{Failing, err}
 	}
 	return nil
+}
+
+// interrupted tells the errors of the way to a server, which may pass.
+func interrupted(err error) bool {
+	var network net.Error
+	var connect *pgconn.ConnectError
+	return errors.As(err, &network) || errors.As(err, &connect) || errors.Is(err, driver.ErrBadConn) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed)
 }
 
 // postgresCheck refuses a batch with names that PostgreSQL cannot hold as text, or not in an index.

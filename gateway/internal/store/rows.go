@@ -54,7 +54,7 @@ func (r *recordRow) check(sums *summer) error {
 	switch {
 	case r.joint == 1 && r.record.Collection == hosts:
 		return sums.check(&guest, r.guestHead, r.guestPayload)
-	case r.joint != 0 || r.guestHead.known || r.guestPayload.known || guest.Value != nil || guest.Payload != nil || guest.Ref != (Ref{}) || guest.Count != 0:
+	case r.joint != 0 || r.guestHead.known || r.guestPayload.known || len(guest.Value) > 0 || len(guest.Payload) > 0 || guest.Ref != (Ref{}) || guest.Count != 0:
 		return damagedRow(guests, r.record.Key, "its row says that it is not there, and has something of it")
 	}
 	return nil

@@ -445,7 +445,7 @@ func (s *sqlStore) unread(err error) error {
 		if !errors.Is(err, ErrCorrupt) {
 			err = fmt.Errorf("%w: %w", ErrCorrupt, err)
 		}
-		s.finding(Finding{s.db.where, err.Error()})
+		s.finding(Finding{Where: s.db.where, What: err.Error()})
 	}
 	return fmt.Errorf("read records: %w", err)
 }
@@ -460,7 +460,7 @@ func (s *sqlStore) Payload(_ context.Context, r Record) ([]byte, error) {
 	}
 	payload, err := s.journal.read(r.Ref)
 	if errors.Is(err, ErrCorrupt) {
-		s.finding(Finding{"journal", fmt.Sprintf("the payload of %s %q: %v", r.Collection, r.Key, err)})
+		s.finding(Finding{Where: "journal", What: fmt.Sprintf("the payload of %s %q: %v", r.Collection, r.Key, err)})
 	}
 	return payload, err
 }

@@ -8,7 +8,7 @@ import (
 
 // Every row of the database carries checksums over all its columns, and every reading checks them. There is one for what is always there (the head) and one for the payload, because payloads
 // are given up by a statement over many rows; to the head's the count is added, so that a statement that adds to a count adds the same to the sum. The rows of older formats have none (NULL),
-// as long as they are not written again.
+// as long as they are not written again. No bytes and none at all (nil) are the same: the drivers do not always keep them apart.
 
 // sum is a checksum in a row.
 type sum struct {
@@ -40,21 +40,21 @@ func (s *summer) head(r *Record) int64 {
 		b = append(b, name...)
 	}
 	b = binary.LittleEndian.AppendUint64(b, uint64(r.Rank))
-	b = appendLength(b, r.Value)
+	b = binary.AppendUvarint(b, uint64(len(r.Value)))
 	s.scratch = b
 	return small(crc32.Update(crc32.Checksum(b, castagnoli), castagnoli, r.Value)) + r.Count
 }
 
 // payload is the checksum over a record's payload and where it lies; 0 if it has none, and only then.
 func (s *summer) payload(r *Record) int64 {
-	if r.Payload == nil && r.Ref == (Ref{}) {
+	if len(r.Payload) == 0 && r.Ref == (Ref{}) {
 		return 0
 	}
 	b := s.scratch[:0]
 	for _, n := range [...]int64{r.Ref.Segment, r.Ref.Offset, r.Ref.Length} {
 		b = binary.LittleEndian.AppendUint64(b, uint64(n))
 	}
-	b = appendLength(b, r.Payload)
+	b = binary.AppendUvarint(b, uint64(len(r.Payload)))
 	s.scratch = b
 	return above(0, small(crc32.Update(crc32.Checksum(b, castagnoli), castagnoli, r.Payload)))
 }
@@ -94,13 +94,6 @@ func above(last, crc int64) int64 {
 		return last + 1
 	}
 	return crc
-}
-
-func appendLength(b, of []byte) []byte {
-	if of == nil {
-		return append(b, 0)
-	}
-	return binary.AppendUvarint(b, uint64(len(of))+1)
 }
 
 // damagedRow is the error for a row whose checksum does not fit.

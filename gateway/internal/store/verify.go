@@ -79,7 +79,7 @@ func (o *opening) verify(ctx context.Context) error {
 		err = o.db.eachRow(ctx, o.look, verifyStep, func(context.Context) error { return nil }, func(r tableRow) error {
 			if err := r.check(&sums); err != nil {
 				rows++
-				o.damage = append(o.damage, Finding{o.db.where, err.Error()})
+				o.damage = append(o.damage, Finding{Where: o.db.where, What: err.Error()})
 			}
 			return nil
 		})
@@ -165,7 +165,7 @@ func (s *sqlStore) verifyAll(ctx context.Context, rest func(context.Context, tim
 		return err
 	}, func(r tableRow) error {
 		if err := r.check(&sums); err != nil {
-			s.finding(Finding{s.db.where, err.Error()})
+			s.finding(Finding{Where: s.db.where, What: err.Error()})
 			return nil
 		}
 		for _, ref := range r.refs() {
@@ -173,7 +173,7 @@ func (s *sqlStore) verifyAll(ctx context.Context, rest func(context.Context, tim
 				continue
 			}
 			if _, err := s.journal.read(ref); errors.Is(err, ErrCorrupt) && s.stillRefers(ctx, r) {
-				s.finding(Finding{"journal", fmt.Sprintf("the payload of %s: %v", r.name(), err)})
+				s.finding(Finding{Where: "journal", What: fmt.Sprintf("the payload of %s: %v", r.name(), err)})
 			}
 			if time.Since(begun) > 50*time.Millisecond {
 				if err := rest(ctx, time.Since(begun)); err != nil {
@@ -193,7 +193,7 @@ func (s *sqlStore) verifyAll(ctx context.Context, rest func(context.Context, tim
 
 // brokenStructure notes that the database cannot be relied upon as a whole: from then on nothing new is taken, and no segment is removed.
 func (s *sqlStore) brokenStructure(what string) {
-	f := Finding{s.db.where, "its structure is damaged: " + what}
+	f := Finding{Where: s.db.where, What: "its structure is damaged: " + what}
 	s.finding(f)
 	s.broke.Store(&Trouble{Failing, &Loss{Kind: ErrLost, Findings: []Finding{f}}})
 }
