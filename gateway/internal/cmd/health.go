@@ -1,6 +1,8 @@
 package cmd
 
 import (
+	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/config"
@@ -42,6 +44,9 @@ func (h *health) storage() server.Storage {
 		return server.Storage{State: string(trouble.State), Reason: trouble.Error()}
 	case h.records == nil:
 		return server.Storage{State: "starting"}
+	}
+	if damage := slices.DeleteFunc(h.records.Damage(), func(f store.Finding) bool { return f.Mended }); len(damage) > 0 {
+		return server.Storage{State: "damaged", Reason: fmt.Sprintf("%d things that the store keeps are damaged; the log names them", len(damage))}
 	}
 	if h.backends != nil {
 		for _, s := range h.backends.States() {

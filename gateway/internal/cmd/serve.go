@@ -202,7 +202,7 @@ func awaitStore(ctx context.Context, cfg config.Config, h *health, address net.A
 
 // openData opens the store, and with it the data directory is this process's: it leaves its address there and takes the secret that signs tokens.
 func openData(ctx context.Context, cfg config.Config, address net.Addr) (store.Store, []byte, error) {
-	if err := os.MkdirAll(cfg.DataDir, 0o755); err != nil {
+	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
 		return nil, nil, fmt.Errorf("data_dir: %w", err)
 	}
 	records, err := openStore(ctx, cfg)

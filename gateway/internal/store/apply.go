@@ -12,15 +12,15 @@ import (
 
 // The statements of apply. One row each: with several SQLite keeps a journal to undo half of one.
 const (
-	upsert  = "INSERT INTO tinsmith_records (" + columns + ") VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (collection, id) DO UPDATE SET "
+	upsert  = "INSERT INTO tinsmith_records (" + columns + ") VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (collection, id) DO UPDATE SET "
 	putText = upsert + putColumns
 	// Of a record that is written whole.
 	putColumns = "parent = excluded.parent, place = excluded.place, amount = excluded.amount, value = excluded.value, payload = excluded.payload, " +
-		"segment = excluded.segment, start = excluded.start, size = excluded.size"
-	addText      = upsert + "amount = tinsmith_records.amount + excluded.amount"
+		"segment = excluded.segment, start = excluded.start, size = excluded.size, head_sum = excluded.head_sum, payload_sum = excluded.payload_sum"
+	addText      = upsert + "amount = tinsmith_records.amount + excluded.amount, head_sum = tinsmith_records.head_sum + excluded.amount" // NULL stays NULL
 	delText      = "DELETE FROM tinsmith_records WHERE collection = ? AND id = ?"
 	delUnderText = "DELETE FROM tinsmith_records WHERE collection = ? AND parent = ?"
-	releaseText  = "UPDATE tinsmith_records SET payload = NULL, segment = 0, start = 0, size = 0 WHERE collection = ? AND parent = ? AND (payload IS NOT NULL OR segment > 0)" + inRange
+	releaseText  = "UPDATE tinsmith_records SET payload = NULL, segment = 0, start = 0, size = 0, payload_sum = 0 * payload_sum WHERE collection = ? AND parent = ? AND (payload IS NOT NULL OR segment > 0)" + inRange
 	appliedText  = "SELECT amount FROM tinsmith_records WHERE collection = ? AND id = ?"
 )
 
@@ -63,6 +63,9 @@ func (s *sqlStore) applyTo(ctx context.Context, c any, p *pending) (err error) {
 	applied, err := w.number(appliedText, inStore, appliedKey)
 	if err != nil || applied >= p.last {
 		return err
+	}
+	if applied < s.inDatabase {
+		return fmt.Errorf("%w: the database ends at change %d, and had change %d", ErrLost, applied, s.inDatabase)
 	}
 	// What is done to all records of a parent is done to older ones: it comes first.
 	under, release, del := w.prepare(delUnderText), w.prepare(releaseText), w.prepare(delText)
@@ -151,6 +154,7 @@ type rowWriter struct {
 	conn  driver.ConnPrepareContext
 	stmts []driver.Stmt
 	args  []driver.NamedValue
+	sums  summer
 	err   error
 }
 
@@ -196,7 +200,7 @@ func (w *rowWriter) run(stmt driver.Stmt, args ...driver.Value) (rows int64) {
 
 // write runs a statement with the columns of a record.
 func (w *rowWriter) write(stmt driver.Stmt, r *Record) {
-	w.run(stmt, r.Collection, r.Key, r.Parent, r.Rank, r.Count, r.Value, r.Payload, r.Ref.Segment, r.Ref.Offset, r.Ref.Length)
+	w.run(stmt, r.Collection, r.Key, r.Parent, r.Rank, r.Count, r.Value, r.Payload, r.Ref.Segment, r.Ref.Offset, r.Ref.Length, w.sums.head(r), w.sums.payload(r))
 }
 
 // query yields the rows that a statement reads; each is valid until the next one.
@@ -246,5 +250,6 @@ func (w *rowWriter) close() error {
 }
 
 func arguments(r Record) []any {
-	return []any{r.Collection, r.Key, r.Parent, r.Rank, r.Count, r.Value, r.Payload, r.Ref.Segment, r.Ref.Offset, r.Ref.Length}
+	var sums summer
+	return []any{r.Collection, r.Key, r.Parent, r.Rank, r.Count, r.Value, r.Payload, r.Ref.Segment, r.Ref.Offset, r.Ref.Length, sums.head(&r), sums.payload(&r)}
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"database/sql/driver"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -24,16 +25,16 @@ const (
 	maxBlockBytes = 128 << 10
 	maxBlockRank  = 1 << 62
 
-	blockColumns  = "parent, first, last, hosted, guested, heads, host_payloads, guest_payloads"
-	putBlockText  = "INSERT INTO tinsmith_blocks (" + blockColumns + ") VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+	blockColumns  = "parent, first, last, hosted, guested, heads, host_payloads, guest_payloads, head_sum, host_sum, guest_sum"
+	putBlockText  = "INSERT INTO tinsmith_blocks (" + blockColumns + ") VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 	getBlockText  = "SELECT " + blockColumns + " FROM tinsmith_blocks WHERE parent = ? AND first = ?"
 	delBlockText  = "DELETE FROM tinsmith_blocks WHERE parent = ? AND first = ?"
 	delBlocksText = "DELETE FROM tinsmith_blocks WHERE parent = ?"
 	emptyText     = delBlocksText + " AND hosted = 0 AND guested = 0"
-	hostsGoText   = "UPDATE tinsmith_blocks SET hosted = 0, host_payloads = NULL WHERE parent = ?"
-	guestsGoText  = "UPDATE tinsmith_blocks SET guested = 0, guest_payloads = NULL WHERE parent = ?"
-	hostsEmptied  = "UPDATE tinsmith_blocks SET host_payloads = NULL WHERE parent = ? AND first >= ? AND last < ? AND host_payloads IS NOT NULL"
-	guestsEmptied = "UPDATE tinsmith_blocks SET guest_payloads = NULL WHERE parent = ? AND first >= ? AND last < ? AND guest_payloads IS NOT NULL"
+	hostsGoText   = "UPDATE tinsmith_blocks SET hosted = 0, host_payloads = NULL, host_sum = 0 * host_sum WHERE parent = ?"
+	guestsGoText  = "UPDATE tinsmith_blocks SET guested = 0, guest_payloads = NULL, guest_sum = 0 * guest_sum WHERE parent = ?"
+	hostsEmptied  = "UPDATE tinsmith_blocks SET host_payloads = NULL, host_sum = 0 * host_sum + 1 WHERE parent = ? AND first >= ? AND last < ? AND host_payloads IS NOT NULL"
+	guestsEmptied = "UPDATE tinsmith_blocks SET guest_payloads = NULL, guest_sum = 0 * guest_sum + 1 WHERE parent = ? AND first >= ? AND last < ? AND guest_payloads IS NOT NULL"
 	overlapText   = "SELECT first, last FROM tinsmith_blocks WHERE parent = ?" + overlapping
 	overlapping   = " AND first > ? AND first <= ? AND last >= ?" // see overlap
 	ownRowsText   = "SELECT id FROM tinsmith_records WHERE collection = ? AND id >= ? AND id <= ?"
@@ -45,7 +46,7 @@ func overlap(from, to int64) (after, upTo, reaching int64) { return max(from, 0)
 // blockTable makes the table.
 func (d database) blockTable(ctx context.Context) error {
 	text := "CREATE TABLE IF NOT EXISTS tinsmith_blocks (parent " + d.name + " NOT NULL, first BIGINT NOT NULL, last BIGINT NOT NULL, hosted BIGINT NOT NULL, guested BIGINT NOT NULL, heads " + d.blob +
-		" NOT NULL, host_payloads " + d.blob + ", guest_payloads " + d.blob + ", PRIMARY KEY (parent, first))"
+		" NOT NULL, host_payloads " + d.blob + ", guest_payloads " + d.blob + ", head_sum BIGINT, host_sum BIGINT, guest_sum BIGINT, PRIMARY KEY (parent, first))"
 	_, err := d.writer.ExecContext(ctx, text)
 	return err
 }
@@ -261,7 +262,8 @@ func tenfold(n int64) int64 {
 
 func (w blockWriter) insert(b *block) {
 	flag := map[bool]int64{true: 1}
-	w.run(w.set, b.parent, b.first, b.last(), flag[b.hosted], flag[b.guested], b.heads(), b.payloads(hosts), b.payloads(guests))
+	heads, host, guest := b.heads(), b.payloads(hosts), b.payloads(guests)
+	w.run(w.set, b.parent, b.first, b.last(), flag[b.hosted], flag[b.guested], heads, host, guest, w.sums.blockHead(b.parent, b.first, b.last(), heads), w.sums.part(b.hosted, host), w.sums.part(b.guested, guest))
 }
 
 // load reads a block; nil after an error.
@@ -277,7 +279,19 @@ func (w blockWriter) load(parent string, first int64) *block {
 			blobs[i] = bytes.Clone(v)
 		}
 		b = &block{parent: parent, first: first, hosted: hosted == 1, guested: guested == 1}
-		if err := b.decode(last, blobs[0], blobs[1], blobs[2]); err != nil && w.err == nil {
+		var sums [3]sum
+		var err error
+		for i := range sums {
+			err = errors.Join(err, sums[i].Scan(row[8+i]))
+		}
+		err = errors.Join(
+			err, w.sums.checkPart(parent, first, last, blobs[0], hosts, b.hosted, blobs[1], sums[0], sums[1]),
+			w.sums.checkPart(parent, first, last, blobs[0], guests, b.guested, blobs[2], sums[0], sums[2]),
+		)
+		if err == nil {
+			err = b.decode(last, blobs[0], blobs[1], blobs[2])
+		}
+		if err != nil && w.err == nil {
 			w.err = err
 		}
 	}, parent, first)
@@ -401,11 +415,11 @@ func (w blockWriter) release(collection, parent string, from, to int64) {
 // inBlocks is the select of the blocks that hold records of a collection, in the columns of records: the rank of the first one as place, that of the last as amount, and no collection. It ends in a
 // condition that more can follow.
 func inBlocks(collection string) string {
-	present, payloads := "hosted", "host_payloads"
+	present, payloads, sum := "hosted", "host_payloads", "host_sum"
 	if collection == guests {
-		present, payloads = "guested", "guest_payloads"
+		present, payloads, sum = "guested", "guest_payloads", "guest_sum"
 	}
-	return "SELECT '' AS collection, '' AS id, parent, first AS place, last AS amount, heads AS value, " + payloads + " AS payload, 0 AS segment, 0 AS start, 0 AS size" + groupColumn +
+	return "SELECT '' AS collection, '' AS id, parent, first AS place, last AS amount, heads AS value, " + payloads + " AS payload, 0 AS segment, 0 AS start, 0 AS size, head_sum, " + sum + " AS payload_sum" + groupColumn +
 		" FROM tinsmith_blocks WHERE " + present + " = 1"
 }
 

@@ -19,9 +19,10 @@ import (
 
 // A file of the commit log is its header and then groups. The header is 4-byte magic, 4-byte checksum over the file's number and what follows, and the 8-byte number of the file's first group.
 // A group is a header of 4-byte magic, 4-byte checksum over everything else and the place, 8-byte length of the content, 8-byte number of the group, and the content. All integers are
-// little-endian. Behind the last group there may be anything: what the file held in an earlier life has a lower number under its checksums.
+// little-endian. Behind the last group are zeros as long as a group's header, or the end of the file; then there may be anything: what the file held in an earlier life has a lower number under its
+// checksums. So a group that was not written whole is seen, and nothing else can be taken for one.
 const (
-	logMagic      = "TSL2"
+	logMagic      = "TSL3"
 	logHeader     = 16
 	groupMagic    = "TSG1"
 	groupHeader   = 24
@@ -29,6 +30,8 @@ const (
 
 	// Files of format 2 had this magic alone for a header, and nothing behind their last group.
 	oldLogMagic = "TSL1"
+	// Files of formats 3 to 5 had no zeros behind their last group.
+	unendedLogMagic = "TSL2"
 
 	spareSuffix = ".spare"
 	maxSpares   = 2        // one file is written while another goes to the database
@@ -50,6 +53,7 @@ type commitLog struct {
 	size    int64    // bytes of the open file that are durable
 	older   []logFile
 	damaged []logFile // files with something behind their last durable group, after a failure
+	tails   []Finding // what opening found behind the last group of a file that is not how a group ends
 }
 
 // logFile is a file that is not appended to any more.
@@ -59,7 +63,8 @@ type logFile struct {
 	size   int64 // up to which it holds what was acknowledged
 }
 
-// openCommitLog gives every group after the one numbered applied to yield, in order. What a crash left of a last group that nobody was told of is passed over; ErrCorrupt if anything else is missing.
+// openCommitLog gives every group after the one numbered applied to yield, in order. What a crash left of a last group that nobody was told of is passed over; ErrCorrupt if anything else is missing:
+// then the log ends with the last group that yield was given, and begin must not be called. Nothing is changed or removed.
 func openCommitLog(dir string, applied int64, yield func(content []byte) error) (*commitLog, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the folder of the commit log: %w", err)
@@ -74,15 +79,17 @@ func openCommitLog(dir string, applied int64, yield func(content []byte) error) 
 		return nil, err
 	}
 	slices.Sort(numbers)
-	for i, n := range numbers {
+	for _, n := range numbers {
 		l.number = max(l.number, n)
+	}
+	for i, n := range numbers {
 		content, err := os.ReadFile(l.path(n))
 		if err != nil {
-			return nil, fmt.Errorf("read the commit log: %w", err)
+			return l, fmt.Errorf("read the commit log: %w", err)
 		}
 		first, begin := readLogHeader(n, content)
 		if first > l.last+1 {
-			return nil, fmt.Errorf("%w: the commit log has group %d behind group %d", ErrCorrupt, first, l.last)
+			return l, fmt.Errorf("%w: file %s begins with group %d, before it the commit log ends with group %d", ErrCorrupt, l.name(n), first, l.last)
 		}
 		groups, end := readGroups(n, content, begin)
 		for _, g := range groups {
@@ -90,25 +97,42 @@ func openCommitLog(dir string, applied int64, yield func(content []byte) error) 
 				continue
 			}
 			if g.number != l.last+1 {
-				return nil, fmt.Errorf("%w: the commit log has group %d behind group %d", ErrCorrupt, g.number, l.last)
+				return l, fmt.Errorf("%w: file %s has group %d behind group %d", ErrCorrupt, l.name(n), g.number, l.last)
 			}
 			if err := yield(g.content); err != nil {
-				return nil, fmt.Errorf("commit log file %d, group %d: %w", n, g.number, err)
+				return l, fmt.Errorf("file %s, group %d: %w", l.name(n), g.number, err)
 			}
 			l.last = g.number
 		}
 		// A file of the old format that was followed by another one ended with a durable group. In the new one the next file's header tells.
 		cutOff := bytes.HasPrefix(content, []byte(oldLogMagic)) && i < len(numbers)-1
 		if end < len(content) && (cutOff || laterGroup(n, content, end)) {
-			return nil, fmt.Errorf("%w: commit log file %s at byte %d of %d", ErrCorrupt, l.path(n), end, len(content))
+			return l, fmt.Errorf("%w: file %s at byte %d of %d", ErrCorrupt, l.name(n), end, len(content))
+		}
+		if what := torn(content, begin, end); what != "" {
+			l.tails = append(l.tails, Finding{Where: filepath.Join(filepath.Base(dir), l.name(n)), What: what})
 		}
 		l.older = append(l.older, logFile{number: n, last: l.last})
 	}
 	return l, nil
 }
 
-func (l *commitLog) path(number int64) string {
-	return filepath.Join(l.dir, fmt.Sprintf("%010d%s", number, logFileSuffix))
+func (l *commitLog) path(number int64) string { return filepath.Join(l.dir, l.name(number)) }
+
+func (l *commitLog) name(number int64) string { return fmt.Sprintf("%010d%s", number, logFileSuffix) }
+
+// torn says what is wrong with the place behind the last group of a file: "" if a group ended there. Before format 6 there could be anything.
+func torn(content []byte, begin, end int) string {
+	if !bytes.HasPrefix(content, []byte(logMagic)) {
+		if len(content) == 0 || string(content[:min(len(content), len(oldLogMagic))]) == oldLogMagic || bytes.HasPrefix(content, []byte(unendedLogMagic)) {
+			return ""
+		}
+		return "the file has no header of the commit log: it was begun and nothing was written to it, or it is damaged"
+	}
+	if begin > 0 && zero(content[end:min(len(content), end+groupHeader)]) {
+		return ""
+	}
+	return fmt.Sprintf("a group from byte %d of %d on is not whole: it was being written when the server or the machine ended, before anybody was told of it, or it is damaged", end, len(content))
 }
 
 // numberedFiles lists the numbers of the files of a folder that have a suffix.
@@ -141,7 +165,14 @@ func readLogHeader(file int64, b []byte) (first int64, begin int) {
 	if bytes.HasPrefix(b, []byte(oldLogMagic)) {
 		return 0, len(oldLogMagic)
 	}
-	if len(b) < logHeader || [logHeader]byte(b) != newLogHeader(file, int64(binary.LittleEndian.Uint64(b[8:]))) {
+	if len(b) < logHeader {
+		return 0, 0
+	}
+	h := newLogHeader(file, int64(binary.LittleEndian.Uint64(b[8:])))
+	if bytes.HasPrefix(b, []byte(unendedLogMagic)) {
+		copy(h[:], unendedLogMagic) // it is not under the checksum
+	}
+	if [logHeader]byte(b) != h {
 		return 0, 0
 	}
 	return int64(binary.LittleEndian.Uint64(b[8:])), logHeader
@@ -220,7 +251,8 @@ func (l *commitLog) append(whole []byte) error {
 	binary.LittleEndian.PutUint64(whole[8:], uint64(len(whole)-groupHeader))
 	binary.LittleEndian.PutUint64(whole[16:], uint64(l.last+1))
 	binary.LittleEndian.PutUint32(whole[4:], groupSum(l.number, l.size, whole))
-	if _, err := l.file.WriteAt(whole, l.size); err != nil {
+	ended := append(whole, make([]byte, groupHeader)...) // the zeros behind it go where the next one will be
+	if _, err := l.file.WriteAt(ended, l.size); err != nil {
 		return fmt.Errorf("append to the commit log: %w", err)
 	}
 	if err := l.syncFile(l.file); err != nil {
@@ -266,7 +298,7 @@ func (l *commitLog) spare(path string) error {
 	if err != nil {
 		return err
 	}
-	if len(l.spares) == maxSpares || info.Size() > maxSpare {
+	if len(l.spares) >= maxSpares || info.Size() > maxSpare {
 		return os.Remove(path)
 	}
 	spare := strings.TrimSuffix(path, logFileSuffix) + spareSuffix
@@ -285,12 +317,18 @@ func (l *commitLog) findSpares() error {
 	}
 	for _, n := range numbers {
 		l.number = max(l.number, n) // what it holds must stay of another file
-		path := strings.TrimSuffix(l.path(n), logFileSuffix) + spareSuffix
-		if len(l.spares) < maxSpares {
-			l.spares = append(l.spares, path)
-		} else if err := os.Remove(path); err != nil {
+		l.spares = append(l.spares, strings.TrimSuffix(l.path(n), logFileSuffix)+spareSuffix)
+	}
+	return nil
+}
+
+// limitSpares removes the spare files that are too many.
+func (l *commitLog) limitSpares() error {
+	for len(l.spares) > maxSpares {
+		if err := os.Remove(l.spares[len(l.spares)-1]); err != nil {
 			return fmt.Errorf("remove a spare file of the commit log: %w", err)
 		}
+		l.spares = l.spares[:len(l.spares)-1]
 	}
 	return nil
 }

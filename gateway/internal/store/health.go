@@ -44,6 +44,9 @@ func TroubleOf(err error) *Trouble {
 	if errors.As(err, &t) {
 		return t
 	}
+	if l := (*Loss)(nil); errors.As(err, &l) {
+		return nil
+	}
 	for state, causes := range map[State][]error{
 		Full:     {unix.ENOSPC, unix.EDQUOT, unix.EFBIG},
 		ReadOnly: {unix.EROFS, unix.EACCES, unix.EPERM},
@@ -64,8 +67,10 @@ func TroubleOf(err error) *Trouble {
 
 // Err implements Store.
 func (s *sqlStore) Err() error {
-	if t := s.trouble.Load(); t != nil {
-		return t
+	for _, t := range []*Trouble{s.trouble.Load(), s.unreachable.Load(), s.broke.Load()} {
+		if t != nil {
+			return t
+		}
 	}
 	return nil
 }
@@ -103,6 +108,10 @@ func (s *sqlStore) check(ctx context.Context) {
 	if s.broken != nil && s.applying {
 		return // what is being written to the database ends first
 	}
+	if t := s.unreachable.Load(); t != nil {
+		_ = s.fail(t) // it is kept for Err
+		return
+	}
 	if s.broken != nil {
 		if err := s.probe(ctx); err != nil {
 			_ = s.fail(err) // it is kept for Err
@@ -111,6 +120,40 @@ func (s *sqlStore) check(ctx context.Context) {
 		s.broken = nil
 	}
 	s.trouble.Store(s.room(0))
+}
+
+// startWatching asks the database's server once a second whether it is there; what it gives ends that. The writer does not wait for the answer.
+func (s *sqlStore) startWatching() (end func()) {
+	if s.db.alive == nil {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		ticker := time.NewTicker(checkEvery)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ticker.C:
+			case <-ctx.Done():
+				return
+			}
+			switch err := s.db.alive(ctx); {
+			case ctx.Err() != nil:
+			case err == nil:
+				s.unreachable.Store(nil)
+			default:
+				t := s.db.trouble(err)
+				if t == nil {
+					t = &Trouble{Failing, err}
+				}
+				s.unreachable.Store(t)
+				s.db.drop()
+			}
+		}
+	}()
+	return func() { cancel(); <-done }
 }
 
 // probe writes to the journal, the commit log and the database as a commit does.
@@ -136,6 +179,9 @@ func (s *sqlStore) probe(ctx context.Context) error {
 		return err
 	}
 	if err := s.apply(ctx, s.frozen); err != nil {
+		return err
+	}
+	if err := s.settle(ctx, s.frozen.last); err != nil {
 		return err
 	}
 	return s.thawed()

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"database/sql/driver"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -22,43 +23,74 @@ const (
 	hosts  = Operations // the collection whose rows
 	guests = Results    // may hold a record of this one
 
-	guestColumns = "guest_amount, guest_value, guest_payload, guest_segment, guest_start, guest_size" // valid where guest = 1
+	guestColumns = "guest_amount, guest_value, guest_payload, guest_segment, guest_start, guest_size, guest_head_sum, guest_payload_sum" // valid where guest = 1
 	jointRows    = " FROM tinsmith_records WHERE collection = '" + hosts + "' AND guest = 1"
 	asGuest      = "SELECT '" + guests + "' AS collection, id, parent, place, " + guestColumns + jointRows
 
-	putJointText = "INSERT INTO tinsmith_records (" + columns + ", guest, " + guestColumns + ") VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?) ON CONFLICT (collection, id) DO UPDATE SET " + putColumns +
+	putJointText = "INSERT INTO tinsmith_records (" + columns + ", guest, " + guestColumns + ") VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (collection, id) DO UPDATE SET " + putColumns +
 		", guest = excluded.guest, guest_amount = excluded.guest_amount, guest_value = excluded.guest_value, guest_payload = excluded.guest_payload, guest_segment = excluded.guest_segment, " +
-		"guest_start = excluded.guest_start, guest_size = excluded.guest_size"
-	clearGuest       = "UPDATE tinsmith_records SET guest = 0, guest_amount = 0, guest_value = NULL, guest_payload = NULL, guest_segment = 0, guest_start = 0, guest_size = 0 WHERE collection = '" + hosts + "' AND guest = 1"
+		"guest_start = excluded.guest_start, guest_size = excluded.guest_size, guest_head_sum = excluded.guest_head_sum, guest_payload_sum = excluded.guest_payload_sum"
+	clearGuest = "UPDATE tinsmith_records SET guest = 0, guest_amount = 0, guest_value = NULL, guest_payload = NULL, guest_segment = 0, guest_start = 0, guest_size = 0, " +
+		"guest_head_sum = NULL, guest_payload_sum = NULL WHERE collection = '" + hosts + "' AND guest = 1"
 	partText         = "INSERT INTO tinsmith_records (" + columns + ") " + asGuest
-	releaseGuestText = "UPDATE tinsmith_records SET guest_payload = NULL, guest_segment = 0, guest_start = 0, guest_size = 0 WHERE collection = '" + hosts + "' AND guest = 1 AND parent = ?" + inRange
-	ownText          = "SELECT id FROM tinsmith_records WHERE collection = '" + guests + "' AND id >= ? AND id <= ?"
-	ofKey            = " AND id = ?"
-	ofParent         = " AND parent = ?"
+	releaseGuestText = "UPDATE tinsmith_records SET guest_payload = NULL, guest_segment = 0, guest_start = 0, guest_size = 0, guest_payload_sum = 0 * guest_payload_sum WHERE collection = '" + hosts +
+		"' AND guest = 1 AND parent = ?" + inRange
+	ownText  = "SELECT id FROM tinsmith_records WHERE collection = '" + guests + "' AND id >= ? AND id <= ?"
+	ofKey    = " AND id = ?"
+	ofParent = " AND parent = ?"
 )
 
 // addedColumns are those that the table of older formats lacks.
 var addedColumns = []string{
 	"guest BIGINT NOT NULL DEFAULT 0", "guest_amount BIGINT NOT NULL DEFAULT 0", "guest_value BLOB", "guest_payload BLOB",
 	"guest_segment BIGINT NOT NULL DEFAULT 0", "guest_start BIGINT NOT NULL DEFAULT 0", "guest_size BIGINT NOT NULL DEFAULT 0",
+	"head_sum BIGINT", "payload_sum BIGINT", "guest_head_sum BIGINT", "guest_payload_sum BIGINT",
 }
 
-// addColumns makes the columns of the guests; what a crash leaves undone the next start does.
+// addedBlockColumns are those that the table of the blocks of older formats lacks.
+var addedBlockColumns = []string{"head_sum BIGINT", "host_sum BIGINT", "guest_sum BIGINT"}
+
+// addColumns makes the columns that older formats lack; what a crash leaves undone the next start does.
 func (d database) addColumns(ctx context.Context) error {
-	for _, column := range addedColumns {
-		name, kind, _ := strings.Cut(column, " ")
-		var n int64
-		if d.writer.QueryRowContext(ctx, "SELECT COUNT("+name+") FROM tinsmith_records WHERE collection = ''").Scan(&n) == nil {
-			continue
-		}
-		text := "ALTER TABLE tinsmith_records ADD COLUMN " + name + " " + strings.Replace(kind, "BLOB", d.blob, 1)
-		if _, err := d.writer.ExecContext(ctx, text); err != nil {
-			return fmt.Errorf("add the column %s: %w", name, err)
-		}
+	err := errors.Join(d.addColumnsTo(ctx, "tinsmith_records", "collection", addedColumns), d.addColumnsTo(ctx, "tinsmith_blocks", "parent", addedBlockColumns))
+	if err != nil {
+		return err
 	}
 	const index = "CREATE INDEX IF NOT EXISTS tinsmith_records_guest_segment ON tinsmith_records (guest_segment) WHERE guest_segment > 0"
 	if _, err := d.writer.ExecContext(ctx, index); err != nil {
 		return fmt.Errorf("make an index: %w", err)
+	}
+	return nil
+}
+
+// addColumnsTo makes those of columns that a table lacks. key is a column of it that is text, and never empty.
+func (d database) addColumnsTo(ctx context.Context, table, key string, columns []string) error {
+	has := func(names string) bool {
+		rows, err := d.writer.QueryContext(ctx, "SELECT "+names+" FROM "+table+" WHERE "+key+" = ''")
+		if err != nil {
+			return false
+		}
+		for rows.Next() { //nolint:revive // there are none
+		}
+		return errors.Join(rows.Err(), rows.Close()) == nil
+	}
+	var names []string
+	for _, column := range columns {
+		name, _, _ := strings.Cut(column, " ")
+		names = append(names, name)
+	}
+	if has(strings.Join(names, ", ")) { // nearly always
+		return nil
+	}
+	for i, column := range columns {
+		if has(names[i]) {
+			continue
+		}
+		_, kind, _ := strings.Cut(column, " ")
+		text := "ALTER TABLE " + table + " ADD COLUMN " + names[i] + " " + strings.Replace(kind, "BLOB", d.blob, 1)
+		if _, err := d.writer.ExecContext(ctx, text); err != nil {
+			return fmt.Errorf("add the column %s: %w", names[i], err)
+		}
 	}
 	return nil
 }
@@ -139,8 +171,8 @@ func (j jointWriter) removeOwn(rows []rowChange) {
 // writePair puts an operation and its result into one row. The result has no other one: see removeOwn.
 func (j jointWriter) writePair(host, guest *Record) {
 	j.run(
-		j.put, host.Collection, host.Key, host.Parent, host.Rank, host.Count, host.Value, host.Payload, host.Ref.Segment, host.Ref.Offset, host.Ref.Length,
-		guest.Count, guest.Value, guest.Payload, guest.Ref.Segment, guest.Ref.Offset, guest.Ref.Length,
+		j.put, host.Collection, host.Key, host.Parent, host.Rank, host.Count, host.Value, host.Payload, host.Ref.Segment, host.Ref.Offset, host.Ref.Length, j.sums.head(host), j.sums.payload(host),
+		guest.Count, guest.Value, guest.Payload, guest.Ref.Segment, guest.Ref.Offset, guest.Ref.Length, j.sums.head(guest), j.sums.payload(guest),
 	)
 }
 

@@ -2,6 +2,8 @@ package store
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -69,18 +71,23 @@ func testJointRows(t *testing.T, opts Options) {
 	if n := number(joint); n != 0 {
 		t.Errorf("%d results are still in rows of their operations", n)
 	}
-	check(t, opened.Commit(t.Context(), Batch{Put: []Record{{Collection: inStore, Key: formatKey, Value: []byte("3")}}}))
+	check(t, opened.Commit(t.Context(), Batch{Put: []Record{{Collection: inStore, Key: formatKey, Value: []byte("3")}}, Delete: []RecordKey{{inStore, schemaKey}, {inStore, identityKey}}}))
 	check(t, opened.(*sqlStore).flush(t.Context()))
 	texts := []string{"DROP INDEX tinsmith_records_guest_segment"}
 	for _, column := range addedColumns[1:] { // and a start that a crash cut off has added the first one
 		name, _, _ := strings.Cut(column, " ")
 		texts = append(texts, "ALTER TABLE tinsmith_records DROP COLUMN "+name)
 	}
+	for _, column := range addedBlockColumns {
+		name, _, _ := strings.Cut(column, " ")
+		texts = append(texts, "ALTER TABLE tinsmith_blocks DROP COLUMN "+name)
+	}
 	for _, text := range texts {
 		_, err := opened.(*sqlStore).db.writer.ExecContext(t.Context(), text)
 		check(t, err)
 	}
 	check(t, opened.Close())
+	check(t, os.Remove(filepath.Join(opts.Dir, markName)))
 	opened, err = Open(t.Context(), opts)
 	check(t, err)
 	defer func() { check(t, opened.Close()) }()

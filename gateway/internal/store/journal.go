@@ -190,7 +190,7 @@ func (j *journal) remove(keep map[int64]bool) error {
 func (j *journal) read(ref Ref) ([]byte, error) {
 	f, err := os.Open(j.path(ref.Segment))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: segment %d: %w", ErrCorrupt, ref.Segment, err)
+		return nil, fmt.Errorf("%w: segment %d: the file is missing", ErrCorrupt, ref.Segment)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read journal segment %d: %w", ref.Segment, err)

@@ -12,10 +12,10 @@ import (
 )
 
 // formatVersion is raised whenever older programs could misread what newer ones wrote, or the other way round.
-const formatVersion = "5"
+const formatVersion = "6"
 
 // olderFormats are those that open makes of the newest format.
-var olderFormats = []string{"1", "2", "3", "4"}
+var olderFormats = []string{"1", "2", "3", "4", "5"}
 
 // Options say where the state lies.
 type Options struct {
@@ -24,11 +24,13 @@ type Options struct {
 	SegmentBytes int64  // size of a journal segment; 0 = 64 MiB
 	Reserve      int64  // bytes of the disk that new work leaves free, see Store.Err; 0 = 64 MiB, negative = none
 	InlineBytes  int    // payloads up to this size stay with their records, which saves a sync; 0 = 8 KiB
+	Accept       bool   // take what is left after a Loss, see there
 
 	applyAfter time.Duration // tests only: how long changes stay out of the database
 }
 
-// Open locks the data directory and opens the store in it. ErrLocked if another process has it, ErrFormat if its format is not ours.
+// Open locks the data directory and opens the store in it. ErrLocked if another process has it, ErrFormat if its format is not ours, a *Loss if it is known to have held more than is left
+// of it, or belongs to another database. Nothing is changed or removed then.
 func Open(ctx context.Context, opts Options) (Store, error) {
 	if opts.SegmentBytes == 0 {
 		opts.SegmentBytes = 64 << 20
@@ -52,25 +54,52 @@ func Open(ctx context.Context, opts Options) (Store, error) {
 	}
 	s.lock = lock
 	go s.write()
+	s.verify, s.watching = s.startVerifying(), s.startWatching()
 	return s, nil
 }
 
-func open(ctx context.Context, opts Options) (*sqlStore, error) {
-	var db database
-	var err error
-	if opts.PostgresURL != "" {
-		db, err = openPostgres(ctx, opts.PostgresURL)
-	} else {
-		db, err = openSQLite(ctx, filepath.Join(opts.Dir, "tinsmith.db"))
-	}
-	if err != nil {
+// open looks at everything before it changes anything.
+func open(ctx context.Context, opts Options) (s *sqlStore, err error) {
+	o := &opening{opts: opts}
+	if err := o.connect(ctx); err != nil {
 		return nil, err
 	}
-	s, err := newSQLStore(ctx, db, opts)
-	if err != nil {
-		return nil, errors.Join(err, db.close())
+	defer func() {
+		if !o.sqlite() && interrupted(err) && TroubleOf(err) == nil {
+			err = &Trouble{Failing, err}
+		}
+		err = errors.Join(err, o.disconnect())
+		if err != nil && o.db.close != nil {
+			err = errors.Join(err, o.db.close())
+		}
+	}()
+	if err := o.judge(ctx); err != nil {
+		return nil, err
 	}
-	return s, nil
+	if err := o.verify(ctx); err != nil {
+		return nil, err
+	}
+	if o.loss.Kind != nil {
+		if !opts.Accept {
+			return nil, &o.loss
+		}
+		if err := o.accept(ctx); err != nil {
+			return nil, fmt.Errorf("accept what is left: %w", err)
+		}
+	}
+	narrow(opts.Dir)
+	if o.sqlite() {
+		if o.db, err = openSQLite(ctx, o.path(databaseName)); err != nil {
+			return nil, err
+		}
+	}
+	if s, err = newSQLStore(ctx, o.db, o); err != nil {
+		return nil, err
+	}
+	if o.loss.Kind != nil {
+		err = o.accepted(ctx, s)
+	}
+	return s, err
 }
 
 // lockDir holds the data directory until the file is closed or the process ends.

@@ -3,58 +3,122 @@ package store
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"strconv"
 	"strings"
+	"sync"
 	"unicode/utf8"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	_ "github.com/jackc/pgx/v5/stdlib" // the database/sql driver "pgx"
+	"github.com/jackc/pgx/v5/stdlib"
 )
 
 // advisoryLock is the key that keeps a second gateway from using the same records with a journal of its own: ours, and one for the schema that the
 // connection string selects, so that several gateways may share a database in schemas of their own.
 const advisoryLock = "1953066611, hashtext(coalesce(current_schema(), ''))" // "tins"
 
+// holder is the connection that has the lock, as long as the store is open.
+type holder struct {
+	db    *sql.DB
+	conns *connections
+
+	mu   sync.Mutex
+	conn *sql.Conn // nil while there is none
+}
+
+// alive finds out whether the server answers, and connects again where that is needed.
+func (h *holder) alive(ctx context.Context) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.conn != nil {
+		ping, cancel := context.WithTimeout(ctx, pingPatience)
+		defer cancel()
+		err := h.conn.PingContext(ping)
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		h.conns.drop() // what others wait for does not come either
+		_ = h.conn.Close()
+		h.conn = nil
+		return fmt.Errorf("PostgreSQL does not answer: %w", err)
+	}
+	return h.connect(ctx)
+}
+
+// connect takes the lock with a new connection. mu is held.
+func (h *holder) connect(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, connectPatience)
+	defer cancel()
+	conn, err := h.db.Conn(ctx)
+	if err != nil {
+		return fmt.Errorf("connect to PostgreSQL: %w", err)
+	}
+	if err := lockPostgres(ctx, conn); err != nil {
+		return errors.Join(err, conn.Close())
+	}
+	h.conn = conn
+	return nil
+}
+
+func (h *holder) close() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.conn == nil {
+		return h.db.Close()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), pingPatience)
+	defer cancel()
+	_, err := h.conn.ExecContext(ctx, "SELECT pg_advisory_unlock("+advisoryLock+")")
+	return errors.Join(err, h.conn.Close(), h.db.Close())
+}
+
 // openPostgres connects to a PostgreSQL database. Its records are lost to us without the journal in the data directory, and the other way round.
 func openPostgres(ctx context.Context, dsn string) (database, error) {
-	db, err := sql.Open("pgx", dsn)
+	config, err := pgx.ParseConfig(dsn)
 	if err != nil {
 		return database{}, fmt.Errorf("open the PostgreSQL database: %w", err)
 	}
+	if config.ConnectTimeout == 0 {
+		config.ConnectTimeout = connectPatience
+	}
+	conns := &connections{open: map[*patientConn]bool{}}
+	conns.patience.Store(int64(openingPatience))
+	config.DialFunc = conns.dial(config.DialFunc)
+	db := stdlib.OpenDB(*config)
 	db.SetMaxOpenConns(8)
 	db.SetMaxIdleConns(8)
-	// The lock belongs to this connection, which stays open as long as the store.
-	holder, err := db.Conn(ctx)
+	h := &holder{db: db, conns: conns}
+	var name, schema string
+	h.mu.Lock()
+	if err = h.connect(ctx); err == nil {
+		err = h.conn.QueryRowContext(ctx, "SELECT current_database(), COALESCE(current_schema(), '')").Scan(&name, &schema)
+	}
+	h.mu.Unlock()
 	if err != nil {
-		if t := postgresTrouble(err); t != nil {
+		if t := postgresTrouble(err); t != nil && !errors.Is(err, ErrLocked) {
 			err = t
 		}
-		return database{}, errors.Join(fmt.Errorf("connect to PostgreSQL: %w", err), db.Close())
+		return database{}, errors.Join(err, h.close())
 	}
-	if err := lockPostgres(ctx, holder); err != nil {
-		return database{}, errors.Join(err, holder.Close(), db.Close())
-	}
+	place := fmt.Sprintf("PostgreSQL, database %q, schema %q", name, schema)
+	nothing := func(context.Context) (int64, error) { return 0, nil }
 	return database{
+		snapshot: &sql.TxOptions{Isolation: sql.LevelRepeatableRead, ReadOnly: true}, where: place, place: place, settle: nothing, end: nothing,
+		setUp: func(context.Context) error {
+			conns.patience.Store(int64(patience)) // the tables are made
+			return nil
+		},
+		definitions: func(ctx context.Context, from querier) (map[string]string, error) {
+			return readDefinitions(ctx, from, `SELECT tablename, '' FROM pg_tables WHERE schemaname = current_schema() AND tablename LIKE 'tinsmith\_%'`)
+		},
 		writer: db, reader: db, name: `TEXT COLLATE "C"`, blob: "BYTEA", placeholder: func(i int) string { return "$" + strconv.Itoa(i) },
-		writers: 8, trouble: postgresTrouble, check: postgresCheck,
-		reconnect: func(ctx context.Context) error {
-			if holder.PingContext(ctx) == nil {
-				return nil
-			}
-			_ = holder.Close() // it is broken already
-			fresh, err := db.Conn(ctx)
-			if err != nil {
-				return fmt.Errorf("connect to PostgreSQL: %w", err)
-			}
-			holder = fresh
-			return lockPostgres(ctx, holder)
-		},
-		close: func() error {
-			_, err := holder.ExecContext(context.Background(), "SELECT pg_advisory_unlock("+advisoryLock+")")
-			return errors.Join(err, holder.Close(), db.Close())
-		},
+		writers: 8, trouble: postgresTrouble, check: postgresCheck, alive: h.alive, drop: conns.drop, close: h.close,
+		reconnect: func(context.Context) error { return nil }, // alive does it
 	}, nil
 }
 
@@ -88,6 +152,13 @@ func postgresTrouble(err error) *Trouble {
 		return &Trouble{Failing, err}
 	}
 	return nil
+}
+
+// interrupted tells the errors of the way to a server, which may pass.
+func interrupted(err error) bool {
+	var network net.Error
+	var connect *pgconn.ConnectError
+	return errors.As(err, &network) || errors.As(err, &connect) || errors.Is(err, driver.ErrBadConn) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed)
 }
 
 // postgresCheck refuses a batch with names that PostgreSQL cannot hold as text, or not in an index.

@@ -16,7 +16,7 @@ import (
 
 // disk knows what of a data directory would be left after a power cut: of every file what was synced, and of the rest anything or nothing.
 //
-// For the journal and the commit log that is what syncFile has seen; what was written over there since is on the disk in some of its sectors. For SQLite in WAL mode with a full sync at every commit it is its log as it was when the last commit returned, and
+// For the journal, the commit log and the generation mark that is what syncFile has seen; what was written over there since is on the disk in some of its sectors. For SQLite in WAL mode with a full sync at every commit it is its log as it was when the last commit returned, and
 // the database as it was when that log was last begun anew or checkpointed: a checkpoint makes the pages durable that it copies there.
 type disk struct {
 	dir string
@@ -60,7 +60,7 @@ func (d *disk) checkpointed(t *testing.T) {
 	d.database = d.read(t, databaseFile)
 }
 
-// syncFile is that of the journal and of the commit log.
+// syncFile is that of the journal, of the commit log and of the generation mark.
 func (d *disk) syncFile(f *os.File) error {
 	if err := f.Sync(); err != nil {
 		return err
@@ -101,7 +101,7 @@ func (d *disk) cut(t *testing.T, random *rand.Rand) string {
 			return os.MkdirAll(target, 0o700)
 		case name == databaseFile:
 			return os.WriteFile(target, d.database, 0o600)
-		case name == walFile || strings.HasSuffix(name, segmentSuffix) || strings.HasSuffix(name, logFileSuffix) || strings.HasSuffix(name, spareSuffix):
+		case name == walFile || strings.HasSuffix(name, segmentSuffix) || strings.HasSuffix(name, logFileSuffix) || strings.HasSuffix(name, spareSuffix) || name == markName:
 			content, err := os.ReadFile(path)
 			if err != nil {
 				return err
@@ -171,6 +171,12 @@ func TestPowerCuts(t *testing.T) {
 		return nil
 	}
 	s.journal.syncFile, s.log.syncFile = syncFile, syncFile
+	check(t, d.syncFile(s.mark.file))          // as it was made
+	s.mark.syncFile = func(f *os.File) error { // on the goroutine that applies: the database has what the mark will say
+		d.committed(t)
+		cut()
+		return d.syncFile(f)
+	}
 	applied, again := 0, 0
 	remove := s.log.remove
 	s.log.remove = func(path string) error { // the database has what is in the file

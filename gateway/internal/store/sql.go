@@ -26,6 +26,16 @@ type database struct {
 	check          func(Batch) error           // finds what the engine would refuse
 	reconnect      func(context.Context) error // restores what belongs to the connections, such as locks, after trouble
 	close          func() error
+
+	snapshot *sql.TxOptions              // of a transaction that reads the state of one moment
+	alive    func(context.Context) error // finds out whether a server answers, and connects again; called once a second from one goroutine. nil: there is no server
+	drop     func()                      // ends everything that waits for its answer
+
+	where, place string                                                                        // the database, as a finding's place and as a mark says it
+	definitions  func(ctx context.Context, from querier) (tables map[string]string, err error) // the tables whose names begin with tinsmith_, with their definitions where the engine keeps them as text
+	setUp        func(ctx context.Context) error                                               // makes what belongs to the engine alone, besides the tables
+	settle       func(ctx context.Context) (epoch int64, err error)                            // called after changes were written, see checkpointer
+	end          func(ctx context.Context) (epoch int64, err error)                            // called before close
 }
 
 // text puts the engine's placeholders in place of the question marks.
@@ -42,7 +52,7 @@ func (d database) text(query string) string {
 }
 
 const (
-	columns = "collection, id, parent, place, amount, value, payload, segment, start, size"
+	columns = "collection, id, parent, place, amount, value, payload, segment, start, size, head_sum, payload_sum"
 	inRange = " AND place >= ? AND place < ?"
 	// Records of the store's own.
 	inStore    = "store"
@@ -65,6 +75,19 @@ type sqlStore struct {
 	done     chan struct{} // closed when the writer has ended
 	trouble  atomic.Pointer[Trouble]
 
+	// See Damage.
+	found struct {
+		sync.Mutex
+		list []Finding
+		seen map[Finding]bool
+	}
+	unreachable atomic.Pointer[Trouble] // the database's server does not answer
+	broke       atomic.Pointer[Trouble] // the database's structure is damaged: nothing new is taken
+	mark        *mark
+	watching    func() // ends the goroutine that watches the database's server
+	verify      func() // ends the goroutine that looks for damage, and waits for it
+	holding     int    // backups under way: no segment is removed. Of the writer goroutine only
+
 	// What is durable and not in the database: active is added to, frozen (or nil) is on its way there. Only the writer changes the three, under view; it reads them without. What is in frozen does not change.
 	view           sync.RWMutex
 	active, frozen *pending
@@ -81,82 +104,132 @@ type sqlStore struct {
 	flushing   []flush
 }
 
-func newSQLStore(ctx context.Context, db database, opts Options) (*sqlStore, error) {
+// newSQLStore makes a store of what opening found. Its database is open for writing.
+func newSQLStore(ctx context.Context, db database, o *opening) (*sqlStore, error) {
+	opts := o.opts
 	s := &sqlStore{
 		db: db, inline: opts.InlineBytes, dir: opts.Dir, reserve: opts.Reserve, requests: make(chan *request, maxGroup), done: make(chan struct{}),
-		active: newPending(0), applied: make(chan error, 1), applyAfter: cmp.Or(opts.applyAfter, applyAfter),
+		active: o.changes, applied: make(chan error, 1), applyAfter: cmp.Or(opts.applyAfter, applyAfter), log: o.log, inDatabase: o.held.applied, verify: func() {}, watching: func() {},
 	}
-	for _, text := range []string{
-		"CREATE TABLE IF NOT EXISTS tinsmith_records (collection " + db.name + " NOT NULL, id " + db.name + " NOT NULL, parent " + db.name +
-			" NOT NULL, place BIGINT NOT NULL, amount BIGINT NOT NULL, value " + db.blob + ", payload " + db.blob + ", segment BIGINT NOT NULL, start BIGINT NOT NULL, size BIGINT NOT NULL, PRIMARY KEY (collection, id))",
-		"CREATE INDEX IF NOT EXISTS tinsmith_records_parent ON tinsmith_records (collection, parent, place, id)",
-		"CREATE INDEX IF NOT EXISTS tinsmith_records_segment ON tinsmith_records (segment) WHERE segment > 0",
-	} {
-		if _, err := db.writer.ExecContext(ctx, text); err != nil {
-			return nil, fmt.Errorf("prepare the database: %w", err)
-		}
-	}
-	if err := errors.Join(db.addColumns(ctx), db.blockTable(ctx)); err != nil {
+	if err := db.prepare(ctx); err != nil {
 		return nil, fmt.Errorf("prepare the database: %w", err)
 	}
-	if err := s.checkFormat(ctx); err != nil {
+	g := generation{Identity: o.held.identity, Place: db.place, Applied: o.held.applied, Last: o.held.applied, Epoch: o.held.epoch}
+	if o.before != nil && o.before.Identity == g.Identity {
+		g.Applied, g.Last, g.Epoch = max(g.Applied, o.before.Applied), max(g.Last, o.before.Last), max(g.Epoch, o.before.Epoch)
+	}
+	if o.fresh {
+		g.Identity = newIdentity()
+	}
+	if err := s.sign(ctx, g.Identity, o.held); err != nil {
 		return nil, err
 	}
 	var err error
 	if s.journal, err = openJournal(filepath.Join(opts.Dir, "journal"), opts.SegmentBytes); err != nil {
 		return nil, err
 	}
-	return s, s.replay(ctx)
+	if s.mark, err = openMark(opts.Dir, g); err != nil {
+		return nil, err
+	}
+	if err := s.replay(ctx); err != nil {
+		return nil, errors.Join(err, s.mark.close())
+	}
+	for _, f := range o.damage {
+		s.finding(f)
+	}
+	return s, nil
+}
+
+// prepare makes the tables, and what older formats lack of them.
+func (d database) prepare(ctx context.Context) error {
+	for _, text := range []string{
+		"CREATE TABLE IF NOT EXISTS tinsmith_records (collection " + d.name + " NOT NULL, id " + d.name + " NOT NULL, parent " + d.name +
+			" NOT NULL, place BIGINT NOT NULL, amount BIGINT NOT NULL, value " + d.blob + ", payload " + d.blob + ", segment BIGINT NOT NULL, start BIGINT NOT NULL, size BIGINT NOT NULL, PRIMARY KEY (collection, id))",
+		"CREATE INDEX IF NOT EXISTS tinsmith_records_parent ON tinsmith_records (collection, parent, place, id)",
+		"CREATE INDEX IF NOT EXISTS tinsmith_records_segment ON tinsmith_records (segment) WHERE segment > 0",
+	} {
+		if _, err := d.writer.ExecContext(ctx, text); err != nil {
+			return err
+		}
+	}
+	return errors.Join(d.blockTable(ctx), d.addColumns(ctx), d.setUp(ctx))
+}
+
+// sign writes the store's own records that a database lacks: format, identity, and the checksum of its definitions. Format 1 had no commit log, format 2 one whose files were not used again, format 3 a row for every record,
+// format 4 no blocks, format 5 no checksums and no generation mark; all are otherwise the same.
+func (d database) sign(ctx context.Context, tx *sql.Tx, id identity, h held) error {
+	tables, err := d.definitions(ctx, tx)
+	if err != nil {
+		return err
+	}
+	own := []Record{{Collection: inStore, Key: schemaKey, Count: definitionSum(tables)}, {Collection: inStore, Key: identityKey, Value: id[:]}, {Collection: inStore, Key: formatKey, Value: []byte(formatVersion)}}
+	if h.format == formatVersion && h.identity == id {
+		own = own[:1] // an index may be new
+		if h.definitions == own[0].Count {
+			return nil
+		}
+	}
+	for _, r := range own {
+		if _, err = tx.ExecContext(ctx, d.text(putText), arguments(r)...); err != nil {
+			return fmt.Errorf("sign the database: %w", err)
+		}
+	}
+	return nil
+}
+
+// sign signs the store's database.
+func (s *sqlStore) sign(ctx context.Context, id identity, h held) error {
+	tx, err := s.db.writer.BeginTx(ctx, nil)
+	if err != nil {
+		return fmt.Errorf("sign the database: %w", err)
+	}
+	if err := s.db.sign(ctx, tx, id, h); err != nil {
+		return errors.Join(err, tx.Rollback())
+	}
+	if err := tx.Commit(); err != nil {
+		return fmt.Errorf("sign the database: %w", err)
+	}
+	return nil
 }
 
 // replay brings to the database what the commit log has of an earlier process.
 func (s *sqlStore) replay(ctx context.Context) error {
-	applied, err := s.Get(ctx, inStore, appliedKey)
-	if err != nil && !errors.Is(err, ErrNotFound) {
-		return err
-	}
-	s.inDatabase = applied.Count
-	s.log, err = openCommitLog(filepath.Join(s.dir, "log"), applied.Count, func(content []byte) error {
-		batches, err := decodeBatches(content)
-		for _, b := range batches {
-			s.active.take(b)
-		}
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	s.active.last = s.log.last
 	if s.log.last > s.inDatabase {
-		if err := s.apply(ctx, s.active); err != nil {
+		if err := errors.Join(s.apply(ctx, s.active), s.settle(ctx, s.log.last)); err != nil {
 			return err
 		}
 		s.inDatabase, s.active = s.log.last, newPending(0)
 	}
 	s.active.last = s.log.last
-	return s.log.applied(s.inDatabase)
+	return errors.Join(s.log.applied(s.inDatabase), s.log.limitSpares())
 }
 
-// checkFormat refuses the records of another format. Format 1 had no commit log, format 2 one whose files were not used again, format 3 a row for every record,
-// format 4 no blocks; all are otherwise the same.
-func (s *sqlStore) checkFormat(ctx context.Context) error {
-	r, err := s.Get(ctx, inStore, formatKey)
-	switch {
-	case errors.Is(err, ErrNotFound) || err == nil && slices.Contains(olderFormats, string(r.Value)):
-		if _, err := s.db.writer.ExecContext(ctx, s.db.text(putText), arguments(Record{Collection: inStore, Key: formatKey, Value: []byte(formatVersion)})...); err != nil {
-			return fmt.Errorf("write the format version: %w", err)
-		}
-		return nil
-	case err != nil:
-		return fmt.Errorf("read the format version: %w", err)
-	case string(r.Value) != formatVersion:
-		return fmt.Errorf("%w: it has format %q, this program reads %q", ErrFormat, r.Value, formatVersion)
+// settle makes it known outside that the database has what it was given: before this, what the commit log has of it must not go.
+func (s *sqlStore) settle(ctx context.Context, applied int64) error {
+	epoch, err := s.db.settle(ctx)
+	if err != nil {
+		return err
 	}
-	return nil
+	return s.mark.settle(applied, epoch)
 }
+
+// olderFormat tells whether a format is one of those that open makes the newest of.
+func olderFormat(f string) bool { return slices.Contains(olderFormats, f) }
 
 // removeUnused runs in the writer goroutine, so no batch that would refer to a segment is half-way.
 func (s *sqlStore) removeUnused(ctx context.Context) error {
+	if s.holding > 0 || s.broke.Load() != nil {
+		return nil // a backup refers to them, or what refers to them may not be found
+	}
+	keep, err := s.usedSegments(ctx)
+	if err != nil {
+		return err
+	}
+	return s.journal.remove(keep)
+}
+
+// usedSegments gives the numbers of the segments that records refer to.
+func (s *sqlStore) usedSegments(ctx context.Context) (map[int64]bool, error) {
 	keep := map[int64]bool{}
 	for _, p := range []*pending{s.frozen, s.active} {
 		if p != nil {
@@ -167,20 +240,20 @@ func (s *sqlStore) removeUnused(ctx context.Context) error {
 	}
 	rows, err := s.db.writer.QueryContext(ctx, "SELECT segment FROM tinsmith_records WHERE segment > 0 UNION SELECT guest_segment FROM tinsmith_records WHERE guest_segment > 0")
 	if err != nil {
-		return fmt.Errorf("find used journal segments: %w", err)
+		return nil, fmt.Errorf("find used journal segments: %w", err)
 	}
 	defer rows.Close()
 	for rows.Next() {
 		var n int64
 		if err := rows.Scan(&n); err != nil {
-			return fmt.Errorf("find used journal segments: %w", err)
+			return nil, fmt.Errorf("find used journal segments: %w", err)
 		}
 		keep[n] = true
 	}
 	if err := rows.Err(); err != nil {
-		return fmt.Errorf("find used journal segments: %w", err)
+		return nil, fmt.Errorf("find used journal segments: %w", err)
 	}
-	return s.journal.remove(keep)
+	return keep, nil
 }
 
 // pendings are what the database may not have. They are taken before it is read: what comes to it meanwhile is then in both, and told apart by the number of the last group.
@@ -332,15 +405,26 @@ func selected(from string) string { return "SELECT " + columns + groupColumn + "
 func (s *sqlStore) query(ctx context.Context, collection string, x Range, yield func(Record) error, text string, args ...any) (applied int64, err error) {
 	rows, err := s.db.reader.QueryContext(ctx, s.db.text(text), args...)
 	if err != nil {
-		return 0, fmt.Errorf("read records: %w", err)
+		return 0, s.unread(err)
 	}
 	defer rows.Close()
+	var sums summer
 	for rows.Next() {
 		var r Record
-		if err := rows.Scan(&r.Collection, &r.Key, &r.Parent, &r.Rank, &r.Count, &r.Value, &r.Payload, &r.Ref.Segment, &r.Ref.Offset, &r.Ref.Length, &applied); err != nil {
-			return 0, fmt.Errorf("read records: %w", err)
+		var head, payload sum
+		if err := rows.Scan(&r.Collection, &r.Key, &r.Parent, &r.Rank, &r.Count, &r.Value, &r.Payload, &r.Ref.Segment, &r.Ref.Offset, &r.Ref.Length, &head, &payload, &applied); err != nil {
+			return 0, s.unread(unreadable(err))
 		}
-		if r.Collection == "" {
+		block := r.Collection == ""
+		if block {
+			err = sums.checkPart(r.Parent, r.Rank, r.Count, r.Value, collection, true, r.Payload, head, payload)
+		} else {
+			err = sums.check(&r, head, payload)
+		}
+		if err != nil {
+			return 0, s.unread(err)
+		}
+		if block {
 			err = unpacked(r, collection, x, yield)
 		} else {
 			err = yield(r)
@@ -350,17 +434,35 @@ func (s *sqlStore) query(ctx context.Context, collection string, x Range, yield 
 		}
 	}
 	if err := rows.Err(); err != nil {
-		return 0, fmt.Errorf("read records: %w", err)
+		return 0, s.unread(err)
 	}
 	return applied, nil
 }
+
+// unread is the error for rows that could not be read. Damage is told in the log, too: who asked may not be who can do something about it.
+func (s *sqlStore) unread(err error) error {
+	if damagedDatabase(err) {
+		if !errors.Is(err, ErrCorrupt) {
+			err = fmt.Errorf("%w: %w", ErrCorrupt, err)
+		}
+		s.finding(Finding{Where: s.db.where, What: err.Error()})
+	}
+	return fmt.Errorf("read records: %w", err)
+}
+
+// unreadable makes of the error of a Scan, that a row has a value of another type than its column, what it means.
+func unreadable(err error) error { return fmt.Errorf("%w: %w", ErrCorrupt, err) }
 
 // Payload implements Store.
 func (s *sqlStore) Payload(_ context.Context, r Record) ([]byte, error) {
 	if r.Ref == (Ref{}) {
 		return r.Payload, nil
 	}
-	return s.journal.read(r.Ref)
+	payload, err := s.journal.read(r.Ref)
+	if errors.Is(err, ErrCorrupt) {
+		s.finding(Finding{Where: "journal", What: fmt.Sprintf("the payload of %s %q: %v", r.Collection, r.Key, err)})
+	}
+	return payload, err
 }
 
 // Close implements Store.
@@ -375,5 +477,7 @@ func (s *sqlStore) Close() error {
 	close(s.requests)
 	s.mu.Unlock()
 	<-s.done
-	return errors.Join(s.journal.close(), s.log.close(), s.db.close(), s.lock.Close())
+	s.verify()
+	s.watching()
+	return errors.Join(s.journal.close(), s.log.close(), s.db.close(), s.mark.close(), s.lock.Close())
 }

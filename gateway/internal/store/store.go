@@ -17,7 +17,7 @@ import (
 // Errors of a store.
 var (
 	ErrNotFound = errors.New("no such record")
-	ErrCorrupt  = errors.New("journal record is damaged")
+	ErrCorrupt  = errors.New("what the store holds is damaged")
 	ErrClosed   = errors.New("the store is closed")
 	ErrLocked   = errors.New("the data directory is in use by another process")
 	ErrFormat   = errors.New("the data directory was written by another version")
@@ -89,6 +89,13 @@ type Store interface {
 	Room(bytes int64) error
 	// Compact removes journal segments that no record refers to.
 	Compact(ctx context.Context) error
+	// Backup writes what was committed before the call, and perhaps some of what is committed meanwhile, into a folder that is made or is empty, for Restore. The store is used as ever
+	// meanwhile. It is the same for every driver: a checksummed file of all records, and the journal's segments, by hard link where the file system has them. Every record's
+	// checksum is checked on the way: ErrCorrupt if one is damaged. The folder is whole once Backup has returned nil, and Restore refuses it otherwise.
+	Backup(ctx context.Context, dir string) error
+	// Damage lists what was found damaged in what the store keeps since it was opened, each once, in the order it was found. The store goes on beside it: what is damaged
+	// gives ErrCorrupt when it is read.
+	Damage() []Finding
 	// Close finishes accepted commits and releases everything.
 	Close() error
 }

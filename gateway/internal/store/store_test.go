@@ -163,6 +163,36 @@ func testStore(t *testing.T, options func(dir string) Options) {
 			t.Errorf("stopped: %v", err)
 		}
 	})
+	t.Run("no bytes", func(t *testing.T) {
+		var puts []Record
+		for i, b := range [][]byte{nil, {}} {
+			for _, c := range []string{"e", hosts, guests} {
+				puts = append(puts, Record{Collection: c, Key: fmt.Sprint("e", i), Value: b, Payload: b})
+			}
+			for rank := range int64(minBlock) { // a block each
+				for _, c := range []string{hosts, guests} {
+					p := fmt.Sprint("empty", i)
+					puts = append(puts, Record{Collection: c, Key: placedKey(p, rank), Parent: p, Rank: rank, Value: b, Payload: b})
+				}
+			}
+		}
+		must(s.Commit(ctx, Batch{Put: puts}))
+		must(s.(*sqlStore).flush(ctx))
+		for _, want := range puts {
+			if r, err := s.Get(ctx, want.Collection, want.Key); err != nil || len(r.Value)+len(r.Payload) > 0 {
+				t.Errorf("%+v, %v", r, err)
+			}
+		}
+		for _, p := range []string{"empty0", "empty1"} {
+			must(s.Commit(ctx, Batch{Release: []Span{{hosts, p, Range{}}, {"e", "", Range{}}}}))
+			must(s.(*sqlStore).flush(ctx))
+			if list, err := s.List(ctx, hosts, p, Range{}, 0); err != nil || len(list) != minBlock {
+				t.Errorf("%d records, %v", len(list), err)
+			}
+			must(s.Commit(ctx, Batch{DeleteUnder: []ParentKey{{hosts, p}, {guests, p}}}))
+		}
+		must(s.Commit(ctx, Batch{DeleteUnder: []ParentKey{{hosts, ""}, {guests, ""}, {"e", ""}}}))
+	})
 	t.Run("replace, add, delete", func(t *testing.T) {
 		must(s.Commit(ctx, Batch{Put: []Record{{Collection: "a", Key: "1", Parent: "r", Value: []byte("new")}}}))
 		if r, _ := s.Get(ctx, "a", "1"); string(r.Value) != "new" || r.Parent != "r" || r.Payload != nil {

@@ -29,7 +29,8 @@ type request struct {
 	bytes   int
 	compact bool
 	flush   bool
-	done    chan error // buffered
+	do      func() error // on the writer goroutine, between two groups
+	done    chan error   // buffered
 }
 
 // requests that were answered, to be used again
@@ -147,6 +148,13 @@ func (s *sqlStore) end() {
 			break
 		}
 	}
+	if s.broken == nil {
+		if epoch, err := s.db.end(context.Background()); err != nil {
+			_ = s.fail(err) // the database is as it was
+		} else if err := s.mark.settle(s.inDatabase, epoch); err != nil {
+			_ = s.fail(err) // what it says is older, which is allowed
+		}
+	}
 	s.answerFlushes(ErrClosed)
 }
 
@@ -189,6 +197,8 @@ func (s *sqlStore) commitGroup(group []*request) {
 			r.done <- err
 		case r.compact:
 			r.done <- s.removeUnused(context.Background())
+		case r.do != nil:
+			r.done <- r.do()
 		case r.flush:
 			s.flushing = append(s.flushing, flush{s.log.last, r.done})
 		default:
@@ -204,7 +214,7 @@ func (s *sqlStore) commitBatches(group []*request) error {
 	batches := s.batches[:0]
 	defer func() { clear(batches); s.batches = batches }()
 	for _, r := range group {
-		if r.compact || r.flush {
+		if r.compact || r.flush || r.do != nil {
 			continue
 		}
 		b, err := s.place(r.batch)
@@ -213,6 +223,7 @@ func (s *sqlStore) commitBatches(group []*request) error {
 		}
 		batches, content = append(batches, b), appendBatch(content, b)
 	}
+	content = slices.Grow(content, groupHeader) // for the zeros behind the group
 	if s.content = content; cap(content) > applyBytes {
 		s.content = nil
 	}
@@ -226,6 +237,7 @@ func (s *sqlStore) commitBatches(group []*request) error {
 	if err := s.log.append(content); err != nil {
 		return s.fail(err)
 	}
+	s.mark.acknowledged(s.log.last)
 	s.show(batches)
 	return nil
 }
@@ -309,7 +321,13 @@ func (s *sqlStore) startApply() {
 	}
 	s.applying = true
 	changes := s.frozen
-	go func() { s.applied <- s.apply(context.Background(), changes) }()
+	go func() {
+		err := s.apply(context.Background(), changes)
+		if err == nil {
+			err = s.settle(context.Background(), changes.last)
+		}
+		s.applied <- err
+	}()
 }
 
 // applyEnded takes note of what the second goroutine did.
