@@ -13,6 +13,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/body"
+	"github.com/tinsmith/tinsmith/gateway/internal/keys"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 	"github.com/tinsmith/tinsmith/plugins"
 )
@@ -100,9 +101,14 @@ func asAPIError(err error) *apiError {
 
 // fail answers with an error, unless the client is gone or the answer has begun.
 func fail(c *gin.Context, err error) {
-	if c.Request.Context().Err() != nil || c.Writer.Written() {
+	revoked := keys.Revoked(c.Request.Context())
+	if c.Request.Context().Err() != nil && !revoked || c.Writer.Written() {
 		c.Abort()
 		return
+	}
+	if revoked {
+		c.Header("Connection", "close") // nothing more comes of it
+		err = revokedError
 	}
 	e := asAPIError(err)
 	if e == nil {
@@ -114,6 +120,8 @@ func fail(c *gin.Context, err error) {
 	}
 	sendJSON(c, e.Status, e.body())
 }
+
+var revokedError = &apiError{Status: http.StatusUnauthorized, Message: keys.ErrRevoked.Error(), Type: "invalid_request_error", Code: "invalid_api_key"}
 
 var internalError = &apiError{Status: http.StatusInternalServerError, Message: "The server had an error while processing your request.", Type: "server_error"}
 

@@ -14,6 +14,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/body"
+	"github.com/tinsmith/tinsmith/gateway/internal/keys"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 	"github.com/tinsmith/tinsmith/gateway/internal/tinker/wire"
 )
@@ -52,6 +53,13 @@ func fail(c *gin.Context, err error) {
 	var field *wire.FieldError
 	code, text := http.StatusInternalServerError, "internal error"
 	switch {
+	case keys.Revoked(c.Request.Context()):
+		c.Header("Connection", "close") // nothing more comes of it
+		unauthorized(c, keys.ErrRevoked.Error())
+		return
+	case errors.As(err, &refused) && refused.status == http.StatusUnauthorized:
+		unauthorized(c, refused.text)
+		return
 	case errors.As(err, &refused):
 		code, text = refused.status, refused.text
 	case errors.As(err, &bad):
