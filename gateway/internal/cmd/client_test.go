@@ -34,13 +34,21 @@ type world struct {
 	*testing.T
 	core    *runs.Core
 	backend runs.Backend
+	handler http.Handler
 	url     string
 	data    string
+
+	keysFile string
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{T: t, data: t.TempDir()}
+	return newWorldWithKeys(t, "")
+}
+
+func newWorldWithKeys(t *testing.T, file string) *world {
+	t.Helper()
+	w := &world{T: t, data: t.TempDir(), keysFile: file}
 	dir, err := filepath.Abs("../../../configs/models/tiny-chat")
 	w.ok(err)
 	b := fake.New(fake.Options{Exit: func(int) {}})
@@ -57,15 +65,15 @@ func newWorld(t *testing.T) *world {
 	w.ok(err)
 	w.core, err = runs.Open(t.Context(), runs.Config{Store: records, DataDir: w.data, Models: []runs.Model{model.Served()}, Backends: w})
 	w.ok(err)
-	ring, err := keys.Open("")
+	ring, err := keys.Open(file)
 	w.ok(err)
 	auth := &keys.Authenticator{Ring: ring, Tokens: keys.Tokens{Secret: bytes.Repeat([]byte{1}, 32), Lifetime: time.Hour}}
 	tinkerAPI, err := tinker.New(w.core, auth, tinker.Options{MaxPerClient: 100})
 	w.ok(err)
 	openaiAPI, err := openai.New(w.core, auth, []*catalog.Model{model})
 	w.ok(err)
-	handler := server.New(server.Options{Health: func() server.Health { return server.Health{Status: "ok"} }, Metrics: http.NotFoundHandler(), Routes: []func(gin.IRouter){tinkerAPI.Register, openaiAPI.Register}})
-	ts := httptest.NewServer(handler)
+	w.handler = server.New(server.Options{Health: func() server.Health { return server.Health{Status: "ok"} }, Metrics: http.NotFoundHandler(), Routes: []func(gin.IRouter){tinkerAPI.Register, openaiAPI.Register}})
+	ts := httptest.NewServer(w.handler)
 	w.url = ts.URL
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)

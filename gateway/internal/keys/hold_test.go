@@ -290,4 +290,3 @@ func BenchmarkBegin(b *testing.B) {
 		req.Release()
 	}
 }
-
