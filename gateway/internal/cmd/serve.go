@@ -19,6 +19,7 @@ import (
 	"github.com/gin-gonic/gin"
 	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
@@ -100,6 +101,7 @@ func outliveReaders() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) 
 // serve runs until ctx ends.
 func (p Program) serve(ctx context.Context, cfg config.Config) (err error) {
 	outliveReaders()
+	unix.Umask(0o077) // what tenants leave here is for nobody else on this machine, whatever the modes say that files are made with
 	setLog(cfg.Log)
 	defer logEnd(ctx)()
 	if cfg.DataDir, err = filepath.Abs(cfg.DataDir); err != nil {
@@ -202,13 +204,14 @@ func awaitStore(ctx context.Context, cfg config.Config, h *health, address net.A
 
 // openData opens the store, and with it the data directory is this process's: it leaves its address there and takes the secret that signs tokens.
 func openData(ctx context.Context, cfg config.Config, address net.Addr) (store.Store, []byte, error) {
-	if err := os.MkdirAll(cfg.DataDir, 0o755); err != nil {
+	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
 		return nil, nil, fmt.Errorf("data_dir: %w", err)
 	}
 	records, err := openStore(ctx, cfg)
 	if err != nil {
 		return nil, nil, err
 	}
+	closeToOthers(ctx, cfg.DataDir)
 	err = server.WriteAddress(address, cfg.DataDir)
 	if err != nil {
 		return nil, nil, errors.Join(err, records.Close())
@@ -218,6 +221,24 @@ func openData(ctx context.Context, cfg config.Config, address net.Addr) (store.S
 		return nil, nil, errors.Join(err, records.Close())
 	}
 	return records, secret, nil
+}
+
+// closeToOthers takes the data directory away from other users of the machine: earlier versions made it for everybody to read. What cannot be changed, as that of a directory that somebody else has made, is
+// told in the log.
+func closeToOthers(ctx context.Context, dir string) {
+	const others = 0o077
+	var st unix.Stat_t
+	err := unix.Stat(dir, &st)
+	if err == nil && st.Mode&others == 0 {
+		return
+	}
+	if err == nil && int(st.Uid) == os.Geteuid() {
+		if err = os.Chmod(dir, os.FileMode(st.Mode&0o700)); err == nil {
+			slog.InfoContext(ctx, "data_dir could be read by other users of this machine and is now its owner's only", "data_dir", dir, "mode_before", fmt.Sprintf("%#o", st.Mode&0o777))
+			return
+		}
+	}
+	slog.WarnContext(ctx, "data_dir can be read by other users of this machine", "data_dir", dir, "mode", fmt.Sprintf("%#o", st.Mode&0o777), "error", err)
 }
 
 // serveModels brings the models up, opens the APIs, and waits for the end of ctx.

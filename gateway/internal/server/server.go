@@ -193,7 +193,7 @@ func Listen(ctx context.Context, address string) (net.Listener, error) {
 func WriteAddress(address net.Addr, dataDir string) error {
 	path := filepath.Join(dataDir, "address")
 	temporary := path + ".new"
-	if err := os.WriteFile(temporary, []byte("http://"+address.String()+"\n"), 0o644); err != nil {
+	if err := os.WriteFile(temporary, []byte("http://"+address.String()+"\n"), 0o600); err != nil {
 		return fmt.Errorf("write address: %w", err)
 	}
 	if err := os.Rename(temporary, path); err != nil {
