@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -29,6 +30,7 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/hub"
 	"github.com/tinsmith/tinsmith/gateway/internal/keys"
 	"github.com/tinsmith/tinsmith/gateway/internal/openai"
+	"github.com/tinsmith/tinsmith/gateway/internal/redact"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 	"github.com/tinsmith/tinsmith/gateway/internal/server"
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
@@ -131,6 +133,7 @@ func (p Program) serve(ctx context.Context, cfg config.Config) (err error) {
 		return err
 	}
 	options := server.Options{Version: p.Version, Health: h.get, Metrics: tel.Handler, Meter: meter, Traces: tel.Traces, Keyless: !ring.Required(), PublicURL: cfg.PublicURL}
+	options.Admin = func(r *http.Request) bool { return ring.Admin(keys.Credential(r.Header)) }
 	starting := options
 	starting.Starting = true
 	front := server.NewSwitch(server.New(starting))
@@ -174,6 +177,7 @@ func (p Program) serveStore(ctx context.Context, cfg config.Config, ring *keys.R
 	}
 	defer func() { err = errors.Join(err, records.Close()) }()
 	auth := &keys.Authenticator{Ring: ring, Tokens: keys.Tokens{Secret: secret, Lifetime: tokenLifetime}}
+	options.Admin = func(r *http.Request) bool { return auth.Admin(keys.Credential(r.Header)) }
 	return p.serveModels(ctx, cfg, auth, records, options, h, front, localURL(address))
 }
 
@@ -251,6 +255,9 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 	}
 	programs, err := pluginDir()
 	if err != nil {
+		return err
+	}
+	if auth.Redactor, err = redactor(cfg, models, programs); err != nil {
 		return err
 	}
 	backends, err := fleet.New(fleet.Config{Models: models, PluginDir: programs, DataDir: cfg.DataDir, Reserve: int64(cfg.Store.ReserveMiB) << 20, ProgressTimeout: cfg.Backends.ProgressTimeout})
@@ -393,17 +400,49 @@ func pluginDir() (string, error) {
 	return filepath.Join(filepath.Dir(program), "plugins"), nil
 }
 
+// redactor knows what only administrators are to know of this server.
+func redactor(cfg config.Config, models []*catalog.Model, programs string) (*redact.Redactor, error) {
+	databaseURL, err := postgresURL(cfg)
+	if err != nil {
+		return nil, err
+	}
+	secrets := redact.Secrets{Paths: []string{cfg.DataDir, programs}, Words: redact.PostgresWords(databaseURL)}
+	for _, file := range []string{cfg.File, cfg.Auth.KeysFile, cfg.Store.URLFile} {
+		if file == "" {
+			continue
+		}
+		if file, err = filepath.Abs(file); err != nil {
+			return nil, err
+		}
+		secrets.Paths = append(secrets.Paths, file)
+	}
+	for _, m := range models {
+		secrets.Paths = append(secrets.Paths, m.Dir)
+	}
+	return redact.New(secrets), nil
+}
+
+// postgresURL is the address of the database, "" with another driver.
+func postgresURL(cfg config.Config) (string, error) {
+	if cfg.Store.Driver != "postgres" {
+		return "", nil
+	}
+	b, err := os.ReadFile(cfg.Store.URLFile)
+	if err != nil {
+		return "", fmt.Errorf("store.url_file: %w", err)
+	}
+	first, _, _ := strings.Cut(strings.TrimSpace(string(b)), "\n")
+	return first, nil
+}
+
 func openStore(ctx context.Context, cfg config.Config) (store.Store, error) {
 	options := store.Options{Dir: cfg.DataDir, Reserve: int64(cfg.Store.ReserveMiB) << 20}
 	if options.Reserve == 0 {
 		options.Reserve = -1 // none
 	}
-	if cfg.Store.Driver == "postgres" {
-		b, err := os.ReadFile(cfg.Store.URLFile)
-		if err != nil {
-			return nil, fmt.Errorf("store.url_file: %w", err)
-		}
-		options.PostgresURL, _, _ = strings.Cut(strings.TrimSpace(string(b)), "\n")
+	var err error
+	if options.PostgresURL, err = postgresURL(cfg); err != nil {
+		return nil, err
 	}
 	return store.Open(ctx, options)
 }

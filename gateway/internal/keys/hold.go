@@ -159,7 +159,30 @@ func (a *Authenticator) begin(w http.ResponseWriter, r *http.Request, chosen fun
 			panic(http.ErrAbortHandler)
 		}
 	}
-	return &Request{Request: r.WithContext(ctx), Owner: e.name, Admin: e.admin, Bearer: a.Tokens.fingerprint(e.hash), release: release}, nil
+	made := ctx
+	if !e.admin {
+		made = context.WithValue(ctx, told{}, a)
+	}
+	return &Request{Request: r.WithContext(made), Owner: e.name, Admin: e.admin, Bearer: a.Tokens.fingerprint(e.hash), release: release}, nil
+}
+
+// told is the key of the Authenticator in the context of a request whose caller is no administrator.
+type told struct{}
+
+// TellFault gives what the caller of a request may be told of a fault of the server's: everything for an administrator and on a server without keys.
+func TellFault(ctx context.Context, text string) string {
+	if a, ok := ctx.Value(told{}).(*Authenticator); ok {
+		return a.Redactor.Fault(text)
+	}
+	return text
+}
+
+// TellRequest is TellFault for what is wrong with the request itself.
+func TellRequest(ctx context.Context, text string) string {
+	if a, ok := ctx.Value(told{}).(*Authenticator); ok {
+		return a.Redactor.Request(text)
+	}
+	return text
 }
 
 // Revoked tells whether a request's context has ended because its key was revoked.

@@ -10,6 +10,8 @@ import (
 	"net/http"
 	"strings"
 	"time"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/redact"
 )
 
 // Tokens issues and checks JSON Web Tokens (HS256) for keys. The Tinker SDK exchanges its key for one and reads exp, iat, sub, org_id and email from it.
@@ -96,8 +98,9 @@ func (t Tokens) open(token string, now time.Time) (claims, error) {
 
 // Authenticator finds out who a request is from, by key or by token.
 type Authenticator struct {
-	Ring   *Ring
-	Tokens Tokens
+	Ring     *Ring
+	Tokens   Tokens
+	Redactor *redact.Redactor // of what callers are told who are no administrators; nil knows no names
 }
 
 // chosen gives the condition by which the ring finds the entry of a credential.

@@ -99,12 +99,7 @@ func (s *eventStream) end(err error) error {
 			err = revokedError
 		}
 		if err != nil {
-			e := asAPIError(err)
-			if e == nil {
-				slog.ErrorContext(s.c.Request.Context(), "stream failed", "path", s.c.FullPath(), "error", err)
-				e = internalError
-			}
-			err = s.send(e.body())
+			err = s.send(told(s.c, err, "stream failed").body())
 		} else {
 			err = s.write("data: [DONE]\n\n")
 		}

@@ -77,7 +77,19 @@ func fail(c *gin.Context, err error) {
 	if code == http.StatusServiceUnavailable || code == http.StatusTooManyRequests {
 		c.Header("Retry-After", "1")
 	}
-	sendJSON(c, code, gin.H{"detail": text})
+	tell := keys.TellRequest
+	if code >= http.StatusInternalServerError {
+		tell = keys.TellFault
+	}
+	sendJSON(c, code, gin.H{"detail": tell(c.Request.Context(), text)})
+}
+
+// tellFailure gives what the caller may be told of why something failed.
+func tellFailure(c call, category runs.Category, text string) string {
+	if category == runs.CategoryUser {
+		return keys.TellRequest(c.Request.Context(), text)
+	}
+	return keys.TellFault(c.Request.Context(), text)
 }
 
 func sendJSON(c *gin.Context, code int, value any) {
