@@ -1,5 +1,5 @@
 #!/bin/sh
-# What the container runs: makes an API key at the first start, prints it once, and starts the program with the container's arguments.
+# What the container runs: makes an administrator's API key at the first start, prints it once, and starts the program with the container's arguments.
 # It finds its files from its own place, so it works the same outside a container.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -9,7 +9,7 @@ if [ "${1:-}" = serve ] && [ ! -s "$keys" ]; then
     echo "container-entrypoint: $root/data is not writable by user $(id -u): give the volume to that user" >&2
     exit 1
   }
-  key=$("$root/bin/tinsmith" key add default --file "$keys")
+  key=$("$root/bin/tinsmith" key add default --admin --file "$keys")
   echo "API key (shown this once; more with \`tinsmith key add NAME --file $keys\`): $key"
 fi
 exec "$root/bin/tinsmith" "$@"

@@ -23,9 +23,12 @@ import (
 // with slog: after the handshake go-plugin makes the variable os.Stderr a pipe whose last words a crash would swallow.
 // It returns after an orderly end, and exits with status 1 when the process was not started by a gateway.
 //
+// Files that the process makes from then on are for its user only: adapters and what they were trained on are tenants'.
+//
 // Signals that ask for an end (SIGTERM to a whole service, ctrl-C in a terminal) are ignored here: the gateway gets them too, notes what is not finished, and
 // then ends this process.
 func Serve(b Backend) {
+	unix.Umask(0o077)
 	// Whatever prints to standard output from now on, such as a C library, must not spoil go-plugin's handshake line: it goes to standard error.
 	handshake, err := moveStdout()
 	if err != nil {

@@ -1,6 +1,8 @@
 """The beginning of every program: what is sent when, and who may do it."""
 
+import json
 import time
+import urllib.request
 
 import pytest
 import tinker
@@ -66,6 +68,36 @@ def test_tokens_replace_the_key(two_key_server):
         assert all(e.headers["x-api-key"].startswith("eyJ") for e in between.to("/training_runs"))
         assert "ann" in who.user_urn
         assert len(between.to("/auth/token")) == 1
+
+
+def exchanged(server, credential):
+    request = urllib.request.Request(server.url + "/api/v1/auth/token", data=b"{}", headers={"X-API-Key": credential})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.loads(answer.read())["jwt"]
+
+
+@pytest.mark.version
+def test_token_in_place_of_a_key(two_key_server):
+    token = exchanged(two_key_server, two_key_server.keys["ann"])
+    rest = sdkcalls.service(two_key_server, api_key=token).create_rest_client()
+    rest.list_training_runs().result()
+    assert "ann" in rest.whoami().result().user_urn
+    assert exchanged(two_key_server, token) == token  # it is never renewed
+
+
+def test_everything_ends_with_its_key(own_server):
+    server = own_server(keys=("ann", "ann", "bob"))
+    service = sdkcalls.service(server, api_key=server.keys["ann"])
+    rest = service.create_rest_client()
+    rest.list_training_runs().result()
+    of_a_token = sdkcalls.service(server, api_key=exchanged(server, server.keys["ann"])).create_rest_client()
+    of_a_token.list_training_runs().result()
+    request = urllib.request.Request(server.url + "/api/v1/auth/apikey/me", method="DELETE", headers={"X-API-Key": server.keys["ann"]})
+    urllib.request.urlopen(request, timeout=30).close()
+    for client in (rest, of_a_token):
+        with pytest.raises(tinker.AuthenticationError):
+            client.list_training_runs().result()
+    sdkcalls.service(server, api_key=server.keys["bob"]).create_rest_client().list_training_runs().result()
 
 
 @pytest.mark.version

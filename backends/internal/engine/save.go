@@ -159,9 +159,6 @@ func (e *Engine) write(s *saving) (result plugins.SaveAdapterResult, err error) 
 	if err := w.all(s); err != nil {
 		return result, err
 	}
-	if err := os.Chmod(temporary, 0o755); err != nil {
-		return result, err
-	}
 	if err := syncDirectory(temporary); err != nil {
 		return result, err
 	}
@@ -271,7 +268,7 @@ func (w *checkpointWriter) plain(name string, content []byte) error {
 
 // file writes and syncs one file and notes its size and checksum.
 func (w *checkpointWriter) file(name string, content func(io.Writer) (int64, [sha256.Size]byte, error)) error {
-	f, err := os.OpenFile(filepath.Join(w.directory, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	f, err := os.OpenFile(filepath.Join(w.directory, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -34,17 +35,28 @@ type world struct {
 	*testing.T
 	core    *runs.Core
 	backend runs.Backend
+	handler http.Handler
 	url     string
 	data    string
+
+	keysFile string
+	refuse   atomic.Pointer[error] // why nothing new is taken
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{T: t, data: t.TempDir()}
+	return newWorldWithKeys(t, "")
+}
+
+func newWorldWithKeys(t *testing.T, file string) *world {
+	t.Helper()
+	w := &world{T: t, data: t.TempDir(), keysFile: file}
 	dir, err := filepath.Abs("../../../configs/models/tiny-chat")
 	w.ok(err)
 	b := fake.New(fake.Options{Exit: func(int) {}})
-	info, err := b.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Name: served, Config: json.RawMessage(`{"hidden_size": 4, "max_context_length": 64}`), Scratch: t.TempDir()}, func(plugins.LoadProgress) {})
+	configuration, err := json.Marshal(fake.Config{HiddenSize: 4, MaxContextLength: 64, Faults: w.faults()})
+	w.ok(err)
+	info, err := b.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Name: served, Config: configuration, Scratch: t.TempDir()}, func(plugins.LoadProgress) {})
 	w.ok(err)
 	about, err := b.Info(t.Context())
 	w.ok(err)
@@ -55,17 +67,21 @@ func newWorld(t *testing.T) *world {
 	w.ok(err)
 	records, err := store.Open(t.Context(), store.Options{Dir: w.data})
 	w.ok(err)
-	w.core, err = runs.Open(t.Context(), runs.Config{Store: records, DataDir: w.data, Models: []runs.Model{model.Served()}, Backends: w})
+	w.core, err = runs.Open(t.Context(), runs.Config{Store: records, DataDir: w.data, Models: []runs.Model{model.Served()}, Backends: w, Refuse: w.refuses})
 	w.ok(err)
-	ring, err := keys.Open("")
+	ring, err := keys.Open(file)
 	w.ok(err)
-	auth := &keys.Authenticator{Ring: ring, Tokens: keys.Tokens{Secret: bytes.Repeat([]byte{1}, 32), Lifetime: time.Hour}}
+	settings := config.Default()
+	settings.DataDir, settings.Auth.KeysFile = w.data, file
+	secrets, err := redactor(settings, []*catalog.Model{model}, "/opt/tinsmith/bin/plugins")
+	w.ok(err)
+	auth := &keys.Authenticator{Ring: ring, Tokens: keys.Tokens{Secret: bytes.Repeat([]byte{1}, 32), Lifetime: time.Hour}, Redactor: secrets}
 	tinkerAPI, err := tinker.New(w.core, auth, tinker.Options{MaxPerClient: 100})
 	w.ok(err)
 	openaiAPI, err := openai.New(w.core, auth, []*catalog.Model{model})
 	w.ok(err)
-	handler := server.New(server.Options{Health: func() server.Health { return server.Health{Status: "ok"} }, Metrics: http.NotFoundHandler(), Routes: []func(gin.IRouter){tinkerAPI.Register, openaiAPI.Register}})
-	ts := httptest.NewServer(handler)
+	w.handler = server.New(server.Options{Health: func() server.Health { return server.Health{Status: "ok"} }, Metrics: http.NotFoundHandler(), Routes: []func(gin.IRouter){tinkerAPI.Register, openaiAPI.Register}})
+	ts := httptest.NewServer(w.handler)
 	w.url = ts.URL
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
@@ -76,6 +92,27 @@ func newWorld(t *testing.T) *world {
 		b.Lose()
 	})
 	return w
+}
+
+// faults are what the backend fails at: one step size and one token, with reasons that no tenant is to read.
+func (w *world) faults() []fake.Fault {
+	rate, token := 0.123, int32(77)
+	return []fake.Fault{
+		{Operation: "optim_step", Rate: &rate, Action: "fail", Kind: "internal", Message: w.secrets()},
+		{Operation: "sample", Token: &token, Action: "fail", Kind: "unavailable", Message: w.secrets()},
+	}
+}
+
+// secrets are where things are, in the words of a backend and a database.
+func (w *world) secrets() string {
+	return "cannot write " + w.data + "/scratch/0/x: /proc/self/maps; failed to connect to `user=tin database=records`: 10.0.0.7:5432 (db.internal)"
+}
+
+func (w *world) refuses(string) error {
+	if why := w.refuse.Load(); why != nil {
+		return *why
+	}
+	return nil
 }
 
 // Backend implements runs.Backends.

@@ -12,6 +12,7 @@ import (
 func keyCommand() *cobra.Command {
 	key := &cobra.Command{Use: "key", Short: "Manage API keys"}
 	var configFile, keysFile string
+	var admin bool
 	add := &cobra.Command{Use: "add NAME", Short: "Make a key, print it once, and store its hash", Args: cobra.ExactArgs(1), RunE: func(c *cobra.Command, args []string) error {
 		path := keysFile
 		if path == "" {
@@ -26,7 +27,11 @@ func keyCommand() *cobra.Command {
 				return fmt.Errorf("%s sets no auth.keys_file", configFile)
 			}
 		}
-		made, err := keys.Add(path, args[0])
+		store := keys.Add
+		if admin {
+			store = keys.AddAdmin
+		}
+		made, err := store(path, args[0])
 		if err != nil {
 			return err
 		}
@@ -36,6 +41,7 @@ func keyCommand() *cobra.Command {
 	}}
 	add.Flags().StringVar(&configFile, "config", "", "configuration file that names the keys file")
 	add.Flags().StringVar(&keysFile, "file", "", "keys file")
+	add.Flags().BoolVar(&admin, "admin", false, "an administrator's key: its answers tell of paths and of the database, and it may look after the server")
 	key.AddCommand(add)
 	return key
 }

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -19,6 +20,7 @@ import (
 	"github.com/gin-gonic/gin"
 	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
@@ -28,6 +30,7 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/hub"
 	"github.com/tinsmith/tinsmith/gateway/internal/keys"
 	"github.com/tinsmith/tinsmith/gateway/internal/openai"
+	"github.com/tinsmith/tinsmith/gateway/internal/redact"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 	"github.com/tinsmith/tinsmith/gateway/internal/server"
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
@@ -100,6 +103,7 @@ func outliveReaders() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) 
 // serve runs until ctx ends.
 func (p Program) serve(ctx context.Context, cfg config.Config) (err error) {
 	outliveReaders()
+	unix.Umask(0o077) // what tenants leave here is for nobody else on this machine, whatever the modes say that files are made with
 	setLog(cfg.Log)
 	defer logEnd(ctx)()
 	if cfg.DataDir, err = filepath.Abs(cfg.DataDir); err != nil {
@@ -129,6 +133,7 @@ func (p Program) serve(ctx context.Context, cfg config.Config) (err error) {
 		return err
 	}
 	options := server.Options{Version: p.Version, Health: h.get, Metrics: tel.Handler, Meter: meter, Traces: tel.Traces, Keyless: !ring.Required(), PublicURL: cfg.PublicURL}
+	options.Admin = func(r *http.Request) bool { return ring.Admin(keys.Credential(r.Header)) }
 	starting := options
 	starting.Starting = true
 	front := server.NewSwitch(server.New(starting))
@@ -172,6 +177,7 @@ func (p Program) serveStore(ctx context.Context, cfg config.Config, ring *keys.R
 	}
 	defer func() { err = errors.Join(err, records.Close()) }()
 	auth := &keys.Authenticator{Ring: ring, Tokens: keys.Tokens{Secret: secret, Lifetime: tokenLifetime}}
+	options.Admin = func(r *http.Request) bool { return auth.Admin(keys.Credential(r.Header)) }
 	return p.serveModels(ctx, cfg, auth, records, options, h, front, localURL(address))
 }
 
@@ -209,6 +215,7 @@ func openData(ctx context.Context, cfg config.Config, address net.Addr) (store.S
 	if err != nil {
 		return nil, nil, err
 	}
+	closeToOthers(ctx, cfg.DataDir)
 	err = server.WriteAddress(address, cfg.DataDir)
 	if err != nil {
 		return nil, nil, errors.Join(err, records.Close())
@@ -218,6 +225,24 @@ func openData(ctx context.Context, cfg config.Config, address net.Addr) (store.S
 		return nil, nil, errors.Join(err, records.Close())
 	}
 	return records, secret, nil
+}
+
+// closeToOthers takes the data directory away from other users of the machine: earlier versions made it for everybody to read. What cannot be changed, as that of a directory that somebody else has made, is
+// told in the log.
+func closeToOthers(ctx context.Context, dir string) {
+	const others = 0o077
+	var st unix.Stat_t
+	err := unix.Stat(dir, &st)
+	if err == nil && st.Mode&others == 0 {
+		return
+	}
+	if err == nil && int(st.Uid) == os.Geteuid() {
+		if err = os.Chmod(dir, os.FileMode(st.Mode&0o700)); err == nil {
+			slog.InfoContext(ctx, "data_dir could be read by other users of this machine and is now its owner's only", "data_dir", dir, "mode_before", fmt.Sprintf("%#o", st.Mode&0o777))
+			return
+		}
+	}
+	slog.WarnContext(ctx, "data_dir can be read by other users of this machine", "data_dir", dir, "mode", fmt.Sprintf("%#o", st.Mode&0o777), "error", err)
 }
 
 // serveModels brings the models up, opens the APIs, and waits for the end of ctx.
@@ -230,6 +255,9 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 	}
 	programs, err := pluginDir()
 	if err != nil {
+		return err
+	}
+	if auth.Redactor, err = redactor(cfg, models, programs); err != nil {
 		return err
 	}
 	backends, err := fleet.New(fleet.Config{Models: models, PluginDir: programs, DataDir: cfg.DataDir, Reserve: int64(cfg.Store.ReserveMiB) << 20, ProgressTimeout: cfg.Backends.ProgressTimeout})
@@ -372,17 +400,49 @@ func pluginDir() (string, error) {
 	return filepath.Join(filepath.Dir(program), "plugins"), nil
 }
 
+// redactor knows what only administrators are to know of this server.
+func redactor(cfg config.Config, models []*catalog.Model, programs string) (*redact.Redactor, error) {
+	databaseURL, err := postgresURL(cfg)
+	if err != nil {
+		return nil, err
+	}
+	secrets := redact.Secrets{Paths: []string{cfg.DataDir, programs}, Words: redact.PostgresWords(databaseURL)}
+	for _, file := range []string{cfg.File, cfg.Auth.KeysFile, cfg.Store.URLFile} {
+		if file == "" {
+			continue
+		}
+		if file, err = filepath.Abs(file); err != nil {
+			return nil, err
+		}
+		secrets.Paths = append(secrets.Paths, file)
+	}
+	for _, m := range models {
+		secrets.Paths = append(secrets.Paths, m.Dir)
+	}
+	return redact.New(secrets), nil
+}
+
+// postgresURL is the address of the database, "" with another driver.
+func postgresURL(cfg config.Config) (string, error) {
+	if cfg.Store.Driver != "postgres" {
+		return "", nil
+	}
+	b, err := os.ReadFile(cfg.Store.URLFile)
+	if err != nil {
+		return "", fmt.Errorf("store.url_file: %w", err)
+	}
+	first, _, _ := strings.Cut(strings.TrimSpace(string(b)), "\n")
+	return first, nil
+}
+
 func openStore(ctx context.Context, cfg config.Config) (store.Store, error) {
 	options := store.Options{Dir: cfg.DataDir, Reserve: int64(cfg.Store.ReserveMiB) << 20}
 	if options.Reserve == 0 {
 		options.Reserve = -1 // none
 	}
-	if cfg.Store.Driver == "postgres" {
-		b, err := os.ReadFile(cfg.Store.URLFile)
-		if err != nil {
-			return nil, fmt.Errorf("store.url_file: %w", err)
-		}
-		options.PostgresURL, _, _ = strings.Cut(strings.TrimSpace(string(b)), "\n")
+	var err error
+	if options.PostgresURL, err = postgresURL(cfg); err != nil {
+		return nil, err
 	}
 	return store.Open(ctx, options)
 }

@@ -200,3 +200,29 @@ func TestSecret(t *testing.T) {
 		t.Errorf("a part of a secret: %v", err)
 	}
 }
+
+// Whoever made the data directory, and however wide, nobody else reads what is in it.
+func TestDataDirIsTheOwners(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		mode os.FileMode // 0 = there is none
+	}{{"a new one", 0}, {"one of an earlier version", 0o755}, {"one for everybody", 0o777}, {"one for a group", 0o750}, {"one that is closed", 0o700}} {
+		t.Run(c.name, func(t *testing.T) {
+			cfg := config.Default()
+			cfg.DataDir = filepath.Join(t.TempDir(), "data")
+			if c.mode != 0 {
+				if err := errors.Join(os.Mkdir(cfg.DataDir, 0o700), os.Chmod(cfg.DataDir, c.mode)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			records, _, err := openData(t.Context(), cfg, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 80})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer records.Close()
+			if info, err := os.Stat(cfg.DataDir); err != nil || info.Mode().Perm() != 0o700 {
+				t.Errorf("mode %v, %v", info.Mode(), err)
+			}
+		})
+	}
+}

@@ -33,7 +33,7 @@ type Config struct {
 
 // Auth says who may use the server.
 type Auth struct {
-	// KeysFile has a line "name sha256-hex" per key, written by `tinsmith key add NAME`. Without it the server listens on loopback only and takes any key or none.
+	// KeysFile has a line "name sha256-hex" per key, with the word "admin" behind it for an administrator's, written by `tinsmith key add NAME`. Without it the server listens on loopback only and takes any key or none.
 	KeysFile string `yaml:"keys_file"`
 }
 

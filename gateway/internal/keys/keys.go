@@ -1,5 +1,5 @@
-// Package keys knows who may use the server: a file with one line "name sha256-hex" per key. Keys themselves are never stored; they are shown once, when
-// they are made. Comparison takes the same time whichever key matches.
+// Package keys knows who may use the server: a file with one line "name sha256-hex" per key, and the word "admin" behind it for a key of an administrator. Keys
+// themselves are never stored; they are shown once, when they are made. Comparison takes the same time whichever key matches. What a key has begun ends with it.
 package keys
 
 import (
@@ -17,6 +17,7 @@ import (
 	"log/slog"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -36,6 +37,8 @@ const (
 	maxFileBytes = 1 << 20
 	// recheck is how often a changed keys file is looked for.
 	recheck = time.Second
+	// adminWord is the third word of an administrator's line.
+	adminWord = "admin"
 )
 
 var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$`)
@@ -43,20 +46,29 @@ var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$`)
 // ErrUnknown says that a key is missing or not in the file.
 var ErrUnknown = errors.New("unknown API key")
 
+// entry is one key of the file.
 type entry struct {
-	name string
-	hash [sha256.Size]byte
+	name  string
+	hash  [sha256.Size]byte
+	admin bool
 }
 
-// Ring answers whose a key is. It may be used concurrently, and follows changes of its file within a second or two.
+// is tells whether two entries are one key of one holder; an administrator who is none any more keeps the key.
+func (e entry) is(other entry) bool { return e.hash == other.hash && e.name == other.name }
+
+// Ring answers whose a key is. It may be used concurrently, and follows changes of its file within a second or two, by itself while anything is held.
 type Ring struct {
 	path string // "" = any key or none
 
 	mu      sync.RWMutex
 	entries []entry
 	checked time.Time
-	stamp   string
-	fault   string // why the file could not be read last, as it was logged
+	stamp   string         // of the file as it was read last; "" = it is to be read again
+	fault   string         // why the file could not be read last, as it was logged
+	held    map[*hold]bool // what ends with its key
+	changed bool           // the entries have, since what is held was compared with them
+	overdue bool           // what has ended was not let go when it was looked at last
+	waiting bool           // another look is due
 }
 
 // Open reads the keys file; an empty path makes a ring that takes any key as Anonymous. A file without keys is refused: nobody could use the server.
@@ -81,39 +93,48 @@ func (r *Ring) Required() bool { return r.path != "" }
 
 // Owner gives the name of the key's holder, or ErrUnknown. Without a keys file it is Anonymous for any key and none.
 func (r *Ring) Owner(key string) (string, error) {
-	if r.path == "" {
-		return Anonymous, nil
-	}
-	r.refresh()
-	hash := sha256.Sum256([]byte(key))
-	r.mu.RLock()
-	defer r.mu.RUnlock()
-	owner, found := "", 0
-	for i := range r.entries {
-		if subtle.ConstantTimeCompare(hash[:], r.entries[i].hash[:]) == 1 {
-			owner, found = r.entries[i].name, 1
-		}
-	}
-	if found == 0 || key == "" {
-		return "", ErrUnknown
-	}
-	return owner, nil
+	e, err := r.find(byKey(key))
+	return e.name, err
 }
 
-// Exists says whether a name still holds a key; tokens issued to it end with its last key.
-func (r *Ring) Exists(name string) bool {
+// Admin tells whether a key is an administrator's. Without a keys file everybody is one: whoever reaches the server is its operator.
+func (r *Ring) Admin(key string) bool {
+	e, err := r.find(byKey(key))
+	return err == nil && e.admin
+}
+
+// anyone is whom everything belongs to without a keys file.
+var anyone = entry{name: Anonymous, admin: true}
+
+// find gives the entry that a condition chooses, or ErrUnknown.
+func (r *Ring) find(chosen func(entry) bool) (entry, error) {
 	if r.path == "" {
-		return name == Anonymous
+		return anyone, nil
 	}
 	r.refresh()
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	for i := range r.entries {
-		if r.entries[i].name == name {
-			return true
+	return r.choose(chosen)
+}
+
+// choose asks about every entry, whichever is chosen. mu is held.
+func (r *Ring) choose(chosen func(entry) bool) (entry, error) {
+	found, err := entry{}, ErrUnknown
+	for _, e := range r.entries {
+		if chosen(e) {
+			found, err = e, nil
 		}
 	}
-	return false
+	return found, err
+}
+
+// byKey chooses the entry of a key.
+func byKey(key string) func(entry) bool {
+	if key == "" {
+		return func(entry) bool { return false }
+	}
+	hash := sha256.Sum256([]byte(key))
+	return func(e entry) bool { return subtle.ConstantTimeCompare(hash[:], e.hash[:]) == 1 }
 }
 
 // refresh reads the file again when it has changed. A file that cannot be read leaves the known keys in force, which the log says once: somebody may believe that a key is revoked.
@@ -125,17 +146,23 @@ func (r *Ring) refresh() {
 		return
 	}
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if time.Since(r.checked) < recheck {
-		return
+	if time.Since(r.checked) >= recheck {
+		r.look()
 	}
+	ended := r.ended()
+	r.mu.Unlock()
+	endAll(ended)
+}
+
+// look reads the file if it has changed. mu is held.
+func (r *Ring) look() {
 	r.checked = time.Now()
-	if stamp, err := fileStamp(r.path); err == nil && stamp == r.stamp {
+	if stamp, err := fileStamp(r.path); err == nil && stamp != "" && stamp == r.stamp {
 		return
 	}
 	entries, stamp, err := read(r.path)
 	if err == nil {
-		r.entries, r.stamp, r.fault = entries, stamp, ""
+		r.entries, r.stamp, r.fault, r.changed = entries, stamp, "", true
 		return
 	}
 	if fault := err.Error(); fault != r.fault {
@@ -144,12 +171,16 @@ func (r *Ring) refresh() {
 	}
 }
 
+// fileStamp is another one for every change of the file. It is "" for a file that was changed a moment ago: another change may leave the same times and the same length.
 func fileStamp(path string) (string, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return "", err
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return "", &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
-	return fmt.Sprint(info.ModTime().UnixNano(), info.Size()), nil
+	if age := time.Since(time.Unix(st.Ctim.Unix())); age < recheck && age > -recheck {
+		return "", nil
+	}
+	return fmt.Sprint(st.Ino, st.Ctim.Nano(), st.Mtim.Nano(), st.Size), nil
 }
 
 func read(path string) ([]entry, string, error) {
@@ -182,14 +213,17 @@ func parse(data []byte) ([]entry, error) {
 			continue
 		}
 		words := strings.Fields(line)
-		if len(words) != 2 || !validName.MatchString(words[0]) {
-			return nil, fmt.Errorf("line %d: expected `name sha256-hex`", n)
+		if len(words) < 2 || len(words) > 3 || !validName.MatchString(words[0]) {
+			return nil, fmt.Errorf("line %d: expected `name sha256-hex`, and %s behind it for an administrator's", n, adminWord)
+		}
+		if len(words) == 3 && words[2] != adminWord {
+			return nil, fmt.Errorf("line %d: the third word can only be %s, not %.40q", n, adminWord, words[2])
 		}
 		hash, err := hex.DecodeString(words[1])
 		if err != nil || len(hash) != sha256.Size {
 			return nil, fmt.Errorf("line %d: the second word must be a SHA-256 in hex", n)
 		}
-		e := entry{name: words[0]}
+		e := entry{name: words[0], admin: len(words) == 3}
 		copy(e.hash[:], hash)
 		entries = append(entries, e)
 	}
@@ -197,7 +231,12 @@ func parse(data []byte) ([]entry, error) {
 }
 
 // Add makes a key for name, appends its hash to the file (created with mode 0600), and returns the key, which is stored nowhere. A name may hold several keys.
-func Add(path, name string) (string, error) {
+func Add(path, name string) (string, error) { return add(path, name, "") }
+
+// AddAdmin is Add of an administrator's key.
+func AddAdmin(path, name string) (string, error) { return add(path, name, " "+adminWord) }
+
+func add(path, name, right string) (string, error) {
 	if !validName.MatchString(name) {
 		return "", fmt.Errorf("key name %q: letters, digits and ._@- only, at most 64, beginning with a letter or digit", name)
 	}
@@ -216,7 +255,7 @@ func Add(path, name string) (string, error) {
 	if err == nil {
 		_, err = parse(data)
 	}
-	line := fmt.Sprintf("%s %x\n", name, hash)
+	line := fmt.Sprintf("%s %x%s\n", name, hash, right)
 	if n := len(data); n > 0 && data[n-1] != '\n' { // somebody has edited it
 		line = "\n" + line
 	}
@@ -264,39 +303,50 @@ func content(r io.Reader) ([]byte, error) {
 	return data, err
 }
 
-// Revoke removes one key from the file, whole or not at all.
+// Revoke removes one key from the file, whole or not at all, and ends what it holds.
 func (r *Ring) Revoke(key string) error {
+	ended, err := r.remove(key)
+	endAll(ended)
+	return err
+}
+
+func (r *Ring) remove(key string) ([]*hold, error) {
 	if r.path == "" {
-		return errors.New("this server has no keys file: there is no key to revoke")
+		return nil, errors.New("this server has no keys file: there is no key to revoke")
 	}
 	hash := sha256.Sum256([]byte(key))
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	locked, err := lock(r.path, 0)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer locked.Close()
 	data, err := content(locked)
 	if err != nil {
-		return fmt.Errorf("keys file %s: %w", r.path, err)
+		return nil, fmt.Errorf("keys file %s: %w", r.path, err)
 	}
 	var kept strings.Builder
 	removed := false
 	for line := range strings.Lines(string(data)) {
-		if words := strings.Fields(line); len(words) == 2 && subtle.ConstantTimeCompare([]byte(strings.ToLower(words[1])), []byte(hex.EncodeToString(hash[:]))) == 1 {
+		words := strings.Fields(line)
+		if len(words) >= 2 && !strings.HasPrefix(words[0], "#") && subtle.ConstantTimeCompare([]byte(strings.ToLower(words[1])), []byte(hex.EncodeToString(hash[:]))) == 1 {
 			removed = true
 			continue
 		}
 		kept.WriteString(line)
 	}
 	if !removed {
-		return ErrUnknown
+		return nil, ErrUnknown
+	}
+	entries, err := parse([]byte(kept.String()))
+	if err != nil {
+		// It was broken by hand since it was read. The key must end all the same, and what was known of the others stays.
+		entries = slices.DeleteFunc(slices.Clone(r.entries), func(e entry) bool { return e.hash == hash })
 	}
 	if err := durable.WriteFile(r.path, []byte(kept.String()), 0o600); err != nil {
-		return fmt.Errorf("keys file: %w", err)
+		return nil, fmt.Errorf("keys file: %w", err)
 	}
-	r.entries, _ = parse([]byte(kept.String()))
-	r.stamp, r.checked = "", time.Now()
-	return nil
+	r.entries, r.stamp, r.checked, r.changed = entries, "", time.Now(), true
+	return r.ended(), nil
 }

@@ -49,9 +49,6 @@ func TestAddThenOwner(t *testing.T) {
 	if owner, err := ring.Owner(ann); owner != "ann" || err != nil {
 		t.Errorf("the other key: %q, %v", owner, err)
 	}
-	if ring.Exists("bob") || !ring.Exists("ann") {
-		t.Error("Exists does not follow Revoke")
-	}
 }
 
 func TestFollowsTheFile(t *testing.T) {
@@ -163,8 +160,10 @@ func TestBrokenWhileRunning(t *testing.T) {
 func TestBadFiles(t *testing.T) {
 	for _, c := range []struct{ name, content, want string }{
 		{"empty", "", "holds no key"},
-		{"a bare key", "tml-abc\n", "line 1: expected `name sha256-hex`"},
+		{"a bare key", "tml-abc\n", "line 1: expected `name sha256-hex`, and admin"},
 		{"short hash", "# c\nann 0011\n", "line 2: the second word must be a SHA-256"},
+		{"another right", "ann " + strings.Repeat("0", 64) + " root", `line 1: the third word can only be admin, not "root"`},
+		{"a word too many", "ann " + strings.Repeat("0", 64) + " admin now", "line 1: expected"},
 		{"odd name", "a/b " + strings.Repeat("0", 64), "line 1: expected"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -194,50 +193,96 @@ func TestNoFileTakesAnyKey(t *testing.T) {
 	}
 }
 
-func TestTokens(t *testing.T) {
-	now := time.Unix(1_800_000_000, 0)
-	ours := Tokens{[]byte(strings.Repeat("k", 32)), time.Hour}
-	token, err := ours.Issue("ann", now)
+// Lines of both kinds stand in one file, an older file has none with a right, and a right can be taken from a key that stays.
+func TestAdmin(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "keys")
+	ann, err := Add(path, "ann")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.HasPrefix(token, "eyJ") {
-		t.Errorf("token begins %q, the SDK wants eyJ", token[:3])
+	root, err := AddAdmin(path, "root")
+	if err != nil {
+		t.Fatal(err)
 	}
-	parts := strings.Split(token, ".")
+	ring, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
-		name, token string
-		at          time.Time
-		owner       string
-	}{
-		{"fresh", token, now, "ann"},
-		{"just before the end", token, now.Add(time.Hour - time.Second), "ann"},
-		{"expired", token, now.Add(time.Hour), ""},
-		{"changed body", parts[0] + "." + parts[1] + "x." + parts[2], now, ""},
-		{"line breaks in the signature", parts[0] + "." + parts[1] + "." + parts[2][:9] + "\r\n" + parts[2][9:], now, ""},
-		{"no signature", parts[0] + "." + parts[1] + ".", now, ""},
-		{"alg none", "eyJhbGciOiJub25lIn0." + parts[1] + ".", now, ""},
-		{"empty", "", now, ""},
-		{"huge", strings.Repeat("a.", 4096), now, ""},
-	} {
-		owner, err := ours.Owner(c.token, c.at)
-		if owner != c.owner || (c.owner == "") != errors.Is(err, ErrUnknown) {
-			t.Errorf("%s: got %q, %v", c.name, owner, err)
+		name, key string
+		admin     bool
+	}{{"administrator", root, true}, {"user", ann, false}, {"unknown", "tml-x", false}, {"none", "", false}} {
+		if got := ring.Admin(c.key); got != c.admin {
+			t.Errorf("%s: %v", c.name, got)
 		}
 	}
-	if _, err := (Tokens{[]byte(strings.Repeat("j", 32)), time.Hour}).Owner(token, now); !errors.Is(err, ErrUnknown) {
-		t.Errorf("a token of another server: %v", err)
+	if owner, err := ring.Owner(root); owner != "root" || err != nil {
+		t.Errorf("got %q, %v", owner, err)
+	}
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(strings.ReplaceAll(string(content), " admin", "")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ring.mu.Lock()
+	ring.checked = time.Time{} // as if a second had passed
+	ring.mu.Unlock()
+	if owner, err := ring.Owner(root); owner != "root" || err != nil || ring.Admin(root) {
+		t.Errorf("without its right: %q, %v, admin %v", owner, err, ring.Admin(root))
+	}
+	if root, err = AddAdmin(path, "root"); err != nil {
+		t.Fatal(err)
+	}
+	if err := ring.Revoke(root); err != nil {
+		t.Errorf("revoke an administrator's key: %v", err)
+	}
+	if after, err := os.ReadFile(path); err != nil || strings.Count(string(after), "root") != 1 || strings.Contains(string(after), "admin") {
+		t.Errorf("%s, %v", after, err)
+	}
+	if keyless, err := Open(""); err != nil || !keyless.Admin("") {
+		t.Errorf("who reaches a server without keys is its operator, %v", err)
 	}
 }
 
-func FuzzToken(f *testing.F) {
-	t := Tokens{[]byte(strings.Repeat("k", 32)), time.Hour}
-	good, _ := t.Issue("ann", time.Unix(1_800_000_000, 0))
-	f.Add(good)
-	f.Add("a.b.c")
-	f.Fuzz(func(tt *testing.T, token string) {
-		if owner, err := t.Owner(token, time.Unix(1_800_000_000, 0)); err == nil && (owner != "ann" || token != good) {
-			tt.Errorf("accepted %q as %q", token, owner)
+// Two changes within one tick of the file system's clock that leave the length alone are both seen.
+func TestChangesOfEqualLength(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "keys")
+	var made [3]string
+	for i := range made {
+		key, err := Add(path, "ann")
+		if err != nil {
+			t.Fatal(err)
 		}
-	})
+		made[i] = key
+	}
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.SplitAfter(string(content), "\n")
+	write := func(line string, stamp time.Time) {
+		if err := errors.Join(os.WriteFile(path, []byte(line), 0o600), os.Chtimes(path, stamp, stamp)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	now := time.Now()
+	write(lines[0], now)
+	ring, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 1; i < 3; i++ {
+		write(lines[i], now)
+		ring.mu.Lock()
+		ring.checked = time.Time{}
+		ring.mu.Unlock()
+		if _, err := ring.Owner(made[i-1]); !errors.Is(err, ErrUnknown) {
+			t.Errorf("change %d: the key that is gone still works", i)
+		}
+		if _, err := ring.Owner(made[i]); err != nil {
+			t.Errorf("change %d: %v", i, err)
+		}
+	}
 }

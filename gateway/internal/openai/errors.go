@@ -13,6 +13,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/body"
+	"github.com/tinsmith/tinsmith/gateway/internal/keys"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 	"github.com/tinsmith/tinsmith/plugins"
 )
@@ -100,20 +101,39 @@ func asAPIError(err error) *apiError {
 
 // fail answers with an error, unless the client is gone or the answer has begun.
 func fail(c *gin.Context, err error) {
-	if c.Request.Context().Err() != nil || c.Writer.Written() {
+	revoked := keys.Revoked(c.Request.Context())
+	if c.Request.Context().Err() != nil && !revoked || c.Writer.Written() {
 		c.Abort()
 		return
 	}
-	e := asAPIError(err)
-	if e == nil {
-		slog.ErrorContext(c.Request.Context(), "request failed", "path", c.FullPath(), "error", err)
-		e = internalError
+	if revoked {
+		c.Header("Connection", "close") // nothing more comes of it
+		err = revokedError
 	}
+	e := told(c, err, "request failed")
 	if e.Status == http.StatusTooManyRequests || e.Status == http.StatusServiceUnavailable {
 		c.Header("Retry-After", "1")
 	}
 	sendJSON(c, e.Status, e.body())
 }
+
+// told is the form of an error in which the caller may be told of it. One that is not meant for callers is logged, with what it is.
+func told(c *gin.Context, err error, what string) *apiError {
+	e := asAPIError(err)
+	if e == nil {
+		slog.ErrorContext(c.Request.Context(), what, "path", c.FullPath(), "error", err)
+		return internalError
+	}
+	out := *e
+	if out.Status >= http.StatusInternalServerError {
+		out.Message = keys.TellFault(c.Request.Context(), out.Message)
+	} else {
+		out.Message = keys.TellRequest(c.Request.Context(), out.Message)
+	}
+	return &out
+}
+
+var revokedError = &apiError{Status: http.StatusUnauthorized, Message: keys.ErrRevoked.Error(), Type: "invalid_request_error", Code: "invalid_api_key"}
 
 var internalError = &apiError{Status: http.StatusInternalServerError, Message: "The server had an error while processing your request.", Type: "server_error"}
 

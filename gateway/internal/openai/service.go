@@ -57,17 +57,20 @@ func (s *Service) Register(r gin.IRouter) {
 type call struct {
 	*gin.Context
 	owner string
+	admin bool // the caller has an administrator's right
 }
 
 // auths wraps a handler of a known caller. A handler that streams answers itself and returns an error only before it has begun.
 func (s *Service) auths(h func(call) error) gin.HandlerFunc {
 	return func(c *gin.Context) {
-		owner, err := s.auth.Owner(keys.Credential(c.Request.Header))
+		r, err := s.auth.Begin(c.Writer, c.Request)
 		if err != nil {
 			fail(c, &apiError{Status: http.StatusUnauthorized, Message: "Incorrect API key provided.", Type: "invalid_request_error", Code: "invalid_api_key"})
 			return
 		}
-		if err := h(call{c, owner}); err != nil {
+		defer r.Release()
+		c.Request = r.Request
+		if err := h(call{c, r.Owner, r.Admin}); err != nil {
 			fail(c, err)
 		}
 	}

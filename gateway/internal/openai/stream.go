@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/gin-gonic/gin"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/keys"
 )
 
 const (
@@ -54,8 +56,11 @@ func (s *eventStream) write(text string) error {
 		s.done.Add(1)
 		go s.ping()
 	}
-	if err := http.NewResponseController(s.c.Writer).SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil && !errors.Is(err, http.ErrNotSupported) {
-		return err
+	// A revoked key has given the connection a last moment.
+	if !keys.Revoked(s.c.Request.Context()) {
+		if err := http.NewResponseController(s.c.Writer).SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil && !errors.Is(err, http.ErrNotSupported) {
+			return err
+		}
 	}
 	if _, err := s.c.Writer.WriteString(text); err != nil {
 		return err
@@ -88,14 +93,13 @@ func (s *eventStream) end(err error) error {
 	if !begun && err != nil {
 		return err
 	}
-	if s.c.Request.Context().Err() == nil {
+	revoked := keys.Revoked(s.c.Request.Context())
+	if s.c.Request.Context().Err() == nil || revoked {
+		if revoked {
+			err = revokedError
+		}
 		if err != nil {
-			e := asAPIError(err)
-			if e == nil {
-				slog.ErrorContext(s.c.Request.Context(), "stream failed", "path", s.c.FullPath(), "error", err)
-				e = internalError
-			}
-			err = s.send(e.body())
+			err = s.send(told(s.c, err, "stream failed").body())
 		} else {
 			err = s.write("data: [DONE]\n\n")
 		}

@@ -28,17 +28,31 @@ type FileTokens struct {
 // exported are the files of a checkpoint that leave the server: the adapter, not the state of its training.
 var exported = []string{plugins.AdapterConfigFile, plugins.AdapterWeightsFile, plugins.ManifestFile, plugins.CompleteFile}
 
+// Requester is who asked for a link.
+type Requester struct {
+	Owner string
+	Key   string // stands for the key that the request came with; kept in the link as it is, for whoever checks that the key is still there
+}
+
 // A token is what it allows and until when, and a keyed hash of that: nobody can make or change one, and a checkpoint that is deleted takes its tokens with it.
 type tokenBody struct {
 	Path string `json:"p"`
 	Dir  string `json:"d"` // so that a later checkpoint of the same path has other tokens
 	File string `json:"f"` // "" = the archive
 	Ends int64  `json:"e"` // seconds since 1970
+	By   string `json:"o"` // Requester.Owner
+	Key  string `json:"k"` // Requester.Key
 }
 
-func (c *Core) sign(cp *checkpoint, file string, ends time.Time) string {
-	return c.signToken("token", tokenBody{Path: cp.Path, Dir: cp.Dir, File: file, Ends: ends.Unix()})
+func (c *Core) sign(by Requester, cp *checkpoint, file string, ends time.Time) string {
+	return c.signToken(forFiles, tokenBody{Path: cp.Path, Dir: cp.Dir, File: file, Ends: ends.Unix(), By: by.Owner, Key: by.Key})
 }
+
+// The purposes of tokens.
+const (
+	forFiles = "token"
+	forTrace = "trace"
+)
 
 // signToken makes a token for one purpose; it is worth nothing for another.
 func (c *Core) signToken(purpose string, what tokenBody) string {
@@ -50,8 +64,8 @@ func (c *Core) signToken(purpose string, what tokenBody) string {
 func (c *Core) openToken(purpose, token string) (tokenBody, error) {
 	refused := refusef(KindForbidden, "the link is not valid or has expired; ask for a new one")
 	body, sum, _ := strings.Cut(token, ".")
-	given, err := base64.RawURLEncoding.DecodeString(sum)
-	if err != nil || len(token) > 4096 || !hmac.Equal(given, c.digest(purpose, body)) {
+	// Compared as text: a decoder would pass over line breaks and spare bits, and one token would have many forms.
+	if len(token) > 4096 || !hmac.Equal([]byte(sum), []byte(base64.RawURLEncoding.EncodeToString(c.digest(purpose, body)))) {
 		return tokenBody{}, refused
 	}
 	raw, err := base64.RawURLEncoding.DecodeString(body)
@@ -65,9 +79,18 @@ func (c *Core) openToken(purpose, token string) (tokenBody, error) {
 	return t, nil
 }
 
+// Requester tells who asked for the link that a token of ArchiveToken, FileTokens or TraceToken is in. KindForbidden if it is none or has expired.
+func (c *Core) Requester(token string) (Requester, error) {
+	t, err := c.openToken(forFiles, token)
+	if err != nil {
+		t, err = c.openToken(forTrace, token)
+	}
+	return Requester{Owner: t.By, Key: t.Key}, err
+}
+
 // verify finds the checkpoint and the file of a token.
 func (c *Core) verify(token string) (cp checkpointRecord, file string, err error) {
-	t, err := c.openToken("token", token)
+	t, err := c.openToken(forFiles, token)
 	if err != nil {
 		return cp, "", err
 	}
@@ -93,18 +116,18 @@ func (c *Core) downloadable(owner, path string, kinds ...CheckpointKind) (*check
 }
 
 // ArchiveToken gives a token that lets its bearer read the archive of a sampler or external checkpoint without further credentials until it expires.
-func (c *Core) ArchiveToken(ctx context.Context, owner, path string) (token string, expires time.Time, err error) {
+func (c *Core) ArchiveToken(ctx context.Context, by Requester, path string) (token string, expires time.Time, err error) {
 	c.mu.Lock()
-	cp, err := c.downloadable(owner, path, KindSampler, KindExternal)
+	cp, err := c.downloadable(by.Owner, path, KindSampler, KindExternal)
 	if err != nil {
 		c.mu.Unlock()
 		return "", time.Time{}, err
 	}
 	expires = c.cfg.now().UTC().Add(c.cfg.URLLifetime).Truncate(time.Second)
-	token = c.sign(cp, "", expires)
+	token = c.sign(by, cp, "", expires)
 	entry := AuditEntry{Event: "checkpoint_downloaded", RunID: cp.RunID, Path: cp.Path}
 	c.mu.Unlock()
-	if err := c.commit(ctx, store.Batch{Put: []store.Record{c.audit(owner, entry)}}); err != nil {
+	if err := c.commit(ctx, store.Batch{Put: []store.Record{c.audit(by.Owner, entry)}}); err != nil {
 		return "", time.Time{}, fmt.Errorf("archive: %w", err)
 	}
 	return token, expires, nil
@@ -155,9 +178,9 @@ func addFile(out *tar.Writer, path, name string) error {
 }
 
 // FileTokens gives the tokens of an external checkpoint's files.
-func (c *Core) FileTokens(ctx context.Context, owner, path string) (FileTokens, error) {
+func (c *Core) FileTokens(ctx context.Context, by Requester, path string) (FileTokens, error) {
 	c.mu.Lock()
-	found, err := c.downloadable(owner, path, KindExternal)
+	found, err := c.downloadable(by.Owner, path, KindExternal)
 	if err != nil {
 		c.mu.Unlock()
 		return FileTokens{}, err
@@ -167,14 +190,14 @@ func (c *Core) FileTokens(ctx context.Context, owner, path string) (FileTokens, 
 	out := FileTokens{Tokens: map[string]string{}, Expires: c.cfg.now().UTC().Add(c.cfg.URLLifetime).Truncate(time.Second)}
 	for _, file := range exported {
 		if _, err := os.Stat(filepath.Join(c.file(cp.Dir), file)); err == nil {
-			out.Tokens[file] = c.sign(&cp, file, out.Expires)
+			out.Tokens[file] = c.sign(by, &cp, file, out.Expires)
 		}
 	}
 	if len(out.Tokens) == 0 {
 		return FileTokens{}, fmt.Errorf("checkpoint %s: has no files", cp.Path)
 	}
 	entry := AuditEntry{Event: "checkpoint_downloaded", RunID: cp.RunID, Path: cp.Path}
-	if err := c.commit(ctx, store.Batch{Put: []store.Record{c.audit(owner, entry)}}); err != nil {
+	if err := c.commit(ctx, store.Batch{Put: []store.Record{c.audit(by.Owner, entry)}}); err != nil {
 		return FileTokens{}, fmt.Errorf("files: %w", err)
 	}
 	return out, nil

@@ -270,11 +270,11 @@ func TestArchiveFilesAndImport(t *testing.T) {
 	later.Store(100)
 	savedLater := w.good(w.SaveWeightsForSampler(ctx, SaveWeightsForSampler{Operation: at(run, 8), Name: "later"})).Saved.Path
 
-	_, _, err := w.ArchiveToken(ctx, owner, state)
+	_, _, err := w.ArchiveToken(ctx, Requester{Owner: owner}, state)
 	w.refused(err, KindInvalid, "cannot be downloaded")
-	_, _, err = w.ArchiveToken(ctx, other, saved)
+	_, _, err = w.ArchiveToken(ctx, Requester{Owner: other}, saved)
 	w.refused(err, KindNotFound)
-	token, expires, err := w.ArchiveToken(ctx, owner, saved)
+	token, expires, err := w.ArchiveToken(ctx, Requester{Owner: owner}, saved)
 	w.ok(err)
 	if !expires.After(time.Now()) {
 		t.Errorf("expires %v", expires)
@@ -286,7 +286,7 @@ func TestArchiveFilesAndImport(t *testing.T) {
 		return archive
 	}
 	archive := read(token)
-	laterToken, _, err := w.ArchiveToken(ctx, owner, savedLater)
+	laterToken, _, err := w.ArchiveToken(ctx, Requester{Owner: owner}, savedLater)
 	w.ok(err)
 	if again := read(laterToken); !bytes.Equal(again.Bytes(), archive.Bytes()) {
 		t.Error("the archive of the same weights that were saved again has other bytes")
@@ -307,20 +307,28 @@ func TestArchiveFilesAndImport(t *testing.T) {
 		}
 	}
 	for i := range token {
-		if token[i] == '.' {
-			continue
+		for _, c := range "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_+/=. \r\n" {
+			changed, inserted := token[:i]+string(c)+token[i+1:], token[:i]+string(c)+token[i:]
+			if _, _, err := w.OpenArchive(ctx, changed); err == nil && changed != token {
+				t.Fatalf("a token with %q as byte %d was accepted", c, i)
+			}
+			if _, _, err := w.OpenArchive(ctx, inserted); err == nil {
+				t.Fatalf("a token with %q before byte %d was accepted", c, i)
+			}
 		}
-		forged := token[:i] + string(token[i]^1) + token[i+1:]
-		if _, _, err := w.OpenArchive(ctx, forged); err == nil && i < len(token)-1 { // the last character has unused bits
-			t.Fatalf("a token with byte %d changed was accepted", i)
-		}
+	}
+	by := Requester{Owner: owner, Key: "of a key"}
+	linked, _, err := w.ArchiveToken(ctx, by, saved)
+	w.ok(err)
+	if got, err := w.Requester(linked); got != by || err != nil {
+		t.Errorf("the link is of %+v, %v", got, err)
 	}
 	for _, bad := range []string{"", ".", "a.b", strings.Repeat("a", 1<<20)} {
 		_, _, err := w.OpenArchive(ctx, bad)
 		w.refused(err, KindForbidden)
 	}
 
-	files, err := w.FileTokens(ctx, owner, external)
+	files, err := w.FileTokens(ctx, Requester{Owner: owner}, external)
 	w.ok(err)
 	for name, token := range files.Tokens {
 		got, _, f, err := w.OpenFile(ctx, token)
@@ -337,7 +345,7 @@ func TestArchiveFilesAndImport(t *testing.T) {
 	if _, _, _, err := w.OpenFile(ctx, token); KindOf(err) != KindForbidden {
 		t.Errorf("an archive's token opened a file: %v", err)
 	}
-	_, err = w.FileTokens(ctx, owner, saved)
+	_, err = w.FileTokens(ctx, Requester{Owner: owner}, saved)
 	w.refused(err, KindInvalid)
 
 	sampler, err := w.CreateSampler(ctx, NewSampler{Owner: owner, SessionID: session, Seq: 0, ModelPath: saved})

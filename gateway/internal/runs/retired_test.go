@@ -98,7 +98,7 @@ func TestRetiredSessionStaysReadable(t *testing.T) {
 		{"result of a sample", func() error { _, err := w.Wait(ctx, owner, sampler+":0", 0); return err }, 0},
 		{"foreign result", func() error { _, err := w.Wait(ctx, other, run+":4", 0); return err }, KindNotFound},
 		{"timeline", func() error {
-			token, _, err := w.TraceToken(ctx, owner, first)
+			token, _, err := w.TraceToken(ctx, Requester{Owner: owner}, first)
 			if err != nil {
 				return err
 			}

@@ -20,6 +20,9 @@ func (c *Core) Run(ctx context.Context, owner, runID string, scope Scope) (RunIn
 	if r == nil || r.Owner != owner && (scope == ScopeOwned || !c.hasPublic(r.ID)) {
 		return RunInfo{}, notFoundf("no training run %s", quote(runID))
 	}
+	if r.Owner != owner {
+		return c.describePublished(r), nil
+	}
 	return c.describeRun(r), nil
 }
 
@@ -52,6 +55,31 @@ func (c *Core) describeRun(r *run) RunInfo {
 	}
 	if cp := c.newestCheckpoint(r.ID, KindSampler); cp != nil {
 		info.LastSampler = cp.info()
+	}
+	return info
+}
+
+// describePublished is describeRun for others than the owner: what its published checkpoints are made of, and nothing of anything else that was done with the run. mu is held.
+func (c *Core) describePublished(r *run) RunInfo {
+	all := c.describeRun(r)
+	info := RunInfo{
+		ID: all.ID, Owner: all.Owner, BaseModel: all.BaseModel, ServedModel: all.ServedModel, TokenizerID: all.TokenizerID, Architecture: all.Architecture, LoRA: all.LoRA, Optimizer: all.Optimizer,
+	}
+	published := c.listCheckpoints(func(cp *checkpoint) bool { return cp.RunID == r.ID && cp.Public })
+	for i := range published { // newest first
+		cp := &published[i]
+		if info.LastRequest.Before(cp.CreatedAt) {
+			info.LastRequest = cp.CreatedAt
+		}
+		if info.CreatedAt.IsZero() || cp.CreatedAt.Before(info.CreatedAt) {
+			info.CreatedAt = cp.CreatedAt
+		}
+		switch {
+		case cp.Kind == KindWeights && info.LastCheckpoint == nil:
+			info.LastCheckpoint = cp
+		case cp.Kind == KindSampler && info.LastSampler == nil:
+			info.LastSampler = cp
+		}
 	}
 	return info
 }

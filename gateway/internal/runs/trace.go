@@ -26,22 +26,22 @@ type TraceEvent struct {
 }
 
 // TraceToken gives a token that lets its bearer read a session's timeline without further credentials until it expires.
-func (c *Core) TraceToken(ctx context.Context, owner, sessionID string) (token string, expires time.Time, err error) {
+func (c *Core) TraceToken(ctx context.Context, by Requester, sessionID string) (token string, expires time.Time, err error) {
 	if err := c.recall(ctx, sessionID); err != nil {
 		return "", time.Time{}, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, err := c.ownSession(owner, sessionID); err != nil {
+	if _, err := c.ownSession(by.Owner, sessionID); err != nil {
 		return "", time.Time{}, err
 	}
 	expires = c.cfg.now().UTC().Add(c.cfg.URLLifetime).Truncate(time.Second)
-	return c.signToken("trace", tokenBody{Path: sessionID, Dir: owner, Ends: expires.Unix()}), expires, nil
+	return c.signToken(forTrace, tokenBody{Path: sessionID, Ends: expires.Unix(), By: by.Owner, Key: by.Key}), expires, nil
 }
 
 // Trace gives the operations of the session that a token is for, in the order in which they were accepted.
 func (c *Core) Trace(ctx context.Context, token string) (sessionID string, events []TraceEvent, err error) {
-	t, err := c.openToken("trace", token)
+	t, err := c.openToken(forTrace, token)
 	if err != nil {
 		return "", nil, err
 	}
@@ -49,7 +49,7 @@ func (c *Core) Trace(ctx context.Context, token string) (sessionID string, event
 		return "", nil, err
 	}
 	c.mu.Lock()
-	s, err := c.ownSession(t.Dir, t.Path)
+	s, err := c.ownSession(t.By, t.Path)
 	if err != nil {
 		c.mu.Unlock()
 		return "", nil, err

@@ -18,9 +18,9 @@ func TestTrace(t *testing.T) {
 	w.ok(err)
 	w.sampled(w.sample(sampler.ID, 0))
 
-	_, _, err = w.TraceToken(ctx, other, session)
+	_, _, err = w.TraceToken(ctx, Requester{Owner: other}, session)
 	w.refused(err, KindNotFound)
-	token, expires, err := w.TraceToken(ctx, owner, session)
+	token, expires, err := w.TraceToken(ctx, Requester{Owner: owner}, session)
 	w.ok(err)
 	if !expires.After(w.cfg.now()) {
 		t.Errorf("expires %s", expires)
@@ -50,7 +50,7 @@ func TestTrace(t *testing.T) {
 	_, _, err = w.Trace(ctx, token+"x")
 	w.refused(err, KindForbidden)
 	w.good(w.SaveWeightsForSampler(ctx, SaveWeightsForSampler{Operation: at(w.newRun(session, 1), 1), Name: "s"}))
-	archive, _, err := w.ArchiveToken(ctx, owner, "tinker://"+session+":train:1/sampler_weights/s")
+	archive, _, err := w.ArchiveToken(ctx, Requester{Owner: owner}, "tinker://"+session+":train:1/sampler_weights/s")
 	w.ok(err)
 	_, _, err = w.Trace(ctx, archive)
 	w.refused(err, KindForbidden) // a token is for one purpose

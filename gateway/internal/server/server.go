@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
@@ -63,6 +64,25 @@ type Model struct {
 	Rebuilding *Rebuilding `json:"rebuilding,omitempty"`
 }
 
+// told stands for a reason.
+const told = "an administrator's key is told why"
+
+// public is what everybody may know: the states, and not the reasons, in which there are paths, the database's address, what plugins wrote, and names of what tenants have.
+func (h Health) public() Health {
+	if h.Storage.Reason != "" {
+		h.Storage.Reason = told
+	}
+	h.Models = slices.Clone(h.Models)
+	for i := range h.Models {
+		for _, reason := range []*string{&h.Models[i].Reason, &h.Models[i].LastLoss} {
+			if *reason != "" {
+				*reason = told
+			}
+		}
+	}
+	return h
+}
+
 // Rebuilding is how far the rebuild of runs is.
 type Rebuilding struct {
 	Runs     int `json:"runs"`
@@ -74,6 +94,8 @@ type Rebuilding struct {
 type Options struct {
 	Version string
 	Health  func() Health
+	// Admin tells whether a request is an administrator's, who is told the reasons of what is not well; nil = none is. Everybody is where Keyless is set.
+	Admin   func(*http.Request) bool
 	Metrics http.Handler
 	Meter   *Meter // records the requests; nil = nothing does
 	Traces  bool   // make a span of every request: somebody takes them
@@ -113,6 +135,9 @@ func New(opts Options) http.Handler {
 		code := http.StatusOK
 		if h.Status != "ok" {
 			code = http.StatusServiceUnavailable
+		}
+		if !opts.Keyless && (opts.Admin == nil || !opts.Admin(c.Request)) {
+			h = h.public()
 		}
 		c.JSON(code, h)
 	}
@@ -193,7 +218,7 @@ func Listen(ctx context.Context, address string) (net.Listener, error) {
 func WriteAddress(address net.Addr, dataDir string) error {
 	path := filepath.Join(dataDir, "address")
 	temporary := path + ".new"
-	if err := os.WriteFile(temporary, []byte("http://"+address.String()+"\n"), 0o644); err != nil {
+	if err := os.WriteFile(temporary, []byte("http://"+address.String()+"\n"), 0o600); err != nil {
 		return fmt.Errorf("write address: %w", err)
 	}
 	if err := os.Rename(temporary, path); err != nil {

@@ -19,7 +19,7 @@ func (s *Service) archive(c call) (any, error) {
 	if runs.CheckpointKind(c.Param("kind")) == runs.KindWeights {
 		return nil, badRequestf("checkpoint %s: training checkpoints cannot be downloaded as an archive; save one with save_weights_for_sampler", p)
 	}
-	token, expires, err := s.core.ArchiveToken(c, c.owner, p)
+	token, expires, err := s.core.ArchiveToken(c, c.requester(), p)
 	if err != nil {
 		return nil, err
 	}
@@ -31,7 +31,7 @@ func (s *Service) externalURLs(c call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	tokens, err := s.core.FileTokens(c, c.owner, p)
+	tokens, err := s.core.FileTokens(c, c.requester(), p)
 	if err != nil {
 		return nil, err
 	}
@@ -40,6 +40,28 @@ func (s *Service) externalURLs(c call) (any, error) {
 		urls[name] = s.baseURL(c) + Prefix + "/files/" + token
 	}
 	return gin.H{"urls": urls, "expires": tokens.Expires}, nil
+}
+
+// requester is who asks for a link.
+func (c call) requester() runs.Requester { return runs.Requester{Owner: c.owner, Key: c.bearer} }
+
+// linked wraps a handler of links, which come without a key: a link ends with the key that it was asked for with, and so does a download that has begun.
+func (s *Service) linked(h gin.HandlerFunc) gin.HandlerFunc {
+	return func(c *gin.Context) {
+		by, err := s.core.Requester(c.Param("token"))
+		if err != nil {
+			fail(c, err)
+			return
+		}
+		r, err := s.auth.BeginLink(c.Writer, c.Request, by.Owner, by.Key)
+		if err != nil {
+			fail(c, &refusal{http.StatusForbidden, "the key that the link was made with was revoked; ask for a new one with another key"})
+			return
+		}
+		defer r.Release()
+		c.Request = r.Request
+		h(c)
+	}
 }
 
 // archives streams a tar to the bearer of a token.

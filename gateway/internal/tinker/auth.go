@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/http"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -12,10 +13,15 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/keys"
 )
 
-// authToken exchanges the caller's key for a token.
+// authToken exchanges the caller's key for a token. The SDK sends its key here each time that a token comes to its end. Where it was given a token for a key, it sends that, and gets it back: it is not renewed.
 func (s *Service) authToken(c call) (any, error) {
-	token, err := s.auth.Tokens.Issue(c.owner, time.Now())
-	if err != nil {
+	token, err := s.auth.Exchange(keys.Credential(c.Request.Header), time.Now())
+	switch {
+	case errors.Is(err, keys.ErrRenewal):
+		return nil, &refusal{http.StatusUnauthorized, err.Error()}
+	case errors.Is(err, keys.ErrUnknown): // it was revoked just now
+		return nil, &refusal{http.StatusUnauthorized, "the API key is missing or unknown"}
+	case err != nil:
 		return nil, err
 	}
 	return gin.H{"jwt": token}, nil
@@ -40,5 +46,6 @@ func (s *Service) revokeAPIKey(c call) (any, error) {
 	case err != nil:
 		return nil, fmt.Errorf("revoke key: %w", err)
 	}
+	c.Header("Connection", "close") // it ends with the key
 	return nil, nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/keys"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 	"github.com/tinsmith/tinsmith/gateway/internal/tinker/wire"
 )
@@ -22,10 +23,15 @@ func (s *Service) retrieveFuture(c call) (any, error) {
 	}
 	outcome, err := s.core.Wait(c.Request.Context(), c.owner, in.RequestID, hold)
 	if errors.Is(err, runs.ErrPending) {
-		return status{http.StatusRequestTimeout, tryAgain(in.RequestID, s.core.Paused(in.RequestID))}, nil
+		paused := s.core.Paused(in.RequestID)
+		paused.Reason = keys.TellFault(c.Request.Context(), paused.Reason)
+		return status{http.StatusRequestTimeout, tryAgain(in.RequestID, paused)}, nil
 	}
 	if err != nil {
 		return nil, err
+	}
+	if f := outcome.Failure; f != nil {
+		return gin.H{"error": tellFailure(c, f.Category, f.Message), "category": f.Category}, nil
 	}
 	return encodeOutcome(outcome)
 }
@@ -42,11 +48,9 @@ func tryAgain(id string, p runs.Pause) gin.H {
 	return body
 }
 
-// encodeOutcome gives the form that the SDK expects for each kind of operation: protobuf for passes and samples, JSON for the rest, and one shape for failures.
+// encodeOutcome gives the form that the SDK expects for the result of each kind of operation: protobuf for passes and samples, JSON for the rest.
 func encodeOutcome(o *runs.Outcome) (any, error) {
 	switch {
-	case o.Failure != nil:
-		return gin.H{"error": o.Failure.Message, "category": o.Failure.Category}, nil
 	case o.ForwardBackward != nil:
 		b, err := wire.EncodeForwardBackwardOutput(o.ForwardBackward)
 		return protobuf(b), err

@@ -6,6 +6,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/keys"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 	"github.com/tinsmith/tinsmith/gateway/internal/tinker/wire"
 )
@@ -139,11 +140,11 @@ func (s *Service) runStatuses(c call) (any, error) {
 	for i, r := range statuses {
 		var rebuilding gin.H
 		if b := r.Rebuilding; b != nil {
-			rebuilding = gin.H{"operations_replayed": b.Replayed, "operations_to_replay": b.ToReplay, "reason": b.Trouble}
+			rebuilding = gin.H{"operations_replayed": b.Replayed, "operations_to_replay": b.ToReplay, "reason": keys.TellFault(c.Request.Context(), b.Trouble)}
 		}
 		out[i] = gin.H{
 			"rebuilding": rebuilding,
-			"run_id":     r.ID, "session_id": r.SessionID, "base_model": r.BaseModel, "rank": r.LoRA.Rank, "live": r.Live, "corrupted": r.Corrupted, "corrupted_reason": r.CorruptedReason, "inexact": r.Inexact,
+			"run_id":     r.ID, "session_id": r.SessionID, "base_model": r.BaseModel, "rank": r.LoRA.Rank, "live": r.Live, "corrupted": r.Corrupted, "corrupted_reason": keys.TellFault(c.Request.Context(), r.CorruptedReason), "inexact": r.Inexact,
 			"step": r.Step, "version": r.Version, "queued": r.Queued, "trained_tokens": r.TrainedTokens, "tokens_per_second": r.TokensPerSecond,
 			"last_loss": finite(r.LastLoss), "grad_norm": finite(r.GradientNorm), "adapter_norm": finite(r.AdapterNorm), "last_request_time": r.LastRequest,
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/body"
+	"github.com/tinsmith/tinsmith/gateway/internal/keys"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 	"github.com/tinsmith/tinsmith/gateway/internal/tinker/wire"
 )
@@ -52,6 +53,13 @@ func fail(c *gin.Context, err error) {
 	var field *wire.FieldError
 	code, text := http.StatusInternalServerError, "internal error"
 	switch {
+	case keys.Revoked(c.Request.Context()):
+		c.Header("Connection", "close") // nothing more comes of it
+		unauthorized(c, keys.ErrRevoked.Error())
+		return
+	case errors.As(err, &refused) && refused.status == http.StatusUnauthorized:
+		unauthorized(c, refused.text)
+		return
 	case errors.As(err, &refused):
 		code, text = refused.status, refused.text
 	case errors.As(err, &bad):
@@ -69,7 +77,19 @@ func fail(c *gin.Context, err error) {
 	if code == http.StatusServiceUnavailable || code == http.StatusTooManyRequests {
 		c.Header("Retry-After", "1")
 	}
-	sendJSON(c, code, gin.H{"detail": text})
+	tell := keys.TellRequest
+	if code >= http.StatusInternalServerError {
+		tell = keys.TellFault
+	}
+	sendJSON(c, code, gin.H{"detail": tell(c.Request.Context(), text)})
+}
+
+// tellFailure gives what the caller may be told of why something failed.
+func tellFailure(c call, category runs.Category, text string) string {
+	if category == runs.CategoryUser {
+		return keys.TellRequest(c.Request.Context(), text)
+	}
+	return keys.TellFault(c.Request.Context(), text)
 }
 
 func sendJSON(c *gin.Context, code int, value any) {

@@ -46,9 +46,9 @@ func (s *Service) Register(r gin.IRouter) {
 	g := r.Group(Prefix)
 	g.GET("/healthz", s.open(s.healthz))
 	// Links that were signed for one file need no key.
-	g.GET("/files/:token", s.files)
-	g.GET("/archives/:token", s.archives)
-	g.GET("/traces/:token", s.traces)
+	g.GET("/files/:token", s.linked(s.files))
+	g.GET("/archives/:token", s.linked(s.archives))
+	g.GET("/traces/:token", s.linked(s.traces))
 
 	g.POST("/client/config", s.auths(s.clientConfig))
 	g.POST("/client/dynamic_config", s.auths(s.dynamicConfig))
@@ -115,7 +115,9 @@ func (s *Service) Register(r gin.IRouter) {
 // call is one authenticated request.
 type call struct {
 	*gin.Context
-	owner string
+	owner  string
+	admin  bool   // the caller has an administrator's right
+	bearer string // stands for the caller's key in links
 }
 
 // handler answers a call: a value is sent as JSON, a protobuf as such, nil as an empty success.
@@ -133,24 +135,30 @@ type status struct {
 // auths wraps a handler of a known caller.
 func (s *Service) auths(h handler) gin.HandlerFunc {
 	return func(c *gin.Context) {
-		owner, err := s.auth.Owner(keys.Credential(c.Request.Header))
+		r, err := s.auth.Begin(c.Writer, c.Request)
 		if err != nil {
-			// The marker makes the SDK fetch a new token once, in case its token has expired.
-			c.Header("WWW-Authenticate", `Bearer error="invalid_token"`)
-			fail(c, &refusal{http.StatusUnauthorized, "the API key is missing or unknown"})
+			unauthorized(c, "the API key is missing or unknown")
 			return
 		}
-		s.answer(c, h, owner)
+		defer r.Release()
+		c.Request = r.Request
+		s.answer(c, h, call{c, r.Owner, r.Admin, r.Bearer})
 	}
+}
+
+// unauthorized refuses a credential. The marker makes the SDK fetch a new token once, in case its token has expired.
+func unauthorized(c *gin.Context, text string) {
+	c.Header("WWW-Authenticate", `Bearer error="invalid_token"`)
+	sendJSON(c, http.StatusUnauthorized, gin.H{"detail": text})
 }
 
 // open wraps a handler that needs no caller.
 func (s *Service) open(h handler) gin.HandlerFunc {
-	return func(c *gin.Context) { s.answer(c, h, "") }
+	return func(c *gin.Context) { s.answer(c, h, call{Context: c}) }
 }
 
-func (s *Service) answer(c *gin.Context, h handler, owner string) {
-	value, err := h(call{c, owner})
+func (s *Service) answer(c *gin.Context, h handler, from call) {
+	value, err := h(from)
 	if err != nil {
 		fail(c, err)
 		return

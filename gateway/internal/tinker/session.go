@@ -165,7 +165,7 @@ func (s *Service) searchSessions(c call) (any, error) {
 	for i, f := range found {
 		sessions[i] = gin.H{
 			"session_id": f.ID, "created_at": f.CreatedAt, "owner": urnOfOwner(f.Owner), "project_id": f.ProjectID, "checkpoints_count": f.Checkpoints,
-			"status": sessionStatus(f.Status), "user_metadata": f.UserMetadata, "checkpoint_storage_bytes": f.StorageBytes,
+			"status": sessionStatus(c, f.Status), "user_metadata": f.UserMetadata, "checkpoint_storage_bytes": f.StorageBytes,
 		}
 		if f.DisplayName != "" {
 			sessions[i]["display_name"] = f.DisplayName
@@ -178,7 +178,7 @@ func (s *Service) searchSessions(c call) (any, error) {
 	return out, nil
 }
 
-func sessionStatus(st runs.SessionStatus) gin.H {
+func sessionStatus(c call, st runs.SessionStatus) gin.H {
 	out := gin.H{"type": st.Type}
 	switch st.Type {
 	case runs.StatusFinished:
@@ -195,7 +195,7 @@ func sessionStatus(st runs.SessionStatus) gin.H {
 		if st.Category == runs.CategoryUser {
 			category = "user"
 		}
-		out["category"], out["message"] = category, st.Detail
+		out["category"], out["message"] = category, tellFailure(c, st.Category, st.Detail)
 		out["reason"] = gin.H{"type": "training_run", "ids": list(st.RunIDs)}
 	}
 	return out

@@ -12,7 +12,7 @@ import (
 
 // traceExport gives a link to the session's timeline. The times are recorded with every result, so nothing has to be prepared: it is ready at once.
 func (s *Service) traceExport(c call) (any, error) {
-	token, _, err := s.core.TraceToken(c.Request.Context(), c.owner, c.Param("session"))
+	token, _, err := s.core.TraceToken(c.Request.Context(), c.requester(), c.Param("session"))
 	if err != nil {
 		return nil, err
 	}

@@ -164,9 +164,6 @@ func writeDirectory(path string, files map[string][]byte) (err error) {
 			return err
 		}
 	}
-	if err := os.Chmod(temporary, 0o755); err != nil {
-		return err
-	}
 	if err := syncDirectory(temporary); err != nil {
 		return err
 	}
@@ -177,7 +174,7 @@ func writeDirectory(path string, files map[string][]byte) (err error) {
 }
 
 func writeSynced(path string, content []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,61 @@
+package server
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+// Everybody sees that something is not well, and who may look after the server sees why.
+func TestHealthReasons(t *testing.T) {
+	const secret = "/srv/tin/data: user=tin host=db.internal"
+	health := func() Health {
+		return Health{Status: "degraded", Storage: Storage{State: "failing", Reason: secret}, Models: []Model{
+			{Name: "a", State: "failed", Reason: secret, Restarts: 3, LastLoss: secret}, {Name: "b", State: "ready"},
+		}}
+	}
+	admin := func(r *http.Request) bool { return r.Header.Get("X-Api-Key") == "tml-root" }
+	for _, c := range []struct {
+		name    string
+		options Options
+		key     string
+		reasons int
+	}{
+		{"nobody", Options{Admin: admin}, "", 0},
+		{"a user", Options{Admin: admin}, "tml-ann", 0},
+		{"an administrator", Options{Admin: admin}, "tml-root", 3},
+		{"without administrators", Options{}, "tml-root", 0},
+		{"without keys", Options{Keyless: true}, "", 3},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			c.options.Health, c.options.Metrics = health, http.NotFoundHandler()
+			handler := New(c.options)
+			for _, path := range []string{"/healthz", "/health", "/ping"} {
+				r := httptest.NewRequest(http.MethodGet, path, nil)
+				r.Host = "localhost"
+				r.Header.Set("X-Api-Key", c.key)
+				w := httptest.NewRecorder()
+				handler.ServeHTTP(w, r)
+				if w.Code != http.StatusServiceUnavailable {
+					t.Errorf("%s: status %d", path, w.Code)
+				}
+				body := w.Body.String()
+				if path != "/healthz" {
+					if body != "" {
+						t.Errorf("%s: %s", path, body)
+					}
+					continue
+				}
+				if strings.Count(body, secret) != c.reasons || strings.Count(body, told) != 3-c.reasons {
+					t.Errorf("%s", body)
+				}
+				for _, part := range []string{`"failing"`, `"failed"`, `"ready"`, `"restarts":3`} {
+					if !strings.Contains(body, part) {
+						t.Errorf("%s is not told: %s", part, body)
+					}
+				}
+			}
+		})
+	}
+}
