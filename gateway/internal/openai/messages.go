@@ -28,6 +28,13 @@ func (s *Service) renderChat(ctx context.Context, m *catalog.Model, r *chatReque
 	if len(r.Messages) == 0 {
 		return nil, invalid("messages", "must hold at least one message")
 	}
+	size := 0
+	for _, raw := range r.Messages {
+		size += len(raw)
+	}
+	if err := s.bound(ctx, m, "messages", size); err != nil {
+		return nil, err
+	}
 	conversation := chat.Conversation{AddGenerationPrompt: !r.ContinueFinal, ContinueFinalMessage: r.ContinueFinal, Now: time.Now()}
 	if r.AddGenerationPrompt != nil {
 		conversation.AddGenerationPrompt = *r.AddGenerationPrompt

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/body"
 	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
 	"github.com/tinsmith/tinsmith/gateway/internal/keys"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
@@ -57,6 +58,7 @@ func (s *Service) Register(r gin.IRouter) {
 type call struct {
 	*gin.Context
 	owner string
+	claim *body.Claim // what its body and its answer take
 }
 
 // auths wraps a handler of a known caller. A handler that streams answers itself and returns an error only before it has begun.
@@ -67,7 +69,9 @@ func (s *Service) auths(h func(call) error) gin.HandlerFunc {
 			fail(c, &apiError{Status: http.StatusUnauthorized, Message: "Incorrect API key provided.", Type: "invalid_request_error", Code: "invalid_api_key"})
 			return
 		}
-		if err := h(call{c, owner}); err != nil {
+		claim := body.NewClaim(owner)
+		defer claim.Release()
+		if err := h(call{c, owner, claim}); err != nil {
 			fail(c, err)
 		}
 	}

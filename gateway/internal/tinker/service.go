@@ -10,6 +10,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/body"
 	"github.com/tinsmith/tinsmith/gateway/internal/keys"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 )
@@ -116,6 +117,7 @@ func (s *Service) Register(r gin.IRouter) {
 type call struct {
 	*gin.Context
 	owner string
+	claim *body.Claim // what its body and its answer take
 }
 
 // handler answers a call: a value is sent as JSON, a protobuf as such, nil as an empty success.
@@ -150,7 +152,9 @@ func (s *Service) open(h handler) gin.HandlerFunc {
 }
 
 func (s *Service) answer(c *gin.Context, h handler, owner string) {
-	value, err := h(call{c, owner})
+	claim := body.NewClaim(owner)
+	defer claim.Release()
+	value, err := h(call{c, owner, claim})
 	if err != nil {
 		fail(c, err)
 		return
@@ -160,11 +164,14 @@ func (s *Service) answer(c *gin.Context, h handler, owner string) {
 		c.Status(http.StatusNoContent)
 		c.Writer.WriteHeaderNow()
 	case protobuf:
-		send(c, http.StatusOK, "application/x-protobuf", v)
+		err = claim.Send(c.Writer, c.Request, http.StatusOK, "application/x-protobuf", v)
 	case status:
-		sendJSON(c, v.code, v.body)
+		err = sendJSON(c, claim, v.code, v.body)
 	default:
-		sendJSON(c, http.StatusOK, v)
+		err = sendJSON(c, claim, http.StatusOK, v)
+	}
+	if err != nil { // there is no memory for the answer, and nothing of it was sent
+		fail(c, err)
 	}
 }
 

@@ -46,7 +46,7 @@ func TestTooManyParts(t *testing.T) {
 		refused bool
 	}{{"most", maxParts, false}, {"one more", maxParts + 1, true}} {
 		t.Run(c.name, func(t *testing.T) {
-			op, err := DecodeForwardBackward(append(empty(c.datums), head...))
+			op, err := DecodeForwardBackward(append(empty(c.datums), head...), freely)
 			if err != nil || op.RunID != "m" || op.Seq != 3 {
 				t.Fatalf("got %v %d, %v", op.RunID, op.Seq, err)
 			}
