@@ -29,13 +29,17 @@ const (
 	unsentBytes = 256 << 10
 )
 
-// connectionLimit is how many connections a process with so many descriptors may hold: the rest are for files and plugins. Go raises the soft limit to the hard one when a program starts.
+// connectionLimit is how many connections this process may hold. Go raises the soft limit of descriptors to the hard one when a program starts.
 func connectionLimit() int {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
 		return maxConnections // there is none
 	}
-	descriptors := int(min(l.Cur, math.MaxInt32))
+	return limitOf(int(min(l.Cur, math.MaxInt32)))
+}
+
+// limitOf is that with so many descriptors: a quarter, and not less than 128, are for files and plugins.
+func limitOf(descriptors int) int {
 	return min(maxConnections, max(descriptors-max(descriptors/4, 128)-spareConnections, 8))
 }
 
