@@ -1,7 +1,6 @@
 package openai
 
 import (
-	"context"
 	"fmt"
 	"net/http"
 
@@ -13,6 +12,9 @@ import (
 const (
 	tokenTextBytes = 64      // of JSON, for each token of the context: that of ordinary text has four, or, with every character escaped, 24
 	leastTextBytes = 1 << 20 // are let through always: that much takes no memory to speak of
+
+	smallTextBytes = 16 << 10 // need not claim memory
+	textCopies     = 8        // of a text there are, at most, while it is rendered and tokenized
 )
 
 // textLimit is how many bytes of JSON the text of one prompt may have.
@@ -20,16 +22,21 @@ func textLimit(info plugins.ModelInfo) int {
 	return max(leastTextBytes, info.MaxContextLength*tokenTextBytes)
 }
 
-// bound refuses a text of so many bytes if that is more than a prompt of the model can have.
-func (s *Service) bound(ctx context.Context, m *catalog.Model, field string, size int) error {
-	if size <= leastTextBytes {
+// bound refuses a text of so many bytes if that is more than a prompt of the model can have, and claims the memory that making tokens of it takes.
+func (s *Service) bound(c call, m *catalog.Model, field string, size int) error {
+	if size > leastTextBytes {
+		info, err := s.core.ModelInfo(c.Request.Context(), m.Name)
+		if err != nil {
+			return err
+		}
+		if size > textLimit(info) {
+			return tooLong(field, size, info)
+		}
+	}
+	if size <= smallTextBytes {
 		return nil
 	}
-	info, err := s.core.ModelInfo(ctx, m.Name)
-	if err == nil && size > textLimit(info) {
-		err = tooLong(field, size, info)
-	}
-	return err
+	return c.claim.Take(textCopies * int64(size))
 }
 
 func tooLong(field string, size int, info plugins.ModelInfo) error {

@@ -114,7 +114,7 @@ func (s *Service) chatCompletions(c call) error {
 	if err != nil {
 		return err
 	}
-	prompt, err := s.renderChat(c.Request.Context(), m, &r)
+	prompt, err := s.renderChat(c, m, &r)
 	if err != nil {
 		return err
 	}

@@ -134,6 +134,11 @@ func (s *Service) completions(c call) error {
 	if err != nil {
 		return err
 	}
+	if len(r.Prompt) > smallTextBytes {
+		if err := c.claim.Take(textCopies * int64(min(len(r.Prompt), textLimit(info)))); err != nil { // one prompt at a time
+			return err
+		}
+	}
 	prompts, err := r.prompts(m, info)
 	if err != nil {
 		return err

@@ -59,7 +59,11 @@ func asAPIError(err error) *apiError {
 	case errors.As(err, &e):
 		return e
 	case errors.As(err, &bad):
-		return &apiError{Status: bad.Status, Message: bad.Message, Type: "invalid_request_error"}
+		kind := "invalid_request_error"
+		if bad.Status >= http.StatusInternalServerError {
+			kind = "server_error"
+		}
+		return &apiError{Status: bad.Status, Message: bad.Message, Type: kind}
 	}
 	message := err.Error()
 	switch runs.KindOf(err) {
@@ -124,14 +128,14 @@ func sendJSON(c call, code int, value any) error {
 // internalErrorBody is internalError as clients read it.
 var internalErrorBody, _ = json.Marshal(internalError.body())
 
-// textCopies is how many copies of a text there are at once, at most, between the body and the prompt's tokens: 9 were measured, most of them in the tokenizer.
-const textCopies = 10
+// jsonCopies is how many copies of a text decoding makes, at most.
+const jsonCopies = 2
 
 // decode reads a JSON object. Unknown fields are left alone, as every server of this API does.
 func decode(c call, into any) error {
 	b, err := c.claim.Read(c.Request, body.MaxTextBytes)
 	if err == nil {
-		err = c.claim.TakeJSON(b, textCopies)
+		err = c.claim.TakeJSON(b, jsonCopies)
 	}
 	if err != nil {
 		return err

@@ -53,14 +53,14 @@ func (s *Service) tokenize(c call) error {
 	case r.Prompt != nil && r.Messages != nil:
 		return invalid("prompt", "give either prompt or messages")
 	case r.Prompt != nil:
-		if err := s.bound(c.Request.Context(), m, "prompt", len(*r.Prompt)); err != nil {
+		if err := s.bound(c, m, "prompt", len(*r.Prompt)); err != nil {
 			return err
 		}
 		ids, err = m.Tokenizer.Encode(*r.Prompt, r.AddSpecialTokens == nil || *r.AddSpecialTokens)
 	case r.Messages != nil && len(r.Tools) > 0:
 		return unsupported("tools", "tool calls are not supported yet")
 	case r.Messages != nil:
-		ids, err = s.renderChat(c.Request.Context(), m, &chatRequest{Messages: r.Messages, AddGenerationPrompt: r.AddGenerationPrompt, ContinueFinal: r.ContinueFinal})
+		ids, err = s.renderChat(c, m, &chatRequest{Messages: r.Messages, AddGenerationPrompt: r.AddGenerationPrompt, ContinueFinal: r.ContinueFinal})
 	default:
 		return invalid("prompt", "either prompt or messages is required")
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/tinker/wire/tinkerpb"
 )
 
-// Until a body is accepted there are about so many copies of it: the messages, the decoded data, what package runs makes of them, and what is journalled.
-const copies = 4
+// Until a body is accepted there are about so many copies of it beside itself: the decoded data, what package runs makes of them, and what is journalled.
+const copies = 3
 
 const (
 	smallBytes = 16 << 10 // of a plain body, which need not ask for memory
