@@ -281,6 +281,7 @@ func TestCountOfConnections(t *testing.T) {
 // limited is the main function of a server that opens files. It ends with its standard input.
 func limited() error {
 	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
 	l, err := Listen(ctx, "127.0.0.1:0")
 	if err != nil {
 		return err
