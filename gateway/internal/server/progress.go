@@ -38,8 +38,6 @@ func (p pace) keep(next http.Handler) http.Handler {
 			x.connection = noDeadlines{}
 		}
 		if r.Body == http.NoBody || r.ContentLength == 0 {
-			// The server waits for the end of the connection meanwhile, which is no reading of a request any more.
-			_ = x.connection.SetReadDeadline(time.Time{})
 			x.whole = true
 			next.ServeHTTP(x, r)
 		} else {
@@ -97,10 +95,7 @@ func (b *incoming) Read(p []byte) (int, error) {
 	case err == nil:
 		b.readLeft = b.pace.left(b.readLeft, time.Since(begun), n)
 	case errors.Is(err, io.EOF):
-		if !b.whole {
-			b.whole = true
-			_ = b.connection.SetReadDeadline(time.Time{})
-		}
+		b.whole = true // net/http takes the deadline away: from now on it only waits for the end of the connection
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		b.stalled = &body.Error{Status: http.StatusRequestTimeout, Message: fmt.Sprintf("body: it has to come at %d KiB in %v, and without a rest of more than %v", b.pace.step>>10, b.pace.earned, b.pace.pause)}
 		b.Header().Set("Connection", "close")
