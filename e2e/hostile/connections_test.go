@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -19,8 +20,14 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// maxBody is the server's bound on a request body.
-const maxBody = 64 << 20
+// maxBody is the server's bound on a request body, and maxText that on one of JSON.
+const (
+	maxBody = 64 << 20
+	maxText = 16 << 20
+)
+
+// bound is in the words that a refusal must have the path's bound on bodies.
+const bound = "BOUND"
 
 // zeros is an endless body.
 type zeros struct{}
@@ -54,9 +61,9 @@ func TestBodies(t *testing.T) {
 		body           io.Reader
 		words          []string
 	}{
-		{"100 MB", "", io.LimitReader(zeros{}, 100<<20), []string{"body", fmt.Sprint(maxBody)}},
-		{"gzip bomb", "gzip", bytes.NewReader(bomb.Bytes()), []string{"body", fmt.Sprint(maxBody)}},
-		{"zstd bomb", "zstd", bytes.NewReader(quine.Bytes()), []string{"body", fmt.Sprint(maxBody)}},
+		{"100 MB", "", io.LimitReader(zeros{}, 100<<20), []string{"body", bound}},
+		{"gzip bomb", "gzip", bytes.NewReader(bomb.Bytes()), []string{"body", bound}},
+		{"zstd bomb", "zstd", bytes.NewReader(quine.Bytes()), []string{"body", bound}},
 		{"zstd window", "zstd", bytes.NewReader([]byte{0x28, 0xb5, 0x2f, 0xfd, 0x00, 0xf8, 0x01, 0x00, 0x00}), []string{"body"}},
 		{"cut zstd", "zstd", bytes.NewReader(quine.Bytes()[:quine.Len()/2]), []string{"body"}},
 		{"cut gzip", "gzip", bytes.NewReader(bomb.Bytes()[:1000]), []string{"body"}},
@@ -91,7 +98,14 @@ func TestBodies(t *testing.T) {
 				}
 				b, _ := io.ReadAll(got.Body)
 				got.Body.Close()
-				answer{got.StatusCode, got.Header, got.ContentLength, b}.refused(t, c.words...)
+				words := slices.Clone(c.words)
+				if i := slices.Index(words, bound); i >= 0 {
+					words[i] = fmt.Sprint(maxText)
+					if path == "/api/v1/forward_backward" {
+						words[i] = fmt.Sprint(maxBody)
+					}
+				}
+				answer{got.StatusCode, got.Header, got.ContentLength, b}.refused(t, words...)
 			}
 		})
 	}

@@ -1,10 +1,11 @@
-// Package body reads HTTP request bodies that may be hostile: compressed or not, never more than a bound, before and after decompression. It also writes those of answers.
+// Package body reads HTTP request bodies that may be hostile: compressed or not, never more than a bound, before and after decompression, and all of them together never more memory than Memory has,
+// which is shared by key. It also writes those of answers.
 package body
 
 import (
+	"bufio"
 	"bytes"
 	"compress/gzip"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,25 +13,14 @@ import (
 	"log/slog"
 	"net/http"
 	"strconv"
-	"sync/atomic"
-	"time"
 
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
-// reserve is how much memory a request's Content-Length alone can claim.
-const reserve = 1 << 20
-
-// MaxTotalBytes bounds what the larger bodies of all requests that are being answered take together: one of them may have plugins.MaxBodyBytes, and any number may come at once.
-const MaxTotalBytes = 16 * plugins.MaxBodyBytes
-
-// total is what they take now.
-var total atomic.Int64
-
-// sendTimeout is how long a client may take for a large answer, which is in memory until then.
-var sendTimeout = 10 * time.Minute
+// MaxTextBytes bounds bodies of JSON, on the wire and decoded. Only training data are larger, and those are protobuf.
+const MaxTextBytes = 16 << 20
 
 // Error is a body that is refused, with the HTTP status that says so.
 type Error struct {
@@ -41,90 +31,165 @@ type Error struct {
 // Error gives the message.
 func (e *Error) Error() string { return e.Message }
 
-// Read reads and decompresses the whole body: identity, gzip or zstd, at most plugins.MaxBodyBytes on the wire and as many decoded. Errors are *Error values,
-// except those of the connection; 503 while the bodies of all requests take MaxTotalBytes. A body counts until the context of its request ends.
-func Read(r *http.Request) ([]byte, error) {
-	if r.ContentLength > plugins.MaxBodyBytes {
-		return nil, tooLarge("body")
+// Read reads and decompresses the whole body: identity, gzip or zstd, at most `most` bytes on the wire and as many decoded. Errors are *Error values, except those of the connection. Memory is claimed
+// for what has arrived, and for what a decoder needs; it stays claimed until Release. What is refused is read to its end all the same, if that is not far, and forgotten: a client that still sends is told
+// by its system that the connection is broken, and never sees the refusal.
+func (c *Claim) Read(r *http.Request, most int64) ([]byte, error) {
+	out, err := c.read(r, most)
+	var refused *Error
+	if errors.As(err, &refused) && (refused.Status == http.StatusRequestEntityTooLarge || refused.Status == http.StatusServiceUnavailable) {
+		c.Release()
+		if r.Header.Get("Expect") == "" { // who expects to be told before it sends is told
+			_, _ = io.CopyN(io.Discard, r.Body, plugins.MaxBodyBytes)
+		}
+	}
+	return out, err
+}
+
+func (c *Claim) read(r *http.Request, most int64) ([]byte, error) {
+	if r.ContentLength > most {
+		return nil, tooLarge("body", most)
 	}
 	encoding := r.Header.Get("Content-Encoding")
-	if (encoding == "" || encoding == "identity") && r.ContentLength >= 0 && r.ContentLength <= reserve {
+	plain := encoding == "" || encoding == "identity"
+	if plain && r.ContentLength >= 0 && r.ContentLength <= smallBytes {
 		out := make([]byte, r.ContentLength)
 		if _, err := io.ReadFull(r.Body, out); err != nil {
 			return nil, fmt.Errorf("read body: %w", err)
 		}
 		return out, nil
 	}
-	raw := &counted{r: io.LimitReader(r.Body, plugins.MaxBodyBytes+1)}
-	var decoded io.Reader
-	switch encoding {
-	case "", "identity":
-		decoded = raw
-	case "gzip":
-		z, err := gzip.NewReader(raw)
-		if err != nil {
-			return nil, broken(encoding, err)
-		}
-		defer z.Close()
-		decoded = z
-	case "zstd":
-		// A frame's window decides how much memory the decoder takes before the first byte: it is bounded like the result.
-		z, err := zstd.NewReader(raw, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxMemory(plugins.MaxBodyBytes), zstd.WithDecoderMaxWindow(plugins.MaxBodyBytes))
-		if err != nil {
-			return nil, broken(encoding, err)
-		}
-		defer z.Close()
-		decoded = z
-	default:
-		return nil, &Error{http.StatusUnsupportedMediaType, fmt.Sprintf("content-encoding: %.40q is not one of identity, gzip, zstd", encoding)}
+	c.move(r)
+	defer c.settle()
+	raw := &counted{r: io.LimitReader(r.Body, most+1)}
+	decoded, closeDecoder, err := c.decoder(encoding, raw, most)
+	if err != nil {
+		return nil, err
 	}
-	var out metered
-	defer func() { context.AfterFunc(r.Context(), out.release) }()
-	if encoding == "" && r.ContentLength > 0 {
-		out.Grow(reserve) // a length is a claim: more is taken as it comes
+	defer closeDecoder()
+	hint := int64(-1)
+	if plain {
+		hint = r.ContentLength
 	}
-	n, err := io.Copy(&out, io.LimitReader(decoded, plugins.MaxBodyBytes+1))
+	out, err := c.collect(decoded, hint, most)
+	var refused *Error
 	switch {
-	case errors.Is(err, errFull):
-		return nil, errFull
-	case raw.n > plugins.MaxBodyBytes:
-		return nil, tooLarge("body")
-	case n > plugins.MaxBodyBytes || errors.Is(err, zstd.ErrDecoderSizeExceeded) || errors.Is(err, zstd.ErrWindowSizeExceeded):
-		return nil, tooLarge("decompressed body")
-	case err != nil && encoding != "" && raw.err == nil:
+	case errors.As(err, &refused):
+		return nil, refused
+	case raw.err != nil:
+		return nil, fmt.Errorf("read body: %w", raw.err)
+	case raw.n > most:
+		return nil, tooLarge("body", most)
+	case int64(len(out)) > most || errors.Is(err, zstd.ErrDecoderSizeExceeded) || errors.Is(err, zstd.ErrWindowSizeExceeded):
+		return nil, tooLarge("decompressed body", most)
+	case err != nil && !plain:
 		return nil, broken(encoding, err)
 	case err != nil:
 		return nil, fmt.Errorf("read body: %w", err)
 	}
-	return out.Bytes(), nil
+	return out, nil
 }
 
-var errFull = &Error{http.StatusServiceUnavailable, fmt.Sprintf("the bodies of all requests take the %d MiB that they may have; repeat a little later", MaxTotalBytes>>20)}
-
-// metered is a buffer that counts.
-type metered struct {
-	bytes.Buffer
-	n int64
-}
-
-// Write implements io.Writer.
-func (m *metered) Write(p []byte) (int, error) {
-	m.n += int64(len(p))
-	if total.Add(int64(len(p))) > MaxTotalBytes {
-		return 0, errFull
+// decoder undoes the encoding, and claims what that takes beside the result.
+func (c *Claim) decoder(encoding string, raw io.Reader, most int64) (decoded io.Reader, closeDecoder func(), err error) {
+	switch encoding {
+	case "", "identity":
+		return raw, func() {}, nil
+	case "gzip":
+		if err := c.Take(gzipBytes); err != nil {
+			return nil, nil, err
+		}
+		z, err := gzip.NewReader(raw)
+		if err != nil {
+			return nil, nil, broken(encoding, err)
+		}
+		return z, func() { z.Close() }, nil
+	case "zstd":
+		// A frame's window decides how much memory the decoder takes before the first byte: it is bounded like the result, and that of the first frame bounds those of the others.
+		peeked := bufio.NewReader(raw)
+		beginning, _ := peeked.Peek(zstd.HeaderMaxSize) // shorter ones are whole, and an error is there for the decoder too
+		var h zstd.Header
+		window := uint64(leastWindow)
+		if h.Decode(beginning) == nil && !h.Skippable {
+			window = max(window, h.WindowSize, h.FrameContentSize)
+		}
+		if window > uint64(most) {
+			return nil, nil, tooLarge("decompressed body", most)
+		}
+		if h.WindowSize > leastWindow {
+			err = c.Take(int64(h.WindowSize))
+		} else {
+			err = c.Take(leastWindow)
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+		z, err := zstd.NewReader(peeked, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxMemory(window), zstd.WithDecoderMaxWindow(window))
+		if err != nil {
+			return nil, nil, broken(encoding, err)
+		}
+		return z, z.Close, nil
 	}
-	return m.Buffer.Write(p)
+	return nil, nil, &Error{http.StatusUnsupportedMediaType, fmt.Sprintf("content-encoding: %.40q is not one of identity, gzip, zstd", encoding)}
 }
 
-// ReadFrom keeps io.Copy from the buffer's own method, which does not count.
-func (m *metered) ReadFrom(r io.Reader) (int64, error) {
-	return io.Copy(struct{ io.Writer }{m}, r)
+const (
+	gzipBytes   = 64 << 10 // of its decoder
+	leastWindow = 1 << 20  // that a zstd decoder is let have
+)
+
+// collect reads all of r, but not much more than most bytes. It claims memory before it makes its buffer larger, which it does when that is full: length is only what the client says will come, -1 if
+// it says nothing.
+func (c *Claim) collect(r io.Reader, length, most int64) ([]byte, error) {
+	if length < 0 {
+		length = most
+	}
+	length++ // one more tells whether that was all
+	out := make([]byte, 0, min(length, smallBytes))
+	if err := c.Take(int64(cap(out))); err != nil {
+		return nil, err
+	}
+	for {
+		if len(out) == cap(out) {
+			if int64(len(out)) > most {
+				return out, nil
+			}
+			size := min(2*int64(cap(out)), max(length, int64(cap(out))+smallBytes))
+			if err := c.Take(size - int64(cap(out))); err != nil {
+				return nil, err
+			}
+			grown := make([]byte, len(out), size)
+			copy(grown, out)
+			out = grown
+		}
+		n, err := r.Read(out[len(out):cap(out)])
+		out = out[:len(out)+n]
+		if errors.Is(err, io.EOF) {
+			return out, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
 }
 
-func (m *metered) release() { total.Add(-m.n) }
+// valueBytes are about what one value of a JSON document takes that is decoded, beside its text.
+const valueBytes = 96
 
-func tooLarge(what string) error {
-	return &Error{http.StatusRequestEntityTooLarge, fmt.Sprintf("%s: more than %d bytes", what, plugins.MaxBodyBytes)}
+// TakeJSON claims what a JSON document will take that is decoded, where that is much: a few values may be long texts, of which there will be so many copies, and many values take more than their text.
+func (c *Claim) TakeJSON(b []byte, copies int64) error {
+	if len(b) <= smallBytes {
+		return nil
+	}
+	values := 0
+	for _, mark := range []string{",", ":", "[", "{"} { // those within texts count for nothing worse than a little too much
+		values += bytes.Count(b, []byte(mark))
+	}
+	return c.Take(copies*int64(len(b)) + valueBytes*int64(values))
+}
+
+func tooLarge(what string, most int64) error {
+	return &Error{http.StatusRequestEntityTooLarge, fmt.Sprintf("%s: more than the %d bytes that it may have", what, most)}
 }
 
 func broken(encoding string, err error) error {
@@ -150,14 +215,28 @@ func (c *counted) Read(p []byte) (int, error) {
 // where names a request in the log. A path may end in a signed token, which is a key to one file; without its end it opens nothing.
 func where(r *http.Request) string { return r.URL.Path[:min(len(r.URL.Path), 64)] }
 
-// Send writes an answer in one piece with its length: a 400 without Content-Length is taken for a proxy's fault by the Tinker SDK, and repeated.
-func Send(w http.ResponseWriter, r *http.Request, status int, contentType string, b []byte) {
-	if len(b) > 64<<10 { // less goes into the connection's buffers, whoever reads it or not
-		connection := http.NewResponseController(w)
-		if connection.SetWriteDeadline(time.Now().Add(sendTimeout)) == nil {
-			defer func() { _ = connection.SetWriteDeadline(time.Time{}) }() // the connection may serve further requests
-		}
+// Send writes an answer in one piece with its length: a 400 without Content-Length is taken for a proxy's fault by the Tinker SDK, and repeated. A large answer is in memory until its reader has taken
+// it, and is what the request has from now on: everything else is given back. The error is Take's, and nothing was written then.
+func (c *Claim) Send(w http.ResponseWriter, r *http.Request, status int, contentType string, b []byte) error {
+	if len(b) <= largeAnswer {
+		Send(w, r, status, contentType, b)
+		return nil
 	}
+	c.Release()
+	if err := c.Take(int64(len(b))); err != nil {
+		return err
+	}
+	c.move(r)
+	defer c.settle()
+	Send(w, r, status, contentType, b)
+	return nil
+}
+
+// largeAnswer is more than what goes into the connection's buffers, whoever reads it or not.
+const largeAnswer = 64 << 10
+
+// Send is Claim.Send for an answer that is not counted, such as a refusal.
+func Send(w http.ResponseWriter, r *http.Request, status int, contentType string, b []byte) {
 	h, values := w.Header(), [...]string{contentType, strconv.Itoa(len(b))}
 	h["Content-Type"], h["Content-Length"] = values[:1:1], values[1:]
 	w.WriteHeader(status)
@@ -167,11 +246,22 @@ func Send(w http.ResponseWriter, r *http.Request, status int, contentType string
 }
 
 // SendJSON is Send of a value as JSON; where that cannot be encoded, which is our fault, failure is sent with status 500 and the fault logged.
+func (c *Claim) SendJSON(w http.ResponseWriter, r *http.Request, status int, value any, failure []byte) error {
+	status, b := encode(r, status, value, failure)
+	return c.Send(w, r, status, "application/json", b)
+}
+
+// SendJSON is Claim.SendJSON for an answer that is not counted.
 func SendJSON(w http.ResponseWriter, r *http.Request, status int, value any, failure []byte) {
+	status, b := encode(r, status, value, failure)
+	Send(w, r, status, "application/json", b)
+}
+
+func encode(r *http.Request, status int, value any, failure []byte) (int, []byte) {
 	b, err := json.Marshal(value)
 	if err != nil {
 		slog.ErrorContext(r.Context(), "answer cannot be encoded", "path", where(r), "error", err)
-		status, b = http.StatusInternalServerError, failure
+		return http.StatusInternalServerError, failure
 	}
-	Send(w, r, status, "application/json", b)
+	return status, b
 }

@@ -114,10 +114,12 @@ func (s *Service) chatCompletions(c call) error {
 	if err != nil {
 		return err
 	}
-	prompt, err := s.renderChat(c.Request.Context(), m, &r)
+	prompt, err := s.renderChat(c, m, &r)
 	if err != nil {
 		return err
 	}
+	r.Messages = nil // a stream may be long, and needs none of this
+	c.claim.Release()
 	info, err := s.core.ModelInfo(c.Request.Context(), m.Name)
 	if err != nil {
 		return err
@@ -170,7 +172,7 @@ func (a *chatAnswer) run(ctx context.Context, emit func(part) error) error {
 func (a *chatAnswer) whole(c call) error {
 	n := a.generation.Request.NumSamples
 	contents, logprobs, reasons := make([]strings.Builder, n), make([][]chatLogprob, n), make([]string, n)
-	kept := allowance{whole: a.service.wholeBytes}
+	kept := allowance{whole: a.service.wholeBytes, claim: c.claim}
 	err := a.run(c.Request.Context(), func(p part) error {
 		if err := kept.take(p.text, a.scores(p.tokens)); err != nil {
 			return err
@@ -198,8 +200,7 @@ func (a *chatAnswer) whole(c call) error {
 	for i := range choices {
 		choices[i] = choice{i, message{"assistant", contents[i].String(), nil}, a.logprobsObject(logprobs[i]), reasons[i]}
 	}
-	sendJSON(c.Context, http.StatusOK, completion[choice]{a.head("chat.completion"), choices, &a.usage})
-	return nil
+	return sendJSON(c, http.StatusOK, completion[choice]{a.head("chat.completion"), choices, &a.usage})
 }
 
 // chatDelta is the new part of a streamed choice.

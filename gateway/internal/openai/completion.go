@@ -3,6 +3,8 @@ package openai
 import (
 	"crypto/rand"
 	"time"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/body"
 )
 
 // head is what every answer begins with, and every event of a streamed one: the same in all events of an answer.
@@ -31,11 +33,25 @@ const (
 	scoreBytes = 200
 )
 
+// answerStep is by how much at a time an answer in the making claims memory; as much it has for nothing.
+const answerStep = 64 << 10
+
 // allowance bounds the memory of an answer in the making.
-type allowance struct{ whole, taken int }
+type allowance struct {
+	whole, taken int
+	claim        *body.Claim
+	claimed      int
+}
 
 // take accounts for a part of the answer, before it is kept.
 func (a *allowance) take(text string, scores int) error {
+	if a.taken > a.claimed+answerStep {
+		n := a.taken - a.claimed
+		if err := a.claim.Take(int64(n)); err != nil {
+			return err
+		}
+		a.claimed += n
+	}
 	if a.taken += len(text) + scores*scoreBytes; a.taken > a.whole {
 		return invalid("stream", "the answer is longer than what is kept until it is whole, which is about %d KiB: stream it, or ask for fewer choices, tokens or log-probabilities", a.whole>>10)
 	}

@@ -22,8 +22,9 @@ import (
 const (
 	defaultCompletionTokens = 16 // OpenAI's default of max_tokens here
 	maxPrompts              = 2048
-	maxSequences            = 4096 // prompts × n
-	promptsAtOnce           = 16   // of one request, so that it leaves places to others
+	smallPrompts            = 16 << 10 // bytes of tokens
+	maxSequences            = 4096     // prompts × n
+	promptsAtOnce           = 16       // of one request, so that it leaves places to others
 
 	// A prompt that finds all places taken tries again. A request that has got no place at all in busyPatience is refused, so that its client may go elsewhere.
 	busyWait     = 100 * time.Millisecond
@@ -42,7 +43,7 @@ type completionRequest struct {
 }
 
 // prompts reads the four forms of prompt: a string, a list of strings, a list of token ids, a list of such lists.
-func (r *completionRequest) prompts(m *catalog.Model, vocab int) ([][]int32, error) {
+func (r *completionRequest) prompts(m *catalog.Model, info plugins.ModelInfo) ([][]int32, error) {
 	const forms = "a string, a list of strings, a list of token ids, or a list of lists of token ids is allowed"
 	list := []json.RawMessage{r.Prompt}
 	switch kindOf(r.Prompt) {
@@ -63,10 +64,13 @@ func (r *completionRequest) prompts(m *catalog.Model, vocab int) ([][]int32, err
 	out := make([][]int32, len(list))
 	for i, one := range list {
 		var err error
-		if kindOf(one) == '"' {
+		switch {
+		case kindOf(one) != '"':
+			out[i], err = tokenIDs(one, info.VocabSize)
+		case len(one) > textLimit(info):
+			return nil, tooLong("prompt", len(one), info)
+		default:
 			out[i], err = encode(m, one)
-		} else {
-			out[i], err = tokenIDs(one, vocab)
 		}
 		switch {
 		case err != nil && len(list) > 1:
@@ -76,6 +80,18 @@ func (r *completionRequest) prompts(m *catalog.Model, vocab int) ([][]int32, err
 		}
 	}
 	return out, nil
+}
+
+// tokenBytes is the memory of prompts that are worth counting.
+func tokenBytes(prompts [][]int32) int64 {
+	total := 0
+	for _, p := range prompts {
+		total += 4 * len(p)
+	}
+	if total <= smallPrompts {
+		return 0
+	}
+	return int64(total)
 }
 
 func encode(m *catalog.Model, raw json.RawMessage) ([]int32, error) {
@@ -118,8 +134,18 @@ func (s *Service) completions(c call) error {
 	if err != nil {
 		return err
 	}
-	prompts, err := r.prompts(m, info.VocabSize)
+	if len(r.Prompt) > smallTextBytes {
+		if err := c.claim.Take(textCopies * int64(min(len(r.Prompt), textLimit(info)))); err != nil { // one prompt at a time
+			return err
+		}
+	}
+	prompts, err := r.prompts(m, info)
 	if err != nil {
+		return err
+	}
+	r.Prompt = nil // from here on there are its tokens
+	c.claim.Release()
+	if err := c.claim.Take(tokenBytes(prompts)); err != nil {
 		return err
 	}
 	if r.N != nil && *r.N > 0 && len(prompts) > maxSequences / *r.N {
@@ -327,7 +353,7 @@ func (a *completionAnswer) whole(c call) error {
 			choices[i].Logprobs = a.logprobs(nil, 0)
 		}
 	}
-	kept := allowance{whole: a.service.wholeBytes}
+	kept := allowance{whole: a.service.wholeBytes, claim: c.claim}
 	err := a.run(c.Request.Context(), func(part completionChoice) error {
 		if err := kept.take(part.Text, part.Logprobs.scores()); err != nil {
 			return err
@@ -347,8 +373,7 @@ func (a *completionAnswer) whole(c call) error {
 	for i := range choices {
 		choices[i].Text = texts[i].String()
 	}
-	sendJSON(c.Context, http.StatusOK, completion[completionChoice]{a.head, choices, &a.usage})
-	return nil
+	return sendJSON(c, http.StatusOK, completion[completionChoice]{a.head, choices, &a.usage})
 }
 
 func (a *completionAnswer) stream(c call) error {

@@ -60,7 +60,11 @@ func asAPIError(err error) *apiError {
 	case errors.As(err, &e):
 		return e
 	case errors.As(err, &bad):
-		return &apiError{Status: bad.Status, Message: bad.Message, Type: "invalid_request_error"}
+		kind := "invalid_request_error"
+		if bad.Status >= http.StatusInternalServerError {
+			kind = "server_error"
+		}
+		return &apiError{Status: bad.Status, Message: bad.Message, Type: kind}
 	}
 	message := err.Error()
 	switch runs.KindOf(err) {
@@ -114,7 +118,7 @@ func fail(c *gin.Context, err error) {
 	if e.Status == http.StatusTooManyRequests || e.Status == http.StatusServiceUnavailable {
 		c.Header("Retry-After", "1")
 	}
-	sendJSON(c, e.Status, e.body())
+	body.SendJSON(c.Writer, c.Request, e.Status, e.body(), internalErrorBody)
 }
 
 // told is the form of an error in which the caller may be told of it. One that is not meant for callers is logged, with what it is.
@@ -137,16 +141,22 @@ var revokedError = &apiError{Status: http.StatusUnauthorized, Message: keys.ErrR
 
 var internalError = &apiError{Status: http.StatusInternalServerError, Message: "The server had an error while processing your request.", Type: "server_error"}
 
-func sendJSON(c *gin.Context, code int, value any) {
-	body.SendJSON(c.Writer, c.Request, code, value, internalErrorBody)
+func sendJSON(c call, code int, value any) error {
+	return c.claim.SendJSON(c.Writer, c.Request, code, value, internalErrorBody)
 }
 
 // internalErrorBody is internalError as clients read it.
 var internalErrorBody, _ = json.Marshal(internalError.body())
 
+// jsonCopies is how many copies of a text decoding makes, at most.
+const jsonCopies = 2
+
 // decode reads a JSON object. Unknown fields are left alone, as every server of this API does.
 func decode(c call, into any) error {
-	b, err := body.Read(c.Request)
+	b, err := c.claim.Read(c.Request, body.MaxTextBytes)
+	if err == nil {
+		err = c.claim.TakeJSON(b, jsonCopies)
+	}
 	if err != nil {
 		return err
 	}

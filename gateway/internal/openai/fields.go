@@ -8,7 +8,7 @@ import (
 	"strconv"
 )
 
-// Fields whose type is one of several are kept as raw JSON and read here. What is read has been found to be valid JSON, but may be 64 MiB of anything.
+// Fields whose type is one of several are kept as raw JSON and read here. What is read has been found to be valid JSON, but may be 16 MiB of anything.
 
 // given tells whether a field is there and not null.
 func given(raw json.RawMessage) bool { return len(raw) > 0 && !bytes.Equal(raw, []byte("null")) }

@@ -18,7 +18,7 @@ import (
 const renderTimeout = 10 * time.Second
 
 // renderChat turns messages into the prompt's tokens by the model's chat template.
-func (s *Service) renderChat(ctx context.Context, m *catalog.Model, r *chatRequest) ([]int32, error) {
+func (s *Service) renderChat(c call, m *catalog.Model, r *chatRequest) ([]int32, error) {
 	if m.Tokenizer == nil {
 		return nil, invalid("model", "%s has no tokenizer: use the Tinker API with token ids", m.Name)
 	}
@@ -27,6 +27,13 @@ func (s *Service) renderChat(ctx context.Context, m *catalog.Model, r *chatReque
 	}
 	if len(r.Messages) == 0 {
 		return nil, invalid("messages", "must hold at least one message")
+	}
+	size := 0
+	for _, raw := range r.Messages {
+		size += len(raw)
+	}
+	if err := s.bound(c, m, "messages", size); err != nil {
+		return nil, err
 	}
 	conversation := chat.Conversation{AddGenerationPrompt: !r.ContinueFinal, ContinueFinalMessage: r.ContinueFinal, Now: time.Now()}
 	if r.AddGenerationPrompt != nil {
@@ -43,7 +50,7 @@ func (s *Service) renderChat(ctx context.Context, m *catalog.Model, r *chatReque
 	if conversation.Kwargs, err = templateKwargs(m, r); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, renderTimeout)
+	ctx, cancel := context.WithTimeout(c.Request.Context(), renderTimeout)
 	defer cancel()
 	text, err := m.Template.Render(ctx, conversation)
 	if err != nil {

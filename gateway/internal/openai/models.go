@@ -43,8 +43,7 @@ func (s *Service) listModels(c call) error {
 	for i, m := range served {
 		data[i] = s.modelObject(m)
 	}
-	sendJSON(c.Context, http.StatusOK, gin.H{"object": "list", "data": data})
-	return nil
+	return sendJSON(c, http.StatusOK, gin.H{"object": "list", "data": data})
 }
 
 // getModel describes one name. Names that are not listed, such as NAME:latest and RUN, are described by what they mean.
@@ -72,6 +71,5 @@ func (s *Service) getModel(c call) error {
 		}
 	}
 	described.ID = id
-	sendJSON(c.Context, http.StatusOK, s.modelObject(described))
-	return nil
+	return sendJSON(c, http.StatusOK, s.modelObject(described))
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/body"
 	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
 	"github.com/tinsmith/tinsmith/gateway/internal/keys"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
@@ -57,7 +58,8 @@ func (s *Service) Register(r gin.IRouter) {
 type call struct {
 	*gin.Context
 	owner string
-	admin bool // the caller has an administrator's right
+	admin bool        // the caller has an administrator's right
+	claim *body.Claim // what its body and its answer take
 }
 
 // auths wraps a handler of a known caller. A handler that streams answers itself and returns an error only before it has begun.
@@ -70,7 +72,9 @@ func (s *Service) auths(h func(call) error) gin.HandlerFunc {
 		}
 		defer r.Release()
 		c.Request = r.Request
-		if err := h(call{c, r.Owner, r.Admin}); err != nil {
+		claim := body.NewClaim(r.Owner)
+		defer claim.Release()
+		if err := h(call{c, r.Owner, r.Admin, claim}); err != nil {
 			fail(c, err)
 		}
 	}

@@ -9,6 +9,12 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
 )
 
+const (
+	mostTokens  = 1 << 18 // that are made text at once: a token may be a long text
+	manyTokens  = 4 << 10 // take memory that counts
+	listedBytes = 64      // of a token in an answer, with its text, and that again as JSON
+)
+
 // textModel finds the model of a tokenizer request; without a name the first one.
 func (s *Service) textModel(c call, name string) (*catalog.Model, error) {
 	m := s.first
@@ -47,11 +53,14 @@ func (s *Service) tokenize(c call) error {
 	case r.Prompt != nil && r.Messages != nil:
 		return invalid("prompt", "give either prompt or messages")
 	case r.Prompt != nil:
+		if err := s.bound(c, m, "prompt", len(*r.Prompt)); err != nil {
+			return err
+		}
 		ids, err = m.Tokenizer.Encode(*r.Prompt, r.AddSpecialTokens == nil || *r.AddSpecialTokens)
 	case r.Messages != nil && len(r.Tools) > 0:
 		return unsupported("tools", "tool calls are not supported yet")
 	case r.Messages != nil:
-		ids, err = s.renderChat(c.Request.Context(), m, &chatRequest{Messages: r.Messages, AddGenerationPrompt: r.AddGenerationPrompt, ContinueFinal: r.ContinueFinal})
+		ids, err = s.renderChat(c, m, &chatRequest{Messages: r.Messages, AddGenerationPrompt: r.AddGenerationPrompt, ContinueFinal: r.ContinueFinal})
 	default:
 		return invalid("prompt", "either prompt or messages is required")
 	}
@@ -60,6 +69,11 @@ func (s *Service) tokenize(c call) error {
 	}
 	if ids == nil {
 		ids = []int32{}
+	}
+	if len(ids) > manyTokens {
+		if err := c.claim.Take(int64(len(ids)) * listedBytes); err != nil {
+			return err
+		}
 	}
 	info, err := s.core.ModelInfo(c.Request.Context(), m.Name)
 	if err != nil {
@@ -73,8 +87,7 @@ func (s *Service) tokenize(c call) error {
 		}
 		out["token_strs"] = names
 	}
-	sendJSON(c.Context, http.StatusOK, out)
-	return nil
+	return sendJSON(c, http.StatusOK, out)
 }
 
 func (s *Service) detokenize(c call) error {
@@ -96,13 +109,15 @@ func (s *Service) detokenize(c call) error {
 	if err != nil {
 		return invalid("tokens", "%v", err)
 	}
+	if len(ids) > mostTokens {
+		return invalid("tokens", "%d ids are more than %d", len(ids), mostTokens)
+	}
 	for i, id := range ids {
 		if _, ok := m.Tokenizer.TokenString(id); !ok {
 			return invalid("tokens", "element %d: %d is not the id of a token", i, id)
 		}
 	}
-	sendJSON(c.Context, http.StatusOK, gin.H{"prompt": m.Tokenizer.Decode(ids, false)})
-	return nil
+	return sendJSON(c, http.StatusOK, gin.H{"prompt": m.Tokenizer.Decode(ids, false)})
 }
 
 func (s *Service) tokenizerInfo(c call) error {
@@ -123,6 +138,5 @@ func (s *Service) tokenizerInfo(c call) error {
 		return err
 	}
 	out["model_max_length"] = info.MaxContextLength
-	sendJSON(c.Context, http.StatusOK, out)
-	return nil
+	return sendJSON(c, http.StatusOK, out)
 }

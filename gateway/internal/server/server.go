@@ -22,13 +22,13 @@ import (
 	"go.opentelemetry.io/contrib/instrumentation/github.com/gin-gonic/gin/otelgin"
 	"go.opentelemetry.io/otel/metric/noop"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/body"
 	"github.com/tinsmith/tinsmith/gateway/internal/telemetry"
 )
 
-// Limits of connections. Polls are held for 30 s and streams for minutes, so there is no write timeout; a body of the largest size may come over a slow line.
+// Limits of connections. Bodies and answers have none of the whole time, but a pace.
 const (
 	readHeaderTimeout = 10 * time.Second
-	readTimeout       = 10 * time.Minute
 	idleTimeout       = 2 * time.Minute
 	maxHeaderBytes    = 64 << 10
 	drainTimeout      = 5 * time.Second
@@ -227,11 +227,19 @@ func WriteAddress(address net.Addr, dataDir string) error {
 	return nil
 }
 
-// Serve answers on l until ctx ends; then open requests get a moment to finish.
+// Serve answers on l until ctx ends; then open requests get a moment to finish. It bounds how many connections are open, and how slow they are.
 func Serve(ctx context.Context, l net.Listener, handler http.Handler) error {
+	return serve(ctx, newConnections(l, connectionLimit()), ordinary, handler)
+}
+
+func serve(ctx context.Context, l *connections, p pace, handler http.Handler) error {
 	held := ballast()
 	defer runtime.KeepAlive(held)
-	s := &http.Server{Handler: handler, ReadHeaderTimeout: readHeaderTimeout, ReadTimeout: readTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes, ErrorLog: slog.NewLogLogger(slog.Default().Handler(), slog.LevelDebug)}
+	s := &http.Server{
+		Handler: onlyHealth(p.keep(handler)), ReadHeaderTimeout: readHeaderTimeout, ReadTimeout: p.pause, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
+		ErrorLog: slog.NewLogLogger(slog.Default().Handler(), slog.LevelDebug), ConnState: watch,
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return body.WithConnection(ctx, c) },
+	}
 	failed := make(chan error, 1)
 	go func() { failed <- s.Serve(l) }()
 	select {

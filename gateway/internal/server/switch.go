@@ -1,6 +1,7 @@
 package server
 
 import (
+	"fmt"
 	"net/http"
 	"sync/atomic"
 )
@@ -21,12 +22,16 @@ func (s *Switch) Set(h http.Handler) { s.current.Store(&h) }
 // Drain refuses further requests: the server is ending.
 func (s *Switch) Drain() {
 	s.Set(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		const body = `{"detail":"the server is shutting down","error":{"message":"the server is shutting down","type":"server_error","param":null,"code":null}}`
-		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Retry-After", "2")
-		w.WriteHeader(http.StatusServiceUnavailable)
-		_, _ = w.Write([]byte(body)) // a client that is gone needs no answer
+		refuse(w, http.StatusServiceUnavailable, "the server is shutting down")
 	}))
+}
+
+// refuse answers outside of the APIs, in a form that clients of either understand. The text needs no escape.
+func refuse(w http.ResponseWriter, code int, text string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_, _ = fmt.Fprintf(w, `{"detail":"%[1]s","error":{"message":"%[1]s","type":"server_error","param":null,"code":null}}`, text) // a client that is gone needs no answer
 }
 
 // ServeHTTP implements http.Handler.

@@ -1,9 +1,11 @@
 package tinker
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
+	"os"
 
 	"github.com/gin-gonic/gin"
 
@@ -76,7 +78,11 @@ func (s *Service) archives(c *gin.Context) {
 	c.Status(http.StatusOK)
 	if err := write(c.Writer); err != nil {
 		// The status is sent: only a broken connection can tell the client that the tar is not whole.
-		slog.ErrorContext(c.Request.Context(), "archive ended early", "error", err)
+		level := slog.LevelError
+		if c.Request.Context().Err() != nil || errors.Is(err, os.ErrDeadlineExceeded) {
+			level = slog.LevelDebug // the client went away, or does not read
+		}
+		slog.Log(c.Request.Context(), level, "archive ended early", "error", err)
 		panic(http.ErrAbortHandler)
 	}
 }

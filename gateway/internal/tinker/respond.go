@@ -81,7 +81,7 @@ func fail(c *gin.Context, err error) {
 	if code >= http.StatusInternalServerError {
 		tell = keys.TellFault
 	}
-	sendJSON(c, code, gin.H{"detail": tell(c.Request.Context(), text)})
+	body.SendJSON(c.Writer, c.Request, code, gin.H{"detail": tell(c.Request.Context(), text)}, internalErrorBody)
 }
 
 // tellFailure gives what the caller may be told of why something failed.
@@ -92,17 +92,21 @@ func tellFailure(c call, category runs.Category, text string) string {
 	return keys.TellFault(c.Request.Context(), text)
 }
 
-func sendJSON(c *gin.Context, code int, value any) {
-	body.SendJSON(c.Writer, c.Request, code, value, []byte(`{"detail":"internal error"}`))
+var internalErrorBody = []byte(`{"detail":"internal error"}`)
+
+func sendJSON(c *gin.Context, claim *body.Claim, code int, value any) error {
+	return claim.SendJSON(c.Writer, c.Request, code, value, internalErrorBody)
 }
 
-func send(c *gin.Context, code int, contentType string, b []byte) {
-	body.Send(c.Writer, c.Request, code, contentType, b)
-}
+// jsonCopies is how many copies of a text there are at most between the body and package runs.
+const jsonCopies = 3
 
 // decode reads a JSON body into value. Unknown keys are left alone: newer clients send more.
 func decode(c call, value any) error {
-	b, err := body.Read(c.Request)
+	b, err := c.claim.Read(c.Request, body.MaxTextBytes)
+	if err == nil {
+		err = c.claim.TakeJSON(b, jsonCopies)
+	}
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/body"
 	"github.com/tinsmith/tinsmith/gateway/internal/keys"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 )
@@ -116,8 +117,9 @@ func (s *Service) Register(r gin.IRouter) {
 type call struct {
 	*gin.Context
 	owner  string
-	admin  bool   // the caller has an administrator's right
-	bearer string // stands for the caller's key in links
+	admin  bool        // the caller has an administrator's right
+	bearer string      // stands for the caller's key in links
+	claim  *body.Claim // what its body and its answer take
 }
 
 // handler answers a call: a value is sent as JSON, a protobuf as such, nil as an empty success.
@@ -142,14 +144,14 @@ func (s *Service) auths(h handler) gin.HandlerFunc {
 		}
 		defer r.Release()
 		c.Request = r.Request
-		s.answer(c, h, call{c, r.Owner, r.Admin, r.Bearer})
+		s.answer(c, h, call{Context: c, owner: r.Owner, admin: r.Admin, bearer: r.Bearer})
 	}
 }
 
 // unauthorized refuses a credential. The marker makes the SDK fetch a new token once, in case its token has expired.
 func unauthorized(c *gin.Context, text string) {
 	c.Header("WWW-Authenticate", `Bearer error="invalid_token"`)
-	sendJSON(c, http.StatusUnauthorized, gin.H{"detail": text})
+	body.SendJSON(c.Writer, c.Request, http.StatusUnauthorized, gin.H{"detail": text}, internalErrorBody)
 }
 
 // open wraps a handler that needs no caller.
@@ -158,6 +160,9 @@ func (s *Service) open(h handler) gin.HandlerFunc {
 }
 
 func (s *Service) answer(c *gin.Context, h handler, from call) {
+	claim := body.NewClaim(from.owner)
+	defer claim.Release()
+	from.claim = claim
 	value, err := h(from)
 	if err != nil {
 		fail(c, err)
@@ -168,11 +173,14 @@ func (s *Service) answer(c *gin.Context, h handler, from call) {
 		c.Status(http.StatusNoContent)
 		c.Writer.WriteHeaderNow()
 	case protobuf:
-		send(c, http.StatusOK, "application/x-protobuf", v)
+		err = claim.Send(c.Writer, c.Request, http.StatusOK, "application/x-protobuf", v)
 	case status:
-		sendJSON(c, v.code, v.body)
+		err = sendJSON(c, claim, v.code, v.body)
 	default:
-		sendJSON(c, http.StatusOK, v)
+		err = sendJSON(c, claim, http.StatusOK, v)
+	}
+	if err != nil { // there is no memory for the answer, and nothing of it was sent
+		fail(c, err)
 	}
 }
 

@@ -2,11 +2,13 @@ package tinker
 
 import (
 	"fmt"
+	"net/http"
 	"slices"
 	"time"
 
 	"github.com/gin-gonic/gin"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/body"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 )
 
@@ -28,7 +30,11 @@ func (s *Service) traces(c *gin.Context) {
 		return
 	}
 	c.Header("Content-Disposition", `attachment; filename="trace.json"`)
-	sendJSON(c, 200, gin.H{"traceEvents": chromeEvents(session, events), "displayTimeUnit": "ms"})
+	claim := body.NewClaim("") // who has the link needs no key
+	defer claim.Release()
+	if err := sendJSON(c, claim, http.StatusOK, gin.H{"traceEvents": chromeEvents(session, events), "displayTimeUnit": "ms"}); err != nil {
+		fail(c, err)
+	}
 }
 
 func chromeEvents(session string, events []runs.TraceEvent) []gin.H {

@@ -2,6 +2,7 @@ package tinker
 
 import (
 	"encoding/json"
+	"errors"
 	"math"
 
 	"github.com/gin-gonic/gin"
@@ -14,11 +15,15 @@ import (
 
 // forwardBackward takes protobuf. What is wrong with the data fails the future and not the submission: a refused chunk would jam older clients.
 func (s *Service) forwardBackward(c call) (any, error) {
-	b, err := body.Read(c.Request)
+	b, err := c.claim.Read(c.Request, plugins.MaxBodyBytes)
 	if err != nil {
 		return nil, err
 	}
-	op, err := wire.DecodeForwardBackward(b)
+	op, err := wire.DecodeForwardBackward(b, c.claim.Take)
+	var full *body.Error
+	if errors.As(err, &full) {
+		return nil, err
+	}
 	if err != nil {
 		return nil, badRequestf("%v", err)
 	}

@@ -7,8 +7,8 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/tinker/wire/tinkerpb"
 )
 
-// decodeDatum translates one datum; i is its place in the request.
-func decodeDatum(i int, d *tinkerpb.Datum) (runs.Datum, error) {
+// decodeDatum translates one datum; i is its place in the request, whose tensors may have *left more elements.
+func decodeDatum(i int, d *tinkerpb.Datum, left *int64) (runs.Datum, error) {
 	prefix := fmt.Sprintf("data[%d].", i)
 	out := runs.Datum{Inputs: make(map[string]runs.Tensor, len(d.GetLossFnInputs()))}
 	for j, chunk := range d.GetModelInput() {
@@ -30,7 +30,7 @@ func decodeDatum(i int, d *tinkerpb.Datum) (runs.Datum, error) {
 	}
 	for name, tensor := range d.GetLossFnInputs() {
 		var err error
-		if out.Inputs[name], err = decodeTensor(prefix+"loss_fn_inputs."+name, tensor); err != nil {
+		if out.Inputs[name], err = decodeTensor(prefix+"loss_fn_inputs."+name, tensor, left); err != nil {
 			return runs.Datum{}, err
 		}
 	}

@@ -9,20 +9,40 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/tinker/wire/tinkerpb"
 )
 
-// DecodeForwardBackward reads a protobuf body; the owner is left empty. The error is for a body that cannot be decoded or does not say which operation it is; everything else
-// that is wrong becomes the operation's Refusal, so that it has its place in the order and fails there.
-func DecodeForwardBackward(body []byte) (runs.ForwardBackward, error) {
-	tooMany := countParts(body) > maxParts
+// Until a body is accepted there are about so many copies of it beside itself: the decoded data, what package runs makes of them, and what is journalled.
+const copies = 3
+
+const (
+	smallBytes = 16 << 10 // of a plain body, which need not ask for memory
+	partBytes  = 256      // of a decoded message
+)
+
+// DecodeForwardBackward reads a protobuf body; the owner is left empty. take is asked for the memory that the body takes beside itself until it is accepted, before it does. The error is take's, or for a body that
+// cannot be decoded or does not say which operation it is; everything else that is wrong becomes the operation's Refusal, so that it has its place in the order and fails there.
+func DecodeForwardBackward(body []byte, take func(int64) error) (runs.ForwardBackward, error) {
+	parts := countParts(body)
+	tooMany := parts > maxParts
 	if tooMany {
-		body = identity(body)
-	} else if out, ok := decodePlain(body); ok {
-		return out, nil
+		body, parts = identity(body), 0
 	}
-	return decodeMessages(body, tooMany)
+	if len(body) > smallBytes {
+		if err := take(copies * int64(len(body))); err != nil {
+			return runs.ForwardBackward{}, err
+		}
+	}
+	if !tooMany {
+		if out, ok := decodePlain(body); ok {
+			return out, nil
+		}
+	}
+	if err := take(partBytes * int64(parts)); err != nil {
+		return runs.ForwardBackward{}, err
+	}
+	return decodeMessages(body, tooMany, take)
 }
 
 // decodeMessages does it for every body. tooMany: there is only the operation's identity.
-func decodeMessages(body []byte, tooMany bool) (runs.ForwardBackward, error) {
+func decodeMessages(body []byte, tooMany bool, take func(int64) error) (runs.ForwardBackward, error) {
 	var m tinkerpb.ForwardBackwardRequest
 	if err := proto.Unmarshal(body, &m); err != nil {
 		return runs.ForwardBackward{}, fmt.Errorf("body: not a ForwardBackwardRequest: %w", err)
@@ -59,17 +79,14 @@ func decodeMessages(body []byte, tooMany bool) (runs.ForwardBackward, error) {
 			return refuse(fieldErrorf("loss_fn_config."+name, "has no value"))
 		}
 	}
-	total := 0
+	if err := take(copies * sparseBytes(m.GetData())); err != nil {
+		return runs.ForwardBackward{}, err
+	}
+	left := int64(maxElements)
 	for i, d := range m.GetData() {
-		datum, err := decodeDatum(i, d)
+		datum, err := decodeDatum(i, d, &left)
 		if err != nil {
 			return refuse(err)
-		}
-		for _, t := range datum.Inputs {
-			total += len(t.Floats) + len(t.Ints)
-		}
-		if total > 4*maxElements {
-			return refuse(fieldErrorf("data", "the tensors have more than %d elements", 4*maxElements))
 		}
 		out.Data = append(out.Data, datum)
 	}

@@ -112,7 +112,7 @@ func decodePlain(body []byte) (op runs.ForwardBackward, ok bool) {
 			op.Seq = int64(r.once().number)
 		case requestData:
 			datum, elements, ok := plainDatum(r.bytes)
-			if total += elements; !ok || total > 4*maxElements {
+			if total += elements; !ok || total > maxElements {
 				return op, false
 			}
 			op.Data = append(op.Data, datum)

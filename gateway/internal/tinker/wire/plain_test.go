@@ -19,7 +19,7 @@ func likeMessages(t *testing.T, body []byte) (plain bool) {
 	if !ok {
 		return false
 	}
-	want, err := decodeMessages(body, false)
+	want, err := decodeMessages(body, false, freely)
 	if err != nil {
 		t.Fatalf("a body that cannot be decoded is taken for a plain one: %v", err)
 	}

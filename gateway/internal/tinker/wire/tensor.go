@@ -5,8 +5,9 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/tinker/wire/tinkerpb"
 )
 
-// decodeTensor reads a dense or sparse tensor as a dense one; cells that a sparse tensor does not store are zero. field names it in errors.
-func decodeTensor(field string, t *tinkerpb.Tensor) (runs.Tensor, error) {
+// decodeTensor reads a dense or sparse tensor as a dense one; cells that a sparse tensor does not store are zero. field names it in errors. It may have *left elements, of which
+// it takes its own.
+func decodeTensor(field string, t *tinkerpb.Tensor, left *int64) (runs.Tensor, error) {
 	size := 4
 	switch t.GetDtype() {
 	case tinkerpb.DType_DTYPE_FLOAT32:
@@ -29,6 +30,9 @@ func decodeTensor(field string, t *tinkerpb.Tensor) (runs.Tensor, error) {
 	n, err := elements(field, shape)
 	if err != nil {
 		return runs.Tensor{}, err
+	}
+	if *left -= n; *left < 0 {
+		return runs.Tensor{}, fieldErrorf("data", "the tensors have more than %d elements in all", maxElements)
 	}
 	out := runs.Tensor{Shape: make([]int, len(shape))}
 	for i, d := range shape {
@@ -66,4 +70,22 @@ func decodeTensor(field string, t *tinkerpb.Tensor) (runs.Tensor, error) {
 		}
 	})
 	return out, err
+}
+
+// sparseBytes is what the sparse tensors of a request take that are made dense, as far as they are allowed.
+func sparseBytes(data []*tinkerpb.Datum) int64 {
+	total := int64(0)
+	for _, d := range data {
+		for _, t := range d.GetLossFnInputs() {
+			if t.GetSparseCsr() == nil {
+				continue
+			}
+			n, err := elements("", t.GetShape())
+			if err != nil {
+				continue // it is refused
+			}
+			total = min(total+n, maxElements)
+		}
+	}
+	return 8 * total
 }

@@ -67,7 +67,7 @@ func bytesOfFloat32s(v []float32) []byte {
 	return out
 }
 
-// maxElements bounds a decoded tensor: a sparse one can name a shape far larger than its bytes.
+// maxElements bounds the decoded tensors of a request: a sparse one can name a shape far larger than its bytes. A body of dense ones has no more.
 const maxElements = 16 << 20
 
 // maxDimensions bounds a shape.

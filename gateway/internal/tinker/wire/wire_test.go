@@ -34,9 +34,12 @@ func unhex(t testing.TB, s string) []byte {
 	return b
 }
 
+// freely gives all the memory that is asked for.
+func freely(int64) error { return nil }
+
 func TestDecodeForwardBackward(t *testing.T) {
 	t.Run("0.25 ppo, forward only", func(t *testing.T) {
-		got, err := DecodeForwardBackward(unhex(t, b1))
+		got, err := DecodeForwardBackward(unhex(t, b1), freely)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -51,7 +54,7 @@ func TestDecodeForwardBackward(t *testing.T) {
 		}
 	})
 	t.Run("0.38 spans and text settings", func(t *testing.T) {
-		got, err := DecodeForwardBackward(unhex(t, b4))
+		got, err := DecodeForwardBackward(unhex(t, b4), freely)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -110,7 +113,7 @@ func TestRefusals(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, err := DecodeForwardBackward(body)
+			got, err := DecodeForwardBackward(body, freely)
 			if err != nil {
 				t.Fatalf("refused at submission, which loses its place in the order: %v", err)
 			}
@@ -129,16 +132,17 @@ func TestRefusals(t *testing.T) {
 		{"negative number", &tinkerpb.ForwardBackwardRequest{ModelId: "m", SeqId: -1}, "seq_id: -1 is not"},
 	} {
 		body, _ := proto.Marshal(c.m)
-		if _, err := DecodeForwardBackward(body); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := DecodeForwardBackward(body, freely); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: got %v, want %q", c.name, err, c.want)
 		}
 	}
 }
 
 func TestSparseBecomesDense(t *testing.T) {
+	left := int64(6)
 	got, err := decodeTensor("t", &tinkerpb.Tensor{Dtype: tinkerpb.DType_DTYPE_INT64, Shape: []int64{2, 3}, Encoding: &tinkerpb.Tensor_SparseCsr{SparseCsr: &tinkerpb.SparseCsr{
 		Values: bytesOfInt64s([]int64{7, 8, 9}), CrowIndices: bytesOfInt64s([]int64{0, 1, 3}), ColIndices: bytesOfInt64s([]int64{2, 0, 1}),
-	}}})
+	}}}, &left)
 	want := runs.Tensor{Shape: []int{2, 3}, Ints: []int64{0, 0, 7, 8, 9, 0}}
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, %v", got, err)
@@ -328,7 +332,7 @@ func FuzzDecodeForwardBackward(f *testing.F) {
 		f.Add(unhex(f, s))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		got, err := DecodeForwardBackward(body)
+		got, err := DecodeForwardBackward(body, freely)
 		if err != nil {
 			return
 		}

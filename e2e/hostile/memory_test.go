@@ -1,0 +1,102 @@
+package hostile
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// peak is the most that the gateway's process was resident, in MiB, and forget begins it anew.
+func (s *server) peak(t testing.TB) (mib int) {
+	t.Helper()
+	status, err := os.ReadFile(filepath.Join("/proc", fmt.Sprint(s.process.Process.Pid), "status"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(status)) {
+		if rest, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+			fmt.Sscan(rest, &mib)
+		}
+	}
+	return mib >> 10
+}
+
+func (s *server) forget(t testing.TB) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join("/proc", fmt.Sprint(s.process.Process.Pid), "clear_refs"), []byte("5"), 0o200); err != nil {
+		t.Skipf("the kernel does not begin the figure anew: %v", err)
+	}
+}
+
+// TestLargeChats sends eight large chats at once. None can be answered, so none may take much.
+func TestLargeChats(t *testing.T) {
+	s := start(t)
+	ann := s.as("ann")
+	chat := func(begin, part string, size int) string {
+		return `{"model":"` + modelName + `","messages":[` + begin + strings.Repeat(part, size/len(part)) + `"}]}`
+	}
+	const begin = `{"role":"user","content":"`
+	for _, c := range []struct {
+		name   string
+		body   string
+		status int
+	}{
+		{"60 MB of text", chat(begin, "hello there, ", 60_000_000), 413},
+		{"15 MB of text", chat(begin, "hello there, ", 15_000_000), 400},
+		{"1 MB of text", chat(begin, "hello there, ", 1_000_000), 400},
+		{"15 MB of messages", chat(``, `{"role":"user","content":"hello"},`, 15_000_000), 0},
+		{"15 MB of numbers", chat(``, `0,`, 15_000_000), 0},
+		{"1 MB of parts", chat(`{"role":"user","content":[`, `1e1,`, 1_000_000), 400},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s.forget(t)
+			before := s.peak(t)
+			var all sync.WaitGroup
+			for range 8 {
+				all.Go(func() {
+					got := ann.send(t, http.MethodPost, "/v1/chat/completions", strings.NewReader(c.body))
+					if got.status != c.status && (c.status != 0 || got.status != 400 && got.status != 413 && got.status != 503) {
+						t.Errorf("%v, want status %d", got, c.status)
+					}
+				})
+			}
+			all.Wait()
+			took := s.peak(t) - before
+			t.Logf("%d MiB", took)
+			if took > 700 {
+				t.Errorf("%d MiB more are resident", took)
+			}
+		})
+	}
+}
+
+// TestStalledUploads has one key begin uploads of a gigabyte in all and send nothing more. Another key's bodies are served.
+func TestStalledUploads(t *testing.T) {
+	s := start(t)
+	ann, bob := s.as("ann"), s.as("bob")
+	address := strings.TrimPrefix(s.url, "http://")
+	var all sync.WaitGroup
+	for range 24 {
+		c, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := fmt.Fprintf(c, "POST /api/v1/forward_backward HTTP/1.1\r\nHost: x\r\nX-API-Key: %s\r\nContent-Length: %d\r\n\r\n", ann.key, maxBody); err != nil {
+			t.Fatal(err)
+		}
+		all.Go(func() {
+			_, _ = c.Write(make([]byte, 42<<20+650_000)) // 1023 MiB in all; an error says that the server does not want so much of one key
+		})
+	}
+	all.Wait()
+	for _, size := range []int{1_300_000, 2_000_000, 10_000_000} {
+		bob.send(t, http.MethodPost, "/api/v1/telemetry", io.MultiReader(strings.NewReader(`{"events":[],"session_id":"`), strings.NewReader(strings.Repeat("x", size)), strings.NewReader(`"}`))).ok(t)
+	}
+}

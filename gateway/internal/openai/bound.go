@@ -1,0 +1,45 @@
+package openai
+
+import (
+	"fmt"
+	"net/http"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// Text that no model can read is refused by its length, before it is parsed, rendered and tokenized, which takes many times its memory.
+const (
+	tokenTextBytes = 64      // of JSON, for each token of the context: that of ordinary text has four, or, with every character escaped, 24
+	leastTextBytes = 1 << 20 // are let through always: that much takes no memory to speak of
+
+	smallTextBytes = 16 << 10 // need not claim memory
+	textCopies     = 8        // of a text there are, at most, while it is rendered and tokenized
+)
+
+// textLimit is how many bytes of JSON the text of one prompt may have.
+func textLimit(info plugins.ModelInfo) int {
+	return max(leastTextBytes, info.MaxContextLength*tokenTextBytes)
+}
+
+// bound refuses a text of so many bytes if that is more than a prompt of the model can have, and claims the memory that making tokens of it takes.
+func (s *Service) bound(c call, m *catalog.Model, field string, size int) error {
+	if size > leastTextBytes {
+		info, err := s.core.ModelInfo(c.Request.Context(), m.Name)
+		if err != nil {
+			return err
+		}
+		if size > textLimit(info) {
+			return tooLong(field, size, info)
+		}
+	}
+	if size <= smallTextBytes {
+		return nil
+	}
+	return c.claim.Take(textCopies * int64(size))
+}
+
+func tooLong(field string, size int, info plugins.ModelInfo) error {
+	return &apiError{Status: http.StatusBadRequest, Type: "invalid_request_error", Param: field, Code: "context_length_exceeded", Message: fmt.Sprintf(
+		"%s: %d bytes are more than the %d that are looked at for this model, whose maximum context length is %d tokens", field, size, textLimit(info), info.MaxContextLength)}
+}
