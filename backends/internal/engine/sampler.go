@@ -20,6 +20,7 @@ type sampler struct {
 	lends      bool // pages can be given back
 	memory     *budget
 	fresh      []page       // taken from the cache, to be prepared
+	parked     []*sequence  // without a place, but with pages, in the order in which they were parked
 	buffers    [3][]float32 // in Go memory, by buffer
 	targets    []int32      // that rank 0 has chosen, for all ranks
 	step       stepBuffers

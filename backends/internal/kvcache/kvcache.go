@@ -240,6 +240,17 @@ func (c *Cache) Release(pages []int32) {
 	}
 }
 
+// HeldAlone counts those of a sequence's pages that would be available if it gave them up.
+func (c *Cache) HeldAlone(pages []int32) int {
+	n := 0
+	for _, page := range pages {
+		if e := c.owner[page]; e == nil || e.holders == 1 {
+			n++
+		}
+	}
+	return n
+}
+
 // Drop forgets what is cached under a key, because its weights are gone. Pages that are still held stay with their holders and are no longer shared.
 func (c *Cache) Drop(key Key) {
 	root := c.roots[key]
