@@ -209,6 +209,7 @@ func (e *Engine) enqueue(l *loaded, req plugins.SampleRequest) (*request, error)
 		q.settings.Bias = append(q.settings.Bias, sample.Bias{Token: token, Amount: float32(amount)})
 	}
 	q.scores = newScores(&q.SampleRequest)
+	q.key.Scope = req.PrefixScope
 	if most := l.config.MaxWaiting; req.NumSamples > most {
 		return nil, &plugins.Error{Kind: plugins.KindTooLarge, Field: "num_samples", Message: fmt.Sprintf("is %d, and at most %d sequences may wait for a place (backend.max_waiting)", req.NumSamples, most)}
 	}
@@ -233,7 +234,8 @@ func (e *Engine) enqueue(l *loaded, req plugins.SampleRequest) (*request, error)
 		if err != nil {
 			return nil, err
 		}
-		q.run, q.version, q.number, q.key = r, e.hold(v), v.number, kvcache.Key{Adapter: r.number, Version: v.number}
+		q.run, q.version, q.number = r, e.hold(v), v.number
+		q.key.Adapter, q.key.Version = r.number, v.number
 	}
 	q.unfinished, q.unswept = req.NumSamples, req.NumSamples
 	for i := range req.NumSamples {

@@ -53,7 +53,7 @@ func (p *sampler) host(b buffer, n int) []float32 {
 
 // forget drops what is cached for a version that nobody holds any more.
 func (p *sampler) forget(v *version) {
-	p.cache.Drop(kvcache.Key{Adapter: v.adapter, Version: v.number})
+	p.cache.Drop(v.adapter, v.number)
 }
 
 // samplingRank is what one rank does of a sampling pass. Every rank runs the same functions with its part of the vocabulary's logits; what is done on rows of whole logits is done by rank 0 for all.
