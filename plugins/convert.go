@@ -177,7 +177,7 @@ func sampleToPB(r *SampleRequest) *backendpb.SampleRequest {
 		FrequencyPenalty: r.FrequencyPenalty, PresencePenalty: r.PresencePenalty, RepetitionPenalty: r.RepetitionPenalty, LogitBias: r.LogitBias,
 		TopKSampledLogprobs: int64(r.TopKSampledLogprobs), PromptLogprobs: r.PromptLogprobs, PromptLogprobsLastN: int64(r.PromptLogprobsLastN),
 		TopKPromptLogprobs: int64(r.TopKPromptLogprobs), TargetPromptTokens: packInts(r.TargetPromptTokens), TargetPromptK: int64(r.TargetPromptK),
-		PromptAlternatives: int64(r.PromptAlternatives), Share: shareToPB(r.Share), AtEnd: r.AtEnd,
+		PromptAlternatives: int64(r.PromptAlternatives), Share: shareToPB(r.Share), AtEnd: r.AtEnd, PrefixScope: r.PrefixScope,
 	}
 }
 
@@ -192,7 +192,7 @@ func sampleFromPB(p *backendpb.SampleRequest) (SampleRequest, error) {
 		TopKSampledLogprobs: u.narrow("top_k_sampled_logprobs", p.GetTopKSampledLogprobs()), PromptLogprobs: p.GetPromptLogprobs(),
 		PromptLogprobsLastN: u.narrow("prompt_logprobs_last_n", p.GetPromptLogprobsLastN()), TopKPromptLogprobs: u.narrow("top_k_prompt_logprobs", p.GetTopKPromptLogprobs()),
 		TargetPromptTokens: u.ints("target_prompt_tokens", p.GetTargetPromptTokens()), TargetPromptK: u.narrow("target_prompt_k", p.GetTargetPromptK()),
-		PromptAlternatives: u.narrow("prompt_alternatives", p.GetPromptAlternatives()), Share: shareFromPB(p.GetShare()), AtEnd: p.GetAtEnd(),
+		PromptAlternatives: u.narrow("prompt_alternatives", p.GetPromptAlternatives()), Share: shareFromPB(p.GetShare()), AtEnd: p.GetAtEnd(), PrefixScope: p.GetPrefixScope(),
 	}
 	return r, u.err
 }

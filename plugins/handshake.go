@@ -32,7 +32,7 @@ const (
 
 // Handshake is what both ends must agree on. ProtocolVersion rises when backend.proto or a limit beside it changes in a way that an older end would misread or refuse.
 var Handshake = goplugin.HandshakeConfig{
-	ProtocolVersion:  3,
+	ProtocolVersion:  4,
 	MagicCookieKey:   "TINSMITH_PLUGIN",
 	MagicCookieValue: "b2f6d1f09c6e4d0a8f3c51d27a1f4f0e",
 }
@@ -84,9 +84,11 @@ func Dispense(c *goplugin.Client) (*Client, error) {
 	return raw.(*Client), nil
 }
 
-// Flow-control windows: large enough that a request of several megabytes is not cut into round trips.
+// Flow-control windows: large enough that a request of several megabytes is not cut into round trips. Answers need no large window, as gRPC opens it for a message whose length it has read; a small one bounds what is kept of a stream
+// of tokens that nobody reads, which the backend then stops filling. The connection's window is given back when something arrives, not when it is read, so no stream holds up another one.
 const (
-	streamWindow     = 4 << 20
+	requestWindow    = 4 << 20
+	answerWindow     = 64 << 10
 	connectionWindow = 32 << 20
 )
 
@@ -95,7 +97,7 @@ func ServerOptions() []grpc.ServerOption {
 	options := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(MaxMessageBytes),
 		grpc.MaxSendMsgSize(MaxMessageBytes),
-		grpc.InitialWindowSize(streamWindow),
+		grpc.InitialWindowSize(requestWindow),
 		grpc.InitialConnWindowSize(connectionWindow),
 	}
 	if tracesExported() {
@@ -108,7 +110,7 @@ func ServerOptions() []grpc.ServerOption {
 func DialOptions() []grpc.DialOption {
 	options := []grpc.DialOption{
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessageBytes), grpc.MaxCallSendMsgSize(MaxMessageBytes)),
-		grpc.WithInitialWindowSize(streamWindow),
+		grpc.WithInitialWindowSize(answerWindow),
 		grpc.WithInitialConnWindowSize(connectionWindow),
 	}
 	if tracesExported() {

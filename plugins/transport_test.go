@@ -271,6 +271,7 @@ func TestRequestsCrossUnchanged(t *testing.T) {
 		ID: "i", Adapter: "a", Version: LatestVersion, Prompt: []int32{1, 2}, NumSamples: 3, MaxTokens: 4, Temperature: 0.5, TopK: -1, TopP: 0.9, MinP: 0.1, Seed: math.MaxUint64,
 		StopTokens: []int32{5}, MinTokens: 6, FrequencyPenalty: 0.1, PresencePenalty: -0.1, RepetitionPenalty: 1.5, LogitBias: map[int32]float64{7: -8}, TopKSampledLogprobs: 9,
 		PromptLogprobs: true, PromptLogprobsLastN: 10, TopKPromptLogprobs: 11, TargetPromptTokens: []int32{-1}, TargetPromptK: 1, PromptAlternatives: 12, AtEnd: true, Share: Share{Key: "ann", Weight: 2.5},
+		PrefixScope: "bob",
 	}
 	everyFieldIsSet(t, sample)
 	if got, err := sampleFromPB(sampleToPB(&sample)); err != nil || !reflect.DeepEqual(got, sample) {

@@ -167,6 +167,9 @@ func (r *SampleRequest) Validate(m *ModelInfo) error {
 	if err := r.Share.validate(); err != nil {
 		return err
 	}
+	if n := len(r.PrefixScope); n > MaxIDBytes {
+		return Invalidf("prefix_scope", "has %d bytes, at most %d are allowed", n, MaxIDBytes)
+	}
 	if r.Adapter != "" {
 		if err := checkID("adapter", r.Adapter); err != nil {
 			return err

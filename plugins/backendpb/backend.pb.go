@@ -2112,6 +2112,7 @@ type SampleRequest struct {
 	PromptAlternatives  int64                  `protobuf:"varint,24,opt,name=prompt_alternatives,json=promptAlternatives,proto3" json:"prompt_alternatives,omitempty"`
 	Share               *Share                 `protobuf:"bytes,25,opt,name=share,proto3" json:"share,omitempty"`
 	AtEnd               bool                   `protobuf:"varint,26,opt,name=at_end,json=atEnd,proto3" json:"at_end,omitempty"`
+	PrefixScope         string                 `protobuf:"bytes,27,opt,name=prefix_scope,json=prefixScope,proto3" json:"prefix_scope,omitempty"`
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
@@ -2326,6 +2327,13 @@ func (x *SampleRequest) GetAtEnd() bool {
 		return x.AtEnd
 	}
 	return false
+}
+
+func (x *SampleRequest) GetPrefixScope() string {
+	if x != nil {
+		return x.PrefixScope
+	}
+	return ""
 }
 
 type TopLogprobs struct {
@@ -3192,7 +3200,7 @@ const file_backend_proto_rawDesc = "" +
 	"\fUnpinRequest\x12\x18\n" +
 	"\aadapter\x18\x01 \x01(\tR\aadapter\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"\x0f\n" +
-	"\rUnpinResponse\"\x91\b\n" +
+	"\rUnpinResponse\"\xb4\b\n" +
 	"\rSampleRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aadapter\x18\x02 \x01(\tR\aadapter\x12\x18\n" +
@@ -3225,7 +3233,8 @@ const file_backend_proto_rawDesc = "" +
 	"\x0ftarget_prompt_k\x18\x17 \x01(\x03R\rtargetPromptK\x12/\n" +
 	"\x13prompt_alternatives\x18\x18 \x01(\x03R\x12promptAlternatives\x120\n" +
 	"\x05share\x18\x19 \x01(\v2\x1a.tinsmith.backend.v1.ShareR\x05share\x12\x15\n" +
-	"\x06at_end\x18\x1a \x01(\bR\x05atEnd\x1a<\n" +
+	"\x06at_end\x18\x1a \x01(\bR\x05atEnd\x12!\n" +
+	"\fprefix_scope\x18\x1b \x01(\tR\vprefixScope\x1a<\n" +
 	"\x0eLogitBiasEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\x05R\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"I\n" +

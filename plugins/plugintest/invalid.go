@@ -106,6 +106,7 @@ func (s *suite) invalidSamples() {
 		change func(*plugins.SampleRequest)
 	}{
 		{"id", func(q *plugins.SampleRequest) { q.ID = "" }},
+		{"prefix_scope", func(q *plugins.SampleRequest) { q.PrefixScope = strings.Repeat("a", plugins.MaxIDBytes+1) }},
 		{"version", func(q *plugins.SampleRequest) { q.Version = -2 }},
 		{"version", func(q *plugins.SampleRequest) { q.Adapter, q.Version = "", 1 }},
 		{"prompt", func(q *plugins.SampleRequest) { q.Prompt = nil }},

@@ -3,6 +3,7 @@
 package plugintest
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -17,6 +18,8 @@ import (
 type Subject struct {
 	Backend plugins.Backend
 	Model   plugins.ModelInfo
+	// Places is how many sequences are decoded at once at most; 0 means 64.
+	Places int
 	// Starve has optimizer steps find no memory from now on, or again as much as they need. Nil where that cannot be brought about; then it is not tested.
 	Starve func(starved bool)
 	// Shrink has the backend be configured, from now on, so that no adapter ever fits, or again as it was. Nil where that cannot be brought about; then it is not tested.
@@ -58,6 +61,9 @@ func RunAll(t *testing.T, factory Factory) {
 		{"penalties and bias", (*suite).penaltiesAndBias},
 		{"cancel", (*suite).cancel},
 		{"emit error ends a sample", (*suite).emitError},
+		{"a key beside a crowd", (*suite).crowd},
+		{"readers that do not read", (*suite).slowReaders},
+		{"scopes of prefixes", (*suite).prefixScopes},
 		{"save and load", (*suite).saveAndLoad},
 		{"accumulator checkpoint", (*suite).accumulatorCheckpoint},
 		{"load into an adapter", (*suite).loadInto},
@@ -69,7 +75,7 @@ func RunAll(t *testing.T, factory Factory) {
 			if s.Model.VocabSize < 16 || s.Model.MaxContextLength < 24 || s.Model.MaxRank < 4 {
 				t.Fatalf("the model is too small for these tests: %+v", s.Model)
 			}
-			c.run(&suite{T: t, b: s.Backend, model: s.Model, starve: s.Starve, shrink: s.Shrink})
+			c.run(&suite{T: t, b: s.Backend, model: s.Model, places: cmp.Or(s.Places, 64), starve: s.Starve, shrink: s.Shrink})
 		})
 	}
 }
@@ -79,6 +85,7 @@ type suite struct {
 	*testing.T
 	b      plugins.Backend
 	model  plugins.ModelInfo
+	places int
 	starve func(starved bool)
 	shrink func(small bool)
 }

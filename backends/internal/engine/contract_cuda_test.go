@@ -59,7 +59,9 @@ func TestContractOnDevice(t *testing.T) {
 func contractOn(t *testing.T, load func(t *testing.T) *Engine) {
 	plugintest.RunAll(t, func(t *testing.T) plugintest.Subject {
 		e := load(t)
-		return plugintest.Subject{Backend: e, Model: e.loaded.info, Shrink: shrinkable(t, e), Starve: func(starved bool) {
+		const places = 3 // steps take long
+		hook(t, e, func() { e.loaded.config.MaxBatch = places })
+		return plugintest.Subject{Backend: e, Model: e.loaded.info, Places: places * len(e.loaded.sampling), Shrink: shrinkable(t, e), Starve: func(starved bool) {
 			hook(t, e, func() {
 				for i, m := range e.loaded.memories {
 					limit := e.loaded.plan.devices[i].limit

@@ -78,6 +78,8 @@ type Engine struct {
 	requests   map[string]*request
 	waiting    waitingRoom // for a place among running
 	running    []*sequence
+	heldUp     int            // sequences that wait for their reader
+	stale      int            // parked sequences that have ended, whose pages are to be given back
 	background sync.WaitGroup // host work of saves and loads
 
 	cycle    cycle    // the newest; the device goroutine's
@@ -89,6 +91,8 @@ type Engine struct {
 
 	// Used again in every step of the sampler; the device goroutine's.
 	chunks  []chunk
+	resting []chunk
+	parts   []part
 	sampled []step
 	held    []*spillable
 	tag     float64 // of the pass that was planned last, see plan; the device goroutine's

@@ -76,7 +76,7 @@ func (e *Engine) rest() {
 
 // hasWork tells whether the device goroutine has anything to do. The caller holds mu.
 func (e *Engine) hasWork() bool {
-	if len(e.calls) > 0 || len(e.dead) > 0 || len(e.bare) > 0 || len(e.deadRuns) > 0 || e.waiting.count > 0 || len(e.running) > 0 {
+	if len(e.calls) > 0 || len(e.dead) > 0 || len(e.bare) > 0 || len(e.deadRuns) > 0 || e.waiting.count > 0 || len(e.running) > 0 || e.stale > 0 {
 		return true
 	}
 	for _, r := range e.order {

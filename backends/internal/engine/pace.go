@@ -31,12 +31,14 @@ const (
 
 // pace is what the sizes of device steps are made from. It belongs to the device goroutine.
 type pace struct {
-	training float64 // operations per second
-	prefill  float64 // tokens per second
+	training float64     // operations per second
+	prefill  float64     // tokens per second
+	steps    [64]float64 // seconds of the sampler's steps, by the length of their number of tokens in bits
 
 	// Tests set these, to be independent of time.
 	fixedWork    float64
 	fixedPrefill int
+	fixedStep    func(tokens int) float64
 }
 
 // newPace begins with a guess that is low for devices of today: for a processor's thread, or for a GPU.

@@ -64,6 +64,9 @@ func (p *sampler) give(kept int, cached bool) bool {
 		return false
 	}
 	b, ok := p.cache.GiveBack(kept, cached)
+	for !ok && cached && p.reclaim() {
+		b, ok = p.cache.GiveBack(kept, cached)
+	}
 	if ok && !p.discard(b) {
 		p.cache.TakeBack(b)
 		p.lends = false
@@ -119,7 +122,7 @@ func (e *Engine) wantedPages() int {
 	defer e.mu.Unlock()
 	n := len(e.running)
 	for s := range e.waiting.first() {
-		n += pagesOf(s.tokens)
+		n += max(1, pagesOf(s.tokens)-len(s.pages))
 	}
 	return n
 }

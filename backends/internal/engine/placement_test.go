@@ -253,7 +253,9 @@ func TestContractOfPlacements(t *testing.T) {
 		t.Run(p.name, func(t *testing.T) {
 			plugintest.RunAll(t, func(t *testing.T) plugintest.Subject {
 				e := place(t, p)
-				return plugintest.Subject{Backend: e, Model: e.loaded.info}
+				const places = 8
+				hook(t, e, func() { e.loaded.config.MaxBatch = places })
+				return plugintest.Subject{Backend: e, Model: e.loaded.info, Places: places * len(e.loaded.sampling)}
 			})
 		})
 	}

@@ -48,6 +48,8 @@ type sequence struct {
 	index   int
 	done    bool                   // ended: to be swept
 	waits   bool                   // for a place; guarded by Engine.mu
+	heldUp  bool                   // for its reader; guarded by Engine.mu
+	began   bool                   // it has had a place; guarded by Engine.mu
 	line    *line                  // guarded by Engine.mu
 	pending *plugins.SampledTokens // the sequence's event that was not taken yet, to be added to
 	taken   int                    // generated tokens before those of pending
@@ -59,6 +61,7 @@ type sequence struct {
 	computed    int // positions whose keys and values are in pages
 	shared      int // full pages that were offered to others
 	pages       []int32
+	again       int // if its pages were taken: how many tokens it had generated, but 1 at least
 	passed      int // steps in which those behind it could go first because there was no room for its adapter
 	history     *sample.History
 }
@@ -129,10 +132,18 @@ func (e *Engine) end(s *sequence) {
 		return
 	}
 	s.done, s.pending = true, nil
-	if s.waits {
-		e.waiting.leave(s)
-		e.swept(s)
+	if !s.waits && !s.heldUp {
+		return
 	}
+	if s.heldUp {
+		e.goOn(s)
+	} else {
+		e.waiting.leave(s)
+	}
+	if s.began { // it may have been parked with pages, which are the device goroutine's
+		e.stale++
+	}
+	e.swept(s)
 }
 
 // swept notes that a sequence is gone; with the last one of a request its version is given up. The caller holds mu.
@@ -171,9 +182,7 @@ func (e *Engine) Sample(ctx context.Context, req plugins.SampleRequest, emit fun
 		e.mu.Lock()
 		events, ended, err := q.events, q.ended, q.err
 		q.events = spare[:0]
-		for _, s := range q.sequences {
-			s.pending = nil
-		}
+		e.read(q)
 		e.mu.Unlock()
 		for _, event := range events {
 			if err := emit(event); err != nil {
@@ -200,6 +209,7 @@ func (e *Engine) enqueue(l *loaded, req plugins.SampleRequest) (*request, error)
 		q.settings.Bias = append(q.settings.Bias, sample.Bias{Token: token, Amount: float32(amount)})
 	}
 	q.scores = newScores(&q.SampleRequest)
+	q.key.Scope = req.PrefixScope
 	if most := l.config.MaxWaiting; req.NumSamples > most {
 		return nil, &plugins.Error{Kind: plugins.KindTooLarge, Field: "num_samples", Message: fmt.Sprintf("is %d, and at most %d sequences may wait for a place (backend.max_waiting)", req.NumSamples, most)}
 	}
@@ -212,7 +222,7 @@ func (e *Engine) enqueue(l *loaded, req plugins.SampleRequest) (*request, error)
 	if e.requests[req.ID] != nil {
 		return nil, plugins.Invalidf("id", "%q is running already", req.ID)
 	}
-	if n := e.waiting.count + req.NumSamples; n > l.config.MaxWaiting {
+	if n := e.waiting.count + req.NumSamples; !e.waiting.accepts(req.Share, req.NumSamples, l.config.MaxWaiting) {
 		return nil, &plugins.Error{Kind: plugins.KindCapacity, Field: "num_samples", Message: fmt.Sprintf("%d sequences would wait; max_waiting is %d", n, l.config.MaxWaiting)}
 	}
 	if req.Adapter != "" {
@@ -224,7 +234,8 @@ func (e *Engine) enqueue(l *loaded, req plugins.SampleRequest) (*request, error)
 		if err != nil {
 			return nil, err
 		}
-		q.run, q.version, q.number, q.key = r, e.hold(v), v.number, kvcache.Key{Adapter: r.number, Version: v.number}
+		q.run, q.version, q.number = r, e.hold(v), v.number
+		q.key.Adapter, q.key.Version = r.number, v.number
 	}
 	q.unfinished, q.unswept = req.NumSamples, req.NumSamples
 	for i := range req.NumSamples {

@@ -20,6 +20,7 @@ type sampler struct {
 	lends      bool // pages can be given back
 	memory     *budget
 	fresh      []page       // taken from the cache, to be prepared
+	parked     []*sequence  // without a place, but with pages, in the order in which they were parked
 	buffers    [3][]float32 // in Go memory, by buffer
 	targets    []int32      // that rank 0 has chosen, for all ranks
 	step       stepBuffers
@@ -52,7 +53,7 @@ func (p *sampler) host(b buffer, n int) []float32 {
 
 // forget drops what is cached for a version that nobody holds any more.
 func (p *sampler) forget(v *version) {
-	p.cache.Drop(kvcache.Key{Adapter: v.adapter, Version: v.number})
+	p.cache.Drop(v.adapter, v.number)
 }
 
 // samplingRank is what one rank does of a sampling pass. Every rank runs the same functions with its part of the vocabulary's logits; what is done on rows of whole logits is done by rank 0 for all.

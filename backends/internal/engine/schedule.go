@@ -45,7 +45,12 @@ func (e *Engine) samplingStep(trainingWaits bool) bool {
 		x, y := a.sequence.request.key, b.sequence.request.key
 		return cmp.Or(cmp.Compare(x.Adapter, y.Adapter), cmp.Compare(x.Version, y.Version))
 	})
+	chunks, resting := e.partStep(chunks)
+	defer clear(resting)
 	chunks = e.residents(chunks)
+	if len(chunks) == 0 && len(resting) > 0 { // nobody rests for those who cannot go on
+		chunks = e.residents(resting)
+	}
 	defer e.releaseHeld()
 	if len(chunks) == 0 {
 		return failed
@@ -71,21 +76,24 @@ func (e *Engine) samplingStep(trainingWaits bool) bool {
 	for _, st := range steps {
 		e.deliver(st.chunks, st.drawn)
 	}
-	prefill := 0 // of the replica that had most
+	prefill, most := 0, 0 // of the replica that had most
 	for _, st := range steps {
-		n := 0
+		n, all := 0, 0
 		for _, c := range st.chunks {
+			all += c.to - c.from
 			if c.to-c.from > 1 {
 				n += c.to - c.from
 			}
 		}
-		prefill = max(prefill, n)
-	}
-	for _, st := range steps {
-		clear(st.chunks)
+		prefill, most = max(prefill, n), max(most, all)
 	}
 	now := time.Now()
 	e.pace.prefilled(prefill, now.Sub(begin))
+	e.pace.sampled(most, now.Sub(begin))
+	e.charge(steps)
+	for _, st := range steps {
+		clear(st.chunks)
+	}
 	e.counters.progressed(now)
 	return true
 }
@@ -172,14 +180,14 @@ func (e *Engine) releaseHeld() {
 	e.held = e.held[:0]
 }
 
-// crowd is the adapters of the sequences that are running. They may take half of the memory for adapters, the other half is for training; one may take all.
+// crowd is the adapters of the sequences that are running, and how many there are of each. They may take half of the memory for adapters, the other half is for training; one may take all.
 type crowd struct {
-	versions map[*version]struct{}
+	versions map[*version]int
 	bytes    int64
 }
 
-func (e *Engine) crowd() crowd {
-	c := crowd{versions: map[*version]struct{}{}}
+func (e *Engine) crowd() *crowd {
+	c := &crowd{versions: map[*version]int{}}
 	for _, s := range e.running {
 		c.add(s.request.version)
 	}
@@ -190,9 +198,18 @@ func (c *crowd) add(v *version) {
 	if v == nil {
 		return
 	}
-	if _, ok := c.versions[v]; !ok {
-		c.versions[v] = struct{}{}
+	if c.versions[v]++; c.versions[v] == 1 {
 		c.bytes += v.weights.bytes
+	}
+}
+
+func (c *crowd) remove(v *version) {
+	if v == nil {
+		return
+	}
+	if c.versions[v]--; c.versions[v] == 0 {
+		delete(c.versions, v)
+		c.bytes -= v.weights.bytes
 	}
 }
 
@@ -201,8 +218,7 @@ func (c *crowd) room(v *version, limit int64) bool {
 	if v == nil || len(c.versions) == 0 {
 		return true
 	}
-	_, ok := c.versions[v]
-	return ok || c.bytes+v.weights.bytes <= limit/2
+	return c.versions[v] > 0 || c.bytes+v.weights.bytes <= limit/2
 }
 
 // maxPassed is how many steps long those behind a sequence for whose adapter there is no room may go first; then they wait with it.
@@ -222,6 +238,7 @@ func (e *Engine) sweep() {
 		e.swept(s)
 		return true
 	})
+	e.sweepParked()
 	e.counters.pagesFree.Store(e.loaded.pagesFree())
 }
 
@@ -265,77 +282,115 @@ func (p *sampler) cached(s *sequence) int {
 	return len(pages)
 }
 
-// admit gives waiting sequences a place, while there are places and pages for all their tokens. The pages that were taken are left to be prepared.
+// admit gives waiting sequences a place, while there are places and pages for all their tokens, or others' that they have a claim to. The pages that were taken are left to be prepared.
 func (e *Engine) admit() {
 	l := e.loaded
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.sweep()
-	if e.waiting.count == 0 || len(e.running) >= len(l.sampling)*l.config.MaxBatch {
+	e.holdUp()
+	e.waiting.lead = e.pace.sharesOf(l.config.MaxBatch).quantum
+	if e.waiting.count == 0 || len(e.running) >= len(l.sampling)*l.config.MaxBatch && !e.waiting.anyClaims(e.waiting.lead) {
 		return
 	}
 	defer func() { e.counters.pagesFree.Store(l.pagesFree()) }()
 	crowd := e.crowd()
-	running := map[*replica]int{}
-	for _, s := range e.running {
-		running[s.request.replica]++
+	places := func(r *replica) int { // that are free
+		n := l.config.MaxBatch
+		for _, s := range e.running {
+			if s.request.replica == r {
+				n--
+			}
+		}
+		return n
 	}
 	full := map[*replica]bool{} // replicas that take no more
 	for _, r := range l.sampling {
-		full[r] = running[r] >= l.config.MaxBatch
+		full[r] = places(r) <= 0
 	}
 	e.waiting.serve(func(s *sequence) answer {
-		if allFull(full) {
-			return enough
+		claimed := e.waiting.claims(s.line, e.waiting.lead)
+		if allFull(full) && !claimed {
+			return othersOnly
 		}
-		if !crowd.room(s.request.version, l.adapters.limit) {
+		if !claimed && !crowd.room(s.request.version, l.adapters.limit) {
 			if s.passed++; s.passed > maxPassed {
 				return enough
 			}
 			return waitsOn
 		}
 		r := e.place(s, full)
+		if r == nil && claimed {
+			r = e.placeOf(s)
+		}
 		scores := s.request.scores
-		if r == nil || (scores != nil && s.request.scorer() != s) || e.prefixComes(s, r) {
+		if r == nil || (scores != nil && s.request.scorer() != s) || s.pages == nil && e.prefixComes(s, r) {
 			return waitsOn
 		}
 		p := r.sampler
 		whole := scores != nil && scores.any // the whole prompt is computed: pages hold no logits
 		var pages []int32
-		if !whole {
-			pages = p.cache.Match(s.request.key, s.tokens[:len(s.tokens)-1]) // the last token is computed: its logits are needed
+		lacking := 0
+		if s.pages == nil {
+			if !whole {
+				pages = p.cache.Match(s.request.key, s.tokens[:len(s.tokens)-1]) // the last token is computed: its logits are needed
+			}
+			lacking = pagesOf(s.tokens) - len(pages)
 		}
-		more, ok := p.cache.Allocate((len(s.tokens)+kvcache.PageSize-1)/kvcache.PageSize - len(pages))
-		if !ok {
-			p.cache.Release(pages)
-			full[r] = true // for those behind it as well
-			return waitsOn
+		place := places(r) > 0
+		if !crowd.room(s.request.version, l.adapters.limit) || !place || p.cache.Available() < lacking {
+			if !e.roomFor(s, r, place, lacking-p.cache.Available(), crowd) {
+				p.cache.Release(pages)
+				if !crowd.room(s.request.version, l.adapters.limit) {
+					if s.passed++; s.passed > maxPassed {
+						return enough
+					}
+				} else {
+					full[r] = true // for those behind it as well
+				}
+				return waitsOn
+			}
 		}
-		s.request.replica = r
-		if running[r]++; running[r] >= l.config.MaxBatch {
-			full[r] = true
+		if s.pages != nil {
+			e.unpark(s)
+		} else {
+			more, ok := p.allocate(lacking)
+			if !ok {
+				p.cache.Release(pages)
+				full[r] = true
+				return waitsOn
+			}
+			e.takePlace(s, r, pages, more, whole)
 		}
-		s.computed, s.shared = len(pages)*kvcache.PageSize, len(pages)
-		s.pages = append(pages, more...)
-		for _, id := range more {
-			p.fresh = append(p.fresh, page{id, -1})
-		}
-		if twin := e.twin(s); twin != nil && len(more) == 1 && !whole {
-			// All but the last token, whose logits are needed, is on the twin's page.
-			p.fresh[len(p.fresh)-1].from = twin.pages[len(s.pages)-1]
-			s.computed = len(s.tokens) - 1
-		}
-		if scores != nil {
-			scores.result.CachedTokens = s.computed
-		}
-		if s.history == nil && !s.request.settings.OnlyScales() {
-			s.history = sample.NewHistory(s.request.Prompt)
-		}
-		e.running = append(e.running, s)
+		full[r] = places(r) <= 0
 		crowd.add(s.request.version)
 		s.passed = 0
 		return placed
 	})
+}
+
+// takePlace has a sequence run on a replica with pages on which its first tokens are, and more for the others. The caller holds mu.
+func (e *Engine) takePlace(s *sequence, r *replica, pages, more []int32, whole bool) {
+	p := r.sampler
+	s.request.replica = r
+	s.computed, s.shared = len(pages)*kvcache.PageSize, len(pages)
+	s.pages = append(pages, more...)
+	for _, id := range more {
+		p.fresh = append(p.fresh, page{id, -1})
+	}
+	if twin := e.twin(s); twin != nil && len(more) == 1 && !whole {
+		// All but the last token, whose logits are needed, is on the twin's page.
+		p.fresh[len(p.fresh)-1].from = twin.pages[len(s.pages)-1]
+		s.computed = len(s.tokens) - 1
+	}
+	if scores := s.request.scores; scores != nil && !s.began {
+		scores.result.CachedTokens = s.computed
+	}
+	if s.history == nil && !s.request.settings.OnlyScales() {
+		s.history = sample.NewHistory(s.request.Prompt)
+	}
+	s.began = true
+	e.running = append(e.running, s)
 }
 
 func allFull(full map[*replica]bool) bool {
@@ -388,8 +443,8 @@ func (e *Engine) prefixComes(s *sequence, r *replica) bool {
 	return false
 }
 
-// pick chooses what goes through a replica next and makes sure that it has pages: one token of every sequence that only lacks its last one, then pieces of prompts in order of arrival. Where pages run out, the sequence that
-// was admitted last gives its own up and waits for a place again; computing it a second time gives the same bits.
+// pick chooses what goes through a replica next and makes sure that it has pages: one token of every sequence that only lacks its last one, then pieces of prompts, of which each key has its part. Where pages run out those of parked
+// sequences are taken, then a sequence gives its own up and waits for a place again, of the key with the most pages for its weight the one that was admitted last; computing it a second time gives the same bits.
 func (e *Engine) pick(r *replica, trainingWaits bool) (chunks []chunk) {
 	p := r.sampler
 	e.mu.Lock()
@@ -403,42 +458,34 @@ func (e *Engine) pick(r *replica, trainingWaits bool) (chunks []chunk) {
 	p.step.running = running
 	defer clear(running)
 	chunks = p.step.picked[:0]
-	for i := 0; i < len(running); i++ {
-		s := running[i]
-		if len(s.tokens)-s.computed != 1 {
+	preempted := false
+	for _, s := range running {
+		if s.pages == nil || len(s.tokens)-s.computed != 1 {
 			continue
 		}
-		for s.computed/kvcache.PageSize >= len(s.pages) {
-			if more, ok := p.cache.Allocate(1); ok {
+		for s.pages != nil && s.computed/kvcache.PageSize >= len(s.pages) {
+			if more, ok := p.allocate(1); ok {
 				p.fresh = append(p.fresh, page{more[0], -1})
 				s.pages = append(s.pages, more[0])
 				continue
 			}
-			last := running[len(running)-1]
-			running = running[:len(running)-1]
-			e.preempt(last)
-			if last == s {
-				break
-			}
+			e.preempt(last(running))
+			preempted = true
 		}
 		if s.pages != nil {
 			chunks = append(chunks, chunk{sequence: s, from: s.computed, to: len(s.tokens)})
 		}
 	}
+	if preempted {
+		gone := func(s *sequence) bool { return s.pages == nil }
+		chunks = slices.DeleteFunc(chunks, func(c chunk) bool { return gone(c.sequence) })
+		running = slices.DeleteFunc(running, gone)
+	}
 	d := aloneTime
 	if trainingWaits || len(chunks) > 0 {
 		d = stepTime
 	}
-	budget := e.pace.prefillTokens(d, e.loaded.config.PrefillTokens)
-	for _, s := range running {
-		n := len(s.tokens) - s.computed
-		if n == 1 || budget == 0 {
-			continue
-		}
-		n = min(n, budget)
-		budget -= n
-		chunks = append(chunks, chunk{sequence: s, from: s.computed, to: s.computed + n})
-	}
+	chunks = e.pickPrompts(running, chunks, e.pace.prefillTokens(d, e.loaded.config.PrefillTokens))
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for i := range chunks {
@@ -450,12 +497,72 @@ func (e *Engine) pick(r *replica, trainingWaits bool) (chunks []chunk) {
 	return chunks
 }
 
-// preempt puts a running sequence back to the head of those that wait.
+// last gives the sequence that gives up its pages first, of those that have some: one that had to do so already comes after the others.
+func last(running []*sequence) *sequence {
+	able := slices.DeleteFunc(slices.Clone(running), func(s *sequence) bool { return s.pages == nil })
+	if free := slices.DeleteFunc(slices.Clone(able), (*sequence).isAssured); len(free) > 0 {
+		able = free
+	}
+	slices.Reverse(able)
+	return able[heaviest(able)]
+}
+
+// part is what a key has of the prompts' tokens in a step.
+type part struct {
+	line           *line
+	wanted, weight float64
+	tokens         int
+}
+
+// pickPrompts adds pieces of prompts of so many tokens together. Each key has its part of these by weight, and what others do not need; within it the sequences go in order of arrival.
+func (e *Engine) pickPrompts(running []*sequence, chunks []chunk, budget int) []chunk {
+	parts := e.parts[:0]
+	defer func() { e.parts = parts; clear(parts[:cap(parts)]) }()
+	total := 0.0
+	of := func(s *sequence) int {
+		return slices.IndexFunc(parts, func(p part) bool { return p.line == s.line })
+	}
+	for _, s := range running {
+		n := len(s.tokens) - s.computed
+		if n == 1 {
+			continue
+		}
+		i := of(s)
+		if i < 0 {
+			share := max(s.request.Share.Weight, 0)
+			if share == 0 {
+				share = 1
+			}
+			i, parts = len(parts), append(parts, part{line: s.line, weight: share})
+			total += share
+		}
+		parts[i].wanted += float64(n)
+	}
+	slices.SortStableFunc(parts, func(a, b part) int { return cmp.Compare(a.wanted/a.weight, b.wanted/b.weight) })
+	for i := range parts { // who wants least goes first, and leaves more to the others
+		p := &parts[i]
+		p.tokens = int(min(p.wanted, max(1, float64(budget)*p.weight/total)))
+		p.tokens = min(p.tokens, budget)
+		budget -= p.tokens
+		total -= p.weight
+	}
+	for _, s := range running {
+		if n := len(s.tokens) - s.computed; n > 1 {
+			p := &parts[of(s)]
+			if n = min(n, p.tokens); n > 0 {
+				p.tokens -= n
+				chunks = append(chunks, chunk{sequence: s, from: s.computed, to: s.computed + n})
+			}
+		}
+	}
+	return chunks
+}
+
+// preempt puts a running sequence back to the head of those that wait, without its pages.
 func (e *Engine) preempt(s *sequence) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	s.request.replica.sampler.cache.Release(s.pages)
-	s.pages, s.computed, s.shared = nil, 0, 0
+	s.request.replica.sampler.takePages(s)
 	if s.done {
 		return // it is about to be swept
 	}
@@ -545,5 +652,7 @@ func (e *Engine) failRunning(r *replica, err error) {
 		if s.request.replica == r {
 			e.endRequest(s.request, internal("sample", err))
 		}
+	}
+	for r.sampler.reclaim() { // their pages may be among those
 	}
 }

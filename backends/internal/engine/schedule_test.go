@@ -48,8 +48,8 @@ func randomActions(random *rand.Rand) []action {
 	return script
 }
 
-// play runs a script on one adapter and gives a line per action with everything that must not depend on others. All operations are sent ahead; samples wait for what stands before them.
-func play(t *testing.T, e *Engine, id string, script []action) []string {
+// play runs a script on one adapter and gives a line per action with everything that must not depend on others. All operations are sent ahead; samples wait for what stands before them. With keys the runs are of several keys.
+func play(t *testing.T, e *Engine, id string, script []action, keys bool) []string {
 	d := create(t, e, id, 77, 4)
 	lines := make([]string, len(script))
 	var sent sync.WaitGroup
@@ -122,6 +122,9 @@ func play(t *testing.T, e *Engine, id string, script []action) []string {
 			sent.Wait() // so that "latest" means the same every time
 			q := a.request
 			q.ID, q.Adapter = fmt.Sprint(id, " ", i), id
+			if n := len(id); keys {
+				q.Share = plugins.Share{Key: fmt.Sprint(id[n-1] % 4), Weight: float64(1 + id[n-1]%3)}
+			}
 			s, err := collect(context.Background(), e, q)
 			if err != nil {
 				lines[i] = failed(err)
@@ -146,12 +149,12 @@ func TestRandomSchedules(t *testing.T) {
 			alone, crowded := start(t, `{"threads": 1}`), start(t, `{"threads": 2, "batch_tokens": 90, "cycle_tokens": 400, "prefill_tokens": 29, "kv_cache_tokens": 1024, "max_batch": 7}`)
 			want := make([][]string, len(scripts))
 			for i, s := range scripts {
-				want[i] = play(t, alone, fmt.Sprint("run", i), s)
+				want[i] = play(t, alone, fmt.Sprint("run", i), s, false)
 			}
 			var group sync.WaitGroup
 			for i, s := range scripts {
 				group.Go(func() {
-					got := play(t, crowded, fmt.Sprint("run", i), s)
+					got := play(t, crowded, fmt.Sprint("run", i), s, true)
 					if !slices.Equal(got, want[i]) {
 						for k := range got {
 							if got[k] != want[i][k] {

@@ -65,7 +65,7 @@ func (e *Engine) status(now time.Time) plugins.Status {
 			s.RunningSamples++
 		}
 	}
-	s.WaitingSamples = e.waiting.count
+	s.WaitingSamples = e.waiting.count + e.heldUp
 	if l := e.loaded; l != nil {
 		for _, r := range l.sampling {
 			s.KVPages += r.sampler.cache.Pages()

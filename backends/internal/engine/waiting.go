@@ -1,28 +1,42 @@
 package engine
 
 import (
+	"cmp"
 	"iter"
 	"slices"
+
+	"github.com/tinsmith/tinsmith/plugins"
 )
 
-// waitingRoom holds the sequences that wait for a place in the decoding batch: a line for each key of plugins.Share, first come first served within. The lines share places in proportion to their weights, by tokens
-// (start-time fair queueing): a line's tag is the tokens that it has been given over its weight, and the line with the smallest is served next. A sequence is charged for all that it may generate when it gets its place, and
-// what it did not use is given back. A waiting sequence costs its own memory and no goroutine. All of it is guarded by Engine.mu.
+// waitingRoom holds the sequences that wait for a place in the decoding batch: a line for each key of plugins.Share, first come first served within. The lines share places in proportion to their weights: a free one goes to the line
+// that has the fewest for its weight. Beside that each line has an account of the device's time that it was given, see share.go, which decides between those that have equally many places. A waiting sequence costs its own
+// memory, and pages if it was parked, see park.go, and no goroutine. All of it is guarded by Engine.mu.
 type waitingRoom struct {
 	lines map[string]*line
 	count int     // sequences that wait
-	tag   float64 // of the line that was served last: what a line begins with that had nothing to do
+	clock float64 // the least account of the lines that have work: by it an account begins
+	lead  float64 // how far behind the clock a line's account may begin
 }
 
 // line is one key's sequences.
 type line struct {
 	key       string
 	weight    float64
-	tag       float64
-	sequences []*sequence // some may have ended
-	ended     int         // of them
-	placed    int         // sequences that have a place
+	account   float64 // seconds of the device's time, over the weight
+	sequences []*sequence
+	ended     int // of them
+	placed    int // sequences that have a place
+	heldUp    int // and those that wait for their reader
 }
+
+// waiting counts the line's sequences that wait.
+func (l *line) waiting() int { return len(l.sequences) - l.ended }
+
+// idle tells whether the line has no sequences.
+func (l *line) idle() bool { return l.waiting() == 0 && l.placed == 0 && l.heldUp == 0 }
+
+// load is how many places the line has for its weight, if it had so many more.
+func (l *line) load(more int) float64 { return float64(l.placed+more) / l.weight }
 
 // lookahead is how many sequences of a line are looked at in a step: those that cannot have a place yet are passed over.
 const lookahead = 64
@@ -46,17 +60,22 @@ func (w *waitingRoom) join(s *sequence) {
 	if l.weight = share.Weight; l.weight == 0 {
 		l.weight = 1
 	}
-	if len(l.sequences) == l.ended && l.placed == 0 {
-		l.tag = max(l.tag, w.tag)
-	}
+	w.begin(l)
 	s.line, s.waits = l, true
 	l.sequences = append(l.sequences, s)
 	w.count++
 }
 
+// begin sees to the account of a line that has had nothing to do, or nobody who read it.
+func (w *waitingRoom) begin(l *line) {
+	if l.waiting() == 0 && l.placed == 0 {
+		l.account = max(l.account, w.clock-w.lead)
+	}
+}
+
 func (w *waitingRoom) forgetIdle() {
 	for key, l := range w.lines {
-		if len(l.sequences) == l.ended && l.placed == 0 {
+		if l.idle() {
 			delete(w.lines, key)
 		}
 	}
@@ -76,18 +95,39 @@ func (w *waitingRoom) leave(s *sequence) {
 // back puts a sequence that has given up its place before all others of its line.
 func (w *waitingRoom) back(s *sequence) {
 	w.leavePlace(s)
+	w.rejoin(s)
+}
+
+// rejoin has a sequence wait before all others of its line.
+func (w *waitingRoom) rejoin(s *sequence) {
+	w.begin(s.line)
 	s.waits = true
 	s.line.sequences = slices.Insert(s.line.sequences, 0, s)
 	w.count++
 }
 
-// unused is how many tokens a sequence may still generate.
-func (s *sequence) unused() float64 { return float64(s.request.MaxTokens - s.generated()) }
-
 // leavePlace notes that a sequence has no place any more.
-func (w *waitingRoom) leavePlace(s *sequence) {
-	s.line.placed--
-	s.line.tag -= s.unused() / s.line.weight
+func (w *waitingRoom) leavePlace(s *sequence) { s.line.placed-- }
+
+// accepts tells whether so many sequences more of a key may wait, if most may. Nobody keeps others out by being first: where that is reached, a key may still have its part of it, by weight among those who have any waiting, or one
+// request.
+func (w *waitingRoom) accepts(share plugins.Share, n, most int) bool {
+	if w.count+n <= most {
+		return true
+	}
+	own, weight := 0, share.Weight
+	if weight == 0 {
+		weight = 1
+	}
+	all := weight
+	for key, l := range w.lines {
+		if key == share.Key {
+			own = l.waiting()
+		} else if l.waiting() > 0 {
+			all += l.weight
+		}
+	}
+	return own == 0 || float64(own+n) <= float64(most)*weight/all
 }
 
 // first gives the sequences of each line that may get a place next.
@@ -107,10 +147,16 @@ func (w *waitingRoom) first() iter.Seq[*sequence] {
 type answer uint8
 
 const (
-	waitsOn answer = iota // those behind it may be asked
-	placed                // it has got a place
-	enough                // nobody else gets one now
+	waitsOn    answer = iota // those behind it may be asked
+	placed                   // it has got a place
+	othersOnly               // nobody of its line gets one now
+	enough                   // nobody else gets one now
 )
+
+// before tells whether the next free place is rather the first line's.
+func before(a, b *line) bool {
+	return cmp.Or(cmp.Compare(a.load(0), b.load(0)), cmp.Compare(a.account, b.account), cmp.Compare(a.key, b.key)) < 0
+}
 
 // serve asks visit about waiting sequences in the order in which they should get places.
 func (w *waitingRoom) serve(visit func(*sequence) answer) {
@@ -121,7 +167,7 @@ func (w *waitingRoom) serve(visit func(*sequence) answer) {
 	for {
 		var next *line
 		for _, l := range w.lines {
-			if at := cursors[l]; at < len(l.sequences) && at < lookahead && (next == nil || l.tag < next.tag || (l.tag == next.tag && l.key < next.key)) {
+			if at := cursors[l]; at < len(l.sequences) && at < lookahead && (next == nil || before(l, next)) {
 				next = l
 			}
 		}
@@ -142,9 +188,9 @@ func (w *waitingRoom) serve(visit func(*sequence) answer) {
 			next.sequences = slices.Delete(next.sequences, at, at+1)
 			s.waits = false
 			w.count--
-			w.tag = max(w.tag, next.tag)
 			next.placed++
-			next.tag += (float64(len(s.tokens)-s.computed) + s.unused()) / next.weight
+		case othersOnly:
+			cursors[next] = lookahead
 		case enough:
 			return
 		}

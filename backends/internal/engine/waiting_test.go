@@ -63,14 +63,40 @@ func TestWaitingRoom(t *testing.T) {
 			t.Errorf("%v: the second key waits for the first one's crowd", got)
 		}
 	})
-	t.Run("a key that comes late has saved up nothing", func(t *testing.T) {
+	t.Run("who has fewer places gets the next", func(t *testing.T) {
 		w := newWaitingRoom()
 		crowd(&w, "a", 1, 200, 10)
-		places(&w, 100)
+		places(&w, 10)
 		crowd(&w, "b", 1, 200, 10)
-		got, _ := places(&w, 40)
-		if n := len(slices.DeleteFunc(got, func(s string) bool { return strings.HasPrefix(s, "a") })); n < 19 || n > 21 {
-			t.Errorf("the late key got %d of 40 places", n)
+		got, _ := places(&w, 30)
+		if n := len(slices.DeleteFunc(got, func(s string) bool { return strings.HasPrefix(s, "a") })); n != 20 {
+			t.Errorf("the key without places got %d of 30 while another had 10", n)
+		}
+	})
+	t.Run("a key that comes late has saved up its lead and no more", func(t *testing.T) {
+		w := newWaitingRoom()
+		w.lead = 3
+		crowd(&w, "a", 1, 2, 10)
+		crowd(&w, "c", 1, 2, 10)
+		places(&w, 2)
+		w.lines["a"].account, w.lines["c"].account = 40, 50
+		w.advance()
+		crowd(&w, "b", 1, 2, 10)
+		if got := w.lines["b"].account; got != 37 {
+			t.Errorf("the account begins at %v, want 37", got)
+		}
+		got, _ := places(&w, 1)
+		if !slices.Equal(got, []string{"b0"}) {
+			t.Errorf("%v", got)
+		}
+	})
+	t.Run("between those with as many places the smaller account decides", func(t *testing.T) {
+		w := newWaitingRoom()
+		crowd(&w, "a", 1, 3, 10)
+		crowd(&w, "b", 1, 3, 10)
+		w.lines["a"].account = 1
+		if got, _ := places(&w, 3); !slices.Equal(got, []string{"b0", "a0", "b1"}) {
+			t.Errorf("%v", got)
 		}
 	})
 	t.Run("by weight", func(t *testing.T) {
@@ -82,19 +108,57 @@ func TestWaitingRoom(t *testing.T) {
 			t.Errorf("the key of three times the weight got %d of 40 places", n)
 		}
 	})
-	t.Run("by tokens, as far as they were used", func(t *testing.T) {
+	t.Run("claims", func(t *testing.T) {
+		for _, c := range []struct {
+			name            string
+			places, others  int // of the line that may have to give up one, and of the one that waits
+			weight, weight2 float64
+			ahead           float64 // the first one's account before the other's
+			want            bool
+		}{
+			{"who has none has a claim to one of several", 2, 0, 1, 1, 0, true},
+			{"and to one of an equal who was given no more", 1, 0, 1, 1, 0, false},
+			{"but when that was given much more", 1, 0, 1, 1, 11, true},
+			{"up to as many", 33, 31, 1, 1, 0, true},
+			{"and no more", 33, 32, 1, 1, 0, false},
+			{"nor by the account, while it has some", 32, 32, 1, 1, 11, false},
+			{"by weight", 16, 47, 1, 3, 0, false},
+			{"by weight, one is lacking", 18, 46, 1, 3, 0, true},
+			{"a small weight still has one", 64, 0, 1, 0.001, 0, true},
+		} {
+			w := newWaitingRoom()
+			crowd(&w, "a", c.weight, c.places, 10)
+			places(&w, c.places)
+			crowd(&w, "b", c.weight2, c.others+1, 10)
+			places(&w, c.others)
+			a, b := w.lines["a"], w.lines["b"]
+			a.account += c.ahead
+			if got := w.claims(b, 10); got != c.want || w.anyClaims(10) != c.want || a.owes(b, 0, 10) != c.want {
+				t.Errorf("%s: %v", c.name, got)
+			}
+			if w.claims(a, 10) && c.ahead == 0 {
+				t.Errorf("%s: the other way round as well", c.name)
+			}
+		}
+	})
+	t.Run("nobody keeps others out", func(t *testing.T) {
 		w := newWaitingRoom()
-		crowd(&w, "long", 1, 100, 99)
-		crowd(&w, "short", 1, 100, 9)
-		got, sequences := places(&w, 11)
-		if n := len(slices.DeleteFunc(got, func(s string) bool { return strings.HasPrefix(s, "short") })); n != 1 && n != 2 {
-			t.Errorf("%d of 11 places for the key whose requests are ten times as long", n)
+		crowd(&w, "a", 1, 10, 10)
+		for _, c := range []struct {
+			key    string
+			weight float64
+			n      int
+			want   bool
+		}{{"a", 1, 1, false}, {"b", 1, 10, true}, {"a", 1, 1, false}} {
+			if got := w.accepts(plugins.Share{Key: c.key, Weight: c.weight}, c.n, 10); got != c.want {
+				t.Errorf("%d of %s: %v", c.n, c.key, got)
+			}
 		}
-		for _, s := range sequences { // all stop at once
-			w.leavePlace(s)
-		}
-		if long, short := w.lines["long"], w.lines["short"]; long.tag > 5 || short.tag > 11 {
-			t.Errorf("tags %v and %v: what was not used is still charged", long.tag, short.tag)
+		crowd(&w, "b", 3, 6, 10)
+		for n, want := range map[int]bool{1: true, 2: false} { // its part is seven and a half
+			if got := w.accepts(plugins.Share{Key: "b", Weight: 3}, n, 10); got != want {
+				t.Errorf("%d of b: %v", n, got)
+			}
 		}
 	})
 	t.Run("one that cannot have a place is passed over", func(t *testing.T) {

@@ -11,10 +11,11 @@ const PageSize = 64
 // BlockPages is the number of pages in a block; the last one may have fewer.
 const BlockPages = 16
 
-// Key names the weights that keys and values were computed with; sequences under different keys never share a page.
+// Key names the weights that keys and values were computed with, and for whom; sequences under different keys never share a page.
 type Key struct {
 	Adapter int64 // number of the adapter in this process, 0 = the base model; never used twice
 	Version int64
+	Scope   string // of those who may share
 }
 
 // Cache hands out the pages 0 … n-1. It is used by one goroutine at a time.
@@ -240,12 +241,28 @@ func (c *Cache) Release(pages []int32) {
 	}
 }
 
-// Drop forgets what is cached under a key, because its weights are gone. Pages that are still held stay with their holders and are no longer shared.
-func (c *Cache) Drop(key Key) {
-	root := c.roots[key]
-	if root == nil {
-		return
+// HeldAlone counts those of a sequence's pages that would be available if it gave them up.
+func (c *Cache) HeldAlone(pages []int32) int {
+	n := 0
+	for _, page := range pages {
+		if e := c.owner[page]; e == nil || e.holders == 1 {
+			n++
+		}
 	}
+	return n
+}
+
+// Drop forgets what is cached of a version in all scopes, because its weights are gone. Pages that are still held stay with their holders and are no longer shared.
+func (c *Cache) Drop(adapter, version int64) {
+	for key := range c.roots {
+		if key.Adapter == adapter && key.Version == version {
+			c.drop(key)
+		}
+	}
+}
+
+func (c *Cache) drop(key Key) {
+	root := c.roots[key]
 	delete(c.roots, key)
 	var walk func(e *entry)
 	walk = func(e *entry) {

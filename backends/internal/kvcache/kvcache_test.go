@@ -16,7 +16,7 @@ func tokens(n int, first int32) []int32 {
 
 func TestSharingAPrefix(t *testing.T) {
 	c := New(10)
-	key := Key{1, 3}
+	key := Key{1, 3, "a"}
 	prompt := tokens(3*PageSize+5, 0)
 	pages, ok := c.Allocate(4)
 	if !ok {
@@ -31,11 +31,14 @@ func TestSharingAPrefix(t *testing.T) {
 	} else {
 		c.Release(got)
 	}
-	if got := c.Match(Key{1, 4}, prompt); got != nil {
+	if got := c.Match(Key{1, 4, "a"}, prompt); got != nil {
 		t.Fatalf("another version matched %v", got)
 	}
-	if got := c.Match(Key{2, 3}, prompt); got != nil {
+	if got := c.Match(Key{2, 3, "a"}, prompt); got != nil {
 		t.Fatalf("another adapter matched %v", got)
+	}
+	if got := c.Match(Key{1, 3, "b"}, prompt); got != nil {
+		t.Fatalf("another scope matched %v", got)
 	}
 	other := slices.Clone(prompt)
 	other[PageSize]++
@@ -95,7 +98,7 @@ func TestTwoSequencesShareTheSamePage(t *testing.T) {
 
 func TestGiveBack(t *testing.T) {
 	c := New(2*BlockPages + 3)
-	key := Key{1, 1}
+	key := Key{1, 1, "a"}
 	prompt := tokens(2*PageSize, 0)
 	held, _ := c.Allocate(1)
 	pages, _ := c.Allocate(2)
@@ -146,11 +149,11 @@ func TestGiveBack(t *testing.T) {
 
 func TestDrop(t *testing.T) {
 	c := New(4)
-	key := Key{1, 1}
+	key := Key{1, 1, "a"}
 	prompt := tokens(2*PageSize, 0)
 	pages, _ := c.Allocate(3)
 	c.Share(key, prompt, pages)
-	c.Drop(key)
+	c.Drop(1, 1)
 	if got := c.Match(key, prompt); got != nil {
 		t.Fatalf("matched %v after the drop", got)
 	}
@@ -167,7 +170,7 @@ func TestDrop(t *testing.T) {
 	pages, _ = c.Allocate(2)
 	c.Share(key, prompt, pages)
 	c.Release(pages)
-	c.Drop(key)
+	c.Drop(1, 1)
 	if c.free != 4 {
 		t.Fatalf("%d free after dropping an idle prefix", c.free)
 	}
@@ -187,7 +190,7 @@ func TestRandomSchedule(t *testing.T) {
 		for range 2000 {
 			switch random.IntN(4) {
 			case 0, 1:
-				s := &sequence{key: Key{int64(random.IntN(2)), 0}}
+				s := &sequence{key: Key{int64(random.IntN(2)), 0, "a"}}
 				for range random.IntN(5) {
 					s.tokens = append(s.tokens, tokens(PageSize, int32(random.IntN(3)))...)
 				}
@@ -226,7 +229,7 @@ func TestRandomSchedule(t *testing.T) {
 			case 3:
 				switch random.IntN(20) {
 				case 0:
-					c.Drop(Key{int64(random.IntN(2)), 0})
+					c.Drop(int64(random.IntN(2)), 0)
 				case 1, 2:
 					before := c.Available()
 					b, ok := c.GiveBack(random.IntN(24), random.IntN(2) == 0)

@@ -287,7 +287,7 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 		Store: records, DataDir: cfg.DataDir, Models: served, Backends: source,
 		SessionExpiry: cfg.Sessions.ExpireAfter, GapWait: cfg.Training.GapWait, MaxQueuedSamples: cfg.Sampling.MaxWaiting,
 		PointEvery: cfg.Recovery.SnapshotEvery, PointOperations: cfg.Recovery.SnapshotOperations, DiskShare: cfg.Recovery.DiskShare,
-		Refuse: backends.Refuse, Idle: backends.Idle, Explained: backends.Forgive, Weights: cfg.Scheduling.Weights,
+		Refuse: backends.Refuse, Idle: backends.Idle, Explained: backends.Forgive, Weights: cfg.Scheduling.Weights, SharePrefixes: cfg.Sampling.SharePrefixes == "all",
 	})
 	if err != nil {
 		return err

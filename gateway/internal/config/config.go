@@ -76,10 +76,12 @@ type Recovery struct {
 
 // Sampling settings.
 type Sampling struct {
-	// MaxWaiting bounds the sampling requests that of one key that are accepted and not finished; more are answered 429.
+	// MaxWaiting bounds the sampling requests of one key that are accepted and not finished; more are answered 429.
 	MaxWaiting int `yaml:"max_waiting"`
 	// MaxPerClient is the number of samples one Tinker client is told to keep in flight.
 	MaxPerClient int `yaml:"max_per_client"`
+	// SharePrefixes says between whom the beginnings of prompts are computed once: "keys", between requests of the same key, or "all". With "all", cached_tokens and times tell of the prompts of other keys.
+	SharePrefixes string `yaml:"share_prefixes"`
 }
 
 // Scheduling says how work is shared.
@@ -125,7 +127,7 @@ func Default() Config {
 		Sessions: Sessions{ExpireAfter: 5 * time.Minute},
 		Training: Training{GapWait: 2 * time.Second},
 		Recovery: Recovery{SnapshotEvery: time.Minute, SnapshotOperations: 50, DiskShare: 0.1},
-		Sampling: Sampling{MaxWaiting: 20000, MaxPerClient: 2000},
+		Sampling: Sampling{MaxWaiting: 20000, MaxPerClient: 2000, SharePrefixes: "keys"},
 		Log:      Log{Level: "info", Format: "text"},
 	}
 }

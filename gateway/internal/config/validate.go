@@ -72,6 +72,9 @@ func (c *Config) Validate() error {
 	if c.Sampling.MaxPerClient < 1 {
 		return fmt.Errorf("sampling.max_per_client: %d is less than 1", c.Sampling.MaxPerClient)
 	}
+	if !slices.Contains([]string{"keys", "all"}, c.Sampling.SharePrefixes) {
+		return fmt.Errorf("sampling.share_prefixes: %q is not one of keys, all", c.Sampling.SharePrefixes)
+	}
 	for _, name := range slices.Sorted(maps.Keys(c.Scheduling.Weights)) {
 		if weight := c.Scheduling.Weights[name]; !(weight > 0 && weight <= maxWeight) {
 			return fmt.Errorf("scheduling.weights.%s: %v is not above 0 and at most %v", name, weight, maxWeight)

@@ -16,22 +16,40 @@ import (
 const (
 	// pingEvery keeps proxies from closing a stream that waits for its turn.
 	pingEvery = 15 * time.Second
-	// writeTimeout is how long a client may leave an event unread: its sequences take places that others wait for.
+	// writeTimeout is how long a client may leave an event unread: its request takes a place among those that are served, and memory.
 	writeTimeout = 60 * time.Second
+	// leastRate is what a client must take, in bytes for each second that is waited for it, beyond the first writeTimeout: one that takes a byte now and then ends as well.
+	leastRate = 1 << 10
 )
+
+// patience is how long a stream may still wait for its reader.
+type patience struct {
+	waited time.Duration
+	taken  int64 // bytes
+}
+
+// left is how long the next write may wait; nothing if the reader is too slow.
+func (p *patience) left() time.Duration {
+	return min(writeTimeout, writeTimeout+time.Duration(p.taken)*(time.Second/leastRate)-p.waited)
+}
+
+var errSlowReader = errors.New("the client reads too slowly")
 
 // eventStream writes server-sent events. It begins with the first event, so that an error before it can still have a status of its own. Safe for concurrent use.
 type eventStream struct {
 	c *gin.Context
 
-	mu    sync.Mutex
-	begun bool
-	stop  chan struct{}
-	done  sync.WaitGroup
+	now func() time.Time
+
+	mu       sync.Mutex
+	begun    bool
+	patience patience
+	stop     chan struct{}
+	done     sync.WaitGroup
 }
 
 func newEventStream(c *gin.Context) *eventStream {
-	return &eventStream{c: c, stop: make(chan struct{})}
+	return &eventStream{c: c, now: time.Now, stop: make(chan struct{})}
 }
 
 // send writes one event.
@@ -56,9 +74,13 @@ func (s *eventStream) write(text string) error {
 		s.done.Add(1)
 		go s.ping()
 	}
+	left, begin := s.patience.left(), s.now()
+	if left <= 0 {
+		return errSlowReader
+	}
 	// A revoked key has given the connection a last moment.
 	if !keys.Revoked(s.c.Request.Context()) {
-		if err := http.NewResponseController(s.c.Writer).SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		if err := http.NewResponseController(s.c.Writer).SetWriteDeadline(begin.Add(left)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 			return err
 		}
 	}
@@ -66,6 +88,8 @@ func (s *eventStream) write(text string) error {
 		return err
 	}
 	s.c.Writer.Flush()
+	s.patience.waited += s.now().Sub(begin)
+	s.patience.taken += int64(len(text))
 	return nil
 }
 

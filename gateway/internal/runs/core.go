@@ -73,7 +73,7 @@ type Config struct {
 	URLLifetime      time.Duration // of archive and file tokens; 15 min
 	MaxQueuedSamples int           // per owner: samples accepted and not finished; 20,000
 	MaxQueuedBytes   int64         // over all owners: prompts of samples that are not finished; 256 MiB, and an equal part of it for each owner who comes when they are taken
-	MaxRunningSample int           // requests per model given to the backend at a time, samples and direct ones apart; of the direct ones up to twice as many, where owners who have few come late; 256
+	MaxRunningSample int           // requests per model given to the backend at a time, samples and direct ones apart; up to twice as many where owners who have few come late; 256
 	MaxQueuedOps     int           // per run: operations accepted and not finished; 4,096
 	MaxPassBytes     int64         // over all runs: data of passes that are not finished and held in memory; what is more is read from the journal when its turn comes; 1 GiB
 	MaxHotSnapshots  int           // per run: versions pinned in the backend for unnamed samplers; older ones go to disk; 2
@@ -84,6 +84,8 @@ type Config struct {
 	DiskShare        float64       // of the time that such writing may take, over all runs; in (0, 1]; 0.1
 
 	Weights map[string]float64 // shares of owners in training tokens and in places for sampling; an owner that is not named has 1
+	// SharePrefixes has the beginnings of prompts shared between owners; else neither CachedTokens nor the time tells one owner of another's prompts.
+	SharePrefixes bool
 
 	now func() time.Time // tests only
 }

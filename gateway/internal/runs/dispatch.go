@@ -88,8 +88,8 @@ func (c *Core) queueSample(j *sampleJob) {
 // pumpSamples gives the backend what it may have. mu is held.
 func (c *Core) pumpSamples(m *model) {
 	q := &m.samples
-	for q.running < c.cfg.MaxRunningSample && !c.closing && !m.inquest.open {
-		j := q.pop(c.share)
+	for !c.closing && !m.inquest.open {
+		j := q.pop(c.cfg.MaxRunningSample, c.share)
 		if j == nil {
 			return
 		}
@@ -240,7 +240,7 @@ func (c *Core) sampleOnce(ctx context.Context, j *sampleJob, attempt int) (resul
 	defer release()
 	req := j.req.SampleRequest
 	req.Adapter, req.Version = adapter, version
-	req.ID, req.Share = j.future.id, c.share(j.sampler.Owner)
+	req.ID, req.Share, req.PrefixScope = j.future.id, c.share(j.sampler.Owner), c.prefixScope(j.sampler.Owner)
 	if attempt > 0 { // an earlier attempt may not have ended there yet
 		req.ID += "#" + itoa(attempt)
 	}

@@ -79,7 +79,7 @@ func (c *Core) Generate(ctx context.Context, target Target, req Generation, emit
 	if !req.SeedGiven {
 		r.Seed = randomSeed()
 	}
-	r.Share = c.share(req.Owner)
+	r.Share, r.PrefixScope = c.share(req.Owner), c.prefixScope(req.Owner)
 	r.ID = "generate:" + c.newID("", "", "")
 	w := blame{key: sync.OnceValue(func() string { return hashGeneration(req, target) }), what: r.ID}
 	c.mu.Lock()
@@ -174,7 +174,7 @@ func (c *Core) awaitEnd(ctx context.Context, m *model, b Backend) {
 func hashGeneration(g Generation, target Target) string {
 	var h hasher
 	r := g.Request
-	r.ID, r.Adapter, r.Version, r.Share = "", "", 0, plugins.Share{}
+	r.ID, r.Adapter, r.Version, r.Share, r.PrefixScope = "", "", 0, plugins.Share{}, ""
 	if !g.SeedGiven {
 		r.Seed = 0
 	}

@@ -76,15 +76,25 @@ func (q *sampleQueue) live() int {
 	return n
 }
 
-// pop gives the next sample of the owner who has the fewest running for its weight, among equals of the one who got one longest ago. It counts as running until ended.
-func (q *sampleQueue) pop(share func(owner string) plugins.Share) *sampleJob {
+// pop gives the next sample of the owner who has the fewest running for its weight, among equals of the one who got one longest ago. It counts as running until ended. Nobody keeps others out by being first: where all places are
+// taken it is one of an owner who has less than its part of them, by weight among those who have any, and at least one. So at most twice as many run, and one for each owner. Nil: there is none.
+func (q *sampleQueue) pop(places int, share func(owner string) plugins.Share) *sampleJob {
 	var next *ownerQueue
-	least := 0.0
+	least, all := 0.0, 0.0
+	if q.running >= places {
+		for name := range q.owners {
+			all += share(name).Weight
+		}
+	}
 	for name, o := range q.owners {
 		if len(o.turns) == 0 {
 			continue
 		}
-		load := float64(o.running) / share(name).Weight
+		weight := share(name).Weight
+		if all > 0 && o.running >= max(1, int(float64(places)*weight/all)) {
+			continue
+		}
+		load := float64(o.running) / weight
 		if next == nil || load < least || load == least && o.last < next.last {
 			next, least = o, load
 		}
@@ -136,6 +146,14 @@ func (q *sampleQueue) tidy(owner string) {
 	if o := q.owners[owner]; o.running == 0 && len(o.turns) == 0 {
 		delete(q.owners, owner)
 	}
+}
+
+// prefixScope says with whom an owner's requests share the beginnings of prompts.
+func (c *Core) prefixScope(owner string) string {
+	if c.cfg.SharePrefixes {
+		return ""
+	}
+	return owner
 }
 
 // share says for whom work is done.

@@ -1,0 +1,410 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/cpu"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// of has a request done for a key.
+func of(q plugins.SampleRequest, key string, weight float64) plugins.SampleRequest {
+	q.Share = plugins.Share{Key: key, Weight: weight}
+	return q
+}
+
+// Devices whose steps take longer the more tokens they have, and ones whose steps do not, in seconds.
+func byTokens(tokens int) float64 { return 0.001 * float64(4+tokens) }
+func byStep(int) float64          { return 0.01 }
+
+// watched gives an engine and calls each with every step of the sampler: how many tokens of each key it has.
+func watched(t *testing.T, section string, seconds func(int) float64, each func(tokens map[string]int)) *Engine {
+	t.Helper()
+	var e *Engine
+	o := testOptions()
+	o.OpenDevice = func(c Config) (tensor.Device, error) {
+		d, err := cpu.New(cpu.Options{Threads: c.Threads})
+		return &faulty{Device: d, gather: func([]int32) error {
+			tokens := map[string]int{}
+			for _, c := range e.loaded.sampling[0].sampler.step.through {
+				tokens[c.sequence.request.Share.Key] += c.to - c.from
+			}
+			each(tokens)
+			return nil
+		}}, err
+	}
+	dir := t.TempDir()
+	if err := writeTiny(dir); err != nil {
+		t.Fatal(err)
+	}
+	e = New(o)
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Name: "tiny", Config: []byte(section)}, nil); err != nil {
+		t.Fatal(err)
+	}
+	hook(t, e, func() { e.pace.fixedStep = seconds })
+	return e
+}
+
+// crowdOf makes requests of one key that keep all places for long.
+func crowdOf(key string, requests, samples, tokens int) (all []plugins.SampleRequest) {
+	random := rand.New(rand.NewPCG(31, uint64(requests)))
+	for i := range requests {
+		q := of(ask(fmt.Sprint(key, i), "", randomTokens(random, 5+30*i), samples, tokens), key, 1)
+		q.Seed, q.FrequencyPenalty = uint64(i), 0.5
+		all = append(all, q)
+	}
+	return all
+}
+
+// While a key has all places and more waiting, another one's short sample is done before any of the first one's has ended, on every placement and also where pages are so few that parked sequences lose theirs. The crowd's results are
+// those of a quiet server, and so are the neighbour's.
+func TestNeighbourOfACrowd(t *testing.T) {
+	crowd := crowdOf("crowd", 3, 8, 150)
+	small := func(i int) plugins.SampleRequest {
+		return of(ask(fmt.Sprint("small", i), "", randomTokens(rand.New(rand.NewPCG(32, uint64(i))), 70), 2, 4), "neighbour", 1)
+	}
+	const rounds = 3
+	for i, p := range slices.Concat([]placement{{"single", "single", `{"threads": 2}`}}, copies[:1], cuts[:1], copies[1:2], sharded[:1], cuts[2:3], splits[:1], mixed[1:2]) {
+		for _, tight := range []bool{false, true} {
+			if tight && i > 2 {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s, few pages %v", p.name, tight), func(t *testing.T) {
+				section := `"max_batch": 3`
+				if tight {
+					section += `, "kv_cache_tokens": 512, "max_context_length": 256` // eight pages; a sequence of the crowd comes to three or four
+				}
+				slow := atomic.Bool{} // so that the crowd is there for longer than this test takes to send something
+				o := testOptions()
+				o.OpenDevice = func(c Config) (tensor.Device, error) {
+					d, err := cpu.New(cpu.Options{Threads: c.Threads})
+					return &faulty{Device: d, gather: func([]int32) error {
+						if slow.Load() {
+							time.Sleep(time.Millisecond)
+						}
+						return nil
+					}}, err
+				}
+				e := placeWith(t, p.with(section), o)
+				hook(t, e, func() { e.pace.fixedStep = byTokens })
+				want := map[string]sampled{}
+				for _, q := range append(slices.Clone(crowd), small(0), small(1), small(2)) {
+					s, err := collect(t.Context(), e, q)
+					if err != nil {
+						t.Fatal(err)
+					}
+					want[q.ID] = s
+				}
+				slow.Store(true)
+				var mu sync.Mutex
+				ended, again := 0, 0
+				got := map[string]sampled{}
+				var group sync.WaitGroup
+				for _, q := range crowd {
+					group.Go(func() {
+						s, err := collect(t.Context(), e, q)
+						if err != nil {
+							t.Error(err)
+						}
+						mu.Lock()
+						defer mu.Unlock()
+						ended++
+						got[q.ID] = s
+					})
+				}
+				before := e.status(time.Now()).SampledTokens
+				eventually(t, "the crowd is at work", func() bool {
+					s := e.status(time.Now())
+					return s.WaitingSamples > 0 && s.RunningSamples > 1 && s.SampledTokens > before+150
+				})
+				e.mu.Lock()
+				requests := slices.Collect(maps.Values(e.requests))
+				e.mu.Unlock()
+				for i := range rounds {
+					s, err := collect(t.Context(), e, small(i))
+					if err != nil {
+						t.Fatal(err)
+					}
+					mu.Lock()
+					if ended > 0 {
+						t.Errorf("sample %d was done after one of the crowd's requests", i)
+					}
+					got[small(i).ID] = s
+					mu.Unlock()
+				}
+				slow.Store(false)
+				group.Wait()
+				hook(t, e, func() {
+					for _, q := range requests {
+						for _, s := range q.sequences {
+							if s.again > 0 {
+								again++
+							}
+						}
+					}
+				})
+				if tight && len(e.loaded.sampling) == 1 && again == 0 {
+					t.Error("no sequence lost its pages")
+				}
+				for id, w := range want {
+					for i := range w.sequences {
+						if !slices.Equal(got[id].sequences[i].Tokens, w.sequences[i].Tokens) {
+							t.Errorf("%s, sequence %d: other tokens than on a quiet server", id, i)
+						}
+						equalBits(t, id, got[id].sequences[i].Logprobs, w.sequences[i].Logprobs)
+					}
+				}
+				eventually(t, "all pages are free", func() bool {
+					s := e.status(time.Now())
+					return s.KVPagesFree == s.KVPages && s.RunningSamples == 0 && s.WaitingSamples == 0
+				})
+				hook(t, e, func() {
+					for _, r := range e.loaded.sampling {
+						if n := len(r.sampler.parked); n > 0 {
+							t.Errorf("%d sequences are still parked", n)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// A neighbour's sample does not wait for steps of the crowd where these take long: the crowd rests for it. Where a step takes as long without the crowd, they go together.
+func TestCrowdRests(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		seconds func(int) float64
+		rests   bool
+	}{{"steps by tokens", byTokens, true}, {"steps of the same time", byStep, false}} {
+		t.Run(c.name, func(t *testing.T) {
+			alone, beside := 0, 0 // the neighbour's steps
+			e := watched(t, `{"max_batch": 16}`, c.seconds, func(tokens map[string]int) {
+				switch {
+				case tokens["neighbour"] > 0 && tokens["crowd"] > 0:
+					beside++
+				case tokens["neighbour"] > 0:
+					alone++
+				}
+			})
+			busy(t, e, crowdOf("crowd", 2, 20, 400))
+			for i := range 5 {
+				if _, err := collect(t.Context(), e, of(ask(fmt.Sprint("q", i), "", []int32{1, 2, 3}, 1, 4), "neighbour", 1)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			hook(t, e, func() {
+				if alone+beside != 20 || c.rests && beside > 0 || !c.rests && alone > 0 {
+					t.Errorf("%d steps alone and %d beside the crowd", alone, beside)
+				}
+			})
+		})
+	}
+}
+
+// busy sends requests, which are cancelled at the test's end, and waits until they have no place free.
+func busy(t *testing.T, e *Engine, requests []plugins.SampleRequest) {
+	t.Helper()
+	var group sync.WaitGroup
+	t.Cleanup(group.Wait) // after the test's context has ended
+	for _, q := range requests {
+		group.Go(func() { _, _ = collect(t.Context(), e, q) })
+	}
+	eventually(t, "all places are taken", func() bool {
+		return e.status(time.Now()).RunningSamples == e.loaded.config.MaxBatch*len(e.loaded.sampling)
+	})
+}
+
+// Keys that all have more than enough get tokens by their weights, whether there are places for all of them or not, and sequences do not come and go in every step.
+func TestTokensByWeight(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		places  int
+		weights map[string]float64
+	}{
+		{"two keys", 8, map[string]float64{"a": 1, "b": 3}},
+		{"more keys than places", 2, map[string]float64{"a": 1, "b": 1, "c": 1, "d": 1, "e": 1}},
+		{"more keys than places, by weight", 2, map[string]float64{"a": 1, "b": 1, "c": 2}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			const steps = 1200
+			had := map[string]int{}
+			counted, changes := 0, 0
+			last := ""
+			done := make(chan struct{})
+			e := watched(t, fmt.Sprintf(`{"max_batch": %d}`, c.places), byStep, func(tokens map[string]int) {
+				if len(tokens) < min(len(c.weights), c.places) || counted == steps {
+					return
+				}
+				keys := []string{}
+				for key, n := range tokens {
+					had[key] += n
+					keys = append(keys, key)
+				}
+				slices.Sort(keys)
+				if now := strings.Join(keys, " "); now != last {
+					last = now
+					changes++
+				}
+				if counted++; counted == steps {
+					close(done)
+				}
+			})
+			release := block(t, e, nil)
+			var group sync.WaitGroup
+			defer group.Wait()
+			for key, weight := range c.weights {
+				for i := range 12 {
+					group.Go(func() {
+						q := of(ask(fmt.Sprint(key, i), "", []int32{1}, 8, 500), key, weight)
+						err := e.Sample(t.Context(), q, func(plugins.SampleEvent) error {
+							select {
+							case <-done:
+								return errClosed
+							default:
+								return nil
+							}
+						})
+						if err != nil && !errors.Is(err, errClosed) {
+							t.Error(err)
+						}
+					})
+				}
+			}
+			eventually(t, "all wait", func() bool { return e.status(time.Now()).WaitingSamples == 96*len(c.weights) })
+			release()
+			<-done
+			total, all := 0, 0.0
+			for key, weight := range c.weights {
+				total, all = total+had[key], all+weight
+			}
+			for key, weight := range c.weights {
+				if got, want := float64(had[key])/float64(total), weight/all; got < 0.85*want || got > 1.15*want {
+					t.Errorf("key %s has %.2f of the tokens, want %.2f: %v", key, got, want, had)
+				}
+			}
+			if changes > steps/5 {
+				t.Errorf("the keys that run changed %d times in %d steps", changes, steps)
+			}
+		})
+	}
+}
+
+// The prompts of one key's requests do not hold up another's: each has its part of a step's tokens of prompts.
+func TestPromptsByKey(t *testing.T) {
+	steps, short := 0, 0
+	e := watched(t, `{"max_batch": 8, "prefill_tokens": 64}`, byStep, func(tokens map[string]int) {
+		steps++
+		if tokens["short"] > 0 {
+			short = steps
+		}
+		if n := tokens["long"] + tokens["short"]; n > 64 {
+			t.Errorf("%d tokens of prompts in a step", n)
+		}
+	})
+	random := rand.New(rand.NewPCG(33, 1))
+	var requests []plugins.SampleRequest
+	for i := range 4 {
+		requests = append(requests, of(ask(fmt.Sprint("long", i), "", randomTokens(random, 400), 1, 1), "long", 1))
+	}
+	requests = append(requests, of(ask("short", "", randomTokens(random, 30), 1, 1), "short", 1))
+	sendTogether(t, e, requests...)
+	if short != 1 {
+		t.Errorf("the short prompt was done in step %d of %d", short, steps)
+	}
+}
+
+// Who does not read has no place: its sequence is parked after so many tokens, others go on, and it goes on when its tokens are read. What it gets is the same.
+func TestReadersThatDoNotRead(t *testing.T) {
+	const context = 4 * mostUnread
+	dir := t.TempDir()
+	if err := writeModelOf(dir, shape{tinyVocabulary, 32, 64, 1, 2, 1, 16}, context); err != nil {
+		t.Fatal(err)
+	}
+	load := func() *Engine {
+		e := open(t)
+		if _, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Name: "tiny", Config: []byte(`{"max_batch": 2, "kv_cache_tokens": 32768}`)}, nil); err != nil {
+			t.Fatal(err)
+		}
+		return e
+	}
+	q := func(i int) plugins.SampleRequest {
+		q := ask(fmt.Sprint("slow", i), "", []int32{int32(i), 2}, 1, context-2)
+		q.Seed = uint64(i)
+		return q
+	}
+	want, err := collect(t.Context(), load(), q(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := load()
+	read := make(chan struct{})
+	var got []float32
+	var group sync.WaitGroup
+	for i := range 3 {
+		group.Go(func() {
+			if err := e.Sample(t.Context(), q(i), func(event plugins.SampleEvent) error {
+				<-read
+				if i == 0 && event.Tokens != nil {
+					got = append(got, event.Tokens.Logprobs...)
+				}
+				return nil
+			}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	eventually(t, "all three are held up", func() bool {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return e.heldUp == 3 && len(e.running) == 0
+	})
+	status := e.status(time.Now())
+	if status.WaitingSamples != 3 || status.LastProgressAge != 0 {
+		t.Errorf("%d wait, work has waited for %v", status.WaitingSamples, status.LastProgressAge)
+	}
+	if n := status.SampledTokens; n > 3*(mostUnread+512) {
+		t.Errorf("%d tokens were sampled for nobody", n)
+	}
+	if _, err := collect(t.Context(), e, ask("other", "", []int32{1}, 1, 4)); err != nil {
+		t.Error(err)
+	}
+	if err := e.Cancel(t.Context(), plugins.CancelRequest{ID: "slow2", Sequence: -1}); err != nil {
+		t.Error(err)
+	}
+	eventually(t, "the pages of one that is cancelled are free", func() bool {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return e.heldUp == 2 && e.stale == 0
+	})
+	close(read)
+	group.Wait()
+	equalBits(t, "log-probabilities", got, want.sequences[0].Logprobs)
+}
+
+// A key that has as many sequences waiting as may wait keeps nobody out, and is refused more itself.
+func TestWaitingIsShared(t *testing.T) {
+	e := start(t, `{"max_waiting": 50, "max_batch": 2}`)
+	busy(t, e, crowdOf("crowd", 1, 50, 500))
+	if _, err := collect(t.Context(), e, of(ask("more", "", []int32{1}, 10, 4), "crowd", 1)); !errors.Is(err, plugins.ErrCapacity) {
+		t.Errorf("more of the same key: %v", err)
+	}
+	if _, err := collect(t.Context(), e, of(ask("other", "", []int32{1}, 20, 4), "other", 1)); err != nil {
+		t.Errorf("another key: %v", err)
+	}
+}
