@@ -69,6 +69,7 @@ type Budget struct {
 	bytes  int
 	next   int // look around when so many steps are done
 	placed bool
+	large  bool // more than lightBytes were made with the place
 	rested time.Time
 }
 
@@ -93,10 +94,14 @@ func (b *Budget) Renew(limits Limits) {
 
 // End gives the place back, if there is one.
 func (b *Budget) End() {
-	if b.placed {
-		b.placed = false
-		<-places
+	if !b.placed {
+		return
 	}
+	if b.large {
+		runtime.GC() // else the next one's memory comes on top of what this one has left behind
+	}
+	b.placed, b.large = false, false
+	<-places
 }
 
 // Steps is the work that was paid for.
@@ -143,6 +148,7 @@ func (b *Budget) look() error {
 		return &Exceeded{"steps", b.limits.Steps}
 	}
 	b.next = min(b.steps+lookEvery, b.limits.Steps+1)
+	b.large = b.large || b.bytes > lightBytes
 	if err := context.Cause(b.ctx); err != nil {
 		return err
 	}

@@ -339,11 +339,11 @@ func filterIndent(r *run, v Value, a callArgs) Value {
 	_, marked := v.(markup)
 	r.alloc(len(s) + 1)
 	lines := r.splitLines(s+"\n", false)
-	var b strings.Builder
+	var b output
 	for i, line := range lines {
 		r.alloc(len(line) + 1)
 		if i > 0 {
-			b.WriteByte('\n')
+			b.WriteString("\n")
 			if line != "" || args[2] != nil && truth(args[2]) {
 				r.alloc(len(indent))
 				b.WriteString(indent)

@@ -34,7 +34,7 @@ func (r *run) percent(format Value, value Value) Value {
 		used++
 		return args[used-1]
 	}
-	var b strings.Builder
+	var b output
 	for s != "" {
 		i := strings.IndexByte(s, '%')
 		if i < 0 {
@@ -44,7 +44,7 @@ func (r *run) percent(format Value, value Value) Value {
 		b.WriteString(s[:i])
 		s = s[i+1:]
 		if strings.HasPrefix(s, "%") {
-			b.WriteByte('%')
+			b.WriteString("%")
 			s = s[1:]
 			continue
 		}

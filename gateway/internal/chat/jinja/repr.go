@@ -10,7 +10,7 @@ import (
 // printer builds the text of values as Python's str and repr do. It charges the run for what it builds; a nil run is for messages.
 type printer struct {
 	r *run
-	b strings.Builder
+	b output
 }
 
 func (p *printer) add(s string) {

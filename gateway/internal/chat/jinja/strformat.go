@@ -27,7 +27,7 @@ func (f *formatter) expand(s string, levels int) string {
 	}
 	f.r.alloc(len(s))
 	f.r.scan(8 * len(s))
-	var b strings.Builder
+	var b output
 	for s != "" {
 		i := strings.IndexAny(s, "{}")
 		if i < 0 {
@@ -36,7 +36,7 @@ func (f *formatter) expand(s string, levels int) string {
 		}
 		b.WriteString(s[:i])
 		if i+1 < len(s) && s[i+1] == s[i] {
-			b.WriteByte(s[i])
+			b.WriteString(s[i : i+1])
 			s = s[i+2:]
 			continue
 		}

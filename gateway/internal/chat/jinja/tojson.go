@@ -11,7 +11,7 @@ import (
 // jsonWriter is Python's json.dumps with transformers' defaults: characters outside ASCII stay as they are.
 type jsonWriter struct {
 	r               *run
-	b               strings.Builder
+	b               output
 	indent          string
 	indented        bool
 	itemSep, keySep string
@@ -195,31 +195,31 @@ func writeHex(b *strings.Builder, kind byte, c rune, digits int) {
 func (w *jsonWriter) string(s string) {
 	w.add(`"`)
 	piecewise(s, func(piece string) {
-		before := w.b.Len()
 		w.r.work(2 * len(piece))
-		w.escape(piece)
-		w.r.alloc(w.b.Len() - before)
+		w.add(w.escaped(piece))
 	})
 	w.add(`"`)
 }
 
-// escape writes s as it stands between quotes.
-func (w *jsonWriter) escape(s string) {
+// escaped is s as it stands between quotes.
+func (w *jsonWriter) escaped(s string) string {
+	var b strings.Builder
 	for _, c := range s {
 		escape := jsonEscape(c)
 		switch {
 		case escape != "":
-			w.b.WriteString(escape)
+			b.WriteString(escape)
 		case c < 0x20 || w.ascii && c >= 0x7f && c < 0x10000 && c != 0x7f:
-			writeHex(&w.b, 'u', c, 4)
+			writeHex(&b, 'u', c, 4)
 		case w.ascii && c > 0xffff:
 			c -= 0x10000
-			writeHex(&w.b, 'u', 0xd800+c>>10, 4)
-			writeHex(&w.b, 'u', 0xdc00+c&0x3ff, 4)
+			writeHex(&b, 'u', 0xd800+c>>10, 4)
+			writeHex(&b, 'u', 0xdc00+c&0x3ff, 4)
 		case c < utf8.RuneSelf:
-			w.b.WriteByte(byte(c))
+			b.WriteByte(byte(c))
 		default:
-			w.b.WriteRune(c)
+			b.WriteRune(c)
 		}
 	}
+	return b.String()
 }
