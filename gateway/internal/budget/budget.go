@@ -142,6 +142,9 @@ func (b *Budget) TakeEach(count, n int) error {
 	return b.Take(count * n)
 }
 
+// Return tells that n bytes that were paid for are not held any more. Who never returns any bounds what is made in all; who does bounds what is held.
+func (b *Budget) Return(n int) { b.bytes = max(0, b.bytes-n) }
+
 // look is what Work does now and then.
 func (b *Budget) look() error {
 	if uint(b.steps) > uint(b.limits.Steps) {
