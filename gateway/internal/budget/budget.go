@@ -2,8 +2,8 @@
 // what clients send. Work is counted in steps and memory in bytes, both as they are used, so that the same input always ends at the same place. It
 // knows neither templates nor tokenizers.
 //
-// What costs little runs at once. What costs more needs one of a few places, works in turns with a rest after each, and ends with its context: so
-// many hostile requests at a time take one core's half and the memory of one or two of them, and others hardly notice.
+// What costs little runs at once. What costs more needs one of a few places, works in turns with a rest after each, and ends with its context. A place rests too
+// before somebody else has it. So many hostile requests at a time take half a core and the memory of one or two of them, and others hardly notice.
 package budget
 
 import (
@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"runtime/metrics"
 	"time"
 )
 
@@ -29,20 +30,31 @@ var Most = Limits{Steps: 100_000_000, Bytes: 64 << 20}
 const (
 	// lightSteps and lightBytes are what work may cost without a place: six thousand messages of an ordinary template.
 	lightSteps = 2_000_000
-	lightBytes = 8 << 20
+	lightBytes = 2 << 20
 	// lookEvery is how many steps pass between two looks at the context and the clock.
 	lookEvery = 1 << 16
 	// turn is how long work goes on between two rests; a rest is as long as what went before, but no longer than longestRest.
 	turn        = 500 * time.Microsecond
 	longestRest = time.Millisecond
+	// longestPause is how long a place rests at most.
+	longestPause = 100 * time.Millisecond
+	// muchGarbage is how large the heap may be when large work ends, without what it has left behind being collected at once.
+	muchGarbage = 128 << 20
 	// patience is how long a place is waited for.
 	patience = time.Second
 	// bytesPerStep is how many bytes are made or copied in the time of a step.
 	bytesPerStep = 16
 )
 
-// places are what work that is not light needs one of.
-var places = make(chan struct{}, max(1, min(2, runtime.GOMAXPROCS(0)/2)))
+// places are what work that is not light needs one of: each is the time from which it may be used.
+var places = func() chan time.Time {
+	n := max(1, min(2, runtime.GOMAXPROCS(0)/2))
+	all := make(chan time.Time, n)
+	for range n {
+		all <- time.Time{}
+	}
+	return all
+}()
 
 // ErrBusy says that no place became free in time. The same work may succeed later.
 var ErrBusy = errors.New("too many requests need long work on their text at the moment: send this one again later")
@@ -71,6 +83,7 @@ type Budget struct {
 	placed bool
 	large  bool // more than lightBytes were made with the place
 	rested time.Time
+	worked time.Duration // with the place, but for the time since rested
 }
 
 // New makes a budget. Work that it pays for ends with ctx.
@@ -98,10 +111,15 @@ func (b *Budget) End() {
 		return
 	}
 	if b.large {
-		runtime.GC() // else the next one's memory comes on top of what this one has left behind
+		heap := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+		if metrics.Read(heap); heap[0].Value.Uint64() > muchGarbage {
+			runtime.GC() // else the next one's memory comes on top of what this one has left behind
+		}
 	}
-	b.placed, b.large = false, false
-	<-places
+	now := time.Now()
+	collecting := time.Duration(b.bytes / 2) // a byte that was made costs the collector half a nanosecond, while others work
+	places <- now.Add(min(b.worked+now.Sub(b.rested)+collecting, longestPause))
+	b.placed, b.large, b.worked = false, false, 0
 }
 
 // Steps is the work that was paid for.
@@ -134,6 +152,14 @@ func (b *Budget) Take(n int) error {
 	return b.Work(n / bytesPerStep)
 }
 
+// Spend pays for steps and for bytes.
+func (b *Budget) Spend(steps, bytes int) error {
+	if err := b.Work(steps); err != nil {
+		return err
+	}
+	return b.Take(bytes)
+}
+
 // TakeEach pays for count times n bytes.
 func (b *Budget) TakeEach(count, n int) error {
 	if n > 0 && count > math.MaxInt/n/2 {
@@ -161,21 +187,19 @@ func (b *Budget) look() error {
 	if b.steps <= lightSteps && b.bytes <= lightBytes {
 		return nil
 	}
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	var free time.Time
 	select {
-	case places <- struct{}{}:
-	default:
-		timer := time.NewTimer(patience)
-		defer timer.Stop()
-		select {
-		case places <- struct{}{}:
-		case <-timer.C:
-			return ErrBusy
-		case <-b.ctx.Done():
-			return context.Cause(b.ctx)
-		}
+	case free = <-places:
+	case <-timer.C:
+		return ErrBusy
+	case <-b.ctx.Done():
+		return context.Cause(b.ctx)
 	}
+	time.Sleep(time.Until(free))
 	b.placed, b.rested = true, time.Now()
-	return nil
+	return context.Cause(b.ctx)
 }
 
 // rest leaves the processor to others when a turn is over.
@@ -184,6 +208,7 @@ func (b *Budget) rest() error {
 	if worked < turn {
 		return nil
 	}
+	b.worked += worked
 	time.Sleep(min(worked, longestRest))
 	b.rested = time.Now()
 	return context.Cause(b.ctx)

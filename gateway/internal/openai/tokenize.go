@@ -2,10 +2,12 @@ package openai
 
 import (
 	"encoding/json"
+	"errors"
 	"net/http"
 
 	"github.com/gin-gonic/gin"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/budget"
 	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
 )
 
@@ -43,11 +45,15 @@ func (s *Service) tokenize(c call) error {
 		return err
 	}
 	var ids []int32
+	b := budget.New(c.Request.Context(), budget.Limits{})
+	defer b.End()
 	switch {
 	case r.Prompt != nil && r.Messages != nil:
 		return invalid("prompt", "give either prompt or messages")
 	case r.Prompt != nil:
-		ids, err = m.Tokenizer.Encode(*r.Prompt, r.AddSpecialTokens == nil || *r.AddSpecialTokens)
+		if ids, err = m.Tokenizer.EncodeWithin(b, *r.Prompt, r.AddSpecialTokens == nil || *r.AddSpecialTokens); err != nil {
+			return tokenizeError(c.Request.Context(), "prompt", err)
+		}
 	case r.Messages != nil && len(r.Tools) > 0:
 		return unsupported("tools", "tool calls are not supported yet")
 	case r.Messages != nil:
@@ -101,7 +107,16 @@ func (s *Service) detokenize(c call) error {
 			return invalid("tokens", "element %d: %d is not the id of a token", i, id)
 		}
 	}
-	sendJSON(c.Context, http.StatusOK, gin.H{"prompt": m.Tokenizer.Decode(ids, false)})
+	b := budget.New(c.Request.Context(), budget.Limits{})
+	defer b.End()
+	text, err := m.Tokenizer.DecodeWithin(b, ids, false)
+	if err != nil {
+		if c.Request.Context().Err() != nil || errors.Is(err, budget.ErrBusy) {
+			return err
+		}
+		return invalid("tokens", "cannot be made text: %v", err)
+	}
+	sendJSON(c.Context, http.StatusOK, gin.H{"prompt": text})
 	return nil
 }
 

@@ -1,7 +1,6 @@
 package tokenizer
 
 import (
-	"errors"
 	"slices"
 	"unicode/utf8"
 
@@ -28,7 +27,7 @@ type normalForm struct {
 // far the most text, are copied untouched.
 func (f normalForm) normalize(b *budget.Budget, s string) (string, bool, error) {
 	u := loadUnicode()
-	if err := errors.Join(b.Work(4*len(s)), b.Take(len(s))); err != nil {
+	if err := b.Spend(len(s), len(s)); err != nil {
 		return "", false, err
 	}
 	affected := shapeMark

@@ -146,7 +146,7 @@ type normalizerFunc struct {
 }
 
 func (f normalizerFunc) normalize(b *budget.Budget, text string) (string, bool, error) {
-	if err := errors.Join(b.Work(4*len(text)), b.TakeEach(len(text), f.grows)); err != nil {
+	if err := b.Spend(4*len(text), f.grows*len(text)); err != nil {
 		return "", false, err
 	}
 	return f.of(text), false, nil
@@ -169,7 +169,7 @@ func (p prepend) normalize(b *budget.Budget, text string) (string, bool, error) 
 type runeFilter func(r rune) rune
 
 func (f runeFilter) normalize(b *budget.Budget, text string) (string, bool, error) {
-	if err := errors.Join(b.Work(8*len(text)), b.Take(len(text))); err != nil {
+	if err := b.Spend(4*len(text), len(text)); err != nil {
 		return "", false, err
 	}
 	first, size := utf8.DecodeRuneInString(text)
@@ -180,7 +180,7 @@ func (f runeFilter) normalize(b *budget.Budget, text string) (string, bool, erro
 type strip struct{ left, right bool }
 
 func (n strip) normalize(b *budget.Budget, text string) (string, bool, error) {
-	if err := errors.Join(b.Work(len(text)), b.Take(len(text))); err != nil { // the text that it is a part of stays
+	if err := b.Spend(len(text), len(text)); err != nil { // the text that it is a part of stays
 		return "", false, err
 	}
 	out := text
@@ -226,7 +226,10 @@ func (r replacement) normalize(b *budget.Budget, text string) (string, bool, err
 func (r replacement) replace(b *budget.Budget, text string) (string, error) {
 	if literal, ok := r.matcher.(literalMatcher); ok && literal != "" {
 		count := strings.Count(text, string(literal))
-		if err := errors.Join(b.Work(len(text)+count), b.Take(len(text)), b.TakeEach(count, max(0, len(r.content)-len(literal)))); err != nil {
+		if err := b.Spend(len(text)+4*count, len(text)); err != nil {
+			return "", err
+		}
+		if err := b.TakeEach(count, max(0, len(r.content)-len(literal))); err != nil {
 			return "", err
 		}
 		return strings.ReplaceAll(text, string(literal), r.content), nil

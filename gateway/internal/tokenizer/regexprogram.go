@@ -307,7 +307,10 @@ func (p *regexProgram) search(b *budget.Budget, text string) *regexSearch {
 func (s *regexSearch) close() error {
 	s.budget.Return(cap(s.stack) * frameBytes)
 	s.stack = nil
-	return errors.Join(s.err, s.budget.Work(s.steps))
+	if s.err != nil {
+		return s.err
+	}
+	return s.budget.Work(s.steps)
 }
 
 // find gives the first match at or after from; start is -1 if there is none.
@@ -408,7 +411,7 @@ func (s *regexSearch) step(set *regexSet, place int, backward bool) int {
 func (s *regexSearch) match(at, place int) (end int, ok bool) {
 	base := len(s.stack)
 	for {
-		if !s.pay(1) {
+		if !s.pay(3) {
 			return 0, false
 		}
 		i := &s.code[at]
@@ -505,7 +508,7 @@ func (s *regexSearch) run(at int, i *regexInstruction, place int) (int, bool) {
 // back goes to the last alternative that was left; ok is false if there is none above base.
 func (s *regexSearch) back(base int) (at, place int, ok bool) {
 	for len(s.stack) > base {
-		if !s.pay(1) {
+		if !s.pay(3) {
 			return 0, 0, false
 		}
 		top := len(s.stack) - 1

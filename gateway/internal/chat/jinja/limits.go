@@ -83,7 +83,7 @@ func (r *run) work(n int) {
 }
 
 // scan counts the work of going through a text of n bytes.
-func (r *run) scan(n int) { r.work(n >> 2) }
+func (r *run) scan(n int) { r.work(n >> 1) }
 
 // alloc counts n bytes about to be made. Callers count before they make them.
 func (r *run) alloc(n int) {

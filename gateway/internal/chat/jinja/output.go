@@ -18,6 +18,7 @@ func (o *output) WriteString(s string) {
 		if o.piece.Len() > 0 {
 			o.full = append(o.full, o.piece.String())
 			o.piece = strings.Builder{}
+			o.piece.Grow(outputPiece)
 		}
 		if len(s) > outputPiece/2 {
 			o.full = append(o.full, s) // as it is: a string does not change

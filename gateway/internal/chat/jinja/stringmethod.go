@@ -115,7 +115,7 @@ func (r *run) mapped(f func(string) string, s string) string {
 			others++
 		}
 	}
-	r.work(4*len(s) + 128*others)
+	r.work(8*len(s) + 128*others)
 	r.alloc(len(s) + 2*others)
 	return f(s)
 }
