@@ -3,7 +3,6 @@ module github.com/tinsmith/tinsmith
 go 1.26.0
 
 require (
-	github.com/dlclark/regexp2/v2 v2.5.1
 	github.com/gin-gonic/gin v1.12.0
 	github.com/hashicorp/go-hclog v1.6.3
 	github.com/hashicorp/go-plugin v1.8.0

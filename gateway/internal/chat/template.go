@@ -10,6 +10,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/budget"
 	"github.com/tinsmith/tinsmith/gateway/internal/chat/jinja"
 )
 
@@ -74,9 +75,16 @@ const (
 var reasoningKeys = []string{"reasoning_content", "thinking", "reasoning"}
 
 // Render renders the conversation. Errors are a *[ConversationError], the template's own refusal as a *[jinja.RaisedError] whose message is meant for
-// the client, another fault of template and messages together as a *[jinja.Error], or the cause of an ended context; all but the last say that
-// this conversation cannot be sent to this model.
+// the client, another fault of template and messages together as a *[jinja.Error], which more work or memory than is allowed is too, or the cause of an
+// ended context or [budget.ErrBusy]; all but the last two say that this conversation cannot be sent to this model.
 func (t *Template) Render(ctx context.Context, c Conversation) (string, error) {
+	b := budget.New(ctx, budget.Limits{})
+	defer b.End()
+	return t.RenderWithin(ctx, b, c)
+}
+
+// RenderWithin is Render with a budget of the caller's, which is renewed before.
+func (t *Template) RenderWithin(ctx context.Context, b *budget.Budget, c Conversation) (string, error) {
 	if c.Now.IsZero() {
 		return "", errors.New("render chat template: no time given for strftime_now")
 	}
@@ -119,7 +127,7 @@ func (t *Template) Render(ctx context.Context, c Conversation) (string, error) {
 		}
 		vars.Set(own.name, own.value)
 	}
-	out, err := t.template.Render(ctx, vars, jinja.Options{Clock: func() time.Time { return c.Now }})
+	out, err := t.template.Render(ctx, vars, jinja.Options{Budget: b, Clock: func() time.Time { return c.Now }})
 	if err != nil {
 		return "", fmt.Errorf("render chat template: %w", err)
 	}

@@ -3,6 +3,7 @@ package openai
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"net/http"
@@ -14,6 +15,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/budget"
 	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 	"github.com/tinsmith/tinsmith/plugins"
@@ -43,7 +45,7 @@ type completionRequest struct {
 }
 
 // prompts reads the four forms of prompt: a string, a list of strings, a list of token ids, a list of such lists.
-func (r *completionRequest) prompts(m *catalog.Model, info plugins.ModelInfo) ([][]int32, error) {
+func (r *completionRequest) prompts(ctx context.Context, m *catalog.Model, info plugins.ModelInfo) ([][]int32, error) {
 	const forms = "a string, a list of strings, a list of token ids, or a list of lists of token ids is allowed"
 	list := []json.RawMessage{r.Prompt}
 	switch kindOf(r.Prompt) {
@@ -61,6 +63,8 @@ func (r *completionRequest) prompts(m *catalog.Model, info plugins.ModelInfo) ([
 	default:
 		return nil, invalid("prompt", forms)
 	}
+	b := budget.New(ctx, budget.Limits{}) // for all of them
+	defer b.End()
 	out := make([][]int32, len(list))
 	for i, one := range list {
 		var err error
@@ -70,9 +74,11 @@ func (r *completionRequest) prompts(m *catalog.Model, info plugins.ModelInfo) ([
 		case len(one) > textLimit(info):
 			return nil, tooLong("prompt", len(one), info)
 		default:
-			out[i], err = encode(m, one)
+			out[i], err = encode(b, m, one)
 		}
 		switch {
+		case errors.Is(err, budget.ErrBusy), err != nil && ctx.Err() != nil:
+			return nil, err
 		case err != nil && len(list) > 1:
 			return nil, invalid("prompt", "prompt %d: %v", i, err)
 		case err != nil:
@@ -94,12 +100,12 @@ func tokenBytes(prompts [][]int32) int64 {
 	return int64(total)
 }
 
-func encode(m *catalog.Model, raw json.RawMessage) ([]int32, error) {
+func encode(b *budget.Budget, m *catalog.Model, raw json.RawMessage) ([]int32, error) {
 	text, err := stringOf(raw)
 	if err != nil {
 		return nil, err
 	}
-	return m.Tokenizer.Encode(text, true)
+	return m.Tokenizer.EncodeWithin(b, text, true)
 }
 
 func (s *Service) completions(c call) error {
@@ -139,7 +145,7 @@ func (s *Service) completions(c call) error {
 			return err
 		}
 	}
-	prompts, err := r.prompts(m, info)
+	prompts, err := r.prompts(c.Request.Context(), m, info)
 	if err != nil {
 		return err
 	}
@@ -253,7 +259,10 @@ func (a *completionAnswer) runPrompt(ctx context.Context, first int, g *generati
 		if !a.request.Echo {
 			return nil
 		}
-		echo := a.echo(g, scores)
+		echo, err := a.echo(g, scores)
+		if err != nil {
+			return err
+		}
 		base = utf8.RuneCountInString(echo.Text)
 		a.mu.Lock()
 		defer a.mu.Unlock()
@@ -280,7 +289,7 @@ func (a *completionAnswer) runPrompt(ctx context.Context, first int, g *generati
 }
 
 // echo is the prompt as the beginning of the text, with its log-probabilities; the first token has none. Bytes at its end that are no character yet are left to the text after it.
-func (a *completionAnswer) echo(g *generation, scores *plugins.PromptScores) completionChoice {
+func (a *completionAnswer) echo(g *generation, scores *plugins.PromptScores) (completionChoice, error) {
 	var text strings.Builder
 	chars := 0
 	stream := a.model.Tokenizer.NewStream(false)
@@ -296,8 +305,11 @@ func (a *completionAnswer) echo(g *generation, scores *plugins.PromptScores) com
 		more := stream.Push(id)
 		chars += utf8.RuneCountInString(more)
 		text.WriteString(more)
+		if text.Len() > budget.Most.Bytes {
+			return completionChoice{}, invalid("echo", "the prompt's tokens make more than %d bytes of text", budget.Most.Bytes)
+		}
 	}
-	return completionChoice{Text: text.String(), Logprobs: a.logprobs(tokens, 0)}
+	return completionChoice{Text: text.String(), Logprobs: a.logprobs(tokens, 0)}, nil
 }
 
 // logprobs gives the lists for some tokens; nil unless asked. Offsets count from the beginning of the choice's text.

@@ -13,6 +13,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/body"
+	"github.com/tinsmith/tinsmith/gateway/internal/budget"
 	"github.com/tinsmith/tinsmith/gateway/internal/keys"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 	"github.com/tinsmith/tinsmith/plugins"
@@ -65,6 +66,8 @@ func asAPIError(err error) *apiError {
 			kind = "server_error"
 		}
 		return &apiError{Status: bad.Status, Message: bad.Message, Type: kind}
+	case errors.Is(err, budget.ErrBusy):
+		return &apiError{Status: http.StatusTooManyRequests, Message: budget.ErrBusy.Error(), Type: "rate_limit_error", Code: "rate_limit_exceeded"}
 	}
 	message := err.Error()
 	switch runs.KindOf(err) {

@@ -9,13 +9,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/budget"
 	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
 	"github.com/tinsmith/tinsmith/gateway/internal/chat"
 	"github.com/tinsmith/tinsmith/gateway/internal/chat/jinja"
 )
-
-// renderTimeout bounds the work of one chat template; ordinary ones take a millisecond.
-const renderTimeout = 10 * time.Second
 
 // renderChat turns messages into the prompt's tokens by the model's chat template.
 func (s *Service) renderChat(c call, m *catalog.Model, r *chatRequest) ([]int32, error) {
@@ -50,17 +48,27 @@ func (s *Service) renderChat(c call, m *catalog.Model, r *chatRequest) ([]int32,
 	if conversation.Kwargs, err = templateKwargs(m, r); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(c.Request.Context(), renderTimeout)
-	defer cancel()
-	text, err := m.Template.Render(ctx, conversation)
+	ctx := c.Request.Context()
+	b := budget.New(ctx, budget.Limits{})
+	defer b.End()
+	text, err := m.Template.RenderWithin(ctx, b, conversation)
 	if err != nil {
 		return nil, renderError(err)
 	}
-	ids, err := m.Tokenizer.Encode(text, false)
+	b.Renew(budget.Limits{})
+	ids, err := m.Tokenizer.EncodeWithin(b, text, false)
 	if err != nil {
-		return nil, invalid("messages", "cannot be tokenized: %v", err)
+		return nil, tokenizeError(ctx, "messages", err)
 	}
 	return ids, nil
+}
+
+// tokenizeError says that a field's text is none for the model's tokenizer. That the request has ended, or that it must wait, is no fault of the text.
+func tokenizeError(ctx context.Context, field string, err error) error {
+	if ctx.Err() != nil || errors.Is(err, budget.ErrBusy) {
+		return err
+	}
+	return invalid(field, "cannot be tokenized: %v", err)
 }
 
 // renderError says what is wrong with the conversation.
@@ -74,7 +82,7 @@ func renderError(err error) error {
 	case errors.As(err, &raised):
 		return invalid("messages", "the model's chat template refuses them: %s", raised.Message)
 	case errors.As(err, &fault):
-		return invalid("messages", "the model's chat template cannot render them: %s", fault.Message)
+		return invalid("messages", "the model's chat template cannot render them: line %d: %s", fault.Line, fault.Described())
 	}
 	return err
 }

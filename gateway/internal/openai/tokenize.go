@@ -2,10 +2,12 @@ package openai
 
 import (
 	"encoding/json"
+	"errors"
 	"net/http"
 
 	"github.com/gin-gonic/gin"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/budget"
 	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
 )
 
@@ -49,6 +51,8 @@ func (s *Service) tokenize(c call) error {
 		return err
 	}
 	var ids []int32
+	b := budget.New(c.Request.Context(), budget.Limits{})
+	defer b.End()
 	switch {
 	case r.Prompt != nil && r.Messages != nil:
 		return invalid("prompt", "give either prompt or messages")
@@ -56,7 +60,9 @@ func (s *Service) tokenize(c call) error {
 		if err := s.bound(c, m, "prompt", len(*r.Prompt)); err != nil {
 			return err
 		}
-		ids, err = m.Tokenizer.Encode(*r.Prompt, r.AddSpecialTokens == nil || *r.AddSpecialTokens)
+		if ids, err = m.Tokenizer.EncodeWithin(b, *r.Prompt, r.AddSpecialTokens == nil || *r.AddSpecialTokens); err != nil {
+			return tokenizeError(c.Request.Context(), "prompt", err)
+		}
 	case r.Messages != nil && len(r.Tools) > 0:
 		return unsupported("tools", "tool calls are not supported yet")
 	case r.Messages != nil:
@@ -117,7 +123,16 @@ func (s *Service) detokenize(c call) error {
 			return invalid("tokens", "element %d: %d is not the id of a token", i, id)
 		}
 	}
-	return sendJSON(c, http.StatusOK, gin.H{"prompt": m.Tokenizer.Decode(ids, false)})
+	b := budget.New(c.Request.Context(), budget.Limits{})
+	defer b.End()
+	text, err := m.Tokenizer.DecodeWithin(b, ids, false)
+	if err != nil {
+		if c.Request.Context().Err() != nil || errors.Is(err, budget.ErrBusy) {
+			return err
+		}
+		return invalid("tokens", "cannot be made text: %v", err)
+	}
+	return sendJSON(c, http.StatusOK, gin.H{"prompt": text})
 }
 
 func (s *Service) tokenizerInfo(c call) error {

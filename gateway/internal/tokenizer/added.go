@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 	"unicode/utf8"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/budget"
 )
 
 // addedVocabulary is the tokens on top of the model's. Read-only once built.
@@ -28,6 +30,9 @@ func (a *addedVocabulary) add(tokens []addedToken, model *vocabulary) error {
 	for _, id := range a.ids {
 		top = max(top, id)
 	}
+	if len(a.ids)+len(tokens) > maxAdded {
+		return fmt.Errorf("added_tokens: %d tokens: allowed are %d", len(a.ids)+len(tokens), maxAdded)
+	}
 	known := make(map[addedToken]bool, len(a.byID))
 	for _, t := range a.byID {
 		t.ID = 0
@@ -37,6 +42,9 @@ func (a *addedVocabulary) add(tokens []addedToken, model *vocabulary) error {
 		t.ID = 0
 		if t.Content == "" || known[t] {
 			continue
+		}
+		if len(t.Content) > maxTokenBytes {
+			return fmt.Errorf("added_tokens: %.100q… is %d bytes long: allowed are %d", t.Content, len(t.Content), maxTokenBytes)
 		}
 		if t.Special {
 			a.special[t.Content] = true
@@ -49,7 +57,7 @@ func (a *addedVocabulary) add(tokens []addedToken, model *vocabulary) error {
 			id = max(int32(model.count()), top+1)
 		}
 		if id > maxID {
-			return fmt.Errorf("added_tokens: %q would get id %d: allowed are 0 to %d", t.Content, id, maxID)
+			return fmt.Errorf("added_tokens: %.100q would get id %d: allowed are 0 to %d", t.Content, id, maxID)
 		}
 		top = max(top, id)
 		if _, ok := a.ids[t.Content]; !ok {
@@ -63,7 +71,7 @@ func (a *addedVocabulary) add(tokens []addedToken, model *vocabulary) error {
 }
 
 // finish builds the matchers; normalize is the tokenizer's normalizer.
-func (a *addedVocabulary) finish(normalize func(string) (string, bool, error)) error {
+func (a *addedVocabulary) finish(b *budget.Budget, normalize func(*budget.Budget, string) (string, bool, error)) error {
 	a.decoded = make(map[int32]string, len(a.byID))
 	for _, special := range []bool{true, false} {
 		for _, content := range a.order {
@@ -77,9 +85,12 @@ func (a *addedVocabulary) finish(normalize func(string) (string, bool, error)) e
 				a.decoded[id] = content
 				continue
 			}
-			text, _, err := normalize(content)
+			text, _, err := normalize(b, content)
 			if err != nil {
-				return fmt.Errorf("added_tokens: normalizing %q: %w", content, err)
+				return fmt.Errorf("added_tokens: normalizing %.100q: %w", content, err)
+			}
+			if len(text) > maxTokenBytes {
+				return fmt.Errorf("added_tokens: %.100q is %d bytes long after the normalizer: allowed are %d", content, len(text), maxTokenBytes)
 			}
 			a.folded.add(text, id, t)
 			a.decoded[id] = text
@@ -136,14 +147,15 @@ func (m *addedMatcher) finish() {
 }
 
 // find returns the first match at or after from: its place and its index, or
-// index -1.
-func (m *addedMatcher) find(text string, from int) (start, end, index int) {
+// index -1; and how many characters of tokens were compared.
+func (m *addedMatcher) find(text string, from int) (start, end, index, work int) {
 	for at := from; at < len(text); at++ {
 		if !m.first[text[at]] {
 			continue
 		}
 		index, node := -1, int32(0)
 		for i := at; i < len(text); i++ {
+			work++
 			next, ok := m.edges.get(node, int32(text[i]))
 			if !ok {
 				break
@@ -154,24 +166,36 @@ func (m *addedMatcher) find(text string, from int) (start, end, index int) {
 			}
 		}
 		if index >= 0 {
-			return at, end, index
+			return at, end, index, work
+		}
+		if work > 4096 {
+			return at + 1, at + 1, -1, work // so that it can be paid for
 		}
 	}
-	return len(text), len(text), -1
+	return len(text), len(text), -1, work
 }
 
+// pieceBytes is what a piece takes.
+const pieceBytes = 32
+
 // cut appends text to out, cut at the added tokens.
-func (m *addedMatcher) cut(out []piece, text string, atStart bool) []piece {
+func (m *addedMatcher) cut(b *budget.Budget, out []piece, text string, atStart bool) ([]piece, error) {
 	if len(m.tokens) == 0 {
-		return append(out, piece{text: text, id: noID, atStart: atStart})
+		return append(out, piece{text: text, id: noID, atStart: atStart}), nil
 	}
 	done := 0
 	for from := 0; from < len(text); {
-		start, end, index := m.find(text, from)
-		if index < 0 {
-			break
+		start, end, index, work := m.find(text, from)
+		if err := b.Work(4 * work); err != nil {
+			return nil, costs("added_tokens", err)
 		}
 		from = end
+		if index < 0 {
+			continue
+		}
+		if err := b.Take(2 * pieceBytes); err != nil {
+			return nil, costs("added_tokens", err)
+		}
 		t := &m.tokens[index]
 		if t.SingleWord && (endsWithWord(text[:start]) || startsWithWord(text[end:])) {
 			continue
@@ -194,7 +218,7 @@ func (m *addedMatcher) cut(out []piece, text string, atStart bool) []piece {
 	if done < len(text) {
 		out = append(out, piece{text: text[done:], id: noID, atStart: atStart && done == 0})
 	}
-	return out
+	return out, nil
 }
 
 func startsWithWord(s string) bool {

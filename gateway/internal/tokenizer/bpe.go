@@ -5,6 +5,8 @@ import (
 	"math"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/budget"
 )
 
 // bpe is byte pair encoding over characters: a word starts as its characters
@@ -36,8 +38,8 @@ const shortWord = 48
 
 // model turns one pre-token into ids.
 type model interface {
-	// appendIDs appends the ids of word, which is not empty, to ids.
-	appendIDs(ids []int32, word string) ([]int32, error)
+	// appendIDs appends the ids of word, which is not empty, to ids, and pays for them.
+	appendIDs(b *budget.Budget, ids []int32, word string) ([]int32, error)
 }
 
 func newBPE(def *modelDefinition, vocab *vocabulary) (*bpe, error) {
@@ -109,8 +111,11 @@ func (m *bpe) useRawBytes() bool {
 	return true
 }
 
-func (m *bpe) appendIDs(ids []int32, word string) ([]int32, error) {
+func (m *bpe) appendIDs(b *budget.Budget, ids []int32, word string) ([]int32, error) {
 	if m.cutAtSpace {
+		if err := b.Work(len(word)); err != nil {
+			return nil, costs("model (BPE)", err)
+		}
 		// A SentencePiece text comes as one word. Cut where nothing is ever joined,
 		// it gives the same ids from short words that the cache knows.
 		for i := len(visibleSpace); i < len(word); {
@@ -119,58 +124,84 @@ func (m *bpe) appendIDs(ids []int32, word string) ([]int32, error) {
 				break
 			}
 			if at += i; !strings.HasSuffix(word[:at], visibleSpace) {
-				ids = m.appendWord(ids, word[:at])
+				var err error
+				if ids, err = m.appendWord(b, ids, word[:at]); err != nil {
+					return nil, costs("model (BPE)", err)
+				}
 				word, at = word[at:], 0
 			}
 			i = at + len(visibleSpace)
 		}
 	}
-	return m.appendWord(ids, word), nil
+	ids, err := m.appendWord(b, ids, word)
+	return ids, costs("model (BPE)", err)
 }
 
 // visibleSpace is what SentencePiece writes for a space.
 const visibleSpace = "▁"
 
 // appendWord appends the ids of a word, from the cache if it is there.
-func (m *bpe) appendWord(ids []int32, word string) []int32 {
+func (m *bpe) appendWord(b *budget.Budget, ids []int32, word string) ([]int32, error) {
+	if err := b.Work(8); err != nil {
+		return nil, err
+	}
 	if m.ignoreMerges {
 		if m.raw {
 			if id, ok := m.rawTokens[word]; ok {
-				return append(ids, id)
+				return append(ids, id), b.Take(idBytes)
 			}
 		} else if id, ok := m.vocab.id(word); ok {
-			return append(ids, id)
+			return append(ids, id), b.Take(idBytes)
 		}
 	}
 	if len(word) > wordCacheLength {
-		return m.merge(ids, word)
+		return m.merge(b, ids, word)
 	}
 	slot := m.cache.slot(word)
 	if hit, ok := m.cache.get(slot, word); ok {
-		return append(ids, hit...)
+		return append(ids, hit...), b.Take(idBytes * len(hit))
 	}
 	before := len(ids)
-	ids = m.merge(ids, word)
+	ids, err := m.merge(b, ids, word)
+	if err != nil {
+		return nil, err
+	}
 	m.cache.put(slot, word, ids[before:])
-	return ids
+	return ids, nil
 }
 
 // merge appends the ids of word, merged.
-func (m *bpe) merge(ids []int32, word string) []int32 {
+func (m *bpe) merge(b *budget.Budget, ids []int32, word string) ([]int32, error) {
 	before := len(ids)
+	// At most one symbol for each byte; a long word has a list and a queue besides.
+	cost := idBytes * len(word)
+	if len(word) > shortWord {
+		cost += symbolBytes * len(word)
+	}
+	if err := b.Work(16 * len(word)); err != nil {
+		return nil, err
+	}
+	if err := b.Take(cost); err != nil {
+		return nil, err
+	}
 	if m.raw {
 		ids = m.appendBytes(ids, word)
 	} else {
 		ids = m.appendCharacters(ids, word)
 	}
 	symbols := ids[before:]
+	var err error
 	if len(symbols) > shortWord {
-		symbols = m.joinLong(symbols)
+		symbols, err = m.joinLong(b, symbols)
 	} else {
 		symbols = m.joinShort(symbols)
 	}
-	return ids[:before+len(symbols)]
+	b.Return(cost - idBytes*len(symbols))
+	return ids[:before+len(symbols)], err
 }
+
+// symbolBytes is what joinLong takes for a symbol: two places in a list and one in a queue.
+const symbolBytes = 16
 
 func (m *bpe) appendBytes(ids []int32, word string) []int32 {
 	unknowns := unknownRun{model: m}
@@ -297,7 +328,7 @@ func (m *bpe) pairValue(a, b int32) uint64 {
 
 // joinLong merges in place with a heap over a linked list: n log n, so that a
 // word of millions of characters ends.
-func (m *bpe) joinLong(symbols []int32) []int32 {
+func (m *bpe) joinLong(b *budget.Budget, symbols []int32) ([]int32, error) {
 	n := int32(len(symbols))
 	next := make([]int32, n)
 	prev := make([]int32, n)
@@ -311,6 +342,9 @@ func (m *bpe) joinLong(symbols []int32) []int32 {
 		}
 	}
 	for len(queue) > 0 {
+		if err := b.Work(16); err != nil {
+			return nil, err
+		}
 		top := queue.pop()
 		at := int32(uint32(top))
 		if symbols[at] < 0 || next[at] >= n {
@@ -340,7 +374,7 @@ func (m *bpe) joinLong(symbols []int32) []int32 {
 	for i := int32(0); i < n; i = next[i] {
 		out = append(out, symbols[i])
 	}
-	return out
+	return out, nil
 }
 
 // rankHeap is a binary minimum heap of rank<<32 | position: container/heap

@@ -1,11 +1,14 @@
 package tokenizer
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/budget"
 )
 
 // decoderStage turns the strings of tokens, as they come, into text.
@@ -31,6 +34,43 @@ type decoder interface {
 	streams() bool
 }
 
+// maxDecoded bounds the bytes that one token may become, and maxHeld those that a stage may hold back.
+const (
+	maxDecoded = 16 << 10
+	maxHeld    = 16 << 20
+)
+
+// growing is a decoder that can make a text longer.
+type growing interface {
+	// grows tells how many times longer, at most.
+	grows() int
+	name() string
+}
+
+// checkDecoded refuses decoders that can make much of a token, and notes how much they can. Decoding may not fail later.
+func (t *Tokenizer) checkDecoded() error {
+	longest := 1
+	for _, token := range t.vocab.tokens {
+		longest = max(longest, len(token))
+	}
+	for _, text := range t.added.decoded {
+		longest = max(longest, len(text))
+	}
+	t.growth = len(string(utf8.RuneError)) // of a byte that is no character
+	for _, d := range t.decoders {
+		g, ok := d.(growing)
+		if !ok {
+			continue
+		}
+		if grows := g.grows(); grows > maxDecoded/longest/t.growth && grows > 1 {
+			return fmt.Errorf("%s: a token may become %d times as long here, and has up to %d bytes: allowed are %d in all", g.name(), grows, longest*t.growth, maxDecoded)
+		} else if grows > 1 {
+			t.growth *= grows
+		}
+	}
+	return nil
+}
+
 // newDecoders reads a decoder as a list of stages, none if absent.
 func newDecoders(field string, raw json.RawMessage) ([]decoder, error) {
 	kind, err := componentType(field, raw)
@@ -51,7 +91,9 @@ func newDecoders(field string, raw json.RawMessage) ([]decoder, error) {
 			if err != nil {
 				return nil, err
 			}
-			out = append(out, stages...)
+			if out = append(out, stages...); len(out) > maxStages {
+				return nil, fmt.Errorf("%s has more than %d stages", field, maxStages)
+			}
 		}
 		return out, nil
 	case "ByteLevel":
@@ -62,7 +104,7 @@ func newDecoders(field string, raw json.RawMessage) ([]decoder, error) {
 		return []decoder{fuseDecoder{}}, nil
 	case "Replace":
 		r, err := newReplace(field, raw)
-		return []decoder{replaceDecoder{r}}, err
+		return []decoder{replaceDecoder{r, fmt.Sprintf("%s (Replace)", field)}}, err
 	case "Strip":
 		var def struct {
 			Content string `json:"content"`
@@ -90,7 +132,7 @@ func newDecoders(field string, raw json.RawMessage) ([]decoder, error) {
 			Suffix string `json:"suffix"`
 		}
 		err := fields(field, raw, &def, "suffix")
-		return []decoder{suffixDecoder{def.Suffix}}, err
+		return []decoder{suffixDecoder{def.Suffix, fmt.Sprintf("%s (BPEDecoder)", field)}}, err
 	}
 	return nil, fmt.Errorf("%s.type is %q: supported are Sequence, ByteLevel, ByteFallback, Fuse, Replace, Strip, Metaspace and BPEDecoder", field, kind)
 }
@@ -213,7 +255,21 @@ func (passStage) push(s string, next func(string)) { next(s) }
 func (passStage) flush(func(string))               {}
 
 // replaceDecoder replaces within each token.
-type replaceDecoder struct{ replacement }
+type replaceDecoder struct {
+	replacement
+	field string
+}
+
+func (d replaceDecoder) name() string { return d.field }
+func (d replaceDecoder) grows() int {
+	if literal, ok := d.matcher.(literalMatcher); ok {
+		if literal == "" {
+			return 1
+		}
+		return (len(d.content) + len(literal) - 1) / len(literal)
+	}
+	return 1 + 2*len(d.content) // an expression may match between any two characters
+}
 
 func (d replaceDecoder) newStage() decoderStage { return perToken(d.apply) }
 func (d replaceDecoder) fuses() bool            { return false }
@@ -223,10 +279,15 @@ func (d replaceDecoder) streams() bool {
 }
 func (d replaceDecoder) tokenBytes(b []byte) []byte { return []byte(d.apply(string(b))) }
 
-// apply leaves a token as it is where its pattern runs out of time: text is
-// decoded for display and must not fail.
+// apply leaves a text as it is where its pattern takes more work than is in
+// proportion: text is decoded for display and must not fail.
 func (d replaceDecoder) apply(s string) string {
-	out, err := d.replace(s)
+	if literal, ok := d.matcher.(literalMatcher); ok && literal != "" {
+		return strings.ReplaceAll(s, string(literal), d.content)
+	}
+	b := budget.New(context.Background(), budget.Limits{Steps: 1<<16 + 64*len(s)})
+	defer b.End()
+	out, err := d.replace(b, s)
 	if err != nil {
 		return s
 	}
@@ -320,7 +381,15 @@ func (d *metaspaceStage) push(s string, next func(string)) {
 func (d *metaspaceStage) flush(func(string)) {}
 
 // suffixDecoder makes a space of the mark that ends a word, none at the end.
-type suffixDecoder struct{ suffix string }
+type suffixDecoder struct{ suffix, field string }
+
+func (d suffixDecoder) name() string { return d.field }
+func (d suffixDecoder) grows() int {
+	if d.suffix == "" { // which is found between all characters
+		return 3
+	}
+	return 1
+}
 
 func (d suffixDecoder) newStage() decoderStage { return &suffixStage{of: d} }
 func (d suffixDecoder) fuses() bool            { return false }
@@ -355,7 +424,12 @@ type wholeStage struct {
 	all  strings.Builder
 }
 
-func (d *wholeStage) push(s string, _ func(string)) { d.all.WriteString(s) }
+func (d *wholeStage) push(s string, next func(string)) {
+	d.all.WriteString(s)
+	if d.all.Len() > maxHeld {
+		d.flush(next)
+	}
+}
 
 func (d *wholeStage) flush(next func(string)) {
 	chain := newDecoderChain(d.rest)

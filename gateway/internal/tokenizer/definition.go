@@ -154,6 +154,7 @@ func parseJSON(data []byte, into any) error {
 		return errors.New("the file is not UTF-8")
 	}
 	depth, quoted := 0, false
+	var entries [maxNesting + 1]int
 	for i := 0; i < len(data); i++ {
 		switch c := data[i]; {
 		case quoted:
@@ -167,6 +168,11 @@ func parseJSON(data []byte, into any) error {
 		case c == '[' || c == '{':
 			if depth++; depth > maxNesting {
 				return fmt.Errorf("arrays and objects nest deeper than %d levels at byte %d", maxNesting, i)
+			}
+			entries[max(depth, 0)] = 0
+		case c == ',' && depth >= 0:
+			if entries[depth]++; entries[depth] >= maxEntries {
+				return fmt.Errorf("an array or object has more than %d entries at byte %d", maxEntries, i)
 			}
 		case c == ']' || c == '}':
 			depth--

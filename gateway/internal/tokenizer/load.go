@@ -19,7 +19,7 @@ import (
 // Limits of the files of a model directory, in bytes. The largest tokenizer.json
 // in use has about 35 MB.
 const (
-	maxTokenizerFile = 128 << 20
+	maxTokenizerFile = 64 << 20
 	maxConfigFile    = 16 << 20
 	maxTemplateFile  = 4 << 20
 	maxTemplates     = 32 // files

@@ -3,6 +3,8 @@ package tokenizer
 import (
 	"slices"
 	"unicode/utf8"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/budget"
 )
 
 // The Hangul arithmetic of the Unicode Standard, chapter 3.12.
@@ -23,8 +25,11 @@ type normalForm struct {
 
 // normalize returns s in the form. Stretches that are already in the form, by
 // far the most text, are copied untouched.
-func (f normalForm) normalize(s string) (string, bool, error) {
+func (f normalForm) normalize(b *budget.Budget, s string) (string, bool, error) {
 	u := loadUnicode()
+	if err := b.Spend(len(s), len(s)); err != nil {
+		return "", false, err
+	}
 	affected := shapeMark
 	switch {
 	case f.compatible && f.compose:
@@ -60,7 +65,14 @@ func (f normalForm) normalize(s string) (string, bool, error) {
 			end += size
 		}
 		out = append(out, s[done:starter]...)
-		out = f.appendSegment(out, u, s[starter:end])
+		before := len(out)
+		var err error
+		if out, err = f.appendSegment(b, out, u, s[starter:end]); err != nil {
+			return "", false, err
+		}
+		if err := b.Take(max(0, len(out)-before-(end-starter))); err != nil {
+			return "", false, err
+		}
 		done, starter, i = end, end, end
 	}
 	if done == 0 {
@@ -70,10 +82,24 @@ func (f normalForm) normalize(s string) (string, bool, error) {
 }
 
 // appendSegment normalizes a segment that stands between two boundaries.
-func (f normalForm) appendSegment(out []byte, u *unicodeData, s string) []byte {
+func (f normalForm) appendSegment(b *budget.Budget, out []byte, u *unicodeData, s string) ([]byte, error) {
+	paid := 0
+	defer func() { b.Return(paid) }()
 	runes := make([]rune, 0, len(s))
 	for _, r := range s {
+		if len(runes)+maxDecomposed > cap(runes) {
+			runes = slices.Grow(runes, len(runes)+maxDecomposed)
+		}
+		if now := 4 * cap(runes); now > paid {
+			if err := b.Take(now - paid); err != nil {
+				return nil, err
+			}
+			paid = now
+		}
 		runes = f.appendDecomposed(runes, u, r)
+	}
+	if err := b.Work(16 * len(runes)); err != nil {
+		return nil, err
 	}
 	class := func(r rune) uint8 { return u.combining.at(r) }
 	for i := 0; i < len(runes); {
@@ -85,6 +111,9 @@ func (f normalForm) appendSegment(out []byte, u *unicodeData, s string) []byte {
 		for end < len(runes) && class(runes[end]) != 0 {
 			end++
 		}
+		if err := b.Work(8 * (end - i)); err != nil {
+			return nil, err
+		}
 		slices.SortStableFunc(runes[i:end], func(a, b rune) int { return int(class(a)) - int(class(b)) })
 		i = end
 	}
@@ -94,8 +123,11 @@ func (f normalForm) appendSegment(out []byte, u *unicodeData, s string) []byte {
 	for _, r := range runes {
 		out = utf8.AppendRune(out, r)
 	}
-	return out
+	return out, nil
 }
+
+// maxDecomposed is the most characters that one becomes.
+const maxDecomposed = 18
 
 func (f normalForm) appendDecomposed(out []rune, u *unicodeData, r rune) []rune {
 	if s := r - hangulBase; s >= 0 && s < hangulCount {

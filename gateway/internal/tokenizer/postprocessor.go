@@ -11,6 +11,17 @@ type template struct {
 	before, after []int32
 }
 
+// maxTemplateIDs bounds the ids around a text; known tokenizers put two.
+const maxTemplateIDs = 256
+
+// check refuses a template that puts too much around every text.
+func (t template) check(field string) (template, error) {
+	if n := len(t.before) + len(t.after); n > maxTemplateIDs {
+		return template{}, fmt.Errorf("%s puts %d ids around a text: allowed are %d", field, n, maxTemplateIDs)
+	}
+	return t, nil
+}
+
 // newTemplate reads a post-processor; only what it does to a single text counts.
 func newTemplate(field string, raw json.RawMessage) (template, error) {
 	kind, err := componentType(field, raw)
@@ -35,6 +46,9 @@ func newTemplate(field string, raw json.RawMessage) (template, error) {
 			}
 			all.before = append(t.before, all.before...)
 			all.after = append(all.after, t.after...)
+			if all, err = all.check(field); err != nil {
+				return template{}, err
+			}
 		}
 		return all, nil
 	case "TemplateProcessing":
@@ -88,6 +102,10 @@ func newTemplateProcessing(field string, raw json.RawMessage) (template, error) 
 				t.before = append(t.before, special.IDs...)
 			} else {
 				t.after = append(t.after, special.IDs...)
+			}
+			var err error
+			if t, err = t.check(field); err != nil {
+				return template{}, err
 			}
 		default:
 			return template{}, fmt.Errorf("%s.single[%d]: one of SpecialToken and Sequence is needed", field, i)

@@ -5,14 +5,19 @@ import (
 	"fmt"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/budget"
 )
 
 // preTokenizer cuts text into the words the model sees. What one stage leaves
 // the next one cuts further; pieces that are ids pass through.
 type preTokenizer interface {
-	// cut appends the pieces of p, which is text and not empty, to out.
-	cut(out []piece, p piece) ([]piece, error)
+	// cut adds the pieces of p, which is text and not empty, to out.
+	cut(b *budget.Budget, out []piece, p piece) ([]piece, error)
 }
+
+// maxStages bounds the stages of a pipeline; the longest ones known have about twenty.
+const maxStages = 128
 
 // newPreTokenizers reads a pre-tokenizer as a list of stages, none if absent.
 func newPreTokenizers(field string, raw json.RawMessage) ([]preTokenizer, error) {
@@ -33,7 +38,9 @@ func newPreTokenizers(field string, raw json.RawMessage) ([]preTokenizer, error)
 			if err != nil {
 				return nil, err
 			}
-			out = append(out, stages...)
+			if out = append(out, stages...); len(out) > maxStages {
+				return nil, fmt.Errorf("%s has more than %d stages", field, maxStages)
+			}
 		}
 		return out, nil
 	}
@@ -41,7 +48,11 @@ func newPreTokenizers(field string, raw json.RawMessage) ([]preTokenizer, error)
 	if err != nil {
 		return nil, err
 	}
-	return []preTokenizer{stage}, nil
+	switch stage.(type) {
+	case *byteLevel, *metaspace: // which cannot fail but for want of memory, and are looked for by what they are
+		return []preTokenizer{stage}, nil
+	}
+	return []preTokenizer{namedPreTokenizer{fmt.Sprintf("%s (%s)", field, kind), stage}}, nil
 }
 
 func newPreTokenizer(field, kind string, raw json.RawMessage) (preTokenizer, error) {
@@ -122,19 +133,34 @@ func newPreTokenizer(field, kind string, raw json.RawMessage) (preTokenizer, err
 	return nil, fmt.Errorf("%s.type is %q: supported are Sequence, Split, ByteLevel, Metaspace, Digits, Punctuation, Whitespace, WhitespaceSplit, BertPreTokenizer, CharDelimiterSplit and FixedLength", field, kind)
 }
 
+// namedPreTokenizer says which stage a text has cost too much in.
+type namedPreTokenizer struct {
+	name string
+	of   preTokenizer
+}
+
+func (n namedPreTokenizer) cut(b *budget.Budget, out []piece, p piece) ([]piece, error) {
+	out, err := n.of.cut(b, out, p)
+	return out, costs(n.name, err)
+}
+
 // splitter cuts by a pattern.
 type splitter struct {
 	matcher  matcher
 	behavior behavior
 }
 
-func (s splitter) cut(out []piece, p piece) ([]piece, error) {
-	spans, err := s.matcher.spans(p.text)
+func (s splitter) cut(b *budget.Budget, out []piece, p piece) ([]piece, error) {
+	spans, err := s.matcher.spans(b, p.text)
 	if err != nil {
 		return nil, err
 	}
+	defer b.Return(len(spans) * spanBytes)
 	for _, c := range s.behavior.apply(spans) {
 		if c.start < c.end {
+			if err := b.Take(pieceBytes); err != nil {
+				return nil, err
+			}
 			out = append(out, piece{text: p.text[c.start:c.end], id: noID, atStart: p.atStart && c.start == 0})
 		}
 	}
@@ -144,11 +170,11 @@ func (s splitter) cut(out []piece, p piece) ([]piece, error) {
 // stages are pre-tokenizers one after the other.
 type stages []preTokenizer
 
-func (s stages) cut(out []piece, p piece) ([]piece, error) {
+func (s stages) cut(b *budget.Budget, out []piece, p piece) ([]piece, error) {
 	pieces := []piece{p}
 	for _, stage := range s {
 		var err error
-		if pieces, err = cutAll(stage, pieces); err != nil {
+		if pieces, err = cutAll(b, stage, pieces); err != nil {
 			return nil, err
 		}
 	}
@@ -156,26 +182,35 @@ func (s stages) cut(out []piece, p piece) ([]piece, error) {
 }
 
 // cutAll runs one stage over all pieces.
-func cutAll(stage preTokenizer, pieces []piece) ([]piece, error) {
+func cutAll(b *budget.Budget, stage preTokenizer, pieces []piece) ([]piece, error) {
 	out := make([]piece, 0, len(pieces))
 	for _, p := range pieces {
+		var err error
 		switch {
 		case p.id != noID:
-			out = append(out, p)
+			if err = b.Take(pieceBytes); err == nil {
+				out = append(out, p)
+			}
 		case p.text != "":
-			var err error
-			if out, err = stage.cut(out, p); err != nil {
-				return nil, err
+			if err = b.Work(16); err == nil {
+				out, err = stage.cut(b, out, p)
 			}
 		}
+		if err != nil {
+			return nil, err
+		}
 	}
+	b.Return(len(pieces) * pieceBytes)
 	return out, nil
 }
 
 // wordMatcher matches `\w+|[^\w\s]+`.
 type wordMatcher struct{}
 
-func (wordMatcher) spans(text string) ([]span, error) {
+func (wordMatcher) spans(b *budget.Budget, text string) ([]span, error) {
+	if err := b.Work(8 * len(text)); err != nil {
+		return nil, err
+	}
 	u := loadUnicode()
 	word := u.classes["rust_word"]
 	kind := func(r rune) int {
@@ -187,35 +222,40 @@ func (wordMatcher) spans(text string) ([]span, error) {
 		}
 		return 2
 	}
-	var out []span
+	out := spanList{budget: b}
 	last := -1
 	for i, r := range text {
 		end := i + utf8.RuneLen(r)
 		k := kind(r)
 		if k == last {
-			out[len(out)-1].end = end
+			out.spans[len(out.spans)-1].end = int32(end)
 			continue
 		}
-		out = append(out, span{i, end, k != 0})
+		if out.add(i, end, k != 0); out.err != nil {
+			break
+		}
 		last = k
 	}
-	return out, nil
+	return out.spans, out.err
 }
 
 // fixedLength matches stretches of so many characters, the last one shorter.
 type fixedLength int
 
-func (n fixedLength) spans(text string) ([]span, error) {
-	var out []span
+func (n fixedLength) spans(b *budget.Budget, text string) ([]span, error) {
+	out := spanList{budget: b, err: b.Work(2 * len(text))}
 	count := 0
 	for i, r := range text {
 		if count%int(n) == 0 {
-			out = append(out, span{i, i, true})
+			out.add(i, i, true)
 		}
-		out[len(out)-1].end = i + utf8.RuneLen(r)
+		if out.err != nil {
+			break
+		}
+		out.spans[len(out.spans)-1].end = int32(i + utf8.RuneLen(r))
 		count++
 	}
-	return out, nil
+	return out.spans, out.err
 }
 
 // byteLevel is the pre-tokenizer of GPT-2: it may put a space before a piece,
@@ -241,24 +281,36 @@ func newByteLevel(field string, raw json.RawMessage) (*byteLevel, error) {
 	return b, nil
 }
 
-func (b *byteLevel) cut(out []piece, p piece) ([]piece, error) {
+func (s *byteLevel) cut(b *budget.Budget, out []piece, p piece) ([]piece, error) {
 	text := p.text
-	if b.addPrefixSpace && text[0] != ' ' {
+	if s.addPrefixSpace && text[0] != ' ' {
+		if err := b.Take(len(text) + 1); err != nil {
+			return nil, costs("pre_tokenizer (ByteLevel)", err)
+		}
 		text = " " + text
 	}
-	write := func(word string, atStart bool) {
-		if !b.raw {
+	write := func(word string, atStart bool) error {
+		cost := pieceBytes
+		if !s.raw {
+			cost += 2 * len(word)
+		}
+		if err := b.Take(cost); err != nil {
+			return costs("pre_tokenizer (ByteLevel)", err)
+		}
+		if !s.raw {
 			word = string(mapBytes(make([]byte, 0, 2*len(word)), word))
 		}
 		out = append(out, piece{text: word, id: noID, atStart: atStart})
+		return b.Work(2*len(word) + 8)
 	}
-	if b.scan == nil {
-		write(text, p.atStart)
-		return out, nil
+	if s.scan == nil {
+		return out, write(text, p.atStart)
 	}
 	for i := 0; i < len(text); {
-		end := b.scan(text, i)
-		write(text[i:end], p.atStart && i == 0)
+		end := s.scan(text, i)
+		if err := write(text[i:end], p.atStart && i == 0); err != nil {
+			return nil, err
+		}
 		i = end
 	}
 	return out, nil
@@ -296,12 +348,18 @@ func newMetaspace(field string, raw json.RawMessage) (*metaspace, error) {
 	return &metaspace{def.Replacement, def.PrependScheme, def.Split == nil || *def.Split}, nil
 }
 
-func (m *metaspace) cut(out []piece, p piece) ([]piece, error) {
-	p.text = m.mark(p)
+func (m *metaspace) cut(b *budget.Budget, out []piece, p piece) ([]piece, error) {
+	var err error
+	if p.text, err = m.mark(b, p); err != nil {
+		return nil, err
+	}
 	if !m.split {
-		return append(out, p), nil
+		return append(out, p), b.Take(pieceBytes)
 	}
 	for i := 0; i < len(p.text); {
+		if err := b.Take(pieceBytes); err != nil {
+			return nil, costs("pre_tokenizer (Metaspace)", err)
+		}
 		end := m.word(p.text, i)
 		out = append(out, piece{text: p.text[i:end], id: noID, atStart: p.atStart && i == 0})
 		i = end
@@ -310,12 +368,16 @@ func (m *metaspace) cut(out []piece, p piece) ([]piece, error) {
 }
 
 // mark returns the text of p with its spaces made visible.
-func (m *metaspace) mark(p piece) string {
+func (m *metaspace) mark(b *budget.Budget, p piece) (string, error) {
+	size := len(p.text) + (strings.Count(p.text, " ")+1)*(len(m.replacement)-1)
+	if err := b.Take(2 * size); err != nil {
+		return "", costs("pre_tokenizer (Metaspace)", err)
+	}
 	text := strings.ReplaceAll(p.text, " ", m.replacement)
 	if (m.scheme == "always" || m.scheme == "first" && p.atStart) && !strings.HasPrefix(text, m.replacement) {
 		text = m.replacement + text
 	}
-	return text
+	return text, b.Work(len(text))
 }
 
 // word is a scanner: a word ends where the next visible space stands.

@@ -2,70 +2,37 @@ package tokenizer
 
 import (
 	"fmt"
-	"time"
 	"unicode/utf8"
 
-	"github.com/dlclark/regexp2/v2"
+	"github.com/tinsmith/tinsmith/gateway/internal/budget"
 )
 
-const (
-	// matchTimeout bounds the search for one match, splitTimeout all of one text:
-	// a pattern from a model directory may backtrack without end.
-	matchTimeout = 2 * time.Second
-	splitTimeout = 30 * time.Second
-	// maxPattern bounds the bytes of a pattern.
-	maxPattern = 1 << 16
-)
-
-// regexMatcher finds the matches of a regular expression. The engine is
-// regexp2; the expression has been rewritten from the syntax and the Unicode
-// tables of the reference's engine, see translateRegex.
-type regexMatcher struct {
-	pattern string // as in the file
-	re      *regexp2.Regexp
-}
+// regexMatcher finds the matches of a regular expression.
+type regexMatcher struct{ program *regexProgram }
 
 func newRegexMatcher(field, pattern string) (*regexMatcher, error) {
-	if len(pattern) > maxPattern {
-		return nil, fmt.Errorf("%s is %d bytes long: allowed are %d", field, len(pattern), maxPattern)
-	}
-	translated, err := translateRegex(pattern)
+	program, err := compileRegex(pattern)
 	if err != nil {
-		return nil, fmt.Errorf("%s %q: %w", field, pattern, err)
+		return nil, fmt.Errorf("%s %.200q: %w", field, pattern, err)
 	}
-	re, err := regexp2.Compile(translated)
-	if err != nil {
-		return nil, fmt.Errorf("%s %q: %w", field, pattern, err)
-	}
-	re.MatchTimeout = matchTimeout
-	return &regexMatcher{pattern: pattern, re: re}, nil
+	return &regexMatcher{program}, nil
 }
 
-func (m *regexMatcher) spans(text string) ([]span, error) {
-	runes := make([]rune, 0, len(text))
-	offsets := make([]int32, 0, len(text)+1)
-	for i, r := range text {
-		runes = append(runes, r)
-		offsets = append(offsets, int32(i))
-	}
-	offsets = append(offsets, int32(len(text)))
-	var out []span
-	deadline := time.Now().Add(splitTimeout)
+func (m *regexMatcher) spans(b *budget.Budget, text string) ([]span, error) {
+	search := m.program.search(b, text)
+	out := spanList{budget: b}
 	covered := 0
-	for at, count := 0, 0; at <= len(runes); count++ {
-		if count%64 == 63 && time.Now().After(deadline) {
-			return nil, fmt.Errorf("splitting %d bytes by %q took longer than %v", len(text), m.pattern, splitTimeout)
-		}
-		match, err := m.re.FindRunesMatchStartingAt(runes, at)
+	for at, count := 0, 0; at <= len(text); count++ {
+		start, end, err := search.find(at)
 		if err != nil {
-			return nil, fmt.Errorf("splitting by %q: %w", m.pattern, err)
+			return nil, err
 		}
-		if match == nil {
+		if start < 0 {
 			break
 		}
-		start, end := match.RuneIndex, match.RuneIndex+match.RuneLength
 		if start == end { // an empty match only marks a place to cut
-			at = end + 1
+			_, size := utf8.DecodeRuneInString(text[end:])
+			at = end + max(size, 1)
 			if start == covered && count > 0 {
 				continue
 			}
@@ -73,24 +40,42 @@ func (m *regexMatcher) spans(text string) ([]span, error) {
 			at = end
 		}
 		if covered < start {
-			out = append(out, span{int(offsets[covered]), int(offsets[start]), false})
+			out.add(covered, start, false)
 		}
-		out = append(out, span{int(offsets[start]), int(offsets[end]), true})
+		out.add(start, end, true)
+		if out.err != nil {
+			return nil, out.err
+		}
 		covered = end
 	}
-	if covered < len(runes) {
-		out = append(out, span{int(offsets[covered]), len(text), false})
+	if covered < len(text) {
+		out.add(covered, len(text), false)
 	}
-	return out, nil
+	if out.err != nil {
+		return nil, out.err
+	}
+	return out.spans, search.close()
 }
 
 // replaceAll replaces every match of m in text.
-func replaceAll(m matcher, text, by string) (string, error) {
-	spans, err := m.spans(text)
+func replaceAll(b *budget.Budget, m matcher, text, by string) (string, error) {
+	spans, err := m.spans(b, text)
 	if err != nil {
 		return "", err
 	}
-	out := make([]byte, 0, len(text))
+	defer b.Return(len(spans) * spanBytes)
+	size := 0
+	for _, s := range spans {
+		if s.match {
+			size += len(by)
+		} else {
+			size += int(s.end - s.start)
+		}
+	}
+	if err := b.Take(size); err != nil {
+		return "", err
+	}
+	out := make([]byte, 0, size)
 	for _, s := range spans {
 		if s.match {
 			out = append(out, by...)

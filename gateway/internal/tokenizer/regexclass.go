@@ -12,19 +12,19 @@ import (
 // Sets of characters in expressions: escapes, properties, bracketed classes, and case folding.
 
 // escapedSet reads an escape that stands for characters, behind its backslash.
-func (p *regexTranslator) escapedSet(flags regexFlags) (runeSet, error) {
+func (p *regexParser) escapedSet(flags regexFlags) (runeSet, error) {
 	named := func(name string, negate bool) (runeSet, error) {
 		set, ok := p.unicode.classes[name]
 		if !ok {
 			set, ok = p.unicode.posix[strings.ToLower(name)]
 		}
 		if !ok {
-			return nil, fmt.Errorf("the character property %q is not supported", name)
+			return nil, fmt.Errorf("the character property %.40q is not supported", name)
 		}
 		if negate {
 			set = set.complement()
 		}
-		return set, nil
+		return set, p.spend(len(set))
 	}
 	c := p.next()
 	switch c {
@@ -81,7 +81,7 @@ func (p *regexTranslator) escapedSet(flags regexFlags) (runeSet, error) {
 			return nil, fmt.Errorf(`\%c is not supported`, c)
 		}
 	}
-	return p.literal(c, flags), nil
+	return p.literal(c, flags)
 }
 
 // canonicalProperty turns the spellings of a property into the one of the table.
@@ -101,7 +101,7 @@ func canonicalProperty(name string) string {
 	return strings.ToUpper(plain[:1]) + plain[1:]
 }
 
-func (p *regexTranslator) hex(flags regexFlags, least, most int, braced bool) (runeSet, error) {
+func (p *regexParser) hex(flags regexFlags, least, most int, braced bool) (runeSet, error) {
 	end := p.at
 	for end < len(p.in) && end-p.at < most && strings.IndexByte("0123456789abcdefABCDEF", p.in[end]) >= 0 {
 		end++
@@ -114,24 +114,27 @@ func (p *regexTranslator) hex(flags regexFlags, least, most int, braced bool) (r
 	if braced && !p.accept("}") {
 		return nil, errors.New(`\x{ without }`)
 	}
-	return p.literal(rune(v), flags), nil
+	return p.literal(rune(v), flags)
 }
 
 // literal is the set of characters that c stands for.
-func (p *regexTranslator) literal(c rune, flags regexFlags) runeSet {
+func (p *regexParser) literal(c rune, flags regexFlags) (runeSet, error) {
 	set := runeSet{{c, c}}
 	if flags.fold {
-		set = foldSet(set)
+		return p.foldSet(set)
 	}
-	return set
+	return set, p.spend(1)
 }
 
 // foldSet adds to a set what differs only in case from its members.
-func foldSet(set runeSet) runeSet {
+func (p *regexParser) foldSet(set runeSet) (runeSet, error) {
 	var extra []runeRange
 	for _, r := range set {
 		if r.hi-r.lo > 0x3000 {
 			continue // a negated class or a script without case: closed under folding already
+		}
+		if err := p.spend(int(r.hi - r.lo)); err != nil {
+			return nil, err
 		}
 		for c := r.lo; c <= r.hi; c++ {
 			for f := unicode.SimpleFold(c); f != c; f = unicode.SimpleFold(f) {
@@ -139,33 +142,50 @@ func foldSet(set runeSet) runeSet {
 			}
 		}
 	}
-	return set.union(extra)
+	if len(extra) == 0 {
+		return set, nil
+	}
+	return set.union(extra), p.spend(len(set) + len(extra))
 }
 
 // class reads a bracketed class behind its [.
-func (p *regexTranslator) class(flags regexFlags, depth int) (runeSet, error) {
+func (p *regexParser) class(flags regexFlags, depth int) (runeSet, error) {
 	if depth > maxRegexNesting {
 		return nil, fmt.Errorf("classes nest deeper than %d levels", maxRegexNesting)
 	}
 	negated := p.accept("^")
-	var current runeSet
-	var parts []runeSet // operands of &&
+	var current []runeRange // in any order
+	var parts []runeSet     // operands of &&
+	add := func(set runeSet, err error) error {
+		if err != nil {
+			return err
+		}
+		current = append(current, set...)
+		return p.spend(len(set))
+	}
 	for first := true; ; first = false {
+		var err error
 		switch c := p.peek(); {
 		case c == -1:
 			return nil, errors.New("[ without ]")
 		case c == ']' && !first:
 			p.at++
+			set := newRuneSet(current)
 			for _, other := range parts {
-				current = current.intersect(other)
+				set = set.intersect(other)
+				if err := p.spend(4 * (len(set) + len(other))); err != nil {
+					return nil, err
+				}
 			}
 			if flags.fold {
-				current = foldSet(current)
+				if set, err = p.foldSet(set); err != nil {
+					return nil, err
+				}
 			}
 			if negated {
-				current = current.complement()
+				set = set.complement()
 			}
-			return current, nil
+			return set, p.spend(len(set))
 		case p.accept("[:"):
 			name, _, ok := strings.Cut(p.in[p.at:], ":]")
 			if !ok {
@@ -175,33 +195,28 @@ func (p *regexTranslator) class(flags regexFlags, depth int) (runeSet, error) {
 			bare, caret := strings.CutPrefix(name, "^")
 			set, ok := p.unicode.posix[bare]
 			if !ok {
-				return nil, fmt.Errorf("the class [:%s:] is not supported", name)
+				return nil, fmt.Errorf("the class [:%.40s:] is not supported", name)
 			}
 			if caret {
 				set = set.complement()
 			}
-			current = current.union(set)
+			err = add(set, nil)
 		case p.accept("["):
-			set, err := p.class(flags, depth+1)
-			if err != nil {
-				return nil, err
-			}
-			current = current.union(set)
+			err = add(p.class(flags, depth+1))
 		case p.accept("&&"):
-			parts = append(parts, current)
+			parts = append(parts, newRuneSet(current))
 			current = nil
 		default:
-			set, err := p.member()
-			if err != nil {
-				return nil, err
-			}
-			current = current.union(set)
+			err = add(p.member())
+		}
+		if err != nil {
+			return nil, err
 		}
 	}
 }
 
 // member reads a character, an escape or a range of a class.
-func (p *regexTranslator) member() (runeSet, error) {
+func (p *regexParser) member() (runeSet, error) {
 	lo, err := p.endpoint()
 	if err != nil {
 		return nil, err
@@ -227,7 +242,7 @@ func (p *regexTranslator) member() (runeSet, error) {
 	return runeSet{{lo[0].lo, hi[0].lo}}, nil
 }
 
-func (p *regexTranslator) endpoint() (runeSet, error) {
+func (p *regexParser) endpoint() (runeSet, error) {
 	c := p.next()
 	if c != '\\' {
 		return runeSet{{c, c}}, nil
@@ -236,38 +251,4 @@ func (p *regexTranslator) endpoint() (runeSet, error) {
 		return runeSet{{'\b', '\b'}}, nil
 	}
 	return p.escapedSet(regexFlags{})
-}
-
-func (p *regexTranslator) writeSet(set runeSet) { p.out = append(p.out, p.setText(set)...) }
-
-// setText writes a set in the syntax of regexp2.
-func (p *regexTranslator) setText(set runeSet) string {
-	if len(set) == 0 {
-		return "(?!)"
-	}
-	var b strings.Builder
-	char := func(r rune) {
-		if strings.ContainsRune(`\[]^-.$|?*+(){}# `, r) {
-			b.WriteByte('\\')
-		}
-		b.WriteRune(r)
-	}
-	if len(set) == 1 && set[0].lo == set[0].hi {
-		char(set[0].lo)
-		return b.String()
-	}
-	b.WriteByte('[')
-	if other := set.complement(); len(other) < len(set) && len(other) > 0 {
-		b.WriteByte('^')
-		set = other
-	}
-	for _, r := range set {
-		char(r.lo)
-		if r.hi > r.lo {
-			b.WriteByte('-')
-			char(r.hi)
-		}
-	}
-	b.WriteByte(']')
-	return b.String()
 }

@@ -3,34 +3,69 @@ package tokenizer
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
 )
 
-// maxRegexNesting bounds groups and character classes within each other.
-const maxRegexNesting = 100
+const (
+	// maxPattern bounds the bytes of a pattern.
+	maxPattern = 1 << 16
+	// maxRegexNesting bounds groups and character classes within each other.
+	maxRegexNesting = 100
+	// maxPatternWork bounds the ranges of characters that are put together to read one pattern.
+	maxPatternWork = 20_000_000
+)
 
-// translateRegex rewrites an expression of Oniguruma's Ruby syntax, which the
-// reference uses, for regexp2. Character classes, escapes such as \p{L} and \s,
-// class intersections and case folding are worked out here to plain lists of
-// characters, so that the engine's own tables play no part. Groups do not
-// capture. What cannot be kept the same is an error.
-func translateRegex(pattern string) (string, error) {
-	p := &regexTranslator{in: pattern, unicode: loadUnicode()}
-	if err := p.alternation(regexFlags{}, 0); err != nil {
-		return "", fmt.Errorf("at byte %d: %w", p.at, err)
+// The syntax tree of an expression of Oniguruma's Ruby syntax, which the reference uses. Character classes, escapes such as \p{L} and \s, class
+// intersections and case folding are plain sets of characters in it, by the reference's Unicode tables. Groups do not capture.
+type (
+	// regexNode is one of the types below.
+	regexNode interface{}
+	// regexChars matches one character of a set.
+	regexChars struct{ set runeSet }
+	// regexConcat matches its parts one after the other; without parts it matches nothing at all, everywhere.
+	regexConcat []regexNode
+	// regexAlternatives matches the first that leads to a match.
+	regexAlternatives []regexNode
+	// regexRepeat matches least to most times, most -1 for any number, as often as possible or, lazy, as rarely.
+	regexRepeat struct {
+		of          regexNode
+		least, most int
+		lazy        bool
+	}
+	// regexAtomic matches as its content does by itself.
+	regexAtomic struct{ of regexNode }
+	// regexLook matches the empty text where its content matches, or does not, ahead or behind.
+	regexLook struct {
+		of               regexNode
+		behind, negative bool
+	}
+	// regexAnchor matches the empty text at some places: ^ and $ at lines' ends, A at the beginning, z at the end, Z there or before a last newline.
+	regexAnchor byte
+)
+
+// parseRegex reads an expression. What cannot be kept the same as in the reference is an error.
+func parseRegex(pattern string) (regexNode, error) {
+	if len(pattern) > maxPattern {
+		return nil, fmt.Errorf("%d bytes: allowed are %d", len(pattern), maxPattern)
+	}
+	p := &regexParser{in: pattern, unicode: loadUnicode()}
+	n, err := p.alternation(regexFlags{}, 0)
+	if err != nil {
+		return nil, fmt.Errorf("at byte %d: %w", p.at, err)
 	}
 	if p.at < len(p.in) {
-		return "", fmt.Errorf("at byte %d: ) without (", p.at)
+		return nil, fmt.Errorf("at byte %d: ) without (", p.at)
 	}
-	return string(p.out), nil
+	return n, nil
 }
 
-type regexTranslator struct {
+type regexParser struct {
 	in      string
 	at      int
-	out     []byte
+	work    int
 	unicode *unicodeData
 }
 
@@ -39,7 +74,15 @@ type regexFlags struct {
 	dotAll bool // m, as Ruby understands it
 }
 
-func (p *regexTranslator) peek() rune {
+// spend counts the ranges of a set that is made.
+func (p *regexParser) spend(ranges int) error {
+	if p.work += 8 + ranges; p.work > maxPatternWork {
+		return errors.New("the character classes are too large in all")
+	}
+	return nil
+}
+
+func (p *regexParser) peek() rune {
 	if p.at >= len(p.in) {
 		return -1
 	}
@@ -47,7 +90,7 @@ func (p *regexTranslator) peek() rune {
 	return r
 }
 
-func (p *regexTranslator) next() rune {
+func (p *regexParser) next() rune {
 	if p.at >= len(p.in) {
 		return -1
 	}
@@ -56,7 +99,7 @@ func (p *regexTranslator) next() rune {
 	return r
 }
 
-func (p *regexTranslator) accept(prefix string) bool {
+func (p *regexParser) accept(prefix string) bool {
 	if strings.HasPrefix(p.in[p.at:], prefix) {
 		p.at += len(prefix)
 		return true
@@ -65,49 +108,58 @@ func (p *regexTranslator) accept(prefix string) bool {
 }
 
 // alternation reads up to an unmatched ) or the end.
-func (p *regexTranslator) alternation(flags regexFlags, depth int) error {
+func (p *regexParser) alternation(flags regexFlags, depth int) (regexNode, error) {
 	if depth > maxRegexNesting {
-		return fmt.Errorf("groups nest deeper than %d levels", maxRegexNesting)
+		return nil, fmt.Errorf("groups nest deeper than %d levels", maxRegexNesting)
+	}
+	var done regexAlternatives
+	var current regexConcat
+	finish := func() regexNode {
+		if done == nil {
+			return current
+		}
+		return append(done, current)
 	}
 	for {
 		switch p.peek() {
 		case -1, ')':
-			return nil
+			return finish(), nil
 		case '|':
 			p.at++
-			p.out = append(p.out, '|')
+			done, current = append(done, current), nil
 			continue
 		}
 		if p.accept("(?#") {
 			end := strings.IndexByte(p.in[p.at:], ')')
 			if end < 0 {
-				return errors.New("a comment without end")
+				return nil, errors.New("a comment without end")
 			}
 			p.at += end + 1
 			continue
 		}
 		if changed, ok, err := p.flagGroup(flags); err != nil {
-			return err
+			return nil, err
 		} else if ok { // the rest of this group, alternatives included, is a group of its own
-			p.out = append(p.out, "(?:"...)
-			if err := p.alternation(changed, depth+1); err != nil {
-				return err
+			rest, err := p.alternation(changed, depth+1)
+			if err != nil {
+				return nil, err
 			}
-			p.out = append(p.out, ')')
-			return nil
+			current = append(current, rest)
+			return finish(), nil
 		}
-		start := len(p.out)
-		if err := p.atom(flags, depth); err != nil {
-			return err
+		atom, err := p.atom(flags, depth)
+		if err != nil {
+			return nil, err
 		}
-		if err := p.quantifiers(start); err != nil {
-			return err
+		if atom, err = p.quantifiers(atom); err != nil {
+			return nil, err
 		}
+		current = append(current, atom)
 	}
 }
 
 // flagGroup reads (?i) and its like, which hold to the end of the group.
-func (p *regexTranslator) flagGroup(flags regexFlags) (regexFlags, bool, error) {
+func (p *regexParser) flagGroup(flags regexFlags) (regexFlags, bool, error) {
 	rest := p.in[p.at:]
 	if !strings.HasPrefix(rest, "(?") {
 		return flags, false, nil
@@ -143,153 +195,190 @@ func parseFlags(text string, flags regexFlags) (regexFlags, error) {
 }
 
 // atom reads one thing that a quantifier may follow.
-func (p *regexTranslator) atom(flags regexFlags, depth int) error {
+func (p *regexParser) atom(flags regexFlags, depth int) (regexNode, error) {
 	switch c := p.next(); c {
 	case '(':
 		return p.group(flags, depth)
 	case '[':
 		set, err := p.class(flags, depth)
-		if err != nil {
-			return err
-		}
-		p.writeSet(set)
+		return regexChars{set}, err
 	case '.':
 		if flags.dotAll {
-			p.writeSet(runeSet(nil).complement())
-		} else {
-			p.writeSet(runeSet{{'\n', '\n'}}.complement())
+			return regexChars{runeSet(nil).complement()}, nil
 		}
-	case '^':
-		p.out = append(p.out, "(?m:^)"...)
-	case '$':
-		p.out = append(p.out, "(?m:$)"...)
+		return regexChars{runeSet{{'\n', '\n'}}.complement()}, nil
+	case '^', '$':
+		return regexAnchor(c), nil
 	case '*', '+', '?':
-		return fmt.Errorf("nothing to repeat before %q", c)
+		return nil, fmt.Errorf("nothing to repeat before %q", c)
 	case '\\':
 		return p.escape(flags)
 	default:
-		p.writeSet(p.literal(c, flags))
+		set, err := p.literal(c, flags)
+		return regexChars{set}, err
 	}
-	return nil
 }
 
-func (p *regexTranslator) group(flags regexFlags, depth int) error {
+func (p *regexParser) group(flags regexFlags, depth int) (regexNode, error) {
 	inner := flags
-	opened := false
-	for _, open := range []string{"?:", "?=", "?!", "?>", "?<=", "?<!"} {
-		if p.accept(open) {
-			p.out = append(p.out, ("(" + open)...)
-			opened = true
-			break
+	wrap := func(n regexNode) regexNode { return n }
+	switch {
+	case p.accept("?:"):
+	case p.accept("?="):
+		wrap = func(n regexNode) regexNode { return regexLook{of: n} }
+	case p.accept("?!"):
+		wrap = func(n regexNode) regexNode { return regexLook{of: n, negative: true} }
+	case p.accept("?>"):
+		wrap = func(n regexNode) regexNode { return regexAtomic{n} }
+	case p.accept("?<="):
+		wrap = func(n regexNode) regexNode { return regexLook{of: n, behind: true} }
+	case p.accept("?<!"):
+		wrap = func(n regexNode) regexNode { return regexLook{of: n, behind: true, negative: true} }
+	case p.accept("?<"):
+		if _, name, ok := strings.Cut(p.in[p.at:], ">"); ok {
+			p.at = len(p.in) - len(name)
 		}
-	}
-	if !opened {
-		switch {
-		case p.accept("?<"):
-			if _, name, ok := strings.Cut(p.in[p.at:], ">"); ok {
-				p.at = len(p.in) - len(name)
-			}
-		case p.accept("?"):
-			text, _, ok := strings.Cut(p.in[p.at:], ":")
-			if !ok {
-				return errors.New("a group of unknown kind")
-			}
-			var err error
-			if inner, err = parseFlags(text, flags); err != nil {
-				return err
-			}
-			p.at += len(text) + 1
+	case p.accept("?"):
+		text, _, ok := strings.Cut(p.in[p.at:], ":")
+		if !ok {
+			return nil, errors.New("a group of unknown kind")
 		}
-		p.out = append(p.out, "(?:"...)
+		var err error
+		if inner, err = parseFlags(text, flags); err != nil {
+			return nil, err
+		}
+		p.at += len(text) + 1
 	}
-	if err := p.alternation(inner, depth+1); err != nil {
-		return err
+	n, err := p.alternation(inner, depth+1)
+	if err != nil {
+		return nil, err
 	}
 	if p.next() != ')' {
-		return errors.New("( without )")
+		return nil, errors.New("( without )")
 	}
-	p.out = append(p.out, ')')
-	return nil
+	return wrap(n), nil
 }
 
-// quantifiers reads the quantifiers of the atom written from start on.
-func (p *regexTranslator) quantifiers(start int) error {
-	for {
-		mark, interval := "", false
-		switch c := p.peek(); c {
-		case '*', '+', '?':
+// quantifiers reads the quantifiers behind an atom. They may follow each other.
+func (p *regexParser) quantifiers(atom regexNode) (regexNode, error) {
+	for n := 0; ; n++ {
+		r := regexRepeat{of: atom, most: -1}
+		interval, fixed := false, false
+		switch p.peek() {
+		case '*':
 			p.at++
-			mark = string(c)
+		case '+':
+			p.at++
+			r.least = 1
+		case '?':
+			p.at++
+			r.most = 1
 		case '{':
-			text, ok, err := p.interval()
+			ok, ranged, err := p.interval(&r)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			if !ok {
-				return nil
+				return atom, nil
 			}
-			mark, interval = text, true
+			interval, fixed = true, !ranged
 		default:
-			return nil
+			return atom, nil
 		}
-		atom := string(p.out[start:])
-		p.out = p.out[:start]
-		fixed := interval && !strings.Contains(mark, ",")
+		if n == maxRegexNesting {
+			return nil, fmt.Errorf("more than %d quantifiers in a row", maxRegexNesting)
+		}
 		switch {
 		case !fixed && p.accept("?"):
-			p.out = append(p.out, ("(?:" + atom + mark + "?)")...)
+			r.lazy = true
+			atom = r
 		case !interval && p.accept("+"): // possessive; after an interval + is one more quantifier
-			p.out = append(p.out, ("(?>" + atom + mark + ")")...)
-		case strings.ContainsAny(string(p.peek()), "*+?{"):
-			p.out = append(p.out, ("(?:" + atom + mark + ")")...)
+			atom = regexAtomic{r}
 		default:
-			p.out = append(p.out, (atom + mark)...)
-			return nil
+			atom = r
 		}
 	}
 }
 
-// interval reads {n}, {n,}, {n,m} or {,m}; ok is false where { is a literal.
-func (p *regexTranslator) interval() (text string, ok bool, err error) {
+// interval reads {n}, {n,}, {n,m} or {,m}; ok is false where { is a literal, ranged for all but the first.
+func (p *regexParser) interval(r *regexRepeat) (ok, ranged bool, err error) {
 	body, _, closed := strings.Cut(p.in[p.at+1:], "}")
-	if !closed || body == "" || body == "," || strings.Trim(body, "0123456789,") != "" || strings.Count(body, ",") > 1 {
-		return "", false, nil
+	if !closed || body == "" || body == "," || len(body) > 100 || strings.Trim(body, "0123456789,") != "" || strings.Count(body, ",") > 1 {
+		return false, false, nil
 	}
 	lo, hi, ranged := strings.Cut(body, ",")
 	for _, bound := range []string{lo, hi} {
 		if n, err := strconv.Atoi(bound); bound != "" && (err != nil || n > 1000) {
-			return "", false, fmt.Errorf("a repeat count of %s: allowed are 0 to 1000", bound)
+			return false, false, fmt.Errorf("a repeat count of %s: allowed are 0 to 1000", bound)
 		}
 	}
 	p.at += len(body) + 2
-	if lo == "" {
-		lo = "0"
+	r.least, _ = strconv.Atoi(lo) // checked, or empty for 0
+	switch {
+	case !ranged:
+		r.most = r.least
+	case hi != "":
+		r.most, _ = strconv.Atoi(hi)
+		if r.most < r.least {
+			return false, false, fmt.Errorf("a repeat of at least %d and at most %d times", r.least, r.most)
+		}
 	}
-	if ranged {
-		return "{" + lo + "," + hi + "}", true, nil
-	}
-	return "{" + lo + "}", true, nil
+	return true, ranged, nil
 }
 
 // escape reads what follows a backslash outside a class.
-func (p *regexTranslator) escape(flags regexFlags) error {
+func (p *regexParser) escape(flags regexFlags) (regexNode, error) {
 	switch p.peek() {
 	case 'A', 'z', 'Z':
-		p.out = append(p.out, (`\` + string(p.next()))...)
-		return nil
+		return regexAnchor(p.next()), nil
 	case 'b', 'B':
-		word := p.setText(p.unicode.classes["word"])
-		if p.next() == 'b' {
-			p.out = append(p.out, ("(?:(?<=" + word + ")(?!" + word + ")|(?<!" + word + ")(?=" + word + "))")...)
-		} else {
-			p.out = append(p.out, ("(?:(?<=" + word + ")(?=" + word + ")|(?<!" + word + ")(?!" + word + "))")...)
-		}
-		return nil
+		boundary := p.next() == 'b'
+		word := regexChars{p.unicode.classes["word"]}
+		look := func(behind, isWord bool) regexNode { return regexLook{of: word, behind: behind, negative: !isWord} }
+		return regexAlternatives{
+			regexConcat{look(true, true), look(false, !boundary)},
+			regexConcat{look(true, false), look(false, boundary)},
+		}, nil
 	}
 	set, err := p.escapedSet(flags)
-	if err != nil {
-		return err
+	return regexChars{set}, err
+}
+
+// nullable tells whether a node may match the empty text, and which characters may begin what it matches otherwise.
+func (p *regexProgram) begins(n regexNode) (first runeSet, nullable bool) {
+	switch n := n.(type) {
+	case regexChars:
+		return n.set, false
+	case regexConcat:
+		var sets []runeRange
+		for _, part := range n {
+			set, empty := p.begins(part)
+			sets = append(sets, set...)
+			if !empty {
+				return newRuneSet(sets), false
+			}
+		}
+		return newRuneSet(sets), true
+	case regexAlternatives:
+		var sets []runeRange
+		for _, part := range n {
+			set, empty := p.begins(part)
+			sets = append(sets, set...)
+			nullable = nullable || empty
+		}
+		return newRuneSet(sets), nullable
+	case regexRepeat:
+		first, nullable = p.begins(n.of)
+		return first, nullable || n.least == 0
+	case regexAtomic:
+		return p.begins(n.of)
 	}
-	p.writeSet(set)
-	return nil
+	return nil, true
+}
+
+// reversed gives the parts of a concatenation from the last to the first.
+func reversed(n regexConcat) regexConcat {
+	out := slices.Clone(n)
+	slices.Reverse(out)
+	return out
 }

@@ -4,95 +4,115 @@ import (
 	"fmt"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/budget"
 )
 
 // span is a stretch of a text, in bytes; match tells a match of a pattern from
 // what lies between matches.
 type span struct {
-	start, end int
+	start, end int32
 	match      bool
 }
 
-// matcher cuts a text into spans that cover it without gaps.
+// spanBytes is what a span takes.
+const spanBytes = 12
+
+// matcher cuts a text into spans that cover it without gaps. Who has no more use for them returns their bytes to the budget.
 type matcher interface {
-	spans(text string) ([]span, error)
+	spans(b *budget.Budget, text string) ([]span, error)
+}
+
+// spanList collects spans and pays for them; after an error it takes no more.
+type spanList struct {
+	budget *budget.Budget
+	spans  []span
+	err    error
+}
+
+func (l *spanList) add(start, end int, match bool) {
+	if l.err != nil {
+		return
+	}
+	if l.err = l.budget.Take(spanBytes); l.err == nil {
+		l.spans = append(l.spans, span{int32(start), int32(end), match})
+	}
 }
 
 // literalMatcher finds a fixed, non-empty string.
 type literalMatcher string
 
-func (m literalMatcher) spans(text string) ([]span, error) {
-	var out []span
+func (m literalMatcher) spans(b *budget.Budget, text string) ([]span, error) {
+	out := spanList{budget: b, err: b.Work(len(text))}
 	if m == "" {
-		return wholeSpan(text), nil
+		if text != "" {
+			out.add(0, len(text), false)
+		}
+		return out.spans, out.err
 	}
 	at := 0
-	for at < len(text) {
+	for at < len(text) && out.err == nil {
 		i := strings.Index(text[at:], string(m))
 		if i < 0 {
 			break
 		}
 		if i > 0 {
-			out = append(out, span{at, at + i, false})
+			out.add(at, at+i, false)
 		}
-		out = append(out, span{at + i, at + i + len(m), true})
+		out.add(at+i, at+i+len(m), true)
 		at += i + len(m)
 	}
 	if at < len(text) {
-		out = append(out, span{at, len(text), false})
+		out.add(at, len(text), false)
 	}
-	return out, nil
+	return out.spans, out.err
 }
 
 // runeMatcher matches each single character that it holds for.
 type runeMatcher func(r rune) bool
 
-func (m runeMatcher) spans(text string) ([]span, error) {
-	var out []span
+func (m runeMatcher) spans(b *budget.Budget, text string) ([]span, error) {
+	out := spanList{budget: b, err: b.Work(4 * len(text))}
 	from := 0
 	for i, r := range text {
+		if out.err != nil {
+			break
+		}
 		if !m(r) {
 			continue
 		}
 		if from < i {
-			out = append(out, span{from, i, false})
+			out.add(from, i, false)
 		}
 		from = i + utf8.RuneLen(r)
-		out = append(out, span{i, from, true})
+		out.add(i, from, true)
 	}
 	if from < len(text) {
-		out = append(out, span{from, len(text), false})
+		out.add(from, len(text), false)
 	}
-	return out, nil
+	return out.spans, out.err
 }
 
 // spans makes a scanner a matcher: all of the text is matches.
-func (f scanner) spans(text string) ([]span, error) {
-	var out []span
-	for i := 0; i < len(text); {
+func (f scanner) spans(b *budget.Budget, text string) ([]span, error) {
+	out := spanList{budget: b, err: b.Work(2 * len(text))}
+	for i := 0; i < len(text) && out.err == nil; {
 		end := f(text, i)
-		out = append(out, span{i, end, true})
+		out.add(i, end, true)
 		i = end
 	}
-	return out, nil
+	return out.spans, out.err
 }
 
 // inverted swaps matches and what lies between.
 type inverted struct{ of matcher }
 
-func (m inverted) spans(text string) ([]span, error) {
-	out, err := m.of.spans(text)
+func (m inverted) spans(b *budget.Budget, text string) ([]span, error) {
+	out, err := m.of.spans(b, text)
 	for i := range out {
 		out[i].match = !out[i].match
 	}
 	return out, err
-}
-
-func wholeSpan(text string) []span {
-	if text == "" {
-		return nil
-	}
-	return []span{{0, len(text), false}}
 }
 
 // behavior says what becomes of the matches of a splitting pattern.

@@ -7,13 +7,19 @@
 // The package knows text and ids. It must not know models' weights, chat
 // messages (it hands out the chat template as text), HTTP or configuration.
 //
-// Model directories are taken for hostile: sizes, nesting, ids and the time of
-// regular expressions are bounded, and what is not supported is an error that
-// names the field and what is allowed. A Tokenizer is read-only after loading
+// Model directories are taken for hostile: sizes, nesting and ids are bounded,
+// what encoding costs is counted, regular expressions included, and ends at the
+// limits of package budget, and what is not supported is an error that names the
+// field and what is allowed. A Tokenizer is read-only after loading
 // and safe for concurrent use; a Stream belongs to one goroutine.
 package tokenizer
 
-import "fmt"
+import (
+	"context"
+	"fmt"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/budget"
+)
 
 // Tokenizer is a loaded tokenizer. It is safe for concurrent use.
 type Tokenizer struct {
@@ -23,10 +29,11 @@ type Tokenizer struct {
 	preTokenizers []preTokenizer
 	model         model
 	template      template
-	mark          func(piece) string // if set, is applied before scan
+	mark          *metaspace         // if set, its mark is applied before scan
 	scan          scanner            // if set, does the work of preTokenizers
 	decoders      []decoder          // nil: tokens are joined by spaces
 	size          int
+	growth        int // how many times longer decoding makes a token, at most
 
 	bos, eos, pad specialID
 	chatTemplates map[string]string
@@ -87,7 +94,12 @@ func newTokenizer(def *definition, later []addedToken) (*Tokenizer, error) {
 			return nil, err
 		}
 	}
-	if err = t.added.finish(t.normalize); err != nil {
+	b := budget.New(context.Background(), budget.Limits{})
+	defer b.End()
+	if err = t.added.finish(b, t.normalize); err != nil {
+		return nil, err
+	}
+	if err = t.checkDecoded(); err != nil {
 		return nil, err
 	}
 	t.size = len(t.vocab.tokens)
@@ -107,7 +119,7 @@ func (t *Tokenizer) shortcut() {
 		return
 	}
 	if m, ok := t.preTokenizers[0].(*metaspace); ok && n == 1 && m.split {
-		t.mark, t.scan = m.mark, m.word
+		t.mark, t.scan = m, m.word
 		return
 	}
 	last, isByteLevel := t.preTokenizers[n-1].(*byteLevel)
@@ -121,17 +133,25 @@ func (t *Tokenizer) shortcut() {
 	case n == 1:
 		t.scan = last.scan
 	case n == 2 && last.scan == nil:
-		if s, ok := t.preTokenizers[0].(splitter); ok && s.behavior == isolated {
+		if s, ok := unnamed(t.preTokenizers[0]).(splitter); ok && s.behavior == isolated {
 			t.scan, _ = s.matcher.(scanner)
 		}
 	}
 }
 
-func (t *Tokenizer) normalize(text string) (out string, cut bool, err error) {
+// unnamed is a stage without its name.
+func unnamed(stage preTokenizer) preTokenizer {
+	if n, ok := stage.(namedPreTokenizer); ok {
+		return n.of
+	}
+	return stage
+}
+
+func (t *Tokenizer) normalize(b *budget.Budget, text string) (out string, cut bool, err error) {
 	if t.normalizer == nil {
 		return text, false, nil
 	}
-	return t.normalizer.normalize(text)
+	return t.normalizer.normalize(b, text)
 }
 
 // Encode returns the ids of text. Added tokens, special ones included, are
@@ -139,26 +159,48 @@ func (t *Tokenizer) normalize(text string) (out string, cut bool, err error) {
 // as a beginning of text, are put around. Bytes that are not UTF-8 count as
 // U+FFFD each.
 //
-// It fails where a regular expression of the tokenizer exceeds its time, and for
-// a Unigram model without an unknown token on characters it does not have.
+// It fails where the rules of the tokenizer take more work or memory on the text
+// than package budget allows, with an error that names the rule and wraps a
+// *[budget.Exceeded], and for a Unigram model without an unknown token on
+// characters it does not have.
 func (t *Tokenizer) Encode(text string, addSpecial bool) ([]int32, error) {
-	ids := make([]int32, 0, len(text)/4+8)
+	b := budget.New(context.Background(), budget.Limits{})
+	defer b.End()
+	return t.EncodeWithin(b, text, addSpecial)
+}
+
+// EncodeWithin is Encode with a budget of the caller's, which further texts may
+// share. Its context ends the work, and so may [budget.ErrBusy].
+func (t *Tokenizer) EncodeWithin(b *budget.Budget, text string, addSpecial bool) ([]int32, error) {
+	ids, err := t.encode(b, text, addSpecial)
+	if err != nil {
+		return nil, fmt.Errorf("encoding %d bytes: %w", len(text), err)
+	}
+	return ids, nil
+}
+
+func (t *Tokenizer) encode(b *budget.Budget, text string, addSpecial bool) ([]int32, error) {
+	if err := costs("added_tokens", b.Work(len(text)+16)); err != nil {
+		return nil, err
+	}
+	ids := make([]int32, 0, min(len(text)/4+8, 1<<16))
 	if addSpecial {
 		ids = append(ids, t.template.before...)
 	}
-	for _, p := range t.added.plain.cut(nil, validText(text), true) {
+	pieces, err := t.added.plain.cut(b, nil, validText(text), true)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range pieces {
+		held, before := b.Bytes(), len(ids)
 		if p.id != noID {
 			ids = append(ids, p.id)
-			continue
+		} else if ids, err = t.appendText(b, ids, p); err != nil {
+			return nil, err
 		}
-		normalized, cut, err := t.normalize(p.text)
-		if err != nil {
-			return nil, fmt.Errorf("encoding %d bytes: %w", len(text), err)
-		}
-		for _, q := range t.added.folded.cut(nil, normalized, p.atStart && !cut) {
-			if ids, err = t.appendPiece(ids, q); err != nil {
-				return nil, fmt.Errorf("encoding %d bytes: %w", len(text), err)
-			}
+		b.Return(b.Bytes() - held)
+		if err := costs("the ids", b.Take(idBytes*(len(ids)-before))); err != nil {
+			return nil, err
 		}
 	}
 	if addSpecial {
@@ -167,10 +209,31 @@ func (t *Tokenizer) Encode(text string, addSpecial bool) ([]int32, error) {
 	return ids, nil
 }
 
+// idBytes is what an id takes in the result.
+const idBytes = 4
+
+// appendText appends the ids of a piece between the added tokens that are found in the text itself.
+func (t *Tokenizer) appendText(b *budget.Budget, ids []int32, p piece) ([]int32, error) {
+	normalized, cut, err := t.normalize(b, p.text)
+	if err != nil {
+		return nil, err
+	}
+	pieces, err := t.added.folded.cut(b, nil, normalized, p.atStart && !cut)
+	if err != nil {
+		return nil, err
+	}
+	for _, q := range pieces {
+		if ids, err = t.appendPiece(b, ids, q); err != nil {
+			return nil, err
+		}
+	}
+	return ids, nil
+}
+
 // appendPiece appends the ids of a piece between added tokens.
-func (t *Tokenizer) appendPiece(ids []int32, p piece) ([]int32, error) {
+func (t *Tokenizer) appendPiece(b *budget.Budget, ids []int32, p piece) ([]int32, error) {
 	if p.id != noID {
-		return append(ids, p.id), nil
+		return append(ids, p.id), b.Take(idBytes)
 	}
 	var err error
 	if t.scan != nil {
@@ -178,11 +241,16 @@ func (t *Tokenizer) appendPiece(ids []int32, p piece) ([]int32, error) {
 			return ids, nil
 		}
 		if t.mark != nil {
-			p.text = t.mark(p)
+			if p.text, err = t.mark.mark(b, p); err != nil {
+				return nil, err
+			}
 		}
 		for i := 0; i < len(p.text); {
 			end := t.scan(p.text, i)
-			if ids, err = t.model.appendIDs(ids, p.text[i:end]); err != nil {
+			if err := b.Work(end - i); err != nil {
+				return nil, costs("pre_tokenizer", err)
+			}
+			if ids, err = t.model.appendIDs(b, ids, p.text[i:end]); err != nil {
 				return nil, err
 			}
 			i = end
@@ -191,7 +259,7 @@ func (t *Tokenizer) appendPiece(ids []int32, p piece) ([]int32, error) {
 	}
 	pieces := []piece{p}
 	for _, stage := range t.preTokenizers {
-		if pieces, err = cutAll(stage, pieces); err != nil {
+		if pieces, err = cutAll(b, stage, pieces); err != nil {
 			return nil, err
 		}
 	}
@@ -199,7 +267,7 @@ func (t *Tokenizer) appendPiece(ids []int32, p piece) ([]int32, error) {
 		if p.text == "" {
 			continue
 		}
-		if ids, err = t.model.appendIDs(ids, p.text); err != nil {
+		if ids, err = t.model.appendIDs(b, ids, p.text); err != nil {
 			return nil, err
 		}
 	}
@@ -214,6 +282,22 @@ func (t *Tokenizer) Decode(ids []int32, skipSpecial bool) string {
 		s.push(id)
 	}
 	return s.Flush()
+}
+
+// DecodeWithin is Decode for any number of ids: it fails as [Tokenizer.EncodeWithin] does.
+func (t *Tokenizer) DecodeWithin(b *budget.Budget, ids []int32, skipSpecial bool) (string, error) {
+	s := t.NewStream(skipSpecial)
+	for _, id := range ids {
+		token, _ := t.decodable(id)
+		if err := b.Work(16 + 4*len(token)*(1+len(t.decoders))); err != nil {
+			return "", costs("decoder", err)
+		}
+		if err := b.Take(1 + len(token)*t.growth); err != nil {
+			return "", costs("decoder", err)
+		}
+		s.push(id)
+	}
+	return s.Flush(), nil
 }
 
 // TokenString returns the token with the id as the vocabulary writes it, in a

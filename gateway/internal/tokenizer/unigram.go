@@ -6,15 +6,13 @@ import (
 	"math"
 	"slices"
 	"unicode/utf8"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/budget"
 )
 
 // unknownPenalty is how much worse than the worst token an unknown character
 // scores, as in SentencePiece.
 const unknownPenalty = 10
-
-// maxUnigramToken bounds the bytes of one token: each position of a text tries
-// every token that starts there, so the longest token is a factor of the time.
-const maxUnigramToken = 4096
 
 var errNoUnknown = errors.New("the text has a character outside the vocabulary and model.unk_id is null")
 
@@ -44,10 +42,7 @@ func newUnigram(def *modelDefinition, vocab *vocabulary) (*unigram, error) {
 	}
 	lowest := math.Inf(1)
 	bytes := 0
-	for i, p := range def.pieces {
-		if len(p.token) > maxUnigramToken {
-			return nil, fmt.Errorf("model.vocab[%d] is %d bytes long: a token may have %d", i, len(p.token), maxUnigramToken)
-		}
+	for _, p := range def.pieces {
 		bytes += len(p.token)
 		m.scores = append(m.scores, p.score)
 		lowest = min(lowest, p.score)
@@ -77,18 +72,22 @@ func newUnigram(def *modelDefinition, vocab *vocabulary) (*unigram, error) {
 	return m, nil
 }
 
-func (m *unigram) appendIDs(ids []int32, word string) ([]int32, error) {
+func (m *unigram) appendIDs(b *budget.Budget, ids []int32, word string) ([]int32, error) {
+	if err := b.Work(8); err != nil {
+		return nil, costs("model (Unigram)", err)
+	}
 	if len(word) > wordCacheLength {
-		return m.best(ids, word)
+		ids, err := m.best(b, ids, word)
+		return ids, costs("model (Unigram)", err)
 	}
 	slot := m.cache.slot(word)
 	if hit, ok := m.cache.get(slot, word); ok {
-		return append(ids, hit...), nil
+		return append(ids, hit...), b.Take(idBytes * len(hit))
 	}
 	before := len(ids)
-	ids, err := m.best(ids, word)
+	ids, err := m.best(b, ids, word)
 	if err != nil {
-		return nil, err
+		return nil, costs("model (Unigram)", err)
 	}
 	m.cache.put(slot, word, ids[before:])
 	return ids, nil
@@ -101,7 +100,13 @@ type unigramNode struct {
 	id    int32
 }
 
-func (m *unigram) best(ids []int32, word string) ([]int32, error) {
+func (m *unigram) best(b *budget.Budget, ids []int32, word string) ([]int32, error) {
+	const nodeBytes = 16
+	if err := b.Take((nodeBytes + idBytes) * (len(word) + 1)); err != nil { // at most one id for each byte
+		return nil, err
+	}
+	begun := len(ids)
+	defer func() { b.Return((nodeBytes+idBytes)*(len(word)+1) - idBytes*(len(ids)-begun)) }()
 	nodes := make([]unigramNode, len(word)+1)
 	for i := range nodes {
 		nodes[i].start = -1
@@ -116,7 +121,9 @@ func (m *unigram) best(ids []int32, word string) ([]int32, error) {
 		score := nodes[at].score
 		covered := false
 		node := int32(0)
+		work := 8
 		for end := at; end < len(word); {
+			work += 4
 			next, ok := m.edges.get(node, int32(word[end]))
 			if !ok {
 				break
@@ -135,6 +142,9 @@ func (m *unigram) best(ids []int32, word string) ([]int32, error) {
 			reach(at+size, at, m.unknownScore+score, m.unknown)
 		}
 		at += size
+		if err := b.Work(work); err != nil {
+			return nil, err
+		}
 	}
 	before := len(ids)
 	for end := len(word); end > 0; {

@@ -7,6 +7,14 @@ const (
 	maxID = 1<<24 - 1
 	// maxGap is how many more ids than tokens a vocabulary may span.
 	maxGap = 1 << 20
+	// maxEntries bounds lists and objects of a file, such as a vocabulary or its
+	// merges; the largest known have about a million.
+	maxEntries = 1 << 21
+	// maxAdded bounds the tokens on top of the model's; some have 30,000.
+	maxAdded = 1 << 18
+	// maxTokenBytes bounds a token: each position of a text tries every token that
+	// starts there, and any answer may consist of the longest. Known ones have 512.
+	maxTokenBytes = 4096
 )
 
 // vocabulary is the model's map between tokens and ids, read-only once built.
@@ -25,7 +33,10 @@ func newVocabulary(field string, tokens map[string]int64) (*vocabulary, error) {
 	top := int64(-1)
 	for token, id := range tokens {
 		if id < 0 || id > limit {
-			return nil, fmt.Errorf("%s: %q has id %d: allowed are 0 to %d", field, token, id, limit)
+			return nil, fmt.Errorf("%s: %.100q has id %d: allowed are 0 to %d", field, token, id, limit)
+		}
+		if len(token) > maxTokenBytes {
+			return nil, fmt.Errorf("%s: %.100q… is %d bytes long: a token may have %d", field, token, len(token), maxTokenBytes)
 		}
 		top = max(top, id)
 	}
@@ -37,7 +48,7 @@ func newVocabulary(field string, tokens map[string]int64) (*vocabulary, error) {
 			if b < a {
 				a, b = b, a
 			}
-			return nil, fmt.Errorf("%s: %q and %q both have id %d", field, a, b, id)
+			return nil, fmt.Errorf("%s: %.100q and %.100q both have id %d", field, a, b, id)
 		}
 		v.tokens[id], v.used[id] = token, true
 		v.ids[token] = int32(id)
@@ -53,6 +64,9 @@ func newOrderedVocabulary(pieces []unigramPiece) (*vocabulary, error) {
 	}
 	v := &vocabulary{ids: make(map[string]int32, len(pieces)), entries: len(pieces)}
 	for i, p := range pieces {
+		if len(p.token) > maxTokenBytes {
+			return nil, fmt.Errorf("model.vocab[%d] is %d bytes long: a token may have %d", i, len(p.token), maxTokenBytes)
+		}
 		v.tokens = append(v.tokens, p.token)
 		v.used = append(v.used, true)
 		v.ids[p.token] = int32(i)

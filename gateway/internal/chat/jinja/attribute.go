@@ -22,6 +22,7 @@ func (r *run) getAttr(object Value, name string) Value {
 	if v, ok := r.element(object, Str(name)); ok {
 		return v
 	}
+	r.alloc(2 * objectBytes)
 	return undefinedElement(object, Str(name))
 }
 
@@ -38,6 +39,7 @@ func (r *run) getItem(object, key Value) Value {
 			return v
 		}
 	}
+	r.alloc(2 * objectBytes)
 	return undefinedElement(object, key)
 }
 
@@ -45,10 +47,10 @@ func (r *run) getItem(object, key Value) Value {
 func (r *run) element(object, key Value) (v Value, ok bool) {
 	switch o := object.(type) {
 	case *Dict:
-		if !hashable(key) {
+		if !r.hashable(key, 0) {
 			return nil, false
 		}
-		return o.get(key)
+		return o.get(r, key)
 	case *rangeValue:
 		if i, ok := elementIndex(key, o.length()); ok {
 			return o.at(i), true
@@ -75,12 +77,16 @@ func (r *run) element(object, key Value) (v Value, ok bool) {
 	return nil, false
 }
 
-func hashable(v Value) bool {
+func (r *run) hashable(v Value, depth int) bool {
+	r.work(1)
+	if depth > maxValueDepth {
+		throw("RecursionError", "value nests deeper than %d", maxValueDepth)
+	}
 	switch v := v.(type) {
 	case *List, *Dict, *sliceValue:
 		return false
 	case Tuple:
-		return !slices.ContainsFunc(v, func(item Value) bool { return !hashable(item) })
+		return !slices.ContainsFunc(v, func(item Value) bool { return !r.hashable(item, depth+1) })
 	}
 	return true
 }
@@ -102,11 +108,14 @@ func (r *run) character(s string, key Value) (string, bool) {
 	if !ok {
 		return "", false
 	}
-	r.work(len(s) >> 6)
+	r.scan(len(s))
 	n := utf8.RuneCountInString(s)
 	at, ok := elementIndex(Int(i), n)
 	if !ok {
 		return "", false
+	}
+	if n != len(s) {
+		r.work(2 * at)
 	}
 	start := byteOffset(s, at, n)
 	_, size := utf8.DecodeRuneInString(s[start:])
@@ -141,9 +150,9 @@ func (r *run) slice(object Value, s *sliceValue) Value {
 	case markup:
 		return markup(r.sliceText(string(o), s))
 	case *List:
-		return r.list(sliceItems(o.Items, s))
+		return &List{r.sliceItems(o.Items, s)}
 	case Tuple:
-		return Tuple(r.list(sliceItems(o, s)).Items)
+		return Tuple(r.sliceItems(o, s))
 	case *rangeValue:
 		start, step, n := sliceBounds(s, o.length())
 		out := &rangeValue{start: o.start + int64(start)*o.step, step: o.step * int64(step)}
@@ -157,19 +166,23 @@ func (r *run) slice(object Value, s *sliceValue) Value {
 }
 
 func (r *run) sliceText(s string, by *sliceValue) string {
-	r.work(len(s) >> 6)
+	r.scan(len(s))
 	length := utf8.RuneCountInString(s)
 	start, step, n := sliceBounds(by, length)
 	if n == 0 {
 		return ""
 	}
 	if step == 1 {
+		if length != len(s) {
+			r.work(2 * (start + n))
+		}
 		from := byteOffset(s, start, length)
 		rest := s[from:]
 		return rest[:byteOffset(rest, n, length-start)]
 	}
+	r.allocEach(length, 8)
 	runes := []rune(s)
-	r.alloc(8 * len(runes))
+	r.work(length)
 	var b strings.Builder
 	for i := range n {
 		b.WriteRune(runes[start+i*step])
@@ -177,11 +190,11 @@ func (r *run) sliceText(s string, by *sliceValue) string {
 	return b.String()
 }
 
-func sliceItems(items []Value, s *sliceValue) []Value {
+func (r *run) sliceItems(items []Value, s *sliceValue) []Value {
 	start, step, n := sliceBounds(s, len(items))
-	out := make([]Value, n)
-	for i := range out {
-		out[i] = items[start+i*step]
+	out := r.room(n)
+	for i := range n {
+		out = append(out, items[start+i*step])
 	}
 	return out
 }
@@ -244,9 +257,10 @@ var mutators = map[string][]string{
 
 // attribute is Python's getattr(object, name) behind the sandbox.
 func (r *run) attribute(object Value, name string) (Value, bool) {
-	if slices.Contains(pythonAttributes, name) {
+	if strings.HasPrefix(name, "__") && slices.Contains(pythonAttributes, name) {
 		return unsafe(object, name), true
 	}
+	r.alloc(objectBytes)
 	if slices.Contains(mutators[object.TypeName()], name) {
 		return unsafe(object, name), true
 	}
@@ -259,7 +273,7 @@ func (r *run) attribute(object Value, name string) (Value, bool) {
 		if name == "copy" {
 			return method(name, func(r *run, a callArgs) Value {
 				a.positional(name, 0)
-				return r.list(slices.Clone(o.Items))
+				return &List{append(r.room(len(o.Items)), o.Items...)}
 			}), true
 		}
 		return sequenceAttribute(o.Items, o.TypeName(), name)
@@ -301,17 +315,18 @@ func method(name string, call func(r *run, a callArgs) Value) *builtin {
 func dictAttribute(d *Dict, name string) (Value, bool) {
 	switch name {
 	case "keys", "values", "items":
-		return method(name, func(_ *run, a callArgs) Value {
+		return method(name, func(r *run, a callArgs) Value {
 			a.positional(name, 0)
+			r.alloc(objectBytes)
 			return &dictView{d, name}
 		}), true
 	case "get":
-		return method(name, func(_ *run, a callArgs) Value {
+		return method(name, func(r *run, a callArgs) Value {
 			args := a.positional(name, 2)
 			if len(args) == 0 {
 				throw(typeError, "get expected at least 1 argument, got 0")
 			}
-			if v, ok := d.get(args[0]); ok {
+			if v, ok := d.get(r, args[0]); ok {
 				return v
 			}
 			if len(args) == 2 {
@@ -322,7 +337,7 @@ func dictAttribute(d *Dict, name string) (Value, bool) {
 	case "copy":
 		return method(name, func(r *run, a callArgs) Value {
 			a.positional(name, 0)
-			r.alloc(4 * valueBytes * d.Len())
+			r.allocEach(d.Len(), entryBytes)
 			return d.Clone()
 		}), true
 	case "fromkeys":
@@ -342,7 +357,8 @@ var dictFromKeys = method("fromkeys", func(r *run, a callArgs) Value {
 		if len(args) == 2 {
 			value = args[1]
 		}
-		d.set(key, value)
+		r.alloc(entryBytes)
+		d.set(r, key, value)
 	}
 	return d
 })

@@ -57,7 +57,8 @@ next:
 }
 
 // dict returns the named arguments as a dictionary.
-func (a callArgs) dict() *Dict {
+func (a callArgs) dict(r *run) *Dict {
+	r.allocEach(len(a.named), entryBytes)
 	d := &Dict{}
 	for _, k := range a.named {
 		d.Set(k.name, k.value)

@@ -13,7 +13,14 @@ import (
 
 func upper(s string) string { return cases.Upper(language.Und).String(s) }
 
-func lower(s string) string { return strings.Join(lowerRunes(s), "") }
+func lower(s string) string {
+	var b strings.Builder
+	b.Grow(len(s))
+	for i, c := range s {
+		writeLower(&b, s, i, c)
+	}
+	return b.String()
+}
 
 func casefold(s string) string {
 	return strings.Map(func(c rune) rune {
@@ -47,36 +54,29 @@ func isCased(c rune) bool {
 
 // titleWords is str.title: the first cased character of each run of cased ones in title case, the rest in lower case.
 func titleWords(s string) string {
-	lowered := lowerRunes(s)
 	var b strings.Builder
 	previous := false
-	i := 0
-	for _, c := range s {
+	for i, c := range s {
 		if previous {
-			b.WriteString(lowered[i])
+			writeLower(&b, s, i, c)
 		} else {
 			b.WriteString(titleRune(c))
 		}
 		previous = isCased(c)
-		i++
 	}
 	return b.String()
 }
 
-// lowerRunes is the lower case of each character of s where it stands.
-func lowerRunes(s string) []string {
-	out := make([]string, 0, len(s))
-	for i, c := range s {
-		switch {
-		case c == 'İ':
-			out = append(out, "i\u0307")
-		case c == 'Σ' && finalSigma(s[:i], s[i+len("Σ"):]):
-			out = append(out, "ς")
-		default:
-			out = append(out, string(unicode.ToLower(c)))
-		}
+// writeLower writes the lower case of c, which stands at byte i of s.
+func writeLower(b *strings.Builder, s string, i int, c rune) {
+	switch {
+	case c == 'İ':
+		b.WriteString("i\u0307")
+	case c == 'Σ' && finalSigma(s[:i], s[i+len("Σ"):]):
+		b.WriteRune('ς')
+	default:
+		b.WriteRune(unicode.ToLower(c))
 	}
-	return out
 }
 
 // finalSigma is Unicode's condition for a sigma at the end of a word: a cased character before it and none behind, punctuation and marks aside.
@@ -96,28 +96,30 @@ func isCaseIgnorable(c rune) bool {
 
 // capitalize is str.capitalize: the first character in title case, the rest in lower case.
 func capitalize(s string) string {
+	var b strings.Builder
 	for i, c := range s {
 		if i == 0 {
-			return titleRune(c) + strings.Join(lowerRunes(s)[1:], "")
+			b.WriteString(titleRune(c))
+		} else {
+			writeLower(&b, s, i, c)
 		}
 	}
-	return ""
+	return b.String()
 }
 
 func swapCase(s string) string {
-	lowered := lowerRunes(s)
 	var b strings.Builder
-	i := 0
-	for _, c := range s {
+	for i, c := range s {
 		switch {
 		case isUpper(c):
-			b.WriteString(lowered[i])
+			writeLower(&b, s, i, c)
+		case c < utf8.RuneSelf:
+			b.WriteRune(unicode.ToUpper(c))
 		case isLower(c):
 			b.WriteString(upper(string(c)))
 		default:
 			b.WriteRune(c)
 		}
-		i++
 	}
 	return b.String()
 }
@@ -174,6 +176,21 @@ func isTitleText(s string) bool {
 }
 
 var htmlEscapes = strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;", "'", "&#39;", `"`, "&#34;")
+
+// escapeHTML is the function of that name, counted.
+func (r *run) escapeHTML(s string) string {
+	r.scan(4 * len(s))
+	piecewise(s, func(piece string) {
+		r.alloc(len(piece))
+		for i := range len(piece) {
+			switch piece[i] {
+			case '&', '<', '>', '\'', '"':
+				r.alloc(len("&#34;") - 1)
+			}
+		}
+	})
+	return escapeHTML(s)
+}
 
 // escapeHTML is markupsafe's escape.
 func escapeHTML(s string) string { return htmlEscapes.Replace(s) }

@@ -17,10 +17,11 @@ func (r *run) equalAt(a, b Value, depth int) bool {
 	r.step()
 	if x, ok := text(a); ok {
 		y, ok := text(b)
+		r.work(min(len(x), len(y)) >> 6)
 		return ok && x == y
 	}
 	if isNumber(a) {
-		return isNumber(b) && numberCompare(a, b) == 0
+		return isNumber(b) && r.numberCompare(a, b) == 0
 	}
 	switch x := a.(type) {
 	case *List:
@@ -36,7 +37,7 @@ func (r *run) equalAt(a, b Value, depth int) bool {
 		}
 		for i := range x.Len() {
 			key, value := x.At(i)
-			other, ok := y.get(key)
+			other, ok := y.get(r, key)
 			if !ok || !r.equalAt(value, other, depth+1) {
 				return false
 			}
@@ -81,6 +82,12 @@ func (r *run) equalItems(a, b []Value, depth int) bool {
 // unordered is what numberCompare gives when one side is not a number.
 const unordered = 2
 
+// numberCompare is the function of that name, counted where numbers of any size are made for it.
+func (r *run) numberCompare(a, b Value) int {
+	r.chargeBig(words(a) + words(b))
+	return numberCompare(a, b)
+}
+
 // numberCompare compares two numbers exactly, whatever their types.
 func numberCompare(a, b Value) int {
 	x, xFloat := a.(Float)
@@ -95,6 +102,13 @@ func numberCompare(a, b Value) int {
 		if j, ok := smallInt(b); ok {
 			return cmp.Compare(i, j)
 		}
+	}
+	const exact = 1 << 53 // integers up to here are floats too
+	if i, ok := smallInt(a); ok && yFloat && i <= exact && i >= -exact {
+		return cmp.Compare(Float(i), y)
+	}
+	if j, ok := smallInt(b); ok && xFloat && j <= exact && j >= -exact {
+		return cmp.Compare(x, Float(j))
 	}
 	return exactFloat(a).Cmp(exactFloat(b))
 }
@@ -122,12 +136,13 @@ func (r *run) orderAt(op string, a, b Value, depth int) bool {
 	}
 	if x, ok := text(a); ok {
 		if y, ok := text(b); ok {
+			r.work(min(len(x), len(y)) >> 6)
 			// UTF-8 keeps the order of code points.
 			return holds(op, strings.Compare(x, y))
 		}
 	}
 	if isNumber(a) && isNumber(b) {
-		return holds(op, numberCompare(a, b))
+		return holds(op, r.numberCompare(a, b))
 	}
 	x, y, ok := sequencePair(a, b)
 	if !ok {
@@ -192,24 +207,24 @@ func (r *run) contains(container, item Value) bool {
 		if !ok {
 			throw(typeError, "'in <string>' requires string as left operand, not %s", item.TypeName())
 		}
-		r.work(len(s) >> 6)
+		r.scan(len(s))
 		return strings.Contains(s, part)
 	}
 	switch c := container.(type) {
 	case *Dict:
-		_, ok := c.get(item)
+		_, ok := c.get(r, item)
 		return ok
 	case *dictView:
 		switch c.kind {
 		case "keys":
-			_, ok := c.dict.get(item)
+			_, ok := c.dict.get(r, item)
 			return ok
 		case "items":
 			pair, ok := item.(Tuple)
 			if !ok || len(pair) != 2 {
 				return false
 			}
-			value, ok := c.dict.get(pair[0])
+			value, ok := c.dict.get(r, pair[0])
 			return ok && r.equal(value, pair[1])
 		}
 	case *rangeValue:

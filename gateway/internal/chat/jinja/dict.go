@@ -52,8 +52,15 @@ func (d *Dict) Clone() *Dict {
 
 // Update sets everything that other holds.
 func (d *Dict) Update(other *Dict) {
-	for i := range other.Len() {
-		d.set(other.keys[i], other.values[i])
+	if other == nil {
+		return
+	}
+	hashes := make([]any, len(other.keys))
+	for hash, i := range other.index {
+		hashes[i] = hash
+	}
+	for i, hash := range hashes {
+		d.put(hash, other.keys[i], other.values[i])
 	}
 }
 
@@ -70,12 +77,12 @@ func (d *Dict) put(hash any, key, value Value) {
 	d.values = append(d.values, value)
 }
 
-// set sets any hashable key; others raise TypeError.
-func (d *Dict) set(key, value Value) { d.put(hashKey(key), key, value) }
+// set sets any hashable key; others raise TypeError. Callers count the entry.
+func (d *Dict) set(r *run, key, value Value) { d.put(r.hashKey(key), key, value) }
 
 // get looks up any hashable key; others raise TypeError.
-func (d *Dict) get(key Value) (Value, bool) {
-	i, ok := d.index[hashKey(key)]
+func (d *Dict) get(r *run, key Value) (Value, bool) {
+	i, ok := d.index[r.hashKey(key)]
 	if !ok {
 		return nil, false
 	}
@@ -90,25 +97,27 @@ type (
 )
 
 // hashKey maps a value to a comparable Go value such that Python's equal keys map to equal ones: strings to string, whole numbers to int64.
-func hashKey(v Value) any {
-	budget := maxKeyItems
-	return hashAt(v, 0, &budget)
+func (r *run) hashKey(v Value) any {
+	items := maxKeyItems
+	return r.hashAt(v, 0, &items)
 }
 
 // maxKeyItems bounds the items of nested tuples that serve as one key; a tuple that holds another twice, and so on, has exponentially many.
 const maxKeyItems = 10000
 
-func hashAt(v Value, depth int, budget *int) any {
+func (r *run) hashAt(v Value, depth int, items *int) any {
 	if depth > maxValueDepth {
 		throw("RecursionError", "value nests deeper than %d", maxValueDepth)
 	}
-	if *budget--; *budget < 0 {
+	if *items--; *items < 0 {
 		throw(limitError, "key of more than %d items", maxKeyItems)
 	}
 	switch v := v.(type) {
 	case Str:
+		r.work(len(v) >> 6)
 		return string(v)
 	case markup:
+		r.work(len(v) >> 6)
 		return string(v)
 	case none:
 		return noneKey{}
@@ -120,6 +129,7 @@ func hashAt(v Value, depth int, budget *int) any {
 	case Int:
 		return int64(v)
 	case *BigInt:
+		r.chargeBig(words(v))
 		return bigKey(v.Big.String())
 	case Float:
 		if f := float64(v); f == math.Trunc(f) && math.Abs(f) < 1<<63 {
@@ -134,8 +144,16 @@ func hashAt(v Value, depth int, budget *int) any {
 	case Tuple:
 		var b strings.Builder
 		for _, item := range v {
-			hash := hashAt(item, depth+1, budget)
+			r.work(4 * evaluationSteps)
+			hash := r.hashAt(item, depth+1, items)
+			if s, ok := text(item); ok {
+				r.alloc(2 * len(s))
+			}
+			if s, ok := hash.(tupleKey); ok {
+				r.alloc(2 * len(s))
+			}
 			key := fmt.Sprintf("%T %v", hash, hash)
+			r.alloc(2*len(key) + objectBytes)
 			fmt.Fprintf(&b, "%d:%s", len(key), key)
 		}
 		return tupleKey(b.String())

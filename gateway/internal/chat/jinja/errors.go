@@ -10,6 +10,8 @@ type Error struct {
 	Template string
 	// Line is the template's line, counted from 1.
 	Line int
+	// Construct is the statement, filter, test or operator at that line that failed, such as "for" or "filter sort"; empty for a template that cannot be parsed.
+	Construct string
 	// Class is the name of the exception that Python would raise for the same fault: TemplateSyntaxError, UndefinedError, TypeError, ValueError,
 	// SecurityError, ZeroDivisionError, OverflowError and so on. LimitError is ours: a bound of [Limits] was reached.
 	Class string
@@ -19,7 +21,15 @@ type Error struct {
 
 // Error implements error.
 func (e *Error) Error() string {
-	return fmt.Sprintf("template %s line %d: %s: %s", e.Template, e.Line, e.Class, e.Message)
+	return fmt.Sprintf("template %s line %d: %s: %s", e.Template, e.Line, e.Class, e.Described())
+}
+
+// Described is the message, behind the construct where a bound was reached: then that says what to change.
+func (e *Error) Described() string {
+	if e.Class != limitError || e.Construct == "" {
+		return e.Message
+	}
+	return e.Construct + ": " + e.Message
 }
 
 // RaisedError is a template's own refusal of its input: it called raise_exception. The message is written for whoever sent the conversation.

@@ -1,6 +1,13 @@
 package jinja
 
 func (r *run) eval(e expr, a *activation) Value {
+	r.descend()
+	v := r.evalOne(e, a)
+	r.ascend()
+	return v
+}
+
+func (r *run) evalOne(e expr, a *activation) Value {
 	r.step()
 	switch e := e.(type) {
 	case *constExpr:
@@ -9,17 +16,18 @@ func (r *run) eval(e expr, a *activation) Value {
 		if v := *a.at(e.ref); v != nil {
 			return v
 		}
+		r.alloc(objectBytes)
 		return undefinedName(e.name)
 	case *tupleExpr:
-		return Tuple(r.list(r.evalAll(e.items, a)).Items)
+		return Tuple(r.evalAll(e.items, a))
 	case *listExpr:
-		return r.list(r.evalAll(e.items, a))
+		return &List{r.evalAll(e.items, a)}
 	case *dictExpr:
 		d := &Dict{}
-		r.alloc(4 * valueBytes * len(e.keys))
+		r.allocEach(len(e.keys), entryBytes)
 		for i, key := range e.keys {
 			k := r.eval(key, a)
-			d.set(k, r.eval(e.values[i], a))
+			d.set(r, k, r.eval(e.values[i], a))
 		}
 		return d
 	case *condExpr:
@@ -41,17 +49,17 @@ func (r *run) eval(e expr, a *activation) Value {
 	case *binaryExpr:
 		left := r.eval(e.left, a)
 		right := r.eval(e.right, a)
-		r.line = e.lineNo()
+		r.at = e
 		return r.binary(e.op, left, right)
 	case *signExpr:
 		v := r.eval(e.operand, a)
-		r.line = e.lineNo()
-		return sign(v, e.negative)
+		r.at = e
+		return r.sign(v, e.negative)
 	case *compareExpr:
 		left := r.eval(e.first, a)
 		for i, op := range e.ops {
 			right := r.eval(e.rest[i], a)
-			r.line = e.lineNo()
+			r.at = e
 			if !r.compare(op, left, right) {
 				return Bool(false)
 			}
@@ -61,23 +69,24 @@ func (r *run) eval(e expr, a *activation) Value {
 	case *concatExpr:
 		parts := make([]string, len(e.parts))
 		values := r.evalAll(e.parts, a)
+		r.at = e
 		for i, v := range values {
 			parts[i] = r.toStr(v)
 		}
 		return Str(r.join(parts, ""))
 	case *attrExpr:
 		object := r.eval(e.object, a)
-		r.line = e.lineNo()
+		r.at = e
 		return r.getAttr(object, e.attr)
 	case *itemExpr:
 		object := r.eval(e.object, a)
 		if s, ok := e.key.(*sliceExpr); ok {
 			key := r.evalSlice(s, a)
-			r.line = e.lineNo()
+			r.at = e
 			return r.slice(object, key)
 		}
 		key := r.eval(e.key, a)
-		r.line = e.lineNo()
+		r.at = e
 		return r.getItem(object, key)
 	case *sliceExpr:
 		return r.evalSlice(e, a)
@@ -87,8 +96,8 @@ func (r *run) eval(e expr, a *activation) Value {
 		return r.applyFilters(e, nil, a)
 	case *testExpr:
 		v := r.eval(e.operand, a)
-		args := r.evalArgs(&e.arguments, a)
-		r.line = e.lineNo()
+		args := r.evalArgs(e, &e.arguments, a)
+		r.at = e
 		if e.test == nil {
 			throw(runtimeError, "no test named %q", e.name)
 		}
@@ -98,9 +107,12 @@ func (r *run) eval(e expr, a *activation) Value {
 }
 
 func (r *run) evalAll(list []expr, a *activation) []Value {
-	out := make([]Value, len(list))
-	for i, e := range list {
-		out[i] = r.eval(e, a)
+	if len(list) == 0 {
+		return nil
+	}
+	out := r.room(len(list))
+	for _, e := range list {
+		out = append(out, r.eval(e, a))
 	}
 	return out
 }
@@ -115,18 +127,22 @@ func (r *run) evalSlice(e *sliceExpr, a *activation) *sliceValue {
 	return &sliceValue{part(e.start), part(e.stop), part(e.step)}
 }
 
-// evalArgs evaluates the arguments; extra ones come behind the named ones that are written out.
-func (r *run) evalArgs(args *arguments, a *activation, extra ...keyword) callArgs {
+// evalArgs evaluates the arguments of a call, filter or test; extra ones come behind the named ones that are written out.
+func (r *run) evalArgs(of expr, args *arguments, a *activation, extra ...keyword) callArgs {
 	out := callArgs{args: r.evalAll(args.args, a)}
 	if args.starArgs != nil {
-		out.args = append(out.args, r.items(r.eval(args.starArgs, a))...)
+		more := r.eval(args.starArgs, a)
+		r.at = of
+		out.args = append(out.args, r.items(more)...)
 	}
+	r.allocEach(len(args.names)+len(extra), valueBytes)
 	for i, name := range args.names {
 		out.named = append(out.named, keyword{name, r.eval(args.values[i], a)})
 	}
 	out.named = append(out.named, extra...)
 	if args.starKeys != nil {
 		d, ok := r.eval(args.starKeys, a).(*Dict)
+		r.at = of
 		if !ok {
 			throw(typeError, "argument after ** must be a mapping")
 		}
@@ -136,6 +152,7 @@ func (r *run) evalArgs(args *arguments, a *activation, extra ...keyword) callArg
 			if !ok {
 				throw(typeError, "keywords must be strings")
 			}
+			r.work(len(out.named))
 			for _, k := range out.named {
 				if k.name == name {
 					throw(typeError, "got multiple values for keyword argument %q", name)
@@ -155,8 +172,8 @@ func (r *run) evalCall(e *callExpr, a *activation, caller *macro) Value {
 	if caller != nil {
 		extra = []keyword{{"caller", caller}}
 	}
-	args := r.evalArgs(&e.arguments, a, extra...)
-	r.line = e.lineNo()
+	args := r.evalArgs(e, &e.arguments, a, extra...)
+	r.at = e
 	return r.call(function, args)
 }
 
@@ -168,15 +185,15 @@ func (r *run) applyFilters(e *filterExpr, text Value, a *activation) Value {
 	} else if e.operand != nil {
 		v = r.eval(e.operand, a)
 	}
-	args := r.evalArgs(&e.arguments, a)
-	r.line = e.lineNo()
+	args := r.evalArgs(e, &e.arguments, a)
+	r.at = e
 	if e.filter == nil {
 		throw(runtimeError, "no filter named %q", e.name)
 	}
 	return e.filter(r, v, args)
 }
 
-func sign(v Value, negative bool) Value {
+func (r *run) sign(v Value, negative bool) Value {
 	if u, ok := v.(*undefined); ok {
 		u.fail()
 	}
@@ -190,9 +207,9 @@ func sign(v Value, negative bool) Value {
 		return f
 	}
 	if negative {
-		return arithmetic("-", Int(0), v)
+		return r.arithmetic("-", Int(0), v)
 	}
-	return arithmetic("+", Int(0), v)
+	return r.arithmetic("+", Int(0), v)
 }
 
 // binary applies an arithmetic operator to any two values.
@@ -206,7 +223,7 @@ func (r *run) binary(op string, a, b Value) Value {
 		}
 	}
 	if isNumber(a) && isNumber(b) {
-		return arithmetic(op, a, b)
+		return r.arithmetic(op, a, b)
 	}
 	switch op {
 	case "+":
@@ -239,10 +256,10 @@ func (r *run) add(a, b Value) Value {
 			return Str(r.join([]string{s, t}, ""))
 		}
 		if !aMarked {
-			s = escapeHTML(s)
+			s = r.escapeHTML(s)
 		}
 		if !bMarked {
-			t = escapeHTML(t)
+			t = r.escapeHTML(t)
 		}
 		return markup(r.join([]string{s, t}, ""))
 	}
@@ -254,10 +271,10 @@ func (r *run) add(a, b Value) Value {
 		if !ok {
 			throw(typeError, "can only concatenate list (not \"%s\") to list", b.TypeName())
 		}
-		return r.list(append(append(make([]Value, 0, len(x.Items)+len(y.Items)), x.Items...), y.Items...))
+		return &List{append(append(r.room(len(x.Items)+len(y.Items)), x.Items...), y.Items...)}
 	}
 	if x, y, ok := sequencePair(a, b); ok {
-		return Tuple(r.list(append(append(make([]Value, 0, len(x)+len(y)), x...), y...)).Items)
+		return Tuple(append(append(r.room(len(x)+len(y)), x...), y...))
 	}
 	unsupported("+", a, b)
 	return nil
@@ -269,10 +286,7 @@ func (r *run) multiply(v Value, n int) (Value, bool) {
 		if n <= 0 || len(items) == 0 {
 			return nil
 		}
-		if n > r.limits.AllocatedBytes/len(items) {
-			throw(limitError, "more than %d bytes of values", r.limits.AllocatedBytes)
-		}
-		r.alloc(n * len(items) * valueBytes)
+		r.allocEach(n, valueBytes*len(items))
 		out := make([]Value, 0, n*len(items))
 		for range n {
 			out = append(out, items...)

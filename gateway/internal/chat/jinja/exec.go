@@ -6,7 +6,8 @@ type activation struct {
 	parent *activation
 }
 
-func newActivation(f *function, parent *activation) *activation {
+func (r *run) newActivation(f *function, parent *activation) *activation {
+	r.alloc(objectBytes + valueBytes*len(f.slots))
 	return &activation{vars: make([]Value, len(f.slots)), parent: parent}
 }
 
@@ -19,6 +20,7 @@ func (a *activation) at(f ref) *Value {
 
 // enterFrame carries out the loads of a scope.
 func (r *run) enterFrame(a *activation, f *frame) {
+	r.work(len(f.loads))
 	for _, l := range f.loads {
 		switch l.kind {
 		case loadUndefined:
@@ -59,6 +61,8 @@ const (
 )
 
 func (r *run) exec(body []stmt, a *activation) flow {
+	r.descend()
+	defer r.ascend()
 	for _, st := range body {
 		r.step()
 		if f := r.execOne(st, a); f != flowNext {
@@ -69,12 +73,14 @@ func (r *run) exec(body []stmt, a *activation) flow {
 }
 
 func (r *run) execOne(st stmt, a *activation) flow {
-	r.line = st.lineNo()
+	r.at = st
 	switch st := st.(type) {
 	case *textStmt:
 		r.write(st.text)
 	case *printStmt:
-		r.write(r.toStr(r.eval(st.value, a)))
+		v := r.eval(st.value, a)
+		r.at = st
+		r.write(r.toStr(v))
 	case *ifStmt:
 		for i, test := range st.tests {
 			if truth(r.eval(test, a)) {
@@ -99,6 +105,7 @@ func (r *run) execOne(st stmt, a *activation) flow {
 			r.writeText(r.applyFilters(st.filter, text, a))
 		})
 	case *macroStmt:
+		r.alloc(objectBytes)
 		r.assign(st.bound, a, &macro{name: st.name, body: st.macro, closure: a})
 	case *callStmt:
 		caller := &macro{body: st.macro, closure: a}
@@ -138,7 +145,7 @@ func (r *run) execCaptured(body []stmt, f *frame, a *activation, use func(Value)
 	if end != flowNext {
 		return end
 	}
-	use(r.str(text))
+	use(Str(text))
 	leaveFrame(a, f)
 	return flowNext
 }
@@ -152,8 +159,8 @@ func (r *run) execFor(st *forStmt, a *activation) flow {
 	recurse = func(items Value, depth0 int) Value {
 		r.enter()
 		defer r.leave()
-		inner := newActivation(st.recursiveFunction, a)
-		return r.str(r.capture(func() { r.loop(st, inner, items, depth0, recurse) }))
+		inner := r.newActivation(st.recursiveFunction, a)
+		return Str(r.capture(func() { r.loop(st, inner, items, depth0, recurse) }))
 	}
 	r.writeText(recurse(items, 0))
 	return flowNext
@@ -165,10 +172,12 @@ func (r *run) loop(st *forStmt, a *activation, items Value, depth0 int, recurse 
 		next = r.filtered(st, a, next)
 		items = &generator{name: "generator", next: next}
 	}
+	r.alloc(4 * objectBytes)
 	l := &loopContext{r: r, iterable: items, next: next, index: -1, known: -1, depth0: depth0, recurse: recurse}
 	// As in jinja2, else also runs where every turn was left by break or continue.
 	completed := false
 	for item, ok := l.advance(); ok; item, ok = l.advance() {
+		r.at = st
 		r.step()
 		*a.at(st.loopSlot) = l
 		r.assign(st.bodyTarget, a, item)
@@ -197,7 +206,7 @@ func (r *run) filtered(st *forStmt, a *activation, next func() (Value, bool)) fu
 	var inner *activation
 	return func() (Value, bool) {
 		if inner == nil {
-			inner = newActivation(st.testFunction, a)
+			inner = r.newActivation(st.testFunction, a)
 			r.enterFrame(inner, st.testFrame)
 		}
 		for item, ok := next(); ok; item, ok = next() {
@@ -232,6 +241,7 @@ func (r *run) assign(t target, a *activation, v Value) {
 		if !ok {
 			throw(runtimeError, "cannot assign attribute on non-namespace object")
 		}
+		r.alloc(entryBytes)
 		ns.set(t.attr, v)
 	default:
 		*a.at(t.ref) = v
@@ -248,6 +258,7 @@ func (r *run) unpack(targets []target, a *activation, v Value) {
 		if len(values) == len(targets) {
 			throw(valueError, "too many values to unpack (expected %d)", len(targets))
 		}
+		r.alloc(valueBytes)
 		values = append(values, item)
 	}
 	if len(values) < len(targets) {

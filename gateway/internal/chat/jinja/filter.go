@@ -102,9 +102,7 @@ func textFilter(f func(string) string) filterFunc {
 	return func(r *run, v Value, a callArgs) Value {
 		a.positional("filter", 0)
 		s, marked := r.softText(v)
-		out := f(s)
-		r.alloc(len(out))
-		return withMark(out, marked)
+		return withMark(r.mapped(f, s), marked)
 	}
 }
 
@@ -120,14 +118,21 @@ func titleFilter(s string) string {
 		if n < 0 {
 			n = len(s)
 		}
-		_, size := utf8.DecodeRuneInString(s)
-		b.WriteString(upper(s[:size]) + lower(s[size:n]))
+		first, size := utf8.DecodeRuneInString(s)
+		if first < utf8.RuneSelf {
+			b.WriteRune(unicode.ToUpper(first))
+		} else {
+			b.WriteString(upper(s[:size]))
+		}
+		for i, c := range s[size:n] {
+			writeLower(&b, s[size:n], i, c)
+		}
 		s = s[n:]
 	}
 	return b.String()
 }
 
-func filterAbs(_ *run, v Value, a callArgs) Value {
+func filterAbs(r *run, v Value, a callArgs) Value {
 	a.positional("abs", 0)
 	if u, ok := v.(*undefined); ok {
 		throw(typeError, "bad operand type for abs(): '%s'", u.TypeName())
@@ -138,10 +143,10 @@ func filterAbs(_ *run, v Value, a callArgs) Value {
 	if f, ok := v.(Float); ok {
 		return Float(math.Abs(float64(f)))
 	}
-	if numberCompare(v, Int(0)) < 0 {
-		return arithmetic("-", Int(0), v)
+	if r.numberCompare(v, Int(0)) < 0 {
+		return r.arithmetic("-", Int(0), v)
 	}
-	return arithmetic("+", Int(0), v)
+	return r.arithmetic("+", Int(0), v)
 }
 
 func filterCenter(r *run, v Value, a callArgs) Value {
@@ -164,12 +169,12 @@ func filterEscape(r *run, v Value, a callArgs) Value {
 	if _, ok := v.(markup); ok {
 		return v
 	}
-	return markup(r.str(escapeHTML(r.toStr(v))))
+	return markup(r.escapeHTML(r.toStr(v)))
 }
 
 func filterForceEscape(r *run, v Value, a callArgs) Value {
 	a.positional("forceescape", 0)
-	return markup(r.str(escapeHTML(r.toStr(v))))
+	return markup(r.escapeHTML(r.toStr(v)))
 }
 
 func filterSafe(r *run, v Value, a callArgs) Value {
@@ -248,13 +253,24 @@ func try(f func(), classes ...string) (raisedOne bool) {
 	return false
 }
 
-func filterFloat(_ *run, v Value, a callArgs) Value {
+func filterFloat(r *run, v Value, a callArgs) Value {
+	if s, ok := text(v); ok {
+		r.chargeNumeral(s)
+	}
 	out := optional(a.bind("float", 0, "default")[0], Float(0))
 	try(func() { out = Float(asFloat(v)) }, typeError, valueError)
 	return out
 }
 
-func filterInt(_ *run, v Value, a callArgs) Value {
+// chargeNumeral counts the work of reading a number.
+func (r *run) chargeNumeral(s string) {
+	r.alloc(2 * len(s))
+	r.work(64 * len(s))
+	n := min(len(s), maxIntText) / 16
+	r.work(n * n)
+}
+
+func filterInt(r *run, v Value, a callArgs) Value {
 	args := a.bind("int", 0, "default", "base")
 	otherwise := optional(args[0], Int(0))
 	switch n := v.(type) {
@@ -270,6 +286,7 @@ func filterInt(_ *run, v Value, a callArgs) Value {
 		return normalInt(i)
 	case Str, markup:
 		s, _ := text(v)
+		r.chargeNumeral(s)
 		base := 10
 		if args[1] != nil {
 			i, ok := smallInt(args[1])
@@ -297,7 +314,7 @@ func filterFormat(r *run, v Value, a callArgs) Value {
 		throw(argumentError, "can't handle positional and keyword arguments at the same time")
 	}
 	if len(a.named) > 0 {
-		return r.percent(withMark(s, marked), a.dict())
+		return r.percent(withMark(s, marked), a.dict(r))
 	}
 	return r.percent(withMark(s, marked), Tuple(a.args))
 }
@@ -320,11 +337,13 @@ func filterIndent(r *run, v Value, a callArgs) Value {
 		indent = r.repeat(" ", indexArg(optional(args[0], Int(4))))
 	}
 	_, marked := v.(markup)
-	lines := splitLines(s+"\n", false)
-	var b strings.Builder
+	r.alloc(len(s) + 1)
+	lines := r.splitLines(s+"\n", false)
+	var b output
 	for i, line := range lines {
+		r.alloc(len(line) + 1)
 		if i > 0 {
-			b.WriteByte('\n')
+			b.WriteString("\n")
 			if line != "" || args[2] != nil && truth(args[2]) {
 				r.alloc(len(indent))
 				b.WriteString(indent)
@@ -334,9 +353,9 @@ func filterIndent(r *run, v Value, a callArgs) Value {
 	}
 	out := b.String()
 	if args[1] != nil && truth(args[1]) {
+		r.alloc(len(indent) + len(out))
 		out = indent + out
 	}
-	r.alloc(len(out))
 	return withMark(out, marked)
 }
 
@@ -370,7 +389,7 @@ func filterTruncate(r *run, v Value, a callArgs) Value {
 	if leeway < 0 {
 		throw("AssertionError", "expected leeway >= 0, got %d", leeway)
 	}
-	n, ok := lengthOf(v)
+	n, ok := r.lengthOf(v)
 	if !ok {
 		throw(typeError, "object of type '%s' has no len()", v.TypeName())
 	}
@@ -393,9 +412,16 @@ func filterTruncate(r *run, v Value, a callArgs) Value {
 func filterWordCount(r *run, v Value, a callArgs) Value {
 	a.positional("wordcount", 0)
 	s, _ := r.softText(v)
-	return Int(len(strings.FieldsFunc(s, func(c rune) bool {
-		return !(c == '_' || unicode.IsLetter(c) || isNumeric(c))
-	})))
+	r.work(8 * len(s))
+	n, inWord := 0, false
+	for _, c := range s {
+		isWord := c == '_' || unicode.IsLetter(c) || isNumeric(c)
+		if isWord && !inWord {
+			n++
+		}
+		inWord = isWord
+	}
+	return Int(n)
 }
 
 // filterURLEncode quotes text for a URL; a mapping or pairs become a query.
@@ -404,7 +430,7 @@ func filterURLEncode(r *run, v Value, a callArgs) Value {
 	_, isText := text(v)
 	next, iterable := r.iterator(v)
 	if isText || !iterable {
-		return r.str(quoteURL(r.toStr(v), false))
+		return Str(r.quoteURL(r.toStr(v), false))
 	}
 	if d, ok := v.(*Dict); ok {
 		next = r.iterate(&dictView{d, "items"})
@@ -415,12 +441,17 @@ func filterURLEncode(r *run, v Value, a callArgs) Value {
 		if len(kv) != 2 {
 			throw(valueError, "urlencode needs pairs")
 		}
-		parts = append(parts, string(r.str(quoteURL(r.toStr(kv[0]), true)+"="+quoteURL(r.toStr(kv[1]), true))))
+		r.alloc(valueBytes)
+		part := r.quoteURL(r.toStr(kv[0]), true) + "=" + r.quoteURL(r.toStr(kv[1]), true)
+		r.alloc(len(part))
+		parts = append(parts, part)
 	}
 	return Str(r.join(parts, "&"))
 }
 
-func quoteURL(s string, forQuery bool) string {
+func (r *run) quoteURL(s string, forQuery bool) string {
+	r.work(16 * len(s))
+	r.allocEach(len(s), 3)
 	var b strings.Builder
 	for i := range len(s) {
 		c := s[i]
@@ -430,7 +461,10 @@ func quoteURL(s string, forQuery bool) string {
 		case c == ' ' && forQuery:
 			b.WriteByte('+')
 		default:
-			fmt.Fprintf(&b, "%%%02X", c)
+			const digits = "0123456789ABCDEF"
+			b.WriteByte('%')
+			b.WriteByte(digits[c>>4])
+			b.WriteByte(digits[c&15])
 		}
 	}
 	return b.String()

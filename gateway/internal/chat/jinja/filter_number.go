@@ -13,7 +13,7 @@ func filterRound(r *run, v Value, a callArgs) Value {
 		throw(argumentError, "method must be common, ceil or floor, not %s", reprString(method))
 	}
 	if method == "common" {
-		return roundValue(v, precision)
+		return r.roundValue(v, precision)
 	}
 	scale := r.binary("**", Int(10), precision)
 	scaled := r.binary("*", v, scale)
@@ -31,7 +31,7 @@ func filterRound(r *run, v Value, a callArgs) Value {
 }
 
 // roundValue is Python's round(v, precision).
-func roundValue(v, precision Value) Value {
+func (r *run) roundValue(v, precision Value) Value {
 	if !isNumber(v) {
 		throw(typeError, "type %s doesn't define __round__ method", v.TypeName())
 	}
@@ -39,8 +39,9 @@ func roundValue(v, precision Value) Value {
 		if f, ok := v.(Float); ok {
 			return floatToInt(math.RoundToEven(float64(f)))
 		}
-		return arithmetic("+", Int(0), v)
+		return r.arithmetic("+", Int(0), v)
 	}
+	r.work(64 * evaluationSteps)
 	places := indexArg(precision)
 	if f, ok := v.(Float); ok {
 		return Float(roundFloat(float64(f), int64(max(min(places, 1000), -1000))))
@@ -52,6 +53,7 @@ func roundValue(v, precision Value) Value {
 	if places < -5000 {
 		return Int(0)
 	}
+	r.chargeBig(words(v) + min(-places, 5000)/16)
 	unit := new(big.Int).Exp(big.NewInt(10), big.NewInt(int64(-places)), nil)
 	return normalInt(new(big.Int).Mul(roundRat(new(big.Rat).SetFrac(i, unit)), unit))
 }

@@ -8,9 +8,9 @@ import (
 // Filters that compare the items of sequences: to order, to group, to find those that differ.
 
 // foldCase lowers text, so that sorting and comparing ignore case.
-func foldCase(v Value) Value {
+func (r *run) foldCase(v Value) Value {
 	if s, ok := text(v); ok {
-		return Str(lower(s))
+		return Str(r.mapped(lower, s))
 	}
 	return v
 }
@@ -21,7 +21,7 @@ func (r *run) keyed(attribute, caseSensitive, otherwise Value) func(Value) Value
 	if caseSensitive != nil && truth(caseSensitive) {
 		return get
 	}
-	return func(item Value) Value { return foldCase(get(item)) }
+	return func(item Value) Value { return r.foldCase(get(item)) }
 }
 
 // sortOrder orders two values by "<" as Python's sort does.
@@ -38,6 +38,7 @@ func (r *run) sortOrder(a, b Value) int {
 // sortBy is a stable sort by key; reversed keeps equal items in their order, as Python does.
 func (r *run) sortBy(items []Value, key func(Value) Value, reversed bool) []Value {
 	type pair struct{ key, item Value }
+	r.allocEach(len(items), 2*valueBytes)
 	pairs := make([]pair, len(items))
 	for i, item := range items {
 		pairs[i] = pair{key(item), item}
@@ -48,9 +49,9 @@ func (r *run) sortBy(items []Value, key func(Value) Value, reversed bool) []Valu
 		}
 		return r.sortOrder(a.key, b.key)
 	})
-	out := make([]Value, len(items))
-	for i, p := range pairs {
-		out[i] = p.item
+	out := r.room(len(items))
+	for _, p := range pairs {
+		out = append(out, p.item)
 	}
 	return out
 }
@@ -65,10 +66,12 @@ func filterSort(r *run, v Value, a callArgs) Value {
 		}
 	}
 	var getters []func(Value) Value
+	r.allocEach(len(attributes), objectBytes)
 	for _, attribute := range attributes {
 		getters = append(getters, r.keyed(attribute, args[1], nil))
 	}
 	key := func(item Value) Value {
+		r.allocEach(len(getters)+1, valueBytes)
 		out := make(Tuple, len(getters))
 		for i, get := range getters {
 			out[i] = get(item)
@@ -98,7 +101,7 @@ func filterDictSort(r *run, v Value, a callArgs) Value {
 	key := func(item Value) Value {
 		part := item.(Tuple)[at]
 		if args[0] == nil || !truth(args[0]) {
-			part = foldCase(part)
+			part = r.foldCase(part)
 		}
 		return part
 	}
@@ -107,13 +110,14 @@ func filterDictSort(r *run, v Value, a callArgs) Value {
 
 func filterUnique(r *run, v Value, a callArgs) Value {
 	args := a.bind("unique", 0, "case_sensitive", "attribute")
-	return lazy("generator", func() func() (Value, bool) {
+	return r.lazy("generator", func() func() (Value, bool) {
 		key := r.keyed(args[1], args[0], nil)
 		seen := map[any]bool{}
 		next := r.iterate(v)
 		return func() (Value, bool) {
 			for item, ok := next(); ok; item, ok = next() {
-				if hash := hashKey(key(item)); !seen[hash] {
+				if hash := r.hashKey(key(item)); !seen[hash] {
+					r.alloc(entryBytes)
 					seen[hash] = true
 					return item, true
 				}
@@ -174,9 +178,11 @@ func filterGroupBy(r *run, v Value, a callArgs) Value {
 	for _, item := range r.sortBy(r.items(v), key, false) {
 		k := key(item)
 		if last == nil || !r.equal(last.key, k) {
+			r.alloc(2 * entryBytes)
 			last = &groupTuple{k, &List{}}
 			groups = append(groups, last)
 		}
+		r.alloc(valueBytes)
 		last.list.Items = append(last.list.Items, item)
 	}
 	if args[2] == nil || !truth(args[2]) {
@@ -185,5 +191,5 @@ func filterGroupBy(r *run, v Value, a callArgs) Value {
 			g.key = exact(g.list.Items[0])
 		}
 	}
-	return r.list(groups)
+	return &List{groups}
 }

@@ -7,9 +7,9 @@ import (
 
 // Filters over sequences. Those that Python writes as generators are lazy here too and can be walked once.
 
-func filterLength(_ *run, v Value, a callArgs) Value {
+func filterLength(r *run, v Value, a callArgs) Value {
 	a.positional("length", 0)
-	n, ok := lengthOf(v)
+	n, ok := r.lengthOf(v)
 	if !ok {
 		throw(typeError, "object of type '%s' has no len()", v.TypeName())
 	}
@@ -46,6 +46,7 @@ func filterLast(r *run, v Value, a callArgs) Value {
 func filterReverse(r *run, v Value, a callArgs) Value {
 	a.positional("reverse", 0)
 	if s, ok := text(v); ok {
+		r.alloc(len(s))
 		return likeString(v, r.sliceText(s, &sliceValue{None, None, Int(-1)}))
 	}
 	if next, ok := r.reversed(v); ok {
@@ -61,7 +62,7 @@ func filterReverse(r *run, v Value, a callArgs) Value {
 
 func filterItems(r *run, v Value, a callArgs) Value {
 	a.positional("items", 0)
-	return lazy("generator", func() func() (Value, bool) {
+	return r.lazy("generator", func() func() (Value, bool) {
 		if isUndefined(v) {
 			return func() (Value, bool) { return nil, false }
 		}
@@ -74,7 +75,8 @@ func filterItems(r *run, v Value, a callArgs) Value {
 }
 
 // lazy makes a generator whose first step is start, so that faults come when it is walked.
-func lazy(name string, start func() func() (Value, bool)) *generator {
+func (r *run) lazy(name string, start func() func() (Value, bool)) *generator {
+	r.alloc(4 * objectBytes)
 	var next func() (Value, bool)
 	return &generator{name: name, next: func() (Value, bool) {
 		if next == nil {
@@ -94,6 +96,8 @@ func (r *run) attributePath(path Value) []Value {
 		return []Value{path}
 	}
 	var out []Value
+	r.scan(16 * len(s))
+	r.allocEach(strings.Count(s, ".")+1, 2*valueBytes)
 	for _, part := range strings.Split(s, ".") {
 		if i, ok := parseInt(part, 10); ok && strings.IndexFunc(part, func(c rune) bool { return !isDigit(c) }) < 0 {
 			out = append(out, i)
@@ -108,6 +112,7 @@ func (r *run) attributePath(path Value) []Value {
 func (r *run) getter(path []Value, otherwise Value) func(Value) Value {
 	return func(item Value) Value {
 		for _, part := range path {
+			r.step()
 			item = r.getItem(item, part)
 			if otherwise != nil && isUndefined(item) {
 				item = otherwise
@@ -126,6 +131,7 @@ func filterSum(r *run, v Value, a callArgs) Value {
 	}
 	next := r.iterate(v)
 	for item, ok := next(); ok; item, ok = next() {
+		r.step()
 		total = r.binary("+", total, get(item))
 	}
 	return total
@@ -137,6 +143,7 @@ func filterJoin(r *run, v Value, a callArgs) Value {
 	next := r.iterate(v)
 	var parts []string
 	for item, ok := next(); ok; item, ok = next() {
+		r.alloc(valueBytes)
 		parts = append(parts, r.toStr(get(item)))
 	}
 	return Str(r.join(parts, r.toStr(optional(args[0], Str("")))))
@@ -144,7 +151,7 @@ func filterJoin(r *run, v Value, a callArgs) Value {
 
 func filterBatch(r *run, v Value, a callArgs) Value {
 	args := a.bind("batch", 1, "linecount", "fill_with")
-	return lazy("generator", func() func() (Value, bool) {
+	return r.lazy("generator", func() func() (Value, bool) {
 		next := r.iterate(v)
 		var row []Value
 		done := false
@@ -155,11 +162,12 @@ func filterBatch(r *run, v Value, a callArgs) Value {
 					done = true
 					break
 				}
+				r.alloc(valueBytes)
 				full := r.equal(Int(len(row)), args[0])
 				if full {
 					out := row
 					row = []Value{item}
-					return r.list(out), true
+					return &List{out}, true
 				}
 				row = append(row, item)
 			}
@@ -168,21 +176,21 @@ func filterBatch(r *run, v Value, a callArgs) Value {
 			}
 			if args[1] != nil && args[1] != None && r.order("<", Int(len(row)), args[0]) {
 				missing := indexArg(args[0]) - len(row)
-				r.alloc(valueBytes * missing)
+				r.allocEach(missing, valueBytes)
 				for range missing {
 					row = append(row, args[1])
 				}
 			}
 			out := row
 			row = nil
-			return r.list(out), true
+			return &List{out}, true
 		}
 	})
 }
 
 func filterSlice(r *run, v Value, a callArgs) Value {
 	args := a.bind("slice", 1, "slices", "fill_with")
-	return lazy("generator", func() func() (Value, bool) {
+	return r.lazy("generator", func() func() (Value, bool) {
 		items := r.items(v)
 		slices := indexArg(args[0])
 		if slices == 0 {
@@ -199,12 +207,12 @@ func filterSlice(r *run, v Value, a callArgs) Value {
 			if i < extra {
 				offset++
 			}
-			row := append([]Value{}, items[start:offset+(i+1)*each]...)
+			row := append(r.room(offset+(i+1)*each-start+1), items[start:offset+(i+1)*each]...)
 			if args[1] != nil && args[1] != None && i >= extra {
 				row = append(row, args[1])
 			}
 			i++
-			return r.list(row), true
+			return &List{row}, true
 		}
 	})
 }
@@ -221,7 +229,7 @@ func filterAttr(r *run, v Value, a callArgs) Value {
 }
 
 func filterMap(r *run, v Value, a callArgs) Value {
-	return lazy("generator", func() func() (Value, bool) {
+	return r.lazy("generator", func() func() (Value, bool) {
 		if !truth(v) {
 			return func() (Value, bool) { return nil, false }
 		}
@@ -255,13 +263,13 @@ func (r *run) mapping(a callArgs) func(Value) Value {
 		throw(runtimeError, "no filter named %s", reprValue(a.args[0]))
 	}
 	rest := callArgs{a.args[1:], a.named}
-	return func(item Value) Value { return filter(r, item, rest) }
+	return func(item Value) Value { r.step(); return filter(r, item, rest) }
 }
 
 // selectFilter makes select, reject, selectattr and rejectattr.
 func selectFilter(keep, byAttribute bool) filterFunc {
 	return func(r *run, v Value, a callArgs) Value {
-		return lazy("generator", func() func() (Value, bool) {
+		return r.lazy("generator", func() func() (Value, bool) {
 			if !truth(v) {
 				return func() (Value, bool) { return nil, false }
 			}
@@ -298,5 +306,5 @@ func (r *run) selection(a callArgs, byAttribute bool) func(Value) bool {
 		throw(runtimeError, "no test named %s", reprValue(args[0]))
 	}
 	rest := callArgs{args[1:], a.named}
-	return func(item Value) bool { return test(r, subject(item), rest) }
+	return func(item Value) bool { r.step(); return test(r, subject(item), rest) }
 }

@@ -1,7 +1,6 @@
 package jinja
 
 import (
-	"fmt"
 	"math"
 	"math/big"
 	"strconv"
@@ -25,6 +24,8 @@ func (r *run) percent(format Value, value Value) Value {
 	case *Dict, *List, *undefined, *rangeValue:
 		mappingLike = true
 	}
+	r.alloc(len(s))
+	r.scan(4 * len(s))
 	used := 0
 	next := func() Value {
 		if used >= len(args) {
@@ -33,7 +34,7 @@ func (r *run) percent(format Value, value Value) Value {
 		used++
 		return args[used-1]
 	}
-	var b strings.Builder
+	var b output
 	for s != "" {
 		i := strings.IndexByte(s, '%')
 		if i < 0 {
@@ -43,7 +44,7 @@ func (r *run) percent(format Value, value Value) Value {
 		b.WriteString(s[:i])
 		s = s[i+1:]
 		if strings.HasPrefix(s, "%") {
-			b.WriteByte('%')
+			b.WriteString("%")
 			s = s[1:]
 			continue
 		}
@@ -65,6 +66,7 @@ func (r *run) percent(format Value, value Value) Value {
 			if !mappingLike || isTuple {
 				throw(typeError, "format requires a mapping")
 			}
+			r.step()
 			key := s[1 : end-1]
 			s = s[end:]
 			v, ok := r.element(value, Str(key))
@@ -89,11 +91,11 @@ func (r *run) percent(format Value, value Value) Value {
 		out := r.percentOne(verb, spec, v)
 		if escape {
 			if _, marked := v.(markup); !marked {
-				out = escapeHTML(out)
+				out = r.escapeHTML(out)
 			}
 		}
-		b.WriteString(out)
 		r.alloc(len(out))
+		b.WriteString(out)
 	}
 	if used < len(args) && !mappingLike {
 		throw(typeError, "not all arguments converted during string formatting")
@@ -190,11 +192,11 @@ func (r *run) percentOne(verb rune, sp spec, v Value) string {
 		default:
 			s = r.toRepr(v)
 			if verb == 'a' {
-				s = asciiOnly(s)
+				s = r.asciiOnly(s)
 			}
 		}
 		sp.zero = false
-		return r.pad(sp.cut(s), sp)
+		return r.pad(r.cut(s, sp), sp)
 	case 'c':
 		if s, ok := text(v); ok {
 			if utf8.RuneCountInString(s) != 1 {
@@ -226,6 +228,7 @@ func (r *run) percentOne(verb rune, sp spec, v Value) string {
 		if base == 0 {
 			base = 10
 		}
+		r.chargeBig(i.BitLen() / 64)
 		digits := new(big.Int).Abs(i).Text(base)
 		if sp.precision > len(digits) {
 			digits = r.repeat("0", sp.precision-len(digits)) + digits
@@ -261,6 +264,13 @@ func (r *run) toRepr(v Value) string {
 	return p.b.String()
 }
 
+// asciiOnly is the function of that name, counted.
+func (r *run) asciiOnly(s string) string {
+	r.work(16 * len(s))
+	r.allocEach(len(s), 3)
+	return asciiOnly(s)
+}
+
 // asciiOnly escapes what is not ASCII, as Python's ascii() does.
 func asciiOnly(s string) string {
 	var b strings.Builder
@@ -269,11 +279,11 @@ func asciiOnly(s string) string {
 		case c < utf8.RuneSelf:
 			b.WriteRune(c)
 		case c < 0x100:
-			fmt.Fprintf(&b, `\x%02x`, c)
+			writeHex(&b, 'x', c, 2)
 		case c < 0x10000:
-			fmt.Fprintf(&b, `\u%04x`, c)
+			writeHex(&b, 'u', c, 4)
 		default:
-			fmt.Fprintf(&b, `\U%08x`, c)
+			writeHex(&b, 'U', c, 8)
 		}
 	}
 	return b.String()
@@ -290,7 +300,11 @@ func signOf(negative bool, sign byte) string {
 }
 
 // cut applies a precision to text.
-func (sp spec) cut(s string) string {
+func (r *run) cut(s string, sp spec) string {
+	if sp.precision < 0 {
+		return s
+	}
+	r.scan(len(s))
 	if n := utf8.RuneCountInString(s); sp.precision >= 0 && n > sp.precision {
 		return s[:byteOffset(s, sp.precision, n)]
 	}
@@ -299,10 +313,15 @@ func (sp spec) cut(s string) string {
 
 // pad fills s to the width.
 func (r *run) pad(s string, sp spec) string {
+	if sp.width <= 0 {
+		return s
+	}
+	r.scan(len(s))
 	n := sp.width - utf8.RuneCountInString(s)
 	if n <= 0 {
 		return s
 	}
+	r.alloc(len(s) + n)
 	fill := string(sp.fill)
 	switch sp.align {
 	case '<':
@@ -315,6 +334,7 @@ func (r *run) pad(s string, sp spec) string {
 
 // number joins sign and digits; zeros, where asked for, go between them.
 func (r *run) number(sign, digits string, sp spec) string {
+	r.alloc(2 * len(digits))
 	if sp.zero && sp.align != '<' || sp.align == '=' {
 		fill := "0"
 		if sp.align == '=' {
@@ -328,6 +348,7 @@ func (r *run) number(sign, digits string, sp spec) string {
 // floatDigits formats a float that is not negative, with precision digits, in the style of verb.
 func (r *run) floatDigits(f float64, verb byte, sp spec) string {
 	lowerVerb := verb | 0x20
+	r.work(16 * evaluationSteps)
 	var s string
 	switch {
 	case math.IsInf(f, 0):
@@ -337,6 +358,7 @@ func (r *run) floatDigits(f float64, verb byte, sp spec) string {
 	case sp.precision > 100000:
 		throw(valueError, "precision too big")
 	case lowerVerb == 'g':
+		r.allocEach(sp.precision, 4)
 		s = generalDigits(f, max(sp.precision, 1), sp.alternate)
 	default:
 		r.alloc(sp.precision)

@@ -18,6 +18,7 @@ func newGlobals(clock Clock) *Dict {
 	add("namespace", func(r *run, a callArgs) Value {
 		ns := &namespace{&Dict{}}
 		attrs := r.newDict("namespace", a)
+		r.allocEach(attrs.Len()+1, entryBytes)
 		for i := range attrs.Len() {
 			key, value := attrs.At(i)
 			if name, ok := text(key); ok {
@@ -26,14 +27,16 @@ func newGlobals(clock Clock) *Dict {
 		}
 		return ns
 	})
-	add("cycler", func(_ *run, a callArgs) Value {
+	add("cycler", func(r *run, a callArgs) Value {
 		items := a.positional("cycler", -1)
 		if len(items) == 0 {
 			throw("RuntimeError", "at least one item has to be provided")
 		}
+		r.alloc(objectBytes)
 		return &cycler{items: items}
 	})
-	add("joiner", func(_ *run, a callArgs) Value {
+	add("joiner", func(r *run, a callArgs) Value {
+		r.alloc(objectBytes)
 		return &joiner{separator: optional(a.bind("joiner", 0, "sep")[0], Str(", "))}
 	})
 	add("raise_exception", func(r *run, a callArgs) Value {
@@ -41,7 +44,10 @@ func newGlobals(clock Clock) *Dict {
 	})
 	if clock != nil {
 		add("strftime_now", func(r *run, a callArgs) Value {
-			return r.str(strftime(clock(), textArg(a.bind("strftime_now", 1, "format")[0])))
+			format := textArg(a.bind("strftime_now", 1, "format")[0])
+			r.allocEach(len(format), 16) // %c is the longest
+			r.work(32 * len(format))
+			return Str(strftime(clock(), format))
 		})
 	}
 	return d
@@ -91,7 +97,7 @@ func (r *run) newDict(function string, a callArgs) *Dict {
 	d := &Dict{}
 	if len(a.args) == 1 {
 		if from, ok := a.args[0].(*Dict); ok {
-			r.alloc(4 * valueBytes * from.Len())
+			r.allocEach(from.Len(), entryBytes)
 			d = from.Clone()
 		} else {
 			for i, pair := range r.items(a.args[0]) {
@@ -104,11 +110,12 @@ func (r *run) newDict(function string, a callArgs) *Dict {
 				if _, more := next(); !hasKey || !hasValue || more {
 					throw(valueError, "dictionary update sequence element #%d does not have length 2", i)
 				}
-				r.alloc(4 * valueBytes)
-				d.set(key, value)
+				r.alloc(entryBytes)
+				d.set(r, key, value)
 			}
 		}
 	}
+	r.allocEach(len(a.named), entryBytes)
 	for _, k := range a.named {
 		d.Set(k.name, k.value)
 	}

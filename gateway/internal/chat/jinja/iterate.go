@@ -6,6 +6,7 @@ import (
 
 // iterator returns a function that gives v's items one after the other, and whether v can be iterated at all.
 func (r *run) iterator(v Value) (func() (Value, bool), bool) {
+	r.alloc(2 * objectBytes)
 	i := 0
 	indexed := func(n int, at func(int) Value) func() (Value, bool) {
 		return func() (Value, bool) {
@@ -27,7 +28,7 @@ func (r *run) iterator(v Value) (func() (Value, bool), bool) {
 	case *Dict:
 		return indexed(v.Len(), func(i int) Value { return v.keys[i] }), true
 	case *dictView:
-		return indexed(v.dict.Len(), v.at), true
+		return indexed(v.dict.Len(), func(i int) Value { return v.item(r, i) }), true
 	case *rangeValue:
 		return indexed(v.length(), v.at), true
 	case Str, markup:
@@ -46,11 +47,18 @@ func (r *run) iterator(v Value) (func() (Value, bool), bool) {
 	case *generator:
 		return func() (Value, bool) {
 			r.step()
-			return v.next()
+			r.descend()
+			item, ok := v.next()
+			r.ascend()
+			return item, ok
 		}, true
 	case *loopContext:
 		return func() (Value, bool) {
+			r.step()
+			r.descend()
 			item, ok := v.advance()
+			r.ascend()
+			r.alloc(2 * valueBytes)
 			return Tuple{item, v}, ok
 		}, true
 	}
@@ -94,6 +102,14 @@ func (r *run) reversed(v Value) (func() (Value, bool), bool) {
 		i--
 		return items[i], true
 	}, true
+}
+
+// lengthOf is the function of that name, counted.
+func (r *run) lengthOf(v Value) (n int, ok bool) {
+	if s, isText := text(v); isText {
+		r.scan(len(s))
+	}
+	return lengthOf(v)
 }
 
 // lengthOf is Python's len(v); ok is false where v has none.

@@ -38,9 +38,10 @@ func (m *macro) call(r *run, a callArgs) Value {
 	r.enter()
 	defer r.leave()
 	b := m.body
-	vars := newActivation(b.function, m.closure)
+	vars := r.newActivation(b.function, m.closure)
 	named := a.named
 	take := func(name string) Value {
+		r.allocEach(len(named), valueBytes)
 		for i, k := range named {
 			if k.name == name {
 				named = append(append([]keyword{}, named[:i]...), named[i+1:]...)
@@ -66,7 +67,7 @@ func (m *macro) call(r *run, a callArgs) Value {
 		*vars.at(b.callerSlot) = caller
 	}
 	if b.wantsKeywords {
-		*vars.at(b.keywordsSlot) = callArgs{named: named}.dict()
+		*vars.at(b.keywordsSlot) = callArgs{named: named}.dict(r)
 	} else if len(named) > 0 {
 		throw(typeError, "macro '%s' takes no keyword argument '%s'", m.name, named[0].name)
 	}
@@ -75,14 +76,14 @@ func (m *macro) call(r *run, a callArgs) Value {
 	} else if len(a.args) > len(b.params) {
 		throw(typeError, "macro '%s' takes not more than %d argument(s)", m.name, len(b.params))
 	}
-	line := r.line
+	at := r.at
 	text := r.capture(func() {
 		r.enterFrame(vars, b.frame)
 		m.defaults(r, vars)
 		r.exec(b.body, vars)
 	})
-	r.line = line
-	return r.str(text)
+	r.at = at
+	return Str(text)
 }
 
 // defaults gives the parameters that were not passed their values, in order, so that one may use those before it.

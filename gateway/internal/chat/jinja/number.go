@@ -86,6 +86,32 @@ func unsupported(op string, a, b Value) {
 	throw(typeError, "unsupported operand type(s) for %s: '%s' and '%s'", op, a.TypeName(), b.TypeName())
 }
 
+// words is the size of a number of more than 64 bits in machine words; 0 for others.
+func words(v Value) int {
+	if big, ok := v.(*BigInt); ok {
+		return big.Big.BitLen()/64 + 1
+	}
+	return 0
+}
+
+// chargeBig counts the work of one operation on a number with n words, printing it included: that grows with the square.
+func (r *run) chargeBig(n int) {
+	if n > 0 {
+		r.alloc(8*n + objectBytes)
+		r.work(evaluationSteps + n*n)
+	}
+}
+
+// arithmetic applies a binary operator to two numbers, and counts it.
+func (r *run) arithmetic(op string, a, b Value) Value {
+	if n := words(a) + words(b); n > 0 || op == "**" || op == "/" {
+		r.chargeBig(n + 1)
+	}
+	v := arithmetic(op, a, b)
+	r.chargeBig(words(v))
+	return v
+}
+
 // arithmetic applies a binary operator to two numbers.
 func arithmetic(op string, a, b Value) Value {
 	_, aFloat := a.(Float)
@@ -309,9 +335,15 @@ func validUnderscores(s string) bool {
 
 func isHexDigit(c byte) bool { return decimal(c) || c|0x20 >= 'a' && c|0x20 <= 'f' }
 
+// maxIntText is longer than any text of an integer: 4300 digits of at most four bytes, with an underscore behind each.
+const maxIntText = 5*4300 + 8
+
 // parseInt is Python's int(text, base).
 func parseInt(s string, base int) (Value, bool) {
-	s = asciiDigits(strings.TrimFunc(s, isSpace))
+	if s = strings.TrimFunc(s, isSpace); len(s) > maxIntText {
+		return nil, false
+	}
+	s = asciiDigits(s)
 	sign, rest := "", s
 	if rest != "" && (rest[0] == '+' || rest[0] == '-') {
 		sign, rest = rest[:1], rest[1:]

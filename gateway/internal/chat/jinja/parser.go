@@ -264,6 +264,9 @@ func (p *parser) signature(m *macroBody) {
 		if slices.Contains(m.params, name) {
 			p.fail("duplicate parameter %q", name)
 		}
+		if len(m.params) == maxNames {
+			p.fail("more than %d parameters", maxNames)
+		}
 		if p.skipOp("=") {
 			m.defaults = append(m.defaults, p.expression())
 		} else if m.defaults != nil {

@@ -352,6 +352,9 @@ func (p *parser) arguments() arguments {
 			if slices.Contains(a.names, t.text) {
 				syntaxFault(line, "keyword argument repeated: %s", t.text)
 			}
+			if len(a.names) == maxNames {
+				syntaxFault(line, "more than %d keyword arguments", maxNames)
+			}
 			a.names = append(a.names, t.text)
 			a.values = append(a.values, p.expression())
 		default:
@@ -382,7 +385,8 @@ func (p *parser) filterOrTest(e expr) expr {
 
 func (p *parser) dottedName() string {
 	name := p.expect(tokenName).text
-	for p.skipOp(".") {
+	for n := 0; p.skipOp("."); n++ {
+		p.chain(n)
 		name += "." + p.expect(tokenName).text
 	}
 	return name

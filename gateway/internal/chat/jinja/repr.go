@@ -10,7 +10,7 @@ import (
 // printer builds the text of values as Python's str and repr do. It charges the run for what it builds; a nil run is for messages.
 type printer struct {
 	r *run
-	b strings.Builder
+	b output
 }
 
 func (p *printer) add(s string) {
@@ -35,6 +35,9 @@ func reprValue(v Value) string {
 	switch v := v.(type) {
 	case *List, *Dict, Tuple, *namespace:
 		return "<" + v.TypeName() + ">"
+	}
+	if s, ok := text(v); ok && len(s) > 400 {
+		v = Str(strings.ToValidUTF8(s[:400], ""))
 	}
 	var p printer
 	p.repr(v, 0)
@@ -74,13 +77,18 @@ func (p *printer) repr(v Value, depth int) {
 	case Int:
 		p.add(fmt.Sprint(int64(v)))
 	case *BigInt:
+		if p.r != nil {
+			p.r.chargeBig(words(v))
+		}
 		p.add(v.Big.String())
 	case Float:
 		p.add(formatFloat(float64(v)))
 	case Str:
-		p.add(reprString(string(v)))
+		p.quoted(string(v))
 	case markup:
-		p.add("Markup(" + reprString(string(v)) + ")")
+		p.add("Markup(")
+		p.quoted(string(v))
+		p.add(")")
 	case *List:
 		p.sequence("[", v.Items, "]", depth)
 	case Tuple:
@@ -99,7 +107,11 @@ func (p *printer) repr(v Value, depth int) {
 			if i > 0 {
 				p.add(", ")
 			}
-			p.repr(v.at(i), depth+1)
+			if p.r != nil {
+				p.repr(v.item(p.r, i), depth+1)
+			} else {
+				p.repr(v.at(i), depth+1)
+			}
 		}
 		p.add("])")
 	case *rangeValue:
@@ -154,17 +166,52 @@ func (p *printer) dict(d *Dict, depth int) {
 	p.add("}")
 }
 
+// piecewise hands s to use in pieces of whole characters, so that what is made of a piece can be counted before the next one.
+func piecewise(s string, use func(piece string)) {
+	const size = 4096
+	for len(s) > size {
+		n := size
+		for !utf8.RuneStart(s[n]) {
+			n--
+		}
+		use(s[:n])
+		s = s[n:]
+	}
+	use(s)
+}
+
+// quoted adds Python's repr of a string.
+func (p *printer) quoted(s string) {
+	quote := quoteFor(s)
+	p.add(string(quote))
+	piecewise(s, func(piece string) {
+		if p.r != nil {
+			p.r.work(4 * len(piece))
+		}
+		p.add(reprInner(piece, quote))
+	})
+	p.add(string(quote))
+}
+
 // reprString is Python's repr of a string: single quotes unless the text has only single ones, escapes for what does not print.
 func reprString(s string) string {
-	quote := byte('\'')
+	quote := quoteFor(s)
+	return string(quote) + reprInner(s, quote) + string(quote)
+}
+
+func quoteFor(s string) rune {
 	if strings.Contains(s, "'") && !strings.Contains(s, `"`) {
-		quote = '"'
+		return '"'
 	}
+	return '\''
+}
+
+// reprInner is s between its quotes.
+func reprInner(s string, quote rune) string {
 	var b strings.Builder
-	b.WriteByte(quote)
 	for _, c := range s {
 		switch {
-		case c == rune(quote) || c == '\\':
+		case c == quote || c == '\\':
 			b.WriteByte('\\')
 			b.WriteRune(c)
 		case c == '\n':
@@ -176,14 +223,13 @@ func reprString(s string) string {
 		case isPrintable(c):
 			b.WriteRune(c)
 		case c < 0x100:
-			fmt.Fprintf(&b, `\x%02x`, c)
+			writeHex(&b, 'x', c, 2)
 		case c < 0x10000:
-			fmt.Fprintf(&b, `\u%04x`, c)
+			writeHex(&b, 'u', c, 4)
 		default:
-			fmt.Fprintf(&b, `\U%08x`, c)
+			writeHex(&b, 'U', c, 8)
 		}
 	}
-	b.WriteByte(quote)
 	return b.String()
 }
 

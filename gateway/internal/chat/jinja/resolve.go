@@ -110,7 +110,7 @@ func (v *resolver) checkLoop(line int, tag string) {
 }
 
 func (v *resolver) loop(st *forStmt, sc scope) {
-	if assignsLoop(st) {
+	if assignsLoop(st, sc.analysis) {
 		syntaxFault(st.lineNo(), "cannot assign to the special loop variable inside a for loop")
 	}
 	f := sc.function
@@ -165,7 +165,7 @@ func (v *resolver) macro(m *macroBody, sc scope) {
 	for _, name := range m.params {
 		m.slots = append(m.slots, inner.ref(name))
 	}
-	free := freeNames(m.body, "caller", "kwargs", "varargs")
+	free := freeNames(m.body, sc.analysis, "caller", "kwargs", "varargs")
 	special := func(name string) ref { return refFrom(m.function, inner.parameter(name)) }
 	if free["caller"] {
 		m.wantsCaller = true
@@ -235,9 +235,11 @@ func (v *resolver) expr(e expr, sc scope) {
 type walker struct {
 	// read and assigned are called for each name; either may be nil.
 	read, assigned func(name string)
+	analysis       *analysis
 }
 
 func (w walker) expr(e expr) {
+	w.analysis.spend(1)
 	switch e := e.(type) {
 	case nil:
 	case *nameExpr:
@@ -272,6 +274,7 @@ func (w walker) macro(m *macroBody) {
 
 func (w walker) body(body []stmt) {
 	for _, st := range body {
+		w.analysis.spend(1)
 		switch st := st.(type) {
 		case *printStmt:
 			w.expr(st.value)
@@ -319,7 +322,7 @@ func (w walker) body(body []stmt) {
 }
 
 // freeNames tells which of names body reads before it assigns them, in the order of the text.
-func freeNames(body []stmt, names ...string) map[string]bool {
+func freeNames(body []stmt, a *analysis, names ...string) map[string]bool {
 	free, hidden := map[string]bool{}, map[string]bool{}
 	walker{
 		read: func(name string) {
@@ -328,12 +331,13 @@ func freeNames(body []stmt, names ...string) map[string]bool {
 			}
 		},
 		assigned: func(name string) { hidden[name] = true },
+		analysis: a,
 	}.body(body)
 	return free
 }
 
-func assignsLoop(st *forStmt) bool {
+func assignsLoop(st *forStmt, a *analysis) bool {
 	found := false
-	walker{read: func(string) {}, assigned: func(name string) { found = found || name == "loop" }}.body([]stmt{st})
+	walker{read: func(string) {}, assigned: func(name string) { found = found || name == "loop" }, analysis: a}.body([]stmt{st})
 	return found
 }

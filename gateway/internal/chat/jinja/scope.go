@@ -75,6 +75,16 @@ type symbols struct {
 	refs     map[string]place
 	loads    map[place]pendingLoad
 	stores   map[string]bool
+	analysis *analysis
+}
+
+// analysis counts the work of analysing one template.
+type analysis struct{ work int }
+
+func (a *analysis) spend(n int) {
+	if a.work += n; a.work > maxAnalysis {
+		panic(&fault{class: limitError, message: "the template has too many names, conditions and loops within each other"})
+	}
 }
 
 type pendingLoad struct {
@@ -84,8 +94,9 @@ type pendingLoad struct {
 }
 
 func newSymbols(parent *symbols, f *function) *symbols {
-	s := &symbols{parent: parent, function: f, refs: map[string]place{}, loads: map[place]pendingLoad{}, stores: map[string]bool{}}
+	s := &symbols{parent: parent, function: f, refs: map[string]place{}, loads: map[place]pendingLoad{}, stores: map[string]bool{}, analysis: &analysis{}}
 	if parent != nil {
+		s.analysis = parent.analysis
 		s.level = parent.level + 1
 	}
 	return s
@@ -93,6 +104,7 @@ func newSymbols(parent *symbols, f *function) *symbols {
 
 // branch copies s for one branch of an if.
 func (s *symbols) branch() *symbols {
+	s.analysis.spend(8 + len(s.refs) + len(s.loads) + len(s.stores))
 	c := *s
 	c.refs, c.loads, c.stores = maps.Clone(s.refs), maps.Clone(s.loads), maps.Clone(s.stores)
 	return &c
@@ -113,6 +125,7 @@ func (s *symbols) define(name string, l pendingLoad) place {
 
 func (s *symbols) find(name string) (place, bool) {
 	for ; s != nil; s = s.parent {
+		s.analysis.spend(1)
 		if p, ok := s.refs[name]; ok {
 			return p, true
 		}
@@ -147,6 +160,7 @@ func (s *symbols) parameter(name string) place {
 func (s *symbols) merge(branches ...*symbols) {
 	set := map[string]bool{}
 	for _, b := range branches {
+		s.analysis.spend(len(b.refs) + len(b.loads) + len(b.stores))
 		for name := range b.stores {
 			if !s.stores[name] {
 				set[name] = true
@@ -171,6 +185,7 @@ func (s *symbols) merge(branches ...*symbols) {
 // frame turns the finished analysis into instructions.
 func (s *symbols) frame() *frame {
 	f := &frame{}
+	s.analysis.spend(len(s.loads))
 	for p, l := range s.loads {
 		if l.kind == loadNothing {
 			continue

@@ -25,7 +25,9 @@ func (f *formatter) expand(s string, levels int) string {
 	if levels < 0 {
 		throw(valueError, "max string recursion exceeded")
 	}
-	var b strings.Builder
+	f.r.alloc(len(s))
+	f.r.scan(8 * len(s))
+	var b output
 	for s != "" {
 		i := strings.IndexAny(s, "{}")
 		if i < 0 {
@@ -34,7 +36,7 @@ func (f *formatter) expand(s string, levels int) string {
 		}
 		b.WriteString(s[:i])
 		if i+1 < len(s) && s[i+1] == s[i] {
-			b.WriteByte(s[i])
+			b.WriteString(s[i : i+1])
 			s = s[i+2:]
 			continue
 		}
@@ -97,6 +99,7 @@ func (f *formatter) field(field string, levels int) string {
 	if i := strings.LastIndexByte(name, '!'); i >= 0 {
 		name, conversion = name[:i], name[i+1:]
 	}
+	f.r.step()
 	v := f.lookup(name)
 	switch conversion {
 	case "":
@@ -105,7 +108,7 @@ func (f *formatter) field(field string, levels int) string {
 	case "r":
 		v = Str(f.r.toRepr(v))
 	case "a":
-		v = Str(asciiOnly(f.r.toRepr(v)))
+		v = Str(f.r.asciiOnly(f.r.toRepr(v)))
 	default:
 		throw(valueError, "unknown conversion specifier %q", conversion)
 	}
@@ -114,7 +117,7 @@ func (f *formatter) field(field string, levels int) string {
 		if _, marked := v.(markup); marked && specification == "" {
 			return f.r.toStr(v)
 		}
-		return escapeHTML(f.r.formatValue(v, specification))
+		return f.r.escapeHTML(f.r.formatValue(v, specification))
 	}
 	return f.r.formatValue(v, specification)
 }
@@ -151,6 +154,7 @@ func (f *formatter) lookup(path string) Value {
 		}
 	}
 	for rest != "" {
+		f.r.step()
 		if rest[0] == '.' {
 			end := strings.IndexAny(rest[1:], ".[") + 1
 			if end == 0 {
@@ -200,7 +204,7 @@ func (r *run) formatValue(v Value, specification string) string {
 		if sp.align == 0 {
 			sp.align = '<'
 		}
-		return r.pad(sp.cut(s), sp)
+		return r.pad(r.cut(s, sp), sp)
 	}
 	if sp.align == 0 {
 		sp.align = '>'
@@ -236,6 +240,7 @@ func (r *run) formatInt(i *big.Int, sp spec) string {
 		}
 		return r.pad(string(rune(i.Int64())), sp)
 	}
+	r.chargeBig(i.BitLen() / 64)
 	digits := new(big.Int).Abs(i).Text(base)
 	if !sp.alternate {
 		prefix = ""
@@ -259,6 +264,11 @@ func (r *run) formatFloatSpec(f float64, sp spec) string {
 		s = formatFloat(abs)
 	case verb == 0:
 		// Like g, with at least one digit behind the point.
+		if sp.precision > 100000 {
+			throw(valueError, "precision too big")
+		}
+		r.allocEach(sp.precision, 6)
+		r.work(16 * evaluationSteps)
 		s = generalDigits(abs, max(sp.precision, 1), sp.alternate)
 		if e := strings.IndexByte(s, 'e'); e < 0 && !strings.Contains(s, ".") && !math.IsInf(f, 0) && !math.IsNaN(f) {
 			if len(s) >= max(sp.precision, 1) {
@@ -300,18 +310,22 @@ func (r *run) grouped(sign, whole, fraction string, size int, sp spec) string {
 		return r.number(sign, whole+fraction, sp)
 	}
 	group := func(digits string) string {
-		var parts []string
-		for len(digits) > size {
-			parts = append([]string{digits[len(digits)-size:]}, parts...)
-			digits = digits[:len(digits)-size]
+		r.alloc(2 * len(digits))
+		var b strings.Builder
+		for i := range len(digits) {
+			if i > 0 && (len(digits)-i)%size == 0 {
+				b.WriteByte(sp.grouping)
+			}
+			b.WriteByte(digits[i])
 		}
-		return strings.Join(append([]string{digits}, parts...), string(sp.grouping))
+		return b.String()
 	}
 	if sp.align == '=' && sp.fill == '0' {
 		if sp.width > 1000 {
 			throw(limitError, "width of a grouped number is over 1000")
 		}
 		for len(sign)+len(group(whole))+len(fraction) < sp.width {
+			r.work(8 * len(whole))
 			wider := "0" + whole
 			if len(sign)+len(group(wider))+len(fraction) > sp.width {
 				// A separator may not come first: one digit more than asked for.

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/budget"
 )
 
 // stringMethod gets the string, the bound arguments (nil where left out) and returns the result.
@@ -14,6 +16,8 @@ type stringMethod struct {
 	call     func(r *run, s string, a []Value) Value
 	// plainArgs: on marked text, arguments are not escaped.
 	plainArgs bool
+	// local: it looks at the text's ends only, and counts that itself.
+	local bool
 }
 
 // stringAttribute is a method of a string. On marked text the arguments are escaped and results are marked.
@@ -23,7 +27,7 @@ func (r *run) stringAttribute(object Value, name string) (Value, bool) {
 	switch name {
 	case "format", "format_map":
 		return method(name, func(r *run, a callArgs) Value {
-			f := formatter{r: r, args: a.args, named: a.dict(), escape: marked}
+			f := formatter{r: r, args: a.args, named: a.dict(r), escape: marked}
 			if name == "format_map" {
 				args := a.positional(name, 1)
 				if len(args) != 1 {
@@ -49,7 +53,12 @@ func (r *run) stringAttribute(object Value, name string) (Value, bool) {
 	}
 	return method(name, func(r *run, a callArgs) Value {
 		args := a.bind(name, m.required, m.params...)
-		r.work(len(s) >> 6)
+		if !m.local {
+			r.scan(len(s))
+			if len(args) == 3 && (args[1] != nil || args[2] != nil) {
+				r.work(2 * len(s)) // for a window
+			}
+		}
 		if !marked {
 			return m.call(r, s, args)
 		}
@@ -57,11 +66,11 @@ func (r *run) stringAttribute(object Value, name string) (Value, bool) {
 			args = slices.Clone(args)
 			for i, arg := range args {
 				if plain, ok := arg.(Str); ok {
-					args[i] = Str(escapeHTML(string(plain)))
+					args[i] = Str(r.escapeHTML(string(plain)))
 				}
 			}
 		}
-		return markResult(m.call(r, s, args))
+		return r.markResult(m.call(r, s, args))
 	}), true
 }
 
@@ -73,11 +82,11 @@ func likeString(object Value, s string) Value {
 	return Str(s)
 }
 
-func markResult(v Value) Value {
+func (r *run) markResult(v Value) Value {
 	mark := func(items []Value) []Value {
-		out := make([]Value, len(items))
-		for i, item := range items {
-			out[i] = markResult(item)
+		out := r.room(len(items))
+		for _, item := range items {
+			out = append(out, r.markResult(item))
 		}
 		return out
 	}
@@ -94,12 +103,27 @@ func markResult(v Value) Value {
 
 // mapper makes a method without arguments of a text function.
 func mapper(f func(string) string) stringMethod {
-	return stringMethod{call: func(r *run, s string, _ []Value) Value { return r.str(f(s)) }}
+	return stringMethod{call: func(r *run, s string, _ []Value) Value { return Str(r.mapped(f, s)) }}
+}
+
+// mapped is f(s) for a function that looks at each character by itself, or nearly, piece by piece so that what it makes is counted.
+func (r *run) mapped(f func(string) string, s string) string {
+	// The full case mappings of other scripts take up to two microseconds a character.
+	others := 0 // bytes outside ASCII, of which no mapping makes more than three each
+	for i := range len(s) {
+		if s[i] >= utf8.RuneSelf {
+			others++
+		}
+	}
+	r.work(8*len(s) + 128*others)
+	r.alloc(len(s) + 2*others)
+	return f(s)
 }
 
 // predicate makes a method without arguments that is true when the text is not empty and holds for every character.
 func predicate(holds func(rune) bool) stringMethod {
-	return stringMethod{call: func(_ *run, s string, _ []Value) Value {
+	return stringMethod{call: func(r *run, s string, _ []Value) Value {
+		r.work(8 * len(s))
 		return Bool(s != "" && strings.IndexFunc(s, func(c rune) bool { return !holds(c) }) < 0)
 	}}
 }
@@ -125,22 +149,27 @@ func init() {
 		"isascii": {call: func(_ *run, s string, _ []Value) Value {
 			return Bool(strings.IndexFunc(s, func(c rune) bool { return c >= utf8.RuneSelf }) < 0)
 		}},
-		"isprintable": {call: func(_ *run, s string, _ []Value) Value {
+		"isprintable": {call: func(r *run, s string, _ []Value) Value {
+			r.work(8 * len(s))
 			return Bool(strings.IndexFunc(s, func(c rune) bool { return !isPrintable(c) }) < 0)
 		}},
-		"isidentifier": {call: func(_ *run, s string, _ []Value) Value { return Bool(isIdentifier(s)) }},
-		"islower":      {call: func(_ *run, s string, _ []Value) Value { return Bool(isLowerText(s)) }},
-		"isupper":      {call: func(_ *run, s string, _ []Value) Value { return Bool(isUpperText(s)) }},
-		"istitle":      {call: func(_ *run, s string, _ []Value) Value { return Bool(isTitleText(s)) }},
+		"isidentifier": {call: func(r *run, s string, _ []Value) Value { r.work(8 * len(s)); return Bool(isIdentifier(s)) }},
+		"islower":      {call: func(r *run, s string, _ []Value) Value { r.work(8 * len(s)); return Bool(isLowerText(s)) }},
+		"isupper":      {call: func(r *run, s string, _ []Value) Value { r.work(8 * len(s)); return Bool(isUpperText(s)) }},
+		"istitle":      {call: func(r *run, s string, _ []Value) Value { r.work(8 * len(s)); return Bool(isTitleText(s)) }},
 
 		"strip":  stripper(func(s string, cut func(rune) bool) string { return strings.TrimFunc(s, cut) }),
 		"lstrip": stripper(strings.TrimLeftFunc),
 		"rstrip": stripper(strings.TrimRightFunc),
-		"removeprefix": {required: 1, params: []string{"prefix"}, call: func(_ *run, s string, a []Value) Value {
-			return Str(strings.TrimPrefix(s, textArg(a[0])))
+		"removeprefix": {required: 1, local: true, params: []string{"prefix"}, call: func(r *run, s string, a []Value) Value {
+			prefix := textArg(a[0])
+			r.work(len(prefix) >> 6)
+			return Str(strings.TrimPrefix(s, prefix))
 		}},
-		"removesuffix": {required: 1, params: []string{"suffix"}, call: func(_ *run, s string, a []Value) Value {
-			return Str(strings.TrimSuffix(s, textArg(a[0])))
+		"removesuffix": {required: 1, local: true, params: []string{"suffix"}, call: func(r *run, s string, a []Value) Value {
+			suffix := textArg(a[0])
+			r.work(len(suffix) >> 6)
+			return Str(strings.TrimSuffix(s, suffix))
 		}},
 		"startswith": affix("startswith", strings.HasPrefix),
 		"endswith":   affix("endswith", strings.HasSuffix),
@@ -148,7 +177,7 @@ func init() {
 		"split":  {params: []string{"sep", "maxsplit"}, plainArgs: true, call: splitMethod(false)},
 		"rsplit": {params: []string{"sep", "maxsplit"}, plainArgs: true, call: splitMethod(true)},
 		"splitlines": {params: []string{"keepends"}, call: func(r *run, s string, a []Value) Value {
-			return r.strings(splitLines(s, indexArg(optional(a[0], Int(0))) != 0))
+			return r.strings(r.splitLines(s, indexArg(optional(a[0], Int(0))) != 0))
 		}},
 		"partition": {required: 1, params: []string{"sep"}, call: func(_ *run, s string, a []Value) Value {
 			if before, after, ok := strings.Cut(s, separator(a[0])); ok {
@@ -169,6 +198,7 @@ func init() {
 		"join": {required: 1, params: []string{"iterable"}, call: func(r *run, s string, a []Value) Value {
 			var parts []string
 			for i, item := range r.items(a[0]) {
+				r.alloc(valueBytes)
 				part, ok := text(item)
 				if !ok {
 					throw(typeError, "sequence item %d: expected str instance, %s found", i, item.TypeName())
@@ -197,6 +227,7 @@ func init() {
 			if pad <= 0 {
 				return Str(s)
 			}
+			r.alloc(len(s))
 			sign := ""
 			if s != "" && (s[0] == '+' || s[0] == '-') {
 				sign, s = s[:1], s[1:]
@@ -204,18 +235,18 @@ func init() {
 			return Str(sign + r.repeat("0", pad) + s)
 		}},
 		"expandtabs": {params: []string{"tabsize"}, call: func(r *run, s string, a []Value) Value {
-			return r.str(r.expandTabs(s, indexArg(optional(a[0], Int(8)))))
+			return Str(r.expandTabs(s, indexArg(optional(a[0], Int(8)))))
 		}},
 	}
 }
 
 // strings makes a list of strings.
 func (r *run) strings(parts []string) *List {
-	items := make([]Value, len(parts))
-	for i, part := range parts {
-		items[i] = Str(part)
+	items := r.room(len(parts))
+	for _, part := range parts {
+		items = append(items, Str(part))
 	}
-	return r.list(items)
+	return &List{items}
 }
 
 // repeat is s * n.
@@ -223,10 +254,7 @@ func (r *run) repeat(s string, n int) string {
 	if n <= 0 || s == "" {
 		return ""
 	}
-	if n > r.limits.AllocatedBytes/len(s) {
-		throw(limitError, "more than %d bytes of values", r.limits.AllocatedBytes)
-	}
-	r.alloc(n * len(s))
+	r.allocEach(n, len(s))
 	return strings.Repeat(s, n)
 }
 
@@ -234,9 +262,8 @@ func (r *run) repeat(s string, n int) string {
 func (r *run) join(parts []string, separator string) string {
 	n := 0
 	for _, part := range parts {
-		n += len(part) + len(separator)
-		if n > r.limits.AllocatedBytes {
-			break
+		if n += len(part) + len(separator); n > budget.Most.Bytes {
+			break // which alloc refuses
 		}
 	}
 	r.alloc(n)
@@ -249,30 +276,34 @@ func (r *run) replace(s, old, replacement string, count int) string {
 	if count >= 0 {
 		n = min(n, count)
 	}
-	if growth := len(replacement) - len(old); growth > 0 && n > (r.limits.AllocatedBytes-len(s))/growth {
-		throw(limitError, "more than %d bytes of values", r.limits.AllocatedBytes)
-	}
-	r.alloc(len(s) + n*max(0, len(replacement)-len(old)))
+	r.scan(len(s))
+	r.work(n)
+	r.alloc(len(s))
+	r.allocEach(n, max(0, len(replacement)-len(old)))
 	return strings.Replace(s, old, replacement, n)
 }
 
 // stripper makes strip, lstrip and rstrip: without an argument they cut whitespace, with one any of its characters.
 func stripper(trim func(string, func(rune) bool) string) stringMethod {
-	return stringMethod{params: []string{"chars"}, call: func(_ *run, s string, a []Value) Value {
+	return stringMethod{params: []string{"chars"}, local: true, call: func(r *run, s string, a []Value) Value {
 		if a[0] == nil || a[0] == None {
-			return Str(trim(s, isSpace))
+			return Str(trim(s, func(c rune) bool { r.work(1); return isSpace(c) }))
 		}
 		chars := textArg(a[0])
-		return Str(trim(s, func(c rune) bool { return strings.ContainsRune(chars, c) }))
+		return Str(trim(s, func(c rune) bool { r.work(2 + len(chars)); return strings.ContainsRune(chars, c) }))
 	}}
 }
 
 // affix makes startswith and endswith; they take a string or a tuple of strings, and a window.
 func affix(name string, has func(s, part string) bool) stringMethod {
-	return stringMethod{required: 1, params: []string{"prefix", "start", "end"}, call: func(_ *run, s string, a []Value) Value {
+	return stringMethod{required: 1, local: true, params: []string{"prefix", "start", "end"}, call: func(r *run, s string, a []Value) Value {
+		if a[1] != nil || a[2] != nil {
+			r.work(2 * len(s))
+		}
 		part, _, ok := window(s, a[1], a[2])
 		if options, isTuple := a[0].(Tuple); isTuple {
 			for _, option := range options {
+				r.work(1)
 				if _, isText := text(option); !isText {
 					throw(typeError, "tuple for %s must only contain str, not %s", name, option.TypeName())
 				}
@@ -349,7 +380,9 @@ func justify(left func(pad, width int) int) stringMethod {
 			return Str(s)
 		}
 		before := left(pad, width)
-		return r.str(r.repeat(fill, before) + s + r.repeat(fill, pad-before))
+		out := r.repeat(fill, before)
+		r.alloc(len(s))
+		return Str(out + s + r.repeat(fill, pad-before))
 	}}
 }
 
@@ -366,23 +399,26 @@ func splitMethod(fromRight bool) func(r *run, s string, a []Value) Value {
 		limit := indexArg(optional(a[1], Int(-1)))
 		var parts []string
 		if a[0] == nil || a[0] == None {
-			parts = splitSpace(s, limit, fromRight)
+			parts = r.splitSpace(s, limit, fromRight)
 		} else {
-			parts = splitText(s, separator(a[0]), limit, fromRight)
+			parts = r.splitText(s, separator(a[0]), limit, fromRight)
 		}
 		return r.strings(parts)
 	}
 }
 
-func splitText(s, sep string, limit int, fromRight bool) []string {
+func (r *run) splitText(s, sep string, limit int, fromRight bool) []string {
 	if limit < 0 {
 		limit = len(s)
 	}
 	if !fromRight {
+		limit = min(limit, strings.Count(s, sep))
+		r.allocEach(limit+1, valueBytes)
 		return strings.SplitN(s, sep, limit+1)
 	}
 	var parts []string
 	for ; limit > 0; limit-- {
+		r.alloc(valueBytes)
 		i := strings.LastIndex(s, sep)
 		if i < 0 {
 			break
@@ -396,11 +432,12 @@ func splitText(s, sep string, limit int, fromRight bool) []string {
 }
 
 // splitSpace splits at runs of whitespace, which do not count at the ends.
-func splitSpace(s string, limit int, fromRight bool) []string {
+func (r *run) splitSpace(s string, limit int, fromRight bool) []string {
 	var parts []string
 	if fromRight {
 		s = strings.TrimRightFunc(s, isSpace)
 		for s != "" {
+			r.alloc(valueBytes)
 			i := strings.LastIndexFunc(s, isSpace)
 			if limit >= 0 && len(parts) == limit || i < 0 {
 				parts = append(parts, s)
@@ -415,6 +452,7 @@ func splitSpace(s string, limit int, fromRight bool) []string {
 	}
 	s = strings.TrimLeftFunc(s, isSpace)
 	for s != "" {
+		r.alloc(valueBytes)
 		i := strings.IndexFunc(s, isSpace)
 		if limit >= 0 && len(parts) == limit || i < 0 {
 			parts = append(parts, s)
@@ -427,9 +465,11 @@ func splitSpace(s string, limit int, fromRight bool) []string {
 }
 
 // splitLines is str.splitlines, which knows more line ends than "\n".
-func splitLines(s string, keepEnds bool) []string {
+func (r *run) splitLines(s string, keepEnds bool) []string {
 	var lines []string
+	r.scan(8 * len(s))
 	for s != "" {
+		r.alloc(valueBytes)
 		i := strings.IndexFunc(s, func(c rune) bool {
 			switch c {
 			case '\n', '\r', '\v', '\f', 0x1c, 0x1d, 0x1e, 0x85, 0x2028, 0x2029:
@@ -457,6 +497,8 @@ func splitLines(s string, keepEnds bool) []string {
 func (r *run) expandTabs(s string, size int) string {
 	var b strings.Builder
 	column := 0
+	r.alloc(len(s))
+	r.work(2 * len(s))
 	for _, c := range s {
 		switch c {
 		case '\t':

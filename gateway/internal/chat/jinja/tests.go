@@ -15,9 +15,9 @@ func init() {
 		"escaped":     plainTest(func(v Value) bool { _, ok := v.(markup); return ok }),
 		"even":        countedTest(func(r *run, v Value) bool { return r.equal(r.binary("%", v, Int(2)), Int(0)) }),
 		"false":       plainTest(func(v Value) bool { return v == Bool(false) }),
-		"filter": func(_ *run, v Value, a callArgs) bool {
+		"filter": func(r *run, v Value, a callArgs) bool {
 			a.positional("filter", 0)
-			hashKey(v)
+			r.hashKey(v)
 			name, _ := text(v)
 			return filters[name] != nil
 		},
@@ -29,7 +29,7 @@ func init() {
 			return ok && !isBool
 		}),
 		"iterable": countedTest(func(r *run, v Value) bool { _, ok := r.iterator(v); return ok }),
-		"lower":    countedTest(func(r *run, v Value) bool { return isLowerText(r.toStr(v)) }),
+		"lower":    countedTest(func(r *run, v Value) bool { s := r.toStr(v); r.work(8 * len(s)); return isLowerText(s) }),
 		"mapping":  plainTest(func(v Value) bool { _, ok := v.(*Dict); return ok }),
 		"none":     plainTest(func(v Value) bool { return v == None }),
 		"number":   plainTest(isNumber),
@@ -37,15 +37,15 @@ func init() {
 		"sameas":   func(_ *run, v Value, a callArgs) bool { return same(v, operand(a)) },
 		"sequence": plainTest(isSequence),
 		"string":   plainTest(func(v Value) bool { _, ok := text(v); return ok }),
-		"test": func(_ *run, v Value, a callArgs) bool {
+		"test": func(r *run, v Value, a callArgs) bool {
 			a.positional("test", 0)
-			hashKey(v)
+			r.hashKey(v)
 			name, _ := text(v)
 			return tests[name] != nil
 		},
 		"true":      plainTest(func(v Value) bool { return v == Bool(true) }),
 		"undefined": plainTest(isUndefined),
-		"upper":     countedTest(func(r *run, v Value) bool { return isUpperText(r.toStr(v)) }),
+		"upper":     countedTest(func(r *run, v Value) bool { s := r.toStr(v); r.work(8 * len(s)); return isUpperText(s) }),
 	}
 	for op, names := range map[string][]string{
 		"==": {"==", "eq", "equalto"}, "!=": {"!=", "ne"}, ">": {">", "gt", "greaterthan"}, ">=": {">=", "ge"}, "<": {"<", "lt", "lessthan"}, "<=": {"<=", "le"},

@@ -11,7 +11,7 @@ import (
 // jsonWriter is Python's json.dumps with transformers' defaults: characters outside ASCII stay as they are.
 type jsonWriter struct {
 	r               *run
-	b               strings.Builder
+	b               output
 	indent          string
 	indented        bool
 	itemSep, keySep string
@@ -121,6 +121,7 @@ func (w *jsonWriter) object(d *Dict, depth int) {
 		w.add("{}")
 		return
 	}
+	w.r.allocEach(d.Len(), 8)
 	order := make([]int, d.Len())
 	for i := range order {
 		order[i] = i
@@ -161,26 +162,64 @@ func jsonKey(r *run, key Value) string {
 	return ""
 }
 
-var jsonEscapes = map[rune]string{'"': `\"`, '\\': `\\`, '\n': `\n`, '\r': `\r`, '\t': `\t`, '\f': `\f`, '\b': `\b`}
+// jsonEscape is the short escape of a character, "" for none.
+func jsonEscape(c rune) string {
+	switch c {
+	case '"':
+		return `\"`
+	case '\\':
+		return `\\`
+	case '\n':
+		return `\n`
+	case '\r':
+		return `\r`
+	case '\t':
+		return `\t`
+	case '\f':
+		return `\f`
+	case '\b':
+		return `\b`
+	}
+	return ""
+}
+
+// writeHex writes an escape with so many hexadecimal digits.
+func writeHex(b *strings.Builder, kind byte, c rune, digits int) {
+	b.WriteByte('\\')
+	b.WriteByte(kind)
+	for shift := 4 * (digits - 1); shift >= 0; shift -= 4 {
+		b.WriteByte("0123456789abcdef"[c>>shift&15])
+	}
+}
 
 func (w *jsonWriter) string(s string) {
-	w.r.alloc(len(s) + 2)
-	w.b.WriteByte('"')
+	w.add(`"`)
+	piecewise(s, func(piece string) {
+		w.r.work(2 * len(piece))
+		w.add(w.escaped(piece))
+	})
+	w.add(`"`)
+}
+
+// escaped is s as it stands between quotes.
+func (w *jsonWriter) escaped(s string) string {
+	var b strings.Builder
 	for _, c := range s {
-		escape, special := jsonEscapes[c]
+		escape := jsonEscape(c)
 		switch {
-		case special:
-			w.b.WriteString(escape)
+		case escape != "":
+			b.WriteString(escape)
 		case c < 0x20 || w.ascii && c >= 0x7f && c < 0x10000 && c != 0x7f:
-			fmt.Fprintf(&w.b, `\u%04x`, c)
+			writeHex(&b, 'u', c, 4)
 		case w.ascii && c > 0xffff:
 			c -= 0x10000
-			fmt.Fprintf(&w.b, `\u%04x\u%04x`, 0xd800+c>>10, 0xdc00+c&0x3ff)
+			writeHex(&b, 'u', 0xd800+c>>10, 4)
+			writeHex(&b, 'u', 0xdc00+c&0x3ff, 4)
 		case c < utf8.RuneSelf:
-			w.b.WriteByte(byte(c))
+			b.WriteByte(byte(c))
 		default:
-			w.b.WriteRune(c)
+			b.WriteRune(c)
 		}
 	}
-	w.b.WriteByte('"')
+	return b.String()
 }

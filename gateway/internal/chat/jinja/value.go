@@ -167,6 +167,14 @@ type dictView struct {
 
 func (d *dictView) TypeName() string { return "dict_" + d.kind }
 
+// item is at, with what is made for it counted.
+func (d *dictView) item(r *run, i int) Value {
+	if d.kind == "items" {
+		r.alloc(2*valueBytes + objectBytes)
+	}
+	return d.at(i)
+}
+
 func (d *dictView) at(i int) Value {
 	key, value := d.dict.At(i)
 	switch d.kind {
@@ -184,6 +192,16 @@ type rangeValue struct{ start, stop, step int64 }
 func (*rangeValue) TypeName() string { return "range" }
 
 func (v *rangeValue) length() int {
+	const small = 1 << 40
+	if v.start < small && v.start > -small && v.stop < small && v.stop > -small && v.step < small && v.step > -small {
+		switch {
+		case v.step > 0 && v.stop > v.start:
+			return int(min((v.stop-v.start+v.step-1)/v.step, maxRange+1))
+		case v.step < 0 && v.stop < v.start:
+			return int(min((v.start-v.stop-v.step-1)/-v.step, maxRange+1))
+		}
+		return 0
+	}
 	span := new(big.Int).Sub(big.NewInt(v.stop), big.NewInt(v.start))
 	step := big.NewInt(v.step)
 	if span.Sign() == 0 || span.Sign() != step.Sign() {
