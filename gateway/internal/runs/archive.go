@@ -104,7 +104,7 @@ func (c *Core) ArchiveToken(ctx context.Context, owner, path string) (token stri
 	token = c.sign(cp, "", expires)
 	entry := AuditEntry{Event: "checkpoint_downloaded", RunID: cp.RunID, Path: cp.Path}
 	c.mu.Unlock()
-	if err := c.commit(ctx, store.Batch{Put: []store.Record{c.audit(owner, entry)}}); err != nil {
+	if err := c.commit(ctx, store.Batch{Add: []store.Record{c.auditOften(owner, entry)}}); err != nil {
 		return "", time.Time{}, fmt.Errorf("archive: %w", err)
 	}
 	return token, expires, nil
@@ -174,7 +174,7 @@ func (c *Core) FileTokens(ctx context.Context, owner, path string) (FileTokens, 
 		return FileTokens{}, fmt.Errorf("checkpoint %s: has no files", cp.Path)
 	}
 	entry := AuditEntry{Event: "checkpoint_downloaded", RunID: cp.RunID, Path: cp.Path}
-	if err := c.commit(ctx, store.Batch{Put: []store.Record{c.audit(owner, entry)}}); err != nil {
+	if err := c.commit(ctx, store.Batch{Add: []store.Record{c.auditOften(owner, entry)}}); err != nil {
 		return FileTokens{}, fmt.Errorf("files: %w", err)
 	}
 	return out, nil

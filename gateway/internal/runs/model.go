@@ -3,6 +3,7 @@ package runs
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"sort"
 	"strings"
 	"time"
@@ -212,9 +213,10 @@ func (c *Core) latest(owner, name string, m *model) (Target, bool) {
 	}
 	var saved *checkpoint
 	now := c.cfg.now()
-	for _, cp := range c.checkpoints {
-		if cp.Owner == owner && cp.ServedModel == m.Name && cp.Kind == KindSampler && !expired(cp.ExpiresAt, now) && (saved == nil || cp.CreatedAt.After(saved.CreatedAt)) {
+	for _, cp := range slices.Backward(c.lists.byOwner[owner]) {
+		if cp.ServedModel == m.Name && cp.Kind == KindSampler && !expired(cp.ExpiresAt, now) {
 			saved = cp
+			break
 		}
 	}
 	if saved == nil {
@@ -223,7 +225,8 @@ func (c *Core) latest(owner, name string, m *model) (Target, bool) {
 	return Target{Name: name, ServedModel: m.Name, RunID: saved.RunID, Path: saved.Path, source: source{saved: saved}}, true
 }
 
-// ServedModels lists what the caller can name: base models, aliases, live runs, sampler checkpoints, each kind oldest first.
+// ServedModels lists what the caller can name: base models, aliases, live runs, sampler checkpoints, each kind oldest first. Metadata of more than maxInline bytes are left out, and all of them where they come to more than
+// one answer has.
 func (c *Core) ServedModels(_ context.Context, owner string) ([]ServedModel, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -242,15 +245,14 @@ func (c *Core) ServedModels(_ context.Context, owner string) ([]ServedModel, err
 	}
 	runs := len(list)
 	now := c.cfg.now()
-	for _, cp := range c.checkpoints {
-		if cp.Owner == owner && cp.Kind == KindSampler && !expired(cp.ExpiresAt, now) && c.byName[cp.ServedModel] != nil {
+	bytes := int64(0)
+	for _, cp := range c.lists.byOwner[owner] {
+		if cp.Kind == KindSampler && !expired(cp.ExpiresAt, now) && c.byName[cp.ServedModel] != nil {
 			entry := ServedModel{ID: cp.Path, BaseModel: cp.ServedModel, RunID: cp.RunID, Owner: owner, CreatedAt: cp.CreatedAt}
-			if cp.UserMetadata != nil {
-				entry.UserMetadata = mustJSON(cp.UserMetadata)
+			if n := cp.textBytes(); cp.UserMetadata != nil && n <= maxInline && bytes+n <= maxListBytes {
+				entry.UserMetadata, bytes = mustJSON(cp.UserMetadata), bytes+n
 			}
-			if r := c.runs[cp.RunID]; r != nil {
-				entry.SessionID = r.SessionID
-			}
+			entry.SessionID, _ = c.whereabouts(cp.RunID)
 			list = append(list, entry)
 		}
 	}

@@ -68,21 +68,17 @@ func (c *Core) sweep(ctx context.Context, elapsed time.Duration) {
 			gone = append(gone, cp)
 		}
 	}
+	for id, at := range c.removed {
+		if now.Sub(at) > retireAfter {
+			delete(c.removed, id)
+		}
+	}
 	for key, at := range c.deleted {
 		if now.Sub(at) > time.Hour {
 			delete(c.deleted, key)
 		}
 	}
 	c.mu.Unlock()
-	for _, due := range []struct {
-		next string
-		kept time.Duration
-		add  *[]*session
-	}{{resultsNext, c.cfg.ResultsKept, &old}, {samplesNext, c.cfg.SamplesKept, &forgotten}} {
-		more, err := c.overdue(ctx, due.next, now.Add(-due.kept))
-		c.logged("retired sessions could not be read", err)
-		*due.add = append(*due.add, more...)
-	}
 	for _, s := range ended {
 		c.log.Info("a session has expired", "session", s.ID)
 		c.logged("session could not be stored", c.writeSession(ctx, s), "session", s.ID)
@@ -96,14 +92,25 @@ func (c *Core) sweep(ctx context.Context, elapsed time.Duration) {
 	for _, s := range forgotten {
 		c.logged("old samples could not be deleted", c.forgetSamples(ctx, s), "session", s.ID)
 	}
+	emptied := len(old)+len(forgotten) > 0
+	for _, due := range []struct {
+		next string
+		kept time.Duration
+		do   func(context.Context, *session) error
+	}{{resultsNext, c.cfg.ResultsKept, c.purge}, {samplesNext, c.cfg.SamplesKept, c.forgetSamples}} {
+		any, err := c.overdue(ctx, due.next, now.Add(-due.kept), due.do)
+		c.logged("old results could not be deleted", err)
+		emptied = emptied || any
+	}
 	c.mu.Lock()
-	compact := c.released || len(old)+len(forgotten) > 0
+	compact := c.released || emptied
 	c.released = false
 	c.mu.Unlock()
 	if compact {
 		c.logged("the journal could not be compacted", c.cfg.Store.Compact(ctx))
 	}
 	c.logged("usage could not be stored", c.countStorage(ctx, elapsed))
+	c.logged("old records could not be thinned", c.thin(ctx))
 	c.logged("ended sessions could not be retired", c.retire(ctx))
 }
 
