@@ -125,6 +125,7 @@ type Core struct {
 	futures     map[string]*future     // accepted and not complete, by request id
 	lists       checkpointLists        // the same checkpoints
 	held        map[string]held        // by owner
+	listings    map[string]*listing    // by owner
 	saving      map[string]int64       // bytes of the user metadata of saves that are not finished, by owner
 	deleted     map[string]time.Time   // recent deletions by owner, path and idempotency key
 	removed     map[string]time.Time   // sessions whose records are being deleted, or were a moment ago
@@ -144,7 +145,7 @@ func Open(ctx context.Context, cfg Config) (*Core, error) {
 	c := &Core{
 		cfg: cfg, log: cfg.Logger, byName: map[string]*model{}, closed: make(chan struct{}), workers: newWorkers(),
 		sessions: map[string]*session{}, runs: map[string]*run{}, copying: map[string]bool{}, samplers: map[string]*sampler{}, checkpoints: map[string]*checkpoint{},
-		lists: newCheckpointLists(), held: map[string]held{}, saving: map[string]int64{}, futures: map[string]*future{}, deleted: map[string]time.Time{}, removed: map[string]time.Time{}, owners: map[string]accepted{},
+		lists: newCheckpointLists(), held: map[string]held{}, saving: map[string]int64{}, listings: map[string]*listing{}, futures: map[string]*future{}, deleted: map[string]time.Time{}, removed: map[string]time.Time{}, owners: map[string]accepted{},
 	}
 	for i := range cfg.Models {
 		m := newModel(cfg.Models[i])

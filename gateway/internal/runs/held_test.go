@@ -3,6 +3,7 @@ package runs
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -339,5 +340,41 @@ func TestAnswersOfLargeCheckpoints(t *testing.T) {
 	}
 	if len(list) < 42 || bytes > maxInline {
 		t.Errorf("%d models with %d bytes of metadata", len(list), bytes)
+	}
+}
+
+func TestFewListsAtATime(t *testing.T) {
+	w := newWorld(t, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var ends []func()
+	for range maxLists {
+		done, err := w.AwaitList(ctx, owner)
+		w.ok(err)
+		ends = append(ends, done)
+	}
+	theirs, err := w.AwaitList(ctx, other)
+	w.ok(err)
+	theirs()
+	waits, given := context.WithCancel(ctx)
+	given()
+	if _, err := w.AwaitList(waits, owner); !errors.Is(err, context.Canceled) {
+		t.Errorf("one more: %v", err)
+	}
+	next := make(chan func())
+	go func() {
+		done, err := w.AwaitList(ctx, owner)
+		if err != nil {
+			t.Error(err)
+		}
+		next <- done
+	}()
+	ends[0]()
+	(<-next)()
+	ends[1]()
+	w.Core.mu.Lock()
+	defer w.Core.mu.Unlock()
+	if len(w.listings) != 0 {
+		t.Errorf("%d owners are remembered", len(w.listings))
 	}
 }

@@ -240,7 +240,7 @@ func (c *Core) ServedModels(_ context.Context, owner string) ([]ServedModel, err
 	bases := len(list)
 	for _, r := range c.runs {
 		if r.Owner == owner && r.State == stateLive {
-			list = append(list, ServedModel{ID: "tinker://" + r.ID, BaseModel: r.ServedModel, RunID: r.ID, SessionID: r.SessionID, Owner: owner, UserMetadata: r.UserMetadata, CreatedAt: r.live.weightsAt})
+			list = append(list, r.served())
 		}
 	}
 	runs := len(list)
@@ -248,11 +248,10 @@ func (c *Core) ServedModels(_ context.Context, owner string) ([]ServedModel, err
 	bytes := int64(0)
 	for _, cp := range c.lists.byOwner[owner] {
 		if cp.Kind == KindSampler && !expired(cp.ExpiresAt, now) && c.byName[cp.ServedModel] != nil {
-			entry := ServedModel{ID: cp.Path, BaseModel: cp.ServedModel, RunID: cp.RunID, Owner: owner, CreatedAt: cp.CreatedAt}
-			if n := cp.textBytes(); cp.UserMetadata != nil && n <= maxInline && bytes+n <= maxListBytes {
-				entry.UserMetadata, bytes = mustJSON(cp.UserMetadata), bytes+n
+			entry := c.servedCheckpoint(cp)
+			if bytes += int64(len(entry.UserMetadata)); bytes > maxListBytes {
+				entry.UserMetadata = nil
 			}
-			entry.SessionID, _ = c.whereabouts(cp.RunID)
 			list = append(list, entry)
 		}
 	}
@@ -260,4 +259,44 @@ func (c *Core) ServedModels(_ context.Context, owner string) ([]ServedModel, err
 		sort.Slice(part, func(i, j int) bool { return part[i].CreatedAt.Before(part[j].CreatedAt) })
 	}
 	return list, nil
+}
+
+// ServedModel describes what a name was resolved to, as ServedModels does; false for what the caller does not find there.
+func (c *Core) ServedModel(owner string, t Target) (ServedModel, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if t.Path != "" {
+		cp := c.checkpoints[t.Path]
+		if cp == nil || cp.Owner != owner || expired(cp.ExpiresAt, c.cfg.now()) {
+			return ServedModel{}, false
+		}
+		return c.servedCheckpoint(cp), true
+	}
+	if t.RunID != "" {
+		r := c.runs[t.RunID]
+		if r == nil || r.Owner != owner || r.State != stateLive {
+			return ServedModel{}, false
+		}
+		return r.served(), true
+	}
+	return ServedModel{ID: t.ServedModel, BaseModel: t.ServedModel}, true
+}
+
+// served describes a live run.
+func (r *run) served() ServedModel {
+	m := ServedModel{ID: "tinker://" + r.ID, BaseModel: r.ServedModel, RunID: r.ID, SessionID: r.SessionID, Owner: r.Owner, CreatedAt: r.live.weightsAt}
+	if !r.Apart {
+		m.UserMetadata = r.UserMetadata
+	}
+	return m
+}
+
+// servedCheckpoint describes a sampler checkpoint. mu is held.
+func (c *Core) servedCheckpoint(cp *checkpoint) ServedModel {
+	m := ServedModel{ID: cp.Path, BaseModel: cp.ServedModel, RunID: cp.RunID, Owner: cp.Owner, CreatedAt: cp.CreatedAt}
+	if cp.UserMetadata != nil && cp.textBytes() <= maxInline {
+		m.UserMetadata = mustJSON(cp.UserMetadata)
+	}
+	m.SessionID, _ = c.whereabouts(cp.RunID)
+	return m
 }

@@ -12,10 +12,10 @@ import (
 )
 
 // formatVersion is raised whenever older programs could misread what newer ones wrote, or the other way round.
-const formatVersion = "5"
+const formatVersion = "6"
 
 // olderFormats are those that open makes of the newest format.
-var olderFormats = []string{"1", "2", "3", "4"}
+var olderFormats = []string{"1", "2", "3", "4", "5"}
 
 // Options say where the state lies.
 type Options struct {

@@ -94,9 +94,9 @@ func (s *sqlStore) scan(ctx context.Context, collection, parent string, q PageQu
 // scanBatch gives the next records behind a place, and the place up to which that is all; nil when there are no more.
 func (s *sqlStore) scanBatch(ctx context.Context, collection, parent string, q PageQuery, after *Place) ([]Record, *Place, error) {
 	changes := s.pendings()
-	what, order, beyond := columns, " ORDER BY place, id", " AND (place, id) > (?, ?)"
+	what, read, order, beyond := columns, s.query, " ORDER BY place, id", " AND (place, id) > (?, ?)"
 	if q.Keys {
-		what = "collection, id, parent, place, 0, NULL, NULL, 0, 0, 0"
+		what, read = keyColumns, s.keys
 	}
 	if q.Newest {
 		order, beyond = " ORDER BY place DESC, id DESC", " AND (place, id) < (?, ?)"
@@ -111,7 +111,7 @@ func (s *sqlStore) scanBatch(ctx context.Context, collection, parent string, q P
 	limit := min(q.Limit, scanBatch-1) + 1
 	var rows []Record
 	var bytes int64
-	applied, err := s.query(ctx, collection, Range{}, func(r Record) error {
+	applied, err := read(ctx, collection, Range{}, func(r Record) error {
 		rows = append(rows, r)
 		if bytes += int64(len(r.Value) + len(r.Payload)); q.Bytes > 0 && bytes > q.Bytes {
 			return errEnough
@@ -168,6 +168,31 @@ func (s *sqlStore) scanBatch(ctx context.Context, collection, parent string, q P
 		}
 	}
 	return out, bound, nil
+}
+
+// keyColumns are what an index has of a record.
+const keyColumns = "id, parent, place"
+
+// keys yields records as query does, without what is not in keyColumns.
+func (s *sqlStore) keys(ctx context.Context, collection string, _ Range, yield func(Record) error, text string, args ...any) (applied int64, err error) {
+	rows, err := s.db.reader.QueryContext(ctx, s.db.text(text), args...)
+	if err != nil {
+		return 0, fmt.Errorf("read keys: %w", err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		r := Record{Collection: collection}
+		if err := rows.Scan(&r.Key, &r.Parent, &r.Rank, &applied); err != nil {
+			return 0, fmt.Errorf("read keys: %w", err)
+		}
+		if err := yield(r); err != nil {
+			return applied, err
+		}
+	}
+	if err := rows.Err(); err != nil {
+		return 0, fmt.Errorf("read keys: %w", err)
+	}
+	return applied, nil
 }
 
 // countChunk is how many keys one statement looks up.
@@ -231,8 +256,8 @@ func (s *sqlStore) count(ctx context.Context, collection, parent string, r Range
 		for _, k := range list {
 			args = append(args, k.Key)
 		}
-		text := "SELECT collection, id, parent, place, 0, NULL, NULL, 0, 0, 0" + groupColumn + " FROM tinsmith_records WHERE collection = ? AND id IN (?" + strings.Repeat(", ?", len(list)-1) + ")"
-		at, err := s.query(ctx, collection, Range{}, func(rec Record) error { older[RecordKey{collection, rec.Key}] = rec; return nil }, text, args...)
+		text := "SELECT " + keyColumns + groupColumn + " FROM tinsmith_records WHERE collection = ? AND id IN (?" + strings.Repeat(", ?", len(list)-1) + ")"
+		at, err := s.keys(ctx, collection, Range{}, func(rec Record) error { older[RecordKey{collection, rec.Key}] = rec; return nil }, text, args...)
 		if err != nil {
 			return 0, false, err
 		}

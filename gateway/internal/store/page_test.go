@@ -27,7 +27,7 @@ func testPages(t *testing.T, opts Options) {
 	record := func() Record {
 		return Record{Collection: "x", Key: fmt.Sprint("k", random.IntN(60)), Parent: parents[random.IntN(2)], Rank: random.Int64N(20), Value: []byte(strings.Repeat("v", random.IntN(50)))}
 	}
-	for round := range 60 {
+	for round := range 30 {
 		var b Batch
 		for range random.IntN(8) {
 			b.Put = append(b.Put, record())
