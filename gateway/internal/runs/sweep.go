@@ -2,6 +2,8 @@ package runs
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -157,6 +159,11 @@ func (c *Core) purge(ctx context.Context, s *session) error {
 	}
 	samplers := s.samplers
 	c.mu.Unlock()
+	for _, smp := range samplers {
+		if err := c.reduceSamples(ctx, smp.ID); err != nil {
+			return err
+		}
+	}
 	if err := c.cfg.Store.Commit(ctx, b); err != nil {
 		return err
 	}
@@ -174,6 +181,43 @@ func (c *Core) purge(ctx context.Context, s *session) error {
 	for _, r := range s.runs {
 		for _, folder := range []string{"snapshots", "recovery"} {
 			os.Remove(filepath.Join(c.cfg.DataDir, folder, r.ID)) // empty by now, or not there
+		}
+	}
+	return nil
+}
+
+// reduceSamples leaves of the large results of a sampling session what training may ask for: what else came with them may be many times as much.
+func (c *Core) reduceSamples(ctx context.Context, sampler string) error {
+	const worthwhile = 64 << 10
+	large, err := c.cfg.Store.Large(ctx, inResults, sampler)
+	if err != nil {
+		return err
+	}
+	for _, rec := range large {
+		var head resultRecord
+		if err := json.Unmarshal(rec.Value, &head); err != nil {
+			return fmt.Errorf("record %s %q: %w", rec.Collection, rec.Key, err)
+		}
+		if head.Kind != OpSample || head.Failure != nil || rec.Ref.Length < worthwhile {
+			continue
+		}
+		payload, err := c.cfg.Store.Payload(ctx, rec)
+		var result *SampleResult
+		if err == nil {
+			result, err = decodeSampleResult(payload)
+		}
+		if err != nil { // the others need not stay because of it
+			c.logged("a sample's result cannot be read", err, "request", rec.Key)
+			continue
+		}
+		reduced := encodeRecordedSample(result)
+		if result.recorded || 2*len(reduced) > len(payload) {
+			continue
+		}
+		head.Size = int64(len(reduced))
+		rec.Value, rec.Payload, rec.Ref = head.json(), reduced, store.Ref{}
+		if err := c.cfg.Store.Commit(ctx, store.Batch{Put: []store.Record{rec}}); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -235,3 +235,49 @@ func TestUpgrade(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestLargeResultsAreReduced keeps of a large result what was recorded for training, from when its session's results go until a day later.
+func TestLargeResultsAreReduced(t *testing.T) {
+	w, clock := clocked(t, nil)
+	ctx := t.Context()
+	session := w.session()
+	id := w.baseSampler(session, 0)
+	large := w.sample(id, 0)
+	large.NumSamples, large.TopKSampledLogprobs, large.Params.MaxTokens = 64, 60, intp(40)
+	small := w.sample(id, 1)
+	sampled := w.sampled(large)
+	w.sampled(small)
+	stored := func() int64 {
+		t.Helper()
+		rec, err := w.store.Get(ctx, inResults, id+":0")
+		w.ok(err)
+		payload, err := w.store.Payload(ctx, rec)
+		w.ok(err)
+		return int64(len(payload))
+	}
+	before, tokens := stored(), 0
+	for _, s := range sampled.Sequences {
+		tokens += len(s.Tokens)
+	}
+	w.ok(w.FinishSession(ctx, owner, session, "success", ""))
+	clock.add(retireAfter + time.Second)
+	w.quiet()
+	if _, err := w.Wait(ctx, owner, id+":0", 0); err != nil || stored() != before {
+		t.Errorf("too early: %v", err)
+	}
+	clock.add(w.cfg.ResultsKept)
+	w.quiet()
+	if n := stored(); n > int64(10*tokens) {
+		t.Errorf("of %d bytes %d are left for %d tokens", before, n, tokens)
+	}
+	_, err := w.Wait(ctx, owner, id+":0", 0)
+	w.refused(err, KindNotFound, "not kept any more")
+	if _, err := w.Wait(ctx, owner, id+":1", 0); err != nil {
+		t.Errorf("a small result: %v", err)
+	}
+	w.restart()
+	got, err := w.recordedSequence(ctx, owner, id+":0:63", map[string]*SampleResult{})
+	if err != nil || fmt.Sprint(got.Tokens, got.Logprobs) != fmt.Sprint(sampled.Sequences[63].Tokens, sampled.Sequences[63].Logprobs) {
+		t.Errorf("recorded is %+v, %v", got, err)
+	}
+}

@@ -316,3 +316,35 @@ func (s *sqlStore) Parents(ctx context.Context, collection, after string, limit 
 	slices.Sort(list)
 	return list[:min(len(list), limit)], nil
 }
+
+// Large implements Store.
+func (s *sqlStore) Large(ctx context.Context, collection, parent string) ([]Record, error) {
+	changes := s.pendings()
+	list := map[RecordKey]*Record{}
+	text := selected(source(collection, "r") + " WHERE collection = ? AND parent = ? AND segment > 0")
+	applied, err := s.query(ctx, collection, Range{}, func(r Record) error { list[RecordKey{r.Collection, r.Key}] = &r; return nil }, text, collection, parent)
+	if err != nil {
+		return nil, err
+	}
+	s.view.RLock()
+	defer s.view.RUnlock()
+	changes = changes.after(applied)
+	for _, p := range changes {
+		if p == nil {
+			continue
+		}
+		for _, k := range p.parents[ParentKey{collection, parent}] {
+			if _, known := list[k]; !known {
+				list[k] = nil
+			}
+		}
+	}
+	var out []Record
+	for k, older := range list {
+		if now := changes.over(k, older); now != nil && now.Parent == parent && now.Ref != (Ref{}) {
+			out = append(out, *now)
+		}
+	}
+	slices.SortFunc(out, func(a, b Record) int { return Place{a.Rank, a.Key}.compare(Place{b.Rank, b.Key}) })
+	return out, nil
+}

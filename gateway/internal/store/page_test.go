@@ -159,3 +159,53 @@ func TestPageReadsNoMore(t *testing.T) {
 		})
 	}
 }
+
+// TestLargeRecords finds those in the journal wherever their rows are: on their own, with their operation, or not in the database yet.
+func TestLargeRecords(t *testing.T) {
+	s, err := Open(t.Context(), Options{Dir: t.TempDir(), applyAfter: time.Hour})
+	check(t, err)
+	defer s.Close()
+	payload := func(n int) []byte {
+		if n%3 == 0 {
+			return make([]byte, 10<<10)
+		}
+		return make([]byte, 100)
+	}
+	one := func(collection string, n int) Record {
+		return Record{Collection: collection, Key: fmt.Sprint("p:", n), Parent: "p", Rank: int64(n), Payload: payload(n)}
+	}
+	for n := range 12 {
+		check(t, s.Commit(t.Context(), Batch{Put: []Record{one(Operations, n)}}))
+		if n == 4 || n == 8 {
+			check(t, s.(*sqlStore).flush(t.Context()))
+		}
+		check(t, s.Commit(t.Context(), Batch{Put: []Record{one(Results, n)}}))
+	}
+	look := func(when, want string) {
+		t.Helper()
+		list, err := s.Large(t.Context(), Results, "p")
+		check(t, err)
+		if got := describe(list, true); got != want {
+			t.Errorf("%s: %s, want %s", when, got, want)
+		}
+		for _, r := range list {
+			if b, err := s.Payload(t.Context(), r); err != nil || len(b) != 10<<10 {
+				t.Errorf("%s: %s has %d bytes, %v", when, r.Key, len(b), err)
+			}
+		}
+	}
+	look("in part", "p:0 0; p:3 3; p:6 6; p:9 9; ")
+	check(t, s.(*sqlStore).flush(t.Context()))
+	look("in the database", "p:0 0; p:3 3; p:6 6; p:9 9; ")
+	small := one(Results, 3)
+	small.Payload = []byte("small")
+	check(t, s.Commit(t.Context(), Batch{Put: []Record{small}}))
+	look("one made small", "p:0 0; p:6 6; p:9 9; ")
+	check(t, s.(*sqlStore).flush(t.Context()))
+	look("one made small, in the database", "p:0 0; p:6 6; p:9 9; ")
+	check(t, s.Commit(t.Context(), Batch{DeleteUnder: []ParentKey{{Operations, "p"}}}))
+	look("without operations", "p:0 0; p:6 6; p:9 9; ")
+	if r, err := s.Get(t.Context(), Results, "p:3"); err != nil || string(r.Payload) != "small" {
+		t.Errorf("%+v, %v", r, err)
+	}
+}

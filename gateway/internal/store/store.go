@@ -84,6 +84,8 @@ type Store interface {
 	Count(ctx context.Context, collection, parent string, r Range) (int, error)
 	// Parents lists the parents in a collection behind a name, in order, at most limit. One that has lost its last records a moment ago may be among them; "" never is.
 	Parents(ctx context.Context, collection, after string, limit int) ([]string, error)
+	// Large lists the records of a parent whose payloads lie in the journal, in order of rank and key.
+	Large(ctx context.Context, collection, parent string) ([]Record, error)
 	// All calls yield with every record of a collection in order of rank (then key) until it returns an error.
 	All(ctx context.Context, collection string, yield func(Record) error) error
 	// Missing lists the records of a collection whose key does not exist in another one, in order of parent, rank and key.
