@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -313,7 +314,10 @@ func (c *Core) writeSession(ctx context.Context, s *session) error {
 	})
 	if err == nil && texts > 0 {
 		c.mu.Lock()
-		s.unwritten = s.unwritten[min(texts, len(s.unwritten)):] // it is written again meanwhile, perhaps
+		s.unwritten = slices.Clone(s.unwritten[min(texts, len(s.unwritten)):]) // a part of it would keep all of it in memory
+		if len(s.unwritten) == 0 {
+			s.unwritten = nil
+		}
 		c.mu.Unlock()
 	}
 	return err
