@@ -287,6 +287,8 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 		Store: records, DataDir: cfg.DataDir, Models: served, Backends: source,
 		SessionExpiry: cfg.Sessions.ExpireAfter, GapWait: cfg.Training.GapWait, MaxQueuedSamples: cfg.Sampling.MaxWaiting,
 		PointEvery: cfg.Recovery.SnapshotEvery, PointOperations: cfg.Recovery.SnapshotOperations, DiskShare: cfg.Recovery.DiskShare,
+		MaxSessions: cfg.Sessions.MaxActive, MaxSessionBytes: int64(cfg.Sessions.MaxMemoryMiB) << 20,
+		SessionsKept: days(cfg.Records.SessionDays), AuditKept: days(cfg.Records.AuditDays), UsageByHour: days(cfg.Records.UsageDays),
 		Refuse: backends.Refuse, Idle: backends.Idle, Explained: backends.Forgive, Weights: cfg.Scheduling.Weights, SharePrefixes: cfg.Sampling.SharePrefixes == "all",
 	})
 	if err != nil {
@@ -313,6 +315,8 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 	front.Drain()
 	return nil
 }
+
+func days(n int) time.Duration { return time.Duration(n) * 24 * time.Hour }
 
 // localURL is the server's address for programs on this machine: an address that means every interface is no place to connect to.
 func localURL(a net.Addr) string {

@@ -20,6 +20,7 @@ type Config struct {
 	Store      Store      `yaml:"store"`
 	Backends   Backends   `yaml:"backends"`
 	Sessions   Sessions   `yaml:"sessions"`
+	Records    Records    `yaml:"records"`
 	Training   Training   `yaml:"training"`
 	Recovery   Recovery   `yaml:"recovery"`
 	Sampling   Sampling   `yaml:"sampling"`
@@ -53,10 +54,23 @@ type Backends struct {
 	ProgressTimeout time.Duration `yaml:"progress_timeout"`
 }
 
-// Sessions bounds the life of a client that went silent.
+// Sessions bounds the life of a client that went silent, and what one key may have.
 type Sessions struct {
 	// ExpireAfter is the time without a heartbeat after which a session without pending work ends. At least 120 s.
 	ExpireAfter time.Duration `yaml:"expire_after"`
+	// MaxActive bounds the sessions of one key that have not ended, and MaxMemoryMiB what they take in the gateway's memory with their models, sampling sessions and metadata; more are answered 429.
+	MaxActive    int `yaml:"max_active"`
+	MaxMemoryMiB int `yaml:"max_memory_mib"`
+}
+
+// Records says how long is kept what nothing needs any more but people who ask. 0: for ever.
+type Records struct {
+	// SessionDays is how long after its end a session is listed with its runs; one of which a checkpoint is left stays.
+	SessionDays int `yaml:"session_days"`
+	// AuditDays is how long audit entries are kept.
+	AuditDays int `yaml:"audit_days"`
+	// UsageDays is how long usage is kept by hour and session; what is older is kept by day.
+	UsageDays int `yaml:"usage_days"`
 }
 
 // Training settings.
@@ -124,7 +138,8 @@ func Default() Config {
 		DataDir:  "data",
 		Store:    Store{Driver: "sqlite", ReserveMiB: 64},
 		Backends: Backends{ProgressTimeout: 5 * time.Minute},
-		Sessions: Sessions{ExpireAfter: 5 * time.Minute},
+		Sessions: Sessions{ExpireAfter: 5 * time.Minute, MaxActive: 10000, MaxMemoryMiB: 64},
+		Records:  Records{SessionDays: 90, AuditDays: 90, UsageDays: 30},
 		Training: Training{GapWait: 2 * time.Second},
 		Recovery: Recovery{SnapshotEvery: time.Minute, SnapshotOperations: 50, DiskShare: 0.1},
 		Sampling: Sampling{MaxWaiting: 20000, MaxPerClient: 2000, SharePrefixes: "keys"},

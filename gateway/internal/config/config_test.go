@@ -48,6 +48,8 @@ func TestFullFile(t *testing.T) {
 		{"data_dir", cfg.DataDir, filepath.Join("testdata", "state")},
 		{"keys_file", cfg.Auth.KeysFile, filepath.Join("testdata", "keys")},
 		{"expire_after", cfg.Sessions.ExpireAfter.String(), (10 * time.Minute).String()},
+		{"sessions", fmt.Sprint(cfg.Sessions.MaxActive, cfg.Sessions.MaxMemoryMiB), "50 16"},
+		{"records", fmt.Sprint(cfg.Records), "{7 0 14}"},
 		{"progress_timeout", cfg.Backends.ProgressTimeout.String(), "30s"},
 		{"reserve", strconv.Itoa(cfg.Store.ReserveMiB), "100"},
 		{"gap_wait", cfg.Training.GapWait.String(), "500ms"},

@@ -21,6 +21,7 @@ var (
 
 const (
 	maxReserveMiB      = 1 << 20
+	maxRecordDays      = 36500
 	maxWeight          = 1e6
 	minProgressTimeout = 2 * time.Second // a backend reports once a second
 )
@@ -53,6 +54,20 @@ func (c *Config) Validate() error {
 	}
 	if c.Sessions.ExpireAfter < 2*time.Minute {
 		return fmt.Errorf("sessions.expire_after: %s is less than 2m (a busy Python client can be silent for tens of seconds)", c.Sessions.ExpireAfter)
+	}
+	if c.Sessions.MaxActive < 1 {
+		return fmt.Errorf("sessions.max_active: %d is less than 1", c.Sessions.MaxActive)
+	}
+	if c.Sessions.MaxMemoryMiB < 1 || c.Sessions.MaxMemoryMiB > maxReserveMiB {
+		return fmt.Errorf("sessions.max_memory_mib: %d is not between 1 and %d", c.Sessions.MaxMemoryMiB, maxReserveMiB)
+	}
+	for _, r := range []struct {
+		key  string
+		days int
+	}{{"session_days", c.Records.SessionDays}, {"audit_days", c.Records.AuditDays}, {"usage_days", c.Records.UsageDays}} {
+		if r.days < 0 || r.days > maxRecordDays {
+			return fmt.Errorf("records.%s: %d is not between 0 (for ever) and %d", r.key, r.days, maxRecordDays)
+		}
 	}
 	if c.Training.GapWait < 0 || c.Training.GapWait > 5*time.Minute {
 		return fmt.Errorf("training.gap_wait: %s is not between 0s and 5m", c.Training.GapWait)

@@ -35,6 +35,11 @@ func (s *Service) modelObject(m runs.ServedModel) gin.H {
 }
 
 func (s *Service) listModels(c call) error {
+	done, err := s.core.AwaitList(c.Request.Context(), c.owner)
+	if err != nil {
+		return err
+	}
+	defer done()
 	served, err := s.core.ServedModels(c.Request.Context(), c.owner)
 	if err != nil {
 		return err
@@ -53,22 +58,9 @@ func (s *Service) getModel(c call) error {
 	if err != nil {
 		return err
 	}
-	served, err := s.core.ServedModels(c.Request.Context(), c.owner)
-	if err != nil {
-		return err
-	}
-	meant := m.Name
-	switch {
-	case target.Path != "":
-		meant = target.Path
-	case target.RunID != "":
-		meant = "tinker://" + target.RunID
-	}
-	described := runs.ServedModel{BaseModel: m.Name, RunID: target.RunID} // a published checkpoint of somebody else is not listed
-	for _, one := range served {
-		if one.ID == meant {
-			described = one
-		}
+	described, listed := s.core.ServedModel(c.owner, target)
+	if !listed { // a published checkpoint of somebody else
+		described = runs.ServedModel{BaseModel: m.Name, RunID: target.RunID}
 	}
 	described.ID = id
 	return sendJSON(c, http.StatusOK, s.modelObject(described))

@@ -127,7 +127,7 @@ func (c *Core) ArchiveToken(ctx context.Context, by Requester, path string) (tok
 	token = c.sign(by, cp, "", expires)
 	entry := AuditEntry{Event: "checkpoint_downloaded", RunID: cp.RunID, Path: cp.Path}
 	c.mu.Unlock()
-	if err := c.commit(ctx, store.Batch{Put: []store.Record{c.audit(by.Owner, entry)}}); err != nil {
+	if err := c.commit(ctx, store.Batch{Add: []store.Record{c.auditOften(by.Owner, entry)}}); err != nil {
 		return "", time.Time{}, fmt.Errorf("archive: %w", err)
 	}
 	return token, expires, nil
@@ -197,7 +197,7 @@ func (c *Core) FileTokens(ctx context.Context, by Requester, path string) (FileT
 		return FileTokens{}, fmt.Errorf("checkpoint %s: has no files", cp.Path)
 	}
 	entry := AuditEntry{Event: "checkpoint_downloaded", RunID: cp.RunID, Path: cp.Path}
-	if err := c.commit(ctx, store.Batch{Put: []store.Record{c.audit(by.Owner, entry)}}); err != nil {
+	if err := c.commit(ctx, store.Batch{Add: []store.Record{c.auditOften(by.Owner, entry)}}); err != nil {
 		return FileTokens{}, fmt.Errorf("files: %w", err)
 	}
 	return out, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,6 +19,7 @@ type AuditEntry struct {
 	Path    string
 	Purpose string
 	Details map[string]any
+	Count   int64 // how often it was done within the hour that began with the first time, which is Time; 0 = once
 }
 
 // audit is an entry to be added to a batch.
@@ -27,7 +29,17 @@ func (c *Core) audit(owner string, e AuditEntry) store.Record {
 	return store.Record{Collection: inAudit, Key: itoa(e.Time.UnixNano()) + "-" + itoa(n), Parent: owner, Rank: e.Time.UnixNano(), Value: mustJSON(e)}
 }
 
-// Audit lists the caller's entries of one day (UTC), or of the last 30 days if day is zero, sorted by time. eventType is "all", "checkpoints", "projects", "teams" or "organizations".
+// auditOften is an entry of what is done often, and counted by hour.
+func (c *Core) auditOften(owner string, e AuditEntry) store.Record {
+	e.Time = c.cfg.now().UTC()
+	hour := e.Time.Truncate(time.Hour).UnixNano()
+	return store.Record{Collection: inAudit, Key: strings.Join([]string{itoa(hour), owner, e.Event, e.Path, e.Purpose}, "\x1f"), Parent: owner, Rank: hour, Count: 1, Value: mustJSON(e)}
+}
+
+// maxAuditEntries bounds the entries of one answer.
+const maxAuditEntries = 20_000
+
+// Audit lists the caller's entries of one day (UTC), or of the last 30 days if day is zero, sorted by time. Where there are more than maxAuditEntries it lists the newest, and before them an entry "entries_left_out" whose Count says how many are missing. eventType is "all", "checkpoints", "projects", "teams" or "organizations".
 func (c *Core) Audit(ctx context.Context, owner, eventType string, day time.Time) ([]AuditEntry, error) {
 	prefix := ""
 	switch eventType {
@@ -47,19 +59,36 @@ func (c *Core) Audit(ctx context.Context, owner, eventType string, day time.Time
 		from = day.UTC().Truncate(24 * time.Hour)
 		to = from.Add(24 * time.Hour)
 	}
-	records, err := c.cfg.Store.List(ctx, inAudit, owner, store.Range{From: from.UnixNano(), To: to.UnixNano()}, 0)
-	if err != nil {
-		return nil, fmt.Errorf("list audit entries: %w", err)
+	within := store.Range{From: from.Truncate(time.Hour).UnixNano(), To: to.UnixNano()} // those that are counted stand at the beginning of their hour
+	list, left := []AuditEntry{}, int64(0)
+	query := store.PageQuery{Range: within, Newest: true, Limit: 1000}
+	for more := true; more; {
+		var page []store.Record
+		var err error
+		if page, more, err = c.cfg.Store.Page(ctx, inAudit, owner, query); err != nil {
+			return nil, fmt.Errorf("list audit entries: %w", err)
+		}
+		for _, r := range page {
+			query.After = &store.Place{Rank: r.Rank, Key: r.Key}
+			var e AuditEntry
+			if err := json.Unmarshal(r.Value, &e); err != nil {
+				return nil, fmt.Errorf("read audit entry: %w", err)
+			}
+			if e.Count = 0; r.Count > 1 {
+				e.Count = r.Count
+			}
+			switch {
+			case !strings.HasPrefix(e.Event, prefix) || e.Time.Before(from):
+			case len(list) == maxAuditEntries:
+				left++
+			default:
+				list = append(list, e)
+			}
+		}
 	}
-	list := make([]AuditEntry, 0, len(records))
-	for _, r := range records {
-		var e AuditEntry
-		if err := json.Unmarshal(r.Value, &e); err != nil {
-			return nil, fmt.Errorf("read audit entry: %w", err)
-		}
-		if strings.HasPrefix(e.Event, prefix) {
-			list = append(list, e)
-		}
+	slices.SortStableFunc(list, func(a, b AuditEntry) int { return a.Time.Compare(b.Time) })
+	if left > 0 {
+		list = slices.Insert(list, 0, AuditEntry{Time: from, Event: "entries_left_out", Count: left})
 	}
 	return list, nil
 }

@@ -3,10 +3,10 @@ package runs
 import (
 	"context"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
-	"sort"
 	"strings"
 	"time"
 
@@ -40,7 +40,8 @@ type checkpoint struct{ checkpointRecord }
 
 type checkpointRecord struct {
 	CheckpointInfo
-	Dir string // of its files, under the data directory
+	Dir     string // of its files, under the data directory
+	Project string `json:",omitempty"` // of its run
 }
 
 func (cp *checkpoint) record() store.Record {
@@ -69,7 +70,7 @@ func (c *Core) newDir(p Path) string {
 
 // checkpointMade is what becomes durable with a new checkpoint.
 func (c *Core) checkpointMade(cp *checkpoint, session, project string, entry AuditEntry) store.Batch {
-	entry.RunID, entry.Path = cp.RunID, cp.Path
+	entry.RunID, entry.Path, cp.Project = cp.RunID, cp.Path, project
 	return store.Batch{
 		Put: []store.Record{cp.record(), c.audit(cp.Owner, entry)},
 		Add: []store.Record{c.usage(cp.Owner, session, project, cp.BaseModel, UsageCheckpoint, 1)},
@@ -79,9 +80,11 @@ func (c *Core) checkpointMade(cp *checkpoint, session, project string, entry Aud
 // install makes a checkpoint known, in place of an older one of the same path. mu is held.
 func (c *Core) install(cp *checkpoint) {
 	if old := c.checkpoints[cp.Path]; old != nil {
+		c.lists.remove(old)
 		c.removeFiles(old)
 	}
 	c.checkpoints[cp.Path] = cp
+	c.lists.add(cp)
 }
 
 // removeFiles deletes a checkpoint's folder in the background. mu is held.
@@ -135,14 +138,13 @@ func escapeGlob(dir string) string {
 
 // newestCheckpoint finds the newest of a kind. mu is held.
 func (c *Core) newestCheckpoint(runID string, kind CheckpointKind) *checkpoint {
-	var newest *checkpoint
 	now := c.cfg.now()
-	for _, cp := range c.checkpoints {
-		if cp.RunID == runID && cp.Kind == kind && !expired(cp.ExpiresAt, now) && (newest == nil || cp.CreatedAt.After(newest.CreatedAt)) {
-			newest = cp
+	for _, cp := range slices.Backward(c.lists.byRun[runID]) {
+		if cp.Kind == kind && !expired(cp.ExpiresAt, now) {
+			return cp
 		}
 	}
-	return newest
+	return nil
 }
 
 // readable finds a checkpoint that a caller may read. mu is held.
@@ -224,41 +226,47 @@ func (c *Core) RunCheckpoints(ctx context.Context, owner, runID string) ([]Check
 	if r == nil || r.Owner != owner && !c.hasPublic(runID) {
 		return nil, notFoundf("no training run %s", quote(runID))
 	}
-	list := c.listCheckpoints(func(cp *checkpoint) bool { return cp.RunID == runID && (cp.Owner == owner || cp.Public) })
-	slices.Reverse(list)
-	return list, nil
-}
-
-// listCheckpoints copies those that are chosen, newest first. mu is held.
-func (c *Core) listCheckpoints(choose func(*checkpoint) bool) []CheckpointInfo {
-	list := []CheckpointInfo{}
+	list, bytes := []CheckpointInfo{}, int64(0)
 	now := c.cfg.now()
-	for _, cp := range c.checkpoints {
-		if choose(cp) && !expired(cp.ExpiresAt, now) {
-			list = append(list, cp.CheckpointInfo)
+	for _, cp := range c.lists.byRun[runID] {
+		if (cp.Owner == owner || cp.Public) && !expired(cp.ExpiresAt, now) {
+			list, bytes = append(list, cp.CheckpointInfo), bytes+cp.textBytes()
 		}
 	}
-	sort.Slice(list, func(i, j int) bool {
-		if !list[i].CreatedAt.Equal(list[j].CreatedAt) {
-			return list[i].CreatedAt.After(list[j].CreatedAt)
-		}
-		return list[i].Path > list[j].Path
-	})
-	return list
+	if bytes > maxListBytes {
+		return nil, invalidf("the user_metadata of the checkpoints of %s have %d MiB, and one answer has at most %d: read GET /api/v1/checkpoints by page, or one at a time by weights_info", runID, bytes>>20, maxListBytes>>20)
+	}
+	return list, nil
 }
 
 // Checkpoints lists the caller's checkpoints, newest first, with the number there are in all. Page.Limit is 100 by default. Kinds nil = all.
 func (c *Core) Checkpoints(_ context.Context, owner string, page Page, kinds []CheckpointKind) ([]CheckpointInfo, int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	list := c.listCheckpoints(func(cp *checkpoint) bool {
-		return cp.Owner == owner && (kinds == nil || slices.Contains(kinds, cp.Kind))
-	})
-	from, to, err := page.cut(len(list), 100)
+	total, now := 0, c.cfg.now()
+	from, to, err := page.cut(math.MaxInt, 100)
 	if err != nil {
 		return nil, 0, err
 	}
-	return list[from:to], len(list), nil
+	list, bytes := []CheckpointInfo{}, int64(0)
+	for _, cp := range slices.Backward(c.lists.byOwner[owner]) {
+		if expired(cp.ExpiresAt, now) || kinds != nil && !slices.Contains(kinds, cp.Kind) {
+			continue
+		}
+		if total >= from && total < to {
+			list, bytes = append(list, cp.CheckpointInfo), bytes+cp.textBytes()
+		}
+		total++
+	}
+	if bytes > maxListBytes {
+		return nil, 0, tooLarge("checkpoints", len(list), bytes)
+	}
+	return list, total, nil
+}
+
+// tooLarge refuses a page whose texts are too large for one answer. A page of 20 never is.
+func tooLarge(what string, n int, bytes int64) error {
+	return invalidf("limit: the user_metadata of these %d %s have %d MiB, and one answer has at most %d: ask for fewer at a time", n, what, (bytes+1<<20-1)>>20, maxListBytes>>20)
 }
 
 // DeleteCheckpoint deletes a checkpoint and its files. KindNotFound if it does not exist or is not the caller's, except that a repeat with the same idempotency key succeeds.
@@ -304,6 +312,7 @@ func (c *Core) deleteCheckpoint(ctx context.Context, cp *checkpoint, event strin
 	defer c.mu.Unlock()
 	if c.checkpoints[cp.Path] == cp {
 		delete(c.checkpoints, cp.Path)
+		c.lists.remove(cp)
 	}
 	c.removeFiles(cp)
 	return nil

@@ -1,6 +1,8 @@
 package runs
 
 import (
+	"math"
+
 	"github.com/tinsmith/tinsmith/gateway/internal/pack"
 	"github.com/tinsmith/tinsmith/plugins"
 )
@@ -10,8 +12,11 @@ import (
 const (
 	formForwardBackward       = 1
 	formForwardBackwardResult = 2
-	formSample                = 3
-	formSampleResult          = 4
+	formSample                = 3 // of older versions, which wrote every cell of the targets
+	formSampleResult          = 4 // likewise
+	formSampleOfCells         = 5
+	formSampleResultOfCells   = 6
+	formRecordedSample        = 7 // what is kept of a result once its session is over: tokens and their log-probabilities
 )
 
 type encoder struct{ pack.Encoder }
@@ -34,7 +39,106 @@ func (e *encoder) top(t plugins.TopLogprobs) {
 	e.Float32s(t.Logprobs)
 }
 
+// cells writes the tokens that are asked for in a table, of which the others are -1. A client may ask for a few in a table that is a thousand times as large as its request.
+func (e *encoder) cells(tokens []int32) {
+	listed := listedCells(tokens)
+	sparse := len(tokens) > 0 && listed >= 0 && listed < len(tokens)/2
+	if e.Bool(sparse); !sparse {
+		e.Int32s(tokens)
+		return
+	}
+	e.Uint(uint64(len(tokens)))
+	e.Uint(uint64(listed))
+	last := 0
+	for i, t := range tokens {
+		if t >= 0 {
+			e.Uint(uint64(i - last))
+			e.Uint(uint64(t))
+			last = i
+		}
+	}
+}
+
+// listedCells counts the cells that are asked for; -1 where a table has something else than tokens and -1.
+func listedCells(tokens []int32) int {
+	n := 0
+	for _, t := range tokens {
+		if t < -1 {
+			return -1
+		}
+		if t >= 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// scores writes the values of the cells that are asked for, as far as the others are 0.
+func (e *encoder) scores(values []float32, tokens []int32) {
+	sparse := len(values) > 0 && len(values) == len(tokens)
+	var listed []float32
+	for i := 0; sparse && i < len(values); i++ {
+		if tokens[i] >= 0 {
+			listed = append(listed, values[i])
+		} else if math.Float32bits(values[i]) != 0 {
+			sparse = false
+		}
+	}
+	if e.Bool(sparse); sparse {
+		e.Float32s(listed)
+	} else {
+		e.Float32s(values)
+	}
+}
+
 type decoder struct{ *pack.Decoder }
+
+// maxCells bounds a table: in a damaged record it could be of any size.
+const maxCells = 16 << 20
+
+func (d decoder) cells() []int32 {
+	if !d.Bool() {
+		return d.Int32s()
+	}
+	size, listed := d.Uint(), d.Count()
+	if size > maxCells || uint64(listed) > size {
+		d.Fail()
+		return nil
+	}
+	tokens := make([]int32, size)
+	for i := range tokens {
+		tokens[i] = -1
+	}
+	at := uint64(0)
+	for range listed {
+		step, token := d.Uint(), d.Uint()
+		if at += step; step > size || at >= size || token > math.MaxInt32 {
+			d.Fail()
+			return nil
+		}
+		tokens[at] = int32(token)
+	}
+	return tokens
+}
+
+func (d decoder) scores(tokens []int32) []float32 {
+	if !d.Bool() {
+		return d.Float32s()
+	}
+	listed := d.Float32s()
+	values := make([]float32, len(tokens))
+	for i, t := range tokens {
+		if t < 0 {
+			continue
+		}
+		if len(listed) == 0 {
+			d.Fail()
+			return nil
+		}
+		values[i], listed = listed[0], listed[1:]
+	}
+	return values
+}
 
 // newDecoder checks the first byte.
 func newDecoder(b []byte, form byte) decoder {
@@ -143,7 +247,7 @@ func (r *sampleRequest) promptBytes() int64 {
 }
 
 func encodeSample(r sampleRequest) []byte {
-	e := newEncoder(formSample, 128+4*len(r.Prompt))
+	e := newEncoder(formSampleOfCells, 128+4*len(r.Prompt))
 	e.Int32s(r.Prompt)
 	e.Int(int64(r.NumSamples))
 	e.Int(int64(r.MaxTokens))
@@ -160,7 +264,7 @@ func encodeSample(r sampleRequest) []byte {
 	e.Bool(r.PromptLogprobs)
 	e.Int(int64(r.PromptLogprobsLastN))
 	e.Int(int64(r.TopKPromptLogprobs))
-	e.Int32s(r.TargetPromptTokens)
+	e.cells(r.TargetPromptTokens)
 	e.Int(int64(r.TargetPromptK))
 	e.Int(int64(r.PromptAlternatives))
 	e.Bool(r.SparseTargets)
@@ -168,7 +272,11 @@ func encodeSample(r sampleRequest) []byte {
 }
 
 func decodeSample(b []byte) (sampleRequest, error) {
-	d := newDecoder(b, formSample)
+	d := decoder{pack.NewDecoder(b)}
+	form := d.Byte()
+	if form != formSample && form != formSampleOfCells {
+		d.Fail()
+	}
 	var r sampleRequest
 	r.RepetitionPenalty = 1
 	r.Prompt, r.NumSamples, r.MaxTokens = d.Int32s(), int(d.Int()), int(d.Int())
@@ -177,22 +285,27 @@ func decodeSample(b []byte) (sampleRequest, error) {
 		r.StopStrings = append(r.StopStrings, d.Text())
 	}
 	r.TopKSampledLogprobs, r.PromptLogprobs, r.PromptLogprobsLastN, r.TopKPromptLogprobs = int(d.Int()), d.Bool(), int(d.Int()), int(d.Int())
-	r.TargetPromptTokens, r.TargetPromptK, r.PromptAlternatives, r.SparseTargets = d.Int32s(), int(d.Int()), int(d.Int()), d.Bool()
+	if form == formSample {
+		r.TargetPromptTokens = d.Int32s()
+	} else {
+		r.TargetPromptTokens = d.cells()
+	}
+	r.TargetPromptK, r.PromptAlternatives, r.SparseTargets = int(d.Int()), int(d.Int()), d.Bool()
 	return r, d.End()
 }
 
 func encodeSampleResult(r *SampleResult) []byte {
-	e := newEncoder(formSampleResult, 256)
+	e := newEncoder(formSampleResultOfCells, 256)
 	p := r.Prompt
+	e.cells(r.TargetPromptTokens)
 	e.Int(p.Version)
 	e.Int(int64(p.CachedTokens))
 	e.Float32s(p.Logprobs)
 	e.top(p.Top)
-	e.Float32s(p.Targets)
+	e.scores(p.Targets, r.TargetPromptTokens)
 	e.Int32s(p.AltTokens)
 	e.Float32s(p.AltLogprobs)
 	e.Int(int64(r.PromptLength))
-	e.Int32s(r.TargetPromptTokens)
 	e.Int(int64(r.TargetPromptK))
 	e.Bool(r.TargetPromptSparse)
 	e.Int(int64(r.PromptAlternatives))
@@ -206,12 +319,42 @@ func encodeSampleResult(r *SampleResult) []byte {
 	return e.B
 }
 
+// encodeRecordedSample keeps of a result what training may ask for later: see resolveProvenance.
+func encodeRecordedSample(r *SampleResult) []byte {
+	e := newEncoder(formRecordedSample, 256)
+	e.Uint(uint64(len(r.Sequences)))
+	for _, s := range r.Sequences {
+		e.Bool(s.StoppedByLength)
+		e.Int32s(s.Tokens)
+		e.Float32s(s.Logprobs)
+	}
+	return e.B
+}
+
 func decodeSampleResult(b []byte) (*SampleResult, error) {
-	d := newDecoder(b, formSampleResult)
-	r := &SampleResult{Prompt: plugins.PromptScores{
-		Version: d.Int(), CachedTokens: int(d.Int()), Logprobs: d.Float32s(), Top: d.top(), Targets: d.Float32s(), AltTokens: d.Int32s(), AltLogprobs: d.Float32s(),
-	}}
-	r.PromptLength, r.TargetPromptTokens, r.TargetPromptK, r.TargetPromptSparse, r.PromptAlternatives = int(d.Int()), d.Int32s(), int(d.Int()), d.Bool(), int(d.Int())
+	d := decoder{pack.NewDecoder(b)}
+	r := &SampleResult{}
+	switch d.Byte() {
+	case formSampleResult:
+		r.Prompt = plugins.PromptScores{
+			Version: d.Int(), CachedTokens: int(d.Int()), Logprobs: d.Float32s(), Top: d.top(), Targets: d.Float32s(), AltTokens: d.Int32s(), AltLogprobs: d.Float32s(),
+		}
+		r.PromptLength, r.TargetPromptTokens, r.TargetPromptK, r.TargetPromptSparse, r.PromptAlternatives = int(d.Int()), d.Int32s(), int(d.Int()), d.Bool(), int(d.Int())
+	case formSampleResultOfCells:
+		r.TargetPromptTokens = d.cells()
+		r.Prompt = plugins.PromptScores{
+			Version: d.Int(), CachedTokens: int(d.Int()), Logprobs: d.Float32s(), Top: d.top(), Targets: d.scores(r.TargetPromptTokens), AltTokens: d.Int32s(), AltLogprobs: d.Float32s(),
+		}
+		r.PromptLength, r.TargetPromptK, r.TargetPromptSparse, r.PromptAlternatives = int(d.Int()), int(d.Int()), d.Bool(), int(d.Int())
+	case formRecordedSample:
+		r.recorded = true
+		for range d.Count() {
+			r.Sequences = append(r.Sequences, SampledSequence{StoppedByLength: d.Bool(), Tokens: d.Int32s(), Logprobs: d.Float32s()})
+		}
+		return r, d.End()
+	default:
+		d.Fail()
+	}
 	for range d.Count() {
 		r.Sequences = append(r.Sequences, SampledSequence{StoppedByLength: d.Bool(), Tokens: d.Int32s(), Logprobs: d.Float32s(), Top: d.top()})
 	}

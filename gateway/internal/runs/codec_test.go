@@ -30,6 +30,94 @@ var (
 	}
 )
 
+// Tables of targets in which few are asked for; and one with a score where none is asked for.
+var (
+	fewTargets = sampleRequest{SampleRequest: plugins.SampleRequest{Prompt: []int32{1, 2}, RepetitionPenalty: 1, TargetPromptK: 1000, TargetPromptTokens: table(map[int]int32{0: 7, 998: 0, 999: math.MaxInt32})}}
+	fewScores  = &SampleResult{TargetPromptK: 1000, TargetPromptTokens: fewTargets.TargetPromptTokens, Prompt: plugins.PromptScores{Targets: values(map[int]float32{0: -7, 998: 0, 999: float32(math.Inf(-1))})}}
+	oddScores  = &SampleResult{TargetPromptK: 1000, TargetPromptTokens: fewTargets.TargetPromptTokens, Prompt: plugins.PromptScores{Targets: values(map[int]float32{0: -7, 5: float32(math.Copysign(0, -1))})}}
+)
+
+func table(cells map[int]int32) []int32 {
+	t := make([]int32, 1000)
+	for i := range t {
+		t[i] = -1
+	}
+	for i, v := range cells {
+		t[i] = v
+	}
+	return t
+}
+
+func values(cells map[int]float32) []float32 {
+	t := make([]float32, 1000)
+	for i, v := range cells {
+		t[i] = v
+	}
+	return t
+}
+
+func TestFewTargetsAreFewBytes(t *testing.T) {
+	if n := len(encodeSample(fewTargets)); n > 200 {
+		t.Errorf("the request has %d bytes", n)
+	}
+	if n := len(encodeSampleResult(fewScores)); n > 200 {
+		t.Errorf("the result has %d bytes", n)
+	}
+}
+
+// TestOlderForms reads what older versions wrote: every cell of the targets, where the table is.
+func TestOlderForms(t *testing.T) {
+	r := oneSample
+	e := newEncoder(formSample, 0)
+	e.Int32s(r.Prompt)
+	e.Int(int64(r.NumSamples))
+	e.Int(int64(r.MaxTokens))
+	e.Float(r.Temperature)
+	e.Int(int64(r.TopK))
+	e.Float(r.TopP)
+	e.Uint(r.Seed)
+	e.Int32s(r.StopTokens)
+	e.Uint(uint64(len(r.StopStrings)))
+	for _, s := range r.StopStrings {
+		e.Text(s)
+	}
+	e.Int(int64(r.TopKSampledLogprobs))
+	e.Bool(r.PromptLogprobs)
+	e.Int(int64(r.PromptLogprobsLastN))
+	e.Int(int64(r.TopKPromptLogprobs))
+	e.Int32s(r.TargetPromptTokens)
+	e.Int(int64(r.TargetPromptK))
+	e.Int(int64(r.PromptAlternatives))
+	e.Bool(r.SparseTargets)
+	if got, err := decodeSample(e.B); err != nil || !reflect.DeepEqual(got, r) {
+		t.Errorf("got  %+v, %v\nwant %+v", got, err, r)
+	}
+	a, p := oneSampled, oneSampled.Prompt
+	e = newEncoder(formSampleResult, 0)
+	e.Int(p.Version)
+	e.Int(int64(p.CachedTokens))
+	e.Float32s(p.Logprobs)
+	e.top(p.Top)
+	e.Float32s(p.Targets)
+	e.Int32s(p.AltTokens)
+	e.Float32s(p.AltLogprobs)
+	e.Int(int64(a.PromptLength))
+	e.Int32s(a.TargetPromptTokens)
+	e.Int(int64(a.TargetPromptK))
+	e.Bool(a.TargetPromptSparse)
+	e.Int(int64(a.PromptAlternatives))
+	e.Uint(uint64(len(a.Sequences)))
+	for _, s := range a.Sequences {
+		e.Bool(s.StoppedByLength)
+		e.Int32s(s.Tokens)
+		e.Float32s(s.Logprobs)
+		e.top(s.Top)
+	}
+	if got, err := decodeSampleResult(e.B); err != nil || !reflect.DeepEqual(got, a) {
+		t.Errorf("got  %+v, %v\nwant %+v", got, err, a)
+	}
+}
+
 func TestCodecKeepsEverything(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -39,6 +127,9 @@ func TestCodecKeepsEverything(t *testing.T) {
 		{"pass", onePass, func() (any, error) { return decodeForwardBackward(encodeForwardBackward(onePass)) }},
 		{"result of a pass", oneResult, func() (any, error) { return decodeForwardBackwardResult(encodeForwardBackwardResult(oneResult)) }},
 		{"sample", oneSample, func() (any, error) { return decodeSample(encodeSample(oneSample)) }},
+		{"sample with few targets", fewTargets, func() (any, error) { return decodeSample(encodeSample(fewTargets)) }},
+		{"result with few targets", fewScores, func() (any, error) { return decodeSampleResult(encodeSampleResult(fewScores)) }},
+		{"result with scores elsewhere", oddScores, func() (any, error) { return decodeSampleResult(encodeSampleResult(oddScores)) }},
 		{"result of a sample", oneSampled, func() (any, error) { return decodeSampleResult(encodeSampleResult(oneSampled)) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -51,13 +142,13 @@ func TestCodecKeepsEverything(t *testing.T) {
 }
 
 func FuzzCodec(f *testing.F) {
-	for _, b := range [][]byte{encodeForwardBackward(onePass), encodeForwardBackwardResult(oneResult), encodeSample(oneSample), encodeSampleResult(oneSampled)} {
+	for _, b := range [][]byte{encodeForwardBackward(onePass), encodeForwardBackwardResult(oneResult), encodeSample(oneSample), encodeSampleResult(oneSampled), encodeSample(fewTargets), encodeSampleResult(fewScores), encodeRecordedSample(oneSampled)} {
 		f.Add(b)
 		f.Add(b[:len(b)/2])
 	}
 	f.Add([]byte{formSample, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		// A record that was cut or changed is an error or other numbers, never a panic and never more memory than it is long.
+		// A record that was cut or changed is an error or other numbers, never a panic and never more memory than it is long, but for a table of targets.
 		if r, err := decodeForwardBackward(b); err == nil && len(r.K) != len(r.Data) {
 			t.Fatal("shapes and data differ")
 		}

@@ -72,6 +72,16 @@ func (c *Core) CopyCheckpoint(ctx context.Context, req CopyCheckpoint) (Checkpoi
 		c.mu.Unlock()
 		return CheckpointInfo{}, invalidf("model_seq_id: model %s exists already", r.ID)
 	}
+	if err := c.mayKeep(req.Owner, 1, src.textBytes()); err != nil {
+		c.mu.Unlock()
+		return CheckpointInfo{}, err
+	}
+	if r.session != nil {
+		if err := c.mayHold(r.Owner, 0, r.size()); err != nil {
+			c.mu.Unlock()
+			return CheckpointInfo{}, err
+		}
+	}
 	if c.copying[r.ID] {
 		c.mu.Unlock()
 		return CheckpointInfo{}, refusef(KindBusy, "model %s is being made by another copy; repeat a little later", quote(r.ID))
@@ -102,6 +112,9 @@ func (c *Core) CopyCheckpoint(ctx context.Context, req CopyCheckpoint) (Checkpoi
 	}
 	batch := c.checkpointMade(copied, r.SessionID, r.project(), AuditEntry{Event: "checkpoint_copied", Details: map[string]any{"source": req.Source}})
 	batch.Put = append(batch.Put, r.record(), r.listed())
+	if project := copied.Project; project != "" {
+		batch.Put = append(batch.Put, r.inProject(project))
+	}
 	return copied.CheckpointInfo, c.installStored(ctx, r, batch, copied)
 }
 
@@ -116,6 +129,9 @@ func (c *Core) installStored(ctx context.Context, r *run, batch store.Batch, cps
 		c.runs[r.ID] = r
 		if r.session != nil {
 			r.session.runs = append(r.session.runs, r)
+			if r.session.active() {
+				c.hold(r.session, 0, r.size())
+			}
 		}
 	}
 	for _, cp := range cps {

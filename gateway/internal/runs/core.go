@@ -71,6 +71,13 @@ type Config struct {
 	ResultsKept      time.Duration // results of a session that has ended; 10 min
 	SamplesKept      time.Duration // results of its samples, which are the provenance of what is trained on them in other sessions; 24 h
 	URLLifetime      time.Duration // of archive and file tokens; 15 min
+	SessionsKept     time.Duration // records of a session that has ended, unless a run of it has a checkpoint; 0 = for ever
+	AuditKept        time.Duration // 0 = for ever
+	UsageByHour      time.Duration // usage of so long ago is kept by day, without its sessions; 0 = never
+	MaxSessions      int           // per owner: active ones; 10,000
+	MaxSessionBytes  int64         // per owner: memory of active sessions with their runs, sampling sessions and metadata, by estimate; 64 MiB
+	MaxCheckpoints   int           // per owner; 100,000
+	MaxTextBytes     int64         // per owner: user metadata of checkpoints, which are in memory as long as these are; 64 MiB
 	MaxQueuedSamples int           // per owner: samples accepted and not finished; 20,000
 	MaxQueuedBytes   int64         // over all owners: prompts of samples that are not finished; 256 MiB, and an equal part of it for each owner who comes when they are taken
 	MaxRunningSample int           // requests per model given to the backend at a time, samples and direct ones apart; up to twice as many where owners who have few come late; 256
@@ -118,7 +125,12 @@ type Core struct {
 	samplers    map[string]*sampler
 	checkpoints map[string]*checkpoint // by path
 	futures     map[string]*future     // accepted and not complete, by request id
+	lists       checkpointLists        // the same checkpoints
+	held        map[string]held        // by owner
+	listings    map[string]*listing    // by owner
+	saving      map[string]int64       // bytes of the user metadata of saves that are not finished, by owner
 	deleted     map[string]time.Time   // recent deletions by owner, path and idempotency key
+	removed     map[string]time.Time   // sessions whose records are being deleted, or were a moment ago
 	owners      map[string]accepted    // samples accepted and not finished, by owner
 	promptBytes int64                  // of those of all owners
 	passBytes   int64                  // of passes that are in memory
@@ -135,7 +147,7 @@ func Open(ctx context.Context, cfg Config) (*Core, error) {
 	c := &Core{
 		cfg: cfg, log: cfg.Logger, byName: map[string]*model{}, closed: make(chan struct{}), workers: newWorkers(),
 		sessions: map[string]*session{}, runs: map[string]*run{}, copying: map[string]bool{}, samplers: map[string]*sampler{}, checkpoints: map[string]*checkpoint{},
-		futures: map[string]*future{}, deleted: map[string]time.Time{}, owners: map[string]accepted{},
+		lists: newCheckpointLists(), held: map[string]held{}, saving: map[string]int64{}, listings: map[string]*listing{}, futures: map[string]*future{}, deleted: map[string]time.Time{}, removed: map[string]time.Time{}, owners: map[string]accepted{},
 	}
 	for i := range cfg.Models {
 		m := newModel(cfg.Models[i])
@@ -198,6 +210,10 @@ func (cfg *Config) complete() error {
 	setDefault(&cfg.ResultsKept, 10*time.Minute)
 	setDefault(&cfg.SamplesKept, 24*time.Hour)
 	setDefault(&cfg.URLLifetime, 15*time.Minute)
+	setDefault(&cfg.MaxSessions, 10_000)
+	setDefault(&cfg.MaxSessionBytes, 64<<20)
+	setDefault(&cfg.MaxCheckpoints, 100_000)
+	setDefault(&cfg.MaxTextBytes, 64<<20)
 	setDefault(&cfg.MaxQueuedSamples, 20_000)
 	setDefault(&cfg.MaxQueuedBytes, 256<<20)
 	setDefault(&cfg.MaxRunningSample, 256)

@@ -50,8 +50,9 @@ type world struct {
 	failed     error  // set: Backend fails for good
 	arithmetic string // of the next process, if it is to be another one
 	store      store.Store
-	crashes    atomic.Bool  // processes end by themselves, not by the test, and the next one starts
-	losses     atomic.Int64 // that ended so
+	around     func(store.Store) store.Store // what the core has instead of the store; nil = the store
+	crashes    atomic.Bool                   // processes end by themselves, not by the test, and the next one starts
+	losses     atomic.Int64                  // that ended so
 }
 
 func newWorld(t testing.TB, change func(*world)) *world {
@@ -114,6 +115,9 @@ func (w *world) open() {
 	cfg := w.config
 	if cfg.Store == nil {
 		cfg.Store = s
+	}
+	if w.around != nil {
+		cfg.Store = w.around(s)
 	}
 	cfg.DataDir, cfg.Backends = w.dir, w
 	w.Core, err = Open(w.t.Context(), cfg)

@@ -294,8 +294,17 @@ func (c *Core) knownOwner(requestID string) (string, bool) {
 }
 
 // Wait returns the outcome of a future, waiting for it at most hold (0 = do not wait). ErrPending when it is not there by then; KindNotFound for an unknown
-// or foreign id; ctx's error when ctx ends first. A result stays readable until its session has ended, that of a sample for a day longer.
+// or foreign id; ctx's error when ctx ends first. A result stays readable until its session has ended, that of a sample, unless it is large, for a day longer.
 func (c *Core) Wait(ctx context.Context, owner, requestID string, hold time.Duration) (*Outcome, error) {
+	out, err := c.outcome(ctx, owner, requestID, hold)
+	if err == nil && out.Sample != nil && out.Sample.recorded {
+		return nil, notFoundf("future %s: the session is over, and what the sample came with, such as alternatives, is not kept any more", quote(requestID))
+	}
+	return out, err
+}
+
+// outcome is Wait, also for a sample of which only what was recorded for training is left.
+func (c *Core) outcome(ctx context.Context, owner, requestID string, hold time.Duration) (*Outcome, error) {
 	if err := c.recall(ctx, requestID); err != nil {
 		return nil, err
 	}

@@ -44,6 +44,12 @@ func (c *Core) Import(ctx context.Context, req Import) (training, sampler Checkp
 	if req.MaxBytes == 0 {
 		req.MaxBytes = 16 << 30
 	}
+	c.mu.Lock()
+	err = c.mayKeep(req.Owner, 2, 0)
+	c.mu.Unlock()
+	if err != nil {
+		return fail(err)
+	}
 	incoming := filepath.Join("incoming", c.newID("", "", ""))
 	defer func() { c.logged("an upload could not be removed", os.RemoveAll(c.file(incoming))) }()
 	size, err := unpack(req.Tar, c.file(incoming), req.MaxBytes, c.cfg.Store.Room)
@@ -80,6 +86,9 @@ func (c *Core) Import(ctx context.Context, req Import) (training, sampler Checkp
 	seed := info.Config.Seed
 	r.LoRA = LoRAConfig{Rank: info.Config.Rank, Seed: &seed, TrainAttn: info.Config.TrainAttention, TrainMLP: info.Config.TrainMLP, TrainUnembed: info.Config.TrainUnembed}
 	batch := store.Batch{Put: []store.Record{r.record(), r.listed()}}
+	if r.ProjectID != "" {
+		batch.Put = append(batch.Put, r.inProject(r.ProjectID))
+	}
 	var made []*checkpoint
 	for _, kind := range []CheckpointKind{KindWeights, KindSampler} {
 		path := Path{RunID: r.ID, Kind: kind, Name: req.Name}

@@ -3,6 +3,7 @@ package runs
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"sort"
 	"strings"
 	"time"
@@ -212,9 +213,10 @@ func (c *Core) latest(owner, name string, m *model) (Target, bool) {
 	}
 	var saved *checkpoint
 	now := c.cfg.now()
-	for _, cp := range c.checkpoints {
-		if cp.Owner == owner && cp.ServedModel == m.Name && cp.Kind == KindSampler && !expired(cp.ExpiresAt, now) && (saved == nil || cp.CreatedAt.After(saved.CreatedAt)) {
+	for _, cp := range slices.Backward(c.lists.byOwner[owner]) {
+		if cp.ServedModel == m.Name && cp.Kind == KindSampler && !expired(cp.ExpiresAt, now) {
 			saved = cp
+			break
 		}
 	}
 	if saved == nil {
@@ -223,7 +225,8 @@ func (c *Core) latest(owner, name string, m *model) (Target, bool) {
 	return Target{Name: name, ServedModel: m.Name, RunID: saved.RunID, Path: saved.Path, source: source{saved: saved}}, true
 }
 
-// ServedModels lists what the caller can name: base models, aliases, live runs, sampler checkpoints, each kind oldest first.
+// ServedModels lists what the caller can name: base models, aliases, live runs, sampler checkpoints, each kind oldest first. Metadata of more than maxInline bytes are left out, and all of them where they come to more than
+// one answer has.
 func (c *Core) ServedModels(_ context.Context, owner string) ([]ServedModel, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -237,19 +240,17 @@ func (c *Core) ServedModels(_ context.Context, owner string) ([]ServedModel, err
 	bases := len(list)
 	for _, r := range c.runs {
 		if r.Owner == owner && r.State == stateLive {
-			list = append(list, ServedModel{ID: "tinker://" + r.ID, BaseModel: r.ServedModel, RunID: r.ID, SessionID: r.SessionID, Owner: owner, UserMetadata: r.UserMetadata, CreatedAt: r.live.weightsAt})
+			list = append(list, r.served())
 		}
 	}
 	runs := len(list)
 	now := c.cfg.now()
-	for _, cp := range c.checkpoints {
-		if cp.Owner == owner && cp.Kind == KindSampler && !expired(cp.ExpiresAt, now) && c.byName[cp.ServedModel] != nil {
-			entry := ServedModel{ID: cp.Path, BaseModel: cp.ServedModel, RunID: cp.RunID, Owner: owner, CreatedAt: cp.CreatedAt}
-			if cp.UserMetadata != nil {
-				entry.UserMetadata = mustJSON(cp.UserMetadata)
-			}
-			if r := c.runs[cp.RunID]; r != nil {
-				entry.SessionID = r.SessionID
+	bytes := int64(0)
+	for _, cp := range c.lists.byOwner[owner] {
+		if cp.Kind == KindSampler && !expired(cp.ExpiresAt, now) && c.byName[cp.ServedModel] != nil {
+			entry := c.servedCheckpoint(cp)
+			if bytes += int64(len(entry.UserMetadata)); bytes > maxListBytes {
+				entry.UserMetadata = nil
 			}
 			list = append(list, entry)
 		}
@@ -258,4 +259,44 @@ func (c *Core) ServedModels(_ context.Context, owner string) ([]ServedModel, err
 		sort.Slice(part, func(i, j int) bool { return part[i].CreatedAt.Before(part[j].CreatedAt) })
 	}
 	return list, nil
+}
+
+// ServedModel describes what a name was resolved to, as ServedModels does; false for what the caller does not find there.
+func (c *Core) ServedModel(owner string, t Target) (ServedModel, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if t.Path != "" {
+		cp := c.checkpoints[t.Path]
+		if cp == nil || cp.Owner != owner || expired(cp.ExpiresAt, c.cfg.now()) {
+			return ServedModel{}, false
+		}
+		return c.servedCheckpoint(cp), true
+	}
+	if t.RunID != "" {
+		r := c.runs[t.RunID]
+		if r == nil || r.Owner != owner || r.State != stateLive {
+			return ServedModel{}, false
+		}
+		return r.served(), true
+	}
+	return ServedModel{ID: t.ServedModel, BaseModel: t.ServedModel}, true
+}
+
+// served describes a live run.
+func (r *run) served() ServedModel {
+	m := ServedModel{ID: "tinker://" + r.ID, BaseModel: r.ServedModel, RunID: r.ID, SessionID: r.SessionID, Owner: r.Owner, CreatedAt: r.live.weightsAt}
+	if !r.Apart {
+		m.UserMetadata = r.UserMetadata
+	}
+	return m
+}
+
+// servedCheckpoint describes a sampler checkpoint. mu is held.
+func (c *Core) servedCheckpoint(cp *checkpoint) ServedModel {
+	m := ServedModel{ID: cp.Path, BaseModel: cp.ServedModel, RunID: cp.RunID, Owner: cp.Owner, CreatedAt: cp.CreatedAt}
+	if cp.UserMetadata != nil && cp.textBytes() <= maxInline {
+		m.UserMetadata = mustJSON(cp.UserMetadata)
+	}
+	m.SessionID, _ = c.whereabouts(cp.RunID)
+	return m
 }

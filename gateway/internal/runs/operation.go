@@ -175,6 +175,9 @@ func (c *Core) submit(ctx context.Context, o Operation, op *operation, hash stri
 		}
 		r.session.reserve(op.save.SamplerID)
 	}
+	if op.texts > 0 {
+		c.saving[o.Owner] += op.texts
+	}
 	op.run = r
 	op.future = c.newFuture(answer.RequestID, op.kind, o.Owner, r.session, r.model, hash)
 	op.future.scores, op.future.fault = op.kind == OpForwardBackward && !op.trains, op.fault
@@ -186,7 +189,7 @@ func (c *Core) submit(ctx context.Context, o Operation, op *operation, hash stri
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {
-		op.giveUpSampler()
+		c.saveEnded(op)
 		c.refuseFuture(op.future, fmt.Errorf("journal the operation: %w", err))
 		return Submitted{}, op.future.refusal
 	}
@@ -302,12 +305,19 @@ func (c *Core) submitSave(ctx context.Context, o Operation, kind OperationKind, 
 	if _, repeat, err := c.prior(ctx, o, hash); repeat || err != nil {
 		return Submitted{RequestID: o.id(), RunID: o.RunID}.unless(err)
 	}
+	texts := int64(0)
+	for k, v := range body.UserMetadata {
+		texts += int64(len(k) + len(v))
+	}
 	if o.Refusal == "" {
-		if err := firstError(checkTexts(body.UserMetadata), check()); err != nil {
+		c.mu.Lock()
+		full := c.mayKeep(o.Owner, 1, c.saving[o.Owner]+texts)
+		c.mu.Unlock()
+		if err := firstError(checkTexts(body.UserMetadata), check(), full); err != nil {
 			return c.refuse(o, err)
 		}
 	}
-	return c.submit(ctx, o, &operation{kind: kind, save: &body}, hash, mustJSON(body))
+	return c.submit(ctx, o, &operation{kind: kind, save: &body, texts: texts}, hash, mustJSON(body))
 }
 
 // maxTTL is ten years.

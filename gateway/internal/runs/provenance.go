@@ -73,7 +73,7 @@ func (c *Core) recordedSequence(ctx context.Context, owner, id string, results m
 	request := id[:cut]
 	result := results[request]
 	if result == nil {
-		outcome, err := c.Wait(ctx, owner, request, 0)
+		outcome, err := c.outcome(ctx, owner, request, 0)
 		switch {
 		case errors.Is(err, ErrPending):
 			return SampledSequence{}, invalidf("sequence %s is not finished yet", quote(id))

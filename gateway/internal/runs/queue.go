@@ -32,6 +32,7 @@ type operation struct {
 	scoreOnly bool             // its gradients were dropped with a step that failed: only its result is still wanted
 	adam      *plugins.AdamParams
 	save      *saveBody
+	texts     int64 // bytes of a save's user metadata, as long as it is counted
 	load      *createBody
 
 	window   *window // that it belongs to
@@ -314,7 +315,7 @@ func (c *Core) left(op *operation, wasAhead bool) {
 	q := &op.run.queue
 	q.unfinished--
 	delete(q.pending, op.seq)
-	op.giveUpSampler()
+	c.saveEnded(op)
 	c.clear(op.run.model, &op.blame)
 	if op.pass != nil {
 		q.buffered -= op.bytes

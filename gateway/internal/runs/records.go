@@ -9,7 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"sort"
+	"slices"
 	"strings"
 	"time"
 
@@ -29,12 +29,17 @@ const (
 	inResults     = store.Results
 	inSkips       = "skips" // Rank … Count: numbers of a run that were skipped
 	inPoints      = "recovery_points"
-	inUsage       = "usage"
+	inUsage       = "usage"      // by hour; Parent: the owner
+	inUsageDays   = "usage_days" // sums of what was inUsage
 	inAudit       = "audit"
 	inSecrets     = "secrets"
-	inCrashes     = "crashes" // of work and rebuilds with which processes ended, until they succeed
-	inCycles      = "cycles"  // reserved numbers of clock cycles
-	inRetired     = "retired" // Parent: what of a session is deleted next; Rank: when it ended, in Unix nanoseconds
+	inCrashes     = "crashes"       // of work and rebuilds with which processes ended, until they succeed
+	inCycles      = "cycles"        // reserved numbers of clock cycles
+	inRetired     = "retired"       // Parent: what of a session is deleted next; Rank: when it ended, in Unix nanoseconds
+	inLive        = "live_sessions" // keys of the sessions that are not retired
+	inTexts       = "texts"         // Parent: the session; what clients had kept with it and its runs, where that is large
+	inProjects    = "project_runs"  // keys of runs in a project; Parent: owner and project
+	inUpgrades    = "upgrades"      // what has been done to the records of older versions
 )
 
 // operationRecord is the Value of an operation; its payload is the resolved request.
@@ -87,68 +92,27 @@ func mustJSON(v any) []byte {
 	return b
 }
 
-// load reads everything but operations, results, and sessions that are retired, and gives the operations that have no result.
+// load reads what is in memory while nobody asks: everything but operations, results, and sessions that are retired. It gives the operations that have no result.
 func (c *Core) load(ctx context.Context) ([]store.Record, error) {
 	if err := c.loadSecret(ctx); err != nil {
 		return nil, err
 	}
-	now := c.cfg.now()
-	err := c.each(ctx, inSessions, func(b []byte) error {
-		s := &session{seen: now}
-		if err := json.Unmarshal(b, &s.sessionRecord); err != nil {
-			return err
-		}
-		if !s.Retired {
-			c.sessions[s.ID] = s
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, err
+	if err := c.upgrade(ctx); err != nil {
+		return nil, fmt.Errorf("load state: %w", err)
 	}
-	err = c.each(ctx, inRuns, func(b []byte) error {
-		r, err := c.decodeRun(b)
-		if err != nil {
-			return err
-		}
-		if r.session = c.sessions[r.SessionID]; r.session != nil {
-			r.session.runs = append(r.session.runs, r)
-		} else if r.SessionID != "" {
-			return nil // it is retired
-		}
-		c.runs[r.ID] = r
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	if err := c.listRuns(ctx); err != nil {
-		return nil, err
+	if err := c.loadSessions(ctx); err != nil {
+		return nil, fmt.Errorf("load state: %w", err)
 	}
 	if err := c.each(ctx, inCycles, c.loadCycles); err != nil {
 		return nil, err
 	}
-	err = c.each(ctx, inSamplers, func(b []byte) error {
-		s, err := c.decodeSampler(b)
-		if err != nil {
-			return err
-		}
-		if s.session = c.sessions[s.SessionID]; s.session == nil {
-			return nil // it is retired
-		}
-		s.session.samplers = append(s.session.samplers, s)
-		c.samplers[s.ID] = s
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	err = c.each(ctx, inCheckpoints, func(b []byte) error {
+	err := c.each(ctx, inCheckpoints, func(b []byte) error {
 		cp := &checkpoint{}
 		if err := json.Unmarshal(b, &cp.checkpointRecord); err != nil {
 			return err
 		}
 		c.checkpoints[cp.Path] = cp
+		c.lists.add(cp)
 		return nil
 	})
 	if err != nil {
@@ -176,32 +140,84 @@ func (c *Core) load(ctx context.Context) ([]store.Record, error) {
 	for _, s := range c.samplers {
 		c.attachSnapshot(s)
 	}
-	for _, s := range c.sessions {
-		sort.SliceStable(s.runs, func(i, j int) bool { return s.runs[i].CreatedAt.Before(s.runs[j].CreatedAt) })
-		sort.SliceStable(s.samplers, func(i, j int) bool { return s.samplers[i].CreatedAt.Before(s.samplers[j].CreatedAt) })
-	}
 	if err := c.removeOrphans(); err != nil {
 		return nil, err
 	}
 	return c.cfg.Store.Missing(ctx, inOperations, inResults)
 }
 
-// listRuns gives the runs of older versions, which had no such lists, their places among those of their owners.
-func (c *Core) listRuns(ctx context.Context) error {
-	missing, err := c.cfg.Store.Missing(ctx, inRuns, inOwned)
-	var b store.Batch
-	for _, rec := range missing {
+// loadSessions reads the sessions that are not retired, with their runs and sampling sessions, and the runs that have no session.
+func (c *Core) loadSessions(ctx context.Context) error {
+	now := c.cfg.now()
+	var live []string
+	if err := c.cfg.Store.All(ctx, inLive, func(rec store.Record) error { live = append(live, rec.Key); return nil }); err != nil {
+		return err
+	}
+	for _, id := range live {
+		rec, err := c.cfg.Store.Get(ctx, inSessions, id)
+		if err != nil {
+			return err
+		}
+		s := &session{seen: now}
+		if err := json.Unmarshal(rec.Value, &s.sessionRecord); err != nil {
+			return fmt.Errorf("record %s %q: %w", inSessions, id, err)
+		}
+		c.sessions[id] = s
+		if err := c.readParts(ctx, s); err != nil {
+			return err
+		}
+		bytes := s.size()
+		for _, r := range s.runs {
+			c.runs[r.ID] = r
+			bytes += r.size()
+		}
+		for _, smp := range s.samplers {
+			c.samplers[smp.ID] = smp
+			bytes += smp.size()
+		}
+		if s.active() {
+			c.hold(s, 1, bytes)
+		}
+	}
+	without, err := c.cfg.Store.List(ctx, inRuns, "", store.Range{}, 0)
+	if err != nil {
+		return err
+	}
+	for _, rec := range without {
 		r, err := c.decodeRun(rec.Value)
 		if err != nil {
-			return fmt.Errorf("load state: record %s %q: %w", rec.Collection, rec.Key, err)
+			return fmt.Errorf("record %s %q: %w", rec.Collection, rec.Key, err)
 		}
-		b.Put = append(b.Put, r.listed())
+		c.runs[r.ID] = r
 	}
-	if err == nil && len(b.Put) > 0 {
-		err = c.cfg.Store.Commit(ctx, b)
-	}
+	return nil
+}
+
+// readParts reads the runs and the sampling sessions of a session, in order of creation.
+func (c *Core) readParts(ctx context.Context, s *session) error {
+	runs, err := c.cfg.Store.List(ctx, inRuns, s.ID, store.Range{}, 0)
 	if err != nil {
-		return fmt.Errorf("load state: %w", err)
+		return err
+	}
+	for _, rec := range runs {
+		r, err := c.decodeRun(rec.Value)
+		if err != nil {
+			return fmt.Errorf("record %s %q: %w", rec.Collection, rec.Key, err)
+		}
+		r.session = s
+		s.runs = append(s.runs, r)
+	}
+	samplers, err := c.cfg.Store.List(ctx, inSamplers, s.ID, store.Range{}, 0)
+	if err != nil {
+		return err
+	}
+	for _, rec := range samplers {
+		smp, err := c.decodeSampler(rec.Value)
+		if err != nil {
+			return fmt.Errorf("record %s %q: %w", rec.Collection, rec.Key, err)
+		}
+		smp.session = s
+		s.samplers = append(s.samplers, smp)
 	}
 	return nil
 }
@@ -291,22 +307,40 @@ func randomSeed() uint64 {
 
 // writeSession stores a session as it is now.
 func (c *Core) writeSession(ctx context.Context, s *session) error {
-	return c.write(ctx, s.records)
+	texts := 0
+	err := c.write(ctx, func() store.Batch {
+		texts = len(s.unwritten)
+		return s.batch()
+	})
+	if err == nil && texts > 0 {
+		c.mu.Lock()
+		s.unwritten = slices.Clone(s.unwritten[min(texts, len(s.unwritten)):]) // a part of it would keep all of it in memory
+		if len(s.unwritten) == 0 {
+			s.unwritten = nil
+		}
+		c.mu.Unlock()
+	}
+	return err
 }
 
 // writeRun stores a run as it is now.
 func (c *Core) writeRun(ctx context.Context, r *run) error {
-	return c.write(ctx, func() []store.Record { return []store.Record{r.record()} })
+	return c.writeRecords(ctx, func() []store.Record { return []store.Record{r.record()} })
 }
 
-// write stores records that are taken under mu; writes take effect in the order in which the records were taken.
-func (c *Core) write(ctx context.Context, take func() []store.Record) error {
+// writeRecords stores records that are taken under mu, as write does.
+func (c *Core) writeRecords(ctx context.Context, take func() []store.Record) error {
+	return c.write(ctx, func() store.Batch { return store.Batch{Put: take()} })
+}
+
+// write makes changes that are taken under mu; writes take effect in the order in which they were taken.
+func (c *Core) write(ctx context.Context, take func() store.Batch) error {
 	c.saveMu.Lock()
 	defer c.saveMu.Unlock()
 	c.mu.Lock()
-	records := take()
+	b := take()
 	c.mu.Unlock()
-	return c.commit(ctx, store.Batch{Put: records})
+	return c.commit(ctx, b)
 }
 
 // logged reports an error of background work that nobody waits for.

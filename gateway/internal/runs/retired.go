@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"sort"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,8 +13,8 @@ import (
 )
 
 // A session that has ended is asked for seldom. Soon after its end it leaves the memory with its runs and sampling sessions, and is read back from the store when somebody names
-// it. So what the server holds grows with the sessions that are active and the checkpoints that are kept, not with the sessions that it has seen: as long as one of its runs has a checkpoint,
-// a session stays. What becomes of the results of a retired session, and when, is a schedule in the store.
+// it. So what the server holds grows with the sessions that are active and the checkpoints that are kept, not with the sessions that it has seen. What becomes of the results and of the records of a
+// retired session, and when, is a schedule in the store.
 
 // retireAfter is how long an ended session stays in memory after its end, and after it was asked for last.
 const retireAfter = time.Minute
@@ -23,6 +23,7 @@ const retireAfter = time.Minute
 const (
 	resultsNext = "results"
 	samplesNext = "samples"
+	recordsNext = "records"
 )
 
 // maxRetired bounds what one sweep does to retired sessions at a time.
@@ -58,12 +59,16 @@ func (c *Core) recall(ctx context.Context, id string) error {
 	if err == nil {
 		s, err = c.readSession(ctx, rec)
 	}
+	if err == nil && len(s.unwritten) > 0 && !s.active() { // of an older version, which kept everything in one record
+		s.Retired = true
+		err = c.writeSession(ctx, s)
+	}
 	if err != nil {
 		return fmt.Errorf("recall session %s: %w", id, err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.sessions[id] != nil || s.active() { // another call was faster, or it is just being made
+	if c.sessions[id] != nil || s.active() || !c.removed[id].IsZero() { // another call was faster, or it is just being made
 		return nil
 	}
 	s.Retired, s.asked = true, c.cfg.now()
@@ -85,29 +90,11 @@ func (c *Core) readSession(ctx context.Context, rec store.Record) (*session, err
 	if err != nil {
 		return nil, err
 	}
-	runs, err := c.cfg.Store.List(ctx, inRuns, s.ID, store.Range{}, 0)
-	if err != nil {
+	if err := c.readParts(ctx, s); err != nil {
 		return nil, err
 	}
-	for _, rec := range runs {
-		r, err := c.decodeRun(rec.Value)
-		if err != nil {
-			return nil, fmt.Errorf("record %s %q: %w", rec.Collection, rec.Key, err)
-		}
-		r.session = s
-		s.runs = append(s.runs, r)
-	}
-	samplers, err := c.cfg.Store.List(ctx, inSamplers, s.ID, store.Range{}, 0)
-	if err != nil {
-		return nil, err
-	}
-	for _, rec := range samplers {
-		smp, err := c.decodeSampler(rec.Value)
-		if err != nil {
-			return nil, fmt.Errorf("record %s %q: %w", rec.Collection, rec.Key, err)
-		}
-		smp.session, smp.ended = s, true
-		s.samplers = append(s.samplers, smp)
+	for _, smp := range s.samplers {
+		smp.ended = true
 	}
 	return s, nil
 }
@@ -117,6 +104,9 @@ func decodeSession(rec store.Record) (*session, error) {
 	s := &session{}
 	if err := json.Unmarshal(rec.Value, &s.sessionRecord); err != nil {
 		return nil, fmt.Errorf("record %s %q: %w", rec.Collection, rec.Key, err)
+	}
+	if !s.active() { // an active one is written while its texts are small
+		s.part()
 	}
 	if s.seen = s.CreatedAt; s.EndedAt != nil {
 		s.seen = *s.EndedAt
@@ -128,39 +118,39 @@ func decodeSession(rec store.Record) (*session, error) {
 func (c *Core) retire(ctx context.Context) error {
 	c.mu.Lock()
 	now := c.cfg.now()
-	kept := map[*session]bool{}
-	for _, cp := range c.checkpoints {
-		if r := c.runs[cp.RunID]; r != nil {
-			kept[r.session] = true
-		}
-	}
 	var leaving []*session
 	for _, s := range c.sessions {
-		if len(leaving) < maxRetired && s.retirable(now) && !kept[s] {
+		if s.retirable(now) {
 			leaving = append(leaving, s)
 		}
 	}
 	c.mu.Unlock()
-	if len(leaving) == 0 {
-		return nil
+	for some := range slices.Chunk(leaving, maxRetired) {
+		if err := c.retireSome(ctx, some, now); err != nil {
+			return err
+		}
 	}
-	err := c.write(ctx, func() []store.Record {
-		var records []store.Record
+	return nil
+}
+
+func (c *Core) retireSome(ctx context.Context, leaving []*session, now time.Time) error {
+	err := c.write(ctx, func() (b store.Batch) {
 		for _, s := range leaving {
 			if s.Retired {
 				continue // it was recalled
 			}
-			retired := session{sessionRecord: s.sessionRecord}
+			retired := session{sessionRecord: s.sessionRecord, unwritten: s.unwritten}
 			retired.Retired = true
-			records = append(records, retired.records()...)
+			one := retired.batch()
+			b.Put, b.Delete = append(b.Put, one.Put...), append(b.Delete, one.Delete...)
 			for _, r := range s.runs {
-				records = append(records, r.record())
+				b.Put = append(b.Put, r.record())
 			}
 			for _, smp := range s.samplers {
-				records = append(records, smp.record())
+				b.Put = append(b.Put, smp.record())
 			}
 		}
-		return records
+		return b
 	})
 	if err != nil {
 		return err
@@ -187,53 +177,67 @@ func (s *session) retirable(now time.Time) bool {
 	return !s.active() && s.pending == 0 && s.EndedAt != nil && now.Sub(*s.EndedAt) > retireAfter && now.Sub(s.asked) > retireAfter
 }
 
-// records are the session's own and, when it is retired, its place in the schedule.
-func (s *session) records() []store.Record {
-	list := []store.Record{s.record()}
-	if s.Retired && !s.Forgotten {
-		next := resultsNext
-		if s.Purged {
-			next = samplesNext
-		}
-		list = append(list, store.Record{Collection: inRetired, Key: s.ID, Parent: next, Rank: s.EndedAt.UnixNano()})
+// batch is how the session becomes durable as it is: its record, what is to lie apart and is not yet written, and its place among those that a start has to read or, when it is retired, in the schedule.
+func (s *session) batch() store.Batch {
+	b := store.Batch{Put: append(slices.Clone(s.unwritten), s.record())}
+	if !s.Retired {
+		b.Put = append(b.Put, store.Record{Collection: inLive, Key: s.ID})
+		return b
 	}
-	return list
+	b.Delete = append(b.Delete, store.RecordKey{Collection: inLive, Key: s.ID})
+	next := resultsNext
+	switch {
+	case s.Forgotten:
+		next = recordsNext
+	case s.Purged:
+		next = samplesNext
+	}
+	b.Put = append(b.Put, store.Record{Collection: inRetired, Key: s.ID, Parent: next, Rank: s.EndedAt.UnixNano()})
+	return b
 }
 
-// overdue reads the retired sessions that ended before a time and of which something is still to be deleted.
-func (c *Core) overdue(ctx context.Context, next string, before time.Time) ([]*session, error) {
-	entries, err := c.cfg.Store.List(ctx, inRetired, next, store.Range{From: 1, To: before.UnixNano()}, maxRetired)
-	if err != nil {
-		return nil, fmt.Errorf("list retired sessions: %w", err)
-	}
-	var list []*session
-	var errs []error
-	for _, e := range entries {
-		c.mu.Lock()
-		s := c.sessions[e.Key]
-		c.mu.Unlock()
-		if s == nil {
-			rec, err := c.cfg.Store.Get(ctx, inSessions, e.Key)
-			if err == nil {
-				s, err = c.readSession(ctx, rec)
-			}
-			if err != nil {
-				errs = append(errs, fmt.Errorf("read retired session %s: %w", e.Key, err))
-				continue
-			}
-			s.Retired = true
+// maxOverdue bounds what one sweep does to retired sessions.
+const maxOverdue = 10 * maxRetired
+
+// overdue has something done to the retired sessions that ended before a time and of which that is still to be done, one after the other, and tells whether there were any.
+func (c *Core) overdue(ctx context.Context, next string, before time.Time, do func(context.Context, *session) error) (any bool, err error) {
+	query := store.PageQuery{Range: store.Range{From: 1, To: before.UnixNano()}, Limit: maxRetired, Keys: true}
+	for done := 0; done < maxOverdue; {
+		entries, more, err := c.cfg.Store.Page(ctx, inRetired, next, query)
+		if err != nil {
+			return any, fmt.Errorf("list retired sessions: %w", err)
 		}
-		list = append(list, s)
+		var errs []error
+		for _, e := range entries {
+			if ctx.Err() != nil {
+				return any, ctx.Err()
+			}
+			any = true
+			query.After = &store.Place{Rank: e.Rank, Key: e.Key}
+			if err := c.doOverdue(ctx, e.Key, do); err != nil {
+				errs = append(errs, fmt.Errorf("retired session %s: %w", e.Key, err))
+			}
+		}
+		if done += len(entries); !more || len(errs) > 0 {
+			return any, errors.Join(errs...)
+		}
 	}
-	return list, errors.Join(errs...)
+	return any, nil
 }
 
-// newestFirst orders records by rank and key, the highest first.
-func newestFirst(list []store.Record) {
-	sort.Slice(list, func(i, j int) bool {
-		if list[i].Rank != list[j].Rank {
-			return list[i].Rank > list[j].Rank
+func (c *Core) doOverdue(ctx context.Context, id string, do func(context.Context, *session) error) error {
+	c.mu.Lock()
+	s := c.sessions[id]
+	c.mu.Unlock()
+	if s == nil {
+		rec, err := c.cfg.Store.Get(ctx, inSessions, id)
+		if err == nil {
+			s, err = c.readSession(ctx, rec)
 		}
-		return list[i].Key > list[j].Key
-	})
+		if err != nil {
+			return err
+		}
+		s.Retired = true
+	}
+	return do(ctx, s)
 }

@@ -154,7 +154,7 @@ func TestRetiredSessionStaysReadable(t *testing.T) {
 		t.Errorf("listed %v of %d, %v", ids, total, err)
 	}
 	found, _, err := w.SearchSessions(ctx, owner, SessionQuery{SessionID: first, Statuses: []SessionStatus{{Type: StatusFinished, Reason: "success"}}})
-	if err != nil || len(found) != 1 || len(found[0].RunIDs) != 1 || len(found[0].SamplerIDs) != 1 {
+	if err != nil || len(found) != 1 || found[0].ID != first {
 		t.Errorf("found %+v, %v", found, err)
 	}
 	w.ok(w.AssignProject(ctx, owner, first, "later"))
@@ -180,10 +180,11 @@ func TestRetiredSessionStaysReadable(t *testing.T) {
 	}
 }
 
-func TestSessionWithACheckpointStays(t *testing.T) {
+func TestSessionWithACheckpoint(t *testing.T) {
 	w, clock := clocked(t, nil)
 	ctx := t.Context()
 	session := w.session()
+	w.ok(w.AssignProject(ctx, owner, session, "before"))
 	run := w.trained(session, 0)
 	path := w.good(w.SaveWeights(ctx, SaveWeights{Operation: at(run, 5), Name: "state"})).Saved.Path
 	w.ok(w.FinishSession(ctx, owner, session, "success", ""))
@@ -193,18 +194,48 @@ func TestSessionWithACheckpointStays(t *testing.T) {
 		defer w.Core.mu.Unlock()
 		return w.sessions[session] != nil && w.runs[run] != nil
 	}
+	told := func(when, project string) {
+		t.Helper()
+		if list, err := w.StorageUsage(ctx, owner, ""); err != nil || len(list) != 1 || list[0].ProjectID != project || list[0].Checkpoints != 1 {
+			t.Errorf("%s: storage %+v, %v", when, list, err)
+		}
+		if list, total, err := w.Checkpoints(ctx, owner, Page{}, nil); err != nil || total != 1 || list[0].Path != path {
+			t.Errorf("%s: checkpoints %+v, %v", when, list, err)
+		}
+		w.Core.mu.Lock()
+		defer w.Core.mu.Unlock()
+		if s, p := w.whereabouts(run); s != session || p != project {
+			t.Errorf("%s: it is of session %s in project %s", when, s, p)
+		}
+	}
 	clock.add(time.Hour)
-	if !in() {
-		t.Fatal("the session of a checkpoint must stay")
-	}
-	if list, err := w.StorageUsage(ctx, owner, ""); err != nil || len(list) != 1 {
-		t.Errorf("storage %+v, %v", list, err)
-	}
-	w.ok(w.DeleteCheckpoint(ctx, owner, path, ""))
 	if in() {
-		t.Error("the session must leave the memory with its last checkpoint")
+		t.Fatal("a session must leave the memory also with a checkpoint")
 	}
-	if _, err := w.Session(ctx, owner, session); err != nil {
-		t.Error(err)
+	told("retired", "before")
+	w.restart()
+	if in() {
+		t.Fatal("a start must not read it either")
+	}
+	told("after a restart", "before")
+	w.ok(w.AssignProject(ctx, owner, session, "behind"))
+	told("moved", "behind")
+	clock.add(time.Hour)
+	if in() {
+		t.Fatal("it must leave again")
+	}
+	w.restart()
+	told("moved, after a restart", "behind")
+	if info, err := w.Session(ctx, owner, session); err != nil || info.Checkpoints != 1 || info.StorageBytes == 0 {
+		t.Errorf("session %+v, %v", info, err)
+	}
+	if list, err := w.RunCheckpoints(ctx, owner, run); err != nil || len(list) != 1 {
+		t.Errorf("checkpoints %+v, %v", list, err)
+	}
+	if runs, total, err := w.Runs(ctx, owner, RunQuery{ProjectID: "behind"}); err != nil || total != 1 || runs[0].LastCheckpoint == nil {
+		t.Errorf("runs %+v of %d, %v", runs, total, err)
+	}
+	if _, total, err := w.Runs(ctx, owner, RunQuery{ProjectID: "before"}); err != nil || total != 0 {
+		t.Errorf("%d runs are still in the project before, %v", total, err)
 	}
 }

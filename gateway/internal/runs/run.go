@@ -74,6 +74,8 @@ type RunInfo struct {
 	Inexact         string // "" as a rule; else why a rebuilt adapter's bits may differ from those of an undisturbed run
 	LastCheckpoint  *CheckpointInfo
 	LastSampler     *CheckpointInfo
+
+	apart bool // see wholeRun
 }
 
 // RunStatus is how the training of a live run stands.
@@ -146,6 +148,7 @@ type runRecord struct {
 	Reason       string          `json:"reason,omitempty"`     // of the states failed, ended and corrupted
 	ModelHash    string          `json:"model_hash,omitempty"` // of the base model's weights when the adapter was made
 	Arithmetic   string          `json:"arithmetic,omitempty"` // under which its state was computed last
+	Apart        bool            `json:"apart,omitempty"`      // its metadata have a record of their own
 	Inexact      string          `json:"inexact,omitempty"`    // why its bits may not be what they would have been without a loss
 }
 
@@ -179,6 +182,23 @@ func (r *run) record() store.Record {
 func (r *run) listed() store.Record {
 	return store.Record{Collection: inOwned, Key: r.ID, Parent: r.Owner, Rank: r.CreatedAt.UnixNano(), Value: []byte(r.ProjectID)}
 }
+
+// inProject is its place among those of a project.
+func (r *run) inProject(project string) store.Record {
+	return store.Record{Collection: inProjects, Key: r.ID, Parent: ofProject(r.Owner, project), Rank: r.CreatedAt.UnixNano()}
+}
+
+// listInProject lists the run in the project that it is in now, and in no other.
+func (r *run) listInProject(b *store.Batch) {
+	if project := r.project(); project != "" {
+		b.Put = append(b.Put, r.inProject(project))
+	} else {
+		b.Delete = append(b.Delete, store.RecordKey{Collection: inProjects, Key: r.ID})
+	}
+}
+
+// ofProject is the parent of a project's runs.
+func ofProject(owner, project string) string { return owner + "\x1f" + project }
 
 func (r *run) usable() bool { return r.State == stateLive || r.State == stateCreating }
 
@@ -271,7 +291,7 @@ func checkLoRA(l LoRAConfig) error {
 	return nil
 }
 
-// CreateRun makes a run; the outcome has a CreatedRun. KindForbidden for an unknown or foreign session.
+// CreateRun makes a run; the outcome has a CreatedRun. KindForbidden for an unknown or foreign session, KindBusy when the owner's sessions may take no more memory.
 func (c *Core) CreateRun(ctx context.Context, req NewRun) (Submitted, error) {
 	if err := checkOptimizer(req.Optimizer); err != nil {
 		return Submitted{}, err
@@ -367,20 +387,43 @@ func (c *Core) submitCreation(ctx context.Context, modelSeq int64, rec runRecord
 	}
 	r := c.newRun(rec)
 	r.model, r.session = c.byName[rec.ServedModel], s
+	texts := r.part()
+	if err := c.mayHold(r.Owner, 0, r.size()); err != nil {
+		c.mu.Unlock()
+		return Submitted{}, err
+	}
 	op := &operation{run: r, kind: kind, create: &body, trace: trace.SpanContextFromContext(ctx)}
 	op.future = c.newFuture(answer.RequestID, kind, rec.Owner, s, r.model, hash)
 	c.runs[r.ID] = r
 	s.runs = append(s.runs, r)
+	c.hold(s, 0, r.size())
+	project := r.project()
+	records := append(texts, r.record(), r.listed(), op.future.record(r.ID, 0, mustJSON(body)))
+	if project != "" {
+		records = append(records, r.inProject(project))
+	}
 	c.mu.Unlock()
 
-	err = c.journal(ctx, r.model, r.record(), r.listed(), op.future.record(r.ID, 0, mustJSON(body)))
+	err = c.journal(ctx, r.model, records...)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {
+		if s.active() {
+			c.hold(s, 0, -r.size())
+		}
 		delete(c.runs, r.ID)
 		s.runs = slices.DeleteFunc(s.runs, func(x *run) bool { return x == r })
 		c.refuseFuture(op.future, fmt.Errorf("journal the operation: %w", err))
 		return Submitted{}, op.future.refusal
+	}
+	if r.project() != project { // it was moved meanwhile, and this list may have been written after that one
+		c.start(func(ctx context.Context) {
+			err := c.write(context.WithoutCancel(ctx), func() (b store.Batch) {
+				r.listInProject(&b)
+				return b
+			})
+			c.logged("run could not be listed in its project", err, "run", r.ID)
+		})
 	}
 	c.acceptFuture(op.future)
 	c.enqueue(op)

@@ -2,6 +2,7 @@ package runs
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sort"
@@ -15,26 +16,25 @@ func (c *Core) Run(ctx context.Context, owner, runID string, scope Scope) (RunIn
 		return RunInfo{}, err
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	r := c.runs[runID]
 	if r == nil || r.Owner != owner && (scope == ScopeOwned || !c.hasPublic(r.ID)) {
+		c.mu.Unlock()
 		return RunInfo{}, notFoundf("no training run %s", quote(runID))
 	}
 	if r.Owner != owner {
+		defer c.mu.Unlock()
 		return c.describePublished(r), nil
 	}
-	return c.describeRun(r), nil
+	info := c.describeRun(r)
+	c.mu.Unlock()
+	_, err := c.wholeRun(ctx, &info)
+	return info, err
 }
 
 // hasPublic tells whether a run has a checkpoint that everybody may read. mu is held.
 func (c *Core) hasPublic(runID string) bool {
 	now := c.cfg.now()
-	for _, cp := range c.checkpoints {
-		if cp.RunID == runID && cp.Public && !expired(cp.ExpiresAt, now) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(c.lists.byRun[runID], func(cp *checkpoint) bool { return cp.Public && !expired(cp.ExpiresAt, now) })
 }
 
 // describeRun copies a run. mu is held.
@@ -46,7 +46,7 @@ func (c *Core) describeRun(r *run) RunInfo {
 	if r.model != nil && r.model.TokenizerID != "" {
 		info.TokenizerID = r.model.TokenizerID
 	}
-	info.Inexact = r.Inexact
+	info.Inexact, info.apart = r.Inexact, r.Apart
 	if info.Corrupted {
 		info.CorruptedReason = r.Reason
 	}
@@ -65,9 +65,11 @@ func (c *Core) describePublished(r *run) RunInfo {
 	info := RunInfo{
 		ID: all.ID, Owner: all.Owner, BaseModel: all.BaseModel, ServedModel: all.ServedModel, TokenizerID: all.TokenizerID, Architecture: all.Architecture, LoRA: all.LoRA, Optimizer: all.Optimizer,
 	}
-	published := c.listCheckpoints(func(cp *checkpoint) bool { return cp.RunID == r.ID && cp.Public })
-	for i := range published { // newest first
-		cp := &published[i]
+	now := c.cfg.now()
+	for _, cp := range c.lists.byRun[r.ID] { // oldest first
+		if !cp.Public || expired(cp.ExpiresAt, now) {
+			continue
+		}
 		if info.LastRequest.Before(cp.CreatedAt) {
 			info.LastRequest = cp.CreatedAt
 		}
@@ -75,10 +77,10 @@ func (c *Core) describePublished(r *run) RunInfo {
 			info.CreatedAt = cp.CreatedAt
 		}
 		switch {
-		case cp.Kind == KindWeights && info.LastCheckpoint == nil:
-			info.LastCheckpoint = cp
-		case cp.Kind == KindSampler && info.LastSampler == nil:
-			info.LastSampler = cp
+		case cp.Kind == KindWeights:
+			info.LastCheckpoint = cp.info()
+		case cp.Kind == KindSampler:
+			info.LastSampler = cp.info()
 		}
 	}
 	return info
@@ -86,70 +88,68 @@ func (c *Core) describePublished(r *run) RunInfo {
 
 // Runs lists runs, newest first, with the number there are in all.
 func (c *Core) Runs(ctx context.Context, owner string, q RunQuery) ([]RunInfo, int, error) {
-	projects, err := c.projects(ctx, owner, q.ProjectID)
-	if err != nil {
-		return nil, 0, err
+	collection, parent := inOwned, owner
+	if q.ProjectID != "" {
+		collection, parent = inProjects, ofProject(owner, q.ProjectID)
 	}
-	all, err := c.cfg.Store.List(ctx, inOwned, owner, store.Range{}, 0)
+	found, total, err := c.page(ctx, collection, parent, q.Page, 20)
 	if err != nil {
 		return nil, 0, fmt.Errorf("list runs: %w", err)
 	}
-	if q.ProjectID != "" {
-		all = slices.DeleteFunc(all, func(rec store.Record) bool {
-			project, ofSession := projects[sessionOf(rec.Key)]
-			if !ofSession {
-				project = string(rec.Value)
-			}
-			return project != q.ProjectID
-		})
-	}
-	newestFirst(all)
-	from, to, err := q.Page.cut(len(all), 20)
-	if err != nil {
-		return nil, 0, err
-	}
-	stored := make([]*run, 0, to-from)
-	for _, rec := range all[from:to] {
-		rec, err := c.cfg.Store.Get(ctx, inRuns, rec.Key)
+	list, bytes := make([]RunInfo, 0, len(found)), int64(0)
+	for _, rec := range found {
+		info, err := c.findRun(ctx, rec.Key)
+		if errors.Is(err, store.ErrNotFound) { // it went with its session just now
+			continue
+		}
 		if err != nil {
 			return nil, 0, fmt.Errorf("list runs: %w", err)
 		}
-		r, err := c.decodeRun(rec.Value)
+		size, err := c.wholeRun(ctx, &info)
 		if err != nil {
-			return nil, 0, fmt.Errorf("record %s %q: %w", rec.Collection, rec.Key, err)
+			return nil, 0, fmt.Errorf("list runs: %w", err)
 		}
-		stored = append(stored, r)
-	}
-	list := make([]RunInfo, 0, to-from)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, r := range stored {
-		if now := c.runs[r.ID]; now != nil {
-			r = now
+		for _, cp := range []*CheckpointInfo{info.LastCheckpoint, info.LastSampler} {
+			if cp != nil {
+				size += (&checkpoint{checkpointRecord{CheckpointInfo: *cp}}).textBytes()
+			}
 		}
-		list = append(list, c.describeRun(r))
+		if bytes += size; bytes > maxListBytes {
+			return nil, 0, tooLarge("training runs", len(found), bytes)
+		}
+		list = append(list, info)
 	}
-	return list, len(all), nil
+	return list, total, nil
 }
 
-// projects reads in which project each of the owner's sessions is; nil when no project is asked for.
-func (c *Core) projects(ctx context.Context, owner, asked string) (map[string]string, error) {
-	if asked == "" {
-		return nil, nil
-	}
-	sessions, err := c.cfg.Store.List(ctx, inSessions, owner, store.Range{}, 0)
-	if err != nil {
-		return nil, fmt.Errorf("list sessions: %w", err)
-	}
-	of := map[string]string{}
-	for _, rec := range sessions {
-		s, err := decodeSession(rec)
+// findRun describes a run, also one that is not in memory.
+func (c *Core) findRun(ctx context.Context, id string) (RunInfo, error) {
+	c.mu.Lock()
+	r := c.runs[id]
+	c.mu.Unlock()
+	if r == nil {
+		rec, err := c.cfg.Store.Get(ctx, inRuns, id)
 		if err != nil {
-			return nil, err
+			return RunInfo{}, err
 		}
-		of[s.ID] = s.ProjectID
+		if r, err = c.decodeRun(rec.Value); err != nil {
+			return RunInfo{}, fmt.Errorf("record %s %q: %w", rec.Collection, rec.Key, err)
+		}
 	}
-	return of, nil
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.describeRun(r), nil
+}
+
+// whereabouts are the session and the project of a run, also of one that is not in memory if it has a checkpoint. mu is held.
+func (c *Core) whereabouts(runID string) (session, project string) {
+	if r := c.runs[runID]; r != nil { // as all that have no session
+		return r.SessionID, r.project()
+	}
+	if list := c.lists.byRun[runID]; len(list) > 0 {
+		project = list[0].Project
+	}
+	return sessionOf(runID), project
 }
 
 // RunStatuses tells how the caller's live and corrupted runs of sessions that have not ended stand, oldest first.

@@ -61,6 +61,8 @@ type SampleResult struct {
 	TargetPromptK      int
 	TargetPromptSparse bool
 	PromptAlternatives int
+
+	recorded bool // nothing is left but the sequences, without alternatives
 }
 
 // SampledSequence is one continuation.

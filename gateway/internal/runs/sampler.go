@@ -132,13 +132,18 @@ func (c *Core) CreateSampler(ctx context.Context, req NewSampler) (SamplerInfo, 
 			rec.BaseModel, rec.ServedModel = req.BaseModel, m.Name
 		}
 		s = &sampler{samplerRecord: rec, model: c.byName[rec.ServedModel], session: session}
+		if err := c.mayHold(s.Owner, 0, s.size()); err != nil {
+			c.mu.Unlock()
+			return SamplerInfo{}, err
+		}
+		c.hold(session, 0, s.size())
 		c.samplers[s.ID] = s
 		session.samplers = append(session.samplers, s)
 	}
 	info := s.info()
 	c.mu.Unlock()
 	// A repeat waits for the same write, so that no answer comes before the sampler is durable.
-	if err := c.write(ctx, func() []store.Record { return []store.Record{s.record()} }); err != nil {
+	if err := c.writeRecords(ctx, func() []store.Record { return []store.Record{s.record()} }); err != nil {
 		return SamplerInfo{}, fmt.Errorf("create sampling session: %w", err)
 	}
 	return info, nil
@@ -161,6 +166,9 @@ func (c *Core) Sampler(ctx context.Context, owner, id string) (SamplerInfo, erro
 // JoinSampler gives a further client of a sampling session its number: 1, 2, 3, …; the same idempotency key gives the same number.
 func (c *Core) JoinSampler(ctx context.Context, owner, id, idempotencyKey string) (int64, error) {
 	const keysKept = 100
+	if len(idempotencyKey) > maxLabel {
+		return 0, invalidf("X-Idempotency-Key: has %d bytes, at most %d are allowed", len(idempotencyKey), maxLabel)
+	}
 	if err := c.recall(ctx, id); err != nil {
 		return 0, err
 	}
@@ -189,7 +197,7 @@ func (c *Core) JoinSampler(ctx context.Context, owner, id, idempotencyKey string
 		}
 	}
 	c.mu.Unlock()
-	if err := c.write(ctx, func() []store.Record { return []store.Record{s.record()} }); err != nil {
+	if err := c.writeRecords(ctx, func() []store.Record { return []store.Record{s.record()} }); err != nil {
 		return 0, fmt.Errorf("join sampling session: %w", err)
 	}
 	return n, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"reflect"
 	"slices"
 	"strings"
@@ -55,10 +56,12 @@ type SessionInfo struct {
 	ProjectID     string
 	DisplayName   string
 	Status        SessionStatus
-	RunIDs        []string // in order of creation
-	SamplerIDs    []string // in order of creation
+	RunIDs        []string // in order of creation; not of those that SearchSessions finds
+	SamplerIDs    []string // likewise
 	Checkpoints   int      // of its runs
 	StorageBytes  int64
+
+	apart, detailApart bool // see whole
 }
 
 // SessionQuery selects sessions. Zero fields select everything.
@@ -88,6 +91,9 @@ type session struct {
 	runs     []*run
 	samplers []*sampler
 	reserved map[string]bool // sampler ids that unnamed saves will make
+	holds    held            // what it is counted with, while it is active
+
+	unwritten []store.Record // of texts that lie apart, to become durable with the session's record
 }
 
 func (s *session) reserve(samplerID string) {
@@ -97,8 +103,14 @@ func (s *session) reserve(samplerID string) {
 	s.reserved[samplerID] = true
 }
 
-// giveUpSampler ends the reservation of a save that is over, in whatever way: from then on its sampling session exists, or somebody else may make it. mu is held.
-func (op *operation) giveUpSampler() {
+// saveEnded ends what is reserved for a save that is over, in whatever way: from then on its sampling session exists, or somebody else may make it. mu is held.
+func (c *Core) saveEnded(op *operation) {
+	if op.texts > 0 {
+		if c.saving[op.run.Owner] -= op.texts; c.saving[op.run.Owner] <= 0 {
+			delete(c.saving, op.run.Owner)
+		}
+		op.texts = 0
+	}
 	if op.save != nil && op.save.SamplerID != "" && op.future != nil && op.future.fault == nil {
 		delete(op.run.session.reserved, op.save.SamplerID)
 	}
@@ -118,6 +130,8 @@ type sessionRecord struct {
 	Purged       bool            `json:"purged,omitempty"`    // operations are gone, and results but those of samples
 	Forgotten    bool            `json:"forgotten,omitempty"` // the results of samples as well
 	Retired      bool            `json:"retired,omitempty"`   // it is in memory only when it is asked for
+	Apart        bool            `json:"apart,omitempty"`     // tags and metadata have a record of their own
+	DetailApart  bool            `json:"detail_apart,omitempty"`
 }
 
 func (s *session) record() store.Record {
@@ -150,7 +164,7 @@ func (c *Core) usableSession(owner, id string) (*session, error) {
 	}
 }
 
-// Bounds of what a client may have kept with a session, a run or a checkpoint: all of it is in memory as long as they are.
+// Bounds of what a client may have kept with a session, a run or a checkpoint.
 const (
 	maxMetadata = 256 << 10 // bytes of user_metadata, and of the detail of an end
 	maxTags     = 1000
@@ -204,7 +218,7 @@ func checkMetadata(raw json.RawMessage) (json.RawMessage, error) {
 	return raw, nil
 }
 
-// CreateSession makes a session.
+// CreateSession makes a session. KindBusy when the owner has as many as may be active at once.
 func (c *Core) CreateSession(ctx context.Context, req NewSession) (SessionInfo, error) {
 	metadata, err := checkMetadata(req.UserMetadata)
 	if err = firstError(err, req.check()); err != nil {
@@ -228,6 +242,12 @@ func (c *Core) CreateSession(ctx context.Context, req NewSession) (SessionInfo, 
 			ID: id, Owner: req.Owner, CreatedAt: now, Tags: req.Tags, UserMetadata: metadata, SDKVersion: req.SDKVersion, ProjectID: req.ProjectID, DisplayName: req.DisplayName,
 			Status: SessionStatus{Type: StatusActive},
 		}}
+		s.part()
+		if err := c.mayHold(s.Owner, 1, s.size()); err != nil {
+			c.mu.Unlock()
+			return SessionInfo{}, err
+		}
+		c.hold(s, 1, s.size())
 		c.sessions[id] = s
 	}
 	c.mu.Unlock()
@@ -290,6 +310,8 @@ func (c *Core) FinishSession(ctx context.Context, owner, id, reason, detail stri
 func (c *Core) endSession(s *session, status SessionStatus) {
 	now := c.cfg.now().UTC()
 	s.Status, s.EndedAt = status, &now
+	s.part()
+	c.letGo(s)
 	why := &Failure{Message: "the session has ended", Category: CategoryUser}
 	for _, smp := range s.samplers {
 		c.endSampler(smp, why)
@@ -305,24 +327,25 @@ func (c *Core) Session(ctx context.Context, owner, id string) (SessionInfo, erro
 		return SessionInfo{}, err
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	s, err := c.ownSession(owner, id)
 	if err != nil {
+		c.mu.Unlock()
 		return SessionInfo{}, err
 	}
-	return c.describeSession(s), nil
+	info := c.describeSession(s)
+	c.mu.Unlock()
+	_, err = c.whole(ctx, &info)
+	return info, err
 }
 
 // describeSession copies a session. mu is held.
 func (c *Core) describeSession(s *session) SessionInfo {
 	info := SessionInfo{
 		ID: s.ID, Owner: s.Owner, CreatedAt: s.CreatedAt, LastHeartbeat: s.seen, Tags: s.Tags, UserMetadata: s.UserMetadata, SDKVersion: s.SDKVersion,
-		ProjectID: s.ProjectID, DisplayName: s.DisplayName, Status: s.Status,
+		ProjectID: s.ProjectID, DisplayName: s.DisplayName, Status: s.Status, apart: s.Apart, detailApart: s.DetailApart,
 	}
-	inside := map[string]bool{}
 	for _, r := range s.runs {
 		info.RunIDs = append(info.RunIDs, r.ID)
-		inside[r.ID] = true
 		if r.State == stateCorrupted && s.active() {
 			info.Status.Type, info.Status.Category, info.Status.Detail = StatusFailed, CategoryServer, r.Reason
 			info.Status.RunIDs = append(info.Status.RunIDs, r.ID)
@@ -332,8 +355,8 @@ func (c *Core) describeSession(s *session) SessionInfo {
 		info.SamplerIDs = append(info.SamplerIDs, smp.ID)
 	}
 	now := c.cfg.now()
-	for _, cp := range c.checkpoints {
-		if inside[cp.RunID] && !expired(cp.ExpiresAt, now) {
+	for _, cp := range c.lists.bySession[s.ID] {
+		if !expired(cp.ExpiresAt, now) {
 			info.Checkpoints++
 			info.StorageBytes += cp.Size
 		}
@@ -341,34 +364,45 @@ func (c *Core) describeSession(s *session) SessionInfo {
 	return info
 }
 
-// newestSessions reads the owner's sessions, newest first.
-func (c *Core) newestSessions(ctx context.Context, owner string) ([]store.Record, error) {
-	list, err := c.cfg.Store.List(ctx, inSessions, owner, store.Range{}, 0)
-	if err != nil {
-		return nil, fmt.Errorf("list sessions: %w", err)
-	}
-	newestFirst(list)
-	return list, nil
-}
-
 // Sessions lists session ids, newest first, with the number there are in all. Page.Limit is 20 by default.
 func (c *Core) Sessions(ctx context.Context, owner string, page Page) ([]string, int, error) {
-	all, err := c.newestSessions(ctx, owner)
+	found, total, err := c.page(ctx, inSessions, owner, page, 20)
 	if err != nil {
-		return nil, 0, err
+		return nil, 0, fmt.Errorf("list sessions: %w", err)
 	}
-	from, to, err := page.cut(len(all), 20)
-	if err != nil {
-		return nil, 0, err
-	}
-	ids := make([]string, 0, to-from)
-	for _, rec := range all[from:to] {
+	ids := make([]string, 0, len(found))
+	for _, rec := range found {
 		ids = append(ids, rec.Key)
 	}
-	return ids, len(all), nil
+	return ids, total, nil
 }
 
-// SearchSessions finds sessions, newest first; the cursor is nil at the end.
+// page reads the keys of a page of a list in the store, newest first, and how many there are in all.
+func (c *Core) page(ctx context.Context, collection, parent string, page Page, limit int) ([]store.Record, int, error) {
+	_, limit, err := page.cut(math.MaxInt, limit)
+	if err != nil {
+		return nil, 0, err
+	}
+	limit -= page.Offset
+	total, err := c.cfg.Store.Count(ctx, collection, parent, store.Range{})
+	if err != nil || limit == 0 || page.Offset >= total {
+		return nil, total, err
+	}
+	list, _, err := c.cfg.Store.Page(ctx, collection, parent, store.PageQuery{Newest: true, Offset: page.Offset, Limit: limit, Keys: true})
+	return list, total, err
+}
+
+// What one search reads at most, in sessions and in bytes, before it answers with what it has found and the place where it goes on; and how many bytes of metadata and details it answers with at most.
+const (
+	searchRecords = 5000
+	searchBytes   = 32 << 20
+	searchPage    = 1 << 20
+)
+
+// maxListBytes bounds the texts of clients in one answer.
+const maxListBytes = 8 << 20
+
+// SearchSessions finds sessions, newest first; the cursor is nil at the end. It may give fewer than Limit, or none, with a cursor: then it has read much, and goes on there.
 func (c *Core) SearchSessions(ctx context.Context, owner string, q SessionQuery) ([]SessionInfo, *SessionCursor, error) {
 	if q.Limit == 0 {
 		q.Limit = 50
@@ -376,62 +410,67 @@ func (c *Core) SearchSessions(ctx context.Context, owner string, q SessionQuery)
 	if q.Limit < 1 || q.Limit > 200 {
 		return nil, nil, invalidf("limit: is %d, must be in 1 … 200", q.Limit)
 	}
-	all, err := c.newestSessions(ctx, owner)
-	if err != nil {
-		return nil, nil, err
-	}
 	var found []SessionInfo
-	for _, rec := range all {
-		if at := q.Cursor; at != nil && (rec.Rank > at.LastCreatedAt.UnixNano() || rec.Rank == at.LastCreatedAt.UnixNano() && rec.Key >= at.LastSessionID) {
-			continue
-		}
-		info, ok, err := c.findSession(ctx, rec, q)
+	query := store.PageQuery{Newest: true, Limit: 200, Bytes: searchPage}
+	if at := q.Cursor; at != nil {
+		query.After = &store.Place{Rank: at.LastCreatedAt.UnixNano(), Key: at.LastSessionID}
+	}
+	read, bytes, answer := 0, int64(0), int64(0)
+	for {
+		page, more, err := c.cfg.Store.Page(ctx, inSessions, owner, query)
 		if err != nil {
 			return nil, nil, fmt.Errorf("search sessions: %w", err)
 		}
-		if !ok {
-			continue
+		for i, rec := range page {
+			info, ok, size, err := c.findSession(ctx, rec, q)
+			if err != nil {
+				return nil, nil, fmt.Errorf("search sessions: %w", err)
+			}
+			if read, bytes = read+1, bytes+int64(len(rec.Value))+size; ok {
+				found, answer = append(found, info), answer+size
+			}
+			if more = more || i+1 < len(page); more && (len(found) == q.Limit || read >= searchRecords || bytes >= searchBytes || answer >= maxListBytes) {
+				return found, &SessionCursor{LastCreatedAt: time.Unix(0, rec.Rank).UTC(), LastSessionID: rec.Key}, nil
+			}
 		}
-		if len(found) == q.Limit {
-			last := found[len(found)-1]
-			return found, &SessionCursor{LastCreatedAt: last.CreatedAt, LastSessionID: last.ID}, nil
+		if !more || len(page) == 0 {
+			return found, nil, nil
 		}
-		found = append(found, info)
+		last := page[len(page)-1]
+		query.After = &store.Place{Rank: last.Rank, Key: last.Key}
 	}
-	return found, nil, nil
 }
 
-// findSession describes the session of a record if it is one of those that are asked for.
-func (c *Core) findSession(ctx context.Context, rec store.Record, q SessionQuery) (SessionInfo, bool, error) {
-	describe := func(s *session) SessionInfo {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		return c.describeSession(s)
-	}
+// findSession describes the session of a record if it is one of those that are asked for, and gives how many bytes of texts it has read for that.
+func (c *Core) findSession(ctx context.Context, rec store.Record, q SessionQuery) (info SessionInfo, ok bool, size int64, err error) {
 	c.mu.Lock()
 	s := c.sessions[rec.Key]
+	if s == nil {
+		c.mu.Unlock()
+		if s, err = decodeSession(rec); err != nil {
+			return SessionInfo{}, false, 0, err
+		}
+		c.mu.Lock()
+	}
+	info = c.describeSession(s)
 	c.mu.Unlock()
-	if s != nil {
-		info := describe(s)
-		return info, q.selects(info), nil
+	info.RunIDs, info.SamplerIDs = nil, nil // nobody else has read them either
+	if !q.selects(info) {
+		return SessionInfo{}, false, 0, nil
 	}
-	alone, err := decodeSession(rec)
-	if err != nil || !q.selects(describe(alone)) {
-		return SessionInfo{}, false, err
+	if size, err = c.whole(ctx, &info); err != nil {
+		return SessionInfo{}, false, 0, err
 	}
-	if s, err = c.readSession(ctx, rec); err != nil {
-		return SessionInfo{}, false, err
-	}
-	return describe(s), true, nil
+	return info, metadataHas(info.UserMetadata, q.UserMetadata), size, nil
 }
 
-// selects tells whether a session is asked for, the cursor apart.
+// selects tells whether a session is asked for, cursor and metadata apart.
 func (q SessionQuery) selects(s SessionInfo) bool {
 	if q.SessionID != "" && s.ID != q.SessionID || q.ProjectIDs != nil && !slices.Contains(q.ProjectIDs, s.ProjectID) || q.Owners != nil && !slices.Contains(q.Owners, s.Owner) {
 		return false
 	}
 	name := strings.ToLower(s.DisplayName)
-	if slices.ContainsFunc(strings.Fields(strings.ToLower(q.DisplayName)), func(w string) bool { return !strings.Contains(name, w) }) || !metadataHas(s.UserMetadata, q.UserMetadata) {
+	if slices.ContainsFunc(strings.Fields(strings.ToLower(q.DisplayName)), func(w string) bool { return !strings.Contains(name, w) }) {
 		return false
 	}
 	return q.Statuses == nil || slices.ContainsFunc(q.Statuses, func(want SessionStatus) bool {
@@ -464,18 +503,32 @@ func (c *Core) AssignProject(ctx context.Context, owner, id, project string) err
 		return err
 	}
 	c.mu.Lock()
-	s, err := c.ownSession(owner, id)
-	if err == nil {
-		s.ProjectID = project
-	}
+	_, err := c.ownSession(owner, id)
 	c.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	if err := c.writeSession(ctx, s); err != nil {
-		return fmt.Errorf("assign project: %w", err)
+	write := c.write(ctx, func() store.Batch {
+		var s *session
+		if s, err = c.ownSession(owner, id); err != nil {
+			return store.Batch{}
+		}
+		s.ProjectID = project
+		b := s.batch()
+		for _, r := range s.runs {
+			r.listInProject(&b)
+		}
+		for _, cp := range c.lists.bySession[id] {
+			cp.Project = project
+			b.Put = append(b.Put, cp.record())
+		}
+		b.Put = append(b.Put, c.audit(owner, AuditEntry{Event: "project_assigned", Details: map[string]any{"session_id": id, "project_id": project}}))
+		return b
+	})
+	if err == nil && write != nil {
+		err = fmt.Errorf("assign project: %w", write)
 	}
-	return c.commit(ctx, store.Batch{Put: []store.Record{c.audit(owner, AuditEntry{Event: "project_assigned", Details: map[string]any{"session_id": id, "project_id": project}})}})
+	return err
 }
 
 // cut gives the bounds of a page of a list.

@@ -357,7 +357,9 @@ func TestRunsOfAnOwner(t *testing.T) {
 		}
 	}
 	compare("new")
-	w.ok(w.store.Commit(t.Context(), store.Batch{DeleteUnder: []store.ParentKey{{Collection: inOwned, Parent: owner}, {Collection: inOwned, Parent: other}}}))
+	w.ok(w.store.Commit(t.Context(), store.Batch{
+		DeleteUnder: []store.ParentKey{{Collection: inOwned, Parent: owner}, {Collection: inOwned, Parent: other}}, Delete: []store.RecordKey{{Collection: inUpgrades, Key: upgradedLists}},
+	}))
 	w.restart()
 	compare("of an older version")
 }

@@ -14,7 +14,7 @@ func TestSampleOfAnotherOwnerDoesNotWait(t *testing.T) {
 	release := make(chan struct{})
 	w := newWorld(t, func(w *world) {
 		w.config.MaxRunningSample = 4
-		w.wrap = func(b plugins.Backend) plugins.Backend { return &held{b, owner, release} }
+		w.wrap = func(b plugins.Backend) plugins.Backend { return &stalled{b, owner, release} }
 	})
 	defer close(release)
 	id := w.baseSampler(w.session(), 0)
@@ -37,14 +37,14 @@ func TestSampleOfAnotherOwnerDoesNotWait(t *testing.T) {
 	}
 }
 
-// held is a backend that does not end the samples of an owner until it is let.
-type held struct {
+// stalled is a backend that does not end the samples of an owner until it is let.
+type stalled struct {
 	plugins.Backend
 	key     string
 	release chan struct{}
 }
 
-func (h *held) Sample(ctx context.Context, req plugins.SampleRequest, emit func(plugins.SampleEvent) error) error {
+func (h *stalled) Sample(ctx context.Context, req plugins.SampleRequest, emit func(plugins.SampleEvent) error) error {
 	if req.Share.Key == h.key {
 		select {
 		case <-h.release:

@@ -2,6 +2,8 @@ package runs
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -68,21 +70,17 @@ func (c *Core) sweep(ctx context.Context, elapsed time.Duration) {
 			gone = append(gone, cp)
 		}
 	}
+	for id, at := range c.removed {
+		if now.Sub(at) > retireAfter {
+			delete(c.removed, id)
+		}
+	}
 	for key, at := range c.deleted {
 		if now.Sub(at) > time.Hour {
 			delete(c.deleted, key)
 		}
 	}
 	c.mu.Unlock()
-	for _, due := range []struct {
-		next string
-		kept time.Duration
-		add  *[]*session
-	}{{resultsNext, c.cfg.ResultsKept, &old}, {samplesNext, c.cfg.SamplesKept, &forgotten}} {
-		more, err := c.overdue(ctx, due.next, now.Add(-due.kept))
-		c.logged("retired sessions could not be read", err)
-		*due.add = append(*due.add, more...)
-	}
 	for _, s := range ended {
 		c.log.Info("a session has expired", "session", s.ID)
 		c.logged("session could not be stored", c.writeSession(ctx, s), "session", s.ID)
@@ -96,14 +94,25 @@ func (c *Core) sweep(ctx context.Context, elapsed time.Duration) {
 	for _, s := range forgotten {
 		c.logged("old samples could not be deleted", c.forgetSamples(ctx, s), "session", s.ID)
 	}
+	emptied := len(old)+len(forgotten) > 0
+	for _, due := range []struct {
+		next string
+		kept time.Duration
+		do   func(context.Context, *session) error
+	}{{resultsNext, c.cfg.ResultsKept, c.purge}, {samplesNext, c.cfg.SamplesKept, c.forgetSamples}} {
+		any, err := c.overdue(ctx, due.next, now.Add(-due.kept), due.do)
+		c.logged("old results could not be deleted", err)
+		emptied = emptied || any
+	}
 	c.mu.Lock()
-	compact := c.released || len(old)+len(forgotten) > 0
+	compact := c.released || emptied
 	c.released = false
 	c.mu.Unlock()
 	if compact {
 		c.logged("the journal could not be compacted", c.cfg.Store.Compact(ctx))
 	}
 	c.logged("usage could not be stored", c.countStorage(ctx, elapsed))
+	c.logged("old records could not be thinned", c.thin(ctx))
 	c.logged("ended sessions could not be retired", c.retire(ctx))
 }
 
@@ -150,6 +159,11 @@ func (c *Core) purge(ctx context.Context, s *session) error {
 	}
 	samplers := s.samplers
 	c.mu.Unlock()
+	for _, smp := range samplers {
+		if err := c.reduceSamples(ctx, smp.ID); err != nil {
+			return err
+		}
+	}
 	if err := c.cfg.Store.Commit(ctx, b); err != nil {
 		return err
 	}
@@ -167,6 +181,43 @@ func (c *Core) purge(ctx context.Context, s *session) error {
 	for _, r := range s.runs {
 		for _, folder := range []string{"snapshots", "recovery"} {
 			os.Remove(filepath.Join(c.cfg.DataDir, folder, r.ID)) // empty by now, or not there
+		}
+	}
+	return nil
+}
+
+// reduceSamples leaves of the large results of a sampling session what training may ask for: what else came with them may be many times as much.
+func (c *Core) reduceSamples(ctx context.Context, sampler string) error {
+	const worthwhile = 64 << 10
+	large, err := c.cfg.Store.Large(ctx, inResults, sampler)
+	if err != nil {
+		return err
+	}
+	for _, rec := range large {
+		var head resultRecord
+		if err := json.Unmarshal(rec.Value, &head); err != nil {
+			return fmt.Errorf("record %s %q: %w", rec.Collection, rec.Key, err)
+		}
+		if head.Kind != OpSample || head.Failure != nil || rec.Ref.Length < worthwhile {
+			continue
+		}
+		payload, err := c.cfg.Store.Payload(ctx, rec)
+		var result *SampleResult
+		if err == nil {
+			result, err = decodeSampleResult(payload)
+		}
+		if err != nil { // the others need not stay because of it
+			c.logged("a sample's result cannot be read", err, "request", rec.Key)
+			continue
+		}
+		reduced := encodeRecordedSample(result)
+		if result.recorded || 2*len(reduced) > len(payload) {
+			continue
+		}
+		head.Size = int64(len(reduced))
+		rec.Value, rec.Payload, rec.Ref = head.json(), reduced, store.Ref{}
+		if err := c.cfg.Store.Commit(ctx, store.Batch{Put: []store.Record{rec}}); err != nil {
+			return err
 		}
 	}
 	return nil

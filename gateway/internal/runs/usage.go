@@ -25,11 +25,12 @@ const (
 	UsageStorageByteSecs UsageType = "storage"         // bytes times seconds
 )
 
-// UsageEvent is the sum of one hour for one session, model and type.
+// UsageEvent is the sum of one hour for one session, model and type; of what is long ago that of a day, for all sessions together.
 type UsageEvent struct {
-	Start     time.Time // the hour; it ends an hour later
+	Start     time.Time
+	End       time.Time
 	Owner     string
-	SessionID string
+	SessionID string // "" where it belongs to no session, or to several
 	ProjectID string
 	BaseModel string
 	Type      UsageType
@@ -123,8 +124,8 @@ func (c *Core) countGeneration(ctx context.Context, owner string, t Target, prom
 	}
 	session, project := "", ""
 	c.mu.Lock()
-	if r := c.runs[t.RunID]; r != nil {
-		session, project = r.SessionID, r.project()
+	if t.RunID != "" {
+		session, project = c.whereabouts(t.RunID)
 	}
 	c.mu.Unlock()
 	adds := c.samplingUsage(owner, session, project, t.ServedModel, prompt, k.cached, k.sampled)
@@ -142,9 +143,7 @@ func (c *Core) countStorage(ctx context.Context, elapsed time.Duration) error {
 			continue
 		}
 		p := place{owner: cp.Owner, baseModel: cp.BaseModel}
-		if r := c.runs[cp.RunID]; r != nil {
-			p.session, p.project = r.SessionID, r.project()
-		}
+		p.session, p.project = c.whereabouts(cp.RunID)
 		sums[p] += cp.Size
 	}
 	c.mu.Unlock()
@@ -158,44 +157,101 @@ func (c *Core) countStorage(ctx context.Context, elapsed time.Duration) error {
 	return c.cfg.Store.Commit(ctx, b)
 }
 
-// Usage lists the caller's events that start in [from, to), and the user metadata of their sessions. The window is at most 14 days.
+// maxUsageEvents bounds the events of one answer.
+const maxUsageEvents = 50_000
+
+// Usage lists the caller's events that start in [from, to), and the user metadata of their sessions. The window is at most 14 days. Where there are more than maxUsageEvents, sessions are summed; and metadata that are more
+// than one answer has are left out, those of the latest sessions first.
 func (c *Core) Usage(ctx context.Context, owner string, from, to time.Time) ([]UsageEvent, map[string]json.RawMessage, error) {
 	if !from.Before(to) || to.Sub(from) > 14*24*time.Hour {
 		return nil, nil, invalidf("starting_on and ending_before: must be in order and at most 14 days apart")
 	}
-	records, err := c.cfg.Store.List(ctx, inUsage, owner, store.Range{From: from.Unix(), To: to.Unix()}, 0)
-	if err != nil {
-		return nil, nil, fmt.Errorf("list usage: %w", err)
-	}
-	events := make([]UsageEvent, 0, len(records))
-	sessions := map[string]json.RawMessage{}
-	for _, r := range records {
-		var u usageRecord
-		if err := json.Unmarshal(r.Value, &u); err != nil {
-			return nil, nil, fmt.Errorf("read usage: %w", err)
+	events := []UsageEvent{}
+	index := map[UsageEvent]int{} // once they are summed: where, by what they are of
+	sum := func(e UsageEvent) {
+		count := e.Count
+		e.SessionID, e.Count = "", 0
+		at, known := index[e]
+		if !known {
+			at = len(events)
+			index[e], events = at, append(events, e)
 		}
-		events = append(events, UsageEvent{
-			Start: time.Unix(r.Rank, 0).UTC(), Owner: owner, SessionID: u.SessionID, ProjectID: u.ProjectID, BaseModel: u.BaseModel, Type: u.Type, Count: r.Count,
-		})
-		if _, known := sessions[u.SessionID]; known || u.SessionID == "" {
+		events[at].Count += count
+	}
+	for _, part := range []struct {
+		collection string
+		length     time.Duration
+	}{{inUsageDays, 24 * time.Hour}, {inUsage, time.Hour}} {
+		query := store.PageQuery{Range: store.Range{From: from.Unix(), To: to.Unix()}, Limit: 1000}
+		for more := true; more; {
+			var page []store.Record
+			var err error
+			if page, more, err = c.cfg.Store.Page(ctx, part.collection, owner, query); err != nil {
+				return nil, nil, fmt.Errorf("list usage: %w", err)
+			}
+			for _, r := range page {
+				query.After = &store.Place{Rank: r.Rank, Key: r.Key}
+				var u usageRecord
+				if err := json.Unmarshal(r.Value, &u); err != nil {
+					return nil, nil, fmt.Errorf("read usage: %w", err)
+				}
+				start := time.Unix(r.Rank, 0).UTC()
+				e := UsageEvent{Start: start, End: start.Add(part.length), Owner: owner, SessionID: u.SessionID, ProjectID: u.ProjectID, BaseModel: u.BaseModel, Type: u.Type, Count: r.Count}
+				switch {
+				case len(index) > 0:
+					sum(e)
+				case len(events) == maxUsageEvents:
+					all := append(events, e)
+					events = nil
+					for _, one := range all {
+						sum(one)
+					}
+				default:
+					events = append(events, e)
+				}
+			}
+		}
+	}
+	sessions, err := c.metadataOf(ctx, owner, events)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read usage: %w", err)
+	}
+	return events, sessions, nil
+}
+
+// metadataOf reads the user metadata of the sessions of events, up to what one answer has.
+func (c *Core) metadataOf(ctx context.Context, owner string, events []UsageEvent) (map[string]json.RawMessage, error) {
+	sessions := map[string]json.RawMessage{}
+	bytes := 0
+	for _, e := range events {
+		if _, known := sessions[e.SessionID]; known || e.SessionID == "" {
 			continue
 		}
-		rec, err := c.cfg.Store.Get(ctx, inSessions, u.SessionID)
+		rec, err := c.cfg.Store.Get(ctx, inSessions, e.SessionID)
 		if errors.Is(err, store.ErrNotFound) {
 			continue
 		}
-		var s *session
-		if err == nil {
-			s, err = decodeSession(rec)
-		}
 		if err != nil {
-			return nil, nil, fmt.Errorf("read usage: %w", err)
+			return nil, err
+		}
+		s, err := decodeSession(rec)
+		if err != nil {
+			return nil, err
+		}
+		texts := sessionTexts{UserMetadata: s.UserMetadata}
+		if s.Apart {
+			if err := c.textsApart(ctx, s.ID, &texts); err != nil {
+				return nil, err
+			}
+		}
+		if bytes += len(texts.UserMetadata); bytes > maxListBytes {
+			break
 		}
 		if s.Owner == owner {
-			sessions[s.ID] = s.UserMetadata
+			sessions[s.ID] = texts.UserMetadata
 		}
 	}
-	return events, sessions, nil
+	return sessions, nil
 }
 
 // StorageUsage sums the caller's checkpoints by project; with a project, only that one.
@@ -204,14 +260,12 @@ func (c *Core) StorageUsage(_ context.Context, owner, project string) ([]Storage
 	defer c.mu.Unlock()
 	sums := map[string]StorageUsage{}
 	now := c.cfg.now()
-	for _, cp := range c.checkpoints {
-		if cp.Owner != owner || expired(cp.ExpiresAt, now) {
+	for _, cp := range c.lists.byOwner[owner] {
+		if expired(cp.ExpiresAt, now) {
 			continue
 		}
 		u := StorageUsage{}
-		if r := c.runs[cp.RunID]; r != nil {
-			u.ProjectID = r.project()
-		}
+		_, u.ProjectID = c.whereabouts(cp.RunID)
 		if project != "" && u.ProjectID != project {
 			continue
 		}

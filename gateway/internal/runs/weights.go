@@ -204,12 +204,15 @@ func (c *Core) callPin(ctx context.Context, b Backend, op *operation) (done, err
 			smp.snap = s
 			if smp.Dir = s.dir; smp.Dir != "" {
 				c.start(func(ctx context.Context) {
-					err := c.write(context.WithoutCancel(ctx), func() []store.Record { return []store.Record{smp.record()} })
+					err := c.writeRecords(context.WithoutCancel(ctx), func() []store.Record { return []store.Record{smp.record()} })
 					c.logged("sampler could not be stored", err, "sampler", smp.ID)
 				})
 			}
 			c.samplers[smp.ID] = smp
 			r.session.samplers = append(r.session.samplers, smp)
+			if r.session.active() {
+				c.hold(r.session, 0, smp.size())
+			}
 			if r.usable() && r.boot != b.BootID { // the process has gone meanwhile; the rebuild pins it again
 				s.hot = false
 				return
@@ -332,7 +335,7 @@ func (c *Core) writeSnapshot(ctx context.Context, b Backend, s *snapshot) error 
 	// The folder counts once its samplers' records are durable: from then on the journal that the version could be computed from may go. A sampler that came while they were written has a record of its own.
 	written, wanted := false, false
 	for first := true; !written; first = false {
-		err := c.write(context.WithoutCancel(ctx), func() []store.Record {
+		err := c.writeRecords(context.WithoutCancel(ctx), func() []store.Record {
 			var records []store.Record
 			for _, smp := range s.run.session.samplers {
 				if smp.snap == s && (first || smp.Dir != dir) { // an attempt before may have failed to store what it says

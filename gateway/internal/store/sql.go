@@ -401,7 +401,7 @@ const groupColumn = ", COALESCE((SELECT a.amount FROM tinsmith_records AS a WHER
 // selected is the select of rows, which query understands.
 func selected(from string) string { return "SELECT " + columns + groupColumn + " FROM " + from }
 
-// query yields records of the database, of blocks only those of a collection with ranks in a range. It gives the number of the last group that the database had then; 0 if there are no records.
+// query yields records of the database, of blocks only those of a collection with ranks in a range. It gives the number of the last group that the database had then, also when yield ends it with an error; 0 if there are no records.
 func (s *sqlStore) query(ctx context.Context, collection string, x Range, yield func(Record) error, text string, args ...any) (applied int64, err error) {
 	rows, err := s.db.reader.QueryContext(ctx, s.db.text(text), args...)
 	if err != nil {
@@ -430,7 +430,7 @@ func (s *sqlStore) query(ctx context.Context, collection string, x Range, yield 
 			err = yield(r)
 		}
 		if err != nil {
-			return 0, err
+			return applied, err
 		}
 	}
 	if err := rows.Err(); err != nil {

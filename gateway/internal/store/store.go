@@ -77,6 +77,15 @@ type Store interface {
 	Get(ctx context.Context, collection, key string) (Record, error)
 	// List reads the records of a parent in order of rank (then key), at most limit (0 = all).
 	List(ctx context.Context, collection, parent string, r Range, limit int) ([]Record, error)
+	// Page reads some of the records of a parent, and tells whether there are more behind them. It reads no more than the page and a bound, however many there are; what is passed over is read by key only. Not for
+	// Operations and Results.
+	Page(ctx context.Context, collection, parent string, q PageQuery) (page []Record, more bool, err error)
+	// Count tells how many records of a parent have a rank in the range, without reading their values. Not for Operations and Results.
+	Count(ctx context.Context, collection, parent string, r Range) (int, error)
+	// Parents lists the parents in a collection behind a name, in order, at most limit. One that has lost its last records a moment ago may be among them; "" never is.
+	Parents(ctx context.Context, collection, after string, limit int) ([]string, error)
+	// Large lists the records of a parent whose payloads lie in the journal, in order of rank and key.
+	Large(ctx context.Context, collection, parent string) ([]Record, error)
 	// All calls yield with every record of a collection in order of rank (then key) until it returns an error.
 	All(ctx context.Context, collection string, yield func(Record) error) error
 	// Missing lists the records of a collection whose key does not exist in another one, in order of parent, rank and key.

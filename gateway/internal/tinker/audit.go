@@ -25,6 +25,9 @@ func (s *Service) audit(c call) (any, error) {
 		if details == nil {
 			details = map[string]any{}
 		}
+		if e.Count > 0 {
+			details["count"] = e.Count
+		}
 		out[i] = gin.H{"timestamp": e.Time, "event": e.Event, "event_details": details}
 		for name, value := range map[string]string{"model_id": e.RunID, "tinker_path": e.Path, "purpose": e.Purpose} {
 			if value != "" {

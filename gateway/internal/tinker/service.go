@@ -61,9 +61,9 @@ func (s *Service) Register(r gin.IRouter) {
 
 	g.POST("/create_session", s.auths(s.createSession))
 	g.POST("/session_heartbeat", s.auths(s.heartbeat))
-	g.GET("/sessions", s.auths(s.listSessions))
-	g.POST("/sessions/search", s.auths(s.searchSessions))
-	g.GET("/sessions/:session", s.auths(s.getSession))
+	g.GET("/sessions", s.lists(s.listSessions))
+	g.POST("/sessions/search", s.lists(s.searchSessions))
+	g.GET("/sessions/:session", s.lists(s.getSession))
 	g.POST("/sessions/:session/finish", s.auths(s.finishSession))
 	g.PUT("/sessions/:session/project", s.auths(s.assignProject))
 	g.GET("/sessions/:session/trace_export", s.auths(s.traceExport))
@@ -90,9 +90,9 @@ func (s *Service) Register(r gin.IRouter) {
 
 	g.POST("/weights_info", s.auths(s.weightsInfo))
 	g.POST("/copy_weights", s.auths(s.copyWeights))
-	g.GET("/training_runs", s.auths(s.listRuns))
+	g.GET("/training_runs", s.lists(s.listRuns))
 	g.GET("/training_runs/:run", s.auths(s.getRun))
-	g.GET("/training_runs/:run/checkpoints", s.auths(s.listRunCheckpoints))
+	g.GET("/training_runs/:run/checkpoints", s.lists(s.listRunCheckpoints))
 	const checkpoint = "/training_runs/:run/checkpoints/:kind/:name"
 	g.DELETE(checkpoint, s.auths(s.deleteCheckpoint))
 	g.GET(checkpoint+"/archive", s.auths(s.archive))
@@ -102,14 +102,14 @@ func (s *Service) Register(r gin.IRouter) {
 	g.GET(checkpoint+"/external_weights_urls", s.auths(s.externalURLs))
 	g.DELETE("/training_runs/:run/checkpoints/:kind", s.auths(s.bareCheckpoint))
 	g.GET("/training_runs/:run/checkpoints/:kind", s.auths(s.bareCheckpoint))
-	g.GET("/checkpoints", s.auths(s.listCheckpoints))
+	g.GET("/checkpoints", s.lists(s.listCheckpoints))
 
-	g.GET("/audit", s.auths(s.audit))
-	g.GET("/billing/usage/events", s.auths(s.usageEvents))
-	g.GET("/billing/usage/checkpoints/current", s.auths(s.checkpointStorage))
+	g.GET("/audit", s.lists(s.audit))
+	g.GET("/billing/usage/events", s.lists(s.usageEvents))
+	g.GET("/billing/usage/checkpoints/current", s.lists(s.checkpointStorage))
 
 	// What only Tinsmith has.
-	g.GET("/tinsmith/runs", s.auths(s.runStatuses))
+	g.GET("/tinsmith/runs", s.lists(s.runStatuses))
 	g.POST("/tinsmith/import", s.auths(s.importAdapter))
 }
 
@@ -152,6 +152,24 @@ func (s *Service) auths(h handler) gin.HandlerFunc {
 func unauthorized(c *gin.Context, text string) {
 	c.Header("WWW-Authenticate", `Bearer error="invalid_token"`)
 	body.SendJSON(c.Writer, c.Request, http.StatusUnauthorized, gin.H{"detail": text}, internalErrorBody)
+}
+
+// lists wraps a handler whose answer may be large: of one caller only a few are made at a time.
+func (s *Service) lists(h handler) gin.HandlerFunc {
+	return func(c *gin.Context) {
+		var done func()
+		defer func() {
+			if done != nil {
+				done()
+			}
+		}()
+		s.auths(func(one call) (_ any, err error) {
+			if done, err = s.core.AwaitList(one.Request.Context(), one.owner); err != nil {
+				return nil, err
+			}
+			return h(one)
+		})(c)
+	}
 }
 
 // open wraps a handler that needs no caller.

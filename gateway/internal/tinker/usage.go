@@ -28,7 +28,7 @@ func (s *Service) usageEvents(c call) (any, error) {
 	}
 	data := make([]gin.H, len(events))
 	for i, e := range events {
-		data[i] = gin.H{"bucket_start": e.Start, "bucket_end": e.Start.Add(time.Hour), "event_info": usageInfo(e)}
+		data[i] = gin.H{"bucket_start": e.Start, "bucket_end": e.End, "event_info": usageInfo(e)}
 		for name, value := range map[string]string{"base_model": e.BaseModel, "user_id": e.Owner, "user_name": e.Owner, "session_id": e.SessionID, "project_id": e.ProjectID} {
 			if value != "" {
 				data[i][name] = value

@@ -29,9 +29,9 @@ type Tokenizer struct {
 	preTokenizers []preTokenizer
 	model         model
 	template      template
-	mark          *metaspace         // if set, its mark is applied before scan
-	scan          scanner            // if set, does the work of preTokenizers
-	decoders      []decoder          // nil: tokens are joined by spaces
+	mark          *metaspace // if set, its mark is applied before scan
+	scan          scanner    // if set, does the work of preTokenizers
+	decoders      []decoder  // nil: tokens are joined by spaces
 	size          int
 	growth        int // how many times longer decoding makes a token, at most
 
