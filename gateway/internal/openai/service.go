@@ -57,7 +57,6 @@ func (s *Service) Register(r gin.IRouter) {
 type call struct {
 	*gin.Context
 	owner string
-	admin bool // the caller has an administrator's right
 }
 
 // auths wraps a handler of a known caller. A handler that streams answers itself and returns an error only before it has begun.
@@ -70,7 +69,7 @@ func (s *Service) auths(h func(call) error) gin.HandlerFunc {
 		}
 		defer r.Release()
 		c.Request = r.Request
-		if err := h(call{c, r.Owner, r.Admin}); err != nil {
+		if err := h(call{c, r.Owner}); err != nil {
 			fail(c, err)
 		}
 	}
