@@ -58,7 +58,6 @@ func (s *Service) Register(r gin.IRouter) {
 type call struct {
 	*gin.Context
 	owner string
-	admin bool        // the caller has an administrator's right
 	claim *body.Claim // what its body and its answer take
 }
 
@@ -74,7 +73,7 @@ func (s *Service) auths(h func(call) error) gin.HandlerFunc {
 		c.Request = r.Request
 		claim := body.NewClaim(r.Owner)
 		defer claim.Release()
-		if err := h(call{c, r.Owner, r.Admin, claim}); err != nil {
+		if err := h(call{c, r.Owner, claim}); err != nil {
 			fail(c, err)
 		}
 	}

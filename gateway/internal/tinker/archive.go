@@ -68,7 +68,7 @@ func (s *Service) linked(h gin.HandlerFunc) gin.HandlerFunc {
 
 // archives streams a tar to the bearer of a token.
 func (s *Service) archives(c *gin.Context) {
-	name, write, err := s.core.OpenArchive(c, c.Param("token"))
+	name, write, err := s.core.OpenArchive(c.Request.Context(), c.Param("token"))
 	if err != nil {
 		fail(c, err)
 		return
@@ -89,7 +89,7 @@ func (s *Service) archives(c *gin.Context) {
 
 // files sends one file of an exported checkpoint to the bearer of a token, with ranges.
 func (s *Service) files(c *gin.Context) {
-	name, modified, f, err := s.core.OpenFile(c, c.Param("token"))
+	name, modified, f, err := s.core.OpenFile(c.Request.Context(), c.Param("token"))
 	if err != nil {
 		fail(c, err)
 		return

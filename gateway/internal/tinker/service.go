@@ -4,6 +4,7 @@
 package tinker
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"time"
@@ -113,14 +114,27 @@ func (s *Service) Register(r gin.IRouter) {
 	g.POST("/tinsmith/import", s.auths(s.importAdapter))
 }
 
-// call is one authenticated request.
+// call is one authenticated request. As a context it is the request's: gin uses its own for the next request while a database's goroutine may still ask whether this one has ended.
 type call struct {
 	*gin.Context
+	request context.Context
+
 	owner  string
-	admin  bool        // the caller has an administrator's right
 	bearer string      // stands for the caller's key in links
 	claim  *body.Claim // what its body and its answer take
 }
+
+// Deadline, Done, Err and Value implement context.Context.
+func (c call) Deadline() (time.Time, bool) { return c.request.Deadline() }
+
+// Done is the end of the request.
+func (c call) Done() <-chan struct{} { return c.request.Done() }
+
+// Err tells whether it has ended.
+func (c call) Err() error { return c.request.Err() }
+
+// Value gives what it carries.
+func (c call) Value(key any) any { return c.request.Value(key) }
 
 // handler answers a call: a value is sent as JSON, a protobuf as such, nil as an empty success.
 type handler func(call) (any, error)
@@ -144,7 +158,7 @@ func (s *Service) auths(h handler) gin.HandlerFunc {
 		}
 		defer r.Release()
 		c.Request = r.Request
-		s.answer(c, h, call{Context: c, owner: r.Owner, admin: r.Admin, bearer: r.Bearer})
+		s.answer(c, h, call{Context: c, request: c.Request.Context(), owner: r.Owner, bearer: r.Bearer})
 	}
 }
 
@@ -174,7 +188,7 @@ func (s *Service) lists(h handler) gin.HandlerFunc {
 
 // open wraps a handler that needs no caller.
 func (s *Service) open(h handler) gin.HandlerFunc {
-	return func(c *gin.Context) { s.answer(c, h, call{Context: c}) }
+	return func(c *gin.Context) { s.answer(c, h, call{Context: c, request: c.Request.Context()}) }
 }
 
 func (s *Service) answer(c *gin.Context, h handler, from call) {
