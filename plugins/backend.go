@@ -94,7 +94,8 @@ type Backend interface {
 	// Unpin releases a pin. Releasing one that does not exist succeeds.
 	Unpin(ctx context.Context, req UnpinRequest) error
 	// Sample generates tokens and scores the prompt. emit is called in order from one goroutine; if it returns an error the request is cancelled
-	// and that error returned. While it does not return, no other request waits for it, and the tokens kept for it are bounded. Sample returns nil after every sequence has finished, or ended by Cancel.
+	// and that error returned. While it does not return, no other request waits for it, and the tokens kept for it are bounded. Sample returns nil after
+	// every sequence has finished, or ended by Cancel.
 	Sample(ctx context.Context, req SampleRequest, emit func(SampleEvent) error) error
 	// Cancel ends one sequence of a running Sample request (sequence ≥ 0) or the whole request (sequence < 0) and frees its pages. Its stream gets a Finished
 	// event with StopCancelled for each ended sequence. Unknown ids succeed.
@@ -244,8 +245,10 @@ type ForwardBackwardRequest struct {
 	Share       Share
 }
 
-// Share says for whom work is done, so that it can be shared fairly: training between runs in proportion to their weights, and sampling between keys in proportion to theirs. Places in the decoding batch, tokens of prompts and the room
-// for sequences that wait are shared in every step: a key that has less than its part gets it at the next one, also where all places are taken by sequences that go on for long. Those have to wait then; what they give does not depend on it.
+// Share says for whom work is done, so that it can be shared fairly: training between runs in proportion to their weights, and sampling between keys in
+// proportion to theirs. Places in the decoding batch, tokens of prompts and the room for sequences that wait are shared in every step: a key that has
+// less than its part gets it at the next one, also where all places are taken by sequences that go on for long. Those have to wait then; what they give
+// does not depend on it.
 type Share struct {
 	Key    string  // of whom, at most 200 bytes; "" is one of its own
 	Weight float64 // above 0; 0 means 1
@@ -338,7 +341,8 @@ type SampleRequest struct {
 	PromptAlternatives  int  // k independent draws at Temperature, with TopK, TopP and MinP, at every prompt position after the first
 
 	Share Share // of places in the decoding batch and of the sampler's time
-	// PrefixScope bounds what is taken from other requests' prompts: keys and values are shared only between requests of the same scope, so that neither CachedTokens nor the time tells of others'. At most 200 bytes; "" is one of its own.
+	// PrefixScope bounds what is taken from other requests' prompts: keys and values are shared only between requests of the same scope, so that neither
+	// CachedTokens nor the time tells of others'. At most 200 bytes; "" is one of its own.
 	PrefixScope string
 }
 

@@ -84,8 +84,9 @@ func Dispense(c *goplugin.Client) (*Client, error) {
 	return raw.(*Client), nil
 }
 
-// Flow-control windows: large enough that a request of several megabytes is not cut into round trips. Answers need no large window, as gRPC opens it for a message whose length it has read; a small one bounds what is kept of a stream
-// of tokens that nobody reads, which the backend then stops filling. The connection's window is given back when something arrives, not when it is read, so no stream holds up another one.
+// Flow-control windows: large enough that a request of several megabytes is not cut into round trips. Answers need no large window, as gRPC opens it for
+// a message whose length it has read; a small one bounds what is kept of a stream of tokens that nobody reads, which the backend then stops filling. The
+// connection's window is given back when something arrives, not when it is read, so no stream holds up another one.
 const (
 	requestWindow    = 4 << 20
 	answerWindow     = 64 << 10

@@ -13,7 +13,8 @@ import (
 // long is how many tokens a sequence has that takes much longer than a few.
 func (s *suite) long() int { return min(s.model.MaxContextLength-8, max(60, 3*s.places)) }
 
-// crowd has one key ask for more long sequences than are decoded at once. Another key's short sample is done while none of them has ended, and the first one's tokens are what they are without it.
+// crowd has one key ask for more long sequences than are decoded at once. Another key's short sample is done while none of them has ended, and the first
+// one's tokens are what they are without it.
 func (s *suite) crowd() {
 	samples := s.places + 2 + s.places/4
 	long := s.request("", samples, s.long())

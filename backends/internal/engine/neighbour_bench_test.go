@@ -12,8 +12,8 @@ import (
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
-// BenchmarkNeighbour has one key sample 4 tokens again and again, alone and while another key has 4,000 long sequences waiting, on the built-in model. Beside the times are how long a step of the crowd's full batch takes, and
-// the crowd's tokens per second while the neighbour samples.
+// BenchmarkNeighbour has one key sample 4 tokens again and again, alone and while another key has 4,000 long sequences waiting, on the built-in model.
+// Beside the times are how long a step of the crowd's full batch takes, and the crowd's tokens per second while the neighbour samples.
 func BenchmarkNeighbour(b *testing.B) {
 	for _, c := range []struct {
 		name           string

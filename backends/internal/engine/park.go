@@ -6,8 +6,10 @@ import (
 	"slices"
 )
 
-// A sequence whose place another key is to have is parked: it leaves the batch and waits at the head of its line, with the tokens that it has drawn and, as long as nobody needs them, with its pages. If those were taken, its tokens go through
-// the model again when it has a place again, which gives the same bits; random numbers go by positions. So are sequences whose tokens nobody reads: they wait for their reader, apart from the lines, and hold up nobody.
+// A sequence whose place another key is to have is parked: it leaves the batch and waits at the head of its line, with the tokens that it has drawn and,
+// as long as nobody needs them, with its pages. If those were taken, its tokens go through the model again when it has a place again, which gives the
+// same bits; random numbers go by positions. So are sequences whose tokens nobody reads: they wait for their reader, apart from the lines, and hold up
+// nobody.
 
 // assured is how many tokens a sequence that had to be computed again generates before it is parked again: so however keys come and go, it gets on.
 const assured = 32
@@ -15,7 +17,8 @@ const assured = 32
 // mostUnread is how many tokens of a sequence may wait for a reader who is busy with those before.
 const mostUnread = 2 * mostPending
 
-// claims gives the running sequences, of one replica unless that is nil, that may be parked one after the other for one of a line: of the line with the most places for its weight, those that came last first. The caller holds mu.
+// claims gives the running sequences, of one replica unless that is nil, that may be parked one after the other for one of a line: of the line with the
+// most places for its weight, those that came last first. The caller holds mu.
 func (e *Engine) claims(l *line, on *replica) iter.Seq[*sequence] {
 	quantum := e.pace.sharesOf(e.loaded.config.MaxBatch).quantum
 	return func(yield func(*sequence) bool) {
@@ -124,7 +127,8 @@ func (p *sampler) allocate(n int) ([]int32, bool) {
 	}
 }
 
-// placeOf gives the replica on which a sequence may have another's place: its request's, or that of whose place it has a claim to first; nil if there is none. The caller holds mu.
+// placeOf gives the replica on which a sequence may have another's place: its request's, or that of whose place it has a claim to first; nil if there is
+// none. The caller holds mu.
 func (e *Engine) placeOf(s *sequence) *replica {
 	if r := s.request.replica; r != nil {
 		return r
@@ -135,7 +139,8 @@ func (e *Engine) placeOf(s *sequence) *replica {
 	return nil
 }
 
-// roomFor makes room for a sequence on a replica that lacks a place, pages or, in the crowd, memory for its adapter, by parking others' sequences of which it has a claim. It parks none unless that suffices. The caller holds mu.
+// roomFor makes room for a sequence on a replica that lacks a place, pages or, in the crowd, memory for its adapter, by parking others' sequences of
+// which it has a claim. It parks none unless that suffices. The caller holds mu.
 func (e *Engine) roomFor(s *sequence, r *replica, place bool, pages int, crowd *crowd) bool {
 	limit := e.loaded.adapters.limit
 	on := r

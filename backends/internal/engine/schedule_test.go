@@ -48,7 +48,8 @@ func randomActions(random *rand.Rand) []action {
 	return script
 }
 
-// play runs a script on one adapter and gives a line per action with everything that must not depend on others. All operations are sent ahead; samples wait for what stands before them. With keys the runs are of several keys.
+// play runs a script on one adapter and gives a line per action with everything that must not depend on others. All operations are sent ahead; samples
+// wait for what stands before them. With keys the runs are of several keys.
 func play(t *testing.T, e *Engine, id string, script []action, keys bool) []string {
 	d := create(t, e, id, 77, 4)
 	lines := make([]string, len(script))

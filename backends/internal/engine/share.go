@@ -5,10 +5,12 @@ import (
 	"time"
 )
 
-// Keys share the sampler's time as well as its places, by weight. Each line of the waiting room has an account of the time that its tokens took, over its weight: a step's time is charged by tokens, of prompts and of answers alike.
-// Places alone would have a key that has a single sequence wait in every step for the many of another one. So where an account is behind, the lines before it rest for some steps: they keep their places and what they have
-// computed, and go on when the other has caught up. They rest only where steps without them are much shorter: where a step takes about as long with them, as on a GPU, all go together and nobody loses anything. A line that had nothing
-// to do begins a little behind the others, so that who comes now and then is served at once, and has saved up no more than that. What a sequence gives depends on none of it.
+// Keys share the sampler's time as well as its places, by weight. Each line of the waiting room has an account of the time that its tokens took, over
+// its weight: a step's time is charged by tokens, of prompts and of answers alike. Places alone would have a key that has a single sequence wait in
+// every step for the many of another one. So where an account is behind, the lines before it rest for some steps: they keep their places and what they
+// have computed, and go on when the other has caught up. They rest only where steps without them are much shorter: where a step takes about as long with
+// them, as on a GPU, all go together and nobody loses anything. A line that had nothing to do begins a little behind the others, so that who comes now
+// and then is served at once, and has saved up no more than that. What a sequence gives depends on none of it.
 
 // shares are the times by which lines are weighed against each other.
 type shares struct {
@@ -16,7 +18,8 @@ type shares struct {
 	quantum float64 // and until it gives up its last place; an account begins so far behind
 }
 
-// Bounds of shares: a line that has as many places as are left to it has them for leastQuantum and for quantumSteps steps at least, so that sequences do not come and go all the time.
+// Bounds of shares: a line that has as many places as are left to it has them for leastQuantum and for quantumSteps steps at least, so that sequences do
+// not come and go all the time.
 const (
 	leastQuantum = 0.25 // seconds
 	quantumSteps = 16
@@ -28,7 +31,8 @@ func (p *pace) sharesOf(tokens int) shares {
 	return shares{ahead: step, quantum: max(leastQuantum, quantumSteps*step)}
 }
 
-// stepSeconds is about how long the sampler's step with so many tokens takes, by those of about as many before. What was never measured is taken to be in proportion to its tokens: so it is tried.
+// stepSeconds is about how long the sampler's step with so many tokens takes, by those of about as many before. What was never measured is taken to be
+// in proportion to its tokens: so it is tried.
 func (p *pace) stepSeconds(tokens int) float64 {
 	if p.fixedStep != nil {
 		return p.fixedStep(tokens)
@@ -61,10 +65,12 @@ func (p *pace) sampled(tokens int, d time.Duration) {
 	}
 }
 
-// doubt lets the time of steps with so many tokens seem a little shorter than it was: so they are tried again now and then after they have turned out not to be worth it.
+// doubt lets the time of steps with so many tokens seem a little shorter than it was: so they are tried again now and then after they have turned out
+// not to be worth it.
 func (p *pace) doubt(tokens int) { p.steps[bits.Len(uint(tokens))] *= 0.99 }
 
-// partStep parts the chunks of a step: those of lines whose accounts are before others' by so much that they rest in this step, if it is much shorter without them, and the rest. The order within each stays.
+// partStep parts the chunks of a step: those of lines whose accounts are before others' by so much that they rest in this step, if it is much shorter
+// without them, and the rest. The order within each stays.
 func (e *Engine) partStep(chunks []chunk) (kept, resting []chunk) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -135,7 +141,8 @@ func (w *waitingRoom) advance() {
 	}
 }
 
-// debtors gives the lines that have to give up a place first, if any has to: the one with the most places for its weight of those that have several, and the one with the largest account.
+// debtors gives the lines that have to give up a place first, if any has to: the one with the most places for its weight of those that have several, and
+// the one with the largest account.
 func (w *waitingRoom) debtors() (most, longest *line) {
 	for _, l := range w.lines {
 		if l.placed > 1 && (most == nil || float64(l.placed-1)/l.weight > float64(most.placed-1)/most.weight) {
@@ -165,8 +172,8 @@ func (w *waitingRoom) anyClaims(quantum float64) bool {
 	return false
 }
 
-// owes tells whether a line has to give up a place for another one that waits: if both have as many for their weights as before, or closer to it, or the other has none; or if it has had its last for so much time more than the other
-// one. The caller counts the places that it has given up already.
+// owes tells whether a line has to give up a place for another one that waits: if both have as many for their weights as before, or closer to it, or the
+// other has none; or if it has had its last for so much time more than the other one. The caller counts the places that it has given up already.
 func (l *line) owes(other *line, given int, quantum float64) bool {
 	left := l.placed - given - 1
 	if l == other || left < 0 {

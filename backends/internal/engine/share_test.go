@@ -71,8 +71,8 @@ func crowdOf(key string, requests, samples, tokens int) (all []plugins.SampleReq
 	return all
 }
 
-// While a key has all places and more waiting, another one's short sample is done before any of the first one's has ended, on every placement and also where pages are so few that parked sequences lose theirs. The crowd's results are
-// those of a quiet server, and so are the neighbour's.
+// While a key has all places and more waiting, another one's short sample is done before any of the first one's has ended, on every placement and also
+// where pages are so few that parked sequences lose theirs. The crowd's results are those of a quiet server, and so are the neighbour's.
 func TestNeighbourOfACrowd(t *testing.T) {
 	crowd := crowdOf("crowd", 3, 8, 150)
 	small := func(i int) plugins.SampleRequest {
@@ -185,7 +185,8 @@ func TestNeighbourOfACrowd(t *testing.T) {
 	}
 }
 
-// A neighbour's sample does not wait for steps of the crowd where these take long: the crowd rests for it. Where a step takes as long without the crowd, they go together.
+// A neighbour's sample does not wait for steps of the crowd where these take long: the crowd rests for it. Where a step takes as long without the crowd,
+// they go together.
 func TestCrowdRests(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -230,7 +231,8 @@ func busy(t *testing.T, e *Engine, requests []plugins.SampleRequest) {
 	})
 }
 
-// Keys that all have more than enough get tokens by their weights, whether there are places for all of them or not, and sequences do not come and go in every step.
+// Keys that all have more than enough get tokens by their weights, whether there are places for all of them or not, and sequences do not come and go in
+// every step.
 func TestTokensByWeight(t *testing.T) {
 	for _, c := range []struct {
 		name    string

@@ -8,9 +8,10 @@ import (
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
-// waitingRoom holds the sequences that wait for a place in the decoding batch: a line for each key of plugins.Share, first come first served within. The lines share places in proportion to their weights: a free one goes to the line
-// that has the fewest for its weight. Beside that each line has an account of the device's time that it was given, see share.go, which decides between those that have equally many places. A waiting sequence costs its own
-// memory, and pages if it was parked, see park.go, and no goroutine. All of it is guarded by Engine.mu.
+// waitingRoom holds the sequences that wait for a place in the decoding batch: a line for each key of plugins.Share, first come first served within. The
+// lines share places in proportion to their weights: a free one goes to the line that has the fewest for its weight. Beside that each line has an
+// account of the device's time that it was given, see share.go, which decides between those that have equally many places. A waiting sequence costs its
+// own memory, and pages if it was parked, see park.go, and no goroutine. All of it is guarded by Engine.mu.
 type waitingRoom struct {
 	lines map[string]*line
 	count int     // sequences that wait
@@ -109,8 +110,8 @@ func (w *waitingRoom) rejoin(s *sequence) {
 // leavePlace notes that a sequence has no place any more.
 func (w *waitingRoom) leavePlace(s *sequence) { s.line.placed-- }
 
-// accepts tells whether so many sequences more of a key may wait, if most may. Nobody keeps others out by being first: where that is reached, a key may still have its part of it, by weight among those who have any waiting, or one
-// request.
+// accepts tells whether so many sequences more of a key may wait, if most may. Nobody keeps others out by being first: where that is reached, a key may
+// still have its part of it, by weight among those who have any waiting, or one request.
 func (w *waitingRoom) accepts(share plugins.Share, n, most int) bool {
 	if w.count+n <= most {
 		return true

@@ -252,7 +252,8 @@ func (c *Cache) HeldAlone(pages []int32) int {
 	return n
 }
 
-// Drop forgets what is cached of a version in all scopes, because its weights are gone. Pages that are still held stay with their holders and are no longer shared.
+// Drop forgets what is cached of a version in all scopes, because its weights are gone. Pages that are still held stay with their holders and are no
+// longer shared.
 func (c *Cache) Drop(adapter, version int64) {
 	for key := range c.roots {
 		if key.Adapter == adapter && key.Version == version {

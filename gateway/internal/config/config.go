@@ -94,7 +94,8 @@ type Sampling struct {
 	MaxWaiting int `yaml:"max_waiting"`
 	// MaxPerClient is the number of samples one Tinker client is told to keep in flight.
 	MaxPerClient int `yaml:"max_per_client"`
-	// SharePrefixes says between whom the beginnings of prompts are computed once: "keys", between requests of the same key, or "all". With "all", cached_tokens and times tell of the prompts of other keys.
+	// SharePrefixes says between whom the beginnings of prompts are computed once: "keys", between requests of the same key, or "all". With "all",
+	// cached_tokens and times tell of the prompts of other keys.
 	SharePrefixes string `yaml:"share_prefixes"`
 }
 

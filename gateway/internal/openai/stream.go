@@ -18,7 +18,8 @@ const (
 	pingEvery = 15 * time.Second
 	// writeTimeout is how long a client may leave an event unread: its request takes a place among those that are served, and memory.
 	writeTimeout = 60 * time.Second
-	// leastRate is what a client must take, in bytes for each second that is waited for it, beyond the first writeTimeout: one that takes a byte now and then ends as well.
+	// leastRate is what a client must take, in bytes for each second that is waited for it, beyond the first writeTimeout: one that takes a byte now and
+	// then ends as well.
 	leastRate = 1 << 10
 )
 

@@ -76,8 +76,9 @@ func (q *sampleQueue) live() int {
 	return n
 }
 
-// pop gives the next sample of the owner who has the fewest running for its weight, among equals of the one who got one longest ago. It counts as running until ended. Nobody keeps others out by being first: where all places are
-// taken it is one of an owner who has less than its part of them, by weight among those who have any, and at least one. So at most twice as many run, and one for each owner. Nil: there is none.
+// pop gives the next sample of the owner who has the fewest running for its weight, among equals of the one who got one longest ago. It counts as
+// running until ended. Nobody keeps others out by being first: where all places are taken it is one of an owner who has less than its part of them, by
+// weight among those who have any, and at least one. So at most twice as many run, and one for each owner. Nil: there is none.
 func (q *sampleQueue) pop(places int, share func(owner string) plugins.Share) *sampleJob {
 	var next *ownerQueue
 	least, all := 0.0, 0.0
