@@ -31,6 +31,12 @@ func (o *opening) accept(ctx context.Context) error {
 			return err
 		}
 	}
+	if errors.Is(o.loss.Kind, ErrForeign) { // the log's changes are of another store
+		if err := o.setAsideLog(); err != nil {
+			return err
+		}
+		o.log = nil
+	}
 	o.fresh, o.before = true, nil
 	kind, findings := o.loss.Kind, o.loss.Findings
 	if o.log == nil { // it was not reached
@@ -40,6 +46,22 @@ func (o *opening) accept(ctx context.Context) error {
 	}
 	o.loss.Kind, o.loss.Findings = kind, findings // the log is taken as far as it goes
 	o.log.remove, o.log.spares = o.setAside, nil
+	return nil
+}
+
+// setAsideLog moves all files of the commit log.
+func (o *opening) setAsideLog() error {
+	for _, suffix := range []string{logFileSuffix, spareSuffix} {
+		files, err := filepath.Glob(filepath.Join(o.opts.Dir, "log", "*"+suffix))
+		if err != nil {
+			return err
+		}
+		for _, path := range files {
+			if err := o.setAside(path); err != nil {
+				return err
+			}
+		}
+	}
 	return nil
 }
 
@@ -126,17 +148,13 @@ func (o *opening) accepted(ctx context.Context, s *sqlStore) error {
 			move = append(move, s.journal.path(n))
 		}
 	}
-	for _, suffix := range []string{logFileSuffix, spareSuffix} {
-		files, err := filepath.Glob(filepath.Join(s.log.dir, "*"+suffix))
-		if err != nil {
-			return err
-		}
-		move = append(move, files...)
-	}
 	for _, path := range move {
 		if err := o.setAside(path); err != nil {
 			return err
 		}
+	}
+	if err := o.setAsideLog(); err != nil {
+		return err
 	}
 	s.log.older, s.log.remove = nil, s.log.spare
 	slog.WarnContext(ctx, "the store goes on with what is left", "identity", s.mark.identity.String(), "changes", s.inDatabase, "aside", o.aside)

@@ -38,43 +38,53 @@ func TestIdentity(t *testing.T) {
 		do       func(s *scene) Options // what is opened then
 		kind     error                  // nil: it opens
 		says     string
+		not      string // a key that is not there after it was accepted
 	}{
 		{"a directory that was moved", false, func(s *scene) Options {
 			check(s.t, os.RemoveAll(s.other.Dir))
 			check(s.t, os.Rename(s.one.Dir, s.other.Dir))
 			return s.other
-		}, nil, ""},
-		{"the database of another directory", false, func(s *scene) Options { s.move(databaseName); return s.other }, ErrForeign, "another store"},
+		}, nil, "", ""},
+		{"the database of another directory", false, func(s *scene) Options { s.move(databaseName); return s.other }, ErrForeign, "another store", ""},
+		{"the database of another directory, with changes in the log", false, func(s *scene) Options {
+			opened, err := Open(s.t.Context(), Options{Dir: s.other.Dir, applyAfter: time.Hour})
+			check(s.t, err)
+			check(s.t, opened.Commit(s.t.Context(), Batch{Put: []Record{{Collection: "a", Key: "foreign"}}}))
+			s.other.Dir = crash(s.t, opened.(*sqlStore))
+			check(s.t, opened.Close())
+			s.move(databaseName)
+			return s.other
+		}, ErrForeign, "another store", "foreign"},
 		{"a database in an empty directory", false, func(s *scene) Options {
 			check(s.t, os.RemoveAll(s.other.Dir))
 			check(s.t, os.MkdirAll(s.other.Dir, 0o700))
 			s.move(databaseName)
 			return s.other
-		}, ErrForeign, "none of the files"},
-		{"the database was removed", false, func(s *scene) Options { check(s.t, os.Remove(filepath.Join(s.one.Dir, databaseName))); return s.one }, ErrLost, "missing or empty"},
+		}, ErrForeign, "none of the files", ""},
+		{"the database was removed", false, func(s *scene) Options { check(s.t, os.Remove(filepath.Join(s.one.Dir, databaseName))); return s.one }, ErrLost, "missing or empty", ""},
 		{"the database is empty", false, func(s *scene) Options {
 			check(s.t, os.Truncate(filepath.Join(s.one.Dir, databaseName), 0))
 			return s.one
-		}, ErrLost, "missing or empty"},
+		}, ErrLost, "missing or empty", ""},
 		{"the database and the mark were removed", false, func(s *scene) Options {
 			check(s.t, errors.Join(os.Remove(filepath.Join(s.one.Dir, databaseName)), os.Remove(filepath.Join(s.one.Dir, markName))))
 			return s.one
-		}, ErrLost, "journal/*.seg"},
-		{"the mark was removed", false, func(s *scene) Options { check(s.t, os.Remove(filepath.Join(s.one.Dir, markName))); return s.one }, nil, "generation: it is missing"},
+		}, ErrLost, "journal/*.seg", ""},
+		{"the mark was removed", false, func(s *scene) Options { check(s.t, os.Remove(filepath.Join(s.one.Dir, markName))); return s.one }, nil, "generation: it is missing", ""},
 		{"an older copy of the whole directory", false, func(s *scene) Options {
 			dir := s.t.TempDir()
 			check(s.t, os.CopyFS(dir, os.DirFS(s.one.Dir)))
 			s.put(s.one, "2")
 			s.one.Dir = dir
 			return s.one
-		}, nil, ""},
+		}, nil, "", ""},
 		{"an older copy of the database", false, func(s *scene) Options {
 			older, err := os.ReadFile(filepath.Join(s.one.Dir, databaseName))
 			check(s.t, err)
 			s.put(s.one, "2")
 			check(s.t, os.WriteFile(filepath.Join(s.one.Dir, databaseName), older, 0o600))
 			return s.one
-		}, ErrLost, "older copy"},
+		}, ErrLost, "older copy", ""},
 		{"PostgreSQL with an empty schema in place of SQLite", true, func(s *scene) Options {
 			s.one.PostgresURL = postgresSchema(s.t)
 			s.put(Options{Dir: s.t.TempDir()}, "1")
@@ -82,17 +92,17 @@ func TestIdentity(t *testing.T) {
 			s.put(Options{Dir: dir}, "1")
 			s.one.Dir = dir
 			return s.one
-		}, ErrForeign, "belongs to SQLite"},
+		}, ErrForeign, "belongs to SQLite", ""},
 		{"the same without a mark", true, func(s *scene) Options {
 			dir := s.t.TempDir()
 			s.put(Options{Dir: dir}, "1")
 			check(s.t, os.Remove(filepath.Join(dir, markName)))
 			return Options{Dir: dir, PostgresURL: postgresSchema(s.t)}
-		}, ErrForeign, "of a store in tinsmith.db"},
-		{"SQLite in place of PostgreSQL", true, func(s *scene) Options { s.one.PostgresURL = ""; return s.one }, ErrForeign, "belongs to PostgreSQL"},
-		{"a schema in use with an empty directory", true, func(s *scene) Options { s.one.Dir = s.t.TempDir(); return s.one }, ErrForeign, "none of the files"},
-		{"a schema in use with another directory", true, func(s *scene) Options { s.one.Dir = s.other.Dir; return s.one }, ErrForeign, "another store"},
-		{"another search path, which is empty", true, func(s *scene) Options { s.one.PostgresURL = postgresSchema(s.t); return s.one }, ErrForeign, "is empty"},
+		}, ErrForeign, "of a store in tinsmith.db", ""},
+		{"SQLite in place of PostgreSQL", true, func(s *scene) Options { s.one.PostgresURL = ""; return s.one }, ErrForeign, "belongs to PostgreSQL", ""},
+		{"a schema in use with an empty directory", true, func(s *scene) Options { s.one.Dir = s.t.TempDir(); return s.one }, ErrForeign, "none of the files", ""},
+		{"a schema in use with another directory", true, func(s *scene) Options { s.one.Dir = s.other.Dir; return s.one }, ErrForeign, "another store", ""},
+		{"another search path, which is empty", true, func(s *scene) Options { s.one.PostgresURL = postgresSchema(s.t); return s.one }, ErrForeign, "is empty", ""},
 		{"the schema was emptied", true, func(s *scene) Options {
 			d, err := openPostgres(s.t.Context(), s.one.PostgresURL)
 			check(s.t, err)
@@ -102,7 +112,7 @@ func TestIdentity(t *testing.T) {
 			}
 			check(s.t, d.close())
 			return s.one
-		}, ErrLost, "missing or empty"},
+		}, ErrLost, "missing or empty", ""},
 		{"the schema's rows are from a backup", true, func(s *scene) Options {
 			d, err := openPostgres(s.t.Context(), s.one.PostgresURL)
 			check(s.t, err)
@@ -118,7 +128,7 @@ func TestIdentity(t *testing.T) {
 			}
 			check(s.t, d.close())
 			return s.one
-		}, ErrLost, "ends at change"},
+		}, ErrLost, "ends at change", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := &scene{t: t, one: Options{Dir: filepath.Join(t.TempDir(), "data")}, other: Options{Dir: filepath.Join(t.TempDir(), "data")}}
@@ -149,6 +159,9 @@ func TestIdentity(t *testing.T) {
 			opts.Accept = true
 			opened, err = Open(t.Context(), opts)
 			check(t, err)
+			if _, err := opened.Get(t.Context(), "a", c.not); c.not != "" && !errors.Is(err, ErrNotFound) {
+				t.Errorf("%s of another store is there: %v", c.not, err)
+			}
 			check(t, opened.Commit(t.Context(), Batch{Put: []Record{{Collection: "a", Key: "after"}}}))
 			check(t, opened.Close())
 			opts.Accept = false

@@ -91,13 +91,14 @@ func (o *opening) judge(ctx context.Context) error {
 		o.damage = append(o.damage, Finding{markName, what, true})
 	}
 	if o.look != nil {
-		if o.held, err = o.db.look(ctx, o.look); damagedDatabase(err) {
-			o.lost(o.db.where, "%v", err)
-			o.loss.cause, o.damaged = err, true
-			return nil
-		} else if err != nil {
+		if o.held, err = o.db.look(ctx, o.look); err != nil && !damagedDatabase(err) {
 			return err
 		}
+	}
+	if err != nil {
+		o.lost(o.db.where, "%v", err)
+		o.loss.cause, o.damaged = err, true
+		return nil //nolint:nilerr // it is told as a loss
 	}
 	if f := o.held.format; f != "" && f != formatVersion && !olderFormat(f) {
 		return fmt.Errorf("%w: it has format %q, this program reads %q", ErrFormat, f, formatVersion)
@@ -110,11 +111,10 @@ func (o *opening) judge(ctx context.Context) error {
 
 // judgeIdentity compares the database with the mark and with what else is in the directory.
 func (o *opening) judgeIdentity() error {
-	_, err := os.Stat(o.path("journal"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("look at the journal: %w", err)
+	journal, err := exists(o.path(journalName))
+	if err != nil {
+		return err
 	}
-	journal := err == nil
 	used, err := o.used()
 	if err != nil {
 		return err
@@ -198,6 +198,14 @@ func tailWords(tails []Finding) string {
 		out += " (" + t.String() + ")"
 	}
 	return out
+}
+
+func exists(path string) (bool, error) {
+	_, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // used names something that shows that the directory was in use, or "".

@@ -218,8 +218,8 @@ func olderFormat(f string) bool { return slices.Contains(olderFormats, f) }
 
 // removeUnused runs in the writer goroutine, so no batch that would refer to a segment is half-way.
 func (s *sqlStore) removeUnused(ctx context.Context) error {
-	if s.holding > 0 || s.broke.Load() != nil {
-		return nil // a backup refers to them, or what refers to them may not be found
+	if s.holding > 0 || s.structureDamaged() {
+		return nil // what refers to them may not be found, or a backup refers to them
 	}
 	keep, err := s.usedSegments(ctx)
 	if err != nil {

@@ -164,9 +164,9 @@ func (s *sqlStore) verifyAll(ctx context.Context, rest func(context.Context, tim
 		begun = time.Now()
 		return err
 	}, func(r tableRow) error {
-		if err := r.check(&sums); err != nil {
-			s.finding(Finding{Where: s.db.where, What: err.Error()})
-			return nil
+		if damage := r.check(&sums); damage != nil {
+			s.finding(Finding{Where: s.db.where, What: damage.Error()})
+			return nil //nolint:nilerr // it is told as a finding
 		}
 		for _, ref := range r.refs() {
 			if ref == (Ref{}) {
@@ -190,6 +190,9 @@ func (s *sqlStore) verifyAll(ctx context.Context, rest func(context.Context, tim
 	}
 	return err
 }
+
+// structureDamaged tells whether the database cannot be relied upon as a whole.
+func (s *sqlStore) structureDamaged() bool { return s.broke.Load() != nil }
 
 // brokenStructure notes that the database cannot be relied upon as a whole: from then on nothing new is taken, and no segment is removed.
 func (s *sqlStore) brokenStructure(what string) {
