@@ -48,7 +48,7 @@ func TestLargeChats(t *testing.T) {
 		status int
 	}{
 		{"60 MB of text", chat(begin, "hello there, ", 60_000_000), 413},
-		{"15 MB of text", chat(begin, "hello there, ", 15_000_000), 400},
+		{"15 MB of text", chat(begin, "hello there, ", 15_000_000), 0},
 		{"1 MB of text", chat(begin, "hello there, ", 1_000_000), 400},
 		{"15 MB of messages", chat(``, `{"role":"user","content":"hello"},`, 15_000_000), 0},
 		{"15 MB of numbers", chat(``, `0,`, 15_000_000), 0},

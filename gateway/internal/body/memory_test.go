@@ -292,3 +292,13 @@ func (w *watched) Write(b []byte) (int, error) {
 	w.during = w.seen()
 	return w.ResponseRecorder.Write(b)
 }
+
+func TestCountValues(t *testing.T) {
+	for text, want := range map[string]int{
+		``: 0, `1`: 0, `[1,2,3]`: 3, `{"a":[1,2],"b":{}}`: 7, `"a,b:c[d{e"`: 0, `["a\",\"b",2]`: 2, `["\\",",",2]`: 3, `{"":"","x,":1}`: 4, `"no end, no`: 0, `"\`: 0,
+	} {
+		if got := countValues([]byte(text)); got != want {
+			t.Errorf("%s has %d, want %d", text, got, want)
+		}
+	}
+}
