@@ -67,10 +67,11 @@ func TestLargeChats(t *testing.T) {
 				})
 			}
 			all.Wait()
-			took := s.peak(t) - before
-			t.Logf("%d MiB", took)
-			if took > 700 {
-				t.Errorf("%d MiB more are resident", took)
+			// Not more than before: tests that ran earlier may have left memory that is used again.
+			peak := s.peak(t)
+			t.Logf("%d MiB resident before, %d at most", before, peak)
+			if peak > 1500 {
+				t.Errorf("%d MiB are resident", peak)
 			}
 		})
 	}
