@@ -300,8 +300,11 @@ func (l *loaded) freshVersion(r *run, c plugins.AdapterConfig) (*version, error)
 func weightsOf(adapter string) string { return fmt.Sprintf("weights of adapter %q", adapter) }
 func stateOf(adapter string) string   { return fmt.Sprintf("optimizer state of adapter %q", adapter) }
 
-// mostMade is how many adapters' first values are computed for one clock cycle, so that nobody who has made many keeps it from others for long.
-const mostMade = 4
+// mostMade is how many bytes of adapters' first values are computed for one clock cycle, but for the first of them, so that nobody who has made many keeps it from others for long.
+const mostMade = 32 << 20
+
+// mayMake tells whether the first values of a version may be computed in a cycle for which so many bytes of others' are.
+func mayMake(v *version, made int64) bool { return made == 0 || made+v.size <= mostMade }
 
 // unmade tells whether the version's first values would have to be computed. It is called on the device goroutine.
 func (v *version) unmade() bool {

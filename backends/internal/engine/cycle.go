@@ -26,7 +26,7 @@ type cycle struct {
 	runs       map[int64]struct{}
 	passes     int
 	steps      int
-	made       int // adapters whose first values are computed for it
+	made       int64 // bytes of adapters whose first values are computed for it
 	tokens     int
 	links      []trace.Link // to the spans of its operations
 }
@@ -84,7 +84,7 @@ func (s *series) tokens() (n int) {
 // plan picks the passes of the next clock cycle: of every run the longest leading series of passes, as far as budget tokens reach. The budget is shared by tokens in proportion to the runs' weights, over cycles as within
 // one (self-clocked fair queueing): every pass has a tag, the tokens that its run has had by its end over the run's weight, and the smallest tag goes first; a run that had nothing to do is
 // set to the tag of the pass that was taken last, so that it has saved up nothing. A small pass that has just arrived therefore goes before the large ones of a long queue. A pass that does not fit ends its run's share for this cycle.
-// The first pass is taken whatever its size, so that there is always progress. Of runs whose first weights have to be computed, no more than mostMade are in one cycle. It gives the tag of the last pass taken, to be handed to the next plan.
+// The first pass is taken whatever its size, so that there is always progress. Of runs whose first weights have to be computed, no more than mostMade bytes are in one cycle. It gives the tag of the last pass taken, to be handed to the next plan.
 func plan(runs []*run, budget int, tag float64) ([]series, float64) {
 	type share struct {
 		series
@@ -100,13 +100,13 @@ func plan(runs []*run, budget int, tag float64) ([]series, float64) {
 			r.tag = max(r.tag, tag)
 		}
 	}
-	used, made := 0, 0
+	used, made := 0, int64(0)
 	for {
 		var first *share
 		least := math.Inf(1)
 		for i := range shares {
 			s := &shares[i]
-			if s.closed || len(s.left) == 0 || made == mostMade && len(s.passes) == 0 && s.run.latest.unmade() {
+			if s.closed || len(s.left) == 0 || len(s.passes) == 0 && s.run.latest.unmade() && !mayMake(s.run.latest, made) {
 				continue
 			}
 			o := s.left[0]
@@ -123,7 +123,7 @@ func plan(runs []*run, budget int, tag float64) ([]series, float64) {
 			continue
 		}
 		if len(first.passes) == 0 && first.run.latest.unmade() {
-			made++
+			made += first.run.latest.size
 		}
 		first.passes, first.left = append(first.passes, o), first.left[1:]
 		first.run.tag = least
@@ -184,11 +184,11 @@ func (e *Engine) trainCycle() bool {
 		return cmp.Or(cmp.Compare(a.tokens(), b.tokens()), cmp.Compare(a.run.number, b.run.number))
 	})
 	var passes []*pass
-	made := 0
+	made := int64(0)
 	for i := range taken {
 		s := &taken[i]
 		if s.run.latest.unmade() {
-			made++
+			made += s.run.latest.size
 		}
 		s.version = e.hold(s.run.latest)
 		for _, o := range s.passes {

@@ -55,10 +55,10 @@ func (e *Engine) takeSteps(belongs func(*run) bool) []*stepping {
 	for _, r := range e.order {
 		if len(batch) < most && r.ready() && r.queue.first().kind == kindStep && r.stepped != e.cycle.number && belongs(r) {
 			if r.latest.unmade() {
-				if e.cycle.made >= mostMade {
+				if !mayMake(r.latest, e.cycle.made) {
 					continue // in another cycle
 				}
-				e.cycle.made++
+				e.cycle.made += r.latest.size
 			}
 			r.stepped = e.cycle.number
 			batch = append(batch, &stepping{run: r, op: r.queue.first()})

@@ -90,18 +90,14 @@ func TestFewAdaptersAreMadeInACycle(t *testing.T) {
 	e, _, _ := startScratch(t)
 	random := rand.New(rand.NewPCG(5, 6))
 	data := randomData(random, 1, 10)
-	const n = 5*mostMade + 1
-	var all []*driver
-	for i := range n {
-		all = append(all, createOnly(t, e, fmt.Sprint("a", i), uint64(i), 4))
-	}
+	const most, n = 4, 5*4 + 1
 	old := create(t, e, "old", 1, 4)
 	for _, kind := range []string{"steps", "passes"} {
-		if kind == "passes" {
-			all = nil
-			for i := range n {
-				all = append(all, createOnly(t, e, fmt.Sprint("b", i), uint64(i), 4))
-			}
+		var all []*driver
+		for i := range n {
+			d := createOnly(t, e, fmt.Sprint(kind, i), uint64(i), 4)
+			all = append(all, d)
+			hook(t, e, func() { e.runs[d.adapter].latest.size = mostMade / most }) // as large ones are
 		}
 		release := block(t, e, nil)
 		var group sync.WaitGroup
@@ -139,14 +135,14 @@ func TestFewAdaptersAreMadeInACycle(t *testing.T) {
 		least := theirs
 		for cycle, made := range cycles {
 			least = min(least, cycle)
-			if made > mostMade {
+			if made > most {
 				t.Errorf("%s: cycle %d made %d adapters", kind, cycle, made)
 			}
 		}
 		if theirs > least {
 			t.Errorf("%s: a run that was made before has its step in cycle %d, the first was %d", kind, theirs, least)
 		}
-		if len(cycles) != (n+mostMade-1)/mostMade {
+		if len(cycles) != (n+most-1)/most {
 			t.Errorf("%s: %d adapters were made in %d cycles", kind, n, len(cycles))
 		}
 	}
