@@ -2,13 +2,13 @@ package engine
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"reflect"
 	"slices"
 	"time"
 
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
+	"github.com/tinsmith/tinsmith/backends/internal/optim"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
@@ -274,23 +274,41 @@ func (e *Engine) CreateAdapter(ctx context.Context, req plugins.CreateAdapterReq
 	})
 }
 
-// freshVersion makes the first version of an adapter, on the device goroutine.
+// freshVersion makes the first version of an adapter, on the device goroutine. Its values are computed when they are needed, and as often as they have left the memory since: before it is trained an adapter takes neither memory nor files.
 func (l *loaded) freshVersion(r *run, c plugins.AdapterConfig) (*version, error) {
 	layout, err := l.model.Layout(c.Rank, c.TrainAttention, c.TrainMLP, c.TrainUnembed)
 	if err != nil {
 		return nil, plugins.Invalidf("config", "%v", err)
 	}
-	v, err := l.emptyVersion(r.id, layout, true)
+	if err := l.adapters.admit(layout, false); err != nil {
+		return nil, err
+	}
+	v := &version{layout: layout}
+	v.weights, err = l.adapters.unmade(weightsOf(r.id), weightsContent, layout, func(w content) error { return w.(*lora.Weights).Initialize(c.Seed) })
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(v.weights.weights().Initialize(c.Seed), v.moments.state().Zero()); err != nil {
-		l.free(v)
-		return nil, internal("initialize the adapter", err)
+	v.moments, err = l.adapters.unmade(stateOf(r.id), stateContent, layout, func(s content) error { return s.(*optim.State).Zero() })
+	if err != nil {
+		return nil, err
 	}
-	l.written(v)
+	v.size = v.weights.bytes + v.moments.bytes
 	r.describe(c, layout)
 	return v, nil
+}
+
+func weightsOf(adapter string) string { return fmt.Sprintf("weights of adapter %q", adapter) }
+func stateOf(adapter string) string   { return fmt.Sprintf("optimizer state of adapter %q", adapter) }
+
+// mostMade is how many bytes of adapters' first values are computed for one clock cycle, but for the first of them, so that nobody who has made many keeps it from others for long.
+const mostMade = 32 << 20
+
+// mayMake tells whether the first values of a version may be computed in a cycle for which so many bytes of others' are.
+func mayMake(v *version, made int64) bool { return made == 0 || made+v.size <= mostMade }
+
+// unmade tells whether the version's first values would have to be computed. It is called on the device goroutine.
+func (v *version) unmade() bool {
+	return v != nil && v.weights != nil && v.weights.content == nil && v.weights.again != nil
 }
 
 // describe notes a run's shape before it is used by anyone else.
@@ -304,13 +322,13 @@ func (l *loaded) emptyVersion(adapter string, layout *lora.Layout, moments bool)
 	if err := l.adapters.admit(layout, !moments); err != nil {
 		return nil, err
 	}
-	weights, err := l.adapters.make(fmt.Sprintf("weights of adapter %q", adapter), weightsContent, layout)
+	weights, err := l.adapters.make(weightsOf(adapter), weightsContent, layout)
 	if err != nil {
 		return nil, err
 	}
 	v := &version{layout: layout, weights: weights, size: weights.bytes, bare: !moments}
 	if moments {
-		if v.moments, err = l.adapters.make(fmt.Sprintf("optimizer state of adapter %q", adapter), stateContent, layout); err != nil {
+		if v.moments, err = l.adapters.make(stateOf(adapter), stateContent, layout); err != nil {
 			l.adapters.drop(weights)
 			return nil, err
 		}

@@ -26,6 +26,7 @@ type cycle struct {
 	runs       map[int64]struct{}
 	passes     int
 	steps      int
+	made       int64 // bytes of adapters whose first values are computed for it
 	tokens     int
 	links      []trace.Link // to the spans of its operations
 }
@@ -83,7 +84,7 @@ func (s *series) tokens() (n int) {
 // plan picks the passes of the next clock cycle: of every run the longest leading series of passes, as far as budget tokens reach. The budget is shared by tokens in proportion to the runs' weights, over cycles as within
 // one (self-clocked fair queueing): every pass has a tag, the tokens that its run has had by its end over the run's weight, and the smallest tag goes first; a run that had nothing to do is
 // set to the tag of the pass that was taken last, so that it has saved up nothing. A small pass that has just arrived therefore goes before the large ones of a long queue. A pass that does not fit ends its run's share for this cycle.
-// The first pass is taken whatever its size, so that there is always progress. It gives the tag of the last pass taken, to be handed to the next plan.
+// The first pass is taken whatever its size, so that there is always progress. Of runs whose first weights have to be computed, no more than mostMade bytes are in one cycle. It gives the tag of the last pass taken, to be handed to the next plan.
 func plan(runs []*run, budget int, tag float64) ([]series, float64) {
 	type share struct {
 		series
@@ -99,13 +100,13 @@ func plan(runs []*run, budget int, tag float64) ([]series, float64) {
 			r.tag = max(r.tag, tag)
 		}
 	}
-	used := 0
+	used, made := 0, int64(0)
 	for {
 		var first *share
 		least := math.Inf(1)
 		for i := range shares {
 			s := &shares[i]
-			if s.closed || len(s.left) == 0 {
+			if s.closed || len(s.left) == 0 || len(s.passes) == 0 && s.run.latest.unmade() && !mayMake(s.run.latest, made) {
 				continue
 			}
 			o := s.left[0]
@@ -120,6 +121,9 @@ func plan(runs []*run, budget int, tag float64) ([]series, float64) {
 		if used > 0 && used+o.tokens > budget {
 			first.closed = true
 			continue
+		}
+		if len(first.passes) == 0 && first.run.latest.unmade() {
+			made += first.run.latest.size
 		}
 		first.passes, first.left = append(first.passes, o), first.left[1:]
 		first.run.tag = least
@@ -180,8 +184,12 @@ func (e *Engine) trainCycle() bool {
 		return cmp.Or(cmp.Compare(a.tokens(), b.tokens()), cmp.Compare(a.run.number, b.run.number))
 	})
 	var passes []*pass
+	made := int64(0)
 	for i := range taken {
 		s := &taken[i]
+		if s.run.latest.unmade() {
+			made += s.run.latest.size
+		}
 		s.version = e.hold(s.run.latest)
 		for _, o := range s.passes {
 			p := &pass{run: s.run, op: o, version: s.version, failure: o.invalid}
@@ -197,7 +205,7 @@ func (e *Engine) trainCycle() bool {
 		return late
 	}
 	e.closeCycle(e.cycle.number)
-	e.cycle = cycle{number: e.counters.beginCycle(), begin: time.Now(), sampler: e.turns, runs: map[int64]struct{}{}}
+	e.cycle = cycle{number: e.counters.beginCycle(), begin: time.Now(), sampler: e.turns, runs: map[int64]struct{}{}, made: made}
 	for _, p := range passes {
 		e.cycle.note(p.run, p.op)
 	}

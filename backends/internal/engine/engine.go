@@ -131,6 +131,7 @@ type loaded struct {
 	running    atomic.Int32 // replicas that have not ended theirs
 	lastPass   time.Time    // when the last ones were begun
 	trimmed    time.Time    // when devices last gave back what they kept of freed memory
+	deleted    int64        // bytes of deleted adapters since
 }
 
 // New makes an engine and starts its device goroutine.

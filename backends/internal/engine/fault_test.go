@@ -300,8 +300,12 @@ func TestNoMemory(t *testing.T) {
 		name string
 		call func() error
 	}{
-		{"create", func() error {
-			_, err := e.CreateAdapter(context.Background(), plugins.CreateAdapterRequest{Adapter: "c", Config: plugins.AdapterConfig{Rank: 2, TrainMLP: true}})
+		{"first pass", func() error { // before it an adapter takes nothing
+			if _, err := e.CreateAdapter(context.Background(), plugins.CreateAdapterRequest{Adapter: "c", Config: plugins.AdapterConfig{Rank: 2, TrainMLP: true}}); err != nil {
+				return err
+			}
+			defer func() { _ = e.DeleteAdapter(context.Background(), "c") }()
+			_, err := e.ForwardBackward(context.Background(), plugins.ForwardBackwardRequest{Adapter: "c", Position: 1, Loss: "cross_entropy", Data: data})
 			return err
 		}},
 		{"load", func() error {
@@ -327,7 +331,7 @@ func TestNoMemory(t *testing.T) {
 		}
 		hook(t, e, func() { out = false })
 	}
-	if _, err := e.Pin(t.Context(), plugins.PinRequest{Adapter: "c", Name: "p"}); !errors.Is(err, plugins.ErrNotFound) {
+	if _, err := e.Pin(t.Context(), plugins.PinRequest{Adapter: "l", Name: "p"}); !errors.Is(err, plugins.ErrNotFound) {
 		t.Errorf("an adapter for which there was no memory exists: %v", err)
 	}
 }

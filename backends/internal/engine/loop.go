@@ -36,6 +36,7 @@ func (e *Engine) loop() {
 		} else {
 			e.rest()
 		}
+		e.giveBack()
 	}
 	e.shutDown()
 }
@@ -74,6 +75,16 @@ func (e *Engine) rest() {
 	}
 }
 
+// worthTrimming is how many bytes of deleted adapters are given back at once, whatever goes on.
+const worthTrimming = 64 << 20
+
+// giveBack gives the memory of deleted adapters back soon: to others than those who have run here it is of no use while the devices keep it, and as long as somebody trains nothing rests.
+func (e *Engine) giveBack() {
+	if l := e.loaded; l != nil && !l.passing && l.deleted >= worthTrimming {
+		l.trim()
+	}
+}
+
 // hasWork tells whether the device goroutine has anything to do. The caller holds mu.
 func (e *Engine) hasWork() bool {
 	if len(e.calls) > 0 || len(e.dead) > 0 || len(e.bare) > 0 || len(e.deadRuns) > 0 || e.waiting.count > 0 || len(e.running) > 0 || e.stale > 0 {
@@ -107,6 +118,10 @@ func (e *Engine) housekeeping() {
 		for _, v := range bare {
 			e.loaded.adapters.drop(v.moments)
 		}
+		used := int64(0)
+		if len(runs) > 0 {
+			used = e.loaded.adapters.used
+		}
 		for _, v := range dead {
 			for _, r := range e.loaded.sampling {
 				r.sampler.forget(v)
@@ -115,6 +130,9 @@ func (e *Engine) housekeeping() {
 		}
 		for _, r := range runs {
 			e.loaded.freeAccumulator(r)
+		}
+		if len(runs) > 0 {
+			e.loaded.deleted += used - e.loaded.adapters.used
 		}
 		for _, f := range calls {
 			f()

@@ -130,10 +130,11 @@ type spillable struct {
 	bytes   int64 // of device memory, when it is there, at all homes
 	at      byHome
 	content content
-	needed  int           // steps that need it: it stays in memory
-	place   *list.Element // in residency.resident
-	file    string        // that holds the content as well; "" = none
-	sum     uint32        // CRC-32C of the file
+	needed  int                 // steps that need it: it stays in memory
+	place   *list.Element       // in residency.resident
+	file    string              // that holds the content as well; "" = none
+	sum     uint32              // CRC-32C of the file
+	again   func(content) error // computes the content, of a block that has never had another one: it needs no file; nil for others
 }
 
 type contentKind uint8
@@ -234,21 +235,41 @@ func (m *residency) make(what string, kind contentKind, layout *lora.Layout) (*s
 	return b, nil
 }
 
+// unmade gives a block that takes no memory before it is needed, and whose content is computed then.
+func (m *residency) unmade(what string, kind contentKind, layout *lora.Layout, again func(content) error) (*spillable, error) {
+	at := m.size(kind, layout)
+	if err := m.possible(what, at); err != nil {
+		return nil, err
+	}
+	return &spillable{what: what, layout: layout, kind: kind, bytes: at.total(), at: at, again: again}, nil
+}
+
 // need has a block in memory until done is called as often.
 func (m *residency) need(b *spillable) error {
 	if b.content == nil {
 		if err := m.allocate(b); err != nil {
 			return err
 		}
-		if err := m.read(b); err != nil {
+		if err := m.refill(b); err != nil {
 			m.forget(b)
 			return internal("bring back the "+b.what, err)
 		}
-		m.inFiles.Add(-b.bytes)
 	}
 	if b.needed++; b.needed == 1 {
 		m.needed++
 	}
+	return nil
+}
+
+// refill gives a block that has memory its content again.
+func (m *residency) refill(b *spillable) error {
+	if b.again != nil {
+		return b.again(b.content)
+	}
+	if err := m.read(b); err != nil {
+		return err
+	}
+	m.inFiles.Add(-b.bytes)
 	return nil
 }
 
@@ -267,6 +288,7 @@ func (m *residency) done(b *spillable) {
 // changed says that the content of a block, which is needed, is no longer that of its file.
 func (m *residency) changed(b *spillable) {
 	m.remove(b)
+	b.again = nil
 }
 
 // drop frees a block for good, needed or not. A second drop, and one of nil, do nothing.
@@ -441,6 +463,10 @@ func (m *residency) moveOut(home int) (bool, error) {
 		return false, nil
 	}
 	b := first.Value.(*spillable)
+	if b.again != nil {
+		m.forget(b)
+		return true, nil
+	}
 	if b.file == "" {
 		err := m.write(b)
 		if err != nil {

@@ -54,6 +54,12 @@ func (e *Engine) takeSteps(belongs func(*run) bool) []*stepping {
 	e.mu.Lock()
 	for _, r := range e.order {
 		if len(batch) < most && r.ready() && r.queue.first().kind == kindStep && r.stepped != e.cycle.number && belongs(r) {
+			if r.latest.unmade() {
+				if !mayMake(r.latest, e.cycle.made) {
+					continue // in another cycle
+				}
+				e.cycle.made += r.latest.size
+			}
 			r.stepped = e.cycle.number
 			batch = append(batch, &stepping{run: r, op: r.queue.first()})
 		}

@@ -125,7 +125,29 @@ func create(t testing.TB, e *Engine, id string, seed uint64, rank int) *driver {
 	if _, err := e.CreateAdapter(t.Context(), plugins.CreateAdapterRequest{Adapter: id, Config: plugins.AdapterConfig{Rank: rank, Seed: seed, TrainAttention: true, TrainMLP: true, TrainUnembed: true}}); err != nil {
 		t.Fatal(err)
 	}
+	materialize(t, e, id)
 	return &driver{t: t, e: e, adapter: id}
+}
+
+// materialize makes a new adapter one that has values of its own, as those have that were trained or loaded.
+func materialize(t testing.TB, e *Engine, id string) {
+	t.Helper()
+	if err := e.onDevice(func() error {
+		l, v := e.loaded, e.runs[id].latest
+		if v.weights.again == nil {
+			return nil
+		}
+		for _, b := range []*spillable{v.weights, v.moments} {
+			if err := l.adapters.need(b); err != nil {
+				return err
+			}
+			defer l.adapters.done(b)
+		}
+		v.weights.again, v.moments.again, v.size = nil, nil, v.weights.bytes+v.moments.bytes
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func (d *driver) position() int64 { d.next++; return d.next }

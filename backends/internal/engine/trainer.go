@@ -403,7 +403,7 @@ func (l *loaded) shrink() bool {
 
 // trim gives back what devices keep of freed memory, that of adapters at the homes included. That is never more than has been in use before, so nothing but rest needs it. No pass may be under way.
 func (l *loaded) trim() {
-	l.trimmed = time.Now()
+	l.trimmed, l.deleted = time.Now(), 0
 	for _, d := range l.homes.devices {
 		d.Trim()
 	}

@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include "kernels.h"
 
+#include <malloc.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -119,9 +120,12 @@ void memory_trim(int64_t most) {
     pthread_mutex_lock(&kept.lock);
     mapping m = kept.bytes > (size_t)most ? take_out(kept.count - 1) : (mapping){0};
     pthread_mutex_unlock(&kept.lock);
-    if (!m.start) return;
+    if (!m.start) break;
     munmap(m.start, m.length);
   }
+#ifdef __GLIBC__
+  if (most == 0) malloc_trim(0); // what is smaller than a mapping: the matrices of many small adapters are a gigabyte
+#endif
 }
 
 void memory_copy(uintptr_t to, uintptr_t from, int64_t bytes) { memcpy((void *)to, (const void *)from, (size_t)bytes); }

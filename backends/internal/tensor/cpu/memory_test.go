@@ -72,3 +72,42 @@ func TestFreedMemoryIsKeptUntilTrim(t *testing.T) {
 		t.Errorf("%d bytes of %d are still resident after Trim", left, bytes)
 	}
 }
+
+// Blocks that are too small for mappings of their own are given back too, also where others between them are still in use.
+func TestSmallMemoryIsGivenBack(t *testing.T) {
+	d := open(t, cpu.Options{Threads: 1})
+	const n, rows, cols = 400, 64, 4096 // of 1 MiB
+	values := make([]float32, cols)
+	for i := range values {
+		values[i] = 1
+	}
+	d.Trim()
+	before := resident(t)
+	var all []tensor.Tensor
+	for range n {
+		x, err := d.AllocUnset(tensor.Float32, rows, cols)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for r := range rows {
+			if err := d.Upload(x.Slice(r, r+1), values); err != nil {
+				t.Fatal(err)
+			}
+		}
+		all = append(all, x)
+	}
+	for i, x := range all {
+		if i%10 != 9 {
+			d.Free(x)
+		}
+	}
+	d.Trim()
+	if left := resident(t) - before; left > n<<20/4 {
+		t.Errorf("%d bytes are still resident, a tenth of %d is in use", left, n<<20)
+	}
+	for i, x := range all {
+		if i%10 == 9 {
+			d.Free(x)
+		}
+	}
+}
