@@ -172,6 +172,9 @@ const mostMemory = 256 << 20
 
 // TestHostileMemory renders every hostile template in a process of its own, and looks at what the kernel says that took.
 func TestHostileMemory(t *testing.T) {
+	if raceDetector {
+		t.Skip("the race detector takes memory of its own")
+	}
 	const run = "TINSMITH_TEST_HOSTILE"
 	if os.Getenv(run) == "" {
 		child := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestHostileMemory$", "-test.v")
