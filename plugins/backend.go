@@ -105,6 +105,7 @@ type Backend interface {
 	SaveAdapter(ctx context.Context, req SaveAdapterRequest) (SaveAdapterResult, error)
 	// LoadAdapter reads a checkpoint directory, verifies its checksums, shapes and base model, and makes it the adapter's newest version. The accumulated gradient and the window
 	// become those of the checkpoint with ScopeAccumulator, else empty. Scopes below the checkpoint's own are allowed: without ScopeOptimizer moments and step count start at zero.
+	// A KindInvalid with the field "path" is about the files; a whole checkpoint that is none for this adapter or model has "lora_config", "base_model" or "scope".
 	// With Position 0 it creates the adapter from the checkpoint's own configuration, its first version being number req.Version; the same call repeated is answered as the first was.
 	LoadAdapter(ctx context.Context, req LoadAdapterRequest) (AdapterInfo, error)
 

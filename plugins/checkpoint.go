@@ -111,7 +111,7 @@ func (m *Manifest) Check(modelHash string, scope Scope) error {
 		return Invalidf("scope", "the checkpoint holds %s only", m.Scope)
 	}
 	if m.ModelHash != modelHash {
-		return Invalidf("path", "the checkpoint belongs to another base model, %.200q", m.BaseModel)
+		return Invalidf("base_model", "the checkpoint belongs to another base model, %.200q", m.BaseModel)
 	}
 	if m.Step < 0 || m.WindowPasses < 0 {
 		return Invalidf("path", "%s: step %d and window_passes %d must be at least 0", ManifestFile, m.Step, m.WindowPasses)

@@ -161,7 +161,7 @@ func (s *suite) loadInto() {
 	s.sameBits("a step after the load", r.forward(d).Logprobs[0], source.forward(d).Logprobs[0])
 
 	_, err = s.b.LoadAdapter(s.Context(), plugins.LoadAdapterRequest{Adapter: "a", Position: r.position(), Path: smallPath})
-	s.wantInvalid("a checkpoint of another shape", err, "path")
+	s.wantInvalid("a checkpoint of another shape", err, "lora_config")
 	_, err = r.tryForward(true, d)
 	s.wantKind("an operation after a failed load", err, plugins.KindInvalid)
 	_, err = s.b.LoadAdapter(s.Context(), plugins.LoadAdapterRequest{Adapter: "a", Position: r.position(), Path: path})

@@ -151,7 +151,7 @@ func (c *checkpoint) fits(r *run) error {
 		same = same && c.layout.Has(i) == r.layout.Has(i)
 	}
 	if !same {
-		return plugins.Invalidf("path", "the checkpoint has rank %d on %s, the adapter has rank %d on %s", c.layout.Rank, strings.Join(c.layout.Kinds(), ", "), r.layout.Rank, strings.Join(r.layout.Kinds(), ", "))
+		return plugins.Invalidf("lora_config", "the checkpoint has rank %d on %s, the adapter has rank %d on %s", c.layout.Rank, strings.Join(c.layout.Kinds(), ", "), r.layout.Rank, strings.Join(r.layout.Kinds(), ", "))
 	}
 	return nil
 }
@@ -219,7 +219,7 @@ func (l *loaded) read(req *plugins.LoadAdapterRequest) (*checkpoint, error) {
 	case err != nil:
 		return nil, err
 	case manifest == nil && req.Scope != plugins.ScopeWeights:
-		return nil, plugins.Invalidf("scope", "%s has no %s: only weights can be loaded", req.Path, plugins.ManifestFile)
+		return nil, plugins.Invalidf("path", "%s has no %s: only weights can be loaded", req.Path, plugins.ManifestFile)
 	case manifest != nil:
 		if err := manifest.Check(l.info.ModelHash, req.Scope); err != nil {
 			return nil, err

@@ -54,12 +54,31 @@ type configJSON struct {
 	AttentionBias         bool            `json:"attention_bias"`
 	MLPBias               bool            `json:"mlp_bias"`
 	UseSlidingWindow      bool            `json:"use_sliding_window"`
+	SlidingWindow         *int            `json:"sliding_window"`
+	BOS                   tokenIDs        `json:"bos_token_id"`
+	EOS                   tokenIDs        `json:"eos_token_id"`
+	PAD                   tokenIDs        `json:"pad_token_id"`
 	LayerTypes            []string        `json:"layer_types"`
 	PartialRotaryFactor   *float64        `json:"partial_rotary_factor"`
 	QuantizationConfig    json.RawMessage `json:"quantization_config"`
 	RopeTheta             *float64        `json:"rope_theta"`
 	RopeScaling           *ropeJSON       `json:"rope_scaling"`    // transformers 4
 	RopeParameters        *ropeJSON       `json:"rope_parameters"` // transformers 5
+}
+
+// tokenIDs is one token id, a list of them, or nothing.
+type tokenIDs []int64
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (l *tokenIDs) UnmarshalJSON(b []byte) error {
+	var one *int64
+	if json.Unmarshal(b, &one) == nil {
+		if one != nil {
+			*l = tokenIDs{*one}
+		}
+		return nil
+	}
+	return json.Unmarshal(b, (*[]int64)(l))
 }
 
 type ropeJSON struct {
@@ -175,6 +194,19 @@ func parseConfig(raw []byte) (*Config, error) {
 	if len(j.LayerTypes) != 0 && len(j.LayerTypes) != c.Layers {
 		return nil, fmt.Errorf("layer_types has %d entries for %d layers", len(j.LayerTypes), c.Layers)
 	}
+	if j.SlidingWindow != nil && *j.SlidingWindow < 0 {
+		return nil, fmt.Errorf("sliding_window is %d, it must be at least 0", *j.SlidingWindow)
+	}
+	for _, f := range []struct {
+		name string
+		ids  tokenIDs
+	}{{"bos_token_id", j.BOS}, {"eos_token_id", j.EOS}, {"pad_token_id", j.PAD}} {
+		for _, id := range f.ids {
+			if id < 0 || id >= int64(c.VocabSize) {
+				return nil, fmt.Errorf("%s is %d, it must be in 0 … %d, the vocabulary", f.name, id, c.VocabSize-1)
+			}
+		}
+	}
 	return c, j.rope(c)
 }
 
@@ -198,8 +230,17 @@ func (j *configJSON) rope(c *Config) error {
 	if theta != nil {
 		c.Rope.Theta = *theta
 	}
-	if !(c.Rope.Theta > 1 && c.Rope.Theta < math.MaxFloat32) {
-		return fmt.Errorf("rope_theta is %v, it must be above 1 and finite", c.Rope.Theta)
+	// Also those that another one goes before: a file that says such a thing is not to be trusted.
+	thetas := []*float64{&c.Rope.Theta, j.RopeTheta}
+	for _, r := range []*ropeJSON{j.RopeScaling, j.RopeParameters} {
+		if r != nil {
+			thetas = append(thetas, r.RopeTheta)
+		}
+	}
+	for _, theta := range thetas {
+		if theta != nil && !(*theta > 1 && *theta < math.MaxFloat32) {
+			return fmt.Errorf("rope_theta is %v, it must be above 1 and finite", *theta)
+		}
 	}
 	for _, f := range []*float64{j.PartialRotaryFactor, r.PartialRotaryFactor} {
 		if f != nil && *f != 1 {

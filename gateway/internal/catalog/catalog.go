@@ -126,19 +126,49 @@ func (l *ids) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(b, (*[]int32)(l))
 }
 
+// specialIDs are the ids of tokens with a role in a configuration.
+type specialIDs struct {
+	BOS ids `json:"bos_token_id"`
+	EOS ids `json:"eos_token_id"`
+	PAD ids `json:"pad_token_id"`
+}
+
+// check refuses ids that no token can have. vocabulary is the number of tokens, 0 where it is not known.
+func (s *specialIDs) check(file string, vocabulary int32) error {
+	most := int32(math.MaxInt32)
+	if vocabulary > 0 {
+		most = vocabulary - 1
+	}
+	for _, f := range []struct {
+		name string
+		ids  ids
+	}{{"bos_token_id", s.BOS}, {"eos_token_id", s.EOS}, {"pad_token_id", s.PAD}} {
+		for _, id := range f.ids {
+			if id < 0 || id > most {
+				return fmt.Errorf("%s: %s: %d is not allowed: 0 to %d", file, f.name, id, most)
+			}
+		}
+	}
+	return nil
+}
+
 // readEnds collects the end tokens: those of generation_config.json, else of config.json, and the tokenizer's.
 func (m *Model) readEnds() error {
 	var generation struct {
-		EOS ids `json:"eos_token_id"`
+		specialIDs
 		SamplingDefaults
 	}
 	if err := readJSON(filepath.Join(m.Dir, "generation_config.json"), &generation); err != nil {
 		return err
 	}
 	var model struct {
-		EOS ids `json:"eos_token_id"`
+		specialIDs
+		VocabSize int32 `json:"vocab_size"`
 	}
 	if err := readJSON(filepath.Join(m.Dir, "config.json"), &model); err != nil {
+		return err
+	}
+	if err := errors.Join(model.check("config.json", model.VocabSize), generation.specialIDs.check("generation_config.json", model.VocabSize)); err != nil {
 		return err
 	}
 	m.Sampling = generation.SamplingDefaults

@@ -220,7 +220,11 @@ func openData(ctx context.Context, cfg config.Config, address net.Addr) (store.S
 	if err != nil {
 		return nil, nil, errors.Join(err, records.Close())
 	}
-	secret, err := loadSecret(filepath.Join(cfg.DataDir, "token-secret"))
+	secretFile := filepath.Join(cfg.DataDir, "token-secret")
+	if err := durable.RemoveUnfinished(secretFile); err != nil {
+		slog.WarnContext(ctx, "what a killed process has left could not be removed", "error", err)
+	}
+	secret, err := loadSecret(secretFile)
 	if err != nil {
 		return nil, nil, errors.Join(err, records.Close())
 	}

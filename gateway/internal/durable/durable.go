@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 )
 
 // WriteFile replaces or makes a file, whole or not at all; when it returns nil the content and the name are on disk. The file has exactly the given mode.
@@ -30,6 +31,23 @@ func WriteFile(path string, data []byte, mode fs.FileMode) error {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return SyncFolder(filepath.Dir(path))
+}
+
+// RemoveUnfinished removes what a [WriteFile] of path has left that was killed. Nobody may be writing it.
+func RemoveUnfinished(path string) error {
+	dir, prefix := filepath.Dir(path), "."+filepath.Base(path)+"-"
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("remove unfinished files: %w", err)
+	}
+	for _, e := range entries {
+		number, ok := strings.CutPrefix(e.Name(), prefix)
+		if !ok || number == "" || strings.Trim(number, "0123456789") != "" || !e.Type().IsRegular() {
+			continue
+		}
+		err = errors.Join(err, os.Remove(filepath.Join(dir, e.Name())))
+	}
+	return err
 }
 
 // SyncFolder makes the names in a folder durable.

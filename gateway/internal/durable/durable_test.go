@@ -45,3 +45,30 @@ func TestWriteFileFails(t *testing.T) {
 		t.Error("a folder was synced that there is not")
 	}
 }
+
+// What a killed writer has left is removed, and nothing that only looks like it.
+func TestRemoveUnfinished(t *testing.T) {
+	dir := t.TempDir()
+	left, others := []string{".secret-1", ".secret-4294967295"}, []string{"secret", ".secret", ".secret-", ".secret-old", ".secrets-1", ".other-1", "secret-1"}
+	for _, name := range append(append([]string{}, left...), others...) {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(dir, ".secret-7"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := RemoveUnfinished(filepath.Join(dir, "secret")); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range left {
+		if _, err := os.Lstat(filepath.Join(dir, name)); err == nil {
+			t.Errorf("%s is left", name)
+		}
+	}
+	for _, name := range append(others, ".secret-7") {
+		if _, err := os.Lstat(filepath.Join(dir, name)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

@@ -52,12 +52,13 @@ type Config struct {
 	ProgressTimeout time.Duration // see supervisor.Config; 0 = its default
 }
 
-// New prepares the backends.
+// New prepares the backends. The caller holds the data directory: what processes of a killed gateway have left of their sockets is removed.
 func New(c Config) (*Fleet, error) {
 	f := &Fleet{byName: map[string]*member{}}
+	sockets := socketFolder(c.DataDir)
 	for i, m := range c.Models {
 		s, err := supervisor.New(supervisor.Config{
-			Name: m.Name, Program: filepath.Join(c.PluginDir, m.Plugin), LockFile: filepath.Join(c.DataDir, fmt.Sprintf("backend-%d.lock", i)),
+			Name: m.Name, Program: filepath.Join(c.PluginDir, m.Plugin), LockFile: filepath.Join(c.DataDir, fmt.Sprintf("backend-%d.lock", i)), Sockets: sockets,
 			Load:            plugins.LoadRequest{ModelDir: m.Dir, Name: m.Name, Config: m.Backend, Scratch: filepath.Join(c.DataDir, "scratch", fmt.Sprint(i)), Reserve: c.Reserve},
 			ProgressTimeout: c.ProgressTimeout,
 		})

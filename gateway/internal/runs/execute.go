@@ -350,7 +350,12 @@ func (c *Core) ofCheckpoint(err error, path, dir string) error {
 	switch e.Kind {
 	case plugins.KindInvalid, plugins.KindNotFound, plugins.KindNotFinite, plugins.KindInternal, plugins.KindTooLarge:
 		message := strings.ReplaceAll(e.Message, c.file(dir)+string(filepath.Separator), "")
-		return &plugins.Error{Kind: e.Kind, Message: "checkpoint " + path + ": " + strings.ReplaceAll(message, c.file(dir), "it")}
+		message = "checkpoint " + path + ": " + strings.ReplaceAll(message, c.file(dir), "it")
+		if e.Field == "path" && e.Kind != plugins.KindTooLarge {
+			// The files are as the server wrote them, or it has not kept them well: whoever named the checkpoint can do nothing about it.
+			return refusef(KindBackend, "%s: the server's files are damaged", message)
+		}
+		return &plugins.Error{Kind: e.Kind, Message: message}
 	}
 	return err
 }

@@ -59,7 +59,7 @@ func (s *Supervisor) launch(ctx context.Context, out *output) (p *process, outsi
 			outside = begun.cmd != nil && begun.cmd.ProcessState != nil && begun.outside()
 		}
 	}()
-	if p.socketDir, err = os.MkdirTemp("", "tinsmith-"); err != nil { // not in the data directory: a socket's path may have 108 bytes only
+	if p.socketDir, err = os.MkdirTemp(s.config.Sockets, "tinsmith-"); err != nil { // not in the data directory: a socket's path may have 108 bytes only
 		return nil, false, err
 	}
 	var processCtx context.Context

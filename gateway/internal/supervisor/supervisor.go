@@ -31,6 +31,7 @@ type Config struct {
 	Program  string              // path of the plugin program
 	Load     plugins.LoadRequest // how each process is loaded
 	LockFile string              // held by the process as long as it lives, so that no second one starts beside it, also after this gateway was killed
+	Sockets  string              // folder in which each process has one for its socket; its path has at most 77 bytes; default: the folder for temporary files
 	Log      *slog.Logger        // default slog.Default()
 
 	StartTimeout    time.Duration // from start to handshake; 1 minute

@@ -301,7 +301,7 @@ func (s *byteLevel) cut(b *budget.Budget, out []piece, p piece) ([]piece, error)
 			word = string(mapBytes(make([]byte, 0, 2*len(word)), word))
 		}
 		out = append(out, piece{text: word, id: noID, atStart: atStart})
-		return b.Work(2*len(word) + 8)
+		return costs("pre_tokenizer (ByteLevel)", b.Work(2*len(word)+8))
 	}
 	if s.scan == nil {
 		return out, write(text, p.atStart)

@@ -254,7 +254,7 @@ func (b *Backend) replace(a *adapter, req *plugins.LoadAdapterRequest) (plugins.
 		return plugins.AdapterInfo{}, err
 	}
 	if l.config.Rank != a.shape.rank || !slices.Equal(b.model.moduleNames(l.version.shape), a.config.Modules) {
-		return plugins.AdapterInfo{}, plugins.Invalidf("path", "the checkpoint has rank %d on %s, the adapter has rank %d on %s",
+		return plugins.AdapterInfo{}, plugins.Invalidf("lora_config", "the checkpoint has rank %d on %s, the adapter has rank %d on %s",
 			l.config.Rank, strings.Join(b.model.moduleNames(l.version.shape), ", "), a.shape.rank, strings.Join(a.config.Modules, ", "))
 	}
 	b.mu.Lock()
@@ -358,7 +358,7 @@ func (b *Backend) readFiles(req *plugins.LoadAdapterRequest) (map[string][]byte,
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		if req.Scope != plugins.ScopeWeights {
-			return nil, nil, plugins.Invalidf("scope", "%s has no %s: only weights can be loaded", req.Path, plugins.ManifestFile)
+			return nil, nil, plugins.Invalidf("path", "%s has no %s: only weights can be loaded", req.Path, plugins.ManifestFile)
 		}
 	case err != nil:
 		return nil, nil, plugins.Invalidf("path", "%v", err)

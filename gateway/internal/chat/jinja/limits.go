@@ -114,12 +114,6 @@ func (r *run) str(s string) Str {
 	return Str(s)
 }
 
-// list makes a list of items that were just built, counting it.
-func (r *run) list(items []Value) *List {
-	r.allocEach(len(items), valueBytes)
-	return &List{Items: items}
-}
-
 // room makes place for n items.
 func (r *run) room(n int) []Value {
 	r.allocEach(n, valueBytes)
