@@ -50,6 +50,7 @@ func (s *sqlStore) Backup(ctx context.Context, dir string) (err error) {
 	if err != nil {
 		return err
 	}
+	s.dumped()
 	segments, err := s.backupJournal(ctx, filepath.Join(dir, journalName), extents)
 	if err != nil {
 		return err

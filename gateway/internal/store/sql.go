@@ -87,6 +87,7 @@ type sqlStore struct {
 	watching    func() // ends the goroutine that watches the database's server
 	verify      func() // ends the goroutine that looks for damage, and waits for it
 	holding     int    // backups under way: no segment is removed. Of the writer goroutine only
+	dumped      func() // tests only: called by Backup between the rows and the journal
 
 	// What is durable and not in the database: active is added to, frozen (or nil) is on its way there. Only the writer changes the three, under view; it reads them without. What is in frozen does not change.
 	view           sync.RWMutex
@@ -109,7 +110,7 @@ func newSQLStore(ctx context.Context, db database, o *opening) (*sqlStore, error
 	opts := o.opts
 	s := &sqlStore{
 		db: db, inline: opts.InlineBytes, dir: opts.Dir, reserve: opts.Reserve, requests: make(chan *request, maxGroup), done: make(chan struct{}),
-		active: o.changes, applied: make(chan error, 1), applyAfter: cmp.Or(opts.applyAfter, applyAfter), log: o.log, inDatabase: o.held.applied, verify: func() {}, watching: func() {},
+		active: o.changes, applied: make(chan error, 1), applyAfter: cmp.Or(opts.applyAfter, applyAfter), log: o.log, inDatabase: o.held.applied, verify: func() {}, watching: func() {}, dumped: func() {},
 	}
 	if err := db.prepare(ctx); err != nil {
 		return nil, fmt.Errorf("prepare the database: %w", err)
