@@ -110,6 +110,7 @@ func (c *Core) CopyCheckpoint(ctx context.Context, req CopyCheckpoint) (Checkpoi
 	if err := copyDir(from, c.file(copied.Dir)); err != nil {
 		return CheckpointInfo{}, fmt.Errorf("copy checkpoint: %w", err)
 	}
+	c.describe(copied, r)
 	batch := c.checkpointMade(copied, r.SessionID, r.project(), AuditEntry{Event: "checkpoint_copied", Details: map[string]any{"source": req.Source}})
 	batch.Put = append(batch.Put, r.record(), r.listed())
 	if project := copied.Project; project != "" {
@@ -120,7 +121,15 @@ func (c *Core) CopyCheckpoint(ctx context.Context, req CopyCheckpoint) (Checkpoi
 
 // installStored makes a run that only holds checkpoints durable and known.
 func (c *Core) installStored(ctx context.Context, r *run, batch store.Batch, cps ...*checkpoint) error {
+	for _, cp := range cps {
+		c.displace(cp.Path, &batch)
+	}
 	if err := c.commit(ctx, batch); err != nil {
+		c.mu.Lock()
+		for _, cp := range cps {
+			delete(c.replacing, cp.Path)
+		}
+		c.mu.Unlock()
 		return fmt.Errorf("store checkpoint: %w", err)
 	}
 	c.mu.Lock()
@@ -140,7 +149,7 @@ func (c *Core) installStored(ctx context.Context, r *run, batch store.Batch, cps
 	return nil
 }
 
-// copyDir copies the regular files of a folder. Files of checkpoints never change, so a link to one is as good as a copy where the file system has links.
+// copyDir copies the regular files of a folder, without its description, which is the owner's. Files of checkpoints never change, so a link to one is as good as a copy where the file system has links.
 func copyDir(from, to string) (err error) {
 	entries, err := os.ReadDir(from)
 	if err != nil {
@@ -155,6 +164,9 @@ func copyDir(from, to string) (err error) {
 		}
 	}()
 	for _, e := range entries {
+		if e.Name() == descriptionFile || e.Name()[0] == '.' { // the latter of one that was being written
+			continue
+		}
 		if !e.Type().IsRegular() {
 			return fmt.Errorf("%s is not a regular file", e.Name())
 		}

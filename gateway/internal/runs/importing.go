@@ -50,7 +50,7 @@ func (c *Core) Import(ctx context.Context, req Import) (training, sampler Checkp
 	if err != nil {
 		return fail(err)
 	}
-	incoming := filepath.Join("incoming", c.newID("", "", ""))
+	incoming := filepath.Join("incoming", ".upload-"+c.newID("", "", ""))
 	defer func() { c.logged("an upload could not be removed", os.RemoveAll(c.file(incoming))) }()
 	size, err := unpack(req.Tar, c.file(incoming), req.MaxBytes, c.cfg.Store.Room)
 	if err != nil {
@@ -105,6 +105,7 @@ func (c *Core) Import(ctx context.Context, req Import) (training, sampler Checkp
 		cp := &checkpoint{checkpointRecord{Dir: dir, CheckpointInfo: CheckpointInfo{
 			Path: path.String(), RunID: r.ID, Kind: kind, Name: req.Name, Owner: req.Owner, BaseModel: req.BaseModel, ServedModel: m.Name, LoRA: r.LoRA, CreatedAt: now, Size: got.Bytes,
 		}}}
+		c.describe(cp, r)
 		one := c.checkpointMade(cp, "", req.ProjectID, AuditEntry{Event: "checkpoint_created", Purpose: "import"})
 		batch.Put, batch.Add = append(batch.Put, one.Put...), append(batch.Add, one.Add...)
 		made = append(made, cp)
