@@ -61,13 +61,14 @@ func Serve(ctx context.Context, src Source) error {
 		return fmt.Errorf("control: %w", errors.Join(err, listener.Close()))
 	}
 	var one sync.Mutex
+	var life sync.RWMutex // held by requests: a server that is closed does not wait for them
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /backup", func(w http.ResponseWriter, r *http.Request) {
-		if !one.TryLock() {
-			http.Error(w, "another backup is being made", http.StatusConflict)
+		if !life.TryRLock() {
+			http.Error(w, "the server is ending", http.StatusServiceUnavailable)
 			return
 		}
-		defer one.Unlock()
+		defer life.RUnlock()
 		var asked request
 		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 64<<10)).Decode(&asked); err != nil || !filepath.IsAbs(asked.Dir) {
 			http.Error(w, "dir: an absolute path is needed", http.StatusBadRequest)
@@ -79,7 +80,12 @@ func Serve(ctx context.Context, src Source) error {
 			_ = json.NewEncoder(w).Encode(a) // who does not read any more has ended the request
 			_ = flush.Flush()
 		}
+		if !one.TryLock() {
+			http.Error(w, "another backup is being made", http.StatusConflict)
+			return
+		}
 		result, err := Make(r.Context(), src, asked.Dir, func(p Progress) { say(answer{Progress: &p}) })
+		one.Unlock() // before the answer, after which another may be asked for
 		if err != nil {
 			say(answer{Error: err.Error()})
 			return
@@ -90,6 +96,7 @@ func Serve(ctx context.Context, src Source) error {
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() { defer close(stopped); _ = server.Close() })
 	err = server.Serve(listener)
+	life.Lock() // nobody unlocks it: whoever comes now comes too late
 	if !stop() {
 		<-stopped
 	}

@@ -179,12 +179,22 @@ func TestOverwrittenCheckpointIsNotChanged(t *testing.T) {
 // Whatever the store has lost, no file of a checkpoint is deleted at the start: what it does not name is set aside, as it was.
 func TestNoRecordDeletesNoFiles(t *testing.T) {
 	for _, c := range []struct {
-		name string
-		lose func(w *world, older string)
+		name    string
+		refused bool
+		lose    func(w *world, older string)
 	}{
-		{"no database", func(w *world, _ string) { removeAll(w, "tinsmith.db*", "journal*", "commit*", "wal*", "log*") }},
-		{"an older copy of everything but the files", func(w *world, older string) {
-			removeAll(w, "tinsmith.db*", "journal*", "commit*", "wal*", "log*", "lock")
+		{"no database", true, func(w *world, _ string) { removeAll(w, "tinsmith.db*") }},
+		{"nothing but the files", false, func(w *world, _ string) { w.loseStore() }},
+		{"an older copy of the database", true, func(w *world, older string) {
+			removeAll(w, "tinsmith.db*")
+			for _, name := range []string{"tinsmith.db"} {
+				b, err := os.ReadFile(filepath.Join(older, name))
+				w.ok(err)
+				w.ok(os.WriteFile(filepath.Join(w.dir, name), b, 0o600))
+			}
+		}},
+		{"an older copy of everything but the files", false, func(w *world, older string) {
+			w.loseStore()
 			w.ok(os.CopyFS(w.dir, os.DirFS(older)))
 		}},
 	} {
@@ -209,6 +219,19 @@ func TestNoRecordDeletesNoFiles(t *testing.T) {
 			w.close()
 			before := w.tree("checkpoints", "snapshots")
 			c.lose(w, older)
+			if s, err := store.Open(ctx, store.Options{Dir: w.dir}); c.refused {
+				var loss *store.Loss
+				if !errors.As(err, &loss) {
+					t.Fatalf("the store opens: %v", err)
+				}
+				if left := w.tree(unclaimedDir); len(left) != 0 {
+					t.Errorf("set aside are %v", left)
+				}
+				w.accept = true
+			} else {
+				w.ok(err)
+				w.ok(s.Close())
+			}
 			w.restartBackend()
 			w.open()
 			w.eventually(func() bool { return !w.erasures.busy && !w.undescribed.busy })

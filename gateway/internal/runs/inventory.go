@@ -426,3 +426,15 @@ func (v *Inventory) Missing(ctx context.Context) ([]Missing, error) {
 	}
 	return list, nil
 }
+
+// OfUse tells whether an item is claimed when all are: checkpoints are, and the states of runs that have no record or were lost. What a live run left is of no use.
+func (v *Inventory) OfUse(item Item) bool {
+	switch item.What {
+	case "checkpoint":
+		return true
+	case "recovery point":
+		run, known := v.runs[strings.Split(item.Origin, string(filepath.Separator))[1]]
+		return item.claim != nil && (!known || run.State == stateCorrupted || run.State == stateStored)
+	}
+	return false
+}
