@@ -13,7 +13,7 @@ import (
 )
 
 // restoring is in a data directory until what is restored into it is whole. The server does not start while it is there.
-const restoring = "restoring"
+const restoring = "restoring-files"
 
 // Unfinished tells whether a data directory has a part of a backup only.
 func Unfinished(dataDir string) bool {

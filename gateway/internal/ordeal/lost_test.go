@@ -2,10 +2,12 @@ package ordeal
 
 import (
 	"bytes"
+	"database/sql"
 	"encoding/json"
 	"fmt"
 	"io/fs"
 	"maps"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -149,7 +151,7 @@ func TestLostStore(t *testing.T) {
 			a.step(1e-2).must()
 			late, _ := a.save("late").must()
 			named, _ := a.saveForSampler("named", 0).must()
-			time.Sleep(2 * time.Second) // the database has it by then
+			time.Sleep(1500 * time.Millisecond) // some of it is in the database by then, and some is not
 			a.pass(2, 1, 8).must()
 			s.kill9()
 			before := s.contents("checkpoints")
@@ -306,4 +308,122 @@ func TestBackupWhileTraining(t *testing.T) {
 	if out, _, err := third.command("recover"); err == nil {
 		t.Errorf("recover beside a running server: %s", out)
 	}
+}
+
+// schema makes an empty schema in the database of TINSMITH_POSTGRES, and writes the file that names it.
+func schema(t *testing.T, dir string) (file string) {
+	t.Helper()
+	database, err := url.Parse(os.Getenv("TINSMITH_POSTGRES"))
+	if err != nil || database.String() == "" {
+		t.Skip("TINSMITH_POSTGRES is not set to the URL of a PostgreSQL database, in which the tests may make schemas")
+	}
+	name := fmt.Sprintf("ordeal_%d", time.Now().UnixNano())
+	run := func(statement string) {
+		t.Helper()
+		db, err := sql.Open("pgx", database.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer db.Close()
+		if _, err := db.Exec(statement); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run("CREATE SCHEMA " + name)
+	t.Cleanup(func() { run("DROP SCHEMA " + name + " CASCADE") })
+	query := database.Query()
+	query.Set("search_path", name)
+	database.RawQuery = query.Encode()
+	file = filepath.Join(dir, name)
+	if err := os.WriteFile(file, []byte(database.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// TestAnotherDriver gives a data directory in use another database: the server refuses, and deletes nothing. A backup is the way from one to the other, and back, and runs go on with the same bits.
+func TestAnotherDriver(t *testing.T) {
+	s := newServer(t, settings{"plugin": "fake"}, nil)
+	postgres := settings{"store": settings{"driver": "postgres", "url_file": schema(t, s.dir)}}
+	s.start()
+	s.ready()
+	client := newCaller(t, s.url)
+	session := client.session()
+	r := client.create(session, 0, 4)
+	for i := range 20 {
+		lesson(r, i).must()
+	}
+	s.end()
+	before := s.contents("checkpoints", "snapshots", "recovery")
+	s.configure(settings{"plugin": "fake"}, postgres)
+	if said := s.refusalOrStart(); !strings.Contains(said, "another store") || !strings.Contains(said, "tinsmith recover") {
+		t.Errorf("with another database it says %q", lastOf(said, 2000))
+	}
+	if out, _, err := s.command("recover"); err == nil || !strings.Contains(out, "another store") {
+		t.Errorf("recover: %v\n%s", err, out)
+	}
+	if now := s.contents("checkpoints", "snapshots", "recovery"); !maps.Equal(now, before) {
+		t.Errorf("files are %v, were %v", slices.Sorted(maps.Keys(now)), slices.Sorted(maps.Keys(before)))
+	}
+	s.configure(settings{"plugin": "fake"}, nil)
+	s.ok(s.startAgain())
+	s.ready()
+	r.caller = newCaller(t, s.url)
+	// move backs a server up and restores it elsewhere.
+	move := func(from *server, to settings) *server {
+		backup := filepath.Join(t.TempDir(), "backup")
+		if out, errs, err := from.command("backup", backup); err != nil {
+			t.Fatalf("backup: %v\n%s%s", err, out, errs)
+		}
+		next := newServer(t, settings{"plugin": "fake"}, to)
+		if out, errs, err := next.command("restore", backup); err != nil {
+			t.Fatalf("restore: %v\n%s%s", err, out, errs)
+		}
+		next.start()
+		next.ready()
+		return next
+	}
+	there := move(s, postgres)
+	moved := &trainee{newCaller(t, there.url), session, r.id, r.seq, 0}
+	for i := 20; i < 25; i++ {
+		lesson(moved, i).must()
+	}
+	back := move(there, nil)
+	moved.caller = newCaller(t, back.url)
+	for i := 20; i < 30; i++ {
+		lesson(r, i).must()
+		if i >= 25 {
+			lesson(moved, i).must()
+		}
+	}
+	ends := map[*server]string{s: "", back: ""}
+	for on, run := range map[*server]*trainee{s: r, back: moved} {
+		run.save("end").must()
+		ends[on] = sums(t, filepath.Join(on.dir, "data", "checkpoints", "*", "weights", "end~*"))
+	}
+	if ends[s] != ends[back] {
+		t.Errorf("moved twice the run ends with %s, else with %s", ends[back], ends[s])
+	}
+	// The state that was accepted there begins anew.
+	other := newServer(t, settings{"plugin": "fake"}, settings{"store": settings{"driver": "postgres", "url_file": schema(t, t.TempDir())}})
+	s.end()
+	s.ok(os.Rename(filepath.Join(s.dir, "data"), filepath.Join(other.dir, "data")))
+	want := other.contents("checkpoints")
+	if out, errs, err := other.command("recover", "--accept", "--claim", "all"); err != nil || !strings.Contains(out, "/weights/end") {
+		t.Fatalf("recover: %v\n%s%s", err, out, errs)
+	}
+	for path, content := range other.contents("checkpoints") {
+		if old, there := want[path]; there && old != content && !strings.HasSuffix(path, "tinsmith.json") {
+			t.Errorf("%s changed", path)
+		}
+		delete(want, path)
+	}
+	if len(want) != 0 {
+		t.Errorf("gone are %v", slices.Sorted(maps.Keys(want)))
+	}
+	s.ok(os.Remove(filepath.Join(other.dir, "data", "address"))) // the old one
+	other.start()
+	other.ready()
+	client = newCaller(t, other.url)
+	client.resume(client.session(), 0, "tinker://"+r.id+"/weights/end").pass(0, 1, 8).must()
 }

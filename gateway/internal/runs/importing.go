@@ -90,17 +90,25 @@ func (c *Core) Import(ctx context.Context, req Import) (training, sampler Checkp
 		batch.Put = append(batch.Put, r.inProject(r.ProjectID))
 	}
 	var made []*checkpoint
+	var dirs []string
+	giveUp := func(err error) (CheckpointInfo, CheckpointInfo, error) {
+		for _, dir := range dirs { // no record names them
+			c.discard(dir)
+		}
+		return fail(fmt.Errorf("import: %w", err))
+	}
 	for _, kind := range []CheckpointKind{KindWeights, KindSampler} {
 		path := Path{RunID: r.ID, Kind: kind, Name: req.Name}
 		dir := c.newDir(path)
 		if err := makeDirs(filepath.Dir(c.file(dir))); err != nil {
-			return fail(fmt.Errorf("import: %w", err))
+			return giveUp(err)
 		}
+		dirs = append(dirs, dir)
 		got, err := b.SaveAdapter(ctx, plugins.SaveAdapterRequest{
 			Adapter: r.ID, Version: info.Version, Scope: plugins.ScopeWeights, Path: c.file(dir), ExportNames: c.exportNames(m, kind),
 		})
 		if err != nil {
-			return fail(fmt.Errorf("import: %w", err))
+			return giveUp(err)
 		}
 		cp := &checkpoint{checkpointRecord{Dir: dir, CheckpointInfo: CheckpointInfo{
 			Path: path.String(), RunID: r.ID, Kind: kind, Name: req.Name, Owner: req.Owner, BaseModel: req.BaseModel, ServedModel: m.Name, LoRA: r.LoRA, CreatedAt: now, Size: got.Bytes,
