@@ -185,7 +185,7 @@ func (v *Inventory) examine(ctx context.Context, item *Item) error {
 	parts := strings.Split(item.Origin, string(filepath.Separator))
 	item.What = kinds[parts[0]]
 	item.Bytes = sizeOf(path)
-	if info, err := os.Lstat(path); err != nil || !info.IsDir() {
+	if !isFolder(path) {
 		item.What, item.Fault = "something else", "it is not a folder"
 		return nil
 	}
@@ -210,6 +210,11 @@ func (v *Inventory) examine(ctx context.Context, item *Item) error {
 	item.claim = d
 	item.Checkpoint, item.Owner, item.BaseModel, item.CreatedAt = d.Checkpoint.Path, d.Checkpoint.Owner, d.Checkpoint.BaseModel, d.Checkpoint.CreatedAt
 	return nil
+}
+
+func isFolder(path string) bool {
+	info, err := os.Lstat(path)
+	return err == nil && info.IsDir()
 }
 
 // claimOf finds out what the record of a whole folder would say, from its description, its manifest, and the run's record. parts are those of the path that it had.

@@ -180,11 +180,7 @@ func (r *run) record() store.Record {
 
 // listed is the run's place among those of its owner, and the project of one without a session. It never changes.
 func (r *run) listed() store.Record {
-	rec := store.Record{Collection: inOwned, Key: r.ID, Parent: r.Owner, Rank: r.CreatedAt.UnixNano()}
-	if r.ProjectID != "" {
-		rec.Value = []byte(r.ProjectID)
-	}
-	return rec
+	return store.Record{Collection: inOwned, Key: r.ID, Parent: r.Owner, Rank: r.CreatedAt.UnixNano(), Value: []byte(r.ProjectID)}
 }
 
 // inProject is its place among those of a project.
