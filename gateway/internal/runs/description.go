@@ -226,16 +226,21 @@ func (c *Core) describeWaiting(ctx context.Context) {
 		if cp == nil {
 			continue
 		}
-		if before, err := readDescription(dir); err == nil && before != nil && before.Manifest != "" {
-			d.Manifest = before.Manifest // it never changes, but for damage
-		} else {
+		before, err := readDescription(dir)
+		if err != nil || before == nil {
+			before = &description{}
+		}
+		if d.Run.CreatedAt.IsZero() {
+			d.Run = before.Run // the run is not in memory
+		}
+		if d.Manifest = before.Manifest; d.Manifest == "" { // it never changes, but for damage
 			d.Manifest = manifestSum(dir)
 		}
 		file, content := filepath.Join(dir, descriptionFile), d.encode()
 		if have, err := readBounded(file, maxDescription); err == nil && bytes.Equal(have, content) {
 			continue
 		}
-		err := durable.WriteFile(file, content, 0o600)
+		err = durable.WriteFile(file, content, 0o600)
 		if err == nil || errors.Is(err, fs.ErrNotExist) { // the latter when it is being deleted, or has no files
 			continue
 		}

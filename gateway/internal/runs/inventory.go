@@ -261,7 +261,7 @@ func (v *Inventory) claimOf(path string, parts []string, m *plugins.Manifest) (*
 	seed := m.Seed
 	cp.Path, cp.RunID, cp.Kind, cp.Name = place.String(), place.RunID, place.Kind, place.Name
 	cp.LoRA = LoRAConfig{Rank: m.Rank, Seed: &seed, TrainAttn: m.TrainAttn, TrainMLP: m.TrainMLP, TrainUnembed: m.TrainUnembed}
-	cp.Step, cp.WithOptimizer, cp.Size = m.Step, m.Scope != plugins.ScopeWeights.String(), sizeOf(path)
+	cp.Step, cp.WithOptimizer, cp.Size = m.Step, m.Scope != plugins.ScopeWeights.String(), sizeOf(path)-sizeOf(filepath.Join(path, descriptionFile))
 	cp.ServedModel = cmp.Or(cp.ServedModel, run.ServedModel, m.BaseModel)
 	cp.BaseModel = cmp.Or(cp.BaseModel, cp.ServedModel)
 	if now := v.now(); cp.CreatedAt.Year() < 2000 || cp.CreatedAt.After(now.Add(24*time.Hour)) {
