@@ -97,7 +97,7 @@ func sumOf(text string) string {
 
 func checkpoint(t *testing.T, weights string) string {
 	t.Helper()
-	b, err := json.Marshal(plugins.Manifest{SHA256: map[string]string{plugins.AdapterWeightsFile: sumOf(weights)}})
+	b, err := (&plugins.Manifest{SHA256: map[string]string{plugins.AdapterWeightsFile: sumOf(weights)}}).Encode()
 	ok(t, err)
 	return string(b)
 }

@@ -2,7 +2,6 @@ package backup
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -269,8 +268,8 @@ func damage(dir string, m *manifest, result *Result) error {
 		if err != nil {
 			return err
 		}
-		var said plugins.Manifest
-		if err := json.Unmarshal(b, &said); err != nil {
+		said, err := plugins.ParseManifest(b)
+		if err != nil {
 			result.Damaged = append(result.Damaged, e.Path)
 			continue
 		}

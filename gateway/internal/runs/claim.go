@@ -1,6 +1,7 @@
 package runs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -84,11 +85,19 @@ func (v *Inventory) records(cp *checkpoint, d *description) store.Batch {
 	now := v.now().UTC()
 	v.claimed++
 	entry := AuditEntry{Time: now, Event: "checkpoint_recovered", RunID: cp.RunID, Path: cp.Path}
+	of, known := v.runs[cp.RunID]
+	s := v.sessions[cmp.Or(of.SessionID, d.Run.SessionID)]
+	switch cp.Project = d.Run.ProjectID; {
+	case known && of.SessionID == "":
+		cp.Project = of.ProjectID
+	case known:
+		cp.Project = s.ProjectID
+	}
 	batch := store.Batch{Put: []store.Record{
 		cp.record(),
 		{Collection: inAudit, Key: itoa(now.UnixNano()) + "-recovered-" + itoa(v.claimed), Parent: cp.Owner, Rank: now.UnixNano(), Value: mustJSON(entry)},
 	}}
-	if _, known := v.runs[cp.RunID]; known {
+	if known {
 		return batch
 	}
 	r := &run{runRecord: runRecord{
@@ -99,10 +108,15 @@ func (v *Inventory) records(cp *checkpoint, d *description) store.Batch {
 		r.CreatedAt = cp.CreatedAt
 	}
 	r.CreatedAt = r.CreatedAt.UTC()
-	if s, there := v.sessions[d.Run.SessionID]; there && s.Owner == cp.Owner && !s.Retired && sessionOf(cp.RunID) == s.ID {
-		r.SessionID, r.ProjectID = s.ID, ""
+	if s.ID != "" && s.Owner == cp.Owner && !s.Retired && sessionOf(cp.RunID) == s.ID {
+		r.SessionID, r.ProjectID, cp.Project = s.ID, "", s.ProjectID
+		batch.Put[0] = cp.record()
 	}
+	batch.Put = append(batch.Put, r.part()...)
 	batch.Put = append(batch.Put, r.record(), r.listed())
+	if cp.Project != "" {
+		batch.Put = append(batch.Put, r.inProject(cp.Project))
+	}
 	v.runs[r.ID] = r.runRecord
 	return batch
 }

@@ -40,7 +40,7 @@ func (w *world) loseStore() {
 
 func (w *world) archive(path string) []byte {
 	w.t.Helper()
-	token, _, err := w.ArchiveToken(w.t.Context(), owner, path)
+	token, _, err := w.ArchiveToken(w.t.Context(), Requester{Owner: owner}, path)
 	w.ok(err)
 	_, write, err := w.OpenArchive(w.t.Context(), token)
 	w.ok(err)
@@ -66,6 +66,9 @@ func TestClaimAfterTheStoreIsLost(t *testing.T) {
 			w.ok(err)
 			training, _, err := w.Import(ctx, Import{Owner: owner, BaseModel: "test/alias", Name: "mine", Tar: bytes.NewReader(w.archive(sampler))})
 			w.ok(err)
+			large := json.RawMessage(`{"notes":"` + strings.Repeat("n", 2*maxInline) + `"}`)
+			noted := w.good(w.CreateRun(ctx, NewRun{Owner: owner, SessionID: session, ModelSeq: 1, BaseModel: base, LoRA: LoRAConfig{Rank: 4, TrainAttn: true}, UserMetadata: large})).CreatedRun.RunID
+			w.good(w.SaveWeights(ctx, SaveWeights{Operation: at(noted, 1), Name: "noted"}))
 			w.ok(w.PublishCheckpoint(ctx, owner, sampler, true))
 			w.ok(w.SetCheckpointTTL(ctx, owner, copied.Path, ttl(7200)))
 			w.eventually(func() bool { return !w.undescribed.busy })
@@ -132,6 +135,12 @@ func TestClaimAfterTheStoreIsLost(t *testing.T) {
 			}
 			if list, n, err := w.Runs(ctx, owner, RunQuery{}); err != nil || n != count || len(list) != len(runs) {
 				t.Errorf("%d runs, %v", n, err)
+			}
+			if list, n, err := w.Runs(ctx, owner, RunQuery{ProjectID: "q"}); err != nil || n != 1 || list[0].ID != copied.RunID {
+				t.Errorf("runs of the project: %v, %v", list, err)
+			}
+			if info, err := w.Run(ctx, owner, noted, ScopeOwned); err != nil || string(info.UserMetadata) != string(large) {
+				t.Errorf("metadata of the run: %d bytes, %v", len(info.UserMetadata), err)
 			}
 			if list, err := w.RunCheckpoints(ctx, owner, run); err != nil || len(list) != 2 {
 				t.Errorf("checkpoints of the run: %v, %v", list, err)
@@ -296,10 +305,12 @@ func TestHostileUnclaimedFiles(t *testing.T) {
 		return func(dir string) {
 			b, err := os.ReadFile(filepath.Join(dir, plugins.ManifestFile))
 			w.ok(err)
-			var m plugins.Manifest
-			w.ok(json.Unmarshal(b, &m))
-			change(&m)
-			w.ok(os.WriteFile(filepath.Join(dir, plugins.ManifestFile), mustJSON(m), 0o600))
+			m, err := plugins.ParseManifest(b)
+			w.ok(err)
+			change(m)
+			b, err = m.Encode()
+			w.ok(err)
+			w.ok(os.WriteFile(filepath.Join(dir, plugins.ManifestFile), b, 0o600))
 		}
 	}
 	describe := func(change func(*description)) func(dir string) {
@@ -322,8 +333,10 @@ func TestHostileUnclaimedFiles(t *testing.T) {
 		"no checksum":            manifest(func(m *plugins.Manifest) { delete(m.SHA256, plugins.AdapterWeightsFile) }),
 		"another scope":          manifest(func(m *plugins.Manifest) { m.Scope = "everything" }),
 		"a changed manifest":     manifest(func(m *plugins.Manifest) { m.Step++ }),
-		"another format":         manifest(func(m *plugins.Manifest) { m.Format = 7 }),
-		"a rank that is none":    manifest(func(m *plugins.Manifest) { m.Rank = 1 << 40 }),
+		"another format": func(dir string) {
+			w.ok(os.WriteFile(filepath.Join(dir, plugins.ManifestFile), mustJSON(plugins.Manifest{Format: 7}), 0o600))
+		},
+		"a rank that is none": manifest(func(m *plugins.Manifest) { m.Rank = 1 << 40 }),
 		"a link to a file": func(dir string) {
 			w.ok(os.Remove(filepath.Join(dir, plugins.AdapterConfigFile)))
 			w.ok(os.Symlink(secret, filepath.Join(dir, plugins.AdapterConfigFile)))

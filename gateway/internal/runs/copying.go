@@ -116,7 +116,7 @@ func (c *Core) CopyCheckpoint(ctx context.Context, req CopyCheckpoint) (Checkpoi
 		return CheckpointInfo{}, fmt.Errorf("copy checkpoint: %w", err)
 	}
 	copied.Dir = c.settle(copied.Dir)
-	c.describe(copied, r)
+	c.describe(ctx, copied, r)
 	batch := c.checkpointMade(copied, r.SessionID, r.project(), AuditEntry{Event: "checkpoint_copied", Details: map[string]any{"source": req.Source}})
 	batch.Put = append(batch.Put, r.record(), r.listed())
 	if project := copied.Project; project != "" {

@@ -126,13 +126,28 @@ func described(info CheckpointInfo, r *run) *description {
 	return d
 }
 
+// complete adds what of the run lies apart.
+func (d *description) complete(ctx context.Context, c *Core, apart bool, runID string) error {
+	if !apart {
+		return nil
+	}
+	texts := runTexts{UserMetadata: d.Run.UserMetadata}
+	err := c.textsApart(ctx, runID, &texts)
+	d.Run.UserMetadata = texts.UserMetadata
+	return err
+}
+
 // describe writes the description of a checkpoint that is about to be stored. Without it the checkpoint is as good, so what goes wrong is tried again later.
-func (c *Core) describe(cp *checkpoint, r *run) {
+func (c *Core) describe(ctx context.Context, cp *checkpoint, r *run) {
 	c.mu.Lock()
-	d := described(cp.CheckpointInfo, r)
+	d, apart := described(cp.CheckpointInfo, r), r.Apart
 	c.mu.Unlock()
 	d.Manifest = manifestSum(c.file(cp.Dir))
-	if err := durable.WriteFile(filepath.Join(c.file(cp.Dir), descriptionFile), d.encode(), 0o600); err != nil {
+	err := d.complete(ctx, c, apart, r.ID)
+	if err == nil {
+		err = durable.WriteFile(filepath.Join(c.file(cp.Dir), descriptionFile), d.encode(), 0o600)
+	}
+	if err != nil {
 		c.logged("the description of a checkpoint could not be written yet", err, "path", cp.Path)
 		c.mu.Lock()
 		c.undescribed.again = append(c.undescribed.again, cp.Path)
@@ -219,8 +234,10 @@ func (c *Core) describeWaiting(ctx context.Context) {
 		cp := c.checkpoints[path]
 		var dir string
 		var d *description
+		apart := false
 		if cp != nil {
-			dir, d = c.file(cp.Dir), described(cp.CheckpointInfo, c.runs[cp.RunID])
+			r := c.runs[cp.RunID]
+			dir, d, apart = c.file(cp.Dir), described(cp.CheckpointInfo, r), r != nil && r.Apart
 		}
 		c.mu.Unlock()
 		if cp == nil {
@@ -229,6 +246,10 @@ func (c *Core) describeWaiting(ctx context.Context) {
 		before, err := readDescription(dir)
 		if err != nil || before == nil {
 			before = &description{}
+		}
+		if err := d.complete(ctx, c, apart, d.Checkpoint.RunID); err != nil {
+			c.logged("the description of a checkpoint could not be written yet", err, "path", path)
+			continue
 		}
 		if d.Run.CreatedAt.IsZero() {
 			d.Run = before.Run // the run is not in memory

@@ -113,7 +113,7 @@ func (c *Core) Import(ctx context.Context, req Import) (training, sampler Checkp
 		cp := &checkpoint{checkpointRecord{Dir: dir, CheckpointInfo: CheckpointInfo{
 			Path: path.String(), RunID: r.ID, Kind: kind, Name: req.Name, Owner: req.Owner, BaseModel: req.BaseModel, ServedModel: m.Name, LoRA: r.LoRA, CreatedAt: now, Size: got.Bytes,
 		}}}
-		c.describe(cp, r)
+		c.describe(ctx, cp, r)
 		one := c.checkpointMade(cp, "", req.ProjectID, AuditEntry{Event: "checkpoint_created", Purpose: "import"})
 		batch.Put, batch.Add = append(batch.Put, one.Put...), append(batch.Add, one.Add...)
 		made = append(made, cp)

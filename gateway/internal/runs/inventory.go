@@ -335,9 +335,9 @@ func readManifest(path string) (*plugins.Manifest, string) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, "it has no " + plugins.ManifestFile
 	}
-	m := &plugins.Manifest{}
+	var m *plugins.Manifest
 	if err == nil {
-		err = json.Unmarshal(b, m)
+		m, err = plugins.ParseManifest(b)
 	}
 	if err == nil {
 		err = m.Check(m.ModelHash, plugins.ScopeWeights)

@@ -432,7 +432,7 @@ func (c *Core) callSave(ctx context.Context, b Backend, op *operation) (done, er
 		CreatedAt: c.cfg.now().UTC(), Size: got.Bytes, Step: got.Step, WithOptimizer: scope == plugins.ScopeOptimizer, UserMetadata: op.save.UserMetadata,
 	}}}
 	cp.expireIn(op.save.TTLSeconds)
-	c.describe(cp, r)
+	c.describe(ctx, cp, r)
 	batch := c.checkpointMade(cp, r.SessionID, r.project(), AuditEntry{Event: "checkpoint_created"})
 	c.displace(cp.Path, &batch)
 	return done{outcome: Outcome{Saved: &SavedWeights{Path: cp.Path, Size: cp.Size}}, batch: batch, then: func() { c.install(cp) }}, nil
