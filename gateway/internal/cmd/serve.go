@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/backup"
 	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
 	"github.com/tinsmith/tinsmith/gateway/internal/config"
 	"github.com/tinsmith/tinsmith/gateway/internal/durable"
@@ -211,6 +212,9 @@ func openData(ctx context.Context, cfg config.Config, address net.Addr) (store.S
 	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
 		return nil, nil, fmt.Errorf("data_dir: %w", err)
 	}
+	if backup.Unfinished(cfg.DataDir) {
+		return nil, nil, unfinishedRestore(cfg.DataDir)
+	}
 	records, err := openStore(ctx, cfg)
 	if err != nil {
 		return nil, nil, err
@@ -304,6 +308,8 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 		err = errors.Join(err, core.Close(stop))
 	}()
 	h.setRebuilds(core.Rebuilding)
+	stopControl := serveControl(ctx, backup.Source{Version: p.Version, DataDir: cfg.DataDir, Store: records, Hold: core.HoldDeletions})
+	defer stopControl()
 	tinkerAPI, err := tinker.New(core, auth, tinker.Options{PublicURL: cfg.PublicURL, MaxPerClient: cfg.Sampling.MaxPerClient})
 	if err != nil {
 		return err
@@ -321,6 +327,19 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 }
 
 func days(n int) time.Duration { return time.Duration(n) * 24 * time.Hour }
+
+// serveControl answers to `tinsmith backup` until the function that it gives is called. Without it everything else goes on.
+func serveControl(ctx context.Context, src backup.Source) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if err := backup.Serve(ctx, src); err != nil {
+			slog.WarnContext(ctx, "the server does not answer to tinsmith backup", "error", err)
+		}
+	}()
+	return func() { cancel(); <-ended }
+}
 
 // localURL is the server's address for programs on this machine: an address that means every interface is no place to connect to.
 func localURL(a net.Addr) string {
@@ -444,12 +463,8 @@ func postgresURL(cfg config.Config) (string, error) {
 }
 
 func openStore(ctx context.Context, cfg config.Config) (store.Store, error) {
-	options := store.Options{Dir: cfg.DataDir, Reserve: int64(cfg.Store.ReserveMiB) << 20}
-	if options.Reserve == 0 {
-		options.Reserve = -1 // none
-	}
-	var err error
-	if options.PostgresURL, err = postgresURL(cfg); err != nil {
+	options, err := storeOptions(cfg)
+	if err != nil {
 		return nil, err
 	}
 	return store.Open(ctx, options)

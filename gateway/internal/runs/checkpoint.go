@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -77,63 +76,27 @@ func (c *Core) checkpointMade(cp *checkpoint, session, project string, entry Aud
 	}
 }
 
-// install makes a checkpoint known, in place of an older one of the same path. mu is held.
+// install makes a checkpoint known, in place of an older one of the same path, whose deletion is in the journal by then. mu is held.
 func (c *Core) install(cp *checkpoint) {
 	if old := c.checkpoints[cp.Path]; old != nil {
 		c.lists.remove(old)
-		c.removeFiles(old)
+		c.erase(old.Dir)
 	}
 	c.checkpoints[cp.Path] = cp
 	c.lists.add(cp)
+	delete(c.replacing, cp.Path)
 }
 
-// removeFiles deletes a checkpoint's folder in the background. mu is held.
-func (c *Core) removeFiles(cp *checkpoint) {
-	c.start(func(context.Context) {
-		c.logged("the files of a checkpoint could not be removed", os.RemoveAll(c.file(cp.Dir)), "path", cp.Path)
-	})
-}
-
-// removeOrphans deletes what a crash left: folders that no checkpoint, no recovery point and no snapshot of a live session has, also those
-// that were being written under a temporary name.
-func (c *Core) removeOrphans() error {
-	used := map[string]bool{}
-	for _, cp := range c.checkpoints {
-		used[cp.Dir] = true
+// displace has the checkpoint that a new one takes the place of deleted with the batch that makes the new one durable. Until install nobody changes or deletes the old one.
+func (c *Core) displace(path string, batch *store.Batch) {
+	c.saveMu.Lock() // what changes or deletes it now comes before
+	defer c.saveMu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if old := c.checkpoints[path]; old != nil {
+		c.replacing[path] = true
+		batch.Put = append(batch.Put, c.deletion(old.Dir, "checkpoint "+path+" was overwritten"))
 	}
-	for _, s := range c.samplers {
-		if s.Dir != "" && s.session != nil && s.session.active() {
-			used[s.Dir] = true
-		}
-	}
-	for _, r := range c.runs {
-		for _, p := range r.points {
-			used[p.Dir] = true
-		}
-	}
-	for _, pattern := range []string{"checkpoints/*/*/*", "snapshots/*/*", "recovery/*/*", "incoming/*"} {
-		found, err := filepath.Glob(filepath.Join(escapeGlob(c.cfg.DataDir), pattern))
-		if err != nil {
-			return fmt.Errorf("look for left-over files: %w", err)
-		}
-		for _, dir := range found {
-			rel, err := filepath.Rel(c.cfg.DataDir, dir)
-			if err != nil {
-				return fmt.Errorf("look for left-over files: %w", err)
-			}
-			if used[rel] {
-				continue
-			}
-			// A backend that has not noticed yet that its gateway is gone may still be writing there.
-			c.logged("left-over files could not be removed", os.RemoveAll(dir), "path", dir)
-		}
-	}
-	return nil
-}
-
-// escapeGlob makes a folder's name match itself.
-func escapeGlob(dir string) string {
-	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(dir)
 }
 
 // newestCheckpoint finds the newest of a kind. mu is held.
@@ -296,14 +259,17 @@ func (c *Core) deleteCheckpoint(ctx context.Context, cp *checkpoint, event strin
 	c.saveMu.Lock()
 	defer c.saveMu.Unlock()
 	c.mu.Lock()
-	here := c.checkpoints[cp.Path] == cp
+	here, replaced := c.checkpoints[cp.Path] == cp, c.replacing[cp.Path]
 	c.mu.Unlock()
 	if !here {
 		return nil
 	}
+	if replaced {
+		return beingReplaced(cp.Path)
+	}
 	err := c.commit(ctx, store.Batch{
 		Delete: []store.RecordKey{{Collection: inCheckpoints, Key: cp.Path}},
-		Put:    []store.Record{c.audit(cp.Owner, AuditEntry{Event: event, RunID: cp.RunID, Path: cp.Path})},
+		Put:    []store.Record{c.audit(cp.Owner, AuditEntry{Event: event, RunID: cp.RunID, Path: cp.Path}), c.deletion(cp.Dir, event)},
 	})
 	if err != nil {
 		return fmt.Errorf("delete checkpoint: %w", err)
@@ -314,8 +280,12 @@ func (c *Core) deleteCheckpoint(ctx context.Context, cp *checkpoint, event strin
 		delete(c.checkpoints, cp.Path)
 		c.lists.remove(cp)
 	}
-	c.removeFiles(cp)
+	c.erase(cp.Dir)
 	return nil
+}
+
+func beingReplaced(path string) error {
+	return refusef(KindBusy, "checkpoint %s is just being overwritten; repeat a little later", quote(path))
 }
 
 // change alters a checkpoint and stores it. Checkpoints are replaced, never changed in place: others may hold them.
@@ -324,6 +294,9 @@ func (c *Core) change(ctx context.Context, owner, path string, entry AuditEntry,
 	defer c.saveMu.Unlock()
 	c.mu.Lock()
 	cp, err := c.ownCheckpoint(owner, path)
+	if err == nil && c.replacing[path] {
+		err = beingReplaced(path)
+	}
 	if err != nil {
 		c.mu.Unlock()
 		return err
@@ -342,6 +315,7 @@ func (c *Core) change(ctx context.Context, owner, path string, entry AuditEntry,
 	defer c.mu.Unlock()
 	if c.checkpoints[path] == cp {
 		*cp = changed
+		c.describeSoon(path)
 	}
 	return nil
 }

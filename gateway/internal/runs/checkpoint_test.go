@@ -244,12 +244,15 @@ func TestCheckpoints(t *testing.T) {
 		_, _, err = w.Usage(ctx, owner, now.Add(-20*24*time.Hour), now)
 		w.refused(err, KindInvalid, "14 days")
 	})
-	t.Run("left-over files go at the next start", func(t *testing.T) {
-		stray := filepath.Join(w.dir, "checkpoints", run, "weights", "stray~1")
-		w.ok(os.MkdirAll(stray, 0o700))
+	t.Run("left-over files are set aside at the next start", func(t *testing.T) {
+		stray := filepath.Join("checkpoints", run, "weights", "stray~1")
+		w.ok(os.MkdirAll(w.file(stray), 0o700))
 		w.restart()
-		if _, err := os.Stat(stray); !errors.Is(err, os.ErrNotExist) {
+		if _, err := os.Stat(w.file(stray)); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("it is still there: %v", err)
+		}
+		if found, _ := filepath.Glob(filepath.Join(w.dir, unclaimedDir, "*", escapeGlob(stray))); len(found) != 1 {
+			t.Errorf("unclaimed has %v", found)
 		}
 		_, err := w.WeightsInfo(ctx, owner, "", x.Path)
 		w.ok(err)

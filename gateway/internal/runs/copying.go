@@ -8,9 +8,11 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/durable"
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
+	"github.com/tinsmith/tinsmith/plugins"
 )
 
 // CopyCheckpoint asks for a copy of a checkpoint in a run of its own: that of SessionID and ModelSeq, or a new one in a project.
@@ -107,9 +109,14 @@ func (c *Core) CopyCheckpoint(ctx context.Context, req CopyCheckpoint) (Checkpoi
 	copied.Path, copied.RunID, copied.Owner, copied.CreatedAt, copied.Public = target.String(), r.ID, req.Owner, now, false
 	copied.expireIn(req.TTLSeconds)
 	copied.Dir = c.newDir(target)
-	if err := copyDir(from, c.file(copied.Dir)); err != nil {
+	if err := makeDirs(filepath.Dir(c.file(copied.Dir))); err != nil {
 		return CheckpointInfo{}, fmt.Errorf("copy checkpoint: %w", err)
 	}
+	if err := copyDir(from, c.file(unsettledName(copied.Dir))); err != nil {
+		return CheckpointInfo{}, fmt.Errorf("copy checkpoint: %w", err)
+	}
+	copied.Dir = c.settle(copied.Dir)
+	c.describe(ctx, copied, r)
 	batch := c.checkpointMade(copied, r.SessionID, r.project(), AuditEntry{Event: "checkpoint_copied", Details: map[string]any{"source": req.Source}})
 	batch.Put = append(batch.Put, r.record(), r.listed())
 	if project := copied.Project; project != "" {
@@ -120,7 +127,15 @@ func (c *Core) CopyCheckpoint(ctx context.Context, req CopyCheckpoint) (Checkpoi
 
 // installStored makes a run that only holds checkpoints durable and known.
 func (c *Core) installStored(ctx context.Context, r *run, batch store.Batch, cps ...*checkpoint) error {
+	for _, cp := range cps {
+		c.displace(cp.Path, &batch)
+	}
 	if err := c.commit(ctx, batch); err != nil {
+		c.mu.Lock()
+		for _, cp := range cps {
+			delete(c.replacing, cp.Path)
+		}
+		c.mu.Unlock()
 		return fmt.Errorf("store checkpoint: %w", err)
 	}
 	c.mu.Lock()
@@ -140,12 +155,17 @@ func (c *Core) installStored(ctx context.Context, r *run, batch store.Batch, cps
 	return nil
 }
 
-// copyDir copies the regular files of a folder. Files of checkpoints never change, so a link to one is as good as a copy where the file system has links.
+// copyDir copies the regular files of a folder, without its description, which is the owner's. Files of checkpoints never change, so a link to one is as good as a copy where the file system has links.
+// What says that a checkpoint is complete comes last.
 func copyDir(from, to string) (err error) {
 	entries, err := os.ReadDir(from)
 	if err != nil {
 		return err
 	}
+	slices.SortStableFunc(entries, func(a, b os.DirEntry) int {
+		last := map[bool]int{true: 1}
+		return last[a.Name() == plugins.CompleteFile] - last[b.Name() == plugins.CompleteFile]
+	})
 	if err := makeDirs(to); err != nil {
 		return err
 	}
@@ -155,6 +175,9 @@ func copyDir(from, to string) (err error) {
 		}
 	}()
 	for _, e := range entries {
+		if e.Name() == descriptionFile || e.Name()[0] == '.' { // the latter of one that was being written
+			continue
+		}
 		if !e.Type().IsRegular() {
 			return fmt.Errorf("%s is not a regular file", e.Name())
 		}

@@ -129,11 +129,14 @@ type Core struct {
 	held        map[string]held        // by owner
 	listings    map[string]*listing    // by owner
 	saving      map[string]int64       // bytes of the user metadata of saves that are not finished, by owner
-	deleted     map[string]time.Time   // recent deletions by owner, path and idempotency key
-	removed     map[string]time.Time   // sessions whose records are being deleted, or were a moment ago
-	owners      map[string]accepted    // samples accepted and not finished, by owner
-	promptBytes int64                  // of those of all owners
-	passBytes   int64                  // of passes that are in memory
+	replacing   map[string]bool        // paths of checkpoints in whose place a newer one is just being stored
+	erasures    erasures
+	undescribed descriptions
+	deleted     map[string]time.Time // recent deletions by owner, path and idempotency key
+	removed     map[string]time.Time // sessions whose records are being deleted, or were a moment ago
+	owners      map[string]accepted  // samples accepted and not finished, by owner
+	promptBytes int64                // of those of all owners
+	passBytes   int64                // of passes that are in memory
 	disk        diskQueue
 	released    bool // payloads of the journal, since it was compacted last
 }
@@ -146,7 +149,7 @@ func Open(ctx context.Context, cfg Config) (*Core, error) {
 	}
 	c := &Core{
 		cfg: cfg, log: cfg.Logger, byName: map[string]*model{}, closed: make(chan struct{}), workers: newWorkers(),
-		sessions: map[string]*session{}, runs: map[string]*run{}, copying: map[string]bool{}, samplers: map[string]*sampler{}, checkpoints: map[string]*checkpoint{},
+		sessions: map[string]*session{}, runs: map[string]*run{}, copying: map[string]bool{}, samplers: map[string]*sampler{}, checkpoints: map[string]*checkpoint{}, replacing: map[string]bool{},
 		lists: newCheckpointLists(), held: map[string]held{}, saving: map[string]int64{}, listings: map[string]*listing{}, futures: map[string]*future{}, deleted: map[string]time.Time{}, removed: map[string]time.Time{}, owners: map[string]accepted{},
 	}
 	for i := range cfg.Models {
@@ -183,6 +186,7 @@ func Open(ctx context.Context, cfg Config) (*Core, error) {
 	}
 	c.mu.Lock()
 	c.resume(pending, histories, known)
+	c.erase() // what an earlier process did not come to
 	c.start(c.sweepUntilClosed)
 	c.mu.Unlock()
 	return c, nil

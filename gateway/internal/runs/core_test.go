@@ -53,6 +53,7 @@ type world struct {
 	around     func(store.Store) store.Store // what the core has instead of the store; nil = the store
 	crashes    atomic.Bool                   // processes end by themselves, not by the test, and the next one starts
 	losses     atomic.Int64                  // that ended so
+	accept     bool                          // the store is opened although it has lost something
 }
 
 func newWorld(t testing.TB, change func(*world)) *world {
@@ -109,7 +110,7 @@ func (l *letters) Push(token int32) bool {
 
 func (w *world) open() {
 	w.t.Helper()
-	s, err := store.Open(w.t.Context(), store.Options{Dir: w.dir})
+	s, err := store.Open(w.t.Context(), store.Options{Dir: w.dir, Accept: w.accept})
 	w.ok(err)
 	w.store = s
 	cfg := w.config

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -181,6 +180,10 @@ func (c *Core) create(ctx context.Context, op *operation) (done, error) {
 		if ctx.Err() != nil {
 			return done{}, err
 		}
+		if op.dir != "" {
+			c.discard(op.dir)
+			op.dir = ""
+		}
 		f := failureOf(err)
 		c.mu.Lock()
 		if !r.usable() { // then it is no matter why
@@ -218,10 +221,10 @@ func (c *Core) createIn(ctx context.Context, b Backend, op *operation) (plugins.
 		return plugins.AdapterInfo{}, invalidf("lora_config.rank: is %d, %s allows at most %d", r.LoRA.Rank, r.ServedModel, b.Model.MaxRank)
 	}
 	if op.create.Path != "" {
-		dir, err := c.keepLoaded(op, op.create)
-		if err != nil {
+		if err := c.keepLoaded(op, op.create); err != nil {
 			return plugins.AdapterInfo{}, err
 		}
+		dir := unsettledName(op.dir)
 		info, err := b.LoadAdapter(ctx, plugins.LoadAdapterRequest{Adapter: r.ID, Path: c.file(dir), Scope: scopeOf(op.create.WithOptimizer)})
 		return info, c.ofCheckpoint(err, op.create.Path, dir)
 	}
@@ -248,7 +251,7 @@ func (c *Core) created(op *operation, b Backend) done {
 	var first *recoveryPoint
 	if op.create.Path != "" {
 		d.outcome.Loaded = &LoadedWeights{Path: op.create.Path, RunID: r.ID}
-		first = &recoveryPoint{RunID: r.ID, Dir: loadedDir(op), Scope: scopeOf(op.create.WithOptimizer), CreatedAt: c.cfg.now().UTC()}
+		first = &recoveryPoint{RunID: r.ID, Dir: c.settle(op.dir), Scope: scopeOf(op.create.WithOptimizer), CreatedAt: c.cfg.now().UTC()}
 		d.batch.Put = append(d.batch.Put, first.record())
 	} else {
 		d.outcome.CreatedRun = &CreatedRun{RunID: r.ID}
@@ -316,7 +319,8 @@ func (c *Core) call(ctx context.Context, b Backend, op *operation) (done, error)
 // callLoad loads a checkpoint as the run's first operation. What is loaded is kept, to rebuild the run from.
 func (c *Core) callLoad(ctx context.Context, b Backend, op *operation) (done, error) {
 	r := op.run
-	dir, keepErr := c.keepLoaded(op, op.load)
+	keepErr := c.keepLoaded(op, op.load)
+	dir := unsettledName(op.dir)
 	if keepErr != nil {
 		dir = op.load.Dir // the position is given away and must be filled: there is nothing to be loaded at this place either
 	}
@@ -325,12 +329,13 @@ func (c *Core) callLoad(ctx context.Context, b Backend, op *operation) (done, er
 		err = keepErr
 	}
 	if err != nil {
-		if !lost(err) {
-			c.logged("a checkpoint's copy could not be removed", os.RemoveAll(c.file(loadedDir(op))), "run", r.ID)
+		if !lost(err) && keepErr == nil {
+			c.discard(op.dir)
+			op.dir = ""
 		}
 		return done{}, err
 	}
-	p := &recoveryPoint{RunID: r.ID, Seq: op.seq, Dir: dir, Version: info.Version, Scope: scopeOf(op.load.WithOptimizer), OnTop: true, CreatedAt: c.cfg.now().UTC()}
+	p := &recoveryPoint{RunID: r.ID, Seq: op.seq, Dir: c.settle(op.dir), Version: info.Version, Scope: scopeOf(op.load.WithOptimizer), OnTop: true, CreatedAt: c.cfg.now().UTC()}
 	return done{
 		outcome: Outcome{Loaded: &LoadedWeights{Path: op.load.Path, RunID: r.ID}},
 		batch:   store.Batch{Put: []store.Record{p.record()}},

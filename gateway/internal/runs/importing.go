@@ -50,7 +50,7 @@ func (c *Core) Import(ctx context.Context, req Import) (training, sampler Checkp
 	if err != nil {
 		return fail(err)
 	}
-	incoming := filepath.Join("incoming", c.newID("", "", ""))
+	incoming := filepath.Join("incoming", ".upload-"+c.newID("", "", ""))
 	defer func() { c.logged("an upload could not be removed", os.RemoveAll(c.file(incoming))) }()
 	size, err := unpack(req.Tar, c.file(incoming), req.MaxBytes, c.cfg.Store.Room)
 	if err != nil {
@@ -90,21 +90,30 @@ func (c *Core) Import(ctx context.Context, req Import) (training, sampler Checkp
 		batch.Put = append(batch.Put, r.inProject(r.ProjectID))
 	}
 	var made []*checkpoint
+	var dirs []string
+	giveUp := func(err error) (CheckpointInfo, CheckpointInfo, error) {
+		for _, dir := range dirs { // no record names them
+			c.discard(dir)
+		}
+		return fail(fmt.Errorf("import: %w", err))
+	}
 	for _, kind := range []CheckpointKind{KindWeights, KindSampler} {
 		path := Path{RunID: r.ID, Kind: kind, Name: req.Name}
 		dir := c.newDir(path)
 		if err := makeDirs(filepath.Dir(c.file(dir))); err != nil {
-			return fail(fmt.Errorf("import: %w", err))
+			return giveUp(err)
 		}
+		dirs = append(dirs, dir)
 		got, err := b.SaveAdapter(ctx, plugins.SaveAdapterRequest{
 			Adapter: r.ID, Version: info.Version, Scope: plugins.ScopeWeights, Path: c.file(dir), ExportNames: c.exportNames(m, kind),
 		})
 		if err != nil {
-			return fail(fmt.Errorf("import: %w", err))
+			return giveUp(err)
 		}
 		cp := &checkpoint{checkpointRecord{Dir: dir, CheckpointInfo: CheckpointInfo{
 			Path: path.String(), RunID: r.ID, Kind: kind, Name: req.Name, Owner: req.Owner, BaseModel: req.BaseModel, ServedModel: m.Name, LoRA: r.LoRA, CreatedAt: now, Size: got.Bytes,
 		}}}
+		c.describe(ctx, cp, r)
 		one := c.checkpointMade(cp, "", req.ProjectID, AuditEntry{Event: "checkpoint_created", Purpose: "import"})
 		batch.Put, batch.Add = append(batch.Put, one.Put...), append(batch.Add, one.Add...)
 		made = append(made, cp)

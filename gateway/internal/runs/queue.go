@@ -302,6 +302,9 @@ func (op *operation) keepWindow() { op.opened.before = op.window }
 func (c *Core) complete(op *operation, why *Failure) {
 	op.run.queue.completing++
 	c.start(func(ctx context.Context) {
+		if op.dir != "" {
+			c.discard(op.dir)
+		}
 		c.finish(ctx, op.future, &Outcome{Failure: why}, 0, store.Batch{}, func() {
 			op.run.queue.completing--
 			c.left(op, false)

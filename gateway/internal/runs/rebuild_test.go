@@ -185,6 +185,9 @@ func (s *story) account(ids []string) map[string]string {
 		files, err := os.ReadDir(s.file(cp.Dir))
 		s.ok(err)
 		for _, f := range files {
+			if f.Name() == descriptionFile {
+				continue // it has times
+			}
 			content, err := os.ReadFile(filepath.Join(s.file(cp.Dir), f.Name()))
 			s.ok(err)
 			facts[clean(path)+"/"+f.Name()] = string(content)

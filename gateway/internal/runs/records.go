@@ -35,6 +35,7 @@ const (
 	inSecrets     = "secrets"
 	inCrashes     = "crashes"       // of work and rebuilds with which processes ended, until they succeed
 	inCycles      = "cycles"        // reserved numbers of clock cycles
+	inDeletions   = "deletions"     // Key: a folder whose files are to go, see deletions.go
 	inRetired     = "retired"       // Parent: what of a session is deleted next; Rank: when it ended, in Unix nanoseconds
 	inLive        = "live_sessions" // keys of the sessions that are not retired
 	inTexts       = "texts"         // Parent: the session; what clients had kept with it and its runs, where that is large
@@ -106,6 +107,13 @@ func (c *Core) load(ctx context.Context) ([]store.Record, error) {
 	if err := c.each(ctx, inCycles, c.loadCycles); err != nil {
 		return nil, err
 	}
+	used := map[string]bool{}  // folders that records name
+	ended := map[string]bool{} // those of samplers whose session is over
+	for _, s := range c.samplers {
+		if s.Dir != "" {
+			used[s.Dir], ended[s.Dir] = true, !s.session.active()
+		}
+	}
 	err := c.each(ctx, inCheckpoints, func(b []byte) error {
 		cp := &checkpoint{}
 		if err := json.Unmarshal(b, &cp.checkpointRecord); err != nil {
@@ -113,6 +121,7 @@ func (c *Core) load(ctx context.Context) ([]store.Record, error) {
 		}
 		c.checkpoints[cp.Path] = cp
 		c.lists.add(cp)
+		used[cp.Dir] = true
 		return nil
 	})
 	if err != nil {
@@ -126,8 +135,12 @@ func (c *Core) load(ctx context.Context) ([]store.Record, error) {
 		}
 		if r := c.runs[p.RunID]; r != nil && r.usable() {
 			r.points = append(r.points, p)
-		} else {
-			stale.Delete = append(stale.Delete, store.RecordKey{Collection: inPoints, Key: p.Dir})
+			used[p.Dir] = true
+			return nil
+		}
+		stale.Delete = append(stale.Delete, store.RecordKey{Collection: inPoints, Key: p.Dir})
+		if c.knows(ctx, p.RunID) { // else they are all that is left of it
+			stale.Put = append(stale.Put, c.deletion(p.Dir, "the run has ended"))
 		}
 		return nil
 	})
@@ -140,10 +153,30 @@ func (c *Core) load(ctx context.Context) ([]store.Record, error) {
 	for _, s := range c.samplers {
 		c.attachSnapshot(s)
 	}
-	if err := c.removeOrphans(); err != nil {
+	if c.erasures.waiting, err = c.loadDeletions(ctx, func(dir string) bool { return used[dir] && !ended[dir] }); err != nil {
 		return nil, err
 	}
+	for _, dir := range c.erasures.waiting {
+		used[dir] = true
+	}
+	if err := c.setAsideUnnamed(ctx, used); err != nil {
+		return nil, err
+	}
+	c.checkDescriptions()
 	return c.cfg.Store.Missing(ctx, inOperations, inResults)
+}
+
+// knows tells whether a run has a record, retired or not, and was not lost: then nobody wants the states of it that no record names.
+func (c *Core) knows(ctx context.Context, runID string) bool {
+	if r := c.runs[runID]; r != nil {
+		return r.State != stateCorrupted
+	}
+	rec, err := c.cfg.Store.Get(ctx, inRuns, runID)
+	if err != nil {
+		return false
+	}
+	r, err := c.decodeRun(rec.Value)
+	return err == nil && r.State != stateCorrupted
 }
 
 // loadSessions reads the sessions that are not retired, with their runs and sampling sessions, and the runs that have no session.
@@ -308,19 +341,32 @@ func randomSeed() uint64 {
 // writeSession stores a session as it is now.
 func (c *Core) writeSession(ctx context.Context, s *session) error {
 	texts := 0
+	var leaving []string
 	err := c.write(ctx, func() store.Batch {
 		texts = len(s.unwritten)
-		return s.batch()
+		b := s.batch()
+		if leaving = slices.Clone(s.leaving); s.active() {
+			leaving = nil
+		}
+		for _, dir := range leaving {
+			b.Put = append(b.Put, c.deletion(dir, "the session has ended"))
+		}
+		return b
 	})
-	if err == nil && texts > 0 {
-		c.mu.Lock()
+	if err != nil || texts+len(leaving) == 0 {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if texts > 0 {
 		s.unwritten = slices.Clone(s.unwritten[min(texts, len(s.unwritten)):]) // a part of it would keep all of it in memory
 		if len(s.unwritten) == 0 {
 			s.unwritten = nil
 		}
-		c.mu.Unlock()
 	}
-	return err
+	s.leaving = slices.DeleteFunc(s.leaving, func(dir string) bool { return slices.Contains(leaving, dir) })
+	c.erase(leaving...)
+	return nil
 }
 
 // writeRun stores a run as it is now.

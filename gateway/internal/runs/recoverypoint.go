@@ -37,28 +37,24 @@ func (p *recoveryPoint) record() store.Record {
 	return store.Record{Collection: inPoints, Key: p.Dir, Parent: p.RunID, Rank: p.Seq, Value: mustJSON(p)}
 }
 
-// loadedDir is where the checkpoint that an operation loads is kept.
-func loadedDir(op *operation) string {
-	return filepath.Join("recovery", op.run.ID, itoa(op.seq)+"-loaded")
-}
-
-// keepLoaded links a checkpoint that is about to be loaded, so that the run can be rebuilt from it when the checkpoint itself has been deleted.
-func (c *Core) keepLoaded(op *operation, body *createBody) (dir string, err error) {
-	dir = loadedDir(op)
-	if err := os.RemoveAll(c.file(dir)); err != nil {
-		return "", fmt.Errorf("keep the loaded checkpoint: %w", err)
+// keepLoaded links a checkpoint that is about to be loaded, so that the run can be rebuilt from it when the checkpoint itself has been deleted. It is in op.dir then, and settled once it is loaded.
+func (c *Core) keepLoaded(op *operation, body *createBody) error {
+	if op.dir != "" { // by an attempt before, in whose process the load was not finished
+		return nil
 	}
+	dir := filepath.Join("recovery", op.run.ID, itoa(op.seq)+"-loaded~"+c.newID("", "", "")[:8])
 	if err := makeDirs(filepath.Dir(c.file(dir))); err != nil {
-		return "", fmt.Errorf("keep the loaded checkpoint: %w", err)
+		return fmt.Errorf("keep the loaded checkpoint: %w", err)
 	}
-	err = copyDir(c.file(body.Dir), c.file(dir))
+	err := copyDir(c.file(body.Dir), c.file(unsettledName(dir)))
 	if errors.Is(err, fs.ErrNotExist) {
-		return "", notFoundf("checkpoint %s is deleted", body.Path)
+		return notFoundf("checkpoint %s is deleted", body.Path)
 	}
 	if err != nil {
-		return "", fmt.Errorf("keep the loaded checkpoint: %w", err)
+		return fmt.Errorf("keep the loaded checkpoint: %w", err)
 	}
-	return dir, nil
+	op.dir = dir
+	return nil
 }
 
 // basePoint is the newest state from which everything that is still wanted of a run can be reached: the run as it is, and every version that an unnamed sampler uses and that is
@@ -135,7 +131,7 @@ func (c *Core) takePoint(ctx context.Context, b Backend, op *operation) {
 			c.log.Error("the folder of a recovery point could not be made", "run", r.ID, "error", dirErr)
 		}
 		var got plugins.SaveAdapterResult
-		got, err = b.SaveAdapter(ctx, plugins.SaveAdapterRequest{Adapter: r.ID, Position: op.position, Scope: p.Scope, Path: c.file(p.Dir)})
+		got, err = b.SaveAdapter(ctx, plugins.SaveAdapterRequest{Adapter: r.ID, Position: op.position, Scope: p.Scope, Path: c.file(unsettledName(p.Dir)), Metadata: c.ofPoint(r, p)})
 		p.Version = got.Version
 	}
 	if ctx.Err() != nil {
@@ -166,7 +162,7 @@ func (c *Core) takePoint(ctx context.Context, b Backend, op *operation) {
 func (c *Core) writePoint(ctx context.Context, b Backend, r *run, p *recoveryPoint, pin string) {
 	err := makeDirs(filepath.Dir(c.file(p.Dir)))
 	if err == nil {
-		_, err = b.SaveAdapter(ctx, plugins.SaveAdapterRequest{Adapter: r.ID, Version: p.Version, Scope: p.Scope, Path: c.file(p.Dir)})
+		_, err = b.SaveAdapter(ctx, plugins.SaveAdapterRequest{Adapter: r.ID, Version: p.Version, Scope: p.Scope, Path: c.file(unsettledName(p.Dir)), Metadata: c.ofPoint(r, p)})
 	}
 	if err != nil {
 		c.discard(p.Dir)
@@ -217,6 +213,7 @@ func (c *Core) keepWritten(r *run) {
 		return
 	}
 	c.start(func(ctx context.Context) {
+		p.Dir = c.settle(p.Dir)
 		if c.commitPatiently(context.WithoutCancel(ctx), store.Batch{Put: []store.Record{p.record()}}) != nil {
 			return
 		}
@@ -301,7 +298,7 @@ func (c *Core) writeJobs(ctx context.Context) {
 	}
 }
 
-// dropPoints deletes the recovery points of a run that lie before an operation.
+// dropPoints deletes the recovery points of a run that lie before an operation. Those of a run that was lost are set aside.
 func (c *Core) dropPoints(ctx context.Context, r *run, before int64) error {
 	var b store.Batch
 	var dropped, kept []*recoveryPoint
@@ -314,25 +311,29 @@ func (c *Core) dropPoints(ctx context.Context, r *run, before int64) error {
 		}
 	}
 	r.points = kept
+	corrupted := r.State == stateCorrupted // then they are the newest that is left of it, and somebody may want them
 	c.mu.Unlock()
+	var dirs []string
 	for _, p := range dropped {
+		dirs = append(dirs, p.Dir)
 		b.Delete = append(b.Delete, store.RecordKey{Collection: inPoints, Key: p.Dir})
+		if !corrupted {
+			b.Put = append(b.Put, c.deletion(p.Dir, "nothing needs the recovery point any more"))
+		}
 	}
 	if len(dropped) == 0 {
 		return nil
 	}
-	// The record goes first: a folder without a record is removed at the next start, a record without its folder would be missed.
 	if err := c.cfg.Store.Commit(ctx, b); err != nil {
 		return fmt.Errorf("drop recovery points: %w", err)
 	}
-	var errs []error
-	for _, p := range dropped {
-		errs = append(errs, os.RemoveAll(c.file(p.Dir)))
+	if corrupted {
+		return c.setAside("it is a recovery point of a run that could not be rebuilt", dirs)
 	}
-	if len(kept) == 0 {
-		os.Remove(filepath.Join(c.cfg.DataDir, "recovery", r.ID)) // empty by now
-	}
-	return errors.Join(errs...)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.erase(dirs...)
+	return nil
 }
 
 // makeDirs makes a folder and those above it, and makes their names durable.
@@ -351,13 +352,4 @@ func makeDirs(path string) error {
 		return err
 	}
 	return durable.SyncFolder(parent)
-}
-
-// discard removes what a save that was cut off may have left: the folder, or its parts under a temporary name beside it.
-func (c *Core) discard(dir string) {
-	path := c.file(dir)
-	left, _ := filepath.Glob(filepath.Join(escapeGlob(filepath.Dir(path)), "."+escapeGlob(filepath.Base(path))+".tmp-*"))
-	for _, p := range append(left, path) {
-		c.logged("left-over files could not be removed", os.RemoveAll(p), "path", p)
-	}
 }

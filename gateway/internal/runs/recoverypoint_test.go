@@ -392,7 +392,7 @@ func (h *holding) Commit(ctx context.Context, b store.Batch) error {
 	return h.Store.Commit(ctx, b)
 }
 
-// contents reads the files of a checkpoint.
+// contents reads the files of a checkpoint, but for its description, which has times.
 func (w *world) contents(path string) map[string]string {
 	w.t.Helper()
 	w.Core.mu.Lock()
@@ -402,6 +402,9 @@ func (w *world) contents(path string) map[string]string {
 	entries, err := os.ReadDir(dir)
 	w.ok(err)
 	for _, e := range entries {
+		if e.Name() == descriptionFile {
+			continue
+		}
 		content, err := os.ReadFile(filepath.Join(dir, e.Name()))
 		w.ok(err)
 		files[e.Name()] = string(content)

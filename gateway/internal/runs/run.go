@@ -512,9 +512,12 @@ func (c *Core) endRun(r *run, state runState, reason string, why *Failure) {
 		c.proceed(r.model)
 	}
 	c.start(func(ctx context.Context) {
-		c.logged("run could not be stored", c.writeRun(context.WithoutCancel(ctx), r), "run", r.ID)
+		err := c.writeRun(context.WithoutCancel(ctx), r)
+		c.logged("run could not be stored", err, "run", r.ID)
 		c.logged("adapter could not be deleted", c.deleteAdapter(ctx, r, making), "run", r.ID)
-		c.logged("recovery points could not be deleted", c.dropPoints(context.WithoutCancel(ctx), r, math.MaxInt64), "run", r.ID)
+		if err == nil { // else the store may have it as one that goes on, and the next start ends it again
+			c.logged("recovery points could not be deleted", c.dropPoints(context.WithoutCancel(ctx), r, math.MaxInt64), "run", r.ID)
+		}
 	})
 }
 

@@ -3,7 +3,6 @@ package runs
 import (
 	"context"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
@@ -242,9 +241,11 @@ func (c *Core) endSampler(s *sampler, why *Failure) {
 		}
 		snap.hot, snap.lost = false, "its sampling session has ended"
 	}
-	if dir := s.Dir; dir != "" {
-		c.start(func(context.Context) {
-			c.logged("a snapshot could not be removed", os.RemoveAll(c.file(dir)), "sampler", s.ID)
-		})
+	switch {
+	case s.Dir == "":
+	case s.session.active(): // its record says when it expired
+		c.deleteBehind("the sampling session has expired", s.Dir)
+	default: // it must not go before its session's end is stored
+		s.session.leaving = append(s.session.leaving, s.Dir)
 	}
 }

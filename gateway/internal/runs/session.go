@@ -90,6 +90,7 @@ type session struct {
 	pending  int       // futures that are not complete
 	runs     []*run
 	samplers []*sampler
+	leaving  []string        // folders of its samplers that go when its end is in the store
 	reserved map[string]bool // sampler ids that unnamed saves will make
 	holds    held            // what it is counted with, while it is active
 

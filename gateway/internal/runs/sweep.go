@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
@@ -66,7 +67,7 @@ func (c *Core) sweep(ctx context.Context, elapsed time.Duration) {
 		}
 	}
 	for _, cp := range c.checkpoints {
-		if expired(cp.ExpiresAt, now) {
+		if expired(cp.ExpiresAt, now) && !c.replacing[cp.Path] {
 			gone = append(gone, cp)
 		}
 	}
@@ -80,6 +81,7 @@ func (c *Core) sweep(ctx context.Context, elapsed time.Duration) {
 			delete(c.deleted, key)
 		}
 	}
+	c.eraseAgain()
 	c.mu.Unlock()
 	for _, s := range ended {
 		c.log.Info("a session has expired", "session", s.ID)
@@ -111,6 +113,7 @@ func (c *Core) sweep(ctx context.Context, elapsed time.Duration) {
 	if compact {
 		c.logged("the journal could not be compacted", c.cfg.Store.Compact(ctx))
 	}
+	c.describeNext()
 	c.logged("usage could not be stored", c.countStorage(ctx, elapsed))
 	c.logged("old records could not be thinned", c.thin(ctx))
 	c.logged("ended sessions could not be retired", c.retire(ctx))
@@ -164,19 +167,25 @@ func (c *Core) purge(ctx context.Context, s *session) error {
 			return err
 		}
 	}
+	var left []string // snapshots, as an older version may have left them: they go when the session ends
+	for _, smp := range samplers {
+		if smp.Dir == "" || slices.Contains(left, smp.Dir) {
+			continue
+		}
+		if _, err := os.Lstat(c.file(smp.Dir)); err == nil {
+			left = append(left, smp.Dir)
+			b.Put = append(b.Put, c.deletion(smp.Dir, "the session has ended"))
+		}
+	}
 	if err := c.cfg.Store.Commit(ctx, b); err != nil {
 		return err
 	}
 	c.mu.Lock()
+	c.erase(left...)
 	s.Purged = true
 	c.mu.Unlock()
 	if err := c.writeSession(ctx, s); err != nil {
 		return err
-	}
-	for _, smp := range samplers {
-		if smp.Dir != "" {
-			c.logged("a snapshot could not be removed", os.RemoveAll(c.file(smp.Dir)))
-		}
 	}
 	for _, r := range s.runs {
 		for _, folder := range []string{"snapshots", "recovery"} {

@@ -324,7 +324,7 @@ func (c *Core) writeSnapshot(ctx context.Context, b Backend, s *snapshot) error 
 		if err := makeDirs(filepath.Dir(c.file(dir))); err != nil {
 			return fmt.Errorf("write snapshot: %w", err)
 		}
-		if _, err := b.SaveAdapter(ctx, plugins.SaveAdapterRequest{Adapter: s.run.ID, Version: s.version, Scope: plugins.ScopeWeights, Path: c.file(dir)}); err != nil {
+		if _, err := b.SaveAdapter(ctx, plugins.SaveAdapterRequest{Adapter: s.run.ID, Version: s.version, Scope: plugins.ScopeWeights, Path: c.file(dir), Metadata: c.ofSnapshot(s)}); err != nil {
 			c.discard(dir)
 			return err
 		}
@@ -360,7 +360,9 @@ func (c *Core) writeSnapshot(ctx context.Context, b Backend, s *snapshot) error 
 		c.mu.Unlock()
 	}
 	if !wanted { // its samplers ended meanwhile, and did not know of the folder
-		c.discard(dir)
+		c.mu.Lock()
+		c.deleteBehind("its sampling sessions have ended", dir)
+		c.mu.Unlock()
 	}
 	return nil
 }
@@ -430,11 +432,10 @@ func (c *Core) callSave(ctx context.Context, b Backend, op *operation) (done, er
 		CreatedAt: c.cfg.now().UTC(), Size: got.Bytes, Step: got.Step, WithOptimizer: scope == plugins.ScopeOptimizer, UserMetadata: op.save.UserMetadata,
 	}}}
 	cp.expireIn(op.save.TTLSeconds)
-	return done{
-		outcome: Outcome{Saved: &SavedWeights{Path: cp.Path, Size: cp.Size}},
-		batch:   c.checkpointMade(cp, r.SessionID, r.project(), AuditEntry{Event: "checkpoint_created"}),
-		then:    func() { c.install(cp) },
-	}, nil
+	c.describe(ctx, cp, r)
+	batch := c.checkpointMade(cp, r.SessionID, r.project(), AuditEntry{Event: "checkpoint_created"})
+	c.displace(cp.Path, &batch)
+	return done{outcome: Outcome{Saved: &SavedWeights{Path: cp.Path, Size: cp.Size}}, batch: batch, then: func() { c.install(cp) }}, nil
 }
 
 // exportNames says how the output head's tensors are called in what others read.
