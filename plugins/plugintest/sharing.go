@@ -27,9 +27,12 @@ func (s *suite) crowd() {
 	done.Go(func() {
 		begin := sync.OnceFunc(func() { close(begun) })
 		defer begin()
+		running := map[int]bool{}
 		out, err := s.trySample(again, func(e plugins.SampleEvent) error {
 			if e.Tokens != nil {
-				begin()
+				if running[e.Tokens.Sequence] = true; len(running) == s.places { // no place is free
+					begin()
+				}
 			}
 			return nil
 		})
