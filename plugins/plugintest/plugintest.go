@@ -18,7 +18,7 @@ import (
 type Subject struct {
 	Backend plugins.Backend
 	Model   plugins.ModelInfo
-	// Places is how many sequences are decoded at once at most; 0 means 64.
+	// Places is how many sequences of a request are decoded at once at most; 0 means 64.
 	Places int
 	// Starve has optimizer steps find no memory from now on, or again as much as they need. Nil where that cannot be brought about; then it is not tested.
 	Starve func(starved bool)

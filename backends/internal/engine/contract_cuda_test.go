@@ -61,7 +61,7 @@ func contractOn(t *testing.T, load func(t *testing.T) *Engine) {
 		e := load(t)
 		const places = 3 // steps take long
 		hook(t, e, func() { e.loaded.config.MaxBatch = places })
-		return plugintest.Subject{Backend: e, Model: e.loaded.info, Places: places * len(e.loaded.sampling), Shrink: shrinkable(t, e), Starve: func(starved bool) {
+		return plugintest.Subject{Backend: e, Model: e.loaded.info, Places: places, Shrink: shrinkable(t, e), Starve: func(starved bool) {
 			hook(t, e, func() {
 				for i, m := range e.loaded.memories {
 					limit := e.loaded.plan.devices[i].limit

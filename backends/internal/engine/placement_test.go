@@ -255,7 +255,7 @@ func TestContractOfPlacements(t *testing.T) {
 				e := place(t, p)
 				const places = 8
 				hook(t, e, func() { e.loaded.config.MaxBatch = places })
-				return plugintest.Subject{Backend: e, Model: e.loaded.info, Places: places * len(e.loaded.sampling)}
+				return plugintest.Subject{Backend: e, Model: e.loaded.info, Places: places}
 			})
 		})
 	}
