@@ -12,8 +12,6 @@ import (
 	"path/filepath"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/tinsmith/tinsmith/gateway/internal/durable"
 	"github.com/tinsmith/tinsmith/gateway/internal/pack"
 )
@@ -171,7 +169,7 @@ func parseAck(b []byte) (last int64, id identity, ok bool) {
 }
 
 // openMark opens the mark for writing, a new one if it does not say the same already. In a file that is there nothing but a slot is written, so that no moment is without a mark.
-func openMark(dir string, g generation) (*mark, error) {
+func openMark(dir string, g generation, disk Disk) (*mark, error) {
 	path := filepath.Join(dir, markName)
 	before, damaged, err := readMark(dir)
 	if err != nil {
@@ -189,7 +187,7 @@ func openMark(dir string, g generation) (*mark, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the generation mark: %w", err)
 	}
-	m := &mark{file: f, identity: g.Identity, now: g, acked: g.Last, syncFile: func(f *os.File) error { return unix.Fdatasync(int(f.Fd())) }}
+	m := &mark{file: f, identity: g.Identity, now: g, acked: g.Last, syncFile: disk.SyncFile}
 	if before != nil && *before != g {
 		err = m.settle(g.Applied, g.Epoch)
 	}

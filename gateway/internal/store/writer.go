@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
-	"sync"
 	"time"
 )
 
@@ -33,15 +32,12 @@ type request struct {
 	done    chan error   // buffered
 }
 
-// requests that were answered, to be used again
-var answered = sync.Pool{New: func() any { return &request{done: make(chan error, 1)} }}
-
 // Commit implements Store.
 func (s *sqlStore) Commit(ctx context.Context, b Batch) error {
 	if err := s.db.check(b); err != nil {
 		return fmt.Errorf("commit: %w", err)
 	}
-	r := newRequest()
+	r := s.newRequest()
 	r.batch = b
 	for i := range b.Put {
 		r.bytes += len(b.Put[i].Payload) + len(b.Put[i].Value)
@@ -54,20 +50,23 @@ func (s *sqlStore) Compact(ctx context.Context) error {
 	if err := s.flush(ctx); err != nil {
 		return err
 	}
-	r := newRequest()
+	r := s.newRequest()
 	r.compact = true
 	return s.send(ctx, r)
 }
 
 // flush waits until the database has all that was committed before.
 func (s *sqlStore) flush(ctx context.Context) error {
-	r := newRequest()
+	r := s.newRequest()
 	r.flush = true
 	return s.send(ctx, r)
 }
 
-func newRequest() *request {
-	r := answered.Get().(*request)
+func (s *sqlStore) newRequest() *request {
+	r, again := s.answered.Get().(*request)
+	if !again {
+		r = &request{done: make(chan error, 1)}
+	}
 	*r = request{done: r.done}
 	return r
 }
@@ -102,7 +101,7 @@ func (s *sqlStore) send(ctx context.Context, r *request) error {
 		}
 	}
 	r.batch = Batch{}
-	answered.Put(r)
+	s.answered.Put(r)
 	return err
 }
 
