@@ -350,7 +350,7 @@ func (c *Core) cameBack(op *operation) {
 // failQueue fails what has not been given to the backend; what is there fails by itself. mu is held.
 func (c *Core) failQueue(r *run, why *Failure) {
 	waiting := append(r.queue.returned, r.queue.ready...)
-	for _, op := range r.queue.held {
+	for op := range inOrder(r.queue.held) {
 		waiting = append(waiting, op)
 	}
 	r.queue.returned, r.queue.ready, r.queue.held = nil, nil, map[int64]*operation{}

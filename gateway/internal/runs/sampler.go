@@ -1,9 +1,12 @@
 package runs
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
@@ -226,7 +229,7 @@ func (c *Core) endSampler(s *sampler, why *Failure) {
 		return
 	}
 	s.ended = true
-	for j := range s.jobs {
+	for _, j := range slices.SortedFunc(maps.Keys(s.jobs), func(a, b *sampleJob) int { return cmp.Compare(a.future.id, b.future.id) }) {
 		c.cancelJob(j, why)
 	}
 	s.completions = nil

@@ -113,21 +113,7 @@ func (s *sqlStore) write() {
 	defer ticker.Stop()
 	age := time.NewTicker(s.applyAfter)
 	defer age.Stop()
-	for {
-		select {
-		case r, ok := <-s.requests:
-			if !ok {
-				s.end()
-				return
-			}
-			s.commitGroup(s.gather(r))
-		case err := <-s.applied:
-			s.applyEnded(err)
-		case <-age.C:
-			s.startApply()
-		case <-ticker.C:
-			s.check(context.Background())
-		}
+	for s.next(age.C, ticker.C) {
 		if s.active.bytes >= applyBytes || len(s.active.entries) >= applyRecords || len(s.flushing) > 0 {
 			s.startApply()
 		}
@@ -135,6 +121,43 @@ func (s *sqlStore) write() {
 			s.applyEnded(<-s.applied)
 		}
 	}
+}
+
+// next does one of the things that the writer does; false = the store is closed. What waits besides requests comes first, always in the same order, so that what went wrong can be repeated.
+func (s *sqlStore) next(age, check <-chan time.Time) bool {
+	select {
+	case err := <-s.applied:
+		s.applyEnded(err)
+		return true
+	default:
+	}
+	select {
+	case <-age:
+		s.startApply()
+		return true
+	default:
+	}
+	select {
+	case <-check:
+		s.check(context.Background())
+		return true
+	default:
+	}
+	select {
+	case r, ok := <-s.requests:
+		if !ok {
+			s.end()
+			return false
+		}
+		s.commitGroup(s.gather(r))
+	case err := <-s.applied:
+		s.applyEnded(err)
+	case <-age:
+		s.startApply()
+	case <-check:
+		s.check(context.Background())
+	}
+	return true
 }
 
 // end brings to the database what it lacks; what that does not take is in the commit log when the store is opened again.

@@ -98,7 +98,7 @@ func (p *process) gone() bool {
 func (p *process) pass(at place, key string) (verdict, error) {
 	key = fmt.Sprint(p.number, " ", key)
 	v := goOn
-	if p.w.chance(p.w.plan.parked, "park", at, key) {
+	if at == toBackend || p.w.chance(p.w.plan.parked, "park", key) {
 		v = p.w.park(parked{place: at, key: key, of: p.of, in: p})
 	}
 	if v == gone || p.gone() {

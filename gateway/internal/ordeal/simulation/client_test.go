@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
+	"github.com/tinsmith/tinsmith/gateway/internal/store"
 )
 
 // errNetwork is what a client gets instead of an answer that did not come.
@@ -109,6 +110,11 @@ func (c *client) deliver(ctx context.Context, key string, f func(ctx context.Con
 	a := answer{err: errNetwork}
 	if up != nil {
 		value, err := f(ctx, up.core)
+		c.w.mu.Lock()
+		if up.stopping && errors.Is(err, store.ErrClosed) { // it closes its connections before its store
+			err = errNetwork
+		}
+		c.w.mu.Unlock()
 		if !up.isDead() && c.w.park(parked{place: fromServer, key: key, client: c.number}) != drop && (ctx.Err() == nil || !errors.Is(err, ctx.Err())) {
 			a = answer{value, err}
 		}

@@ -7,7 +7,7 @@ import (
 
 // plan says what can go wrong in one seed, and how often: each seed has some of the kinds, so that no kind hides another.
 type plan struct {
-	parked     float64 // of commits and calls: which wait for the scheduler at all
+	parked     float64 // of the answers to commits and calls: which wait for the scheduler, too
 	gateway    float64 // per step: the gateway ends
 	power      float64 // of these: with the power
 	stop       float64 // per step: the gateway is told to stop

@@ -120,7 +120,7 @@ func (of *server) kept(owner, id, outcome string) {
 func (of *server) keptSaved(c *client, x *task) {
 	w, s := of.w, x.save
 	w.mu.Lock()
-	wanted := s != nil && s.told && !s.deleted && s.ttl == 0
+	wanted := s != nil && s.told && !w.deleted[s.path] && s.ttl == 0
 	w.mu.Unlock()
 	if !wanted {
 		return
@@ -140,7 +140,7 @@ func (of *server) keptSaved(c *client, x *task) {
 func (of *server) filesOfRecords() {
 	w := of.w
 	check := func(collection string, read func(store.Record) (dir string)) {
-		err := of.store.All(context.Background(), collection, func(rec store.Record) error {
+		err := of.all(collection, func(rec store.Record) error {
 			dir := read(rec)
 			if dir == "" {
 				return nil
@@ -169,6 +169,17 @@ func (of *server) filesOfRecords() {
 		}
 		return "" // its session has ended, and its files with it
 	})
+}
+
+// all reads a collection, which waits until the store can be written to.
+func (of *server) all(collection string, yield func(store.Record) error) error {
+	for {
+		err := of.store.All(context.Background(), collection, yield)
+		if !errors.Is(err, store.ErrUnavailable) || of.isDead() {
+			return err
+		}
+		time.Sleep(time.Second)
+	}
 }
 
 // whole checks a checkpoint's folder against its own manifest.
@@ -239,7 +250,7 @@ func (w *world) once(of *server) {
 	if !maps.Equal(want, got) {
 		w.violation("what was counted is not what was done: counted %v, done %v", got, want)
 	}
-	err := of.store.All(ctx, "audit", func(rec store.Record) error {
+	err := of.all("audit", func(rec store.Record) error {
 		var e runs.AuditEntry
 		mustBe(json.Unmarshal(rec.Value, &e))
 		if e.Event == "checkpoint_created" {

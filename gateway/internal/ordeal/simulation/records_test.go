@@ -48,7 +48,7 @@ func stable(key string) string {
 func (r *records) Commit(ctx context.Context, b store.Batch) error {
 	key := described(b)
 	w := r.of.w
-	if w.chance(w.plan.parked, "park before", key, r.of.number) && w.park(parked{place: beforeWrite, key: key, of: r.of}) == gone {
+	if w.park(parked{place: beforeWrite, key: key, of: r.of}) == gone {
 		return store.ErrClosed
 	}
 	err := r.commit(ctx, key, b)

@@ -15,9 +15,10 @@ import (
 )
 
 var (
-	seeds = flag.Int("seeds", 0, "how many seeds TestSimulation runs; 0 = as many as are right for the level of the tests")
-	seed  = flag.Uint64("seed", 1, "the first seed of TestSimulation")
-	trace = flag.Bool("trace", false, "print what was decided for every seed")
+	seeds   = flag.Int("seeds", 0, "how many seeds TestSimulation runs; 0 = as many as are right for the level of the tests")
+	seed    = flag.Uint64("seed", 1, "the first seed of TestSimulation")
+	repeats = flag.Int("repeats", 20, "how many seeds TestSeedsRepeatThemselves runs twice")
+	trace   = flag.Bool("trace", false, "print what was decided for every seed")
 )
 
 // One goroutine at a time: what runs at the same time takes turns in the same order, so that a seed repeats itself.
@@ -54,7 +55,7 @@ func fast() string {
 }
 
 func newWorld(seed uint64, home string, planted fault) *world {
-	w := &world{scheduler: newScheduler(seed), plan: newPlan(seed), fault: planted, home: home, cut: map[int]time.Time{}, down: map[string]time.Time{}}
+	w := &world{scheduler: newScheduler(seed), plan: newPlan(seed), fault: planted, home: home, cut: map[int]time.Time{}, down: map[string]time.Time{}, deleted: map[string]bool{}}
 	for n := range w.plan.clients {
 		w.clients = append(w.clients, &client{w: w, number: n, owner: owners[n%len(owners)], random: rand.New(rand.NewPCG(seed, 100+uint64(n)))})
 	}
@@ -123,6 +124,37 @@ func TestSimulation(t *testing.T) {
 			for _, v := range violated {
 				t.Error(v)
 			}
+		})
+	}
+}
+
+// The same seed decides the same twice.
+func TestSeedsRepeatThemselves(t *testing.T) {
+	for seed := range uint64(*repeats) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			_, first := simulate(t, seed, noFault)
+			_, second := simulate(t, seed, noFault)
+			for i := range first {
+				if i >= len(second) || first[i] != second[i] {
+					t.Fatalf("decision %d of %d:\n%s\nand of %d:\n%s", i, len(first), strings.Join(first[max(0, i-5):i+1], "\n"), len(second), strings.Join(second[min(len(second), max(0, i-5)):min(i+1, len(second))], "\n"))
+				}
+			}
+		})
+	}
+}
+
+// Each planted fault is found soon.
+func TestPlantedFaults(t *testing.T) {
+	const within = 1000
+	for f := noFault + 1; f < faults; f++ {
+		t.Run(f.String(), func(t *testing.T) {
+			for seed := range uint64(within) {
+				if violated, _ := simulate(t, seed, f); len(violated) > 0 {
+					t.Logf("found with seed %d: %s", seed, violated[0])
+					return
+				}
+			}
+			t.Errorf("not found within %d seeds", within)
 		})
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/store"
 )
 
 // limits on one seed: what does not end by itself is a violation.
@@ -76,6 +78,11 @@ func (w *world) booted(of *server, err error) {
 	first := w.up == nil && of.stopped == nil
 	w.mu.Unlock()
 	if !first || of.isDead() {
+		return
+	}
+	if store.TroubleOf(err) != nil && !w.calm { // whoever starts it tries again
+		w.note("gateway %d does not start: %v", of.number, err)
+		w.crash(false)
 		return
 	}
 	if err != nil {

@@ -46,17 +46,16 @@ type task struct {
 
 // saved is a checkpoint, or an unnamed sampler, that a client has asked for.
 type saved struct {
-	by      *task
-	name    string
-	path    string // "" for an unnamed one
-	kind    runs.CheckpointKind
-	slot    int64 // of an unnamed one
-	ttl     int64 // seconds; 0 = none
-	over    bool  // overwrites
-	deleted bool  // somebody has asked for that
-	kept    bool  // somebody goes on from it: it is not deleted
-	told    bool  // its client knows that it was made
-	uses    []*sampling
+	by   *task
+	name string
+	path string // "" for an unnamed one
+	kind runs.CheckpointKind
+	slot int64 // of an unnamed one
+	ttl  int64 // seconds; 0 = none
+	over bool  // overwrites
+	kept bool  // somebody goes on from it: it is not deleted
+	told bool  // its client knows that it was made
+	uses []*sampling
 }
 
 // sampling is a sampling session and what was asked of it.
@@ -187,7 +186,7 @@ func (c *client) trainable(pick int) *saved {
 	defer c.w.mu.Unlock()
 	var list []*saved
 	for _, s := range c.w.saved {
-		if s.kind == runs.KindWeights && s.ttl == 0 && !s.over && !s.deleted && s.by.of.owner(c.w) == c.owner {
+		if s.kind == runs.KindWeights && s.ttl == 0 && !s.over && !c.w.deleted[s.path] && s.by.of.owner(c.w) == c.owner {
 			list = append(list, s)
 		}
 	}
@@ -556,7 +555,7 @@ func (c *client) tidy() {
 	c.w.mu.Lock()
 	var mine []*saved
 	for _, s := range c.w.saved {
-		if slices.Contains(c.runs, s.by.of) && !s.deleted && !s.kept && s.ttl == 0 && len(s.uses) == 0 {
+		if slices.Contains(c.runs, s.by.of) && !c.w.deleted[s.path] && !s.kept && s.ttl == 0 && len(s.uses) == 0 {
 			mine = append(mine, s)
 		}
 	}
@@ -566,7 +565,7 @@ func (c *client) tidy() {
 	}
 	s := mine[pick%len(mine)]
 	if del {
-		s.deleted = true
+		c.w.deleted[s.path] = true
 	}
 	c.w.mu.Unlock()
 	key := fmt.Sprint("key of ", s.path)

@@ -34,11 +34,12 @@ type world struct {
 	violated  []string
 	checks    sync.WaitGroup // that run beside the scheduler
 
-	mu     sync.Mutex // of processes, up, clock and what clients note for others
-	up     *server    // that answers clients
-	offset time.Duration
-	latest time.Time // the highest time that the wall clock has shown
-	saved  []*saved  // checkpoints that clients know of
+	mu      sync.Mutex // of processes, up, clock and what clients note for others
+	up      *server    // that answers clients
+	offset  time.Duration
+	latest  time.Time       // the highest time that the wall clock has shown
+	saved   []*saved        // checkpoints that clients know of
+	deleted map[string]bool // paths whose deletion somebody has asked for
 
 	// Of the scheduler's goroutine alone.
 	cut   map[int]time.Time    // clients that do not reach the gateway, and until when
@@ -56,8 +57,8 @@ type server struct {
 	core      *runs.Core
 	booted    chan error // buffered
 	stopped   chan error // buffered; nil while it was not told to stop
-	gone      chan struct{}
-	dead      bool // guarded by the scheduler's mu
+	stopping  bool       // guarded by the world's mu
+	dead      bool       // guarded by the scheduler's mu
 	processes map[string]*process
 	changed   chan struct{} // closed and replaced when a process is there
 
@@ -108,7 +109,7 @@ const (
 func (w *world) start(dir string) {
 	w.servers++
 	of := &server{
-		w: w, number: w.servers, dir: dir, booted: make(chan error, 1), gone: make(chan struct{}), processes: map[string]*process{}, changed: make(chan struct{}),
+		w: w, number: w.servers, dir: dir, booted: make(chan error, 1), processes: map[string]*process{}, changed: make(chan struct{}),
 	}
 	of.disk = newDisk(w, of, dir)
 	w.server = of
@@ -190,7 +191,6 @@ func (w *world) abandon(of *server) {
 	w.up = nil
 	w.mu.Unlock()
 	w.releaseAll(of)
-	close(of.gone)
 	w.mu.Lock()
 	processes := of.processes
 	w.mu.Unlock()
@@ -227,7 +227,7 @@ func (w *world) stop() {
 	of := w.server
 	w.note("gateway %d is told to stop", of.number)
 	w.mu.Lock()
-	w.up = nil
+	w.up, of.stopping = nil, true
 	w.mu.Unlock()
 	of.stopped = make(chan error, 1)
 	go func() { of.stopped <- of.close() }()
