@@ -22,7 +22,8 @@ type plan struct {
 	badSync    float64 // of syncs
 	steps      int     // after so many nothing goes wrong any more
 	clients    int
-	operations int // about what a client does
+	operations int  // about what a client does
+	lasting    bool // no checkpoint has a time to live
 }
 
 // crashes bounds how often a gateway ends in one seed: each recovery takes time.

@@ -142,7 +142,7 @@ func (of *server) filesOfRecords() {
 	check := func(collection string, read func(store.Record) (dir string)) {
 		err := of.all(collection, func(rec store.Record) error {
 			dir := read(rec)
-			if dir == "" {
+			if dir == "" || w.damage.in(dir) {
 				return nil
 			}
 			if err := whole(filepath.Join(of.dir, dir)); err != nil {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,6 +26,7 @@ var (
 // One goroutine at a time: what runs at the same time takes turns in the same order, so that a seed repeats itself. Seeds run in as many processes as there are processors.
 func TestMain(m *testing.M) {
 	runtime.GOMAXPROCS(1)
+	debug.SetGCPercent(400)
 	os.Exit(m.Run())
 }
 

@@ -56,7 +56,9 @@ func (w *world) look() {
 		}
 	}
 	if w.server == nil && !time.Now().Before(w.restart) {
-		w.start(fmt.Sprint(w.home, "/", w.servers+1))
+		dir := fmt.Sprint(w.home, "/", w.servers+1)
+		w.damage.do(w, dir)
+		w.start(dir)
 	}
 	for _, model := range models {
 		if at, down := w.down[model]; down && !time.Now().Before(at) && w.server != nil {

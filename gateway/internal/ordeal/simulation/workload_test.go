@@ -318,7 +318,9 @@ func (c *client) newSave(x *task, kind runs.CheckpointKind) {
 	s := &saved{by: x, kind: kind, name: fmt.Sprint("at-", x.number)}
 	switch r.IntN(6) {
 	case 0:
-		s.ttl = int64(10 + r.IntN(100))
+		if !c.w.plan.lasting {
+			s.ttl = int64(10 + r.IntN(100))
+		}
 	case 1:
 		if kind == runs.KindWeights {
 			s.name, s.over = "again", true

@@ -33,6 +33,7 @@ type world struct {
 	restart   time.Time
 	violated  []string
 	checks    sync.WaitGroup // that run beside the scheduler
+	damage    *damage        // set: files are damaged before the next start
 
 	mu      sync.Mutex // of processes, up, clock and what clients note for others
 	up      *server    // that answers clients
@@ -74,6 +75,9 @@ func (of *server) isDead() bool {
 // violation notes that a promise was broken.
 func (w *world) violation(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
+	if w.damage.difference(text) {
+		return
+	}
 	w.note("VIOLATION: %s", text)
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -168,6 +172,7 @@ func (l logged) Handle(_ context.Context, r slog.Record) error {
 	}
 	var b strings.Builder
 	r.Attrs(func(a slog.Attr) bool { fmt.Fprintf(&b, " %s", a); return true })
+	l.of.w.damage.logged(r.Level, r.Message+b.String())
 	l.of.w.note("    gateway %d: %s %s%s", l.of.number, r.Level, r.Message, b.String())
 	return nil
 }
