@@ -221,8 +221,6 @@ func (p *process) SaveAdapter(ctx context.Context, req plugins.SaveAdapterReques
 func (p *process) LoadAdapter(ctx context.Context, req plugins.LoadAdapterRequest) (plugins.AdapterInfo, error) {
 	return through(p, fmt.Sprint("load ", named(req.Adapter), " @", req.Position), func() (plugins.AdapterInfo, error) {
 		req := req
-		if req.Position == 0 {
-		}
 		p.misplace(ctx, req.Adapter, &req.Position, nil)
 		return p.backend.LoadAdapter(ctx, req)
 	})

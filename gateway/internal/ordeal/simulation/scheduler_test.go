@@ -1,7 +1,6 @@
 package simulation
 
 import (
-	"errors"
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
@@ -11,9 +10,6 @@ import (
 	"testing/synctest"
 	"time"
 )
-
-// errCrashed is what everything gets whose server is gone.
-var errCrashed = errors.New("the simulated gateway has crashed")
 
 // verdict is what becomes of something that waits for the scheduler.
 type verdict int

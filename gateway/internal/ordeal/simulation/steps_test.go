@@ -3,6 +3,7 @@ package simulation
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
@@ -113,7 +114,7 @@ func (w *world) disturb() bool {
 		return one < 0
 	}
 	switch {
-	case happens(p.gateway):
+	case happens(p.gateway * w.delicate()):
 		if of != nil && w.crashed < crashes {
 			w.crash(r.Float64() < p.power)
 			return true
@@ -164,6 +165,17 @@ func (w *world) disturb() bool {
 		return true
 	}
 	return false
+}
+
+// delicate is how much likelier a crash is now: where something seldom is under way that a crash may tear apart, more can be found.
+func (w *world) delicate() float64 {
+	seldom := w.waiting(func(p *parked) bool {
+		return slices.ContainsFunc([]string{"-checkpoints/", "skips/", "recovery_points/", "released ", "-recovery_points/"}, func(what string) bool { return strings.Contains(p.key, what) })
+	})
+	if len(seldom) > 0 {
+		return 10
+	}
+	return 1
 }
 
 func (w *world) process(model string) *process {

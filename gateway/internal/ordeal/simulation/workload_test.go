@@ -109,7 +109,7 @@ func (c *client) work() {
 		if r.Float64() < 0.15 {
 			time.Sleep(time.Duration(r.IntN(8000)) * time.Millisecond)
 		}
-		if r.Float64() < 0.15 {
+		if r.Float64() < 0.3 {
 			c.tidy()
 		}
 	}
@@ -231,9 +231,9 @@ func (c *client) round(t *training) {
 	var late *task
 	for range 1 + r.IntN(3) {
 		c.newPass(next("pass"))
-		if r.Float64() < 0.06 {
+		if r.Float64() < 0.1 {
 			t.seq++ // a number that does not come, or comes late
-			if r.IntN(2) == 0 {
+			if r.IntN(3) > 0 {
 				late = &task{of: t, number: t.seq, overlap: true, what: "late pass"}
 				c.newPass(late)
 			}
@@ -268,7 +268,7 @@ func (c *client) round(t *training) {
 		}
 	}
 	if late != nil {
-		time.Sleep(time.Duration(r.IntN(4000)) * time.Millisecond)
+		time.Sleep(time.Duration(r.IntN(6000)) * time.Millisecond)
 		c.add(late)
 		c.submit(late)
 	}
