@@ -57,9 +57,10 @@ type mark struct {
 	identity identity
 	syncFile func(*os.File) error // tests cut the power around it
 
+	now generation    // of settle only
+	ack [ackSize]byte // of acknowledged only
+
 	mu    sync.Mutex
-	now   generation
-	ack   [ackSize]byte
 	acked int64 // the last that acknowledged wrote
 }
 
@@ -213,13 +214,14 @@ func (m *mark) acknowledged(group int64) {
 	m.mu.Unlock()
 }
 
-// settle makes durable that the database has a group, and how often its log was copied into it.
+// settle makes durable that the database has a group, and how often its log was copied into it. One goroutine at a time calls it; nobody is kept from acknowledging meanwhile.
 func (m *mark) settle(applied, epoch int64) error {
 	m.mu.Lock()
-	defer m.mu.Unlock()
+	acked := m.acked
+	m.mu.Unlock()
 	g := m.now
 	g.Sequence++
-	g.Applied, g.Epoch, g.Last = max(g.Applied, applied), max(g.Epoch, epoch), max(g.Last, m.acked, applied)
+	g.Applied, g.Epoch, g.Last = max(g.Applied, applied), max(g.Epoch, epoch), max(g.Last, acked, applied)
 	if _, err := m.file.WriteAt(g.slot(), g.Sequence%2*markSector); err != nil {
 		return fmt.Errorf("write the generation mark: %w", err)
 	}

@@ -31,6 +31,9 @@ type disk struct {
 // folders are those of the journal and of the commit log.
 var folders = []string{"journal", "log"}
 
+// mark is the store's generation mark, which is written over in its place.
+const mark = "generation"
+
 func newDisk(w *world, of *server, dir string) *disk {
 	d := &disk{w: w, of: of, dir: dir, content: map[uint64][]byte{}, names: map[string]map[string]uint64{}}
 	for _, folder := range folders {
@@ -38,6 +41,9 @@ func newDisk(w *world, of *server, dir string) *disk {
 		for name, inode := range d.names[folder] {
 			d.content[inode] = must(os.ReadFile(filepath.Join(dir, folder, name)))
 		}
+	}
+	if info, err := os.Stat(filepath.Join(dir, mark)); err == nil {
+		d.content[info.Sys().(*syscall.Stat_t).Ino] = must(os.ReadFile(filepath.Join(dir, mark)))
 	}
 	return d
 }
@@ -112,6 +118,9 @@ func (d *disk) copyTo(to string, power bool, random *rand.Rand) {
 		case e.Name() == "lock" || strings.HasSuffix(e.Name(), "-shm"): // another process's; made anew
 		default:
 			content := must(os.ReadFile(from))
+			if synced, known := d.content[must(e.Info()).Sys().(*syscall.Stat_t).Ino]; power && known && e.Name() == mark {
+				content = torn(synced, content, random)
+			}
 			if power && strings.HasSuffix(e.Name(), "-wal") && len(content) > 0 && random.IntN(3) == 0 {
 				content = append(content, noise(random, random.IntN(9000))...)
 			}
