@@ -223,6 +223,9 @@ func (c *Core) pump(r *run) {
 			if alone && q.ahead > 0 || q.ahead >= plugins.MaxAhead || q.ahead > 0 && q.aheadBytes+op.bytes > plugins.MaxAheadBytes {
 				return
 			}
+			if op.save != nil && op.save.Path != "" && r.reserved[op.save.Path] {
+				return // the record of an earlier save would replace this one's if it became durable later
+			}
 		} else if q.failed == nil && op.trains && q.window.fault == nil {
 			q.window.fault = op.fault
 		} else if op.load != nil {
