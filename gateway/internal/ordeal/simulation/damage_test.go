@@ -29,8 +29,8 @@ var damages = flag.Int("damage", 0, "how many files TestDamage damages, one betw
 
 // damage is what happens to one file of a data directory while no gateway runs, and what was seen of it. All methods do nothing for nil.
 type damage struct {
-	kind string
-	seed uint64
+	kind  string
+	named map[string]bool // folders of checkpoints
 
 	mu          sync.Mutex
 	file        string            // in the data directory; "" before
@@ -96,7 +96,7 @@ func (d *damage) do(w *world, dir string) {
 	w.note("%s: %s at %d", d.file, d.kind, at)
 	d.checkpoints = map[string]string{}
 	for f, sum := range files {
-		if strings.HasPrefix(f, "checkpoints/") && f != d.file {
+		if d.named[filepath.Dir(f)] && f != d.file {
 			d.checkpoints[sum] = f
 		}
 	}
@@ -155,7 +155,13 @@ func damageOne(t *testing.T, seed uint64, kind string) (file, verdict string, lo
 			go c.work()
 		}
 		w.live(w.clientsDone)
-		d := &damage{kind: kind, seed: seed}
+		d := &damage{kind: kind, named: map[string]bool{}}
+		w.beside(func() {
+			mustBe(w.server.all("checkpoints", func(rec store.Record) error {
+				d.named[checkpointOf(rec).Dir] = true
+				return nil
+			}))
+		})
 		w.damage = d
 		if seed%2 == 0 {
 			w.stop()

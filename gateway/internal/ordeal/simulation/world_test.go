@@ -126,6 +126,7 @@ func (w *world) start(dir string) {
 
 func (of *server) open() (err error) {
 	ctx := context.Background()
+	slog.SetDefault(slog.New(logged{of})) // the store's lines go there
 	if of.store, err = store.Open(ctx, store.Options{Dir: of.dir, SegmentBytes: 16 << 10, Reserve: -1, InlineBytes: 300, Disk: of.disk}); err != nil {
 		return fmt.Errorf("open the store: %w", err)
 	}
@@ -160,6 +161,9 @@ func (l *letters) Push(token int32) bool {
 	return false
 }
 
+// says leads the lines of the log in a trace.
+const says = "    gateway "
+
 // logged puts the core's log lines into the trace.
 type logged struct{ of *server }
 
@@ -173,7 +177,7 @@ func (l logged) Handle(_ context.Context, r slog.Record) error {
 	var b strings.Builder
 	r.Attrs(func(a slog.Attr) bool { fmt.Fprintf(&b, " %s", a); return true })
 	l.of.w.damage.logged(r.Level, r.Message+b.String())
-	l.of.w.note("    gateway %d: %s %s%s", l.of.number, r.Level, r.Message, b.String())
+	l.of.w.note("%s%d: %s %s%s", says, l.of.number, r.Level, r.Message, b.String())
 	return nil
 }
 
