@@ -69,6 +69,10 @@ func (o *oracle) train(t *training) {
 	var want string
 	if t.from != nil {
 		o.train(t.from.by.of)
+		if o.folders[t.from] == "" { // what it comes from went wrong
+			o.w.violation("%s begins with %s, which the reference has not made", t.id, t.from.path)
+			return
+		}
 		_, err = b.LoadAdapter(ctx, plugins.LoadAdapterRequest{Adapter: t.id, Path: o.folders[t.from], Scope: scope(t.withAdam)})
 		want = fmt.Sprint("loaded ", runs.LoadedWeights{Path: t.from.path, RunID: t.id})
 	} else {
@@ -154,6 +158,9 @@ func (o *oracle) run(b *fake.Backend, x *task, position int64) string {
 		out.OptimStep = &got
 	case x.load != nil:
 		o.train(x.load.by.of)
+		if o.folders[x.load] == "" {
+			return "nothing: the reference has not made " + x.load.path
+		}
 		_, err = b.LoadAdapter(ctx, plugins.LoadAdapterRequest{Adapter: adapter, Position: position, Path: o.folders[x.load], Scope: scope(x.optim)})
 		out.Loaded = &runs.LoadedWeights{Path: x.load.path, RunID: adapter}
 	case x.save.path == "":
