@@ -276,7 +276,7 @@ func (c *Core) proceed(m *model) {
 		q.open = false
 		q.wake()
 		c.log.Info("no suspects are left; everything runs again", "model", m.Name)
-		for _, r := range c.runs {
+		for r := range inOrder(c.runs) {
 			if r.model == m && r.usable() {
 				c.pump(r)
 			}

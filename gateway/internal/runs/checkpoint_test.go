@@ -88,7 +88,7 @@ func TestCheckpoints(t *testing.T) {
 	var now time.Time
 	w := newWorld(t, func(w *world) {
 		now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-		w.config.now = func() time.Time { w.mu.Lock(); defer w.mu.Unlock(); now = now.Add(time.Millisecond); return now }
+		w.config.Now = func() time.Time { w.mu.Lock(); defer w.mu.Unlock(); now = now.Add(time.Millisecond); return now }
 	})
 	later := func(d time.Duration) { w.mu.Lock(); now = now.Add(d); w.mu.Unlock() }
 	ctx := t.Context()
@@ -262,7 +262,7 @@ func TestCheckpoints(t *testing.T) {
 func TestArchiveFilesAndImport(t *testing.T) {
 	var later atomic.Int64 // seconds
 	w := newWorld(t, func(w *world) {
-		w.config.now = func() time.Time { return time.Now().Add(time.Duration(later.Load()) * time.Second) }
+		w.config.Now = func() time.Time { return time.Now().Add(time.Duration(later.Load()) * time.Second) }
 	})
 	ctx := t.Context()
 	session := w.session()

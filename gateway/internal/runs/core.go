@@ -94,8 +94,10 @@ type Config struct {
 	// SharePrefixes has the beginnings of prompts shared between owners; else neither CachedTokens nor the time tells one owner of another's prompts.
 	SharePrefixes bool
 
-	now func() time.Time // tests only
+	Now func() time.Time // the clock; nil = time.Now. Tests set it
 }
+
+func (cfg *Config) now() time.Time { return cfg.Now() }
 
 // Core holds the state. Make one with Open.
 //
@@ -115,7 +117,7 @@ type Core struct {
 	wg         sync.WaitGroup
 	usages     usageRecords
 	audits     atomic.Int64 // makes keys of audit entries unique
-	saveMu     sync.Mutex   // orders the writing of session and run records, so that an older state never replaces a newer one
+	saveMu     turnstile    // orders the writing of session and run records, so that an older state never replaces a newer one
 
 	mu          sync.Mutex
 	closing     bool
@@ -148,7 +150,7 @@ func Open(ctx context.Context, cfg Config) (*Core, error) {
 		return nil, err
 	}
 	c := &Core{
-		cfg: cfg, log: cfg.Logger, byName: map[string]*model{}, closed: make(chan struct{}), workers: newWorkers(),
+		cfg: cfg, log: cfg.Logger, byName: map[string]*model{}, closed: make(chan struct{}), workers: newWorkers(), saveMu: make(turnstile, 1),
 		sessions: map[string]*session{}, runs: map[string]*run{}, copying: map[string]bool{}, samplers: map[string]*sampler{}, checkpoints: map[string]*checkpoint{}, replacing: map[string]bool{},
 		lists: newCheckpointLists(), held: map[string]held{}, saving: map[string]int64{}, listings: map[string]*listing{}, futures: map[string]*future{}, deleted: map[string]time.Time{}, removed: map[string]time.Time{}, owners: map[string]accepted{},
 	}
@@ -205,8 +207,8 @@ func (cfg *Config) complete() error {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	if cfg.now == nil {
-		cfg.now = time.Now
+	if cfg.Now == nil {
+		cfg.Now = time.Now
 	}
 	setDefault(&cfg.SessionExpiry, 300*time.Second)
 	setDefault(&cfg.GapWait, 2*time.Second)

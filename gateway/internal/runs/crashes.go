@@ -70,7 +70,8 @@ func (c *Core) loadCharges(ctx context.Context) (map[string]charges, error) {
 
 // chargeRebuilds gives the rebuilds of runs their charges under an earlier process, and forgets those of all that is over. mu is held.
 func (c *Core) chargeRebuilds(known map[string]charges) {
-	for key, x := range known {
+	for _, key := range sortedKeys(known) {
+		x := known[key]
 		id, rebuilds := strings.CutPrefix(key, rebuildKey)
 		r := c.runs[id]
 		switch {
@@ -115,7 +116,7 @@ func (b *blame) storedAs() string {
 func (c *Core) rebuildsCrashed(m *model, b Backend) {
 	q := &m.inquest
 	var guilty *run
-	for _, r := range c.runs {
+	for r := range inOrder(c.runs) {
 		if r.model != m || r.rebuild == nil || r.rebuild.boot != b.BootID || !r.usable() {
 			continue
 		}
@@ -164,7 +165,7 @@ func (c *Core) proceedRebuilds(m *model) {
 	}
 	if q.rebuild == nil {
 		var next *run
-		for _, r := range c.runs {
+		for r := range inOrder(c.runs) {
 			switch {
 			case r.model != m || r.rebuild == nil || !r.usable():
 			case r.crashes < suspectAfter:

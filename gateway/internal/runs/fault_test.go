@@ -314,3 +314,78 @@ func TestEndBetweenTwoBackends(t *testing.T) {
 		t.Errorf("the adapter was asked for %d times", n)
 	}
 }
+
+// overtaken is a store that makes the first commit of a checkpoint wait for the second one, as long as it can come.
+type overtaken struct {
+	store.Store
+	commits atomic.Int64
+	second  chan struct{} // closed when the second one is durable
+}
+
+func (o *overtaken) Commit(ctx context.Context, b store.Batch) error {
+	saved := false
+	for _, r := range b.Put {
+		saved = saved || r.Collection == inCheckpoints
+	}
+	if !saved {
+		return o.Store.Commit(ctx, b)
+	}
+	switch o.commits.Add(1) {
+	case 1:
+		select {
+		case <-o.second:
+		case <-time.After(300 * time.Millisecond):
+		}
+	case 2:
+		defer close(o.second)
+	}
+	return o.Store.Commit(ctx, b)
+}
+
+// overtake has the commits of checkpoints from now on go by one.
+func (w *world) overtake() *overtaken {
+	o := &overtaken{second: make(chan struct{})}
+	w.Core.mu.Lock()
+	defer w.Core.mu.Unlock()
+	w.Core.cfg.Store, o.Store = o, w.Core.cfg.Store
+	return o
+}
+
+// Of two saves under one name the later one stays, also when the store has the result of the earlier one last.
+func TestLaterSaveReplacesEarlierOne(t *testing.T) {
+	w := newWorld(t, nil)
+	ctx := t.Context()
+	run := w.newRun(w.session(), 0)
+	w.overtake()
+	first, err := w.SaveWeights(ctx, SaveWeights{Operation: at(run, 1), Name: "same", Overwrite: true})
+	w.ok(err)
+	_, err = w.OptimStep(ctx, w.step(run, 2))
+	w.ok(err)
+	w.good(w.SaveWeights(ctx, SaveWeights{Operation: at(run, 3), Name: "same", Overwrite: true}))
+	path := w.outcome(first.RequestID).Saved.Path
+	w.restart()
+	info, err := w.WeightsInfo(ctx, owner, "", path)
+	w.ok(err)
+	if info.Step != 1 {
+		t.Errorf("the checkpoint has step %d, the later save had step 1", info.Step)
+	}
+	w.good(w.CreateRunFromCheckpoint(ctx, NewRunFromCheckpoint{Owner: owner, SessionID: w.session(), ModelSeq: 0, Path: path, WithOptimizer: true}))
+}
+
+// What is changed of a checkpoint while another save replaces it is changed of the older one, before, or of the newer one.
+func TestChangeBesideSaveKeepsTheNewFiles(t *testing.T) {
+	w := newWorld(t, nil)
+	ctx := t.Context()
+	run := w.newRun(w.session(), 0)
+	path := w.good(w.SaveWeights(ctx, SaveWeights{Operation: at(run, 1), Name: "same", Overwrite: true})).Saved.Path
+	w.overtake() // the change is first, and the save would go by
+	changed := make(chan error, 1)
+	go func() { changed <- w.PublishCheckpoint(ctx, owner, path, true) }()
+	for w.Core.cfg.Store.(*overtaken).commits.Load() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	w.good(w.SaveWeights(ctx, SaveWeights{Operation: at(run, 2), Name: "same", Overwrite: true}))
+	w.ok(<-changed)
+	w.restart()
+	w.good(w.CreateRunFromCheckpoint(ctx, NewRunFromCheckpoint{Owner: owner, SessionID: w.session(), ModelSeq: 0, Path: path, WithOptimizer: true}))
+}

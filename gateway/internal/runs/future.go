@@ -149,8 +149,26 @@ func (c *Core) commit(ctx context.Context, b store.Batch) error {
 
 // commitPatiently is for what has happened already and must not be lost: it is tried again until the store takes it. ErrClosed when the server stops meanwhile.
 func (c *Core) commitPatiently(ctx context.Context, b store.Batch) error {
-	for attempt := 0; ; attempt++ {
+	return c.patiently(func() error { return c.cfg.Store.Commit(ctx, b) })
+}
+
+// commitCheckpoint is commitPatiently for a batch with the record of a checkpoint. When it gives no error nothing else changes records until release is called: what deletes or changes an older
+// checkpoint of the same path comes before it, or after it is known here.
+func (c *Core) commitCheckpoint(ctx context.Context, b store.Batch) (release func(), err error) {
+	err = c.patiently(func() error {
+		c.saveMu.Lock()
 		err := c.cfg.Store.Commit(ctx, b)
+		if err != nil { // others are told so while this waits
+			c.saveMu.Unlock()
+		}
+		return err
+	})
+	return c.saveMu.Unlock, err
+}
+
+func (c *Core) patiently(commit func() error) error {
+	for attempt := 0; ; attempt++ {
+		err := commit()
 		if err == nil || errors.Is(err, store.ErrClosed) {
 			return err
 		}
@@ -264,9 +282,15 @@ func (c *Core) finish(ctx context.Context, f *future, out *Outcome, position int
 	rec.Value = value.json()
 	extra.Put = append(extra.Put, rec)
 	// What was computed is kept, also while the server stops.
-	if c.commitPatiently(context.WithoutCancel(ctx), extra) != nil {
+	commit := func(ctx context.Context, b store.Batch) (func(), error) { return func() {}, c.commitPatiently(ctx, b) }
+	if out.Saved != nil {
+		commit = c.commitCheckpoint
+	}
+	release, err := commit(context.WithoutCancel(ctx), extra)
+	if err != nil {
 		return // it stays unfinished in the journal, and leads to the same result in the next process
 	}
+	defer release()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	f.outcome = out

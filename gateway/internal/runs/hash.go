@@ -1,11 +1,15 @@
 package runs
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
 	"hash"
+	"iter"
+	"maps"
 	"math"
+	"slices"
 	"sort"
 	"sync"
 
@@ -131,6 +135,17 @@ func hashForwardBackward(op ForwardBackward) string {
 		h.spans(d.LossSpans)
 	}
 	return h.sum(string(OpForwardBackward))
+}
+
+// inOrder gives the values of a map in the order of their keys: what is begun for each of them begins in the same order every time, so that what went wrong can be repeated.
+func inOrder[K cmp.Ordered, V any](m map[K]V) iter.Seq[V] {
+	return func(yield func(V) bool) {
+		for _, k := range slices.Sorted(maps.Keys(m)) {
+			if !yield(m[k]) {
+				return
+			}
+		}
+	}
 }
 
 func sortedKeys[V any](m map[string]V) []string {

@@ -98,7 +98,7 @@ func (c *Core) backendEnded(m *model, b Backend) {
 		m.frozen = map[string]*frozen{}
 	}
 	c.crashed(m, b)
-	for _, r := range c.runs {
+	for r := range inOrder(c.runs) {
 		if r.model == m && r.boot == b.BootID {
 			c.interrupt(r, b.reason(nil))
 		}

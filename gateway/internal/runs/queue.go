@@ -223,6 +223,9 @@ func (c *Core) pump(r *run) {
 			if alone && q.ahead > 0 || q.ahead >= plugins.MaxAhead || q.ahead > 0 && q.aheadBytes+op.bytes > plugins.MaxAheadBytes {
 				return
 			}
+			if op.save != nil && op.save.Path != "" && r.reserved[op.save.Path] {
+				return // the record of an earlier save would replace this one's if it became durable later
+			}
 		} else if q.failed == nil && op.trains && q.window.fault == nil {
 			q.window.fault = op.fault
 		} else if op.load != nil {
@@ -353,7 +356,7 @@ func (c *Core) cameBack(op *operation) {
 // failQueue fails what has not been given to the backend; what is there fails by itself. mu is held.
 func (c *Core) failQueue(r *run, why *Failure) {
 	waiting := append(r.queue.returned, r.queue.ready...)
-	for _, op := range r.queue.held {
+	for op := range inOrder(r.queue.held) {
 		waiting = append(waiting, op)
 	}
 	r.queue.returned, r.queue.ready, r.queue.held = nil, nil, map[int64]*operation{}

@@ -177,7 +177,7 @@ func (c *Core) resume(pending []store.Record, histories map[*run]history, known 
 		byRun[r] = append(byRun[r], op)
 	}
 	c.chargeRebuilds(known)
-	for _, r := range c.runs {
+	for r := range inOrder(c.runs) {
 		c.resumeRun(r, byRun[r], histories[r])
 	}
 }

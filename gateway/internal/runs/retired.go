@@ -1,6 +1,7 @@
 package runs
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -125,6 +126,7 @@ func (c *Core) retire(ctx context.Context) error {
 		}
 	}
 	c.mu.Unlock()
+	slices.SortFunc(leaving, func(a, b *session) int { return cmp.Compare(a.ID, b.ID) })
 	for some := range slices.Chunk(leaving, maxRetired) {
 		if err := c.retireSome(ctx, some, now); err != nil {
 			return err

@@ -81,6 +81,7 @@ func (q *sampleQueue) live() int {
 // weight among those who have any, and at least one. So at most twice as many run, and one for each owner. Nil: there is none.
 func (q *sampleQueue) pop(places int, share func(owner string) plugins.Share) *sampleJob {
 	var next *ownerQueue
+	var nextName string
 	least, all := 0.0, 0.0
 	if q.running >= places {
 		for name := range q.owners {
@@ -96,8 +97,8 @@ func (q *sampleQueue) pop(places int, share func(owner string) plugins.Share) *s
 			continue
 		}
 		load := float64(o.running) / weight
-		if next == nil || load < least || load == least && o.last < next.last {
-			next, least = o, load
+		if next == nil || load < least || load == least && (o.last < next.last || o.last == next.last && name < nextName) {
+			next, nextName, least = o, name, load
 		}
 	}
 	if next == nil {

@@ -1,8 +1,11 @@
 package runs
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
@@ -225,7 +228,7 @@ func (c *Core) endSampler(s *sampler, why *Failure) {
 		return
 	}
 	s.ended = true
-	for j := range s.jobs {
+	for _, j := range slices.SortedFunc(maps.Keys(s.jobs), func(a, b *sampleJob) int { return cmp.Compare(a.future.id, b.future.id) }) {
 		c.cancelJob(j, why)
 	}
 	s.completions = nil

@@ -36,7 +36,7 @@ func newClock() *clock { return &clock{now: time.Date(2026, 3, 4, 5, 6, 7, 0, ti
 func clocked(t *testing.T, change func(*world)) (*world, *clock) {
 	c := newClock()
 	return newWorld(t, func(w *world) {
-		w.config.now = c.time
+		w.config.Now = c.time
 		if change != nil {
 			change(w)
 		}
@@ -207,7 +207,7 @@ func TestFinishedSession(t *testing.T) {
 
 func TestSessionWithWorkDoesNotExpire(t *testing.T) {
 	clock := newClock()
-	w, open := gated(t, "forward_backward", func(w *world) { w.config.now = clock.time })
+	w, open := gated(t, "forward_backward", func(w *world) { w.config.Now = clock.time })
 	id := w.session()
 	run := w.newRun(id, 0)
 	s, err := w.ForwardBackward(t.Context(), w.pass(run, 1))

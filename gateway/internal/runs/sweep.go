@@ -1,6 +1,7 @@
 package runs
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -83,6 +84,10 @@ func (c *Core) sweep(ctx context.Context, elapsed time.Duration) {
 	}
 	c.eraseAgain()
 	c.mu.Unlock()
+	slices.SortFunc(gone, func(a, b *checkpoint) int { return cmp.Compare(a.Path, b.Path) })
+	for _, list := range [][]*session{ended, old, forgotten} {
+		slices.SortFunc(list, func(a, b *session) int { return cmp.Compare(a.ID, b.ID) })
+	}
 	for _, s := range ended {
 		c.log.Info("a session has expired", "session", s.ID)
 		c.logged("session could not be stored", c.writeSession(ctx, s), "session", s.ID)

@@ -1,9 +1,11 @@
 package runs
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"sort"
 	"time"
 
@@ -155,7 +157,7 @@ func (c *Core) evict(m *model, b Backend) {
 	for len(m.frozen) > c.cfg.MaxFrozen {
 		oldest := ""
 		for dir, f := range m.frozen {
-			if f.users == 0 && (oldest == "" || f.used.Before(m.frozen[oldest].used)) {
+			if f.users == 0 && (oldest == "" || cmp.Or(f.used.Compare(m.frozen[oldest].used), cmp.Compare(dir, oldest)) < 0) {
 				oldest = dir
 			}
 		}
@@ -395,13 +397,20 @@ func (c *Core) writeSoon(s *snapshot) {
 
 // writeAgain has the pinned versions written that could not be: until one is on disk, its run needs the journal back to it. mu is held.
 func (c *Core) writeAgain() {
+	var list []*snapshot
 	for _, r := range c.runs {
 		for _, s := range r.pins {
 			if s.unwritten && !s.spilling {
-				s.unwritten = false
-				c.writeSoon(s)
+				list = append(list, s)
 			}
 		}
+	}
+	slices.SortFunc(list, func(a, b *snapshot) int {
+		return cmp.Or(cmp.Compare(a.run.ID, b.run.ID), cmp.Compare(a.version, b.version))
+	})
+	for _, s := range list {
+		s.unwritten = false
+		c.writeSoon(s)
 	}
 }
 

@@ -69,7 +69,7 @@ func (s *sqlStore) Backup(ctx context.Context, dir string) (err error) {
 
 // run has f run on the writer goroutine, between two groups.
 func (s *sqlStore) run(ctx context.Context, f func() error) error {
-	r := newRequest()
+	r := s.newRequest()
 	r.do = f
 	return s.send(ctx, r)
 }

@@ -11,10 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"golang.org/x/sys/unix"
-
-	"github.com/tinsmith/tinsmith/gateway/internal/durable"
 )
 
 // A file of the commit log is its header and then groups. The header is 4-byte magic, 4-byte checksum over the file's number and what follows, and the 8-byte number of the file's first group.
@@ -43,7 +39,8 @@ const (
 // file longer, since nothing but the bytes has to become durable. Only one goroutine uses a log at a time.
 type commitLog struct {
 	dir      string
-	syncFile func(*os.File) error // makes what was appended durable; tests cut the power around it
+	disk     Disk
+	syncFile func(*os.File) error // the disk's; tests cut the power around it
 	remove   func(string) error   // takes away a file that the database has; tests note what the database holds then
 	spares   []string             // files to be used again
 
@@ -65,11 +62,11 @@ type logFile struct {
 
 // openCommitLog gives every group after the one numbered applied to yield, in order. What a crash left of a last group that nobody was told of is passed over; ErrCorrupt if anything else is missing:
 // then the log ends with the last group that yield was given, and begin must not be called. Nothing is changed or removed.
-func openCommitLog(dir string, applied int64, yield func(content []byte) error) (*commitLog, error) {
+func openCommitLog(dir string, applied int64, disk Disk, yield func(content []byte) error) (*commitLog, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the folder of the commit log: %w", err)
 	}
-	l := &commitLog{dir: dir, last: applied, syncFile: func(f *os.File) error { return unix.Fdatasync(int(f.Fd())) }}
+	l := &commitLog{dir: dir, last: applied, disk: disk, syncFile: disk.SyncFile}
 	l.remove = l.spare
 	numbers, err := numberedFiles(dir, logFileSuffix)
 	if err != nil {
@@ -281,7 +278,7 @@ func (l *commitLog) begin() error {
 		return fmt.Errorf("begin a file of the commit log: %w", err)
 	}
 	l.file, l.size = f, 0
-	if err := durable.SyncFolder(l.dir); err != nil {
+	if err := l.disk.SyncFolder(l.dir); err != nil {
 		return err
 	}
 	header := newLogHeader(l.number, l.last+1)

@@ -7,13 +7,11 @@ import (
 	"hash/crc32"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
-
-	"golang.org/x/sys/unix"
-
-	"github.com/tinsmith/tinsmith/gateway/internal/durable"
 )
 
 // The form of a segment file: the magic, then entries of a header and a payload, back to back. An entry's header is, little-endian, its own magic (4 bytes), the
@@ -32,8 +30,9 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // by anyone.
 type journal struct {
 	dir      string
-	limit    int64                // bytes after which the next segment begins
-	syncFile func(*os.File) error // makes what was written to a segment durable; tests cut the power around it
+	limit    int64 // bytes after which the next segment begins
+	disk     Disk
+	syncFile func(*os.File) error // the disk's; tests cut the power around it
 
 	number int64               // the highest of all segments
 	open   map[string]*segment // by collection
@@ -48,11 +47,11 @@ type segment struct {
 }
 
 // openJournal prepares a folder of segments. It never appends to a segment of an earlier process: what a crash left at its end stays unreferenced.
-func openJournal(dir string, limit int64) (*journal, error) {
+func openJournal(dir string, limit int64, disk Disk) (*journal, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the journal's folder: %w", err)
 	}
-	j := &journal{dir: dir, limit: limit, open: map[string]*segment{}, syncFile: func(f *os.File) error { return unix.Fdatasync(int(f.Fd())) }}
+	j := &journal{dir: dir, limit: limit, open: map[string]*segment{}, disk: disk, syncFile: disk.SyncFile}
 	numbers, err := j.segments()
 	if err != nil {
 		return nil, err
@@ -97,10 +96,10 @@ func (j *journal) append(collection string, payload []byte) (Ref, error) {
 	return ref, nil
 }
 
-// sync makes everything appended durable.
+// sync makes everything appended durable, always in the same order.
 func (j *journal) sync() error {
-	for _, s := range j.open {
-		if err := j.syncSegment(s); err != nil {
+	for _, collection := range slices.Sorted(maps.Keys(j.open)) {
+		if err := j.syncSegment(j.open[collection]); err != nil {
 			return err
 		}
 	}
@@ -131,7 +130,7 @@ func (j *journal) rotate(collection string) (*segment, error) {
 	if _, err := f.WriteString(segmentMagic); err != nil {
 		return nil, errors.Join(fmt.Errorf("begin journal segment: %w", err), f.Close())
 	}
-	if err := durable.SyncFolder(j.dir); err != nil {
+	if err := j.disk.SyncFolder(j.dir); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	s := &segment{number: j.number, file: f, size: int64(len(segmentMagic)), dirty: true}

@@ -12,8 +12,6 @@ import (
 	"path/filepath"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/tinsmith/tinsmith/gateway/internal/durable"
 	"github.com/tinsmith/tinsmith/gateway/internal/pack"
 )
@@ -59,9 +57,10 @@ type mark struct {
 	identity identity
 	syncFile func(*os.File) error // tests cut the power around it
 
+	now generation    // of settle only
+	ack [ackSize]byte // of acknowledged only
+
 	mu    sync.Mutex
-	now   generation
-	ack   [ackSize]byte
 	acked int64 // the last that acknowledged wrote
 }
 
@@ -171,7 +170,7 @@ func parseAck(b []byte) (last int64, id identity, ok bool) {
 }
 
 // openMark opens the mark for writing, a new one if it does not say the same already. In a file that is there nothing but a slot is written, so that no moment is without a mark.
-func openMark(dir string, g generation) (*mark, error) {
+func openMark(dir string, g generation, disk Disk) (*mark, error) {
 	path := filepath.Join(dir, markName)
 	before, damaged, err := readMark(dir)
 	if err != nil {
@@ -189,7 +188,7 @@ func openMark(dir string, g generation) (*mark, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the generation mark: %w", err)
 	}
-	m := &mark{file: f, identity: g.Identity, now: g, acked: g.Last, syncFile: func(f *os.File) error { return unix.Fdatasync(int(f.Fd())) }}
+	m := &mark{file: f, identity: g.Identity, now: g, acked: g.Last, syncFile: disk.SyncFile}
 	if before != nil && *before != g {
 		err = m.settle(g.Applied, g.Epoch)
 	}
@@ -215,13 +214,14 @@ func (m *mark) acknowledged(group int64) {
 	m.mu.Unlock()
 }
 
-// settle makes durable that the database has a group, and how often its log was copied into it.
+// settle makes durable that the database has a group, and how often its log was copied into it. One goroutine at a time calls it; nobody is kept from acknowledging meanwhile.
 func (m *mark) settle(applied, epoch int64) error {
 	m.mu.Lock()
-	defer m.mu.Unlock()
+	acked := m.acked
+	m.mu.Unlock()
 	g := m.now
 	g.Sequence++
-	g.Applied, g.Epoch, g.Last = max(g.Applied, applied), max(g.Epoch, epoch), max(g.Last, m.acked, applied)
+	g.Applied, g.Epoch, g.Last = max(g.Applied, applied), max(g.Epoch, epoch), max(g.Last, acked, applied)
 	if _, err := m.file.WriteAt(g.slot(), g.Sequence%2*markSector); err != nil {
 		return fmt.Errorf("write the generation mark: %w", err)
 	}

@@ -25,6 +25,7 @@ type Options struct {
 	Reserve      int64  // bytes of the disk that new work leaves free, see Store.Err; 0 = 64 MiB, negative = none
 	InlineBytes  int    // payloads up to this size stay with their records, which saves a sync; 0 = 8 KiB
 	Accept       bool   // take what is left after a Loss, see there
+	Disk         Disk   // nil = the operating system's; for tests that cut the power
 
 	applyAfter time.Duration // tests only: how long changes stay out of the database
 }

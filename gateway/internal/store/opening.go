@@ -165,7 +165,7 @@ func (o *opening) judgeIdentity() error {
 // judgeLog reads the commit log.
 func (o *opening) judgeLog() (err error) {
 	o.changes = newPending(0)
-	o.log, err = openCommitLog(o.path("log"), o.held.applied, func(content []byte) error {
+	o.log, err = openCommitLog(o.path("log"), o.held.applied, o.opts.disk(), func(content []byte) error {
 		batches, err := decodeBatches(content)
 		if err != nil {
 			return err

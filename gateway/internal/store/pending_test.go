@@ -293,7 +293,7 @@ func TestCompactKeepsWhatIsPending(t *testing.T) {
 	for i := range 3 {
 		check(t, s.Commit(t.Context(), Batch{Put: []Record{{Collection: "a", Key: fmt.Sprint(i), Payload: payload}}}))
 	}
-	compact := newRequest()
+	compact := s.newRequest()
 	compact.compact = true
 	check(t, s.send(t.Context(), compact))
 	for i := range 3 {
@@ -362,7 +362,7 @@ func TestCommitLogIsUsedAgain(t *testing.T) {
 	}
 	open := func(applied int64) (*commitLog, []string, error) {
 		var got []string
-		l, err := openCommitLog(dir, applied, func(content []byte) error { got = append(got, string(content)); return nil })
+		l, err := openCommitLog(dir, applied, systemDisk{}, func(content []byte) error { got = append(got, string(content)); return nil })
 		return l, got, err
 	}
 	l, _, err := open(0)

@@ -68,7 +68,7 @@ func Restore(ctx context.Context, backup string, opts Options) (err error) {
 	if err != nil {
 		return err
 	}
-	m, err := openMark(opts.Dir, generation{Identity: id, Place: o.db.place, Epoch: epoch})
+	m, err := openMark(opts.Dir, generation{Identity: id, Place: o.db.place, Epoch: epoch}, opts.disk())
 	if err != nil {
 		return err
 	}

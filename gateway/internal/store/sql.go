@@ -70,6 +70,7 @@ type sqlStore struct {
 	lock    *os.File
 
 	requests chan *request
+	answered sync.Pool    // requests, to be used again; of this store alone, since their channels belong to the test that made it
 	mu       sync.RWMutex // held for reading while sending to requests, for writing to close it
 	closed   bool
 	done     chan struct{} // closed when the writer has ended
@@ -126,10 +127,10 @@ func newSQLStore(ctx context.Context, db database, o *opening) (*sqlStore, error
 		return nil, err
 	}
 	var err error
-	if s.journal, err = openJournal(filepath.Join(opts.Dir, "journal"), opts.SegmentBytes); err != nil {
+	if s.journal, err = openJournal(filepath.Join(opts.Dir, "journal"), opts.SegmentBytes, opts.disk()); err != nil {
 		return nil, err
 	}
-	if s.mark, err = openMark(opts.Dir, g); err != nil {
+	if s.mark, err = openMark(opts.Dir, g, opts.disk()); err != nil {
 		return nil, err
 	}
 	if err := s.replay(ctx); err != nil {

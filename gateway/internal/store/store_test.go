@@ -454,7 +454,7 @@ func TestKill(t *testing.T) {
 
 func FuzzJournal(f *testing.F) {
 	dir := f.TempDir()
-	j, err := openJournal(dir, 1<<20)
+	j, err := openJournal(dir, 1<<20, systemDisk{})
 	if err != nil {
 		f.Fatal(err)
 	}

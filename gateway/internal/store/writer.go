@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
-	"sync"
 	"time"
 )
 
@@ -33,15 +32,12 @@ type request struct {
 	done    chan error   // buffered
 }
 
-// requests that were answered, to be used again
-var answered = sync.Pool{New: func() any { return &request{done: make(chan error, 1)} }}
-
 // Commit implements Store.
 func (s *sqlStore) Commit(ctx context.Context, b Batch) error {
 	if err := s.db.check(b); err != nil {
 		return fmt.Errorf("commit: %w", err)
 	}
-	r := newRequest()
+	r := s.newRequest()
 	r.batch = b
 	for i := range b.Put {
 		r.bytes += len(b.Put[i].Payload) + len(b.Put[i].Value)
@@ -54,20 +50,23 @@ func (s *sqlStore) Compact(ctx context.Context) error {
 	if err := s.flush(ctx); err != nil {
 		return err
 	}
-	r := newRequest()
+	r := s.newRequest()
 	r.compact = true
 	return s.send(ctx, r)
 }
 
 // flush waits until the database has all that was committed before.
 func (s *sqlStore) flush(ctx context.Context) error {
-	r := newRequest()
+	r := s.newRequest()
 	r.flush = true
 	return s.send(ctx, r)
 }
 
-func newRequest() *request {
-	r := answered.Get().(*request)
+func (s *sqlStore) newRequest() *request {
+	r, again := s.answered.Get().(*request)
+	if !again {
+		r = &request{done: make(chan error, 1)}
+	}
 	*r = request{done: r.done}
 	return r
 }
@@ -102,7 +101,7 @@ func (s *sqlStore) send(ctx context.Context, r *request) error {
 		}
 	}
 	r.batch = Batch{}
-	answered.Put(r)
+	s.answered.Put(r)
 	return err
 }
 
@@ -114,21 +113,7 @@ func (s *sqlStore) write() {
 	defer ticker.Stop()
 	age := time.NewTicker(s.applyAfter)
 	defer age.Stop()
-	for {
-		select {
-		case r, ok := <-s.requests:
-			if !ok {
-				s.end()
-				return
-			}
-			s.commitGroup(s.gather(r))
-		case err := <-s.applied:
-			s.applyEnded(err)
-		case <-age.C:
-			s.startApply()
-		case <-ticker.C:
-			s.check(context.Background())
-		}
+	for s.next(age.C, ticker.C) {
 		if s.active.bytes >= applyBytes || len(s.active.entries) >= applyRecords || len(s.flushing) > 0 {
 			s.startApply()
 		}
@@ -136,6 +121,43 @@ func (s *sqlStore) write() {
 			s.applyEnded(<-s.applied)
 		}
 	}
+}
+
+// next does one of the things that the writer does; false = the store is closed. What waits besides requests comes first, always in the same order, so that what went wrong can be repeated.
+func (s *sqlStore) next(age, check <-chan time.Time) bool {
+	select {
+	case err := <-s.applied:
+		s.applyEnded(err)
+		return true
+	default:
+	}
+	select {
+	case <-age:
+		s.startApply()
+		return true
+	default:
+	}
+	select {
+	case <-check:
+		s.check(context.Background())
+		return true
+	default:
+	}
+	select {
+	case r, ok := <-s.requests:
+		if !ok {
+			s.end()
+			return false
+		}
+		s.commitGroup(s.gather(r))
+	case err := <-s.applied:
+		s.applyEnded(err)
+	case <-age:
+		s.startApply()
+	case <-check:
+		s.check(context.Background())
+	}
+	return true
 }
 
 // end brings to the database what it lacks; what that does not take is in the commit log when the store is opened again.
