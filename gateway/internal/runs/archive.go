@@ -126,7 +126,11 @@ func (c *Core) ArchiveToken(ctx context.Context, by Requester, path string) (tok
 	expires = c.cfg.now().UTC().Add(c.cfg.URLLifetime).Truncate(time.Second)
 	token = c.sign(by, cp, "", expires)
 	entry := AuditEntry{Event: "checkpoint_downloaded", RunID: cp.RunID, Path: cp.Path}
+	dir := cp.Dir
 	c.mu.Unlock()
+	if err := c.checkExport(ctx, path, dir); err != nil {
+		return "", time.Time{}, err
+	}
 	if err := c.commit(ctx, store.Batch{Add: []store.Record{c.auditOften(by.Owner, entry)}}); err != nil {
 		return "", time.Time{}, fmt.Errorf("archive: %w", err)
 	}
@@ -151,6 +155,16 @@ func (c *Core) OpenArchive(_ context.Context, token string) (name string, write 
 		}
 		return out.Close()
 	}, nil
+}
+
+// checkExport compares the files of a checkpoint with their checksums before a link to them is given out: nobody is to find out from wrong weights, and a download that has begun could only be cut off.
+func (c *Core) checkExport(ctx context.Context, path, dir string) error {
+	_, _, fault, err := verify(ctx, c.file(dir))
+	if err == nil && fault != "" {
+		err = fmt.Errorf("checkpoint %s is damaged: %s", path, fault)
+		c.log.Error("a checkpoint is damaged", "path", path, "reason", fault)
+	}
+	return err
 }
 
 // archived is the time of every file of an archive: the same weights give the same bytes, whenever they were saved. Years before 1980 are more than some programs can read.
@@ -187,6 +201,9 @@ func (c *Core) FileTokens(ctx context.Context, by Requester, path string) (FileT
 	}
 	cp := *found
 	c.mu.Unlock()
+	if err := c.checkExport(ctx, path, cp.Dir); err != nil {
+		return FileTokens{}, err
+	}
 	out := FileTokens{Tokens: map[string]string{}, Expires: c.cfg.now().UTC().Add(c.cfg.URLLifetime).Truncate(time.Second)}
 	for _, file := range exported {
 		if _, err := os.Stat(filepath.Join(c.file(cp.Dir), file)); err == nil {
