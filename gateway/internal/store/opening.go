@@ -124,11 +124,15 @@ func (o *opening) judgeIdentity() error {
 	case g == nil && h.format == "" && h.records:
 		o.lost(o.db.where, "it has records, but not those that say what it is")
 	case g == nil && h.format == "" && used != "":
-		if beside, _ := os.Stat(o.path(databaseName)); !o.sqlite() && beside != nil {
+		beside, err := exists(o.path(databaseName))
+		switch {
+		case err != nil:
+			return err
+		case beside && !o.sqlite():
 			o.foreign(o.db.where, "it is empty, and the data directory has %s, of a store in %s", used, databaseName)
-			return nil
+		default:
+			o.lost(o.db.where, "it is missing or empty, and the data directory has %s", used)
 		}
-		o.lost(o.db.where, "it is missing or empty, and the data directory has %s", used)
 	case g == nil && h.format == "":
 		o.fresh = true
 	case g == nil && !journal:
@@ -150,7 +154,7 @@ func (o *opening) judgeIdentity() error {
 	case h.identity != g.Identity:
 		o.foreign(o.db.where, "it is the database of another store (%v) than the data directory's (%v), or a copy from before `tinsmith recover` or `tinsmith restore`", h.identity, g.Identity)
 	}
-	if g == nil || o.loss.Kind != nil {
+	if g == nil || o.missing() {
 		return nil
 	}
 	if h.applied < g.Applied {
@@ -199,6 +203,9 @@ func tailWords(tails []Finding) string {
 	}
 	return out
 }
+
+// missing tells whether a loss was found.
+func (o *opening) missing() bool { return o.loss.Kind != nil }
 
 func exists(path string) (bool, error) {
 	_, err := os.Stat(path)
