@@ -134,13 +134,16 @@ func (c *Core) ArchiveToken(ctx context.Context, by Requester, path string) (tok
 }
 
 // OpenArchive checks a token and returns the name of the archive and a function that writes it as a tar stream: the adapter's files in its root, no folders, no links.
-func (c *Core) OpenArchive(_ context.Context, token string) (name string, write func(io.Writer) error, err error) {
+func (c *Core) OpenArchive(ctx context.Context, token string) (name string, write func(io.Writer) error, err error) {
 	cp, file, err := c.verify(token)
 	if err != nil {
 		return "", nil, err
 	}
 	if file != "" {
 		return "", nil, refusef(KindForbidden, "the link is for one file")
+	}
+	if err := c.intact(ctx, &cp, exported...); err != nil {
+		return "", nil, err
 	}
 	return cp.Name + ".tar", func(w io.Writer) error {
 		out := tar.NewWriter(w)
@@ -204,13 +207,16 @@ func (c *Core) FileTokens(ctx context.Context, by Requester, path string) (FileT
 }
 
 // OpenFile opens the file of a token. The caller closes it.
-func (c *Core) OpenFile(_ context.Context, token string) (name string, modified time.Time, f io.ReadSeekCloser, err error) {
+func (c *Core) OpenFile(ctx context.Context, token string) (name string, modified time.Time, f io.ReadSeekCloser, err error) {
 	cp, file, err := c.verify(token)
 	if err != nil {
 		return "", time.Time{}, nil, err
 	}
 	if !slices.Contains(exported, file) {
 		return "", time.Time{}, nil, refusef(KindForbidden, "the link is for an archive")
+	}
+	if err := c.intact(ctx, &cp, file); err != nil {
+		return "", time.Time{}, nil, err
 	}
 	opened, err := os.Open(filepath.Join(c.file(cp.Dir), file))
 	if err != nil {
