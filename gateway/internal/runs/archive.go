@@ -126,11 +126,7 @@ func (c *Core) ArchiveToken(ctx context.Context, by Requester, path string) (tok
 	expires = c.cfg.now().UTC().Add(c.cfg.URLLifetime).Truncate(time.Second)
 	token = c.sign(by, cp, "", expires)
 	entry := AuditEntry{Event: "checkpoint_downloaded", RunID: cp.RunID, Path: cp.Path}
-	dir := cp.Dir
 	c.mu.Unlock()
-	if err := c.checkExport(ctx, path, dir); err != nil {
-		return "", time.Time{}, err
-	}
 	if err := c.commit(ctx, store.Batch{Add: []store.Record{c.auditOften(by.Owner, entry)}}); err != nil {
 		return "", time.Time{}, fmt.Errorf("archive: %w", err)
 	}
@@ -138,13 +134,16 @@ func (c *Core) ArchiveToken(ctx context.Context, by Requester, path string) (tok
 }
 
 // OpenArchive checks a token and returns the name of the archive and a function that writes it as a tar stream: the adapter's files in its root, no folders, no links.
-func (c *Core) OpenArchive(_ context.Context, token string) (name string, write func(io.Writer) error, err error) {
+func (c *Core) OpenArchive(ctx context.Context, token string) (name string, write func(io.Writer) error, err error) {
 	cp, file, err := c.verify(token)
 	if err != nil {
 		return "", nil, err
 	}
 	if file != "" {
 		return "", nil, refusef(KindForbidden, "the link is for one file")
+	}
+	if err := c.intact(ctx, &cp, exported...); err != nil {
+		return "", nil, err
 	}
 	return cp.Name + ".tar", func(w io.Writer) error {
 		out := tar.NewWriter(w)
@@ -155,16 +154,6 @@ func (c *Core) OpenArchive(_ context.Context, token string) (name string, write 
 		}
 		return out.Close()
 	}, nil
-}
-
-// checkExport compares the files of a checkpoint with their checksums before a link to them is given out: nobody is to find out from wrong weights, and a download that has begun could only be cut off.
-func (c *Core) checkExport(ctx context.Context, path, dir string) error {
-	_, _, fault, err := verify(ctx, c.file(dir))
-	if err == nil && fault != "" {
-		err = fmt.Errorf("checkpoint %s is damaged: %s", path, fault)
-		c.log.Error("a checkpoint is damaged", "path", path, "reason", fault)
-	}
-	return err
 }
 
 // archived is the time of every file of an archive: the same weights give the same bytes, whenever they were saved. Years before 1980 are more than some programs can read.
@@ -201,9 +190,6 @@ func (c *Core) FileTokens(ctx context.Context, by Requester, path string) (FileT
 	}
 	cp := *found
 	c.mu.Unlock()
-	if err := c.checkExport(ctx, path, cp.Dir); err != nil {
-		return FileTokens{}, err
-	}
 	out := FileTokens{Tokens: map[string]string{}, Expires: c.cfg.now().UTC().Add(c.cfg.URLLifetime).Truncate(time.Second)}
 	for _, file := range exported {
 		if _, err := os.Stat(filepath.Join(c.file(cp.Dir), file)); err == nil {
@@ -221,13 +207,16 @@ func (c *Core) FileTokens(ctx context.Context, by Requester, path string) (FileT
 }
 
 // OpenFile opens the file of a token. The caller closes it.
-func (c *Core) OpenFile(_ context.Context, token string) (name string, modified time.Time, f io.ReadSeekCloser, err error) {
+func (c *Core) OpenFile(ctx context.Context, token string) (name string, modified time.Time, f io.ReadSeekCloser, err error) {
 	cp, file, err := c.verify(token)
 	if err != nil {
 		return "", time.Time{}, nil, err
 	}
 	if !slices.Contains(exported, file) {
 		return "", time.Time{}, nil, refusef(KindForbidden, "the link is for an archive")
+	}
+	if err := c.intact(ctx, &cp, file); err != nil {
+		return "", time.Time{}, nil, err
 	}
 	opened, err := os.Open(filepath.Join(c.file(cp.Dir), file))
 	if err != nil {

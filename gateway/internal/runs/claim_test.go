@@ -465,3 +465,33 @@ func FuzzDescription(f *testing.F) {
 		}
 	})
 }
+
+// A checkpoint whose files are damaged is not given out as if it were whole.
+func TestDamagedExports(t *testing.T) {
+	w := newWorld(t, nil)
+	ctx := t.Context()
+	run := w.trained(w.session(), 0)
+	path := w.good(w.SaveWeightsExternal(ctx, SaveWeightsExternal{Operation: at(run, 5), Name: "x"})).Saved.Path
+	dir := w.file(w.checkpoints[path].Dir)
+	archive, _, err := w.ArchiveToken(ctx, Requester{Owner: owner}, path)
+	w.ok(err)
+	files, err := w.FileTokens(ctx, Requester{Owner: owner}, path)
+	w.ok(err)
+	for name, token := range files.Tokens {
+		if _, _, err := w.OpenArchive(ctx, archive); err != nil {
+			t.Fatalf("whole: %v", err)
+		}
+		b, err := os.ReadFile(filepath.Join(dir, name))
+		w.ok(err)
+		w.ok(os.WriteFile(filepath.Join(dir, name), append([]byte("x"), b...), 0o600))
+		for what, err := range map[string]error{
+			"archive": func() error { _, _, err := w.OpenArchive(ctx, archive); return err }(),
+			"file":    func() error { _, _, _, err := w.OpenFile(ctx, token); return err }(),
+		} {
+			if err == nil || KindOf(err) != 0 || !strings.Contains(err.Error(), path) {
+				t.Errorf("%s with %s damaged: %v", what, name, err)
+			}
+		}
+		w.ok(os.WriteFile(filepath.Join(dir, name), b, 0o600))
+	}
+}

@@ -133,6 +133,7 @@ type Core struct {
 	saving      map[string]int64       // bytes of the user metadata of saves that are not finished, by owner
 	replacing   map[string]bool        // paths of checkpoints in whose place a newer one is just being stored
 	erasures    erasures
+	intactFiles map[string]fileState // files of checkpoints whose checksums were compared
 	undescribed descriptions
 	deleted     map[string]time.Time // recent deletions by owner, path and idempotency key
 	removed     map[string]time.Time // sessions whose records are being deleted, or were a moment ago
@@ -151,7 +152,7 @@ func Open(ctx context.Context, cfg Config) (*Core, error) {
 	}
 	c := &Core{
 		cfg: cfg, log: cfg.Logger, byName: map[string]*model{}, closed: make(chan struct{}), workers: newWorkers(), saveMu: make(turnstile, 1),
-		sessions: map[string]*session{}, runs: map[string]*run{}, copying: map[string]bool{}, samplers: map[string]*sampler{}, checkpoints: map[string]*checkpoint{}, replacing: map[string]bool{},
+		sessions: map[string]*session{}, runs: map[string]*run{}, copying: map[string]bool{}, samplers: map[string]*sampler{}, checkpoints: map[string]*checkpoint{}, replacing: map[string]bool{}, intactFiles: map[string]fileState{},
 		lists: newCheckpointLists(), held: map[string]held{}, saving: map[string]int64{}, listings: map[string]*listing{}, futures: map[string]*future{}, deleted: map[string]time.Time{}, removed: map[string]time.Time{}, owners: map[string]accepted{},
 	}
 	for i := range cfg.Models {
