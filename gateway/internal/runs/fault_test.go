@@ -318,6 +318,7 @@ func TestEndBetweenTwoBackends(t *testing.T) {
 // overtaken is a store that makes the first commit of a checkpoint wait for the second one, as long as it can come.
 type overtaken struct {
 	store.Store
+	armed   atomic.Bool
 	commits atomic.Int64
 	second  chan struct{} // closed when the second one is durable
 }
@@ -327,7 +328,7 @@ func (o *overtaken) Commit(ctx context.Context, b store.Batch) error {
 	for _, r := range b.Put {
 		saved = saved || r.Collection == inCheckpoints
 	}
-	if !saved {
+	if !saved || !o.armed.Load() {
 		return o.Store.Commit(ctx, b)
 	}
 	switch o.commits.Add(1) {
@@ -342,7 +343,7 @@ func (o *overtaken) Commit(ctx context.Context, b store.Batch) error {
 	return o.Store.Commit(ctx, b)
 }
 
-// overtake has the commits of checkpoints from now on go by one.
+// overtake puts such a store in place; nothing may run yet.
 func (w *world) overtake() *overtaken {
 	o := &overtaken{second: make(chan struct{})}
 	w.Core.mu.Lock()
@@ -355,8 +356,9 @@ func (w *world) overtake() *overtaken {
 func TestLaterSaveReplacesEarlierOne(t *testing.T) {
 	w := newWorld(t, nil)
 	ctx := t.Context()
+	o := w.overtake()
 	run := w.newRun(w.session(), 0)
-	w.overtake()
+	o.armed.Store(true)
 	first, err := w.SaveWeights(ctx, SaveWeights{Operation: at(run, 1), Name: "same", Overwrite: true})
 	w.ok(err)
 	_, err = w.OptimStep(ctx, w.step(run, 2))
@@ -376,12 +378,13 @@ func TestLaterSaveReplacesEarlierOne(t *testing.T) {
 func TestChangeBesideSaveKeepsTheNewFiles(t *testing.T) {
 	w := newWorld(t, nil)
 	ctx := t.Context()
+	o := w.overtake()
 	run := w.newRun(w.session(), 0)
 	path := w.good(w.SaveWeights(ctx, SaveWeights{Operation: at(run, 1), Name: "same", Overwrite: true})).Saved.Path
-	w.overtake() // the change is first, and the save would go by
+	o.armed.Store(true) // the change is first, and the save would go by
 	changed := make(chan error, 1)
 	go func() { changed <- w.PublishCheckpoint(ctx, owner, path, true) }()
-	for w.Core.cfg.Store.(*overtaken).commits.Load() == 0 {
+	for o.commits.Load() == 0 {
 		time.Sleep(time.Millisecond)
 	}
 	w.good(w.SaveWeights(ctx, SaveWeights{Operation: at(run, 2), Name: "same", Overwrite: true}))

@@ -211,9 +211,7 @@ func (w *world) abandon(of *server) {
 	if of.stopped != nil {
 		<-of.stopped
 	} else {
-		if of.core == nil && of.booted != nil {
-			<-of.booted
-		}
+		<-of.booted
 		of.close()
 	}
 	of.background.Wait()
