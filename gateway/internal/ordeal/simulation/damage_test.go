@@ -244,7 +244,7 @@ func (w *world) use(of *server, c *client, d *damage) string {
 			return "damaged, and said so: " + out.Failure.Message
 		case out.Failure != nil:
 			return "blamed on the user: " + out.Failure.Message
-		case strings.HasSuffix(d.file, plugins.CompleteFile) || d.unchanged:
+		case strings.HasSuffix(d.file, plugins.CompleteFile) || strings.HasSuffix(d.file, "tinsmith.json") || d.unchanged: // only recovery needs the second
 			return "well"
 		}
 		return "used as if nothing were wrong"

@@ -148,7 +148,7 @@ func TestPlantedFaults(t *testing.T) {
 	if race {
 		t.Skip("it looks for mistakes in the simulation, not for races, and takes long with the race detector")
 	}
-	usually := map[fault]uint64{faultEarlyDeletion: 40, faultNoSkip: 210}
+	usually := map[fault]uint64{faultEarlyDeletion: 190, faultNoSkip: 210}
 	for f := noFault + 1; f < faults; f++ {
 		t.Run(f.String(), func(t *testing.T) {
 			begin := usually[f]
