@@ -111,10 +111,9 @@ func BenchmarkCreations(b *testing.B) {
 		if err != nil {
 			return nil, err
 		}
-		for i := range sized(300, 60) {
-			if _, err := ann.post(ctx, "create_model", creation(session, i, 64)); err != nil {
-				break // it may be bounded
-			}
+		var refused error // it may be bounded
+		for i := 0; i < sized(300, 60) && refused == nil; i++ {
+			_, refused = ann.post(ctx, "create_model", creation(session, i, 64))
 		}
 		return func() {
 			_, _ = ann.post(ctx, "sessions/"+session+"/finish", object{"reason": object{"type": "success"}})
