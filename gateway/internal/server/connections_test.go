@@ -238,14 +238,14 @@ func TestIdleConnectionsGiveWay(t *testing.T) {
 		one.says("GET / HTTP/1.1\r\nHost: x\r\n\r\n")
 		one.hears(http.StatusOK)
 		all = append(all, one)
-	}
-	for n := 0; n < 14; time.Sleep(time.Millisecond) { // the answer is read before the server is done with it
-		l.mu.Lock()
-		n = 0
-		for c := l.idle.first; c != nil; c = c.links[1].after {
-			n++
+		for n := 0; n < len(all); time.Sleep(time.Millisecond) { // the answer is read before the server is done with it, and the oldest is to be the first
+			l.mu.Lock()
+			n = 0
+			for c := l.idle.first; c != nil; c = c.links[1].after {
+				n++
+			}
+			l.mu.Unlock()
 		}
-		l.mu.Unlock()
 	}
 	one := dial(t, address, "127.0.0.1")
 	one.says("GET / HTTP/1.1\r\nHost: x\r\n\r\n")
