@@ -26,6 +26,7 @@ type disk struct {
 	wal      int64             // durable size of SQLite's log
 	database []byte
 	salt     []byte // of the log's header; another one means that the log was begun anew
+	applied  int64  // what the generation mark said last, in memory or not
 }
 
 const (
@@ -46,6 +47,11 @@ func (d *disk) read(t *testing.T, name string) []byte {
 func (d *disk) committed(t *testing.T) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.noteCommit(t)
+}
+
+func (d *disk) noteCommit(t *testing.T) {
+	t.Helper()
 	log := d.read(t, walFile)
 	d.wal = int64(len(log))
 	if salt := log[:min(len(log), 32)]; d.database == nil || !bytes.Equal(salt, d.salt) {
@@ -87,6 +93,12 @@ func (d *disk) cut(t *testing.T, random *rand.Rand) string {
 	to := t.TempDir()
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	// The mark is written, and perhaps on the disk, as soon as a commit of the database has returned, which is before anybody says so here.
+	mark := d.read(t, markName)
+	if g, _ := parseMark(mark); g != nil && g.Applied > d.applied {
+		d.applied = g.Applied
+		d.noteCommit(t)
+	}
 	err := filepath.WalkDir(d.dir, func(path string, e fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -105,6 +117,9 @@ func (d *disk) cut(t *testing.T, random *rand.Rand) string {
 			content, err := os.ReadFile(path)
 			if err != nil {
 				return err
+			}
+			if name == markName {
+				content = bytes.Clone(mark)
 			}
 			kept := min(d.wal, int64(len(content)))
 			if name != walFile {
