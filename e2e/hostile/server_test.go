@@ -2,6 +2,7 @@ package hostile
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"net/http"
 	"os"
@@ -29,7 +30,7 @@ func run(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(programs)
-	if err := launch.Build(programs); err != nil {
+	if err := launch.Build(context.Background(), programs); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
@@ -46,7 +47,7 @@ type server struct{ *launch.Server }
 
 // begin starts a server in an empty folder and waits until its models are ready.
 func begin(dir string, config map[string]any) (*server, error) {
-	s, err := launch.Start(programs, dir, config, 0)
+	s, err := launch.Start(context.Background(), programs, dir, config, 0)
 	if err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@
 package launch
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -32,9 +33,9 @@ func root() string {
 func ModelDir() string { return filepath.Join(root(), "configs", "models", "tiny-chat") }
 
 // Build compiles the server and its plugin single into a folder.
-func Build(folder string) error {
+func Build(ctx context.Context, folder string) error {
 	for output, source := range map[string]string{"tinsmith": "./gateway", "plugins/single": "./backends/single"} {
-		build := exec.Command("go", "build", "-o", filepath.Join(folder, output), source)
+		build := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(folder, output), source)
 		build.Dir = root()
 		if out, err := build.CombinedOutput(); err != nil {
 			return fmt.Errorf("build %s: %w\n%s", source, err, out)
@@ -61,12 +62,11 @@ type Server struct {
 
 	process *exec.Cmd
 	ended   chan struct{} // closed when the process has ended
-	how     error         // it ended so
 }
 
 // Start starts a server in an empty folder, which takes its configuration, keys, data directory and log, and waits until its models are ready. programs is a folder that Build has filled; listen, data_dir and auth
-// of config are set here. descriptors, if above 0, is how many files the process may have open.
-func Start(programs, dir string, config map[string]any, descriptors int) (*Server, error) {
+// of config are set here. descriptors, if above 0, is how many files the process may have open. The end of ctx kills it.
+func Start(ctx context.Context, programs, dir string, config map[string]any, descriptors int) (*Server, error) {
 	s := &Server{Dir: dir, Keys: map[string]string{}, ended: make(chan struct{})}
 	config["listen"], config["data_dir"] = "127.0.0.1:0", s.data()
 	config["auth"] = map[string]string{"keys_file": filepath.Join(dir, "keys")}
@@ -79,15 +79,15 @@ func Start(programs, dir string, config map[string]any, descriptors int) (*Serve
 		return nil, err
 	}
 	for _, name := range []string{"ann", "bob"} {
-		out, err := exec.Command(Program(programs), "key", "add", name, "--config", file).Output()
+		out, err := exec.CommandContext(ctx, Program(programs), "key", "add", name, "--config", file).Output()
 		if err != nil {
 			return nil, fmt.Errorf("key add: %w", err)
 		}
 		s.Keys[name] = strings.TrimSpace(string(out))
 	}
-	s.process = exec.Command(Program(programs), "serve", "--config", file)
+	s.process = exec.CommandContext(ctx, Program(programs), "serve", "--config", file)
 	if descriptors > 0 {
-		s.process = exec.Command("sh", "-c", `ulimit -n "$1" && exec "$2" serve --config "$3"`, "sh", strconv.Itoa(descriptors), Program(programs), file)
+		s.process = exec.CommandContext(ctx, "sh", "-c", `ulimit -n "$1" && exec "$2" serve --config "$3"`, "sh", strconv.Itoa(descriptors), Program(programs), file)
 	}
 	log, err := os.Create(filepath.Join(dir, "log"))
 	if err != nil {
@@ -99,17 +99,17 @@ func Start(programs, dir string, config map[string]any, descriptors int) (*Serve
 		return nil, err
 	}
 	go func() {
-		s.how = s.process.Wait()
+		_ = s.process.Wait() // Running tells how it ended
 		close(s.ended)
 	}()
-	if err := s.ready(); err != nil {
+	if err := s.ready(ctx); err != nil {
 		s.Stop()
 		return nil, fmt.Errorf("%w:\n%s", err, s.Log())
 	}
 	return s, nil
 }
 
-func (s *Server) ready() error {
+func (s *Server) ready(ctx context.Context) error {
 	for deadline := time.Now().Add(readyWithin); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		if err := s.Running(); err != nil {
 			return err
@@ -119,7 +119,11 @@ func (s *Server) ready() error {
 			continue
 		}
 		s.URL = strings.TrimSpace(string(address))
-		if answer, err := http.Get(s.URL + "/healthz"); err == nil {
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL+"/healthz", nil)
+		if err != nil {
+			return err
+		}
+		if answer, err := http.DefaultClient.Do(r); err == nil {
 			answer.Body.Close()
 			if answer.StatusCode == http.StatusOK {
 				return nil
@@ -133,7 +137,7 @@ func (s *Server) ready() error {
 func (s *Server) Running() error {
 	select {
 	case <-s.ended:
-		return fmt.Errorf("the server ended: %v", s.how)
+		return fmt.Errorf("the server ended: %s", s.process.ProcessState)
 	default:
 		return nil
 	}

@@ -2,6 +2,7 @@ package tenants
 
 import (
 	"cmp"
+	"context"
 	"flag"
 	"fmt"
 	"maps"
@@ -109,7 +110,7 @@ func (s *tenantsServer) chats(t testing.TB) {
 func build() (string, error) {
 	programs.once.Do(func() {
 		if programs.dir, programs.err = os.MkdirTemp("", "tinsmith-tenants-"); programs.err == nil {
-			programs.err = launch.Build(programs.dir)
+			programs.err = launch.Build(context.Background(), programs.dir)
 		}
 	})
 	return programs.dir, programs.err
@@ -127,7 +128,7 @@ func begin(name string, descriptors int, extra map[string]any) (*tenantsServer, 
 	}
 	config := launch.Configuration(*flagModel)
 	maps.Copy(config, extra)
-	s, err := launch.Start(folder, dir, config, descriptors)
+	s, err := launch.Start(context.Background(), folder, dir, config, descriptors)
 	if err != nil {
 		return nil, err
 	}
