@@ -8,7 +8,7 @@
 // Open gives a Core; all its methods may be called concurrently; Close waits for what it started. Every method that acts for a client takes the owner and
 // treats a foreign object as absent. Errors that a client may see are *Error values with a Kind (errors.go); everything else is a fault of the server.
 //
-//   - Sessions (session.go): CreateSession, Heartbeat, FinishSession, Session, Sessions, SearchSessions, AssignProject.
+//   - Sessions (session.go, sessionlists.go): CreateSession, Heartbeat, FinishSession, Session, Sessions, SearchSessions, AssignProject.
 //   - Runs (run.go): CreateRun, CreateRunFromCheckpoint, UnloadRun, Run, Runs, RunStatuses.
 //   - Operations of a run (operation.go): ForwardBackward, OptimStep, SaveWeights, SaveWeightsForSampler, SaveWeightsExternal, LoadWeights, NoteRefused.
 //     Each is durable when the method returns and answers with a deterministic request id; a repeat answers with the same one.
