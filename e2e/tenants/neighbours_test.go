@@ -77,8 +77,8 @@ func TestLongSamples(t *testing.T) {
 	}
 }
 
-// stalledUploads begins n uploads that send size bytes and then nothing more.
-func stalledUploads(ctx context.Context, c client, n, size int) (stop func(), err error) {
+// raw opens n connections and has begin send on each what no client of HTTP would.
+func (c client) raw(ctx context.Context, n int, begin func(connection net.Conn, host string) error) (stop func(), err error) {
 	u, err := url.Parse(c.url)
 	if err != nil {
 		return nil, err
@@ -89,23 +89,33 @@ func stalledUploads(ctx context.Context, c client, n, size int) (stop func(), er
 			connection.Close()
 		}
 	}
-	chunk := []byte(strings.Repeat("x", 1<<20))
 	for range n {
 		connection, err := (&net.Dialer{}).DialContext(ctx, "tcp", u.Host)
+		if err == nil {
+			open = append(open, connection)
+			err = begin(connection, u.Host)
+		}
 		if err != nil {
 			stop()
 			return nil, err
 		}
-		open = append(open, connection)
-		fmt.Fprintf(connection, "POST /api/v1/forward_backward HTTP/1.1\r\nHost: %s\r\nX-API-Key: %s\r\nContent-Type: application/x-protobuf\r\nContent-Length: %d\r\n\r\n", u.Host, c.key, size+1)
+	}
+	return stop, nil
+}
+
+// stalledUploads begins n uploads that send size bytes and then nothing more.
+func stalledUploads(ctx context.Context, c client, n, size int) (stop func(), err error) {
+	chunk := []byte(strings.Repeat("x", 1<<20))
+	return c.raw(ctx, n, func(connection net.Conn, host string) error {
+		fmt.Fprintf(connection, "POST /api/v1/forward_backward HTTP/1.1\r\nHost: %s\r\nX-API-Key: %s\r\nContent-Type: application/x-protobuf\r\nContent-Length: %d\r\n\r\n", host, c.key, size+1)
 		for sent := 0; sent < size; sent += len(chunk) {
 			_ = connection.SetWriteDeadline(time.Now().Add(20 * time.Second))
-			if _, err := connection.Write(chunk[:min(len(chunk), size-sent)]); err != nil {
+			if n, _ := connection.Write(chunk[:min(len(chunk), size-sent)]); n == 0 {
 				break // it was refused: as good
 			}
 		}
-	}
-	return stop, nil
+		return nil
+	})
 }
 
 // TestStalledUploads: bodies that a key has begun and does not end leave room for the neighbour's.
@@ -322,35 +332,18 @@ func TestConnections(t *testing.T) {
 
 // slowReaders opens n streams of long answers that nobody reads.
 func slowReaders(ctx context.Context, c client, n int) (stop func(), err error) {
-	u, err := url.Parse(c.url)
-	if err != nil {
-		return nil, err
-	}
-	var open []net.Conn
-	stop = func() {
-		for _, connection := range open {
-			connection.Close()
-		}
-	}
 	body := fmt.Sprintf(`{"model":%q,"stream":true,"temperature":1,"logprobs":true,"top_logprobs":20,"max_tokens":3500,"ignore_eos":true,"messages":[{"role":"user","content":"tell"}]}`, *flagModel)
-	for range n {
-		connection, err := (&net.Dialer{}).DialContext(ctx, "tcp", u.Host)
-		if err != nil {
-			stop()
-			return nil, err
-		}
-		open = append(open, connection)
+	return c.raw(ctx, n, func(connection net.Conn, host string) error {
 		if tcp, ok := connection.(*net.TCPConn); ok {
 			_ = tcp.SetReadBuffer(4 << 10)
 		}
-		fmt.Fprintf(connection, "POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nX-API-Key: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", u.Host, c.key, len(body), body)
+		fmt.Fprintf(connection, "POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nX-API-Key: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", host, c.key, len(body), body)
 		_ = connection.SetReadDeadline(time.Now().Add(answerWithin))
 		if _, err := io.ReadFull(connection, make([]byte, 15)); err != nil && !errors.Is(err, io.EOF) { // it has begun
-			stop()
-			return nil, err
+			return err
 		}
-	}
-	return stop, nil
+		return nil
+	})
 }
 
 // TestSlowReaders: streams that nobody reads hold no place that the neighbour needs.
