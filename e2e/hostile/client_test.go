@@ -22,7 +22,7 @@ type client struct {
 	key string
 }
 
-func (s *server) as(name string) client { return client{s, s.keys[name]} }
+func (s *server) as(name string) client { return client{s, s.Keys[name]} }
 
 // answer is a whole HTTP answer.
 type answer struct {
@@ -37,7 +37,7 @@ func (a answer) String() string { return fmt.Sprintf("%d %.600s", a.status, a.bo
 // send makes one request. header is name, value, name, value…
 func (c client) send(t testing.TB, method, path string, body io.Reader, header ...string) answer {
 	t.Helper()
-	r, err := http.NewRequest(method, c.url+path, body)
+	r, err := http.NewRequest(method, c.URL+path, body)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,8 +9,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -81,7 +79,7 @@ func TestBodies(t *testing.T) {
 					c.body = io.LimitReader(zeros{}, 100<<20)
 				}
 				// The server may end the connection before it has read all of a body that it refuses.
-				r, err := http.NewRequest(http.MethodPost, ann.url+path, c.body)
+				r, err := http.NewRequest(http.MethodPost, ann.URL+path, c.body)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -118,30 +116,10 @@ func TestBodies(t *testing.T) {
 	}
 }
 
-// resources are what the gateway's process holds.
-func (s *server) resources(t testing.TB) (descriptors int, residentKiB int64) {
-	t.Helper()
-	proc := filepath.Join("/proc", fmt.Sprint(s.process.Process.Pid))
-	list, err := os.ReadDir(filepath.Join(proc, "fd"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	status, err := os.ReadFile(filepath.Join(proc, "status"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(status)) {
-		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			fmt.Sscan(rest, &residentKiB)
-		}
-	}
-	return len(list), residentKiB
-}
-
 // goroutines reads the gateway's own count.
 func (s *server) goroutines(t testing.TB) int {
 	t.Helper()
-	got, err := http.Get(s.url + "/metrics")
+	got, err := http.Get(s.URL + "/metrics")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,9 +143,9 @@ func TestConnections(t *testing.T) {
 	run.good(t, 1)
 	transport.CloseIdleConnections()
 	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
-	files, memory := s.resources(t)
+	files, memory := s.Descriptors(t), s.Memory(t, "VmRSS")
 	routines := s.goroutines(t)
-	address := strings.TrimPrefix(s.url, "http://")
+	address := strings.TrimPrefix(s.URL, "http://")
 	var open []net.Conn
 	for i := range 400 {
 		c, err := net.Dial("tcp", address)
@@ -192,7 +170,7 @@ func TestConnections(t *testing.T) {
 		}
 	}
 	run.good(t, 2)
-	if _, held := s.resources(t); held > memory+512<<10 {
+	if held := s.Memory(t, "VmRSS"); held > memory+512<<20 {
 		t.Errorf("400 idle connections take %d MiB", (held-memory)>>10)
 	}
 	for _, c := range open {
@@ -204,7 +182,7 @@ func TestConnections(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 100 {
 		wg.Go(func() {
-			r, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+"/api/v1/retrieve_futures", strings.NewReader(fmt.Sprintf(`{"target":{"type":"sampling_session","sampling_session_id":%q,"cloned_sampler_id":0},"prev_cursor":0}`, sampler)))
+			r, err := http.NewRequestWithContext(ctx, http.MethodPost, s.URL+"/api/v1/retrieve_futures", strings.NewReader(fmt.Sprintf(`{"target":{"type":"sampling_session","sampling_session_id":%q,"cloned_sampler_id":0},"prev_cursor":0}`, sampler)))
 			if err != nil {
 				return
 			}
@@ -220,14 +198,14 @@ func TestConnections(t *testing.T) {
 	transport.CloseIdleConnections()
 	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
 	for range 1200 {
-		nowFiles, _ := s.resources(t)
+		nowFiles := s.Descriptors(t)
 		now := s.goroutines(t)
 		if nowFiles <= files+10 && now <= routines+20 {
 			return
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
-	nowFiles, _ := s.resources(t)
+	nowFiles := s.Descriptors(t)
 	t.Errorf("descriptors %d → %d, goroutines %d → %d", files, nowFiles, routines, s.goroutines(t))
 }
 
@@ -235,10 +213,10 @@ func TestConnections(t *testing.T) {
 func TestSecretsAreNotLogged(t *testing.T) {
 	s := start(t)
 	token, _ := s.as("ann").post(t, "/api/v1/auth/token", object{}).ok(t)["jwt"].(string)
-	s.as("ann").send(t, http.MethodGet, "/api/v1/sessions?api_key="+s.keys["ann"], nil)
+	s.as("ann").send(t, http.MethodGet, "/api/v1/sessions?api_key="+s.Keys["ann"], nil)
 	(client{s, "tml-a-key-that-is-wrong"}).send(t, http.MethodGet, "/api/v1/sessions", nil)
-	log := s.log()
-	for name, secret := range map[string]string{"ann's key": s.keys["ann"], "bob's key": s.keys["bob"], "a token": token, "a wrong key": "tml-a-key-that-is-wrong"} {
+	log := s.Log()
+	for name, secret := range map[string]string{"ann's key": s.Keys["ann"], "bob's key": s.Keys["bob"], "a token": token, "a wrong key": "tml-a-key-that-is-wrong"} {
 		if secret == "" {
 			t.Errorf("%s is empty", name)
 		} else if strings.Contains(log, secret) {

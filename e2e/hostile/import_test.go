@@ -153,7 +153,7 @@ func TestWrongImports(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			got := send(c.body, query)
 			got.refused(t, c.words...)
-			if strings.Contains(string(got.body), s.dir) {
+			if strings.Contains(string(got.body), s.Dir) {
 				t.Errorf("the message shows where the server keeps its files: %s", got)
 			}
 		})
@@ -161,7 +161,7 @@ func TestWrongImports(t *testing.T) {
 	for _, q := range []string{"", "base_model=" + modelName, "name=x", "base_model=nobody&name=x", "base_model=" + modelName + "&name=../x", "base_model=" + modelName + "&name=" + strings.Repeat("x", 5000)} {
 		t.Run(fmt.Sprintf("query %.60s", q), func(t *testing.T) { send(both(config, weights), q).refused(t) })
 	}
-	if left, err := os.ReadDir(filepath.Join(s.dir, "data", "incoming")); err == nil && len(left) != 0 {
+	if left, err := os.ReadDir(filepath.Join(s.Dir, "data", "incoming")); err == nil && len(left) != 0 {
 		t.Errorf("%d uploads were left", len(left))
 	}
 	control := ann.create(t)

@@ -5,34 +5,10 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 )
-
-// peak is the most that the gateway's process was resident, in MiB, and forget begins it anew.
-func (s *server) peak(t testing.TB) (mib int) {
-	t.Helper()
-	status, err := os.ReadFile(filepath.Join("/proc", fmt.Sprint(s.process.Process.Pid), "status"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(status)) {
-		if rest, ok := strings.CutPrefix(line, "VmHWM:"); ok {
-			fmt.Sscan(rest, &mib)
-		}
-	}
-	return mib >> 10
-}
-
-func (s *server) forget(t testing.TB) {
-	t.Helper()
-	if err := os.WriteFile(filepath.Join("/proc", fmt.Sprint(s.process.Process.Pid), "clear_refs"), []byte("5"), 0o200); err != nil {
-		t.Skipf("the kernel does not begin the figure anew: %v", err)
-	}
-}
 
 // TestLargeChats sends eight large chats at once. None can be answered, so none may take much.
 func TestLargeChats(t *testing.T) {
@@ -55,8 +31,7 @@ func TestLargeChats(t *testing.T) {
 		{"1 MB of parts", chat(`{"role":"user","content":[`, `1e1,`, 1_000_000), 400},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s.forget(t)
-			before := s.peak(t)
+			before := s.ForgetPeak(t)
 			var all sync.WaitGroup
 			for range 8 {
 				all.Go(func() {
@@ -68,10 +43,10 @@ func TestLargeChats(t *testing.T) {
 			}
 			all.Wait()
 			// Not more than before: tests that ran earlier may have left memory that is used again.
-			peak := s.peak(t)
-			t.Logf("%d MiB resident before, %d at most", before, peak)
-			if peak > 1500 {
-				t.Errorf("%d MiB are resident", peak)
+			peak := s.Memory(t, "VmHWM")
+			t.Logf("%d MiB resident before, %d at most", before>>20, peak>>20)
+			if peak > 1500<<20 {
+				t.Errorf("%d MiB are resident", peak>>20)
 			}
 		})
 	}
@@ -81,7 +56,7 @@ func TestLargeChats(t *testing.T) {
 func TestStalledUploads(t *testing.T) {
 	s := start(t)
 	ann, bob := s.as("ann"), s.as("bob")
-	address := strings.TrimPrefix(s.url, "http://")
+	address := strings.TrimPrefix(s.URL, "http://")
 	var all sync.WaitGroup
 	for range 24 {
 		c, err := net.Dial("tcp", address)

@@ -13,13 +13,15 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/tinsmith/tinsmith/e2e/launch"
 )
 
 // copyModel copies the built-in model.
 func copyModel(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS(builtIn())); err != nil {
+	if err := os.CopyFS(dir, os.DirFS(launch.ModelDir())); err != nil {
 		t.Fatal(err)
 	}
 	return dir
@@ -30,7 +32,7 @@ func program(t testing.TB, arguments ...string) (int, string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), answerWithin)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, filepath.Join(programs, "tinsmith"), arguments...).CombinedOutput()
+	out, err := exec.CommandContext(ctx, launch.Program(programs), arguments...).CombinedOutput()
 	if ctx.Err() != nil {
 		t.Fatalf("hangs: %.2000s", out)
 	}
@@ -60,7 +62,7 @@ func loads(t testing.TB, dir string) string {
 	if err := os.WriteFile(path, b, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	server := exec.Command(filepath.Join(programs, "tinsmith"), "serve", "--config", path)
+	server := exec.Command(launch.Program(programs), "serve", "--config", path)
 	log, err := os.Create(filepath.Join(folder, "log"))
 	if err != nil {
 		t.Fatal(err)
@@ -257,7 +259,7 @@ func TestWrongModelDirectories(t *testing.T) {
 }
 
 func TestWrongConfigs(t *testing.T) {
-	model := "models: [{name: m, path: " + builtIn() + "}]\n"
+	model := "models: [{name: m, path: " + launch.ModelDir() + "}]\n"
 	for _, c := range []struct {
 		name, text string
 		words      []string
@@ -281,7 +283,7 @@ func TestWrongConfigs(t *testing.T) {
 		{"plugin by path", "models: [{name: m, path: x, backend: {plugin: ../../bin/sh}}]\n", []string{"plugin", "bin/sh"}},
 		{"level", "log: {level: loud}\n" + model, []string{"log.level", "loud", "debug"}},
 		{"store", "store: {driver: mysql}\n" + model, []string{"driver", "mysql"}},
-		{"two of a name", "models: [{name: m, path: " + builtIn() + "}, {name: m, path: " + builtIn() + "}]\n", []string{"models[1].name", "already"}},
+		{"two of a name", "models: [{name: m, path: " + launch.ModelDir() + "}, {name: m, path: " + launch.ModelDir() + "}]\n", []string{"models[1].name", "already"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "tinsmith.yaml")

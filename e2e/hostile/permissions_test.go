@@ -16,7 +16,7 @@ func TestFilesAreTheOwners(t *testing.T) {
 		run.finish(t, run.post(t, "/api/v1/"+kind, object{"model_id": run.id, "path": "mine", "seq_id": run.next()}))
 	}
 	run.finish(t, run.post(t, "/api/v1/save_weights_for_sampler", object{"model_id": run.id, "sampling_session_seq_id": 5, "seq_id": run.next()}))
-	data := filepath.Join(s.dir, "data")
+	data := filepath.Join(s.Dir, "data")
 	seen := map[string]bool{}
 	err := filepath.WalkDir(data, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {

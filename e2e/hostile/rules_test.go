@@ -1,11 +1,8 @@
 package hostile
 
 import (
-	"fmt"
 	"net/http"
-	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -47,11 +44,11 @@ func TestHostileRules(t *testing.T) {
 		k.change(dir)
 		config["models"] = append(config["models"].([]any), object{"name": k.name, "path": dir, "backend": object{"plugin": "single", "device": "cpu", "threads": 1}})
 	}
-	s, err := launch(t.TempDir(), config)
+	s, err := begin(t.TempDir(), config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.stop()
+	defer s.Stop()
 	defer s.check(t, 0)
 	ann, bob := s.as("ann"), s.as("bob")
 	ask := func(c client, model string) answer {
@@ -75,22 +72,7 @@ func TestHostileRules(t *testing.T) {
 		ask(bob, modelName).ok(t)
 	}
 	all.Wait()
-	if most := peakMemory(t, s.process.Process.Pid); most > mostMemory {
+	if most := s.Memory(t, "VmHWM"); most > mostMemory {
 		t.Errorf("the server has had %d MiB resident", most>>20)
 	}
-}
-
-// peakMemory is the most that a process has had resident.
-func peakMemory(t *testing.T, pid int) int {
-	t.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Skip("the kernel does not tell: ", err)
-	}
-	_, rest, _ := strings.Cut(string(status), "VmHWM:")
-	n, err := strconv.Atoi(strings.Fields(rest)[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n << 10
 }

@@ -2,22 +2,21 @@ package hostile
 
 import (
 	"bytes"
-	"encoding/json"
+	"context"
 	"fmt"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
-	"time"
+
+	"github.com/tinsmith/tinsmith/e2e/launch"
 )
 
-// readyWithin is generous: the machine may be busy with other tests.
-const readyWithin = 2 * time.Minute
+// modelName is the one served model of most tests.
+const modelName = "tinsmith/tiny-chat"
 
 // programs is the folder of the binaries under test, built from this working tree.
 var programs string
@@ -31,124 +30,32 @@ func run(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(programs)
-	for output, source := range map[string]string{"tinsmith": "./gateway", "plugins/single": "./backends/single"} {
-		build := exec.Command("go", "build", "-o", filepath.Join(programs, output), source)
-		build.Dir = root()
-		if out, err := build.CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "build %s: %v\n%s", source, err, out)
-			return 1
-		}
+	if err := launch.Build(context.Background(), programs); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
 	}
 	defer func() {
 		if shared.server != nil {
-			shared.server.stop()
+			shared.server.Stop()
 		}
 	}()
 	return m.Run()
 }
 
-// root is the repository's.
-func root() string {
-	dir, err := filepath.Abs("../..")
-	if err != nil {
-		panic(err)
-	}
-	return dir
-}
-
-func builtIn() string { return filepath.Join(root(), "configs", "models", "tiny-chat") }
-
-// modelName is the one served model of most tests.
-const modelName = "tinsmith/tiny-chat"
-
 // server is one running process.
-type server struct {
-	dir, url string
-	keys     map[string]string // name → key
-	process  *exec.Cmd
-	ended    chan error
-}
+type server struct{ *launch.Server }
 
-// log is what the server and its plugin wrote.
-func (s *server) log() string {
-	b, _ := os.ReadFile(filepath.Join(s.dir, "log"))
-	return string(b)
-}
-
-// launch starts a server with the keys ann and bob over dir and waits until its model is ready.
-func launch(dir string, config map[string]any) (*server, error) {
-	s := &server{dir: dir, keys: map[string]string{}, ended: make(chan error, 1)}
-	config["listen"], config["data_dir"] = "127.0.0.1:0", filepath.Join(dir, "data")
-	config["auth"] = map[string]string{"keys_file": filepath.Join(dir, "keys")}
-	b, err := json.Marshal(config) // JSON is YAML
+// begin starts a server in an empty folder and waits until its models are ready.
+func begin(dir string, config map[string]any) (*server, error) {
+	s, err := launch.Start(context.Background(), programs, dir, config, 0)
 	if err != nil {
 		return nil, err
 	}
-	file := filepath.Join(dir, "tinsmith.yaml")
-	if err := os.WriteFile(file, b, 0o600); err != nil {
-		return nil, err
-	}
-	for _, name := range []string{"ann", "bob"} {
-		out, err := exec.Command(filepath.Join(programs, "tinsmith"), "key", "add", name, "--config", file).Output()
-		if err != nil {
-			return nil, fmt.Errorf("key add: %w", err)
-		}
-		s.keys[name] = strings.TrimSpace(string(out))
-	}
-	log, err := os.Create(filepath.Join(dir, "log"))
-	if err != nil {
-		return nil, err
-	}
-	defer log.Close()
-	s.process = exec.Command(filepath.Join(programs, "tinsmith"), "serve", "--config", file)
-	s.process.Stdout, s.process.Stderr = log, log
-	if err := s.process.Start(); err != nil {
-		return nil, err
-	}
-	go func() { s.ended <- s.process.Wait() }()
-	for deadline := time.Now().Add(readyWithin); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
-		select {
-		case err := <-s.ended:
-			return nil, fmt.Errorf("the server ended: %w\n%s", err, s.log())
-		default:
-		}
-		address, err := os.ReadFile(filepath.Join(dir, "data", "address"))
-		if err != nil {
-			continue
-		}
-		s.url = strings.TrimSpace(string(address))
-		if answer, err := http.Get(s.url + "/healthz"); err == nil {
-			answer.Body.Close()
-			if answer.StatusCode == http.StatusOK {
-				return s, nil
-			}
-		}
-	}
-	s.stop()
-	return nil, fmt.Errorf("not ready within %v:\n%s", readyWithin, s.log())
-}
-
-// stop ends the process in the orderly way.
-func (s *server) stop() {
-	if s.process == nil {
-		return
-	}
-	_ = s.process.Process.Signal(syscall.SIGTERM) // it may be gone already
-	select {
-	case <-s.ended:
-	case <-time.After(time.Minute):
-		_ = s.process.Process.Kill()
-		<-s.ended
-	}
-	s.process = nil
+	return &server{s}, nil
 }
 
 // oneModel is the configuration of most tests.
-func oneModel() map[string]any {
-	return map[string]any{"models": []any{map[string]any{
-		"name": modelName, "path": builtIn(), "backend": map[string]any{"plugin": "single", "device": "cpu", "dtype": "float32"},
-	}}}
-}
+func oneModel() map[string]any { return launch.Configuration(modelName) }
 
 var shared struct {
 	once   sync.Once
@@ -165,14 +72,14 @@ func start(t *testing.T) *server {
 	shared.once.Do(func() {
 		dir := filepath.Join(programs, "shared")
 		if shared.err = os.Mkdir(dir, 0o700); shared.err == nil {
-			shared.server, shared.err = launch(dir, oneModel())
+			shared.server, shared.err = begin(dir, oneModel())
 		}
 	})
 	if shared.err != nil {
 		t.Fatal(shared.err)
 	}
 	s := shared.server
-	before := len(s.log())
+	before := len(s.Log())
 	t.Cleanup(func() { s.check(t, before) })
 	return s
 }
@@ -180,16 +87,13 @@ func start(t *testing.T) *server {
 // check fails the test for faults logged behind a byte of the log, and when the server is not well.
 func (s *server) check(t *testing.T, before int) {
 	t.Helper()
-	for _, line := range faults.FindAllString(s.log()[before:], -1) {
+	for _, line := range faults.FindAllString(s.Log()[before:], -1) {
 		t.Errorf("the server logged: %.500s", line)
 	}
-	select {
-	case err := <-s.ended:
-		s.ended <- err
-		t.Fatalf("the server ended: %v", err)
-	default:
+	if err := s.Running(); err != nil {
+		t.Fatal(err)
 	}
-	answer, err := http.Get(s.url + "/healthz")
+	answer, err := http.Get(s.URL + "/healthz")
 	if err != nil {
 		t.Fatalf("the server is gone: %v", err)
 	}

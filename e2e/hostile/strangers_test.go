@@ -63,7 +63,7 @@ func TestStrangers(t *testing.T) {
 			if got.status != http.StatusNotFound && got.status != http.StatusForbidden && got.status != http.StatusBadRequest {
 				t.Errorf("got %s", got)
 			}
-			for _, c := range []client{{s, "tml-wrong"}, {s, ""}, {s, strings.Repeat("k", 10000)}, {s, s.keys["ann"] + "x"}, {s, s.keys["ann"][:20]}} {
+			for _, c := range []client{{s, "tml-wrong"}, {s, ""}, {s, strings.Repeat("k", 10000)}, {s, s.Keys["ann"] + "x"}, {s, s.Keys["ann"][:20]}} {
 				if got := c.send(t, r.method, r.path, reader(t, r.body)); got.status != http.StatusUnauthorized {
 					t.Errorf("without a key: %s", got)
 				}

@@ -94,7 +94,7 @@ func TestWrongAdapter(t *testing.T) {
 				if !slices.Equal(got.tokens, p.want[j].tokens) {
 					t.Errorf("%s answered %v to prompt %d, alone %v", p.name, got.tokens, j, p.want[j].tokens)
 				}
-				if server.process != nil && !slices.Equal(got.logprobs, p.want[j].logprobs) {
+				if server.own() && !slices.Equal(got.logprobs, p.want[j].logprobs) {
 					t.Errorf("%s: log-probabilities of prompt %d have other bits than alone", p.name, j)
 				}
 			}

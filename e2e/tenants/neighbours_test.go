@@ -77,8 +77,8 @@ func TestLongSamples(t *testing.T) {
 	}
 }
 
-// stalledUploads begins n uploads that send size bytes and then nothing more.
-func stalledUploads(ctx context.Context, c client, n, size int) (stop func(), err error) {
+// raw opens n connections and has begin send on each what no client of HTTP would.
+func (c client) raw(ctx context.Context, n int, begin func(connection net.Conn, host string) error) (stop func(), err error) {
 	u, err := url.Parse(c.url)
 	if err != nil {
 		return nil, err
@@ -89,23 +89,33 @@ func stalledUploads(ctx context.Context, c client, n, size int) (stop func(), er
 			connection.Close()
 		}
 	}
-	chunk := []byte(strings.Repeat("x", 1<<20))
 	for range n {
 		connection, err := (&net.Dialer{}).DialContext(ctx, "tcp", u.Host)
+		if err == nil {
+			open = append(open, connection)
+			err = begin(connection, u.Host)
+		}
 		if err != nil {
 			stop()
 			return nil, err
 		}
-		open = append(open, connection)
-		fmt.Fprintf(connection, "POST /api/v1/forward_backward HTTP/1.1\r\nHost: %s\r\nX-API-Key: %s\r\nContent-Type: application/x-protobuf\r\nContent-Length: %d\r\n\r\n", u.Host, c.key, size+1)
+	}
+	return stop, nil
+}
+
+// stalledUploads begins n uploads that send size bytes and then nothing more.
+func stalledUploads(ctx context.Context, c client, n, size int) (stop func(), err error) {
+	chunk := []byte(strings.Repeat("x", 1<<20))
+	return c.raw(ctx, n, func(connection net.Conn, host string) error {
+		fmt.Fprintf(connection, "POST /api/v1/forward_backward HTTP/1.1\r\nHost: %s\r\nX-API-Key: %s\r\nContent-Type: application/x-protobuf\r\nContent-Length: %d\r\n\r\n", host, c.key, size+1)
 		for sent := 0; sent < size; sent += len(chunk) {
 			_ = connection.SetWriteDeadline(time.Now().Add(20 * time.Second))
-			if _, err := connection.Write(chunk[:min(len(chunk), size-sent)]); err != nil {
+			if n, _ := connection.Write(chunk[:min(len(chunk), size-sent)]); n == 0 {
 				break // it was refused: as good
 			}
 		}
-	}
-	return stop, nil
+		return nil
+	})
 }
 
 // TestStalledUploads: bodies that a key has begun and does not end leave room for the neighbour's.
@@ -137,7 +147,7 @@ func TestSessionMetadata(t *testing.T) {
 	server, ann, bob := start(t)
 	server.ours(t)
 	run := must(bob.train(ctx, 4))(t)
-	before := server.peak(t)
+	before := server.ForgetPeak(t)
 	n := sized(1500, 300)
 	size := 250 << 10
 	made := 0
@@ -164,7 +174,7 @@ func TestSessionMetadata(t *testing.T) {
 		}
 	}
 	lists.Wait()
-	grown := server.memory(t, "VmHWM") - before
+	grown := server.Memory(t, "VmHWM") - before
 	t.Logf("%d sessions of %d KiB: the gateway's memory had grown by up to %d MiB", made, size>>10, grown>>20)
 	if limit := int64(256 << 20); grown > limit {
 		t.Errorf("the gateway's memory grew by %d MiB, more than %d", grown>>20, limit>>20)
@@ -181,8 +191,8 @@ func TestCreations(t *testing.T) {
 	var done atomic.Int64
 	var creations sync.WaitGroup
 	var disk int64
-	if server.process != nil {
-		disk = server.stored(t)
+	if server.own() {
+		disk = server.Stored(t)
 	}
 	for i := range n {
 		submitted, err := ann.post(ctx, "create_model", creation(session, i, 64))
@@ -206,10 +216,10 @@ func TestCreations(t *testing.T) {
 	t.Logf("5 steps of the neighbour's while %d of %d models were made", done.Load(), n)
 	creations.Wait()
 	must(ann.do(ctx, http.MethodPost, "/api/v1/sessions/"+session+"/finish", object{"reason": object{"type": "success"}}))(t)
-	if server.process == nil {
+	if !server.own() {
 		return
 	}
-	left := until(30*time.Second, func() int64 { return server.stored(t) - disk }, func(left int64) bool { return left < 64<<20 })
+	left := until(30*time.Second, func() int64 { return server.Stored(t) - disk }, func(left int64) bool { return left < 64<<20 })
 	if left >= 64<<20 {
 		t.Errorf("%d MiB are on the disk 30 s after the session's end", left>>20)
 	}
@@ -222,13 +232,13 @@ func TestManySequences(t *testing.T) {
 	server.ours(t)
 	session := must(ann.session(ctx, object{}))(t)
 	s := must(ann.sampling(ctx, session, 0, ""))(t)
-	before := server.stored(t)
+	before := server.Stored(t)
 	body := s.request(0, ramp(3, 3000), 1, 1)
 	body["num_samples"] = 1024
 	if _, err := s.finish(ctx, "asample", body); err != nil {
 		t.Logf("the request: %v", err)
 	}
-	if written := server.stored(t) - before; written > 4<<20 {
+	if written := server.Stored(t) - before; written > 4<<20 {
 		t.Errorf("a request of some 16 KB had %d MiB written", written>>20)
 	}
 }
@@ -239,8 +249,8 @@ func TestLargeChats(t *testing.T) {
 	server, ann, bob := start(t)
 	server.chats(t)
 	var before int64
-	if server.process != nil {
-		before = server.peak(t)
+	if server.own() {
+		before = server.ForgetPeak(t)
 	}
 	var chats sync.WaitGroup
 	for range 8 {
@@ -258,10 +268,10 @@ func TestLargeChats(t *testing.T) {
 		t.Errorf("the neighbour's chat: %v %v", a, err)
 	}
 	chats.Wait()
-	if server.process == nil {
+	if !server.own() {
 		return
 	}
-	if grown := server.memory(t, "VmHWM") - before; grown > 512<<20 {
+	if grown := server.Memory(t, "VmHWM") - before; grown > 512<<20 {
 		t.Errorf("eight chats of 60 MB took %d MiB", grown>>20)
 	}
 }
@@ -315,42 +325,25 @@ func TestConnections(t *testing.T) {
 	if _, err := run.save(ctx, "beside"); err != nil {
 		t.Errorf("the neighbour's save beside %d connections: %v", len(open), err)
 	}
-	if lines := strings.Count(server.log(), "connections"); lines == 0 || lines > 20 {
+	if lines := strings.Count(server.Log(), "connections"); lines == 0 || lines > 20 {
 		t.Errorf("the log speaks of connections in %d lines", lines)
 	}
 }
 
 // slowReaders opens n streams of long answers that nobody reads.
 func slowReaders(ctx context.Context, c client, n int) (stop func(), err error) {
-	u, err := url.Parse(c.url)
-	if err != nil {
-		return nil, err
-	}
-	var open []net.Conn
-	stop = func() {
-		for _, connection := range open {
-			connection.Close()
-		}
-	}
 	body := fmt.Sprintf(`{"model":%q,"stream":true,"temperature":1,"logprobs":true,"top_logprobs":20,"max_tokens":3500,"ignore_eos":true,"messages":[{"role":"user","content":"tell"}]}`, *flagModel)
-	for range n {
-		connection, err := (&net.Dialer{}).DialContext(ctx, "tcp", u.Host)
-		if err != nil {
-			stop()
-			return nil, err
-		}
-		open = append(open, connection)
+	return c.raw(ctx, n, func(connection net.Conn, host string) error {
 		if tcp, ok := connection.(*net.TCPConn); ok {
 			_ = tcp.SetReadBuffer(4 << 10)
 		}
-		fmt.Fprintf(connection, "POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nX-API-Key: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", u.Host, c.key, len(body), body)
+		fmt.Fprintf(connection, "POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nX-API-Key: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", host, c.key, len(body), body)
 		_ = connection.SetReadDeadline(time.Now().Add(answerWithin))
 		if _, err := io.ReadFull(connection, make([]byte, 15)); err != nil && !errors.Is(err, io.EOF) { // it has begun
-			stop()
-			return nil, err
+			return err
 		}
-	}
-	return stop, nil
+		return nil
+	})
 }
 
 // TestSlowReaders: streams that nobody reads hold no place that the neighbour needs.

@@ -154,7 +154,7 @@ func TestStrangers(t *testing.T) {
 	unknown := foreign.unknown()
 	own := must(bob.session(ctx, object{}))(t)
 	theirs, nobodys := knocks(foreign, own), knocks(unknown, own)
-	if server.process != nil || *flagChat {
+	if server.own() || *flagChat {
 		theirs, nobodys = append(theirs, chatKnocks(foreign)...), append(nobodys, chatKnocks(unknown)...)
 	}
 	before := must(ann.do(ctx, http.MethodGet, "/api/v1/training_runs/"+foreign.run+"/checkpoints", nil))(t)

@@ -2,9 +2,6 @@ package backup
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -44,24 +41,12 @@ type entry struct {
 	SHA256 string `json:"sha256"`
 }
 
-// sealed is the file: the checksum is of the bytes of Manifest.
-type sealed struct {
-	Format   int             `json:"format"` // 1
-	SHA256   string          `json:"sha256"`
-	Manifest json.RawMessage `json:"manifest"`
-}
-
 func (m *manifest) write(dir string) error {
-	body, err := json.Marshal(m)
+	b, err := durable.Seal(m)
 	if err != nil {
 		return err
 	}
-	sum := sha256.Sum256(body)
-	all, err := json.Marshal(sealed{Format: 1, SHA256: hex.EncodeToString(sum[:]), Manifest: body})
-	if err != nil {
-		return err
-	}
-	return durable.WriteFile(filepath.Join(dir, manifestName), append(all, '\n'), 0o600)
+	return durable.WriteFile(filepath.Join(dir, manifestName), b, 0o600)
 }
 
 // readManifest reads and checks the list of a backup's files, but not the files.
@@ -89,19 +74,8 @@ func readManifest(dir string) (*manifest, error) {
 }
 
 func decodeManifest(b []byte) (*manifest, error) {
-	var s sealed
-	if err := json.Unmarshal(b, &s); err != nil {
-		return nil, err
-	}
-	if s.Format != 1 {
-		return nil, fmt.Errorf("format %d is not known: 1", s.Format)
-	}
-	sum := sha256.Sum256(s.Manifest)
-	if hex.EncodeToString(sum[:]) != s.SHA256 {
-		return nil, errors.New("it does not have the checksum that it states")
-	}
 	m := &manifest{}
-	if err := json.Unmarshal(s.Manifest, m); err != nil {
+	if err := durable.Unseal(b, m); err != nil {
 		return nil, err
 	}
 	for i, e := range m.Files {
@@ -135,36 +109,7 @@ func (e entry) allowed() bool {
 
 // measure gives a regular file's size and SHA-256.
 func measure(ctx context.Context, path string) (int64, string, error) {
-	return pass(ctx, path, io.Discard)
-}
-
-// pass writes a regular file's content to out, and gives its size and SHA-256.
-func pass(ctx context.Context, path string, out io.Writer) (bytes int64, sum string, err error) {
-	info, err := os.Lstat(path)
-	if err != nil {
-		return 0, "", err
-	}
-	if !info.Mode().IsRegular() {
-		return 0, "", fmt.Errorf("%s is not a regular file", path)
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return 0, "", err
-	}
-	defer f.Close()
-	h := sha256.New()
-	both := io.MultiWriter(h, out)
-	for ctx.Err() == nil {
-		n, err := io.CopyN(both, f, 16<<20)
-		bytes += n
-		if errors.Is(err, io.EOF) {
-			return bytes, hex.EncodeToString(h.Sum(nil)), nil
-		}
-		if err != nil {
-			return 0, "", err
-		}
-	}
-	return 0, "", ctx.Err()
+	return durable.Checksum(ctx, path, io.Discard)
 }
 
 // copyFile copies a regular file to a new one, makes the content durable, and gives its size and SHA-256.
@@ -173,7 +118,7 @@ func copyFile(ctx context.Context, from, to string) (bytes int64, sum string, er
 	if err != nil {
 		return 0, "", err
 	}
-	bytes, sum, err = pass(ctx, from, out)
+	bytes, sum, err = durable.Checksum(ctx, from, out)
 	if err = errors.Join(err, out.Sync(), out.Close()); err != nil {
 		return 0, "", errors.Join(err, os.Remove(to))
 	}

@@ -41,7 +41,7 @@ func keyCommand() *cobra.Command {
 	}}
 	add.Flags().StringVar(&configFile, "config", "", "configuration file that names the keys file")
 	add.Flags().StringVar(&keysFile, "file", "", "keys file")
-	add.Flags().BoolVar(&admin, "admin", false, "an administrator's key: its answers tell of paths and of the database, and it may look after the server")
+	add.Flags().BoolVar(&admin, "admin", false, "an administrator's key: it is told why something is not well, with paths, the database's address and what plugins wrote")
 	key.AddCommand(add)
 	return key
 }

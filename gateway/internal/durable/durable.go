@@ -1,4 +1,5 @@
-// Package durable writes files so that a crash or a full disk at any moment leaves the old content or the new one, and what was written stays written. It knows no format.
+// Package durable writes files so that a crash or a full disk at any moment leaves the old content or the new one, and what was written stays written, and with checksums by which
+// whoever reads them knows that they are whole. It does not know what is in them.
 package durable
 
 import (

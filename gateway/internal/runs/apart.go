@@ -54,7 +54,7 @@ func (s *session) part() {
 	}
 }
 
-// part is the same for a run; it gives the record.
+// part takes what is large out of a run that is being made, as part of a session does, and gives the record that it goes to.
 func (r *run) part() []store.Record {
 	if r.Apart || len(r.UserMetadata) <= maxInline {
 		return nil

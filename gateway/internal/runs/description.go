@@ -45,34 +45,18 @@ type describedRun struct {
 	CreatedAt    time.Time       `json:"created_at,omitzero"`
 }
 
-// describedFile is the file: the checksum is of the bytes of Description.
-type describedFile struct {
-	Format      int             `json:"format"` // 1
-	SHA256      string          `json:"sha256"`
-	Description json.RawMessage `json:"description"`
-}
-
 func (d *description) encode() []byte {
-	body := mustJSON(d)
-	sum := sha256.Sum256(body)
-	return append(mustJSON(describedFile{Format: 1, SHA256: hex.EncodeToString(sum[:]), Description: body}), '\n')
+	b, err := durable.Seal(d)
+	if err != nil {
+		panic(fmt.Sprintf("encode a description: %v", err)) // it has no value that JSON has not
+	}
+	return b
 }
 
 // decodeDescription reads a description. What is in it was written by anybody: the caller checks it.
 func decodeDescription(b []byte) (*description, error) {
-	var f describedFile
-	if err := json.Unmarshal(b, &f); err != nil {
-		return nil, err
-	}
-	if f.Format != 1 {
-		return nil, fmt.Errorf("format %d is not known: 1", f.Format)
-	}
-	sum := sha256.Sum256(f.Description)
-	if hex.EncodeToString(sum[:]) != f.SHA256 {
-		return nil, errors.New("it does not have the checksum that it states")
-	}
 	d := &description{}
-	if err := json.Unmarshal(f.Description, d); err != nil {
+	if err := durable.Unseal(b, d); err != nil {
 		return nil, err
 	}
 	return d, nil

@@ -8,7 +8,7 @@
 // Open gives a Core; all its methods may be called concurrently; Close waits for what it started. Every method that acts for a client takes the owner and
 // treats a foreign object as absent. Errors that a client may see are *Error values with a Kind (errors.go); everything else is a fault of the server.
 //
-//   - Sessions (session.go): CreateSession, Heartbeat, FinishSession, Session, Sessions, SearchSessions, AssignProject.
+//   - Sessions (session.go, sessionlists.go): CreateSession, Heartbeat, FinishSession, Session, Sessions, SearchSessions, AssignProject.
 //   - Runs (run.go): CreateRun, CreateRunFromCheckpoint, UnloadRun, Run, Runs, RunStatuses.
 //   - Operations of a run (operation.go): ForwardBackward, OptimStep, SaveWeights, SaveWeightsForSampler, SaveWeightsExternal, LoadWeights, NoteRefused.
 //     Each is durable when the method returns and answers with a deterministic request id; a repeat answers with the same one.
@@ -18,12 +18,17 @@
 //   - Checkpoints (checkpoint.go, copying.go, archive.go, importing.go): RunCheckpoints, Checkpoints, DeleteCheckpoint, PublishCheckpoint, SetCheckpointTTL, CopyCheckpoint,
 //     WeightsInfo, ArchiveToken, OpenArchive, FileTokens, OpenFile, Import.
 //   - Usage, audit, metrics (usage.go, audit.go, stats.go): Usage, StorageUsage, Audit, Stats.
+//   - Backups (deletions.go): HoldDeletions. What records and files lack of each other, for a data directory that no Core uses (inventory.go, claim.go): OpenInventory.
 //
 // # Inside
 //
 // An operation of a run goes through operation.go (checked, resolved, journalled), sequencer.go (which numbers, in which order), queue.go (how much is sent ahead), execute.go and
 // weights.go (the calls to the backend), and future.go (its outcome stored, its waiters woken). A sample goes through sample.go and dispatch.go instead. records.go says what is
 // stored and reads it at the start; sweep.go does what time asks for; retired.go takes ended sessions out of memory and brings them back when they are named.
+// held.go counts what the sessions of an owner take in memory, and apart.go keeps their large texts out of it; thin.go deletes the records of what was over long ago.
+//
+// Files that have a record go by deletions.go alone, which journals that before; what no record names is set aside by unclaimed.go. A checkpoint's folder says itself what its record says (description.go),
+// and its files are compared with their checksums before they are given out (intact.go).
 //
 // # Identifiers
 //

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/durable"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
@@ -47,7 +49,7 @@ func (c *Core) intact(ctx context.Context, cp *checkpointRecord, files ...string
 		if known && before == now {
 			continue
 		}
-		sum, err := fileSum(ctx, path)
+		_, sum, err := durable.Checksum(ctx, path, io.Discard)
 		if err != nil {
 			return fmt.Errorf("checkpoint %s: %s: %w", cp.Path, name, err)
 		}

@@ -3,8 +3,6 @@ package runs
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/durable"
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
 	"github.com/tinsmith/tinsmith/plugins"
 )
@@ -314,7 +313,7 @@ func verify(ctx context.Context, path string) (m *plugins.Manifest, whole bool, 
 		return nil, false, fault, nil
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.SHA256)) {
-		sum, err := fileSum(ctx, filepath.Join(path, name))
+		_, sum, err := durable.Checksum(ctx, filepath.Join(path, name), io.Discard)
 		switch {
 		case ctx.Err() != nil:
 			return nil, false, "", ctx.Err()
@@ -362,31 +361,6 @@ func readManifest(path string) (*plugins.Manifest, string) {
 		}
 	}
 	return m, ""
-}
-
-// fileSum is the SHA-256 of a regular file, in hex.
-func fileSum(ctx context.Context, path string) (string, error) {
-	info, err := os.Lstat(path)
-	if err != nil {
-		return "", err
-	}
-	if !info.Mode().IsRegular() {
-		return "", errors.New("it is not a regular file")
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	h := sha256.New()
-	for ctx.Err() == nil {
-		if _, err := io.CopyN(h, f, 64<<20); errors.Is(err, io.EOF) {
-			return hex.EncodeToString(h.Sum(nil)), nil
-		} else if err != nil {
-			return "", err
-		}
-	}
-	return "", ctx.Err()
 }
 
 // Missing lists the records whose files are not there, or not whole: for the latter all files of checkpoints are read.

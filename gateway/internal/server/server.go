@@ -64,7 +64,7 @@ type Model struct {
 	Rebuilding *Rebuilding `json:"rebuilding,omitempty"`
 }
 
-// told stands for a reason.
+// told takes the place of a reason in the answer to who is no administrator.
 const told = "an administrator's key is told why"
 
 // public is what everybody may know: the states, and not the reasons, in which there are paths, the database's address, what plugins wrote, and names of what tenants have.

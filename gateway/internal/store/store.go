@@ -5,7 +5,13 @@
 // as one group to the commit log, with one fdatasync, so that a reference never becomes durable before the bytes it names. A crash between the two leaves bytes that
 // nothing refers to. From then on the batches are durable and visible. A second goroutine brings them to the database, those of about a second in one transaction, with the number of the
 // last group; then their part of the log is used again. An operation and its result, which nearly always come together, share a row there (joint.go),
-// and those that follow each other share one with their neighbours (block.go): for whoever reads each is a record. Until then reading lays them over what the database has, and opening brings to it what a crash left in the log. After a failure of the disk or the database (no room, read-only, an error of input or output) the state of what was open is unknown: the store lets go of it, refuses
+// and those that follow each other share one with their neighbours (block.go): for whoever reads each is a record. Until then reading lays them over what the database has, and opening brings to it what a crash left in the log.
+//
+// A small file beside the database, the generation mark, says what the database and the log must at least have, and whose they are (mark.go). So Open knows a loss from an empty beginning
+// (opening.go), says what is missing (loss.go), and changes nothing before somebody accepts it (accept.go). Rows and payloads have checksums, which are compared whenever they are read, and
+// slowly in the background (sums.go, verify.go). A backup has the same form for both databases (dump.go).
+//
+// After a failure of the disk or the database (no room, read-only, an error of input or output) the state of what was open is unknown: the store lets go of it, refuses
 // commits, tries once a second whether writing works again, and goes on by itself when it does. What it refused with ErrUnavailable may come to light after a restart all the same.
 package store
 

@@ -5,6 +5,7 @@
 //
 //	go test ./gateway/internal/ordeal/simulation -run TestSimulation -seed N -seeds 1
 //
-// repeats it and prints what was decided (one seed in some fifty may come out otherwise now and then: run it again). With -damage files of the data directory are damaged between a stop and a start as well: then everything must be as before or be refused by name, and no checkpoint's file
-// may be gone. The simulation does not know HTTP, processes and other databases: the tests of the package above run the whole server.
+// repeats it and prints what was decided (one seed in some fifty may come out otherwise now and then: run it again). With -damage files of the data directory are damaged between a stop and a start as
+// well: then everything must be as before or be refused by name, and no checkpoint's file may be gone. The simulation does not know HTTP, processes and other databases: the tests of the package above
+// run the whole server.
 package simulation
