@@ -45,7 +45,9 @@ func (s *Service) externalURLs(c call) (any, error) {
 }
 
 // requester is who asks for a link.
-func (c call) requester() runs.Requester { return runs.Requester{Owner: c.owner, Key: c.bearer} }
+func (c call) requester() runs.Requester {
+	return runs.Requester{Owner: c.owner, Key: c.bearer.Fingerprint()}
+}
 
 // linked wraps a handler of links, which come without a key: a link ends with the key that it was asked for with, and so does a download that has begun.
 func (s *Service) linked(h func(c *gin.Context, owner string)) gin.HandlerFunc {
