@@ -91,7 +91,7 @@ func For(ctx context.Context, owner string, limits Limits) *Budget {
 	return b
 }
 
-// Renew makes the budget whole again, for a next piece of the same request's work. A place is kept.
+// Renew makes the budget whole again, for a next piece of the same request's work. A place is kept, and so is what On has told.
 func (b *Budget) Renew(limits Limits) {
 	if limits.Steps <= 0 || limits.Steps > Most.Steps {
 		limits.Steps = Most.Steps
@@ -99,7 +99,7 @@ func (b *Budget) Renew(limits Limits) {
 	if limits.Bytes <= 0 || limits.Bytes > Most.Bytes {
 		limits.Bytes = Most.Bytes
 	}
-	b.limits, b.steps, b.bytes, b.text = limits, 0, 0, 0
+	b.limits, b.steps, b.bytes = limits, 0, 0
 	b.next = min(lookEvery, limits.Steps+1)
 }
 

@@ -109,7 +109,7 @@ func TestWaitingEndsWithTheContext(t *testing.T) {
 	}
 }
 
-// TestWorkOnText: what is ordinary for the length of a client's text needs no place either; Renew forgets the text.
+// TestWorkOnText: what is ordinary for the length of a client's text needs no place either, and neither does the next work on it.
 func TestWorkOnText(t *testing.T) {
 	occupy(t, 0)
 	const text = 400_000
@@ -119,12 +119,12 @@ func TestWorkOnText(t *testing.T) {
 	if err := errors.Join(b.Take(ordinaryBytes*text), b.Work(lightSteps)); err != nil || b.placed {
 		t.Errorf("ordinary work on a long text: %v, with a place: %v", err, b.placed)
 	}
-	if err := b.Work(ordinarySteps*text + lookEvery); !errors.Is(err, ErrBusy) {
-		t.Errorf("more work than is ordinary: %v", err)
-	}
 	b.Renew(Limits{})
-	if err := b.Work(lightSteps + 1); !errors.Is(err, ErrBusy) {
-		t.Errorf("the next work: %v", err)
+	if err := b.Work(lightSteps + ordinarySteps*text); err != nil || b.placed {
+		t.Errorf("the next work: %v, with a place: %v", err, b.placed)
+	}
+	if err := b.Work(2 * lookEvery); !errors.Is(err, ErrBusy) {
+		t.Errorf("more work than is ordinary: %v", err)
 	}
 }
 
