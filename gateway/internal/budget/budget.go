@@ -2,8 +2,8 @@
 // what clients send. Work is counted in steps and memory in bytes, both as they are used, so that the same input always ends at the same place. It
 // knows neither templates nor tokenizers.
 //
-// What costs little runs at once. What costs more needs one of a few places, works in turns with a rest after each, and ends with its context. A place rests too
-// before somebody else has it. So many hostile requests at a time take half a core and the memory of one or two of them, and others hardly notice.
+// What costs little, or little for each byte that a client has sent, runs at once. What costs more needs one of a few places, works in turns with a rest after each, and ends with its context. A place rests too
+// before somebody else has it, and keys that wait get one in turn. So many hostile requests at a time take half a core and the memory of one or two of them, and others hardly notice.
 package budget
 
 import (
@@ -31,6 +31,9 @@ const (
 	// lightSteps and lightBytes are what work may cost without a place: six thousand messages of an ordinary template.
 	lightSteps = 2_000_000
 	lightBytes = 2 << 20
+	// ordinarySteps and ordinaryBytes are what work may cost without a place besides, for each byte of a client's text: that of tokenizers that we know is mostly less.
+	ordinarySteps = 16
+	ordinaryBytes = 4
 	// lookEvery is how many steps pass between two looks at the context and the clock.
 	lookEvery = 1 << 16
 	// turn is how long work goes on between two rests; a rest is as long as what went before, but no longer than longestRest.
@@ -45,16 +48,6 @@ const (
 	// bytesPerStep is how many bytes are made or copied in the time of a step.
 	bytesPerStep = 16
 )
-
-// places are what work that is not light needs one of: each is the time from which it may be used.
-var places = func() chan time.Time {
-	n := max(1, min(2, runtime.GOMAXPROCS(0)/2))
-	all := make(chan time.Time, n)
-	for range n {
-		all <- time.Time{}
-	}
-	return all
-}()
 
 // ErrBusy says that no place became free in time. The same work may succeed later.
 var ErrBusy = errors.New("too many requests need long work on their text at the moment: send this one again later")
@@ -76,24 +69,29 @@ func (e *Exceeded) Error() string {
 // Budget is what is left of one piece of work's limits. It belongs to one goroutine, and must be ended.
 type Budget struct {
 	ctx    context.Context
+	owner  string
 	limits Limits
 	steps  int
 	bytes  int
+	text   int // bytes that the work is on
 	next   int // look around when so many steps are done
 	placed bool
-	large  bool // more than lightBytes were made with the place
+	large  bool // much memory was made with the place
 	rested time.Time
 	worked time.Duration // with the place, but for the time since rested
 }
 
-// New makes a budget. Work that it pays for ends with ctx.
-func New(ctx context.Context, limits Limits) *Budget {
-	b := &Budget{ctx: ctx}
+// New makes a budget of nobody in particular. Work that it pays for ends with ctx.
+func New(ctx context.Context, limits Limits) *Budget { return For(ctx, "", limits) }
+
+// For is New for a key's holder.
+func For(ctx context.Context, owner string, limits Limits) *Budget {
+	b := &Budget{ctx: ctx, owner: owner}
 	b.Renew(limits)
 	return b
 }
 
-// Renew makes the budget whole again, for a next piece of the same request's work. A place is kept.
+// Renew makes the budget whole again, for a next piece of the same request's work. A place is kept, and so is what On has told.
 func (b *Budget) Renew(limits Limits) {
 	if limits.Steps <= 0 || limits.Steps > Most.Steps {
 		limits.Steps = Most.Steps
@@ -104,6 +102,17 @@ func (b *Budget) Renew(limits Limits) {
 	b.limits, b.steps, b.bytes = limits, 0, 0
 	b.next = min(lookEvery, limits.Steps+1)
 }
+
+// On tells that the work to come is on n bytes of a client's text. It raises no limit: more of it may be done without a place.
+func (b *Budget) On(n int) { b.text += n }
+
+// light tells whether no place is needed so far.
+func (b *Budget) light() bool {
+	return b.steps <= lightSteps+ordinarySteps*b.text && !b.isLarge()
+}
+
+// isLarge tells whether that is not so for the memory's sake.
+func (b *Budget) isLarge() bool { return b.bytes > lightBytes+ordinaryBytes*b.text }
 
 // End gives the place back, if there is one.
 func (b *Budget) End() {
@@ -118,7 +127,7 @@ func (b *Budget) End() {
 	}
 	now := time.Now()
 	collecting := time.Duration(b.bytes / 2) // a byte that was made costs the collector half a nanosecond, while others work
-	places <- now.Add(min(b.worked+now.Sub(b.rested)+collecting, longestPause))
+	shared.give(now.Add(min(b.worked+now.Sub(b.rested)+collecting, longestPause)))
 	b.placed, b.large, b.worked = false, false, 0
 }
 
@@ -146,7 +155,7 @@ func (b *Budget) Take(n int) error {
 	if uint(b.bytes) > uint(b.limits.Bytes) {
 		return &Exceeded{"bytes", b.limits.Bytes}
 	}
-	if b.bytes > lightBytes && !b.placed {
+	if !b.placed && b.isLarge() {
 		b.next = 0
 	}
 	return b.Work(n / bytesPerStep)
@@ -177,25 +186,19 @@ func (b *Budget) look() error {
 		return &Exceeded{"steps", b.limits.Steps}
 	}
 	b.next = min(b.steps+lookEvery, b.limits.Steps+1)
-	b.large = b.large || b.bytes > lightBytes
+	b.large = b.large || b.isLarge()
 	if err := context.Cause(b.ctx); err != nil {
 		return err
 	}
 	if b.placed {
 		return b.rest()
 	}
-	if b.steps <= lightSteps && b.bytes <= lightBytes {
+	if b.light() {
 		return nil
 	}
-	timer := time.NewTimer(patience)
-	defer timer.Stop()
-	var free time.Time
-	select {
-	case free = <-places:
-	case <-timer.C:
-		return ErrBusy
-	case <-b.ctx.Done():
-		return context.Cause(b.ctx)
+	free, err := shared.take(b.ctx, b.owner)
+	if err != nil {
+		return err
 	}
 	time.Sleep(time.Until(free))
 	b.placed, b.rested = true, time.Now()

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"go.uber.org/goleak"
 )
@@ -51,7 +54,7 @@ func TestLimits(t *testing.T) {
 // occupy takes every place but left, until the test ends.
 func occupy(t *testing.T, left int) {
 	t.Helper()
-	for range cap(places) - left {
+	for range len(shared.free) - left {
 		b := New(t.Context(), Limits{})
 		if err := b.Work(lightSteps + 1); err != nil || !b.placed {
 			t.Fatalf("no place: %v", err)
@@ -104,4 +107,69 @@ func TestWaitingEndsWithTheContext(t *testing.T) {
 	if err := next.Work(lightSteps + 1); err != nil {
 		t.Errorf("the place was not given back: %v", err)
 	}
+}
+
+// TestWorkOnText: what is ordinary for the length of a client's text needs no place either, and neither does the next work on it.
+func TestWorkOnText(t *testing.T) {
+	occupy(t, 0)
+	const text = 400_000
+	b := New(t.Context(), Limits{})
+	defer b.End()
+	b.On(text)
+	if err := errors.Join(b.Take(ordinaryBytes*text), b.Work(lightSteps)); err != nil || b.placed {
+		t.Errorf("ordinary work on a long text: %v, with a place: %v", err, b.placed)
+	}
+	b.Renew(Limits{})
+	if err := b.Work(lightSteps + ordinarySteps*text); err != nil || b.placed {
+		t.Errorf("the next work: %v, with a place: %v", err, b.placed)
+	}
+	if err := b.Work(2 * lookEvery); !errors.Is(err, ErrBusy) {
+		t.Errorf("more work than is ordinary: %v", err)
+	}
+}
+
+// TestPlacesInTurn: a key that waits with much does not keep another one from its place, and who has waited in vain is out of the queue.
+func TestPlacesInTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPlaces(1)
+		if _, err := p.take(t.Context(), "ann"); err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		come := func(ctx context.Context, owner string) {
+			go func() {
+				if _, err := p.take(ctx, owner); err == nil {
+					got = append(got, owner) // one at a time: the others wait
+					time.Sleep(time.Millisecond)
+					p.give(time.Time{})
+				}
+			}()
+			synctest.Wait()
+		}
+		left, leave := context.WithCancel(t.Context())
+		for range 4 {
+			come(t.Context(), "ann")
+		}
+		come(left, "carl")
+		come(t.Context(), "bob")
+		come(t.Context(), "bob")
+		leave()
+		synctest.Wait()
+		p.give(time.Time{})
+		time.Sleep(patience)
+		synctest.Wait()
+		if want := []string{"ann", "bob", "ann", "bob", "ann", "ann"}; !slices.Equal(got, want) {
+			t.Errorf("places went to %v, want %v", got, want)
+		}
+		if _, err := p.take(t.Context(), "ann"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.take(t.Context(), "bob"); !errors.Is(err, ErrBusy) {
+			t.Errorf("no place in time: %v", err)
+		}
+		p.give(time.Time{})
+		if len(p.free) != 1 || len(p.waiting) != 0 || len(p.turns) != 0 {
+			t.Errorf("at the end %d places are free, and %v wait", len(p.free), p.turns)
+		}
+	})
 }

@@ -45,15 +45,15 @@ func (h *health) storage() server.Storage {
 	case h.records == nil:
 		return server.Storage{State: "starting"}
 	}
-	if damage := slices.DeleteFunc(h.records.Damage(), func(f store.Finding) bool { return f.Mended }); len(damage) > 0 {
-		return server.Storage{State: "damaged", Reason: fmt.Sprintf("%d things that the store keeps are damaged; the log names them", len(damage))}
-	}
 	if h.backends != nil {
 		for _, s := range h.backends.States() {
 			if why := s.Status.NoRoom; why != "" {
 				return server.Storage{State: string(store.Full), Reason: "the backend of " + s.Name + " has work that waits for the disk: " + why}
 			}
 		}
+	}
+	if damage := slices.DeleteFunc(h.records.Damage(), func(f store.Finding) bool { return f.Mended }); len(damage) > 0 {
+		return server.Storage{State: damaged, Reason: fmt.Sprintf("%d things that the store keeps are damaged; the log names them", len(damage))}
 	}
 	return server.Storage{State: "ok"}
 }
@@ -82,16 +82,22 @@ func (h *health) setDownload(model int, done, total int64) {
 	}
 }
 
+// damaged is the state of a store that serves all but what of it is damaged.
+const damaged = "damaged"
+
 // get tells how everything stands: "ok" when the store takes work and all models are ready, "starting" while any comes up for the first time, else "degraded".
 func (h *health) get() server.Health {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	out := server.Health{Status: "ok", Version: h.version, Storage: h.storage()}
-	if out.Storage.Reason != "" {
+	switch {
+	case out.Storage.State == damaged:
+		out.Status = damaged
+	case out.Storage.Reason != "":
 		out.Status = "degraded"
 	}
 	if h.backends == nil {
-		if out.Status == "ok" {
+		if out.Status == "ok" || out.Status == damaged {
 			out.Status = "starting"
 		}
 		for i, m := range h.models {
@@ -120,7 +126,7 @@ func (h *health) get() server.Health {
 			}
 		case s.Phase == supervisor.Ready:
 		case s.Restarts == 0 && (s.Phase == supervisor.Starting || s.Phase == supervisor.Loading):
-			if out.Status == "ok" {
+			if out.Status == "ok" || out.Status == damaged {
 				out.Status = "starting"
 			}
 		default:

@@ -1,7 +1,9 @@
 package cmd
 
 import (
+	"context"
 	"net/http"
+	"net/http/httptest"
 	"net/http/httptrace"
 	"strings"
 	"testing"
@@ -101,5 +103,35 @@ func TestRevokedKey(t *testing.T) {
 		} else if time.Now().After(deadline) {
 			t.Fatalf("another key of the name: %d %s", status, answer)
 		}
+	}
+}
+
+// A timeline that is fetched by its link counts as a list of the link's owner: while his are being made it waits, and nobody else's does.
+func TestTimelinesWaitLikeLists(t *testing.T) {
+	w, ann, bob, _ := keyed(t)
+	fetch := func(who caller, patience time.Duration) int {
+		session := who.field(who.demand(http.MethodPost, "/api/v1/create_session", object{}), "session_id")
+		link := who.field(who.demand(http.MethodGet, "/api/v1/sessions/"+session+"/trace_export", nil), "url")
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		answer := httptest.NewRecorder()
+		w.handler.ServeHTTP(answer, httptest.NewRequestWithContext(ctx, http.MethodGet, strings.TrimPrefix(link, w.url), nil))
+		return answer.Body.Len()
+	}
+	if fetch(ann, time.Minute) == 0 {
+		t.Error("there is no timeline")
+	}
+	for range 2 {
+		done, err := w.core.AwaitList(t.Context(), "ann")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer done()
+	}
+	if n := fetch(ann, 100*time.Millisecond); n > 0 {
+		t.Errorf("%d bytes came while two lists were being made", n)
+	}
+	if fetch(bob, time.Minute) == 0 {
+		t.Error("somebody else waits too")
 	}
 }

@@ -2,6 +2,7 @@ package keys
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"net/http"
 	"slices"
@@ -106,33 +107,59 @@ type Request struct {
 	*http.Request        // its context ends, with the cause ErrRevoked, when the key is revoked
 	Owner         string // whose key it is
 	Admin         bool   // it is an administrator's
-	Bearer        string // stands for the key in links, see Links; "" without a keys file
-	release       func()
+	Bearer        Bearer // stands for the key in links
+	release       func() // nil without a keys file
+}
+
+// Bearer is the key that a request came with.
+type Bearer struct {
+	of   *Authenticator // nil without a keys file
+	hash [sha256.Size]byte
+}
+
+// Fingerprint stands for the key in links, see BeginLink; "" without a keys file. Few requests need it, and it takes some time to make.
+func (b Bearer) Fingerprint() string {
+	if b.of == nil {
+		return ""
+	}
+	return b.of.Tokens.fingerprint(b.hash)
 }
 
 // Release has the request no longer end with its key. It must be called when it is answered, and not before. The connection of a revoked key is closed, whatever was answered: with http.ErrAbortHandler where the
 // answer does not say so in its header Connection, for which it is too late in the middle of a stream.
-func (r *Request) Release() { r.release() }
+func (r Request) Release() {
+	if r.release != nil {
+		r.release()
+	}
+}
 
 // Begin finds who a request is from, or ErrUnknown. When the key is revoked, the request's context ends, its body can no longer be read, and what is not written to w within a moment never is, also when its
 // client reads slowly.
-func (a *Authenticator) Begin(w http.ResponseWriter, r *http.Request) (*Request, error) {
+func (a *Authenticator) Begin(w http.ResponseWriter, r *http.Request) (Request, error) {
+	if !a.Ring.Required() {
+		return anybody(r), nil
+	}
 	chosen, err := a.chosen(Credential(r.Header))
 	if err != nil {
-		return nil, err
+		return Request{}, err
 	}
 	return a.begin(w, r, chosen)
 }
 
 // BeginLink is Begin for a request that comes with a link instead of a key: bearer is that of the request by which the link was made, and owner its owner.
-func (a *Authenticator) BeginLink(w http.ResponseWriter, r *http.Request, owner, bearer string) (*Request, error) {
+func (a *Authenticator) BeginLink(w http.ResponseWriter, r *http.Request, owner, bearer string) (Request, error) {
+	if !a.Ring.Required() {
+		return anybody(r), nil
+	}
 	return a.begin(w, r, a.Tokens.fingerprinted(owner, bearer))
 }
 
-func (a *Authenticator) begin(w http.ResponseWriter, r *http.Request, chosen func(entry) bool) (*Request, error) {
-	if !a.Ring.Required() {
-		return &Request{Request: r, Owner: anyone.name, Admin: anyone.admin, release: func() {}}, nil
-	}
+// anybody's is a request without a keys file.
+func anybody(r *http.Request) Request {
+	return Request{Request: r, Owner: anyone.name, Admin: anyone.admin}
+}
+
+func (a *Authenticator) begin(w http.ResponseWriter, r *http.Request, chosen func(entry) bool) (Request, error) {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	e, letGo, err := a.Ring.holdOn(chosen, func(again bool) {
 		cancel(ErrRevoked)
@@ -147,7 +174,7 @@ func (a *Authenticator) begin(w http.ResponseWriter, r *http.Request, chosen fun
 	})
 	if err != nil {
 		cancel(nil)
-		return nil, err
+		return Request{}, err
 	}
 	release := func() {
 		letGo()
@@ -163,7 +190,7 @@ func (a *Authenticator) begin(w http.ResponseWriter, r *http.Request, chosen fun
 	if !e.admin {
 		made = context.WithValue(ctx, told{}, a)
 	}
-	return &Request{Request: r.WithContext(made), Owner: e.name, Admin: e.admin, Bearer: a.Tokens.fingerprint(e.hash), release: release}, nil
+	return Request{Request: r.WithContext(made), Owner: e.name, Admin: e.admin, Bearer: Bearer{a, e.hash}, release: release}, nil
 }
 
 // told is the key of the Authenticator in the context of a request whose caller is no administrator.

@@ -16,7 +16,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // holding is a server whose handler does what a test wants with a request of a known key, and tells how it ended.
-func holding(t *testing.T, a *Authenticator, handle func(http.ResponseWriter, *Request)) (url string, ended <-chan error) {
+func holding(t *testing.T, a *Authenticator, handle func(http.ResponseWriter, Request)) (url string, ended <-chan error) {
 	t.Helper()
 	ends := make(chan error, 8)
 	ts := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -69,16 +69,16 @@ func take(t *testing.T, path, name string) {
 func TestRevokedKeyEndsItsRequests(t *testing.T) {
 	for _, c := range []struct {
 		name   string
-		handle func(http.ResponseWriter, *Request)
+		handle func(http.ResponseWriter, Request)
 		body   func() io.Reader // nil = none
 	}{
-		{"a wait", func(_ http.ResponseWriter, r *Request) { <-r.Context().Done() }, nil},
-		{"an upload that stands still", func(_ http.ResponseWriter, r *Request) { _, _ = io.Copy(io.Discard, r.Body) }, func() io.Reader {
+		{"a wait", func(_ http.ResponseWriter, r Request) { <-r.Context().Done() }, nil},
+		{"an upload that stands still", func(_ http.ResponseWriter, r Request) { _, _ = io.Copy(io.Discard, r.Body) }, func() io.Reader {
 			reader, writer := io.Pipe()
 			t.Cleanup(func() { _ = writer.Close() })
 			return reader
 		}},
-		{"an answer that nobody reads", func(w http.ResponseWriter, _ *Request) {
+		{"an answer that nobody reads", func(w http.ResponseWriter, _ Request) {
 			for err := error(nil); err == nil; {
 				_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(time.Hour)) // as a stream does before each event
 				_, err = w.Write(make([]byte, 1<<16))
@@ -91,7 +91,7 @@ func TestRevokedKeyEndsItsRequests(t *testing.T) {
 					t.Parallel()
 					a, _, _, bob, _ := authenticator(t)
 					begun := make(chan struct{})
-					handle := func(w http.ResponseWriter, r *Request) {
+					handle := func(w http.ResponseWriter, r Request) {
 						close(begun)
 						c.handle(w, r)
 					}
@@ -141,7 +141,7 @@ func TestRevokedKeyEndsItsRequests(t *testing.T) {
 }
 
 // linked is holding for requests that come with the link of a key.
-func linked(t *testing.T, a *Authenticator, key string, handle func(http.ResponseWriter, *Request)) (url string, ended <-chan error) {
+func linked(t *testing.T, a *Authenticator, key string, handle func(http.ResponseWriter, Request)) (url string, ended <-chan error) {
 	t.Helper()
 	r := httptest.NewRequest(http.MethodGet, "/", nil)
 	r.Header.Set("X-Api-Key", key)
@@ -152,7 +152,7 @@ func linked(t *testing.T, a *Authenticator, key string, handle func(http.Respons
 	made.Release()
 	ends := make(chan error, 8)
 	ts := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		req, err := a.BeginLink(w, r, made.Owner, made.Bearer)
+		req, err := a.BeginLink(w, r, made.Owner, made.Bearer.Fingerprint())
 		if err != nil {
 			ends <- err
 			return
@@ -241,11 +241,11 @@ func TestNothingBeginsWithoutItsKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if made.Owner != "bob" || made.Admin || made.Bearer == "" {
+	if made.Owner != "bob" || made.Admin || made.Bearer.Fingerprint() == "" {
 		t.Errorf("%+v", made)
 	}
 	made.Release()
-	for _, link := range [][2]string{{"ann", made.Bearer}, {"bob", ""}, {"bob", "x"}, {"", made.Bearer}} {
+	for _, link := range [][2]string{{"ann", made.Bearer.Fingerprint()}, {"bob", ""}, {"bob", "x"}, {"", made.Bearer.Fingerprint()}} {
 		if _, err := a.BeginLink(httptest.NewRecorder(), r, link[0], link[1]); !errors.Is(err, ErrUnknown) {
 			t.Errorf("link of %q: %v", link, err)
 		}
@@ -256,16 +256,16 @@ func TestNothingBeginsWithoutItsKey(t *testing.T) {
 	if _, err := a.Begin(httptest.NewRecorder(), r); !errors.Is(err, ErrUnknown) {
 		t.Errorf("the key: %v", err)
 	}
-	if _, err := a.BeginLink(httptest.NewRecorder(), r, made.Owner, made.Bearer); !errors.Is(err, ErrUnknown) {
+	if _, err := a.BeginLink(httptest.NewRecorder(), r, made.Owner, made.Bearer.Fingerprint()); !errors.Is(err, ErrUnknown) {
 		t.Errorf("the link: %v", err)
 	}
 	if err := a.Ring.Revoke(ann); err != nil {
 		t.Fatal(err)
 	}
 	keyless := &Authenticator{Ring: &Ring{}, Tokens: a.Tokens}
-	for _, begin := range []func() (*Request, error){
-		func() (*Request, error) { return keyless.Begin(httptest.NewRecorder(), r) },
-		func() (*Request, error) { return keyless.BeginLink(httptest.NewRecorder(), r, "ann", "x") },
+	for _, begin := range []func() (Request, error){
+		func() (Request, error) { return keyless.Begin(httptest.NewRecorder(), r) },
+		func() (Request, error) { return keyless.BeginLink(httptest.NewRecorder(), r, "ann", "x") },
 	} {
 		req, err := begin()
 		if err != nil || req.Owner != Anonymous || !req.Admin || req.Request != r {
@@ -288,5 +288,29 @@ func BenchmarkBegin(b *testing.B) {
 			b.Fatal(err)
 		}
 		req.Release()
+	}
+}
+
+// Without a keys file a request costs nothing, and what only links need is made for them only.
+func TestBeginAllocatesLittle(t *testing.T) {
+	a, ann, _, _, _ := authenticator(t)
+	keyless := &Authenticator{Ring: &Ring{}, Tokens: a.Tokens}
+	r := httptest.NewRequest(http.MethodGet, "/", nil)
+	r.Header.Set("X-Api-Key", ann)
+	w := httptest.NewRecorder()
+	for name, c := range map[string]struct {
+		by   *Authenticator
+		most float64
+	}{"without keys": {keyless, 0}, "with a key": {a, 12}} {
+		n := testing.AllocsPerRun(100, func() {
+			req, err := c.by.Begin(w, r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Release()
+		})
+		if n > c.most {
+			t.Errorf("%s: %v allocations", name, n)
+		}
 	}
 }

@@ -45,7 +45,7 @@ type completionRequest struct {
 }
 
 // prompts reads the four forms of prompt: a string, a list of strings, a list of token ids, a list of such lists.
-func (r *completionRequest) prompts(ctx context.Context, m *catalog.Model, info plugins.ModelInfo) ([][]int32, error) {
+func (r *completionRequest) prompts(ctx context.Context, owner string, m *catalog.Model, info plugins.ModelInfo) ([][]int32, error) {
 	const forms = "a string, a list of strings, a list of token ids, or a list of lists of token ids is allowed"
 	list := []json.RawMessage{r.Prompt}
 	switch kindOf(r.Prompt) {
@@ -63,7 +63,7 @@ func (r *completionRequest) prompts(ctx context.Context, m *catalog.Model, info 
 	default:
 		return nil, invalid("prompt", forms)
 	}
-	b := budget.New(ctx, budget.Limits{}) // for all of them
+	b := budget.For(ctx, owner, budget.Limits{}) // for all of them
 	defer b.End()
 	out := make([][]int32, len(list))
 	for i, one := range list {
@@ -145,7 +145,7 @@ func (s *Service) completions(c call) error {
 			return err
 		}
 	}
-	prompts, err := r.prompts(c.Request.Context(), m, info)
+	prompts, err := r.prompts(c.Request.Context(), c.owner, m, info)
 	if err != nil {
 		return err
 	}

@@ -49,8 +49,9 @@ func (s *Service) renderChat(c call, m *catalog.Model, r *chatRequest) ([]int32,
 		return nil, err
 	}
 	ctx := c.Request.Context()
-	b := budget.New(ctx, budget.Limits{})
+	b := budget.For(ctx, c.owner, budget.Limits{})
 	defer b.End()
+	b.On(size)
 	text, err := m.Template.RenderWithin(ctx, b, conversation)
 	if err != nil {
 		return nil, renderError(err)

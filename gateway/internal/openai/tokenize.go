@@ -51,7 +51,7 @@ func (s *Service) tokenize(c call) error {
 		return err
 	}
 	var ids []int32
-	b := budget.New(c.Request.Context(), budget.Limits{})
+	b := budget.For(c.Request.Context(), c.owner, budget.Limits{})
 	defer b.End()
 	switch {
 	case r.Prompt != nil && r.Messages != nil:
@@ -123,7 +123,7 @@ func (s *Service) detokenize(c call) error {
 			return invalid("tokens", "element %d: %d is not the id of a token", i, id)
 		}
 	}
-	b := budget.New(c.Request.Context(), budget.Limits{})
+	b := budget.For(c.Request.Context(), c.owner, budget.Limits{})
 	defer b.End()
 	text, err := m.Tokenizer.DecodeWithin(b, ids, false)
 	if err != nil {

@@ -350,7 +350,7 @@ func (s *server) startOrRefuse() (refused bool) {
 			}
 			continue
 		}
-		if s.healthz().Status == "ok" {
+		if status := s.healthz().Status; status == "ok" || status == "damaged" {
 			return false
 		}
 	}
@@ -363,7 +363,7 @@ func names(log string, r ruin) bool {
 	words := []string{filepath.Base(r.file)}
 	switch kind := kindOf(r.file); {
 	case strings.HasPrefix(kind, "tinsmith.db"):
-		words = append(words, "database")
+		words = append(words, "database", "tinsmith.db")
 	case strings.HasPrefix(kind, "journal"):
 		words = append(words, "journal")
 	case strings.HasPrefix(kind, "checkpoints"), strings.HasPrefix(kind, "recovery"), strings.HasPrefix(kind, "snapshots"):

@@ -107,7 +107,9 @@ func (r *Redactor) Fault(text string) string {
 	text = lookedUp.ReplaceAllString(text, "$1$2"+withheld)
 	text = ipAddress.ReplaceAllString(text, anAddress)
 	if r != nil && r.words != nil {
-		text = r.words.ReplaceAllString(text, "$1"+withheld+"$2")
+		for range 2 { // of two words that share the sign between them, the second is found when the first is gone
+			text = r.words.ReplaceAllString(text, "$1"+withheld+"$2")
+		}
 	}
 	return text
 }

@@ -35,6 +35,7 @@ func TestFault(t *testing.T) {
 		{"a role", `password authentication failed for user "tin"`, `password authentication failed for user (withheld)`},
 		{"a URL", "cannot parse postgres://tin:p%40ss@db.internal:5432/records", "cannot parse (an address)"},
 		{"IPv6", "connect [fe80::1]:5432: refused", "connect (an address): refused"},
+		{"words side by side", "refused tin:p@ss@db.internal tin tin", "refused (withheld):(withheld)@(withheld) (withheld) (withheld)"},
 		{"a word within another", "tinsmith and tin-can stay, tin does not", "tinsmith and tin-can stay, (withheld) does not"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

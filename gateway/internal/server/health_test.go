@@ -59,3 +59,18 @@ func TestHealthReasons(t *testing.T) {
 		})
 	}
 }
+
+// A start does not mend what is damaged, and everything else is served: whoever watches the status alone is not to end such a server.
+func TestHealthCodes(t *testing.T) {
+	for status, want := range map[string]int{"ok": http.StatusOK, "damaged": http.StatusOK, "degraded": http.StatusServiceUnavailable, "starting": http.StatusServiceUnavailable} {
+		handler := New(Options{Keyless: true, Metrics: http.NotFoundHandler(), Health: func() Health { return Health{Status: status} }})
+		for _, path := range []string{"/healthz", "/health", "/ping"} {
+			r := httptest.NewRequest(http.MethodGet, path, nil)
+			r.Host = "localhost"
+			w := httptest.NewRecorder()
+			if handler.ServeHTTP(w, r); w.Code != want {
+				t.Errorf("%s of a server that is %s: status %d, want %d", path, status, w.Code, want)
+			}
+		}
+	}
+}

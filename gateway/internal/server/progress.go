@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/body"
@@ -72,7 +73,7 @@ type exchange struct {
 	whole               bool  // the body has been read
 	stalled             error // it will not be
 	written             int
-	handlers            bool // the handler has set the write deadline
+	handlers            atomic.Bool // the handler has set the write deadline, or somebody who ends it, at any time
 }
 
 // incoming is the body.
@@ -112,7 +113,7 @@ const bufferedBytes = 2 << 10
 
 // Write implements http.ResponseWriter: in pieces, each of which has a deadline.
 func (x *exchange) Write(b []byte) (written int, err error) {
-	if x.handlers || x.written+len(b) <= bufferedBytes {
+	if x.handlers.Load() || x.written+len(b) <= bufferedBytes {
 		n, err := x.ResponseWriter.Write(b)
 		x.written += n
 		return n, err
@@ -132,7 +133,7 @@ func (x *exchange) Write(b []byte) (written int, err error) {
 
 // WriteString implements io.StringWriter.
 func (x *exchange) WriteString(s string) (int, error) {
-	if x.handlers || x.written+len(s) <= bufferedBytes {
+	if x.handlers.Load() || x.written+len(s) <= bufferedBytes {
 		n, err := io.WriteString(x.ResponseWriter, s)
 		x.written += n
 		return n, err
@@ -142,7 +143,7 @@ func (x *exchange) WriteString(s string) (int, error) {
 
 // Flush implements http.Flusher.
 func (x *exchange) Flush() {
-	if !x.handlers {
+	if !x.handlers.Load() {
 		_ = x.connection.SetWriteDeadline(time.Now().Add(x.writeLeft)) // a connection that cannot have one ends by itself
 	}
 	if f, ok := x.ResponseWriter.(http.Flusher); ok {
@@ -153,7 +154,7 @@ func (x *exchange) Flush() {
 
 // SetWriteDeadline is what http.ResponseController calls.
 func (x *exchange) SetWriteDeadline(t time.Time) error {
-	x.handlers = !t.IsZero()
+	x.handlers.Store(!t.IsZero())
 	return x.connection.SetWriteDeadline(t)
 }
 

@@ -283,6 +283,21 @@ func (l *connections) count() int {
 	return l.open
 }
 
+// The end of a key sets deadlines while the handler writes: only the race detector finds fault here.
+func TestDeadlineFromElsewhere(t *testing.T) {
+	_, address := serving(t, 10, ordinary, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		set := make(chan error)
+		go func() { set <- http.NewResponseController(w).SetWriteDeadline(time.Now().Add(time.Minute)) }()
+		_, err := w.Write(make([]byte, 100<<10))
+		if err = errors.Join(err, <-set); err != nil {
+			t.Error(err)
+		}
+	}))
+	c := dial(t, address, "127.0.0.1")
+	c.says(post + "\r\n")
+	c.hears(http.StatusOK)
+}
+
 // A handler that sets write deadlines itself is left alone.
 func TestHandlersOwnDeadline(t *testing.T) {
 	var result sync.WaitGroup

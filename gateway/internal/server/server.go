@@ -36,15 +36,23 @@ const (
 
 // Health is the answer of /healthz.
 type Health struct {
-	Status  string  `json:"status"` // "ok", or "starting" or "degraded" with status code 503
+	Status  string  `json:"status"` // "ok", "damaged" where all but some of what is kept is well, or "starting" or "degraded" with status code 503
 	Version string  `json:"version"`
 	Storage Storage `json:"storage"`
 	Models  []Model `json:"models"`
 }
 
+// code is the answer's status: whoever starts servers again that are not well is not to do so for what a start does not mend.
+func (h Health) code() int {
+	if h.Status == "ok" || h.Status == "damaged" {
+		return http.StatusOK
+	}
+	return http.StatusServiceUnavailable
+}
+
 // Storage is the state of the data directory and the database.
 type Storage struct {
-	State  string `json:"state"`            // ok, starting, full, read-only, locked, failing
+	State  string `json:"state"`            // ok, starting, full, read-only, locked, failing, damaged
 	Reason string `json:"reason,omitempty"` // why it is not ok
 }
 
@@ -132,10 +140,7 @@ func New(opts Options) http.Handler {
 	}
 	health := func(c *gin.Context) {
 		h := opts.Health()
-		code := http.StatusOK
-		if h.Status != "ok" {
-			code = http.StatusServiceUnavailable
-		}
+		code := h.code()
 		if !opts.Keyless && (opts.Admin == nil || !opts.Admin(c.Request)) {
 			h = h.public()
 		}
@@ -144,10 +149,7 @@ func New(opts Options) http.Handler {
 	r.GET("/healthz", health)
 	// Clients of other servers ask for the status alone.
 	status := func(c *gin.Context) {
-		c.Status(http.StatusOK)
-		if opts.Health().Status != "ok" {
-			c.Status(http.StatusServiceUnavailable)
-		}
+		c.Status(opts.Health().code())
 	}
 	r.GET("/health", status)
 	r.GET("/ping", status)

@@ -45,10 +45,12 @@ func (s *Service) externalURLs(c call) (any, error) {
 }
 
 // requester is who asks for a link.
-func (c call) requester() runs.Requester { return runs.Requester{Owner: c.owner, Key: c.bearer} }
+func (c call) requester() runs.Requester {
+	return runs.Requester{Owner: c.owner, Key: c.bearer.Fingerprint()}
+}
 
 // linked wraps a handler of links, which come without a key: a link ends with the key that it was asked for with, and so does a download that has begun.
-func (s *Service) linked(h gin.HandlerFunc) gin.HandlerFunc {
+func (s *Service) linked(h func(c *gin.Context, owner string)) gin.HandlerFunc {
 	return func(c *gin.Context) {
 		by, err := s.core.Requester(c.Param("token"))
 		if err != nil {
@@ -62,12 +64,12 @@ func (s *Service) linked(h gin.HandlerFunc) gin.HandlerFunc {
 		}
 		defer r.Release()
 		c.Request = r.Request
-		h(c)
+		h(c, r.Owner)
 	}
 }
 
 // archives streams a tar to the bearer of a token.
-func (s *Service) archives(c *gin.Context) {
+func (s *Service) archives(c *gin.Context, _ string) {
 	name, write, err := s.core.OpenArchive(c.Request.Context(), c.Param("token"))
 	if err != nil {
 		fail(c, err)
@@ -88,7 +90,7 @@ func (s *Service) archives(c *gin.Context) {
 }
 
 // files sends one file of an exported checkpoint to the bearer of a token, with ranges.
-func (s *Service) files(c *gin.Context) {
+func (s *Service) files(c *gin.Context, _ string) {
 	name, modified, f, err := s.core.OpenFile(c.Request.Context(), c.Param("token"))
 	if err != nil {
 		fail(c, err)

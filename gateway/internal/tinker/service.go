@@ -120,7 +120,7 @@ type call struct {
 	request context.Context
 
 	owner  string
-	bearer string      // stands for the caller's key in links
+	bearer keys.Bearer // stands for the caller's key in links
 	claim  *body.Claim // what its body and its answer take
 }
 

@@ -23,14 +23,21 @@ func (s *Service) traceExport(c call) (any, error) {
 
 // traces sends a timeline in the Chrome trace event format, which Perfetto reads: a row per run and sampling session; each operation as one bar while it waits and one
 // while the backend has it; below it, as one block, the time in which the device ran a training operation, with its clock cycle; and a row of these cycles, as far as they were the session's.
-func (s *Service) traces(c *gin.Context) {
+// Of a large session it is large, so it counts as one of its owner's lists.
+func (s *Service) traces(c *gin.Context, owner string) {
+	done, err := s.core.AwaitList(c.Request.Context(), owner)
+	if err != nil {
+		fail(c, err)
+		return
+	}
+	defer done()
 	session, events, err := s.core.Trace(c.Request.Context(), c.Param("token"))
 	if err != nil {
 		fail(c, err)
 		return
 	}
 	c.Header("Content-Disposition", `attachment; filename="trace.json"`)
-	claim := body.NewClaim("") // who has the link needs no key
+	claim := body.NewClaim(owner)
 	defer claim.Release()
 	if err := sendJSON(c, claim, http.StatusOK, gin.H{"traceEvents": chromeEvents(session, events), "displayTimeUnit": "ms"}); err != nil {
 		fail(c, err)

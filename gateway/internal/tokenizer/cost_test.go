@@ -148,3 +148,24 @@ func TestHostileFiles(t *testing.T) {
 		})
 	}
 }
+
+// TestLongTextNeedsNoPlace: while others do all the long work that there may be at a time, a text of a hundred thousand tokens is encoded at once.
+func TestLongTextNeedsNoPlace(t *testing.T) {
+	for {
+		b := budget.New(t.Context(), budget.Limits{})
+		t.Cleanup(b.End)
+		if err := b.Work(budget.Most.Steps / 2); errors.Is(err, budget.ErrBusy) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	text := english()[:400_000]
+	for _, name := range []string{"qwen", "llama3", "spm", "unigram"} {
+		b := budget.New(t.Context(), budget.Limits{})
+		if _, err := goldenTokenizer(t, name).EncodeWithin(b, text, true); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		b.End()
+	}
+}

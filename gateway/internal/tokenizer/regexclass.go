@@ -52,7 +52,15 @@ func (p *regexParser) escapedSet(flags regexFlags) (runeSet, error) {
 		}
 		p.at += len(name) + 1
 		bare, caret := strings.CutPrefix(name, "^")
-		return named(canonicalProperty(bare), (c == 'P') != caret)
+		negate := (c == 'P') != caret
+		switch property := canonicalProperty(bare); property {
+		case "Punct": // [[:punct:]] has symbols besides
+			return named("P", negate)
+		case "Word": // [[:word:]] lacks some numbers
+			return named("word", negate)
+		default:
+			return named(property, negate)
+		}
 	case 'x':
 		if p.accept("{") {
 			return p.hex(flags, 1, 8, true)

@@ -237,3 +237,33 @@ func TestRegexWork(t *testing.T) {
 		})
 	}
 }
+
+// TestRegexProperties: properties that have the name of a bracketed class, but not all of its characters, or more.
+func TestRegexProperties(t *testing.T) {
+	for _, c := range []struct{ pattern, has, lacks string }{
+		{`\p{Punct}`, "!-_“。", "$+<=>^`|~☺👍a"},
+		{`\p{^punct}`, "$+<=>^`|~☺👍a", "!-_“。"},
+		{`[[:punct:]]`, "!-_“。$+<=>^`|~☺👍", "a"},
+		{`\p{Word}`, "a_9é²³¹¼½¾", "!⅓"},
+		{`\P{Word}`, "!⅓", "a_9é²³¹¼½¾"},
+		{`[[:word:]]`, "a_9é", "!⅓²³¹¼½¾"},
+		{`\w`, "a_9é²³¹¼½¾", "!⅓"},
+	} {
+		n, err := parseRegex(c.pattern)
+		if err != nil {
+			t.Errorf("%s: %v", c.pattern, err)
+			continue
+		}
+		set := n.(regexConcat)[0].(regexChars).set
+		for _, r := range c.has {
+			if !set.contains(r) {
+				t.Errorf("%s lacks %q", c.pattern, r)
+			}
+		}
+		for _, r := range c.lacks {
+			if set.contains(r) {
+				t.Errorf("%s has %q", c.pattern, r)
+			}
+		}
+	}
+}

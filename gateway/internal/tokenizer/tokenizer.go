@@ -180,6 +180,7 @@ func (t *Tokenizer) EncodeWithin(b *budget.Budget, text string, addSpecial bool)
 }
 
 func (t *Tokenizer) encode(b *budget.Budget, text string, addSpecial bool) ([]int32, error) {
+	b.On(len(text))
 	if err := costs("added_tokens", b.Work(len(text)+16)); err != nil {
 		return nil, err
 	}
