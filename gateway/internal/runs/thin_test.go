@@ -136,6 +136,28 @@ func TestThinningGoesOnBesideDamage(t *testing.T) {
 	}
 }
 
+// A crash between two steps on the way of an ended session leaves it in the schedule.
+func TestEndedSessionsGoAfterACrash(t *testing.T) {
+	w, clock := clocked(t, func(w *world) { w.config.SessionsKept = 90 * day })
+	w.life()
+	clock.add(2 * retireAfter)
+	w.quiet()
+	for _, wait := range []time.Duration{w.cfg.ResultsKept, w.cfg.SamplesKept, 90 * day} {
+		broken := w.failing(inSessions)
+		clock.add(wait + time.Hour)
+		w.quiet()
+		if wait != 90*day && broken.refused.Load() == 0 {
+			t.Fatal("nothing was cut off")
+		}
+		w.restart()
+		w.quiet()
+	}
+	w.quiet()
+	if left := w.records(); left[inSessions]+left[inRuns]+left[inSamplers]+left[inRetired]+left[inResults] != 0 {
+		t.Errorf("left is %v", left)
+	}
+}
+
 func TestRecordsAreKeptForEver(t *testing.T) {
 	w, clock := clocked(t, nil)
 	w.life()
