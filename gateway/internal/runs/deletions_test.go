@@ -357,3 +357,21 @@ func TestDeletionsAreHeldBetweenTwoFolders(t *testing.T) {
 		t.Errorf("it is there: %v", err)
 	}
 }
+
+// Where nothing can be set aside, as on a full disk, the server starts, and what has no record stays.
+func TestStartWhereNothingCanBeSetAside(t *testing.T) {
+	w := newWorld(t, nil)
+	dir := filepath.Join(w.dir, "checkpoints", "a:train:0", "weights", "x~1")
+	w.ok(os.MkdirAll(dir, 0o700))
+	w.ok(os.WriteFile(filepath.Join(w.dir, unclaimedDir), nil, 0o600))
+	w.restart()
+	w.newRun(w.session(), 0)
+	if _, err := os.Stat(dir); err != nil {
+		t.Error(err)
+	}
+	w.ok(os.Remove(filepath.Join(w.dir, unclaimedDir)))
+	w.restart()
+	if found, err := filepath.Glob(filepath.Join(w.dir, unclaimedDir, "*", "checkpoints", "a:train:0", "weights", "x~1")); err != nil || len(found) != 1 {
+		t.Errorf("%v, %v", found, err)
+	}
+}
