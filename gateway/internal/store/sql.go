@@ -382,7 +382,7 @@ func (s *sqlStore) Missing(ctx context.Context, collection, other string) ([]Rec
 	default:
 		there := map[string]bool{}
 		if err = s.All(ctx, other, func(r Record) error { there[r.Key] = true; return nil }); errors.Is(err, ErrRows) {
-			return nil, fmt.Errorf("%w: %v", ErrCorrupt, err) // what is not in the list may be there
+			return nil, fmt.Errorf("%w: %s", ErrCorrupt, err.Error()) // what is not in the list may be there
 		}
 		if err == nil {
 			err = s.All(ctx, collection, func(r Record) error {
