@@ -103,9 +103,18 @@ func (r *recovery) run(ctx context.Context, out io.Writer) (err error) {
 		for _, f := range loss.Findings {
 			report.Findings = append(report.Findings, f.String())
 		}
-		if err = nil; r.accept {
-			records, err = openOffline(ctx, cfg, true)
+		err = nil
+	}
+	if err == nil && r.accept {
+		if records != nil { // rows that are damaged keep nobody from opening it
+			for _, f := range records.Damage() {
+				report.Findings = append(report.Findings, f.String())
+			}
+			if err = records.Close(); err != nil {
+				return err
+			}
 		}
+		records, err = openOffline(ctx, cfg, true)
 	}
 	if err != nil {
 		return err

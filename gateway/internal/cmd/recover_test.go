@@ -2,7 +2,9 @@ package cmd
 
 import (
 	"bytes"
+	"database/sql"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -76,5 +78,55 @@ func TestRecoverRefuses(t *testing.T) {
 	out, err = execute(t, recoverCommand(), "--data-dir", data)
 	if err != nil || !strings.Contains(out, "weights/x~1") || !strings.Contains(out, "damaged") {
 		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// A damaged row keeps nobody from what is beside it, and is given up when that is asked for: then a backup can be made again.
+func TestRecoverAcceptsDamagedRows(t *testing.T) {
+	data := filepath.Join(t.TempDir(), "data")
+	s, err := store.Open(t.Context(), store.Options{Dir: data})
+	if err != nil {
+		t.Fatal(err)
+	}
+	one := store.Record{Collection: "checkpoints", Key: "tinker://a:train:0/weights/x", Value: []byte(`{"Path": "tinker://a:train:0/weights/x", "Dir": "checkpoints/a:train:0/weights/x~1"}`)}
+	two := store.Record{Collection: "checkpoints", Key: "tinker://a:train:0/weights/y", Value: []byte(`{"Path": "tinker://a:train:0/weights/y", "Dir": "checkpoints/a:train:0/weights/y~1"}`)}
+	if err := errors.Join(s.Commit(t.Context(), store.Batch{Put: []store.Record{one, two}}), s.Close()); err != nil {
+		t.Fatal(err)
+	}
+	db, err := sql.Open("sqlite", filepath.Join(data, "tinsmith.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = db.ExecContext(t.Context(), "UPDATE tinsmith_records SET place = 7 WHERE id = ?", one.Key)
+	if err := errors.Join(err, db.Close()); err != nil {
+		t.Fatal(err)
+	}
+	read := func(args ...string) recoveryReport {
+		t.Helper()
+		out, err := execute(t, recoverCommand(), append(args, "--data-dir", data, "--json")...)
+		var report recoveryReport
+		if err != nil || json.Unmarshal([]byte(out), &report) != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return report
+	}
+	backUp := func() error {
+		_, err := execute(t, backupCommand("v"), filepath.Join(t.TempDir(), "b"), "--data-dir", data)
+		return err
+	}
+	if got := read(); !got.Opened || !strings.Contains(strings.Join(got.Findings, "\n"), one.Key) || len(got.Missing) != 1 || got.Missing[0].Name != two.Key {
+		t.Errorf("%+v", got)
+	}
+	if err := backUp(); err == nil || !strings.Contains(err.Error(), one.Key) {
+		t.Errorf("a backup of a damaged row: %v", err)
+	}
+	if got := read("--accept"); !strings.Contains(strings.Join(got.Findings, "\n"), one.Key) || len(got.Missing) != 1 {
+		t.Errorf("%+v", got)
+	}
+	if got := read(); len(got.Findings) != 0 || len(got.Missing) != 1 {
+		t.Errorf("it was not accepted: %+v", got)
+	}
+	if err := backUp(); err != nil {
+		t.Error(err)
 	}
 }

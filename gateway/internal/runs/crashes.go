@@ -62,7 +62,7 @@ func (c *Core) loadCharges(ctx context.Context) (map[string]charges, error) {
 		known[r.Key] = x
 		return nil
 	})
-	if err != nil {
+	if err = c.others(err); err != nil {
 		return nil, fmt.Errorf("load state: %w", err)
 	}
 	return known, nil

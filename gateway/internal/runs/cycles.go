@@ -2,6 +2,7 @@ package runs
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
@@ -26,10 +27,10 @@ type cyclesRecord struct {
 }
 
 // loadCycles reads a reservation.
-func (c *Core) loadCycles(b []byte) error {
+func (c *Core) loadCycles(rec store.Record) error {
 	var r cyclesRecord
-	if err := json.Unmarshal(b, &r); err != nil {
-		return err
+	if err := json.Unmarshal(rec.Value, &r); err != nil {
+		return fmt.Errorf("record %s %q: %w", rec.Collection, rec.Key, err)
 	}
 	if m := c.byName[r.Model]; m != nil {
 		m.cycles.last, m.cycles.reserved = r.Reserved, r.Reserved

@@ -37,6 +37,8 @@ type erasures struct {
 	again   []string // they could not be removed: the next sweep tries again
 	busy    bool     // a goroutine works on them
 	held    int      // while it is not 0 nothing is removed
+
+	removing chan struct{} // closed when the folder that is just being removed is gone; nil = none is
 }
 
 // erase removes the files of deletions that are in the journal, in the background. mu is held.
@@ -64,8 +66,14 @@ func (c *Core) eraseWaiting(ctx context.Context) {
 		c.mu.Unlock()
 		var done store.Batch
 		var failed []string
-		for _, dir := range dirs {
-			if err := c.removeFiles(dir); err != nil {
+		for i, dir := range dirs {
+			gone := c.mayRemove(dirs[i:])
+			if gone == nil {
+				break
+			}
+			err := c.removeFiles(dir)
+			gone()
+			if err != nil {
 				c.logged("files could not be deleted", err, "path", dir)
 				failed = append(failed, dir)
 				continue
@@ -82,6 +90,25 @@ func (c *Core) eraseWaiting(ctx context.Context) {
 	}
 }
 
+// mayRemove tells that the first of some folders is being removed, until gone is called. While nothing may be removed it is nil, and the folders wait again.
+func (c *Core) mayRemove(dirs []string) (gone func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e := &c.erasures
+	if e.held > 0 {
+		e.waiting = append(e.waiting, dirs...)
+		return nil
+	}
+	removing := make(chan struct{})
+	e.removing = removing
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		e.removing = nil
+		close(removing)
+	}
+}
+
 // eraseAgain tries what could not be removed. mu is held.
 func (c *Core) eraseAgain() {
 	again := c.erasures.again
@@ -89,11 +116,16 @@ func (c *Core) eraseAgain() {
 	c.erase(again...)
 }
 
-// HoldDeletions keeps all files that records name where they are, until release is called: what is deleted meanwhile goes then. What is being removed when it is called has no record any more.
+// HoldDeletions keeps all files that records name where they are, until release is called: what is deleted meanwhile goes then. It waits for the folder that is just being removed, so that nobody
+// who lists folders finds half of one.
 func (c *Core) HoldDeletions() (release func()) {
 	c.mu.Lock()
 	c.erasures.held++
+	removing := c.erasures.removing
 	c.mu.Unlock()
+	if removing != nil {
+		<-removing
+	}
 	released := false
 	return func() {
 		c.mu.Lock()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
@@ -316,5 +317,61 @@ func TestUnfinishedWrites(t *testing.T) {
 	w.ok(json.Unmarshal(b, &note))
 	if len(note.Paths) != 5 || note.Why == "" || note.When.IsZero() {
 		t.Errorf("note %+v", note)
+	}
+}
+
+// told calls something when a message is logged.
+type told struct {
+	slog.Handler
+	message string
+	do      func()
+}
+
+func (h told) Enabled(context.Context, slog.Level) bool { return true }
+
+func (h told) Handle(_ context.Context, r slog.Record) error {
+	if r.Message == h.message {
+		h.do()
+	}
+	return nil
+}
+
+// A backup that begins while several folders are being removed has those that are still there to itself.
+func TestDeletionsAreHeldBetweenTwoFolders(t *testing.T) {
+	held := make(chan func(), 1)
+	w := newWorld(t, nil)
+	w.Core.log = slog.New(told{slog.DiscardHandler, "files could not be deleted", func() { held <- w.HoldDeletions() }})
+	dir := filepath.Join("checkpoints", "a:train:0", "weights", "x~1")
+	w.ok(os.MkdirAll(filepath.Join(w.dir, dir), 0o700))
+	w.Core.mu.Lock()
+	w.erase("no place", dir)
+	w.Core.mu.Unlock()
+	release := <-held
+	w.eventually(func() bool { return !w.erasures.busy })
+	if _, err := os.Stat(filepath.Join(w.dir, dir)); err != nil {
+		t.Errorf("it was removed while nothing may be: %v", err)
+	}
+	release()
+	w.eventually(func() bool { return !w.erasures.busy && len(w.erasures.waiting) == 0 })
+	if _, err := os.Stat(filepath.Join(w.dir, dir)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("it is there: %v", err)
+	}
+}
+
+// Where nothing can be set aside, as on a full disk, the server starts, and what has no record stays.
+func TestStartWhereNothingCanBeSetAside(t *testing.T) {
+	w := newWorld(t, nil)
+	dir := filepath.Join(w.dir, "checkpoints", "a:train:0", "weights", "x~1")
+	w.ok(os.MkdirAll(dir, 0o700))
+	w.ok(os.WriteFile(filepath.Join(w.dir, unclaimedDir), nil, 0o600))
+	w.restart()
+	w.newRun(w.session(), 0)
+	if _, err := os.Stat(dir); err != nil {
+		t.Error(err)
+	}
+	w.ok(os.Remove(filepath.Join(w.dir, unclaimedDir)))
+	w.restart()
+	if found, err := filepath.Glob(filepath.Join(w.dir, unclaimedDir, "*", "checkpoints", "a:train:0", "weights", "x~1")); err != nil || len(found) != 1 {
+		t.Errorf("%v, %v", found, err)
 	}
 }

@@ -367,6 +367,18 @@ func TestAnswersOfLargeCheckpoints(t *testing.T) {
 	}
 }
 
+// A label that PostgreSQL could not hold is refused, whatever the database: else no backup could be restored there.
+func TestLabelsThatNotEveryDatabaseHolds(t *testing.T) {
+	w := newWorld(t, nil)
+	session := w.session()
+	for _, label := range []string{"a\x00b", "a\xff"} {
+		_, err := w.CreateSession(t.Context(), NewSession{Owner: owner, ProjectID: label})
+		w.refused(err, KindInvalid, "project_id", "zero bytes")
+		w.refused(w.AssignProject(t.Context(), owner, session, label), KindInvalid, "project_id", "zero bytes")
+	}
+	w.ok(w.AssignProject(t.Context(), owner, session, "große Läufe ✓"))
+}
+
 func TestFewListsAtATime(t *testing.T) {
 	w := newWorld(t, nil)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -111,8 +111,9 @@ func OpenInventory(ctx context.Context, records store.Store, dataDir string) (*I
 	return v, nil
 }
 
+// readAll reads what can be read: the store tells what cannot, and its files are listed as without a record.
 func readAll[T any](ctx context.Context, from store.Store, collection string, take func(*T)) error {
-	return from.All(ctx, collection, func(r store.Record) error {
+	err := from.All(ctx, collection, func(r store.Record) error {
 		var value T
 		if err := json.Unmarshal(r.Value, &value); err != nil {
 			return fmt.Errorf("record %s %q: %w", collection, r.Key, err)
@@ -120,6 +121,10 @@ func readAll[T any](ctx context.Context, from store.Store, collection string, ta
 		take(&value)
 		return nil
 	})
+	if errors.Is(err, store.ErrRows) {
+		return nil
+	}
+	return err
 }
 
 // Items lists what no record names, with checked checksums: what was set aside, and what lies where the server would set it aside.
@@ -406,14 +411,15 @@ func (v *Inventory) Missing(ctx context.Context) ([]Missing, error) {
 	return list, nil
 }
 
-// OfUse tells whether an item is claimed when all are: checkpoints are, and the states of runs that have no record or were lost. What a live run left is of no use.
+// OfUse tells whether an item is claimed when all are: checkpoints are, and the states of runs that have no record, or none of their session, or were lost. What a live run left is of no use.
 func (v *Inventory) OfUse(item Item) bool {
 	switch item.What {
 	case "checkpoint":
 		return true
 	case "recovery point":
 		run, known := v.runs[strings.Split(item.Origin, string(filepath.Separator))[1]]
-		return item.claim != nil && (!known || run.State == stateCorrupted || run.State == stateStored)
+		_, session := v.sessions[run.SessionID] // without it the run is not known to the server
+		return item.claim != nil && (!known || run.State == stateCorrupted || run.State == stateStored || run.SessionID != "" && !session)
 	}
 	return false
 }

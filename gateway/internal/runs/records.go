@@ -104,8 +104,8 @@ func (c *Core) load(ctx context.Context) ([]store.Record, error) {
 	if err := c.loadSessions(ctx); err != nil {
 		return nil, fmt.Errorf("load state: %w", err)
 	}
-	if err := c.each(ctx, inCycles, c.loadCycles); err != nil {
-		return nil, err
+	if err := c.cfg.Store.All(ctx, inCycles, c.loadCycles); err != nil { // one that is missed would have numbers given twice
+		return nil, fmt.Errorf("load state: %w", err)
 	}
 	used := map[string]bool{}  // folders that records name
 	ended := map[string]bool{} // those of samplers whose session is over
@@ -163,10 +163,20 @@ func (c *Core) load(ctx context.Context) ([]store.Record, error) {
 		return nil, err
 	}
 	c.checkDescriptions()
-	return c.cfg.Store.Missing(ctx, inOperations, inResults)
+	pending, err := c.cfg.Store.Missing(ctx, inOperations, inResults)
+	return pending, c.others(err)
 }
 
-// knows tells whether a run has a record, retired or not, and was not lost: then nobody wants the states of it that no record names.
+// others passes over that single records are damaged, which a start does: what is not read is as if it were not there, but that its files are set aside, and everything else goes on.
+func (c *Core) others(err error) error {
+	if !errors.Is(err, store.ErrRows) {
+		return err
+	}
+	c.log.Error("the server starts without records that are damaged", "error", err)
+	return nil
+}
+
+// knows tells whether a run has a record, in memory or as one that is over, and was not lost: then nobody wants the states of it that no record names. One that is neither went with its session's record.
 func (c *Core) knows(ctx context.Context, runID string) bool {
 	if r := c.runs[runID]; r != nil {
 		return r.State != stateCorrupted
@@ -176,29 +186,33 @@ func (c *Core) knows(ctx context.Context, runID string) bool {
 		return false
 	}
 	r, err := c.decodeRun(rec.Value)
-	return err == nil && r.State != stateCorrupted
+	return err == nil && r.State != stateCorrupted && !r.usable()
 }
 
 // loadSessions reads the sessions that are not retired, with their runs and sampling sessions, and the runs that have no session.
 func (c *Core) loadSessions(ctx context.Context) error {
 	now := c.cfg.now()
 	var live []string
-	if err := c.cfg.Store.All(ctx, inLive, func(rec store.Record) error { live = append(live, rec.Key); return nil }); err != nil {
+	if err := c.others(c.cfg.Store.All(ctx, inLive, func(rec store.Record) error { live = append(live, rec.Key); return nil })); err != nil {
 		return err
 	}
 	for _, id := range live {
+		s := &session{seen: now}
 		rec, err := c.cfg.Store.Get(ctx, inSessions, id)
+		if err == nil {
+			if err = json.Unmarshal(rec.Value, &s.sessionRecord); err != nil {
+				return fmt.Errorf("record %s %q: %w", inSessions, id, err)
+			}
+			err = c.readParts(ctx, s)
+		}
+		if errors.Is(err, store.ErrRows) || errors.Is(err, store.ErrNotFound) { // in a part of it something could be made anew that is there
+			c.log.Error("the server starts without a session of which records are damaged or missing", "session", id, "error", err)
+			continue
+		}
 		if err != nil {
 			return err
 		}
-		s := &session{seen: now}
-		if err := json.Unmarshal(rec.Value, &s.sessionRecord); err != nil {
-			return fmt.Errorf("record %s %q: %w", inSessions, id, err)
-		}
 		c.sessions[id] = s
-		if err := c.readParts(ctx, s); err != nil {
-			return err
-		}
 		bytes := s.size()
 		for _, r := range s.runs {
 			c.runs[r.ID] = r
@@ -213,7 +227,7 @@ func (c *Core) loadSessions(ctx context.Context) error {
 		}
 	}
 	without, err := c.cfg.Store.List(ctx, inRuns, "", store.Range{}, 0)
-	if err != nil {
+	if err = c.others(err); err != nil {
 		return err
 	}
 	for _, rec := range without {
@@ -275,6 +289,7 @@ func (c *Core) decodeSampler(b []byte) (*sampler, error) {
 	return s, nil
 }
 
+// each reads the records of a collection that can be read.
 func (c *Core) each(ctx context.Context, collection string, read func([]byte) error) error {
 	err := c.cfg.Store.All(ctx, collection, func(r store.Record) error {
 		if err := read(r.Value); err != nil {
@@ -282,7 +297,7 @@ func (c *Core) each(ctx context.Context, collection string, read func([]byte) er
 		}
 		return nil
 	})
-	if err != nil {
+	if err = c.others(err); err != nil {
 		return fmt.Errorf("load state: %w", err)
 	}
 	return nil

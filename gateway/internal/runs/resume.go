@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -41,6 +42,7 @@ type history struct {
 	skipped []span64
 	decided int64         // the highest that has a result and was not skipped
 	created *resultRecord // of its creation
+	damage  error         // it cannot be read
 }
 
 // readHistory reads the numbers of a run.
@@ -137,6 +139,9 @@ func (c *Core) readHistories(ctx context.Context) (map[*run]history, error) {
 			continue
 		}
 		h, err := c.readHistory(ctx, r.ID)
+		if errors.Is(err, store.ErrCorrupt) {
+			h, err = history{damage: err}, nil
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -222,10 +227,13 @@ func revive(r *run, f *future, rec store.Record, head operationRecord) *operatio
 
 // resumeRun puts a run's unfinished operations into their places and has it rebuilt. mu is held.
 func (c *Core) resumeRun(r *run, ops []*operation, h history) {
-	if !r.usable() || r.model == nil || r.session == nil || !r.session.active() {
+	if !r.usable() || r.model == nil || r.session == nil || !r.session.active() || h.damage != nil {
 		reason := cmp.Or(r.Reason, "its session is over")
 		if r.usable() && r.model == nil {
 			c.loseRun(r, "model "+r.ServedModel+" is not served any more")
+			reason = r.Reason
+		} else if r.usable() && h.damage != nil && r.session != nil && r.session.active() {
+			c.loseRun(r, "its journal is damaged: "+h.damage.Error())
 			reason = r.Reason
 		} else if r.usable() {
 			c.endRun(r, stateEnded, reason, nil)

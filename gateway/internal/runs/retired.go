@@ -233,6 +233,9 @@ func (c *Core) doOverdue(ctx context.Context, id string, do func(context.Context
 	c.mu.Unlock()
 	if s == nil {
 		rec, err := c.cfg.Store.Get(ctx, inSessions, id)
+		if errors.Is(err, store.ErrNotFound) { // it was damaged and given up
+			return c.cfg.Store.Commit(ctx, store.Batch{Delete: []store.RecordKey{{Collection: inRetired, Key: id}}})
+		}
 		if err == nil {
 			s, err = c.readSession(ctx, rec)
 		}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"time"
+	"unicode/utf8"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
 )
@@ -166,6 +167,9 @@ func (n *NewSession) check() error {
 func checkLabel(field, text string) error {
 	if len(text) > maxLabel {
 		return invalidf("%s: has %d bytes, at most %d are allowed", field, len(text), maxLabel)
+	}
+	if !utf8.ValidString(text) || strings.IndexByte(text, 0) >= 0 { // some become names of records, which not every database could hold
+		return invalidf("%s: must be UTF-8 without zero bytes", field)
 	}
 	return nil
 }

@@ -246,7 +246,6 @@ func (c *Core) forgetSamples(ctx context.Context, s *session) error {
 	for _, smp := range samplers {
 		b.DeleteUnder = append(b.DeleteUnder, store.ParentKey{Collection: inResults, Parent: smp.ID})
 	}
-	b.Delete = append(b.Delete, store.RecordKey{Collection: inRetired, Key: s.ID})
 	if err := c.cfg.Store.Commit(ctx, b); err != nil {
 		return err
 	}

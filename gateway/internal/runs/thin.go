@@ -3,6 +3,7 @@ package runs
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -21,35 +22,36 @@ const (
 // thin deletes what need not be kept any more, and makes days of old hours.
 func (c *Core) thin(ctx context.Context) error {
 	now := c.cfg.now()
+	var errs []error // what fails of one keeps nothing from the others
 	if kept := c.cfg.SessionsKept; kept > 0 {
-		if _, err := c.overdue(ctx, recordsNext, now.Add(-kept), c.removeSession); err != nil {
-			return err
-		}
-		if err := c.removeStored(ctx, now.Add(-kept)); err != nil {
-			return err
-		}
+		_, err := c.overdue(ctx, recordsNext, now.Add(-kept), c.removeSession)
+		errs = append(errs, err, c.removeStored(ctx, now.Add(-kept)))
 	}
 	if kept := c.cfg.AuditKept; kept > 0 {
 		if err := c.eachOld(ctx, inAudit, now.Add(-kept).UnixNano(), c.removeRecords); err != nil {
-			return fmt.Errorf("delete old audit entries: %w", err)
+			errs = append(errs, fmt.Errorf("delete old audit entries: %w", err))
 		}
 	}
 	if kept := c.cfg.UsageByHour; kept > 0 {
 		day := now.UTC().Add(-kept).Truncate(24 * time.Hour)
 		if err := c.eachOld(ctx, inUsage, day.Unix(), c.sumDays); err != nil {
-			return fmt.Errorf("sum old usage: %w", err)
+			errs = append(errs, fmt.Errorf("sum old usage: %w", err))
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // eachOld has something done to the records of a collection, of all parents, whose rank is below a bound, and which are then gone, a page at a time.
 func (c *Core) eachOld(ctx context.Context, collection string, before int64, do func(context.Context, []store.Record) error) error {
 	pages := 0
-	for after := ""; ; {
+	for after, first := "", true; ; first = false {
 		parents, err := c.cfg.Store.Parents(ctx, collection, after, thinPage)
 		if err != nil {
 			return err
+		}
+		all := len(parents) < thinPage
+		if first {
+			parents = append([]string{""}, parents...) // that of a server without keys, which is never listed
 		}
 		for _, parent := range parents {
 			for more := true; more; {
@@ -69,7 +71,7 @@ func (c *Core) eachOld(ctx context.Context, collection string, before int64, do 
 				}
 			}
 		}
-		if len(parents) < thinPage {
+		if all {
 			return nil
 		}
 		after = parents[len(parents)-1]

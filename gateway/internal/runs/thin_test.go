@@ -109,6 +109,55 @@ func TestOldRecordsAreThinned(t *testing.T) {
 	}
 }
 
+// What is damaged or belongs to nothing does not keep the rest for ever, nor does it matter that a server without keys has an owner without a name.
+func TestThinningGoesOnBesideDamage(t *testing.T) {
+	w, clock := clocked(t, func(w *world) {
+		w.config.SessionsKept, w.config.AuditKept, w.config.UsageByHour = 90*day, 60*day, 30*day
+	})
+	ctx := t.Context()
+	at := clock.time()
+	entry := func(session string) store.Record {
+		return store.Record{Collection: inRetired, Key: session, Parent: recordsNext, Rank: at.UnixNano()}
+	}
+	w.ok(w.store.Commit(ctx, store.Batch{
+		Put: []store.Record{
+			entry("gone"), entry("damaged"), {Collection: inSessions, Key: "damaged", Rank: at.UnixNano(), Value: []byte("!")},
+			{Collection: inAudit, Key: "a", Rank: at.UnixNano(), Value: []byte("{}")}, {Collection: inAudit, Key: "b", Parent: owner, Rank: at.UnixNano(), Value: []byte("{}")},
+		},
+		Add: []store.Record{{Collection: inUsage, Key: "u", Rank: at.Unix(), Count: 3, Value: []byte("{}")}},
+	}))
+	clock.add(200 * day)
+	w.quiet()
+	left := w.records()
+	for collection, want := range map[string]int{inRetired: 1, inSessions: 1, inAudit: 0, inUsage: 0, inUsageDays: 1} {
+		if left[collection] != want {
+			t.Errorf("%d records of %s are left, want %d", left[collection], collection, want)
+		}
+	}
+}
+
+// A crash between two steps on the way of an ended session leaves it in the schedule.
+func TestEndedSessionsGoAfterACrash(t *testing.T) {
+	w, clock := clocked(t, func(w *world) { w.config.SessionsKept = 90 * day })
+	w.life()
+	clock.add(2 * retireAfter)
+	w.quiet()
+	for _, wait := range []time.Duration{w.cfg.ResultsKept, w.cfg.SamplesKept, 90 * day} {
+		broken := w.failing(inSessions)
+		clock.add(wait + time.Hour)
+		w.quiet()
+		if wait != 90*day && broken.refused.Load() == 0 {
+			t.Fatal("nothing was cut off")
+		}
+		w.restart()
+		w.quiet()
+	}
+	w.quiet()
+	if left := w.records(); left[inSessions]+left[inRuns]+left[inSamplers]+left[inRetired]+left[inResults] != 0 {
+		t.Errorf("left is %v", left)
+	}
+}
+
 func TestRecordsAreKeptForEver(t *testing.T) {
 	w, clock := clocked(t, nil)
 	w.life()

@@ -78,7 +78,9 @@ func (c *Core) setAsideUnnamed(ctx context.Context, used map[string]bool) error 
 	if len(unnamed) == 0 {
 		return nil
 	}
-	return c.setAside("at the start of the server no record named it", unnamed)
+	// On a disk without room they may have to stay where they are, until a later start: that is no reason not to serve what has records.
+	c.logged("files without records could not be set aside", c.setAside("at the start of the server no record named it", unnamed))
+	return nil
 }
 
 // unfinished tells whether a folder that no record names has the name of a write that did not end, and is worth nothing: it is not whole, or it is a recovery point that did not count yet, of a run that goes on without or has ended.

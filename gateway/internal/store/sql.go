@@ -314,7 +314,7 @@ func (s *sqlStore) List(ctx context.Context, collection, parent string, r Range,
 	}
 	list := map[RecordKey]*Record{}
 	applied, err := s.query(ctx, collection, r, func(r Record) error { list[RecordKey{r.Collection, r.Key}] = &r; return nil }, text, args...)
-	if err != nil {
+	if err != nil && !errors.Is(err, ErrRows) {
 		return nil, err
 	}
 	s.view.RLock()
@@ -339,7 +339,7 @@ func (s *sqlStore) List(ctx context.Context, collection, parent string, r Range,
 	if limit > 0 && len(out) > limit {
 		out = out[:limit]
 	}
-	return out, nil
+	return out, err
 }
 
 // All implements Store.
@@ -354,7 +354,7 @@ func (s *sqlStore) All(ctx context.Context, collection string, yield func(Record
 	}
 	var list []Record
 	_, err := s.query(ctx, collection, Range{}, func(r Record) error { list = append(list, r); return nil }, text+" UNION ALL "+inBlocks(collection), collection)
-	if err != nil {
+	if err != nil && !errors.Is(err, ErrRows) {
 		return err
 	}
 	slices.SortFunc(list, func(a, b Record) int { return cmp.Or(cmp.Compare(a.Rank, b.Rank), strings.Compare(a.Key, b.Key)) })
@@ -363,7 +363,7 @@ func (s *sqlStore) All(ctx context.Context, collection string, yield func(Record
 			return err
 		}
 	}
-	return nil
+	return err
 }
 
 // Missing implements Store.
@@ -381,15 +381,17 @@ func (s *sqlStore) Missing(ctx context.Context, collection, other string) ([]Rec
 		_, err = s.query(ctx, collection, Range{}, gather, text+" UNION ALL "+inBlocks(collection)+" AND guested = 0", collection, other)
 	default:
 		there := map[string]bool{}
-		err = errors.Join(
-			s.All(ctx, other, func(r Record) error { there[r.Key] = true; return nil }),
-			s.All(ctx, collection, func(r Record) error {
+		if err = s.All(ctx, other, func(r Record) error { there[r.Key] = true; return nil }); errors.Is(err, ErrRows) {
+			return nil, fmt.Errorf("%w: %s", ErrCorrupt, err.Error()) // what is not in the list may be there
+		}
+		if err == nil {
+			err = s.All(ctx, collection, func(r Record) error {
 				if there[r.Key] {
 					return nil
 				}
 				return gather(r)
-			}),
-		)
+			})
+		}
 	}
 	slices.SortFunc(list, func(a, b Record) int {
 		return cmp.Or(strings.Compare(a.Parent, b.Parent), cmp.Compare(a.Rank, b.Rank), strings.Compare(a.Key, b.Key))
@@ -403,7 +405,7 @@ const groupColumn = ", COALESCE((SELECT a.amount FROM tinsmith_records AS a WHER
 // selected is the select of rows, which query understands.
 func selected(from string) string { return "SELECT " + columns + groupColumn + " FROM " + from }
 
-// query yields records of the database, of blocks only those of a collection with ranks in a range. It gives the number of the last group that the database had then, also when yield ends it with an error; 0 if there are no records.
+// query yields the records of the database that can be read, with ErrRows at the end if that are not all; of blocks only those of a collection with ranks in a range. It gives the number of the last group that the database had then, also when yield ends it with an error; 0 if there are no records.
 func (s *sqlStore) query(ctx context.Context, collection string, x Range, yield func(Record) error, text string, args ...any) (applied int64, err error) {
 	rows, err := s.db.reader.QueryContext(ctx, s.db.text(text), args...)
 	if err != nil {
@@ -411,20 +413,22 @@ func (s *sqlStore) query(ctx context.Context, collection string, x Range, yield 
 	}
 	defer rows.Close()
 	var sums summer
+	var damaged error // the first row that is
 	for rows.Next() {
 		var r Record
 		var head, payload sum
-		if err := rows.Scan(&r.Collection, &r.Key, &r.Parent, &r.Rank, &r.Count, &r.Value, &r.Payload, &r.Ref.Segment, &r.Ref.Offset, &r.Ref.Length, &head, &payload, &applied); err != nil {
-			return 0, s.unread(unreadable(err))
-		}
-		block := r.Collection == ""
-		if block {
+		block := false
+		if err = rows.Scan(&r.Collection, &r.Key, &r.Parent, &r.Rank, &r.Count, &r.Value, &r.Payload, &r.Ref.Segment, &r.Ref.Offset, &r.Ref.Length, &head, &payload, &applied); err != nil {
+			err = unreadable(err)
+		} else if block = r.Collection == ""; block {
 			err = sums.checkPart(r.Parent, r.Rank, r.Count, r.Value, collection, true, r.Payload, head, payload)
 		} else {
 			err = sums.check(&r, head, payload)
 		}
 		if err != nil {
-			return 0, s.unread(err)
+			err = s.unread(err) // each is told
+			damaged = cmp.Or(damaged, err)
+			continue
 		}
 		if block {
 			err = unpacked(r, collection, x, yield)
@@ -437,6 +441,9 @@ func (s *sqlStore) query(ctx context.Context, collection string, x Range, yield 
 	}
 	if err := rows.Err(); err != nil {
 		return 0, s.unread(err)
+	}
+	if damaged != nil {
+		return applied, fmt.Errorf("%w: %w", ErrRows, damaged)
 	}
 	return applied, nil
 }

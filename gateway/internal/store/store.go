@@ -24,9 +24,11 @@ import (
 var (
 	ErrNotFound = errors.New("no such record")
 	ErrCorrupt  = errors.New("what the store holds is damaged")
-	ErrClosed   = errors.New("the store is closed")
-	ErrLocked   = errors.New("the data directory is in use by another process")
-	ErrFormat   = errors.New("the data directory was written by another version")
+	// ErrRows goes with ErrCorrupt where nothing but single records cannot be read: List, All and Missing have given all the others.
+	ErrRows   = errors.New("records cannot be read")
+	ErrClosed = errors.New("the store is closed")
+	ErrLocked = errors.New("the data directory is in use by another process")
+	ErrFormat = errors.New("the data directory was written by another version")
 	// ErrUnavailable: nothing can be written at present; see Trouble.
 	ErrUnavailable = errors.New("the store cannot be written to at present")
 )
