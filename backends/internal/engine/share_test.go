@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -403,6 +404,57 @@ func TestReadersThatDoNotRead(t *testing.T) {
 	close(read)
 	group.Wait()
 	equalBits(t, "log-probabilities", got, want.sequences[0].Logprobs)
+}
+
+// Sequences of one prompt that wait for their reader give up its pages, which they share, to who needs them.
+func TestPagesOfReadersThatDoNotRead(t *testing.T) {
+	e := watched(t, `{"max_batch": 4, "kv_cache_tokens": 512}`, byStep, func(map[string]int) { time.Sleep(time.Millisecond) }) // eight pages
+	random := rand.New(rand.NewPCG(34, 1))
+	slow, other := of(ask("slow", "", randomTokens(random, 300), 2, 200), "slow", 1), of(ask("other", "", randomTokens(random, 400), 1, 4), "other", 1)
+	want, err := collect(t.Context(), e, slow)
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := make(chan struct{})
+	got := make([][]float32, 2)
+	var group sync.WaitGroup
+	defer group.Wait()
+	group.Go(func() {
+		if err := e.Sample(t.Context(), slow, func(event plugins.SampleEvent) error {
+			<-read
+			if event.Tokens != nil {
+				got[event.Tokens.Sequence] = append(got[event.Tokens.Sequence], event.Tokens.Logprobs...)
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+	})
+	eventually(t, "both are held up", func() bool {
+		hook(t, e, func() {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			for _, s := range e.running {
+				if s.pending != nil { // as if so much was unread already
+					s.pending.Tokens = make([]int32, mostUnread)
+				}
+			}
+			e.holdUp()
+		})
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return e.heldUp == 2
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if _, err := collect(ctx, e, other); err != nil {
+		t.Error(err)
+	}
+	close(read)
+	group.Wait()
+	for i := range got {
+		equalBits(t, "log-probabilities", got[i], want.sequences[i].Logprobs)
+	}
 }
 
 // A key that has as many sequences waiting as may wait keeps nobody out, and is refused more itself.
