@@ -25,6 +25,10 @@ const (
 	quantumSteps = 16
 )
 
+// mostDebt is how many quanta a line's account may be before the clock when it is charged: who took for hours what nobody else wanted does not rest for
+// hours when somebody does. It is more than the one quantum by which a line gives up its last place.
+const mostDebt = 2
+
 // sharesOf gives the times for steps of so many tokens.
 func (p *pace) sharesOf(tokens int) shares {
 	step := p.stepSeconds(tokens)
@@ -110,10 +114,16 @@ func (e *Engine) partStep(chunks []chunk) (kept, resting []chunk) {
 	return kept, resting
 }
 
-// charge enters a step into the accounts of those whose tokens it had.
+// charge enters a step into the accounts of those whose tokens it had. What they had long before is forgotten.
 func (e *Engine) charge(steps []step) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	for _, st := range steps {
+		for _, c := range st.chunks {
+			l := c.sequence.line
+			l.account = min(l.account, e.waiting.clock+mostDebt*e.waiting.lead)
+		}
+	}
 	for _, st := range steps {
 		all := 0
 		for _, c := range st.chunks {

@@ -314,6 +314,35 @@ func TestTokensByWeight(t *testing.T) {
 	}
 }
 
+// Who took for an hour what another key, that is always at work, did not want rests for moments when its steps begin to hold up that one.
+func TestDebtIsForgotten(t *testing.T) {
+	e := &Engine{waiting: newWaitingRoom()}
+	e.pace.fixedStep = func(tokens int) float64 { return max(0.01, 0.001*float64(tokens)) }
+	e.waiting.lead = e.pace.sharesOf(16).quantum
+	light, heavy := waiter("light", "light", 1, 10), waiter("heavy", "heavy", 1, 10)
+	e.waiting.join(light)
+	e.waiting.join(heavy)
+	places(&e.waiting, 2)
+	do := func(chunks ...chunk) { e.charge([]step{{chunks: chunks}}) }
+	for range 360_000 { // decoding steps of ten milliseconds
+		do(chunk{sequence: light, to: 1}, chunk{sequence: heavy, to: 15})
+	}
+	if !heavy.line.owes(&line{weight: 1, account: e.waiting.clock - e.waiting.lead}, 0, e.waiting.lead) {
+		t.Error("who has had so much owes its place to nobody")
+	}
+	rests := 0
+	for ; rests < 1000; rests++ { // with a long prompt
+		kept, resting := e.partStep([]chunk{{sequence: light, to: 1}, {sequence: heavy, to: 400}})
+		if len(resting) == 0 {
+			break
+		}
+		do(kept...)
+	}
+	if rests == 0 || rests > 100 {
+		t.Errorf("it rests for %d steps", rests)
+	}
+}
+
 // The prompts of one key's requests do not hold up another's: each has its part of a step's tokens of prompts.
 func TestPromptsByKey(t *testing.T) {
 	steps, short := 0, 0
