@@ -119,8 +119,13 @@ func (e *Engine) admit() {
 	for _, r := range l.sampling {
 		full[r] = places(r) <= 0
 	}
+	var owing debtors
+	moved := true // places, since owing was found
 	e.waiting.serve(func(s *sequence) answer {
-		claimed := e.waiting.claims(s.line, e.waiting.lead)
+		if moved {
+			owing, moved = e.waiting.debtors(), false
+		}
+		claimed := owing.owe(s.line, e.waiting.lead)
 		if allFull(full) && !claimed {
 			return othersOnly
 		}
@@ -162,6 +167,7 @@ func (e *Engine) admit() {
 				return waitsOn
 			}
 		}
+		moved = true
 		if s.pages != nil {
 			e.unpark(s)
 		} else {
