@@ -49,8 +49,20 @@ func (c *crowd) room(v *version, limit int64) bool {
 	return c.versions[v] > 0 || c.bytes+v.weights.bytes <= limit/2
 }
 
-// maxPassed is how many steps long those behind a sequence for whose adapter there is no room may go first; then they wait with it.
+// maxPassed is how many steps long those behind a sequence for whose adapter there is no room may go first; then they wait with it: all others if its key
+// has no place at all, else those of its key.
 const maxPassed = 256
+
+// pass has those behind a sequence go first for whose adapter there is no room.
+func (s *sequence) pass() answer {
+	switch s.passed++; {
+	case s.passed <= maxPassed:
+		return waitsOn
+	case s.line.placed > 0:
+		return othersOnly
+	}
+	return enough
+}
 
 // place gives the replica for a sequence: that of its request, or else the one with the most room, among equals the one that has most of the prompt's pages. nil: none has room for another sequence. The caller holds mu.
 func (e *Engine) place(s *sequence, full map[*replica]bool) *replica {
@@ -130,10 +142,7 @@ func (e *Engine) admit() {
 			return othersOnly
 		}
 		if !claimed && !crowd.room(s.request.version, l.adapters.limit) {
-			if s.passed++; s.passed > maxPassed {
-				return enough
-			}
-			return waitsOn
+			return s.pass()
 		}
 		r := e.place(s, full)
 		if r == nil && claimed {
@@ -158,12 +167,9 @@ func (e *Engine) admit() {
 			if !e.roomFor(s, r, place, lacking-p.cache.Available(), crowd) {
 				p.cache.Release(pages)
 				if !crowd.room(s.request.version, l.adapters.limit) {
-					if s.passed++; s.passed > maxPassed {
-						return enough
-					}
-				} else {
-					full[r] = true // for those behind it as well
+					return s.pass()
 				}
+				full[r] = true // for those behind it as well
 				return waitsOn
 			}
 		}

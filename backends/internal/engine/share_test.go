@@ -486,6 +486,48 @@ func TestPagesOfReadersThatDoNotRead(t *testing.T) {
 	}
 }
 
+// A key that has a place has nobody wait for its second adapter, for which there is no room.
+func TestAdapterWithoutRoomHoldsUpItsKey(t *testing.T) {
+	e := watched(t, `{"max_batch": 8}`, byStep, func(map[string]int) { time.Sleep(2 * time.Millisecond) })
+	create(t, e, "a", 1, 8)
+	create(t, e, "b", 2, 8)
+	hook(t, e, func() { e.loaded.adapters.limit = 3 * e.runs["a"].latest.weights.bytes }) // half of it is for the sampler
+	random := rand.New(rand.NewPCG(36, 1))
+	ctx, cancel := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	defer group.Wait()
+	defer cancel()
+	var first sampled
+	send := func(q plugins.SampleRequest, key string, to *sampled) {
+		group.Go(func() {
+			s, err := collect(ctx, e, of(q, key, 1))
+			if err == nil && to != nil {
+				*to = s
+			}
+		})
+	}
+	send(ask("first", "a", randomTokens(random, 3), 1, 500), "one", &first)
+	eventually(t, "the first adapter is at work", func() bool { return e.status(time.Now()).RunningSamples == 1 })
+	send(ask("second", "b", randomTokens(random, 3), 1, 4), "one", nil)
+	send(ask("long", "", randomTokens(random, 3), 3, 500), "other", nil)
+	eventually(t, "those behind the second adapter have gone first for long", func() bool {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		q := e.requests["second"]
+		return q != nil && q.sequences[0].passed > maxPassed
+	})
+	if _, err := collect(t.Context(), e, of(ask("short", "", randomTokens(random, 3), 1, 4), "other", 1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Cancel(t.Context(), plugins.CancelRequest{ID: "first", Sequence: 0}); err != nil {
+		t.Error(err)
+	}
+	group.Wait()
+	if first.reasons[0] != plugins.StopCancelled {
+		t.Error("the other key's sample waited for the first one's")
+	}
+}
+
 // A key that has as many sequences waiting as may wait keeps nobody out, and is refused more itself.
 func TestWaitingIsShared(t *testing.T) {
 	e := start(t, `{"max_waiting": 50, "max_batch": 2}`)
