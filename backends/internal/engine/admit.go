@@ -65,9 +65,9 @@ func (s *sequence) pass() answer {
 }
 
 // place gives the replica for a sequence: that of its request, or else the one with the most room, among equals the one that has most of the prompt's pages. nil: none has room for another sequence. The caller holds mu.
-func (e *Engine) place(s *sequence, full map[*replica]bool) *replica {
+func (e *Engine) place(s *sequence, full func(*replica) bool) *replica {
 	if r := s.request.replica; r != nil {
-		if full[r] {
+		if full(r) {
 			return nil
 		}
 		return r
@@ -75,7 +75,7 @@ func (e *Engine) place(s *sequence, full map[*replica]bool) *replica {
 	var best *replica
 	held := -1
 	for _, r := range e.loaded.sampling {
-		if full[r] {
+		if full(r) {
 			continue
 		}
 		room := 0
@@ -131,6 +131,11 @@ func (e *Engine) admit() {
 	for _, r := range l.sampling {
 		full[r] = places(r) <= 0
 	}
+	type part struct {
+		line    *line
+		replica *replica
+	}
+	lacking := map[part]bool{} // keys that have a place and no pages for another one: nobody else waits for that
 	var owing debtors
 	moved := true // places, since owing was found
 	e.waiting.serve(func(s *sequence) answer {
@@ -144,7 +149,7 @@ func (e *Engine) admit() {
 		if !claimed && !crowd.room(s.request.version, l.adapters.limit) {
 			return s.pass()
 		}
-		r := e.place(s, full)
+		r := e.place(s, func(r *replica) bool { return full[r] || lacking[part{s.line, r}] })
 		if r == nil && claimed {
 			r = e.placeOf(s)
 		}
@@ -155,21 +160,25 @@ func (e *Engine) admit() {
 		p := r.sampler
 		whole := scores != nil && scores.any // the whole prompt is computed: pages hold no logits
 		var pages []int32
-		lacking := 0
+		need := 0
 		if s.pages == nil {
 			if !whole {
 				pages = p.cache.Match(s.request.key, s.tokens[:len(s.tokens)-1]) // the last token is computed: its logits are needed
 			}
-			lacking = pagesOf(s.tokens) - len(pages)
+			need = pagesOf(s.tokens) - len(pages)
 		}
 		place := places(r) > 0
-		if !crowd.room(s.request.version, l.adapters.limit) || !place || p.cache.Available() < lacking {
-			if !e.roomFor(s, r, place, lacking-p.cache.Available(), crowd) {
+		if !crowd.room(s.request.version, l.adapters.limit) || !place || p.cache.Available() < need {
+			if !e.roomFor(s, r, place, need-p.cache.Available(), crowd) {
 				p.cache.Release(pages)
 				if !crowd.room(s.request.version, l.adapters.limit) {
 					return s.pass()
 				}
-				full[r] = true // for those behind it as well
+				if place && s.line.placed > 0 {
+					lacking[part{s.line, r}] = true
+				} else {
+					full[r] = true // for those behind it as well
+				}
 				return waitsOn
 			}
 		}
@@ -177,7 +186,7 @@ func (e *Engine) admit() {
 		if s.pages != nil {
 			e.unpark(s)
 		} else {
-			more, ok := p.allocate(lacking)
+			more, ok := p.allocate(need)
 			if !ok {
 				p.cache.Release(pages)
 				full[r] = true

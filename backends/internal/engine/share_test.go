@@ -528,6 +528,35 @@ func TestAdapterWithoutRoomHoldsUpItsKey(t *testing.T) {
 	}
 }
 
+// Nor for its second sequence, for which there are no pages.
+func TestSequenceWithoutPagesHoldsUpItsKey(t *testing.T) {
+	e := watched(t, `{"max_batch": 8, "kv_cache_tokens": 512}`, byStep, func(map[string]int) { time.Sleep(2 * time.Millisecond) }) // eight pages
+	random := rand.New(rand.NewPCG(37, 1))
+	var group sync.WaitGroup
+	defer group.Wait()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	send := func(q plugins.SampleRequest, key string) {
+		group.Go(func() { _, _ = collect(ctx, e, of(q, key, 1)) })
+	}
+	send(ask("first", "", randomTokens(random, 260), 1, 50), "one") // five pages
+	eventually(t, "the first is at work", func() bool { return e.status(time.Now()).RunningSamples == 1 })
+	release := block(t, e, func() { e.waiting.lines["one"].account = -1 }) // so that it is asked first
+	send(ask("second", "", randomTokens(random, 500), 1, 4), "one")
+	send(ask("others", "", randomTokens(random, 3), 2, 40), "other")
+	eventually(t, "all wait", func() bool { return e.status(time.Now()).WaitingSamples == 3 })
+	release()
+	beside := false
+	eventually(t, "both of the other key are at work beside it", func() bool {
+		s := e.status(time.Now())
+		beside = s.RunningSamples == 3 && s.WaitingSamples == 1
+		return beside || s.RunningSamples+s.WaitingSamples == 0
+	})
+	if !beside {
+		t.Error("the other key waited")
+	}
+}
+
 // A key that has as many sequences waiting as may wait keeps nobody out, and is refused more itself.
 func TestWaitingIsShared(t *testing.T) {
 	e := start(t, `{"max_waiting": 50, "max_batch": 2}`)
