@@ -49,13 +49,25 @@ func (c *crowd) room(v *version, limit int64) bool {
 	return c.versions[v] > 0 || c.bytes+v.weights.bytes <= limit/2
 }
 
-// maxPassed is how many steps long those behind a sequence for whose adapter there is no room may go first; then they wait with it.
+// maxPassed is how many steps long those behind a sequence for whose adapter there is no room may go first; then they wait with it: all others if its key
+// has no place at all, else those of its key.
 const maxPassed = 256
 
+// pass has those behind a sequence go first for whose adapter there is no room.
+func (s *sequence) pass() answer {
+	switch s.passed++; {
+	case s.passed <= maxPassed:
+		return waitsOn
+	case s.line.placed > 0:
+		return othersOnly
+	}
+	return enough
+}
+
 // place gives the replica for a sequence: that of its request, or else the one with the most room, among equals the one that has most of the prompt's pages. nil: none has room for another sequence. The caller holds mu.
-func (e *Engine) place(s *sequence, full map[*replica]bool) *replica {
+func (e *Engine) place(s *sequence, full func(*replica) bool) *replica {
 	if r := s.request.replica; r != nil {
-		if full[r] {
+		if full(r) {
 			return nil
 		}
 		return r
@@ -63,7 +75,7 @@ func (e *Engine) place(s *sequence, full map[*replica]bool) *replica {
 	var best *replica
 	held := -1
 	for _, r := range e.loaded.sampling {
-		if full[r] {
+		if full(r) {
 			continue
 		}
 		room := 0
@@ -119,18 +131,25 @@ func (e *Engine) admit() {
 	for _, r := range l.sampling {
 		full[r] = places(r) <= 0
 	}
+	type part struct {
+		line    *line
+		replica *replica
+	}
+	lacking := map[part]bool{} // keys that have a place and no pages for another one: nobody else waits for that
+	var owing debtors
+	moved := true // places, since owing was found
 	e.waiting.serve(func(s *sequence) answer {
-		claimed := e.waiting.claims(s.line, e.waiting.lead)
+		if moved {
+			owing, moved = e.waiting.debtors(), false
+		}
+		claimed := owing.owe(s.line, e.waiting.lead)
 		if allFull(full) && !claimed {
 			return othersOnly
 		}
 		if !claimed && !crowd.room(s.request.version, l.adapters.limit) {
-			if s.passed++; s.passed > maxPassed {
-				return enough
-			}
-			return waitsOn
+			return s.pass()
 		}
-		r := e.place(s, full)
+		r := e.place(s, func(r *replica) bool { return full[r] || lacking[part{s.line, r}] })
 		if r == nil && claimed {
 			r = e.placeOf(s)
 		}
@@ -141,31 +160,33 @@ func (e *Engine) admit() {
 		p := r.sampler
 		whole := scores != nil && scores.any // the whole prompt is computed: pages hold no logits
 		var pages []int32
-		lacking := 0
+		need := 0
 		if s.pages == nil {
 			if !whole {
 				pages = p.cache.Match(s.request.key, s.tokens[:len(s.tokens)-1]) // the last token is computed: its logits are needed
 			}
-			lacking = pagesOf(s.tokens) - len(pages)
+			need = pagesOf(s.tokens) - len(pages)
 		}
 		place := places(r) > 0
-		if !crowd.room(s.request.version, l.adapters.limit) || !place || p.cache.Available() < lacking {
-			if !e.roomFor(s, r, place, lacking-p.cache.Available(), crowd) {
+		if !crowd.room(s.request.version, l.adapters.limit) || !place || p.cache.Available() < need {
+			if !e.roomFor(s, r, place, need-p.cache.Available(), crowd) {
 				p.cache.Release(pages)
 				if !crowd.room(s.request.version, l.adapters.limit) {
-					if s.passed++; s.passed > maxPassed {
-						return enough
-					}
+					return s.pass()
+				}
+				if place && s.line.placed > 0 {
+					lacking[part{s.line, r}] = true
 				} else {
 					full[r] = true // for those behind it as well
 				}
 				return waitsOn
 			}
 		}
+		moved = true
 		if s.pages != nil {
 			e.unpark(s)
 		} else {
-			more, ok := p.allocate(lacking)
+			more, ok := p.allocate(need)
 			if !ok {
 				p.cache.Release(pages)
 				full[r] = true

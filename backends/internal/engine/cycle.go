@@ -84,8 +84,9 @@ func (s *series) tokens() (n int) {
 // plan picks the passes of the next clock cycle: of every run the longest leading series of passes, as far as budget tokens reach. The budget is shared by tokens in proportion to the runs' weights, over cycles as within
 // one (self-clocked fair queueing): every pass has a tag, the tokens that its run has had by its end over the run's weight, and the smallest tag goes first; a run that had nothing to do is
 // set to the tag of the pass that was taken last, so that it has saved up nothing. A small pass that has just arrived therefore goes before the large ones of a long queue. A pass that does not fit ends its run's share for this cycle.
-// The first pass is taken whatever its size, so that there is always progress. Of runs whose first weights have to be computed, no more than mostMade bytes are in one cycle. It gives the tag of the last pass taken, to be handed to the next plan.
-func plan(runs []*run, budget int, tag float64) ([]series, float64) {
+// The first pass is taken whatever its size, so that there is always progress. Of runs whose first weights have to be computed, no more than mostMade bytes are in one cycle, of which those of turn, unless that is nil,
+// are kept for it. It gives the tag of the last pass taken, to be handed to the next plan.
+func plan(runs []*run, budget int, tag float64, turn *run) ([]series, float64) {
 	type share struct {
 		series
 		left   []*operation // of the leading series
@@ -101,12 +102,15 @@ func plan(runs []*run, budget int, tag float64) ([]series, float64) {
 		}
 	}
 	used, made := 0, int64(0)
+	if turn != nil {
+		made = turn.latest.size
+	}
 	for {
 		var first *share
 		least := math.Inf(1)
 		for i := range shares {
 			s := &shares[i]
-			if s.closed || len(s.left) == 0 || len(s.passes) == 0 && s.run.latest.unmade() && !mayMake(s.run.latest, made) {
+			if s.closed || len(s.left) == 0 || len(s.passes) == 0 && s.run != turn && s.run.latest.unmade() && !mayMake(s.run.latest, made) {
 				continue
 			}
 			o := s.left[0]
@@ -122,7 +126,7 @@ func plan(runs []*run, budget int, tag float64) ([]series, float64) {
 			first.closed = true
 			continue
 		}
-		if len(first.passes) == 0 && first.run.latest.unmade() {
+		if len(first.passes) == 0 && first.run != turn && first.run.latest.unmade() {
 			made += first.run.latest.size
 		}
 		first.passes, first.left = append(first.passes, o), first.left[1:]
@@ -138,6 +142,31 @@ func plan(runs []*run, budget int, tag float64) ([]series, float64) {
 		}
 	}
 	return taken, tag
+}
+
+// turnToMake gives the run whose first weights are to be computed next, of those that are ready for a pass: of the key for which that was done longest ago, so that nobody who has made many adapters keeps another
+// one's first pass from cycle after cycle. nil: there is none. The caller holds mu.
+func (e *Engine) turnToMake(ready []*run) (turn *run) {
+	least := int64(0)
+	for _, r := range ready {
+		if o := r.queue.first(); r.latest.unmade() && o.kind == kindPass {
+			if last := e.lastMade[o.key()]; turn == nil || last < least {
+				turn, least = r, last
+			}
+		}
+	}
+	return turn
+}
+
+// keysMade is of how many keys is remembered when an adapter of theirs was made last.
+const keysMade = 1024
+
+// makes notes that a cycle computes first weights for a key. The caller holds mu.
+func (e *Engine) makes(key string, cycle int64) {
+	if len(e.lastMade) >= keysMade {
+		clear(e.lastMade)
+	}
+	e.lastMade[key] = cycle
 }
 
 // alone gives the series of the next cycle where that belongs to a single pass. The caller holds mu.
@@ -177,7 +206,7 @@ func (e *Engine) trainCycle() bool {
 	}
 	taken := e.alone()
 	if taken == nil {
-		taken, e.tag = plan(ready, e.pace.cycleTokens(l.model.Parameters, l.plan.cycleTokens), e.tag)
+		taken, e.tag = plan(ready, e.pace.cycleTokens(l.model.Parameters, l.plan.cycleTokens), e.tag, e.turnToMake(ready))
 	}
 	// Adapters side by side in the batch, those with the fewest tokens first: their results do not wait for all of a long queue that is in the same cycle.
 	slices.SortFunc(taken, func(a, b series) int {
@@ -189,6 +218,7 @@ func (e *Engine) trainCycle() bool {
 		s := &taken[i]
 		if s.run.latest.unmade() {
 			made += s.run.latest.size
+			e.makes(s.passes[0].key(), e.cycle.number+1)
 		}
 		s.version = e.hold(s.run.latest)
 		for _, o := range s.passes {

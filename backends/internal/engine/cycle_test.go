@@ -71,7 +71,7 @@ func TestPlan(t *testing.T) {
 		{"small before large", []*run{script("a", "PPPP"), script("b", "p")}, 100, "b:p"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			taken, _ := plan(c.runs, c.budget, 0)
+			taken, _ := plan(c.runs, c.budget, 0, nil)
 			if got := describe(taken); got != c.want {
 				t.Errorf("got %q, want %q", got, c.want)
 			}
@@ -96,7 +96,7 @@ func TestPlanRunsEverything(t *testing.T) {
 		budget, tag := 1+random.IntN(400), 0.0
 		for left > 0 {
 			var taken []series
-			taken, tag = plan(runs, budget, tag)
+			taken, tag = plan(runs, budget, tag, nil)
 			tokens, passes, steps := 0, 0, 0
 			for _, s := range taken {
 				for _, o := range s.passes {
@@ -134,7 +134,7 @@ func TestPlanIsFairOverCycles(t *testing.T) {
 		clear(had)
 		for range n {
 			var taken []series
-			taken, tag = plan([]*run{large, small, late}, 330, tag)
+			taken, tag = plan([]*run{large, small, late}, 330, tag, nil)
 			for _, s := range taken {
 				for range s.passes {
 					had[s.run.id] += s.run.queue.first().tokens
@@ -163,12 +163,12 @@ func TestPlanDoesNotDelayTheSmall(t *testing.T) {
 	tag := 0.0
 	for range 10 {
 		var taken []series
-		taken, tag = plan([]*run{long}, 250, tag)
+		taken, tag = plan([]*run{long}, 250, tag, nil)
 		for range taken[0].passes {
 			long.queue.pop()
 		}
 	}
-	taken, _ := plan([]*run{long, script("short", "ppppp")}, 250, tag)
+	taken, _ := plan([]*run{long, script("short", "ppppp")}, 250, tag, nil)
 	if got := describe(taken); got != "long:PP short:ppppp" {
 		t.Errorf("got %q", got)
 	}
@@ -390,7 +390,7 @@ func TestPlanWeighs(t *testing.T) {
 	tag := 0.0
 	for range 10 {
 		var taken []series
-		taken, tag = plan([]*run{light, heavy}, 300, tag)
+		taken, tag = plan([]*run{light, heavy}, 300, tag, nil)
 		for _, s := range taken {
 			for range s.passes {
 				had[s.run.id]++

@@ -97,6 +97,8 @@ type Engine struct {
 	held    []*spillable
 	tag     float64 // of the pass that was planned last, see plan; the device goroutine's
 
+	lastMade map[string]int64 // by key: the newest cycle that computed an adapter's first weights for it; guarded by mu
+
 	counters counters
 }
 
@@ -140,7 +142,7 @@ func New(o Options) *Engine {
 	if _, err := rand.Read(id[:]); err != nil {
 		panic(fmt.Sprintf("engine: no random numbers: %v", err)) // crypto/rand documents that this cannot happen
 	}
-	e := &Engine{options: o, interval: samplerInterval, turn: turn, restAfter: restAfter, openFor: openFor, visit: visitBytes, diskPause: diskPause, openingPace: openingPace, bootID: hex.EncodeToString(id[:]), quit: make(chan struct{}), stopped: make(chan struct{}), waiting: newWaitingRoom(), runs: map[string]*run{}, live: map[*version]struct{}{}, requests: map[string]*request{}}
+	e := &Engine{options: o, interval: samplerInterval, turn: turn, restAfter: restAfter, openFor: openFor, visit: visitBytes, diskPause: diskPause, openingPace: openingPace, bootID: hex.EncodeToString(id[:]), quit: make(chan struct{}), stopped: make(chan struct{}), waiting: newWaitingRoom(), lastMade: map[string]int64{}, runs: map[string]*run{}, live: map[*version]struct{}{}, requests: map[string]*request{}}
 	e.wake = sync.NewCond(&e.mu)
 	e.counters.progressed(time.Now())
 	go e.loop()

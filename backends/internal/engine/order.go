@@ -39,6 +39,14 @@ type operation struct {
 	err    error
 }
 
+// key is for whom the operation, a pass, is done.
+func (o *operation) key() string {
+	if o.pass == nil {
+		return ""
+	}
+	return o.pass.Share.Key
+}
+
 // gradient tells whether the operation belongs to the window of the next step.
 func (o *operation) gradient() bool { return o.kind == kindPass && !o.pass.ForwardOnly }
 

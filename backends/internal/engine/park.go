@@ -108,15 +108,6 @@ func heaviest(sequences []*sequence) int {
 	return best
 }
 
-// reclaimable is how many pages reclaim could free, at least.
-func (p *sampler) reclaimable() int {
-	n := 0
-	for _, s := range p.parked {
-		n += p.cache.HeldAlone(s.pages)
-	}
-	return n
-}
-
 // allocate gives n pages, taking those of parked sequences if there are too few.
 func (p *sampler) allocate(n int) ([]int32, bool) {
 	for {
@@ -147,10 +138,13 @@ func (e *Engine) roomFor(s *sequence, r *replica, place bool, pages int, crowd *
 	if !crowd.room(s.request.version, limit) {
 		on = nil
 	}
+	released := r.sampler.cache.IfReleased()
 	if pages > 0 {
-		pages -= r.sampler.reclaimable()
+		for _, parked := range r.sampler.parked {
+			released.Add(parked.pages)
+		}
 	}
-	enough := func() bool { return place && pages <= 0 && crowd.room(s.request.version, limit) }
+	enough := func() bool { return place && pages <= released.Pages() && crowd.room(s.request.version, limit) }
 	var victims []*sequence
 	for v := range e.claims(s.line, on) {
 		if enough() {
@@ -159,7 +153,7 @@ func (e *Engine) roomFor(s *sequence, r *replica, place bool, pages int, crowd *
 		victims = append(victims, v)
 		if v.request.replica == r {
 			place = true
-			pages -= r.sampler.cache.HeldAlone(v.pages)
+			released.Add(v.pages)
 		}
 		crowd.remove(v.request.version)
 	}

@@ -25,6 +25,10 @@ const (
 	quantumSteps = 16
 )
 
+// mostDebt is how many quanta a line's account may be before the clock when it is charged: who took for hours what nobody else wanted does not rest for
+// hours when somebody does. It is more than the one quantum by which a line gives up its last place.
+const mostDebt = 2
+
 // sharesOf gives the times for steps of so many tokens.
 func (p *pace) sharesOf(tokens int) shares {
 	step := p.stepSeconds(tokens)
@@ -110,10 +114,16 @@ func (e *Engine) partStep(chunks []chunk) (kept, resting []chunk) {
 	return kept, resting
 }
 
-// charge enters a step into the accounts of those whose tokens it had.
+// charge enters a step into the accounts of those whose tokens it had. What they had long before is forgotten.
 func (e *Engine) charge(steps []step) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	for _, st := range steps {
+		for _, c := range st.chunks {
+			l := c.sequence.line
+			l.account = min(l.account, e.waiting.clock+mostDebt*e.waiting.lead)
+		}
+	}
 	for _, st := range steps {
 		all := 0
 		for _, c := range st.chunks {
@@ -141,31 +151,34 @@ func (w *waitingRoom) advance() {
 	}
 }
 
-// debtors gives the lines that have to give up a place first, if any has to: the one with the most places for its weight of those that have several, and
-// the one with the largest account.
-func (w *waitingRoom) debtors() (most, longest *line) {
+// debtors are the lines that have to give up a place first, if any has to.
+type debtors struct {
+	most    *line // the one with the most places for its weight, of those that have several
+	longest *line // the one with the largest account
+}
+
+func (w *waitingRoom) debtors() (d debtors) {
 	for _, l := range w.lines {
-		if l.placed > 1 && (most == nil || float64(l.placed-1)/l.weight > float64(most.placed-1)/most.weight) {
-			most = l
+		if l.placed > 1 && (d.most == nil || float64(l.placed-1)/l.weight > float64(d.most.placed-1)/d.most.weight) {
+			d.most = l
 		}
-		if l.placed > 0 && (longest == nil || l.account > longest.account) {
-			longest = l
+		if l.placed > 0 && (d.longest == nil || l.account > d.longest.account) {
+			d.longest = l
 		}
 	}
-	return most, longest
+	return d
 }
 
-// claims tells whether a line may have a place that another one has.
-func (w *waitingRoom) claims(l *line, quantum float64) bool {
-	most, longest := w.debtors()
-	return most != nil && most.owes(l, 0, quantum) || longest != nil && longest.owes(l, 0, quantum)
+// owe tells whether a line may have a place that another one has.
+func (d debtors) owe(l *line, quantum float64) bool {
+	return d.most != nil && d.most.owes(l, 0, quantum) || d.longest != nil && d.longest.owes(l, 0, quantum)
 }
 
-// anyClaims tells whether a line with sequences that wait may.
+// anyClaims tells whether a line with sequences that wait may have a place that another one has.
 func (w *waitingRoom) anyClaims(quantum float64) bool {
-	most, longest := w.debtors()
+	d := w.debtors()
 	for _, l := range w.lines {
-		if l.waiting() > 0 && (most != nil && most.owes(l, 0, quantum) || longest != nil && longest.owes(l, 0, quantum)) {
+		if l.waiting() > 0 && d.owe(l, quantum) {
 			return true
 		}
 	}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -313,6 +314,35 @@ func TestTokensByWeight(t *testing.T) {
 	}
 }
 
+// Who took for an hour what another key, that is always at work, did not want rests for moments when its steps begin to hold up that one.
+func TestDebtIsForgotten(t *testing.T) {
+	e := &Engine{waiting: newWaitingRoom()}
+	e.pace.fixedStep = func(tokens int) float64 { return max(0.01, 0.001*float64(tokens)) }
+	e.waiting.lead = e.pace.sharesOf(16).quantum
+	light, heavy := waiter("light", "light", 1, 10), waiter("heavy", "heavy", 1, 10)
+	e.waiting.join(light)
+	e.waiting.join(heavy)
+	places(&e.waiting, 2)
+	do := func(chunks ...chunk) { e.charge([]step{{chunks: chunks}}) }
+	for range 360_000 { // decoding steps of ten milliseconds
+		do(chunk{sequence: light, to: 1}, chunk{sequence: heavy, to: 15})
+	}
+	if !heavy.line.owes(&line{weight: 1, account: e.waiting.clock - e.waiting.lead}, 0, e.waiting.lead) {
+		t.Error("who has had so much owes its place to nobody")
+	}
+	rests := 0
+	for ; rests < 1000; rests++ { // with a long prompt
+		kept, resting := e.partStep([]chunk{{sequence: light, to: 1}, {sequence: heavy, to: 400}})
+		if len(resting) == 0 {
+			break
+		}
+		do(kept...)
+	}
+	if rests == 0 || rests > 100 {
+		t.Errorf("it rests for %d steps", rests)
+	}
+}
+
 // The prompts of one key's requests do not hold up another's: each has its part of a step's tokens of prompts.
 func TestPromptsByKey(t *testing.T) {
 	steps, short := 0, 0
@@ -403,6 +433,128 @@ func TestReadersThatDoNotRead(t *testing.T) {
 	close(read)
 	group.Wait()
 	equalBits(t, "log-probabilities", got, want.sequences[0].Logprobs)
+}
+
+// Sequences of one prompt that wait for their reader give up its pages, which they share, to who needs them.
+func TestPagesOfReadersThatDoNotRead(t *testing.T) {
+	e := watched(t, `{"max_batch": 4, "kv_cache_tokens": 512}`, byStep, func(map[string]int) { time.Sleep(time.Millisecond) }) // eight pages
+	random := rand.New(rand.NewPCG(34, 1))
+	slow, other := of(ask("slow", "", randomTokens(random, 300), 2, 200), "slow", 1), of(ask("other", "", randomTokens(random, 400), 1, 4), "other", 1)
+	want, err := collect(t.Context(), e, slow)
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := make(chan struct{})
+	got := make([][]float32, 2)
+	var group sync.WaitGroup
+	defer group.Wait()
+	group.Go(func() {
+		if err := e.Sample(t.Context(), slow, func(event plugins.SampleEvent) error {
+			<-read
+			if event.Tokens != nil {
+				got[event.Tokens.Sequence] = append(got[event.Tokens.Sequence], event.Tokens.Logprobs...)
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+	})
+	eventually(t, "both are held up", func() bool {
+		hook(t, e, func() {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			for _, s := range e.running {
+				if s.pending != nil { // as if so much was unread already
+					s.pending.Tokens = make([]int32, mostUnread)
+				}
+			}
+			e.holdUp()
+		})
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return e.heldUp == 2
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if _, err := collect(ctx, e, other); err != nil {
+		t.Error(err)
+	}
+	close(read)
+	group.Wait()
+	for i := range got {
+		equalBits(t, "log-probabilities", got[i], want.sequences[i].Logprobs)
+	}
+}
+
+// A key that has a place has nobody wait for its second adapter, for which there is no room.
+func TestAdapterWithoutRoomHoldsUpItsKey(t *testing.T) {
+	e := watched(t, `{"max_batch": 8}`, byStep, func(map[string]int) { time.Sleep(2 * time.Millisecond) })
+	create(t, e, "a", 1, 8)
+	create(t, e, "b", 2, 8)
+	hook(t, e, func() { e.loaded.adapters.limit = 3 * e.runs["a"].latest.weights.bytes }) // half of it is for the sampler
+	random := rand.New(rand.NewPCG(36, 1))
+	ctx, cancel := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	defer group.Wait()
+	defer cancel()
+	var first sampled
+	send := func(q plugins.SampleRequest, key string, to *sampled) {
+		group.Go(func() {
+			s, err := collect(ctx, e, of(q, key, 1))
+			if err == nil && to != nil {
+				*to = s
+			}
+		})
+	}
+	send(ask("first", "a", randomTokens(random, 3), 1, 500), "one", &first)
+	eventually(t, "the first adapter is at work", func() bool { return e.status(time.Now()).RunningSamples == 1 })
+	send(ask("second", "b", randomTokens(random, 3), 1, 4), "one", nil)
+	send(ask("long", "", randomTokens(random, 3), 3, 500), "other", nil)
+	eventually(t, "those behind the second adapter have gone first for long", func() bool {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		q := e.requests["second"]
+		return q != nil && q.sequences[0].passed > maxPassed
+	})
+	if _, err := collect(t.Context(), e, of(ask("short", "", randomTokens(random, 3), 1, 4), "other", 1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Cancel(t.Context(), plugins.CancelRequest{ID: "first", Sequence: 0}); err != nil {
+		t.Error(err)
+	}
+	group.Wait()
+	if first.reasons[0] != plugins.StopCancelled {
+		t.Error("the other key's sample waited for the first one's")
+	}
+}
+
+// Nor for its second sequence, for which there are no pages.
+func TestSequenceWithoutPagesHoldsUpItsKey(t *testing.T) {
+	e := watched(t, `{"max_batch": 8, "kv_cache_tokens": 512}`, byStep, func(map[string]int) { time.Sleep(2 * time.Millisecond) }) // eight pages
+	random := rand.New(rand.NewPCG(37, 1))
+	var group sync.WaitGroup
+	defer group.Wait()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	send := func(q plugins.SampleRequest, key string) {
+		group.Go(func() { _, _ = collect(ctx, e, of(q, key, 1)) })
+	}
+	send(ask("first", "", randomTokens(random, 260), 1, 50), "one") // five pages
+	eventually(t, "the first is at work", func() bool { return e.status(time.Now()).RunningSamples == 1 })
+	release := block(t, e, func() { e.waiting.lines["one"].account = -1 }) // so that it is asked first
+	send(ask("second", "", randomTokens(random, 500), 1, 4), "one")
+	send(ask("others", "", randomTokens(random, 3), 2, 40), "other")
+	eventually(t, "all wait", func() bool { return e.status(time.Now()).WaitingSamples == 3 })
+	release()
+	beside := false
+	eventually(t, "both of the other key are at work beside it", func() bool {
+		s := e.status(time.Now())
+		beside = s.RunningSamples == 3 && s.WaitingSamples == 1
+		return beside || s.RunningSamples+s.WaitingSamples == 0
+	})
+	if !beside {
+		t.Error("the other key waited")
+	}
 }
 
 // A key that has as many sequences waiting as may wait keeps nobody out, and is refused more itself.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 
@@ -146,4 +147,38 @@ func TestFewAdaptersAreMadeInACycle(t *testing.T) {
 			t.Errorf("%s: %d adapters were made in %d cycles", kind, n, len(cycles))
 		}
 	}
+}
+
+// A key whose new adapters would fill cycle after cycle does not keep another key's from its first pass, however long that is.
+func TestAdaptersAreMadeByKey(t *testing.T) {
+	e := &Engine{lastMade: map[string]int64{}}
+	fresh := func(id, ops, key string) *run {
+		r := script(id, ops)
+		r.latest = &version{weights: &spillable{again: func(content) error { return nil }}, size: mostMade}
+		for _, o := range r.queue.waiting {
+			o.pass = &plugins.ForwardBackwardRequest{Share: plugins.Share{Key: key}}
+		}
+		return r
+	}
+	var runs []*run
+	for i := range 20 {
+		runs = append(runs, fresh(fmt.Sprint("crowd", i), "p", "crowd"))
+	}
+	runs = append(runs, fresh("other", "P", "other"))
+	tag := 0.0
+	for cycle := int64(1); cycle <= 2; cycle++ {
+		var taken []series
+		taken, tag = plan(runs, 1000, tag, e.turnToMake(runs))
+		if len(taken) != 1 {
+			t.Fatalf("cycle %d makes %d adapters", cycle, len(taken))
+		}
+		r := taken[0].run
+		if r.id == "other" {
+			return
+		}
+		e.makes(taken[0].passes[0].key(), cycle)
+		runs = slices.DeleteFunc(runs, func(other *run) bool { return other == r })
+		runs = slices.Insert(runs, 0, fresh(fmt.Sprint("more", cycle), "p", "crowd")) // there are always more
+	}
+	t.Error("the other key's adapter is not among the first two")
 }

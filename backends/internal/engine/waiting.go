@@ -2,6 +2,7 @@ package engine
 
 import (
 	"cmp"
+	"container/heap"
 	"iter"
 	"slices"
 
@@ -13,10 +14,12 @@ import (
 // account of the device's time that it was given, see share.go, which decides between those that have equally many places. A waiting sequence costs its
 // own memory, and pages if it was parked, see park.go, and no goroutine. All of it is guarded by Engine.mu.
 type waitingRoom struct {
-	lines map[string]*line
-	count int     // sequences that wait
-	clock float64 // the least account of the lines that have work: by it an account begins
-	lead  float64 // how far behind the clock a line's account may begin
+	lines  map[string]*line
+	count  int      // sequences that wait
+	clock  float64  // the least account of the lines that have work: by it an account begins
+	lead   float64  // how far behind the clock a line's account may begin
+	order  lineHeap // used again in every step
+	tidyAt int      // lines that there may be until idle ones are forgotten
 }
 
 // line is one key's sequences.
@@ -42,7 +45,7 @@ func (l *line) load(more int) float64 { return float64(l.placed+more) / l.weight
 // lookahead is how many sequences of a line are looked at in a step: those that cannot have a place yet are passed over.
 const lookahead = 64
 
-// idleLines is how many lines without sequences are remembered at most.
+// idleLines is how many lines without sequences are remembered at most, or as many as have some if these are more.
 const idleLines = 1024
 
 func newWaitingRoom() waitingRoom { return waitingRoom{lines: map[string]*line{}} }
@@ -52,8 +55,9 @@ func (w *waitingRoom) join(s *sequence) {
 	share := s.request.Share
 	l := w.lines[share.Key]
 	if l == nil {
-		if len(w.lines) >= idleLines {
+		if len(w.lines) >= w.tidyAt {
 			w.forgetIdle()
+			w.tidyAt = max(idleLines, 2*len(w.lines))
 		}
 		l = &line{key: share.Key}
 		w.lines[share.Key] = l
@@ -159,21 +163,30 @@ func before(a, b *line) bool {
 	return cmp.Or(cmp.Compare(a.load(0), b.load(0)), cmp.Compare(a.account, b.account), cmp.Compare(a.key, b.key)) < 0
 }
 
-// serve asks visit about waiting sequences in the order in which they should get places.
+// serve asks visit about waiting sequences in the order in which they should get places. It takes time by the lines and what is asked, not by both
+// together: there may be thousands of lines.
 func (w *waitingRoom) serve(visit func(*sequence) answer) {
 	if w.count == 0 {
 		return
 	}
 	cursors := map[*line]int{}
-	for {
-		var next *line
+	asked := func(l *line) bool { return cursors[l] >= min(lookahead, len(l.sequences)) }
+	order := w.order[:0] // of the lines that are not asked to their end
+	defer func() { clear(order[:cap(order)]); w.order = order }()
+	arrange := func() {
+		order = order[:0]
 		for _, l := range w.lines {
-			if at := cursors[l]; at < len(l.sequences) && at < lookahead && (next == nil || before(l, next)) {
-				next = l
+			if !asked(l) {
+				order = append(order, l)
 			}
 		}
-		if next == nil {
-			return
+		heap.Init(&order)
+	}
+	for arrange(); len(order) > 0; {
+		next := order[0]
+		if asked(next) {
+			heap.Pop(&order)
+			continue
 		}
 		at := cursors[next]
 		s := next.sequences[at]
@@ -190,10 +203,26 @@ func (w *waitingRoom) serve(visit func(*sequence) answer) {
 			s.waits = false
 			w.count--
 			next.placed++
+			arrange() // others may have given up places for it
 		case othersOnly:
 			cursors[next] = lookahead
 		case enough:
 			return
 		}
 	}
+}
+
+// lineHeap has the line first of which the next place rather is.
+type lineHeap []*line
+
+func (h lineHeap) Len() int           { return len(h) }
+func (h lineHeap) Less(i, j int) bool { return before(h[i], h[j]) }
+func (h lineHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *lineHeap) Push(l any)        { *h = append(*h, l.(*line)) }
+
+func (h *lineHeap) Pop() any {
+	last := len(*h) - 1
+	l := (*h)[last]
+	*h = (*h)[:last]
+	return l
 }

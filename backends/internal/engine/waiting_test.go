@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"runtime"
 	"slices"
 	"strings"
@@ -133,10 +134,10 @@ func TestWaitingRoom(t *testing.T) {
 			places(&w, c.others)
 			a, b := w.lines["a"], w.lines["b"]
 			a.account += c.ahead
-			if got := w.claims(b, 10); got != c.want || w.anyClaims(10) != c.want || a.owes(b, 0, 10) != c.want {
+			if got := w.debtors().owe(b, 10); got != c.want || w.anyClaims(10) != c.want || a.owes(b, 0, 10) != c.want {
 				t.Errorf("%s: %v", c.name, got)
 			}
-			if w.claims(a, 10) && c.ahead == 0 {
+			if w.debtors().owe(a, 10) && c.ahead == 0 {
 				t.Errorf("%s: the other way round as well", c.name)
 			}
 		}
@@ -159,6 +160,48 @@ func TestWaitingRoom(t *testing.T) {
 			if got := w.accepts(plugins.Share{Key: "b", Weight: 3}, n, 10); got != want {
 				t.Errorf("%d of b: %v", n, got)
 			}
+		}
+	})
+	t.Run("the order is that of the lines as they are", func(t *testing.T) {
+		random := rand.New(rand.NewPCG(35, 1))
+		for range 50 {
+			w := newWaitingRoom()
+			for i := range 30 {
+				crowd(&w, fmt.Sprint("k", i, "-"), float64(1+random.IntN(3)), 1+random.IntN(4), 10)
+			}
+			for _, l := range w.lines {
+				l.account = float64(random.IntN(5))
+			}
+			answers := map[*line]answer{} // the last ones
+			w.serve(func(s *sequence) answer {
+				for _, l := range w.lines {
+					if last, any := answers[l]; (!any || last == placed) && l.waiting() > 0 && before(l, s.line) {
+						t.Fatalf("%s is asked before one of %s", s.request.ID, l.key)
+					}
+				}
+				a := []answer{waitsOn, placed, placed, othersOnly}[random.IntN(4)]
+				if last, any := answers[s.line]; any && last == othersOnly {
+					t.Fatalf("%s is asked", s.request.ID)
+				} else if any && last == waitsOn {
+					return waitsOn
+				}
+				answers[s.line] = a
+				if other := w.lines[fmt.Sprint("k", random.IntN(30), "-")]; a == placed && other.placed > 0 && other != s.line {
+					other.placed-- // its place was taken
+				}
+				return a
+			})
+		}
+	})
+	t.Run("many lines of which none can have a place", func(t *testing.T) {
+		w := newWaitingRoom()
+		for i := range 50_000 { // in minutes, if each were compared with each
+			crowd(&w, fmt.Sprint("k", i), 1, 1, 10)
+		}
+		asked := 0
+		w.serve(func(*sequence) answer { asked++; return waitsOn })
+		if asked != 50_000 {
+			t.Errorf("%d were asked", asked)
 		}
 	})
 	t.Run("one that cannot have a place is passed over", func(t *testing.T) {

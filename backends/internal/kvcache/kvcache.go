@@ -241,16 +241,32 @@ func (c *Cache) Release(pages []int32) {
 	}
 }
 
-// HeldAlone counts those of a sequence's pages that would be available if it gave them up.
-func (c *Cache) HeldAlone(pages []int32) int {
-	n := 0
+// Released tells how many pages would be available if some sequences gave theirs up.
+type Released struct {
+	cache *Cache
+	holds map[*entry]int // that would be given up of shared pages
+	pages int
+}
+
+// IfReleased counts from no sequence on. Nothing may be held or given up while it is used.
+func (c *Cache) IfReleased() *Released { return &Released{cache: c, holds: map[*entry]int{}} }
+
+// Add counts another sequence's pages in. A page that several hold counts when all of these have been added.
+func (r *Released) Add(pages []int32) {
 	for _, page := range pages {
-		if e := c.owner[page]; e == nil || e.holders == 1 {
-			n++
+		e := r.cache.owner[page]
+		if e == nil {
+			r.pages++
+			continue
+		}
+		if r.holds[e]++; r.holds[e] == e.holders {
+			r.pages++
 		}
 	}
-	return n
 }
+
+// Pages is how many they are.
+func (r *Released) Pages() int { return r.pages }
 
 // Drop forgets what is cached of a version in all scopes, because its weights are gone. Pages that are still held stay with their holders and are no
 // longer shared.

@@ -96,6 +96,35 @@ func TestTwoSequencesShareTheSamePage(t *testing.T) {
 	}
 }
 
+func TestIfReleased(t *testing.T) {
+	c := New(6)
+	key := Key{}
+	prompt := tokens(2*PageSize, 0)
+	a, _ := c.Allocate(3)
+	c.Share(key, prompt, a)
+	b := c.Match(key, prompt)
+	more, _ := c.Allocate(1)
+	b = append(b, more...)
+	for _, test := range []struct {
+		sequences [][]int32
+		want      int
+	}{{nil, 0}, {[][]int32{a}, 1}, {[][]int32{b}, 1}, {[][]int32{a, b}, 4}} {
+		r := c.IfReleased()
+		for _, pages := range test.sequences {
+			r.Add(pages)
+		}
+		if r.Pages() != test.want {
+			t.Errorf("%d pages with %d sequences, want %d", r.Pages(), len(test.sequences), test.want)
+		}
+	}
+	before := c.Available()
+	c.Release(a)
+	c.Release(b)
+	if got := c.Available() - before; got != 4 {
+		t.Errorf("%d pages are available that were not", got)
+	}
+}
+
 func TestGiveBack(t *testing.T) {
 	c := New(2*BlockPages + 3)
 	key := Key{1, 1, "a"}
