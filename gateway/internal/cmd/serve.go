@@ -2,10 +2,8 @@ package cmd
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -228,7 +226,7 @@ func openData(ctx context.Context, cfg config.Config, address net.Addr) (store.S
 	if err := durable.RemoveUnfinished(secretFile); err != nil {
 		slog.WarnContext(ctx, "what a killed process has left could not be removed", "error", err)
 	}
-	secret, err := loadSecret(secretFile)
+	secret, err := loadSecret(ctx, secretFile)
 	if err != nil {
 		return nil, nil, errors.Join(err, records.Close())
 	}
@@ -468,29 +466,6 @@ func openStore(ctx context.Context, cfg config.Config) (store.Store, error) {
 		return nil, err
 	}
 	return store.Open(ctx, options)
-}
-
-// loadSecret reads the secret that signs tokens, or makes it. Tokens stay valid over restarts.
-func loadSecret(path string) ([]byte, error) {
-	const size = 32
-	b, err := os.ReadFile(path)
-	if err == nil && len(b) == size {
-		return b, nil
-	}
-	if err == nil {
-		return nil, fmt.Errorf("%s has %d bytes instead of %d: remove it to make a new one", path, len(b), size)
-	}
-	if !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	b = make([]byte, size)
-	if _, err := rand.Read(b); err != nil {
-		return nil, err
-	}
-	if err := durable.WriteFile(path, b, 0o600); err != nil {
-		return nil, err
-	}
-	return b, nil
 }
 
 func setLog(l config.Log) {

@@ -1,7 +1,6 @@
 package cmd
 
 import (
-	"bytes"
 	"errors"
 	"log/slog"
 	"net"
@@ -176,28 +175,6 @@ func TestAwaitStoreOfAnotherFormat(t *testing.T) {
 	}
 	if _, _, err := awaitStore(t.Context(), cfg, &health{}, &net.TCPAddr{}); !errors.Is(err, store.ErrFormat) {
 		t.Errorf("got %v", err)
-	}
-}
-
-// The secret outlives a restart, and what a crash could leave of it is no secret.
-func TestSecret(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "token-secret")
-	first, err := loadSecret(path)
-	if err != nil || len(first) != 32 {
-		t.Fatalf("made %d bytes, %v", len(first), err)
-	}
-	again, err := loadSecret(path)
-	if err != nil || !bytes.Equal(first, again) {
-		t.Errorf("another one after a restart, %v", err)
-	}
-	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("mode %v, %v", info.Mode(), err)
-	}
-	if err := os.WriteFile(path, first[:5], 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := loadSecret(path); err == nil || !strings.Contains(err.Error(), "has 5 bytes instead of 32") {
-		t.Errorf("a part of a secret: %v", err)
 	}
 }
 
