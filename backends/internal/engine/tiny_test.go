@@ -133,7 +133,9 @@ func create(t testing.TB, e *Engine, id string, seed uint64, rank int) *driver {
 func materialize(t testing.TB, e *Engine, id string) {
 	t.Helper()
 	if err := e.onDevice(func() error {
+		e.mu.Lock() // others are made at the same time
 		l, v := e.loaded, e.runs[id].latest
+		e.mu.Unlock()
 		if v.weights.again == nil {
 			return nil
 		}
