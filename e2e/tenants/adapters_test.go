@@ -16,7 +16,7 @@ type probe struct {
 	want []sampled // by prompt
 }
 
-// adapterSteps train an adapter to answer every prompt with one token.
+// habit trains an adapter to answer every prompt with one token.
 func (c client) habit(ctx context.Context, name string, token int64, prompts [][]int32) (*probe, error) {
 	run, err := c.train(ctx, 8)
 	if err != nil {

@@ -50,7 +50,6 @@ func kindOf(file string) string {
 type works struct {
 	results     map[string]string // request id → what its future answers
 	checkpoints map[string]string // path → digest of its archive or of its files
-	files       map[string]bool   // of checkpoints, as digests
 	run         string            // one that goes on
 	next        string            // what the run's next pass answers
 	seq         int
@@ -97,7 +96,7 @@ func damageWorks(t *testing.T, whole, older string) works {
 	s.start()
 	s.ready()
 	c := newCaller(t, s.url)
-	w := works{results: map[string]string{}, checkpoints: map[string]string{}, files: map[string]bool{}}
+	w := works{results: map[string]string{}, checkpoints: map[string]string{}}
 	note := func(o submitted) object {
 		out, b, err := o.result()
 		if err != nil {
@@ -149,7 +148,6 @@ func damageWorks(t *testing.T, whole, older string) works {
 	_ = s.process.Process.Signal(syscall.SIGKILL)
 	<-s.ended
 	awaitPlugins(t, filepath.Join(whole, "data"))
-	w.files = checkpointFiles(t, filepath.Join(whole, "data"))
 	// What an undamaged server answers to the next pass.
 	control := t.TempDir()
 	copyTree(t, filepath.Join(whole, "data"), filepath.Join(control, "data"))
