@@ -36,6 +36,9 @@ func (e *Error) Error() string { return e.Message }
 // by its system that the connection is broken, and never sees the refusal.
 func (c *Claim) Read(r *http.Request, most int64) ([]byte, error) {
 	out, err := c.read(r, most)
+	if err == nil {
+		return out, nil
+	}
 	var refused *Error
 	if errors.As(err, &refused) && (refused.Status == http.StatusRequestEntityTooLarge || refused.Status == http.StatusServiceUnavailable) {
 		c.Release()

@@ -229,12 +229,16 @@ func laterGroup(file int64, b []byte, from int) bool {
 	}
 }
 
-// groupSum is over the place and everything of a group but its magic and the sum itself.
+// groupSum is over the place and everything of a group but its magic and the sum itself. The place goes where the magic and the sum are, and they are put back: room of its own would be an allocation
+// for every group.
 func groupSum(file, at int64, whole []byte) uint32 {
-	var place [16]byte
-	binary.LittleEndian.PutUint64(place[0:], uint64(file))
-	binary.LittleEndian.PutUint64(place[8:], uint64(at))
-	return crc32.Update(crc32.Checksum(place[:], castagnoli), castagnoli, whole[8:])
+	before := [8]byte(whole)
+	binary.LittleEndian.PutUint64(whole, uint64(file))
+	sum := crc32.Update(0, castagnoli, whole[:8])
+	binary.LittleEndian.PutUint64(whole, uint64(at))
+	sum = crc32.Update(sum, castagnoli, whole[:8])
+	copy(whole, before[:])
+	return crc32.Update(sum, castagnoli, whole[8:])
 }
 
 // append makes a group durable. whole begins with groupHeader bytes of room for the header; the content is behind them.

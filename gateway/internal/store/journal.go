@@ -7,7 +7,6 @@ import (
 	"hash/crc32"
 	"io"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -36,6 +35,7 @@ type journal struct {
 
 	number int64               // the highest of all segments
 	open   map[string]*segment // by collection
+	dirty  []*segment          // of them, in the order in which they became so
 }
 
 // segment is a file that is appended to.
@@ -92,18 +92,25 @@ func (j *journal) append(collection string, payload []byte) (Ref, error) {
 		return Ref{}, fmt.Errorf("append to journal segment %d: %w", s.number, err)
 	}
 	s.size += entryHeader + int64(len(payload))
-	s.dirty = true
+	j.soil(s)
 	return ref, nil
 }
 
-// sync makes everything appended durable, always in the same order.
+// sync makes everything appended durable, in the order in which it came.
 func (j *journal) sync() error {
-	for _, collection := range slices.Sorted(maps.Keys(j.open)) {
-		if err := j.syncSegment(j.open[collection]); err != nil {
+	for len(j.dirty) > 0 {
+		if err := j.syncSegment(j.dirty[0]); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// soil notes that a segment has to be synced.
+func (j *journal) soil(s *segment) {
+	if !s.dirty {
+		s.dirty, j.dirty = true, append(j.dirty, s)
+	}
 }
 
 func (j *journal) syncSegment(s *segment) error {
@@ -114,6 +121,7 @@ func (j *journal) syncSegment(s *segment) error {
 		return fmt.Errorf("sync journal segment %d: %w", s.number, err)
 	}
 	s.dirty = false
+	j.dirty = slices.DeleteFunc(j.dirty, func(other *segment) bool { return other == s })
 	return nil
 }
 
@@ -133,8 +141,9 @@ func (j *journal) rotate(collection string) (*segment, error) {
 	if err := j.disk.SyncFolder(j.dir); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	s := &segment{number: j.number, file: f, size: int64(len(segmentMagic)), dirty: true}
+	s := &segment{number: j.number, file: f, size: int64(len(segmentMagic))}
 	j.open[collection] = s
+	j.soil(s)
 	return s, nil
 }
 
@@ -162,6 +171,8 @@ func (j *journal) abandon() {
 		_ = s.file.Close()
 	}
 	clear(j.open)
+	clear(j.dirty)
+	j.dirty = j.dirty[:0]
 }
 
 // remove deletes the closed segments that keep does not name.

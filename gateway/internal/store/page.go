@@ -175,7 +175,7 @@ const keyColumns = "id, parent, place"
 
 // keys yields records as query does, without what is not in keyColumns.
 func (s *sqlStore) keys(ctx context.Context, collection string, _ Range, yield func(Record) error, text string, args ...any) (applied int64, err error) {
-	rows, err := s.db.reader.QueryContext(ctx, s.db.text(text), args...)
+	rows, err := s.db.read(ctx, text, args...)
 	if err != nil {
 		return 0, fmt.Errorf("read keys: %w", err)
 	}

@@ -18,6 +18,7 @@ import (
 // database is what differs between the two engines.
 type database struct {
 	writer, reader *sql.DB
+	prepared       *statements                 // of the reader; nil where the driver keeps its own
 	name           string                      // the type of a column of names, ordered by their bytes
 	blob           string                      // the type of a column of bytes
 	placeholder    func(int) string            // of the i-th argument, from 1
@@ -407,7 +408,7 @@ func selected(from string) string { return "SELECT " + columns + groupColumn + "
 
 // query yields the records of the database that can be read, with ErrRows at the end if that are not all; of blocks only those of a collection with ranks in a range. It gives the number of the last group that the database had then, also when yield ends it with an error; 0 if there are no records.
 func (s *sqlStore) query(ctx context.Context, collection string, x Range, yield func(Record) error, text string, args ...any) (applied int64, err error) {
-	rows, err := s.db.reader.QueryContext(ctx, s.db.text(text), args...)
+	rows, err := s.db.read(ctx, text, args...)
 	if err != nil {
 		return 0, s.unread(err)
 	}

@@ -56,7 +56,7 @@ func openSQLite(ctx context.Context, path string) (database, error) {
 	reader.SetMaxOpenConns(4)
 	reader.SetMaxIdleConns(4)
 	d := sqliteDatabase()
-	d.writer, d.reader = writer, reader
+	d.writer, d.reader, d.prepared = writer, reader, &statements{byText: map[string]*sql.Stmt{}}
 	d.close = func() error { return errors.Join(reader.Close(), writer.Close()) }
 	copier := &checkpointer{writer: writer, index: path + "-shm"}
 	d.setUp = func(ctx context.Context) (err error) {

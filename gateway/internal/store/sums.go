@@ -118,16 +118,18 @@ func (s *summer) check(r *Record, head, payload sum) error {
 
 // checkPart compares a block, or one collection of it, with the checksums of its row.
 func (s *summer) checkPart(parent string, first, last int64, heads []byte, collection string, present bool, payloads []byte, head, part sum) error {
-	key := fmt.Sprintf("%s to %d", placedKey(parent, first), last) // only for the error
+	damaged := func(what string) error {
+		return damagedRow(collection, fmt.Sprintf("%s to %d", placedKey(parent, first), last), what)
+	}
 	switch {
 	case head.known != part.known:
-		return damagedRow(collection, key, "one of its block's checksums is missing")
+		return damaged("one of its block's checksums is missing")
 	case !head.known:
 		return nil
 	case head.value != s.blockHead(parent, first, last, heads):
-		return damagedRow(collection, key, "the checksum of its block does not fit")
+		return damaged("the checksum of its block does not fit")
 	case part.value != s.part(present, payloads):
-		return damagedRow(collection, key, "the checksum of its block's payloads does not fit")
+		return damaged("the checksum of its block's payloads does not fit")
 	}
 	return nil
 }
