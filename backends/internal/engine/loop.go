@@ -134,11 +134,29 @@ func (e *Engine) housekeeping() {
 		if len(runs) > 0 {
 			e.loaded.deleted += used - e.loaded.adapters.used
 		}
-		for _, f := range calls {
-			f()
+		for begun := time.Now(); len(calls) > 0; calls = calls[1:] {
+			if time.Since(begun) > callTime && e.postpone(calls) {
+				e.counters.progressed(time.Now())
+				return
+			}
+			calls[0]()
 		}
 		e.counters.progressed(time.Now())
 	}
+}
+
+// callTime is how long calls go on before others have a turn: who asks for many may have asked for much of each.
+const callTime = 20 * time.Millisecond
+
+// postpone puts calls back, before those that have come meanwhile, if there is anything else to do.
+func (e *Engine) postpone(calls []func()) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.waiting.count == 0 && len(e.running) == 0 && !slices.ContainsFunc(e.order, (*run).ready) {
+		return false
+	}
+	e.calls = append(calls, e.calls...)
+	return true
 }
 
 // yield is called between the device steps of a training pass.

@@ -22,6 +22,7 @@ var (
 const (
 	maxReserveMiB      = 1 << 20
 	maxRecordDays      = 36500
+	minWeight          = 1e-3 // with less the sums of shares lose their digits, and the key hardly ever has a turn
 	maxWeight          = 1e6
 	minProgressTimeout = 2 * time.Second // a backend reports once a second
 )
@@ -91,8 +92,8 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("sampling.share_prefixes: %q is not one of keys, all", c.Sampling.SharePrefixes)
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Scheduling.Weights)) {
-		if weight := c.Scheduling.Weights[name]; !(weight > 0 && weight <= maxWeight) {
-			return fmt.Errorf("scheduling.weights.%s: %v is not above 0 and at most %v", name, weight, maxWeight)
+		if weight := c.Scheduling.Weights[name]; !(weight >= minWeight && weight <= maxWeight) {
+			return fmt.Errorf("scheduling.weights.%s: %v is not from %v to %v", name, weight, minWeight, maxWeight)
 		}
 	}
 	if !slices.Contains([]string{"debug", "info", "warn", "error"}, c.Log.Level) {

@@ -35,12 +35,21 @@ func (s *Service) generate(ctx context.Context, target runs.Target, m *catalog.M
 		assemblers[i] = g.newAssembler(m.Tokenizer)
 	}
 	unfinished := len(assemblers)
+	known := func(sequence int) error {
+		if sequence < 0 || sequence >= len(assemblers) {
+			return fmt.Errorf("the backend tells of sequence %d of %d", sequence, len(assemblers))
+		}
+		return nil
+	}
 	err := s.core.Generate(ctx, target, g.Generation, func(e plugins.SampleEvent) error {
 		switch {
 		case e.Prompt != nil:
 			use.add(len(g.Request.Prompt), e.Prompt.CachedTokens, 0)
 			return prompt(e.Prompt)
 		case e.Tokens != nil:
+			if err := known(e.Tokens.Sequence); err != nil {
+				return err
+			}
 			use.add(0, 0, len(e.Tokens.Tokens))
 			p := assemblers[e.Tokens.Sequence].push(e.Tokens)
 			if p.text == "" && len(p.tokens) == 0 {
@@ -49,6 +58,9 @@ func (s *Service) generate(ctx context.Context, target runs.Target, m *catalog.M
 			return emit(part{e.Tokens.Sequence, p, ""})
 		case e.Finished != nil:
 			reason, err := finishReason(e.Finished.Reason)
+			if err == nil {
+				err = known(e.Finished.Sequence)
+			}
 			if err != nil {
 				return err
 			}
