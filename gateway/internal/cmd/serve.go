@@ -292,7 +292,8 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 	core, err := runs.Open(ctx, runs.Config{
 		Store: records, DataDir: cfg.DataDir, Models: served, Backends: source,
 		SessionExpiry: cfg.Sessions.ExpireAfter, GapWait: cfg.Training.GapWait, MaxQueuedSamples: cfg.Sampling.MaxWaiting,
-		PointEvery: cfg.Recovery.SnapshotEvery, PointOperations: cfg.Recovery.SnapshotOperations, DiskShare: cfg.Recovery.DiskShare,
+		MaxUnnamedBytes: unnamedBytes(&cfg),
+		PointEvery:      cfg.Recovery.SnapshotEvery, PointOperations: cfg.Recovery.SnapshotOperations, DiskShare: cfg.Recovery.DiskShare,
 		MaxSessions: cfg.Sessions.MaxActive, MaxSessionBytes: int64(cfg.Sessions.MaxMemoryMiB) << 20,
 		SessionsKept: days(cfg.Records.SessionDays), AuditKept: days(cfg.Records.AuditDays), UsageByHour: days(cfg.Records.UsageDays),
 		Refuse: backends.Refuse, Idle: backends.Idle, Explained: backends.Forgive, Weights: cfg.Scheduling.Weights, SharePrefixes: cfg.Sampling.SharePrefixes == "all",

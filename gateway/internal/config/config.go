@@ -97,6 +97,9 @@ type Sampling struct {
 	// SharePrefixes says between whom the beginnings of prompts are computed once: "keys", between requests of the same key, or "all". With "all",
 	// cached_tokens and times tell of the prompts of other keys.
 	SharePrefixes string `yaml:"share_prefixes"`
+	// UnnamedMiB bounds the files of one key's unnamed samplers (save_weights_and_get_sampling_client), which stay until their session ends; beyond it those go that were unused for longest.
+	// 0 is a tenth of what is free on the disk when the server starts, and at least 1024.
+	UnnamedMiB int `yaml:"unnamed_mib"`
 }
 
 // Scheduling says how work is shared.

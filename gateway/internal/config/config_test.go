@@ -54,6 +54,7 @@ func TestFullFile(t *testing.T) {
 		{"reserve", strconv.Itoa(cfg.Store.ReserveMiB), "100"},
 		{"gap_wait", cfg.Training.GapWait.String(), "500ms"},
 		{"snapshots", fmt.Sprint(cfg.Recovery), "{30s 20 0.5}"},
+		{"sampling", fmt.Sprint(cfg.Sampling), "{100 50 all 500}"},
 		{"weights", fmt.Sprint(cfg.Scheduling.Weights), "map[ann:2.5 bob:1]"},
 		{"path", m.Path, "hf://org/model@main"},
 		{"alias", strings.Join(m.Aliases, ","), "Qwen/Qwen3-8B"},

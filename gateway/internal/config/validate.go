@@ -24,6 +24,7 @@ const (
 	maxRecordDays      = 36500
 	minWeight          = 1e-3 // with less the sums of shares lose their digits, and the key hardly ever has a turn
 	maxWeight          = 1e6
+	maxUnnamedMiB      = 1 << 40
 	minProgressTimeout = 2 * time.Second // a backend reports once a second
 )
 
@@ -87,6 +88,9 @@ func (c *Config) Validate() error {
 	}
 	if c.Sampling.MaxPerClient < 1 {
 		return fmt.Errorf("sampling.max_per_client: %d is less than 1", c.Sampling.MaxPerClient)
+	}
+	if c.Sampling.UnnamedMiB < 0 || c.Sampling.UnnamedMiB > maxUnnamedMiB {
+		return fmt.Errorf("sampling.unnamed_mib: %d is not from 0 to %d", c.Sampling.UnnamedMiB, maxUnnamedMiB)
 	}
 	if !slices.Contains([]string{"keys", "all"}, c.Sampling.SharePrefixes) {
 		return fmt.Errorf("sampling.share_prefixes: %q is not one of keys, all", c.Sampling.SharePrefixes)

@@ -84,6 +84,7 @@ type Config struct {
 	MaxQueuedOps     int           // per run: operations accepted and not finished; 4,096
 	MaxPassBytes     int64         // over all runs: data of passes that are not finished and held in memory; what is more is read from the journal when its turn comes; 1 GiB
 	MaxHotSnapshots  int           // per run: versions pinned in the backend for unnamed samplers; older ones go to disk; 2
+	MaxUnnamedBytes  int64         // per owner: files of unnamed samplers; beyond it those go that were unused for longest. 0 = no bound
 	MaxFrozen        int           // per model: saved adapters loaded in the backend for sampling at a time; 32
 	PointEvery       time.Duration // a run's state is written for its recovery when its last writing is that long ago; 60 s
 	PointOperations  int           // or that many operations; 50
@@ -125,6 +126,7 @@ type Core struct {
 	runs        map[string]*run
 	copying     map[string]bool // ids of runs that are being made by copies of checkpoints
 	samplers    map[string]*sampler
+	unnamed     map[string]int64       // bytes of the files of unnamed samplers whose sessions are active, by owner
 	checkpoints map[string]*checkpoint // by path
 	futures     map[string]*future     // accepted and not complete, by request id
 	lists       checkpointLists        // the same checkpoints
@@ -152,7 +154,7 @@ func Open(ctx context.Context, cfg Config) (*Core, error) {
 	}
 	c := &Core{
 		cfg: cfg, log: cfg.Logger, byName: map[string]*model{}, closed: make(chan struct{}), workers: newWorkers(), saveMu: make(turnstile, 1),
-		sessions: map[string]*session{}, runs: map[string]*run{}, copying: map[string]bool{}, samplers: map[string]*sampler{}, checkpoints: map[string]*checkpoint{}, replacing: map[string]bool{}, intactFiles: map[string]fileState{},
+		sessions: map[string]*session{}, runs: map[string]*run{}, copying: map[string]bool{}, samplers: map[string]*sampler{}, unnamed: map[string]int64{}, checkpoints: map[string]*checkpoint{}, replacing: map[string]bool{}, intactFiles: map[string]fileState{},
 		lists: newCheckpointLists(), held: map[string]held{}, saving: map[string]int64{}, listings: map[string]*listing{}, futures: map[string]*future{}, deleted: map[string]time.Time{}, removed: map[string]time.Time{}, owners: map[string]accepted{},
 	}
 	for i := range cfg.Models {

@@ -30,10 +30,18 @@ func (c *Core) attachSnapshot(smp *sampler) {
 			s = known
 		}
 		r.pins[smp.Version] = s
+	} else if twin := smp.twin(); twin != nil {
+		s = twin.snap
 	} else if s.dir == "" {
 		s.lost = "they were only in the memory of a backend that is gone"
 	}
+	if smp.Removed && s.dir == "" {
+		s.removed, s.lost = true, c.removedReason(s, smp.RunID)
+	}
 	smp.snap = s
+	if s.dir != "" && s.bytes == 0 && smp.session != nil && smp.session.active() && !expired(smp.ExpiresAt, c.cfg.now()) {
+		c.counted(smp.Owner, s, bytesBelow(c.file(s.dir)))
+	}
 }
 
 // history is what the journal knows of the numbers of a run.

@@ -65,6 +65,7 @@ type samplerRecord struct {
 	Version     int64            `json:"version,omitempty"` // of the run, when Unnamed
 	Seq         int64            `json:"seq,omitempty"`     // of the save that made it, when Unnamed
 	Dir         string           `json:"dir,omitempty"`     // where that version is on disk
+	Removed     bool             `json:"removed,omitempty"` // it was there, and had to make room
 }
 
 func (s *sampler) record() store.Record {
@@ -222,6 +223,19 @@ func (c *Core) samplerSource(s *sampler) (source, error) {
 	return source{}, nil
 }
 
+// twin is another sampler of the same version, which has its weights already; nil if there is none. mu is held, or nothing runs yet.
+func (s *sampler) twin() *sampler {
+	if s.session == nil {
+		return nil
+	}
+	for _, other := range s.session.samplers {
+		if other != s && other.snap != nil && other.RunID == s.RunID && other.Version == s.Version {
+			return other
+		}
+	}
+	return nil
+}
+
 // endSampler fails what is unfinished of a sampling session and frees its weights unless another one uses them. mu is held.
 func (c *Core) endSampler(s *sampler, why *Failure) {
 	if s.ended {
@@ -236,6 +250,9 @@ func (c *Core) endSampler(s *sampler, why *Failure) {
 		if !twin.ended && s.Unnamed && twin.Unnamed && twin.RunID == s.RunID && twin.Version == s.Version {
 			return
 		}
+	}
+	if s.snap != nil {
+		c.uncount(s.Owner, s.snap)
 	}
 	if snap := s.snap; snap != nil && snap.run != nil {
 		delete(snap.run.pins, snap.version)

@@ -39,7 +39,9 @@ type snapshot struct {
 	hot       bool
 	dir       string // under the data directory; "" = not on disk
 	folder    string // the same, from when the files are written on: it counts as dir when its samplers' records are durable
+	bytes     int64  // of its files, as they are counted for its owner
 	lost      string // why it is neither
+	removed   bool   // to make room
 	users     int    // samples that run on it
 	used      time.Time
 	spilling  bool
@@ -95,9 +97,12 @@ func (c *Core) acquire(ctx context.Context, m *model, b Backend, src source) (ad
 		switch {
 		case s.dir == "" && s.lost == "":
 			return "", 0, nil, errReplaced
+		case s.dir == "" && s.removed:
+			return "", 0, nil, notFoundf("%s", s.lost)
 		case s.dir == "":
 			return "", 0, nil, refusef(KindBackend, "the weights of this sampler were lost: %s", s.lost)
 		}
+		s.used = c.cfg.now()
 		return c.acquireSaved(ctx, m, b, s.dir)
 	}
 	return "", plugins.LatestVersion, func() {}, nil
@@ -201,6 +206,9 @@ func (c *Core) callPin(ctx context.Context, b Backend, op *operation) (done, err
 			extra := smp.ID // a pin that is not needed, because its version is pinned already
 			if !s.hot {
 				s.pin, s.hot, extra = smp.ID, true, ""
+			}
+			if s.removed { // it is the run's newest version still, or again
+				s.removed, s.lost = false, ""
 			}
 			s.used = c.cfg.now()
 			smp.snap = s
@@ -316,7 +324,7 @@ func (c *Core) spill(ctx context.Context, b Backend, s *snapshot) error {
 // writeSnapshot writes a pinned version to disk, unless it is there. It stays pinned.
 func (c *Core) writeSnapshot(ctx context.Context, b Backend, s *snapshot) error {
 	c.mu.Lock()
-	needed, dir := s.hot && s.dir == "", s.folder
+	needed, dir, bytes := s.hot && s.dir == "", s.folder, int64(0)
 	c.mu.Unlock()
 	if !needed {
 		return nil
@@ -326,10 +334,12 @@ func (c *Core) writeSnapshot(ctx context.Context, b Backend, s *snapshot) error 
 		if err := makeDirs(filepath.Dir(c.file(dir))); err != nil {
 			return fmt.Errorf("write snapshot: %w", err)
 		}
-		if _, err := b.SaveAdapter(ctx, plugins.SaveAdapterRequest{Adapter: s.run.ID, Version: s.version, Scope: plugins.ScopeWeights, Path: c.file(dir), Metadata: c.ofSnapshot(s)}); err != nil {
+		saved, err := b.SaveAdapter(ctx, plugins.SaveAdapterRequest{Adapter: s.run.ID, Version: s.version, Scope: plugins.ScopeWeights, Path: c.file(dir), Metadata: c.ofSnapshot(s)})
+		if err != nil {
 			c.discard(dir)
 			return err
 		}
+		bytes = saved.Bytes
 		c.mu.Lock()
 		s.folder = dir
 		c.mu.Unlock()
@@ -341,7 +351,7 @@ func (c *Core) writeSnapshot(ctx context.Context, b Backend, s *snapshot) error 
 			var records []store.Record
 			for _, smp := range s.run.session.samplers {
 				if smp.snap == s && (first || smp.Dir != dir) { // an attempt before may have failed to store what it says
-					smp.Dir = dir
+					smp.Dir, smp.Removed = dir, false
 					records = append(records, smp.record())
 				}
 			}
@@ -358,6 +368,10 @@ func (c *Core) writeSnapshot(ctx context.Context, b Backend, s *snapshot) error 
 		}
 		if written {
 			s.dir = dir
+		}
+		if written && wanted {
+			c.counted(s.run.Owner, s, cmp.Or(bytes, s.bytes))
+			c.boundUnnamed(s.run.Owner)
 		}
 		c.mu.Unlock()
 	}
