@@ -16,7 +16,15 @@ DRAWN = 16
 
 
 def below(folder) -> int:
-    return sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+    """The bytes of all files in a folder where files come and go."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(parent, name)).st_size
+            except FileNotFoundError:
+                pass
+    return total
 
 
 def rollouts(sampler, seed: int) -> list[types.Datum]:
