@@ -1,45 +1,41 @@
 package cmd
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
+	"net/url"
 	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 
 	"github.com/sashabaranov/go-openai"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 )
 
-// maxLine bounds what one turn may say: a pasted document, not a file by mistake.
-const maxLine = 4 << 20
-
 func chatCommand() *cobra.Command {
-	c := &cobra.Command{Use: "chat", Short: "Talk to a model or an adapter in the terminal", Args: cobra.NoArgs}
+	c := &cobra.Command{
+		Use: "chat [QUESTION]", Short: "Talk to a model or an adapter in the terminal",
+		Long: "Talk to a model or an adapter in the terminal. With a question there is one answer and the end; else every line is a turn. " +
+			"The arrow keys move in the line and through earlier ones; ctrl-C ends an answer, and at the prompt the conversation, as ctrl-D and an empty line do.",
+		Args: cobra.MaximumNArgs(1),
+	}
 	conn := addConnection(c)
 	model := c.Flags().String("model", "", "a base model, NAME:latest, tinker://RUN, or tinker://RUN/sampler_weights/NAME (default: the first model served)")
 	system := c.Flags().String("system", "", "system message")
 	temperature := c.Flags().Float32("temperature", 0, "0 = the likeliest answer (default: the model's own)")
-	c.RunE = func(c *cobra.Command, _ []string) error {
+	c.RunE = func(c *cobra.Command, args []string) error {
 		config := openai.DefaultConfig(conn.key)
 		config.BaseURL = conn.url + "/v1"
-		client := openai.NewClientWithConfig(config)
-		if *model == "" {
-			list, err := client.ListModels(c.Context())
-			if err != nil {
-				return err
-			}
-			if len(list.Models) == 0 {
-				return errors.New("the server serves no model")
-			}
-			*model = list.Models[0].ID
+		t := &conversation{client: openai.NewClientWithConfig(config), out: c.OutOrStdout(), errors: c.ErrOrStderr()}
+		var err error
+		if t.request.Model, err = servedModel(c.Context(), conn, *model); err != nil {
+			return err
 		}
-		t := &conversation{client: client, in: bufio.NewScanner(c.InOrStdin()), out: c.OutOrStdout(), prompt: term.IsTerminal(int(os.Stdin.Fd()))}
-		t.in.Buffer(nil, maxLine)
-		t.request.Model = *model
 		if c.Flags().Changed("temperature") {
 			t.request.Temperature = *temperature
 			if *temperature == 0 {
@@ -49,41 +45,104 @@ func chatCommand() *cobra.Command {
 		if *system != "" {
 			t.request.Messages = []openai.ChatCompletionMessage{{Role: openai.ChatMessageRoleSystem, Content: *system}}
 		}
-		if t.prompt {
-			fmt.Fprintf(t.out, "talking to %s; an empty line or ctrl-D ends\n", *model)
+		if out, ok := t.out.(*os.File); ok && term.IsTerminal(int(out.Fd())) {
+			t.filter = printable
 		}
-		return t.run(c.Context())
+		ctx := c.Context()
+		switch in, ok := c.InOrStdin().(*os.File); {
+		case len(args) == 1:
+			return t.turn(ctx, args[0])
+		case ok && t.filter != nil && term.IsTerminal(int(in.Fd())):
+			// From here on an interrupt ends an answer, not the program.
+			signal.Reset(os.Interrupt, syscall.SIGTERM)
+			var stop context.CancelFunc
+			ctx, stop = signal.NotifyContext(context.WithoutCancel(ctx), syscall.SIGTERM)
+			defer stop()
+			t.in, t.person = newTyped(in, os.Stdout), true
+			fmt.Fprintf(t.out, "talking to %s; an empty line or ctrl-D ends\n", t.request.Model)
+		default:
+			t.in = newPiped(c.InOrStdin())
+		}
+		return t.run(ctx)
 	}
 	return c
+}
+
+// servedModel checks that a server knows a model, and gives the first one it serves for "".
+func servedModel(ctx context.Context, conn *connection, model string) (string, error) {
+	if model != "" {
+		var answer struct {
+			ID string `json:"id"`
+		}
+		return model, conn.call(ctx, http.MethodGet, "/v1/models/"+url.PathEscape(model), nil, &answer)
+	}
+	var list struct {
+		Data []struct {
+			ID string `json:"id"`
+		} `json:"data"`
+	}
+	if err := conn.call(ctx, http.MethodGet, "/v1/models", nil, &list); err != nil {
+		return "", err
+	}
+	if len(list.Data) == 0 {
+		return "", errors.New("the server serves no model")
+	}
+	return list.Data[0].ID, nil
 }
 
 // conversation is a chat that grows with every turn.
 type conversation struct {
 	client  *openai.Client
 	request openai.ChatCompletionRequest
-	in      *bufio.Scanner
+	in      prompter
 	out     io.Writer
-	prompt  bool // a person is typing
+	errors  io.Writer
+	filter  func(string) string // of what is printed; nil = none
+	person  bool                // who is typing, and may interrupt an answer, or say something else after an error
 }
 
 func (t *conversation) run(ctx context.Context) error {
 	for {
-		if t.prompt {
-			fmt.Fprint(t.out, "> ")
+		text, err := t.in.line(ctx)
+		if errors.Is(err, io.EOF) || err == nil && strings.TrimSpace(text) == "" {
+			return nil
 		}
-		if !t.in.Scan() || strings.TrimSpace(t.in.Text()) == "" {
-			return t.in.Err()
+		if err == nil {
+			err = t.turn(ctx, text)
 		}
-		t.request.Messages = append(t.request.Messages, openai.ChatCompletionMessage{Role: openai.ChatMessageRoleUser, Content: t.in.Text()})
-		answer, err := t.answer(ctx)
-		if err != nil {
+		if err != nil && (!t.person || ctx.Err() != nil) {
 			return err
 		}
-		t.request.Messages = append(t.request.Messages, openai.ChatCompletionMessage{Role: openai.ChatMessageRoleAssistant, Content: answer})
+		if err != nil {
+			fmt.Fprintln(t.errors, "tinsmith:", err)
+		}
 	}
 }
 
-// answer prints the reply as it comes and returns it whole.
+// turn says something and prints the answer. What fails is not part of the conversation; what is interrupted is, as far as it came.
+func (t *conversation) turn(ctx context.Context, text string) error {
+	before := t.request.Messages
+	t.request.Messages = append(before[:len(before):len(before)], openai.ChatCompletionMessage{Role: openai.ChatMessageRoleUser, Content: text})
+	interruptible := ctx
+	if t.person {
+		var stop context.CancelFunc
+		interruptible, stop = signal.NotifyContext(ctx, os.Interrupt)
+		defer stop()
+	}
+	answer, err := t.answer(interruptible)
+	if err != nil && interruptible.Err() != nil && ctx.Err() == nil {
+		fmt.Fprintln(t.out, " …")
+		err = nil
+	}
+	if err != nil || answer == "" {
+		t.request.Messages = before
+		return err
+	}
+	t.request.Messages = append(t.request.Messages, openai.ChatCompletionMessage{Role: openai.ChatMessageRoleAssistant, Content: answer})
+	return nil
+}
+
+// answer prints the reply as it comes and returns it whole, with an error as far as it came.
 func (t *conversation) answer(ctx context.Context) (string, error) {
 	stream, err := t.client.CreateChatCompletionStream(ctx, t.request)
 	if err != nil {
@@ -98,11 +157,15 @@ func (t *conversation) answer(ctx context.Context) (string, error) {
 			return whole.String(), nil
 		}
 		if err != nil {
-			return "", err
+			return whole.String(), err
 		}
 		for _, choice := range part.Choices {
 			whole.WriteString(choice.Delta.Content)
-			fmt.Fprint(t.out, choice.Delta.Content)
+			shown := choice.Delta.Content
+			if t.filter != nil {
+				shown = t.filter(shown)
+			}
+			fmt.Fprint(t.out, shown)
 		}
 	}
 }

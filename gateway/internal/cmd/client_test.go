@@ -198,7 +198,10 @@ func TestClientCommands(t *testing.T) {
 		if base, err := w.run(chatCommand(), "hello\n", "--temperature", "0"); err != nil || base == one {
 			t.Errorf("%v: the base model says %q too", err, base)
 		}
-		if _, err := w.run(chatCommand(), "hello\n", "--model", "no/model"); err == nil || !strings.Contains(err.Error(), "no/model") {
+		if asked, err := w.run(chatCommand(), "", "hello", "--temperature", "0", "--model", "tinker://"+run); err != nil || asked != one {
+			t.Errorf("%v: as an argument %q", err, asked)
+		}
+		if _, err := w.run(chatCommand(), "", "--model", "no/model"); err == nil || !strings.Contains(err.Error(), "no/model") {
 			t.Errorf("%v", err)
 		}
 		if _, err := w.run(chatCommand(), "hello\n", "--temperature", "-5"); err == nil || !strings.Contains(err.Error(), "temperature: -5 is not between 0 and 2") {
