@@ -13,6 +13,9 @@ PEERS   ?=
 GPU     ?=
 REPORT  ?= cudart/REPORT.md
 FLAGS   ?=
+ARCH    ?= amd64 arm64
+DIST    ?= dist
+IMAGE   ?=
 DEBUG   ?=
 LINT    := .tools/golangci-lint-v2.12.2
 
@@ -23,7 +26,7 @@ export GOFLAGS := $(strip $(shell $(GO) env GOFLAGS) -tags=netgo,osusergo,nomsgp
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),$(if $(DEBUG),-g) -O2)
 LDFLAGS := -ldflags "$(if $(DEBUG),,-w )-X main.version=$(VERSION)"
 
-.PHONY: help build run test test-all check kernels bench demo clean compiled FORCE
+.PHONY: help build run test test-all check kernels bench demo dist clean compiled FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,5 +74,8 @@ bench: build ## speed, each figure beside the peak measured in the same run (PEE
 demo: build ## train the built-in model with the real Tinker SDK, watch loss and reward move, then chat with it; CASE=cycles: its clock cycles
 	@e2e/demo.sh "$(CASE)"
 
+dist: ## what a release holds, into dist/: archives for Linux on amd64 and arm64 (ARCH="amd64" for one), the container image, checksums
+	@packaging/dist.sh "$(DIST)" "$(VERSION)" "$(IMAGE)" $(ARCH)
+
 clean: ## remove what was built and installed here
-	rm -rf bin .venv .tools .cache e2e/node/node_modules
+	rm -rf bin dist .venv .tools .cache e2e/node/node_modules

@@ -73,7 +73,8 @@ class Server:
     `url` is its address without a trailing slash. `key` is a key that it accepts, with `keys` all of them by name.
     """
 
-    def __init__(self, folder: pathlib.Path, *, config: dict | None = None, keys: tuple[str, ...] = ()):
+    def __init__(self, folder: pathlib.Path, *, config: dict | None = None, keys: tuple[str, ...] = (), binary: pathlib.Path = BINARY, environment: dict[str, str] | None = None):
+        self.binary, self.environment = binary, environment
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.config = config or default_config(folder)
@@ -106,11 +107,11 @@ class Server:
             raise RuntimeError("the server is running already")
         address = pathlib.Path(self.config["data_dir"]) / "address"
         address.unlink(missing_ok=True)
-        arguments = [BINARY, "serve", "--config", self.config_path]
+        arguments = [self.binary, "serve", "--config", self.config_path]
         if self.url:  # clients of the earlier process know this address
             arguments += ["--listen", self.url.removeprefix("http://")]
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(arguments, stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(arguments, stdout=log, stderr=log, start_new_session=True, env=self.environment)
         deadline = time.monotonic() + READY_WITHIN
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
