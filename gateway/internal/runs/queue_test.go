@@ -157,7 +157,7 @@ func TestRepeatsGapsAndRefusals(t *testing.T) {
 	w.NoteRefused(other, run, 7) // not his: ignored
 	w.good(w.ForwardBackward(ctx, w.pass(run, 7)))
 	_, err = w.LoadWeights(ctx, LoadWeights{Operation: at(run, 8), Path: "tinker://" + run + "/weights/x"})
-	w.refused(err, KindInvalid, "load is not permitted with seq_id 8")
+	w.refused(err, KindNotFound, "no checkpoint")
 
 	// Wrong contents take their place in the order.
 	w.bad(w.ForwardBackward(ctx, ForwardBackward{Operation: Operation{Owner: owner, RunID: run, Seq: 9, Refusal: "data[0]: images are not supported"}}))(t, "images")
