@@ -2,6 +2,9 @@
 
 import http.client
 import json
+import os
+import re
+import subprocess
 import urllib.parse
 
 import numpy as np
@@ -189,6 +192,26 @@ def test_requests_without_a_number(server):
     sample = {"sampling_session_id": sampler, "prompt": {"chunks": [{"type": "encoded_text", "tokens": TOKENS}]}, "sampling_params": {"max_tokens": 1}}
     ids = [post(server, "asample", sample)["request_id"] for _ in range(3)]
     assert ids == [f"{sampler}:{i}" for i in range(3)]
+
+
+def blocks(kind):
+    return re.findall(rf"^```{kind}\n(.*?)^```", (tinsmith.ROOT / "docs" / "requests.md").read_text(), re.M | re.S)
+
+
+def test_document(server, service, tmp_path):
+    """What docs/requests.md shows works as it is printed."""
+    (python,) = blocks("python")
+    names = {"training": sdkcalls.trainer(service), "data": [datum(**POLICY)]}
+    exec(python, names)
+    assert len(names["lost"]) == N
+    (shell,) = blocks("sh")
+    environment = {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": server.key, "MODEL": names["training"].get_info().model_id, "PATH": os.environ["PATH"]}
+    answer = subprocess.run(["bash", "-c", shell], env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(answer.stdout)["request_id"].endswith(":2")
+    (yaml,) = blocks("yaml")
+    config = tmp_path / "tinsmith.yaml"
+    config.write_text(yaml + "models: [{name: a, path: b}]\n")
+    subprocess.run([tinsmith.BINARY, "check-config", config], check=True, capture_output=True)
 
 
 PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
