@@ -106,7 +106,8 @@ type Backend interface {
 	// LoadAdapter reads a checkpoint directory, verifies its checksums, shapes and base model, and makes it the adapter's newest version. The accumulated gradient and the window
 	// become those of the checkpoint with ScopeAccumulator, else empty. Scopes below the checkpoint's own are allowed: without ScopeOptimizer moments and step count start at zero.
 	// A KindInvalid with the field "path" is about the files; a whole checkpoint that is none for this adapter or model has "lora_config", "base_model" or "scope".
-	// With Position 0 it creates the adapter from the checkpoint's own configuration, its first version being number req.Version; the same call repeated is answered as the first was.
+	// With Position 0 it creates the adapter from the checkpoint's own configuration, its first version being number req.Version; the same call repeated is answered as the first was. With a position a Version that is not
+	// above the latest one is KindInvalid.
 	LoadAdapter(ctx context.Context, req LoadAdapterRequest) (AdapterInfo, error)
 
 	// Configure changes settings while the backend runs, after Load. The request has the whole `backend:` section as Load had it: what has changed in it takes effect before the next training pass, or, if anything
@@ -229,7 +230,7 @@ type Datum struct {
 	Targets []int32 // N×K, row-major
 	K       int     // targets per position; 1 except for cross_entropy with two-dimensional targets
 	// Loss inputs, nil when the loss does not use them. Weights is N×K, the others N.
-	Weights           []float32 // cross_entropy
+	Weights           []float32 // nil = ones, but for cross_entropy, which needs them
 	Logprobs          []float32 // sampling log-probabilities q
 	Advantages        []float32
 	SequenceRatioMask []float32 // gspo
@@ -267,6 +268,7 @@ type Execution struct {
 // ForwardBackwardResult has one entry per datum, in order.
 type ForwardBackwardResult struct {
 	Logprobs [][]float32        // datum → N×K target log-probabilities at temperature 1, before any update
+	Terms    [][]float32        // datum → N×K, what each target adds to "loss:sum", rounded to float32
 	Metrics  map[string]float64 // names "name:reduction" with exactly one colon; "loss:sum" always, "clock_cycle:unique"
 	// Execution has the cycle as well, and when it was.
 	Execution Execution
@@ -438,5 +440,5 @@ type LoadAdapterRequest struct {
 	Path     string
 	Scope    Scope // ScopeOptimizer needs a checkpoint that has it
 	Frozen   bool  // only to be sampled: no optimizer state is kept, training operations are refused
-	Version  int64 // with Position 0: the number that the loaded version gets, from which later ones count on; for a run that is rebuilt, so that its versions keep their numbers
+	Version  int64 // the number that the loaded version gets, from which later ones count on; for a run that is rebuilt, so that its versions keep their numbers. With a position 0 means the next one
 }

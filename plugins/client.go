@@ -185,9 +185,16 @@ func (c *Client) ForwardBackward(ctx context.Context, req ForwardBackwardRequest
 	if err != nil {
 		return ForwardBackwardResult{}, c.failure(ctx, "forward_backward", err)
 	}
-	res := ForwardBackwardResult{Logprobs: make([][]float32, len(p.GetLogprobs())), Metrics: p.GetMetrics(), Execution: executionFromPB(p.GetExecution())}
+	res := ForwardBackwardResult{
+		Logprobs: make([][]float32, len(p.GetLogprobs())), Terms: make([][]float32, len(p.GetTerms())), Metrics: p.GetMetrics(), Execution: executionFromPB(p.GetExecution()),
+	}
 	for i, b := range p.GetLogprobs() {
 		if res.Logprobs[i], err = unpackFloats("logprobs", b); err != nil {
+			return ForwardBackwardResult{}, fmt.Errorf("forward_backward: %w", err)
+		}
+	}
+	for i, b := range p.GetTerms() {
+		if res.Terms[i], err = unpackFloats("terms", b); err != nil {
 			return ForwardBackwardResult{}, fmt.Errorf("forward_backward: %w", err)
 		}
 	}

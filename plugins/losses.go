@@ -7,9 +7,9 @@ import (
 )
 
 // LossSpec says what a loss reads. Formulas, with lp the log-probability of the target under the adapter, q Datum.Logprobs, A Datum.Advantages,
-// w Datum.Weights, r = exp(lp − q), sg the stopped gradient; all are sums over all positions of all data of the operation:
+// r = exp(lp − q), sg the stopped gradient; all are sums over all positions of all data of the operation, each position's term times its w of Datum.Weights:
 //
-//	cross_entropy        −Σ w·lp
+//	cross_entropy        −Σ lp
 //	importance_sampling  −Σ r·A
 //	ppo                  −Σ min(r·A, clip(r, low, high)·A)
 //	cispo                −Σ sg(clip(r, low, high))·lp·A
@@ -18,9 +18,11 @@ import (
 //	                     with respect to each lp of the datum is taken as s
 //	stable_reinforce     −Σ sg(min(r, ratio_cap))·lp·A
 //
-// A position with A = 0 contributes exactly zero to the loss and to the gradient, whatever its r (dro: its second term stays).
+// A position with w = 0 contributes exactly zero to the loss and to the gradient, and so does one with A = 0, whatever its r (dro: its second term stays). Weights of losses other than cross_entropy may be absent,
+// which gives the bits of weights of 1; the product w·A is rounded to float32. What gspo takes the mean of does not depend on w. Losses with clipped products (Clips) have no negative w.
 type LossSpec struct {
-	Weights           bool         // reads Datum.Weights, and allows K > 1
+	Weights           bool         // needs Datum.Weights, and allows K > 1; the others may have them
+	Clips             bool         // Datum.Weights must not be negative
 	Logprobs          bool         // reads Datum.Logprobs and Datum.Advantages
 	SequenceRatioMask bool         // reads Datum.SequenceRatioMask
 	Config            []LossOption // the keys of LossConfig
@@ -43,10 +45,10 @@ const (
 var losses = map[string]LossSpec{
 	"cross_entropy":       {Weights: true},
 	"importance_sampling": {Logprobs: true},
-	"ppo":                 {Logprobs: true, Config: []LossOption{{ClipLow, 0.8}, {ClipHigh, 1.2}}},
+	"ppo":                 {Logprobs: true, Clips: true, Config: []LossOption{{ClipLow, 0.8}, {ClipHigh, 1.2}}},
 	"cispo":               {Logprobs: true, Config: []LossOption{{ClipLow, 0}, {ClipHigh, 4}}},
 	"dro":                 {Logprobs: true, Config: []LossOption{{Beta, 0.05}}},
-	"gspo":                {Logprobs: true, SequenceRatioMask: true, Config: []LossOption{{ClipLow, 0.8}, {ClipHigh, 1.2}}},
+	"gspo":                {Logprobs: true, SequenceRatioMask: true, Clips: true, Config: []LossOption{{ClipLow, 0.8}, {ClipHigh, 1.2}}},
 	"stable_reinforce":    {Logprobs: true, Config: []LossOption{{RatioCap, 2}}},
 }
 

@@ -78,9 +78,14 @@ func (s *server) ForwardBackward(ctx context.Context, p *backendpb.ForwardBackwa
 	if err != nil {
 		return nil, toStatus(err)
 	}
-	out := &backendpb.ForwardBackwardResponse{Logprobs: make([][]byte, len(res.Logprobs)), Metrics: res.Metrics, Execution: executionToPB(res.Execution)}
+	out := &backendpb.ForwardBackwardResponse{
+		Logprobs: make([][]byte, len(res.Logprobs)), Terms: make([][]byte, len(res.Terms)), Metrics: res.Metrics, Execution: executionToPB(res.Execution),
+	}
 	for i, v := range res.Logprobs {
 		out.Logprobs[i] = packFloats(v)
+	}
+	for i, v := range res.Terms {
+		out.Terms[i] = packFloats(v)
 	}
 	return out, nil
 }

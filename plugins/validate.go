@@ -100,7 +100,7 @@ func (d *Datum) validate(loss string, spec LossSpec, m *ModelInfo) error {
 		used   bool
 		length int
 	}{
-		{"weights", d.Weights, spec.Weights, n * d.K},
+		{"weights", d.Weights, spec.Weights || d.Weights != nil, n * d.K},
 		{"logprobs", d.Logprobs, spec.Logprobs, n},
 		{"advantages", d.Advantages, spec.Logprobs, n},
 		{"sequence_ratio_mask", d.SequenceRatioMask, spec.SequenceRatioMask, n},
@@ -114,6 +114,9 @@ func (d *Datum) validate(loss string, spec LossSpec, m *ModelInfo) error {
 		for i, v := range in.values {
 			if !finite(float64(v)) {
 				return Invalidf(fmt.Sprintf("%s[%d]", in.name, i), "%v is not allowed: a finite number", v)
+			}
+			if v < 0 && spec.Clips && in.name == "weights" {
+				return Invalidf(fmt.Sprintf("%s[%d]", in.name, i), "%v is not allowed: at least 0 with loss %s", v, loss)
 			}
 		}
 	}
@@ -295,8 +298,8 @@ func (r *LoadAdapterRequest) Validate() error {
 	if r.Frozen && r.Position != 0 {
 		return Invalidf("frozen", "only an adapter that is created by the load (position 0) can be frozen")
 	}
-	if r.Version < 0 || r.Version > 0 && r.Position != 0 {
-		return Invalidf("version", "%d is not allowed: at least 0, and 0 for an adapter that exists", r.Version)
+	if r.Version < 0 {
+		return Invalidf("version", "%d is not allowed: at least 0", r.Version)
 	}
 	if r.Frozen && r.Scope != ScopeWeights {
 		return Invalidf("scope", "a frozen adapter has weights only")

@@ -144,8 +144,6 @@ BAD = {
     "weights too short": lambda: datum(weights=[1.0, 1.0]),
     "NaN in weights": lambda: datum(weights=[np.nan] + [1.0] * (N - 1)),
     "infinite weight": lambda: datum(weights=[np.inf] + [1.0] * (N - 1)),
-    "input that the loss does not know": lambda: datum(weights=[1.0] * N, advantages=[1.0] * N),
-    "no weights": lambda: datum(logprobs=[1.0] * N),
     "longer than the context": lambda: datum([5] * 4200),
 }
 

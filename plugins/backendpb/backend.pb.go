@@ -1661,6 +1661,7 @@ type ForwardBackwardResponse struct {
 	Logprobs      [][]byte               `protobuf:"bytes,1,rep,name=logprobs,proto3" json:"logprobs,omitempty"` // one per datum
 	Metrics       map[string]float64     `protobuf:"bytes,2,rep,name=metrics,proto3" json:"metrics,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
 	Execution     *Execution             `protobuf:"bytes,3,opt,name=execution,proto3" json:"execution,omitempty"`
+	Terms         [][]byte               `protobuf:"bytes,4,rep,name=terms,proto3" json:"terms,omitempty"` // one per datum
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1712,6 +1713,13 @@ func (x *ForwardBackwardResponse) GetMetrics() map[string]float64 {
 func (x *ForwardBackwardResponse) GetExecution() *Execution {
 	if x != nil {
 		return x.Execution
+	}
+	return nil
+}
+
+func (x *ForwardBackwardResponse) GetTerms() [][]byte {
+	if x != nil {
+		return x.Terms
 	}
 	return nil
 }
@@ -3164,11 +3172,12 @@ const file_backend_proto_rawDesc = "" +
 	"\x0fbegin_unix_nano\x18\x02 \x01(\x03R\rbeginUnixNano\x12\"\n" +
 	"\rend_unix_nano\x18\x03 \x01(\x03R\vendUnixNano\x12%\n" +
 	"\x0esampling_turns\x18\x04 \x01(\x03R\rsamplingTurns\x12%\n" +
-	"\x0esampling_nanos\x18\x05 \x01(\x03R\rsamplingNanos\"\x84\x02\n" +
+	"\x0esampling_nanos\x18\x05 \x01(\x03R\rsamplingNanos\"\x9a\x02\n" +
 	"\x17ForwardBackwardResponse\x12\x1a\n" +
 	"\blogprobs\x18\x01 \x03(\fR\blogprobs\x12S\n" +
 	"\ametrics\x18\x02 \x03(\v29.tinsmith.backend.v1.ForwardBackwardResponse.MetricsEntryR\ametrics\x12<\n" +
-	"\texecution\x18\x03 \x01(\v2\x1e.tinsmith.backend.v1.ExecutionR\texecution\x1a:\n" +
+	"\texecution\x18\x03 \x01(\v2\x1e.tinsmith.backend.v1.ExecutionR\texecution\x12\x14\n" +
+	"\x05terms\x18\x04 \x03(\fR\x05terms\x1a:\n" +
 	"\fMetricsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xf4\x01\n" +

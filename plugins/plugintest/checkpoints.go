@@ -169,6 +169,16 @@ func (s *suite) loadInto() {
 		s.Errorf("a load after a failed load: %v", err)
 	}
 	s.sameBits("after a load that heals", r.forward(d).Logprobs[0], want)
+	numbered, err := s.b.LoadAdapter(s.Context(), plugins.LoadAdapterRequest{Adapter: "a", Position: r.position(), Path: path, Scope: plugins.ScopeOptimizer, Version: 9})
+	if err != nil || numbered.Version != 9 {
+		s.Errorf("a load in order that names its version: %+v, %v; want version 9", numbered, err)
+	}
+	r.forwardBackward(d)
+	if res := r.step(); res.Version != 10 {
+		s.Errorf("the step after a load as version 9 made version %d, want 10", res.Version)
+	}
+	_, err = s.b.LoadAdapter(s.Context(), plugins.LoadAdapterRequest{Adapter: "a", Position: r.position(), Path: path, Version: 10})
+	s.wantInvalid("a version that the adapter has had", err, "version")
 	_, err = s.b.LoadAdapter(s.Context(), plugins.LoadAdapterRequest{Adapter: "a", Path: path})
 	s.wantInvalid("creating under an id that is taken", err, "adapter")
 	_, err = s.b.LoadAdapter(s.Context(), plugins.LoadAdapterRequest{Adapter: "none", Path: filepath.Join(s.TempDir(), "none")})

@@ -39,8 +39,11 @@ func (s *suite) invalidTraining() {
 			q.Data = append(q.Data, s.datum(2, 3))
 			q.Data[1].SequenceRatioMask = make([]float32, 3)
 		}},
-		{"data[0].weights", func(q *plugins.ForwardBackwardRequest) { q.Loss = "ppo" }},
+		{"data[0].logprobs", func(q *plugins.ForwardBackwardRequest) { q.Loss = "ppo" }},
 		{"data[0].logprobs", func(q *plugins.ForwardBackwardRequest) { q.Loss, q.Data[0].Weights = "ppo", nil }},
+		{"data[0].weights", func(q *plugins.ForwardBackwardRequest) { weigh(q, "ppo", []float32{1, 1, 1, 1, 1}) }},
+		{"data[0].weights[1]", func(q *plugins.ForwardBackwardRequest) { weigh(q, "cispo", []float32{1, float32(nan), 1, 1, 1, 1}) }},
+		{"data[0].weights[1]", func(q *plugins.ForwardBackwardRequest) { weigh(q, "ppo", []float32{1, -1, 1, 1, 1, 1}) }},
 		{"loss_config.clip_low_threshold", func(q *plugins.ForwardBackwardRequest) {
 			q.Loss, q.LossConfig = "ppo", map[string]float64{plugins.ClipLow: 2}
 		}},
@@ -148,4 +151,10 @@ func (s *suite) invalidSamples() {
 		s.wantInvalid("pin", err, "name")
 	}
 	s.sample(s.request("a", 1, 4))
+}
+
+// weigh makes a request one with a policy loss and weights; its datum has six tokens.
+func weigh(q *plugins.ForwardBackwardRequest, loss string, weights []float32) {
+	q.Loss = loss
+	q.Data[0].Logprobs, q.Data[0].Advantages, q.Data[0].Weights = make([]float32, 6), make([]float32, 6), weights
 }

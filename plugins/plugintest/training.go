@@ -286,6 +286,8 @@ func (s *suite) losses() {
 			s.Fatal(err)
 		}
 		s.checkMetrics(res, lossValue(name, config, data, lp))
+		s.checkTerms(name, res)
+		s.weightedLoss(name, config, data, res, lp)
 		if step := r.step(); !(step.Metrics["grad_norm"] > 0) {
 			s.Errorf("%s: gradient norm %v", name, step.Metrics["grad_norm"])
 		}
@@ -298,6 +300,7 @@ func (s *suite) losses() {
 		s.Fatalf("%d log-probabilities for 4 positions with 2 targets", len(res.Logprobs[0]))
 	}
 	s.checkMetrics(res, crossEntropy(wide, res.Logprobs[0]))
+	s.checkTerms("cross_entropy with two targets", res)
 }
 
 func (r *run) tryLoss(loss string, config map[string]float64, data ...plugins.Datum) (plugins.ForwardBackwardResult, error) {
@@ -313,6 +316,62 @@ func (r *run) forwardOf(loss string, data ...plugins.Datum) plugins.ForwardBackw
 	return res
 }
 
+// weightedLoss runs a policy loss with weights: ones give the bits that none give, and others multiply each position's term.
+func (s *suite) weightedLoss(name string, config map[string]float64, data plugins.Datum, plain plugins.ForwardBackwardResult, lp []float32) {
+	s.Helper()
+	data.Weights = []float32{1, 1, 1, 1, 1, 1}
+	r := s.create(name+" with ones", allModules)
+	res, err := r.tryLoss(name, nil, data)
+	if err != nil {
+		s.Errorf("%s with ones: %v", name, err)
+		return
+	}
+	s.sameBits(name+" with ones: terms", res.Terms[0], plain.Terms[0])
+	if res.Metrics["loss:sum"] != plain.Metrics["loss:sum"] {
+		s.Errorf("%s: loss:sum is %v with weights of one, %v without", name, res.Metrics["loss:sum"], plain.Metrics["loss:sum"])
+	}
+	same := s.create(name+" without", allModules)
+	data.Weights = nil
+	if _, err := same.tryLoss(name, nil, data); err != nil {
+		s.Errorf("%s: %v", name, err)
+	}
+	r.step()
+	same.step()
+	s.sameBits(name+" with ones: after a step", r.forwardOf("cross_entropy", s.datum(1, 6)).Logprobs[0], same.forwardOf("cross_entropy", s.datum(1, 6)).Logprobs[0])
+
+	data.Weights = []float32{2, 0.5, 0, 1, 0.25, 3}
+	r = s.create(name+" weighted", allModules)
+	if res, err = r.tryLoss(name, nil, data); err != nil {
+		s.Errorf("%s with weights: %v", name, err)
+		return
+	}
+	s.checkMetrics(res, lossValue(name, config, data, lp))
+	s.checkTerms(name+" with weights", res)
+	if res.Terms[0][2] != 0 {
+		s.Errorf("%s: a position with a weight of zero has the term %v", name, res.Terms[0][2])
+	}
+}
+
+// checkTerms demands that the terms add up to the loss.
+func (s *suite) checkTerms(what string, res plugins.ForwardBackwardResult) {
+	s.Helper()
+	if len(res.Terms) != len(res.Logprobs) {
+		s.Fatalf("%s: terms of %d data, log-probabilities of %d", what, len(res.Terms), len(res.Logprobs))
+	}
+	sum, size := 0.0, 0.0
+	for i, terms := range res.Terms {
+		if len(terms) != len(res.Logprobs[i]) {
+			s.Fatalf("%s: datum %d has %d terms, %d log-probabilities", what, i, len(terms), len(res.Logprobs[i]))
+		}
+		for _, x := range terms {
+			sum, size = sum+float64(x), size+math.Abs(float64(x))
+		}
+	}
+	if math.Abs(sum-res.Metrics["loss:sum"]) > 1e-6*size {
+		s.Errorf("%s: the terms add up to %v, loss:sum is %v", what, sum, res.Metrics["loss:sum"])
+	}
+}
+
 // lossValue is written from the formulas, independently of any backend.
 func lossValue(name string, config map[string]float64, d plugins.Datum, lp []float32) float64 {
 	low, high := config[plugins.ClipLow], config[plugins.ClipHigh]
@@ -325,22 +384,25 @@ func lossValue(name string, config map[string]float64, d plugins.Datum, lp []flo
 	}
 	total := 0.0
 	for i := range lp {
-		l, q, a := float64(lp[i]), float64(d.Logprobs[i]), float64(d.Advantages[i])
+		l, q, a, w := float64(lp[i]), float64(d.Logprobs[i]), float64(d.Advantages[i]), 1.0
+		if d.Weights != nil {
+			w = float64(d.Weights[i])
+		}
 		ratio := math.Exp(l - q)
 		switch name {
 		case "importance_sampling":
-			total -= ratio * a
+			total -= w * ratio * a
 		case "ppo":
-			total -= min(ratio*a, min(max(ratio, low), high)*a)
+			total -= w * min(ratio*a, min(max(ratio, low), high)*a)
 		case "gspo":
 			ratio = math.Exp(mean / count)
-			total -= min(ratio*a, min(max(ratio, low), high)*a)
+			total -= w * min(ratio*a, min(max(ratio, low), high)*a)
 		case "cispo":
-			total -= min(max(ratio, low), high) * l * a
+			total -= w * min(max(ratio, low), high) * l * a
 		case "dro":
-			total -= l*a - 0.5*config[plugins.Beta]*(l-q)*(l-q)
+			total -= w * (l*a - 0.5*config[plugins.Beta]*(l-q)*(l-q))
 		case "stable_reinforce":
-			total -= min(ratio, config[plugins.RatioCap]) * l * a
+			total -= w * min(ratio, config[plugins.RatioCap]) * l * a
 		}
 	}
 	return total

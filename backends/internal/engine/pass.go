@@ -26,6 +26,7 @@ type pass struct {
 	finite    bool                 // total was found to be
 	give      func(*lora.Gradient) // takes total back
 	logprobs  [][]float32
+	terms     [][]float32
 	losses    []float64
 	failure   error
 
@@ -37,7 +38,7 @@ type pass struct {
 func (p *pass) restart() {
 	p.abandon()
 	n := len(p.op.pass.Data)
-	p.left, p.logprobs, p.losses = n, make([][]float32, n), make([]float64, n)
+	p.left, p.logprobs, p.terms, p.losses = n, make([][]float32, n), make([][]float32, n), make([]float64, n)
 }
 
 func (p *pass) abandon() {
@@ -89,7 +90,7 @@ func (l *loaded) sum(pieces []piece) (check func()) {
 
 // add books the outcome of a datum.
 func (p *pass) add(index int, o model.Outcome) {
-	p.logprobs[index], p.losses[index] = o.Logprobs, o.Loss
+	p.logprobs[index], p.terms[index], p.losses[index] = o.Logprobs, o.Terms, o.Loss
 	if o.Err != nil && p.failure == nil {
 		p.failure = &plugins.Error{Kind: plugins.KindNotFinite, Field: fmt.Sprintf("data[%d]", index), Message: o.Err.Error()}
 	}
@@ -147,7 +148,7 @@ func (e *Engine) settle(p *pass, cycle int64, alone bool) error {
 	for _, x := range p.losses {
 		total += x
 	}
-	r.decide(p.op, plugins.ForwardBackwardResult{Logprobs: p.logprobs, Metrics: map[string]float64{"loss:sum": total, "clock_cycle:unique": float64(cycle)}, Execution: e.execution(p.begin, p.before)}, nil)
+	r.decide(p.op, plugins.ForwardBackwardResult{Logprobs: p.logprobs, Terms: p.terms, Metrics: map[string]float64{"loss:sum": total, "clock_cycle:unique": float64(cycle)}, Execution: e.execution(p.begin, p.before)}, nil)
 	return nil
 }
 

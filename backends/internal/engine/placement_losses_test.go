@@ -77,6 +77,17 @@ func lossCases(random *rand.Rand, data []plugins.Datum, logprobs [][]float32) []
 			c.data = policy
 		}
 		cases = append(cases, c)
+		if loss != "cross_entropy" {
+			w := lossCase{loss + ", weighted", loss, slices.Clone(c.data)}
+			for i := range w.data {
+				weights := make([]float32, len(w.data[i].Tokens))
+				for k := range weights {
+					weights[k] = []float32{1, 0.5, 0, 2, 0.3}[(i+k)%5]
+				}
+				w.data[i].Weights = weights
+			}
+			cases = append(cases, w)
+		}
 	}
 	return cases
 }
@@ -133,6 +144,7 @@ func passLosses(t *testing.T, e *Engine, run lossRun, together bool) history {
 			high := float32(loss)
 			h.floats[c.name+": loss"] = []float32{high, float32(loss - float64(high))}
 			h.floats[c.name+": log-probabilities"] = slices.Concat(r.Logprobs...)
+			h.floats[c.name+": terms"] = slices.Concat(r.Terms...)
 		})
 		if together {
 			eventually(t, "the pass has arrived", func() bool { return arrived(e, d.adapter, position) })

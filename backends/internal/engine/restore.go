@@ -93,11 +93,14 @@ func (e *Engine) replace(r *run, o *operation, req *plugins.LoadAdapterRequest, 
 			return err
 		}
 		e.mu.Lock()
-		deleted := r.deleted
+		deleted, misnumbered := r.deleted, r.numbered(req.Version)
 		e.mu.Unlock()
-		if deleted {
+		if deleted || misnumbered != nil {
 			e.loaded.free(v)
 			e.loaded.adapters.drop(g)
+			if misnumbered != nil {
+				return misnumbered
+			}
 			return errClosed // nobody waits for the answer: the operation was ended with the adapter
 		}
 		e.loaded.freeAccumulator(r)
@@ -110,6 +113,18 @@ func (e *Engine) replace(r *run, o *operation, req *plugins.LoadAdapterRequest, 
 	}); err != nil {
 		e.endLoad(r, o, nil, err)
 	}
+}
+
+// numbered gives the next version the number that a load asks for, if it does. The caller holds mu.
+func (r *run) numbered(version int64) error {
+	if version == 0 {
+		return nil
+	}
+	if version < r.next {
+		return plugins.Invalidf("version", "%d is not allowed: %d or more, above the latest version", version, r.next)
+	}
+	r.next = version
+	return nil
 }
 
 // endLoad decides a load: v becomes the latest version, or the run is broken until another load succeeds.

@@ -47,20 +47,20 @@ func TestAgainstPyTorch(t *testing.T) {
 		if err := l.Check(in, n, 1); err != nil {
 			t.Fatal(err)
 		}
-		slopes := make([]float32, n)
+		slopes, terms := make([]float32, n), make([]float32, n)
 		// In two parts, as a training pass cuts it.
-		sum, err := l.Rows(0, in, 0, 1, golden.Logprobs[:31], 0, slopes[:31])
+		sum, err := l.Rows(0, in, 0, 1, golden.Logprobs[:31], 0, slopes[:31], terms[:31])
 		if err != nil {
 			t.Fatal(err)
 		}
-		sum, err = l.Rows(sum, in, 31, 1, golden.Logprobs[31:], 0, slopes[31:])
+		sum, err = l.Rows(sum, in, 31, 1, golden.Logprobs[31:], 0, slopes[31:], terms[31:])
 		if err != nil {
 			t.Fatal(err)
 		}
 		if d := math.Abs(sum - c.Sum); !(d <= 1e-9*math.Abs(c.Sum)+1e-9) {
 			t.Errorf("%s %v: sum %v, want %v", c.Loss, c.Config, sum, c.Sum)
 		}
-		if whole, err := l.Rows(0, in, 0, 1, golden.Logprobs, 0, make([]float32, n)); err != nil || whole != sum {
+		if whole, err := l.Rows(0, in, 0, 1, golden.Logprobs, 0, make([]float32, n), make([]float32, n)); err != nil || whole != sum {
 			t.Errorf("%s %v: sum %v at once and %v in parts, %v", c.Loss, c.Config, whole, sum, err)
 		}
 		idle := 0
@@ -97,7 +97,7 @@ func evaluate(t *testing.T, name string, config map[string]float64, in Inputs, l
 	if l.PerDatum() {
 		ratio = l.DatumRatio(in, lp)
 	}
-	sum, err := l.Rows(0, in, 0, 1, lp, ratio, slopes)
+	sum, err := l.Rows(0, in, 0, 1, lp, ratio, slopes, make([]float32, len(lp)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +169,7 @@ func TestNotFinite(t *testing.T) {
 		t.Fatal(err)
 	}
 	in := Inputs{Logprobs: []float32{0, -3e38}, Advantages: []float32{1, 1}}
-	if _, err := l.Rows(0, in, 0, 1, []float32{-1, -1}, 0, make([]float32, 2)); !errors.Is(err, ErrNotFinite) || !strings.Contains(err.Error(), "position 1") {
+	if _, err := l.Rows(0, in, 0, 1, []float32{-1, -1}, 0, make([]float32, 2), make([]float32, 2)); !errors.Is(err, ErrNotFinite) || !strings.Contains(err.Error(), "position 1") {
 		t.Errorf("error %v", err)
 	}
 }
@@ -204,6 +204,8 @@ func TestRefused(t *testing.T) {
 		{"missing", "ppo", Inputs{Logprobs: []float32{0, 0}}, 1, "needs 2 values of advantages, not 0"},
 		{"short", "cross_entropy", Inputs{Weights: []float32{0, 0, 0}}, 2, "needs 4 values of weights, not 3"},
 		{"not used", "cross_entropy", Inputs{Weights: []float32{0, 0}, Advantages: []float32{0, 0}}, 1, "does not use advantages"},
+		{"weights too short", "ppo", Inputs{Logprobs: []float32{0, 0}, Advantages: []float32{0, 0}, Weights: []float32{1}}, 1, "needs 2 values of weights, not 1"},
+		{"weights not finite", "cispo", Inputs{Logprobs: []float32{0, 0}, Advantages: []float32{0, 0}, Weights: []float32{1, nan}}, 1, "weights[1] is NaN"},
 		{"not finite", "cross_entropy", Inputs{Weights: []float32{0, nan}}, 1, "weights[1] is NaN"},
 		{"several targets", "ppo", Inputs{Logprobs: []float32{0, 0}, Advantages: []float32{0, 0}}, 2, "only cross_entropy takes several"},
 		{"no mask", "gspo", Inputs{Logprobs: []float32{0, 0}, Advantages: []float32{0, 0}}, 1, "sequence_ratio_mask"},

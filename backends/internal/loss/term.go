@@ -48,8 +48,8 @@ func cispoTerm(l Loss, e element) tensor.LossTerm {
 	return tensor.LossTerm{Form: tensor.LossRatio, Weight: float32(e.advantage), Low: l.low, High: l.high}
 }
 
-func droTerm(l Loss, e element) tensor.LossTerm {
-	return tensor.LossTerm{Form: tensor.LossQuadratic, Weight: float32(e.advantage), Beta: l.beta}
+func droTerm(_ Loss, e element) tensor.LossTerm {
+	return tensor.LossTerm{Form: tensor.LossQuadratic, Weight: float32(e.advantage), Beta: e.beta}
 }
 
 func stableReinforceTerm(l Loss, e element) tensor.LossTerm {

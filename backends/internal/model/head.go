@@ -293,7 +293,7 @@ func (t *training) losses(parts []span, logprobs []float32) []float32 {
 	for _, part := range parts {
 		e, outcome := t.examples[part.example], &t.outcomes[part.example]
 		n := part.count * e.K
-		sum, err := e.Loss.Rows(outcome.Loss, e.Inputs, part.first, e.K, logprobs[:n], t.ratios.host[part.example], slopes[:n])
+		sum, err := e.Loss.Rows(outcome.Loss, e.Inputs, part.first, e.K, logprobs[:n], t.ratios.host[part.example], slopes[:n], outcome.Terms[part.first*e.K:])
 		outcome.Loss = sum
 		if err != nil && outcome.Err == nil {
 			outcome.Err = err

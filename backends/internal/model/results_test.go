@@ -53,6 +53,9 @@ func (b *bench) lossExamples(r *rand.Rand) (examples []model.Example, gradients 
 			} else {
 				e.Inputs.Advantages = floats(n, normalBeyond)
 				e.Inputs.Logprobs = floats(n, func(int) float32 { return float32(-10 + 6*r.NormFloat64()) })
+				if j == 1 {
+					e.Inputs.Weights = floats(n, func(i int) float32 { return []float32{1, 0.3, 0, 2.7}[i%4] })
+				}
 				if name == "gspo" {
 					e.Inputs.SequenceRatioMask = floats(n, func(i int) float32 { return float32(i % 2) })
 				}
@@ -116,7 +119,7 @@ func TestLossesOnTheDevice(t *testing.T) {
 			failed := 0
 			for i, got := range there.outcomes {
 				want := here.outcomes[i]
-				if !slices.Equal(got.Logprobs, want.Logprobs) || math.Float64bits(got.Loss) != math.Float64bits(want.Loss) || fmt.Sprint(got.Err) != fmt.Sprint(want.Err) {
+				if !slices.Equal(got.Logprobs, want.Logprobs) || !slices.Equal(got.Terms, want.Terms) || math.Float64bits(got.Loss) != math.Float64bits(want.Loss) || fmt.Sprint(got.Err) != fmt.Sprint(want.Err) {
 					t.Errorf("example %d: %v, want %v", i, got, want)
 				}
 				if got.Err != nil {

@@ -35,6 +35,7 @@ type TrainOptions struct {
 // Outcome is the result for one example.
 type Outcome struct {
 	Logprobs []float32 // N×K
+	Terms    []float32 // N×K, what each target adds to Loss, rounded
 	Loss     float64   // summed over the example
 	// Err wraps loss.ErrNotFinite: the example's loss or its derivative is not finite, so neither is the sum in its Gradient. Other gradients are not touched by that.
 	Err error
@@ -79,7 +80,9 @@ func (m *Model) StartTrain(w *Workspace, pages tensor.Pages, examples []Example,
 	}
 	t := training{m: m, w: w, p: p, examples: examples, recompute: o.Recompute, backward: len(p.Gradients) > 0, outcomes: make([]Outcome, len(examples))}
 	for i, e := range examples {
-		t.outcomes[i].Logprobs = make([]float32, len(e.Targets))
+		n := len(e.Targets)
+		values := make([]float32, 2*n)
+		t.outcomes[i].Logprobs, t.outcomes[i].Terms = values[:n:n], values[n:]
 	}
 	if err := m.record(len(w.tokens), t.run); err != nil {
 		return nil, fmt.Errorf("train: %w", err)

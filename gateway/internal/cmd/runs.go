@@ -3,6 +3,8 @@ package cmd
 import (
 	"fmt"
 	"net/http"
+	"strconv"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -21,6 +23,7 @@ func runsCommand() *cobra.Command {
 				Corrupted   bool      `json:"corrupted"`
 				Reason      string    `json:"corrupted_reason"`
 				Inexact     string    `json:"inexact"`
+				Unread      []string  `json:"unread_inputs"`
 				Step        int64     `json:"step"`
 				Queued      int       `json:"queued"`
 				TokensPerS  float64   `json:"tokens_per_second"`
@@ -54,10 +57,22 @@ func runsCommand() *cobra.Command {
 			if r.Inexact != "" {
 				fmt.Fprintf(w, "  not bit-equal to an undisturbed run: %s\n", r.Inexact)
 			}
+			if len(r.Unread) > 0 {
+				fmt.Fprintf(w, "  sent in loss_fn_inputs and not read by the loss: %s\n", quoted(r.Unread))
+			}
 		}
 		return w.Flush()
 	}
 	return c
+}
+
+// quoted lists names that come from outside.
+func quoted(names []string) string {
+	out := make([]string, len(names))
+	for i, name := range names {
+		out[i] = strconv.Quote(name)
+	}
+	return strings.Join(out, ", ")
 }
 
 func figure(v *float64) string {

@@ -131,7 +131,7 @@ func (p Program) serve(ctx context.Context, cfg config.Config) (err error) {
 	if err != nil {
 		return err
 	}
-	options := server.Options{Version: p.Version, Health: h.get, Metrics: tel.Handler, Meter: meter, Traces: tel.Traces, Keyless: !ring.Required(), PublicURL: cfg.PublicURL}
+	options := server.Options{Version: p.Version, Health: h.get, Metrics: tel.Handler, Meter: meter, Traces: tel.Traces, Keyless: !ring.Required(), PublicURL: cfg.PublicURL, Origins: cfg.CORSOrigins}
 	options.Admin = func(r *http.Request) bool { return ring.Admin(keys.Credential(r.Header)) }
 	starting := options
 	starting.Starting = true

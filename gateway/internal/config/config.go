@@ -14,6 +14,8 @@ type Config struct {
 	Listen string `yaml:"listen"`
 	// PublicURL is the base URL under which clients reach the server, for absolute links in answers; empty: taken from each request.
 	PublicURL string `yaml:"public_url"`
+	// CORSOrigins are the origins, as https://host, of web pages elsewhere that may read the answers; "*" for all. Those of this machine and of PublicURL always may. Only with keys.
+	CORSOrigins []string `yaml:"cors_origins"`
 	// DataDir holds database, journal and checkpoints. One server uses it at a time.
 	DataDir    string     `yaml:"data_dir"`
 	Auth       Auth       `yaml:"auth"`

@@ -23,6 +23,7 @@ const (
 	maxReserveMiB      = 1 << 20
 	maxRecordDays      = 36500
 	minWeight          = 1e-3 // with less the sums of shares lose their digits, and the key hardly ever has a turn
+	maxOrigins         = 100
 	maxWeight          = 1e6
 	maxUnnamedMiB      = 1 << 40
 	minProgressTimeout = 2 * time.Second // a backend reports once a second
@@ -38,6 +39,9 @@ func (c *Config) Validate() error {
 		if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
 			return fmt.Errorf("public_url: %q is not an http or https URL", c.PublicURL)
 		}
+	}
+	if err := c.validateOrigins(); err != nil {
+		return err
 	}
 	if c.DataDir == "" {
 		return errors.New("data_dir: must not be empty")
@@ -119,6 +123,25 @@ func (c *Config) validateListen() error {
 	}
 	if c.Auth.KeysFile == "" && !Loopback(host) {
 		return fmt.Errorf("listen: %q can be reached from other machines, but no keys are set: make one with `tinsmith key add NAME` and set auth.keys_file, or listen on 127.0.0.1", c.Listen)
+	}
+	return nil
+}
+
+// validateOrigins wants them as browsers send them, since they are compared so.
+func (c *Config) validateOrigins() error {
+	if len(c.CORSOrigins) > 0 && c.Auth.KeysFile == "" {
+		return errors.New("cors_origins: needs auth.keys_file: without keys pages of this machine and of public_url alone are answered, because whoever opens a page would lend it the server")
+	}
+	if len(c.CORSOrigins) > maxOrigins {
+		return fmt.Errorf("cors_origins: has %d entries, at most %d are allowed", len(c.CORSOrigins), maxOrigins)
+	}
+	for i, origin := range c.CORSOrigins {
+		u, err := url.Parse(origin)
+		if origin == "*" || err == nil && u.Scheme != "" && u.Hostname() != "" && origin == strings.ToLower(u.Scheme+"://"+u.Host) &&
+			!(u.Scheme == "https" && u.Port() == "443") && !(u.Scheme == "http" && u.Port() == "80") {
+			continue
+		}
+		return fmt.Errorf(`cors_origins[%d]: %q is not an origin as browsers send it: "*", or scheme and host in lower case and a port that is not the usual one, as https://app.example.org or http://10.0.0.5:3000`, i, origin)
 	}
 	return nil
 }

@@ -36,12 +36,33 @@ const (
 // completionRequest is the body of /completions.
 type completionRequest struct {
 	samplingFields
-	Prompt    json.RawMessage `json:"prompt"`
-	MaxTokens *int            `json:"max_tokens"`
-	Echo      bool            `json:"echo"`
-	Logprobs  *int            `json:"logprobs"`
-	BestOf    *int            `json:"best_of"`
-	Suffix    *string         `json:"suffix"`
+	Prompt           json.RawMessage `json:"prompt"`
+	MaxTokens        *int            `json:"max_tokens"`
+	Echo             bool            `json:"echo"`
+	Logprobs         alternatives    `json:"logprobs"`
+	BestOf           *int            `json:"best_of"`
+	Suffix           *string         `json:"suffix"`
+	AddSpecialTokens *bool           `json:"add_special_tokens"` // to text, as /tokenize does; true unless it is given
+}
+
+// alternatives is how many of the likeliest tokens are listed beside each token. true, which is what the other endpoint takes, means 1.
+type alternatives struct {
+	asked bool
+	n     int
+}
+
+// UnmarshalJSON reads a number, true, or false and null, with which none are asked for.
+func (a *alternatives) UnmarshalJSON(raw []byte) error {
+	switch string(raw) {
+	case "null", "false":
+		*a = alternatives{}
+		return nil
+	case "true":
+		*a = alternatives{asked: true, n: 1}
+		return nil
+	}
+	a.asked = true
+	return json.Unmarshal(raw, &a.n)
 }
 
 // prompts reads the four forms of prompt: a string, a list of strings, a list of token ids, a list of such lists.
@@ -74,7 +95,7 @@ func (r *completionRequest) prompts(ctx context.Context, owner string, m *catalo
 		case len(one) > textLimit(info):
 			return nil, tooLong("prompt", len(one), info)
 		default:
-			out[i], err = encode(b, m, one)
+			out[i], err = encode(b, m, one, r.AddSpecialTokens == nil || *r.AddSpecialTokens)
 		}
 		switch {
 		case errors.Is(err, budget.ErrBusy), err != nil && ctx.Err() != nil:
@@ -100,12 +121,12 @@ func tokenBytes(prompts [][]int32) int64 {
 	return int64(total)
 }
 
-func encode(b *budget.Budget, m *catalog.Model, raw json.RawMessage) ([]int32, error) {
+func encode(b *budget.Budget, m *catalog.Model, raw json.RawMessage, special bool) ([]int32, error) {
 	text, err := stringOf(raw)
 	if err != nil {
 		return nil, err
 	}
-	return m.Tokenizer.EncodeWithin(b, text, true)
+	return m.Tokenizer.EncodeWithin(b, text, special)
 }
 
 func (s *Service) completions(c call) error {
@@ -122,8 +143,8 @@ func (s *Service) completions(c call) error {
 	if r.BestOf != nil && (r.N == nil && *r.BestOf != 1 || r.N != nil && *r.BestOf != *r.N) {
 		return unsupported("best_of", "other values than n are not supported")
 	}
-	if r.Logprobs != nil && (*r.Logprobs < 0 || *r.Logprobs > maxTopLogprobs) {
-		return invalid("logprobs", "%d is not between 0 and %d", *r.Logprobs, maxTopLogprobs)
+	if r.Logprobs.n < 0 || r.Logprobs.n > maxTopLogprobs {
+		return invalid("logprobs", "%d is not between 0 and %d", r.Logprobs.n, maxTopLogprobs)
 	}
 	if r.MaxTokens == nil {
 		n := defaultCompletionTokens
@@ -165,10 +186,10 @@ func (s *Service) completions(c call) error {
 		}
 		g.afterPrompt = true
 		g.keepEnds = true // evaluation tools count on one entry for every token
-		if r.Logprobs != nil {
-			g.Request.TopKSampledLogprobs = *r.Logprobs
+		if r.Logprobs.asked {
+			g.Request.TopKSampledLogprobs = r.Logprobs.n
 			if r.Echo {
-				g.Request.PromptLogprobs, g.Request.TopKPromptLogprobs = true, *r.Logprobs
+				g.Request.PromptLogprobs, g.Request.TopKPromptLogprobs = true, r.Logprobs.n
 			}
 		}
 		a.generations = append(a.generations, g)
@@ -314,7 +335,7 @@ func (a *completionAnswer) echo(g *generation, scores *plugins.PromptScores) (co
 
 // logprobs gives the lists for some tokens; nil unless asked. Offsets count from the beginning of the choice's text.
 func (a *completionAnswer) logprobs(tokens []token, base int) *completionLogprobs {
-	if a.request.Logprobs == nil {
+	if !a.request.Logprobs.asked {
 		return nil
 	}
 	out := &completionLogprobs{TextOffset: []int{}, TokenLogprobs: []*float32{}, Tokens: []string{}, TopLogprobs: []map[string]float32{}}
@@ -361,7 +382,7 @@ func (a *completionAnswer) whole(c call) error {
 	texts := make([]strings.Builder, n)
 	for i := range choices {
 		choices[i].Index = i
-		if a.request.Logprobs != nil {
+		if a.request.Logprobs.asked {
 			choices[i].Logprobs = a.logprobs(nil, 0)
 		}
 	}

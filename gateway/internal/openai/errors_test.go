@@ -127,7 +127,7 @@ func TestRefusedCompletions(t *testing.T) {
 		{"suffix", fields{"suffix": "x"}, "suffix", "unsupported_parameter", nil},
 		{"best_of", fields{"best_of": 5}, "best_of", "unsupported_parameter", nil},
 		{"logprobs", fields{"logprobs": 21}, "logprobs", "", []string{"20"}},
-		{"logprobs of a wrong type", fields{"logprobs": true}, "logprobs", "", nil},
+		{"logprobs of a wrong type", fields{"logprobs": "two"}, "logprobs", "", nil},
 		{"context", fields{"max_tokens": 4096}, "max_tokens", "context_length_exceeded", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {

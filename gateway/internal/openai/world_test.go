@@ -2,6 +2,7 @@ package openai
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"io"
@@ -57,13 +58,14 @@ type options struct {
 	backend string // fields of the backend's configuration, each followed by a comma
 	chat    string
 	keys    string // path of a keys file
+	dir     string // of the model; "" = modelDir
 	change  func(*runs.Config)
 }
 
 func newWorld(t testing.TB, o options) *world {
 	t.Helper()
 	w := &world{TB: t, schemas: loadSchemas(t), client: &http.Client{Transport: &http.Transport{}}, backend: fake.New(fake.Options{Exit: func(int) {}})}
-	dir, err := filepath.Abs(modelDir)
+	dir, err := filepath.Abs(cmp.Or(o.dir, modelDir))
 	w.ok(err)
 	w.info, err = w.backend.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Name: modelName, Config: json.RawMessage(`{` + o.backend + `"hidden_size": 4}`), Scratch: t.TempDir()}, func(plugins.LoadProgress) {})
 	w.ok(err)

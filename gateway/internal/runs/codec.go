@@ -11,12 +11,13 @@ import (
 // writes them.
 const (
 	formForwardBackward       = 1
-	formForwardBackwardResult = 2
+	formForwardBackwardResult = 2 // of older versions, and of backends that give no terms
 	formSample                = 3 // of older versions, which wrote every cell of the targets
 	formSampleResult          = 4 // likewise
 	formSampleOfCells         = 5
 	formSampleResultOfCells   = 6
 	formRecordedSample        = 7 // what is kept of a result once its session is over: tokens and their log-probabilities
+	formForwardBackwardTerms  = 8 // a forward_backward result with what each target adds to the loss
 )
 
 type encoder struct{ pack.Encoder }
@@ -209,26 +210,39 @@ func decodeForwardBackward(b []byte) (forwardBackward, error) {
 }
 
 func encodeForwardBackwardResult(r *ForwardBackwardResult) []byte {
-	size := 64 + 48*len(r.Metrics)
-	for _, lp := range r.Logprobs {
-		size += 12 + 4*len(lp)
+	form, size := byte(formForwardBackwardTerms), 64+48*len(r.Metrics)
+	if len(r.Terms) != len(r.Logprobs) {
+		form = formForwardBackwardResult
 	}
-	e := newEncoder(formForwardBackwardResult, size)
+	for _, lp := range r.Logprobs {
+		size += 24 + 8*len(lp)
+	}
+	e := newEncoder(form, size)
 	e.Uint(uint64(len(r.Logprobs)))
 	for i, lp := range r.Logprobs {
 		e.Int(int64(r.K[i]))
 		e.Float32s(lp)
+		if form == formForwardBackwardTerms {
+			e.Float32s(r.Terms[i])
+		}
 	}
 	e.numbers(r.Metrics)
 	return e.B
 }
 
 func decodeForwardBackwardResult(b []byte) (*ForwardBackwardResult, error) {
-	d := newDecoder(b, formForwardBackwardResult)
+	d := decoder{pack.NewDecoder(b)}
+	form := d.Byte()
+	if form != formForwardBackwardResult && form != formForwardBackwardTerms {
+		d.Fail()
+	}
 	r := &ForwardBackwardResult{}
 	for range d.Count() {
 		r.K = append(r.K, int(d.Int()))
 		r.Logprobs = append(r.Logprobs, d.Float32s())
+		if form == formForwardBackwardTerms {
+			r.Terms = append(r.Terms, d.Float32s())
+		}
 	}
 	r.Metrics = d.numbers()
 	return r, d.End()

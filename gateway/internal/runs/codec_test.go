@@ -16,9 +16,10 @@ var (
 		},
 	}}
 	oneResult = &ForwardBackwardResult{K: []int{0, 2}, ForwardBackwardResult: plugins.ForwardBackwardResult{
-		Logprobs: [][]float32{{-1, -2}, {-3, float32(math.Inf(-1))}}, Metrics: map[string]float64{"loss:sum": 3.5},
+		Logprobs: [][]float32{{-1, -2}, {-3, float32(math.Inf(-1))}}, Terms: [][]float32{{0.5, 0}, {3, float32(math.Inf(1))}}, Metrics: map[string]float64{"loss:sum": 3.5},
 	}}
-	oneSample = sampleRequest{SparseTargets: true, StopStrings: []string{"\n\nUser:", "x"}, SampleRequest: plugins.SampleRequest{
+	resultWithoutTerms = &ForwardBackwardResult{K: []int{0}, ForwardBackwardResult: plugins.ForwardBackwardResult{Logprobs: [][]float32{{-1}}, Metrics: map[string]float64{"loss:sum": 1}}}
+	oneSample          = sampleRequest{SparseTargets: true, StopStrings: []string{"\n\nUser:", "x"}, SampleRequest: plugins.SampleRequest{
 		Prompt: []int32{1, 2, 3}, NumSamples: 4, MaxTokens: 7, Temperature: 0.7, TopK: -1, TopP: 0.9, Seed: math.MaxUint64, StopTokens: []int32{5}, RepetitionPenalty: 1,
 		TopKSampledLogprobs: 2, PromptLogprobs: true, PromptLogprobsLastN: 1, TopKPromptLogprobs: 3, TargetPromptTokens: []int32{-1, 4}, TargetPromptK: 1, PromptAlternatives: 2,
 	}}
@@ -92,6 +93,19 @@ func TestOlderForms(t *testing.T) {
 	if got, err := decodeSample(e.B); err != nil || !reflect.DeepEqual(got, r) {
 		t.Errorf("got  %+v, %v\nwant %+v", got, err, r)
 	}
+	pass := oneResult
+	e = newEncoder(formForwardBackwardResult, 0)
+	e.Uint(uint64(len(pass.Logprobs)))
+	for i, lp := range pass.Logprobs {
+		e.Int(int64(pass.K[i]))
+		e.Float32s(lp)
+	}
+	e.numbers(pass.Metrics)
+	withoutTerms := *pass
+	withoutTerms.Terms = nil
+	if got, err := decodeForwardBackwardResult(e.B); err != nil || !reflect.DeepEqual(got, &withoutTerms) {
+		t.Errorf("got  %+v, %v\nwant %+v", got, err, withoutTerms)
+	}
 	a, p := oneSampled, oneSampled.Prompt
 	e = newEncoder(formSampleResult, 0)
 	e.Int(p.Version)
@@ -126,6 +140,9 @@ func TestCodecKeepsEverything(t *testing.T) {
 	}{
 		{"pass", onePass, func() (any, error) { return decodeForwardBackward(encodeForwardBackward(onePass)) }},
 		{"result of a pass", oneResult, func() (any, error) { return decodeForwardBackwardResult(encodeForwardBackwardResult(oneResult)) }},
+		{"result of a backend that gives no terms", resultWithoutTerms, func() (any, error) {
+			return decodeForwardBackwardResult(encodeForwardBackwardResult(resultWithoutTerms))
+		}},
 		{"sample", oneSample, func() (any, error) { return decodeSample(encodeSample(oneSample)) }},
 		{"sample with few targets", fewTargets, func() (any, error) { return decodeSample(encodeSample(fewTargets)) }},
 		{"result with few targets", fewScores, func() (any, error) { return decodeSampleResult(encodeSampleResult(fewScores)) }},
@@ -152,7 +169,7 @@ func FuzzCodec(f *testing.F) {
 		if r, err := decodeForwardBackward(b); err == nil && len(r.K) != len(r.Data) {
 			t.Fatal("shapes and data differ")
 		}
-		if r, err := decodeForwardBackwardResult(b); err == nil && len(r.K) != len(r.Logprobs) {
+		if r, err := decodeForwardBackwardResult(b); err == nil && (len(r.K) != len(r.Logprobs) || len(r.Terms) > len(r.K)) {
 			t.Fatal("shapes and results differ")
 		}
 		if r, err := decodeSample(b); err == nil {

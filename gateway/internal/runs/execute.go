@@ -125,7 +125,7 @@ func (c *Core) wentAway(r *run, b Backend, err error) bool {
 	return interrupted
 }
 
-// failStart notes that a run's creation or load failed: everything behind it fails with the reason. mu is held.
+// failStart notes that a run's creation or load failed: everything behind it fails with the reason, after a load until one succeeds. mu is held.
 func (r *run) failStart(op *operation, why *Failure) {
 	what := "creating"
 	if op.create == nil || op.create.Path != "" {
@@ -316,7 +316,7 @@ func (c *Core) call(ctx context.Context, b Backend, op *operation) (done, error)
 	return done{}, fmt.Errorf("operation %s: has no body", op.future.id)
 }
 
-// callLoad loads a checkpoint as the run's first operation. What is loaded is kept, to rebuild the run from.
+// callLoad loads a checkpoint. Nothing else of the run is with the backend meanwhile, and everything before has its result in the journal. What is loaded is kept, to rebuild the run from.
 func (c *Core) callLoad(ctx context.Context, b Backend, op *operation) (done, error) {
 	r := op.run
 	keepErr := c.keepLoaded(op, op.load)
@@ -342,6 +342,8 @@ func (c *Core) callLoad(ctx context.Context, b Backend, op *operation) (done, er
 		then: func() {
 			r.points = append(r.points, p)
 			r.live.loaded(op.seq, info.Step, info.Version, c.cfg.now())
+			r.queue.window, r.queue.failed, r.since = &window{}, nil, sincePoint{at: c.cfg.now()}
+			c.start(func(ctx context.Context) { c.prune(ctx, r) })
 		},
 	}, nil
 }

@@ -2,6 +2,7 @@ package runs
 
 import (
 	"math"
+	"slices"
 	"sort"
 	"strings"
 
@@ -10,20 +11,21 @@ import (
 
 // lossKeys are the loss inputs and settings of each loss. Bounds of settings are inclusive.
 type lossKeys struct {
-	inputs  []string // required, besides target_tokens
+	inputs  []string // required, besides target_tokens; every loss takes weights as well, which are ones where they are left out
 	config  map[string][2]float64
 	sampled bool // needs provenance
+	clips   bool // by the smaller one of two products: which one that is would turn round with a negative weight
 }
 
 var (
 	clipBounds = map[string][2]float64{"clip_low_threshold": {0, math.MaxFloat32}, "clip_high_threshold": {0, math.MaxFloat32}}
 	losses     = map[string]lossKeys{
-		"cross_entropy":       {inputs: []string{"weights"}},
+		"cross_entropy":       {},
 		"importance_sampling": {inputs: []string{"logprobs", "advantages"}},
-		"ppo":                 {inputs: []string{"logprobs", "advantages"}, config: clipBounds},
+		"ppo":                 {inputs: []string{"logprobs", "advantages"}, config: clipBounds, clips: true},
 		"cispo":               {inputs: []string{"logprobs", "advantages"}, config: clipBounds},
 		"dro":                 {inputs: []string{"logprobs", "advantages"}, config: map[string][2]float64{"beta": {0, math.MaxFloat32}}},
-		"gspo":                {inputs: []string{"logprobs", "advantages", "sequence_ratio_mask"}, config: clipBounds},
+		"gspo":                {inputs: []string{"logprobs", "advantages", "sequence_ratio_mask"}, config: clipBounds, clips: true},
 		"stable_reinforce":    {inputs: []string{"logprobs", "advantages"}, config: map[string][2]float64{"ratio_cap": {0, math.MaxFloat32}}, sampled: true},
 	}
 )
@@ -100,6 +102,12 @@ func checkData(op ForwardBackward, vocab, limit int) (forwardBackward, error) {
 	return out, nil
 }
 
+// reads tells whether a loss reads an input. What it does not read a client may send all the same, as the official service has it: data are often made once for several losses.
+func (k lossKeys) reads(name string) bool {
+	return name == "target_tokens" || name == "weights" || contains(k.inputs, name)
+}
+
+// checkDatum does it for one datum. Inputs that the loss does not read are not looked at.
 func checkDatum(i int, d Datum, loss string, keys lossKeys, vocab, limit int) (plugins.Datum, int, error) {
 	bad := func(field, format string, args ...any) (plugins.Datum, int, error) {
 		e := invalidf(format, args...)
@@ -148,10 +156,11 @@ func checkDatum(i int, d Datum, loss string, keys lossKeys, vocab, limit int) (p
 		out.Targets[at] = int32(t)
 	}
 	for name, tensor := range d.Inputs {
+		if name == "target_tokens" || !keys.reads(name) {
+			continue
+		}
 		var into *[]float32
 		switch name {
-		case "target_tokens":
-			continue
 		case "weights":
 			into = &out.Weights
 		case "logprobs":
@@ -160,9 +169,6 @@ func checkDatum(i int, d Datum, loss string, keys lossKeys, vocab, limit int) (p
 			into = &out.Advantages
 		case "sequence_ratio_mask":
 			into = &out.SequenceRatioMask
-		}
-		if into == nil || !contains(keys.inputs, name) {
-			return bad("loss_fn_inputs", "%s is not an input of %s; it takes target_tokens, %s", quote(name), loss, strings.Join(keys.inputs, ", "))
 		}
 		got, err := shapeOf(tensor)
 		if err != nil {
@@ -176,6 +182,15 @@ func checkDatum(i int, d Datum, loss string, keys lossKeys, vocab, limit int) (p
 			return bad(name, "element %d is not finite (NonFiniteInTensor)", at)
 		}
 		*into = values
+	}
+	if loss == "cross_entropy" {
+		if _, given := d.Inputs["weights"]; !given {
+			out.Weights = ones(len(out.Targets))
+		}
+	} else if allOnes(out.Weights) {
+		out.Weights = nil // it is the same, and less to keep and to send
+	} else if at := slices.IndexFunc(out.Weights, func(w float32) bool { return w < 0 }); keys.clips && at >= 0 {
+		return bad("weights", "element %d is %v, must be at least 0 with %s: what is clipped is not defined for a negative weight", at, out.Weights[at], loss)
 	}
 	for _, name := range keys.inputs {
 		if _, ok := d.Inputs[name]; !ok {
@@ -212,6 +227,18 @@ func shapeOf(t Tensor) ([]int, error) {
 		return nil, invalidf("has %d elements, its shape %v asks for %d", count, t.Shape, size)
 	}
 	return t.Shape, nil
+}
+
+func ones(n int) []float32 {
+	values := make([]float32, n)
+	for i := range values {
+		values[i] = 1
+	}
+	return values
+}
+
+func allOnes(values []float32) bool {
+	return !slices.ContainsFunc(values, func(v float32) bool { return v != 1 })
 }
 
 // floatsOf converts to float32; at is the first element that is not finite then, or -1.

@@ -40,6 +40,8 @@ type Operation struct {
 	Owner string
 	RunID string
 	Seq   int64 // 1, 2, 3, … within the run; KindInvalid outside 1 … 2^31-1
+	// Unnumbered says that Seq is not given: the operation comes behind everything of the run that has arrived, and gets the next number.
+	Unnumbered bool
 	// Refusal is a defect that the front end found in a well-formed request (an image chunk, a tensor whose bytes do not fit its shape): the operation takes its place in
 	// the order and its future fails with this text, category user. "" = none.
 	Refusal string
@@ -90,7 +92,8 @@ type SaveWeightsExternal struct {
 	AgeRecipients []string // encryption is not offered: not empty is refused
 }
 
-// LoadWeights loads a training checkpoint into a run, clearing its accumulated gradient. It is allowed only as the run's first operation (Seq 1).
+// LoadWeights loads a training checkpoint into a run at its place in the order: its weights, with WithOptimizer also Adam's moments and step count, which start at zero else. The accumulated gradient is cleared, whatever
+// forward_backward or failed load it comes from.
 type LoadWeights struct {
 	Operation
 	AccessOwner   string // as in NewRunFromCheckpoint
@@ -100,6 +103,9 @@ type LoadWeights struct {
 
 // check refuses numbers that cannot be.
 func (o Operation) check() error {
+	if o.Unnumbered {
+		return nil
+	}
 	if o.Seq < 1 || o.Seq > math.MaxInt32 {
 		return invalidf("seq_id: is %d, must be in 1 … %d", o.Seq, math.MaxInt32)
 	}
@@ -122,15 +128,22 @@ func (c *Core) prior(ctx context.Context, o Operation, hash string) (r *run, rep
 		// The answer to a repeat stays the same after the run has ended.
 		owned := c.runs[o.RunID] != nil && c.runs[o.RunID].Owner == o.Owner
 		c.mu.Unlock()
-		if owned && KindOf(err) == KindNotFound && c.repeated(ctx, o.id(), hash) == nil {
+		if owned && !o.Unnumbered && KindOf(err) == KindNotFound && c.repeated(ctx, o.id(), hash) == nil {
 			return nil, true, nil
 		}
 		return nil, false, err
 	}
+	full := r.queue.unfinished >= c.cfg.MaxQueuedOps
+	if o.Unnumbered {
+		c.mu.Unlock()
+		if full {
+			return nil, false, refusef(KindBusy, "model %s: %d operations wait already", o.RunID, c.cfg.MaxQueuedOps)
+		}
+		return r, false, nil
+	}
 	waiting := c.futures[o.id()] != nil
 	decided := r.queue.sequence.seen(o.Seq) && !r.queue.sequence.wasSkipped(o.Seq)
 	skipped := r.queue.sequence.wasSkipped(o.Seq)
-	full := r.queue.unfinished >= c.cfg.MaxQueuedOps
 	c.mu.Unlock()
 	if waiting || decided {
 		return nil, true, c.repeated(ctx, o.id(), hash)
@@ -149,11 +162,10 @@ func (c *Core) prior(ctx context.Context, o Operation, hash string) (r *run, rep
 
 // submit journals an operation and puts it into its place.
 func (c *Core) submit(ctx context.Context, o Operation, op *operation, hash string, payload []byte) (Submitted, error) {
-	answer := Submitted{RequestID: o.id(), RunID: o.RunID}
 	if o.Refusal != "" {
 		op.fault = &Failure{Message: o.Refusal, Category: CategoryUser}
 	}
-	op.seq, op.trace = o.Seq, trace.SpanContextFromContext(ctx)
+	op.trace = trace.SpanContextFromContext(ctx)
 	if op.bytes == 0 {
 		op.bytes = int64(len(payload))
 	}
@@ -163,6 +175,17 @@ func (c *Core) submit(ctx context.Context, o Operation, op *operation, hash stri
 		c.mu.Unlock()
 		return Submitted{}, err
 	}
+	if o.Unnumbered {
+		hash = unnumbered(hash)
+	}
+	for o.Unnumbered && (o.Seq == 0 || c.futures[o.id()] != nil) { // that of one that is being journalled is not known to the queue
+		if o.Seq, err = r.queue.nextNumber(); err != nil {
+			c.mu.Unlock()
+			return Submitted{}, err
+		}
+	}
+	answer := Submitted{RequestID: o.id(), RunID: o.RunID}
+	op.seq = o.Seq
 	if c.futures[answer.RequestID] != nil || r.queue.sequence.seen(o.Seq) && !r.queue.sequence.wasSkipped(o.Seq) {
 		c.mu.Unlock()
 		return answer, c.repeated(ctx, answer.RequestID, hash)
@@ -191,6 +214,9 @@ func (c *Core) submit(ctx context.Context, o Operation, op *operation, hash stri
 	if err != nil {
 		c.saveEnded(op)
 		c.refuseFuture(op.future, fmt.Errorf("journal the operation: %w", err))
+		if o.Unnumbered { // nobody will send that number again
+			c.refused(r, o.Seq)
+		}
 		return Submitted{}, op.future.refusal
 	}
 	c.acceptFuture(op.future)
@@ -249,6 +275,9 @@ func (c *Core) ForwardBackward(ctx context.Context, op ForwardBackward) (Submitt
 		}
 		if err != nil {
 			op.Refusal = err.Error()
+		}
+		if err == nil {
+			c.noteUnread(r, op)
 		}
 	}
 	body := &operation{kind: OpForwardBackward, trains: !op.ForwardOnly}
@@ -393,19 +422,21 @@ func (c *Core) LoadWeights(ctx context.Context, op LoadWeights) (Submitted, erro
 	}
 	body := createBody{Path: op.Path, WithOptimizer: op.WithOptimizer}
 	if op.Refusal == "" {
-		if op.Seq != 1 {
-			return c.refuse(op.Operation, invalidf("load is not permitted with seq_id %d: it must be the model's first operation, seq_id 1", op.Seq))
-		}
 		cp, err := c.trainable(op.Owner, op.AccessOwner, op.Path, op.WithOptimizer)
 		if err != nil {
 			return c.refuse(op.Operation, err)
 		}
+		misfit := ""
 		switch {
 		case cp.ServedModel != r.ServedModel:
-			op.Refusal = fmt.Sprintf("the checkpoint %s belongs to %s, the model to %s", cp.Path, cp.ServedModel, r.ServedModel)
+			misfit = fmt.Sprintf("the checkpoint %s belongs to %s, the model to %s", cp.Path, cp.ServedModel, r.ServedModel)
 		case cp.LoRA.Rank != r.LoRA.Rank:
-			op.Refusal = fmt.Sprintf("the checkpoint %s has rank %d, the model %d", cp.Path, cp.LoRA.Rank, r.LoRA.Rank)
+			misfit = fmt.Sprintf("the checkpoint %s has rank %d, the model %d", cp.Path, cp.LoRA.Rank, r.LoRA.Rank)
 		}
+		if misfit != "" && op.Seq != 1 { // what the model has learnt must not be lost with it: nothing happens, and it goes on
+			return c.refuse(op.Operation, invalidf("path: %s", misfit))
+		}
+		op.Refusal = misfit
 		body.Dir = cp.Dir
 	}
 	return c.submit(ctx, op.Operation, &operation{kind: OpLoadWeights, load: &body}, hash, mustJSON(body))

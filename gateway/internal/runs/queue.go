@@ -64,6 +64,7 @@ type queue struct {
 	pending    map[int64]bool       // the numbers of those that are accepted and not complete
 	skipping   int                  // journal entries about skipped numbers that are being written: nothing behind them may run before
 	decided    int64                // the highest number that a backend has decided
+	numbered   int64                // the last one that was given to an operation without a number
 
 	position   int64 // the last one given away to the process that has the adapter
 	ahead      int   // given to the backend and not decided
@@ -220,7 +221,7 @@ func (c *Core) pump(r *run) {
 			if !r.model.inquest.mayRun(&op.blame) {
 				return
 			}
-			if alone && q.ahead > 0 || q.ahead >= plugins.MaxAhead || q.ahead > 0 && q.aheadBytes+op.bytes > plugins.MaxAheadBytes {
+			if alone && q.ahead > 0 || op.load != nil && q.completing > 0 || q.ahead >= plugins.MaxAhead || q.ahead > 0 && q.aheadBytes+op.bytes > plugins.MaxAheadBytes {
 				return
 			}
 			if op.save != nil && op.save.Path != "" && r.reserved[op.save.Path] {
@@ -248,6 +249,9 @@ func (c *Core) pump(r *run) {
 		if op.fault != nil {
 			c.complete(op, op.fault)
 			continue
+		}
+		if op.past != nil && op.past.load != nil {
+			q.window = &window{}
 		}
 		if op.trains && !op.scoreOnly {
 			q.window.sent, q.window.passed = true, q.window.passed || op.past != nil
@@ -285,7 +289,7 @@ func (c *Core) faultOf(op *operation) *Failure {
 	switch {
 	case op.blame.verdict != nil:
 		return failureOf(op.blame.verdict)
-	case q.failed != nil && op.kind != OpUnloadRun:
+	case q.failed != nil && op.kind != OpUnloadRun && (op.load == nil || r.State != stateLive): // a load heals what another one has broken
 		return q.failed
 	case op.kind == OpOptimStep && q.window.nothingBut() && !q.window.kept():
 		why := q.window.fault

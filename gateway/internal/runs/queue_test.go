@@ -157,7 +157,7 @@ func TestRepeatsGapsAndRefusals(t *testing.T) {
 	w.NoteRefused(other, run, 7) // not his: ignored
 	w.good(w.ForwardBackward(ctx, w.pass(run, 7)))
 	_, err = w.LoadWeights(ctx, LoadWeights{Operation: at(run, 8), Path: "tinker://" + run + "/weights/x"})
-	w.refused(err, KindInvalid, "load is not permitted with seq_id 8")
+	w.refused(err, KindNotFound, "no checkpoint")
 
 	// Wrong contents take their place in the order.
 	w.bad(w.ForwardBackward(ctx, ForwardBackward{Operation: Operation{Owner: owner, RunID: run, Seq: 9, Refusal: "data[0]: images are not supported"}}))(t, "images")
@@ -403,7 +403,9 @@ func TestBadData(t *testing.T) {
 		{name: "setting out of range", loss: "ppo", inputs: rl(), config: map[string]float64{"clip_low_threshold": -1}, words: "-1"},
 		{name: "setting not finite", loss: "dro", inputs: rl(), config: map[string]float64{"beta": math.NaN()}, words: "beta"},
 		{name: "crossed thresholds", loss: "ppo", inputs: rl(), config: map[string]float64{"clip_low_threshold": 2, "clip_high_threshold": 1}, words: "above"},
-		{name: "missing input", loss: "ppo", inputs: ce(), words: "weights"},
+		{name: "missing input", loss: "ppo", inputs: ce(), words: "logprobs is missing"},
+		{name: "no weights", loss: "cross_entropy", inputs: map[string]Tensor{"target_tokens": ints(1, 2)}},
+		{name: "inputs of other losses", loss: "cross_entropy", inputs: with(rl(), "advantages", floats(float32(math.NaN())))},
 		{name: "missing mask", loss: "gspo", inputs: rl(), words: "sequence_ratio_mask is missing"},
 		{name: "no targets", loss: "cross_entropy", inputs: map[string]Tensor{"weights": floats(1, 1)}, words: "target_tokens is missing"},
 		{name: "length", loss: "cross_entropy", inputs: with(ce(), "target_tokens", ints(1)), words: "2 positions"},

@@ -307,7 +307,7 @@ func (c *Core) restoreBase(ctx context.Context, b Backend, r *run, p *plan) erro
 	}
 	req := plugins.LoadAdapterRequest{Adapter: r.ID, Path: c.file(base.Dir), Scope: p.scope, Version: base.Version}
 	if base.OnTop {
-		req.Position, req.Version, p.position = 1, 0, 1
+		req.Position, p.position = 1, 1
 	}
 	info, err := b.LoadAdapter(ctx, req)
 	if err == nil && info.Version != base.Version {

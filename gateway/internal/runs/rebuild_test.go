@@ -126,7 +126,34 @@ func plot() []submission {
 			got, err := s.SaveWeights(s.t.Context(), SaveWeights{Operation: at(s.run, 28), Name: "end"})
 			return got.RequestID, err
 		}},
+		passOf(29, 6, 6, 5, 5), // its gradient is cleared by the load
+		wrongOf(30),
+		loadOf(31, 14, "middle", true),
+		unnamedOf(32, 3),
+		passOf(33, 4, 3, 2, 1),
+		stepOf(34, 0.01),
+		passOf(35, 1, 3, 5, 7),
+		loadOf(36, 28, "end", false),
+		loadOf(37, 14, "middle", false),
+		stepOf(38, 0.01), // of a zero gradient
+		passOf(39, 9, 7, 5, 3),
+		stepOf(40, 0.01),
+		unnamedOf(41, 4),
+		{"save 42", func(s *story) (string, error) {
+			got, err := s.SaveWeights(s.t.Context(), SaveWeights{Operation: at(s.run, 42), Name: "last"})
+			return got.RequestID, err
+		}},
 	}
+}
+
+// loadOf loads a checkpoint of the run itself, which operation from saves.
+func loadOf(seq, from int64, name string, optimizer bool) submission {
+	return submission{fmt.Sprint("load ", seq), func(s *story) (string, error) {
+		s.outcome(s.run + ":" + itoa(from))
+		path := Path{RunID: s.run, Kind: KindWeights, Name: name}.String()
+		got, err := s.LoadWeights(s.t.Context(), LoadWeights{Operation: at(s.run, seq), Path: path, WithOptimizer: optimizer})
+		return got.RequestID, err
+	}}
 }
 
 // tell submits a plot; disturb is called before each step with its number. With patience every result is awaited before the next step.
@@ -145,6 +172,13 @@ func (s *story) tell(plot []submission, patience bool, disturb func(i int)) []st
 		}
 	}
 	return ids
+}
+
+// has tells whether there is a sampling session.
+func (s *story) has(id string) bool {
+	s.Core.mu.Lock()
+	defer s.Core.mu.Unlock()
+	return s.samplers[id] != nil
 }
 
 // account is everything that clients were told, and the files that were written, free of ids and times.
@@ -175,7 +209,10 @@ func (s *story) account(ids []string) map[string]string {
 		}
 		facts[clean(id)] = clean(fact)
 	}
-	for i := range int64(3) {
+	for i := range int64(5) {
+		if !s.has(s.session + ":sample:" + itoa(i)) {
+			continue // the plot ends before
+		}
 		facts[fmt.Sprint("sampler ", i)] = fmt.Sprint(s.sampled(s.sample(s.session+":sample:"+itoa(i), 100)).Sequences)
 	}
 	s.Core.mu.Lock()
@@ -222,6 +259,9 @@ func begin(w *world) *story {
 func undisturbed(t *testing.T) map[string]string {
 	s := begin(newWorld(t, nil))
 	facts := s.account(s.tell(plot(), true, func(int) {}))
+	if facts["sampler 4"] == "" {
+		t.Fatal("the last sampler is not there")
+	}
 	failedAtBackend(t, facts, 11)
 	return facts
 }

@@ -23,7 +23,7 @@ type recoveryPoint struct {
 	Dir       string        `json:"dir"` // a checkpoint, under the data directory
 	Version   int64         `json:"version"`
 	Scope     plugins.Scope `json:"scope"`
-	OnTop     bool          `json:"on_top,omitempty"` // a checkpoint that the first operation loaded into the fresh adapter; else the adapter is made from it
+	OnTop     bool          `json:"on_top,omitempty"` // a checkpoint that operation Seq loaded into the adapter, as it is still to be: its configuration is the run's own; else the adapter is made from it
 	CreatedAt time.Time     `json:"created_at"`
 
 	// With an accumulator: what the queue knew of its window.

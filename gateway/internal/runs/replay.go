@@ -12,7 +12,7 @@ import (
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
-// Which operations bring an adapter to where it was: those that changed it and succeeded. A pass that failed added nothing, and everything in the window of a step that failed at the
+// Which operations bring an adapter to where it was: those that changed it and succeeded, since the newest load. A pass that failed added nothing, and everything in the window of a step that failed at the
 // backend was dropped with it, unless the step found no memory: then it was as if it had not been sent. Saves are not repeated; versions that unnamed samplers use and that are
 // not on disk are pinned again. Nothing is looked up that could have changed: the journal holds resolved requests.
 
@@ -20,6 +20,7 @@ import (
 type past struct {
 	step *plugins.OptimStepResult // of an optim_step
 	pin  *snapshot                // of an unnamed save
+	load *recoveryPoint           // of a load_weights: what it loaded
 	kept bool                     // what was accumulated before it stayed, if it is a step that failed
 }
 
@@ -54,6 +55,7 @@ func journalError(err error) error {
 func (c *Core) plan(ctx context.Context, r *run) (*plan, error) {
 	c.mu.Lock()
 	p := &plan{base: c.basePoint(r)}
+	points := slices.Clone(r.points)
 	wanted := map[string]*snapshot{} // by the operation that pinned it
 	for _, s := range r.pins {
 		if s.dir == "" && s.lost == "" {
@@ -82,7 +84,7 @@ func (c *Core) plan(ctx context.Context, r *run) (*plan, error) {
 	for _, rec := range results {
 		byID[rec.Key] = rec
 	}
-	w := windows{plan: p}
+	w := windows{plan: p, points: points}
 	for _, rec := range operations {
 		if covers(skipped, rec.Rank) {
 			continue // it came too late, and was never part of the run
@@ -117,9 +119,10 @@ func (c *Core) plan(ctx context.Context, r *run) (*plan, error) {
 // windows drops what was accumulated for a step that failed.
 type windows struct {
 	*plan
-	pins  []*operation // they stay when a window is dropped
-	first int          // of ops: the first one since the last step that the backend decided
-	last  int64        // the number of that step
+	points []*recoveryPoint
+	pins   []*operation // they stay when a window is dropped
+	first  int          // of ops: the first one since the last step that the backend decided
+	last   int64        // the number of that step
 }
 
 func (c *Core) planOne(ctx context.Context, w *windows, rec store.Record, head operationRecord, resRec store.Record, res resultRecord, pin *snapshot) error {
@@ -131,10 +134,21 @@ func (c *Core) planOne(ctx context.Context, w *windows, rec store.Record, head o
 		}
 		return nil
 	case OpLoadWeights:
-		if res.Failure == nil {
+		if res.Failure != nil {
+			w.failed = &Failure{Message: "loading model " + rec.Parent + " failed: " + res.Failure.Message, Category: res.Failure.Category}
+			return nil
+		}
+		at := slices.IndexFunc(w.points, func(p *recoveryPoint) bool { return p.OnTop && p.Seq == rec.Rank })
+		if at < 0 {
 			return fmt.Errorf("%w: the checkpoint that operation %d loaded was not kept", errBroken, rec.Rank)
 		}
-		w.failed = &Failure{Message: "loading model " + rec.Parent + " failed: " + res.Failure.Message, Category: res.Failure.Category}
+		// What was accumulated before it is cleared, and need not be computed.
+		if w.first == 0 {
+			w.scope = min(w.scope, plugins.ScopeOptimizer)
+		}
+		op.past.load, w.failed = w.points[at], nil
+		w.ops = append(w.ops[:w.first], op)
+		w.first, w.last = len(w.ops), rec.Rank
 		return nil
 	case OpForwardBackward:
 		if head.ForwardOnly {
@@ -232,6 +246,16 @@ func (c *Core) replay(ctx context.Context, b Backend, op *operation) error {
 				c.inexact(r, cmp.Or(r.underAnother(b), fmt.Sprintf("the %s of step %d is %v, at first it was %v", name, got.Step, got.Metrics[name], was.Metrics[name])))
 			}
 		}
+		return nil
+	case op.past.load != nil:
+		p := op.past.load
+		got, err := b.LoadAdapter(ctx, plugins.LoadAdapterRequest{Adapter: r.ID, Position: op.position, Path: c.file(p.Dir), Scope: p.Scope, Version: p.Version})
+		if err != nil {
+			return err
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		r.live.loaded(op.seq, got.Step, got.Version, c.cfg.now())
 		return nil
 	case op.past.pin != nil:
 		got, err := b.Pin(ctx, plugins.PinRequest{Adapter: r.ID, Position: op.position, Name: op.save.SamplerID, WeightsOnly: true})

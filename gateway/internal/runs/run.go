@@ -88,6 +88,7 @@ type RunStatus struct {
 	AdapterNorm     float64 // after the last optim_step; NaN before
 	TokensPerSecond float64 // trained, over the last minute
 	TrainedTokens   int64
+	UnreadInputs    []string    // names in loss_fn_inputs that its losses did not read, each once
 	Rebuilding      *Rebuilding // its way into a process; nil when it is there
 }
 
@@ -148,6 +149,7 @@ type runRecord struct {
 	ModelHash    string          `json:"model_hash,omitempty"` // of the base model's weights when the adapter was made
 	Arithmetic   string          `json:"arithmetic,omitempty"` // under which its state was computed last
 	Apart        bool            `json:"apart,omitempty"`      // its metadata have a record of their own
+	Unread       []string        `json:"unread,omitempty"`     // names in loss_fn_inputs that its losses did not read, see noteUnread
 	Inexact      string          `json:"inexact,omitempty"`    // why its bits may not be what they would have been without a loss
 }
 

@@ -170,6 +170,7 @@ func (c *Core) RunStatuses(_ context.Context, owner string) ([]RunStatus, error)
 			Rebuilding: rebuilding,
 			RunInfo:    c.describeRun(r), Step: r.live.step, Version: r.live.version, Queued: r.queue.unfinished, LastLoss: r.live.loss, GradientNorm: r.live.gradient,
 			AdapterNorm: r.live.norm, TokensPerSecond: r.live.rate(now), TrainedTokens: r.live.tokens,
+			UnreadInputs: r.Unread,
 		})
 	}
 	sort.Slice(list, func(i, j int) bool { return list[i].CreatedAt.Before(list[j].CreatedAt) })

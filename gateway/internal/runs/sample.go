@@ -32,12 +32,13 @@ type Sample struct {
 	Owner               string
 	SamplerID           string
 	Seq                 int64
+	Unnumbered          bool // Seq is not given: it becomes the next one
 	Prompt              []int32
 	NumSamples          int
 	Params              SamplingParams
 	PromptLogprobs      bool
-	PromptLogprobsLastN int     // 0 = all; else 1 … P-1, needs PromptLogprobs
-	TopKPromptLogprobs  int     // 0 = off
+	PromptLogprobsLastN int     // 0 = all; else 1 … P-1, needs PromptLogprobs or TopKPromptLogprobs
+	TopKPromptLogprobs  int     // 0 = off; else PromptLogprobs is on as well
 	TopKSampledLogprobs int     // 0 = off
 	TargetPromptTokens  []int32 // (P-1)×TargetPromptK row-major, -1 = not asked; nil = off
 	TargetPromptK       int
@@ -82,6 +83,7 @@ const (
 // checkSample resolves a request: everything that is left to the server is decided here and journalled so.
 func checkSample(req Sample, m Model, vocab, limit int) (sampleRequest, error) {
 	p := req.Params
+	req.PromptLogprobs = req.PromptLogprobs || req.TopKPromptLogprobs > 0 // who asks for the likeliest tokens gets the prompt's own beside them
 	out := sampleRequest{SparseTargets: req.TargetPromptSparse, SampleRequest: plugins.SampleRequest{
 		Prompt: req.Prompt, NumSamples: req.NumSamples, Temperature: p.Temperature, TopK: p.TopK, TopP: p.TopP, RepetitionPenalty: 1, PromptLogprobs: req.PromptLogprobs,
 		PromptLogprobsLastN: req.PromptLogprobsLastN, TopKPromptLogprobs: req.TopKPromptLogprobs, TopKSampledLogprobs: req.TopKSampledLogprobs,
@@ -102,7 +104,7 @@ func checkSample(req Sample, m Model, vocab, limit int) (sampleRequest, error) {
 	case p.MaxTokens != nil && *p.MaxTokens < 0:
 		return out, invalidf("sampling_params.max_tokens: is %d, must be at least 0", *p.MaxTokens)
 	case req.PromptLogprobsLastN < 0 || req.PromptLogprobsLastN > 0 && (!req.PromptLogprobs || req.PromptLogprobsLastN > n-1):
-		return out, invalidf("prompt_logprobs_last_n: is %d, must be in 1 … %d and needs prompt_logprobs", req.PromptLogprobsLastN, n-1)
+		return out, invalidf("prompt_logprobs_last_n: is %d, must be in 1 … %d and needs prompt_logprobs or topk_prompt_logprobs", req.PromptLogprobsLastN, n-1)
 	case req.TargetPromptK > maxTop:
 		return out, invalidf("target_prompt_logprobs: has %d columns, at most %d are allowed", req.TargetPromptK, maxTop)
 	case req.TargetPromptTokens != nil && (req.TargetPromptK < 1 || len(req.TargetPromptTokens) != (n-1)*req.TargetPromptK):
@@ -211,10 +213,6 @@ func (c *Core) Sample(ctx context.Context, req Sample) (SubmittedSample, error) 
 	if req.NumSamples < 1 || req.NumSamples > maxSamples {
 		return SubmittedSample{}, invalidf("num_samples: is %d, must be in 1 … %d", req.NumSamples, maxSamples)
 	}
-	answer := SubmittedSample{RequestID: req.SamplerID + ":" + itoa(req.Seq)}
-	for i := range req.NumSamples {
-		answer.SequenceIDs = append(answer.SequenceIDs, answer.RequestID+":"+itoa(i))
-	}
 	hash := hashSample(req)
 	if err := c.recall(ctx, req.SamplerID); err != nil {
 		return SubmittedSample{}, err
@@ -227,12 +225,32 @@ func (c *Core) Sample(ctx context.Context, req Sample) (SubmittedSample, error) 
 	if err == nil {
 		_, err = c.samplerSource(s)
 	}
-	waiting := c.futures[answer.RequestID] != nil
-	taken := err == nil && s.mayHave(req.Seq)
 	c.mu.Unlock()
 	if err != nil {
 		return SubmittedSample{}, err
 	}
+	if !req.Unnumbered {
+		return c.submitNumbered(ctx, s, req, hash)
+	}
+	if req.Seq, err = c.numberSample(ctx, s); err != nil {
+		return SubmittedSample{}, err
+	}
+	answer, err := c.submitNumbered(ctx, s, req, unnumbered(hash))
+	if err != nil {
+		c.unnumber(s, req.Seq)
+	}
+	return answer, err
+}
+
+// submitNumbered submits a sample whose number is known.
+func (c *Core) submitNumbered(ctx context.Context, s *sampler, req Sample, hash string) (SubmittedSample, error) {
+	answer := SubmittedSample{RequestID: req.SamplerID + ":" + itoa(req.Seq)}
+	for i := range req.NumSamples {
+		answer.SequenceIDs = append(answer.SequenceIDs, answer.RequestID+":"+itoa(i))
+	}
+	c.mu.Lock()
+	waiting, taken := c.futures[answer.RequestID] != nil, s.mayHave(req.Seq)
+	c.mu.Unlock()
 	if waiting || taken {
 		if err := c.repeated(ctx, answer.RequestID, hash); waiting || KindOf(err) != KindNotFound {
 			return answer.unless(err)
@@ -249,7 +267,7 @@ func (c *Core) Sample(ctx context.Context, req Sample) (SubmittedSample, error) 
 	if err != nil {
 		return SubmittedSample{}, err
 	}
-	return answer, c.submitSample(ctx, s, answer.RequestID, hash, resolved)
+	return answer.unless(c.submitSample(ctx, s, answer.RequestID, hash, resolved))
 }
 
 func (a SubmittedSample) unless(err error) (SubmittedSample, error) {

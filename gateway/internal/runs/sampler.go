@@ -44,6 +44,7 @@ type sampler struct {
 	earlier     bool                       // an earlier process made it, and may have taken samples that are not in taken
 	taken       numbers                    // of samples that this process has taken
 	accepted    int64                      // how often taken has grown
+	unnumbered  int64                      // the lowest number that a sample without one may get; 0 = not known
 }
 
 // mayHave tells whether a sample with this number may be in the store. mu is held.

@@ -109,8 +109,10 @@ type Options struct {
 	Traces  bool   // make a span of every request: somebody takes them
 	Routes  []func(gin.IRouter)
 	Keyless bool // nobody is asked for a key: requests that web pages of elsewhere may have sent are refused
-	// PublicURL is where the server is reached from elsewhere, as through a proxy; "" = nowhere. It matters where Keyless is set.
+	// PublicURL is where the server is reached from elsewhere, as through a proxy; "" = nowhere. Web pages of its host may use the server.
 	PublicURL string
+	// Origins are those of further web pages that may read the answers; "*" = all. Empty where Keyless is set.
+	Origins []string
 	// Starting answers everything else with 503: the APIs are not there yet.
 	Starting bool
 }
@@ -131,6 +133,7 @@ func New(opts Options) http.Handler {
 	if opts.Keyless {
 		r.Use(onlyLocal(opts.PublicURL))
 	}
+	r.Use(shared(opts.PublicURL, opts.Origins))
 	if opts.Traces {
 		// A span has the path, and whoever reads spans is not to have what a signed link opens.
 		traced := func(c *gin.Context) bool {

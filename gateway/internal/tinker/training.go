@@ -80,14 +80,14 @@ func (n setting) or(absent float64) float64 {
 func (s *Service) optimStep(c call) (any, error) {
 	var in struct {
 		ModelID         string          `json:"model_id"`
-		SeqID           int64           `json:"seq_id"`
+		SeqID           *int64          `json:"seq_id"`
 		AdamParams      *adamParams     `json:"adam_params"`
 		OptimizerParams json.RawMessage `json:"optimizer_params"`
 	}
 	if err := decode(c, &in); err != nil {
 		return nil, err
 	}
-	op := runs.OptimStep{Operation: runs.Operation{Owner: c.owner, RunID: in.ModelID, Seq: in.SeqID}}
+	op := runs.OptimStep{Operation: c.operation(in.ModelID, in.SeqID)}
 	switch {
 	case in.AdamParams != nil:
 		op.Adam = in.AdamParams.adam()
@@ -108,6 +108,15 @@ func (s *Service) optimStep(c call) (any, error) {
 	}
 	submitted, err := s.core.OptimStep(c, op)
 	return accepted(submitted, err)
+}
+
+// operation names an operation of a run. Without a number it is the next one.
+func (c call) operation(runID string, seq *int64) runs.Operation {
+	op := runs.Operation{Owner: c.owner, RunID: runID, Unnumbered: seq == nil}
+	if seq != nil {
+		op.Seq = *seq
+	}
+	return op
 }
 
 // refused tells the core that this number will not come, so that it is not waited for, and passes the error on.

@@ -12,7 +12,7 @@ import (
 type saveRequest struct {
 	ModelID              string            `json:"model_id"`
 	Path                 *string           `json:"path"` // a name, not a path
-	SeqID                int64             `json:"seq_id"`
+	SeqID                *int64            `json:"seq_id"`
 	SamplingSessionSeqID *int64            `json:"sampling_session_seq_id"`
 	TTLSeconds           *int64            `json:"ttl_seconds"`
 	Overwrite            bool              `json:"overwrite"`
@@ -22,7 +22,7 @@ type saveRequest struct {
 }
 
 func (r *saveRequest) operation(c call) runs.Operation {
-	return runs.Operation{Owner: c.owner, RunID: r.ModelID, Seq: r.SeqID}
+	return c.operation(r.ModelID, r.SeqID)
 }
 
 // decodeNamed reads a save that needs a name.
@@ -79,7 +79,7 @@ func (s *Service) saveWeightsForSampler(c call) (any, error) {
 func (s *Service) loadWeights(c call) (any, error) {
 	var in struct {
 		ModelID      string           `json:"model_id"`
-		SeqID        int64            `json:"seq_id"`
+		SeqID        *int64           `json:"seq_id"`
 		SessionID    string           `json:"session_id"`
 		ModelSeqID   *int64           `json:"model_seq_id"`
 		BaseModel    string           `json:"base_model"`
@@ -92,7 +92,7 @@ func (s *Service) loadWeights(c call) (any, error) {
 	if err := decode(c, &in); err != nil {
 		return nil, err
 	}
-	op := runs.Operation{Owner: c.owner, RunID: in.ModelID, Seq: in.SeqID}
+	op := c.operation(in.ModelID, in.SeqID)
 	access, err := s.accessOwner(in.AccessToken)
 	if err != nil {
 		return nil, s.refused(c, op, err)
@@ -101,7 +101,7 @@ func (s *Service) loadWeights(c call) (any, error) {
 		return accepted(s.core.LoadWeights(c, runs.LoadWeights{Operation: op, AccessOwner: access, Path: in.Path, WithOptimizer: in.WithState}))
 	}
 	if in.SessionID == "" || in.ModelSeqID == nil {
-		return nil, badRequestf("model_id: either model_id and seq_id, or session_id and model_seq_id are required")
+		return nil, badRequestf("model_id: either model_id, or session_id and model_seq_id are required")
 	}
 	return accepted(s.core.CreateRunFromCheckpoint(c, runs.NewRunFromCheckpoint{
 		Owner: c.owner, AccessOwner: access, SessionID: in.SessionID, ModelSeq: *in.ModelSeqID, Path: in.Path, WithOptimizer: in.WithState,

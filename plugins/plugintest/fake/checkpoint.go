@@ -259,7 +259,14 @@ func (b *Backend) replace(a *adapter, req *plugins.LoadAdapterRequest) (plugins.
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	l.version.number, l.version.shape = a.latest.number+1, a.shape
+	next := a.latest.number + 1
+	if req.Version != 0 {
+		if req.Version < next {
+			return plugins.AdapterInfo{}, plugins.Invalidf("version", "%d is not allowed: %d or more, above the latest version", req.Version, next)
+		}
+		next = req.Version
+	}
+	l.version.number, l.version.shape = next, a.shape
 	a.publish(l.version)
 	a.accumulated, a.passes, a.failure, a.broken = make([]float32, a.shape.total), l.passes, l.failure, nil
 	if l.grad != nil {

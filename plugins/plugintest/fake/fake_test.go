@@ -84,7 +84,7 @@ func TestGradients(t *testing.T) {
 				at := func(x float32) float64 {
 					p := parameters{shape: s, flat: append([]float32(nil), v.flat...)}
 					p.flat[i] = x
-					total, _ := b.sequence(&p, &c.datum, c.loss, config, nil)
+					total, _, _ := b.sequence(&p, &c.datum, c.loss, config, nil)
 					return total
 				}
 				up, down := v.flat[i]+step, v.flat[i]-step

@@ -18,16 +18,16 @@ func (b *Backend) pass(a *adapter, req *plugins.ForwardBackwardRequest, v *versi
 		return plugins.ForwardBackwardResult{}, err
 	}
 	begin := time.Now()
-	res := plugins.ForwardBackwardResult{Logprobs: make([][]float32, len(req.Data))}
+	res := plugins.ForwardBackwardResult{Logprobs: make([][]float32, len(req.Data)), Terms: make([][]float32, len(req.Data))}
 	var grad []float64
 	if !req.ForwardOnly {
 		grad = make([]float64, a.shape.total)
 	}
 	total := 0.0
 	for i := range req.Data {
-		loss, lps := b.sequence(&v.parameters, &req.Data[i], req.Loss, config, grad)
+		loss, lps, terms := b.sequence(&v.parameters, &req.Data[i], req.Loss, config, grad)
 		total += loss
-		res.Logprobs[i] = lps
+		res.Logprobs[i], res.Terms[i] = lps, terms
 		b.progress(func(s *plugins.Status) { s.TrainedTokens += int64(len(lps)) })
 	}
 	if math.IsNaN(total) || math.IsInf(total, 0) {
@@ -62,9 +62,9 @@ func (b *Backend) checkFinite(s *shape, values []float32, what string) error {
 }
 
 // sequence runs one datum forward and, with grad, backward.
-func (b *Backend) sequence(p *parameters, d *plugins.Datum, loss string, config map[string]float64, grad []float64) (total float64, lps []float32) {
+func (b *Backend) sequence(p *parameters, d *plugins.Datum, loss string, config map[string]float64, grad []float64) (total float64, lps, terms []float32) {
 	m, n := b.model, len(d.Tokens)
-	lps = make([]float32, n*d.K)
+	lps, terms = make([]float32, n*d.K), make([]float32, n*d.K)
 	exact := make([]float64, n*d.K)
 	rows := make([]*activations, n)
 	state := make([]float64, m.hidden)
@@ -80,9 +80,13 @@ func (b *Backend) sequence(p *parameters, d *plugins.Datum, loss string, config 
 			lps[i*d.K+k] = float32(exact[i*d.K+k])
 		}
 	}
-	total, coefficients := lossOf(loss, config, d, exact)
+	exactTerms, coefficients := lossOf(loss, config, d, exact)
+	for i, term := range exactTerms {
+		total += term
+		terms[i] = float32(term)
+	}
 	if grad == nil {
-		return total, lps
+		return total, lps, terms
 	}
 	dLogits := make([]float64, m.vocab)
 	for i := range n {
@@ -104,20 +108,31 @@ func (b *Backend) sequence(p *parameters, d *plugins.Datum, loss string, config 
 		}
 		m.backward(p, rows[i], dLogits, grad)
 	}
-	return total, lps
+	return total, lps, terms
 }
 
-// lossOf gives the loss of one datum and its derivative by each log-probability; see plugins.LossSpec for the formulas.
-func lossOf(loss string, config map[string]float64, d *plugins.Datum, lp []float64) (total float64, coefficients []float64) {
-	coefficients = make([]float64, len(lp))
-	if loss == "cross_entropy" {
-		for i, w := range d.Weights {
-			if w != 0 {
-				total -= float64(w) * lp[i]
-				coefficients[i] = -float64(w)
-			}
+// lossOf gives the terms of one datum's loss and their derivatives by each log-probability; see plugins.LossSpec for the formulas.
+func lossOf(loss string, config map[string]float64, d *plugins.Datum, lp []float64) (terms, coefficients []float64) {
+	terms, coefficients = plainLossOf(loss, config, d, lp)
+	for i, w := range d.Weights {
+		if w == 0 {
+			terms[i], coefficients[i] = 0, 0
+			continue
 		}
-		return total, coefficients
+		terms[i] *= float64(w)
+		coefficients[i] *= float64(w)
+	}
+	return terms, coefficients
+}
+
+// plainLossOf does it with weights of 1.
+func plainLossOf(loss string, config map[string]float64, d *plugins.Datum, lp []float64) (terms, coefficients []float64) {
+	terms, coefficients = make([]float64, len(lp)), make([]float64, len(lp))
+	if loss == "cross_entropy" {
+		for i := range lp {
+			terms[i], coefficients[i] = -lp[i], -1
+		}
+		return terms, coefficients
 	}
 	low, high := config[plugins.ClipLow], config[plugins.ClipHigh]
 	sequenceRatio := 1.0
@@ -136,17 +151,17 @@ func lossOf(loss string, config map[string]float64, d *plugins.Datum, lp []float
 		diff := lp[i] - float64(d.Logprobs[i])
 		if loss == "dro" {
 			beta := config[plugins.Beta]
-			total -= lp[i]*adv - 0.5*beta*diff*diff
+			terms[i] = -(lp[i]*adv - 0.5*beta*diff*diff)
 			coefficients[i] = -(adv - beta*diff)
 			continue
 		}
-		if adv == 0 {
+		if adv == 0 || len(d.Weights) > 0 && d.Weights[i] == 0 {
 			continue
 		}
 		r := math.Exp(diff)
 		switch loss {
 		case "importance_sampling":
-			total -= r * adv
+			terms[i] = -r * adv
 			coefficients[i] = -r * adv
 		case "ppo", "gspo":
 			if loss == "gspo" {
@@ -154,22 +169,22 @@ func lossOf(loss string, config map[string]float64, d *plugins.Datum, lp []float
 			}
 			clipped := min(max(r, low), high)
 			if r*adv <= clipped*adv {
-				total -= r * adv
+				terms[i] = -r * adv
 				coefficients[i] = -r * adv
 			} else {
-				total -= clipped * adv
+				terms[i] = -clipped * adv
 			}
 		case "cispo":
 			c := min(max(r, low), high)
-			total -= c * lp[i] * adv
+			terms[i] = -c * lp[i] * adv
 			coefficients[i] = -c * adv
 		case "stable_reinforce":
 			c := min(r, config[plugins.RatioCap])
-			total -= c * lp[i] * adv
+			terms[i] = -c * lp[i] * adv
 			coefficients[i] = -c * adv
 		}
 	}
-	return total, coefficients
+	return terms, coefficients
 }
 
 // adamStep computes the version after v from the accumulated gradient (torch.optim.AdamW, and torch's clip_grad_norm_ before it). v stays as it was.

@@ -123,7 +123,7 @@ func (o *oracle) train(t *training) {
 		if x.pass != nil && !x.pass.ForwardOnly {
 			sent = true
 		}
-		if x.step != nil {
+		if x.step != nil || x.load != nil {
 			sent, refused = false, ""
 		}
 	}

@@ -146,7 +146,7 @@ func (c *client) newTraining() {
 	n := int64(len(c.runs))
 	t := &training{model: models[r.IntN(len(models))], seed: r.Uint64(), rank: 1 << r.IntN(3)}
 	fromCheckpoint, loads, pick, adam := r.Float64() < 0.4, r.IntN(2) == 0, r.IntN(1000), r.IntN(2) == 0
-	from := c.trainable(pick)
+	from := c.trainable(pick, nil)
 	if fromCheckpoint && from != nil && !loads {
 		t.from, t.model, t.withAdam, t.rank = from, from.by.of.model, adam, from.by.of.rank
 	} else if fromCheckpoint && from != nil {
@@ -180,13 +180,13 @@ func (c *client) newTraining() {
 	}
 }
 
-// trainable picks a checkpoint that is there for as long as the test lasts.
-func (c *client) trainable(pick int) *saved {
+// trainable picks a checkpoint that is there for as long as the test lasts: of any run, or of one.
+func (c *client) trainable(pick int, of *training) *saved {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
 	var list []*saved
 	for _, s := range c.w.saved {
-		if s.kind == runs.KindWeights && s.ttl == 0 && !s.over && !c.w.deleted[s.path] && s.by.of.owner(c.w) == c.owner {
+		if s.kind == runs.KindWeights && s.ttl == 0 && !s.over && !c.w.deleted[s.path] && s.by.of.owner(c.w) == c.owner && (of == nil || s.by.of == of) {
 			list = append(list, s)
 		}
 	}
@@ -251,6 +251,13 @@ func (c *client) round(t *training) {
 	if r.Float64() < 0.25 {
 		x := next("unnamed save")
 		x.save = &saved{by: x, slot: t.number(c)*1000 + x.number}
+	}
+	if r.Float64() < 0.15 { // goes back to where it was
+		pick, optim := r.IntN(1000), r.IntN(2) == 0
+		if own := c.trainable(pick, t); own != nil {
+			x := next("load")
+			x.load, x.optim = own, optim
+		}
 	}
 	for _, x := range group {
 		c.add(x)

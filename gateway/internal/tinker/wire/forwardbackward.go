@@ -50,11 +50,11 @@ func decodeMessages(body []byte, tooMany bool, take func(int64) error) (runs.For
 	if m.GetModelId() == "" {
 		return runs.ForwardBackward{}, fieldErrorf("model_id", "is required")
 	}
-	if m.GetSeqId() < 1 {
+	if m.GetSeqId() < 0 {
 		return runs.ForwardBackward{}, fieldErrorf("seq_id", "%d is not a positive number", m.GetSeqId())
 	}
 	out := runs.ForwardBackward{Loss: m.GetLossFn(), ForwardOnly: m.GetForwardOnly(), Config: map[string]float64{}}
-	out.RunID, out.Seq = m.GetModelId(), int64(m.GetSeqId())
+	out.RunID, out.Seq, out.Unnumbered = m.GetModelId(), int64(m.GetSeqId()), m.GetSeqId() == 0
 	refuse := func(err error) (runs.ForwardBackward, error) {
 		out.Data, out.Refusal = nil, err.Error()
 		return out, nil

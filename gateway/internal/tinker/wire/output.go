@@ -32,20 +32,35 @@ const (
 	tensorTrailing = 4
 )
 
+// output is one named field of a result: the values of each datum.
+type output struct {
+	name   string
+	values [][]float32
+}
+
+// outputs are the fields of datums from … to-1: their log-probabilities and, where the backend tells it, what each target adds to the loss.
+func outputs(result *runs.ForwardBackwardResult, from, to int) []output {
+	fields := []output{{"logprobs", result.Logprobs[from:to]}}
+	if len(result.Terms) == len(result.Logprobs) {
+		fields = append(fields, output{"elementwise_loss", result.Terms[from:to]})
+	}
+	return fields
+}
+
 // EncodeForwardBackwardOutput writes the protobuf result. Datums with targets of different second dimension go into different records, since a record is
 // rectangular; order is kept.
 func EncodeForwardBackwardOutput(result *runs.ForwardBackwardResult) ([]byte, error) {
 	size := 64 + 64*len(result.Metrics)
 	for _, logprobs := range result.Logprobs {
-		size += 8 + 4*len(logprobs)
+		size += 16 + 8*len(logprobs)
 	}
-	b := appendText(make([]byte, 0, size+64), outputType, "ArrayRecord")
+	b := appendText(make([]byte, 0, size+128), outputType, "ArrayRecord")
 	for from := 0; from < len(result.Logprobs); {
 		to := from + 1
 		for to < len(result.Logprobs) && result.K[to] == result.K[from] {
 			to++
 		}
-		b = appendOutputRecord(b, result.Logprobs[from:to], result.K[from])
+		b = appendOutputRecord(b, outputs(result, from, to), to-from, result.K[from])
 		from = to
 	}
 	for _, name := range slices.Sorted(maps.Keys(result.Metrics)) {
@@ -60,36 +75,52 @@ func EncodeForwardBackwardOutput(result *runs.ForwardBackwardResult) ([]byte, er
 	return b, nil
 }
 
-// appendOutputRecord writes the log-probabilities of datums of shape (N), or (N, k) with k > 0.
-func appendOutputRecord(b []byte, logprobs [][]float32, k int) []byte {
-	const field = "logprobs"
-	data, offsets := 0, 8*(len(logprobs)+1)
-	for _, x := range logprobs {
+// appendOutputRecord writes fields of so many datums of shape (N), or (N, k) with k > 0.
+func appendOutputRecord(b []byte, fields []output, datums, k int) []byte {
+	size := sizeOfVarint(recordDatums, uint64(datums))
+	for _, f := range fields {
+		entry, _, _ := f.sizes(k)
+		size += sizeOfBytes(recordFields, entry)
+	}
+	b = appendHead(b, outputRecords, size)
+	for _, f := range fields {
+		b = f.append(b, k)
+	}
+	return appendVarint(b, recordDatums, uint64(datums))
+}
+
+// sizes are the bytes of the field's entry in its record, of the tensor in it, and of the tensor's data.
+func (f output) sizes(k int) (entry, tensor, data int) {
+	offsets := 8 * (len(f.values) + 1)
+	for _, x := range f.values {
 		data += 4 * len(x)
 	}
-	tensor := sizeOfBytes(tensorOffsets, offsets) + sizeOfVarint(tensorDType, uint64(tinkerpb.DType_DTYPE_FLOAT32))
+	tensor = sizeOfBytes(tensorOffsets, offsets) + sizeOfVarint(tensorDType, uint64(tinkerpb.DType_DTYPE_FLOAT32))
 	if data > 0 {
 		tensor += sizeOfBytes(tensorData, data)
 	}
 	if k > 0 {
 		tensor += sizeOfBytes(tensorTrailing, protowire.SizeVarint(uint64(k)))
 	}
-	entry := sizeOfBytes(entryKey, len(field)) + sizeOfBytes(entryValue, tensor)
+	return sizeOfBytes(entryKey, len(f.name)) + sizeOfBytes(entryValue, tensor), tensor, data
+}
 
-	b = appendHead(b, outputRecords, sizeOfBytes(recordFields, entry)+sizeOfVarint(recordDatums, uint64(len(logprobs))))
-	b = appendText(appendHead(b, recordFields, entry), entryKey, field)
+// append writes the field's entry.
+func (f output) append(b []byte, k int) []byte {
+	entry, tensor, data := f.sizes(k)
+	b = appendText(appendHead(b, recordFields, entry), entryKey, f.name)
 	b = appendHead(b, entryValue, tensor)
 	if data > 0 {
 		b = appendHead(b, tensorData, data)
-		for _, x := range logprobs {
+		for _, x := range f.values {
 			for _, v := range x {
 				b = binary.LittleEndian.AppendUint32(b, math.Float32bits(v))
 			}
 		}
 	}
-	b = binary.LittleEndian.AppendUint64(appendHead(b, tensorOffsets, offsets), 0)
+	b = binary.LittleEndian.AppendUint64(appendHead(b, tensorOffsets, 8*(len(f.values)+1)), 0)
 	end := uint64(0)
-	for _, x := range logprobs {
+	for _, x := range f.values {
 		end += uint64(4 * len(x))
 		b = binary.LittleEndian.AppendUint64(b, end)
 	}
@@ -97,7 +128,7 @@ func appendOutputRecord(b []byte, logprobs [][]float32, k int) []byte {
 	if k > 0 {
 		b = protowire.AppendVarint(appendHead(b, tensorTrailing, protowire.SizeVarint(uint64(k))), uint64(k))
 	}
-	return appendVarint(b, recordDatums, uint64(len(logprobs)))
+	return b
 }
 
 // appendHead writes what comes before the bytes of a text, a message or packed numbers.

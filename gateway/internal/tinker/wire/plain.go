@@ -130,7 +130,8 @@ func decodePlain(body []byte) (op runs.ForwardBackward, ok bool) {
 			return op, false
 		}
 	}
-	return op, !r.odd && op.RunID != "" && op.Seq >= 1 && op.Seq <= math.MaxInt32
+	op.Unnumbered = op.Seq == 0
+	return op, !r.odd && op.RunID != "" && op.Seq >= 0 && op.Seq <= math.MaxInt32
 }
 
 // plainDatum reads a datum, and counts the elements of its tensors.

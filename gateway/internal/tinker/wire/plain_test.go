@@ -114,7 +114,7 @@ func TestPlain(t *testing.T) {
 		{"no data", request(func(m *tinkerpb.ForwardBackwardRequest) { m.Data = nil }), true},
 		{"no settings", request(func(m *tinkerpb.ForwardBackwardRequest) { m.LossFnConfig = nil }), true},
 		{"no model", request(func(m *tinkerpb.ForwardBackwardRequest) { m.ModelId = "" }), false},
-		{"no number", request(func(m *tinkerpb.ForwardBackwardRequest) { m.SeqId = 0 }), false},
+		{"no number", request(func(m *tinkerpb.ForwardBackwardRequest) { m.SeqId = 0 }), true},
 		{"a negative number", request(func(m *tinkerpb.ForwardBackwardRequest) { m.SeqId = -1 }), false},
 		{"settings of newer clients, spans", unhex(t, b4), false},
 		{"an image", request(func(m *tinkerpb.ForwardBackwardRequest) {

@@ -87,9 +87,6 @@ func (r *SampleRequest) Sample() (runs.Sample, error) {
 	if r.SamplingSessionID == "" {
 		return runs.Sample{}, fieldErrorf("sampling_session_id", "is required")
 	}
-	if r.SeqID == nil {
-		return runs.Sample{}, fieldErrorf("seq_id", "is required")
-	}
 	for name, value := range map[string]json.RawMessage{"base_model": r.BaseModel, "model_path": r.ModelPath} {
 		if given(value) {
 			return runs.Sample{}, fieldErrorf(name, "is not allowed here: the sampling session names the weights")
@@ -100,8 +97,11 @@ func (r *SampleRequest) Sample() (runs.Sample, error) {
 		return runs.Sample{}, err
 	}
 	out := runs.Sample{
-		SamplerID: r.SamplingSessionID, Seq: *r.SeqID, Prompt: prompt, NumSamples: 1, PromptLogprobs: r.PromptLogprobs,
+		SamplerID: r.SamplingSessionID, Unnumbered: r.SeqID == nil, Prompt: prompt, NumSamples: 1, PromptLogprobs: r.PromptLogprobs,
 		TopKPromptLogprobs: r.TopKPromptLogprobs, TopKSampledLogprobs: r.TopKSampleLogprobs, PromptAlternatives: r.PromptAltTokensK,
+	}
+	if r.SeqID != nil {
+		out.Seq = *r.SeqID
 	}
 	if r.NumSamples != nil {
 		out.NumSamples = *r.NumSamples

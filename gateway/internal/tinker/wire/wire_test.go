@@ -122,13 +122,19 @@ func TestRefusals(t *testing.T) {
 			}
 		})
 	}
+	body, err := proto.Marshal(&tinkerpb.ForwardBackwardRequest{ModelId: "m", LossFnConfigV2: map[string]*tinkerpb.LossConfigValue{"beta": {Value: &tinkerpb.LossConfigValue_Number{Number: 1}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := DecodeForwardBackward(body, freely); err != nil || !got.Unnumbered || got.Seq != 0 {
+		t.Errorf("a request without a number: %+v, %v", got, err)
+	}
 	for _, c := range []struct {
 		name string
 		m    *tinkerpb.ForwardBackwardRequest
 		want string
 	}{
 		{"no model", &tinkerpb.ForwardBackwardRequest{SeqId: 1}, "model_id: is required"},
-		{"no number", &tinkerpb.ForwardBackwardRequest{ModelId: "m"}, "seq_id: 0 is not"},
 		{"negative number", &tinkerpb.ForwardBackwardRequest{ModelId: "m", SeqId: -1}, "seq_id: -1 is not"},
 	} {
 		body, _ := proto.Marshal(c.m)
@@ -188,10 +194,12 @@ func TestForwardBackwardOutputIsTheMessage(t *testing.T) {
 		long[i] = -float32(i) / 7
 	}
 	for name, r := range map[string]runs.ForwardBackwardResult{
-		"nothing":       {},
-		"only metrics":  {ForwardBackwardResult: plugins.ForwardBackwardResult{Metrics: map[string]float64{"": 0, "b": -1, "a:sum": math.Inf(1), "é": math.Pi}}},
-		"no tokens":     {ForwardBackwardResult: plugins.ForwardBackwardResult{Logprobs: [][]float32{{}, nil}}, K: []int{0, 0}},
-		"several":       {ForwardBackwardResult: plugins.ForwardBackwardResult{Logprobs: [][]float32{{-1, 2}, {}, long}, Metrics: map[string]float64{"loss:sum": 1.5}}, K: []int{0, 0, 0}},
+		"nothing":      {},
+		"only metrics": {ForwardBackwardResult: plugins.ForwardBackwardResult{Metrics: map[string]float64{"": 0, "b": -1, "a:sum": math.Inf(1), "é": math.Pi}}},
+		"no tokens":    {ForwardBackwardResult: plugins.ForwardBackwardResult{Logprobs: [][]float32{{}, nil}}, K: []int{0, 0}},
+		"several":      {ForwardBackwardResult: plugins.ForwardBackwardResult{Logprobs: [][]float32{{-1, 2}, {}, long}, Metrics: map[string]float64{"loss:sum": 1.5}}, K: []int{0, 0, 0}},
+		"with terms": {ForwardBackwardResult: plugins.ForwardBackwardResult{
+			Logprobs: [][]float32{long, {-1, -2}, {-3}}, Terms: [][]float32{long, {0.5, 0}, {3}}}, K: []int{500, 2, 0}},
 		"of two shapes": {ForwardBackwardResult: plugins.ForwardBackwardResult{Logprobs: [][]float32{long, {-1, -2}, {-3}}}, K: []int{500, 2, 0}},
 	} {
 		got, err := EncodeForwardBackwardOutput(&r)
@@ -205,19 +213,33 @@ func TestForwardBackwardOutputIsTheMessage(t *testing.T) {
 				if r.K[i] > 0 {
 					batched.TrailingShape = []int64{int64(r.K[i])}
 				}
-				m.LossFnOutputs = append(m.LossFnOutputs, &tinkerpb.ArrayRecord{Fields: map[string]*tinkerpb.BatchedTensor{"logprobs": batched}})
+				fields := map[string]*tinkerpb.BatchedTensor{"logprobs": batched}
+				if r.Terms != nil {
+					fields["elementwise_loss"] = proto.Clone(batched).(*tinkerpb.BatchedTensor)
+				}
+				m.LossFnOutputs = append(m.LossFnOutputs, &tinkerpb.ArrayRecord{Fields: fields})
 			}
 			record := m.LossFnOutputs[len(m.LossFnOutputs)-1]
 			record.NumDatums++
-			batched := record.Fields["logprobs"]
-			batched.Data = append(batched.Data, bytesOfFloat32s(x)...)
-			batched.Offsets = append(batched.Offsets, bytesOfInt64s([]int64{int64(len(batched.Data))})...)
+			for name, batched := range record.Fields {
+				values := x
+				if name == "elementwise_loss" {
+					values = r.Terms[i]
+				}
+				batched.Data = append(batched.Data, bytesOfFloat32s(values)...)
+				batched.Offsets = append(batched.Offsets, bytesOfInt64s([]int64{int64(len(batched.Data))})...)
+			}
 		}
 		want, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !bytes.Equal(got, want) {
+		if r.Terms != nil { // maps are in any order
+			var back tinkerpb.ForwardBackwardOutput
+			if err := proto.Unmarshal(got, &back); err != nil || !proto.Equal(&back, m) || len(got) != len(want) {
+				t.Errorf("%s: %v, %v; wanted %v", name, &back, err, m)
+			}
+		} else if !bytes.Equal(got, want) {
 			t.Errorf("%s: %x, wanted %x", name, got[:min(len(got), 200)], want[:min(len(want), 200)])
 		}
 	}
@@ -281,7 +303,6 @@ func TestSampleRequest(t *testing.T) {
 		{"plain", `{` + base + `,"sampling_params":{"temperature":0.5,"top_k":-1,"top_p":1}}`, ""},
 		{"image", `{"sampling_session_id":"s","seq_id":5,"prompt":{"chunks":[{"type":"image","data":"","format":"png"}]}}`, "prompt.chunks[0]: image chunks are not supported"},
 		{"no tokens", `{"sampling_session_id":"s","seq_id":5,"prompt":{"chunks":[]}}`, "prompt: has no tokens"},
-		{"no number", `{"sampling_session_id":"s"}`, "seq_id: is required"},
 		{"model path", `{` + base + `,"model_path":"tinker://x"}`, "model_path: is not allowed here"},
 		{"stop of the wrong type", `{` + base + `,"sampling_params":{"stop":{"a":1}}}`, "sampling_params.stop: must be"},
 		{"mixed stops", `{` + base + `,"sampling_params":{"stop":["a",1]}}`, "sampling_params.stop: must be"},
