@@ -8,6 +8,8 @@ import (
 	"os"
 	"sort"
 	"syscall"
+
+	"github.com/tinsmith/tinsmith/plugins/modelfile"
 )
 
 // Tensor is one tensor of an open file. Data is the mapped file: read-only, little-endian, row-major, not necessarily aligned, valid until the file is closed. A file that another
@@ -59,6 +61,9 @@ func Open(path string) (*File, error) {
 	}
 	file, err := parse(mapped)
 	if err != nil {
+		if placeholder := modelfile.Placeholder(mapped); placeholder != nil {
+			err = placeholder
+		}
 		return nil, errors.Join(fmt.Errorf("%s: %w", path, err), syscall.Munmap(mapped))
 	}
 	file.mapped = mapped
