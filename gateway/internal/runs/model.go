@@ -65,6 +65,9 @@ func (c *Core) backend(ctx context.Context, m *model) (Backend, error) {
 		if ctx.Err() != nil {
 			return Backend{}, ctx.Err()
 		}
+		if err := c.failed(m); err != nil {
+			return Backend{}, err
+		}
 		return Backend{}, refusef(KindBackend, "the backend of %s has failed: %s", m.Name, err)
 	}
 	c.mu.Lock()
@@ -110,7 +113,9 @@ func (c *Core) backendEnded(m *model, b Backend) {
 func (c *Core) unknownModel(name string) error {
 	names := make([]string, 0, len(c.models))
 	for _, m := range c.models {
-		names = append(names, m.Name)
+		if c.failed(m) == nil {
+			names = append(names, m.Name)
+		}
 	}
 	return invalidf("base_model %s: is not served here; served are %s", quote(name), strings.Join(names, ", "))
 }
@@ -149,8 +154,17 @@ func (c *Core) ModelInfo(ctx context.Context, name string) (plugins.ModelInfo, e
 }
 
 // Resolve finds what a name means: a base model or alias (with ChatLatest the caller's newest adapter on it, if there is one), "NAME:latest" the caller's newest adapter on it,
-// "RUN" and "tinker://RUN" the newest version of a live run, "tinker://RUN/sampler_weights/NAME" a checkpoint, "NAME;PATH" the same. KindNotFound otherwise.
+// "RUN" and "tinker://RUN" the newest version of a live run, "tinker://RUN/sampler_weights/NAME" a checkpoint, "NAME;PATH" the same. KindNotFound otherwise, KindFailed if
+// the base model cannot be served.
 func (c *Core) Resolve(_ context.Context, owner, name string) (Target, error) {
+	t, err := c.resolve(owner, name)
+	if err == nil {
+		err = c.failed(c.byName[t.ServedModel])
+	}
+	return t, err
+}
+
+func (c *Core) resolve(owner, name string) (Target, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if base, path, ok := strings.Cut(name, ";"); ok {
@@ -226,12 +240,19 @@ func (c *Core) latest(owner, name string, m *model) (Target, bool) {
 }
 
 // ServedModels lists what the caller can name: base models, aliases, live runs, sampler checkpoints, each kind oldest first. Metadata of more than maxInline bytes are left out, and all of them where they come to more than
-// one answer has.
+// one answer has. Of a base model that cannot be served nothing is listed.
 func (c *Core) ServedModels(_ context.Context, owner string) ([]ServedModel, error) {
+	served := map[string]bool{}
+	for _, m := range c.models {
+		served[m.Name] = c.failed(m) == nil
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var list []ServedModel
 	for _, m := range c.models {
+		if !served[m.Name] {
+			continue
+		}
 		list = append(list, ServedModel{ID: m.Name, BaseModel: m.Name})
 		for _, a := range m.Aliases {
 			list = append(list, ServedModel{ID: a, BaseModel: m.Name, Alias: true})
@@ -239,7 +260,7 @@ func (c *Core) ServedModels(_ context.Context, owner string) ([]ServedModel, err
 	}
 	bases := len(list)
 	for _, r := range c.runs {
-		if r.Owner == owner && r.State == stateLive {
+		if r.Owner == owner && r.State == stateLive && served[r.ServedModel] {
 			list = append(list, r.served())
 		}
 	}
@@ -247,7 +268,7 @@ func (c *Core) ServedModels(_ context.Context, owner string) ([]ServedModel, err
 	now := c.cfg.now()
 	bytes := int64(0)
 	for _, cp := range c.lists.byOwner[owner] {
-		if cp.Kind == KindSampler && !expired(cp.ExpiresAt, now) && c.byName[cp.ServedModel] != nil {
+		if cp.Kind == KindSampler && !expired(cp.ExpiresAt, now) && served[cp.ServedModel] {
 			entry := c.servedCheckpoint(cp)
 			if bytes += int64(len(entry.UserMetadata)); bytes > maxListBytes {
 				entry.UserMetadata = nil

@@ -190,7 +190,7 @@ func (c *Core) submit(ctx context.Context, o Operation, op *operation, hash stri
 	defer c.mu.Unlock()
 	if err != nil {
 		c.saveEnded(op)
-		c.refuseFuture(op.future, fmt.Errorf("journal the operation: %w", err))
+		c.refuseFuture(op.future, notJournalled(err))
 		return Submitted{}, op.future.refusal
 	}
 	c.acceptFuture(op.future)

@@ -333,7 +333,7 @@ func (c *Core) submitCreation(ctx context.Context, modelSeq int64, rec runRecord
 		}
 		delete(c.runs, r.ID)
 		s.runs = slices.DeleteFunc(s.runs, func(x *run) bool { return x == r })
-		c.refuseFuture(op.future, fmt.Errorf("journal the operation: %w", err))
+		c.refuseFuture(op.future, notJournalled(err))
 		return Submitted{}, op.future.refusal
 	}
 	if r.project() != project { // it was moved meanwhile, and this list may have been written after that one
@@ -402,7 +402,7 @@ func (c *Core) UnloadRun(ctx context.Context, owner, runID string) (Submitted, e
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {
-		c.refuseFuture(op.future, fmt.Errorf("journal the operation: %w", err))
+		c.refuseFuture(op.future, notJournalled(err))
 		return Submitted{}, op.future.refusal
 	}
 	c.acceptFuture(op.future)

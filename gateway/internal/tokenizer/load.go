@@ -14,6 +14,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/tinsmith/tinsmith/plugins/modelfile"
 )
 
 // Limits of the files of a model directory, in bytes. The largest tokenizer.json
@@ -24,6 +26,40 @@ const (
 	maxTemplateFile  = 4 << 20
 	maxTemplates     = 32 // files
 )
+
+// otherForms are files that hold a tokenizer in a form that is not read.
+var otherForms = []string{"tokenizer.model*", "spiece.model", "sentencepiece*.model", "*.tiktoken", "tekken.json", "vocab.txt"}
+
+// settings are files that come with a tokenizer and hold none.
+var settings = []string{"tokenizer_config.json", "special_tokens_map.json", "merges.txt", "added_tokens.json"}
+
+// Find tells whether a model directory has a tokenizer for Load. The error says that it has one in another form, or a part of one.
+func Find(dir string) (bool, error) {
+	there := func(name string) bool {
+		_, err := os.Lstat(filepath.Join(dir, name)) // a link to nothing is not nothing
+		return err == nil
+	}
+	if there("tokenizer.json") || there("vocab.json") {
+		return true, nil
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return false, err
+	}
+	for _, pattern := range otherForms {
+		for _, e := range entries {
+			if ok, err := filepath.Match(pattern, e.Name()); err == nil && ok {
+				return false, fmt.Errorf("there is %s but no tokenizer.json, which is what is read: write it beside it with transformers, AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR), or download it", e.Name())
+			}
+		}
+	}
+	for _, name := range settings {
+		if there(name) {
+			return false, fmt.Errorf("there is %s, but neither tokenizer.json nor vocab.json: download the rest of the tokenizer", name)
+		}
+	}
+	return false, nil
+}
 
 // Load reads the tokenizer of a model directory: tokenizer.json, or vocab.json
 // and merges.txt of a byte-level BPE, and from tokenizer_config.json the roles of
@@ -348,6 +384,9 @@ func readFile(dir, name string, limit int64) ([]byte, error) {
 	}
 	if int64(len(data)) > limit {
 		return nil, fmt.Errorf("%s has more than the %d bytes allowed", name, limit)
+	}
+	if err := modelfile.Placeholder(data); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	return data, nil
 }
