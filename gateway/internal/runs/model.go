@@ -154,7 +154,7 @@ func (c *Core) ModelInfo(ctx context.Context, name string) (plugins.ModelInfo, e
 }
 
 // Resolve finds what a name means: a base model or alias (with ChatLatest the caller's newest adapter on it, if there is one), "NAME:latest" the caller's newest adapter on it,
-// "RUN" and "tinker://RUN" the newest version of a live run, "tinker://RUN/sampler_weights/NAME" a checkpoint, "NAME;PATH" the same. KindNotFound otherwise, KindFailed if
+// "RUN" and "tinker://RUN" the newest version of a live run and the newest checkpoint of any other (of another owner's, the newest published one), "tinker://RUN/sampler_weights/NAME" a checkpoint, "NAME;PATH" the same. KindNotFound otherwise, KindFailed if
 // the base model cannot be served.
 func (c *Core) Resolve(_ context.Context, owner, name string) (Target, error) {
 	t, err := c.resolve(owner, name)
@@ -190,7 +190,7 @@ func (c *Core) resolve(owner, name string) (Target, error) {
 		if t, ok := c.latest(owner, name, c.byName[base]); ok {
 			return t, nil
 		}
-		return Target{}, notFoundf("model %s: you have no adapter on %s yet", quote(name), base)
+		return Target{}, notFoundf("model %s: you have no adapter on %s yet; one that was imported is named by its path until it has been trained", quote(name), base)
 	}
 	return c.resolvePath(owner, name, name)
 }
@@ -198,11 +198,24 @@ func (c *Core) resolve(owner, name string) (Target, error) {
 // resolvePath finds a run or a checkpoint. mu is held.
 func (c *Core) resolvePath(owner, name, path string) (Target, error) {
 	id := strings.TrimPrefix(path, "tinker://")
-	if r := c.runs[id]; r != nil && r.Owner == owner {
-		if r.State != stateLive {
-			return Target{}, notFoundf("model %s: is not live (%s: %s); %s", quote(name), r.State, r.Reason, c.newestOf(r))
-		}
+	r := c.runs[id]
+	if r != nil && r.Owner != owner {
+		r = nil
+	}
+	switch {
+	case r != nil && r.State == stateLive:
 		return Target{Name: name, ServedModel: r.ServedModel, RunID: r.ID, source: source{run: r}}, nil
+	case r != nil && (r.State == stateCreating || r.State == stateCorrupted): // its weights are not there yet, or are lost: no older ones stand in for them
+		return Target{}, notFoundf("model %s: is not live (%s: %s); %s", quote(name), r.State, r.Reason, c.newestOf(r))
+	}
+	if cp := c.newestReadable(owner, id); cp != nil {
+		if c.byName[cp.ServedModel] == nil {
+			return Target{}, notFoundf("model %s: its base model %s is not served here", quote(name), cp.ServedModel)
+		}
+		return Target{Name: name, ServedModel: cp.ServedModel, RunID: cp.RunID, Path: cp.Path, source: source{saved: cp}}, nil
+	}
+	if r != nil {
+		return Target{}, notFoundf("model %s: is not live (%s: %s); %s", quote(name), r.State, r.Reason, c.newestOf(r))
 	}
 	if !strings.HasPrefix(path, "tinker://") || !strings.Contains(id, "/") {
 		return Target{}, notFoundf("no model %s", quote(name))
@@ -214,11 +227,28 @@ func (c *Core) resolvePath(owner, name, path string) (Target, error) {
 	return Target{Name: name, ServedModel: cp.ServedModel, RunID: cp.RunID, Path: cp.Path, source: source{saved: cp}}, nil
 }
 
-// latest finds the owner's adapter on a model whose weights are the newest; a saved one only if none is live. mu is held.
+// newestReadable finds the newest checkpoint of a run whose adapter a caller may sample, of either kind. mu is held.
+func (c *Core) newestReadable(owner, runID string) *checkpoint {
+	now := c.cfg.now()
+	for _, cp := range slices.Backward(c.lists.byRun[runID]) {
+		if (cp.Owner == owner || cp.Public) && !expired(cp.ExpiresAt, now) && (cp.Kind == KindSampler || cp.Kind == KindWeights) {
+			return cp
+		}
+	}
+	return nil
+}
+
+// untrained tells whether a checkpoint is an import, or a copy or a save of one, that no step has trained. mu is held.
+func (c *Core) untrained(cp *checkpoint) bool {
+	r := c.runs[cp.RunID]
+	return cp.Step == 0 && r != nil && (r.State == stateStored || r.Import)
+}
+
+// latest finds the owner's adapter on a model whose weights are the newest; a saved one only if none is live. Imports count when they have been trained. mu is held.
 func (c *Core) latest(owner, name string, m *model) (Target, bool) {
 	var newest *run
 	for _, r := range c.runs {
-		if r.Owner == owner && r.model == m && r.State == stateLive && (newest == nil || r.live.weightsAt.After(newest.live.weightsAt)) {
+		if r.Owner == owner && r.model == m && r.State == stateLive && !r.Import && (newest == nil || r.live.weightsAt.After(newest.live.weightsAt)) {
 			newest = r
 		}
 	}
@@ -228,7 +258,7 @@ func (c *Core) latest(owner, name string, m *model) (Target, bool) {
 	var saved *checkpoint
 	now := c.cfg.now()
 	for _, cp := range slices.Backward(c.lists.byOwner[owner]) {
-		if cp.ServedModel == m.Name && cp.Kind == KindSampler && !expired(cp.ExpiresAt, now) {
+		if cp.ServedModel == m.Name && cp.Kind == KindSampler && !expired(cp.ExpiresAt, now) && !c.untrained(cp) {
 			saved = cp
 			break
 		}

@@ -148,6 +148,7 @@ type runRecord struct {
 	ModelHash    string          `json:"model_hash,omitempty"` // of the base model's weights when the adapter was made
 	Arithmetic   string          `json:"arithmetic,omitempty"` // under which its state was computed last
 	Apart        bool            `json:"apart,omitempty"`      // its metadata have a record of their own
+	Import       bool            `json:"import,omitempty"`     // made from an imported checkpoint, which no step has trained yet
 	Inexact      string          `json:"inexact,omitempty"`    // why its bits may not be what they would have been without a loss
 }
 
@@ -271,7 +272,10 @@ func (c *Core) CreateRunFromCheckpoint(ctx context.Context, req NewRunFromCheckp
 	var h hasher
 	h.text(req.Path, req.BaseModel, string(metadata))
 	h.bool(req.WithOptimizer)
-	rec := runRecord{Owner: req.Owner, SessionID: req.SessionID, BaseModel: base, ServedModel: m.Name, LoRA: cp.LoRA, UserMetadata: metadata}
+	c.mu.Lock()
+	untrained := c.untrained(cp)
+	c.mu.Unlock()
+	rec := runRecord{Owner: req.Owner, SessionID: req.SessionID, BaseModel: base, ServedModel: m.Name, LoRA: cp.LoRA, UserMetadata: metadata, Import: untrained}
 	return c.submitCreation(ctx, req.ModelSeq, rec, OpLoadWeights, createBody{Path: cp.Path, Dir: cp.Dir, WithOptimizer: req.WithOptimizer}, h.sum(string(OpLoadWeights)))
 }
 
