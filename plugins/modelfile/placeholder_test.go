@@ -17,6 +17,8 @@ func TestPlaceholder(t *testing.T) {
 		{"page", "<!DOCTYPE html>\n<html></html>", "web page"},
 		{"page behind space and a mark", "\ufeff\n  <html lang=en>", "web page"},
 		{"error of an object store", `<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>`, "web page"},
+		{"error of a hub", `{"error":"Repository not found"}`, "error message of a server"},
+		{"vocabulary that begins with a word", `{"error": 0, "a": 1}`, ""},
 		{"JSON", `{"a": "<html>"}`, ""},
 		{"template", "<|im_start|>{{ messages }}", ""},
 		{"template that asks for HTML", "<htm", ""},

@@ -159,6 +159,9 @@ func parseIndex(raw []byte) (index, error) {
 // add opens one file.
 func (c *Collection) add(dir, name string) error {
 	f, err := Open(filepath.Join(dir, name))
+	if errors.Is(err, errFormat) {
+		return fmt.Errorf("%w; the file is damaged or was not downloaded as a whole: download it again", err)
+	}
 	if err != nil {
 		return err
 	}

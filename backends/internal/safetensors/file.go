@@ -28,6 +28,15 @@ type File struct {
 	mapped   []byte
 }
 
+// errFormat is what errors.Is finds in an error about a file that is no safetensors file, or not a whole one.
+var errFormat = errors.New("not a safetensors file")
+
+type formatError struct{ error }
+
+func (e formatError) Is(target error) bool { return target == errFormat }
+
+func (e formatError) Unwrap() error { return e.error }
+
 // openRegular opens a file that is no pipe: opening one waits for its other end.
 func openRegular(path string) (*os.File, error) {
 	if info, err := os.Stat(path); err != nil {
@@ -63,6 +72,8 @@ func Open(path string) (*File, error) {
 	if err != nil {
 		if placeholder := modelfile.Placeholder(mapped); placeholder != nil {
 			err = placeholder
+		} else {
+			err = formatError{err}
 		}
 		return nil, errors.Join(fmt.Errorf("%s: %w", path, err), syscall.Munmap(mapped))
 	}

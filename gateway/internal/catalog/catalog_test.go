@@ -47,6 +47,9 @@ func TestPlaceholders(t *testing.T) {
 		{"tokenizer_config.json", pointer, "tokenizer_config.json: holds a Git LFS pointer"},
 		{"special_tokens_map.json", page, "special_tokens_map.json: holds a web page"},
 		{"generation_config.json", page, "generation_config.json: holds a web page"},
+		{"generation_config.json", `{"error":"Not found"}`, "generation_config.json: holds the error message of a server"},
+		{"tokenizer_config.json", `{"error":"Not found"}`, "tokenizer_config.json: holds the error message of a server"},
+		{"chat_template.jinja", "\n    \n", "chat_template.jinja: the file is empty"},
 		{"chat_template.jinja", pointer, "chat_template.jinja: holds a Git LFS pointer"},
 		{"chat_template.jinja", page, "chat_template.jinja: holds a web page"},
 		{"chat_template.jinja", "Entry not found", `"Entry not found" is no template`},
@@ -84,6 +87,36 @@ func TestPlaceholders(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	for _, c := range []struct{ name, settings, added, want string }{
+		{"all named", "", "", ""},
+		{"end token without an id", `{"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>"}`, "", `the special token "<|im_end|>" has no id`},
+		{"another special token without an id", `{"tokenizer_class": "Qwen2Tokenizer", "additional_special_tokens": ["<|x|>"]}`, "", `the special token "<|x|>" has no id`},
+		{"added token of an older version", `{"tokenizer_class": "Qwen2Tokenizer"}`, `{"<|x|>": 4096}`, `the special token "<|x|>" has no id`},
+		{"none", `{"tokenizer_class": "Qwen2Tokenizer"}`, "", ""},
+	} {
+		t.Run("without tokenizer.json: "+c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := os.CopyFS(dir, os.DirFS(tinyChat)); err != nil {
+				t.Fatal(err)
+			}
+			for _, name := range []string{"tokenizer.json", "special_tokens_map.json"} {
+				if err := os.Remove(filepath.Join(dir, name)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for name, content := range map[string]string{"tokenizer_config.json": c.settings, "added_tokens.json": c.added} {
+				if content != "" {
+					if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			_, err := Load(config.Model{Name: "a model"}, dir)
+			if (err != nil) != (c.want != "") || err != nil && !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v, want %q", err, c.want)
+			}
+		})
+	}
 	t.Run("link to nothing", func(t *testing.T) {
 		dir := t.TempDir()
 		if err := os.Symlink("gone", filepath.Join(dir, "tokenizer.json")); err != nil {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,6 +18,9 @@ import (
 
 	"github.com/tinsmith/tinsmith/plugins/modelfile"
 )
+
+// tokenizerFile has the whole tokenizer.
+const tokenizerFile = "tokenizer.json"
 
 // Limits of the files of a model directory, in bytes. The largest tokenizer.json
 // in use has about 35 MB.
@@ -96,6 +100,11 @@ func load(dir string) (*Tokenizer, error) {
 	if err != nil {
 		return nil, err
 	}
+	if source != tokenizerFile {
+		if err := config.checkNamed(dir, def, later, roles); err != nil {
+			return nil, err
+		}
+	}
 	for _, r := range roles {
 		later = append(later, r.implied(def, later)...)
 	}
@@ -123,12 +132,12 @@ func load(dir string) (*Tokenizer, error) {
 // readDefinition reads tokenizer.json or makes its like from vocab.json and
 // merges.txt. source names what was read, for errors.
 func readDefinition(dir string, config *tokenizerConfig) (def *definition, source string, err error) {
-	data, err := readFile(dir, "tokenizer.json", maxTokenizerFile)
+	data, err := readFile(dir, tokenizerFile, maxTokenizerFile)
 	if err == nil {
 		if def, err = parseDefinition(data); err != nil {
-			err = fmt.Errorf("tokenizer.json: %w", err)
+			err = fmt.Errorf("%s: %w", tokenizerFile, err)
 		}
-		return def, "tokenizer.json", err
+		return def, tokenizerFile, err
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
 		return nil, "", err
@@ -187,6 +196,7 @@ type tokenizerConfig struct {
 	AddEOS         *bool                 `json:"add_eos_token"`
 	AddPrefixSpace bool                  `json:"add_prefix_space"`
 	ChatTemplate   json.RawMessage       `json:"chat_template"`
+	Additional     []roleToken           `json:"additional_special_tokens"`
 	specialTokensMap
 }
 
@@ -221,6 +231,33 @@ func (r *roleToken) implied(def *definition, later []addedToken) []addedToken {
 	t := addedToken(*r)
 	t.Special = true
 	return []addedToken{t}
+}
+
+// checkNamed refuses special tokens that a directory without tokenizer.json names and gives no id: transformers makes up one for each.
+func (c *tokenizerConfig) checkNamed(dir string, def *definition, later []addedToken, roles []*roleToken) error {
+	named := map[string]json.RawMessage{}
+	if err := readJSON(dir, "added_tokens.json", maxConfigFile, &named); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, r := range slices.Concat(c.Additional, fromPointers(roles)) {
+		if _, ok := def.Model.tokens[r.Content]; !ok && r.Content != "" {
+			named[r.Content] = nil
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(named)) {
+		if !slices.ContainsFunc(later, func(t addedToken) bool { return t.Content == name }) {
+			return fmt.Errorf("there is no tokenizer.json, and the special token %.80q has no id in vocab.json or in added_tokens_decoder of tokenizer_config.json: write tokenizer.json with transformers, AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR), or download it", name)
+		}
+	}
+	return nil
+}
+
+func fromPointers(list []*roleToken) []roleToken {
+	out := make([]roleToken, len(list))
+	for i, r := range list {
+		out[i] = *r
+	}
+	return out
 }
 
 // addedTokens returns the tokens of added_tokens_decoder by ascending id.
@@ -325,6 +362,9 @@ func readChatTemplates(dir string, c *tokenizerConfig) (map[string]string, error
 		}
 		if !utf8.Valid(text) {
 			return nil, fmt.Errorf("%s: the file is not UTF-8", file)
+		}
+		if len(bytes.TrimSpace(text)) == 0 {
+			return nil, fmt.Errorf("%s: the file is empty: download it again, or remove it", file)
 		}
 		out[name] = string(text)
 	}
