@@ -101,8 +101,8 @@ class Server:
         self.config["models"][0]["backend"] = backend
         self.config_path.write_text(json.dumps(self.config))
 
-    def start(self) -> "Server":
-        """Starts the process and waits until every model is ready."""
+    def start(self, status: str = "ok") -> "Server":
+        """Starts the process and waits until every model is ready, or what /healthz calls it is `status`."""
         if self.process is not None:
             raise RuntimeError("the server is running already")
         address = pathlib.Path(self.config["data_dir"]) / "address"
@@ -118,7 +118,7 @@ class Server:
                 raise RuntimeError(f"the server ended with {self.process.returncode}:\n{self.log()[-4000:]}")
             if address.exists() and (text := address.read_text().strip()):
                 self.url = text if text.startswith("http") else "http://" + text
-                if self.health().get("status") == "ok":
+                if self.health().get("status") == status:
                     return self
             time.sleep(0.05)
         raise RuntimeError(f"the server was not ready within {READY_WITHIN} s:\n{self.log()[-4000:]}")

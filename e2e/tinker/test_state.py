@@ -224,6 +224,26 @@ def test_other_keys_see_only_what_is_published(two_key_server):
     shared = sdkcalls.client(bob.create_sampling_client(model_path=path))
     assert np.array_equal(np.asarray(shared.compute_logprobs(sdkcalls.prompt()).result()[1:], np.float32), sdkcalls.logprobs(run))
     assert stranger.get_weights_info_by_tinker_path(path).result().lora_rank == 8
+    for found in (stranger.get_training_run(model, access_scope="accessible"), stranger.get_training_run_by_tinker_path(path, access_scope="accessible")):
+        run_of = found.result()
+        assert (run_of.training_run_id, run_of.lora_rank, run_of.last_checkpoint) == (model, 8, None)
+        assert run_of.last_sampler_checkpoint.tinker_path == path
+    with pytest.raises(tinker.NotFoundError, match="access_scope=accessible"):  # it is not among his own
+        stranger.get_training_run(model).result()
+    assert [(c.tinker_path, c.public) for c in stranger.list_checkpoints(model).result().checkpoints] == [(path, True)]
+
+    def plain(route, body=None):
+        headers = {"X-API-Key": two_key_server.keys["bob"]}
+        request = urllib.request.Request(two_key_server.url + route, data=None if body is None else json.dumps(body).encode(), headers=headers)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
+    assert plain(f"/api/v1/training_runs/{model}")["last_sampler_checkpoint"]["tinker_path"] == path
+    with tarfile.open(fileobj=io.BytesIO(fetch(plain(f"/api/v1/training_runs/{model}/checkpoints/sampler_weights/mine/archive")["url"]))) as archive:
+        assert "adapter_model.safetensors" in [m.name.removeprefix("./") for m in archive.getmembers()]
+    assert plain("/v1/models/" + path)["training_run_id"] == model
+    for name in (path, f"tinker://{model}"):
+        assert plain("/v1/completions", {"model": name, "prompt": sdkcalls.TOKENS, "max_tokens": 2})["usage"]["completion_tokens"] == 2
     with pytest.raises((tinker.NotFoundError, tinker.PermissionDeniedError)):
         stranger.delete_checkpoint_from_tinker_path(path).result()
     owner.unpublish_checkpoint_from_tinker_path(path).result()

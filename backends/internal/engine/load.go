@@ -163,6 +163,9 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	if len(l.training[0].models) != len(l.sampling[0].models) {
 		e.log().Warn("training and sampling cut the model differently: their log-probabilities of a token differ by rounding", "training", len(l.training[0].models), "sampling", len(l.sampling[0].models))
 	}
+	for _, note := range m.Notes {
+		e.log().Warn("the model's files do not agree", "model_dir", req.ModelDir, "reason", note)
+	}
 	e.warn(l)
 	progress(plugins.LoadProgress{Stage: "ready", Done: l.plan.weights, Total: l.plan.weights})
 	return l, nil

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"github.com/tinsmith/tinsmith/backends/internal/nn"
+	"github.com/tinsmith/tinsmith/plugins/modelfile"
 )
 
 const (
@@ -28,7 +29,7 @@ type Config struct {
 	VocabSize             int
 	MaxPositionEmbeddings int
 	RMSNormEps            float32
-	TieWordEmbeddings     bool
+	TieWordEmbeddings     bool // as the files have it: not with two matrices that differ, whatever config.json says
 	Rope                  nn.Rope
 
 	// What an architecture may support or not; its Check decides.
@@ -61,6 +62,7 @@ type configJSON struct {
 	LayerTypes            []string        `json:"layer_types"`
 	PartialRotaryFactor   *float64        `json:"partial_rotary_factor"`
 	QuantizationConfig    json.RawMessage `json:"quantization_config"`
+	Weights               *string         `json:"transformers_weights"`
 	RopeTheta             *float64        `json:"rope_theta"`
 	RopeScaling           *ropeJSON       `json:"rope_scaling"`    // transformers 4
 	RopeParameters        *ropeJSON       `json:"rope_parameters"` // transformers 5
@@ -112,6 +114,9 @@ func readConfig(dir string) (*Config, []byte, error) {
 	}
 	if len(raw) > maxConfig {
 		return nil, nil, fmt.Errorf("%s is larger than %d bytes", configFile, maxConfig)
+	}
+	if err := modelfile.Placeholder(raw); err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", configFile, err)
 	}
 	c, err := parseConfig(raw)
 	if err != nil {
@@ -181,6 +186,9 @@ func parseConfig(raw []byte) (*Config, error) {
 	}
 	if len(j.QuantizationConfig) > 0 && string(j.QuantizationConfig) != "null" {
 		return nil, errors.New("quantization_config is set: quantized weights are not supported, only F32, BF16 and F16")
+	}
+	if j.Weights != nil {
+		return nil, fmt.Errorf("transformers_weights is %.80q: weights are read from model.safetensors or its shards only; give the file that name and take the key out", *j.Weights)
 	}
 	for i, t := range j.LayerTypes {
 		switch t {

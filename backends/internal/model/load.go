@@ -90,6 +90,7 @@ type directory struct {
 	raw          []byte // config.json
 	files        *safetensors.Collection
 	architecture Architecture
+	notes        []string // what of the files is not used, or otherwise than they say
 }
 
 // ErrContext says that LoadOptions.MaxContext is what a model was refused for.
@@ -121,11 +122,22 @@ func openDirectory(dir string, registry Registry, ranks int, o LoadOptions) (*di
 	if o.MaxContext < 0 || o.MaxContext > c.MaxPositionEmbeddings {
 		return nil, fmt.Errorf("%w of %d tokens is not in 1 … %d (max_position_embeddings)", ErrContext, o.MaxContext, c.MaxPositionEmbeddings)
 	}
+	if err := refuseAdapter(dir); err != nil {
+		return nil, err
+	}
 	files, err := safetensors.OpenModel(dir)
 	if err != nil {
 		return nil, err
 	}
-	return &directory{c, raw, files, a}, nil
+	d := &directory{config: c, raw: raw, files: files, architecture: a}
+	if files.Unused != "" {
+		d.notes = append(d.notes, fmt.Sprintf("model.safetensors is served as transformers would load it; %s beside it, and the shards that it names, are not read", files.Unused))
+	}
+	if c.TieWordEmbeddings && !sameHead(files) {
+		c.TieWordEmbeddings = false
+		d.notes = append(d.notes, fmt.Sprintf("%s says tie_word_embeddings, but %s and %s.weight have different values: both are used, as transformers 5 does; say false there", configFile, embeddingName, headName))
+	}
+	return d, nil
 }
 
 // load gives the models of all ranks as far as they got, also on error.
@@ -159,7 +171,7 @@ func (d *directory) load(ctx context.Context, devices [][]tensor.Device, o LoadO
 		return models, r.err
 	}
 	for _, m := range slices.Concat(models...) {
-		m.Hash = r.sum
+		m.Hash, m.Notes = r.sum, d.notes
 	}
 	g.finish()
 	return models, nil
@@ -246,7 +258,9 @@ func (l *Loader) load(ctx context.Context, device tensor.Device, rank, ranks int
 	}
 	embedding := embeddingName
 	if _, ok := files.Tensor(embedding); !ok && c.TieWordEmbeddings {
-		embedding = headName + ".weight" // a tied matrix may be saved under either name
+		if _, ok := files.Tensor(headName + ".weight"); ok { // a tied matrix may be saved under either name
+			embedding = headName + ".weight"
+		}
 	}
 	if m.DType == 0 {
 		m.DType = tensor.BFloat16
@@ -339,6 +353,11 @@ func (l *Loader) Rope() tensor.Tensor { return l.model.rope }
 func (l *Loader) find(name string, shape ...int) (safetensors.Tensor, error) {
 	t, ok := l.files.Tensor(name)
 	if !ok {
+		if bare := strings.TrimPrefix(name, "model."); bare != name {
+			if _, ok := l.files.Tensor(bare); ok {
+				return t, fmt.Errorf("tensor %q is missing, but there is %q: the files are of the bare model without its head; load it with AutoModelForCausalLM of transformers and write it with save_pretrained", name, bare)
+			}
+		}
 		return t, fmt.Errorf("tensor %q is missing", name)
 	}
 	if !slices.Equal(t.Shape, shape) {

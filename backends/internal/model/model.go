@@ -21,6 +21,7 @@ type Model struct {
 	MaxContext int          // positions
 	Parameters int64
 	Hash       string        // SHA-256 over config.json and the names, types, shapes and bytes of all tensors, hex
+	Notes      []string      // what of the directory's files is not used, or otherwise than they say, a sentence each
 	Modules    []lora.Module // what LoRA can be put on, by module number
 	Device     tensor.Device
 

@@ -1,14 +1,19 @@
 package safetensors
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
+	"os"
 	"path/filepath"
-	"sort"
+	"slices"
 	"strings"
+
+	"github.com/tinsmith/tinsmith/plugins/modelfile"
 )
 
 const (
@@ -20,44 +25,88 @@ const (
 	maxFiles = 4096
 )
 
-// Collection is all tensors of a model directory: one model.safetensors, or the shards that model.safetensors.index.json names.
+// Collection is all tensors of a model directory: model.safetensors, or else the shards that model.safetensors.index.json names.
 type Collection struct {
 	tensors map[string]Tensor
+	from    map[string]string // the file of each tensor, where there are several files
 	files   []*File
+	// Unused names the index of a directory whose model.safetensors holds the whole model; "" elsewhere.
+	Unused string
 }
 
-// OpenModel opens the tensor files of a model directory. With an index every tensor is taken from the shard that the index names and must be there; others are not seen. Links are followed (the Hugging Face cache is made of
+// OpenModel opens the tensor files of a model directory as transformers 5 does: model.safetensors, whatever index lies beside it; else every tensor of all shards that the index names, wherever among them it says that they are.
+// A tensor that the index names must be in one of them, and one that several hold must be the same in all (transformers would take the last). Links are followed (the Hugging Face cache is made of
 // them), but the index can name only files that lie in the directory itself.
 func OpenModel(dir string) (*Collection, error) {
-	c := &Collection{tensors: map[string]Tensor{}}
-	raw, err := readBounded(filepath.Join(dir, indexFile), maxIndex)
-	if errors.Is(err, fs.ErrNotExist) {
-		if err := c.add(filepath.Join(dir, singleFile), nil); err != nil {
-			if errors.Is(err, fs.ErrNotExist) {
-				return nil, fmt.Errorf("%s has neither %s nor %s", dir, singleFile, indexFile)
-			}
-			return nil, errors.Join(err, c.Close())
+	c := &Collection{tensors: map[string]Tensor{}, from: map[string]string{}}
+	err := c.add(dir, singleFile)
+	if err == nil {
+		if _, err := os.Stat(filepath.Join(dir, indexFile)); err == nil {
+			c.Unused = indexFile
 		}
 		return c, nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	raw, err := readBounded(filepath.Join(dir, indexFile), maxIndex)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, noWeights(dir)
 	}
 	if err != nil {
 		return nil, err
 	}
-	shards, err := parseIndex(raw)
+	index, err := parseIndex(raw)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", indexFile, err)
 	}
-	names := make([]string, 0, len(shards))
-	for n := range shards {
-		names = append(names, n)
+	for _, file := range index.files {
+		err := c.add(dir, file)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("%s names %s, which is not in %s: download the missing file again, or the index if it is of another version", indexFile, file, dir)
+		}
+		if err != nil {
+			return nil, errors.Join(err, c.Close())
+		}
 	}
-	sort.Strings(names)
-	for _, n := range names {
-		if err := c.add(filepath.Join(dir, n), shards[n]); err != nil {
+	for _, name := range slices.Sorted(maps.Keys(index.place)) {
+		if _, ok := c.tensors[name]; !ok {
+			err := fmt.Errorf("%s has no tensor %.200q, nor has another shard, but %s places it there: one of the files is of another version; download them again",
+				index.place[name], name, indexFile)
 			return nil, errors.Join(err, c.Close())
 		}
 	}
 	return c, nil
+}
+
+// otherWeights are files that hold weights in forms that are not read, and how to make those of them that are.
+var otherWeights = []struct{ pattern, way string }{
+	{"pytorch_model*.bin*", "load it once with transformers and write it with save_pretrained"},
+	{"consolidated*", "convert it with transformers' script for the model"},
+	{"*.gguf", "take the model's original directory: quantized files are not served"},
+	{"tf_model.h5", "load it once with transformers 4 and write it with save_pretrained"},
+	{"flax_model.msgpack", "load it once with transformers 4 and write it with save_pretrained"},
+	{"model-*.safetensors", "download " + indexFile + ", which names the shards"},
+	{"*.safetensors", "the file is expected as " + singleFile},
+}
+
+// noWeights says that a directory has no weights, and what it has in their place.
+func noWeights(dir string) error {
+	if _, err := os.Lstat(filepath.Join(dir, singleFile)); err == nil {
+		return fmt.Errorf("%s in %s is a link to a file that is not there: download it again", singleFile, dir)
+	}
+	text := fmt.Sprintf("%s has neither %s nor %s", dir, singleFile, indexFile)
+	for _, o := range otherWeights {
+		if found, err := filepath.Glob(filepath.Join(globbed(dir), o.pattern)); err == nil && len(found) > 0 {
+			return fmt.Errorf("%s; it has %s: %s", text, filepath.Base(found[0]), o.way)
+		}
+	}
+	return errors.New(text)
+}
+
+// globbed has a directory mean itself in a pattern.
+func globbed(dir string) string {
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(dir)
 }
 
 func readBounded(path string, limit int64) ([]byte, error) {
@@ -76,49 +125,53 @@ func readBounded(path string, limit int64) ([]byte, error) {
 	return b, nil
 }
 
-// parseIndex gives the tensors of each shard.
-func parseIndex(raw []byte) (map[string]map[string]bool, error) {
-	var index struct {
-		WeightMap map[string]string `json:"weight_map"`
-	}
-	if err := json.Unmarshal(raw, &index); err != nil {
-		return nil, err
-	}
-	if len(index.WeightMap) == 0 {
-		return nil, errors.New("weight_map is empty")
-	}
-	shards := map[string]map[string]bool{}
-	for tensor, file := range index.WeightMap {
-		if !strings.HasSuffix(file, ".safetensors") || strings.ContainsAny(file, "/\\\x00") || strings.HasPrefix(file, ".") {
-			return nil, fmt.Errorf("weight_map[%.200q] is %.200q: it must be the plain name of a .safetensors file in the same directory", tensor, file)
-		}
-		if shards[file] == nil {
-			if len(shards) == maxFiles {
-				return nil, fmt.Errorf("more than %d files", maxFiles)
-			}
-			shards[file] = map[string]bool{}
-		}
-		shards[file][tensor] = true
-	}
-	return shards, nil
+// index is what a model.safetensors.index.json says.
+type index struct {
+	files []string          // sorted
+	place map[string]string // the file that holds each tensor
 }
 
-// add opens one file; want, when not nil, is what is taken from it.
-func (c *Collection) add(path string, want map[string]bool) error {
-	f, err := Open(path)
+func parseIndex(raw []byte) (index, error) {
+	if err := modelfile.Placeholder(raw); err != nil {
+		return index{}, err
+	}
+	var in struct {
+		WeightMap map[string]string `json:"weight_map"`
+	}
+	if err := json.Unmarshal(raw, &in); err != nil {
+		return index{}, err
+	}
+	if len(in.WeightMap) == 0 {
+		return index{}, errors.New("weight_map is empty")
+	}
+	files := map[string]bool{}
+	for tensor, file := range in.WeightMap {
+		if !strings.HasSuffix(file, ".safetensors") || strings.ContainsAny(file, "/\\\x00") || strings.HasPrefix(file, ".") {
+			return index{}, fmt.Errorf("weight_map[%.200q] is %.200q: it must be the plain name of a .safetensors file in the same directory", tensor, file)
+		}
+		if files[file] = true; len(files) > maxFiles {
+			return index{}, fmt.Errorf("more than %d files", maxFiles)
+		}
+	}
+	return index{slices.Sorted(maps.Keys(files)), in.WeightMap}, nil
+}
+
+// add opens one file.
+func (c *Collection) add(dir, name string) error {
+	f, err := Open(filepath.Join(dir, name))
+	if errors.Is(err, errFormat) {
+		return fmt.Errorf("%w; the file is damaged or was not downloaded as a whole: download it again", err)
+	}
 	if err != nil {
 		return err
 	}
 	c.files = append(c.files, f)
-	for name := range want {
-		if _, ok := f.tensors[name]; !ok {
-			return fmt.Errorf("%s has no tensor %.200q, which the index places there", path, name)
+	for _, n := range f.Names() {
+		t := f.tensors[n]
+		if other, ok := c.tensors[n]; ok && (other.DType != t.DType || !slices.Equal(other.Shape, t.Shape) || !bytes.Equal(other.Data, t.Data)) {
+			return fmt.Errorf("tensor %.200q is in %s and, with other values, in %s: shards of two versions are mixed; download them again", n, c.from[n], name)
 		}
-	}
-	for name, t := range f.tensors {
-		if want == nil || want[name] {
-			c.tensors[name] = t
-		}
+		c.tensors[n], c.from[n] = t, name
 	}
 	return nil
 }
@@ -129,7 +182,7 @@ func (c *Collection) Close() error {
 	for _, f := range c.files {
 		errs = append(errs, f.Close())
 	}
-	c.files, c.tensors = nil, nil
+	c.files, c.tensors, c.from = nil, nil, nil
 	return errors.Join(errs...)
 }
 

@@ -8,6 +8,8 @@ import (
 	"os"
 	"sort"
 	"syscall"
+
+	"github.com/tinsmith/tinsmith/plugins/modelfile"
 )
 
 // Tensor is one tensor of an open file. Data is the mapped file: read-only, little-endian, row-major, not necessarily aligned, valid until the file is closed. A file that another
@@ -25,6 +27,15 @@ type File struct {
 	tensors  map[string]Tensor
 	mapped   []byte
 }
+
+// errFormat is what errors.Is finds in an error about a file that is no safetensors file, or not a whole one.
+var errFormat = errors.New("not a safetensors file")
+
+type formatError struct{ error }
+
+func (e formatError) Is(target error) bool { return target == errFormat }
+
+func (e formatError) Unwrap() error { return e.error }
 
 // openRegular opens a file that is no pipe: opening one waits for its other end.
 func openRegular(path string) (*os.File, error) {
@@ -59,6 +70,11 @@ func Open(path string) (*File, error) {
 	}
 	file, err := parse(mapped)
 	if err != nil {
+		if placeholder := modelfile.Placeholder(mapped); placeholder != nil {
+			err = placeholder
+		} else {
+			err = formatError{err}
+		}
 		return nil, errors.Join(fmt.Errorf("%s: %w", path, err), syscall.Munmap(mapped))
 	}
 	file.mapped = mapped

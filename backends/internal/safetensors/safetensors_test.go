@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/json"
 	"fmt"
 	"math"
 	"os"
@@ -101,55 +102,112 @@ func TestWriteAndRead(t *testing.T) {
 	}
 }
 
+// TestOpenModel: what transformers 5 takes of a directory is taken, and what it would take without a word of another version is refused by name.
 func TestOpenModel(t *testing.T) {
-	good := map[string]string{"a": "model-1.safetensors", "b": "model-2.safetensors"}
+	// one is a file with tensors of one byte each, from pairs of name and value.
+	one := func(tensors string) []byte {
+		var header string
+		var data []byte
+		for i := 0; i < len(tensors); i += 2 {
+			header += fmt.Sprintf(`,%q:{"dtype":"U8","shape":[1],"data_offsets":[%d,%d]}`, tensors[i:i+1], i/2, i/2+1)
+			data = append(data, tensors[i+1])
+		}
+		b := file("{"+header[1:]+"}", len(data))
+		copy(b[len(b)-len(data):], data)
+		return b
+	}
+	index := func(pairs ...string) []byte {
+		m := map[string]string{}
+		for i := 0; i < len(pairs); i += 2 {
+			m[pairs[i]] = pairs[i+1]
+		}
+		b, err := json.Marshal(map[string]any{"weight_map": m})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	const first, second = "model-1.safetensors", "model-2.safetensors"
+	good := index("a", first, "b", second)
+	pointer := []byte("version https://git-lfs.github.com/spec/v1\noid sha256:" + strings.Repeat("0", 64) + "\nsize 10\n")
+	page := []byte("<!doctype html><html><body>Sign in</body></html>")
+	type files = map[string][]byte
 	for _, c := range []struct {
-		name, want string
-		index      map[string]string
+		name  string
+		files files
+		want  string // name and value of each tensor, or
+		wrong string // part of the error
 	}{
-		{"two shards", "", good},
-		{"tensor missing", `no tensor "c"`, map[string]string{"a": "model-1.safetensors", "c": "model-2.safetensors"}},
-		{"tensor in another shard", `no tensor "b"`, map[string]string{"a": "model-1.safetensors", "b": "model-1.safetensors"}},
-		{"file missing", "no such file", map[string]string{"a": "model-3.safetensors"}},
-		{"parent directory", "plain name", map[string]string{"a": "../model-1.safetensors"}},
-		{"absolute", "plain name", map[string]string{"a": "/model-1.safetensors"}},
-		{"other file", "plain name", map[string]string{"a": "config.json"}},
-		{"hidden", "plain name", map[string]string{"a": "..safetensors"}},
-		{"empty", "weight_map is empty", nil},
+		{name: "whole file", files: files{singleFile: one("a1b2")}, want: "a1b2"},
+		{name: "two shards", files: files{indexFile: good, first: one("a1"), second: one("b2")}, want: "a1b2"},
+		{name: "whole file beside a stale index", files: files{singleFile: one("a1b2"), indexFile: good}, want: "a1b2"},
+		{name: "whole file beside other shards", files: files{singleFile: one("a1b2"), indexFile: good, first: one("a3"), second: one("b4")}, want: "a1b2"},
+		{name: "whole file beside a broken index", files: files{singleFile: one("a1b2"), indexFile: page}, want: "a1b2"},
+		{name: "tensor in another shard", files: files{indexFile: index("a", second, "b", first), first: one("a1"), second: one("b2")}, want: "a1b2"},
+		{name: "tensor that the index does not name", files: files{indexFile: good, first: one("a1c3"), second: one("b2")}, want: "a1b2c3"},
+		{name: "the same tensor in two shards", files: files{indexFile: good, first: one("a1b2"), second: one("b2")}, want: "a1b2"},
+		{name: "shard that the index does not name", files: files{indexFile: good, first: one("a1"), second: one("b2"), "model-3.safetensors": one("c3")}, want: "a1b2"},
+		{name: "another tensor in two shards", files: files{indexFile: good, first: one("a1b3"), second: one("b2")}, wrong: `tensor "b" is in model-1.safetensors and, with other values, in model-2.safetensors`},
+		{name: "tensor missing", files: files{indexFile: index("a", first, "c", second), first: one("a1"), second: one("b2")}, wrong: `model-2.safetensors has no tensor "c"`},
+		{name: "shard missing", files: files{indexFile: good, first: one("a1")}, wrong: indexFile + " names model-2.safetensors, which is not in"},
+		{name: "whole file is a pointer", files: files{singleFile: pointer, indexFile: good, first: one("a1"), second: one("b2")}, wrong: "Git LFS pointer"},
+		{name: "whole file is a page", files: files{singleFile: page}, wrong: "model.safetensors: holds a web page"},
+		{name: "shard is a pointer", files: files{indexFile: good, first: one("a1"), second: pointer}, wrong: "model-2.safetensors: holds a Git LFS pointer in place of its 10 bytes"},
+		{name: "index is a pointer", files: files{indexFile: pointer, first: one("a1"), second: one("b2")}, wrong: indexFile + ": holds a Git LFS pointer"},
+		{name: "index is a page", files: files{indexFile: page}, wrong: indexFile + ": holds a web page"},
+		{name: "shards without an index", files: files{"model-00001-of-00002.safetensors": one("a1")}, wrong: "download model.safetensors.index.json"},
+		{name: "other name", files: files{"weights.safetensors": one("a1")}, wrong: "it has weights.safetensors: the file is expected as model.safetensors"},
+		{name: "PyTorch file", files: files{"pytorch_model.bin": nil}, wrong: "it has pytorch_model.bin: load it once with transformers"},
+		{name: "whole file was cut off", files: files{singleFile: one("a1b2")[:len(one("a1b2"))-1]}, wrong: "was not downloaded as a whole: download it again"},
+		{name: "shard was cut off", files: files{indexFile: good, first: one("a1"), second: one("b2")[:12]}, wrong: "model-2.safetensors: header of"},
+		{name: "whole file is an error message", files: files{singleFile: []byte(`{"error":"Repository not found"}`)}, wrong: "holds the error message of a server"},
+		{name: "parent directory", files: files{indexFile: index("a", "../model-1.safetensors")}, wrong: "plain name"},
+		{name: "absolute", files: files{indexFile: index("a", "/model-1.safetensors")}, wrong: "plain name"},
+		{name: "other file", files: files{indexFile: index("a", "config.json")}, wrong: "plain name"},
+		{name: "hidden", files: files{indexFile: index("a", "..safetensors")}, wrong: "plain name"},
+		{name: "backslash", files: files{indexFile: index("a", `b\model.safetensors`)}, wrong: "plain name"},
+		{name: "empty", files: files{indexFile: index()}, wrong: "weight_map is empty"},
+		{name: "nothing", wrong: "neither"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := t.TempDir()
-			for name, shard := range good {
-				b := file(fmt.Sprintf(`{%q:{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, name), 1)
-				if err := os.WriteFile(filepath.Join(dir, shard), b, 0o600); err != nil {
+			for name, content := range c.files {
+				if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
 					t.Fatal(err)
 				}
 			}
-			text := `{"weight_map":{`
-			for k, v := range c.index {
-				if !strings.HasSuffix(text, "{") {
-					text += ","
-				}
-				text += fmt.Sprintf("%q:%q", k, v)
-			}
-			if err := os.WriteFile(filepath.Join(dir, indexFile), []byte(text+"}}"), 0o600); err != nil {
-				t.Fatal(err)
-			}
 			m, err := OpenModel(dir)
-			if err == nil {
-				defer m.Close()
-				if got := fmt.Sprint(m.Names()); got != "[a b]" {
-					t.Error(got)
+			if err != nil {
+				if c.wrong == "" || !strings.Contains(err.Error(), c.wrong) {
+					t.Errorf("error %v, want %q", err, c.wrong)
 				}
+				return
 			}
-			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
-				t.Errorf("error %v, want %q", err, c.want)
+			defer m.Close()
+			var got string
+			for _, n := range m.Names() {
+				x, _ := m.Tensor(n)
+				got += n + string(x.Data)
+			}
+			if got != c.want {
+				t.Errorf("%q, want %q", got, c.want)
+			}
+			_, whole := c.files[singleFile]
+			_, indexed := c.files[indexFile]
+			if (m.Unused != "") != (whole && indexed) {
+				t.Errorf("unused: %q", m.Unused)
 			}
 		})
 	}
-	if _, err := OpenModel(t.TempDir()); err == nil || !strings.Contains(err.Error(), "neither") {
-		t.Errorf("empty directory: %v", err)
-	}
+	t.Run("a link to nothing", func(t *testing.T) {
+		dir := t.TempDir()
+		if err := os.Symlink("gone", filepath.Join(dir, singleFile)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := OpenModel(dir); err == nil || !strings.Contains(err.Error(), "link to a file that is not there") {
+			t.Error(err)
+		}
+	})
 }
 
 func TestHalfToFloat32(t *testing.T) {
@@ -200,11 +258,11 @@ func FuzzParseIndex(f *testing.F) {
 	f.Add([]byte(`{"weight_map":{"a":"../x.safetensors"}}`))
 	f.Add([]byte(`{"weight_map":[]}`))
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		shards, err := parseIndex(raw)
+		in, err := parseIndex(raw)
 		if err != nil {
 			return
 		}
-		for file := range shards {
+		for _, file := range in.files {
 			if filepath.Join("dir", file) != "dir/"+file || filepath.Base(file) != file {
 				t.Fatalf("file %q leaves its directory", file)
 			}

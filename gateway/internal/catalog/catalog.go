@@ -19,6 +19,7 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/config"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 	"github.com/tinsmith/tinsmith/gateway/internal/tokenizer"
+	"github.com/tinsmith/tinsmith/plugins/modelfile"
 )
 
 // maxConfigBytes bounds the JSON files of a model directory that are read here.
@@ -33,6 +34,7 @@ type Model struct {
 	EndTokens []int32              // sorted
 	Sampling  SamplingDefaults
 	Created   time.Time // when its directory was written last
+	Err       error     // why its directory cannot be used, nil if it can; then the rest is empty, and the model is not served
 }
 
 // SamplingDefaults are generation_config.json's, for OpenAI requests that do not say; nil = not said.
@@ -74,11 +76,18 @@ func Load(cfg config.Model, dir string) (*Model, error) {
 		return nil, fmt.Errorf("model %s: %w", cfg.Name, err)
 	}
 	m := &Model{Model: cfg, Dir: dir, Created: info.ModTime()}
-	if hasTokenizer(dir) {
+	found, err := tokenizer.Find(dir)
+	if err != nil {
+		return nil, fmt.Errorf("model %s: tokenizer: %w", cfg.Name, err)
+	}
+	if found {
 		if m.Tokenizer, err = tokenizer.Load(dir); err != nil {
 			return nil, fmt.Errorf("model %s: %w", cfg.Name, err)
 		}
 		if source := m.Tokenizer.ChatTemplate(); source != "" {
+			if !strings.Contains(source, "{{") && !strings.Contains(source, "{%") { // such as the text of an error
+				return nil, fmt.Errorf("model %s: chat template: %.80q is no template: it says the same whatever the messages are; download it again", cfg.Name, source)
+			}
 			if m.Template, err = chat.NewTemplate(source, m.specials()); err != nil {
 				return nil, fmt.Errorf("model %s: chat template: %w", cfg.Name, err)
 			}
@@ -88,15 +97,6 @@ func Load(cfg config.Model, dir string) (*Model, error) {
 		return nil, fmt.Errorf("model %s: %w", cfg.Name, err)
 	}
 	return m, nil
-}
-
-func hasTokenizer(dir string) bool {
-	for _, name := range []string{"tokenizer.json", "vocab.json"} {
-		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
-			return true
-		}
-	}
-	return false
 }
 
 // specials are the tokens that templates refer to by name.
@@ -212,6 +212,9 @@ func readJSON(path string, into any) error {
 	}
 	if len(b) > maxConfigBytes {
 		return fmt.Errorf("%s: more than %d bytes", filepath.Base(path), maxConfigBytes)
+	}
+	if err := modelfile.Placeholder(b); err != nil {
+		return fmt.Errorf("%s: %w", filepath.Base(path), err)
 	}
 	if err := json.Unmarshal(b, into); err != nil {
 		return fmt.Errorf("%s: %w", filepath.Base(path), err)

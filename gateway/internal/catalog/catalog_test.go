@@ -31,6 +31,103 @@ func TestLoad(t *testing.T) {
 	}
 }
 
+const (
+	pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n"
+	page    = "<!doctype html><html></html>"
+)
+
+// TestPlaceholders: a file of a directory that is complete otherwise, and holds what stands in for its content, has the model refused, with what to do.
+func TestPlaceholders(t *testing.T) {
+	for _, c := range []struct {
+		file, content string
+		want          string
+	}{
+		{"config.json", pointer, "config.json: holds a Git LFS pointer"},
+		{"tokenizer.json", page, "tokenizer.json: holds a web page"},
+		{"tokenizer_config.json", pointer, "tokenizer_config.json: holds a Git LFS pointer"},
+		{"special_tokens_map.json", page, "special_tokens_map.json: holds a web page"},
+		{"generation_config.json", page, "generation_config.json: holds a web page"},
+		{"generation_config.json", `{"error":"Not found"}`, "generation_config.json: holds the error message of a server"},
+		{"tokenizer_config.json", `{"error":"Not found"}`, "tokenizer_config.json: holds the error message of a server"},
+		{"chat_template.jinja", "\n    \n", "chat_template.jinja: the file is empty"},
+		{"chat_template.jinja", pointer, "chat_template.jinja: holds a Git LFS pointer"},
+		{"chat_template.jinja", page, "chat_template.jinja: holds a web page"},
+		{"chat_template.jinja", "Entry not found", `"Entry not found" is no template`},
+		{"additional_chat_templates/tool_use.jinja", page, "tool_use.jinja: holds a web page"},
+	} {
+		t.Run(c.file+"/"+c.content[:5], func(t *testing.T) {
+			dir := t.TempDir()
+			if err := os.CopyFS(dir, os.DirFS(tinyChat)); err != nil {
+				t.Fatal(err)
+			}
+			path := filepath.Join(dir, c.file)
+			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, []byte(c.content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := Load(config.Model{Name: "a model"}, dir); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v, want %q", err, c.want)
+			}
+		})
+	}
+	t.Run("vocabulary without tokenizer.json", func(t *testing.T) {
+		dir := t.TempDir()
+		if err := os.CopyFS(dir, os.DirFS(tinyChat)); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Remove(filepath.Join(dir, "tokenizer.json")); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "merges.txt"), []byte(pointer), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Load(config.Model{Name: "a model"}, dir); err == nil || !strings.Contains(err.Error(), "merges.txt: holds a Git LFS pointer") {
+			t.Error(err)
+		}
+	})
+	for _, c := range []struct{ name, settings, added, want string }{
+		{"all named", "", "", ""},
+		{"end token without an id", `{"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>"}`, "", `the special token "<|im_end|>" has no id`},
+		{"another special token without an id", `{"tokenizer_class": "Qwen2Tokenizer", "additional_special_tokens": ["<|x|>"]}`, "", `the special token "<|x|>" has no id`},
+		{"added token of an older version", `{"tokenizer_class": "Qwen2Tokenizer"}`, `{"<|x|>": 4096}`, `the special token "<|x|>" has no id`},
+		{"none", `{"tokenizer_class": "Qwen2Tokenizer"}`, "", ""},
+	} {
+		t.Run("without tokenizer.json: "+c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := os.CopyFS(dir, os.DirFS(tinyChat)); err != nil {
+				t.Fatal(err)
+			}
+			for _, name := range []string{"tokenizer.json", "special_tokens_map.json"} {
+				if err := os.Remove(filepath.Join(dir, name)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for name, content := range map[string]string{"tokenizer_config.json": c.settings, "added_tokens.json": c.added} {
+				if content != "" {
+					if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			_, err := Load(config.Model{Name: "a model"}, dir)
+			if (err != nil) != (c.want != "") || err != nil && !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v, want %q", err, c.want)
+			}
+		})
+	}
+	t.Run("link to nothing", func(t *testing.T) {
+		dir := t.TempDir()
+		if err := os.Symlink("gone", filepath.Join(dir, "tokenizer.json")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Load(config.Model{Name: "a model"}, dir); err == nil {
+			t.Error("it is served without a tokenizer")
+		}
+	})
+}
+
 // TestDirectories: directories without a tokenizer are served by token ids; broken files are refused by name.
 func TestDirectories(t *testing.T) {
 	for _, c := range []struct {
@@ -54,6 +151,20 @@ func TestDirectories(t *testing.T) {
 		{name: "large top_k", file: "generation_config.json", content: `{"top_k": 4294967296}`, refused: []string{"top_k", "4294967296", "2147483647"}},
 		{name: "repetition_penalty", file: "generation_config.json", content: `{"repetition_penalty": 0}`, refused: []string{"repetition_penalty"}},
 		{name: "tokenizer", file: "tokenizer.json", content: `{`, refused: []string{"a model"}},
+		{name: "configuration is a pointer", file: "config.json", content: pointer, refused: []string{"config.json: holds a Git LFS pointer"}},
+		{name: "configuration is a page", file: "config.json", content: page, refused: []string{"config.json: holds a web page"}},
+		{name: "generation is a page", file: "generation_config.json", content: page, refused: []string{"generation_config.json: holds a web page"}},
+		{name: "tokenizer is a pointer", file: "tokenizer.json", content: pointer, refused: []string{"tokenizer.json: holds a Git LFS pointer in place of its 12 bytes", "git lfs pull"}},
+		{name: "tokenizer is a page", file: "tokenizer.json", content: page, refused: []string{"tokenizer.json: holds a web page"}},
+		{name: "vocabulary is a page", file: "vocab.json", content: page, refused: []string{"vocab.json: holds a web page"}},
+		{name: "sentencepiece", file: "tokenizer.model", content: "\n", refused: []string{"there is tokenizer.model but no tokenizer.json", "save_pretrained"}},
+		{name: "third version of sentencepiece", file: "tokenizer.model.v3", content: "\n", refused: []string{"there is tokenizer.model.v3 but no tokenizer.json"}},
+		{name: "sentencepiece of T5", file: "spiece.model", content: "\n", refused: []string{"there is spiece.model but no tokenizer.json"}},
+		{name: "tiktoken", file: "qwen.tiktoken", content: "\n", refused: []string{"there is qwen.tiktoken but no tokenizer.json"}},
+		{name: "Mistral's", file: "tekken.json", content: "{}", refused: []string{"there is tekken.json but no tokenizer.json"}},
+		{name: "WordPiece", file: "vocab.txt", content: "a", refused: []string{"there is vocab.txt but no tokenizer.json"}},
+		{name: "settings without a tokenizer", file: "tokenizer_config.json", content: "{}", refused: []string{"there is tokenizer_config.json, but neither tokenizer.json nor vocab.json"}},
+		{name: "merges without a vocabulary", file: "merges.txt", content: "a b", refused: []string{"there is merges.txt, but neither"}},
 		{name: "large", file: "config.json", content: strings.Repeat(" ", maxConfigBytes+1), refused: []string{"config.json", "bytes"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

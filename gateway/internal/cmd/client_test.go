@@ -41,6 +41,7 @@ type world struct {
 
 	keysFile string
 	refuse   atomic.Pointer[error] // why nothing new is taken
+	failure  atomic.Pointer[error] // why the model cannot be served
 }
 
 func newWorld(t *testing.T) *world {
@@ -67,7 +68,7 @@ func newWorldWithKeys(t *testing.T, file string) *world {
 	w.ok(err)
 	records, err := store.Open(t.Context(), store.Options{Dir: w.data})
 	w.ok(err)
-	w.core, err = runs.Open(t.Context(), runs.Config{Store: records, DataDir: w.data, Models: []runs.Model{model.Served()}, Backends: w, Refuse: w.refuses})
+	w.core, err = runs.Open(t.Context(), runs.Config{Store: records, DataDir: w.data, Models: []runs.Model{model.Served()}, Backends: w, Refuse: w.refuses, Failed: w.fails})
 	w.ok(err)
 	ring, err := keys.Open(file)
 	w.ok(err)
@@ -106,6 +107,13 @@ func (w *world) faults() []fake.Fault {
 // secrets are where things are, in the words of a backend and a database.
 func (w *world) secrets() string {
 	return "cannot write " + w.data + "/scratch/0/x: /proc/self/maps; failed to connect to `user=tin database=records`: 10.0.0.7:5432 (db.internal)"
+}
+
+func (w *world) fails(string) error {
+	if why := w.failure.Load(); why != nil {
+		return *why
+	}
+	return nil
 }
 
 func (w *world) refuses(string) error {

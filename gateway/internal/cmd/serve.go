@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -296,7 +297,7 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 		PointEvery:      cfg.Recovery.SnapshotEvery, PointOperations: cfg.Recovery.SnapshotOperations, DiskShare: cfg.Recovery.DiskShare,
 		MaxSessions: cfg.Sessions.MaxActive, MaxSessionBytes: int64(cfg.Sessions.MaxMemoryMiB) << 20,
 		SessionsKept: days(cfg.Records.SessionDays), AuditKept: days(cfg.Records.AuditDays), UsageByHour: days(cfg.Records.UsageDays),
-		Refuse: backends.Refuse, Idle: backends.Idle, Explained: backends.Forgive, Weights: cfg.Scheduling.Weights, SharePrefixes: cfg.Sampling.SharePrefixes == "all",
+		Refuse: backends.Refuse, Failed: backends.Failed, Idle: backends.Idle, Explained: backends.Forgive, Weights: cfg.Scheduling.Weights, SharePrefixes: cfg.Sampling.SharePrefixes == "all",
 	})
 	if err != nil {
 		return err
@@ -319,10 +320,18 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 	}
 	options.Routes = []func(gin.IRouter){tinkerAPI.Register, openaiAPI.Register}
 	front.Set(server.New(options))
-	go announceReady(ctx, core, models, url, auth.Ring.Required())
-	<-ctx.Done()
+	failed := make(chan error, 1)
+	go func() {
+		if err := announceReady(ctx, core, models, url, auth.Ring.Required()); err != nil && cfg.File == "" {
+			failed <- err
+		}
+	}()
+	select {
+	case <-ctx.Done():
+	case err = <-failed: // of the one model that was asked for: there is nothing else to serve
+	}
 	front.Drain()
-	return nil
+	return err
 }
 
 func days(n int) time.Duration { return time.Duration(n) * 24 * time.Hour }
@@ -348,70 +357,98 @@ func localURL(a net.Addr) string {
 	return "http://" + a.String()
 }
 
-// announceReady waits for the models, prints how each shares its memory out, and, when the first is ready, what a user needs next.
-func announceReady(ctx context.Context, core *runs.Core, models []*catalog.Model, url string, keyRequired bool) {
-	info, err := core.ModelInfo(ctx, models[0].Name)
-	if err != nil {
-		if ctx.Err() == nil {
-			slog.ErrorContext(ctx, "model is not ready", "model", models[0].Name, "error", err)
+// announceReady waits for the models, prints how each shares its memory out, and, when the first that can be served is ready, what a user needs next. The error says why none can be served.
+func announceReady(ctx context.Context, core *runs.Core, models []*catalog.Model, url string, keyRequired bool) error {
+	var failures []error
+	announced := false
+	for _, m := range models {
+		info, err := core.ModelInfo(ctx, m.Name)
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // the server is ending: the model has not failed
 		}
-		return
+		if err != nil {
+			failures = append(failures, err)
+			slog.ErrorContext(ctx, "model is not served", "model", m.Name, "error", err)
+			continue
+		}
+		_ = writeMemory(os.Stderr, m.Name, info.Memory) // only for people to read
+		slog.InfoContext(ctx, "model ready", "model", m.Name, "parameters", info.Parameters, "device", info.Device, "dtype", info.DType, "context", info.MaxContextLength)
+		if !announced {
+			announced = true
+			writeNextSteps(os.Stderr, m, url, keyRequired)
+		}
 	}
-	_ = writeMemory(os.Stderr, models[0].Name, info.Memory) // only for people to read
-	slog.InfoContext(ctx, "model ready", "model", models[0].Name, "parameters", info.Parameters, "device", info.Device, "dtype", info.DType, "context", info.MaxContextLength)
+	if announced {
+		return nil
+	}
+	return errors.Join(failures...)
+}
+
+// writeNextSteps tells how a model is used.
+func writeNextSteps(w io.Writer, m *catalog.Model, url string, keyRequired bool) {
 	key, header := "tml-local", ""
 	if keyRequired {
 		key = "tml-YOUR-KEY"
 		header = ` -H "Authorization: Bearer ` + key + `"`
 	}
 	path, body := "/v1/chat/completions", `"messages": [{"role": "user", "content": "What is 2 + 3?"}]`
-	if models[0].Template == nil {
+	if m.Template == nil {
 		path, body = "/v1/completions", `"prompt": "Once upon a time", "max_tokens": 32`
 	}
-	fmt.Fprintf(os.Stderr, `
+	fmt.Fprintf(w, `
 ready. What you need next:
   Tinker SDK   TINKER_BASE_URL=%[1]s TINKER_API_KEY=%[2]s python -c 'import tinker; print(tinker.ServiceClient().get_server_capabilities())'
   OpenAI SDK   OPENAI_BASE_URL=%[1]s/v1 OPENAI_API_KEY=%[2]s   model: %[3]s
   curl         curl %[1]s%[5]s%[4]s -H "Content-Type: application/json" -d '{"model": "%[3]s", %[6]s}'
 
-`, url, key, models[0].Name, header, path, body)
-	for _, m := range models[1:] {
-		if info, err := core.ModelInfo(ctx, m.Name); err == nil {
-			_ = writeMemory(os.Stderr, m.Name, info.Memory)
-		}
-	}
+`, url, key, m.Name, header, path, body)
 }
 
-// loadCatalog finds or downloads the model directories and reads tokenizers and templates.
+// loadCatalog finds or downloads the model directories and reads tokenizers and templates. A model of which that fails has the error; if it fails for all, that is an error.
 func loadCatalog(ctx context.Context, cfg config.Config, h *health) ([]*catalog.Model, error) {
 	var models []*catalog.Model
+	var failures []error
 	for i, m := range cfg.Models {
-		var bar *progressbar.ProgressBar
-		dir, err := hub.Resolve(ctx, m.Path, func(done, total int64) {
-			h.setDownload(i, done, total)
-			if bar == nil && term.IsTerminal(int(os.Stderr.Fd())) {
-				bar = progressbar.DefaultBytes(total, "downloading "+m.Name)
-			}
-			if bar != nil {
-				_ = bar.Set64(done) // only a picture
-			}
-		})
+		one, err := loadModel(ctx, cfg, i, h)
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
 		if err != nil {
-			return nil, fmt.Errorf("model %s: %w", m.Name, err)
-		}
-		if dir, err = filepath.Abs(dir); err != nil {
-			return nil, err
-		}
-		if m.TokenizerID == "" && cfg.Auth.KeysFile == "" {
-			m.TokenizerID = dir // clients run on this machine, so they can read the tokenizer where it is
-		}
-		one, err := catalog.Load(m, dir)
-		if err != nil {
-			return nil, err
+			failures = append(failures, err)
+			slog.ErrorContext(ctx, "model is not served", "model", m.Name, "error", err)
+			one = &catalog.Model{Model: m, Err: err}
 		}
 		models = append(models, one)
 	}
+	if len(failures) == len(models) {
+		return nil, errors.Join(failures...)
+	}
 	return models, nil
+}
+
+// loadModel is loadCatalog for one model.
+func loadModel(ctx context.Context, cfg config.Config, i int, h *health) (*catalog.Model, error) {
+	m := cfg.Models[i]
+	var bar *progressbar.ProgressBar
+	dir, err := hub.Resolve(ctx, m.Path, func(done, total int64) {
+		h.setDownload(i, done, total)
+		if bar == nil && term.IsTerminal(int(os.Stderr.Fd())) {
+			bar = progressbar.DefaultBytes(total, "downloading "+m.Name)
+		}
+		if bar != nil {
+			_ = bar.Set64(done) // only a picture
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("model %s: %w", m.Name, err)
+	}
+	if dir, err = filepath.Abs(dir); err != nil {
+		return nil, err
+	}
+	if m.TokenizerID == "" && cfg.Auth.KeysFile == "" {
+		m.TokenizerID = dir // clients run on this machine, so they can read the tokenizer where it is
+	}
+	return catalog.Load(m, dir)
 }
 
 // pluginDir is `plugins` beside this program.
@@ -443,7 +480,7 @@ func redactor(cfg config.Config, models []*catalog.Model, programs string) (*red
 		secrets.Paths = append(secrets.Paths, file)
 	}
 	for _, m := range models {
-		secrets.Paths = append(secrets.Paths, m.Dir)
+		secrets.Paths = append(secrets.Paths, m.Dir, m.Path)
 	}
 	return redact.New(secrets), nil
 }

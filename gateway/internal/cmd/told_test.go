@@ -22,6 +22,14 @@ func TestFaultsTellNoPaths(t *testing.T) {
 			return answer
 		}
 	}
+	unserved := func(ask func(caller) string) func(caller) string {
+		return func(c caller) string {
+			why := errors.New("load: it has no weights: " + w.secrets())
+			w.failure.Store(&why)
+			defer w.failure.Store(nil)
+			return ask(c)
+		}
+	}
 	refused := func(ask func(caller) string) func(caller) string {
 		return func(c caller) string {
 			why := errors.New("the store is failing: " + w.secrets())
@@ -43,6 +51,12 @@ func TestFaultsTellNoPaths(t *testing.T) {
 			return answer
 		})},
 		{"a sample that is refused", refused(sampling(false))},
+		{"a sample of a model that cannot be served", unserved(sampling(false))},
+		{"a training run of a model that cannot be served", unserved(func(c caller) string {
+			session := c.field(c.demand(http.MethodPost, "/api/v1/create_session", object{}), "session_id")
+			_, answer := c.send(http.MethodPost, "/api/v1/create_model", object{"session_id": session, "model_seq_id": 0, "base_model": served, "lora_config": object{"rank": 4}})
+			return answer
+		})},
 	} {
 		t.Run(fault.name, func(t *testing.T) {
 			for _, part := range []string{w.data, "/proc/self", "10.0.0.7", "user=tin", "records"} {

@@ -27,7 +27,8 @@ type Fleet struct {
 // member is one model's backend.
 type member struct {
 	name       string
-	supervisor *supervisor.Supervisor
+	supervisor *supervisor.Supervisor // nil for a model that is without a backend
+	without    supervisor.State       // why, then
 
 	mu      sync.Mutex
 	current *runs.Backend
@@ -52,11 +53,17 @@ type Config struct {
 	ProgressTimeout time.Duration // see supervisor.Config; 0 = its default
 }
 
-// New prepares the backends. The caller holds the data directory: what processes of a killed gateway have left of their sockets is removed.
+// New prepares the backends. A model whose directory cannot be used (catalog.Model.Err) has none, and counts as failed. The caller holds the data directory: what processes of a killed gateway have left of their sockets is removed.
 func New(c Config) (*Fleet, error) {
 	f := &Fleet{byName: map[string]*member{}}
 	sockets := socketFolder(c.DataDir)
 	for i, m := range c.Models {
+		if m.Err != nil {
+			one := &member{name: m.Name, without: supervisor.State{Phase: supervisor.Failed, Since: time.Now(), Reason: m.Err.Error()}}
+			f.members = append(f.members, one)
+			f.byName[m.Name] = one
+			continue
+		}
 		s, err := supervisor.New(supervisor.Config{
 			Name: m.Name, Program: filepath.Join(c.PluginDir, m.Plugin), LockFile: filepath.Join(c.DataDir, fmt.Sprintf("backend-%d.lock", i)), Sockets: sockets,
 			Load:            plugins.LoadRequest{ModelDir: m.Dir, Name: m.Name, Config: m.Backend, Scratch: filepath.Join(c.DataDir, "scratch", fmt.Sprint(i)), Reserve: c.Reserve},
@@ -89,7 +96,9 @@ func programs(dir string) []string {
 // Start starts all processes and returns at once; the end of ctx ends them as Close does.
 func (f *Fleet) Start(ctx context.Context) {
 	for _, m := range f.members {
-		m.supervisor.Start(ctx)
+		if m.supervisor != nil {
+			m.supervisor.Start(ctx)
+		}
 	}
 }
 
@@ -97,7 +106,9 @@ func (f *Fleet) Start(ctx context.Context) {
 func (f *Fleet) Close() {
 	var all sync.WaitGroup
 	for _, m := range f.members {
-		all.Go(m.supervisor.Close)
+		if m.supervisor != nil {
+			all.Go(m.supervisor.Close)
+		}
 	}
 	all.Wait()
 }
@@ -108,6 +119,9 @@ func (f *Fleet) Configure(ctx context.Context, model string, section json.RawMes
 	if !ok {
 		return nil, fmt.Errorf("no backend serves %q", model)
 	}
+	if m.supervisor == nil {
+		return nil, errors.New(m.without.Reason)
+	}
 	return m.supervisor.Configure(ctx, section)
 }
 
@@ -115,9 +129,36 @@ func (f *Fleet) Configure(ctx context.Context, model string, section json.RawMes
 func (f *Fleet) States() []State {
 	out := make([]State, len(f.members))
 	for i, m := range f.members {
-		out[i] = State{m.name, m.supervisor.State()}
+		out[i] = State{m.name, m.state()}
 	}
 	return out
+}
+
+func (m *member) state() supervisor.State {
+	if m.supervisor == nil {
+		return m.without
+	}
+	return m.supervisor.State()
+}
+
+// Failed says why a model's backend is given up: nothing of it works before the server is started again. The text has the end of the process's stderr. nil for one that works, or may yet.
+func (f *Fleet) Failed(model string) error {
+	m, ok := f.byName[model]
+	if !ok {
+		return nil
+	}
+	return failure(m.state())
+}
+
+// failure is why a backend is in the phase Failed, nil in others.
+func failure(s supervisor.State) error {
+	switch {
+	case s.Phase != supervisor.Failed:
+		return nil
+	case s.StderrTail == "":
+		return errors.New(s.Reason)
+	}
+	return fmt.Errorf("%s; its last output: %s", s.Reason, s.StderrTail)
 }
 
 // Refuse says why a model takes no new work for now: its backend seems to hang, or has accepted work that waits for room on the disk. What was accepted is done by the next process, so a backend that is being replaced or
@@ -127,7 +168,7 @@ func (f *Fleet) Refuse(model string) error {
 	if !ok {
 		return nil
 	}
-	state := m.supervisor.State()
+	state := m.state()
 	if state.Stalled != "" {
 		return fmt.Errorf("the backend of %s hangs: %s", model, state.Stalled)
 	}
@@ -145,6 +186,9 @@ func (f *Fleet) Idle(model string) string {
 	}
 	if err := f.Refuse(model); err != nil {
 		return err.Error()
+	}
+	if m.supervisor == nil {
+		return m.without.Reason
 	}
 	if _, _, err := m.supervisor.Backend(); err != nil {
 		return err.Error()
@@ -182,7 +226,7 @@ func (m *member) lossOutside() bool {
 
 // Forgive tells that the crashes of a model's backend so far had a cause that does not come again. See supervisor.Supervisor.Forgive.
 func (f *Fleet) Forgive(model string) {
-	if m, ok := f.byName[model]; ok {
+	if m, ok := f.byName[model]; ok && m.supervisor != nil {
 		m.supervisor.Forgive()
 	}
 }
@@ -193,6 +237,9 @@ func (f *Fleet) Backend(ctx context.Context, model string) (runs.Backend, error)
 	if !ok {
 		return runs.Backend{}, fmt.Errorf("no backend serves %q", model)
 	}
+	if m.supervisor == nil {
+		return runs.Backend{}, failure(m.without)
+	}
 	for {
 		m.mu.Lock()
 		current, changed := m.current, m.changed
@@ -201,14 +248,10 @@ func (f *Fleet) Backend(ctx context.Context, model string) (runs.Backend, error)
 			return *current, nil
 		}
 		if err := m.supervisor.Wait(ctx); err != nil {
-			st := m.supervisor.State()
-			switch {
-			case ctx.Err() != nil || st.Phase != supervisor.Failed:
-				return runs.Backend{}, err
-			case st.StderrTail == "":
-				return runs.Backend{}, errors.New(st.Reason)
+			if failed := failure(m.supervisor.State()); failed != nil && ctx.Err() == nil {
+				err = failed
 			}
-			return runs.Backend{}, fmt.Errorf("%s; its last output: %s", st.Reason, st.StderrTail)
+			return runs.Backend{}, err
 		}
 		// Ready, but the event is not here yet; or lost again in between.
 		select {

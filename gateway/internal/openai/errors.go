@@ -81,6 +81,8 @@ func asAPIError(err error) *apiError {
 		return &apiError{Status: http.StatusTooManyRequests, Message: message, Type: "rate_limit_error", Code: "rate_limit_exceeded"}
 	case runs.KindUnavailable:
 		return &apiError{Status: http.StatusServiceUnavailable, Message: message, Type: "server_error"}
+	case runs.KindFailed: // which clients do not repeat
+		return &apiError{Status: http.StatusFailedDependency, Message: message, Type: "server_error", Param: "model", Code: "model_not_loaded"}
 	case runs.KindBackend:
 		return &apiError{Status: http.StatusInternalServerError, Message: message, Type: "server_error"}
 	}
@@ -132,7 +134,7 @@ func told(c *gin.Context, err error, what string) *apiError {
 		return internalError
 	}
 	out := *e
-	if out.Status >= http.StatusInternalServerError {
+	if out.Status >= http.StatusInternalServerError || out.Status == http.StatusFailedDependency {
 		out.Message = keys.TellFault(c.Request.Context(), out.Message)
 	} else {
 		out.Message = keys.TellRequest(c.Request.Context(), out.Message)

@@ -23,7 +23,7 @@ type Service struct {
 	core   *runs.Core
 	auth   *keys.Authenticator
 	models map[string]*catalog.Model // by configured name
-	first  *catalog.Model
+	order  []*catalog.Model          // as configured
 
 	wholeBytes int // of an answer that is not streamed
 }
@@ -33,7 +33,7 @@ func New(core *runs.Core, auth *keys.Authenticator, models []*catalog.Model) (*S
 	if len(models) == 0 {
 		return nil, errors.New("openai: no models")
 	}
-	s := &Service{core: core, auth: auth, models: map[string]*catalog.Model{}, first: models[0], wholeBytes: wholeBytes}
+	s := &Service{core: core, auth: auth, models: map[string]*catalog.Model{}, order: models, wholeBytes: wholeBytes}
 	for _, m := range models {
 		s.models[m.Name] = m
 	}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"slices"
 
 	"github.com/gin-gonic/gin"
 
@@ -17,14 +18,15 @@ const (
 	listedBytes = 64      // of a token in an answer, with its text, and that again as JSON
 )
 
-// textModel finds the model of a tokenizer request; without a name the first one.
+// textModel finds the model of a tokenizer request; without a name the first one that can be served.
 func (s *Service) textModel(c call, name string) (*catalog.Model, error) {
-	m := s.first
-	if name != "" {
-		var err error
-		if _, m, err = s.model(c, name); err != nil {
-			return nil, err
-		}
+	if name == "" {
+		first := slices.IndexFunc(s.order, func(m *catalog.Model) bool { return s.core.Unserved(m.Name) == nil })
+		name = s.order[max(first, 0)].Name
+	}
+	_, m, err := s.model(c, name)
+	if err != nil {
+		return nil, err
 	}
 	if m.Tokenizer == nil {
 		return nil, invalid("model", "this model has no tokenizer")

@@ -60,6 +60,8 @@ type Config struct {
 	Logger   *slog.Logger // nil = slog.Default
 	// Refuse says why new work for a model is not taken for now, which clients are told with KindUnavailable; nil = never.
 	Refuse func(model string) error
+	// Failed says why a model cannot be served until the server is started again, which callers are told with KindFailed, at once; nil = never. It must not wait.
+	Failed func(model string) error
 	// Idle says why the backend of a model does nothing for now, "" if it works; nil = it always does.
 	Idle func(model string) string
 	// Explained is told when the crashes of a model's process had a cause that does not come again: work that is not run any more, and without which others have succeeded. It must return at once; nil = nobody is told.

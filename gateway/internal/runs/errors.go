@@ -19,6 +19,7 @@ const (
 	KindBusy                        // 429: too much is queued; repeat later
 	KindUnavailable                 // 503: the server is closing or a backend is restarting; repeat later
 	KindBackend                     // 500: the model's backend failed for good; the message has its reason
+	KindFailed                      // 424: nothing of the model can be had until the server is started again; the message has the reason
 )
 
 // Error is a refusal that the caller may see: one sentence in lower case that names the field, the value and what is allowed.
@@ -69,7 +70,7 @@ func failureOf(err error) *Failure {
 	var refused *Error
 	if errors.As(err, &refused) {
 		switch refused.Kind {
-		case KindBackend, KindUnavailable, KindBusy:
+		case KindBackend, KindFailed, KindUnavailable, KindBusy:
 			return &Failure{Message: err.Error(), Category: CategoryServer}
 		}
 		return &Failure{Message: err.Error(), Category: CategoryUser}

@@ -432,6 +432,18 @@ func (c *Core) callStep(ctx context.Context, b Backend, op *operation) (done, er
 	got.Metrics = metrics
 	return done{outcome: Outcome{OptimStep: &got}, batch: store.Batch{Put: record}, then: func() {
 		stored()
-		r.live.stepped(op.seq, got, c.cfg.now())
+		c.stepped(r, op.seq, got)
 	}}, nil
+}
+
+// stepped notes a step of a run. One that was made from an import has adapters of its own from then on. mu is held.
+func (c *Core) stepped(r *run, seq int64, got plugins.OptimStepResult) {
+	r.live.stepped(seq, got, c.cfg.now())
+	if !r.Import {
+		return
+	}
+	r.Import = false
+	c.start(func(ctx context.Context) { // if it is lost, the step is among those that the run is rebuilt by
+		c.logged("run could not be stored", c.writeRun(context.WithoutCancel(ctx), r), "run", r.ID)
+	})
 }

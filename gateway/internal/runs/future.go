@@ -122,12 +122,34 @@ func (c *Core) journal(ctx context.Context, m *model, records ...store.Record) e
 	return c.commit(context.WithoutCancel(ctx), store.Batch{Put: records})
 }
 
-// refuses says why new work for a model is not taken for now.
+// notJournalled says why an operation was not accepted.
+func notJournalled(err error) error {
+	if KindOf(err) == KindFailed {
+		return err
+	}
+	return fmt.Errorf("journal the operation: %w", err)
+}
+
+// refuses says why new work for a model is not taken, for now or until the server is started again.
 func (c *Core) refuses(m *model) error {
-	if c.cfg.Refuse == nil || m == nil {
-		return nil
+	if err := c.failed(m); err != nil || c.cfg.Refuse == nil || m == nil {
+		return err
 	}
 	return notNow(c.cfg.Refuse(m.Name))
+}
+
+// Unserved says, with KindFailed, why a model cannot be served until the server is started again; nil if it can, or is unknown.
+func (c *Core) Unserved(model string) error { return c.failed(c.byName[model]) }
+
+// failed says why a model cannot be served until the server is started again; nil if it can.
+func (c *Core) failed(m *model) error {
+	if c.cfg.Failed == nil || m == nil {
+		return nil
+	}
+	if why := c.cfg.Failed(m.Name); why != nil {
+		return refusef(KindFailed, "model %s is not served, and will not be before the server is started again: %v", m.Name, why)
+	}
+	return nil
 }
 
 // notNow makes the reason why new work is not taken the error that says so, if there is one.

@@ -65,6 +65,9 @@ func (c *Core) backend(ctx context.Context, m *model) (Backend, error) {
 		if ctx.Err() != nil {
 			return Backend{}, ctx.Err()
 		}
+		if err := c.failed(m); err != nil {
+			return Backend{}, err
+		}
 		return Backend{}, refusef(KindBackend, "the backend of %s has failed: %s", m.Name, err)
 	}
 	c.mu.Lock()
@@ -110,7 +113,9 @@ func (c *Core) backendEnded(m *model, b Backend) {
 func (c *Core) unknownModel(name string) error {
 	names := make([]string, 0, len(c.models))
 	for _, m := range c.models {
-		names = append(names, m.Name)
+		if c.failed(m) == nil {
+			names = append(names, m.Name)
+		}
 	}
 	return invalidf("base_model %s: is not served here; served are %s", quote(name), strings.Join(names, ", "))
 }
@@ -149,8 +154,17 @@ func (c *Core) ModelInfo(ctx context.Context, name string) (plugins.ModelInfo, e
 }
 
 // Resolve finds what a name means: a base model or alias (with ChatLatest the caller's newest adapter on it, if there is one), "NAME:latest" the caller's newest adapter on it,
-// "RUN" and "tinker://RUN" the newest version of a live run, "tinker://RUN/sampler_weights/NAME" a checkpoint, "NAME;PATH" the same. KindNotFound otherwise.
+// "RUN" and "tinker://RUN" the newest version of a live run and the newest checkpoint of any other (of another owner's, the newest published one), "tinker://RUN/sampler_weights/NAME" a checkpoint, "NAME;PATH" the same. KindNotFound otherwise, KindFailed if
+// the base model cannot be served.
 func (c *Core) Resolve(_ context.Context, owner, name string) (Target, error) {
+	t, err := c.resolve(owner, name)
+	if err == nil {
+		err = c.failed(c.byName[t.ServedModel])
+	}
+	return t, err
+}
+
+func (c *Core) resolve(owner, name string) (Target, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if base, path, ok := strings.Cut(name, ";"); ok {
@@ -176,7 +190,7 @@ func (c *Core) Resolve(_ context.Context, owner, name string) (Target, error) {
 		if t, ok := c.latest(owner, name, c.byName[base]); ok {
 			return t, nil
 		}
-		return Target{}, notFoundf("model %s: you have no adapter on %s yet", quote(name), base)
+		return Target{}, notFoundf("model %s: you have no adapter on %s yet; one that was imported is named by its path until it has been trained", quote(name), base)
 	}
 	return c.resolvePath(owner, name, name)
 }
@@ -184,11 +198,24 @@ func (c *Core) Resolve(_ context.Context, owner, name string) (Target, error) {
 // resolvePath finds a run or a checkpoint. mu is held.
 func (c *Core) resolvePath(owner, name, path string) (Target, error) {
 	id := strings.TrimPrefix(path, "tinker://")
-	if r := c.runs[id]; r != nil && r.Owner == owner {
-		if r.State != stateLive {
-			return Target{}, notFoundf("model %s: is not live (%s: %s); %s", quote(name), r.State, r.Reason, c.newestOf(r))
-		}
+	r := c.runs[id]
+	if r != nil && r.Owner != owner {
+		r = nil
+	}
+	switch {
+	case r != nil && r.State == stateLive:
 		return Target{Name: name, ServedModel: r.ServedModel, RunID: r.ID, source: source{run: r}}, nil
+	case r != nil && (r.State == stateCreating || r.State == stateCorrupted): // its weights are not there yet, or are lost: no older ones stand in for them
+		return Target{}, notFoundf("model %s: is not live (%s: %s); %s", quote(name), r.State, r.Reason, c.newestOf(r))
+	}
+	if cp := c.newestReadable(owner, id); cp != nil {
+		if c.byName[cp.ServedModel] == nil {
+			return Target{}, notFoundf("model %s: its base model %s is not served here", quote(name), cp.ServedModel)
+		}
+		return Target{Name: name, ServedModel: cp.ServedModel, RunID: cp.RunID, Path: cp.Path, source: source{saved: cp}}, nil
+	}
+	if r != nil {
+		return Target{}, notFoundf("model %s: is not live (%s: %s); %s", quote(name), r.State, r.Reason, c.newestOf(r))
 	}
 	if !strings.HasPrefix(path, "tinker://") || !strings.Contains(id, "/") {
 		return Target{}, notFoundf("no model %s", quote(name))
@@ -200,11 +227,28 @@ func (c *Core) resolvePath(owner, name, path string) (Target, error) {
 	return Target{Name: name, ServedModel: cp.ServedModel, RunID: cp.RunID, Path: cp.Path, source: source{saved: cp}}, nil
 }
 
-// latest finds the owner's adapter on a model whose weights are the newest; a saved one only if none is live. mu is held.
+// newestReadable finds the newest checkpoint of a run whose adapter a caller may sample, of either kind. mu is held.
+func (c *Core) newestReadable(owner, runID string) *checkpoint {
+	now := c.cfg.now()
+	for _, cp := range slices.Backward(c.lists.byRun[runID]) {
+		if (cp.Owner == owner || cp.Public) && !expired(cp.ExpiresAt, now) && (cp.Kind == KindSampler || cp.Kind == KindWeights) {
+			return cp
+		}
+	}
+	return nil
+}
+
+// untrained tells whether a checkpoint is an import, or a copy or a save of one, that no step has trained. mu is held.
+func (c *Core) untrained(cp *checkpoint) bool {
+	r := c.runs[cp.RunID]
+	return cp.Step == 0 && r != nil && (r.State == stateStored || r.Import)
+}
+
+// latest finds the owner's adapter on a model whose weights are the newest; a saved one only if none is live. Imports count when they have been trained. mu is held.
 func (c *Core) latest(owner, name string, m *model) (Target, bool) {
 	var newest *run
 	for _, r := range c.runs {
-		if r.Owner == owner && r.model == m && r.State == stateLive && (newest == nil || r.live.weightsAt.After(newest.live.weightsAt)) {
+		if r.Owner == owner && r.model == m && r.State == stateLive && !r.Import && (newest == nil || r.live.weightsAt.After(newest.live.weightsAt)) {
 			newest = r
 		}
 	}
@@ -214,7 +258,7 @@ func (c *Core) latest(owner, name string, m *model) (Target, bool) {
 	var saved *checkpoint
 	now := c.cfg.now()
 	for _, cp := range slices.Backward(c.lists.byOwner[owner]) {
-		if cp.ServedModel == m.Name && cp.Kind == KindSampler && !expired(cp.ExpiresAt, now) {
+		if cp.ServedModel == m.Name && cp.Kind == KindSampler && !expired(cp.ExpiresAt, now) && !c.untrained(cp) {
 			saved = cp
 			break
 		}
@@ -226,12 +270,19 @@ func (c *Core) latest(owner, name string, m *model) (Target, bool) {
 }
 
 // ServedModels lists what the caller can name: base models, aliases, live runs, sampler checkpoints, each kind oldest first. Metadata of more than maxInline bytes are left out, and all of them where they come to more than
-// one answer has.
+// one answer has. Of a base model that cannot be served nothing is listed.
 func (c *Core) ServedModels(_ context.Context, owner string) ([]ServedModel, error) {
+	served := map[string]bool{}
+	for _, m := range c.models {
+		served[m.Name] = c.failed(m) == nil
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var list []ServedModel
 	for _, m := range c.models {
+		if !served[m.Name] {
+			continue
+		}
 		list = append(list, ServedModel{ID: m.Name, BaseModel: m.Name})
 		for _, a := range m.Aliases {
 			list = append(list, ServedModel{ID: a, BaseModel: m.Name, Alias: true})
@@ -239,7 +290,7 @@ func (c *Core) ServedModels(_ context.Context, owner string) ([]ServedModel, err
 	}
 	bases := len(list)
 	for _, r := range c.runs {
-		if r.Owner == owner && r.State == stateLive {
+		if r.Owner == owner && r.State == stateLive && served[r.ServedModel] {
 			list = append(list, r.served())
 		}
 	}
@@ -247,7 +298,7 @@ func (c *Core) ServedModels(_ context.Context, owner string) ([]ServedModel, err
 	now := c.cfg.now()
 	bytes := int64(0)
 	for _, cp := range c.lists.byOwner[owner] {
-		if cp.Kind == KindSampler && !expired(cp.ExpiresAt, now) && c.byName[cp.ServedModel] != nil {
+		if cp.Kind == KindSampler && !expired(cp.ExpiresAt, now) && served[cp.ServedModel] {
 			entry := c.servedCheckpoint(cp)
 			if bytes += int64(len(entry.UserMetadata)); bytes > maxListBytes {
 				entry.UserMetadata = nil

@@ -213,7 +213,7 @@ func (c *Core) submit(ctx context.Context, o Operation, op *operation, hash stri
 	defer c.mu.Unlock()
 	if err != nil {
 		c.saveEnded(op)
-		c.refuseFuture(op.future, fmt.Errorf("journal the operation: %w", err))
+		c.refuseFuture(op.future, notJournalled(err))
 		if o.Unnumbered { // nobody will send that number again
 			c.refused(r, o.Seq)
 		}

@@ -240,7 +240,7 @@ func (c *Core) replay(ctx context.Context, b Backend, op *operation) error {
 		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		r.live.stepped(op.seq, got, c.cfg.now())
+		c.stepped(r, op.seq, got)
 		for _, name := range []string{"grad_norm", "adapter_norm"} {
 			if got.Metrics[name] != was.Metrics[name] {
 				c.inexact(r, cmp.Or(r.underAnother(b), fmt.Sprintf("the %s of step %d is %v, at first it was %v", name, got.Step, got.Metrics[name], was.Metrics[name])))

@@ -150,6 +150,7 @@ type runRecord struct {
 	Arithmetic   string          `json:"arithmetic,omitempty"` // under which its state was computed last
 	Apart        bool            `json:"apart,omitempty"`      // its metadata have a record of their own
 	Unread       []string        `json:"unread,omitempty"`     // names in loss_fn_inputs that its losses did not read, see noteUnread
+	Import       bool            `json:"import,omitempty"`     // made from an imported checkpoint, which no step has trained yet
 	Inexact      string          `json:"inexact,omitempty"`    // why its bits may not be what they would have been without a loss
 }
 
@@ -273,7 +274,10 @@ func (c *Core) CreateRunFromCheckpoint(ctx context.Context, req NewRunFromCheckp
 	var h hasher
 	h.text(req.Path, req.BaseModel, string(metadata))
 	h.bool(req.WithOptimizer)
-	rec := runRecord{Owner: req.Owner, SessionID: req.SessionID, BaseModel: base, ServedModel: m.Name, LoRA: cp.LoRA, UserMetadata: metadata}
+	c.mu.Lock()
+	untrained := c.untrained(cp)
+	c.mu.Unlock()
+	rec := runRecord{Owner: req.Owner, SessionID: req.SessionID, BaseModel: base, ServedModel: m.Name, LoRA: cp.LoRA, UserMetadata: metadata, Import: untrained}
 	return c.submitCreation(ctx, req.ModelSeq, rec, OpLoadWeights, createBody{Path: cp.Path, Dir: cp.Dir, WithOptimizer: req.WithOptimizer}, h.sum(string(OpLoadWeights)))
 }
 
@@ -335,7 +339,7 @@ func (c *Core) submitCreation(ctx context.Context, modelSeq int64, rec runRecord
 		}
 		delete(c.runs, r.ID)
 		s.runs = slices.DeleteFunc(s.runs, func(x *run) bool { return x == r })
-		c.refuseFuture(op.future, fmt.Errorf("journal the operation: %w", err))
+		c.refuseFuture(op.future, notJournalled(err))
 		return Submitted{}, op.future.refusal
 	}
 	if r.project() != project { // it was moved meanwhile, and this list may have been written after that one
@@ -404,7 +408,7 @@ func (c *Core) UnloadRun(ctx context.Context, owner, runID string) (Submitted, e
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {
-		c.refuseFuture(op.future, fmt.Errorf("journal the operation: %w", err))
+		c.refuseFuture(op.future, notJournalled(err))
 		return Submitted{}, op.future.refusal
 	}
 	c.acceptFuture(op.future)

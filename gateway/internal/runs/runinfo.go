@@ -18,7 +18,11 @@ func (c *Core) Run(ctx context.Context, owner, runID string, scope Scope) (RunIn
 	c.mu.Lock()
 	r := c.runs[runID]
 	if r == nil || r.Owner != owner && (scope == ScopeOwned || !c.hasPublic(r.ID)) {
+		published := r != nil && c.hasPublic(r.ID)
 		c.mu.Unlock()
+		if published {
+			return RunInfo{}, notFoundf("no training run %s of yours; it is somebody else's and has published checkpoints, which access_scope=accessible shows", quote(runID))
+		}
 		return RunInfo{}, notFoundf("no training run %s", quote(runID))
 	}
 	if r.Owner != owner {

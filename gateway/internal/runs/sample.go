@@ -2,7 +2,6 @@ package runs
 
 import (
 	"context"
-	"fmt"
 	"math"
 
 	"go.opentelemetry.io/otel/trace"
@@ -325,7 +324,7 @@ func (c *Core) submitSample(ctx context.Context, s *sampler, id, hash string, re
 	if err != nil {
 		c.dismiss(j)
 		s.taken.remove(seq)
-		c.refuseFuture(j.future, fmt.Errorf("journal the operation: %w", err))
+		c.refuseFuture(j.future, notJournalled(err))
 		return j.future.refusal
 	}
 	c.acceptFuture(j.future)

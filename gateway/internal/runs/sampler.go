@@ -92,7 +92,8 @@ func (c *Core) ownSampler(owner, id string) (*sampler, error) {
 	return s, nil
 }
 
-// CreateSampler makes a sampling session. KindForbidden: no such session; KindNotFound: no such checkpoint; KindInvalid: not a sampler path.
+// CreateSampler makes a sampling session. KindForbidden: no such session; KindNotFound: no such checkpoint; KindInvalid: not a sampler path; KindFailed: its model
+// cannot be served.
 func (c *Core) CreateSampler(ctx context.Context, req NewSampler) (SamplerInfo, error) {
 	if req.Seq < 0 {
 		return SamplerInfo{}, invalidf("sampling_session_seq_id: is %d, must be at least 0", req.Seq)
@@ -134,6 +135,10 @@ func (c *Core) CreateSampler(ctx context.Context, req NewSampler) (SamplerInfo, 
 				return SamplerInfo{}, c.unknownModel(req.BaseModel)
 			}
 			rec.BaseModel, rec.ServedModel = req.BaseModel, m.Name
+		}
+		if err := c.failed(c.byName[rec.ServedModel]); err != nil {
+			c.mu.Unlock()
+			return SamplerInfo{}, err
 		}
 		s = &sampler{samplerRecord: rec, model: c.byName[rec.ServedModel], session: session}
 		if err := c.mayHold(s.Owner, 0, s.size()); err != nil {

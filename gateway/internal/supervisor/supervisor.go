@@ -357,7 +357,7 @@ func (s *Supervisor) run(ctx context.Context) {
 		crashes := s.countLoss(now, outside)
 		reason := err.Error()
 		switch {
-		case errors.Is(err, plugins.ErrInvalid): // the same configuration would be refused again
+		case errors.Is(err, plugins.ErrInvalid), errors.Is(err, plugins.ErrNotFound), errors.Is(err, plugins.ErrTooLarge): // the same configuration would be refused again
 			s.log.Error("backend refused to load", "error", err)
 			s.fail(reason, tail)
 			return

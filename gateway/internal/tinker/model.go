@@ -1,8 +1,11 @@
 package tinker
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"time"
 
 	"github.com/gin-gonic/gin"
 
@@ -23,18 +26,30 @@ func (o *optimizerConfig) name() string {
 	return o.Type
 }
 
+// loadHold is how long models are waited for that are being loaded, before they are listed without what is known of loaded ones only.
+const loadHold = 10 * time.Second
+
+// capabilities lists the models that are served. One that cannot be is left out.
 func (s *Service) capabilities(c call) (any, error) {
-	var models []gin.H
+	ctx, cancel := context.WithTimeout(c, loadHold)
+	defer cancel()
+	models := []gin.H{}
 	for _, m := range s.core.Models() {
-		info, err := s.core.ModelInfo(c, m.Name)
-		if err != nil {
+		info, err := s.core.ModelInfo(ctx, m.Name) // one after the other: all are being loaded already
+		var length any
+		switch {
+		case err == nil:
+			length = info.MaxContextLength
+		case runs.KindOf(err) == runs.KindFailed:
+			continue
+		case c.Err() != nil || !errors.Is(err, context.DeadlineExceeded):
 			return nil, err
 		}
 		for _, name := range append([]string{m.Name}, m.Aliases...) {
-			models = append(models, gin.H{"model_name": name, "max_context_length": info.MaxContextLength, "trainable": true, "sampleable": true})
+			models = append(models, gin.H{"model_name": name, "max_context_length": length, "trainable": true, "sampleable": true})
 		}
 	}
-	return gin.H{"supported_models": list(models)}, nil
+	return gin.H{"supported_models": models}, nil
 }
 
 func (s *Service) createModel(c call) (any, error) {

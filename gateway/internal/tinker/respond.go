@@ -44,6 +44,7 @@ var statusOf = map[runs.Kind]int{
 	runs.KindBusy:        http.StatusTooManyRequests,
 	runs.KindUnavailable: http.StatusServiceUnavailable,
 	runs.KindBackend:     http.StatusInternalServerError,
+	runs.KindFailed:      http.StatusFailedDependency, // which clients do not repeat
 }
 
 // fail answers with {"detail": text} and the status of the error.
@@ -78,7 +79,7 @@ func fail(c *gin.Context, err error) {
 		c.Header("Retry-After", "1")
 	}
 	tell := keys.TellRequest
-	if code >= http.StatusInternalServerError {
+	if code >= http.StatusInternalServerError || code == http.StatusFailedDependency {
 		tell = keys.TellFault
 	}
 	body.SendJSON(c.Writer, c.Request, code, gin.H{"detail": tell(c.Request.Context(), text)}, internalErrorBody)

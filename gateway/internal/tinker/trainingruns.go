@@ -34,6 +34,9 @@ func (s *Service) getRun(c call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	if c.Query("access_scope") == "" { // as every other call that names a run or a checkpoint
+		sc = runs.ScopeAccessible
+	}
 	run, err := s.core.Run(c, c.owner, c.Param("run"), sc)
 	if err != nil {
 		return nil, err

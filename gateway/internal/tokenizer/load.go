@@ -8,13 +8,19 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/tinsmith/tinsmith/plugins/modelfile"
 )
+
+// tokenizerFile has the whole tokenizer.
+const tokenizerFile = "tokenizer.json"
 
 // Limits of the files of a model directory, in bytes. The largest tokenizer.json
 // in use has about 35 MB.
@@ -24,6 +30,40 @@ const (
 	maxTemplateFile  = 4 << 20
 	maxTemplates     = 32 // files
 )
+
+// otherForms are files that hold a tokenizer in a form that is not read.
+var otherForms = []string{"tokenizer.model*", "spiece.model", "sentencepiece*.model", "*.tiktoken", "tekken.json", "vocab.txt"}
+
+// settings are files that come with a tokenizer and hold none.
+var settings = []string{"tokenizer_config.json", "special_tokens_map.json", "merges.txt", "added_tokens.json"}
+
+// Find tells whether a model directory has a tokenizer for Load. The error says that it has one in another form, or a part of one.
+func Find(dir string) (bool, error) {
+	there := func(name string) bool {
+		_, err := os.Lstat(filepath.Join(dir, name)) // a link to nothing is not nothing
+		return err == nil
+	}
+	if there("tokenizer.json") || there("vocab.json") {
+		return true, nil
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return false, err
+	}
+	for _, pattern := range otherForms {
+		for _, e := range entries {
+			if ok, err := filepath.Match(pattern, e.Name()); err == nil && ok {
+				return false, fmt.Errorf("there is %s but no tokenizer.json, which is what is read: write it beside it with transformers, AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR), or download it", e.Name())
+			}
+		}
+	}
+	for _, name := range settings {
+		if there(name) {
+			return false, fmt.Errorf("there is %s, but neither tokenizer.json nor vocab.json: download the rest of the tokenizer", name)
+		}
+	}
+	return false, nil
+}
 
 // Load reads the tokenizer of a model directory: tokenizer.json, or vocab.json
 // and merges.txt of a byte-level BPE, and from tokenizer_config.json the roles of
@@ -60,6 +100,11 @@ func load(dir string) (*Tokenizer, error) {
 	if err != nil {
 		return nil, err
 	}
+	if source != tokenizerFile {
+		if err := config.checkNamed(dir, def, later, roles); err != nil {
+			return nil, err
+		}
+	}
 	for _, r := range roles {
 		later = append(later, r.implied(def, later)...)
 	}
@@ -87,12 +132,12 @@ func load(dir string) (*Tokenizer, error) {
 // readDefinition reads tokenizer.json or makes its like from vocab.json and
 // merges.txt. source names what was read, for errors.
 func readDefinition(dir string, config *tokenizerConfig) (def *definition, source string, err error) {
-	data, err := readFile(dir, "tokenizer.json", maxTokenizerFile)
+	data, err := readFile(dir, tokenizerFile, maxTokenizerFile)
 	if err == nil {
 		if def, err = parseDefinition(data); err != nil {
-			err = fmt.Errorf("tokenizer.json: %w", err)
+			err = fmt.Errorf("%s: %w", tokenizerFile, err)
 		}
-		return def, "tokenizer.json", err
+		return def, tokenizerFile, err
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
 		return nil, "", err
@@ -151,6 +196,7 @@ type tokenizerConfig struct {
 	AddEOS         *bool                 `json:"add_eos_token"`
 	AddPrefixSpace bool                  `json:"add_prefix_space"`
 	ChatTemplate   json.RawMessage       `json:"chat_template"`
+	Additional     []roleToken           `json:"additional_special_tokens"`
 	specialTokensMap
 }
 
@@ -185,6 +231,33 @@ func (r *roleToken) implied(def *definition, later []addedToken) []addedToken {
 	t := addedToken(*r)
 	t.Special = true
 	return []addedToken{t}
+}
+
+// checkNamed refuses special tokens that a directory without tokenizer.json names and gives no id: transformers makes up one for each.
+func (c *tokenizerConfig) checkNamed(dir string, def *definition, later []addedToken, roles []*roleToken) error {
+	named := map[string]json.RawMessage{}
+	if err := readJSON(dir, "added_tokens.json", maxConfigFile, &named); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, r := range slices.Concat(c.Additional, fromPointers(roles)) {
+		if _, ok := def.Model.tokens[r.Content]; !ok && r.Content != "" {
+			named[r.Content] = nil
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(named)) {
+		if !slices.ContainsFunc(later, func(t addedToken) bool { return t.Content == name }) {
+			return fmt.Errorf("there is no tokenizer.json, and the special token %.80q has no id in vocab.json or in added_tokens_decoder of tokenizer_config.json: write tokenizer.json with transformers, AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR), or download it", name)
+		}
+	}
+	return nil
+}
+
+func fromPointers(list []*roleToken) []roleToken {
+	out := make([]roleToken, len(list))
+	for i, r := range list {
+		out[i] = *r
+	}
+	return out
 }
 
 // addedTokens returns the tokens of added_tokens_decoder by ascending id.
@@ -290,6 +363,9 @@ func readChatTemplates(dir string, c *tokenizerConfig) (map[string]string, error
 		if !utf8.Valid(text) {
 			return nil, fmt.Errorf("%s: the file is not UTF-8", file)
 		}
+		if len(bytes.TrimSpace(text)) == 0 {
+			return nil, fmt.Errorf("%s: the file is empty: download it again, or remove it", file)
+		}
 		out[name] = string(text)
 	}
 	if len(out) > 0 {
@@ -348,6 +424,9 @@ func readFile(dir, name string, limit int64) ([]byte, error) {
 	}
 	if int64(len(data)) > limit {
 		return nil, fmt.Errorf("%s has more than the %d bytes allowed", name, limit)
+	}
+	if err := modelfile.Placeholder(data); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	return data, nil
 }
