@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-sdks="0.24.1 0.25.0 0.30.4 0.35.0"
+sdks="0.3.0 0.9.0 0.16.1 0.20.0 0.23.4 0.24.1 0.25.0 0.30.4 0.35.0"
 cookbooks="0.5.8 0.6.1"
 
 digest=$(sha256sum e2e/requirements.txt | cut -d ' ' -f 1)

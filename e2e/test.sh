@@ -1,14 +1,14 @@
 #!/bin/bash
 # test.sh standard|all runs every test of the project against what `make build` made and ends with a table: the last line of each runner, what was skipped
 # and why. It goes on after a failure, so that one run shows all of them, and fails if anything failed.
-#   standard  Tinker SDK 0.38 in full and 0.24 in the calls that every version has, three recipes, 10,000 inputs per fuzz target
+#   standard  Tinker SDK 0.38 in full and 0.3, 0.16 and 0.24 in the calls that they have, three recipes, 10,000 inputs per fuzz target
 #   all       every SDK version, every recipe, 300,000 inputs per fuzz target
 set -uo pipefail
 cd "$(dirname "$0")/.."
 level=${1:-}
 case $level in
-  standard) fuzz=10000; sdks="0.24.1" ;;
-  all) fuzz=300000; sdks="0.24.1 0.25.0 0.30.4 0.35.0" ;;
+  standard) fuzz=10000; sdks="0.3.0 0.16.1 0.24.1" ;;
+  all) fuzz=300000; sdks="0.3.0 0.9.0 0.16.1 0.20.0 0.23.4 0.24.1 0.25.0 0.30.4 0.35.0" ;;
   *) echo "usage: e2e/test.sh standard|all" >&2; exit 2 ;;
 esac
 export E2E_LEVEL=$level

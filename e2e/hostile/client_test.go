@@ -45,6 +45,7 @@ func (c client) send(t testing.TB, method, path string, body io.Reader, header .
 		r.Header.Set("X-API-Key", c.key)
 	}
 	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("Accept", "application/x-protobuf, application/json")
 	for i := 0; i+1 < len(header); i += 2 {
 		r.Header.Set(header[i], header[i+1])
 	}

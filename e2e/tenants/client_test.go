@@ -59,6 +59,7 @@ func (c client) do(ctx context.Context, method, path string, body any) (answer, 
 	}
 	r.Header.Set("X-API-Key", c.key)
 	r.Header.Set("Authorization", "Bearer "+c.key)
+	r.Header.Set("Accept", "application/x-protobuf, application/json")
 	if body != nil {
 		r.Header.Set("Content-Type", kind)
 	}

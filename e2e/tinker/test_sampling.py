@@ -256,6 +256,7 @@ def test_sampler_keeps_its_weights_while_training_goes_on(pair):
     assert np.array_equal(np.asarray(newer[1:], np.float32), sdkcalls.logprobs(trainer))
 
 
+@pytest.mark.skipif(VERSION < (0, 16), reason="get_base_model came with 0.16")
 @pytest.mark.version
 def test_base_model_of_samplers(pair, base):
     for each in (pair[1], base):
@@ -280,6 +281,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.skipif(VERSION < (0, 16), reason="sampling clients can be pickled since 0.16")
 @pytest.mark.version
 def test_pickled_clients_sample_in_other_processes(server, pair, tmp_path):
     _, sampler = pair

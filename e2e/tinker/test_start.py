@@ -15,6 +15,8 @@ START = ["/client/config", "/auth/token", "/client/dynamic_config"]
 
 
 def start_of_version() -> list[str]:
+    if sdkcalls.VERSION < (0, 18):
+        return []
     return START if sdkcalls.VERSION >= (0, 25) else START[:2]
 
 
@@ -22,9 +24,11 @@ def start_of_version() -> list[str]:
 def test_capabilities_name_every_model_and_alias(server):
     answer = sdkcalls.service(server).get_server_capabilities()
     assert {m.model_name for m in answer.supported_models} == {tinsmith.MODEL, *tinsmith.ALIASES}
-    assert {m.max_context_length for m in answer.supported_models} == {4096}
+    if sdkcalls.VERSION >= (0, 18):
+        assert {m.max_context_length for m in answer.supported_models} == {4096}
 
 
+@pytest.mark.skipif(sdkcalls.VERSION < (0, 23), reason="before 0.23 the constructor makes the session")
 @pytest.mark.version
 def test_constructing_a_service_client_sends_nothing(server):
     with proxy.Proxy(server.url) as between:
@@ -33,6 +37,7 @@ def test_constructing_a_service_client_sends_nothing(server):
         assert between.seen == []
 
 
+@pytest.mark.skipif(sdkcalls.VERSION < (0, 23), reason="before 0.23 the constructor makes the session")
 @pytest.mark.version
 def test_capabilities_need_no_session(server):
     with proxy.Proxy(server.url) as between:
@@ -76,6 +81,7 @@ def exchanged(server, credential):
         return json.loads(answer.read())["jwt"]
 
 
+@pytest.mark.skipif(sdkcalls.VERSION < (0, 23), reason="whoami came with 0.23")
 @pytest.mark.version
 def test_token_in_place_of_a_key(two_key_server):
     token = exchanged(two_key_server, two_key_server.keys["ann"])

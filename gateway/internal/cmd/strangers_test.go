@@ -157,7 +157,7 @@ func strangerProbes(t *testing.T, theirs, mine belongings) map[string][]probe {
 	probes := map[string][]probe{
 		"GET /healthz": nil, "GET /health": nil, "GET /ping": nil, "GET /metrics": nil, "GET /version": nil, "GET /api/v1/healthz": nil,
 		api + "client/config": nil, api + "client/dynamic_config": nil, api + "auth/token": nil, "GET /api/v1/auth/apikey/me": nil, "DELETE /api/v1/auth/apikey/me": nil,
-		"GET /api/v1/get_server_capabilities": nil, api + "create_session": nil, api + "create_custom_loss": nil, api + "forward": nil, api + "tinsmith/import": nil,
+		"GET /api/v1/get_server_capabilities": nil, api + "create_session": nil, api + "create_custom_loss": nil, api + "tinsmith/import": nil,
 		"GET /api/v1/sessions": nil, "GET /api/v1/training_runs": nil, "GET /api/v1/checkpoints": nil, "GET /api/v1/audit": nil, "GET /api/v1/billing/usage/events": nil,
 		"GET /api/v1/billing/usage/checkpoints/current": nil, "GET /api/v1/tinsmith/runs": nil, "GET /v1/models": nil, "GET /oai/api/v1/models": nil,
 		// Links have no caller; what is signed for somebody ends with his key, which has tests of its own.
@@ -174,10 +174,14 @@ func strangerProbes(t *testing.T, theirs, mine belongings) map[string][]probe {
 		api + "get_info":                             with("/api/v1/get_info", object{"model_id": run}),
 		api + "unload_model":                         with("/api/v1/unload_model", object{"model_id": run}),
 		api + "forward_backward":                     with("/api/v1/forward_backward", pass(t, run)),
-		api + "optim_step":                           with("/api/v1/optim_step", object{"model_id": run, "seq_id": 50, "adam_params": object{}}),
-		api + "save_weights":                         with("/api/v1/save_weights", save),
-		api + "save_weights_for_sampler":             with("/api/v1/save_weights_for_sampler", save),
-		api + "save_weights_external":                with("/api/v1/save_weights_external", save),
+		api + "forward": {
+			{"protobuf", "/api/v1/forward", pass(t, run)},
+			{"JSON", "/api/v1/forward", object{"model_id": run, "seq_id": 50, "forward_input": object{"data": []any{}, "loss_fn": "cross_entropy"}}},
+		},
+		api + "optim_step":               with("/api/v1/optim_step", object{"model_id": run, "seq_id": 50, "adam_params": object{}}),
+		api + "save_weights":             with("/api/v1/save_weights", save),
+		api + "save_weights_for_sampler": with("/api/v1/save_weights_for_sampler", save),
+		api + "save_weights_external":    with("/api/v1/save_weights_external", save),
 		api + "load_weights": {
 			{"into theirs", "/api/v1/load_weights", object{"model_id": run, "seq_id": 50, "path": mine.path("weights")}},
 			{"a run of theirs", "/api/v1/load_weights", object{"session_id": mine.session, "model_seq_id": 70, "path": theirs.path("weights"), "optimizer": true}},
@@ -196,6 +200,7 @@ func strangerProbes(t *testing.T, theirs, mine belongings) map[string][]probe {
 		api + "cancel_future":                                 {{"operation", "/api/v1/cancel_future", object{"request_id": theirs.operation}}, {"sample", "/api/v1/cancel_future", object{"request_id": theirs.sample}}},
 		"GET /api/v1/training_runs/:run":                      {{"owned", "/api/v1/training_runs/" + run, nil}, {"accessible", "/api/v1/training_runs/" + run + "?access_scope=accessible", nil}},
 		"GET /api/v1/training_runs/:run/checkpoints":          of("/api/v1/training_runs/" + run + "/checkpoints"),
+		"GET /api/v1/models/:run/checkpoints":                 of("/api/v1/models/" + run + "/checkpoints"),
 		"GET /api/v1/training_runs/:run/checkpoints/:kind":    of("/api/v1/training_runs/" + run + "/checkpoints/" + theirs.name),
 		"DELETE /api/v1/training_runs/:run/checkpoints/:kind": of("/api/v1/training_runs/" + run + "/checkpoints/" + theirs.name),
 

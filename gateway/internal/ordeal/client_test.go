@@ -35,12 +35,23 @@ func newCaller(t testing.TB, url string) caller {
 	return caller{t, url, tr, &atomic.Int64{}}
 }
 
+// post sends one request, of a client that takes results in protobuf.
+func post(client *http.Client, url, contentType string, body []byte) (*http.Response, error) {
+	r, err := http.NewRequest(http.MethodPost, url, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	r.Header.Set("Content-Type", contentType)
+	r.Header.Set("Accept", "application/x-protobuf")
+	return client.Do(r)
+}
+
 // send makes a request until it is answered; the error says what a user would see.
 func (c caller) send(path, contentType string, body []byte) (string, []byte, error) {
 	client := http.Client{Transport: c.transport, Timeout: time.Minute}
 	last := ""
 	for deadline := time.Now().Add(within); time.Now().Before(deadline); {
-		answer, err := client.Post(c.url+"/api/v1"+path, contentType, bytes.NewReader(body))
+		answer, err := post(&client, c.url+"/api/v1"+path, contentType, body)
 		if err != nil {
 			c.repeats.Add(1)
 			last = err.Error()

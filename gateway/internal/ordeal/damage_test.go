@@ -245,7 +245,7 @@ func (s *server) differences(t *testing.T, w works) []difference {
 	for id, want := range w.results {
 		body, err := json.Marshal(object{"request_id": id})
 		s.ok(err)
-		answer, err := http.Post(s.url+"/api/v1/retrieve_future", "application/json", bytes.NewReader(body))
+		answer, err := post(http.DefaultClient, s.url+"/api/v1/retrieve_future", "application/json", body)
 		s.ok(err)
 		b, err := io.ReadAll(answer.Body)
 		s.ok(err)

@@ -142,7 +142,7 @@ func (c *connection) proceed() (took time.Duration, err error) {
 func (c *connection) post(path, contentType string) error {
 	b := c.request[:0]
 	for _, text := range [...]string{
-		"POST /api/v1", path, " HTTP/1.1\r\nHost: ", c.address, "\r\nUser-Agent: AsyncTinker/Python 0.38.0\r\nX-API-Key: tml-local\r\nContent-Type: ", contentType, "\r\nContent-Length: ",
+		"POST /api/v1", path, " HTTP/1.1\r\nHost: ", c.address, "\r\nUser-Agent: AsyncTinker/Python 0.38.0\r\nX-API-Key: tml-local\r\nAccept: application/x-protobuf\r\nContent-Type: ", contentType, "\r\nContent-Length: ",
 	} {
 		b = append(b, text...)
 	}

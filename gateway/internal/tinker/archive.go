@@ -12,7 +12,7 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 )
 
-// archive answers with a link that needs no key (SDK to 0.35 fetches it without headers).
+// archive answers with a link that needs no key (SDK to 0.35 fetches it without headers): as JSON, or as a redirect for clients that ask for the archive itself.
 func (s *Service) archive(c call) (any, error) {
 	p, err := path(c)
 	if err != nil {
@@ -25,7 +25,13 @@ func (s *Service) archive(c call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return gin.H{"url": s.baseURL(c) + Prefix + "/archives/" + token, "expires": expires}, nil
+	url := s.baseURL(c) + Prefix + "/archives/" + token
+	if accepts(c, "application/gzip") {
+		c.Header("Location", url)
+		c.Header("Expires", expires.UTC().Format(http.TimeFormat))
+		return status{http.StatusFound, gin.H{"url": url}}, nil
+	}
+	return gin.H{"url": url, "expires": expires}, nil
 }
 
 func (s *Service) externalURLs(c call) (any, error) {

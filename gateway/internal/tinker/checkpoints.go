@@ -12,6 +12,7 @@ var checkpointTypes = map[runs.CheckpointKind]string{runs.KindWeights: "training
 func checkpoint(i runs.CheckpointInfo) gin.H {
 	out := gin.H{
 		"checkpoint_id": i.ID(), "checkpoint_type": checkpointTypes[i.Kind], "time": i.CreatedAt, "tinker_path": i.Path, "size_bytes": i.Size, "public": i.Public,
+		"base_model": i.BaseModel,
 	}
 	if i.ExpiresAt != nil {
 		out["expires_at"] = *i.ExpiresAt

@@ -33,7 +33,7 @@ func (s *Service) retrieveFuture(c call) (any, error) {
 	if f := outcome.Failure; f != nil {
 		return gin.H{"error": tellFailure(c, f.Category, f.Message), "category": f.Category}, nil
 	}
-	return encodeOutcome(outcome)
+	return encodeOutcome(outcome, accepts(c, protobufType))
 }
 
 // tryAgain is the answer about a future that is not finished.
@@ -48,9 +48,14 @@ func tryAgain(id string, p runs.Pause) gin.H {
 	return body
 }
 
-// encodeOutcome gives the form that the SDK expects for the result of each kind of operation: protobuf for passes and samples, JSON for the rest.
-func encodeOutcome(o *runs.Outcome) (any, error) {
+// encodeOutcome gives the form that the SDK expects for the result of each kind of operation: for passes and samples protobuf, if it takes that, and JSON for the rest.
+func encodeOutcome(o *runs.Outcome, asProtobuf bool) (any, error) {
 	switch {
+	case o.ForwardBackward != nil && !asProtobuf:
+		b, err := wire.EncodeForwardBackwardOutputJSON(o.ForwardBackward)
+		return encodedJSON(b), err
+	case o.Sample != nil && !asProtobuf:
+		return encodedJSON(wire.EncodeSampleResponseJSON(o.Sample)), nil
 	case o.ForwardBackward != nil:
 		b, err := wire.EncodeForwardBackwardOutput(o.ForwardBackward)
 		return protobuf(b), err

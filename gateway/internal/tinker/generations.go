@@ -5,10 +5,26 @@ import (
 	"strconv"
 )
 
-// generation says how one version of the SDK differs from the newest. This table is the only place that knows versions.
+// What differs between the releases of the SDK, from 0.3.0 on, and how it is told which one asks. docs/sdk-releases.md has the same table for people.
+//
+//	release           what it does that the newest does not                             told by
+//	0.3.0             lists the checkpoints of a run at /models/RUN/checkpoints         the path
+//	0.3.0 to 0.5.1    load_weights has no field "optimizer": load_state loads that too  version: loadsOptimizer
+//	0.3.0 to 0.16.1   the first chunk has no type; fields with defaults are left out    nothing: absent is the default
+//	0.3.0 to 0.18.2   passes are JSON, and so are the results of passes and samples     Content-Type and Accept
+//	0.3.0 to 0.16.1   does not ask for client/config                                    nothing: it needs none of it
+//	0.3.0 to 0.22.x   wants a redirect to an archive, not its address in JSON           Accept: application/gzip
+//	0.19.0 to 0.23.4  forward is JSON, forward_backward protobuf (client/config)        Content-Type
+//	0.24.0 to 0.27.2  fails on a list that has an "external" checkpoint                 version: externalCheckpoints
+//
+// Releases before 0.3.0 have no sessions and are not served.
+
+// generation says how one version of the SDK differs from the newest where nothing in its requests says so. This table is the only place that knows versions.
 type generation struct {
 	// externalCheckpoints: lists may hold checkpoints of type "external"; older clients fail on the whole list.
 	externalCheckpoints bool
+	// loadsOptimizer: load_weights without the field "optimizer" loads the optimizer's state, as load_state was documented then.
+	loadsOptimizer bool
 }
 
 // since gives the first version (of 0.x) that has a feature; the rows hold from that version on.
@@ -17,7 +33,8 @@ var generations = []struct {
 	generation
 }{
 	{28, generation{externalCheckpoints: true}},
-	{0, generation{}},
+	{6, generation{}},
+	{0, generation{loadsOptimizer: true}},
 }
 
 var sdkVersion = regexp.MustCompile(`^AsyncTinker/Python (\d{1,6})\.(\d{1,6})\.`)

@@ -71,7 +71,7 @@ func (s *Service) createModel(c call) (any, error) {
 		return nil, err
 	}
 	if in.SessionID == "" {
-		return nil, badRequestf("session_id: is required; SDKs older than 0.24 do not send it and are too old")
+		return nil, badRequestf("session_id: is required; SDKs older than 0.3.0 do not send it and are too old")
 	}
 	if in.ModelSeqID == nil {
 		return nil, badRequestf("model_seq_id: is required")

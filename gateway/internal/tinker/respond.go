@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -94,6 +95,11 @@ func tellFailure(c call, category runs.Category, text string) string {
 }
 
 var internalErrorBody = []byte(`{"detail":"internal error"}`)
+
+// accepts says whether the client names a type among those that it takes. The SDK names protobuf since 0.19 where it takes it; who names nothing gets JSON.
+func accepts(c call, kind string) bool {
+	return slices.ContainsFunc(c.Request.Header.Values("Accept"), func(accepted string) bool { return strings.Contains(accepted, kind) })
+}
 
 func sendJSON(c *gin.Context, claim *body.Claim, code int, value any) error {
 	return claim.SendJSON(c.Writer, c.Request, code, value, internalErrorBody)

@@ -1,4 +1,4 @@
-// Package tinker serves the Tinker API under /api/v1, as the official Python SDK 0.24 to 0.38 calls it. A file holds the routes of one resource; each handler
+// Package tinker serves the Tinker API under /api/v1, as the official Python SDK 0.3 to 0.38 calls it. A file holds the routes of one resource; each handler
 // decodes a body, calls package runs, and encodes the answer. What differs between SDK versions is in generations.go and nowhere else. State, order
 // and ownership are package runs'; bodies are package wire's.
 package tinker
@@ -73,7 +73,7 @@ func (s *Service) Register(r gin.IRouter) {
 	g.POST("/get_info", s.auths(s.getInfo))
 	g.POST("/unload_model", s.auths(s.unloadModel))
 	g.POST("/forward_backward", s.auths(s.forwardBackward))
-	g.POST("/forward", s.auths(s.forwardJSON))
+	g.POST("/forward", s.auths(s.forward))
 	g.POST("/optim_step", s.auths(s.optimStep))
 	g.POST("/save_weights", s.auths(s.saveWeights))
 	g.POST("/load_weights", s.auths(s.loadWeights))
@@ -103,6 +103,7 @@ func (s *Service) Register(r gin.IRouter) {
 	g.GET(checkpoint+"/external_weights_urls", s.auths(s.externalURLs))
 	g.DELETE("/training_runs/:run/checkpoints/:kind", s.auths(s.bareCheckpoint))
 	g.GET("/training_runs/:run/checkpoints/:kind", s.auths(s.bareCheckpoint))
+	g.GET("/models/:run/checkpoints", s.lists(s.listRunCheckpoints)) // 0.3.0
 	g.GET("/checkpoints", s.lists(s.listCheckpoints))
 
 	g.GET("/audit", s.lists(s.audit))
@@ -136,11 +137,14 @@ func (c call) Err() error { return c.request.Err() }
 // Value gives what it carries.
 func (c call) Value(key any) any { return c.request.Value(key) }
 
-// handler answers a call: a value is sent as JSON, a protobuf as such, nil as an empty success.
+// handler answers a call: a value is sent as JSON, a protobuf or encodedJSON as such, nil as an empty success.
 type handler func(call) (any, error)
 
 // protobuf is an encoded protobuf message.
 type protobuf []byte
+
+// encodedJSON is a JSON document.
+type encodedJSON []byte
 
 // status is an answer with a status of its own.
 type status struct {
@@ -205,7 +209,9 @@ func (s *Service) answer(c *gin.Context, h handler, from call) {
 		c.Status(http.StatusNoContent)
 		c.Writer.WriteHeaderNow()
 	case protobuf:
-		err = claim.Send(c.Writer, c.Request, http.StatusOK, "application/x-protobuf", v)
+		err = claim.Send(c.Writer, c.Request, http.StatusOK, protobufType, v)
+	case encodedJSON:
+		err = claim.Send(c.Writer, c.Request, http.StatusOK, jsonType, v)
 	case status:
 		err = sendJSON(c, claim, v.code, v.body)
 	default:

@@ -2,40 +2,13 @@ package tinker
 
 import (
 	"encoding/json"
-	"errors"
 	"math"
 
 	"github.com/gin-gonic/gin"
 
-	"github.com/tinsmith/tinsmith/gateway/internal/body"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
-	"github.com/tinsmith/tinsmith/gateway/internal/tinker/wire"
 	"github.com/tinsmith/tinsmith/plugins"
 )
-
-// forwardBackward takes protobuf. What is wrong with the data fails the future and not the submission: a refused chunk would jam older clients.
-func (s *Service) forwardBackward(c call) (any, error) {
-	b, err := c.claim.Read(c.Request, plugins.MaxBodyBytes)
-	if err != nil {
-		return nil, err
-	}
-	op, err := wire.DecodeForwardBackward(b, c.claim.Take)
-	var full *body.Error
-	if errors.As(err, &full) {
-		return nil, err
-	}
-	if err != nil {
-		return nil, badRequestf("%v", err)
-	}
-	op.Owner = c.owner
-	submitted, err := s.core.ForwardBackward(c, op)
-	return accepted(submitted, err)
-}
-
-// forwardJSON is what SDK 0.24 would call if client/config did not tell it to use forward_backward for both.
-func (s *Service) forwardJSON(call) (any, error) {
-	return nil, badRequestf("forward: JSON bodies are not supported; client/config of this server turns on proto_write_fwdbwd and fwd_via_fwdbwd: read it again, or send a protobuf forward_backward with forward_only")
-}
 
 // adamParams are the optimizer settings; absent fields have the SDK's defaults.
 type adamParams struct {

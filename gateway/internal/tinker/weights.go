@@ -86,11 +86,15 @@ func (s *Service) loadWeights(c call) (any, error) {
 		UserMetadata json.RawMessage  `json:"user_metadata"`
 		Optimizer    *optimizerConfig `json:"optimizer_config"`
 		Path         string           `json:"path"`
-		WithState    bool             `json:"optimizer"`
+		WithState    *bool            `json:"optimizer"`
 		AccessToken  string           `json:"weights_access_token"`
 	}
 	if err := decode(c, &in); err != nil {
 		return nil, err
+	}
+	withState := generationOf(c).loadsOptimizer
+	if in.WithState != nil {
+		withState = *in.WithState
 	}
 	op := c.operation(in.ModelID, in.SeqID)
 	access, err := s.accessOwner(in.AccessToken)
@@ -98,13 +102,13 @@ func (s *Service) loadWeights(c call) (any, error) {
 		return nil, s.refused(c, op, err)
 	}
 	if in.ModelID != "" {
-		return accepted(s.core.LoadWeights(c, runs.LoadWeights{Operation: op, AccessOwner: access, Path: in.Path, WithOptimizer: in.WithState}))
+		return accepted(s.core.LoadWeights(c, runs.LoadWeights{Operation: op, AccessOwner: access, Path: in.Path, WithOptimizer: withState}))
 	}
 	if in.SessionID == "" || in.ModelSeqID == nil {
 		return nil, badRequestf("model_id: either model_id, or session_id and model_seq_id are required")
 	}
 	return accepted(s.core.CreateRunFromCheckpoint(c, runs.NewRunFromCheckpoint{
-		Owner: c.owner, AccessOwner: access, SessionID: in.SessionID, ModelSeq: *in.ModelSeqID, Path: in.Path, WithOptimizer: in.WithState,
+		Owner: c.owner, AccessOwner: access, SessionID: in.SessionID, ModelSeq: *in.ModelSeqID, Path: in.Path, WithOptimizer: withState,
 		BaseModel: in.BaseModel, UserMetadata: in.UserMetadata, Optimizer: in.Optimizer.name(),
 	}))
 }

@@ -47,6 +47,17 @@ func unsupportedChunk(field, kind string) error {
 	return fieldErrorf(field, "%s chunks are not supported: the served models read text; allowed is encoded_text", kind)
 }
 
+// checkChunkType refuses a JSON chunk that is not text. The oldest clients leave the type out.
+func checkChunkType(field, kind string) error {
+	switch kind {
+	case "encoded_text", "":
+		return nil
+	case "image", "image_asset_pointer", "dmel":
+		return unsupportedChunk(field, kind)
+	}
+	return fieldErrorf(field+".type", "%.40q is unknown; allowed is encoded_text", kind)
+}
+
 func decodeSpans(field string, spans []*tinkerpb.ProvenanceSpan) ([]runs.Span, error) {
 	var out []runs.Span
 	for i, s := range spans {

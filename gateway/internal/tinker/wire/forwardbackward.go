@@ -47,6 +47,17 @@ func decodeMessages(body []byte, tooMany bool, take func(int64) error) (runs.For
 	if err := proto.Unmarshal(body, &m); err != nil {
 		return runs.ForwardBackward{}, fmt.Errorf("body: not a ForwardBackwardRequest: %w", err)
 	}
+	var wrong error
+	if tooMany {
+		wrong = errTooManyParts
+	}
+	return fromMessage(&m, wrong, take)
+}
+
+var errTooManyParts = fieldErrorf("data", "datums, chunks, inputs, dimensions, spans and loss_fn_config entries are more than %d in all", maxParts)
+
+// fromMessage translates a request. wrong is what is known to be wrong with its data, nil if nothing is.
+func fromMessage(m *tinkerpb.ForwardBackwardRequest, wrong error, take func(int64) error) (runs.ForwardBackward, error) {
 	if m.GetModelId() == "" {
 		return runs.ForwardBackward{}, fieldErrorf("model_id", "is required")
 	}
@@ -59,8 +70,8 @@ func decodeMessages(body []byte, tooMany bool, take func(int64) error) (runs.For
 		out.Data, out.Refusal = nil, err.Error()
 		return out, nil
 	}
-	if tooMany {
-		return refuse(fieldErrorf("data", "datums, chunks, inputs, dimensions, spans and loss_fn_config entries are more than %d in all", maxParts))
+	if wrong != nil {
+		return refuse(wrong)
 	}
 	for name, value := range m.GetLossFnConfig() {
 		out.Config[name] = value

@@ -67,14 +67,10 @@ func (m ModelInput) Tokens() ([]int32, error) {
 	var out []int32
 	for i, c := range m.Chunks {
 		field := fmt.Sprintf("prompt.chunks[%d]", i)
-		switch c.Type {
-		case "encoded_text", "":
-			out = append(out, c.Tokens...)
-		case "image", "image_asset_pointer", "dmel":
-			return nil, unsupportedChunk(field, c.Type)
-		default:
-			return nil, fieldErrorf(field+".type", "%.40q is unknown; allowed is encoded_text", c.Type)
+		if err := checkChunkType(field, c.Type); err != nil {
+			return nil, err
 		}
+		out = append(out, c.Tokens...)
 	}
 	if len(out) == 0 {
 		return nil, fieldErrorf("prompt", "has no tokens")
@@ -276,9 +272,15 @@ func encodeTargets(r *runs.SampleResult, rows int64) *tinkerpb.Tensor {
 		out.Encoding = &tinkerpb.Tensor_Dense{Dense: bytesOfFloat32s(r.Prompt.Targets)}
 		return out
 	}
-	var values []float32
-	var col []int64
-	crow := []int64{0}
+	values, crow, col := sparseTargets(r, rows)
+	out.Encoding = &tinkerpb.Tensor_SparseCsr{SparseCsr: &tinkerpb.SparseCsr{Values: bytesOfFloat32s(values), CrowIndices: bytesOfInt64s(crow), ColIndices: bytesOfInt64s(col)}}
+	return out
+}
+
+// sparseTargets gives the answers of the cells that ask for one.
+func sparseTargets(r *runs.SampleResult, rows int64) (values []float32, crow, col []int64) {
+	k := int64(r.TargetPromptK)
+	crow = []int64{0}
 	for row := range rows {
 		for j := range k {
 			if r.TargetPromptTokens[row*k+j] >= 0 {
@@ -288,6 +290,5 @@ func encodeTargets(r *runs.SampleResult, rows int64) *tinkerpb.Tensor {
 		}
 		crow = append(crow, int64(len(values)))
 	}
-	out.Encoding = &tinkerpb.Tensor_SparseCsr{SparseCsr: &tinkerpb.SparseCsr{Values: bytesOfFloat32s(values), CrowIndices: bytesOfInt64s(crow), ColIndices: bytesOfInt64s(col)}}
-	return out
+	return values, crow, col
 }

@@ -1,4 +1,4 @@
-// Package wire has the bodies of the Tinker API as the official Python SDK (0.24 to 0.38) sends and reads them, in JSON and protobuf (package
+// Package wire has the bodies of the Tinker API as the official Python SDK (0.3 to 0.38) sends and reads them, in JSON and protobuf (package
 // tinkerpb), and their translation from and to the plain types of package runs. It checks that bytes are what they say they are; whether a value makes
 // sense is for package runs. It knows no HTTP, no state and no user.
 package wire
