@@ -56,7 +56,7 @@ func download(t *testing.T, d tensor.Device, x tensor.Tensor) []float32 {
 
 func TestLayout(t *testing.T) {
 	l := layout(t, 4, func(m lora.Module) bool { return m.Group != lora.MLP })
-	if want := 4*(6+5) + 4*(11+5); l.Size != want || l.Scale != 8 || l.Has(1) || !l.Has(2) {
+	if want := 4*(6+5) + 4*(11+5); l.Size != want || l.Scale(0) != 8 || l.Has(1) || !l.Has(2) {
 		t.Errorf("layout %+v, want %d parameters", l, want)
 	}
 	if got := fmt.Sprint(l.Kinds()); got != "[q_proj lm_head]" {
