@@ -12,7 +12,7 @@ import (
 
 // Checkpoint files: the names inside a checkpoint directory. The first two are what Hugging Face PEFT reads, so a checkpoint is a PEFT adapter as it stands.
 const (
-	AdapterConfigFile  = "adapter_config.json"       // PEFT configuration: r, lora_alpha (32, or as it was imported), target_modules, base_model_name_or_path
+	AdapterConfigFile  = "adapter_config.json"       // PEFT configuration: r, lora_alpha (32, or that of an import; none but alpha_pattern where modules differ), target_modules, base_model_name_or_path
 	AdapterWeightsFile = "adapter_model.safetensors" // float32 A and B under PEFT's tensor names
 	OptimizerFile      = "optimizer.safetensors"     // first and second moments, under the names of the weights + ".exp_avg" and ".exp_avg_sq"
 	AccumulatorFile    = "accumulator.safetensors"   // accumulated gradient, under the names of the weights
@@ -22,7 +22,7 @@ const (
 
 // Values of SaveAdapterRequest.ExportNames: the name of the output head in AdapterWeightsFile.
 const (
-	ExportPEFT   = "peft"   // base_model.model.lm_head, what PEFT loads; the default
+	ExportPEFT = "peft" // base_model.model.lm_head, what PEFT loads; the default
 	// ExportTinker is base_model.model.model.unembed_tokens, what the Tinker cookbook's tools expect. Where the head is the embedding's matrix (ModelInfo.TiedHead) those tools would add
 	// it to the embedding, which changes the model's input too: there it is lm_head, which they take for what it is, or refuse.
 	ExportTinker = "tinker"

@@ -18,7 +18,9 @@ func (s *suite) scale() {
 	if err := os.Remove(filepath.Join(path, plugins.ManifestFile)); err != nil {
 		s.Fatal(err)
 	}
-	if err := edit(path, plugins.AdapterConfigFile, func(b []byte) []byte { return bytes.Replace(b, []byte(`"lora_alpha": 32`), []byte(`"lora_alpha": 12`), 1) }); err != nil {
+	if err := edit(path, plugins.AdapterConfigFile, func(b []byte) []byte {
+		return bytes.Replace(b, []byte(`"lora_alpha": 32`), []byte(`"lora_alpha": 12`), 1)
+	}); err != nil {
 		s.Fatal(err)
 	}
 	info, err := s.b.LoadAdapter(s.Context(), plugins.LoadAdapterRequest{Adapter: "f", Path: path})

@@ -315,7 +315,7 @@ func (v *version) unmade() bool {
 
 // describe notes a run's shape before it is used by anyone else.
 func (r *run) describe(c plugins.AdapterConfig, layout *lora.Layout) {
-	c.Modules, c.Alpha = layout.Kinds(), layout.EffectiveAlpha()
+	c.Modules, c.Alpha = layout.Kinds(), layout.Alpha()
 	r.config, r.layout = c, layout
 }
 

@@ -13,24 +13,23 @@ import (
 
 // peftConfig is what Hugging Face PEFT needs of adapter_config.json.
 type peftConfig struct {
-	Type           string             `json:"peft_type"`
-	Task           string             `json:"task_type"`
-	BaseModel      string             `json:"base_model_name_or_path"`
-	Rank           int                `json:"r"`
-	Alpha          float64            `json:"lora_alpha"`
-	RankStabilized bool               `json:"use_rslora,omitempty"`
-	Alphas         map[string]float64 `json:"alpha_pattern,omitempty"`
-	Dropout        float64            `json:"lora_dropout"`
-	Bias           string             `json:"bias"`
-	TargetModules  []string           `json:"target_modules"`
-	InferenceMode  bool               `json:"inference_mode"`
+	Type          string             `json:"peft_type"`
+	Task          string             `json:"task_type"`
+	BaseModel     string             `json:"base_model_name_or_path"`
+	Rank          int                `json:"r"`
+	Alpha         float64            `json:"lora_alpha,omitempty"`
+	Alphas        map[string]float64 `json:"alpha_pattern,omitempty"`
+	Dropout       float64            `json:"lora_dropout"`
+	Bias          string             `json:"bias"`
+	TargetModules []string           `json:"target_modules"`
+	InferenceMode bool               `json:"inference_mode"`
 }
 
-// encodePEFT writes the configuration of an adapter that is here. PEFT reads the keys of alpha_pattern as regular expressions, and a module's full name matches no other module.
+// encodePEFT writes the configuration of an adapter that is here. PEFT reads the keys of alpha_pattern as regular expressions, and a module's full name matches no other module. Where modules differ there is no lora_alpha,
+// which PEFT then does not need: programs that know no alpha_pattern (vLLM, the Tinker cookbook) would take it for all modules, and so they refuse the file.
 func encodePEFT(baseModel string, layout *lora.Layout) ([]byte, error) {
-	s := layout.Scaling
 	return json.MarshalIndent(peftConfig{
-		Type: "LORA", Task: "CAUSAL_LM", BaseModel: baseModel, Rank: layout.Rank, Alpha: s.Common(), RankStabilized: s.RankStabilized, Alphas: s.Alphas, Bias: "none",
+		Type: "LORA", Task: "CAUSAL_LM", BaseModel: baseModel, Rank: layout.Rank, Alpha: layout.Alpha(), Alphas: layout.Scaling.Alphas, Bias: "none",
 		TargetModules: layout.Kinds(), InferenceMode: true,
 	}, "", "  ")
 }
@@ -38,7 +37,7 @@ func encodePEFT(baseModel string, layout *lora.Layout) ([]byte, error) {
 // foreignConfig is what a PEFT configuration says about an adapter's arithmetic.
 type foreignConfig struct {
 	rank           int
-	alpha          float64
+	alpha          float64 // 0 = of each module by alphas
 	rankStabilized bool
 	ranks, alphas  pattern  // of modules that have their own
 	notices        []string // what PEFT would do in training and is not done here
@@ -73,7 +72,7 @@ func decodePEFT(text []byte, maxRank int) (*foreignConfig, error) {
 	var c struct {
 		Type           string          `json:"peft_type"`
 		Rank           int             `json:"r"`
-		Alpha          float64         `json:"lora_alpha"`
+		Alpha          *float64        `json:"lora_alpha"`
 		RankStabilized bool            `json:"use_rslora"`
 		Ranks          json.RawMessage `json:"rank_pattern"`
 		Alphas         json.RawMessage `json:"alpha_pattern"`
@@ -90,8 +89,11 @@ func decodePEFT(text []byte, maxRank int) (*foreignConfig, error) {
 	if c.Rank < 1 || c.Rank > maxRank {
 		return refuse("r %d is not allowed: 1 to %d", c.Rank, maxRank)
 	}
-	if !(c.Alpha >= minAlpha && c.Alpha <= maxAlpha) {
-		return refuse("lora_alpha %v is not allowed: %v to %v", c.Alpha, minAlpha, maxAlpha)
+	alpha := 0.0
+	if c.Alpha != nil {
+		if alpha = *c.Alpha; !(alpha >= minAlpha && alpha <= maxAlpha) {
+			return refuse("lora_alpha %v is not allowed: %v to %v", alpha, minAlpha, maxAlpha)
+		}
 	}
 	for _, name := range sortedKeys(options) {
 		value := strings.Join(strings.Fields(string(options[name])), "")
@@ -109,7 +111,7 @@ func decodePEFT(text []byte, maxRank int) (*foreignConfig, error) {
 			return refuse("%.100s %.100s is not supported: plain LoRA only", name, value)
 		}
 	}
-	f := &foreignConfig{rank: c.Rank, alpha: c.Alpha, rankStabilized: c.RankStabilized, maxRank: maxRank}
+	f := &foreignConfig{rank: c.Rank, alpha: alpha, rankStabilized: c.RankStabilized, maxRank: maxRank}
 	var err error
 	if f.ranks, err = parsePattern("rank_pattern", c.Ranks, func(v float64) bool { return v == math.Trunc(v) && v >= 1 && v <= float64(maxRank) }, fmt.Sprintf("1 to %d", maxRank)); err != nil {
 		return nil, err
@@ -164,11 +166,10 @@ func checkInitialization(raw json.RawMessage) (notices []string, err error) {
 // a one can be trained on by every client: where a module's rank is smaller A and B are filled up with zeros, which change nothing, in training neither.
 func (f *foreignConfig) fit(modules []lora.Module, include func(lora.Module) bool, keepRank bool) (layout *lora.Layout, ranks []int, err error) {
 	ranks, alphas := make([]int, len(modules)), make([]float64, len(modules))
-	largest, same := 0, true
+	largest := 0
 	for i, m := range modules {
 		if include(m) {
 			ranks[i], alphas[i] = int(f.ranks.of(m.Name, float64(f.rank))), f.alphas.of(m.Name, f.alpha)
-			same = same && (largest == 0 || ranks[i] == largest)
 			largest = max(largest, ranks[i])
 		}
 	}
@@ -183,30 +184,31 @@ func (f *foreignConfig) fit(modules []lora.Module, include func(lora.Module) boo
 	if layout, err = lora.NewLayout(modules, rank, include); err != nil {
 		return nil, nil, plugins.Invalidf("path", "%v", err)
 	}
-	s := lora.Scaling{RankStabilized: f.rankStabilized}
-	if !same || rank != largest { // the factors stay, as alphas over the new rank
-		s.RankStabilized = false
-		for i := range modules {
-			if ranks[i] != 0 {
-				own := lora.Scaling{Alpha: alphas[i], RankStabilized: f.rankStabilized}
-				alphas[i] = own.Factor("", ranks[i]) * float64(rank)
-				if !(alphas[i] >= minAlpha && alphas[i] <= maxAlpha) {
-					return nil, nil, plugins.Invalidf("path", "%s: lora_alpha %v over a rank of %d is not allowed: %v to %v", plugins.AdapterConfigFile, alphas[i], rank, minAlpha, maxAlpha)
-				}
-			}
-		}
-	}
+	s := lora.Scaling{Alphas: map[string]float64{}}
 	for i, m := range modules {
-		switch {
-		case ranks[i] == 0:
-		case s.Alpha == 0:
-			s.Alpha = alphas[i]
-		case alphas[i] != s.Alpha:
-			if s.Alphas == nil {
-				s.Alphas = map[string]float64{}
-			}
-			s.Alphas[m.Name] = alphas[i]
+		if ranks[i] == 0 {
+			continue
 		}
+		// The factor stays, as alpha over the rank: powers of two change no digit of it. What is exported of it so needs no use_rslora, which some programs do not know.
+		alpha := alphas[i]
+		if f.rankStabilized {
+			alpha = alpha / math.Sqrt(float64(ranks[i])) * float64(rank)
+		} else if ranks[i] != rank {
+			alpha = alpha / float64(ranks[i]) * float64(rank)
+		}
+		if !(alpha >= minAlpha && alpha <= maxAlpha) {
+			return nil, nil, plugins.Invalidf("path", "%s: lora_alpha %v of %s is not allowed: %v to %v", plugins.AdapterConfigFile, alpha, m.Name, minAlpha, maxAlpha)
+		}
+		s.Alpha, s.Alphas[m.Name] = alpha, alpha
+	}
+	differs := false
+	for _, alpha := range s.Alphas {
+		differs = differs || alpha != s.Alpha
+	}
+	if differs {
+		s.Alpha = 0
+	} else {
+		s.Alphas = nil
 	}
 	return layout.Scaled(s), ranks, nil
 }

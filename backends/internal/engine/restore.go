@@ -325,7 +325,7 @@ func (l *loaded) readWeights(c *checkpoint, d directory, config *foreignConfig, 
 	if c.layout, ranks, err = config.fit(l.model.Modules, func(m lora.Module) bool { return has[m.Name] }, !foreign); err != nil {
 		return err
 	}
-	c.config.Rank, c.config.Modules, c.config.Alpha = c.layout.Rank, c.layout.Kinds(), c.layout.EffectiveAlpha()
+	c.config.Rank, c.config.Modules, c.config.Alpha = c.layout.Rank, c.layout.Kinds(), c.layout.Alpha()
 	c.weights = map[string][]float32{}
 	for i, m := range c.layout.Modules {
 		if !c.layout.Has(i) {

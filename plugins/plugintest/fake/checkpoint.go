@@ -201,6 +201,7 @@ type loaded struct {
 	grad    []float32
 	passes  int
 	failure *plugins.Error
+	notices []string
 }
 
 // LoadAdapter implements plugins.Backend.
@@ -225,6 +226,7 @@ func (b *Backend) LoadAdapter(ctx context.Context, req plugins.LoadAdapterReques
 		}
 		l.version.number = req.Version
 		info, err := b.install(req.Adapter, req, l.config, l.version, req.Frozen)
+		info.Notices = l.notices
 		if err == nil && l.grad != nil {
 			b.restoreWindow(req.Adapter, l)
 		}
@@ -310,6 +312,8 @@ func (b *Backend) read(req *plugins.LoadAdapterRequest) (*loaded, error) {
 	l := &loaded{version: v, config: plugins.AdapterConfig{Rank: peft.Rank, Alpha: s.alpha, TrainAttention: s.a[moduleO] != nil, TrainMLP: s.a[moduleD] != nil, TrainUnembed: s.a[moduleU] != nil}}
 	if manifest != nil {
 		l.config.Seed = manifest.Seed
+	} else if peft.Dropout != 0 {
+		l.notices = []string{fmt.Sprintf("lora_dropout %v is not applied when it is trained on here", peft.Dropout)}
 	}
 	if req.Frozen {
 		return l, nil
