@@ -1,6 +1,7 @@
 """An adapter that PEFT made comes in as it is, trains on as PyTorch trains it on, survives a power failure with the same bits, and leaves as PEFT reads it."""
 
 import pathlib
+import re
 import subprocess
 import urllib.request
 
@@ -146,3 +147,39 @@ def test_what_cannot_be_taken(server, tmp_path):
     )
     assert done.returncode != 0
     assert 'init_lora_weights "pissa"' in done.stderr and "path_initial_model_for_weight_conversion" in done.stderr, done.stderr
+
+
+def documented(number, **instead):
+    """A block of Python in docs/adapters.md, with words of it replaced."""
+    block = re.findall(r"```python\n(.*?)```", (tinsmith.ROOT / "docs" / "adapters.md").read_text(), re.S)[number]
+    for word, other in instead.items():
+        assert word in block
+        block = block.replace(word, str(other))
+    return block
+
+
+def test_conversion_as_documented(server, tmp_path, monkeypatch):
+    """PiSSA's adapter, trained, comes in by both ways that the documentation has, and means what it meant."""
+    monkeypatch.chdir(tmp_path)
+    rows = texts()
+
+    def train(model):
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=RATE)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.tensor([rows[0]]), labels=torch.tensor([rows[0]])).loss.backward()
+            optimizer.step()
+        model.save_pretrained("adapters/trained")
+
+    names = {"train": train}
+    exec(documented(0, BASE=world.MODEL), names)
+    wanted = [reference(names["model"].eval(), row) for row in rows]
+    service = tinker.ServiceClient(base_url=server.url, api_key=server.key)
+    alone = [reference(base(), row) for row in rows]
+    assert apart(wanted, alone) > 0.1, "the training has changed too little to show anything"
+    _, sampler_path, _ = taken(server, tmp_path / "adapters" / "converted")
+    assert apart(logprobs(service, sampler_path, rows), wanted) < 1e-3
+
+    exec(documented(1, BASE=world.MODEL), {})
+    merged = AutoModelForCausalLM.from_pretrained("merged", dtype=torch.float32).eval()
+    assert apart([reference(merged, row) for row in rows], wanted) < 1e-3
