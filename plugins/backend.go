@@ -106,6 +106,7 @@ type Backend interface {
 	// LoadAdapter reads a checkpoint directory, verifies its checksums, shapes and base model, and makes it the adapter's newest version. The accumulated gradient and the window
 	// become those of the checkpoint with ScopeAccumulator, else empty. Scopes below the checkpoint's own are allowed: without ScopeOptimizer moments and step count start at zero.
 	// A KindInvalid with the field "path" is about the files; a whole checkpoint that is none for this adapter or model has "lora_config", "base_model" or "scope".
+	// The adapter gets the scale of the files, whatever it had before. A foreign adapter's rank may become the next power of two, with rows of A and columns of B that are zero and stay so.
 	// With Position 0 it creates the adapter from the checkpoint's own configuration, its first version being number req.Version; the same call repeated is answered as the first was. With a position a Version that is not
 	// above the latest one is KindInvalid.
 	LoadAdapter(ctx context.Context, req LoadAdapterRequest) (AdapterInfo, error)
@@ -161,6 +162,7 @@ type ModelInfo struct {
 	Arithmetic       string // identity of the arithmetic: equal strings mean equal bits
 	ModelHash        string // SHA-256 over the weight files' tensor data and config, hex
 	MaxRank          int
+	TiedHead         bool          // the output head is the embedding's matrix
 	Memory           []MemoryShare // how the backend shares its memory out, the limit first; empty if it keeps no plan
 }
 
@@ -200,7 +202,8 @@ type Status struct {
 	NoRoom          string        // why accepted work waits for the disk of LoadRequest.Scratch; "" if it does not
 }
 
-// AdapterConfig is the shape of a LoRA adapter. y = Wx + (32 / Rank) · B(Ax).
+// AdapterConfig is the shape of a LoRA adapter. y = Wx + s · B(Ax), where s is 32 / Rank for adapters made by CreateAdapter. One that is loaded keeps the scale that its files state
+// (lora_alpha, use_rslora, alpha_pattern), in everything that is made of it: training, sampling, and the checkpoints that are saved of it. It is not multiplied into B.
 type AdapterConfig struct {
 	Rank           int      // 1 … MaxRank; a power of two for adapters made by CreateAdapter
 	Seed           uint64   // of the initial A
@@ -208,6 +211,7 @@ type AdapterConfig struct {
 	TrainMLP       bool     // gate, up, down projections
 	TrainUnembed   bool     // output head
 	Modules        []string // exactly which modules carry LoRA ("q_proj", …, "lm_head"); filled in answers, optional in LoadAdapter's answer only
+	Alpha          float64  // s · Rank, 0 where modules differ; filled in answers, must not be set when an adapter is created
 }
 
 // CreateAdapterRequest makes a fresh adapter.
@@ -222,6 +226,8 @@ type AdapterInfo struct {
 	Version int64
 	Step    int64 // optimizer steps done (0 when only weights were loaded)
 	Bytes   int64 // memory held by this version
+	// Notices say, of an adapter that was loaded from files of another program, what that program would do differently when it is trained on; a sentence without its end each.
+	Notices []string
 }
 
 // Datum is one training sequence of N tokens with its loss inputs. Position i of Tokens predicts Targets[i]; nothing is shifted.

@@ -12,7 +12,7 @@ import (
 
 // Checkpoint files: the names inside a checkpoint directory. The first two are what Hugging Face PEFT reads, so a checkpoint is a PEFT adapter as it stands.
 const (
-	AdapterConfigFile  = "adapter_config.json"       // PEFT configuration: r, lora_alpha 32, target_modules, base_model_name_or_path
+	AdapterConfigFile  = "adapter_config.json"       // PEFT configuration: r, lora_alpha (32, or that of an import; none but alpha_pattern where modules differ), target_modules, base_model_name_or_path
 	AdapterWeightsFile = "adapter_model.safetensors" // float32 A and B under PEFT's tensor names
 	OptimizerFile      = "optimizer.safetensors"     // first and second moments, under the names of the weights + ".exp_avg" and ".exp_avg_sq"
 	AccumulatorFile    = "accumulator.safetensors"   // accumulated gradient, under the names of the weights
@@ -22,13 +22,15 @@ const (
 
 // Values of SaveAdapterRequest.ExportNames: the name of the output head in AdapterWeightsFile.
 const (
-	ExportPEFT   = "peft"   // base_model.model.lm_head, what PEFT loads; the default
-	ExportTinker = "tinker" // base_model.model.model.unembed_tokens, what the Tinker cookbook's tools expect
+	ExportPEFT = "peft" // base_model.model.lm_head, what PEFT loads; the default
+	// ExportTinker is base_model.model.model.unembed_tokens, what the Tinker cookbook's tools expect. Where the head is the embedding's matrix (ModelInfo.TiedHead) those tools would add
+	// it to the embedding, which changes the model's input too: there it is lm_head, which they take for what it is, or refuse.
+	ExportTinker = "tinker"
 )
 
 // Manifest is the content of ManifestFile. A directory without one is a foreign PEFT adapter.
 type Manifest struct {
-	Format       int    `json:"format"` // 2: sealed; 1, of older versions, not
+	Format       int    `json:"format"` // 3: sealed, and AdapterConfigFile has another scale than 32 / r; 2: sealed; 1, of older versions, not
 	Scope        string `json:"scope"`  // "weights", "optimizer", "accumulator"
 	BaseModel    string `json:"base_model"`
 	ModelHash    string `json:"model_hash"`
@@ -52,15 +54,19 @@ type Manifest struct {
 	Seal string `json:"seal,omitempty"`
 }
 
-const sealedFormat = 2
+const (
+	sealedFormat = 2
+	// ScaledFormat is that of a checkpoint whose adapter has another scale than 32 / r. Versions that knew no other would multiply it into B, and refuse the format.
+	ScaledFormat = 3
+)
 
 // noSeal stands in a seal's place while it is computed.
 var noSeal = strings.Repeat("0", hex.EncodedLen(sha256.Size))
 
-// Encode gives the content of ManifestFile, in the newest format and sealed. The manifest itself stays as it is.
+// Encode gives the content of ManifestFile, sealed, in ScaledFormat if m says so, else in that before it, which older versions read too. The manifest itself stays as it is.
 func (m *Manifest) Encode() ([]byte, error) {
 	sealed := *m
-	sealed.Format, sealed.Seal = sealedFormat, noSeal
+	sealed.Format, sealed.Seal = max(sealedFormat, min(m.Format, ScaledFormat)), noSeal
 	text, err := json.MarshalIndent(sealed, "", "  ")
 	if err != nil {
 		return nil, fmt.Errorf("encode a checkpoint's manifest: %w", err)
@@ -100,8 +106,8 @@ func (s Scope) String() string {
 
 // Check tells whether a checkpoint can be loaded to a scope into a backend of the base model with that hash. Errors are KindInvalid.
 func (m *Manifest) Check(modelHash string, scope Scope) error {
-	if m.Format != 1 && m.Format != sealedFormat {
-		return Invalidf("path", "%s: format %d is not known: 1, 2", ManifestFile, m.Format)
+	if m.Format < 1 || m.Format > ScaledFormat {
+		return Invalidf("path", "%s: format %d is not known: 1, 2, 3", ManifestFile, m.Format)
 	}
 	has := slices.Index(scopeNames, m.Scope)
 	if has < 0 {

@@ -21,30 +21,30 @@ func narrow(field string, v int64) (int, error) {
 
 func configToPB(c *AdapterConfig) *backendpb.AdapterConfig {
 	return &backendpb.AdapterConfig{
-		Rank: int64(c.Rank), Seed: c.Seed, TrainAttention: c.TrainAttention, TrainMlp: c.TrainMLP, TrainUnembed: c.TrainUnembed, Modules: c.Modules,
+		Rank: int64(c.Rank), Seed: c.Seed, TrainAttention: c.TrainAttention, TrainMlp: c.TrainMLP, TrainUnembed: c.TrainUnembed, Modules: c.Modules, Alpha: c.Alpha,
 	}
 }
 
 func configFromPB(p *backendpb.AdapterConfig) (AdapterConfig, error) {
 	rank, err := narrow("config.rank", p.GetRank())
 	return AdapterConfig{
-		Rank: rank, Seed: p.GetSeed(), TrainAttention: p.GetTrainAttention(), TrainMLP: p.GetTrainMlp(), TrainUnembed: p.GetTrainUnembed(), Modules: p.GetModules(),
+		Rank: rank, Seed: p.GetSeed(), TrainAttention: p.GetTrainAttention(), TrainMLP: p.GetTrainMlp(), TrainUnembed: p.GetTrainUnembed(), Modules: p.GetModules(), Alpha: p.GetAlpha(),
 	}, err
 }
 
 func adapterInfoToPB(a *AdapterInfo) *backendpb.AdapterInfo {
-	return &backendpb.AdapterInfo{Config: configToPB(&a.Config), Version: a.Version, Step: a.Step, Bytes: a.Bytes}
+	return &backendpb.AdapterInfo{Config: configToPB(&a.Config), Version: a.Version, Step: a.Step, Bytes: a.Bytes, Notices: a.Notices}
 }
 
 func adapterInfoFromPB(p *backendpb.AdapterInfo) (AdapterInfo, error) {
 	c, err := configFromPB(p.GetConfig())
-	return AdapterInfo{Config: c, Version: p.GetVersion(), Step: p.GetStep(), Bytes: p.GetBytes()}, err
+	return AdapterInfo{Config: c, Version: p.GetVersion(), Step: p.GetStep(), Bytes: p.GetBytes(), Notices: p.GetNotices()}, err
 }
 
 func modelToPB(m *ModelInfo) *backendpb.ModelInfo {
 	p := &backendpb.ModelInfo{
 		Architecture: m.Architecture, Parameters: m.Parameters, Layers: int64(m.Layers), HiddenSize: int64(m.HiddenSize), VocabSize: int64(m.VocabSize),
-		MaxContextLength: int64(m.MaxContextLength), Dtype: m.DType, Device: m.Device, Arithmetic: m.Arithmetic, ModelHash: m.ModelHash, MaxRank: int64(m.MaxRank),
+		MaxContextLength: int64(m.MaxContextLength), Dtype: m.DType, Device: m.Device, Arithmetic: m.Arithmetic, ModelHash: m.ModelHash, MaxRank: int64(m.MaxRank), TiedHead: m.TiedHead,
 	}
 	for _, s := range m.Memory {
 		p.Memory = append(p.Memory, &backendpb.MemoryShare{Name: s.Name, Bytes: s.Bytes, Detail: s.Detail})
@@ -54,7 +54,7 @@ func modelToPB(m *ModelInfo) *backendpb.ModelInfo {
 
 func modelFromPB(p *backendpb.ModelInfo) (ModelInfo, error) {
 	m := ModelInfo{
-		Architecture: p.GetArchitecture(), Parameters: p.GetParameters(), DType: p.GetDtype(), Device: p.GetDevice(), Arithmetic: p.GetArithmetic(), ModelHash: p.GetModelHash(),
+		Architecture: p.GetArchitecture(), Parameters: p.GetParameters(), DType: p.GetDtype(), Device: p.GetDevice(), Arithmetic: p.GetArithmetic(), ModelHash: p.GetModelHash(), TiedHead: p.GetTiedHead(),
 	}
 	err := narrowAll([]narrowing{
 		{"layers", p.GetLayers(), &m.Layers}, {"hidden_size", p.GetHiddenSize(), &m.HiddenSize}, {"vocab_size", p.GetVocabSize(), &m.VocabSize},

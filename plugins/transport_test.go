@@ -294,14 +294,14 @@ func TestRequestsCrossUnchanged(t *testing.T) {
 		}
 	}
 	model := ModelInfo{
-		Architecture: "A", Parameters: 1, Layers: 2, HiddenSize: 3, VocabSize: 4, MaxContextLength: 5, DType: "d", Device: "e", Arithmetic: "f", ModelHash: "g", MaxRank: 6,
+		Architecture: "A", Parameters: 1, Layers: 2, HiddenSize: 3, VocabSize: 4, MaxContextLength: 5, DType: "d", Device: "e", Arithmetic: "f", ModelHash: "g", MaxRank: 6, TiedHead: true,
 		Memory: []MemoryShare{{Name: "h", Bytes: 7, Detail: "i"}},
 	}
 	everyFieldIsSet(t, model)
 	if got, err := modelFromPB(modelToPB(&model)); err != nil || !reflect.DeepEqual(got, model) {
 		t.Errorf("model %+v, %v; want %+v", got, err, model)
 	}
-	info := AdapterInfo{Config: AdapterConfig{Rank: 1, Seed: 2, TrainAttention: true, TrainMLP: true, TrainUnembed: true, Modules: []string{"m"}}, Version: 3, Step: 4, Bytes: 5}
+	info := AdapterInfo{Config: AdapterConfig{Rank: 1, Seed: 2, TrainAttention: true, TrainMLP: true, TrainUnembed: true, Modules: []string{"m"}, Alpha: 1.5}, Version: 3, Step: 4, Bytes: 5, Notices: []string{"n"}}
 	everyFieldIsSet(t, info)
 	everyFieldIsSet(t, info.Config)
 	if got, err := adapterInfoFromPB(adapterInfoToPB(&info)); err != nil || !reflect.DeepEqual(got, info) {

@@ -41,6 +41,9 @@ func (r *CreateAdapterRequest) Validate(m *ModelInfo) error {
 	if len(c.Modules) != 0 {
 		return Invalidf("config.modules", "cannot be chosen when an adapter is created: they follow from the train_ flags")
 	}
+	if c.Alpha != 0 {
+		return Invalidf("config.alpha", "cannot be chosen when an adapter is created: it is 32")
+	}
 	return nil
 }
 

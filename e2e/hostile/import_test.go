@@ -136,7 +136,14 @@ func TestWrongImports(t *testing.T) {
 		{"alpha 0", both(changed("lora_alpha", 0), weights), []string{"lora_alpha"}},
 		{"huge alpha", both(changed("lora_alpha", 1e300), weights), []string{"lora_alpha"}},
 		{"DoRA", both(changed("use_dora", true), weights), []string{"use_dora"}},
-		{"ranks by pattern", both(changed("rank_pattern", object{"q_proj": 8}), weights), []string{"rank_pattern"}},
+		{"ranks by pattern that the tensors have not", both(changed("rank_pattern", object{"q_proj": 8}), weights), []string{"q_proj.lora_A", "shape"}},
+		{"rank 0 by pattern", both(changed("rank_pattern", object{"q_proj": 0}), weights), []string{"rank_pattern", "q_proj"}},
+		{"huge alpha by pattern", both(changed("alpha_pattern", object{"q_proj": 1e300}), weights), []string{"alpha_pattern", "q_proj"}},
+		{"a pattern that is no expression", both(changed("alpha_pattern", object{"(": 8}), weights), []string{"alpha_pattern"}},
+		{"a pattern that is an expression without end", both(changed("alpha_pattern", object{strings.Repeat("(a*)*", 200): 8}), weights), []string{"alpha_pattern"}},
+		{"patterns without end", both(changed("alpha_pattern", patterns(5000)), weights), []string{"alpha_pattern"}},
+		{"another base", both(changed("init_lora_weights", "pissa"), weights), []string{"init_lora_weights", "path_initial_model_for_weight_conversion"}},
+		{"a base's weight that is another", both(config, withCopy(t, header, data)), []string{"base_layer.weight", "shape"}},
 		{"not LoRA", both(changed("peft_type", "IA3"), weights), []string{"peft_type", "IA3"}},
 		{"NaN", both(config, withNaN), []string{"NaN", "lora_A", "value 100"}},
 		{"infinity", both(config, withInf), []string{"Inf", "lora_A", "value 0"}},
@@ -174,6 +181,22 @@ func TestWrongImports(t *testing.T) {
 	if !bytes.Equal(run.weights(t), control.weights(t)) {
 		t.Error("refused imports changed the weights")
 	}
+}
+
+// patterns is a pattern of n keys.
+func patterns(n int) object {
+	o := object{}
+	for i := range n {
+		o[fmt.Sprint("layers.", i)] = 8
+	}
+	return o
+}
+
+// withCopy adds a weight of the output head to an adapter, as PEFT does, but of one element.
+func withCopy(t testing.TB, header string, data []byte) []byte {
+	t.Helper()
+	entry := fmt.Sprintf(`,"base_model.model.lm_head.base_layer.weight":{"dtype":"F32","shape":[1,1],"data_offsets":[%d,%d]}}`, len(data), len(data)+4)
+	return safetensors(strings.TrimRight(header, " }")+"}"+entry, append(bytes.Clone(data), 0, 0, 0, 0))
 }
 
 // sparseEntry is a tar entry of a few hundred bytes that unpacks to size zeros (the PAX form 1.0 of GNU tar).

@@ -437,6 +437,7 @@ type ModelInfo struct {
 	ModelHash        string                 `protobuf:"bytes,10,opt,name=model_hash,json=modelHash,proto3" json:"model_hash,omitempty"`
 	MaxRank          int64                  `protobuf:"varint,11,opt,name=max_rank,json=maxRank,proto3" json:"max_rank,omitempty"`
 	Memory           []*MemoryShare         `protobuf:"bytes,12,rep,name=memory,proto3" json:"memory,omitempty"`
+	TiedHead         bool                   `protobuf:"varint,13,opt,name=tied_head,json=tiedHead,proto3" json:"tied_head,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -553,6 +554,13 @@ func (x *ModelInfo) GetMemory() []*MemoryShare {
 		return x.Memory
 	}
 	return nil
+}
+
+func (x *ModelInfo) GetTiedHead() bool {
+	if x != nil {
+		return x.TiedHead
+	}
+	return false
 }
 
 type MemoryShare struct {
@@ -1066,6 +1074,7 @@ type AdapterConfig struct {
 	TrainMlp       bool                   `protobuf:"varint,4,opt,name=train_mlp,json=trainMlp,proto3" json:"train_mlp,omitempty"`
 	TrainUnembed   bool                   `protobuf:"varint,5,opt,name=train_unembed,json=trainUnembed,proto3" json:"train_unembed,omitempty"`
 	Modules        []string               `protobuf:"bytes,6,rep,name=modules,proto3" json:"modules,omitempty"`
+	Alpha          float64                `protobuf:"fixed64,7,opt,name=alpha,proto3" json:"alpha,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -1142,6 +1151,13 @@ func (x *AdapterConfig) GetModules() []string {
 	return nil
 }
 
+func (x *AdapterConfig) GetAlpha() float64 {
+	if x != nil {
+		return x.Alpha
+	}
+	return 0
+}
+
 type CreateAdapterRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Adapter       string                 `protobuf:"bytes,1,opt,name=adapter,proto3" json:"adapter,omitempty"`
@@ -1200,6 +1216,7 @@ type AdapterInfo struct {
 	Version       int64                  `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
 	Step          int64                  `protobuf:"varint,3,opt,name=step,proto3" json:"step,omitempty"`
 	Bytes         int64                  `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Notices       []string               `protobuf:"bytes,5,rep,name=notices,proto3" json:"notices,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1260,6 +1277,13 @@ func (x *AdapterInfo) GetBytes() int64 {
 		return x.Bytes
 	}
 	return 0
+}
+
+func (x *AdapterInfo) GetNotices() []string {
+	if x != nil {
+		return x.Notices
+	}
+	return nil
 }
 
 type DeleteAdapterRequest struct {
@@ -3061,7 +3085,7 @@ const file_backend_proto_rawDesc = "" +
 	"\fLoadProgress\x12\x14\n" +
 	"\x05stage\x18\x01 \x01(\tR\x05stage\x12\x12\n" +
 	"\x04done\x18\x02 \x01(\x03R\x04done\x12\x14\n" +
-	"\x05total\x18\x03 \x01(\x03R\x05total\"\x97\x03\n" +
+	"\x05total\x18\x03 \x01(\x03R\x05total\"\xb4\x03\n" +
 	"\tModelInfo\x12\"\n" +
 	"\farchitecture\x18\x01 \x01(\tR\farchitecture\x12\x1e\n" +
 	"\n" +
@@ -3082,7 +3106,8 @@ const file_backend_proto_rawDesc = "" +
 	"model_hash\x18\n" +
 	" \x01(\tR\tmodelHash\x12\x19\n" +
 	"\bmax_rank\x18\v \x01(\x03R\amaxRank\x128\n" +
-	"\x06memory\x18\f \x03(\v2 .tinsmith.backend.v1.MemoryShareR\x06memory\"O\n" +
+	"\x06memory\x18\f \x03(\v2 .tinsmith.backend.v1.MemoryShareR\x06memory\x12\x1b\n" +
+	"\ttied_head\x18\r \x01(\bR\btiedHead\"O\n" +
 	"\vMemoryShare\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\x12\x16\n" +
@@ -3123,22 +3148,24 @@ const file_backend_proto_rawDesc = "" +
 	"\x10sampling_seconds\x18\x16 \x01(\x01R\x0fsamplingSeconds\x12!\n" +
 	"\fmemory_bytes\x18\x17 \x01(\x03R\vmemoryBytes\x12!\n" +
 	"\fmemory_limit\x18\x18 \x01(\x03R\vmemoryLimit\x12\x17\n" +
-	"\ano_room\x18\x19 \x01(\tR\x06noRoom\"\xbc\x01\n" +
+	"\ano_room\x18\x19 \x01(\tR\x06noRoom\"\xd2\x01\n" +
 	"\rAdapterConfig\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\x03R\x04rank\x12\x12\n" +
 	"\x04seed\x18\x02 \x01(\x06R\x04seed\x12'\n" +
 	"\x0ftrain_attention\x18\x03 \x01(\bR\x0etrainAttention\x12\x1b\n" +
 	"\ttrain_mlp\x18\x04 \x01(\bR\btrainMlp\x12#\n" +
 	"\rtrain_unembed\x18\x05 \x01(\bR\ftrainUnembed\x12\x18\n" +
-	"\amodules\x18\x06 \x03(\tR\amodules\"l\n" +
+	"\amodules\x18\x06 \x03(\tR\amodules\x12\x14\n" +
+	"\x05alpha\x18\a \x01(\x01R\x05alpha\"l\n" +
 	"\x14CreateAdapterRequest\x12\x18\n" +
 	"\aadapter\x18\x01 \x01(\tR\aadapter\x12:\n" +
-	"\x06config\x18\x02 \x01(\v2\".tinsmith.backend.v1.AdapterConfigR\x06config\"\x8d\x01\n" +
+	"\x06config\x18\x02 \x01(\v2\".tinsmith.backend.v1.AdapterConfigR\x06config\"\xa7\x01\n" +
 	"\vAdapterInfo\x12:\n" +
 	"\x06config\x18\x01 \x01(\v2\".tinsmith.backend.v1.AdapterConfigR\x06config\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x03R\aversion\x12\x12\n" +
 	"\x04step\x18\x03 \x01(\x03R\x04step\x12\x14\n" +
-	"\x05bytes\x18\x04 \x01(\x03R\x05bytes\"0\n" +
+	"\x05bytes\x18\x04 \x01(\x03R\x05bytes\x12\x18\n" +
+	"\anotices\x18\x05 \x03(\tR\anotices\"0\n" +
 	"\x14DeleteAdapterRequest\x12\x18\n" +
 	"\aadapter\x18\x01 \x01(\tR\aadapter\"\x17\n" +
 	"\x15DeleteAdapterResponse\"\xcd\x01\n" +

@@ -67,6 +67,7 @@ func RunAll(t *testing.T, factory Factory) {
 		{"save and load", (*suite).saveAndLoad},
 		{"accumulator checkpoint", (*suite).accumulatorCheckpoint},
 		{"load into an adapter", (*suite).loadInto},
+		{"a foreign adapter's scale", (*suite).scale},
 		{"damaged checkpoints", (*suite).damagedCheckpoints},
 		{"frozen adapter", (*suite).frozen},
 	} {

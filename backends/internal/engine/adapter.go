@@ -39,8 +39,10 @@ type run struct {
 	id     string
 	number int64 // never used twice in this process
 	config plugins.AdapterConfig
-	layout *lora.Layout
+	layout *lora.Layout // of the latest version
 	frozen bool
+
+	notices []string // about the files that the run was made from
 
 	origin  any                 // the request that made the run, to recognise it when it is repeated
 	created chan struct{}       // closed when info or failure is set
@@ -232,7 +234,7 @@ func (e *Engine) finish(r *run, v *version, err error) {
 	default:
 		r.busy = false
 		e.publish(r, v)
-		r.info = plugins.AdapterInfo{Config: r.config, Version: v.number, Step: v.step, Bytes: v.size}
+		r.info = plugins.AdapterInfo{Config: r.config, Version: v.number, Step: v.step, Bytes: v.size, Notices: r.notices}
 	}
 	e.wake.Signal()
 }
@@ -313,7 +315,7 @@ func (v *version) unmade() bool {
 
 // describe notes a run's shape before it is used by anyone else.
 func (r *run) describe(c plugins.AdapterConfig, layout *lora.Layout) {
-	c.Modules = layout.Kinds()
+	c.Modules, c.Alpha = layout.Kinds(), layout.Alpha()
 	r.config, r.layout = c, layout
 }
 

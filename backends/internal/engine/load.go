@@ -158,7 +158,7 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	e.counters.pagesFree.Store(l.pagesFree())
 	l.info = plugins.ModelInfo{
 		Architecture: m.Config.Architecture, Parameters: m.Parameters, Layers: m.Config.Layers, HiddenSize: m.Config.HiddenSize, VocabSize: m.Config.VocabSize, MaxContextLength: l.plan.context,
-		DType: m.DType.String(), Device: config.devices(), Arithmetic: l.arithmetic(), ModelHash: m.Hash, MaxRank: lora.MaxRank, Memory: l.shares(),
+		DType: m.DType.String(), Device: config.devices(), Arithmetic: l.arithmetic(), ModelHash: m.Hash, MaxRank: lora.MaxRank, TiedHead: m.Config.TieWordEmbeddings, Memory: l.shares(),
 	}
 	if len(l.training[0].models) != len(l.sampling[0].models) {
 		e.log().Warn("training and sampling cut the model differently: their log-probabilities of a token differ by rounding", "training", len(l.training[0].models), "sampling", len(l.sampling[0].models))

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -33,7 +34,7 @@ func (e *Engine) LoadAdapter(ctx context.Context, req plugins.LoadAdapterRequest
 						if err != nil {
 							return err
 						}
-						r.layout, r.config, r.frozen, r.accumulator, r.window, r.next = c.layout, c.config, req.Frozen, g, c.window, req.Version
+						r.layout, r.config, r.notices, r.frozen, r.accumulator, r.window, r.next = c.layout, c.config, c.notices, req.Frozen, g, c.window, req.Version
 						e.finish(r, v, nil)
 						return nil
 					})
@@ -50,7 +51,7 @@ func (e *Engine) LoadAdapter(ctx context.Context, req plugins.LoadAdapterRequest
 		o.kind, o.position = kindLoad, req.Position
 		o.host = func() {
 			if err := e.inBackground(func() { e.replace(r, o, &req, invalid) }); err != nil {
-				e.endLoad(r, o, nil, err)
+				e.endLoad(r, o, nil, nil, err)
 			}
 		}
 	})
@@ -84,11 +85,11 @@ func (e *Engine) replace(r *run, o *operation, req *plugins.LoadAdapterRequest, 
 		err = c.fits(r)
 	}
 	if err != nil {
-		e.endLoad(r, o, nil, err)
+		e.endLoad(r, o, nil, nil, err)
 		return
 	}
 	if err := e.onDevice(func() error {
-		v, g, err := e.loaded.restore(r.id, c, r.layout, true)
+		v, g, err := e.loaded.restore(r.id, c, c.layout, true) // with the checkpoint's scale, which may be another one
 		if err != nil {
 			return err
 		}
@@ -106,12 +107,12 @@ func (e *Engine) replace(r *run, o *operation, req *plugins.LoadAdapterRequest, 
 		e.loaded.freeAccumulator(r)
 		r.accumulator = g
 		e.mu.Lock()
-		r.window = c.window
+		r.layout, r.config.Alpha, r.window = c.layout, c.config.Alpha, c.window
 		e.mu.Unlock()
-		e.endLoad(r, o, v, nil)
+		e.endLoad(r, o, v, c.notices, nil)
 		return nil
 	}); err != nil {
-		e.endLoad(r, o, nil, err)
+		e.endLoad(r, o, nil, nil, err)
 	}
 }
 
@@ -128,7 +129,7 @@ func (r *run) numbered(version int64) error {
 }
 
 // endLoad decides a load: v becomes the latest version, or the run is broken until another load succeeds.
-func (e *Engine) endLoad(r *run, o *operation, v *version, err error) {
+func (e *Engine) endLoad(r *run, o *operation, v *version, notices []string, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if r.deleted {
@@ -143,7 +144,7 @@ func (e *Engine) endLoad(r *run, o *operation, v *version, err error) {
 		r.decide(o, nil, err)
 	} else {
 		e.publish(r, v)
-		r.decide(o, plugins.AdapterInfo{Config: r.config, Version: v.number, Step: v.step, Bytes: v.size}, nil)
+		r.decide(o, plugins.AdapterInfo{Config: r.config, Version: v.number, Step: v.step, Bytes: v.size, Notices: notices}, nil)
 	}
 	e.wake.Signal()
 }
@@ -152,6 +153,7 @@ func (e *Engine) endLoad(r *run, o *operation, v *version, err error) {
 type checkpoint struct {
 	config      plugins.AdapterConfig
 	layout      *lora.Layout
+	notices     []string // about a foreign adapter, see plugins.AdapterInfo
 	step        int64
 	weights     map[string][]float32 // by PEFT name
 	moments     map[string][]float32 // by PEFT name and suffix; nil without optimizer state
@@ -248,12 +250,15 @@ func (l *loaded) read(req *plugins.LoadAdapterRequest) (*checkpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	scale, err := decodePEFT(text, l.info.MaxRank)
+	config, err := decodePEFT(text, l.info.MaxRank)
 	if err != nil {
 		return nil, err
 	}
 	c := &checkpoint{}
-	if err := l.readWeights(c, d, scale); err != nil {
+	if manifest == nil {
+		c.notices = config.notices
+	}
+	if err := l.readWeights(c, d, config, manifest == nil); err != nil {
 		return nil, err
 	}
 	if manifest != nil {
@@ -283,9 +288,14 @@ func (l *loaded) read(req *plugins.LoadAdapterRequest) (*checkpoint, error) {
 	return c, nil
 }
 
-// readWeights finds out which modules a file's tensors belong to, and reads them with B rescaled to our scale.
-func (l *loaded) readWeights(c *checkpoint, d directory, scale scaling) error {
-	f, err := d.tensors(plugins.AdapterWeightsFile, l.largest(1))
+// readWeights finds out which modules a file's tensors belong to, and reads them. Those of a foreign adapter may be smaller than the layout has them, see foreignConfig.fit.
+func (l *loaded) readWeights(c *checkpoint, d directory, config *foreignConfig, foreign bool) (err error) {
+	limit, copies := l.largest(1), &baseCopies{loaded: l}
+	defer func() { err = errors.Join(err, copies.close()) }()
+	if foreign {
+		limit += copies.limit()
+	}
+	f, err := d.tensors(plugins.AdapterWeightsFile, limit)
 	if err != nil {
 		return err
 	}
@@ -300,6 +310,12 @@ func (l *loaded) readWeights(c *checkpoint, d directory, scale scaling) error {
 		module, matrix, ok := lora.ParseTensorName(name)
 		i, known := modules[module]
 		if !ok || !known {
+			if base, ok := copies.mayBe(name); ok && foreign {
+				if err := copies.compare(f, name, base); err != nil {
+					return err
+				}
+				continue
+			}
 			return plugins.Invalidf("path", "tensor %.200q belongs to no module of this model", name)
 		}
 		canonical := lora.TensorName(module, matrix, lora.PEFT)
@@ -318,29 +334,40 @@ func (l *loaded) readWeights(c *checkpoint, d directory, scale scaling) error {
 		}
 	}
 	if len(has) == 0 {
-		return plugins.Invalidf("path", "%s holds no tensor", plugins.AdapterWeightsFile)
+		return plugins.Invalidf("path", "%s holds no LoRA tensor", plugins.AdapterWeightsFile)
 	}
-	if c.layout, err = lora.NewLayout(l.model.Modules, scale.rank, func(m lora.Module) bool { return has[m.Name] }); err != nil {
-		return plugins.Invalidf("path", "%v", err)
+	var ranks []int // in the file, by module
+	if c.layout, ranks, err = config.fit(l.model.Modules, func(m lora.Module) bool { return has[m.Name] }, !foreign); err != nil {
+		return err
 	}
-	c.config.Rank, c.config.Modules = scale.rank, c.layout.Kinds()
+	c.config.Rank, c.config.Modules, c.config.Alpha = c.layout.Rank, c.layout.Kinds(), c.layout.Alpha()
 	c.weights = map[string][]float32{}
-	return eachTensor(c.layout, func(name string, shape []int) error {
-		values, err := readTensor(f, plugins.AdapterWeightsFile, stored[name], name, shape)
-		if err != nil {
-			return err
+	for i, m := range c.layout.Modules {
+		if !c.layout.Has(i) {
+			continue
 		}
-		if scale.factor != 1 && strings.HasSuffix(name, ".lora_B.weight") {
-			for i, v := range values {
-				values[i] = float32(float64(v) * scale.factor)
-				if !finite(float64(values[i])) {
-					return plugins.Invalidf("path", "tensor %q: value %d times %v, which makes lora_alpha %v, is not finite", name, i, scale.factor, lora.Alpha)
-				}
+		for k, shape := range [2][]int{{ranks[i], m.In}, {m.Out, ranks[i]}} {
+			name := lora.TensorName(m.Name, string("AB"[k]), lora.PEFT)
+			values, err := readTensor(f, plugins.AdapterWeightsFile, stored[name], name, shape)
+			if err != nil {
+				return err
 			}
+			c.weights[name] = padded(values, shape, matrixShapes(c.layout, m)[k])
 		}
-		c.weights[name] = values
-		return nil
-	})
+	}
+	return nil
+}
+
+// padded puts a matrix into a larger one of zeros.
+func padded(values []float32, from, to []int) []float32 {
+	if slices.Equal(from, to) {
+		return values
+	}
+	all := make([]float32, to[0]*to[1])
+	for row := range from[0] {
+		copy(all[row*to[1]:], values[row*from[1]:][:from[1]])
+	}
+	return all
 }
 
 // largest is the most bytes that a file of so many values per parameter can have on this model.

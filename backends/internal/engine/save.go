@@ -182,7 +182,7 @@ type checkpointWriter struct {
 func (w *checkpointWriter) all(s *saving) error {
 	v, l, req := s.version, w.engine.loaded, s.request
 	names := lora.PEFT
-	if req.ExportNames == plugins.ExportTinker {
+	if req.ExportNames == plugins.ExportTinker && !l.info.TiedHead { // who reads those names takes a tied head's for the embedding's
 		names = lora.Tinker
 	}
 	if err := w.tensors(plugins.AdapterWeightsFile, names, v.weights, ""); err != nil {
@@ -197,6 +197,9 @@ func (w *checkpointWriter) all(s *saving) error {
 		Scope: req.Scope.String(), BaseModel: l.name, ModelHash: l.info.ModelHash, Engine: w.engine.options.Version, Topology: w.engine.options.Plugin + " " + l.info.Device,
 		Arithmetic: l.info.Arithmetic, Rank: s.run.config.Rank, Seed: s.run.config.Seed, TrainAttn: s.run.config.TrainAttention, TrainMLP: s.run.config.TrainMLP, TrainUnembed: s.run.config.TrainUnembed,
 		Step: v.step, Version: v.number, Metadata: req.Metadata, SHA256: w.sums,
+	}
+	if !v.layout.Scaling.Plain() {
+		m.Format = plugins.ScaledFormat
 	}
 	if req.Scope == plugins.ScopeAccumulator {
 		m.WindowPasses = s.window.passes

@@ -1,5 +1,5 @@
 // Package lora has LoRA adapters as a whole: which modules of a model carry one, how their parameters lie in memory, how they start, the gradients
-// that are summed for them, and the names that their tensors have in files. y = Wx + (32 / rank) · B(Ax). It knows no run, no optimizer and no directory.
+// that are summed for them, and the names that their tensors have in files. y = Wx + s · B(Ax), where s is 32 / rank in adapters made here, see Scaling. It knows no run, no optimizer and no directory.
 package lora
 
 import (
@@ -10,7 +10,7 @@ import (
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 )
 
-// Alpha is LoRA's scale before division by the rank. It is the same for every adapter.
+// Alpha is LoRA's scale before division by the rank, in adapters made here.
 const Alpha = 32
 
 // MaxRank is the largest rank.
@@ -52,16 +52,16 @@ type Layout struct {
 	Modules []Module // all of the model, by module number
 	Rank    int
 	Size    int // parameters
-	Scale   float32
+	Scaling Scaling
 	a, b    []int // offsets by module number, -1 where the module has no LoRA
 }
 
-// NewLayout puts LoRA of a rank on the modules that include names.
+// NewLayout puts LoRA of a rank on the modules that include names, scaled as adapters made here.
 func NewLayout(modules []Module, rank int, include func(Module) bool) (*Layout, error) {
 	if rank < 1 || rank > MaxRank {
 		return nil, fmt.Errorf("rank %d is not in 1 … %d", rank, MaxRank)
 	}
-	l := &Layout{Modules: modules, Rank: rank, Scale: float32(Alpha) / float32(rank), a: make([]int, len(modules)), b: make([]int, len(modules))}
+	l := &Layout{Modules: modules, Rank: rank, a: make([]int, len(modules)), b: make([]int, len(modules))}
 	for i, m := range modules {
 		if !include(m) {
 			l.a[i], l.b[i] = -1, -1
@@ -224,7 +224,7 @@ func NewWeights(device tensor.Device, l *Layout, d tensor.DType, places ...Place
 			if !l.Has(i) {
 				continue
 			}
-			modules[i].Scale = l.Scale
+			modules[i].Scale = l.Scale(i)
 			part := place.Part(i, m)
 			if modules[i].A, err = place.Device.NewMatrix(d, l.Rank, part.InTo-part.InFrom); err == nil {
 				modules[i].B, err = place.Device.NewMatrix(d, part.OutTo-part.OutFrom, l.Rank)

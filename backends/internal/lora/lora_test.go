@@ -56,7 +56,7 @@ func download(t *testing.T, d tensor.Device, x tensor.Tensor) []float32 {
 
 func TestLayout(t *testing.T) {
 	l := layout(t, 4, func(m lora.Module) bool { return m.Group != lora.MLP })
-	if want := 4*(6+5) + 4*(11+5); l.Size != want || l.Scale != 8 || l.Has(1) || !l.Has(2) {
+	if want := 4*(6+5) + 4*(11+5); l.Size != want || l.Scale(0) != 8 || l.Has(1) || !l.Has(2) {
 		t.Errorf("layout %+v, want %d parameters", l, want)
 	}
 	if got := fmt.Sprint(l.Kinds()); got != "[q_proj lm_head]" {
@@ -69,6 +69,30 @@ func TestLayout(t *testing.T) {
 	}
 	if _, err := lora.NewLayout(modules, 4, func(lora.Module) bool { return false }); err == nil {
 		t.Error("an adapter without modules accepted")
+	}
+}
+
+// The scale of adapters made here is what it has always been, to the bit, at every rank; another one is alpha over the rank.
+func TestScale(t *testing.T) {
+	for rank := 1; rank <= lora.MaxRank; rank++ {
+		l := layout(t, rank, all)
+		if want := float32(32) / float32(rank); l.Scale(0) != want || !l.Scaling.Plain() || l.Alpha() != 32 {
+			t.Errorf("rank %d: scale %v of alpha %v, want %v", rank, l.Scale(0), l.Alpha(), want)
+		}
+	}
+	l := layout(t, 8, all)
+	if s := l.Scaled(lora.Scaling{Alpha: 12}); s.Scale(0) != 1.5 || s.Scaling.Plain() || s.Alpha() != 12 || l.Scale(0) != 4 {
+		t.Errorf("alpha 12 gives %v, and %v where it was 32", s.Scale(0), l.Scale(0))
+	}
+	alphas := map[string]float64{}
+	for i, m := range modules {
+		alphas[m.Name] = float64(8 * (i + 1))
+	}
+	s := l.Scaled(lora.Scaling{Alphas: alphas})
+	for i := range modules {
+		if s.Scale(i) != float32(i+1) || s.Scaling.Plain() || s.Alpha() != 0 {
+			t.Errorf("module %d has scale %v, want %d", i, s.Scale(i), i+1)
+		}
 	}
 }
 

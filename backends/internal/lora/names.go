@@ -54,3 +54,17 @@ func ParseTensorName(name string) (module, matrix string, ok bool) {
 	}
 	return module, matrix, true
 }
+
+// ParseBaseCopy reads the name under which PEFT saves a weight of the base model in an adapter's file, beside LoRA or alone: the module's name, and the weight's in the model's files.
+func ParseBaseCopy(name string) (module, weight string, ok bool) {
+	rest, ok := strings.CutPrefix(name, namePrefix)
+	if !ok {
+		return "", "", false
+	}
+	at := strings.LastIndexByte(rest, '.')
+	if at < 1 || (rest[at:] != ".weight" && rest[at:] != ".bias") {
+		return "", "", false
+	}
+	module = strings.TrimSuffix(rest[:at], ".base_layer")
+	return module, module + rest[at:], true
+}

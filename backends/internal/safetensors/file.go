@@ -181,6 +181,29 @@ func halfToFloat32(h uint16) float32 {
 	return math.Float32frombits(sign | (exponent+112)<<23 | fraction<<13)
 }
 
+// RoundBFloat16 rounds a finite value to the nearest bfloat16, to the even one in the middle.
+func RoundBFloat16(v float32) float32 {
+	b := math.Float32bits(v)
+	return math.Float32frombits((b + 0x7fff + b>>16&1) &^ 0xffff)
+}
+
+// RoundFloat16 rounds a finite value to the nearest IEEE half, to the even one in the middle; what is too large becomes infinite.
+func RoundFloat16(v float32) float32 {
+	const (
+		largest = 65520           // the first that rounds up to 2¹⁶, which is none any more
+		step    = 1.0 / (1 << 24) // of subnormals
+	)
+	magnitude := math.Abs(float64(v))
+	switch {
+	case magnitude >= largest:
+		return float32(math.Inf(int(math.Copysign(1, float64(v)))))
+	case magnitude < 1.0/(1<<14):
+		return float32(math.Copysign(math.RoundToEven(magnitude/step)*step, float64(v)))
+	}
+	b := math.Float32bits(v)
+	return math.Float32frombits((b + 0xfff + b>>13&1) &^ 0x1fff)
+}
+
 // Finite tells whether all elements of data, which are of a type, are finite: their exponents are not all ones. Those of types other than F32, F16 and BF16 are not looked at.
 func Finite(dtype string, data []byte) bool {
 	var exponent, lowest, highest uint64 // of each element in eight bytes: the bits of its exponent, its lowest and its highest one

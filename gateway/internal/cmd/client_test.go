@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -239,6 +240,30 @@ func TestClientCommands(t *testing.T) {
 		w.ok(err)
 		if two, err := w.run(chatCommand(), "hello\n", "--temperature", "0", "--model", sampler); err != nil || two != one {
 			t.Errorf("%v: imported it says %q, before %q", err, two, one)
+		}
+		// An adapter of another program, that would train on otherwise there: its scale is kept, and what is not is said in a line.
+		foreign := t.TempDir()
+		config, err := os.ReadFile(found[0])
+		w.ok(err)
+		config = bytes.Replace(config, []byte(`"lora_alpha": 32`), []byte(`"lora_alpha": 12`), 1)
+		config = bytes.Replace(config, []byte(`"lora_dropout": 0`), []byte(`"lora_dropout": 0.05`), 1)
+		w.ok(os.WriteFile(filepath.Join(foreign, "adapter_config.json"), config, 0o600))
+		weights, err := os.ReadFile(filepath.Join(filepath.Dir(found[0]), "adapter_model.safetensors"))
+		w.ok(err)
+		w.ok(os.WriteFile(filepath.Join(foreign, "adapter_model.safetensors"), weights, 0o600))
+		if out, err = w.run(importCommand(), "", foreign, "--base", served, "--name", "scaled"); err != nil || !strings.HasSuffix(out, "note: lora_dropout 0.05 is not applied when it is trained on here\n") {
+			t.Errorf("%v: %s", err, out)
+		}
+		scaled, err := filepath.Glob(filepath.Join(w.data, "checkpoints", "*", "*", "*", "adapter_config.json"))
+		w.ok(err)
+		kept := 0
+		for _, path := range scaled {
+			if text, err := os.ReadFile(path); err == nil && bytes.Contains(text, []byte(`"lora_alpha": 12`)) {
+				kept++
+			}
+		}
+		if kept != 2 {
+			t.Errorf("%d checkpoints have the scale of the import, want both of it", kept)
 		}
 		if _, err := w.run(importCommand(), "", t.TempDir(), "--base", served); err == nil || !strings.Contains(err.Error(), "not a PEFT adapter") {
 			t.Errorf("%v", err)

@@ -37,12 +37,16 @@ func importCommand() *cobra.Command {
 		var answer struct {
 			Training string `json:"training_path"`
 			Sampler  string `json:"sampler_path"`
+			Notices  []string
 		}
 		query := url.Values{"base_model": {*base}, "name": {*name}}
 		if err := conn.call(c.Context(), http.MethodPost, "/api/v1/tinsmith/import?"+query.Encode(), r, &answer); err != nil {
 			return err
 		}
 		fmt.Fprintf(c.OutOrStdout(), "train it on:  %s\nsample it:    %s\n", answer.Training, answer.Sampler)
+		for _, notice := range answer.Notices {
+			fmt.Fprintf(c.ErrOrStderr(), "note: %s\n", notice)
+		}
 		return nil
 	}
 	return c

@@ -29,6 +29,8 @@ type CheckpointInfo struct {
 	Step          int64
 	WithOptimizer bool
 	UserMetadata  map[string]string
+	// Notices say, of the training checkpoint of an import, what the program that wrote the adapter would do differently when it is trained on.
+	Notices []string `json:",omitempty"`
 }
 
 // ID is the last two parts of the path.

@@ -29,7 +29,7 @@ type Import struct {
 // importable are the files that are taken from an uploaded directory; others are skipped.
 var importable = []string{plugins.AdapterConfigFile, plugins.AdapterWeightsFile, plugins.ManifestFile, plugins.CompleteFile}
 
-// Import checks the files by loading them into the model's backend (shapes, base model, checksums) and returns the two checkpoints.
+// Import checks the files by loading them into the model's backend (shapes, base model, checksums) and returns the two checkpoints, the first with what cannot be trained on as where it comes from.
 func (c *Core) Import(ctx context.Context, req Import) (training, sampler CheckpointInfo, err error) {
 	fail := func(err error) (CheckpointInfo, CheckpointInfo, error) {
 		return CheckpointInfo{}, CheckpointInfo{}, err
@@ -113,6 +113,9 @@ func (c *Core) Import(ctx context.Context, req Import) (training, sampler Checkp
 		cp := &checkpoint{checkpointRecord{Dir: dir, CheckpointInfo: CheckpointInfo{
 			Path: path.String(), RunID: r.ID, Kind: kind, Name: req.Name, Owner: req.Owner, BaseModel: req.BaseModel, ServedModel: m.Name, LoRA: r.LoRA, CreatedAt: now, Size: got.Bytes,
 		}}}
+		if kind == KindWeights {
+			cp.Notices = info.Notices
+		}
 		c.describe(ctx, cp, r)
 		one := c.checkpointMade(cp, "", req.ProjectID, AuditEntry{Event: "checkpoint_created", Purpose: "import"})
 		batch.Put, batch.Add = append(batch.Put, one.Put...), append(batch.Add, one.Add...)

@@ -14,5 +14,9 @@ func (s *Service) importAdapter(c call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return gin.H{"training_path": training.Path, "sampler_path": sampler.Path, "training_run_id": training.RunID, "lora_rank": training.LoRA.Rank}, nil
+	notices := training.Notices
+	if notices == nil {
+		notices = []string{}
+	}
+	return gin.H{"training_path": training.Path, "sampler_path": sampler.Path, "training_run_id": training.RunID, "lora_rank": training.LoRA.Rank, "notices": notices}, nil
 }

@@ -9,6 +9,7 @@ import (
 // shape is the layout of an adapter's tensors in one flat slice.
 type shape struct {
 	rank    int
+	alpha   float64
 	tensors []*tensor
 	a, b    [3]*tensor // by module; nil where the module carries no LoRA
 	total   int
@@ -24,10 +25,10 @@ type tensor struct {
 
 func (t *tensor) size() int { return t.rows * t.cols }
 
-func (s *shape) scale() float64 { return loraAlpha / float64(s.rank) }
+func (s *shape) scale() float64 { return s.alpha / float64(s.rank) }
 
 func newShape(m *model, rank int, has [3]bool) *shape {
-	s := &shape{rank: rank}
+	s := &shape{rank: rank, alpha: loraAlpha}
 	add := func(module int, half string, rows, cols int) *tensor {
 		t := &tensor{module: module, half: half, rows: rows, cols: cols, offset: s.total}
 		s.tensors = append(s.tensors, t)

@@ -25,6 +25,7 @@ type peftConfig struct {
 	BaseModel     string   `json:"base_model_name_or_path"`
 	Rank          int      `json:"r"`
 	Alpha         float64  `json:"lora_alpha"`
+	Rooted        bool     `json:"use_rslora,omitempty"`
 	Dropout       float64  `json:"lora_dropout"`
 	Bias          string   `json:"bias"`
 	TargetModules []string `json:"target_modules"`
@@ -95,7 +96,7 @@ func (b *Backend) save(a *adapter, v *version, req *plugins.SaveAdapterRequest) 
 		return plugins.SaveAdapterResult{}, plugins.Invalidf("path", "%s exists", req.Path)
 	}
 	config, _ := json.MarshalIndent(peftConfig{
-		PEFTType: "LORA", TaskType: "CAUSAL_LM", BaseModel: b.name, Rank: a.config.Rank, Alpha: loraAlpha, Bias: "none", TargetModules: b.model.moduleNames(v.shape), InferenceMode: true,
+		PEFTType: "LORA", TaskType: "CAUSAL_LM", BaseModel: b.name, Rank: a.config.Rank, Alpha: v.shape.alpha, Bias: "none", TargetModules: b.model.moduleNames(v.shape), InferenceMode: true,
 	}, "", "  ")
 	files := map[string][]byte{
 		plugins.AdapterConfigFile:  config,
@@ -106,6 +107,9 @@ func (b *Backend) save(a *adapter, v *version, req *plugins.SaveAdapterRequest) 
 		Scope: req.Scope.String(), BaseModel: b.name, ModelHash: b.info.ModelHash, Engine: Version, Topology: "fake cpu", Arithmetic: b.info.Arithmetic,
 		Rank: a.config.Rank, Seed: a.config.Seed, TrainAttn: a.config.TrainAttention, TrainMLP: a.config.TrainMLP, TrainUnembed: a.config.TrainUnembed,
 		Step: v.step, Version: v.number, Metadata: req.Metadata, SHA256: map[string]string{},
+	}
+	if v.shape.alpha != loraAlpha {
+		m.Format = plugins.ScaledFormat
 	}
 	if req.Scope >= plugins.ScopeOptimizer {
 		files[plugins.OptimizerFile] = b.encode(v.shape, plugins.ExportPEFT, []string{suffixFirst, suffixSecond}, v.first, v.second)
@@ -197,6 +201,7 @@ type loaded struct {
 	grad    []float32
 	passes  int
 	failure *plugins.Error
+	notices []string
 }
 
 // LoadAdapter implements plugins.Backend.
@@ -221,6 +226,7 @@ func (b *Backend) LoadAdapter(ctx context.Context, req plugins.LoadAdapterReques
 		}
 		l.version.number = req.Version
 		info, err := b.install(req.Adapter, req, l.config, l.version, req.Frozen)
+		info.Notices = l.notices
 		if err == nil && l.grad != nil {
 			b.restoreWindow(req.Adapter, l)
 		}
@@ -266,7 +272,8 @@ func (b *Backend) replace(a *adapter, req *plugins.LoadAdapterRequest) (plugins.
 		}
 		next = req.Version
 	}
-	l.version.number, l.version.shape = next, a.shape
+	l.version.number = next
+	a.shape, a.config.Alpha = l.version.shape, l.version.shape.alpha // it differs in its scale only
 	a.publish(l.version)
 	a.accumulated, a.passes, a.failure, a.broken = make([]float32, a.shape.total), l.passes, l.failure, nil
 	if l.grad != nil {
@@ -306,18 +313,14 @@ func (b *Backend) read(req *plugins.LoadAdapterRequest) (*loaded, error) {
 	if v.flat, err = b.collect(s, values, "", plugins.AdapterWeightsFile); err != nil {
 		return nil, err
 	}
-	if peft.Alpha != loraAlpha { // the scale is alpha over rank: what differs from ours goes into B
-		for _, t := range s.tensors {
-			for i, x := range v.values(t) {
-				if t.half == "lora_B" {
-					v.flat[t.offset+i] = float32(float64(x) * peft.Alpha / loraAlpha)
-				}
-			}
-		}
+	if s.alpha = peft.Alpha; peft.Rooted {
+		s.alpha *= math.Sqrt(float64(peft.Rank))
 	}
-	l := &loaded{version: v, config: plugins.AdapterConfig{Rank: peft.Rank, TrainAttention: s.a[moduleO] != nil, TrainMLP: s.a[moduleD] != nil, TrainUnembed: s.a[moduleU] != nil}}
+	l := &loaded{version: v, config: plugins.AdapterConfig{Rank: peft.Rank, Alpha: s.alpha, TrainAttention: s.a[moduleO] != nil, TrainMLP: s.a[moduleD] != nil, TrainUnembed: s.a[moduleU] != nil}}
 	if manifest != nil {
 		l.config.Seed = manifest.Seed
+	} else if peft.Dropout != 0 {
+		l.notices = []string{fmt.Sprintf("lora_dropout %v is not applied when it is trained on here", peft.Dropout)}
 	}
 	if req.Frozen {
 		return l, nil

@@ -250,7 +250,7 @@ func (b *Backend) install(id string, origin any, c plugins.AdapterConfig, v *ver
 		}
 		return plugins.AdapterInfo{}, plugins.Invalidf("adapter", "%.200q exists with another configuration", id)
 	}
-	c.Modules = b.model.moduleNames(v.shape)
+	c.Modules, c.Alpha = b.model.moduleNames(v.shape), v.shape.alpha
 	a := &adapter{
 		id: id, config: c, origin: origin, shape: v.shape, frozen: frozen, next: 1, pending: map[int64]*operation{}, versions: map[int64]*version{}, pins: map[string]*version{},
 		created: plugins.AdapterInfo{Config: c, Version: v.number, Step: v.step, Bytes: v.bytes()},

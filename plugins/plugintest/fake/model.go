@@ -11,7 +11,7 @@ import (
 // decay is how much of the state of one position reaches the next.
 const decay = 0.5
 
-// loraAlpha over rank is the scale of an adapter.
+// loraAlpha over rank is the scale of an adapter that is made here.
 const loraAlpha = 32
 
 // model is the frozen base: a language model small enough to be read in one look. For the tokens t₀ … tᵢ with embeddings E, tanh by element:
