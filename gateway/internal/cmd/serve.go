@@ -282,9 +282,9 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 	defer backends.Close()
 	go showLoading(ctx, backends)
 	go again.serve(ctx, cfg, backends)
-	served := make([]runs.Model, len(models))
+	served, directories := make([]runs.Model, len(models)), map[string]string{}
 	for i, m := range models {
-		served[i] = m.Served()
+		served[i], directories[m.Name] = m.Served(), m.Dir
 	}
 	var source runs.Backends = backends
 	if p.DecorateBackends != nil {
@@ -310,7 +310,7 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 	h.setRebuilds(core.Rebuilding)
 	stopControl := serveControl(ctx, backup.Source{Version: p.Version, DataDir: cfg.DataDir, Store: records, Hold: core.HoldDeletions})
 	defer stopControl()
-	tinkerAPI, err := tinker.New(core, auth, tinker.Options{PublicURL: cfg.PublicURL, MaxPerClient: cfg.Sampling.MaxPerClient})
+	tinkerAPI, err := tinker.New(core, auth, tinker.Options{PublicURL: cfg.PublicURL, MaxPerClient: cfg.Sampling.MaxPerClient, Directories: directories})
 	if err != nil {
 		return err
 	}
