@@ -107,8 +107,16 @@ func (conn *connection) send(ctx context.Context, method, path string, body io.R
 		text = strings.TrimSpace(string(b[:min(len(b), 500)]))
 	}
 	path, _, _ = strings.Cut(path, "?") // what a person typed is in the text
-	return nil, fmt.Errorf("%s %s: %s: %s", method, path, res.Status, text)
+	return nil, &badAnswer{res.StatusCode, fmt.Sprintf("%s %s: %s: %s", method, path, res.Status, text)}
 }
+
+// badAnswer is what a server said in place of what was asked for.
+type badAnswer struct {
+	status int
+	text   string
+}
+
+func (e *badAnswer) Error() string { return e.text }
 
 // ago writes a time as people say it.
 func ago(t time.Time) string {

@@ -28,6 +28,8 @@ type Options struct {
 	MaxPerClient int    // samples one client is told to keep in flight
 	// Directories are the model directories by served name, for who merges an adapter or wants the tokenizer; nil = none is given out.
 	Directories map[string]string
+	// ClientFiles is a folder of the data directory for what clients on this machine are given to read; "" = there is none.
+	ClientFiles string
 }
 
 // Service answers the Tinker API.
@@ -117,6 +119,7 @@ func (s *Service) Register(r gin.IRouter) {
 	g.POST("/tinsmith/import", s.auths(s.importAdapter))
 	g.GET("/tinsmith/export", s.lists(s.exportAdapter))
 	g.GET("/tinsmith/models/files", s.auths(s.modelFiles))
+	g.GET("/tinsmith/environment", s.auths(s.environment))
 }
 
 // call is one authenticated request. As a context it is the request's: gin uses its own for the next request while a database's goroutine may still ask whether this one has ended.
