@@ -21,11 +21,11 @@ print("all found")
 """
 
 
-def shell(script, folder, **more):
+def shell(script, folder, timeout=200, **more):
     """Runs a script in a shell that knows nothing of the server."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("TINKER_", "OPENAI_", "HF_", "TINSMITH_"))}
     clean |= {"HOME": str(folder), "HF_HOME": str(folder / "hf"), "NO_PROXY": "127.0.0.1,localhost", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore"}
-    return subprocess.run(["sh", "-euc", script], cwd=folder, env=clean | more, capture_output=True, text=True, timeout=200)
+    return subprocess.run(["sh", "-euc", script], cwd=folder, env=clean | more, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL)
 
 
 def test_clients_find_everything(server, tmp_path):

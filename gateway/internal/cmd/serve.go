@@ -46,8 +46,9 @@ const (
 
 func serveCommand(p Program) *cobra.Command {
 	var configFile, model, listen string
+	var aliases []string
 	c := &cobra.Command{Use: "serve", Short: "Start the server", Args: cobra.NoArgs, RunE: func(c *cobra.Command, _ []string) error {
-		cfg, err := serveConfig(configFile, model, listen)
+		cfg, err := serveConfig(configFile, model, listen, aliases...)
 		if err != nil {
 			return err
 		}
@@ -56,13 +57,14 @@ func serveCommand(p Program) *cobra.Command {
 	c.Flags().StringVar(&configFile, "config", "", "configuration file")
 	c.Flags().StringVar(&model, "model", "", "serve one model without a configuration file: a directory, a name in the Hugging Face cache, or hf://org/name[@revision]")
 	c.Flags().StringVar(&listen, "listen", "", "address instead of the configured one")
+	c.Flags().StringArrayVar(&aliases, "alias", nil, "a further name for the model, where there is one only; may be given several times")
 	c.MarkFlagsOneRequired("config", "model")
 	c.MarkFlagsMutuallyExclusive("config", "model")
 	return c
 }
 
-// serveConfig reads the file, or makes a configuration for one model.
-func serveConfig(file, model, listen string) (config.Config, error) {
+// serveConfig reads the file, or makes a configuration for one model. Aliases are for the only model.
+func serveConfig(file, model, listen string, aliases ...string) (config.Config, error) {
 	var cfg config.Config
 	var err error
 	if file != "" {
@@ -87,6 +89,12 @@ func serveConfig(file, model, listen string) (config.Config, error) {
 	}
 	if listen != "" {
 		cfg.Listen = listen
+	}
+	if len(aliases) > 0 {
+		if len(cfg.Models) != 1 {
+			return cfg, fmt.Errorf("--alias: %s has %d models; write the aliases beside the model that they are for", file, len(cfg.Models))
+		}
+		cfg.AddAliases(aliases)
 	}
 	if err := cfg.Validate(); err != nil {
 		if file == "" {
