@@ -230,8 +230,13 @@ func (m *servedModel) Files(ctx context.Context) ([]merge.File, error) {
 		return nil, err
 	}
 	files := make([]merge.File, len(answer.Files))
+	configured := false
 	for i, f := range answer.Files {
 		files[i] = merge.File{Name: f.Name, Size: f.Size}
+		configured = configured || f.Name == "config.json"
+	}
+	if !configured {
+		return nil, fmt.Errorf("the server gives out no config.json of %s: links that lead out of a model's directory are not followed; use a directory of your own with --base", m.name)
 	}
 	return files, nil
 }

@@ -69,6 +69,18 @@ func TestExport(t *testing.T) {
 	}
 }
 
+// TestExportOfOthers: what somebody has published can be exported by everybody, and nothing else of theirs.
+func TestExportOfOthers(t *testing.T) {
+	_, ann, bob, _ := keyed(t)
+	theirs := ann.settle()
+	ann.demand(http.MethodPost, "/api/v1/training_runs/"+theirs.run+"/checkpoints/weights/"+theirs.name+"/publish", nil)
+	for what, wanted := range map[string]int{theirs.path("weights"): 200, theirs.path("sampler_weights"): 404, "tinker://" + theirs.run: 404} {
+		if status, answer := bob.send(http.MethodGet, "/api/v1/tinsmith/export?path="+what, nil); status != wanted {
+			t.Errorf("%s: %d %.200s, expected %d", what, status, answer, wanted)
+		}
+	}
+}
+
 // TestExportOfDamage: files that are not as they were saved are not given out.
 func TestExportOfDamage(t *testing.T) {
 	w := newWorld(t)

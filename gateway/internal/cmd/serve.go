@@ -405,11 +405,12 @@ func writeNextSteps(w io.Writer, m *catalog.Model, url string, keyRequired bool)
 	}
 	fmt.Fprintf(w, `
 ready. What you need next:
+  a shell      eval "$(%[7]s env --url %[1]s)"   sets everything for the SDKs and the Tinker cookbook
   Tinker SDK   TINKER_BASE_URL=%[1]s TINKER_API_KEY=%[2]s python -c 'import tinker; print(tinker.ServiceClient().get_server_capabilities())'
   OpenAI SDK   OPENAI_BASE_URL=%[1]s/v1 OPENAI_API_KEY=%[2]s   model: %[3]s
   curl         curl %[1]s%[5]s%[4]s -H "Content-Type: application/json" -d '{"model": "%[3]s", %[6]s}'
 
-`, url, key, m.Name, header, path, body)
+`, url, key, m.Name, header, path, body, os.Args[0])
 }
 
 // loadCatalog finds or downloads the model directories and reads tokenizers and templates. A model of which that fails has the error; if it fails for all, that is an error.
