@@ -130,7 +130,7 @@ func cacheFolder(asked, told, address string) (string, error) {
 func (conn *connection) tokenizers(ctx context.Context, about environment, messages io.Writer) (map[string]map[string][]byte, error) {
 	repositories := map[string]map[string][]byte{}
 	for _, m := range about.Models {
-		source := &servedModel{conn, m.Name}
+		source := &modelDirectory{conn, m.Name}
 		list, err := source.Files(ctx)
 		if err != nil {
 			return nil, err

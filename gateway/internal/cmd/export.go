@@ -174,7 +174,7 @@ func saveFile(path string, content io.Reader, bar io.Writer) error {
 
 // merge writes the merged model. Files that the server gives are those that it serves; a directory of the user's is compared with what the adapter was trained on.
 func (e *exporting) merge(ctx context.Context, dir, base string, o merge.Options) error {
-	o.Base = &servedModel{e.connection, e.model}
+	o.Base = &modelDirectory{e.connection, e.model}
 	if base != "" {
 		o.Base, o.BaseHash = merge.Directory(base), e.hash
 	}
@@ -193,7 +193,7 @@ func (e *exporting) warnOfSharedHead(ctx context.Context, dir string) error {
 	if err != nil || !head {
 		return err
 	}
-	shared, err := merge.SharesHead(ctx, &servedModel{e.connection, e.model})
+	shared, err := merge.SharesHead(ctx, &modelDirectory{e.connection, e.model})
 	if err != nil {
 		return err
 	}
@@ -204,13 +204,13 @@ func (e *exporting) warnOfSharedHead(ctx context.Context, dir string) error {
 	return nil
 }
 
-// servedModel is the directory of a model that a server serves.
-type servedModel struct {
+// modelDirectory is the directory of a model that a server serves.
+type modelDirectory struct {
 	conn *connection
 	name string
 }
 
-func (m *servedModel) path(file string) string {
+func (m *modelDirectory) path(file string) string {
 	query := url.Values{"model": {m.name}}
 	if file != "" {
 		query.Set("file", file)
@@ -219,7 +219,7 @@ func (m *servedModel) path(file string) string {
 }
 
 // Files implements merge.Source.
-func (m *servedModel) Files(ctx context.Context) ([]merge.File, error) {
+func (m *modelDirectory) Files(ctx context.Context) ([]merge.File, error) {
 	var answer struct {
 		Files []struct {
 			Name string `json:"name"`
@@ -242,7 +242,7 @@ func (m *servedModel) Files(ctx context.Context) ([]merge.File, error) {
 }
 
 // Open implements merge.Source.
-func (m *servedModel) Open(ctx context.Context, file string, offset, length int64) (io.ReadCloser, error) {
+func (m *modelDirectory) Open(ctx context.Context, file string, offset, length int64) (io.ReadCloser, error) {
 	if length == 0 {
 		return io.NopCloser(strings.NewReader("")), nil
 	}
