@@ -49,7 +49,11 @@ def build(folder):
         place.mkdir(parents=True)
         for file in TOKENIZER_FILES:
             shutil.copy(MODEL / file, place / file)
+    data(folder)
 
+
+def data(folder):
+    """Makes the data sets only."""
     write(folder / "HuggingFaceH4/no_robots/train.jsonl", sentences(sums(1, 1024)))
     write(folder / "HuggingFaceH4/no_robots/test.jsonl", sentences(sums(2, 128)))
     write(folder / "chat.jsonl", sentences(sums(3, 512)))

@@ -48,42 +48,75 @@ var client = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) er
 
 // call sends a request and decodes the JSON answer.
 func (conn *connection) call(ctx context.Context, method, path string, body io.Reader, into any) error {
-	req, err := http.NewRequestWithContext(ctx, method, conn.url+path, body)
+	res, err := conn.send(ctx, method, path, body, "")
 	if err != nil {
 		return err
+	}
+	defer res.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer))
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(b, into)
+}
+
+// open asks for something that is read as it comes: of a file a part, "bytes=FROM-TO", or all, "". The caller closes the body.
+func (conn *connection) open(ctx context.Context, path, part string) (*http.Response, error) {
+	return conn.send(ctx, http.MethodGet, path, nil, part)
+}
+
+// maxAnswer bounds an answer that is read as a whole.
+const maxAnswer = 64 << 20
+
+// send gives a good answer; another is an error with what the server says.
+func (conn *connection) send(ctx context.Context, method, path string, body io.Reader, part string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, conn.url+path, body)
+	if err != nil {
+		return nil, err
 	}
 	if conn.key != "" {
 		req.Header.Set("X-API-Key", conn.key)
 	}
+	if part != "" {
+		req.Header.Set("Range", part)
+	}
 	res, err := client.Do(req)
 	if err != nil {
-		return fmt.Errorf("is the server running? %w", err)
+		return nil, fmt.Errorf("is the server running? %w", err)
+	}
+	if res.StatusCode == http.StatusOK || part != "" && res.StatusCode == http.StatusPartialContent {
+		return res, nil
 	}
 	defer res.Body.Close()
-	const limit = 64 << 20
-	b, err := io.ReadAll(io.LimitReader(res.Body, limit))
+	b, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer))
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if res.StatusCode != http.StatusOK {
-		var said struct {
-			Detail string `json:"detail"`
-			Error  struct {
-				Message string `json:"message"`
-			} `json:"error"`
-		}
-		_ = json.Unmarshal(b, &said)
-		text := said.Detail
-		if text == "" {
-			text = said.Error.Message
-		}
-		if text == "" {
-			text = strings.TrimSpace(string(b[:min(len(b), 500)]))
-		}
-		return fmt.Errorf("%s %s: %s: %s", method, path, res.Status, text)
+	var said struct {
+		Detail string `json:"detail"`
+		Error  struct {
+			Message string `json:"message"`
+		} `json:"error"`
 	}
-	return json.Unmarshal(b, into)
+	_ = json.Unmarshal(b, &said)
+	text := said.Detail
+	if text == "" {
+		text = said.Error.Message
+	}
+	if text == "" {
+		text = strings.TrimSpace(string(b[:min(len(b), 500)]))
+	}
+	path, _, _ = strings.Cut(path, "?") // what a person typed is in the text
+	return nil, &badAnswer{res.StatusCode, fmt.Sprintf("%s %s: %s: %s", method, path, res.Status, text)}
 }
+
+// badAnswer is what a server said in place of what was asked for.
+type badAnswer struct {
+	status int
+	text   string
+}
+
+func (e *badAnswer) Error() string { return e.text }
 
 // ago writes a time as people say it.
 func ago(t time.Time) string {

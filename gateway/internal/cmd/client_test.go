@@ -78,7 +78,7 @@ func newWorldWithKeys(t *testing.T, file string) *world {
 	secrets, err := redactor(settings, []*catalog.Model{model}, "/opt/tinsmith/bin/plugins")
 	w.ok(err)
 	auth := &keys.Authenticator{Ring: ring, Tokens: keys.Tokens{Secret: bytes.Repeat([]byte{1}, 32), Lifetime: time.Hour}, Redactor: secrets}
-	tinkerAPI, err := tinker.New(w.core, auth, tinker.Options{MaxPerClient: 100})
+	tinkerAPI, err := tinker.New(w.core, auth, tinker.Options{MaxPerClient: 100, Directories: map[string]string{served: dir}, ClientFiles: filepath.Join(w.data, "huggingface")})
 	w.ok(err)
 	openaiAPI, err := openai.New(w.core, auth, []*catalog.Model{model})
 	w.ok(err)

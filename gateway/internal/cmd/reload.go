@@ -58,6 +58,7 @@ func reload(ctx context.Context, cfg config.Config, backends configurer) (config
 	next, err := config.LoadUnchecked(cfg.File)
 	if err == nil {
 		next.Listen = cfg.Listen // the command line may have another
+		next.AddAliases(cfg.Added)
 		err = next.Validate()
 	}
 	if err != nil {

@@ -46,8 +46,9 @@ const (
 
 func serveCommand(p Program) *cobra.Command {
 	var configFile, model, listen string
+	var aliases []string
 	c := &cobra.Command{Use: "serve", Short: "Start the server", Args: cobra.NoArgs, RunE: func(c *cobra.Command, _ []string) error {
-		cfg, err := serveConfig(configFile, model, listen)
+		cfg, err := serveConfig(configFile, model, listen, aliases...)
 		if err != nil {
 			return err
 		}
@@ -56,13 +57,14 @@ func serveCommand(p Program) *cobra.Command {
 	c.Flags().StringVar(&configFile, "config", "", "configuration file")
 	c.Flags().StringVar(&model, "model", "", "serve one model without a configuration file: a directory, a name in the Hugging Face cache, or hf://org/name[@revision]")
 	c.Flags().StringVar(&listen, "listen", "", "address instead of the configured one")
+	c.Flags().StringArrayVar(&aliases, "alias", nil, "a further name for the model, where there is one only; may be given several times")
 	c.MarkFlagsOneRequired("config", "model")
 	c.MarkFlagsMutuallyExclusive("config", "model")
 	return c
 }
 
-// serveConfig reads the file, or makes a configuration for one model.
-func serveConfig(file, model, listen string) (config.Config, error) {
+// serveConfig reads the file, or makes a configuration for one model. Aliases are for the only model.
+func serveConfig(file, model, listen string, aliases ...string) (config.Config, error) {
 	var cfg config.Config
 	var err error
 	if file != "" {
@@ -87,6 +89,12 @@ func serveConfig(file, model, listen string) (config.Config, error) {
 	}
 	if listen != "" {
 		cfg.Listen = listen
+	}
+	if len(aliases) > 0 {
+		if len(cfg.Models) != 1 {
+			return cfg, fmt.Errorf("--alias: %s has %d models; write the aliases beside the model that they are for", file, len(cfg.Models))
+		}
+		cfg.AddAliases(aliases)
 	}
 	if err := cfg.Validate(); err != nil {
 		if file == "" {
@@ -282,9 +290,9 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 	defer backends.Close()
 	go showLoading(ctx, backends)
 	go again.serve(ctx, cfg, backends)
-	served := make([]runs.Model, len(models))
+	served, directories := make([]runs.Model, len(models)), map[string]string{}
 	for i, m := range models {
-		served[i] = m.Served()
+		served[i], directories[m.Name] = m.Served(), m.Dir
 	}
 	var source runs.Backends = backends
 	if p.DecorateBackends != nil {
@@ -310,7 +318,7 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 	h.setRebuilds(core.Rebuilding)
 	stopControl := serveControl(ctx, backup.Source{Version: p.Version, DataDir: cfg.DataDir, Store: records, Hold: core.HoldDeletions})
 	defer stopControl()
-	tinkerAPI, err := tinker.New(core, auth, tinker.Options{PublicURL: cfg.PublicURL, MaxPerClient: cfg.Sampling.MaxPerClient})
+	tinkerAPI, err := tinker.New(core, auth, tinker.Options{PublicURL: cfg.PublicURL, MaxPerClient: cfg.Sampling.MaxPerClient, Directories: directories, ClientFiles: filepath.Join(cfg.DataDir, "huggingface")})
 	if err != nil {
 		return err
 	}
@@ -397,11 +405,12 @@ func writeNextSteps(w io.Writer, m *catalog.Model, url string, keyRequired bool)
 	}
 	fmt.Fprintf(w, `
 ready. What you need next:
+  a shell      eval "$(%[7]s env --url %[1]s)"   sets everything for the SDKs and the Tinker cookbook
   Tinker SDK   TINKER_BASE_URL=%[1]s TINKER_API_KEY=%[2]s python -c 'import tinker; print(tinker.ServiceClient().get_server_capabilities())'
   OpenAI SDK   OPENAI_BASE_URL=%[1]s/v1 OPENAI_API_KEY=%[2]s   model: %[3]s
   curl         curl %[1]s%[5]s%[4]s -H "Content-Type: application/json" -d '{"model": "%[3]s", %[6]s}'
 
-`, url, key, m.Name, header, path, body)
+`, url, key, m.Name, header, path, body, os.Args[0])
 }
 
 // loadCatalog finds or downloads the model directories and reads tokenizers and templates. A model of which that fails has the error; if it fails for all, that is an error.

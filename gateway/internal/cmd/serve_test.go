@@ -69,6 +69,34 @@ func TestServeConfig(t *testing.T) {
 	}
 }
 
+// An alias of the command line is one more name of the only model; it is there still when the file is read again, and where there are more models it is refused.
+func TestServeAliases(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "a.yaml")
+	one := "models: [{name: a, path: x, aliases: [b]}]\n"
+	if err := os.WriteFile(file, []byte(one), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := serveConfig(file, "", "", "c", "d/e")
+	if err != nil || strings.Join(cfg.Models[0].Aliases, " ") != "b c d/e" {
+		t.Fatalf("%v %+v", err, cfg.Models)
+	}
+	if cfg.DataDir, err = filepath.Abs(cfg.DataDir); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := reload(t.Context(), cfg, configured{make(chan string, 1)}); err != nil {
+		t.Errorf("read again: %v", err)
+	}
+	if _, err := serveConfig(file, "", "", "a"); err == nil || !strings.Contains(err.Error(), "\"a\"") {
+		t.Errorf("a name that is taken: %v", err)
+	}
+	if err := os.WriteFile(file, []byte("models: [{name: a, path: x}, {name: b, path: x}]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := serveConfig(file, "", "", "c"); err == nil || !strings.Contains(err.Error(), "has 2 models") {
+		t.Errorf("two models: %v", err)
+	}
+}
+
 // A data directory that another process has is waited for, /healthz says so, and the waiting one leaves the other's address alone.
 func TestAwaitStore(t *testing.T) {
 	cfg := config.Default()

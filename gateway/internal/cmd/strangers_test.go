@@ -159,7 +159,7 @@ func strangerProbes(t *testing.T, theirs, mine belongings) map[string][]probe {
 		api + "client/config": nil, api + "client/dynamic_config": nil, api + "auth/token": nil, "GET /api/v1/auth/apikey/me": nil, "DELETE /api/v1/auth/apikey/me": nil,
 		"GET /api/v1/get_server_capabilities": nil, api + "create_session": nil, api + "create_custom_loss": nil, api + "tinsmith/import": nil,
 		"GET /api/v1/sessions": nil, "GET /api/v1/training_runs": nil, "GET /api/v1/checkpoints": nil, "GET /api/v1/audit": nil, "GET /api/v1/billing/usage/events": nil,
-		"GET /api/v1/billing/usage/checkpoints/current": nil, "GET /api/v1/tinsmith/runs": nil, "GET /v1/models": nil, "GET /oai/api/v1/models": nil,
+		"GET /api/v1/billing/usage/checkpoints/current": nil, "GET /api/v1/tinsmith/runs": nil, "GET /api/v1/tinsmith/models/files": nil, "GET /api/v1/tinsmith/environment": nil, "GET /v1/models": nil, "GET /oai/api/v1/models": nil,
 		// Links have no caller; what is signed for somebody ends with his key, which has tests of its own.
 		"GET /api/v1/files/:token": of("/api/v1/files/" + run), "GET /api/v1/archives/:token": of("/api/v1/archives/" + run), "GET /api/v1/traces/:token": of("/api/v1/traces/" + session),
 
@@ -204,6 +204,10 @@ func strangerProbes(t *testing.T, theirs, mine belongings) map[string][]probe {
 		"GET /api/v1/training_runs/:run/checkpoints/:kind":    of("/api/v1/training_runs/" + run + "/checkpoints/" + theirs.name),
 		"DELETE /api/v1/training_runs/:run/checkpoints/:kind": of("/api/v1/training_runs/" + run + "/checkpoints/" + theirs.name),
 
+		"GET /api/v1/tinsmith/export": {
+			{"run", "/api/v1/tinsmith/export?path=tinker://" + run, nil}, {"bare run", "/api/v1/tinsmith/export?path=" + run, nil}, {"weights", "/api/v1/tinsmith/export?path=" + theirs.path("weights"), nil},
+			{"checkpoint", "/api/v1/tinsmith/export?path=" + theirs.path("sampler_weights"), nil}, {"external", "/api/v1/tinsmith/export?path=" + theirs.path("external_weights"), nil},
+		},
 		"DELETE /api/v1/training_runs/:run/checkpoints/:kind/:name":                    checkpoints("", nil),
 		"GET /api/v1/training_runs/:run/checkpoints/:kind/:name/archive":               checkpoints("/archive", nil),
 		"POST /api/v1/training_runs/:run/checkpoints/:kind/:name/publish":              checkpoints("/publish", nil),

@@ -32,6 +32,8 @@ type Config struct {
 
 	// File is the path the configuration was read from, "" if none.
 	File string `yaml:"-"`
+	// Added are the aliases that the command line gave the only model, beside those of the file.
+	Added []string `yaml:"-"`
 }
 
 // Auth says who may use the server.
@@ -135,6 +137,14 @@ type Model struct {
 	Plugin string `yaml:"-"`
 	// Backend is the backend section as JSON, `plugin` included.
 	Backend json.RawMessage `yaml:"backend"`
+}
+
+// AddAliases gives the only model further names.
+func (c *Config) AddAliases(names []string) {
+	c.Added = names
+	if len(c.Models) == 1 {
+		c.Models[0].Aliases = append(c.Models[0].Aliases, names...)
+	}
 }
 
 // Default gives a configuration without models.

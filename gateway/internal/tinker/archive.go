@@ -3,6 +3,7 @@ package tinker
 import (
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"os"
@@ -81,6 +82,11 @@ func (s *Service) archives(c *gin.Context, _ string) {
 		fail(c, err)
 		return
 	}
+	sendTar(c, name, write)
+}
+
+// sendTar streams a tar. Where it cannot be finished the connection is broken.
+func sendTar(c *gin.Context, name string, write func(io.Writer) error) {
 	c.Header("Content-Type", "application/x-tar")
 	c.Header("Content-Disposition", fmt.Sprintf("attachment; filename=%q", name))
 	c.Status(http.StatusOK)

@@ -26,6 +26,10 @@ const hold = 30 * time.Second
 type Options struct {
 	PublicURL    string // base of absolute links; "" = taken from the request
 	MaxPerClient int    // samples one client is told to keep in flight
+	// Directories are the model directories by served name, for who merges an adapter or wants the tokenizer; nil = none is given out.
+	Directories map[string]string
+	// ClientFiles is a folder of the data directory for what clients on this machine are given to read; "" = there is none.
+	ClientFiles string
 }
 
 // Service answers the Tinker API.
@@ -113,6 +117,9 @@ func (s *Service) Register(r gin.IRouter) {
 	// What only Tinsmith has.
 	g.GET("/tinsmith/runs", s.lists(s.runStatuses))
 	g.POST("/tinsmith/import", s.auths(s.importAdapter))
+	g.GET("/tinsmith/export", s.lists(s.exportAdapter))
+	g.GET("/tinsmith/models/files", s.auths(s.modelFiles))
+	g.GET("/tinsmith/environment", s.auths(s.environment))
 }
 
 // call is one authenticated request. As a context it is the request's: gin uses its own for the next request while a database's goroutine may still ask whether this one has ended.
@@ -137,7 +144,10 @@ func (c call) Err() error { return c.request.Err() }
 // Value gives what it carries.
 func (c call) Value(key any) any { return c.request.Value(key) }
 
-// handler answers a call: a value is sent as JSON, a protobuf or encodedJSON as such, nil as an empty success.
+// stream is an answer that writes itself; an error of it must come before its first byte.
+type stream func(call) error
+
+// handler answers a call: a value is sent as JSON, a protobuf, encodedJSON or a stream as such, nil as an empty success.
 type handler func(call) (any, error)
 
 // protobuf is an encoded protobuf message.
@@ -212,6 +222,8 @@ func (s *Service) answer(c *gin.Context, h handler, from call) {
 		err = claim.Send(c.Writer, c.Request, http.StatusOK, protobufType, v)
 	case encodedJSON:
 		err = claim.Send(c.Writer, c.Request, http.StatusOK, jsonType, v)
+	case stream:
+		err = v(from)
 	case status:
 		err = sendJSON(c, claim, v.code, v.body)
 	default:

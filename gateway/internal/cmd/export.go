@@ -1,0 +1,258 @@
+package cmd
+
+import (
+	"archive/tar"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+	"golang.org/x/term"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/durable"
+	"github.com/tinsmith/tinsmith/gateway/internal/merge"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+func exportCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use: "export RUN_OR_PATH DIR", Short: "Write an adapter as a PEFT directory, or merged into its base model", Args: cobra.ExactArgs(2),
+		Long: `Write a run's adapter or a checkpoint into DIR, which must be empty or not there.
+
+RUN_OR_PATH is a run (RUN or tinker://RUN: the newest weights while it is live, its newest checkpoint afterwards) or a checkpoint of any kind (tinker://RUN/weights/NAME,
+tinker://RUN/sampler_weights/NAME). With --merge DIR becomes a model that needs no adapter.`,
+	}
+	conn := addConnection(c)
+	merged := c.Flags().Bool("merge", false, "write the whole model with the adapter merged into it")
+	dtype := c.Flags().String("dtype", "", "with --merge: float32, bfloat16 or float16 (default: as the base model has it)")
+	base := c.Flags().String("base", "", "with --merge: the base model's directory on this machine (default: its files come from the server)")
+	shard := c.Flags().Int64("shard-mib", 4768, "with --merge: the size from which on the weights are cut into several files")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if !*merged && (*dtype != "" || *base != "" || c.Flags().Changed("shard-mib")) {
+			return errors.New("--dtype, --base and --shard-mib need --merge")
+		}
+		if *shard < 1 || *shard > 1<<30 {
+			return fmt.Errorf("--shard-mib: %d is not allowed: 1 to %d", *shard, 1<<30)
+		}
+		e := &exporting{connection: conn, name: args[0], messages: c.ErrOrStderr()}
+		return intoNewFolder(args[1], func(dir string) error {
+			adapter := dir
+			if *merged {
+				adapter = dir + ".adapter"
+				if err := os.Mkdir(adapter, 0o700); err != nil {
+					return err
+				}
+				defer os.RemoveAll(adapter)
+			}
+			if err := e.fetch(c.Context(), adapter); err != nil {
+				return err
+			}
+			if *merged {
+				if err := e.merge(c.Context(), dir, *base, merge.Options{Adapter: adapter, DType: *dtype, ShardBytes: *shard << 20}); err != nil {
+					return err
+				}
+			} else if err := e.warnOfSharedHead(c.Context(), adapter); err != nil {
+				return err
+			}
+			fmt.Fprintf(c.OutOrStdout(), "%s, step %s, of %s\n", e.path, e.step, e.model)
+			return nil
+		})
+	}
+	return c
+}
+
+// intoNewFolder has fill write a folder beside dir, which takes dir's place when it is whole and on disk. dir must not be there, or be an empty folder.
+func intoNewFolder(dir string, fill func(dir string) error) (err error) {
+	if dir, err = filepath.Abs(dir); err != nil {
+		return err
+	}
+	if entries, err := os.ReadDir(dir); err == nil && len(entries) > 0 {
+		return fmt.Errorf("%s is not empty; name a new folder", dir)
+	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(dir), 0o777); err != nil {
+		return err
+	}
+	unfinished := filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir)+".unfinished-"+strings.ToLower(rand.Text()[:8]))
+	if err := os.Mkdir(unfinished, 0o777); err != nil {
+		return err
+	}
+	defer os.RemoveAll(unfinished) // it has its name by then, or is worth nothing
+	if err := fill(unfinished); err != nil {
+		return err
+	}
+	if err := durable.SyncFolder(unfinished); err != nil {
+		return err
+	}
+	// Not os.Rename, which does not replace an empty folder. It fails if somebody has put something there meanwhile.
+	if err := unix.Rename(unfinished, dir); err != nil {
+		return fmt.Errorf("rename %s to %s: %w", unfinished, dir, err)
+	}
+	return durable.SyncFolder(filepath.Dir(dir))
+}
+
+// exporting is one call of the command.
+type exporting struct {
+	*connection
+	name     string
+	messages io.Writer
+
+	path, model, hash, step string // what the server says of the adapter
+}
+
+// bar is a progress bar on a terminal, and nothing elsewhere.
+func (e *exporting) bar(total int64, what string) *progressbar.ProgressBar {
+	if !term.IsTerminal(int(os.Stderr.Fd())) {
+		return progressbar.DefaultBytesSilent(total, what)
+	}
+	return progressbar.DefaultBytes(total, what)
+}
+
+// adapterFiles are the files of an adapter that a server sends.
+var adapterFiles = []string{plugins.AdapterConfigFile, plugins.AdapterWeightsFile, plugins.ManifestFile, plugins.CompleteFile}
+
+// fetch writes the adapter's files, in PEFT's names, into an empty folder.
+func (e *exporting) fetch(ctx context.Context, dir string) error {
+	res, err := e.open(ctx, "/api/v1/tinsmith/export?"+url.Values{"path": {e.name}}.Encode(), "")
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	e.path, e.model, e.hash, e.step = res.Header.Get("X-Tinsmith-Path"), res.Header.Get("X-Tinsmith-Base-Model"), res.Header.Get("X-Tinsmith-Model-Hash"), res.Header.Get("X-Tinsmith-Step")
+	bar := e.bar(-1, "adapter")
+	defer bar.Finish() //nolint:errcheck // only a picture
+	in := tar.NewReader(res.Body)
+	seen := map[string]bool{}
+	for {
+		h, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("the server's answer ended early: %w", err)
+		}
+		if h.Typeflag != tar.TypeReg || seen[h.Name] || !slices.Contains(adapterFiles, h.Name) {
+			return fmt.Errorf("the server sent %.100q, which is no file of an adapter or there twice", h.Name)
+		}
+		seen[h.Name] = true
+		if err := saveFile(filepath.Join(dir, h.Name), in, bar); err != nil {
+			return err
+		}
+	}
+	for _, name := range adapterFiles[:2] {
+		if !seen[name] {
+			return fmt.Errorf("the server sent no %s", name)
+		}
+	}
+	return merge.UsePEFTNames(ctx, dir)
+}
+
+// saveFile makes a file and has it on disk when it returns.
+func saveFile(path string, content io.Reader, bar io.Writer) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(io.MultiWriter(f, bar), content)
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return fmt.Errorf("%s: %w", filepath.Base(path), err)
+	}
+	return nil
+}
+
+// merge writes the merged model. Files that the server gives are those that it serves; a directory of the user's is compared with what the adapter was trained on.
+func (e *exporting) merge(ctx context.Context, dir, base string, o merge.Options) error {
+	o.Base = &modelDirectory{e.connection, e.model}
+	if base != "" {
+		o.Base, o.BaseHash = merge.Directory(base), e.hash
+	}
+	plan, err := merge.Prepare(ctx, o)
+	if err != nil {
+		return err
+	}
+	bar := e.bar(plan.Bytes, "merging")
+	defer bar.Finish() //nolint:errcheck // only a picture
+	return plan.Write(ctx, dir, func(n int) { _ = bar.Add(n) })
+}
+
+// warnOfSharedHead says what must not be done with an adapter of a head that shares the embedding's weights: other programs' merging would change the embedding too.
+func (e *exporting) warnOfSharedHead(ctx context.Context, dir string) error {
+	head, err := merge.HasHead(ctx, dir)
+	if err != nil || !head {
+		return err
+	}
+	shared, err := merge.SharesHead(ctx, &modelDirectory{e.connection, e.model})
+	if err != nil {
+		return err
+	}
+	if shared {
+		fmt.Fprintln(e.messages, "note: the output head of this model shares its weights with the embedding, and the adapter is on the head. PEFT loads it rightly; its merge_and_unload "+
+			"would change the embedding too. Use tinsmith export --merge, or train with train_unembed=False.")
+	}
+	return nil
+}
+
+// modelDirectory is the directory of a model that a server serves.
+type modelDirectory struct {
+	conn *connection
+	name string
+}
+
+func (m *modelDirectory) path(file string) string {
+	query := url.Values{"model": {m.name}}
+	if file != "" {
+		query.Set("file", file)
+	}
+	return "/api/v1/tinsmith/models/files?" + query.Encode()
+}
+
+// Files implements merge.Source.
+func (m *modelDirectory) Files(ctx context.Context) ([]merge.File, error) {
+	var answer struct {
+		Files []struct {
+			Name string `json:"name"`
+			Size int64  `json:"size"`
+		} `json:"files"`
+	}
+	if err := m.conn.call(ctx, http.MethodGet, m.path(""), nil, &answer); err != nil {
+		return nil, err
+	}
+	files := make([]merge.File, len(answer.Files))
+	configured := false
+	for i, f := range answer.Files {
+		files[i] = merge.File{Name: f.Name, Size: f.Size}
+		configured = configured || f.Name == "config.json"
+	}
+	if !configured {
+		return nil, fmt.Errorf("the server gives out no config.json of %s: links that lead out of a model's directory are not followed; use a directory of your own with --base", m.name)
+	}
+	return files, nil
+}
+
+// Open implements merge.Source.
+func (m *modelDirectory) Open(ctx context.Context, file string, offset, length int64) (io.ReadCloser, error) {
+	if length == 0 {
+		return io.NopCloser(strings.NewReader("")), nil
+	}
+	res, err := m.conn.open(ctx, m.path(file), fmt.Sprintf("bytes=%d-%d", offset, offset+length-1))
+	if err != nil {
+		return nil, err
+	}
+	if res.StatusCode != http.StatusPartialContent {
+		res.Body.Close()
+		return nil, fmt.Errorf("the server sent the whole of %s where a part was asked for", file)
+	}
+	return res.Body, nil
+}

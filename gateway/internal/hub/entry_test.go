@@ -1,0 +1,84 @@
+package hub
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestOverlay(t *testing.T) {
+	user, dir := t.TempDir(), filepath.Join(t.TempDir(), "new", "hub")
+	for _, entry := range []string{"models--a--own", "models--Qwen--Qwen3-8B", "datasets--b--own", "version.txt", ".locks"} {
+		if err := os.MkdirAll(filepath.Join(user, entry, "refs"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("HF_HUB_CACHE", dir)
+	overlay := func(repositories map[string]map[string][]byte) {
+		t.Helper()
+		if err := Overlay(dir, user, repositories); err != nil {
+			t.Fatal(err)
+		}
+	}
+	holds := func(repository, file, wanted string) {
+		t.Helper()
+		snapshot, err := cached(repository, "main")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := os.ReadFile(filepath.Join(snapshot, file)); err != nil || string(got) != wanted {
+			t.Errorf("%s of %s: %q %v, expected %q", file, repository, got, err, wanted)
+		}
+	}
+	list := func() string {
+		t.Helper()
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, e := range entries {
+			names = append(names, e.Name())
+		}
+		return strings.Join(names, " ")
+	}
+	first := map[string][]byte{"config.json": []byte("{}"), "tokenizer.json": []byte("1")}
+	overlay(map[string]map[string][]byte{"tinsmith/tiny-chat": first, "Qwen/Qwen3-8B": first})
+	holds("tinsmith/tiny-chat", "tokenizer.json", "1")
+	holds("Qwen/Qwen3-8B", "tokenizer.json", "1") // served, and so not the user's own
+	if got := list(); got != "datasets--b--own models--Qwen--Qwen3-8B models--a--own models--tinsmith--tiny-chat" {
+		t.Errorf("the cache has %s", got)
+	}
+	// Other files are another commit; what is served no longer is the user's own again; what the user has removed is gone.
+	if err := os.RemoveAll(filepath.Join(user, "models--a--own")); err != nil {
+		t.Fatal(err)
+	}
+	overlay(map[string]map[string][]byte{"tinsmith/tiny-chat": {"config.json": []byte("{}"), "tokenizer.json": []byte("2")}, "plain": first})
+	holds("tinsmith/tiny-chat", "tokenizer.json", "2")
+	holds("plain", "tokenizer.json", "1")
+	if to, err := os.Readlink(filepath.Join(dir, "models--Qwen--Qwen3-8B")); err != nil || to != filepath.Join(user, "models--Qwen--Qwen3-8B") {
+		t.Errorf("the user's own model is not there: %q %v", to, err)
+	}
+	if got := list(); got != "datasets--b--own models--Qwen--Qwen3-8B models--plain models--tinsmith--tiny-chat" {
+		t.Errorf("the cache has %s", got)
+	}
+	// A link of an earlier call gives way, and the user's own files stay.
+	overlay(map[string]map[string][]byte{"Qwen/Qwen3-8B": first})
+	holds("Qwen/Qwen3-8B", "tokenizer.json", "1")
+	if _, err := os.Stat(filepath.Join(user, "models--Qwen--Qwen3-8B", "refs", "main")); err == nil {
+		t.Error("the user's own cache was changed")
+	}
+	// Called again in the environment that it made.
+	if err := Overlay(dir, dir, map[string]map[string][]byte{"Qwen/Qwen3-8B": first}); err != nil {
+		t.Error(err)
+	}
+	for _, bad := range []string{"../x", "a/../b", "a--b", "a/b/c", "", "a b"} {
+		if err := Overlay(dir, user, map[string]map[string][]byte{bad: first}); err == nil {
+			t.Errorf("%q is taken as a repository", bad)
+		}
+	}
+	if err := Overlay(dir, user, map[string]map[string][]byte{"x": {"../y": nil}}); err == nil {
+		t.Error("a file outside is taken")
+	}
+}

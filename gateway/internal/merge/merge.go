@@ -1,0 +1,410 @@
+package merge
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"maps"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/durable"
+)
+
+const (
+	configFile      = "config.json"
+	embeddingTensor = "model.embed_tokens.weight"
+	headTensor      = headName + ".weight"
+	shardBytes      = 5_000_000_000 // what transformers writes too
+	maxCopied       = 1 << 30       // a tokenizer has a few MiB
+	chunkElements   = 1 << 20       // of a matrix, that are worked on at once
+)
+
+// Options say what is merged.
+type Options struct {
+	Base    Source
+	Adapter string // a PEFT directory on this machine
+	// DType is the type of the result: "float32", "bfloat16" or "float16"; "" = each tensor keeps its own.
+	DType string
+	// BaseHash is the base model's hash as the backend that trained the adapter states it; "" = it is not compared.
+	BaseHash string
+	// ShardBytes is the size from which on the result is cut into several files.
+	ShardBytes int64
+}
+
+// Plan is a merge whose inputs have been checked.
+type Plan struct {
+	options Options
+	adapter *adapter
+	tensors []output
+	copied  []File
+	config  []byte // of the base
+	changed []byte // what takes its place
+	// Bytes is the size of the tensors that will be written.
+	Bytes int64
+}
+
+// output is a tensor of the result.
+type output struct {
+	name  string
+	from  tensor
+	dtype string
+	lora  *module // nil = as it is
+	added bool    // not a tensor of the base: its own head, which shared the embedding's weights
+}
+
+func (o output) elements() int64 { return o.from.size / widths[o.from.dtype] }
+
+// size is that of the result.
+func (o output) size() int64 { return o.elements() * widths[o.dtype] }
+
+// Prepare reads configuration, index and headers, and finds for each module of the adapter the matrix that it belongs to. A module that has none, and a matrix of another shape or of a type that is not
+// computed with, are errors.
+func Prepare(ctx context.Context, o Options) (*Plan, error) {
+	p := &Plan{options: o}
+	dtype, known := dtypes[o.DType]
+	if o.DType != "" && !known {
+		return nil, fmt.Errorf("dtype: %.40q is not one of %s", o.DType, strings.Join(slices.Sorted(maps.Keys(dtypes)), ", "))
+	}
+	var err error
+	if p.adapter, err = openAdapter(ctx, o.Adapter); err != nil {
+		return nil, err
+	}
+	files, err := o.Base.Files(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.takeFiles(ctx, files); err != nil {
+		return nil, err
+	}
+	tensors, err := modelTensors(ctx, o.Base, files)
+	if err != nil {
+		return nil, err
+	}
+	ownHead := p.adapter.modules[headName] != nil
+	_, hasHead := tensors[headTensor]
+	if embedding, ok := tensors[embeddingTensor]; ok && ownHead && !hasHead {
+		tensors[headTensor] = embedding
+	}
+	for name, t := range tensors {
+		p.tensors = append(p.tensors, output{name: name, from: t, added: name == headTensor && !hasHead})
+	}
+	slices.SortFunc(p.tensors, func(a, b output) int { return strings.Compare(a.name, b.name) })
+	for i := range p.tensors {
+		t := &p.tensors[i]
+		if t.dtype = t.from.dtype; dtype != "" && isFloat(t.dtype) {
+			t.dtype = dtype
+		}
+		t.lora = p.adapter.modules[strings.TrimSuffix(t.name, ".weight")]
+		if t.lora != nil {
+			if err := fits(t.name, t.from, t.lora); err != nil {
+				return nil, err
+			}
+		}
+		p.Bytes += t.size()
+	}
+	for _, name := range p.adapter.names() {
+		if _, ok := tensors[name+".weight"]; !ok {
+			return nil, fmt.Errorf("the adapter has LoRA on %.200q, and the base model has no tensor %.200q", name, name+".weight")
+		}
+	}
+	return p, p.changeConfig(ownHead)
+}
+
+func fits(name string, t tensor, m *module) error {
+	if len(t.shape) != 2 || t.shape[0] != m.b.shape[0] || t.shape[1] != m.a.shape[1] {
+		return fmt.Errorf("tensor %.200q has shape %v, the adapter's LoRA is for [%d %d]", name, t.shape, m.b.shape[0], m.a.shape[1])
+	}
+	if !isFloat(t.dtype) {
+		return fmt.Errorf("tensor %.200q is of type %s: only float32, bfloat16 and float16 can be merged into; use the model that is not quantized", name, t.dtype)
+	}
+	return nil
+}
+
+// takeFiles notes what is copied as it is: all but weights and configuration.
+func (p *Plan) takeFiles(ctx context.Context, files []File) error {
+	for _, f := range files {
+		switch {
+		case f.Name == configFile:
+			var err error
+			if p.config, err = read(ctx, p.options.Base, f, maxConfig); err != nil {
+				return err
+			}
+		case f.Name != filepath.Base(f.Name) || f.Name[0] == '.':
+			return fmt.Errorf("the base model has a file of the name %.200q, which cannot be", f.Name)
+		case f.Name == indexFile, !copies(f.Name):
+		case f.Size > maxCopied:
+			return fmt.Errorf("%s: has %d bytes, more than %d", f.Name, f.Size, int64(maxCopied))
+		default:
+			p.copied = append(p.copied, f)
+		}
+	}
+	if p.config == nil {
+		return fmt.Errorf("the base model has no %s", configFile)
+	}
+	return nil
+}
+
+// copies tells whether a file of the base belongs to the merged model too: configurations, tokenizer, templates, licences. Weights in other forms and the model card do not.
+func copies(name string) bool {
+	upper := strings.ToUpper(name)
+	return slices.Contains([]string{".json", ".jinja", ".txt", ".model", ".tiktoken"}, filepath.Ext(name)) || strings.HasPrefix(upper, "LICENSE") || strings.HasPrefix(upper, "NOTICE")
+}
+
+// changeConfig makes the configuration of the result: a head that was trained is no longer the embedding, and a type that was asked for is stated.
+func (p *Plan) changeConfig(ownHead bool) error {
+	var c map[string]json.RawMessage
+	if err := json.Unmarshal(p.config, &c); err != nil {
+		return fmt.Errorf("%s: %w", configFile, err)
+	}
+	if text := string(c["quantization_config"]); text != "" && text != "null" {
+		return fmt.Errorf("%s: the base model is quantized (quantization_config); merge into the model that is not", configFile)
+	}
+	if !ownHead && p.options.DType == "" {
+		p.changed = p.config
+		return nil
+	}
+	if ownHead {
+		c["tie_word_embeddings"] = json.RawMessage("false")
+	}
+	if d := p.options.DType; d != "" {
+		stated := false
+		for _, key := range []string{"dtype", "torch_dtype"} { // the one is the other's newer name
+			if _, ok := c[key]; ok {
+				c[key], stated = json.RawMessage(`"`+d+`"`), true
+			}
+		}
+		if !stated {
+			c["torch_dtype"] = json.RawMessage(`"` + d + `"`)
+		}
+	}
+	text, err := json.MarshalIndent(c, "", "  ")
+	p.changed = append(text, '\n')
+	return err
+}
+
+// Write writes the merged model into an empty folder; when it returns nil everything is on disk. progress is told of bytes of tensors as they are written.
+func (p *Plan) Write(ctx context.Context, dir string, progress func(bytes int)) error {
+	w := &writer{plan: p, dir: dir, progress: progress, sum: sha256.New()}
+	fmt.Fprintf(w.sum, "%d\n", len(p.config))
+	w.sum.Write(p.config)
+	shards := p.shards()
+	weightMap := map[string]string{}
+	for i, shard := range shards {
+		file := weightsFile
+		if len(shards) > 1 {
+			file = fmt.Sprintf("model-%05d-of-%05d.safetensors", i+1, len(shards))
+		}
+		for _, t := range shard {
+			weightMap[t.name] = file
+		}
+		if err := w.shard(ctx, file, shard); err != nil {
+			return err
+		}
+	}
+	if got := hex.EncodeToString(w.sum.Sum(nil)); p.options.BaseHash != "" && got != p.options.BaseHash {
+		return fmt.Errorf("these are not the files of the base model that the adapter was trained on: its hash is %s, that of these is %s", p.options.BaseHash, got)
+	}
+	if len(shards) > 1 {
+		text, err := json.MarshalIndent(map[string]any{"metadata": map[string]any{"total_size": p.Bytes}, "weight_map": weightMap}, "", "  ")
+		if err == nil {
+			err = w.plain(indexFile, text)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := w.plain(configFile, p.changed); err != nil {
+		return err
+	}
+	for _, f := range p.copied {
+		content, err := p.options.Base.Open(ctx, f.Name, 0, f.Size)
+		if err != nil {
+			return fmt.Errorf("%s: %w", f.Name, err)
+		}
+		err = writeFile(filepath.Join(dir, f.Name), func(out io.Writer) error {
+			_, err := io.CopyN(out, content, f.Size)
+			return err
+		})
+		if err := errors.Join(err, content.Close()); err != nil {
+			return err
+		}
+	}
+	return durable.SyncFolder(dir)
+}
+
+// shards cuts the tensors into files.
+func (p *Plan) shards() [][]output {
+	var shards [][]output
+	size := int64(0)
+	for _, t := range p.tensors {
+		if len(shards) == 0 || size > 0 && size+t.size() > p.options.ShardBytes {
+			shards, size = append(shards, nil), 0
+		}
+		last := len(shards) - 1
+		shards[last] = append(shards[last], t)
+		size += t.size()
+	}
+	return shards
+}
+
+// writer writes the files of a plan.
+type writer struct {
+	plan     *Plan
+	dir      string
+	progress func(bytes int)
+	sum      hash.Hash // of the base, as a backend computes it
+}
+
+func (w *writer) plain(name string, content []byte) error {
+	return writeFile(filepath.Join(w.dir, name), func(out io.Writer) error {
+		_, err := out.Write(content)
+		return err
+	})
+}
+
+func (w *writer) shard(ctx context.Context, file string, tensors []output) error {
+	names, entries, end := make([]string, len(tensors)), map[string]entry{}, int64(0)
+	for i, t := range tensors {
+		names[i] = t.name
+		entries[t.name] = entry{t.dtype, t.from.shape, [2]int64{end, end + t.size()}}
+		end += t.size()
+	}
+	head, err := encodeHeader(names, entries)
+	if err != nil {
+		return err
+	}
+	return writeFile(filepath.Join(w.dir, file), func(f io.Writer) error {
+		out := bufio.NewWriterSize(f, 1<<20)
+		if _, err := out.Write(head); err != nil {
+			return err
+		}
+		for _, t := range tensors {
+			if err := w.tensor(ctx, out, t); err != nil {
+				return fmt.Errorf("tensor %q: %w", t.name, err)
+			}
+		}
+		return out.Flush()
+	})
+}
+
+// tensor writes one tensor, some rows at a time.
+func (w *writer) tensor(ctx context.Context, out io.Writer, t output) error {
+	source, err := w.plan.options.Base.Open(ctx, t.from.file, t.from.offset, t.from.size)
+	if err != nil {
+		return err
+	}
+	defer source.Close()
+	var in io.Reader = source
+	if !t.added {
+		fmt.Fprintf(w.sum, "%q %s %v\n", t.name, t.from.dtype, t.from.shape)
+		in = io.TeeReader(source, w.sum)
+	}
+	rows, row := t.elements(), int64(1) // without LoRA nothing depends on rows
+	var a []float32
+	if t.lora != nil {
+		rows, row = t.from.shape[0], t.from.shape[1]
+		if a, err = w.plan.adapter.floats(ctx, t.lora.a, 0, t.lora.rank); err != nil {
+			return err
+		}
+	}
+	step := max(1, chunkElements/max(1, row))
+	raw := make([]byte, min(rows, step)*row*widths[t.from.dtype])
+	encoded := make([]byte, min(rows, step)*row*widths[t.dtype])
+	values := make([]float32, min(rows, step)*row)
+	for from := int64(0); from < rows; from += step {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		n := min(step, rows-from)
+		data := raw[:n*row*widths[t.from.dtype]]
+		if _, err := io.ReadFull(in, data); err != nil {
+			return err
+		}
+		if t.lora != nil || t.dtype != t.from.dtype {
+			part := values[:n*row]
+			decodeFloats(part, t.from.dtype, data)
+			if t.lora != nil {
+				b, err := w.plan.adapter.floats(ctx, t.lora.b, from, n)
+				if err != nil {
+					return err
+				}
+				add(part, a, b, int(t.lora.rank), int(row), float32(t.lora.scale))
+			}
+			data = encoded[:n*row*widths[t.dtype]]
+			if err := encodeFloats(data, t.dtype, part); err != nil {
+				return err
+			}
+		}
+		if _, err := out.Write(data); err != nil {
+			return err
+		}
+		w.progress(len(data))
+	}
+	return nil
+}
+
+// add adds scale · B·A to rows of W, which has so many columns. B has one row of rank values for each.
+func add(w, a, b []float32, rank, columns int, scale float32) {
+	rows := len(w) / columns
+	workers := min(runtime.GOMAXPROCS(0), rows)
+	var wg sync.WaitGroup
+	for k := range workers {
+		wg.Go(func() {
+			sum := make([]float32, columns)
+			for r := rows * k / workers; r < rows*(k+1)/workers; r++ {
+				clear(sum)
+				factors := b[r*rank : (r+1)*rank]
+				i := 0
+				for ; i+4 <= rank; i += 4 { // four at a time: each sum is loaded and stored once for them
+					b0, b1, b2, b3 := factors[i], factors[i+1], factors[i+2], factors[i+3]
+					a0, a1, a2, a3 := a[i*columns:][:columns], a[(i+1)*columns:][:columns], a[(i+2)*columns:][:columns], a[(i+3)*columns:][:columns]
+					for j := range sum {
+						sum[j] += b0*a0[j] + b1*a1[j] + b2*a2[j] + b3*a3[j]
+					}
+				}
+				for ; i < rank; i++ {
+					for j, v := range a[i*columns:][:columns] {
+						sum[j] += factors[i] * v
+					}
+				}
+				for j, v := range sum {
+					w[r*columns+j] += scale * v
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// SharesHead tells whether the output head of a model has no weights of its own.
+func SharesHead(ctx context.Context, s Source) (bool, error) {
+	files, err := s.Files(ctx)
+	if err != nil {
+		return false, err
+	}
+	config := slices.IndexFunc(files, func(f File) bool { return f.Name == configFile })
+	if config < 0 {
+		return false, fmt.Errorf("the base model has no %s", configFile)
+	}
+	text, err := read(ctx, s, files[config], maxConfig)
+	if err != nil {
+		return false, err
+	}
+	var c struct {
+		Tied bool `json:"tie_word_embeddings"`
+	}
+	if err := json.Unmarshal(text, &c); err != nil {
+		return false, fmt.Errorf("%s: %w", configFile, err)
+	}
+	return c.Tied, nil
+}

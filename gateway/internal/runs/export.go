@@ -1,0 +1,184 @@
+package runs
+
+import (
+	"archive/tar"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/store"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// Export is an adapter that leaves the server.
+type Export struct {
+	Path        string // the checkpoint, tinker://RUN/KIND/NAME, or tinker://RUN for the newest weights of a live run
+	ServedModel string
+	ModelHash   string // of the base model that the adapter was trained on, as the backend states it
+	Step        int64
+	write       func(io.Writer) error
+	close       func()
+}
+
+// Write writes the adapter's files as a plain tar without folders. An error means that what was written is not whole.
+func (e *Export) Write(w io.Writer) error { return e.write(w) }
+
+// Close frees what the export holds. It must be called once.
+func (e *Export) Close() { e.close() }
+
+// Export opens the adapter that a name means: a checkpoint of any kind that the caller may read, or an own run (RUN or tinker://RUN). Of a run that is live these are the newest weights, written
+// for this call; of one that has ended it is the newest checkpoint. Files are compared with their checksums first.
+func (c *Core) Export(ctx context.Context, owner, name string) (*Export, error) {
+	if _, err := ParsePath(name); err == nil {
+		return c.exportCheckpoint(ctx, owner, name)
+	}
+	id := strings.TrimPrefix(name, "tinker://")
+	if !validRunID(id) {
+		return nil, invalidf("path %s: expected tinker://RUN/KIND/NAME, tinker://RUN or RUN", quote(name))
+	}
+	if err := c.recall(ctx, id); err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	r := c.runs[id]
+	if r == nil || r.Owner != owner {
+		c.mu.Unlock()
+		return nil, notFoundf("no training run %s", quote(id))
+	}
+	live, path := r.usable(), ""
+	if cp := c.newestOfAny(r.ID); !live && cp != nil {
+		path = cp.Path
+	}
+	c.mu.Unlock()
+	switch {
+	case live:
+		return c.exportLive(ctx, r)
+	case path == "":
+		return nil, notFoundf("training run %s has ended and has no checkpoint that could be exported", quote(id))
+	}
+	return c.exportCheckpoint(ctx, owner, path)
+}
+
+// newestOfAny finds the newest checkpoint of a run, whatever its kind. mu is held.
+func (c *Core) newestOfAny(runID string) *checkpoint {
+	var newest *checkpoint
+	for _, kind := range []CheckpointKind{KindSampler, KindWeights, KindExternal} {
+		if cp := c.newestCheckpoint(runID, kind); cp != nil && (newest == nil || cp.CreatedAt.After(newest.CreatedAt)) {
+			newest = cp
+		}
+	}
+	return newest
+}
+
+func (c *Core) exportCheckpoint(ctx context.Context, owner, path string) (*Export, error) {
+	c.mu.Lock()
+	found, err := c.readable(owner, "", path)
+	if err != nil {
+		c.mu.Unlock()
+		return nil, err
+	}
+	cp := found.checkpointRecord
+	entry := c.auditOften(owner, AuditEntry{Event: "checkpoint_downloaded", RunID: cp.RunID, Path: cp.Path})
+	c.mu.Unlock()
+	files := exported
+	if cp.Kind == KindWeights { // its manifest speaks of the optimizer's state, which stays
+		files = []string{plugins.AdapterConfigFile, plugins.AdapterWeightsFile}
+	}
+	if err := c.intact(ctx, &cp, files...); err != nil {
+		return nil, err
+	}
+	if err := c.commit(ctx, store.Batch{Add: []store.Record{entry}}); err != nil {
+		return nil, fmt.Errorf("export: %w", err)
+	}
+	e := &Export{Path: cp.Path, ServedModel: cp.ServedModel, Step: cp.Step, close: func() {}}
+	e.fill(c.file(cp.Dir), files)
+	return e, nil
+}
+
+// exportLive has the newest weights of a run written into a folder that goes with the export. The run's order is not touched, and no checkpoint is made.
+func (c *Core) exportLive(ctx context.Context, r *run) (*Export, error) {
+	if err := c.refuses(r.model); err != nil {
+		return nil, err
+	}
+	if err := makeDirs(c.file("incoming")); err != nil {
+		return nil, fmt.Errorf("export: %w", err)
+	}
+	dir := filepath.Join("incoming", ".export-"+c.newID("", "", ""))
+	discard := func() { c.logged("an export could not be removed", os.RemoveAll(c.file(dir))) }
+	saved, err := c.saveNewest(ctx, r, c.file(dir))
+	if err != nil {
+		discard()
+		return nil, err
+	}
+	e := &Export{Path: "tinker://" + r.ID, ServedModel: r.ServedModel, Step: saved.Step, close: discard}
+	e.fill(c.file(dir), exported)
+	// Without its marker the folder is removed at the next start if this process is killed, and not set aside as something of worth.
+	if err := os.Remove(filepath.Join(c.file(dir), plugins.CompleteFile)); err != nil {
+		discard()
+		return nil, fmt.Errorf("export: %w", err)
+	}
+	c.mu.Lock()
+	entry := c.auditOften(r.Owner, AuditEntry{Event: "checkpoint_downloaded", RunID: r.ID, Path: e.Path})
+	c.mu.Unlock()
+	if err := c.commit(ctx, store.Batch{Add: []store.Record{entry}}); err != nil {
+		discard()
+		return nil, fmt.Errorf("export: %w", err)
+	}
+	return e, nil
+}
+
+// saveNewest writes the newest weights of a live run; while processes are replaced it waits.
+func (c *Core) saveNewest(ctx context.Context, r *run, path string) (plugins.SaveAdapterResult, error) {
+	for attempt := 0; ; attempt++ {
+		if err := notNow(c.cfg.Store.Room(0)); err != nil {
+			return plugins.SaveAdapterResult{}, err
+		}
+		b, err := c.backend(ctx, r.model)
+		if err != nil {
+			return plugins.SaveAdapterResult{}, err
+		}
+		adapter, version, release, err := c.acquire(ctx, r.model, b, source{run: r})
+		if err == nil {
+			var saved plugins.SaveAdapterResult
+			saved, err = b.SaveAdapter(ctx, plugins.SaveAdapterRequest{Adapter: adapter, Version: version, Scope: plugins.ScopeWeights, Path: path})
+			release()
+			if err == nil {
+				return saved, nil
+			}
+			if plugins.KindOf(err) == plugins.KindBackendLost {
+				c.awaitEnd(ctx, r.model, b)
+			}
+		}
+		if !lost(err) {
+			return plugins.SaveAdapterResult{}, err
+		}
+		if err := pause(ctx, attempt); err != nil {
+			return plugins.SaveAdapterResult{}, err
+		}
+	}
+}
+
+// fill has an export write some files of a folder; a file that is not there is left out.
+func (e *Export) fill(dir string, files []string) {
+	if m, fault := readManifest(dir); fault == "" {
+		e.ModelHash = m.ModelHash
+	}
+	e.write = func(w io.Writer) error {
+		out := tar.NewWriter(w)
+		for _, file := range files {
+			var err error
+			if file == plugins.CompleteFile { // it is empty
+				err = out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: file, Mode: 0o644, ModTime: archived})
+			} else {
+				err = addFile(out, filepath.Join(dir, file), file)
+			}
+			if err != nil {
+				return fmt.Errorf("export %s: %w", e.Path, err)
+			}
+		}
+		return out.Close()
+	}
+}
