@@ -165,7 +165,7 @@ func (w *world) trained() string {
 	w.ok(err)
 	run := w.await(w.core.CreateRun(w.Context(), runs.NewRun{Owner: keys.Anonymous, SessionID: session.ID, BaseModel: served, LoRA: runs.LoRAConfig{Rank: 4, TrainAttn: true, TrainMLP: true, TrainUnembed: true}})).CreatedRun.RunID
 	w.await(w.core.ForwardBackward(w.Context(), runs.ForwardBackward{Operation: runs.Operation{Owner: keys.Anonymous, RunID: run, Seq: 1}, Loss: "cross_entropy", Data: []runs.Datum{{
-		Tokens: []int32{5, 6}, Inputs: map[string]runs.Tensor{"target_tokens": {Ints: []int64{7, 8}}, "weights": {Floats: []float32{1, 1}}},
+		Tokens: []int32{5, 6}, Inputs: map[string]runs.Tensor{"target_tokens": {Ints: []int64{7, 8}}, "weights": {Floats: []float32{1, 1}}, "mask\x1b[31m": {Ints: []int64{1}}},
 	}}}))
 	w.await(w.core.OptimStep(w.Context(), runs.OptimStep{Operation: runs.Operation{Owner: keys.Anonymous, RunID: run, Seq: 2}, Adam: plugins.AdamParams{LearningRate: 0.1, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8}}))
 	return run
@@ -193,6 +193,9 @@ func TestClientCommands(t *testing.T) {
 		row := strings.Fields(strings.Split(out, "\n")[1])
 		if row[0] != run || row[1] != served || row[2] != "4" || row[3] != "1" || row[5] == "-" || row[6] == "-" || row[7] == "-" {
 			t.Errorf("%s", out)
+		}
+		if !strings.Contains(out, `not read by the loss: "mask\x1b[31m"`) || strings.Contains(out, "\x1b") { // a name from outside says nothing to a terminal
+			t.Errorf("%q", out)
 		}
 	})
 	t.Run("chat", func(t *testing.T) {

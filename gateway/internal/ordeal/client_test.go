@@ -223,6 +223,11 @@ func (r *trainee) save(name string) submitted {
 	return r.submit("/save_weights", object{"model_id": r.id, "path": name, "seq_id": r.next(), "type": "save_weights"})
 }
 
+// load loads a checkpoint into the run, with the optimizer's state.
+func (r *trainee) load(path string) submitted {
+	return r.submit("/load_weights", object{"model_id": r.id, "path": path, "seq_id": r.next(), "optimizer": true, "type": "load_weights"})
+}
+
 // saveForSampler saves under a name, or without one as the n-th sampling session.
 func (r *trainee) saveForSampler(name string, n int) submitted {
 	body := object{"model_id": r.id, "seq_id": r.next(), "type": "save_weights_for_sampler"}

@@ -26,7 +26,7 @@ var (
 // findings are what a client of the script sees and finds on the disk, by name.
 type findings map[string]string
 
-// script is a short life of a client: two runs, operations sent ahead, checkpoints, named and unnamed samplers, a run that goes on from a checkpoint.
+// script is a short life of a client: two runs, operations sent ahead, checkpoints, named and unnamed samplers, a run that goes on from a checkpoint, and one that goes back to it.
 func script(c caller, data string) findings {
 	c.Helper()
 	f := findings{}
@@ -69,6 +69,12 @@ func script(c caller, data string) findings {
 	again := c.resume(session, 2, state["path"].(string))
 	passed("resumed: pass", again.pass(2, 2, 8))
 	stepped("resumed: step", again.step(5e-3))
+	one, two = a.pass(4, 1, 10), a.load(state["path"].(string)) // whose gradient is cleared
+	three, four = a.pass(2, 2, 8), a.step(5e-3)
+	passed("a: pass before the load", one)
+	two.must()
+	passed("a: pass after the load", three)
+	stepped("a: step after the load", four)
 	sampled("base model", c.sample(c.sampler(session, 2, ""), 0, 4))
 	for name, r := range map[string]*trainee{"a": a, "b": b, "resumed": again} {
 		r.save("final-" + name).must()
@@ -76,6 +82,9 @@ func script(c caller, data string) findings {
 	}
 	if f["unnamed sampler"] != f["unnamed sampler later"] {
 		c.Error("the unnamed sampler moved with its run")
+	}
+	if f["a: pass after the load"] != f["resumed: pass"] || f["a: step after the load"] != f["resumed: step"] {
+		c.Error("a run that has loaded a checkpoint is not what one is that was made from it")
 	}
 	return f
 }

@@ -90,6 +90,19 @@ func TestWeightsOfALoss(t *testing.T) {
 	}
 }
 
+// Weights that are left out take room all the same: so the targets are bounded.
+func TestTooManyTargets(t *testing.T) {
+	many := make([]int64, maxTargets/2+1)
+	d := Datum{Tokens: make([]int32, 1), Inputs: map[string]Tensor{"target_tokens": {Ints: many, Shape: []int{1, len(many)}}}}
+	if _, err := checkData(ForwardBackward{Loss: "cross_entropy", Data: []Datum{d}}, 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	_, err := checkData(ForwardBackward{Loss: "cross_entropy", Data: []Datum{d, d}}, 0, 0)
+	if err == nil || !strings.Contains(err.Error(), "more than 8388608 target_tokens") {
+		t.Errorf("got %v", err)
+	}
+}
+
 // Each name is told once for each run, also after a restart, and no more than a few of them.
 func TestUnreadInputsAreTold(t *testing.T) {
 	var log bytes.Buffer

@@ -79,6 +79,9 @@ func checkLoss(name string, config map[string]float64, text map[string]string) (
 	return keys, nil
 }
 
+// maxTargets bounds the targets of an operation, so that a request with weights, and an answer with two values for each of them, are no larger than the backend's messages may be.
+const maxTargets = plugins.MaxBodyBytes / 8
+
 // checkData translates a client's data into the backend's form and refuses what is wrong with them. vocab and limit are 0 while the backend is not known:
 // it then checks them itself.
 func checkData(op ForwardBackward, vocab, limit int) (forwardBackward, error) {
@@ -93,7 +96,12 @@ func checkData(op ForwardBackward, vocab, limit int) (forwardBackward, error) {
 		ForwardBackwardRequest: plugins.ForwardBackwardRequest{Loss: op.Loss, LossConfig: op.Config, ForwardOnly: op.ForwardOnly, Data: make([]plugins.Datum, len(op.Data))},
 		K:                      make([]int, len(op.Data)),
 	}
+	targets := 0
 	for i, d := range op.Data {
+		t := d.Inputs["target_tokens"]
+		if targets += len(t.Ints) + len(t.Floats); targets > maxTargets {
+			return forwardBackward{}, invalidf("data: has more than %d target_tokens in all; send fewer data at a time", maxTargets)
+		}
 		out.Data[i], out.K[i], err = checkDatum(i, d, op.Loss, keys, vocab, limit)
 		if err != nil {
 			return forwardBackward{}, err

@@ -14,6 +14,7 @@ import (
 
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 	"github.com/tinsmith/tinsmith/gateway/internal/tinker/wire/tinkerpb"
+	"github.com/tinsmith/tinsmith/plugins"
 )
 
 // bodyOfSDK3 is what SDK 0.3.0 sends: no type in a chunk, floats as Python prints them.
@@ -37,6 +38,12 @@ func TestDecodeForwardBackwardJSON(t *testing.T) {
 			Data: []runs.Datum{{Tokens: []int32{1, 2, 3}, Inputs: map[string]runs.Tensor{
 				"target_tokens": {Shape: []int{3}, Ints: []int64{2, 3, 4}}, "weights": {Shape: []int{3}, Floats: []float32{0, 0.1, 1}},
 			}}},
+		}},
+		{"no number", `{"model_id":"m","forward_backward_input":{}}`, ForwardBackward, runs.ForwardBackward{
+			Operation: runs.Operation{RunID: "m", Unnumbered: true}, Config: map[string]float64{},
+		}},
+		{"the number null", `{"model_id":"m","seq_id":null,"forward_backward_input":{}}`, ForwardBackward, runs.ForwardBackward{
+			Operation: runs.Operation{RunID: "m", Unnumbered: true}, Config: map[string]float64{},
 		}},
 		{"SDK 0.23.4, forward", bodyOfSDK23, Forward, runs.ForwardBackward{
 			Operation: runs.Operation{RunID: "m", Seq: 1}, Loss: "cross_entropy", Config: map[string]float64{}, ForwardOnly: true,
@@ -114,8 +121,6 @@ func TestRefusalsOfJSON(t *testing.T) {
 		{"a list", `[]`, "body: a JSON list is not allowed here"},
 		{"no model", `{"seq_id":1,"forward_backward_input":{}}`, "model_id: is required"},
 		{"a model that is a number", `{"model_id":5}`, "model_id: a JSON number is not allowed here"},
-		{"no number", `{"model_id":"m","forward_backward_input":{}}`, "seq_id: 0 is not"},
-		{"number null", `{"model_id":"m","seq_id":null}`, "seq_id: 0 is not"},
 		{"number too large", `{"model_id":"m","seq_id":4294967297}`, "seq_id: 4294967297 is not a whole number from 1 to 2147483647"},
 		{"number zero", `{"model_id":"m","seq_id":0}`, "seq_id: 0 is not"},
 	} {
@@ -282,4 +287,27 @@ func unhexed(s string) []byte {
 	b := make([]byte, len(s)/2)
 	_, _ = fmt.Sscanf(s, "%x", &b)
 	return b
+}
+
+func TestEncodeForwardBackwardOutputJSON(t *testing.T) {
+	r := runs.ForwardBackwardResult{K: []int{0, 2}, ForwardBackwardResult: plugins.ForwardBackwardResult{
+		Logprobs: [][]float32{{-0.5, -1}, {-2, -3, -4, -5}}, Terms: [][]float32{{0.25, 0}, {2, 3, 4, float32(math.Inf(1))}}, Metrics: map[string]float64{"loss:sum": 1.5, "bad:sum": math.NaN()},
+	}}
+	const (
+		first  = `{"logprobs":{"data":[-0.5,-1],"dtype":"float32","shape":[2]}`
+		second = `{"logprobs":{"data":[-2,-3,-4,-5],"dtype":"float32","shape":[2,2]}`
+		terms1 = `,"elementwise_loss":{"data":[0.25,0],"dtype":"float32","shape":[2]}`
+		terms2 = `,"elementwise_loss":{"data":[2,3,4,null],"dtype":"float32","shape":[2,2]}`
+		head   = `{"loss_fn_output_type":"ArrayRecord","loss_fn_outputs":[`
+		end    = `}],"metrics":{"loss:sum":1.5}}`
+	)
+	got, err := EncodeForwardBackwardOutputJSON(&r)
+	if want := head + first + terms1 + "}," + second + terms2 + end; err != nil || string(got) != want {
+		t.Errorf("got  %s, %v\nwant %s", got, err, want)
+	}
+	r.Terms = nil
+	got, err = EncodeForwardBackwardOutputJSON(&r)
+	if want := head + first + "}," + second + end; err != nil || string(got) != want {
+		t.Errorf("got  %s, %v\nwant %s", got, err, want)
+	}
 }

@@ -19,7 +19,7 @@ import (
 func EncodeForwardBackwardOutputJSON(result *runs.ForwardBackwardResult) ([]byte, error) {
 	size := 256
 	for _, logprobs := range result.Logprobs {
-		size += 64 + 12*len(logprobs)
+		size += 128 + 24*len(logprobs)
 	}
 	b := append(make([]byte, 0, size), `{"loss_fn_output_type":"ArrayRecord","loss_fn_outputs":[`...)
 	for i, logprobs := range result.Logprobs {
@@ -27,8 +27,12 @@ func EncodeForwardBackwardOutputJSON(result *runs.ForwardBackwardResult) ([]byte
 		if k := int64(result.K[i]); k > 0 {
 			shape = []int64{shape[0] / k, k}
 		}
-		b = append(separate(b, i), `{"logprobs":`...)
-		b = append(appendTensor(b, logprobs, shape), '}')
+		b = append(separate(b, i), '{')
+		for j, f := range outputs(result, i, i+1) {
+			b = append(append(append(separate(b, j), '"'), f.name...), `":`...)
+			b = appendTensor(b, f.values[0], shape)
+		}
+		b = append(b, '}')
 	}
 	b = append(b, `],"metrics":{`...)
 	written := 0
