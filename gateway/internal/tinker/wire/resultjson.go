@@ -19,16 +19,21 @@ import (
 func EncodeForwardBackwardOutputJSON(result *runs.ForwardBackwardResult) ([]byte, error) {
 	size := 256
 	for _, logprobs := range result.Logprobs {
-		size += 64 + 12*len(logprobs)
+		size += 128 + 24*len(logprobs)
 	}
 	b := append(make([]byte, 0, size), `{"loss_fn_output_type":"ArrayRecord","loss_fn_outputs":[`...)
-	for i, logprobs := range result.Logprobs {
-		shape := []int64{int64(len(logprobs))}
-		if k := int64(result.K[i]); k > 0 {
-			shape = []int64{shape[0] / k, k}
+	for i := range result.Logprobs {
+		b = append(separate(b, i), '{')
+		for j, field := range outputs(result, i, i+1) {
+			values := field.values[0]
+			shape := []int64{int64(len(values))}
+			if k := int64(result.K[i]); k > 0 {
+				shape = []int64{shape[0] / k, k}
+			}
+			b = append(append(append(separate(b, j), '"'), field.name...), `":`...)
+			b = appendTensor(b, values, shape)
 		}
-		b = append(separate(b, i), `{"logprobs":`...)
-		b = append(appendTensor(b, logprobs, shape), '}')
+		b = append(b, '}')
 	}
 	b = append(b, `],"metrics":{`...)
 	written := 0

@@ -12,12 +12,13 @@ import (
 func TestForwardBackwardOutputJSON(t *testing.T) {
 	got, err := EncodeForwardBackwardOutputJSON(&runs.ForwardBackwardResult{
 		ForwardBackwardResult: plugins.ForwardBackwardResult{
-			Logprobs: [][]float32{{-0.1, -1}, {}, {-1e-8, -2, -3, float32(math.NaN())}}, Metrics: map[string]float64{"loss:sum": 1.5, "a\"b:mean": 1e300, "x:max": math.Inf(1)},
+			Logprobs: [][]float32{{-0.1, -1}, {}, {-1e-8, -2, -3, float32(math.NaN())}}, Terms: [][]float32{{0.1, 0}, {}, {1, 2, 3, 4}}, Metrics: map[string]float64{"loss:sum": 1.5, "a\"b:mean": 1e300, "x:max": math.Inf(1)},
 		},
 		K: []int{0, 0, 2},
 	})
-	want := `{"loss_fn_output_type":"ArrayRecord","loss_fn_outputs":[{"logprobs":{"data":[-0.1,-1],"dtype":"float32","shape":[2]}},{"logprobs":{"data":[],"dtype":"float32","shape":[0]}},` +
-		`{"logprobs":{"data":[-1e-08,-2,-3,null],"dtype":"float32","shape":[2,2]}}],"metrics":{"a\"b:mean":1e+300,"loss:sum":1.5}}`
+	want := `{"loss_fn_output_type":"ArrayRecord","loss_fn_outputs":[{"logprobs":{"data":[-0.1,-1],"dtype":"float32","shape":[2]},"elementwise_loss":{"data":[0.1,0],"dtype":"float32","shape":[2]}},` +
+		`{"logprobs":{"data":[],"dtype":"float32","shape":[0]},"elementwise_loss":{"data":[],"dtype":"float32","shape":[0]}},` +
+		`{"logprobs":{"data":[-1e-08,-2,-3,null],"dtype":"float32","shape":[2,2]},"elementwise_loss":{"data":[1,2,3,4],"dtype":"float32","shape":[2,2]}}],"metrics":{"a\"b:mean":1e+300,"loss:sum":1.5}}`
 	if err != nil || string(got) != want || !json.Valid(got) {
 		t.Errorf("got  %s, %v\nwant %s", got, err, want)
 	}
