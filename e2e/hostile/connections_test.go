@@ -108,7 +108,7 @@ func TestBodies(t *testing.T) {
 		})
 	}
 	// The number was never used: the same request now is the first of it.
-	run.finish(t, run.post(t, "/api/v1/forward_backward", p.encode()))
+	run.finish(t, run.post(t, "/api/v1/forward_backward", p.encode(), "Content-Type", "application/x-protobuf"))
 	run.finish(t, run.step(t, adam(1e-3)))
 	control.good(t, 1)
 	if !bytes.Equal(run.weights(t), control.weights(t)) {

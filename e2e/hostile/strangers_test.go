@@ -45,7 +45,7 @@ func TestStrangers(t *testing.T) {
 		post("create_sampling_session", object{"session_id": session, "sampling_session_seq_id": 7, "model_path": "tinker://" + run.id}),
 		post("join_sampling_session", object{"sampling_session_id": sampler}),
 		post("get_info", object{"model_id": run.id}), post("unload_model", object{"model_id": run.id}),
-		post("forward_backward", p.encode()),
+		post("forward_backward", p.encode()), post("forward", object{"model_id": run.id, "seq_id": 50, "forward_input": object{"data": []any{}}}), get("/api/v1/models/" + run.id + "/checkpoints"),
 		post("optim_step", object{"model_id": run.id, "seq_id": 50, "adam_params": adam(1)}),
 		post("save_weights", object{"model_id": run.id, "path": "theirs", "seq_id": 50}), post("save_weights_for_sampler", object{"model_id": run.id, "path": "theirs", "seq_id": 50}), post("save_weights_external", object{"model_id": run.id, "path": "theirs", "seq_id": 50}),
 		post("load_weights", object{"session_id": session, "model_seq_id": 7, "path": path + "weights/mine", "optimizer": true}),
@@ -58,7 +58,11 @@ func TestStrangers(t *testing.T) {
 		get("/v1/models/tinker://" + run.id), get("/v1/models/" + path + "sampler_weights/mine"), get("/tokenizer_info?model=tinker://" + run.id), {http.MethodPost, "/tokenize", object{"model": "tinker://" + run.id, "prompt": "x"}},
 	} {
 		t.Run(r.method+" "+strings.ReplaceAll(r.path, run.id, "RUN"), func(t *testing.T) {
-			got := bob.send(t, r.method, r.path, reader(t, r.body))
+			kind := "application/json"
+			if _, encoded := r.body.([]byte); encoded {
+				kind = "application/x-protobuf"
+			}
+			got := bob.send(t, r.method, r.path, reader(t, r.body), "Content-Type", kind)
 			got.refused(t)
 			if got.status != http.StatusNotFound && got.status != http.StatusForbidden && got.status != http.StatusBadRequest {
 				t.Errorf("got %s", got)

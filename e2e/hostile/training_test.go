@@ -293,11 +293,31 @@ func TestUndecodablePasses(t *testing.T) {
 		"dimensions": field(nil, 3, field(nil, 2, field(nil, 2, field(nil, 4, bytes.Repeat([]byte{1}, 1<<20))))),
 	} {
 		t.Run("a million "+name, func(t *testing.T) {
-			ann.fails(t, ann.post(t, "/api/v1/forward_backward", append(whole(), extra...)), "data", "262144")
+			ann.fails(t, ann.post(t, "/api/v1/forward_backward", append(whole(), extra...), "Content-Type", "application/x-protobuf"), "data", "262144")
 		})
 	}
-	t.Run("JSON endpoint", func(t *testing.T) {
-		ann.post(t, "/api/v1/forward", object{"model_id": run.id, "seq_id": 1}).refused(t, "forward")
+	// The same in JSON, of which a clause of two bytes can be as much.
+	for name, c := range map[string]struct {
+		input string
+		words []string
+	}{
+		"no input":           {`null`, []string{"forward_input", "null"}},
+		"a million datums":   {`{"data":[` + strings.Repeat(`{},`, 1<<20) + `{}]}`, []string{"data", "262144"}},
+		"a million chunks":   {`{"data":[{"model_input":{"chunks":[` + strings.Repeat(`{"tokens":[]},`, 1<<20) + `{}]}}]}`, []string{"data", "262144"}},
+		"a million inputs":   {`{"data":[{"loss_fn_inputs":{` + strings.Repeat(`"":{"data":[],"dtype":"int64"},`, 1<<20) + `"":5}}]}`, []string{"data", "262144"}},
+		"a million settings": {`{"loss_fn_config":{` + strings.Repeat(`"":1,`, 1<<20) + `"":1}}`, []string{"data", "262144"}},
+		"null for a weight":  {`{"data":[{"loss_fn_inputs":{"weights":{"data":[1,null],"dtype":"float32"}}}]}`, []string{"data[0].loss_fn_inputs.weights.data[1]", "null"}},
+		"tensor larger on the inside": {
+			`{"data":[{"loss_fn_inputs":{"weights":{"data":[],"dtype":"float32","shape":[4294967296,4294967296],"sparse_crow_indices":[0],"sparse_col_indices":[]}}}]}`, []string{"weights", "16777216"},
+		},
+	} {
+		t.Run("JSON, "+name, func(t *testing.T) {
+			body := fmt.Sprintf(`{"model_id":%q,"seq_id":%d,"forward_input":%s}`, run.id, run.next(), c.input)
+			ann.fails(t, ann.post(t, "/api/v1/forward", []byte(body)), c.words...)
+		})
+	}
+	t.Run("JSON, a hundred thousand nestings", func(t *testing.T) {
+		ann.post(t, "/api/v1/forward", []byte(`{"a":`+strings.Repeat("[", 100_000))).refused(t, "body")
 	})
 	run.good(t, 1)
 	control.good(t, 1)
@@ -356,9 +376,9 @@ func TestWrongSteps(t *testing.T) {
 		ann.finish(t, ann.post(t, "/api/v1/optim_step", object{"model_id": abused.id, "seq_id": abused.seq, "adam_params": adam(1e-3)}))
 		p := ordinary(4)
 		p.model, p.seq = abused.id, abused.seq-1
-		ann.finish(t, ann.post(t, "/api/v1/forward_backward", p.encode()))
+		ann.finish(t, ann.post(t, "/api/v1/forward_backward", p.encode(), "Content-Type", "application/x-protobuf"))
 		p.data = p.data[:1]
-		ann.post(t, "/api/v1/forward_backward", p.encode()).refused(t, "seq_id")
+		ann.post(t, "/api/v1/forward_backward", p.encode(), "Content-Type", "application/x-protobuf").refused(t, "seq_id")
 	})
 	abused.good(t, 5)
 	control.good(t, 5)

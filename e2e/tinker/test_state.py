@@ -134,7 +134,7 @@ def test_paths_of_the_wrong_kind_or_of_nothing(service):
 
 @pytest.mark.skipif(VERSION < (0, 9), reason="lifetimes came with 0.9")
 @pytest.mark.version
-def test_lists_of_checkpoints(service, rest):
+def test_lists_of_checkpoints(server, service, rest):
     run = sdkcalls.trainer(service)
     model = run.get_info().model_id
     run.save_state("a").result()
@@ -155,6 +155,10 @@ def test_lists_of_checkpoints(service, rest):
     seen = rest.get_training_run(model).result()
     assert seen.last_checkpoint.checkpoint_id == "weights/b" and seen.last_sampler_checkpoint.checkpoint_id == "sampler_weights/a"
     assert rest.get_training_run_by_tinker_path(found["weights/a"].tinker_path).result().training_run_id == model
+    for listed in (f"/training_runs/{model}/checkpoints", f"/models/{model}/checkpoints", "/checkpoints"):
+        assert {c["base_model"] for c in json.loads(fetch(server.url + "/api/v1" + listed))["checkpoints"]} == {tinsmith.MODEL}, listed
+    raw = json.loads(fetch(f"{server.url}/api/v1/training_runs/{model}"))
+    assert raw["last_checkpoint"]["base_model"] == raw["last_sampler_checkpoint"]["base_model"] == tinsmith.MODEL
     info = rest.get_weights_info_by_tinker_path(found["weights/a"].tinker_path).result()
     assert (info.base_model, info.is_lora, info.lora_rank) == (tinsmith.MODEL, True, 8)
 

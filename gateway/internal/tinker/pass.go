@@ -12,7 +12,7 @@ import (
 
 func (s *Service) forwardBackward(c call) (any, error) { return s.pass(c, wire.ForwardBackward) }
 
-// forward is what clients call before 0.24; newer ones send a forward_backward that is forward only.
+// forward is what clients call before 0.22.3; newer ones send a forward_backward that is forward only.
 func (s *Service) forward(c call) (any, error) { return s.pass(c, wire.Forward) }
 
 // pass takes protobuf or JSON. What is wrong with the data fails the future and not the submission: a refused chunk would jam older clients.

@@ -111,6 +111,7 @@ func (d *passDecoder) input(r jsonReader, pass Pass) error {
 		case "loss_fn_config":
 			return d.optional(&r, func() error { return d.config(&r) })
 		case "data":
+			d.m.Data = nil // of a name that comes twice the last value counts, as in protobuf
 			return r.list(name, func(i int) error {
 				d.m.Data = append(d.m.Data, &tinkerpb.Datum{LossFnInputs: map[string]*tinkerpb.Tensor{}})
 				if err := d.part(); err != nil {
@@ -227,6 +228,7 @@ func (d *passDecoder) tensor(r *jsonReader, field string) (*tinkerpb.Tensor, err
 			col = r.raw()
 		case "shape":
 			var dimensions error
+			out.Shape = nil
 			err := r.integers(field+".shape", math.MinInt64, math.MaxInt64, func(v int64) {
 				if dimensions == nil {
 					dimensions = d.part()

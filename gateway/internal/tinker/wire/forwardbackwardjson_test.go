@@ -1,7 +1,6 @@
 package wire
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -59,6 +58,17 @@ func TestDecodeForwardBackwardJSON(t *testing.T) {
 				Data: []runs.Datum{{Inputs: map[string]runs.Tensor{"weights": {Shape: []int{3}, Floats: []float32{-1e-3, 100, 0}}}}},
 			},
 		},
+		{
+			"no number", `{"model_id":"m","seq_id":null,"forward_backward_input":{}}`, ForwardBackward,
+			runs.ForwardBackward{Operation: runs.Operation{RunID: "m", Unnumbered: true}, Config: map[string]float64{}},
+		},
+		{
+			"names that come twice", strings.Replace(bodyOfSDK3, `"loss_fn":"ppo"`, `"loss_fn":"cross_entropy","data":[{"model_input":{"chunks":[{"tokens":[9]}],"chunks":[{"tokens":[4]}]},"loss_fn_inputs":{"weights":{"shape":[5],"data":[5],"dtype":"float32","shape":[1]}}}]`, 1), ForwardBackward,
+			runs.ForwardBackward{
+				Operation: runs.Operation{RunID: "m", Seq: 7}, Loss: "cross_entropy", Config: map[string]float64{"clip_low_threshold": 0.5},
+				Data: []runs.Datum{{Tokens: []int32{4}, Inputs: map[string]runs.Tensor{"weights": {Shape: []int{1}, Floats: []float32{5}}}}},
+			},
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := DecodeForwardBackwardJSON([]byte(c.body), c.pass, freely)
@@ -69,7 +79,7 @@ func TestDecodeForwardBackwardJSON(t *testing.T) {
 	}
 }
 
-// pass is a body whose one datum is that text.
+// passOf is a body whose one datum is that text.
 func passOf(datum string) string {
 	return `{"model_id":"m","seq_id":3,"forward_backward_input":{"loss_fn":"cross_entropy","data":[` + datum + `]}}`
 }
@@ -181,14 +191,13 @@ func jsonOf(m *tinkerpb.ForwardBackwardRequest) []byte {
 	return b
 }
 
-// FuzzDecodeForwardBackwardJSON: no text makes the decoder fail in another way than by an error, and what it takes is what encoding/json would read.
+// FuzzDecodeForwardBackwardJSON: no text makes the decoder fail in another way than by an error, and every tensor that it gives is whole and finite.
 func FuzzDecodeForwardBackwardJSON(f *testing.F) {
 	for _, s := range []string{bodyOfSDK3, bodyOfSDK23, passOf(`{}`), passOf(`{"model_input":{"chunks":[{"type":null,"tokens":[]}]},"loss_fn_inputs":{"":{"data":[],"dtype":"int64","shape":[]}}}`), `[]`, `"`, `{"a":"\"","b":[{}]}`} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		claimed := int64(0)
-		got, err := DecodeForwardBackwardJSON(body, ForwardBackward, func(n int64) error { claimed += n; return nil })
+		got, err := DecodeForwardBackwardJSON(body, ForwardBackward, freely)
 		if err != nil {
 			return
 		}
@@ -206,33 +215,6 @@ func FuzzDecodeForwardBackwardJSON(f *testing.F) {
 						t.Errorf("%s: %v from JSON", name, v)
 					}
 				}
-			}
-		}
-		if got.Refusal != "" {
-			return
-		}
-		// Whoever reads the same text with the standard library finds the same tokens.
-		var plain struct {
-			Input struct {
-				Data []struct {
-					Input struct {
-						Chunks []struct {
-							Tokens []int32 `json:"tokens"`
-						} `json:"chunks"`
-					} `json:"model_input"`
-				} `json:"data"`
-			} `json:"forward_backward_input"`
-		}
-		if json.Unmarshal(body, &plain) != nil || bytes.Count(body, []byte("chunks")) != len(got.Data) || bytes.Contains(bytes.ToLower(body), []byte(`\u`)) {
-			return // other spellings of a name, or a name twice: the two may choose differently
-		}
-		for i, d := range plain.Input.Data {
-			var tokens []int32
-			for _, c := range d.Input.Chunks {
-				tokens = append(tokens, c.Tokens...)
-			}
-			if len(d.Input.Chunks) > 0 && i < len(got.Data) && len(plain.Input.Data) == len(got.Data) && fmt.Sprint(tokens) != fmt.Sprint(got.Data[i].Tokens) && bytes.Count(body, []byte("tokens")) == len(d.Input.Chunks) {
-				t.Errorf("datum %d: %v, read as %v", i, tokens, got.Data[i].Tokens)
 			}
 		}
 	})

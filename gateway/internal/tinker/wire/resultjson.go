@@ -22,15 +22,16 @@ func EncodeForwardBackwardOutputJSON(result *runs.ForwardBackwardResult) ([]byte
 		size += 128 + 24*len(logprobs)
 	}
 	b := append(make([]byte, 0, size), `{"loss_fn_output_type":"ArrayRecord","loss_fn_outputs":[`...)
-	for i, logprobs := range result.Logprobs {
-		shape := []int64{int64(len(logprobs))}
-		if k := int64(result.K[i]); k > 0 {
-			shape = []int64{shape[0] / k, k}
-		}
+	for i := range result.Logprobs {
 		b = append(separate(b, i), '{')
-		for j, f := range outputs(result, i, i+1) {
-			b = append(append(append(separate(b, j), '"'), f.name...), `":`...)
-			b = appendTensor(b, f.values[0], shape)
+		for j, field := range outputs(result, i, i+1) {
+			values := field.values[0]
+			shape := []int64{int64(len(values))}
+			if k := int64(result.K[i]); k > 0 {
+				shape = []int64{shape[0] / k, k}
+			}
+			b = append(append(append(separate(b, j), '"'), field.name...), `":`...)
+			b = appendTensor(b, values, shape)
 		}
 		b = append(b, '}')
 	}
