@@ -133,6 +133,14 @@ def test_trains_on_as_with_peft(own_server, tmp_path, options):
     left = PeftModel.from_pretrained(base(), out).eval()
     assert apart(ours, [reference(left, row) for row in rows]) < TOLERANCE
 
+    merged = subprocess.run(
+        [tinsmith.BINARY, "export", path, tmp_path / "merged", "--merge", "--dtype", "float32", "--url", server.url, "--key", server.key],
+        capture_output=True, text=True, timeout=120,
+    )
+    assert merged.returncode == 0, merged.stderr
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
+    assert apart(ours, [reference(whole, row) for row in rows]) < TOLERANCE
+
 
 def equal_bits(left, right):
     return all(list(a) == list(b) for a, b in zip(left, right, strict=True))

@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"maps"
 	"math"
@@ -198,6 +200,50 @@ func TestTrainingOnPaddedRank(t *testing.T) {
 		if changed < len(values)/2 {
 			t.Errorf("%s: training has changed %d of %d values", name, changed, len(values))
 		}
+	}
+}
+
+// An import by a version that multiplied its scale into B and kept its rank stays as that version stored it: its rank, its bits, alpha 32, and a manifest that old versions read.
+func TestImportOfOlderVersion(t *testing.T) {
+	e := start(t, "")
+	dir := foreign(t, `{"peft_type": "LORA", "r": 3, "lora_alpha": 32}`, nil)
+	older := func(dir string) {
+		t.Helper()
+		m := plugins.Manifest{Scope: "weights", BaseModel: "tiny", ModelHash: e.loaded.info.ModelHash, Rank: 3, TrainAttn: true, TrainMLP: true, SHA256: map[string]string{}}
+		if err := os.WriteFile(filepath.Join(dir, plugins.CompleteFile), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range []string{plugins.AdapterConfigFile, plugins.AdapterWeightsFile, plugins.CompleteFile} {
+			text, err := os.ReadFile(filepath.Join(dir, file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			sum := sha256.Sum256(text)
+			m.SHA256[file] = hex.EncodeToString(sum[:])
+		}
+		text, err := m.Encode()
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, plugins.ManifestFile), text, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	older(dir)
+	info, err := e.LoadAdapter(t.Context(), plugins.LoadAdapterRequest{Adapter: "a", Path: dir})
+	if err != nil || info.Config.Rank != 3 || info.Config.Alpha != 32 {
+		t.Fatalf("loaded as %+v, %v", info, err)
+	}
+	d := &driver{t: t, e: e, adapter: "a"}
+	equalTensors(t, "weights", d.weights(), tensorsOf(t, filepath.Join(dir, plugins.AdapterWeightsFile)))
+	d.pass(randomData(rand.New(rand.NewPCG(3, 3)), 2, 20))
+	d.step()
+	text, err := os.ReadFile(filepath.Join(d.save(plugins.ScopeOptimizer), plugins.ManifestFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m, err := plugins.ParseManifest(text); err != nil || m.Format != 2 || m.Rank != 3 {
+		t.Errorf("manifest %s, %v", text, err)
 	}
 }
 

@@ -321,3 +321,46 @@ func BenchmarkFinite(b *testing.B) {
 		}
 	}
 }
+
+// Rounding gives the nearest value, the even one in the middle, and leaves what is one already.
+func TestRounding(t *testing.T) {
+	for h := range 1 << 15 {
+		v := halfToFloat32(uint16(h))
+		if h >= 31<<10 { // infinity, NaN
+			continue
+		}
+		for _, sign := range []float32{1, -1} {
+			if got := RoundFloat16(sign * v); got != sign*v {
+				t.Fatalf("half %v became %v", sign*v, got)
+			}
+			if h+1 == 31<<10 {
+				continue
+			}
+			next := halfToFloat32(uint16(h + 1))
+			even := v
+			if h&1 == 1 {
+				even = next
+			}
+			middle := (v + next) / 2 // exact
+			for value, want := range map[float32]float32{
+				middle: even, math.Nextafter32(middle, 0): v, math.Nextafter32(middle, next): next,
+			} {
+				if got := RoundFloat16(sign * value); got != sign*want {
+					t.Fatalf("%v became the half %v, want %v", sign*value, got, sign*want)
+				}
+			}
+		}
+	}
+	for value, want := range map[float32]float32{65519: 65504, 65520: float32(math.Inf(1)), -65520: float32(math.Inf(-1)), math.MaxFloat32: float32(math.Inf(1))} {
+		if got := RoundFloat16(value); got != want {
+			t.Errorf("%v became the half %v, want %v", value, got, want)
+		}
+	}
+	for value, want := range map[uint32]uint32{
+		0x3f800000: 0x3f800000, 0x3f808000: 0x3f800000, 0x3f808001: 0x3f810000, 0x3f818000: 0x3f820000, 0xbf818000: 0xbf820000, 0x3f807fff: 0x3f800000, 1: 0, 0x8000: 0, 0x8001: 0x10000,
+	} {
+		if got := math.Float32bits(RoundBFloat16(math.Float32frombits(value))); got != want {
+			t.Errorf("%#x became the bfloat16 %#x, want %#x", value, got, want)
+		}
+	}
+}
