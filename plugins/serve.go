@@ -27,8 +27,16 @@ import (
 //
 // Signals that ask for an end (SIGTERM to a whole service, ctrl-C in a terminal) are ignored here: the gateway gets them too, notes what is not finished, and
 // then ends this process.
+//
+// A process that was started with the one argument `check-config` only checks a configuration, see ConfigChecker, for whoever started it.
 func Serve(b Backend) {
 	unix.Umask(0o077)
+	if checks() {
+		if err := serveCheck(b, os.Stdin, os.Stdout); err != nil {
+			fail(err)
+		}
+		return
+	}
 	// Whatever prints to standard output from now on, such as a C library, must not spoil go-plugin's handshake line: it goes to standard error.
 	handshake, err := moveStdout()
 	if err != nil {

@@ -167,6 +167,14 @@ func TestWrongModelDirectories(t *testing.T) {
 	put := func(name, text string) func(testing.TB, string) {
 		return func(t testing.TB, dir string) { write(t, filepath.Join(dir, name), []byte(text)) }
 	}
+	index := func(text string) func(testing.TB, string) {
+		return func(t testing.TB, dir string) {
+			if err := os.Remove(filepath.Join(dir, "model.safetensors")); err != nil { // which goes before an index
+				t.Fatal(err)
+			}
+			write(t, filepath.Join(dir, "model.safetensors.index.json"), []byte(text))
+		}
+	}
 	weights := func(change func([]byte) []byte) func(testing.TB, string) {
 		return func(t testing.TB, dir string) {
 			path := filepath.Join(dir, "model.safetensors")
@@ -221,9 +229,9 @@ func TestWrongModelDirectories(t *testing.T) {
 		{"largest header", weights(func(b []byte) []byte { binary.LittleEndian.PutUint64(b, math.MaxUint64); return b }), []string{"header"}},
 		{"missing tensor", header("model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.xx_proj.weight"), []string{"up_proj"}},
 		{"another dtype", header(`"BF16"`, `"I16"`), []string{"I16"}},
-		{"index with a path", put("model.safetensors.index.json", `{"weight_map":{"model.norm.weight":"../../../etc/passwd.safetensors"}}`), []string{"passwd"}},
-		{"index of a missing file", put("model.safetensors.index.json", `{"weight_map":{"model.norm.weight":"x.safetensors"}}`), []string{"x.safetensors"}},
-		{"index that is no object", put("model.safetensors.index.json", `[]`), []string{"index.json"}},
+		{"index with a path", index(`{"weight_map":{"model.norm.weight":"../../../etc/passwd.safetensors"}}`), []string{"passwd"}},
+		{"index of a missing file", index(`{"weight_map":{"model.norm.weight":"x.safetensors"}}`), []string{"x.safetensors"}},
+		{"index that is no object", index(`[]`), []string{"index.json"}},
 		{"tokenizer of a million levels", put("tokenizer.json", strings.Repeat(`{"a":`, 1<<20)), []string{"tokenizer"}},
 		{"tokenizer of lists", put("tokenizer.json", strings.Repeat(`[`, 1<<20)), []string{"tokenizer"}},
 		{"no tokenizer", put("tokenizer.json", ``), []string{"tokenizer"}},
@@ -283,6 +291,13 @@ func TestWrongConfigs(t *testing.T) {
 		{"plugin by path", "models: [{name: m, path: x, backend: {plugin: ../../bin/sh}}]\n", []string{"plugin", "bin/sh"}},
 		{"level", "log: {level: loud}\n" + model, []string{"log.level", "loud", "debug"}},
 		{"store", "store: {driver: mysql}\n" + model, []string{"driver", "mysql"}},
+		{"no such model", "models: [{name: m, path: /nowhere/at/all}]\n", []string{"models[0]", "path", "/nowhere/at/all"}},
+		{"no such model beside another", "models: [{name: a, path: " + launch.ModelDir() + "}, {name: m, path: ./none}]\n", []string{"models[1]", "none"}},
+		{"no such plugin", "models: [{name: m, path: " + launch.ModelDir() + ", backend: {plugin: singel}}]\n", []string{"models[0]", "backend.plugin", "singel", "single"}},
+		{"setting of a plugin", "models: [{name: m, path: " + launch.ModelDir() + ", backend: {plugin: single, thread: 4}}]\n", []string{"models[0]", "backend.thread", "threads"}},
+		{"value of a setting", "models: [{name: m, path: " + launch.ModelDir() + ", backend: {plugin: single, dtype: int4}}]\n", []string{"backend.dtype", "int4", "bfloat16"}},
+		{"setting of another plugin", "models: [{name: m, path: " + launch.ModelDir() + ", backend: {plugin: single, devices: [cpu]}}]\n", []string{"backend.devices"}},
+		{"two faults", "models: [{name: m, path: /nowhere, backend: {plugin: none}}]\n", []string{"path", "/nowhere", "backend.plugin", "none"}},
 		{"two of a name", "models: [{name: m, path: " + launch.ModelDir() + "}, {name: m, path: " + launch.ModelDir() + "}]\n", []string{"models[1].name", "already"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -290,6 +305,32 @@ func TestWrongConfigs(t *testing.T) {
 			write(t, path, []byte(c.text))
 			code, out := program(t, "check-config", path)
 			if code == 0 || strings.Contains(out, "goroutine ") || len(out) > 4000 || strings.TrimSpace(out) == "" {
+				t.Fatalf("status %d: %.2000s", code, out)
+			}
+			for _, w := range c.words {
+				if !strings.Contains(out, w) {
+					t.Errorf("the message does not name %q: %s", w, out)
+				}
+			}
+		})
+	}
+}
+
+// TestRightConfigs: what is right is called so, and what cannot be told before a start is named.
+func TestRightConfigs(t *testing.T) {
+	for _, c := range []struct {
+		name, text string
+		words      []string
+	}{
+		{"one model", "models: [{name: m, path: " + launch.ModelDir() + "}]\n", []string{"is valid: 1 model(s)"}},
+		{"section", "models: [{name: m, path: " + launch.ModelDir() + ", backend: {plugin: single, device: cpu, threads: 2}}]\n", []string{"is valid"}},
+		{"download", "models: [{name: m, path: hf://org/name-that-is-in-no-cache}]\n", []string{"is downloaded when the server starts", "is valid"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "tinsmith.yaml")
+			write(t, path, []byte(c.text))
+			code, out := program(t, "check-config", path)
+			if code != 0 {
 				t.Fatalf("status %d: %.2000s", code, out)
 			}
 			for _, w := range c.words {

@@ -33,3 +33,16 @@ func TestPlaceholder(t *testing.T) {
 		})
 	}
 }
+
+// FuzzPlaceholder: what is looked at is bounded, and what a file is does not depend on what follows.
+func FuzzPlaceholder(f *testing.F) {
+	f.Add([]byte("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"))
+	f.Add([]byte("\ufeff <!DOCTYPE html>"))
+	f.Add([]byte(`{"error":"x"}`))
+	f.Fuzz(func(t *testing.T, content []byte) {
+		whole, beginning := Placeholder(content), Placeholder(content[:min(len(content), placeholderBytes)])
+		if (whole == nil) != (beginning == nil) || whole != nil && whole.Error() != beginning.Error() {
+			t.Fatalf("%v, of the beginning %v", whole, beginning)
+		}
+	})
+}

@@ -203,3 +203,9 @@ func editDistance(a, b string) int {
 	}
 	return row[len(b)]
 }
+
+// CheckConfig implements plugins.ConfigChecker.
+func (e *Engine) CheckConfig(section json.RawMessage) error {
+	_, err := ParseConfig(e.options.Plugin, section)
+	return err
+}

@@ -1,20 +1,73 @@
 package cmd
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"io"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
 	"github.com/tinsmith/tinsmith/gateway/internal/config"
+	"github.com/tinsmith/tinsmith/gateway/internal/fleet"
+	"github.com/tinsmith/tinsmith/gateway/internal/hub"
+	"github.com/tinsmith/tinsmith/gateway/internal/supervisor"
+	"github.com/tinsmith/tinsmith/plugins"
 )
 
+// checkTimeout is how long a plugin may take to check its section. It opens no device.
+const checkTimeout = 30 * time.Second
+
 func checkConfigCommand() *cobra.Command {
-	return &cobra.Command{Use: "check-config FILE", Short: "Check a configuration file without starting anything", Args: cobra.ExactArgs(1), RunE: func(c *cobra.Command, args []string) error {
+	return &cobra.Command{Use: "check-config FILE", Short: "Check a configuration file without starting anything: values, models' files, plugins and their sections", Args: cobra.ExactArgs(1), RunE: func(c *cobra.Command, args []string) error {
 		cfg, err := config.Load(args[0])
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(c.OutOrStdout(), "%s is valid: %d model(s), listening on %s; the backend sections are checked by the plugins when they load\n", args[0], len(cfg.Models), cfg.Listen)
+		programs, err := pluginDir()
+		if err != nil {
+			return err
+		}
+		var faults []error
+		for i, m := range cfg.Models {
+			if err := checkModel(c.Context(), c.OutOrStdout(), m, programs); err != nil {
+				faults = append(faults, fmt.Errorf("%s: models[%d]: %w", args[0], i, err))
+			}
+		}
+		if len(faults) > 0 {
+			return errors.Join(faults...)
+		}
+		fmt.Fprintf(c.OutOrStdout(), "%s is valid: %d model(s), listening on %s\n", args[0], len(cfg.Models), cfg.Listen)
 		return nil
 	}}
+}
+
+// checkModel looks for what the server would find out about a model when it starts, but for the weights. What cannot be told before is noted.
+func checkModel(ctx context.Context, notes io.Writer, m config.Model, programs string) error {
+	var faults []error
+	dir, err := hub.Find(ctx, m.Path)
+	switch {
+	case err != nil:
+		faults = append(faults, fmt.Errorf("path: %w", err))
+	case dir == "":
+		fmt.Fprintf(notes, "model %s: %s is not in the cache; it is downloaded when the server starts\n", m.Name, m.Path)
+	default:
+		if _, err := catalog.Load(m, dir); err != nil {
+			faults = append(faults, err)
+		}
+	}
+	program, err := fleet.Program(programs, m.Plugin)
+	if err != nil {
+		return errors.Join(append(faults, err)...)
+	}
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	err = supervisor.CheckConfig(ctx, program, m.Backend)
+	if errors.Is(err, plugins.ErrUnchecked) {
+		fmt.Fprintf(notes, "model %s: the plugin %s checks its section when it loads only\n", m.Name, m.Plugin)
+		err = nil
+	}
+	return errors.Join(append(faults, err)...)
 }

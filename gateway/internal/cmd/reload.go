@@ -57,7 +57,7 @@ func reload(ctx context.Context, cfg config.Config, backends configurer) (config
 	}
 	next, err := config.LoadUnchecked(cfg.File)
 	if err == nil {
-		next.Listen = cfg.Listen // the command line may have another
+		next.Listen, next.DataDir = cfg.Listen, cfg.DataDir // the command line may have others
 		next.AddAliases(cfg.Added)
 		err = next.Validate()
 	}

@@ -45,18 +45,22 @@ const (
 )
 
 func serveCommand(p Program) *cobra.Command {
-	var configFile, model, listen string
+	var configFile, model, listen, dataDir string
 	var aliases []string
 	c := &cobra.Command{Use: "serve", Short: "Start the server", Args: cobra.NoArgs, RunE: func(c *cobra.Command, _ []string) error {
 		cfg, err := serveConfig(configFile, model, listen, aliases...)
 		if err != nil {
 			return err
 		}
+		if dataDir != "" {
+			cfg.DataDir = dataDir
+		}
 		return p.serve(c.Context(), cfg)
 	}}
 	c.Flags().StringVar(&configFile, "config", "", "configuration file")
 	c.Flags().StringVar(&model, "model", "", "serve one model without a configuration file: a directory, a name in the Hugging Face cache, or hf://org/name[@revision]")
 	c.Flags().StringVar(&listen, "listen", "", "address instead of the configured one")
+	c.Flags().StringVar(&dataDir, "data-dir", "", "folder of records and checkpoints instead of the configured one")
 	c.Flags().StringArrayVar(&aliases, "alias", nil, "a further name for the model, where there is one only; may be given several times")
 	c.MarkFlagsOneRequired("config", "model")
 	c.MarkFlagsMutuallyExclusive("config", "model")
@@ -205,6 +209,9 @@ func awaitStore(ctx context.Context, cfg config.Config, h *health, address net.A
 		if trouble.State != waited {
 			waited = trouble.State
 			slog.WarnContext(ctx, "waiting for the data directory", "state", trouble.State, "error", err)
+			if trouble.State == store.Locked {
+				fmt.Fprintln(os.Stderr, besideAnother(cfg.DataDir))
+			}
 		}
 		select {
 		case <-time.After(retryStore):
@@ -212,6 +219,16 @@ func awaitStore(ctx context.Context, cfg config.Config, h *health, address net.A
 			return nil, nil, ctx.Err()
 		}
 	}
+}
+
+// besideAnother says what can be done where another server has the data directory.
+func besideAnother(dataDir string) string {
+	where := ""
+	if address := server.Address(dataDir); address != "" {
+		where = " on " + address
+	}
+	return fmt.Sprintf("another server%s uses %s, or the database that it keeps its records in: use that one, or stop it and this one goes on; "+
+		"to run both, give this one a folder of its own with --data-dir DIR or data_dir in the configuration", where, dataDir)
 }
 
 // openData opens the store, and with it the data directory is this process's: it leaves its address there and takes the secret that signs tokens.

@@ -116,6 +116,12 @@ func TestAwaitStore(t *testing.T) {
 	for deadline := time.Now().Add(time.Minute); h.get().Storage.State != string(store.Locked) && time.Now().Before(deadline); {
 		time.Sleep(time.Millisecond)
 	}
+	said := besideAnother(cfg.DataDir)
+	for _, word := range []string{cfg.DataDir, "another server uses", "stop it", "--data-dir DIR"} {
+		if !strings.Contains(said, word) {
+			t.Errorf("%q does not say %q", said, word)
+		}
+	}
 	if got := h.get(); got.Storage.State != string(store.Locked) || got.Storage.Reason == "" || got.Status != "degraded" {
 		t.Errorf("health %+v", got)
 	}

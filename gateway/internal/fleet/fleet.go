@@ -64,14 +64,15 @@ func New(c Config) (*Fleet, error) {
 			f.byName[m.Name] = one
 			continue
 		}
+		program, err := Program(c.PluginDir, m.Plugin)
+		if err != nil {
+			return nil, fmt.Errorf("model %s: %w", m.Name, err)
+		}
 		s, err := supervisor.New(supervisor.Config{
-			Name: m.Name, Program: filepath.Join(c.PluginDir, m.Plugin), LockFile: filepath.Join(c.DataDir, fmt.Sprintf("backend-%d.lock", i)), Sockets: sockets,
+			Name: m.Name, Program: program, LockFile: filepath.Join(c.DataDir, fmt.Sprintf("backend-%d.lock", i)), Sockets: sockets,
 			Load:            plugins.LoadRequest{ModelDir: m.Dir, Name: m.Name, Config: m.Backend, Scratch: filepath.Join(c.DataDir, "scratch", fmt.Sprint(i)), Reserve: c.Reserve},
 			ProgressTimeout: c.ProgressTimeout,
 		})
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("model %s: backend.plugin: there is no %q in %s, which has %v", m.Name, m.Plugin, c.PluginDir, programs(c.PluginDir))
-		}
 		if err != nil {
 			return nil, fmt.Errorf("model %s: %w", m.Name, err)
 		}
@@ -81,6 +82,17 @@ func New(c Config) (*Fleet, error) {
 		f.byName[m.Name] = one
 	}
 	return f, nil
+}
+
+// Program is the path of a plugin. The error says which there are.
+func Program(dir, plugin string) (string, error) {
+	path := filepath.Join(dir, plugin)
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("backend.plugin: there is no %q in %s, which has %v", plugin, dir, programs(dir))
+	} else if err != nil {
+		return "", fmt.Errorf("backend.plugin: %w", err)
+	}
+	return path, nil
 }
 
 // programs lists the plugins in a folder, none if it cannot be read.

@@ -3,6 +3,7 @@
 package hub
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io/fs"
@@ -44,6 +45,22 @@ func Resolve(ctx context.Context, path string, progress Progress) (string, error
 		return "", fmt.Errorf("model path %q is neither a directory nor a model in the Hugging Face cache %s; hf://%s downloads it: %w", path, cacheDir(), path, err)
 	}
 	return dir, nil
+}
+
+// Find is Resolve without a download: for hf://org/name[@revision] that is not in the cache it gives "".
+func Find(ctx context.Context, path string) (dir string, err error) {
+	rest, ok := strings.CutPrefix(path, "hf://")
+	if !ok {
+		return Resolve(ctx, path, nil)
+	}
+	repository, revision, _ := strings.Cut(rest, "@")
+	if !name.MatchString(repository) || revision != "" && !validRevision(revision) {
+		return "", fmt.Errorf("model path %q is not hf://org/name[@revision]", path)
+	}
+	if dir, err := cached(repository, cmp.Or(revision, "main")); err == nil {
+		return dir, nil
+	}
+	return "", nil
 }
 
 func validRevision(r string) bool {

@@ -199,3 +199,42 @@ func TestRefusedPaths(t *testing.T) {
 		}
 	}
 }
+
+// TestFind: nothing is downloaded, and what cannot be is refused.
+func TestFind(t *testing.T) {
+	const commit = "0123456789abcdef0123456789abcdef01234567"
+	cache, dir := t.TempDir(), t.TempDir()
+	t.Setenv("HF_HUB_CACHE", cache)
+	snapshot := filepath.Join(cache, "models--org--there", "snapshots", commit)
+	for path, content := range map[string]string{
+		filepath.Join(snapshot, "config.json"):                        "{}",
+		filepath.Join(cache, "models--org--there", "refs", "main"):    commit,
+		filepath.Join(cache, "models--org--there", "refs", "ignored"): "no commit",
+	} {
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		path, want string
+		refused    bool
+	}{
+		{dir, dir, false},
+		{"org/there", snapshot, false},
+		{"hf://org/there", snapshot, false},
+		{"hf://org/there@" + commit, snapshot, false},
+		{"hf://org/there@other", "", false},
+		{"hf://org/elsewhere", "", false},
+		{"org/elsewhere", "", true},
+		{filepath.Join(dir, "none"), "", true},
+		{"hf://", "", true},
+		{"hf://org/there@../x", "", true},
+	} {
+		if got, err := Find(t.Context(), c.path); got != c.want || (err != nil) != c.refused {
+			t.Errorf("%s: %q, %v; want %q", c.path, got, err, c.want)
+		}
+	}
+}

@@ -59,7 +59,7 @@ type output struct {
 	from  tensor
 	dtype string
 	lora  *module // nil = as it is
-	added bool    // not a tensor of the base: its own head, which shared the embedding's weights
+	added bool    // not a tensor of the base: head or embedding, which shared the other's weights
 }
 
 func (o output) elements() int64 { return o.from.size / widths[o.from.dtype] }
@@ -92,11 +92,15 @@ func Prepare(ctx context.Context, o Options) (*Plan, error) {
 	}
 	ownHead := p.adapter.modules[headName] != nil
 	_, hasHead := tensors[headTensor]
-	if embedding, ok := tensors[embeddingTensor]; ok && ownHead && !hasHead {
+	embedding, hasEmbedding := tensors[embeddingTensor]
+	if ownHead && hasEmbedding && !hasHead {
 		tensors[headTensor] = embedding
 	}
+	if ownHead && hasHead && !hasEmbedding { // a tied matrix may be saved under either name
+		tensors[embeddingTensor] = tensors[headTensor]
+	}
 	for name, t := range tensors {
-		p.tensors = append(p.tensors, output{name: name, from: t, added: name == headTensor && !hasHead})
+		p.tensors = append(p.tensors, output{name: name, from: t, added: name == headTensor && !hasHead || name == embeddingTensor && !hasEmbedding})
 	}
 	slices.SortFunc(p.tensors, func(a, b output) int { return strings.Compare(a.name, b.name) })
 	for i := range p.tensors {

@@ -7,10 +7,12 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -273,6 +275,57 @@ func TestHash(t *testing.T) {
 	}
 }
 
+// TestDirectories: of files that do not agree the model is merged that the server serves.
+func TestDirectories(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		tied   bool
+		change func(t *testing.T, dir string, w map[string]matrix)
+	}{
+		{"a stale index", false, func(t *testing.T, dir string, _ map[string]matrix) {
+			text(t, filepath.Join(dir, indexFile), `{"weight_map": {"x": "model-1.safetensors"}}`)
+		}},
+		{"other shards", false, func(t *testing.T, dir string, w map[string]matrix) {
+			text(t, filepath.Join(dir, indexFile), `{"weight_map": {"model.norm.weight": "model-1.safetensors"}}`)
+			file(t, filepath.Join(dir, "model-1.safetensors"), map[string]matrix{"model.norm.weight": {typeFloat32, []int64{6}, make([]float32, 6)}})
+		}},
+		{"an index that mixes shards up", false, func(t *testing.T, dir string, w map[string]matrix) {
+			os.Remove(filepath.Join(dir, weightsFile))
+			first, second := map[string]matrix{"lm_head.weight": w["lm_head.weight"]}, maps.Clone(w)
+			delete(second, "lm_head.weight")
+			file(t, filepath.Join(dir, "model-1.safetensors"), first)
+			file(t, filepath.Join(dir, "model-2.safetensors"), second)
+			text(t, filepath.Join(dir, indexFile), `{"weight_map": {"lm_head.weight": "model-2.safetensors", "model.norm.weight": "model-1.safetensors"}}`)
+		}},
+		{"a tied matrix under the head's name", true, func(t *testing.T, dir string, w map[string]matrix) {
+			w = maps.Clone(w)
+			w["lm_head.weight"] = w["model.embed_tokens.weight"]
+			delete(w, "model.embed_tokens.weight")
+			file(t, filepath.Join(dir, weightsFile), w)
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			base, _, plain, adapter := models(t, c.tied, typeFloat32)
+			changed := t.TempDir()
+			if err := os.CopyFS(changed, os.DirFS(plain)); err != nil {
+				t.Fatal(err)
+			}
+			c.change(t, changed, base)
+			var merged [2]map[string]matrix
+			for i, dir := range []string{plain, changed} {
+				out := t.TempDir()
+				if err := mergeInto(t.Context(), out, Options{Base: Directory(dir), Adapter: adapter, ShardBytes: 1 << 30}); err != nil {
+					t.Fatal(err)
+				}
+				merged[i] = tensorsOf(t, out)
+			}
+			if !reflect.DeepEqual(merged[0], merged[1]) {
+				t.Errorf("merged to other weights: %v, want those of %v", slices.Sorted(maps.Keys(merged[1])), slices.Sorted(maps.Keys(merged[0])))
+			}
+		})
+	}
+}
+
 func TestRefusals(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -303,8 +356,22 @@ func TestRefusals(t *testing.T) {
 		{"no weights", func(_ *testing.T, base, _ string, _ *Options) { os.Remove(filepath.Join(base, weightsFile)) }, "has neither"},
 		{"no configuration", func(_ *testing.T, base, _ string, _ *Options) { os.Remove(filepath.Join(base, configFile)) }, "has no config.json"},
 		{"an index that leads out", func(t *testing.T, base, _ string, _ *Options) {
+			os.Remove(filepath.Join(base, weightsFile)) // which goes before an index
 			text(t, filepath.Join(base, indexFile), `{"weight_map": {"a": "../model.safetensors"}}`)
 		}, "is not a .safetensors file of the directory"},
+		{"a tensor in two shards", func(t *testing.T, base, _ string, _ *Options) {
+			w := tensorsOf(t, base)
+			os.Remove(filepath.Join(base, weightsFile))
+			file(t, filepath.Join(base, "model-1.safetensors"), w)
+			file(t, filepath.Join(base, "model-2.safetensors"), map[string]matrix{"model.norm.weight": w["model.norm.weight"]})
+			text(t, filepath.Join(base, indexFile), `{"weight_map": {"model.norm.weight": "model-2.safetensors", "lm_head.weight": "model-1.safetensors"}}`)
+		}, `tensor "model.norm.weight" is in model-1.safetensors and in model-2.safetensors`},
+		{"a tensor that the index alone has", func(t *testing.T, base, _ string, _ *Options) {
+			if err := os.Rename(filepath.Join(base, weightsFile), filepath.Join(base, "model-1.safetensors")); err != nil {
+				t.Fatal(err)
+			}
+			text(t, filepath.Join(base, indexFile), `{"weight_map": {"x": "model-1.safetensors"}}`)
+		}, `model-1.safetensors has no tensor "x", nor has another shard`},
 		{"a saved web page", func(t *testing.T, base, _ string, _ *Options) {
 			text(t, filepath.Join(base, weightsFile), "<!doctype html><html></html>")
 		}, "is no safetensors file"},

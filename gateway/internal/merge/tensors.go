@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -100,18 +101,17 @@ func readTensors(ctx context.Context, s Source, f File) (map[string]tensor, erro
 	return tensors, nil
 }
 
-// modelTensors finds all tensors of a model directory: those of model.safetensors, else those that the index names, each in the shard that the index names.
+// modelTensors finds all tensors of a model directory, as the server's backends and transformers 5 do: those of model.safetensors, whatever index lies beside it, else those of all shards that the index names.
 func modelTensors(ctx context.Context, s Source, files []File) (map[string]tensor, error) {
 	sizes := map[string]int64{}
 	for _, f := range files {
 		sizes[f.Name] = f.Size
 	}
-	if _, ok := sizes[indexFile]; !ok {
-		size, ok := sizes[weightsFile]
-		if !ok {
-			return nil, fmt.Errorf("the base model has neither %s nor %s", weightsFile, indexFile)
-		}
+	if size, ok := sizes[weightsFile]; ok {
 		return readTensors(ctx, s, File{weightsFile, size})
+	}
+	if _, ok := sizes[indexFile]; !ok {
+		return nil, fmt.Errorf("the base model has neither %s nor %s", weightsFile, indexFile)
 	}
 	raw, err := read(ctx, s, File{indexFile, sizes[indexFile]}, maxIndex)
 	if err != nil {
@@ -126,23 +126,30 @@ func modelTensors(ctx context.Context, s Source, files []File) (map[string]tenso
 	if len(index.WeightMap) == 0 {
 		return nil, fmt.Errorf("%s: weight_map is empty", indexFile)
 	}
-	shards := map[string]map[string]tensor{}
-	tensors := make(map[string]tensor, len(index.WeightMap))
+	shards := map[string]bool{}
 	for name, file := range index.WeightMap {
-		size, ok := sizes[file]
-		if !ok || !strings.HasSuffix(file, ".safetensors") {
+		if _, ok := sizes[file]; !ok || !strings.HasSuffix(file, ".safetensors") {
 			return nil, fmt.Errorf("%s: weight_map[%.200q] is %.200q, which is not a .safetensors file of the directory", indexFile, name, file)
 		}
-		if shards[file] == nil {
-			if shards[file], err = readTensors(ctx, s, File{file, size}); err != nil {
-				return nil, err
+		shards[file] = true
+	}
+	tensors := map[string]tensor{}
+	for _, file := range slices.Sorted(maps.Keys(shards)) {
+		some, err := readTensors(ctx, s, File{file, sizes[file]})
+		if err != nil {
+			return nil, err
+		}
+		for name, t := range some {
+			if other, ok := tensors[name]; ok {
+				return nil, fmt.Errorf("tensor %.200q is in %s and in %s: leave one of them", name, min(other.file, file), max(other.file, file))
 			}
+			tensors[name] = t
 		}
-		t, ok := shards[file][name]
-		if !ok {
-			return nil, fmt.Errorf("%s has no tensor %.200q, which the index places there", file, name)
+	}
+	for name, file := range index.WeightMap {
+		if _, ok := tensors[name]; !ok {
+			return nil, fmt.Errorf("%s has no tensor %.200q, nor has another shard, but %s places it there", file, name, indexFile)
 		}
-		tensors[name] = t
 	}
 	return tensors, nil
 }

@@ -342,6 +342,9 @@ func (c *Core) callLoad(ctx context.Context, b Backend, op *operation) (done, er
 		then: func() {
 			r.points = append(r.points, p)
 			r.live.loaded(op.seq, info.Step, info.Version, c.cfg.now())
+			if cp := c.checkpoints[op.load.Path]; cp != nil {
+				c.markImport(r, c.untrained(cp))
+			}
 			r.queue.window, r.queue.failed, r.since = &window{}, nil, sincePoint{at: c.cfg.now()}
 			c.start(func(ctx context.Context) { c.prune(ctx, r) })
 		},
@@ -436,14 +439,19 @@ func (c *Core) callStep(ctx context.Context, b Backend, op *operation) (done, er
 	}}, nil
 }
 
-// stepped notes a step of a run. One that was made from an import has adapters of its own from then on. mu is held.
+// stepped notes a step of a run. One that had an import's weights has its own from then on. mu is held.
 func (c *Core) stepped(r *run, seq int64, got plugins.OptimStepResult) {
 	r.live.stepped(seq, got, c.cfg.now())
-	if !r.Import {
+	c.markImport(r, false)
+}
+
+// markImport notes whether a run has the weights of an import that no step has trained. mu is held.
+func (c *Core) markImport(r *run, untrained bool) {
+	if r.Import == untrained {
 		return
 	}
-	r.Import = false
-	c.start(func(ctx context.Context) { // if it is lost, the step is among those that the run is rebuilt by
+	r.Import = untrained
+	c.start(func(ctx context.Context) {
 		c.logged("run could not be stored", c.writeRun(context.WithoutCancel(ctx), r), "run", r.ID)
 	})
 }

@@ -145,6 +145,15 @@ func TestLatestIsTrained(t *testing.T) {
 	for _, name := range []string{sampler.Path, copied.Path, "tinker://" + sampler.RunID} { // by their own names they are there
 		w.means(owner, name, w.says(owner, sampler.Path))
 	}
+	fresh := w.newRun(session, 2)
+	is("tinker://" + fresh)
+	w.good(w.LoadWeights(ctx, LoadWeights{Operation: at(fresh, 1), Path: training.Path}))
+	is(mine)
+	w.restart()
+	is(mine)
+	w.good(w.ForwardBackward(ctx, w.pass(fresh, 2)))
+	w.good(w.OptimStep(ctx, w.step(fresh, 3)))
+	is("tinker://" + fresh)
 	load(other)
 	_, err = w.Resolve(ctx, other, latest)
 	w.refused(err, KindNotFound, "named by its path until it has been trained")

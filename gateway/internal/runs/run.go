@@ -150,7 +150,7 @@ type runRecord struct {
 	Arithmetic   string          `json:"arithmetic,omitempty"` // under which its state was computed last
 	Apart        bool            `json:"apart,omitempty"`      // its metadata have a record of their own
 	Unread       []string        `json:"unread,omitempty"`     // names in loss_fn_inputs that its losses did not read, see noteUnread
-	Import       bool            `json:"import,omitempty"`     // made from an imported checkpoint, which no step has trained yet
+	Import       bool            `json:"import,omitempty"`     // its weights are those of an import, which no step has trained yet
 	Inexact      string          `json:"inexact,omitempty"`    // why its bits may not be what they would have been without a loss
 }
 

@@ -16,6 +16,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -212,6 +213,9 @@ func requestID(c *gin.Context) {
 // Listen opens the address and tells people where it is, in a line on standard error.
 func Listen(ctx context.Context, address string) (net.Listener, error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, fmt.Errorf("listen: %w: another program listens there, which may be another tinsmith server; stop it, or take another address with --listen or listen: in the configuration (port 0 is a free one)", err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
@@ -230,6 +234,15 @@ func WriteAddress(address net.Addr, dataDir string) error {
 		return fmt.Errorf("write address: %w", err)
 	}
 	return nil
+}
+
+// Address is what WriteAddress has left in a data directory, "" if nothing is there.
+func Address(dataDir string) string {
+	b, err := os.ReadFile(filepath.Join(dataDir, "address"))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
 }
 
 // Serve answers on l until ctx ends; then open requests get a moment to finish. It bounds how many connections are open, and how slow they are.

@@ -97,6 +97,12 @@ func parseConfig(raw json.RawMessage, modelDir string) (Config, error) {
 	return c, c.validate()
 }
 
+// CheckConfig implements plugins.ConfigChecker.
+func (b *Backend) CheckConfig(section json.RawMessage) error {
+	_, err := parseConfig(section, "")
+	return err
+}
+
 func setDefault[T comparable](to *T, value T) {
 	var zero T
 	if *to == zero {
