@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tinker
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from tinker import types
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -135,6 +135,25 @@ def test_equals_merge_and_unload(shared_server, tmp_path, dtype):
         expected = [reference(merged.to(stored).float(), row) for row in rows]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=stored).float()
     assert apart([reference(model.eval(), row) for row in rows], expected) < (TOLERANCE if stored == torch.float32 else 0.1)
+
+
+@pytest.mark.parametrize("options", [{"lora_alpha": 11}, {"lora_alpha": 3, "use_rslora": True}, {"lora_alpha": 8, "alpha_pattern": {"down_proj": 24}}], ids=str)
+def test_scales_of_imports(shared_server, tmp_path, options):
+    """An adapter of PEFT's own comes in, and goes out merged as PEFT would merge it."""
+    torch.manual_seed(1)
+    base = AutoModelForCausalLM.from_pretrained(world.MODEL, dtype=torch.float32)
+    model = get_peft_model(base, LoraConfig(r=8, target_modules=["q_proj", "down_proj"], init_lora_weights=False, **options))
+    model.save_pretrained(tmp_path / "own")
+    done = subprocess.run(
+        [tinsmith.BINARY, "import", tmp_path / "own", "--base", tinsmith.MODEL, "--url", shared_server.url, "--key", shared_server.key],
+        capture_output=True, text=True, timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    path = next(line.split(":", 1)[1].strip() for line in done.stdout.splitlines() if line.startswith("sample it"))
+    export(shared_server, path, tmp_path / "merged", "--merge", "--dtype", "float32")
+    theirs = model.merge_and_unload().state_dict()
+    for name, value in weights(tmp_path / "merged").items():
+        np.testing.assert_allclose(value.numpy(), theirs[name].numpy(), rtol=1e-6, atol=1e-6, err_msg=name)
 
 
 def test_base_of_the_user_is_compared(trained, tmp_path):

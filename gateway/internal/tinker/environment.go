@@ -8,6 +8,9 @@ import (
 func (s *Service) environment(call) (any, error) {
 	models := []gin.H{}
 	for _, m := range s.core.Models() {
+		if s.opts.Directories[m.Name] == "" { // it could not be loaded
+			continue
+		}
 		aliases := m.Aliases
 		if aliases == nil {
 			aliases = []string{}
