@@ -309,13 +309,16 @@ func TestTextsStayInside(t *testing.T) {
 // The guides name files that exist.
 func TestGuidesNameFiles(t *testing.T) {
 	quoted := regexp.MustCompile("`((?:gateway|plugins|backends|configs|e2e)/[^` ]+)`")
-	for _, guide := range []string{"README.md", "CONTRIBUTING.md"} {
+	for _, guide := range files(t) {
+		if folder := path.Dir(guide); !strings.HasSuffix(guide, ".md") || folder != "." && folder != "docs" {
+			continue
+		}
 		data, err := os.ReadFile(filepath.Join(root, guide))
 		if err != nil {
 			t.Fatal(err)
 		}
 		named := quoted.FindAllStringSubmatch(string(data), -1)
-		if len(named) == 0 {
+		if len(named) == 0 && guide == "CONTRIBUTING.md" {
 			t.Errorf("%s names no file", guide)
 		}
 		for _, m := range named {
@@ -324,6 +327,47 @@ func TestGuidesNameFiles(t *testing.T) {
 			}
 			if found, err := filepath.Glob(filepath.Join(root, m[1])); err != nil || len(found) == 0 {
 				t.Errorf("%s names %s, which does not exist", guide, m[1])
+			}
+		}
+	}
+}
+
+// The README is for somebody who has never heard of this, and everything else is a page of docs that it leads to.
+func TestReadme(t *testing.T) {
+	const most = 150
+	data, err := os.ReadFile(filepath.Join(root, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if lines := bytes.Count(data, []byte("\n")); lines > most {
+		t.Errorf("README.md has %d lines, at most %d are wanted: what is not for everybody belongs into docs", lines, most)
+	}
+	for _, name := range files(t) {
+		if path.Dir(name) == "docs" && !bytes.Contains(data, []byte("]("+name+")")) && strings.HasSuffix(name, ".md") {
+			t.Errorf("README.md has no link to %s", name)
+		}
+	}
+}
+
+// Links between documents lead to files that exist.
+func TestLinks(t *testing.T) {
+	link := regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	code := regexp.MustCompile("(?ms)^```.*?^```|`[^`\n]*`")
+	for _, name := range files(t) {
+		if !strings.HasSuffix(name, ".md") {
+			continue
+		}
+		data, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range link.FindAllSubmatch(code.ReplaceAll(data, nil), -1) {
+			to, _, _ := strings.Cut(string(m[1]), "#")
+			if to == "" || strings.Contains(to, "://") || strings.HasPrefix(to, "mailto:") {
+				continue
+			}
+			if _, err := os.Stat(filepath.Join(root, path.Dir(name), to)); err != nil {
+				t.Errorf("%s has a link to %s, which does not exist", name, to)
 			}
 		}
 	}

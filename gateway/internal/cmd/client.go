@@ -118,10 +118,55 @@ type badAnswer struct {
 
 func (e *badAnswer) Error() string { return e.text }
 
-// ago writes a time as people say it.
-func ago(t time.Time) string {
+// tellTroubles writes a line for every model that does not answer as it should, and one for the store: who lists what there is wants to know. A server that does not say is none of its business.
+func tellTroubles(ctx context.Context, conn *connection, w io.Writer) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, conn.url+"/healthz", nil)
+	if err != nil {
+		return
+	}
+	if conn.key != "" {
+		req.Header.Set("X-API-Key", conn.key)
+	}
+	res, err := client.Do(req)
+	if err != nil {
+		return
+	}
+	defer res.Body.Close()
+	var health struct {
+		Storage struct{ State, Reason string }
+		Models  []struct{ Name, State, Reason string }
+	}
+	if json.NewDecoder(io.LimitReader(res.Body, 4<<20)).Decode(&health) != nil { // it has the same form with status 503
+		return
+	}
+	tell := func(what, state, reason string) {
+		if state == "ready" || state == "ok" || state == "" {
+			return
+		}
+		if reason != "" {
+			state += ": " + reason
+		}
+		fmt.Fprintln(w, printable(what+" is "+state))
+	}
+	tell("the store", health.Storage.State, health.Storage.Reason)
+	for _, m := range health.Models {
+		tell("model "+m.Name, m.State, m.Reason)
+	}
+}
+
+// since writes how long ago a time was, in at most seven characters.
+func since(t time.Time) string {
 	if t.IsZero() {
 		return "-"
 	}
-	return time.Since(t).Round(time.Second).String() + " ago"
+	d := time.Since(t)
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%.0f s", d.Seconds())
+	case d < time.Hour:
+		return fmt.Sprintf("%.0f min", d.Minutes())
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%.0f h", d.Hours())
+	}
+	return fmt.Sprintf("%.0f d", d.Hours()/24)
 }

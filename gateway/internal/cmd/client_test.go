@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/gin-gonic/gin"
 	"github.com/spf13/cobra"
@@ -163,12 +164,40 @@ func (w *world) trained() string {
 	w.Helper()
 	session, err := w.core.CreateSession(w.Context(), runs.NewSession{Owner: keys.Anonymous})
 	w.ok(err)
-	run := w.await(w.core.CreateRun(w.Context(), runs.NewRun{Owner: keys.Anonymous, SessionID: session.ID, BaseModel: served, LoRA: runs.LoRAConfig{Rank: 4, TrainAttn: true, TrainMLP: true, TrainUnembed: true}})).CreatedRun.RunID
+	run := w.await(w.core.CreateRun(w.Context(), runs.NewRun{Owner: keys.Anonymous, SessionID: session.ID, BaseModel: served, UserMetadata: []byte(`{"name": "mine"}`), LoRA: runs.LoRAConfig{Rank: 4, TrainAttn: true, TrainMLP: true, TrainUnembed: true}})).CreatedRun.RunID
 	w.await(w.core.ForwardBackward(w.Context(), runs.ForwardBackward{Operation: runs.Operation{Owner: keys.Anonymous, RunID: run, Seq: 1}, Loss: "cross_entropy", Data: []runs.Datum{{
 		Tokens: []int32{5, 6}, Inputs: map[string]runs.Tensor{"target_tokens": {Ints: []int64{7, 8}}, "weights": {Floats: []float32{1, 1}}, "mask\x1b[31m": {Ints: []int64{1}}},
 	}}}))
 	w.await(w.core.OptimStep(w.Context(), runs.OptimStep{Operation: runs.Operation{Owner: keys.Anonymous, RunID: run, Seq: 2}, Adam: plugins.AdamParams{LearningRate: 0.1, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8}}))
 	return run
+}
+
+// fits demands lines that a terminal of 80 columns has room for.
+func fits(t *testing.T, out string) {
+	t.Helper()
+	for line := range strings.Lines(out) {
+		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > lineWidth {
+			t.Errorf("%d characters: %s", n, line)
+		}
+	}
+}
+
+func TestNamed(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		given map[string]any
+		want  string
+	}{
+		{"in order", map[string]any{"b": 1, "a": "x"}, "a=x, b=1"},
+		{"long", map[string]any{"a": strings.Repeat("é", 50)}, "a=" + strings.Repeat("é", 17) + "…"},
+		{"what controls a terminal", map[string]any{"a": "x\x1b[31m\ny"}, "a=x[31m y"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := named(c.given, 20); got != c.want {
+				t.Errorf("got %q, want %q", got, c.want)
+			}
+		})
+	}
 }
 
 func TestClientCommands(t *testing.T) {
@@ -181,19 +210,22 @@ func TestClientCommands(t *testing.T) {
 			t.Fatal(err)
 		}
 		lines := strings.Split(strings.TrimSpace(out), "\n")
-		if len(lines) != 4 || !strings.Contains(lines[1], "base") || !strings.Contains(lines[2], "alias") || !strings.Contains(lines[3], "tinker://"+run) || !strings.Contains(lines[3], "adapter") {
+		if len(lines) != 7 || lines[0] != served || lines[1] != "  base model" || lines[3] != "  alias of "+served || lines[4] != "tinker://"+run || !strings.HasPrefix(lines[5], "  adapter on "+served+", made ") || lines[6] != "  name=mine" {
 			t.Errorf("%s", out)
 		}
+		fits(t, out)
 	})
 	t.Run("runs", func(t *testing.T) {
 		out, err := w.run(runsCommand(), "")
 		if err != nil {
 			t.Fatal(err)
 		}
-		row := strings.Fields(strings.Split(out, "\n")[1])
-		if row[0] != run || row[1] != served || row[2] != "4" || row[3] != "1" || row[5] == "-" || row[6] == "-" || row[7] == "-" {
+		lines := strings.Split(out, "\n")
+		row := strings.Fields(lines[1])
+		if row[0] != run || row[1] != "1" || row[2] == "-" || lines[2] != "  "+served+", rank 4" || strings.Contains(lines[3], "norm -") || lines[4] != "  name=mine" {
 			t.Errorf("%s", out)
 		}
+		fits(t, out)
 		if !strings.Contains(out, `not read by the loss: "mask\x1b[31m"`) || strings.Contains(out, "\x1b") { // a name from outside says nothing to a terminal
 			t.Errorf("%q", out)
 		}

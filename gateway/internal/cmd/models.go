@@ -3,7 +3,6 @@ package cmd
 import (
 	"fmt"
 	"net/http"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,28 +18,29 @@ func modelsCommand() *cobra.Command {
 				Base    string `json:"base_model"`
 				Run     string `json:"training_run_id"`
 				Created int64  `json:"created"`
+
+				UserMetadata map[string]any `json:"user_metadata"`
 			} `json:"data"`
 		}
 		if err := conn.call(c.Context(), http.MethodGet, "/v1/models", nil, &answer); err != nil {
 			return err
 		}
-		w := tabwriter.NewWriter(c.OutOrStdout(), 0, 4, 2, ' ', 0)
-		fmt.Fprintln(w, "MODEL\tKIND\tBASE\tMADE")
+		tellTroubles(c.Context(), conn, c.ErrOrStderr())
+		w := c.OutOrStdout()
 		for _, m := range answer.Data {
-			kind, made := "base", "-"
+			kind := "base model"
 			switch {
 			case m.Run != "":
-				kind, made = "adapter", ago(time.Unix(m.Created, 0))
+				kind = "adapter on " + m.Base + ", made " + since(time.Unix(m.Created, 0)) + " ago"
 			case m.Base != "":
-				kind = "alias"
+				kind = "alias of " + m.Base
 			}
-			base := m.Base
-			if base == "" {
-				base = "-"
+			fmt.Fprintf(w, "%s\n  %s\n", m.ID, kind)
+			if len(m.UserMetadata) > 0 {
+				fmt.Fprintf(w, "  %s\n", named(m.UserMetadata, lineWidth-2))
 			}
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", m.ID, kind, base, made)
 		}
-		return w.Flush()
+		return nil
 	}
 	return c
 }

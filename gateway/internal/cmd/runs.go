@@ -2,10 +2,11 @@ package cmd
 
 import (
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -31,7 +32,10 @@ func runsCommand() *cobra.Command {
 				GradNorm    *float64  `json:"grad_norm"`
 				AdapterNorm *float64  `json:"adapter_norm"`
 				LastRequest time.Time `json:"last_request_time"`
-				Rebuilding  *struct {
+
+				UserMetadata map[string]any `json:"user_metadata"`
+
+				Rebuilding *struct {
 					Replayed int    `json:"operations_replayed"`
 					ToReplay int    `json:"operations_to_replay"`
 					Reason   string `json:"reason"`
@@ -41,10 +45,16 @@ func runsCommand() *cobra.Command {
 		if err := conn.call(c.Context(), http.MethodGet, "/api/v1/tinsmith/runs", nil, &answer); err != nil {
 			return err
 		}
-		w := tabwriter.NewWriter(c.OutOrStdout(), 0, 4, 2, ' ', 0)
-		fmt.Fprintln(w, "RUN\tBASE\tRANK\tSTEP\tQUEUED\tLOSS\tGRAD NORM\tADAPTER NORM\tTOKENS/S\tLAST REQUEST")
+		tellTroubles(c.Context(), conn, c.ErrOrStderr())
+		w := c.OutOrStdout()
+		fmt.Fprintf(w, runRow, "RUN", "STEP", "LOSS", "TOKENS/S", "LAST")
 		for _, r := range answer.Runs {
-			fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%s\t%s\t%s\t%.0f\t%s\n", r.ID, r.Base, r.Rank, r.Step, r.Queued, figure(r.Loss), figure(r.GradNorm), figure(r.AdapterNorm), r.TokensPerS, ago(r.LastRequest))
+			fmt.Fprintf(w, runRow, r.ID, strconv.FormatInt(r.Step, 10), figure(r.Loss), strconv.FormatFloat(r.TokensPerS, 'f', 0, 64), since(r.LastRequest))
+			fmt.Fprintf(w, "  %s, rank %d\n", r.Base, r.Rank)
+			fmt.Fprintf(w, "  gradient norm %s, adapter norm %s, %d queued\n", figure(r.GradNorm), figure(r.AdapterNorm), r.Queued)
+			if len(r.UserMetadata) > 0 {
+				fmt.Fprintf(w, "  %s\n", named(r.UserMetadata, lineWidth-2))
+			}
 			if r.Corrupted {
 				fmt.Fprintf(w, "  lost: %s\n", r.Reason)
 			}
@@ -61,9 +71,28 @@ func runsCommand() *cobra.Command {
 				fmt.Fprintf(w, "  sent in loss_fn_inputs and not read by the loss: %s\n", quoted(r.Unread))
 			}
 		}
-		return w.Flush()
+		return nil
 	}
 	return c
+}
+
+// lineWidth is what a line of a list has room for, but for names that are longer.
+const lineWidth = 80
+
+// runRow fits lineWidth with the id of a run, which has 44 characters.
+const runRow = "%-45s %6s %9s %8s %8s\n"
+
+// named writes what a user called something, in at most so many characters.
+func named(metadata map[string]any, width int) string {
+	var parts []string
+	for _, key := range slices.Sorted(maps.Keys(metadata)) {
+		parts = append(parts, printable(fmt.Sprintf("%s=%v", key, metadata[key])))
+	}
+	text := []rune(strings.ReplaceAll(strings.Join(parts, ", "), "\n", " "))
+	if len(text) > width {
+		text = append(text[:width-1], '…')
+	}
+	return string(text)
 }
 
 // quoted lists names that come from outside.
