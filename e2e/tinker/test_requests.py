@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import pathlib
 import re
 import subprocess
 import urllib.parse
@@ -164,6 +165,40 @@ def test_loaded_state_survives_a_restart(own_server):
     server.kill()
     server.start()
     assert np.array_equal(sdkcalls.logprobs(training), want)
+
+
+def test_load_of_another_scale_in_the_middle(own_server, tmp_path):
+    """A checkpoint whose lora_alpha is another one changes the run from there on, not what was sampled from before, and it survives a restart."""
+    server = own_server()
+    service = sdkcalls.service(server)
+    training, undisturbed = sdkcalls.trainer(service), sdkcalls.trainer(service)
+    sdkcalls.train(training)
+    training.save_weights_for_sampler("x").result()
+    (saved,) = pathlib.Path(server.config["data_dir"]).glob("checkpoints/*/sampler_weights/x~*")
+    (tmp_path / "peft").mkdir()
+    (tmp_path / "peft" / "adapter_model.safetensors").write_bytes((saved / "adapter_model.safetensors").read_bytes())
+    config = json.loads((saved / "adapter_config.json").read_text())
+    (tmp_path / "peft" / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": config["lora_alpha"] / 4}))
+    imported = subprocess.run(
+        [tinsmith.BINARY, "import", tmp_path / "peft", "--base", tinsmith.MODEL, "--name", "quarter", "--url", server.url], capture_output=True, text=True, check=True
+    ).stdout
+    path = re.search(r"tinker://\S+/weights/\S+", imported).group()
+    before = sdkcalls.client(training.save_weights_and_get_sampling_client())
+    early = before.compute_logprobs(sdkcalls.prompt()).result()
+    made = sdkcalls.client(service.create_training_client_from_state(path))
+    for each in (training, undisturbed):
+        each.load_state(path).result()
+        assert np.array_equal(sdkcalls.logprobs(each), sdkcalls.logprobs(made))
+        sdkcalls.train(each)
+    server.kill()
+    server.start()
+    assert np.array_equal(sdkcalls.logprobs(training), sdkcalls.logprobs(undisturbed))
+    assert not np.array_equal(sdkcalls.logprobs(training), sdkcalls.logprobs(made))
+    assert before.compute_logprobs(sdkcalls.prompt()).result() == early
+    for each in (training, undisturbed, made):
+        sdkcalls.train(each)
+    sdkcalls.train(made)
+    assert np.array_equal(sdkcalls.logprobs(training), sdkcalls.logprobs(made))
 
 
 @pytest.mark.version
