@@ -15,7 +15,7 @@ from tinker import types
 
 import sdkcalls
 import tinsmith
-from sdkcalls import TOKENS, datum
+from sdkcalls import TOKENS, VERSION, datum
 
 N = len(TOKENS) - 1
 WEIGHTS = np.array([0, 1, 0.5, 2, 0, 1, 0.3, 3, 0, 0.25, 1], np.float32)
@@ -84,6 +84,8 @@ def test_cross_entropy_without_weights_has_ones(service):
     ids=lambda v: v if isinstance(v, str) else "",
 )
 def test_weights_multiply_each_term_of_a_policy_loss(service, loss, config):
+    if VERSION < (0, 20) and loss == "gspo" or VERSION < (0, 6) and loss in ("cispo", "dro"):
+        pytest.skip(f"this release sends no {loss}")
     mask = {"sequence_ratio_mask": [1.0] * N} if loss == "gspo" else {}
     made = [sdkcalls.trainer(service) for _ in range(4)]
     without, ones, weighted, surrogate = made
@@ -112,7 +114,10 @@ def test_weights_multiply_each_term_of_a_policy_loss(service, loss, config):
 @pytest.mark.version
 def test_bad_weights_of_a_policy_loss_are_refused(service):
     training = sdkcalls.trainer(service)
-    for weights, words in [([np.nan] + [1.0] * (N - 1), "weights.*element 0"), ([1.0], "weights.*shape"), ([1.0] * (N - 1) + [-1.0], "weights.*element 10 is -1")]:
+    bad = [([1.0], "weights.*shape"), ([1.0] * (N - 1) + [-1.0], "weights.*element 10 is -1")]
+    if VERSION >= (0, 24):  # before, the client itself refuses it, since JSON has no such number
+        bad.append(([np.nan] + [1.0] * (N - 1), "weights.*element 0"))
+    for weights, words in bad:
         with pytest.raises(tinker.RequestFailedError, match=words):
             run(training, [datum(weights=weights, **POLICY)], "ppo")
 
@@ -133,6 +138,8 @@ def test_losses_of_single_positions(service):
 @pytest.mark.version
 @pytest.mark.parametrize("with_optimizer", [False, True])
 def test_load_in_the_middle_of_training(service, with_optimizer):
+    if VERSION < (0, 6):
+        pytest.skip("before 0.6 every load has the state of the optimizer, which test_first_release tests")
     training = sdkcalls.trainer(service)
     for _ in range(2):
         sdkcalls.train(training)
