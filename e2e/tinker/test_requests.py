@@ -83,6 +83,8 @@ def test_cross_entropy_without_weights_has_ones(service):
     ids=lambda v: v if isinstance(v, str) else "",
 )
 def test_weights_multiply_each_term_of_a_policy_loss(service, loss, config):
+    if not sdkcalls.sends(loss):
+        pytest.skip(f"this release sends no {loss}")
     mask = {"sequence_ratio_mask": [1.0] * N} if loss == "gspo" else {}
     made = [sdkcalls.trainer(service) for _ in range(4)]
     without, ones, weighted, surrogate = made
@@ -111,7 +113,8 @@ def test_weights_multiply_each_term_of_a_policy_loss(service, loss, config):
 @pytest.mark.version
 def test_bad_weights_of_a_policy_loss_are_refused(service):
     training = sdkcalls.trainer(service)
-    for weights, words in [([np.nan] + [1.0] * (N - 1), "weights.*element 0"), ([1.0], "weights.*shape"), ([1.0] * (N - 1) + [-1.0], "weights.*element 10 is -1")]:
+    bad = [([np.nan] + [1.0] * (N - 1), "weights.*element 0"), ([1.0], "weights.*shape"), ([1.0] * (N - 1) + [-1.0], "weights.*element 10 is -1")]
+    for weights, words in bad if sdkcalls.VERSION >= (0, 19) else bad[1:]:  # JSON has no NaN
         with pytest.raises(tinker.RequestFailedError, match=words):
             run(training, [datum(weights=weights, **POLICY)], "ppo")
 
@@ -132,6 +135,8 @@ def test_losses_of_single_positions(service):
 @pytest.mark.version
 @pytest.mark.parametrize("with_optimizer", [False, True])
 def test_load_in_the_middle_of_training(service, with_optimizer):
+    if sdkcalls.VERSION < (0, 6) and with_optimizer:
+        pytest.skip("before 0.6 there is one way to load, with the optimizer")
     training = sdkcalls.trainer(service)
     for _ in range(2):
         sdkcalls.train(training)
