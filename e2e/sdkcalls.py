@@ -18,6 +18,11 @@ if VERSION < (0, 9):
 TOKENS = [11, 502, 77, 1300, 9, 9, 2048, 640, 33, 3001, 12, 7]
 
 
+def sends(loss: str) -> bool:
+    """Whether this release sends a loss: those before 0.20 know the names themselves."""
+    return VERSION >= (0, 20) or loss in {"cross_entropy", "importance_sampling", "ppo"} or VERSION >= (0, 6) and loss in {"cispo", "dro"}
+
+
 def client(made):
     """The client that a constructor of ServiceClient made: 0.38 returns a future of it."""
     return made.result() if hasattr(made, "result") else made

@@ -10,12 +10,12 @@ import (
 //	release           what it does that the newest does not                             told by
 //	0.3.0             lists the checkpoints of a run at /models/RUN/checkpoints         the path
 //	0.3.0 to 0.5.1    load_weights has no field "optimizer": load_state loads that too  version: loadsOptimizer
-//	0.3.0 to 0.16.1   the first chunk has no type; fields with defaults are left out    nothing: absent is the default
+//	0.3.0 to 0.16.1   fields that have their default are left out, a chunk's type too   nothing: absent is the default
 //	0.3.0 to 0.18.2   passes are JSON, and so are the results of passes and samples     Content-Type and Accept
 //	0.3.0 to 0.16.1   does not ask for client/config                                    nothing: it needs none of it
 //	0.3.0 to 0.22.1   wants a redirect to an archive, not its address in JSON           Accept: application/gzip
 //	0.19.0 to 0.22.2  forward is JSON, forward_backward protobuf (client/config)        Content-Type
-//	0.24.0 to 0.27.2  fails on a list that has an "external" checkpoint                 version: externalCheckpoints
+//	0.3.0 to 0.27.2   fails on a list that has an "external" checkpoint                 version: externalCheckpoints
 //
 // Releases before 0.3.0 have no sessions and are not served.
 
