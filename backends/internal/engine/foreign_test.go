@@ -314,6 +314,8 @@ func TestForeignAdapterRefused(t *testing.T) {
 			func(v map[string][]float32) {
 				v["base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector"] = []float32{1}
 			}, plugins.ErrInvalid},
+		{"LoRA on the embedding", plain, `lora_embedding_A" is LoRA on the embedding`,
+			func(v map[string][]float32) { v["base_model.model.model.embed_tokens.lora_embedding_A"] = []float32{1} }, plugins.ErrInvalid},
 		{"half a pair", plain, a + `" is missing`, func(v map[string][]float32) { delete(v, a) }, plugins.ErrInvalid},
 		{"nothing", plain, "holds no LoRA tensor", func(v map[string][]float32) { clear(v) }, plugins.ErrInvalid},
 		{"not finite", plain, "value 5", func(v map[string][]float32) { v[a][5] = float32(math.NaN()) }, plugins.ErrNotFinite},

@@ -316,6 +316,9 @@ func (l *loaded) readWeights(c *checkpoint, d directory, config *foreignConfig, 
 				}
 				continue
 			}
+			if strings.Contains(name, ".lora_embedding_") {
+				return plugins.Invalidf("path", "tensor %.200q is LoRA on the embedding, which is not supported: train without it in target_modules, and on a tied model without ensure_weight_tying", name)
+			}
 			return plugins.Invalidf("path", "tensor %.200q belongs to no module of this model", name)
 		}
 		canonical := lora.TensorName(module, matrix, lora.PEFT)

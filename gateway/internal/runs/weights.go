@@ -455,6 +455,9 @@ func (c *Core) callSave(ctx context.Context, b Backend, op *operation) (done, er
 		CreatedAt: c.cfg.now().UTC(), Size: got.Bytes, Step: got.Step, WithOptimizer: scope == plugins.ScopeOptimizer, UserMetadata: op.save.UserMetadata,
 	}}}
 	cp.expireIn(op.save.TTLSeconds)
+	if path.Kind == KindExternal && r.LoRA.TrainUnembed && b.Model.TiedHead {
+		c.log.Warn("an adapter on the output head of a tied model leaves: tools that merge it into the one matrix refuse it or change the embedding too; use tinsmith export --merge, or train with train_unembed=False", "path", cp.Path)
+	}
 	c.describe(ctx, cp, r)
 	batch := c.checkpointMade(cp, r.SessionID, r.project(), AuditEntry{Event: "checkpoint_created"})
 	c.displace(cp.Path, &batch)
