@@ -18,6 +18,7 @@ import (
 	"sync"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/durable"
+	"github.com/tinsmith/tinsmith/plugins"
 )
 
 const (
@@ -143,9 +144,9 @@ func (p *Plan) takeFiles(ctx context.Context, files []File) error {
 			if p.config, err = read(ctx, p.options.Base, f, maxConfig); err != nil {
 				return err
 			}
-		case f.Name != filepath.Base(f.Name) || f.Name[0] == '.':
+		case f.Name != filepath.Base(f.Name):
 			return fmt.Errorf("the base model has a file of the name %.200q, which cannot be", f.Name)
-		case f.Name == indexFile, !copies(f.Name):
+		case !copies(f.Name):
 		case f.Size > maxCopied:
 			return fmt.Errorf("%s: has %d bytes, more than %d", f.Name, f.Size, int64(maxCopied))
 		default:
@@ -158,8 +159,12 @@ func (p *Plan) takeFiles(ctx context.Context, files []File) error {
 	return nil
 }
 
-// copies tells whether a file of the base belongs to the merged model too: configurations, tokenizer, templates, licences. Weights in other forms and the model card do not.
+// copies tells whether a file of the base belongs to the merged model too: configurations, tokenizer, templates, licences. Weights in other forms, their indexes, an adapter's configuration, the model card and
+// hidden files (.gitattributes) do not.
 func copies(name string) bool {
+	if strings.HasPrefix(name, ".") || strings.HasSuffix(name, ".index.json") || name == plugins.AdapterConfigFile {
+		return false
+	}
 	upper := strings.ToUpper(name)
 	return slices.Contains([]string{".json", ".jinja", ".txt", ".model", ".tiktoken"}, filepath.Ext(name)) || strings.HasPrefix(upper, "LICENSE") || strings.HasPrefix(upper, "NOTICE")
 }

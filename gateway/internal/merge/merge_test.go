@@ -503,3 +503,31 @@ func FuzzHeader(f *testing.F) {
 		}
 	})
 }
+
+// TestOnlyAHead: a tied model whose files have the head and no embedding gets both; and what is not the model's is left behind.
+func TestOnlyAHead(t *testing.T) {
+	base, _, baseDir, adapterDir := models(t, true, typeFloat32)
+	base["lm_head.weight"] = base["model.embed_tokens.weight"]
+	delete(base, "model.embed_tokens.weight")
+	file(t, filepath.Join(baseDir, weightsFile), base)
+	left := []string{"adapter_config.json", "pytorch_model.bin.index.json", ".gitattributes", ".hidden.json"}
+	for _, name := range left {
+		text(t, filepath.Join(baseDir, name), "{}")
+	}
+	dir := t.TempDir()
+	if err := mergeInto(t.Context(), dir, Options{Base: Directory(baseDir), Adapter: adapterDir, ShardBytes: 1 << 30}); err != nil {
+		t.Fatal(err)
+	}
+	got := tensorsOf(t, dir)
+	if !slices.Equal(got["model.embed_tokens.weight"].values, base["lm_head.weight"].values) {
+		t.Error("the embedding is not what the base has")
+	}
+	if slices.Equal(got["lm_head.weight"].values, base["lm_head.weight"].values) {
+		t.Error("the head was not merged")
+	}
+	for _, name := range left {
+		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
+			t.Errorf("%s was copied", name)
+		}
+	}
+}
