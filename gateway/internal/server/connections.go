@@ -148,7 +148,7 @@ func (l *connections) place(c *connection, from netip.Addr) (victim *connection)
 				victim = l.largest().oldest()
 			}
 		}
-		l.tell("there are more connections than may be open: some are closed, see README, Limits", "open", l.open, "limit", l.most, "addresses", len(l.addresses), "address", from, "of_this_address", a.count)
+		l.tell("there are more connections than may be open: some are closed, see docs/limits.md", "open", l.open, "limit", l.most, "addresses", len(l.addresses), "address", from, "of_this_address", a.count)
 		if victim == nil {
 			return l.enterSpare(c)
 		}
