@@ -122,7 +122,7 @@ func Prepare(ctx context.Context, o Options) (*Plan, error) {
 			return nil, fmt.Errorf("the adapter has LoRA on %.200q, and the base model has no tensor %.200q", name, name+".weight")
 		}
 	}
-	return p, p.changeConfig(ownHead)
+	return p, p.changeConfig(ctx, ownHead, tensors)
 }
 
 func fits(name string, t tensor, m *module) error {
@@ -169,8 +169,8 @@ func copies(name string) bool {
 	return slices.Contains([]string{".json", ".jinja", ".txt", ".model", ".tiktoken"}, filepath.Ext(name)) || strings.HasPrefix(upper, "LICENSE") || strings.HasPrefix(upper, "NOTICE")
 }
 
-// changeConfig makes the configuration of the result: a head that was trained is no longer the embedding, and a type that was asked for is stated.
-func (p *Plan) changeConfig(ownHead bool) error {
+// changeConfig makes the configuration of the result: a head that was trained, or was another matrix before, is not the embedding, and a type that was asked for is stated.
+func (p *Plan) changeConfig(ctx context.Context, ownHead bool, tensors map[string]tensor) error {
 	var c map[string]json.RawMessage
 	if err := json.Unmarshal(p.config, &c); err != nil {
 		return fmt.Errorf("%s: %w", configFile, err)
@@ -178,11 +178,18 @@ func (p *Plan) changeConfig(ownHead bool) error {
 	if text := string(c["quantization_config"]); text != "" && text != "null" {
 		return fmt.Errorf("%s: the base model is quantized (quantization_config); merge into the model that is not", configFile)
 	}
-	if !ownHead && p.options.DType == "" {
+	untie := ownHead
+	if !untie && string(c["tie_word_embeddings"]) == "true" {
+		var err error
+		if untie, err = twoHeads(ctx, p.options.Base, tensors); err != nil {
+			return err
+		}
+	}
+	if !untie && p.options.DType == "" {
 		p.changed = p.config
 		return nil
 	}
-	if ownHead {
+	if untie {
 		c["tie_word_embeddings"] = json.RawMessage("false")
 	}
 	if d := p.options.DType; d != "" {
@@ -395,7 +402,7 @@ func add(w, a, b []float32, rank, columns int, scale float32) {
 	wg.Wait()
 }
 
-// SharesHead tells whether the output head of a model has no weights of its own.
+// SharesHead tells whether the output head of a model has no weights of its own, by its configuration: the weights may not be given to who asks.
 func SharesHead(ctx context.Context, s Source) (bool, error) {
 	files, err := s.Files(ctx)
 	if err != nil {

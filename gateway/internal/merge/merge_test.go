@@ -326,6 +326,45 @@ func TestDirectories(t *testing.T) {
 	}
 }
 
+// TestTwoHeads: a base that is tied by its configuration and has two heads is merged into one that is not tied.
+func TestTwoHeads(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		last float32 // of the head
+		two  bool
+	}{{"equal", 0, false}, {"different", 1, true}} {
+		t.Run(c.name, func(t *testing.T) {
+			base, adapter, dir, adapterDir := models(t, true, typeFloat32)
+			head := base["model.embed_tokens.weight"]
+			head.values = slices.Clone(head.values)
+			head.values[len(head.values)-1] += c.last
+			base["lm_head.weight"] = head
+			file(t, filepath.Join(dir, weightsFile), base)
+			for _, part := range []string{"A", "B"} {
+				delete(adapter, namePrefix+"lm_head.lora_"+part+".weight")
+			}
+			file(t, filepath.Join(adapterDir, "adapter_model.safetensors"), adapter)
+			out := t.TempDir()
+			if err := mergeInto(t.Context(), out, Options{Base: Directory(dir), Adapter: adapterDir, ShardBytes: 1 << 30}); err != nil {
+				t.Fatal(err)
+			}
+			text, err := os.ReadFile(filepath.Join(out, configFile))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var config struct {
+				Tied bool `json:"tie_word_embeddings"`
+			}
+			if err := json.Unmarshal(text, &config); err != nil || config.Tied == c.two {
+				t.Errorf("%s, %v", text, err)
+			}
+			if merged := tensorsOf(t, out); !reflect.DeepEqual(merged["lm_head.weight"], head) {
+				t.Error("the head has other values")
+			}
+		})
+	}
+}
+
 func TestRefusals(t *testing.T) {
 	for _, c := range []struct {
 		name   string
