@@ -17,24 +17,36 @@ ARCH    ?= amd64 arm64
 DIST    ?= dist
 IMAGE   ?=
 DEBUG   ?=
+WANTED  := $(shell sed -n 's/^go //p' go.mod)
 LINT    := .tools/golangci-lint-v2.12.2
 
 # With these tags the standard library has the same files with cgo (plugins) and without (gateway), so that the 400 packages which both need are compiled once,
 # and gin leaves out MessagePack, which nothing here speaks. Debug information takes a sixth of a first build and is left out (stack traces and pprof need none);
 # `make build DEBUG=1` puts it in for dlv and gdb. For every Go command, for what is built with other flags is compiled anew.
-export GOFLAGS := $(strip $(shell $(GO) env GOFLAGS) -tags=netgo,osusergo,nomsgpack $(if $(DEBUG),,-gcflags=all=-dwarf=false))
+export GOFLAGS := $(strip $(shell $(GO) env GOFLAGS 2>/dev/null) -tags=netgo,osusergo,nomsgpack $(if $(DEBUG),,-gcflags=all=-dwarf=false))
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),$(if $(DEBUG),-g) -O2)
 LDFLAGS := -ldflags "$(if $(DEBUG),,-w )-X main.version=$(VERSION)"
 
-.PHONY: help build run test test-all check kernels bench demo dist clean compiled FORCE
+.PHONY: help build run test test-all check kernels bench demo dist clean needed compiled FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: bin/tinsmith bin/plugins ## the gateway and the plugins, into bin/
 
+# What a build needs, by name, before anything is compiled. An older Go fetches the one of go.mod by itself, from 1.21 on.
+needed: FORCE
+	@missing=; command -v $(GO) >/dev/null || missing="$$missing\n  Go $(WANTED) or newer (https://go.dev/dl), as the command \"$(GO)\""; \
+	command -v $${CC:-gcc} >/dev/null || missing="$$missing\n  a C compiler, as the command \"$${CC:-gcc}\" (on Debian: apt install gcc libc6-dev)"; \
+	if [ -z "$$missing" ]; then \
+	  have=$$($(GO) env GOVERSION 2>/dev/null | sed 's/^go//'); \
+	  [ "$$(printf '%s\n%s\n' "$(WANTED)" "$${have:-0}" | sort -V | head -n 1)" = "$(WANTED)" ] || missing="\n  Go $(WANTED) or newer (https://go.dev/dl): \"$(GO)\" is $${have:-older than 1.21}"; \
+	fi; \
+	if [ -n "$$missing" ]; then printf "Tinsmith cannot be built without:$$missing\n" >&2; exit 1; fi; \
+	[ -x bin/tinsmith ] || echo "compiling the gateway and its plugins: about two minutes the first time, seconds later"
+
 # The Go tool knows what is up to date. The first line compiles what all of them need, on all processors; the programs then are only linked.
-compiled: FORCE
+compiled: needed
 	@$(GO) list -export -deps ./gateway $(PLUGINS:%=./backends/%) >/dev/null
 bin/tinsmith: compiled
 	@CGO_ENABLED=0 $(GO) build $(LDFLAGS) -o $@ ./gateway
@@ -51,7 +63,7 @@ test: check build ## install what the tests need and run them all, with the real
 test-all: check build ## every SDK version, every recipe, longer fuzzing
 	@e2e/test.sh all
 
-check: $(LINT) ## format, vet, lint, import rules, generated files
+check: needed $(LINT) ## format, vet, lint, import rules, generated files
 	@echo "check: format"; out=$$(gofmt -l $$(git ls-files --cached --others --exclude-standard '*.go')); [ -z "$$out" ] || { echo "gofmt: $$out"; exit 1; }
 	@echo "check: vet and lint"; $(GO) vet ./... && $(LINT) run ./...
 	@echo "check: go.mod"; $(GO) mod tidy -diff
