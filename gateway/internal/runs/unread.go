@@ -13,10 +13,10 @@ const (
 	maxUnreadName = 64 // bytes of one
 )
 
-// unreadInputs are the names of inputs that the loss of an operation does not read, in alphabetical order, without those that are known.
-func unreadInputs(op ForwardBackward, known []string) []string {
+// unreadInputs are the names of inputs that the loss of an operation does not read, in alphabetical order, and not many of them.
+func unreadInputs(op ForwardBackward) []string {
 	keys, ok := losses[op.Loss]
-	if !ok || len(known) >= maxUnread {
+	if !ok {
 		return nil
 	}
 	var names []string
@@ -25,25 +25,25 @@ func unreadInputs(op ForwardBackward, known []string) []string {
 			if keys.reads(name) {
 				continue
 			}
-			name = name[:min(len(name), maxUnreadName)]
-			if !slices.Contains(names, name) && !slices.Contains(known, name) {
+			if name = name[:min(len(name), maxUnreadName)]; !slices.Contains(names, name) && len(names) < 2*maxUnread {
 				names = append(names, name)
 			}
 		}
-		if len(names) >= maxUnread {
-			break
-		}
 	}
 	slices.Sort(names)
-	return names[:min(len(names), maxUnread-len(known))]
+	return names
 }
 
 // noteUnread tells of inputs that are not read, if nobody has been told of them.
 func (c *Core) noteUnread(r *run, op ForwardBackward) {
+	names := unreadInputs(op)
+	if len(names) == 0 {
+		return
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	fresh := unreadInputs(op, r.Unread)
-	if len(fresh) == 0 {
+	fresh := slices.DeleteFunc(names, func(name string) bool { return slices.Contains(r.Unread, name) })
+	if fresh = fresh[:min(len(fresh), max(maxUnread-len(r.Unread), 0))]; len(fresh) == 0 {
 		return
 	}
 	for _, name := range fresh {
