@@ -43,12 +43,12 @@ def test_lost_answer_of_a_sample(server):
         assert [e.dropped for e in between.to("/asample")].count(True) == 1
 
 
-def raw(server, method, path, body=None, key=None, content_type="application/json"):
+def raw(server, method, path, body=None, key=None, content_type="application/json", accept="*/*"):
     """One request as it is: status, headers, body."""
     where = urllib.parse.urlsplit(server.url)
     connection = http.client.HTTPConnection(where.hostname, where.port, timeout=60)
     content = json.dumps(body).encode() if isinstance(body, dict | list) else body
-    connection.request(method, proxy.API + path, body=content, headers={"X-API-Key": key or server.key, "Content-Type": content_type})
+    connection.request(method, proxy.API + path, body=content, headers={"X-API-Key": key or server.key, "Content-Type": content_type, "Accept": accept})
     answer = connection.getresponse()
     found = answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
     connection.close()
@@ -95,8 +95,10 @@ def test_same_poll_twice_gives_the_same_bytes(server):
         polls = [e for e in between.to("/retrieve_future") if e.status == 200]
         token = polls[0].headers["x-api-key"]
         for poll in polls:
-            again = [raw(server, "POST", "/retrieve_future", poll.body, key=token)[2] for _ in range(2)]
+            again = [raw(server, "POST", "/retrieve_future", poll.body, key=token, accept=poll.headers["accept"])[2] for _ in range(2)]
             assert again == [poll.answer, poll.answer]
+            in_json = [raw(server, "POST", "/retrieve_future", poll.body, key=token)[2] for _ in range(2)]
+            assert in_json[0] == in_json[1] and json.loads(in_json[0])
 
 
 def test_requests_of_another_key_see_nothing(two_key_server):
@@ -194,7 +196,7 @@ def test_results_survive_a_power_failure(own_server):
         server.kill()
         server.start()
         for poll in polls:
-            status, _, answer = raw(server, "POST", "/retrieve_future", poll.body)
+            status, _, answer = raw(server, "POST", "/retrieve_future", poll.body, accept=poll.headers["accept"])
             assert (status, answer) == (200, poll.answer)
 
 

@@ -129,6 +129,10 @@ func decode(c call, value any) error {
 			}
 			return badRequestf("%s: a JSON %s is not allowed here, expected %s", field, wrong.Value, jsonName(wrong))
 		}
+		var field *wire.FieldError
+		if errors.As(err, &field) {
+			return field
+		}
 		return badRequestf("body: not valid JSON: %v", err)
 	}
 	return nil

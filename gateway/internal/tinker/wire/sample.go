@@ -39,8 +39,8 @@ type ModelInput struct {
 
 // JSONChunk is one chunk; only text has tokens.
 type JSONChunk struct {
-	Type   string  `json:"type"`
-	Tokens []int32 `json:"tokens"`
+	Type   string          `json:"type"`
+	Tokens json.RawMessage `json:"tokens"`
 }
 
 // SamplingParams are the JSON sampling parameters.
@@ -55,11 +55,34 @@ type SamplingParams struct {
 
 // JSONTensor is a tensor of token ids in JSON, dense or sparse.
 type JSONTensor struct {
-	Data  []int64 `json:"data"`
-	DType string  `json:"dtype"`
-	Shape []int64 `json:"shape"`
-	Crow  []int64 `json:"sparse_crow_indices"`
-	Col   []int64 `json:"sparse_col_indices"`
+	Data      []int64
+	DType     string
+	Shape     []int64
+	Crow, Col []int64 // nil where it is dense
+}
+
+// UnmarshalJSON reads a tensor in which null is no number.
+func (t *JSONTensor) UnmarshalJSON(text []byte) error {
+	const field = "target_prompt_logprobs"
+	lists := map[string]*[]int64{"data": &t.Data, "shape": &t.Shape, "sparse_crow_indices": &t.Crow, "sparse_col_indices": &t.Col}
+	r := jsonReader{text}
+	return r.object(field, func(name string) error {
+		if r.null() {
+			return nil
+		}
+		if name == "dtype" {
+			var err error
+			t.DType, err = r.text(field + ".dtype")
+			return err
+		}
+		list := lists[name]
+		if list == nil {
+			r.raw()
+			return nil
+		}
+		*list = []int64{}
+		return r.integers(field+"."+name, math.MinInt64, math.MaxInt64, func(v int64) { *list = append(*list, v) })
+	})
 }
 
 // Tokens joins the chunks; adjacent ones mean the same as one.
@@ -70,7 +93,13 @@ func (m ModelInput) Tokens() ([]int32, error) {
 		if err := checkChunkType(field, c.Type); err != nil {
 			return nil, err
 		}
-		out = append(out, c.Tokens...)
+		if !given(c.Tokens) {
+			return nil, fieldErrorf(field+".tokens", "is required")
+		}
+		list := jsonReader{c.Tokens}
+		if err := list.integers(field+".tokens", math.MinInt32, math.MaxInt32, func(v int64) { out = append(out, int32(v)) }); err != nil {
+			return nil, err
+		}
 	}
 	if len(out) == 0 {
 		return nil, fieldErrorf("prompt", "has no tokens")
@@ -206,7 +235,8 @@ func ParseStops(field string, raw json.RawMessage) (runs.Stops, error) {
 		out.Strings = []string{text}
 	} else if json.Unmarshal(raw, &out.Strings) != nil {
 		out.Strings = nil
-		if json.Unmarshal(raw, &out.Tokens) != nil {
+		list := jsonReader{raw}
+		if !json.Valid(raw) || list.integers(field, math.MinInt32, math.MaxInt32, func(v int64) { out.Tokens = append(out.Tokens, int32(v)) }) != nil {
 			return runs.Stops{}, fieldErrorf(field, "must be a string, a list of strings or a list of token ids")
 		}
 	}

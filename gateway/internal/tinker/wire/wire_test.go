@@ -310,6 +310,10 @@ func TestSampleRequest(t *testing.T) {
 		{"seed", `{` + base + `,"sampling_params":{"seed":1.5}}`, "sampling_params.seed: 1.5 is not"},
 		{"last n", `{` + base + `,"prompt_logprobs_last_n":0}`, "prompt_logprobs_last_n: 0 is less than 1"},
 		{"target shape", `{` + base + `,"target_prompt_logprobs":{"data":[1],"dtype":"int64","shape":[1,1]}}`, "target_prompt_logprobs.shape: [1 1] is not [2, K]"},
+		{"null for a token", `{"sampling_session_id":"s","seq_id":5,"prompt":{"chunks":[{"tokens":[1,null]}]}}`, "prompt.chunks[0].tokens[1]: a JSON null is not allowed here"},
+		{"no tokens in a chunk", `{"sampling_session_id":"s","seq_id":5,"prompt":{"chunks":[{}]}}`, "prompt.chunks[0].tokens: is required"},
+		{"an image of the first release", `{"sampling_session_id":"s","seq_id":5,"prompt":{"chunks":[{"type":"image","tokens":5}]}}`, "prompt.chunks[0]: image chunks are not supported"},
+		{"null for a stop token", `{` + base + `,"sampling_params":{"stop":[1,null]}}`, "sampling_params.stop: must be"},
 		{"target float", `{` + base + `,"target_prompt_logprobs":{"data":[1,2],"dtype":"float32","shape":[2,1]}}`, "target_prompt_logprobs.dtype"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -327,6 +331,21 @@ func TestSampleRequest(t *testing.T) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
 		})
+	}
+}
+
+func TestTargetsAreNumbers(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"data":[1,null],"shape":[2,1]}`: "target_prompt_logprobs.data[1]: a JSON null is not allowed here",
+		`{"data":[1,2.5],"shape":[2,1]}`:  "target_prompt_logprobs.data[1]: 2.5 is not a whole number",
+		`{"data":"x"}`:                    "target_prompt_logprobs.data: a JSON text is not allowed here",
+		`[1]`:                             "target_prompt_logprobs: a JSON list is not allowed here",
+		`{"data":[1],"dtype":null,"shape":[1,1],"sparse_crow_indices":null,"more":{}}`: "",
+	} {
+		var tensor JSONTensor
+		if err := json.Unmarshal([]byte(text), &tensor); want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: %v, wanted %q", text, err, want)
+		}
 	}
 }
 
