@@ -22,3 +22,17 @@ def test_programs_of_the_readme(server, tmp_path):
     assert re.fullmatch(r"tinker://\S+/sampler_weights/tin says I am Tin\.(<\|im_end\|>)?", train[-1]), train
     base, latest, named = (line.partition(" → ")[2] for line in chat)
     assert (latest, named) == ("I am Tin.", "I am Tin.") and base != latest, chat
+
+
+def commands(page: str) -> list[str]:
+    """The lines of a page that are to be typed, without comments, runs of spaces and the folder of the user's environment."""
+    lines = re.findall(r"^    (\S.*)$", re.sub(r"^```.*?^```$", "", (tinsmith.ROOT / page).read_text(), flags=re.M | re.S), re.M)
+    return [re.sub(r"\s+", " ", line.partition(" #")[0].replace("venv/bin/", "")).strip() for line in lines]
+
+
+def test_commands_of_the_readme_are_those_of_the_pages():
+    """What the pages print is run by their own tests."""
+    pages = commands("docs/cookbook.md") + commands("docs/adapters.md") + commands("docs/serving.md")
+    known = ("make run", "make test", "python3 -m venv venv && pip install tinker==0.38.0 openai", "pip install tinker-cookbook==0.6.1")
+    for command in commands("README.md"):
+        assert command in known or command in pages, command
