@@ -527,6 +527,11 @@ func (s *Supervisor) publish(ctx context.Context, p *process, request plugins.Lo
 func (s *Supervisor) watch(ctx context.Context, p *process) {
 	silence := watchdogAfter(s.config.StatusTimeout, func() { p.kill(fmt.Sprintf("killed after %v without a status report", s.config.StatusTimeout)) })
 	defer silence.stop()
+	telling := make(chan struct{})
+	var teller sync.WaitGroup
+	teller.Go(func() { s.tellStalls(telling) })
+	defer teller.Wait()
+	defer close(telling)
 	idle := standstill{longest: max(s.config.StatusTimeout/3, 2*time.Second)} // several reports' worth, and no more than the silence for which it is killed
 	err := p.backend.Status(ctx, func(st plugins.Status) {
 		silence.reset()
@@ -537,4 +542,28 @@ func (s *Supervisor) watch(ctx context.Context, p *process) {
 		}
 	})
 	s.log.Debug("status stream ended", "error", err)
+}
+
+// tellStalls says in the log when the process begins to hang and when it goes on, until done is closed.
+func (s *Supervisor) tellStalls(done <-chan struct{}) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	hangs := false
+	for {
+		select {
+		case <-done:
+			return
+		case <-tick.C:
+		}
+		s.mu.Lock()
+		why := s.stalled(time.Now())
+		s.mu.Unlock()
+		switch {
+		case why != "" && !hangs:
+			s.log.Warn("the backend hangs", "reason", why)
+		case why == "" && hangs:
+			s.log.Info("the backend goes on")
+		}
+		hangs = why != ""
+	}
 }

@@ -473,7 +473,16 @@ func TestStall(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			told := make(chan string, 1) // what the log says of it
 			s := newSupervisor(t, "fake", func(config *Config) {
+				config.Log = slog.New(slog.NewTextHandler(lineWriter(func(line string) {
+					if strings.Contains(line, "the backend hangs") {
+						select {
+						case told <- line:
+						default:
+						}
+					}
+				}), nil))
 				config.ProgressTimeout, config.StatusTimeout = 10*time.Second, time.Hour
 				if c.want == "no report for" {
 					config.StatusTimeout = 30 * time.Second
@@ -494,8 +503,24 @@ func TestStall(t *testing.T) {
 			if st := s.State(); !strings.Contains(st.Stalled, c.want) || st.Phase != Ready {
 				t.Errorf("phase %s, stalled %q, want %q", st.Phase, st.Stalled, c.want)
 			}
+			select {
+			case line := <-told:
+				if !strings.Contains(line, c.want) {
+					t.Errorf("the log says %q", line)
+				}
+			case <-testContext(t).Done():
+				t.Error("the log does not say that it hangs")
+			}
 		})
 	}
+}
+
+// lineWriter is given every line of a log.
+type lineWriter func(line string)
+
+func (w lineWriter) Write(b []byte) (int, error) {
+	w(string(b))
+	return len(b), nil
 }
 
 // TestSocketFolder: the socket lies in the folder that the plugin is told of and nothing else does, because the plugin removes that folder when its gateway is killed; and so its path, of which a system takes some hundred bytes, is short.
