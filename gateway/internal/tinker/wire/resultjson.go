@@ -12,14 +12,14 @@ import (
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
-// The results of passes and samples for clients that do not take protobuf. They are written by hand: nearly everything in them are numbers. A float32 is written with as many digits as tell it from its neighbours; what
-// JSON cannot say, NaN and infinity, becomes null.
+// The results of passes and samples for clients that do not take protobuf. They are written by hand: nearly everything in them are numbers. A float32 is written with the digits of the same float64, so
+// that a client that has no float32 reads the very number that protobuf would give it. What JSON cannot say, NaN and infinity, becomes null.
 
 // EncodeForwardBackwardOutputJSON writes what EncodeForwardBackwardOutput writes, as JSON: a record of tensors for each datum. A metric that is not finite is left out, since null is no metric to a client.
 func EncodeForwardBackwardOutputJSON(result *runs.ForwardBackwardResult) ([]byte, error) {
 	size := 256
 	for _, logprobs := range result.Logprobs {
-		size += 128 + 24*len(logprobs)
+		size += 128 + 40*len(logprobs)
 	}
 	b := append(make([]byte, 0, size), `{"loss_fn_output_type":"ArrayRecord","loss_fn_outputs":[`...)
 	for i := range result.Logprobs {
@@ -104,7 +104,7 @@ func appendIntegers[T int32 | int64](b []byte, values []T) []byte {
 
 func appendFloat(b []byte, v float32) []byte {
 	if f := float64(v); !math.IsNaN(f) && !math.IsInf(f, 0) {
-		return strconv.AppendFloat(b, f, 'g', -1, 32)
+		return strconv.AppendFloat(b, f, 'g', -1, 64)
 	}
 	return append(b, "null"...)
 }
