@@ -306,9 +306,15 @@ func TestTextsStayInside(t *testing.T) {
 	}
 }
 
-// The guides name files that exist.
+// definesTest tells whether a file defines a test, in the words of its language.
+func definesTest(file, name string) bool {
+	data, err := os.ReadFile(filepath.Join(root, file))
+	return err == nil && regexp.MustCompile(`(?m)^\s*(async def|def|func) `+regexp.QuoteMeta(name)+`\(`).Match(data)
+}
+
+// The guides name files that exist, and FILE::TEST only where the file has the test.
 func TestGuidesNameFiles(t *testing.T) {
-	quoted := regexp.MustCompile("`((?:gateway|plugins|backends|configs|e2e)/[^` ]+)`")
+	quoted := regexp.MustCompile("`((?:gateway|plugins|backends|configs|e2e|cudart|packaging)/[^` ]+)`")
 	for _, guide := range files(t) {
 		if folder := path.Dir(guide); !strings.HasSuffix(guide, ".md") || folder != "." && folder != "docs" {
 			continue
@@ -325,9 +331,51 @@ func TestGuidesNameFiles(t *testing.T) {
 			if strings.Contains(m[1], "NAME") || strings.HasSuffix(m[1], "/...") {
 				continue
 			}
-			if found, err := filepath.Glob(filepath.Join(root, m[1])); err != nil || len(found) == 0 {
-				t.Errorf("%s names %s, which does not exist", guide, m[1])
+			file, test, ofTest := strings.Cut(m[1], "::")
+			if found, err := filepath.Glob(filepath.Join(root, file)); err != nil || len(found) == 0 {
+				t.Errorf("%s names %s, which does not exist", guide, file)
+			} else if ofTest && !definesTest(file, test) {
+				t.Errorf("%s names the test %s, which %s does not have", guide, test, file)
 			}
+		}
+	}
+}
+
+// docs/api.md has a row for every route, and none for another.
+func TestEveryEndpointIsDocumented(t *testing.T) {
+	read := func(name string) string {
+		data, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(data)
+	}
+	route := regexp.MustCompile(`\b[gr]\.(GET|POST|PUT|DELETE)\((checkpoint\+?)?(?:"([^"]*)")?`)
+	parameter := regexp.MustCompile(`[:*](\w+)`)
+	served := map[string]bool{}
+	for _, source := range []string{"tinker/service.go", "openai/service.go", "server/server.go"} {
+		for _, m := range route.FindAllStringSubmatch(read("gateway/internal/"+source), -1) {
+			path := m[3]
+			if m[2] != "" {
+				path = "/training_runs/:run/checkpoints/:kind/:name" + path
+			}
+			path = parameter.ReplaceAllString(path, "{$1}")
+			served[m[1]+" "+strings.Replace(path, "{model}", "{id}", 1)] = true
+		}
+	}
+	if len(served) < 60 {
+		t.Fatalf("found %d routes", len(served))
+	}
+	documented := map[string]bool{}
+	for _, m := range regexp.MustCompile("(?m)^\\| `((?:GET|POST|PUT|DELETE) /[^`]*)` \\|").FindAllStringSubmatch(read("docs/api.md"), -1) {
+		documented[m[1]] = true
+		if !served[m[1]] {
+			t.Errorf("docs/api.md has %s, which is not served", m[1])
+		}
+	}
+	for endpoint := range served {
+		if !documented[endpoint] {
+			t.Errorf("docs/api.md does not have %s", endpoint)
 		}
 	}
 }
