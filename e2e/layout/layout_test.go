@@ -312,7 +312,7 @@ func definesTest(file, name string) bool {
 	return err == nil && regexp.MustCompile(`(?m)^\s*(async def|def|func) `+regexp.QuoteMeta(name)+`\(`).Match(data)
 }
 
-// The guides name files that exist, and FILE::TEST only where the file has the test.
+// The guides name files that exist, and FILE::TEST only where the file has the test. Every row of docs/problems.md has one.
 func TestGuidesNameFiles(t *testing.T) {
 	quoted := regexp.MustCompile("`((?:gateway|plugins|backends|configs|e2e|cudart|packaging)/[^` ]+)`")
 	for _, guide := range files(t) {
@@ -326,6 +326,11 @@ func TestGuidesNameFiles(t *testing.T) {
 		named := quoted.FindAllStringSubmatch(string(data), -1)
 		if len(named) == 0 && guide == "CONTRIBUTING.md" {
 			t.Errorf("%s names no file", guide)
+		}
+		for line := range strings.Lines(string(data)) {
+			if guide == "docs/problems.md" && strings.HasPrefix(line, "| ") && strings.Contains(line, "](http") && !strings.Contains(line, "::") {
+				t.Errorf("%s has no test for %.60q", guide, line)
+			}
 		}
 		for _, m := range named {
 			if strings.Contains(m[1], "NAME") || strings.HasSuffix(m[1], "/...") {

@@ -53,6 +53,20 @@ def test_resumed_run_equals_the_uninterrupted_one(service):
     assert resumed.get_info().model_id.removesuffix(":train:1") == run.get_info().model_id.removesuffix(":train:0")
 
 
+@pytest.mark.skipif(VERSION < (0, 6), reason="loads with the optimizer came with 0.6")
+@pytest.mark.version
+def test_resumed_run_trains_the_same_parts(service, rest):
+    run = sdkcalls.trainer(service, train_unembed=False, train_attn=False)
+    sdkcalls.train(run)
+    path = run.save_state("parts").result().path
+    info = rest.get_weights_info_by_tinker_path(path).result()
+    assert (info.train_unembed, info.train_attn, info.train_mlp) == (False, False, True)
+    resumed = sdkcalls.client(service.create_training_client_from_state_with_optimizer(path))
+    for each in (run, resumed):
+        sdkcalls.train(each)
+    assert np.array_equal(sdkcalls.logprobs(resumed), sdkcalls.logprobs(run))
+
+
 @pytest.mark.skipif(VERSION < (0, 38), reason="0.38 makes a client from a state with one load_weights and one get_info")
 def test_requests_of_a_client_from_a_state(server):
     with proxy.Proxy(server.url) as between:
