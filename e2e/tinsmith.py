@@ -8,6 +8,7 @@ a server makes its own.
 """
 
 import atexit
+import http.client
 import json
 import os
 import pathlib
@@ -203,6 +204,17 @@ class Server:
 
 
 TROUBLE = re.compile(r"level=ERROR|^panic:|\bhandler panicked\b|^fatal error:|^goroutine \d+ \[running\]|WARNING: DATA RACE|SIGSEGV", re.M)
+
+
+def request(server, method, path, body=None, **headers):
+    """One request without any SDK: status, headers, what it answers."""
+    where = urllib.parse.urlsplit(server.url)
+    connection = http.client.HTTPConnection(where.hostname, where.port, timeout=120)
+    connection.request(method, path, body=None if body is None else json.dumps(body), headers={"X-API-Key": server.key, "Content-Type": "application/json"} | headers)
+    answer = connection.getresponse()
+    content = answer.read()
+    connection.close()
+    return answer.status, {k.lower(): v for k, v in answer.getheaders()}, content
 
 
 def trouble(log: str) -> list[str]:

@@ -1,12 +1,10 @@
 """Requests as other clients and other test suites make them: what data carry besides, what is left out, loads at any time, web pages."""
 
-import http.client
 import json
 import os
 import pathlib
 import re
 import subprocess
-import urllib.parse
 
 import numpy as np
 import pytest
@@ -16,6 +14,7 @@ from tinker import types
 import sdkcalls
 import tinsmith
 from sdkcalls import TOKENS, VERSION, datum
+from tinsmith import request
 
 N = len(TOKENS) - 1
 WEIGHTS = np.array([0, 1, 0.5, 2, 0, 1, 0.3, 3, 0, 0.25, 1], np.float32)
@@ -28,17 +27,6 @@ def run(client, data, loss="cross_entropy", config=None):
 
 def terms(output) -> np.ndarray:
     return np.asarray(output.loss_fn_outputs[0]["elementwise_loss"].data, np.float32)
-
-
-def request(server, method, path, body=None, **headers):
-    """One request without any SDK: status, headers, what it answers."""
-    where = urllib.parse.urlsplit(server.url)
-    connection = http.client.HTTPConnection(where.hostname, where.port, timeout=120)
-    connection.request(method, path, body=None if body is None else json.dumps(body), headers={"X-API-Key": server.key, "Content-Type": "application/json"} | headers)
-    answer = connection.getresponse()
-    content = answer.read()
-    connection.close()
-    return answer.status, {k.lower(): v for k, v in answer.getheaders()}, content
 
 
 def post(server, path, body):
