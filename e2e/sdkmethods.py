@@ -31,6 +31,7 @@ def installed() -> dict[str, pathlib.Path]:
     return dict(sorted(found.items(), key=lambda item: number(item[0])))
 
 
+@functools.cache
 def methods(package: pathlib.Path) -> dict[str, dict[str, ast.AST]]:
     """The methods of each client. A second form of a call (`_async`) is with the first; properties are no calls."""
     found = {}
@@ -43,6 +44,7 @@ def methods(package: pathlib.Path) -> dict[str, dict[str, ast.AST]]:
     return found
 
 
+@functools.cache
 def own(method: ast.AST) -> set[str]:
     """The methods of clients that a method of the SDK calls itself."""
     calls = [n for n in ast.walk(method) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)]
@@ -61,9 +63,8 @@ class Calls(ast.NodeVisitor):
 
     def holds(self, condition):
         """The value of a condition on VERSION; None where it asks for something else too."""
-        if {n.id for n in ast.walk(condition) if isinstance(n, ast.Name)} - {"VERSION", "sdkcalls"}:
-            return None
-        if "VERSION" not in ast.unparse(condition):
+        names = {n.id for n in ast.walk(condition) if isinstance(n, ast.Name)}
+        if not names or names - {"VERSION", "sdkcalls"} or "VERSION" not in ast.unparse(condition):
             return None
         text = ast.unparse(condition).replace("sdkcalls.VERSION", "VERSION")
         return bool(eval(text, {"__builtins__": {}}, {"VERSION": self.version}))  # of our own tests
@@ -76,7 +77,7 @@ class Calls(ast.NodeVisitor):
                     return True
                 continue
             self.visit(statement)
-            if isinstance(statement, ast.Return) or "pytest.skip(" in ast.unparse(statement) and isinstance(statement, ast.Expr):
+            if isinstance(statement, ast.Return) or isinstance(statement, ast.Expr) and ast.unparse(statement).startswith("pytest.skip("):
                 return True
         return False
 
@@ -97,7 +98,7 @@ class Calls(ast.NodeVisitor):
     def visit_Attribute(self, node):
         if isinstance(node.value, ast.Name) and node.value.id in HELPERS:
             self.named.add(node.attr)
-        elif not ast.unparse(node.value).endswith("completions"):  # the OpenAI SDK's
+        elif getattr(node.value, "attr", "") != "completions":  # the OpenAI SDK's
             self.called.add(node.attr.removesuffix("_async"))
         self.generic_visit(node)
 
@@ -107,6 +108,14 @@ class Calls(ast.NodeVisitor):
     def visit_Constant(self, node):
         if isinstance(node.value, str):  # a program that the test runs
             self.called.update(name.removesuffix("_async") for name in re.findall(r"\.(\w+)\(", node.value))
+
+
+@functools.cache
+def scan(node: ast.AST, version: tuple[int, ...]) -> tuple[set[str], set[str]]:
+    """What a definition calls, and what it names."""
+    calls = Calls(version)
+    calls.visit(node)
+    return calls.called, calls.named
 
 
 HELPERS = {"sdkcalls": "sdkcalls.py", "tinsmith": "tinsmith.py"}
@@ -149,15 +158,16 @@ def tested(release: str) -> dict[str, list[str]]:
         for name, node in definitions(source).items():
             if not name.startswith("test_") or not chosen(node, marks, version, release == NEWEST):
                 continue
-            calls, seen, waiting = Calls(version), set(), [name]
+            called, seen, waiting = set(), set(), [name]
             while waiting:
                 one = waiting.pop()
                 if one in seen or one not in defined:
                     continue
                 seen.add(one)
-                calls.visit(defined[one])
-                waiting.extend(calls.named - seen)
-            for method in calls.called:
+                calls, names = scan(defined[one], version)
+                called |= calls
+                waiting.extend(names - seen)
+            for method in called:
                 found.setdefault(method, []).append(f"{source.name}::{name}")
     return found
 

@@ -240,7 +240,7 @@ def test_document(server, service, tmp_path):
     assert json.loads(answer.stdout)["request_id"].endswith(":2")
     (yaml,) = blocks("yaml")
     config = tmp_path / "tinsmith.yaml"
-    config.write_text(yaml + "models: [{name: a, path: b}]\n")
+    config.write_text(yaml + f"models: [{{name: a, path: {tinsmith.ROOT / 'configs' / 'models' / 'tiny-chat'}}}]\n")
     subprocess.run([tinsmith.BINARY, "check-config", config], check=True, capture_output=True)
 
 
