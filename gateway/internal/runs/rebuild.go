@@ -301,7 +301,13 @@ func (c *Core) restoreBase(ctx context.Context, b Backend, r *run, p *plan) erro
 	}
 	base := p.base
 	if base == nil || base.OnTop {
-		if _, err := b.CreateAdapter(ctx, r.fresh()); err != nil || base == nil {
+		var err error
+		if p.first != nil { // an import may have a shape that no adapter is created with
+			_, err = b.LoadAdapter(ctx, plugins.LoadAdapterRequest{Adapter: r.ID, Path: c.file(p.first.Dir), Scope: plugins.ScopeWeights, Version: p.first.Version})
+		} else {
+			_, err = b.CreateAdapter(ctx, r.fresh())
+		}
+		if err != nil || base == nil {
 			return err
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/durable"
@@ -55,6 +56,15 @@ func (c *Core) keepLoaded(op *operation, body *createBody) error {
 	}
 	op.dir = dir
 	return nil
+}
+
+// firstPoint is the checkpoint that a run was made from, as long as it is kept; nil for one that was made fresh. mu is held.
+func (r *run) firstPoint() *recoveryPoint {
+	i := slices.IndexFunc(r.points, func(p *recoveryPoint) bool { return p.Seq == 0 })
+	if i < 0 {
+		return nil
+	}
+	return r.points[i]
 }
 
 // basePoint is the newest state from which everything that is still wanted of a run can be reached: the run as it is, and every version that an unnamed sampler uses and that is
@@ -298,13 +308,15 @@ func (c *Core) writeJobs(ctx context.Context) {
 	}
 }
 
-// dropPoints deletes the recovery points of a run that lie before an operation. Those of a run that was lost are set aside.
+// dropPoints deletes the recovery points of a run that lie before an operation, but for the one that it was made from while that operation is a load, which needs an adapter to be loaded into. Those of a run that was lost are
+// set aside.
 func (c *Core) dropPoints(ctx context.Context, r *run, before int64) error {
 	var b store.Batch
 	var dropped, kept []*recoveryPoint
 	c.mu.Lock()
+	onTop := slices.ContainsFunc(r.points, func(p *recoveryPoint) bool { return p.OnTop && p.Seq == before })
 	for _, p := range r.points {
-		if p.Seq < before {
+		if p.Seq < before && !(onTop && p.Seq == 0) {
 			dropped = append(dropped, p)
 		} else {
 			kept = append(kept, p)

@@ -27,6 +27,7 @@ type past struct {
 // plan is how a run is rebuilt.
 type plan struct {
 	base     *recoveryPoint // nil = the fresh adapter
+	first    *recoveryPoint // what the run was made from, if that is still needed
 	scope    plugins.Scope  // how much of it is wanted
 	position int64          // of the last operation that making the base took
 	ops      []*operation
@@ -54,7 +55,7 @@ func journalError(err error) error {
 // plan reads from the journal what has to be done.
 func (c *Core) plan(ctx context.Context, r *run) (*plan, error) {
 	c.mu.Lock()
-	p := &plan{base: c.basePoint(r)}
+	p := &plan{base: c.basePoint(r), first: r.firstPoint()}
 	points := slices.Clone(r.points)
 	wanted := map[string]*snapshot{} // by the operation that pinned it
 	for _, s := range r.pins {
