@@ -319,15 +319,22 @@ func (c *Core) call(ctx context.Context, b Backend, op *operation) (done, error)
 // callLoad loads a checkpoint. Nothing else of the run is with the backend meanwhile, and everything before has its result in the journal. What is loaded is kept, to rebuild the run from.
 func (c *Core) callLoad(ctx context.Context, b Backend, op *operation) (done, error) {
 	r := op.run
+	c.mu.Lock()
+	untrained := false
+	if cp := c.checkpoints[op.load.Path]; cp != nil { // as it is now: a save that was sent before the load may have replaced what was there when it came
+		op.load.Dir, untrained = cp.Dir, c.untrained(cp)
+	}
+	c.mu.Unlock()
 	keepErr := c.keepLoaded(op, op.load)
 	dir := unsettledName(op.dir)
 	if keepErr != nil {
 		dir = op.load.Dir // the position is given away and must be filled: there is nothing to be loaded at this place either
 	}
 	info, err := b.LoadAdapter(ctx, plugins.LoadAdapterRequest{Adapter: r.ID, Position: op.position, Path: c.file(dir), Scope: scopeOf(op.load.WithOptimizer)})
-	if err = c.ofCheckpoint(err, op.load.Path, dir); err == nil && keepErr != nil {
-		err = keepErr
+	if keepErr != nil && !lost(err) {
+		err = keepErr // what the backend says of files that are not there is not the reason
 	}
+	err = c.ofCheckpoint(err, op.load.Path, dir)
 	if err != nil {
 		if !lost(err) && keepErr == nil {
 			c.discard(op.dir)
@@ -335,15 +342,21 @@ func (c *Core) callLoad(ctx context.Context, b Backend, op *operation) (done, er
 		}
 		return done{}, err
 	}
-	p := &recoveryPoint{RunID: r.ID, Seq: op.seq, Dir: c.settle(op.dir), Version: info.Version, Scope: scopeOf(op.load.WithOptimizer), OnTop: true, CreatedAt: c.cfg.now().UTC()}
+	p := &recoveryPoint{
+		RunID: r.ID, Seq: op.seq, Dir: c.settle(op.dir), Version: info.Version, Scope: scopeOf(op.load.WithOptimizer), OnTop: true, Import: untrained, CreatedAt: c.cfg.now().UTC(),
+	}
 	return done{
 		outcome: Outcome{Loaded: &LoadedWeights{Path: op.load.Path, RunID: r.ID}},
 		batch:   store.Batch{Put: []store.Record{p.record()}},
 		then: func() {
 			r.points = append(r.points, p)
 			r.live.loaded(op.seq, info.Step, info.Version, c.cfg.now())
-			if cp := c.checkpoints[op.load.Path]; cp != nil {
-				c.markImport(r, c.untrained(cp))
+			c.markImport(r, p.Import)
+			if !r.usable() { // it ended meanwhile, and did not know of the point
+				c.start(func(ctx context.Context) {
+					c.logged("recovery points could not be deleted", c.dropPoints(context.WithoutCancel(ctx), r, math.MaxInt64), "run", r.ID)
+				})
+				return
 			}
 			r.queue.window, r.queue.failed, r.since = &window{}, nil, sincePoint{at: c.cfg.now()}
 			c.start(func(ctx context.Context) { c.prune(ctx, r) })

@@ -60,6 +60,50 @@ func TestLoadAtAnyTime(t *testing.T) {
 	}
 }
 
+// A load that was sent behind a save of the same name has what that save wrote.
+func TestLoadBehindASaveOfTheSameName(t *testing.T) {
+	w := newWorld(t, nil)
+	ctx := t.Context()
+	run := w.trained(w.session(), 0)
+	state := w.good(w.SaveWeights(ctx, SaveWeights{Operation: at(run, 5), Name: "state"})).Saved.Path
+	want := w.good(w.OptimStep(ctx, w.step(run, 6))).OptimStep.Step
+	save := SaveWeights{Operation: at(run, 8), Name: "state", Overwrite: true}
+	load := LoadWeights{Operation: at(run, 9), Path: state, WithOptimizer: true}
+	saved, err := w.SaveWeights(ctx, save) // both wait for operation 7
+	w.ok(err)
+	loaded, err := w.LoadWeights(ctx, load)
+	w.ok(err)
+	forward := w.pass(run, 7)
+	forward.ForwardOnly = true
+	before := w.good(w.ForwardBackward(ctx, forward)).ForwardBackward
+	w.good(saved, nil)
+	w.good(loaded, nil)
+	forward.Seq = 10
+	after := w.good(w.ForwardBackward(ctx, forward)).ForwardBackward
+	if fmt.Sprint(after.Logprobs) != fmt.Sprint(before.Logprobs) {
+		t.Errorf("the load has other weights than the save before it: %v, want %v", after.Logprobs, before.Logprobs)
+	}
+	w.good(w.ForwardBackward(ctx, w.pass(run, 11)))
+	if got := w.good(w.OptimStep(ctx, w.step(run, 12))).OptimStep.Step; got != want+1 {
+		t.Errorf("the step after it is number %d, want %d", got, want+1)
+	}
+}
+
+// A load whose checkpoint is deleted before its turn says so.
+func TestLoadOfWhatIsDeletedMeanwhile(t *testing.T) {
+	w := newWorld(t, nil)
+	ctx := t.Context()
+	run := w.trained(w.session(), 0)
+	state := w.good(w.SaveWeights(ctx, SaveWeights{Operation: at(run, 5), Name: "state"})).Saved.Path
+	dir := w.file(w.checkpoints[state].Dir)
+	s, err := w.LoadWeights(ctx, LoadWeights{Operation: at(run, 7), Path: state})
+	w.ok(err)
+	w.ok(w.DeleteCheckpoint(ctx, owner, state, ""))
+	w.eventually(func() bool { _, err := os.Stat(dir); return os.IsNotExist(err) })
+	w.good(w.ForwardBackward(ctx, w.pass(run, 6)))
+	w.failure(w.outcome(s.RequestID), CategoryUser, "checkpoint "+state+" is deleted")
+}
+
 // What does not fit a run that has learnt something is refused, and the run goes on; what fails when it is loaded ends the run's work until a load succeeds.
 func TestLoadThatFails(t *testing.T) {
 	w := newWorld(t, nil)
@@ -67,12 +111,16 @@ func TestLoadThatFails(t *testing.T) {
 	session := w.session()
 	small := w.good(w.CreateRun(ctx, NewRun{Owner: owner, SessionID: session, ModelSeq: 5, BaseModel: base, LoRA: LoRAConfig{Rank: 2, Seed: seed(7), TrainAttn: true, TrainMLP: true, TrainUnembed: true}})).CreatedRun.RunID
 	misfit := w.good(w.SaveWeights(ctx, SaveWeights{Operation: at(small, 1), Name: "small"})).Saved.Path
+	narrow := w.good(w.CreateRun(ctx, NewRun{Owner: owner, SessionID: session, ModelSeq: 6, BaseModel: base, LoRA: LoRAConfig{Rank: 4, Seed: seed(7), TrainAttn: true, TrainMLP: true}})).CreatedRun.RunID
+	headless := w.good(w.SaveWeights(ctx, SaveWeights{Operation: at(narrow, 1), Name: "headless"})).Saved.Path
 	run := w.trained(session, 0)
 	state := w.good(w.SaveWeights(ctx, SaveWeights{Operation: at(run, 5), Name: "state"})).Saved.Path
 	whole := w.good(w.SaveWeights(ctx, SaveWeights{Operation: at(run, 6), Name: "whole"})).Saved.Path
 
 	_, err := w.LoadWeights(ctx, LoadWeights{Operation: at(run, 7), Path: misfit})
 	w.refused(err, KindInvalid, "has rank 2, the model 4")
+	_, err = w.LoadWeights(ctx, LoadWeights{Operation: Operation{Owner: owner, RunID: run, Unnumbered: true}, Path: headless})
+	w.refused(err, KindInvalid, "trains attention and MLP, the model attention and MLP and the output head")
 	w.good(w.ForwardBackward(ctx, w.pass(run, 8)))
 	w.good(w.OptimStep(ctx, w.step(run, 9)))
 

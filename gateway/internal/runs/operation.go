@@ -432,6 +432,8 @@ func (c *Core) LoadWeights(ctx context.Context, op LoadWeights) (Submitted, erro
 			misfit = fmt.Sprintf("the checkpoint %s belongs to %s, the model to %s", cp.Path, cp.ServedModel, r.ServedModel)
 		case cp.LoRA.Rank != r.LoRA.Rank:
 			misfit = fmt.Sprintf("the checkpoint %s has rank %d, the model %d", cp.Path, cp.LoRA.Rank, r.LoRA.Rank)
+		case op.Seq != 1 && cp.LoRA.trains() != r.LoRA.trains(): // at first the backend says so, in its words
+			misfit = fmt.Sprintf("the checkpoint %s trains %s, the model %s", cp.Path, cp.LoRA.trains(), r.LoRA.trains())
 		}
 		if misfit != "" && op.Seq != 1 { // what the model has learnt must not be lost with it: nothing happens, and it goes on
 			return c.refuse(op.Operation, invalidf("path: %s", misfit))

@@ -350,6 +350,9 @@ func (c *Core) queuePast(r *run, b Backend, p *plan) {
 	r.rebuild.computed = p.computes
 	if p.base != nil {
 		r.live.hold(p.base.Seq, r.live.step, p.base.Version, r.live.weightsAt)
+		if p.base.OnTop {
+			c.markImport(r, p.base.Import)
+		}
 	}
 	if p.past == 0 {
 		c.rebuilt(r)

@@ -25,6 +25,7 @@ type recoveryPoint struct {
 	Version   int64         `json:"version"`
 	Scope     plugins.Scope `json:"scope"`
 	OnTop     bool          `json:"on_top,omitempty"` // a checkpoint that operation Seq loaded into the adapter, as it is still to be: its configuration is the run's own; else the adapter is made from it
+	Import    bool          `json:"import,omitempty"` // OnTop of what no step has trained since it was imported
 	CreatedAt time.Time     `json:"created_at"`
 
 	// With an accumulator: what the queue knew of its window.

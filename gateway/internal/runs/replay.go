@@ -257,6 +257,7 @@ func (c *Core) replay(ctx context.Context, b Backend, op *operation) error {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		r.live.loaded(op.seq, got.Step, got.Version, c.cfg.now())
+		c.markImport(r, p.Import)
 		return nil
 	case op.past.pin != nil:
 		got, err := b.Pin(ctx, plugins.PinRequest{Adapter: r.ID, Position: op.position, Name: op.save.SamplerID, WeightsOnly: true})

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -21,6 +22,20 @@ type LoRAConfig struct {
 	TrainAttn    bool
 	TrainMLP     bool
 	TrainUnembed bool
+}
+
+// trains names the parts of a model that have LoRA.
+func (l LoRAConfig) trains() string {
+	var parts []string
+	for _, part := range []struct {
+		on   bool
+		name string
+	}{{l.TrainAttn, "attention"}, {l.TrainMLP, "MLP"}, {l.TrainUnembed, "the output head"}} {
+		if part.on {
+			parts = append(parts, part.name)
+		}
+	}
+	return strings.Join(parts, " and ")
 }
 
 // NewRun asks for a run with fresh weights.
