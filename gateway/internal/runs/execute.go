@@ -448,13 +448,13 @@ func (c *Core) callStep(ctx context.Context, b Backend, op *operation) (done, er
 	got.Metrics = metrics
 	return done{outcome: Outcome{OptimStep: &got}, batch: store.Batch{Put: record}, then: func() {
 		stored()
-		c.stepped(r, op.seq, got)
+		c.stepped(r, op.seq, got, c.cfg.now())
 	}}, nil
 }
 
 // stepped notes a step of a run. One that had an import's weights has its own from then on. mu is held.
-func (c *Core) stepped(r *run, seq int64, got plugins.OptimStepResult) {
-	r.live.stepped(seq, got, c.cfg.now())
+func (c *Core) stepped(r *run, seq int64, got plugins.OptimStepResult, at time.Time) {
+	r.live.stepped(seq, got, at)
 	c.markImport(r, false)
 }
 

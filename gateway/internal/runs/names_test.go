@@ -2,6 +2,7 @@ package runs
 
 import (
 	"bytes"
+	"fmt"
 	"slices"
 	"testing"
 
@@ -90,6 +91,45 @@ func TestNameOfARunThatHasEnded(t *testing.T) {
 	w.ok(w.DeleteCheckpoint(ctx, owner, first, ""))
 	_, err = w.Resolve(ctx, owner, name)
 	w.refused(err, KindNotFound)
+}
+
+// TestLatestAfterALoss: NAME:latest is the run that was trained last, whatever was lost since, and also while the runs are rebuilt.
+func TestLatestAfterALoss(t *testing.T) {
+	for name, lose := range lose {
+		for _, points := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, points %v", name, points), func(t *testing.T) {
+				w := newWorld(t, func(w *world) {
+					if points {
+						w.pointsAlways()
+					}
+				})
+				session := w.session()
+				var runs []string
+				for i := range int64(5) {
+					runs = append(runs, w.newRun(session, i))
+				}
+				for _, i := range []int{1, 4, 0, 2, 3, 2} {
+					seq := w.runs[runs[i]].queue.sequence.highest() + 1
+					w.good(w.ForwardBackward(t.Context(), w.pass(runs[i], seq)))
+					w.good(w.OptimStep(t.Context(), w.step(runs[i], seq+1)))
+				}
+				latest := func(when string) {
+					t.Helper()
+					target, err := w.Resolve(t.Context(), owner, base+":latest")
+					w.ok(err)
+					if target.RunID != runs[2] {
+						t.Errorf("%s: the newest is run %d, want 2", when, slices.Index(runs, target.RunID))
+					}
+				}
+				lose(w)
+				latest("at once")
+				for _, r := range runs {
+					w.says(owner, r) // waits until it is rebuilt
+				}
+				latest("when all are rebuilt")
+			})
+		}
+	}
 }
 
 // TestLatestIsTrained: an import moves NAME:latest when a step has trained it, and not before, in whatever form it is there.

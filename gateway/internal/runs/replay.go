@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
 	"github.com/tinsmith/tinsmith/plugins"
@@ -21,6 +22,7 @@ type past struct {
 	step *plugins.OptimStepResult // of an optim_step
 	pin  *snapshot                // of an unnamed save
 	load *recoveryPoint           // of a load_weights: what it loaded
+	at   time.Time                // when it had its result; zero = not known
 	kept bool                     // what was accumulated before it stayed, if it is a step that failed
 }
 
@@ -127,7 +129,7 @@ type windows struct {
 }
 
 func (c *Core) planOne(ctx context.Context, w *windows, rec store.Record, head operationRecord, resRec store.Record, res resultRecord, pin *snapshot) error {
-	op := &operation{kind: head.Kind, seq: rec.Rank, ref: rec, past: &past{kept: res.Kept || res.Position == 0}, fault: res.Failure, bytes: max(int64(len(rec.Payload)), rec.Ref.Length)}
+	op := &operation{kind: head.Kind, seq: rec.Rank, ref: rec, past: &past{at: res.Done, kept: res.Kept || res.Position == 0}, fault: res.Failure, bytes: max(int64(len(rec.Payload)), rec.Ref.Length)}
 	switch head.Kind {
 	case OpUnloadRun:
 		if res.Failure == nil {
@@ -241,7 +243,7 @@ func (c *Core) replay(ctx context.Context, b Backend, op *operation) error {
 		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.stepped(r, op.seq, got)
+		c.stepped(r, op.seq, got, later(r.live.weightsAt, op.past.at))
 		for _, name := range []string{"grad_norm", "adapter_norm"} {
 			if got.Metrics[name] != was.Metrics[name] {
 				c.inexact(r, cmp.Or(r.underAnother(b), fmt.Sprintf("the %s of step %d is %v, at first it was %v", name, got.Step, got.Metrics[name], was.Metrics[name])))
@@ -256,7 +258,7 @@ func (c *Core) replay(ctx context.Context, b Backend, op *operation) error {
 		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		r.live.loaded(op.seq, got.Step, got.Version, c.cfg.now())
+		r.live.loaded(op.seq, got.Step, got.Version, later(r.live.weightsAt, op.past.at))
 		c.markImport(r, p.Import)
 		return nil
 	case op.past.pin != nil:

@@ -50,6 +50,7 @@ type history struct {
 	skipped []span64
 	decided int64         // the highest that has a result and was not skipped
 	created *resultRecord // of its creation
+	changed time.Time     // when its newest weights were made; zero = as it was created, or not known
 	damage  error         // it cannot be read
 }
 
@@ -85,6 +86,16 @@ func (c *Core) readHistory(ctx context.Context, runID string) (history, error) {
 		}
 		if !covers(h.skipped, rec.Rank) {
 			h.decided = max(h.decided, rec.Rank)
+		}
+	}
+	for _, rec := range slices.Backward(results) { // of which the last one that changed the weights counts
+		var res resultRecord
+		if json.Unmarshal(rec.Value, &res) != nil {
+			break // the rebuild says what is wrong with it
+		}
+		if res.Failure == nil && (res.Kind == OpOptimStep || res.Kind == OpLoadWeights) {
+			h.changed = res.Done
+			break
 		}
 	}
 	return h, nil
@@ -249,6 +260,9 @@ func (c *Core) resumeRun(r *run, ops []*operation, h history) {
 		r.queue.ready = ops
 		c.failQueue(r, &Failure{Message: "the run had ended: " + reason, Category: CategoryServer})
 		return
+	}
+	if r.live.weightsAt = h.changed; h.changed.IsZero() {
+		r.live.weightsAt = r.CreatedAt
 	}
 	q := &r.queue
 	q.sequence.restore(h, c.cfg.now())
