@@ -315,6 +315,11 @@ func TestWeightsThatCouldNotBeWritten(t *testing.T) {
 			if len(folders) != 2 {
 				t.Errorf("%d folders for two versions: attempts that failed have left some", len(folders))
 			}
+			w.Core.mu.Lock()
+			defer w.Core.mu.Unlock()
+			if counted := w.unnamed[owner]; counted != w.onDisk() {
+				t.Errorf("%d bytes are counted for the owner, on disk are %d", counted, w.onDisk())
+			}
 		})
 	}
 }

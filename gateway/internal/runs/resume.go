@@ -31,7 +31,9 @@ func (c *Core) attachSnapshot(smp *sampler) {
 		}
 		r.pins[smp.Version] = s
 	} else if twin := smp.twin(); twin != nil {
-		s = twin.snap
+		if s = twin.snap; s.dir == "" && smp.Dir != "" { // the twin's record is from before they were written
+			s.dir, s.lost = smp.Dir, ""
+		}
 	} else if s.dir == "" {
 		s.lost = "they were only in the memory of a backend that is gone"
 	}

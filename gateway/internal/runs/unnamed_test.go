@@ -104,6 +104,27 @@ func TestUsedUnnamedSamplerStays(t *testing.T) {
 	}
 }
 
+// Of two samplers of one version that a restart finds, of a run that has ended, one may say where the weights are and the other not yet. Both have them, in whatever order they are read.
+func TestTwinsOfAnEndedRun(t *testing.T) {
+	for name, dirs := range map[string][2]string{"first": {"snapshots/r/1~a", ""}, "second": {"", "snapshots/r/1~a"}} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, nil)
+			s := &session{}
+			for i, dir := range dirs {
+				s.samplers = append(s.samplers, &sampler{session: s, samplerRecord: samplerRecord{ID: fmt.Sprint("s", i), Owner: owner, RunID: "r", Unnamed: true, Version: 1, Seq: int64(i + 1), Dir: dir}})
+			}
+			for _, smp := range s.samplers {
+				w.attachSnapshot(smp)
+			}
+			for _, smp := range s.samplers {
+				if smp.snap.dir == "" || smp.snap.lost != "" {
+					t.Errorf("%s: in %q, lost %q", smp.ID, smp.snap.dir, smp.snap.lost)
+				}
+			}
+		})
+	}
+}
+
 // A version that is gone and is the newest still comes back with the next unnamed save; the removal of its files does not take away what is written then.
 func TestRemovedVersionIsSavedAgain(t *testing.T) {
 	w := newWorld(t, func(w *world) { w.config.MaxHotSnapshots, w.config.DiskShare = 1, 1 })

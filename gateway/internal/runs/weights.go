@@ -344,6 +344,9 @@ func (c *Core) writeSnapshot(ctx context.Context, b Backend, s *snapshot) error 
 		s.folder = dir
 		c.mu.Unlock()
 	}
+	if bytes == 0 { // an attempt before has written the files
+		bytes = bytesBelow(c.file(dir))
+	}
 	// The folder counts once its samplers' records are durable: from then on the journal that the version could be computed from may go. A sampler that came while they were written has a record of its own.
 	written, wanted := false, false
 	for first := true; !written; first = false {
@@ -370,7 +373,7 @@ func (c *Core) writeSnapshot(ctx context.Context, b Backend, s *snapshot) error 
 			s.dir = dir
 		}
 		if written && wanted {
-			c.counted(s.run.Owner, s, cmp.Or(bytes, s.bytes))
+			c.counted(s.run.Owner, s, bytes)
 			c.boundUnnamed(s.run.Owner)
 		}
 		c.mu.Unlock()
