@@ -155,6 +155,9 @@ func (c *Core) saveNewest(ctx context.Context, r *run, path string) (plugins.Sav
 		if !lost(err) {
 			return plugins.SaveAdapterResult{}, err
 		}
+		if err := os.RemoveAll(path); err != nil { // a process that went away before it could say so may have written it
+			return plugins.SaveAdapterResult{}, err
+		}
 		if err := pause(ctx, attempt); err != nil {
 			return plugins.SaveAdapterResult{}, err
 		}

@@ -3,6 +3,7 @@ package runs
 import (
 	"context"
 	"slices"
+	"strings"
 )
 
 // What a loss does not read of a datum's loss_fn_inputs is taken and left alone. That it was not read is told once for each name of a run: in the log, and with the run.
@@ -25,7 +26,7 @@ func unreadInputs(op ForwardBackward) []string {
 			if keys.reads(name) {
 				continue
 			}
-			if name = name[:min(len(name), maxUnreadName)]; !slices.Contains(names, name) && len(names) < 2*maxUnread {
+			if name = strings.ToValidUTF8(name[:min(len(name), maxUnreadName)], ""); !slices.Contains(names, name) && len(names) < 2*maxUnread {
 				names = append(names, name)
 			}
 		}
