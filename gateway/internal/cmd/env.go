@@ -14,7 +14,9 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/config"
 	"github.com/tinsmith/tinsmith/gateway/internal/hub"
+	"github.com/tinsmith/tinsmith/gateway/internal/server"
 )
 
 const (
@@ -109,21 +111,27 @@ func cacheFolder(asked, told, address string) (string, error) {
 	if asked != "" {
 		return filepath.Abs(asked)
 	}
-	if told != "" {
-		// The data directory of a server has its address in it; elsewhere the folder would be somebody else's.
-		if _, err := os.Stat(filepath.Join(filepath.Dir(told), "address")); err == nil && os.MkdirAll(filepath.Join(told, "hub"), 0o700) == nil {
-			return filepath.Join(told, "hub"), nil
-		}
+	u, err := url.Parse(address)
+	if err != nil {
+		return "", err
+	}
+	if isDataOf(told, u) && os.MkdirAll(filepath.Join(told, "hub"), 0o700) == nil {
+		return filepath.Join(told, "hub"), nil
 	}
 	own, err := os.UserCacheDir()
 	if err != nil {
 		return "", fmt.Errorf("no place for the Hugging Face cache; name one with --cache: %w", err)
 	}
-	u, err := url.Parse(address)
-	if err != nil {
-		return "", err
-	}
 	return filepath.Join(own, "tinsmith", strings.NewReplacer(":", "_", "[", "", "]", "").Replace(u.Host), "huggingface", "hub"), nil
+}
+
+// isDataOf tells whether a folder is in the data directory of the server at an address. That has the address in it. What a server says of itself is not enough: it could name any folder, of another server too.
+func isDataOf(told string, address *url.URL) bool {
+	if !filepath.IsAbs(told) || filepath.Base(told) != "huggingface" || !config.Loopback(address.Hostname()) {
+		return false
+	}
+	left, err := url.Parse(server.Address(filepath.Dir(told)))
+	return err == nil && left.Port() != "" && left.Port() == address.Port()
 }
 
 // tokenizers reads the files of all served models but their weights, by all names that Hugging Face's tools can ask for.

@@ -37,7 +37,7 @@ func TestEnv(t *testing.T) {
 	t.Setenv("HF_HUB_CACHE", t.TempDir())
 	t.Setenv("TINKER_API_KEY", "tml-meant-for-another-server")
 	// The data directory of a server has its address in it.
-	w.ok(os.WriteFile(filepath.Join(w.data, "address"), nil, 0o600))
+	w.ok(os.WriteFile(filepath.Join(w.data, "address"), []byte(w.url+"\n"), 0o600))
 	got, err := variables(t, w)
 	w.ok(err)
 	cache := filepath.Join(w.data, "huggingface", "hub")
@@ -79,6 +79,7 @@ func TestEnvFolders(t *testing.T) {
 	}
 	own := t.TempDir()
 	t.Setenv("XDG_CACHE_HOME", own)
+	w.ok(os.WriteFile(filepath.Join(w.data, "address"), []byte("http://127.0.0.1:1\n"), 0o600)) // of another server
 	got, err = variables(t, w)
 	w.ok(err)
 	wanted := filepath.Join(own, "tinsmith", strings.ReplaceAll(strings.TrimPrefix(w.url, "http://"), ":", "_"), "huggingface", "hub")
