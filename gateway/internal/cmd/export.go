@@ -66,7 +66,7 @@ tinker://RUN/sampler_weights/NAME). With --merge DIR becomes a model that needs 
 			} else if err := e.warnOfSharedHead(c.Context(), adapter); err != nil {
 				return err
 			}
-			fmt.Fprintf(c.OutOrStdout(), "%s, step %s, of %s\n", e.path, e.step, e.model)
+			fmt.Fprintf(shown{c.OutOrStdout()}, "%s, step %s, of %s\n", e.path, e.step, e.model)
 			return nil
 		})
 	}
