@@ -218,6 +218,9 @@ func saveFile(path string, content io.Reader, bar io.Writer) error {
 func (e *exporting) merge(ctx context.Context, dir, base string, o merge.Options) error {
 	o.Base = &modelDirectory{e.connection, e.model}
 	if base != "" {
+		if e.hash == "" {
+			return errors.New("--base: the server does not say on which base model the adapter was trained, so yours cannot be compared with it; leave --base out, and its files come from the server")
+		}
 		o.Base, o.BaseHash = merge.Directory(base), e.hash
 	}
 	plan, err := merge.Prepare(ctx, o)

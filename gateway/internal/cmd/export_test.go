@@ -172,6 +172,25 @@ func TestExportOfBadServers(t *testing.T) {
 	}
 }
 
+// TestExportWithoutAHash: a base model of the user's is not merged into unless it can be compared.
+func TestExportWithoutAHash(t *testing.T) {
+	ts := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		out := tar.NewWriter(w)
+		for name, content := range map[string]string{plugins.AdapterConfigFile: "{}", plugins.AdapterWeightsFile: "\x02\x00\x00\x00\x00\x00\x00\x00{}"} {
+			out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: int64(len(content))})
+			out.Write([]byte(content))
+		}
+		out.Close()
+	}))
+	defer ts.Close()
+	c := exportCommand()
+	c.SetArgs([]string{"run", filepath.Join(t.TempDir(), "x"), "--url", ts.URL, "--merge", "--base", "../../../configs/models/tiny-chat"})
+	c.SilenceErrors, c.SilenceUsage = true, true
+	if err := c.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), "does not say on which base model") {
+		t.Errorf("%v", err)
+	}
+}
+
 // TestModelFiles: what of a model's directory is given out, and to whom.
 func TestModelFiles(t *testing.T) {
 	_, ann, _, root := keyed(t)
