@@ -47,7 +47,7 @@ tinker://RUN/sampler_weights/NAME). With --merge DIR becomes a model that needs 
 			return fmt.Errorf("--shard-mib: %d is not allowed: 1 to %d", *shard, 1<<30)
 		}
 		e := &exporting{connection: conn, name: args[0], messages: c.ErrOrStderr()}
-		return intoNewFolder(args[1], func(dir string) error {
+		if err := intoNewFolder(args[1], func(dir string) error {
 			adapter := dir
 			if *merged {
 				adapter = dir + ".adapter"
@@ -66,9 +66,12 @@ tinker://RUN/sampler_weights/NAME). With --merge DIR becomes a model that needs 
 			} else if err := e.warnOfSharedHead(c.Context(), adapter); err != nil {
 				return err
 			}
-			fmt.Fprintf(shown{c.OutOrStdout()}, "%s, step %s, of %s\n", e.path, e.step, e.model)
 			return nil
-		})
+		}); err != nil {
+			return err
+		}
+		_, err := fmt.Fprintf(shown{c.OutOrStdout()}, "%s, step %s, of %s\n", e.path, e.step, e.model)
+		return err
 	}
 	return c
 }
