@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tinsmith/tinsmith/gateway/internal/durable"
 )
 
@@ -71,16 +73,18 @@ func sameFolder(a, b string) bool {
 // writeEntry makes or renews an entry. What it points to is there before it does.
 func writeEntry(dir string, files map[string][]byte) error {
 	if info, err := os.Lstat(dir); err == nil && info.Mode()&fs.ModeSymlink != 0 { // the user's own, of an earlier call
-		if err := os.Remove(dir); err != nil {
-			return err
+		// Another call may do the same meanwhile.
+		if err := unix.Unlink(dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EISDIR) {
+			return fmt.Errorf("remove %s: %w", dir, err)
 		}
 	}
 	folders := []string{filepath.Join(dir, "blobs"), filepath.Join(dir, "refs"), filepath.Join(dir, "snapshots")}
-	if _, err := os.Lstat(filepath.Join(dir, ours)); err != nil {
-		for _, folder := range folders {
-			if _, err := os.Lstat(folder); !errors.Is(err, fs.ErrNotExist) {
-				return fmt.Errorf("%s is not of this program's making, and stays as it is: choose another folder for the cache", dir)
-			}
+	for _, folder := range folders {
+		if _, err := os.Lstat(folder); errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if _, err := os.Lstat(filepath.Join(dir, ours)); err != nil { // it is made before the folders
+			return fmt.Errorf("%s is not of this program's making, and stays as it is: choose another folder for the cache", dir)
 		}
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {

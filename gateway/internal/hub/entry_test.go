@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -134,5 +135,27 @@ func TestOverlayLeadsBack(t *testing.T) {
 		if got, err := Resolve(t.Context(), "a/b", nil); err != nil || got != filepath.Join(entry, "snapshots", commit) {
 			t.Errorf("the model is %s %v", got, err)
 		}
+	}
+}
+
+// TestOverlaysTogether: several shells may begin at the same time.
+func TestOverlaysTogether(t *testing.T) {
+	for range 20 {
+		user, dir := t.TempDir(), t.TempDir()
+		if err := os.MkdirAll(filepath.Join(user, "models--a--b", "refs"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(filepath.Join(user, "models--a--b"), filepath.Join(dir, "models--a--b")); err != nil { // of an earlier call
+			t.Fatal(err)
+		}
+		var all sync.WaitGroup
+		for range 6 {
+			all.Go(func() {
+				if err := Overlay(dir, user, map[string]map[string][]byte{"a/b": {"config.json": []byte("{}")}}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
 	}
 }
