@@ -108,12 +108,13 @@ def test_interrupt_ends_an_answer_and_not_the_conversation(chat):
     assert person.end() == 0
 
 
-def test_terminated_at_the_prompt(chat):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+def test_terminated_at_the_prompt(chat, number):
     person = chat()
     before = termios.tcgetattr(person.keys)
     person.prompt()
     assert termios.tcgetattr(person.keys)[3] != before[3]  # raw
-    os.kill(person.process, signal.SIGTERM)
+    os.kill(person.process, number)
     person.read(lambda got: termios.tcgetattr(person.keys)[3] == before[3])
 
 

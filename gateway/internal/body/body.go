@@ -237,20 +237,28 @@ func (c *counted) Read(p []byte) (int, error) {
 func where(r *http.Request) string { return r.URL.Path[:min(len(r.URL.Path), 64)] }
 
 // Send writes an answer in one piece with its length: a 400 without Content-Length is taken for a proxy's fault by the Tinker SDK, and repeated. A large answer is in memory until its reader has taken
-// it, and is what the request has from now on: everything else is given back. The error is Take's, and nothing was written then.
+// it, and is what the request has from now on: everything else is given back. Who claims it before it is made waits for memory before there is an answer, and not with one. The error is Take's, and nothing was written
+// then.
 func (c *Claim) Send(w http.ResponseWriter, r *http.Request, status int, contentType string, b []byte) error {
 	if len(b) <= largeAnswer {
 		Send(w, r, status, contentType, b)
 		return nil
 	}
-	c.Release()
-	if err := c.Take(int64(len(b))); err != nil {
+	if err := c.keep(int64(len(b))); err != nil {
 		return err
 	}
 	c.move(r)
 	defer c.settle()
 	Send(w, r, status, contentType, b)
 	return nil
+}
+
+// TakeAnswer claims about so many bytes for an answer that is to be made, where that is much.
+func (c *Claim) TakeAnswer(n int64) error {
+	if n <= largeAnswer {
+		return nil
+	}
+	return c.Take(n)
 }
 
 // largeAnswer is more than what goes into the connection's buffers, whoever reads it or not.

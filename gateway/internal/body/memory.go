@@ -199,14 +199,38 @@ func (c *Claim) Release() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	h := m.owners[c.owner]
-	if c.cut {
-		m.ending, h.ending = m.ending-c.bytes, h.ending-c.bytes
-	}
 	delete(h.moving, c)
-	if h.bytes -= c.bytes; h.bytes == 0 {
+	c.giveBack(h, c.bytes)
+}
+
+// keep makes n bytes of what there is: the rest is given back, and what is missing is taken anew, so that nobody waits for memory who has some. The error is Take's.
+func (c *Claim) keep(n int64) error {
+	if c.bytes < n {
+		c.Release()
+		return c.Take(n)
+	}
+	if c.bytes == n {
+		return nil
+	}
+	c.memory.mu.Lock()
+	defer c.memory.mu.Unlock()
+	if c.cut {
+		return c.memory.full()
+	}
+	c.giveBack(c.memory.owners[c.owner], c.bytes-n)
+	return nil
+}
+
+// giveBack gives a part back. The memory's mu is held.
+func (c *Claim) giveBack(h *holding, n int64) {
+	m := c.memory
+	if c.cut {
+		m.ending, h.ending = m.ending-n, h.ending-n
+	}
+	if h.bytes -= n; h.bytes == 0 {
 		delete(m.owners, c.owner)
 	}
-	m.taken, c.bytes = m.taken-c.bytes, 0
+	m.taken, c.bytes = m.taken-n, c.bytes-n
 	close(m.freed)
 	m.freed = make(chan struct{})
 }

@@ -293,6 +293,23 @@ func (w *watched) Write(b []byte) (int, error) {
 	return w.ResponseRecorder.Write(b)
 }
 
+// TestKeep: an answer takes the place of what was claimed for it, and only more is waited for.
+func TestKeep(t *testing.T) {
+	m := small(1000)
+	c := m.claim("ann")
+	for _, step := range []struct{ take, keep, held int64 }{{100, 40, 40}, {0, 40, 40}, {0, 60, 60}, {20, 0, 0}, {0, 50, 50}} {
+		if err := errors.Join(c.Take(step.take), c.keep(step.keep)); err != nil {
+			t.Fatal(err)
+		}
+		if c.bytes != step.held || m.taken != step.held || step.held > 0 && m.owners["ann"].bytes != step.held {
+			t.Errorf("%+v: it has %d, all have %d", step, c.bytes, m.taken)
+		}
+	}
+	if err := c.keep(600); err == nil || c.bytes != 0 || len(m.owners) != 0 {
+		t.Errorf("more than one may have: %v, and it has %d", err, c.bytes)
+	}
+}
+
 func TestCountValues(t *testing.T) {
 	for text, want := range map[string]int{
 		``: 0, `1`: 0, `[1,2,3]`: 3, `{"a":[1,2],"b":{}}`: 7, `"a,b:c[d{e"`: 0, `["a\",\"b",2]`: 2, `["\\",",",2]`: 3, `{"":"","x,":1}`: 4, `"no end, no`: 0, `"\`: 0,

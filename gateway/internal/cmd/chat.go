@@ -31,6 +31,7 @@ func chatCommand() *cobra.Command {
 	c.RunE = func(c *cobra.Command, args []string) error {
 		config := openai.DefaultConfig(conn.key)
 		config.BaseURL = conn.url + "/v1"
+		config.HTTPClient = undirected{}
 		t := &conversation{client: openai.NewClientWithConfig(config), out: c.OutOrStdout(), errors: c.ErrOrStderr()}
 		var err error
 		if t.request.Model, err = servedModel(c.Context(), conn, *model); err != nil {
@@ -56,10 +57,10 @@ func chatCommand() *cobra.Command {
 			// From here on an interrupt ends an answer, not the program.
 			signal.Reset(os.Interrupt, syscall.SIGTERM)
 			var stop context.CancelFunc
-			ctx, stop = signal.NotifyContext(context.WithoutCancel(ctx), syscall.SIGTERM)
+			ctx, stop = signal.NotifyContext(context.WithoutCancel(ctx), syscall.SIGTERM, syscall.SIGHUP)
 			defer stop()
 			t.in, t.person = newTyped(in, os.Stdout), true
-			fmt.Fprintf(t.out, "talking to %s; an empty line or ctrl-D ends\n", t.request.Model)
+			fmt.Fprintf(shown{t.out}, "talking to %s; an empty line or ctrl-D ends\n", t.request.Model)
 		default:
 			t.in = newPiped(c.InOrStdin())
 		}
@@ -114,7 +115,7 @@ func (t *conversation) run(ctx context.Context) error {
 			return err
 		}
 		if err != nil {
-			fmt.Fprintln(t.errors, "tinsmith:", err)
+			fmt.Fprintln(shown{t.errors}, "tinsmith:", err)
 		}
 	}
 }

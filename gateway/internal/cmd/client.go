@@ -46,6 +46,19 @@ func addConnection(c *cobra.Command) *connection {
 // client follows no redirection: the server has none, and the key would go along to wherever it leads.
 var client = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 
+// undirected is client for the OpenAI library, which takes a redirection for a good answer.
+type undirected struct{}
+
+// Do implements openai.HTTPDoer.
+func (undirected) Do(r *http.Request) (*http.Response, error) {
+	res, err := client.Do(r)
+	if err == nil && res.StatusCode >= 300 && res.StatusCode < 400 {
+		res.Body.Close()
+		return nil, fmt.Errorf("%s %s: %s: redirections are not followed; give the address that it leads to with --url", r.Method, r.URL.Path, res.Status)
+	}
+	return res, err
+}
+
 // call sends a request and decodes the JSON answer.
 func (conn *connection) call(ctx context.Context, method, path string, body io.Reader, into any) error {
 	res, err := conn.send(ctx, method, path, body, "")

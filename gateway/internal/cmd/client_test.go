@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -350,5 +351,44 @@ func TestKeyIsNotSentOn(t *testing.T) {
 	}
 	if reached {
 		t.Error("the request went on to another server")
+	}
+	models := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			http.Redirect(w, r, elsewhere.URL, http.StatusTemporaryRedirect)
+			return
+		}
+		_, _ = io.WriteString(w, "{}")
+	}))
+	defer models.Close()
+	c := chatCommand()
+	c.SetArgs([]string{"hello", "--model", "x", "--url", models.URL, "--key", "tml-secret"})
+	c.SilenceErrors, c.SilenceUsage = true, true
+	c.SetOut(io.Discard)
+	if err := c.ExecuteContext(t.Context()); err == nil {
+		t.Error("it succeeds")
+	}
+	if reached {
+		t.Error("a question went on to another server")
+	}
+}
+
+// TestServersControlNoTerminal: what a server says is written without what a terminal would obey.
+func TestServersControlNoTerminal(t *testing.T) {
+	const evil = "\\u001b]0;x\\u0007\\u009b31m"
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Path == "/v1/models":
+			_, _ = io.WriteString(w, `{"data":[{"id":"`+evil+`","base_model":"`+evil+`"}]}`)
+		default:
+			_, _ = io.WriteString(w, `{"runs":[{"run_id":"`+evil+`","base_model":"`+evil+`","corrupted":true,"corrupted_reason":"`+evil+`"}]}`)
+		}
+	}))
+	defer s.Close()
+	w := &world{T: t, url: s.URL}
+	for name, c := range map[string]*cobra.Command{"models": modelsCommand(), "runs": runsCommand()} {
+		out, err := w.run(c, "")
+		if err != nil || !strings.Contains(out, "]0;x31m") || strings.ContainsAny(out, "\x1b\x07\u009b") {
+			t.Errorf("%s: %q %v", name, out, err)
+		}
 	}
 }

@@ -36,7 +36,7 @@ func (p Program) Main() int {
 	}
 	root.AddCommand(serveCommand(p), checkConfigCommand(), versionCommand(p.Version), chatCommand(), modelsCommand(), runsCommand(), importCommand(), exportCommand(), envCommand(), keyCommand(), backupCommand(p.Version), restoreCommand(), recoverCommand())
 	if err := root.ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "tinsmith:", err)
+		fmt.Fprintln(shown{os.Stderr}, "tinsmith:", err) // it may have in it what a server said
 		return 1
 	}
 	return 0

@@ -14,7 +14,10 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/config"
 	"github.com/tinsmith/tinsmith/gateway/internal/hub"
+	"github.com/tinsmith/tinsmith/gateway/internal/merge"
+	"github.com/tinsmith/tinsmith/gateway/internal/server"
 )
 
 const (
@@ -22,6 +25,8 @@ const (
 	anyKey = "tml-local"
 	// maxTokenizer bounds the files of a model that go into the cache; the largest tokenizers have some 40 MiB.
 	maxTokenizer = 256 << 20
+	// maxTokenizers bounds those of all models of a server together.
+	maxTokenizers = 8 * maxTokenizer
 	// llama is where both the Tinker SDK and the cookbook look for the tokenizer of models whose name begins with llamaPrefix.
 	llamaPrefix = "meta-llama/Llama-3"
 	llama       = "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer"
@@ -109,47 +114,57 @@ func cacheFolder(asked, told, address string) (string, error) {
 	if asked != "" {
 		return filepath.Abs(asked)
 	}
-	if told != "" {
-		// The data directory of a server has its address in it; elsewhere the folder would be somebody else's.
-		if _, err := os.Stat(filepath.Join(filepath.Dir(told), "address")); err == nil && os.MkdirAll(filepath.Join(told, "hub"), 0o700) == nil {
-			return filepath.Join(told, "hub"), nil
-		}
+	u, err := url.Parse(address)
+	if err != nil {
+		return "", err
+	}
+	if isDataOf(told, u) && os.MkdirAll(filepath.Join(told, "hub"), 0o700) == nil {
+		return filepath.Join(told, "hub"), nil
 	}
 	own, err := os.UserCacheDir()
 	if err != nil {
 		return "", fmt.Errorf("no place for the Hugging Face cache; name one with --cache: %w", err)
 	}
-	u, err := url.Parse(address)
-	if err != nil {
-		return "", err
-	}
 	return filepath.Join(own, "tinsmith", strings.NewReplacer(":", "_", "[", "", "]", "").Replace(u.Host), "huggingface", "hub"), nil
+}
+
+// isDataOf tells whether a folder is in the data directory of the server at an address. That has the address in it. What a server says of itself is not enough: it could name any folder, of another server too.
+func isDataOf(told string, address *url.URL) bool {
+	if !filepath.IsAbs(told) || filepath.Base(told) != "huggingface" || !config.Loopback(address.Hostname()) {
+		return false
+	}
+	left, err := url.Parse(server.Address(filepath.Dir(told)))
+	return err == nil && left.Port() != "" && left.Port() == address.Port()
 }
 
 // tokenizers reads the files of all served models but their weights, by all names that Hugging Face's tools can ask for.
 func (conn *connection) tokenizers(ctx context.Context, about environment, messages io.Writer) (map[string]map[string][]byte, error) {
-	repositories := map[string]map[string][]byte{}
-	for _, m := range about.Models {
-		source := &modelDirectory{conn, m.Name}
-		list, err := source.Files(ctx)
+	lists, total := make([][]merge.File, len(about.Models)), int64(0)
+	for i, m := range about.Models {
+		list, err := (&modelDirectory{conn, m.Name}).Files(ctx)
 		if err != nil {
 			return nil, err
 		}
-		files, size := map[string][]byte{}, int64(0)
+		size := int64(0)
 		for _, f := range list {
 			if strings.HasSuffix(f.Name, ".safetensors") || strings.HasSuffix(f.Name, ".safetensors.index.json") {
 				continue
 			}
-			if size += f.Size; size > maxTokenizer || f.Size < 0 {
+			if f.Size < 0 || f.Size > maxTokenizer-size {
 				return nil, fmt.Errorf("the files of %s beside its weights have more than %d MiB", m.Name, maxTokenizer>>20)
 			}
-			r, err := source.Open(ctx, f.Name, 0, f.Size)
-			if err != nil {
-				return nil, err
-			}
-			content := make([]byte, f.Size)
-			_, err = io.ReadFull(r, content)
-			r.Close()
+			size += f.Size
+			lists[i] = append(lists[i], f)
+		}
+		if total += size; total > maxTokenizers {
+			return nil, fmt.Errorf("the files of the served models beside their weights have more than %d MiB", maxTokenizers>>20)
+		}
+	}
+	repositories := map[string]map[string][]byte{}
+	for i, m := range about.Models {
+		files := map[string][]byte{}
+		for _, f := range lists[i] {
+			content, err := conn.content(ctx, m.Name, f)
 			if err != nil {
 				return nil, fmt.Errorf("%s of %s: %w", f.Name, m.Name, err)
 			}
@@ -167,6 +182,18 @@ func (conn *connection) tokenizers(ctx context.Context, about environment, messa
 		}
 	}
 	return repositories, nil
+}
+
+// content reads a file of a model's directory.
+func (conn *connection) content(ctx context.Context, model string, f merge.File) ([]byte, error) {
+	r, err := (&modelDirectory{conn, model}).Open(ctx, f.Name, 0, f.Size)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	content := make([]byte, f.Size)
+	_, err = io.ReadFull(r, content)
+	return content, err
 }
 
 // shellQuote makes a word of a POSIX shell that means a text and nothing else.

@@ -1,6 +1,9 @@
 package cmd
 
 import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -37,7 +40,7 @@ func TestEnv(t *testing.T) {
 	t.Setenv("HF_HUB_CACHE", t.TempDir())
 	t.Setenv("TINKER_API_KEY", "tml-meant-for-another-server")
 	// The data directory of a server has its address in it.
-	w.ok(os.WriteFile(filepath.Join(w.data, "address"), nil, 0o600))
+	w.ok(os.WriteFile(filepath.Join(w.data, "address"), []byte(w.url+"\n"), 0o600))
 	got, err := variables(t, w)
 	w.ok(err)
 	cache := filepath.Join(w.data, "huggingface", "hub")
@@ -79,6 +82,7 @@ func TestEnvFolders(t *testing.T) {
 	}
 	own := t.TempDir()
 	t.Setenv("XDG_CACHE_HOME", own)
+	w.ok(os.WriteFile(filepath.Join(w.data, "address"), []byte("http://127.0.0.1:1\n"), 0o600)) // of another server
 	got, err = variables(t, w)
 	w.ok(err)
 	wanted := filepath.Join(own, "tinsmith", strings.ReplaceAll(strings.TrimPrefix(w.url, "http://"), ":", "_"), "huggingface", "hub")
@@ -87,6 +91,46 @@ func TestEnvFolders(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(w.data, "huggingface")); err == nil {
 		t.Error("the data directory of another machine's server was made")
+	}
+}
+
+// TestEnvOfBadServers: a server cannot make the command take any amount of memory, nor fail with half of what it prints.
+func TestEnvOfBadServers(t *testing.T) {
+	t.Setenv("HF_HUB_CACHE", t.TempDir())
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	const configuration = `{"name": "config.json", "size": 2}`
+	for name, c := range map[string]struct {
+		models int
+		files  string
+		says   string
+	}{
+		"a large file":       {1, configuration + `,{"name": "a.json", "size": 300000000}`, "more than 256 MiB"},
+		"sizes that wrap":    {1, configuration + `,{"name": "a.json", "size": 9223372036854775807},{"name": "b.json", "size": 9223372036854775807}`, "more than 256 MiB"},
+		"a negative size":    {1, configuration + `,{"name": "a.json", "size": -5}`, "more than 256 MiB"},
+		"many models":        {100, configuration + `,{"name": "a.json", "size": 260000000}`, "more than 2048 MiB"},
+		"no configuration":   {1, `{"name": "a.json", "size": 1}`, "gives out no config.json"},
+		"a way out":          {1, configuration + `,{"name": "../../x", "size": 2}`, "cannot be the name of a file"},
+		"the whole of files": {1, `{"name": "config.json", "size": 1}`, "sent the whole of config.json"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ts := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				switch {
+				case strings.HasSuffix(r.URL.Path, "/environment"):
+					fmt.Fprintf(w, `{"models":[{"name":"a/b"}%s]}`, strings.Repeat(`,{"name":"a/b"}`, c.models-1))
+				case !r.URL.Query().Has("file"):
+					fmt.Fprintf(w, `{"files":[%s]}`, c.files)
+				case name == "the whole of files":
+					fmt.Fprint(w, "{}")
+				default:
+					w.WriteHeader(http.StatusPartialContent)
+					fmt.Fprint(w, "{}")
+				}
+			}))
+			defer ts.Close()
+			if _, err := variables(t, &world{T: t, url: ts.URL}); err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%v, expected %q", err, c.says)
+			}
+		})
 	}
 }
 

@@ -2,6 +2,7 @@ package cmd
 
 import (
 	"archive/tar"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -46,7 +47,7 @@ tinker://RUN/sampler_weights/NAME). With --merge DIR becomes a model that needs 
 			return fmt.Errorf("--shard-mib: %d is not allowed: 1 to %d", *shard, 1<<30)
 		}
 		e := &exporting{connection: conn, name: args[0], messages: c.ErrOrStderr()}
-		return intoNewFolder(args[1], func(dir string) error {
+		if err := intoNewFolder(args[1], func(dir string) error {
 			adapter := dir
 			if *merged {
 				adapter = dir + ".adapter"
@@ -65,27 +66,38 @@ tinker://RUN/sampler_weights/NAME). With --merge DIR becomes a model that needs 
 			} else if err := e.warnOfSharedHead(c.Context(), adapter); err != nil {
 				return err
 			}
-			fmt.Fprintf(c.OutOrStdout(), "%s, step %s, of %s\n", e.path, e.step, e.model)
 			return nil
-		})
+		}); err != nil {
+			return err
+		}
+		_, err := fmt.Fprintf(shown{c.OutOrStdout()}, "%s, step %s, of %s\n", e.path, e.step, e.model)
+		return err
 	}
 	return c
 }
 
-// intoNewFolder has fill write a folder beside dir, which takes dir's place when it is whole and on disk. dir must not be there, or be an empty folder.
+// intoNewFolder has fill write a folder that takes dir's place when it is whole and on disk. dir must not be there, or be an empty folder: that one stays the folder it is, since it may be where somebody is, a mount or a
+// link, and gets what was written, configurations last, without which nothing loads it.
 func intoNewFolder(dir string, fill func(dir string) error) (err error) {
 	if dir, err = filepath.Abs(dir); err != nil {
 		return err
 	}
-	if entries, err := os.ReadDir(dir); err == nil && len(entries) > 0 {
+	entries, err := os.ReadDir(dir)
+	there := err == nil
+	switch {
+	case len(entries) > 0:
 		return fmt.Errorf("%s is not empty; name a new folder", dir)
-	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
 	if err := os.MkdirAll(filepath.Dir(dir), 0o777); err != nil {
 		return err
 	}
-	unfinished := filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir)+".unfinished-"+strings.ToLower(rand.Text()[:8]))
+	mark := ".unfinished-" + strings.ToLower(rand.Text()[:8])
+	unfinished := filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir)+mark)
+	if there {
+		unfinished = filepath.Join(dir, mark)
+	}
 	if err := os.Mkdir(unfinished, 0o777); err != nil {
 		return err
 	}
@@ -96,11 +108,44 @@ func intoNewFolder(dir string, fill func(dir string) error) (err error) {
 	if err := durable.SyncFolder(unfinished); err != nil {
 		return err
 	}
+	if there {
+		return moveAll(unfinished, dir)
+	}
 	// Not os.Rename, which does not replace an empty folder. It fails if somebody has put something there meanwhile.
 	if err := unix.Rename(unfinished, dir); err != nil {
 		return fmt.Errorf("rename %s to %s: %w", unfinished, dir, err)
 	}
 	return durable.SyncFolder(filepath.Dir(dir))
+}
+
+// moveAll moves what a folder holds into the one that it is in, which holds nothing else.
+func moveAll(from, to string) error {
+	others, err := os.ReadDir(to)
+	if err != nil {
+		return err
+	}
+	if len(others) != 1 {
+		return fmt.Errorf("something was put into %s meanwhile; name a new folder", to)
+	}
+	entries, err := os.ReadDir(from)
+	if err != nil {
+		return err
+	}
+	slices.SortStableFunc(entries, func(a, b os.DirEntry) int { return cmp.Compare(lateness(a.Name()), lateness(b.Name())) })
+	for _, e := range entries {
+		if err := os.Rename(filepath.Join(from, e.Name()), filepath.Join(to, e.Name())); err != nil {
+			return err
+		}
+	}
+	return durable.SyncFolder(to)
+}
+
+// lateness orders files: those without which a folder is neither a model nor an adapter come last.
+func lateness(name string) int {
+	if name == "config.json" || name == plugins.AdapterConfigFile || name == plugins.CompleteFile {
+		return 1
+	}
+	return 0
 }
 
 // exporting is one call of the command.
@@ -176,6 +221,9 @@ func saveFile(path string, content io.Reader, bar io.Writer) error {
 func (e *exporting) merge(ctx context.Context, dir, base string, o merge.Options) error {
 	o.Base = &modelDirectory{e.connection, e.model}
 	if base != "" {
+		if e.hash == "" {
+			return errors.New("--base: the server does not say on which base model the adapter was trained, so yours cannot be compared with it; leave --base out, and its files come from the server")
+		}
 		o.Base, o.BaseHash = merge.Directory(base), e.hash
 	}
 	plan, err := merge.Prepare(ctx, o)

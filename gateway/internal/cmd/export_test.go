@@ -69,6 +69,40 @@ func TestExport(t *testing.T) {
 	}
 }
 
+// TestExportIntoThisFolder: an empty folder that is there stays the folder it is, for a shell that is in it and for whoever may read it.
+func TestExportIntoThisFolder(t *testing.T) {
+	w := newWorld(t)
+	mine := caller{w, ""}.settle()
+	dir, link := t.TempDir(), filepath.Join(t.TempDir(), "link")
+	w.ok(os.Symlink(dir, link))
+	w.ok(os.Chmod(dir, 0o750))
+	before, err := os.Stat(dir)
+	w.ok(err)
+	for _, target := range []string{".", link} {
+		t.Run(target, func(t *testing.T) {
+			t.Chdir(dir)
+			if _, err := w.run(exportCommand(), "", mine.path("weights"), target); err != nil {
+				t.Fatal(err)
+			}
+			if after, err := os.Stat(dir); err != nil || !os.SameFile(before, after) || after.Mode() != before.Mode() {
+				t.Errorf("it is another folder: %v, %v", after, err)
+			}
+			if got := names(t, "."); got != "adapter_config.json adapter_model.safetensors" {
+				t.Errorf("it holds %s", got)
+			}
+			if _, err := w.run(exportCommand(), "", mine.path("weights"), target); err == nil || !strings.Contains(err.Error(), "is not empty") {
+				t.Errorf("a second time: %v", err)
+			}
+			for _, file := range []string{plugins.AdapterConfigFile, plugins.AdapterWeightsFile} {
+				w.ok(os.Remove(file))
+			}
+			if _, err := w.run(exportCommand(), "", "tinker://nobody", target); err == nil || names(t, ".") != "" {
+				t.Errorf("what fails leaves %s: %v", names(t, "."), err)
+			}
+		})
+	}
+}
+
 // TestExportOfOthers: what somebody has published can be exported by everybody, and nothing else of theirs.
 func TestExportOfOthers(t *testing.T) {
 	_, ann, bob, _ := keyed(t)
@@ -135,6 +169,25 @@ func TestExportOfBadServers(t *testing.T) {
 				t.Errorf("it left %s", left)
 			}
 		})
+	}
+}
+
+// TestExportWithoutAHash: a base model of the user's is not merged into unless it can be compared.
+func TestExportWithoutAHash(t *testing.T) {
+	ts := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		out := tar.NewWriter(w)
+		for name, content := range map[string]string{plugins.AdapterConfigFile: "{}", plugins.AdapterWeightsFile: "\x02\x00\x00\x00\x00\x00\x00\x00{}"} {
+			out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: int64(len(content))})
+			out.Write([]byte(content))
+		}
+		out.Close()
+	}))
+	defer ts.Close()
+	c := exportCommand()
+	c.SetArgs([]string{"run", filepath.Join(t.TempDir(), "x"), "--url", ts.URL, "--merge", "--base", "../../../configs/models/tiny-chat"})
+	c.SilenceErrors, c.SilenceUsage = true, true
+	if err := c.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), "does not say on which base model") {
+		t.Errorf("%v", err)
 	}
 }
 

@@ -43,9 +43,9 @@ func importCommand() *cobra.Command {
 		if err := conn.call(c.Context(), http.MethodPost, "/api/v1/tinsmith/import?"+query.Encode(), r, &answer); err != nil {
 			return err
 		}
-		fmt.Fprintf(c.OutOrStdout(), "train it on:  %s\nsample it:    %s\n", answer.Training, answer.Sampler)
+		fmt.Fprintf(shown{c.OutOrStdout()}, "train it on:  %s\nsample it:    %s\n", answer.Training, answer.Sampler)
 		for _, notice := range answer.Notices {
-			fmt.Fprintf(c.ErrOrStderr(), "note: %s\n", notice)
+			fmt.Fprintf(shown{c.ErrOrStderr()}, "note: %s\n", notice)
 		}
 		return nil
 	}

@@ -26,7 +26,7 @@ func modelsCommand() *cobra.Command {
 			return err
 		}
 		tellTroubles(c.Context(), conn, c.ErrOrStderr())
-		w := c.OutOrStdout()
+		w := shown{c.OutOrStdout()}
 		for _, m := range answer.Data {
 			kind := "base model"
 			switch {

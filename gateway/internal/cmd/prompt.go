@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"os/signal"
 	"strings"
 	"unicode"
 
@@ -55,6 +56,8 @@ func newTyped(in, out *os.File) *typed {
 }
 
 func (t *typed) line(ctx context.Context) (string, error) {
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt) // sent by somebody else: the key is no signal here
+	defer stop()
 	before, err := term.MakeRaw(int(t.in.Fd()))
 	if err != nil {
 		return "", err
@@ -94,6 +97,14 @@ func (t *typed) read() (string, error) {
 			return "", errors.New("what was pasted is too long")
 		}
 	}
+}
+
+// shown writes texts of a server's, which may be anybody's, without what would control a terminal. Every write has to be whole characters.
+type shown struct{ io.Writer }
+
+func (s shown) Write(p []byte) (int, error) {
+	_, err := io.WriteString(s.Writer, printable(string(p)))
+	return len(p), err
 }
 
 // printable leaves out what would control a terminal: a model may say anything.

@@ -46,7 +46,7 @@ func runsCommand() *cobra.Command {
 			return err
 		}
 		tellTroubles(c.Context(), conn, c.ErrOrStderr())
-		w := c.OutOrStdout()
+		w := shown{c.OutOrStdout()}
 		fmt.Fprintf(w, runRow, "RUN", "STEP", "LOSS", "TOKENS/S", "LAST")
 		for _, r := range answer.Runs {
 			fmt.Fprintf(w, runRow, r.ID, strconv.FormatInt(r.Step, 10), figure(r.Loss), strconv.FormatFloat(r.TokensPerS, 'f', 0, 64), since(r.LastRequest))

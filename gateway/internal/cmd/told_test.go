@@ -3,9 +3,51 @@ package cmd
 import (
 	"errors"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
+	"github.com/tinsmith/tinsmith/gateway/internal/config"
 )
+
+// TestWhyAModelIsNotServed: users are not told where its directory is, however the configuration names it.
+func TestWhyAModelIsNotServed(t *testing.T) {
+	root := t.TempDir()
+	t.Chdir(root)
+	for _, dir := range []string{"conf/here/inside", "secret/place", "secret/file"} {
+		if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, err := range []error{os.Mkdir("conf/here/inside", 0o700), os.Mkdir("secret/place", 0o700), os.WriteFile("secret/file", nil, 0o600)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, path := range []string{"../secret/absent", "../secret/place", "../secret/file", "here/inside", "./here/absent", filepath.Join(root, "secret", "absent")} {
+		text := "auth: {keys_file: keys}\nmodels: [{name: m, path: \"" + path + "\"}]\n"
+		if err := os.WriteFile("conf/x.yaml", []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		cfg, err := config.Load("conf/x.yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := loadModel(t.Context(), cfg, 0, &health{})
+		if err == nil { // it has no weights, which the plugin would say
+			err = errors.New(m.Dir + ": no weights")
+		}
+		secrets, failed := redactor(cfg, []*catalog.Model{{Model: cfg.Models[0], Err: err}}, "/programs")
+		if failed != nil {
+			t.Fatal(failed)
+		}
+		if told := secrets.Fault(err.Error()); strings.Contains(told, "secret") || strings.Contains(told, "here") || !strings.Contains(told, "(a path)") {
+			t.Errorf("%s: %q", path, told)
+		}
+	}
+}
 
 // TestFaultsTellNoPaths has the server fail in every way in which a caller learns of it, and compares what a user is told with what an administrator is told.
 func TestFaultsTellNoPaths(t *testing.T) {

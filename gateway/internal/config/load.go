@@ -331,7 +331,7 @@ func editDistance(a, b string) int {
 	return row[len(b)]
 }
 
-// resolve makes paths absolute or relative to the working directory, from paths relative to the file.
+// resolve makes paths absolute or relative to the working directory, from paths relative to the file. Those of models become absolute: only such ones are known as paths when users are told why one is not served.
 func (c *Config) resolve(dir string) {
 	for _, p := range []*string{&c.DataDir, &c.Auth.KeysFile, &c.Store.URLFile} {
 		*p = relativeTo(dir, *p)
@@ -341,7 +341,11 @@ func (c *Config) resolve(dir string) {
 		if local := relativeTo(dir, m.Path); !strings.HasPrefix(m.Path, "hf://") {
 			// A name such as Qwen/Qwen3-0.6B also looks like a relative path: a directory beside the file wins, else it is looked up in the Hugging Face cache.
 			if info, err := os.Stat(local); filepath.IsAbs(m.Path) || strings.HasPrefix(m.Path, ".") || err == nil && info.IsDir() {
-				m.Path = local
+				if m.Path = local; !filepath.IsAbs(local) {
+					if whole, err := filepath.Abs(local); err == nil {
+						m.Path = whole
+					}
+				}
 			}
 		}
 		var section struct {

@@ -127,6 +127,9 @@ func (c *Config) validateListen() error {
 	return nil
 }
 
+// originHost is a host as browsers write it in an origin, a name with other letters in its xn-- form, and maybe a port. A star in it would match nothing.
+var originHost = regexp.MustCompile(`^(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[1-9][0-9]{0,4})?$`)
+
 // validateOrigins wants them as browsers send them, since they are compared so.
 func (c *Config) validateOrigins() error {
 	if len(c.CORSOrigins) > 0 && c.Auth.KeysFile == "" {
@@ -137,7 +140,7 @@ func (c *Config) validateOrigins() error {
 	}
 	for i, origin := range c.CORSOrigins {
 		u, err := url.Parse(origin)
-		if origin == "*" || err == nil && u.Scheme != "" && u.Hostname() != "" && origin == strings.ToLower(u.Scheme+"://"+u.Host) &&
+		if origin == "*" || err == nil && u.Scheme != "" && originHost.MatchString(u.Host) && origin == u.Scheme+"://"+u.Host &&
 			!(u.Scheme == "https" && u.Port() == "443") && !(u.Scheme == "http" && u.Port() == "80") {
 			continue
 		}

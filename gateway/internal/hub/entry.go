@@ -12,10 +12,12 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tinsmith/tinsmith/gateway/internal/durable"
 )
 
-// ours is the file by which an entry of a cache is known to be made by Overlay.
+// ours is the file by which a cache and an entry of one are known to be made by Overlay. In the cache itself it has the path of the user's own one.
 const ours = ".tinsmith"
 
 // Repository tells whether a name can be that of a repository: Hugging Face's tools refuse others.
@@ -23,13 +25,17 @@ func Repository(repository string) bool {
 	return name.MatchString(repository) && !strings.Contains(repository, "--") && !strings.Contains(repository, "..")
 }
 
-// UserCache is the folder of the cache that Hugging Face's own tools use in this environment.
+// UserCache is the folder of the cache that Hugging Face's own tools use in this environment; where that is one that Overlay has made, the one that it was made for.
 func UserCache() string { return cacheDir() }
 
 // Overlay makes dir a Hugging Face cache that has an entry for each repository, with the given files in its revision "main", and links to everything else that the user's own cache has. Entries that an
-// earlier call made for other repositories go. Programs may read the cache meanwhile. The user's own cache is not changed.
+// earlier call made for other repositories go. Programs may read the cache meanwhile. The user's own cache is not changed, and what others put into dir neither: an entry of theirs for one of the
+// repositories is an error.
 func Overlay(dir, user string, repositories map[string]map[string][]byte) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	if err := noteUser(dir, user); err != nil {
 		return err
 	}
 	entries := map[string]bool{}
@@ -49,22 +55,50 @@ func Overlay(dir, user string, repositories map[string]map[string][]byte) error 
 	return linkUser(dir, user)
 }
 
+// noteUser leaves in a cache whose overlay it is: whoever looks for a model of the user's in it, with its weights, finds the way.
+func noteUser(dir, user string) error {
+	user, err := filepath.Abs(user)
+	if err != nil || sameFolder(dir, user) {
+		return err
+	}
+	return durable.WriteFile(filepath.Join(dir, ours), []byte(user), 0o600)
+}
+
+func sameFolder(a, b string) bool {
+	a, errA := filepath.EvalSymlinks(a)
+	b, errB := filepath.EvalSymlinks(b)
+	return errA == nil && errB == nil && a == b
+}
+
 // writeEntry makes or renews an entry. What it points to is there before it does.
 func writeEntry(dir string, files map[string][]byte) error {
 	if info, err := os.Lstat(dir); err == nil && info.Mode()&fs.ModeSymlink != 0 { // the user's own, of an earlier call
-		if err := os.Remove(dir); err != nil {
-			return err
+		// Another call may do the same meanwhile.
+		if err := unix.Unlink(dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EISDIR) {
+			return fmt.Errorf("remove %s: %w", dir, err)
 		}
 	}
-	commit := commitOf(files)
-	snapshot := filepath.Join(dir, "snapshots", commit)
-	for _, folder := range []string{filepath.Join(dir, "blobs"), filepath.Join(dir, "refs"), snapshot} {
-		if err := os.MkdirAll(folder, 0o700); err != nil {
-			return err
+	folders := []string{filepath.Join(dir, "blobs"), filepath.Join(dir, "refs"), filepath.Join(dir, "snapshots")}
+	for _, folder := range folders {
+		if _, err := os.Lstat(folder); errors.Is(err, fs.ErrNotExist) {
+			continue
 		}
+		if _, err := os.Lstat(filepath.Join(dir, ours)); err != nil { // it is made before the folders
+			return fmt.Errorf("%s is not of this program's making, and stays as it is: choose another folder for the cache", dir)
+		}
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
 	}
 	if err := durable.WriteFile(filepath.Join(dir, ours), nil, 0o600); err != nil {
 		return err
+	}
+	commit := commitOf(files)
+	snapshot := filepath.Join(dir, "snapshots", commit)
+	for _, folder := range append(folders, snapshot) {
+		if err := os.MkdirAll(folder, 0o700); err != nil {
+			return err
+		}
 	}
 	for file, content := range files {
 		if file != filepath.Base(file) || strings.HasPrefix(file, ".") {
@@ -117,10 +151,8 @@ func removeOld(dir string, wanted map[string]bool) error {
 
 // linkUser links what the user's cache has and dir has not.
 func linkUser(dir, user string) error {
-	if user, err := filepath.EvalSymlinks(user); err == nil {
-		if own, err := filepath.EvalSymlinks(dir); err == nil && own == user {
-			return nil
-		}
+	if sameFolder(dir, user) {
+		return nil
 	}
 	user, err := filepath.Abs(user)
 	if err != nil {

@@ -67,8 +67,17 @@ func validRevision(r string) bool {
 	return len(r) <= 200 && !strings.Contains(r, "..") && regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._/-]*$`).MatchString(r)
 }
 
-// cacheDir is the folder of the cache that Hugging Face's own tools use.
+// cacheDir is the folder of the cache that Hugging Face's own tools use. One that Overlay has made has tokenizers alone for what is served; the user's own, which it leads to, has the weights too.
 func cacheDir() string {
+	dir := namedCache()
+	if user, err := os.ReadFile(filepath.Join(dir, ours)); err == nil && filepath.IsAbs(string(user)) {
+		return string(user)
+	}
+	return dir
+}
+
+// namedCache is the folder that the environment names, or the usual one.
+func namedCache() string {
 	if dir := os.Getenv("HF_HUB_CACHE"); dir != "" {
 		return dir
 	}

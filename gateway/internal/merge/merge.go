@@ -126,7 +126,7 @@ func Prepare(ctx context.Context, o Options) (*Plan, error) {
 }
 
 func fits(name string, t tensor, m *module) error {
-	if len(t.shape) != 2 || t.shape[0] != m.b.shape[0] || t.shape[1] != m.a.shape[1] {
+	if len(t.shape) != 2 || t.shape[1] < 1 || t.shape[0] != m.b.shape[0] || t.shape[1] != m.a.shape[1] {
 		return fmt.Errorf("tensor %.200q has shape %v, the adapter's LoRA is for [%d %d]", name, t.shape, m.b.shape[0], m.a.shape[1])
 	}
 	if !isFloat(t.dtype) {

@@ -420,6 +420,19 @@ func TestRefusals(t *testing.T) {
 		{"half a module", func(t *testing.T, _, adapter string, _ *Options) {
 			file(t, filepath.Join(adapter, "adapter_model.safetensors"), map[string]matrix{namePrefix + query + ".lora_A.weight": {typeFloat32, []int64{1, 6}, make([]float32, 6)}})
 		}, "which do not fit"},
+		{"tensors over each other", func(t *testing.T, base, _ string, _ *Options) {
+			raw(t, filepath.Join(base, weightsFile), `{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}`, 8)
+		}, `tensor "b": begins at byte 4 of the data, and the tensor before it ends at 8`},
+		{"bytes of no tensor", func(t *testing.T, base, _ string, _ *Options) {
+			raw(t, filepath.Join(base, weightsFile), `{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`, 8)
+		}, "the file has 8 bytes of data, its tensors 4"},
+		{"a matrix without columns", func(t *testing.T, base, adapter string, _ *Options) {
+			file(t, filepath.Join(base, weightsFile), map[string]matrix{"x.weight": {typeFloat32, []int64{3, 0}, nil}})
+			file(t, filepath.Join(adapter, "adapter_model.safetensors"), map[string]matrix{
+				namePrefix + "x.lora_A.weight": {typeFloat32, []int64{1, 0}, nil}, namePrefix + "x.lora_B.weight": {typeFloat32, []int64{3, 1}, make([]float32, 3)},
+			})
+			text(t, filepath.Join(adapter, "adapter_config.json"), `{"r": 1, "lora_alpha": 1}`)
+		}, "has shape [3 0]"},
 		{"too large for float16", func(t *testing.T, base, _ string, o *Options) {
 			big := matrix{typeFloat32, []int64{1}, []float32{1e6}}
 			tensors, _, _, _ := models(t, false, typeFloat32)
@@ -516,6 +529,13 @@ func TestNumbers(t *testing.T) {
 			}
 		}
 	}
+}
+
+// raw writes a safetensors file with a header as it is given, before so many bytes of zeros.
+func raw(t *testing.T, path, header string, data int) {
+	t.Helper()
+	content := append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header...)
+	text(t, path, string(append(content, make([]byte, data)...)))
 }
 
 // FuzzHeader: whatever a file holds, its tensors lie inside it, and reading them asks for no more than that.

@@ -69,7 +69,26 @@ func parseHeader(raw []byte, data int64) (map[string]entry, error) {
 		}
 		entries[name] = e
 	}
-	return entries, nil
+	return entries, checkTiling(entries, data)
+}
+
+// checkTiling wants each byte to be of one tensor, as the server's backends do: with tensors over each other a small file could become a model of any size.
+func checkTiling(entries map[string]entry, data int64) error {
+	names := slices.SortedFunc(maps.Keys(entries), func(a, b string) int {
+		one, other := entries[a].Offsets, entries[b].Offsets
+		return slices.Compare(one[:], other[:]) // one without elements comes before what begins there
+	})
+	end := int64(0)
+	for _, name := range names {
+		if from := entries[name].Offsets[0]; from != end {
+			return fmt.Errorf("tensor %.200q: begins at byte %d of the data, and the tensor before it ends at %d", name, from, end)
+		}
+		end = entries[name].Offsets[1]
+	}
+	if end != data {
+		return fmt.Errorf("the file has %d bytes of data, its tensors %d", data, end)
+	}
+	return nil
 }
 
 // readTensors reads the header of a file.

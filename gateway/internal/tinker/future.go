@@ -33,7 +33,16 @@ func (s *Service) retrieveFuture(c call) (any, error) {
 	if f := outcome.Failure; f != nil {
 		return gin.H{"error": tellFailure(c, f.Category, f.Message), "category": f.Category}, nil
 	}
-	return encodeOutcome(outcome, accepts(c, protobufType))
+	return answerOutcome(c, outcome)
+}
+
+// answerOutcome has memory for an answer before it is made: a result may be large, and as many polls ask for it as a client likes.
+func answerOutcome(c call, o *runs.Outcome) (any, error) {
+	asProtobuf := accepts(c, protobufType)
+	if err := c.claim.TakeAnswer(outcomeBytes(o, asProtobuf)); err != nil {
+		return nil, err
+	}
+	return encodeOutcome(o, asProtobuf)
 }
 
 // tryAgain is the answer about a future that is not finished.
@@ -46,6 +55,17 @@ func tryAgain(id string, p runs.Pause) gin.H {
 		body["queue_state"], body["queue_state_reason"] = "paused_capacity", p.Reason
 	}
 	return body
+}
+
+// outcomeBytes is about what encodeOutcome takes.
+func outcomeBytes(o *runs.Outcome, asProtobuf bool) int64 {
+	switch {
+	case o.ForwardBackward != nil:
+		return wire.OutputBytes(o.ForwardBackward, asProtobuf)
+	case o.Sample != nil:
+		return wire.SampleBytes(o.Sample, asProtobuf)
+	}
+	return 0
 }
 
 // encodeOutcome gives the form that the SDK expects for the result of each kind of operation: for passes and samples protobuf, if it takes that, and JSON for the rest.

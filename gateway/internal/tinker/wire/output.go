@@ -50,11 +50,7 @@ func outputs(result *runs.ForwardBackwardResult, from, to int) []output {
 // EncodeForwardBackwardOutput writes the protobuf result. Datums with targets of different second dimension go into different records, since a record is
 // rectangular; order is kept.
 func EncodeForwardBackwardOutput(result *runs.ForwardBackwardResult) ([]byte, error) {
-	size := 64 + 64*len(result.Metrics)
-	for _, logprobs := range result.Logprobs {
-		size += 16 + 8*len(logprobs)
-	}
-	b := appendText(make([]byte, 0, size+128), outputType, "ArrayRecord")
+	b := appendText(make([]byte, 0, OutputBytes(result, true)), outputType, "ArrayRecord")
 	for from := 0; from < len(result.Logprobs); {
 		to := from + 1
 		for to < len(result.Logprobs) && result.K[to] == result.K[from] {

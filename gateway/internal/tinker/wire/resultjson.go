@@ -17,11 +17,7 @@ import (
 
 // EncodeForwardBackwardOutputJSON writes what EncodeForwardBackwardOutput writes, as JSON: a record of tensors for each datum. A metric that is not finite is left out, since null is no metric to a client.
 func EncodeForwardBackwardOutputJSON(result *runs.ForwardBackwardResult) ([]byte, error) {
-	size := 256
-	for _, logprobs := range result.Logprobs {
-		size += 128 + 40*len(logprobs)
-	}
-	b := append(make([]byte, 0, size), `{"loss_fn_output_type":"ArrayRecord","loss_fn_outputs":[`...)
+	b := append(make([]byte, 0, OutputBytes(result, false)), `{"loss_fn_output_type":"ArrayRecord","loss_fn_outputs":[`...)
 	for i := range result.Logprobs {
 		b = append(separate(b, i), '{')
 		for j, field := range outputs(result, i, i+1) {
@@ -53,7 +49,7 @@ func EncodeForwardBackwardOutputJSON(result *runs.ForwardBackwardResult) ([]byte
 
 // EncodeSampleResponseJSON writes what EncodeSampleResponse writes, as JSON. What was not asked for is left out.
 func EncodeSampleResponseJSON(r *runs.SampleResult) []byte {
-	b := append(make([]byte, 0, 1024), `{"type":"sample","sequences":[`...)
+	b := append(make([]byte, 0, SampleBytes(r, false)), `{"type":"sample","sequences":[`...)
 	for i, s := range r.Sequences {
 		reason := "stop"
 		if s.StoppedByLength {
