@@ -453,11 +453,15 @@ func TestWrongModels(t *testing.T) {
 		body["lora_config"] = object{"rank": 8}
 		ann.post(t, "/api/v1/create_model", body).refused(t, "model_seq_id")
 	})
-	t.Run("late load", func(t *testing.T) {
+	t.Run("late load of another rank", func(t *testing.T) {
+		other := &trainee{client: ann, session: session}
+		body := good(300)
+		body["lora_config"] = object{"rank": 8}
+		other.id = ann.finish(t, ann.post(t, "/api/v1/create_model", body)).result["model_id"].(string)
+		other.finish(t, other.post(t, "/api/v1/save_weights", object{"model_id": other.id, "path": "late", "seq_id": other.next(), "overwrite": false}))
 		run := ann.create(t)
 		run.good(t, 1)
-		run.finish(t, run.post(t, "/api/v1/save_weights", object{"model_id": run.id, "path": "late", "seq_id": run.next(), "overwrite": false}))
-		run.post(t, "/api/v1/load_weights", object{"model_id": run.id, "path": "tinker://" + run.id + "/weights/late", "seq_id": run.next(), "optimizer": true}).refused(t, "seq_id", fmt.Sprint(run.seq))
+		run.post(t, "/api/v1/load_weights", object{"model_id": run.id, "path": "tinker://" + other.id + "/weights/late", "seq_id": run.next(), "optimizer": true}).refused(t, "rank", "8")
 		run.good(t, 2)
 	})
 }
