@@ -34,7 +34,7 @@ func TestWrongSamples(t *testing.T) {
 	}{
 		{"no session", func(b, _ object) { delete(b, "sampling_session_id") }, []string{"sampling_session_id"}},
 		{"unknown session", func(b, _ object) { b["sampling_session_id"] = "nobody:sample:0" }, []string{"nobody:sample:0"}},
-		{"no number", func(b, _ object) { delete(b, "seq_id") }, []string{"seq_id"}},
+		{"a number that is text", func(b, _ object) { b["seq_id"] = "next" }, []string{"seq_id"}},
 		{"negative number", func(b, _ object) { b["seq_id"] = -1 }, []string{"seq_id", "-1"}},
 		{"no prompt", func(b, _ object) { delete(b, "prompt") }, []string{"prompt"}},
 		{"no tokens", func(b, _ object) { b["prompt"] = tokens() }, []string{"prompt"}},
