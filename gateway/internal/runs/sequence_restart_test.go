@@ -144,3 +144,27 @@ func TestSequencerRestore(t *testing.T) {
 		})
 	}
 }
+
+// An earlier process skipped a number, and ended before it skipped a lower one too.
+func TestSkipsBelowThoseOfAnEarlierProcess(t *testing.T) {
+	now := time.Unix(1000, 0)
+	s := newSequencer(time.Second)
+	s.restore(history{known: []int64{1, 3, 5, 6}, skipped: []span64{{4, 5}}, decided: 1}, now)
+	if ready := s.overdue(now.Add(time.Second)); !slices.Equal(ready, []int64{3, 5, 6}) {
+		t.Errorf("%v are ready", ready)
+	}
+	if fresh := s.newlySkipped(); !slices.Equal(fresh, []span64{{2, 3}}) {
+		t.Errorf("%v were skipped", fresh)
+	}
+	for n := range int64(8) {
+		if got, want := s.wasSkipped(n), n == 2 || n == 4; got != want {
+			t.Errorf("number %d: skipped %t", n, got)
+		}
+	}
+	// The lower one may come in time, too: then nothing is waited for that was skipped.
+	s = newSequencer(time.Second)
+	s.restore(history{known: []int64{1, 3, 5, 6}, skipped: []span64{{4, 5}}, decided: 1}, now)
+	if ready, ok := s.arrive(2, now); !ok || !slices.Equal(ready, []int64{2, 3, 5, 6}) {
+		t.Errorf("%v are ready", ready)
+	}
+}

@@ -73,6 +73,7 @@ func (s *sequencer) release() (ready []int64) {
 		case s.refused[s.next]:
 			delete(s.refused, s.next)
 			s.markSkipped(span64{s.next, s.next + 1})
+		case s.wasSkipped(s.next): // by an earlier process, while a lower number was still waited for
 		default:
 			return ready
 		}
@@ -82,11 +83,14 @@ func (s *sequencer) release() (ready []int64) {
 
 func (s *sequencer) markSkipped(gap span64) {
 	s.fresh = append(s.fresh, gap)
-	if n := len(s.skipped); n > 0 && s.skipped[n-1].To == gap.From {
+	switch n := len(s.skipped); {
+	case n > 0 && s.skipped[n-1].To == gap.From:
 		s.skipped[n-1].To = gap.To
-		return
+	case n > 0 && s.skipped[n-1].To > gap.From: // an earlier process skipped higher numbers
+		s.skipped = mergeSpans(append(s.skipped, gap))
+	default:
+		s.skipped = append(s.skipped, gap)
 	}
-	s.skipped = append(s.skipped, gap)
 }
 
 // deadline is when overdue should be called next; zero if nothing is waited for.
