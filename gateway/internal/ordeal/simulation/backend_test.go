@@ -3,6 +3,7 @@ package simulation
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -82,6 +83,8 @@ func (of *server) Backend(ctx context.Context, model string) (runs.Backend, erro
 		}
 		select {
 		case <-changed:
+		case <-of.over:
+			return runs.Backend{}, errors.New("the gateway is gone")
 		case <-ctx.Done():
 			return runs.Backend{}, ctx.Err()
 		}

@@ -62,6 +62,7 @@ type server struct {
 	dead      bool       // guarded by the scheduler's mu
 	processes map[string]*process
 	changed   chan struct{} // closed and replaced when a process is there
+	over      chan struct{} // closed when it is gone, and with it the connections of requests that nobody waits for
 
 	background sync.WaitGroup // of what faults do
 }
@@ -113,7 +114,7 @@ const (
 func (w *world) start(dir string) {
 	w.servers++
 	of := &server{
-		w: w, number: w.servers, dir: dir, booted: make(chan error, 1), processes: map[string]*process{}, changed: make(chan struct{}),
+		w: w, number: w.servers, dir: dir, booted: make(chan error, 1), processes: map[string]*process{}, changed: make(chan struct{}), over: make(chan struct{}),
 	}
 	of.disk = newDisk(w, of, dir)
 	w.server = of
@@ -214,6 +215,7 @@ func (w *world) abandon(of *server) {
 		<-of.booted
 		of.close()
 	}
+	close(of.over)
 	of.background.Wait()
 	mustBe(os.RemoveAll(of.dir))
 }
