@@ -46,21 +46,22 @@ func chatCommand() *cobra.Command {
 		if *system != "" {
 			t.request.Messages = []openai.ChatCompletionMessage{{Role: openai.ChatMessageRoleSystem, Content: *system}}
 		}
+		terminal := false // what is printed goes there, and must not control it
 		if out, ok := t.out.(*os.File); ok && term.IsTerminal(int(out.Fd())) {
-			t.filter = printable
+			t.out, terminal = shown{out}, true
 		}
 		ctx := c.Context()
 		switch in, ok := c.InOrStdin().(*os.File); {
 		case len(args) == 1:
 			return t.turn(ctx, args[0])
-		case ok && t.filter != nil && term.IsTerminal(int(in.Fd())):
+		case ok && terminal && term.IsTerminal(int(in.Fd())):
 			// From here on an interrupt ends an answer, not the program.
 			signal.Reset(os.Interrupt, syscall.SIGTERM)
 			var stop context.CancelFunc
 			ctx, stop = signal.NotifyContext(context.WithoutCancel(ctx), syscall.SIGTERM, syscall.SIGHUP)
 			defer stop()
 			t.in, t.person = newTyped(in, os.Stdout), true
-			fmt.Fprintf(shown{t.out}, "talking to %s; an empty line or ctrl-D ends\n", t.request.Model)
+			fmt.Fprintf(t.out, "talking to %s; an empty line or ctrl-D ends\n", t.request.Model)
 		default:
 			t.in = newPiped(c.InOrStdin())
 		}
@@ -98,8 +99,7 @@ type conversation struct {
 	in      prompter
 	out     io.Writer
 	errors  io.Writer
-	filter  func(string) string // of what is printed; nil = none
-	person  bool                // who is typing, and may interrupt an answer, or say something else after an error
+	person  bool // who is typing, and may interrupt an answer, or say something else after an error
 }
 
 func (t *conversation) run(ctx context.Context) error {
@@ -162,11 +162,7 @@ func (t *conversation) answer(ctx context.Context) (string, error) {
 		}
 		for _, choice := range part.Choices {
 			whole.WriteString(choice.Delta.Content)
-			shown := choice.Delta.Content
-			if t.filter != nil {
-				shown = t.filter(shown)
-			}
-			fmt.Fprint(t.out, shown)
+			fmt.Fprint(t.out, choice.Delta.Content)
 		}
 	}
 }

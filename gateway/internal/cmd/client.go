@@ -81,8 +81,8 @@ func (conn *connection) open(ctx context.Context, path, part string) (*http.Resp
 // maxAnswer bounds an answer that is read as a whole.
 const maxAnswer = 64 << 20
 
-// send gives a good answer; another is an error with what the server says.
-func (conn *connection) send(ctx context.Context, method, path string, body io.Reader, part string) (*http.Response, error) {
+// ask sends a request and gives whatever the answer is.
+func (conn *connection) ask(ctx context.Context, method, path string, body io.Reader, part string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, conn.url+path, body)
 	if err != nil {
 		return nil, err
@@ -96,6 +96,15 @@ func (conn *connection) send(ctx context.Context, method, path string, body io.R
 	res, err := client.Do(req)
 	if err != nil {
 		return nil, fmt.Errorf("is the server running? %w", err)
+	}
+	return res, nil
+}
+
+// send gives a good answer; another is an error with what the server says.
+func (conn *connection) send(ctx context.Context, method, path string, body io.Reader, part string) (*http.Response, error) {
+	res, err := conn.ask(ctx, method, path, body, part)
+	if err != nil {
+		return nil, err
 	}
 	if res.StatusCode == http.StatusOK || part != "" && res.StatusCode == http.StatusPartialContent {
 		return res, nil
@@ -133,14 +142,7 @@ func (e *badAnswer) Error() string { return e.text }
 
 // tellTroubles writes a line for every model that does not answer as it should, and one for the store: who lists what there is wants to know. A server that does not say is none of its business.
 func tellTroubles(ctx context.Context, conn *connection, w io.Writer) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, conn.url+"/healthz", nil)
-	if err != nil {
-		return
-	}
-	if conn.key != "" {
-		req.Header.Set("X-API-Key", conn.key)
-	}
-	res, err := client.Do(req)
+	res, err := conn.ask(ctx, http.MethodGet, "/healthz", nil, "")
 	if err != nil {
 		return
 	}

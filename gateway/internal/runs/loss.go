@@ -14,7 +14,6 @@ type lossKeys struct {
 	inputs  []string // required, besides target_tokens; every loss takes weights as well, which are ones where they are left out
 	config  map[string][2]float64
 	sampled bool // needs provenance
-	clips   bool // by the smaller one of two products: which one that is would turn round with a negative weight
 }
 
 var (
@@ -22,10 +21,10 @@ var (
 	losses     = map[string]lossKeys{
 		"cross_entropy":       {},
 		"importance_sampling": {inputs: []string{"logprobs", "advantages"}},
-		"ppo":                 {inputs: []string{"logprobs", "advantages"}, config: clipBounds, clips: true},
+		"ppo":                 {inputs: []string{"logprobs", "advantages"}, config: clipBounds},
 		"cispo":               {inputs: []string{"logprobs", "advantages"}, config: clipBounds},
 		"dro":                 {inputs: []string{"logprobs", "advantages"}, config: map[string][2]float64{"beta": {0, math.MaxFloat32}}},
-		"gspo":                {inputs: []string{"logprobs", "advantages", "sequence_ratio_mask"}, config: clipBounds, clips: true},
+		"gspo":                {inputs: []string{"logprobs", "advantages", "sequence_ratio_mask"}, config: clipBounds},
 		"stable_reinforce":    {inputs: []string{"logprobs", "advantages"}, config: map[string][2]float64{"ratio_cap": {0, math.MaxFloat32}}, sampled: true},
 	}
 )
@@ -193,11 +192,11 @@ func checkDatum(i int, d Datum, loss string, keys lossKeys, vocab, limit int) (p
 	}
 	if loss == "cross_entropy" {
 		if _, given := d.Inputs["weights"]; !given {
-			out.Weights = ones(len(out.Targets))
+			out.Weights = slices.Repeat([]float32{1}, len(out.Targets))
 		}
 	} else if allOnes(out.Weights) {
 		out.Weights = nil // it is the same, and less to keep and to send
-	} else if at := slices.IndexFunc(out.Weights, func(w float32) bool { return w < 0 }); keys.clips && at >= 0 {
+	} else if at := slices.IndexFunc(out.Weights, func(w float32) bool { return w < 0 }); at >= 0 && clips(loss) {
 		return bad("weights", "element %d is %v, must be at least 0 with %s: what is clipped is not defined for a negative weight", at, out.Weights[at], loss)
 	}
 	for _, name := range keys.inputs {
@@ -237,12 +236,10 @@ func shapeOf(t Tensor) ([]int, error) {
 	return t.Shape, nil
 }
 
-func ones(n int) []float32 {
-	values := make([]float32, n)
-	for i := range values {
-		values[i] = 1
-	}
-	return values
+// clips tells whether a loss takes the smaller one of two products: which one that is would turn round with a negative weight.
+func clips(loss string) bool {
+	spec, _ := plugins.LookupLoss(loss)
+	return spec.Clips
 }
 
 func allOnes(values []float32) bool {

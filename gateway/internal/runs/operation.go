@@ -133,17 +133,16 @@ func (c *Core) prior(ctx context.Context, o Operation, hash string) (r *run, rep
 		}
 		return nil, false, err
 	}
-	full := r.queue.unfinished >= c.cfg.MaxQueuedOps
+	var full error
+	if r.queue.unfinished >= c.cfg.MaxQueuedOps {
+		full = refusef(KindBusy, "model %s: %d operations wait already", o.RunID, c.cfg.MaxQueuedOps)
+	}
 	if o.Unnumbered {
 		c.mu.Unlock()
-		if full {
-			return nil, false, refusef(KindBusy, "model %s: %d operations wait already", o.RunID, c.cfg.MaxQueuedOps)
-		}
-		return r, false, nil
+		return r, false, full
 	}
-	waiting := c.futures[o.id()] != nil
-	decided := r.queue.sequence.seen(o.Seq) && !r.queue.sequence.wasSkipped(o.Seq)
-	skipped := r.queue.sequence.wasSkipped(o.Seq)
+	waiting, skipped := c.futures[o.id()] != nil, r.queue.sequence.wasSkipped(o.Seq)
+	decided := r.queue.sequence.seen(o.Seq) && !skipped
 	c.mu.Unlock()
 	if waiting || decided {
 		return nil, true, c.repeated(ctx, o.id(), hash)
@@ -154,10 +153,7 @@ func (c *Core) prior(ctx context.Context, o Operation, hash string) (r *run, rep
 			return nil, true, err
 		}
 	}
-	if full {
-		return nil, false, refusef(KindBusy, "model %s: %d operations wait already", o.RunID, c.cfg.MaxQueuedOps)
-	}
-	return r, false, nil
+	return r, false, full
 }
 
 // submit journals an operation and puts it into its place.

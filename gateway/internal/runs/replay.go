@@ -316,3 +316,10 @@ func (c *Core) replayed(ctx context.Context, op *operation, b Backend, err error
 	c.cameBack(op)
 	c.pump(r)
 }
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}

@@ -42,7 +42,7 @@ func (c *Core) attachSnapshot(smp *sampler) {
 	}
 	smp.snap = s
 	if s.dir != "" && s.bytes == 0 && smp.session != nil && smp.session.active() && !expired(smp.ExpiresAt, c.cfg.now()) {
-		c.counted(smp.Owner, s, bytesBelow(c.file(s.dir)))
+		c.counted(smp.Owner, s, sizeOf(c.file(s.dir)))
 	}
 }
 

@@ -235,11 +235,16 @@ func (s *sampler) twin() *sampler {
 		return nil
 	}
 	for _, other := range s.session.samplers {
-		if other != s && other.snap != nil && other.RunID == s.RunID && other.Version == s.Version {
+		if other.snap != nil && s.sharesVersion(other) {
 			return other
 		}
 	}
 	return nil
+}
+
+// sharesVersion tells whether another sampler is of the same version of the same run, both unnamed: they have one snapshot, and one folder.
+func (s *sampler) sharesVersion(other *sampler) bool {
+	return other != s && s.Unnamed && other.Unnamed && other.RunID == s.RunID && other.Version == s.Version
 }
 
 // endSampler fails what is unfinished of a sampling session and frees its weights unless another one uses them. mu is held.
@@ -253,14 +258,15 @@ func (c *Core) endSampler(s *sampler, why *Failure) {
 	}
 	s.completions = nil
 	for _, twin := range s.session.samplers {
-		if !twin.ended && s.Unnamed && twin.Unnamed && twin.RunID == s.RunID && twin.Version == s.Version {
+		if !twin.ended && s.sharesVersion(twin) {
 			return
 		}
 	}
-	if s.snap != nil {
-		c.uncount(s.Owner, s.snap)
+	snap := s.snap
+	if snap != nil {
+		c.uncount(s.Owner, snap)
 	}
-	if snap := s.snap; snap != nil && snap.run != nil {
+	if snap != nil && snap.run != nil {
 		delete(snap.run.pins, snap.version)
 		if b, ok := s.model.current(); ok && snap.hot && b.BootID == snap.run.boot {
 			c.unpin(b, snap.run.ID, snap.pin)

@@ -143,13 +143,6 @@ func (c *Core) patience(s *session) time.Duration {
 	return forSamples * min(c.cfg.SessionExpiry, math.MaxInt64/forSamples)
 }
 
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
-}
-
 func earlier(a, b time.Time) time.Time {
 	if a.Before(b) {
 		return a

@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io/fs"
-	"path/filepath"
 	"slices"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
@@ -144,17 +142,4 @@ func (c *Core) uncount(owner string, s *snapshot) {
 		delete(c.unnamed, owner)
 	}
 	s.bytes = 0
-}
-
-// bytesBelow is the size of a folder's files, as far as they can be read.
-func bytesBelow(dir string) (bytes int64) {
-	_ = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
-		if err == nil && e.Type().IsRegular() {
-			if info, err := e.Info(); err == nil {
-				bytes += info.Size()
-			}
-		}
-		return nil
-	})
-	return bytes
 }

@@ -24,7 +24,7 @@ func (w *world) unnamedSteps(run string, from, steps int64) (ids, said []string)
 }
 
 // onDisk is how many bytes the files of unnamed samplers have.
-func (w *world) onDisk() int64 { return bytesBelow(filepath.Join(w.dir, "snapshots")) }
+func (w *world) onDisk() int64 { return sizeOf(filepath.Join(w.dir, "snapshots")) }
 
 // gone demands that a sample is refused because the weights made room, with some words.
 func (w *world) gone(id string, seq int64, words ...string) {

@@ -345,7 +345,7 @@ func (c *Core) writeSnapshot(ctx context.Context, b Backend, s *snapshot) error 
 		c.mu.Unlock()
 	}
 	if bytes == 0 { // an attempt before has written the files
-		bytes = bytesBelow(c.file(dir))
+		bytes = sizeOf(c.file(dir))
 	}
 	// The folder counts once its samplers' records are durable: from then on the journal that the version could be computed from may go. A sampler that came while they were written has a record of its own.
 	written, wanted := false, false
