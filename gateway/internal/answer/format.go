@@ -1,0 +1,91 @@
+package answer
+
+import (
+	"crypto/rand"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Format names how a model writes tool calls.
+type Format string
+
+// None is no tool calls.
+const None Format = "none"
+
+// Hermes is <tool_call>{"name": N, "arguments": {…}}</tool_call>.
+const Hermes Format = "hermes"
+
+// definition is what a format is made of.
+type definition struct {
+	format Format
+	// signs say whether a chat template shows the format.
+	signs func(template string) bool
+	// openers are the texts with which calls begin.
+	openers []opener
+	// open reads what follows openers[i].
+	open func(i int, c *calls) machine
+	// newID makes an id; nil is NewID.
+	newID func() string
+}
+
+// definitions in the order in which their signs are looked for: the first match wins.
+var definitions = []definition{hermes}
+
+// Formats lists what ParseFormat takes.
+func Formats() []string {
+	names := []string{string(None)}
+	for _, d := range definitions {
+		names = append(names, string(d.format))
+	}
+	slices.Sort(names)
+	return names
+}
+
+// ParseFormat takes the name of a format, or "none".
+func ParseFormat(name string) (Format, error) {
+	if name == string(None) || slices.ContainsFunc(definitions, func(d definition) bool { return string(d.format) == name }) {
+		return Format(name), nil
+	}
+	return "", fmt.Errorf("tool format %q is unknown: %s are known", name, strings.Join(Formats(), ", "))
+}
+
+// FormatOf finds the format that a chat template tells the model to write, or "" if it shows none that is known.
+func FormatOf(template string) Format {
+	for _, d := range definitions {
+		if d.signs(template) {
+			return d.format
+		}
+	}
+	return ""
+}
+
+// definitionOf is nil where no calls are read.
+func definitionOf(f Format) *definition {
+	for i := range definitions {
+		if definitions[i].format == f {
+			return &definitions[i]
+		}
+	}
+	return nil
+}
+
+const idAlphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+
+// NewID makes an id of a call as OpenAI's look: call_ and 24 letters and digits.
+func NewID() string { return "call_" + randomText(24) }
+
+// randomText is n letters and digits that nobody can guess.
+func randomText(n int) string {
+	text := make([]byte, 0, n)
+	var bytes [64]byte
+	for len(text) < n {
+		rand.Read(bytes[:])
+		for _, b := range bytes {
+			if b < 4*byte(len(idAlphabet)) && len(text) < n { // the rest of the bytes would make some letters likelier
+				text = append(text, idAlphabet[int(b)%len(idAlphabet)])
+			}
+		}
+	}
+	return string(text)
+}
