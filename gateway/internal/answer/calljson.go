@@ -3,7 +3,6 @@ package answer
 import (
 	"bytes"
 	"encoding/json"
-	"slices"
 	"strings"
 )
 
@@ -25,7 +24,7 @@ const (
 // arguments as they come. It is fed from the byte behind the opening brace.
 type callObject struct {
 	calls *calls
-	stops []string // tags that end the arguments where they stand outside of strings
+	stops matcher // tags that end the arguments where they stand outside of strings
 
 	state     objectState
 	key       []byte
@@ -40,7 +39,6 @@ type callObject struct {
 	begun     bool
 	given     bool // arguments are given out
 	streaming bool
-	partial   []byte // of a stop, inside of the arguments
 	stopped   string // the stop that was found
 }
 
@@ -176,13 +174,27 @@ func (o *callObject) begin() {
 	o.calls.begin(o.name, o.id)
 }
 
-// argument takes a byte of the arguments.
+// argument takes a byte of the arguments, and looks for the tags that end them outside of strings.
 func (o *callObject) argument(b byte) objectResult {
-	if o.value.kind != 0 && o.value.outside() && len(o.stops) > 0 {
-		if result, taken := o.atTag(b); taken {
+	if !o.value.outside() || len(o.stops.held) == 0 && b != '<' {
+		return o.argumentByte(b)
+	}
+	free, found := o.stops.feed(b)
+	if found != "" {
+		o.stopped = found
+		o.endArguments()
+		return atStop
+	}
+	for _, c := range free {
+		if result := o.argumentByte(c); result != goesOn {
 			return result
 		}
 	}
+	return goesOn
+}
+
+// argumentByte takes a byte that begins no tag.
+func (o *callObject) argumentByte(b byte) objectResult {
 	switch o.value.feed(b) {
 	case within:
 		o.keep(b)
@@ -196,29 +208,6 @@ func (o *callObject) argument(b byte) objectResult {
 	return goesOn
 }
 
-// atTag looks for the tags that end arguments. taken says that the byte is dealt with.
-func (o *callObject) atTag(b byte) (result objectResult, taken bool) {
-	if len(o.partial) == 0 && b != '<' {
-		return goesOn, false
-	}
-	o.partial = append(o.partial, b)
-	if i := slices.Index(o.stops, string(o.partial)); i >= 0 {
-		o.stopped = o.stops[i]
-		o.partial = nil
-		o.endArguments()
-		return atStop, true
-	}
-	if slices.ContainsFunc(o.stops, func(s string) bool { return strings.HasPrefix(s, string(o.partial)) }) {
-		return goesOn, true
-	}
-	rest := o.partial[:len(o.partial)-1]
-	o.partial = nil
-	for _, c := range rest {
-		o.keep(c)
-	}
-	return goesOn, false
-}
-
 // keep keeps a byte of the arguments: it is given out, or held where the arguments are a string, may be null, or have no call yet.
 func (o *callObject) keep(b byte) {
 	if o.streaming {
@@ -230,7 +219,7 @@ func (o *callObject) keep(b byte) {
 		return
 	}
 	o.give(string(o.literal))
-	o.streaming = true
+	o.literal, o.streaming = nil, true
 }
 
 // give gives out arguments.
@@ -276,7 +265,7 @@ func (o *callObject) close() objectResult {
 // finish is the end of the text in the middle of the object.
 func (o *callObject) finish() {
 	if o.begun && o.state == inArguments {
-		o.calls.arguments(string(o.literal) + string(o.partial))
+		o.calls.arguments(string(o.literal) + string(o.stops.held))
 	}
 }
 

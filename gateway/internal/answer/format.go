@@ -30,7 +30,7 @@ type definition struct {
 }
 
 // definitions in the order in which their signs are looked for: the first match wins.
-var definitions = []definition{hermes}
+var definitions = []definition{qwen3XML, hermes, llama3JSON}
 
 // Formats lists what ParseFormat takes.
 func Formats() []string {

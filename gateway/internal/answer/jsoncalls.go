@@ -70,7 +70,7 @@ func (j *jsonCalls) begin() progress {
 	j.object = &callObject{calls: j.calls}
 	for _, s := range []string{j.closing, j.opening} {
 		if s != "" {
-			j.object.stops = append(j.object.stops, s)
+			j.object.stops.texts = append(j.object.stops.texts, s)
 		}
 	}
 	return j.skipped()
@@ -99,9 +99,13 @@ func (j *jsonCalls) inObject(b byte) (progress, int) {
 	}
 	switch result {
 	case closed:
-		j.state = afterCalls
-		if j.inList {
+		switch {
+		case j.inList:
 			j.state = afterElement
+		case j.closing == "" && j.calls.full():
+			return takeDone, 0
+		default:
+			j.state = afterCalls
 		}
 	case broken:
 		return j.wrong(b)
@@ -115,7 +119,7 @@ func (j *jsonCalls) inObject(b byte) (progress, int) {
 		j.state, j.inList = beforeCalls, false
 		return hold, 0
 	}
-	if j.object.begun && len(j.object.partial) == 0 {
+	if j.object.begun && len(j.object.stops.held) == 0 {
 		return take, 0
 	}
 	return j.skipped(), 0

@@ -107,8 +107,8 @@ func (s *scanner) close(b byte) scanned {
 	return within
 }
 
-// outside says whether the scanner is between the parts of an object or a list, where a tag can stand.
-func (s *scanner) outside() bool { return !s.quoted }
+// outside says whether the next byte is inside an object or a list and not in a string of it, where a tag can stand.
+func (s *scanner) outside() bool { return s.depth > 0 && !s.quoted }
 
 func isSpace(b byte) bool {
 	return b == ' ' || b == '\n' || b == '\t' || b == '\r' || b == '\v' || b == '\f'

@@ -49,6 +49,19 @@ type calls struct{ reader *Reader }
 // tools are those of the request.
 func (c *calls) tools() []Tool { return c.reader.options.Tools }
 
+// schema is that of a tool's arguments; nil if there is none.
+func (c *calls) schema(name string) *toolSchema {
+	s, ok := c.reader.schemas[name]
+	if !ok {
+		s = schemaOf(c.tools(), name)
+		if c.reader.schemas == nil {
+			c.reader.schemas = map[string]*toolSchema{}
+		}
+		c.reader.schemas[name] = s
+	}
+	return s
+}
+
 // begin says that a call is certain. id "" is a new one.
 func (c *calls) begin(name, id string) { c.reader.beginCall(name, id) }
 
@@ -57,6 +70,9 @@ func (c *calls) arguments(text string) { c.reader.callArguments(text) }
 
 // argumentByte gives out one byte of them.
 func (c *calls) argumentByte(b byte) { c.reader.callArgumentByte(b) }
+
+// full says whether there are as many calls as are wanted.
+func (c *calls) full() bool { return c.reader.full() }
 
 // end says that the call's arguments are whole.
 func (c *calls) end() { c.reader.endCall() }

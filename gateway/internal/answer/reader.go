@@ -34,15 +34,17 @@ type Reader struct {
 
 	machine   machine // reads a call, or is nil
 	candidate []unit  // what the machine holds
-	calls     int     // begun
+	calls     int     // that have begun
 	open      bool    // the last call is not ended
 	done      bool
+	schemas   map[string]*toolSchema // of the tools that were called
 
 	pieces          int // pushed
 	partialAt       int // the piece in which partial begins
 	candidateAt     int // the piece in which the candidate begins
 	reasoningPieces int
 	everReasoned    bool
+	unclosed        bool // a call ended the reasoning: the closing tag may come yet
 }
 
 // cutting says which white space is dropped next.
@@ -84,7 +86,10 @@ func NewReader(o Options) *Reader {
 	if o.State == Opened {
 		r.cut = cutNewline
 	}
-	r.out.add(Content, 0, o.Lead)
+	if o.Lead != "" {
+		r.blank = false
+		r.out.add(Content, 0, o.Lead)
+	}
 	return r
 }
 
@@ -95,7 +100,7 @@ func (r *Reader) enter(m mode) {
 	if m == atBeginning {
 		r.patterns = append(r.patterns, pattern{text: r.options.Tags.Open, what: patternOpen})
 	}
-	if m == inReasoning || m == atBeginning && r.inside() {
+	if m == inReasoning || m == atBeginning && r.inside() || m == inContent && r.unclosed {
 		r.patterns = append(r.patterns, pattern{text: r.options.Tags.Close, what: patternClose})
 	}
 	if r.definition != nil {
@@ -269,7 +274,7 @@ func (r *Reader) counts(p place) bool {
 	case atLineStart:
 		return r.last == '\n' && !r.thinking()
 	case atStart:
-		return r.blank && !r.thinking()
+		return r.blank && r.calls == 0 && !r.thinking()
 	}
 	return true
 }
@@ -283,9 +288,11 @@ func (r *Reader) found(p *pattern) {
 		r.space, r.cut, r.everReasoned = nil, cutNewline, true
 		r.enter(inReasoning)
 	case patternClose:
+		if !r.unclosed {
+			r.reasoningPieces = r.pieces
+		}
 		r.space, r.cut = nil, cutSpace
-		r.last, r.everReasoned = '\n', true
-		r.reasoningPieces = r.pieces
+		r.last, r.everReasoned, r.unclosed = '\n', true, false
 		r.enter(inContent)
 	default:
 		r.candidate, r.candidateAt = tag, r.partialAt
@@ -360,12 +367,15 @@ func (r *Reader) beginCall(name, id string) {
 	}
 	if r.mode != inContent {
 		if r.thinking() {
-			r.reasoningPieces = r.candidateAt - 1
+			r.reasoningPieces, r.unclosed = r.candidateAt-1, true
 		}
 		r.enter(inContent)
 	}
 	r.space, r.candidate = r.space[:0], r.candidate[:0]
-	r.cut, r.last, r.blank = cutNothing, '\n', false
+	r.cut, r.last = cutNothing, '\n'
+	if r.blank {
+		r.cut = cutSpace // content begins with something to read
+	}
 	if id == "" {
 		id = r.newID()
 	}
