@@ -83,7 +83,7 @@ func NewReader(o Options) *Reader {
 	default:
 		r.enter(atBeginning)
 	}
-	if o.State == Opened {
+	if o.State == Opened && r.inside() {
 		r.cut = cutNewline
 	}
 	if o.Lead != "" {
@@ -371,7 +371,8 @@ func (r *Reader) beginCall(name, id string) {
 		}
 		r.enter(inContent)
 	}
-	r.space, r.candidate = r.space[:0], r.candidate[:0]
+	r.space = r.space[:0]
+	r.candidate = r.candidate[max(0, len(r.candidate)-1):] // what becomes of the byte that was fed is not said yet
 	r.cut, r.last = cutNothing, '\n'
 	if r.blank {
 		r.cut = cutSpace // content begins with something to read

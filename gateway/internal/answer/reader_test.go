@@ -115,6 +115,7 @@ func TestReader(t *testing.T) {
 			{"no arguments", `<tool_call>{"name":"f"}</tool_call>`, `f({})`},
 			{"arguments null", `<tool_call>{"name":"f","arguments":null}</tool_call>`, `f({})`},
 			{"arguments empty", `<tool_call>{"name":"f","arguments":""}</tool_call>`, `f({})`},
+			{"arguments that are none", "<tool_call>{\"name\":\"f\",\"arguments\": ]\"a\"}}\n</tool_call>", "content ]\"a\"}}\n</tool_call> | f({})"},
 			{"arguments left out", `<tool_call>{"name":"f","arguments":}</tool_call>`, `f({})`},
 			{"arguments a string with an object", `<tool_call>{"name":"f","arguments":"{\"a\": \"\\u00e9\"}"}</tool_call>`, `f({"a": "\u00e9"})`},
 			{"arguments another string", `<tool_call>{"name":"f","arguments":"a \"b\""}</tool_call>`, `f("a \"b\"")`},
