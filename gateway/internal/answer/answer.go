@@ -2,10 +2,7 @@
 // tokens, no catalog. What is given out for the pieces of a text, put together, does not depend on how the text was cut; a whole answer is what Collect makes of a stream.
 package answer
 
-import (
-	"encoding/json"
-	"strings"
-)
+import "encoding/json"
 
 // Kind says what an event is.
 type Kind uint8
@@ -76,34 +73,7 @@ type Answer struct {
 
 // Collect puts the events of a whole stream together.
 func Collect(events []Event) Answer {
-	var content, reasoning strings.Builder
-	var arguments []*strings.Builder
-	var a Answer
-	for _, e := range events {
-		switch e.Kind {
-		case Reasoning:
-			reasoning.WriteString(e.Text)
-		case Content:
-			content.WriteString(e.Text)
-		case CallBegin:
-			a.Calls = append(a.Calls, Call{ID: e.ID, Name: e.Name})
-			arguments = append(arguments, new(strings.Builder))
-		case CallArguments:
-			arguments[e.Index].WriteString(e.Text)
-		case CallEnd:
-			a.Calls[e.Index].Ended = true
-		}
-	}
-	for i := range a.Calls {
-		a.Calls[i].Arguments = arguments[i].String()
-	}
-	if content.Len() > 0 {
-		s := content.String()
-		a.Content = &s
-	}
-	if reasoning.Len() > 0 {
-		s := reasoning.String()
-		a.Reasoning = &s
-	}
-	return a
+	var c Collector
+	c.Add(events)
+	return c.Answer()
 }

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/answer"
 	"github.com/tinsmith/tinsmith/gateway/internal/chat"
 	"github.com/tinsmith/tinsmith/gateway/internal/config"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
@@ -32,9 +33,15 @@ type Model struct {
 	Tokenizer *tokenizer.Tokenizer // nil for a directory without one: then only token ids are served
 	Template  *chat.Template       // nil without a chat template
 	EndTokens []int32              // sorted
-	Sampling  SamplingDefaults
-	Created   time.Time // when its directory was written last
-	Err       error     // why its directory cannot be used, nil if it can; then the rest is empty, and the model is not served
+
+	Sampling SamplingDefaults
+	Created  time.Time // when its directory was written last
+
+	TakesTools bool          // the template can tell the model of tools
+	ToolFormat answer.Format // how the model writes tool calls, "" or answer.None where that is not known
+	Reasoning  answer.Tags   // what encloses the model's thoughts
+
+	Err error // why its directory cannot be used, nil if it can; then the rest is empty, and the model is not served
 }
 
 // SamplingDefaults are generation_config.json's, for OpenAI requests that do not say; nil = not said.
@@ -91,6 +98,12 @@ func Load(cfg config.Model, dir string) (*Model, error) {
 			if m.Template, err = chat.NewTemplate(source, m.specials()); err != nil {
 				return nil, fmt.Errorf("model %s: chat template: %w", cfg.Name, err)
 			}
+			m.TakesTools, m.ToolFormat, m.Reasoning = strings.Contains(source, "tools"), answer.FormatOf(source), answer.TagsOf(source)
+		}
+	}
+	if cfg.ToolFormat != "" {
+		if m.ToolFormat, err = answer.ParseFormat(cfg.ToolFormat); err != nil {
+			return nil, fmt.Errorf("model %s: tool_format: %w", cfg.Name, err)
 		}
 	}
 	if err := m.readEnds(); err != nil {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
 	"github.com/tinsmith/tinsmith/gateway/internal/config"
+	"github.com/tinsmith/tinsmith/gateway/internal/inference"
 	"github.com/tinsmith/tinsmith/gateway/internal/keys"
 	"github.com/tinsmith/tinsmith/gateway/internal/openai"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
@@ -82,9 +83,9 @@ func newWorldWithKeys(t *testing.T, file string) *world {
 	auth := &keys.Authenticator{Ring: ring, Tokens: keys.Tokens{Secret: bytes.Repeat([]byte{1}, 32), Lifetime: time.Hour}, Redactor: secrets}
 	tinkerAPI, err := tinker.New(w.core, auth, tinker.Options{MaxPerClient: 100, Directories: map[string]string{served: dir}, ClientFiles: filepath.Join(w.data, "huggingface")})
 	w.ok(err)
-	openaiAPI, err := openai.New(w.core, auth, []*catalog.Model{model})
+	answers, err := inference.New(w.core, auth, []*catalog.Model{model})
 	w.ok(err)
-	w.handler = server.New(server.Options{Health: func() server.Health { return server.Health{Status: "ok"} }, Metrics: http.NotFoundHandler(), Routes: []func(gin.IRouter){tinkerAPI.Register, openaiAPI.Register}})
+	w.handler = server.New(server.Options{Health: func() server.Health { return server.Health{Status: "ok"} }, Metrics: http.NotFoundHandler(), Routes: []func(gin.IRouter){tinkerAPI.Register, openai.New(answers).Register}})
 	ts := httptest.NewServer(w.handler)
 	w.url = ts.URL
 	t.Cleanup(func() {

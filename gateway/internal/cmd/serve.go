@@ -28,6 +28,7 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/durable"
 	"github.com/tinsmith/tinsmith/gateway/internal/fleet"
 	"github.com/tinsmith/tinsmith/gateway/internal/hub"
+	"github.com/tinsmith/tinsmith/gateway/internal/inference"
 	"github.com/tinsmith/tinsmith/gateway/internal/keys"
 	"github.com/tinsmith/tinsmith/gateway/internal/openai"
 	"github.com/tinsmith/tinsmith/gateway/internal/redact"
@@ -339,11 +340,11 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 	if err != nil {
 		return err
 	}
-	openaiAPI, err := openai.New(core, auth, models)
+	answers, err := inference.New(core, auth, models)
 	if err != nil {
 		return err
 	}
-	options.Routes = []func(gin.IRouter){tinkerAPI.Register, openaiAPI.Register}
+	options.Routes = []func(gin.IRouter){tinkerAPI.Register, openai.New(answers).Register}
 	front.Set(server.New(options))
 	failed := make(chan error, 1)
 	go func() {

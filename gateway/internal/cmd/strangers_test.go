@@ -83,7 +83,7 @@ func (c caller) future(answer string) string {
 
 // belongings is one of everything that somebody has: the ids, by kind.
 type belongings struct {
-	session, run, sampler, operation, sample, name string
+	session, run, sampler, operation, sample, name, turns string
 }
 
 func (b belongings) path(kind string) string { return "tinker://" + b.run + "/" + kind + "/" + b.name }
@@ -92,7 +92,8 @@ func (b belongings) path(kind string) string { return "tinker://" + b.run + "/" 
 func (c caller) settle() belongings {
 	c.Helper()
 	post := func(path string, body any) string { return c.demand(http.MethodPost, "/api/v1/"+path, body) }
-	b := belongings{name: "secret-name"}
+	b := belongings{name: "secret-name", turns: "asked-" + c.key[len(c.key)/2:]}
+	c.demand(http.MethodPost, "/v1/chat/completions", object{"model": served, "messages": []any{object{"role": "user", "content": "hi"}}, "max_tokens": 1, "session_id": b.turns})
 	b.session = c.field(post("create_session", object{"user_metadata": object{"secret": "of a session"}}), "session_id")
 	created := post("create_model", object{"session_id": b.session, "model_seq_id": 0, "base_model": served, "lora_config": object{"rank": 4}, "user_metadata": object{"secret": "of a run"}})
 	b.operation = c.future(created)
@@ -226,6 +227,9 @@ func strangerProbes(t *testing.T, theirs, mine belongings) map[string][]probe {
 	probes[api+"copy_weights"] = append(probes[api+"copy_weights"], probe{"into theirs", "/api/v1/copy_weights", object{"source_path": mine.path("weights"), "session_id": session, "model_seq_id": 70}})
 	for _, prefix := range []string{"/v1", "/oai/api/v1"} {
 		probes["POST "+prefix+"/chat/completions"] = model(prefix+"/chat/completions", chat)
+		probes["POST "+prefix+"/chat/completions/tokens"] = model(prefix+"/chat/completions/tokens", func(m string) object { return object{"model": m, "tokens": []int{5}, "max_tokens": 1} })
+		probes["GET "+prefix+"/sessions/:session/datums"] = of(prefix + "/sessions/" + theirs.turns + "/datums")
+		probes["DELETE "+prefix+"/sessions/:session"] = of(prefix + "/sessions/" + theirs.turns)
 		probes["POST "+prefix+"/completions"] = model(prefix+"/completions", complete)
 		probes["GET "+prefix+"/models/*model"] = describe(prefix + "/models/")
 	}
@@ -247,7 +251,7 @@ func (b belongings) unknown() belongings {
 	}
 	session := other(b.session)
 	moved := func(id string) string { return strings.Replace(id, b.session, session, 1) }
-	return belongings{session: session, run: moved(b.run), sampler: moved(b.sampler), operation: moved(b.operation), sample: moved(b.sample), name: b.name}
+	return belongings{session: session, run: moved(b.run), sampler: moved(b.sampler), operation: moved(b.operation), sample: moved(b.sample), name: b.name, turns: other(b.turns)}
 }
 
 // keyed is the server with the keys of ann, bob and an administrator.
@@ -299,6 +303,7 @@ func TestStrangersTellNothing(t *testing.T) {
 				status, answer := stranger.send(route.Method, p.path, p.body)
 				wanted, like := stranger.send(route.Method, other.path, other.body)
 				like = strings.ReplaceAll(strings.ReplaceAll(like, none.session, theirs.session), strings.ReplaceAll(none.path(""), "/", "%2F"), strings.ReplaceAll(theirs.path(""), "/", "%2F"))
+				like = strings.ReplaceAll(like, none.turns, theirs.turns)
 				if status != wanted || answer != like {
 					t.Errorf("%s %d %s, %s:\nforeign %d %s\nunknown %d %s", name, i, p.name, who, status, answer, wanted, like)
 				}

@@ -131,6 +131,8 @@ type Model struct {
 	TokenizerID string `yaml:"tokenizer_id"`
 	// Chat says what the plain name means under /v1: "base", or "latest", the newest adapter of the caller's key.
 	Chat string `yaml:"chat"`
+	// ToolFormat is how the model writes tool calls; empty: as its chat template shows, "none": not at all.
+	ToolFormat string `yaml:"tool_format"`
 	// ExportNames are the names of exported tensors: "peft" or "tinker".
 	ExportNames string `yaml:"export_names"`
 	// Plugin is the backend's program, taken out of the backend section.

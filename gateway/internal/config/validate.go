@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/answer"
 )
 
 var (
@@ -183,6 +185,11 @@ func (c *Config) validateModels() error {
 		}
 		if !slices.Contains([]string{"base", "latest"}, m.Chat) {
 			return fmt.Errorf("%s.chat: %q is not one of base, latest", key, m.Chat)
+		}
+		if m.ToolFormat != "" {
+			if _, err := answer.ParseFormat(m.ToolFormat); err != nil {
+				return fmt.Errorf("%s.tool_format: %w", key, err)
+			}
 		}
 		if !slices.Contains([]string{"peft", "tinker"}, m.ExportNames) {
 			return fmt.Errorf("%s.export_names: %q is not one of peft, tinker", key, m.ExportNames)

@@ -14,6 +14,8 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/body"
+	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
+	"github.com/tinsmith/tinsmith/gateway/internal/inference"
 	"github.com/tinsmith/tinsmith/gateway/internal/keys"
 	"github.com/tinsmith/tinsmith/plugins"
 )
@@ -41,8 +43,11 @@ func TestBodiesOfStrangersAreNotRead(t *testing.T) {
 	}
 	gin.SetMode(gin.ReleaseMode)
 	r := gin.New()
-	service := &Service{auth: &keys.Authenticator{Ring: ring, Tokens: keys.Tokens{Secret: make([]byte, 32), Lifetime: time.Hour}}}
-	service.Register(r)
+	answers, err := inference.New(nil, &keys.Authenticator{Ring: ring, Tokens: keys.Tokens{Secret: make([]byte, 32), Lifetime: time.Hour}}, []*catalog.Model{{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	New(answers).Register(r)
 	checked := 0
 	for _, route := range r.Routes() {
 		if route.Method != http.MethodPost {
@@ -55,14 +60,14 @@ func TestBodiesOfStrangersAreNotRead(t *testing.T) {
 		}
 		checked++
 	}
-	if checked != 6 {
+	if checked != 8 {
 		t.Errorf("%d routes were found", checked)
 	}
 }
 
 func TestTextLimit(t *testing.T) {
 	for context, want := range map[int]int{512: 1 << 20, 4096: 1 << 20, 32768: 2 << 20, 131072: 8 << 20} {
-		if got := textLimit(plugins.ModelInfo{MaxContextLength: context}); got != want {
+		if got := inference.TextLimit(plugins.ModelInfo{MaxContextLength: context}); got != want {
 			t.Errorf("a context of %d tokens is %d bytes, want %d", context, got, want)
 		}
 	}
@@ -71,7 +76,7 @@ func TestTextLimit(t *testing.T) {
 // Text that cannot be a prompt is refused by its length, in words that name the limit; as much as may be is looked at.
 func TestLongText(t *testing.T) {
 	w := newWorld(t, options{})
-	const limit = leastTextBytes
+	const limit = inference.LeastTextBytes
 	text := func(n int) string { return strings.Repeat("x", n) }
 	ids := strings.Repeat("1,", mostTokens) + "1"
 	for _, c := range []struct {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"github.com/tinsmith/tinsmith/gateway/internal/inference"
 	"net/http"
 	"slices"
 	"strings"
@@ -87,7 +88,7 @@ func TestChatStream(t *testing.T) {
 			whole := w.chat(asking("hello").with(change))
 			texts, logprobs, reasons := make([]string, len(whole.Choices)), make([][]chatLogprob, len(whole.Choices)), make([]string, len(whole.Choices))
 			var ids []string
-			var used *usage
+			var used *inference.Usage
 			for _, event := range w.events("/v1/chat/completions", "CreateChatCompletionStreamResponse", asking("hello").with(change)) {
 				var chunk chatAnswerBody
 				w.ok(json.Unmarshal([]byte(event), &chunk))

@@ -4,7 +4,10 @@ import (
 	"crypto/rand"
 	"time"
 
-	"github.com/tinsmith/tinsmith/gateway/internal/body"
+	"github.com/gin-gonic/gin"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/inference"
+	"github.com/tinsmith/tinsmith/gateway/internal/sse"
 )
 
 // head is what every answer begins with, and every event of a streamed one: the same in all events of an answer.
@@ -23,48 +26,38 @@ func newHead(prefix, object, model string) head {
 // completion is an answer, or one event of a streamed answer.
 type completion[Choice any] struct {
 	head
-	Choices []Choice `json:"choices"`
-	Usage   *usage   `json:"usage,omitempty"`
+	*inference.Exact                  // nil: left out
+	Choices          []Choice         `json:"choices"`
+	Usage            *inference.Usage `json:"usage,omitempty"`
 }
 
-// wholeBytes is about how much memory an answer may take that is sent when it is whole, and scoreBytes what one log-probability with its token takes of it, made into JSON.
-const (
-	wholeBytes = 256 << 20
-	scoreBytes = 200
-)
-
-// answerStep is by how much at a time an answer in the making claims memory; as much it has for nothing.
-const answerStep = 64 << 10
-
-// allowance bounds the memory of an answer in the making.
-type allowance struct {
-	whole, taken int
-	claim        *body.Claim
-	claimed      int
-}
-
-// take accounts for a part of the answer, before it is kept.
-func (a *allowance) take(text string, scores int) error {
-	if a.taken > a.claimed+answerStep {
-		n := a.taken - a.claimed
-		if err := a.claim.Take(int64(n)); err != nil {
-			return err
+// stream answers with events: one for each choice that run emits, then one with the usage if the client asked for it. run is over, and usage complete, when it returns. exact, if it
+// is not nil, gives what the first event tells of the prompt's tokens.
+func stream[Choice any](c inference.Call, h head, fields *inference.Parameters, total *inference.Usage, exact func() *inference.Exact, run func(emit func(Choice) error) error) error {
+	events := sse.New(c.Context, sse.Comment)
+	defer events.Close()
+	with := func() *inference.Usage { // so far
+		if fields.StreamOptions == nil || !fields.StreamOptions.ContinuousUsageStats {
+			return nil
 		}
-		a.claimed += n
+		now := *total
+		return &now
 	}
-	if a.taken += len(text) + scores*scoreBytes; a.taken > a.whole {
-		return invalid("stream", "the answer is longer than what is kept until it is whole, which is about %d KiB: stream it, or ask for fewer choices, tokens or log-probabilities", a.whole>>10)
-	}
-	return nil
-}
-
-// stream answers with events: one for each choice that run emits, then one with the usage if the client asked for it. run is over, and usage complete, when it returns.
-func stream[Choice any](c call, h head, fields *samplingFields, total *usage, run func(emit func(Choice) error) error) error {
-	events := newEventStream(c.Context)
-	defer events.close()
-	err := run(func(choice Choice) error { return events.send(completion[Choice]{h, []Choice{choice}, nil}) })
+	err := run(func(choice Choice) error {
+		event := completion[Choice]{head: h, Choices: []Choice{choice}, Usage: with()}
+		if exact != nil {
+			event.Exact, exact = exact(), nil
+		}
+		return events.Send("", event)
+	})
 	if err == nil && fields.StreamOptions != nil && fields.StreamOptions.IncludeUsage {
-		err = events.send(completion[Choice]{h, []Choice{}, total})
+		err = events.Send("", completion[Choice]{head: h, Choices: []Choice{}, Usage: total})
 	}
-	return events.end(err)
+	return events.End(err, func(err error) error {
+		if err != nil {
+			_, value := errorBody(c.Context, inference.Told(c.Context, err, "stream failed"))
+			return events.Send("", value.(gin.H))
+		}
+		return events.Write("data: [DONE]\n\n")
+	})
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/tinsmith/tinsmith/gateway/internal/budget"
 	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
+	"github.com/tinsmith/tinsmith/gateway/internal/inference"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 	"github.com/tinsmith/tinsmith/plugins"
 )
@@ -35,7 +36,7 @@ const (
 
 // completionRequest is the body of /completions.
 type completionRequest struct {
-	samplingFields
+	inference.Parameters
 	Prompt           json.RawMessage `json:"prompt"`
 	MaxTokens        *int            `json:"max_tokens"`
 	Echo             bool            `json:"echo"`
@@ -69,20 +70,20 @@ func (a *alternatives) UnmarshalJSON(raw []byte) error {
 func (r *completionRequest) prompts(ctx context.Context, owner string, m *catalog.Model, info plugins.ModelInfo) ([][]int32, error) {
 	const forms = "a string, a list of strings, a list of token ids, or a list of lists of token ids is allowed"
 	list := []json.RawMessage{r.Prompt}
-	switch kindOf(r.Prompt) {
+	switch inference.KindOf(r.Prompt) {
 	case 0, 'n':
-		return nil, invalid("prompt", "is required")
+		return nil, inference.Invalid("prompt", "is required")
 	case '"':
 	case '[':
-		if first := kindOf(r.Prompt[1:]); first != '"' && first != '[' {
+		if first := inference.KindOf(r.Prompt[1:]); first != '"' && first != '[' {
 			break // token ids
 		}
 		var err error
-		if list, err = elements(r.Prompt, maxPrompts); err != nil {
-			return nil, invalid("prompt", "%v", err)
+		if list, err = inference.Elements(r.Prompt, maxPrompts); err != nil {
+			return nil, inference.Invalid("prompt", "%v", err)
 		}
 	default:
-		return nil, invalid("prompt", forms)
+		return nil, inference.Invalid("prompt", forms)
 	}
 	b := budget.For(ctx, owner, budget.Limits{}) // for all of them
 	defer b.End()
@@ -90,10 +91,10 @@ func (r *completionRequest) prompts(ctx context.Context, owner string, m *catalo
 	for i, one := range list {
 		var err error
 		switch {
-		case kindOf(one) != '"':
-			out[i], err = tokenIDs(one, info.VocabSize)
-		case len(one) > textLimit(info):
-			return nil, tooLong("prompt", len(one), info)
+		case inference.KindOf(one) != '"':
+			out[i], err = inference.TokenIDs(one, info.VocabSize)
+		case len(one) > inference.TextLimit(info):
+			return nil, inference.TooLong("prompt", len(one), info)
 		default:
 			out[i], err = encode(b, m, one, r.AddSpecialTokens == nil || *r.AddSpecialTokens)
 		}
@@ -101,9 +102,9 @@ func (r *completionRequest) prompts(ctx context.Context, owner string, m *catalo
 		case errors.Is(err, budget.ErrBusy), err != nil && ctx.Err() != nil:
 			return nil, err
 		case err != nil && len(list) > 1:
-			return nil, invalid("prompt", "prompt %d: %v", i, err)
+			return nil, inference.Invalid("prompt", "prompt %d: %v", i, err)
 		case err != nil:
-			return nil, invalid("prompt", "%v", err)
+			return nil, inference.Invalid("prompt", "%v", err)
 		}
 	}
 	return out, nil
@@ -122,70 +123,74 @@ func tokenBytes(prompts [][]int32) int64 {
 }
 
 func encode(b *budget.Budget, m *catalog.Model, raw json.RawMessage, special bool) ([]int32, error) {
-	text, err := stringOf(raw)
+	text, err := inference.StringOf(raw)
 	if err != nil {
 		return nil, err
 	}
 	return m.Tokenizer.EncodeWithin(b, text, special)
 }
 
-func (s *Service) completions(c call) error {
+func (s *Service) completions(c inference.Call) error {
 	var r completionRequest
-	if err := decode(c, &r); err != nil {
+	if err := c.Decode(&r); err != nil {
 		return err
 	}
-	if err := r.unserved.refuse(); err != nil {
+	if err := r.Unserved.Refuse(); err != nil {
 		return err
+	}
+	if !inference.AsksNothing(r.ReturnDatum) {
+		return inference.Unsupported("return_datum", "is served by /v1/chat/completions")
 	}
 	if r.Suffix != nil && *r.Suffix != "" {
-		return unsupported("suffix", "insertion is not supported")
+		return inference.Unsupported("suffix", "insertion is not supported")
 	}
 	if r.BestOf != nil && (r.N == nil && *r.BestOf != 1 || r.N != nil && *r.BestOf != *r.N) {
-		return unsupported("best_of", "other values than n are not supported")
+		return inference.Unsupported("best_of", "other values than n are not supported")
 	}
-	if r.Logprobs.n < 0 || r.Logprobs.n > maxTopLogprobs {
-		return invalid("logprobs", "%d is not between 0 and %d", r.Logprobs.n, maxTopLogprobs)
+	if r.Logprobs.n < 0 || r.Logprobs.n > inference.MaxTopLogprobs {
+		return inference.Invalid("logprobs", "%d is not between 0 and %d", r.Logprobs.n, inference.MaxTopLogprobs)
 	}
 	if r.MaxTokens == nil {
 		n := defaultCompletionTokens
 		r.MaxTokens = &n
 	}
-	target, m, err := s.model(c, r.Model)
+	target, m, err := s.Model(c, r.Model)
 	if err != nil {
 		return err
 	}
 	if m.Tokenizer == nil {
-		return invalid("model", "this model has no tokenizer: its text cannot be given")
+		return inference.Invalid("model", "this model has no tokenizer: its text cannot be given")
 	}
-	info, err := s.core.ModelInfo(c.Request.Context(), m.Name)
+	info, err := s.Core.ModelInfo(c.Request.Context(), m.Name)
 	if err != nil {
 		return err
 	}
-	if len(r.Prompt) > smallTextBytes {
-		if err := c.claim.Take(textCopies * int64(min(len(r.Prompt), textLimit(info)))); err != nil { // one prompt at a time
+	if len(r.Prompt) > inference.SmallTextBytes {
+		if err := c.Claim.Take(inference.TextCopies * int64(min(len(r.Prompt), inference.TextLimit(info)))); err != nil { // one prompt at a time
 			return err
 		}
 	}
-	prompts, err := r.prompts(c.Request.Context(), c.owner, m, info)
+	prompts, err := r.prompts(c.Request.Context(), c.Owner, m, info)
 	if err != nil {
 		return err
 	}
 	r.Prompt = nil // from here on there are its tokens
-	c.claim.Release()
-	if err := c.claim.Take(tokenBytes(prompts)); err != nil {
+	c.Claim.Release()
+	if err := c.Claim.Take(tokenBytes(prompts)); err != nil {
 		return err
 	}
 	if r.N != nil && *r.N > 0 && len(prompts) > maxSequences / *r.N {
-		return invalid("n", "%d prompts with %d choices each are more than %d choices", len(prompts), *r.N, maxSequences)
+		return inference.Invalid("n", "%d prompts with %d choices each are more than %d choices", len(prompts), *r.N, maxSequences)
 	}
 	a := &completionAnswer{service: s, model: m, request: &r, target: target, head: newHead("cmpl-", "text_completion", r.Model)}
 	for _, prompt := range prompts {
-		g, err := r.build(c.owner, m, info, prompt, limit{"max_tokens", r.MaxTokens})
+		g, err := r.Build(c.Owner, m, info, prompt, inference.Limit{Field: "max_tokens", Tokens: r.MaxTokens})
 		if err != nil {
 			return err
 		}
-		g.afterPrompt = true
-		g.keepEnds = true // evaluation tools count on one entry for every token
+		g.AfterPrompt = true
+		g.KeepAll = r.ReturnTokenIDs
+		g.KeepEnds = true // evaluation tools count on one entry for every token
 		if r.Logprobs.asked {
 			g.Request.TopKSampledLogprobs = r.Logprobs.n
 			if r.Echo {
@@ -206,12 +211,12 @@ type completionAnswer struct {
 	model       *catalog.Model
 	request     *completionRequest
 	target      runs.Target
-	generations []*generation
+	generations []*inference.Generation
 	head        head
 
 	admitted atomic.Bool // some prompt has got a place
 	mu       sync.Mutex  // guards usage and orders emit
-	usage    usage
+	usage    inference.Usage
 }
 
 // completionChoice is a choice, or a streamed part of one.
@@ -220,6 +225,13 @@ type completionChoice struct {
 	Index        int                 `json:"index"`
 	Logprobs     *completionLogprobs `json:"logprobs"`
 	FinishReason *string             `json:"finish_reason"`
+	*exactCompletion
+}
+
+// exactCompletion is what a choice tells of its tokens. The prompt's come with its first part.
+type exactCompletion struct {
+	PromptTokenIDs []int32 `json:"prompt_token_ids,omitempty"`
+	TokenIDs       []int32 `json:"token_ids"`
 }
 
 // completionLogprobs are parallel lists over tokens.
@@ -272,10 +284,11 @@ func (a *completionAnswer) run(ctx context.Context, emit func(completionChoice) 
 	return group.Wait()
 }
 
-func (a *completionAnswer) runPrompt(ctx context.Context, first int, g *generation, emit func(completionChoice) error) error {
+func (a *completionAnswer) runPrompt(ctx context.Context, first int, g *inference.Generation, emit func(completionChoice) error) error {
 	base := 0 // characters of the echoed prompt before the text
-	var use usage
-	err := a.service.generate(ctx, a.target, a.model, g, &use, func(scores *plugins.PromptScores) error {
+	begun := make([]bool, g.Request.NumSamples)
+	var use inference.Usage
+	err := a.service.Generate(ctx, a.target, a.model, g, &use, func(scores *plugins.PromptScores) error {
 		a.admitted.Store(true)
 		if !a.request.Echo {
 			return nil
@@ -294,10 +307,16 @@ func (a *completionAnswer) runPrompt(ctx context.Context, first int, g *generati
 			}
 		}
 		return nil
-	}, func(p part) error {
-		out := completionChoice{Text: p.text, Index: first + p.sequence, Logprobs: a.logprobs(p.tokens, base)}
-		if p.reason != "" {
-			out.FinishReason = &p.reason
+	}, func(p inference.Part) error {
+		out := completionChoice{Text: p.Text, Index: first + p.Sequence, Logprobs: a.logprobs(p.Tokens, base)}
+		if p.Reason != "" {
+			out.FinishReason = &p.Reason
+		}
+		if a.request.ReturnTokenIDs {
+			out.exactCompletion = &exactCompletion{TokenIDs: inference.IDs(p.Tokens)}
+			if !begun[p.Sequence] {
+				begun[p.Sequence], out.PromptTokenIDs = true, g.Request.Prompt
+			}
 		}
 		a.mu.Lock()
 		defer a.mu.Unlock()
@@ -305,56 +324,56 @@ func (a *completionAnswer) runPrompt(ctx context.Context, first int, g *generati
 	})
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.usage.add(use.PromptTokens, use.PromptDetails.CachedTokens, use.CompletionTokens)
+	a.usage.Add(use.PromptTokens, use.PromptDetails.CachedTokens, use.CompletionTokens)
 	return err
 }
 
 // echo is the prompt as the beginning of the text, with its log-probabilities; the first token has none. Bytes at its end that are no character yet are left to the text after it.
-func (a *completionAnswer) echo(g *generation, scores *plugins.PromptScores) (completionChoice, error) {
+func (a *completionAnswer) echo(g *inference.Generation, scores *plugins.PromptScores) (completionChoice, error) {
 	var text strings.Builder
 	chars := 0
 	stream := a.model.Tokenizer.NewStream(false)
-	tokens := make([]token, len(g.Request.Prompt))
+	tokens := make([]inference.Token, len(g.Request.Prompt))
 	for i, id := range g.Request.Prompt {
-		tokens[i] = token{id: id, offset: chars, logprob: float32(math.NaN())}
+		tokens[i] = inference.Token{ID: id, Offset: chars, Logprob: float32(math.NaN())}
 		if scores.Logprobs != nil {
-			tokens[i].logprob = scores.Logprobs[i]
+			tokens[i].Logprob = scores.Logprobs[i]
 		}
 		if i > 0 && scores.Top.K > 0 {
-			tokens[i].top = topRow(scores.Top, i)
+			tokens[i].Top = inference.TopRow(scores.Top, i)
 		}
 		more := stream.Push(id)
 		chars += utf8.RuneCountInString(more)
 		text.WriteString(more)
 		if text.Len() > budget.Most.Bytes {
-			return completionChoice{}, invalid("echo", "the prompt's tokens make more than %d bytes of text", budget.Most.Bytes)
+			return completionChoice{}, inference.Invalid("echo", "the prompt's tokens make more than %d bytes of text", budget.Most.Bytes)
 		}
 	}
 	return completionChoice{Text: text.String(), Logprobs: a.logprobs(tokens, 0)}, nil
 }
 
 // logprobs gives the lists for some tokens; nil unless asked. Offsets count from the beginning of the choice's text.
-func (a *completionAnswer) logprobs(tokens []token, base int) *completionLogprobs {
+func (a *completionAnswer) logprobs(tokens []inference.Token, base int) *completionLogprobs {
 	if !a.request.Logprobs.asked {
 		return nil
 	}
 	out := &completionLogprobs{TextOffset: []int{}, TokenLogprobs: []*float32{}, Tokens: []string{}, TopLogprobs: []map[string]float32{}}
 	for _, t := range tokens {
-		text := a.tokenName(t.id)
-		out.TextOffset = append(out.TextOffset, base+t.offset)
+		text := a.tokenName(t.ID)
+		out.TextOffset = append(out.TextOffset, base+t.Offset)
 		out.Tokens = append(out.Tokens, text)
-		if t.logprob != t.logprob { // the first token of a prompt
+		if t.Logprob != t.Logprob { // the first token of a prompt
 			out.TokenLogprobs = append(out.TokenLogprobs, nil)
 			out.TopLogprobs = append(out.TopLogprobs, nil)
 			continue
 		}
-		logprob := score(t.logprob)
+		logprob := inference.Score(t.Logprob)
 		out.TokenLogprobs = append(out.TokenLogprobs, &logprob)
 		top := map[string]float32{text: logprob}
-		for _, alternative := range t.top {
-			name := a.tokenName(alternative.id)
-			if l, taken := top[name]; !taken || l < alternative.logprob { // of tokens with equal text the likeliest stands for it
-				top[name] = score(alternative.logprob)
+		for _, alternative := range t.Top {
+			name := a.tokenName(alternative.ID)
+			if l, taken := top[name]; !taken || l < alternative.Logprob { // of tokens with equal text the likeliest stands for it
+				top[name] = inference.Score(alternative.Logprob)
 			}
 		}
 		out.TopLogprobs = append(out.TopLogprobs, top)
@@ -364,6 +383,9 @@ func (a *completionAnswer) logprobs(tokens []token, base int) *completionLogprob
 
 // tokenName is a token's text. A token that is a part of a character is written as its bytes, as OpenAI does here, so that different tokens have different names.
 func (a *completionAnswer) tokenName(id int32) string {
+	if a.request.TokensAsIDs {
+		return tokenIDText(id)
+	}
 	raw := a.model.Tokenizer.TokenBytes(id)
 	if utf8.Valid(raw) {
 		return string(raw)
@@ -376,7 +398,7 @@ func (a *completionAnswer) tokenName(id int32) string {
 	return out.String()
 }
 
-func (a *completionAnswer) whole(c call) error {
+func (a *completionAnswer) whole(c inference.Call) error {
 	n := len(a.generations) * a.generations[0].Request.NumSamples
 	choices := make([]completionChoice, n)
 	texts := make([]strings.Builder, n)
@@ -386,14 +408,24 @@ func (a *completionAnswer) whole(c call) error {
 			choices[i].Logprobs = a.logprobs(nil, 0)
 		}
 	}
-	kept := allowance{whole: a.service.wholeBytes, claim: c.claim}
+	kept := a.service.Allow(c)
 	err := a.run(c.Request.Context(), func(part completionChoice) error {
-		if err := kept.take(part.Text, part.Logprobs.scores()); err != nil {
+		if err := kept.Take(len(part.Text), part.Logprobs.scores()); err != nil {
 			return err
 		}
 		texts[part.Index].WriteString(part.Text)
 		if part.Logprobs != nil {
 			choices[part.Index].Logprobs.add(part.Logprobs)
+		}
+		if exact := part.exactCompletion; exact != nil {
+			if err := kept.Take(64*(len(exact.TokenIDs)+len(exact.PromptTokenIDs)), 0); err != nil {
+				return err
+			}
+			if whole := choices[part.Index].exactCompletion; whole == nil {
+				choices[part.Index].exactCompletion = exact
+			} else {
+				whole.TokenIDs = append(whole.TokenIDs, exact.TokenIDs...)
+			}
 		}
 		if part.FinishReason != nil {
 			choices[part.Index].FinishReason = part.FinishReason
@@ -406,9 +438,9 @@ func (a *completionAnswer) whole(c call) error {
 	for i := range choices {
 		choices[i].Text = texts[i].String()
 	}
-	return sendJSON(c, http.StatusOK, completion[completionChoice]{a.head, choices, &a.usage})
+	return c.Send(http.StatusOK, completion[completionChoice]{head: a.head, Choices: choices, Usage: &a.usage})
 }
 
-func (a *completionAnswer) stream(c call) error {
-	return stream(c, a.head, &a.request.samplingFields, &a.usage, func(emit func(completionChoice) error) error { return a.run(c.Request.Context(), emit) })
+func (a *completionAnswer) stream(c inference.Call) error {
+	return stream(c, a.head, &a.request.Parameters, &a.usage, nil, func(emit func(completionChoice) error) error { return a.run(c.Request.Context(), emit) })
 }

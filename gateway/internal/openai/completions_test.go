@@ -3,6 +3,7 @@ package openai
 import (
 	"encoding/json"
 	"fmt"
+	"github.com/tinsmith/tinsmith/gateway/internal/inference"
 	"net/http"
 	"slices"
 	"strings"
@@ -120,7 +121,7 @@ func TestScoring(t *testing.T) {
 // tokenNamed finds the token that completions call by a text, -1 if there are several.
 func tokenNamed(w *world, text string) int32 {
 	found := int32(-1)
-	a := &completionAnswer{model: w.model}
+	a := &completionAnswer{model: w.model, request: &completionRequest{}}
 	for id := range int32(w.model.Tokenizer.VocabSize()) {
 		if a.tokenName(id) == text {
 			if found >= 0 {
@@ -184,7 +185,7 @@ func TestCompletionStream(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			whole := w.complete(f)
 			streamed := make([]completionChoice, len(whole.Choices))
-			var used *usage
+			var used *inference.Usage
 			for _, event := range w.events("/v1/completions", "CreateCompletionResponse", f) {
 				var chunk completionAnswerBody
 				w.ok(json.Unmarshal([]byte(event), &chunk))
@@ -237,7 +238,8 @@ func TestManyPrompts(t *testing.T) {
 // TestLongWholeAnswer: what is kept until an answer is whole is bounded; streamed, the same answer is no burden.
 func TestLongWholeAnswer(t *testing.T) {
 	w := newWorld(t, options{})
-	w.service.wholeBytes = 1 << 20
+	whole := w.service.WholeBytes
+	w.service.WholeBytes = 1 << 20
 	words := []string{"1024 KiB", "stream it", "fewer choices"}
 	prompt := make([]int, 500)
 	for i := range prompt {
@@ -253,7 +255,7 @@ func TestLongWholeAnswer(t *testing.T) {
 	if tokens := len(w.events("/v1/chat/completions", "CreateChatCompletionStreamResponse", chat.with(fields{"stream": true}))); tokens < 300 {
 		t.Errorf("%d events", tokens)
 	}
-	w.service.wholeBytes = wholeBytes
+	w.service.WholeBytes = whole
 	if a := w.chat(chat); len(a.Choices) != 3 {
 		t.Errorf("%d choices", len(a.Choices))
 	}

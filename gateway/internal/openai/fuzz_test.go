@@ -2,6 +2,7 @@ package openai
 
 import (
 	"encoding/json"
+	"github.com/tinsmith/tinsmith/gateway/internal/inference"
 	"net/http"
 	"testing"
 )
@@ -53,7 +54,7 @@ func FuzzTokenIDs(f *testing.F) {
 		for _, id := range want {
 			wrong = wrong || id == nil || *id < 0 || *id >= 10
 		}
-		got, err := tokenIDs(json.RawMessage(text), 10)
+		got, err := inference.TokenIDs(json.RawMessage(text), 10)
 		if (err != nil) != wrong {
 			t.Fatalf("%q: %v, %v", text, got, err)
 		}

@@ -1,140 +1,132 @@
 package openai
 
 import (
-	"context"
+	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"sort"
 	"strings"
-	"time"
 
-	"github.com/tinsmith/tinsmith/gateway/internal/budget"
-	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
-	"github.com/tinsmith/tinsmith/gateway/internal/chat"
 	"github.com/tinsmith/tinsmith/gateway/internal/chat/jinja"
+	"github.com/tinsmith/tinsmith/gateway/internal/inference"
 )
 
-// renderChat turns messages into the prompt's tokens by the model's chat template.
-func (s *Service) renderChat(c call, m *catalog.Model, r *chatRequest) ([]int32, error) {
-	if m.Tokenizer == nil {
-		return nil, invalid("model", "%s has no tokenizer: use the Tinker API with token ids", m.Name)
-	}
-	if m.Template == nil {
-		return nil, invalid("model", "%s has no chat template: use /v1/completions", m.Name)
-	}
-	if len(r.Messages) == 0 {
-		return nil, invalid("messages", "must hold at least one message")
-	}
-	size := 0
-	for _, raw := range r.Messages {
-		size += len(raw)
-	}
-	if err := s.bound(c, m, "messages", size); err != nil {
-		return nil, err
-	}
-	conversation := chat.Conversation{AddGenerationPrompt: !r.ContinueFinal, ContinueFinalMessage: r.ContinueFinal, Now: time.Now()}
-	if r.AddGenerationPrompt != nil {
-		conversation.AddGenerationPrompt = *r.AddGenerationPrompt
-	}
-	for i, raw := range r.Messages {
-		message, err := parseMessage(fmt.Sprintf("messages[%d]", i), raw)
-		if err != nil {
-			return nil, err
+// roles that a message may have. A developer's message is a system message to every template that we know, and a function's is a tool's.
+var roles = map[string]string{"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool", "function": "tool"}
+
+// parseMessages reads the messages of a chat. size is their bytes.
+func parseMessages(field string, raw []json.RawMessage) (messages []*jinja.Dict, size int, err error) {
+	messages = make([]*jinja.Dict, len(raw))
+	for i, one := range raw {
+		if messages[i], err = parseMessage(fmt.Sprintf("%s[%d]", field, i), one); err != nil {
+			return nil, 0, err
 		}
-		conversation.Messages = append(conversation.Messages, message)
+		size += len(one)
 	}
-	var err error
-	if conversation.Kwargs, err = templateKwargs(m, r); err != nil {
-		return nil, err
-	}
-	ctx := c.Request.Context()
-	b := budget.For(ctx, c.owner, budget.Limits{})
-	defer b.End()
-	b.On(size)
-	text, err := m.Template.RenderWithin(ctx, b, conversation)
-	if err != nil {
-		return nil, renderError(err)
-	}
-	b.Renew(budget.Limits{})
-	ids, err := m.Tokenizer.EncodeWithin(b, text, false)
-	if err != nil {
-		return nil, tokenizeError(ctx, "messages", err)
-	}
-	return ids, nil
+	return messages, size, nil
 }
-
-// tokenizeError says that a field's text is none for the model's tokenizer. That the request has ended, or that it must wait, is no fault of the text.
-func tokenizeError(ctx context.Context, field string, err error) error {
-	if ctx.Err() != nil || errors.Is(err, budget.ErrBusy) {
-		return err
-	}
-	return invalid(field, "cannot be tokenized: %v", err)
-}
-
-// renderError says what is wrong with the conversation.
-func renderError(err error) error {
-	var conversation *chat.ConversationError
-	var raised *jinja.RaisedError
-	var fault *jinja.Error
-	switch {
-	case errors.As(err, &conversation):
-		return invalid(conversation.Field, "%s", conversation.Reason)
-	case errors.As(err, &raised):
-		return invalid("messages", "the model's chat template refuses them: %s", raised.Message)
-	case errors.As(err, &fault):
-		return invalid("messages", "the model's chat template cannot render them: line %d: %s", fault.Line, fault.Described())
-	}
-	return err
-}
-
-// roles that a message may have. A developer's message is a system message to every template that we know.
-var roles = map[string]string{"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 // parseMessage checks one message and brings it into the form that templates expect: text content, tool arguments as objects.
 func parseMessage(field string, raw json.RawMessage) (*jinja.Dict, error) {
 	value, err := jinja.FromJSON(raw)
 	if err != nil {
-		return nil, invalid(field, "%v", err)
+		return nil, inference.Invalid(field, "%v", err)
 	}
 	message, ok := value.(*jinja.Dict)
 	if !ok {
-		return nil, invalid(field, "must be an object")
+		return nil, inference.Invalid(field, "must be an object")
 	}
-	message = message.Clone()
 	role, ok := message.Get("role")
 	name, isText := role.(jinja.Str)
 	if !ok || !isText || roles[string(name)] == "" {
-		return nil, invalid(field+".role", "%.40q is not one of system, developer, user, assistant, tool", string(name))
+		return nil, inference.Invalid(field+".role", "%.40q is not one of system, developer, user, assistant, tool", string(name))
 	}
+	calls, err := assistantCalls(field, message)
+	if err != nil {
+		return nil, err
+	}
+	message = without(message, "tool_calls", "function_call") // templates ask whether there are any by asking for the key
 	message.Set("role", jinja.Str(roles[string(name)]))
 	content, ok := message.Get("content")
-	calls, hasCalls := message.Get("tool_calls")
-	hasCalls = hasCalls && calls != jinja.None
 	switch {
-	case !ok || content == jinja.None:
-		if name != "assistant" || !hasCalls {
-			return nil, invalid(field+".content", "is required")
-		}
-		message.Set("content", jinja.Str(""))
-	default:
+	case ok && content != jinja.None:
 		text, err := contentText(field+".content", content)
+		if name == "tool" && !isParts(content) {
+			text, err = compactContent(raw)
+		}
 		if err != nil {
 			return nil, err
 		}
 		message.Set("content", jinja.Str(text))
+	case name == "assistant" && (calls != nil || hasThoughts(message)):
+		message.Set("content", jinja.Str(""))
+	default:
+		return nil, inference.Invalid(field+".content", "is required")
 	}
-	if hasCalls {
-		parsed, err := toolCalls(field+".tool_calls", calls)
-		if err != nil {
-			return nil, err
-		}
-		message.Set("tool_calls", parsed)
+	if calls != nil {
+		message.Set("tool_calls", calls)
 	}
 	return message, nil
 }
 
-// contentText joins a list of text parts; other kinds of parts are refused.
+func hasThoughts(message *jinja.Dict) bool {
+	for _, key := range []string{"reasoning_content", "reasoning", "thinking"} {
+		if value, ok := message.Get(key); ok && value != jinja.None && value != jinja.Value(jinja.Str("")) {
+			return true
+		}
+	}
+	return false
+}
+
+// without copies a message without some keys.
+func without(message *jinja.Dict, keys ...string) *jinja.Dict {
+	out := &jinja.Dict{}
+	for i := range message.Len() {
+		key, value := message.At(i)
+		name := string(key.(jinja.Str)) // it comes from JSON
+		leave := false
+		for _, k := range keys {
+			leave = leave || k == name
+		}
+		if !leave {
+			out.Set(name, value)
+		}
+	}
+	return out
+}
+
+// isParts tells whether a content is text or a list of parts. The result of a tool may be any other JSON.
+func isParts(content jinja.Value) bool {
+	list, ok := content.(*jinja.List)
+	if !ok {
+		_, ok = content.(jinja.Str)
+		return ok
+	}
+	for _, item := range list.Items {
+		part, ok := item.(*jinja.Dict)
+		if !ok {
+			return false
+		}
+		if _, ok := part.Get("type"); !ok {
+			return false
+		}
+	}
+	return true
+}
+
+// compactContent is the content of a message as JSON without white space, which is how the model reads it.
+func compactContent(raw json.RawMessage) (string, error) {
+	var message struct {
+		Content json.RawMessage `json:"content"`
+	}
+	if err := json.Unmarshal(raw, &message); err != nil {
+		return "", err
+	}
+	var out bytes.Buffer
+	err := json.Compact(&out, message.Content)
+	return out.String(), err
+}
+
+// contentText joins a list of text parts; parts that are no text are refused.
 func contentText(field string, content jinja.Value) (string, error) {
 	switch c := content.(type) {
 	case jinja.Str:
@@ -142,99 +134,124 @@ func contentText(field string, content jinja.Value) (string, error) {
 	case *jinja.List:
 		texts := make([]string, 0, len(c.Items))
 		for i, item := range c.Items {
-			part, ok := item.(*jinja.Dict)
-			if !ok {
-				return "", invalid(fmt.Sprintf("%s[%d]", field, i), "must be an object with a type")
+			text, err := partText(fmt.Sprintf("%s[%d]", field, i), item)
+			if err != nil {
+				return "", err
 			}
-			kind, _ := part.Get("type")
-			if kind != jinja.Value(jinja.Str("text")) {
-				return "", invalid(fmt.Sprintf("%s[%d].type", field, i), "only text parts are supported: the served models read text")
-			}
-			text, _ := part.Get("text")
-			s, ok := text.(jinja.Str)
-			if !ok {
-				return "", invalid(fmt.Sprintf("%s[%d].text", field, i), "must be a string")
-			}
-			texts = append(texts, string(s))
+			texts = append(texts, text)
 		}
 		return strings.Join(texts, "\n"), nil
 	}
-	return "", invalid(field, "must be a string or a list of text parts")
+	return "", inference.Invalid(field, "must be a string or a list of text parts")
+}
+
+// partText is the text of one part of a content.
+func partText(field string, item jinja.Value) (string, error) {
+	if text, ok := item.(jinja.Str); ok {
+		return string(text), nil
+	}
+	part, ok := item.(*jinja.Dict)
+	if !ok {
+		return "", inference.Invalid(field, "must be an object with a type")
+	}
+	kind, _ := part.Get("type")
+	key := "text"
+	switch kind {
+	case jinja.Value(jinja.Str("text")):
+	case jinja.Value(jinja.Str("refusal")):
+		key = "refusal"
+	default:
+		return "", inference.Invalid(field+".type", "only text parts are supported: the served models read text")
+	}
+	text, _ := part.Get(key)
+	s, ok := text.(jinja.Str)
+	if !ok {
+		return "", inference.Invalid(field+"."+key, "must be a string")
+	}
+	return string(s), nil
+}
+
+// assistantCalls reads the tool calls of an earlier turn in either of their forms; nil if there are none.
+func assistantCalls(field string, message *jinja.Dict) (jinja.Value, error) {
+	if calls, ok := message.Get("tool_calls"); ok && calls != jinja.None {
+		list, ok := calls.(*jinja.List)
+		if !ok {
+			return nil, inference.Invalid(field+".tool_calls", "must be a list")
+		}
+		if len(list.Items) > 0 {
+			return toolCalls(field+".tool_calls", list)
+		}
+	}
+	call, ok := message.Get("function_call")
+	if !ok || call == jinja.None {
+		return nil, nil
+	}
+	function, err := calledFunction(field+".function_call", call)
+	if err != nil {
+		return nil, err
+	}
+	one := &jinja.Dict{}
+	one.Set("type", jinja.Str("function"))
+	one.Set("function", function)
+	return &jinja.List{Items: []jinja.Value{one}}, nil
 }
 
 // toolCalls parses the arguments of earlier tool calls, which clients send as JSON in a string and templates print as objects.
-func toolCalls(field string, calls jinja.Value) (jinja.Value, error) {
-	list, ok := calls.(*jinja.List)
-	if !ok {
-		return nil, invalid(field, "must be a list")
-	}
+func toolCalls(field string, list *jinja.List) (jinja.Value, error) {
 	out := &jinja.List{Items: make([]jinja.Value, len(list.Items))}
 	for i, item := range list.Items {
 		at := fmt.Sprintf("%s[%d]", field, i)
 		one, ok := item.(*jinja.Dict)
 		if !ok {
-			return nil, invalid(at, "must be an object")
+			return nil, inference.Invalid(at, "must be an object")
 		}
-		one = one.Clone()
 		function, _ := one.Get("function")
-		f, ok := function.(*jinja.Dict)
-		if !ok {
-			return nil, invalid(at+".function", "is required")
+		if function == nil {
+			return nil, inference.Invalid(at+".function", "is required")
 		}
-		f = f.Clone()
-		arguments, _ := f.Get("arguments")
-		if text, ok := arguments.(jinja.Str); ok {
-			parsed, err := jinja.FromJSON([]byte(text))
-			if err != nil {
-				return nil, invalid(at+".function.arguments", "is not valid JSON: %v", err)
-			}
-			f.Set("arguments", parsed)
+		f, err := calledFunction(at+".function", function)
+		if err != nil {
+			return nil, err
 		}
+		one = without(one, "index") // of an event of a stream that was collected
 		one.Set("function", f)
 		out.Items[i] = one
 	}
 	return out, nil
 }
 
-// templateKwargs are the variables that the request adds for the template. What the template does not read is refused, not dropped.
-func templateKwargs(m *catalog.Model, r *chatRequest) (*jinja.Dict, error) {
-	if len(r.TemplateKwargs) == 0 && r.ReasoningEffort == nil {
-		return nil, nil
+// calledFunction checks the name and arguments of a call. Arguments that are no JSON object stay as they are: the model wrote them, and is to see what it wrote.
+func calledFunction(field string, value jinja.Value) (*jinja.Dict, error) {
+	f, ok := value.(*jinja.Dict)
+	if !ok {
+		return nil, inference.Invalid(field, "must be an object")
 	}
-	source := m.Tokenizer.ChatTemplate()
-	out := &jinja.Dict{}
-	names := make([]string, 0, len(r.TemplateKwargs))
-	for name := range r.TemplateKwargs {
-		names = append(names, name)
+	name, _ := f.Get("name")
+	if s, ok := name.(jinja.Str); !ok || s == "" {
+		return nil, inference.Invalid(field+".name", "is required")
 	}
-	sort.Strings(names)
-	for _, name := range names {
-		if !strings.Contains(source, name) {
-			return nil, invalid("chat_template_kwargs."+name, "the model's chat template does not use it")
+	f = f.Clone()
+	arguments, _ := f.Get("arguments")
+	switch a := arguments.(type) {
+	case *jinja.Dict:
+	case jinja.Str:
+		if strings.TrimSpace(string(a)) == "" {
+			f.Set("arguments", &jinja.Dict{})
+			break
 		}
-		value, err := jinja.FromJSON(r.TemplateKwargs[name])
-		if err != nil {
-			return nil, invalid("chat_template_kwargs."+name, "%v", err)
-		}
-		out.Set(name, value)
-	}
-	if r.ReasoningEffort != nil {
-		effort := *r.ReasoningEffort
-		switch effort {
-		case "none", "minimal", "low", "medium", "high", "xhigh":
-		default:
-			return nil, invalid("reasoning_effort", "%.40q is not one of none, minimal, low, medium, high, xhigh", effort)
-		}
-		switch {
-		case strings.Contains(source, "reasoning_effort"):
-			out.Set("reasoning_effort", jinja.Str(effort))
-		case strings.Contains(source, "enable_thinking"):
-			if _, given := out.Get("enable_thinking"); !given {
-				out.Set("enable_thinking", jinja.Bool(effort != "none" && effort != "minimal"))
+		if parsed, err := jinja.FromJSON([]byte(a)); err == nil {
+			if object, ok := parsed.(*jinja.Dict); ok {
+				f.Set("arguments", object)
 			}
-		default:
-			return nil, unsupported("reasoning_effort", "the model's chat template has no setting for it")
 		}
+	case nil:
+		f.Set("arguments", &jinja.Dict{})
+	default:
+		if arguments == jinja.None {
+			f.Set("arguments", &jinja.Dict{})
+			break
+		}
+		return nil, inference.Invalid(field+".arguments", "must be a string of JSON, or an object")
 	}
-	return out, nil
+	return f, nil
 }

@@ -48,7 +48,7 @@ func TestRevokedKey(t *testing.T) {
 					if err != nil || res.StatusCode != http.StatusOK || !strings.HasPrefix(first, "data: {") {
 						t.Fatalf("%d %q, %v", res.StatusCode, first, err)
 					}
-					w.ok(w.service.auth.Ring.Revoke(w.key))
+					w.ok(w.auth.Ring.Revoke(w.key))
 					rest, err := io.ReadAll(lines)
 					events := strings.Split(strings.TrimSpace(string(rest)), "\n\n")
 					if last := events[len(events)-1]; !errors.Is(err, io.ErrUnexpectedEOF) || !strings.Contains(last, "the API key was revoked") || !strings.Contains(last, "invalid_api_key") {
@@ -58,7 +58,7 @@ func TestRevokedKey(t *testing.T) {
 					answers := make(chan *http.Response, 1)
 					go func() { answers <- w.begin(c.path, request) }()
 					w.eventually(func() bool { return w.core.Stats() != idle })
-					w.ok(w.service.auth.Ring.Revoke(w.key))
+					w.ok(w.auth.Ring.Revoke(w.key))
 					res := <-answers
 					defer res.Body.Close()
 					if b, err := io.ReadAll(res.Body); err != nil || res.StatusCode != http.StatusUnauthorized || !strings.Contains(string(b), "the API key was revoked") {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tinsmith/tinsmith/gateway/internal/budget"
 	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
+	"github.com/tinsmith/tinsmith/gateway/internal/inference"
 )
 
 const (
@@ -19,22 +20,22 @@ const (
 )
 
 // textModel finds the model of a tokenizer request; without a name the first one that can be served.
-func (s *Service) textModel(c call, name string) (*catalog.Model, error) {
+func (s *Service) textModel(c inference.Call, name string) (*catalog.Model, error) {
 	if name == "" {
-		first := slices.IndexFunc(s.order, func(m *catalog.Model) bool { return s.core.Unserved(m.Name) == nil })
-		name = s.order[max(first, 0)].Name
+		first := slices.IndexFunc(s.Order, func(m *catalog.Model) bool { return s.Core.Unserved(m.Name) == nil })
+		name = s.Order[max(first, 0)].Name
 	}
-	_, m, err := s.model(c, name)
+	_, m, err := s.Model(c, name)
 	if err != nil {
 		return nil, err
 	}
 	if m.Tokenizer == nil {
-		return nil, invalid("model", "this model has no tokenizer")
+		return nil, inference.Invalid("model", "this model has no tokenizer")
 	}
 	return m, nil
 }
 
-func (s *Service) tokenize(c call) error {
+func (s *Service) tokenize(c inference.Call) error {
 	var r struct {
 		Model               string            `json:"model"`
 		Prompt              *string           `json:"prompt"`
@@ -44,8 +45,10 @@ func (s *Service) tokenize(c call) error {
 		Tools               []json.RawMessage `json:"tools"`
 		AddGenerationPrompt *bool             `json:"add_generation_prompt"`
 		ContinueFinal       bool              `json:"continue_final_message"`
+
+		TemplateKwargs map[string]json.RawMessage `json:"chat_template_kwargs"`
 	}
-	if err := decode(c, &r); err != nil {
+	if err := c.Decode(&r); err != nil {
 		return err
 	}
 	m, err := s.textModel(c, r.Model)
@@ -53,24 +56,24 @@ func (s *Service) tokenize(c call) error {
 		return err
 	}
 	var ids []int32
-	b := budget.For(c.Request.Context(), c.owner, budget.Limits{})
+	b := budget.For(c.Request.Context(), c.Owner, budget.Limits{})
 	defer b.End()
 	switch {
 	case r.Prompt != nil && r.Messages != nil:
-		return invalid("prompt", "give either prompt or messages")
+		return inference.Invalid("prompt", "give either prompt or messages")
 	case r.Prompt != nil:
-		if err := s.bound(c, m, "prompt", len(*r.Prompt)); err != nil {
+		if err := s.Bound(c, m, "prompt", len(*r.Prompt)); err != nil {
 			return err
 		}
 		if ids, err = m.Tokenizer.EncodeWithin(b, *r.Prompt, r.AddSpecialTokens == nil || *r.AddSpecialTokens); err != nil {
-			return tokenizeError(c.Request.Context(), "prompt", err)
+			return inference.TokenizeError(c.Request.Context(), "prompt", err)
 		}
-	case r.Messages != nil && len(r.Tools) > 0:
-		return unsupported("tools", "tool calls are not supported yet")
 	case r.Messages != nil:
-		ids, err = s.renderChat(c, m, &chatRequest{Messages: r.Messages, AddGenerationPrompt: r.AddGenerationPrompt, ContinueFinal: r.ContinueFinal})
+		ids, err = s.chatTokens(c, m, &chatRequest{
+			Messages: r.Messages, Tools: r.Tools, AddGenerationPrompt: r.AddGenerationPrompt, ContinueFinal: r.ContinueFinal, TemplateKwargs: r.TemplateKwargs,
+		})
 	default:
-		return invalid("prompt", "either prompt or messages is required")
+		return inference.Invalid("prompt", "either prompt or messages is required")
 	}
 	if err != nil {
 		return err
@@ -79,11 +82,11 @@ func (s *Service) tokenize(c call) error {
 		ids = []int32{}
 	}
 	if len(ids) > manyTokens {
-		if err := c.claim.Take(int64(len(ids)) * listedBytes); err != nil {
+		if err := c.Claim.Take(int64(len(ids)) * listedBytes); err != nil {
 			return err
 		}
 	}
-	info, err := s.core.ModelInfo(c.Request.Context(), m.Name)
+	info, err := s.Core.ModelInfo(c.Request.Context(), m.Name)
 	if err != nil {
 		return err
 	}
@@ -95,49 +98,59 @@ func (s *Service) tokenize(c call) error {
 		}
 		out["token_strs"] = names
 	}
-	return sendJSON(c, http.StatusOK, out)
+	return c.Send(http.StatusOK, out)
 }
 
-func (s *Service) detokenize(c call) error {
+// chatTokens are the tokens of a chat's prompt.
+func (s *Service) chatTokens(c inference.Call, m *catalog.Model, r *chatRequest) ([]int32, error) {
+	tools, err := r.chatTools()
+	if err != nil {
+		return nil, err
+	}
+	prompt, err := s.prompt(c, m, r, tools, inference.Thinking{})
+	return prompt.Tokens, err
+}
+
+func (s *Service) detokenize(c inference.Call) error {
 	var r struct {
 		Model  string          `json:"model"`
 		Tokens json.RawMessage `json:"tokens"`
 	}
-	if err := decode(c, &r); err != nil {
+	if err := c.Decode(&r); err != nil {
 		return err
 	}
 	m, err := s.textModel(c, r.Model)
 	if err != nil {
 		return err
 	}
-	if !given(r.Tokens) {
-		return invalid("tokens", "is required")
+	if !inference.Given(r.Tokens) {
+		return inference.Invalid("tokens", "is required")
 	}
-	ids, err := tokenIDs(r.Tokens, 0)
+	ids, err := inference.TokenIDs(r.Tokens, 0)
 	if err != nil {
-		return invalid("tokens", "%v", err)
+		return inference.Invalid("tokens", "%v", err)
 	}
 	if len(ids) > mostTokens {
-		return invalid("tokens", "%d ids are more than %d", len(ids), mostTokens)
+		return inference.Invalid("tokens", "%d ids are more than %d", len(ids), mostTokens)
 	}
 	for i, id := range ids {
 		if _, ok := m.Tokenizer.TokenString(id); !ok {
-			return invalid("tokens", "element %d: %d is not the id of a token", i, id)
+			return inference.Invalid("tokens", "element %d: %d is not the id of a token", i, id)
 		}
 	}
-	b := budget.For(c.Request.Context(), c.owner, budget.Limits{})
+	b := budget.For(c.Request.Context(), c.Owner, budget.Limits{})
 	defer b.End()
 	text, err := m.Tokenizer.DecodeWithin(b, ids, false)
 	if err != nil {
 		if c.Request.Context().Err() != nil || errors.Is(err, budget.ErrBusy) {
 			return err
 		}
-		return invalid("tokens", "cannot be made text: %v", err)
+		return inference.Invalid("tokens", "cannot be made text: %v", err)
 	}
-	return sendJSON(c, http.StatusOK, gin.H{"prompt": text})
+	return c.Send(http.StatusOK, gin.H{"prompt": text})
 }
 
-func (s *Service) tokenizerInfo(c call) error {
+func (s *Service) tokenizerInfo(c inference.Call) error {
 	m, err := s.textModel(c, c.Query("model"))
 	if err != nil {
 		return err
@@ -150,10 +163,10 @@ func (s *Service) tokenizerInfo(c call) error {
 			}
 		}
 	}
-	info, err := s.core.ModelInfo(c.Request.Context(), m.Name)
+	info, err := s.Core.ModelInfo(c.Request.Context(), m.Name)
 	if err != nil {
 		return err
 	}
 	out["model_max_length"] = info.MaxContextLength
-	return sendJSON(c, http.StatusOK, out)
+	return c.Send(http.StatusOK, out)
 }

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,10 +21,12 @@ import (
 
 	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
 	"github.com/tinsmith/tinsmith/gateway/internal/config"
+	"github.com/tinsmith/tinsmith/gateway/internal/inference"
 	"github.com/tinsmith/tinsmith/gateway/internal/keys"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 	"github.com/tinsmith/tinsmith/gateway/internal/server"
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
+	"github.com/tinsmith/tinsmith/gateway/internal/tokenizer"
 	"github.com/tinsmith/tinsmith/plugins"
 	"github.com/tinsmith/tinsmith/plugins/plugintest/fake"
 )
@@ -45,6 +48,7 @@ type world struct {
 	*schemas
 	core    *runs.Core
 	service *Service
+	auth    *keys.Authenticator
 	model   *catalog.Model
 	backend *fake.Backend
 	info    plugins.ModelInfo
@@ -52,7 +56,25 @@ type world struct {
 	url     string
 	client  *http.Client
 	key     string // sent with every request
+
+	script *atomic.Pointer[[]string] // what the sequences of a request say, in place of random text
 }
+
+// say is what a sequence says.
+func (w *world) say(_ *plugins.SampleRequest, sequence int) []int32 {
+	script := w.script.Load()
+	if script == nil {
+		return nil
+	}
+	ids, err := w.model.Tokenizer.Encode((*script)[sequence%len(*script)]+"<|im_end|>", false)
+	if err != nil {
+		panic(err)
+	}
+	return ids
+}
+
+// says has all answers from here on say something.
+func (w *world) says(texts ...string) { w.script.Store(&texts) }
 
 type options struct {
 	backend string // fields of the backend's configuration, each followed by a comma
@@ -64,7 +86,8 @@ type options struct {
 
 func newWorld(t testing.TB, o options) *world {
 	t.Helper()
-	w := &world{TB: t, schemas: loadSchemas(t), client: &http.Client{Transport: &http.Transport{}}, backend: fake.New(fake.Options{Exit: func(int) {}})}
+	w := &world{TB: t, schemas: loadSchemas(t), script: &atomic.Pointer[[]string]{}, client: &http.Client{Transport: &http.Transport{}}}
+	w.backend = fake.New(fake.Options{Exit: func(int) {}, Say: w.say})
 	dir, err := filepath.Abs(cmp.Or(o.dir, modelDir))
 	w.ok(err)
 	w.info, err = w.backend.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Name: modelName, Config: json.RawMessage(`{` + o.backend + `"hidden_size": 4}`), Scratch: t.TempDir()}, func(plugins.LoadProgress) {})
@@ -90,8 +113,10 @@ func newWorld(t testing.TB, o options) *world {
 	w.ok(err)
 	ring, err := keys.Open(o.keys)
 	w.ok(err)
-	w.service, err = New(w.core, &keys.Authenticator{Ring: ring, Tokens: keys.Tokens{Secret: bytes.Repeat([]byte{1}, 32), Lifetime: time.Hour}}, []*catalog.Model{w.model})
+	w.auth = &keys.Authenticator{Ring: ring, Tokens: keys.Tokens{Secret: bytes.Repeat([]byte{1}, 32), Lifetime: time.Hour}}
+	answers, err := inference.New(w.core, w.auth, []*catalog.Model{w.model})
 	w.ok(err)
+	w.service = New(answers)
 	ts := httptest.NewServer(server.New(server.Options{Health: func() server.Health { return server.Health{Status: "ok"} }, Metrics: http.NotFoundHandler(), Routes: []func(gin.IRouter){w.service.Register}}))
 	w.url = ts.URL
 	t.Cleanup(func() {
@@ -172,7 +197,9 @@ type (
 		Choices []struct {
 			Index   int `json:"index"`
 			Message struct {
-				Content string `json:"content"`
+				Content   string       `json:"content"`
+				Reasoning string       `json:"reasoning_content"`
+				ToolCalls []calledTool `json:"tool_calls"`
 			} `json:"message"`
 			Delta struct {
 				Role    string `json:"role"`
@@ -183,12 +210,12 @@ type (
 			} `json:"logprobs"`
 			FinishReason *string `json:"finish_reason"`
 		} `json:"choices"`
-		Usage *usage `json:"usage"`
+		Usage *inference.Usage `json:"usage"`
 	}
 	completionAnswerBody struct {
 		ID      string             `json:"id"`
 		Choices []completionChoice `json:"choices"`
-		Usage   *usage             `json:"usage"`
+		Usage   *inference.Usage   `json:"usage"`
 	}
 )
 
@@ -384,4 +411,13 @@ func (w *world) eventually(condition func() bool) {
 			w.Fatal("it never became true")
 		}
 	}
+}
+
+func encoded(t testing.TB, tok *tokenizer.Tokenizer, text string) []int32 {
+	t.Helper()
+	ids, err := tok.Encode(text, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ids
 }

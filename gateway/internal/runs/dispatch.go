@@ -257,6 +257,11 @@ func (c *Core) sample(ctx context.Context, b Backend, m *model, req plugins.Samp
 	if len(stops) == 0 {
 		return b.Sample(ctx, req, emit)
 	}
+	return c.sampleCut(ctx, b, m, req, stops, emit)
+}
+
+// sampleCut is sample for an emit that may end sequences by [ErrEndSequence].
+func (c *Core) sampleCut(ctx context.Context, b Backend, m *model, req plugins.SampleRequest, stops []string, emit func(plugins.SampleEvent) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var cancelling sync.WaitGroup
 	defer cancelling.Wait()
@@ -270,7 +275,9 @@ func (c *Core) sample(ctx context.Context, b Backend, m *model, req plugins.Samp
 		})
 	}}
 	for i := range k.sequences {
-		k.sequences[i].matcher = m.NewStopMatcher(stops)
+		if len(stops) > 0 {
+			k.sequences[i].matcher = m.NewStopMatcher(stops)
+		}
 	}
 	return b.Sample(ctx, req, k.event)
 }
@@ -283,7 +290,7 @@ type cutter struct {
 }
 
 type cutSequence struct {
-	matcher StopMatcher
+	matcher StopMatcher // nil without stop strings
 	ended   bool
 }
 
@@ -298,16 +305,18 @@ func (k *cutter) event(e plugins.SampleEvent) error {
 			return nil
 		}
 		for i, t := range e.Tokens.Tokens {
-			if !s.matcher.Push(t) {
+			if s.matcher == nil || !s.matcher.Push(t) {
 				continue
 			}
-			s.ended = true
-			k.cancel(e.Tokens.Sequence)
-			if err := k.emit(plugins.SampleEvent{Tokens: firstTokens(e.Tokens, i+1)}); err != nil {
+			if err := k.emit(plugins.SampleEvent{Tokens: firstTokens(e.Tokens, i+1)}); err != nil && !errors.Is(err, ErrEndSequence) {
 				return err
 			}
-			return k.emit(plugins.SampleEvent{Finished: &plugins.SequenceFinished{Sequence: e.Tokens.Sequence, Reason: plugins.StopToken}})
+			return k.end(e.Tokens.Sequence)
 		}
+		if err := k.emit(e); !errors.Is(err, ErrEndSequence) {
+			return err
+		}
+		return k.end(e.Tokens.Sequence)
 	case e.Finished != nil && e.Finished.Sequence >= 0 && e.Finished.Sequence < len(k.sequences):
 		s := &k.sequences[e.Finished.Sequence]
 		if s.ended {
@@ -316,6 +325,13 @@ func (k *cutter) event(e plugins.SampleEvent) error {
 		s.ended = true
 	}
 	return k.emit(e)
+}
+
+// end ends a sequence after the tokens that were passed on.
+func (k *cutter) end(sequence int) error {
+	k.sequences[sequence].ended = true
+	k.cancel(sequence)
+	return k.emit(plugins.SampleEvent{Finished: &plugins.SequenceFinished{Sequence: sequence, Reason: plugins.StopToken}})
 }
 
 // firstTokens cuts a piece of a sequence.

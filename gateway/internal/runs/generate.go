@@ -2,6 +2,7 @@ package runs
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 
@@ -16,8 +17,11 @@ type Generation struct {
 	Stops     Stops
 }
 
+// ErrEndSequence is what emit of [Core.Generate] returns for tokens after which their sequence is to end: nothing more comes of it but its end, with the reason StopToken.
+var ErrEndSequence = errors.New("end the sequence here")
+
 // Generate samples from a target and passes on the events in order from one goroutine; sequences are cut at the token that completes a stop string (StopToken is then the
-// reason). Newest versions are fixed when it starts. KindBusy when too much runs already, KindUnavailable while Config.Refuse does not want it. An error of emit, or the end of ctx, frees the sequences and is returned. Nothing is
+// reason). Newest versions are fixed when it starts. KindBusy when too much runs already, KindUnavailable while Config.Refuse does not want it. Another error of emit than [ErrEndSequence], or the end of ctx, frees the sequences and is returned. Nothing is
 // journalled and nothing is repeated.
 func (c *Core) Generate(ctx context.Context, target Target, req Generation, emit func(plugins.SampleEvent) error) (err error) {
 	m := c.byName[target.ServedModel]
@@ -101,7 +105,7 @@ func (c *Core) Generate(ctx context.Context, target Target, req Generation, emit
 	defer release()
 	r.Adapter, r.Version = adapter, version
 	count := tokenCounter{emit: emit}
-	err = c.sample(ctx, b, m, r, stops, count.event)
+	err = c.sampleCut(ctx, b, m, r, stops, count.event)
 	if plugins.KindOf(err) == plugins.KindBackendLost {
 		c.awaitEnd(ctx, m, b)
 	}

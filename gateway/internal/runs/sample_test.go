@@ -641,3 +641,35 @@ func TestGapsOfSampleNumbers(t *testing.T) {
 	w.sampled(w.sample(id, 21))
 	w.sampled(w.sample(id, 10*(maxGaps-1)+1))
 }
+
+// TestEndSequence: whoever reads an answer ends a sequence when it has what it wants. The other sequences go on.
+func TestEndSequence(t *testing.T) {
+	w := newWorld(t, nil)
+	target, err := w.Resolve(t.Context(), owner, base)
+	w.ok(err)
+	tokens, reasons := make([][]int32, 3), make([][]plugins.StopReason, 3)
+	err = w.Generate(t.Context(), target, Generation{Owner: owner, SeedGiven: true, Stops: Stops{Given: true}, Request: plugins.SampleRequest{
+		Prompt: []int32{2, 3}, NumSamples: 3, MaxTokens: 20, Temperature: 1, TopP: 1, Seed: 5, RepetitionPenalty: 1,
+	}}, func(e plugins.SampleEvent) error {
+		switch {
+		case e.Tokens != nil:
+			i := e.Tokens.Sequence
+			tokens[i] = append(tokens[i], e.Tokens.Tokens...)
+			if i == 1 && len(tokens[i]) >= 4 {
+				return fmt.Errorf("enough: %w", ErrEndSequence)
+			}
+		case e.Finished != nil:
+			reasons[e.Finished.Sequence] = append(reasons[e.Finished.Sequence], e.Finished.Reason)
+		}
+		return nil
+	})
+	w.ok(err)
+	if len(tokens[0]) != 20 || len(tokens[1]) != 4 || len(tokens[2]) != 20 {
+		t.Errorf("tokens %v", tokens)
+	}
+	for i, want := range []plugins.StopReason{plugins.StopLength, plugins.StopToken, plugins.StopLength} {
+		if !slices.Equal(reasons[i], []plugins.StopReason{want}) {
+			t.Errorf("sequence %d ended with %v", i, reasons[i])
+		}
+	}
+}

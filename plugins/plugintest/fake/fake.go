@@ -26,6 +26,9 @@ const Version = "1"
 type Options struct {
 	// Exit is called by the fault "crash"; nil means os.Exit. A test in the same process passes a function that calls Lose.
 	Exit func(code int)
+	// Say gives the tokens of a sequence in place of drawn ones, and its first stop token after them; nil, or nothing from it, leaves the draw. A test of what is made of an answer
+	// in the same process sets it.
+	Say func(req *plugins.SampleRequest, sequence int) []int32
 }
 
 // Backend implements plugins.Backend.

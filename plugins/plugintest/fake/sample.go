@@ -254,6 +254,9 @@ func (b *Backend) next(req *plugins.SampleRequest, p *parameters, s *sequence, p
 	}
 	u := uniform(req.Seed, uint32(s.index), uint32(len(req.Prompt)+len(s.generated)), drawToken, 0)
 	token := drawFrom(req, row, len(s.generated) < req.MinTokens, u)
+	if b.options.Say != nil {
+		token = said(req, b.options.Say(req, s.index), len(s.generated), token)
+	}
 	lse := logSumExp(row)
 	event := &plugins.SampledTokens{Sequence: s.index, Tokens: []int32{token}, Logprobs: []float32{float32(row[token] - lse)}}
 	if k := req.TopKSampledLogprobs; k > 0 {
@@ -265,6 +268,17 @@ func (b *Backend) next(req *plugins.SampleRequest, p *parameters, s *sequence, p
 	b.model.advance(s.state, token)
 	b.progress(func(st *plugins.Status) { st.SampledTokens++ })
 	return event
+}
+
+// said is the token at a place of what is to be said, and a stop token at its end; drawn where nothing is to be said.
+func said(req *plugins.SampleRequest, say []int32, at int, drawn int32) int32 {
+	switch {
+	case at < len(say):
+		return say[at]
+	case say != nil && len(req.StopTokens) > 0:
+		return req.StopTokens[0]
+	}
+	return drawn
 }
 
 // adjust applies penalties and bias.

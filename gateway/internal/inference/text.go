@@ -1,4 +1,4 @@
-package openai
+package inference
 
 import (
 	"strings"
@@ -8,24 +8,32 @@ import (
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
-// token is one generated (or prompt) token with its scores.
-type token struct {
-	id      int32
-	logprob float32
-	top     []topToken
-	offset  int // of its text: characters (code points) of the sequence's text before it
+// Token is one generated (or prompt) token with its scores.
+type Token struct {
+	ID      int32
+	Logprob float32
+	Top     []Alternative
+	Offset  int // of its text: characters (code points) of the sequence's text before it
 	at      int // the same in bytes of the text with special tokens
 }
 
-type topToken struct {
-	id      int32
-	logprob float32
+// Alternative is one of the likeliest tokens at a place.
+type Alternative struct {
+	ID      int32
+	Logprob float32
 }
 
 // piece is text that is certain, with the tokens that begin in it.
 type piece struct {
-	text   string
-	tokens []token
+	text   string // without special tokens, if those are left out
+	runs   []run  // the same with all of them
+	tokens []Token
+}
+
+// run is text that comes from special tokens, or from others.
+type run struct {
+	text    string
+	special bool
 }
 
 // assembler turns the tokens of one sequence into text: whole characters only, nothing that may still become a stop string, and nothing from a stop string on.
@@ -40,13 +48,15 @@ type assembler struct {
 	includeStop bool
 	ends        map[int32]bool
 	keepEnds    bool // end tokens are listed among the tokens, though they are no text
+	keepAll     bool // tokens behind a stop string's beginning are listed too
 
 	held     string  // text, special tokens included, that is not certain yet
 	hidden   []span  // the special tokens in held, ascending
-	tokens   []token // tokens that begin in held, or that have given no text yet
+	tokens   []Token // tokens that begin in held, or that have given no text yet
 	released int     // bytes that have left held
 	chars    int     // characters given out
 	stopped  bool    // a stop string was found
+	stop     any     // what ended the sequence: a stop string, or the id of an end token; nil if nothing has
 }
 
 // span is a range of bytes.
@@ -57,14 +67,14 @@ const primeTokens = 8
 
 // newAssembler makes an assembler for one sequence of a generation. Its text goes on after the prompt with afterPrompt, else it is a text of its own: decoders of
 // the SentencePiece kind drop the space at a text's beginning.
-func (g *generation) newAssembler(t *tokenizer.Tokenizer) *assembler {
+func (g *Generation) newAssembler(t *tokenizer.Tokenizer) *assembler {
 	a := &assembler{
-		tokenizer: t, stream: t.NewStream(false), skipSpecial: g.skipSpecial, stops: g.Stops.Strings, longest: 1, includeStop: g.includeStop, ends: g.ends, keepEnds: g.keepEnds,
+		tokenizer: t, stream: t.NewStream(false), skipSpecial: g.skipSpecial, stops: g.Stops.Strings, longest: 1, includeStop: g.includeStop, ends: g.ends, keepEnds: g.KeepEnds || g.KeepAll, keepAll: g.KeepAll,
 	}
 	for _, s := range a.stops {
 		a.longest = max(a.longest, len(s))
 	}
-	if g.afterPrompt {
+	if g.AfterPrompt {
 		for _, id := range g.Request.Prompt[max(0, len(g.Request.Prompt)-primeTokens):] {
 			a.stream.Push(id)
 		}
@@ -78,7 +88,10 @@ func (a *assembler) push(s *plugins.SampledTokens) piece {
 		if a.stopped {
 			break // what comes after a stop string is not wanted
 		}
-		t := token{id: id, logprob: s.Logprobs[i], top: topRow(s.Top, i), offset: a.chars + a.visibleChars(), at: a.released + len(a.held)}
+		t := Token{ID: id, Logprob: s.Logprobs[i], Top: TopRow(s.Top, i), Offset: a.chars + a.visibleChars(), at: a.released + len(a.held)}
+		if a.ends[id] {
+			a.stop = id
+		}
 		if a.ends[id] && !a.includeStop {
 			if a.keepEnds {
 				a.tokens = append(a.tokens, t)
@@ -124,6 +137,7 @@ func (a *assembler) cutAtStop() {
 	for _, s := range a.stops {
 		if i := strings.Index(a.held, s); i >= 0 && (first < 0 || i < first) {
 			first, end = i, i
+			a.stop = s
 			if a.includeStop {
 				end = i + len(s)
 			}
@@ -141,6 +155,9 @@ func (a *assembler) cutAtStop() {
 			break
 		}
 		a.hidden = a.hidden[:len(a.hidden)-1]
+	}
+	if a.keepAll {
+		return
 	}
 	kept := a.tokens[:0]
 	for _, t := range a.tokens {
@@ -168,7 +185,7 @@ func (a *assembler) certain() int {
 
 // release gives out n bytes of the held text, special tokens left out. Tokens go with the text they begin in; those that have given none yet wait.
 func (a *assembler) release(n int) piece {
-	p := piece{text: a.visible(n)}
+	p := piece{text: a.visible(n), runs: a.runs(n)}
 	a.chars += utf8.RuneCountInString(p.text)
 	a.held = a.held[n:]
 	a.released += n
@@ -186,6 +203,26 @@ func (a *assembler) release(n int) piece {
 	p.tokens = append(p.tokens, a.tokens[:count]...)
 	a.tokens = append(a.tokens[:0], a.tokens[count:]...)
 	return p
+}
+
+// runs is the text of the first n held bytes with what is left out of it.
+func (a *assembler) runs(n int) (out []run) {
+	add := func(from, to int, special bool) {
+		if from < to {
+			out = append(out, run{a.held[from:to], special})
+		}
+	}
+	from := 0
+	for _, h := range a.hidden {
+		if h.from >= n {
+			break
+		}
+		add(from, h.from, false)
+		from = min(h.to, n)
+		add(h.from, from, true)
+	}
+	add(from, n, false)
+	return out
 }
 
 // visible is the text of the first n held bytes.
@@ -210,10 +247,10 @@ func (a *assembler) visibleChars() int {
 	return utf8.RuneCountInString(a.visible(len(a.held)))
 }
 
-func topRow(top plugins.TopLogprobs, row int) []topToken {
-	out := make([]topToken, 0, top.K)
+func TopRow(top plugins.TopLogprobs, row int) []Alternative {
+	out := make([]Alternative, 0, top.K)
 	for j := range top.K {
-		out = append(out, topToken{top.IDs[row*top.K+j], top.Logprobs[row*top.K+j]})
+		out = append(out, Alternative{top.IDs[row*top.K+j], top.Logprobs[row*top.K+j]})
 	}
 	return out
 }

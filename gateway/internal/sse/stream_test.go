@@ -1,4 +1,4 @@
-package openai
+package sse
 
 import (
 	"errors"
@@ -51,11 +51,11 @@ func TestSlowReaders(t *testing.T) {
 			w := &slowWriter{ResponseRecorder: httptest.NewRecorder(), now: time.Unix(1_000_000, 0), each: c.each}
 			g, _ := gin.CreateTestContext(w)
 			g.Request = httptest.NewRequest(http.MethodPost, "/", nil)
-			s := newEventStream(g)
+			s := New(g, Comment)
 			s.now = func() time.Time { return w.now }
-			defer s.close()
+			defer s.Close()
 			for i := 1; i <= 2000; i++ {
-				if err := s.write(strings.Repeat("x", c.bytes)); err != nil {
+				if err := s.Write(strings.Repeat("x", c.bytes)); err != nil {
 					if i < c.want || i > c.want+1 {
 						t.Errorf("given up with event %d, %v; want event %d", i, err, c.want)
 					}

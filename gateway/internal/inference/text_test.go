@@ -1,4 +1,4 @@
-package openai
+package inference
 
 import (
 	"math/rand/v2"
@@ -13,7 +13,7 @@ import (
 
 func tinyTokenizer(t testing.TB) *tokenizer.Tokenizer {
 	t.Helper()
-	tok, err := tokenizer.Load(modelDir)
+	tok, err := tokenizer.Load("../../../configs/models/tiny-chat")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,7 +30,7 @@ func encoded(t testing.TB, tok *tokenizer.Tokenizer, text string) []int32 {
 }
 
 // assemble pushes tokens in groups of a size and gives the pieces.
-func assemble(g *generation, tok *tokenizer.Tokenizer, ids []int32, size int) []piece {
+func assemble(g *Generation, tok *tokenizer.Tokenizer, ids []int32, size int) []piece {
 	a := g.newAssembler(tok)
 	var pieces []piece
 	for from := 0; from < len(ids); from += size {
@@ -40,7 +40,7 @@ func assemble(g *generation, tok *tokenizer.Tokenizer, ids []int32, size int) []
 	return append(pieces, a.finish())
 }
 
-func joined(pieces []piece) (text string, tokens []token) {
+func joined(pieces []piece) (text string, tokens []Token) {
 	for _, p := range pieces {
 		text += p.text
 		tokens = append(tokens, p.tokens...)
@@ -57,7 +57,7 @@ func TestAssembler(t *testing.T) {
 	think, _ := tok.ID("<think>")
 	for _, c := range []struct {
 		name  string
-		g     generation
+		g     Generation
 		stops []string
 		text  string // tokenized
 		extra []int32
@@ -66,18 +66,18 @@ func TestAssembler(t *testing.T) {
 	}{
 		{name: "plain", text: "one two three", want: "one two three", all: true},
 		{name: "stop string across tokens", text: "one two three", stops: []string{"wo th"}, want: "one t"},
-		{name: "stop string included", g: generation{includeStop: true}, text: "one two three", stops: []string{"wo th"}, want: "one two th"},
+		{name: "stop string included", g: Generation{includeStop: true}, text: "one two three", stops: []string{"wo th"}, want: "one two th"},
 		{name: "stop at the very first token", text: "one two", stops: []string{"o"}, want: ""},
 		{name: "the earliest of several stop strings", text: "one two three", stops: []string{"three", "two", "e two"}, want: "on"},
 		{name: "stop string that almost comes", text: "aaaab aaaac", stops: []string{"aaaad"}, want: "aaaab aaaac", all: true},
 		{name: "stop string that is one character of several bytes", text: "né né", stops: []string{"é"}, want: "n"},
-		{name: "special token as stop string", text: "one<|im_end|>two", stops: []string{"<|im_end|>"}, g: generation{skipSpecial: true}, want: "one"},
-		{name: "stop string over a special token", text: "one<|im_end|>two", stops: []string{"|>tw"}, g: generation{skipSpecial: true}, want: "one"},
-		{name: "special tokens skipped", text: "one<|im_end|>two", g: generation{skipSpecial: true}, want: "onetwo", all: true},
+		{name: "special token as stop string", text: "one<|im_end|>two", stops: []string{"<|im_end|>"}, g: Generation{skipSpecial: true}, want: "one"},
+		{name: "stop string over a special token", text: "one<|im_end|>two", stops: []string{"|>tw"}, g: Generation{skipSpecial: true}, want: "one"},
+		{name: "special tokens skipped", text: "one<|im_end|>two", g: Generation{skipSpecial: true}, want: "onetwo", all: true},
 		{name: "special tokens shown", text: "one<|im_end|>two", want: "one<|im_end|>two", all: true},
-		{name: "end token", text: "one", extra: []int32{end}, g: generation{ends: map[int32]bool{end: true}}, want: "one"},
-		{name: "end token listed", text: "one", extra: []int32{end}, g: generation{ends: map[int32]bool{end: true}, keepEnds: true}, want: "one", all: true},
-		{name: "end token that is text, included", text: "one", extra: []int32{think}, g: generation{ends: map[int32]bool{think: true}, includeStop: true}, want: "one<think>", all: true},
+		{name: "end token", text: "one", extra: []int32{end}, g: Generation{ends: map[int32]bool{end: true}}, want: "one"},
+		{name: "end token listed", text: "one", extra: []int32{end}, g: Generation{ends: map[int32]bool{end: true}, KeepEnds: true}, want: "one", all: true},
+		{name: "end token that is text, included", text: "one", extra: []int32{think}, g: Generation{ends: map[int32]bool{think: true}, includeStop: true}, want: "one<think>", all: true},
 	} {
 		ids := append(encoded(t, tok, c.text), c.extra...)
 		c.g.Generation = runs.Generation{Stops: runs.Stops{Strings: c.stops}}
@@ -92,8 +92,8 @@ func TestAssembler(t *testing.T) {
 				}
 				// No listed token begins behind the text.
 				for _, one := range tokens {
-					if one.offset > utf8.RuneCountInString(text) {
-						t.Errorf("token %d begins at %d of %q", one.id, one.offset, text)
+					if one.Offset > utf8.RuneCountInString(text) {
+						t.Errorf("token %d begins at %d of %q", one.ID, one.Offset, text)
 					}
 				}
 			})
@@ -122,7 +122,7 @@ func TestAssemblerRandom(t *testing.T) {
 			from := random.IntN(len(runes))
 			stops = append(stops, string(runes[from:from+1+random.IntN(len(runes)-from)]))
 		}
-		g := &generation{includeStop: random.IntN(2) == 0}
+		g := &Generation{includeStop: random.IntN(2) == 0}
 		g.Stops.Strings = stops
 		// The definition: after each token, the first stop string in the text so far cuts it.
 		want, stopped := whole, false
@@ -155,11 +155,11 @@ func TestAssemblerRandom(t *testing.T) {
 			t.Fatalf("round %d: %d tokens of %d", round, len(tokens), len(ids))
 		}
 		for i, one := range tokens {
-			if one.id != ids[i] {
-				t.Fatalf("round %d: token %d is %d, want %d", round, i, one.id, ids[i])
+			if one.ID != ids[i] {
+				t.Fatalf("round %d: token %d is %d, want %d", round, i, one.ID, ids[i])
 			}
-			if before := tokens[max(0, i-1)].offset; one.offset < before || one.offset > utf8.RuneCountInString(got) {
-				t.Fatalf("round %d: offsets %d, %d of %q", round, before, one.offset, got)
+			if before := tokens[max(0, i-1)].Offset; one.Offset < before || one.Offset > utf8.RuneCountInString(got) {
+				t.Fatalf("round %d: offsets %d, %d of %q", round, before, one.Offset, got)
 			}
 		}
 		for _, p := range pieces {
@@ -175,7 +175,7 @@ func TestAssemblerAfterPrompt(t *testing.T) {
 	tok := tinyTokenizer(t)
 	ids := encoded(t, tok, "x𝄞y")
 	for cut := range ids {
-		g := &generation{afterPrompt: true}
+		g := &Generation{AfterPrompt: true}
 		g.Request.Prompt = ids[:cut]
 		got, _ := joined(assemble(g, tok, ids[cut:], 1))
 		stream, before := tok.NewStream(false), ""

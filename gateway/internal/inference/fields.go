@@ -1,4 +1,4 @@
-package openai
+package inference
 
 import (
 	"bytes"
@@ -10,21 +10,22 @@ import (
 
 // Fields whose type is one of several are kept as raw JSON and read here. What is read has been found to be valid JSON, but may be 16 MiB of anything.
 
-// given tells whether a field is there and not null.
-func given(raw json.RawMessage) bool { return len(raw) > 0 && !bytes.Equal(raw, []byte("null")) }
+// Given tells whether a field is there and not null.
+func Given(raw json.RawMessage) bool { return len(raw) > 0 && !bytes.Equal(raw, []byte("null")) }
 
-// asksNothing tells whether a value means what leaving the field out means.
-func asksNothing(raw json.RawMessage) bool {
+// AsksNothing tells whether a value means what leaving the field out means.
+func AsksNothing(raw json.RawMessage) bool {
 	return slices.Contains([]string{"", "null", "false", "0", `""`, "[]", "{}"}, string(raw))
 }
 
-func isText(raw json.RawMessage, allowed ...string) bool {
+// IsText tells whether a value is one of some strings.
+func IsText(raw json.RawMessage, allowed ...string) bool {
 	var text string
 	return json.Unmarshal(raw, &text) == nil && slices.Contains(allowed, text)
 }
 
-// elements splits a list, unless it has more than most elements.
-func elements(raw json.RawMessage, most int) ([]json.RawMessage, error) {
+// Elements splits a list, unless it has more than most elements.
+func Elements(raw json.RawMessage, most int) ([]json.RawMessage, error) {
 	d := json.NewDecoder(bytes.NewReader(raw))
 	if _, err := d.Token(); err != nil {
 		return nil, err
@@ -43,8 +44,8 @@ func elements(raw json.RawMessage, most int) ([]json.RawMessage, error) {
 	return out, nil
 }
 
-// kindOf gives the first byte of a value, which tells its kind: { [ " t f n or a number's.
-func kindOf(raw json.RawMessage) byte {
+// KindOf gives the first byte of a value, which tells its kind: { [ " t f n or a number's.
+func KindOf(raw json.RawMessage) byte {
 	raw = bytes.TrimLeft(raw, " \t\r\n")
 	if len(raw) == 0 {
 		return 0
@@ -52,9 +53,9 @@ func kindOf(raw json.RawMessage) byte {
 	return raw[0]
 }
 
-// stringOf reads a string; unlike json.Unmarshal it takes no null for one.
-func stringOf(raw json.RawMessage) (string, error) {
-	if kindOf(raw) != '"' {
+// StringOf reads a string; unlike json.Unmarshal it takes no null for one.
+func StringOf(raw json.RawMessage) (string, error) {
+	if KindOf(raw) != '"' {
 		return "", fmt.Errorf("%.40s is not a string", raw)
 	}
 	var text string
@@ -62,10 +63,10 @@ func stringOf(raw json.RawMessage) (string, error) {
 	return text, err
 }
 
-// tokenIDs reads a list of token ids below vocab; with vocab 0 any that fit.
-func tokenIDs(raw json.RawMessage, vocab int) ([]int32, error) {
+// TokenIDs reads a list of token ids below vocab; with vocab 0 any that fit.
+func TokenIDs(raw json.RawMessage, vocab int) ([]int32, error) {
 	raw = bytes.TrimSpace(raw)
-	if kindOf(raw) != '[' {
+	if KindOf(raw) != '[' {
 		return nil, fmt.Errorf("%.40s is not a list of token ids", raw)
 	}
 	rest := bytes.TrimSpace(raw[1 : len(raw)-1])
@@ -92,7 +93,7 @@ func idRange(vocab int) string {
 
 // seedOf reads a 64-bit number of either sign; nil when none is given. A negative seed is the number with the same 64 bits.
 func seedOf(raw json.RawMessage) (*uint64, error) {
-	if !given(raw) {
+	if !Given(raw) {
 		return nil, nil
 	}
 	text := string(raw[:min(len(raw), 40)])
@@ -102,31 +103,31 @@ func seedOf(raw json.RawMessage) (*uint64, error) {
 	}
 	seed, err := strconv.ParseUint(text, 10, 64)
 	if err != nil {
-		return nil, invalid("seed", "%s is not a 64-bit integer", text)
+		return nil, Invalid("seed", "%s is not a 64-bit integer", text)
 	}
 	return &seed, nil
 }
 
 // stopsOf reads stop: a string or a list of strings.
 func stopsOf(raw json.RawMessage) ([]string, error) {
-	if !given(raw) {
+	if !Given(raw) {
 		return nil, nil
 	}
 	list := []json.RawMessage{raw}
-	if kindOf(raw) == '[' {
+	if KindOf(raw) == '[' {
 		var err error
-		if list, err = elements(raw, maxStopStrings); err != nil {
-			return nil, invalid("stop", "%v", err)
+		if list, err = Elements(raw, maxStopStrings); err != nil {
+			return nil, Invalid("stop", "%v", err)
 		}
 	}
 	out := make([]string, len(list))
 	for i, one := range list {
-		text, err := stringOf(one)
+		text, err := StringOf(one)
 		if err != nil {
-			return nil, invalid("stop", "%v: a string or a list of strings is allowed", err)
+			return nil, Invalid("stop", "%v: a string or a list of strings is allowed", err)
 		}
 		if text == "" || len(text) > maxStopBytes {
-			return nil, invalid("stop", "a string of %d bytes is not allowed: 1 to %d", len(text), maxStopBytes)
+			return nil, Invalid("stop", "a string of %d bytes is not allowed: 1 to %d", len(text), maxStopBytes)
 		}
 		out[i] = text
 	}

@@ -1,4 +1,4 @@
-package openai
+package inference
 
 import (
 	"encoding/json"
@@ -18,18 +18,18 @@ const (
 	maxStopStrings = 64 // OpenAI: 4; clients of other servers send more
 	maxStopBytes   = 4096
 	maxStopTokens  = 256
-	maxTopLogprobs = 20
+	MaxTopLogprobs = 20
 	maxLogitBias   = 1024
 
 	// greedyBelow is the temperature below which the likeliest token is certain as far as float32 can tell; dividing logits by less would overflow.
 	greedyBelow = 1e-5
 )
 
-// samplingFields are the parameters that chat completions and completions share. The last group is vLLM's.
-type samplingFields struct {
+// Parameters are the fields of a request that all surfaces share. The last group is vLLM's.
+type Parameters struct {
 	Model            string             `json:"model"`
 	Stream           bool               `json:"stream"`
-	StreamOptions    *streamOptions     `json:"stream_options"`
+	StreamOptions    *StreamOptions     `json:"stream_options"`
 	N                *int               `json:"n"`
 	Temperature      *float64           `json:"temperature"`
 	TopP             *float64           `json:"top_p"`
@@ -47,16 +47,18 @@ type samplingFields struct {
 	StopTokenIDs      json.RawMessage `json:"stop_token_ids"`
 	IncludeStop       bool            `json:"include_stop_str_in_output"`
 	SkipSpecialTokens *bool           `json:"skip_special_tokens"`
+	ReturnTokenIDs    bool            `json:"return_token_ids"`
+	TokensAsIDs       bool            `json:"return_tokens_as_token_ids"`
 
-	unserved
+	ReturnDatum json.RawMessage `json:"return_datum"` // ours: the answer as training data
+
+	Unserved
 }
 
-// unserved are fields of other servers that change the answer and that this one does not serve. They are refused unless they ask for nothing: silence would be a
+// Unserved are fields of other servers that change the answer and that this one does not serve. They are refused unless they ask for nothing: silence would be a
 // wrong answer. Fields that nobody knows are left alone, as every server of this API does.
-type unserved struct {
+type Unserved struct {
 	PromptLogprobs    json.RawMessage `json:"prompt_logprobs"`
-	ReturnTokenIDs    json.RawMessage `json:"return_token_ids"`
-	TokensAsIDs       json.RawMessage `json:"return_tokens_as_token_ids"`
 	TruncatePrompt    json.RawMessage `json:"truncate_prompt_tokens"`
 	BeamSearch        json.RawMessage `json:"use_beam_search"`
 	BadWords          json.RawMessage `json:"bad_words"`
@@ -68,14 +70,13 @@ type unserved struct {
 	GuidedGrammar     json.RawMessage `json:"guided_grammar"`
 }
 
-func (u *unserved) refuse() error {
+// Refuse names the first that asks for something.
+func (u *Unserved) Refuse() error {
 	for _, f := range []struct {
 		name  string
 		value json.RawMessage
 	}{
 		{"prompt_logprobs", u.PromptLogprobs},
-		{"return_token_ids", u.ReturnTokenIDs},
-		{"return_tokens_as_token_ids", u.TokensAsIDs},
 		{"truncate_prompt_tokens", u.TruncatePrompt},
 		{"use_beam_search", u.BeamSearch},
 		{"bad_words", u.BadWords},
@@ -86,29 +87,31 @@ func (u *unserved) refuse() error {
 		{"guided_choice", u.GuidedChoice},
 		{"guided_grammar", u.GuidedGrammar},
 	} {
-		if !asksNothing(f.value) {
-			return unsupported(f.name, "is not supported")
+		if !AsksNothing(f.value) {
+			return Unsupported(f.name, "is not supported")
 		}
 	}
 	return nil
 }
 
-type streamOptions struct {
-	IncludeUsage bool `json:"include_usage"`
+// StreamOptions are what a stream holds beside the answer.
+type StreamOptions struct {
+	IncludeUsage         bool `json:"include_usage"`
+	ContinuousUsageStats bool `json:"continuous_usage_stats"` // vLLM: the usage so far in every event
 }
 
-// limit is max_tokens under the name that the client gave it; nil = as many as fit.
-type limit struct {
-	field  string
-	tokens *int
+// Limit is max_tokens under the name that the client gave it; nil = as many as fit.
+type Limit struct {
+	Field  string
+	Tokens *int
 }
 
-// build validates the shared fields for a prompt.
-func (f *samplingFields) build(owner string, m *catalog.Model, info plugins.ModelInfo, prompt []int32, most limit) (*generation, error) {
+// Build validates the shared fields for a prompt.
+func (f *Parameters) Build(owner string, m *catalog.Model, info plugins.ModelInfo, prompt []int32, most Limit) (*Generation, error) {
 	if len(prompt) == 0 {
-		return nil, invalid("prompt", "has no tokens")
+		return nil, Invalid("prompt", "has no tokens")
 	}
-	g := &generation{skipSpecial: true, includeStop: f.IncludeStop, ends: map[int32]bool{}}
+	g := &Generation{skipSpecial: true, includeStop: f.IncludeStop, ends: map[int32]bool{}}
 	g.Owner = owner
 	r := &g.Request
 	r.Prompt = prompt
@@ -118,7 +121,7 @@ func (f *samplingFields) build(owner string, m *catalog.Model, info plugins.Mode
 		r.NumSamples = *f.N
 	}
 	if r.NumSamples < 1 || r.NumSamples > maxChoices {
-		return nil, invalid("n", "%d is not between 1 and %d", r.NumSamples, maxChoices)
+		return nil, Invalid("n", "%d is not between 1 and %d", r.NumSamples, maxChoices)
 	}
 	if err := f.numbers(r); err != nil {
 		return nil, err
@@ -149,51 +152,51 @@ func (f *samplingFields) build(owner string, m *catalog.Model, info plugins.Mode
 }
 
 // apply sets MaxTokens within the context.
-func (l limit) apply(r *plugins.SampleRequest, context int) error {
+func (l Limit) apply(r *plugins.SampleRequest, context int) error {
 	room, want := context-len(r.Prompt), 1
-	if l.tokens != nil {
-		if want = *l.tokens; want < 0 {
-			return invalid(l.field, "%d is negative", want)
+	if l.Tokens != nil {
+		if want = *l.Tokens; want < 0 {
+			return Invalid(l.Field, "%d is negative", want)
 		}
 	}
 	if want > room {
-		return &apiError{Status: http.StatusBadRequest, Type: "invalid_request_error", Param: l.field, Code: "context_length_exceeded", Message: fmt.Sprintf(
+		return &Error{Status: http.StatusBadRequest, Type: "invalid_request_error", Param: l.Field, Code: "context_length_exceeded", Message: fmt.Sprintf(
 			"This model's maximum context length is %d tokens. Prompt length plus max_tokens exceeds it: %d prompt tokens + %d max_tokens > %d.", context, len(r.Prompt), want, context)}
 	}
 	r.MaxTokens = want
-	if l.tokens == nil {
+	if l.Tokens == nil {
 		r.MaxTokens = room
 	}
 	return nil
 }
 
-func (f *samplingFields) minTokens(r *plugins.SampleRequest) error {
+func (f *Parameters) minTokens(r *plugins.SampleRequest) error {
 	if f.MinTokens == nil || *f.MinTokens == 0 {
 		return nil
 	}
 	if *f.MinTokens < 0 || *f.MinTokens > r.MaxTokens {
-		return invalid("min_tokens", "%d is not between 0 and max_tokens, which is %d", *f.MinTokens, r.MaxTokens)
+		return Invalid("min_tokens", "%d is not between 0 and max_tokens, which is %d", *f.MinTokens, r.MaxTokens)
 	}
-	if given(f.Stop) && !asksNothing(f.Stop) {
-		return unsupported("min_tokens", "cannot be combined with stop strings, only with stop tokens")
+	if Given(f.Stop) && !AsksNothing(f.Stop) {
+		return Unsupported("min_tokens", "cannot be combined with stop strings, only with stop tokens")
 	}
 	r.MinTokens = *f.MinTokens
 	return nil
 }
 
 // stops sets what ends a sequence.
-func (f *samplingFields) stops(g *generation, m *catalog.Model, vocab int) error {
+func (f *Parameters) stops(g *Generation, m *catalog.Model, vocab int) error {
 	strings, err := stopsOf(f.Stop)
 	if err != nil {
 		return err
 	}
 	g.Stops = runs.Stops{Given: true, Strings: strings, Tokens: []int32{}}
-	if given(f.StopTokenIDs) {
-		if g.Stops.Tokens, err = tokenIDs(f.StopTokenIDs, vocab); err != nil {
-			return invalid("stop_token_ids", "%v", err)
+	if Given(f.StopTokenIDs) {
+		if g.Stops.Tokens, err = TokenIDs(f.StopTokenIDs, vocab); err != nil {
+			return Invalid("stop_token_ids", "%v", err)
 		}
 		if len(g.Stops.Tokens) > maxStopTokens {
-			return invalid("stop_token_ids", "%d ids are more than %d", len(g.Stops.Tokens), maxStopTokens)
+			return Invalid("stop_token_ids", "%d ids are more than %d", len(g.Stops.Tokens), maxStopTokens)
 		}
 	}
 	if !f.IgnoreEOS {
@@ -225,7 +228,7 @@ func setDefaults(r *plugins.SampleRequest, d catalog.SamplingDefaults) {
 }
 
 // numbers sets the numeric parameters within their bounds.
-func (f *samplingFields) numbers(r *plugins.SampleRequest) error {
+func (f *Parameters) numbers(r *plugins.SampleRequest) error {
 	for _, p := range []struct {
 		name        string
 		value       *float64
@@ -242,19 +245,19 @@ func (f *samplingFields) numbers(r *plugins.SampleRequest) error {
 			continue
 		}
 		if !(*p.value >= p.least && *p.value <= p.most) {
-			return invalid(p.name, "%v is not between %v and %v", *p.value, p.least, p.most)
+			return Invalid(p.name, "%v is not between %v and %v", *p.value, p.least, p.most)
 		}
 		*p.into = *p.value
 	}
 	if v := f.RepetitionPenalty; v != nil {
 		if !(*v >= math.SmallestNonzeroFloat32 && *v <= 10) {
-			return invalid("repetition_penalty", "%v is not above 0 and at most 10", *v)
+			return Invalid("repetition_penalty", "%v is not above 0 and at most 10", *v)
 		}
 		r.RepetitionPenalty = *v
 	}
 	if k := f.TopK; k != nil {
 		if *k < -1 || *k > math.MaxInt32 {
-			return invalid("top_k", "%d is not between -1 (off) and %d", *k, math.MaxInt32)
+			return Invalid("top_k", "%d is not between -1 (off) and %d", *k, math.MaxInt32)
 		}
 		r.TopK = *k
 	}
@@ -268,17 +271,17 @@ func (f *samplingFields) numbers(r *plugins.SampleRequest) error {
 }
 
 // bias sets logit_bias, whose keys are token ids.
-func (f *samplingFields) bias(r *plugins.SampleRequest, vocab int) error {
+func (f *Parameters) bias(r *plugins.SampleRequest, vocab int) error {
 	if len(f.LogitBias) > maxLogitBias {
-		return invalid("logit_bias", "%d entries are more than %d", len(f.LogitBias), maxLogitBias)
+		return Invalid("logit_bias", "%d entries are more than %d", len(f.LogitBias), maxLogitBias)
 	}
 	for text, bias := range f.LogitBias {
 		id, err := strconv.ParseInt(text, 10, 32)
 		if err != nil || id < 0 || id >= int64(vocab) {
-			return invalid("logit_bias", "%.40q is not a token id%s", text, idRange(vocab))
+			return Invalid("logit_bias", "%.40q is not a token id%s", text, idRange(vocab))
 		}
 		if !(bias >= -100 && bias <= 100) {
-			return invalid("logit_bias", "%v is not between -100 and 100", bias)
+			return Invalid("logit_bias", "%v is not between -100 and 100", bias)
 		}
 		if r.LogitBias == nil {
 			r.LogitBias = map[int32]float64{}

@@ -1,4 +1,6 @@
-package openai
+// Package sse writes server-sent events: streams that begin late enough for an error to have a status of its own, that are kept open while they wait, and that
+// end where their reader is too slow or has lost its key. It knows no API: what the events are is its callers'.
+package sse
 
 import (
 	"encoding/json"
@@ -36,9 +38,13 @@ func (p *patience) left() time.Duration {
 
 var errSlowReader = errors.New("the client reads too slowly")
 
-// eventStream writes server-sent events. It begins with the first event, so that an error before it can still have a status of its own. Safe for concurrent use.
-type eventStream struct {
-	c *gin.Context
+// Comment is a ping that every reader of server-sent events passes over.
+const Comment = ": ping\n\n"
+
+// Stream writes server-sent events. It begins with the first event, so that an error before it can still have a status of its own. Safe for concurrent use.
+type Stream struct {
+	c    *gin.Context
+	ping string
 
 	now func() time.Time
 
@@ -49,20 +55,25 @@ type eventStream struct {
 	done     sync.WaitGroup
 }
 
-func newEventStream(c *gin.Context) *eventStream {
-	return &eventStream{c: c, now: time.Now, stop: make(chan struct{})}
+// New makes a stream that answers a request. ping is what is written every 15 seconds: [Comment], or an event of the API's own. The caller must Close it.
+func New(c *gin.Context, ping string) *Stream {
+	return &Stream{c: c, ping: ping, now: time.Now, stop: make(chan struct{})}
 }
 
-// send writes one event.
-func (s *eventStream) send(value any) error {
+// Send writes one event with a value as JSON. event is its name, "" for none.
+func (s *Stream) Send(event string, value any) error {
 	b, err := json.Marshal(value)
 	if err != nil {
 		return err
 	}
-	return s.write("data: " + string(b) + "\n\n")
+	if event != "" {
+		event = "event: " + event + "\n"
+	}
+	return s.Write(event + "data: " + string(b) + "\n\n")
 }
 
-func (s *eventStream) write(text string) error {
+// Write writes text that is whole events.
+func (s *Stream) Write(text string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.begun {
@@ -73,7 +84,7 @@ func (s *eventStream) write(text string) error {
 		h.Set("X-Accel-Buffering", "no")
 		s.c.Status(http.StatusOK)
 		s.done.Add(1)
-		go s.ping()
+		go s.keepOpen()
 	}
 	left, begin := s.patience.left(), s.now()
 	if left <= 0 {
@@ -94,7 +105,7 @@ func (s *eventStream) write(text string) error {
 	return nil
 }
 
-func (s *eventStream) ping() {
+func (s *Stream) keepOpen() {
 	defer s.done.Done()
 	tick := time.NewTicker(pingEvery)
 	defer tick.Stop()
@@ -103,40 +114,38 @@ func (s *eventStream) ping() {
 		case <-s.stop:
 			return
 		case <-tick.C:
-			if s.write(": ping\n\n") != nil {
+			if s.Write(s.ping) != nil {
 				return // the handler learns of it by its own write or context
 			}
 		}
 	}
 }
 
-// end finishes the stream: with [DONE], or, if err is not nil, with an event that says why. Before the first event it returns err for an ordinary answer.
-func (s *eventStream) end(err error) error {
+// End finishes the stream. Before the first event it returns err, for an ordinary answer. Else it has last write the last events, which tell of err if it is
+// not nil, unless the client is gone. A request whose key was revoked ends with [keys.ErrRevoked].
+func (s *Stream) End(err error, last func(err error) error) error {
 	s.mu.Lock()
 	begun := s.begun
 	s.mu.Unlock()
 	if !begun && err != nil {
 		return err
 	}
-	revoked := keys.Revoked(s.c.Request.Context())
-	if s.c.Request.Context().Err() == nil || revoked {
-		if revoked {
-			err = revokedError
-		}
-		if err != nil {
-			err = s.send(told(s.c, err, "stream failed").body())
-		} else {
-			err = s.write("data: [DONE]\n\n")
-		}
-		if err != nil {
-			slog.DebugContext(s.c.Request.Context(), "client went away during the stream", "error", err)
-		}
+	ctx := s.c.Request.Context()
+	revoked := keys.Revoked(ctx)
+	if ctx.Err() != nil && !revoked {
+		return nil
+	}
+	if revoked {
+		err = keys.ErrRevoked
+	}
+	if err := last(err); err != nil {
+		slog.DebugContext(ctx, "client went away during the stream", "error", err)
 	}
 	return nil
 }
 
-// close ends what the stream started. It must be called, whatever happened.
-func (s *eventStream) close() {
+// Close ends what the stream started. It must be called, whatever happened.
+func (s *Stream) Close() {
 	close(s.stop)
 	s.done.Wait()
 	// The connection may serve further requests. Where it cannot have a deadline it has none.

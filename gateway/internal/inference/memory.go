@@ -1,0 +1,274 @@
+package inference
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/answer"
+	"github.com/tinsmith/tinsmith/gateway/internal/budget"
+	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
+	"github.com/tinsmith/tinsmith/gateway/internal/chat"
+	"github.com/tinsmith/tinsmith/gateway/internal/chat/jinja"
+)
+
+// Text that is sampled, read as a message, printed by a template and tokenized again seldom gives the same tokens: JSON is spaced otherwise, words are cut otherwise, thoughts are left
+// out. A policy that is trained on such a prompt has never sampled it. A session remembers the tokens, and puts behind them what the template prints after the answer.
+
+// recollection is a conversation with what a session remembers of it.
+type recollection struct {
+	sessions *Sessions
+	key, id  string
+	model    string
+
+	branches []branch // of the conversation up to and with each message
+	rendered string   // the conversation without the beginning of an answer
+	turn     *Turn    // whose tokens the prompt begins with, or nil
+	prompt   []int32
+	prefix   *Prefix
+	ends     map[int32]bool
+}
+
+// canonical is what a message says, without what clients add to it or leave out when they send it back. Thoughts are left out: many clients do not send them.
+func canonical(m *jinja.Dict) any {
+	out := map[string]any{"role": roleOf(m), "content": textOf(m, "content")}
+	if roleOf(m) != "assistant" {
+		out["name"], out["id"] = textOf(m, "name"), textOf(m, "tool_call_id")
+		return out
+	}
+	var calls []any
+	for _, call := range callsOf(m) {
+		d, ok := call.(*jinja.Dict)
+		if !ok {
+			continue
+		}
+		f, _ := d.Get("function")
+		function, ok := f.(*jinja.Dict)
+		if !ok {
+			continue
+		}
+		arguments, _ := function.Get("arguments")
+		calls = append(calls, []any{textOf(function, "name"), plain(arguments)})
+	}
+	out["calls"] = calls
+	return out
+}
+
+// plain is a value of a template as the JSON package writes it: keys in one order.
+func plain(v jinja.Value) any {
+	switch v := v.(type) {
+	case jinja.Str:
+		return string(v)
+	case jinja.Bool:
+		return bool(v)
+	case jinja.Int:
+		return int64(v)
+	case jinja.Float:
+		return float64(v)
+	case *jinja.List:
+		out := make([]any, len(v.Items))
+		for i, item := range v.Items {
+			out[i] = plain(item)
+		}
+		return out
+	case *jinja.Dict:
+		out := map[string]any{}
+		for i := range v.Len() {
+			key, value := v.At(i)
+			if name, ok := key.(jinja.Str); ok {
+				out[string(name)] = plain(value)
+			}
+		}
+		return out
+	case *jinja.BigInt:
+		return v.Big.String()
+	}
+	return nil
+}
+
+// chain hashes everything from which a template prints a conversation, up to and with each message.
+func chain(model string, v *Conversation) ([]branch, error) {
+	begin := []any{model, plainTools(v.Tools)}
+	if v.Kwargs != nil {
+		begin = append(begin, plain(v.Kwargs))
+	}
+	for _, d := range v.Documents {
+		begin = append(begin, plain(d))
+	}
+	last, err := link(branch{}, begin)
+	out := make([]branch, len(v.Messages))
+	for i, m := range v.Messages {
+		if err != nil {
+			return nil, err
+		}
+		last, err = link(last, canonical(m))
+		out[i] = last
+	}
+	return out, err
+}
+
+func plainTools(tools []Tool) (out []any) {
+	for _, t := range tools {
+		out = append(out, []any{t.Name, t.Description, string(t.Parameters)})
+	}
+	return out
+}
+
+func link(before branch, value any) (branch, error) {
+	b, err := json.Marshal(value)
+	if err != nil {
+		return branch{}, err
+	}
+	return sha256.Sum256(append(before[:], b...)), nil
+}
+
+// answered is an answer as a message of the assistant.
+func answered(a answer.Answer) *jinja.Dict {
+	out := &jinja.Dict{}
+	out.Set("role", jinja.Str("assistant"))
+	text := ""
+	if a.Content != nil {
+		text = *a.Content
+	}
+	out.Set("content", jinja.Str(text))
+	if len(a.Calls) == 0 {
+		return out
+	}
+	list := &jinja.List{}
+	for _, c := range a.Calls {
+		f := &jinja.Dict{}
+		f.Set("name", jinja.Str(c.Name))
+		var arguments jinja.Value = jinja.Str(c.Arguments)
+		if parsed, err := jinja.FromJSON([]byte(c.Arguments)); err == nil {
+			if object, ok := parsed.(*jinja.Dict); ok {
+				arguments = object
+			}
+		}
+		f.Set("arguments", arguments)
+		call := &jinja.Dict{}
+		call.Set("function", f)
+		list.Items = append(list.Items, call)
+	}
+	out.Set("tool_calls", list)
+	return out
+}
+
+// Recall finds in a session what it remembers of a conversation, and makes the prompt of it. A prompt that cannot be proved to begin with what was read and sampled is rendered as
+// without a session.
+func (s *Service) Recall(c Call, m *catalog.Model, id, model string, v Conversation) (Prompt, error) {
+	prompt, err := s.Render(c, m, v)
+	if err != nil {
+		return prompt, err
+	}
+	r := &recollection{sessions: s.sessions, key: c.Owner, id: id, model: model, prompt: prompt.Tokens, prefix: &Prefix{}, ends: map[int32]bool{}}
+	for _, end := range m.EndTokens {
+		r.ends[end] = true
+	}
+	if r.branches, err = chain(model, &v); err != nil {
+		return prompt, err
+	}
+	ctx := c.Request.Context()
+	b := budget.For(ctx, c.Owner, budget.Limits{})
+	defer b.End()
+	b.On(v.Size)
+	whole, err := v.template()
+	if err != nil {
+		return prompt, err
+	}
+	closed := whole
+	closed.AddGenerationPrompt = false
+	if !v.ContinueFinal {
+		if r.rendered, err = renderAdapted(ctx, b, m.Template, closed); err != nil {
+			return prompt, renderError(err)
+		}
+	}
+	prompt.memory = r
+	reversed := slices.Clone(r.branches)
+	slices.Reverse(reversed)
+	turn, back := s.sessions.find(c.Owner, id, reversed)
+	if turn == nil || v.ContinueFinal {
+		return prompt, nil
+	}
+	at := len(r.branches) - 1 - back
+	*r.prefix = Prefix{Tokens: turn.length}
+	bridge, ok, err := s.bridge(ctx, b, m, whole, at, turn)
+	if err != nil || !ok {
+		return prompt, err
+	}
+	b.Renew(budget.Limits{})
+	tokens, err := m.Tokenizer.EncodeWithin(b, bridge, false)
+	if err != nil {
+		return prompt, TokenizeError(ctx, "messages", err)
+	}
+	r.turn, r.prefix.Exact = turn, true
+	prompt.Tokens = append(turn.tokens(), tokens...)
+	r.prompt = prompt.Tokens
+	return prompt, nil
+}
+
+// bridge is what the template prints behind the answer at a place of a conversation. ok is false where it cannot be told: where the template prints what stands before the answer
+// otherwise than when it was given, or leaves out its thoughts.
+func (s *Service) bridge(ctx context.Context, b *budget.Budget, m *catalog.Model, whole chat.Conversation, at int, turn *Turn) (text string, ok bool, err error) {
+	marked := &jinja.Dict{}
+	marked.Set("role", jinja.Str("assistant"))
+	mark, thought := "answer "+rand.Text(), "thought "+rand.Text()
+	marked.Set("content", jinja.Str(mark))
+	if turn.thoughts {
+		marked.Set("reasoning_content", jinja.Str(thought))
+	}
+	whole.Messages = slices.Clone(whole.Messages)
+	whole.Messages[at] = marked
+	printed, err := renderAdapted(ctx, b, m.Template, whole)
+	if err != nil {
+		var told *Error
+		if errors.As(renderError(err), &told) { // the template wants the calls before their results
+			return "", false, nil
+		}
+		return "", false, err
+	}
+	from := strings.Index(printed, mark)
+	if from < 0 || strings.Count(printed, mark) != 1 || !strings.HasPrefix(printed[:from], turn.rendered) || turn.thoughts && !strings.Contains(printed[:from], thought) {
+		return "", false, nil
+	}
+	rest := printed[from+len(mark):]
+	if turn.ended < 0 {
+		return rest, true, nil
+	}
+	end, known := m.Tokenizer.TokenString(turn.ended)
+	after, found := strings.CutPrefix(strings.TrimLeft(rest, " \n"), end)
+	if !known || !found {
+		return "", false, nil
+	}
+	return after, true, nil
+}
+
+// Remember keeps an answer with its prompt, if the prompt was made with a session. finish is why it ended.
+func (p *Prompt) Remember(a answer.Answer, sampled Sampled, version int64, finish string, stop any) error {
+	r := p.memory
+	if r == nil {
+		return nil
+	}
+	t := &Turn{parent: r.turn, Read: r.prompt, Sampled: sampled, Version: version, Model: r.model, rendered: r.rendered, thoughts: a.Reasoning != nil, ended: -1}
+	t.length = len(r.prompt) + len(sampled.Tokens)
+	if r.turn != nil {
+		t.Read = slices.Clone(r.prompt[r.turn.length:])
+	}
+	if n := len(sampled.Tokens); n > 0 && r.ends[sampled.Tokens[n-1]] {
+		t.ended = sampled.Tokens[n-1]
+	}
+	_, cut := stop.(string)
+	if finish == FinishLength || cut || r.rendered == "" { // the client does not see what the model will have said
+		r.sessions.add(r.key, r.id, t, nil)
+		return nil
+	}
+	from, err := link(r.branches[len(r.branches)-1], canonical(answered(a)))
+	if err != nil {
+		return err
+	}
+	r.sessions.add(r.key, r.id, t, &from)
+	return nil
+}

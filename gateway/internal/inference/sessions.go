@@ -1,0 +1,236 @@
+package inference
+
+import (
+	"sync"
+	"time"
+)
+
+// Bounds of what is remembered of conversations.
+const (
+	// MaxSessionName is how many bytes the name of a session may have.
+	MaxSessionName = 128
+
+	maxSessionTurns    = 4096     // of one session
+	maxSessionBytes    = 64 << 20 // of one key
+	sessionKept        = time.Hour
+	turnBytes          = 512 // of a turn beside its tokens
+	tokenBytes         = 4
+	sampledTokenBytes  = 8
+	maxSessionBranches = 64 // that a conversation can go on from
+)
+
+// Turn is one answer of a session with what was read before it.
+type Turn struct {
+	// parent is the turn whose tokens this one's prompt begins with, nil if there is none.
+	parent *Turn
+	// Read are the prompt's tokens behind the parent's, Sampled the answer's.
+	Read    []int32
+	Sampled Sampled
+	// Version is the adapter's that has answered.
+	Version int64
+	// Model is the name under which it was asked for.
+	Model string
+
+	rendered string // the conversation without the beginning of the answer, as the template prints it
+	thoughts bool   // the answer has some
+	ended    int32  // the end token that the answer ends with, -1 for another end
+	number   int
+	length   int // tokens of the prompt and the answer
+}
+
+// tokens are those of the prompt and the answer.
+func (t *Turn) tokens() []int32 {
+	out := make([]int32, t.length)
+	at := len(out)
+	for ; t != nil; t = t.parent {
+		at -= len(t.Sampled.Tokens)
+		copy(out[at:], t.Sampled.Tokens)
+		at -= len(t.Read)
+		copy(out[at:], t.Read)
+	}
+	return out
+}
+
+// spans are what was read and sampled, in order.
+func (t *Turn) spans() []Span {
+	var out []Span
+	if t.parent != nil {
+		out = t.parent.spans()
+	}
+	return append(out, Span{Tokens: t.Read}, Span{Tokens: t.Sampled.Tokens, Logprobs: t.Sampled.Logprobs})
+}
+
+func (t *Turn) bytes() int {
+	return turnBytes + tokenBytes*len(t.Read) + sampledTokenBytes*len(t.Sampled.Tokens) + len(t.rendered)
+}
+
+// session is what is remembered under one name of one key.
+type session struct {
+	turns    []*Turn
+	branches map[branch]*Turn
+	order    []branch // oldest first
+	bytes    int
+	used     time.Time
+}
+
+// branch is a conversation up to and with an answer: a hash of everything that the template prints it from.
+type branch [32]byte
+
+// Sessions remember conversations, so that their next turns are read with the very tokens that were sampled. It may be used concurrently.
+type Sessions struct {
+	now func() time.Time
+
+	mu     sync.Mutex
+	owners map[string]*owner
+}
+
+type owner struct {
+	sessions map[string]*session
+	bytes    int
+}
+
+// NewSessions makes an empty memory.
+func NewSessions() *Sessions { return &Sessions{now: time.Now, owners: map[string]*owner{}} }
+
+// sweep forgets what nobody has used for long. mu is held.
+func (s *Sessions) sweep() {
+	old := s.now().Add(-sessionKept)
+	for name, o := range s.owners {
+		for id, one := range o.sessions {
+			if one.used.Before(old) {
+				o.bytes -= one.bytes
+				delete(o.sessions, id)
+			}
+		}
+		if len(o.sessions) == 0 {
+			delete(s.owners, name)
+		}
+	}
+}
+
+// find gives the turn of the first of some branches that is remembered.
+func (s *Sessions) find(key, id string, branches []branch) (*Turn, int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sweep()
+	o := s.owners[key]
+	if o == nil || o.sessions[id] == nil {
+		return nil, 0
+	}
+	one := o.sessions[id]
+	one.used = s.now()
+	for i, b := range branches {
+		if t := one.branches[b]; t != nil {
+			return t, i
+		}
+	}
+	return nil, 0
+}
+
+// add remembers a turn, and the branch that goes on from it unless it is nil. Of sessions of a key that have more bytes than they may those go that were unused for longest.
+func (s *Sessions) add(key, id string, t *Turn, from *branch) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sweep()
+	o := s.owners[key]
+	if o == nil {
+		o = &owner{sessions: map[string]*session{}}
+		s.owners[key] = o
+	}
+	one := o.sessions[id]
+	if one == nil {
+		one = &session{branches: map[branch]*Turn{}}
+		o.sessions[id] = one
+	}
+	one.used = s.now()
+	if len(one.turns) >= maxSessionTurns {
+		o.bytes -= one.turns[0].bytes()
+		one.bytes -= one.turns[0].bytes()
+		one.turns = one.turns[1:]
+	}
+	t.number = 1
+	if n := len(one.turns); n > 0 {
+		t.number = one.turns[n-1].number + 1
+	}
+	one.turns = append(one.turns, t)
+	one.bytes += t.bytes()
+	o.bytes += t.bytes()
+	if from != nil {
+		if one.branches[*from] == nil {
+			one.order = append(one.order, *from)
+		}
+		one.branches[*from] = t
+		if len(one.order) > maxSessionBranches {
+			delete(one.branches, one.order[0])
+			one.order = one.order[1:]
+		}
+	}
+	for o.bytes > maxSessionBytes {
+		oldest := ""
+		for name, other := range o.sessions {
+			if oldest == "" || other.used.Before(o.sessions[oldest].used) {
+				oldest = name
+			}
+		}
+		o.bytes -= o.sessions[oldest].bytes
+		delete(o.sessions, oldest)
+	}
+}
+
+// Forget removes a session and tells whether there was one.
+func (s *Sessions) Forget(key, id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	o := s.owners[key]
+	if o == nil || o.sessions[id] == nil {
+		return false
+	}
+	o.bytes -= o.sessions[id].bytes
+	delete(o.sessions, id)
+	return true
+}
+
+// SessionDatum is training data of one turn, or of several that follow each other.
+type SessionDatum struct {
+	Datum *Datum `json:"datum"`
+	// Turns are the numbers of the turns, counted from 1 in the order of their ends, and WeightVersions the adapter's versions that have answered.
+	Turns          []int   `json:"turns"`
+	WeightVersions []int64 `json:"weight_versions"`
+}
+
+// Datums gives the turns of a session as training data, oldest first. merged makes one Datum of turns of which each begins with the tokens of the one before. ok is false if there is
+// no such session.
+func (s *Sessions) Datums(key, id, loss string, merged bool) (out []SessionDatum, ok bool, err error) {
+	s.mu.Lock()
+	o := s.owners[key]
+	if o == nil || o.sessions[id] == nil {
+		s.mu.Unlock()
+		return nil, false, nil
+	}
+	o.sessions[id].used = s.now()
+	turns := append([]*Turn(nil), o.sessions[id].turns...)
+	s.mu.Unlock()
+	followed := map[*Turn]bool{}
+	for _, t := range turns {
+		followed[t.parent] = true
+	}
+	for _, t := range turns {
+		if merged && followed[t] {
+			continue
+		}
+		one := SessionDatum{Turns: []int{t.number}, WeightVersions: []int64{t.Version}}
+		spans := []Span{{Tokens: t.tokens()[:t.length-len(t.Sampled.Tokens)]}, {Tokens: t.Sampled.Tokens, Logprobs: t.Sampled.Logprobs}}
+		if merged {
+			one.Turns, one.WeightVersions, spans = nil, nil, t.spans()
+			for at := t; at != nil; at = at.parent {
+				one.Turns = append([]int{at.number}, one.Turns...)
+				one.WeightVersions = append([]int64{at.Version}, one.WeightVersions...)
+			}
+		}
+		if one.Datum, err = NewDatum(loss, spans); err != nil {
+			return nil, true, err
+		}
+		out = append(out, one)
+	}
+	return out, true, nil
+}

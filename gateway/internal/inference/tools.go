@@ -1,0 +1,109 @@
+package inference
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/answer"
+	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
+	"github.com/tinsmith/tinsmith/gateway/internal/chat/jinja"
+)
+
+// Tool is a function that the model may call.
+type Tool struct {
+	Name        string
+	Description *string
+	// Parameters is the JSON schema of the arguments, in the client's order of keys; nil for a function without parameters.
+	Parameters json.RawMessage
+	// Strict has the arguments held to the schema while they are sampled.
+	Strict bool
+}
+
+// ChoiceMode says whether the model must call a tool.
+type ChoiceMode int
+
+// The modes.
+const (
+	ChooseAuto ChoiceMode = iota
+	ChooseNone
+	ChooseRequired
+)
+
+// Choice is what a request says about which tools are called.
+type Choice struct {
+	Mode ChoiceMode
+	// Names are the tools that may be called; nil for all.
+	Names []string
+	// Single has the answer end after one call.
+	Single bool
+	// Field is the request's that said it.
+	Field string
+}
+
+// function is the tool as templates read it: the keys that models were trained on, in their order, and only those that were given.
+func (t *Tool) function() (*jinja.Dict, error) {
+	f := &jinja.Dict{}
+	f.Set("name", jinja.Str(t.Name))
+	if t.Description != nil {
+		f.Set("description", jinja.Str(*t.Description))
+	}
+	if t.Parameters != nil {
+		parameters, err := jinja.FromJSON(t.Parameters)
+		if err != nil {
+			return nil, err
+		}
+		f.Set("parameters", parameters)
+	}
+	out := &jinja.Dict{}
+	out.Set("type", jinja.Str("function"))
+	out.Set("function", f)
+	return out, nil
+}
+
+// checkTools refuses tools that the model cannot be told of.
+func checkTools(m *catalog.Model, tools []Tool) error {
+	switch {
+	case len(tools) == 0:
+	case !m.TakesTools:
+		return Unsupported("tools", "the model's chat template has no tools")
+	case m.ToolFormat == answer.None || m.ToolFormat == "":
+		return Unsupported("tools", "it is not known how this model writes a tool call: name one of "+strings.Join(answer.Formats(), ", ")+" as tool_format of the model in the configuration, if it is one of them")
+	}
+	return nil
+}
+
+// readable are the tools as the reader of answers wants them.
+func readable(tools []Tool) []answer.Tool {
+	out := make([]answer.Tool, len(tools))
+	for i, t := range tools {
+		out[i] = answer.Tool{Name: t.Name, Parameters: t.Parameters}
+	}
+	return out
+}
+
+// known tells whether a tool of that name was given.
+func known(tools []Tool, name string) bool {
+	return slices.ContainsFunc(tools, func(t Tool) bool { return t.Name == name })
+}
+
+// Check refuses a choice that the tools do not allow, and what needs the answer to be held to a form while it is sampled.
+func (c *Choice) Check(tools []Tool) error {
+	for _, name := range c.Names {
+		if !known(tools, name) {
+			return Invalid(c.Field, "%.80q is not the name of a tool of the request", name)
+		}
+	}
+	if c.Mode == ChooseRequired && len(tools) == 0 {
+		return Invalid(c.Field, "asks for a call, and there are no tools")
+	}
+	if c.Mode == ChooseRequired || c.Names != nil {
+		return Unsupported(c.Field, "calls cannot be forced yet: auto and none are allowed")
+	}
+	for _, t := range tools {
+		if t.Strict && c.Mode != ChooseNone {
+			return Unsupported("tools", "strict functions are not supported yet")
+		}
+	}
+	return nil
+}

@@ -1,0 +1,58 @@
+package openai
+
+import (
+	"encoding/json"
+	"net/http"
+	"strconv"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/inference"
+)
+
+// sessionDatums gives the turns of a remembered conversation as training data.
+func (s *Service) sessionDatums(c inference.Call) error {
+	merged := false
+	if text := c.Query("merge"); text != "" {
+		var err error
+		if merged, err = strconv.ParseBool(text); err != nil {
+			return inference.Invalid("merge", "%.40q is not true or false", text)
+		}
+	}
+	loss := inference.DatumLosses[0]
+	if name := c.Query("loss"); name != "" {
+		raw, err := json.Marshal(name)
+		if err != nil {
+			return err
+		}
+		if loss, err = inference.DatumLoss("loss", raw); err != nil {
+			return err
+		}
+	}
+	data, ok, err := s.Sessions().Datums(c.Owner, c.Param("session"), loss, merged)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return unknownSession(c.Param("session"))
+	}
+	return c.Send(http.StatusOK, gin.H{"object": "list", "data": data})
+}
+
+// forgetSession removes a remembered conversation.
+func (s *Service) forgetSession(c inference.Call) error {
+	if !s.Sessions().Forget(c.Owner, c.Param("session")) {
+		return unknownSession(c.Param("session"))
+	}
+	return c.Send(http.StatusOK, gin.H{"id": c.Param("session"), "object": "session.deleted", "deleted": true})
+}
+
+func unknownSession(id string) error {
+	if len(id) > inference.MaxSessionName {
+		id = id[:inference.MaxSessionName]
+	}
+	return &inference.Error{
+		Status: http.StatusNotFound, Type: "invalid_request_error", Param: "session", Code: "session_not_found",
+		Message: "session " + strconv.Quote(id) + " is not known: chats with that session_id make it, and it is forgotten an hour after its last use",
+	}
+}
