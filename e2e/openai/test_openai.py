@@ -84,7 +84,7 @@ def test_models(client, server):
         ({"model": "no/model"}, openai.NotFoundError, "model_not_found", "model"),
         ({"max_tokens": 100_000}, openai.BadRequestError, "context_length_exceeded", "max_tokens"),
         ({"temperature": 3}, openai.BadRequestError, None, "temperature"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "unsupported_parameter", "tools"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, openai.BadRequestError, "unsupported_parameter", "tools[0].type"),
         ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "unsupported_parameter", "response_format"),
     ],
 )
