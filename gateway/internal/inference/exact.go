@@ -30,11 +30,6 @@ func pathOf(t runs.Target) *string {
 	return &path
 }
 
-// NewExact is that of an answer of a target's version to a prompt.
-func NewExact(t runs.Target, version int64, prompt []int32) *Exact {
-	return &Exact{PromptTokenIDs: prompt, WeightVersion: version, ModelPath: pathOf(t)}
-}
-
 // Sampled collects what a sequence has sampled.
 type Sampled struct {
 	Tokens   []int32

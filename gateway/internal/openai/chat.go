@@ -1,15 +1,12 @@
 package openai
 
 import (
-	"context"
 	"encoding/json"
 	"net/http"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/answer"
 	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
 	"github.com/tinsmith/tinsmith/gateway/internal/inference"
-	"github.com/tinsmith/tinsmith/gateway/internal/runs"
-	"github.com/tinsmith/tinsmith/plugins"
 )
 
 // chatRequest is the body of /chat/completions.
@@ -53,9 +50,6 @@ type chatRequest struct {
 
 // refuseUnserved names the first field that asks for something that this server does not do.
 func (r *chatRequest) refuseUnserved() error {
-	if err := r.Unserved.Refuse(); err != nil {
-		return err
-	}
 	switch {
 	case r.ResponseFormat != nil && r.ResponseFormat.Type != "text":
 		return inference.Unsupported("response_format", "type "+quoted(r.ResponseFormat.Type)+" is not supported yet; allowed is text")
@@ -101,13 +95,55 @@ func (r *chatRequest) limit() (inference.Limit, error) {
 	return inference.Limit{Field: "max_completion_tokens", Tokens: r.MaxCompletionTokens}, nil
 }
 
-// conversation is what a request asks the model to go on with.
-func (r *chatRequest) conversation(m *catalog.Model, tools *toolList, thinking inference.Thinking) (inference.Conversation, error) {
-	out := inference.Conversation{AddGenerationPrompt: !r.ContinueFinal, ContinueFinal: r.ContinueFinal, Tools: tools.tools}
+// request reads what a chat asks for.
+func (s *Service) request(c inference.Call, r *chatRequest) (*inference.Request, error) {
+	if err := r.refuseUnserved(); err != nil {
+		return nil, err
+	}
+	_, m, err := s.Model(c, r.Model)
+	if err != nil {
+		return nil, err
+	}
+	out := &inference.Request{TokensField: r.tokensField, Session: r.session(c), LeaveCalls: r.ParseToolCalls != nil && !*r.ParseToolCalls}
+	if !inference.AsksNothing(r.ReturnDatum) {
+		r.Logprobs = true
+	}
+	if out.TopLogprobs, err = r.topLogprobs(); err != nil {
+		return nil, err
+	}
+	if out.Limit, err = r.limit(); err != nil {
+		return nil, err
+	}
+	if out.Thinking, err = r.thinking(); err != nil {
+		return nil, err
+	}
+	tools, err := r.chatTools()
+	if err != nil {
+		return nil, err
+	}
+	if out.Choice, err = r.choice(); err != nil {
+		return nil, err
+	}
+	if inference.Given(r.PromptTokenIDs) {
+		out.Conversation.Tools = tools.tools
+		if out.Tokens, err = inference.TokenIDs(r.PromptTokenIDs, 0); err != nil {
+			return nil, inference.Invalid(r.tokensField, "%v", err)
+		}
+		return out, nil
+	}
+	out.Conversation, err = s.conversation(c, m, r, tools, out.Thinking)
+	return out, err
+}
+
+// conversation is what a chat asks the model to go on with.
+func (s *Service) conversation(c inference.Call, m *catalog.Model, r *chatRequest, tools *toolList, thinking inference.Thinking) (out inference.Conversation, err error) {
+	if err := s.BoundMessages(c, m, r.Messages); err != nil {
+		return out, err
+	}
+	out = inference.Conversation{AddGenerationPrompt: !r.ContinueFinal, ContinueFinal: r.ContinueFinal, Tools: tools.tools}
 	if r.AddGenerationPrompt != nil {
 		out.AddGenerationPrompt = *r.AddGenerationPrompt
 	}
-	var err error
 	if out.Messages, out.Size, err = parseMessages("messages", r.Messages); err != nil {
 		return out, err
 	}
@@ -117,43 +153,6 @@ func (r *chatRequest) conversation(m *catalog.Model, tools *toolList, thinking i
 	}
 	out.Kwargs, err = inference.TemplateKwargs(m, r.TemplateKwargs, thinking)
 	return out, err
-}
-
-// prompt renders what a request asks the model to go on with.
-func (s *Service) prompt(c inference.Call, m *catalog.Model, r *chatRequest, tools *toolList, thinking inference.Thinking) (inference.Prompt, error) {
-	if inference.Given(r.PromptTokenIDs) {
-		return s.promptOfTokens(c, m, r)
-	}
-	if err := s.BoundMessages(c, m, r.Messages); err != nil {
-		return inference.Prompt{}, err
-	}
-	conversation, err := r.conversation(m, tools, thinking)
-	if err != nil {
-		return inference.Prompt{}, err
-	}
-	if session := r.session(c); session != "" {
-		if len(session) > inference.MaxSessionName {
-			return inference.Prompt{}, inference.Invalid("session_id", "%d bytes are more than %d", len(session), inference.MaxSessionName)
-		}
-		return s.Recall(c, m, session, r.Model, conversation)
-	}
-	return s.Render(c, m, conversation)
-}
-
-// promptOfTokens is a prompt that a client has made itself.
-func (s *Service) promptOfTokens(c inference.Call, m *catalog.Model, r *chatRequest) (inference.Prompt, error) {
-	if r.session(c) != "" {
-		return inference.Prompt{}, inference.Invalid("session_id", "cannot be combined with a prompt of tokens")
-	}
-	info, err := s.Core.ModelInfo(c.Request.Context(), m.Name)
-	if err != nil {
-		return inference.Prompt{}, err
-	}
-	ids, err := inference.TokenIDs(r.PromptTokenIDs, info.VocabSize)
-	if err != nil {
-		return inference.Prompt{}, inference.Invalid(r.tokensField, "%v", err)
-	}
-	return s.OfTokens(c, m, ids)
 }
 
 // session is the name of the session that a request belongs to, "" for none.
@@ -189,62 +188,18 @@ func (s *Service) chatOfTokens(c inference.Call) error {
 // answerChat answers a chat. tokensField is the field that a prompt of tokens comes in.
 func (s *Service) answerChat(c inference.Call, r *chatRequest, tokensField string) error {
 	r.tokensField = tokensField
-	if err := r.refuseUnserved(); err != nil {
-		return err
-	}
-	target, m, err := s.Model(c, r.Model)
+	request, err := s.request(c, r)
 	if err != nil {
 		return err
 	}
-	most, err := r.limit()
+	job, err := s.Prepare(c, &r.Parameters, request)
 	if err != nil {
 		return err
 	}
-	loss, err := inference.DatumLoss("return_datum", r.ReturnDatum)
-	if err != nil {
-		return err
-	}
-	r.Logprobs = r.Logprobs || loss != ""
-	top, err := r.topLogprobs()
-	if err != nil {
-		return err
-	}
-	thinking, err := r.thinkingFields.thinking()
-	if err != nil {
-		return err
-	}
-	tools, err := r.chatTools()
-	if err != nil {
-		return err
-	}
-	choice, err := r.choice(tools.tools)
-	if err != nil {
-		return err
-	}
-	prompt, err := s.prompt(c, m, r, tools, thinking)
-	if err != nil {
-		return err
-	}
-	r.Messages = nil // a stream may be long, and needs none of this
-	c.Claim.Release()
-	info, err := s.Core.ModelInfo(c.Request.Context(), m.Name)
-	if err != nil {
-		return err
-	}
-	g, err := r.Build(c.Owner, m, info, prompt.Tokens, most)
-	if err != nil {
-		return err
-	}
-	g.Request.TopKSampledLogprobs = max(top, 0)
-	exact := r.ReturnTokenIDs || loss != "" || prompt.Prefix() != nil
-	g.AfterPrompt, g.KeepAll = r.ContinueFinal, exact
-	if r.ParseToolCalls != nil && !*r.ParseToolCalls {
-		choice.Mode = inference.ChooseNone
-	}
-	g.Read(m, prompt, tools.tools, choice, thinking)
+	r.Messages, r.Tools = nil, nil // a stream may be long, and needs none of them
 	answer := &chatAnswer{
-		service: s, model: m, request: r, prompt: prompt, generation: g, target: target, logprobs: top >= 0, hidden: thinking.Hidden, legacy: len(r.Functions) > 0,
-		begun: make([]bool, g.Request.NumSamples), exact: exact, loss: loss, sampled: make([]inference.Sampled, g.Request.NumSamples), said: make([]answer.Collector, g.Request.NumSamples),
+		Job: job, service: s, request: r, logprobs: request.TopLogprobs >= 0, hidden: request.Thinking.Hidden, legacy: len(r.Functions) > 0,
+		begun: make([]bool, job.Generation.Request.NumSamples),
 	}
 	if r.Stream {
 		return answer.stream(c)
@@ -254,37 +209,13 @@ func (s *Service) answerChat(c inference.Call, r *chatRequest, tokensField strin
 
 // chatAnswer is one answer in the making.
 type chatAnswer struct {
-	service    *Service
-	model      *catalog.Model
-	request    *chatRequest
-	generation *inference.Generation
-	prompt     inference.Prompt
-	target     runs.Target
-	logprobs   bool
-	exact      bool   // tokens are told of
-	loss       string // of the Datum that the answer is made; "": none is
-	hidden     bool   // thoughts are not given out
-	legacy     bool   // calls are told of in the form of functions
-
-	usage   inference.Usage
-	version int64               // of the adapter
-	begun   []bool              // the role of a choice has been given out
-	sampled []inference.Sampled // by choice, for a Datum
-	said    []answer.Collector  // by choice, for a session
-}
-
-// run samples and hands on the answer's parts.
-func (a *chatAnswer) run(ctx context.Context, emit func(inference.Part) error) error {
-	prompted := func(p *plugins.PromptScores) error {
-		a.version = p.Version
-		return nil
-	}
-	return a.service.Generate(ctx, a.target, a.model, a.generation, &a.usage, prompted, func(p inference.Part) error {
-		if err := a.remember(p); err != nil {
-			return err
-		}
-		return emit(p)
-	})
+	*inference.Job
+	service  *Service
+	request  *chatRequest
+	logprobs bool
+	hidden   bool   // thoughts are not given out
+	legacy   bool   // calls are told of in the form of functions
+	begun    []bool // the role of a choice has been given out
 }
 
 // calledTool is a tool call of an answer, or a part of one: then the index says of which, and the name comes with the first part only.
@@ -341,16 +272,12 @@ func (a *chatAnswer) reason(finish string) string {
 }
 
 func (a *chatAnswer) whole(c inference.Call) error {
-	n := a.generation.Request.NumSamples
+	n := a.Generation.Request.NumSamples
 	collectors, logprobs := make([]answer.Collector, n), make([][]chatLogprob, n)
 	ends := make([]inference.Part, n)
 	kept := a.service.Allow(c)
-	err := a.run(c.Request.Context(), func(p inference.Part) error {
-		size := 0
-		for _, e := range p.Events {
-			size += len(e.Text) + len(e.Name) + len(e.ID)
-		}
-		if err := kept.Take(size+a.exactBytes(p.Tokens), a.scores(p.Tokens)); err != nil {
+	err := a.Run(c.Request.Context(), func(p inference.Part) error {
+		if err := kept.Take(a.Weigh(p), a.scores(p.Tokens)); err != nil {
 			return err
 		}
 		collectors[p.Sequence].Add(p.Events)
@@ -377,7 +304,7 @@ func (a *chatAnswer) whole(c inference.Call) error {
 		}
 		choices[i] = choice{i, a.message(collectors[i].Answer()), a.logprobsObject(logprobs[i]), a.reason(ends[i].Reason), ends[i].Stop, exact}
 	}
-	return c.Send(http.StatusOK, completion[choice]{a.head("chat.completion"), a.exactPrompt(), choices, &a.usage})
+	return c.Send(http.StatusOK, completion[choice]{a.head("chat.completion"), a.ExactPrompt(), choices, &a.Usage})
 }
 
 func (a *chatAnswer) head(object string) head { return newHead("chatcmpl-", object, a.request.Model) }

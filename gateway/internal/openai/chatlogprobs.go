@@ -39,7 +39,7 @@ func (a *chatAnswer) scores(tokens []inference.Token) int {
 	if !a.logprobs {
 		return 0
 	}
-	return len(tokens) * (1 + a.generation.Request.TopKSampledLogprobs)
+	return len(tokens) * (1 + a.Generation.Request.TopKSampledLogprobs)
 }
 
 func (a *chatAnswer) logprobsOf(tokens []inference.Token) []chatLogprob {
@@ -61,7 +61,7 @@ func (a *chatAnswer) logprobsOf(tokens []inference.Token) []chatLogprob {
 
 // tokenText gives a token as the client wants it named, and its bytes.
 func (a *chatAnswer) tokenText(id int32) (string, []int) {
-	text, raw := a.model.TokenText(id)
+	text, raw := a.Model.TokenText(id)
 	if a.request.TokensAsIDs {
 		text = tokenIDText(id)
 	}

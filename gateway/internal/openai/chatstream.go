@@ -74,7 +74,7 @@ func (a *chatAnswer) chunks(p inference.Part) (out []chatChunkChoice, err error)
 			out = append(out, chatChunkChoice{Index: p.Sequence, Delta: d, Logprobs: a.logprobsObject(nil)})
 		}
 	}
-	if (a.logprobs || a.exact) && len(p.Tokens) > 0 {
+	if (a.logprobs || a.Exact) && len(p.Tokens) > 0 {
 		if first == len(out) {
 			empty := ""
 			out = append(out, chatChunkChoice{Index: p.Sequence, Delta: chatDelta{Content: &empty}})
@@ -92,7 +92,7 @@ func (a *chatAnswer) chunks(p inference.Part) (out []chatChunkChoice, err error)
 
 // withTokens puts a part's tokens to the last of its chunks: what has been said before stands with the tokens that said it. The last chunk of all has the Datum.
 func (a *chatAnswer) withTokens(p inference.Part, chunks []chatChunkChoice) ([]chatChunkChoice, error) {
-	if !a.exact || len(chunks) == 0 {
+	if !a.Exact || len(chunks) == 0 {
 		return chunks, nil
 	}
 	for i := range chunks {
@@ -102,15 +102,15 @@ func (a *chatAnswer) withTokens(p inference.Part, chunks []chatChunkChoice) ([]c
 	last.TokenIDs = inference.IDs(p.Tokens)
 	if p.Reason != "" {
 		var err error
-		last.Datum, err = a.datum(p.Sequence)
+		last.Datum, err = a.Datum(p.Sequence)
 		return chunks, err
 	}
 	return chunks, nil
 }
 
 func (a *chatAnswer) stream(c inference.Call) error {
-	return stream(c, a.head("chat.completion.chunk"), &a.request.Parameters, &a.usage, a.exactPrompt, func(emit func(chatChunkChoice) error) error {
-		return a.run(c.Request.Context(), func(p inference.Part) error {
+	return stream(c, a.head("chat.completion.chunk"), &a.request.Parameters, &a.Usage, a.ExactPrompt, func(emit func(chatChunkChoice) error) error {
+		return a.Run(c.Request.Context(), func(p inference.Part) error {
 			chunks, err := a.chunks(p)
 			if err != nil {
 				return err

@@ -107,7 +107,11 @@ func (s *Service) chatTokens(c inference.Call, m *catalog.Model, r *chatRequest)
 	if err != nil {
 		return nil, err
 	}
-	prompt, err := s.prompt(c, m, r, tools, inference.Thinking{})
+	conversation, err := s.conversation(c, m, r, tools, inference.Thinking{})
+	if err != nil {
+		return nil, err
+	}
+	prompt, err := s.Render(c, m, conversation)
 	return prompt.Tokens, err
 }
 

@@ -139,7 +139,7 @@ func readFunction(at string, raw json.RawMessage, bare bool) (f functionTool, wh
 }
 
 // choice reads tool_choice or function_call.
-func (r *chatRequest) choice(tools []inference.Tool) (inference.Choice, error) {
+func (r *chatRequest) choice() (inference.Choice, error) {
 	out := inference.Choice{Field: "tool_choice", Single: r.ParallelToolCalls != nil && !*r.ParallelToolCalls || len(r.Functions) > 0}
 	raw := r.ToolChoice
 	if inference.Given(r.FunctionCall) {
@@ -148,12 +148,10 @@ func (r *chatRequest) choice(tools []inference.Tool) (inference.Choice, error) {
 		}
 		out.Field, raw = "function_call", r.FunctionCall
 	}
-	if inference.Given(raw) {
-		if err := readChoice(raw, &out); err != nil {
-			return out, err
-		}
+	if !inference.Given(raw) {
+		return out, nil
 	}
-	return out, out.Check(tools)
+	return out, readChoice(raw, &out)
 }
 
 // readChoice reads the forms of tool_choice: a word, a function, or a list of allowed ones.

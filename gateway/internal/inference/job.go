@@ -1,0 +1,217 @@
+package inference
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/answer"
+	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
+	"github.com/tinsmith/tinsmith/gateway/internal/runs"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// Request is what a surface asks for, in no surface's words.
+type Request struct {
+	Conversation Conversation
+	// Tokens are the prompt in place of the conversation, which then says only how the answer is read; TokensField is the request's.
+	Tokens      []int32
+	TokensField string
+
+	Choice   Choice
+	Thinking Thinking
+	Form     AnswerForm
+	Limit    Limit
+	// CutLimit makes a limit beyond the context what fits into it: for surfaces whose clients cannot know the context.
+	CutLimit bool
+	// TopLogprobs is how many alternatives each token has, -1 for no log-probabilities.
+	TopLogprobs int
+	// LeaveCalls leaves calls in the content.
+	LeaveCalls bool
+	// Session is the name under which the conversation is remembered, "" for none.
+	Session string
+}
+
+// Job is one request's answer in the making.
+type Job struct {
+	Model      *catalog.Model
+	Target     runs.Target
+	Prompt     Prompt
+	Generation *Generation
+	// Exact tells of tokens.
+	Exact bool
+	// Usage counts, and is complete when Run has returned.
+	Usage Usage
+
+	service *Service
+	loss    string // of the Datum that the answer is made; "": none is
+	version int64  // of the adapter
+	sampled []Sampled
+	said    []answer.Collector // for a session
+}
+
+// Prepare checks a request, renders its prompt and makes it a job. The memory that the request claimed is given back.
+func (s *Service) Prepare(c Call, p *Parameters, r *Request) (*Job, error) {
+	if err := p.Refuse(); err != nil {
+		return nil, err
+	}
+	target, m, err := s.Model(c, p.Model)
+	if err != nil {
+		return nil, err
+	}
+	loss, err := DatumLoss("return_datum", p.ReturnDatum)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.Choice.Check(r.Conversation.Tools); err != nil {
+		return nil, err
+	}
+	if err := r.Form.check(); err != nil {
+		return nil, err
+	}
+	prompt, err := s.prompt(c, m, p.Model, r)
+	if err != nil {
+		return nil, err
+	}
+	r.Conversation = Conversation{Tools: r.Conversation.Tools, ContinueFinal: r.Conversation.ContinueFinal} // a stream may be long, and needs none of the rest
+	c.Claim.Release()
+	info, err := s.Core.ModelInfo(c.Request.Context(), m.Name)
+	if err != nil {
+		return nil, err
+	}
+	if room := info.MaxContextLength - len(prompt.Tokens); r.CutLimit && r.Limit.Tokens != nil && *r.Limit.Tokens > room && room > 0 {
+		r.Limit.Tokens = &room
+	}
+	g, err := p.Build(c.Owner, m, info, prompt.Tokens, r.Limit)
+	if err != nil {
+		return nil, err
+	}
+	j := &Job{Model: m, Target: target, Prompt: prompt, Generation: g, Exact: p.ReturnTokenIDs || loss != "" || prompt.memory != nil, service: s, loss: loss}
+	g.Request.TopKSampledLogprobs = max(r.TopLogprobs, 0)
+	g.AfterPrompt, g.KeepAll = r.Conversation.ContinueFinal, j.Exact
+	choice := r.Choice
+	if r.LeaveCalls {
+		choice.Mode = ChooseNone
+	}
+	g.Read(m, prompt, r.Conversation.Tools, choice, r.Thinking)
+	j.sampled, j.said = make([]Sampled, g.Request.NumSamples), make([]answer.Collector, g.Request.NumSamples)
+	return j, nil
+}
+
+// prompt renders a request's conversation, with what its session remembers, or takes the tokens that it gives.
+func (s *Service) prompt(c Call, m *catalog.Model, model string, r *Request) (Prompt, error) {
+	switch {
+	case r.Tokens != nil && r.Session != "":
+		return Prompt{}, Invalid("session_id", "cannot be combined with a prompt of tokens")
+	case r.Tokens != nil:
+		info, err := s.Core.ModelInfo(c.Request.Context(), m.Name)
+		if err != nil {
+			return Prompt{}, err
+		}
+		for i, id := range r.Tokens {
+			if id < 0 || int(id) >= info.VocabSize {
+				return Prompt{}, Invalid(r.TokensField, "element %d: %d is not a token id%s", i, id, idRange(info.VocabSize))
+			}
+		}
+		return s.OfTokens(c, m, r.Tokens)
+	case len(r.Session) > MaxSessionName:
+		return Prompt{}, Invalid("session_id", "%d bytes are more than %d", len(r.Session), MaxSessionName)
+	case r.Session != "":
+		return s.Recall(c, m, r.Session, model, r.Conversation)
+	}
+	return s.Render(c, m, r.Conversation)
+}
+
+// Run samples and hands on the answer's parts, one call at a time.
+func (j *Job) Run(ctx context.Context, emit func(Part) error) error {
+	prompted := func(p *plugins.PromptScores) error {
+		j.version = p.Version
+		return nil
+	}
+	return j.service.Generate(ctx, j.Target, j.Model, j.Generation, &j.Usage, prompted, func(p Part) error {
+		if err := j.remember(p); err != nil {
+			return err
+		}
+		return emit(p)
+	})
+}
+
+// remember keeps what a sequence has sampled, for its Datum and for its session.
+func (j *Job) remember(p Part) error {
+	if !j.Exact {
+		return nil
+	}
+	i := p.Sequence
+	j.sampled[i].Add(p.Tokens)
+	if j.Prompt.memory == nil {
+		return nil
+	}
+	j.said[i].Add(p.Events)
+	if p.Reason == "" {
+		return nil
+	}
+	return j.Prompt.Remember(j.said[i].Answer(), j.sampled[i], j.version, p.Reason, p.Stop)
+}
+
+// ExactPrompt is what an answer tells of its prompt's tokens, nil unless asked. It is known once a part has come.
+func (j *Job) ExactPrompt() *Exact {
+	if !j.Exact {
+		return nil
+	}
+	return &Exact{PromptTokenIDs: j.Generation.Request.Prompt, WeightVersion: j.version, ModelPath: pathOf(j.Target), Prefix: j.Prompt.Prefix()}
+}
+
+// TokenIDs are those that a sequence has sampled so far, never nil.
+func (j *Job) TokenIDs(sequence int) []int32 {
+	if tokens := j.sampled[sequence].Tokens; tokens != nil {
+		return tokens
+	}
+	return []int32{}
+}
+
+// Datum is a sequence that has ended as training data, nil unless asked.
+func (j *Job) Datum(sequence int) (*Datum, error) {
+	if j.loss == "" {
+		return nil, nil
+	}
+	s := j.sampled[sequence]
+	return NewDatum(j.loss, []Span{{Tokens: j.Generation.Request.Prompt}, {Tokens: s.Tokens, Logprobs: s.Logprobs}})
+}
+
+// exactTokenBytes is about what a token takes in an answer that tells of tokens, with its score, as numbers and as JSON.
+const exactTokenBytes = 64
+
+// Weigh is about how many bytes a part takes that is kept until the answer is whole, without its log-probabilities.
+func (j *Job) Weigh(p Part) int {
+	size := 0
+	for _, e := range p.Events {
+		size += len(e.Text) + len(e.Name) + len(e.ID)
+	}
+	if j.Exact {
+		size += exactTokenBytes * len(p.Tokens)
+	}
+	return size
+}
+
+// AnswerForm is the form that an answer is held to while it is sampled.
+type AnswerForm struct {
+	// Field is the request's that asks for it, "" for free text.
+	Field string
+	// Exactly one of these is set.
+	Object  bool     // any JSON object
+	Schema  []byte   // a JSON schema, in the client's order of keys
+	Regex   string   // a regular expression
+	Choices []string // one of some texts
+	GBNF    string   // a grammar as llama.cpp writes them
+	// Strict has everything in a schema enforced while sampling, or the request refused.
+	Strict bool
+	// Compact forbids white space between JSON's parts.
+	Compact bool
+}
+
+// check refuses what is not served.
+func (f *AnswerForm) check() error {
+	if f.Field != "" {
+		return Unsupported(f.Field, fmt.Sprintf("an answer cannot be held to a form yet; leave %s out", f.Field))
+	}
+	return nil
+}
