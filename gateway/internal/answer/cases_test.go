@@ -60,26 +60,41 @@ type expectation struct {
 	} `json:"tool_calls"`
 }
 
-// families says how the cases of a family are read: by which format and with which reasoning tags.
+// families says how the cases of a family are read: by which format, with which reasoning tags, and whether the prompt opens them when the model shall think.
 var families = map[string]struct {
 	format Format
 	tags   Tags
+	opens  bool
 }{
-	"hermes":         {Hermes, Tags{}},
-	"qwen2_5_hermes": {Hermes, Tags{}},
-	"qwen3_hermes":   {Hermes, knownTags[0]},
-	"qwq_reasoning":  {Hermes, knownTags[0]},
-	"thinking_tags":  {None, knownTags[0]},
-	"qwen3_coder":    {Qwen3XML, Tags{}},
-	"qwen3_5":        {Qwen3XML, knownTags[0]},
-	"nemotron3_nano": {Qwen3XML, knownTags[0]},
-	"llama3_json":    {Llama3JSON, Tags{}},
+	"hermes":             {Hermes, Tags{}, false},
+	"qwen2_5_hermes":     {Hermes, Tags{}, false},
+	"qwen3_hermes":       {Hermes, knownTags[0], true},
+	"qwq_reasoning":      {Hermes, knownTags[0], true},
+	"thinking_tags":      {None, knownTags[0], false},
+	"qwen3_coder":        {Qwen3XML, Tags{}, false},
+	"qwen3_5":            {Qwen3XML, knownTags[0], true},
+	"nemotron3_nano":     {Qwen3XML, knownTags[0], true},
+	"llama3_json":        {Llama3JSON, Tags{}, false},
+	"kimi_k2":            {KimiK2, knownTags[0], false},
+	"deepseek_v3":        {DeepSeekV31, knownTags[0], true},
+	"deepseek_v3_1":      {DeepSeekV31, knownTags[0], true},
+	"deepseek_r1":        {DeepSeekV31, knownTags[0], true},
+	"mistral":            {Mistral, knownTags[1], false},
+	"mistral_ministral3": {Mistral, knownTags[1], false},
+	"nemotron_nano_v2":   {NemotronList, knownTags[0], true},
+	"glm_4_6":            {GLM, knownTags[0], false},
+	"glm_4_7":            {GLM, knownTags[0], true},
+	"deepseek_v3_2":      {DSML, knownTags[0], true},
+	"deepseek_v4":        {DSML, knownTags[0], true},
+	"harmony":            {Harmony, harmonyTags, false},
 
-	"other:Reka-Edge":                           {Hermes, knownTags[0]},
-	"other:ibm-granite-granite-4.0":             {Hermes, Tags{}},
-	"other:ibm-granite-granite-4.1":             {Hermes, Tags{}},
-	"other:ibm-granite-granite-3.3-2B-Instruct": {None, knownTags[0]},
-	"other:StepFun3.5-Flash":                    {Qwen3XML, knownTags[0]},
+	"other:Reka-Edge":                           {Hermes, knownTags[0], true},
+	"other:Spark2.5":                            {GLM, knownTags[0], true},
+	"other:StepFun3.5-Flash":                    {Qwen3XML, knownTags[0], true},
+	"other:ibm-granite-granite-3.3-2B-Instruct": {None, knownTags[0], false},
+	"other:ibm-granite-granite-4.0":             {Hermes, Tags{}, false},
+	"other:ibm-granite-granite-4.1":             {Hermes, Tags{}, false},
+	"other:inclusionai-ling-3.0-flash":          {GLM, knownTags[0], true},
 }
 
 // state says where an answer begins: servers that were asked to think put the opening tag in the prompt.
@@ -94,12 +109,14 @@ func (c testCase) state(tags Tags) State {
 		return Underway
 	case c.Continued == "reasoning":
 		return Inside
+	case !families[c.Family].opens:
+		return MayOpen
 	case c.Source == "llama.cpp":
 		if thinks != nil && !*thinks {
 			return Over
 		}
 		return Opened
-	case c.Source == "ollama" && c.Think != nil && *c.Think:
+	case c.Source == "ollama" && (c.Think == nil && c.Family == "glm_4_7" || c.Think != nil && *c.Think):
 		return Opened
 	case c.Source == "ollama":
 		return Over
@@ -127,7 +144,7 @@ func (c testCase) options() Options {
 		o.State = Underway
 	}
 	if c.Raw == "none" {
-		if o.State == Opened {
+		if o.State == Opened && c.Thinking != nil {
 			o.Lead = tags.Open + "\n"
 		}
 		o.Tags = Tags{}
@@ -139,6 +156,9 @@ func (c testCase) options() Options {
 func (c testCase) text() string {
 	if c.Form == "inside_tool_call" {
 		return "<tool_call>" + c.Input + "</tool_call>"
+	}
+	for _, stop := range []string{"<|role_end|>", "<｜end▁of▁sentence｜>"} {
+		c.Input = strings.TrimSuffix(c.Input, stop) // such a token ends an answer and is none of it
 	}
 	return c.Input
 }

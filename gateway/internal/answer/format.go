@@ -25,12 +25,16 @@ type definition struct {
 	openers []opener
 	// open reads what follows openers[i].
 	open func(i int, c *calls) machine
+	// noise is left out of texts.
+	noise []string
+	// channels says that the format has reasoning of its own: Options.Tags say only whether it is read.
+	channels bool
 	// newID makes an id; nil is NewID.
 	newID func() string
 }
 
 // definitions in the order in which their signs are looked for: the first match wins.
-var definitions = []definition{qwen3XML, hermes, llama3JSON}
+var definitions = []definition{harmony, kimiK2, dsml, deepSeekV31, glm, mistral, nemotronList, qwen3XML, hermes, llama3JSON}
 
 // Formats lists what ParseFormat takes.
 func Formats() []string {

@@ -7,6 +7,8 @@ type jsonCalls struct {
 	calls *calls
 	// opening and closing are the tags around the calls; either may be "".
 	opening, closing string
+	// ids says that an id that the model wrote is the call's.
+	ids bool
 	// lists says that a list of calls is taken.
 	lists bool
 	// separators may stand between two objects, besides white space.
@@ -67,10 +69,10 @@ func (j *jsonCalls) feed(b byte) (progress, int) {
 // begin begins an object. Its opening brace is held until it is certain that it is a call.
 func (j *jsonCalls) begin() progress {
 	j.state = inObject
-	j.object = &callObject{calls: j.calls}
+	j.object = &callObject{calls: j.calls, takes: j.ids}
 	for _, s := range []string{j.closing, j.opening} {
 		if s != "" {
-			j.object.stops.texts = append(j.object.stops.texts, s)
+			j.object.stops = append(j.object.stops, s)
 		}
 	}
 	return j.skipped()
@@ -119,7 +121,7 @@ func (j *jsonCalls) inObject(b byte) (progress, int) {
 		j.state, j.inList = beforeCalls, false
 		return hold, 0
 	}
-	if j.object.begun && len(j.object.stops.held) == 0 {
+	if j.object.begun && !j.object.atTag() {
 		return take, 0
 	}
 	return j.skipped(), 0

@@ -74,5 +74,8 @@ func (c *calls) argumentByte(b byte) { c.reader.callArgumentByte(b) }
 // full says whether there are as many calls as are wanted.
 func (c *calls) full() bool { return c.reader.full() }
 
+// channel goes on in reasoning or in content. It says false, and does nothing, if reasoning is not read.
+func (c *calls) channel(reasoning bool) bool { return c.reader.channel(reasoning) }
+
 // end says that the call's arguments are whole.
 func (c *calls) end() { c.reader.endCall() }

@@ -60,21 +60,26 @@ const (
 type pattern struct {
 	text  string
 	place place
-	what  int // an index of the definition's openers, or patternOpen, patternClose
+	what  int // an index of the definition's openers, or patternOpen, patternClose, patternNoise
 }
 
 const (
 	patternOpen = -1 - iota
 	patternClose
+	patternNoise
 )
 
 // NewReader makes a reader for one answer.
 func NewReader(o Options) *Reader {
 	r := &Reader{options: o, last: '\n', blank: true}
-	if o.ReadCalls {
-		r.definition = definitionOf(o.Format)
+	if d := definitionOf(o.Format); o.ReadCalls || d != nil && d.channels && o.Tags.Open != "" {
+		r.definition = d
 	}
 	switch {
+	case r.channels() && r.inside():
+		r.enter(inReasoning)
+	case r.channels():
+		r.enter(inContent)
 	case o.State == Underway:
 		r.blank, r.last = false, 0
 		r.enter(inContent)
@@ -97,21 +102,46 @@ func NewReader(o Options) *Reader {
 func (r *Reader) enter(m mode) {
 	r.mode = m
 	r.patterns = r.patterns[:0]
-	if m == atBeginning {
+	tags := !r.channels()
+	if tags && m == atBeginning {
 		r.patterns = append(r.patterns, pattern{text: r.options.Tags.Open, what: patternOpen})
 	}
-	if m == inReasoning || m == atBeginning && r.inside() || m == inContent && r.unclosed {
+	if tags && (m == inReasoning || m == atBeginning && r.inside() || m == inContent && r.unclosed) {
 		r.patterns = append(r.patterns, pattern{text: r.options.Tags.Close, what: patternClose})
 	}
 	if r.definition != nil {
 		for i, o := range r.definition.openers {
 			r.patterns = append(r.patterns, pattern{text: o.text, place: o.place, what: i})
 		}
+		for _, text := range r.definition.noise {
+			r.patterns = append(r.patterns, pattern{text: text, what: patternNoise})
+		}
 	}
 	r.first = [256]bool{}
 	for _, p := range r.patterns {
 		r.first[p.text[0]] = true
 	}
+}
+
+// channels says whether the format has its own way to write reasoning.
+func (r *Reader) channels() bool { return r.definition != nil && r.definition.channels }
+
+// channel goes on in reasoning or in content, if reasoning is read.
+func (r *Reader) channel(reasoning bool) bool {
+	if r.options.Tags.Open == "" {
+		return false
+	}
+	if r.thinking() {
+		r.giveSpace()
+		r.reasoningPieces = r.pieces
+	}
+	r.everReasoned = r.everReasoned || reasoning
+	if reasoning {
+		r.enter(inReasoning)
+	} else {
+		r.enter(inContent)
+	}
+	return true
 }
 
 // inside says whether the prompt ends in reasoning.
@@ -294,6 +324,10 @@ func (r *Reader) found(p *pattern) {
 		r.space, r.cut = nil, cutSpace
 		r.last, r.everReasoned, r.unclosed = '\n', true, false
 		r.enter(inContent)
+	case patternNoise:
+		if r.channels() && r.thinking() {
+			r.channel(false)
+		}
 	default:
 		r.candidate, r.candidateAt = tag, r.partialAt
 		r.machine = r.definition.open(p.what, &calls{r})

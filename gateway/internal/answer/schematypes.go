@@ -20,6 +20,8 @@ const (
 
 	// unknownType is all of them: the schema says nothing.
 	unknownType types = 1<<iota - 1
+	// anyJSON is no set: a value that says itself that it is JSON.
+	anyJSON types = 1 << 7
 )
 
 var typeNames = map[string]types{

@@ -10,6 +10,9 @@ var knownTags = []Tags{{"<think>", "</think>"}, {"[THINK]", "[/THINK]"}}
 
 // TagsOf finds the reasoning tags that a chat template writes.
 func TagsOf(template string) Tags {
+	if harmony.signs(template) {
+		return harmonyTags
+	}
 	for _, t := range knownTags {
 		if strings.Contains(template, t.Close) {
 			return t

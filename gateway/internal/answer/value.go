@@ -73,7 +73,10 @@ func escape(text []byte) string {
 // value gives the JSON of a whole text, or false if it is a string.
 func (t types) value(text string) (string, bool) {
 	trimmed := strings.Trim(text, whiteSpace)
-	if t == unknownType {
+	switch t {
+	case anyJSON:
+		return text, json.Valid([]byte(text))
+	case unknownType:
 		return text, isContainer(trimmed, '{') || isContainer(trimmed, '[')
 	}
 	if t&nullType != 0 && (trimmed == "null" || trimmed == "None") {
