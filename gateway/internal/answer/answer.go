@@ -1,5 +1,6 @@
-// Package answer reads what a model writes: it turns the text of an answer, piece by piece, into reasoning, content and tool calls. It knows text only: no HTTP, no
-// tokens, no catalog. What is given out for the pieces of a text, put together, does not depend on how the text was cut; a whole answer is what Collect makes of a stream.
+// Package answer reads what a model writes: it turns the text of an answer, piece by piece, into reasoning, content and tool calls. It knows text only: no
+// HTTP, no tokens, no catalog. What is given out for the pieces of a text, put together, does not depend on how the text was cut; a whole answer is what
+// Collect makes of a stream.
 package answer
 
 import "encoding/json"

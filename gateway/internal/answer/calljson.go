@@ -2,8 +2,8 @@ package answer
 
 import "encoding/json"
 
-// callObject reads one JSON object that may be a call: {"name": N, "arguments": {…}}, or with "parameters". What stands before the certainty is read strictly, the
-// arguments as they come. It is fed from the byte behind the opening brace.
+// callObject reads one JSON object that may be a call: {"name": N, "arguments": {…}}, or with "parameters". What stands before the certainty is read
+// strictly, the arguments as they come. It is fed from the byte behind the opening brace.
 type callObject struct {
 	calls *calls
 	stops []string // tags that end the arguments where they stand outside of strings

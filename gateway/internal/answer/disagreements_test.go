@@ -1,6 +1,7 @@
 package answer
 
-// disagreements are cases whose source expects something else than the reader gives, with the reason. The key is a case's id up to the last slash, without the commit.
+// disagreements are cases whose source expects something else than the reader gives, with the reason. The key is a case's id up to the last slash, without
+// the commit.
 var disagreements = map[string]string{
 	"vllm/test_hermes_tool_parser.py:invalid_json":      "arguments that are whole are a call, though the outer brace is missing at the end: it has been given out in a stream",
 	"vllm/test_llama3_json_tool_parser.py:invalid_json": "a call whose name is certain and whose arguments have begun stays one, however its arguments go on",

@@ -92,13 +92,13 @@ func harmonyHeader(head string) (channel, recipient string) {
 
 // body takes a byte of a body that is no JSON, or of what follows JSON, up to its end.
 func (m *harmonyMessages) body(b byte) (progress, int) {
-	if m.blank && b == '{' {
+	if m.blank && b == '{' && len(m.in.held) == 0 {
 		m.arguments = &jsonArguments{calls: m.calls, stops: matcher{texts: m.in.texts}}
 		m.arguments.begin()
 		return m.json(b)
 	}
-	m.blank = m.blank && isSpace(b)
 	free, found := m.in.feed(b)
+	m.blank = m.blank && strings.Trim(string(free), whiteSpace) == ""
 	if !m.whole && !m.blank {
 		m.calls.arguments(string(free))
 	}

@@ -5,10 +5,11 @@ import (
 	"strings"
 )
 
-// headedCalls reads calls with their name before the arguments, which are one JSON value: BEGIN head SEPARATOR {…} END, several between an opening text and CLOSE.
+// headedCalls reads calls with their name before the arguments, which are one JSON value: BEGIN head SEPARATOR {…} END, several between an opening text and
+// CLOSE.
 type headedCalls struct {
 	calls      *calls
-	begin      string
+	begin      string   // begins a head; "" is nothing
 	separators []string // end the head
 	end        string   // ends a call; "" is nothing
 	close      string   // ends the section; "" is nothing

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// jsonArguments reads the arguments of a call as one JSON value and gives them out as they come: the bytes that the model wrote. A string is held until it ends, since it
-// may hold the arguments' text, and so is what may be null. Malformed values are read on by counting brackets.
+// jsonArguments reads the arguments of a call as one JSON value and gives them out as they come: the bytes that the model wrote. A string is held until it
+// ends, since it may hold the arguments' text, and so is what may be null. Malformed values are read on by counting brackets.
 type jsonArguments struct {
 	calls *calls
 	stops matcher // tags that end the arguments where they stand outside of strings

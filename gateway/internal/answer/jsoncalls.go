@@ -161,7 +161,8 @@ func (j *jsonCalls) inBrackets(b byte) (progress, int) {
 	return j.skipped(), 0
 }
 
-// after takes what stands behind an object or list: white space and braces too many are dropped, the closing tag ends the machine, another object may be another call.
+// after takes what stands behind an object or list: white space and braces too many are dropped, the closing tag ends the machine, another object may be
+// another call.
 func (j *jsonCalls) after(b byte) (progress, int) {
 	if len(j.partial) == 0 {
 		switch {

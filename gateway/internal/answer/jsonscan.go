@@ -1,7 +1,7 @@
 package answer
 
-// scanner follows one JSON value byte by byte and finds its end. Strict, it refuses what cannot be JSON outside of strings and newlines inside of them; else it only
-// counts brackets, so that the end of a malformed value is found where a reader would see it.
+// scanner follows one JSON value byte by byte and finds its end. Strict, it refuses what cannot be JSON outside of strings and newlines inside of them; else
+// it only counts brackets, so that the end of a malformed value is found where a reader would see it.
 type scanner struct {
 	strict  bool
 	kind    byte // '{', '[', '"', or 's' for a number or a word; 0 before the first byte

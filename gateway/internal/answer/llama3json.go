@@ -7,8 +7,8 @@ const Llama3JSON Format = "llama3_json"
 
 const pythonTag = "<|python_tag|>"
 
-// llama3JSON is the format of Llama 3.1, 3.2 and 3.3. Without the tag a call counts only at the answer's beginning: a model that quotes JSON must not act. Several are
-// joined by semicolons or newlines. Built-in calls in Python's form stay content.
+// llama3JSON is the format of Llama 3.1, 3.2 and 3.3. Without the tag a call counts only at the answer's beginning: a model that quotes JSON must not act.
+// Several are joined by semicolons or newlines. Built-in calls in Python's form stay content.
 var llama3JSON = definition{
 	format: Llama3JSON,
 	signs: func(template string) bool {

@@ -31,7 +31,7 @@ func (m *mistralCalls) feed(b byte) (progress, int) {
 		m.form = &jsonCalls{calls: m.calls, lists: true, ids: true}
 	} else {
 		m.form = &headedCalls{
-			calls: m.calls, state: inHead, begin: "[TOOL_CALLS]", separators: []string{"[ARGS]"},
+			calls: m.calls, state: inHead, separators: []string{"[ARGS]"},
 			head: func(head, _ string) (name, id string) {
 				name, id, _ = strings.Cut(head, "[CALL_ID]")
 				return name, id

@@ -9,7 +9,8 @@ import (
 // Qwen3XML is <tool_call><function=N><parameter=P>VALUE</parameter></function></tool_call>.
 const Qwen3XML Format = "qwen3_xml"
 
-// qwen3XML is the format of Qwen3-Coder, Qwen3.5 and later, and Nemotron 3. The opening tag may be missing where a line begins with the function of a given tool.
+// qwen3XML is the format of Qwen3-Coder, Qwen3.5 and later, and Nemotron 3. The opening tag may be missing where a line begins with the function of a given
+// tool.
 var qwen3XML = definition{
 	format: Qwen3XML,
 	signs: func(template string) bool {

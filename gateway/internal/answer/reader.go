@@ -16,8 +16,8 @@ const (
 
 // Reader reads one answer. It is not safe for concurrent use.
 //
-// What may still turn out to be something else is held back: the beginning of a tag, white space that is dropped if a call or a tag follows, a call until its name is
-// certain. Everything else is given out at once. Time and memory are linear in the text.
+// What may still turn out to be something else is held back: the beginning of a tag, white space that is dropped if a call or a tag follows, a call until its
+// name is certain. Everything else is given out at once. Time and memory are linear in the text.
 type Reader struct {
 	options    Options
 	definition *definition // nil: no calls are read
@@ -152,8 +152,8 @@ func (r *Reader) inside() bool {
 // thinking says whether text is reasoning now.
 func (r *Reader) thinking() bool { return r.mode == inReasoning || r.mode == atBeginning && r.inside() }
 
-// Push takes the next piece of the text and gives what is certain now. Pieces may be cut anywhere; a caller that counts pushes one for each token, with "" where a token
-// gives no text. special says that the piece is the text of a special token: it can be a tag or a part of one.
+// Push takes the next piece of the text and gives what is certain now. Pieces may be cut anywhere; a caller that counts pushes one for each token, with ""
+// where a token gives no text. special says that the piece is the text of a special token: it can be a tag or a part of one.
 func (r *Reader) Push(text string, special bool) []Event {
 	r.pieces++
 	for i := 0; i < len(text) && !r.done; i++ {
@@ -165,7 +165,8 @@ func (r *Reader) Push(text string, special bool) []Event {
 	return r.out.take(false)
 }
 
-// Finish ends the text and gives the rest. cut says that it was cut by a limit or a stop string; else the model ended it, and a call that only lacks its end is whole.
+// Finish ends the text and gives the rest. cut says that it was cut by a limit or a stop string; else the model ended it, and a call that only lacks its end
+// is whole.
 func (r *Reader) Finish(cut bool) []Event {
 	if r.machine != nil && !r.done {
 		text := r.machine.finish(cut)

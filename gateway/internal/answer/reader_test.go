@@ -24,6 +24,8 @@ var weather = []Tool{{"get_weather", json.RawMessage(`{
 		"level": {"enum": [1, 2, null]},
 		"mode": {"const": 5},
 		"both": {"allOf": [{"type": ["string", "integer"]}, {"type": ["integer", "null"]}]},
+		"ratio": {"type": "float"},
+		"maybe": {"type": "string", "nullable": true},
 		"free": {}
 	},
 	"$defs": {
@@ -208,6 +210,7 @@ func TestReader(t *testing.T) {
 			{"objects and lists", "<tool_call><function=get_weather><parameter=place>\n{\"a\":  1}\n</parameter><parameter=places>[{}, 2]</parameter></function></tool_call>", `get_weather({"place": {"a":  1}, "places": [{}, 2]})`},
 			{"no object", "<tool_call><function=get_weather><parameter=place>{a}</parameter><parameter=places>{}</parameter></function></tool_call>", `get_weather({"place": "{a}", "places": "{}"})`},
 			{"enumerations", "<tool_call><function=get_weather><parameter=unit>1</parameter><parameter=level>2</parameter><parameter=mode>5</parameter><parameter=both>7</parameter></function></tool_call>", `get_weather({"unit": "1", "level": 2, "mode": 5, "both": 7})`},
+			{"types that are not JSON Schema's", "<tool_call><function=get_weather><parameter=ratio>1.5</parameter><parameter=maybe>null</parameter></function></tool_call>", `get_weather({"ratio": 1.5, "maybe": null})`},
 			{"what nothing is known of", "<tool_call><function=get_weather><parameter=free>5</parameter><parameter=loop>true</parameter><parameter=x>{\"a\": 1}</parameter><parameter=y>[1</parameter></function></tool_call>", `get_weather({"free": "5", "loop": "true", "x": {"a": 1}, "y": "[1"})`},
 		}},
 		{"qwen3_xml without tools", Options{Format: Qwen3XML, ReadCalls: true}, []struct{ name, text, want string }{
@@ -244,6 +247,58 @@ func TestReader(t *testing.T) {
 		}},
 		{"llama3_json, one call", Options{Format: Llama3JSON, ReadCalls: true, MaxCalls: 1}, []struct{ name, text, want string }{
 			{"what follows is dropped", `{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}`, `f({})`},
+		}},
+		{"harmony", Options{Format: Harmony, ReadCalls: true, Tags: harmonyTags}, []struct{ name, text, want string }{
+			{"content", "<|channel|>final<|message|>Hello<|return|>", "content Hello"},
+			{"reasoning and content", "<|channel|>analysis<|message|>hm\n<|end|><|start|>assistant<|channel|>final<|message|>Hello", "reasoning hm\n | content Hello"},
+			{"a call", `<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": "<|call|>"}<|call|>`, `reasoning hm | f({"a": "<|call|>"})`},
+			{"the recipient first", ` to=functions.f<|channel|>commentary<|message|>{}`, `f({})`},
+			{"calls one after the other", `<|channel|>commentary to=functions.f<|message|>{}<|call|><|start|>assistant<|channel|>commentary to=functions.g<|message|>{}<|call|>`, `f({}) | g({})`},
+			{"the end of a call is missing", `<|channel|>commentary to=functions.f<|message|>{"a": 1<|start|>assistant<|channel|>final<|message|>Hello`, `content Hello | f({"a": 1)`},
+			{"no arguments", `<|channel|>commentary to=functions.f<|message|><|call|>`, `f({})`},
+			{"arguments that are no JSON", `<|channel|>commentary to=python <|constrain|>code<|message|>print("a")<|call|>`, `python(print("a"))`},
+			{"no message", "Hello", "content Hello"},
+			{"an unfinished header", "<|channel|>final", "content <|channel|>final"},
+		}},
+		{"harmony without tools", Options{Format: Harmony, Tags: harmonyTags}, []struct{ name, text, want string }{
+			{"channels are read", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Hello", "reasoning hm | content Hello"},
+		}},
+		{"harmony, raw", Options{Format: Harmony}, []struct{ name, text, want string }{
+			{"everything is content", "<|channel|>analysis<|message|>hm<|end|>", "content <|channel|>analysis<|message|>hm<|end|>"},
+		}},
+		{"kimi_k2", Options{Format: KimiK2, ReadCalls: true}, []struct{ name, text, want string }{
+			{"calls", `a <|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": "<|tool_call_end|>"}<|tool_call_end|> <|tool_call_begin|>functions.g:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>`, `content a | f({"a": "<|tool_call_end|>"}) | g({})`},
+			{"ends are missing", `<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1<|tool_call_begin|>functions.g:1<|tool_call_argument_begin|>{}`, `f({"a": 1) | g({})`},
+			{"no arguments", `<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|><|tool_call_end|>`, `f({})`},
+			{"no name", `<|tool_call_begin|>:0<|tool_call_argument_begin|>{}`, `content <|tool_call_begin|>:0<|tool_call_argument_begin|>{}`},
+			{"an empty section", "a<|tool_calls_section_begin|><|tool_calls_section_end|>", "content a<|tool_calls_section_begin|><|tool_calls_section_end|>"},
+		}},
+		{"deepseek_v3_1", Options{Format: DeepSeekV31, ReadCalls: true}, []struct{ name, text, want string }{
+			{"both forms", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"a\": 1}<｜tool▁call▁end｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{\"b\": \"```\"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>a", "content a | f({\"a\": 1}) | g({\"b\": \"```\"})"},
+			{"no separator", "<｜tool▁call▁begin｜>f{}<｜tool▁call▁end｜>", "content <｜tool▁call▁begin｜>f{}<｜tool▁call▁end｜>"},
+		}},
+		{"dsml", Options{Format: DSML, ReadCalls: true, Tools: weather}, []struct{ name, text, want string }{
+			{"types", "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"get_weather\">\n<｜DSML｜parameter name=\"days\" string=\"true\">3</｜DSML｜parameter>\n<｜DSML｜parameter name=\"city\" string=\"false\">[1, null]</｜DSML｜parameter>\n<｜DSML｜parameter name=\"scale\">null</｜DSML｜parameter></｜DSML｜invoke>\n</｜DSML｜tool_calls>", `get_weather({"days": "3", "city": [1, null], "scale": null})`},
+			{"no JSON", "<｜DSML｜tool_calls><｜DSML｜invoke name=\"f\"><｜DSML｜parameter name=\"a\" string=\"false\">x\ny</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜tool_calls>", `f({"a": "x\ny"})`},
+			{"ends are missing", "<｜DSML｜tool_calls><｜DSML｜invoke name=\"f\"><｜DSML｜parameter name=\"a\" string=\"true\">x</｜DSML｜invoke><｜DSML｜invoke name=\"g\">", `f({"a": "x"}) | g({})`},
+			{"no call", "<｜DSML｜tool_calls> a", "content <｜DSML｜tool_calls> a"},
+		}},
+		{"glm", Options{Format: GLM, ReadCalls: true, Tools: weather}, []struct{ name, text, want string }{
+			{"with newlines", "<tool_call>get_weather\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>a", `content a | get_weather({"days": 3})`},
+			{"without", "<tool_call>get_weather<arg_key>city</arg_key><arg_value>\nRome\n</arg_value></tool_call>", `get_weather({"city": "\nRome\n"})`},
+			{"no arguments", "<tool_call>f</tool_call><tool_call>g\n</tool_call>", `f({}) | g({})`},
+			{"JSON behind the name", "<tool_call>f\n{\"a\": 1}\n</tool_call>a", `content a | f({"a": 1})`},
+			{"an object", "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>", `f({})`},
+			{"a name with spaces", "<tool_call>is a tag\n", "content <tool_call>is a tag\n"},
+			{"ends are missing", "<tool_call>f<arg_key>a</arg_key><arg_value>x<arg_key>b</arg_key><arg_value>y", `f({"a": "x", "b": "y"})`},
+		}},
+		{"mistral", Options{Format: Mistral, ReadCalls: true}, []struct{ name, text, want string }{
+			{"both forms", `a [TOOL_CALLS]f[ARGS]{"a": "[TOOL_CALLS]"}[TOOL_CALLS]g[CALL_ID]000000001[ARGS]{}[TOOL_CALLS] [{"name": "h", "arguments": {}, "id": "000000002"}]`, `content a | f({"a": "[TOOL_CALLS]"}) | g({}) | h({})`},
+			{"no arguments", `[TOOL_CALLS]f`, `content [TOOL_CALLS]f`},
+			{"text", `[TOOL_CALLS] are a thing`, `content [TOOL_CALLS] are a thing`},
+		}},
+		{"nemotron_list", Options{Format: NemotronList, ReadCalls: true}, []struct{ name, text, want string }{
+			{"calls", `<TOOLCALL>[{"name": "f", "arguments": {"a": "</TOOLCALL>"}}, {"name": "g", "arguments": {}}]</TOOLCALL>a`, `content a | f({"a": "</TOOLCALL>"}) | g({})`},
 		}},
 	}
 	for _, table := range tables {
@@ -394,70 +449,3 @@ func TestAtOnce(t *testing.T) {
 		}
 	}
 }
-
-// TestLongTexts reads mebibytes of what makes readers quadratic, in small pieces. It would not end in an hour if one step went through all that is held.
-func TestLongTexts(t *testing.T) {
-	const size = 1 << 20
-	for _, c := range []struct {
-		format      Format
-		start, unit string
-	}{
-		{Hermes, "", "<"}, {Hermes, "", " "}, {Hermes, "<think>", "\n"}, {Hermes, "<think>", "</thin"}, {Hermes, "<think>", "<tool_call>"}, {Hermes, "", "<tool_call>"},
-		{Hermes, "", `<tool_call>{"name":`}, {Hermes, "", `<tool_call>{"name":"f",`}, {Hermes, "", `<tool_call>{"a":"`}, {Hermes, "<tool_call>", "{"}, {Hermes, "<tool_call>", "["},
-		{Hermes, `<tool_call>{"x":`, "["}, {Hermes, "<tool_call>[", `{"a":1},`}, {Hermes, `<tool_call>{"name":"f","arguments":`, "{"}, {Hermes, `<tool_call>{"name":"f","arguments":{"a":`, "<"},
-		{Hermes, `<tool_call>{"name":"f","arguments":"`, "a"}, {Hermes, `<tool_call>{"arguments":`, "{"}, {Hermes, "", `<tool_call>{"name":"f","arguments":{`}, {Hermes, "", "<tool_call>[{"},
-		{Hermes, `<tool_call>{"name":"f","arguments":{}`, " "},
-		{Qwen3XML, "", "\n<function="}, {Qwen3XML, "", "\n<function=get_weather>"}, {Qwen3XML, "", "<tool_call><function=f>"}, {Qwen3XML, "<tool_call><function=f>", "<parameter=a>\n\n"},
-		{Qwen3XML, "<tool_call><function=f><parameter=a>", "\n<"}, {Qwen3XML, "<tool_call><function=get_weather><parameter=place>", "{"}, {Qwen3XML, "<tool_call><function=get_weather><parameter=note>", " "},
-		{Qwen3XML, "<tool_call><function=", "f"}, {Qwen3XML, "", "<tool_call><function=get_weather></function></tool_call>"},
-		{Llama3JSON, "", "{"}, {Llama3JSON, "", `{"name":"f","parameters":{}};`}, {Llama3JSON, "", "<|python_tag|>"}, {Llama3JSON, `{"name":"f","parameters":{}}`, ";{"}, {Llama3JSON, `{"name":"f","parameters":{}};`, " "},
-	} {
-		text := c.start + strings.Repeat(c.unit, size/len(c.unit))
-		r := NewReader(Options{Format: c.format, ReadCalls: true, Tools: weather, Tags: knownTags[0], NewID: func() string { return "id" }})
-		for i := 0; i < len(text); i += 5 {
-			r.Push(text[i:min(i+5, len(text))], false)
-		}
-		r.Finish(false)
-	}
-}
-
-// FuzzReader asks that nothing panics, that a text gives the same however it is cut, and that nothing is lost that is no call.
-func FuzzReader(f *testing.F) {
-	for _, text := range []string{
-		"<think>\nhm\n</think>\n\na\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"b\"}}\n</tool_call>\n",
-		"<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>",
-		`<|python_tag|>{"name": "f", "parameters": {}}; {"name": "g"}`, `[TOOL_CALLS]f[ARGS]{}`,
-	} {
-		for i := range Formats() {
-			f.Add(text, uint8(i), uint8(7*i), uint64(i))
-		}
-	}
-	f.Fuzz(func(t *testing.T, text string, format, choices uint8, cuts uint64) {
-		o := Options{
-			Format: Format(Formats()[int(format)%len(Formats())]), ReadCalls: choices&1 == 0, Tools: weather, State: State(choices >> 1 % 5), MaxCalls: int(choices >> 4 & 1),
-			NewID: func() string { return "id" },
-		}
-		if choices&32 == 0 {
-			o.Tags = knownTags[int(choices>>6)%len(knownTags)]
-		}
-		want := read(o, choices&128 != 0, text)
-		var pieces []string
-		for i, rest := 0, text; rest != ""; i++ {
-			n := min(len(rest), 1+int(cuts>>(i*4%61)&7))
-			pieces, rest = append(pieces, rest[:n]), rest[n:]
-		}
-		if got := read(o, choices&128 != 0, pieces...); fmt.Sprint(joined(got)) != fmt.Sprint(joined(want)) {
-			t.Fatalf("as %q:\n%v\nwhole:\n%v", pieces, joined(got), joined(want))
-		}
-		a := Collect(want)
-		if len(a.Calls) == 0 && a.Reasoning == nil && o.Tags.Open == "" && (a.Content == nil) != (text == "") {
-			t.Fatalf("%q gives nothing", text)
-		}
-		if len(a.Calls) == 0 && o.Tags.Open == "" && text != "" && *a.Content != text && !harmonyLike(o.Format) {
-			t.Fatalf("%q gives %q", text, *a.Content)
-		}
-	})
-}
-
-// harmonyLike says that a format has more tags than those of calls.
-func harmonyLike(Format) bool { return false }

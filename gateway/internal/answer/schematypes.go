@@ -24,8 +24,11 @@ const (
 	anyJSON types = 1 << 7
 )
 
+// typeNames are JSON Schema's, and those of programming languages that tools are often described with.
 var typeNames = map[string]types{
 	"string": stringType, "integer": integerType, "number": numberType | integerType, "boolean": booleanType, "null": nullType, "object": objectType, "array": arrayType,
+	"str": stringType, "text": stringType, "int": integerType, "int32": integerType, "int64": integerType, "long": integerType, "float": numberType | integerType,
+	"double": numberType | integerType, "decimal": numberType | integerType, "bool": booleanType, "none": nullType, "dict": objectType, "map": objectType, "list": arrayType, "tuple": arrayType,
 }
 
 // maxSchemaSteps bounds how many schemas are looked at for one parameter: references may go in circles.
@@ -120,6 +123,9 @@ func (s *toolSchema) of(schema any) types {
 				found |= namedType(name)
 			}
 		}
+	}
+	if o["nullable"] == true {
+		found |= nullType // OpenAPI's
 	}
 	if values, ok := o["enum"].([]any); ok && len(values) > 0 {
 		var any types

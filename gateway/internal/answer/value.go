@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// valueWriter turns the text of a parameter, which has no type of its own, into JSON. What the tool's schema says of the parameter decides. A string is given out while it
-// comes, everything else when it has ended.
+// valueWriter turns the text of a parameter, which has no type of its own, into JSON. What the tool's schema says of the parameter decides. A string is given
+// out while it comes, everything else when it has ended.
 type valueWriter struct {
 	types  types
 	give   func(text string)
