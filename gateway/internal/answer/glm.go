@@ -78,17 +78,18 @@ func (p *pairedCalls) expect(s pairState, tags ...string) {
 
 // inName takes a byte of the name, which ends with its line, a key, or the call.
 func (p *pairedCalls) inName(b byte) (progress, int) {
-	name := strings.Trim(string(p.name), whiteSpace)
-	if name == "" && b == '{' {
+	switch {
+	case len(p.name) == 0 && isSpace(b):
+		return hold, 0
+	case len(p.name) == 0 && b == '{':
 		p.objects = &jsonCalls{calls: p.calls, opening: callTag, closing: callEnd, lists: true}
 		return p.objects.feed(b)
-	}
-	if len(p.in.held) == 0 && b != '<' {
+	case len(p.in.held) == 0 && b != '<':
 		switch {
-		case name == "" && isSpace(b), b != '\n' && b != '{' && len(p.name) < maxName:
+		case b != '\n' && b != '{' && len(p.name) < maxName:
 			p.name = append(p.name, b)
 			return hold, 0
-		case !p.begin(name):
+		case !p.begin():
 			return done, 1
 		case b == '{':
 			return p.inObject(b)
@@ -102,14 +103,15 @@ func (p *pairedCalls) inName(b byte) (progress, int) {
 		return done, len(free) + len(p.in.held)
 	case found == "":
 		return hold, 0
-	case !p.begin(name):
+	case !p.begin():
 		return done, len(found)
 	}
 	return p.tag(found)
 }
 
 // begin begins the call, if the name is one.
-func (p *pairedCalls) begin(name string) bool {
+func (p *pairedCalls) begin() bool {
+	name := strings.Trim(string(p.name), whiteSpace)
 	if name == "" || strings.ContainsAny(name, whiteSpace+"{") {
 		return false
 	}
