@@ -43,6 +43,8 @@ type Options struct {
 	Format Format
 	// ReadCalls false leaves calls in the content: without tools, with tool_choice none, and where the client wants the raw text.
 	ReadCalls bool
+	// TaggedOnly reads calls only behind the format's opening tag: where the answer itself is JSON, it may look like a call without one.
+	TaggedOnly bool
 	// Tools are those of the request.
 	Tools []Tool
 	// MaxCalls ends reading behind so many calls; 0 is no limit. See Reader.Done.

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 // testCase is a line of the tool-call corpus: its README says what the fields mean.
@@ -307,6 +308,31 @@ func joined(events []Event) []Event {
 	return out
 }
 
+// malformed says what is wrong with a stream: texts are not empty and end at whole characters, calls follow one another, and arguments are of the last one.
+func malformed(events []Event) string {
+	calls, open := 0, false
+	for i, e := range events {
+		text := e.Kind == Reasoning || e.Kind == Content || e.Kind == CallArguments
+		switch {
+		case text == (e.Text == ""), !utf8.ValidString(e.Text):
+			return fmt.Sprintf("event %d has the text %q", i, e.Text)
+		case e.Kind == CallBegin && (open || e.Index != calls || e.ID == "" || e.Name == ""):
+			return fmt.Sprintf("event %d begins %+v, open %t", i, e, open)
+		case (e.Kind == CallArguments || e.Kind == CallEnd) && (!open || e.Index != calls-1):
+			return fmt.Sprintf("event %d is of no open call: %+v", i, e)
+		case (e.Kind == Reasoning || e.Kind == Content) && open:
+			return fmt.Sprintf("event %d is text inside a call: %+v", i, e)
+		}
+		switch e.Kind {
+		case CallBegin:
+			calls, open = calls+1, true
+		case CallEnd:
+			open = false
+		}
+	}
+	return ""
+}
+
 // checkCuts reads a text cut at every byte, byte by byte and at random, and compares with the whole.
 func checkCuts(t *testing.T, o Options, text string) Answer {
 	t.Helper()
@@ -314,6 +340,8 @@ func checkCuts(t *testing.T, o Options, text string) Answer {
 	for i := range len(text) {
 		if got := read(o, false, text[:i], text[i:]); !reflect.DeepEqual(joined(got), joined(want)) {
 			t.Fatalf("cut at byte %d:\n%+v\nwhole:\n%+v", i, joined(got), joined(want))
+		} else if wrong := malformed(got); wrong != "" {
+			t.Fatalf("cut at byte %d: %s", i, wrong)
 		}
 	}
 	if got := read(o, false, strings.Split(text, "")...); !reflect.DeepEqual(joined(got), joined(want)) {

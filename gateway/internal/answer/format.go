@@ -2,6 +2,7 @@ package answer
 
 import (
 	"crypto/rand"
+	"crypto/sha256"
 	"fmt"
 	"slices"
 	"strings"
@@ -72,6 +73,20 @@ func definitionOf(f Format) *definition {
 		}
 	}
 	return nil
+}
+
+// HistoryID is the id of a call as a template of the format takes it: the same for the call and for its result. Mistral's demand nine letters and digits, so
+// other ids are replaced by a hash.
+func (f Format) HistoryID(id string) string {
+	if f != Mistral || len(id) == 9 && strings.Trim(id, idAlphabet) == "" {
+		return id
+	}
+	sum := sha256.Sum256([]byte(id))
+	text := make([]byte, 9)
+	for i := range text {
+		text[i] = idAlphabet[int(sum[i])%len(idAlphabet)]
+	}
+	return string(text)
 }
 
 const idAlphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"

@@ -132,6 +132,27 @@ func TestIDs(t *testing.T) {
 	}
 }
 
+func TestHistoryIDs(t *testing.T) {
+	id := NewID()
+	for _, f := range []Format{"", None, Hermes, KimiK2} {
+		if got := f.HistoryID(id); got != id {
+			t.Errorf("%s: %q", f, got)
+		}
+	}
+	nine := regexp.MustCompile(`^[A-Za-z0-9]{9}$`)
+	seen := map[string]bool{}
+	for _, id := range []string{"", id, NewID(), "123456789 ", "12345678-", "call00001x"} {
+		got := Mistral.HistoryID(id)
+		if !nine.MatchString(got) || got != Mistral.HistoryID(id) || seen[got] {
+			t.Errorf("%q: %q", id, got)
+		}
+		seen[got] = true
+	}
+	if got := Mistral.HistoryID("aB3456789"); got != "aB3456789" {
+		t.Errorf("%q", got)
+	}
+}
+
 func TestTags(t *testing.T) {
 	for _, c := range []struct {
 		tags      Tags

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 // TestLongTexts reads long texts of what makes readers quadratic, in small pieces. It would not end in an hour if one step went through all that is held.
@@ -69,6 +70,9 @@ func FuzzReader(f *testing.F) {
 		}
 		if got := read(o, choices&128 != 0, pieces...); fmt.Sprint(joined(got)) != fmt.Sprint(joined(want)) {
 			t.Fatalf("as %q:\n%v\nwhole:\n%v", pieces, joined(got), joined(want))
+		}
+		if wrong := malformed(want); wrong != "" && utf8.ValidString(text) {
+			t.Fatal(wrong)
 		}
 		a := Collect(want)
 		if d := definitionOf(o.Format); len(a.Calls) == 0 && o.Tags.Open == "" && (d == nil || d.noise == nil) && shown(a) != shown(Answer{Content: given(text)}) {

@@ -14,7 +14,7 @@ var llama3JSON = definition{
 	signs: func(template string) bool {
 		return strings.Contains(template, "ipython") && (strings.Contains(template, `"parameters": `) || strings.Contains(template, `\"parameters\": `))
 	},
-	openers: []opener{{text: pythonTag}, {text: "{", place: atStart}},
+	openers: []opener{{text: pythonTag}, {text: "{", place: atStart, bare: true}},
 	open: func(i int, c *calls) machine {
 		j := &jsonCalls{calls: c, separators: ";,", lists: i == 0, opening: pythonTag}
 		if i == 1 { // the opening text is the first object's brace

@@ -35,6 +35,7 @@ const (
 type opener struct {
 	text  string
 	place place
+	bare  bool // it is the beginning of the call itself: its tag is missing
 }
 
 // unit is a byte of the text and whether it is one of a special token.
@@ -70,6 +71,9 @@ func (c *calls) arguments(text string) { c.reader.callArguments(text) }
 
 // argumentByte gives out one byte of them.
 func (c *calls) argumentByte(b byte) { c.reader.callArgumentByte(b) }
+
+// repeated says that a parameter was given again, and is dropped.
+func (c *calls) repeated() { c.reader.repeated++ }
 
 // full says whether there are as many calls as are wanted.
 func (c *calls) full() bool { return c.reader.full() }

@@ -10,6 +10,7 @@ type parameters struct {
 // begin begins a parameter. It gives nil for one that was given before: the first counts, since it is out already.
 func (p *parameters) begin(name string) *valueWriter {
 	if p.seen[name] {
+		p.calls.repeated()
 		return nil
 	}
 	prefix := ", "

@@ -16,7 +16,7 @@ var qwen3XML = definition{
 	signs: func(template string) bool {
 		return strings.Contains(template, "<tool_call>") && strings.Contains(template, "<function=") && strings.Contains(template, "<parameter=")
 	},
-	openers: []opener{{text: "<tool_call>"}, {text: functionTag, place: atLineStart}},
+	openers: []opener{{text: "<tool_call>"}, {text: functionTag, place: atLineStart, bare: true}},
 	open: func(i int, c *calls) machine {
 		x := &functionCalls{calls: c, tagged: i == 0}
 		if i == 1 {

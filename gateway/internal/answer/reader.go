@@ -35,6 +35,7 @@ type Reader struct {
 	machine   machine // reads a call, or is nil
 	candidate []unit  // what the machine holds
 	calls     int     // that have begun
+	repeated  int     // parameters that were given again
 	open      bool    // the last call is not ended
 	done      bool
 	schemas   map[string]*toolSchema // of the tools that were called
@@ -111,6 +112,9 @@ func (r *Reader) enter(m mode) {
 	}
 	if r.definition != nil {
 		for i, o := range r.definition.openers {
+			if o.bare && r.options.TaggedOnly {
+				continue
+			}
 			r.patterns = append(r.patterns, pattern{text: o.text, place: o.place, what: i})
 		}
 		for _, text := range r.definition.noise {
@@ -203,6 +207,9 @@ func (r *Reader) Calls() int { return r.calls }
 
 // Open says whether the last call is not ended: the text is, or was cut, inside of it.
 func (r *Reader) Open() bool { return r.open }
+
+// Repeated is how many parameters of calls were given again. The first of a name counts, since it may be given out already; the others are dropped.
+func (r *Reader) Repeated() int { return r.repeated }
 
 // Done says that Options.MaxCalls calls are read, with what closes them: nothing that follows is wanted, and pushing it gives nothing.
 func (r *Reader) Done() bool { return r.done }

@@ -242,6 +242,13 @@ func TestReader(t *testing.T) {
 			{"cut before the arguments", `{"name": "f", "para`, `content {"name": "f", "para`},
 			{"a tag in a string", `{"name": "f", "parameters": {"a": "<|python_tag|>{}"}}`, `f({"a": "<|python_tag|>{}"})`},
 		}},
+		{"llama3_json, tagged only", Options{Format: Llama3JSON, ReadCalls: true, TaggedOnly: true}, []struct{ name, text, want string }{
+			{"without the tag", `{"name": "f", "parameters": {}}`, `content {"name": "f", "parameters": {}}`},
+			{"with the tag", `<|python_tag|>{"name": "f", "parameters": {}}`, `f({})`},
+		}},
+		{"qwen3_xml, tagged only", Options{Format: Qwen3XML, ReadCalls: true, TaggedOnly: true, Tools: weather}, []struct{ name, text, want string }{
+			{"without the tag", "<function=get_weather>\n</function>", "content <function=get_weather>\n</function>"},
+		}},
 		{"llama3_json, continued", Options{Format: Llama3JSON, ReadCalls: true, State: Underway}, []struct{ name, text, want string }{
 			{"no beginning", `{"name": "f", "parameters": {}}`, `content {"name": "f", "parameters": {}}`},
 		}},
@@ -361,6 +368,15 @@ func TestDone(t *testing.T) {
 		if events := append(r.Push(c.behind, false), r.Finish(false)...); len(events) != 0 {
 			t.Errorf("%s: %v behind the call", c.format, events)
 		}
+	}
+}
+
+// TestRepeated counts parameters that were given again.
+func TestRepeated(t *testing.T) {
+	r := NewReader(Options{Format: Qwen3XML, ReadCalls: true})
+	r.Push("<tool_call><function=f><parameter=a>1</parameter><parameter=b>2</parameter><parameter=a>3</parameter><parameter=a>4</parameter></function></tool_call>", false)
+	if r.Repeated() != 2 {
+		t.Errorf("%d", r.Repeated())
 	}
 }
 
