@@ -1,0 +1,250 @@
+package schema
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/tinsmith/tinsmith/plugins/grammar"
+)
+
+// TestBounds holds each bound to its number and its sentence: what is at it is taken, what is over it is refused.
+func TestBounds(t *testing.T) {
+	many := func(n int, each func(i int) string) string {
+		parts := make([]string, n)
+		for i := range parts {
+			parts[i] = each(i)
+		}
+		return strings.Join(parts, ",")
+	}
+	for _, c := range []struct {
+		name, at, over, want string
+	}{
+		{"bytes", `{"description":"` + strings.Repeat("x", MaxSchemaBytes-100) + `"}`, `{"description":"` + strings.Repeat("x", MaxSchemaBytes) + `"}`, fmt.Sprintf("> %d", MaxSchemaBytes)},
+		{"nesting", strings.Repeat(`{"items":`, 255) + `{}` + strings.Repeat(`}`, 255), strings.Repeat(`{"items":`, 256) + `{}` + strings.Repeat(`}`, 256), "nesting > 256"},
+		{"schemas", `{"prefixItems":[` + many(40_000, func(int) string { return "{}" }) + `]}`, `{"prefixItems":[` + many(50_000, func(int) string { return "{}" }) + `]}`, fmt.Sprintf("schemas: %d > %d", MaxNodes+1, MaxNodes)},
+		{"properties", `{"properties":{` + many(10_000, func(i int) string { return fmt.Sprintf(`"p%d":{}`, i) }) + `}}`,
+			`{"properties":{` + many(10_001, func(i int) string { return fmt.Sprintf(`"p%d":{}`, i) }) + `}}`, "#  properties"},
+		{"required", `{}`, `{"required":[` + many(10_001, func(i int) string { return fmt.Sprintf(`"p%d"`, i) }) + `]}`, "names: 10001 > 10000"},
+		{"enum values", `{"enum":[` + many(20_000, func(i int) string { return fmt.Sprintf(`"%d"`, i) }) + `]}`, `{"enum":[` + many(20_001, func(i int) string { return fmt.Sprintf(`"%d"`, i) }) + `]}`, "values of all enums: 20001 > 20000"},
+		{"enum bytes", `{"enum":["` + strings.Repeat("x", MaxEnumBytes/2) + `"]}`, `{"enum":["` + strings.Repeat("x", MaxEnumBytes) + `"]}`, fmt.Sprintf("> %d", MaxEnumBytes)},
+		{"pattern", `{"pattern":"` + strings.Repeat("x", 16<<10) + `"}`, `{"pattern":"` + strings.Repeat("x", 16<<10+1) + `"}`, "16385 bytes > 16384"},
+		{"count", `{"pattern":"^x{0,100000}$"}`, `{"pattern":"^x{0,100001}$"}`, "count 100001 > 100000"},
+		{"alternatives", `{}`, `{"pattern":"` + strings.Repeat("|", 10_000) + `"}`, "more than 10000 alternatives"},
+		{"groups", `{"pattern":"` + strings.Repeat("(", 200) + strings.Repeat(")", 200) + `"}`, `{"pattern":"` + strings.Repeat("(", 300) + strings.Repeat(")", 300) + `"}`, "nest deeper than 250"},
+		{"merge steps", `{}`, `{"allOf":[` + many(40, func(i int) string {
+			return fmt.Sprintf(`{"anyOf":[{"properties":{"p%d":{"const":0}}},{"properties":{"p%d":{"const":1}}}]}`, i, i)
+		}) + `]}`, "too large"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if _, err := Compile(context.Background(), []byte(c.at), Options{}); err != nil {
+				t.Errorf("at the bound: %.200v", err)
+			}
+			_, err := Compile(context.Background(), []byte(c.over), Options{})
+			var e *Error
+			if !errors.As(err, &e) || !strings.Contains(err.Error(), strings.TrimPrefix(c.want, "#  ")) {
+				t.Errorf("over the bound: %.200v, want %s", err, c.want)
+			}
+		})
+	}
+}
+
+// TestRefuses holds the sentences of what is refused: each names the schema and the keyword.
+func TestRefuses(t *testing.T) {
+	for _, c := range []struct{ schema, want string }{
+		{`{"type":"text"}`, `# type: "text" is no type; allowed: null, boolean, integer, number, string, array, object`},
+		{`{"properties":{"a/b":{"minimum":"1"}}}`, `#/properties/a~1b minimum: want a number`},
+		{`{"properties":{"a":{"required":true}}}`, `#/properties/a required: want a list of names`},
+		{`{"$ref":"https://example.com/x.json"}`, `$ref: "https://example.com/x.json" is not in the schema, and nothing is fetched`},
+		{`{"$ref":"#/$defs/a"}`, `points at no schema`},
+		{`{"$ref":"#a"}`, `names an anchor that is not in the schema`},
+		{`{"$defs":{"a":{"$ref":"#/$defs/b"},"b":{"$ref":"#/$defs/a"}},"$ref":"#/$defs/a"}`, `refers to itself on the same value`},
+		{`{"$dynamicRef":"#a"}`, `# $dynamicRef: not served`},
+		{`{"multipleOf":0}`, `# multipleOf: want a number above 0`},
+		{`{"minLength":-1}`, `# minLength: want a whole number from 0 on`},
+		{`{"anyOf":[]}`, `# anyOf: want a list of at least one schema`},
+		{`{"items":3}`, `# items: want a schema`},
+		{`{"pattern":"("}`, `# pattern: not a regular expression of ECMA-262`},
+		{`{"$schema":"http://json-schema.org/draft-03/schema#"}`, `allowed: draft-04, draft-06, draft-07, 2019-09, 2020-12`},
+		{`[]`, `a schema is an object or a boolean`},
+		{`{"a":1,"a":2}`, `key "a" stands twice`},
+		{`{`, `the schema: at byte 1`},
+		{`false`, `no value satisfies it`},
+		{`{"type":"object","properties":{"n":{"$ref":"#"}},"required":["n"]}`, `no value satisfies it`},
+		{`{"type":"string","pattern":"(a)\\1"}`, `# pattern: cannot be enforced while the answer is written: a backreference is not enforced; set strict to false to have it checked after the fact`},
+		{`{"type":"array","items":{"type":"string"},"uniqueItems":true}`, `# uniqueItems: cannot be enforced`},
+	} {
+		_, err := Compile(context.Background(), []byte(c.schema), Options{Strict: true})
+		var e *Error
+		if !errors.As(err, &e) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %s", c.schema, err, c.want)
+		}
+	}
+}
+
+// TestRelaxed compiles what is not in the grammar without strict: it is named, and the finished value is checked.
+func TestRelaxed(t *testing.T) {
+	compiled, err := Compile(context.Background(), []byte(`{"type":"object","properties":{"a":{"type":"string","pattern":"^(a|b)\\1$"},"b":{"type":"array","items":{"type":"number"},"uniqueItems":true}}}`), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := fmt.Sprint(compiled.Relaxed); got != "[#/properties/a pattern #/properties/b uniqueItems]" {
+		t.Errorf("relaxed: %s", got)
+	}
+	chain := `{"type":"object","allOf":[` + strings.Repeat(`{"if":{"properties":{"k":{"const":1}},"required":["k"]},"then":{"required":["r"]},"else":{"required":["s"]}},`, 1)
+	for i := range 20 {
+		chain += fmt.Sprintf(`{"if":{"properties":{"k%d":{"const":1}},"required":["k%d"]},"then":{"required":["r%d"]},"else":{"required":["s%d"]}},`, i, i, i, i)
+	}
+	if long, err := Compile(context.Background(), []byte(chain+"{}]}"), Options{}); err != nil || len(long.Relaxed) == 0 || long.Relaxed[0].Keyword != "if" {
+		t.Errorf("a long chain of conditions: %+v, %v", long, err)
+	}
+	text := `{"a":"ab","b":[1,1.0]}`
+	if !matches(t, compiled.Grammar, `{"a":"ab","b":[1,1]}`) {
+		t.Error("the grammar holds to what it is said not to")
+	}
+	problems := compiled.Validate([]byte(text))
+	if len(problems) != 2 || problems[0].Path != "/a" || problems[0].Keyword != "#/properties/a/pattern" || problems[1].Path != "/b" {
+		t.Errorf("problems: %v", problems)
+	}
+	if problems := compiled.Validate([]byte(`{"a":"aa","b":[1,2]}`)); len(problems) != 0 {
+		t.Errorf("a valid text has problems: %v", problems)
+	}
+	if problems := compiled.Validate([]byte(`{"a":`)); len(problems) != 1 {
+		t.Errorf("a text cut short: %v", problems)
+	}
+}
+
+// TestValidateEnds checks a value against references that double at each level, which takes for ever if nothing is remembered.
+func TestValidateEnds(t *testing.T) {
+	var b strings.Builder
+	b.WriteString(`{"$defs":{`)
+	for i := range 60 {
+		fmt.Fprintf(&b, `"a%d":{"allOf":[{"not":{"not":{"$ref":"#/$defs/a%d"}}},{"$ref":"#/$defs/a%d"}]},`, i, i+1, i+1)
+	}
+	b.WriteString(`"a60":{"type":"string","pattern":"(a)\\1"}},"$ref":"#/$defs/a0"}`)
+	compiled, err := Compile(context.Background(), []byte(b.String()), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if problems := compiled.Validate([]byte(`"ab"`)); len(problems) == 0 || len(problems) > maxProblems {
+		t.Errorf("problems: %v", problems)
+	}
+}
+
+func TestOptions(t *testing.T) {
+	object := `{"type":"object","properties":{"a":{"type":"array","items":{"type":"integer"}}},"additionalProperties":false}`
+	for _, c := range []struct {
+		name, schema string
+		options      Options
+		yes, no      []string
+	}{
+		{"default", object, Options{}, []string{`{"a":[1,2]}`, `{ "a" : [ 1 , 2 ] }`, "{\n\t\"a\":\n  [1]\n}", `{ }`, `{}`}, []string{` {}`, `{} `, `{  }`, "{\n\n}", "{\r\n}", "{\n" + strings.Repeat(" ", 65) + "}"}},
+		{"none", object, Options{NoWhitespace: true}, []string{`{"a":[1,2]}`, `{}`}, []string{`{"a": [1]}`, `{ }`}},
+		{"pattern", object, Options{Whitespace: `[ \t]{0,2}`}, []string{`{"a":[1,2]}`, `{  "a":  [1]}`}, []string{`{   "a":[1]}`, "{\n}"}},
+		{"root", `{}`, Options{Root: "object"}, []string{`{}`, `{"a":1}`}, []string{`1`, `[]`, `null`}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			compiled, err := Compile(context.Background(), []byte(c.schema), c.options)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, text := range c.yes {
+				if !matches(t, compiled.Grammar, text) {
+					t.Errorf("refuses %q", text)
+				}
+			}
+			for _, text := range c.no {
+				if matches(t, compiled.Grammar, text) {
+					t.Errorf("takes %q", text)
+				}
+			}
+		})
+	}
+	for _, c := range []struct {
+		options Options
+		want    string
+	}{
+		{Options{Whitespace: "("}, "not a regular expression"},
+		{Options{Whitespace: "a"}, "no white space"},
+		{Options{Whitespace: strings.Repeat(" ", 257)}, "bytes: 257 > 256"},
+		{Options{Whitespace: " ", NoWhitespace: true}, "both"},
+		{Options{Root: "thing"}, "root kind"},
+	} {
+		if _, err := Compile(context.Background(), []byte(`{}`), c.options); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: %v, want %s", c.options, err, c.want)
+		}
+	}
+	done, cancel := context.WithCancel(context.Background())
+	cancel()
+	big := `{"allOf":[` + strings.Repeat(`{"properties":{"a":{"anyOf":[{"type":"integer"},{"minLength":3}]}}},`, 300) + `{}]}`
+	if _, err := Compile(done, []byte(big), Options{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("a request that is gone: %v", err)
+	}
+}
+
+func TestOtherConstraints(t *testing.T) {
+	b := grammar.NewBuilder(Limits())
+	check := func(name string, symbol grammar.Symbol, err error, yes, no []string) {
+		t.Helper()
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			return
+		}
+		g, err := b.Grammar(symbol)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			return
+		}
+		for _, text := range yes {
+			if !matches(t, g, text) {
+				t.Errorf("%s refuses %q", name, text)
+			}
+		}
+		for _, text := range no {
+			if matches(t, g, text) {
+				t.Errorf("%s takes %q", name, text)
+			}
+		}
+	}
+	check("json object", JSONObject(b), nil, []string{`{}`, `{"a": [1, {"b": null}]}`}, []string{`[]`, `1`, ``, `{"a":1} `})
+	symbol, err := Choice(b, []string{"yes", "no", "yes, but"})
+	check("choice", symbol, err, []string{"yes", "no", "yes, but"}, []string{"", "ye", "yesno"})
+	symbol, err = Regex(b, `\d{3}-[a-z]+`)
+	check("regex", symbol, err, []string{"123-a", "000-xyz"}, []string{"123-", "x123-a", "123-a "})
+	symbol, err = Regex(b, `^(a|b)$`)
+	check("anchored regex", symbol, err, []string{"a", "b"}, []string{"ab", ""})
+	for name, wrong := range map[string]error{
+		"(":         second(Regex(b, "(")),
+		`(a)\1`:     second(Regex(b, `(a)\1`)),
+		"0 to 4096": second(Choice(b, nil)),
+		"4097":      second(Choice(b, make([]string, 4097))),
+	} {
+		var e *Error
+		if !errors.As(wrong, &e) {
+			t.Errorf("%s: %v", name, wrong)
+		}
+	}
+}
+
+func second(_ grammar.Symbol, err error) error { return err }
+
+// TestWideReferences compiles alternatives that all refer to the same alternatives, level by level: each schema is looked at once.
+func TestWideReferences(t *testing.T) {
+	var b strings.Builder
+	b.WriteString(`{"$defs":{`)
+	for level := range 12 {
+		fmt.Fprintf(&b, `"a%d":{"anyOf":[{"$ref":"#/$defs/a%d"}`, level, level+1)
+		b.WriteString(strings.Repeat(fmt.Sprintf(`,{"$ref":"#/$defs/a%d"}`, level+1), 60))
+		b.WriteString(`]},`)
+	}
+	b.WriteString(`"a12":{"const":"x"}},"$ref":"#/$defs/a0"}`)
+	compiled, err := Compile(context.Background(), []byte(b.String()), Options{Strict: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !matches(t, compiled.Grammar, `"x"`) || matches(t, compiled.Grammar, `"y"`) {
+		t.Error("not the one text that is valid")
+	}
+}
