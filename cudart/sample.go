@@ -39,6 +39,36 @@ func (v *Device) AdjustElements(x View, list []Adjustment) error {
 	return errors.Join(v.rowwise(kAdjustElements, 1, int64(len(list)), bytesIn(&a)), release())
 }
 
+// MaskColumns sets elements of x to -Inf: in row rows[i], in the columns for which the i-th mask of bits has none, a mask being a word for every 64 columns. No row comes twice. The masks go through the staging memory, as many rows at
+// once as it has room for.
+func (v *Device) MaskColumns(x View, rows []int32, bits []uint64) error {
+	words := int((x.Cols + 63) / 64)
+	if words == 0 {
+		return nil
+	}
+	for most := max(1, stageHalf/(8*words)); len(rows) > 0; {
+		n := min(most, len(rows))
+		if err := v.maskRows(x, rows[:n], bits[:n*words], words); err != nil {
+			return err
+		}
+		rows, bits = rows[n:], bits[n*words:]
+	}
+	return nil
+}
+
+func (v *Device) maskRows(x View, rows []int32, bits []uint64, words int) error {
+	which, releaseRows, err := v.Put(bytesOf(rows))
+	if err != nil {
+		return err
+	}
+	masks, release, err := v.Put(bytesOf(bits))
+	if err != nil {
+		return errors.Join(err, releaseRows())
+	}
+	a := C.mask_arguments{x: x.c(), rows: C.uint64_t(which), bits: C.uint64_t(masks), words: C.int64_t(words)}
+	return errors.Join(v.rowwise(kMaskColumns, int64(len(rows)), x.Cols, bytesIn(&a)), release(), releaseRows())
+}
+
 // DrawTokens draws a token from every row of logits, whose softmax is probs, and writes its column and its logit to the row of y.
 func (v *Device) DrawTokens(y, logits, probs View, draws []Draw) error {
 	if logits.empty() {

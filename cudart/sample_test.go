@@ -249,3 +249,38 @@ func TestOrderOfLogSumExp(t *testing.T) {
 		})
 	}
 }
+
+// Masks that do not fit into the staging memory together go through it one part after the other.
+func TestMasksOfWideRows(t *testing.T) {
+	v := openDevice(t, openDriver(t), 0)
+	const rows, cols = 17, 1<<21 + 3
+	words := (cols + 63) / 64
+	if most := stageHalf / (8 * words); most >= rows {
+		t.Fatalf("%d rows fit into the staging memory at once", most)
+	}
+	r := rand.New(rand.NewPCG(3, 3))
+	values, bits, which := make([]float32, rows*cols), make([]uint64, rows*words), make([]int32, rows)
+	for i := range values {
+		values[i] = float32(i % 1021)
+	}
+	for i := range bits {
+		bits[i] = []uint64{0, math.MaxUint64, r.Uint64()}[r.IntN(3)]
+	}
+	for i := range which {
+		which[i] = int32(i)
+	}
+	x := placeRows(t, v, rows, cols, values)
+	if err := v.MaskColumns(x, which, bits); err != nil {
+		t.Fatal(err)
+	}
+	for i, got := range readRows(t, v, x) {
+		row, c := i/cols, i%cols
+		want := values[i]
+		if bits[row*words+c/64]>>(c%64)&1 == 0 {
+			want = float32(math.Inf(-1))
+		}
+		if got != want {
+			t.Fatalf("row %d, column %d is %v, want %v", row, c, got, want)
+		}
+	}
+}

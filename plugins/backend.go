@@ -1,7 +1,7 @@
 // Package plugins is the contract between the gateway and a compute backend, and the transport that carries it between the two processes
 // (hashicorp/go-plugin: gRPC over a unix socket). A backend holds one base model and any number of LoRA adapters on it; it knows tokens and
-// floats. It knows no text, no HTTP, no user and no session: tokenizer, chat template, stop strings, ownership and durable state are the
-// gateway's. This package imports neither side, no GPU code and no HTTP code; interface Backend below is the whole contract, and package
+// floats, and of tokens the bytes that they stand for (SetVocabulary), for the sake of constraints. It knows no HTTP, no user and no session, and what bytes mean: tokenizer, chat template, stop strings, schemas,
+// ownership and durable state are the gateway's. This package imports neither side, no GPU code and no HTTP code; interface Backend below is the whole contract, and package
 // plugintest checks that an implementation keeps it.
 //
 // # Order
@@ -114,6 +114,10 @@ type Backend interface {
 	// Configure changes settings while the backend runs, after Load. The request has the whole `backend:` section as Load had it: what has changed in it takes effect before the next training pass, or, if anything
 	// is invalid or cannot be changed without a restart, nothing does, with KindInvalid that names the key. No result changes by it.
 	Configure(ctx context.Context, req ConfigureRequest) (ConfigureResult, error)
+
+	// SetVocabulary tells what tokens stand for, once, after Load. Before it a constraint with a grammar or a rule about thinking is KindInvalid with the field "constraint". The same call repeated succeeds; another vocabulary is KindInvalid.
+	// A backend that constrains nothing answers this with KindInvalid, and every SampleRequest.Constraint with KindInvalid, field "constraint".
+	SetVocabulary(ctx context.Context, v Vocabulary) error
 }
 
 // Info identifies a backend process.
@@ -346,13 +350,55 @@ type SampleRequest struct {
 	TopKPromptLogprobs  int
 	TargetPromptTokens  []int32 // (P-1)×TargetPromptK, row-major; row i is scored at prompt position i+1; -1 = not asked
 	TargetPromptK       int
-	AtEnd               bool // nobody reads a sequence's tokens before its end, so they may be sent many at once
-	PromptAlternatives  int  // k independent draws at Temperature, with TopK, TopP and MinP, at every prompt position after the first
+	Constraint          *Constraint // what may be drawn; nil = everything
+	AtEnd               bool        // nobody reads a sequence's tokens before its end, so they may be sent many at once
+	PromptAlternatives  int         // k independent draws at Temperature, with TopK, TopP and MinP, at every prompt position after the first
 
 	Share Share // of places in the decoding batch and of the sampler's time
 	// PrefixScope bounds what is taken from other requests' prompts: keys and values are shared only between requests of the same scope, so that neither
 	// CachedTokens nor the time tells of others'. At most 200 bytes; "" is one of its own.
 	PrefixScope string
+}
+
+// Vocabulary says what tokens stand for. Tokens beyond its end, up to ModelInfo.VocabSize, stand for nothing, as those without bytes do: no grammar allows them.
+type Vocabulary struct {
+	Tokens  [][]byte // what each token adds to a text, at most MaxTokenBytes
+	Special []bool   // as many: a token that stands for itself (a mark of turns, a tag), never for its bytes as part of a text
+	Ends    []int32  // tokens that end an answer; a grammar allows them where a text of it may end, and nowhere else
+}
+
+// Constraint says which tokens a sequence may draw. What it forbids is taken away after penalties, bias and temperature and before top-k, top-p and min-p, which apply to what is left; at temperature 0 it is the likeliest of what is
+// left, and so it is where the probabilities of all that is left round to zero. No log-probability is changed by it but SampledTokens.ConstraintLogprobs: Logprobs and Top are those of the whole distribution, and Top may have
+// tokens that are forbidden. Draws of PromptAlternatives are not constrained.
+//
+// Which tokens are allowed follows from the constraint and the sequence's tokens alone. If none is, or the grammar takes more than its limits somewhere in the middle of a text, the request fails with KindInvalid, field "constraint", and
+// nobody else's does.
+type Constraint struct {
+	// Grammar is what the sequence's text, without end tokens, must be, in the form that grammar.Encode gives; empty: anything. At most MaxGrammarBytes. Under a grammar end tokens (Vocabulary.Ends) are allowed exactly where a
+	// text of it may end, and so are StopTokens, beside where the grammar has their text; an end token ends the sequence as a stop token does (StopToken), also if it is none of StopTokens. Where the text is complete and nothing
+	// can follow, the sequence ends by itself, and no token is added (StopComplete). MinTokens must be 0.
+	Grammar []byte
+	// Think, unless nil, says where Grammar begins.
+	Think *ThinkRule
+	// Excluded may never be drawn, whatever the grammar says. In ascending order, none twice.
+	Excluded []int32
+}
+
+// ThinkRule lets a sequence think before its answer: the grammar begins behind the thinking. Inside it all tokens that stand for something are allowed but end tokens, up to the first Close; behind that a text of at most two newlines and
+// Constraint.Grammar, or anything if there is no grammar. The lists hold at most MaxThinkTokens.
+type ThinkRule struct {
+	// Open begins the thinking if it is what the sequence begins with; otherwise there is none. Not used with Inside.
+	Open []int32
+	// Close ends it. At least one token.
+	Close []int32
+	// Forced is drawn, token by token, once Budget tokens have been thought, those of Open not counted, unless they end with Close. Close must be in it, and what stands behind that must be how a text behind Close may begin. Empty: thinking has no end but Close. These are tokens as all others, with the
+	// model's own log-probabilities.
+	Forced []int32
+	Budget int // at least 0; 0 without Forced
+	// Inside: the sequence begins in its thinking, as the prompt ends with Open.
+	Inside bool
+	// Without are tokens that thinking may not have, beside end tokens; Forced may.
+	Without []int32
 }
 
 // TopLogprobs is a rows×K matrix of the likeliest tokens, descending; ties by lower id first.
@@ -370,6 +416,7 @@ const (
 	StopToken     StopReason = iota // a stop token was drawn
 	StopLength                      // MaxTokens or the context limit
 	StopCancelled                   // Cancel
+	StopComplete                    // the text is complete under Constraint.Grammar, and nothing can follow
 )
 
 // SampleEvent is one message of a Sample stream; exactly one field is set.
@@ -396,6 +443,9 @@ type SampledTokens struct {
 	Tokens   []int32
 	Logprobs []float32
 	Top      TopLogprobs // len(Tokens) rows
+	// ConstraintLogprobs has, per token, the logarithm of the probability of all that the constraint allowed together, at the request's temperature (at 0 at temperature 1) and before top-k, top-p and min-p: without these the
+	// token was drawn with the log-probability Logprobs − ConstraintLogprobs. 0 where nothing was forbidden. nil without SampleRequest.Constraint.
+	ConstraintLogprobs []float32
 }
 
 // SequenceFinished ends one sequence.

@@ -68,6 +68,8 @@ func (c *Client) failure(ctx context.Context, operation string, err error) error
 			e.Message += ": " + c.explain()
 		}
 		return e
+	case codes.Unimplemented: // a plugin in another language may leave out what it must not be asked for
+		return &Error{Kind: KindInvalid, Message: operation + ": the backend does not have it"}
 	case codes.ResourceExhausted:
 		return &Error{Kind: KindInvalid, Message: fmt.Sprintf("%s: message over the limit of %d bytes: %s", operation, MaxMessageBytes, status.Convert(err).Message())}
 	}
@@ -295,4 +297,19 @@ func (c *Client) Configure(ctx context.Context, req ConfigureRequest) (Configure
 		return ConfigureResult{}, c.failure(ctx, "configure", err)
 	}
 	return ConfigureResult{Changed: p.GetChanged()}, nil
+}
+
+// SetVocabulary implements Backend.
+func (c *Client) SetVocabulary(ctx context.Context, v Vocabulary) error {
+	if err := v.checkSpecial(); err != nil { // what crosses cannot say it
+		return err
+	}
+	m := vocabularyToPB(&v)
+	if err := checkSize("vocabulary", m); err != nil {
+		return err
+	}
+	if _, err := c.rpc.SetVocabulary(ctx, m); err != nil {
+		return c.failure(ctx, "set vocabulary", err)
+	}
+	return nil
 }

@@ -177,7 +177,7 @@ func sampleToPB(r *SampleRequest) *backendpb.SampleRequest {
 		FrequencyPenalty: r.FrequencyPenalty, PresencePenalty: r.PresencePenalty, RepetitionPenalty: r.RepetitionPenalty, LogitBias: r.LogitBias,
 		TopKSampledLogprobs: int64(r.TopKSampledLogprobs), PromptLogprobs: r.PromptLogprobs, PromptLogprobsLastN: int64(r.PromptLogprobsLastN),
 		TopKPromptLogprobs: int64(r.TopKPromptLogprobs), TargetPromptTokens: packInts(r.TargetPromptTokens), TargetPromptK: int64(r.TargetPromptK),
-		PromptAlternatives: int64(r.PromptAlternatives), Share: shareToPB(r.Share), AtEnd: r.AtEnd, PrefixScope: r.PrefixScope,
+		PromptAlternatives: int64(r.PromptAlternatives), Share: shareToPB(r.Share), AtEnd: r.AtEnd, PrefixScope: r.PrefixScope, Constraint: constraintToPB(r.Constraint),
 	}
 }
 
@@ -192,9 +192,74 @@ func sampleFromPB(p *backendpb.SampleRequest) (SampleRequest, error) {
 		TopKSampledLogprobs: u.narrow("top_k_sampled_logprobs", p.GetTopKSampledLogprobs()), PromptLogprobs: p.GetPromptLogprobs(),
 		PromptLogprobsLastN: u.narrow("prompt_logprobs_last_n", p.GetPromptLogprobsLastN()), TopKPromptLogprobs: u.narrow("top_k_prompt_logprobs", p.GetTopKPromptLogprobs()),
 		TargetPromptTokens: u.ints("target_prompt_tokens", p.GetTargetPromptTokens()), TargetPromptK: u.narrow("target_prompt_k", p.GetTargetPromptK()),
-		PromptAlternatives: u.narrow("prompt_alternatives", p.GetPromptAlternatives()), Share: shareFromPB(p.GetShare()), AtEnd: p.GetAtEnd(), PrefixScope: p.GetPrefixScope(),
+		PromptAlternatives: u.narrow("prompt_alternatives", p.GetPromptAlternatives()), Share: shareFromPB(p.GetShare()), AtEnd: p.GetAtEnd(), PrefixScope: p.GetPrefixScope(), Constraint: u.constraint(p.GetConstraint()),
 	}
 	return r, u.err
+}
+
+func constraintToPB(c *Constraint) *backendpb.Constraint {
+	if c == nil {
+		return nil
+	}
+	out := &backendpb.Constraint{Grammar: c.Grammar, Excluded: packInts(c.Excluded)}
+	if t := c.Think; t != nil {
+		out.Think = &backendpb.ThinkRule{Open: packInts(t.Open), Close: packInts(t.Close), Forced: packInts(t.Forced), Budget: int64(t.Budget), Inside: t.Inside, Without: packInts(t.Without)}
+	}
+	return out
+}
+
+func (u *unpacker) constraint(p *backendpb.Constraint) *Constraint {
+	if p == nil {
+		return nil
+	}
+	out := &Constraint{Grammar: p.GetGrammar(), Excluded: u.ints("constraint.excluded", p.GetExcluded())}
+	if t := p.GetThink(); t != nil {
+		out.Think = &ThinkRule{
+			Open: u.ints("constraint.think.open", t.GetOpen()), Close: u.ints("constraint.think.close", t.GetClose()), Forced: u.ints("constraint.think.forced", t.GetForced()),
+			Budget: u.narrow("constraint.think.budget", t.GetBudget()), Inside: t.GetInside(), Without: u.ints("constraint.think.without", t.GetWithout()),
+		}
+	}
+	return out
+}
+
+func vocabularyToPB(v *Vocabulary) *backendpb.SetVocabularyRequest {
+	size := 0
+	for _, t := range v.Tokens {
+		size += len(t)
+	}
+	text, lengths, special := make([]byte, 0, size), make([]int32, len(v.Tokens)), make([]byte, (len(v.Special)+7)/8)
+	for i, t := range v.Tokens {
+		text, lengths[i] = append(text, t...), int32(len(t))
+	}
+	for i, s := range v.Special {
+		if s {
+			special[i/8] |= 1 << (i % 8)
+		}
+	}
+	return &backendpb.SetVocabularyRequest{Text: text, Lengths: packInts(lengths), Special: special, Ends: packInts(v.Ends)}
+}
+
+func vocabularyFromPB(p *backendpb.SetVocabularyRequest) (Vocabulary, error) {
+	var u unpacker
+	text, lengths, special := p.GetText(), u.ints("vocabulary.tokens", p.GetLengths()), p.GetSpecial()
+	v := Vocabulary{Tokens: make([][]byte, len(lengths)), Special: make([]bool, len(lengths)), Ends: u.ints("vocabulary.ends", p.GetEnds())}
+	if u.err == nil && len(special) != (len(lengths)+7)/8 {
+		u.err = Invalidf("vocabulary.special", "has %d bytes, %d tokens need %d", len(special), len(lengths), (len(lengths)+7)/8)
+	}
+	if u.err != nil {
+		return Vocabulary{}, u.err
+	}
+	for i, n := range lengths {
+		if n < 0 || int(n) > len(text) {
+			return Vocabulary{}, Invalidf(fmt.Sprintf("vocabulary.tokens[%d]", i), "has a length of %d, and %d bytes are left", n, len(text))
+		}
+		v.Tokens[i], text = text[:n:n], text[n:]
+		v.Special[i] = special[i/8]>>(i%8)&1 != 0
+	}
+	if len(text) > 0 {
+		return Vocabulary{}, Invalidf("vocabulary.tokens", "leave %d bytes over", len(text))
+	}
+	return v, nil
 }
 
 func topToPB(t *TopLogprobs) *backendpb.TopLogprobs {
@@ -212,6 +277,7 @@ var reasonsToPB = map[StopReason]backendpb.SequenceFinished_Reason{
 	StopToken:     backendpb.SequenceFinished_REASON_STOP_TOKEN,
 	StopLength:    backendpb.SequenceFinished_REASON_LENGTH,
 	StopCancelled: backendpb.SequenceFinished_REASON_CANCELLED,
+	StopComplete:  backendpb.SequenceFinished_REASON_COMPLETE,
 }
 
 func eventToPB(e *SampleEvent) *backendpb.SampleEvent {
@@ -226,6 +292,7 @@ func eventToPB(e *SampleEvent) *backendpb.SampleEvent {
 		s := e.Tokens
 		return &backendpb.SampleEvent{Event: &backendpb.SampleEvent_Tokens{Tokens: &backendpb.SampledTokens{
 			Sequence: int64(s.Sequence), Tokens: packInts(s.Tokens), Logprobs: packFloats(s.Logprobs), Top: topToPB(&s.Top),
+			ConstraintLogprobs: packFloats(s.ConstraintLogprobs),
 		}}}
 	case e.Finished != nil:
 		return &backendpb.SampleEvent{Event: &backendpb.SampleEvent_Finished{Finished: &backendpb.SequenceFinished{
@@ -248,6 +315,7 @@ func eventFromPB(p *backendpb.SampleEvent) (SampleEvent, error) {
 		s := e.Tokens
 		return SampleEvent{Tokens: &SampledTokens{
 			Sequence: u.narrow("sequence", s.GetSequence()), Tokens: u.ints("tokens", s.GetTokens()), Logprobs: u.floats("logprobs", s.GetLogprobs()), Top: u.top("top", s.GetTop()),
+			ConstraintLogprobs: u.floats("constraint_logprobs", s.GetConstraintLogprobs()),
 		}}, u.err
 	case *backendpb.SampleEvent_Finished:
 		for reason, code := range reasonsToPB {

@@ -32,7 +32,7 @@ const (
 
 // Handshake is what both ends must agree on. ProtocolVersion rises when backend.proto or a limit beside it changes in a way that an older end would misread or refuse.
 var Handshake = goplugin.HandshakeConfig{
-	ProtocolVersion:  5,
+	ProtocolVersion:  6,
 	MagicCookieKey:   "TINSMITH_PLUGIN",
 	MagicCookieValue: "b2f6d1f09c6e4d0a8f3c51d27a1f4f0e",
 }

@@ -162,3 +162,14 @@ func (s *server) Configure(ctx context.Context, p *backendpb.ConfigureRequest) (
 	}
 	return &backendpb.ConfigureResponse{Changed: res.Changed}, nil
 }
+
+func (s *server) SetVocabulary(ctx context.Context, p *backendpb.SetVocabularyRequest) (*backendpb.SetVocabularyResponse, error) {
+	v, err := vocabularyFromPB(p)
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	if err := s.backend.SetVocabulary(ctx, v); err != nil {
+		return nil, toStatus(err)
+	}
+	return &backendpb.SetVocabularyResponse{}, nil
+}

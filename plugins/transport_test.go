@@ -271,11 +271,30 @@ func TestRequestsCrossUnchanged(t *testing.T) {
 		ID: "i", Adapter: "a", Version: LatestVersion, Prompt: []int32{1, 2}, NumSamples: 3, MaxTokens: 4, Temperature: 0.5, TopK: -1, TopP: 0.9, MinP: 0.1, Seed: math.MaxUint64,
 		StopTokens: []int32{5}, MinTokens: 6, FrequencyPenalty: 0.1, PresencePenalty: -0.1, RepetitionPenalty: 1.5, LogitBias: map[int32]float64{7: -8}, TopKSampledLogprobs: 9,
 		PromptLogprobs: true, PromptLogprobsLastN: 10, TopKPromptLogprobs: 11, TargetPromptTokens: []int32{-1}, TargetPromptK: 1, PromptAlternatives: 12, AtEnd: true, Share: Share{Key: "ann", Weight: 2.5},
-		PrefixScope: "bob",
+		PrefixScope: "bob", Constraint: &Constraint{Grammar: []byte{1, 2}, Think: &ThinkRule{Open: []int32{3}, Close: []int32{4}, Forced: []int32{5, 6}, Budget: 7, Inside: true, Without: []int32{9}}, Excluded: []int32{8}},
 	}
 	everyFieldIsSet(t, sample)
+	everyFieldIsSet(t, *sample.Constraint)
+	everyFieldIsSet(t, *sample.Constraint.Think)
 	if got, err := sampleFromPB(sampleToPB(&sample)); err != nil || !reflect.DeepEqual(got, sample) {
 		t.Errorf("sample %+v, %v; want %+v", got, err, sample)
+	}
+	vocabulary := Vocabulary{Tokens: [][]byte{[]byte("a"), {}, {0xff, 0}, []byte("<end>")}, Special: []bool{false, false, true, true}, Ends: []int32{3}}
+	everyFieldIsSet(t, vocabulary)
+	if got, err := vocabularyFromPB(vocabularyToPB(&vocabulary)); err != nil || !reflect.DeepEqual(got, vocabulary) {
+		t.Errorf("vocabulary %+v, %v; want %+v", got, err, vocabulary)
+	}
+	for name, p := range map[string]*backendpb.SetVocabularyRequest{
+		"half a length":       {Text: []byte("a"), Lengths: []byte{1, 0}, Special: []byte{0}},
+		"a length below 0":    {Text: []byte("a"), Lengths: packInts([]int32{-1}), Special: []byte{0}},
+		"a length too large":  {Text: []byte("a"), Lengths: packInts([]int32{2}), Special: []byte{0}},
+		"bytes left over":     {Text: []byte("ab"), Lengths: packInts([]int32{1}), Special: []byte{0}},
+		"too few flags":       {Text: []byte("a"), Lengths: packInts([]int32{1})},
+		"a quarter of an end": {Text: []byte("a"), Lengths: packInts([]int32{1}), Special: []byte{0}, Ends: []byte{1}},
+	} {
+		if _, err := vocabularyFromPB(p); KindOf(err) != KindInvalid {
+			t.Errorf("vocabulary with %s: %v, want it refused", name, err)
+		}
 	}
 	status := Status{
 		Time: time.Unix(1, 2), BootID: "b", Adapters: 1, Versions: 2, QueuedTraining: 3, RunningSamples: 4, WaitingSamples: 5, Cycles: 6, CycleSeconds: 7.5, TrainedTokens: 8,
@@ -310,9 +329,10 @@ func TestRequestsCrossUnchanged(t *testing.T) {
 	top := TopLogprobs{K: 1, IDs: []int32{1}, Logprobs: []float32{-1}}
 	for _, e := range []SampleEvent{
 		{Prompt: &PromptScores{Version: 1, CachedTokens: 2, Logprobs: []float32{-3}, Top: top, Targets: []float32{4}, AltTokens: []int32{5}, AltLogprobs: []float32{6}}},
-		{Tokens: &SampledTokens{Sequence: 1, Tokens: []int32{2}, Logprobs: []float32{3}, Top: top}},
+		{Tokens: &SampledTokens{Sequence: 1, Tokens: []int32{2}, Logprobs: []float32{3}, Top: top, ConstraintLogprobs: []float32{-4}}},
 		{Finished: &SequenceFinished{Sequence: 1, Reason: StopToken}},
 		{Finished: &SequenceFinished{Sequence: 2, Reason: StopCancelled}},
+		{Finished: &SequenceFinished{Sequence: 2, Reason: StopComplete}},
 	} {
 		if got, err := eventFromPB(eventToPB(&e)); err != nil || !reflect.DeepEqual(got, e) {
 			t.Errorf("event %+v, %v; want %+v", got, err, e)

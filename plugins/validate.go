@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -18,6 +19,12 @@ const (
 	MaxTopLogprobs = 1024
 	// MaxWeight bounds Share.Weight.
 	MaxWeight = 1e6
+	// MaxGrammarBytes bounds Constraint.Grammar.
+	MaxGrammarBytes = 1 << 20
+	// MaxThinkTokens bounds each list of a ThinkRule.
+	MaxThinkTokens = 256
+	// MaxTokenBytes bounds one token of a Vocabulary.
+	MaxTokenBytes = 4096
 	// maxScoreBytes bounds the answer about a prompt.
 	maxScoreBytes = MaxBodyBytes
 )
@@ -232,7 +239,92 @@ func (r *SampleRequest) Validate(m *ModelInfo) error {
 			return Invalidf(field, "%v is not allowed: a finite number", bias)
 		}
 	}
+	if err := r.validateConstraint(m); err != nil {
+		return err
+	}
 	return r.validateScores(m)
+}
+
+// validateConstraint checks everything about a constraint but the grammar itself.
+func (r *SampleRequest) validateConstraint(m *ModelInfo) error {
+	c := r.Constraint
+	if c == nil {
+		return nil
+	}
+	if n := len(c.Grammar); n > MaxGrammarBytes {
+		return Invalidf("constraint.grammar", "has %d bytes, at most %d are allowed", n, MaxGrammarBytes)
+	}
+	if len(c.Grammar) > 0 && r.MinTokens > 0 {
+		return Invalidf("min_tokens", "%d is not allowed with a grammar, which says by itself where a text may end: only 0", r.MinTokens)
+	}
+	if err := checkTokens("constraint.excluded", c.Excluded, 0, m.VocabSize); err != nil {
+		return err
+	}
+	for i := 1; i < len(c.Excluded); i++ {
+		if c.Excluded[i] <= c.Excluded[i-1] {
+			return Invalidf(fmt.Sprintf("constraint.excluded[%d]", i), "is %d after %d: the tokens must ascend", c.Excluded[i], c.Excluded[i-1])
+		}
+	}
+	t := c.Think
+	if t == nil {
+		return nil
+	}
+	for _, l := range []struct {
+		name   string
+		tokens []int32
+		least  int
+	}{{"open", t.Open, 0}, {"close", t.Close, 1}, {"forced", t.Forced, 0}, {"without", t.Without, 0}} {
+		field := "constraint.think." + l.name
+		if n := len(l.tokens); n < l.least || n > MaxThinkTokens {
+			return Invalidf(field, "%d tokens are not allowed: %d to %d", n, l.least, MaxThinkTokens)
+		}
+		if err := checkTokens(field, l.tokens, 0, m.VocabSize); err != nil {
+			return err
+		}
+	}
+	switch {
+	case len(t.Open) == 0 && !t.Inside:
+		return Invalidf("constraint.think.open", "is missing: a sequence that does not begin inside its thinking needs it")
+	case t.Budget < 0 || t.Budget > 0 && len(t.Forced) == 0:
+		return Invalidf("constraint.think.budget", "%d is not allowed: at least 0, and 0 where no tokens are forced", t.Budget)
+	case len(t.Forced) > 0 && !contains(t.Forced, t.Close):
+		return Invalidf("constraint.think.forced", "does not have constraint.think.close in it")
+	}
+	return nil
+}
+
+// contains tells whether part stands somewhere in all.
+func contains(all, part []int32) bool {
+	for i := 0; i+len(part) <= len(all); i++ {
+		if slices.Equal(all[i:i+len(part)], part) {
+			return true
+		}
+	}
+	return false
+}
+
+func (v *Vocabulary) checkSpecial() error {
+	if len(v.Special) != len(v.Tokens) {
+		return Invalidf("vocabulary.special", "has %d values for %d tokens", len(v.Special), len(v.Tokens))
+	}
+	return nil
+}
+
+// Validate checks the vocabulary against the model.
+func (v *Vocabulary) Validate(m *ModelInfo) error {
+	n := len(v.Tokens)
+	if n == 0 || n > m.VocabSize {
+		return Invalidf("vocabulary.tokens", "%d tokens are not allowed: 1 to %d", n, m.VocabSize)
+	}
+	if err := v.checkSpecial(); err != nil {
+		return err
+	}
+	for i, t := range v.Tokens {
+		if len(t) > MaxTokenBytes {
+			return Invalidf(fmt.Sprintf("vocabulary.tokens[%d]", i), "has %d bytes, at most %d are allowed", len(t), MaxTokenBytes)
+		}
+	}
+	return checkTokens("vocabulary.ends", v.Ends, 0, n)
 }
 
 func (r *SampleRequest) validateScores(m *ModelInfo) error {

@@ -130,6 +130,8 @@ typedef struct {
   float divisor, less, more;
 } adjustment;
 typedef struct { view x; uint64_t list; int64_t count; } adjust_arguments;
+// Masks of rows: rows are int32, bits uint64, words for each mask.
+typedef struct { view x; uint64_t rows, bits; int64_t words; } mask_arguments;
 // How a row's token is drawn: its number in [0, 1), and what is left of the row (top_p 1, min_p 0 and top_k 0: all).
 typedef struct {
   double u, top_p, min_p;

@@ -12,6 +12,15 @@ KERNEL(adjust_elements, 256, adjust_arguments) {
   }
 }
 
+// Block (x, y): the row rows[x] loses the columns for which the mask x has no bit.
+KERNEL(mask_columns, 256, mask_arguments) {
+  const uint64_t *mask = memory<const uint64_t>(a.bits) + block_x() * a.words;
+  float *x = row_of<float>(a.x, memory<const int32_t>(a.rows)[block_x()]);
+  EACH_COLUMN(c, a.x.cols) {
+    if (!(mask[c / 64] >> (c % 64) & 1)) x[c] = -infinity();
+  }
+}
+
 // A thread asks for DRAW_HELD columns at once. Orders are searched in digits of DIGIT_BITS bits; DIGIT_COPIES are the sums of one digit, of which a lane has its own or shares it with one other.
 enum { DRAW_THREADS = 512, DRAW_HELD = 8, DIGIT_BITS = 8, DIGITS = 1 << DIGIT_BITS, DIGIT_COPIES = 16 };
 

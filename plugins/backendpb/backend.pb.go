@@ -85,6 +85,7 @@ const (
 	SequenceFinished_REASON_STOP_TOKEN  SequenceFinished_Reason = 1
 	SequenceFinished_REASON_LENGTH      SequenceFinished_Reason = 2
 	SequenceFinished_REASON_CANCELLED   SequenceFinished_Reason = 3
+	SequenceFinished_REASON_COMPLETE    SequenceFinished_Reason = 4
 )
 
 // Enum value maps for SequenceFinished_Reason.
@@ -94,12 +95,14 @@ var (
 		1: "REASON_STOP_TOKEN",
 		2: "REASON_LENGTH",
 		3: "REASON_CANCELLED",
+		4: "REASON_COMPLETE",
 	}
 	SequenceFinished_Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED": 0,
 		"REASON_STOP_TOKEN":  1,
 		"REASON_LENGTH":      2,
 		"REASON_CANCELLED":   3,
+		"REASON_COMPLETE":    4,
 	}
 )
 
@@ -127,7 +130,7 @@ func (x SequenceFinished_Reason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SequenceFinished_Reason.Descriptor instead.
 func (SequenceFinished_Reason) EnumDescriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{32, 0}
+	return file_backend_proto_rawDescGZIP(), []int{36, 0}
 }
 
 // ErrorDetail is the one detail of a failed call's status: a plugins.Error, whole.
@@ -794,6 +797,111 @@ func (x *ConfigureResponse) GetChanged() []string {
 	return nil
 }
 
+// SetVocabularyRequest has the bytes of all tokens one after another.
+type SetVocabularyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Text          []byte                 `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`
+	Lengths       []byte                 `protobuf:"bytes,2,opt,name=lengths,proto3" json:"lengths,omitempty"` // int32 each, one per token, of its bytes in text
+	Special       []byte                 `protobuf:"bytes,3,opt,name=special,proto3" json:"special,omitempty"` // a bit per token, the lowest of the first byte for token 0
+	Ends          []byte                 `protobuf:"bytes,4,opt,name=ends,proto3" json:"ends,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetVocabularyRequest) Reset() {
+	*x = SetVocabularyRequest{}
+	mi := &file_backend_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetVocabularyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetVocabularyRequest) ProtoMessage() {}
+
+func (x *SetVocabularyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_backend_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetVocabularyRequest.ProtoReflect.Descriptor instead.
+func (*SetVocabularyRequest) Descriptor() ([]byte, []int) {
+	return file_backend_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *SetVocabularyRequest) GetText() []byte {
+	if x != nil {
+		return x.Text
+	}
+	return nil
+}
+
+func (x *SetVocabularyRequest) GetLengths() []byte {
+	if x != nil {
+		return x.Lengths
+	}
+	return nil
+}
+
+func (x *SetVocabularyRequest) GetSpecial() []byte {
+	if x != nil {
+		return x.Special
+	}
+	return nil
+}
+
+func (x *SetVocabularyRequest) GetEnds() []byte {
+	if x != nil {
+		return x.Ends
+	}
+	return nil
+}
+
+type SetVocabularyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetVocabularyResponse) Reset() {
+	*x = SetVocabularyResponse{}
+	mi := &file_backend_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetVocabularyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetVocabularyResponse) ProtoMessage() {}
+
+func (x *SetVocabularyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_backend_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetVocabularyResponse.ProtoReflect.Descriptor instead.
+func (*SetVocabularyResponse) Descriptor() ([]byte, []int) {
+	return file_backend_proto_rawDescGZIP(), []int{11}
+}
+
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -802,7 +910,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_backend_proto_msgTypes[10]
+	mi := &file_backend_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -814,7 +922,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[10]
+	mi := &file_backend_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -827,7 +935,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{10}
+	return file_backend_proto_rawDescGZIP(), []int{12}
 }
 
 type StatusResponse struct {
@@ -863,7 +971,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_backend_proto_msgTypes[11]
+	mi := &file_backend_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -875,7 +983,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[11]
+	mi := &file_backend_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -888,7 +996,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{11}
+	return file_backend_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *StatusResponse) GetTimeUnixNano() int64 {
@@ -1081,7 +1189,7 @@ type AdapterConfig struct {
 
 func (x *AdapterConfig) Reset() {
 	*x = AdapterConfig{}
-	mi := &file_backend_proto_msgTypes[12]
+	mi := &file_backend_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1093,7 +1201,7 @@ func (x *AdapterConfig) String() string {
 func (*AdapterConfig) ProtoMessage() {}
 
 func (x *AdapterConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[12]
+	mi := &file_backend_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1106,7 +1214,7 @@ func (x *AdapterConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdapterConfig.ProtoReflect.Descriptor instead.
 func (*AdapterConfig) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{12}
+	return file_backend_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *AdapterConfig) GetRank() int64 {
@@ -1168,7 +1276,7 @@ type CreateAdapterRequest struct {
 
 func (x *CreateAdapterRequest) Reset() {
 	*x = CreateAdapterRequest{}
-	mi := &file_backend_proto_msgTypes[13]
+	mi := &file_backend_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1180,7 +1288,7 @@ func (x *CreateAdapterRequest) String() string {
 func (*CreateAdapterRequest) ProtoMessage() {}
 
 func (x *CreateAdapterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[13]
+	mi := &file_backend_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1193,7 +1301,7 @@ func (x *CreateAdapterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateAdapterRequest.ProtoReflect.Descriptor instead.
 func (*CreateAdapterRequest) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{13}
+	return file_backend_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CreateAdapterRequest) GetAdapter() string {
@@ -1223,7 +1331,7 @@ type AdapterInfo struct {
 
 func (x *AdapterInfo) Reset() {
 	*x = AdapterInfo{}
-	mi := &file_backend_proto_msgTypes[14]
+	mi := &file_backend_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1235,7 +1343,7 @@ func (x *AdapterInfo) String() string {
 func (*AdapterInfo) ProtoMessage() {}
 
 func (x *AdapterInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[14]
+	mi := &file_backend_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1248,7 +1356,7 @@ func (x *AdapterInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdapterInfo.ProtoReflect.Descriptor instead.
 func (*AdapterInfo) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{14}
+	return file_backend_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *AdapterInfo) GetConfig() *AdapterConfig {
@@ -1295,7 +1403,7 @@ type DeleteAdapterRequest struct {
 
 func (x *DeleteAdapterRequest) Reset() {
 	*x = DeleteAdapterRequest{}
-	mi := &file_backend_proto_msgTypes[15]
+	mi := &file_backend_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1307,7 +1415,7 @@ func (x *DeleteAdapterRequest) String() string {
 func (*DeleteAdapterRequest) ProtoMessage() {}
 
 func (x *DeleteAdapterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[15]
+	mi := &file_backend_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1320,7 +1428,7 @@ func (x *DeleteAdapterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteAdapterRequest.ProtoReflect.Descriptor instead.
 func (*DeleteAdapterRequest) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{15}
+	return file_backend_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DeleteAdapterRequest) GetAdapter() string {
@@ -1338,7 +1446,7 @@ type DeleteAdapterResponse struct {
 
 func (x *DeleteAdapterResponse) Reset() {
 	*x = DeleteAdapterResponse{}
-	mi := &file_backend_proto_msgTypes[16]
+	mi := &file_backend_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1350,7 +1458,7 @@ func (x *DeleteAdapterResponse) String() string {
 func (*DeleteAdapterResponse) ProtoMessage() {}
 
 func (x *DeleteAdapterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[16]
+	mi := &file_backend_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1363,7 +1471,7 @@ func (x *DeleteAdapterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteAdapterResponse.ProtoReflect.Descriptor instead.
 func (*DeleteAdapterResponse) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{16}
+	return file_backend_proto_rawDescGZIP(), []int{18}
 }
 
 type Datum struct {
@@ -1381,7 +1489,7 @@ type Datum struct {
 
 func (x *Datum) Reset() {
 	*x = Datum{}
-	mi := &file_backend_proto_msgTypes[17]
+	mi := &file_backend_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1393,7 +1501,7 @@ func (x *Datum) String() string {
 func (*Datum) ProtoMessage() {}
 
 func (x *Datum) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[17]
+	mi := &file_backend_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1406,7 +1514,7 @@ func (x *Datum) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Datum.ProtoReflect.Descriptor instead.
 func (*Datum) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{17}
+	return file_backend_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Datum) GetTokens() []byte {
@@ -1473,7 +1581,7 @@ type ForwardBackwardRequest struct {
 
 func (x *ForwardBackwardRequest) Reset() {
 	*x = ForwardBackwardRequest{}
-	mi := &file_backend_proto_msgTypes[18]
+	mi := &file_backend_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1485,7 +1593,7 @@ func (x *ForwardBackwardRequest) String() string {
 func (*ForwardBackwardRequest) ProtoMessage() {}
 
 func (x *ForwardBackwardRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[18]
+	mi := &file_backend_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1498,7 +1606,7 @@ func (x *ForwardBackwardRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardBackwardRequest.ProtoReflect.Descriptor instead.
 func (*ForwardBackwardRequest) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{18}
+	return file_backend_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ForwardBackwardRequest) GetAdapter() string {
@@ -1561,7 +1669,7 @@ type Share struct {
 
 func (x *Share) Reset() {
 	*x = Share{}
-	mi := &file_backend_proto_msgTypes[19]
+	mi := &file_backend_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1573,7 +1681,7 @@ func (x *Share) String() string {
 func (*Share) ProtoMessage() {}
 
 func (x *Share) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[19]
+	mi := &file_backend_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1586,7 +1694,7 @@ func (x *Share) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Share.ProtoReflect.Descriptor instead.
 func (*Share) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{19}
+	return file_backend_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Share) GetKey() string {
@@ -1617,7 +1725,7 @@ type Execution struct {
 
 func (x *Execution) Reset() {
 	*x = Execution{}
-	mi := &file_backend_proto_msgTypes[20]
+	mi := &file_backend_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1629,7 +1737,7 @@ func (x *Execution) String() string {
 func (*Execution) ProtoMessage() {}
 
 func (x *Execution) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[20]
+	mi := &file_backend_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1642,7 +1750,7 @@ func (x *Execution) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Execution.ProtoReflect.Descriptor instead.
 func (*Execution) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{20}
+	return file_backend_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Execution) GetCycle() int64 {
@@ -1692,7 +1800,7 @@ type ForwardBackwardResponse struct {
 
 func (x *ForwardBackwardResponse) Reset() {
 	*x = ForwardBackwardResponse{}
-	mi := &file_backend_proto_msgTypes[21]
+	mi := &file_backend_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1704,7 +1812,7 @@ func (x *ForwardBackwardResponse) String() string {
 func (*ForwardBackwardResponse) ProtoMessage() {}
 
 func (x *ForwardBackwardResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[21]
+	mi := &file_backend_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1717,7 +1825,7 @@ func (x *ForwardBackwardResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardBackwardResponse.ProtoReflect.Descriptor instead.
 func (*ForwardBackwardResponse) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{21}
+	return file_backend_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ForwardBackwardResponse) GetLogprobs() [][]byte {
@@ -1764,7 +1872,7 @@ type OptimStepRequest struct {
 
 func (x *OptimStepRequest) Reset() {
 	*x = OptimStepRequest{}
-	mi := &file_backend_proto_msgTypes[22]
+	mi := &file_backend_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1776,7 +1884,7 @@ func (x *OptimStepRequest) String() string {
 func (*OptimStepRequest) ProtoMessage() {}
 
 func (x *OptimStepRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[22]
+	mi := &file_backend_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1789,7 +1897,7 @@ func (x *OptimStepRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OptimStepRequest.ProtoReflect.Descriptor instead.
 func (*OptimStepRequest) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{22}
+	return file_backend_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *OptimStepRequest) GetAdapter() string {
@@ -1860,7 +1968,7 @@ type OptimStepResponse struct {
 
 func (x *OptimStepResponse) Reset() {
 	*x = OptimStepResponse{}
-	mi := &file_backend_proto_msgTypes[23]
+	mi := &file_backend_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1872,7 +1980,7 @@ func (x *OptimStepResponse) String() string {
 func (*OptimStepResponse) ProtoMessage() {}
 
 func (x *OptimStepResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[23]
+	mi := &file_backend_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1885,7 +1993,7 @@ func (x *OptimStepResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OptimStepResponse.ProtoReflect.Descriptor instead.
 func (*OptimStepResponse) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{23}
+	return file_backend_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *OptimStepResponse) GetVersion() int64 {
@@ -1928,7 +2036,7 @@ type PinRequest struct {
 
 func (x *PinRequest) Reset() {
 	*x = PinRequest{}
-	mi := &file_backend_proto_msgTypes[24]
+	mi := &file_backend_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1940,7 +2048,7 @@ func (x *PinRequest) String() string {
 func (*PinRequest) ProtoMessage() {}
 
 func (x *PinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[24]
+	mi := &file_backend_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1953,7 +2061,7 @@ func (x *PinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinRequest.ProtoReflect.Descriptor instead.
 func (*PinRequest) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{24}
+	return file_backend_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PinRequest) GetAdapter() string {
@@ -1993,7 +2101,7 @@ type PinResponse struct {
 
 func (x *PinResponse) Reset() {
 	*x = PinResponse{}
-	mi := &file_backend_proto_msgTypes[25]
+	mi := &file_backend_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2005,7 +2113,7 @@ func (x *PinResponse) String() string {
 func (*PinResponse) ProtoMessage() {}
 
 func (x *PinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[25]
+	mi := &file_backend_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2018,7 +2126,7 @@ func (x *PinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinResponse.ProtoReflect.Descriptor instead.
 func (*PinResponse) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{25}
+	return file_backend_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PinResponse) GetVersion() int64 {
@@ -2038,7 +2146,7 @@ type UnpinRequest struct {
 
 func (x *UnpinRequest) Reset() {
 	*x = UnpinRequest{}
-	mi := &file_backend_proto_msgTypes[26]
+	mi := &file_backend_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2050,7 +2158,7 @@ func (x *UnpinRequest) String() string {
 func (*UnpinRequest) ProtoMessage() {}
 
 func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[26]
+	mi := &file_backend_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2063,7 +2171,7 @@ func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinRequest.ProtoReflect.Descriptor instead.
 func (*UnpinRequest) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{26}
+	return file_backend_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *UnpinRequest) GetAdapter() string {
@@ -2088,7 +2196,7 @@ type UnpinResponse struct {
 
 func (x *UnpinResponse) Reset() {
 	*x = UnpinResponse{}
-	mi := &file_backend_proto_msgTypes[27]
+	mi := &file_backend_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2100,7 +2208,7 @@ func (x *UnpinResponse) String() string {
 func (*UnpinResponse) ProtoMessage() {}
 
 func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[27]
+	mi := &file_backend_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2113,7 +2221,7 @@ func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinResponse.ProtoReflect.Descriptor instead.
 func (*UnpinResponse) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{27}
+	return file_backend_proto_rawDescGZIP(), []int{29}
 }
 
 type SampleRequest struct {
@@ -2145,13 +2253,14 @@ type SampleRequest struct {
 	Share               *Share                 `protobuf:"bytes,25,opt,name=share,proto3" json:"share,omitempty"`
 	AtEnd               bool                   `protobuf:"varint,26,opt,name=at_end,json=atEnd,proto3" json:"at_end,omitempty"`
 	PrefixScope         string                 `protobuf:"bytes,27,opt,name=prefix_scope,json=prefixScope,proto3" json:"prefix_scope,omitempty"`
+	Constraint          *Constraint            `protobuf:"bytes,28,opt,name=constraint,proto3" json:"constraint,omitempty"`
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
 
 func (x *SampleRequest) Reset() {
 	*x = SampleRequest{}
-	mi := &file_backend_proto_msgTypes[28]
+	mi := &file_backend_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2163,7 +2272,7 @@ func (x *SampleRequest) String() string {
 func (*SampleRequest) ProtoMessage() {}
 
 func (x *SampleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[28]
+	mi := &file_backend_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2176,7 +2285,7 @@ func (x *SampleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SampleRequest.ProtoReflect.Descriptor instead.
 func (*SampleRequest) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{28}
+	return file_backend_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *SampleRequest) GetId() string {
@@ -2368,6 +2477,157 @@ func (x *SampleRequest) GetPrefixScope() string {
 	return ""
 }
 
+func (x *SampleRequest) GetConstraint() *Constraint {
+	if x != nil {
+		return x.Constraint
+	}
+	return nil
+}
+
+type Constraint struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Grammar       []byte                 `protobuf:"bytes,1,opt,name=grammar,proto3" json:"grammar,omitempty"`
+	Think         *ThinkRule             `protobuf:"bytes,2,opt,name=think,proto3" json:"think,omitempty"`
+	Excluded      []byte                 `protobuf:"bytes,3,opt,name=excluded,proto3" json:"excluded,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Constraint) Reset() {
+	*x = Constraint{}
+	mi := &file_backend_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Constraint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Constraint) ProtoMessage() {}
+
+func (x *Constraint) ProtoReflect() protoreflect.Message {
+	mi := &file_backend_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Constraint.ProtoReflect.Descriptor instead.
+func (*Constraint) Descriptor() ([]byte, []int) {
+	return file_backend_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *Constraint) GetGrammar() []byte {
+	if x != nil {
+		return x.Grammar
+	}
+	return nil
+}
+
+func (x *Constraint) GetThink() *ThinkRule {
+	if x != nil {
+		return x.Think
+	}
+	return nil
+}
+
+func (x *Constraint) GetExcluded() []byte {
+	if x != nil {
+		return x.Excluded
+	}
+	return nil
+}
+
+type ThinkRule struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Open          []byte                 `protobuf:"bytes,1,opt,name=open,proto3" json:"open,omitempty"`
+	Close         []byte                 `protobuf:"bytes,2,opt,name=close,proto3" json:"close,omitempty"`
+	Forced        []byte                 `protobuf:"bytes,3,opt,name=forced,proto3" json:"forced,omitempty"`
+	Budget        int64                  `protobuf:"varint,4,opt,name=budget,proto3" json:"budget,omitempty"`
+	Inside        bool                   `protobuf:"varint,5,opt,name=inside,proto3" json:"inside,omitempty"`
+	Without       []byte                 `protobuf:"bytes,6,opt,name=without,proto3" json:"without,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ThinkRule) Reset() {
+	*x = ThinkRule{}
+	mi := &file_backend_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ThinkRule) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ThinkRule) ProtoMessage() {}
+
+func (x *ThinkRule) ProtoReflect() protoreflect.Message {
+	mi := &file_backend_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ThinkRule.ProtoReflect.Descriptor instead.
+func (*ThinkRule) Descriptor() ([]byte, []int) {
+	return file_backend_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *ThinkRule) GetOpen() []byte {
+	if x != nil {
+		return x.Open
+	}
+	return nil
+}
+
+func (x *ThinkRule) GetClose() []byte {
+	if x != nil {
+		return x.Close
+	}
+	return nil
+}
+
+func (x *ThinkRule) GetForced() []byte {
+	if x != nil {
+		return x.Forced
+	}
+	return nil
+}
+
+func (x *ThinkRule) GetBudget() int64 {
+	if x != nil {
+		return x.Budget
+	}
+	return 0
+}
+
+func (x *ThinkRule) GetInside() bool {
+	if x != nil {
+		return x.Inside
+	}
+	return false
+}
+
+func (x *ThinkRule) GetWithout() []byte {
+	if x != nil {
+		return x.Without
+	}
+	return nil
+}
+
 type TopLogprobs struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	K             int64                  `protobuf:"varint,1,opt,name=k,proto3" json:"k,omitempty"`
@@ -2379,7 +2639,7 @@ type TopLogprobs struct {
 
 func (x *TopLogprobs) Reset() {
 	*x = TopLogprobs{}
-	mi := &file_backend_proto_msgTypes[29]
+	mi := &file_backend_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2391,7 +2651,7 @@ func (x *TopLogprobs) String() string {
 func (*TopLogprobs) ProtoMessage() {}
 
 func (x *TopLogprobs) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[29]
+	mi := &file_backend_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2404,7 +2664,7 @@ func (x *TopLogprobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopLogprobs.ProtoReflect.Descriptor instead.
 func (*TopLogprobs) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{29}
+	return file_backend_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *TopLogprobs) GetK() int64 {
@@ -2443,7 +2703,7 @@ type PromptScores struct {
 
 func (x *PromptScores) Reset() {
 	*x = PromptScores{}
-	mi := &file_backend_proto_msgTypes[30]
+	mi := &file_backend_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2455,7 +2715,7 @@ func (x *PromptScores) String() string {
 func (*PromptScores) ProtoMessage() {}
 
 func (x *PromptScores) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[30]
+	mi := &file_backend_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2468,7 +2728,7 @@ func (x *PromptScores) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromptScores.ProtoReflect.Descriptor instead.
 func (*PromptScores) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{30}
+	return file_backend_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PromptScores) GetVersion() int64 {
@@ -2521,18 +2781,19 @@ func (x *PromptScores) GetAltLogprobs() []byte {
 }
 
 type SampledTokens struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Sequence      int64                  `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	Tokens        []byte                 `protobuf:"bytes,2,opt,name=tokens,proto3" json:"tokens,omitempty"`
-	Logprobs      []byte                 `protobuf:"bytes,3,opt,name=logprobs,proto3" json:"logprobs,omitempty"`
-	Top           *TopLogprobs           `protobuf:"bytes,4,opt,name=top,proto3" json:"top,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state              protoimpl.MessageState `protogen:"open.v1"`
+	Sequence           int64                  `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Tokens             []byte                 `protobuf:"bytes,2,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	Logprobs           []byte                 `protobuf:"bytes,3,opt,name=logprobs,proto3" json:"logprobs,omitempty"`
+	Top                *TopLogprobs           `protobuf:"bytes,4,opt,name=top,proto3" json:"top,omitempty"`
+	ConstraintLogprobs []byte                 `protobuf:"bytes,5,opt,name=constraint_logprobs,json=constraintLogprobs,proto3" json:"constraint_logprobs,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *SampledTokens) Reset() {
 	*x = SampledTokens{}
-	mi := &file_backend_proto_msgTypes[31]
+	mi := &file_backend_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2544,7 +2805,7 @@ func (x *SampledTokens) String() string {
 func (*SampledTokens) ProtoMessage() {}
 
 func (x *SampledTokens) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[31]
+	mi := &file_backend_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2557,7 +2818,7 @@ func (x *SampledTokens) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SampledTokens.ProtoReflect.Descriptor instead.
 func (*SampledTokens) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{31}
+	return file_backend_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SampledTokens) GetSequence() int64 {
@@ -2588,6 +2849,13 @@ func (x *SampledTokens) GetTop() *TopLogprobs {
 	return nil
 }
 
+func (x *SampledTokens) GetConstraintLogprobs() []byte {
+	if x != nil {
+		return x.ConstraintLogprobs
+	}
+	return nil
+}
+
 type SequenceFinished struct {
 	state         protoimpl.MessageState  `protogen:"open.v1"`
 	Sequence      int64                   `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
@@ -2598,7 +2866,7 @@ type SequenceFinished struct {
 
 func (x *SequenceFinished) Reset() {
 	*x = SequenceFinished{}
-	mi := &file_backend_proto_msgTypes[32]
+	mi := &file_backend_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2610,7 +2878,7 @@ func (x *SequenceFinished) String() string {
 func (*SequenceFinished) ProtoMessage() {}
 
 func (x *SequenceFinished) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[32]
+	mi := &file_backend_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2623,7 +2891,7 @@ func (x *SequenceFinished) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SequenceFinished.ProtoReflect.Descriptor instead.
 func (*SequenceFinished) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{32}
+	return file_backend_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SequenceFinished) GetSequence() int64 {
@@ -2654,7 +2922,7 @@ type SampleEvent struct {
 
 func (x *SampleEvent) Reset() {
 	*x = SampleEvent{}
-	mi := &file_backend_proto_msgTypes[33]
+	mi := &file_backend_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2666,7 +2934,7 @@ func (x *SampleEvent) String() string {
 func (*SampleEvent) ProtoMessage() {}
 
 func (x *SampleEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[33]
+	mi := &file_backend_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2679,7 +2947,7 @@ func (x *SampleEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SampleEvent.ProtoReflect.Descriptor instead.
 func (*SampleEvent) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{33}
+	return file_backend_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SampleEvent) GetEvent() isSampleEvent_Event {
@@ -2748,7 +3016,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_backend_proto_msgTypes[34]
+	mi := &file_backend_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2760,7 +3028,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[34]
+	mi := &file_backend_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2773,7 +3041,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{34}
+	return file_backend_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CancelRequest) GetId() string {
@@ -2798,7 +3066,7 @@ type CancelResponse struct {
 
 func (x *CancelResponse) Reset() {
 	*x = CancelResponse{}
-	mi := &file_backend_proto_msgTypes[35]
+	mi := &file_backend_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2810,7 +3078,7 @@ func (x *CancelResponse) String() string {
 func (*CancelResponse) ProtoMessage() {}
 
 func (x *CancelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[35]
+	mi := &file_backend_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2823,7 +3091,7 @@ func (x *CancelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
 func (*CancelResponse) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{35}
+	return file_backend_proto_rawDescGZIP(), []int{39}
 }
 
 type SaveAdapterRequest struct {
@@ -2841,7 +3109,7 @@ type SaveAdapterRequest struct {
 
 func (x *SaveAdapterRequest) Reset() {
 	*x = SaveAdapterRequest{}
-	mi := &file_backend_proto_msgTypes[36]
+	mi := &file_backend_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2853,7 +3121,7 @@ func (x *SaveAdapterRequest) String() string {
 func (*SaveAdapterRequest) ProtoMessage() {}
 
 func (x *SaveAdapterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[36]
+	mi := &file_backend_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2866,7 +3134,7 @@ func (x *SaveAdapterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveAdapterRequest.ProtoReflect.Descriptor instead.
 func (*SaveAdapterRequest) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{36}
+	return file_backend_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *SaveAdapterRequest) GetAdapter() string {
@@ -2929,7 +3197,7 @@ type SaveAdapterResponse struct {
 
 func (x *SaveAdapterResponse) Reset() {
 	*x = SaveAdapterResponse{}
-	mi := &file_backend_proto_msgTypes[37]
+	mi := &file_backend_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2941,7 +3209,7 @@ func (x *SaveAdapterResponse) String() string {
 func (*SaveAdapterResponse) ProtoMessage() {}
 
 func (x *SaveAdapterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[37]
+	mi := &file_backend_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2954,7 +3222,7 @@ func (x *SaveAdapterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveAdapterResponse.ProtoReflect.Descriptor instead.
 func (*SaveAdapterResponse) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{37}
+	return file_backend_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *SaveAdapterResponse) GetBytes() int64 {
@@ -2992,7 +3260,7 @@ type LoadAdapterRequest struct {
 
 func (x *LoadAdapterRequest) Reset() {
 	*x = LoadAdapterRequest{}
-	mi := &file_backend_proto_msgTypes[38]
+	mi := &file_backend_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3004,7 +3272,7 @@ func (x *LoadAdapterRequest) String() string {
 func (*LoadAdapterRequest) ProtoMessage() {}
 
 func (x *LoadAdapterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_backend_proto_msgTypes[38]
+	mi := &file_backend_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3017,7 +3285,7 @@ func (x *LoadAdapterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadAdapterRequest.ProtoReflect.Descriptor instead.
 func (*LoadAdapterRequest) Descriptor() ([]byte, []int) {
-	return file_backend_proto_rawDescGZIP(), []int{38}
+	return file_backend_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *LoadAdapterRequest) GetAdapter() string {
@@ -3119,7 +3387,13 @@ const file_backend_proto_rawDesc = "" +
 	"\x10ConfigureRequest\x12\x16\n" +
 	"\x06config\x18\x01 \x01(\fR\x06config\"-\n" +
 	"\x11ConfigureResponse\x12\x18\n" +
-	"\achanged\x18\x01 \x03(\tR\achanged\"\x0f\n" +
+	"\achanged\x18\x01 \x03(\tR\achanged\"r\n" +
+	"\x14SetVocabularyRequest\x12\x12\n" +
+	"\x04text\x18\x01 \x01(\fR\x04text\x12\x18\n" +
+	"\alengths\x18\x02 \x01(\fR\alengths\x12\x18\n" +
+	"\aspecial\x18\x03 \x01(\fR\aspecial\x12\x12\n" +
+	"\x04ends\x18\x04 \x01(\fR\x04ends\"\x17\n" +
+	"\x15SetVocabularyResponse\"\x0f\n" +
 	"\rStatusRequest\"\x8c\a\n" +
 	"\x0eStatusResponse\x12$\n" +
 	"\x0etime_unix_nano\x18\x01 \x01(\x03R\ftimeUnixNano\x12\x17\n" +
@@ -3236,7 +3510,7 @@ const file_backend_proto_rawDesc = "" +
 	"\fUnpinRequest\x12\x18\n" +
 	"\aadapter\x18\x01 \x01(\tR\aadapter\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"\x0f\n" +
-	"\rUnpinResponse\"\xb4\b\n" +
+	"\rUnpinResponse\"\xf5\b\n" +
 	"\rSampleRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aadapter\x18\x02 \x01(\tR\aadapter\x12\x18\n" +
@@ -3270,10 +3544,25 @@ const file_backend_proto_rawDesc = "" +
 	"\x13prompt_alternatives\x18\x18 \x01(\x03R\x12promptAlternatives\x120\n" +
 	"\x05share\x18\x19 \x01(\v2\x1a.tinsmith.backend.v1.ShareR\x05share\x12\x15\n" +
 	"\x06at_end\x18\x1a \x01(\bR\x05atEnd\x12!\n" +
-	"\fprefix_scope\x18\x1b \x01(\tR\vprefixScope\x1a<\n" +
+	"\fprefix_scope\x18\x1b \x01(\tR\vprefixScope\x12?\n" +
+	"\n" +
+	"constraint\x18\x1c \x01(\v2\x1f.tinsmith.backend.v1.ConstraintR\n" +
+	"constraint\x1a<\n" +
 	"\x0eLogitBiasEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\x05R\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"I\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"x\n" +
+	"\n" +
+	"Constraint\x12\x18\n" +
+	"\agrammar\x18\x01 \x01(\fR\agrammar\x124\n" +
+	"\x05think\x18\x02 \x01(\v2\x1e.tinsmith.backend.v1.ThinkRuleR\x05think\x12\x1a\n" +
+	"\bexcluded\x18\x03 \x01(\fR\bexcluded\"\x97\x01\n" +
+	"\tThinkRule\x12\x12\n" +
+	"\x04open\x18\x01 \x01(\fR\x04open\x12\x14\n" +
+	"\x05close\x18\x02 \x01(\fR\x05close\x12\x16\n" +
+	"\x06forced\x18\x03 \x01(\fR\x06forced\x12\x16\n" +
+	"\x06budget\x18\x04 \x01(\x03R\x06budget\x12\x16\n" +
+	"\x06inside\x18\x05 \x01(\bR\x06inside\x12\x18\n" +
+	"\awithout\x18\x06 \x01(\fR\awithout\"I\n" +
 	"\vTopLogprobs\x12\f\n" +
 	"\x01k\x18\x01 \x01(\x03R\x01k\x12\x10\n" +
 	"\x03ids\x18\x02 \x01(\fR\x03ids\x12\x1a\n" +
@@ -3286,20 +3575,22 @@ const file_backend_proto_rawDesc = "" +
 	"\atargets\x18\x05 \x01(\fR\atargets\x12\x1d\n" +
 	"\n" +
 	"alt_tokens\x18\x06 \x01(\fR\taltTokens\x12!\n" +
-	"\falt_logprobs\x18\a \x01(\fR\valtLogprobs\"\x93\x01\n" +
+	"\falt_logprobs\x18\a \x01(\fR\valtLogprobs\"\xc4\x01\n" +
 	"\rSampledTokens\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x03R\bsequence\x12\x16\n" +
 	"\x06tokens\x18\x02 \x01(\fR\x06tokens\x12\x1a\n" +
 	"\blogprobs\x18\x03 \x01(\fR\blogprobs\x122\n" +
-	"\x03top\x18\x04 \x01(\v2 .tinsmith.backend.v1.TopLogprobsR\x03top\"\xd6\x01\n" +
+	"\x03top\x18\x04 \x01(\v2 .tinsmith.backend.v1.TopLogprobsR\x03top\x12/\n" +
+	"\x13constraint_logprobs\x18\x05 \x01(\fR\x12constraintLogprobs\"\xeb\x01\n" +
 	"\x10SequenceFinished\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x03R\bsequence\x12D\n" +
-	"\x06reason\x18\x02 \x01(\x0e2,.tinsmith.backend.v1.SequenceFinished.ReasonR\x06reason\"`\n" +
+	"\x06reason\x18\x02 \x01(\x0e2,.tinsmith.backend.v1.SequenceFinished.ReasonR\x06reason\"u\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11REASON_STOP_TOKEN\x10\x01\x12\x11\n" +
 	"\rREASON_LENGTH\x10\x02\x12\x14\n" +
-	"\x10REASON_CANCELLED\x10\x03\"\xd6\x01\n" +
+	"\x10REASON_CANCELLED\x10\x03\x12\x13\n" +
+	"\x0fREASON_COMPLETE\x10\x04\"\xd6\x01\n" +
 	"\vSampleEvent\x12;\n" +
 	"\x06prompt\x18\x01 \x01(\v2!.tinsmith.backend.v1.PromptScoresH\x00R\x06prompt\x12<\n" +
 	"\x06tokens\x18\x02 \x01(\v2\".tinsmith.backend.v1.SampledTokensH\x00R\x06tokens\x12C\n" +
@@ -3335,7 +3626,8 @@ const file_backend_proto_rawDesc = "" +
 	"\x11SCOPE_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rSCOPE_WEIGHTS\x10\x01\x12\x13\n" +
 	"\x0fSCOPE_OPTIMIZER\x10\x02\x12\x15\n" +
-	"\x11SCOPE_ACCUMULATOR\x10\x032\xe1\t\n" +
+	"\x11SCOPE_ACCUMULATOR\x10\x032\xc9\n" +
+	"\n" +
 	"\aBackend\x12K\n" +
 	"\x04Info\x12 .tinsmith.backend.v1.InfoRequest\x1a!.tinsmith.backend.v1.InfoResponse\x12M\n" +
 	"\x04Load\x12 .tinsmith.backend.v1.LoadRequest\x1a!.tinsmith.backend.v1.LoadResponse0\x01\x12S\n" +
@@ -3350,7 +3642,8 @@ const file_backend_proto_rawDesc = "" +
 	"\x06Cancel\x12\".tinsmith.backend.v1.CancelRequest\x1a#.tinsmith.backend.v1.CancelResponse\x12`\n" +
 	"\vSaveAdapter\x12'.tinsmith.backend.v1.SaveAdapterRequest\x1a(.tinsmith.backend.v1.SaveAdapterResponse\x12X\n" +
 	"\vLoadAdapter\x12'.tinsmith.backend.v1.LoadAdapterRequest\x1a .tinsmith.backend.v1.AdapterInfo\x12Z\n" +
-	"\tConfigure\x12%.tinsmith.backend.v1.ConfigureRequest\x1a&.tinsmith.backend.v1.ConfigureResponseB0Z.github.com/tinsmith/tinsmith/plugins/backendpbb\x06proto3"
+	"\tConfigure\x12%.tinsmith.backend.v1.ConfigureRequest\x1a&.tinsmith.backend.v1.ConfigureResponse\x12f\n" +
+	"\rSetVocabulary\x12).tinsmith.backend.v1.SetVocabularyRequest\x1a*.tinsmith.backend.v1.SetVocabularyResponseB0Z.github.com/tinsmith/tinsmith/plugins/backendpbb\x06proto3"
 
 var (
 	file_backend_proto_rawDescOnce sync.Once
@@ -3365,7 +3658,7 @@ func file_backend_proto_rawDescGZIP() []byte {
 }
 
 var file_backend_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_backend_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
+var file_backend_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
 var file_backend_proto_goTypes = []any{
 	(Scope)(0),                      // 0: tinsmith.backend.v1.Scope
 	(SequenceFinished_Reason)(0),    // 1: tinsmith.backend.v1.SequenceFinished.Reason
@@ -3379,98 +3672,106 @@ var file_backend_proto_goTypes = []any{
 	(*LoadResponse)(nil),            // 9: tinsmith.backend.v1.LoadResponse
 	(*ConfigureRequest)(nil),        // 10: tinsmith.backend.v1.ConfigureRequest
 	(*ConfigureResponse)(nil),       // 11: tinsmith.backend.v1.ConfigureResponse
-	(*StatusRequest)(nil),           // 12: tinsmith.backend.v1.StatusRequest
-	(*StatusResponse)(nil),          // 13: tinsmith.backend.v1.StatusResponse
-	(*AdapterConfig)(nil),           // 14: tinsmith.backend.v1.AdapterConfig
-	(*CreateAdapterRequest)(nil),    // 15: tinsmith.backend.v1.CreateAdapterRequest
-	(*AdapterInfo)(nil),             // 16: tinsmith.backend.v1.AdapterInfo
-	(*DeleteAdapterRequest)(nil),    // 17: tinsmith.backend.v1.DeleteAdapterRequest
-	(*DeleteAdapterResponse)(nil),   // 18: tinsmith.backend.v1.DeleteAdapterResponse
-	(*Datum)(nil),                   // 19: tinsmith.backend.v1.Datum
-	(*ForwardBackwardRequest)(nil),  // 20: tinsmith.backend.v1.ForwardBackwardRequest
-	(*Share)(nil),                   // 21: tinsmith.backend.v1.Share
-	(*Execution)(nil),               // 22: tinsmith.backend.v1.Execution
-	(*ForwardBackwardResponse)(nil), // 23: tinsmith.backend.v1.ForwardBackwardResponse
-	(*OptimStepRequest)(nil),        // 24: tinsmith.backend.v1.OptimStepRequest
-	(*OptimStepResponse)(nil),       // 25: tinsmith.backend.v1.OptimStepResponse
-	(*PinRequest)(nil),              // 26: tinsmith.backend.v1.PinRequest
-	(*PinResponse)(nil),             // 27: tinsmith.backend.v1.PinResponse
-	(*UnpinRequest)(nil),            // 28: tinsmith.backend.v1.UnpinRequest
-	(*UnpinResponse)(nil),           // 29: tinsmith.backend.v1.UnpinResponse
-	(*SampleRequest)(nil),           // 30: tinsmith.backend.v1.SampleRequest
-	(*TopLogprobs)(nil),             // 31: tinsmith.backend.v1.TopLogprobs
-	(*PromptScores)(nil),            // 32: tinsmith.backend.v1.PromptScores
-	(*SampledTokens)(nil),           // 33: tinsmith.backend.v1.SampledTokens
-	(*SequenceFinished)(nil),        // 34: tinsmith.backend.v1.SequenceFinished
-	(*SampleEvent)(nil),             // 35: tinsmith.backend.v1.SampleEvent
-	(*CancelRequest)(nil),           // 36: tinsmith.backend.v1.CancelRequest
-	(*CancelResponse)(nil),          // 37: tinsmith.backend.v1.CancelResponse
-	(*SaveAdapterRequest)(nil),      // 38: tinsmith.backend.v1.SaveAdapterRequest
-	(*SaveAdapterResponse)(nil),     // 39: tinsmith.backend.v1.SaveAdapterResponse
-	(*LoadAdapterRequest)(nil),      // 40: tinsmith.backend.v1.LoadAdapterRequest
-	nil,                             // 41: tinsmith.backend.v1.ForwardBackwardRequest.LossConfigEntry
-	nil,                             // 42: tinsmith.backend.v1.ForwardBackwardResponse.MetricsEntry
-	nil,                             // 43: tinsmith.backend.v1.OptimStepResponse.MetricsEntry
-	nil,                             // 44: tinsmith.backend.v1.SampleRequest.LogitBiasEntry
-	nil,                             // 45: tinsmith.backend.v1.SaveAdapterRequest.MetadataEntry
+	(*SetVocabularyRequest)(nil),    // 12: tinsmith.backend.v1.SetVocabularyRequest
+	(*SetVocabularyResponse)(nil),   // 13: tinsmith.backend.v1.SetVocabularyResponse
+	(*StatusRequest)(nil),           // 14: tinsmith.backend.v1.StatusRequest
+	(*StatusResponse)(nil),          // 15: tinsmith.backend.v1.StatusResponse
+	(*AdapterConfig)(nil),           // 16: tinsmith.backend.v1.AdapterConfig
+	(*CreateAdapterRequest)(nil),    // 17: tinsmith.backend.v1.CreateAdapterRequest
+	(*AdapterInfo)(nil),             // 18: tinsmith.backend.v1.AdapterInfo
+	(*DeleteAdapterRequest)(nil),    // 19: tinsmith.backend.v1.DeleteAdapterRequest
+	(*DeleteAdapterResponse)(nil),   // 20: tinsmith.backend.v1.DeleteAdapterResponse
+	(*Datum)(nil),                   // 21: tinsmith.backend.v1.Datum
+	(*ForwardBackwardRequest)(nil),  // 22: tinsmith.backend.v1.ForwardBackwardRequest
+	(*Share)(nil),                   // 23: tinsmith.backend.v1.Share
+	(*Execution)(nil),               // 24: tinsmith.backend.v1.Execution
+	(*ForwardBackwardResponse)(nil), // 25: tinsmith.backend.v1.ForwardBackwardResponse
+	(*OptimStepRequest)(nil),        // 26: tinsmith.backend.v1.OptimStepRequest
+	(*OptimStepResponse)(nil),       // 27: tinsmith.backend.v1.OptimStepResponse
+	(*PinRequest)(nil),              // 28: tinsmith.backend.v1.PinRequest
+	(*PinResponse)(nil),             // 29: tinsmith.backend.v1.PinResponse
+	(*UnpinRequest)(nil),            // 30: tinsmith.backend.v1.UnpinRequest
+	(*UnpinResponse)(nil),           // 31: tinsmith.backend.v1.UnpinResponse
+	(*SampleRequest)(nil),           // 32: tinsmith.backend.v1.SampleRequest
+	(*Constraint)(nil),              // 33: tinsmith.backend.v1.Constraint
+	(*ThinkRule)(nil),               // 34: tinsmith.backend.v1.ThinkRule
+	(*TopLogprobs)(nil),             // 35: tinsmith.backend.v1.TopLogprobs
+	(*PromptScores)(nil),            // 36: tinsmith.backend.v1.PromptScores
+	(*SampledTokens)(nil),           // 37: tinsmith.backend.v1.SampledTokens
+	(*SequenceFinished)(nil),        // 38: tinsmith.backend.v1.SequenceFinished
+	(*SampleEvent)(nil),             // 39: tinsmith.backend.v1.SampleEvent
+	(*CancelRequest)(nil),           // 40: tinsmith.backend.v1.CancelRequest
+	(*CancelResponse)(nil),          // 41: tinsmith.backend.v1.CancelResponse
+	(*SaveAdapterRequest)(nil),      // 42: tinsmith.backend.v1.SaveAdapterRequest
+	(*SaveAdapterResponse)(nil),     // 43: tinsmith.backend.v1.SaveAdapterResponse
+	(*LoadAdapterRequest)(nil),      // 44: tinsmith.backend.v1.LoadAdapterRequest
+	nil,                             // 45: tinsmith.backend.v1.ForwardBackwardRequest.LossConfigEntry
+	nil,                             // 46: tinsmith.backend.v1.ForwardBackwardResponse.MetricsEntry
+	nil,                             // 47: tinsmith.backend.v1.OptimStepResponse.MetricsEntry
+	nil,                             // 48: tinsmith.backend.v1.SampleRequest.LogitBiasEntry
+	nil,                             // 49: tinsmith.backend.v1.SaveAdapterRequest.MetadataEntry
 }
 var file_backend_proto_depIdxs = []int32{
 	8,  // 0: tinsmith.backend.v1.ModelInfo.memory:type_name -> tinsmith.backend.v1.MemoryShare
 	6,  // 1: tinsmith.backend.v1.LoadResponse.progress:type_name -> tinsmith.backend.v1.LoadProgress
 	7,  // 2: tinsmith.backend.v1.LoadResponse.model:type_name -> tinsmith.backend.v1.ModelInfo
-	14, // 3: tinsmith.backend.v1.CreateAdapterRequest.config:type_name -> tinsmith.backend.v1.AdapterConfig
-	14, // 4: tinsmith.backend.v1.AdapterInfo.config:type_name -> tinsmith.backend.v1.AdapterConfig
-	19, // 5: tinsmith.backend.v1.ForwardBackwardRequest.data:type_name -> tinsmith.backend.v1.Datum
-	41, // 6: tinsmith.backend.v1.ForwardBackwardRequest.loss_config:type_name -> tinsmith.backend.v1.ForwardBackwardRequest.LossConfigEntry
-	21, // 7: tinsmith.backend.v1.ForwardBackwardRequest.share:type_name -> tinsmith.backend.v1.Share
-	42, // 8: tinsmith.backend.v1.ForwardBackwardResponse.metrics:type_name -> tinsmith.backend.v1.ForwardBackwardResponse.MetricsEntry
-	22, // 9: tinsmith.backend.v1.ForwardBackwardResponse.execution:type_name -> tinsmith.backend.v1.Execution
-	43, // 10: tinsmith.backend.v1.OptimStepResponse.metrics:type_name -> tinsmith.backend.v1.OptimStepResponse.MetricsEntry
-	22, // 11: tinsmith.backend.v1.OptimStepResponse.execution:type_name -> tinsmith.backend.v1.Execution
-	44, // 12: tinsmith.backend.v1.SampleRequest.logit_bias:type_name -> tinsmith.backend.v1.SampleRequest.LogitBiasEntry
-	21, // 13: tinsmith.backend.v1.SampleRequest.share:type_name -> tinsmith.backend.v1.Share
-	31, // 14: tinsmith.backend.v1.PromptScores.top:type_name -> tinsmith.backend.v1.TopLogprobs
-	31, // 15: tinsmith.backend.v1.SampledTokens.top:type_name -> tinsmith.backend.v1.TopLogprobs
-	1,  // 16: tinsmith.backend.v1.SequenceFinished.reason:type_name -> tinsmith.backend.v1.SequenceFinished.Reason
-	32, // 17: tinsmith.backend.v1.SampleEvent.prompt:type_name -> tinsmith.backend.v1.PromptScores
-	33, // 18: tinsmith.backend.v1.SampleEvent.tokens:type_name -> tinsmith.backend.v1.SampledTokens
-	34, // 19: tinsmith.backend.v1.SampleEvent.finished:type_name -> tinsmith.backend.v1.SequenceFinished
-	0,  // 20: tinsmith.backend.v1.SaveAdapterRequest.scope:type_name -> tinsmith.backend.v1.Scope
-	45, // 21: tinsmith.backend.v1.SaveAdapterRequest.metadata:type_name -> tinsmith.backend.v1.SaveAdapterRequest.MetadataEntry
-	0,  // 22: tinsmith.backend.v1.LoadAdapterRequest.scope:type_name -> tinsmith.backend.v1.Scope
-	3,  // 23: tinsmith.backend.v1.Backend.Info:input_type -> tinsmith.backend.v1.InfoRequest
-	5,  // 24: tinsmith.backend.v1.Backend.Load:input_type -> tinsmith.backend.v1.LoadRequest
-	12, // 25: tinsmith.backend.v1.Backend.Status:input_type -> tinsmith.backend.v1.StatusRequest
-	15, // 26: tinsmith.backend.v1.Backend.CreateAdapter:input_type -> tinsmith.backend.v1.CreateAdapterRequest
-	17, // 27: tinsmith.backend.v1.Backend.DeleteAdapter:input_type -> tinsmith.backend.v1.DeleteAdapterRequest
-	20, // 28: tinsmith.backend.v1.Backend.ForwardBackward:input_type -> tinsmith.backend.v1.ForwardBackwardRequest
-	24, // 29: tinsmith.backend.v1.Backend.OptimStep:input_type -> tinsmith.backend.v1.OptimStepRequest
-	26, // 30: tinsmith.backend.v1.Backend.Pin:input_type -> tinsmith.backend.v1.PinRequest
-	28, // 31: tinsmith.backend.v1.Backend.Unpin:input_type -> tinsmith.backend.v1.UnpinRequest
-	30, // 32: tinsmith.backend.v1.Backend.Sample:input_type -> tinsmith.backend.v1.SampleRequest
-	36, // 33: tinsmith.backend.v1.Backend.Cancel:input_type -> tinsmith.backend.v1.CancelRequest
-	38, // 34: tinsmith.backend.v1.Backend.SaveAdapter:input_type -> tinsmith.backend.v1.SaveAdapterRequest
-	40, // 35: tinsmith.backend.v1.Backend.LoadAdapter:input_type -> tinsmith.backend.v1.LoadAdapterRequest
-	10, // 36: tinsmith.backend.v1.Backend.Configure:input_type -> tinsmith.backend.v1.ConfigureRequest
-	4,  // 37: tinsmith.backend.v1.Backend.Info:output_type -> tinsmith.backend.v1.InfoResponse
-	9,  // 38: tinsmith.backend.v1.Backend.Load:output_type -> tinsmith.backend.v1.LoadResponse
-	13, // 39: tinsmith.backend.v1.Backend.Status:output_type -> tinsmith.backend.v1.StatusResponse
-	16, // 40: tinsmith.backend.v1.Backend.CreateAdapter:output_type -> tinsmith.backend.v1.AdapterInfo
-	18, // 41: tinsmith.backend.v1.Backend.DeleteAdapter:output_type -> tinsmith.backend.v1.DeleteAdapterResponse
-	23, // 42: tinsmith.backend.v1.Backend.ForwardBackward:output_type -> tinsmith.backend.v1.ForwardBackwardResponse
-	25, // 43: tinsmith.backend.v1.Backend.OptimStep:output_type -> tinsmith.backend.v1.OptimStepResponse
-	27, // 44: tinsmith.backend.v1.Backend.Pin:output_type -> tinsmith.backend.v1.PinResponse
-	29, // 45: tinsmith.backend.v1.Backend.Unpin:output_type -> tinsmith.backend.v1.UnpinResponse
-	35, // 46: tinsmith.backend.v1.Backend.Sample:output_type -> tinsmith.backend.v1.SampleEvent
-	37, // 47: tinsmith.backend.v1.Backend.Cancel:output_type -> tinsmith.backend.v1.CancelResponse
-	39, // 48: tinsmith.backend.v1.Backend.SaveAdapter:output_type -> tinsmith.backend.v1.SaveAdapterResponse
-	16, // 49: tinsmith.backend.v1.Backend.LoadAdapter:output_type -> tinsmith.backend.v1.AdapterInfo
-	11, // 50: tinsmith.backend.v1.Backend.Configure:output_type -> tinsmith.backend.v1.ConfigureResponse
-	37, // [37:51] is the sub-list for method output_type
-	23, // [23:37] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	16, // 3: tinsmith.backend.v1.CreateAdapterRequest.config:type_name -> tinsmith.backend.v1.AdapterConfig
+	16, // 4: tinsmith.backend.v1.AdapterInfo.config:type_name -> tinsmith.backend.v1.AdapterConfig
+	21, // 5: tinsmith.backend.v1.ForwardBackwardRequest.data:type_name -> tinsmith.backend.v1.Datum
+	45, // 6: tinsmith.backend.v1.ForwardBackwardRequest.loss_config:type_name -> tinsmith.backend.v1.ForwardBackwardRequest.LossConfigEntry
+	23, // 7: tinsmith.backend.v1.ForwardBackwardRequest.share:type_name -> tinsmith.backend.v1.Share
+	46, // 8: tinsmith.backend.v1.ForwardBackwardResponse.metrics:type_name -> tinsmith.backend.v1.ForwardBackwardResponse.MetricsEntry
+	24, // 9: tinsmith.backend.v1.ForwardBackwardResponse.execution:type_name -> tinsmith.backend.v1.Execution
+	47, // 10: tinsmith.backend.v1.OptimStepResponse.metrics:type_name -> tinsmith.backend.v1.OptimStepResponse.MetricsEntry
+	24, // 11: tinsmith.backend.v1.OptimStepResponse.execution:type_name -> tinsmith.backend.v1.Execution
+	48, // 12: tinsmith.backend.v1.SampleRequest.logit_bias:type_name -> tinsmith.backend.v1.SampleRequest.LogitBiasEntry
+	23, // 13: tinsmith.backend.v1.SampleRequest.share:type_name -> tinsmith.backend.v1.Share
+	33, // 14: tinsmith.backend.v1.SampleRequest.constraint:type_name -> tinsmith.backend.v1.Constraint
+	34, // 15: tinsmith.backend.v1.Constraint.think:type_name -> tinsmith.backend.v1.ThinkRule
+	35, // 16: tinsmith.backend.v1.PromptScores.top:type_name -> tinsmith.backend.v1.TopLogprobs
+	35, // 17: tinsmith.backend.v1.SampledTokens.top:type_name -> tinsmith.backend.v1.TopLogprobs
+	1,  // 18: tinsmith.backend.v1.SequenceFinished.reason:type_name -> tinsmith.backend.v1.SequenceFinished.Reason
+	36, // 19: tinsmith.backend.v1.SampleEvent.prompt:type_name -> tinsmith.backend.v1.PromptScores
+	37, // 20: tinsmith.backend.v1.SampleEvent.tokens:type_name -> tinsmith.backend.v1.SampledTokens
+	38, // 21: tinsmith.backend.v1.SampleEvent.finished:type_name -> tinsmith.backend.v1.SequenceFinished
+	0,  // 22: tinsmith.backend.v1.SaveAdapterRequest.scope:type_name -> tinsmith.backend.v1.Scope
+	49, // 23: tinsmith.backend.v1.SaveAdapterRequest.metadata:type_name -> tinsmith.backend.v1.SaveAdapterRequest.MetadataEntry
+	0,  // 24: tinsmith.backend.v1.LoadAdapterRequest.scope:type_name -> tinsmith.backend.v1.Scope
+	3,  // 25: tinsmith.backend.v1.Backend.Info:input_type -> tinsmith.backend.v1.InfoRequest
+	5,  // 26: tinsmith.backend.v1.Backend.Load:input_type -> tinsmith.backend.v1.LoadRequest
+	14, // 27: tinsmith.backend.v1.Backend.Status:input_type -> tinsmith.backend.v1.StatusRequest
+	17, // 28: tinsmith.backend.v1.Backend.CreateAdapter:input_type -> tinsmith.backend.v1.CreateAdapterRequest
+	19, // 29: tinsmith.backend.v1.Backend.DeleteAdapter:input_type -> tinsmith.backend.v1.DeleteAdapterRequest
+	22, // 30: tinsmith.backend.v1.Backend.ForwardBackward:input_type -> tinsmith.backend.v1.ForwardBackwardRequest
+	26, // 31: tinsmith.backend.v1.Backend.OptimStep:input_type -> tinsmith.backend.v1.OptimStepRequest
+	28, // 32: tinsmith.backend.v1.Backend.Pin:input_type -> tinsmith.backend.v1.PinRequest
+	30, // 33: tinsmith.backend.v1.Backend.Unpin:input_type -> tinsmith.backend.v1.UnpinRequest
+	32, // 34: tinsmith.backend.v1.Backend.Sample:input_type -> tinsmith.backend.v1.SampleRequest
+	40, // 35: tinsmith.backend.v1.Backend.Cancel:input_type -> tinsmith.backend.v1.CancelRequest
+	42, // 36: tinsmith.backend.v1.Backend.SaveAdapter:input_type -> tinsmith.backend.v1.SaveAdapterRequest
+	44, // 37: tinsmith.backend.v1.Backend.LoadAdapter:input_type -> tinsmith.backend.v1.LoadAdapterRequest
+	10, // 38: tinsmith.backend.v1.Backend.Configure:input_type -> tinsmith.backend.v1.ConfigureRequest
+	12, // 39: tinsmith.backend.v1.Backend.SetVocabulary:input_type -> tinsmith.backend.v1.SetVocabularyRequest
+	4,  // 40: tinsmith.backend.v1.Backend.Info:output_type -> tinsmith.backend.v1.InfoResponse
+	9,  // 41: tinsmith.backend.v1.Backend.Load:output_type -> tinsmith.backend.v1.LoadResponse
+	15, // 42: tinsmith.backend.v1.Backend.Status:output_type -> tinsmith.backend.v1.StatusResponse
+	18, // 43: tinsmith.backend.v1.Backend.CreateAdapter:output_type -> tinsmith.backend.v1.AdapterInfo
+	20, // 44: tinsmith.backend.v1.Backend.DeleteAdapter:output_type -> tinsmith.backend.v1.DeleteAdapterResponse
+	25, // 45: tinsmith.backend.v1.Backend.ForwardBackward:output_type -> tinsmith.backend.v1.ForwardBackwardResponse
+	27, // 46: tinsmith.backend.v1.Backend.OptimStep:output_type -> tinsmith.backend.v1.OptimStepResponse
+	29, // 47: tinsmith.backend.v1.Backend.Pin:output_type -> tinsmith.backend.v1.PinResponse
+	31, // 48: tinsmith.backend.v1.Backend.Unpin:output_type -> tinsmith.backend.v1.UnpinResponse
+	39, // 49: tinsmith.backend.v1.Backend.Sample:output_type -> tinsmith.backend.v1.SampleEvent
+	41, // 50: tinsmith.backend.v1.Backend.Cancel:output_type -> tinsmith.backend.v1.CancelResponse
+	43, // 51: tinsmith.backend.v1.Backend.SaveAdapter:output_type -> tinsmith.backend.v1.SaveAdapterResponse
+	18, // 52: tinsmith.backend.v1.Backend.LoadAdapter:output_type -> tinsmith.backend.v1.AdapterInfo
+	11, // 53: tinsmith.backend.v1.Backend.Configure:output_type -> tinsmith.backend.v1.ConfigureResponse
+	13, // 54: tinsmith.backend.v1.Backend.SetVocabulary:output_type -> tinsmith.backend.v1.SetVocabularyResponse
+	40, // [40:55] is the sub-list for method output_type
+	25, // [25:40] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_backend_proto_init() }
@@ -3482,7 +3783,7 @@ func file_backend_proto_init() {
 		(*LoadResponse_Progress)(nil),
 		(*LoadResponse_Model)(nil),
 	}
-	file_backend_proto_msgTypes[33].OneofWrappers = []any{
+	file_backend_proto_msgTypes[37].OneofWrappers = []any{
 		(*SampleEvent_Prompt)(nil),
 		(*SampleEvent_Tokens)(nil),
 		(*SampleEvent_Finished)(nil),
@@ -3493,7 +3794,7 @@ func file_backend_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_backend_proto_rawDesc), len(file_backend_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   44,
+			NumMessages:   48,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

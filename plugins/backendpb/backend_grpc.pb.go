@@ -38,6 +38,7 @@ const (
 	Backend_SaveAdapter_FullMethodName     = "/tinsmith.backend.v1.Backend/SaveAdapter"
 	Backend_LoadAdapter_FullMethodName     = "/tinsmith.backend.v1.Backend/LoadAdapter"
 	Backend_Configure_FullMethodName       = "/tinsmith.backend.v1.Backend/Configure"
+	Backend_SetVocabulary_FullMethodName   = "/tinsmith.backend.v1.Backend/SetVocabulary"
 )
 
 // BackendClient is the client API for Backend service.
@@ -58,6 +59,7 @@ type BackendClient interface {
 	SaveAdapter(ctx context.Context, in *SaveAdapterRequest, opts ...grpc.CallOption) (*SaveAdapterResponse, error)
 	LoadAdapter(ctx context.Context, in *LoadAdapterRequest, opts ...grpc.CallOption) (*AdapterInfo, error)
 	Configure(ctx context.Context, in *ConfigureRequest, opts ...grpc.CallOption) (*ConfigureResponse, error)
+	SetVocabulary(ctx context.Context, in *SetVocabularyRequest, opts ...grpc.CallOption) (*SetVocabularyResponse, error)
 }
 
 type backendClient struct {
@@ -235,6 +237,16 @@ func (c *backendClient) Configure(ctx context.Context, in *ConfigureRequest, opt
 	return out, nil
 }
 
+func (c *backendClient) SetVocabulary(ctx context.Context, in *SetVocabularyRequest, opts ...grpc.CallOption) (*SetVocabularyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetVocabularyResponse)
+	err := c.cc.Invoke(ctx, Backend_SetVocabulary_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // BackendServer is the server API for Backend service.
 // All implementations must embed UnimplementedBackendServer
 // for forward compatibility.
@@ -253,6 +265,7 @@ type BackendServer interface {
 	SaveAdapter(context.Context, *SaveAdapterRequest) (*SaveAdapterResponse, error)
 	LoadAdapter(context.Context, *LoadAdapterRequest) (*AdapterInfo, error)
 	Configure(context.Context, *ConfigureRequest) (*ConfigureResponse, error)
+	SetVocabulary(context.Context, *SetVocabularyRequest) (*SetVocabularyResponse, error)
 	mustEmbedUnimplementedBackendServer()
 }
 
@@ -304,6 +317,9 @@ func (UnimplementedBackendServer) LoadAdapter(context.Context, *LoadAdapterReque
 }
 func (UnimplementedBackendServer) Configure(context.Context, *ConfigureRequest) (*ConfigureResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Configure not implemented")
+}
+func (UnimplementedBackendServer) SetVocabulary(context.Context, *SetVocabularyRequest) (*SetVocabularyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetVocabulary not implemented")
 }
 func (UnimplementedBackendServer) mustEmbedUnimplementedBackendServer() {}
 func (UnimplementedBackendServer) testEmbeddedByValue()                 {}
@@ -557,6 +573,24 @@ func _Backend_Configure_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Backend_SetVocabulary_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetVocabularyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BackendServer).SetVocabulary(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Backend_SetVocabulary_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BackendServer).SetVocabulary(ctx, req.(*SetVocabularyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Backend_ServiceDesc is the grpc.ServiceDesc for Backend service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -607,6 +641,10 @@ var Backend_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Configure",
 			Handler:    _Backend_Configure_Handler,
+		},
+		{
+			MethodName: "SetVocabulary",
+			Handler:    _Backend_SetVocabulary_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -64,6 +64,11 @@ func RunAll(t *testing.T, factory Factory) {
 		{"a key beside a crowd", (*suite).crowd},
 		{"readers that do not read", (*suite).slowReaders},
 		{"scopes of prefixes", (*suite).prefixScopes},
+		{"excluded tokens", (*suite).excludedTokens},
+		{"thinking", (*suite).thinking},
+		{"grammars", (*suite).grammars},
+		{"ends under a grammar", (*suite).grammarEnds},
+		{"wrong constraints", (*suite).badConstraints},
 		{"save and load", (*suite).saveAndLoad},
 		{"accumulator checkpoint", (*suite).accumulatorCheckpoint},
 		{"load into an adapter", (*suite).loadInto},
@@ -218,6 +223,7 @@ type sampled struct {
 	prompt   *plugins.PromptScores
 	tokens   [][]int32
 	logprobs [][]float32
+	left     [][]float32 // ConstraintLogprobs
 	top      []plugins.TopLogprobs
 	reasons  []plugins.StopReason
 }
@@ -241,7 +247,7 @@ func (s *suite) request(adapter string, n, maxTokens int) plugins.SampleRequest 
 // trySample runs a request and checks the order of its events. each, unless nil, sees them first.
 func (s *suite) trySample(req plugins.SampleRequest, each func(plugins.SampleEvent) error) (*sampled, error) {
 	out := &sampled{
-		tokens: make([][]int32, req.NumSamples), logprobs: make([][]float32, req.NumSamples), top: make([]plugins.TopLogprobs, req.NumSamples), reasons: make([]plugins.StopReason, req.NumSamples),
+		tokens: make([][]int32, req.NumSamples), logprobs: make([][]float32, req.NumSamples), left: make([][]float32, req.NumSamples), top: make([]plugins.TopLogprobs, req.NumSamples), reasons: make([]plugins.StopReason, req.NumSamples),
 	}
 	finished := make([]bool, req.NumSamples)
 	err := s.b.Sample(s.Context(), req, func(e plugins.SampleEvent) error {
@@ -263,6 +269,7 @@ func (s *suite) trySample(req plugins.SampleRequest, each func(plugins.SampleEve
 			}
 			out.tokens[i] = append(out.tokens[i], e.Tokens.Tokens...)
 			out.logprobs[i] = append(out.logprobs[i], e.Tokens.Logprobs...)
+			out.left[i] = append(out.left[i], e.Tokens.ConstraintLogprobs...)
 			out.top[i].K = e.Tokens.Top.K
 			out.top[i].IDs = append(out.top[i].IDs, e.Tokens.Top.IDs...)
 			out.top[i].Logprobs = append(out.top[i].Logprobs, e.Tokens.Top.Logprobs...)

@@ -100,6 +100,15 @@ func briefLife(t *testing.T, e *Engine) history {
 	for i, s := range out.sequences {
 		h.tokens[strconv.Itoa(i)], h.floats["sample "+strconv.Itoa(i)] = s.Tokens, s.Logprobs
 	}
+	setVocabulary(t, e)
+	q := ask("constrained", d.adapter, randomTokens(random, 5), 2, 3)
+	constrainedCases(t)[0].set(&q)
+	if out, err = collect(t.Context(), e, q); err != nil {
+		t.Fatal(err)
+	}
+	for i, s := range out.sequences {
+		h.tokens["constrained "+strconv.Itoa(i)], h.floats["sample constrained "+strconv.Itoa(i)] = s.Tokens, slices.Concat(s.Logprobs, s.ConstraintLogprobs)
+	}
 	for name, w := range d.weights() {
 		h.floats["weights "+name] = w
 	}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"math"
 	"slices"
 
@@ -14,7 +15,8 @@ type deviceDraws struct {
 	draws     []tensor.Draw
 	changes   []tensor.Adjustment
 	penalties []sample.Penalty
-	results   []float32 // log-sum-exp, token and its logit of every row
+	results   []float32 // of every row: log-sum-exp, token, its logit, and the log-sum-exp of what a constraint leaves
+	masked    []int32   // rows with a mask
 }
 
 // drawer gives the device if it is to draw tokens itself. Of a model that is cut it takes whole rows from all ranks first, which processors do not gain by: their logits are in Go's memory as fast.
@@ -35,7 +37,8 @@ func (p *samplingRank) drawThere(on tensor.Drawer, logits tensor.Tensor, d *draw
 	if err := p.scale(logits, d, func(*sample.Settings) bool { return true }); err != nil {
 		return err
 	}
-	results, err := p.workspace.Scratch(n, 3)
+	const numbers = 4
+	results, err := p.workspace.Scratch(n, numbers)
 	if err != nil {
 		return err
 	}
@@ -46,7 +49,7 @@ func (p *samplingRank) drawThere(on tensor.Drawer, logits tensor.Tensor, d *draw
 	if logits, err = p.model.WholeLogits(p.workspace, logits); err != nil {
 		return err
 	}
-	st.results = slices.Grow(st.results[:0], 3*n)[:3*n]
+	st.results = slices.Grow(st.results[:0], numbers*n)[:numbers*n]
 	if p.rank > 0 { // it waits for its own device, whose failure would else be found by another one's, or by nobody
 		return p.model.Device.Download(st.results[:n], lse)
 	}
@@ -64,7 +67,7 @@ func (p *samplingRank) drawThere(on tensor.Drawer, logits tensor.Tensor, d *draw
 		}
 		greedy = greedy && one.TopK == 1
 		st.draws = append(st.draws, one)
-		if s.generated() < q.MinTokens {
+		if s.generated() < q.MinTokens && s.constrained.state == nil {
 			for _, t := range q.StopTokens {
 				st.changes = append(st.changes, tensor.Adjustment{Row: int32(i), Column: t, Divisor: 1, More: float32(math.Inf(-1))})
 			}
@@ -73,12 +76,20 @@ func (p *samplingRank) drawThere(on tensor.Drawer, logits tensor.Tensor, d *draw
 	if err := on.AdjustElements(logits, st.changes); err != nil {
 		return err
 	}
+	base := lse // of the probabilities
+	var masks masks
+	if d.constrained {
+		if masks, err = p.mask(on, logits, lse, results.Columns(3, 4), d); err != nil {
+			return err
+		}
+		base = results.Columns(3, 4)
+	}
 	probs := logits
 	if !greedy {
 		if probs, err = p.workspace.Scratch(n, logits.Cols); err != nil {
 			return err
 		}
-		if err := p.model.Device.Softmax(probs, logits, lse); err != nil {
+		if err := p.model.Device.Softmax(probs, logits, base); err != nil {
 			return err
 		}
 	}
@@ -89,11 +100,17 @@ func (p *samplingRank) drawThere(on tensor.Drawer, logits tensor.Tensor, d *draw
 		return err
 	}
 	for i, r := range d.rows {
-		t, of := &drawn[r.chunk], st.results[3*i:3*i+3]
+		t, of := &drawn[r.chunk], st.results[numbers*i:numbers*(i+1)]
 		of[2] = d.logprob(of[2], of[0])
 		t.id, t.logprob = int32(of[1]), of[2]
 		if t.err == nil {
-			t.err = checkLogprobs(of[2:])
+			t.err = checkLogprobs(of[2:3])
+		}
+		if m := masks.at(i); m != nil {
+			t.left = m.of(of[3], of[0])
+			if t.err == nil {
+				t.err = m.err
+			}
 		}
 		own := d.request(i).TopKSampledLogprobs
 		if own == 0 {
@@ -109,6 +126,59 @@ func (p *samplingRank) drawThere(on tensor.Drawer, logits tensor.Tensor, d *draw
 		}
 	}
 	return nil
+}
+
+// mask takes the columns away that constraints forbid, and gives the log-sum-exps of what is left of each row: of the others what they are anyhow. Tokens are drawn by probabilities of what is left.
+func (p *samplingRank) mask(on tensor.Drawer, logits, lse, left tensor.Tensor, d *drawing) (masks, error) {
+	m := p.masking.of(d.rows, p.there.masked)
+	p.there.masked = m.rows
+	if err := on.MaskColumns(logits, m.rows, m.bits); err != nil {
+		return m, err
+	}
+	if err := p.model.Device.Round(left, lse); err != nil { // a copy
+		return m, err
+	}
+	return m, m.spans(func(from, to int) error {
+		return p.model.Device.LogSumExp(left.Slice(from, to), logits.Slice(from, to))
+	})
+}
+
+// maskHere is mask for rows in Go memory, with the same results: the masked rows are beside d's own, and in d.probs the probabilities are those of what is left. Only rank 0 calls it, with whole rows.
+func (p *samplingRank) maskHere(d *drawing) error {
+	m := p.masking.of(d.rows, p.there.masked)
+	p.there.masked, d.masks = m.rows, m
+	d.left = slices.Clone(d.sums)
+	host := p.host(maskedLogits, len(d.rows)*d.width)
+	for i, r := range m.rows {
+		row := host[int(r)*d.width : (int(r)+1)*d.width]
+		copy(row, d.logits[int(r)*d.width:])
+		sample.Mask(row, m.mask(i))
+	}
+	return m.spans(func(from, to int) error {
+		mark := p.workspace.MarkScratch()
+		masked, err := p.workspace.Scratch(to-from, d.width)
+		if err != nil {
+			return err
+		}
+		sums, err := p.workspace.Scratch(to-from, 1)
+		if err != nil {
+			return err
+		}
+		device := p.model.Device
+		if err := errors.Join(device.Upload(masked, host[from*d.width:to*d.width]), device.LogSumExp(sums, masked), device.Download(d.left[from:to], sums)); err != nil {
+			return err
+		}
+		if d.probs != nil {
+			probs, err := p.workspace.Scratch(to-from, d.width)
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(device.Softmax(probs, masked, sums), device.Download(d.probs[from*d.width:to*d.width], probs)); err != nil {
+				return err
+			}
+		}
+		return p.workspace.ReleaseScratch(mark)
+	})
 }
 
 // likeliest finds the likeliest tokens of the rows for which they were asked, in Go memory. Their log-probabilities are left to be filled in.

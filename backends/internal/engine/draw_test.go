@@ -16,8 +16,10 @@ func drawsEqual(t *testing.T, there, here *Engine, sequences, tokens int) {
 	t.Helper()
 	random := rand.New(rand.NewPCG(5, 1))
 	prompt := randomTokens(random, 6)
+	setVocabulary(t, there)
+	setVocabulary(t, here)
 	var all []plugins.SampleRequest
-	for _, c := range []struct {
+	for _, c := range append(constrainedCases(t), []struct {
 		name string
 		set  func(*plugins.SampleRequest)
 	}{
@@ -43,7 +45,7 @@ func drawsEqual(t *testing.T, there, here *Engine, sequences, tokens int) {
 		{"likeliest tokens of the prompt, and draws in it", func(q *plugins.SampleRequest) {
 			q.TopKPromptLogprobs, q.PromptAlternatives, q.Temperature, q.TopK, q.TopKSampledLogprobs = 2, 2, 0.8, 9, 2
 		}},
-	} {
+	}...) {
 		q := ask(c.name, "", prompt, sequences, tokens)
 		q.Version = 0
 		q.Seed = uint64(len(all))
@@ -79,6 +81,7 @@ func drawsEqual(t *testing.T, there, here *Engine, sequences, tokens int) {
 						t.Errorf("sequence %d: %v %v on the device, %v %v in memory", j, g.Tokens, g.Top.IDs, w.Tokens, w.Top.IDs)
 					}
 					equalBits(t, "log-probabilities of sequence "+strconv.Itoa(j), g.Logprobs, w.Logprobs)
+					equalBits(t, "those of what constraints left of sequence "+strconv.Itoa(j), g.ConstraintLogprobs, w.ConstraintLogprobs)
 					equalBits(t, "those of the likeliest of sequence "+strconv.Itoa(j), g.Top.Logprobs, w.Top.Logprobs)
 				}
 			})

@@ -24,6 +24,7 @@ import (
 	"github.com/tinsmith/tinsmith/backends/internal/model"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/plugins"
+	"github.com/tinsmith/tinsmith/plugins/constraint"
 )
 
 // Options make an engine into a program.
@@ -124,6 +125,7 @@ type loaded struct {
 	lastTurn   time.Time // end of the sampler's last turn
 	adapters   *residency
 	vocabulary int
+	rules      *constraint.Compiler
 	plan       memoryPlan
 	memory     *budget
 	memories   []*budget // of each home

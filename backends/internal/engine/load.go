@@ -12,6 +12,7 @@ import (
 	"github.com/tinsmith/tinsmith/backends/internal/model"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/plugins"
+	"github.com/tinsmith/tinsmith/plugins/constraint"
 )
 
 // Load reads the base model. It is called once; after a failure the process is of no more use.
@@ -160,6 +161,7 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 		Architecture: m.Config.Architecture, Parameters: m.Parameters, Layers: m.Config.Layers, HiddenSize: m.Config.HiddenSize, VocabSize: m.Config.VocabSize, MaxContextLength: l.plan.context,
 		DType: m.DType.String(), Device: config.devices(), Arithmetic: l.arithmetic(), ModelHash: m.Hash, MaxRank: lora.MaxRank, TiedHead: m.Config.TieWordEmbeddings, Memory: l.shares(),
 	}
+	l.rules = constraint.NewCompiler(&l.info)
 	if len(l.training[0].models) != len(l.sampling[0].models) {
 		e.log().Warn("training and sampling cut the model differently: their log-probabilities of a token differ by rounding", "training", len(l.training[0].models), "sampling", len(l.sampling[0].models))
 	}

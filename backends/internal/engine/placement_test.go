@@ -115,6 +115,8 @@ type history struct {
 func live(t testing.TB, e *Engine) history {
 	t.Helper()
 	h := history{floats: map[string][]float32{}, tokens: map[string][]int32{}}
+	setVocabulary(t, e)
+	cases := constrainedCases(t)
 	for a, rank := range []int{4, 8} {
 		d := create(t, e, fmt.Sprint("run", a), uint64(a+1), rank)
 		random := rand.New(rand.NewPCG(3, uint64(a)))
@@ -141,6 +143,18 @@ func live(t testing.TB, e *Engine) history {
 			for i, sequence := range out.sequences {
 				h.tokens[fmt.Sprint("sample ", a, s, i)] = append(sequence.Tokens, sequence.Top.IDs...)
 				h.floats[fmt.Sprint("sample ", a, s, i)] = append(sequence.Logprobs, sequence.Top.Logprobs...)
+			}
+		}
+		for _, c := range cases {
+			q := ask(fmt.Sprint(c.name, a), d.adapter, randomTokens(random, 11), 2, 16)
+			c.set(&q)
+			out, err := collect(t.Context(), e, q)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, sequence := range out.sequences {
+				h.tokens[fmt.Sprint("sample ", c.name, a, i)] = append(sequence.Tokens, sequence.Top.IDs...)
+				h.floats[fmt.Sprint("sample ", c.name, a, i)] = slices.Concat(sequence.Logprobs, sequence.Top.Logprobs, sequence.ConstraintLogprobs)
 			}
 		}
 		for name, w := range d.weights() {

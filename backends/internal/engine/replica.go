@@ -56,6 +56,7 @@ func (r *replica) close() error {
 			r.sampler.free(rank)
 			if rank == 0 {
 				r.sampler.crew.close()
+				r.sampler.masking.close()
 			}
 		}
 		if r.trainer != nil {
@@ -316,7 +317,7 @@ func (l *loaded) hold() (release func()) {
 // newSampler gives a replica memory to sample with.
 func (r *replica) newSampler(positions, threads int, memory *budget) error {
 	count := positions / kvcache.PageSize
-	p := &sampler{replica: r, memory: memory, cache: kvcache.New(count), crew: newCrew(threads), workspaces: make([]*model.Workspace, len(r.models)), pages: make([]tensor.Pages, len(r.models)),
+	p := &sampler{replica: r, memory: memory, cache: kvcache.New(count), crew: newCrew(threads), masking: newMasking(threads, r.models[0].Config.VocabSize), workspaces: make([]*model.Workspace, len(r.models)), pages: make([]tensor.Pages, len(r.models)),
 		ranks: make([]samplingRank, len(r.models)), scratch: make([]sample.Scratch, max(1, threads))}
 	p.pass, p.prepareRanks = r.ordered(p.runRank), r.ordered(p.prepareRank)
 	p.adjustRow, p.drawRows, p.topRows = p.adjust, p.drawRow, p.topRow

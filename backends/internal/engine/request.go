@@ -64,6 +64,7 @@ type sequence struct {
 	again       int // if its pages were taken: how many tokens it had generated, but 1 at least
 	passed      int // steps in which those behind it could go first because there was no room for its adapter
 	history     *sample.History
+	constrained constrained
 }
 
 // generated counts the sampled tokens.
@@ -79,6 +80,9 @@ const mostPending = 1024
 func (s *sequence) room(n, k int) {
 	s.tokens, s.logprobs = slices.Grow(s.tokens, n), slices.Grow(s.logprobs, n)
 	s.topIDs, s.topLogprobs = slices.Grow(s.topIDs, n*k), slices.Grow(s.topLogprobs, n*k)
+	if s.constrained.state != nil {
+		s.constrained.left = slices.Grow(s.constrained.left, n)
+	}
 }
 
 // tokensEvent gives one of events that are made many at once. The caller holds mu.
@@ -162,7 +166,11 @@ func (e *Engine) Sample(ctx context.Context, req plugins.SampleRequest, emit fun
 	if err := l.checkSample(&req); err != nil {
 		return err
 	}
-	q, err := e.enqueue(l, req)
+	states, err := l.constrain(ctx, &req)
+	if err != nil {
+		return err
+	}
+	q, err := e.enqueue(l, req, states)
 	if err != nil {
 		return err
 	}
@@ -197,9 +205,10 @@ func (e *Engine) Sample(ctx context.Context, req plugins.SampleRequest, emit fun
 	}
 }
 
-// enqueue enters a checked request: fixes its version, holds it, and has its sequences wait for a place.
-func (e *Engine) enqueue(l *loaded, req plugins.SampleRequest) (*request, error) {
+// enqueue enters a checked request: fixes its version, holds it, and has its sequences wait for a place. states are those of its constraint, nil without one.
+func (e *Engine) enqueue(l *loaded, req plugins.SampleRequest, states []constrained) (*request, error) {
 	q := &request{SampleRequest: req, notify: make(chan struct{}, 1)}
+	q.Constraint = nil // states have what is needed of it
 	q.Prompt, q.StopTokens, q.TargetPromptTokens = slices.Clone(req.Prompt), slices.Clone(req.StopTokens), slices.Clone(req.TargetPromptTokens)
 	slices.Sort(q.StopTokens)
 	q.StopTokens = slices.Compact(q.StopTokens)
@@ -240,6 +249,9 @@ func (e *Engine) enqueue(l *loaded, req plugins.SampleRequest) (*request, error)
 	q.unfinished, q.unswept = req.NumSamples, req.NumSamples
 	for i := range req.NumSamples {
 		s := &sequence{request: q, index: i, tokens: slices.Clip(q.Prompt)} // its own from the first token that is added
+		if states != nil {
+			s.constrained = states[i]
+		}
 		q.sequences = append(q.sequences, s)
 		e.waiting.join(s)
 	}

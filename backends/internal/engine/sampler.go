@@ -21,13 +21,14 @@ type sampler struct {
 	memory     *budget
 	fresh      []page       // taken from the cache, to be prepared
 	parked     []*sequence  // without a place, but with pages, in the order in which they were parked
-	buffers    [3][]float32 // in Go memory, by buffer
+	buffers    [4][]float32 // in Go memory, by buffer
 	targets    []int32      // that rank 0 has chosen, for all ranks
 	step       stepBuffers
 	ranks      []samplingRank
 	drawing    drawing
 	scratch    []sample.Scratch // by thread
 	crew       *crew
+	masking    *masking
 
 	// Methods as values, made once; those of ranks in the order of devices, see replica.ordered.
 	pass, prepareRanks           func(rank int) error
@@ -41,6 +42,7 @@ const (
 	plainLogits   buffer = iota // of a draw, or of a prompt that is scored
 	probabilities               // of the distribution that is drawn from
 	scaledLogits                // of a prompt's alternatives
+	maskedLogits                // of rows of which a constraint forbids something
 )
 
 // host gives n elements of Go memory. The content is undefined.
@@ -166,13 +168,14 @@ type chunk struct {
 
 // final tells whether the chunk ends with the sequence's last token, so that the next one is drawn.
 func (c chunk) final() bool {
-	return c.to == len(c.sequence.tokens) && c.sequence.request.MaxTokens > 0
+	return c.to == len(c.sequence.tokens) && c.sequence.request.MaxTokens > 0 && !c.sequence.constrained.empty
 }
 
 // token is what was drawn for a chunk.
 type token struct {
 	id      int32
 	logprob float32
+	left    float32             // of what the constraint allowed; 0 without one
 	top     plugins.TopLogprobs // one row, in the step's memory
 	err     error
 }
@@ -225,7 +228,10 @@ func (p *sampler) run(chunks []chunk) ([]token, error) {
 	st.batch, st.through = batch, chunks
 	st.drawn = slices.Grow(st.drawn[:0], len(chunks))[:len(chunks)]
 	clear(st.drawn)
+	p.masking.start(chunks)
 	err := p.replica.team.Run(p.pass, nil)
+	p.masking.wait() // where a pass has failed nobody has
+	p.masking.forget()
 	clear(batch.Sequences)
 	st.through = nil
 	return st.drawn, err
@@ -303,6 +309,9 @@ func (p *samplingRank) choose(n int, f func(scratch *sample.Scratch, targets []i
 func (p *samplingRank) draw(logits tensor.Tensor, chunks []chunk, rows []row, drawn []token) error {
 	d := drawing{width: p.model.Config.VocabSize, k: 1, whole: p.model.Comm == nil, chunks: chunks, rows: rows}
 	var err error
+	for _, r := range rows {
+		d.constrained = d.constrained || chunks[r.chunk].sequence.constrained.state != nil
+	}
 	onlyScales, greedy := true, true
 	for i := range rows {
 		q := d.request(i)
@@ -349,6 +358,11 @@ func (p *samplingRank) draw(logits tensor.Tensor, chunks []chunk, rows []row, dr
 		if err := p.model.Device.Download(d.sums, lse); err != nil {
 			return err
 		}
+		if d.constrained {
+			if err := p.maskHere(&d); err != nil {
+				return err
+			}
+		}
 		p.drawing = d
 		p.crew.run(n, p.drawRows)
 		for i, r := range rows {
@@ -358,6 +372,12 @@ func (p *samplingRank) draw(logits tensor.Tensor, chunks []chunk, rows []row, dr
 			t.top = plugins.TopLogprobs{K: own, IDs: d.targets[at+1 : to : to], Logprobs: d.values[at+1 : to : to]}
 			if t.err == nil {
 				t.err = checkLogprobs(d.values[at:to])
+			}
+			if m := d.masks.at(i); m != nil {
+				t.left = m.of(d.left[i], d.sums[i])
+				if t.err == nil {
+					t.err = m.err
+				}
 			}
 		}
 		p.drawing = drawing{} // nothing is kept alive by it
@@ -416,6 +436,9 @@ type drawing struct {
 	sums          []float32 // log-sum-exps of the rows
 	width         int
 	whole         bool // the model is not cut
+	constrained   bool // a row is
+	masks         masks
+	left          []float32 // log-sum-exps of what masks leave of the rows
 	chunks        []chunk
 	rows          []row
 	k             int       // the drawn token, and the most of the likeliest that were asked for
@@ -449,14 +472,18 @@ func (p *sampler) drawRow(thread, i int) {
 		}
 	}
 	var excluded []int32
-	if s.generated() < q.MinTokens {
+	if s.generated() < q.MinTokens && s.constrained.state == nil {
 		excluded = q.StopTokens
+	}
+	logit := row
+	if d.constrained && d.masks.forbids(i) { // the row as it was is needed for the log-probability of what is drawn
+		logit = p.buffers[maskedLogits][i*d.width : (i+1)*d.width]
 	}
 	var probs []float32
 	if d.probs != nil {
 		probs = d.probs[i*d.width : (i+1)*d.width]
 	}
-	targets[0] = q.settings.Draw(scratch, row, probs, excluded, sample.Uniform(q.Seed, s.index, len(s.tokens)))
+	targets[0] = q.settings.Draw(scratch, logit, probs, excluded, sample.Uniform(q.Seed, s.index, len(s.tokens)))
 	values[0] = d.logprob(row[targets[0]], d.sums[i])
 }
 

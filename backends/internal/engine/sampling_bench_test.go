@@ -136,6 +136,11 @@ func (t *timed) AdjustElements(x tensor.Tensor, list []tensor.Adjustment) error 
 	return t.Device.(tensor.Drawer).AdjustElements(x, list)
 }
 
+func (t *timed) MaskColumns(x tensor.Tensor, rows []int32, bits []uint64) error {
+	defer t.since(time.Now())
+	return t.Device.(tensor.Drawer).MaskColumns(x, rows, bits)
+}
+
 func (t *timed) DrawTokens(dst, logits, probs tensor.Tensor, draws []tensor.Draw) error {
 	defer t.since(time.Now())
 	return t.Device.(tensor.Drawer).DrawTokens(dst, logits, probs, draws)

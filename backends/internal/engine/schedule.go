@@ -8,6 +8,7 @@ import (
 
 	"github.com/tinsmith/tinsmith/backends/internal/kvcache"
 	"github.com/tinsmith/tinsmith/plugins"
+	"github.com/tinsmith/tinsmith/plugins/constraint"
 )
 
 // samplingStep runs one step of the sampler: on every replica the next token of every sequence that is past its prompt, and a piece of the prompts of others, a small one if training waits or a sequence is past its
@@ -72,6 +73,7 @@ func (e *Engine) samplingStep(trainingWaits bool) bool {
 	} else {
 		runAll(steps)
 	}
+	followConstraints(steps)
 	for _, st := range steps {
 		e.deliver(st.chunks, st.drawn)
 	}
@@ -234,6 +236,10 @@ func (e *Engine) deliver(chunks []chunk, drawn []token) {
 			e.finishSequence(s, plugins.StopLength)
 			continue
 		}
+		if s.constrained.empty {
+			e.finishSequence(s, plugins.StopComplete)
+			continue
+		}
 		e.book(s, t)
 	}
 }
@@ -260,12 +266,20 @@ func (e *Engine) book(s *sequence, t token) {
 	from, prompt := s.taken, len(q.Prompt)
 	s.pending.Tokens, s.pending.Logprobs = s.tokens[prompt+from:prompt+n:prompt+n], s.logprobs[from:n:n]
 	s.pending.Top = plugins.TopLogprobs{K: k, IDs: s.topIDs[from*k : n*k : n*k], Logprobs: s.topLogprobs[from*k : n*k : n*k]}
+	if of := &s.constrained; of.state != nil {
+		of.left = append(of.left, t.left)
+		s.pending.ConstraintLogprobs = of.left[from:n:n]
+	}
 	if !q.AtEnd || len(s.pending.Tokens) >= mostPending {
 		q.signal()
 	}
-	if _, stop := slices.BinarySearch(q.StopTokens, t.id); stop {
+	_, stop := slices.BinarySearch(q.StopTokens, t.id)
+	switch {
+	case stop || s.constrained.end == constraint.Stopped:
 		e.finishSequence(s, plugins.StopToken)
-	} else if s.generated() == q.MaxTokens {
+	case s.constrained.end == constraint.Complete:
+		e.finishSequence(s, plugins.StopComplete)
+	case s.generated() == q.MaxTokens:
 		e.finishSequence(s, plugins.StopLength)
 	}
 }

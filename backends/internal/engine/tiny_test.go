@@ -271,6 +271,7 @@ func collect(ctx context.Context, e plugins.Backend, q plugins.SampleRequest) (s
 				s.Tokens, s.Logprobs = make([]int32, 0, q.MaxTokens), make([]float32, 0, q.MaxTokens)
 			}
 			s.Tokens, s.Logprobs = append(s.Tokens, event.Tokens.Tokens...), append(s.Logprobs, event.Tokens.Logprobs...)
+			s.ConstraintLogprobs = append(s.ConstraintLogprobs, event.Tokens.ConstraintLogprobs...)
 			s.Top.K = event.Tokens.Top.K
 			s.Top.IDs, s.Top.Logprobs = append(s.Top.IDs, event.Tokens.Top.IDs...), append(s.Top.Logprobs, event.Tokens.Top.Logprobs...)
 		case event.Finished != nil:

@@ -313,3 +313,12 @@ func argmax(logits []float32) int32 {
 const buckets = 0x3f80 + 1
 
 func bucket(p float32) int { return min(int(math.Float32bits(p)>>16), buckets-1) }
+
+// Mask takes tokens away from a row: those for which bits, 64 to a word and the lowest first, has none.
+func Mask(logits []float32, bits []uint64) {
+	for t := range logits {
+		if bits[t/64]>>(t%64)&1 == 0 {
+			logits[t] = float32(math.Inf(-1))
+		}
+	}
+}

@@ -20,6 +20,7 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/config"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 	"github.com/tinsmith/tinsmith/gateway/internal/tokenizer"
+	"github.com/tinsmith/tinsmith/plugins"
 	"github.com/tinsmith/tinsmith/plugins/modelfile"
 )
 
@@ -244,6 +245,26 @@ func (m *Model) Served() runs.Model {
 		out.NewStopMatcher = func(stops []string) runs.StopMatcher { return newStopMatcher(m.Tokenizer, stops) }
 	}
 	return out
+}
+
+// Vocabulary says what the tokens of a backend's model stand for, which has so many. It takes some milliseconds. The model has a tokenizer.
+func (m *Model) Vocabulary(size int) plugins.Vocabulary {
+	n := min(size, m.Tokenizer.VocabSize())
+	v := plugins.Vocabulary{Tokens: make([][]byte, n), Special: make([]bool, n)}
+	for i := range v.Tokens {
+		id := int32(i)
+		if v.Special[i] = m.Tokenizer.IsAdded(id) || m.Tokenizer.IsSpecial(id); !v.Special[i] {
+			v.Tokens[i] = m.Tokenizer.TokenBytes(id)
+		} else if text, ok := m.Tokenizer.TokenString(id); ok {
+			v.Tokens[i] = []byte(text)
+		}
+	}
+	for _, id := range m.EndTokens {
+		if int(id) < n {
+			v.Ends = append(v.Ends, id)
+		}
+	}
+	return v
 }
 
 // TokenText gives a token as text, with U+FFFD for bytes that are no character by themselves, and its exact bytes as numbers.

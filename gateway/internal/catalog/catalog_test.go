@@ -230,3 +230,31 @@ func TestStopMatcher(t *testing.T) {
 		}
 	}
 }
+
+// What a backend is told of tokens: their bytes, which of them are no text, and which end an answer; no more of them than the backend's model has.
+func TestVocabulary(t *testing.T) {
+	cfg := config.DefaultModel()
+	cfg.Name = "tiny"
+	m, err := Load(cfg, tinyChat)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := m.Vocabulary(5000)
+	if len(v.Tokens) != m.Tokenizer.VocabSize() || len(v.Special) != len(v.Tokens) || !slices.Equal(v.Ends, m.EndTokens) || len(v.Ends) == 0 {
+		t.Fatalf("%d tokens, %d of special ones, ends %v; the tokenizer has %d, ends %v", len(v.Tokens), len(v.Special), v.Ends, m.Tokenizer.VocabSize(), m.EndTokens)
+	}
+	for _, tag := range []string{"<tool_call>", "</think>", "<|im_end|>"} {
+		if id, _ := m.Tokenizer.ID(tag); string(v.Tokens[id]) != tag || !v.Special[id] {
+			t.Errorf("token %d is %q, special %v; want %q, which is", id, v.Tokens[id], v.Special[id], tag)
+		}
+	}
+	for _, text := range []string{" the", "{", "\n"} {
+		ids, err := m.Tokenizer.Encode(text, false)
+		if err != nil || len(ids) != 1 || string(v.Tokens[ids[0]]) != text || v.Special[ids[0]] {
+			t.Errorf("the token of %q: %v, %v", text, ids, err)
+		}
+	}
+	if few := m.Vocabulary(100); len(few.Tokens) != 100 || len(few.Special) != 100 || few.Ends != nil {
+		t.Errorf("of 100 tokens: %d, %d, ends %v", len(few.Tokens), len(few.Special), few.Ends)
+	}
+}

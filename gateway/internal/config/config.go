@@ -26,6 +26,7 @@ type Config struct {
 	Training   Training   `yaml:"training"`
 	Recovery   Recovery   `yaml:"recovery"`
 	Sampling   Sampling   `yaml:"sampling"`
+	OpenAI     OpenAI     `yaml:"openai"`
 	Scheduling Scheduling `yaml:"scheduling"`
 	Log        Log        `yaml:"log"`
 	Models     []Model    `yaml:"models"`
@@ -106,6 +107,12 @@ type Sampling struct {
 	UnnamedMiB int `yaml:"unnamed_mib"`
 }
 
+// OpenAI settings are of the API under /v1.
+type OpenAI struct {
+	// ResponsesKeep is how long an answer of /v1/responses that asks for it is stored. 0: none is.
+	ResponsesKeep time.Duration `yaml:"responses_keep"`
+}
+
 // Scheduling says how work is shared.
 type Scheduling struct {
 	// Weights are shares by key name: runs of a key with 2 get twice the training tokens of those of one with 1, and its samples twice the places, while both have work. Who is not named has 1.
@@ -161,6 +168,7 @@ func Default() Config {
 		Training: Training{GapWait: 2 * time.Second},
 		Recovery: Recovery{SnapshotEvery: time.Minute, SnapshotOperations: 50, DiskShare: 0.1},
 		Sampling: Sampling{MaxWaiting: 20000, MaxPerClient: 2000, SharePrefixes: "keys"},
+		OpenAI:   OpenAI{ResponsesKeep: 24 * time.Hour},
 		Log:      Log{Level: "info", Format: "text"},
 	}
 }

@@ -50,6 +50,7 @@ func TestFullFile(t *testing.T) {
 		{"expire_after", cfg.Sessions.ExpireAfter.String(), (10 * time.Minute).String()},
 		{"sessions", fmt.Sprint(cfg.Sessions.MaxActive, cfg.Sessions.MaxMemoryMiB), "50 16"},
 		{"records", fmt.Sprint(cfg.Records), "{7 0 14}"},
+		{"openai", fmt.Sprint(cfg.OpenAI), "{72h0m0s}"},
 		{"progress_timeout", cfg.Backends.ProgressTimeout.String(), "30s"},
 		{"reserve", strconv.Itoa(cfg.Store.ReserveMiB), "100"},
 		{"gap_wait", cfg.Training.GapWait.String(), "500ms"},

@@ -101,6 +101,9 @@ func (c *Config) Validate() error {
 	if !slices.Contains([]string{"keys", "all"}, c.Sampling.SharePrefixes) {
 		return fmt.Errorf("sampling.share_prefixes: %q is not one of keys, all", c.Sampling.SharePrefixes)
 	}
+	if c.OpenAI.ResponsesKeep < 0 || c.OpenAI.ResponsesKeep > maxRecordDays*24*time.Hour {
+		return fmt.Errorf("openai.responses_keep: %s is not between 0s (never stored) and %d days", c.OpenAI.ResponsesKeep, maxRecordDays)
+	}
 	for _, name := range slices.Sorted(maps.Keys(c.Scheduling.Weights)) {
 		if weight := c.Scheduling.Weights[name]; !(weight >= minWeight && weight <= maxWeight) {
 			return fmt.Errorf("scheduling.weights.%s: %v is not from %v to %v", name, weight, minWeight, maxWeight)

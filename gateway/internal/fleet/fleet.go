@@ -71,7 +71,7 @@ func New(c Config) (*Fleet, error) {
 		s, err := supervisor.New(supervisor.Config{
 			Name: m.Name, Program: program, LockFile: filepath.Join(c.DataDir, fmt.Sprintf("backend-%d.lock", i)), Sockets: sockets,
 			Load:            plugins.LoadRequest{ModelDir: m.Dir, Name: m.Name, Config: m.Backend, Scratch: filepath.Join(c.DataDir, "scratch", fmt.Sprint(i)), Reserve: c.Reserve},
-			ProgressTimeout: c.ProgressTimeout,
+			ProgressTimeout: c.ProgressTimeout, Loaded: vocabularyOf(m),
 		})
 		if err != nil {
 			return nil, fmt.Errorf("model %s: %w", m.Name, err)

@@ -75,11 +75,13 @@ type Config struct {
 	URLLifetime      time.Duration // of archive and file tokens; 15 min
 	SessionsKept     time.Duration // records of a session that has ended, unless a run of it has a checkpoint; 0 = for ever
 	AuditKept        time.Duration // 0 = for ever
+	ResponsesKept    time.Duration // stored responses; 0 = none is stored
 	UsageByHour      time.Duration // usage of so long ago is kept by day, without its sessions; 0 = never
 	MaxSessions      int           // per owner: active ones; 10,000
 	MaxSessionBytes  int64         // per owner: memory of active sessions with their runs, sampling sessions and metadata, by estimate; 64 MiB
 	MaxCheckpoints   int           // per owner; 100,000
 	MaxTextBytes     int64         // per owner: user metadata of checkpoints, which are in memory as long as these are; 64 MiB
+	MaxResponseBytes int64         // per owner: stored responses; beyond it the oldest go; 1 GiB
 	MaxQueuedSamples int           // per owner: samples accepted and not finished; 20,000
 	MaxQueuedBytes   int64         // over all owners: prompts of samples that are not finished; 256 MiB, and an equal part of it for each owner who comes when they are taken
 	MaxRunningSample int           // requests per model given to the backend at a time, samples and direct ones apart; up to twice as many where owners who have few come late; 256
@@ -120,6 +122,7 @@ type Core struct {
 	wg         sync.WaitGroup
 	usages     usageRecords
 	audits     atomic.Int64 // makes keys of audit entries unique
+	removing   turnstile    // of stored responses
 	saveMu     turnstile    // orders the writing of session and run records, so that an older state never replaces a newer one
 
 	mu          sync.Mutex
@@ -155,7 +158,7 @@ func Open(ctx context.Context, cfg Config) (*Core, error) {
 		return nil, err
 	}
 	c := &Core{
-		cfg: cfg, log: cfg.Logger, byName: map[string]*model{}, closed: make(chan struct{}), workers: newWorkers(), saveMu: make(turnstile, 1),
+		cfg: cfg, log: cfg.Logger, byName: map[string]*model{}, closed: make(chan struct{}), workers: newWorkers(), saveMu: make(turnstile, 1), removing: make(turnstile, 1),
 		sessions: map[string]*session{}, runs: map[string]*run{}, copying: map[string]bool{}, samplers: map[string]*sampler{}, unnamed: map[string]int64{}, checkpoints: map[string]*checkpoint{}, replacing: map[string]bool{}, intactFiles: map[string]fileState{},
 		lists: newCheckpointLists(), held: map[string]held{}, saving: map[string]int64{}, listings: map[string]*listing{}, futures: map[string]*future{}, deleted: map[string]time.Time{}, removed: map[string]time.Time{}, owners: map[string]accepted{},
 	}
@@ -225,6 +228,7 @@ func (cfg *Config) complete() error {
 	setDefault(&cfg.MaxSessionBytes, 64<<20)
 	setDefault(&cfg.MaxCheckpoints, 100_000)
 	setDefault(&cfg.MaxTextBytes, 64<<20)
+	setDefault(&cfg.MaxResponseBytes, 1<<30)
 	setDefault(&cfg.MaxQueuedSamples, 20_000)
 	setDefault(&cfg.MaxQueuedBytes, 256<<20)
 	setDefault(&cfg.MaxRunningSample, 256)

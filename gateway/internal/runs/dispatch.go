@@ -339,6 +339,9 @@ func firstTokens(t *plugins.SampledTokens, n int) *plugins.SampledTokens {
 	out := *t
 	out.Tokens = t.Tokens[:n]
 	out.Logprobs = t.Logprobs[:min(n, len(t.Logprobs))]
+	if t.ConstraintLogprobs != nil {
+		out.ConstraintLogprobs = t.ConstraintLogprobs[:min(n, len(t.ConstraintLogprobs))]
+	}
 	if k := t.Top.K; k > 0 {
 		out.Top.IDs = t.Top.IDs[:min(n*k, len(t.Top.IDs))]
 		out.Top.Logprobs = t.Top.Logprobs[:min(n*k, len(t.Top.Logprobs))]

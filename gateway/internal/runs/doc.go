@@ -17,6 +17,7 @@
 //   - Direct sampling for OpenAI clients (model.go, generate.go): Resolve, ServedModels, Generate. Nothing of it is journalled.
 //   - Checkpoints (checkpoint.go, copying.go, archive.go, importing.go): RunCheckpoints, Checkpoints, DeleteCheckpoint, PublishCheckpoint, SetCheckpointTTL, CopyCheckpoint,
 //     WeightsInfo, ArchiveToken, OpenArchive, FileTokens, OpenFile, Import.
+//   - Stored answers (responses.go): KeepsResponses, TakesResponses, KeepResponse, Response, DeleteResponse.
 //   - Usage, audit, metrics (usage.go, audit.go, stats.go): Usage, StorageUsage, Audit, Stats.
 //   - Backups (deletions.go): HoldDeletions. What records and files lack of each other, for a data directory that no Core uses (inventory.go, claim.go): OpenInventory.
 //

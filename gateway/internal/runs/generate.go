@@ -9,7 +9,8 @@ import (
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
-// Generation is a direct sampling request. Of Request the fields ID, Adapter, Version and StopTokens are set by Generate; Seed too unless SeedGiven.
+// Generation is a direct sampling request. Of Request the fields ID, Adapter, Version and StopTokens are set by Generate; Seed too unless SeedGiven. What the backend says about Request.Constraint, at the start or in the middle of an
+// answer, is KindInvalid and begins with "constraint".
 type Generation struct {
 	Owner     string
 	Request   plugins.SampleRequest
@@ -182,6 +183,14 @@ func hashGeneration(g Generation, target Target) string {
 	if !g.SeedGiven {
 		r.Seed = 0
 	}
-	h.text(g.Owner, target.ServedModel, target.RunID, target.Path, fmt.Sprint(r), fmt.Sprint(g.Stops))
+	var constraint plugins.Constraint
+	var think plugins.ThinkRule
+	if r.Constraint != nil {
+		if constraint = *r.Constraint; constraint.Think != nil {
+			think = *constraint.Think
+		}
+	}
+	r.Constraint, constraint.Think = nil, nil
+	h.text(g.Owner, target.ServedModel, target.RunID, target.Path, fmt.Sprint(r), fmt.Sprint(g.Stops), fmt.Sprint(constraint), fmt.Sprint(think))
 	return h.sum("generate")
 }

@@ -38,6 +38,9 @@ func (c *Core) thin(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("sum old usage: %w", err))
 		}
 	}
+	if err := c.thinResponses(ctx); err != nil {
+		errs = append(errs, fmt.Errorf("delete old responses: %w", err))
+	}
 	return errors.Join(errs...)
 }
 

@@ -12,7 +12,7 @@ import (
 // What browsers are told about answers to pages of other origins. Keys go into headers and never into cookies, so credentials are not allowed.
 const (
 	corsMethods   = "GET, HEAD, POST, PUT, DELETE"
-	corsExposed   = "X-Request-Id, Retry-After, X-Deprecation-Note, X-Deprecation-Level"
+	corsExposed   = "X-Request-Id, Request-Id, X-Tinsmith-Dropped-Tools, Retry-After, X-Deprecation-Note, X-Deprecation-Level"
 	corsMaxAge    = "600" // seconds for which a browser need not ask again
 	maxCORSFields = 4096  // bytes of the names of headers that a page asks for
 )

@@ -34,6 +34,9 @@ type Config struct {
 	Sockets  string              // folder in which each process has one for its socket; its path has at most 77 bytes; default: the folder for temporary files
 	Log      *slog.Logger        // default slog.Default()
 
+	// Loaded, unless nil, is called with each process that has loaded the model, before it counts as ready. With an error it does not become ready.
+	Loaded func(ctx context.Context, b plugins.Backend, model plugins.ModelInfo) error
+
 	StartTimeout    time.Duration // from start to handshake; 1 minute
 	LoadTimeout     time.Duration // between two signs of progress while loading; 5 minutes
 	StatusTimeout   time.Duration // between two status reports; ProgressTimeout, but at most 30 seconds
@@ -482,6 +485,10 @@ func (s *Supervisor) load(ctx context.Context, p *process, request plugins.LoadR
 		silence.reset()
 		s.change(func(st *State) { st.Progress = lp })
 	})
+	if err == nil && s.config.Loaded != nil {
+		silence.reset()
+		err = s.config.Loaded(ctx, p.backend, model)
+	}
 	return info, model, err
 }
 

@@ -274,10 +274,21 @@ func TestRefusedLoadIsNotRepeated(t *testing.T) {
 
 // TestCrash loses a process in the middle of a call and gets a new one.
 func TestCrash(t *testing.T) {
-	s := newSupervisor(t, "fake", func(c *Config) {
-		c.Load.Config = fakeConfig(t, fake.Config{Faults: []fake.Fault{{Operation: "create_adapter", N: 1, Action: "crash", ExitCode: 7}}})
-	})
 	var mu sync.Mutex
+	var told []string // processes that had loaded
+	s := newSupervisor(t, "fake", func(c *Config) {
+		c.Load.Config = fakeConfig(t, fake.Config{VocabSize: 12, Faults: []fake.Fault{{Operation: "create_adapter", N: 1, Action: "crash", ExitCode: 7}}})
+		c.Loaded = func(ctx context.Context, b plugins.Backend, model plugins.ModelInfo) error {
+			info, err := b.Info(ctx)
+			mu.Lock()
+			defer mu.Unlock()
+			told = append(told, info.BootID)
+			if model.VocabSize != 12 {
+				t.Errorf("told of a model with %d tokens, want 12", model.VocabSize)
+			}
+			return err
+		}
+	})
 	var events []Event
 	second := make(chan struct{})
 	s.Subscribe(func(e Event) {
@@ -302,6 +313,9 @@ func TestCrash(t *testing.T) {
 	defer mu.Unlock()
 	if events[0].Err != nil || events[0].BootID != boot || !errors.Is(events[1].Err, plugins.ErrBackendLost) || events[1].BootID != boot || events[2].Err != nil || events[2].BootID == boot {
 		t.Errorf("events %+v", events)
+	}
+	if len(told) != 2 || told[0] != boot || told[1] != events[2].BootID {
+		t.Errorf("processes %v were told of as loaded, ready were %s and %s", told, boot, events[2].BootID)
 	}
 	st := s.State()
 	if st.Restarts != 1 || !strings.Contains(st.Reason, "exit status 7") || !strings.Contains(st.StderrTail, "told to crash") {

@@ -357,6 +357,13 @@ func (t *Tokenizer) IsSpecial(id int32) bool {
 	return ok && t.added.special[token]
 }
 
+// IsAdded tells whether the id is a token on top of the model's: one that is
+// found in a text as it is, before anything else is done, such as <tool_call>.
+func (t *Tokenizer) IsAdded(id int32) bool {
+	_, ok := t.added.byID[id]
+	return ok
+}
+
 // BOS returns the id of the beginning-of-text token, if tokenizer_config.json
 // names one; likewise EOS and PAD.
 func (t *Tokenizer) BOS() (id int32, ok bool) { return t.bos.id, t.bos.valid }

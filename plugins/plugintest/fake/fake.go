@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/tinsmith/tinsmith/plugins"
+	"github.com/tinsmith/tinsmith/plugins/constraint"
 )
 
 // Version is what Info says.
@@ -45,6 +46,7 @@ type Backend struct {
 	info   plugins.ModelInfo
 	name   string
 	dir    string
+	rules  *constraint.Compiler
 
 	mu        sync.Mutex
 	loading   bool
@@ -124,10 +126,22 @@ func (b *Backend) Load(ctx context.Context, req plugins.LoadRequest, progress fu
 		Architecture: "TinsmithFakeForCausalLM", Parameters: b.model.parameters(), Layers: 1, HiddenSize: c.HiddenSize, VocabSize: c.VocabSize, MaxContextLength: c.MaxContextLength,
 		DType: c.DType, Device: "cpu", Arithmetic: "fake-float64", ModelHash: b.model.hash, MaxRank: c.MaxRank,
 	}
+	b.rules = constraint.NewCompiler(&b.info)
 	b.mu.Lock()
 	b.loaded = true
 	b.mu.Unlock()
 	return b.info, nil
+}
+
+// SetVocabulary implements plugins.Backend.
+func (b *Backend) SetVocabulary(_ context.Context, v plugins.Vocabulary) error {
+	b.mu.Lock()
+	err := b.accept()
+	b.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return b.rules.SetVocabulary(v)
 }
 
 // Status implements plugins.Backend.

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/tinsmith/tinsmith/plugins"
+	"github.com/tinsmith/tinsmith/plugins/constraint"
 )
 
 // unscored is the log-probability of absent entries of plugins.TopLogprobs.
@@ -35,6 +36,8 @@ type sequence struct {
 	generated []int32
 	counts    map[int32]int // of generated tokens
 	finished  bool
+	rule      *constraint.State // nil: anything may be drawn
+	end       constraint.End
 }
 
 // Sample implements plugins.Backend.
@@ -46,6 +49,10 @@ func (b *Backend) Sample(ctx context.Context, req plugins.SampleRequest, emit fu
 		return err
 	}
 	if err := req.Validate(&b.info); err != nil {
+		return err
+	}
+	rules, err := b.rules.Compile(ctx, &req)
+	if err != nil {
 		return err
 	}
 	run, err := b.startSample(&req)
@@ -71,7 +78,7 @@ func (b *Backend) Sample(ctx context.Context, req plugins.SampleRequest, emit fu
 	if err := emit(plugins.SampleEvent{Prompt: scores}); err != nil {
 		return err
 	}
-	return b.decode(ctx, &req, run, p, state, a, emit)
+	return b.decode(ctx, &req, run, rules, p, state, a, emit)
 }
 
 func (b *Backend) startSample(req *plugins.SampleRequest) (*sampling, error) {
@@ -184,10 +191,13 @@ func (b *Backend) scorePrompt(req *plugins.SampleRequest, p *parameters, state [
 }
 
 // decode generates all sequences in step, one token of each in turn.
-func (b *Backend) decode(ctx context.Context, req *plugins.SampleRequest, run *sampling, p *parameters, state []float64, a *activations, emit func(plugins.SampleEvent) error) error {
+func (b *Backend) decode(ctx context.Context, req *plugins.SampleRequest, run *sampling, rules *constraint.Compiled, p *parameters, state []float64, a *activations, emit func(plugins.SampleEvent) error) error {
 	all := make([]*sequence, req.NumSamples)
 	for i := range all {
 		all[i] = &sequence{index: i, state: slices.Clone(state), counts: map[int32]int{}}
+		if rules != nil {
+			all[i].rule, all[i].end = rules.Start()
+		}
 	}
 	prompted := map[int32]bool{}
 	for _, t := range req.Prompt {
@@ -213,19 +223,27 @@ func (b *Backend) decode(ctx context.Context, req *plugins.SampleRequest, run *s
 				return ended
 			case cancelled:
 				reason, s.finished = plugins.StopCancelled, true
+			case s.end == constraint.Complete:
+				reason, s.finished = plugins.StopComplete, true
 			case len(s.generated) == req.MaxTokens:
 				reason, s.finished = plugins.StopLength, true
 			default:
 				if err := b.interfere(ctx, "token"); err != nil {
 					return err
 				}
-				event := b.next(req, p, s, prompted, a, row)
+				event, err := b.next(req, p, s, prompted, a, row)
+				if err != nil {
+					return err
+				}
 				if err := emit(plugins.SampleEvent{Tokens: event}); err != nil {
 					return err
 				}
-				if slices.Contains(req.StopTokens, event.Tokens[0]) {
+				switch {
+				case s.end == constraint.Complete:
+					reason, s.finished = plugins.StopComplete, true
+				case s.end == constraint.Stopped || slices.Contains(req.StopTokens, event.Tokens[0]):
 					reason, s.finished = plugins.StopToken, true
-				} else {
+				default:
 					s.finished = len(s.generated) == req.MaxTokens
 					reason = plugins.StopLength
 				}
@@ -243,7 +261,7 @@ func (b *Backend) decode(ctx context.Context, req *plugins.SampleRequest, run *s
 }
 
 // next draws one token of a sequence.
-func (b *Backend) next(req *plugins.SampleRequest, p *parameters, s *sequence, prompted map[int32]bool, a *activations, row []float64) *plugins.SampledTokens {
+func (b *Backend) next(req *plugins.SampleRequest, p *parameters, s *sequence, prompted map[int32]bool, a *activations, row []float64) (*plugins.SampledTokens, error) {
 	b.model.forward(p, s.state, a)
 	copy(row, a.logits)
 	adjust(req, s, prompted, row)
@@ -253,12 +271,36 @@ func (b *Backend) next(req *plugins.SampleRequest, p *parameters, s *sequence, p
 		}
 	}
 	u := uniform(req.Seed, uint32(s.index), uint32(len(req.Prompt)+len(s.generated)), drawToken, 0)
-	token := drawFrom(req, row, len(s.generated) < req.MinTokens, u)
+	lse := logSumExp(row)
+	from, left := row, float32(0) // what is drawn from
+	if s.rule != nil {
+		bits := make([]uint64, constraint.Words(len(row)))
+		all, err := s.rule.Mask(bits)
+		if err != nil {
+			return nil, err
+		}
+		if !all {
+			from = slices.Clone(row)
+			for t := range from {
+				if bits[t/64]>>(t%64)&1 == 0 {
+					from[t] = math.Inf(-1)
+				}
+			}
+			left = float32(logSumExp(from) - lse)
+		}
+	}
+	token := drawFrom(req, from, s.rule == nil && len(s.generated) < req.MinTokens, u)
 	if b.options.Say != nil {
 		token = said(req, b.options.Say(req, s.index), len(s.generated), token)
 	}
-	lse := logSumExp(row)
 	event := &plugins.SampledTokens{Sequence: s.index, Tokens: []int32{token}, Logprobs: []float32{float32(row[token] - lse)}}
+	if s.rule != nil {
+		event.ConstraintLogprobs = []float32{left}
+		var err error
+		if s.end, err = s.rule.Accept(token); err != nil {
+			return nil, err
+		}
+	}
 	if k := req.TopKSampledLogprobs; k > 0 {
 		event.Top = plugins.TopLogprobs{K: k, IDs: make([]int32, k), Logprobs: make([]float32, k)}
 		topOf(row, lse, event.Top.IDs, event.Top.Logprobs)
@@ -267,7 +309,7 @@ func (b *Backend) next(req *plugins.SampleRequest, p *parameters, s *sequence, p
 	s.counts[token]++
 	b.model.advance(s.state, token)
 	b.progress(func(st *plugins.Status) { st.SampledTokens++ })
-	return event
+	return event, nil
 }
 
 // said is the token at a place of what is to be said, and a stop token at its end; drawn where nothing is to be said.
@@ -317,7 +359,7 @@ func draw(req *plugins.SampleRequest, logits []float64, noStop bool, u float64) 
 func drawFrom(req *plugins.SampleRequest, row []float64, noStop bool, u float64) int32 {
 	candidates := make([]int32, 0, len(row))
 	for t := range row {
-		if !noStop || !slices.Contains(req.StopTokens, int32(t)) {
+		if !math.IsInf(row[t], -1) && (!noStop || !slices.Contains(req.StopTokens, int32(t))) {
 			candidates = append(candidates, int32(t))
 		}
 	}

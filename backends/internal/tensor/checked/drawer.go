@@ -24,6 +24,25 @@ func (d *drawingDevice) AdjustElements(x tensor.Tensor, list []tensor.Adjustment
 	return d.drawer.AdjustElements(x, list)
 }
 
+// MaskColumns implements tensor.Drawer.
+func (d *drawingDevice) MaskColumns(x tensor.Tensor, rows []int32, bits []uint64) error {
+	c := d.check("mask columns")
+	c.float("x", x)
+	for i, r := range rows {
+		if r < 0 || int(r) >= x.Rows || i > 0 && r <= rows[i-1] {
+			c.fail("rows[%d] is %d: must be a row of %d, and above the one before", i, r, x.Rows)
+			break
+		}
+	}
+	if want := len(rows) * tensor.MaskWords(x.Cols); len(bits) != want {
+		c.fail("%d words of masks for %d rows of %d columns: must be %d", len(bits), len(rows), x.Cols, want)
+	}
+	if c.err != nil || len(rows) == 0 || x.Cols == 0 {
+		return c.err
+	}
+	return d.drawer.MaskColumns(x, rows, bits)
+}
+
 // DrawTokens implements tensor.Drawer.
 func (d *drawingDevice) DrawTokens(dst, logits, probs tensor.Tensor, draws []tensor.Draw) error {
 	c := d.check("draw tokens")

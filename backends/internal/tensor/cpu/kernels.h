@@ -128,6 +128,7 @@ int op_logsumexp(device *d, view lse, view logits);
 int op_softmax(device *d, view p, view logits, view lse);
 int op_softmax_gradient(device *d, view logits, view lse, const int32_t *targets, const float *c, int64_t k);
 int op_adjust_elements(device *d, view x, const adjustment *list, int64_t n);
+int op_mask_columns(device *d, view x, const int32_t *rows, const uint64_t *bits, int64_t n);
 int op_draw_tokens(device *d, view dst, view logits, view probs, const draw_settings *draws);
 int op_sum_squares(device *d, view x, double *sum);
 // op_adamw gives the sums of squares of what it writes and, with sum_gradient, of g: four, in this order, the last 0 without.

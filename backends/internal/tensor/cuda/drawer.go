@@ -14,6 +14,11 @@ func (d *device) AdjustElements(x tensor.Tensor, list []tensor.Adjustment) error
 	return d.failed("adjust elements", d.v.AdjustElements(view(x), d.adjustments))
 }
 
+// MaskColumns implements tensor.Drawer.
+func (d *device) MaskColumns(x tensor.Tensor, rows []int32, bits []uint64) error {
+	return d.failed("mask columns", d.v.MaskColumns(view(x), rows, bits))
+}
+
 // DrawTokens implements tensor.Drawer.
 func (d *device) DrawTokens(dst, logits, probs tensor.Tensor, draws []tensor.Draw) error {
 	d.draws = d.draws[:0]

@@ -70,6 +70,9 @@ func drawing(t *testing.T, d tensor.Drawer, device tensor.Device, columns []int)
 		h.ok(d.AdjustElements(x, nil))
 		sameBits(t, "x", h.read(x), []float32{1, -10.75, 8, 0.5, float32(math.Inf(-1)), -5})
 	})
+	for _, cols := range columns {
+		t.Run(fmt.Sprintf("masks of %d columns", cols), func(t *testing.T) { masking(t, d, device, cols) })
+	}
 	t.Run("refusals", func(t *testing.T) {
 		h := start(t, device)
 		a, pair := h.tensor(2, 3, make([]float32, 6)), h.tensor(2, 2, make([]float32, 4))
@@ -89,6 +92,9 @@ func drawing(t *testing.T, d tensor.Drawer, device tensor.Device, columns []int)
 			"TopK":         d.DrawTokens(pair, a, a, two(func(d *tensor.Draw) { d.TopK = -1 })),
 			"no columns":   d.DrawTokens(pair, a.Columns(0, 0), a.Columns(0, 0), two(func(*tensor.Draw) {})),
 			"adjusted row": d.AdjustElements(a, []tensor.Adjustment{{Row: 2, Divisor: 1}}),
+			"masked row":   d.MaskColumns(a, []int32{2}, []uint64{1}),
+			"masked twice": d.MaskColumns(a, []int32{1, 1}, []uint64{1, 1}),
+			"mask words":   d.MaskColumns(a, []int32{0, 1}, []uint64{1}),
 			"adjusted col": d.AdjustElements(a, []tensor.Adjustment{{Column: -1, Divisor: 1}}),
 		} {
 			if err == nil {
@@ -96,6 +102,36 @@ func drawing(t *testing.T, d tensor.Drawer, device tensor.Device, columns []int)
 			}
 		}
 	})
+}
+
+// masking checks the columns that masks leave, of some rows.
+func masking(t *testing.T, d tensor.Drawer, device tensor.Device, cols int) {
+	h := start(t, device)
+	r := rand.New(rand.NewPCG(uint64(cols), 8))
+	const rows = 9
+	chosen := []int32{0, 1, 3, 4, 6, 8}
+	words := tensor.MaskWords(cols)
+	values, bits := make([]float32, rows*cols), make([]uint64, len(chosen)*words)
+	for i := range values {
+		values[i] = float32(r.NormFloat64())
+	}
+	for i := range chosen {
+		for w := range words {
+			bits[i*words+w] = []uint64{0, math.MaxUint64, r.Uint64(), 1 << r.IntN(64), ^(1 << r.IntN(64)), []uint64{0, math.MaxUint64}[r.IntN(2)]}[i]
+		}
+	}
+	x := h.view(rows, cols, values)
+	h.ok(d.MaskColumns(x, chosen, bits))
+	h.ok(d.MaskColumns(x, nil, nil))
+	want := slices.Clone(values)
+	for i, row := range chosen {
+		for c := range cols {
+			if bits[i*words+c/64]>>(c%64)&1 == 0 {
+				want[int(row)*cols+c] = float32(math.Inf(-1))
+			}
+		}
+	}
+	sameBits(t, "masked rows", h.read(x), want)
 }
 
 // drawn is the definition of tensor.Drawer, by sorting.

@@ -232,3 +232,7 @@ func (p *process) LoadAdapter(ctx context.Context, req plugins.LoadAdapterReques
 func (p *process) Configure(ctx context.Context, req plugins.ConfigureRequest) (plugins.ConfigureResult, error) {
 	return p.backend.Configure(ctx, req)
 }
+
+func (p *process) SetVocabulary(ctx context.Context, v plugins.Vocabulary) error {
+	return p.backend.SetVocabulary(ctx, v)
+}
