@@ -23,7 +23,6 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/config"
 	"github.com/tinsmith/tinsmith/gateway/internal/inference"
 	"github.com/tinsmith/tinsmith/gateway/internal/keys"
-	"github.com/tinsmith/tinsmith/gateway/internal/openai"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 	"github.com/tinsmith/tinsmith/gateway/internal/server"
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
@@ -72,7 +71,7 @@ func newWorldWithKeys(t *testing.T, file string) *world {
 	w.ok(err)
 	records, err := store.Open(t.Context(), store.Options{Dir: w.data})
 	w.ok(err)
-	w.core, err = runs.Open(t.Context(), runs.Config{Store: records, DataDir: w.data, Models: []runs.Model{model.Served()}, Backends: w, Refuse: w.refuses, Failed: w.fails})
+	w.core, err = runs.Open(t.Context(), runs.Config{Store: records, DataDir: w.data, Models: []runs.Model{model.Served()}, Backends: w, Refuse: w.refuses, Failed: w.fails, ResponsesKept: time.Hour})
 	w.ok(err)
 	ring, err := keys.Open(file)
 	w.ok(err)
@@ -85,7 +84,7 @@ func newWorldWithKeys(t *testing.T, file string) *world {
 	w.ok(err)
 	answers, err := inference.New(w.core, auth, []*catalog.Model{model})
 	w.ok(err)
-	w.handler = server.New(server.Options{Health: func() server.Health { return server.Health{Status: "ok"} }, Metrics: http.NotFoundHandler(), Routes: []func(gin.IRouter){tinkerAPI.Register, openai.New(answers).Register}})
+	w.handler = server.New(server.Options{Health: func() server.Health { return server.Health{Status: "ok"} }, Metrics: http.NotFoundHandler(), Routes: append([]func(gin.IRouter){tinkerAPI.Register}, surfaces(answers)...)})
 	ts := httptest.NewServer(w.handler)
 	w.url = ts.URL
 	t.Cleanup(func() {

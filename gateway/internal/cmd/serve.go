@@ -30,7 +30,6 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/hub"
 	"github.com/tinsmith/tinsmith/gateway/internal/inference"
 	"github.com/tinsmith/tinsmith/gateway/internal/keys"
-	"github.com/tinsmith/tinsmith/gateway/internal/openai"
 	"github.com/tinsmith/tinsmith/gateway/internal/redact"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 	"github.com/tinsmith/tinsmith/gateway/internal/server"
@@ -322,7 +321,7 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 		MaxUnnamedBytes: unnamedBytes(&cfg),
 		PointEvery:      cfg.Recovery.SnapshotEvery, PointOperations: cfg.Recovery.SnapshotOperations, DiskShare: cfg.Recovery.DiskShare,
 		MaxSessions: cfg.Sessions.MaxActive, MaxSessionBytes: int64(cfg.Sessions.MaxMemoryMiB) << 20,
-		SessionsKept: days(cfg.Records.SessionDays), AuditKept: days(cfg.Records.AuditDays), UsageByHour: days(cfg.Records.UsageDays),
+		SessionsKept: days(cfg.Records.SessionDays), AuditKept: days(cfg.Records.AuditDays), UsageByHour: days(cfg.Records.UsageDays), ResponsesKept: cfg.OpenAI.ResponsesKeep,
 		Refuse: backends.Refuse, Failed: backends.Failed, Idle: backends.Idle, Explained: backends.Forgive, Weights: cfg.Scheduling.Weights, SharePrefixes: cfg.Sampling.SharePrefixes == "all",
 	})
 	if err != nil {
@@ -344,7 +343,7 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 	if err != nil {
 		return err
 	}
-	options.Routes = []func(gin.IRouter){tinkerAPI.Register, openai.New(answers).Register}
+	options.Routes = append([]func(gin.IRouter){tinkerAPI.Register}, surfaces(answers)...)
 	front.Set(server.New(options))
 	failed := make(chan error, 1)
 	go func() {

@@ -43,6 +43,7 @@ func (c caller) send(method, path string, body any) (int, string) {
 	r, err := http.NewRequestWithContext(c.Context(), method, c.url+path, bytes.NewReader(content))
 	c.ok(err)
 	r.Header.Set("X-Api-Key", c.key)
+	r.Header.Set("X-Request-Id", "req_of_a_test") // which some answers tell again
 	answer, err := http.DefaultClient.Do(r)
 	c.ok(err)
 	defer answer.Body.Close()
@@ -83,7 +84,7 @@ func (c caller) future(answer string) string {
 
 // belongings is one of everything that somebody has: the ids, by kind.
 type belongings struct {
-	session, run, sampler, operation, sample, name, turns string
+	session, run, sampler, operation, sample, name, turns, response string
 }
 
 func (b belongings) path(kind string) string { return "tinker://" + b.run + "/" + kind + "/" + b.name }
@@ -94,6 +95,7 @@ func (c caller) settle() belongings {
 	post := func(path string, body any) string { return c.demand(http.MethodPost, "/api/v1/"+path, body) }
 	b := belongings{name: "secret-name", turns: "asked-" + c.key[len(c.key)/2:]}
 	c.demand(http.MethodPost, "/v1/chat/completions", object{"model": served, "messages": []any{object{"role": "user", "content": "hi"}}, "max_tokens": 1, "session_id": b.turns})
+	b.response = c.field(c.demand(http.MethodPost, "/v1/responses", object{"model": served, "input": "hi", "max_output_tokens": 1}), "id")
 	b.session = c.field(post("create_session", object{"user_metadata": object{"secret": "of a session"}}), "session_id")
 	created := post("create_model", object{"session_id": b.session, "model_seq_id": 0, "base_model": served, "lora_config": object{"rank": 4}, "user_metadata": object{"secret": "of a run"}})
 	b.operation = c.future(created)
@@ -225,7 +227,43 @@ func strangerProbes(t *testing.T, theirs, mine belongings) map[string][]probe {
 		probes[api+"copy_weights"] = append(probes[api+"copy_weights"], probe{kind, "/api/v1/copy_weights", object{"source_path": theirs.path(kind), "destination_project_id": "p"}})
 	}
 	probes[api+"copy_weights"] = append(probes[api+"copy_weights"], probe{"into theirs", "/api/v1/copy_weights", object{"source_path": mine.path("weights"), "session_id": session, "model_seq_id": 70}})
+	for i, prefix := range []string{"/v1", "/anthropic/v1", "/anthropic/api/v1"} {
+		probes["POST "+prefix+"/messages"] = model(prefix+"/messages", chat)
+		probes["POST "+prefix+"/messages/count_tokens"] = model(prefix+"/messages/count_tokens", chat)
+		probes["POST "+prefix+"/messages/batches"] = nil
+		if i > 0 {
+			probes["GET "+prefix+"/models"] = nil
+			probes["GET "+prefix+"/models/*model"] = describe(prefix + "/models/")
+		}
+	}
 	for _, prefix := range []string{"/v1", "/oai/api/v1"} {
+		responses := prefix + "/responses"
+		for _, path := range []string{responses, responses + "/input_tokens"} {
+			ask := func(change object) object {
+				out := object{"model": served, "input": "hi"}
+				for key, value := range change {
+					out[key] = value
+				}
+				return out
+			}
+			probes["POST "+path] = append(model(path, func(m string) object { return ask(object{"model": m}) }), probe{"previous", path, ask(object{"previous_response_id": theirs.response})},
+				probe{"item", path, ask(object{"input": []any{object{"type": "item_reference", "id": strings.Replace(theirs.response, "resp_", "msg_", 1) + "00"}}})})
+		}
+		for _, route := range []string{"GET ", "DELETE "} {
+			probes[route+responses+"/:response"] = of(responses + "/" + theirs.response)
+		}
+		probes["GET "+responses+"/:response/input_items"] = of(responses + "/" + theirs.response + "/input_items")
+		probes["POST "+responses+"/:response/cancel"] = of(responses + "/" + theirs.response + "/cancel")
+		probes["POST "+responses+"/compact"], probes["GET "+prefix+"/chat/completions"] = nil, nil
+		for _, method := range []string{"GET ", "POST ", "DELETE "} { // chat completions are not stored
+			probes[method+prefix+"/chat/completions/:completion"] = of(prefix + "/chat/completions/" + theirs.response)
+		}
+		probes["GET "+prefix+"/chat/completions/:completion/messages"] = of(prefix + "/chat/completions/" + theirs.response + "/messages")
+		for _, name := range []string{"embeddings", "moderations", "audio", "images", "files", "uploads", "batches", "fine_tuning", "vector_stores", "assistants", "threads", "conversations"} { // are not served
+			for _, method := range []string{"GET ", "POST ", "DELETE "} {
+				probes[method+prefix+"/"+name], probes[method+prefix+"/"+name+"/*rest"] = nil, nil
+			}
+		}
 		probes["POST "+prefix+"/chat/completions"] = model(prefix+"/chat/completions", chat)
 		probes["POST "+prefix+"/chat/completions/tokens"] = model(prefix+"/chat/completions/tokens", func(m string) object { return object{"model": m, "tokens": []int{5}, "max_tokens": 1} })
 		probes["GET "+prefix+"/sessions/:session/datums"] = of(prefix + "/sessions/" + theirs.turns + "/datums")
@@ -251,7 +289,7 @@ func (b belongings) unknown() belongings {
 	}
 	session := other(b.session)
 	moved := func(id string) string { return strings.Replace(id, b.session, session, 1) }
-	return belongings{session: session, run: moved(b.run), sampler: moved(b.sampler), operation: moved(b.operation), sample: moved(b.sample), name: b.name, turns: other(b.turns)}
+	return belongings{session: session, run: moved(b.run), sampler: moved(b.sampler), operation: moved(b.operation), sample: moved(b.sample), name: b.name, turns: other(b.turns), response: "resp_" + other(strings.TrimPrefix(b.response, "resp_"))}
 }
 
 // keyed is the server with the keys of ann, bob and an administrator.
@@ -304,6 +342,7 @@ func TestStrangersTellNothing(t *testing.T) {
 				wanted, like := stranger.send(route.Method, other.path, other.body)
 				like = strings.ReplaceAll(strings.ReplaceAll(like, none.session, theirs.session), strings.ReplaceAll(none.path(""), "/", "%2F"), strings.ReplaceAll(theirs.path(""), "/", "%2F"))
 				like = strings.ReplaceAll(like, none.turns, theirs.turns)
+				like = strings.ReplaceAll(like, strings.TrimPrefix(none.response, "resp_"), strings.TrimPrefix(theirs.response, "resp_"))
 				if status != wanted || answer != like {
 					t.Errorf("%s %d %s, %s:\nforeign %d %s\nunknown %d %s", name, i, p.name, who, status, answer, wanted, like)
 				}

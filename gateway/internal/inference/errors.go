@@ -28,6 +28,8 @@ type Error struct {
 	Type    string
 	Param   string
 	Code    string
+	// Prompt and Context count the tokens of a prompt that leaves no room, and of the model's context; 0 where nothing was counted.
+	Prompt, Context int
 }
 
 // Error gives the message.
@@ -187,9 +189,17 @@ func WrongType(at string, err error) error {
 	return Invalid(cmp.Or(field, at), "a JSON %.40s is not allowed here: %s", wrong.Value, kindName(wrong.Type))
 }
 
+// DecodePart reads a part of a request, and names the field that has another type than it must. at is where the part stands.
+func DecodePart(at string, raw json.RawMessage, into any) error {
+	if err := json.Unmarshal(raw, into); err != nil {
+		return WrongType(at, err)
+	}
+	return nil
+}
+
 // fieldPath takes the names of embedded structs, which only we know, out of a path.
 func fieldPath(path string) string {
-	for _, embedded := range []string{"Parameters.", "Unserved."} {
+	for _, embedded := range []string{"Parameters.", "Unserved.", "thinkingFields.", "functionTool."} {
 		path = strings.TrimPrefix(path, embedded)
 	}
 	return path

@@ -108,8 +108,8 @@ func seedOf(raw json.RawMessage) (*uint64, error) {
 	return &seed, nil
 }
 
-// stopsOf reads stop: a string or a list of strings.
-func stopsOf(raw json.RawMessage) ([]string, error) {
+// stopsOf reads the field of stop strings: a string or a list of strings.
+func stopsOf(field string, raw json.RawMessage) ([]string, error) {
 	if !Given(raw) {
 		return nil, nil
 	}
@@ -117,17 +117,17 @@ func stopsOf(raw json.RawMessage) ([]string, error) {
 	if KindOf(raw) == '[' {
 		var err error
 		if list, err = Elements(raw, maxStopStrings); err != nil {
-			return nil, Invalid("stop", "%v", err)
+			return nil, Invalid(field, "%v", err)
 		}
 	}
 	out := make([]string, len(list))
 	for i, one := range list {
 		text, err := StringOf(one)
 		if err != nil {
-			return nil, Invalid("stop", "%v: a string or a list of strings is allowed", err)
+			return nil, Invalid(field, "%v: a string or a list of strings is allowed", err)
 		}
 		if text == "" || len(text) > maxStopBytes {
-			return nil, Invalid("stop", "a string of %d bytes is not allowed: 1 to %d", len(text), maxStopBytes)
+			return nil, Invalid(field, "a string of %d bytes is not allowed: 1 to %d", len(text), maxStopBytes)
 		}
 		out[i] = text
 	}

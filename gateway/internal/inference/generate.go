@@ -23,6 +23,7 @@ type Generation struct {
 	// Reading has the text read as thoughts, content and tool calls; nil leaves it as it is.
 	Reading *answer.Options
 
+	ignoreEnds  bool // end tokens do not end a sequence
 	includeStop bool
 	skipSpecial bool
 	ends        map[int32]bool // tokens that end a sequence and are no text
@@ -41,8 +42,9 @@ type Part struct {
 	// Text is what is certain, where the text is not read; else Events are.
 	Text   string
 	Events []answer.Event
-	// Tokens are those that begin in it.
-	Tokens []Token
+	// Tokens are those that begin in it; of all that have come Thoughts are thoughts, as far as that is certain.
+	Tokens   []Token
+	Thoughts int
 	// Reason is why the sequence ended, in its last part; Stop what ended it then: a stop string, the id of an end token (int32), or nil.
 	Reason string
 	Stop   any
@@ -147,7 +149,7 @@ func (s *Service) Generate(ctx context.Context, target runs.Target, m *catalog.M
 			}
 			use.Add(0, 0, len(e.Tokens.Tokens))
 			p := q.read(q.push(e.Tokens))
-			p.Sequence = e.Tokens.Sequence
+			p.Sequence, p.Thoughts = e.Tokens.Sequence, q.thoughts()
 			if !p.empty() {
 				if err := emit(p); err != nil {
 					return err
@@ -169,8 +171,8 @@ func (s *Service) Generate(ctx context.Context, target runs.Target, m *catalog.M
 			}
 			unfinished--
 			p := q.end(reason)
-			p.Sequence = e.Finished.Sequence
-			use.CompletionDetails.ReasoningTokens += q.thoughts()
+			p.Sequence, p.Thoughts = e.Finished.Sequence, q.thoughts()
+			use.CompletionDetails.ReasoningTokens += p.Thoughts
 			return emit(p)
 		}
 		return nil
@@ -184,7 +186,7 @@ func (s *Service) Generate(ctx context.Context, target runs.Target, m *catalog.M
 // finishReason translates why a sequence ended. A sequence that was cancelled is no answer: what we cancel ourselves does not come here.
 func finishReason(r plugins.StopReason) (string, error) {
 	switch r {
-	case plugins.StopToken:
+	case plugins.StopToken, plugins.StopComplete:
 		return FinishStop, nil
 	case plugins.StopLength:
 		return FinishLength, nil

@@ -2,7 +2,6 @@ package inference
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/answer"
 	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
@@ -29,6 +28,11 @@ type Request struct {
 	LeaveCalls bool
 	// Session is the name under which the conversation is remembered, "" for none.
 	Session string
+	// Keep has [Job.Memory] give what the next turn's prompt can begin with; Memory is what an earlier job gave. Neither has the answer tell of tokens, as a session does.
+	Keep   bool
+	Memory *Memory
+
+	tools bool // there are some
 }
 
 // Job is one request's answer in the making.
@@ -41,8 +45,11 @@ type Job struct {
 	Exact bool
 	// Usage counts, and is complete when Run has returned.
 	Usage Usage
+	// Held is what the answer is held to.
+	*Held
 
 	service *Service
+	keeps   bool   // what was sampled
 	loss    string // of the Datum that the answer is made; "": none is
 	version int64  // of the adapter
 	sampled []Sampled
@@ -51,28 +58,16 @@ type Job struct {
 
 // Prepare checks a request, renders its prompt and makes it a job. The memory that the request claimed is given back.
 func (s *Service) Prepare(c Call, p *Parameters, r *Request) (*Job, error) {
-	if err := p.Refuse(); err != nil {
-		return nil, err
-	}
-	target, m, err := s.Model(c, p.Model)
-	if err != nil {
-		return nil, err
-	}
 	loss, err := DatumLoss("return_datum", p.ReturnDatum)
 	if err != nil {
 		return nil, err
 	}
-	if err := r.Choice.Check(r.Conversation.Tools); err != nil {
-		return nil, err
-	}
-	if err := r.Form.check(); err != nil {
-		return nil, err
-	}
-	prompt, err := s.prompt(c, m, p.Model, r)
+	target, m, held, prompt, err := s.ask(c, p, r)
 	if err != nil {
 		return nil, err
 	}
-	r.Conversation = Conversation{Tools: r.Conversation.Tools, ContinueFinal: r.Conversation.ContinueFinal} // a stream may be long, and needs none of the rest
+	tools := r.Conversation.Tools
+	r.Conversation = Conversation{Tools: tools, ContinueFinal: r.Conversation.ContinueFinal} // a stream may be long, and needs none of the rest
 	c.Claim.Release()
 	info, err := s.Core.ModelInfo(c.Request.Context(), m.Name)
 	if err != nil {
@@ -85,16 +80,49 @@ func (s *Service) Prepare(c Call, p *Parameters, r *Request) (*Job, error) {
 	if err != nil {
 		return nil, err
 	}
-	j := &Job{Model: m, Target: target, Prompt: prompt, Generation: g, Exact: p.ReturnTokenIDs || loss != "" || prompt.memory != nil, service: s, loss: loss}
+	j := &Job{Model: m, Target: target, Prompt: prompt, Generation: g, Exact: p.ReturnTokenIDs || loss != "" || r.Session != "", service: s, loss: loss, Held: held}
+	j.keeps = j.Exact || prompt.memory != nil
 	g.Request.TopKSampledLogprobs = max(r.TopLogprobs, 0)
-	g.AfterPrompt, g.KeepAll = r.Conversation.ContinueFinal, j.Exact
+	g.AfterPrompt, g.KeepAll, g.KeepEnds = r.Conversation.ContinueFinal, j.Exact, j.keeps
 	choice := r.Choice
 	if r.LeaveCalls {
 		choice.Mode = ChooseNone
 	}
-	g.Read(m, prompt, r.Conversation.Tools, choice, r.Thinking)
+	g.Read(m, prompt, tools, choice, r.Thinking)
+	g.Reading.TaggedOnly = r.Form.Field != ""
+	r.tools = len(tools) > 0
+	if err := g.hold(m, r, held); err != nil {
+		return nil, err
+	}
 	j.sampled, j.said = make([]Sampled, g.Request.NumSamples), make([]answer.Collector, g.Request.NumSamples)
 	return j, nil
+}
+
+// Count is how many tokens the prompt of a request has.
+func (s *Service) Count(c Call, p *Parameters, r *Request) (int, error) {
+	_, _, _, prompt, err := s.ask(c, p, r)
+	return len(prompt.Tokens), err
+}
+
+// ask checks what a request asks for, and makes its prompt.
+func (s *Service) ask(c Call, p *Parameters, r *Request) (target runs.Target, m *catalog.Model, held *Held, prompt Prompt, err error) {
+	if err = p.Refuse(); err != nil {
+		return
+	}
+	if target, m, err = s.Model(c, p.Model); err != nil {
+		return
+	}
+	if err = r.Choice.Check(r.Conversation.Tools); err != nil {
+		return
+	}
+	if err = r.Thinking.check(); err != nil {
+		return
+	}
+	if held, err = s.demanded(c, m, r); err != nil {
+		return
+	}
+	prompt, err = s.prompt(c, m, p.Model, r)
+	return
 }
 
 // prompt renders a request's conversation, with what its session remembers, or takes the tokens that it gives.
@@ -115,8 +143,8 @@ func (s *Service) prompt(c Call, m *catalog.Model, model string, r *Request) (Pr
 		return s.OfTokens(c, m, r.Tokens)
 	case len(r.Session) > MaxSessionName:
 		return Prompt{}, Invalid("session_id", "%d bytes are more than %d", len(r.Session), MaxSessionName)
-	case r.Session != "":
-		return s.Recall(c, m, r.Session, model, r.Conversation)
+	case r.Session != "" || r.Keep || r.Memory != nil:
+		return s.Recall(c, m, model, r)
 	}
 	return s.Render(c, m, r.Conversation)
 }
@@ -137,7 +165,7 @@ func (j *Job) Run(ctx context.Context, emit func(Part) error) error {
 
 // remember keeps what a sequence has sampled, for its Datum and for its session.
 func (j *Job) remember(p Part) error {
-	if !j.Exact {
+	if !j.keeps {
 		return nil
 	}
 	i := p.Sequence
@@ -159,6 +187,9 @@ func (j *Job) ExactPrompt() *Exact {
 	}
 	return &Exact{PromptTokenIDs: j.Generation.Request.Prompt, WeightVersion: j.version, ModelPath: pathOf(j.Target), Prefix: j.Prompt.Prefix()}
 }
+
+// RelaxedHeader is the header that names what an answer is not held to while it is sampled.
+const RelaxedHeader = "X-Tinsmith-Schema-Relaxed"
 
 // TokenIDs are those that a sequence has sampled so far, never nil.
 func (j *Job) TokenIDs(sequence int) []int32 {
@@ -186,32 +217,8 @@ func (j *Job) Weigh(p Part) int {
 	for _, e := range p.Events {
 		size += len(e.Text) + len(e.Name) + len(e.ID)
 	}
-	if j.Exact {
+	if j.keeps {
 		size += exactTokenBytes * len(p.Tokens)
 	}
 	return size
-}
-
-// AnswerForm is the form that an answer is held to while it is sampled.
-type AnswerForm struct {
-	// Field is the request's that asks for it, "" for free text.
-	Field string
-	// Exactly one of these is set.
-	Object  bool     // any JSON object
-	Schema  []byte   // a JSON schema, in the client's order of keys
-	Regex   string   // a regular expression
-	Choices []string // one of some texts
-	GBNF    string   // a grammar as llama.cpp writes them
-	// Strict has everything in a schema enforced while sampling, or the request refused.
-	Strict bool
-	// Compact forbids white space between JSON's parts.
-	Compact bool
-}
-
-// check refuses what is not served.
-func (f *AnswerForm) check() error {
-	if f.Field != "" {
-		return Unsupported(f.Field, fmt.Sprintf("an answer cannot be held to a form yet; leave %s out", f.Field))
-	}
-	return nil
 }

@@ -19,18 +19,32 @@ import (
 // Text that is sampled, read as a message, printed by a template and tokenized again seldom gives the same tokens: JSON is spaced otherwise, words are cut otherwise, thoughts are left
 // out. A policy that is trained on such a prompt has never sampled it. A session remembers the tokens, and puts behind them what the template prints after the answer.
 
-// recollection is a conversation with what a session remembers of it.
+// recollection is a conversation with what is remembered of it.
 type recollection struct {
-	sessions *Sessions
+	sessions *Sessions // nil outside of a session
 	key, id  string
 	model    string
 
 	branches []branch // of the conversation up to and with each message
-	rendered string   // the conversation without the beginning of an answer
+	rendered printed  // the conversation without the beginning of an answer; nothing if that is not known
 	turn     *Turn    // whose tokens the prompt begins with, or nil
 	prompt   []int32
 	prefix   *Prefix
 	ends     map[int32]bool
+	last     *Memory // of the answer, once it has ended
+}
+
+// printed is a text of which nothing is asked but whether another one begins with it.
+type printed struct {
+	length int
+	sum    [sha256.Size]byte
+}
+
+func printedOf(text string) printed { return printed{len(text), sha256.Sum256([]byte(text))} }
+
+// begins tells whether a text begins with the printed one.
+func (p printed) begins(text string) bool {
+	return len(text) >= p.length && sha256.Sum256([]byte(text[:p.length])) == p.sum
 }
 
 // canonical is what a message says, without what clients add to it or leave out when they send it back. Thoughts are left out: many clients do not send them.
@@ -142,13 +156,7 @@ func answered(a answer.Answer) *jinja.Dict {
 	for _, c := range a.Calls {
 		f := &jinja.Dict{}
 		f.Set("name", jinja.Str(c.Name))
-		var arguments jinja.Value = jinja.Str(c.Arguments)
-		if parsed, err := jinja.FromJSON([]byte(c.Arguments)); err == nil {
-			if object, ok := parsed.(*jinja.Dict); ok {
-				arguments = object
-			}
-		}
-		f.Set("arguments", arguments)
+		f.Set("arguments", Arguments(c.Arguments))
 		call := &jinja.Dict{}
 		call.Set("function", f)
 		list.Items = append(list.Items, call)
@@ -157,14 +165,18 @@ func answered(a answer.Answer) *jinja.Dict {
 	return out
 }
 
-// Recall finds in a session what it remembers of a conversation, and makes the prompt of it. A prompt that cannot be proved to begin with what was read and sampled is rendered as
-// without a session.
-func (s *Service) Recall(c Call, m *catalog.Model, id, model string, v Conversation) (Prompt, error) {
+// Recall finds what a request's session, or its client, remembers of a conversation, and makes the prompt of it. A prompt that cannot be proved to begin with what was read and sampled
+// is rendered as without a memory.
+func (s *Service) Recall(c Call, m *catalog.Model, model string, request *Request) (Prompt, error) {
+	v := request.Conversation
 	prompt, err := s.Render(c, m, v)
 	if err != nil {
 		return prompt, err
 	}
-	r := &recollection{sessions: s.sessions, key: c.Owner, id: id, model: model, prompt: prompt.Tokens, prefix: &Prefix{}, ends: map[int32]bool{}}
+	r := &recollection{key: c.Owner, id: request.Session, model: model, prompt: prompt.Tokens, prefix: &Prefix{}, ends: map[int32]bool{}}
+	if request.Session != "" {
+		r.sessions = s.sessions
+	}
 	for _, end := range m.EndTokens {
 		r.ends[end] = true
 	}
@@ -182,18 +194,17 @@ func (s *Service) Recall(c Call, m *catalog.Model, id, model string, v Conversat
 	closed := whole
 	closed.AddGenerationPrompt = false
 	if !v.ContinueFinal {
-		if r.rendered, err = renderAdapted(ctx, b, m.Template, closed); err != nil {
+		text, err := renderAdapted(ctx, b, m.Template, closed)
+		if err != nil {
 			return prompt, renderError(err)
 		}
+		r.rendered = printedOf(text)
 	}
 	prompt.memory = r
-	reversed := slices.Clone(r.branches)
-	slices.Reverse(reversed)
-	turn, back := s.sessions.find(c.Owner, id, reversed)
+	turn, at := r.find(request.Memory, b, m)
 	if turn == nil || v.ContinueFinal {
 		return prompt, nil
 	}
-	at := len(r.branches) - 1 - back
 	*r.prefix = Prefix{Tokens: turn.length}
 	bridge, ok, err := s.bridge(ctx, b, m, whole, at, turn)
 	if err != nil || !ok {
@@ -208,6 +219,23 @@ func (s *Service) Recall(c Call, m *catalog.Model, id, model string, v Conversat
 	prompt.Tokens = append(turn.tokens(), tokens...)
 	r.prompt = prompt.Tokens
 	return prompt, nil
+}
+
+// find gives the last turn of the conversation that is remembered, and the message that its answer is; nil if none is.
+func (r *recollection) find(memory *Memory, b *budget.Budget, m *catalog.Model) (*Turn, int) {
+	if r.sessions != nil {
+		reversed := slices.Clone(r.branches)
+		slices.Reverse(reversed)
+		if turn, back := r.sessions.find(r.key, r.id, reversed); turn != nil {
+			return turn, len(r.branches) - 1 - back
+		}
+	}
+	if memory != nil {
+		if at := slices.Index(r.branches, memory.from); at >= 0 && memory.fits(b, m) {
+			return memory.turn(), at
+		}
+	}
+	return nil, 0
 }
 
 // bridge is what the template prints behind the answer at a place of a conversation. ok is false where it cannot be told: where the template prints what stands before the answer
@@ -231,7 +259,7 @@ func (s *Service) bridge(ctx context.Context, b *budget.Budget, m *catalog.Model
 		return "", false, err
 	}
 	from := strings.Index(printed, mark)
-	if from < 0 || strings.Count(printed, mark) != 1 || !strings.HasPrefix(printed[:from], turn.rendered) || turn.thoughts && !strings.Contains(printed[:from], thought) {
+	if from < 0 || strings.Count(printed, mark) != 1 || !turn.rendered.begins(printed[:from]) || turn.thoughts && !strings.Contains(printed[:from], thought) {
 		return "", false, nil
 	}
 	rest := printed[from+len(mark):]
@@ -246,7 +274,7 @@ func (s *Service) bridge(ctx context.Context, b *budget.Budget, m *catalog.Model
 	return after, true, nil
 }
 
-// Remember keeps an answer with its prompt, if the prompt was made with a session. finish is why it ended.
+// Remember keeps an answer with its prompt, if the prompt was made with a memory. finish is why it ended.
 func (p *Prompt) Remember(a answer.Answer, sampled Sampled, version int64, finish string, stop any) error {
 	r := p.memory
 	if r == nil {
@@ -260,15 +288,17 @@ func (p *Prompt) Remember(a answer.Answer, sampled Sampled, version int64, finis
 	if n := len(sampled.Tokens); n > 0 && r.ends[sampled.Tokens[n-1]] {
 		t.ended = sampled.Tokens[n-1]
 	}
-	_, cut := stop.(string)
-	if finish == FinishLength || cut || r.rendered == "" { // the client does not see what the model will have said
-		r.sessions.add(r.key, r.id, t, nil)
-		return nil
+	var from *branch
+	if _, cut := stop.(string); finish != FinishLength && !cut && r.rendered.length > 0 { // else the client does not see what the model will have said
+		after, err := link(r.branches[len(r.branches)-1], canonical(answered(a)))
+		if err != nil {
+			return err
+		}
+		from = &after
+		r.last = &Memory{from: after, tokens: slices.Concat(r.prompt, sampled.Tokens), rendered: t.rendered, thoughts: t.thoughts, ended: t.ended}
 	}
-	from, err := link(r.branches[len(r.branches)-1], canonical(answered(a)))
-	if err != nil {
-		return err
+	if r.sessions != nil {
+		r.sessions.add(r.key, r.id, t, from)
 	}
-	r.sessions.add(r.key, r.id, t, &from)
 	return nil
 }

@@ -1,6 +1,7 @@
 package inference
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -52,22 +53,20 @@ type Parameters struct {
 
 	ReturnDatum json.RawMessage `json:"return_datum"` // ours: the answer as training data
 
+	// StopField is what a surface calls stop; "" is that.
+	StopField string `json:"-"`
+
 	Unserved
 }
 
 // Unserved are fields of other servers that change the answer and that this one does not serve. They are refused unless they ask for nothing: silence would be a
 // wrong answer. Fields that nobody knows are left alone, as every server of this API does.
 type Unserved struct {
-	PromptLogprobs    json.RawMessage `json:"prompt_logprobs"`
-	TruncatePrompt    json.RawMessage `json:"truncate_prompt_tokens"`
-	BeamSearch        json.RawMessage `json:"use_beam_search"`
-	BadWords          json.RawMessage `json:"bad_words"`
-	AllowedTokenIDs   json.RawMessage `json:"allowed_token_ids"`
-	StructuredOutputs json.RawMessage `json:"structured_outputs"`
-	GuidedJSON        json.RawMessage `json:"guided_json"`
-	GuidedRegex       json.RawMessage `json:"guided_regex"`
-	GuidedChoice      json.RawMessage `json:"guided_choice"`
-	GuidedGrammar     json.RawMessage `json:"guided_grammar"`
+	PromptLogprobs  json.RawMessage `json:"prompt_logprobs"`
+	TruncatePrompt  json.RawMessage `json:"truncate_prompt_tokens"`
+	BeamSearch      json.RawMessage `json:"use_beam_search"`
+	BadWords        json.RawMessage `json:"bad_words"`
+	AllowedTokenIDs json.RawMessage `json:"allowed_token_ids"`
 }
 
 // Refuse names the first that asks for something.
@@ -81,11 +80,6 @@ func (u *Unserved) Refuse() error {
 		{"use_beam_search", u.BeamSearch},
 		{"bad_words", u.BadWords},
 		{"allowed_token_ids", u.AllowedTokenIDs},
-		{"structured_outputs", u.StructuredOutputs},
-		{"guided_json", u.GuidedJSON},
-		{"guided_regex", u.GuidedRegex},
-		{"guided_choice", u.GuidedChoice},
-		{"guided_grammar", u.GuidedGrammar},
 	} {
 		if !AsksNothing(f.value) {
 			return Unsupported(f.name, "is not supported")
@@ -111,7 +105,7 @@ func (f *Parameters) Build(owner string, m *catalog.Model, info plugins.ModelInf
 	if len(prompt) == 0 {
 		return nil, Invalid("prompt", "has no tokens")
 	}
-	g := &Generation{skipSpecial: true, includeStop: f.IncludeStop, ends: map[int32]bool{}}
+	g := &Generation{skipSpecial: true, includeStop: f.IncludeStop, ignoreEnds: f.IgnoreEOS, ends: map[int32]bool{}}
 	g.Owner = owner
 	r := &g.Request
 	r.Prompt = prompt
@@ -160,7 +154,7 @@ func (l Limit) apply(r *plugins.SampleRequest, context int) error {
 		}
 	}
 	if want > room {
-		return &Error{Status: http.StatusBadRequest, Type: "invalid_request_error", Param: l.Field, Code: "context_length_exceeded", Message: fmt.Sprintf(
+		return &Error{Status: http.StatusBadRequest, Type: "invalid_request_error", Param: l.Field, Code: "context_length_exceeded", Prompt: len(r.Prompt), Context: context, Message: fmt.Sprintf(
 			"This model's maximum context length is %d tokens. Prompt length plus max_tokens exceeds it: %d prompt tokens + %d max_tokens > %d.", context, len(r.Prompt), want, context)}
 	}
 	r.MaxTokens = want
@@ -186,7 +180,7 @@ func (f *Parameters) minTokens(r *plugins.SampleRequest) error {
 
 // stops sets what ends a sequence.
 func (f *Parameters) stops(g *Generation, m *catalog.Model, vocab int) error {
-	strings, err := stopsOf(f.Stop)
+	strings, err := stopsOf(cmp.Or(f.StopField, "stop"), f.Stop)
 	if err != nil {
 		return err
 	}

@@ -24,6 +24,7 @@ type Service struct {
 	WholeBytes int
 
 	sessions *Sessions
+	forms    *forms
 
 	auth   *keys.Authenticator
 	models map[string]*catalog.Model // by configured name
@@ -34,7 +35,7 @@ func New(core *runs.Core, auth *keys.Authenticator, models []*catalog.Model) (*S
 	if len(models) == 0 {
 		return nil, errors.New("inference: no models")
 	}
-	s := &Service{Core: core, Order: models, WholeBytes: wholeBytes, sessions: NewSessions(), auth: auth, models: map[string]*catalog.Model{}}
+	s := &Service{Core: core, Order: models, WholeBytes: wholeBytes, sessions: NewSessions(), forms: newForms(), auth: auth, models: map[string]*catalog.Model{}}
 	for _, m := range models {
 		s.models[m.Name] = m
 	}

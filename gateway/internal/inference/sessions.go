@@ -31,9 +31,9 @@ type Turn struct {
 	// Model is the name under which it was asked for.
 	Model string
 
-	rendered string // the conversation without the beginning of the answer, as the template prints it
-	thoughts bool   // the answer has some
-	ended    int32  // the end token that the answer ends with, -1 for another end
+	rendered printed // the conversation without the beginning of the answer, as the template prints it
+	thoughts bool    // the answer has some
+	ended    int32   // the end token that the answer ends with, -1 for another end
 	number   int
 	length   int // tokens of the prompt and the answer
 }
@@ -61,7 +61,7 @@ func (t *Turn) spans() []Span {
 }
 
 func (t *Turn) bytes() int {
-	return turnBytes + tokenBytes*len(t.Read) + sampledTokenBytes*len(t.Sampled.Tokens) + len(t.rendered)
+	return turnBytes + tokenBytes*len(t.Read) + sampledTokenBytes*len(t.Sampled.Tokens)
 }
 
 // session is what is remembered under one name of one key.

@@ -18,10 +18,23 @@ type Thinking struct {
 	// Enabled switches thoughts on or off; EnabledField is the request's field.
 	Enabled      *bool
 	EnabledField string
+	// Budget bounds the thoughts' tokens; BudgetField is the request's field.
+	Budget      *int
+	BudgetField string
 	// Lenient takes a wish that the template has no setting for without a word: for surfaces whose clients always send one.
 	Lenient bool
 	// Hidden thoughts are made and counted and not given out. Raw ones stay in the content with their tags.
 	Hidden, Raw bool
+}
+
+// maxBudget is more tokens than any model can think.
+const maxBudget = 1 << 24
+
+func (t *Thinking) check() error {
+	if t.Budget != nil && (*t.Budget < 0 || *t.Budget > maxBudget) {
+		return Invalid(t.BudgetField, "%d is not between 0 and %d", *t.Budget, maxBudget)
+	}
+	return nil
 }
 
 // Efforts are the degrees of reasoning effort, least first.

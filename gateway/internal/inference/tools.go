@@ -18,6 +18,8 @@ type Tool struct {
 	Parameters json.RawMessage
 	// Strict has the arguments held to the schema while they are sampled.
 	Strict bool
+	// Field is where the request has the schema.
+	Field string
 }
 
 // ChoiceMode says whether the model must call a tool.
@@ -39,6 +41,19 @@ type Choice struct {
 	Single bool
 	// Field is the request's that said it.
 	Field string
+}
+
+// Arguments are those of an earlier call as templates print them: an object, or the text where it is none, for the model wrote it and is to see what it wrote. No text is no arguments.
+func Arguments(text string) jinja.Value {
+	if strings.TrimSpace(text) == "" {
+		return &jinja.Dict{}
+	}
+	if parsed, err := jinja.FromJSON([]byte(text)); err == nil {
+		if object, ok := parsed.(*jinja.Dict); ok {
+			return object
+		}
+	}
+	return jinja.Str(text)
 }
 
 // function is the tool as templates read it: the keys that models were trained on, in their order, and only those that were given.
@@ -96,14 +111,6 @@ func (c *Choice) Check(tools []Tool) error {
 	}
 	if c.Mode == ChooseRequired && len(tools) == 0 {
 		return Invalid(c.Field, "asks for a call, and there are no tools")
-	}
-	if c.Mode == ChooseRequired || c.Names != nil {
-		return Unsupported(c.Field, "calls cannot be forced yet: auto and none are allowed")
-	}
-	for _, t := range tools {
-		if t.Strict && c.Mode != ChooseNone {
-			return Unsupported("tools", "strict functions are not supported yet")
-		}
 	}
 	return nil
 }

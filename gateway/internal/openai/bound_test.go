@@ -60,7 +60,7 @@ func TestBodiesOfStrangersAreNotRead(t *testing.T) {
 		}
 		checked++
 	}
-	if checked != 8 {
+	if checked < 12 {
 		t.Errorf("%d routes were found", checked)
 	}
 }

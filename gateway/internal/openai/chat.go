@@ -13,6 +13,7 @@ import (
 type chatRequest struct {
 	inference.Parameters
 	thinkingFields
+	formFields
 	Messages            []json.RawMessage          `json:"messages"`
 	MaxTokens           *int                       `json:"max_tokens"`
 	MaxCompletionTokens *int                       `json:"max_completion_tokens"`
@@ -37,9 +38,6 @@ type chatRequest struct {
 	tokensField string
 
 	// Not served; refused unless they ask for nothing.
-	ResponseFormat *struct {
-		Type string `json:"type"`
-	} `json:"response_format"`
 	Modalities       []string        `json:"modalities"`
 	Audio            json.RawMessage `json:"audio"`
 	Prediction       json.RawMessage `json:"prediction"`
@@ -51,8 +49,6 @@ type chatRequest struct {
 // refuseUnserved names the first field that asks for something that this server does not do.
 func (r *chatRequest) refuseUnserved() error {
 	switch {
-	case r.ResponseFormat != nil && r.ResponseFormat.Type != "text":
-		return inference.Unsupported("response_format", "type "+quoted(r.ResponseFormat.Type)+" is not supported yet; allowed is text")
 	case len(r.Modalities) > 0 && (len(r.Modalities) > 1 || r.Modalities[0] != "text"):
 		return inference.Unsupported("modalities", "only text is supported")
 	case inference.Given(r.Audio):
@@ -104,7 +100,7 @@ func (s *Service) request(c inference.Call, r *chatRequest) (*inference.Request,
 	if err != nil {
 		return nil, err
 	}
-	out := &inference.Request{TokensField: r.tokensField, Session: r.session(c), LeaveCalls: r.ParseToolCalls != nil && !*r.ParseToolCalls}
+	out := &inference.Request{TokensField: r.tokensField, Session: sessionOf(c, r.SessionID), LeaveCalls: r.ParseToolCalls != nil && !*r.ParseToolCalls}
 	if !inference.AsksNothing(r.ReturnDatum) {
 		r.Logprobs = true
 	}
@@ -117,6 +113,9 @@ func (s *Service) request(c inference.Call, r *chatRequest) (*inference.Request,
 	if out.Thinking, err = r.thinking(); err != nil {
 		return nil, err
 	}
+	if out.Form, err = r.form(); err != nil {
+		return nil, err
+	}
 	tools, err := r.chatTools()
 	if err != nil {
 		return nil, err
@@ -125,7 +124,7 @@ func (s *Service) request(c inference.Call, r *chatRequest) (*inference.Request,
 		return nil, err
 	}
 	if inference.Given(r.PromptTokenIDs) {
-		out.Conversation.Tools = tools.tools
+		out.Conversation.Tools = tools.Tools
 		if out.Tokens, err = inference.TokenIDs(r.PromptTokenIDs, 0); err != nil {
 			return nil, inference.Invalid(r.tokensField, "%v", err)
 		}
@@ -136,31 +135,23 @@ func (s *Service) request(c inference.Call, r *chatRequest) (*inference.Request,
 }
 
 // conversation is what a chat asks the model to go on with.
-func (s *Service) conversation(c inference.Call, m *catalog.Model, r *chatRequest, tools *toolList, thinking inference.Thinking) (out inference.Conversation, err error) {
+func (s *Service) conversation(c inference.Call, m *catalog.Model, r *chatRequest, tools *inference.ToolList, thinking inference.Thinking) (out inference.Conversation, err error) {
 	if err := s.BoundMessages(c, m, r.Messages); err != nil {
 		return out, err
 	}
-	out = inference.Conversation{AddGenerationPrompt: !r.ContinueFinal, ContinueFinal: r.ContinueFinal, Tools: tools.tools}
+	out = inference.Conversation{AddGenerationPrompt: !r.ContinueFinal, ContinueFinal: r.ContinueFinal, Tools: tools.Tools}
 	if r.AddGenerationPrompt != nil {
 		out.AddGenerationPrompt = *r.AddGenerationPrompt
 	}
 	if out.Messages, out.Size, err = parseMessages("messages", r.Messages); err != nil {
 		return out, err
 	}
-	out.Size += tools.size
+	out.Size += tools.Size
 	if out.Documents, err = parseDocuments(r.Documents, &out.Size); err != nil {
 		return out, err
 	}
 	out.Kwargs, err = inference.TemplateKwargs(m, r.TemplateKwargs, thinking)
 	return out, err
-}
-
-// session is the name of the session that a request belongs to, "" for none.
-func (r *chatRequest) session(c inference.Call) string {
-	if r.SessionID != nil && *r.SessionID != "" {
-		return *r.SessionID
-	}
-	return c.GetHeader("X-Session-Id")
 }
 
 func (s *Service) chatCompletions(c inference.Call) error {
@@ -197,14 +188,17 @@ func (s *Service) answerChat(c inference.Call, r *chatRequest, tokensField strin
 		return err
 	}
 	r.Messages, r.Tools = nil, nil // a stream may be long, and needs none of them
-	answer := &chatAnswer{
+	making := &chatAnswer{
 		Job: job, service: s, request: r, logprobs: request.TopLogprobs >= 0, hidden: request.Thinking.Hidden, legacy: len(r.Functions) > 0,
-		begun: make([]bool, job.Generation.Request.NumSamples),
+		begun: make([]bool, job.Generation.Request.NumSamples), contents: make([]answer.Collector, job.Generation.Request.NumSamples),
+	}
+	if relaxed := job.Relaxed(); relaxed != "" {
+		c.Header(inference.RelaxedHeader, relaxed)
 	}
 	if r.Stream {
-		return answer.stream(c)
+		return making.stream(c)
 	}
-	return answer.whole(c)
+	return making.whole(c)
 }
 
 // chatAnswer is one answer in the making.
@@ -213,9 +207,10 @@ type chatAnswer struct {
 	service  *Service
 	request  *chatRequest
 	logprobs bool
-	hidden   bool   // thoughts are not given out
-	legacy   bool   // calls are told of in the form of functions
-	begun    []bool // the role of a choice has been given out
+	hidden   bool               // thoughts are not given out
+	legacy   bool               // calls are told of in the form of functions
+	begun    []bool             // the role of a choice has been given out
+	contents []answer.Collector // of a stream whose end is to be checked
 }
 
 // calledTool is a tool call of an answer, or a part of one: then the index says of which, and the name comes with the first part only.
@@ -295,6 +290,7 @@ func (a *chatAnswer) whole(c inference.Call) error {
 		FinishReason string      `json:"finish_reason"`
 		StopReason   any         `json:"stop_reason"`
 		*exactChoice
+		SchemaErrors []inference.SchemaError `json:"schema_errors,omitempty"`
 	}
 	choices := make([]choice, n)
 	for i := range choices {
@@ -302,7 +298,11 @@ func (a *chatAnswer) whole(c inference.Call) error {
 		if err != nil {
 			return err
 		}
-		choices[i] = choice{i, a.message(collectors[i].Answer()), a.logprobsObject(logprobs[i]), a.reason(ends[i].Reason), ends[i].Stop, exact}
+		message := a.message(collectors[i].Answer())
+		choices[i] = choice{i, message, a.logprobsObject(logprobs[i]), a.reason(ends[i].Reason), ends[i].Stop, exact, nil}
+		if message.Content != nil {
+			choices[i].SchemaErrors = a.Check(*message.Content, ends[i].Reason)
+		}
 	}
 	return c.Send(http.StatusOK, completion[choice]{a.head("chat.completion"), a.ExactPrompt(), choices, &a.Usage})
 }

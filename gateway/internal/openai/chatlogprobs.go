@@ -3,6 +3,7 @@ package openai
 import (
 	"strconv"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
 	"github.com/tinsmith/tinsmith/gateway/internal/inference"
 )
 
@@ -46,26 +47,29 @@ func (a *chatAnswer) logprobsOf(tokens []inference.Token) []chatLogprob {
 	if !a.logprobs {
 		return nil
 	}
+	return logprobsOf(a.Model, tokens, a.request.TokensAsIDs)
+}
+
+// logprobsOf are the log-probabilities of tokens, which are named by their texts or, as vLLM does it, by their ids.
+func logprobsOf(m *catalog.Model, tokens []inference.Token, asIDs bool) []chatLogprob {
+	name := func(id int32) (string, []int) {
+		text, raw := m.TokenText(id)
+		if asIDs {
+			text = tokenIDText(id)
+		}
+		return text, raw
+	}
 	out := make([]chatLogprob, 0, len(tokens))
 	for _, t := range tokens {
-		text, raw := a.tokenText(t.ID)
+		text, raw := name(t.ID)
 		entry := chatLogprob{text, inference.Score(t.Logprob), raw, make([]chatTopLogprob, 0, len(t.Top))}
 		for _, alternative := range t.Top {
-			text, raw := a.tokenText(alternative.ID)
+			text, raw := name(alternative.ID)
 			entry.Top = append(entry.Top, chatTopLogprob{text, inference.Score(alternative.Logprob), raw})
 		}
 		out = append(out, entry)
 	}
 	return out
-}
-
-// tokenText gives a token as the client wants it named, and its bytes.
-func (a *chatAnswer) tokenText(id int32) (string, []int) {
-	text, raw := a.Model.TokenText(id)
-	if a.request.TokensAsIDs {
-		text = tokenIDText(id)
-	}
-	return text, raw
 }
 
 // tokenIDText names a token by its id, as vLLM does.

@@ -28,6 +28,7 @@ type chatChunkChoice struct {
 	FinishReason *string   `json:"finish_reason"`
 	StopReason   any       `json:"stop_reason,omitempty"`
 	*exactChoice
+	SchemaErrors []inference.SchemaError `json:"schema_errors,omitempty"`
 }
 
 // delta is what an event adds to a choice; ok is false if the client is not to see it.
@@ -83,9 +84,16 @@ func (a *chatAnswer) chunks(p inference.Part) (out []chatChunkChoice, err error)
 			out[first].Logprobs = a.logprobsObject(a.logprobsOf(p.Tokens))
 		}
 	}
+	if a.Checks() {
+		a.contents[p.Sequence].Add(p.Events)
+	}
 	if p.Reason != "" {
 		reason := a.reason(p.Reason)
-		out = append(out, chatChunkChoice{Index: p.Sequence, FinishReason: &reason, StopReason: p.Stop})
+		last := chatChunkChoice{Index: p.Sequence, FinishReason: &reason, StopReason: p.Stop}
+		if content := a.contents[p.Sequence].Answer().Content; content != nil {
+			last.SchemaErrors = a.Check(*content, p.Reason)
+		}
+		out = append(out, last)
 	}
 	return a.withTokens(p, out)
 }

@@ -37,6 +37,7 @@ const (
 // completionRequest is the body of /completions.
 type completionRequest struct {
 	inference.Parameters
+	formFields
 	Prompt           json.RawMessage `json:"prompt"`
 	MaxTokens        *int            `json:"max_tokens"`
 	Echo             bool            `json:"echo"`
@@ -154,6 +155,10 @@ func (s *Service) completions(c inference.Call) error {
 		n := defaultCompletionTokens
 		r.MaxTokens = &n
 	}
+	form, err := r.form()
+	if err != nil {
+		return err
+	}
 	target, m, err := s.Model(c, r.Model)
 	if err != nil {
 		return err
@@ -197,7 +202,13 @@ func (s *Service) completions(c inference.Call) error {
 				g.Request.PromptLogprobs, g.Request.TopKPromptLogprobs = true, r.Logprobs.n
 			}
 		}
+		if a.held, err = s.HoldText(c, form, g); err != nil {
+			return err
+		}
 		a.generations = append(a.generations, g)
+	}
+	if relaxed := a.held.Relaxed(); relaxed != "" {
+		c.Header(inference.RelaxedHeader, relaxed)
 	}
 	if r.Stream {
 		return a.stream(c)
@@ -213,6 +224,7 @@ type completionAnswer struct {
 	target      runs.Target
 	generations []*inference.Generation
 	head        head
+	held        *inference.Held // what all texts are held to
 
 	admitted atomic.Bool // some prompt has got a place
 	mu       sync.Mutex  // guards usage and orders emit
@@ -226,6 +238,7 @@ type completionChoice struct {
 	Logprobs     *completionLogprobs `json:"logprobs"`
 	FinishReason *string             `json:"finish_reason"`
 	*exactCompletion
+	SchemaErrors []inference.SchemaError `json:"schema_errors,omitempty"`
 }
 
 // exactCompletion is what a choice tells of its tokens. The prompt's come with its first part.
@@ -286,7 +299,7 @@ func (a *completionAnswer) run(ctx context.Context, emit func(completionChoice) 
 
 func (a *completionAnswer) runPrompt(ctx context.Context, first int, g *inference.Generation, emit func(completionChoice) error) error {
 	base := 0 // characters of the echoed prompt before the text
-	begun := make([]bool, g.Request.NumSamples)
+	begun, texts := make([]bool, g.Request.NumSamples), make([]strings.Builder, g.Request.NumSamples)
 	var use inference.Usage
 	err := a.service.Generate(ctx, a.target, a.model, g, &use, func(scores *plugins.PromptScores) error {
 		a.admitted.Store(true)
@@ -309,8 +322,12 @@ func (a *completionAnswer) runPrompt(ctx context.Context, first int, g *inferenc
 		return nil
 	}, func(p inference.Part) error {
 		out := completionChoice{Text: p.Text, Index: first + p.Sequence, Logprobs: a.logprobs(p.Tokens, base)}
+		if a.held.Checks() {
+			texts[p.Sequence].WriteString(p.Text)
+		}
 		if p.Reason != "" {
 			out.FinishReason = &p.Reason
+			out.SchemaErrors = a.held.Check(texts[p.Sequence].String(), p.Reason)
 		}
 		if a.request.ReturnTokenIDs {
 			out.exactCompletion = &exactCompletion{TokenIDs: inference.IDs(p.Tokens)}
@@ -428,7 +445,7 @@ func (a *completionAnswer) whole(c inference.Call) error {
 			}
 		}
 		if part.FinishReason != nil {
-			choices[part.Index].FinishReason = part.FinishReason
+			choices[part.Index].FinishReason, choices[part.Index].SchemaErrors = part.FinishReason, part.SchemaErrors
 		}
 		return nil
 	})

@@ -28,7 +28,8 @@ func TestRefusedChat(t *testing.T) {
 		{"parameters of a tool", fields{"tools": []fields{{"type": "function", "function": fields{"name": "f", "parameters": []int{}}}}}, "tools[0].function.parameters", "", []string{"object"}},
 		{"many tools", fields{"tools": make([]int, 513)}, "tools", "", []string{"513", "512"}},
 		{"large description", fields{"tools": []fields{{"type": "function", "function": fields{"name": "f", "description": strings.Repeat("x", 65<<10)}}}}, "tools[0].function.description", "", []string{"65536"}},
-		{"strict tool", fields{"max_tokens": 1, "tools": []fields{{"type": "function", "function": fields{"name": "f", "strict": true}}}}, "tools", "unsupported_parameter", nil},
+		{"strict tool that is impossible", fields{"tools": []fields{{"type": "function", "function": fields{"name": "f", "strict": true, "parameters": fields{"properties": fields{"a": fields{"pattern": "(?=b)"}}}}}}}, "tools[0].function.parameters", "", []string{"pattern"}},
+		{"choice of no tool", fields{"tools": []fields{clock}, "tool_choice": fields{"type": "function", "function": fields{"name": "g"}}}, "tool_choice", "", []string{"g"}},
 		{"a call without tools", fields{"tool_choice": "required"}, "tool_choice", "", nil},
 		{"unknown choice", fields{"tool_choice": "sometimes"}, "tool_choice", "", []string{"auto"}},
 		{"choice without a name", fields{"tool_choice": fields{"type": "function"}}, "tool_choice.function.name", "", nil},
@@ -36,18 +37,32 @@ func TestRefusedChat(t *testing.T) {
 		{"two choices", fields{"tool_choice": "auto", "function_call": "auto"}, "function_call", "", nil},
 		{"a function's call without functions", fields{"function_call": fields{"name": "f"}}, "function_call", "", nil},
 		{"effort", fields{"reasoning_effort": "a lot"}, "reasoning_effort", "", []string{"medium"}},
-		{"budget of thoughts", fields{"thinking_token_budget": 5}, "thinking_token_budget", "unsupported_parameter", nil},
+		{"budget of thoughts", fields{"thinking_token_budget": -5}, "thinking_token_budget", "", nil},
 		{"kind of thinking", fields{"thinking": fields{"type": "x"}}, "thinking.type", "", []string{"disabled"}},
 		{"reasoning format", fields{"reasoning_format": "x"}, "reasoning_format", "", nil},
 		{"template of the client", fields{"chat_template": "{{ x }}"}, "chat_template", "unsupported_parameter", nil},
 		{"echo", fields{"echo": true}, "echo", "unsupported_parameter", nil},
-		{"json_schema", fields{"response_format": fields{"type": "json_schema", "json_schema": fields{"name": "x"}}}, "response_format", "unsupported_parameter", []string{"json_schema", "text"}},
-		{"json_object", fields{"response_format": fields{"type": "json_object"}}, "response_format", "unsupported_parameter", nil},
+		{"unknown format", fields{"response_format": fields{"type": "xml"}}, "response_format.type", "unsupported_parameter", []string{"json_schema", "text"}},
+		{"format that is no object", fields{"response_format": "json"}, "response_format", "", nil},
+		{"schema that is missing", fields{"response_format": fields{"type": "json_schema"}}, "response_format.json_schema", "", []string{"schema"}},
+		{"schema one level too high", fields{"response_format": fields{"type": "json_schema", "json_schema": fields{"type": "object"}}}, "response_format.json_schema.schema", "", []string{"deeper"}},
+		{"strict without a schema", fields{"response_format": fields{"type": "json_schema", "json_schema": fields{"strict": true}}}, "response_format.json_schema.schema", "", []string{"required"}},
+		{"wrong schema", fields{"response_format": fields{"type": "json_schema", "json_schema": fields{"schema": fields{"type": "objekt"}}}}, "response_format.json_schema.schema", "", []string{"objekt"}},
+		{"schema that nothing satisfies", fields{"response_format": fields{"type": "json_schema", "json_schema": fields{"schema": false}}}, "response_format.json_schema.schema", "", nil},
+		{"strict and impossible", fields{"response_format": fields{"type": "json_schema", "json_schema": fields{"strict": true, "schema": fields{"type": "string", "pattern": "^(?=a)"}}}}, "response_format.json_schema.schema", "", []string{"pattern", "set strict to false"}},
+		{"two forms", fields{"response_format": fields{"type": "json_object"}, "guided_regex": "a"}, "guided_regex", "", []string{"response_format"}},
+		{"choices of nothing", fields{"guided_choice": []string{}}, "guided_choice", "", nil},
+		{"choices of numbers", fields{"guided_choice": []int{1}}, "guided_choice[0]", "", nil},
+		{"regex", fields{"guided_regex": "("}, "guided_regex", "", nil},
+		{"structural tag", fields{"structured_outputs": fields{"structural_tag": "x"}}, "structured_outputs.structural_tag", "unsupported_parameter", nil},
+		{"two structured outputs", fields{"structured_outputs": fields{"regex": "a", "json_object": true}}, "structured_outputs", "", []string{"exactly one"}},
+		{"grammar", fields{"guided_grammar": "no grammar"}, "guided_grammar", "", []string{"line 1"}},
+		{"a form and min_tokens", fields{"guided_regex": "a+", "min_tokens": 2}, "min_tokens", "", []string{"guided_regex"}},
+		{"a form and ignore_eos", fields{"guided_regex": "a+", "ignore_eos": true}, "ignore_eos", "", []string{"guided_regex"}},
 		{"audio", fields{"audio": fields{"voice": "a"}}, "audio", "unsupported_parameter", nil},
 		{"modalities", fields{"modalities": []string{"text", "audio"}}, "modalities", "unsupported_parameter", nil},
 		{"prediction", fields{"prediction": fields{}}, "prediction", "unsupported_parameter", nil},
 		{"web search", fields{"web_search_options": fields{}}, "web_search_options", "unsupported_parameter", nil},
-		{"guided decoding", fields{"guided_json": fields{"type": "object"}}, "guided_json", "unsupported_parameter", nil},
 		{"beam search", fields{"use_beam_search": true}, "use_beam_search", "unsupported_parameter", nil},
 		{"prompt_logprobs", fields{"prompt_logprobs": 1}, "prompt_logprobs", "unsupported_parameter", nil},
 		{"min_tokens with stop", fields{"min_tokens": 2, "stop": "x"}, "min_tokens", "unsupported_parameter", nil},
@@ -220,8 +235,13 @@ func TestTooLarge(t *testing.T) {
 
 func TestUnknownPaths(t *testing.T) {
 	w := newWorld(t, options{})
-	w.refused(http.MethodPost, "/v1/embeddings", "{}", 404, "", "")
-	w.refused(http.MethodGet, "/v1/chat/completions", "", 405, "", "")
+	w.refused(http.MethodPost, "/v1/embeddings", "{}", 404, "", "unsupported_endpoint", "/v1/responses")
+	w.refused(http.MethodGet, "/oai/api/v1/files/file-1/content", "", 404, "", "unsupported_endpoint", "/v1/responses")
+	w.refused(http.MethodPost, "/v1/responses/compact", "{}", 404, "", "unsupported_endpoint")
+	w.refused(http.MethodPost, "/v1/nothing", "{}", 404, "", "")
+	w.refused(http.MethodGet, "/v1/chat/completions", "", 404, "", "unsupported_endpoint")
+	w.refused(http.MethodDelete, "/v1/chat/completions/chatcmpl-1", "", 404, "", "unsupported_endpoint")
+	w.refused(http.MethodGet, "/v1/completions", "", 405, "", "")
 	for _, path := range []string{"/health", "/ping"} {
 		if status, _, b := w.send(http.MethodGet, path, ""); status != 200 || len(b) != 0 {
 			t.Errorf("%s: %d %q", path, status, b)

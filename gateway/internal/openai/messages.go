@@ -235,15 +235,7 @@ func calledFunction(field string, value jinja.Value) (*jinja.Dict, error) {
 	switch a := arguments.(type) {
 	case *jinja.Dict:
 	case jinja.Str:
-		if strings.TrimSpace(string(a)) == "" {
-			f.Set("arguments", &jinja.Dict{})
-			break
-		}
-		if parsed, err := jinja.FromJSON([]byte(a)); err == nil {
-			if object, ok := parsed.(*jinja.Dict); ok {
-				f.Set("arguments", object)
-			}
-		}
+		f.Set("arguments", inference.Arguments(string(a)))
 	case nil:
 		f.Set("arguments", &jinja.Dict{})
 	default:

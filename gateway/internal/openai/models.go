@@ -2,7 +2,6 @@ package openai
 
 import (
 	"net/http"
-	"strings"
 
 	"github.com/gin-gonic/gin"
 
@@ -11,12 +10,8 @@ import (
 )
 
 // modelObject is one entry of /models; adapters tell where they come from.
-func (s *Service) modelObject(m runs.ServedModel) gin.H {
-	created := m.CreatedAt
-	if base := s.Named(m.BaseModel); created.IsZero() && base != nil {
-		created = base.Created
-	}
-	out := gin.H{"id": m.ID, "object": "model", "created": created.Unix(), "owned_by": "tinsmith"}
+func modelObject(m runs.ServedModel) gin.H {
+	out := gin.H{"id": m.ID, "object": "model", "created": m.CreatedAt.Unix(), "owned_by": "tinsmith"}
 	if m.Owner != "" {
 		out["owned_by"] = m.Owner
 	}
@@ -36,33 +31,20 @@ func (s *Service) modelObject(m runs.ServedModel) gin.H {
 }
 
 func (s *Service) listModels(c inference.Call) error {
-	done, err := s.Core.AwaitList(c.Request.Context(), c.Owner)
-	if err != nil {
-		return err
-	}
-	defer done()
-	served, err := s.Core.ServedModels(c.Request.Context(), c.Owner)
-	if err != nil {
-		return err
-	}
-	data := make([]gin.H, len(served))
-	for i, m := range served {
-		data[i] = s.modelObject(m)
-	}
-	return c.Send(http.StatusOK, gin.H{"object": "list", "data": data})
+	return s.Listed(c, func(served []runs.ServedModel) error {
+		data := make([]gin.H, len(served))
+		for i, m := range served {
+			data[i] = modelObject(m)
+		}
+		return c.Send(http.StatusOK, gin.H{"object": "list", "data": data})
+	})
 }
 
-// getModel describes one name. Names that are not listed, such as NAME:latest and RUN, are described by what they mean.
+// getModel describes one name.
 func (s *Service) getModel(c inference.Call) error {
-	_, id, _ := strings.Cut(c.Request.URL.Path, "/models/") // with every escape undone, and a plus left a plus
-	target, m, err := s.Model(c, id)
+	described, err := s.Described(c, c.ModelInPath())
 	if err != nil {
 		return err
 	}
-	described, listed := s.Core.ServedModel(c.Owner, target)
-	if !listed { // a published checkpoint of somebody else
-		described = runs.ServedModel{BaseModel: m.Name, RunID: target.RunID}
-	}
-	described.ID = id
-	return c.Send(http.StatusOK, s.modelObject(described))
+	return c.Send(http.StatusOK, modelObject(described))
 }

@@ -154,7 +154,7 @@ func TestTokenize(t *testing.T) {
 	const text = "hello né <|im_end|> 𝄞"
 	want := encoded(t, w.model.Tokenizer, text)
 	a := ask("/tokenize", fields{"model": modelName, "prompt": text, "add_special_tokens": false, "return_token_strs": true})
-	if len(a.Tokens) != len(want) || a.Count != len(want) || a.Max != w.info.MaxContextLength || len(a.Strings) != len(want) {
+	if len(a.Tokens) != len(want) || a.Count != len(want) || a.Max != w.inside.Info.MaxContextLength || len(a.Strings) != len(want) {
 		t.Errorf("%+v, want %d tokens", a, len(want))
 	}
 	if got := ask("/detokenize", fields{"tokens": a.Tokens}).Prompt; got != text {

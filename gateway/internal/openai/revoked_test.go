@@ -28,6 +28,7 @@ func TestRevokedKey(t *testing.T) {
 	}{
 		{"chat", "/v1/chat/completions", asking("hello")},
 		{"completion", "/oai/api/v1/completions", completing("hello")},
+		{"response", "/v1/responses", fields{"model": modelName, "input": "hello", "max_output_tokens": 1900}},
 	} {
 		for _, streamed := range []bool{true, false} {
 			name := c.name + " as a whole"
@@ -38,20 +39,24 @@ func TestRevokedKey(t *testing.T) {
 				path, made := keysFile(t, "ann", "bob")
 				w := newWorld(t, options{keys: path, backend: `"delays": [{"operation": "token", "seconds": 0.02}],`})
 				w.key = made["ann"]
-				request := c.request.with(fields{"stream": streamed, "max_tokens": 1900})
+				request := c.request.with(fields{"stream": streamed})
+				if c.path != responsesPath {
+					request = request.with(fields{"max_tokens": 1900})
+				}
 				idle := w.core.Stats()
 				if streamed {
 					res := w.begin(c.path, request)
 					defer res.Body.Close()
 					lines := bufio.NewReader(res.Body)
 					first, err := lines.ReadString('\n')
-					if err != nil || res.StatusCode != http.StatusOK || !strings.HasPrefix(first, "data: {") {
+					if err != nil || res.StatusCode != http.StatusOK || !strings.HasPrefix(first, "data: {") && first != "event: response.created\n" {
 						t.Fatalf("%d %q, %v", res.StatusCode, first, err)
 					}
 					w.ok(w.auth.Ring.Revoke(w.key))
 					rest, err := io.ReadAll(lines)
 					events := strings.Split(strings.TrimSpace(string(rest)), "\n\n")
-					if last := events[len(events)-1]; !errors.Is(err, io.ErrUnexpectedEOF) || !strings.Contains(last, "the API key was revoked") || !strings.Contains(last, "invalid_api_key") {
+					last := events[len(events)-1]
+					if !errors.Is(err, io.ErrUnexpectedEOF) || !strings.Contains(last, "the API key was revoked") || !strings.Contains(string(rest), `"code":"invalid_api_key"`) {
 						t.Errorf("the stream ends with %q, %v", last, err)
 					}
 				} else {

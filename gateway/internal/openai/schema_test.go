@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 // schemas are those of OpenAI's own OpenAPI document, reduced by testdata/reduce_openapi.py.
@@ -56,6 +58,14 @@ func (s *schemas) validate(schema map[string]any, value any, at string) error {
 			if !slices.Contains(rule.([]any), value) {
 				err = fmt.Errorf("%s: %v is not one of %v", at, value, rule)
 			}
+		case "allOf":
+			for _, one := range rule.([]any) {
+				if err == nil {
+					err = s.validate(one.(map[string]any), value, at)
+				}
+			}
+		case "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "pattern":
+			err = checkBound(keyword, rule, value, at)
 		case "anyOf", "oneOf":
 			err = s.validateChoice(keyword, rule.([]any), value, at)
 		case "required":
@@ -92,6 +102,10 @@ func (s *schemas) validate(schema map[string]any, value any, at string) error {
 func (s *schemas) validateChoice(keyword string, choices []any, value any, at string) error {
 	var why []string
 	for _, one := range choices {
+		if s.isOther(one.(map[string]any), value) {
+			why = append(why, "another type")
+			continue
+		}
 		if err := s.validate(one.(map[string]any), value, at); err != nil {
 			why = append(why, err.Error())
 		}
@@ -101,6 +115,18 @@ func (s *schemas) validateChoice(keyword string, choices []any, value any, at st
 		return fmt.Errorf("%s: %d of %s fit: %s", at, fit, keyword, strings.Join(why, "; "))
 	}
 	return nil
+}
+
+// isOther tells whether a value is of another type than a schema wants, by the member that says so: most of the many choices that there are need not be looked at.
+func (s *schemas) isOther(schema map[string]any, value any) bool {
+	if name, ok := schema["$ref"].(string); ok {
+		schema = s.Components.Schemas[strings.TrimPrefix(name, "#/components/schemas/")]
+	}
+	object, _ := value.(map[string]any)
+	declared, _ := schema["properties"].(map[string]any)
+	kind, _ := declared["type"].(map[string]any)
+	allowed, _ := kind["enum"].([]any)
+	return object["type"] != nil && allowed != nil && !slices.Contains(allowed, object["type"])
 }
 
 func (s *schemas) validateMembers(schema map[string]any, keyword string, object map[string]any, at string) error {
@@ -124,6 +150,29 @@ func (s *schemas) validateMembers(schema map[string]any, keyword string, object 
 		if err := s.validate(rule.(map[string]any), member, at+"."+name); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+func checkBound(keyword string, rule, value any, at string) error {
+	size, is := 0.0, ""
+	switch v := value.(type) {
+	case float64:
+		size, is = v, "imum"
+	case string:
+		if pattern, ok := rule.(string); ok {
+			if !regexp.MustCompile(pattern).MatchString(v) {
+				return fmt.Errorf("%s: %q does not match %s", at, v, pattern)
+			}
+			return nil
+		}
+		size, is = float64(utf8.RuneCountInString(v)), "Length"
+	case []any:
+		size, is = float64(len(v)), "Items"
+	}
+	bound, ok := rule.(float64)
+	if ok && (keyword == "min"+is && size < bound || keyword == "max"+is && size > bound) {
+		return fmt.Errorf("%s: %v is beyond the %s of %v", at, value, keyword, bound)
 	}
 	return nil
 }

@@ -10,6 +10,14 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/inference"
 )
 
+// sessionOf is the name of the session that a request belongs to, "" for none. id is its field.
+func sessionOf(c inference.Call, id *string) string {
+	if id != nil && *id != "" {
+		return *id
+	}
+	return c.GetHeader("X-Session-Id")
+}
+
 // sessionDatums gives the turns of a remembered conversation as training data.
 func (s *Service) sessionDatums(c inference.Call) error {
 	merged := false

@@ -1,8 +1,6 @@
 package openai
 
 import (
-	"fmt"
-
 	"github.com/tinsmith/tinsmith/gateway/internal/inference"
 )
 
@@ -14,6 +12,7 @@ type thinkingFields struct {
 		Enabled   *bool   `json:"enabled"`
 		MaxTokens *int    `json:"max_tokens"`
 		Exclude   bool    `json:"exclude"`
+		Summary   *string `json:"summary"` // OpenAI, of responses: none is made
 	} `json:"reasoning"`
 	Thinking *struct { // LiteLLM, Z.ai
 		Type         string `json:"type"`
@@ -63,32 +62,18 @@ func (f *thinkingFields) thinking() (inference.Thinking, error) {
 			return out, inference.Invalid("reasoning_format", "%.40q is not one of none, auto, deepseek", *f.ReasoningFormat)
 		}
 	}
-	return out, f.refuseBudget()
+	f.budget(&out)
+	return out, nil
 }
 
-// refuseBudget names a bound of the thoughts' length, which is not served.
-func (f *thinkingFields) refuseBudget() error {
-	for _, b := range []struct {
-		field string
-		value *int
-	}{
-		{"thinking_token_budget", f.ThinkingBudget},
-		{"reasoning.max_tokens", valueOf(f.Reasoning != nil, func() *int { return f.Reasoning.MaxTokens })},
-		{"thinking.budget_tokens", valueOf(f.Thinking != nil, func() *int { return f.Thinking.BudgetTokens })},
-	} {
-		if b.value != nil {
-			return inference.Unsupported(b.field, "thoughts cannot be bounded yet")
-		}
+// budget takes the bound of the thoughts' length.
+func (f *thinkingFields) budget(out *inference.Thinking) {
+	switch {
+	case f.ThinkingBudget != nil:
+		out.Budget, out.BudgetField = f.ThinkingBudget, "thinking_token_budget"
+	case f.Reasoning != nil && f.Reasoning.MaxTokens != nil:
+		out.Budget, out.BudgetField = f.Reasoning.MaxTokens, "reasoning.max_tokens"
+	case f.Thinking != nil && f.Thinking.BudgetTokens != nil:
+		out.Budget, out.BudgetField = f.Thinking.BudgetTokens, "thinking.budget_tokens"
 	}
-	return nil
 }
-
-func valueOf(there bool, get func() *int) *int {
-	if !there {
-		return nil
-	}
-	return get()
-}
-
-// quoted is a part of a request as an error shows it.
-func quoted(s string) string { return fmt.Sprintf("%.40q", s) }

@@ -3,85 +3,13 @@ package openai
 import (
 	"encoding/json"
 	"fmt"
-	"strings"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/inference"
 )
 
-// Bounds of tools: all of them are read by the model at every turn.
-const (
-	maxTools            = 512
-	maxToolsBytes       = 1 << 20
-	maxParametersBytes  = 256 << 10
-	maxDescriptionBytes = 64 << 10
-	maxToolName         = 256
-)
-
-// functionTool is a function as a request defines it.
-type functionTool struct {
-	Name        string          `json:"name"`
-	Description *string         `json:"description"`
-	Parameters  json.RawMessage `json:"parameters"`
-	Strict      *bool           `json:"strict"`
-}
-
-// tool checks one function. at names it, as in tools[0].function.
-func (f *functionTool) tool(at string) (inference.Tool, error) {
-	if f.Name == "" || len(f.Name) > maxToolName || strings.ContainsFunc(f.Name, func(c rune) bool { return c <= ' ' || c >= 0x7f || strings.ContainsRune(`"'<>`, c) }) {
-		return inference.Tool{}, inference.Invalid(at+".name", "%.40q is not allowed: 1 to %d printable ASCII characters without spaces, quotes, < and >", f.Name, maxToolName)
-	}
-	out := inference.Tool{Name: f.Name, Description: f.Description, Strict: f.Strict != nil && *f.Strict}
-	if f.Description != nil && len(*f.Description) > maxDescriptionBytes {
-		return inference.Tool{}, inference.Invalid(at+".description", "%d bytes are more than %d", len(*f.Description), maxDescriptionBytes)
-	}
-	if inference.Given(f.Parameters) {
-		if inference.KindOf(f.Parameters) != '{' {
-			return inference.Tool{}, inference.Invalid(at+".parameters", "must be an object: a JSON schema")
-		}
-		if len(f.Parameters) > maxParametersBytes {
-			return inference.Tool{}, inference.Invalid(at+".parameters", "%d bytes are more than %d", len(f.Parameters), maxParametersBytes)
-		}
-		out.Parameters = f.Parameters
-	}
-	return out, nil
-}
-
-// toolList collects functions and refuses names that occur twice and more than there may be.
-type toolList struct {
-	tools []inference.Tool
-	size  int
-	names map[string]bool
-}
-
-func (l *toolList) add(at string, t inference.Tool) error {
-	if l.names[t.Name] {
-		return inference.Invalid(at+".name", "%q is the name of an earlier one", t.Name)
-	}
-	if l.names == nil {
-		l.names = map[string]bool{}
-	}
-	l.names[t.Name] = true
-	l.tools = append(l.tools, t)
-	return nil
-}
-
-// countTools refuses too many or too large ones before they are looked at.
-func countTools(field string, raw []json.RawMessage) (size int, err error) {
-	if len(raw) > maxTools {
-		return 0, inference.Invalid(field, "%d are more than %d", len(raw), maxTools)
-	}
-	for _, one := range raw {
-		size += len(one)
-	}
-	if size > maxToolsBytes {
-		return 0, inference.Invalid(field, "%d bytes are more than %d", size, maxToolsBytes)
-	}
-	return size, nil
-}
-
 // chatTools reads tools, or functions in the older form.
-func (r *chatRequest) chatTools() (*toolList, error) {
-	l := &toolList{}
+func (r *chatRequest) chatTools() (*inference.ToolList, error) {
+	l := &inference.ToolList{}
 	field, raw := "tools", r.Tools
 	if len(r.Functions) > 0 {
 		if len(r.Tools) > 0 {
@@ -90,7 +18,7 @@ func (r *chatRequest) chatTools() (*toolList, error) {
 		field, raw = "functions", r.Functions
 	}
 	var err error
-	if l.size, err = countTools(field, raw); err != nil {
+	if l.Size, err = inference.CountTools(field, raw); err != nil {
 		return nil, err
 	}
 	for i, one := range raw {
@@ -99,11 +27,11 @@ func (r *chatRequest) chatTools() (*toolList, error) {
 		if err != nil {
 			return nil, err
 		}
-		t, err := f.tool(where)
+		t, err := f.Tool(where, "parameters")
 		if err != nil {
 			return nil, err
 		}
-		if err := l.add(where, t); err != nil {
+		if err := l.Add(where, t); err != nil {
 			return nil, err
 		}
 	}
@@ -111,31 +39,31 @@ func (r *chatRequest) chatTools() (*toolList, error) {
 }
 
 // readFunction reads a tool's function, or a function by itself. A tool whose function's fields stand beside its type, as /v1/responses has them, is taken too.
-func readFunction(at string, raw json.RawMessage, bare bool) (f functionTool, where string, err error) {
+func readFunction(at string, raw json.RawMessage, bare bool) (f inference.Function, where string, err error) {
 	if inference.KindOf(raw) != '{' {
 		return f, at, inference.Invalid(at, "must be an object")
 	}
 	if bare {
-		return f, at, unmarshal(at, raw, &f)
+		return f, at, inference.DecodePart(at, raw, &f)
 	}
 	var t struct {
 		Type     *string         `json:"type"`
 		Function json.RawMessage `json:"function"`
 	}
-	if err := unmarshal(at, raw, &t); err != nil {
+	if err := inference.DecodePart(at, raw, &t); err != nil {
 		return f, at, err
 	}
 	if t.Type != nil && *t.Type != "function" {
 		return f, at, inference.Unsupported(at+".type", fmt.Sprintf("%.40q is not supported; allowed is function", *t.Type))
 	}
 	if !inference.Given(t.Function) {
-		return f, at, unmarshal(at, raw, &f)
+		return f, at, inference.DecodePart(at, raw, &f)
 	}
 	where = at + ".function"
 	if inference.KindOf(t.Function) != '{' {
 		return f, where, inference.Invalid(where, "must be an object")
 	}
-	return f, where, unmarshal(where, t.Function, &f)
+	return f, where, inference.DecodePart(where, t.Function, &f)
 }
 
 // choice reads tool_choice or function_call.
@@ -177,7 +105,7 @@ func readChoice(raw json.RawMessage, out *inference.Choice) error {
 	if inference.KindOf(raw) != '{' {
 		return inference.Invalid(out.Field, allowed)
 	}
-	if err := unmarshal(out.Field, raw, &c); err != nil {
+	if err := inference.DecodePart(out.Field, raw, &c); err != nil {
 		return err
 	}
 	switch {
@@ -215,7 +143,7 @@ func readAllowed(c namedTool, out *inference.Choice) error {
 	if inference.Given(c.AllowedTools) { // in the form of chat completions they stand one level deeper
 		at := c.AllowedTools
 		c = namedTool{}
-		if err := unmarshal(out.Field+".allowed_tools", at, &c); err != nil {
+		if err := inference.DecodePart(out.Field+".allowed_tools", at, &c); err != nil {
 			return err
 		}
 	}
@@ -227,18 +155,10 @@ func readAllowed(c namedTool, out *inference.Choice) error {
 		return inference.Invalid(out.Field+".allowed_tools.mode", "%.40q is not auto or required", c.Mode)
 	}
 	if len(c.Tools) == 0 {
-		return inference.Invalid(out.Field+".allowed_tools.tools", "must name at least one tool")
+		return inference.Invalid(out.Field+".allowed_tools.Tools", "must name at least one tool")
 	}
 	for _, t := range c.Tools {
 		out.Names = append(out.Names, t.name())
-	}
-	return nil
-}
-
-// unmarshal reads a part of a request, and names the field that has another type than it must.
-func unmarshal(at string, raw json.RawMessage, into any) error {
-	if err := json.Unmarshal(raw, into); err != nil {
-		return inference.WrongType(at, err)
 	}
 	return nil
 }

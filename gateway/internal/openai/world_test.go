@@ -1,18 +1,11 @@
 package openai
 
 import (
-	"bytes"
-	"cmp"
-	"context"
 	"encoding/json"
 	"io"
 	"log/slog"
 	"net/http"
-	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,12 +13,10 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
-	"github.com/tinsmith/tinsmith/gateway/internal/config"
 	"github.com/tinsmith/tinsmith/gateway/internal/inference"
+	"github.com/tinsmith/tinsmith/gateway/internal/inference/inferencetest"
 	"github.com/tinsmith/tinsmith/gateway/internal/keys"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
-	"github.com/tinsmith/tinsmith/gateway/internal/server"
-	"github.com/tinsmith/tinsmith/gateway/internal/store"
 	"github.com/tinsmith/tinsmith/gateway/internal/tokenizer"
 	"github.com/tinsmith/tinsmith/plugins"
 	"github.com/tinsmith/tinsmith/plugins/plugintest/fake"
@@ -37,44 +28,28 @@ func TestMain(m *testing.M) {
 }
 
 const (
-	modelName  = "tinsmith/tiny-chat"
-	modelAlias = "test/alias+1"
-	modelDir   = "../../../configs/models/tiny-chat"
+	modelName  = inferencetest.ModelName
+	modelAlias = inferencetest.ModelAlias
+	modelDir   = inferencetest.ModelDir
 )
 
-// world is the real HTTP server and core with the built-in model's tokenizer and template over a backend in this process that makes random text.
+// world is a server with the schemas that its answers must keep to, and what tests of this package look at in it.
 type world struct {
 	testing.TB
 	*schemas
+	inside  *inferencetest.World
 	core    *runs.Core
 	service *Service
 	auth    *keys.Authenticator
 	model   *catalog.Model
 	backend *fake.Backend
-	info    plugins.ModelInfo
-	boot    string
 	url     string
 	client  *http.Client
 	key     string // sent with every request
-
-	script *atomic.Pointer[[]string] // what the sequences of a request say, in place of random text
-}
-
-// say is what a sequence says.
-func (w *world) say(_ *plugins.SampleRequest, sequence int) []int32 {
-	script := w.script.Load()
-	if script == nil {
-		return nil
-	}
-	ids, err := w.model.Tokenizer.Encode((*script)[sequence%len(*script)]+"<|im_end|>", false)
-	if err != nil {
-		panic(err)
-	}
-	return ids
 }
 
 // says has all answers from here on say something.
-func (w *world) says(texts ...string) { w.script.Store(&texts) }
+func (w *world) says(texts ...string) { w.inside.Says(texts...) }
 
 type options struct {
 	backend string // fields of the backend's configuration, each followed by a comma
@@ -86,54 +61,13 @@ type options struct {
 
 func newWorld(t testing.TB, o options) *world {
 	t.Helper()
-	w := &world{TB: t, schemas: loadSchemas(t), script: &atomic.Pointer[[]string]{}, client: &http.Client{Transport: &http.Transport{}}}
-	w.backend = fake.New(fake.Options{Exit: func(int) {}, Say: w.say})
-	dir, err := filepath.Abs(cmp.Or(o.dir, modelDir))
-	w.ok(err)
-	w.info, err = w.backend.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Name: modelName, Config: json.RawMessage(`{` + o.backend + `"hidden_size": 4}`), Scratch: t.TempDir()}, func(plugins.LoadProgress) {})
-	w.ok(err)
-	about, err := w.backend.Info(t.Context())
-	w.ok(err)
-	w.boot = about.BootID
-	cfg := config.DefaultModel()
-	cfg.Name, cfg.Aliases, cfg.Path = modelName, []string{modelAlias}, dir
-	if o.chat != "" {
-		cfg.Chat = o.chat
-	}
-	w.model, err = catalog.Load(cfg, dir)
-	w.ok(err)
-	data := t.TempDir()
-	records, err := store.Open(t.Context(), store.Options{Dir: data})
-	w.ok(err)
-	coreConfig := runs.Config{Store: records, DataDir: data, Models: []runs.Model{w.model.Served()}, Backends: w, GapWait: 50 * time.Millisecond, SweepEvery: time.Hour}
-	if o.change != nil {
-		o.change(&coreConfig)
-	}
-	w.core, err = runs.Open(t.Context(), coreConfig)
-	w.ok(err)
-	ring, err := keys.Open(o.keys)
-	w.ok(err)
-	w.auth = &keys.Authenticator{Ring: ring, Tokens: keys.Tokens{Secret: bytes.Repeat([]byte{1}, 32), Lifetime: time.Hour}}
-	answers, err := inference.New(w.core, w.auth, []*catalog.Model{w.model})
-	w.ok(err)
-	w.service = New(answers)
-	ts := httptest.NewServer(server.New(server.Options{Health: func() server.Health { return server.Health{Status: "ok"} }, Metrics: http.NotFoundHandler(), Routes: []func(gin.IRouter){w.service.Register}}))
-	w.url = ts.URL
-	t.Cleanup(func() {
-		w.client.CloseIdleConnections()
-		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
-		defer cancel()
-		w.ok(w.core.Close(ctx))
-		ts.Close()
-		w.ok(records.Close())
-		w.backend.Lose()
-	})
+	w := &world{TB: t, schemas: loadSchemas(t)}
+	w.inside = inferencetest.New(t, inferencetest.Options{Backend: o.backend, Chat: o.chat, Keys: o.keys, Dir: o.dir, Change: o.change, Routes: func(s *inference.Service) []func(gin.IRouter) {
+		w.service = New(s)
+		return []func(gin.IRouter){w.service.Register}
+	}})
+	w.core, w.auth, w.model, w.backend, w.url, w.client = w.inside.Core, w.inside.Auth, w.inside.Model, w.inside.Backend, w.inside.URL, w.inside.Client
 	return w
-}
-
-// Backend implements runs.Backends.
-func (w *world) Backend(context.Context, string) (runs.Backend, error) {
-	return runs.Backend{Backend: w.backend, BootID: w.boot, Model: w.info, Lost: make(chan struct{}), Reason: func() string { return "" }}, nil
 }
 
 func (w *world) ok(err error) {
@@ -146,39 +80,21 @@ func (w *world) ok(err error) {
 // send sends a request and gives status, header and body.
 func (w *world) send(method, path, body string) (int, http.Header, []byte) {
 	w.Helper()
-	req, err := http.NewRequestWithContext(w.Context(), method, w.url+path, strings.NewReader(body))
-	w.ok(err)
+	header := http.Header{}
 	if w.key != "" {
-		req.Header.Set("Authorization", "Bearer "+w.key)
+		header.Set("Authorization", "Bearer "+w.key)
 	}
-	res, err := w.client.Do(req)
-	w.ok(err)
-	defer res.Body.Close()
-	b, err := io.ReadAll(res.Body)
-	w.ok(err)
-	return res.StatusCode, res.Header, b
+	return w.inside.On(w.TB).Send(method, path, body, header)
 }
 
 // fields are a request body in the making.
 type fields map[string]any
 
 func (f fields) with(more fields) fields {
-	out := fields{}
-	for _, part := range []fields{f, more} {
-		for k, v := range part {
-			out[k] = v
-		}
-	}
-	return out
+	return fields(inferencetest.Fields(f).With(inferencetest.Fields(more)))
 }
 
-func (f fields) text() string {
-	b, err := json.Marshal(f)
-	if err != nil {
-		panic(err)
-	}
-	return string(b)
-}
+func (f fields) text() string { return inferencetest.Fields(f).Text() }
 
 func asking(content string) fields {
 	return fields{"model": modelName, "messages": []fields{{"role": "user", "content": content}}, "max_tokens": 24, "seed": 7}
@@ -388,30 +304,11 @@ func (w *world) save(owner, run string, seq int64, name string) string {
 
 // keysFile makes a keys file and gives its path and the keys of the names.
 func keysFile(t testing.TB, names ...string) (string, map[string]string) {
-	t.Helper()
-	path, made := filepath.Join(t.TempDir(), "keys"), map[string]string{}
-	for _, name := range names {
-		key, err := keys.Add(path, name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		made[name] = key
-	}
-	if _, err := os.Stat(path); err != nil {
-		t.Fatal(err)
-	}
-	return path, made
+	return inferencetest.KeysFile(t, names...)
 }
 
 // eventually waits for a condition that must come true.
-func (w *world) eventually(condition func() bool) {
-	w.Helper()
-	for deadline := time.Now().Add(3 * time.Minute); !condition(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			w.Fatal("it never became true")
-		}
-	}
-}
+func (w *world) eventually(condition func() bool) { w.inside.Eventually(condition) }
 
 func encoded(t testing.TB, tok *tokenizer.Tokenizer, text string) []int32 {
 	t.Helper()
@@ -421,3 +318,6 @@ func encoded(t testing.TB, tok *tokenizer.Tokenizer, text string) []int32 {
 	}
 	return ids
 }
+
+// day is how long responses are stored here.
+const day = 24 * time.Hour

@@ -3,13 +3,19 @@
     python3 reduce_openapi.py openapi.json > openapi_answers.json
 
 The document is openai/openai-openapi's, version 2.3.0, as JSON; its licence is MIT, (c) OpenAI, which is named in the result. Descriptions and examples are left
-out. `nullable`, which the document still uses though OpenAPI 3.1 has no such keyword, becomes a type, else every correct chunk of a stream would be refused.
+out. `nullable`, which the document still uses though OpenAPI 3.1 has no such keyword, becomes a type, else every correct chunk of a stream would be refused; NULLS are the other
+places where the document refuses what OpenAI sends.
 """
 
 import json
 import sys
 
-ROOTS = ["CreateChatCompletionResponse", "CreateChatCompletionStreamResponse", "CreateCompletionResponse", "ListModelsResponse", "Model", "ErrorResponse"]
+ROOTS = [
+    "CreateChatCompletionResponse", "CreateChatCompletionStreamResponse", "CreateCompletionResponse", "ListModelsResponse", "Model", "ErrorResponse",
+    "Response", "ResponseStreamEvent", "ResponseItemList", "TokenCountsResource",
+]
+# What OpenAI's own responses have as null (the document's own example, and every stream before its end), though the document does not say so.
+NULLS = {"ModelResponseProperties": ["user"], "Response": ["usage"]}
 PREFIX = "#/components/schemas/"
 # Keywords that say nothing about validity.
 PROSE = {"description", "title", "example", "examples", "default", "deprecated", "externalDocs", "discriminator"}
@@ -55,10 +61,15 @@ def main():
         if name not in kept:
             kept[name] = reduce(document["components"]["schemas"][name])
             todo += references(kept[name])
+    for name, members in NULLS.items():
+        for part in [kept[name]] + kept[name].get("allOf", []):
+            for member in members:
+                if member in part.get("properties", {}):
+                    part["properties"][member] = {"anyOf": [part["properties"][member], {"type": "null"}]}
     info = document["info"]
     source = f"Reduced by reduce_openapi.py from the OpenAPI document of OpenAI (openai/openai-openapi), version {info['version']}, (c) OpenAI, licence {info['license']['name']}."
-    json.dump({"$comment": source, "components": {"schemas": dict(sorted(kept.items()))}}, sys.stdout, indent=1, ensure_ascii=False)
-    print()
+    lines = [f"{json.dumps(name)}: {json.dumps(kept[name], ensure_ascii=False)}" for name in sorted(kept)]
+    print('{"$comment": ' + json.dumps(source, ensure_ascii=False) + ',\n"components": {"schemas": {\n' + ",\n".join(lines) + "\n}}}")
 
 
 main()

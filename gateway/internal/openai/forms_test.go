@@ -1,0 +1,200 @@
+package openai
+
+import (
+	"encoding/json"
+	"net/http"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// person is a schema as the SDKs make them of a class.
+const person = `{"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 0, "maximum": 120}, "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2}}, "required": ["name", "age", "tags"], "additionalProperties": false}`
+
+func isPerson(text string) bool {
+	var p struct {
+		Name *string
+		Age  *int
+		Tags []string
+	}
+	d := json.NewDecoder(strings.NewReader(text))
+	d.DisallowUnknownFields()
+	return d.Decode(&p) == nil && p.Name != nil && p.Age != nil && *p.Age >= 0 && *p.Age <= 120 && len(p.Tags) <= 2 && !slices.ContainsFunc(p.Tags, func(s string) bool { return s != "a" && s != "b" })
+}
+
+func isObject(text string) bool {
+	var v map[string]any
+	return json.Unmarshal([]byte(text), &v) == nil && v != nil
+}
+
+// TestForms: random tokens make answers of every form that can be asked for, whole and streamed, in chats and completions.
+func TestForms(t *testing.T) {
+	w := newWorld(t, options{})
+	schema := json.RawMessage(person)
+	for _, c := range []struct {
+		name   string
+		change fields
+		valid  func(text string) bool
+	}{
+		{"json_object", fields{"response_format": fields{"type": "json_object"}}, isObject},
+		{"json_schema", fields{"response_format": fields{"type": "json_schema", "json_schema": fields{"name": "person", "strict": true, "schema": schema}}}, isPerson},
+		{"json_schema that is not strict", fields{"response_format": fields{"type": "json_schema", "json_schema": fields{"schema": schema}}}, isPerson},
+		{"schema beside json_object", fields{"response_format": fields{"type": "json_object", "schema": schema}}, isPerson},
+		{"structured_outputs", fields{"structured_outputs": fields{"json": schema}}, isPerson},
+		{"without white space", fields{"structured_outputs": fields{"json": person, "disable_any_whitespace": true}}, func(s string) bool { return isPerson(s) && strings.HasPrefix(s, `{"name":"`) }},
+		{"guided_json", fields{"guided_json": person}, isPerson},
+		{"guided_choice", fields{"guided_choice": []string{"yes", "no"}}, func(s string) bool { return s == "yes" || s == "no" }},
+		{"choice", fields{"structured_outputs": fields{"choice": []string{"red", "blue"}}}, func(s string) bool { return s == "red" || s == "blue" }},
+		{"guided_regex", fields{"guided_regex": `\d{3}-[a-f]+x`}, regexp.MustCompile(`^\d{3}-[a-f]+x$`).MatchString},
+		{"regex", fields{"regex": "(ab){2,3}"}, regexp.MustCompile(`^(ab){2,3}$`).MatchString},
+		{"grammar", fields{"guided_grammar": "root ::= \"x\" digit+ \"y\"\ndigit ::= [0-9]"}, regexp.MustCompile(`^x[0-9]+y$`).MatchString},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := *w
+			w.TB = t
+			ended := 0
+			for seed := range 4 {
+				ask := asking("hello").with(fields{"max_tokens": 400, "seed": seed}).with(c.change)
+				message, finish, _ := w.wholeChat(ask)
+				content, _ := message["content"].(string)
+				if finish == "stop" {
+					ended++
+					if !c.valid(content) {
+						t.Errorf("seed %d: %q", seed, content)
+					}
+				}
+				if seed > 0 { // once is enough of what takes long with the race detector
+					continue
+				}
+				if stream := w.streamChat(ask); stream.message["content"] != content || stream.finish != finish {
+					t.Errorf("streamed %q, whole %q", stream.message["content"], content)
+				}
+				completed := w.complete(completing("hello").with(fields{"max_tokens": 400, "seed": seed}).with(c.change)).Choices[0]
+				if *completed.FinishReason == "stop" && !c.valid(completed.Text) {
+					t.Errorf("seed %d completes %q", seed, completed.Text)
+				}
+			}
+			if ended == 0 {
+				t.Error("no answer came to its end")
+			}
+		})
+	}
+}
+
+// TestForcedCalls: random tokens make calls of the tools that must be called, with arguments of their schemas.
+func TestForcedCalls(t *testing.T) {
+	w := newWorld(t, options{})
+	add := fields{"type": "function", "function": fields{"name": "add", "parameters": json.RawMessage(`{"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}, "b": {"enum": [1, 2]}}, "required": ["a", "b"], "additionalProperties": false}`)}}
+	isSum := func(arguments string) bool {
+		var v map[string]int
+		return json.Unmarshal([]byte(arguments), &v) == nil && len(v) == 2 && v["a"] >= 0 && v["a"] <= 9 && (v["b"] == 1 || v["b"] == 2)
+	}
+	named := fields{"type": "function", "function": fields{"name": "add"}}
+	for _, c := range []struct {
+		name   string
+		change fields
+		calls  func(calls [][2]string) bool
+	}{
+		{"named", fields{"tool_choice": named}, func(calls [][2]string) bool { return len(calls) == 1 && calls[0][0] == "add" && isSum(calls[0][1]) }},
+		{"required", fields{"tool_choice": "required", "parallel_tool_calls": false}, func(calls [][2]string) bool {
+			return len(calls) == 1 && (calls[0][0] == "add" && isSum(calls[0][1]) || calls[0] == [2]string{"get_time", "{}"})
+		}},
+		{"several", fields{"tool_choice": "any"}, func(calls [][2]string) bool {
+			for _, call := range calls {
+				if call[0] == "add" && !isSum(call[1]) || call[0] != "add" && call[0] != "get_time" {
+					return false
+				}
+			}
+			return len(calls) > 0
+		}},
+		{"one of the allowed", fields{"tool_choice": fields{"type": "allowed_tools", "allowed_tools": fields{"mode": "required", "tools": []any{named}}}, "parallel_tool_calls": false}, func(calls [][2]string) bool {
+			return len(calls) == 1 && calls[0][0] == "add" && isSum(calls[0][1])
+		}},
+		{"before a form", fields{"tool_choice": named, "response_format": fields{"type": "json_object"}}, func(calls [][2]string) bool { return len(calls) == 1 && isSum(calls[0][1]) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := *w
+			w.TB = t
+			ended := 0
+			for seed := range 4 {
+				// Without thoughts: a model of random tokens does not end them.
+				ask := asking("hello").with(fields{"max_tokens": 300, "seed": seed, "tools": []fields{add, clock}, "reasoning_effort": "none"}).with(c.change)
+				message, finish, _ := w.wholeChat(ask)
+				if finish == "length" {
+					continue
+				}
+				ended++
+				if finish != "tool_calls" || message["content"] != nil || !c.calls(plainCalls(message)) {
+					t.Errorf("seed %d: %s %v", seed, finish, message)
+				}
+				if stream := w.streamChat(ask); !slices.Equal(plainCalls(stream.message), plainCalls(message)) {
+					t.Errorf("streamed %v, whole %v", stream.message, message)
+				}
+			}
+			if ended == 0 {
+				t.Error("no answer came to its end")
+			}
+		})
+	}
+	message, finish, _ := w.wholeChat(asking("hello").with(fields{"max_tokens": 300, "functions": []any{add["function"]}, "function_call": fields{"name": "add"}, "reasoning_effort": "none"}))
+	if call, ok := message["function_call"].(map[string]any); finish != "function_call" || !ok || !isSum(call["arguments"].(string)) {
+		t.Errorf("a function that must be called: %s %v", finish, message)
+	}
+}
+
+// TestFormsAndThoughts: the form begins behind the thoughts, and thoughts that are too long are ended.
+func TestFormsAndThoughts(t *testing.T) {
+	w := newWorld(t, options{})
+	found := false
+	for seed := range 6 {
+		// With a bias for the tag every answer begins with it.
+		open, _ := w.model.Tokenizer.ID("<think>")
+		ask := asking("hello").with(fields{"max_tokens": 300, "seed": seed, "guided_choice": []string{"yes", "no"}, "thinking_token_budget": 12, "logit_bias": map[string]any{strconv.Itoa(int(open)): 100}})
+		message, finish, usage := w.wholeChat(ask)
+		content, _ := message["content"].(string)
+		if finish != "stop" || content != "yes" && content != "no" {
+			t.Errorf("seed %d: %s %v", seed, finish, message)
+		}
+		thoughts := usage["completion_tokens_details"].(map[string]any)["reasoning_tokens"].(float64)
+		found = found || message["reasoning_content"] != nil && thoughts > 12
+		if thoughts > 12+8 {
+			t.Errorf("seed %d: %v tokens of thoughts", seed, thoughts)
+		}
+	}
+	if !found {
+		t.Error("no answer thought")
+	}
+}
+
+// TestRelaxedForms: what an answer is not held to is named, and checked when it has ended.
+func TestRelaxedForms(t *testing.T) {
+	w := newWorld(t, options{})
+	schema := json.RawMessage(`{"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?=zz)", "maxLength": 3}}, "required": ["a"], "additionalProperties": false}`)
+	ask := asking("hello").with(fields{"max_tokens": 300, "reasoning_effort": "none", "response_format": fields{"type": "json_schema", "json_schema": fields{"schema": schema}}})
+	status, header, b := w.send(http.MethodPost, "/v1/chat/completions", ask.text())
+	if status != http.StatusOK || header.Get("X-Tinsmith-Schema-Relaxed") != "#/properties/a pattern" {
+		t.Fatalf("%d %q %s", status, header.Get("X-Tinsmith-Schema-Relaxed"), b)
+	}
+	type body struct {
+		Choices []struct {
+			FinishReason *string `json:"finish_reason"`
+			SchemaErrors []struct {
+				Path, Keyword, Message string
+			} `json:"schema_errors"`
+		} `json:"choices"`
+	}
+	var whole, last body
+	w.ok(json.Unmarshal(b, &whole))
+	errors := whole.Choices[0].SchemaErrors
+	if *whole.Choices[0].FinishReason != "stop" || len(errors) != 1 || errors[0].Path != "/a" || errors[0].Message == "" {
+		t.Errorf("%s", b)
+	}
+	events := w.events("/v1/chat/completions", "CreateChatCompletionStreamResponse", ask)
+	w.ok(json.Unmarshal([]byte(events[len(events)-1]), &last))
+	if !reflect.DeepEqual(last.Choices[0].SchemaErrors, errors) {
+		t.Errorf("streamed %s", events[len(events)-1])
+	}
+}

@@ -1,0 +1,166 @@
+// Package toolgrammar says what tool calls look like that a model is held to: for each format in which models write them the grammar of its calls, with the arguments of each tool as its
+// schema has them. What a call looks like to a reader is package answer's. It must not know HTTP, tokens or how a grammar is used.
+package toolgrammar
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/answer"
+	"github.com/tinsmith/tinsmith/gateway/internal/schema"
+	"github.com/tinsmith/tinsmith/plugins/grammar"
+)
+
+// Tool is a function that may be called.
+type Tool struct {
+	Name string
+	// Parameters is the JSON schema of the arguments; nil: there are none.
+	Parameters json.RawMessage
+	// Strict: everything in the schema is to be held to, else the tool is refused. Other tools' arguments are held to what a grammar can, if Arguments says so.
+	Strict bool
+}
+
+// Options say what calls there are.
+type Options struct {
+	Format answer.Format
+	Tools  []Tool
+	// Arguments holds the arguments of all tools to their schemas, not only those of strict ones.
+	Arguments bool
+	// Single is one call and no more.
+	Single bool
+	// Marked: a call must begin with a tag, where the format has calls without one too: the answer may be something else.
+	Marked bool
+}
+
+// ToolError is what is wrong with the schema of a tool.
+type ToolError struct {
+	Tool int // its place in Options.Tools
+	Err  error
+}
+
+// Error implements error.
+func (e *ToolError) Error() string { return fmt.Sprintf("tool %d: %v", e.Tool, e.Err) }
+
+// Unwrap gives the schema's error.
+func (e *ToolError) Unwrap() error { return e.Err }
+
+// ErrNoForm says that the calls of a format cannot be forced.
+var ErrNoForm = errors.New("no grammar for the calls of this format")
+
+// form is how a format writes calls.
+type form struct {
+	// opening is the tag that a call begins with, "" where it has none.
+	opening string
+	// between stands between two calls.
+	between string
+	// call is one call of a tool.
+	call func(m *maker, t Tool) (grammar.Symbol, error)
+}
+
+var forms = map[answer.Format]form{
+	answer.Hermes:     {opening: "<tool_call>", between: "\n", call: hermesCall},
+	answer.Qwen3XML:   {opening: "<tool_call>", between: "\n", call: xmlCall},
+	answer.Llama3JSON: {opening: "<|python_tag|>", between: "; ", call: llamaCall},
+}
+
+// Opening is the tag that calls of a format begin with, "" where there is none.
+func Opening(f answer.Format) string { return forms[f].opening }
+
+// maker makes the calls of one request.
+type maker struct {
+	ctx context.Context
+	b   *grammar.Builder
+	o   Options
+}
+
+// Calls is the text of one call or more.
+func Calls(ctx context.Context, b *grammar.Builder, o Options) (grammar.Symbol, error) {
+	f, ok := forms[o.Format]
+	if !ok {
+		return 0, fmt.Errorf("%s: %w", o.Format, ErrNoForm)
+	}
+	m := &maker{ctx, b, o}
+	calls := make([]grammar.Symbol, len(o.Tools))
+	for i, t := range o.Tools {
+		call, err := f.call(m, t)
+		if err != nil {
+			return 0, &ToolError{i, err}
+		}
+		calls[i] = call
+	}
+	call := b.Choice(calls...)
+	if o.Single {
+		return call, nil
+	}
+	return b.List(call, b.Text(f.between), 1, -1), nil
+}
+
+// Free is text with calls in it, as the model likes: what is no call is held to nothing but that no call begins in it.
+func Free(ctx context.Context, b *grammar.Builder, o Options) (grammar.Symbol, error) {
+	o.Marked = true
+	f, ok := forms[o.Format]
+	if !ok || f.opening == "" {
+		return 0, fmt.Errorf("%s: %w", o.Format, ErrNoForm)
+	}
+	single := o.Single
+	o.Single = true
+	call, err := Calls(ctx, b, o)
+	if err != nil {
+		return 0, err
+	}
+	text := b.Terminal(b.Not(b.Concat(b.AnyText(), b.Literal(f.opening), b.AnyText())))
+	if single {
+		return b.Choice(text, b.Seq(text, call)), nil
+	}
+	return b.Seq(text, b.List(b.Seq(call, text), b.Seq(), 0, -1)), nil
+}
+
+// arguments are the JSON arguments of a tool.
+func (m *maker) arguments(t Tool) (grammar.Symbol, error) {
+	switch {
+	case t.Parameters == nil:
+		return m.b.Text("{}"), nil
+	case !t.Strict && !m.o.Arguments:
+		return schema.JSONObject(m.b), nil
+	}
+	value, err := schema.Add(m.ctx, m.b, t.Parameters, schema.Options{Strict: t.Strict, Root: "object"})
+	if err != nil {
+		return 0, err
+	}
+	return value.Symbol, nil
+}
+
+// quoted is a name as JSON has it.
+func quoted(name string) string {
+	b, err := json.Marshal(name)
+	if err != nil { // a string always can be
+		return `""`
+	}
+	return string(b)
+}
+
+// hermesCall is <tool_call>, an object with name and arguments, </tool_call>, as templates print it.
+func hermesCall(m *maker, t Tool) (grammar.Symbol, error) {
+	arguments, err := m.arguments(t)
+	if err != nil {
+		return 0, err
+	}
+	b := m.b
+	return b.Seq(b.Tag("<tool_call>"), b.Text("\n{\"name\": "+quoted(t.Name)+", \"arguments\": "), arguments, b.Text("}\n"), b.Tag("</tool_call>")), nil
+}
+
+// llamaCall is an object with name and parameters.
+func llamaCall(m *maker, t Tool) (grammar.Symbol, error) {
+	arguments, err := m.arguments(t)
+	if err != nil {
+		return 0, err
+	}
+	b := m.b
+	call := b.Seq(b.Text("{\"name\": "+quoted(t.Name)+", \"parameters\": "), arguments, b.Text("}"))
+	if m.o.Marked {
+		return b.Seq(b.Tag("<|python_tag|>"), call), nil
+	}
+	return call, nil
+}
