@@ -11,7 +11,7 @@ import tinsmith
 
 # A test that ends in an error of the client must not leave for the network.
 os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"})
-for name in [n for n in os.environ if n.startswith(("TINKER_", "OPENAI_"))]:
+for name in [n for n in os.environ if n.startswith(("TINKER_", "OPENAI_", "ANTHROPIC_"))]:
     del os.environ[name]
 
 

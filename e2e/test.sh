@@ -67,7 +67,7 @@ fuzzall() {
 }
 
 # Packages where goroutines share state; the race detector makes the arithmetic of the others too slow to be worth it.
-concurrent=$(go list ./gateway/... ./plugins/... | grep -vE '/(tokenizer|chat/jinja)$'; go list ./backends/internal/engine 2>/dev/null)
+concurrent=$(go list ./gateway/... ./plugins/... | grep -vE '/(tokenizer|chat/jinja|schema|schema/ecma|schema/jsonvalue|toolgrammar|answer)$'; go list ./backends/internal/engine 2>/dev/null)
 others=$(go list ./... | grep -vxF "$concurrent")
 step "go, race detector" gotest race -race $concurrent
 step "go" gotest plain $others
@@ -79,7 +79,7 @@ step "python environment" e2e/python.sh
 py() { local path=$1; shift; PYTHONPATH="$path" .venv/bin/python -m pytest -c e2e/pytest.ini --rootdir e2e "$@"; }
 step "tinker sdk 0.38.0" py "" e2e/tinker
 for v in $sdks; do step "tinker sdk $v" py ".cache/sdk/$v" -m version e2e/tinker; done
-for folder in recipes openai; do
+for folder in recipes openai anthropic; do
   if compgen -G "e2e/$folder/test_*.py" > /dev/null; then step "$folder" py "" "e2e/$folder"; fi
 done
 if [ -f e2e/node/package.json ]; then

@@ -57,6 +57,42 @@ test('openai-node: error classes', async () => {
   await assert.rejects(ask({ tools: [{ type: 'function', function: { name: 'f' } }], stream: true }), (e) => e instanceof OpenAI.BadRequestError && e.param === 'tools');
 });
 
+const respond = (more = {}) => client.responses.create({ model, input: 'What is 2 + 3?', max_output_tokens: 16, temperature: 0, ...more });
+const add = { type: 'function', name: 'add', strict: false, parameters: { type: 'object', properties: { a: { type: 'integer' } } } };
+
+test('openai-node: responses, whole and streamed', async () => {
+  const whole = await respond({ tools: [add] });
+  assert.equal(whole.status, 'completed');
+  assert.notEqual(whole.output_text, '');
+  let text = '', last;
+  const stream = client.responses.stream({ model, input: 'What is 2 + 3?', max_output_tokens: 16, temperature: 0, tools: [add] }); // the SDK's own accumulator
+  for await (const event of stream) {
+    if (event.type === 'response.output_text.delta') text += event.delta;
+    last = event;
+  }
+  assert.equal(text, whole.output_text);
+  assert.equal(last.type, 'response.completed');
+  const final = await stream.finalResponse();
+  assert.equal(final.output_text, whole.output_text);
+  assert.deepEqual(final.output.map((i) => i.id), last.response.output.map((i) => i.id));
+  assert.deepEqual(last.response.usage.total_tokens, whole.usage.total_tokens);
+});
+
+test('openai-node: a response goes on from another one, and is deleted', async () => {
+  const first = await respond();
+  const second = await respond({ input: 'And 4 more?', previous_response_id: first.id, return_token_ids: true });
+  assert.equal(second.prefix.exact, true);
+  const items = [];
+  for await (const item of client.responses.inputItems.list(second.id, { order: 'asc', limit: 2 })) items.push(item.content[0].text);
+  assert.deepEqual(items, ['What is 2 + 3?', first.output_text, 'And 4 more?']);
+  assert.equal((await client.responses.retrieve(second.id)).output_text, second.output_text);
+  assert.ok((await client.responses.inputTokens.count({ model, input: 'What is 2 + 3?' })).input_tokens > 0);
+  await client.responses.delete(second.id);
+  await assert.rejects(client.responses.retrieve(second.id), (e) => e instanceof OpenAI.NotFoundError && e.code === 'response_not_found');
+  await assert.rejects(respond({ previous_response_id: second.id }), (e) => e instanceof OpenAI.NotFoundError && e.code === 'previous_response_not_found' && e.param === 'previous_response_id');
+  await assert.rejects(respond({ background: true }), (e) => e instanceof OpenAI.BadRequestError && e.param === 'background');
+});
+
 test('openai-node: models, ids with slashes', async () => {
   const ids = [];
   for await (const m of client.models.list()) ids.push(m.id);
@@ -73,6 +109,19 @@ test('LangChain: invoke and stream', async () => {
   for await (const chunk of await make().stream('What is 2 + 3?')) text += chunk.content;
   assert.equal(text, whole.content);
   await assert.rejects(make({ model: 'no/model' }).invoke('hello'), /no\/model/);
+});
+
+test('LangChain: responses', async () => {
+  const make = () => new ChatOpenAI({ model, apiKey: 'not-needed', maxTokens: 16, temperature: 0, maxRetries: 0, useResponsesApi: true, configuration: { baseURL: server.url + '/v1' } });
+  const tools = [{ type: 'function', function: { name: 'add', parameters: { type: 'object', properties: {} } } }];
+  const whole = await make().bindTools(tools).invoke('What is 2 + 3?');
+  assert.equal(whole.text, (await respond({ tools: [{ type: 'function', name: 'add', parameters: { type: 'object', properties: {} } }] })).output_text);
+  assert.ok(whole.usage_metadata.total_tokens > 0);
+  let text = '';
+  for await (const chunk of await make().bindTools(tools).stream('What is 2 + 3?')) text += chunk.text;
+  assert.equal(text, whole.text);
+  const next = await make().invoke([['user', 'What is 2 + 3?'], whole, ['user', 'And 4 more?']]);
+  assert.notEqual(next.text, '');
 });
 
 test('Vercel AI SDK: generateText and streamText', async () => {

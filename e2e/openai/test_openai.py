@@ -85,7 +85,7 @@ def test_models(client, server):
         ({"max_tokens": 100_000}, openai.BadRequestError, "context_length_exceeded", "max_tokens"),
         ({"temperature": 3}, openai.BadRequestError, None, "temperature"),
         ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, openai.BadRequestError, "unsupported_parameter", "tools[0].type"),
-        ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "unsupported_parameter", "response_format"),
+        ({"response_format": {"type": "xml"}}, openai.BadRequestError, "unsupported_parameter", "response_format.type"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

@@ -115,8 +115,8 @@ OPENAI = [
     ("POST", "/v1/completions", TEXT | {"stop": ["x"] * 64}, 200, None),
     ("POST", "/v1/completions", TEXT | {"stop": ["x"] * 65}, 400, None),
     ("GET", "/v1/models/" + tinsmith.MODEL, None, 200, None),
-    ("POST", "/v1/responses", {}, 404, None),
-    ("POST", "/v1/embeddings", {}, 404, None),
+    ("POST", "/v1/responses", {}, 400, None),
+    ("POST", "/v1/embeddings", {}, 404, "unsupported_endpoint"),
     ("POST", "/v1/messages", {}, 404, None),
 ]
 
