@@ -16,6 +16,7 @@ type Cache struct {
 	mu      sync.Mutex
 	entries map[[sha256.Size]byte]*list.Element
 	recent  list.List // of *cacheEntry, those asked for last first
+	asked   int
 }
 
 type cacheEntry struct {
@@ -25,6 +26,9 @@ type cacheEntry struct {
 
 // CacheBytes is how much compiled grammars may hold together by default.
 const CacheBytes = 256 << 20
+
+// shrinkEvery is after how many questions all grammars are counted again, as every new one has them counted.
+const shrinkEvery = 64
 
 // NewCache gives a cache of grammars compiled for one vocabulary that holds about so many bytes. What sequences still use stays as long as they do.
 func NewCache(tokens *TokenIndex, limits Limits, bytes int) *Cache {
@@ -73,7 +77,9 @@ func (c *Cache) find(hash [sha256.Size]byte) *Compiled {
 		return nil
 	}
 	c.recent.MoveToFront(e)
-	c.shrink() // grammars grow while they are used
+	if c.asked++; c.asked%shrinkEvery == 0 {
+		c.shrink() // grammars grow while they are used
+	}
 	return e.Value.(*cacheEntry).compiled
 }
 

@@ -19,7 +19,7 @@ type Compiled struct {
 	shared *engine
 
 	gapOnce sync.Once
-	gap     *Compiled // see afterGap
+	gap     atomic.Pointer[Compiled] // see afterGap
 	gapErr  error
 	size    atomic.Int64
 }
@@ -64,8 +64,17 @@ func (c *Compiled) engineAfter(old *engine) *engine {
 	return c.shared
 }
 
+// compiledBytes is what a small grammar holds beside what is counted: its terms, classes and tables of bytes.
+const compiledBytes = 16 << 10
+
 // Size is about how many bytes of memory c holds now.
-func (c *Compiled) Size() int { return len(c.grammar.encoded) + int(c.size.Load()) }
+func (c *Compiled) Size() int {
+	size := compiledBytes + 2*len(c.grammar.encoded) + int(c.size.Load())
+	if gap := c.gap.Load(); gap != nil {
+		size += gap.Size()
+	}
+	return size
+}
 
 // Matches says whether text is in the language of g. Tags stand for their text. It is for checking finished texts; it fails only where a limit is met.
 func Matches(g *Grammar, text string) (bool, error) {

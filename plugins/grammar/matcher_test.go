@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -321,4 +322,41 @@ func TestCache(t *testing.T) {
 	if _, err := c.Decode(context.Background(), []byte("tgr")); err == nil {
 		t.Error("bytes that are no grammar are compiled")
 	}
+}
+
+// TestSizeOfSmallGrammars compares what is counted of small grammars, of which a cache has most, with the memory that they take.
+func TestSizeOfSmallGrammars(t *testing.T) {
+	x, _ := wordTokens(t, "<end>", "a", "{", "\"", "}", ":", "\n")
+	cache := NewCache(x, DefaultLimits(), CacheBytes)
+	bits := make([]uint64, x.Words())
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	const count = 500
+	size := 0
+	for i := range count {
+		b := NewBuilder(DefaultLimits())
+		g := mustGrammar(t, b, b.Seq(b.Text(fmt.Sprintf(`{"k%d":`, i)), b.Terminal(b.JSONString(b.AnyText())), b.Text("}")))
+		c, err := cache.Compile(context.Background(), g)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.NewMatcher().Mask(bits); err != nil {
+			t.Fatal(err)
+		}
+		alone := c.Size()
+		if _, err := c.afterGap(); err != nil {
+			t.Fatal(err)
+		}
+		if c.Size() <= alone {
+			t.Fatalf("with the grammar for behind thinking it holds %d bytes, without %d", c.Size(), alone)
+		}
+		size += c.Size()
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	if held := int(after.HeapAlloc - before.HeapAlloc); size < held/2 {
+		t.Errorf("%d grammars take %d bytes, counted are %d", count, held, size)
+	}
+	runtime.KeepAlive(cache)
 }

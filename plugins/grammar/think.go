@@ -205,8 +205,15 @@ func (t *Thinker) Finished() bool {
 
 // afterGap is the grammar with newlines before its texts, made when it is first needed.
 func (c *Compiled) afterGap() (*Compiled, error) {
-	c.gapOnce.Do(func() { c.gap, c.gapErr = compile(c.grammar.withGap(), c.tokens, c.limits) })
-	return c.gap, c.gapErr
+	c.gapOnce.Do(func() {
+		gap, err := compile(c.grammar.withGap(), c.tokens, c.limits)
+		if err != nil {
+			c.gapErr = err
+			return
+		}
+		c.gap.Store(gap)
+	})
+	return c.gap.Load(), c.gapErr
 }
 
 // withGap is the language with at most gapNewlines newlines before each text.

@@ -15,7 +15,7 @@ type wideMask struct {
 	closing []int32  // of strings: nodes of closingTokens.prefixes at which the string may end
 	exits   []int32  // of text: nodes of the vocabulary's trie at which it may end within tokens
 	many    bool     // there are more of them than maxExits, and exits is empty
-	chars   int      // the most characters that such tokens have
+	chars   int      // the most characters that such tokens have, in front of such an end where they have one
 	steps   int
 }
 
@@ -127,6 +127,9 @@ func (l *lexer) walkInside(x *TokenIndex, q lexState, m *wideMask, body bool, li
 		s := l.step(from.lex, column[n.byte])
 		// A string's quote leads to a state in which nothing more is under way.
 		if s == deadState || body && !l.grown(s) {
+			if s != deadState {
+				m.chars = max(m.chars, int(from.chars))
+			}
 			i = n.skip
 			continue
 		}
@@ -156,6 +159,9 @@ func (l *lexer) walkInside(x *TokenIndex, q lexState, m *wideMask, body bool, li
 		}
 		if a, b := n.token, t.nodes[i+1].token; a < b {
 			setBits(m.inside, t.tokens[a:b])
+			m.chars = max(m.chars, int(from.chars))
+		}
+		if ends {
 			m.chars = max(m.chars, int(from.chars))
 		}
 		stack[n.depth] = place{s, from.chars}
