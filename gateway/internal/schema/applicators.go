@@ -6,7 +6,8 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/schema/jsonvalue"
 )
 
-// anyOf is the values of s that satisfy at least one of the schemas. Where somebody asks what schemas have looked at, each way to satisfy several is a way of its own.
+// anyOf is the values of s that satisfy at least one of the schemas. Where somebody asks what schemas have looked at, each way to satisfy several is
+// a way of its own.
 func (c *compiler) anyOf(s shape, n *node) shape {
 	branches := make([]shape, 0, len(n.anyOf))
 	looks := false
@@ -100,7 +101,8 @@ func (c *compiler) dependent(s shape, n *node, dep dependency) shape {
 		sub := c.nodeShape(dep.schema)
 		out := s
 		out.all = false
-		out.objects = append(c.intersectObjects(s.objects, []objectSet{absent}), c.intersectObjects(c.intersectObjects(s.objects, []objectSet{present}), sub.objects)...)
+		out.objects = append(c.intersectObjects(s.objects, []objectSet{absent}), c.intersectObjects(c.intersectObjects(s.objects, []objectSet{present}),
+			sub.objects)...)
 		out.losses = append(slices.Clip(out.losses), c.restrict(sub, only(jsonvalue.Object)).losses...)
 		c.checkAlternatives(&out)
 		return c.settle(out), true
@@ -111,7 +113,8 @@ func (c *compiler) dependent(s shape, n *node, dep dependency) shape {
 	if c.stopped() {
 		return s
 	}
-	return c.lose(c.forget(s), Relaxed{n.pointer, dep.keyword, "the schemas of " + quoted(dep.key) + " and others together are too involved"}, only(jsonvalue.Object))
+	return c.lose(c.forget(s), Relaxed{n.pointer, dep.keyword, "the schemas of " + quoted(dep.key) + " and others together are too involved"},
+		only(jsonvalue.Object))
 }
 
 // unevaluatedItems puts a schema on the items that no other has looked at.

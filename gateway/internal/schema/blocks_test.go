@@ -8,7 +8,8 @@ import (
 )
 
 func TestBlocks(t *testing.T) {
-	blocks := Blocks{Open: "<parameter=", Middle: ">\n", Close: "\n</parameter>\n", Ends: []string{"</parameter>", "\n<parameter=", "\n</function>", "\n</tool_call>"}}
+	blocks := Blocks{Open: "<parameter=", Middle: ">\n", Close: "\n</parameter>\n", Ends: []string{"</parameter>", "\n<parameter=", "\n</function>",
+		"\n</tool_call>"}}
 	block := func(name, value string) string { return "<parameter=" + name + ">\n" + value + "\n</parameter>\n" }
 	for _, c := range []struct {
 		name, schema string
@@ -16,7 +17,8 @@ func TestBlocks(t *testing.T) {
 	}{
 		{"in order", `{"type":"object","properties":{"city":{"type":"string"},"days":{"type":"integer"},"unit":{"enum":["c","f"]}},"required":["city"]}`,
 			[]string{block("city", "New \"York\"\nline"), block("city", "x") + block("days", "3") + block("unit", "f"), block("city", "") + block("unit", "c")},
-			[]string{"", block("days", "3"), block("days", "3") + block("city", "x"), block("city", "x") + block("unit", `"c"`), block("city", "x") + block("other", "y"), block("city", "a</parameter>b"), block("city", "x") + block("days", "3.5")}},
+			[]string{"", block("days", "3"), block("days", "3") + block("city", "x"), block("city", "x") + block("unit", `"c"`), block("city", "x") +
+				block("other", "y"), block("city", "a</parameter>b"), block("city", "x") + block("days", "3.5")}},
 		{"json inside", `{"type":"object","properties":{"a":{"type":"array","items":{"type":"string"}},"b":{"type":["string","null"]}}}`,
 			[]string{"", block("a", `["x", "y"]`), block("b", "null"), block("b", "text")}, []string{block("a", `[x]`), block("b", "12"), block("b", `{"a":1}`)}},
 		{"nothing listed", `{"type":"object"}`, []string{"", block("x", "1") + block("y", "text")}, []string{block("", "1"), block("a b", "1")}},

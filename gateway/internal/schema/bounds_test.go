@@ -22,18 +22,24 @@ func TestBounds(t *testing.T) {
 	for _, c := range []struct {
 		name, at, over, want string
 	}{
-		{"bytes", `{"description":"` + strings.Repeat("x", MaxSchemaBytes-100) + `"}`, `{"description":"` + strings.Repeat("x", MaxSchemaBytes) + `"}`, fmt.Sprintf("> %d", MaxSchemaBytes)},
-		{"nesting", strings.Repeat(`{"items":`, 255) + `{}` + strings.Repeat(`}`, 255), strings.Repeat(`{"items":`, 256) + `{}` + strings.Repeat(`}`, 256), "nesting > 256"},
-		{"schemas", `{"prefixItems":[` + many(40_000, func(int) string { return "{}" }) + `]}`, `{"prefixItems":[` + many(50_000, func(int) string { return "{}" }) + `]}`, fmt.Sprintf("schemas: %d > %d", MaxNodes+1, MaxNodes)},
+		{"bytes", `{"description":"` + strings.Repeat("x", MaxSchemaBytes-100) + `"}`, `{"description":"` + strings.Repeat("x", MaxSchemaBytes) + `"}`,
+			fmt.Sprintf("> %d", MaxSchemaBytes)},
+		{"nesting", strings.Repeat(`{"items":`, 255) + `{}` + strings.Repeat(`}`, 255), strings.Repeat(`{"items":`, 256) + `{}` + strings.Repeat(`}`, 256),
+			"nesting > 256"},
+		{"schemas", `{"prefixItems":[` + many(40_000, func(int) string { return "{}" }) + `]}`, `{"prefixItems":[` + many(50_000,
+			func(int) string { return "{}" }) + `]}`, fmt.Sprintf("schemas: %d > %d", MaxNodes+1, MaxNodes)},
 		{"properties", `{"properties":{` + many(10_000, func(i int) string { return fmt.Sprintf(`"p%d":{}`, i) }) + `}}`,
 			`{"properties":{` + many(10_001, func(i int) string { return fmt.Sprintf(`"p%d":{}`, i) }) + `}}`, "#  properties"},
 		{"required", `{}`, `{"required":[` + many(10_001, func(i int) string { return fmt.Sprintf(`"p%d"`, i) }) + `]}`, "names: 10001 > 10000"},
-		{"enum values", `{"enum":[` + many(20_000, func(i int) string { return fmt.Sprintf(`"%d"`, i) }) + `]}`, `{"enum":[` + many(20_001, func(i int) string { return fmt.Sprintf(`"%d"`, i) }) + `]}`, "values of all enums: 20001 > 20000"},
-		{"enum bytes", `{"enum":["` + strings.Repeat("x", MaxEnumBytes/2) + `"]}`, `{"enum":["` + strings.Repeat("x", MaxEnumBytes) + `"]}`, fmt.Sprintf("> %d", MaxEnumBytes)},
+		{"enum values", `{"enum":[` + many(20_000, func(i int) string { return fmt.Sprintf(`"%d"`, i) }) + `]}`, `{"enum":[` + many(20_001,
+			func(i int) string { return fmt.Sprintf(`"%d"`, i) }) + `]}`, "values of all enums: 20001 > 20000"},
+		{"enum bytes", `{"enum":["` + strings.Repeat("x", MaxEnumBytes/2) + `"]}`, `{"enum":["` + strings.Repeat("x", MaxEnumBytes) + `"]}`,
+			fmt.Sprintf("> %d", MaxEnumBytes)},
 		{"pattern", `{"pattern":"` + strings.Repeat("x", 16<<10) + `"}`, `{"pattern":"` + strings.Repeat("x", 16<<10+1) + `"}`, "16385 bytes > 16384"},
 		{"count", `{"pattern":"^x{0,100000}$"}`, `{"pattern":"^x{0,100001}$"}`, "count 100001 > 100000"},
 		{"alternatives", `{}`, `{"pattern":"` + strings.Repeat("|", 10_000) + `"}`, "more than 10000 alternatives"},
-		{"groups", `{"pattern":"` + strings.Repeat("(", 200) + strings.Repeat(")", 200) + `"}`, `{"pattern":"` + strings.Repeat("(", 300) + strings.Repeat(")", 300) + `"}`, "nest deeper than 250"},
+		{"groups", `{"pattern":"` + strings.Repeat("(", 200) + strings.Repeat(")", 200) + `"}`, `{"pattern":"` + strings.Repeat("(", 300) +
+			strings.Repeat(")", 300) + `"}`, "nest deeper than 250"},
 		{"merge steps", `{}`, `{"allOf":[` + many(40, func(i int) string {
 			return fmt.Sprintf(`{"anyOf":[{"properties":{"p%d":{"const":0}}},{"properties":{"p%d":{"const":1}}}]}`, i, i)
 		}) + `]}`, "too large"},
@@ -73,7 +79,8 @@ func TestRefuses(t *testing.T) {
 		{`{`, `the schema: at byte 1`},
 		{`false`, `no value satisfies it`},
 		{`{"type":"object","properties":{"n":{"$ref":"#"}},"required":["n"]}`, `no value satisfies it`},
-		{`{"type":"string","pattern":"(a)\\1"}`, `# pattern: cannot be enforced while the answer is written: a backreference is not enforced; set strict to false to have it checked after the fact`},
+		{`{"type":"string","pattern":"(a)\\1"}`,
+			`# pattern: cannot be enforced while the answer is written: a backreference is not enforced; set strict to false to have it checked after the fact`},
 		{`{"type":"array","items":{"type":"string"},"uniqueItems":true}`, `# uniqueItems: cannot be enforced`},
 	} {
 		_, err := Compile(context.Background(), []byte(c.schema), Options{Strict: true})
@@ -86,19 +93,28 @@ func TestRefuses(t *testing.T) {
 
 // TestRelaxed compiles what is not in the grammar without strict: it is named, and the finished value is checked.
 func TestRelaxed(t *testing.T) {
-	compiled, err := Compile(context.Background(), []byte(`{"type":"object","properties":{"a":{"type":"string","pattern":"^(a|b)\\1$"},"b":{"type":"array","items":{"type":"number"},"uniqueItems":true}}}`), Options{})
+	compiled, err := Compile(context.Background(),
+		[]byte(`{"type":"object","properties":{"a":{"type":"string","pattern":"^(a|b)\\1$"},"b":{"type":"array","items":{"type":"number"},"uniqueItems":true}}}`), Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got := fmt.Sprint(compiled.Relaxed); got != "[#/properties/a pattern #/properties/b uniqueItems]" {
 		t.Errorf("relaxed: %s", got)
 	}
-	chain := `{"type":"object","allOf":[` + strings.Repeat(`{"if":{"properties":{"k":{"const":1}},"required":["k"]},"then":{"required":["r"]},"else":{"required":["s"]}},`, 1)
+	chain := `{"type":"object","allOf":[` +
+		strings.Repeat(`{"if":{"properties":{"k":{"const":1}},"required":["k"]},"then":{"required":["r"]},"else":{"required":["s"]}},`, 1)
 	for i := range 20 {
 		chain += fmt.Sprintf(`{"if":{"properties":{"k%d":{"const":1}},"required":["k%d"]},"then":{"required":["r%d"]},"else":{"required":["s%d"]}},`, i, i, i, i)
 	}
 	if long, err := Compile(context.Background(), []byte(chain+"{}]}"), Options{}); err != nil || len(long.Relaxed) == 0 || long.Relaxed[0].Keyword != "if" {
 		t.Errorf("a long chain of conditions: %+v, %v", long, err)
+	}
+	divisors := `{"prefixItems":[{"multipleOf":9000}`
+	for i := range 60 {
+		divisors += fmt.Sprintf(`,{"type":"integer","multipleOf":%d}`, 9001+i)
+	}
+	if many, err := Compile(context.Background(), []byte(divisors+"]}"), Options{}); err != nil || len(many.Relaxed) == 0 || many.Relaxed[0].Keyword != "multipleOf" {
+		t.Errorf("many large divisors: %+v, %v", many, err)
 	}
 	text := `{"a":"ab","b":[1,1.0]}`
 	if !matches(t, compiled.Grammar, `{"a":"ab","b":[1,1]}`) {
@@ -140,7 +156,8 @@ func TestOptions(t *testing.T) {
 		options      Options
 		yes, no      []string
 	}{
-		{"default", object, Options{}, []string{`{"a":[1,2]}`, `{ "a" : [ 1 , 2 ] }`, "{\n\t\"a\":\n  [1]\n}", `{ }`, `{}`}, []string{` {}`, `{} `, `{  }`, "{\n\n}", "{\r\n}", "{\n" + strings.Repeat(" ", 65) + "}"}},
+		{"default", object, Options{}, []string{`{"a":[1,2]}`, `{ "a" : [ 1 , 2 ] }`, "{\n\t\"a\":\n  [1]\n}", `{ }`, `{}`}, []string{` {}`, `{} `, `{  }`,
+			"{\n\n}", "{\r\n}", "{\n" + strings.Repeat(" ", 65) + "}"}},
 		{"none", object, Options{NoWhitespace: true}, []string{`{"a":[1,2]}`, `{}`}, []string{`{"a": [1]}`, `{ }`}},
 		{"pattern", object, Options{Whitespace: `[ \t]{0,2}`}, []string{`{"a":[1,2]}`, `{  "a":  [1]}`}, []string{`{   "a":[1]}`, "{\n}"}},
 		{"root", `{}`, Options{Root: "object"}, []string{`{}`, `{"a":1}`}, []string{`1`, `[]`, `null`}},

@@ -26,8 +26,9 @@ type literal struct {
 	negated bool
 }
 
-// compiler makes a document's schemas into a grammar. It computes with sets of values: a schema is a shape, applicators are unions, intersections and complements of shapes, and only what stands
-// inside of arrays and objects is left as sets of schemas, each of which becomes a rule of its own. So recursion costs nothing, and two schemas on one value are as good as one.
+// compiler makes a document's schemas into a grammar. It computes with sets of values: a schema is a shape, applicators are unions, intersections and
+// complements of shapes, and only what stands inside of arrays and objects is left as sets of schemas, each of which becomes a rule of its own. So
+// recursion costs nothing, and two schemas on one value are as good as one.
 type compiler struct {
 	ctx      context.Context
 	b        *grammar.Builder
@@ -60,6 +61,8 @@ type compiler struct {
 	cause        Relaxed           // the keyword because of which something is turned into its opposite
 	causes       map[*node]Relaxed // of schemas that stand inside of what was turned
 
+	remainderStates, tried int // states of remainderWriters
+
 	rules   map[schemas]grammar.Rule
 	queue   []schemas
 	states  int
@@ -81,7 +84,8 @@ func newCompiler(ctx context.Context, b *grammar.Builder, d *document, s space) 
 	return &compiler{
 		ctx: ctx, b: b, document: d, space: s,
 		sets: [][]literal{nil, nil}, setIndex: map[string]schemas{}, shapes: map[schemas]shape{}, nodes: map[*node]shape{}, opposites: map[*node]oppositeShape{},
-		progress: map[*node]bool{}, patterns: map[string]grammar.Expr{}, made: map[string]*node{}, causes: map[*node]Relaxed{}, leaves: map[string]*node{}, empty: map[grammar.Expr]bool{}, holds: map[holding]bool{},
+		progress: map[*node]bool{}, patterns: map[string]grammar.Expr{}, made: map[string]*node{}, causes: map[*node]Relaxed{}, leaves: map[string]*node{},
+		empty: map[grammar.Expr]bool{}, holds: map[holding]bool{},
 		lost: map[schemas]bool{}, possibilities: map[*node]kinds{}, listings: map[*node]listing{}, checker: newValidator(d, maxCheckSteps),
 		limit: maxMergeSteps, alternatives: maxAlternatives, rules: map[schemas]grammar.Rule{},
 	}
@@ -180,7 +184,8 @@ func (n *node) leafKey() (key string, ok bool) {
 		}
 	}
 	var b strings.Builder
-	fmt.Fprint(&b, n.types, n.integer, n.nullable, n.exclusiveMinimum, n.exclusiveMaximum, n.minLength, n.maxLength, n.minItems, n.maxItems, n.unique, n.minProperties, n.maxProperties)
+	fmt.Fprint(&b, n.types, n.integer, n.nullable, n.exclusiveMinimum, n.exclusiveMaximum, n.minLength, n.maxLength, n.minItems, n.maxItems, n.unique,
+		n.minProperties, n.maxProperties)
 	for _, d := range []*jsonvalue.Decimal{n.minimum, n.maximum, n.multipleOf} {
 		if d != nil {
 			fmt.Fprint(&b, " ", *d)

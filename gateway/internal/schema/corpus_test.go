@@ -333,7 +333,8 @@ func TestRealSchemas(t *testing.T) {
 		})
 	}
 	slices.Sort(times)
-	t.Logf("%d schemas, %d taken (%.1f %%), %d strict (%.1f %%), %d valid rejected, %d invalid accepted, %d judged otherwise", schemas, loose, 100*float64(loose)/float64(schemas), strict, 100*float64(strict)/float64(schemas), rejected, accepted, unvalidated)
+	t.Logf("%d schemas, %d taken (%.1f %%), %d strict (%.1f %%), %d valid rejected, %d invalid accepted, %d judged otherwise", schemas, loose,
+		100*float64(loose)/float64(schemas), strict, 100*float64(strict)/float64(schemas), rejected, accepted, unvalidated)
 	t.Logf("compile p50 %v p95 %v p99 %v max %v", times[len(times)/2], times[len(times)*95/100], times[len(times)*99/100], times[len(times)-1])
 	refused.print(t)
 	relaxed.print(t)

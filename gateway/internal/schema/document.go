@@ -137,7 +137,8 @@ var (
 		"propertyNames": true, "then": true, "unevaluatedItems": true, "unevaluatedProperties": true,
 	}
 	schemaLists = map[string]bool{"allOf": true, "anyOf": true, "items": true, "oneOf": true, "prefixItems": true}
-	schemaMaps  = map[string]bool{"$defs": true, "definitions": true, "dependencies": true, "dependentSchemas": true, "patternProperties": true, "properties": true}
+	schemaMaps  = map[string]bool{"$defs": true, "definitions": true, "dependencies": true, "dependentSchemas": true, "patternProperties": true,
+		"properties": true}
 )
 
 func isSchema(v *jsonvalue.Value) bool {

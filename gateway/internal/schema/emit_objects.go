@@ -6,7 +6,8 @@ import (
 	"github.com/tinsmith/tinsmith/plugins/grammar"
 )
 
-// objectPlace is how far an object's text has come: which listed properties are past, which others are there, how many members there are, and which demands and keys have been met.
+// objectPlace is how far an object's text has come: which listed properties are past, which others are there, how many members there are, and which
+// demands and keys have been met.
 // Members are counted as far as it matters, at least whether there are any.
 type objectPlace struct {
 	past    int // of each group how many are past, as one number
@@ -53,7 +54,8 @@ func (c *compiler) jsonForm() objectForm {
 
 // object is the texts of an object: the properties in order, then the other members in any.
 func (c *compiler) object(s *objectSet, form objectForm) grammar.Symbol {
-	w := &objectWriter{compiler: c, set: s, form: form, demands: distinct(s.demands, demand.key), dependencies: s.dependencies, minimum: s.minimum, maximum: s.maximum}
+	w := &objectWriter{compiler: c, set: s, form: form, demands: distinct(s.demands, demand.key), dependencies: s.dependencies, minimum: s.minimum,
+		maximum: s.maximum}
 	names := make([]grammar.Expr, 0, len(s.properties))
 	required := 0
 	for _, p := range s.properties {

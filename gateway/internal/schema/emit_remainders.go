@@ -7,8 +7,12 @@ import (
 	"github.com/tinsmith/tinsmith/plugins/grammar"
 )
 
-// maxRemainderStates bounds the automaton of one set of numbers.
-const maxRemainderStates = 20_000
+// Bounds of the automata of sets of numbers: one, all together, and those that were made in vain too.
+const (
+	maxRemainderStates = 20_000 // of one set
+	allRemainderStates = 30_000
+	maxRemainderTries  = 100_000
+)
 
 // countedRemainders is up to how many remainders the digits are counted, which takes that many more states.
 const countedRemainders = 12
@@ -170,13 +174,15 @@ func (c *compiler) remainders(s *numberSet) (grammar.Symbol, bool) {
 
 func (w *remainderWriter) write() (grammar.Symbol, bool) {
 	var accept []int
+	allowed := min(maxRemainderStates, allRemainderStates-w.compiler.remainderStates, maxRemainderTries-w.compiler.tried)
 	w.place(remainderState{})
 	const chars = "0123456789-."
 	symbols := map[uint16]grammar.Symbol{} // by the set of characters
 	for len(w.queue) > 0 {
 		at := w.queue[0]
 		w.queue = w.queue[1:]
-		if w.network.states > maxRemainderStates {
+		if w.network.states > allowed {
+			w.compiler.tried += w.network.states
 			return 0, false
 		}
 		from := w.states[at]
@@ -216,6 +222,8 @@ func (w *remainderWriter) write() (grammar.Symbol, bool) {
 			w.network.edge(from, targets[i], symbol)
 		}
 	}
+	w.compiler.remainderStates += w.network.states
+	w.compiler.tried += w.network.states
 	w.compiler.places(w.network.states / 4)
 	return w.b.Network(w.network.states, 0, accept, w.network.edges), true
 }

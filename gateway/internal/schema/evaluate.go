@@ -2,6 +2,7 @@ package schema
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/schema/jsonvalue"
 	"github.com/tinsmith/tinsmith/plugins/grammar"
@@ -74,8 +75,14 @@ func (n *node) textOrder() []string {
 		case "properties":
 			own = true
 			order = append(order, m.Key)
-		case "$ref", "allOf", "anyOf", "oneOf":
-			order = append(order, m.Key)
+		case "$ref", "$recursiveRef":
+			if len(n.references) > 0 && !slices.Contains(order, "$ref") {
+				order = append(order, "$ref")
+			}
+		case "allOf", "anyOf", "oneOf":
+			if n.applies(m.Key) {
+				order = append(order, m.Key)
+			}
 		}
 	}
 	if len(order) == 0 && (len(n.allOf) > 0 || len(n.anyOf) > 0) { // made here
@@ -88,6 +95,18 @@ func (n *node) textOrder() []string {
 		order = append([]string{"properties"}, order...)
 	}
 	return order
+}
+
+// applies tells whether a keyword of the text counts: beside $ref it may not, and null is as good as none.
+func (n *node) applies(keyword string) bool {
+	switch keyword {
+	case "allOf":
+		return len(n.allOf) > 0
+	case "anyOf":
+		return len(n.anyOf) > 0
+	default:
+		return len(n.oneOf) > 0
+	}
 }
 
 // ownShape is what a schema's own keywords say, without those that apply other schemas to the same value.
@@ -130,7 +149,8 @@ func (c *compiler) ownNumbers(s shape, n *node) shape {
 		divisor, ok := n.multipleOf.Rat(maxExactDigits)
 		switch {
 		case !ok || len(n.multipleOf.Digits) > maxExactDigits/4 || scaleOf(divisor) > maxExactDigits/4:
-			c.fail(&Error{Pointer: n.pointer, Keyword: "multipleOf", Reason: fmt.Sprintf("%s has more than %d digits", shorten(n.multipleOf.String()), maxExactDigits/4)})
+			c.fail(&Error{Pointer: n.pointer, Keyword: "multipleOf", Reason: fmt.Sprintf("%s has more than %d digits", shorten(n.multipleOf.String()),
+				maxExactDigits/4)})
 			return s
 		case set.multiple == nil:
 			set.multiple = divisor
@@ -194,7 +214,8 @@ func (c *compiler) ownArray(n *node) (arraySet, bool) {
 			keyword = "maxContains"
 		}
 		if n.minContains > 0 || n.maxContains >= 0 {
-			set.counts = []count{{schema: item, minimum: n.minContains, maximum: n.maxContains, origin: Relaxed{n.pointer, keyword, "beside the other keywords it takes too many states"}}}
+			set.counts = []count{{schema: item, minimum: n.minContains, maximum: n.maxContains, origin: Relaxed{n.pointer, keyword,
+				"beside the other keywords it takes too many states"}}}
 		}
 		if c.document.draft == Draft2020 {
 			set.seenContains = []schemas{item}

@@ -141,6 +141,7 @@ func TestFirstMask(t *testing.T) {
 		for _, d := range times {
 			sum += d
 		}
-		t.Logf("%s: %d, mean %v, p50 %v, p95 %v, p99 %v, max %v", name, len(times), sum/time.Duration(len(times)), times[len(times)/2], times[len(times)*95/100], times[len(times)*99/100], times[len(times)-1])
+		t.Logf("%s: %d, mean %v, p50 %v, p95 %v, p99 %v, max %v", name, len(times), sum/time.Duration(len(times)), times[len(times)/2],
+			times[len(times)*95/100], times[len(times)*99/100], times[len(times)-1])
 	}
 }

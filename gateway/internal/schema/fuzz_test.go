@@ -63,7 +63,8 @@ func FuzzCompile(f *testing.F) {
 // FuzzGBNF says that no grammar breaks the parser, and that those that are taken can be encoded.
 func FuzzGBNF(f *testing.F) {
 	for _, text := range []string{
-		"root ::= \"a\"", "root ::= [a-z]+ | (\"x\" root)*", "root ::= a\na ::= b | \"c\"{2,3}\nb ::= root", "root ::= <think> (!</think>)* .", "# c\nroot ::=\n \"\\x41\\u00e9\" [^\\n]?",
+		"root ::= \"a\"", "root ::= [a-z]+ | (\"x\" root)*", "root ::= a\na ::= b | \"c\"{2,3}\nb ::= root", "root ::= <think> (!</think>)* .",
+		"# c\nroot ::=\n \"\\x41\\u00e9\" [^\\n]?",
 	} {
 		f.Add(text, "a")
 	}

@@ -13,8 +13,8 @@ import (
 // maxGrammarNesting is how deep groups of a GBNF grammar nest.
 const maxGrammarNesting = 250
 
-// GBNF is the texts of a grammar in the notation of llama.cpp: rules `name ::= …`, of which root is where a text begins, literals, classes, groups, alternatives, repetitions, comments,
-// and special tokens as <name> and !<name>. Rules may be recursive in any way.
+// GBNF is the texts of a grammar in the notation of llama.cpp: rules `name ::= …`, of which root is where a text begins, literals, classes, groups,
+// alternatives, repetitions, comments, and special tokens as <name> and !<name>. Rules may be recursive in any way.
 func GBNF(b *grammar.Builder, text string) (grammar.Symbol, error) {
 	if len(text) > MaxGrammarBytes {
 		return 0, tooLarge("", "grammar", "bytes", len(text), MaxGrammarBytes)

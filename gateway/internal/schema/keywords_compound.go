@@ -127,8 +127,8 @@ func (p *keywordParser) dependencies() {
 func (p *keywordParser) applicators() {
 	n := p.node
 	n.allOf, n.anyOf, n.oneOf = p.schemasOf("allOf"), p.schemasOf("anyOf"), p.schemasOf("oneOf")
-	for keyword, list := range map[string][]*node{"allOf": n.allOf, "anyOf": n.anyOf, "oneOf": n.oneOf} {
-		if v := p.value(keyword); v != nil && len(list) == 0 {
+	for _, keyword := range []string{"allOf", "anyOf", "oneOf"} {
+		if p.value(keyword) != nil && !n.applies(keyword) {
 			p.fail(keyword, "want a list of at least one schema")
 		}
 	}

@@ -7,7 +7,8 @@ import (
 	"github.com/tinsmith/tinsmith/plugins/grammar"
 )
 
-// oneOf is the values of s that satisfy exactly one of the schemas. Of kinds where that is too involved it is those that satisfy at least one, and that is said.
+// oneOf is the values of s that satisfy exactly one of the schemas. Of kinds where that is too involved it is those that satisfy at least one, and
+// that is said.
 func (c *compiler) oneOf(s shape, n *node) shape {
 	cause := Relaxed{n.pointer, "oneOf", "the alternatives overlap in ways that are too involved"}
 	before := c.cause
@@ -59,9 +60,10 @@ func (c *compiler) oneOf(s shape, n *node) shape {
 		out.strings = strings
 	}
 	never := func() bool { return false }
-	numbers, ok := oneSet(c, branches, lost.has(jsonvalue.Number), func(s *shape) []numberSet { return s.numbers }, c.intersectNumbers, func(i int) ([]numberSet, bool) {
-		return c.oppositeNumbers(alone[i].numbers), true
-	}, never)
+	numbers, ok := oneSet(c, branches, lost.has(jsonvalue.Number), func(s *shape) []numberSet { return s.numbers }, c.intersectNumbers,
+		func(i int) ([]numberSet, bool) {
+			return c.oppositeNumbers(alone[i].numbers), true
+		}, never)
 	note(jsonvalue.Number, ok)
 	if ok {
 		out.numbers = numbers
@@ -73,9 +75,10 @@ func (c *compiler) oneOf(s shape, n *node) shape {
 	if ok {
 		out.arrays = arrays
 	}
-	objects, ok := oneSet(c, branches, lost.has(jsonvalue.Object), func(s *shape) []objectSet { return s.objects }, c.intersectObjects, func(i int) ([]objectSet, bool) {
-		return c.oppositeObjects(alone[i].objects)
-	}, func() bool { return c.discriminated(branches) })
+	objects, ok := oneSet(c, branches, lost.has(jsonvalue.Object), func(s *shape) []objectSet { return s.objects }, c.intersectObjects,
+		func(i int) ([]objectSet, bool) {
+			return c.oppositeObjects(alone[i].objects)
+		}, func() bool { return c.discriminated(branches) })
 	note(jsonvalue.Object, ok)
 	if ok {
 		out.objects = objects
@@ -120,7 +123,8 @@ func (c *compiler) exactlyOne(branches []shape, lost bool) (grammar.Expr, bool) 
 }
 
 // oneSet is the values of one kind that are in one branch only. Branches that are seen to be disjoint need no complement.
-func oneSet[S any](c *compiler, branches []shape, lost bool, of func(*shape) []S, intersect func(a, b []S) []S, opposite func(i int) ([]S, bool), disjoint func() bool) (out []S, ok bool) {
+func oneSet[S any](c *compiler, branches []shape, lost bool, of func(*shape) []S, intersect func(a, b []S) []S, opposite func(i int) ([]S, bool),
+	disjoint func() bool) (out []S, ok bool) {
 	var at []int
 	for i := range branches {
 		if len(of(&branches[i])) > 0 {
@@ -178,7 +182,8 @@ func oneSet[S any](c *compiler, branches []shape, lost bool, of func(*shape) []S
 	return out, ok
 }
 
-// discriminated tells whether there is a property that all objects must have and that has other values in each branch. It is quick, however many branches there are.
+// discriminated tells whether there is a property that all objects must have and that has other values in each branch. It is quick, however many
+// branches there are.
 func (c *compiler) discriminated(branches []shape) bool {
 	var first *objectSet
 	for i := range branches {

@@ -104,7 +104,10 @@ func (c *compiler) settle(s shape) shape {
 	present := c.kinds(&s)
 	var losses []loss
 	for _, l := range s.losses {
-		if l.kinds &= present; l.kinds != 0 && !slices.ContainsFunc(losses, func(m loss) bool { return m.Pointer == l.Pointer && m.Keyword == l.Keyword && l.kinds&^m.kinds == 0 }) {
+		if l.kinds &= present; l.kinds != 0 && !slices.ContainsFunc(losses, func(m loss) bool {
+			return m.Pointer == l.Pointer && m.Keyword == l.Keyword &&
+				l.kinds&^m.kinds == 0
+		}) {
 			losses = append(losses, l)
 		}
 	}

@@ -17,7 +17,8 @@ import (
 
 var update = flag.Bool("update", false, "write testdata/suite_refused.txt anew")
 
-// knownWrong are groups, by what their names end with, that a grammar has otherwise than the suite, with the reason. Everything else is right or refused by name.
+// knownWrong are groups, by what their names end with, that a grammar has otherwise than the suite, with the reason. Everything else is right or
+// refused by name.
 var knownWrong = map[string]string{
 	"const.json: const with object": "keys are written in the order of the schema's text",
 	" format":                       "formats are enforced; by the standard they are annotations unless a dialect says otherwise",
@@ -39,7 +40,8 @@ func knownReason(name string) string {
 	return ""
 }
 
-// TestSuite runs the JSON Schema test suite through the grammars, under strict: what is valid can be written, what is not cannot; or the schema is refused by name.
+// TestSuite runs the JSON Schema test suite through the grammars, under strict: what is valid can be written, what is not cannot; or the schema is
+// refused by name.
 func TestSuite(t *testing.T) {
 	var refused []string
 	groups, right := 0, 0
@@ -75,7 +77,8 @@ func TestSuite(t *testing.T) {
 				}
 				ok := true
 				for _, test := range group.Tests {
-					if problems := compiled.Validate(test.Data); (len(problems) == 0) != test.Valid && (knownReason(name) == "" || strings.Contains(name, "const with object")) {
+					if problems := compiled.Validate(test.Data); (len(problems) == 0) != test.Valid && (knownReason(name) == "" || strings.Contains(name,
+						"const with object")) {
 						t.Errorf("%s: %s: validator: %v", name, test.Description, problems)
 					}
 					for _, text := range writings(t, compiled.document, test.Data) {

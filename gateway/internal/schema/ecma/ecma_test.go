@@ -53,7 +53,8 @@ func TestMatch(t *testing.T) {
 }
 
 func TestParseRefuses(t *testing.T) {
-	for _, pattern := range []string{`((`, `)`, `[`, `a**`, `*a`, `\`, `[z-a]`, `a{3,2}`, `a{100001}`, `\p{Nonsense}`, `\2(a)`, `(?<a`, `(?z)`, `\u{110000}`, `^*`} {
+	for _, pattern := range []string{`((`, `)`, `[`, `a**`, `*a`, `\`, `[z-a]`, `a{3,2}`, `a{100001}`, `\p{Nonsense}`, `\2(a)`, `(?<a`, `(?z)`,
+		`\u{110000}`, `^*`} {
 		if _, err := Parse(pattern); err == nil {
 			t.Errorf("%s was read", pattern)
 		}
@@ -62,7 +63,8 @@ func TestParseRefuses(t *testing.T) {
 
 func TestIrregular(t *testing.T) {
 	for pattern, want := range map[string]bool{
-		`^a$|b`: false, `(^a|b$)`: false, `a^b`: true, `a$b`: true, `(?=a)`: true, `(a)\1`: true, `\ba`: true, `(^a)*`: true, `(^a)?b`: false, `^(a|b$)`: false, `x*^a`: true, `^^a$$`: false,
+		`^a$|b`: false, `(^a|b$)`: false, `a^b`: true, `a$b`: true, `(?=a)`: true, `(a)\1`: true, `\ba`: true, `(^a)*`: true, `(^a)?b`: false,
+		`^(a|b$)`: false, `x*^a`: true, `^^a$$`: false,
 	} {
 		p, err := Parse(pattern)
 		if err != nil {

@@ -26,8 +26,10 @@ func TestReadKeepsOrder(t *testing.T) {
 
 func TestReadRefuses(t *testing.T) {
 	for text, want := range map[string]string{
-		``: "ends where", `{"a":1,"a":2}`: "twice", `[1,]`: "want a JSON value", `{"a"}`: "want ':'", `{a:1}`: "key in quotes", `01`: "after the value", `1.`: "digit", `NaN`: "want a JSON value",
-		`"a`: "inside a string", "\"\x01\"": "control", `"\x"`: "escape", `[1 2]`: "want ','", `{"a":1 "b":2}`: "want ','", `nul`: "want a JSON value", `-`: "digit", `1e`: "exponent",
+		``: "ends where", `{"a":1,"a":2}`: "twice", `[1,]`: "want a JSON value", `{"a"}`: "want ':'", `{a:1}`: "key in quotes", `01`: "after the value",
+		`1.`: "digit", `NaN`: "want a JSON value",
+		`"a`: "inside a string", "\"\x01\"": "control", `"\x"`: "escape", `[1 2]`: "want ','", `{"a":1 "b":2}`: "want ','", `nul`: "want a JSON value",
+		`-`: "digit", `1e`: "exponent",
 		strings.Repeat("[", 65): "nesting > 64", strings.Repeat(" ", 1<<16) + "1": "bytes",
 	} {
 		if _, err := Read([]byte(text), limits); err == nil || !strings.Contains(err.Error(), want) {
@@ -41,7 +43,8 @@ func TestDecimal(t *testing.T) {
 		a, b string
 		want int
 	}{
-		{"1", "1.0", 0}, {"1e2", "100", 0}, {"-0", "0.00", 0}, {"0.1", "0.01", 1}, {"-2", "1", -1}, {"-2", "-3", 1}, {"9007199254740993", "9007199254740992", 1}, {"1e999999999999", "1e99", 1}, {"1e-999999999999", "0", 1},
+		{"1", "1.0", 0}, {"1e2", "100", 0}, {"-0", "0.00", 0}, {"0.1", "0.01", 1}, {"-2", "1", -1}, {"-2", "-3", 1}, {"9007199254740993",
+			"9007199254740992", 1}, {"1e999999999999", "1e99", 1}, {"1e-999999999999", "0", 1},
 		{"123.456", "1.23456e2", 0},
 	} {
 		if got := ParseDecimal(c.a).Compare(ParseDecimal(c.b)); got != c.want {
@@ -52,13 +55,15 @@ func TestDecimal(t *testing.T) {
 		a, b string
 		want bool
 	}{
-		{"10", "5", true}, {"10.5", "0.5", true}, {"0.0075", "0.0001", true}, {"0.00751", "0.0001", false}, {"1e308", "0.123456789", false}, {"0", "7", true}, {"1e400", "1e399", true}, {"4.5", "1.5", true}, {"35", "1.5", false}, {"1", "1e-300", true},
+		{"10", "5", true}, {"10.5", "0.5", true}, {"0.0075", "0.0001", true}, {"0.00751", "0.0001", false}, {"1e308", "0.123456789", false}, {"0", "7",
+			true}, {"1e400", "1e399", true}, {"4.5", "1.5", true}, {"35", "1.5", false}, {"1", "1e-300", true},
 	} {
 		if got := ParseDecimal(c.a).MultipleOf(ParseDecimal(c.b)); got != c.want {
 			t.Errorf("%s of %s: %v", c.a, c.b, got)
 		}
 	}
-	for text, want := range map[string]string{"1.50": "1.5", "-0": "0", "1e3": "1000", "0.00100": "0.001", "1e100": "1e100", "12e99": "1.2e100", "1e-80": "1e-80"} {
+	for text, want := range map[string]string{"1.50": "1.5", "-0": "0", "1e3": "1000", "0.00100": "0.001", "1e100": "1e100", "12e99": "1.2e100",
+		"1e-80": "1e-80"} {
 		if got := ParseDecimal(text).String(); got != want {
 			t.Errorf("%s is written as %s", text, got)
 		}
@@ -76,7 +81,8 @@ func FuzzRead(f *testing.F) {
 		decoder := json.NewDecoder(strings.NewReader(string(text)))
 		decoder.UseNumber()
 		if jsonErr := json.Unmarshal(text, &want); (err == nil) != (jsonErr == nil) {
-			if err != nil && strings.Contains(err.Error(), "too large") || !utf8.Valid(text) || jsonErr != nil && strings.Contains(jsonErr.Error(), "cannot unmarshal number") {
+			if err != nil && strings.Contains(err.Error(), "too large") || !utf8.Valid(text) || jsonErr != nil && strings.Contains(jsonErr.Error(),
+				"cannot unmarshal number") {
 				return
 			}
 			t.Fatalf("%q: %v, encoding/json: %v", text, err, jsonErr)
