@@ -45,6 +45,8 @@ type Options struct {
 	ReadCalls bool
 	// TaggedOnly reads calls only behind the format's opening tag: where the answer itself is JSON, it may look like a call without one.
 	TaggedOnly bool
+	// HeldCalls reads no calls in reasoning: the answer behind it is held to a form while it is sampled, and reasoning to none, so that a call in it could be any.
+	HeldCalls bool
 	// Tools are those of the request.
 	Tools []Tool
 	// MaxCalls ends reading behind so many calls; 0 is no limit. See Reader.Done.

@@ -112,7 +112,7 @@ func (r *Reader) enter(m mode) {
 	}
 	if r.definition != nil {
 		for i, o := range r.definition.openers {
-			if o.bare && r.options.TaggedOnly {
+			if o.bare && r.options.TaggedOnly || r.options.HeldCalls && r.thinking() && !r.channels() {
 				continue
 			}
 			r.patterns = append(r.patterns, pattern{text: o.text, place: o.place, what: i})

@@ -465,3 +465,16 @@ func TestAtOnce(t *testing.T) {
 		}
 	}
 }
+
+// TestHeldCalls: where the answer is held to a form, a call in the reasoning before it is a thought.
+func TestHeldCalls(t *testing.T) {
+	const text = "so <tool_call>\n{\"name\": \"other\", \"arguments\": {}}\n</tool_call> no</think>\n\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>"
+	for _, held := range []bool{false, true} {
+		r := NewReader(Options{Format: Hermes, ReadCalls: true, Tags: Tags{Open: "<think>", Close: "</think>"}, State: Opened, HeldCalls: held})
+		got := Collect(append(r.Push(text, false), r.Finish(false)...))
+		want := map[bool]string{false: "other", true: "f"}[held]
+		if len(got.Calls) == 0 || got.Calls[0].Name != want || held && len(got.Calls) != 1 {
+			t.Errorf("held %v: %+v", held, got)
+		}
+	}
+}

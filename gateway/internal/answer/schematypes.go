@@ -236,8 +236,3 @@ func hasKey(v any, key string) bool {
 	_, ok = o[key]
 	return ok
 }
-
-// MayBeText tells whether a parameter of a tool may be a string. Formats that write values without quotes take any text for one then.
-func MayBeText(t Tool, name string) bool {
-	return schemaOf([]Tool{t}, t.Name).parameter(name)&stringType != 0
-}

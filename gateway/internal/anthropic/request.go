@@ -140,7 +140,11 @@ func (s *Service) conversation(c inference.Call, m *catalog.Model, r *messagesRe
 	if err := s.Bound(c, m, "messages", size); err != nil {
 		return out, err
 	}
-	out = inference.Conversation{Tools: a.tools.Tools, Size: size + a.tools.Size}
+	extras, err := s.BoundExtras(c, m, nil, r.TemplateKwargs)
+	if err != nil {
+		return out, err
+	}
+	out = inference.Conversation{Tools: a.tools.Tools, Size: size + a.tools.Size + extras}
 	var t turns
 	if err := t.system(r.System); err != nil {
 		return out, err

@@ -38,7 +38,9 @@ func (a *reply) stream(c inference.Call) error {
 				return err
 			}
 		}
-		a.pending = append(a.pending, p.Tokens...)
+		if a.Exact {
+			a.pending = append(a.pending, p.Tokens...)
+		}
 		made := a.events(p)
 		for i, e := range made {
 			if a.Exact {

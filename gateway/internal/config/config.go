@@ -168,7 +168,7 @@ func Default() Config {
 		Training: Training{GapWait: 2 * time.Second},
 		Recovery: Recovery{SnapshotEvery: time.Minute, SnapshotOperations: 50, DiskShare: 0.1},
 		Sampling: Sampling{MaxWaiting: 20000, MaxPerClient: 2000, SharePrefixes: "keys"},
-		OpenAI:   OpenAI{ResponsesKeep: 24 * time.Hour},
+		OpenAI:   OpenAI{ResponsesKeep: 30 * 24 * time.Hour},
 		Log:      Log{Level: "info", Format: "text"},
 	}
 }

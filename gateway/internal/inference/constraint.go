@@ -94,7 +94,7 @@ type demand struct {
 func demandOf(m *catalog.Model, r *Request) *demand {
 	d := &demand{Format: m.ToolFormat, Single: r.Choice.Single}
 	strict := false
-	if r.Choice.Mode != ChooseNone && !r.LeaveCalls {
+	if r.Choice.Mode == ChooseRequired || r.Choice.Mode == ChooseAuto && !r.LeaveCalls {
 		for _, t := range r.Conversation.Tools {
 			if r.Choice.allows(t.Name) {
 				d.Tools = append(d.Tools, toolgrammar.Tool{Name: t.Name, Parameters: t.Parameters, Strict: t.Strict})
@@ -133,7 +133,12 @@ func (c *Choice) allows(name string) bool {
 
 // symbol is the text that is demanded, in a grammar.
 func (d *demand) symbol(ctx context.Context, b *grammar.Builder, out *Held) (grammar.Symbol, error) {
-	o := toolgrammar.Options{Format: d.Format, Tools: d.Tools, Arguments: d.Arguments, Single: d.Single}
+	o := toolgrammar.Options{Format: d.Format, Tools: d.Tools, Arguments: d.Arguments, Single: d.Single, Relaxed: func(tool string, left []schema.Relaxed) {
+		for _, r := range left {
+			r.Pointer = tool + r.Pointer
+			out.relaxed = append(out.relaxed, r)
+		}
+	}}
 	switch {
 	case d.Free:
 		return toolgrammar.Free(ctx, b, o)
@@ -157,7 +162,7 @@ func (f *AnswerForm) symbol(ctx context.Context, b *grammar.Builder, out *Held) 
 		if err != nil {
 			return 0, err
 		}
-		out.relaxed = value.Relaxed
+		out.relaxed = append(out.relaxed, value.Relaxed...)
 		if len(value.Relaxed) > 0 {
 			out.validate = value.Validate
 		}
@@ -245,11 +250,13 @@ func formError(ctx context.Context, r *Request, err error) error {
 			allowed++
 		}
 	}
-	field := r.Form.Field
-	if field == "" || errors.Is(err, toolgrammar.ErrNoForm) {
-		field = r.Choice.Field
+	if errors.Is(err, toolgrammar.ErrNoForm) {
+		if r.Choice.Mode == ChooseAuto && r.Choice.Names == nil { // nothing was said that the calls would have to be held for, but this
+			return Unsupported("tools", "are served by this model neither strict nor together with a form of the answer: "+err.Error())
+		}
+		return Unsupported(r.Choice.Field, err.Error())
 	}
-	return Invalid(field, "%v", err)
+	return Invalid(cmp.Or(r.Form.Field, r.Choice.Field), "%v", err)
 }
 
 // demanded makes the grammar of a request's answer; nil for an answer that may be anything.
@@ -279,8 +286,8 @@ func (g *Generation) hold(m *catalog.Model, r *Request, made *Held) error {
 		return err
 	}
 	if r.Choice.Mode == ChooseNone && r.tools && made == nil {
-		if ids, err := m.Tokenizer.Encode(toolgrammar.Opening(m.ToolFormat), false); err == nil && len(ids) == 1 {
-			constraint.Excluded = ids
+		if id, ok := callTag(m); ok {
+			constraint.Excluded = []int32{id}
 		}
 	}
 	if constraint.Grammar != nil || constraint.Think != nil || constraint.Excluded != nil {
@@ -289,12 +296,24 @@ func (g *Generation) hold(m *catalog.Model, r *Request, made *Held) error {
 	return nil
 }
 
-// heldBy is the field of the request that has the answer held to a form.
+// heldBy is what of the request has the answer held to a form.
 func heldBy(r *Request) string {
-	if r.Form.Field != "" {
+	switch {
+	case r.Form.Field != "":
 		return r.Form.Field
+	case r.Choice.Mode == ChooseAuto && r.Choice.Names == nil:
+		return "tools that are strict"
 	}
 	return r.Choice.Field
+}
+
+// callTag is the token that calls begin with, where it is one.
+func callTag(m *catalog.Model) (int32, bool) {
+	ids, err := m.Tokenizer.Encode(toolgrammar.Opening(m.ToolFormat), false)
+	if err != nil || len(ids) != 1 {
+		return 0, false
+	}
+	return ids[0], true
 }
 
 // thinkRule says where an answer's form begins behind its thoughts, and how long those may be; nil where it makes no difference.
@@ -319,6 +338,9 @@ func thinkRule(m *catalog.Model, reading *answer.Options, t Thinking, held bool)
 		return ids
 	}
 	rule.Close = encode(m.Reasoning.Close)
+	if id, ok := callTag(m); held && reading.ReadCalls && ok { // a call in thoughts would end them, and be held to nothing
+		rule.Without = []int32{id}
+	}
 	if !rule.Inside {
 		rule.Open = encode(m.Reasoning.Open)
 	}

@@ -199,7 +199,7 @@ func DecodePart(at string, raw json.RawMessage, into any) error {
 
 // fieldPath takes the names of embedded structs, which only we know, out of a path.
 func fieldPath(path string) string {
-	for _, embedded := range []string{"Parameters.", "Unserved.", "thinkingFields.", "functionTool."} {
+	for _, embedded := range []string{"Parameters.", "Unserved.", "thinkingFields.", "formFields.", "Function."} {
 		path = strings.TrimPrefix(path, embedded)
 	}
 	return path

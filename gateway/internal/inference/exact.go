@@ -34,12 +34,13 @@ func pathOf(t runs.Target) *string {
 type Sampled struct {
 	Tokens   []int32
 	Logprobs []float32
+	Left     []float32 // see Token.Left
 }
 
 // Add takes the next tokens.
 func (s *Sampled) Add(tokens []Token) {
 	for _, t := range tokens {
-		s.Tokens, s.Logprobs = append(s.Tokens, t.ID), append(s.Logprobs, t.Logprob)
+		s.Tokens, s.Logprobs, s.Left = append(s.Tokens, t.ID), append(s.Logprobs, t.Logprob), append(s.Left, t.Left)
 	}
 }
 
@@ -50,4 +51,28 @@ func IDs(tokens []Token) []int32 {
 		out[i] = t.ID
 	}
 	return out
+}
+
+// left is a list of what a form allowed, nil for an answer that was held to none.
+func (j *Job) left(tokens []float32) []float32 {
+	if j.Generation.Request.Constraint == nil {
+		return nil
+	}
+	if tokens == nil {
+		return []float32{}
+	}
+	return tokens
+}
+
+// ConstraintLogprobs are, for each token that a sequence has sampled so far, the logarithm of the probability of all that its form allowed there: the token's log-probability less
+// this is that under the form. nil for an answer that is held to none.
+func (j *Job) ConstraintLogprobs(sequence int) []float32 { return j.left(j.sampled[sequence].Left) }
+
+// ConstraintLogprobsOf is the same of some tokens.
+func (j *Job) ConstraintLogprobsOf(tokens []Token) []float32 {
+	out := make([]float32, len(tokens))
+	for i, t := range tokens {
+		out[i] = t.Left
+	}
+	return j.left(out)
 }

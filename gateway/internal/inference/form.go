@@ -43,8 +43,11 @@ func schemaErrors(problems []schema.Problem) []SchemaError {
 	return out
 }
 
-// maxRelaxedNamed is how many keywords the header names.
-const maxRelaxedNamed = 16
+// The header names so many keywords, and of each so many characters: what is longer than a few KiB breaks clients.
+const (
+	maxRelaxedNamed = 16
+	maxRelaxedBytes = 120
+)
 
 // relaxedNames are the keywords that an answer is not held to, for the header that tells of them.
 func relaxedNames(relaxed []schema.Relaxed) string {
@@ -59,7 +62,7 @@ func relaxedNames(relaxed []schema.Relaxed) string {
 				return '?'
 			}
 			return c
-		}, r.String()))
+		}, fmt.Sprintf("%.*s", maxRelaxedBytes, r.String())))
 	}
 	return strings.Join(names, ", ")
 }

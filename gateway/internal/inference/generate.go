@@ -36,6 +36,9 @@ const (
 	FinishCalls  = "tool_calls"
 )
 
+// Ends tells whether a token ends a sequence and is no text of it.
+func (g *Generation) Ends(id int32) bool { return g.ends[id] && !g.includeStop }
+
 // Part is the next part of one sequence.
 type Part struct {
 	Sequence int

@@ -89,12 +89,15 @@ func (s *Service) Prepare(c Call, p *Parameters, r *Request) (*Job, error) {
 		choice.Mode = ChooseNone
 	}
 	g.Read(m, prompt, tools, choice, r.Thinking)
-	g.Reading.TaggedOnly = r.Form.Field != ""
+	g.Reading.TaggedOnly, g.Reading.HeldCalls = r.Form.Field != "", held != nil
 	r.tools = len(tools) > 0
 	if err := g.hold(m, r, held); err != nil {
 		return nil, err
 	}
 	j.sampled, j.said = make([]Sampled, g.Request.NumSamples), make([]answer.Collector, g.Request.NumSamples)
+	if relaxed := held.Relaxed(); relaxed != "" {
+		c.Header(RelaxedHeader, relaxed)
+	}
 	return j, nil
 }
 
@@ -117,6 +120,11 @@ func (s *Service) ask(c Call, p *Parameters, r *Request) (target runs.Target, m 
 	}
 	if err = r.Thinking.check(); err != nil {
 		return
+	}
+	if r.Tokens == nil && m.Template != nil {
+		if err = checkTools(m, r.Conversation.Tools); err != nil {
+			return
+		}
 	}
 	if held, err = s.demanded(c, m, r); err != nil {
 		return
@@ -188,7 +196,7 @@ func (j *Job) ExactPrompt() *Exact {
 	return &Exact{PromptTokenIDs: j.Generation.Request.Prompt, WeightVersion: j.version, ModelPath: pathOf(j.Target), Prefix: j.Prompt.Prefix()}
 }
 
-// RelaxedHeader is the header that names what an answer is not held to while it is sampled.
+// RelaxedHeader is the header that names what an answer is not held to while it is sampled. [Service.Prepare] sets it.
 const RelaxedHeader = "X-Tinsmith-Schema-Relaxed"
 
 // TokenIDs are those that a sequence has sampled so far, never nil.
@@ -197,6 +205,17 @@ func (j *Job) TokenIDs(sequence int) []int32 {
 		return tokens
 	}
 	return []int32{}
+}
+
+// datumTokenBytes is about what a token takes in a Datum, as numbers and as JSON.
+const datumTokenBytes = 40
+
+// DatumBytes is about how many bytes a sequence's Datum will take, which holds the whole prompt; 0 where there is none.
+func (j *Job) DatumBytes(sequence int) int {
+	if j.loss == "" {
+		return 0
+	}
+	return datumTokenBytes * (len(j.Generation.Request.Prompt) + len(j.sampled[sequence].Tokens))
 }
 
 // Datum is a sequence that has ended as training data, nil unless asked.

@@ -24,6 +24,21 @@ func (g *Generation) Read(m *catalog.Model, prompt Prompt, tools []Tool, choice 
 	}
 }
 
+// BoundExtras is [Service.Bound] for what templates are given beside messages and tools. It gives the bytes of it.
+func (s *Service) BoundExtras(c Call, m *catalog.Model, documents []json.RawMessage, kwargs map[string]json.RawMessage) (size int, err error) {
+	for _, raw := range documents {
+		size += len(raw)
+	}
+	if err := s.Bound(c, m, "documents", size); err != nil {
+		return 0, err
+	}
+	named := 0
+	for name, raw := range kwargs {
+		named += len(name) + len(raw)
+	}
+	return size + named, s.Bound(c, m, "chat_template_kwargs", named)
+}
+
 // BoundMessages refuses messages that are longer than a prompt of the model can be, before they are parsed.
 func (s *Service) BoundMessages(c Call, m *catalog.Model, messages []json.RawMessage) error {
 	size := 0

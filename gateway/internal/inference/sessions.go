@@ -1,6 +1,8 @@
 package inference
 
 import (
+	"maps"
+	"slices"
 	"sync"
 	"time"
 )
@@ -15,7 +17,7 @@ const (
 	sessionKept        = time.Hour
 	turnBytes          = 512 // of a turn beside its tokens
 	tokenBytes         = 4
-	sampledTokenBytes  = 8
+	sampledTokenBytes  = 12 // with two log-probabilities
 	maxSessionBranches = 64 // that a conversation can go on from
 )
 
@@ -82,6 +84,7 @@ type Sessions struct {
 
 	mu     sync.Mutex
 	owners map[string]*owner
+	swept  time.Time
 }
 
 type owner struct {
@@ -92,14 +95,43 @@ type owner struct {
 // NewSessions makes an empty memory.
 func NewSessions() *Sessions { return &Sessions{now: time.Now, owners: map[string]*owner{}} }
 
+// sweepEvery is how often all sessions are looked through: there may be a hundred thousand of a key, and everybody waits meanwhile.
+const sweepEvery = time.Minute
+
+// old is the time before which a session must have been used to be forgotten.
+func (s *Sessions) old() time.Time { return s.now().Add(-sessionKept) }
+
+// session is one that is remembered, nil if there is none. mu is held.
+func (s *Sessions) session(key, id string) *session {
+	o := s.owners[key]
+	if o == nil {
+		return nil
+	}
+	one := o.sessions[id]
+	if one != nil && one.used.Before(s.old()) {
+		o.forget(id)
+		return nil
+	}
+	return one
+}
+
+// forget removes a session.
+func (o *owner) forget(id string) {
+	o.bytes -= o.sessions[id].bytes
+	delete(o.sessions, id)
+}
+
 // sweep forgets what nobody has used for long. mu is held.
 func (s *Sessions) sweep() {
-	old := s.now().Add(-sessionKept)
+	if s.now().Sub(s.swept) < sweepEvery {
+		return
+	}
+	s.swept = s.now()
+	old := s.old()
 	for name, o := range s.owners {
 		for id, one := range o.sessions {
 			if one.used.Before(old) {
-				o.bytes -= one.bytes
-				delete(o.sessions, id)
+				o.forget(id)
 			}
 		}
 		if len(o.sessions) == 0 {
@@ -113,11 +145,10 @@ func (s *Sessions) find(key, id string, branches []branch) (*Turn, int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.sweep()
-	o := s.owners[key]
-	if o == nil || o.sessions[id] == nil {
+	one := s.session(key, id)
+	if one == nil {
 		return nil, 0
 	}
-	one := o.sessions[id]
 	one.used = s.now()
 	for i, b := range branches {
 		if t := one.branches[b]; t != nil {
@@ -137,7 +168,7 @@ func (s *Sessions) add(key, id string, t *Turn, from *branch) {
 		o = &owner{sessions: map[string]*session{}}
 		s.owners[key] = o
 	}
-	one := o.sessions[id]
+	one := s.session(key, id)
 	if one == nil {
 		one = &session{branches: map[branch]*Turn{}}
 		o.sessions[id] = one
@@ -165,15 +196,19 @@ func (s *Sessions) add(key, id string, t *Turn, from *branch) {
 			one.order = one.order[1:]
 		}
 	}
-	for o.bytes > maxSessionBytes {
-		oldest := ""
-		for name, other := range o.sessions {
-			if oldest == "" || other.used.Before(o.sessions[oldest].used) {
-				oldest = name
-			}
+	if o.bytes > maxSessionBytes {
+		o.makeRoom()
+	}
+}
+
+// makeRoom forgets the sessions that were unused for longest, until those that stay take a little less than they may: so they need not be put in order for every turn.
+func (o *owner) makeRoom() {
+	names := slices.SortedFunc(maps.Keys(o.sessions), func(a, b string) int { return o.sessions[a].used.Compare(o.sessions[b].used) })
+	for _, name := range names {
+		if o.bytes <= maxSessionBytes-maxSessionBytes/16 || len(o.sessions) == 1 && o.bytes <= maxSessionBytes {
+			return
 		}
-		o.bytes -= o.sessions[oldest].bytes
-		delete(o.sessions, oldest)
+		o.forget(name)
 	}
 }
 
@@ -181,12 +216,10 @@ func (s *Sessions) add(key, id string, t *Turn, from *branch) {
 func (s *Sessions) Forget(key, id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	o := s.owners[key]
-	if o == nil || o.sessions[id] == nil {
+	if s.session(key, id) == nil {
 		return false
 	}
-	o.bytes -= o.sessions[id].bytes
-	delete(o.sessions, id)
+	s.owners[key].forget(id)
 	return true
 }
 
@@ -199,16 +232,16 @@ type SessionDatum struct {
 }
 
 // Datums gives the turns of a session as training data, oldest first. merged makes one Datum of turns of which each begins with the tokens of the one before. ok is false if there is
-// no such session.
-func (s *Sessions) Datums(key, id, loss string, merged bool) (out []SessionDatum, ok bool, err error) {
+// no such session. take is asked before memory is taken, in bytes: every Datum holds all that was read before it, so that together they may be a thousand times what is remembered.
+func (s *Sessions) Datums(key, id, loss string, merged bool, take func(bytes int) error) (out []SessionDatum, ok bool, err error) {
 	s.mu.Lock()
-	o := s.owners[key]
-	if o == nil || o.sessions[id] == nil {
+	remembered := s.session(key, id)
+	if remembered == nil {
 		s.mu.Unlock()
 		return nil, false, nil
 	}
-	o.sessions[id].used = s.now()
-	turns := append([]*Turn(nil), o.sessions[id].turns...)
+	remembered.used = s.now()
+	turns := append([]*Turn(nil), remembered.turns...)
 	s.mu.Unlock()
 	followed := map[*Turn]bool{}
 	for _, t := range turns {
@@ -217,6 +250,9 @@ func (s *Sessions) Datums(key, id, loss string, merged bool) (out []SessionDatum
 	for _, t := range turns {
 		if merged && followed[t] {
 			continue
+		}
+		if err := take(datumTokenBytes * t.length); err != nil {
+			return nil, true, err
 		}
 		one := SessionDatum{Turns: []int{t.number}, WeightVersions: []int64{t.Version}}
 		spans := []Span{{Tokens: t.tokens()[:t.length-len(t.Sampled.Tokens)]}, {Tokens: t.Sampled.Tokens, Logprobs: t.Sampled.Logprobs}}

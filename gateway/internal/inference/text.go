@@ -13,8 +13,9 @@ type Token struct {
 	ID      int32
 	Logprob float32
 	Top     []Alternative
-	Offset  int // of its text: characters (code points) of the sequence's text before it
-	at      int // the same in bytes of the text with special tokens
+	Left    float32 // logarithm of the probability of all that a form allowed, 0 where it allowed everything
+	Offset  int     // of its text: characters (code points) of the sequence's text before it
+	at      int     // the same in bytes of the text with special tokens
 }
 
 // Alternative is one of the likeliest tokens at a place.
@@ -89,6 +90,9 @@ func (a *assembler) push(s *plugins.SampledTokens) piece {
 			break // what comes after a stop string is not wanted
 		}
 		t := Token{ID: id, Logprob: s.Logprobs[i], Top: TopRow(s.Top, i), Offset: a.chars + a.visibleChars(), at: a.released + len(a.held)}
+		if i < len(s.ConstraintLogprobs) {
+			t.Left = s.ConstraintLogprobs[i]
+		}
 		if a.ends[id] {
 			a.stop = id
 		}

@@ -146,8 +146,12 @@ func (s *Service) conversation(c inference.Call, m *catalog.Model, r *chatReques
 	if out.Messages, out.Size, err = parseMessages("messages", r.Messages); err != nil {
 		return out, err
 	}
-	out.Size += tools.Size
-	if out.Documents, err = parseDocuments(r.Documents, &out.Size); err != nil {
+	extras, err := s.BoundExtras(c, m, r.Documents, r.TemplateKwargs)
+	if err != nil {
+		return out, err
+	}
+	out.Size += tools.Size + extras
+	if out.Documents, err = parseDocuments(r.Documents); err != nil {
 		return out, err
 	}
 	out.Kwargs, err = inference.TemplateKwargs(m, r.TemplateKwargs, thinking)
@@ -191,9 +195,6 @@ func (s *Service) answerChat(c inference.Call, r *chatRequest, tokensField strin
 	making := &chatAnswer{
 		Job: job, service: s, request: r, logprobs: request.TopLogprobs >= 0, hidden: request.Thinking.Hidden, legacy: len(r.Functions) > 0,
 		begun: make([]bool, job.Generation.Request.NumSamples), contents: make([]answer.Collector, job.Generation.Request.NumSamples),
-	}
-	if relaxed := job.Relaxed(); relaxed != "" {
-		c.Header(inference.RelaxedHeader, relaxed)
 	}
 	if r.Stream {
 		return making.stream(c)
@@ -294,6 +295,9 @@ func (a *chatAnswer) whole(c inference.Call) error {
 	}
 	choices := make([]choice, n)
 	for i := range choices {
+		if err := kept.Take(a.DatumBytes(i), 0); err != nil {
+			return err
+		}
 		exact, err := a.exactChoice(i)
 		if err != nil {
 			return err

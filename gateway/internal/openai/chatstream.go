@@ -90,8 +90,10 @@ func (a *chatAnswer) chunks(p inference.Part) (out []chatChunkChoice, err error)
 	if p.Reason != "" {
 		reason := a.reason(p.Reason)
 		last := chatChunkChoice{Index: p.Sequence, FinishReason: &reason, StopReason: p.Stop}
-		if content := a.contents[p.Sequence].Answer().Content; content != nil {
-			last.SchemaErrors = a.Check(*content, p.Reason)
+		if a.Checks() {
+			if content := a.message(a.contents[p.Sequence].Answer()).Content; content != nil {
+				last.SchemaErrors = a.Check(*content, p.Reason)
+			}
 		}
 		out = append(out, last)
 	}
@@ -107,7 +109,7 @@ func (a *chatAnswer) withTokens(p inference.Part, chunks []chatChunkChoice) ([]c
 		chunks[i].exactChoice = &exactChoice{TokenIDs: []int32{}}
 	}
 	last := chunks[len(chunks)-1].exactChoice
-	last.TokenIDs = inference.IDs(p.Tokens)
+	last.TokenIDs, last.ConstraintLogprobs = inference.IDs(p.Tokens), a.ConstraintLogprobsOf(p.Tokens)
 	if p.Reason != "" {
 		var err error
 		last.Datum, err = a.Datum(p.Sequence)

@@ -202,7 +202,9 @@ func (s *Service) completions(c inference.Call) error {
 				g.Request.PromptLogprobs, g.Request.TopKPromptLogprobs = true, r.Logprobs.n
 			}
 		}
-		if a.held, err = s.HoldText(c, form, g); err != nil {
+		if len(a.generations) > 0 { // all of them have one form
+			g.Request.Constraint = a.generations[0].Request.Constraint
+		} else if a.held, err = s.HoldText(c, form, g); err != nil {
 			return err
 		}
 		a.generations = append(a.generations, g)

@@ -8,8 +8,8 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/inference"
 )
 
-// parseDocuments reads the documents that templates quote; nil if there are none. It counts their bytes into size.
-func parseDocuments(raw []json.RawMessage, size *int) ([]*jinja.Dict, error) {
+// parseDocuments reads the documents that templates quote; nil if there are none.
+func parseDocuments(raw []json.RawMessage) ([]*jinja.Dict, error) {
 	var out []*jinja.Dict
 	for i, one := range raw {
 		at := fmt.Sprintf("documents[%d]", i)
@@ -21,7 +21,6 @@ func parseDocuments(raw []json.RawMessage, size *int) ([]*jinja.Dict, error) {
 		if !ok {
 			return nil, inference.Invalid(at, "must be an object")
 		}
-		*size += len(one)
 		out = append(out, document)
 	}
 	return out, nil

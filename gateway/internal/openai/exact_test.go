@@ -192,3 +192,37 @@ func TestCompletionTokenIDs(t *testing.T) {
 		}
 	}
 }
+
+// TestConstraintLogprobs: an answer of a form tells what the form allowed at each token, the same whole and streamed; others tell nothing of the kind.
+func TestConstraintLogprobs(t *testing.T) {
+	w := newWorld(t, options{})
+	type body struct {
+		Choices []struct {
+			TokenIDs []int32    `json:"token_ids"`
+			Left     *[]float64 `json:"constraint_logprobs"`
+		} `json:"choices"`
+	}
+	ask := asking("hello").with(fields{"return_token_ids": true, "reasoning_effort": "none"})
+	var plain, whole body
+	w.answer("/v1/chat/completions", "CreateChatCompletionResponse", ask, &plain)
+	if plain.Choices[0].Left != nil {
+		t.Errorf("an answer of no form: %v", *plain.Choices[0].Left)
+	}
+	ask = ask.with(fields{"guided_choice": []string{"yes", "no"}})
+	w.answer("/v1/chat/completions", "CreateChatCompletionResponse", ask, &whole)
+	left := *whole.Choices[0].Left
+	if len(left) != len(whole.Choices[0].TokenIDs) || slices.Max(left) > 0 || left[0] > -1 {
+		t.Errorf("%v of tokens %v", left, whole.Choices[0].TokenIDs)
+	}
+	var streamed []float64
+	for _, event := range w.events("/v1/chat/completions", "CreateChatCompletionStreamResponse", ask) {
+		var chunk body
+		w.ok(json.Unmarshal([]byte(event), &chunk))
+		if l := chunk.Choices[0].Left; l != nil {
+			streamed = append(streamed, *l...)
+		}
+	}
+	if !slices.Equal(streamed, left) {
+		t.Errorf("streamed %v, whole %v", streamed, left)
+	}
+}

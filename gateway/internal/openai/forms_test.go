@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/answer"
 )
 
 // person is a schema as the SDKs make them of a class.
@@ -196,5 +198,103 @@ func TestRelaxedForms(t *testing.T) {
 	w.ok(json.Unmarshal([]byte(events[len(events)-1]), &last))
 	if !reflect.DeepEqual(last.Choices[0].SchemaErrors, errors) {
 		t.Errorf("streamed %s", events[len(events)-1])
+	}
+}
+
+// TestRelaxedOnSurfaces: the same holds of responses; and what the arguments of a tool are not held to is named too.
+func TestRelaxedOnSurfaces(t *testing.T) {
+	w := newWorld(t, options{})
+	schema := json.RawMessage(`{"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?=zz)", "maxLength": 3}}, "required": ["a"], "additionalProperties": false}`)
+	ask := fields{"model": modelName, "input": "hello", "seed": 7, "max_output_tokens": 300, "reasoning": fields{"effort": "none"}}
+	relaxed := func(path string, ask fields) (string, map[string]any) {
+		t.Helper()
+		status, header, b := w.send(http.MethodPost, path, ask.text())
+		if status != http.StatusOK {
+			t.Fatalf("%d %s", status, b)
+		}
+		return header.Get("X-Tinsmith-Schema-Relaxed"), parsed(t, string(b)).(map[string]any)
+	}
+	named, response := relaxed("/v1/responses", ask.with(fields{"text": fields{"format": fields{"type": "json_schema", "name": "x", "schema": schema}}}))
+	if errors, _ := response["schema_errors"].([]any); named != "#/properties/a pattern" || response["status"] != "completed" || len(errors) != 1 || errors[0].(map[string]any)["path"] != "/a" {
+		t.Errorf("%q %v", named, response)
+	}
+	tool := fields{"type": "function", "function": fields{"name": "f", "parameters": schema}}
+	if named, _ := relaxed("/v1/chat/completions", asking("hello").with(fields{"max_tokens": 300, "tools": []fields{tool}, "tool_choice": "required", "reasoning_effort": "none"})); named != "f#/properties/a pattern" {
+		t.Errorf("of a tool: %q", named)
+	}
+}
+
+// TestNamedFields: errors name fields as clients write them.
+func TestNamedFields(t *testing.T) {
+	w := newWorld(t, options{})
+	w.refused(http.MethodPost, "/v1/chat/completions", asking("x").with(fields{"guided_whitespace_pattern": 5}).text(), http.StatusBadRequest, "guided_whitespace_pattern", "")
+	w.refused(http.MethodPost, "/v1/chat/completions", asking("x").with(fields{"tools": []fields{clock}, "tool_choice": fields{"type": "allowed_tools", "tools": []any{}}}).text(), http.StatusBadRequest, "tool_choice.allowed_tools.tools", "")
+	w.refused(http.MethodPost, "/v1/responses", fields{"model": modelName, "input": "x", "tools": []fields{{"type": "custom", "name": 5}}}.text(), http.StatusBadRequest, "tools[0].name", "")
+}
+
+// TestRawForcedCalls: a call that must be there is there, also where calls stay in the content.
+func TestRawForcedCalls(t *testing.T) {
+	w := newWorld(t, options{})
+	message, _, _ := w.wholeChat(asking("hello").with(fields{"max_tokens": 100, "tools": []fields{clock}, "tool_choice": "required", "parallel_tool_calls": false, "parse_tool_calls": false, "reasoning_effort": "none"}))
+	if content, _ := message["content"].(string); !strings.HasPrefix(content, "<tool_call>\n{\"name\": \"get_time\", \"arguments\": {}}") {
+		t.Errorf("%v", message)
+	}
+}
+
+// TestLargeExtras: documents and variables of the template are bounded as messages are.
+func TestLargeExtras(t *testing.T) {
+	w := newWorld(t, options{})
+	large := strings.Repeat("x", 1<<20)
+	w.refused(http.MethodPost, "/v1/chat/completions", asking("x").with(fields{"documents": []fields{{"text": large}}}).text(), http.StatusBadRequest, "documents", "context_length_exceeded")
+	w.refused(http.MethodPost, "/v1/responses", fields{"model": modelName, "input": "x", "chat_template_kwargs": fields{"enable_thinking": large}}.text(), http.StatusBadRequest, "chat_template_kwargs", "context_length_exceeded")
+}
+
+// TestToolsWithoutTemplate: the error is about the tools, whatever tool_choice says.
+func TestToolsWithoutTemplate(t *testing.T) {
+	w := newWorld(t, options{})
+	ask := asking("x").with(fields{"tools": []fields{{"type": "function", "function": fields{"name": "f", "strict": true}}}})
+	w.model.ToolFormat = answer.Mistral // whose calls have no grammar here
+	w.refused(http.MethodPost, "/v1/chat/completions", ask.text(), http.StatusBadRequest, "tools", "unsupported_parameter", "strict")
+	w.refused(http.MethodPost, "/v1/chat/completions", ask.with(fields{"tool_choice": "required"}).text(), http.StatusBadRequest, "tool_choice", "unsupported_parameter", "mistral")
+	w.model.TakesTools = false
+	for _, choice := range []string{"auto", "required"} {
+		w.refused(http.MethodPost, "/v1/chat/completions", ask.with(fields{"tool_choice": choice}).text(), http.StatusBadRequest, "tools", "unsupported_parameter", "no tools")
+	}
+}
+
+// TestForcedCallsAndThoughts: no call begins in the thoughts before one that must come.
+func TestForcedCallsAndThoughts(t *testing.T) {
+	w := newWorld(t, options{})
+	bias := map[string]any{}
+	for _, tag := range []string{"<think>", "<tool_call>"} {
+		id, _ := w.model.Tokenizer.ID(tag)
+		bias[strconv.Itoa(int(id))] = 100
+	}
+	found := false
+	for seed := range 6 {
+		message, finish, _ := w.wholeChat(asking("hello").with(fields{"max_tokens": 200, "seed": seed, "tools": []fields{clock}, "tool_choice": "required", "parallel_tool_calls": false, "thinking_token_budget": 12, "logit_bias": bias}))
+		thoughts, _ := message["reasoning_content"].(string)
+		found = found || thoughts != ""
+		if calls := plainCalls(message); finish != "tool_calls" || len(calls) != 1 || calls[0] != [2]string{"get_time", "{}"} || strings.Contains(thoughts, "<tool_call>") {
+			t.Errorf("seed %d: %s %v", seed, finish, message)
+		}
+	}
+	if !found {
+		t.Error("no answer thought")
+	}
+}
+
+// TestNoCallInThoughts: where calls are held to a form, none begins in thoughts, where it would be held to nothing.
+func TestNoCallInThoughts(t *testing.T) {
+	w := newWorld(t, options{})
+	open, _ := w.model.Tokenizer.ID("<think>")
+	call, _ := w.model.Tokenizer.ID("<tool_call>")
+	ask := asking("hello").with(fields{
+		"max_tokens": 200, "tools": []fields{weather}, "tool_choice": "required", "parallel_tool_calls": false, "thinking_token_budget": 10,
+		"logit_bias": map[string]any{strconv.Itoa(int(open)): 100, strconv.Itoa(int(call)): 50},
+	})
+	message, _, usage := w.wholeChat(ask)
+	if thoughts := usage["completion_tokens_details"].(map[string]any)["reasoning_tokens"].(float64); thoughts < 10 {
+		t.Errorf("%v tokens of thoughts: %v", thoughts, message)
 	}
 }

@@ -16,6 +16,7 @@ import (
 type responsesRequest struct {
 	inference.Parameters
 	thinkingFields
+	formFields                         // but for response_format
 	Input              json.RawMessage `json:"input"`
 	Instructions       *string         `json:"instructions"`
 	PreviousResponseID *string         `json:"previous_response_id"`
@@ -183,8 +184,12 @@ func (s *Service) askResponse(c inference.Call, r *responsesRequest) (*asked, er
 		return nil, err
 	}
 	q.Conversation.Tools, q.Conversation.AddGenerationPrompt = out.tools.Tools, true
-	q.Conversation.Size = size + out.tools.Size
-	if q.Conversation.Documents, err = parseDocuments(r.Documents, &q.Conversation.Size); err != nil {
+	extras, err := s.BoundExtras(c, m, r.Documents, r.TemplateKwargs)
+	if err != nil {
+		return nil, err
+	}
+	q.Conversation.Size = size + out.tools.Size + extras
+	if q.Conversation.Documents, err = parseDocuments(r.Documents); err != nil {
 		return nil, err
 	}
 	q.Conversation.Kwargs, err = inference.TemplateKwargs(m, r.kwargs(m), q.Thinking)
@@ -301,6 +306,9 @@ func (s *Service) createResponse(c inference.Call) error {
 	a := &responseAnswer{asked: asked, service: s}
 	if err := a.begin(c); err != nil {
 		return err
+	}
+	if relaxed := a.Relaxed(); relaxed != "" {
+		c.Header(inference.RelaxedHeader, relaxed)
 	}
 	if r.Stream {
 		return a.stream(c)

@@ -62,6 +62,8 @@ type responseObject struct {
 	*inference.Exact                  // nil: left out
 	TokenIDs         *[]int32         `json:"token_ids,omitempty"`
 	Datum            *inference.Datum `json:"datum,omitempty"`
+
+	SchemaErrors []inference.SchemaError `json:"schema_errors,omitempty"`
 }
 
 type responseError struct {
@@ -220,12 +222,28 @@ func (a *responseAnswer) seal() (err error) {
 		o.CompletedAt = &now
 	}
 	o.Usage = usageOf(&a.Usage)
+	if a.Checks() {
+		content, said := o.said()
+		if said {
+			o.SchemaErrors = a.Check(content, a.finished.Reason)
+		}
+	}
 	if a.Exact {
 		ids := a.Job.TokenIDs(0)
 		o.Exact, o.TokenIDs = a.ExactPrompt(), &ids
 		o.Datum, err = a.Job.Datum(0)
 	}
 	return err
+}
+
+// said is the text of the messages, if there is one.
+func (o *responseObject) said() (text string, ok bool) {
+	for _, i := range o.Output {
+		if i.Type == itemMessage {
+			text, ok = text+joined(i.Content), true
+		}
+	}
+	return text, ok
 }
 
 // finish seals the answer and stores it.

@@ -149,6 +149,17 @@ func (i item) MarshalJSON() ([]byte, error) {
 	}{i.ID, i.Type, i.Status, parts(i.Content), i.Role})
 }
 
+// bytes is how much text the item has.
+func (i *item) bytes() int {
+	n := len(i.Text) + len(i.Encrypted)
+	for _, list := range [][]textPart{i.Content, i.Summary, i.Output} {
+		for _, p := range list {
+			n += len(p.Text)
+		}
+	}
+	return n
+}
+
 // joined is the text of some parts, as the model reads it.
 func joined(list []textPart) string {
 	texts := make([]string, len(list))

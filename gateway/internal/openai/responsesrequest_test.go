@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
@@ -454,5 +455,21 @@ func TestRecordedRequests(t *testing.T) {
 	})
 	if read == 0 {
 		t.Error("there are none")
+	}
+}
+
+// TestDroppedNames: what is left out is named once, in a header that clients can read.
+func TestDroppedNames(t *testing.T) {
+	l := &responseTools{}
+	for i := range 100 {
+		l.drop(fmt.Sprintf("mcp_20%02d", i/2))
+	}
+	l.drop("late")
+	if len(l.dropped) != maxDropped || l.dropped[1] != "mcp_2001" {
+		t.Errorf("%d names: %q", len(l.dropped), l.dropped)
+	}
+	l = &responseTools{}
+	if l.drop("mcp_use\r\nX: y, " + strings.Repeat("a", 1000)); len(l.dropped[0]) != maxDroppedName || strings.ContainsAny(l.dropped[0], " ,\r\n") {
+		t.Errorf("%q", l.dropped)
 	}
 }

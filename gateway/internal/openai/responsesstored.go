@@ -91,6 +91,8 @@ type storedResponse struct {
 	object json.RawMessage
 	memory *inference.Memory
 	size   int // of the JSON
+
+	byID map[string]item // its items, once one of them was referred to
 }
 
 func unpackResponse(b []byte, claim func(int64) error) (out *storedResponse, err error) {
@@ -138,6 +140,28 @@ func (r *storedResponse) output() ([]item, error) {
 		return nil, err
 	}
 	return parseItems(object.Output)
+}
+
+// item is the one with an id; those of the output come first. All of them are read once: a request may refer to many, or to one many times.
+func (r *storedResponse) item(response, id string) (found item, ok bool, err error) {
+	if r.byID == nil {
+		output, err := r.output()
+		if err != nil {
+			return item{}, false, err
+		}
+		input, err := r.items(response)
+		if err != nil {
+			return item{}, false, err
+		}
+		r.byID = map[string]item{}
+		for _, i := range slices.Concat(output, input) {
+			if _, twice := r.byID[i.ID]; !twice {
+				r.byID[i.ID] = i
+			}
+		}
+	}
+	found, ok = r.byID[id]
+	return found, ok, nil
 }
 
 // conversation is what was said up to and with the response.
@@ -238,17 +262,15 @@ func (s *storedResponses) item(at, id string) (item, error) {
 	if err != nil {
 		return item{}, err
 	}
-	for _, list := range []func() ([]item, error){r.output, func() ([]item, error) { return r.items(responsePrefix + key) }} {
-		items, err := list()
-		if err != nil {
-			return item{}, err
-		}
-		if i := slices.IndexFunc(items, func(i item) bool { return i.ID == id }); i >= 0 {
-			s.referred += len(joined(items[i].Content)) + len(joined(items[i].Output)) + len(items[i].Text)
-			return items[i], nil
-		}
+	found, ok, err := r.item(responsePrefix+key, id)
+	switch {
+	case err != nil:
+		return item{}, err
+	case !ok:
+		return item{}, unknown
 	}
-	return item{}, unknown
+	s.referred += found.bytes()
+	return found, nil
 }
 
 // stored is the response that a path names.

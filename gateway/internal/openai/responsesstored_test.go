@@ -266,3 +266,44 @@ func FuzzStoredResponse(f *testing.F) {
 		}
 	})
 }
+
+// TestReferencesAreReadOnce: an item that is referred to many times takes the memory of one.
+func TestReferencesAreReadOnce(t *testing.T) {
+	r := &storedResponse{input: []byte(`[{"type":"message","role":"user","content":"a long text"}]`), object: []byte(`{"output":[{"type":"message","id":"msg_ABCDEFGHIJKLMNOPQRSTUVWXYZ00","role":"assistant","content":"said"}]}`)}
+	const response = responsePrefix + "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+	var first item
+	for _, id := range []string{"msg_ABCDEFGHIJKLMNOPQRSTUVWXYZ00", "msg_ABCDEFGHIJKLMNOPQRSTUVWXYZi00"} {
+		for again := range 3 {
+			got, ok, err := r.item(response, id)
+			if err != nil || !ok {
+				t.Fatalf("%s: %v %v", id, ok, err)
+			}
+			if again == 0 {
+				first = got
+			} else if &got.Content[0] != &first.Content[0] {
+				t.Errorf("%s is read again", id)
+			}
+		}
+	}
+	if _, ok, err := r.item(response, "msg_x"); ok || err != nil {
+		t.Errorf("%v %v", ok, err)
+	}
+}
+
+// TestStoringAndStops: the log-probabilities of a response that is stored are those of one that is not, whatever token ends it.
+func TestStoringAndStops(t *testing.T) {
+	w := newWorld(t, options{change: keeping})
+	w.says("one two three")
+	word := encoded(t, w.model.Tokenizer, "one two three")
+	listed := func(more fields) int {
+		t.Helper()
+		out := w.respond(responding("x").with(fields{"include": []string{"message.output_text.logprobs"}, "stop": []string{" two zzz"}, "stop_token_ids": word[len(word)-1:]}).with(more))
+		message := out["output"].([]any)[0].(map[string]any)
+		return len(message["content"].([]any)[0].(map[string]any)["logprobs"].([]any))
+	}
+	for _, more := range []fields{{}, {"include_stop_str_in_output": true}} {
+		if stored, not := listed(more), listed(more.with(fields{"store": false})); stored != not || not == 0 {
+			t.Errorf("%v: %d log-probabilities are stored, %d not", more, stored, not)
+		}
+	}
+}

@@ -3,7 +3,6 @@ package openai
 import (
 	"encoding/json"
 	"net/http"
-	"slices"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/answer"
 	"github.com/tinsmith/tinsmith/gateway/internal/inference"
@@ -78,7 +77,7 @@ func (a *responseAnswer) part(p inference.Part) error {
 	}
 	if a.request.TopLogprobs >= 0 {
 		for _, t := range p.Tokens {
-			end := !a.Exact && slices.Contains(a.Model.EndTokens, t.ID) // is kept for the next turn, and is no text
+			end := !a.Exact && a.Generation.Ends(t.ID) // is kept for the next turn, and is no text
 			if a.counted++; a.counted > p.Thoughts && !end {
 				a.pending = append(a.pending, t)
 			}

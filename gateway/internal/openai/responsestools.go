@@ -104,10 +104,29 @@ func (l *responseTools) read(at string, raw json.RawMessage) (told any, err erro
 		}
 		return raw, nil
 	case isHosted(f.Type):
-		l.dropped = append(l.dropped, f.Type)
+		l.drop(f.Type)
 		return nil, nil
 	}
 	return nil, inference.Unsupported(at+".type", fmt.Sprintf("%.40q is not supported; allowed are function, custom and namespace", f.Type))
+}
+
+// The header names so many kinds of tools, and of each so many bytes.
+const (
+	maxDropped     = 32
+	maxDroppedName = 64
+)
+
+// drop leaves a tool out.
+func (l *responseTools) drop(kind string) {
+	name := strings.Map(func(c rune) rune {
+		if c <= ' ' || c > '~' || c == ',' {
+			return '?'
+		}
+		return c
+	}, kind[:min(len(kind), maxDroppedName)])
+	if len(l.dropped) < maxDropped && !slices.Contains(l.dropped, name) {
+		l.dropped = append(l.dropped, name)
+	}
 }
 
 // inside takes a tool of a namespace.
@@ -240,8 +259,23 @@ type toldFormat struct {
 	Nested      json.RawMessage `json:"json_schema,omitempty"` // as chat completions have it; refused
 }
 
-// form reads text.format: the form that the answer is held to.
+// form is the one that the answer is held to: by text.format, or by a field of another server's.
 func (r *responsesRequest) form() (out inference.AnswerForm, told toldFormat, err error) {
+	if out, told, err = r.textFormat(); err != nil {
+		return out, told, err
+	}
+	other, err := r.formFields.form()
+	switch {
+	case err != nil || other.Field == "":
+		return out, told, err
+	case out.Field != "":
+		return out, told, inference.Invalid(other.Field, "cannot be given together with %s: an answer has one form", out.Field)
+	}
+	return other, told, nil
+}
+
+// textFormat reads text.format.
+func (r *responsesRequest) textFormat() (out inference.AnswerForm, told toldFormat, err error) {
 	const field = "text.format"
 	told = toldFormat{Type: "text"}
 	if r.Text == nil || !inference.Given(r.Text.Format) {

@@ -37,7 +37,13 @@ func (s *Service) sessionDatums(c inference.Call) error {
 			return err
 		}
 	}
-	data, ok, err := s.Sessions().Datums(c.Owner, c.Param("session"), loss, merged)
+	left := s.WholeBytes
+	data, ok, err := s.Sessions().Datums(c.Owner, c.Param("session"), loss, merged, func(bytes int) error {
+		if left -= bytes; left < 0 {
+			return inference.Invalid("session", "its turns are more training data than is given in one answer, which is about %d MiB: ask for them merged, take return_datum with each turn, or make a session for each conversation", s.WholeBytes>>20)
+		}
+		return c.Claim.Take(int64(bytes))
+	})
 	if err != nil {
 		return err
 	}

@@ -86,6 +86,10 @@ func TestSessionPrefix(t *testing.T) {
 	}
 	get("/v1/sessions/one/datums?merge=true", &merged)
 	get("/v1/sessions/one/datums", &single)
+	whole := w.service.WholeBytes
+	w.service.WholeBytes = 10_000
+	w.refused(http.MethodGet, "/v1/sessions/one/datums", "", http.StatusBadRequest, "session", "", "more training data")
+	w.service.WholeBytes = whole
 	if len(single.Data) != 5 || len(merged.Data) != 1 || !slices.Equal(merged.Data[0].Turns, []int{1, 2, 3, 4, 5}) || len(merged.Data[0].WeightVersions) != 5 {
 		t.Fatalf("%d turns, merged %+v", len(single.Data), merged.Data)
 	}

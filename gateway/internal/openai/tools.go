@@ -155,7 +155,10 @@ func readAllowed(c namedTool, out *inference.Choice) error {
 		return inference.Invalid(out.Field+".allowed_tools.mode", "%.40q is not auto or required", c.Mode)
 	}
 	if len(c.Tools) == 0 {
-		return inference.Invalid(out.Field+".allowed_tools.Tools", "must name at least one tool")
+		return inference.Invalid(out.Field+".allowed_tools.tools", "must name at least one tool")
+	}
+	if len(c.Tools) > inference.MaxTools {
+		return inference.Invalid(out.Field+".allowed_tools.tools", "%d are more than %d", len(c.Tools), inference.MaxTools)
 	}
 	for _, t := range c.Tools {
 		out.Names = append(out.Names, t.name())

@@ -32,6 +32,10 @@ type Options struct {
 	Single bool
 	// Marked: a call must begin with a tag, where the format has calls without one too: the answer may be something else.
 	Marked bool
+	// Bare is the opposite: the tag that calls begin with is missing.
+	Bare bool
+	// Relaxed, if it is not nil, is told what of a tool's schema its arguments are not held to.
+	Relaxed func(tool string, left []schema.Relaxed)
 }
 
 // ToolError is what is wrong with the schema of a tool.
@@ -57,12 +61,14 @@ type form struct {
 	between string
 	// call is one call of a tool.
 	call func(m *maker, t Tool) (grammar.Symbol, error)
+	// bare says that calls are read without the opening tag too, and what text must not hold then: they are part of what is held.
+	bare func(b *grammar.Builder) grammar.Expr
 }
 
 var forms = map[answer.Format]form{
 	answer.Hermes:     {opening: "<tool_call>", between: "\n", call: hermesCall},
-	answer.Qwen3XML:   {opening: "<tool_call>", between: "\n", call: xmlCall},
-	answer.Llama3JSON: {opening: "<|python_tag|>", between: "; ", call: llamaCall},
+	answer.Qwen3XML:   {opening: "<tool_call>", between: "\n", call: xmlCall, bare: xmlBare},
+	answer.Llama3JSON: {opening: "<|python_tag|>", between: "; ", call: llamaCall, bare: llamaBare},
 }
 
 // Opening is the tag that calls of a format begin with, "" where there is none.
@@ -110,11 +116,36 @@ func Free(ctx context.Context, b *grammar.Builder, o Options) (grammar.Symbol, e
 	if err != nil {
 		return 0, err
 	}
-	text := b.Terminal(b.Not(b.Concat(b.AnyText(), b.Literal(f.opening), b.AnyText())))
-	if single {
-		return b.Choice(text, b.Seq(text, call)), nil
+	begun := b.Concat(b.AnyText(), b.Literal(f.opening), b.AnyText())
+	text := b.Terminal(b.Not(begun))
+	if f.bare == nil {
+		return free(b, text, text, call, single), nil
 	}
-	return b.Seq(text, b.List(b.Seq(call, text), b.Seq(), 0, -1)), nil
+	o.Marked, o.Bare = false, true
+	bare, err := Calls(ctx, b, o)
+	if err != nil {
+		return 0, err
+	}
+	if o.Format == answer.Llama3JSON { // only at the beginning of an answer
+		first := b.Terminal(b.Not(b.Union(begun, f.bare(b))))
+		return b.Choice(free(b, first, text, call, single), free(b, b.Seq(), text, bare, single)), nil
+	}
+	text = b.Terminal(b.Not(b.Union(begun, f.bare(b))))
+	return free(b, text, text, b.Choice(call, bare), single), nil
+}
+
+// free is text with calls and further text behind them.
+func free(b *grammar.Builder, first, text, call grammar.Symbol, single bool) grammar.Symbol {
+	if single {
+		return b.Choice(first, b.Seq(first, call))
+	}
+	return b.Seq(first, b.List(b.Seq(call, text), b.Seq(), 0, -1))
+}
+
+// llamaBare is a text that is read as a call: one that begins as an object.
+func llamaBare(b *grammar.Builder) grammar.Expr {
+	space := b.Union(b.Literal(" "), b.Literal("\t"), b.Literal("\n"), b.Literal("\r"), b.Literal("\v"), b.Literal("\f"))
+	return b.Concat(b.Repeat(space, 0, -1), b.Literal("{"), b.AnyText())
 }
 
 // arguments are the JSON arguments of a tool.
@@ -129,7 +160,15 @@ func (m *maker) arguments(t Tool) (grammar.Symbol, error) {
 	if err != nil {
 		return 0, err
 	}
+	m.relaxed(t, value.Relaxed...)
 	return value.Symbol, nil
+}
+
+// relaxed tells what of a tool's schema is not held to.
+func (m *maker) relaxed(t Tool, left ...schema.Relaxed) {
+	if m.o.Relaxed != nil && len(left) > 0 {
+		m.o.Relaxed(t.Name, left)
+	}
 }
 
 // quoted is a name as JSON has it.

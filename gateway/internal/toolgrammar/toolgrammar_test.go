@@ -74,6 +74,30 @@ func TestCalls(t *testing.T) {
 	}
 }
 
+// TestTextParameters: texts without quotes are held to their schemas too.
+func TestTextParameters(t *testing.T) {
+	call := func(value string) string {
+		return "<tool_call>\n<function=f>\n<parameter=a>\n" + value + "\n</parameter>\n</function>\n</tool_call>"
+	}
+	for schema, texts := range map[string]map[string]bool{
+		`{"type": "string", "minLength": 3}`:                       {"abc": true, "\"a": false, "a\nb": true},
+		`{"type": "string", "pattern": "^[a-c]+$"}`:                {"abc": true, "abd": false, `"abc"`: false},
+		`{"type": ["string", "null"], "maxLength": 5}`:             {"null": true, "abc": true, "abcdefg": false},
+		`{"type": "string", "format": "date"}`:                     {"2024-02-29": true, "2023-02-29": false},
+		`{"anyOf": [{"type": "integer"}, {"enum": ["x", "y z"]}]}`: {"12": true, "y z": true, "z": false, "1.5": false},
+	} {
+		b := grammar.NewBuilder(grammar.DefaultLimits())
+		root, err := Calls(t.Context(), b, Options{Format: answer.Qwen3XML, Arguments: true, Single: true, Tools: []Tool{
+			{Name: "f", Strict: true, Parameters: json.RawMessage(`{"type": "object", "properties": {"a": ` + schema + `}, "required": ["a"], "additionalProperties": false}`)},
+		}})
+		want := map[string]bool{}
+		for text, ok := range texts {
+			want[call(text)] = ok
+		}
+		accepted(t, b, root, err, want)
+	}
+}
+
 // TestCallsAreRead: what the grammar of a format lets through, its reader reads, with the arguments that were meant.
 func TestCallsAreRead(t *testing.T) {
 	for format, text := range map[answer.Format]string{
@@ -120,9 +144,7 @@ func TestRefusedTools(t *testing.T) {
 		words  string
 	}{
 		{"a pattern that looks ahead", answer.Hermes, Tool{Name: "f", Parameters: unlikely, Strict: true}, "pattern"},
-		{"a pattern of a text without quotes", answer.Qwen3XML, Tool{Name: "f", Parameters: json.RawMessage(`{"type": "object", "properties": {"a": {"type": "string", "minLength": 3}}}`), Strict: true}, "minLength"},
-		{"a keyword beside the properties", answer.Qwen3XML, Tool{Name: "f", Parameters: json.RawMessage(`{"type": "object", "minProperties": 1}`), Strict: true}, "minProperties"},
-		{"a name that cannot be written", answer.Qwen3XML, Tool{Name: "f", Parameters: json.RawMessage(`{"type": "object", "properties": {"a>": {}}}`), Strict: true}, "a>"},
+		{"a pattern of a text without quotes", answer.Qwen3XML, Tool{Name: "f", Parameters: unlikely, Strict: true}, "pattern"},
 		{"no schema", answer.Hermes, Tool{Name: "f", Parameters: json.RawMessage(`{"type": "objekt"}`)}, "objekt"},
 		{"an unknown format", "other", Tool{Name: "f"}, "other"},
 	} {
@@ -139,7 +161,59 @@ func TestRefusedTools(t *testing.T) {
 		}
 	}
 	b := grammar.NewBuilder(grammar.DefaultLimits())
+	root, err := Calls(t.Context(), b, Options{Format: answer.Qwen3XML, Arguments: true, Tools: []Tool{{Name: "f", Parameters: json.RawMessage(`{"type": "object", "properties": {"a>": {}}, "required": ["a>"]}`)}}})
+	if err == nil {
+		_, err = b.Grammar(root)
+	}
+	if !errors.Is(err, grammar.ErrNoText) {
+		t.Errorf("a name that must be there and cannot be written: %v", err)
+	}
+	b = grammar.NewBuilder(grammar.DefaultLimits())
 	if _, err := Calls(t.Context(), b, Options{Format: answer.Hermes, Tools: []Tool{{Name: "f", Parameters: unlikely}}, Arguments: true}); err != nil {
 		t.Errorf("not strict: %v", err)
+	}
+}
+
+// TestFreeHoldsBareCalls: what a reader takes as a call without its tag is held to the schema too.
+func TestFreeHoldsBareCalls(t *testing.T) {
+	strict := Tool{Name: "f", Parameters: json.RawMessage(`{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": false}`), Strict: true}
+	for format, texts := range map[answer.Format]map[string]bool{
+		answer.Qwen3XML: {
+			"Well.\n<function=f>\n<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>": true, "Well.\n<function=f>\n<parameter=n>\nx\n</parameter>\n</function>\n</tool_call>": false,
+			"<function=f>\n</function>\n</tool_call>": false, "A line with <function=f> in it": true, "": true, "<tool_call>\n<function=f>\n<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>": true,
+		},
+		answer.Llama3JSON: {
+			`{"name": "f", "parameters": {"n": 3}}`: true, `{"name": "f", "parameters": {"n": "x"}}`: false, " \n{\"name\": \"f\", \"parameters\": {}}": false, `Write {"n": 3}.`: true, "": true,
+			`Well. <|python_tag|>{"name": "f", "parameters": {"n": 3}}`: true, `<|python_tag|>{"name": "f", "parameters": {}}`: false,
+		},
+	} {
+		for _, single := range []bool{false, true} {
+			b := grammar.NewBuilder(grammar.DefaultLimits())
+			root, err := Free(t.Context(), b, Options{Format: format, Tools: []Tool{strict}, Single: single})
+			accepted(t, b, root, err, texts)
+		}
+	}
+}
+
+// TestRelaxedTools: what the arguments of a tool that is not strict are not held to is told.
+func TestRelaxedTools(t *testing.T) {
+	for _, c := range []struct {
+		format           answer.Format
+		parameters, want string
+	}{
+		{answer.Hermes, `{"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?=b)"}}}`, "f #/properties/a pattern"},
+		{answer.Qwen3XML, `{"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?=b)"}}}`, "f #/properties/a pattern"},
+		{answer.Hermes, `{"type": "object", "properties": {"a": {"type": "string", "minLength": 3}}}`, ""},
+	} {
+		var got []string
+		b := grammar.NewBuilder(grammar.DefaultLimits())
+		_, err := Calls(t.Context(), b, Options{Format: c.format, Arguments: true, Tools: []Tool{{Name: "f", Parameters: json.RawMessage(c.parameters)}}, Relaxed: func(tool string, left []schema.Relaxed) {
+			for _, r := range left {
+				got = append(got, tool+" "+r.String())
+			}
+		}})
+		if err != nil || strings.Join(got, ", ") != c.want {
+			t.Errorf("%s %s: %q, %v; want %q", c.format, c.parameters, got, err, c.want)
+		}
 	}
 }
