@@ -3,6 +3,8 @@
 #   .venv                      the packages of e2e/requirements.txt
 #   .cache/sdk/VERSION         older Tinker SDKs, each alone: put one first on PYTHONPATH to use it in place of the newest
 #   .cache/cookbook/VERSION    the Tinker cookbooks, likewise
+#   .cache/clients             other clients of the server: the packages of e2e/clients/requirements.txt, likewise
+#   .cache/verifiers           verifiers: the packages of e2e/verifiers/requirements.txt, likewise
 # PYTHON names the interpreter (3.11; default python3.11).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -35,3 +37,17 @@ alone() {
 mkdir -p .cache/sdk .cache/cookbook
 for v in $sdks; do alone tinker "$v" ".cache/sdk/$v"; done
 for v in $cookbooks; do alone tinker-cookbook "$v" ".cache/cookbook/$v"; done
+
+# layer NAME installs the packages of e2e/NAME/requirements.txt into .cache/NAME. The lists are complete with .venv, so nothing is resolved here either.
+layer() {
+  local folder=.cache/$1 list=e2e/$1/requirements.txt digest
+  digest=$(cat e2e/requirements.txt "$list" | sha256sum | cut -d ' ' -f 1)
+  [ "$(cat "$folder/requirements.sha256" 2>/dev/null || true)" != "$digest" ] || return 0
+  echo "installing $(grep -c '^[a-zA-Z]' "$list") packages into $folder ($2)"
+  rm -rf "$folder" "$folder.part"
+  .venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-compile --target "$folder.part" --requirement "$list"
+  echo "$digest" > "$folder.part/requirements.sha256"
+  mv "$folder.part" "$folder"
+}
+layer clients "about 90 MB to download, 360 MB on disk"
+layer verifiers "about 8 MB to download, 32 MB on disk"

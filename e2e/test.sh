@@ -82,6 +82,11 @@ for v in $sdks; do step "tinker sdk $v" py ".cache/sdk/$v" -m version e2e/tinker
 for folder in recipes openai anthropic; do
   if compgen -G "e2e/$folder/test_*.py" > /dev/null; then step "$folder" py "" "e2e/$folder"; fi
 done
+# LiteLLM, inspect-ai and lm-eval take half a minute and more each to be imported and to begin.
+clients="e2e/clients/test_agent_tools.py e2e/clients/test_instructor.py e2e/clients/test_langchain.py e2e/clients/test_pydantic_ai.py"
+if [ "$level" = all ]; then clients=e2e/clients; fi
+step "python clients" py .cache/clients $clients
+step "verifiers" py .cache/verifiers e2e/verifiers
 if [ -f e2e/node/package.json ]; then
   npm_ci() { echo "installing the Node packages of e2e/node/package-lock.json"; npm --prefix e2e/node ci --no-audit --no-fund; }
   step "node packages" npm_ci

@@ -9,6 +9,7 @@ import { tool as langchainTool } from '@langchain/core/tools';
 import { ChatOpenAI } from '@langchain/openai';
 import { generateObject, generateText, Output, stepCountIs, streamObject, streamText, tool, ToolLoopAgent } from 'ai';
 import OpenAI from 'openai';
+import { LengthFinishReasonError } from 'openai/error';
 import { zodFunction, zodResponseFormat } from 'openai/helpers/zod';
 import { z } from 'zod';
 
@@ -32,7 +33,7 @@ const Drawing = z.object({ colour: z.enum(['red', 'blue']), shapes: z.array(z.un
 // A definition that refers to itself: the helpers write $defs and $ref.
 const Tree = z.object({ value: z.enum(['x', 'y']), get left() { return z.union([Tree, z.null()]); } });
 
-/** The sum that a fragment of a conversation asked for. */
+/** What the tool of all three clients does. */
 const added = ({ a, b }) => {
   Sum.parse({ a, b });
   return a + b;
@@ -47,7 +48,7 @@ test('openai-node: zodResponseFormat', async () => {
         assert.deepEqual(answer.choices[0].message.parsed, schema.parse(JSON.parse(answer.choices[0].message.content)));
         parsed++;
       } catch (e) {
-        if (e.name !== 'LengthFinishReasonError' && e.constructor.name !== 'LengthFinishReasonError') throw e;
+        if (!(e instanceof LengthFinishReasonError)) throw e;
       }
     }
     assert.ok(parsed > 0, name);
@@ -73,13 +74,13 @@ test('openai-node: runTools', async () => {
   const seen = [];
   const tools = [zodFunction({ name: 'add', parameters: Sum, function: (sum) => { seen.push(sum); return String(added(sum)); } })];
   // A named function is called once; with `required` the loop goes on until its limit.
-  for (const stream of [false, true]) {
-    const named = client.chat.completions.runTools({ ...common, tools, stream, tool_choice: { type: 'function', function: { name: 'add' } } });
+  for (const request of [{ tools }, { tools, stream: true, stream_options: { include_usage: true } }]) {
+    const named = client.chat.completions.runTools({ ...common, ...request, tool_choice: { type: 'function', function: { name: 'add' } } });
     await named.done();
     assert.deepEqual(named.messages.map((m) => m.role), ['user', 'assistant', 'tool']);
     assert.equal(await named.finalFunctionToolCallResult(), String(added(seen.at(-1))));
     seen.length = 0;
-    const loop = client.chat.completions.runTools({ ...common, tools, stream, tool_choice: 'required', parallel_tool_calls: false }, { maxChatCompletions: 3 });
+    const loop = client.chat.completions.runTools({ ...common, ...request, tool_choice: 'required', parallel_tool_calls: false }, { maxChatCompletions: 3 });
     await loop.done();
     assert.equal(seen.length, 3);
     assert.deepEqual(loop.messages.map((m) => m.role), ['user', 'assistant', 'tool', 'assistant', 'tool', 'assistant', 'tool']);
@@ -134,8 +135,6 @@ test('Vercel AI SDK: generateObject and streamObject', async () => {
   assert.deepEqual(last, whole.object);
   const chosen = await generateObject({ ...vercel(), output: 'enum', enum: ['sunny', 'rainy'] });
   assert.ok(['sunny', 'rainy'].includes(chosen.object));
-  const list = await generateObject({ ...vercel(), output: 'array', schema: digit, prompt: 'Numbers?', maxOutputTokens: 600 }).catch((e) => e);
-  if (!(list instanceof Error)) assert.ok(Array.isArray(list.object));
   const text = await generateText({ ...vercel(), output: Output.object({ schema: Sum }) });
   Sum.strict().parse(text.output);
 });
