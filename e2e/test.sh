@@ -82,7 +82,7 @@ for v in $sdks; do step "tinker sdk $v" py ".cache/sdk/$v" -m version e2e/tinker
 for folder in recipes openai anthropic; do
   if compgen -G "e2e/$folder/test_*.py" > /dev/null; then step "$folder" py "" "e2e/$folder"; fi
 done
-# LiteLLM, inspect-ai and lm-eval take half a minute and more each to be imported and to begin.
+# LiteLLM, inspect-ai and lm-eval take long to be imported and to begin.
 clients="e2e/clients/test_agent_tools.py e2e/clients/test_instructor.py e2e/clients/test_langchain.py e2e/clients/test_pydantic_ai.py"
 if [ "$level" = all ]; then clients=e2e/clients; fi
 step "python clients" py .cache/clients $clients

@@ -74,9 +74,9 @@ def test_agent(chat, strategy):
     """The agent loop ends with an object, through a forced tool or through a form."""
     made = create_agent(chat(), tools=[add_digits], response_format=strategy(Sum)).invoke({"messages": [HumanMessage(QUESTION)]}, {"recursion_limit": 40})
     assert isinstance(made["structured_response"], Sum)
-    for call, result in zip(made["messages"], made["messages"][1:], strict=False):
-        if isinstance(result, ToolMessage) and result.name == "add_digits":
-            assert call.type in ("ai", "tool")
+    asked = {call["id"]: call["args"] for message in made["messages"] if message.type == "ai" for call in message.tool_calls if call["name"] == "add_digits"}
+    told = {message.tool_call_id: message.content for message in made["messages"] if isinstance(message, ToolMessage) and message.name == "add_digits" and message.status == "success"}
+    assert told == {name: str(sum(asked[name].values())) for name in told}
 
 
 @pytest.mark.parametrize("version", ["", "responses/v1"])

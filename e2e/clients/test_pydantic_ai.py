@@ -48,14 +48,18 @@ def test_tools(agent):
         """Adds."""
         return a + b
 
+    added = 0
     for seed in range(5):
         result = asyncio.run(one.run(QUESTION, model_settings={"seed": seed}, usage_limits=UsageLimits(request_limit=20)))
         assert isinstance(result.output, Sum)
         made, answers = calls(result.all_messages())
-        assert made[-1].tool_name == "final_result" or any(call.tool_name == "final_result" for call in made)
+        assert any(call.tool_name == "final_result" for call in made)
         for call in made:
-            if call.tool_name == "add" and call.tool_call_id in answers and isinstance(answers[call.tool_call_id].content, int):
-                assert answers[call.tool_call_id].content == sum(call.args_as_dict().values())
+            answer = answers.get(call.tool_call_id)
+            if call.tool_name == "add" and answer is not None and isinstance(answer.content, int):
+                assert answer.content == sum(call.args_as_dict().values())
+                added += 1
+    assert added > 0
 
 
 def test_stream(agent):

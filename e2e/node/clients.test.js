@@ -54,7 +54,7 @@ test('openai-node: stop and logprobs', async () => {
 test('openai-node: error classes', async () => {
   await assert.rejects(ask({ model: 'no/model' }), (e) => e instanceof OpenAI.NotFoundError && e.code === 'model_not_found' && e.param === 'model');
   await assert.rejects(ask({ max_tokens: 100000 }), (e) => e instanceof OpenAI.BadRequestError && e.code === 'context_length_exceeded');
-  await assert.rejects(ask({ tools: [{ type: 'function', function: { name: 'f' } }], stream: true }), (e) => e instanceof OpenAI.BadRequestError && e.param === 'tools');
+  await assert.rejects(ask({ tool_choice: 'required', stream: true }), (e) => e instanceof OpenAI.BadRequestError && e.param === 'tool_choice');
 });
 
 const respond = (more = {}) => client.responses.create({ model, input: 'What is 2 + 3?', max_output_tokens: 16, temperature: 0, ...more });
