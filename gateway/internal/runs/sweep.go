@@ -172,14 +172,18 @@ func (c *Core) purge(ctx context.Context, s *session) error {
 			return err
 		}
 	}
-	var left []string // snapshots, as an older version may have left them: they go when the session ends
-	for _, smp := range samplers {
-		if smp.Dir == "" || slices.Contains(left, smp.Dir) {
-			continue
+	var dirs, left []string // snapshots, as an older version may have left them: they go when the session ends
+	c.mu.Lock()
+	for _, smp := range samplers { // one that was being written when the session ended may get its folder now
+		if smp.Dir != "" && !slices.Contains(dirs, smp.Dir) {
+			dirs = append(dirs, smp.Dir)
 		}
-		if _, err := os.Lstat(c.file(smp.Dir)); err == nil {
-			left = append(left, smp.Dir)
-			b.Put = append(b.Put, c.deletion(smp.Dir, "the session has ended"))
+	}
+	c.mu.Unlock()
+	for _, dir := range dirs {
+		if _, err := os.Lstat(c.file(dir)); err == nil {
+			left = append(left, dir)
+			b.Put = append(b.Put, c.deletion(dir, "the session has ended"))
 		}
 	}
 	if err := c.cfg.Store.Commit(ctx, b); err != nil {
