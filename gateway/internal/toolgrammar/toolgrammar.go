@@ -156,7 +156,11 @@ func (m *maker) arguments(t Tool) (grammar.Symbol, error) {
 	case !t.Strict && !m.o.Arguments:
 		return schema.JSONObject(m.b), nil
 	}
-	value, err := schema.Add(m.ctx, m.b, t.Parameters, schema.Options{Strict: t.Strict, Root: "object"})
+	parameters := []byte(t.Parameters)
+	if !t.Strict {
+		parameters = closed(parameters)
+	}
+	value, err := schema.Add(m.ctx, m.b, parameters, schema.Options{Strict: t.Strict, Root: "object"})
 	if err != nil {
 		return 0, err
 	}

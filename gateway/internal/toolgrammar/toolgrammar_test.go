@@ -217,3 +217,33 @@ func TestRelaxedTools(t *testing.T) {
 		}
 	}
 }
+
+// TestClosed: an object that lists its properties and says nothing of others has no others, where its tool is not strict; every other schema stays what it is.
+func TestClosed(t *testing.T) {
+	const no = `,"additionalProperties":false}`
+	for schema, want := range map[string]string{
+		`{"type": "object", "properties": {"b": {}, "a": {"type": "integer"}}, "required": ["a"]}`: `{"type":"object","properties":{"b":{},"a":{"type":"integer"}},"required":["a"]` + no,
+		`{"properties": {"a": {"type": "array", "items": {"properties": {"x": {}}}}}}`:             `{"properties":{"a":{"type":"array","items":{"properties":{"x":{}}` + no + `}}` + no,
+		`{"properties": {"a": {}}, "additionalProperties": true}`:                                  `{"properties":{"a":{}},"additionalProperties":true}`,
+		`{"properties": {"a": {}}, "required": ["b"]}`:                                             `{"properties":{"a":{}},"required":["b"]}`,
+		`{"properties": {"a": {}}, "allOf": [{"properties": {"b": {}}}]}`:                          `{"properties":{"a":{}},"allOf":[{"properties":{"b":{}}}]}`,
+		`{"properties": {}}`: `{"properties":{}}`,
+		`{"type": "object"}`: `{"type":"object"}`,
+		`true`:               `true`,
+		`{"enum": [1.0]}`:    `{"enum":[1.0]}`,
+		`{`:                  `{`,
+	} {
+		if got := string(closed([]byte(schema))); got != want {
+			t.Errorf("%s becomes %s, want %s", schema, got, want)
+		}
+	}
+	open := json.RawMessage(`{"type": "object", "properties": {"a": {"type": "integer"}}}`)
+	for strict, more := range map[bool]bool{true: true, false: false} {
+		b := grammar.NewBuilder(grammar.DefaultLimits())
+		root, err := Calls(t.Context(), b, Options{Format: answer.Hermes, Arguments: true, Single: true, Tools: []Tool{{Name: "f", Parameters: open, Strict: strict}}})
+		accepted(t, b, root, err, map[string]bool{
+			"<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>":           true,
+			"<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1, \"z\": 2}}\n</tool_call>": more,
+		})
+	}
+}

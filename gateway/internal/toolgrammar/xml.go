@@ -30,12 +30,14 @@ func xmlBare(b *grammar.Builder) grammar.Expr {
 
 // xmlParameters are the parameters of a tool.
 func (m *maker) xmlParameters(t Tool) (grammar.Symbol, error) {
-	parameters := t.Parameters
+	parameters := []byte(t.Parameters)
 	switch {
 	case parameters == nil:
 		return m.b.Seq(), nil
 	case !t.Strict && !m.o.Arguments:
 		parameters = []byte("{}")
+	case !t.Strict:
+		parameters = closed(parameters)
 	}
 	value, err := schema.AddBlocks(m.ctx, m.b, parameters, schema.Options{Strict: t.Strict, Root: "object"}, xmlBlocks)
 	if err != nil {
