@@ -86,11 +86,8 @@ def test_session_that_was_finished(shared_server):
 
 # What a field is set to that asks for something that is not served.
 UNSERVED = {
-    "tools": [{"type": "function", "function": {"name": "f"}}], "functions": [{"name": "f"}], "tool_choice": "required", "function_call": {"name": "f"},
-    "response_format": {"type": "json_object"}, "modalities": ["text", "audio"], "audio": {"voice": "a"}, "prediction": {"type": "content"},
-    "web_search_options": {}, "prompt_logprobs": 1, "return_token_ids": True, "return_tokens_as_token_ids": True, "truncate_prompt_tokens": 3,
-    "use_beam_search": True, "bad_words": ["a"], "allowed_token_ids": [1], "structured_outputs": {"json": {"type": "object"}},
-    "guided_json": {"type": "object"}, "guided_regex": "a", "guided_choice": ["a"], "guided_grammar": "a",
+    "modalities": ["text", "audio"], "audio": {"voice": "a"}, "prediction": {"type": "content"}, "web_search_options": {}, "prompt_logprobs": 1,
+    "truncate_prompt_tokens": 3, "use_beam_search": True, "bad_words": ["a"], "allowed_token_ids": [1], "chat_template": "a", "echo": True,
 }  # fmt: skip
 
 
@@ -117,7 +114,9 @@ OPENAI = [
     ("GET", "/v1/models/" + tinsmith.MODEL, None, 200, None),
     ("POST", "/v1/responses", {}, 400, None),
     ("POST", "/v1/embeddings", {}, 404, "unsupported_endpoint"),
-    ("POST", "/v1/messages", {}, 404, None),
+    ("POST", "/v1/chat/completions", CHAT | {"tool_choice": "required"}, 400, None),
+    ("POST", "/v1/chat/completions", CHAT | {"function_call": {"name": "f"}}, 400, None),
+    ("POST", "/v1/chat/completions", CHAT | {"guided_grammar": "a"}, 400, None),
 ]
 
 
