@@ -8,9 +8,6 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/inference"
 )
 
-// droppedHeader names the tools of a request that were left out.
-const droppedHeader = "X-Tinsmith-Dropped-Tools"
-
 // ping is an event that keeps a stream open.
 const ping = "event: ping\ndata: {\"type\": \"ping\"}\n\n"
 
@@ -76,7 +73,7 @@ func (s *Service) messages(c inference.Call) error {
 // tellDropped names the tools that were left out.
 func tellDropped(c inference.Call, tools *toolSet) {
 	if tools.dropped != nil {
-		c.Header(droppedHeader, strings.Join(tools.dropped, ", "))
+		c.Header(inference.DroppedHeader, strings.Join(tools.dropped, ", "))
 	}
 }
 

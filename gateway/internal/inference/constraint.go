@@ -213,20 +213,17 @@ func (s *Service) form(ctx context.Context, owner string, d *demand) (*Held, err
 	if err := b.Work(compileSteps * d.size()); err != nil {
 		return nil, err
 	}
-	builder := grammar.NewBuilder(grammar.DefaultLimits())
+	builder := grammar.NewBuilder(schema.Limits())
 	out := &Held{}
 	root, err := d.symbol(ctx, builder, out)
 	if err != nil {
 		return nil, err
 	}
-	g, err := builder.Grammar(root)
+	g, err := schema.Finish(builder, root, "")
 	if err != nil {
 		return nil, err
 	}
 	out.grammar = g.Encode()
-	if n, most := len(out.grammar), builder.Limits().Encoding; n > most {
-		return nil, &grammar.LimitError{What: "bytes", Count: n, Limit: most}
-	}
 	out.weight = len(out.grammar) + formWeight*d.size()
 	s.forms.put(key, out)
 	return out, nil

@@ -18,12 +18,6 @@ func AsksNothing(raw json.RawMessage) bool {
 	return slices.Contains([]string{"", "null", "false", "0", `""`, "[]", "{}"}, string(raw))
 }
 
-// IsText tells whether a value is one of some strings.
-func IsText(raw json.RawMessage, allowed ...string) bool {
-	var text string
-	return json.Unmarshal(raw, &text) == nil && slices.Contains(allowed, text)
-}
-
 // Elements splits a list, unless it has more than most elements.
 func Elements(raw json.RawMessage, most int) ([]json.RawMessage, error) {
 	d := json.NewDecoder(bytes.NewReader(raw))

@@ -280,7 +280,7 @@ func (p *Prompt) Remember(a answer.Answer, sampled Sampled, version int64, finis
 	if r == nil {
 		return nil
 	}
-	t := &Turn{parent: r.turn, Read: r.prompt, Sampled: sampled, Version: version, Model: r.model, rendered: r.rendered, thoughts: a.Reasoning != nil, ended: -1}
+	t := &Turn{parent: r.turn, Read: r.prompt, Sampled: sampled, Version: version, rendered: r.rendered, thoughts: a.Reasoning != nil, ended: -1}
 	t.length = len(r.prompt) + len(sampled.Tokens)
 	if r.turn != nil {
 		t.Read = slices.Clone(r.prompt[r.turn.length:])

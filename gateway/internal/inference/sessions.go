@@ -30,8 +30,6 @@ type Turn struct {
 	Sampled Sampled
 	// Version is the adapter's that has answered.
 	Version int64
-	// Model is the name under which it was asked for.
-	Model string
 
 	rendered printed // the conversation without the beginning of the answer, as the template prints it
 	thoughts bool    // the answer has some

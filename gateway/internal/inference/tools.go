@@ -10,6 +10,9 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/chat/jinja"
 )
 
+// DroppedHeader names the tools of a request that were left out.
+const DroppedHeader = "X-Tinsmith-Dropped-Tools"
+
 // Tool is a function that the model may call.
 type Tool struct {
 	Name        string

@@ -300,7 +300,7 @@ func (s *Service) createResponse(c inference.Call) error {
 		return err
 	}
 	if dropped := asked.tools.dropped; len(dropped) > 0 {
-		c.Header(droppedHeader, strings.Join(dropped, ", "))
+		c.Header(inference.DroppedHeader, strings.Join(dropped, ", "))
 		slog.InfoContext(c.Request.Context(), "tools of a response that are not served were left out", "tools", dropped)
 	}
 	a := &responseAnswer{asked: asked, service: s}

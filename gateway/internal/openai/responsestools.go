@@ -18,9 +18,6 @@ var hostedTools = []string{
 	"web_search", "file_search", "code_interpreter", "image_generation", "mcp", "computer", "local_shell", "shell", "tool_search", "apply_patch", "programmatic_tool_calling",
 }
 
-// droppedHeader names the tools of a request that were left out.
-const droppedHeader = "X-Tinsmith-Dropped-Tools"
-
 // isHosted tells whether a tool is one of hostedTools, whatever version its name ends with.
 func isHosted(kind string) bool {
 	return slices.ContainsFunc(hostedTools, func(name string) bool {

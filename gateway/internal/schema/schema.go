@@ -68,7 +68,7 @@ func Compile(ctx context.Context, schema []byte, options Options) (*Compiled, er
 	if err != nil {
 		return nil, err
 	}
-	g, err := finishGrammar(b, value.Symbol, "#")
+	g, err := Finish(b, value.Symbol, "#")
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +82,8 @@ func Limits() grammar.Limits {
 	return limits
 }
 
-func finishGrammar(b *grammar.Builder, root grammar.Symbol, pointer string) (*grammar.Grammar, error) {
+// Finish makes the grammar of what was added to a Builder. An error is an *Error about the schema at pointer, "" where there is none.
+func Finish(b *grammar.Builder, root grammar.Symbol, pointer string) (*grammar.Grammar, error) {
 	g, err := b.Grammar(root)
 	if err == nil && len(g.Encode()) > b.Limits().Encoding {
 		err = &grammar.LimitError{What: "bytes", Count: len(g.Encode()), Limit: b.Limits().Encoding}

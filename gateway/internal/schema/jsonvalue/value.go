@@ -2,8 +2,6 @@
 // use the stack of the caller, so no text can overflow it. It knows nothing of schemas.
 package jsonvalue
 
-import "strings"
-
 // Kind is one of the six kinds of JSON values.
 type Kind uint8
 
@@ -104,11 +102,4 @@ func Equal(a, b *Value) bool {
 		}
 	}
 	return true
-}
-
-// Canonical is a text that equal values share: compact, keys sorted by their bytes, numbers by value.
-func Canonical(v *Value) string {
-	var b strings.Builder
-	writeCanonical(&b, v)
-	return b.String()
 }
