@@ -8,6 +8,8 @@ from typing import Literal
 import pydantic
 
 QUESTION = "What is 2 + 3?"
+# Room for the longest answer of these classes: white space is bounded at each place, but a toy model may use all of it, and not every request has a seed.
+MAX_TOKENS = 2000
 DIGIT = pydantic.Field(ge=0, le=9)
 
 

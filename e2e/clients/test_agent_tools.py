@@ -8,7 +8,7 @@ import pytest
 from openai.types.shared import Reasoning
 
 import tinsmith
-from shapes import QUESTION, Drawing
+from shapes import MAX_TOKENS, QUESTION, Drawing
 
 agents.set_tracing_disabled(True)
 MODELS = [agents.OpenAIResponsesModel, agents.OpenAIChatCompletionsModel]
@@ -19,7 +19,7 @@ def play(server, model, make, input=QUESTION, streamed=False, **more):
 
     async def run():
         async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key=server.key, max_retries=0) as client:
-            settings = {"max_tokens": 300, "temperature": 1, "reasoning": Reasoning(effort="none"), "store": False}
+            settings = {"max_tokens": MAX_TOKENS, "temperature": 1, "reasoning": Reasoning(effort="none"), "store": False}
             one = make(model(tinsmith.MODEL, client), lambda **own: agents.ModelSettings(**settings | own))
             if not streamed:
                 return await agents.Runner.run(one, input, **more), []

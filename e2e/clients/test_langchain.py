@@ -8,7 +8,7 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
 import tinsmith
-from shapes import QUESTION, Drawing, Sum
+from shapes import MAX_TOKENS, QUESTION, Drawing, Sum
 
 
 @tool
@@ -27,7 +27,7 @@ def add_digits(a: int, b: int) -> int:
 def chat(server):
     def make(**more):
         return ChatOpenAI(
-            **{"model": tinsmith.MODEL, "base_url": server.url + "/v1", "api_key": server.key, "max_retries": 0, "max_tokens": 300, "seed": 5, "reasoning_effort": "none"} | more
+            **{"model": tinsmith.MODEL, "base_url": server.url + "/v1", "api_key": server.key, "max_retries": 0, "max_tokens": MAX_TOKENS, "seed": 5, "reasoning_effort": "none"} | more
         )
 
     return make

@@ -9,7 +9,7 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # its list of prices is loo
 
 import litellm  # noqa: E402
 import tinsmith  # noqa: E402
-from shapes import QUESTION, Drawing, Sum  # noqa: E402
+from shapes import MAX_TOKENS, QUESTION, Drawing, Sum  # noqa: E402
 
 MESSAGES = [{"role": "user", "content": QUESTION}]
 # LiteLLM takes a false "additionalProperties" out of the tools that it sends to hosted_vllm; the bound keeps a toy model from writing more keys.
@@ -60,7 +60,7 @@ def test_thoughts(ask):
 def test_responses(server):
     """LiteLLM's own /v1/responses call, which the server serves itself."""
     answer = litellm.responses(
-        model=f"openai/{tinsmith.MODEL}", input=QUESTION, api_base=server.url + "/v1", api_key=server.key, max_output_tokens=300, reasoning={"effort": "none"},
+        model=f"openai/{tinsmith.MODEL}", input=QUESTION, api_base=server.url + "/v1", api_key=server.key, max_output_tokens=MAX_TOKENS, reasoning={"effort": "none"},
         text={"format": {"type": "json_schema", "name": "sum", "strict": True, "schema": Sum.model_json_schema()}},
     )
     text = "".join(part.text for item in answer.output if item.type == "message" for part in item.content)
@@ -70,7 +70,7 @@ def test_responses(server):
 def test_anthropic(server):
     """LiteLLM as a client of /v1/messages."""
     answer = litellm.completion(
-        model=f"anthropic/{tinsmith.MODEL}", messages=MESSAGES, api_base=server.url, api_key=server.key, max_tokens=300, num_retries=0,
+        model=f"anthropic/{tinsmith.MODEL}", messages=MESSAGES, api_base=server.url, api_key=server.key, max_tokens=MAX_TOKENS, num_retries=0,
         tools=[TOOL], tool_choice={"type": "function", "function": {"name": "add"}},
     )
     call = answer.choices[0].message.tool_calls[0]

@@ -10,9 +10,9 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.settings import ModelSettings
 
 import tinsmith
-from shapes import QUESTION, Drawing, Sum
+from shapes import MAX_TOKENS, QUESTION, Drawing, Sum
 
-SETTINGS = {"max_tokens": 300, "seed": 5, "temperature": 1.0}
+SETTINGS = {"max_tokens": MAX_TOKENS, "seed": 5, "temperature": 1.0}
 
 
 @pytest.fixture

@@ -265,7 +265,8 @@ def test_other_keys_see_only_what_is_published(two_key_server):
         assert "adapter_model.safetensors" in [m.name.removeprefix("./") for m in archive.getmembers()]
     assert plain("/v1/models/" + path)["training_run_id"] == model
     for name in (path, f"tinker://{model}"):
-        assert plain("/v1/completions", {"model": name, "prompt": sdkcalls.TOKENS, "max_tokens": 2})["usage"]["completion_tokens"] == 2
+        answer = plain("/v1/completions", {"model": name, "prompt": sdkcalls.TOKENS, "max_tokens": 2})
+        assert answer["usage"]["completion_tokens"] in (1, 2)  # the first may be the end
     with pytest.raises((tinker.NotFoundError, tinker.PermissionDeniedError)):
         stranger.delete_checkpoint_from_tinker_path(path).result()
     owner.unpublish_checkpoint_from_tinker_path(path).result()
