@@ -95,77 +95,84 @@ func (d *draft) liveTerminals(budget int) ([]bool, int, error) {
 	return live, v.steps, nil
 }
 
-// labels calls f for each label of a rule.
-func (r *draftRule) labels(f func(label)) {
-	if r.list {
-		f(r.item)
-		f(r.sep)
-		return
-	}
-	for _, s := range r.states {
-		for _, e := range s.edges {
-			f(e.label)
-		}
-	}
-}
-
 // productive says of each rule whether a finite text is derived from it.
 func (d *draft) productive(live []bool) []bool {
-	good := make([]bool, len(d.rules))
-	users := make([][]int32, len(d.rules))
-	for i := range d.rules {
-		d.rules[i].labels(func(l label) {
-			if l.kind == labelRule {
-				users[l.n] = append(users[l.n], int32(i))
-			}
-		})
-	}
-	ok := func(l label) bool {
-		switch l.kind {
-		case labelTerminal:
-			return live[l.n]
-		case labelRule:
-			return good[l.n]
-		}
-		return true
-	}
-	queue := make([]int32, len(d.rules))
-	queued := make([]bool, len(d.rules))
-	for i := range queue {
-		queue[i], queued[i] = int32(i), true
-	}
-	for len(queue) > 0 {
-		i := queue[0]
-		queue = queue[1:]
-		queued[i] = false
-		if good[i] || !d.rules[i].derives(ok) {
-			continue
-		}
-		good[i] = true
-		for _, u := range users[i] {
-			if !good[u] && !queued[u] {
-				queue, queued[u] = append(queue, u), true
-			}
-		}
-	}
-	return good
+	return d.derive(func(terminal int32) bool { return live[terminal] })
 }
 
-// derives says whether a rule has a text, given which labels have.
-func (r *draftRule) derives(ok func(label) bool) bool {
-	if r.list {
-		return r.low == 0 || ok(r.item) && (r.low == 1 || ok(r.sep))
-	}
-	if len(r.states) == 0 {
-		return false
-	}
-	reached := r.reach(ok)
-	for i, s := range r.states {
-		if reached[i] && s.accept {
-			return true
+// nullable says of each rule whether it has the empty text.
+func (d *draft) nullable() []bool {
+	return d.derive(func(terminal int32) bool { return d.terms.nullable(d.terminals[terminal].x) })
+}
+
+// place is a state of a rule's automaton.
+type place struct{ rule, state int32 }
+
+// derive says of each rule whether it has a text of terminals that are ok. Every edge is looked at once or twice, however rules use each other: a state behind a rule
+// waits for that rule's answer.
+func (d *draft) derive(ok func(terminal int32) bool) []bool {
+	out := make([]bool, len(d.rules))
+	waiting := make([][]place, len(d.rules))
+	reached := make([][]bool, len(d.rules))
+	var stack []place
+	enter := func(p place) {
+		if !reached[p.rule][p.state] {
+			reached[p.rule][p.state] = true
+			stack = append(stack, p)
 		}
 	}
-	return false
+	for i := range d.rules {
+		if n := d.rules[i].stateCount(); n > 0 {
+			reached[i] = make([]bool, n)
+			enter(place{int32(i), 0})
+		}
+	}
+	for len(stack) > 0 {
+		p := stack[len(stack)-1]
+		stack = stack[:len(stack)-1]
+		if out[p.rule] {
+			continue
+		}
+		state := d.rules[p.rule].state(p.state)
+		if state.accept {
+			out[p.rule] = true
+			for _, w := range waiting[p.rule] {
+				enter(w)
+			}
+			waiting[p.rule] = nil
+			continue
+		}
+		for _, e := range state.edges {
+			to := place{p.rule, e.to}
+			switch l := e.label; {
+			case l.kind == labelRule && !out[l.n]:
+				waiting[l.n] = append(waiting[l.n], to)
+			case l.kind != labelTerminal || ok(l.n):
+				enter(to)
+			}
+		}
+	}
+	return out
+}
+
+// stateCount is the number of a rule's states. A counted list is seen as the automaton of its shortest text: an item, and a separator before it is repeated.
+func (r *draftRule) stateCount() int {
+	if r.list {
+		return 3
+	}
+	return len(r.states)
+}
+
+func (r *draftRule) state(i int32) draftState {
+	switch {
+	case !r.list:
+		return r.states[i]
+	case int(i) >= int(min(r.low, 2)):
+		return draftState{accept: true}
+	case i == 0:
+		return draftState{edges: []draftEdge{{r.item, 1}}}
+	}
+	return draftState{edges: []draftEdge{{r.sep, 2}}}
 }
 
 // reach says which states are reached from the start by labels that are ok.
@@ -380,38 +387,4 @@ func (d *draft) build() *Grammar {
 		add(false, edge{label: r.item, to: after, counts: true})
 	}
 	return g
-}
-
-// nullable says of each rule whether it has the empty text.
-func (d *draft) nullable() []bool {
-	out := make([]bool, len(d.rules))
-	ok := func(l label) bool {
-		switch l.kind {
-		case labelTerminal:
-			return d.terms.nullable(d.terminals[l.n].x)
-		case labelRule:
-			return out[l.n]
-		}
-		return true
-	}
-	users := make([][]int32, len(d.rules))
-	var queue []int32
-	for i := range d.rules {
-		d.rules[i].labels(func(l label) {
-			if l.kind == labelRule {
-				users[l.n] = append(users[l.n], int32(i))
-			}
-		})
-		queue = append(queue, int32(i))
-	}
-	for len(queue) > 0 {
-		i := queue[0]
-		queue = queue[1:]
-		if out[i] || !d.rules[i].derives(ok) {
-			continue
-		}
-		out[i] = true
-		queue = append(queue, users[i]...)
-	}
-	return out
 }

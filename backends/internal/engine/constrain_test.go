@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/tinsmith/tinsmith/plugins"
@@ -143,5 +144,62 @@ func TestConstraintsSurviveParking(t *testing.T) {
 				t.Errorf("%s: %q is no beginning of a list", q.ID, textOf(&v, w.Tokens))
 			}
 		}
+	}
+}
+
+// A grammar that meets a limit in the middle of an answer ends its own request, with the reason, and no other: the same requests beside it have the bits that they have without it.
+func TestGrammarTooLargeInTheMiddle(t *testing.T) {
+	e := place(t, placement{plugin: "single", section: `{"threads": 2}`})
+	setVocabulary(t, e)
+	limits := grammar.DefaultLimits()
+	b := grammar.NewBuilder(limits)
+	one := b.Optional(b.Text("a"))
+	edges := make([]grammar.Edge, limits.Items+1) // where they begin, the parser may be at each of their ends
+	for i := range edges {
+		edges[i] = grammar.Edge{From: i, To: i + 1, Symbol: one}
+	}
+	g, err := b.Grammar(b.Seq(b.Text("abcd"), b.Network(len(edges)+1, 0, []int{len(edges)}, edges)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	prompt := randomTokens(rand.New(rand.NewPCG(3, 3)), 7)
+	broken := ask("broken", "", prompt, 2, 40)
+	broken.Version, broken.Constraint = 0, &plugins.Constraint{Grammar: g.Encode()}
+	cases := constrainedCases(t)
+	requests := make([]plugins.SampleRequest, len(cases))
+	alone, beside := make([]sampled, len(cases)), make([]sampled, len(cases))
+	for i, c := range cases {
+		requests[i] = ask(c.name, "", prompt, 1, 40)
+		requests[i].Version, requests[i].Seed = 0, uint64(i)
+		c.set(&requests[i])
+		if alone[i], err = collect(t.Context(), e, requests[i]); err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+	}
+	var failure error
+
+	calls := []func(){func() { _, failure = collect(t.Context(), e, broken) }}
+	for i, q := range requests {
+		calls = append(calls, func() {
+			var err error
+			if beside[i], err = collect(t.Context(), e, q); err != nil {
+				t.Errorf("%s: %v", q.ID, err)
+			}
+		})
+	}
+	together(calls...)
+	if failure == nil || !strings.Contains(failure.Error(), "grammar too large: items of the parser at one place") {
+		t.Errorf("the request with too large a grammar: %v, want the limit that it met", failure)
+	}
+	for i, q := range requests {
+		g, w := beside[i].sequences[0], alone[i].sequences[0]
+		if !slices.Equal(g.Tokens, w.Tokens) {
+			t.Errorf("%s: %v, alone %v", q.ID, g.Tokens, w.Tokens)
+		}
+		equalBits(t, q.ID, g.Logprobs, w.Logprobs)
+		equalBits(t, q.ID+", of what was left", g.ConstraintLogprobs, w.ConstraintLogprobs)
+	}
+	if again, err := collect(t.Context(), e, requests[0]); err != nil || !slices.Equal(again.sequences[0].Tokens, alone[0].sequences[0].Tokens) {
+		t.Errorf("after it: %v, %v", again.sequences, err)
 	}
 }
