@@ -24,6 +24,7 @@ type health struct {
 	backends  *fleet.Fleet
 	rebuilds  func(model string) runs.Rebuilding // nil until the core is open
 	downloads map[int]float64
+	open      bool // the APIs answer
 }
 
 // setStore tells that the store is open, or why it is not.
@@ -85,7 +86,14 @@ func (h *health) setDownload(model int, done, total int64) {
 // damaged is the state of a store that serves all but what of it is damaged.
 const damaged = "damaged"
 
-// get tells how everything stands: "ok" when the store takes work and all models are ready, "starting" while any comes up for the first time, else "degraded".
+// setOpen notes that the APIs answer.
+func (h *health) setOpen() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.open = true
+}
+
+// get tells how everything stands: "ok" when the APIs answer, the store takes work and all models are ready, "starting" while any of it comes up for the first time, else "degraded".
 func (h *health) get() server.Health {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -108,6 +116,9 @@ func (h *health) get() server.Health {
 			out.Models = append(out.Models, state)
 		}
 		return out
+	}
+	if !h.open && (out.Status == "ok" || out.Status == damaged) {
+		out.Status = "starting"
 	}
 	for _, s := range h.backends.States() {
 		m := server.Model{Name: s.Name, State: string(s.Phase), Restarts: s.Restarts, LastLoss: s.Loss, Device: s.Model.Device, DType: s.Model.DType, Arithmetic: s.Model.Arithmetic}

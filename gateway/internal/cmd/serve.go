@@ -345,6 +345,7 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 	}
 	options.Routes = append([]func(gin.IRouter){tinkerAPI.Register}, surfaces(answers)...)
 	front.Set(server.New(options))
+	h.setOpen()
 	failed := make(chan error, 1)
 	go func() {
 		if err := announceReady(ctx, core, models, url, auth.Ring.Required()); err != nil && cfg.File == "" {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/cmd"
+	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 )
 
 const (
@@ -25,6 +26,8 @@ const (
 	idleVariable = "TINSMITH_TEST_IDLE"
 	// profileVariable names a file for the CPU profile of that gateway.
 	profileVariable = "TINSMITH_TEST_PROFILE"
+	// heldVariable names a file: before it is there that gateway opens no API, however early its model is loaded.
+	heldVariable = "TINSMITH_TEST_HELD"
 	// modelName is the one served model.
 	modelName = "tinsmith/tiny-chat"
 	// within bounds whatever should come to pass; the machine may be busy.
@@ -52,7 +55,15 @@ func TestMain(m *testing.M) {
 func gateway() int {
 	profileOnSignal()
 	k := newKiller()
-	return cmd.Program{Version: "ordeal", DecorateStore: k.store, DecorateBackends: k.backends}.Main()
+	held := func(b runs.Backends) runs.Backends {
+		for file := os.Getenv(heldVariable); file != ""; time.Sleep(10 * time.Millisecond) {
+			if _, err := os.Stat(file); err == nil {
+				break
+			}
+		}
+		return k.backends(b)
+	}
+	return cmd.Program{Version: "ordeal", DecorateStore: k.store, DecorateBackends: held}.Main()
 }
 
 func run(m *testing.M) int {
