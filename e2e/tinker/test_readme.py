@@ -33,6 +33,6 @@ def commands(page: str) -> list[str]:
 def test_commands_of_the_readme_are_those_of_the_pages():
     """What the pages print is run by their own tests."""
     pages = commands("docs/cookbook.md") + commands("docs/adapters.md") + commands("docs/serving.md")
-    known = ("make run", "make test", "python3 -m venv venv && pip install tinker==0.38.0 openai", "pip install tinker-cookbook==0.5.8")
+    known = ("make run", "make test", "python3 -m venv venv && pip install tinker==0.38.0 openai", 'pip install "tinker-cookbook[math-rl]==0.5.8"')
     for command in commands("README.md"):
         assert command in known or command in pages, command
