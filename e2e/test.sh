@@ -67,9 +67,10 @@ fuzzall() {
 }
 
 # Packages where goroutines share state; the race detector makes the arithmetic of the others too slow to be worth it.
-concurrent=$(go list ./gateway/... ./plugins/... | grep -vE '/(tokenizer|chat/jinja|schema|schema/ecma|schema/jsonvalue|toolgrammar|answer)$'; go list ./backends/internal/engine 2>/dev/null)
+concurrent=$(go list ./gateway/... ./plugins/... | grep -vE '/(tokenizer|chat/jinja|schema|schema/ecma|schema/jsonvalue|toolgrammar|answer|grammar)$'; go list ./backends/internal/engine 2>/dev/null)
 others=$(go list ./... | grep -vxF "$concurrent")
 step "go, race detector" gotest race -race $concurrent
+step "go, grammars in a crowd" gotest crowd -race -run '^TestCrowd$' ./plugins/grammar # all that they share; the rest is arithmetic
 step "go" gotest plain $others
 # The kernels' text for avx512, and the ways that only another maker's processor takes, over instructions that nearly every one has: a test that needs a certain processor is seldom run.
 if grep -qw avx2 /proc/cpuinfo; then step "go, avx512 emulated" gotest emulated -tags emulate_avx512 ./backends/internal/tensor/cpu; fi
