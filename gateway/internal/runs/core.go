@@ -82,6 +82,7 @@ type Config struct {
 	MaxCheckpoints   int           // per owner; 100,000
 	MaxTextBytes     int64         // per owner: user metadata of checkpoints, which are in memory as long as these are; 64 MiB
 	MaxResponseBytes int64         // per owner: stored responses; beyond it the oldest go; 1 GiB
+	MaxSequenceBytes int64         // per owner: sequences of direct sampling that are kept to be trained on, for SamplesKept; beyond it the oldest go; 1 GiB
 	MaxQueuedSamples int           // per owner: samples accepted and not finished; 20,000
 	MaxQueuedBytes   int64         // over all owners: prompts of samples that are not finished; 256 MiB, and an equal part of it for each owner who comes when they are taken
 	MaxRunningSample int           // requests per model given to the backend at a time, samples and direct ones apart; up to twice as many where owners who have few come late; 256
@@ -229,6 +230,7 @@ func (cfg *Config) complete() error {
 	setDefault(&cfg.MaxCheckpoints, 100_000)
 	setDefault(&cfg.MaxTextBytes, 64<<20)
 	setDefault(&cfg.MaxResponseBytes, 1<<30)
+	setDefault(&cfg.MaxSequenceBytes, 1<<30)
 	setDefault(&cfg.MaxQueuedSamples, 20_000)
 	setDefault(&cfg.MaxQueuedBytes, 256<<20)
 	setDefault(&cfg.MaxRunningSample, 256)

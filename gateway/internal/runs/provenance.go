@@ -8,7 +8,7 @@ import (
 )
 
 // resolveProvenance puts the log-probabilities that the server itself recorded when it sampled in place of those that the client sent. Every row of target_tokens belongs to
-// a span; rows of sampled spans take the recorded value, all others must have advantage 0. What is recorded is the result of the sample, which is kept until its session has ended.
+// a span; rows of sampled spans take the recorded value, all others must have advantage 0. What is recorded is the result of the sample, which is kept until its session has ended, or one of direct sampling.
 func (c *Core) resolveProvenance(ctx context.Context, owner string, op ForwardBackward, req *forwardBackward) error {
 	results := map[string]*SampleResult{}
 	for i := range req.Data {
@@ -62,6 +62,16 @@ func (c *Core) resolveProvenance(ctx context.Context, owner string, op ForwardBa
 
 // recordedSequence finds a sampled sequence by its id.
 func (c *Core) recordedSequence(ctx context.Context, owner, id string, results map[string]*SampleResult) (SampledSequence, error) {
+	if strings.HasPrefix(id, directPrefix) {
+		if results[id] == nil {
+			result, err := c.directSequence(ctx, owner, id)
+			if err != nil {
+				return SampledSequence{}, err
+			}
+			results[id] = result
+		}
+		return results[id].Sequences[0], nil
+	}
 	cut := strings.LastIndexByte(id, ':')
 	if cut < 0 {
 		return SampledSequence{}, invalidf("%s is not the id of a sampled sequence", quote(id))

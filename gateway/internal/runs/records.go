@@ -41,9 +41,11 @@ const (
 	inTexts       = "texts"         // Parent: the session; what clients had kept with it and its runs, where that is large
 	inProjects    = "project_runs"  // keys of runs in a project; Parent: owner and project
 	inUpgrades    = "upgrades"      // what has been done to the records of older versions
-	inResponses   = "responses"     // Parent: the owner; Rank: when it was stored, in Unix nanoseconds
+	inResponses   = "responses"     // see shelf
+	inSequences   = "sequences"     // likewise; sampled directly
 
 	inResponseBytes = "response_bytes" // Count: how many bytes of responses an owner has
+	inSequenceBytes = "sequence_bytes" // the same of sequences
 )
 
 // operationRecord is the Value of an operation; its payload is the resolved request.

@@ -15,7 +15,7 @@ func unclaimed(int64) error { return nil }
 // counted is how many bytes of responses an owner has, by the record that says so.
 func (w *world) counted(owner string) int64 {
 	w.t.Helper()
-	rec, err := w.store.Get(w.t.Context(), inResponseBytes, responseCount(owner, 0).Key)
+	rec, err := w.store.Get(w.t.Context(), inResponseBytes, w.responses().count(owner, 0).Key)
 	if errors.Is(err, store.ErrNotFound) {
 		return 0
 	}
@@ -27,9 +27,9 @@ func (w *world) counted(owner string) int64 {
 func (w *world) keptBytes(owner string) (sum int64) {
 	w.t.Helper()
 	w.ok(w.store.All(w.t.Context(), inResponses, func(rec store.Record) error {
-		of, err := readResponse(rec)
+		of, err := readShelved(rec)
 		if rec.Parent == owner {
-			sum += of.Size + responseBytes
+			sum += of.Size + shelvedBytes
 		}
 		return err
 	}))
@@ -66,7 +66,7 @@ func TestResponsesAreTheOwners(t *testing.T) {
 	_, err := w.Response(ctx, owner, "resp_large", unclaimed)
 	w.refused(err, KindNotFound, "resp_large")
 	w.refused(w.DeleteResponse(ctx, owner, "resp_large"), KindNotFound, "resp_large")
-	if got := w.counted(owner); got != int64(len(small))+responseBytes || got != w.keptBytes(owner) {
+	if got := w.counted(owner); got != int64(len(small))+shelvedBytes || got != w.keptBytes(owner) {
 		t.Errorf("%d bytes are counted, %d are there", got, w.keptBytes(owner))
 	}
 	if _, err := w.Response(ctx, "", "resp_of_nobody", unclaimed); err != nil {
@@ -110,7 +110,7 @@ func TestResponsesExpire(t *testing.T) {
 func TestResponsesAreBounded(t *testing.T) {
 	const each, most = 20_000, 10
 	w, clock := clocked(t, func(w *world) {
-		w.config.ResponsesKept, w.config.MaxResponseBytes = time.Hour, most*(each+responseBytes)
+		w.config.ResponsesKept, w.config.MaxResponseBytes = time.Hour, most*(each+shelvedBytes)
 	})
 	ctx := t.Context()
 	w.ok(w.KeepResponse(ctx, other, "resp_other", make([]byte, each)))

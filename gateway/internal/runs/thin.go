@@ -38,8 +38,10 @@ func (c *Core) thin(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("sum old usage: %w", err))
 		}
 	}
-	if err := c.thinResponses(ctx); err != nil {
-		errs = append(errs, fmt.Errorf("delete old responses: %w", err))
+	for _, s := range []shelf{c.responses(), c.directSequences()} {
+		if err := c.thinShelf(ctx, s); err != nil {
+			errs = append(errs, fmt.Errorf("delete what is old of one kind, a %s: %w", s.what, err))
+		}
 	}
 	return errors.Join(errs...)
 }
