@@ -1,5 +1,7 @@
 """Conversations through openai-python whose tokens are trained on with the Tinker SDK."""
 
+import math
+
 import openai
 import pytest
 from tinker import types
@@ -70,3 +72,41 @@ def test_a_session_is_trained_on_as_it_was_sampled(client, server):
     client.delete("/sessions/play", cast_to=object)
     with pytest.raises(openai.NotFoundError):
         get(client, "/sessions/play/datums")
+
+
+def test_a_session_is_trained_on_by_its_provenance(client, server):
+    """stable_reinforce takes the log-probabilities that were recorded when the chat was sampled, not the client's."""
+    trainer = sdkcalls.trainer(sdkcalls.service(server))
+    sdkcalls.train(trainer)
+    model = f"tinker://{trainer.model_id}"
+    messages = [{"role": "user", "content": "What is 2 + 3?"}]
+    tokens, pieces = [], []  # of the conversation; where each was read or sampled
+    for turn in range(2):
+        answer = client.chat.completions.create(
+            model=model, messages=messages, max_tokens=60, seed=turn, logprobs=True, reasoning_effort="none",
+            tools=[TOOL], tool_choice="required", parallel_tool_calls=False, extra_body={"session_id": "provenance"},
+        )
+        choice = answer.choices[0]
+        assert choice.finish_reason == "tool_calls" and answer.prefix["exact"] == (turn > 0)
+        pieces.append((types.PromptProvenanceSpan, choice.sequence_id, len(tokens), answer.prompt_token_ids[len(tokens) :], None))
+        pieces.append((types.SampledProvenanceSpan, choice.sequence_id, 0, choice.token_ids, [entry.logprob for entry in choice.logprobs.content]))
+        tokens = answer.prompt_token_ids + choice.token_ids
+        messages += [choice.message.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": choice.message.tool_calls[0].id, "content": "5"}]
+    merged = get(client, "/sessions/provenance/datums?merge=true")["data"][0]
+    assert merged["sequence_ids"] == [pieces[0][1], pieces[2][1]]
+    assert merged["datum"]["model_input"]["chunks"][0]["tokens"] == tokens[:-1]
+
+    def spans(first, last):
+        """Those of all tokens but the first or the last."""
+        made = [span(sequence_id=name, offset=offset, length=len(part)) for span, name, offset, part, _ in pieces]
+        made[0] = types.PromptProvenanceSpan(sequence_id=pieces[0][1], offset=first, length=len(pieces[0][3]) - first)
+        made[-1] = types.SampledProvenanceSpan(sequence_id=pieces[-1][1], offset=0, length=len(pieces[-1][3]) - last)
+        return made
+
+    advantages = [value for *_, part, scores in pieces for value in [1.5 if scores else 0.0] * len(part)][1:]
+    made = sdkcalls.datum(tokens, logprobs=[0.0] * len(advantages), advantages=advantages).with_provenance(model_input=spans(0, 1), loss_fn_inputs=spans(1, 0))
+    output = trainer.forward_backward([made], "stable_reinforce").result()
+    scored = sdkcalls.arrays(output)[0].astype(float)
+    recorded = [score for *_, part, scores in pieces for score in scores or [0.0] * len(part)][1:]
+    want = -sum(min(math.exp(now - then), 2.0) * now * advantage for now, then, advantage in zip(scored, recorded, advantages, strict=True) if advantage)
+    assert output.metrics["loss:sum"] == pytest.approx(want, rel=1e-4)

@@ -39,8 +39,9 @@ type outputDetails struct {
 
 // exactTokens is what an event, or a whole answer, tells of its tokens.
 type exactTokens struct {
-	TokenIDs []int32          `json:"token_ids"`
-	Datum    *inference.Datum `json:"datum,omitempty"`
+	TokenIDs   []int32          `json:"token_ids"`
+	Datum      *inference.Datum `json:"datum,omitempty"`
+	SequenceID string           `json:"sequence_id,omitempty"`
 }
 
 func (s *Service) messages(c inference.Call) error {
@@ -169,7 +170,7 @@ func (a *reply) whole(c inference.Call, kept *inference.Allowance) error {
 	reason, sequence := a.stop()
 	out.StopReason, out.StopSequence = &reason, sequence
 	if a.Exact {
-		out.exactTokens = &exactTokens{TokenIDs: a.TokenIDs(0)}
+		out.exactTokens = &exactTokens{TokenIDs: a.TokenIDs(0), SequenceID: a.SequenceID(0)}
 		if out.Datum, err = a.Datum(0); err != nil {
 			return err
 		}

@@ -89,6 +89,8 @@ func TestDatum(t *testing.T) {
 	events := w.events(f)
 	if end := events[len(events)-2]; end.name != "message_delta" || !reflect.DeepEqual(end.data["datum"], whole["datum"]) {
 		t.Errorf("streamed %v, whole %v", end.data["datum"], whole["datum"])
+	} else if end.data["sequence_id"] == nil || whole["sequence_id"] == nil || end.data["sequence_id"] == whole["sequence_id"] {
+		t.Errorf("recorded as %v and %v", end.data["sequence_id"], whole["sequence_id"])
 	}
 }
 

@@ -80,7 +80,7 @@ func (a *reply) endStream(events *sse.Stream) error {
 	end := messageDelta{Type: "message_delta", Usage: a.used()}
 	end.Delta.StopReason, end.Delta.StopSequence = a.stop()
 	if a.Exact {
-		end.exactTokens = &exactTokens{TokenIDs: inference.IDs(a.pending)}
+		end.exactTokens = &exactTokens{TokenIDs: inference.IDs(a.pending), SequenceID: a.SequenceID(0)}
 		var err error
 		if end.Datum, err = a.Datum(0); err != nil {
 			return err

@@ -2,6 +2,7 @@ package inference
 
 import (
 	"context"
+	"log/slog"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/answer"
 	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
@@ -53,6 +54,7 @@ type Job struct {
 	loss    string // of the Datum that the answer is made; "": none is
 	version int64  // of the adapter
 	sampled []Sampled
+	ids     []string           // under which what was sampled is recorded
 	said    []answer.Collector // for a session
 }
 
@@ -94,7 +96,7 @@ func (s *Service) Prepare(c Call, p *Parameters, r *Request) (*Job, error) {
 	if err := g.hold(m, r, held); err != nil {
 		return nil, err
 	}
-	j.sampled, j.said = make([]Sampled, g.Request.NumSamples), make([]answer.Collector, g.Request.NumSamples)
+	j.sampled, j.said, j.ids = make([]Sampled, g.Request.NumSamples), make([]answer.Collector, g.Request.NumSamples), make([]string, g.Request.NumSamples)
 	if relaxed := held.Relaxed(); relaxed != "" {
 		c.Header(RelaxedHeader, relaxed)
 	}
@@ -164,29 +166,48 @@ func (j *Job) Run(ctx context.Context, emit func(Part) error) error {
 		return nil
 	}
 	return j.service.Generate(ctx, j.Target, j.Model, j.Generation, &j.Usage, prompted, func(p Part) error {
-		if err := j.remember(p); err != nil {
+		if err := j.remember(ctx, p); err != nil {
 			return err
 		}
 		return emit(p)
 	})
 }
 
-// remember keeps what a sequence has sampled, for its Datum and for its session.
-func (j *Job) remember(p Part) error {
+// remember keeps what a sequence has sampled, for its Datum and for its session, and records it for training once it has ended.
+func (j *Job) remember(ctx context.Context, p Part) error {
 	if !j.keeps {
 		return nil
 	}
 	i := p.Sequence
 	j.sampled[i].Add(p.Tokens)
-	if j.Prompt.memory == nil {
-		return nil
+	if j.Prompt.memory != nil {
+		j.said[i].Add(p.Events)
 	}
-	j.said[i].Add(p.Events)
 	if p.Reason == "" {
 		return nil
 	}
-	return j.Prompt.Remember(j.said[i].Answer(), j.sampled[i], j.version, p.Reason, p.Stop)
+	if j.Exact {
+		j.record(ctx, i)
+	}
+	if j.Prompt.memory == nil {
+		return nil
+	}
+	return j.Prompt.Remember(j.said[i].Answer(), j.sampled[i], j.ids[i], j.version, p.Reason, p.Stop)
 }
+
+// record stores a sequence, so that the provenance of training data may name it. An answer is none the worse where that cannot be done: it has no id then.
+func (j *Job) record(ctx context.Context, sequence int) {
+	s := j.sampled[sequence]
+	id, err := j.service.Core.KeepSequence(ctx, j.Generation.Owner, runs.SampledSequence{Tokens: s.Tokens, Logprobs: s.Logprobs})
+	if err != nil {
+		slog.WarnContext(ctx, "a sampled sequence could not be recorded", "error", err)
+		return
+	}
+	j.ids[sequence] = id
+}
+
+// SequenceID is the id under which a sequence that has ended is recorded for training; "" where it is not.
+func (j *Job) SequenceID(sequence int) string { return j.ids[sequence] }
 
 // ExactPrompt is what an answer tells of its prompt's tokens, nil unless asked. It is known once a part has come.
 func (j *Job) ExactPrompt() *Exact {

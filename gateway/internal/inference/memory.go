@@ -274,13 +274,13 @@ func (s *Service) bridge(ctx context.Context, b *budget.Budget, m *catalog.Model
 	return after, true, nil
 }
 
-// Remember keeps an answer with its prompt, if the prompt was made with a memory. finish is why it ended.
-func (p *Prompt) Remember(a answer.Answer, sampled Sampled, version int64, finish string, stop any) error {
+// Remember keeps an answer with its prompt, if the prompt was made with a memory. finish is why it ended, id what the sequence is recorded under.
+func (p *Prompt) Remember(a answer.Answer, sampled Sampled, id string, version int64, finish string, stop any) error {
 	r := p.memory
 	if r == nil {
 		return nil
 	}
-	t := &Turn{parent: r.turn, Read: r.prompt, Sampled: sampled, Version: version, rendered: r.rendered, thoughts: a.Reasoning != nil, ended: -1}
+	t := &Turn{parent: r.turn, Read: r.prompt, Sampled: sampled, ID: id, Version: version, rendered: r.rendered, thoughts: a.Reasoning != nil, ended: -1}
 	t.length = len(r.prompt) + len(sampled.Tokens)
 	if r.turn != nil {
 		t.Read = slices.Clone(r.prompt[r.turn.length:])

@@ -28,7 +28,8 @@ type Turn struct {
 	// Read are the prompt's tokens behind the parent's, Sampled the answer's.
 	Read    []int32
 	Sampled Sampled
-	// Version is the adapter's that has answered.
+	// ID is what the sampled sequence is recorded under, "" for none; Version the adapter's that has answered.
+	ID      string
 	Version int64
 
 	rendered printed // the conversation without the beginning of the answer, as the template prints it
@@ -227,6 +228,8 @@ type SessionDatum struct {
 	// Turns are the numbers of the turns, counted from 1 in the order of their ends, and WeightVersions the adapter's versions that have answered.
 	Turns          []int   `json:"turns"`
 	WeightVersions []int64 `json:"weight_versions"`
+	// SequenceIDs are what the turns' sequences are recorded under, for provenance; "" for one that is not.
+	SequenceIDs []string `json:"sequence_ids"`
 }
 
 // Datums gives the turns of a session as training data, oldest first. merged makes one Datum of turns of which each begins with the tokens of the one before. ok is false if there is
@@ -252,13 +255,14 @@ func (s *Sessions) Datums(key, id, loss string, merged bool, take func(bytes int
 		if err := take(datumTokenBytes * t.length); err != nil {
 			return nil, true, err
 		}
-		one := SessionDatum{Turns: []int{t.number}, WeightVersions: []int64{t.Version}}
+		one := SessionDatum{Turns: []int{t.number}, WeightVersions: []int64{t.Version}, SequenceIDs: []string{t.ID}}
 		spans := []Span{{Tokens: t.tokens()[:t.length-len(t.Sampled.Tokens)]}, {Tokens: t.Sampled.Tokens, Logprobs: t.Sampled.Logprobs}}
 		if merged {
-			one.Turns, one.WeightVersions, spans = nil, nil, t.spans()
+			one.Turns, one.WeightVersions, one.SequenceIDs, spans = nil, nil, nil, t.spans()
 			for at := t; at != nil; at = at.parent {
 				one.Turns = append([]int{at.number}, one.Turns...)
 				one.WeightVersions = append([]int64{at.Version}, one.WeightVersions...)
+				one.SequenceIDs = append([]string{at.ID}, one.SequenceIDs...)
 			}
 		}
 		if one.Datum, err = NewDatum(loss, spans); err != nil {

@@ -8,6 +8,8 @@ type exactChoice struct {
 	// ConstraintLogprobs are there where the answer was held to a form: the logarithm of the probability of all that was allowed.
 	ConstraintLogprobs []float32        `json:"constraint_logprobs,omitempty"`
 	Datum              *inference.Datum `json:"datum,omitempty"`
+	// SequenceID is what the choice is recorded under for training, in its last chunk.
+	SequenceID string `json:"sequence_id,omitempty"`
 }
 
 // exactChoice is what a whole choice tells of its tokens, nil unless asked.
@@ -16,5 +18,5 @@ func (a *chatAnswer) exactChoice(i int) (*exactChoice, error) {
 		return nil, nil
 	}
 	datum, err := a.Datum(i)
-	return &exactChoice{a.TokenIDs(i), a.ConstraintLogprobs(i), datum}, err
+	return &exactChoice{a.TokenIDs(i), a.ConstraintLogprobs(i), datum, a.SequenceID(i)}, err
 }

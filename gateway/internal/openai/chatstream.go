@@ -112,6 +112,7 @@ func (a *chatAnswer) withTokens(p inference.Part, chunks []chatChunkChoice) ([]c
 	last.TokenIDs, last.ConstraintLogprobs = inference.IDs(p.Tokens), a.ConstraintLogprobsOf(p.Tokens)
 	if p.Reason != "" {
 		var err error
+		last.SequenceID = a.SequenceID(p.Sequence)
 		last.Datum, err = a.Datum(p.Sequence)
 		return chunks, err
 	}

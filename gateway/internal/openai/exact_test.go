@@ -22,6 +22,7 @@ type exactBody struct {
 		} `json:"logprobs"`
 		StopReason any              `json:"stop_reason"`
 		Datum      *json.RawMessage `json:"datum"`
+		SequenceID string           `json:"sequence_id"`
 	} `json:"choices"`
 }
 
@@ -180,6 +181,7 @@ func TestCompletionTokenIDs(t *testing.T) {
 					} `json:"logprobs"`
 					StopReason any              `json:"stop_reason"`
 					Datum      *json.RawMessage `json:"datum"`
+					SequenceID string           `json:"sequence_id"`
 				}, 1)
 			}
 			s.Choices[0].TokenIDs = append(s.Choices[0].TokenIDs, c.TokenIDs...)

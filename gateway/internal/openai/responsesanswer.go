@@ -62,6 +62,7 @@ type responseObject struct {
 	*inference.Exact                  // nil: left out
 	TokenIDs         *[]int32         `json:"token_ids,omitempty"`
 	Datum            *inference.Datum `json:"datum,omitempty"`
+	SequenceID       string           `json:"sequence_id,omitempty"`
 
 	SchemaErrors []inference.SchemaError `json:"schema_errors,omitempty"`
 }
@@ -230,7 +231,7 @@ func (a *responseAnswer) seal() (err error) {
 	}
 	if a.Exact {
 		ids := a.Job.TokenIDs(0)
-		o.Exact, o.TokenIDs = a.ExactPrompt(), &ids
+		o.Exact, o.TokenIDs, o.SequenceID = a.ExactPrompt(), &ids, a.Job.SequenceID(0)
 		o.Datum, err = a.Job.Datum(0)
 	}
 	return err

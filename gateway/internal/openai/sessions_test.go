@@ -18,9 +18,10 @@ type sessionAnswer struct {
 		Exact  bool `json:"exact"`
 	} `json:"prefix"`
 	Choices []struct {
-		Message  map[string]any `json:"message"`
-		TokenIDs []int32        `json:"token_ids"`
-		Logprobs struct {
+		Message    map[string]any `json:"message"`
+		TokenIDs   []int32        `json:"token_ids"`
+		SequenceID string         `json:"sequence_id"`
+		Logprobs   struct {
 			Content []chatLogprob `json:"content"`
 		} `json:"logprobs"`
 	} `json:"choices"`
@@ -92,6 +93,11 @@ func TestSessionPrefix(t *testing.T) {
 	w.service.WholeBytes = whole
 	if len(single.Data) != 5 || len(merged.Data) != 1 || !slices.Equal(merged.Data[0].Turns, []int{1, 2, 3, 4, 5}) || len(merged.Data[0].WeightVersions) != 5 {
 		t.Fatalf("%d turns, merged %+v", len(single.Data), merged.Data)
+	}
+	for i, id := range merged.Data[0].SequenceIDs {
+		if id == "" || id != answers[i].Choices[0].SequenceID || id != single.Data[i].SequenceIDs[0] {
+			t.Errorf("turn %d: recorded as %q, told as %q", i+1, id, answers[i].Choices[0].SequenceID)
+		}
 	}
 	last := answers[4]
 	all := append(slices.Clone(last.PromptTokenIDs), last.Choices[0].TokenIDs...)
