@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import openai
 import pytest
 from tinker import types
@@ -110,3 +111,20 @@ def test_a_session_is_trained_on_by_its_provenance(client, server):
     recorded = [score for *_, part, scores in pieces for score in scores or [0.0] * len(part)][1:]
     want = -sum(min(math.exp(now - then), 2.0) * now * advantage for now, then, advantage in zip(scored, recorded, advantages, strict=True) if advantage)
     assert output.metrics["loss:sum"] == pytest.approx(want, rel=1e-4)
+
+
+def test_the_prompts_logprobs_are_the_trainers(client, server):
+    """prompt_logprobs in vLLM's form: the same numbers as forward of the Tinker API gives for the prompt's tokens."""
+    trainer = sdkcalls.trainer(sdkcalls.service(server))
+    sdkcalls.train(trainer)
+    answer = client.chat.completions.create(
+        model=f"tinker://{trainer.model_id}", messages=[{"role": "user", "content": "What is 2 + 3?"}], max_tokens=1, extra_body={"prompt_logprobs": 4, "return_token_ids": True}
+    )
+    tokens, told = answer.prompt_token_ids, answer.prompt_logprobs
+    assert len(told) == len(tokens) and told[0] is None
+    own = [entry[str(token)] for token, entry in zip(tokens[1:], told[1:], strict=True)]
+    assert np.array_equal(np.array([one["logprob"] for one in own], np.float32), sdkcalls.logprobs(trainer, tokens))
+    assert all(len(entry) in (4, 5) and {1, 2, 3, 4} == {one["rank"] for one in entry.values()} - {None} for entry in told[1:])
+    assert "".join(one["decoded_token"] for one in own).count("What is 2 + 3?") == 1
+    with pytest.raises(openai.BadRequestError, match="prompt_logprobs"):
+        client.chat.completions.create(model=tinsmith.MODEL, messages=[{"role": "user", "content": "Hi"}], stream=True, extra_body={"prompt_logprobs": 1})

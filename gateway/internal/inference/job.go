@@ -25,6 +25,8 @@ type Request struct {
 	CutLimit bool
 	// TopLogprobs is how many alternatives each token has, -1 for no log-probabilities.
 	TopLogprobs int
+	// ScoresPrompt says that the answer can tell of the prompt's log-probabilities, which are refused else.
+	ScoresPrompt bool
 	// LeaveCalls leaves calls in the content.
 	LeaveCalls bool
 	// Session is the name under which the conversation is remembered, "" for none.
@@ -52,7 +54,9 @@ type Job struct {
 	service *Service
 	keeps   bool   // what was sampled
 	loss    string // of the Datum that the answer is made; "": none is
-	version int64  // of the adapter
+	scored  int    // alternatives of the prompt's tokens; NoPromptLogprobs: they are not told of
+	prompt  PromptLogprobs
+	version int64 // of the adapter
 	sampled []Sampled
 	ids     []string           // under which what was sampled is recorded
 	said    []answer.Collector // for a session
@@ -84,6 +88,10 @@ func (s *Service) Prepare(c Call, p *Parameters, r *Request) (*Job, error) {
 	}
 	j := &Job{Model: m, Target: target, Prompt: prompt, Generation: g, Exact: p.ReturnTokenIDs || loss != "" || r.Session != "", service: s, loss: loss, Held: held}
 	j.keeps = j.Exact || prompt.memory != nil
+	if j.scored, err = p.PromptLogprobs(); err != nil {
+		return nil, err
+	}
+	g.ScorePrompt(j.scored)
 	g.Request.TopKSampledLogprobs = max(r.TopLogprobs, 0)
 	g.AfterPrompt, g.KeepAll, g.KeepEnds = r.Conversation.ContinueFinal, j.Exact, j.keeps
 	choice := r.Choice
@@ -112,6 +120,10 @@ func (s *Service) Count(c Call, p *Parameters, r *Request) (int, error) {
 // ask checks what a request asks for, and makes its prompt.
 func (s *Service) ask(c Call, p *Parameters, r *Request) (target runs.Target, m *catalog.Model, held *Held, prompt Prompt, err error) {
 	if err = p.Refuse(); err != nil {
+		return
+	}
+	if !r.ScoresPrompt && !AsksNothing(p.PromptScores) {
+		err = Unsupported("prompt_logprobs", "is served by /v1/chat/completions and /v1/completions")
 		return
 	}
 	if target, m, err = s.Model(c, p.Model); err != nil {
@@ -163,6 +175,9 @@ func (s *Service) prompt(c Call, m *catalog.Model, model string, r *Request) (Pr
 func (j *Job) Run(ctx context.Context, emit func(Part) error) error {
 	prompted := func(p *plugins.PromptScores) error {
 		j.version = p.Version
+		if j.scored > NoPromptLogprobs {
+			j.prompt = NewPromptLogprobs(j.Model, j.Generation.Request.Prompt, p, j.scored)
+		}
 		return nil
 	}
 	return j.service.Generate(ctx, j.Target, j.Model, j.Generation, &j.Usage, prompted, func(p Part) error {
@@ -208,6 +223,12 @@ func (j *Job) record(ctx context.Context, sequence int) {
 
 // SequenceID is the id under which a sequence that has ended is recorded for training; "" where it is not.
 func (j *Job) SequenceID(sequence int) string { return j.ids[sequence] }
+
+// PromptLogprobs are those of the prompt's tokens, nil unless asked. They are known once a part has come.
+func (j *Job) PromptLogprobs() PromptLogprobs { return j.prompt }
+
+// PromptScores is how many log-probabilities those are.
+func (j *Job) PromptScores() int { return j.Generation.Scores(j.scored) }
 
 // ExactPrompt is what an answer tells of its prompt's tokens, nil unless asked. It is known once a part has come.
 func (j *Job) ExactPrompt() *Exact {

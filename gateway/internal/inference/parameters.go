@@ -50,6 +50,7 @@ type Parameters struct {
 	SkipSpecialTokens *bool           `json:"skip_special_tokens"`
 	ReturnTokenIDs    bool            `json:"return_token_ids"`
 	TokensAsIDs       bool            `json:"return_tokens_as_token_ids"`
+	PromptScores      json.RawMessage `json:"prompt_logprobs"` // see PromptLogprobs
 
 	ReturnDatum json.RawMessage `json:"return_datum"` // ours: the answer as training data
 
@@ -62,7 +63,6 @@ type Parameters struct {
 // Unserved are fields of other servers that change the answer and that this one does not serve. They are refused unless they ask for nothing: silence would be a
 // wrong answer. Fields that nobody knows are left alone, as every server of this API does.
 type Unserved struct {
-	PromptLogprobs  json.RawMessage `json:"prompt_logprobs"`
 	TruncatePrompt  json.RawMessage `json:"truncate_prompt_tokens"`
 	BeamSearch      json.RawMessage `json:"use_beam_search"`
 	BadWords        json.RawMessage `json:"bad_words"`
@@ -75,7 +75,6 @@ func (u *Unserved) Refuse() error {
 		name  string
 		value json.RawMessage
 	}{
-		{"prompt_logprobs", u.PromptLogprobs},
 		{"truncate_prompt_tokens", u.TruncatePrompt},
 		{"use_beam_search", u.BeamSearch},
 		{"bad_words", u.BadWords},

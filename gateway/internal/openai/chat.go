@@ -100,7 +100,7 @@ func (s *Service) request(c inference.Call, r *chatRequest) (*inference.Request,
 	if err != nil {
 		return nil, err
 	}
-	out := &inference.Request{TokensField: r.tokensField, Session: sessionOf(c, r.SessionID), LeaveCalls: r.ParseToolCalls != nil && !*r.ParseToolCalls}
+	out := &inference.Request{ScoresPrompt: true, TokensField: r.tokensField, Session: sessionOf(c, r.SessionID), LeaveCalls: r.ParseToolCalls != nil && !*r.ParseToolCalls}
 	if !inference.AsksNothing(r.ReturnDatum) {
 		r.Logprobs = true
 	}
@@ -272,6 +272,9 @@ func (a *chatAnswer) whole(c inference.Call) error {
 	collectors, logprobs := make([]answer.Collector, n), make([][]chatLogprob, n)
 	ends := make([]inference.Part, n)
 	kept := a.service.Allow(c)
+	if err := kept.Take(0, a.PromptScores()); err != nil {
+		return err
+	}
 	err := a.Run(c.Request.Context(), func(p inference.Part) error {
 		if err := kept.Take(a.Weigh(p), a.scores(p.Tokens)); err != nil {
 			return err
@@ -308,7 +311,7 @@ func (a *chatAnswer) whole(c inference.Call) error {
 			choices[i].SchemaErrors = a.Check(*message.Content, ends[i].Reason)
 		}
 	}
-	return c.Send(http.StatusOK, completion[choice]{a.head("chat.completion"), a.ExactPrompt(), choices, &a.Usage})
+	return c.Send(http.StatusOK, completion[choice]{a.head("chat.completion"), a.ExactPrompt(), choices, &a.Usage, a.PromptLogprobs()})
 }
 
 func (a *chatAnswer) head(object string) head { return newHead("chatcmpl-", object, a.request.Model) }

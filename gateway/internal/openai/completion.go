@@ -26,9 +26,10 @@ func newHead(prefix, object, model string) head {
 // completion is an answer, or one event of a streamed answer.
 type completion[Choice any] struct {
 	head
-	*inference.Exact                  // nil: left out
-	Choices          []Choice         `json:"choices"`
-	Usage            *inference.Usage `json:"usage,omitempty"`
+	*inference.Exact                          // nil: left out
+	Choices          []Choice                 `json:"choices"`
+	Usage            *inference.Usage         `json:"usage,omitempty"`
+	PromptLogprobs   inference.PromptLogprobs `json:"prompt_logprobs,omitempty"`
 }
 
 // stream answers with events: one for each choice that run emits, then one with the usage if the client asked for it. run is over, and usage complete, when it returns. exact, if it

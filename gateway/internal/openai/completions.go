@@ -159,6 +159,10 @@ func (s *Service) completions(c inference.Call) error {
 	if err != nil {
 		return err
 	}
+	scored, err := r.PromptLogprobs()
+	if err != nil {
+		return err
+	}
 	target, m, err := s.Model(c, r.Model)
 	if err != nil {
 		return err
@@ -187,7 +191,7 @@ func (s *Service) completions(c inference.Call) error {
 	if r.N != nil && *r.N > 0 && len(prompts) > maxSequences / *r.N {
 		return inference.Invalid("n", "%d prompts with %d choices each are more than %d choices", len(prompts), *r.N, maxSequences)
 	}
-	a := &completionAnswer{service: s, model: m, request: &r, target: target, head: newHead("cmpl-", "text_completion", r.Model)}
+	a := &completionAnswer{service: s, model: m, request: &r, target: target, scored: scored, head: newHead("cmpl-", "text_completion", r.Model)}
 	for _, prompt := range prompts {
 		g, err := r.Build(c.Owner, m, info, prompt, inference.Limit{Field: "max_tokens", Tokens: r.MaxTokens})
 		if err != nil {
@@ -199,9 +203,10 @@ func (s *Service) completions(c inference.Call) error {
 		if r.Logprobs.asked {
 			g.Request.TopKSampledLogprobs = r.Logprobs.n
 			if r.Echo {
-				g.Request.PromptLogprobs, g.Request.TopKPromptLogprobs = true, r.Logprobs.n
+				g.ScorePrompt(r.Logprobs.n)
 			}
 		}
+		g.ScorePrompt(scored)
 		if len(a.generations) > 0 { // all of them have one form
 			g.Request.Constraint = a.generations[0].Request.Constraint
 		} else if a.held, err = s.HoldText(c, form, g); err != nil {
@@ -227,6 +232,7 @@ type completionAnswer struct {
 	generations []*inference.Generation
 	head        head
 	held        *inference.Held // what all texts are held to
+	scored      int             // alternatives of the prompts' tokens; inference.NoPromptLogprobs: they are not told of
 
 	admitted atomic.Bool // some prompt has got a place
 	mu       sync.Mutex  // guards usage and orders emit
@@ -240,7 +246,8 @@ type completionChoice struct {
 	Logprobs     *completionLogprobs `json:"logprobs"`
 	FinishReason *string             `json:"finish_reason"`
 	*exactCompletion
-	SchemaErrors []inference.SchemaError `json:"schema_errors,omitempty"`
+	PromptLogprobs inference.PromptLogprobs `json:"prompt_logprobs,omitempty"`
+	SchemaErrors   []inference.SchemaError  `json:"schema_errors,omitempty"`
 }
 
 // exactCompletion is what a choice tells of its tokens. The prompt's come with its first part.
@@ -305,14 +312,19 @@ func (a *completionAnswer) runPrompt(ctx context.Context, first int, g *inferenc
 	var use inference.Usage
 	err := a.service.Generate(ctx, a.target, a.model, g, &use, func(scores *plugins.PromptScores) error {
 		a.admitted.Store(true)
-		if !a.request.Echo {
+		var echo completionChoice
+		if a.request.Echo {
+			var err error
+			if echo, err = a.echo(g, scores); err != nil {
+				return err
+			}
+			base = utf8.RuneCountInString(echo.Text)
+		}
+		if a.scored > inference.NoPromptLogprobs {
+			echo.PromptLogprobs = inference.NewPromptLogprobs(a.model, g.Request.Prompt, scores, a.scored)
+		} else if !a.request.Echo {
 			return nil
 		}
-		echo, err := a.echo(g, scores)
-		if err != nil {
-			return err
-		}
-		base = utf8.RuneCountInString(echo.Text)
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		for i := range g.Request.NumSamples {
@@ -359,7 +371,7 @@ func (a *completionAnswer) echo(g *inference.Generation, scores *plugins.PromptS
 			tokens[i].Logprob = scores.Logprobs[i]
 		}
 		if i > 0 && scores.Top.K > 0 {
-			tokens[i].Top = inference.TopRow(scores.Top, i)
+			tokens[i].Top = inference.TopRow(scores.Top, i)[:min(a.request.Logprobs.n, scores.Top.K)] // more of them may be for prompt_logprobs
 		}
 		more := stream.Push(id)
 		chars += utf8.RuneCountInString(more)
@@ -435,6 +447,12 @@ func (a *completionAnswer) whole(c inference.Call) error {
 		texts[part.Index].WriteString(part.Text)
 		if part.Logprobs != nil {
 			choices[part.Index].Logprobs.add(part.Logprobs)
+		}
+		if part.PromptLogprobs != nil {
+			if err := kept.Take(0, len(part.PromptLogprobs)*(1+a.scored)); err != nil {
+				return err
+			}
+			choices[part.Index].PromptLogprobs = part.PromptLogprobs
 		}
 		if exact := part.exactCompletion; exact != nil {
 			if err := kept.Take(64*(len(exact.TokenIDs)+len(exact.PromptTokenIDs)), 0); err != nil {

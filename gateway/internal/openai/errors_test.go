@@ -64,7 +64,6 @@ func TestRefusedChat(t *testing.T) {
 		{"prediction", fields{"prediction": fields{}}, "prediction", "unsupported_parameter", nil},
 		{"web search", fields{"web_search_options": fields{}}, "web_search_options", "unsupported_parameter", nil},
 		{"beam search", fields{"use_beam_search": true}, "use_beam_search", "unsupported_parameter", nil},
-		{"prompt_logprobs", fields{"prompt_logprobs": 1}, "prompt_logprobs", "unsupported_parameter", nil},
 		{"min_tokens with stop", fields{"min_tokens": 2, "stop": "x"}, "min_tokens", "unsupported_parameter", nil},
 
 		{"no model", fields{"model": ""}, "model", "", nil},
