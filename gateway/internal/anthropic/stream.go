@@ -27,6 +27,7 @@ type messageDelta struct {
 func (a *reply) stream(c inference.Call) error {
 	events := sse.New(c.Context, ping)
 	defer events.Close()
+	a.Generation.Accepted = events.Accept
 	begun, pinged := false, false
 	err := a.Run(c.Request.Context(), func(p inference.Part) error {
 		if !begun {

@@ -120,7 +120,8 @@ func (a *chatAnswer) withTokens(p inference.Part, chunks []chatChunkChoice) ([]c
 }
 
 func (a *chatAnswer) stream(c inference.Call) error {
-	return stream(c, a.head("chat.completion.chunk"), &a.request.Parameters, &a.Usage, a.ExactPrompt, func(emit func(chatChunkChoice) error) error {
+	return stream(c, a.head("chat.completion.chunk"), &a.request.Parameters, &a.Usage, a.ExactPrompt, func(accepted func(), emit func(chatChunkChoice) error) error {
+		a.Generation.Accepted = accepted
 		return a.Run(c.Request.Context(), func(p inference.Part) error {
 			chunks, err := a.chunks(p)
 			if err != nil {

@@ -33,8 +33,8 @@ type completion[Choice any] struct {
 }
 
 // stream answers with events: one for each choice that run emits, then one with the usage if the client asked for it. run is over, and usage complete, when it returns. exact, if it
-// is not nil, gives what the first event tells of the prompt's tokens.
-func stream[Choice any](c inference.Call, h head, fields *inference.Parameters, total *inference.Usage, exact func() *inference.Exact, run func(emit func(Choice) error) error) error {
+// is not nil, gives what the first event tells of the prompt's tokens. run calls accepted, if it can, when the request only has to wait.
+func stream[Choice any](c inference.Call, h head, fields *inference.Parameters, total *inference.Usage, exact func() *inference.Exact, run func(accepted func(), emit func(Choice) error) error) error {
 	events := sse.New(c.Context, sse.Comment)
 	defer events.Close()
 	with := func() *inference.Usage { // so far
@@ -44,7 +44,7 @@ func stream[Choice any](c inference.Call, h head, fields *inference.Parameters, 
 		now := *total
 		return &now
 	}
-	err := run(func(choice Choice) error {
+	err := run(events.Accept, func(choice Choice) error {
 		event := completion[Choice]{head: h, Choices: []Choice{choice}, Usage: with()}
 		if exact != nil {
 			event.Exact, exact = exact(), nil

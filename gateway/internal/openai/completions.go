@@ -479,5 +479,10 @@ func (a *completionAnswer) whole(c inference.Call) error {
 }
 
 func (a *completionAnswer) stream(c inference.Call) error {
-	return stream(c, a.head, &a.request.Parameters, &a.usage, nil, func(emit func(completionChoice) error) error { return a.run(c.Request.Context(), emit) })
+	return stream(c, a.head, &a.request.Parameters, &a.usage, nil, func(accepted func(), emit func(completionChoice) error) error {
+		for _, g := range a.generations {
+			g.Accepted = accepted
+		}
+		return a.run(c.Request.Context(), emit)
+	})
 }

@@ -270,6 +270,7 @@ type responseErrorEvent struct {
 func (a *responseAnswer) stream(c inference.Call) error {
 	events := sse.New(c.Context, sse.Comment)
 	defer events.Close()
+	a.Generation.Accepted = events.Accept
 	a.send = func(e responseEvent) error { return events.Send(e.Type, e) }
 	err := a.Run(c.Request.Context(), a.part)
 	if err == nil {

@@ -16,6 +16,8 @@ type Generation struct {
 	Request   plugins.SampleRequest
 	SeedGiven bool
 	Stops     Stops
+	// Accepted, if it is not nil, is called once the request is to wait for the backend alone: what is wrong with it by then has been found.
+	Accepted func()
 }
 
 // ErrEndSequence is what emit of [Core.Generate] returns for tokens after which their sequence is to end: nothing more comes of it but its end, with the reason StopToken.
@@ -105,6 +107,9 @@ func (c *Core) Generate(ctx context.Context, target Target, req Generation, emit
 	}
 	defer release()
 	r.Adapter, r.Version = adapter, version
+	if req.Accepted != nil {
+		req.Accepted()
+	}
 	count := tokenCounter{emit: emit}
 	err = c.sampleCut(ctx, b, m, r, stops, count.event)
 	if plugins.KindOf(err) == plugins.KindBackendLost {

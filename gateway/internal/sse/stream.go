@@ -1,5 +1,5 @@
-// Package sse writes server-sent events: streams that begin late enough for an error to have a status of its own, that are kept open while they wait, and that
-// end where their reader is too slow or has lost its key. It knows no API: what the events are is its callers'.
+// Package sse writes server-sent events: streams that begin soon after their request is accepted, so that an error before that has a status of its own, that are kept open while they wait,
+// and that end where their reader is too slow or has lost its key. It knows no API: what the events are is its callers'.
 package sse
 
 import (
@@ -16,8 +16,10 @@ import (
 )
 
 const (
-	// pingEvery keeps proxies from closing a stream that waits for its turn.
+	// pingEvery keeps proxies from closing a stream that waits for its turn, or for its next token.
 	pingEvery = 15 * time.Second
+	// beginAfter is how long a stream without an event waits for a refusal that comes at once, as that of a backend which has no room, and has a status of its own so.
+	beginAfter = 500 * time.Millisecond
 	// writeTimeout is how long a client may leave an event unread: its request takes a place among those that are served, and memory.
 	writeTimeout = 60 * time.Second
 	// leastRate is what a client must take, in bytes for each second that is waited for it, beyond the first writeTimeout: one that takes a byte now and
@@ -41,7 +43,7 @@ var errSlowReader = errors.New("the client reads too slowly")
 // Comment is a ping that every reader of server-sent events passes over.
 const Comment = ": ping\n\n"
 
-// Stream writes server-sent events. It begins with the first event, so that an error before it can still have a status of its own. Safe for concurrent use.
+// Stream writes server-sent events. It begins with the first event, or soon after [Stream.Accept]: an error before that can still have a status of its own. Safe for concurrent use.
 type Stream struct {
 	c    *gin.Context
 	ping string
@@ -49,13 +51,18 @@ type Stream struct {
 	now func() time.Time
 
 	mu       sync.Mutex
+	kept     bool // keepOpen runs
 	begun    bool
+	over     bool // an ordinary answer is given in place of the stream
+	spoken   bool      // an event has been sent
+	last     time.Time // when something was sent
 	patience patience
 	stop     chan struct{}
 	done     sync.WaitGroup
 }
 
-// New makes a stream that answers a request. ping is what is written every 15 seconds: [Comment], or an event of the API's own. The caller must Close it.
+// New makes a stream that answers a request. ping is [Comment], which is written whenever nothing else was for 15 seconds, or an event of the API's own, which is written every 15 seconds
+// from the first event on; before that it is the comment here too. The caller must Close it.
 func New(c *gin.Context, ping string) *Stream {
 	return &Stream{c: c, ping: ping, now: time.Now, stop: make(chan struct{})}
 }
@@ -72,10 +79,34 @@ func (s *Stream) Send(event string, value any) error {
 	return s.Write(event + "data: " + string(b) + "\n\n")
 }
 
+// Accept says that the request has been accepted. If no event comes soon the head of the answer is sent without one: a client and the proxies before it then know that they have to wait.
+func (s *Stream) Accept() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.begun {
+		s.keep(beginAfter)
+	}
+}
+
+// keep has the stream kept open from here on. mu is held.
+func (s *Stream) keep(first time.Duration) {
+	if !s.kept {
+		s.kept = true
+		s.done.Add(1)
+		go s.keepOpen(first)
+	}
+}
+
 // Write writes text that is whole events.
 func (s *Stream) Write(text string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.spoken = true
+	return s.write(text)
+}
+
+// write sends a text, and the head before it if that is not sent yet. mu is held.
+func (s *Stream) write(text string) error {
 	if !s.begun {
 		s.begun = true
 		h := s.c.Writer.Header()
@@ -83,8 +114,8 @@ func (s *Stream) Write(text string) error {
 		h.Set("Cache-Control", "no-cache")
 		h.Set("X-Accel-Buffering", "no")
 		s.c.Status(http.StatusOK)
-		s.done.Add(1)
-		go s.keepOpen()
+		s.c.Writer.WriteHeaderNow()
+		s.keep(pingEvery)
 	}
 	left, begin := s.patience.left(), s.now()
 	if left <= 0 {
@@ -100,34 +131,58 @@ func (s *Stream) Write(text string) error {
 		return err
 	}
 	s.c.Writer.Flush()
-	s.patience.waited += s.now().Sub(begin)
+	s.last = s.now()
+	s.patience.waited += s.last.Sub(begin)
 	s.patience.taken += int64(len(text))
 	return nil
 }
 
-func (s *Stream) keepOpen() {
+func (s *Stream) keepOpen(first time.Duration) {
 	defer s.done.Done()
-	tick := time.NewTicker(pingEvery)
-	defer tick.Stop()
+	next := time.NewTimer(first)
+	defer next.Stop()
 	for {
 		select {
 		case <-s.stop:
 			return
-		case <-tick.C:
-			if s.Write(s.ping) != nil {
+		case <-next.C:
+			wait, err := s.wake()
+			if err != nil {
 				return // the handler learns of it by its own write or context
 			}
+			next.Reset(wait)
 		}
 	}
 }
 
-// End finishes the stream. Before the first event it returns err, for an ordinary answer. Else it has last write the last events, which tell of err if it is
+// wake begins the stream, or writes a ping if one is due, and tells how long it is until the next one may be.
+func (s *Stream) wake() (time.Duration, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	text := s.ping
+	switch {
+	case s.over:
+		return pingEvery, nil
+	case !s.begun:
+		return pingEvery, s.write("")
+	}
+	if !s.spoken {
+		text = Comment
+	}
+	if quiet := s.now().Sub(s.last); text == Comment && quiet < pingEvery {
+		return pingEvery - quiet, nil
+	}
+	return pingEvery, s.write(text)
+}
+
+// End finishes the stream. Before it has begun it returns err, for an ordinary answer. Else it has last write the last events, which tell of err if it is
 // not nil, unless the client is gone. A request whose key was revoked ends with [keys.ErrRevoked].
 func (s *Stream) End(err error, last func(err error) error) error {
 	s.mu.Lock()
-	begun := s.begun
+	s.over = !s.begun && err != nil
+	over := s.over
 	s.mu.Unlock()
-	if !begun && err != nil {
+	if over {
 		return err
 	}
 	ctx := s.c.Request.Context()
