@@ -1,6 +1,7 @@
 package anthropic
 
 import (
+	"context"
 	"net/http"
 	"reflect"
 	"strings"
@@ -175,4 +176,20 @@ func TestRevokedKey(t *testing.T) {
 	if last := events[len(events)-1]; !strings.HasPrefix(last, "event: error\n") || !strings.Contains(last, "authentication_error") || !strings.Contains(last, "revoked") {
 		t.Errorf("the stream ends with %q", last)
 	}
+}
+
+// TestStreamsBeginWhileTheyWait: the head of a stream comes before there is a token.
+func TestStreamsBeginWhileTheyWait(t *testing.T) {
+	w := newWorld(t, inferencetest.Options{Backend: `"delays": [{"operation": "token", "seconds": 3600}],`})
+	ctx, cancel := context.WithCancel(t.Context())
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, w.URL+"/v1/messages", strings.NewReader(asking("hi").With(fields{"stream": true}).Text()))
+	w.OK(err)
+	res, err := w.Client.Do(req)
+	w.OK(err)
+	if res.StatusCode != http.StatusOK || !strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
+		t.Errorf("%d %v", res.StatusCode, res.Header)
+	}
+	cancel()
+	_ = res.Body.Close()
+	w.Eventually(func() bool { return w.Core.Stats().Generations == 0 })
 }

@@ -53,7 +53,7 @@ type Stream struct {
 	mu       sync.Mutex
 	kept     bool // keepOpen runs
 	begun    bool
-	over     bool // an ordinary answer is given in place of the stream
+	over     bool      // an ordinary answer is given in place of the stream
 	spoken   bool      // an event has been sent
 	last     time.Time // when something was sent
 	patience patience
