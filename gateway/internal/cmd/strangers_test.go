@@ -218,6 +218,9 @@ func strangerProbes(t *testing.T, theirs, mine belongings) map[string][]probe {
 		"PUT /api/v1/training_runs/:run/checkpoints/:kind/:name/ttl":                   checkpoints("/ttl", object{"ttl_seconds": 5}),
 		"GET /api/v1/training_runs/:run/checkpoints/:kind/:name/external_weights_urls": checkpoints("/external_weights_urls", nil),
 
+		"POST /inference/v1/generate": model("/inference/v1/generate", func(m string) object {
+			return object{"model": m, "token_ids": []int{5}, "sampling_params": object{"max_tokens": 1}}
+		}),
 		"POST /tokenize":      model("/tokenize", func(m string) object { return object{"model": m, "prompt": "x"} }),
 		"POST /detokenize":    model("/detokenize", func(m string) object { return object{"model": m, "tokens": []int{5}} }),
 		"GET /tokenizer_info": {{"run", "/tokenizer_info?model=tinker://" + run, nil}, {"checkpoint", "/tokenizer_info?model=" + theirs.path("sampler_weights"), nil}},

@@ -5,12 +5,19 @@ import "github.com/tinsmith/tinsmith/gateway/internal/runs"
 // Exact is what an answer tells of its tokens, for training on the very tokens that were read and sampled. It stands at the root of an answer, or of the first event of a stream.
 type Exact struct {
 	PromptTokenIDs []int32 `json:"prompt_token_ids"`
-	// WeightVersion is the adapter's version that has answered, 0 for the base model; ModelPath the checkpoint's path or the run's.
-	WeightVersion int64   `json:"weight_version"`
-	ModelPath     *string `json:"model_path"`
+	Weights
 	// Prefix tells whether the prompt begins with what the session has read and sampled before.
 	Prefix *Prefix `json:"prefix,omitempty"`
 }
+
+// Weights are what has answered: the adapter's version, 0 for the base model, and the checkpoint's path or the run's.
+type Weights struct {
+	WeightVersion int64   `json:"weight_version"`
+	ModelPath     *string `json:"model_path"`
+}
+
+// WeightsOf are those of a target at a version.
+func WeightsOf(t runs.Target, version int64) Weights { return Weights{version, pathOf(t)} }
 
 // Prefix is how many of a prompt's tokens are those of an earlier turn, and whether they are that turn's bit for bit.
 type Prefix struct {

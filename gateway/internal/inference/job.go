@@ -235,7 +235,7 @@ func (j *Job) ExactPrompt() *Exact {
 	if !j.Exact {
 		return nil
 	}
-	return &Exact{PromptTokenIDs: j.Generation.Request.Prompt, WeightVersion: j.version, ModelPath: pathOf(j.Target), Prefix: j.Prompt.Prefix()}
+	return &Exact{PromptTokenIDs: j.Generation.Request.Prompt, Weights: WeightsOf(j.Target, j.version), Prefix: j.Prompt.Prefix()}
 }
 
 // RelaxedHeader is the header that names what an answer is not held to while it is sampled. [Service.Prepare] sets it.

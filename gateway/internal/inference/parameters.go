@@ -56,6 +56,8 @@ type Parameters struct {
 
 	// StopField is what a surface calls stop; "" is that.
 	StopField string `json:"-"`
+	// Plain leaves out what the model's generation_config.json says: what is not given changes nothing.
+	Plain bool `json:"-"`
 
 	Unserved
 }
@@ -109,7 +111,9 @@ func (f *Parameters) Build(owner string, m *catalog.Model, info plugins.ModelInf
 	r := &g.Request
 	r.Prompt = prompt
 	r.NumSamples, r.Temperature, r.TopP, r.TopK, r.RepetitionPenalty = 1, 1, 1, -1, 1
-	setDefaults(r, m.Sampling)
+	if !f.Plain {
+		setDefaults(r, m.Sampling)
+	}
 	if f.N != nil {
 		r.NumSamples = *f.N
 	}

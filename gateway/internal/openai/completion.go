@@ -13,14 +13,16 @@ import (
 // head is what every answer begins with, and every event of a streamed one: the same in all events of an answer.
 type head struct {
 	ID      string `json:"id"`
-	Object  string `json:"object"`
+	Object  string `json:"object,omitempty"`
 	Created int64  `json:"created"`
 	Model   string `json:"model"`
+
+	RequestID string `json:"request_id,omitempty"` // of /inference/v1/generate
 }
 
 // newHead is that of a new answer to a request that named model; its id is prefix and something random.
 func newHead(prefix, object, model string) head {
-	return head{prefix + rand.Text(), object, time.Now().Unix(), model}
+	return head{ID: prefix + rand.Text(), Object: object, Created: time.Now().Unix(), Model: model}
 }
 
 // completion is an answer, or one event of a streamed answer.

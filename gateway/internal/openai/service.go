@@ -46,6 +46,7 @@ func (s *Service) Register(r gin.IRouter) {
 		g.GET("/models/*model", s.unless(s.Others.Get, s.Handler(errorBody, s.getModel))) // ids hold slashes
 		s.registerUnserved(g)
 	}
+	r.POST("/inference/v1/generate", s.Handler(errorBody, s.generate))
 	r.POST("/tokenize", s.Handler(errorBody, s.tokenize))
 	r.POST("/detokenize", s.Handler(errorBody, s.detokenize))
 	r.GET("/tokenizer_info", s.Handler(errorBody, s.tokenizerInfo))
