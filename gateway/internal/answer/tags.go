@@ -70,6 +70,18 @@ func (t Tags) Continued(turn string) State {
 	return Underway
 }
 
+// Behind is what stands in a raw text behind its thoughts, if it begins with some that have ended; else all of it.
+func (t Tags) Behind(text string) string {
+	if t.Open == "" || !strings.HasPrefix(strings.TrimLeft(text, whiteSpace), t.Open) {
+		return text
+	}
+	_, rest, closed := strings.Cut(text, t.Close)
+	if !closed {
+		return text
+	}
+	return strings.TrimLeft(rest, whiteSpace)
+}
+
 // Opening is the opening tag, with the white space behind it, that a prompt ends with, or "". Clients that want the raw text get it in front of the answer.
 func (t Tags) Opening(prompt string) string {
 	if t.Open == "" {

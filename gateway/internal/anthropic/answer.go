@@ -165,7 +165,8 @@ func (a *reply) whole(c inference.Call, kept *inference.Allowance) error {
 		message
 		*inference.Exact
 		*exactTokens
-	}{message: a.head(), Exact: a.ExactPrompt()}
+		SchemaErrors []inference.SchemaError `json:"schema_errors,omitempty"`
+	}{message: a.head(), Exact: a.ExactPrompt(), SchemaErrors: a.SchemaErrors(0)}
 	out.Content, out.Usage = content.content(), a.used()
 	reason, sequence := a.stop()
 	out.StopReason, out.StopSequence = &reason, sequence

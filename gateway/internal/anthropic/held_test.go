@@ -81,6 +81,18 @@ func TestStrictTools(t *testing.T) {
 	w := newWorld(t, inferencetest.Options{})
 	odd := json.RawMessage(`{"type": "object", "properties": {"city": {"type": "string", "pattern": "^(?=zz)", "maxLength": 3}}, "required": ["city"], "additionalProperties": false}`)
 	f := asking("weather?").With(fields{"seed": 3, "tools": []fields{{"name": "get_weather", "input_schema": odd}}, "tool_choice": fields{"type": "any"}, "thinking": fields{"type": "disabled"}})
-	w.whole(f)
+	f["max_tokens"] = 300
+	wrong := func(errors any) bool { // what a call was not held to else, is checked
+		list, _ := errors.([]any)
+		return len(list) == 1 && list[0].(object)["path"] == "/city" && list[0].(object)["tool_call"] == 0.0
+	}
+	f["tool_choice"] = fields{"type": "any", "disable_parallel_tool_use": true}
+	if whole := w.whole(f); !wrong(whole["schema_errors"]) {
+		t.Errorf("%v", whole)
+	}
+	events := w.events(f)
+	if end := events[len(events)-2]; end.name != "message_delta" || !wrong(end.data["schema_errors"]) {
+		t.Errorf("%v", end)
+	}
 	w.refused("/v1/messages", f.With(fields{"tools": []fields{{"name": "get_weather", "input_schema": odd, "strict": true}}}).Text(), 400, "invalid_request_error", "tools[0]", "pattern")
 }

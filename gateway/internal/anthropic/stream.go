@@ -21,6 +21,7 @@ type messageDelta struct {
 	} `json:"delta"`
 	Usage usage `json:"usage"`
 	*exactTokens
+	SchemaErrors []inference.SchemaError `json:"schema_errors,omitempty"`
 }
 
 // stream answers with events. Every one has a name: clients pass over those without.
@@ -78,7 +79,7 @@ func (a *reply) stream(c inference.Call) error {
 
 // endStream tells how the answer ended.
 func (a *reply) endStream(events *sse.Stream) error {
-	end := messageDelta{Type: "message_delta", Usage: a.used()}
+	end := messageDelta{Type: "message_delta", Usage: a.used(), SchemaErrors: a.SchemaErrors(0)}
 	end.Delta.StopReason, end.Delta.StopSequence = a.stop()
 	if a.Exact {
 		end.exactTokens = &exactTokens{TokenIDs: inference.IDs(a.pending), SequenceID: a.SequenceID(0)}

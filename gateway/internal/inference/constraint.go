@@ -25,11 +25,15 @@ const compileSteps = 200
 
 // Held is what an answer is held to, with what it is not held to while it is sampled. nil is nothing.
 type Held struct {
-	grammar  []byte
-	relaxed  []schema.Relaxed
-	validate func(text []byte) []schema.Problem // nil: there is nothing to check
-	weight   int
+	grammar   []byte
+	relaxed   []schema.Relaxed
+	validate  validator            // of the content; nil: there is nothing to check
+	arguments map[string]validator // the same of the arguments of some tools
+	weight    int
 }
+
+// validator tells what is wrong with a finished text.
+type validator func(text []byte) []schema.Problem
 
 // Relaxed is the value of [RelaxedHeader], "" if there is nothing to tell.
 func (h *Held) Relaxed() string {
@@ -39,15 +43,33 @@ func (h *Held) Relaxed() string {
 	return relaxedNames(h.relaxed)
 }
 
-// Checks tells whether Check may find anything, so that the content of a stream is to be kept.
-func (h *Held) Checks() bool { return h != nil && h.validate != nil }
+// Checks tells whether there may be anything to find once an answer has ended, so that what a stream says is to be kept.
+func (h *Held) Checks() bool { return h != nil && (h.validate != nil || len(h.arguments) > 0) }
 
-// Check tells what is wrong with an answer's content that the answer was not held to while it was sampled. One that was cut is not checked.
-func (h *Held) Check(content, finish string) []SchemaError {
-	if !h.Checks() || finish != FinishStop {
+// CheckText tells what is wrong with a text that it was not held to while it was sampled. One that was cut is not checked.
+func (h *Held) CheckText(text, finish string) []SchemaError {
+	if !h.Checks() || h.validate == nil || finish != FinishStop {
 		return nil
 	}
-	return schemaErrors(h.validate([]byte(content)))
+	return schemaErrors(nil, h.validate([]byte(text)), nil)
+}
+
+// check is the same of an answer's content, or of the arguments of its calls. unread are the tags of thoughts that stand in the content.
+func (h *Held) check(a answer.Answer, finish string, unread answer.Tags) (out []SchemaError) {
+	switch {
+	case finish == FinishStop && a.Content != nil:
+		return h.CheckText(unread.Behind(*a.Content), finish)
+	case finish == FinishStop && a.Reasoning == nil && len(a.Calls) == 0:
+		return h.CheckText("", finish)
+	case finish != FinishCalls || !h.Checks():
+		return nil
+	}
+	for i, call := range a.Calls {
+		if validate := h.arguments[call.Name]; validate != nil && call.Ended {
+			out = schemaErrors(out, validate([]byte(call.Arguments)), &i)
+		}
+	}
+	return out
 }
 
 // HoldText holds a text that is no chat to a form.
@@ -133,10 +155,16 @@ func (c *Choice) allows(name string) bool {
 
 // symbol is the text that is demanded, in a grammar.
 func (d *demand) symbol(ctx context.Context, b *grammar.Builder, out *Held) (grammar.Symbol, error) {
-	o := toolgrammar.Options{Format: d.Format, Tools: d.Tools, Arguments: d.Arguments, Single: d.Single, Relaxed: func(tool string, left []schema.Relaxed) {
+	o := toolgrammar.Options{Format: d.Format, Tools: d.Tools, Arguments: d.Arguments, Single: d.Single, Relaxed: func(tool toolgrammar.Tool, left []schema.Relaxed) {
 		for _, r := range left {
-			r.Pointer = tool + r.Pointer
+			r.Pointer = tool.Name + r.Pointer
 			out.relaxed = append(out.relaxed, r)
+		}
+		if validate, err := schema.Validator(tool.Parameters, schema.Options{}); err == nil { // it has just been compiled
+			if out.arguments == nil {
+				out.arguments = map[string]validator{}
+			}
+			out.arguments[tool.Name] = validate
 		}
 	}}
 	switch {

@@ -29,18 +29,19 @@ type SchemaError struct {
 	Path    string `json:"path"`
 	Keyword string `json:"keyword"`
 	Message string `json:"message"`
+	// Call is the number of the tool call whose arguments it is in, from 0; nil for the content.
+	Call *int `json:"tool_call,omitempty"`
 }
 
 // maxSchemaErrors is how many of them an answer tells of.
 const maxSchemaErrors = 8
 
-// schemaErrors are what is wrong with a text.
-func schemaErrors(problems []schema.Problem) []SchemaError {
-	var out []SchemaError
-	for _, p := range problems[:min(len(problems), maxSchemaErrors)] {
-		out = append(out, SchemaError{p.Path, p.Keyword, p.Message})
+// schemaErrors are what is wrong with a text, behind what is wrong elsewhere. call is where it is, as in SchemaError.
+func schemaErrors(before []SchemaError, problems []schema.Problem, call *int) []SchemaError {
+	for _, p := range problems[:min(len(problems), maxSchemaErrors-len(before))] {
+		before = append(before, SchemaError{p.Path, p.Keyword, p.Message, call})
 	}
-	return out
+	return before
 }
 
 // The header names so many keywords, and of each so many characters: what is longer than a few KiB breaks clients.

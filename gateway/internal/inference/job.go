@@ -59,7 +59,9 @@ type Job struct {
 	version int64 // of the adapter
 	sampled []Sampled
 	ids     []string           // under which what was sampled is recorded
-	said    []answer.Collector // for a session
+	said    []answer.Collector // for a session, or to be checked
+	unread  answer.Tags        // of thoughts that are left in the content
+	wrong   [][]SchemaError
 }
 
 // Prepare checks a request, renders its prompt and makes it a job. The memory that the request claimed is given back.
@@ -104,7 +106,11 @@ func (s *Service) Prepare(c Call, p *Parameters, r *Request) (*Job, error) {
 	if err := g.hold(m, r, held); err != nil {
 		return nil, err
 	}
-	j.sampled, j.said, j.ids = make([]Sampled, g.Request.NumSamples), make([]answer.Collector, g.Request.NumSamples), make([]string, g.Request.NumSamples)
+	n := g.Request.NumSamples
+	j.sampled, j.said, j.ids, j.wrong = make([]Sampled, n), make([]answer.Collector, n), make([]string, n), make([][]SchemaError, n)
+	if r.Thinking.Raw {
+		j.unread = m.Reasoning
+	}
 	if relaxed := held.Relaxed(); relaxed != "" {
 		c.Header(RelaxedHeader, relaxed)
 	}
@@ -188,14 +194,19 @@ func (j *Job) Run(ctx context.Context, emit func(Part) error) error {
 	})
 }
 
-// remember keeps what a sequence has sampled, for its Datum and for its session, and records it for training once it has ended.
+// collects tells whether what the sequences say is kept, beside what a surface keeps.
+func (j *Job) collects() bool { return j.Prompt.memory != nil || j.Checks() }
+
+// SchemaErrors are what is wrong with a sequence that has ended: with its content or with the arguments of its calls, where they were not held to all of a schema while they were sampled.
+func (j *Job) SchemaErrors(sequence int) []SchemaError { return j.wrong[sequence] }
+
+// remember keeps what a sequence has sampled, for its Datum and for its session, and once it has ended checks it and records it for training.
 func (j *Job) remember(ctx context.Context, p Part) error {
-	if !j.keeps {
-		return nil
-	}
 	i := p.Sequence
-	j.sampled[i].Add(p.Tokens)
-	if j.Prompt.memory != nil {
+	if j.keeps {
+		j.sampled[i].Add(p.Tokens)
+	}
+	if j.collects() {
 		j.said[i].Add(p.Events)
 	}
 	if p.Reason == "" {
@@ -204,10 +215,12 @@ func (j *Job) remember(ctx context.Context, p Part) error {
 	if j.Exact {
 		j.record(ctx, i)
 	}
-	if j.Prompt.memory == nil {
+	if !j.collects() {
 		return nil
 	}
-	return j.Prompt.Remember(j.said[i].Answer(), j.sampled[i], j.ids[i], j.version, p.Reason, p.Stop)
+	said := j.said[i].Answer()
+	j.wrong[i] = j.check(said, p.Reason, j.unread)
+	return j.Prompt.Remember(said, j.sampled[i], j.ids[i], j.version, p.Reason, p.Stop)
 }
 
 // record stores a sequence, so that the provenance of training data may name it. An answer is none the worse where that cannot be done: it has no id then.
@@ -277,6 +290,9 @@ func (j *Job) Weigh(p Part) int {
 	size := 0
 	for _, e := range p.Events {
 		size += len(e.Text) + len(e.Name) + len(e.ID)
+	}
+	if j.collects() {
+		size *= 2
 	}
 	if j.keeps {
 		size += exactTokenBytes * len(p.Tokens)

@@ -194,7 +194,7 @@ func (s *Service) answerChat(c inference.Call, r *chatRequest, tokensField strin
 	r.Messages, r.Tools = nil, nil // a stream may be long, and needs none of them
 	making := &chatAnswer{
 		Job: job, service: s, request: r, logprobs: request.TopLogprobs >= 0, hidden: request.Thinking.Hidden, legacy: len(r.Functions) > 0,
-		begun: make([]bool, job.Generation.Request.NumSamples), contents: make([]answer.Collector, job.Generation.Request.NumSamples),
+		begun: make([]bool, job.Generation.Request.NumSamples),
 	}
 	if r.Stream {
 		return making.stream(c)
@@ -208,10 +208,9 @@ type chatAnswer struct {
 	service  *Service
 	request  *chatRequest
 	logprobs bool
-	hidden   bool               // thoughts are not given out
-	legacy   bool               // calls are told of in the form of functions
-	begun    []bool             // the role of a choice has been given out
-	contents []answer.Collector // of a stream whose end is to be checked
+	hidden   bool   // thoughts are not given out
+	legacy   bool   // calls are told of in the form of functions
+	begun    []bool // the role of a choice has been given out
 }
 
 // calledTool is a tool call of an answer, or a part of one: then the index says of which, and the name comes with the first part only.
@@ -306,10 +305,7 @@ func (a *chatAnswer) whole(c inference.Call) error {
 			return err
 		}
 		message := a.message(collectors[i].Answer())
-		choices[i] = choice{i, message, a.logprobsObject(logprobs[i]), a.reason(ends[i].Reason), ends[i].Stop, exact, nil}
-		if message.Content != nil {
-			choices[i].SchemaErrors = a.Check(*message.Content, ends[i].Reason)
-		}
+		choices[i] = choice{i, message, a.logprobsObject(logprobs[i]), a.reason(ends[i].Reason), ends[i].Stop, exact, a.SchemaErrors(i)}
 	}
 	return c.Send(http.StatusOK, completion[choice]{a.head("chat.completion"), a.ExactPrompt(), choices, &a.Usage, a.PromptLogprobs()})
 }

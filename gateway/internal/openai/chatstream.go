@@ -84,18 +84,9 @@ func (a *chatAnswer) chunks(p inference.Part) (out []chatChunkChoice, err error)
 			out[first].Logprobs = a.logprobsObject(a.logprobsOf(p.Tokens))
 		}
 	}
-	if a.Checks() {
-		a.contents[p.Sequence].Add(p.Events)
-	}
 	if p.Reason != "" {
 		reason := a.reason(p.Reason)
-		last := chatChunkChoice{Index: p.Sequence, FinishReason: &reason, StopReason: p.Stop}
-		if a.Checks() {
-			if content := a.message(a.contents[p.Sequence].Answer()).Content; content != nil {
-				last.SchemaErrors = a.Check(*content, p.Reason)
-			}
-		}
-		out = append(out, last)
+		out = append(out, chatChunkChoice{Index: p.Sequence, FinishReason: &reason, StopReason: p.Stop, SchemaErrors: a.SchemaErrors(p.Sequence)})
 	}
 	return a.withTokens(p, out)
 }

@@ -201,7 +201,7 @@ func TestRelaxedForms(t *testing.T) {
 	}
 }
 
-// TestRelaxedOnSurfaces: the same holds of responses; and what the arguments of a tool are not held to is named too.
+// TestRelaxedOnSurfaces: the same holds of responses; and what the arguments of a tool are not held to is named too, and checked.
 func TestRelaxedOnSurfaces(t *testing.T) {
 	w := newWorld(t, options{})
 	schema := json.RawMessage(`{"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?=zz)", "maxLength": 3}}, "required": ["a"], "additionalProperties": false}`)
@@ -219,8 +219,47 @@ func TestRelaxedOnSurfaces(t *testing.T) {
 		t.Errorf("%q %v", named, response)
 	}
 	tool := fields{"type": "function", "function": fields{"name": "f", "parameters": schema}}
-	if named, _ := relaxed("/v1/chat/completions", asking("hello").with(fields{"max_tokens": 300, "tools": []fields{tool}, "tool_choice": "required", "reasoning_effort": "none"})); named != "f#/properties/a pattern" {
-		t.Errorf("of a tool: %q", named)
+	call := asking("hello").with(fields{"max_tokens": 300, "tools": []fields{clock, tool}, "tool_choice": fields{"type": "function", "function": fields{"name": "f"}}, "reasoning_effort": "none"})
+	named, answer := relaxed("/v1/chat/completions", call)
+	choice := answer["choices"].([]any)[0].(map[string]any)
+	wrong := func(errors any) bool {
+		list, _ := errors.([]any)
+		if len(list) != 1 {
+			return false
+		}
+		one := list[0].(map[string]any)
+		return one["path"] == "/a" && one["tool_call"] == 0.0 && one["keyword"] == "#/properties/a/pattern"
+	}
+	if named != "f#/properties/a pattern" || !wrong(choice["schema_errors"]) || choice["finish_reason"] != "tool_calls" {
+		t.Errorf("of a tool: %q %v", named, choice)
+	}
+	events := w.events("/v1/chat/completions", "CreateChatCompletionStreamResponse", call)
+	last := parsed(t, events[len(events)-1]).(map[string]any)["choices"].([]any)[0].(map[string]any)
+	if !reflect.DeepEqual(last["schema_errors"], choice["schema_errors"]) {
+		t.Errorf("streamed: %v", last)
+	}
+	if named, response := relaxed("/v1/responses", ask.with(fields{"tools": []fields{flat(tool)}, "tool_choice": "required", "parallel_tool_calls": false})); named != "f#/properties/a pattern" || !wrong(response["schema_errors"]) {
+		t.Errorf("of a tool of responses: %q %v", named, response)
+	}
+	if _, answer := relaxed("/v1/chat/completions", call.with(fields{"max_tokens": 12})); answer["choices"].([]any)[0].(map[string]any)["schema_errors"] != nil {
+		t.Errorf("a call that was cut is checked: %v", answer)
+	}
+}
+
+// TestRelaxedBehindThoughts: of an answer whose thoughts stand in its content what stands behind them is checked.
+func TestRelaxedBehindThoughts(t *testing.T) {
+	w := newWorld(t, options{})
+	schema := json.RawMessage(`{"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?=b)"}}}`)
+	ask := asking("hello").with(fields{"max_tokens": 300, "separate_reasoning": false, "response_format": fields{"type": "json_schema", "json_schema": fields{"schema": schema}}})
+	for value, wrong := range map[string]int{`{"a": "bb"}`: 0, `{"a": "cc"}`: 1} {
+		text := "<think>Hm.</think>\n\n" + value
+		w.says(text)
+		_, _, b := w.send(http.MethodPost, "/v1/chat/completions", ask.text())
+		choice := parsed(t, string(b)).(map[string]any)["choices"].([]any)[0].(map[string]any)
+		errors, _ := choice["schema_errors"].([]any)
+		if content := choice["message"].(map[string]any)["content"]; content != text || choice["finish_reason"] != "stop" || len(errors) != wrong {
+			t.Errorf("%q, %v: %d errors, want %d", content, choice["finish_reason"], len(errors), wrong)
+		}
 	}
 }
 

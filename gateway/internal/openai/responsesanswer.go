@@ -223,28 +223,13 @@ func (a *responseAnswer) seal() (err error) {
 		o.CompletedAt = &now
 	}
 	o.Usage = usageOf(&a.Usage)
-	if a.Checks() {
-		content, said := o.said()
-		if said {
-			o.SchemaErrors = a.Check(content, a.finished.Reason)
-		}
-	}
+	o.SchemaErrors = a.Job.SchemaErrors(0)
 	if a.Exact {
 		ids := a.Job.TokenIDs(0)
 		o.Exact, o.TokenIDs, o.SequenceID = a.ExactPrompt(), &ids, a.Job.SequenceID(0)
 		o.Datum, err = a.Job.Datum(0)
 	}
 	return err
-}
-
-// said is the text of the messages, if there is one.
-func (o *responseObject) said() (text string, ok bool) {
-	for _, i := range o.Output {
-		if i.Type == itemMessage {
-			text, ok = text+joined(i.Content), true
-		}
-	}
-	return text, ok
 }
 
 // finish seals the answer and stores it.

@@ -61,6 +61,18 @@ func (d *document) validate(text []byte) []Problem {
 	return newValidator(d, maxValidateSteps).explain(d.root, value)
 }
 
+// Validator is Validate of a schema that nothing is to be held to.
+func Validator(schema []byte, options Options) (func(text []byte) []Problem, error) {
+	d, err := readDocument(schema, options.Draft)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.noLoop(); err != nil {
+		return nil, err
+	}
+	return d.validate, nil
+}
+
 // Compile makes the grammar of the JSON values that satisfy a schema. Its errors are *Error but for that of a context that is done.
 func Compile(ctx context.Context, schema []byte, options Options) (*Compiled, error) {
 	b := grammar.NewBuilder(Limits())

@@ -35,7 +35,7 @@ type Options struct {
 	// Bare is the opposite: the tag that calls begin with is missing.
 	Bare bool
 	// Relaxed, if it is not nil, is told what of a tool's schema its arguments are not held to.
-	Relaxed func(tool string, left []schema.Relaxed)
+	Relaxed func(tool Tool, left []schema.Relaxed)
 }
 
 // ToolError is what is wrong with the schema of a tool.
@@ -171,7 +171,7 @@ func (m *maker) arguments(t Tool) (grammar.Symbol, error) {
 // relaxed tells what of a tool's schema is not held to.
 func (m *maker) relaxed(t Tool, left ...schema.Relaxed) {
 	if m.o.Relaxed != nil && len(left) > 0 {
-		m.o.Relaxed(t.Name, left)
+		m.o.Relaxed(t, left)
 	}
 }
 

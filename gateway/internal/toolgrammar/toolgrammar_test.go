@@ -207,9 +207,9 @@ func TestRelaxedTools(t *testing.T) {
 	} {
 		var got []string
 		b := grammar.NewBuilder(grammar.DefaultLimits())
-		_, err := Calls(t.Context(), b, Options{Format: c.format, Arguments: true, Tools: []Tool{{Name: "f", Parameters: json.RawMessage(c.parameters)}}, Relaxed: func(tool string, left []schema.Relaxed) {
+		_, err := Calls(t.Context(), b, Options{Format: c.format, Arguments: true, Tools: []Tool{{Name: "f", Parameters: json.RawMessage(c.parameters)}}, Relaxed: func(tool Tool, left []schema.Relaxed) {
 			for _, r := range left {
-				got = append(got, tool+" "+r.String())
+				got = append(got, tool.Name+" "+r.String())
 			}
 		}})
 		if err != nil || strings.Join(got, ", ") != c.want {
