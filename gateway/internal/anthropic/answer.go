@@ -59,16 +59,13 @@ func (s *Service) messages(c inference.Call) error {
 	}
 	job.Generation.Reading.NewID = func() string { return "toolu_" + strings.TrimPrefix(answer.NewID(), "call_") }
 	tellDropped(c, request.tools)
-	if relaxed := job.Relaxed(); relaxed != "" {
-		c.Header(inference.RelaxedHeader, relaxed)
-	}
 	a := &reply{Job: job, encoder: encoder{omitted: request.omitted}, model: r.Model}
 	if r.Stream {
 		a.encoder.eager = request.tools.eager
 		r = messagesRequest{} // a stream may be long, and needs none of it
 		return a.stream(c)
 	}
-	return a.whole(c, s.Allow(c))
+	return a.whole(c, s.Allow(c, false))
 }
 
 // tellDropped names the tools that were left out.

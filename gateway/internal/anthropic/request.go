@@ -1,6 +1,7 @@
 package anthropic
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 
@@ -65,6 +66,17 @@ func (s *Service) request(c inference.Call, r *messagesRequest) (*asked, error) 
 	if *r.MaxTokens < 1 {
 		return nil, inference.Invalid("max_tokens", "%d is not at least 1", *r.MaxTokens)
 	}
+	out, err := s.prompt(c, r)
+	if err != nil {
+		return nil, err
+	}
+	out.TopLogprobs = -1
+	out.Limit, out.CutLimit = inference.Limit{Field: "max_tokens", Tokens: r.MaxTokens}, true // the model's context is nothing that these clients can be told of
+	return out, nil
+}
+
+// prompt reads what the model is asked, without how it is to answer.
+func (s *Service) prompt(c inference.Call, r *messagesRequest) (*asked, error) {
 	if r.N != nil && *r.N != 1 {
 		return nil, inference.Unsupported("n", "an answer is one message: only 1 is allowed")
 	}
@@ -77,28 +89,14 @@ func (s *Service) request(c inference.Call, r *messagesRequest) (*asked, error) 
 		}
 		r.Stop, r.StopField = r.StopSequences, "stop_sequences"
 	}
-	out, err := s.prompt(c, r)
-	if err != nil {
-		return nil, err
-	}
-	if out.Session = r.SessionID; out.Session == "" {
-		out.Session = c.GetHeader("X-Session-Id")
-	}
-	out.TopLogprobs = -1
-	out.Limit, out.CutLimit = inference.Limit{Field: "max_tokens", Tokens: r.MaxTokens}, true // the model's context is nothing that these clients can be told of
-	return out, nil
-}
-
-// prompt reads what the model is asked, without how it is to answer.
-func (s *Service) prompt(c inference.Call, r *messagesRequest) (*asked, error) {
 	if inference.Given(r.MCPServers) && !inference.AsksNothing(r.MCPServers) {
 		return nil, inference.Unsupported("mcp_servers", "this server calls no others: give the tools as tools, and call them yourself")
 	}
-	_, m, err := s.Model(c, r.Model)
+	target, m, err := s.Model(c, r.Model)
 	if err != nil {
 		return nil, err
 	}
-	out := &asked{Request: &inference.Request{}}
+	out := &asked{Request: &inference.Request{Model: m, Target: target, Session: cmp.Or(r.SessionID, c.GetHeader("X-Session-Id"))}}
 	if out.Thinking, out.omitted, err = r.thinking(); err != nil {
 		return nil, err
 	}

@@ -324,6 +324,12 @@ func TestRefusals(t *testing.T) {
 			for _, stream := range []bool{false, true} {
 				w.refused("/v1/messages", asking("hi").With(c.change).With(fields{"stream": stream}).Text(), 400, "invalid_request_error", c.words...)
 			}
+			if _, limit := c.change["max_tokens"]; limit || c.name == "a long prompt" { // which is counted
+				return
+			}
+			counted := asking("hi").With(c.change)
+			delete(counted, "max_tokens")
+			w.refused("/v1/messages/count_tokens", counted.Text(), 400, "invalid_request_error", c.words...)
 		})
 	}
 	w.refused("/v1/messages", "{", 400, "invalid_request_error", "JSON")

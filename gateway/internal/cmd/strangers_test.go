@@ -269,8 +269,8 @@ func strangerProbes(t *testing.T, theirs, mine belongings) map[string][]probe {
 		}
 		probes["POST "+prefix+"/chat/completions"] = model(prefix+"/chat/completions", chat)
 		probes["POST "+prefix+"/chat/completions/tokens"] = model(prefix+"/chat/completions/tokens", func(m string) object { return object{"model": m, "tokens": []int{5}, "max_tokens": 1} })
-		probes["GET "+prefix+"/sessions/:session/datums"] = of(prefix + "/sessions/" + theirs.turns + "/datums")
-		probes["DELETE "+prefix+"/sessions/:session"] = of(prefix + "/sessions/" + theirs.turns)
+		probes["GET "+prefix+"/sessions/*session"] = of(prefix + "/sessions/" + theirs.turns + "/datums")
+		probes["DELETE "+prefix+"/sessions/*session"] = of(prefix + "/sessions/" + theirs.turns)
 		probes["POST "+prefix+"/completions"] = model(prefix+"/completions", complete)
 		probes["GET "+prefix+"/models/*model"] = describe(prefix + "/models/")
 	}

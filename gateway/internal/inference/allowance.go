@@ -14,12 +14,19 @@ const answerStep = 64 << 10
 // Allowance bounds the memory of an answer in the making.
 type Allowance struct {
 	whole, taken int
+	advice       string // of what to do against too much
 	claim        *body.Claim
 	claimed      int
 }
 
-// Allow begins the allowance of a call's answer.
-func (s *Service) Allow(c Call) *Allowance { return &Allowance{whole: s.WholeBytes, claim: c.Claim} }
+// Allow begins the allowance of a call's answer. streams says that it is streamed, and kept for another reason.
+func (s *Service) Allow(c Call, streams bool) *Allowance {
+	a := &Allowance{whole: s.WholeBytes, claim: c.Claim, advice: "stream it, or ask for fewer choices, tokens or log-probabilities"}
+	if streams {
+		a.advice = "ask for fewer tokens or log-probabilities"
+	}
+	return a
+}
 
 // Take accounts for a part of the answer, of so many bytes of text and so many log-probabilities, before it is kept.
 func (a *Allowance) Take(text, scores int) error {
@@ -31,7 +38,7 @@ func (a *Allowance) Take(text, scores int) error {
 		a.claimed += n
 	}
 	if a.taken += text + scores*scoreBytes; a.taken > a.whole {
-		return Invalid("stream", "the answer is longer than what is kept until it is whole, which is about %d KiB: stream it, or ask for fewer choices, tokens or log-probabilities", a.whole>>10)
+		return Invalid("stream", "the answer is longer than what is kept until it is whole, which is about %d KiB: %s", a.whole>>10, a.advice)
 	}
 	return nil
 }

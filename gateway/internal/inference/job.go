@@ -12,6 +12,10 @@ import (
 
 // Request is what a surface asks for, in no surface's words.
 type Request struct {
+	// Model is what is to answer, and Target its weights, as [Service.Model] gives them.
+	Model  *catalog.Model
+	Target runs.Target
+
 	Conversation Conversation
 	// Tokens are the prompt in place of the conversation, which then says only how the answer is read; TokensField is the request's.
 	Tokens      []int32
@@ -66,73 +70,48 @@ type Job struct {
 
 // Prepare checks a request, renders its prompt and makes it a job. The memory that the request claimed is given back.
 func (s *Service) Prepare(c Call, p *Parameters, r *Request) (*Job, error) {
-	loss, err := DatumLoss("return_datum", p.ReturnDatum)
+	j, info, err := s.ask(c, p, r)
 	if err != nil {
 		return nil, err
 	}
-	target, m, held, prompt, err := s.ask(c, p, r)
-	if err != nil {
-		return nil, err
-	}
-	tools := r.Conversation.Tools
-	r.Conversation = Conversation{Tools: tools, ContinueFinal: r.Conversation.ContinueFinal} // a stream may be long, and needs none of the rest
+	r.Conversation = Conversation{Tools: r.Conversation.Tools, ContinueFinal: r.Conversation.ContinueFinal} // a stream may be long, and needs none of the rest
 	c.Claim.Release()
-	info, err := s.Core.ModelInfo(c.Request.Context(), m.Name)
-	if err != nil {
-		return nil, err
-	}
-	if room := info.MaxContextLength - len(prompt.Tokens); r.CutLimit && r.Limit.Tokens != nil && *r.Limit.Tokens > room && room > 0 {
+	if room := info.MaxContextLength - len(j.Prompt.Tokens); r.CutLimit && r.Limit.Tokens != nil && *r.Limit.Tokens > room && room > 0 {
 		r.Limit.Tokens = &room
 	}
-	g, err := p.Build(c.Owner, m, info, prompt.Tokens, r.Limit)
-	if err != nil {
+	if err := j.build(c.Owner, p, r, info, j.Prompt.Tokens); err != nil {
 		return nil, err
 	}
-	j := &Job{Model: m, Target: target, Prompt: prompt, Generation: g, Exact: p.ReturnTokenIDs || loss != "" || r.Session != "", service: s, loss: loss, Held: held}
-	j.keeps = j.Exact || prompt.memory != nil
-	if j.scored, err = p.PromptLogprobs(); err != nil {
-		return nil, err
-	}
-	g.ScorePrompt(j.scored)
-	g.Request.TopKSampledLogprobs = max(r.TopLogprobs, 0)
-	g.AfterPrompt, g.KeepAll, g.KeepEnds = r.Conversation.ContinueFinal, j.Exact, j.keeps
-	choice := r.Choice
-	if r.LeaveCalls {
-		choice.Mode = ChooseNone
-	}
-	g.Read(m, prompt, tools, choice, r.Thinking)
-	g.Reading.TaggedOnly, g.Reading.HeldCalls = r.Form.Field != "", held != nil
-	r.tools = len(tools) > 0
-	if err := g.hold(m, r, held); err != nil {
-		return nil, err
-	}
-	n := g.Request.NumSamples
+	n := j.Generation.Request.NumSamples
 	j.sampled, j.said, j.ids, j.wrong = make([]Sampled, n), make([]answer.Collector, n), make([]string, n), make([][]SchemaError, n)
-	if r.Thinking.Raw {
-		j.unread = m.Reasoning
-	}
-	if relaxed := held.Relaxed(); relaxed != "" {
+	if relaxed := j.Relaxed(); relaxed != "" {
 		c.Header(RelaxedHeader, relaxed)
 	}
 	return j, nil
 }
 
-// Count is how many tokens the prompt of a request has.
+// Count is how many tokens the prompt of a request has, which is refused as [Service.Prepare] refuses it, but that a prompt may be longer than the context.
 func (s *Service) Count(c Call, p *Parameters, r *Request) (int, error) {
-	_, _, _, prompt, err := s.ask(c, p, r)
-	return len(prompt.Tokens), err
+	j, info, err := s.ask(c, p, r)
+	if err != nil {
+		return 0, err
+	}
+	n := len(j.Prompt.Tokens)
+	r.Limit = Limit{}
+	return n, j.build(c.Owner, p, r, info, j.Prompt.Tokens[:min(n, 1)])
 }
 
-// ask checks what a request asks for, and makes its prompt.
-func (s *Service) ask(c Call, p *Parameters, r *Request) (target runs.Target, m *catalog.Model, held *Held, prompt Prompt, err error) {
+// ask checks what a request asks for, makes its prompt, and begins its job.
+func (s *Service) ask(c Call, p *Parameters, r *Request) (j *Job, info plugins.ModelInfo, err error) {
+	j = &Job{Model: r.Model, Target: r.Target, service: s}
+	if j.loss, err = DatumLoss("return_datum", p.ReturnDatum); err != nil {
+		return
+	}
 	if err = p.Refuse(); err != nil {
 		return
 	}
 	if !r.ScoresPrompt && !AsksNothing(p.PromptScores) {
 		err = Unsupported("prompt_logprobs", "is served by /v1/chat/completions and /v1/completions")
-		return
-	}
-	if target, m, err = s.Model(c, p.Model); err != nil {
 		return
 	}
 	if err = r.Choice.Check(r.Conversation.Tools); err != nil {
@@ -141,16 +120,48 @@ func (s *Service) ask(c Call, p *Parameters, r *Request) (target runs.Target, m 
 	if err = r.Thinking.check(); err != nil {
 		return
 	}
-	if r.Tokens == nil && m.Template != nil {
-		if err = checkTools(m, r.Conversation.Tools); err != nil {
+	if r.Tokens == nil && r.Model.Template != nil {
+		if err = checkTools(r.Model, r.Conversation.Tools); err != nil {
 			return
 		}
 	}
-	if held, err = s.demanded(c, m, r); err != nil {
+	if j.Held, err = s.demanded(c, r.Model, r); err != nil {
 		return
 	}
-	prompt, err = s.prompt(c, m, p.Model, r)
+	if j.Prompt, err = s.prompt(c, r.Model, p.Model, r); err != nil {
+		return
+	}
+	info, err = s.Core.ModelInfo(c.Request.Context(), r.Model.Name)
 	return
+}
+
+// build makes the generation of a job for the tokens of a prompt.
+func (j *Job) build(owner string, p *Parameters, r *Request, info plugins.ModelInfo, prompt []int32) error {
+	g, err := p.Build(owner, j.Model, info, prompt, r.Limit)
+	if err != nil {
+		return err
+	}
+	j.Generation = g
+	j.Exact = p.ReturnTokenIDs || j.loss != "" || r.Session != ""
+	j.keeps = j.Exact || j.Prompt.memory != nil
+	if j.scored, err = p.PromptLogprobs(); err != nil {
+		return err
+	}
+	g.ScorePrompt(j.scored)
+	g.Request.TopKSampledLogprobs = max(r.TopLogprobs, 0)
+	g.AfterPrompt, g.KeepAll, g.KeepEnds = r.Conversation.ContinueFinal, j.Exact, j.keeps
+	choice := r.Choice
+	if r.LeaveCalls {
+		choice.Mode = ChooseNone
+	}
+	tools := r.Conversation.Tools
+	g.Read(j.Model, j.Prompt, tools, choice, r.Thinking)
+	g.Reading.TaggedOnly, g.Reading.HeldCalls = r.Form.Field != "", j.Held != nil
+	if r.Thinking.Raw {
+		j.unread = j.Model.Reasoning
+	}
+	r.tools = len(tools) > 0
+	return g.hold(j.Model, r, j.Held)
 }
 
 // prompt renders a request's conversation, with what its session remembers, or takes the tokens that it gives.

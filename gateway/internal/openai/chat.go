@@ -96,11 +96,11 @@ func (s *Service) request(c inference.Call, r *chatRequest) (*inference.Request,
 	if err := r.refuseUnserved(); err != nil {
 		return nil, err
 	}
-	_, m, err := s.Model(c, r.Model)
+	target, m, err := s.Model(c, r.Model)
 	if err != nil {
 		return nil, err
 	}
-	out := &inference.Request{ScoresPrompt: true, TokensField: r.tokensField, Session: sessionOf(c, r.SessionID), LeaveCalls: r.ParseToolCalls != nil && !*r.ParseToolCalls}
+	out := &inference.Request{Model: m, Target: target, ScoresPrompt: true, TokensField: r.tokensField, Session: sessionOf(c, r.SessionID), LeaveCalls: r.ParseToolCalls != nil && !*r.ParseToolCalls}
 	if !inference.AsksNothing(r.ReturnDatum) {
 		r.Logprobs = true
 	}
@@ -270,7 +270,7 @@ func (a *chatAnswer) whole(c inference.Call) error {
 	n := a.Generation.Request.NumSamples
 	collectors, logprobs := make([]answer.Collector, n), make([][]chatLogprob, n)
 	ends := make([]inference.Part, n)
-	kept := a.service.Allow(c)
+	kept := a.service.Allow(c, false)
 	if err := kept.Take(0, a.PromptScores()); err != nil {
 		return err
 	}

@@ -439,7 +439,7 @@ func (a *completionAnswer) whole(c inference.Call) error {
 			choices[i].Logprobs = a.logprobs(nil, 0)
 		}
 	}
-	kept := a.service.Allow(c)
+	kept := a.service.Allow(c, false)
 	err := a.run(c.Request.Context(), func(part completionChoice) error {
 		if err := kept.Take(len(part.Text), part.Logprobs.scores()); err != nil {
 			return err

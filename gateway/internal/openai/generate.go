@@ -235,7 +235,7 @@ func (a *generated) choice(index int, tokens []inference.Token, end inference.Pa
 func (a *generated) whole(c inference.Call) error {
 	n := a.generation.Request.NumSamples
 	tokens, ends := make([][]inference.Token, n), make([]inference.Part, n)
-	kept := a.service.Allow(c)
+	kept := a.service.Allow(c, false)
 	if err := kept.Take(0, a.generation.Scores(a.scored)); err != nil {
 		return err
 	}

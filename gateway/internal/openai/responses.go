@@ -154,13 +154,13 @@ func (s *Service) askResponse(c inference.Call, r *responsesRequest) (*asked, er
 	if err := r.refuseUnserved(); err != nil {
 		return nil, err
 	}
-	_, m, err := s.Model(c, r.Model)
+	target, m, err := s.Model(c, r.Model)
 	if err != nil {
 		return nil, err
 	}
 	out := &asked{responsesRequest: r, stores: s.stores(r)}
 	q := &out.request
-	*q = inference.Request{Limit: inference.Limit{Field: "max_output_tokens", Tokens: r.MaxOutputTokens}, Session: sessionOf(c, r.SessionID), Keep: out.stores}
+	*q = inference.Request{Model: m, Target: target, Limit: inference.Limit{Field: "max_output_tokens", Tokens: r.MaxOutputTokens}, Session: sessionOf(c, r.SessionID), Keep: out.stores}
 	if q.TopLogprobs, err = r.topLogprobs(); err != nil {
 		return nil, err
 	}
@@ -306,9 +306,6 @@ func (s *Service) createResponse(c inference.Call) error {
 	a := &responseAnswer{asked: asked, service: s}
 	if err := a.begin(c); err != nil {
 		return err
-	}
-	if relaxed := a.Relaxed(); relaxed != "" {
-		c.Header(inference.RelaxedHeader, relaxed)
 	}
 	if r.Stream {
 		return a.stream(c)

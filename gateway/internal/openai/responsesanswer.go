@@ -161,7 +161,7 @@ func (a *responseAnswer) begin(c inference.Call) (err error) {
 	if err := c.Claim.Take(int64(len(a.input))); err != nil {
 		return err
 	}
-	a.kept = a.service.Allow(c)
+	a.kept = a.service.Allow(c, a.responsesRequest.Stream)
 	a.key = rand.Text()
 	a.describe()
 	return nil

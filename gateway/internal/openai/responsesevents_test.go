@@ -139,6 +139,9 @@ func TestFailingStream(t *testing.T) {
 	if last["status"] != "failed" || last["error"] == nil || last["completed_at"] != nil {
 		t.Errorf("%v", last)
 	}
+	if message := last["error"].(map[string]any)["message"].(string); !strings.Contains(message, "fewer tokens") || strings.Contains(message, "stream it") {
+		t.Errorf("somebody who streams is told: %s", message)
+	}
 	if got := types(events); len(got) < 5 || !slices.Equal(got[len(got)-3:], []string{"output_text.delta", "error", "failed"}) {
 		t.Errorf("events %v", got)
 	}

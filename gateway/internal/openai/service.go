@@ -33,8 +33,8 @@ func (s *Service) Register(r gin.IRouter) {
 		g := r.Group(prefix)
 		g.POST("/chat/completions", s.Handler(errorBody, s.chatCompletions))
 		g.POST("/chat/completions/tokens", s.Handler(errorBody, s.chatOfTokens))
-		g.GET("/sessions/:session/datums", s.Handler(errorBody, s.sessionDatums))
-		g.DELETE("/sessions/:session", s.Handler(errorBody, s.forgetSession))
+		g.GET("/sessions/*session", s.Handler(errorBody, s.sessionDatums)) // names may hold slashes
+		g.DELETE("/sessions/*session", s.Handler(errorBody, s.forgetSession))
 		g.POST("/completions", s.Handler(errorBody, s.completions))
 		g.POST("/responses", s.Handler(errorBody, s.createResponse))
 		g.POST("/responses/input_tokens", s.Handler(errorBody, s.countResponse))

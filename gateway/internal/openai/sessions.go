@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"strconv"
+	"strings"
 
 	"github.com/gin-gonic/gin"
 
@@ -18,8 +19,18 @@ func sessionOf(c inference.Call, id *string) string {
 	return c.GetHeader("X-Session-Id")
 }
 
+// datumsPath is what the path of a session's training data ends with.
+const datumsPath = "/datums"
+
+// sessionInPath is the name of a session that a path ends with, with every escape undone.
+func sessionInPath(c inference.Call) string { return strings.TrimPrefix(c.Param("session"), "/") }
+
 // sessionDatums gives the turns of a remembered conversation as training data.
 func (s *Service) sessionDatums(c inference.Call) error {
+	session, ok := strings.CutSuffix(sessionInPath(c), datumsPath)
+	if !ok {
+		return s.unserved(c)
+	}
 	merged := false
 	if text := c.Query("merge"); text != "" {
 		var err error
@@ -38,7 +49,7 @@ func (s *Service) sessionDatums(c inference.Call) error {
 		}
 	}
 	left := s.WholeBytes
-	data, ok, err := s.Sessions().Datums(c.Owner, c.Param("session"), loss, merged, func(bytes int) error {
+	data, ok, err := s.Sessions().Datums(c.Owner, session, loss, merged, func(bytes int) error {
 		if left -= bytes; left < 0 {
 			return inference.Invalid("session", "its turns are more training data than is given in one answer, which is about %d MiB: ask for them merged, take return_datum with each turn, or make a session for each conversation", s.WholeBytes>>20)
 		}
@@ -48,17 +59,18 @@ func (s *Service) sessionDatums(c inference.Call) error {
 		return err
 	}
 	if !ok {
-		return unknownSession(c.Param("session"))
+		return unknownSession(session)
 	}
 	return c.Send(http.StatusOK, gin.H{"object": "list", "data": data})
 }
 
 // forgetSession removes a remembered conversation.
 func (s *Service) forgetSession(c inference.Call) error {
-	if !s.Sessions().Forget(c.Owner, c.Param("session")) {
-		return unknownSession(c.Param("session"))
+	session := sessionInPath(c)
+	if !s.Sessions().Forget(c.Owner, session) {
+		return unknownSession(session)
 	}
-	return c.Send(http.StatusOK, gin.H{"id": c.Param("session"), "object": "session.deleted", "deleted": true})
+	return c.Send(http.StatusOK, gin.H{"id": session, "object": "session.deleted", "deleted": true})
 }
 
 func unknownSession(id string) error {

@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/url"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/inference"
@@ -203,6 +205,27 @@ func TestSessionsBelongToKeys(t *testing.T) {
 	w.answer("/v1/chat/completions", "CreateChatCompletionResponse", ask.with(fields{"messages": []any{question, a.Choices[0].Message, question}}), &b)
 	if b.Prefix.Exact || b.Prefix.Tokens != 0 {
 		t.Errorf("another key goes on from it: %+v", b.Prefix)
+	}
+}
+
+// TestSessionNames: a session is found under its name, whatever that is.
+func TestSessionNames(t *testing.T) {
+	w := newWorld(t, options{})
+	w.says("Sunny.")
+	for _, name := range []string{"plain", "a/b", "a/datums", "/", "50% ?#+ ü", strings.Repeat("x", 128)} {
+		var a sessionAnswer
+		w.answer("/v1/chat/completions", "CreateChatCompletionResponse", asking("hi").with(fields{"session_id": name}), &a)
+		path := "/v1/sessions/" + url.PathEscape(name)
+		if status, _, b := w.send(http.MethodGet, path+"/datums", ""); status != http.StatusOK {
+			t.Errorf("%q: %d %s", name, status, b)
+		}
+		if status, _, b := w.send(http.MethodDelete, path, ""); status != http.StatusOK {
+			t.Errorf("%q: %d %s", name, status, b)
+		}
+		w.refused(http.MethodGet, path+"/datums", "", http.StatusNotFound, "session", "session_not_found")
+	}
+	if status, _, b := w.send(http.MethodGet, "/v1/sessions/plain", ""); status != http.StatusNotFound {
+		t.Errorf("%d %s", status, b)
 	}
 }
 
