@@ -168,19 +168,28 @@ func answered(a answer.Answer) *jinja.Dict {
 // Recall finds what a request's session, or its client, remembers of a conversation, and makes the prompt of it. A prompt that cannot be proved to begin with what was read and sampled
 // is rendered as without a memory.
 func (s *Service) Recall(c Call, m *catalog.Model, model string, request *Request) (Prompt, error) {
-	v := request.Conversation
-	prompt, err := s.Render(c, m, v)
-	if err != nil {
-		return prompt, err
+	if err := renderable(m, &request.Conversation); err != nil {
+		return Prompt{}, err
 	}
-	r := &recollection{key: c.Owner, id: request.Session, model: model, prompt: prompt.Tokens, prefix: &Prefix{}, ends: map[int32]bool{}}
+	r := &recollection{key: c.Owner, id: request.Session, model: model, prefix: &Prefix{}, ends: map[int32]bool{}}
 	if request.Session != "" {
 		r.sessions = s.sessions
 	}
 	for _, end := range m.EndTokens {
 		r.ends[end] = true
 	}
-	if r.branches, err = chain(model, &v); err != nil {
+	prompt, err := s.goOn(c, m, r, request)
+	if err == nil && r.turn == nil {
+		prompt, err = s.Render(c, m, request.Conversation)
+	}
+	prompt.memory, r.prompt = r, prompt.Tokens
+	return prompt, err
+}
+
+// goOn makes the prompt that goes on from a remembered turn, and notes the turn; it notes none where there is none, or where that cannot be proved.
+func (s *Service) goOn(c Call, m *catalog.Model, r *recollection, request *Request) (prompt Prompt, err error) {
+	v := &request.Conversation
+	if r.branches, err = chain(r.model, v); err != nil {
 		return prompt, err
 	}
 	ctx := c.Request.Context()
@@ -188,37 +197,32 @@ func (s *Service) Recall(c Call, m *catalog.Model, model string, request *Reques
 	defer b.End()
 	b.On(v.Size)
 	whole, err := v.template()
-	if err != nil {
+	if err != nil || v.ContinueFinal {
 		return prompt, err
 	}
 	closed := whole
 	closed.AddGenerationPrompt = false
-	if !v.ContinueFinal {
-		text, err := renderAdapted(ctx, b, m.Template, closed)
-		if err != nil {
-			return prompt, renderError(err)
-		}
-		r.rendered = printedOf(text)
+	text, err := renderAdapted(ctx, b, m.Template, closed)
+	if err != nil {
+		return prompt, renderError(err)
 	}
-	prompt.memory = r
+	r.rendered = printedOf(text)
 	turn, at := r.find(request.Memory, b, m)
-	if turn == nil || v.ContinueFinal {
+	if turn == nil {
 		return prompt, nil
 	}
 	*r.prefix = Prefix{Tokens: turn.length}
-	bridge, ok, err := s.bridge(ctx, b, m, whole, at, turn)
-	if err != nil || !ok {
+	printed, bridge, err := s.bridge(ctx, b, m, whole, at, turn)
+	if err != nil || bridge < 0 {
 		return prompt, err
 	}
 	b.Renew(budget.Limits{})
-	tokens, err := m.Tokenizer.EncodeWithin(b, bridge, false)
+	tokens, err := m.Tokenizer.EncodeWithin(b, printed[bridge:], false)
 	if err != nil {
 		return prompt, TokenizeError(ctx, "messages", err)
 	}
 	r.turn, r.prefix.Exact = turn, true
-	prompt.Tokens = append(turn.tokens(), tokens...)
-	r.prompt = prompt.Tokens
-	return prompt, nil
+	return Prompt{Text: printed, Tokens: append(turn.tokens(), tokens...)}, nil
 }
 
 // find gives the last turn of the conversation that is remembered, and the message that its answer is; nil if none is.
@@ -238,9 +242,9 @@ func (r *recollection) find(memory *Memory, b *budget.Budget, m *catalog.Model) 
 	return nil, 0
 }
 
-// bridge is what the template prints behind the answer at a place of a conversation. ok is false where it cannot be told: where the template prints what stands before the answer
-// otherwise than when it was given, or leaves out its thoughts.
-func (s *Service) bridge(ctx context.Context, b *budget.Budget, m *catalog.Model, whole chat.Conversation, at int, turn *Turn) (text string, ok bool, err error) {
+// bridge is what the template prints of a conversation, with something else for the answer at a place, and where in it what stands for the answer ends. That is -1 where it cannot be
+// told: where the template prints what stands before the answer otherwise than when it was given, or leaves out its thoughts.
+func (s *Service) bridge(ctx context.Context, b *budget.Budget, m *catalog.Model, whole chat.Conversation, at int, turn *Turn) (printed string, end int, err error) {
 	marked := &jinja.Dict{}
 	marked.Set("role", jinja.Str("assistant"))
 	mark, thought := "answer "+rand.Text(), "thought "+rand.Text()
@@ -250,28 +254,28 @@ func (s *Service) bridge(ctx context.Context, b *budget.Budget, m *catalog.Model
 	}
 	whole.Messages = slices.Clone(whole.Messages)
 	whole.Messages[at] = marked
-	printed, err := renderAdapted(ctx, b, m.Template, whole)
+	printed, err = renderAdapted(ctx, b, m.Template, whole)
 	if err != nil {
 		var told *Error
 		if errors.As(renderError(err), &told) { // the template wants the calls before their results
-			return "", false, nil
+			return "", -1, nil
 		}
-		return "", false, err
+		return "", -1, err
 	}
 	from := strings.Index(printed, mark)
 	if from < 0 || strings.Count(printed, mark) != 1 || !turn.rendered.begins(printed[:from]) || turn.thoughts && !strings.Contains(printed[:from], thought) {
-		return "", false, nil
+		return "", -1, nil
 	}
 	rest := printed[from+len(mark):]
 	if turn.ended < 0 {
-		return rest, true, nil
+		return printed, len(printed) - len(rest), nil
 	}
-	end, known := m.Tokenizer.TokenString(turn.ended)
-	after, found := strings.CutPrefix(strings.TrimLeft(rest, " \n"), end)
+	tag, known := m.Tokenizer.TokenString(turn.ended)
+	after, found := strings.CutPrefix(strings.TrimLeft(rest, " \n"), tag)
 	if !known || !found {
-		return "", false, nil
+		return "", -1, nil
 	}
-	return after, true, nil
+	return printed, len(printed) - len(after), nil
 }
 
 // Remember keeps an answer with its prompt, if the prompt was made with a memory. finish is why it ended, id what the sequence is recorded under.

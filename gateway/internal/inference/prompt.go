@@ -62,17 +62,22 @@ func (v *Conversation) template() (chat.Conversation, error) {
 	return out, nil
 }
 
-// Render turns a conversation into a prompt by the model's chat template.
-func (s *Service) Render(c Call, m *catalog.Model, v Conversation) (Prompt, error) {
+// renderable refuses a conversation that the model cannot be told.
+func renderable(m *catalog.Model, v *Conversation) error {
 	switch {
 	case m.Tokenizer == nil:
-		return Prompt{}, Invalid("model", "%s has no tokenizer: use the Tinker API with token ids", m.Name)
+		return Invalid("model", "%s has no tokenizer: use the Tinker API with token ids", m.Name)
 	case m.Template == nil:
-		return Prompt{}, Invalid("model", "%s has no chat template: use /v1/completions", m.Name)
+		return Invalid("model", "%s has no chat template: use /v1/completions", m.Name)
 	case len(v.Messages) == 0:
-		return Prompt{}, Invalid("messages", "must hold at least one message")
+		return Invalid("messages", "must hold at least one message")
 	}
-	if err := checkTools(m, v.Tools); err != nil {
+	return checkTools(m, v.Tools)
+}
+
+// Render turns a conversation into a prompt by the model's chat template.
+func (s *Service) Render(c Call, m *catalog.Model, v Conversation) (Prompt, error) {
+	if err := renderable(m, &v); err != nil {
 		return Prompt{}, err
 	}
 	whole, err := v.template()
