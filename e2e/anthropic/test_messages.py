@@ -211,3 +211,14 @@ def test_a_forced_call_has_arguments_of_its_schema(client, choice):
 def test_thoughts_are_bounded(client):
     answer = held(client.messages.create, thinking={"type": "enabled", "budget_tokens": 8})
     assert answer.usage.output_tokens_details is None or answer.usage.output_tokens_details.thinking_tokens <= 16
+
+
+@pytest.mark.parametrize("more", [{"extra_body": {"temperature": 9}}, {"tool_choice": {"type": "any"}}, {"extra_body": {"stop_sequences": "x"}}, {"extra_body": {"n": 2}}])
+def test_what_would_not_be_answered_is_not_counted(client, more):
+    ask = {"model": tinsmith.MODEL, "messages": QUESTION}
+    assert client.messages.count_tokens(**ask).input_tokens > 0
+    with pytest.raises(anthropic.BadRequestError) as counted:
+        client.messages.count_tokens(**ask, **more)
+    with pytest.raises(anthropic.BadRequestError) as answered:
+        client.messages.create(**ask, max_tokens=8, **more)
+    assert counted.value.body["error"] == answered.value.body["error"]

@@ -1,5 +1,6 @@
 """Conversations through openai-python whose tokens are trained on with the Tinker SDK."""
 
+import json
 import math
 
 import numpy as np
@@ -128,3 +129,27 @@ def test_the_prompts_logprobs_are_the_trainers(client, server):
     assert "".join(one["decoded_token"] for one in own).count("What is 2 + 3?") == 1
     with pytest.raises(openai.BadRequestError, match="prompt_logprobs"):
         client.chat.completions.create(model=tinsmith.MODEL, messages=[{"role": "user", "content": "Hi"}], stream=True, extra_body={"prompt_logprobs": 1})
+
+
+def test_a_session_is_found_under_its_name(client):
+    client.chat.completions.create(model=tinsmith.MODEL, messages=[{"role": "user", "content": "Hi"}], max_tokens=4, extra_body={"session_id": "team/agent 1"})
+    for path in ("/sessions/team%2Fagent%201", "/sessions/team/agent%201"):
+        assert len(get(client, path + "/datums")["data"]) == 1
+    assert client.delete("/sessions/team%2Fagent%201", cast_to=object)["id"] == "team/agent 1"
+
+
+def test_arguments_are_checked_that_were_not_held_to(client):
+    """A pattern that no grammar holds to is named in a header, and what it does not allow is told of beside the call, which comes as it was sampled."""
+    parameters = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?=zz)", "maxLength": 4}}, "required": ["a"]}
+    ask = {
+        "model": tinsmith.MODEL, "messages": [{"role": "user", "content": "Call it."}], "max_tokens": 300, "seed": 3, "reasoning_effort": "none", "parallel_tool_calls": False,
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}], "tool_choice": "required",
+    }
+    raw = client.chat.completions.with_raw_response.create(**ask)
+    assert raw.headers["x-tinsmith-schema-relaxed"] == "f#/properties/a pattern"
+    choice = raw.parse().choices[0]
+    given = json.loads(choice.message.tool_calls[0].function.arguments)
+    assert choice.finish_reason == "tool_calls" and set(given) == {"a"}
+    assert [(error["tool_call"], error["path"]) for error in choice.schema_errors] == ([] if given["a"].startswith("zz") else [(0, "/a")])
+    last = [chunk.choices[0] for chunk in client.chat.completions.create(**ask, stream=True)][-1]
+    assert last.finish_reason == "tool_calls" and last.schema_errors == choice.schema_errors

@@ -125,6 +125,9 @@ func (s *Service) request(c inference.Call, r *chatRequest) (*inference.Request,
 	}
 	if inference.Given(r.PromptTokenIDs) {
 		out.Conversation.Tools = tools.Tools
+		if r.SessionID == nil { // a header may come from whatever stands between
+			out.Session = ""
+		}
 		if out.Tokens, err = inference.TokenIDs(r.PromptTokenIDs, 0); err != nil {
 			return nil, inference.Invalid(r.tokensField, "%v", err)
 		}

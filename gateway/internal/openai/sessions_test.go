@@ -243,6 +243,10 @@ func TestPromptOfTokens(t *testing.T) {
 		}
 		w.refused(http.MethodPost, path, ask.with(fields{field: []int{1 << 30}}).text(), http.StatusBadRequest, field, "", "token id")
 		w.refused(http.MethodPost, path, ask.with(fields{field: ids, "session_id": "s"}).text(), http.StatusBadRequest, "session_id", "")
+		header := http.Header{"X-Session-Id": {"s"}} // which routers send with everything
+		if status, _, b := w.inside.Send(http.MethodPost, path, ask.with(fields{field: ids}).text(), header); status != http.StatusOK || strings.Contains(string(b), `"prefix"`) {
+			t.Errorf("%s with a session's header: %d %s", path, status, b)
+		}
 	}
 	w.refused(http.MethodPost, "/v1/chat/completions/tokens", ask.text(), http.StatusBadRequest, "tokens", "", "required")
 }

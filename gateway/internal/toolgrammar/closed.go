@@ -7,9 +7,10 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/schema/jsonvalue"
 )
 
-// Libraries that make schemas of functions leave additionalProperties out, and count on servers that write the listed properties and no others. By the standard any others are allowed
-// there, and a small model writes them until it is cut. So an object that lists its properties and says nothing of others has no others, in the arguments of tools that are not strict:
-// what comes is valid by the standard too.
+// Libraries that make schemas of functions leave additionalProperties out, and count on servers that write the listed properties and no others. By the standard
+// any others are allowed there, and a small model writes them until it is cut. xgrammar, by which vLLM and SGLang hold calls that must be made, leaves them out by
+// default as well. So an object that lists its properties and says nothing of others has no others, in the arguments of tools that are not strict: what comes is
+// valid by the standard too.
 
 // others are the keywords beside which an object says what other properties it has, or may have some of another schema.
 var others = []string{"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "minProperties", "allOf", "anyOf", "oneOf", "not", "if", "$ref", "$recursiveRef", "dependentSchemas", "dependencies", "dependentRequired"}
