@@ -239,7 +239,9 @@ func (j *Job) record(ctx context.Context, sequence int) {
 	s := j.sampled[sequence]
 	id, err := j.service.Core.KeepSequence(ctx, j.Generation.Owner, runs.SampledSequence{Tokens: s.Tokens, Logprobs: s.Logprobs})
 	if err != nil {
-		slog.WarnContext(ctx, "a sampled sequence could not be recorded", "error", err)
+		if ctx.Err() == nil { // else nobody waits for it
+			slog.WarnContext(ctx, "a sampled sequence could not be recorded", "error", err)
+		}
 		return
 	}
 	j.ids[sequence] = id

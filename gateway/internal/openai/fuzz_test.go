@@ -14,13 +14,14 @@ func FuzzRequests(f *testing.F) {
 		completing("hello").text(), completing([][]int{{1, 2}, {3}}).with(fields{"echo": true, "logprobs": 1, "max_tokens": 0, "stop_token_ids": []int{4}}).text(),
 		`{"model":"tinsmith/tiny-chat","messages":[{"role":"assistant","content":null,"tool_calls":[{"function":{"name":"f","arguments":"{}"}}]}]}`,
 		`{"model":"tinsmith/tiny-chat","prompt":[1,null,-3,"a",[],{}]}`, `{"prompt":"a"}`, `{"tokens":[1,2]}`, `[]`, `{`, `{"model":"tinsmith/tiny-chat","seed":-1e5,"stop":[[]],"prompt":"x"}`,
+		`{"token_ids":[1,2],"sampling_params":{"max_tokens":3,"logprobs":1,"n":2,"stop":["a"],"structured_outputs":{"choice":["a"]}},"prompt_logprobs":2}`, asking("hello").with(fields{"prompt_logprobs": 2, "session_id": "a/b", "return_datum": true}).text(),
 	} {
-		for route := range 4 {
+		for route := range 5 {
 			f.Add(byte(route), []byte(body))
 		}
 	}
 	w := newWorld(f, options{backend: `"max_context_length": 64,`})
-	routes := []struct{ path, schema string }{{"/v1/chat/completions", "CreateChatCompletionResponse"}, {"/v1/completions", "CreateCompletionResponse"}, {"/tokenize", ""}, {"/detokenize", ""}}
+	routes := []struct{ path, schema string }{{"/v1/chat/completions", "CreateChatCompletionResponse"}, {"/v1/completions", "CreateCompletionResponse"}, {"/tokenize", ""}, {"/detokenize", ""}, {"/inference/v1/generate", ""}}
 	f.Fuzz(func(t *testing.T, route byte, body []byte) {
 		w := *w
 		w.TB = t
