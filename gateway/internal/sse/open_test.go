@@ -46,10 +46,13 @@ func TestKeptOpen(t *testing.T) {
 				for i, step := range c.steps {
 					time.Sleep(step.wait)
 					synctest.Wait()
-					if got := w.Body.String(); got != step.want {
+					s.mu.Lock()
+					got, begun := w.Body.String(), w.Flushed
+					s.mu.Unlock()
+					if got != step.want {
 						t.Fatalf("step %d: %q, want %q", i, got, step.want)
 					}
-					if begun := w.Flushed; begun != (i > 0 || step.wait > beginAfter) {
+					if begun != (i > 0 || step.wait > beginAfter) {
 						t.Fatalf("step %d: the head has gone out: %v", i, begun)
 					}
 					if step.send == "" {
