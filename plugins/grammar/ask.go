@@ -11,9 +11,8 @@ func (b *Builder) Ask(e Expr, most int) (nothing bool, steps int) {
 	if !b.terms.uncertain(x) {
 		return x == 0, 0
 	}
-	sub, at := b.terms.extract(x)
-	d := newDeriver(sub, most)
-	live := d.live(at[x])
+	d, x := b.terms.questioner(x, most)
+	live := d.live(x)
 	return !live && !d.exhausted(), d.steps
 }
 

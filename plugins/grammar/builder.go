@@ -17,7 +17,17 @@ type Builder struct {
 	steps   int // derivatives taken so far
 	text    int // bytes of literals and classes
 	err     error
+	asked   map[Expr]question // what Contains was asked about
 }
+
+// question is an expression in a deriver of its own.
+type question struct {
+	deriver *deriver
+	x       term
+}
+
+// maxAsked is about how many expressions a Builder keeps what it found out for Contains.
+const maxAsked = 64
 
 // NewBuilder gives a Builder of nothing yet.
 func NewBuilder(limits Limits) *Builder {
@@ -184,9 +194,8 @@ func (b *Builder) IsNothing(e Expr) (bool, error) {
 	if x == nothing || !b.terms.uncertain(x) {
 		return x == nothing, nil
 	}
-	sub, at := b.terms.extract(x)
-	d := newDeriver(sub, b.limits.Steps-b.steps)
-	live := d.live(at[x])
+	d, x := b.terms.questioner(x, b.limits.Steps-b.steps)
+	live := d.live(x)
 	b.steps += d.steps
 	if d.exhausted() {
 		b.fail(&LimitError{"steps to find whether expressions are empty", b.steps, b.limits.Steps})
@@ -214,9 +223,18 @@ func (b *Builder) Contains(e Expr, text string) (bool, error) {
 	if !utf8.ValidString(text) {
 		return false, nil
 	}
-	sub, at := b.terms.extract(in[0])
-	d := newDeriver(sub, b.limits.Steps-b.steps)
-	x := at[in[0]]
+	asked, ok := b.asked[e]
+	if !ok {
+		if asked.deriver, asked.x = b.terms.questioner(in[0], 0); len(b.asked) < maxAsked {
+			if b.asked == nil {
+				b.asked = map[Expr]question{}
+			}
+			b.asked[e] = asked
+		}
+		b.steps += asked.deriver.steps
+	}
+	d, x := asked.deriver, asked.x
+	d.steps, d.limit = 0, b.limits.Steps-b.steps
 	for _, r := range text {
 		if x = d.derive(x, d.part.classOf(r)); x == nothing {
 			break

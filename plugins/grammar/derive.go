@@ -14,8 +14,9 @@ type deriver struct {
 	memo   pairMap   // (term, class) → derivative
 	known  []verdict // of each term, whether it has texts, as far as asked
 	steps  int
-	limit  int // of steps; when it is passed every answer is wrong, and exhausted says so
-	depth  int // of searches in searches
+	limit  int  // of steps; when it is passed every answer is wrong, and exhausted says so
+	depth  int  // of searches in searches
+	weigh  bool // a step of many operands counts as several: for questions, which are to take about the same time whatever they are about
 }
 
 func newDeriver(t *terms, limit int) *deriver {
@@ -26,6 +27,21 @@ func newDeriver(t *terms, limit int) *deriver {
 		_ = part.refine(nil)
 	}
 	return &deriver{terms: t, part: part, limit: limit}
+}
+
+// Parts of a question that take about as long as one step: operands of a union or an intersection, and terms that are copied for it.
+const (
+	operandsPerStep = 4
+	termsPerStep    = 8
+)
+
+// questioner is a deriver for one question about x, and what x is in it. What the question takes to put is part of its steps.
+func (t *terms) questioner(x term, limit int) (*deriver, term) {
+	sub, at := t.extract(x)
+	d := newDeriver(sub, limit)
+	d.weigh = true
+	d.steps = (len(sub.nodes) + len(t.nodes)/16) / termsPerStep
+	return d, at[x]
 }
 
 // exhausted says whether the limit was met, so that what was answered is not to be relied upon.
@@ -76,6 +92,9 @@ func (d *deriver) derive(x term, class int32) term {
 	}
 	if d.steps++; d.exhausted() {
 		return nothing
+	}
+	if d.weigh && (n.kind == kindUnion || n.kind == kindIntersect) {
+		d.steps += int(n.b) / operandsPerStep
 	}
 	var y term
 	switch n.kind {

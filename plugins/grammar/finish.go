@@ -84,6 +84,7 @@ func (d *draft) liveTerminals(budget int) ([]bool, int, error) {
 	}
 	sub, at := d.terms.extract(roots...)
 	v := newDeriver(sub, budget)
+	v.weigh = true
 	for i, t := range d.terminals {
 		if d.terms.uncertain(t.x) {
 			live[i] = v.live(at[t.x])

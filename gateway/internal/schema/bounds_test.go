@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -115,6 +116,23 @@ func TestRelaxed(t *testing.T) {
 	}
 	if many, err := Compile(context.Background(), []byte(divisors+"]}"), Options{}); err != nil || len(many.Relaxed) == 0 || many.Relaxed[0].Keyword != "multipleOf" {
 		t.Errorf("many large divisors: %+v, %v", many, err)
+	}
+	for name, schema := range map[string]string{
+		"pattern": `{"type":"string","allOf":[{"pattern":"^(a|b)*a(a|b){14}$"},{"pattern":"^(a|b)*b(a|b){14}$"}]}`,
+		"oneOf":   `{"type":"string","oneOf":[{"pattern":"^(a|b)*a(a|b){14}$"},{"pattern":"^(a|b)*b(a|b){14}$"}]}`,
+		"patternProperties": `{"type":"object","patternProperties":{"^(a|b)*a(a|b){14}1$":{"maximum":1},"^(a|b)*b(a|b){14}1$":{"maximum":2}},"additionalProperties":false,
+			"minProperties":1}`,
+		"propertyNames": `{"type":"object","propertyNames":{"pattern":"^(a|b)*a(a|b){14}$"},"patternProperties":{"^(a|b)*b(a|b){14}$":{"type":"integer"}}}`,
+	} {
+		// Whether a text is in both expressions is more than may be asked.
+		involved, err := Compile(context.Background(), []byte(schema), Options{})
+		if err != nil || !slices.ContainsFunc(involved.Relaxed, func(r Relaxed) bool { return r.Keyword == name }) {
+			t.Errorf("%s of long expressions: %+v, %v", name, involved, err)
+		}
+		var e *Error
+		if _, err := Compile(context.Background(), []byte(schema), Options{Strict: true}); !errors.As(err, &e) {
+			t.Errorf("%s of long expressions under strict: %v", name, err)
+		}
 	}
 	text := `{"a":"ab","b":[1,1.0]}`
 	if !matches(t, compiled.Grammar, `{"a":"ab","b":[1,1]}`) {

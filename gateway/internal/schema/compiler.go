@@ -45,6 +45,8 @@ type compiler struct {
 	leaves        map[string]*node // the first of each that says the same
 	made          map[string]*node // schemas that stand for parts of listed values, by their text
 	empty         map[grammar.Expr]bool
+	undecided     map[grammar.Expr]bool // whether it is empty took too many steps
+	at            string                // the pointer of the schema whose shape is being made
 	holds         map[holding]bool
 	lost          map[schemas]bool // hopeless
 	possibilities map[*node]kinds
@@ -53,6 +55,7 @@ type compiler struct {
 	checker       *validator
 	asked         int // steps of questions
 
+	loose        bool // something was left out beside the losses of shapes; only where coarse
 	coarse       bool // what may be left to the finished value is, because otherwise it was too much
 	steps, limit int
 	alternatives int
@@ -85,7 +88,7 @@ func newCompiler(ctx context.Context, b *grammar.Builder, d *document, s space) 
 		ctx: ctx, b: b, document: d, space: s,
 		sets: [][]literal{nil, nil}, setIndex: map[string]schemas{}, shapes: map[schemas]shape{}, nodes: map[*node]shape{}, opposites: map[*node]oppositeShape{},
 		progress: map[*node]bool{}, patterns: map[string]grammar.Expr{}, made: map[string]*node{}, causes: map[*node]Relaxed{}, leaves: map[string]*node{},
-		empty: map[grammar.Expr]bool{}, holds: map[holding]bool{},
+		empty: map[grammar.Expr]bool{}, undecided: map[grammar.Expr]bool{}, at: "#", holds: map[holding]bool{},
 		lost: map[schemas]bool{}, possibilities: map[*node]kinds{}, listings: map[*node]listing{}, checker: newValidator(d, maxCheckSteps),
 		limit: maxMergeSteps, alternatives: maxAlternatives, rules: map[schemas]grammar.Rule{},
 	}
@@ -334,13 +337,15 @@ func (c *compiler) listedSchema(v *jsonvalue.Value) *node {
 	return n
 }
 
-// questionSteps is how many steps a question about expressions may take, and allQuestionSteps all of them together.
+// questionSteps is how many steps a question about expressions may take, and allQuestionSteps all of them together. So many more are kept for what the
+// grammar is to have: there it must be known.
 const (
 	questionSteps    = 4_000
-	allQuestionSteps = 100_000
+	allQuestionSteps = 35_000
+	decisionSteps    = 20_000
 )
 
-// nothing tells whether an expression is known to have no text.
+// nothing tells whether an expression is known to have no text. Where finding out takes too many steps, it is not, and that is noted.
 func (c *compiler) nothing(e grammar.Expr) bool {
 	if e == c.b.Nothing() || e == c.b.AnyText() {
 		return e == c.b.Nothing()
@@ -348,10 +353,44 @@ func (c *compiler) nothing(e grammar.Expr) bool {
 	if is, ok := c.empty[e]; ok {
 		return is
 	}
-	is, steps := c.b.Ask(e, min(questionSteps, allQuestionSteps-c.asked))
+	if err := c.ctx.Err(); err != nil {
+		c.fail(err)
+	}
+	return c.ask(e, min(questionSteps, allQuestionSteps-c.asked))
+}
+
+// ask takes about so many steps at most to find out.
+func (c *compiler) ask(e grammar.Expr, most int) bool {
+	most = max(most, 0)
+	is, steps := c.b.Ask(e, most)
 	c.asked += steps
 	c.empty[e] = is
+	c.undecided[e] = steps > most
 	return is
+}
+
+// decided makes sure that it is known whether an expression, which the grammar is to have, has a text: with all steps that are left, if need be.
+func (c *compiler) decided(e grammar.Expr) {
+	if c.stopped() || c.nothing(e) || !c.undecided[e] {
+		return
+	}
+	if c.ask(e, allQuestionSteps+decisionSteps-c.asked); c.undecided[e] {
+		c.exceed("steps to find whether expressions are empty", allQuestionSteps+decisionSteps+1, allQuestionSteps+decisionSteps)
+	}
+}
+
+// tooInvolved is said of patterns that are not held to where others are.
+const tooInvolved = "whether a text matches it and what else is asked for takes too many steps to find out"
+
+// bothStrings is both. Where nobody knows whether there are such strings and that may be left to the finished value, it is.
+func (c *compiler) bothStrings(a, b grammar.Expr) grammar.Expr {
+	e := c.both(a, b)
+	if c.coarse && c.undecided[e] {
+		c.loose = true
+		c.relax(Relaxed{c.at, "pattern", tooInvolved})
+		return a
+	}
+	return e
 }
 
 // contains tells whether a name is in an expression.

@@ -179,6 +179,7 @@ func (c *compiler) simple(s *shape) grammar.Expr {
 		list = append(list, c.b.Literal("true"))
 	}
 	if s.strings != c.b.Nothing() {
+		c.decided(s.strings)
 		list = append(list, c.b.JSONString(s.strings))
 	}
 	return c.b.Union(list...)

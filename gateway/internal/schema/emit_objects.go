@@ -271,6 +271,7 @@ func (w *objectWriter) meeting(from int, to objectPlace, met uint32, keys gramma
 // key is the text of a key with what stands around it.
 func (c *compiler) key(keys grammar.Expr, comma bool) grammar.Symbol {
 	b, ws := c.b, c.space.between
+	c.decided(keys)
 	if comma {
 		return c.terminal(b.Concat(ws, b.Literal(","), ws, b.JSONString(keys), ws, b.Literal(":"), ws))
 	}

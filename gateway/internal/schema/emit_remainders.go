@@ -11,7 +11,7 @@ import (
 const (
 	maxRemainderStates = 20_000 // of one set
 	allRemainderStates = 30_000
-	maxRemainderTries  = 100_000
+	maxRemainderTries  = 45_000
 )
 
 // countedRemainders is up to how many remainders the digits are counted, which takes that many more states.

@@ -20,6 +20,9 @@ func (c *compiler) nodeShape(n *node) shape {
 		return shape{strings: c.b.Nothing()}
 	}
 	c.progress[n] = true
+	before := c.at
+	c.at = n.pointer
+	defer func() { c.at = before }()
 	s := c.everything(allKinds)
 	for _, part := range n.textOrder() {
 		switch part {
@@ -238,8 +241,14 @@ func (c *compiler) ownObject(s shape, n *node) shape {
 	for _, p := range n.properties {
 		value := c.single(p.schema)
 		if len(n.patterns) > 0 {
+			c.spend(len(n.patterns) / 4)
 			for _, pattern := range n.patterns {
-				if e, why := c.expression(pattern.pattern); why == nil && c.contains(e, p.name) {
+				yes, err := pattern.pattern.Match(p.name, maxPatternSteps)
+				if err != nil {
+					e, why := c.expression(pattern.pattern)
+					yes = why == nil && c.contains(e, p.name)
+				}
+				if yes {
 					value = c.and(value, c.single(pattern.schema))
 				}
 			}
@@ -311,11 +320,17 @@ func (c *compiler) keyClasses(s shape, n *node, set *objectSet) ([]keyClass, sha
 		others := c.b.Not(keys)
 		var next []part
 		for _, q := range parts {
-			if in := c.both(q.keys, keys); in != c.b.Nothing() {
+			in, out := c.both(q.keys, keys), c.both(q.keys, others)
+			if in != c.b.Nothing() {
 				next = append(next, part{in, c.and(q.value, value), true})
 			}
-			if out := c.both(q.keys, others); out != c.b.Nothing() && !c.nothing(out) {
+			if out != c.b.Nothing() && !c.nothing(out) {
 				next = append(next, part{out, q.value, q.matched})
+			}
+			if c.coarse && (c.undecided[in] || c.undecided[out]) {
+				s = c.lose(s, Relaxed{n.pointer, "patternProperties", "whether its patterns overlap takes too many steps to find out"}, only(jsonvalue.Object))
+				set.seenUnknown = true
+				return []keyClass{{c.b.AnyText(), anything}}, s
 			}
 		}
 		if parts = next; len(parts) > maxOverlaps {

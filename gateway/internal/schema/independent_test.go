@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -138,8 +139,8 @@ func (w *claimWriter) schema(schema []byte, generator randomSchema, instances ..
 	}
 	for _, instance := range instances {
 		v, readErr := jsonvalue.Read(instance, jsonvalue.Limits{Bytes: 1 << 24, Depth: 10_000})
-		if readErr != nil {
-			continue
+		if readErr != nil || exponent.Match(instance) {
+			continue // beside bounds and divisors numbers are written without exponent
 		}
 		w.values++
 		valid := len(relaxed.Validate(instance)) == 0
@@ -189,6 +190,8 @@ func (w *claimWriter) walks(compiled *Compiled, strict bool, all *claims) {
 		all.Claims = append(all.Claims, claim{text, strict || len(problems) == 0, how})
 	}
 }
+
+var exponent = regexp.MustCompile(`[0-9][eE][-+0-9]`)
 
 // repeatsKeys tells whether an object of a text has a key twice.
 func repeatsKeys(text string) bool {

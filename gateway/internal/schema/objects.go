@@ -185,7 +185,13 @@ func (c *compiler) intersectClasses(list, others []keyClass) []keyClass {
 			if value == nothingAtAll || !c.step() {
 				continue
 			}
-			if keys := c.both(a.keys, b.keys); keys != c.b.Nothing() {
+			keys := c.both(a.keys, b.keys)
+			if c.coarse && c.undecided[keys] {
+				c.loose = true
+				c.relax(Relaxed{c.at, "patternProperties", tooInvolved})
+				return []keyClass{{c.b.AnyText(), anything}}
+			}
+			if keys != c.b.Nothing() {
 				out = append(out, keyClass{keys, value})
 			}
 		}

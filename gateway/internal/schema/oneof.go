@@ -25,6 +25,12 @@ func (c *compiler) oneOf(s shape, n *node) shape {
 	if c.stopped() {
 		return out
 	}
+	if c.loose { // the opposite of what has too many values has too few
+		if c.document.tracked {
+			out = c.forget(out)
+		}
+		return c.lose(out, cause, c.kinds(&out))
+	}
 	var lost kinds
 	for i := range branches {
 		lost |= branches[i].lost()
@@ -55,10 +61,10 @@ func (c *compiler) oneOf(s shape, n *node) shape {
 		}
 	}
 	strings, ok := c.exactlyOne(branches, lost.has(jsonvalue.String))
-	note(jsonvalue.String, ok)
-	if ok {
+	if ok = ok && !(c.coarse && !c.nothing(strings) && c.undecided[strings]); ok {
 		out.strings = strings
 	}
+	note(jsonvalue.String, ok)
 	never := func() bool { return false }
 	numbers, ok := oneSet(c, branches, lost.has(jsonvalue.Number), func(s *shape) []numberSet { return s.numbers }, c.intersectNumbers,
 		func(i int) ([]numberSet, bool) {

@@ -132,7 +132,7 @@ func (c *compiler) intersect(s, t shape) shape {
 	if t.all && len(t.losses) == 0 || c.stopped() {
 		return s
 	}
-	out := shape{null: s.null && t.null, booleans: s.booleans & t.booleans, strings: c.both(s.strings, t.strings)}
+	out := shape{null: s.null && t.null, booleans: s.booleans & t.booleans, strings: c.bothStrings(s.strings, t.strings)}
 	out.losses = slices.Concat(s.losses, t.losses)
 	out.numbers = c.intersectNumbers(s.numbers, t.numbers)
 	out.arrays = c.intersectArrays(s.arrays, t.arrays)

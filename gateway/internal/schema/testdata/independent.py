@@ -123,8 +123,8 @@ def loose(schema):
 
 def main():
     for line in sys.stdin:
-        row = json.loads(line, parse_float=number)
         try:
+            row = json.loads(line, parse_float=number)
             schema = translated(row["schema"])
         except Skip:
             continue
