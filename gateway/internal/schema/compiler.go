@@ -64,7 +64,8 @@ type compiler struct {
 	cause        Relaxed           // the keyword because of which something is turned into its opposite
 	causes       map[*node]Relaxed // of schemas that stand inside of what was turned
 
-	remainderStates, tried int // states of remainderWriters
+	remainderStates, tried int  // states of remainderWriters
+	beyondDigits           bool // a bound is met by no number that texts have digits for
 
 	rules   map[schemas]grammar.Rule
 	queue   []schemas

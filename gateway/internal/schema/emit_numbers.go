@@ -96,6 +96,7 @@ func (c *compiler) plainNumbers(s *numberSet) (grammar.Expr, bool) {
 		minus := b.Union(b.Empty(), b.Literal("-"))
 		switch {
 		case power > numberDigits:
+			c.beyondDigits = true
 			return 0, false
 		case power == 0:
 			parts = append(parts, b.Union(b.Literal("0"), b.Concat(minus, digits)))
@@ -200,6 +201,7 @@ func (c *compiler) sized(size jsonvalue.Decimal, direction int, with bool) gramm
 	whole, fraction, ok := size.Parts()
 	if !ok {
 		if (size.Exponent > 0) == (direction > 0) { // larger than any text, or as good as zero from below
+			c.beyondDigits = true
 			return b.Nothing()
 		}
 		return c.decimalTexts(false)
@@ -273,14 +275,14 @@ func (c *compiler) integersBetween(s *numberSet) (grammar.Expr, bool) {
 	low, high := "", "" // sizes; "" is none
 	negativeLow, negativeHigh := true, false
 	if m := s.minimum; m != nil {
-		size, negative, ok := wholeBound(*m, 1, s.exclusiveMinimum)
+		size, negative, ok := c.wholeBound(*m, 1, s.exclusiveMinimum)
 		if !ok {
 			return c.b.Nothing(), true
 		}
 		low, negativeLow = size, negative
 	}
 	if m := s.maximum; m != nil {
-		size, negative, ok := wholeBound(*m, -1, s.exclusiveMaximum)
+		size, negative, ok := c.wholeBound(*m, -1, s.exclusiveMaximum)
 		if !ok {
 			return c.b.Nothing(), true
 		}
@@ -305,11 +307,12 @@ func (c *compiler) integersBetween(s *numberSet) (grammar.Expr, bool) {
 }
 
 // wholeBound is the first whole number at or beyond a bound, as its size. ok is false where no text is beyond it.
-func wholeBound(bound jsonvalue.Decimal, direction int, exclusive bool) (size string, negative, ok bool) {
+func (c *compiler) wholeBound(bound jsonvalue.Decimal, direction int, exclusive bool) (size string, negative, ok bool) {
 	if bound.Exponent > numberDigits {
 		if bound.Negative == (direction > 0) {
 			return "", bound.Negative, true // as good as none
 		}
+		c.beyondDigits = true
 		return "", false, false
 	}
 	r, ok := bound.Rat(maxExactDigits)

@@ -14,8 +14,12 @@ const (
 	maxRemainderTries  = 45_000
 )
 
-// countedRemainders is up to how many remainders the digits are counted, which takes that many more states.
-const countedRemainders = 12
+// The digits of numbers are counted, which takes so many times the states, where there are few remainders, or all automata stay small.
+const (
+	countedRemainders    = 12
+	countedRemainderAll  = 10_000 // states of all automata
+	statesOfOneRemainder = 2 * numberDigits
+)
 
 // comparison is how the digits so far stand against those of a bound, signs aside.
 type comparison struct {
@@ -166,7 +170,7 @@ func (c *compiler) remainders(s *numberSet) (grammar.Symbol, bool) {
 			return 0, false
 		}
 	}
-	if w.modulus*int64(w.scale+1) <= countedRemainders {
+	if n := int(w.modulus) * (w.scale + 1); n <= countedRemainders || w.compiler.remainderStates+n*statesOfOneRemainder <= countedRemainderAll {
 		w.limit = numberDigits
 	}
 	return w.write()

@@ -47,7 +47,8 @@ type Value struct {
 	Symbol  grammar.Symbol
 	Relaxed []Relaxed
 
-	document *document
+	document     *document
+	beyondDigits bool
 }
 
 // Validate is Compiled's.
@@ -81,6 +82,9 @@ func Compile(ctx context.Context, schema []byte, options Options) (*Compiled, er
 		return nil, err
 	}
 	g, err := Finish(b, value.Symbol, "#")
+	if e := (*Error)(nil); value.beyondDigits && errors.As(err, &e) && e.Reason == noValue {
+		err = &Error{Pointer: e.Pointer, Reason: fmt.Sprintf("%s that is written with at most %d digits before and behind the point of a number", noValue, numberDigits)}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -103,6 +107,9 @@ func Finish(b *grammar.Builder, root grammar.Symbol, pointer string) (*grammar.G
 	return g, grammarError(err, pointer)
 }
 
+// noValue is said of schemas under which nothing can be written.
+const noValue = "no value satisfies it"
+
 // grammarError puts an error of a Builder into our words.
 func grammarError(err error, pointer string) error {
 	var limit *grammar.LimitError
@@ -110,7 +117,7 @@ func grammarError(err error, pointer string) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, grammar.ErrNoText):
-		return &Error{Pointer: pointer, Reason: "no value satisfies it"}
+		return &Error{Pointer: pointer, Reason: noValue}
 	case errors.As(err, &limit):
 		return tooLarge(pointer, "", limit.What, limit.Count, limit.Limit)
 	}
@@ -155,7 +162,7 @@ func (c *compiler) value(symbol grammar.Symbol, strict bool) (*Value, error) {
 	if err := c.result(strict); err != nil {
 		return nil, err
 	}
-	return &Value{Symbol: symbol, Relaxed: c.relaxed, document: c.document}, nil
+	return &Value{Symbol: symbol, Relaxed: c.relaxed, document: c.document, beyondDigits: c.beyondDigits}, nil
 }
 
 func kindsByName() []jsonvalue.Kind {

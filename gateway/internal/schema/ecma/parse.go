@@ -419,6 +419,9 @@ func (p *parser) characterEscape() (rune, error) {
 	case 'r':
 		return '\r', nil
 	case '0':
+		if digit := p.peek(); digit >= '0' && digit <= '9' {
+			return 0, fmt.Errorf(`\0%c: octal escapes are no part of it with the flag u; want \xHH or \uHHHH`, digit)
+		}
 		return 0, nil
 	case 'a': // Python's and Perl's; ECMA would mean the letter, which nobody escapes
 		return '\a', nil

@@ -129,7 +129,9 @@ def main():
         except Skip:
             continue
         cls = validators.validator_for(schema, default=validators.Draft202012Validator)
-        checker = cls.FORMAT_CHECKER
+        if cls in (validators.Draft201909Validator, validators.Draft202012Validator):
+            cls = validators.extend(cls, {"dependencies": jsonschema._legacy_keywords.dependencies_draft4_draft6_draft7})
+        checker = validators.Draft202012Validator.FORMAT_CHECKER
         try:
             validator = cls(schema, format_checker=checker)
         except Exception:
