@@ -234,7 +234,9 @@ func (b *Builder) Contains(e Expr, text string) (bool, error) {
 		b.steps += asked.deriver.steps
 	}
 	d, x := asked.deriver, asked.x
-	d.steps, d.limit = 0, b.limits.Steps-b.steps
+	if d.steps = 0; d.limit >= 0 { // below, there are too many classes to take any step
+		d.limit = max(b.limits.Steps-b.steps, 0)
+	}
 	for _, r := range text {
 		if x = d.derive(x, d.part.classOf(r)); x == nothing {
 			break

@@ -208,7 +208,7 @@ func (c *compiler) ownArray(n *node) (arraySet, bool) {
 		set.seenAll = true
 	}
 	if n.unique {
-		set.unique, set.origin = true, Relaxed{n.pointer, "uniqueItems", "it is enforced only where the items are listed by enum and few"}
+		set.unique, set.origin = true, Relaxed{n.pointer, "uniqueItems", "it is enforced only where the items have few values: up to 12, or more where maxItems leaves few ways to choose"}
 	}
 	if n.contains != nil {
 		item := c.single(n.contains)

@@ -76,19 +76,33 @@ func Validator(schema []byte, options Options) (func(text []byte) []Problem, err
 
 // Compile makes the grammar of the JSON values that satisfy a schema. Its errors are *Error but for that of a context that is done.
 func Compile(ctx context.Context, schema []byte, options Options) (*Compiled, error) {
+	compiled, large, err := compile(ctx, schema, options, false)
+	if err != nil && large && !options.Strict {
+		if coarse, _, coarseErr := compile(ctx, schema, options, true); coarseErr == nil {
+			return coarse, nil
+		}
+	}
+	return compiled, err
+}
+
+// compile is Compile, coarse or not. large says that a bound was met which a coarser grammar might not meet.
+func compile(ctx context.Context, schema []byte, options Options, coarse bool) (compiled *Compiled, large bool, err error) {
 	b := grammar.NewBuilder(Limits())
-	value, err := Add(ctx, b, schema, options)
+	value, c, err := add(ctx, b, schema, options, coarse)
 	if err != nil {
-		return nil, err
+		var limit *grammar.LimitError
+		return nil, c != nil && (c.over != nil || errors.As(b.Err(), &limit)), err
 	}
-	g, err := Finish(b, value.Symbol, "#")
-	if e := (*Error)(nil); value.beyondDigits && errors.As(err, &e) && e.Reason == noValue {
-		err = &Error{Pointer: e.Pointer, Reason: fmt.Sprintf("%s that is written with at most %d digits before and behind the point of a number", noValue, numberDigits)}
+	g, err := b.Grammar(value.Symbol)
+	var limit *grammar.LimitError
+	if large = errors.As(err, &limit); err != nil {
+		if errors.Is(err, grammar.ErrNoText) && value.beyondDigits {
+			return nil, false, &Error{Pointer: "#", Reason: fmt.Sprintf("%s that is written with at most %d digits before and behind the point of a number", noValue,
+				numberDigits)}
+		}
+		return nil, large, grammarError(err, "#")
 	}
-	if err != nil {
-		return nil, err
-	}
-	return &Compiled{Grammar: g, Relaxed: value.Relaxed, document: value.document}, nil
+	return &Compiled{Grammar: g, Relaxed: value.Relaxed, document: value.document}, false, nil
 }
 
 // Limits are those of a Builder for what requests say.
