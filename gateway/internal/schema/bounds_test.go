@@ -121,15 +121,16 @@ func TestRelaxed(t *testing.T) {
 		t.Errorf("many large divisors: %+v, %v", many, err)
 	}
 	for name, schema := range map[string]string{
-		"pattern": `{"type":"string","allOf":[{"pattern":"^(a|b)*a(a|b){14}$"},{"pattern":"^(a|b)*b(a|b){14}$"}]}`,
-		"oneOf":   `{"type":"string","oneOf":[{"pattern":"^(a|b)*a(a|b){14}$"},{"pattern":"^(a|b)*b(a|b){14}$"}]}`,
+		"pattern":         `{"type":"string","allOf":[{"pattern":"^(a|b)*a(a|b){14}$"},{"pattern":"^(a|b)*b(a|b){14}$"}]}`,
+		"pattern, length": `{"type":"string","pattern":"^([a-z][0-9])+$","minLength":100000}`,
+		"oneOf":           `{"type":"string","oneOf":[{"pattern":"^(a|b)*a(a|b){14}$"},{"pattern":"^(a|b)*b(a|b){14}$"}]}`,
 		"patternProperties": `{"type":"object","patternProperties":{"^(a|b)*a(a|b){14}1$":{"maximum":1},"^(a|b)*b(a|b){14}1$":{"maximum":2}},"additionalProperties":false,
 			"minProperties":1}`,
 		"propertyNames": `{"type":"object","propertyNames":{"pattern":"^(a|b)*a(a|b){14}$"},"patternProperties":{"^(a|b)*b(a|b){14}$":{"type":"integer"}}}`,
 	} {
 		// Whether a text is in both expressions is more than may be asked.
 		involved, err := Compile(context.Background(), []byte(schema), Options{})
-		if err != nil || !slices.ContainsFunc(involved.Relaxed, func(r Relaxed) bool { return r.Keyword == name }) {
+		if err != nil || !slices.ContainsFunc(involved.Relaxed, func(r Relaxed) bool { return strings.HasPrefix(name, r.Keyword) }) {
 			t.Errorf("%s of long expressions: %+v, %v", name, involved, err)
 		}
 		var e *Error

@@ -343,7 +343,7 @@ func (c *compiler) listedSchema(v *jsonvalue.Value) *node {
 const (
 	questionSteps    = 4_000
 	allQuestionSteps = 35_000
-	decisionSteps    = 20_000
+	decisionSteps    = 60_000
 )
 
 // nothing tells whether an expression is known to have no text. Where finding out takes too many steps, it is not, and that is noted.

@@ -177,7 +177,7 @@ func (c *compiler) ownStrings(s shape, n *node) shape {
 			s = c.lose(s, Relaxed{n.pointer, keyword, why.Error() + " is not enforced"}, only(jsonvalue.String))
 			return
 		}
-		s.strings = c.both(s.strings, e)
+		s.strings = c.bothStrings(s.strings, e)
 	}
 	if n.pattern != nil {
 		e, why := c.expression(n.pattern)

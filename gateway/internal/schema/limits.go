@@ -24,7 +24,7 @@ const (
 	maxOverlaps        = 64        // classes of keys that patterns cut an object's other keys into
 	maxDependent       = 16        // keys in the dependencies of one object
 	maxDemands         = 6         // members that one object must have without their names being known
-	maxExpressionSteps = 60_000    // derivatives that finding empty expressions in a grammar takes
+	maxExpressionSteps = 120_000   // derivatives that finding empty expressions in a grammar takes
 	maxProblems        = 8         // told about a finished value
 	maxValidateSteps   = 2_000_000 // of one validation
 	maxCheckSteps      = 300_000   // of all checks of listed values while a schema is compiled
