@@ -241,7 +241,7 @@ func (c *compiler) ownObject(s shape, n *node) shape {
 	for _, p := range n.properties {
 		value := c.single(p.schema)
 		if len(n.patterns) > 0 {
-			c.spend(len(n.patterns) / 4)
+			c.spend(len(n.patterns))
 			for _, pattern := range n.patterns {
 				yes, err := pattern.pattern.Match(p.name, maxPatternSteps)
 				if err != nil {
