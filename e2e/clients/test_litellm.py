@@ -71,7 +71,7 @@ def test_anthropic(server):
     """LiteLLM as a client of /v1/messages."""
     answer = litellm.completion(
         model=f"anthropic/{tinsmith.MODEL}", messages=MESSAGES, api_base=server.url, api_key=server.key, max_tokens=MAX_TOKENS, num_retries=0,
-        tools=[TOOL], tool_choice={"type": "function", "function": {"name": "add"}},
+        tools=[TOOL], tool_choice={"type": "function", "function": {"name": "add"}}, temperature=0,
     )
     call = answer.choices[0].message.tool_calls[0]
     Sum.model_validate(json.loads(call.function.arguments))
