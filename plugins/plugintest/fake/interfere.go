@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"syscall"
 	"time"
 
 	"github.com/tinsmith/tinsmith/plugins"
+	"github.com/tinsmith/tinsmith/plugins/simple"
 )
 
 // interfere applies the configured delay and fault of one run of an operation. ctx ends a wait.
@@ -48,12 +50,12 @@ func (b *Backend) takeTime(ctx context.Context, d time.Duration) {
 	for {
 		select {
 		case <-alive.C:
-			b.progress(func(*plugins.Status) {})
+			b.Progress(func(*plugins.Status) {})
 		case <-end.C:
 			return
 		case <-ctx.Done():
 			return
-		case <-b.lost:
+		case <-b.Lost():
 			return
 		}
 	}
@@ -65,10 +67,19 @@ func (b *Backend) Starve(starved bool) { b.starved.Store(starved) }
 // Shrink says whether the backend is too small for an adapter to be made or to make a step. For tests in the same process.
 func (b *Backend) Shrink(small bool) { b.small.Store(small) }
 
-// provoked applies the faults that belong to what is in an operation: its tokens, or its learning rate.
-func (b *Backend) provoked(ctx context.Context, operation string, has func(f *Fault) bool) error {
+// before is told of every operation, once as such and once with what is in it.
+func (b *Backend) before(ctx context.Context, o simple.Operation) error {
+	if !o.Content {
+		return b.interfere(ctx, o.Name)
+	}
 	for _, f := range b.config.Faults {
-		if f.Operation != operation || f.counted() || !has(&f) {
+		if f.Operation != o.Name || f.counted() {
+			continue
+		}
+		switch {
+		case f.Rate != nil && *f.Rate == o.Rate:
+		case f.Token != nil && slices.ContainsFunc(o.Tokens, func(t []int32) bool { return slices.Contains(t, *f.Token) }):
+		default:
 			continue
 		}
 		if err := b.goWrong(f, 0); err != nil {
@@ -90,7 +101,7 @@ func (b *Backend) goWrong(f Fault, n int64) error {
 		slog.Error("fake: told to crash", "operation", f.Operation, "number", n)
 		b.options.Exit(f.ExitCode)
 	case "hang":
-		<-b.lost
+		<-b.Lost()
 	case "print":
 		_, _ = syscall.Write(1, []byte("fake: a line on standard output\n"))
 	}
@@ -100,10 +111,19 @@ func (b *Backend) goWrong(f Fault, n int64) error {
 // stopped tells why an operation must not go on.
 func (b *Backend) stopped(ctx context.Context) error {
 	switch {
-	case b.isLost():
-		return lostError()
+	case b.lost():
+		return b.LostError()
 	case ctx.Err() != nil:
 		return plugins.Cancelled(ctx.Err())
 	}
 	return nil
+}
+
+func (b *Backend) lost() bool {
+	select {
+	case <-b.Lost():
+		return true
+	default:
+		return false
+	}
 }

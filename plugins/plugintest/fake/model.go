@@ -6,13 +6,12 @@ import (
 	"encoding/json"
 	"hash/fnv"
 	"math"
+
+	"github.com/tinsmith/tinsmith/plugins/simple"
 )
 
 // decay is how much of the state of one position reaches the next.
 const decay = 0.5
-
-// loraAlpha over rank is the scale of an adapter that is made here.
-const loraAlpha = 32
 
 // model is the frozen base: a language model small enough to be read in one look. For the tokens t₀ … tᵢ with embeddings E, tanh by element:
 //
@@ -31,10 +30,8 @@ type model struct {
 
 // linear is one frozen matrix of the base.
 type linear struct {
-	name    string // "o_proj"
-	path    string // PEFT's name of the module
-	out, in int
-	weight  []float32 // out × in
+	simple.Module
+	weight []float32 // out × in
 }
 
 const (
@@ -47,15 +44,15 @@ func newModel(c *Config) *model {
 	v, h := c.VocabSize, c.HiddenSize
 	m := &model{vocab: v, hidden: h, embedding: make([]float32, v*h)}
 	m.modules = [3]linear{
-		{name: "o_proj", path: "base_model.model.model.layers.0.self_attn.o_proj", out: h, in: h},
-		{name: "down_proj", path: "base_model.model.model.layers.0.mlp.down_proj", out: h, in: h},
-		{name: "lm_head", path: "base_model.model.lm_head", out: v, in: h},
+		{Module: simple.Module{Path: "model.layers.0.self_attn.o_proj", Group: simple.Attention, Out: h, In: h}},
+		{Module: simple.Module{Path: "model.layers.0.mlp.down_proj", Group: simple.MLP, Out: h, In: h}},
+		{Module: simple.Module{Path: "lm_head", Group: simple.Unembed, Out: v, In: h}},
 	}
 	fillUniform(m.embedding, c.Seed, "embed_tokens", 1.5)
 	for i := range m.modules {
 		l := &m.modules[i]
-		l.weight = make([]float32, l.out*l.in)
-		fillUniform(l.weight, c.Seed, l.path, 2/math.Sqrt(float64(l.in)))
+		l.weight = make([]float32, l.Out*l.In)
+		fillUniform(l.weight, c.Seed, "base_model.model."+l.Path, 2/math.Sqrt(float64(l.In)))
 	}
 	identity, _ := json.Marshal([]any{"fake", 1, v, h, c.Seed}) // the weights follow from these
 	sum := sha256.Sum256(identity)
@@ -69,7 +66,7 @@ func fillUniform(to []float32, seed uint64, name string, bound float64) {
 	_, _ = f.Write([]byte(name))
 	n := f.Sum64()
 	for i := range to {
-		to[i] = float32((2*uniform(seed, uint32(i), uint32(uint64(i)>>32), uint32(n), uint32(n>>32)) - 1) * bound)
+		to[i] = float32((2*simple.Uniform(seed, uint32(i), uint32(uint64(i)>>32), uint32(n), uint32(n>>32)) - 1) * bound)
 	}
 }
 
@@ -102,37 +99,37 @@ func (m *model) advance(state []float64, token int32) {
 	}
 }
 
-// forward computes the logits of the next token from the state; p may be nil (the base model). Trainer and sampler call it, so their log-probabilities are equal.
-func (m *model) forward(p *parameters, state []float64, a *activations) {
+// forward computes the logits of the next token from the state; w may be nil (the base model). Trainer and sampler call it, so their log-probabilities are equal.
+func (m *model) forward(w *simple.Weights, state []float64, a *activations) {
 	copy(a.s, state)
-	m.apply(p, moduleO, a.s, a.h1, a)
+	m.apply(w, moduleO, a.s, a.h1, a)
 	for i, v := range a.s {
 		a.h1[i] += v
 		a.g[i] = math.Tanh(a.h1[i])
 	}
-	m.apply(p, moduleD, a.g, a.h2, a)
+	m.apply(w, moduleD, a.g, a.h2, a)
 	for i, v := range a.h1 {
 		a.h2[i] += v
 	}
-	m.apply(p, moduleU, a.h2, a.logits, a)
+	m.apply(w, moduleU, a.h2, a.logits, a)
 }
 
 // apply computes y = W·x + (alpha / rank)·B·(A·x).
-func (m *model) apply(p *parameters, module int, x, y []float64, a *activations) {
+func (m *model) apply(w *simple.Weights, module int, x, y []float64, a *activations) {
 	l := &m.modules[module]
 	for o := range y {
-		y[o] = dot(l.weight[o*l.in:][:l.in], x)
+		y[o] = dot(l.weight[o*l.In:][:l.In], x)
 	}
-	if p == nil || p.shape.a[module] == nil {
+	if w == nil || w.Layout.Pairs[module].A == nil {
 		return
 	}
-	r, scale := p.shape.rank, p.shape.scale()
+	pair, r, scale := w.Layout.Pairs[module], w.Layout.Rank, w.Layout.Scale()
 	if len(a.u[module]) != r {
 		a.u[module] = make([]float64, r)
 	}
-	A, B := p.values(p.shape.a[module]), p.values(p.shape.b[module])
+	A, B := w.Of(pair.A), w.Of(pair.B)
 	for k := range r {
-		a.u[module][k] = dot(A[k*l.in:][:l.in], x)
+		a.u[module][k] = dot(A[k*l.In:][:l.In], x)
 	}
 	for o := range y {
 		y[o] += float64(scale * dot(B[o*r:][:r], a.u[module]))
@@ -148,35 +145,34 @@ func dot(w []float32, x []float64) float64 {
 }
 
 // backward adds the gradient of one position to grad, from the gradient of its logits.
-func (m *model) backward(p *parameters, a *activations, dLogits, grad []float64) {
+func (m *model) backward(w *simple.Weights, a *activations, dLogits, grad []float64) {
 	dh2 := make([]float64, m.hidden)
-	m.applyBackward(p, moduleU, a.h2, dLogits, dh2, a, grad)
+	m.applyBackward(w, moduleU, a.h2, dLogits, dh2, a, grad)
 	dg := make([]float64, m.hidden)
-	m.applyBackward(p, moduleD, a.g, dh2, dg, a, grad)
+	m.applyBackward(w, moduleD, a.g, dh2, dg, a, grad)
 	dh1 := make([]float64, m.hidden)
 	for i := range dh1 {
 		dh1[i] = dh2[i] + float64(dg[i]*(1-float64(a.g[i]*a.g[i])))
 	}
-	m.applyBackward(p, moduleO, a.s, dh1, nil, a, grad)
+	m.applyBackward(w, moduleO, a.s, dh1, nil, a, grad)
 }
 
 // applyBackward adds to dx (unless nil) and to the module's part of grad.
-func (m *model) applyBackward(p *parameters, module int, x, dy, dx []float64, a *activations, grad []float64) {
+func (m *model) applyBackward(w *simple.Weights, module int, x, dy, dx []float64, a *activations, grad []float64) {
 	l := &m.modules[module]
 	if dx != nil {
 		for o, d := range dy {
-			for i, w := range l.weight[o*l.in:][:l.in] {
-				dx[i] += float64(d * float64(w))
+			for i, x := range l.weight[o*l.In:][:l.In] {
+				dx[i] += float64(d * float64(x))
 			}
 		}
 	}
-	tensorA, tensorB := p.shape.a[module], p.shape.b[module]
-	if tensorA == nil {
+	pair, r, scale := w.Layout.Pairs[module], w.Layout.Rank, w.Layout.Scale()
+	if pair.A == nil {
 		return
 	}
-	r, scale := p.shape.rank, p.shape.scale()
-	A, B := p.values(tensorA), p.values(tensorB)
-	dA, dB := grad[tensorA.offset:][:tensorA.size()], grad[tensorB.offset:][:tensorB.size()]
+	A, B := w.Of(pair.A), w.Of(pair.B)
+	dA, dB := grad[pair.A.Offset:][:pair.A.Size()], grad[pair.B.Offset:][:pair.B.Size()]
 	du := make([]float64, r)
 	for o, d := range dy {
 		for k := range r {
@@ -185,24 +181,11 @@ func (m *model) applyBackward(p *parameters, module int, x, dy, dx []float64, a 
 		}
 	}
 	for k, d := range du {
-		for i := range l.in {
-			dA[k*l.in+i] += float64(d * x[i])
+		for i := range l.In {
+			dA[k*l.In+i] += float64(d * x[i])
 			if dx != nil {
-				dx[i] += float64(d * float64(A[k*l.in+i]))
+				dx[i] += float64(d * float64(A[k*l.In+i]))
 			}
 		}
 	}
-}
-
-// logSumExp of a row of logits; a log-probability is logit − logSumExp.
-func logSumExp(logits []float64) float64 {
-	top := math.Inf(-1)
-	for _, v := range logits {
-		top = max(top, v)
-	}
-	sum := 0.0
-	for _, v := range logits {
-		sum += math.Exp(v - top)
-	}
-	return top + math.Log(sum)
 }

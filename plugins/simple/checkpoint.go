@@ -1,4 +1,4 @@
-package fake
+package simple
 
 import (
 	"context"
@@ -78,7 +78,7 @@ func (b *Backend) SaveAdapter(ctx context.Context, req plugins.SaveAdapterReques
 		b.end()
 		b.mu.Unlock()
 	}()
-	if err := b.interfere(ctx, "save_adapter"); err != nil {
+	if err := b.before(ctx, "save_adapter"); err != nil {
 		return plugins.SaveAdapterResult{}, err
 	}
 	return b.save(a, v, &req)
@@ -96,26 +96,26 @@ func (b *Backend) save(a *adapter, v *version, req *plugins.SaveAdapterRequest) 
 		return plugins.SaveAdapterResult{}, plugins.Invalidf("path", "%s exists", req.Path)
 	}
 	config, _ := json.MarshalIndent(peftConfig{
-		PEFTType: "LORA", TaskType: "CAUSAL_LM", BaseModel: b.name, Rank: a.config.Rank, Alpha: v.shape.alpha, Bias: "none", TargetModules: b.model.moduleNames(v.shape), InferenceMode: true,
+		PEFTType: "LORA", TaskType: "CAUSAL_LM", BaseModel: b.name, Rank: a.config.Rank, Alpha: v.Layout.Alpha, Bias: "none", TargetModules: b.moduleNames(v.Layout), InferenceMode: true,
 	}, "", "  ")
 	files := map[string][]byte{
 		plugins.AdapterConfigFile:  config,
-		plugins.AdapterWeightsFile: b.encode(v.shape, req.ExportNames, []string{""}, v.flat),
+		plugins.AdapterWeightsFile: b.encode(v.Layout, req.ExportNames, []string{""}, v.Values),
 		plugins.CompleteFile:       nil,
 	}
 	m := plugins.Manifest{
-		Scope: req.Scope.String(), BaseModel: b.name, ModelHash: b.info.ModelHash, Engine: Version, Topology: "fake cpu", Arithmetic: b.info.Arithmetic,
+		Scope: req.Scope.String(), BaseModel: b.name, ModelHash: b.info.ModelHash, Engine: b.options.Version, Topology: b.options.Topology, Arithmetic: b.info.Arithmetic,
 		Rank: a.config.Rank, Seed: a.config.Seed, TrainAttn: a.config.TrainAttention, TrainMLP: a.config.TrainMLP, TrainUnembed: a.config.TrainUnembed,
 		Step: v.step, Version: v.number, Metadata: req.Metadata, SHA256: map[string]string{},
 	}
-	if v.shape.alpha != loraAlpha {
+	if v.Layout.Alpha != loraAlpha {
 		m.Format = plugins.ScaledFormat
 	}
 	if req.Scope >= plugins.ScopeOptimizer {
-		files[plugins.OptimizerFile] = b.encode(v.shape, plugins.ExportPEFT, []string{suffixFirst, suffixSecond}, v.first, v.second)
+		files[plugins.OptimizerFile] = b.encode(v.Layout, plugins.ExportPEFT, []string{suffixFirst, suffixSecond}, v.first, v.second)
 	}
 	if req.Scope == plugins.ScopeAccumulator {
-		files[plugins.AccumulatorFile] = b.encode(v.shape, plugins.ExportPEFT, []string{""}, a.accumulated)
+		files[plugins.AccumulatorFile] = b.encode(v.Layout, plugins.ExportPEFT, []string{""}, a.accumulated)
 		m.WindowPasses = a.passes
 		if a.failure != nil {
 			m.WindowFailure, m.WindowFailureKind = a.failure.Error(), a.failure.Kind.String()
@@ -138,15 +138,15 @@ func (b *Backend) save(a *adapter, v *version, req *plugins.SaveAdapterRequest) 
 	return plugins.SaveAdapterResult{Bytes: bytes + int64(len(manifest)), Version: v.number, Step: v.step}, nil
 }
 
-func (b *Backend) encode(s *shape, exportNames string, suffixes []string, flats ...[]float32) []byte {
+func (b *Backend) encode(l *Layout, exportNames string, suffixes []string, flats ...[]float32) []byte {
 	var names []string
 	var shapes [][]int
 	var values [][]float32
 	for i, suffix := range suffixes {
-		for _, t := range s.tensors {
-			names = append(names, b.model.tensorName(t, exportNames)+suffix)
-			shapes = append(shapes, []int{t.rows, t.cols})
-			values = append(values, flats[i][t.offset:][:t.size()])
+		for _, t := range l.Tensors {
+			names = append(names, b.tensorName(t, exportNames)+suffix)
+			shapes = append(shapes, t.Shape)
+			values = append(values, flats[i][t.Offset:][:t.Size()])
 		}
 	}
 	return encodeSafetensors(names, shapes, values)
@@ -217,7 +217,7 @@ func (b *Backend) LoadAdapter(ctx context.Context, req plugins.LoadAdapterReques
 		if old != nil && old.origin == any(req) {
 			return old.created, nil
 		}
-		if err := b.interfere(ctx, "load_adapter"); err != nil {
+		if err := b.before(ctx, "load_adapter"); err != nil {
 			return plugins.AdapterInfo{}, err
 		}
 		l, err := b.read(&req)
@@ -252,16 +252,16 @@ func (b *Backend) restoreWindow(id string, l *loaded) {
 
 // replace loads a checkpoint as the next version of an adapter that exists.
 func (b *Backend) replace(a *adapter, req *plugins.LoadAdapterRequest) (plugins.AdapterInfo, error) {
-	if err := b.interfere(context.Background(), "load_adapter"); err != nil {
+	if err := b.before(context.Background(), "load_adapter"); err != nil {
 		return plugins.AdapterInfo{}, err
 	}
 	l, err := b.read(req)
 	if err != nil {
 		return plugins.AdapterInfo{}, err
 	}
-	if l.config.Rank != a.shape.rank || !slices.Equal(b.model.moduleNames(l.version.shape), a.config.Modules) {
+	if l.config.Rank != a.layout.Rank || !sameModules(l.version.Layout, a.layout) {
 		return plugins.AdapterInfo{}, plugins.Invalidf("lora_config", "the checkpoint has rank %d on %s, the adapter has rank %d on %s",
-			l.config.Rank, strings.Join(b.model.moduleNames(l.version.shape), ", "), a.shape.rank, strings.Join(a.config.Modules, ", "))
+			l.config.Rank, strings.Join(b.moduleNames(l.version.Layout), ", "), a.layout.Rank, strings.Join(a.config.Modules, ", "))
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -273,9 +273,9 @@ func (b *Backend) replace(a *adapter, req *plugins.LoadAdapterRequest) (plugins.
 		next = req.Version
 	}
 	l.version.number = next
-	a.shape, a.config.Alpha = l.version.shape, l.version.shape.alpha // it differs in its scale only
+	a.layout, a.config.Alpha = l.version.Layout, l.version.Layout.Alpha // it differs in its scale only
 	a.publish(l.version)
-	a.accumulated, a.passes, a.failure, a.broken = make([]float32, a.shape.total), l.passes, l.failure, nil
+	a.accumulated, a.passes, a.failure, a.broken = make([]float32, a.layout.Total), l.passes, l.failure, nil
 	if l.grad != nil {
 		a.accumulated = l.grad
 	}
@@ -305,18 +305,29 @@ func (b *Backend) read(req *plugins.LoadAdapterRequest) (*loaded, error) {
 	if err != nil {
 		return nil, plugins.Invalidf("path", "%s: %v", plugins.AdapterWeightsFile, err)
 	}
-	s, err := b.shapeOf(entries, peft.Rank)
+	s, err := b.layoutOf(entries, peft.Rank)
 	if err != nil {
 		return nil, err
 	}
-	v := &version{parameters: parameters{shape: s}}
-	if v.flat, err = b.collect(s, values, "", plugins.AdapterWeightsFile); err != nil {
+	v := &version{Weights: NewWeights(s)}
+	if v.Values, err = b.collect(s, values, "", plugins.AdapterWeightsFile); err != nil {
 		return nil, err
 	}
-	if s.alpha = peft.Alpha; peft.Rooted {
-		s.alpha *= math.Sqrt(float64(peft.Rank))
+	if s.Alpha = peft.Alpha; peft.Rooted {
+		s.Alpha *= math.Sqrt(float64(peft.Rank))
 	}
-	l := &loaded{version: v, config: plugins.AdapterConfig{Rank: peft.Rank, Alpha: s.alpha, TrainAttention: s.a[moduleO] != nil, TrainMLP: s.a[moduleD] != nil, TrainUnembed: s.a[moduleU] != nil}}
+	l := &loaded{version: v, config: plugins.AdapterConfig{Rank: peft.Rank, Alpha: s.Alpha}}
+	for i, p := range s.Pairs {
+		switch g := b.modules[i].Group; {
+		case p.A == nil:
+		case g == Attention:
+			l.config.TrainAttention = true
+		case g == MLP:
+			l.config.TrainMLP = true
+		default:
+			l.config.TrainUnembed = true
+		}
+	}
 	if manifest != nil {
 		l.config.Seed = manifest.Seed
 	} else if peft.Dropout != 0 {
@@ -325,7 +336,7 @@ func (b *Backend) read(req *plugins.LoadAdapterRequest) (*loaded, error) {
 	if req.Frozen {
 		return l, nil
 	}
-	v.first, v.second = make([]float32, s.total), make([]float32, s.total)
+	v.first, v.second = make([]float32, s.Total), make([]float32, s.Total)
 	if req.Scope >= plugins.ScopeOptimizer {
 		_, moments, err := decodeSafetensors(files[plugins.OptimizerFile])
 		if err != nil {
@@ -361,8 +372,8 @@ func (b *Backend) readFiles(req *plugins.LoadAdapterRequest) (map[string][]byte,
 	if _, err := os.Stat(req.Path); err != nil {
 		return nil, nil, &plugins.Error{Kind: plugins.KindNotFound, Field: "path", Message: fmt.Sprintf("no checkpoint: %v", err)}
 	}
-	everything := newShape(b.model, b.info.MaxRank, [3]bool{true, true, true})
-	limit := 8*int64(everything.total) + maxHeaderBytes // of the largest file, with both moments
+	everything := NewLayout(b.modules, b.info.MaxRank, func(int) bool { return true })
+	limit := 8*int64(everything.Total) + maxHeaderBytes // of the largest file, with both moments
 	var manifest *plugins.Manifest
 	raw, err := readBounded(filepath.Join(req.Path, plugins.ManifestFile), maxHeaderBytes)
 	switch {
@@ -400,58 +411,61 @@ func (b *Backend) readFiles(req *plugins.LoadAdapterRequest) (map[string][]byte,
 	return files, manifest, nil
 }
 
-// shapeOf finds out which modules a file's tensors belong to and checks their shapes.
-func (b *Backend) shapeOf(entries map[string]tensorEntry, rank int) (*shape, error) {
-	var has [3]bool
+// layoutOf finds out which modules a file's tensors belong to and checks their shapes.
+func (b *Backend) layoutOf(entries map[string]tensorEntry, rank int) (*Layout, error) {
+	everything := NewLayout(b.modules, rank, func(int) bool { return true })
+	owners := map[string]int{}
+	for _, t := range everything.Tensors {
+		owners[b.tensorName(t, plugins.ExportPEFT)], owners[b.tensorName(t, plugins.ExportTinker)] = t.Module, t.Module
+	}
+	has := make([]bool, len(b.modules))
 	for name := range entries {
-		known := false
-		for i := range b.model.modules {
-			for _, half := range []string{"lora_A", "lora_B"} {
-				t := &tensor{module: i, half: half}
-				if name == b.model.tensorName(t, plugins.ExportPEFT) || name == b.model.tensorName(t, plugins.ExportTinker) {
-					has[i], known = true, true
-				}
-			}
-		}
+		i, known := owners[name]
 		if !known {
 			return nil, plugins.Invalidf("path", "tensor %.200q belongs to no module of this model", name)
 		}
+		has[i] = true
 	}
-	s := newShape(b.model, rank, has)
-	if s.total == 0 {
+	l := NewLayout(b.modules, rank, func(i int) bool { return has[i] })
+	if l.Total == 0 {
 		return nil, plugins.Invalidf("path", "%s holds no tensor", plugins.AdapterWeightsFile)
 	}
-	for _, t := range s.tensors {
-		name := b.model.tensorName(t, plugins.ExportPEFT)
+	for _, t := range l.Tensors {
+		name := b.tensorName(t, plugins.ExportPEFT)
 		e, ok := entries[name]
 		if !ok {
-			name = b.model.tensorName(t, plugins.ExportTinker)
+			name = b.tensorName(t, plugins.ExportTinker)
 			e, ok = entries[name]
 		}
 		if !ok {
 			return nil, plugins.Invalidf("path", "tensor %q is missing", name)
 		}
-		if !slices.Equal(e.Shape, []int{t.rows, t.cols}) {
-			return nil, plugins.Invalidf("path", "tensor %q has shape %v, expected [%d %d]", name, e.Shape, t.rows, t.cols)
+		if !slices.Equal(e.Shape, t.Shape) {
+			return nil, plugins.Invalidf("path", "tensor %q has shape %v, expected %v", name, e.Shape, t.Shape)
 		}
 	}
-	return s, nil
+	return l, nil
+}
+
+// sameModules tells whether two layouts have LoRA on the same modules.
+func sameModules(x, y *Layout) bool {
+	return slices.EqualFunc(x.Pairs, y.Pairs, func(p, q Pair) bool { return (p.A == nil) == (q.A == nil) })
 }
 
 // collect puts a file's tensors into one flat slice.
-func (b *Backend) collect(s *shape, values map[string][]float32, suffix, file string) ([]float32, error) {
-	flat := make([]float32, s.total)
-	for _, t := range s.tensors {
-		v, ok := values[b.model.tensorName(t, plugins.ExportPEFT)+suffix]
+func (b *Backend) collect(l *Layout, values map[string][]float32, suffix, file string) ([]float32, error) {
+	flat := make([]float32, l.Total)
+	for _, t := range l.Tensors {
+		v, ok := values[b.tensorName(t, plugins.ExportPEFT)+suffix]
 		if !ok {
-			v = values[b.model.tensorName(t, plugins.ExportTinker)+suffix]
+			v = values[b.tensorName(t, plugins.ExportTinker)+suffix]
 		}
-		if len(v) != t.size() {
-			return nil, plugins.Invalidf("path", "%s: tensor %q has %d values, expected %d", file, b.model.tensorName(t, plugins.ExportPEFT)+suffix, len(v), t.size())
+		if len(v) != t.Size() {
+			return nil, plugins.Invalidf("path", "%s: tensor %q has %d values, expected %d", file, b.tensorName(t, plugins.ExportPEFT)+suffix, len(v), t.Size())
 		}
-		copy(flat[t.offset:], v)
+		copy(flat[t.Offset:], v)
 	}
-	if err := b.checkFinite(s, flat, "file "+file); err != nil {
+	if err := b.checkFinite(l, flat, "file "+file); err != nil {
 		return nil, err
 	}
 	return flat, nil

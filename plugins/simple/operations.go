@@ -1,9 +1,8 @@
-package fake
+package simple
 
 import (
 	"context"
 	"errors"
-	"slices"
 	"time"
 
 	"github.com/tinsmith/tinsmith/plugins"
@@ -15,12 +14,14 @@ func (b *Backend) ForwardBackward(ctx context.Context, req plugins.ForwardBackwa
 		var res plugins.ForwardBackwardResult
 		err := b.turn(a, "forward_backward")
 		if err == nil {
-			err = b.provoked(context.Background(), "forward_backward", func(f *Fault) bool {
-				return slices.ContainsFunc(req.Data, func(d plugins.Datum) bool { return slices.Contains(d.Tokens, *f.Token) })
-			})
+			tokens := make([][]int32, len(req.Data))
+			for i := range req.Data {
+				tokens[i] = req.Data[i].Tokens
+			}
+			err = b.options.Before(context.Background(), Operation{Name: "forward_backward", Tokens: tokens, Content: true})
 		}
 		if err == nil {
-			res, err = b.pass(a, &req, b.latest(a))
+			res, err = b.pass(context.Background(), a, &req, b.latest(a))
 		}
 		switch {
 		case req.ForwardOnly:
@@ -54,12 +55,12 @@ func (b *Backend) OptimStep(ctx context.Context, req plugins.OptimStepRequest) (
 		passes, failure, gradient := a.passes, a.failure, a.accumulated
 		wrong := b.turn(a, "optim_step")
 		if wrong == nil {
-			wrong = b.provoked(context.Background(), "optim_step", func(f *Fault) bool { return *f.Rate == req.Adam.LearningRate })
+			wrong = b.options.Before(context.Background(), Operation{Name: "optim_step", Rate: req.Adam.LearningRate, Content: true})
 		}
 		if plugins.NoRoom(wrong) && (passes > 0 || failure == nil) {
 			return plugins.OptimStepResult{}, wrong // as if it had not been sent
 		}
-		a.passes, a.failure, a.accumulated = 0, nil, make([]float32, a.shape.total) // whatever happens now, the window ends
+		a.passes, a.failure, a.accumulated = 0, nil, make([]float32, a.layout.Total) // whatever happens now, the window ends
 		if wrong != nil {
 			return plugins.OptimStepResult{}, wrong
 		}

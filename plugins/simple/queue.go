@@ -1,4 +1,4 @@
-package fake
+package simple
 
 import (
 	"context"
@@ -45,19 +45,38 @@ func ordered[T any](ctx context.Context, b *Backend, id string, position int64, 
 		}
 		return result, nil
 	case <-b.lost:
-		return zero, lostError()
+		return zero, b.LostError()
 	case <-ctx.Done():
 		return zero, plugins.Cancelled(ctx.Err())
 	}
 }
 
-// turn comes first in every ordered operation but a load: it applies delays and faults, and fails after a failed load.
+// turn comes first in every ordered operation but a load: and fails after a failed load.
 func (b *Backend) turn(a *adapter, name string) error {
-	if err := b.interfere(context.Background(), name); err != nil {
+	if err := b.before(context.Background(), name); err != nil {
 		return err
 	}
 	if a.broken != nil {
 		return &plugins.Error{Kind: a.broken.Kind, Field: a.broken.Field, Message: "an earlier load failed: " + a.broken.Message}
+	}
+	return nil
+}
+
+// before tells the program that an operation is to run, and why it must not.
+func (b *Backend) before(ctx context.Context, name string) error {
+	if err := b.options.Before(ctx, Operation{Name: name}); err != nil {
+		return err
+	}
+	return b.stopped(ctx)
+}
+
+// stopped tells why an operation must not go on.
+func (b *Backend) stopped(ctx context.Context) error {
+	switch {
+	case b.isLost():
+		return b.LostError()
+	case ctx.Err() != nil:
+		return plugins.Cancelled(ctx.Err())
 	}
 	return nil
 }

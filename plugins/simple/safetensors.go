@@ -1,4 +1,4 @@
-package fake
+package simple
 
 import (
 	"bytes"
@@ -12,8 +12,8 @@ import (
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
-// maxHeaderBytes bounds a header; an adapter of this model has six tensors.
-const maxHeaderBytes = 1 << 20
+// maxHeaderBytes bounds a header and a manifest.
+const maxHeaderBytes = 8 << 20
 
 type tensorEntry struct {
 	DType   string   `json:"dtype"`
@@ -74,10 +74,15 @@ func decodeSafetensors(raw []byte) (map[string]tensorEntry, map[string][]float32
 		if e.DType != "F32" {
 			return nil, nil, fmt.Errorf("tensor %.200q: dtype %.20q is not supported: F32", name, e.DType)
 		}
-		if len(e.Shape) != 2 || e.Shape[0] < 1 || e.Shape[1] < 1 || e.Shape[0] > len(data) || e.Shape[1] > len(data) {
-			return nil, nil, fmt.Errorf("tensor %.200q: shape %v is not that of a matrix in this file", name, e.Shape)
+		size, ok := int64(4), len(e.Shape) == 2 || len(e.Shape) == 3
+		for _, d := range e.Shape {
+			if ok = ok && d > 0 && int64(d) <= int64(len(data))/size; ok {
+				size *= int64(d)
+			}
 		}
-		size := int64(e.Shape[0]) * int64(e.Shape[1]) * 4
+		if !ok {
+			return nil, nil, fmt.Errorf("tensor %.200q: shape %v is not that of a matrix, or a stack of them, in this file", name, e.Shape)
+		}
 		if e.Offsets[0] < 0 || e.Offsets[1] > int64(len(data)) || e.Offsets[1]-e.Offsets[0] != size {
 			return nil, nil, fmt.Errorf("tensor %.200q: offsets %v do not fit its shape %v in %d bytes", name, e.Offsets, e.Shape, len(data))
 		}

@@ -1,4 +1,4 @@
-package fake
+package simple
 
 import "math/bits"
 
@@ -14,8 +14,8 @@ func philox(counter [4]uint32, key [2]uint32) [4]uint32 {
 	return counter
 }
 
-// uniform gives the number in [0, 1) with 53 random bits that belongs to a seed and a place.
-func uniform(seed uint64, a, b, c, d uint32) float64 {
+// Uniform gives the number in [0, 1) with 53 random bits that belongs to a seed and a place.
+func Uniform(seed uint64, a, b, c, d uint32) float64 {
 	r := philox([4]uint32{a, b, c, d}, [2]uint32{uint32(seed), uint32(seed >> 32)})
 	return float64((uint64(r[0])<<32|uint64(r[1]))>>11) / (1 << 53)
 }
