@@ -20,6 +20,9 @@ type Subject struct {
 	Model   plugins.ModelInfo
 	// Places is how many sequences of a request are decoded at once at most; 0 means 64.
 	Places int
+	// Late says that the arithmetic of this backend's decoding is another one than that of its passes: log-probabilities are known, and tokens sent, when a sequence has ended.
+	// Then it is not tested that tokens are sent while their sequence goes on.
+	Late bool
 	// Starve has optimizer steps find no memory from now on, or again as much as they need. Nil where that cannot be brought about; then it is not tested.
 	Starve func(starved bool)
 	// Shrink has the backend be configured, from now on, so that no adapter ever fits, or again as it was. Nil where that cannot be brought about; then it is not tested.
@@ -81,7 +84,7 @@ func RunAll(t *testing.T, factory Factory) {
 			if s.Model.VocabSize < 16 || s.Model.MaxContextLength < 24 || s.Model.MaxRank < 4 {
 				t.Fatalf("the model is too small for these tests: %+v", s.Model)
 			}
-			c.run(&suite{T: t, b: s.Backend, model: s.Model, places: cmp.Or(s.Places, 64), starve: s.Starve, shrink: s.Shrink})
+			c.run(&suite{T: t, b: s.Backend, model: s.Model, places: cmp.Or(s.Places, 64), late: s.Late, starve: s.Starve, shrink: s.Shrink})
 		})
 	}
 }
@@ -92,6 +95,7 @@ type suite struct {
 	b      plugins.Backend
 	model  plugins.ModelInfo
 	places int
+	late   bool
 	starve func(starved bool)
 	shrink func(small bool)
 }

@@ -1,0 +1,97 @@
+package transformers
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+const (
+	maxConfigBytes = 4 << 20
+	maxFiles       = 1024
+)
+
+// examine checks that a model directory has what is read of it, config.json and weights as safetensors, and gives its identity: SHA-256 over all of them. Files of weights in other forms,
+// which can run code when they are read, are not looked at.
+func examine(ctx context.Context, dir string, progress func(done, total int64)) (hash string, size int64, err error) {
+	raw, err := readConfig(filepath.Join(dir, "config.json"))
+	if err != nil {
+		return "", 0, plugins.Invalidf("model_dir", "config.json: %v", err)
+	}
+	var object map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &object); err != nil || object == nil {
+		return "", 0, plugins.Invalidf("model_dir", "config.json is no JSON object: %v", err)
+	}
+	names, err := filepath.Glob(filepath.Join(filepath.Clean(dir), "*.safetensors"))
+	if err != nil || len(names) == 0 || len(names) > maxFiles {
+		return "", 0, plugins.Invalidf("model_dir", "%d files of weights in safetensors are not allowed: 1 to %d", len(names), maxFiles)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		i, err := os.Stat(name)
+		if err != nil || !i.Mode().IsRegular() {
+			return "", 0, plugins.Invalidf("model_dir", "%s is no file that can be read: %v", filepath.Base(name), err)
+		}
+		size += i.Size()
+	}
+	h, done := sha256.New(), int64(0)
+	_, _ = fmt.Fprintf(h, "transformers\n%d\n", len(raw))
+	_, _ = h.Write(raw)
+	buffer := make([]byte, 8<<20)
+	for _, name := range names {
+		if err := hashFile(ctx, h, name, buffer, func(n int64) {
+			if done += n; done%(1<<30) < n {
+				progress(done, size)
+			}
+		}); err != nil {
+			return "", 0, err
+		}
+	}
+	progress(size, size)
+	return hex.EncodeToString(h.Sum(nil)), size, nil
+}
+
+func readConfig(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	raw, err := io.ReadAll(io.LimitReader(f, maxConfigBytes+1))
+	if err == nil && len(raw) > maxConfigBytes {
+		err = fmt.Errorf("it has more than %d bytes", maxConfigBytes)
+	}
+	return raw, err
+}
+
+func hashFile(ctx context.Context, h io.Writer, path string, buffer []byte, count func(n int64)) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return plugins.Invalidf("model_dir", "%v", err)
+	}
+	defer func() { _ = f.Close() }()
+	_, _ = fmt.Fprintf(h, "\n%s\n", filepath.Base(path))
+	for {
+		if err := ctx.Err(); err != nil {
+			return plugins.Cancelled(err)
+		}
+		n, err := f.Read(buffer)
+		_, _ = h.Write(buffer[:n])
+		count(int64(n))
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return plugins.Invalidf("model_dir", "%v", err)
+		}
+	}
+}

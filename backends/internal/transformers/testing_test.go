@@ -1,0 +1,199 @@
+package transformers
+
+import (
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/tinsmith/tinsmith/plugins"
+	"github.com/tinsmith/tinsmith/plugins/simple"
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	for _, l := range shared {
+		l.w.close()
+	}
+	if err := goleak.Find(); err != nil && code == 0 {
+		_, _ = os.Stderr.WriteString(err.Error() + "\n")
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// python gives the interpreter of the tests' environment, or skips.
+var findPython = sync.OnceValues(func() (path, why string) {
+	path = os.Getenv("TINSMITH_TRANSFORMERS_PYTHON")
+	if path == "" {
+		path, _ = filepath.Abs("../../../.venv/bin/python")
+	}
+	out, err := exec.Command(path, "-I", "-c", "import importlib.util as u, sys; sys.exit(' '.join(m for m in ('torch', 'transformers', 'safetensors') if u.find_spec(m) is None) or 0)").CombinedOutput()
+	if err != nil {
+		return "", "no Python with torch, transformers and safetensors: " + path + ": " + err.Error() + " " + strings.TrimSpace(string(out))
+	}
+	return path, ""
+})
+
+func python(t *testing.T) string {
+	t.Helper()
+	path, why := findPython()
+	if why != "" {
+		t.Skip(why)
+	}
+	return path
+}
+
+// goldenDir unpacks a model of package model's testdata.
+func goldenDir(t *testing.T, name string) string {
+	t.Helper()
+	from, to := filepath.Join("..", "model", "testdata", name), filepath.Join(t.TempDir(), name)
+	err := filepath.WalkDir(from, func(path string, e os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		target := filepath.Join(to, strings.TrimSuffix(strings.TrimPrefix(path, from), ".gz"))
+		if e.IsDir() {
+			return os.MkdirAll(target, 0o700)
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		var r io.Reader = f
+		if strings.HasSuffix(path, ".gz") {
+			if r, err = gzip.NewReader(f); err != nil {
+				return err
+			}
+		}
+		b, err := io.ReadAll(r)
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(target, b, 0o600)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return modelOnly(t, to)
+}
+
+// modelOnly moves what is no part of the model, values of tests, into the folder "values" beside it: every safetensors file of a model directory is weights.
+func modelOnly(t *testing.T, dir string) string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "*.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := filepath.Join(dir, "values")
+	if err := os.MkdirAll(values, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		if filepath.Base(f) != "model.safetensors" {
+			if err := os.Rename(f, filepath.Join(values, filepath.Base(f))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return dir
+}
+
+// foreignDir makes a tiny model of a family with testdata/tiny.py.
+func foreignDir(t *testing.T, family string) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), family)
+	out, err := exec.CommandContext(t.Context(), python(t), filepath.Join("testdata", "tiny.py"), family, dir).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return dir
+}
+
+type loadedWorker struct {
+	w    *worker
+	c    Config
+	a    *loadAnswer
+	hash string
+}
+
+// shared are workers that several tests use, by name; starting one takes seconds.
+var shared = map[string]*loadedWorker{}
+
+// sharedWorker gives the worker of that name, started for the first test that asks for it.
+func sharedWorker(t *testing.T, name string, dir func() string, section map[string]any) *loadedWorker {
+	t.Helper()
+	if l := shared[name]; l != nil {
+		return l
+	}
+	merged := map[string]any{"python": python(t), "dtype": "float32", "threads": 2}
+	for k, v := range section {
+		merged[k] = v
+	}
+	raw, err := json.Marshal(merged)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := parseConfig(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := dir()
+	hash, _, err := examine(t.Context(), at, func(int64, int64) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := startWorker(c.Python, c.Threads, "", loadLimit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := w.loadWhile(context.Background(), at, &c, func() {})
+	if err != nil {
+		w.close()
+		t.Fatal(err)
+	}
+	l := &loadedWorker{w: w, c: c, a: a, hash: hash}
+	shared[name] = l
+	return l
+}
+
+// backend gives a fresh backend on a worker that goes on when it is gone.
+func (l *loadedWorker) backend(t *testing.T) (*Backend, plugins.ModelInfo) {
+	t.Helper()
+	b := &Backend{options: Options{Lost: func(err error) { t.Error(err) }}}
+	m := newModel(l.w, l.a)
+	m.lastID.Store(lastTestID.add())
+	b.Backend = simple.New(simple.Options{Plugin: "transformers", Version: "test", Topology: "test", Configure: b.configure, Open: func(context.Context, plugins.LoadRequest, func(plugins.LoadProgress)) (simple.Opened, error) {
+		return opened(m, l.c, l.a, l.hash), nil
+	}})
+	info, err := b.Load(t.Context(), plugins.LoadRequest{}, func(plugins.LoadProgress) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.config, b.model = l.c, m
+	return b, info
+}
+
+// lastTestID keeps the numbers of passes of different backends on one worker apart.
+var lastTestID testIDs
+
+type testIDs struct {
+	mu sync.Mutex
+	n  uint64
+}
+
+func (i *testIDs) add() uint64 {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.n += 1 << 32
+	return i.n
+}
