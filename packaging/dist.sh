@@ -26,7 +26,7 @@ done
 
 # licences FOLDER copies the licence of every module that the programs are built from.
 licences() {
-  go list -deps -f '{{with .Module}}{{if .Dir}}{{.Path}}@{{.Version}} {{.Dir}}{{end}}{{end}}' ./gateway ./backends/single ./backends/dataparallel ./backends/tensorparallel | sort -u | while read -r module dir; do
+  go list -deps -f '{{with .Module}}{{if .Dir}}{{.Path}}@{{.Version}} {{.Dir}}{{end}}{{end}}' ./gateway ./backends/single ./backends/dataparallel ./backends/tensorparallel ./backends/transformers | sort -u | while read -r module dir; do
     [ "$dir" = "$PWD" ] && continue
     found=$(find "$dir" -maxdepth 1 -type f \( -iname 'licen[sc]e*' -o -iname 'copying*' -o -iname 'notice*' \) | sort)
     [ -n "$found" ] || { echo "dist: no licence in $module" >&2; return 1; }
@@ -47,7 +47,7 @@ for architecture in "$@"; do
   mkdir -p "$to/bin/plugins" "$to/configs/models"
   echo "dist: $name"
   CGO_ENABLED=0 GOARCH=$architecture go build -ldflags "-s -w -X main.version=$version" -o "$to/bin/tinsmith" ./gateway
-  for plugin in single dataparallel tensorparallel; do
+  for plugin in single dataparallel tensorparallel transformers; do
     CGO_ENABLED=1 GOARCH=$architecture CC=$(compiler "$architecture") go build -ldflags "-s -w -X main.version=$version" -o "$to/bin/plugins/$plugin" "./backends/$plugin"
   done
   for config in default single dataparallel tensorparallel split gpus; do install -m 644 "configs/$config.yaml" "$to/configs/"; done

@@ -108,7 +108,8 @@ func openDirectory(dir string, registry Registry, ranks int, o LoadOptions) (*di
 			known = append(known, name)
 		}
 		sort.Strings(known)
-		return nil, fmt.Errorf("architecture %.80q is not supported: the supported ones are %s", c.Architecture, strings.Join(known, ", "))
+		return nil, fmt.Errorf("architecture %.80q is not supported: the supported ones are %s; other causal language models are trained and sampled, slowly, by the plugin transformers (docs/other-models.md)",
+			c.Architecture, strings.Join(known, ", "))
 	}
 	if err := a.Check(c); err != nil {
 		return nil, fmt.Errorf("%s: %w", configFile, err)

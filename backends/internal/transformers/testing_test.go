@@ -135,7 +135,7 @@ func sharedWorker(t *testing.T, name string, dir func() string, section map[stri
 	if l := shared[name]; l != nil {
 		return l
 	}
-	merged := map[string]any{"python": python(t), "dtype": "float32", "threads": 2}
+	merged := map[string]any{"python": python(t), "dtype": "float32", "threads": 1}
 	for k, v := range section {
 		merged[k] = v
 	}
