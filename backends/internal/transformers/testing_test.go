@@ -53,7 +53,7 @@ func python(t *testing.T) string {
 }
 
 // goldenDir unpacks a model of package model's testdata.
-func goldenDir(t *testing.T, name string) string {
+func goldenDir(t testing.TB, name string) string {
 	t.Helper()
 	from, to := filepath.Join("..", "model", "testdata", name), filepath.Join(t.TempDir(), name)
 	err := filepath.WalkDir(from, func(path string, e os.DirEntry, err error) error {
@@ -88,7 +88,7 @@ func goldenDir(t *testing.T, name string) string {
 }
 
 // modelOnly moves what is no part of the model, values of tests, into the folder "values" beside it: every safetensors file of a model directory is weights.
-func modelOnly(t *testing.T, dir string) string {
+func modelOnly(t testing.TB, dir string) string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "*.safetensors"))
 	if err != nil {
