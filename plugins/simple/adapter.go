@@ -77,14 +77,26 @@ func (b *Backend) follows(c *plugins.AdapterConfig) func(i int) bool {
 	}
 }
 
+// tinkerHead is the head's name under plugins.ExportTinker.
+const tinkerHead = "model.unembed_tokens"
+
 // tensorName is the tensor's name in a checkpoint.
 func (b *Backend) tensorName(t *Tensor, exportNames string) string {
 	m := &b.modules[t.Module]
 	path := m.Path
 	if m.Group == Unembed && exportNames == plugins.ExportTinker && !b.info.TiedHead {
-		path = "model.unembed_tokens"
+		path = tinkerHead
 	}
 	return "base_model.model." + path + "." + t.Half + ".weight"
+}
+
+// namesRead are those under which a tensor is found in a file; the head has two, whatever it would be written as.
+func (b *Backend) namesRead(t *Tensor) []string {
+	names := []string{b.tensorName(t, plugins.ExportPEFT)}
+	if b.modules[t.Module].Group == Unembed {
+		names = append(names, "base_model.model."+tinkerHead+"."+t.Half+".weight")
+	}
+	return names
 }
 
 // moduleNames gives the last parts of the names of the modules that carry LoRA, each once.

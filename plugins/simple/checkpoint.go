@@ -18,20 +18,6 @@ import (
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
-// peftConfig is what Hugging Face PEFT needs of adapter_config.json.
-type peftConfig struct {
-	PEFTType      string   `json:"peft_type"`
-	TaskType      string   `json:"task_type"`
-	BaseModel     string   `json:"base_model_name_or_path"`
-	Rank          int      `json:"r"`
-	Alpha         float64  `json:"lora_alpha"`
-	Rooted        bool     `json:"use_rslora,omitempty"`
-	Dropout       float64  `json:"lora_dropout"`
-	Bias          string   `json:"bias"`
-	TargetModules []string `json:"target_modules"`
-	InferenceMode bool     `json:"inference_mode"`
-}
-
 // Files of one scope, without those of the scopes below it.
 const (
 	suffixFirst  = ".exp_avg"
@@ -291,6 +277,9 @@ func (b *Backend) read(req *plugins.LoadAdapterRequest) (*loaded, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := checkPEFT(files[plugins.AdapterConfigFile]); err != nil {
+		return nil, err
+	}
 	var peft peftConfig
 	if err := json.Unmarshal(files[plugins.AdapterConfigFile], &peft); err != nil {
 		return nil, plugins.Invalidf("path", "%s: %v", plugins.AdapterConfigFile, err)
@@ -416,7 +405,9 @@ func (b *Backend) layoutOf(entries map[string]tensorEntry, rank int) (*Layout, e
 	everything := NewLayout(b.modules, rank, func(int) bool { return true })
 	owners := map[string]int{}
 	for _, t := range everything.Tensors {
-		owners[b.tensorName(t, plugins.ExportPEFT)], owners[b.tensorName(t, plugins.ExportTinker)] = t.Module, t.Module
+		for _, name := range b.namesRead(t) {
+			owners[name] = t.Module
+		}
 	}
 	has := make([]bool, len(b.modules))
 	for name := range entries {
@@ -431,12 +422,8 @@ func (b *Backend) layoutOf(entries map[string]tensorEntry, rank int) (*Layout, e
 		return nil, plugins.Invalidf("path", "%s holds no tensor", plugins.AdapterWeightsFile)
 	}
 	for _, t := range l.Tensors {
-		name := b.tensorName(t, plugins.ExportPEFT)
+		name := b.nameIn(entries, t)
 		e, ok := entries[name]
-		if !ok {
-			name = b.tensorName(t, plugins.ExportTinker)
-			e, ok = entries[name]
-		}
 		if !ok {
 			return nil, plugins.Invalidf("path", "tensor %q is missing", name)
 		}
@@ -445,6 +432,17 @@ func (b *Backend) layoutOf(entries map[string]tensorEntry, rank int) (*Layout, e
 		}
 	}
 	return l, nil
+}
+
+// nameIn gives the name that a tensor has in a file, or would have if it were there.
+func (b *Backend) nameIn(entries map[string]tensorEntry, t *Tensor) string {
+	names := b.namesRead(t)
+	for _, name := range names {
+		if _, ok := entries[name]; ok {
+			return name
+		}
+	}
+	return names[0]
 }
 
 // sameModules tells whether two layouts have LoRA on the same modules.
@@ -456,9 +454,11 @@ func sameModules(x, y *Layout) bool {
 func (b *Backend) collect(l *Layout, values map[string][]float32, suffix, file string) ([]float32, error) {
 	flat := make([]float32, l.Total)
 	for _, t := range l.Tensors {
-		v, ok := values[b.tensorName(t, plugins.ExportPEFT)+suffix]
-		if !ok {
-			v = values[b.tensorName(t, plugins.ExportTinker)+suffix]
+		var v []float32
+		for _, name := range b.namesRead(t) {
+			if found, ok := values[name+suffix]; ok {
+				v = found
+			}
 		}
 		if len(v) != t.Size() {
 			return nil, plugins.Invalidf("path", "%s: tensor %q has %d values, expected %d", file, b.tensorName(t, plugins.ExportPEFT)+suffix, len(v), t.Size())

@@ -2,6 +2,7 @@ package simple
 
 import (
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/tinsmith/tinsmith/plugins"
@@ -87,5 +88,25 @@ func TestFilters(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestCheckPEFT: what is more than plain LoRA is refused by name.
+func TestCheckPEFT(t *testing.T) {
+	plain := `"peft_type": "LORA", "r": 8, "lora_alpha": 16, "lora_dropout": 0.1, "bias": "none", "target_modules": ["q_proj"], "rank_pattern": {}, "use_dora": false, "modules_to_save": null`
+	for more, refused := range map[string]string{
+		``: "", `, "init_lora_weights": true`: "", `, "init_lora_weights": "gaussian"`: "", `, "qalora_group_size": 16`: "",
+		`, "use_dora": true`:                 "use_dora",
+		`, "rank_pattern": {"q_proj": 4}`:    "rank_pattern",
+		`, "alpha_pattern": {"q_proj": 4}`:   "alpha_pattern",
+		`, "init_lora_weights": "pissa"`:     "init_lora_weights",
+		`, "modules_to_save": ["lm_head"]`:   "modules_to_save",
+		`, "some_later_config": {"a": 1}`:    "some_later_config",
+		`, "target_parameters": ["experts"]`: "target_parameters",
+	} {
+		err := checkPEFT([]byte("{" + plain + more + "}"))
+		if (err == nil) != (refused == "") || err != nil && !strings.Contains(err.Error(), refused+" ") {
+			t.Errorf("with %s: error %v, want one that names %q", more, err, refused)
+		}
 	}
 }

@@ -37,7 +37,7 @@ func TestOracle(t *testing.T) {
 
 // BenchmarkOracle prints the differences as metrics.
 func BenchmarkOracle(b *testing.B) {
-	for _, name := range []string{"llama", "qwen2", "qwen3"} {
+	for _, name := range oracleModels(b) {
 		b.Run(name, func(b *testing.B) {
 			if _, why := findPython(); why != "" {
 				b.Skip(why)
@@ -54,7 +54,7 @@ func BenchmarkOracle(b *testing.B) {
 }
 
 // oracleModels are all models that package model has values for.
-func oracleModels(t *testing.T) (names []string) {
+func oracleModels(t testing.TB) (names []string) {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join("..", "model", "testdata", "*", "base.safetensors.gz"))
 	if err != nil || len(found) < 3 {
@@ -72,7 +72,11 @@ func oracle(t testing.TB, name string) (d differences) {
 	ours := engine.New(engine.Options{Plugin: "single", Version: "test", Registry: architectures.All(), OpenDevice: func(c engine.Config) (tensor.Device, error) {
 		return device.Open(device.Options{Name: c.Device, Threads: c.Threads})
 	}})
-	t.Cleanup(ours.Close)
+	t.Cleanup(func() {
+		if err := ours.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 	theirs := New(Options{Version: "test", Lost: func(err error) { t.Error(err) }})
 	t.Cleanup(theirs.Close)
 	load := func(b plugins.Backend, section string) plugins.ModelInfo {

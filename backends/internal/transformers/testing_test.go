@@ -20,8 +20,8 @@ import (
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	for _, l := range shared {
-		l.w.close()
+	if shared.loadedWorker != nil {
+		shared.w.close()
 	}
 	if err := goleak.Find(); err != nil && code == 0 {
 		_, _ = os.Stderr.WriteString(err.Error() + "\n")
@@ -126,14 +126,21 @@ type loadedWorker struct {
 	hash string
 }
 
-// shared are workers that several tests use, by name; starting one takes seconds.
-var shared = map[string]*loadedWorker{}
+// shared is a worker that tests one after the other use: starting one takes seconds, and each takes 700 MB.
+var shared struct {
+	name string
+	*loadedWorker
+}
 
-// sharedWorker gives the worker of that name, started for the first test that asks for it.
+// sharedWorker gives the worker of that name, started for the first test that asks for it, in place of the one before.
 func sharedWorker(t *testing.T, name string, dir func() string, section map[string]any) *loadedWorker {
 	t.Helper()
-	if l := shared[name]; l != nil {
-		return l
+	if shared.name == name {
+		return shared.loadedWorker
+	}
+	if shared.loadedWorker != nil {
+		shared.w.close()
+		shared.name, shared.loadedWorker = "", nil
 	}
 	merged := map[string]any{"python": python(t), "dtype": "float32", "threads": 1}
 	for k, v := range section {
@@ -161,9 +168,8 @@ func sharedWorker(t *testing.T, name string, dir func() string, section map[stri
 		w.close()
 		t.Fatal(err)
 	}
-	l := &loadedWorker{w: w, c: c, a: a, hash: hash}
-	shared[name] = l
-	return l
+	shared.name, shared.loadedWorker = name, &loadedWorker{w: w, c: c, a: a, hash: hash}
+	return shared.loadedWorker
 }
 
 // backend gives a fresh backend on a worker that goes on when it is gone.
