@@ -4,6 +4,7 @@ import (
 	"compress/gzip"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -22,6 +23,9 @@ func TestMain(m *testing.M) {
 	code := m.Run()
 	if shared.loadedWorker != nil {
 		shared.w.close()
+	}
+	if foreignMade != "" {
+		_ = os.RemoveAll(foreignMade)
 	}
 	if err := goleak.Find(); err != nil && code == 0 {
 		_, _ = os.Stderr.WriteString(err.Error() + "\n")
@@ -108,16 +112,33 @@ func modelOnly(t testing.TB, dir string) string {
 	return dir
 }
 
-// foreignDir makes a tiny model of a family with testdata/tiny.py.
+// makeForeign makes the tiny models of testdata/tiny.py, all at once, for starting Python takes longest.
+var makeForeign = sync.OnceValues(func() (dir string, err error) {
+	path, _ := findPython()
+	if dir, err = os.MkdirTemp("", "transformers-"); err != nil {
+		return "", err
+	}
+	out, err := exec.Command(path, filepath.Join("testdata", "tiny.py"), dir).CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("%w: %s", err, out)
+	}
+	return dir, err
+})
+
+// foreignDir gives the model of a family.
 func foreignDir(t *testing.T, family string) string {
 	t.Helper()
-	dir := filepath.Join(t.TempDir(), family)
-	out, err := exec.CommandContext(t.Context(), python(t), filepath.Join("testdata", "tiny.py"), family, dir).CombinedOutput()
+	python(t)
+	dir, err := makeForeign()
 	if err != nil {
-		t.Fatalf("%v: %s", err, out)
+		t.Fatal(err)
 	}
-	return dir
+	foreignMade = dir
+	return filepath.Join(dir, family)
 }
+
+// foreignMade is removed at the end.
+var foreignMade string
 
 type loadedWorker struct {
 	w    *worker

@@ -129,10 +129,10 @@ def linear_hook(parts, rows):
     """Adds scale · B(Ax), in float32, to the rows of a linear module's output that its parts have."""
 
     def hook(module, args, out):
+        beat()
         adapter = State.active
         if adapter is None:
             return None
-        beat()
         pieces, any_part = [], False
         x = args[0].float()
         for index, first, end in parts:
