@@ -8,28 +8,40 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
 const (
 	maxConfigBytes = 4 << 20
+	maxIndexBytes  = 64 << 20
 	maxFiles       = 1024
 )
 
 // examine checks that a model directory has what is read of it, config.json and weights as safetensors, and gives its identity: SHA-256 over all of them. Files of weights in other forms,
 // which can run code when they are read, are not looked at.
 func examine(ctx context.Context, dir string, progress func(done, total int64)) (hash string, size int64, err error) {
-	raw, err := readConfig(filepath.Join(dir, "config.json"))
+	raw, err := readBounded(filepath.Join(dir, "config.json"), maxConfigBytes)
 	if err != nil {
 		return "", 0, plugins.Invalidf("model_dir", "config.json: %v", err)
 	}
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &object); err != nil || object == nil {
 		return "", 0, plugins.Invalidf("model_dir", "config.json is no JSON object: %v", err)
+	}
+	if _, ok := object["transformers_weights"]; ok {
+		return "", 0, plugins.Invalidf("model_dir", "config.json names its weights by transformers_weights, which is not supported: name the file model.safetensors")
+	}
+	if _, err := os.Lstat(filepath.Join(dir, "adapter_config.json")); !errors.Is(err, fs.ErrNotExist) {
+		return "", 0, plugins.Invalidf("model_dir", "there is an adapter_config.json, and transformers would load the adapter with the model: import it instead, with `tinsmith import`")
+	}
+	if err := checkIndex(filepath.Join(dir, "model.safetensors.index.json")); err != nil {
+		return "", 0, plugins.Invalidf("model_dir", "model.safetensors.index.json: %v", err)
 	}
 	names, err := filepath.Glob(filepath.Join(filepath.Clean(dir), "*.safetensors"))
 	if err != nil || len(names) == 0 || len(names) > maxFiles {
@@ -60,15 +72,38 @@ func examine(ctx context.Context, dir string, progress func(done, total int64)) 
 	return hex.EncodeToString(h.Sum(nil)), size, nil
 }
 
-func readConfig(path string) ([]byte, error) {
+// checkIndex refuses an index that names files outside of its directory. There need be none.
+func checkIndex(path string) error {
+	raw, err := readBounded(path, maxIndexBytes)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var index struct {
+		Files map[string]string `json:"weight_map"`
+	}
+	if err := json.Unmarshal(raw, &index); err != nil {
+		return err
+	}
+	for tensor, file := range index.Files {
+		if file != filepath.Base(file) || !strings.HasSuffix(file, ".safetensors") {
+			return fmt.Errorf("tensor %.200q is in %.200q, which is no safetensors file of this directory", tensor, file)
+		}
+	}
+	return nil
+}
+
+func readBounded(path string, limit int64) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }()
-	raw, err := io.ReadAll(io.LimitReader(f, maxConfigBytes+1))
-	if err == nil && len(raw) > maxConfigBytes {
-		err = fmt.Errorf("it has more than %d bytes", maxConfigBytes)
+	raw, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(raw)) > limit {
+		err = fmt.Errorf("it has more than %d bytes", limit)
 	}
 	return raw, err
 }

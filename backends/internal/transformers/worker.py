@@ -317,7 +317,10 @@ def load(q, body):
         raise Refusal("model_dir", f"{type(model).__name__} does not tell its embedding or its output head")
     State.model, State.device = model, embedding.weight.device
     State.vocab = min(embedding.weight.shape[0], head.weight.shape[0])
-    State.context = q["context"] or getattr(text, "max_position_embeddings", 0) or 2048
+    longest = getattr(text, "max_position_embeddings", 0) or 0
+    if longest and q["context"] > longest:
+        raise Refusal("config.max_context_length", f"{q['context']} is not allowed: 1 to {longest} (max_position_embeddings of config.json)")
+    State.context = q["context"] or longest or 2048
     State.keeps_last = "logits_to_keep" in inspect.signature(model.forward).parameters
     find_modules(q["modules"])
     return {
@@ -366,13 +369,14 @@ def filled(tokens):
 def forward(q, body):
     """Runs a sequence. The answer has the logarithm of the sum of the exponentials of each position's logits in float64, and the logits of its targets."""
     both = tokens_of(body)
-    tokens, targets = both[: q["tokens"]], both[q["tokens"] :].to(State.device)
+    tokens, targets = both[: q["tokens"]], both[q["tokens"] :]
     State.active = State.adapters[q["key"]] if q["key"] else None
     try:
         with torch.set_grad_enabled(q["gradient"]):
             logits = State.model(filled(tokens), use_cache=False).logits[0, : len(tokens), : State.vocab]
     finally:
         adapter, State.active = State.active, None
+    targets = targets.to(logits.device)
     with torch.no_grad():
         sums = torch.cat([torch.logsumexp(rows.double(), -1) for rows in logits.detach().split(ROWS)])
         picked = logits.detach().float().gather(1, targets.view(len(tokens), -1)) if len(targets) else logits.new_zeros(0, dtype=torch.float32)

@@ -115,10 +115,13 @@ func TestRefusals(t *testing.T) {
 		}
 		return dir
 	}
-	for _, c := range []struct {
-		name, dir, more, field, says string
-		slow                         bool
-	}{
+	with := func(dir, file, text string) string {
+		if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return dir
+	}
+	for _, c := range []struct{ name, dir, more, field, says string }{
 		{name: "no such folder", dir: "/nowhere", field: "model_dir", says: "config.json"},
 		{name: "weights that are pickled", dir: func() string {
 			dir := edited(t, func(map[string]any) {})
@@ -127,14 +130,18 @@ func TestRefusals(t *testing.T) {
 			}
 			return dir
 		}(), field: "model_dir", says: "safetensors"},
+		{name: "an adapter among the files", dir: with(edited(t, func(map[string]any) {}), "adapter_config.json", "{}"), field: "model_dir", says: "tinsmith import"},
+		{name: "weights of another name", dir: edited(t, func(c map[string]any) { c["transformers_weights"] = "../other.safetensors" }), field: "model_dir", says: "transformers_weights"},
+		{name: "an index that leads out", dir: with(edited(t, func(map[string]any) {}), "model.safetensors.index.json", `{"weight_map": {"a": "../../b.safetensors"}}`), field: "model_dir", says: "no safetensors file of this directory"},
+		{name: "a context beyond the model's", dir: good, more: `, "max_context_length": 2048`, field: "config.max_context_length", says: "1 to 1024"},
 		{name: "no interpreter", dir: good, more: `, "python": "/nowhere/python"`, field: "config.python", says: "cannot be started"},
 		{name: "code of the model's", dir: edited(t, func(c map[string]any) {
 			c["model_type"] = "mine"
 			c["auto_map"] = map[string]any{"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}
-		}), field: "model_dir", says: "trust_remote_code", slow: true},
-		{name: "a missing layer", dir: edited(t, func(c map[string]any) { c["num_hidden_layers"] = 3 }), field: "model_dir", says: "missing keys", slow: true},
-		{name: "another shape", dir: edited(t, func(c map[string]any) { c["intermediate_size"] = 128 }), field: "model_dir", says: "mismatch", slow: true},
-		{name: "modules that are not there", dir: good, more: `, "modules": {"attention": ["nothing"], "mlp": ["gate_proj"]}`, field: "config.modules", says: "the model has down_proj, gate_proj", slow: true},
+		}), field: "model_dir", says: "trust_remote_code"},
+		{name: "a missing layer", dir: edited(t, func(c map[string]any) { c["num_hidden_layers"] = 3 }), field: "model_dir", says: "missing keys"},
+		{name: "another shape", dir: edited(t, func(c map[string]any) { c["intermediate_size"] = 128 }), field: "model_dir", says: "mismatch"},
+		{name: "modules that are not there", dir: good, more: `, "modules": {"attention": ["nothing"], "mlp": ["gate_proj"]}`, field: "config.modules", says: "the model has down_proj, gate_proj"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			section := fmt.Sprintf(`{"dtype": "float32", "threads": 1, "python": %q%s}`, python(t), c.more)
