@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -61,7 +62,7 @@ func readSized(r io.Reader, n int64) ([]byte, error) {
 	var b bytes.Buffer
 	b.Grow(int(min(n, 1<<20)))
 	if _, err := io.CopyN(&b, r, n); err != nil {
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			err = io.ErrUnexpectedEOF
 		}
 		return nil, err

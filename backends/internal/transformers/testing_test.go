@@ -199,9 +199,10 @@ func (l *loadedWorker) backend(t *testing.T) (*Backend, plugins.ModelInfo) {
 	b := &Backend{options: Options{Lost: func(err error) { t.Error(err) }}}
 	m := newModel(l.w, l.a)
 	m.lastID.Store(lastTestID.add())
-	b.Backend = simple.New(simple.Options{Plugin: "transformers", Version: "test", Topology: "test", Configure: b.configure, Open: func(context.Context, plugins.LoadRequest, func(plugins.LoadProgress)) (simple.Opened, error) {
+	open := func(context.Context, plugins.LoadRequest, func(plugins.LoadProgress)) (simple.Opened, error) {
 		return opened(m, l.c, l.a, l.hash), nil
-	}})
+	}
+	b.Backend = simple.New(simple.Options{Plugin: "transformers", Version: "test", Topology: "test", Configure: b.configure, Open: open})
 	info, err := b.Load(t.Context(), plugins.LoadRequest{}, func(plugins.LoadProgress) {})
 	if err != nil {
 		t.Fatal(err)

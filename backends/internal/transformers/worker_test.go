@@ -35,7 +35,8 @@ func loaded(t *testing.T, wait time.Duration, lost chan error) *Backend {
 }
 
 func sample(b *Backend, t *testing.T) error {
-	return b.Sample(t.Context(), plugins.SampleRequest{ID: "s", Version: plugins.LatestVersion, Prompt: []int32{1, 2, 3}, NumSamples: 1, MaxTokens: 4, TopP: 1, RepetitionPenalty: 1}, func(plugins.SampleEvent) error { return nil })
+	q := plugins.SampleRequest{ID: "s", Version: plugins.LatestVersion, Prompt: []int32{1, 2, 3}, NumSamples: 1, MaxTokens: 4, TopP: 1, RepetitionPenalty: 1}
+	return b.Sample(t.Context(), q, func(plugins.SampleEvent) error { return nil })
 }
 
 // TestWorkerDies: an error names the worker and why, the program is told to end, and nothing succeeds any more.
