@@ -66,6 +66,9 @@ fuzzall() {
   echo "$count fuzz targets, $fuzz inputs each"
 }
 
+# The tests of the plugin transformers need it.
+step "python environment" e2e/python.sh
+
 # Packages where goroutines share state; the race detector makes the arithmetic of the others too slow to be worth it.
 concurrent=$(go list ./gateway/... ./plugins/... | grep -vE '/(tokenizer|chat/jinja|schema|schema/ecma|schema/jsonvalue|toolgrammar|answer|grammar)$'; go list ./backends/internal/engine 2>/dev/null)
 others=$(go list ./... | grep -vxF "$concurrent")
@@ -80,7 +83,6 @@ step "go" gotest plain $others
 if grep -qw avx2 /proc/cpuinfo; then step "go, avx512 emulated" gotest emulated -tags emulate_avx512 ./backends/internal/tensor/cpu; fi
 step "fuzzing" fuzzall
 
-step "python environment" e2e/python.sh
 py() { local path=$1; shift; PYTHONPATH="$path" .venv/bin/python -m pytest -c e2e/pytest.ini --rootdir e2e "$@"; }
 step "tinker sdk 0.38.0" py "" e2e/tinker
 for v in $sdks; do step "tinker sdk $v" py ".cache/sdk/$v" -m version e2e/tinker; done

@@ -53,7 +53,7 @@ func BenchmarkOracle(b *testing.B) {
 	}
 }
 
-// oracleModels are all models that package model has values for.
+// oracleModels are all models that package model has values for but "odd", whose sizes transformers' own check of configurations refuses.
 func oracleModels(t testing.TB) (names []string) {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join("..", "model", "testdata", "*", "base.safetensors.gz"))
@@ -61,7 +61,9 @@ func oracleModels(t testing.TB) (names []string) {
 		t.Fatalf("%d models, %v", len(found), err)
 	}
 	for _, f := range found {
-		names = append(names, filepath.Base(filepath.Dir(f)))
+		if name := filepath.Base(filepath.Dir(f)); name != "odd" {
+			names = append(names, name)
+		}
 	}
 	return names
 }
