@@ -266,8 +266,7 @@ func TestForeignGradients(t *testing.T) {
 			b, info := l.backend(t)
 			w := simple.NewWeights(simple.NewLayout(b.model.Modules(), 2, func(int) bool { return true }))
 			for _, x := range w.Layout.Tensors {
-				for i, v := range w.Of(x) {
-					_ = v
+				for i := range w.Of(x) {
 					w.Of(x)[i] = float32(0.2 * math.Sin(float64(7*x.Offset+3*i+1)))
 				}
 			}
@@ -300,7 +299,7 @@ func TestForeignGradients(t *testing.T) {
 					t.Errorf("%s.%s: the gradient's norm is %g", module.Path, x.Half, norm)
 					continue
 				}
-				const step = 2e-3
+				step := min(2e-3, 0.05/norm) // so far that the loss changes by more than rounding, and by little
 				at := func(sign float64) float64 {
 					moved := simple.NewWeights(w.Layout)
 					copy(moved.Values, w.Values)
