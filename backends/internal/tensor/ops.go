@@ -83,6 +83,8 @@ var ErrMemory = errors.New("out of device memory")
 // output holds (or zero). With bfloat16 matrices the inner axis goes in pairs, odd element first, then even, the last pair padded with zero, inputs rounded to nearest even.
 // Row reductions use 16 logical lanes and one tree. Denormals are flushed.
 type Device interface {
+	Recurrence
+
 	// Name is "cpu", "cuda:0", …; Arithmetic identifies the bits: equal strings mean equal results.
 	Name() string
 	Arithmetic() string

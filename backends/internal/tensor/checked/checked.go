@@ -44,14 +44,16 @@ type device struct {
 	live    int // allocations that have not been freed
 
 	// Kept between calls, so that a call does not allocate.
-	taken    []bool
-	groups   []tensor.RowGroup
-	products []tensor.Multiplication
-	ends     []int // of the products' groups among groups
-	stages   [][]tensor.Multiplication
-	runs     []tensor.AttentionRun
-	updates  []tensor.AdamWUpdate
-	sources  []tensor.MatrixSource
+	taken     []bool
+	groups    []tensor.RowGroup
+	products  []tensor.Multiplication
+	ends      []int // of the products' groups among groups
+	stages    [][]tensor.Multiplication
+	runs      []tensor.AttentionRun
+	updates   []tensor.AdamWUpdate
+	sources   []tensor.MatrixSource
+	slots     []bool // of states, that a run has
+	stateRuns []tensor.StateRun
 }
 
 func (d *device) Name() string       { return d.name }

@@ -58,9 +58,9 @@ func (d benchmarkDevice) tensor(b *testing.B, rows, cols int) tensor.Tensor {
 }
 
 // run times f and reports flops and bytes per second of the best run.
-func (d benchmarkDevice) run(b *testing.B, peak, flops, bytes float64, f func() error) {
+func (d benchmarkDevice) run(b *testing.B, peak, flops, bytes float64, f func() error) (best float64) {
 	b.Helper()
-	best := math.Inf(1)
+	best = math.Inf(1)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	for b.Loop() {
@@ -79,6 +79,7 @@ func (d benchmarkDevice) run(b *testing.B, peak, flops, bytes float64, f func() 
 		b.ReportMetric(bytes/best/1e9, "GB/s")
 		b.ReportMetric(100*bytes/best/d.ceilings.Read, "%read")
 	}
+	return best
 }
 
 func eachThreads(b *testing.B, f func(b *testing.B, d benchmarkDevice)) {
@@ -326,4 +327,36 @@ func BenchmarkSmall(b *testing.B) {
 		b.Run("matmul 1×256×128", func(b *testing.B) { d.run(b, 0, 0, 0, func() error { return d.MatMul(y, x, m, false) }) })
 		b.Run("add 1×128", func(b *testing.B) { d.run(b, 0, 0, 0, func() error { return d.Add(x, x) }) })
 	})
+}
+
+// BenchmarkRecurrence has the shape of a layer of Qwen3.5-0.8B: 16 heads of 128 × 128. ns/head-token is what one head takes for one token.
+func BenchmarkRecurrence(b *testing.B) {
+	const heads, dim, mixed = 16, 128, 3 * 16 * 128
+	for _, rows := range []int{1, 512, 2048} {
+		d := benchmarked(b, 1)
+		in := tensor.DeltaInputs{Mixed: d.tensor(b, rows, mixed), A: d.tensor(b, rows, heads), B: d.tensor(b, rows, heads), ALog: d.tensor(b, 1, heads), Bias: d.tensor(b, 1, heads),
+			KeyHeads: heads, ValueHeads: heads, KeyDim: dim, ValueDim: dim}
+		o, states := d.tensor(b, rows, heads*dim), d.tensor(b, 4, in.StateSize())
+		run := func(name string, operations float64, f func(i int) error) { // for each element of a state
+			b.Run(fmt.Sprintf("%s %d", name, rows), func(b *testing.B) {
+				i := 0
+				best := d.run(b, d.ceilings.Float32, operations*float64(rows)*heads*dim*dim, 0, func() error { i++; return f(i) })
+				b.ReportMetric(best*1e9/float64(rows)/heads, "ns/head-token")
+			})
+		}
+		run("delta rule", 7, func(i int) error {
+			return d.DeltaRule(o, in, states, []tensor.StateRun{{Count: rows, Slot: i % 4}})
+		})
+		if rows == 1 {
+			continue
+		}
+		dmixed, da, db := d.tensor(b, rows, mixed), d.tensor(b, rows, heads), d.tensor(b, rows, heads)
+		run("delta rule backward", 26, func(int) error {
+			return d.DeltaRuleBackward(dmixed, da, db, o, in, []tensor.StateRun{{Count: rows, Slot: tensor.NoSlot}})
+		})
+		weight, y := d.tensor(b, 4, mixed), d.tensor(b, rows, mixed)
+		run("conv", 0, func(int) error {
+			return d.Conv(y, in.Mixed, weight, tensor.Tensor{}, []tensor.StateRun{{Count: rows, Slot: tensor.NoSlot}})
+		})
+	}
 }

@@ -83,6 +83,7 @@ type device struct {
 	sources   []C.matrix_source
 	sequences []C.sequence
 	pages     []int32
+	stateRuns []C.state_run
 }
 
 func (d *device) Name() string       { return "cpu" }

@@ -19,4 +19,7 @@ struct device {
 // shared_memory gives the device's scratch, at least so many bytes of undefined content; NULL when there is none. It lasts until the next call.
 void *shared_memory(device *d, int64_t bytes);
 
+// run_rows runs a job over rows of a. cost is nanoseconds per element of one thread.
+int run_rows(device *d, unit_function f, rows_job *j, double cost);
+
 #endif

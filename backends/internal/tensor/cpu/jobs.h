@@ -67,6 +67,22 @@ typedef struct {
   float scale;
 } attention_job;
 
+// conv_job: a unit is CONV_TILE channels of one run.
+typedef struct {
+  view y, x, weight, tails; // backward: y = dx, and dy
+  view dy;
+  const state_run *runs;
+} conv_job;
+
+// delta_job: a unit of the forward pass is some tiles of DELTA_TILE columns of a value head's state, of one run; one of the backward pass is a key head with its value heads, of one run.
+typedef struct {
+  delta_inputs in;
+  view o, states;
+  view dmixed, da, db, dout; // backward
+  const state_run *runs;
+  int64_t tiles_per_unit;
+} delta_job;
+
 // kernels is one instruction set's table.
 typedef struct {
   const char *isa, *arithmetic;
@@ -80,6 +96,7 @@ typedef struct {
   unit_function logsumexp_tile, logsumexp_merge, softmax, softmax_gradient, draw_token;
   unit_function sum_squares, adamw;
   unit_function attention, attention_backward;
+  unit_function conv, conv_backward, delta_rule, delta_rule_backward, gated_norm, gated_norm_backward, sigmoid_gate, sigmoid_gate_backward;
   unit_function peak_f32, peak_bf16, peak_read;
 } kernels;
 
@@ -95,10 +112,28 @@ enum { FEW_CHUNK = 16 };         // words of a packed row that lie together wher
 enum { FEW_STRIPS = 2 };         // of so few rows at most
 enum { FEW_PANELS = 4 };         // that they multiply in turn; a multiple of the panels that go at once
 enum { ROW_VECTORS = 4 };        // of a single row's scores and outputs that go at once
+enum { MAX_CONV_WIDTH = 8, CONV_TILE = 256 };
+enum { DELTA_TILE = 32, DELTA_CHUNK = 64, MAX_DELTA_DIM = 256 }; // columns of a state that go together, and rows of a sequence
+enum { REPLAY_CHUNKS = 32 };     // whose states before them the backward pass has at once
 enum { BACKWARD_ITEMS = 48 };    // query rows × heads that attention's backward pass has in hand
 
 static inline float *row_of(view v, int64_t r) { return (float *)v.addr + r * v.stride; }
 static inline int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Of the delta rule: the elements that its forward and backward passes need of a worker's memory.
+static inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+static inline int64_t delta_tile_size(const delta_inputs *in) { return round_up(in->key_dim, 4) * DELTA_TILE; }
+static inline int64_t delta_tiles(const delta_inputs *in) { return div_up(in->value_dim, DELTA_TILE); }
+static inline int64_t delta_state_size(const delta_inputs *in) { return delta_tiles(in) * delta_tile_size(in); }
+enum { DELTA_ROWS = 8 * DELTA_CHUNK + 2 * DELTA_CHUNK * DELTA_TILE }; // gates and what passes between tiles and rows
+static inline int64_t delta_prepared_size(const delta_inputs *in) { return 2 * DELTA_CHUNK * round_up(in->key_dim, DELTA_TILE) + DELTA_ROWS; }
+
+enum { DELTA_SQUARES = 7, DELTA_WIDES = 4, DELTA_VALUES = 9 }; // of a chunk: matrices of 64 columns, and of as many as a key and a value have
+static inline int64_t delta_backward_size(const delta_inputs *in, int64_t rows) {
+  int64_t keys = round_up(in->key_dim, DELTA_TILE), values = round_up(in->value_dim, DELTA_TILE), chunks = div_up(rows, DELTA_CHUNK), square = DELTA_CHUNK * DELTA_CHUNK;
+  int64_t kept = (chunks < REPLAY_CHUNKS ? chunks : REPLAY_CHUNKS) + div_up(chunks, REPLAY_CHUNKS) + 1;
+  return delta_prepared_size(in) + kept * delta_state_size(in) + 3 * keys * values + DELTA_SQUARES * square + DELTA_CHUNK * (DELTA_WIDES * keys + DELTA_VALUES * values) + 8 * DELTA_CHUNK;
+}
 
 // row_heads is how many key heads a unit of a sequence with a single row has; 0: the row is a block.
 static inline int64_t row_heads(const attention_job *j, const sequence *s) {

@@ -97,6 +97,15 @@ void memory_free(uintptr_t addr, int64_t bytes); // with the size that it was as
 void memory_trim(int64_t most);                  // gives back to the system what is kept beyond so many bytes
 void memory_copy(uintptr_t to, uintptr_t from, int64_t bytes); // from any thread
 
+// state_run is a tensor.StateRun, delta_inputs is a tensor.DeltaInputs.
+typedef struct {
+  int64_t row, count, slot;
+} state_run;
+typedef struct {
+  view mixed, a, b, a_log, bias;
+  int64_t key_heads, value_heads, key_dim, value_dim;
+} delta_inputs;
+
 // The operations, see package tensor. They return 0, or -1 when scratch memory cannot be had.
 int op_upload(device *d, view dst, const float *src);
 int op_download(device *d, float *dst, int64_t pitch, view src); // rows of dst begin pitch elements apart
@@ -117,6 +126,14 @@ int op_rmsnorm_backward(device *d, view dx, view dy, view x, view weight, float 
 int op_rope(device *d, view x, const int32_t *positions, view table, int64_t heads, bool inverse);
 int op_swiglu(device *d, view y, view gate, view up);
 int op_swiglu_backward(device *d, view dgate, view dup, view dy, view gate, view up);
+int op_conv(device *d, view y, view x, view weight, view tails, const state_run *runs, int64_t n);
+int op_conv_backward(device *d, view dx, view dy, view x, view weight, const state_run *runs, int64_t n);
+int op_delta_rule(device *d, view o, delta_inputs in, view states, const state_run *runs, int64_t n);
+int op_delta_rule_backward(device *d, view dmixed, view da, view db, view dout, delta_inputs in, const state_run *runs, int64_t n);
+int op_gated_norm(device *d, view y, view x, view z, view weight, float eps);
+int op_gated_norm_backward(device *d, view dx, view dz, view dy, view x, view z, view weight, float eps);
+int op_sigmoid_gate(device *d, view y, view x, view gate);
+int op_sigmoid_gate_backward(device *d, view dx, view dgate, view dy, view x, view gate);
 int op_zero_page(device *d, cache p, int64_t page);
 int op_copy_page(device *d, cache p, int64_t to, int64_t from);
 int op_discard_pages(device *d, cache p, int64_t first, int64_t count);

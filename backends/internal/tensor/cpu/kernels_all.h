@@ -7,6 +7,9 @@
 #include "kernels_product.h"
 #include "kernels_outer.h"
 #include "kernels_attention.h"
+#include "kernels_gates.h"
+#include "kernels_delta.h"
+#include "kernels_delta_backward.h"
 #include "kernels_peak.h"
 
 #define STRING(x) #x
@@ -52,6 +55,14 @@ const kernels TABLE(ISA) = {
     .peak_f32 = peak_f32,
     .peak_bf16 = peak_bf16,
     .peak_read = peak_read,
+    .conv = conv,
+    .conv_backward = conv_backward,
+    .delta_rule = delta_rule,
+    .delta_rule_backward = delta_rule_backward,
+    .gated_norm = gated_norm,
+    .gated_norm_backward = gated_norm_backward,
+    .sigmoid_gate = sigmoid_gate,
+    .sigmoid_gate_backward = sigmoid_gate_backward,
     .lanes = LANES,
     .attention = attention,
     .attention_backward = attention_backward,

@@ -102,8 +102,7 @@ void *shared_memory(device *d, int64_t bytes) {
 // Rows.
 
 enum { UNIT_ELEMENTS = 16384 };
-// run_rows runs a job over rows of a. cost is nanoseconds per element of one thread.
-static int run_rows(device *d, unit_function f, rows_job *j, double cost) {
+int run_rows(device *d, unit_function f, rows_job *j, double cost) {
   int64_t rows = j->a.rows, cols = j->a.cols;
   if (!rows || !cols) return 0;
   j->rows_per_unit = UNIT_ELEMENTS / cols > 1 ? UNIT_ELEMENTS / cols : 1;

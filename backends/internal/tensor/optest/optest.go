@@ -53,6 +53,9 @@ func RunAll(t *testing.T, d tensor.Device, o Options) {
 	t.Run("page copies", func(t *testing.T) { pageCopies(t, d) })
 	t.Run("not finite", func(t *testing.T) { notFinite(t, d) })
 	t.Run("refusals", func(t *testing.T) { refusals(t, d) })
+	if d.HasRecurrence() {
+		t.Run("recurrence", func(t *testing.T) { recurrence(t, d) })
+	}
 	if own, ok := d.(tensor.Drawer); ok {
 		t.Run("drawing", func(t *testing.T) { drawing(t, own, d, []int{1, 2, 65, 1500}) })
 	}
@@ -71,7 +74,11 @@ func RunEqual(t *testing.T, a, b tensor.Device) {
 	if a.Arithmetic() != b.Arithmetic() {
 		t.Fatalf("arithmetic %q and %q: only equal ones promise equal bits", a.Arithmetic(), b.Arithmetic())
 	}
-	for _, c := range cases(Options{}) {
+	all := cases(Options{})
+	if a.HasRecurrence() {
+		all = append(all, recurrenceCases()...)
+	}
+	for _, c := range all {
 		t.Run(c.name, func(t *testing.T) {
 			x, y := c.run(start(t, a)), c.run(start(t, b))
 			for i := range x {
