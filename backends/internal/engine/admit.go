@@ -99,7 +99,7 @@ func (e *Engine) place(s *sequence, full func(*replica) bool) *replica {
 
 // cached is the number of pages of a sequence that the prefix cache has.
 func (p *sampler) cached(s *sequence) int {
-	pages := p.cache.Match(s.request.key, s.tokens[:len(s.tokens)-1])
+	pages, _ := p.match(s)
 	p.cache.Release(pages)
 	return len(pages)
 }
@@ -160,10 +160,10 @@ func (e *Engine) admit() {
 		p := r.sampler
 		whole := scores != nil && scores.any // the whole prompt is computed: pages hold no logits
 		var pages []int32
-		need := 0
+		need, state := 0, -1
 		if s.pages == nil {
 			if !whole {
-				pages = p.cache.Match(s.request.key, s.tokens[:len(s.tokens)-1]) // the last token is computed: its logits are needed
+				pages, state = p.match(s)
 			}
 			need = pagesOf(s.tokens) - len(pages)
 		}
@@ -192,6 +192,11 @@ func (e *Engine) admit() {
 				full[r] = true
 				return waitsOn
 			}
+			if !p.takeSlot(s, state) { // there are more than sequences that may run
+				p.cache.Release(append(pages, more...))
+				full[r] = true
+				return waitsOn
+			}
 			e.takePlace(s, r, pages, more, whole)
 		}
 		full[r] = places(r) <= 0
@@ -210,7 +215,7 @@ func (e *Engine) takePlace(s *sequence, r *replica, pages, more []int32, whole b
 	for _, id := range more {
 		p.fresh = append(p.fresh, page{id, -1})
 	}
-	if twin := e.twin(s); twin != nil && len(more) == 1 && !whole {
+	if twin := e.twin(s); twin != nil && len(more) == 1 && !whole && !p.recurrent() {
 		// All but the last token, whose logits are needed, is on the twin's page.
 		p.fresh[len(p.fresh)-1].from = twin.pages[len(s.pages)-1]
 		s.computed = len(s.tokens) - 1
@@ -269,6 +274,7 @@ func (e *Engine) prefixComes(s *sequence, r *replica) bool {
 			pages++
 		}
 		if pages > other.computed/kvcache.PageSize {
+			other.wanted = max(other.wanted, pages*kvcache.PageSize) // a state there is of use
 			return true
 		}
 	}

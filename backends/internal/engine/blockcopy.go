@@ -30,40 +30,83 @@ type blockCopy struct {
 type copiedPiece struct {
 	number, module, matrix int
 	from, to, cols         int
+	before, width          int // where in rows of so many columns, which are else zero, the piece's are; 0 = they are the rows
 }
 
 func (p copiedPiece) size() int { return (p.to - p.from) * p.cols }
 
-// sources are the tensors of the file, with a suffix behind their names for each of the block's parameters.
-func (c *blockCopy) sources(names lora.Names, suffixes ...string) []safetensors.Source {
-	type named struct {
-		name string
-		copiedPiece
+// copied is a tensor of the file: whole matrices, one below another.
+type copied struct {
+	name       string
+	rows, cols int
+	parts      []copiedPiece
+}
+
+// sources are the tensors of the file, with a suffix behind their names for each of the block's parameters. The LoRA of modules that are fused, by their numbers, is one: A one below another, and B on a diagonal.
+func (c *blockCopy) sources(names lora.Names, fused map[string][]int, suffixes ...string) []safetensors.Source {
+	var tensors []copied
+	for number, suffix := range suffixes {
+		tensors = append(tensors, c.tensors(names, fused, number, suffix)...)
 	}
-	var tensors []named
-	for i, m := range c.block.layout.Modules {
-		if !c.block.layout.Has(i) {
-			continue
-		}
-		for k, shape := range matrixShapes(c.block.layout, m) {
-			for number, suffix := range suffixes {
-				tensors = append(tensors, named{lora.TensorName(m.Name, string("AB"[k]), names) + suffix, copiedPiece{number, i, k, 0, shape[0], shape[1]}})
-			}
-		}
-	}
-	slices.SortFunc(tensors, func(a, b named) int { return cmp.Compare(a.name, b.name) })
+	slices.SortFunc(tensors, func(a, b copied) int { return cmp.Compare(a.name, b.name) })
 	var sources []safetensors.Source
 	for _, t := range tensors {
 		first := len(c.pieces)
-		for rows := max(1, c.visit/(4*t.cols)); t.from < t.to; t.from += rows {
-			p := t.copiedPiece
-			p.to = min(p.from+rows, t.to)
-			c.pieces = append(c.pieces, p)
+		for _, p := range t.parts {
+			for end, rows := p.to, max(1, c.visit/(4*p.cols)); p.from < end; p.from += rows {
+				p.to = min(p.from+rows, end)
+				c.pieces = append(c.pieces, p)
+			}
 		}
 		last := len(c.pieces)
-		sources = append(sources, safetensors.Source{Name: t.name, DType: "F32", Shape: []int{t.to, t.cols}, Write: func(out io.Writer) error { return c.write(out, first, last) }})
+		sources = append(sources, safetensors.Source{Name: t.name, DType: "F32", Shape: []int{t.rows, t.cols}, Write: func(out io.Writer) error { return c.write(out, first, last) }})
 	}
 	return sources
+}
+
+// tensors lists those of the block's parameters with a number.
+func (c *blockCopy) tensors(names lora.Names, fused map[string][]int, number int, suffix string) []copied {
+	layout := c.block.layout
+	within := map[int]bool{}
+	var all []copied
+	add := func(name string, modules ...int) {
+		both := [2]copied{{name: lora.TensorName(name, "A", names) + suffix}, {name: lora.TensorName(name, "B", names) + suffix}}
+		for n, i := range modules {
+			shapes := matrixShapes(layout, layout.Modules[i])
+			a, b := copiedPiece{number, i, 0, 0, shapes[0][0], shapes[0][1], 0, 0}, copiedPiece{number, i, 1, 0, shapes[1][0], shapes[1][1], 0, 0}
+			if len(modules) > 1 {
+				b.before, b.width = n*layout.Rank, len(modules)*layout.Rank
+			}
+			both[0] = copied{both[0].name, both[0].rows + a.to, a.cols, append(both[0].parts, a)}
+			both[1] = copied{both[1].name, both[1].rows + b.to, len(modules) * layout.Rank, append(both[1].parts, b)}
+			within[i] = true
+		}
+		all = append(all, both[:]...)
+	}
+	for _, name := range sortedKeys(fused) {
+		add(name, fused[name]...)
+	}
+	for i, m := range layout.Modules {
+		if layout.Has(i) && !within[i] {
+			add(m.Name, i)
+		}
+	}
+	return all
+}
+
+// write writes the values of a piece.
+func (p copiedPiece) write(out io.Writer, values []float32) error {
+	if p.width == 0 {
+		return safetensors.WriteFloat32s(out, values)
+	}
+	row := make([]float32, p.width)
+	for own := range slices.Chunk(values, p.cols) {
+		copy(row[p.before:], own)
+		if err := safetensors.WriteFloat32s(out, row); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // write writes pieces first to last, which are next.
@@ -77,7 +120,7 @@ func (c *blockCopy) write(out io.Writer, first, last int) error {
 		if at := c.next - len(c.values); at != i {
 			return fmt.Errorf("piece %d is asked for, %d is next", i, at)
 		}
-		if err := safetensors.WriteFloat32s(out, c.values[0]); err != nil {
+		if err := c.pieces[i].write(out, c.values[0]); err != nil {
 			return err
 		}
 		c.values = c.values[1:]

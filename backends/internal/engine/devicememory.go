@@ -97,6 +97,7 @@ type deviceMemory struct {
 	recorders                                 int   // how many do
 	exchange                                  int64 // what ranks there exchange values through, by NCCL
 	page                                      int64 // bytes of one page of keys and values of all samplers there
+	state                                     int64 // and of one slot for the states of a sequence; 0: the model has none
 	ranks, all                                int   // ranks that train there, and everywhere
 }
 
@@ -185,7 +186,7 @@ func (l *loaded) deviceMemories(limits memoryLimits, scratch int64) []deviceMemo
 	for _, r := range l.sampling {
 		for rank, m := range r.models {
 			d := &all[l.homes.index(r.devices[rank])]
-			d.sampling, d.page = d.sampling+scratch, d.page+pageBytes(m)
+			d.sampling, d.page, d.state = d.sampling+scratch+int64(l.config.runningSlots(m))*m.StateBytes(), d.page+pageBytes(m), d.state+m.StateBytes()
 		}
 	}
 	ranks := 0
@@ -276,8 +277,14 @@ func (l *loaded) setCache(p *memoryPlan, positions, context int) {
 	p.kept = (context + kvcache.PageSize - 1) / kvcache.PageSize
 	pages := int64(positions / kvcache.PageSize)
 	p.cache = int64(len(l.sampling)) * pages * pagesBytes(l.sampling[0].models)
+	snapshots := int64(snapshotSlots(l.sampling[0].models[0], int(pages)))
 	for i := range p.devices {
-		p.devices[i].cache = pages * p.devices[i].page
+		p.devices[i].cache = pages*p.devices[i].page + snapshots*p.devices[i].state
+	}
+	for _, r := range l.sampling {
+		for _, m := range r.models {
+			p.cache += snapshots * m.StateBytes()
+		}
 	}
 }
 

@@ -144,7 +144,7 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	l.limitRecorded()
 	l.memory, l.memories = budgets(&l.plan)
 	for _, r := range l.sampling {
-		if err := r.newSampler(l.plan.positions, max(1, config.Threads/len(l.sampling)), l.memory); err != nil {
+		if err := r.newSampler(l.plan.positions, &config, max(1, config.Threads/len(l.sampling)), l.memory); err != nil {
 			return nil, err
 		}
 	}

@@ -84,8 +84,8 @@ func (p *sampler) reclaim() bool {
 
 // takePages has a sequence without a place computed again.
 func (p *sampler) takePages(s *sequence) {
-	p.cache.Release(s.pages)
-	s.pages, s.computed, s.shared = nil, 0, 0
+	p.release(s)
+	s.computed, s.shared, s.rolling = 0, 0, 0
 	s.again = max(1, s.generated())
 }
 
@@ -219,8 +219,7 @@ func (e *Engine) sweepParked() {
 		p := r.sampler
 		p.parked = slices.DeleteFunc(p.parked, func(s *sequence) bool {
 			if s.done {
-				p.cache.Release(s.pages)
-				s.pages = nil
+				p.release(s)
 			}
 			return s.done
 		})

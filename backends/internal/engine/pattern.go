@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/tinsmith/tinsmith/backends/internal/lora"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
@@ -65,10 +66,10 @@ func parsePattern(option string, raw json.RawMessage, allowed func(float64) bool
 	return p, nil
 }
 
-// of is the value of the module of that full name ("model.layers.0.self_attn.q_proj"); otherwise where no key matches.
+// of is the value of the module of that full name ("model.layers.0.self_attn.q_proj"), or of the name that it has in a model with other parts; otherwise where no key matches.
 func (p pattern) of(module string, otherwise float64) float64 {
 	for _, e := range p {
-		if e.matches.MatchString(module) {
+		if e.matches.MatchString(module) || e.matches.MatchString(lora.Nested(module)) {
 			return e.value
 		}
 	}

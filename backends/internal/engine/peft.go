@@ -19,6 +19,7 @@ type peftConfig struct {
 	Rank          int                `json:"r"`
 	Alpha         float64            `json:"lora_alpha,omitempty"`
 	Alphas        map[string]float64 `json:"alpha_pattern,omitempty"`
+	Ranks         map[string]int     `json:"rank_pattern,omitempty"`
 	Dropout       float64            `json:"lora_dropout"`
 	Bias          string             `json:"bias"`
 	TargetModules []string           `json:"target_modules"`
@@ -27,11 +28,56 @@ type peftConfig struct {
 
 // encodePEFT writes the configuration of an adapter that is here. PEFT reads the keys of alpha_pattern as regular expressions, and a module's full name matches no other module. Where modules differ there is no lora_alpha,
 // which PEFT then does not need: programs that know no alpha_pattern (vLLM, the Tinker cookbook) would take it for all modules, and so they refuse the file.
-func encodePEFT(baseModel string, layout *lora.Layout) ([]byte, error) {
-	return json.MarshalIndent(peftConfig{
+// Modules that are fused have the ranks and alphas of their parts added up, which leaves the scale.
+func encodePEFT(baseModel string, layout *lora.Layout, fused map[string][]int, names lora.Names) ([]byte, error) {
+	c := peftConfig{
 		Type: "LORA", Task: "CAUSAL_LM", BaseModel: baseModel, Rank: layout.Rank, Alpha: layout.Alpha(), Alphas: layout.Scaling.Alphas, Bias: "none",
 		TargetModules: layout.Kinds(), InferenceMode: true,
-	}, "", "  ")
+	}
+	if len(fused) > 0 {
+		c.fuse(layout, fused)
+	}
+	if names == lora.NestedPEFT {
+		c.Ranks, c.Alphas = nestedKeys(c.Ranks), nestedKeys(c.Alphas)
+	}
+	return json.MarshalIndent(c, "", "  ")
+}
+
+// nestedKeys renames full names of modules of a text model that is among others.
+func nestedKeys[V any](m map[string]V) map[string]V {
+	renamed := make(map[string]V, len(m))
+	for name, v := range m {
+		renamed[lora.Nested(name)] = v
+	}
+	return renamed
+}
+
+// fuse puts modules that are fused in the place of their parts. Then alpha_pattern names every module.
+func (c *peftConfig) fuse(layout *lora.Layout, fused map[string][]int) {
+	c.Ranks, c.Alphas, c.TargetModules = map[string]int{}, map[string]float64{}, nil
+	within := map[int]bool{}
+	name := func(m lora.Module, parts []int) {
+		alpha := 0.0
+		for _, i := range parts {
+			within[i] = true
+			alpha += layout.AlphaOf(i)
+		}
+		c.Alphas[m.Name] = alpha
+		if len(parts) > 1 {
+			c.Ranks[m.Name] = len(parts) * layout.Rank
+		}
+		if k := m.Kind(); !slices.Contains(c.TargetModules, k) {
+			c.TargetModules = append(c.TargetModules, k)
+		}
+	}
+	for _, n := range sortedKeys(fused) {
+		name(lora.Module{Name: n}, fused[n])
+	}
+	for i, m := range layout.Modules {
+		if layout.Has(i) && !within[i] {
+			name(m, []int{i})
+		}
+	}
 }
 
 // foreignConfig is what a PEFT configuration says about an adapter's arithmetic.
@@ -39,8 +85,9 @@ type foreignConfig struct {
 	rank           int
 	alpha          float64 // 0 = of each module by alphas
 	rankStabilized bool
-	ranks, alphas  pattern  // of modules that have their own
-	notices        []string // what PEFT would do in training and is not done here
+	ranks, alphas  pattern            // of modules that have their own
+	own            map[string]ownRank // of modules by name, before all that
+	notices        []string           // what PEFT would do in training and is not done here
 	maxRank        int
 }
 
@@ -111,9 +158,9 @@ func decodePEFT(text []byte, maxRank int) (*foreignConfig, error) {
 			return refuse("%.100s %.100s is not supported: plain LoRA only", name, value)
 		}
 	}
-	f := &foreignConfig{rank: c.Rank, alpha: alpha, rankStabilized: c.RankStabilized, maxRank: maxRank}
+	f := &foreignConfig{rank: c.Rank, alpha: alpha, rankStabilized: c.RankStabilized, maxRank: maxRank, own: map[string]ownRank{}}
 	var err error
-	if f.ranks, err = parsePattern("rank_pattern", c.Ranks, func(v float64) bool { return v == math.Trunc(v) && v >= 1 && v <= float64(maxRank) }, fmt.Sprintf("1 to %d", maxRank)); err != nil {
+	if f.ranks, err = parsePattern("rank_pattern", c.Ranks, func(v float64) bool { return v == math.Trunc(v) && v >= 1 && v <= float64(mostFused*maxRank) }, fmt.Sprintf("1 to %d", maxRank)); err != nil {
 		return nil, err
 	}
 	if f.alphas, err = parsePattern("alpha_pattern", c.Alphas, func(v float64) bool { return v >= minAlpha && v <= maxAlpha }, fmt.Sprintf("%v to %v", minAlpha, maxAlpha)); err != nil {
@@ -162,6 +209,20 @@ func checkInitialization(raw json.RawMessage) (notices []string, err error) {
 	return refuse("%.100s is not known: true, false, gaussian, eva, orthogonal, mica")
 }
 
+// ownRank is the rank and the alpha of a module.
+type ownRank struct {
+	rank  int
+	alpha float64
+}
+
+// of gives those of the module of a name.
+func (f *foreignConfig) of(name string) ownRank {
+	if own, ok := f.own[name]; ok {
+		return own
+	}
+	return ownRank{int(f.ranks.of(name, float64(f.rank))), f.alphas.of(name, f.alpha)}
+}
+
 // fit gives the layout of an adapter that has the modules of a model that include names, and the rank that each has in the files. A foreign adapter's own rank is the next power of two of the largest one, because only such
 // a one can be trained on by every client: where a module's rank is smaller A and B are filled up with zeros, which change nothing, in training neither.
 func (f *foreignConfig) fit(modules []lora.Module, include func(lora.Module) bool, keepRank bool) (layout *lora.Layout, ranks []int, err error) {
@@ -169,7 +230,8 @@ func (f *foreignConfig) fit(modules []lora.Module, include func(lora.Module) boo
 	largest := 0
 	for i, m := range modules {
 		if include(m) {
-			ranks[i], alphas[i] = int(f.ranks.of(m.Name, float64(f.rank))), f.alphas.of(m.Name, f.alpha)
+			own := f.of(m.Name)
+			ranks[i], alphas[i] = own.rank, own.alpha
 			largest = max(largest, ranks[i])
 		}
 	}

@@ -68,13 +68,13 @@ func (d *driver) prompted(prompt []int32) []float32 {
 
 // Adapters as PEFT writes them, of every scale, rank and method, mean what they mean to PEFT, and go on in training as PyTorch trains them on, step by step; the sampler has the trainer's bits.
 func TestPEFTGoldens(t *testing.T) {
-	engines := map[string]*Engine{"llama": openModel(t, "llama"), "qwen3": openModel(t, "qwen3")}
+	engines := map[string]*Engine{"llama": openModel(t, "llama"), "qwen3": openModel(t, "qwen3"), "phi3": openModel(t, "phi3")}
 	for _, c := range []struct {
 		name      string
 		tolerance float64 // of log-probabilities
 	}{
 		{"alpha", 1e-4}, {"rslora", 1e-4}, {"rank3", 1e-4}, {"patterns", 1e-4}, {"rslora-patterns", 1e-4}, {"eva", 1e-4}, {"pissa-converted", 1e-4}, {"gaussian", 1e-4}, {"orthogonal", 1e-4},
-		{"head", 1e-4},
+		{"head", 1e-4}, {"fused", 1e-4}, {"fused-rslora", 1e-4}, {"fused-diagonal", 1e-4},
 		{"head-tied-bfloat16", 0.2}, // its golden was computed in bfloat16
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -115,7 +115,10 @@ func (e *Engine) pickPrompts(running []*sequence, chunks []chunk, budget int) []
 	for _, s := range running {
 		if n := len(s.tokens) - s.computed; n > 1 {
 			p := &parts[of(s)]
-			if n = min(n, p.tokens); n > 0 {
+			if n = min(n, p.tokens); s.request.replica.sampler.recurrent() {
+				n = min(n, s.boundary(s.computed)-s.computed)
+			}
+			if n > 0 {
 				p.tokens -= n
 				chunks = append(chunks, chunk{sequence: s, from: s.computed, to: s.computed + n})
 			}

@@ -66,7 +66,7 @@ func (l *loaded) planMemory(ctx context.Context, limits memoryLimits, before *me
 		return p, internal("plan the memory", err)
 	}
 	trainers := int64(len(l.training))
-	p.sampling = int64(len(l.sampling)) * int64(len(samplerModels)) * sampling.Bytes()
+	p.sampling = int64(len(l.sampling)) * int64(len(samplerModels)) * (sampling.Bytes() + int64(c.runningSlots(samplerModels[0]))*samplerModels[0].StateBytes())
 	p.devices = l.deviceMemories(limits, sampling.Bytes())
 	for i := range p.devices {
 		d := &p.devices[i]
@@ -83,7 +83,11 @@ func (l *loaded) planMemory(ctx context.Context, limits memoryLimits, before *me
 			return p, &plugins.Error{Kind: limits.refusal(), Field: memoryKey, Message: fmt.Sprintf("the model's weights take %s and its sampler %s%s; the limit is %s (%s)%s%s", mebibytes(d.weights), mebibytes(d.sampling), p.on(d), mebibytes(d.limit), p.source, l.room(ctx, d.limit), l.smallerSampler(d, sampling.Bytes(), layout))}
 		}
 		if d.page > 0 {
-			pages = min(pages, d.rest()/4/d.page)
+			page := d.page
+			if d.state > 0 {
+				page += d.page / 4 // snapshots
+			}
+			pages = min(pages, d.rest()/4/page)
 		}
 	}
 	positions, context := 0, 0
@@ -239,7 +243,7 @@ func automaticPositions(context int) int { return wholePages(max(2*context, 1<<1
 
 // pageBytes is the memory of one page of keys and values.
 func pageBytes(m *model.Model) int64 {
-	return int64(2*m.Config.Layers*m.KVHeads()*m.Config.HeadDim*kvcache.PageSize) * int64(m.DType.Size())
+	return int64(2*m.Config.AttentionLayers()*m.KVHeads()*m.Config.HeadDim*kvcache.PageSize) * int64(m.DType.Size())
 }
 
 // pagesBytes is the memory of one page on all ranks of a replica.

@@ -315,9 +315,10 @@ func (l *loaded) hold() (release func()) {
 }
 
 // newSampler gives a replica memory to sample with.
-func (r *replica) newSampler(positions, threads int, memory *budget) error {
+func (r *replica) newSampler(positions int, config *Config, threads int, memory *budget) error {
 	count := positions / kvcache.PageSize
-	p := &sampler{replica: r, memory: memory, cache: kvcache.New(count), crew: newCrew(threads), masking: newMasking(threads, r.models[0].Config.VocabSize), workspaces: make([]*model.Workspace, len(r.models)), pages: make([]tensor.Pages, len(r.models)),
+	slots := config.runningSlots(r.models[0]) + snapshotSlots(r.models[0], count)
+	p := &sampler{replica: r, memory: memory, prefill: config.PrefillTokens, cache: kvcache.NewWithStates(count, slots), crew: newCrew(threads), masking: newMasking(threads, r.models[0].Config.VocabSize), workspaces: make([]*model.Workspace, len(r.models)), pages: make([]tensor.Pages, len(r.models)), states: make([]*model.States, len(r.models)),
 		ranks: make([]samplingRank, len(r.models)), scratch: make([]sample.Scratch, max(1, threads))}
 	p.pass, p.prepareRanks = r.ordered(p.runRank), r.ordered(p.prepareRank)
 	p.adjustRow, p.drawRows, p.topRows = p.adjust, p.drawRow, p.topRow
@@ -328,6 +329,12 @@ func (r *replica) newSampler(positions, threads int, memory *budget) error {
 		p.ranks[rank].visit = p.ranks[rank].visitLogits
 		if p.pages[rank], err = r.models[rank].NewPages(count); err != nil {
 			return capacity(fmt.Sprintf("memory for keys and values of %d tokens (backend.kv_cache_tokens)", positions), err)
+		}
+		if !r.models[rank].Recurrent() {
+			return nil
+		}
+		if p.states[rank], err = r.models[rank].NewStates(slots); err != nil {
+			return capacity(fmt.Sprintf("memory for the states of %d sequences (backend.max_batch) and snapshots", slots), err)
 		}
 		return nil
 	}, nil); err != nil {
@@ -343,6 +350,9 @@ func (p *sampler) free(rank int) {
 	}
 	if p.pages[rank] != nil {
 		p.pages[rank].Free()
+	}
+	if p.states[rank] != nil {
+		p.states[rank].Free()
 	}
 }
 

@@ -255,11 +255,11 @@ func (l *loaded) read(req *plugins.LoadAdapterRequest) (*checkpoint, error) {
 		return nil, err
 	}
 	c := &checkpoint{}
-	if manifest == nil {
-		c.notices = config.notices
-	}
 	if err := l.readWeights(c, d, config, manifest == nil); err != nil {
 		return nil, err
+	}
+	if manifest == nil {
+		c.notices = config.notices
 	}
 	if manifest != nil {
 		c.config.Seed = manifest.Seed
@@ -306,9 +306,18 @@ func (l *loaded) readWeights(c *checkpoint, d directory, config *foreignConfig, 
 	}
 	has := map[string]bool{}
 	stored := map[string]string{} // PEFT name → the file's name
+	fused := &fusedLoRA{l, config, map[string]map[string]string{}, map[string][]float32{}}
 	for _, name := range f.Names() {
 		module, matrix, ok := lora.ParseTensorName(name)
 		i, known := modules[module]
+		if ok && !known {
+			switch taken, err := fused.take(module, matrix, name); {
+			case err != nil:
+				return err
+			case taken:
+				continue
+			}
+		}
 		if !ok || !known {
 			if base, ok := copies.mayBe(name); ok && foreign {
 				if err := copies.compare(f, name, base); err != nil {
@@ -327,14 +336,18 @@ func (l *loaded) readWeights(c *checkpoint, d directory, config *foreignConfig, 
 		}
 		stored[canonical] = name
 		has[module] = true
-		switch l.model.Modules[i].Group {
-		case lora.Attention:
-			c.config.TrainAttention = true
-		case lora.MLP:
-			c.config.TrainMLP = true
-		case lora.Unembed:
-			c.config.TrainUnembed = true
+		c.trains(l.model.Modules[i].Group)
+	}
+	parts, err := fused.split(f)
+	if err != nil {
+		return err
+	}
+	for _, name := range parts {
+		if has[name] {
+			return plugins.Invalidf("path", "%s holds LoRA of %s alone and with others as one", plugins.AdapterWeightsFile, name)
 		}
+		has[name] = true
+		c.trains(l.model.Modules[modules[name]].Group)
 	}
 	if len(has) == 0 {
 		return plugins.Invalidf("path", "%s holds no LoRA tensor", plugins.AdapterWeightsFile)
@@ -351,14 +364,28 @@ func (l *loaded) readWeights(c *checkpoint, d directory, config *foreignConfig, 
 		}
 		for k, shape := range [2][]int{{ranks[i], m.In}, {m.Out, ranks[i]}} {
 			name := lora.TensorName(m.Name, string("AB"[k]), lora.PEFT)
-			values, err := readTensor(f, plugins.AdapterWeightsFile, stored[name], name, shape)
-			if err != nil {
-				return err
+			values := fused.values[name]
+			if values == nil {
+				if values, err = readTensor(f, plugins.AdapterWeightsFile, stored[name], name, shape); err != nil {
+					return err
+				}
 			}
 			c.weights[name] = padded(values, shape, matrixShapes(c.layout, m)[k])
 		}
 	}
 	return nil
+}
+
+// trains notes that the adapter has modules of a group.
+func (c *checkpoint) trains(g lora.Group) {
+	switch g {
+	case lora.Attention:
+		c.config.TrainAttention = true
+	case lora.MLP:
+		c.config.TrainMLP = true
+	case lora.Unembed:
+		c.config.TrainUnembed = true
+	}
 }
 
 // padded puts a matrix into a larger one of zeros.
@@ -378,6 +405,9 @@ func (l *loaded) largest(values int64) int64 {
 	var n int64
 	for _, m := range l.model.Modules {
 		n += int64(m.In+m.Out) * int64(l.info.MaxRank)
+	}
+	if l.model.Fused != nil { // B has zeros beside the blocks of modules that are fused
+		n *= mostFused
 	}
 	return 4*values*n + maxText
 }

@@ -16,10 +16,13 @@ type sampler struct {
 	replica    *replica
 	workspaces []*model.Workspace // by rank
 	pages      []tensor.Pages     // by rank
+	states     []*model.States    // by rank; nil where the model has no recurrent layers
 	cache      *kvcache.Cache
 	lends      bool // pages can be given back
+	prefill    int  // tokens of prompts in a step
 	memory     *budget
 	fresh      []page       // taken from the cache, to be prepared
+	moves      []slotMove   // of states, to be made in this order
 	parked     []*sequence  // without a place, but with pages, in the order in which they were parked
 	buffers    [4][]float32 // in Go memory, by buffer
 	targets    []int32      // that rank 0 has chosen, for all ranks
@@ -133,13 +136,16 @@ func (p *samplingRank) softmax(logits, lse tensor.Tensor) ([]float32, error) {
 // page is one that was allocated, and what has to be on it before it is used: what is on page from, or zeros if that is negative.
 type page struct{ id, from int32 }
 
-// prepare clears and copies pages.
+// prepare clears and copies pages and states.
 func (p *sampler) prepare() error {
-	if len(p.fresh) == 0 {
+	if len(p.fresh) == 0 && len(p.moves) == 0 {
 		return nil
 	}
 	err := p.replica.team.Run(p.prepareRanks, nil)
-	p.fresh = p.fresh[:0]
+	p.fresh, p.moves = p.fresh[:0], p.moves[:0]
+	if err != nil && p.recurrent() {
+		p.cache.DropSnapshots() // some may not have been made
+	}
 	return err
 }
 
@@ -151,6 +157,17 @@ func (p *sampler) prepareRank(rank int) error {
 			err = p.pages[rank].Copy(f.id, f.from)
 		} else {
 			err = p.pages[rank].Zero(f.id)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for _, f := range p.moves {
+		var err error
+		if f.from >= 0 {
+			err = p.states[rank].Copy(f.id, f.from)
+		} else {
+			err = p.states[rank].Zero(f.id)
 		}
 		if err != nil {
 			return err
@@ -209,7 +226,7 @@ func (p *sampler) run(chunks []chunk) ([]token, error) {
 	first := 0 // row of the chunk's first token
 	for i, c := range chunks {
 		s := c.sequence
-		q := model.Sequence{Tokens: s.tokens[c.from:c.to], First: c.from, Pages: s.pages[:(c.to+kvcache.PageSize-1)/kvcache.PageSize]}
+		q := model.Sequence{Tokens: s.tokens[c.from:c.to], First: c.from, Pages: s.pages[:(c.to+kvcache.PageSize-1)/kvcache.PageSize], Slot: s.slot}
 		if s.request.version != nil {
 			q.Adapter = s.request.version.weights.weights()
 		}
@@ -251,7 +268,7 @@ func (p *sampler) runRank(rank int) error {
 
 // run takes a batch through the model and visits its logits.
 func (p *samplingRank) run(batch model.Batch, indices []int32, chunks []chunk, rows []row, drawn []token) error {
-	batch.Pages = p.pages[p.rank]
+	batch.Pages, batch.States = p.pages[p.rank], p.states[p.rank]
 	hidden, err := p.model.Forward(p.workspace, batch, indices)
 	if err != nil {
 		return err

@@ -182,10 +182,17 @@ type checkpointWriter struct {
 func (w *checkpointWriter) all(s *saving) error {
 	v, l, req := s.version, w.engine.loaded, s.request
 	names := lora.PEFT
-	if req.ExportNames == plugins.ExportTinker && !l.info.TiedHead { // who reads those names takes a tied head's for the embedding's
+	switch {
+	case req.ExportNames == plugins.ExportTinker && !l.info.TiedHead: // who reads those names takes a tied head's for the embedding's
 		names = lora.Tinker
+	case req.ExportNames == plugins.ExportPEFT && l.model.NestedNames: // other names are loaded as no adapter, with a warning
+		names = lora.NestedPEFT
 	}
-	if err := w.tensors(plugins.AdapterWeightsFile, names, v.weights, ""); err != nil {
+	var fused map[string][]int
+	if req.Scope == plugins.ScopeWeights && req.ExportNames == plugins.ExportPEFT { // a file for others: what is only read here keeps modules as they are
+		fused = l.fusedModules(v.layout)
+	}
+	if err := w.fused(plugins.AdapterWeightsFile, names, fused, v.weights, ""); err != nil {
 		return err
 	}
 	if req.Scope >= plugins.ScopeOptimizer {
@@ -222,7 +229,7 @@ func (w *checkpointWriter) all(s *saving) error {
 			return err
 		}
 	}
-	config, err := encodePEFT(l.name, v.layout)
+	config, err := encodePEFT(l.name, v.layout, fused, names)
 	if err != nil {
 		return err
 	}
@@ -243,8 +250,13 @@ func (w *checkpointWriter) all(s *saving) error {
 
 // tensors writes a file of a block's parameters, with a suffix behind the tensors' names for each.
 func (w *checkpointWriter) tensors(file string, names lora.Names, block *spillable, suffixes ...string) error {
+	return w.fused(file, names, nil, block, suffixes...)
+}
+
+// fused is tensors for a file in which some modules are fused.
+func (w *checkpointWriter) fused(file string, names lora.Names, fused map[string][]int, block *spillable, suffixes ...string) error {
 	c := &blockCopy{engine: w.engine, block: block, visit: w.engine.visit}
-	sources := c.sources(names, suffixes...)
+	sources := c.sources(names, fused, suffixes...)
 	return w.file(file, func(out io.Writer) (int64, [sha256.Size]byte, error) { return safetensors.Write(out, nil, sources) })
 }
 

@@ -122,7 +122,7 @@ func (st *step) run() {
 	// That says nothing about a single sequence: each is tried again alone, which writes the same on its pages, and fails only if it fails alone.
 	st.drawn = make([]token, len(st.chunks))
 	for i := range st.chunks {
-		one, err := st.replica.sampler.run(st.chunks[i : i+1])
+		one, err := st.replica.sampler.alone(st.chunks[i : i+1])
 		if err != nil {
 			st.drawn[i].err = internal("sample", err)
 		} else {
@@ -188,7 +188,7 @@ func (e *Engine) sweep() {
 			return false
 		}
 		if s.request.replica != nil {
-			s.request.replica.sampler.cache.Release(s.pages)
+			s.request.replica.sampler.release(s)
 		}
 		s.pages = nil
 		e.waiting.leavePlace(s)
@@ -215,6 +215,7 @@ func (e *Engine) deliver(chunks []chunk, drawn []token) {
 		if full := s.computed / kvcache.PageSize; full > s.shared && !s.done {
 			q.replica.sampler.cache.Share(q.key, s.tokens[:full*kvcache.PageSize], s.pages[:full])
 			s.shared = full
+			q.replica.sampler.keepState(s)
 		}
 		if s.done {
 			continue

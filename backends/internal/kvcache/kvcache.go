@@ -26,6 +26,7 @@ type Cache struct {
 	owner  []*entry // of each page: nil while it is free or held by one sequence only
 	roots  map[Key]*entry
 	idle   *list.List // of *entry without a holder, the next one to go first; an entry stands before its parent
+	states *states    // nil: there are no slots
 }
 
 // block is BlockPages pages with consecutive numbers.
@@ -44,6 +45,8 @@ type entry struct {
 	holders  int
 	dropped  bool          // no longer found by Match; freed by its last holder
 	idle     *list.Element // its place in Cache.idle while holders is 0
+	snapshot *list.Element // its place among the snapshots; nil: it has none
+	slot     int           // of its snapshot
 }
 
 // New makes a cache of n pages.
@@ -183,6 +186,7 @@ func (c *Cache) Allocate(n int) ([]int32, bool) {
 
 // evict forgets an idle entry. Its children have gone before: whoever holds a page holds all pages before it, and Release puts later pages first.
 func (c *Cache) evict(e *entry) {
+	c.forgetSnapshot(e)
 	c.idle.Remove(e.idle)
 	e.idle = nil
 	delete(e.parent.children, e.tokens)
@@ -286,6 +290,7 @@ func (c *Cache) drop(key Key) {
 		for _, child := range e.children {
 			walk(child)
 		}
+		c.forgetSnapshot(e)
 		e.children, e.dropped = nil, true
 		if e.idle != nil {
 			c.idle.Remove(e.idle)

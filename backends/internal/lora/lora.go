@@ -24,6 +24,7 @@ const (
 	Attention Group = iota + 1
 	MLP
 	Unembed
+	Imported // trained where an adapter of another origin has it, and never made here
 )
 
 // Module is a linear layer of a model that can carry LoRA.

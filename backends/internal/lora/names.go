@@ -18,6 +18,8 @@ type Names string
 const (
 	PEFT   Names = "peft"   // base_model.model.lm_head.lora_A.weight
 	Tinker Names = "tinker" // base_model.model.model.unembed_tokens.lora_A.weight
+	// NestedPEFT is PEFT's where it adapts the class of a model that has other parts beside the text model: base_model.model.model.language_model.layers…
+	NestedPEFT Names = "nested-peft"
 )
 
 const (
@@ -25,12 +27,27 @@ const (
 	headName   = "lm_head"
 	// tinkerHead is the head's name in the Tinker convention.
 	tinkerHead = "model.unembed_tokens"
+	textPrefix = "model."
 )
+
+// NestedPrefix is how modules' names begin, in place of "model.", in a model that has other parts beside the text model.
+const NestedPrefix = "model.language_model."
+
+// Nested is the name of a module in the class of a model that has other parts beside the text model.
+func Nested(module string) string {
+	if rest, ok := strings.CutPrefix(module, textPrefix); ok {
+		return NestedPrefix + rest
+	}
+	return module
+}
 
 // TensorName gives the name of matrix "A" or "B" of a module in a file.
 func TensorName(module, matrix string, names Names) string {
 	if names == Tinker && module == headName {
 		module = tinkerHead
+	}
+	if names == NestedPEFT {
+		module = Nested(module)
 	}
 	return namePrefix + module + ".lora_" + matrix + ".weight"
 }
@@ -48,6 +65,9 @@ func ParseTensorName(name string) (module, matrix string, ok bool) {
 	module, matrix, ok = strings.Cut(rest, ".lora_")
 	if !ok || module == "" || (matrix != "A" && matrix != "B") {
 		return "", "", false
+	}
+	if rest, ok := strings.CutPrefix(module, NestedPrefix); ok { // as the class names it that has other parts too
+		module = textPrefix + rest
 	}
 	if module == tinkerHead || module == "model."+headName {
 		module = headName

@@ -30,7 +30,7 @@ func (l *Layout) Scaled(s Scaling) *Layout {
 
 // Scale is what B(Ax) of module i is multiplied by.
 func (l *Layout) Scale(i int) float32 {
-	return float32(l.Scaling.of(l.Modules[i].Name) / float64(l.Rank))
+	return float32(l.AlphaOf(i) / float64(l.Rank))
 }
 
 // Alpha is that of all modules; 0 where they differ.
@@ -40,3 +40,6 @@ func (l *Layout) Alpha() float64 {
 	}
 	return l.Scaling.of("")
 }
+
+// AlphaOf is that of module i.
+func (l *Layout) AlphaOf(i int) float64 { return l.Scaling.of(l.Modules[i].Name) }

@@ -60,6 +60,7 @@ func (b *bench) randomTokens(r *rand.Rand, n int) []int32 {
 func (b *bench) scored(w *lora.Weights, tokens, targets []int32, pieces []int) []float32 {
 	b.t.Helper()
 	pages := b.take(len(tokens))
+	b.begin(0)
 	var got []float32
 	first := 0
 	for _, n := range pieces {
@@ -67,7 +68,7 @@ func (b *bench) scored(w *lora.Weights, tokens, targets []int32, pieces []int) [
 		for i := range rows {
 			rows[i] = int32(i)
 		}
-		h, err := b.Forward(b.work, model.Batch{Sequences: []model.Sequence{{Adapter: w, Tokens: tokens[first : first+n], First: first, Pages: pages}}, Pages: b.pages}, rows)
+		h, err := b.Forward(b.work, model.Batch{Sequences: []model.Sequence{{Adapter: w, Tokens: tokens[first : first+n], First: first, Pages: pages}}, Pages: b.pages, States: b.states}, rows)
 		if err != nil {
 			b.t.Fatal(err)
 		}
@@ -84,7 +85,7 @@ func (b *bench) scored(w *lora.Weights, tokens, targets []int32, pieces []int) [
 }
 
 func TestSamplerGivesTheTrainersBits(t *testing.T) {
-	for _, name := range []string{"llama", "qwen2", "qwen3", "odd"} {
+	for _, name := range []string{"llama", "qwen2", "qwen3", "odd", "phi3", "smollm3", "qwen3.5"} {
 		dir := unpack(t, name)
 		for _, d := range dtypes {
 			t.Run(name+"/"+d.String(), func(t *testing.T) {
@@ -106,11 +107,15 @@ func TestSamplerGivesTheTrainersBits(t *testing.T) {
 }
 
 // TestBatchedDecode decodes many sequences of several adapters in one batch, each at its own position.
-func TestBatchedDecode(t *testing.T) { batchedDecode(t, 9, 9) }
+func TestBatchedDecode(t *testing.T) {
+	for _, name := range []string{"qwen3", "qwen3.5"} {
+		t.Run(name, func(t *testing.T) { batchedDecode(t, name, 9, 9) })
+	}
+}
 
 // batchedDecode decodes count sequences, a multiple of three, each so many tokens longer than the one before.
-func batchedDecode(t *testing.T, count, longer int) {
-	dir := unpack(t, "qwen3")
+func batchedDecode(t *testing.T, name string, count, longer int) {
+	dir := unpack(t, name)
 	for _, d := range dtypes {
 		t.Run(d.String(), func(t *testing.T) {
 			b := newBench(t, dir, d, 2)
@@ -120,6 +125,7 @@ func batchedDecode(t *testing.T, count, longer int) {
 				w               *lora.Weights
 				tokens, targets []int32
 				pages           []int32
+				slot            int
 				got, want       []float32
 			}
 			var streams []*stream
@@ -129,15 +135,16 @@ func batchedDecode(t *testing.T, count, longer int) {
 				s.want = b.scored(s.w, s.tokens, s.targets, []int{n})
 				streams = append(streams, s)
 			}
-			for _, s := range streams {
-				s.pages = b.take(len(s.tokens))
+			for i, s := range streams {
+				s.pages, s.slot = b.take(len(s.tokens)), len(streams)-i
+				b.begin(s.slot)
 			}
 			for done := 0; done < len(streams[len(streams)-1].tokens); {
 				n := 1
 				if done == 0 {
 					n = 7 // a prefill
 				}
-				batch := model.Batch{Pages: b.pages}
+				batch := model.Batch{Pages: b.pages, States: b.states}
 				var part []*stream
 				var rows, targets []int32
 				for _, s := range streams {
@@ -146,7 +153,7 @@ func batchedDecode(t *testing.T, count, longer int) {
 						targets = append(targets, s.targets[k])
 					}
 					if done < len(s.tokens) {
-						batch.Sequences = append(batch.Sequences, model.Sequence{Adapter: s.w, Tokens: s.tokens[done:min(done+n, len(s.tokens))], First: done, Pages: s.pages})
+						batch.Sequences = append(batch.Sequences, model.Sequence{Adapter: s.w, Tokens: s.tokens[done:min(done+n, len(s.tokens))], First: done, Pages: s.pages, Slot: s.slot})
 						part = append(part, s)
 					}
 				}
@@ -258,7 +265,7 @@ func (b *bench) run(operations []*operation, cuts []int, o model.TrainOptions) (
 
 // TestTrainingBits runs three operations of two adapters in every way that must not matter.
 func TestTrainingBits(t *testing.T) {
-	for _, name := range []string{"odd", "qwen3"} {
+	for _, name := range []string{"odd", "qwen3", "phi3", "smollm3", "qwen3.5"} {
 		dir := unpack(t, name)
 		for _, d := range dtypes {
 			t.Run(name+"/"+d.String(), func(t *testing.T) {

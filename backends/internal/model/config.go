@@ -2,10 +2,8 @@ package model
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"path/filepath"
 
@@ -31,12 +29,30 @@ type Config struct {
 	RMSNormEps            float32
 	TieWordEmbeddings     bool // as the files have it: not with two matrices that differ, whatever config.json says
 	Rope                  nn.Rope
+	RotaryDim             int // elements of a head, the first ones, that positions turn: even, at most HeadDim
 
 	// What an architecture may support or not; its Check decides.
+	Nested        bool     // the settings are those of text_config
+	LayerTypes    []string // of each layer: FullAttention, SlidingAttention or LinearAttention
 	AttentionBias bool
 	MLPBias       bool
 	SlidingWindow bool // some layer attends to a window only
+	Window        int  // positions of it; 0 = not given
+	OutputGate    *bool
+	StillLayers   []bool // of each layer, whether positions turn nothing in it; nil = in all they do
+	MoE           *MoE
+	DeltaNet      *DeltaNet
+	Quantization  *Quantization // nil: the files hold floating-point numbers as they are
+
+	given map[string]bool // keys that have a value
 }
+
+// The types of layers.
+const (
+	FullAttention    = "full_attention"
+	SlidingAttention = "sliding_attention"
+	LinearAttention  = "linear_attention"
+)
 
 // configJSON is config.json as transformers 4 and 5 write it. Keys that do not change the arithmetic of the text model are not read.
 type configJSON struct {
@@ -62,10 +78,17 @@ type configJSON struct {
 	LayerTypes            []string        `json:"layer_types"`
 	PartialRotaryFactor   *float64        `json:"partial_rotary_factor"`
 	QuantizationConfig    json.RawMessage `json:"quantization_config"`
+	CompressionConfig     json.RawMessage `json:"compression_config"` // older name of it
 	Weights               *string         `json:"transformers_weights"`
 	RopeTheta             *float64        `json:"rope_theta"`
 	RopeScaling           *ropeJSON       `json:"rope_scaling"`    // transformers 4
 	RopeParameters        *ropeJSON       `json:"rope_parameters"` // transformers 5
+	FullAttentionInterval *int            `json:"full_attention_interval"`
+	AttentionOutputGate   *bool           `json:"attn_output_gate"`
+	NoRopeLayers          []int           `json:"no_rope_layers"`
+	NoRopeInterval        *int            `json:"no_rope_layer_interval"`
+	moeJSON
+	deltaNetJSON
 }
 
 // tokenIDs is one token id, a list of them, or nothing.
@@ -81,17 +104,6 @@ func (l *tokenIDs) UnmarshalJSON(b []byte) error {
 		return nil
 	}
 	return json.Unmarshal(b, (*[]int64)(l))
-}
-
-type ropeJSON struct {
-	RopeTheta           *float64 `json:"rope_theta"`
-	RopeType            *string  `json:"rope_type"`
-	Type                *string  `json:"type"` // older name of rope_type
-	Factor              *float64 `json:"factor"`
-	LowFreqFactor       *float64 `json:"low_freq_factor"`
-	HighFreqFactor      *float64 `json:"high_freq_factor"`
-	OriginalMax         *int     `json:"original_max_position_embeddings"`
-	PartialRotaryFactor *float64 `json:"partial_rotary_factor"`
 }
 
 // readConfig reads a model directory's config.json. It also gives the file's bytes.
@@ -126,6 +138,10 @@ func readConfig(dir string) (*Config, []byte, error) {
 }
 
 func parseConfig(raw []byte) (*Config, error) {
+	raw, nested, err := textConfig(raw)
+	if err != nil {
+		return nil, err
+	}
 	var j configJSON
 	if err := json.Unmarshal(raw, &j); err != nil {
 		return nil, err
@@ -133,39 +149,23 @@ func parseConfig(raw []byte) (*Config, error) {
 	if len(j.Architectures) != 1 {
 		return nil, fmt.Errorf("architectures is %q: it must name one architecture", j.Architectures)
 	}
-	c := &Config{Architecture: j.Architectures[0], TieWordEmbeddings: j.TieWordEmbeddings, AttentionBias: j.AttentionBias, MLPBias: j.MLPBias, SlidingWindow: j.UseSlidingWindow}
-	for _, f := range []struct {
-		name     string
-		value    *int
-		fallback int // 0 = required
-		most     int
-		to       *int
-	}{
-		{"num_hidden_layers", j.NumHiddenLayers, 0, 1 << 10, &c.Layers},
-		{"hidden_size", j.HiddenSize, 0, 1 << 18, &c.HiddenSize},
-		{"intermediate_size", j.IntermediateSize, 0, 1 << 20, &c.IntermediateSize},
-		{"num_attention_heads", j.NumAttentionHeads, 0, 1 << 12, &c.Heads},
-		{"num_key_value_heads", j.NumKeyValueHeads, deref(j.NumAttentionHeads), 1 << 12, &c.KVHeads},
-		{"vocab_size", j.VocabSize, 0, 1 << 24, &c.VocabSize},
-		{"max_position_embeddings", j.MaxPositionEmbeddings, 0, 1 << 24, &c.MaxPositionEmbeddings},
-		{"head_dim", j.HeadDim, -1, 1 << 12, &c.HeadDim},
-	} {
-		switch {
-		case f.value == nil && f.fallback == 0:
-			return nil, fmt.Errorf("%s is missing", f.name)
-		case f.value == nil && f.name == "head_dim":
-			if c.HiddenSize%c.Heads != 0 {
-				return nil, fmt.Errorf("head_dim is missing, and hidden_size %d is not a multiple of num_attention_heads %d", c.HiddenSize, c.Heads)
-			}
-			*f.to = c.HiddenSize / c.Heads
-		case f.value == nil:
-			*f.to = f.fallback
-		default:
-			*f.to = *f.value
-		}
-		if *f.to < 1 || *f.to > f.most {
-			return nil, fmt.Errorf("%s is %d, it must be in 1 … %d", f.name, *f.to, f.most)
-		}
+	c, err := j.config()
+	if err != nil && nested {
+		err = fmt.Errorf("%s: %w", textConfigKey, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	c.Nested, c.given = nested, given(raw)
+	c.given["rope_theta"] = j.hasTheta()
+	return c, nil
+}
+
+// config checks the settings of the text model.
+func (j *configJSON) config() (*Config, error) {
+	c := &Config{Architecture: j.Architectures[0], TieWordEmbeddings: j.TieWordEmbeddings, AttentionBias: j.AttentionBias, MLPBias: j.MLPBias, SlidingWindow: j.UseSlidingWindow, OutputGate: j.AttentionOutputGate}
+	if err := j.sizes(c); err != nil {
+		return nil, err
 	}
 	if c.Heads%c.KVHeads != 0 {
 		return nil, fmt.Errorf("num_attention_heads %d is not a multiple of num_key_value_heads %d", c.Heads, c.KVHeads)
@@ -184,26 +184,22 @@ func parseConfig(raw []byte) (*Config, error) {
 	if j.HiddenAct != nil && *j.HiddenAct != "silu" {
 		return nil, fmt.Errorf("hidden_act is %.40q, only silu is supported", *j.HiddenAct)
 	}
-	if len(j.QuantizationConfig) > 0 && string(j.QuantizationConfig) != "null" {
-		return nil, errors.New("quantization_config is set: quantized weights are not supported, only F32, BF16 and F16")
+	quantization, err := j.quantization()
+	if err != nil {
+		return nil, err
 	}
+	c.Quantization = quantization
 	if j.Weights != nil {
 		return nil, fmt.Errorf("transformers_weights is %.80q: weights are read from model.safetensors or its shards only; give the file that name and take the key out", *j.Weights)
 	}
-	for i, t := range j.LayerTypes {
-		switch t {
-		case "full_attention":
-		case "sliding_attention":
-			c.SlidingWindow = true
-		default:
-			return nil, fmt.Errorf("layer_types[%d] is %.40q, only full_attention is supported", i, t)
-		}
+	if err := j.layers(c); err != nil {
+		return nil, err
 	}
-	if len(j.LayerTypes) != 0 && len(j.LayerTypes) != c.Layers {
-		return nil, fmt.Errorf("layer_types has %d entries for %d layers", len(j.LayerTypes), c.Layers)
+	if c.MoE, err = j.moe(c); err != nil {
+		return nil, err
 	}
-	if j.SlidingWindow != nil && *j.SlidingWindow < 0 {
-		return nil, fmt.Errorf("sliding_window is %d, it must be at least 0", *j.SlidingWindow)
+	if c.DeltaNet, err = j.deltaNet(); err != nil {
+		return nil, err
 	}
 	for _, f := range []struct {
 		name string
@@ -218,77 +214,70 @@ func parseConfig(raw []byte) (*Config, error) {
 	return c, j.rope(c)
 }
 
-// rope reads the settings of rotary positions from wherever they are.
-func (j *configJSON) rope(c *Config) error {
-	r, where := j.RopeScaling, "rope_scaling"
-	switch {
-	case j.RopeParameters == nil && r == nil:
-		r = &ropeJSON{}
-	case r == nil || *r == ropeJSON{} && j.RopeParameters != nil:
-		r, where = j.RopeParameters, "rope_parameters"
-	case j.RopeParameters != nil && j.RopeParameters.RopeTheta != nil && r.RopeTheta == nil && j.RopeTheta == nil:
-		// transformers takes rope_scaling in place of all of rope_parameters, and then its default.
-		return fmt.Errorf("rope_scaling goes before rope_parameters and has no rope_theta: write it there")
+// given lists the keys of a JSON object that have a value.
+func given(raw []byte) map[string]bool {
+	var all map[string]json.RawMessage
+	_ = json.Unmarshal(raw, &all) // it is one: it has been read
+	keys := map[string]bool{}
+	for k, v := range all {
+		keys[k] = !absent(v)
 	}
-	theta := r.RopeTheta
-	if theta == nil {
-		theta = j.RopeTheta
+	return keys
+}
+
+// size is a whole number of a configuration.
+type size struct {
+	name  string
+	value *int
+	most  int
+	to    *int
+}
+
+// read checks a number that is in 1 … most.
+func (s size) read() error {
+	if s.value == nil {
+		return fmt.Errorf("%s is missing", s.name)
 	}
-	c.Rope.Theta = 10000 // the default of transformers
-	if theta != nil {
-		c.Rope.Theta = *theta
+	if *s.value < 1 || *s.value > s.most {
+		return fmt.Errorf("%s is %d, it must be in 1 … %d", s.name, *s.value, s.most)
 	}
-	// Also those that another one goes before: a file that says such a thing is not to be trusted.
-	thetas := []*float64{&c.Rope.Theta, j.RopeTheta}
-	for _, r := range []*ropeJSON{j.RopeScaling, j.RopeParameters} {
-		if r != nil {
-			thetas = append(thetas, r.RopeTheta)
-		}
-	}
-	for _, theta := range thetas {
-		if theta != nil && !(*theta > 1 && *theta < math.MaxFloat32) {
-			return fmt.Errorf("rope_theta is %v, it must be above 1 and finite", *theta)
-		}
-	}
-	for _, f := range []*float64{j.PartialRotaryFactor, r.PartialRotaryFactor} {
-		if f != nil && *f != 1 {
-			return fmt.Errorf("partial_rotary_factor is %v, only 1 is supported", *f)
-		}
-	}
-	kind := r.RopeType
-	if kind == nil {
-		kind = r.Type
-	}
-	if kind == nil || *kind == "default" {
-		return nil
-	}
-	if *kind != "llama3" {
-		return fmt.Errorf("%s: rope_type is %.40q, only default and llama3 are supported", where, *kind)
-	}
-	if r.OriginalMax == nil || *r.OriginalMax < 1 || *r.OriginalMax > 1<<24 {
-		return fmt.Errorf("%s: original_max_position_embeddings must be in 1 … %d", where, 1<<24)
-	}
-	s := &nn.Llama3Scaling{OriginalPositions: *r.OriginalMax}
-	for _, f := range []struct {
-		name  string
-		value *float64
-		to    *float64
-	}{{"factor", r.Factor, &s.Factor}, {"low_freq_factor", r.LowFreqFactor, &s.LowFrequencyFactor}, {"high_freq_factor", r.HighFreqFactor, &s.HighFrequencyFactor}} {
-		if f.value == nil || !(*f.value > 0 && *f.value < 1e6) {
-			return fmt.Errorf("%s: %s must be above 0 and below 1000000", where, f.name)
-		}
-		*f.to = *f.value
-	}
-	if s.HighFrequencyFactor <= s.LowFrequencyFactor {
-		return fmt.Errorf("%s: high_freq_factor %v is not above low_freq_factor %v", where, s.HighFrequencyFactor, s.LowFrequencyFactor)
-	}
-	c.Rope.Llama3 = s
+	*s.to = *s.value
 	return nil
 }
 
-func deref(p *int) int {
-	if p == nil {
-		return 0
+// The most of some sizes.
+const (
+	mostHidden = 1 << 18
+	mostWidth  = 1 << 20 // of an MLP
+	mostHeads  = 1 << 12 // and of elements of one
+)
+
+func (j *configJSON) sizes(c *Config) error {
+	if j.IntermediateSize == nil && j.hasExperts() { // all of its layers may have experts
+		j.IntermediateSize = j.MoEIntermediateSize
 	}
-	return *p
+	if j.NumKeyValueHeads == nil {
+		j.NumKeyValueHeads = j.NumAttentionHeads
+	}
+	for _, s := range []size{
+		{"num_hidden_layers", j.NumHiddenLayers, 1 << 10, &c.Layers},
+		{"hidden_size", j.HiddenSize, mostHidden, &c.HiddenSize},
+		{"intermediate_size", j.IntermediateSize, mostWidth, &c.IntermediateSize},
+		{"num_attention_heads", j.NumAttentionHeads, mostHeads, &c.Heads},
+		{"num_key_value_heads", j.NumKeyValueHeads, mostHeads, &c.KVHeads},
+		{"vocab_size", j.VocabSize, 1 << 24, &c.VocabSize},
+		{"max_position_embeddings", j.MaxPositionEmbeddings, mostPositions, &c.MaxPositionEmbeddings},
+	} {
+		if err := s.read(); err != nil {
+			return err
+		}
+	}
+	if j.HeadDim == nil {
+		if c.HiddenSize%c.Heads != 0 {
+			return fmt.Errorf("head_dim is missing, and hidden_size %d is not a multiple of num_attention_heads %d", c.HiddenSize, c.Heads)
+		}
+		each := c.HiddenSize / c.Heads
+		j.HeadDim = &each
+	}
+	return size{"head_dim", j.HeadDim, mostHeads, &c.HeadDim}.read()
 }

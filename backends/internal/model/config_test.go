@@ -3,6 +3,7 @@ package model
 import (
 	"encoding/json"
 	"maps"
+	"os"
 	"strings"
 	"testing"
 )
@@ -60,7 +61,7 @@ func TestRopeScalingGoesBeforeRopeParameters(t *testing.T) {
 	}{
 		{"an empty one does not", map[string]any{}, 1e4, false, ""},
 		{"another kind", llama3, 1e4, true, ""},
-		{"a kind that is not supported", map[string]any{"rope_type": "yarn", "factor": 4}, 1e4, false, `rope_scaling: rope_type is "yarn"`},
+		{"a kind that is not supported", map[string]any{"rope_type": "linear", "factor": 4}, 1e4, false, `rope_scaling: rope_type is "linear"`},
 		{"theta would be lost", llama3, nil, false, "has no rope_theta"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -109,8 +110,10 @@ func TestConfigRefused(t *testing.T) {
 		{"no head_dim, and heads do not divide", "head_dim", nil, "head_dim is missing"},
 		{"eps", "rms_norm_eps", 0, "rms_norm_eps is 0"},
 		{"activation", "hidden_act", "gelu", `hidden_act is "gelu"`},
-		{"quantized", "quantization_config", map[string]any{"bits": 4}, "quantization_config"},
-		{"other kind of layer", "layer_types", []string{"full_attention", "linear_attention"}, `layer_types[1] is "linear_attention"`},
+		{"quantized without a method", "quantization_config", map[string]any{"bits": 4}, `quantization_config: quant_method is ""`},
+		{"quantized in a list", "quantization_config", []int{4}, "quantization_config: json"},
+		{"quantized under an older name", "compression_config", map[string]any{"quant_method": "x"}, `quant_method is "x"`},
+		{"other kind of layer", "layer_types", []string{"full_attention", "chunked_attention"}, `layer_types[1] is "chunked_attention"`},
 		{"too few kinds", "layer_types", []string{"full_attention"}, "1 entries for 2 layers"},
 		{"theta", "rope_theta", -1, "rope_theta is -1"},
 		{"theta 0", "rope_theta", 0, "rope_theta is 0"},
@@ -136,8 +139,24 @@ func TestConfigRefused(t *testing.T) {
 		{"llama3 with a negative factor", "rope_scaling", with("factor", -8), "factor must be above 0"},
 		{"llama3 without an end", "rope_scaling", with("high_freq_factor", 1e300), "high_freq_factor must be above 0"},
 		{"llama3 the wrong way round", "rope_scaling", with("low_freq_factor", 5), "is not above low_freq_factor"},
-		{"partial rotation", "partial_rotary_factor", 0.5, "partial_rotary_factor is 0.5"},
-		{"yarn", "rope_scaling", map[string]any{"rope_type": "yarn", "factor": 4}, `rope_scaling: rope_type is "yarn"`},
+		{"rotation beyond the head", "partial_rotary_factor", 1.5, "partial_rotary_factor is 1.5"},
+		{"rotation of nothing", "partial_rotary_factor", 0.1, "partial_rotary_factor 0.1 makes positions turn 0 of head_dim 4"},
+		{"rotation of half a pair", "partial_rotary_factor", 0.75, "must be an even number"},
+		{"two rotations", "rope_parameters", map[string]any{"rope_type": "default", "partial_rotary_factor": 2}, "partial_rotary_factor is 2"},
+		{"mrope of another size", "rope_scaling", map[string]any{"type": "default", "mrope_section": []int{1, 1, 1}}, "mrope_section [1 1 1] adds up to 3, it must be 2"},
+		{"mrope of four", "rope_scaling", map[string]any{"type": "default", "mrope_section": []int{1, 1, 0, 0}}, "must be three numbers"},
+		{"mrope below zero", "rope_scaling", map[string]any{"type": "default", "mrope_section": []int{3, -1, 0}}, "must be three numbers"},
+		{"yarn that shrinks", "rope_scaling", map[string]any{"rope_type": "yarn", "factor": 0.5}, "rope_scaling: factor is 0.5, it must be at least 1"},
+		{"yarn without end", "rope_scaling", map[string]any{"rope_type": "yarn", "factor": 1e9}, "factor is 1e+09"},
+		{"yarn of no positions", "rope_scaling", map[string]any{"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 0}, "original_max_position_embeddings is 0"},
+		{"yarn the wrong way round", "rope_scaling", map[string]any{"rope_type": "yarn", "factor": 4, "beta_fast": 1, "beta_slow": 32}, "beta_fast 1 is below beta_slow 32"},
+		{"yarn with factor 0 of attention", "rope_scaling", map[string]any{"rope_type": "yarn", "factor": 4, "attention_factor": 0}, "attention_factor is 0"},
+		{"longrope", "rope_scaling", map[string]any{"rope_type": "longrope", "short_factor": []int{1}, "long_factor": []int{1}}, `rope_type is "longrope"`},
+		{"experts without end", "num_experts", 1 << 20, "num_experts is 1048576, it must be in 1 … 4096"},
+		{"experts without a choice", "num_experts", 8, "num_experts_per_tok is missing"},
+		{"still layers for another model", "no_rope_layers", []int{1, 0, 1}, "no_rope_layers has 3 entries for 2 layers"},
+		{"still layers of another kind", "no_rope_layers", []int{1, 7}, "no_rope_layers[1] is 7"},
+		{"part of linear attention", "linear_num_key_heads", 2, "linear_num_value_heads is missing"},
 		{"older key", "rope_scaling", map[string]any{"type": "linear", "factor": 4}, `rope_type is "linear"`},
 		{"llama3 without its length", "rope_scaling", with("original_max_position_embeddings", nil), "original_max_position_embeddings"},
 		{"llama3 with factor 0", "rope_scaling", with("factor", 0), "factor must be above 0"},
@@ -152,6 +171,17 @@ func TestConfigRefused(t *testing.T) {
 				t.Errorf("error %v, want %q", err, c.want)
 			}
 		})
+	}
+	for key, want := range map[string]any{"layer_types": []string{"full_attention", "linear_attention"}, "partial_rotary_factor": 0.5, "no_rope_layer_interval": 2} {
+		j := plain()
+		j[key] = want
+		c, err := parseConfig(encode(t, j))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := CheckPlain(c); err == nil || !strings.Contains(err.Error(), key) {
+			t.Errorf("%s: error %v", key, err)
+		}
 	}
 	for key, want := range map[string]string{"attention_bias": "attention_bias is true", "mlp_bias": "mlp_bias is true", "use_sliding_window": "sliding window"} {
 		j := plain()
@@ -170,10 +200,28 @@ func FuzzParseConfig(f *testing.F) {
 	f.Add(encode(f, plain()))
 	f.Add([]byte(`{"architectures":["x"],"head_dim":null,"rope_scaling":{"type":"llama3"}}`))
 	f.Add([]byte(`[]`))
+	f.Add(encode(f, nested(mixture())))
+	f.Add(encode(f, hybrid()))
+	for _, name := range []string{"fp8", "int4"} {
+		raw, err := os.ReadFile("testdata/" + name + "/config.json")
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(raw)
+	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		c, err := parseConfig(raw)
 		if err != nil {
 			return
+		}
+		if m := c.MoE; m != nil && (m.Experts < 1 || m.PerToken < 1 || m.PerToken > m.Experts || m.SparseStep < 1 || m.Experts*(2*m.Width+2)*c.HiddenSize <= 0) {
+			t.Fatalf("accepted %+v", m)
+		}
+		if d := c.DeltaNet; d != nil && (d.KeyHeads < 1 || d.ValueHeads%d.KeyHeads != 0 || d.ValueHeads*d.ValueHeadDim*c.HiddenSize <= 0 || d.Kernel < 1) {
+			t.Fatalf("accepted %+v", d)
+		}
+		if len(c.LayerTypes) != c.Layers || c.RotaryDim < 2 || c.RotaryDim%2 != 0 || c.RotaryDim > c.HeadDim {
+			t.Fatalf("accepted %+v", c)
 		}
 		if c.Layers < 1 || c.HiddenSize < 1 || c.Heads < 1 || c.Heads%c.KVHeads != 0 || c.HeadDim < 2 || c.VocabSize < 1 || c.HiddenSize*c.VocabSize <= 0 || c.MaxPositionEmbeddings*c.HeadDim <= 0 {
 			t.Fatalf("accepted %+v", c)

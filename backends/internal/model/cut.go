@@ -21,9 +21,17 @@ func share(n, rank, ranks int) extent { return extent{rank * n / ranks, (rank + 
 // maxRanks bounds how many ranks messages propose.
 const maxRanks = 64
 
-// cuts tells whether a model can be cut over so many ranks: every rank has equally many heads and an equal width of the MLP; key heads are divided, or shared by equally many ranks. The vocabulary need not divide.
+// cuts tells whether a model can be cut over so many ranks: every rank has equally many heads and an equal width of every MLP, experts' too, and equally many heads of linear attention; key heads are divided, or shared by equally many ranks. The vocabulary need not divide.
 func (c *Config) cuts(ranks int) bool {
-	return c.Heads%ranks == 0 && c.IntermediateSize%ranks == 0 && (c.KVHeads%ranks == 0 || ranks%c.KVHeads == 0) && c.VocabSize >= ranks
+	for _, width := range c.widths() {
+		if width%ranks != 0 {
+			return false
+		}
+	}
+	if c.DeltaNet != nil && c.DeltaNet.KeyHeads%ranks != 0 {
+		return false
+	}
+	return c.Heads%ranks == 0 && (c.KVHeads%ranks == 0 || ranks%c.KVHeads == 0) && c.VocabSize >= ranks
 }
 
 // ErrCut says that the number of devices is what a model was refused for.
@@ -40,7 +48,12 @@ func (c *Config) checkCut(ranks int) error {
 			allowed = append(allowed, fmt.Sprint(n))
 		}
 	}
-	return fmt.Errorf("%d heads, %d key-value heads and an MLP of %d %w over %d devices: %s are possible", c.Heads, c.KVHeads, c.IntermediateSize, ErrCut, ranks, strings.Join(allowed, ", "))
+	widths := strings.ReplaceAll(strings.Trim(fmt.Sprint(c.widths()), "[]"), " ", " and ")
+	more := ""
+	if c.DeltaNet != nil {
+		more = fmt.Sprintf(", %d key heads of linear attention", c.DeltaNet.KeyHeads)
+	}
+	return fmt.Errorf("%d heads, %d key-value heads%s and an MLP of %s %w over %d devices: %s are possible", c.Heads, c.KVHeads, more, widths, ErrCut, ranks, strings.Join(allowed, ", "))
 }
 
 // kvExtent is the key-value heads of a rank: its share, or the one that its query heads need.

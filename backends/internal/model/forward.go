@@ -23,12 +23,14 @@ type Sequence struct {
 	Tokens  []int32
 	First   int
 	Pages   []int32
+	Slot    int // of Batch.States, where the sequence's state at First is, and then that at its end; without States it begins with the zero state
 }
 
 // Batch is what Forward runs: sequences, those of one adapter side by side (other orders are right but slower), and the pages they use.
 type Batch struct {
 	Sequences []Sequence
 	Pages     tensor.Pages
+	States    *States // nil: sequences are whole, or the model has no recurrent layers
 	// Yield, when not nil, is called between the parts of a pass, about twice per layer and once per chunk of logits, with nothing running on the device. Its error ends the pass and is returned.
 	Yield func() error
 }
@@ -65,7 +67,7 @@ func (m *Model) recordForward(r tensor.Recorder, w *Workspace, b Batch, rows []i
 
 // forward is Forward, whose operations come one by one.
 func (m *Model) forward(w *Workspace, b Batch, rows []int32) (Hidden, error) {
-	p, err := m.begin(w, b.Sequences, b.Pages, b.Yield)
+	p, err := m.begin(w, b.Sequences, b.Pages, b.States, b.Yield)
 	if err != nil {
 		return Hidden{}, fmt.Errorf("forward: %w", err)
 	}
@@ -321,7 +323,7 @@ func (m *Model) logprobs(w *Workspace, logits tensor.Tensor) (sums tensor.Tensor
 }
 
 // begin checks sequences and makes the workspace's pass one over them.
-func (m *Model) begin(w *Workspace, sequences []Sequence, pages tensor.Pages, yield func() error) (*nn.Pass, error) {
+func (m *Model) begin(w *Workspace, sequences []Sequence, pages tensor.Pages, states *States, yield func() error) (*nn.Pass, error) {
 	if len(sequences) == 0 {
 		return nil, errors.New("no sequences")
 	}
@@ -335,9 +337,12 @@ func (m *Model) begin(w *Workspace, sequences []Sequence, pages tensor.Pages, yi
 	p.Reset()
 	p.Comm = m.Comm
 	p.Device, p.Temp, p.Keep, p.Pages, p.Yield = m.Device, w.temp, w.keep, pages, yield
+	if states != nil {
+		p.States = states.all
+	}
 	w.tokens = w.tokens[:0]
 	for i, s := range sequences {
-		if err := m.check(s, pages); err != nil {
+		if err := m.check(s, pages, states); err != nil {
 			return nil, fmt.Errorf("sequence %d: %w", i, err)
 		}
 		row := len(w.tokens)
@@ -346,6 +351,11 @@ func (m *Model) begin(w *Workspace, sequences []Sequence, pages tensor.Pages, yi
 		for position := s.First; position < s.First+len(s.Tokens); position++ {
 			p.Positions = append(p.Positions, int32(position))
 		}
+		run := tensor.StateRun{Row: row, Count: len(s.Tokens), Slot: tensor.NoSlot}
+		if states != nil {
+			run.Slot = s.Slot
+		}
+		p.StateRuns = append(p.StateRuns, run)
 		p.Runs = append(p.Runs, tensor.AttentionRun{Row: row, Count: len(s.Tokens), First: s.First, Pages: s.Pages})
 		if i > 0 && sequences[i-1].Adapter == s.Adapter {
 			p.Segments[len(p.Segments)-1].To = end
@@ -356,7 +366,7 @@ func (m *Model) begin(w *Workspace, sequences []Sequence, pages tensor.Pages, yi
 	return p, nil
 }
 
-func (m *Model) check(s Sequence, pages tensor.Pages) error {
+func (m *Model) check(s Sequence, pages tensor.Pages, states *States) error {
 	switch end := s.First + len(s.Tokens); {
 	case len(s.Tokens) == 0:
 		return errors.New("no tokens")
@@ -364,6 +374,10 @@ func (m *Model) check(s Sequence, pages tensor.Pages) error {
 		return fmt.Errorf("positions %d … %d are not within the context of %d", s.First, end-1, m.MaxContext)
 	case len(s.Pages)*tensor.PageSize < end:
 		return fmt.Errorf("%d pages do not hold %d positions", len(s.Pages), end)
+	case states != nil && (s.Slot < 0 || s.Slot >= states.Count()):
+		return fmt.Errorf("slot %d of %d", s.Slot, states.Count())
+	case states == nil && m.Recurrent() && s.First != 0:
+		return fmt.Errorf("position %d is not the first: without states the model cannot go on from there", s.First)
 	case s.Adapter != nil && len(s.Adapter.Modules(m.Place)) != len(m.Modules):
 		return fmt.Errorf("adapter has %d modules, the model %d", len(s.Adapter.Modules(m.Place)), len(m.Modules))
 	}

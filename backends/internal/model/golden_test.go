@@ -38,13 +38,20 @@ func goldens(t *testing.T) []string {
 // oneGolden, if it is not empty, is the only model of goldensAndOdd and of TestBFloat16Gradients, which then has one loss, for a device that is slow.
 var oneGolden string
 
-// goldensAndOdd adds the folder odd, which has no training runs.
+// families are the folders of testdata/families.py, which have no training runs.
+var families = []string{"mistral", "phi3", "smollm3", "yarn", "yarn-exact"}
+
+// goldensAndOdd adds folders that have no training runs.
 func goldensAndOdd(t *testing.T) []string {
 	t.Helper()
 	if oneGolden != "" {
 		return []string{unpack(t, oneGolden)}
 	}
-	return append(goldens(t), unpack(t, "odd"))
+	dirs := append(goldens(t), unpack(t, "odd"))
+	for _, name := range families {
+		dirs = append(dirs, unpack(t, name))
+	}
+	return dirs
 }
 
 // unpack gives a folder with the decompressed files of testdata/NAME.
@@ -96,6 +103,20 @@ func open(t *testing.T, path ...string) golden {
 	}
 	t.Cleanup(func() { f.Close() })
 	return golden{t, f}
+}
+
+// tensorName is the name of a module's tensor, by the convention that the file has.
+func (g golden) tensorName(module, matrix string) string {
+	if name := lora.TensorName(module, matrix, lora.Tinker); g.has(name) {
+		return name
+	}
+	return lora.TensorName(module, matrix, lora.PEFT)
+}
+
+// nameOf is the same for a tensor that has a name by PEFT's.
+func (g golden) nameOf(name string) string {
+	module, matrix, _ := lora.ParseTensorName(name)
+	return g.tensorName(module, matrix)
 }
 
 func (g golden) has(name string) bool { _, ok := g.Tensor(name); return ok }
@@ -150,9 +171,10 @@ type bench struct {
 	t      *testing.T
 	device tensor.Device
 	*model.Model
-	work  *model.Workspace
-	pages tensor.Pages
-	next  int32
+	work   *model.Workspace
+	pages  tensor.Pages
+	states *model.States // nil: the model has no recurrent layers
+	next   int32
 }
 
 // openDevice gives the device of the tests.
@@ -185,7 +207,24 @@ func newBenchWith(t *testing.T, dir string, threads int, o model.LoadOptions) *b
 		t.Fatal(err)
 	}
 	t.Cleanup(b.pages.Free)
+	if m.Recurrent() {
+		if b.states, err = m.NewStates(16); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(b.states.Free)
+	}
 	return b
+}
+
+// begin makes a slot that of a sequence's beginning, where the model has such.
+func (b *bench) begin(slot int) {
+	b.t.Helper()
+	if b.states == nil {
+		return
+	}
+	if err := b.states.Zero(slot); err != nil {
+		b.t.Fatal(err)
+	}
 }
 
 // take gives clean pages for n positions, the oldest ones again when all have been used.
@@ -206,14 +245,14 @@ func (b *bench) take(n int) []int32 {
 func (b *bench) adapter(f golden) *lora.Weights {
 	b.t.Helper()
 	known := 0
-	l, err := lora.NewLayout(b.Modules, f.rank(), func(m lora.Module) bool { return f.has(lora.TensorName(m.Name, "A", lora.PEFT)) })
+	l, err := lora.NewLayout(b.Modules, f.rank(), func(m lora.Module) bool { return f.has(f.tensorName(m.Name, "A")) })
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	w := b.weights(l)
 	if err := w.Masters.Each(func(name string, x tensor.Tensor) error {
 		known++
-		return b.device.Upload(x, f.floats(name))
+		return b.device.Upload(x, f.floats(f.nameOf(name)))
 	}); err != nil {
 		b.t.Fatal(err)
 	}
@@ -314,7 +353,7 @@ func furthest(got []float32, want []float64) float64 {
 }
 
 func TestLogprobsAgreeWithTransformers(t *testing.T) {
-	for _, dir := range goldensAndOdd(t) {
+	for _, dir := range append(goldensAndOdd(t), hybrids(t)...) {
 		t.Run(filepath.Base(dir), func(t *testing.T) {
 			b := newBench(t, dir, tensor.Float32, 2)
 			base := open(t, dir, "base.safetensors")
@@ -336,9 +375,30 @@ func TestLogprobsAgreeWithTransformers(t *testing.T) {
 	}
 }
 
+// TestFamiliesOfSharedData has models of transformers' classes that are not committed.
+func TestFamiliesOfSharedData(t *testing.T) {
+	root := os.Getenv("TINSMITH_TESTDATA")
+	if root == "" {
+		t.Skip("TINSMITH_TESTDATA is not set")
+	}
+	for _, name := range []string{"mistral", "phi3", "smollm3", "qwen3-yarn"} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(root, "families", name)
+			b := newBench(t, dir, tensor.Float32, 2)
+			base := open(t, dir, "base.safetensors")
+			for _, n := range []string{"0", "1", "2", "3", "4"} {
+				got := b.train(model.TrainOptions{}, b.example(nil, base.ids("tokens."+n), base.ids("targets."+n), nil))[0].Logprobs
+				if d := furthest(got, base.doubles("logprobs_f64."+n)); !(d <= 1e-4) {
+					t.Errorf("sequence %s: log-probabilities are off by %g", n, d)
+				}
+			}
+		})
+	}
+}
+
 // TestBFloat16Weights loads the float32 files as bfloat16, which must give log-probabilities near those of float32 arithmetic on rounded weights.
 func TestBFloat16Weights(t *testing.T) {
-	for _, dir := range goldensAndOdd(t) {
+	for _, dir := range append(goldensAndOdd(t), hybrids(t)...) {
 		t.Run(filepath.Base(dir), func(t *testing.T) {
 			b := newBench(t, dir, tensor.BFloat16, 2)
 			base := open(t, dir, "base.safetensors")
@@ -378,58 +438,66 @@ func (b *bench) losses(name string, w *lora.Weights, g *lora.Gradient, base, val
 func TestGradientsAgreeWithPEFT(t *testing.T) {
 	for _, dir := range goldensAndOdd(t) {
 		for _, adapter := range []string{"lora", "lora-unembed"} {
-			t.Run(filepath.Base(dir)+"/"+adapter, func(t *testing.T) {
-				b := newBench(t, dir, tensor.Float32, 2)
-				base, values := open(t, dir, "base.safetensors"), open(t, dir, adapter+".safetensors")
-				w := b.adapter(open(t, dir, adapter, "adapter_model.safetensors"))
-				var sums map[string]map[string]struct {
-					Sum float64 `json:"loss_sum_f64"`
-				}
-				raw, err := os.ReadFile(filepath.Join(dir, "losses.json"))
-				if err == nil {
-					err = json.Unmarshal(raw, &sums)
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
-				checked := 0
-				for name := range lossSettings {
-					g := b.gradient(w.Layout())
-					all := b.losses(name, w, g, base, values)
-					var total, size float64
-					for i, o := range b.train(model.TrainOptions{}, all...) {
-						total += o.Loss
-						if d := furthest(o.Logprobs, values.doubles("logprobs_f64."+string(rune('0'+i)))); !(d <= 1e-4) {
-							t.Errorf("%s: log-probabilities are off by %g", name, d)
-						}
-						for j, lp := range o.Logprobs {
-							if name == "cross_entropy" {
-								size += math.Abs(float64(lp * all[i].Inputs.Weights[j]))
-							} else {
-								size += math.Abs(float64(all[i].Inputs.Advantages[j]))
-							}
-						}
-					}
-					if d := math.Abs(total-sums[adapter][name].Sum) / size; !(d <= 1e-5) {
-						t.Errorf("%s: loss %v, want %v", name, total, sums[adapter][name].Sum)
-					}
-					checked += b.compare(g, values, "grad."+name+".", 1e-4)
-				}
-				if values.has("nk.targets.2") {
-					g := b.gradient(w.Layout())
-					e := b.example(w, base.ids("tokens.2"), values.ids("nk.targets.2"), values.floats("nk.weights.2"))
-					e.Gradient = g
-					o := b.train(model.TrainOptions{}, e)[0]
-					if d := relative(o.Logprobs, values.floats("nk.logprobs.2")); !(d <= 1e-5) {
-						t.Errorf("several targets: log-probabilities are off by %g", d)
-					}
-					checked += b.compare(g, values, "grad.nk.", 1e-4)
-				}
-				if checked == 0 {
-					t.Error("no gradient was compared")
-				}
-			})
+			t.Run(filepath.Base(dir)+"/"+adapter, func(t *testing.T) { gradientsAgree(t, dir, dir, adapter, "losses.json") })
 		}
+	}
+}
+
+// gradientsAgree compares the losses and gradients of an adapter with the goldens that are beside it, on the model of another folder.
+func gradientsAgree(t *testing.T, dir, adapters, adapter, lossesFile string) {
+	b := newBench(t, dir, tensor.Float32, 2)
+	base, values := open(t, dir, "base.safetensors"), open(t, adapters, adapter+".safetensors")
+	w := b.adapter(open(t, adapters, adapter, "adapter_model.safetensors"))
+	type sum struct {
+		Sum float64 `json:"loss_sum_f64"`
+	}
+	var sums map[string]sum
+	raw, err := os.ReadFile(filepath.Join(adapters, lossesFile))
+	if err == nil && lossesFile == "losses.json" {
+		var all map[string]map[string]sum
+		err = json.Unmarshal(raw, &all)
+		sums = all[adapter]
+	} else if err == nil {
+		err = json.Unmarshal(raw, &sums)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	checked := 0
+	for name := range lossSettings {
+		g := b.gradient(w.Layout())
+		all := b.losses(name, w, g, base, values)
+		var total, size float64
+		for i, o := range b.train(model.TrainOptions{}, all...) {
+			total += o.Loss
+			if d := furthest(o.Logprobs, values.doubles("logprobs_f64."+string(rune('0'+i)))); !(d <= 1e-4) {
+				t.Errorf("%s: log-probabilities are off by %g", name, d)
+			}
+			for j, lp := range o.Logprobs {
+				if name == "cross_entropy" {
+					size += math.Abs(float64(lp * all[i].Inputs.Weights[j]))
+				} else {
+					size += math.Abs(float64(all[i].Inputs.Advantages[j]))
+				}
+			}
+		}
+		if d := math.Abs(total-sums[name].Sum) / size; !(d <= 1e-5) {
+			t.Errorf("%s: loss %v, want %v", name, total, sums[name].Sum)
+		}
+		checked += b.compare(g, values, "grad."+name+".", 1e-4)
+	}
+	if values.has("nk.targets.2") {
+		g := b.gradient(w.Layout())
+		e := b.example(w, base.ids("tokens.2"), values.ids("nk.targets.2"), values.floats("nk.weights.2"))
+		e.Gradient = g
+		o := b.train(model.TrainOptions{}, e)[0]
+		if d := relative(o.Logprobs, values.floats("nk.logprobs.2")); !(d <= 1e-5) {
+			t.Errorf("several targets: log-probabilities are off by %g", d)
+		}
+		checked += b.compare(g, values, "grad.nk.", 1e-4)
+	}
+	if checked == 0 {
+		t.Error("no gradient was compared")
 	}
 }
 
@@ -438,6 +506,9 @@ func (b *bench) compare(g *lora.Gradient, values golden, prefix string, limit fl
 	b.t.Helper()
 	n := 0
 	if err := g.Each(func(name string, x tensor.Tensor) error {
+		if module, matrix, _ := lora.ParseTensorName(name); !values.has(prefix + name) {
+			name = lora.TensorName(module, matrix, lora.Tinker)
+		}
 		if !values.has(prefix + name) {
 			return nil // not committed
 		}
@@ -452,86 +523,97 @@ func (b *bench) compare(g *lora.Gradient, values golden, prefix string, limit fl
 	return n
 }
 
+// trainingRun is one of PyTorch's.
+type trainingRun struct {
+	name, adapter string
+	fresh         bool // B = 0
+	adam          optim.Adam
+}
+
+var (
+	adamRun = trainingRun{"adam", "lora", true, optim.Adam{Beta1: 0.9, Beta2: 0.95, Eps: 1e-12}}
+	clipRun = trainingRun{"adamw-clip", "lora-unembed", false, optim.Adam{Beta1: 0.9, Beta2: 0.95, Eps: 1e-12, WeightDecay: 0.01, GradClipNorm: 1}}
+)
+
 // TestFiftySteps repeats PyTorch's training runs: two forward_backward of two sequences each, then a step of AdamW.
 func TestFiftySteps(t *testing.T) {
 	for _, dir := range goldens(t) {
-		for _, run := range []struct {
-			name, adapter string
-			fresh         bool // B = 0
-			adam          optim.Adam
-		}{
-			{"adam", "lora", true, optim.Adam{Beta1: 0.9, Beta2: 0.95, Eps: 1e-12}},
-			{"adamw-clip", "lora-unembed", false, optim.Adam{Beta1: 0.9, Beta2: 0.95, Eps: 1e-12, WeightDecay: 0.01, GradClipNorm: 1}},
-		} {
-			t.Run(filepath.Base(dir)+"/"+run.name, func(t *testing.T) {
-				b := newBench(t, dir, tensor.Float32, 2)
-				values := open(t, dir, "train.safetensors")
-				w := b.adapter(open(t, dir, run.adapter, "adapter_model.safetensors"))
-				l := w.Layout()
-				if run.fresh {
-					for i := range b.Modules {
-						if !l.Has(i) {
-							continue
-						}
-						if err := b.device.Zero(w.Masters.B(i)); err != nil {
-							t.Fatal(err)
-						}
-					}
-					if err := w.Pack(); err != nil {
-						t.Fatal(err)
-					}
-				}
-				next := b.weights(l)
-				s, nextState := b.state(l), b.state(l)
-				losses, norms, rates := values.doubles(run.name+".loss_f64"), values.doubles(run.name+".grad_norm"), values.doubles(run.name+".lr")
-				g := b.gradient(l)
-				for step := range 50 {
-					if err := g.Zero(); err != nil {
-						t.Fatal(err)
-					}
-					for call := range 2 {
-						var pair []model.Example
-						for i := range 2 {
-							n := string(rune('0' + 2*((2*step+call)%4) + i))
-							e := b.example(w, values.ids("tokens."+n), values.ids("targets."+n), values.floats("weights."+n))
-							e.Gradient = g
-							pair = append(pair, e)
-						}
-						var sum float64
-						for _, o := range b.train(model.TrainOptions{}, pair...) {
-							sum += o.Loss
-						}
-						if want := losses[2*step+call]; !(math.Abs(sum-want) <= 1e-4*math.Abs(want)) {
-							t.Fatalf("step %d: loss %v, want %v", step, sum, want)
-						}
-					}
-					a := run.adam
-					a.LearningRate = rates[step]
-					n, err := optim.Step(b.device, optim.Update{Next: next, NextState: nextState, Weights: w, State: s, Gradient: g, Adam: a})
-					if err != nil {
-						t.Fatal(err)
-					}
-					if !(math.Abs(n.Gradient-norms[step]) <= 1e-3*norms[step]) {
-						t.Errorf("step %d: norm of the gradient %v, want %v", step, n.Gradient, norms[step])
-					}
-					w, next, s, nextState = next, w, nextState, s
-				}
-				if s.Step != 50 {
-					t.Errorf("%d steps counted", s.Step)
-				}
-				if err := w.Masters.Each(func(name string, x tensor.Tensor) error {
-					if !values.has(run.name + ".final." + name) {
-						return nil // not committed
-					}
-					if d := relative(b.download(x), values.floats(run.name+".final."+name)); !(d <= 1e-4) {
-						t.Errorf("final %s is off by %g of its norm", name, d)
-					}
-					return nil
-				}); err != nil {
-					t.Fatal(err)
-				}
-			})
+		for _, run := range []trainingRun{adamRun, clipRun} {
+			t.Run(filepath.Base(dir)+"/"+run.name, func(t *testing.T) { fiftySteps(t, dir, dir, "train.safetensors", run) })
 		}
+	}
+}
+
+// fiftySteps repeats a run on the model of a folder, whose train.safetensors has the sequences, with an adapter of another one, where a file has the outcomes.
+func fiftySteps(t *testing.T, dir, adapters, file string, run trainingRun) {
+	b := newBench(t, dir, tensor.Float32, 2)
+	data, values := open(t, dir, "train.safetensors"), open(t, adapters, file)
+	w := b.adapter(open(t, adapters, run.adapter, "adapter_model.safetensors"))
+	l := w.Layout()
+	if run.fresh {
+		for i := range b.Modules {
+			if !l.Has(i) {
+				continue
+			}
+			if err := b.device.Zero(w.Masters.B(i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := w.Pack(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	next := b.weights(l)
+	s, nextState := b.state(l), b.state(l)
+	losses, norms, rates := values.doubles(run.name+".loss_f64"), values.doubles(run.name+".grad_norm"), values.doubles(run.name+".lr")
+	g := b.gradient(l)
+	for step := range 50 {
+		if err := g.Zero(); err != nil {
+			t.Fatal(err)
+		}
+		for call := range 2 {
+			var pair []model.Example
+			for i := range 2 {
+				n := string(rune('0' + 2*((2*step+call)%4) + i))
+				e := b.example(w, data.ids("tokens."+n), data.ids("targets."+n), data.floats("weights."+n))
+				e.Gradient = g
+				pair = append(pair, e)
+			}
+			var sum float64
+			for _, o := range b.train(model.TrainOptions{}, pair...) {
+				sum += o.Loss
+			}
+			if want := losses[2*step+call]; !(math.Abs(sum-want) <= 1e-4*math.Abs(want)) {
+				t.Fatalf("step %d: loss %v, want %v", step, sum, want)
+			}
+		}
+		a := run.adam
+		a.LearningRate = rates[step]
+		n, err := optim.Step(b.device, optim.Update{Next: next, NextState: nextState, Weights: w, State: s, Gradient: g, Adam: a})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !(math.Abs(n.Gradient-norms[step]) <= 1e-3*norms[step]) {
+			t.Errorf("step %d: norm of the gradient %v, want %v", step, n.Gradient, norms[step])
+		}
+		w, next, s, nextState = next, w, nextState, s
+	}
+	if s.Step != 50 {
+		t.Errorf("%d steps counted", s.Step)
+	}
+	if err := w.Masters.Each(func(name string, x tensor.Tensor) error {
+		if module, matrix, _ := lora.ParseTensorName(name); !values.has(run.name + ".final." + name) {
+			name = lora.TensorName(module, matrix, lora.Tinker)
+		}
+		if !values.has(run.name + ".final." + name) {
+			return nil // not committed
+		}
+		if d := relative(b.download(x), values.floats(run.name+".final."+name)); !(d <= 1e-4) {
+			t.Errorf("final %s is off by %g of its norm", name, d)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
 	}
 }
 

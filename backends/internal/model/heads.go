@@ -22,7 +22,7 @@ func refuseAdapter(dir string) error {
 }
 
 // sameHead tells whether the files of a tied model have one matrix for embedding and head: one of them only, or both with the same values. transformers 5 ties only then.
-func sameHead(files *safetensors.Collection) bool {
+func sameHead(files weightFiles) bool {
 	embedding, ok := files.Tensor(embeddingName)
 	head, both := files.Tensor(headName + ".weight")
 	if !ok || !both {

@@ -27,6 +27,12 @@ type Architecture struct {
 	Check func(c *Config) error
 	// Layer loads layer i.
 	Layer func(ctx context.Context, l *Loader, i int) (nn.Layer, error)
+	// Ignored are the beginnings of the names of tensors, as files have them, that lie beside those of the text model and are not loaded.
+	Ignored []string
+	// NestedConfig tells that config.json may have the text model's settings in text_config.
+	NestedConfig bool
+	// OnePlusNorms tells that the weight of the final norm is one more than the files have it, see Loader.OnePlusNorm.
+	OnePlusNorms bool
 }
 
 // LoadOptions are the settings of Load.
@@ -88,7 +94,7 @@ func LoadSharded(ctx context.Context, dir string, devices [][]tensor.Device, reg
 type directory struct {
 	config       *Config
 	raw          []byte // config.json
-	files        *safetensors.Collection
+	files        weightFiles
 	architecture Architecture
 	notes        []string // what of the files is not used, or otherwise than they say
 }
@@ -111,6 +117,9 @@ func openDirectory(dir string, registry Registry, ranks int, o LoadOptions) (*di
 		return nil, fmt.Errorf("architecture %.80q is not supported: the supported ones are %s; other causal language models are trained and sampled, slowly, by the plugin transformers (docs/other-models.md)",
 			c.Architecture, strings.Join(known, ", "))
 	}
+	if c.Nested && !a.NestedConfig {
+		return nil, fmt.Errorf("%s: text_config is set, which a model of architecture %s does not have", configFile, c.Architecture)
+	}
 	if err := a.Check(c); err != nil {
 		return nil, fmt.Errorf("%s: %w", configFile, err)
 	}
@@ -126,10 +135,11 @@ func openDirectory(dir string, registry Registry, ranks int, o LoadOptions) (*di
 	if err := refuseAdapter(dir); err != nil {
 		return nil, err
 	}
-	files, err := safetensors.OpenModel(dir)
+	collection, err := safetensors.OpenModel(dir)
 	if err != nil {
 		return nil, err
 	}
+	files := nameWeights(collection)
 	d := &directory{config: c, raw: raw, files: files, architecture: a}
 	if files.Unused != "" {
 		d.notes = append(d.notes, fmt.Sprintf("model.safetensors is served as transformers would load it; %s beside it, and the shards that it names, are not read", files.Unused))
@@ -152,7 +162,7 @@ func (d *directory) load(ctx context.Context, devices [][]tensor.Device, o LoadO
 	hashContext, stop := context.WithCancel(ctx)
 	defer func() { stop(); <-hashed }() // the files are closed after this function returns
 	go func() {
-		sum, err := hash(hashContext, d.raw, d.files)
+		sum, err := hash(hashContext, d.raw, d.files.Collection)
 		hashed <- result{sum, err}
 		close(hashed)
 	}()
@@ -181,8 +191,9 @@ func (d *directory) load(ctx context.Context, devices [][]tensor.Device, o LoadO
 // pack gives the models of all ranks as far as they got, also on error, but for the hash.
 func (d *directory) pack(ctx context.Context, devices [][]tensor.Device, o LoadOptions, g *gauge) ([][]*Model, error) {
 	for _, n := range d.files.Names() {
-		t, _ := d.files.Tensor(n)
-		g.total += int64(len(t.Data))
+		if t, ok := d.files.Collection.Tensor(n); ok && !ignored(n, d.architecture.Ignored) {
+			g.total += int64(len(t.Data))
+		}
 	}
 	copies, ranks := len(devices), len(devices[0])
 	models, errs := make([][]*Model, copies), make([]error, copies*ranks)
@@ -193,7 +204,7 @@ func (d *directory) pack(ctx context.Context, devices [][]tensor.Device, o LoadO
 		models[c] = make([]*Model, ranks)
 		for rank, device := range devices {
 			group.Go(func() {
-				l := &Loader{Config: d.config, files: d.files, used: map[string]bool{}, gauge: g, copy: c, copies: copies}
+				l := &Loader{Config: d.config, files: d.files, used: map[string]bool{}, counted: map[string]bool{}, ignored: d.architecture.Ignored, gauge: g, copy: c, copies: copies}
 				err := l.load(loadContext, device, rank, ranks, d.architecture, o)
 				if models[c][rank] = l.model; err != nil {
 					errs[c*ranks+rank] = err
@@ -248,7 +259,7 @@ func (g *gauge) finish() {
 // load makes one rank's model, as far as it gets.
 func (l *Loader) load(ctx context.Context, device tensor.Device, rank, ranks int, a Architecture, o LoadOptions) error {
 	c, files := l.Config, l.files
-	m := &Model{Config: c, DType: o.DType, Device: device, MaxContext: c.MaxPositionEmbeddings, Rank: rank, Ranks: ranks, Place: rank, logitsBytes: defaultLogitsBytes}
+	m := &Model{Config: c, DType: o.DType, Device: device, MaxContext: c.MaxPositionEmbeddings, Rank: rank, Ranks: ranks, Place: rank, logitsBytes: defaultLogitsBytes, NestedNames: files.nested}
 	l.model = m
 	m.vocabulary, m.kvHeads = share(c.VocabSize, rank, ranks), c.kvExtent(rank, ranks).size()
 	if o.LogitsBytes != 0 {
@@ -257,23 +268,24 @@ func (l *Loader) load(ctx context.Context, device tensor.Device, rank, ranks int
 	if o.MaxContext != 0 {
 		m.MaxContext = o.MaxContext
 	}
-	embedding := embeddingName
-	if _, ok := files.Tensor(embedding); !ok && c.TieWordEmbeddings {
-		if _, ok := files.Tensor(headName + ".weight"); ok { // a tied matrix may be saved under either name
-			embedding = headName + ".weight"
-		}
+	embedding := strings.TrimSuffix(embeddingName, ".weight")
+	if !l.Has(embeddingName) && c.TieWordEmbeddings && l.Has(headName+".weight") { // a tied matrix may be saved under either name
+		embedding = headName
+	}
+	if t, ok := files.Tensor(embedding + ".weight"); ok {
+		l.wide = t.DType == "F32"
 	}
 	if m.DType == 0 {
 		m.DType = tensor.BFloat16
-		if t, ok := files.Tensor(embedding); ok && t.DType == "F32" {
+		if l.wide {
 			m.DType = tensor.Float32
 		}
 	}
 	var err error
 	if l.measures() {
-		m.rope, err = device.Alloc(tensor.Float32, m.MaxContext, c.HeadDim)
+		m.rope, err = device.Alloc(tensor.Float32, m.MaxContext, c.RotaryDim)
 	} else {
-		m.rope, err = c.Rope.Table(device, m.MaxContext, c.HeadDim)
+		m.rope, err = c.Rope.Table(device, m.MaxContext, c.RotaryDim)
 	}
 	if err != nil {
 		return err
@@ -288,12 +300,16 @@ func (l *Loader) load(ctx context.Context, device tensor.Device, rank, ranks int
 		}
 		m.layers = append(m.layers, layer)
 	}
-	if m.norm, err = l.Norm(normName, c.HiddenSize); err != nil {
+	norm := l.Norm
+	if a.OnePlusNorms {
+		norm = l.OnePlusNorm
+	}
+	if m.norm, err = norm(normName, c.HiddenSize); err != nil {
 		return err
 	}
 	if c.TieWordEmbeddings {
 		m.head = nn.Linear{Weight: m.embedding, Module: l.module(headName, lora.Unembed, c.VocabSize, c.HiddenSize, m.vocabulary, extent{0, c.HiddenSize})}
-		l.used[headName+".weight"] = true
+		l.used[headName+".weight"] = true // they are equal
 	} else if m.head, err = l.Linear(ctx, headName, lora.Unembed, c.VocabSize, c.HiddenSize, m.vocabulary, extent{0, c.HiddenSize}, false); err != nil {
 		return err
 	}
@@ -330,10 +346,15 @@ func hash(ctx context.Context, config []byte, files *safetensors.Collection) (st
 type Loader struct {
 	Config *Config
 
-	model *Model
-	files *safetensors.Collection
-	used  map[string]bool
-	gauge *gauge
+	model   *Model
+	files   weightFiles
+	used    map[string]bool // of the files' tensors, those that were found
+	counted map[string]bool // and those whose parameters are in the model's number of them
+	ignored []string
+	wide    bool // the embedding's file is float32: so is the whole model
+	gauge   *gauge
+
+	stillRope tensor.Tensor
 
 	copy, copies int // of a model that is sharded; else 0 of 1
 }
@@ -350,85 +371,49 @@ func (l *Loader) measures() bool {
 // Rope is the model's table of rotary positions.
 func (l *Loader) Rope() tensor.Tensor { return l.model.rope }
 
-// find looks a tensor up and checks its shape and type.
-func (l *Loader) find(name string, shape ...int) (safetensors.Tensor, error) {
-	t, ok := l.files.Tensor(name)
-	if !ok {
-		if bare := strings.TrimPrefix(name, "model."); bare != name {
-			if _, ok := l.files.Tensor(bare); ok {
-				return t, fmt.Errorf("tensor %q is missing, but there is %q: the files are of the bare model without its head; load it with AutoModelForCausalLM of transformers and write it with save_pretrained", name, bare)
-			}
-		}
-		return t, fmt.Errorf("tensor %q is missing", name)
+// still is a table of rotary positions that turn nothing.
+func (l *Loader) still() (tensor.Tensor, error) {
+	if l.stillRope.Buffer != nil {
+		return l.stillRope, nil
 	}
-	if !slices.Equal(t.Shape, shape) {
-		return t, fmt.Errorf("tensor %q has shape %v, the configuration makes it %v", name, t.Shape, shape)
+	var err error
+	if l.stillRope, err = nn.StillTable(l.model.Device, l.model.MaxContext); err == nil {
+		l.model.vectors = append(l.model.vectors, l.stillRope)
 	}
-	if t.DType != "F32" && t.DType != "BF16" && t.DType != "F16" {
-		return t, fmt.Errorf("tensor %q has type %s, only F32, BF16 and F16 are supported", name, t.DType)
-	}
-	l.used[name] = true
-	return t, nil
+	return l.stillRope, err
 }
 
-// Matrix packs rows and columns of a tensor of out × in, until ctx ends; where the model is sharded, those of the rows that this copy holds.
+// Matrix packs rows and columns of NAME.weight, out × in, until ctx ends; where the model is sharded, those of the rows that this copy holds.
 func (l *Loader) Matrix(ctx context.Context, name string, out, in int, rows, cols extent) (tensor.Matrix, error) {
-	t, err := l.find(name, out, in)
+	s, err := l.Weight(name, out, in)
 	if err != nil {
 		return nil, err
 	}
-	l.model.Parameters += int64(out) * int64(in)
-	if l.copies == 1 {
-		return l.pack(ctx, name, t, in, rows, cols)
-	}
-	s := newSpread(l.model.DType, rows.size(), cols.size(), l.copies)
-	own := &s.shards[shardOf(l.copy, len(l.model.spreads), l.copies)]
-	l.model.spreads = append(l.model.spreads, s)
-	if own.rows.size() == 0 {
-		return s, nil
-	}
-	own.matrix, err = l.pack(ctx, name, t, in, extent{rows.from + own.rows.from, rows.from + own.rows.to}, cols)
-	return s, err
+	return l.Pack(ctx, s.Slice(rows.from, rows.to), cols)
 }
 
-// pack packs rows and columns of a tensor whose rows have in elements.
-func (l *Loader) pack(ctx context.Context, name string, t safetensors.Tensor, in int, rows, cols extent) (tensor.Matrix, error) {
-	w, err := l.model.Device.NewMatrix(l.model.DType, rows.size(), cols.size())
-	if err != nil {
-		return nil, fmt.Errorf("tensor %q: %w", name, err)
-	}
-	l.model.matrices = append(l.model.matrices, w)
-	if l.measures() {
-		return w, nil
-	}
-	row := len(t.Data) / t.Shape[0]
-	element := row / in
-	var columns []byte // of some rows, where not all are wanted
-	for from := 0; from < rows.size(); {
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		n := min(rows.size()-from, max(1, packBytes/row))
-		data := t.Data[(rows.from+from)*row : (rows.from+from+n)*row]
-		if cols.size() != in {
-			columns = columns[:0]
-			for at := 0; at < len(data); at += row {
-				columns = append(columns, data[at+cols.from*element:at+cols.to*element]...)
-			}
-			data = columns
-		}
-		if err := l.model.Device.PackRows(w, from, n, t.DType, data); err != nil {
-			return nil, fmt.Errorf("tensor %q: %w", name, err)
-		}
-		from += n
-		l.gauge.advance(len(data))
-	}
-	return w, nil
-}
-
-// Vector uploads elements of a tensor of n as float32. In a bfloat16 model its values are rounded to bfloat16, as if the file held them so.
+// Vector uploads elements of a tensor of n as float32. Where a model in float32 is loaded as bfloat16 its values are rounded to bfloat16, as if the file held them so, and so are those of float16. A vector of float32 in
+// a model of another type stays as it is.
 func (l *Loader) Vector(name string, n int, part extent) (tensor.Tensor, error) {
-	t, err := l.find(name, n)
+	return l.vector(name, []int{n}, part, 0)
+}
+
+// Rows uploads rows of a small matrix of n × width, or of n × 1 × width, as float32 like Vector: weights that no product reads.
+func (l *Loader) Rows(name string, n, width int, part extent) (tensor.Tensor, error) {
+	shape := []int{n, width}
+	if t, ok := l.files.Tensor(name); ok && len(t.Shape) == 3 {
+		shape = []int{n, 1, width}
+	}
+	v, err := l.vector(name, shape, part.times(width), 0)
+	if err != nil {
+		return v, err
+	}
+	return v.Reshape(part.size(), width), nil
+}
+
+// vector uploads elements of a tensor, and adds to each.
+func (l *Loader) vector(name string, shape []int, part extent, add float32) (tensor.Tensor, error) {
+	t, err := l.findFloats(name, shape...)
 	if err != nil {
 		return tensor.Tensor{}, err
 	}
@@ -436,21 +421,24 @@ func (l *Loader) Vector(name string, n int, part extent) (tensor.Tensor, error) 
 	if err != nil {
 		return tensor.Tensor{}, err
 	}
+	l.count(t, len(values))
 	v, err := l.model.Device.Alloc(tensor.Float32, 1, part.size())
 	if err != nil {
-		return v, fmt.Errorf("tensor %q: %w", name, err)
+		return v, fmt.Errorf("tensor %q: %w", t.Name, err)
 	}
 	l.model.vectors = append(l.model.vectors, v)
-	if err := l.model.Device.Upload(v, values[part.from:part.to]); err != nil {
-		return v, fmt.Errorf("tensor %q: %w", name, err)
-	}
-	if l.model.DType == tensor.BFloat16 {
-		if err := l.model.Device.Scale(v, 1, tensor.BFloat16); err != nil {
-			return v, err
+	if l.model.DType == tensor.BFloat16 && (l.wide || t.DType != "F32") {
+		for i, x := range values {
+			values[i] = safetensors.RoundBFloat16(x)
 		}
 	}
+	for i := range values {
+		values[i] += add // in float32, and kept so: in bfloat16 the sum would lose bits of the weight
+	}
+	if err := l.model.Device.Upload(v, values[part.from:part.to]); err != nil {
+		return v, fmt.Errorf("tensor %q: %w", t.Name, err)
+	}
 	l.gauge.advance(len(t.Data))
-	l.model.Parameters += int64(n)
 	return v, nil
 }
 
@@ -460,17 +448,32 @@ func (l *Loader) Norm(name string, n int) (nn.RMSNorm, error) {
 	return nn.RMSNorm{Weight: w, Eps: l.Config.RMSNormEps}, err
 }
 
+// OnePlusNorm loads the weight of an RMSNorm of which the files have what it is above one.
+func (l *Loader) OnePlusNorm(name string, n int) (nn.RMSNorm, error) {
+	w, err := l.vector(name, []int{n}, extent{0, n}, 1)
+	return nn.RMSNorm{Weight: w, Eps: l.Config.RMSNormEps}, err
+}
+
 // Linear loads rows and columns of NAME.weight (out × in), with those rows of bias NAME.bias, and makes it a module that can carry LoRA.
 func (l *Loader) Linear(ctx context.Context, name string, group lora.Group, out, in int, rows, cols extent, bias bool) (nn.Linear, error) {
-	w, err := l.Matrix(ctx, name+".weight", out, in, rows, cols)
+	s, err := l.Weight(name, out, in)
 	if err != nil {
 		return nn.Linear{}, err
 	}
-	linear := nn.Linear{Weight: w, Module: l.module(name, group, out, in, rows, cols)}
-	if bias {
+	linear, err := l.LinearOf(ctx, s, name, group, rows, cols)
+	if err == nil && bias {
 		linear.Bias, err = l.Vector(name+".bias", out, rows)
 	}
 	return linear, err
+}
+
+// LinearOf packs rows and columns of a source, and makes it the module of a name.
+func (l *Loader) LinearOf(ctx context.Context, s Source, name string, group lora.Group, rows, cols extent) (nn.Linear, error) {
+	w, err := l.Pack(ctx, s.Slice(rows.from, rows.to), cols)
+	if err != nil {
+		return nn.Linear{}, err
+	}
+	return nn.Linear{Weight: w, Module: l.module(name, group, s.Out, s.In, rows, cols)}, nil
 }
 
 func (l *Loader) module(name string, group lora.Group, out, in int, rows, cols extent) int {
@@ -479,11 +482,19 @@ func (l *Loader) module(name string, group lora.Group, out, in int, rows, cols e
 	return len(l.model.Modules) - 1
 }
 
+// Fused notes that other programs have several modules as one, of that name: its rows are those of the parts, one below another. LoRA is on the parts.
+func (l *Loader) Fused(name string, parts ...string) {
+	if l.model.Fused == nil {
+		l.model.Fused = map[string][]string{}
+	}
+	l.model.Fused[name] = parts
+}
+
 // checkAllUsed refuses tensors that the architecture does not have: the files are of something else.
 func (l *Loader) checkAllUsed() error {
 	for _, n := range l.files.Names() {
 		// Old Llama files hold the rotary frequencies, which follow from the configuration.
-		if !l.used[n] && !strings.HasSuffix(n, ".rotary_emb.inv_freq") {
+		if !l.used[n] && !ignored(n, l.ignored) && !strings.HasSuffix(n, ".rotary_emb.inv_freq") {
 			return fmt.Errorf("tensor %q is not known to architecture %s with this configuration", n, l.Config.Architecture)
 		}
 	}

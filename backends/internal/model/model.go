@@ -20,10 +20,13 @@ type Model struct {
 	DType      tensor.DType // of weights, products and pages
 	MaxContext int          // positions
 	Parameters int64
-	Hash       string        // SHA-256 over config.json and the names, types, shapes and bytes of all tensors, hex
-	Notes      []string      // what of the directory's files is not used, or otherwise than they say, a sentence each
-	Modules    []lora.Module // what LoRA can be put on, by module number
-	Device     tensor.Device
+	Hash       string              // SHA-256 over config.json and the names, types, shapes and bytes of all tensors, hex
+	Notes      []string            // what of the directory's files is not used, or otherwise than they say, a sentence each
+	Modules    []lora.Module       // what LoRA can be put on, by module number
+	Fused      map[string][]string // what PEFT puts one LoRA on and LoRA here is on the parts of: names of modules by its name, in the order of its rows
+	// NestedNames tells that the files, and so the class that loads them, call the text model model.language_model; Modules have the names without that.
+	NestedNames bool
+	Device      tensor.Device
 
 	// Of a model that is cut over ranks (LoadCut); one that is whole is rank 0 of 1.
 	Rank, Ranks int
@@ -33,6 +36,7 @@ type Model struct {
 
 	vocabulary extent // rows of embedding and head
 	kvHeads    int    // that this rank has
+	stateSize  int    // elements of a slot of States
 	embedding  tensor.Matrix
 	layers     []nn.Layer
 	norm       nn.RMSNorm
@@ -70,9 +74,9 @@ func (m *Model) Layout(rank int, attention, mlp, unembed bool) (*lora.Layout, er
 	})
 }
 
-// NewPages allocates pages of keys and values for this model, all its layers, in its type: those of the rank's heads.
+// NewPages allocates pages of keys and values for this model, all its layers that have some, in its type: those of the rank's heads.
 func (m *Model) NewPages(count int) (tensor.Pages, error) {
-	return m.Device.NewPages(m.DType, m.Config.Layers, count, m.kvHeads, m.Config.HeadDim)
+	return m.Device.NewPages(m.DType, m.Config.AttentionLayers(), count, m.kvHeads, m.Config.HeadDim)
 }
 
 // WeightBytes is the device memory of the weights; of a model that is sharded that of the shards which it holds.

@@ -158,6 +158,29 @@ func TestShardedEqualsWhole(t *testing.T) {
 	}
 }
 
+// Rows that a file has in one matrix with others are shared out as well.
+func TestShardedFamilies(t *testing.T) {
+	for _, name := range []string{"phi3", "smollm3"} {
+		t.Run(name, func(t *testing.T) {
+			dir := unpack(t, name)
+			score := func(b *bench) []float32 {
+				random := rand.New(rand.NewPCG(5, 5))
+				return b.scored(b.randomAdapter(4, 1, true, true, true), b.randomTokens(random, 90), b.randomTokens(random, 90), []int{60, 1, 29})
+			}
+			whole := newBench(t, dir, tensor.Float32, 1)
+			want := score(whole)
+			for i, b := range shards(t, dir, model.LoadOptions{DType: tensor.Float32}, 2) {
+				if got := score(b); !slices.Equal(got, want) {
+					t.Errorf("copy %d: log-probabilities differ", i)
+				}
+				if b.Parameters != whole.Parameters {
+					t.Errorf("copy %d: %d parameters, want %d", i, b.Parameters, whole.Parameters)
+				}
+			}
+		})
+	}
+}
+
 // A rank holds its share of the weights, and beside it no more than what was measured.
 func TestShardedMemory(t *testing.T) {
 	const tokens, n = 1500, 3

@@ -93,7 +93,8 @@ func (s *Size) measure(rank *Model, sampling *Sampling) error {
 	if err != nil {
 		return err
 	}
-	s.Sampler, s.Page = pass.Bytes(), int64(page.Bytes())
+	const snapshots = 2 // at least, beside the sequences' states
+	s.Sampler, s.Page = pass.Bytes()+int64(sampling.Selected+snapshots)*m.StateBytes(), int64(page.Bytes())
 	return nil
 }
 

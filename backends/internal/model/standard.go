@@ -11,76 +11,153 @@ import (
 
 // TransformerOptions are where the families of plain transformers differ.
 type TransformerOptions struct {
-	QKVBias bool // biases on the q, k and v projections
-	QKNorm  bool // an RMSNorm over each query and key head
+	QKVBias      bool // biases on the q, k and v projections
+	QKNorm       bool // an RMSNorm over each query and key head
+	OnePlusNorms bool // the files have what norms' weights are above one, see Loader.OnePlusNorm
+	OutputGate   bool // q_proj has, of every head, as many rows of gates behind those of its queries
+	Fused        bool // one tensor self_attn.qkv_proj, of the rows of q, k and v, and one mlp.gate_up_proj
 }
 
 // TransformerLayer loads layer i under the names that Llama, Qwen2 and Qwen3 share.
 func (l *Loader) TransformerLayer(ctx context.Context, i int, o TransformerOptions) (nn.Layer, error) {
-	c := l.Config
-	prefix := fmt.Sprintf("model.layers.%d.", i)
 	layer := &nn.TransformerLayer{}
-	a := &layer.Attention
-	rank, ranks := l.model.Rank, l.model.Ranks
-	heads, keyHeads := share(c.Heads, rank, ranks), c.kvExtent(rank, ranks)
-	a.Heads, a.KVHeads, a.HeadDim = heads.size(), keyHeads.size(), c.HeadDim
-	a.Rope, a.Layer, a.Scale = l.Rope(), i, float32(1/math.Sqrt(float64(c.HeadDim)))
-	queries, keys := c.Heads*c.HeadDim, c.KVHeads*c.HeadDim
-	hidden, width := extent{0, c.HiddenSize}, share(c.IntermediateSize, rank, ranks)
-	queryRows, keyRows := heads.times(c.HeadDim), keyHeads.times(c.HeadDim)
-	for _, m := range []struct {
-		to         *nn.Linear
-		name       string
-		group      lora.Group
-		out, in    int
-		rows, cols extent
-		bias       bool
-	}{
-		{&a.Q, "self_attn.q_proj", lora.Attention, queries, c.HiddenSize, queryRows, hidden, o.QKVBias},
-		{&a.K, "self_attn.k_proj", lora.Attention, keys, c.HiddenSize, keyRows, hidden, o.QKVBias},
-		{&a.V, "self_attn.v_proj", lora.Attention, keys, c.HiddenSize, keyRows, hidden, o.QKVBias},
-		{&a.O, "self_attn.o_proj", lora.Attention, c.HiddenSize, queries, hidden, queryRows, false},
-		{&layer.MLP.Gate, "mlp.gate_proj", lora.MLP, c.IntermediateSize, c.HiddenSize, width, hidden, false},
-		{&layer.MLP.Up, "mlp.up_proj", lora.MLP, c.IntermediateSize, c.HiddenSize, width, hidden, false},
-		{&layer.MLP.Down, "mlp.down_proj", lora.MLP, c.HiddenSize, c.IntermediateSize, hidden, width, false},
-	} {
-		var err error
-		if *m.to, err = l.Linear(ctx, prefix+m.name, m.group, m.out, m.in, m.rows, m.cols, m.bias); err != nil {
-			return nil, err
-		}
-	}
 	var err error
-	if layer.InputNorm, err = l.Norm(prefix+"input_layernorm.weight", c.HiddenSize); err != nil {
+	if layer.Attention, err = l.AttentionLayer(ctx, i, o); err != nil {
 		return nil, err
 	}
-	if layer.AttentionNorm, err = l.Norm(prefix+"post_attention_layernorm.weight", c.HiddenSize); err != nil {
+	if layer.MLP, err = l.MLP(ctx, layerName(i)+"mlp.", l.Config.IntermediateSize, o); err != nil {
 		return nil, err
 	}
-	if !o.QKNorm {
-		return layer, nil
+	if layer.InputNorm, layer.AttentionNorm, err = l.LayerNorms(i, o); err != nil {
+		return nil, err
 	}
-	for _, n := range []struct {
-		to   **nn.RMSNorm
-		name string
-	}{{&a.QNorm, "self_attn.q_norm.weight"}, {&a.KNorm, "self_attn.k_norm.weight"}} {
-		norm, err := l.Norm(prefix+n.name, c.HeadDim)
-		if err != nil {
-			return nil, err
-		}
-		*n.to = &norm
-	}
-	return layer, nil
+	layer.Attention.QNorm, layer.Attention.KNorm, err = l.HeadNorms(i, o)
+	return layer, err
 }
 
-// CheckPlain refuses what no family of plain transformers here has: biases that the configuration switches on, and sliding windows.
-func CheckPlain(c *Config) error {
-	switch {
-	case c.AttentionBias:
-		return fmt.Errorf("attention_bias is true, only false is supported for %s", c.Architecture)
-	case c.MLPBias:
-		return fmt.Errorf("mlp_bias is true, only false is supported for %s", c.Architecture)
-	case c.SlidingWindow:
-		return fmt.Errorf("a sliding window is in use (use_sliding_window or layer_types), only full attention is supported for %s", c.Architecture)
+// layerName is how the names of layer i's tensors begin.
+func layerName(i int) string { return fmt.Sprintf("model.layers.%d.", i) }
+
+// AttentionLayer loads the attention of layer i, but for its norms.
+func (l *Loader) AttentionLayer(ctx context.Context, i int, o TransformerOptions) (nn.Attention, error) {
+	c := l.Config
+	rank, ranks := l.model.Rank, l.model.Ranks
+	heads, keyHeads := share(c.Heads, rank, ranks), c.kvExtent(rank, ranks)
+	a := nn.Attention{Heads: heads.size(), KVHeads: keyHeads.size(), HeadDim: c.HeadDim, Rope: l.Rope(), Layer: c.attentionIndex(i), Scale: float32(1 / math.Sqrt(float64(c.HeadDim)))}
+	if c.StillLayers != nil && c.StillLayers[i] {
+		var err error
+		if a.Rope, err = l.still(); err != nil {
+			return a, err
+		}
 	}
-	return nil
+	queries, keys := c.Heads*c.HeadDim, c.KVHeads*c.HeadDim
+	hidden, queryRows, keyRows := extent{0, c.HiddenSize}, heads.times(c.HeadDim), keyHeads.times(c.HeadDim)
+	prefix := layerName(i) + "self_attn."
+	rowsOfQ := queries
+	if o.OutputGate {
+		rowsOfQ, queryRows = 2*queries, heads.times(2*c.HeadDim)
+	}
+	sources, err := l.apart(prefix, "qkv_proj", o.Fused, c.HiddenSize, part{"q_proj", rowsOfQ}, part{"k_proj", keys}, part{"v_proj", keys})
+	if err != nil {
+		return a, err
+	}
+	for i, m := range []struct {
+		to   *nn.Linear
+		name string
+		rows extent
+	}{{&a.Q, "q_proj", queryRows}, {&a.K, "k_proj", keyRows}, {&a.V, "v_proj", keyRows}} {
+		if *m.to, err = l.LinearOf(ctx, sources[i], prefix+m.name, lora.Attention, m.rows, hidden); err != nil {
+			return a, err
+		}
+		if o.QKVBias {
+			if m.to.Bias, err = l.Vector(prefix+m.name+".bias", sources[i].Out, m.rows); err != nil {
+				return a, err
+			}
+		}
+	}
+	a.O, err = l.Linear(ctx, prefix+"o_proj", lora.Attention, c.HiddenSize, queries, hidden, heads.times(c.HeadDim), false)
+	return a, err
+}
+
+// MLP loads a gated MLP of a width, whose tensors' names begin as given.
+func (l *Loader) MLP(ctx context.Context, prefix string, width int, o TransformerOptions) (nn.MLP, error) {
+	var m nn.MLP
+	hidden, own := extent{0, l.Config.HiddenSize}, share(width, l.model.Rank, l.model.Ranks)
+	sources, err := l.apart(prefix, "gate_up_proj", o.Fused, l.Config.HiddenSize, part{"gate_proj", width}, part{"up_proj", width})
+	if err != nil {
+		return m, err
+	}
+	if m.Gate, err = l.LinearOf(ctx, sources[0], prefix+"gate_proj", lora.MLP, own, hidden); err != nil {
+		return m, err
+	}
+	if m.Up, err = l.LinearOf(ctx, sources[1], prefix+"up_proj", lora.MLP, own, hidden); err != nil {
+		return m, err
+	}
+	m.Down, err = l.Linear(ctx, prefix+"down_proj", lora.MLP, l.Config.HiddenSize, width, hidden, own, false)
+	return m, err
+}
+
+// part is some rows of a fused tensor, or a tensor of its own.
+type part struct {
+	name string
+	out  int
+}
+
+// apart gives the sources of parts that may be one tensor, in which they are one below another.
+func (l *Loader) apart(prefix, fused string, isFused bool, in int, parts ...part) ([]Source, error) {
+	var sources []Source
+	if !isFused {
+		for _, p := range parts {
+			s, err := l.Weight(prefix+p.name, p.out, in)
+			if err != nil {
+				return nil, err
+			}
+			sources = append(sources, s)
+		}
+		return sources, nil
+	}
+	all := 0
+	for _, p := range parts {
+		all += p.out
+	}
+	whole, err := l.Weight(prefix+fused, all, in)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for at, i := 0, 0; i < len(parts); i++ {
+		sources, names = append(sources, whole.Slice(at, at+parts[i].out)), append(names, prefix+parts[i].name)
+		at += parts[i].out
+	}
+	l.Fused(prefix+fused, names...)
+	return sources, nil
+}
+
+// LayerNorms loads the norms before layer i's attention and before its MLP.
+func (l *Loader) LayerNorms(i int, o TransformerOptions) (input, attention nn.RMSNorm, err error) {
+	if input, err = l.norm(layerName(i)+"input_layernorm.weight", l.Config.HiddenSize, o); err != nil {
+		return
+	}
+	attention, err = l.norm(layerName(i)+"post_attention_layernorm.weight", l.Config.HiddenSize, o)
+	return
+}
+
+// HeadNorms loads the norms of layer i's query and key heads, nil where the family has none.
+func (l *Loader) HeadNorms(i int, o TransformerOptions) (query, key *nn.RMSNorm, err error) {
+	if !o.QKNorm {
+		return nil, nil, nil
+	}
+	q, err := l.norm(layerName(i)+"self_attn.q_norm.weight", l.Config.HeadDim, o)
+	if err != nil {
+		return nil, nil, err
+	}
+	k, err := l.norm(layerName(i)+"self_attn.k_norm.weight", l.Config.HeadDim, o)
+	return &q, &k, err
+}
+
+func (l *Loader) norm(name string, n int, o TransformerOptions) (nn.RMSNorm, error) {
+	if o.OnePlusNorms {
+		return l.OnePlusNorm(name, n)
+	}
+	return l.Norm(name, n)
 }

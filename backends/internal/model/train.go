@@ -62,7 +62,7 @@ func (m *Model) StartTrain(w *Workspace, pages tensor.Pages, examples []Example,
 		}
 		sequences[i] = e.Sequence
 	}
-	p, err := m.begin(w, sequences, pages, o.Yield)
+	p, err := m.begin(w, sequences, pages, nil, o.Yield)
 	if err != nil {
 		return nil, fmt.Errorf("train: %w", err)
 	}

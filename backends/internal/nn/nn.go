@@ -62,6 +62,8 @@ type Pass struct {
 	Runs       []tensor.AttentionRun
 	Positions  []int32 // of each row in its sequence
 	Pages      tensor.Pages
+	StateRuns  []tensor.StateRun // Runs as layers with a recurrent state see them
+	States     tensor.Tensor     // their slots, each with the states of all layers; no buffer where no run has one
 	// Yield is called between parts of a layer, when nothing is being launched: another pass (with arenas of its own) may run meanwhile, behind what the device has been given, which is two steps at most. An error ends the pass.
 	Yield func() error
 	// StepWork is how many operations (additions and multiplications, about) may run on the device between two calls of Yield; 0 = any number, and Yield is called between the parts of layers only.
@@ -91,7 +93,7 @@ func (p *Pass) reduce(t tensor.Tensor) error {
 
 // Reset empties the pass but keeps the memory of its slices.
 func (p *Pass) Reset() {
-	*p = Pass{Segments: p.Segments[:0], Gradients: p.Gradients[:0], Runs: p.Runs[:0], Positions: p.Positions[:0],
+	*p = Pass{Segments: p.Segments[:0], Gradients: p.Gradients[:0], Runs: p.Runs[:0], StateRuns: p.StateRuns[:0], Positions: p.Positions[:0],
 		part: p.part[:0], groups: p.groups[:0], clipped: p.clipped[:0], products: p.products[:0], matMuls: p.matMuls[:0], expansions: p.expansions[:0], stages: p.stages[:0]}
 }
 

@@ -10,8 +10,9 @@ import (
 // Rope are the settings of rotary positions.
 type Rope struct {
 	Theta float64
-	// Llama3 stretches low frequencies as Llama 3.1 does; nil = no scaling.
+	// Llama3 stretches low frequencies as Llama 3.1 does, YaRN as that does; nil = no scaling. At most one of them is there.
 	Llama3 *Llama3Scaling
+	YaRN   *YaRN
 }
 
 // Llama3Scaling divides frequencies whose wavelength is beyond OriginalPositions / LowFrequencyFactor by Factor, leaves those below OriginalPositions / HighFrequencyFactor, and goes linearly from one to the other between.
@@ -26,6 +27,9 @@ func (r Rope) frequencies(dim int) []float32 {
 	for i := range f {
 		exponent := float32(2*i) / float32(dim)
 		f[i] = 1 / float32(math.Pow(r.Theta, float64(exponent)))
+	}
+	if r.YaRN != nil {
+		return r.YaRN.frequencies(r.Theta, dim)
 	}
 	s := r.Llama3
 	if s == nil {
@@ -47,13 +51,33 @@ func (r Rope) frequencies(dim int) []float32 {
 	return f
 }
 
+// StillTable makes a table that turns nothing, whatever the position.
+func StillTable(device tensor.Device, positions int) (tensor.Tensor, error) {
+	table, err := device.Alloc(tensor.Float32, positions, 2)
+	if err != nil {
+		return table, fmt.Errorf("table of rotary positions: %w", err)
+	}
+	values := make([]float32, 2*positions)
+	for p := range positions {
+		values[2*p] = 1 // the cosine of 0
+	}
+	if err := device.Upload(table, values); err != nil {
+		device.Free(table)
+		return table, err
+	}
+	return table, nil
+}
+
 // Table makes the table that tensor.Device.Rope reads: positions × dim, in each row dim/2 cosines, then dim/2 sines.
 func (r Rope) Table(device tensor.Device, positions, dim int) (tensor.Tensor, error) {
 	table, err := device.Alloc(tensor.Float32, positions, dim)
 	if err != nil {
 		return table, fmt.Errorf("table of rotary positions: %w", err)
 	}
-	f := r.frequencies(dim)
+	f, scale := r.frequencies(dim), float32(1)
+	if r.YaRN != nil {
+		scale = r.YaRN.scale()
+	}
 	const block = 1024 // rows uploaded at once
 	values := make([]float32, min(block, positions)*dim)
 	for from := 0; from < positions; from += block {
@@ -62,7 +86,7 @@ func (r Rope) Table(device tensor.Device, positions, dim int) (tensor.Tensor, er
 			row := values[(p-from)*dim : (p-from+1)*dim]
 			for i, v := range f {
 				angle := float64(float32(p) * v)
-				row[i], row[dim/2+i] = float32(math.Cos(angle)), float32(math.Sin(angle))
+				row[i], row[dim/2+i] = float32(math.Cos(angle))*scale, float32(math.Sin(angle))*scale
 			}
 		}
 		if err := device.Upload(table.Slice(from, to), values[:(to-from)*dim]); err != nil {

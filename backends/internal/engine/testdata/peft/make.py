@@ -59,19 +59,20 @@ def steps(peft, n):
 def write(name, base, peft, train=True, dtype=torch.float32, **save):
     folder = here / name
     shutil.rmtree(folder, ignore_errors=True)
+    prompt = [t % peft.config.vocab_size for t in PROMPT]
     with torch.no_grad():
-        before = score(peft, PROMPT).tolist()
+        before = score(peft, prompt).tolist()
     peft.save_pretrained(folder, **save)
-    golden = {"base": base, "prompt": PROMPT, "logprobs": before}
+    golden = {"base": base, "prompt": prompt, "logprobs": before}
     if not save:
         again = PeftModel.from_pretrained(model(base, dtype), folder)
         with torch.no_grad():
-            assert (score(again, PROMPT) - torch.tensor(before)).abs().max() < 1e-5, name
+            assert (score(again, prompt) - torch.tensor(before)).abs().max() < 1e-5, name
     if train:
         again = PeftModel.from_pretrained(model(base), folder, is_trainable=True)
         golden |= {"data": [t.tolist() for t in DATA], "rate": RATE, "decay": DECAY, "losses": steps(again, STEPS)}
         with torch.no_grad():
-            golden["trained_logprobs"] = score(again, PROMPT).tolist()
+            golden["trained_logprobs"] = score(again, prompt).tolist()
         golden["weights"] = {k.replace(".default", ""): v.flatten().tolist() for k, v in again.state_dict().items() if ".lora_" in k}
     finish(folder, golden)
 
@@ -97,6 +98,19 @@ plain("gaussian", train=False, r=2, lora_alpha=4, init_lora_weights="gaussian", 
 plain("orthogonal", train=False, r=2, lora_alpha=4, init_lora_weights="orthogonal", target_modules=["v_proj"])
 plain("head", r=2, lora_alpha=4, target_modules=["lm_head"])
 plain("head-tied-bfloat16", train=False, base="qwen3", dtype=torch.bfloat16, r=2, lora_alpha=4, target_modules=["lm_head", "q_proj"], layers_to_transform=None)
+
+# Modules that are one in Phi-3. The second is what exports write: each part with rows of A and a block of B of its own.
+FUSED = {"qkv_proj": [64, 32, 32], "gate_up_proj": [56, 56]}
+for name, options in {"fused": {"r": 3, "lora_alpha": 6}, "fused-rslora": {"r": 4, "lora_alpha": 6, "use_rslora": True, "rank_pattern": {"qkv_proj": 2}},
+                      "fused-diagonal": {"r": 2, "lora_alpha": 6, "rank_pattern": {"qkv_proj": 6, "gate_up_proj": 4}, "alpha_pattern": {"qkv_proj": 18, "gate_up_proj": 12}}}.items():
+    peft = get_peft_model(model("phi3"), LoraConfig(target_modules=["qkv_proj", "o_proj", "gate_up_proj", "down_proj"], **options))
+    fill(peft)
+    for n, p in peft.named_parameters():
+        sizes = next((v for k, v in FUSED.items() if f".{k}.lora_B" in n), None)
+        if name == "fused-diagonal" and sizes:
+            with torch.no_grad():
+                p.mul_(torch.block_diag(*[torch.ones(size, 2) for size in sizes])).add_(0)  # no zero is negative
+    write(name, "phi3", peft, train=False)
 
 # EVA chooses ranks, and alphas with them, and names each module.
 peft = get_peft_model(model("llama"), LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "k_proj"], init_lora_weights="eva", eva_config=EvaConfig(rho=2.0)))

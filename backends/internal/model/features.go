@@ -1,0 +1,81 @@
+package model
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Features are what a family has, beyond a plain transformer, where a configuration asks for it.
+type Features struct {
+	PartialRotary   bool
+	StillLayers     bool
+	Experts         bool
+	SharedExpert    bool
+	LinearAttention bool
+}
+
+// Require refuses a configuration that lacks one of keys, for which the family has no default, or another one than other families.
+func (c *Config) Require(keys ...string) error {
+	for _, k := range keys {
+		if !c.given[k] {
+			return fmt.Errorf("%s is missing", k)
+		}
+	}
+	return nil
+}
+
+// CheckWindow refuses a configuration whose sliding_window alone makes attention see less than all positions. A family in which it does that says so by calling it.
+func (c *Config) CheckWindow() error {
+	if c.given["sliding_window"] && c.Window < c.MaxPositionEmbeddings {
+		return fmt.Errorf("sliding_window is %d, below max_position_embeddings %d: only full attention is supported for %s; for sequences up to the window set max_position_embeddings to %d",
+			c.Window, c.MaxPositionEmbeddings, c.Architecture, c.Window)
+	}
+	return nil
+}
+
+// CheckPlain refuses what no family of plain transformers here has.
+func CheckPlain(c *Config) error { return c.Check(Features{}) }
+
+// Check refuses, by the name of its key, what the configuration asks for and a family with these features does not have.
+func (c *Config) Check(f Features) error {
+	switch {
+	case c.AttentionBias:
+		return fmt.Errorf("attention_bias is true, only false is supported for %s", c.Architecture)
+	case c.MLPBias:
+		return fmt.Errorf("mlp_bias is true, only false is supported for %s", c.Architecture)
+	case c.SlidingWindow:
+		return fmt.Errorf("a sliding window is in use (use_sliding_window or layer_types), only full attention is supported for %s", c.Architecture)
+	case c.RotaryDim != c.HeadDim && !f.PartialRotary:
+		return fmt.Errorf("partial_rotary_factor makes positions turn %d of head_dim %d elements, only 1 is supported for %s", c.RotaryDim, c.HeadDim, c.Architecture)
+	case c.StillLayers != nil && !f.StillLayers:
+		return fmt.Errorf("no_rope_layers or no_rope_layer_interval is set, which %s does not have", c.Architecture)
+	case c.MoE != nil && !f.Experts:
+		return fmt.Errorf("num_experts is %d, but %s has no experts", c.MoE.Experts, c.Architecture)
+	case c.DeltaNet != nil && !f.LinearAttention:
+		return fmt.Errorf("linear_num_key_heads is %d, but %s has no linear attention", c.DeltaNet.KeyHeads, c.Architecture)
+	case c.DeltaNet == nil && f.LinearAttention:
+		return errors.New("linear_num_key_heads is missing")
+	}
+	for i, t := range c.LayerTypes {
+		if t != FullAttention && !(t == LinearAttention && f.LinearAttention) {
+			return fmt.Errorf("layer_types[%d] is %q, only %s is supported for %s", i, t, FullAttention, c.Architecture)
+		}
+	}
+	return c.checkExperts(f)
+}
+
+func (c *Config) checkExperts(f Features) error {
+	switch {
+	case !f.Experts:
+		return nil
+	case c.MoE == nil:
+		return errors.New("num_experts is missing")
+	case c.MoE.Width == 0:
+		return errors.New("moe_intermediate_size is missing")
+	case c.MoE.Shared != 0 && !f.SharedExpert:
+		return fmt.Errorf("shared_expert_intermediate_size is %d, but %s has no shared expert", c.MoE.Shared, c.Architecture)
+	case c.MoE.Shared == 0 && f.SharedExpert:
+		return errors.New("shared_expert_intermediate_size is missing")
+	}
+	return nil
+}

@@ -1,0 +1,30 @@
+// Package phi3 has Phi-3 and Phi-4 models: queries, keys and values are one matrix in the files, gate and up another, and positions may turn a part of each head. LoRA is on the parts.
+package phi3
+
+import (
+	"context"
+
+	"github.com/tinsmith/tinsmith/backends/internal/model"
+	"github.com/tinsmith/tinsmith/backends/internal/nn"
+)
+
+// Name is the architecture's name in config.json.
+const Name = "Phi3ForCausalLM"
+
+// Architecture loads these models.
+func Architecture() model.Architecture {
+	return model.Architecture{
+		Check: func(c *model.Config) error {
+			if err := c.Require("rms_norm_eps"); err != nil { // transformers has a default of its own
+				return err
+			}
+			if err := c.CheckWindow(); err != nil {
+				return err
+			}
+			return c.Check(model.Features{PartialRotary: true})
+		},
+		Layer: func(ctx context.Context, l *model.Loader, i int) (nn.Layer, error) {
+			return l.TransformerLayer(ctx, i, model.TransformerOptions{Fused: true})
+		},
+	}
+}

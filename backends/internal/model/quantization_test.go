@@ -1,0 +1,177 @@
+package model_test
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tinsmith/tinsmith/backends/internal/model"
+	"github.com/tinsmith/tinsmith/backends/internal/safetensors"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+)
+
+var quantized = []string{"fp8", "int4", "int8"}
+
+// TestQuantizedFiles: the model is the one in bfloat16 that the files stand for, in its own type and in float32.
+func TestQuantizedFiles(t *testing.T) {
+	for _, name := range quantized {
+		t.Run(name, func(t *testing.T) {
+			dir := unpack(t, name)
+			base := open(t, dir, "base.safetensors")
+			b := newBench(t, dir, tensor.Float32, 2)
+			for _, n := range []string{"0", "1", "2"} {
+				got := b.train(model.TrainOptions{}, b.example(nil, base.ids("tokens."+n), base.ids("targets."+n), nil))[0].Logprobs
+				if d := furthest(got, base.doubles("logprobs_f64."+n)); !(d <= 1e-4) {
+					t.Errorf("sequence %s: log-probabilities are off by %g", n, d)
+				}
+			}
+			if own := newBench(t, dir, 0, 1); own.DType != tensor.BFloat16 || own.Parameters != b.Parameters || own.Parameters != 164400 {
+				t.Errorf("type %v, %d parameters, %d in float32", own.DType, own.Parameters, b.Parameters)
+			}
+			// Copies that share the rows out unpack them too.
+			tokens := base.ids("tokens.2")
+			want := b.scored(nil, tokens, base.ids("targets.2"), []int{len(tokens)})
+			for i, c := range shards(t, dir, model.LoadOptions{DType: tensor.Float32}, 2) {
+				if got := c.scored(nil, tokens, base.ids("targets.2"), []int{len(tokens)}); !slices.Equal(got, want) {
+					t.Errorf("copy %d: log-probabilities differ", i)
+				}
+			}
+		})
+	}
+}
+
+// change is what a test does to a quantized model's tensors; false takes one away.
+type change func(s *safetensors.Source, data []byte) ([]byte, bool)
+
+// damage rewrites a model with some tensors changed, whatever their types.
+func damage(t *testing.T, dir string, c change) {
+	t.Helper()
+	path := filepath.Join(dir, "model.safetensors")
+	f, err := safetensors.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []safetensors.Source
+	for _, name := range f.Names() {
+		x, _ := f.Tensor(name)
+		s := safetensors.Source{Name: name, DType: x.DType, Shape: x.Shape}
+		data, keep := c(&s, slices.Clone(x.Data))
+		if s.Write = writes(data); keep {
+			all = append(all, s)
+		}
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	if _, _, err := safetensors.Write(out, nil, all); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestQuantizedFilesRefused(t *testing.T) {
+	const q = "model.layers.0.self_attn.q_proj"
+	on := func(name string, f func(s *safetensors.Source, data []byte) ([]byte, bool)) change {
+		return func(s *safetensors.Source, data []byte) ([]byte, bool) {
+			if s.Name != q+name {
+				return data, true
+			}
+			return f(s, data)
+		}
+	}
+	fill := func(values ...byte) func(*safetensors.Source, []byte) ([]byte, bool) {
+		return func(_ *safetensors.Source, data []byte) ([]byte, bool) {
+			return append(values, data[len(values):]...), true
+		}
+	}
+	typed := func(dtype string, shape ...int) func(*safetensors.Source, []byte) ([]byte, bool) {
+		return func(s *safetensors.Source, data []byte) ([]byte, bool) {
+			s.DType, s.Shape = dtype, shape
+			return data, true
+		}
+	}
+	gone := func(*safetensors.Source, []byte) ([]byte, bool) { return nil, false }
+	nothing := func(_ *safetensors.Source, data []byte) ([]byte, bool) { return data, true }
+	for _, c := range []struct {
+		name, model string
+		change      change
+		key         string // of quantization_config that is set, with value; "" = none
+		value       any
+		want        string
+	}{
+		{"scale of zero", "fp8", on(".weight_scale_inv", fill(0, 0)), "", nil, `tensor "` + q + `.weight_scale_inv" has 0 as scale 0`},
+		{"scale that is no number", "fp8", on(".weight_scale_inv", fill(0, 0x3f, 0xc0, 0x7f)), "", nil, `tensor "` + q + `.weight_scale_inv" has NaN as scale 1`},
+		{"value that is no number", "fp8", on(".weight", fill(1, 0x7f)), "", nil, `tensor "` + q + `.weight" has a value that is not finite with its scale`},
+		{"value beyond bfloat16", "fp8", on(".weight_scale_inv", fill(0x7f, 0x7f)), "", nil, `tensor "` + q + `.weight" has a value that is not finite with its scale`},
+		{"scales of bytes", "fp8", on(".weight_scale_inv", typed("I16", 2, 2)), "", nil, `tensor "` + q + `.weight_scale_inv" has type I16`},
+		{"scales of another shape", "fp8", on(".weight_scale_inv", typed("BF16", 4, 1)), "", nil, `tensor "` + q + `.weight_scale_inv" has shape [4 1], the configuration makes it [2 2]`},
+		{"no scales", "fp8", on(".weight_scale_inv", gone), "", nil, `tensor "` + q + `.weight_scale_inv" is missing`},
+		{"weights of another type", "fp8", on(".weight", typed("F8_E5M2", 160, 160)), "", nil, `tensor "` + q + `.weight" has type F8_E5M2`},
+		{"weights of another shape", "fp8", on(".weight", typed("F8_E4M3", 80, 320)), "", nil, `tensor "` + q + `.weight" has shape [80 320]`},
+		{"blocks of another size", "fp8", nothing, "weight_block_size", []int{64, 64}, `has shape [2 2], the configuration makes it [3 3]`},
+		{"no blocks", "fp8", nothing, "weight_block_size", nil, "weight_block_size must be two numbers"},
+		{"blocks of nothing", "fp8", nothing, "weight_block_size", []int{128, 0}, "weight_block_size[1] is 0"},
+		{"another kind of eight bits", "fp8", nothing, "fmt", "e5m2", `fmt is "e5m2"`},
+		{"fixed activations", "fp8", nothing, "activation_scheme", "static", `activation_scheme is "static"`},
+		{"a module that is not quantized", "fp8", nothing, "modules_to_not_convert", []string{"model.layers.*.self_attn"}, `quantization_config says that ` + q + ` is not quantized`},
+		{"another method", "fp8", nothing, "quant_method", "gptq", `quant_method is "gptq": quantized weights are read of the methods compressed-tensors, fp8 and mxfp4 only; take the model that is not quantized, or one in FP8`},
+		{"no method that is known", "fp8", nothing, "quant_method", "hqq", `quant_method is "hqq"`},
+		{"plain weights in eight bits", "fp8", nothing, "quant_method", "mxfp4", `tensor "` + q + `.weight" has type F8_E4M3, only F32, BF16 and F16 are supported`},
+		{"a value beside its scale", "fp8", on(".weight", func(s *safetensors.Source, data []byte) ([]byte, bool) {
+			s.DType = "BF16"
+			return append(data, data...), true
+		}), "", nil, `tensor "` + q + `.weight_scale_inv" is not known`},
+		{"packed scale of zero", "int4", on(".weight_scale", fill(0, 0)), "", nil, `tensor "` + q + `.weight_scale" has 0 as scale 0`},
+		{"packed scale that is no number", "int8", on(".weight_scale", fill(0x80, 0x7f)), "", nil, `tensor "` + q + `.weight_scale" has +Inf as scale 0`},
+		{"packed shape", "int4", on(".weight_shape", fill(159)), "", nil, `tensor "` + q + `.weight_shape" has 159 as number 0, the configuration makes it 160`},
+		{"packed shape of another type", "int4", on(".weight_shape", typed("F64", 2)), "", nil, `tensor "` + q + `.weight_shape" has type F64`},
+		{"no packed shape", "int4", on(".weight_shape", gone), "", nil, `tensor "` + q + `.weight_shape" is missing`},
+		{"packed in another type", "int4", on(".weight_packed", typed("F32", 160, 20)), "", nil, `tensor "` + q + `.weight_packed" has type F32, it must be I32`},
+		{"packed in another shape", "int4", on(".weight_packed", typed("I32", 80, 40)), "", nil, `tensor "` + q + `.weight_packed" has shape [80 40], the configuration makes it [160 20]`},
+		{"zero points", "int4", func(s *safetensors.Source, data []byte) ([]byte, bool) {
+			if s.Name == q+".weight_shape" {
+				s.Name = q + ".weight_zero_point"
+			}
+			return data, true
+		}, "", nil, `tensor "` + q + `.weight_zero_point" is there: only symmetric weights`},
+		{"a packed module that is not quantized", "int4", nothing, "ignore", []string{q}, `quantization_config says that ` + q + ` is not quantized`},
+		{"another packing", "int4", nothing, "format", "marlin-24", `config_groups["group_0"]: format is "marlin-24"`},
+		{"sparse", "int4", nothing, "sparsity_config", map[string]any{"format": "sparse-24-bitmask"}, `sparsity_config: format is "sparse-24-bitmask"`},
+		{"transformed", "int4", nothing, "transform_config", map[string]any{"config_groups": map[string]any{"a": 1}}, "transform_config is set"},
+		{"no groups", "int4", nothing, "config_groups", map[string]any{}, "config_groups has 0 groups"},
+		{"two groups", "int4", nothing, "config_groups", map[string]any{"a": map[string]any{}, "b": map[string]any{}}, "config_groups has 2 groups"},
+		{"three bits", "int4", nothing, "config_groups", group("num_bits", 3), `weights are "int" of 3 bits`},
+		{"floating point", "int4", nothing, "config_groups", group("type", "float"), `weights are "float" of 4 bits`},
+		{"zero points in the configuration", "int4", nothing, "config_groups", group("symmetric", false), "symmetric is false"},
+		{"another strategy", "int4", nothing, "config_groups", group("strategy", "tensor"), `strategy is "tensor"`},
+		{"groups of nothing", "int4", nothing, "config_groups", group("group_size", 0), "group_size must be in 1"},
+		{"groups of another size", "int4", nothing, "config_groups", group("group_size", 64), `has shape [160 5], the configuration makes it [160 3]`},
+		{"columns in another order", "int4", nothing, "config_groups", group("actorder", "group"), "actorder is"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := unpack(t, c.model)
+			damage(t, dir, c.change)
+			if c.key != "" {
+				section := configOf(t, dir)["quantization_config"].(map[string]any)
+				section[c.key] = c.value
+				set(t, dir, "quantization_config", section)
+			}
+			if _, _, err := load(t, dir, model.LoadOptions{}); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v, want %q", err, c.want)
+			}
+		})
+	}
+}
+
+// group is a config_groups with a setting of its weights changed.
+func group(key string, value any) map[string]any {
+	weights := map[string]any{"num_bits": 4, "type": "int", "symmetric": true, "strategy": "group", "group_size": 32}
+	weights[key] = value
+	return map[string]any{"group_0": map[string]any{"weights": weights}}
+}

@@ -1,0 +1,281 @@
+package model
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/tinsmith/tinsmith/backends/internal/safetensors"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+)
+
+// Source is a matrix of Out × In in a model's files, as an architecture wants it, wherever they hold its rows and in whatever form. It is a value; nothing is read before it is packed, and no more of it then than some
+// rows at a time. It belongs to the Loader that gave it, and to its goroutine.
+type Source struct {
+	Out, In int
+
+	name string // of the tensor, for errors
+	read reader
+}
+
+// reader gives rows from row from on: at least one, at most n of them. What it gives is valid until it is called again.
+type reader func(from, n int) (rowChunk, error)
+
+// rowChunk is rows of a source as PackRows takes them.
+type rowChunk struct {
+	rows  int
+	dtype string // of tensor.SourceSizes
+	data  []byte
+	file  int // bytes of the files that they came from
+}
+
+// Slice is rows [from, to).
+func (s Source) Slice(from, to int) Source {
+	read := s.read
+	return Source{to - from, s.In, s.name, func(at, n int) (rowChunk, error) { return read(from+at, n) }}
+}
+
+// Select has row rows[i] of the source as its row i.
+func (s Source) Select(rows []int) Source {
+	var buffer []byte
+	return Source{len(rows), s.In, s.name, func(from, n int) (rowChunk, error) {
+		all := rowChunk{data: buffer[:0]}
+		for _, row := range rows[from : from+n] {
+			c, err := s.read(row, 1)
+			if err != nil {
+				return c, err
+			}
+			if all.rows > 0 && c.dtype != all.dtype {
+				break
+			}
+			all = rowChunk{all.rows + 1, c.dtype, append(all.data, c.data...), all.file + c.file}
+		}
+		buffer = all.data
+		return all, nil
+	}}
+}
+
+// stride is how many rows a matrix of out rows takes in a stack: views of a matrix begin at multiples of tensor.MatrixRows.
+func stride(out int) int { return roundUp(out, tensor.MatrixRows) }
+
+// stacked has sources, all of the same size, one below another, each from a multiple of tensor.MatrixRows on; what is between is zero.
+func stacked(sources []Source) Source {
+	first := sources[0]
+	step := stride(first.Out)
+	var zeros []byte
+	return Source{step * len(sources), first.In, first.name, func(from, n int) (rowChunk, error) {
+		s, row := sources[from/step], from%step
+		if row < s.Out {
+			return s.read(row, min(n, s.Out-row))
+		}
+		n = min(n, step-row)
+		if need := n * s.In * 2; len(zeros) < need {
+			zeros = make([]byte, need)
+		}
+		return rowChunk{n, "BF16", zeros[:n*s.In*2], 0}, nil
+	}}
+}
+
+// rowsOf has the rows of a tensor as they are; data may be a part of the tensor's.
+func rowsOf(t safetensors.Tensor, data []byte, out, in int) Source {
+	row := in * tensor.SourceSizes[t.DType]
+	return Source{out, in, t.Name, func(from, n int) (rowChunk, error) {
+		return rowChunk{n, t.DType, data[from*row : (from+n)*row], n * row}, nil
+	}}
+}
+
+// columnsOf has as its rows the columns of a tensor of in × out.
+func columnsOf(t safetensors.Tensor, data []byte, out, in int) Source {
+	size := tensor.SourceSizes[t.DType]
+	var buffer []byte
+	return Source{out, in, t.Name, func(from, n int) (rowChunk, error) {
+		if need := n * in * size; cap(buffer) < need {
+			buffer = make([]byte, need)
+		}
+		b := buffer[:n*in*size]
+		for k := range in {
+			column := data[(k*out+from)*size:]
+			for r := range n {
+				copy(b[(r*in+k)*size:(r*in+k+1)*size], column[r*size:(r+1)*size])
+			}
+		}
+		return rowChunk{n, t.DType, b, len(b)}, nil
+	}}
+}
+
+// find looks a tensor up and checks its shape.
+func (l *Loader) find(name string, shape ...int) (safetensors.Tensor, error) {
+	t, ok := l.files.Tensor(name)
+	if !ok {
+		if bare := strings.TrimPrefix(name, textPrefix); bare != name {
+			if _, ok := l.files.Tensor(bare); ok {
+				return t, fmt.Errorf("tensor %q is missing, but there is %q: the files are of the bare model without its head; load it with AutoModelForCausalLM of transformers and write it with save_pretrained", name, bare)
+			}
+		}
+		return t, fmt.Errorf("tensor %q is missing", l.files.inFile(name))
+	}
+	if !slices.Equal(t.Shape, shape) {
+		return t, fmt.Errorf("tensor %q has shape %v, the configuration makes it %v", t.Name, t.Shape, shape)
+	}
+	l.used[t.Name] = true
+	return t, nil
+}
+
+// findFloats is find for a tensor of a type that is not quantized.
+func (l *Loader) findFloats(name string, shape ...int) (safetensors.Tensor, error) {
+	t, err := l.find(name, shape...)
+	if err != nil {
+		return t, err
+	}
+	return t, checkFloats(t)
+}
+
+func checkFloats(t safetensors.Tensor) error {
+	if tensor.SourceSizes[t.DType] == 0 {
+		return fmt.Errorf("tensor %q has type %s, only F32, BF16 and F16 are supported", t.Name, t.DType)
+	}
+	return nil
+}
+
+// count adds a tensor's parameters to the model's, once.
+func (l *Loader) count(t safetensors.Tensor, n int) {
+	if !l.counted[t.Name] {
+		l.counted[t.Name] = true
+		l.model.Parameters += int64(n)
+	}
+}
+
+// Has tells whether the files have a tensor.
+func (l *Loader) Has(name string) bool {
+	_, ok := l.files.Tensor(name)
+	return ok
+}
+
+// Weight is the matrix NAME.weight, out × in, quantized or not.
+func (l *Loader) Weight(name string, out, in int) (Source, error) {
+	const weight = ".weight"
+	if q := l.Config.Quantization; q != nil && q.method == packedMethod && !l.Has(name+weight) && l.Has(name+".weight_packed") {
+		if q.keeps(name, l.files.inFile(name)) {
+			return Source{}, fmt.Errorf("tensor %q is there, but quantization_config says that %s is not quantized", l.files.inFile(name+".weight_packed"), name)
+		}
+		return l.packed(name, out, in)
+	}
+	t, err := l.find(name+weight, out, in)
+	if err != nil {
+		return Source{}, err
+	}
+	all, err := l.matricesOf(t, name, name+weight+"_scale_inv", 1, out, in, rowsOf)
+	if err != nil {
+		return Source{}, err
+	}
+	return all[0], nil
+}
+
+// Matrices are those of a tensor of n × out × in.
+func (l *Loader) Matrices(name string, n, out, in int) ([]Source, error) {
+	t, err := l.find(name, n, out, in)
+	if err != nil {
+		return nil, err
+	}
+	return l.matricesOf(t, name, name+"_scale_inv", n, out, in, rowsOf)
+}
+
+// TransposedMatrices are matrices of out × in, of which a tensor of n × in × out has the transposed ones.
+func (l *Loader) TransposedMatrices(name string, n, out, in int) ([]Source, error) {
+	t, err := l.findFloats(name, n, in, out)
+	if err != nil {
+		return nil, err
+	}
+	return l.matricesOf(t, name, "", n, out, in, columnsOf)
+}
+
+// matricesOf are n matrices that a tensor has one below another.
+func (l *Loader) matricesOf(t safetensors.Tensor, module, scales string, n, out, in int, form func(t safetensors.Tensor, data []byte, out, in int) Source) ([]Source, error) {
+	l.count(t, n*out*in)
+	if q := l.Config.Quantization; t.DType == "F8_E4M3" && q != nil && q.method == fp8Method {
+		if q.keeps(module, l.files.inFile(module)) {
+			return nil, fmt.Errorf("tensor %q has type %s, but quantization_config says that %s is not quantized", t.Name, t.DType, module)
+		}
+		return l.fp8(t, scales, n, out, in)
+	}
+	if err := checkFloats(t); err != nil {
+		return nil, err
+	}
+	each := len(t.Data) / n
+	var all []Source
+	for i := range n {
+		all = append(all, form(t, t.Data[i*each:(i+1)*each], out, in))
+	}
+	return all, nil
+}
+
+// Pack packs columns of a source, all its rows, until ctx ends; where the model is sharded, those of the rows that this copy holds.
+func (l *Loader) Pack(ctx context.Context, s Source, cols extent) (tensor.Matrix, error) {
+	if l.copies == 1 {
+		return l.pack(ctx, s, cols)
+	}
+	all := newSpread(l.model.DType, s.Out, cols.size(), l.copies)
+	own := &all.shards[shardOf(l.copy, len(l.model.spreads), l.copies)]
+	l.model.spreads = append(l.model.spreads, all)
+	if own.rows.size() == 0 {
+		return all, nil
+	}
+	var err error
+	own.matrix, err = l.pack(ctx, s.Slice(own.rows.from, own.rows.to), cols)
+	return all, err
+}
+
+func (l *Loader) pack(ctx context.Context, s Source, cols extent) (tensor.Matrix, error) {
+	w, err := l.model.Device.NewMatrix(l.model.DType, s.Out, cols.size())
+	if err != nil {
+		return nil, fmt.Errorf("tensor %q: %w", s.name, err)
+	}
+	l.model.matrices = append(l.model.matrices, w)
+	if l.measures() {
+		return w, nil
+	}
+	var columns []byte // of some rows, where not all are wanted
+	for from := 0; from < s.Out; {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		const widest = 4 // bytes of an element
+		c, err := s.read(from, min(s.Out-from, max(1, packBytes/(s.In*widest))))
+		if err != nil {
+			return nil, err
+		}
+		data := c.data
+		if cols.size() != s.In {
+			columns = columns[:0]
+			row, element := len(data)/c.rows, tensor.SourceSizes[c.dtype]
+			for at := 0; at < len(data); at += row {
+				columns = append(columns, data[at+cols.from*element:at+cols.to*element]...)
+			}
+			data = columns
+		}
+		if err := l.model.Device.PackRows(w, from, c.rows, c.dtype, data); err != nil {
+			return nil, fmt.Errorf("tensor %q: %w", s.name, err)
+		}
+		from += c.rows
+		l.gauge.advance(c.file / s.In * cols.size())
+	}
+	return w, nil
+}
+
+// Stack is matrices of the same size in one: of each of a layer's experts.
+type Stack struct {
+	Matrix tensor.Matrix // of Stride · Count rows
+	Count  int
+	Out    int
+	Stride int // rows from one to the next, a multiple of tensor.MatrixRows; those behind Out are zero
+}
+
+// At is a view of matrix i.
+func (s Stack) At(i int) tensor.Matrix { return s.Matrix.Rows(i*s.Stride, i*s.Stride+s.Out) }
+
+// PackStack packs columns of sources, all of the same size, into one matrix.
+func (l *Loader) PackStack(ctx context.Context, sources []Source, cols extent) (Stack, error) {
+	m, err := l.Pack(ctx, stacked(sources), cols)
+	return Stack{Matrix: m, Count: len(sources), Out: sources[0].Out, Stride: stride(sources[0].Out)}, err
+}

@@ -1,0 +1,186 @@
+package nn
+
+import (
+	"errors"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+)
+
+// DeltaNet is linear attention by the gated delta rule: queries, keys and values go through a causal convolution, a state of every value head takes them up one token after another, and what it gives is normed and gated. It
+// goes token by token in training as in sampling. Where the model is cut, the heads are those of the rank.
+type DeltaNet struct {
+	Q, K, V, Z, A, B, O Linear
+	Filter              tensor.Tensor // of the convolution: width × (queries, keys, values)
+	ALog, Bias          tensor.Tensor // of the decay, 1 × value heads
+	Norm                RMSNorm       // of the outputs of a value head
+	KeyHeads, KeyDim    int
+	ValueHeads          int
+	ValueDim            int
+	State, Tail         int // where this layer's state and the end of its convolution's inputs begin in a slot of Pass.States
+}
+
+// DeltaNetActivations is what backward needs.
+type DeltaNetActivations struct {
+	mixed                      tensor.Tensor // queries, keys and values as products gave them
+	z, a, b, o                 tensor.Tensor
+	qa, ka, va, za, aa, ba, oa LinearActivations
+}
+
+// StateSize is the elements of a slot that a layer takes: its states and the rows that its convolution still sees.
+func (d *DeltaNet) StateSize() (state, tail int) {
+	in := d.inputs()
+	return in.StateSize(), (d.Filter.Rows - 1) * in.MixedSize()
+}
+
+func (d *DeltaNet) inputs() tensor.DeltaInputs {
+	return tensor.DeltaInputs{ALog: d.ALog, Bias: d.Bias, KeyHeads: d.KeyHeads, ValueHeads: d.ValueHeads, KeyDim: d.KeyDim, ValueDim: d.ValueDim}
+}
+
+// NewActivations implements Mixer.
+func (*DeltaNet) NewActivations() Activations { return &DeltaNetActivations{} }
+
+// WithWeights implements Mixer.
+func (d *DeltaNet) WithWeights(weight func(tensor.Matrix) tensor.Matrix) Mixer {
+	other := *d
+	for _, linear := range []*Linear{&other.Q, &other.K, &other.V, &other.Z, &other.A, &other.B, &other.O} {
+		linear.Weight = weight(linear.Weight)
+	}
+	return &other
+}
+
+// parts are the columns of queries, keys and values.
+func (d *DeltaNet) parts(mixed tensor.Tensor) (q, k, v tensor.Tensor) {
+	keys := d.KeyHeads * d.KeyDim
+	return mixed.Columns(0, keys), mixed.Columns(keys, 2*keys), mixed.Columns(2*keys, mixed.Cols)
+}
+
+func (d *DeltaNet) reserve(p *Pass, rows int, a *DeltaNetActivations) error {
+	in, values := d.inputs(), d.ValueHeads*d.ValueDim
+	if err := p.get(rows, slot{&a.mixed, p.Keep, in.MixedSize()}, slot{&a.z, p.Keep, values}, slot{&a.a, p.Keep, d.ValueHeads}, slot{&a.b, p.Keep, d.ValueHeads}, slot{&a.o, p.Keep, values}); err != nil {
+		return err
+	}
+	return errors.Join(d.Q.reserve(p, rows, &a.qa), d.K.reserve(p, rows, &a.ka), d.V.reserve(p, rows, &a.va), d.Z.reserve(p, rows, &a.za), d.A.reserve(p, rows, &a.aa), d.B.reserve(p, rows, &a.ba), d.O.reserve(p, rows, &a.oa))
+}
+
+// slots gives the layer's columns of the slots, none where no run has one.
+func (d *DeltaNet) slots(p *Pass) (states, tails tensor.Tensor) {
+	if p.States.Buffer == nil {
+		return
+	}
+	state, tail := d.StateSize()
+	return p.States.Columns(d.State, d.State+state), p.States.Columns(d.Tail, d.Tail+tail)
+}
+
+// deltaWork is about what one token costs in operations of a product: for every element of the states.
+const deltaWork = 7
+
+// Forward implements Mixer. The runs' states and the ends of their inputs go on in the slots of the pass.
+func (d *DeltaNet) Forward(p *Pass, out, h tensor.Tensor, activations Activations) error {
+	a := activations.(*DeltaNetActivations)
+	if err := d.reserve(p, h.Rows, a); err != nil {
+		return err
+	}
+	mark := p.Temp.Mark()
+	q, k, v := d.parts(a.mixed)
+	if err := p.linears(h, application{&d.Q, q, &a.qa}, application{&d.K, k, &a.ka}, application{&d.V, v, &a.va}, application{&d.Z, a.z, &a.za}, application{&d.A, a.a, &a.aa}, application{&d.B, a.b, &a.ba}); err != nil {
+		return err
+	}
+	var filtered, gated tensor.Tensor
+	if err := p.get(h.Rows, slot{&filtered, p.Temp, a.mixed.Cols}, slot{&gated, p.Temp, a.o.Cols}); err != nil {
+		return err
+	}
+	states, tails := d.slots(p)
+	if err := p.Device.Conv(filtered, a.mixed, d.Filter, tails, p.StateRuns); err != nil {
+		return err
+	}
+	in := d.inputs()
+	in.Mixed, in.A, in.B = filtered, a.a, a.b
+	if err := p.Device.DeltaRule(a.o, in, states, p.StateRuns); err != nil {
+		return err
+	}
+	if err := p.did(deltaWork * float64(h.Rows) * float64(in.StateSize())); err != nil {
+		return err
+	}
+	if err := d.gate(p, gated, a); err != nil {
+		return err
+	}
+	if out.Buffer == nil {
+		if err := d.O.inner(p, gated, &a.oa); err != nil {
+			return err
+		}
+		return p.Temp.Release(mark)
+	}
+	if err := p.linears(gated, application{&d.O, out, &a.oa}); err != nil {
+		return err
+	}
+	if err := p.reduce(out); err != nil {
+		return err
+	}
+	return p.Temp.Release(mark)
+}
+
+// gate norms and gates the outputs of the heads.
+func (d *DeltaNet) gate(p *Pass, gated tensor.Tensor, a *DeltaNetActivations) error {
+	return p.Device.GatedNorm(perHead(gated, d.ValueHeads), perHead(a.o, d.ValueHeads), perHead(a.z, d.ValueHeads), d.Norm.Weight, d.Norm.Eps)
+}
+
+// Backward implements Mixer.
+func (d *DeltaNet) Backward(p *Pass, dh, dout, h tensor.Tensor, activations Activations, inputGradient bool) error {
+	a := activations.(*DeltaNetActivations)
+	mark := p.Temp.Mark()
+	rows := h.Rows
+	var gated, do, dz, da, db, filtered, dmixed tensor.Tensor
+	if err := p.get(rows, slot{&do, p.Temp, a.o.Cols}, slot{&dz, p.Temp, a.z.Cols}, slot{&da, p.Temp, a.a.Cols}, slot{&db, p.Temp, a.b.Cols}, slot{&dmixed, p.Temp, a.mixed.Cols}); err != nil {
+		return err
+	}
+	part := p.Temp.Mark()
+	if err := p.get(rows, slot{&gated, p.Temp, a.o.Cols}); err != nil {
+		return err
+	}
+	if err := d.gate(p, gated, a); err != nil {
+		return err
+	}
+	if err := d.O.Backward(p, do, dout, gated, &a.oa, false, true); err != nil {
+		return err
+	}
+	if err := p.Temp.Release(part); err != nil {
+		return err
+	}
+	heads := func(t tensor.Tensor) tensor.Tensor { return perHead(t, d.ValueHeads) }
+	if err := p.Device.GatedNormBackward(heads(do), heads(dz), heads(do), heads(a.o), heads(a.z), d.Norm.Weight, d.Norm.Eps); err != nil {
+		return err
+	}
+	if err := p.get(rows, slot{&filtered, p.Temp, a.mixed.Cols}); err != nil {
+		return err
+	}
+	if err := p.Device.Conv(filtered, a.mixed, d.Filter, tensor.Tensor{}, p.StateRuns); err != nil {
+		return err
+	}
+	in := d.inputs()
+	in.Mixed, in.A, in.B = filtered, a.a, a.b
+	if err := p.Device.DeltaRuleBackward(dmixed, da, db, do, in, p.StateRuns); err != nil {
+		return err
+	}
+	if err := p.Device.ConvBackward(dmixed, dmixed, a.mixed, d.Filter, p.StateRuns); err != nil {
+		return err
+	}
+	if err := p.did(5 * deltaWork * float64(rows) * float64(in.StateSize())); err != nil {
+		return err
+	}
+	dq, dk, dv := d.parts(dmixed)
+	for i, l := range []struct {
+		*Linear
+		dy tensor.Tensor
+		a  *LinearActivations
+	}{{&d.Q, dq, &a.qa}, {&d.K, dk, &a.ka}, {&d.V, dv, &a.va}, {&d.Z, dz, &a.za}, {&d.A, da, &a.aa}, {&d.B, db, &a.ba}} {
+		if err := l.Backward(p, dh, l.dy, h, l.a, i > 0, inputGradient); err != nil {
+			return err
+		}
+	}
+	if inputGradient {
+		if err := p.reduce(dh); err != nil {
+			return err
+		}
+	}
+	return p.Temp.Release(mark)
+}
