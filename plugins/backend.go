@@ -477,7 +477,7 @@ type SaveAdapterRequest struct {
 	Version     int64 // used with Position 0; may be LatestVersion. Scopes beyond weights need a version whose moments are live
 	Scope       Scope
 	Path        string // absolute; must not exist
-	ExportNames string // "peft" (default) or "tinker": the name of the output head's tensors
+	ExportNames string // "peft" or "tinker": the name of the output head's tensors, and with "peft" the modules that PEFT has; "": the names of peft, and the modules that there are
 	// Metadata is stored in the checkpoint and returned unread by whoever loads it.
 	Metadata map[string]string
 }

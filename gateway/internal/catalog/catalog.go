@@ -175,12 +175,19 @@ func (m *Model) readEnds() error {
 	if err := readJSON(filepath.Join(m.Dir, "generation_config.json"), &generation); err != nil {
 		return err
 	}
-	var model struct {
+	type textModel struct {
 		specialIDs
 		VocabSize int32 `json:"vocab_size"`
 	}
+	var model struct {
+		textModel
+		Text *textModel `json:"text_config"` // of a model of several kinds of input
+	}
 	if err := readJSON(filepath.Join(m.Dir, "config.json"), &model); err != nil {
 		return err
+	}
+	if model.Text != nil {
+		model.textModel = *model.Text
 	}
 	if err := errors.Join(model.check("config.json", model.VocabSize), generation.specialIDs.check("generation_config.json", model.VocabSize)); err != nil {
 		return err

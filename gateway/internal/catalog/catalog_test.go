@@ -136,6 +136,8 @@ func TestDirectories(t *testing.T) {
 	}{
 		{name: "nothing"},
 		{name: "one end token", file: "config.json", content: `{"eos_token_id": 7}`},
+		{name: "one end token of the text model", file: "config.json", content: `{"text_config": {"eos_token_id": 7, "vocab_size": 9}, "vision_config": {}}`},
+		{name: "end token beyond the text model", file: "config.json", content: `{"text_config": {"eos_token_id": 7, "vocab_size": 7}}`, refused: []string{"config.json: eos_token_id: 7 is not allowed: 0 to 6"}},
 		{name: "defaults", file: "generation_config.json", content: `{"eos_token_id": [7], "temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}`},
 		{name: "no JSON", file: "generation_config.json", content: `{`, refused: []string{"generation_config.json"}},
 		{name: "end token of text", file: "config.json", content: `{"eos_token_id": "a"}`, refused: []string{"config.json"}},

@@ -38,7 +38,7 @@ type adapter struct {
 
 // plain are options of a PEFT configuration with the values that leave an adapter plain LoRA, which alone can be merged here.
 var plain = map[string][]string{
-	"use_dora": {"false"}, "lora_bias": {"false"}, "bias": {`"none"`}, "modules_to_save": {"[]"}, "rank_pattern": {"{}"}, "fan_in_fan_out": {"false"},
+	"use_dora": {"false"}, "lora_bias": {"false"}, "bias": {`"none"`}, "modules_to_save": {"[]"}, "fan_in_fan_out": {"false"},
 	"layer_replication": {"[]"}, "trainable_token_indices": {"[]"}, "target_parameters": {"[]"}, "use_qalora": {"false"}, "alora_invocation_tokens": {"[]"},
 }
 

@@ -11,7 +11,7 @@ import (
 
 // twoHeads tells whether a model has a matrix for its embedding and another one for its head. transformers 5 and the server then use both, also where the configuration ties them; other programs use one.
 func twoHeads(ctx context.Context, s Source, tensors map[string]tensor) (bool, error) {
-	embedding, ok := tensors[embeddingTensor]
+	embedding, ok := tensors[inFile(isNested(tensors), embeddingTensor)]
 	head, both := tensors[headTensor]
 	if !ok || !both {
 		return false, nil

@@ -23,7 +23,9 @@ import (
 
 const (
 	configFile      = "config.json"
-	embeddingTensor = "model.embed_tokens.weight"
+	textPrefix      = "model."
+	nestedPrefix    = "model.language_model." // of a text model among others
+	embeddingTensor = textPrefix + "embed_tokens.weight"
 	headTensor      = headName + ".weight"
 	shardBytes      = 5_000_000_000 // what transformers writes too
 	maxCopied       = 1 << 30       // a tokenizer has a few MiB
@@ -91,6 +93,8 @@ func Prepare(ctx context.Context, o Options) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	nested := isNested(tensors)
+	embeddingTensor := inFile(nested, embeddingTensor)
 	ownHead := p.adapter.modules[headName] != nil
 	_, hasHead := tensors[headTensor]
 	embedding, hasEmbedding := tensors[embeddingTensor]
@@ -109,7 +113,7 @@ func Prepare(ctx context.Context, o Options) (*Plan, error) {
 		if t.dtype = t.from.dtype; dtype != "" && isFloat(t.dtype) {
 			t.dtype = dtype
 		}
-		t.lora = p.adapter.modules[strings.TrimSuffix(t.name, ".weight")]
+		t.lora = p.adapter.modules[inAdapter(nested, strings.TrimSuffix(t.name, ".weight"))]
 		if t.lora != nil {
 			if err := fits(t.name, t.from, t.lora); err != nil {
 				return nil, err
@@ -118,11 +122,36 @@ func Prepare(ctx context.Context, o Options) (*Plan, error) {
 		p.Bytes += t.size()
 	}
 	for _, name := range p.adapter.names() {
-		if _, ok := tensors[name+".weight"]; !ok {
-			return nil, fmt.Errorf("the adapter has LoRA on %.200q, and the base model has no tensor %.200q", name, name+".weight")
+		if tensor := inFile(nested, name) + ".weight"; tensors[tensor].file == "" {
+			return nil, fmt.Errorf("the adapter has LoRA on %.200q, and the base model has no tensor %.200q", name, tensor)
 		}
 	}
 	return p, p.changeConfig(ctx, ownHead, tensors)
+}
+
+// isNested tells whether the files have the text model's tensors among others, under names of their own.
+func isNested(tensors map[string]tensor) bool {
+	for name := range tensors {
+		if strings.HasPrefix(name, nestedPrefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// inFile is the name that what belongs to the text model has in the files; inAdapter goes the other way.
+func inFile(nested bool, name string) string {
+	if rest, ok := strings.CutPrefix(name, textPrefix); ok && nested {
+		return nestedPrefix + rest
+	}
+	return name
+}
+
+func inAdapter(nested bool, name string) string {
+	if rest, ok := strings.CutPrefix(name, nestedPrefix); ok && nested {
+		return textPrefix + rest
+	}
+	return name
 }
 
 func fits(name string, t tensor, m *module) error {
@@ -175,12 +204,19 @@ func (p *Plan) changeConfig(ctx context.Context, ownHead bool, tensors map[strin
 	if err := json.Unmarshal(p.config, &c); err != nil {
 		return fmt.Errorf("%s: %w", configFile, err)
 	}
-	if text := string(c["quantization_config"]); text != "" && text != "null" {
-		return fmt.Errorf("%s: the base model is quantized (quantization_config); merge into the model that is not", configFile)
+	text, err := inner(c)
+	if err != nil {
+		return err
+	}
+	for _, part := range []map[string]json.RawMessage{c, text} {
+		for _, key := range []string{"quantization_config", "compression_config"} {
+			if text := string(part[key]); text != "" && text != "null" {
+				return fmt.Errorf("%s: the base model is quantized (%s); merge into the model that is not", configFile, key)
+			}
+		}
 	}
 	untie := ownHead
-	if !untie && string(c["tie_word_embeddings"]) == "true" {
-		var err error
+	if !untie && (string(c["tie_word_embeddings"]) == "true" || c["tie_word_embeddings"] == nil && string(text["tie_word_embeddings"]) == "true") {
 		if untie, err = twoHeads(ctx, p.options.Base, tensors); err != nil {
 			return err
 		}
@@ -191,21 +227,45 @@ func (p *Plan) changeConfig(ctx context.Context, ownHead bool, tensors map[strin
 	}
 	if untie {
 		c["tie_word_embeddings"] = json.RawMessage("false")
+		if _, ok := text["tie_word_embeddings"]; ok {
+			text["tie_word_embeddings"] = json.RawMessage("false")
+		}
 	}
 	if d := p.options.DType; d != "" {
 		stated := false
-		for _, key := range []string{"dtype", "torch_dtype"} { // the one is the other's newer name
-			if _, ok := c[key]; ok {
-				c[key], stated = json.RawMessage(`"`+d+`"`), true
+		for _, part := range []map[string]json.RawMessage{c, text} {
+			for _, key := range []string{"dtype", "torch_dtype"} { // the one is the other's newer name
+				if _, ok := part[key]; ok {
+					part[key], stated = json.RawMessage(`"`+d+`"`), true
+				}
 			}
 		}
 		if !stated {
 			c["torch_dtype"] = json.RawMessage(`"` + d + `"`)
 		}
 	}
-	text, err := json.MarshalIndent(c, "", "  ")
-	p.changed = append(text, '\n')
+	if text != nil {
+		if c[textConfigKey], err = json.Marshal(text); err != nil {
+			return err
+		}
+	}
+	changed, err := json.MarshalIndent(c, "", "  ")
+	p.changed = append(changed, '\n')
 	return err
+}
+
+// textConfigKey is where a model of several kinds of input has the configuration of its text model.
+const textConfigKey = "text_config"
+
+// inner is the configuration of the text model, nil where it is the model's own.
+func inner(c map[string]json.RawMessage) (text map[string]json.RawMessage, err error) {
+	if raw := string(c[textConfigKey]); raw == "" || raw == "null" {
+		return nil, nil
+	}
+	if err := json.Unmarshal(c[textConfigKey], &text); err != nil {
+		return nil, fmt.Errorf("%s: %s: %w", configFile, textConfigKey, err)
+	}
+	return text, nil
 }
 
 // Write writes the merged model into an empty folder; when it returns nil everything is on disk. progress is told of bytes of tensors as they are written.

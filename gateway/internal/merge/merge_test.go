@@ -590,3 +590,48 @@ func TestOnlyAHead(t *testing.T) {
 		}
 	}
 }
+
+// TestMergeOfNamesAndFusedModules: the text model of a model of several kinds of input has other names in the files; and modules that the files have as one have a rank and an alpha of their own.
+func TestMergeOfNamesAndFusedModules(t *testing.T) {
+	draw := rand.New(rand.NewPCG(3, 4))
+	const fused = "model.layers.0.self_attn.qkv_proj"
+	base := map[string]matrix{
+		"model.language_model.embed_tokens.weight": random(draw, typeFloat32, 11, 6), "model.language_model.layers.0.self_attn.qkv_proj.weight": random(draw, typeFloat32, 8, 6),
+		"model.visual.pos_embed.weight": random(draw, typeFloat32, 3, 3),
+	}
+	adapter := map[string]matrix{}
+	for name, shape := range map[string][3]int64{fused: {8, 6, 6}, "lm_head": {11, 6, 2}} {
+		adapter[namePrefix+name+".lora_A.weight"] = random(draw, typeFloat32, shape[2], shape[1])
+		adapter[namePrefix+name+".lora_B.weight"] = random(draw, typeFloat32, shape[0], shape[2])
+	}
+	baseDir, adapterDir, dir := t.TempDir(), t.TempDir(), t.TempDir()
+	file(t, filepath.Join(baseDir, weightsFile), base)
+	text(t, filepath.Join(baseDir, configFile), `{"tie_word_embeddings": true, "text_config": {"tie_word_embeddings": true, "dtype": "float32", "b": 2}, "a": 1}`)
+	file(t, filepath.Join(adapterDir, "adapter_model.safetensors"), adapter)
+	text(t, filepath.Join(adapterDir, "adapter_config.json"), `{"peft_type": "LORA", "r": 2, "lora_alpha": 4, "bias": "none", "rank_pattern": {"`+fused+`": 6}, "alpha_pattern": {"`+fused+`": 12, "lm_head": 4}}`)
+	if err := mergeInto(t.Context(), dir, Options{Base: Directory(baseDir), Adapter: adapterDir, DType: "float32", ShardBytes: shardBytes}); err != nil {
+		t.Fatal(err)
+	}
+	got := tensorsOf(t, dir)
+	for name, from := range map[string]string{fused: "model.language_model.layers.0.self_attn.qkv_proj.weight", "lm_head": "model.language_model.embed_tokens.weight"} {
+		a, b, w := adapter[namePrefix+name+".lora_A.weight"], adapter[namePrefix+name+".lora_B.weight"], base[from]
+		to := inFile(true, name) + ".weight"
+		for i, v := range got[to].values {
+			row, column := int64(i)/6, int64(i)%6
+			want := float64(w.values[i])
+			for k := range a.shape[0] {
+				want += 2 * float64(b.values[row*a.shape[0]+k]) * float64(a.values[k*6+column])
+			}
+			if math.Abs(float64(v)-want) > 1e-5 {
+				t.Fatalf("%s: value %d is %v, want %v", to, i, v, want)
+			}
+		}
+	}
+	if len(got) != 4 || !slices.Equal(got["model.visual.pos_embed.weight"].values, base["model.visual.pos_embed.weight"].values) {
+		t.Errorf("%d tensors", len(got))
+	}
+	raw, err := os.ReadFile(filepath.Join(dir, configFile))
+	if err != nil || strings.Count(string(raw), `"tie_word_embeddings": false`) != 2 || !strings.Contains(string(raw), `"b": 2`) {
+		t.Errorf("%s, %v", raw, err)
+	}
+}
