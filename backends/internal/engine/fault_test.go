@@ -464,3 +464,37 @@ func TestClose(t *testing.T) {
 		together(calls...)
 	}
 }
+
+// What a failed pass left in its pages is not shared: the same prompt, asked again, has the bits that it has where nothing failed.
+func TestFailedPassIsNotShared(t *testing.T) {
+	prompt := randomTokens(rand.New(rand.NewPCG(4, 4)), 100)
+	for name, load := range map[string]func(t *testing.T, e *Engine){
+		"attention":        func(t *testing.T, e *Engine) { subject(t, e) },
+		"linear attention": func(t *testing.T, e *Engine) { loadHybrid(t, e, `{"max_context_length": 320}`) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var f *faulty
+			e := openOn(t, func(d *faulty) { f = d })
+			load(t, e)
+			hook(t, e, func() { f.gather = func([]int32) error { return errors.New("on fire") } })
+			q := ask("failed", "", prompt, 1, 8)
+			q.Version = 0
+			if _, err := collect(t.Context(), e, q); err == nil || !strings.Contains(err.Error(), "on fire") {
+				t.Fatalf("got %v", err)
+			}
+			hook(t, e, func() { f.gather = nil })
+			q.ID = "again"
+			got, err := collect(t.Context(), e, q)
+			if err != nil {
+				t.Fatal(err)
+			}
+			fresh := openOn(t, func(*faulty) {})
+			load(t, fresh)
+			want, err := collect(t.Context(), fresh, q)
+			if err != nil {
+				t.Fatal(err)
+			}
+			equalSamples(t, name, got.sequences, want.sequences)
+		})
+	}
+}

@@ -211,6 +211,12 @@ func (e *Engine) deliver(chunks []chunk, drawn []token) {
 		if c.from < prompt {
 			e.counters.prefillTokens.Add(int64(min(c.to, prompt) - c.from))
 		}
+		if t.err != nil { // before anything is shared: of a pass that failed nobody knows what is in the pages
+			if !s.done {
+				e.endRequest(q, t.err)
+			}
+			continue
+		}
 		s.computed = c.to
 		if full := s.computed / kvcache.PageSize; full > s.shared && !s.done {
 			q.replica.sampler.cache.Share(q.key, s.tokens[:full*kvcache.PageSize], s.pages[:full])
@@ -218,10 +224,6 @@ func (e *Engine) deliver(chunks []chunk, drawn []token) {
 			q.replica.sampler.keepState(s)
 		}
 		if s.done {
-			continue
-		}
-		if t.err != nil {
-			e.endRequest(q, t.err)
 			continue
 		}
 		if s.computed >= prompt && c.scores != nil && c.scores == q.scores {
