@@ -33,7 +33,7 @@ type module struct {
 // adapter is a PEFT directory.
 type adapter struct {
 	dir     Directory
-	modules map[string]*module // by the name of the module: "model.layers.0.self_attn.q_proj"
+	modules map[string]*module // by the name of the module: "model.layers.0.self_attn.q_proj", also where the file has "model.language_model.layers…"
 }
 
 // plain are options of a PEFT configuration with the values that leave an adapter plain LoRA, which alone can be merged here.
@@ -102,14 +102,19 @@ func (a *adapter) readScale(ctx context.Context) (func(name string, rank int64) 
 			return nil, fmt.Errorf("%s: %s is %.100s; only plain LoRA can be merged", plugins.AdapterConfigFile, name, value)
 		}
 	}
-	return func(name string, rank int64) (float64, error) {
-		alpha, known := c.Alphas[name]
-		if name == headName && !known {
-			alpha, known = c.Alphas[tinkerHead]
+	alphas := make(map[string]float64, len(c.Alphas))
+	for key, alpha := range c.Alphas {
+		name := moduleName(key)
+		if other, twice := alphas[name]; twice && other != alpha {
+			return nil, fmt.Errorf("%s: alpha_pattern has %.200q under two names, with %v and %v", plugins.AdapterConfigFile, name, other, alpha)
 		}
+		alphas[name] = alpha
+	}
+	return func(name string, rank int64) (float64, error) {
+		alpha, known := alphas[name]
 		switch {
 		case known:
-		case len(c.Alphas) > 0: // a key may be an expression that matches the module
+		case len(alphas) > 0: // a key may be an expression that matches the module
 			return 0, fmt.Errorf("%s: alpha_pattern does not name the module %.200q", plugins.AdapterConfigFile, name)
 		case c.Alpha == nil:
 			return 0, fmt.Errorf("%s: has no lora_alpha", plugins.AdapterConfigFile)
@@ -134,9 +139,7 @@ func (a *adapter) take(name string, t tensor) error {
 	if len(t.shape) != 2 || !isFloat(t.dtype) {
 		return fmt.Errorf("is %s of shape %v, not a matrix of float32, bfloat16 or float16", t.dtype, t.shape)
 	}
-	if name == tinkerHead {
-		name = headName
-	}
+	name = moduleName(name)
 	m := a.modules[name]
 	if m == nil {
 		m = &module{}
@@ -151,6 +154,14 @@ func (a *adapter) take(name string, t tensor) error {
 	}
 	*place = t
 	return nil
+}
+
+// moduleName is the name that a module has here, by any of those that adapters have it under: the head's in the Tinker convention, and those of a text model among others.
+func moduleName(name string) string {
+	if name == tinkerHead {
+		return headName
+	}
+	return inAdapter(true, name)
 }
 
 // names lists the modules, sorted.

@@ -61,8 +61,8 @@ type output struct {
 	name  string
 	from  tensor
 	dtype string
-	lora  *module // nil = as it is
-	added bool    // not a tensor of the base: head or embedding, which shared the other's weights
+	lora  []placed // none = as it is
+	added bool     // not a tensor of the base: head or embedding, which shared the other's weights
 }
 
 func (o output) elements() int64 { return o.from.size / widths[o.from.dtype] }
@@ -108,23 +108,19 @@ func Prepare(ctx context.Context, o Options) (*Plan, error) {
 		p.tensors = append(p.tensors, output{name: name, from: t, added: name == headTensor && !hasHead || name == embeddingTensor && !hasEmbedding})
 	}
 	slices.SortFunc(p.tensors, func(a, b output) int { return strings.Compare(a.name, b.name) })
+	used := map[string]bool{}
 	for i := range p.tensors {
 		t := &p.tensors[i]
 		if t.dtype = t.from.dtype; dtype != "" && isFloat(t.dtype) {
 			t.dtype = dtype
 		}
-		t.lora = p.adapter.modules[inAdapter(nested, strings.TrimSuffix(t.name, ".weight"))]
-		if t.lora != nil {
-			if err := fits(t.name, t.from, t.lora); err != nil {
-				return nil, err
-			}
+		if t.lora, err = p.adapter.lorasOf(t.name, t.from, nested, used); err != nil {
+			return nil, err
 		}
 		p.Bytes += t.size()
 	}
-	for _, name := range p.adapter.names() {
-		if tensor := inFile(nested, name) + ".weight"; tensors[tensor].file == "" {
-			return nil, fmt.Errorf("the adapter has LoRA on %.200q, and the base model has no tensor %.200q", name, tensor)
-		}
+	if err := p.adapter.checkUsed(used, nested); err != nil {
+		return nil, err
 	}
 	return p, p.changeConfig(ctx, ownHead, tensors)
 }
@@ -152,16 +148,6 @@ func inAdapter(nested bool, name string) string {
 		return textPrefix + rest
 	}
 	return name
-}
-
-func fits(name string, t tensor, m *module) error {
-	if len(t.shape) != 2 || t.shape[1] < 1 || t.shape[0] != m.b.shape[0] || t.shape[1] != m.a.shape[1] {
-		return fmt.Errorf("tensor %.200q has shape %v, the adapter's LoRA is for [%d %d]", name, t.shape, m.b.shape[0], m.a.shape[1])
-	}
-	if !isFloat(t.dtype) {
-		return fmt.Errorf("tensor %.200q is of type %s: only float32, bfloat16 and float16 can be merged into; use the model that is not quantized", name, t.dtype)
-	}
-	return nil
 }
 
 // takeFiles notes what is copied as it is: all but weights and configuration.
@@ -386,12 +372,12 @@ func (w *writer) tensor(ctx context.Context, out io.Writer, t output) error {
 		in = io.TeeReader(source, w.sum)
 	}
 	rows, row := t.elements(), int64(1) // without LoRA nothing depends on rows
-	var a []float32
-	if t.lora != nil {
+	if len(t.lora) > 0 {
 		rows, row = t.from.shape[0], t.from.shape[1]
-		if a, err = w.plan.adapter.floats(ctx, t.lora.a, 0, t.lora.rank); err != nil {
-			return err
-		}
+	}
+	addLoRA, err := w.plan.adapter.rowsAdder(ctx, t.lora)
+	if err != nil {
+		return err
 	}
 	step := max(1, chunkElements/max(1, row))
 	raw := make([]byte, min(rows, step)*row*widths[t.from.dtype])
@@ -406,15 +392,11 @@ func (w *writer) tensor(ctx context.Context, out io.Writer, t output) error {
 		if _, err := io.ReadFull(in, data); err != nil {
 			return err
 		}
-		if t.lora != nil || t.dtype != t.from.dtype {
+		if len(t.lora) > 0 || t.dtype != t.from.dtype {
 			part := values[:n*row]
 			decodeFloats(part, t.from.dtype, data)
-			if t.lora != nil {
-				b, err := w.plan.adapter.floats(ctx, t.lora.b, from, n)
-				if err != nil {
-					return err
-				}
-				add(part, a, b, int(t.lora.rank), int(row), float32(t.lora.scale))
+			if err := addLoRA(part, from, n); err != nil {
+				return err
 			}
 			data = encoded[:n*row*widths[t.dtype]]
 			if err := encodeFloats(data, t.dtype, part); err != nil {

@@ -591,47 +591,136 @@ func TestOnlyAHead(t *testing.T) {
 	}
 }
 
-// TestMergeOfNamesAndFusedModules: the text model of a model of several kinds of input has other names in the files; and modules that the files have as one have a rank and an alpha of their own.
+// TestMergeOfNamesAndFusedModules: the text model of a model of several kinds of input has other names in the files, which an adapter may have too; and modules that the files have as one have a rank and an alpha of
+// their own, or each part has.
 func TestMergeOfNamesAndFusedModules(t *testing.T) {
-	draw := rand.New(rand.NewPCG(3, 4))
-	const fused = "model.layers.0.self_attn.qkv_proj"
-	base := map[string]matrix{
-		"model.language_model.embed_tokens.weight": random(draw, typeFloat32, 11, 6), "model.language_model.layers.0.self_attn.qkv_proj.weight": random(draw, typeFloat32, 8, 6),
-		"model.visual.pos_embed.weight": random(draw, typeFloat32, 3, 3),
-	}
-	adapter := map[string]matrix{}
-	for name, shape := range map[string][3]int64{fused: {8, 6, 6}, "lm_head": {11, 6, 2}} {
-		adapter[namePrefix+name+".lora_A.weight"] = random(draw, typeFloat32, shape[2], shape[1])
-		adapter[namePrefix+name+".lora_B.weight"] = random(draw, typeFloat32, shape[0], shape[2])
-	}
-	baseDir, adapterDir, dir := t.TempDir(), t.TempDir(), t.TempDir()
-	file(t, filepath.Join(baseDir, weightsFile), base)
-	text(t, filepath.Join(baseDir, configFile), `{"tie_word_embeddings": true, "text_config": {"tie_word_embeddings": true, "dtype": "float32", "b": 2}, "a": 1}`)
-	file(t, filepath.Join(adapterDir, "adapter_model.safetensors"), adapter)
-	text(t, filepath.Join(adapterDir, "adapter_config.json"), `{"peft_type": "LORA", "r": 2, "lora_alpha": 4, "bias": "none", "rank_pattern": {"`+fused+`": 6}, "alpha_pattern": {"`+fused+`": 12, "lm_head": 4}}`)
-	if err := mergeInto(t.Context(), dir, Options{Base: Directory(baseDir), Adapter: adapterDir, DType: "float32", ShardBytes: shardBytes}); err != nil {
-		t.Fatal(err)
-	}
-	got := tensorsOf(t, dir)
-	for name, from := range map[string]string{fused: "model.language_model.layers.0.self_attn.qkv_proj.weight", "lm_head": "model.language_model.embed_tokens.weight"} {
-		a, b, w := adapter[namePrefix+name+".lora_A.weight"], adapter[namePrefix+name+".lora_B.weight"], base[from]
-		to := inFile(true, name) + ".weight"
-		for i, v := range got[to].values {
-			row, column := int64(i)/6, int64(i)%6
-			want := float64(w.values[i])
-			for k := range a.shape[0] {
-				want += 2 * float64(b.values[row*a.shape[0]+k]) * float64(a.values[k*6+column])
+	const layer = "model.layers.0.self_attn."
+	whole := map[string][3]int64{"qkv_proj": {8, 6, 0}} // rows, rank, first row in the base
+	parts := map[string][3]int64{"q_proj": {4, 3, 0}, "k_proj": {2, 2, 4}, "v_proj": {2, 1, 6}}
+	for _, c := range []struct {
+		name           string
+		nestedBase     bool
+		nestedAdapter  bool
+		modules        map[string][3]int64
+		nestedPatterns bool
+	}{
+		{"nested, and the adapter not", true, false, whole, false},
+		{"nested, the adapter too", true, true, whole, true},
+		{"nested, with the keys of alpha_pattern not", true, true, whole, false},
+		{"parts", false, false, parts, false},
+		{"parts, nested", true, true, parts, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			draw := rand.New(rand.NewPCG(3, 4))
+			inBase := func(name string) string { return inFile(c.nestedBase, name) + ".weight" }
+			base := map[string]matrix{inBase("model.embed_tokens"): random(draw, typeFloat32, 11, 6), inBase(layer + "qkv_proj"): random(draw, typeFloat32, 8, 6)}
+			if c.nestedBase {
+				base["model.visual.pos_embed.weight"] = random(draw, typeFloat32, 3, 3)
 			}
-			if math.Abs(float64(v)-want) > 1e-5 {
-				t.Fatalf("%s: value %d is %v, want %v", to, i, v, want)
+			type module struct {
+				from       string
+				row        int64
+				a, b       matrix
+				rows, rank int64
 			}
-		}
+			var modules []module
+			adapter, ranks, alphas := map[string]matrix{}, map[string]int64{}, map[string]int64{}
+			put := func(name, from string, rows, rank, row int64) {
+				m := module{from, row, random(draw, typeFloat32, rank, 6), random(draw, typeFloat32, rows, rank), rows, rank}
+				modules = append(modules, m)
+				stored := inFile(c.nestedAdapter, name)
+				adapter[namePrefix+stored+".lora_A.weight"], adapter[namePrefix+stored+".lora_B.weight"] = m.a, m.b
+				key := inFile(c.nestedPatterns, name)
+				ranks[key], alphas[key] = rank, 2*rank
+			}
+			for _, name := range slices.Sorted(maps.Keys(c.modules)) {
+				s := c.modules[name]
+				put(layer+name, inBase(layer+"qkv_proj"), s[0], s[1], s[2])
+			}
+			put("lm_head", inBase("model.embed_tokens"), 11, 2, 0)
+			baseDir, adapterDir, dir := t.TempDir(), t.TempDir(), t.TempDir()
+			file(t, filepath.Join(baseDir, weightsFile), base)
+			text(t, filepath.Join(baseDir, configFile), `{"tie_word_embeddings": true, "text_config": {"tie_word_embeddings": true, "dtype": "float32", "b": 2}, "a": 1}`)
+			file(t, filepath.Join(adapterDir, "adapter_model.safetensors"), adapter)
+			config, err := json.Marshal(map[string]any{"peft_type": "LORA", "r": 2, "lora_alpha": 4, "bias": "none", "rank_pattern": ranks, "alpha_pattern": alphas})
+			if err != nil {
+				t.Fatal(err)
+			}
+			text(t, filepath.Join(adapterDir, "adapter_config.json"), string(config))
+			if err := mergeInto(t.Context(), dir, Options{Base: Directory(baseDir), Adapter: adapterDir, DType: "float32", ShardBytes: shardBytes}); err != nil {
+				t.Fatal(err)
+			}
+			want := map[string][]float64{}
+			for _, m := range modules {
+				to := m.from
+				if strings.Contains(to, "embed_tokens") {
+					to = headTensor
+				}
+				if want[to] == nil {
+					for _, v := range base[m.from].values {
+						want[to] = append(want[to], float64(v))
+					}
+				}
+				for i := range m.rows {
+					for j := range int64(6) {
+						for k := range m.rank {
+							want[to][(m.row+i)*6+j] += 2 * float64(m.b.values[i*m.rank+k]) * float64(m.a.values[k*6+j])
+						}
+					}
+				}
+			}
+			got := tensorsOf(t, dir)
+			for name, values := range want {
+				for i, v := range got[name].values {
+					if math.Abs(float64(v)-values[i]) > 1e-5 {
+						t.Fatalf("%s: value %d is %v, want %v", name, i, v, values[i])
+					}
+				}
+			}
+			if len(got) != len(base)+1 || !slices.Equal(got["model.visual.pos_embed.weight"].values, base["model.visual.pos_embed.weight"].values) {
+				t.Errorf("%d tensors", len(got))
+			}
+			raw, err := os.ReadFile(filepath.Join(dir, configFile))
+			if err != nil || strings.Count(string(raw), `"tie_word_embeddings": false`) != 2 || !strings.Contains(string(raw), `"b": 2`) {
+				t.Errorf("%s, %v", raw, err)
+			}
+		})
 	}
-	if len(got) != 4 || !slices.Equal(got["model.visual.pos_embed.weight"].values, base["model.visual.pos_embed.weight"].values) {
-		t.Errorf("%d tensors", len(got))
-	}
-	raw, err := os.ReadFile(filepath.Join(dir, configFile))
-	if err != nil || strings.Count(string(raw), `"tie_word_embeddings": false`) != 2 || !strings.Contains(string(raw), `"b": 2`) {
-		t.Errorf("%s, %v", raw, err)
+}
+
+// TestRefusedNames: a module under two names, and some parts of a matrix without the others.
+func TestRefusedNames(t *testing.T) {
+	const plainName, nestedName = "model.layers.0.self_attn.", "model.language_model.layers.0.self_attn."
+	for _, c := range []struct {
+		name    string
+		modules map[string]int64 // their rows
+		alphas  string
+		says    string
+	}{
+		{"under two names", map[string]int64{plainName + "qkv_proj": 8, nestedName + "qkv_proj": 8}, "", "is there twice"},
+		{"alpha under two names", map[string]int64{plainName + "qkv_proj": 8}, `{"` + plainName + `qkv_proj": 1, "` + nestedName + `qkv_proj": 2}`, "under two names"},
+		{"a part alone", map[string]int64{plainName + "q_proj": 4, plainName + "v_proj": 2}, "", "and none on \"" + plainName + "k_proj\""},
+		{"a part and the whole", map[string]int64{plainName + "q_proj": 4, plainName + "qkv_proj": 8}, "", "which is a part of it"},
+		{"parts of other sizes", map[string]int64{plainName + "q_proj": 4, plainName + "k_proj": 2, plainName + "v_proj": 3}, "", "the adapter's LoRA is for [9 6]"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			draw := rand.New(rand.NewPCG(5, 6))
+			adapter := map[string]matrix{}
+			for name, rows := range c.modules {
+				adapter[namePrefix+name+".lora_A.weight"], adapter[namePrefix+name+".lora_B.weight"] = random(draw, typeFloat32, 2, 6), random(draw, typeFloat32, rows, 2)
+			}
+			baseDir, adapterDir := t.TempDir(), t.TempDir()
+			file(t, filepath.Join(baseDir, weightsFile), map[string]matrix{nestedName + "qkv_proj.weight": random(draw, typeFloat32, 8, 6)})
+			text(t, filepath.Join(baseDir, configFile), "{}")
+			file(t, filepath.Join(adapterDir, "adapter_model.safetensors"), adapter)
+			config := `{"r": 2, "lora_alpha": 4}`
+			if c.alphas != "" {
+				config = `{"r": 2, "lora_alpha": 4, "alpha_pattern": ` + c.alphas + `}`
+			}
+			text(t, filepath.Join(adapterDir, "adapter_config.json"), config)
+			if err := mergeInto(t.Context(), t.TempDir(), Options{Base: Directory(baseDir), Adapter: adapterDir, ShardBytes: shardBytes}); err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("error %v, want %q", err, c.says)
+			}
+		})
 	}
 }
