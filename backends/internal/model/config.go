@@ -66,7 +66,7 @@ type configJSON struct {
 	VocabSize             *int            `json:"vocab_size"`
 	MaxPositionEmbeddings *int            `json:"max_position_embeddings"`
 	RMSNormEps            *float64        `json:"rms_norm_eps"`
-	TieWordEmbeddings     bool            `json:"tie_word_embeddings"`
+	TieWordEmbeddings     *bool           `json:"tie_word_embeddings"`
 	HiddenAct             *string         `json:"hidden_act"`
 	AttentionBias         bool            `json:"attention_bias"`
 	MLPBias               bool            `json:"mlp_bias"`
@@ -106,8 +106,13 @@ func (l *tokenIDs) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(b, (*[]int64)(l))
 }
 
-// readConfig reads a model directory's config.json. It also gives the file's bytes.
-func readConfig(dir string) (*Config, []byte, error) {
+// Defaults are what keys mean that config.json does not have, where families differ.
+type Defaults struct {
+	Tied bool // tie_word_embeddings
+}
+
+// readConfig reads a model directory's config.json, with the defaults of its architecture. It also gives the file's bytes.
+func readConfig(dir string, registry Registry) (*Config, []byte, error) {
 	path := filepath.Join(dir, configFile)
 	// Opening a pipe waits for its other end.
 	if info, err := os.Stat(path); err != nil {
@@ -130,14 +135,14 @@ func readConfig(dir string) (*Config, []byte, error) {
 	if err := modelfile.Placeholder(raw); err != nil {
 		return nil, nil, fmt.Errorf("%s: %w", configFile, err)
 	}
-	c, err := parseConfig(raw)
+	c, err := registry.parseConfig(raw)
 	if err != nil {
 		return nil, nil, fmt.Errorf("%s: %w", configFile, err)
 	}
 	return c, raw, nil
 }
 
-func parseConfig(raw []byte) (*Config, error) {
+func (r Registry) parseConfig(raw []byte) (*Config, error) {
 	raw, nested, err := textConfig(raw)
 	if err != nil {
 		return nil, err
@@ -149,6 +154,7 @@ func parseConfig(raw []byte) (*Config, error) {
 	if len(j.Architectures) != 1 {
 		return nil, fmt.Errorf("architectures is %q: it must name one architecture", j.Architectures)
 	}
+	j.setDefaults(r[j.Architectures[0]].Defaults)
 	c, err := j.config()
 	if err != nil && nested {
 		err = fmt.Errorf("%s: %w", textConfigKey, err)
@@ -161,9 +167,16 @@ func parseConfig(raw []byte) (*Config, error) {
 	return c, nil
 }
 
+// setDefaults gives keys that are absent what they mean then.
+func (j *configJSON) setDefaults(d Defaults) {
+	if j.TieWordEmbeddings == nil {
+		j.TieWordEmbeddings = &d.Tied
+	}
+}
+
 // config checks the settings of the text model.
 func (j *configJSON) config() (*Config, error) {
-	c := &Config{Architecture: j.Architectures[0], TieWordEmbeddings: j.TieWordEmbeddings, AttentionBias: j.AttentionBias, MLPBias: j.MLPBias, SlidingWindow: j.UseSlidingWindow, OutputGate: j.AttentionOutputGate}
+	c := &Config{Architecture: j.Architectures[0], TieWordEmbeddings: *j.TieWordEmbeddings, AttentionBias: j.AttentionBias, MLPBias: j.MLPBias, SlidingWindow: j.UseSlidingWindow, OutputGate: j.AttentionOutputGate}
 	if err := j.sizes(c); err != nil {
 		return nil, err
 	}

@@ -26,6 +26,9 @@ func encode(t testing.TB, c map[string]any) []byte {
 	return b
 }
 
+// parseConfig reads the configuration of an architecture that has no defaults of its own.
+func parseConfig(raw []byte) (*Config, error) { return Registry(nil).parseConfig(raw) }
+
 func TestConfig(t *testing.T) {
 	c, err := parseConfig(encode(t, plain()))
 	if err != nil {

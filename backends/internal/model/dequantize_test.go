@@ -64,7 +64,7 @@ func TestDequantizedBits(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer files.Close()
-			c, _, err := readConfig(from)
+			c, _, err := readConfig(from, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -222,7 +222,7 @@ func TestSharedQuantizedFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { files.Close() })
-		c, _, err := readConfig(dir)
+		c, _, err := readConfig(dir, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -29,6 +29,8 @@ type Architecture struct {
 	Layer func(ctx context.Context, l *Loader, i int) (nn.Layer, error)
 	// Ignored are the beginnings of the names of tensors, as files have them, that lie beside those of the text model and are not loaded.
 	Ignored []string
+	// Defaults are those of keys of config.json.
+	Defaults Defaults
 	// NestedConfig tells that config.json may have the text model's settings in text_config.
 	NestedConfig bool
 	// OnePlusNorms tells that the weight of the final norm is one more than the files have it, see Loader.OnePlusNorm.
@@ -103,7 +105,7 @@ type directory struct {
 var ErrContext = errors.New("context")
 
 func openDirectory(dir string, registry Registry, ranks int, o LoadOptions) (*directory, error) {
-	c, raw, err := readConfig(dir)
+	c, raw, err := readConfig(dir, registry)
 	if err != nil {
 		return nil, err
 	}

@@ -23,5 +23,6 @@ func Architecture() model.Architecture {
 		Layer: func(ctx context.Context, l *model.Loader, i int) (nn.Layer, error) {
 			return l.TransformerLayer(ctx, i, model.TransformerOptions{})
 		},
+		Defaults: model.Defaults{Tied: true},
 	}
 }

@@ -1,0 +1,50 @@
+package model_test
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/tinsmith/tinsmith/backends/internal/model"
+)
+
+// TestDefaults: keys that config.json does not have mean what they mean to the family's class in transformers.
+func TestDefaults(t *testing.T) {
+	for _, c := range []struct {
+		name, model string
+		change      func(j map[string]any)
+		want        string // of the error; "" = the model is as before
+	}{
+		{"SmolLM3 is tied", "smollm3", func(j map[string]any) { delete(j, "tie_word_embeddings") }, ""},
+		{"SmolLM3 that is not tied", "smollm3", func(j map[string]any) { j["tie_word_embeddings"] = false }, `tensor "lm_head.weight" is missing`},
+		{"Qwen3 is not tied", "qwen3", func(j map[string]any) { delete(j, "tie_word_embeddings") }, `tensor "lm_head.weight" is missing`},
+		{"Qwen2 is not tied", "qwen2", func(j map[string]any) { delete(j, "tie_word_embeddings") }, `tensor "lm_head.weight" is missing`},
+		{"Llama is not tied", "llama", func(j map[string]any) { delete(j, "tie_word_embeddings") }, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := unpack(t, c.model)
+			_, before, err := load(t, dir, model.LoadOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			j := configOf(t, dir)
+			c.change(j)
+			raw, err := json.Marshal(j)
+			if err == nil {
+				err = os.WriteFile(filepath.Join(dir, "config.json"), raw, 0o600)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, parameters, err := load(t, dir, model.LoadOptions{})
+			switch {
+			case c.want == "" && (err != nil || parameters != before):
+				t.Errorf("%d parameters, before %d: %v", parameters, before, err)
+			case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)):
+				t.Errorf("error %v, want %q", err, c.want)
+			}
+		})
+	}
+}
