@@ -22,6 +22,12 @@ func TestDefaults(t *testing.T) {
 		{"Qwen3 is not tied", "qwen3", func(j map[string]any) { delete(j, "tie_word_embeddings") }, `tensor "lm_head.weight" is missing`},
 		{"Qwen2 is not tied", "qwen2", func(j map[string]any) { delete(j, "tie_word_embeddings") }, `tensor "lm_head.weight" is missing`},
 		{"Llama is not tied", "llama", func(j map[string]any) { delete(j, "tie_word_embeddings") }, ""},
+		{"Phi-3 with yarn", "phi3", func(j map[string]any) {
+			j["rope_scaling"] = map[string]any{"type": "yarn", "factor": 4, "rope_theta": 1e4, "partial_rotary_factor": 0.75}
+		}, "rope_type is llama3 or yarn, only default is supported for Phi3ForCausalLM"},
+		{"Phi-3 with llama3", "phi3", func(j map[string]any) {
+			j["rope_parameters"] = map[string]any{"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 4096, "rope_theta": 1e4, "partial_rotary_factor": 0.75}
+		}, "rope_type is llama3 or yarn"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := unpack(t, c.model)

@@ -3,6 +3,7 @@ package phi3
 
 import (
 	"context"
+	"errors"
 
 	"github.com/tinsmith/tinsmith/backends/internal/model"
 	"github.com/tinsmith/tinsmith/backends/internal/nn"
@@ -20,6 +21,9 @@ func Architecture() model.Architecture {
 			}
 			if err := c.CheckWindow(); err != nil {
 				return err
+			}
+			if c.Rope.Llama3 != nil || c.Rope.YaRN != nil { // transformers takes yarn for longrope, and refuses others
+				return errors.New("rope_type is llama3 or yarn, only default is supported for " + Name)
 			}
 			return c.Check(model.Features{PartialRotary: true})
 		},
