@@ -44,7 +44,7 @@ type Config struct {
 	DeltaNet      *DeltaNet
 	Quantization  *Quantization // nil: the files hold floating-point numbers as they are
 
-	given map[string]bool // keys that have a value
+	given map[string]bool // the keys that are there, and whether they have a value
 }
 
 // The types of layers.
@@ -227,7 +227,7 @@ func (j *configJSON) config() (*Config, error) {
 	return c, j.rope(c)
 }
 
-// given lists the keys of a JSON object that have a value.
+// given lists the keys of a JSON object, and tells which have a value.
 func given(raw []byte) map[string]bool {
 	var all map[string]json.RawMessage
 	_ = json.Unmarshal(raw, &all) // it is one: it has been read

@@ -11,11 +11,14 @@ import (
 // Name is the architecture's name in config.json.
 const Name = "MistralForCausalLM"
 
+// defaultWindow is what transformers takes where config.json has no sliding_window; null there is none.
+const defaultWindow = 4096
+
 // Architecture loads these models.
 func Architecture() model.Architecture {
 	return model.Architecture{
 		Check: func(c *model.Config) error {
-			if err := c.CheckWindow(); err != nil {
+			if err := c.CheckWindow(defaultWindow); err != nil {
 				return err
 			}
 			return model.CheckPlain(c)

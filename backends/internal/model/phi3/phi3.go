@@ -19,7 +19,7 @@ func Architecture() model.Architecture {
 			if err := c.Require("rms_norm_eps"); err != nil { // transformers has a default of its own
 				return err
 			}
-			if err := c.CheckWindow(); err != nil {
+			if err := c.CheckWindow(0); err != nil {
 				return err
 			}
 			if c.Rope.Llama3 != nil || c.Rope.YaRN != nil { // transformers takes yarn for longrope, and refuses others
