@@ -77,6 +77,7 @@ type configJSON struct {
 	PAD                   tokenIDs        `json:"pad_token_id"`
 	LayerTypes            []string        `json:"layer_types"`
 	PartialRotaryFactor   *float64        `json:"partial_rotary_factor"`
+	OriginalMax           *int            `json:"original_max_position_embeddings"`
 	QuantizationConfig    json.RawMessage `json:"quantization_config"`
 	CompressionConfig     json.RawMessage `json:"compression_config"` // older name of it
 	Weights               *string         `json:"transformers_weights"`

@@ -89,6 +89,51 @@ func TestRopeScalingGoesBeforeRopeParameters(t *testing.T) {
 	}
 }
 
+// TestOriginalPositions: transformers takes original_max_position_embeddings of the file itself before that of the settings of positions.
+func TestOriginalPositions(t *testing.T) {
+	for _, c := range []struct {
+		name         string
+		outer, inner any // nil = absent
+		want         int // 0 = an error
+	}{
+		{"inside", nil, 32, 32},
+		{"outside", 32, nil, 32},
+		{"both", 32, 32, 32},
+		{"both, and different", 32, 64, 0},
+		{"outside, of no positions", 0, nil, 0},
+		{"outside, without end", 1 << 30, nil, 0},
+	} {
+		for _, kind := range []string{"yarn", "llama3"} {
+			t.Run(c.name+", "+kind, func(t *testing.T) {
+				j, scaling := plain(), map[string]any{"rope_type": kind, "factor": 4, "low_freq_factor": 1, "high_freq_factor": 4}
+				if c.outer != nil {
+					j["original_max_position_embeddings"] = c.outer
+				}
+				if c.inner != nil {
+					scaling["original_max_position_embeddings"] = c.inner
+				}
+				j["rope_scaling"] = scaling
+				got, err := parseConfig(encode(t, j))
+				switch {
+				case c.want == 0:
+					if err == nil || !strings.Contains(err.Error(), "original_max_position_embeddings") {
+						t.Errorf("error %v", err)
+					}
+				case err != nil:
+					t.Error(err)
+				case kind == "yarn" && got.Rope.YaRN.OriginalPositions != c.want, kind == "llama3" && got.Rope.Llama3.OriginalPositions != c.want:
+					t.Errorf("%+v", got.Rope)
+				}
+			})
+		}
+	}
+	j := plain()
+	j["original_max_position_embeddings"] = 7 // Phi-3 says it of positions that are not stretched too
+	if c, err := parseConfig(encode(t, j)); err != nil || c.Rope.YaRN != nil || c.Rope.Llama3 != nil {
+		t.Errorf("%+v, %v", c, err)
+	}
+}
+
 func TestConfigRefused(t *testing.T) {
 	llama3 := map[string]any{"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 64}
 	with := func(key string, value any) map[string]any {

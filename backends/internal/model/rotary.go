@@ -77,6 +77,12 @@ func (j *configJSON) rope(c *Config) error {
 	if kind == nil || *kind == "default" {
 		return nil
 	}
+	if outer := j.OriginalMax; outer != nil { // as transformers takes it when it computes frequencies that are stretched
+		if r.OriginalMax != nil && *r.OriginalMax != *outer {
+			return fmt.Errorf("original_max_position_embeddings is %d, and %d in %s: they must be equal", *outer, *r.OriginalMax, where)
+		}
+		r.OriginalMax = outer
+	}
 	if *kind == "yarn" {
 		return j.yarn(c, r, where)
 	}
