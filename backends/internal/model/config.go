@@ -90,6 +90,8 @@ type configJSON struct {
 	NoRopeInterval        *int            `json:"no_rope_layer_interval"`
 	moeJSON
 	deltaNetJSON
+
+	defaultRotaryFactor *float64 // nil = 1
 }
 
 // tokenIDs is one token id, a list of them, or nothing.
@@ -109,7 +111,8 @@ func (l *tokenIDs) UnmarshalJSON(b []byte) error {
 
 // Defaults are what keys mean that config.json does not have, where families differ.
 type Defaults struct {
-	Tied bool // tie_word_embeddings
+	Tied         bool    // tie_word_embeddings
+	RotaryFactor float64 // partial_rotary_factor; 0 = 1
 }
 
 // readConfig reads a model directory's config.json, with the defaults of its architecture. It also gives the file's bytes.
@@ -155,7 +158,8 @@ func (r Registry) parseConfig(raw []byte) (*Config, error) {
 	if len(j.Architectures) != 1 {
 		return nil, fmt.Errorf("architectures is %q: it must name one architecture", j.Architectures)
 	}
-	j.setDefaults(r[j.Architectures[0]].Defaults)
+	keys := given(raw)
+	j.setDefaults(r[j.Architectures[0]].Defaults, keys)
 	c, err := j.config()
 	if err != nil && nested {
 		err = fmt.Errorf("%s: %w", textConfigKey, err)
@@ -163,15 +167,18 @@ func (r Registry) parseConfig(raw []byte) (*Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.Nested, c.given = nested, given(raw)
+	c.Nested, c.given = nested, keys
 	c.given["rope_theta"] = j.hasTheta()
 	return c, nil
 }
 
 // setDefaults gives keys that are absent what they mean then.
-func (j *configJSON) setDefaults(d Defaults) {
+func (j *configJSON) setDefaults(d Defaults, keys map[string]bool) {
 	if j.TieWordEmbeddings == nil {
 		j.TieWordEmbeddings = &d.Tied
+	}
+	if _, there := keys["partial_rotary_factor"]; !there && d.RotaryFactor != 0 { // null is 1, as in transformers
+		j.defaultRotaryFactor = &d.RotaryFactor
 	}
 }
 

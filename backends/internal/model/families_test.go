@@ -84,6 +84,33 @@ func TestConfigOfLinearAttention(t *testing.T) {
 	}
 }
 
+// TestDefaultRotation: a family's class in transformers may turn a part of each head where the configuration does not say how much.
+func TestDefaultRotation(t *testing.T) {
+	registry := Registry{"Qwen3ForCausalLM": {Defaults: Defaults{RotaryFactor: 0.25}}}
+	for _, c := range []struct {
+		name   string
+		change func(j, rope map[string]any)
+		want   int // of 16 elements
+	}{
+		{"not said", func(_, _ map[string]any) {}, 4},
+		{"no settings at all", func(j, _ map[string]any) { delete(j, "rope_parameters") }, 4},
+		{"among the settings", func(_, rope map[string]any) { rope["partial_rotary_factor"] = 0.5 }, 8},
+		{"beside them", func(j, _ map[string]any) { j["partial_rotary_factor"] = 0.5 }, 8},
+		{"null", func(j, _ map[string]any) { j["partial_rotary_factor"] = nil }, 16},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			j, rope := hybrid(), map[string]any{"rope_type": "default", "rope_theta": 1e7}
+			j["head_dim"], j["rope_parameters"] = 16, rope
+			c.change(j, rope)
+			for _, raw := range [][]byte{encode(t, j), encode(t, nested(j))} {
+				if config, err := registry.parseConfig(raw); err != nil || config.RotaryDim != c.want {
+					t.Errorf("%v, want %d: %v", config, c.want, err)
+				}
+			}
+		})
+	}
+}
+
 // TestNestedConfig: the settings are those of text_config; of the whole model are its architecture and whether its matrices are tied.
 func TestNestedConfig(t *testing.T) {
 	j := nested(mixture())

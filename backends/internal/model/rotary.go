@@ -131,6 +131,9 @@ func (j *configJSON) rotary(c *Config, r *ropeJSON) error {
 		return fmt.Errorf("partial_rotary_factor is %v, and %v among the settings of rotary positions: they must be equal", *outer, *factor)
 	}
 	if factor == nil {
+		factor = j.defaultRotaryFactor
+	}
+	if factor == nil {
 		return nil
 	}
 	if !(*factor > 0 && *factor <= 1) {
