@@ -296,6 +296,9 @@ func (l *Loader) load(ctx context.Context, device tensor.Device, rank, ranks int
 		return err
 	}
 	for i := 0; i < c.Layers; i++ {
+		if err := ctx.Err(); err != nil { // finding a layer's tensors takes a while where it has experts
+			return err
+		}
 		layer, err := a.Layer(ctx, l, i)
 		if err != nil {
 			return err

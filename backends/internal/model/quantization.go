@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"path"
 	"slices"
 	"strings"
 )
@@ -12,10 +11,10 @@ import (
 // Quantization is how a model's files hold the weights that are not plain floating-point numbers. Such files define a model in bfloat16: an element is the product of what is stored and its scale, in float32, rounded once.
 type Quantization struct {
 	method string
-	block  [2]int   // of method fp8: rows and columns that have one scale
-	bits   int      // of an element, of method packed
-	group  int      // of method packed: columns that have one scale; 0 = all of a row
-	whole  []string // modules that are not quantized
+	block  [2]int      // of method fp8: rows and columns that have one scale
+	bits   int         // of an element, of method packed
+	group  int         // of method packed: columns that have one scale; 0 = all of a row
+	whole  moduleNames // modules that are not quantized
 }
 
 // The methods, as quantization_config names them.
@@ -75,8 +74,11 @@ func (j *configJSON) quantization() (*Quantization, error) {
 	if err := json.Unmarshal(raw, &q); err != nil {
 		return nil, fmt.Errorf("quantization_config: %w", err)
 	}
-	out := &Quantization{method: q.Method, whole: slices.Concat(q.Whole, q.Ignored)}
-	var err error
+	whole, err := newModuleNames(slices.Concat(q.Whole, q.Ignored))
+	if err != nil {
+		return nil, fmt.Errorf("quantization_config: modules_to_not_convert and ignore: %w", err)
+	}
+	out := &Quantization{method: q.Method, whole: whole}
 	switch q.Method {
 	case fp8Method:
 		err = q.fp8(out)
@@ -172,25 +174,4 @@ func (g *groupJSON) read(out *Quantization) error {
 		return fmt.Errorf("weights: strategy is %.40q, only group and channel are supported", w.Strategy)
 	}
 	return nil
-}
-
-// keeps tells whether the configuration says that a module's, by any of its names, weight is not quantized: it names the module, or one that it is in, perhaps with a * in the place of a part of the name.
-func (q *Quantization) keeps(names ...string) bool {
-	return slices.ContainsFunc(names, q.keepsOne)
-}
-
-func (q *Quantization) keepsOne(module string) bool {
-	for _, pattern := range q.whole {
-		if strings.HasPrefix(pattern, "re:") { // it is for more than can be told from a weight: what the files have decides
-			continue
-		}
-		for name := module; name != ""; {
-			if ok, err := path.Match(pattern, name); err == nil && ok {
-				return true
-			}
-			at := strings.LastIndexByte(name, '.')
-			name = name[:max(at, 0)]
-		}
-	}
-	return false
 }
