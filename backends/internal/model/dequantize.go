@@ -38,13 +38,9 @@ func bfloat16(v float32) uint16 {
 }
 
 // dequantized is a source whose rows are computed: fill writes rows [from, from+n) as bfloat16 to b.
-func dequantized(name string, out, in, fileRow int, fill func(b []byte, from, n int)) Source {
-	var buffer []byte
+func (s *scratch) dequantized(name string, out, in, fileRow int, fill func(b []byte, from, n int)) Source {
 	return Source{out, in, name, func(from, n int) (rowChunk, error) {
-		if need := 2 * n * in; cap(buffer) < need {
-			buffer = make([]byte, need)
-		}
-		b := buffer[:2*n*in]
+		b := s.take(2 * n * in)
 		fill(b, from, n)
 		if !safetensors.Finite("BF16", b) {
 			return rowChunk{}, fmt.Errorf("tensor %q has a value that is not finite with its scale", name)
@@ -88,15 +84,15 @@ func (l *Loader) fp8(t safetensors.Tensor, scaleName string, n, out, in int) ([]
 		if own != nil {
 			own = scales[i*down*across : (i+1)*down*across]
 		}
-		all = append(all, fp8Rows(t.Name, out, in, block, data, own))
+		all = append(all, l.scratch.fp8Rows(t.Name, out, in, block, data, own))
 	}
 	return all, nil
 }
 
 // fp8Rows are rows of F8_E4M3 with a scale for each block.
-func fp8Rows(name string, out, in int, block [2]int, data []byte, scales []float32) Source {
+func (s *scratch) fp8Rows(name string, out, in int, block [2]int, data []byte, scales []float32) Source {
 	across := (in + block[1] - 1) / block[1]
-	return dequantized(name, out, in, in, func(b []byte, from, n int) {
+	return s.dequantized(name, out, in, in, func(b []byte, from, n int) {
 		var values [256]uint16 // of a block
 		for row := from; row < from+n; {
 			end := min(from+n, (row/block[0]+1)*block[0])
@@ -151,15 +147,15 @@ func (l *Loader) packed(name string, out, in int) (Source, error) {
 	if group == 0 {
 		group = in
 	}
-	return packedRows(t.Name, out, in, q.bits, group, t.Data, scales), nil
+	return l.scratch.packedRows(t.Name, out, in, q.bits, group, t.Data, scales), nil
 }
 
 // packedRows are rows of integers of so many bits, each group of columns with a scale.
-func packedRows(name string, out, in, bits, group int, data []byte, scales []float32) Source {
+func (s *scratch) packedRows(name string, out, in, bits, group int, data []byte, scales []float32) Source {
 	each := 32 / bits
 	width, groups := (in+each-1)/each, (in+group-1)/group
 	half := 1 << (bits - 1)
-	return dequantized(name, out, in, 4*width, func(b []byte, from, n int) {
+	return s.dequantized(name, out, in, 4*width, func(b []byte, from, n int) {
 		var values [16]uint16 // of a group of numbers of four bits
 		for r := from; r < from+n; r++ {
 			row := data[4*r*width : 4*(r+1)*width] // in little-endian words the bytes are in the order of the columns
@@ -245,16 +241,16 @@ func (l *Loader) MXFP4(name string, n, out, in int) ([]Source, error) {
 	var all []Source
 	for i := range n {
 		data, own := blocks.Data[i*out*in/2:(i+1)*out*in/2], exponents.Data[i*out*across:(i+1)*out*across]
-		all = append(all, mxfp4Rows(blocks.Name, out, in, data, own))
+		all = append(all, l.scratch.mxfp4Rows(blocks.Name, out, in, data, own))
 	}
 	return all, nil
 }
 
 // mxfp4Rows are rows of blocks of 32 columns with an exponent each.
-func mxfp4Rows(name string, out, in int, data, exponents []byte) Source {
+func (s *scratch) mxfp4Rows(name string, out, in int, data, exponents []byte) Source {
 	const block = 32
 	across := in / block
-	return dequantized(name, out, in, in/2+across, func(b []byte, from, n int) {
+	return s.dequantized(name, out, in, in/2+across, func(b []byte, from, n int) {
 		var values [16]uint16 // of a block
 		for g := from * across; g < (from+n)*across; g++ {
 			scale := float32(math.Ldexp(1, int(exponents[g])-127))

@@ -360,6 +360,7 @@ type Loader struct {
 	gauge   *gauge
 
 	stillRope tensor.Tensor
+	scratch   scratch
 
 	copy, copies int // of a model that is sharded; else 0 of 1
 }

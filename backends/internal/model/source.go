@@ -19,8 +19,19 @@ type Source struct {
 	read reader
 }
 
-// reader gives rows from row from on: at least one, at most n of them. What it gives is valid until it is called again.
+// reader gives rows from row from on: at least one, at most n of them. What it gives is valid until any source of the same Loader is read again.
 type reader func(from, n int) (rowChunk, error)
+
+// scratch is memory for rows that are computed: one for all sources of a Loader, of which there are tens of thousands where layers have experts.
+type scratch struct{ bytes []byte }
+
+// take gives n bytes, which are valid until the next call.
+func (s *scratch) take(n int) []byte {
+	if cap(s.bytes) < n {
+		s.bytes = make([]byte, n)
+	}
+	return s.bytes[:n]
+}
 
 // rowChunk is rows of a source as PackRows takes them.
 type rowChunk struct {
@@ -38,20 +49,20 @@ func (s Source) Slice(from, to int) Source {
 
 // Select has row rows[i] of the source as its row i.
 func (s Source) Select(rows []int) Source {
-	var buffer []byte
 	return Source{len(rows), s.In, s.name, func(from, n int) (rowChunk, error) {
-		all := rowChunk{data: buffer[:0]}
+		var all rowChunk
 		for _, row := range rows[from : from+n] {
 			c, err := s.read(row, 1)
 			if err != nil {
 				return c, err
 			}
-			if all.rows > 0 && c.dtype != all.dtype {
+			if all.rows == 0 {
+				all.data = make([]byte, 0, n*len(c.data)) // not kept: a model may have a selection for each expert
+			} else if c.dtype != all.dtype {
 				break
 			}
 			all = rowChunk{all.rows + 1, c.dtype, append(all.data, c.data...), all.file + c.file}
 		}
-		buffer = all.data
 		return all, nil
 	}}
 }
@@ -86,14 +97,10 @@ func rowsOf(t safetensors.Tensor, data []byte, out, in int) Source {
 }
 
 // columnsOf has as its rows the columns of a tensor of in × out.
-func columnsOf(t safetensors.Tensor, data []byte, out, in int) Source {
+func (l *Loader) columnsOf(t safetensors.Tensor, data []byte, out, in int) Source {
 	size := tensor.SourceSizes[t.DType]
-	var buffer []byte
 	return Source{out, in, t.Name, func(from, n int) (rowChunk, error) {
-		if need := n * in * size; cap(buffer) < need {
-			buffer = make([]byte, need)
-		}
-		b := buffer[:n*in*size]
+		b := l.scratch.take(n * in * size)
 		for k := range in {
 			column := data[(k*out+from)*size:]
 			for r := range n {
@@ -187,7 +194,7 @@ func (l *Loader) TransposedMatrices(name string, n, out, in int) ([]Source, erro
 	if err != nil {
 		return nil, err
 	}
-	return l.matricesOf(t, name, "", n, out, in, columnsOf)
+	return l.matricesOf(t, name, "", n, out, in, l.columnsOf)
 }
 
 // matricesOf are n matrices that a tensor has one below another.

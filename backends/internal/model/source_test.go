@@ -234,6 +234,36 @@ func TestSelectedRows(t *testing.T) {
 	}
 }
 
+// TestSourcesShareMemory: sources of a loader compute their rows in the same memory, but for those that select rows of another.
+func TestSourcesShareMemory(t *testing.T) {
+	const n, out, in = 3, 4, 6
+	l := newLoader(t, tensor.BFloat16, &Config{}, stored{name: "a", dtype: "BF16", shape: []int{n, in, out}, data: counting(0, n*in*out)})
+	all, err := l.TransposedMatrices("a", n, out, in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := func(s Source) []byte {
+		c, err := s.read(0, s.Out)
+		if err != nil || c.rows != s.Out {
+			t.Fatal(c.rows, err)
+		}
+		return c.data
+	}
+	first := read(all[0])
+	before := slices.Clone(first)
+	selected := read(all[0].Select([]int{3, 1}))
+	if want := slices.Concat(before[3*2*in:], before[2*in:2*2*in]); !slices.Equal(selected, want) {
+		t.Errorf("selected %v, want %v", selected, want)
+	}
+	kept := slices.Clone(selected)
+	if second := read(all[1]); &second[0] != &first[0] || slices.Equal(second, before) {
+		t.Error("the second source has memory of its own, or the first one's values")
+	}
+	if !slices.Equal(selected, kept) || !slices.Equal(read(all[0]), before) {
+		t.Error("selected rows were overwritten, or a source gives other ones")
+	}
+}
+
 // TestVectors: a vector of float32 in a model of bfloat16 keeps its bits; one of a model that is float32 as a whole is rounded with it; and one more than a rounded weight is not rounded again.
 func TestVectors(t *testing.T) {
 	const odd = 0.7071067690849304 // of which bfloat16 has 0.70703125
@@ -335,9 +365,9 @@ func BenchmarkDequantize(b *testing.B) {
 		source func() Source
 		bytes  int64
 	}{
-		{"fp8", func() Source { return fp8Rows("w", out, in, [2]int{128, 128}, fill, scales) }, out * in},
-		{"int4", func() Source { return packedRows("w", out, in, 4, 128, fill[:out*in/2], scales) }, out * in / 2},
-		{"mxfp4", func() Source { return mxfp4Rows("w", out, in, fill[:out*in/2], fill[:out*in/32]) }, out*in/2 + out*in/32},
+		{"fp8", func() Source { return new(scratch).fp8Rows("w", out, in, [2]int{128, 128}, fill, scales) }, out * in},
+		{"int4", func() Source { return new(scratch).packedRows("w", out, in, 4, 128, fill[:out*in/2], scales) }, out * in / 2},
+		{"mxfp4", func() Source { return new(scratch).mxfp4Rows("w", out, in, fill[:out*in/2], fill[:out*in/32]) }, out*in/2 + out*in/32},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			s := c.source()
