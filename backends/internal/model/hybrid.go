@@ -104,13 +104,13 @@ func (l *Loader) deltaNet(ctx context.Context, i int) (*nn.DeltaNet, error) {
 		return nil, err
 	}
 	heads := extent{0, s.ValueHeads}
-	if d.ALog, err = l.Vector(prefix+"A_log", s.ValueHeads, heads); err != nil {
+	if d.ALog, err = l.PreciseVector(prefix+"A_log", s.ValueHeads, heads); err != nil {
 		return nil, err
 	}
 	if d.Bias, err = l.Vector(prefix+"dt_bias", s.ValueHeads, heads); err != nil {
 		return nil, err
 	}
-	if d.Norm, err = l.Norm(prefix+"norm.weight", s.ValueHeadDim); err != nil {
+	if d.Norm, err = l.PreciseNorm(prefix+"norm.weight", s.ValueHeadDim); err != nil {
 		return nil, err
 	}
 	state, tail := d.StateSize()

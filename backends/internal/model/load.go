@@ -398,10 +398,14 @@ func (l *Loader) Matrix(ctx context.Context, name string, out, in int, rows, col
 	return l.Pack(ctx, s.Slice(rows.from, rows.to), cols)
 }
 
-// Vector uploads elements of a tensor of n as float32. Where a model in float32 is loaded as bfloat16 its values are rounded to bfloat16, as if the file held them so, and so are those of float16. A vector of float32 in
-// a model of another type stays as it is.
+// Vector uploads elements of a tensor of n as float32. In a model of bfloat16 its values are rounded to bfloat16, as if the file held them so.
 func (l *Loader) Vector(name string, n int, part extent) (tensor.Tensor, error) {
-	return l.vector(name, []int{n}, part, 0)
+	return l.vector(name, []int{n}, part, vectorForm{})
+}
+
+// PreciseVector is Vector for one that a family has in float32 in a model of bfloat16: its values are rounded only where the whole model is of float32 and is loaded as bfloat16.
+func (l *Loader) PreciseVector(name string, n int, part extent) (tensor.Tensor, error) {
+	return l.vector(name, []int{n}, part, vectorForm{precise: true})
 }
 
 // Rows uploads rows of a small matrix of n × width, or of n × 1 × width, as float32 like Vector: weights that no product reads.
@@ -410,15 +414,21 @@ func (l *Loader) Rows(name string, n, width int, part extent) (tensor.Tensor, er
 	if t, ok := l.files.Tensor(name); ok && len(t.Shape) == 3 {
 		shape = []int{n, 1, width}
 	}
-	v, err := l.vector(name, shape, part.times(width), 0)
+	v, err := l.vector(name, shape, part.times(width), vectorForm{})
 	if err != nil {
 		return v, err
 	}
 	return v.Reshape(part.size(), width), nil
 }
 
-// vector uploads elements of a tensor, and adds to each.
-func (l *Loader) vector(name string, shape []int, part extent, add float32) (tensor.Tensor, error) {
+// vectorForm is what is made of a vector's values.
+type vectorForm struct {
+	precise bool    // see Loader.PreciseVector
+	add     float32 // to each value, behind rounding
+}
+
+// vector uploads elements of a tensor.
+func (l *Loader) vector(name string, shape []int, part extent, form vectorForm) (tensor.Tensor, error) {
 	t, err := l.findFloats(name, shape...)
 	if err != nil {
 		return tensor.Tensor{}, err
@@ -433,13 +443,13 @@ func (l *Loader) vector(name string, shape []int, part extent, add float32) (ten
 		return v, fmt.Errorf("tensor %q: %w", t.Name, err)
 	}
 	l.model.vectors = append(l.model.vectors, v)
-	if l.model.DType == tensor.BFloat16 && (l.wide || t.DType != "F32") {
+	if l.model.DType == tensor.BFloat16 && (l.wide || !form.precise || t.DType != "F32") {
 		for i, x := range values {
 			values[i] = safetensors.RoundBFloat16(x)
 		}
 	}
 	for i := range values {
-		values[i] += add // in float32, and kept so: in bfloat16 the sum would lose bits of the weight
+		values[i] += form.add // in float32, and kept so: in bfloat16 the sum would lose bits of the weight
 	}
 	if err := l.model.Device.Upload(v, values[part.from:part.to]); err != nil {
 		return v, fmt.Errorf("tensor %q: %w", t.Name, err)
@@ -454,9 +464,15 @@ func (l *Loader) Norm(name string, n int) (nn.RMSNorm, error) {
 	return nn.RMSNorm{Weight: w, Eps: l.Config.RMSNormEps}, err
 }
 
-// OnePlusNorm loads the weight of an RMSNorm of which the files have what it is above one.
+// PreciseNorm is Norm of a PreciseVector.
+func (l *Loader) PreciseNorm(name string, n int) (nn.RMSNorm, error) {
+	w, err := l.PreciseVector(name, n, extent{0, n})
+	return nn.RMSNorm{Weight: w, Eps: l.Config.RMSNormEps}, err
+}
+
+// OnePlusNorm loads the weight of an RMSNorm of which the files have what it is above one, like PreciseVector.
 func (l *Loader) OnePlusNorm(name string, n int) (nn.RMSNorm, error) {
-	w, err := l.vector(name, []int{n}, extent{0, n}, 1)
+	w, err := l.vector(name, []int{n}, extent{0, n}, vectorForm{precise: true, add: 1})
 	return nn.RMSNorm{Weight: w, Eps: l.Config.RMSNormEps}, err
 }
 

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tinsmith/tinsmith/backends/internal/nn"
 	"github.com/tinsmith/tinsmith/backends/internal/safetensors"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor/cpu"
@@ -264,7 +265,7 @@ func TestSourcesShareMemory(t *testing.T) {
 	}
 }
 
-// TestVectors: a vector of float32 in a model of bfloat16 keeps its bits; one of a model that is float32 as a whole is rounded with it; and one more than a rounded weight is not rounded again.
+// TestVectors: a vector of float32 in a model of bfloat16 is rounded, but where a family wants its bits; one of a model that is float32 as a whole is rounded with it; and one more than a rounded weight is not rounded again.
 func TestVectors(t *testing.T) {
 	const odd = 0.7071067690849304 // of which bfloat16 has 0.70703125
 	for _, c := range []struct {
@@ -272,16 +273,19 @@ func TestVectors(t *testing.T) {
 		model tensor.DType
 		wide  bool
 		dtype string
-		plus  bool
+		load  func(*Loader, string, int) (nn.RMSNorm, error)
 		want  float32
 	}{
-		{"float32 in bfloat16", tensor.BFloat16, false, "F32", false, odd},
-		{"float32 as a whole, loaded as bfloat16", tensor.BFloat16, true, "F32", false, 0.70703125},
-		{"float32 as a whole", tensor.Float32, true, "F32", false, odd},
-		{"bfloat16", tensor.BFloat16, false, "BF16", false, 0.70703125},
-		{"one more, of bfloat16", tensor.BFloat16, false, "BF16", true, 1.70703125},
-		{"one more, of float32 loaded as bfloat16", tensor.BFloat16, true, "F32", true, 1.70703125},
-		{"one more, of float32", tensor.BFloat16, false, "F32", true, 1 + float32(odd)},
+		{"float32 in bfloat16", tensor.BFloat16, false, "F32", (*Loader).Norm, 0.70703125},
+		{"precise float32 in bfloat16", tensor.BFloat16, false, "F32", (*Loader).PreciseNorm, odd},
+		{"precise float32 as a whole, loaded as bfloat16", tensor.BFloat16, true, "F32", (*Loader).PreciseNorm, 0.70703125},
+		{"precise bfloat16", tensor.BFloat16, false, "BF16", (*Loader).PreciseNorm, 0.70703125},
+		{"float32 as a whole, loaded as bfloat16", tensor.BFloat16, true, "F32", (*Loader).Norm, 0.70703125},
+		{"float32 as a whole", tensor.Float32, true, "F32", (*Loader).Norm, odd},
+		{"bfloat16", tensor.BFloat16, false, "BF16", (*Loader).Norm, 0.70703125},
+		{"one more, of bfloat16", tensor.BFloat16, false, "BF16", (*Loader).OnePlusNorm, 1.70703125},
+		{"one more, of float32 loaded as bfloat16", tensor.BFloat16, true, "F32", (*Loader).OnePlusNorm, 1.70703125},
+		{"one more, of float32", tensor.BFloat16, false, "F32", (*Loader).OnePlusNorm, 1 + float32(odd)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			value := float32(odd)
@@ -290,11 +294,7 @@ func TestVectors(t *testing.T) {
 			}
 			l := newLoader(t, c.model, &Config{RMSNormEps: 1}, stored{name: "w", dtype: c.dtype, shape: []int{1}, data: []float32{value}})
 			l.wide = c.wide
-			load := l.Norm
-			if c.plus {
-				load = l.OnePlusNorm
-			}
-			n, err := load("w", 1)
+			n, err := c.load(l, "w", 1)
 			if err != nil {
 				t.Fatal(err)
 			}
