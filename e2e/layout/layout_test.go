@@ -364,6 +364,9 @@ func TestEveryEndpointIsDocumented(t *testing.T) {
 			if m[2] != "" {
 				path = "/training_runs/:run/checkpoints/:kind/:name" + path
 			}
+			if m[1] == "GET" && path == "/sessions/*session" { // the name may hold slashes, so that the handler looks for what follows it
+				path += "/datums"
+			}
 			path = parameter.ReplaceAllString(path, "{$1}")
 			served[m[1]+" "+strings.Replace(path, "{model}", "{id}", 1)] = true
 		}
