@@ -1,9 +1,12 @@
 package model
 
 import (
+	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"reflect"
+	"slices"
 
 	"github.com/tinsmith/tinsmith/backends/internal/nn"
 )
@@ -28,6 +31,24 @@ type ropeJSON struct {
 	MScale              *float64 `json:"mscale"`
 	MScaleAllDim        *float64 `json:"mscale_all_dim"`
 	Truncate            *bool    `json:"truncate"`
+
+	object string // a key whose value is an object, as where each type of layer has settings of its own; "" = there is none
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (r *ropeJSON) UnmarshalJSON(b []byte) error {
+	var all map[string]json.RawMessage
+	if err := json.Unmarshal(b, &all); err != nil {
+		return err
+	}
+	for _, key := range slices.Sorted(maps.Keys(all)) {
+		if all[key][0] == '{' {
+			*r = ropeJSON{object: key}
+			return nil
+		}
+	}
+	type settings ropeJSON
+	return json.Unmarshal(b, (*settings)(r))
 }
 
 func (r *ropeJSON) empty() bool { return reflect.ValueOf(*r).IsZero() }
@@ -35,6 +56,11 @@ func (r *ropeJSON) empty() bool { return reflect.ValueOf(*r).IsZero() }
 // rope reads the settings of rotary positions from wherever they are.
 func (j *configJSON) rope(c *Config) error {
 	r, where := j.RopeScaling, "rope_scaling"
+	for name, r := range map[string]*ropeJSON{"rope_scaling": j.RopeScaling, "rope_parameters": j.RopeParameters} {
+		if r != nil && r.object != "" {
+			return fmt.Errorf("%s: %.40q is an object: only settings that are the same for all layers are supported", name, r.object)
+		}
+	}
 	switch {
 	case j.RopeParameters == nil && r == nil:
 		r = &ropeJSON{}
@@ -174,6 +200,9 @@ func (j *configJSON) yarn(c *Config, r *ropeJSON, where string) error {
 		if err := (size{where + ": original_max_position_embeddings", r.OriginalMax, mostPositions, &y.OriginalPositions}).read(); err != nil {
 			return err
 		}
+	}
+	if r.Factor == nil && r.OriginalMax == nil {
+		return fmt.Errorf("%s: factor is missing, and original_max_position_embeddings, from which it would follow", where)
 	}
 	if r.Factor == nil { // as transformers does
 		stretch := float64(c.MaxPositionEmbeddings) / float64(y.OriginalPositions)
