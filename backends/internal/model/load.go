@@ -142,6 +142,9 @@ func openDirectory(dir string, registry Registry, ranks int, o LoadOptions) (*di
 		return nil, err
 	}
 	files := nameWeights(collection)
+	if files.nested && !a.NestedConfig {
+		return nil, errors.Join(fmt.Errorf("there are tensors of the name %s…: the files are of a model of several kinds of input, which architecture %s does not have; write its text model alone with transformers, or name the whole one's architecture", nestedPrefix, c.Architecture), files.Close())
+	}
 	d := &directory{config: c, raw: raw, files: files, architecture: a}
 	if files.Unused != "" {
 		d.notes = append(d.notes, fmt.Sprintf("model.safetensors is served as transformers would load it; %s beside it, and the shards that it names, are not read", files.Unused))

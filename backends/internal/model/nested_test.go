@@ -61,6 +61,18 @@ func among(t *testing.T, dir string) {
 	}
 }
 
+// TestNamesOfOthersRefused: transformers would load a plain family's model with such names as one without weights.
+func TestNamesOfOthersRefused(t *testing.T) {
+	dir := unpack(t, "qwen3")
+	damage(t, dir, func(s *safetensors.Source, data []byte) ([]byte, bool) {
+		s.Name = strings.Replace(s.Name, "model.", "model.language_model.", 1)
+		return data, true
+	})
+	if _, _, err := load(t, dir, model.LoadOptions{}); err == nil || !strings.Contains(err.Error(), "of several kinds of input, which architecture Qwen3ForCausalLM does not have") {
+		t.Errorf("error %v", err)
+	}
+}
+
 // TestTextModelAmongOthers: the same model under other names is the same to the bit, and LoRA's modules have the names that they always have.
 func TestTextModelAmongOthers(t *testing.T) {
 	a := qwen3.Architecture()
