@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
 	"github.com/tinsmith/tinsmith/backends/internal/safetensors"
@@ -92,11 +93,10 @@ func (u *fusedLoRA) part(module string, parts []lora.Module, own ownRank, a, b [
 	folded := own.rank == n*u.config.rank && isDiagonal(parts, own.rank, b)
 	if folded {
 		each.rank = own.rank / n
-		parts := float64(n) // alpha becomes smaller too, so that the scale stays
+		each.alpha = evenPart(own.alpha, n) // smaller too, so that the scale stays
 		if u.config.rankStabilized {
-			parts = math.Sqrt(parts)
+			each.alpha = own.alpha / math.Sqrt(float64(n))
 		}
-		each.alpha = own.alpha / parts
 	} else {
 		u.config.notices = append(u.config.notices, fmt.Sprintf("%s is trained as %d modules that have an A of their own when it is trained on here", module, n))
 	}
@@ -114,6 +114,29 @@ func (u *fusedLoRA) part(module string, parts []lora.Module, own ownRank, a, b [
 		u.values[lora.TensorName(p.Name, "A", lora.PEFT)], u.values[lora.TensorName(p.Name, "B", lora.PEFT)] = slices.Clone(ownA), ownB
 		u.config.own[p.Name] = each
 	}
+}
+
+// evenPart is the number that makes a sum when it is added n times, as alphas of parts are when they are written (peftConfig.fuse). A quotient is not always it: 0.1 + 0.1 + 0.1 over 3 is not 0.1. Of several
+// it is the one with the fewest digits, so that every alpha that somebody wrote comes back.
+func evenPart(sum float64, n int) float64 {
+	const near = 2 // numbers on either side of the quotient
+	quotient := sum / float64(n)
+	part := quotient
+	for range near {
+		part = math.Nextafter(part, math.Inf(-1))
+	}
+	best, digits := quotient, math.MaxInt
+	for range 2*near + 1 {
+		whole := 0.0
+		for range n {
+			whole += part
+		}
+		if length := len(strconv.FormatFloat(part, 'g', -1, 64)); whole == sum && length < digits {
+			best, digits = part, length
+		}
+		part = math.Nextafter(part, math.Inf(1))
+	}
+	return best
 }
 
 // isDiagonal tells whether B is zero but for a block of rank / parts columns for each part, one after another.

@@ -3,6 +3,7 @@ package engine
 import (
 	"encoding/json"
 	"errors"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,6 +22,32 @@ func (d *driver) saved(names string) string {
 		d.t.Fatal(err)
 	}
 	return path
+}
+
+// TestEvenPart: alphas of parts that were added up come back bit for bit.
+func TestEvenPart(t *testing.T) {
+	quotients := 0 // that are another number
+	for k := range 100000 {
+		alpha := float64(k+1) / 1000
+		for n := 1; n <= mostFused; n++ {
+			sum := 0.0
+			for range n {
+				sum += alpha
+			}
+			if sum/float64(n) != alpha {
+				quotients++
+			}
+			if got := evenPart(sum, n); got != alpha {
+				t.Fatalf("%d times %v: %v", n, alpha, got)
+			}
+		}
+	}
+	if quotients == 0 {
+		t.Error("every quotient is right too: nothing was shown")
+	}
+	if got := evenPart(math.Nextafter(3, 4), 3); math.Abs(got-1) > 1e-15 { // nothing makes it
+		t.Errorf("%v", got)
+	}
 }
 
 // TestFusedModules: LoRA on modules that PEFT has as one goes to its parts, and comes out as one; what came out goes in and out again bit for bit.
