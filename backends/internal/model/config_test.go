@@ -89,6 +89,20 @@ func TestRopeScalingGoesBeforeRopeParameters(t *testing.T) {
 	}
 }
 
+// TestTwoQuantizations: a configuration says one thing only of how weights are stored, also where one part is of the text model.
+func TestTwoQuantizations(t *testing.T) {
+	method := map[string]any{"quant_method": "mxfp4"}
+	j := plain()
+	j["quantization_config"], j["compression_config"] = method, method
+	whole := nested(plain())
+	whole["quantization_config"], whole["text_config"].(map[string]any)["compression_config"] = method, method
+	for _, j := range []map[string]any{j, whole} {
+		if _, err := parseConfig(encode(t, j)); err == nil || !strings.Contains(err.Error(), "quantization_config and compression_config are both there") {
+			t.Errorf("error %v", err)
+		}
+	}
+}
+
 // TestOriginalPositions: transformers takes original_max_position_embeddings of the file itself before that of the settings of positions.
 func TestOriginalPositions(t *testing.T) {
 	for _, c := range []struct {

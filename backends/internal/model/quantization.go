@@ -47,11 +47,14 @@ type quantizationJSON struct {
 		Format *string `json:"format"`
 	} `json:"sparsity_config"`
 	Transform json.RawMessage `json:"transform_config"`
+	Cache     json.RawMessage `json:"kv_cache_scheme"`
 }
 
 // groupJSON is one of the config_groups of compressed-tensors.
 type groupJSON struct {
-	Format  *string `json:"format"`
+	Inputs  json.RawMessage `json:"input_activations"`
+	Outputs json.RawMessage `json:"output_activations"`
+	Format  *string         `json:"format"`
 	Weights *struct {
 		Bits      int             `json:"num_bits"`
 		Type      string          `json:"type"`
@@ -65,10 +68,13 @@ type groupJSON struct {
 // quantization reads how weights are stored, nil if they are plain.
 func (j *configJSON) quantization() (*Quantization, error) {
 	raw := j.QuantizationConfig
-	if absent(raw) {
-		if raw = j.CompressionConfig; absent(raw) {
-			return nil, nil
-		}
+	switch {
+	case !absent(raw) && !absent(j.CompressionConfig):
+		return nil, errors.New("quantization_config and compression_config are both there: only one of them may be")
+	case absent(raw) && absent(j.CompressionConfig):
+		return nil, nil
+	case absent(raw):
+		raw = j.CompressionConfig
 	}
 	var q quantizationJSON
 	if err := json.Unmarshal(raw, &q); err != nil {
@@ -124,6 +130,9 @@ func (q *quantizationJSON) packed(out *Quantization) error {
 	if t := strings.Join(strings.Fields(string(q.Transform)), ""); !absent(q.Transform) && t != "{}" && t != `{"config_groups":{}}` {
 		return errors.New("transform_config is set: weights that are transformed are not supported")
 	}
+	if !absent(q.Cache) {
+		return errors.New("kv_cache_scheme is set: only keys and values that are not quantized are supported; take a model of which the weights alone are")
+	}
 	if len(q.Groups) != 1 {
 		return fmt.Errorf("config_groups has %d groups, only one is supported", len(q.Groups))
 	}
@@ -150,6 +159,11 @@ func (g *groupJSON) read(out *Quantization) error {
 			text = fmt.Sprintf("%.40q", *g.Format)
 		}
 		return fmt.Errorf("format is %s, only %s is supported", text, format)
+	}
+	for name, raw := range map[string]json.RawMessage{"input_activations": g.Inputs, "output_activations": g.Outputs} {
+		if !absent(raw) {
+			return fmt.Errorf("%s is set: only activations that are not quantized are supported; take a model of which the weights alone are", name)
+		}
 	}
 	w := g.Weights
 	switch {

@@ -144,6 +144,9 @@ func TestQuantizedFilesRefused(t *testing.T) {
 		{"another packing", "int4", nothing, "format", "marlin-24", `config_groups["group_0"]: format is "marlin-24"`},
 		{"sparse", "int4", nothing, "sparsity_config", map[string]any{"format": "sparse-24-bitmask"}, `sparsity_config: format is "sparse-24-bitmask"`},
 		{"transformed", "int4", nothing, "transform_config", map[string]any{"config_groups": map[string]any{"a": 1}}, "transform_config is set"},
+		{"quantized keys and values", "int4", nothing, "kv_cache_scheme", map[string]any{"num_bits": 8, "type": "float"}, "kv_cache_scheme is set"},
+		{"quantized inputs", "int4", nothing, "config_groups", activations("input_activations"), "input_activations is set: only activations that are not quantized"},
+		{"quantized outputs", "int4", nothing, "config_groups", activations("output_activations"), "output_activations is set"},
 		{"no groups", "int4", nothing, "config_groups", map[string]any{}, "config_groups has 0 groups"},
 		{"two groups", "int4", nothing, "config_groups", map[string]any{"a": map[string]any{}, "b": map[string]any{}}, "config_groups has 2 groups"},
 		{"three bits", "int4", nothing, "config_groups", group("num_bits", 3), `weights are "int" of 3 bits`},
@@ -167,6 +170,13 @@ func TestQuantizedFilesRefused(t *testing.T) {
 			}
 		})
 	}
+}
+
+// activations is a config_groups that quantizes some.
+func activations(key string) map[string]any {
+	all := group("num_bits", 4)
+	all["group_0"].(map[string]any)[key] = map[string]any{"num_bits": 8, "type": "int", "dynamic": true}
+	return all
 }
 
 // group is a config_groups with a setting of its weights changed.
