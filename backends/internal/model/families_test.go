@@ -1,6 +1,7 @@
 package model
 
 import (
+	"encoding/json"
 	"maps"
 	"reflect"
 	"strings"
@@ -125,6 +126,10 @@ func TestNestedConfig(t *testing.T) {
 	}
 	if !c.Nested || c.Architecture != "Qwen3ForCausalLM" || !c.TieWordEmbeddings || c.HiddenSize != 10 || c.MaxPositionEmbeddings != 100 || c.MoE.Experts != 8 {
 		t.Errorf("%+v", c)
+	}
+	j["hidden_size"], j["rms_norm_eps"] = json.RawMessage("1e1"), json.RawMessage("0.00001000") // other writings of the same numbers
+	if _, err = parseConfig(encode(t, j)); err != nil {
+		t.Error(err)
 	}
 	delete(j, "tie_word_embeddings")
 	if c, err = parseConfig(encode(t, j)); err != nil || c.TieWordEmbeddings {

@@ -33,7 +33,7 @@ func textConfig(raw []byte) ([]byte, bool, error) {
 		return nil, false, fmt.Errorf("%s has a %s itself", textConfigKey, textConfigKey)
 	}
 	for _, k := range sizeKeys {
-		if a, b := outer[k], inner[k]; !absent(a) && !absent(b) && !bytes.Equal(a, b) {
+		if a, b := outer[k], inner[k]; !absent(a) && !absent(b) && !sameJSON(a, b) {
 			return nil, false, fmt.Errorf("%s is %.40s, and %.40s in %s: they must be equal", k, a, b, textConfigKey)
 		}
 	}
@@ -55,8 +55,12 @@ func textConfig(raw []byte) ([]byte, bool, error) {
 
 func absent(raw json.RawMessage) bool { return len(raw) == 0 || string(raw) == "null" }
 
-// sameJSON tells whether two values are equal but for white space.
+// sameJSON tells whether two values are the same number, or equal but for white space.
 func sameJSON(a, b json.RawMessage) bool {
+	var p, q float64
+	if json.Unmarshal(a, &p) == nil && json.Unmarshal(b, &q) == nil && !absent(a) && !absent(b) {
+		return p == q
+	}
 	var x, y bytes.Buffer
 	return json.Compact(&x, a) == nil && json.Compact(&y, b) == nil && bytes.Equal(x.Bytes(), y.Bytes())
 }
