@@ -187,7 +187,10 @@ func (m *Model) readEnds() error {
 		return err
 	}
 	if model.Text != nil {
-		model.textModel = *model.Text
+		outer := model.EOS
+		if model.textModel = *model.Text; len(model.EOS) == 0 { // some files have it beside text_config
+			model.EOS = outer
+		}
 	}
 	if err := errors.Join(model.check("config.json", model.VocabSize), generation.specialIDs.check("generation_config.json", model.VocabSize)); err != nil {
 		return err
