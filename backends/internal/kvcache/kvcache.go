@@ -198,7 +198,7 @@ func (c *Cache) evict(e *entry) {
 }
 
 // Share offers the full pages at the beginning of a sequence to others: tokens are what they hold, pages the sequence's pages in order, all held by the caller. Pages that are shared
-// already are passed over. Where another sequence has shared an equal page meanwhile, the pages from there on stay the caller's alone.
+// already are passed over. Where an equal page was shared that nobody holds, the caller's takes its place; where somebody holds it, the pages from there on stay the caller's alone.
 func (c *Cache) Share(key Key, tokens, pages []int32) {
 	at := c.roots[key]
 	if at == nil {
@@ -219,10 +219,22 @@ func (c *Cache) Share(key Key, tokens, pages []int32) {
 			}
 		}
 		if next.page != pages[i] {
-			return
+			if next.idle == nil || c.owner[pages[i]] != nil {
+				return
+			}
+			c.replace(next, pages[i])
 		}
 		at = next
 	}
+}
+
+// replace has an idle entry on a page that its caller holds alone, in place of its own. Its snapshot stays: it is the state behind the same tokens. What is behind it is idle as well.
+func (c *Cache) replace(e *entry, page int32) {
+	c.owner[e.page] = nil
+	c.release(e.page)
+	e.page = page
+	c.owner[page] = e
+	c.hold(e)
 }
 
 // Release gives up the caller's hold on the pages of one sequence, in the order of the sequence. Shared ones stay as a cache.

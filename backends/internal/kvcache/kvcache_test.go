@@ -96,6 +96,30 @@ func TestTwoSequencesShareTheSamePage(t *testing.T) {
 	}
 }
 
+// TestAnIdlePageIsReplaced: whoever has computed again what nobody holds any more has it shared, and what comes behind it.
+func TestAnIdlePageIsReplaced(t *testing.T) {
+	c := New(8)
+	key := Key{}
+	prompt := append(tokens(2*PageSize, 0), tokens(PageSize, 1)...)
+	a, _ := c.Allocate(2)
+	c.Share(key, prompt[:2*PageSize], a)
+	c.Release(a)
+	b, _ := c.Allocate(3)
+	c.Share(key, prompt, b)
+	if c.Free() != 5 || c.Available() != 5 {
+		t.Errorf("%d are free and %d available, want the 5 that nobody holds", c.Free(), c.Available())
+	}
+	c.Release(b)
+	if got := c.Match(key, prompt); !slices.Equal(got, b) {
+		t.Errorf("matched %v, want %v", got, b)
+	} else {
+		c.Release(got)
+	}
+	if all, ok := c.Allocate(8); !ok || len(all) != 8 {
+		t.Errorf("%d of 8 pages can be had", len(all))
+	}
+}
+
 func TestIfReleased(t *testing.T) {
 	c := New(6)
 	key := Key{}
@@ -224,7 +248,9 @@ func TestRandomSchedule(t *testing.T) {
 					s.tokens = append(s.tokens, tokens(PageSize, int32(random.IntN(3)))...)
 				}
 				s.tokens = append(s.tokens, tokens(random.IntN(PageSize), 0)...)
-				s.pages = c.Match(s.key, s.tokens)
+				if random.IntN(3) > 0 { // else it computes all again, as where there is no state to go on from
+					s.pages = c.Match(s.key, s.tokens)
+				}
 				for i, p := range s.pages {
 					if !slices.Equal(content[p], append([]int32{int32(s.key.Adapter)}, s.tokens[i*PageSize:(i+1)*PageSize]...)) {
 						t.Fatal("a matched page holds other tokens")
@@ -248,6 +274,17 @@ func TestRandomSchedule(t *testing.T) {
 					content[s.pages[i]] = append([]int32{int32(s.key.Adapter)}, s.tokens[i*PageSize:min((i+1)*PageSize, len(s.tokens))]...)
 				}
 				c.Share(s.key, s.tokens, s.pages)
+				got := c.Match(s.key, s.tokens)
+				for i := range len(s.tokens) / PageSize { // what it has is shared, up to the first page for which somebody holds another one
+					if i < len(got) && got[i] == s.pages[i] {
+						continue
+					}
+					if i >= len(got) || !slices.ContainsFunc(live, func(other *sequence) bool { return slices.Contains(other.pages, got[i]) }) {
+						t.Fatalf("page %d of %v is not shared, but %v", i, s.pages, got)
+					}
+					break
+				}
+				c.Release(got)
 				live = append(live, s)
 			case 2:
 				if len(live) > 0 {
