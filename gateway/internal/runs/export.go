@@ -83,73 +83,91 @@ func (c *Core) exportCheckpoint(ctx context.Context, owner, path string) (*Expor
 	cp := found.checkpointRecord
 	entry := c.auditOften(owner, AuditEntry{Event: "checkpoint_downloaded", RunID: cp.RunID, Path: cp.Path})
 	c.mu.Unlock()
-	files := exported
-	if cp.Kind == KindWeights { // its manifest speaks of the optimizer's state, which stays
-		files = []string{plugins.AdapterConfigFile, plugins.AdapterWeightsFile}
+	if cp.Kind == KindWeights { // its files are to be trained on here, with modules and names that other programs may not have
+		if err := c.intact(ctx, &cp, adapterFiles...); err != nil {
+			return nil, err
+		}
+		return c.exportWritten(ctx, c.byName[cp.ServedModel], source{saved: found}, &Export{Path: cp.Path, ServedModel: cp.ServedModel, Step: cp.Step}, adapterFiles, entry)
 	}
-	if err := c.intact(ctx, &cp, files...); err != nil {
+	if err := c.intact(ctx, &cp, exported...); err != nil {
 		return nil, err
 	}
 	if err := c.commit(ctx, store.Batch{Add: []store.Record{entry}}); err != nil {
 		return nil, fmt.Errorf("export: %w", err)
 	}
 	e := &Export{Path: cp.Path, ServedModel: cp.ServedModel, Step: cp.Step, close: func() {}}
-	e.fill(c.file(cp.Dir), files)
+	e.fill(c.file(cp.Dir), exported)
 	return e, nil
 }
 
-// exportLive has the newest weights of a run written into a folder that goes with the export. The run's order is not touched, and no checkpoint is made.
+// adapterFiles are what leaves of a training checkpoint.
+var adapterFiles = []string{plugins.AdapterConfigFile, plugins.AdapterWeightsFile}
+
+// exportLive exports the newest weights of a run. The run's order is not touched, and no checkpoint is made.
 func (c *Core) exportLive(ctx context.Context, r *run) (*Export, error) {
-	if err := c.refuses(r.model); err != nil {
+	c.mu.Lock()
+	e := &Export{Path: "tinker://" + r.ID, ServedModel: r.ServedModel}
+	entry := c.auditOften(r.Owner, AuditEntry{Event: "checkpoint_downloaded", RunID: r.ID, Path: e.Path})
+	c.mu.Unlock()
+	return c.exportWritten(ctx, r.model, source{run: r}, e, exported, entry)
+}
+
+// exportWritten has the model's backend write weights for other programs, into a folder that goes with the export, and completes e.
+func (c *Core) exportWritten(ctx context.Context, m *model, src source, e *Export, files []string, entry store.Record) (*Export, error) {
+	if m == nil {
+		return nil, notFoundf("%s: its model %s is not served here, which is needed to write it for other programs", e.Path, quote(e.ServedModel))
+	}
+	if err := c.refuses(m); err != nil {
 		return nil, err
 	}
 	if err := makeDirs(c.file("incoming")); err != nil {
 		return nil, fmt.Errorf("export: %w", err)
 	}
 	dir := filepath.Join("incoming", ".export-"+c.newID("", "", ""))
-	discard := func() { c.logged("an export could not be removed", os.RemoveAll(c.file(dir))) }
-	saved, err := c.saveNewest(ctx, r, c.file(dir))
+	e.close = func() { c.logged("an export could not be removed", os.RemoveAll(c.file(dir))) }
+	saved, err := c.saveFor(ctx, m, src, c.file(dir))
 	if err != nil {
-		discard()
+		e.close()
 		return nil, err
 	}
-	e := &Export{Path: "tinker://" + r.ID, ServedModel: r.ServedModel, Step: saved.Step, close: discard}
-	e.fill(c.file(dir), exported)
+	if src.run != nil {
+		e.Step = saved.Step
+	}
+	e.fill(c.file(dir), files)
 	// Without its marker the folder is removed at the next start if this process is killed, and not set aside as something of worth.
 	if err := os.Remove(filepath.Join(c.file(dir), plugins.CompleteFile)); err != nil {
-		discard()
+		e.close()
 		return nil, fmt.Errorf("export: %w", err)
 	}
-	c.mu.Lock()
-	entry := c.auditOften(r.Owner, AuditEntry{Event: "checkpoint_downloaded", RunID: r.ID, Path: e.Path})
-	c.mu.Unlock()
 	if err := c.commit(ctx, store.Batch{Add: []store.Record{entry}}); err != nil {
-		discard()
+		e.close()
 		return nil, fmt.Errorf("export: %w", err)
 	}
 	return e, nil
 }
 
-// saveNewest writes the newest weights of a live run; while processes are replaced it waits.
-func (c *Core) saveNewest(ctx context.Context, r *run, path string) (plugins.SaveAdapterResult, error) {
+// saveFor writes weights for other programs; while processes are replaced it waits.
+func (c *Core) saveFor(ctx context.Context, m *model, src source, path string) (plugins.SaveAdapterResult, error) {
 	for attempt := 0; ; attempt++ {
 		if err := notNow(c.cfg.Store.Room(0)); err != nil {
 			return plugins.SaveAdapterResult{}, err
 		}
-		b, err := c.backend(ctx, r.model)
+		b, err := c.backend(ctx, m)
 		if err != nil {
 			return plugins.SaveAdapterResult{}, err
 		}
-		adapter, version, release, err := c.acquire(ctx, r.model, b, source{run: r})
+		adapter, version, release, err := c.acquire(ctx, m, b, src)
 		if err == nil {
 			var saved plugins.SaveAdapterResult
-			saved, err = b.SaveAdapter(ctx, plugins.SaveAdapterRequest{Adapter: adapter, Version: version, Scope: plugins.ScopeWeights, Path: path})
+			saved, err = b.SaveAdapter(ctx, plugins.SaveAdapterRequest{
+				Adapter: adapter, Version: version, Scope: plugins.ScopeWeights, Path: path, ExportNames: plugins.ExportPEFT,
+			})
 			release()
 			if err == nil {
 				return saved, nil
 			}
 			if plugins.KindOf(err) == plugins.KindBackendLost {
-				c.awaitEnd(ctx, r.model, b)
+				c.awaitEnd(ctx, m, b)
 			}
 		}
 		if !lost(err) {

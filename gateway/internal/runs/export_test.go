@@ -1,11 +1,15 @@
 package runs
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
+	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -51,5 +55,79 @@ func TestExportOfALiveRun(t *testing.T) {
 		if err != nil || len(left) > 0 {
 			t.Errorf("forgets %v: %v are left, %v", forgets, left, err)
 		}
+	}
+}
+
+// listening is a backend that notes which names exports are to have.
+type listening struct {
+	plugins.Backend
+	mu    *sync.Mutex
+	names *[]string
+}
+
+func (b listening) SaveAdapter(ctx context.Context, r plugins.SaveAdapterRequest) (plugins.SaveAdapterResult, error) {
+	if strings.Contains(r.Path, ".export-") {
+		b.mu.Lock()
+		*b.names = append(*b.names, r.ExportNames)
+		b.mu.Unlock()
+	}
+	return b.Backend.SaveAdapter(ctx, r)
+}
+
+// unpacked reads a tar.
+func (w *world) unpacked(text []byte) map[string]string {
+	w.t.Helper()
+	all := map[string]string{}
+	in := tar.NewReader(bytes.NewReader(text))
+	for {
+		h, err := in.Next()
+		if err == io.EOF {
+			return all
+		}
+		w.ok(err)
+		content, err := io.ReadAll(in)
+		w.ok(err)
+		all[h.Name] = string(content)
+	}
+}
+
+// TestExportsHaveTheNamesOfPEFT: a live run and a training checkpoint, whose files are to be trained on here, are written for PEFT, whatever the names of the model's sampler checkpoints are.
+func TestExportsHaveTheNamesOfPEFT(t *testing.T) {
+	var names []string
+	var mu sync.Mutex
+	w := newWorld(t, func(w *world) {
+		w.config.Models[0].ExportNames = plugins.ExportTinker
+		w.wrap = func(b plugins.Backend) plugins.Backend { return listening{b, &mu, &names} }
+	})
+	run := w.trained(w.session(), 0)
+	state := w.good(w.SaveWeights(t.Context(), SaveWeights{Operation: at(run, 5), Name: "state"})).Saved.Path
+	export := func(name string) map[string]string {
+		e, err := w.Export(t.Context(), owner, name)
+		w.ok(err)
+		defer e.Close()
+		if e.Step != 2 {
+			t.Errorf("%s: step %d, want 2", name, e.Step)
+		}
+		var got bytes.Buffer
+		w.ok(e.Write(&got))
+		return w.unpacked(got.Bytes())
+	}
+	live, saved := export(run), export(state)
+	for _, file := range []string{plugins.AdapterConfigFile, plugins.AdapterWeightsFile} {
+		if saved[file] != live[file] || saved[file] == "" {
+			t.Errorf("%s of the training checkpoint is not that of the run", file)
+		}
+	}
+	if len(saved) != 2 {
+		t.Errorf("the training checkpoint left with %d files, want 2", len(saved))
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if !slices.Equal(names, []string{plugins.ExportPEFT, plugins.ExportPEFT}) {
+		t.Errorf("exports were asked for with the names %q", names)
+	}
+	left, err := os.ReadDir(filepath.Join(w.dir, "incoming"))
+	if err != nil || len(left) > 0 {
+		t.Errorf("%v are left, %v", left, err)
 	}
 }

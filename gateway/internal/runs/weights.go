@@ -16,7 +16,7 @@ import (
 // source is where the weights of a sample come from. The zero source is the base model; else one field is set.
 type source struct {
 	run   *run        // its newest version
-	saved *checkpoint // a sampler checkpoint
+	saved *checkpoint // a checkpoint
 	snap  *snapshot   // a version that an unnamed save keeps
 }
 
@@ -467,12 +467,12 @@ func (c *Core) callSave(ctx context.Context, b Backend, op *operation) (done, er
 	return done{outcome: Outcome{Saved: &SavedWeights{Path: cp.Path, Size: cp.Size}}, batch: batch, then: func() { c.install(cp) }}, nil
 }
 
-// exportNames says how the output head's tensors are called in what others read.
+// exportNames says whose modules and names a checkpoint has: those of other programs, unless it is to be trained on here.
 func (c *Core) exportNames(m *model, kind CheckpointKind) string {
 	if kind == KindWeights {
 		return ""
 	}
-	return m.ExportNames
+	return cmp.Or(m.ExportNames, plugins.ExportPEFT)
 }
 
 // file is the absolute path of something in the data directory.
