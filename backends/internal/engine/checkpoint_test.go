@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -201,4 +202,31 @@ func TestFailedLoadInOrder(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.step()
+}
+
+// TestTrainingCheckpointForOthers: a checkpoint with the modules that are trained here comes out as PEFT has them, when it is loaded to be sampled and written again.
+func TestTrainingCheckpointForOthers(t *testing.T) {
+	e := openModel(t, "phi3")
+	d := create(t, e, "a", 1, 4)
+	if _, err := e.LoadAdapter(t.Context(), plugins.LoadAdapterRequest{Adapter: "frozen", Path: d.save(plugins.ScopeOptimizer), Scope: plugins.ScopeWeights, Frozen: true}); err != nil {
+		t.Fatal(err)
+	}
+	frozen := &driver{t: t, e: e, adapter: "frozen"}
+	got, want := frozen.saved(plugins.ExportPEFT), d.saved(plugins.ExportPEFT)
+	for _, file := range []string{plugins.AdapterWeightsFile, plugins.AdapterConfigFile} {
+		a, err := os.ReadFile(filepath.Join(got, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := os.ReadFile(filepath.Join(want, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(a, b) {
+			t.Errorf("%s is not that of the run", file)
+		}
+	}
+	if _, joined := tensorsOf(t, filepath.Join(got, plugins.AdapterWeightsFile))["base_model.model.model.layers.0.self_attn.qkv_proj.lora_A.weight"]; !joined {
+		t.Error("the modules are apart")
+	}
 }
