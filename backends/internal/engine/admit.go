@@ -274,7 +274,7 @@ func (e *Engine) prefixComes(s *sequence, r *replica) bool {
 			pages++
 		}
 		if pages > other.computed/kvcache.PageSize {
-			other.wanted = max(other.wanted, pages*kvcache.PageSize) // a state there is of use
+			other.want(pages * kvcache.PageSize)
 			return true
 		}
 	}

@@ -62,7 +62,7 @@ type sequence struct {
 	shared      int // full pages that were offered to others
 	pages       []int32
 	slot        int // of its state, as long as it has pages, of a model with recurrent layers
-	wanted      int // the last position at which another sequence would go on from its state
+	wanted      int // the next position at which another sequence would go on from its state
 	rolling     int // where behind its prompt it has a snapshot; 0: nowhere
 	again       int // if its pages were taken: how many tokens it had generated, but 1 at least
 	passed      int // steps in which those behind it could go first because there was no room for its adapter

@@ -86,9 +86,22 @@ func (s *sequence) boundary(from int) int {
 	return next
 }
 
+// want notes that a state at a position that is yet to be computed is of use: the nearest one first, others are wanted again as long as somebody waits for them.
+func (s *sequence) want(position int) {
+	if s.wanted <= s.computed || position < s.wanted {
+		s.wanted = position
+	}
+}
+
+// isBoundary tells whether a sequence's state is kept where it stands, at the end of a full page: within a prompt only where boundary has chunks end, wherever else they end too.
+func (s *sequence) isBoundary() bool {
+	last := (len(s.tokens) - 1) / kvcache.PageSize * kvcache.PageSize
+	return s.computed >= last || s.computed%snapshotTokens == 0 || s.computed == s.wanted
+}
+
 // keepState keeps the state of a sequence behind the pages that it has just filled, if it stands there: at every boundary of a prompt, and at the last full page of what it has generated.
 func (p *sampler) keepState(s *sequence) {
-	if !p.recurrent() || s.computed%kvcache.PageSize != 0 {
+	if !p.recurrent() || s.computed%kvcache.PageSize != 0 || !s.isBoundary() {
 		return
 	}
 	key, prompt := s.request.key, len(s.request.Prompt)
