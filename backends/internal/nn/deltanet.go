@@ -95,10 +95,9 @@ func (d *DeltaNet) Forward(p *Pass, out, h tensor.Tensor, activations Activation
 	}
 	in := d.inputs()
 	in.Mixed, in.A, in.B = filtered, a.a, a.b
-	if err := p.Device.DeltaRule(a.o, in, states, p.StateRuns); err != nil {
-		return err
-	}
-	if err := p.did(deltaWork * float64(h.Rows) * float64(in.StateSize())); err != nil {
+	if err := p.stateRuns(deltaWork*float64(in.StateSize()), func(runs []tensor.StateRun) error {
+		return p.Device.DeltaRule(a.o, in, states, runs)
+	}); err != nil {
 		return err
 	}
 	if err := d.gate(p, gated, a); err != nil {
@@ -158,13 +157,12 @@ func (d *DeltaNet) Backward(p *Pass, dh, dout, h tensor.Tensor, activations Acti
 	}
 	in := d.inputs()
 	in.Mixed, in.A, in.B = filtered, a.a, a.b
-	if err := p.Device.DeltaRuleBackward(dmixed, da, db, do, in, p.StateRuns); err != nil {
+	if err := p.stateRuns(5*deltaWork*float64(in.StateSize()), func(runs []tensor.StateRun) error {
+		return p.Device.DeltaRuleBackward(dmixed, da, db, do, in, runs)
+	}); err != nil {
 		return err
 	}
 	if err := p.Device.ConvBackward(dmixed, dmixed, a.mixed, d.Filter, p.StateRuns); err != nil {
-		return err
-	}
-	if err := p.did(5 * deltaWork * float64(rows) * float64(in.StateSize())); err != nil {
 		return err
 	}
 	dq, dk, dv := d.parts(dmixed)

@@ -320,3 +320,21 @@ func (p *Pass) attentionBackward(dq, dk, dv, do, o, lse, q tensor.Tensor, layer,
 	}
 	return flush()
 }
+
+// stateRuns calls f for the runs with a state in order, in steps of whole sequences: each row is so much work. A long one is a step of its own, because its state goes from row to row.
+func (p *Pass) stateRuns(work float64, f func(runs []tensor.StateRun) error) error {
+	first, rows := 0, 0
+	for i, r := range p.StateRuns {
+		rows += r.Count
+		if done := work * float64(rows); i+1 == len(p.StateRuns) || p.StepWork > 0 && done >= p.StepWork {
+			if err := f(p.StateRuns[first : i+1]); err != nil {
+				return err
+			}
+			if err := p.did(done); err != nil {
+				return err
+			}
+			first, rows = i+1, 0
+		}
+	}
+	return nil
+}

@@ -2,6 +2,7 @@ package nn
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
@@ -83,5 +84,54 @@ func TestAttentionBackwardInSteps(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Runs with states go in order, each whole and once, and no more at a time than reach a step's work.
+func TestStateRunsInSteps(t *testing.T) {
+	for _, c := range []struct {
+		counts []int
+		work   float64
+		want   []int // runs of each step
+	}{
+		{[]int{3, 1, 2}, 0, []int{3}},
+		{[]int{3, 1, 2}, 1e9, []int{3}},
+		{[]int{3, 1, 2, 9, 1}, 40, []int{2, 2, 1}},
+		{[]int{100, 1, 100}, 40, []int{1, 2}},
+		{[]int{1, 1, 1}, 1, []int{1, 1, 1}},
+		{nil, 40, nil},
+	} {
+		yields := 0
+		p := &Pass{Device: &recording{}, StepWork: c.work, Yield: func() error { yields++; return nil }}
+		row := 0
+		for _, n := range c.counts {
+			p.StateRuns = append(p.StateRuns, tensor.StateRun{Row: row, Count: n, Slot: tensor.NoSlot})
+			row += n
+		}
+		var all []tensor.StateRun
+		var steps []int
+		if err := p.stateRuns(10, func(runs []tensor.StateRun) error {
+			all, steps = append(all, runs...), append(steps, len(runs))
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(all, p.StateRuns) || !slices.Equal(steps, c.want) {
+			t.Errorf("%v by %v: steps of %v runs, want %v; runs %v", c.counts, c.work, steps, c.want, all)
+		}
+		full := 0 // steps that reach the work, counting what was left of those before
+		work := 0.0
+		for i, n := 0, 0; n < len(steps); n++ {
+			for range steps[n] {
+				work += 10 * float64(c.counts[i])
+				i++
+			}
+			if c.work > 0 && work >= c.work {
+				full, work = full+1, 0
+			}
+		}
+		if yields != full {
+			t.Errorf("%v by %v: %d yields, want %d", c.counts, c.work, yields, full)
+		}
 	}
 }
