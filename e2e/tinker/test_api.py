@@ -86,7 +86,7 @@ def test_session_that_was_finished(shared_server):
 
 # What a field is set to that asks for something that is not served.
 UNSERVED = {
-    "modalities": ["text", "audio"], "audio": {"voice": "a"}, "prediction": {"type": "content"}, "web_search_options": {}, "prompt_logprobs": 1,
+    "modalities": ["text", "audio"], "audio": {"voice": "a"}, "prediction": {"type": "content"}, "web_search_options": {},
     "truncate_prompt_tokens": 3, "use_beam_search": True, "bad_words": ["a"], "allowed_token_ids": [1], "chat_template": "a", "echo": True,
 }  # fmt: skip
 

@@ -88,8 +88,11 @@ def test_chat(server, trained):
         assert answer.usage.completion_tokens == 8 or answer.choices[0].finish_reason == "stop"
         stream = client.chat.completions.create(model=model, messages=[{"role": "user", "content": "Who are you?"}], temperature=0, max_tokens=8, stream=True)
         assert "".join(part.choices[0].delta.content or "" for part in stream if part.choices) == (answer.choices[0].message.content or "")
-    form = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}}}
-    answer = client.chat.completions.create(model=tuned, messages=[{"role": "user", "content": "A number?"}], response_format=form, max_tokens=64)
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    form = {"structured_outputs": {"json": schema, "disable_any_whitespace": True}}
+    answer = client.chat.completions.create(
+        model=tuned, messages=[{"role": "user", "content": "A number?"}], extra_body=form, max_tokens=64, reasoning_effort="none"
+    )
     assert json.loads(answer.choices[0].message.content)["n"] in (1, 2)
 
 
