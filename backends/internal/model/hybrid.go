@@ -29,7 +29,7 @@ func (c *Config) attentionIndex(i int) int {
 // HybridLayer loads layer i of a model whose layers have either gated attention or linear attention, before a gated MLP, with norms of which the files have what they are above one.
 func (l *Loader) HybridLayer(ctx context.Context, i int) (nn.Layer, error) {
 	o := TransformerOptions{QKNorm: true, OnePlusNorms: true}
-	layer := &nn.MixerLayer{}
+	layer := &nn.TransformerLayer{}
 	var err error
 	if l.Config.LayerTypes[i] == LinearAttention {
 		layer.Mixer, err = l.deltaNet(ctx, i)

@@ -20,18 +20,18 @@ type TransformerOptions struct {
 
 // TransformerLayer loads layer i under the names that Llama, Qwen2 and Qwen3 share.
 func (l *Loader) TransformerLayer(ctx context.Context, i int, o TransformerOptions) (nn.Layer, error) {
-	layer := &nn.TransformerLayer{}
-	var err error
-	if layer.Attention, err = l.AttentionLayer(ctx, i, o); err != nil {
+	attention, err := l.AttentionLayer(ctx, i, o)
+	if err != nil {
 		return nil, err
 	}
+	layer := &nn.TransformerLayer{Mixer: &attention}
 	if layer.MLP, err = l.MLP(ctx, layerName(i)+"mlp.", l.Config.IntermediateSize, o); err != nil {
 		return nil, err
 	}
-	if layer.InputNorm, layer.AttentionNorm, err = l.LayerNorms(i, o); err != nil {
+	if layer.InputNorm, layer.MixerNorm, err = l.LayerNorms(i, o); err != nil {
 		return nil, err
 	}
-	layer.Attention.QNorm, layer.Attention.KNorm, err = l.HeadNorms(i, o)
+	attention.QNorm, attention.KNorm, err = l.HeadNorms(i, o)
 	return layer, err
 }
 

@@ -24,6 +24,19 @@ type AttentionActivations struct {
 	qa, ka, va, oa LinearActivations
 }
 
+// NewActivations implements Mixer.
+func (*Attention) NewActivations() Activations { return &AttentionActivations{} }
+
+// WithWeights implements Mixer.
+func (t *Attention) WithWeights(weight func(tensor.Matrix) tensor.Matrix) Mixer {
+	other := *t
+	reweigh(weight, &other.Q, &other.K, &other.V, &other.O)
+	return &other
+}
+
+// rounds implements Mixer.
+func (t *Attention) rounds(p *Pass) bool { return p.roundRows(&t.Q, &t.K, &t.V) }
+
 // reserve gets what is kept of so many rows.
 func (t *Attention) reserve(p *Pass, rows int, a *AttentionActivations) error {
 	var err error
@@ -74,8 +87,9 @@ func (t *Attention) products(p *Pass, a *AttentionActivations) (queries, keys, v
 	return
 }
 
-// Forward writes out (rows × hidden) for the normed residual stream h, and the rows' keys and values to the pages.
-func (t *Attention) Forward(p *Pass, out, h tensor.Tensor, a *AttentionActivations) error {
+// Forward implements Mixer. Keys and values of the rows go to the pages.
+func (t *Attention) Forward(p *Pass, out, h tensor.Tensor, activations Activations) error {
+	a := activations.(*AttentionActivations)
 	if err := t.reserve(p, h.Rows, a); err != nil {
 		return err
 	}
@@ -114,8 +128,9 @@ func (t *Attention) Forward(p *Pass, out, h tensor.Tensor, a *AttentionActivatio
 	return p.Temp.Release(mark)
 }
 
-// Backward gives dh, the gradient by h, for the gradient dout by the output. dh is overwritten; without inputGradient it is not computed.
-func (t *Attention) Backward(p *Pass, dh, dout, h tensor.Tensor, a *AttentionActivations, inputGradient bool) error {
+// Backward implements Mixer.
+func (t *Attention) Backward(p *Pass, dh, dout, h tensor.Tensor, activations Activations, inputGradient bool) error {
+	a := activations.(*AttentionActivations)
 	rows := h.Rows
 	var do, dq, dk, dv tensor.Tensor
 	if err := p.get(rows, slot{&do, p.Temp, a.o.Cols}, slot{&dq, p.Temp, a.q.Cols},

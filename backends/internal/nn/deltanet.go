@@ -42,11 +42,12 @@ func (*DeltaNet) NewActivations() Activations { return &DeltaNetActivations{} }
 // WithWeights implements Mixer.
 func (d *DeltaNet) WithWeights(weight func(tensor.Matrix) tensor.Matrix) Mixer {
 	other := *d
-	for _, linear := range []*Linear{&other.Q, &other.K, &other.V, &other.Z, &other.A, &other.B, &other.O} {
-		linear.Weight = weight(linear.Weight)
-	}
+	reweigh(weight, &other.Q, &other.K, &other.V, &other.Z, &other.A, &other.B, &other.O)
 	return &other
 }
+
+// rounds implements Mixer.
+func (d *DeltaNet) rounds(p *Pass) bool { return p.roundRows(&d.Q, &d.K, &d.V, &d.Z, &d.A, &d.B) }
 
 // parts are the columns of queries, keys and values.
 func (d *DeltaNet) parts(mixed tensor.Tensor) (q, k, v tensor.Tensor) {

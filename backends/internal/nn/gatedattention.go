@@ -22,9 +22,7 @@ func (*GatedAttention) NewActivations() Activations { return &GatedAttentionActi
 // WithWeights implements Mixer.
 func (t *GatedAttention) WithWeights(weight func(tensor.Matrix) tensor.Matrix) Mixer {
 	other := *t
-	for _, linear := range []*Linear{&other.Q, &other.K, &other.V, &other.O} {
-		linear.Weight = weight(linear.Weight)
-	}
+	reweigh(weight, &other.Q, &other.K, &other.V, &other.O)
 	return &other
 }
 

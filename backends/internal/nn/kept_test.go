@@ -45,8 +45,8 @@ func TestKept(t *testing.T) {
 			}
 			norm := func(cols int) *nn.RMSNorm { return &nn.RMSNorm{Weight: row(cols), Eps: 1e-6} }
 			layer := nn.TransformerLayer{
-				InputNorm: *norm(hidden), AttentionNorm: *norm(hidden),
-				Attention: nn.Attention{Q: linear(heads*headDim, hidden), K: linear(keyHeads*headDim, hidden), V: linear(keyHeads*headDim, hidden), O: linear(hidden, heads*headDim),
+				InputNorm: *norm(hidden), MixerNorm: *norm(hidden),
+				Mixer: &nn.Attention{Q: linear(heads*headDim, hidden), K: linear(keyHeads*headDim, hidden), V: linear(keyHeads*headDim, hidden), O: linear(hidden, heads*headDim),
 					QNorm: norm(headDim), KNorm: norm(headDim), Heads: heads, KVHeads: keyHeads, HeadDim: headDim, Rope: row(headDim)},
 				MLP: nn.MLP{Gate: linear(width, hidden), Up: linear(width, hidden), Down: linear(hidden, width)},
 			}

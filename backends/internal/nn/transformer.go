@@ -2,30 +2,46 @@ package nn
 
 import "github.com/tinsmith/tinsmith/backends/internal/tensor"
 
-// TransformerLayer is x + attention(norm(x)), then x + mlp(norm(x)).
+// TransformerLayer is x + mixer(norm(x)), then x + mlp(norm(x)).
 type TransformerLayer struct {
-	InputNorm     RMSNorm
-	Attention     Attention
-	AttentionNorm RMSNorm // of the residual stream after attention ("post_attention_layernorm")
-	MLP           MLP
+	InputNorm RMSNorm
+	Mixer     Mixer
+	MixerNorm RMSNorm // of the residual stream after the mixer ("post_attention_layernorm")
+	MLP       MLP
 }
 
 type transformerActivations struct {
-	middle    tensor.Tensor // the residual stream after attention
-	attention AttentionActivations
-	mlp       MLPActivations
+	middle tensor.Tensor // the residual stream after the mixer
+	mixer  Activations
+	mlp    MLPActivations
 }
 
 // NewActivations implements Layer.
-func (*TransformerLayer) NewActivations() Activations { return &transformerActivations{} }
+func (l *TransformerLayer) NewActivations() Activations {
+	return &transformerActivations{mixer: l.Mixer.NewActivations()}
+}
 
 // WithWeights implements Layer.
 func (l *TransformerLayer) WithWeights(weight func(tensor.Matrix) tensor.Matrix) Layer {
 	other := *l
-	for _, linear := range []*Linear{&other.Attention.Q, &other.Attention.K, &other.Attention.V, &other.Attention.O, &other.MLP.Gate, &other.MLP.Up, &other.MLP.Down} {
-		linear.Weight = weight(linear.Weight)
-	}
+	other.Mixer = l.Mixer.WithWeights(weight)
+	reweigh(weight, &other.MLP.Gate, &other.MLP.Up, &other.MLP.Down)
 	return &other
+}
+
+// reweigh gives linear layers the weights that stand for theirs.
+func reweigh(weight func(tensor.Matrix) tensor.Matrix, layers ...*Linear) {
+	for _, l := range layers {
+		l.Weight = weight(l.Weight)
+	}
+}
+
+// rowType is that of the norms' outputs, which both the mixer and the MLP read.
+func (l *TransformerLayer) rowType(p *Pass) tensor.DType {
+	if !l.Mixer.rounds(p) {
+		return tensor.Float32
+	}
+	return p.rowType(&l.MLP.Gate, &l.MLP.Up)
 }
 
 // Forward implements Layer. An out without a buffer is not computed: only what backward needs is.
@@ -35,17 +51,17 @@ func (l *TransformerLayer) Forward(p *Pass, out, x tensor.Tensor, activations Ac
 	if err := p.get(x.Rows, slot{&a.middle, p.Keep, x.Cols}); err != nil {
 		return err
 	}
-	h, err := p.Temp.GetAs(p.rowType(&l.Attention.Q, &l.Attention.K, &l.Attention.V, &l.MLP.Gate, &l.MLP.Up), x.Rows, x.Cols)
+	h, err := p.Temp.GetAs(l.rowType(p), x.Rows, x.Cols)
 	if err != nil {
 		return err
 	}
 	if err := l.InputNorm.Forward(p, h, x); err != nil {
 		return err
 	}
-	if err := l.Attention.Forward(p, a.middle, h, &a.attention); err != nil {
+	if err := l.Mixer.Forward(p, a.middle, h, a.mixer); err != nil {
 		return err
 	}
-	if err := p.addNorm(&l.AttentionNorm, h, a.middle, x); err != nil {
+	if err := p.addNorm(&l.MixerNorm, h, a.middle, x); err != nil {
 		return err
 	}
 	if err := p.yield(); err != nil {
@@ -75,13 +91,13 @@ func (l *TransformerLayer) Backward(p *Pass, dx, x tensor.Tensor, activations Ac
 		return err
 	}
 	part := p.Temp.Mark()
-	if err := l.AttentionNorm.Forward(p, h, a.middle); err != nil {
+	if err := l.MixerNorm.Forward(p, h, a.middle); err != nil {
 		return err
 	}
 	if err := l.MLP.Backward(p, dh, dx, h, &a.mlp, true); err != nil {
 		return err
 	}
-	if err := l.AttentionNorm.Backward(p, dx, dh, a.middle, true); err != nil {
+	if err := l.MixerNorm.Backward(p, dx, dh, a.middle, true); err != nil {
 		return err
 	}
 	if err := p.Temp.Release(part); err != nil {
@@ -93,7 +109,7 @@ func (l *TransformerLayer) Backward(p *Pass, dx, x tensor.Tensor, activations Ac
 	if err := l.InputNorm.Forward(p, h, x); err != nil {
 		return err
 	}
-	if err := l.Attention.Backward(p, dh, dx, h, &a.attention, inputGradient); err != nil {
+	if err := l.Mixer.Backward(p, dh, dx, h, a.mixer, inputGradient); err != nil {
 		return err
 	}
 	if inputGradient {
