@@ -10,29 +10,23 @@ import (
 
 // The contract holds on GPUs, those of the driver that needs none, whose streams run as late as they may. Where a cut model trains and a whole one samples they differ by rounding, so that is not here.
 func TestContractOnCUDA(t *testing.T) {
-	const seldom, unraced, always = 0, 1, 2
 	for _, p := range []struct {
 		placement
 		devices int
-		when    int
+		always  bool
 	}{
-		{placement{"one GPU", "single", `{"device": "cuda:0"` + smallMemory + `}`}, 1, unraced},
-		{placement{"a cut over two GPUs", "tensorparallel", `{"devices": ["cuda:0", "cuda:1"]` + smallMemory + `}`}, 2, always},
-		{placement{"a cut over two GPUs by NCCL", "tensorparallel", `{"devices": ["cuda:0", "cuda:1"], "comm": "nccl"` + smallMemory + `}`}, 2, seldom},
-		{placement{"a cut over two ranks on one GPU", "tensorparallel", `{"devices": ["cuda:0", "cuda:0"]` + smallMemory + `}`}, 1, seldom},
-		{placement{"copies on two GPUs", "dataparallel", `{"devices": ["cuda:0", "cuda:1"]` + smallMemory + `}`}, 2, seldom},
-		{placement{"shared-out weights on two GPUs", "dataparallel", `{"devices": ["cuda:0", "cuda:1"], "shard_base": true` + smallMemory + `}`}, 2, seldom},
-		{placement{"two GPUs train, two others sample", "dataparallel", `{"devices": ["cuda:0", "cuda:1"], "sample_devices": ["cuda:2", "cuda:3"]` + smallMemory + `}`}, 4, seldom},
-		{placement{"copies of a cut over four GPUs", "dataparallel", `{"devices": [["cuda:0", "cuda:1"], ["cuda:2", "cuda:3"]]` + smallMemory + `}`}, 4, seldom},
+		{placement{"one GPU", "single", `{"device": "cuda:0"` + smallMemory + `}`}, 1, true},
+		{placement{"a cut over two GPUs", "tensorparallel", `{"devices": ["cuda:0", "cuda:1"]` + smallMemory + `}`}, 2, true},
+		{placement{"a cut over two GPUs by NCCL", "tensorparallel", `{"devices": ["cuda:0", "cuda:1"], "comm": "nccl"` + smallMemory + `}`}, 2, false},
+		{placement{"a cut over two ranks on one GPU", "tensorparallel", `{"devices": ["cuda:0", "cuda:0"]` + smallMemory + `}`}, 1, false},
+		{placement{"copies on two GPUs", "dataparallel", `{"devices": ["cuda:0", "cuda:1"]` + smallMemory + `}`}, 2, false},
+		{placement{"shared-out weights on two GPUs", "dataparallel", `{"devices": ["cuda:0", "cuda:1"], "shard_base": true` + smallMemory + `}`}, 2, false},
+		{placement{"two GPUs train, two others sample", "dataparallel", `{"devices": ["cuda:0", "cuda:1"], "sample_devices": ["cuda:2", "cuda:3"]` + smallMemory + `}`}, 4, false},
+		{placement{"copies of a cut over four GPUs", "dataparallel", `{"devices": [["cuda:0", "cuda:1"], ["cuda:2", "cuda:3"]]` + smallMemory + `}`}, 4, false},
 	} {
 		t.Run(p.name, func(t *testing.T) {
-			if os.Getenv("E2E_LEVEL") != "all" {
-				switch {
-				case p.when == seldom:
-					t.Skip("the contract in this placement takes half a minute: E2E_LEVEL=all runs it")
-				case p.when == unraced && raced:
-					t.Skip("the contract on one GPU takes half a minute with the race detector: E2E_LEVEL=all, or no race detector, runs it")
-				}
+			if !p.always && os.Getenv("E2E_LEVEL") != "all" {
+				t.Skip("the contract in this placement takes half a minute: E2E_LEVEL=all runs it")
 			}
 			contractOn(t, func(t *testing.T) *Engine { return placeOnCUDA(t, p.placement, p.devices) })
 		})

@@ -1,13 +1,9 @@
 package engine
 
 import (
-	"bytes"
-	"compress/gzip"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
-	"io"
-	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
@@ -15,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tinsmith/tinsmith/backends/internal/goldenfiles"
 	"github.com/tinsmith/tinsmith/backends/internal/safetensors"
 	"github.com/tinsmith/tinsmith/plugins"
 )
@@ -31,37 +28,9 @@ func goldens(t *testing.T) map[string]string {
 	}
 	for _, name := range []string{"llama", "qwen2", "qwen3"} {
 		dirs[name] = t.TempDir()
-		unpack(t, filepath.Join("..", "model", "testdata", name), dirs[name])
+		goldenfiles.Unpack(t, filepath.Join("..", "model", "testdata", name), dirs[name])
 	}
 	return dirs
-}
-
-// unpack copies a folder, with what is in .gz files decompressed.
-func unpack(t *testing.T, from, to string) {
-	t.Helper()
-	err := filepath.WalkDir(from, func(path string, e fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		target := filepath.Join(to, strings.TrimSuffix(strings.TrimPrefix(path, from), ".gz"))
-		if e.IsDir() {
-			return os.MkdirAll(target, 0o700)
-		}
-		b, err := os.ReadFile(path)
-		if err == nil && strings.HasSuffix(path, ".gz") {
-			var r io.Reader
-			if r, err = gzip.NewReader(bytes.NewReader(b)); err == nil {
-				b, err = io.ReadAll(r)
-			}
-		}
-		if err != nil {
-			return err
-		}
-		return os.WriteFile(target, b, 0o600)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func openGolden(t *testing.T, dir string) *Engine {

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tinsmith/tinsmith/backends/internal/goldenfiles"
 	"github.com/tinsmith/tinsmith/backends/internal/safetensors"
 	"github.com/tinsmith/tinsmith/plugins"
 	"github.com/tinsmith/tinsmith/plugins/plugintest"
@@ -226,7 +227,7 @@ func TestHybridPreempted(t *testing.T) {
 func hybridGolden(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	unpack(t, filepath.Join("..", "model", "testdata", "qwen3.5"), dir)
+	goldenfiles.Unpack(t, filepath.Join("..", "model", "testdata", "qwen3.5"), dir)
 	return dir
 }
 

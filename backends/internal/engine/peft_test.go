@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tinsmith/tinsmith/backends/internal/goldenfiles"
 	"github.com/tinsmith/tinsmith/backends/internal/safetensors"
 	"github.com/tinsmith/tinsmith/plugins"
 )
@@ -50,7 +51,7 @@ func readGolden(t *testing.T, dir string) *peftGolden {
 func openModel(t *testing.T, name string) *Engine {
 	t.Helper()
 	dir := t.TempDir()
-	unpack(t, filepath.Join("..", "model", "testdata", name), dir)
+	goldenfiles.Unpack(t, filepath.Join("..", "model", "testdata", name), dir)
 	return openGolden(t, dir)
 }
 

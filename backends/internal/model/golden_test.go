@@ -1,17 +1,15 @@
 package model_test
 
 import (
-	"compress/gzip"
 	"context"
 	"encoding/binary"
 	"encoding/json"
-	"io"
 	"math"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
+	"github.com/tinsmith/tinsmith/backends/internal/goldenfiles"
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
 	"github.com/tinsmith/tinsmith/backends/internal/loss"
 	"github.com/tinsmith/tinsmith/backends/internal/model"
@@ -57,35 +55,8 @@ func goldensAndOdd(t *testing.T) []string {
 // unpack gives a folder with the decompressed files of testdata/NAME.
 func unpack(t *testing.T, name string) string {
 	t.Helper()
-	from, to := filepath.Join("testdata", name), filepath.Join(t.TempDir(), name)
-	err := filepath.WalkDir(from, func(path string, e os.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		target := filepath.Join(to, strings.TrimSuffix(strings.TrimPrefix(path, from), ".gz"))
-		if e.IsDir() {
-			return os.MkdirAll(target, 0o700)
-		}
-		f, err := os.Open(path)
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		var r io.Reader = f
-		if strings.HasSuffix(path, ".gz") {
-			if r, err = gzip.NewReader(f); err != nil {
-				return err
-			}
-		}
-		b, err := io.ReadAll(r)
-		if err != nil {
-			return err
-		}
-		return os.WriteFile(target, b, 0o600)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	to := filepath.Join(t.TempDir(), name)
+	goldenfiles.Unpack(t, filepath.Join("testdata", name), to)
 	return to
 }
 

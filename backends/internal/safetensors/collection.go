@@ -49,7 +49,7 @@ func OpenModel(dir string) (*Collection, error) {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	raw, err := readBounded(filepath.Join(dir, indexFile), maxIndex)
+	raw, err := ReadBounded(filepath.Join(dir, indexFile), maxIndex)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, noWeights(dir)
 	}
@@ -109,7 +109,8 @@ func globbed(dir string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(dir)
 }
 
-func readBounded(path string, limit int64) ([]byte, error) {
+// ReadBounded reads a whole regular file of at most limit bytes.
+func ReadBounded(path string, limit int64) ([]byte, error) {
 	f, err := openRegular(path)
 	if err != nil {
 		return nil, err

@@ -18,7 +18,7 @@ func (m *model) Prefill(ctx context.Context, w *simple.Weights, prompt []int32) 
 	p := &prefix{model: m, weights: w}
 	err := m.with(ctx, w, func(key uint64) error {
 		id := m.lastID.Add(1)
-		if _, err := m.exchange(request{Verb: "prefill", ID: id, Key: key}, nil, int32Bytes(prompt)); err != nil {
+		if _, err := m.exchange(request{Verb: "prefill", ID: id, Key: key}, nil, encoded(prompt)); err != nil {
 			return err
 		}
 		p.id = id

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/tinsmith/tinsmith/backends/internal/safetensors"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
@@ -26,7 +27,7 @@ const (
 // examine checks that a model directory has what is read of it, config.json and weights as safetensors, and gives its identity: SHA-256 over all of them. Files of weights in other forms,
 // which can run code when they are read, are not looked at.
 func examine(ctx context.Context, dir string, progress func(done, total int64)) (hash string, size int64, err error) {
-	raw, err := readBounded(filepath.Join(dir, "config.json"), maxConfigBytes)
+	raw, err := safetensors.ReadBounded(filepath.Join(dir, "config.json"), maxConfigBytes)
 	if err != nil {
 		return "", 0, plugins.Invalidf("model_dir", "config.json: %v", err)
 	}
@@ -74,7 +75,7 @@ func examine(ctx context.Context, dir string, progress func(done, total int64)) 
 
 // checkIndex refuses an index that names files outside of its directory. There need be none.
 func checkIndex(path string) error {
-	raw, err := readBounded(path, maxIndexBytes)
+	raw, err := safetensors.ReadBounded(path, maxIndexBytes)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -93,19 +94,6 @@ func checkIndex(path string) error {
 		}
 	}
 	return nil
-}
-
-func readBounded(path string, limit int64) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }()
-	raw, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err == nil && int64(len(raw)) > limit {
-		err = fmt.Errorf("it has more than %d bytes", limit)
-	}
-	return raw, err
 }
 
 func hashFile(ctx context.Context, h io.Writer, path string, buffer []byte, count func(n int64)) error {

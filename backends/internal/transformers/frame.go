@@ -70,28 +70,11 @@ func readSized(r io.Reader, n int64) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-func int32Bytes(lists ...[]int32) []byte {
+// encoded has lists of numbers of a fixed size one behind another, as frames do.
+func encoded[T int32 | float32 | float64](lists ...[]T) []byte {
 	var out []byte
 	for _, list := range lists {
-		for _, x := range list {
-			out = binary.LittleEndian.AppendUint32(out, uint32(x))
-		}
-	}
-	return out
-}
-
-func float32Bytes(values []float32) []byte {
-	out := make([]byte, 0, 4*len(values))
-	for _, x := range values {
-		out = binary.LittleEndian.AppendUint32(out, math.Float32bits(x))
-	}
-	return out
-}
-
-func float64Bytes(values []float64) []byte {
-	out := make([]byte, 0, 8*len(values))
-	for _, x := range values {
-		out = binary.LittleEndian.AppendUint64(out, math.Float64bits(x))
+		out, _ = binary.Append(out, binary.LittleEndian, list) // fails for other types only
 	}
 	return out
 }

@@ -124,7 +124,7 @@ func (m *model) send(w *simple.Weights) error {
 	}
 	for q.Offset < len(w.Values) {
 		part := w.Values[q.Offset:min(q.Offset+chunk/4, len(w.Values))]
-		if _, err := m.exchange(q, nil, float32Bytes(part)); err != nil {
+		if _, err := m.exchange(q, nil, encoded(part)); err != nil {
 			return err
 		}
 		q.Offset += len(part)

@@ -30,7 +30,7 @@ func (p *pass) run(ctx context.Context, targets []int32) (picked []float32, err 
 	n := len(p.tokens)
 	err = p.with(ctx, p.weights, func(key uint64) error {
 		id := p.lastID.Add(1)
-		body, err := p.exchange(request{Verb: "forward", ID: id, Key: key, Tokens: n, Gradient: p.gradient}, nil, int32Bytes(p.tokens, targets))
+		body, err := p.exchange(request{Verb: "forward", ID: id, Key: key, Tokens: n, Gradient: p.gradient}, nil, encoded(p.tokens, targets))
 		if err != nil {
 			return err
 		}
@@ -100,7 +100,7 @@ func (p *pass) Backward(ctx context.Context, coefficients, sum []float64) error 
 	return p.with(ctx, nil, func(uint64) error {
 		id := p.id
 		p.id = 0 // the worker drops it, whatever comes of it
-		if _, err := p.exchange(request{Verb: "backward", ID: id}, nil, float64Bytes(coefficients)); err != nil {
+		if _, err := p.exchange(request{Verb: "backward", ID: id}, nil, encoded(coefficients)); err != nil {
 			return err
 		}
 		for at := 0; at < len(sum); at += chunk / 4 {

@@ -1,11 +1,9 @@
 package transformers
 
 import (
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +13,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/tinsmith/tinsmith/backends/internal/goldenfiles"
 	"github.com/tinsmith/tinsmith/plugins"
 	"github.com/tinsmith/tinsmith/plugins/simple"
 )
@@ -59,35 +58,8 @@ func python(t *testing.T) string {
 // goldenDir unpacks a model of package model's testdata.
 func goldenDir(t testing.TB, name string) string {
 	t.Helper()
-	from, to := filepath.Join("..", "model", "testdata", name), filepath.Join(t.TempDir(), name)
-	err := filepath.WalkDir(from, func(path string, e os.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		target := filepath.Join(to, strings.TrimSuffix(strings.TrimPrefix(path, from), ".gz"))
-		if e.IsDir() {
-			return os.MkdirAll(target, 0o700)
-		}
-		f, err := os.Open(path)
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		var r io.Reader = f
-		if strings.HasSuffix(path, ".gz") {
-			if r, err = gzip.NewReader(f); err != nil {
-				return err
-			}
-		}
-		b, err := io.ReadAll(r)
-		if err != nil {
-			return err
-		}
-		return os.WriteFile(target, b, 0o600)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	to := filepath.Join(t.TempDir(), name)
+	goldenfiles.Unpack(t, filepath.Join("..", "model", "testdata", name), to)
 	return modelOnly(t, to)
 }
 

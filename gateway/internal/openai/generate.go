@@ -104,14 +104,14 @@ func (s *Service) generate(c inference.Call) error {
 	if err := r.refuseUnserved(); err != nil {
 		return err
 	}
-	m, err := s.textModel(c, r.Model)
-	if err != nil {
-		return err
-	}
 	if r.Model == "" {
+		m, err := s.textModel(c, "")
+		if err != nil {
+			return err
+		}
 		r.Model = m.Name
 	}
-	target, _, err := s.Model(c, r.Model)
+	target, m, err := s.Model(c, r.Model)
 	if err != nil {
 		return err
 	}
