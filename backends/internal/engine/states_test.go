@@ -36,7 +36,7 @@ func TestConversationAfterItsStatesWent(t *testing.T) {
 func TestSnapshotsOfAPrompt(t *testing.T) {
 	random := rand.New(rand.NewPCG(2, 3))
 	e := startHybrid(t, `{"prefill_tokens": 64}`)
-	e.pace.fixedPrefill = 64
+	hook(t, e, func() { e.pace.fixedPrefill = 64 })
 	prompt := randomTokens(random, 330)
 	if _, err := collect(t.Context(), e, ask("a", "", prompt, 1, 1)); err != nil {
 		t.Fatal(err)
