@@ -191,6 +191,8 @@ type Device interface {
 	// wait, which is that of SumSquares, gives the sums of squares of each update.
 	AdamW(updates ...AdamWUpdate) (wait func() ([]AdamWSums, error), err error)
 
+	ExpertDevice
+
 	// Close ends the device's threads. All memory must have been freed: it is an error, which names how many allocations have not, and the threads end all the same. Another Close does nothing.
 	Close() error
 }

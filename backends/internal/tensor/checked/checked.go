@@ -54,6 +54,9 @@ type device struct {
 	sources   []tensor.MatrixSource
 	slots     []bool // of states, that a run has
 	stateRuns []tensor.StateRun
+
+	routed       []tensor.RoutedProduct
+	routedGroups []tensor.RoutedGroup
 }
 
 func (d *device) Name() string       { return d.name }

@@ -77,13 +77,16 @@ type device struct {
 	arithmetic string
 
 	// Kept between calls, so that operations do not allocate.
-	products  []C.product
-	ends      []C.int64_t // of stages, in products
-	outer     []C.outer_product
-	sources   []C.matrix_source
-	sequences []C.sequence
-	pages     []int32
-	stateRuns []C.state_run
+	products     []C.product
+	ends         []C.int64_t // of stages, in products
+	outer        []C.outer_product
+	routed       []C.routed_product
+	routedGroups []C.routed_group
+	routedOuter  []C.routed_outer
+	sources      []C.matrix_source
+	sequences    []C.sequence
+	pages        []int32
+	stateRuns    []C.state_run
 }
 
 func (d *device) Name() string       { return "cpu" }

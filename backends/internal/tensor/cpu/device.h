@@ -13,6 +13,8 @@ struct device {
   int64_t shared_bytes;
   struct part *parts; // of an operation on several matrices (products.c)
   int64_t parts_room;
+  void *lists; // of an operation's products by expert (experts.c)
+  int64_t lists_bytes;
   int64_t operations; // counts those whose rows every thread packs for itself
 };
 

@@ -94,6 +94,7 @@ typedef struct {
   unit_function rmsnorm, rmsnorm_backward, rope, swiglu, swiglu_backward;
   unit_function add, scale, add_row, round;
   unit_function logsumexp_tile, logsumexp_merge, softmax, softmax_gradient, draw_token;
+  unit_function route, route_backward, spread, combine, combine_backward;
   unit_function sum_squares, adamw;
   unit_function attention, attention_backward;
   unit_function conv, conv_backward, delta_rule, delta_rule_backward, gated_norm, gated_norm_backward, sigmoid_gate, sigmoid_gate_backward;
@@ -118,6 +119,11 @@ enum { REPLAY_CHUNKS = 32 };     // whose states before them the backward pass h
 enum { BACKWARD_ITEMS = 48 };    // query rows × heads that attention's backward pass has in hand
 
 static inline float *row_of(view v, int64_t r) { return (float *)v.addr + r * v.stride; }
+// picked_row is the address of a row of a view that may have an index.
+static inline uintptr_t picked_row(view v, int64_t r) {
+  if (v.index) r = ((const int32_t *)v.index)[r];
+  return v.addr + (uintptr_t)(r * v.stride) * (v.type == BFLOAT16 ? 2 : 4);
+}
 static inline int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Of the delta rule: the elements that its forward and backward passes need of a worker's memory.

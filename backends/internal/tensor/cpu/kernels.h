@@ -10,11 +10,12 @@ enum { PANEL = 32, PAGE = 64, RESTART = 2048 }; // columns of a weight panel, po
 
 enum { FLOAT32 = 1, BFLOAT16 = 2 }; // as tensor.DType
 
-// view is a tensor: rows × cols elements, row r beginning stride elements after row r-1.
+// view is a tensor: rows × cols elements, row r beginning stride elements after row r-1. The rows of a product may be picked: with an index, a list of int32_t, row r is where row index[r] would be.
 typedef struct {
   uintptr_t addr;
   int64_t rows, cols, stride;
   int32_t type;
+  uintptr_t index;
 } view;
 
 // matrix is a packed weight: out × in elements in panels of PANEL rows of the weight, the inner axis inside.
@@ -66,6 +67,36 @@ typedef struct {
   int64_t apart;
 } outer_product;
 
+// table is a tensor.Table; words is where its integers are.
+typedef struct {
+  uintptr_t words;
+  int64_t tokens, slots, experts;
+  int64_t from, to; // experts that products go over
+} table;
+
+// routed_group is a tensor.RoutedGroup: w is the first expert's matrix, and each one's begins apart bytes after the one before.
+typedef struct {
+  int64_t from, to;
+  matrix w;
+  int64_t apart;
+  float factor;
+  int32_t round;
+} routed_group;
+
+// routed_product is a tensor.RoutedProduct; its groups end before groups_end in the list of all.
+typedef struct {
+  view y, x;
+  int64_t groups_end;
+  bool gathered, accumulate, transposed;
+} routed_product;
+
+// routed_outer is a tensor.RoutedOuter.
+typedef struct {
+  view g, a, b;
+  int64_t from, to;
+  bool first;
+} routed_outer;
+
 // element is a tensor.Element.
 typedef struct {
   int32_t row, column;
@@ -116,6 +147,14 @@ int op_gather_elements(device *d, view dst, view src, const element *at);
 int op_products(device *d, const product *products, int64_t n);
 int op_stages(device *d, const product *products, const int64_t *ends, int64_t stages); // stage i's products end before ends[i]
 int op_outers(device *d, const outer_product *products, int64_t n);
+int op_route(device *d, view choice, view p, view logits, bool normalise);
+int op_route_backward(device *d, view dlogits, view dp, view p, view choice, view logits, bool normalise);
+int op_dispatch(device *d, table t, view choice);
+int op_routed(device *d, table t, const routed_product *products, int64_t n, const routed_group *groups);
+int op_outer_routed(device *d, table t, const routed_outer *products, int64_t n);
+int op_spread(device *d, view rows, view x, view p, table t, bool gathered); // p without an address: 1
+int op_combine(device *d, view y, view rows, view p, table t, bool accumulate);
+int op_combine_backward(device *d, view dp, view drows, view h, view p, table t);
 int op_round(device *d, view dst, view src);
 int op_add(device *d, view dst, view src);
 int op_scale(device *d, view dst, float factor, int type);

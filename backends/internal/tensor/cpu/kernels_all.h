@@ -1,6 +1,7 @@
 // Every kernel of one instruction set. The including file has chosen the target, vf and its operations, ISA and ARITHMETIC.
 #include "lanes.h"
 #include "kernels_rows.h"
+#include "kernels_experts.h"
 #include "kernels_loss.h"
 #include "kernels_draw.h"
 #include "kernels_pack.h"
@@ -50,6 +51,11 @@ const kernels TABLE(ISA) = {
     .softmax = softmax,
     .softmax_gradient = softmax_gradient,
     .draw_token = draw_token,
+    .route = route,
+    .route_backward = route_backward,
+    .spread = spread,
+    .combine = combine,
+    .combine_backward = combine_backward,
     .sum_squares = sum_squares,
     .adamw = adamw,
     .peak_f32 = peak_f32,

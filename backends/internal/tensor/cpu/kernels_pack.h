@@ -114,14 +114,26 @@ static void turn_rows(const float *from, int64_t stride, int64_t rows, int64_t d
     for (int64_t d = 0; d < dim; d++) to[d * TILE_ROWS + r] = from[r * stride + d];
 }
 
+// pick copies n columns, from k on, of picked rows from first on side by side, SOME_COLUMNS apart.
+enum { SOME_COLUMNS = 64 };
+INLINE void pick(view x, int64_t first, int64_t rows, int64_t k, int64_t n, float *to) {
+  for (int64_t r = 0; r < rows; r++) memcpy(to + r * SOME_COLUMNS, (const float *)picked_row(x, first + r) + k, (size_t)n * 4);
+}
+
 // Packing of rows into strips. A unit is one strip of rows_per_unit rows; a = x, b = the strips (addr).
 static void pack_strip_f32(const void *job, int64_t unit, worker *w) {
   (void)w;
   const rows_job *j = job;
   int64_t first = unit * j->rows_per_unit, rows = j->a.rows - first < j->rows_per_unit ? j->a.rows - first : j->rows_per_unit, depth = j->a.cols;
   float *to = (float *)j->b.addr + unit * TILE_ROWS * depth;
-  for (int64_t k = 0; k < depth; k += 64) // so that the strip's lines stay near
-    turn_rows(row_of(j->a, first) + k, j->a.stride, rows, depth - k < 64 ? depth - k : 64, to + k * TILE_ROWS);
+  for (int64_t k = 0; k < depth; k += SOME_COLUMNS) { // so that the strip's lines stay near
+    int64_t n = depth - k < SOME_COLUMNS ? depth - k : SOME_COLUMNS;
+    if (j->a.index) {
+      float picked[TILE_ROWS * SOME_COLUMNS];
+      pick(j->a, first, rows, k, n, picked);
+      turn_rows(picked, SOME_COLUMNS, rows, n, to + k * TILE_ROWS);
+    } else turn_rows(row_of(j->a, first) + k, j->a.stride, rows, n, to + k * TILE_ROWS);
+  }
 }
 static void pack_strip_bf16(const void *job, int64_t unit, worker *w) {
   (void)w;
@@ -135,10 +147,10 @@ static void pack_strip_bf16(const void *job, int64_t unit, worker *w) {
     for (int64_t r = 0; r < rows; r++) {
       uint32_t *x = pairs.u[r]; // bits of the rounded elements as float32
       if (j->a.type == BFLOAT16) {
-        const uint16_t *from = (const uint16_t *)j->a.addr + (first + r) * j->a.stride + k0;
+        const uint16_t *from = (const uint16_t *)picked_row(j->a, first + r) + k0;
         for (int64_t k = 0; k < n; k++) x[k] = (uint32_t)from[k] << 16;
       } else {
-        const uint32_t *from = (const uint32_t *)(row_of(j->a, first + r) + k0);
+        const uint32_t *from = (const uint32_t *)picked_row(j->a, first + r) + k0;
         for (int64_t k = 0; k < n; k++) x[k] = round_bits(from[k]);
       }
       for (int64_t k = n; k < SOME; k++) x[k] = 0;
@@ -170,7 +182,7 @@ INLINE void pack_chunks(const rows_job *j, int64_t row, const bool half, const b
   uint32_t *to = (uint32_t *)j->b.addr + first * few_words(j->a.cols, pairs) + (row - first) * FEW_CHUNK;
   for (int64_t k0 = 0; k0 < j->a.cols; k0 += each, to += rows * FEW_CHUNK) {
     int64_t n = j->a.cols - k0 < each ? j->a.cols - k0 : each;
-    const char *from = half ? (const char *)((const uint16_t *)j->a.addr + row * j->a.stride + k0) : (const char *)(row_of(j->a, row) + k0);
+    const char *from = half ? (const char *)((const uint16_t *)picked_row(j->a, row) + k0) : (const char *)((const float *)picked_row(j->a, row) + k0);
     uint32_t some[MOST] = {0}, x[MOST];
     if (n < each) from = memcpy(some, from, (size_t)n * (half ? 2 : 4));
     if (half)
@@ -194,8 +206,14 @@ static void pack_across_f32(const void *job, int64_t unit, worker *w) {
   const rows_job *j = job;
   int64_t first = unit * TILE_COLUMNS, rows = j->a.rows - first < TILE_COLUMNS ? j->a.rows - first : TILE_COLUMNS, depth = j->a.cols;
   float *to = (float *)j->b.addr + unit * TILE_COLUMNS * depth;
-  for (int64_t k = 0; k < depth; k += 64) // so that the lines stay near
-    turn_wide(row_of(j->a, first) + k, j->a.stride, rows, depth - k < 64 ? depth - k : 64, TILE_COLUMNS, to + k * TILE_COLUMNS);
+  for (int64_t k = 0; k < depth; k += SOME_COLUMNS) { // so that the lines stay near
+    int64_t n = depth - k < SOME_COLUMNS ? depth - k : SOME_COLUMNS;
+    if (j->a.index) {
+      float picked[TILE_COLUMNS * SOME_COLUMNS];
+      pick(j->a, first, rows, k, n, picked);
+      turn_wide(picked, SOME_COLUMNS, rows, n, TILE_COLUMNS, to + k * TILE_COLUMNS);
+    } else turn_wide(row_of(j->a, first) + k, j->a.stride, rows, n, TILE_COLUMNS, to + k * TILE_COLUMNS);
+  }
 }
 static void pack_across_bf16(const void *job, int64_t unit, worker *w) {
   (void)w;
@@ -210,11 +228,11 @@ static void pack_across_bf16(const void *job, int64_t unit, worker *w) {
     for (int64_t r = 0; r < rows; r++) {
       uint32_t *x = t.u[r]; // bits of the rounded elements as float32
       if (j->a.type == BFLOAT16) {
-        const uint16_t *from = (const uint16_t *)j->a.addr + (first + r) * j->a.stride + k0;
+        const uint16_t *from = (const uint16_t *)picked_row(j->a, first + r) + k0;
         for (int64_t k = 0; k < n; k++) x[k] = (uint32_t)from[k] << 16;
         for (int64_t k = n; k < SOME; k++) x[k] = 0;
       } else {
-        const uint32_t *from = (const uint32_t *)(row_of(j->a, first + r) + k0);
+        const uint32_t *from = (const uint32_t *)picked_row(j->a, first + r) + k0;
         if (k0 + SOME < in)
           for (int64_t k = 0; k < SOME; k += 16) ASK(from + SOME + k); // rows are far from each other: no processor sees by itself what comes next
         for (int64_t k = 0; k < n; k++) x[k] = round_bits(from[k]);

@@ -83,6 +83,7 @@ device *device_new(int count, const char *isa) {
 void device_free(device *d) {
   threads_free(d->t);
   free(d->parts);
+  free(d->lists);
   if (d->shared) memory_free(d->shared, d->shared_bytes);
   memory_trim(0);
   free(d);

@@ -106,7 +106,8 @@ static int64_t cut(part *p, int64_t strips, int64_t block, int64_t panels, int64
 }
 
 static view rows_of(view v, int64_t from, int64_t to) {
-  v.addr += (uintptr_t)(from * v.stride) * (v.type == BFLOAT16 ? 2 : 4);
+  if (v.index) v.index += (uintptr_t)from * sizeof(int32_t);
+  else v.addr += (uintptr_t)(from * v.stride) * (v.type == BFLOAT16 ? 2 : 4);
   v.rows = to - from;
   return v;
 }
@@ -115,7 +116,9 @@ static view rows_of(view v, int64_t from, int64_t to) {
 static bool shares(const kernels *k, part *p, const part *owner) {
   view a = p->rows.a, b = owner->rows.a;
   if (p->pack != owner->pack || p->rows.type != owner->rows.type || a.cols != b.cols || a.type != b.type) return false;
+  if (a.index != b.index) return false;
   if (a.addr == b.addr && a.rows == b.rows && (a.stride == b.stride || a.rows == 1)) return p->strip_rows == owner->strip_rows;
+  if (a.index) return false;
   int64_t row = a.stride * (a.type == BFLOAT16 ? 2 : 4), distance = (int64_t)(a.addr - b.addr);
   if (a.stride != b.stride || a.addr < b.addr || distance % row || distance / row + a.rows > b.rows) return false;
   int64_t first = distance / row;

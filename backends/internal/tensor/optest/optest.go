@@ -56,6 +56,14 @@ func RunAll(t *testing.T, d tensor.Device, o Options) {
 	if d.HasRecurrence() {
 		t.Run("recurrence", func(t *testing.T) { recurrence(t, d) })
 	}
+	if d.CheckExperts() == nil {
+		t.Run("experts values", func(t *testing.T) {
+			for _, c := range expertCases(mixtures) {
+				t.Run(c.name, func(t *testing.T) { c.check(t, d) })
+			}
+		})
+		t.Run("experts", func(t *testing.T) { experts(t, d) })
+	}
 	if own, ok := d.(tensor.Drawer); ok {
 		t.Run("drawing", func(t *testing.T) { drawing(t, own, d, []int{1, 2, 65, 1500}) })
 	}
@@ -77,6 +85,9 @@ func RunEqual(t *testing.T, a, b tensor.Device) {
 	all := cases(Options{})
 	if a.HasRecurrence() {
 		all = append(all, recurrenceCases()...)
+	}
+	if a.CheckExperts() == nil {
+		all = append(all, expertCases(mixtures)...)
 	}
 	for _, c := range all {
 		t.Run(c.name, func(t *testing.T) {
