@@ -24,17 +24,17 @@ type AttentionActivations struct {
 	qa, ka, va, oa LinearActivations
 }
 
-// NewActivations implements Mixer.
+// NewActivations implements Sublayer.
 func (*Attention) NewActivations() Activations { return &AttentionActivations{} }
 
-// WithWeights implements Mixer.
-func (t *Attention) WithWeights(weight func(tensor.Matrix) tensor.Matrix) Mixer {
+// WithWeights implements Sublayer.
+func (t *Attention) WithWeights(weight func(tensor.Matrix) tensor.Matrix) Sublayer {
 	other := *t
 	reweigh(weight, &other.Q, &other.K, &other.V, &other.O)
 	return &other
 }
 
-// rounds implements Mixer.
+// rounds implements Sublayer.
 func (t *Attention) rounds(p *Pass) bool { return p.roundRows(&t.Q, &t.K, &t.V) }
 
 // reserve gets what is kept of so many rows.
@@ -87,7 +87,7 @@ func (t *Attention) products(p *Pass, a *AttentionActivations) (queries, keys, v
 	return
 }
 
-// Forward implements Mixer. Keys and values of the rows go to the pages.
+// Forward implements Sublayer. Keys and values of the rows go to the pages.
 func (t *Attention) Forward(p *Pass, out, h tensor.Tensor, activations Activations) error {
 	a := activations.(*AttentionActivations)
 	if err := t.reserve(p, h.Rows, a); err != nil {
@@ -128,7 +128,7 @@ func (t *Attention) Forward(p *Pass, out, h tensor.Tensor, activations Activatio
 	return p.Temp.Release(mark)
 }
 
-// Backward implements Mixer.
+// Backward implements Sublayer.
 func (t *Attention) Backward(p *Pass, dh, dout, h tensor.Tensor, activations Activations, inputGradient bool) error {
 	a := activations.(*AttentionActivations)
 	rows := h.Rows

@@ -36,17 +36,17 @@ func (d *DeltaNet) inputs() tensor.DeltaInputs {
 	return tensor.DeltaInputs{ALog: d.ALog, Bias: d.Bias, KeyHeads: d.KeyHeads, ValueHeads: d.ValueHeads, KeyDim: d.KeyDim, ValueDim: d.ValueDim}
 }
 
-// NewActivations implements Mixer.
+// NewActivations implements Sublayer.
 func (*DeltaNet) NewActivations() Activations { return &DeltaNetActivations{} }
 
-// WithWeights implements Mixer.
-func (d *DeltaNet) WithWeights(weight func(tensor.Matrix) tensor.Matrix) Mixer {
+// WithWeights implements Sublayer.
+func (d *DeltaNet) WithWeights(weight func(tensor.Matrix) tensor.Matrix) Sublayer {
 	other := *d
 	reweigh(weight, &other.Q, &other.K, &other.V, &other.Z, &other.A, &other.B, &other.O)
 	return &other
 }
 
-// rounds implements Mixer.
+// rounds implements Sublayer.
 func (d *DeltaNet) rounds(p *Pass) bool { return p.roundRows(&d.Q, &d.K, &d.V, &d.Z, &d.A, &d.B) }
 
 // parts are the columns of queries, keys and values.
@@ -75,7 +75,7 @@ func (d *DeltaNet) slots(p *Pass) (states, tails tensor.Tensor) {
 // deltaWork is about what one token costs in operations of a product: for every element of the states.
 const deltaWork = 7
 
-// Forward implements Mixer. The runs' states and the ends of their inputs go on in the slots of the pass.
+// Forward implements Sublayer. The runs' states and the ends of their inputs go on in the slots of the pass.
 func (d *DeltaNet) Forward(p *Pass, out, h tensor.Tensor, activations Activations) error {
 	a := activations.(*DeltaNetActivations)
 	if err := d.reserve(p, h.Rows, a); err != nil {
@@ -124,7 +124,7 @@ func (d *DeltaNet) gate(p *Pass, gated tensor.Tensor, a *DeltaNetActivations) er
 	return p.Device.GatedNorm(perHead(gated, d.ValueHeads), perHead(a.o, d.ValueHeads), perHead(a.z, d.ValueHeads), d.Norm.Weight, d.Norm.Eps)
 }
 
-// Backward implements Mixer.
+// Backward implements Sublayer.
 func (d *DeltaNet) Backward(p *Pass, dh, dout, h tensor.Tensor, activations Activations, inputGradient bool) error {
 	a := activations.(*DeltaNetActivations)
 	mark := p.Temp.Mark()

@@ -16,11 +16,11 @@ type GatedAttentionActivations struct {
 	qa, ka, va, oa LinearActivations
 }
 
-// NewActivations implements Mixer.
+// NewActivations implements Sublayer.
 func (*GatedAttention) NewActivations() Activations { return &GatedAttentionActivations{} }
 
-// WithWeights implements Mixer.
-func (t *GatedAttention) WithWeights(weight func(tensor.Matrix) tensor.Matrix) Mixer {
+// WithWeights implements Sublayer.
+func (t *GatedAttention) WithWeights(weight func(tensor.Matrix) tensor.Matrix) Sublayer {
 	other := *t
 	reweigh(weight, &other.Q, &other.K, &other.V, &other.O)
 	return &other
@@ -40,7 +40,7 @@ func (t *GatedAttention) reserve(p *Pass, rows int, a *GatedAttentionActivations
 	return errors.Join(t.Q.reserve(p, rows, &a.qa), t.K.reserve(p, rows, &a.ka), t.V.reserve(p, rows, &a.va), t.O.reserve(p, rows, &a.oa))
 }
 
-// Forward implements Mixer. Keys and values of the rows go to the pages.
+// Forward implements Sublayer. Keys and values of the rows go to the pages.
 func (t *GatedAttention) Forward(p *Pass, out, h tensor.Tensor, activations Activations) error {
 	a := activations.(*GatedAttentionActivations)
 	if err := t.reserve(p, h.Rows, a); err != nil {
@@ -91,7 +91,7 @@ func (t *GatedAttention) Forward(p *Pass, out, h tensor.Tensor, activations Acti
 	return p.Temp.Release(mark)
 }
 
-// Backward implements Mixer.
+// Backward implements Sublayer.
 func (t *GatedAttention) Backward(p *Pass, dh, dout, h tensor.Tensor, activations Activations, inputGradient bool) error {
 	a := activations.(*GatedAttentionActivations)
 	mark := p.Temp.Mark()

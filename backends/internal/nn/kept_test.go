@@ -48,7 +48,7 @@ func TestKept(t *testing.T) {
 				InputNorm: *norm(hidden), MixerNorm: *norm(hidden),
 				Mixer: &nn.Attention{Q: linear(heads*headDim, hidden), K: linear(keyHeads*headDim, hidden), V: linear(keyHeads*headDim, hidden), O: linear(hidden, heads*headDim),
 					QNorm: norm(headDim), KNorm: norm(headDim), Heads: heads, KVHeads: keyHeads, HeadDim: headDim, Rope: row(headDim)},
-				MLP: nn.MLP{Gate: linear(width, hidden), Up: linear(width, hidden), Down: linear(hidden, width)},
+				MLP: &nn.MLP{Gate: linear(width, hidden), Up: linear(width, hidden), Down: linear(hidden, width)},
 			}
 			pages, err := c.device.NewPages(c.dtype, 1, 1, keyHeads, headDim)
 			if err != nil {

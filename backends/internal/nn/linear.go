@@ -247,6 +247,14 @@ func (l *Linear) onto(p *Pass, g GradientRange) *LoRAGradient {
 	return &g.Onto[l.Module]
 }
 
+// rank is that of one pair.
+func (l LoRA) rank() int {
+	if l.Rank > 0 {
+		return l.Rank
+	}
+	return l.A.Out()
+}
+
 // lora is the segment's pair for a module, the zero value if it has none.
 func (s Segment) lora(module int) LoRA {
 	if s.Modules == nil {
@@ -260,7 +268,7 @@ func (p *Pass) largestRank(module int) int {
 	rank := 0
 	for _, s := range p.Segments {
 		if m := s.lora(module); m.A != nil {
-			rank = max(rank, m.A.Out())
+			rank = max(rank, m.rank())
 		}
 	}
 	return rank

@@ -11,14 +11,27 @@ type MLP struct {
 	Gate, Up, Down Linear
 }
 
-// MLPActivations is what backward needs; gate and up may be rounded, see Pass.keptType.
-type MLPActivations struct {
+// mlpActivations is what backward needs; gate and up may be rounded, see Pass.keptType.
+type mlpActivations struct {
 	gate, up   tensor.Tensor
 	ga, ua, da LinearActivations
 }
 
+// NewActivations implements Sublayer.
+func (*MLP) NewActivations() Activations { return &mlpActivations{} }
+
+// WithWeights implements Sublayer.
+func (m *MLP) WithWeights(weight func(tensor.Matrix) tensor.Matrix) Sublayer {
+	other := *m
+	reweigh(weight, &other.Gate, &other.Up, &other.Down)
+	return &other
+}
+
+// rounds implements Sublayer.
+func (m *MLP) rounds(p *Pass) bool { return p.roundRows(&m.Gate, &m.Up) }
+
 // reserve gets what is kept of so many rows.
-func (m *MLP) reserve(p *Pass, rows int, a *MLPActivations) error {
+func (m *MLP) reserve(p *Pass, rows int, a *mlpActivations) error {
 	for _, t := range []*tensor.Tensor{&a.gate, &a.up} {
 		var err error
 		if *t, err = p.Keep.GetAs(p.keptType(&m.Gate, &m.Up), rows, m.Gate.Weight.Out()); err != nil {
@@ -28,8 +41,9 @@ func (m *MLP) reserve(p *Pass, rows int, a *MLPActivations) error {
 	return errors.Join(m.Gate.reserve(p, rows, &a.ga), m.Up.reserve(p, rows, &a.ua), m.Down.reserve(p, rows, &a.da))
 }
 
-// Forward writes out for the normed residual stream h. An out without a buffer is not computed: only what backward needs is.
-func (m *MLP) Forward(p *Pass, out, h tensor.Tensor, a *MLPActivations) error {
+// Forward implements Sublayer.
+func (m *MLP) Forward(p *Pass, out, h tensor.Tensor, activations Activations) error {
+	a := activations.(*mlpActivations)
 	if err := m.reserve(p, h.Rows, a); err != nil {
 		return err
 	}
@@ -63,8 +77,9 @@ func (m *MLP) Forward(p *Pass, out, h tensor.Tensor, a *MLPActivations) error {
 	return p.Temp.Release(mark)
 }
 
-// Backward gives dh, the gradient by h, for the gradient dout by the output. The gated product is computed again, not kept.
-func (m *MLP) Backward(p *Pass, dh, dout, h tensor.Tensor, a *MLPActivations, inputGradient bool) error {
+// Backward implements Sublayer. The gated product is computed again, not kept.
+func (m *MLP) Backward(p *Pass, dh, dout, h tensor.Tensor, activations Activations, inputGradient bool) error {
+	a := activations.(*mlpActivations)
 	var hidden, dhidden tensor.Tensor
 	if err := p.get(h.Rows, slot{&hidden, p.Temp, a.gate.Cols}, slot{&dhidden, p.Temp, a.gate.Cols}); err != nil {
 		return err

@@ -14,6 +14,9 @@ type LoRA struct {
 	A     tensor.Matrix // rank × in
 	B     tensor.Matrix // out × rank
 	Scale float32       // alpha / rank
+	// Of a mixture of experts: how many experts have an A, and a B, of their own, as tensor.NewStack sees them; 1 where one is for all.
+	ExpertsA, ExpertsB int
+	Rank, Out          int // rows of an A and of a B
 }
 
 // LoRAGradient is where the gradient of one pair is summed: float32 tensors of the shapes of A and B. The zero value means that no gradient is wanted. While it is unset the tensors hold nothing; what adds to them first sets it.
@@ -68,6 +71,9 @@ type Pass struct {
 	Yield func() error
 	// StepWork is how many operations (additions and multiplications, about) may run on the device between two calls of Yield; 0 = any number, and Yield is called between the parts of layers only.
 	StepWork float64
+
+	// Loads, when not nil, is called with what tokens have chosen in each mixture of experts that the pass goes through: some rows at a time, from row from on; see tensor.ExpertDevice for choice.
+	Loads func(from int, choice tensor.Tensor) error
 
 	work  float64 // since the last Yield
 	ahead float64 // since the device was waited for, see pace

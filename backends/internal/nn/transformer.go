@@ -5,27 +5,25 @@ import "github.com/tinsmith/tinsmith/backends/internal/tensor"
 // TransformerLayer is x + mixer(norm(x)), then x + mlp(norm(x)).
 type TransformerLayer struct {
 	InputNorm RMSNorm
-	Mixer     Mixer
+	Mixer     Sublayer
 	MixerNorm RMSNorm // of the residual stream after the mixer ("post_attention_layernorm")
-	MLP       MLP
+	MLP       Sublayer
 }
 
 type transformerActivations struct {
-	middle tensor.Tensor // the residual stream after the mixer
-	mixer  Activations
-	mlp    MLPActivations
+	middle     tensor.Tensor // the residual stream after the mixer
+	mixer, mlp Activations
 }
 
 // NewActivations implements Layer.
 func (l *TransformerLayer) NewActivations() Activations {
-	return &transformerActivations{mixer: l.Mixer.NewActivations()}
+	return &transformerActivations{mixer: l.Mixer.NewActivations(), mlp: l.MLP.NewActivations()}
 }
 
 // WithWeights implements Layer.
 func (l *TransformerLayer) WithWeights(weight func(tensor.Matrix) tensor.Matrix) Layer {
 	other := *l
-	other.Mixer = l.Mixer.WithWeights(weight)
-	reweigh(weight, &other.MLP.Gate, &other.MLP.Up, &other.MLP.Down)
+	other.Mixer, other.MLP = l.Mixer.WithWeights(weight), l.MLP.WithWeights(weight)
 	return &other
 }
 
@@ -38,10 +36,10 @@ func reweigh(weight func(tensor.Matrix) tensor.Matrix, layers ...*Linear) {
 
 // rowType is that of the norms' outputs, which both the mixer and the MLP read.
 func (l *TransformerLayer) rowType(p *Pass) tensor.DType {
-	if !l.Mixer.rounds(p) {
+	if !l.Mixer.rounds(p) || !l.MLP.rounds(p) {
 		return tensor.Float32
 	}
-	return p.rowType(&l.MLP.Gate, &l.MLP.Up)
+	return p.rowType()
 }
 
 // Forward implements Layer. An out without a buffer is not computed: only what backward needs is.
@@ -67,7 +65,7 @@ func (l *TransformerLayer) Forward(p *Pass, out, x tensor.Tensor, activations Ac
 	if err := p.yield(); err != nil {
 		return err
 	}
-	if err := l.MLP.Forward(p, out, h, &a.mlp); err != nil {
+	if err := l.MLP.Forward(p, out, h, a.mlp); err != nil {
 		return err
 	}
 	if out.Buffer == nil {
@@ -94,7 +92,7 @@ func (l *TransformerLayer) Backward(p *Pass, dx, x tensor.Tensor, activations Ac
 	if err := l.MixerNorm.Forward(p, h, a.middle); err != nil {
 		return err
 	}
-	if err := l.MLP.Backward(p, dh, dx, h, &a.mlp, true); err != nil {
+	if err := l.MLP.Backward(p, dh, dx, h, a.mlp, true); err != nil {
 		return err
 	}
 	if err := l.MixerNorm.Backward(p, dx, dh, a.middle, true); err != nil {
