@@ -13,7 +13,7 @@ import (
 // drawnBytes bounds the tensors that are drawn at once, if they are more than one.
 const drawnBytes = 256 << 20
 
-// Initialize fills the masters of a fresh adapter and packs them: A uniform in ±1/√in (the default of Hugging Face PEFT), B zero. Element e of a tensor is lane e mod 4 of
+// Initialize fills the masters of a fresh adapter and packs them: A uniform in ±1/√in (the default of Hugging Face PEFT), B zero. Element e of a tensor, with all its copies, is lane e mod 4 of
 // Philox4x32-10 with the seed as key and the counter (e / 4, hash of the tensor's name in a PEFT file), so neither order nor sharding of the tensors matters.
 func (w *Weights) Initialize(seed uint64) error {
 	err := w.Masters.Zero()
@@ -22,7 +22,7 @@ func (w *Weights) Initialize(seed uint64) error {
 	largest := 1 // bytes of a tensor
 	for i, m := range l.Modules {
 		if l.Has(i) {
-			modules, largest = append(modules, i), max(largest, 4*l.Rank*m.In)
+			modules, largest = append(modules, i), max(largest, 4*l.Rank*m.In*max(m.CopiesA, 1))
 		}
 	}
 	// The numbers of a large adapter take a second of one processor: they are drawn on all of them, while the caller, on whose goroutine the device is, copies those that are there.
@@ -41,7 +41,8 @@ func (w *Weights) Initialize(seed uint64) error {
 				}
 				i := modules[k]
 				m := l.Modules[i]
-				values := make([]float32, l.Rank*m.In)
+				copies, _ := m.Copies()
+				values := make([]float32, copies*l.Rank*m.In)
 				uniform(values, seed, TensorName(m.Name, "A", PEFT), 1/math.Sqrt(float64(m.In)))
 				drawn <- tensorA{i, values}
 			}

@@ -32,6 +32,8 @@ type Module struct {
 	Name    string // path in a Hugging Face checkpoint: "model.layers.0.self_attn.q_proj", "lm_head"
 	Group   Group
 	Out, In int
+	// Of a layer of experts, how many there are, and how many A and B: 1 or as many. 0 means that it is none, and has one of each. See ExpertModule.
+	Experts, CopiesA, CopiesB int
 }
 
 // Kind is the last part of the name: "q_proj", …, "lm_head".
@@ -68,9 +70,10 @@ func NewLayout(modules []Module, rank int, include func(Module) bool) (*Layout, 
 			l.a[i], l.b[i] = -1, -1
 			continue
 		}
+		a, _ := m.Copies()
 		l.a[i] = l.Size
-		l.b[i] = l.a[i] + rank*m.In
-		l.Size = l.b[i] + m.Out*rank
+		l.b[i] = l.a[i] + a*rank*m.In
+		l.Size += m.Parameters(rank)
 	}
 	if l.Size == 0 {
 		return nil, fmt.Errorf("the adapter has no module: at least one of attention, MLP and unembed must be trained")
@@ -133,14 +136,16 @@ func newParameters(device tensor.Device, l *Layout, alloc func(tensor.DType, int
 	return &Parameters{Layout: l, Flat: t, device: device}, nil
 }
 
-// A is the rank × in matrix of module i, which must carry LoRA.
+// A is the rank × in matrix of module i, which must carry LoRA; of several copies one below the other.
 func (p *Parameters) A(i int) tensor.Tensor {
-	return p.view(p.Layout.a[i], p.Layout.Rank, p.Layout.Modules[i].In)
+	copies, _ := p.Layout.Modules[i].Copies()
+	return p.view(p.Layout.a[i], copies*p.Layout.Rank, p.Layout.Modules[i].In)
 }
 
-// B is the out × rank matrix of module i, which must carry LoRA.
+// B is the out × rank matrix of module i, which must carry LoRA; of several copies one below the other.
 func (p *Parameters) B(i int) tensor.Tensor {
-	return p.view(p.Layout.b[i], p.Layout.Modules[i].Out, p.Layout.Rank)
+	_, copies := p.Layout.Modules[i].Copies()
+	return p.view(p.Layout.b[i], copies*p.Layout.Modules[i].Out, p.Layout.Rank)
 }
 
 func (p *Parameters) view(offset, rows, cols int) tensor.Tensor {
@@ -225,12 +230,7 @@ func NewWeights(device tensor.Device, l *Layout, d tensor.DType, places ...Place
 			if !l.Has(i) {
 				continue
 			}
-			modules[i].Scale = l.Scale(i)
-			part := place.Part(i, m)
-			if modules[i].A, err = place.Device.NewMatrix(d, l.Rank, part.InTo-part.InFrom); err == nil {
-				modules[i].B, err = place.Device.NewMatrix(d, part.OutTo-part.OutFrom, l.Rank)
-			}
-			if err != nil {
+			if modules[i], err = m.pair(place.Device, d, l.Rank, l.Scale(i), place.Part(i, m)); err != nil {
 				w.Free()
 				return nil, fmt.Errorf("allocate LoRA of %s: %w", m.Name, err)
 			}
@@ -267,8 +267,7 @@ func Pack(versions ...*Weights) error {
 				if m.A == nil {
 					continue
 				}
-				part := place.Part(i, w.Layout().Modules[i])
-				list = append(list, tensor.MatrixSource{Matrix: m.A, Src: part.a(w.Masters, i)}, tensor.MatrixSource{Matrix: m.B, Src: part.b(w.Masters, i)})
+				list = place.Part(i, w.Layout().Modules[i]).sources(list, m, w.Masters, i)
 			}
 		}
 		if err := tensor.Await(place.Device, home); err != nil {

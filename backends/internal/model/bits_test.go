@@ -24,6 +24,12 @@ func (b *bench) randomAdapter(rank int, seed uint64, attention, mlp, unembed boo
 	if err != nil {
 		b.t.Fatal(err)
 	}
+	return b.fill(l, seed)
+}
+
+// fill makes an adapter of a layout with random weights.
+func (b *bench) fill(l *lora.Layout, seed uint64) *lora.Weights {
+	b.t.Helper()
 	w := b.weights(l)
 	if err := w.Initialize(seed); err != nil {
 		b.t.Fatal(err)
@@ -85,13 +91,12 @@ func (b *bench) scored(w *lora.Weights, tokens, targets []int32, pieces []int) [
 }
 
 func TestSamplerGivesTheTrainersBits(t *testing.T) {
-	for _, name := range []string{"llama", "qwen2", "qwen3", "odd", "phi3", "smollm3", "qwen3.5"} {
-		dir := unpack(t, name)
+	for name, dir := range lawful(t, "llama", "qwen2", "qwen3", "odd", "phi3", "smollm3", "qwen3.5") {
 		for _, d := range dtypes {
 			t.Run(name+"/"+d.String(), func(t *testing.T) {
 				b := newBench(t, dir, d, 2)
 				r := rand.New(rand.NewPCG(1, 2))
-				for _, w := range []*lora.Weights{nil, b.randomAdapter(8, 3, true, true, false), b.randomAdapter(4, 4, true, true, true)} {
+				for _, w := range []*lora.Weights{nil, b.randomAdapter(8, 3, true, true, false), b.randomAdapter(4, 4, true, true, true), b.ownExperts(2, 5)} {
 					tokens, targets := b.randomTokens(r, 150), b.randomTokens(r, 150)
 					want := b.train(model.TrainOptions{}, b.example(w, tokens, targets, nil))[0].Logprobs
 					oneByOne := append([]int{100}, slices.Repeat([]int{1}, 50)...)
@@ -108,19 +113,18 @@ func TestSamplerGivesTheTrainersBits(t *testing.T) {
 
 // TestBatchedDecode decodes many sequences of several adapters in one batch, each at its own position.
 func TestBatchedDecode(t *testing.T) {
-	for _, name := range []string{"qwen3", "qwen3.5"} {
-		t.Run(name, func(t *testing.T) { batchedDecode(t, name, 9, 9) })
+	for name, dir := range lawful(t, "qwen3", "qwen3.5") {
+		t.Run(name, func(t *testing.T) { batchedDecode(t, dir, 9, 9) })
 	}
 }
 
 // batchedDecode decodes count sequences, a multiple of three, each so many tokens longer than the one before.
-func batchedDecode(t *testing.T, name string, count, longer int) {
-	dir := unpack(t, name)
+func batchedDecode(t *testing.T, dir string, count, longer int) {
 	for _, d := range dtypes {
 		t.Run(d.String(), func(t *testing.T) {
 			b := newBench(t, dir, d, 2)
 			r := rand.New(rand.NewPCG(5, 6))
-			adapters := []*lora.Weights{nil, b.randomAdapter(8, 1, true, false, true), b.randomAdapter(2, 2, false, true, false)}
+			adapters := []*lora.Weights{b.ownExperts(4, 9), nil, b.randomAdapter(8, 1, true, false, true), b.randomAdapter(2, 2, false, true, false)}
 			type stream struct {
 				w               *lora.Weights
 				tokens, targets []int32
@@ -265,8 +269,7 @@ func (b *bench) run(operations []*operation, cuts []int, o model.TrainOptions) (
 
 // TestTrainingBits runs three operations of two adapters in every way that must not matter.
 func TestTrainingBits(t *testing.T) {
-	for _, name := range []string{"odd", "qwen3", "phi3", "smollm3", "qwen3.5"} {
-		dir := unpack(t, name)
+	for name, dir := range lawful(t, "odd", "qwen3", "phi3", "smollm3", "qwen3.5") {
 		for _, d := range dtypes {
 			t.Run(name+"/"+d.String(), func(t *testing.T) {
 				gspo, err := loss.New("gspo", map[string]float64{"clip_low_threshold": 0, "clip_high_threshold": 1e6})
@@ -305,7 +308,7 @@ func TestTrainingBits(t *testing.T) {
 				}{{1, 0}, {2, 0}, {2, 17 * 4 * 512}, {1, 1}} { // chunks of logits: all rows, 12 rows, one
 					b := newBenchWith(t, dir, setting.threads, model.LoadOptions{DType: d, LogitsBytes: setting.logitsBytes})
 					r := rand.New(rand.NewPCG(7, 8))
-					first, second := b.randomAdapter(8, 1, true, true, true), b.randomAdapter(4, 2, true, false, false)
+					first, second := b.randomAdapter(8, 1, true, true, true), b.ownExperts(4, 2)
 					var operations []*operation
 					for _, o := range []struct {
 						w *lora.Weights

@@ -40,7 +40,7 @@ func TestCUDAKernels(t *testing.T) {
 		t.Run("gradients", TestGradientsAgreeWithPEFT)
 		t.Run("gradients with bfloat16", TestBFloat16Gradients)
 		t.Run("sampler equals trainer", samplerEqualsTrainer)
-		t.Run("batched decoding", func(t *testing.T) { batchedDecode(t, "qwen3", 3, 4) })
+		t.Run("batched decoding", func(t *testing.T) { batchedDecode(t, unpack(t, "qwen3"), 3, 4) })
 		t.Run("fused equals separate", fusedEqualsSeparate)
 	})
 }

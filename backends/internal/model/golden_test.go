@@ -4,9 +4,11 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/tinsmith/tinsmith/backends/internal/goldenfiles"
@@ -26,7 +28,7 @@ func goldens(t *testing.T) []string {
 	t.Helper()
 	dirs := []string{unpack(t, "llama"), unpack(t, "qwen2"), unpack(t, "qwen3")}
 	if root := os.Getenv("TINSMITH_TESTDATA"); root != "" {
-		for _, name := range []string{"llama", "llama-tied", "qwen2", "qwen3", "qwen3-untied"} {
+		for _, name := range []string{"llama", "llama-tied", "qwen2", "qwen3", "qwen3-untied", "qwen3-moe", "qwen3-moe-mixed"} {
 			dirs = append(dirs, filepath.Join(root, "goldens", "torch", name))
 		}
 	}
@@ -50,6 +52,15 @@ func goldensAndOdd(t *testing.T) []string {
 		dirs = append(dirs, unpack(t, name))
 	}
 	return dirs
+}
+
+// withExperts adds the folder of a model with experts, which has no adapters of PEFT.
+func withExperts(t *testing.T, dirs []string) []string {
+	t.Helper()
+	if oneGolden != "" {
+		return dirs
+	}
+	return append(dirs, unpack(t, "qwen3-moe-mixed"))
 }
 
 // unpack gives a folder with the decompressed files of testdata/NAME.
@@ -76,26 +87,59 @@ func open(t *testing.T, path ...string) golden {
 	return golden{t, f}
 }
 
-// tensorName is the name of a module's tensor, by the convention that the file has.
-func (g golden) tensorName(module, matrix string) string {
-	if name := lora.TensorName(module, matrix, lora.Tinker); g.has(name) {
-		return name
-	}
-	return lora.TensorName(module, matrix, lora.PEFT)
-}
-
-// nameOf is the same for a tensor that has a name by PEFT's.
-func (g golden) nameOf(name string) string {
-	module, matrix, _ := lora.ParseTensorName(name)
-	return g.tensorName(module, matrix)
-}
-
 func (g golden) has(name string) bool { _, ok := g.Tensor(name); return ok }
 
 // rank is that of an adapter's first tensor, which is an A.
 func (g golden) rank() int {
 	x, _ := g.Tensor(g.Names()[0])
-	return x.Shape[0]
+	return x.Shape[len(x.Shape)-2]
+}
+
+// names gives the names that a module's matrix has in the file: one, or one for each expert, ascending; none if it is not there.
+func (g golden) names(prefix string, m lora.Module, matrix string) []string {
+	for _, convention := range []lora.Names{lora.PEFT, lora.Tinker} {
+		if name := prefix + lora.TensorName(m.Name, matrix, convention); g.has(name) {
+			return []string{name}
+		}
+	}
+	var names []string
+	for e := range m.Experts {
+		name := prefix + lora.TensorName(m.OfExpert(e), matrix, lora.PEFT)
+		if !g.has(name) {
+			return nil
+		}
+		names = append(names, name)
+	}
+	return names
+}
+
+// all are the values of a module's matrix, nil if it is not there.
+func (g golden) all(prefix string, m lora.Module, matrix string) []float32 {
+	g.t.Helper()
+	var values []float32
+	for _, name := range g.names(prefix, m, matrix) {
+		values = append(values, g.floats(name)...)
+	}
+	return values
+}
+
+// copies is how many of a module's matrix there are.
+func (g golden) copies(m lora.Module, matrix string) int {
+	names := g.names("", m, matrix)
+	if x, _ := g.Tensor(names[0]); len(x.Shape) == 3 {
+		return x.Shape[0]
+	}
+	return len(names)
+}
+
+// eachMatrix calls visit for every matrix of parameters.
+func eachMatrix(p *lora.Parameters, visit func(m lora.Module, matrix string, x tensor.Tensor)) {
+	for i, m := range p.Layout.Modules {
+		if p.Layout.Has(i) {
+			visit(m, "A", p.A(i))
+			visit(m, "B", p.B(i))
+		}
+	}
 }
 
 func (g golden) floats(name string) []float32 {
@@ -168,6 +212,9 @@ func newBenchWith(t *testing.T, dir string, threads int, o model.LoadOptions) *b
 		}
 	})
 	m, err := model.Load(context.Background(), dir, device, architectures.All(), o)
+	if none := device.CheckExperts(); none != nil && errors.Is(err, none) {
+		t.Skip(err)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,18 +262,28 @@ func (b *bench) take(n int) []int32 {
 // adapter loads the weights of a PEFT adapter.
 func (b *bench) adapter(f golden) *lora.Weights {
 	b.t.Helper()
-	known := 0
-	l, err := lora.NewLayout(b.Modules, f.rank(), func(m lora.Module) bool { return f.has(f.tensorName(m.Name, "A")) })
+	modules := slices.Clone(b.Modules)
+	for i, m := range modules {
+		if m.Experts == 0 || f.names("", m, "A") == nil {
+			continue
+		}
+		var err error
+		if modules[i], err = m.WithCopies(f.copies(m, "A"), f.copies(m, "B")); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+	l, err := lora.NewLayout(modules, f.rank(), func(m lora.Module) bool { return f.names("", m, "A") != nil })
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	w := b.weights(l)
-	if err := w.Masters.Each(func(name string, x tensor.Tensor) error {
-		known++
-		return b.device.Upload(x, f.floats(f.nameOf(name)))
-	}); err != nil {
-		b.t.Fatal(err)
-	}
+	known := 0
+	eachMatrix(w.Masters, func(m lora.Module, matrix string, x tensor.Tensor) {
+		known += len(f.names("", m, matrix))
+		if err := b.device.Upload(x, f.all("", m, matrix)); err != nil {
+			b.t.Fatal(err)
+		}
+	})
 	if n := len(f.Names()); n != known {
 		b.t.Fatalf("%d of %d tensors of the adapter are known", known, n)
 	}
@@ -324,7 +381,7 @@ func furthest(got []float32, want []float64) float64 {
 }
 
 func TestLogprobsAgreeWithTransformers(t *testing.T) {
-	for _, dir := range append(goldensAndOdd(t), hybrids(t)...) {
+	for _, dir := range append(withExperts(t, goldensAndOdd(t)), hybrids(t)...) {
 		t.Run(filepath.Base(dir), func(t *testing.T) {
 			b := newBench(t, dir, tensor.Float32, 2)
 			base := open(t, dir, "base.safetensors")
@@ -369,7 +426,7 @@ func TestFamiliesOfSharedData(t *testing.T) {
 
 // TestBFloat16Weights loads the float32 files as bfloat16, which must give log-probabilities near those of float32 arithmetic on rounded weights.
 func TestBFloat16Weights(t *testing.T) {
-	for _, dir := range append(goldensAndOdd(t), hybrids(t)...) {
+	for _, dir := range append(withExperts(t, goldensAndOdd(t)), hybrids(t)...) {
 		t.Run(filepath.Base(dir), func(t *testing.T) {
 			b := newBench(t, dir, tensor.BFloat16, 2)
 			base := open(t, dir, "base.safetensors")
@@ -406,69 +463,121 @@ func (b *bench) losses(name string, w *lora.Weights, g *lora.Gradient, base, val
 	return all
 }
 
-func TestGradientsAgreeWithPEFT(t *testing.T) {
-	for _, dir := range goldensAndOdd(t) {
-		for _, adapter := range []string{"lora", "lora-unembed"} {
-			t.Run(filepath.Base(dir)+"/"+adapter, func(t *testing.T) { gradientsAgree(t, dir, dir, adapter, "losses.json") })
-		}
-	}
+// adapterGolden is an adapter with what is expected of it.
+type adapterGolden struct {
+	name, model     string
+	adapter, values string // the adapter's file and that with its log-probabilities and gradients
+	losses, entry   string // the file with the losses, and where they are in it
+	train           string // the training runs
+	first, second   string // the adapters that these begin with
 }
 
-// gradientsAgree compares the losses and gradients of an adapter with the goldens that are beside it, on the model of another folder.
-func gradientsAgree(t *testing.T, dir, adapters, adapter, lossesFile string) {
-	b := newBench(t, dir, tensor.Float32, 2)
-	base, values := open(t, dir, "base.safetensors"), open(t, adapters, adapter+".safetensors")
-	w := b.adapter(open(t, adapters, adapter, "adapter_model.safetensors"))
-	type sum struct {
+// tinkerAdapters are adapters in the layout of the Tinker service. TINSMITH_TESTDATA has all their losses and weights.
+func tinkerAdapters(t *testing.T) []adapterGolden {
+	t.Helper()
+	var all []adapterGolden
+	add := func(name, model, adapters string) {
+		file := filepath.Join(adapters, "tinker", "adapter_model.safetensors")
+		all = append(all, adapterGolden{name: name + "/tinker", model: model, adapter: file, values: filepath.Join(adapters, "tinker.safetensors"),
+			losses: filepath.Join(adapters, "losses-tinker.json"), train: filepath.Join(adapters, "train-tinker.safetensors"), first: file, second: file})
+	}
+	names := []string{"qwen3-moe", "qwen3-moe-mixed"}
+	for _, dir := range append(withExperts(t, nil), hybrids(t)...) {
+		add("committed/"+filepath.Base(dir), dir, dir)
+	}
+	if len(hybrids(t)) > 0 {
+		names = append(names, "qwen3.5")
+	}
+	if root := os.Getenv("TINSMITH_TESTDATA"); root != "" {
+		for _, name := range names {
+			add(name, filepath.Join(root, "goldens", "torch", name), filepath.Join(root, "families", name))
+		}
+	}
+	return all
+}
+
+// sums reads the expected losses.
+func (g adapterGolden) sums(t *testing.T) map[string]float64 {
+	t.Helper()
+	type entries map[string]struct {
 		Sum float64 `json:"loss_sum_f64"`
 	}
-	var sums map[string]sum
-	raw, err := os.ReadFile(filepath.Join(adapters, lossesFile))
-	if err == nil && lossesFile == "losses.json" {
-		var all map[string]map[string]sum
+	raw, err := os.ReadFile(g.losses)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var own entries
+	if g.entry == "" {
+		err = json.Unmarshal(raw, &own)
+	} else {
+		var all map[string]entries
 		err = json.Unmarshal(raw, &all)
-		sums = all[adapter]
-	} else if err == nil {
-		err = json.Unmarshal(raw, &sums)
+		own = all[g.entry]
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	checked := 0
-	for name := range lossSettings {
-		g := b.gradient(w.Layout())
-		all := b.losses(name, w, g, base, values)
-		var total, size float64
-		for i, o := range b.train(model.TrainOptions{}, all...) {
-			total += o.Loss
-			if d := furthest(o.Logprobs, values.doubles("logprobs_f64."+string(rune('0'+i)))); !(d <= 1e-4) {
-				t.Errorf("%s: log-probabilities are off by %g", name, d)
-			}
-			for j, lp := range o.Logprobs {
-				if name == "cross_entropy" {
-					size += math.Abs(float64(lp * all[i].Inputs.Weights[j]))
-				} else {
-					size += math.Abs(float64(all[i].Inputs.Advantages[j]))
+	sums := map[string]float64{}
+	for name, e := range own {
+		sums[name] = e.Sum
+	}
+	return sums
+}
+
+func TestGradientsAgreeWithPEFT(t *testing.T) {
+	var adapters []adapterGolden
+	for _, dir := range goldensAndOdd(t) {
+		for _, adapter := range []string{"lora", "lora-unembed"} {
+			adapters = append(adapters, adapterGolden{name: filepath.Base(dir) + "/" + adapter, model: dir, adapter: filepath.Join(dir, adapter, "adapter_model.safetensors"),
+				values: filepath.Join(dir, adapter+".safetensors"), losses: filepath.Join(dir, "losses.json"), entry: adapter})
+		}
+	}
+	if oneGolden == "" {
+		adapters = append(adapters, tinkerAdapters(t)...)
+	}
+	for _, golden := range adapters {
+		t.Run(golden.name, func(t *testing.T) {
+			b := newBench(t, golden.model, tensor.Float32, 2)
+			base, values := open(t, golden.model, "base.safetensors"), open(t, golden.values)
+			w := b.adapter(open(t, golden.adapter))
+			sums := golden.sums(t)
+			checked := 0
+			for name := range lossSettings {
+				g := b.gradient(w.Layout())
+				all := b.losses(name, w, g, base, values)
+				var total, size float64
+				for i, o := range b.train(model.TrainOptions{}, all...) {
+					total += o.Loss
+					if d := furthest(o.Logprobs, values.doubles("logprobs_f64."+string(rune('0'+i)))); !(d <= 1e-4) {
+						t.Errorf("%s: log-probabilities are off by %g", name, d)
+					}
+					for j, lp := range o.Logprobs {
+						if name == "cross_entropy" {
+							size += math.Abs(float64(lp * all[i].Inputs.Weights[j]))
+						} else {
+							size += math.Abs(float64(all[i].Inputs.Advantages[j]))
+						}
+					}
 				}
+				if d := math.Abs(total-sums[name]) / size; !(d <= 1e-5) {
+					t.Errorf("%s: loss %v, want %v", name, total, sums[name])
+				}
+				checked += b.compare(g, values, "grad."+name+".", 1e-4)
 			}
-		}
-		if d := math.Abs(total-sums[name].Sum) / size; !(d <= 1e-5) {
-			t.Errorf("%s: loss %v, want %v", name, total, sums[name].Sum)
-		}
-		checked += b.compare(g, values, "grad."+name+".", 1e-4)
-	}
-	if values.has("nk.targets.2") {
-		g := b.gradient(w.Layout())
-		e := b.example(w, base.ids("tokens.2"), values.ids("nk.targets.2"), values.floats("nk.weights.2"))
-		e.Gradient = g
-		o := b.train(model.TrainOptions{}, e)[0]
-		if d := relative(o.Logprobs, values.floats("nk.logprobs.2")); !(d <= 1e-5) {
-			t.Errorf("several targets: log-probabilities are off by %g", d)
-		}
-		checked += b.compare(g, values, "grad.nk.", 1e-4)
-	}
-	if checked == 0 {
-		t.Error("no gradient was compared")
+			if values.has("nk.targets.2") {
+				g := b.gradient(w.Layout())
+				e := b.example(w, base.ids("tokens.2"), values.ids("nk.targets.2"), values.floats("nk.weights.2"))
+				e.Gradient = g
+				o := b.train(model.TrainOptions{}, e)[0]
+				if d := relative(o.Logprobs, values.floats("nk.logprobs.2")); !(d <= 1e-5) {
+					t.Errorf("several targets: log-probabilities are off by %g", d)
+				}
+				checked += b.compare(g, values, "grad.nk.", 1e-4)
+			}
+			if checked == 0 {
+				t.Error("no gradient was compared")
+			}
+		})
 	}
 }
 
@@ -476,115 +585,102 @@ func gradientsAgree(t *testing.T, dir, adapters, adapter, lossesFile string) {
 func (b *bench) compare(g *lora.Gradient, values golden, prefix string, limit float64) int {
 	b.t.Helper()
 	n := 0
-	if err := g.Each(func(name string, x tensor.Tensor) error {
-		if module, matrix, _ := lora.ParseTensorName(name); !values.has(prefix + name) {
-			name = lora.TensorName(module, matrix, lora.Tinker)
-		}
-		if !values.has(prefix + name) {
-			return nil // not committed
+	eachMatrix(g.Parameters, func(m lora.Module, matrix string, x tensor.Tensor) {
+		want := values.all(prefix, m, matrix)
+		if want == nil {
+			return // not committed
 		}
 		n++
-		if d := relative(b.download(x), values.floats(prefix+name)); !(d <= limit) {
-			b.t.Errorf("%s%s is off by %g of its norm", prefix, name, d)
+		if d := relative(b.download(x), want); !(d <= limit) {
+			b.t.Errorf("%s%s %s is off by %g of its norm", prefix, m.Name, matrix, d)
 		}
-		return nil
-	}); err != nil {
-		b.t.Fatal(err)
-	}
+	})
 	return n
 }
 
-// trainingRun is one of PyTorch's.
-type trainingRun struct {
-	name, adapter string
-	fresh         bool // B = 0
-	adam          optim.Adam
-}
-
-var (
-	adamRun = trainingRun{"adam", "lora", true, optim.Adam{Beta1: 0.9, Beta2: 0.95, Eps: 1e-12}}
-	clipRun = trainingRun{"adamw-clip", "lora-unembed", false, optim.Adam{Beta1: 0.9, Beta2: 0.95, Eps: 1e-12, WeightDecay: 0.01, GradClipNorm: 1}}
-)
-
 // TestFiftySteps repeats PyTorch's training runs: two forward_backward of two sequences each, then a step of AdamW.
 func TestFiftySteps(t *testing.T) {
+	var adapters []adapterGolden
 	for _, dir := range goldens(t) {
-		for _, run := range []trainingRun{adamRun, clipRun} {
-			t.Run(filepath.Base(dir)+"/"+run.name, func(t *testing.T) { fiftySteps(t, dir, dir, "train.safetensors", run) })
-		}
+		adapters = append(adapters, adapterGolden{name: filepath.Base(dir), model: dir, train: filepath.Join(dir, "train.safetensors"),
+			first: filepath.Join(dir, "lora", "adapter_model.safetensors"), second: filepath.Join(dir, "lora-unembed", "adapter_model.safetensors")})
 	}
-}
-
-// fiftySteps repeats a run on the model of a folder, whose train.safetensors has the sequences, with an adapter of another one, where a file has the outcomes.
-func fiftySteps(t *testing.T, dir, adapters, file string, run trainingRun) {
-	b := newBench(t, dir, tensor.Float32, 2)
-	data, values := open(t, dir, "train.safetensors"), open(t, adapters, file)
-	w := b.adapter(open(t, adapters, run.adapter, "adapter_model.safetensors"))
-	l := w.Layout()
-	if run.fresh {
-		for i := range b.Modules {
-			if !l.Has(i) {
-				continue
-			}
-			if err := b.device.Zero(w.Masters.B(i)); err != nil {
-				t.Fatal(err)
-			}
+	for _, golden := range append(adapters, tinkerAdapters(t)...) {
+		for _, run := range []struct {
+			name, adapter string
+			fresh         bool // B = 0
+			adam          optim.Adam
+		}{
+			{"adam", golden.first, true, optim.Adam{Beta1: 0.9, Beta2: 0.95, Eps: 1e-12}},
+			{"adamw-clip", golden.second, false, optim.Adam{Beta1: 0.9, Beta2: 0.95, Eps: 1e-12, WeightDecay: 0.01, GradClipNorm: 1}},
+		} {
+			t.Run(golden.name+"/"+run.name, func(t *testing.T) {
+				b := newBench(t, golden.model, tensor.Float32, 2)
+				values, data := open(t, golden.train), open(t, golden.model, "train.safetensors")
+				w := b.adapter(open(t, run.adapter))
+				l := w.Layout()
+				if run.fresh {
+					for i := range b.Modules {
+						if !l.Has(i) {
+							continue
+						}
+						if err := b.device.Zero(w.Masters.B(i)); err != nil {
+							t.Fatal(err)
+						}
+					}
+					if err := w.Pack(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				next := b.weights(l)
+				s, nextState := b.state(l), b.state(l)
+				losses, norms, rates := values.doubles(run.name+".loss_f64"), values.doubles(run.name+".grad_norm"), values.doubles(run.name+".lr")
+				g := b.gradient(l)
+				for step := range 50 {
+					if err := g.Zero(); err != nil {
+						t.Fatal(err)
+					}
+					for call := range 2 {
+						var pair []model.Example
+						for i := range 2 {
+							n := string(rune('0' + 2*((2*step+call)%4) + i))
+							e := b.example(w, data.ids("tokens."+n), data.ids("targets."+n), data.floats("weights."+n))
+							e.Gradient = g
+							pair = append(pair, e)
+						}
+						var sum float64
+						for _, o := range b.train(model.TrainOptions{}, pair...) {
+							sum += o.Loss
+						}
+						if want := losses[2*step+call]; !(math.Abs(sum-want) <= 1e-4*math.Abs(want)) {
+							t.Fatalf("step %d: loss %v, want %v", step, sum, want)
+						}
+					}
+					a := run.adam
+					a.LearningRate = rates[step]
+					n, err := optim.Step(b.device, optim.Update{Next: next, NextState: nextState, Weights: w, State: s, Gradient: g, Adam: a})
+					if err != nil {
+						t.Fatal(err)
+					}
+					if !(math.Abs(n.Gradient-norms[step]) <= 1e-3*norms[step]) {
+						t.Errorf("step %d: norm of the gradient %v, want %v", step, n.Gradient, norms[step])
+					}
+					w, next, s, nextState = next, w, nextState, s
+				}
+				if s.Step != 50 {
+					t.Errorf("%d steps counted", s.Step)
+				}
+				eachMatrix(w.Masters, func(m lora.Module, matrix string, x tensor.Tensor) {
+					want := values.all(run.name+".final.", m, matrix)
+					if want == nil {
+						return // not committed
+					}
+					if d := relative(b.download(x), want); !(d <= 1e-4) {
+						t.Errorf("final %s %s is off by %g of its norm", m.Name, matrix, d)
+					}
+				})
+			})
 		}
-		if err := w.Pack(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	next := b.weights(l)
-	s, nextState := b.state(l), b.state(l)
-	losses, norms, rates := values.doubles(run.name+".loss_f64"), values.doubles(run.name+".grad_norm"), values.doubles(run.name+".lr")
-	g := b.gradient(l)
-	for step := range 50 {
-		if err := g.Zero(); err != nil {
-			t.Fatal(err)
-		}
-		for call := range 2 {
-			var pair []model.Example
-			for i := range 2 {
-				n := string(rune('0' + 2*((2*step+call)%4) + i))
-				e := b.example(w, data.ids("tokens."+n), data.ids("targets."+n), data.floats("weights."+n))
-				e.Gradient = g
-				pair = append(pair, e)
-			}
-			var sum float64
-			for _, o := range b.train(model.TrainOptions{}, pair...) {
-				sum += o.Loss
-			}
-			if want := losses[2*step+call]; !(math.Abs(sum-want) <= 1e-4*math.Abs(want)) {
-				t.Fatalf("step %d: loss %v, want %v", step, sum, want)
-			}
-		}
-		a := run.adam
-		a.LearningRate = rates[step]
-		n, err := optim.Step(b.device, optim.Update{Next: next, NextState: nextState, Weights: w, State: s, Gradient: g, Adam: a})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !(math.Abs(n.Gradient-norms[step]) <= 1e-3*norms[step]) {
-			t.Errorf("step %d: norm of the gradient %v, want %v", step, n.Gradient, norms[step])
-		}
-		w, next, s, nextState = next, w, nextState, s
-	}
-	if s.Step != 50 {
-		t.Errorf("%d steps counted", s.Step)
-	}
-	if err := w.Masters.Each(func(name string, x tensor.Tensor) error {
-		if module, matrix, _ := lora.ParseTensorName(name); !values.has(run.name + ".final." + name) {
-			name = lora.TensorName(module, matrix, lora.Tinker)
-		}
-		if !values.has(run.name + ".final." + name) {
-			return nil // not committed
-		}
-		if d := relative(b.download(x), values.floats(run.name+".final."+name)); !(d <= 1e-4) {
-			t.Errorf("final %s is off by %g of its norm", name, d)
-		}
-		return nil
-	}); err != nil {
-		t.Fatal(err)
 	}
 }
 

@@ -39,7 +39,7 @@ func (l *Loader) HybridLayer(ctx context.Context, i int) (nn.Layer, error) {
 	if err != nil {
 		return nil, err
 	}
-	if layer.MLP, err = l.MLP(ctx, layerName(i)+"mlp.", l.Config.IntermediateSize, o); err != nil {
+	if layer.MLP, err = l.feedForward(ctx, i, o); err != nil {
 		return nil, err
 	}
 	layer.InputNorm, layer.MixerNorm, err = l.LayerNorms(i, o)

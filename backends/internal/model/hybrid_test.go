@@ -53,32 +53,6 @@ func hybrids(t *testing.T) []string {
 	return []string{unpack(t, "qwen3.5")}
 }
 
-// tinkerGoldens are folders of models, and of adapters on them in the Tinker layout with what training them gives: of TINSMITH_TESTDATA all losses and weights.
-func tinkerGoldens(t *testing.T) [][2]string {
-	t.Helper()
-	own := unpack(t, "qwen3.5")
-	all := [][2]string{{own, own}}
-	if root := os.Getenv("TINSMITH_TESTDATA"); root != "" {
-		all = append(all, [2]string{filepath.Join(root, "goldens", "torch", "qwen3.5"), filepath.Join(root, "families", "qwen3.5")})
-	}
-	return all
-}
-
-func TestGradientsOfTinkerAdapters(t *testing.T) {
-	for _, dirs := range tinkerGoldens(t) {
-		t.Run(filepath.Base(dirs[0]), func(t *testing.T) { gradientsAgree(t, dirs[0], dirs[1], "tinker", "losses-tinker.json") })
-	}
-}
-
-func TestFiftyStepsOfTinkerAdapters(t *testing.T) {
-	for _, dirs := range tinkerGoldens(t) {
-		for _, run := range []trainingRun{adamRun, clipRun} {
-			run.adapter = "tinker"
-			t.Run(filepath.Base(dirs[0])+"/"+run.name, func(t *testing.T) { fiftySteps(t, dirs[0], dirs[1], "train-tinker.safetensors", run) })
-		}
-	}
-}
-
 // TestEveryCut: a prompt gives the same bits wherever it is cut, whether a slot goes on or a copy of it does.
 func TestEveryCut(t *testing.T) {
 	dir := unpack(t, "qwen3.5")

@@ -502,7 +502,12 @@ func (l *Loader) LinearOf(ctx context.Context, s Source, name string, group lora
 }
 
 func (l *Loader) module(name string, group lora.Group, out, in int, rows, cols extent) int {
-	l.model.Modules = append(l.model.Modules, lora.Module{Name: name, Group: group, Out: out, In: in})
+	return l.add(lora.Module{Name: name, Group: group, Out: out, In: in}, rows, cols)
+}
+
+// add makes m a module that can carry LoRA, of which the rank has some rows and columns.
+func (l *Loader) add(m lora.Module, rows, cols extent) int {
+	l.model.Modules = append(l.model.Modules, m)
 	l.model.Parts = append(l.model.Parts, lora.Part{OutFrom: rows.from, OutTo: rows.to, InFrom: cols.from, InTo: cols.to})
 	return len(l.model.Modules) - 1
 }

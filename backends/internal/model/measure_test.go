@@ -11,10 +11,10 @@ import (
 
 // A workspace that has reserved what was measured takes no more memory in a pass of as many tokens, and not much less would do.
 func TestMeasureTraining(t *testing.T) {
-	for _, name := range []string{"llama", "qwen3", "smollm3", "qwen3.5"} {
+	for name, dir := range lawful(t, "llama", "qwen3", "smollm3", "qwen3.5") {
 		for _, recompute := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, " recompute ", recompute), func(t *testing.T) {
-				b := newBench(t, unpack(t, name), 0, 1)
+				b := newBench(t, dir, 0, 1)
 				w := b.randomAdapter(8, 1, true, true, true)
 				random := rand.New(rand.NewPCG(1, 1))
 				const tokens, length = 2000, 50

@@ -6,9 +6,19 @@ import (
 	"fmt"
 	"sort"
 
+	"github.com/tinsmith/tinsmith/backends/internal/lora"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor/dry"
 )
+
+// ReadModules gives, from config.json and the headers of a model directory's files, what LoRA can be put on.
+func ReadModules(ctx context.Context, dir string, registry Registry) ([]lora.Module, error) {
+	models, err := measured(ctx, dir, registry, LoadOptions{}, [][]tensor.Device{{dry.Device{}}})
+	if err != nil {
+		return nil, err
+	}
+	return models[0][0].Modules, nil
+}
 
 // WeightShapes tells, from the headers of a model directory's files, which shapes (out, in) of bfloat16 weights the ranks of a model multiply with, sorted, if it is cut over each of the given numbers of ranks.
 func WeightShapes(ctx context.Context, dir string, registry Registry, o LoadOptions, ranks ...int) ([][2]int, error) {

@@ -11,11 +11,12 @@ import (
 
 // TransformerOptions are where the families of plain transformers differ.
 type TransformerOptions struct {
-	QKVBias      bool // biases on the q, k and v projections
-	QKNorm       bool // an RMSNorm over each query and key head
-	OnePlusNorms bool // the files have what norms' weights are above one, see Loader.OnePlusNorm
-	OutputGate   bool // q_proj has, of every head, as many rows of gates behind those of its queries
-	Fused        bool // one tensor self_attn.qkv_proj, of the rows of q, k and v, and one mlp.gate_up_proj
+	QKVBias      bool           // biases on the q, k and v projections
+	QKNorm       bool           // an RMSNorm over each query and key head
+	OnePlusNorms bool           // the files have what norms' weights are above one, see Loader.OnePlusNorm
+	OutputGate   bool           // q_proj has, of every head, as many rows of gates behind those of its queries
+	Fused        bool           // one tensor self_attn.qkv_proj, of the rows of q, k and v, and one mlp.gate_up_proj
+	Mixture      MixtureOptions // of layers that have experts
 }
 
 // TransformerLayer loads layer i under the names that Llama, Qwen2 and Qwen3 share.
@@ -25,7 +26,7 @@ func (l *Loader) TransformerLayer(ctx context.Context, i int, o TransformerOptio
 		return nil, err
 	}
 	layer := &nn.TransformerLayer{Mixer: &attention}
-	if layer.MLP, err = l.MLP(ctx, layerName(i)+"mlp.", l.Config.IntermediateSize, o); err != nil {
+	if layer.MLP, err = l.feedForward(ctx, i, o); err != nil {
 		return nil, err
 	}
 	if layer.InputNorm, layer.MixerNorm, err = l.LayerNorms(i, o); err != nil {
@@ -79,19 +80,27 @@ func (l *Loader) AttentionLayer(ctx context.Context, i int, o TransformerOptions
 	return a, err
 }
 
+// feedForward loads the MLP of layer i, or its mixture of experts.
+func (l *Loader) feedForward(ctx context.Context, i int, o TransformerOptions) (nn.Sublayer, error) {
+	if l.Config.Sparse(i) {
+		return l.Mixture(ctx, i, o.Mixture)
+	}
+	return l.MLP(ctx, layerName(i)+"mlp.", l.Config.IntermediateSize, o)
+}
+
 // MLP loads a gated MLP of a width, whose tensors' names begin as given.
-func (l *Loader) MLP(ctx context.Context, prefix string, width int, o TransformerOptions) (nn.MLP, error) {
-	var m nn.MLP
+func (l *Loader) MLP(ctx context.Context, prefix string, width int, o TransformerOptions) (*nn.MLP, error) {
+	m := &nn.MLP{}
 	hidden, own := extent{0, l.Config.HiddenSize}, share(width, l.model.Rank, l.model.Ranks)
 	sources, err := l.apart(prefix, "gate_up_proj", o.Fused, l.Config.HiddenSize, part{"gate_proj", width}, part{"up_proj", width})
 	if err != nil {
-		return m, err
+		return nil, err
 	}
 	if m.Gate, err = l.LinearOf(ctx, sources[0], prefix+"gate_proj", lora.MLP, own, hidden); err != nil {
-		return m, err
+		return nil, err
 	}
 	if m.Up, err = l.LinearOf(ctx, sources[1], prefix+"up_proj", lora.MLP, own, hidden); err != nil {
-		return m, err
+		return nil, err
 	}
 	m.Down, err = l.Linear(ctx, prefix+"down_proj", lora.MLP, l.Config.HiddenSize, width, hidden, own, false)
 	return m, err

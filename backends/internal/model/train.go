@@ -37,6 +37,7 @@ type Outcome struct {
 	Logprobs []float32 // N×K
 	Terms    []float32 // N×K, what each target adds to Loss, rounded
 	Loss     float64   // summed over the example
+	Loads    Loads     // nil of a model without experts
 	// Err wraps loss.ErrNotFinite: the example's loss or its derivative is not finite, so neither is the sum in its Gradient. Other gradients are not touched by that.
 	Err error
 }
@@ -179,8 +180,11 @@ func (t *training) forward() (tensor.Tensor, error) {
 	if err != nil {
 		return x, err
 	}
+	next, end := t.countLoads()
+	defer end()
 	spare := tensor.Tensor{} // without backward two buffers take turns
 	for i := range m.layers {
+		next(i)
 		w.residuals = append(w.residuals, x)
 		out := spare
 		if t.backward || out.Buffer == nil {

@@ -9,18 +9,20 @@ import (
 	"github.com/tinsmith/tinsmith/backends/internal/model/qwen2"
 	"github.com/tinsmith/tinsmith/backends/internal/model/qwen3"
 	"github.com/tinsmith/tinsmith/backends/internal/model/qwen35"
+	"github.com/tinsmith/tinsmith/backends/internal/model/qwen3moe"
 	"github.com/tinsmith/tinsmith/backends/internal/model/smollm3"
 )
 
 // All gives every architecture under its Hugging Face name.
 func All() model.Registry {
 	return model.Registry{
-		llama.Name:   llama.Architecture(),
-		mistral.Name: mistral.Architecture(),
-		phi3.Name:    phi3.Architecture(),
-		qwen2.Name:   qwen2.Architecture(),
-		qwen3.Name:   qwen3.Architecture(),
-		smollm3.Name: smollm3.Architecture(),
+		llama.Name:    llama.Architecture(),
+		mistral.Name:  mistral.Architecture(),
+		phi3.Name:     phi3.Architecture(),
+		qwen2.Name:    qwen2.Architecture(),
+		qwen3.Name:    qwen3.Architecture(),
+		qwen3moe.Name: qwen3moe.Architecture(),
+		smollm3.Name:  smollm3.Architecture(),
 
 		qwen35.Name:       qwen35.Architecture(),
 		qwen35.NestedName: qwen35.Architecture(),

@@ -1,4 +1,4 @@
-"""Selects what the tests of this package commit from a folder of golden models (see README.md): python selection.py GOLDENS"""
+"""Selects what the tests of this package commit from a folder of golden models and one of further fixtures (see README.md): python selection.py GOLDENS FAMILIES"""
 import gzip, json, os, shutil, sys
 from safetensors.numpy import load_file, save
 
@@ -32,5 +32,25 @@ def main():
             shutil.copyfile(f"{src}/{f}", f"{dst}/{f}")
 
 
+def experts():
+    """A model with experts, and an adapter in the layout of the Tinker service."""
+    name = "qwen3-moe-mixed"
+    src, own, dst = os.path.join(sys.argv[1], name), os.path.join(sys.argv[2], name), os.path.join(here, name)
+    shutil.rmtree(dst, ignore_errors=True)
+    pack(dst + "/model.safetensors", load_file(src + "/model.safetensors"), {"format": "pt"})
+    keep = ("tokens.", "targets.", "logprobs_f64.", "logprobs_bf16weights.")
+    pack(dst + "/base.safetensors", {k: v for k, v in load_file(src + "/base.safetensors").items() if k.startswith(keep)})
+    pack(dst + "/tinker/adapter_model.safetensors", load_file(own + "/tinker/adapter_model.safetensors"))
+    keep = ("in.", "logprobs_f64.", "grad.cross_entropy.", "grad.cispo.")
+    pack(dst + "/tinker.safetensors", {k: v for k, v in load_file(own + "/tinker.safetensors").items() if k.startswith(keep)})
+    pack(dst + "/train.safetensors", {k: v for k, v in load_file(src + "/train.safetensors").items() if k.startswith(("tokens.", "targets.", "weights."))})
+    keep = tuple(f"{r}.{x}" for r in ("adam", "adamw-clip") for x in ("loss", "grad_norm", "lr", "final"))
+    pack(dst + "/train-tinker.safetensors", {k: v for k, v in load_file(own + "/train-tinker.safetensors").items() if k.startswith(keep)})
+    shutil.copyfile(src + "/config.json", dst + "/config.json")
+    for f in ("losses-tinker.json", "tinker/adapter_config.json"):
+        shutil.copyfile(f"{own}/{f}", f"{dst}/{f}")
+
+
 if __name__ == "__main__":
     main()
+    experts()

@@ -1,0 +1,64 @@
+package model
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/tinsmith/tinsmith/backends/internal/lora"
+	"github.com/tinsmith/tinsmith/backends/internal/nn"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+)
+
+// MixtureOptions are where families with experts differ.
+type MixtureOptions struct {
+	Normalised bool // the probabilities of a token's experts add up to one
+	Experts    ExpertOptions
+}
+
+// Mixture loads the experts of layer i, and the router that chooses among them, which has no LoRA.
+func (l *Loader) Mixture(ctx context.Context, i int, o MixtureOptions) (*nn.Mixture, error) {
+	c := l.Config.MoE
+	if err := l.checkMixture(); err != nil {
+		return nil, err
+	}
+	m := &nn.Mixture{Experts: c.Experts, Slots: c.PerToken, Normalise: o.Normalised}
+	prefix, hidden := layerName(i)+"mlp.", l.Config.HiddenSize
+	var err error
+	if m.Router, err = l.Matrix(ctx, prefix+"gate", c.Experts, hidden, extent{0, c.Experts}, extent{0, hidden}); err != nil {
+		return nil, err
+	}
+	sources, err := l.Experts(prefix+"experts", c.Width, o.Experts)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range []struct {
+		to      *nn.ExpertLinear
+		kind    string
+		sources []Source
+	}{{&m.Gate, lora.ExpertGate, sources.Gate}, {&m.Up, lora.ExpertUp, sources.Up}, {&m.Down, lora.ExpertDown, sources.Down}} {
+		out, in := e.sources[0].Out, e.sources[0].In
+		stack, err := l.PackStack(ctx, e.sources, extent{0, in})
+		if err != nil {
+			return nil, err
+		}
+		*e.to = nn.ExpertLinear{Weight: stack.Matrix, Out: out, Module: l.add(lora.ExpertModule(prefix+"experts."+e.kind, c.Experts, out, in), extent{0, out}, extent{0, in})}
+	}
+	return m, nil
+}
+
+// checkMixture refuses what experts are not there for.
+func (l *Loader) checkMixture() error {
+	if err := l.model.Device.CheckExperts(); err != nil {
+		return fmt.Errorf("num_experts is %d: %w", l.Config.MoE.Experts, err)
+	}
+	switch {
+	case l.Config.MoE.PerToken > tensor.MaxSlots:
+		return fmt.Errorf("num_experts_per_tok is %d, it must be in 1 … %d", l.Config.MoE.PerToken, tensor.MaxSlots)
+	case l.model.Ranks > 1:
+		return fmt.Errorf("a model with experts %w over %d devices yet: use one device, or dataparallel", ErrCut, l.model.Ranks)
+	case l.copies > 1:
+		return errors.New("shard_base is not supported for a model with experts yet: every device must hold a copy of its own")
+	}
+	return nil
+}
