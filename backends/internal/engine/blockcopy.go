@@ -18,6 +18,7 @@ const visitBytes = 64 << 20
 type blockCopy struct {
 	engine *Engine
 	block  *spillable
+	apart  bool // each expert's tensors by themselves
 	visit  int
 
 	pieces []copiedPiece // in the order of the file
@@ -40,6 +41,15 @@ type copied struct {
 	name       string
 	rows, cols int
 	parts      []copiedPiece
+	stacked    []int // the shape, if it is of experts and has three dimensions
+}
+
+// shape is that of the tensor.
+func (t *copied) shape() []int {
+	if t.stacked != nil {
+		return t.stacked
+	}
+	return []int{t.rows, t.cols}
 }
 
 // sources are the tensors of the file, with a suffix behind their names for each of the block's parameters. The LoRA of modules that are fused, by their numbers, is one: A one below another, and B on a diagonal.
@@ -59,7 +69,7 @@ func (c *blockCopy) sources(names lora.Names, fused map[string][]int, suffixes .
 			}
 		}
 		last := len(c.pieces)
-		sources = append(sources, safetensors.Source{Name: t.name, DType: "F32", Shape: []int{t.rows, t.cols}, Write: func(out io.Writer) error { return c.write(out, first, last) }})
+		sources = append(sources, safetensors.Source{Name: t.name, DType: "F32", Shape: t.shape(), Write: func(out io.Writer) error { return c.write(out, first, last) }})
 	}
 	return sources
 }
@@ -77,8 +87,8 @@ func (c *blockCopy) tensors(names lora.Names, fused map[string][]int, number int
 			if len(modules) > 1 {
 				b.before, b.width = n*layout.Rank, len(modules)*layout.Rank
 			}
-			both[0] = copied{both[0].name, both[0].rows + a.to, a.cols, append(both[0].parts, a)}
-			both[1] = copied{both[1].name, both[1].rows + b.to, len(modules) * layout.Rank, append(both[1].parts, b)}
+			both[0] = copied{both[0].name, both[0].rows + a.to, a.cols, append(both[0].parts, a), nil}
+			both[1] = copied{both[1].name, both[1].rows + b.to, len(modules) * layout.Rank, append(both[1].parts, b), nil}
 			within[i] = true
 		}
 		all = append(all, both[:]...)
@@ -87,8 +97,35 @@ func (c *blockCopy) tensors(names lora.Names, fused map[string][]int, number int
 		add(name, fused[name]...)
 	}
 	for i, m := range layout.Modules {
-		if layout.Has(i) && !within[i] {
+		switch {
+		case !layout.Has(i) || within[i]:
+		case m.Experts > 0:
+			all = append(all, c.experts(names, number, i, suffix)...)
+		default:
 			add(m.Name, i)
+		}
+	}
+	return all
+}
+
+// experts lists the tensors of a layer of experts: all experts' A, and all experts' B; or, apart, those of each, where what they share is there for each of them.
+func (c *blockCopy) experts(names lora.Names, number, module int, suffix string) []copied {
+	m := c.block.layout.Modules[module]
+	var all []copied
+	for k, shape := range matrixShapes(c.block.layout, m) {
+		matrix, copies, rows, cols := string("AB"[k]), shape[0], shape[1], shape[2]
+		part := func(name string, from, to int) copied {
+			return copied{name: lora.TensorName(name, matrix, names) + suffix, rows: to - from, cols: cols, parts: []copiedPiece{{number, module, k, from, to, cols, 0, 0}}}
+		}
+		if !c.apart {
+			t := part(m.Name, 0, copies*rows)
+			t.stacked = shape
+			all = append(all, t)
+			continue
+		}
+		for e := range m.Experts {
+			at := min(e, copies-1) * rows
+			all = append(all, part(m.OfExpert(e), at, at+rows))
 		}
 	}
 	return all

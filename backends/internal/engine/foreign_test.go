@@ -367,7 +367,7 @@ func FuzzDecodePEFT(f *testing.F) {
 				t.Errorf("accepted %s as rank %d of %d, factor %v", text, ranks[i], layout.Rank, scale)
 			}
 		}
-		config, err := encodePEFT("base", layout, nil, lora.PEFT)
+		config, err := encodePEFT("base", layout, nil, lora.PEFT, false)
 		if err != nil {
 			t.Fatal(err)
 		}

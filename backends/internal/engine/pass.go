@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
@@ -28,6 +29,7 @@ type pass struct {
 	logprobs  [][]float32
 	terms     [][]float32
 	losses    []float64
+	loads     model.Loads // of experts
 	failure   error
 
 	begin  time.Time // of its first batch
@@ -39,6 +41,7 @@ func (p *pass) restart() {
 	p.abandon()
 	n := len(p.op.pass.Data)
 	p.left, p.logprobs, p.terms, p.losses = n, make([][]float32, n), make([][]float32, n), make([]float64, n)
+	p.loads = nil
 }
 
 func (p *pass) abandon() {
@@ -91,6 +94,9 @@ func (l *loaded) sum(pieces []piece) (check func()) {
 // add books the outcome of a datum.
 func (p *pass) add(index int, o model.Outcome) {
 	p.logprobs[index], p.terms[index], p.losses[index] = o.Logprobs, o.Terms, o.Loss
+	if o.Loads != nil {
+		p.loads = p.loads.Add(o.Loads)
+	}
 	if o.Err != nil && p.failure == nil {
 		p.failure = &plugins.Error{Kind: plugins.KindNotFinite, Field: fmt.Sprintf("data[%d]", index), Message: o.Err.Error()}
 	}
@@ -148,7 +154,11 @@ func (e *Engine) settle(p *pass, cycle int64, alone bool) error {
 	for _, x := range p.losses {
 		total += x
 	}
-	r.decide(p.op, plugins.ForwardBackwardResult{Logprobs: p.logprobs, Terms: p.terms, Metrics: map[string]float64{"loss:sum": total, "clock_cycle:unique": float64(cycle)}, Execution: e.execution(p.begin, p.before)}, nil)
+	metrics := map[string]float64{"loss:sum": total, "clock_cycle:unique": float64(cycle)}
+	if moe := e.loaded.model.Config.MoE; moe != nil {
+		maps.Copy(metrics, p.loads.Metrics(moe.Experts))
+	}
+	r.decide(p.op, plugins.ForwardBackwardResult{Logprobs: p.logprobs, Terms: p.terms, Metrics: metrics, Execution: e.execution(p.begin, p.before)}, nil)
 	return nil
 }
 

@@ -3,6 +3,7 @@ package engine
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -28,11 +29,21 @@ type peftConfig struct {
 
 // encodePEFT writes the configuration of an adapter that is here. PEFT reads the keys of alpha_pattern as regular expressions, and a module's full name matches no other module. Where modules differ there is no lora_alpha,
 // which PEFT then does not need: programs that know no alpha_pattern (vLLM, the Tinker cookbook) would take it for all modules, and so they refuse the file.
-// Modules that are fused have the ranks and alphas of their parts added up, which leaves the scale.
-func encodePEFT(baseModel string, layout *lora.Layout, fused map[string][]int, names lora.Names) ([]byte, error) {
+// Modules that are fused have the ranks and alphas of their parts added up, which leaves the scale. apart: the file has each expert's modules.
+func encodePEFT(baseModel string, layout *lora.Layout, fused map[string][]int, names lora.Names, apart bool) ([]byte, error) {
+	alphas := layout.Scaling.Alphas
+	if apart && len(alphas) > 0 {
+		alphas = maps.Clone(alphas)
+		for _, m := range layout.Modules {
+			if alpha, ok := alphas[m.Name]; ok && m.Experts > 0 {
+				delete(alphas, m.Name)
+				alphas[apartPattern(m)] = alpha
+			}
+		}
+	}
 	c := peftConfig{
-		Type: "LORA", Task: "CAUSAL_LM", BaseModel: baseModel, Rank: layout.Rank, Alpha: layout.Alpha(), Alphas: layout.Scaling.Alphas, Bias: "none",
-		TargetModules: layout.Kinds(), InferenceMode: true,
+		Type: "LORA", Task: "CAUSAL_LM", BaseModel: baseModel, Rank: layout.Rank, Alpha: layout.Alpha(), Alphas: alphas, Bias: "none",
+		TargetModules: kinds(layout, apart), InferenceMode: true,
 	}
 	if len(fused) > 0 {
 		c.fuse(layout, fused)
@@ -145,6 +156,9 @@ func decodePEFT(text []byte, maxRank int) (*foreignConfig, error) {
 	for _, name := range sortedKeys(options) {
 		value := strings.Join(strings.Fields(string(options[name])), "")
 		if slices.Contains([]string{"", "null"}, value) {
+			continue
+		}
+		if name == "target_parameters" && fusedTargets(options[name]) {
 			continue
 		}
 		allowed, known := peftRefused[name]

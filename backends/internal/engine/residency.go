@@ -67,15 +67,12 @@ type weightShape struct {
 
 // estimate is the memory of a version's weights before there was one of its shape: an upper bound.
 func (s *weightShape) estimate(layout *lora.Layout) byHome {
-	const padding = 64 // rows and columns of a packed matrix are filled up to panels of no more than that
-	roundUp := func(n int) int64 { return (int64(n) + padding - 1) / padding * padding }
 	all := make(byHome, s.count)
 	all[0] = lora.ParameterBytes(layout)
 	for p, place := range s.places {
 		for i, module := range layout.Modules {
 			if layout.Has(i) {
-				part := place.Part(i, module)
-				all[s.homes[p]] += int64(s.dtype.Size()) * (roundUp(layout.Rank)*int64(part.InTo-part.InFrom+1) + roundUp(part.OutTo-part.OutFrom)*int64(layout.Rank+1))
+				all[s.homes[p]] += int64(module.MatrixBytes(s.dtype, layout.Rank, place.Part(i, module)))
 			}
 		}
 	}

@@ -164,8 +164,13 @@ type checkpoint struct {
 // fits tells whether the checkpoint has the shape of an adapter that exists.
 func (c *checkpoint) fits(r *run) error {
 	same := c.layout.Rank == r.layout.Rank
-	for i := range r.layout.Modules {
+	for i, m := range r.layout.Modules {
 		same = same && c.layout.Has(i) == r.layout.Has(i)
+		if same && r.layout.Has(i) && m != c.layout.Modules[i] {
+			a, b := c.layout.Modules[i].Copies()
+			mine, its := m.Copies()
+			return plugins.Invalidf("lora_config", "the checkpoint has %d A and %d B of %s, the adapter has %d and %d", a, b, m.Name, mine, its)
+		}
 	}
 	if !same {
 		return plugins.Invalidf("lora_config", "the checkpoint has rank %d on %s, the adapter has rank %d on %s", c.layout.Rank, strings.Join(c.layout.Kinds(), ", "), r.layout.Rank, strings.Join(r.layout.Kinds(), ", "))
@@ -305,11 +310,21 @@ func (l *loaded) readWeights(c *checkpoint, d directory, config *foreignConfig, 
 		modules[m.Name] = i
 	}
 	has := map[string]bool{}
+	experts := newExpertFiles(l.model.Modules)
 	stored := map[string]string{} // PEFT name → the file's name
 	fused := &fusedLoRA{l, config, map[string]map[string]string{}, map[string][]float32{}}
 	for _, name := range f.Names() {
 		module, matrix, ok := lora.ParseTensorName(name)
 		i, known := modules[module]
+		if ok {
+			switch mine, err := experts.take(module, matrix, name); {
+			case err != nil:
+				return err
+			case mine:
+				c.config.TrainMLP = true
+				continue
+			}
+		}
 		if ok && !known {
 			switch taken, err := fused.take(module, matrix, name); {
 			case err != nil:
@@ -349,17 +364,34 @@ func (l *loaded) readWeights(c *checkpoint, d directory, config *foreignConfig, 
 		has[name] = true
 		c.trains(l.model.Modules[modules[name]].Group)
 	}
+	pairs, err := experts.read(f, config)
+	if err != nil {
+		return err
+	}
+	own, err := withCopies(l.model.Modules, pairs)
+	if err != nil {
+		return err
+	}
+	for name, p := range pairs {
+		has[name] = true
+		config.own[name] = ownRank{p.rank, p.alpha}
+	}
 	if len(has) == 0 {
 		return plugins.Invalidf("path", "%s holds no LoRA tensor", plugins.AdapterWeightsFile)
 	}
 	var ranks []int // in the file, by module
-	if c.layout, ranks, err = config.fit(l.model.Modules, func(m lora.Module) bool { return has[m.Name] }, !foreign); err != nil {
+	if c.layout, ranks, err = config.fit(own, func(m lora.Module) bool { return has[m.Name] }, !foreign); err != nil {
 		return err
 	}
 	c.config.Rank, c.config.Modules, c.config.Alpha = c.layout.Rank, c.layout.Kinds(), c.layout.Alpha()
 	c.weights = map[string][]float32{}
 	for i, m := range c.layout.Modules {
 		if !c.layout.Has(i) {
+			continue
+		}
+		if p, ok := pairs[m.Name]; ok {
+			c.weights[lora.TensorName(m.Name, "A", lora.PEFT)] = p.a.padded(c.layout.Rank, m.In)
+			c.weights[lora.TensorName(m.Name, "B", lora.PEFT)] = p.b.padded(m.Out, c.layout.Rank)
 			continue
 		}
 		for k, shape := range [2][]int{{ranks[i], m.In}, {m.Out, ranks[i]}} {
@@ -404,7 +436,7 @@ func padded(values []float32, from, to []int) []float32 {
 func (l *loaded) largest(values int64) int64 {
 	var n int64
 	for _, m := range l.model.Modules {
-		n += int64(m.In+m.Out) * int64(l.info.MaxRank)
+		n += int64(m.In+m.Out) * int64(l.info.MaxRank) * 2 * int64(max(m.Experts, 1)) // fused gates and ups have zeros for each other
 	}
 	if l.model.Fused != nil { // B has zeros beside the blocks of modules that are fused
 		n *= mostFused
@@ -453,9 +485,22 @@ func eachTensor(layout *lora.Layout, visit func(name string, shape []int) error)
 	return nil
 }
 
-// matrixShapes are those of a module's A and B.
+// matrixShapes are those of a module's A and B; of a layer of experts with the number of copies before.
 func matrixShapes(l *lora.Layout, m lora.Module) [2][]int {
+	if m.Experts > 0 {
+		a, b := m.Copies()
+		return [2][]int{{a, l.Rank, m.In}, {b, m.Out, l.Rank}}
+	}
 	return [2][]int{{l.Rank, m.In}, {m.Out, l.Rank}}
+}
+
+// elements is how many a shape has.
+func elements(shape []int) int {
+	n := 1
+	for _, s := range shape {
+		n *= s
+	}
+	return n
 }
 
 // readTensor reads one tensor, which the file has under the name stored, and checks its shape and values.

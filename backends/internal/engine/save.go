@@ -188,11 +188,17 @@ func (w *checkpointWriter) all(s *saving) error {
 	case req.ExportNames == plugins.ExportPEFT && l.model.NestedNames: // other names are loaded as no adapter, with a warning
 		names = lora.NestedPEFT
 	}
+	apart := req.ExportNames == plugins.ExportPEFT && slices.ContainsFunc(v.layout.Modules, func(m lora.Module) bool { return m.Experts > 0 })
+	if apart {
+		if err := refuseApart(v.layout.Modules); err != nil {
+			return err
+		}
+	}
 	var fused map[string][]int
 	if req.Scope == plugins.ScopeWeights && req.ExportNames == plugins.ExportPEFT { // a file for others: what is only read here keeps modules as they are
 		fused = l.fusedModules(v.layout)
 	}
-	if err := w.fused(plugins.AdapterWeightsFile, names, fused, v.weights, ""); err != nil {
+	if err := w.fused(plugins.AdapterWeightsFile, names, fused, apart, v.weights, ""); err != nil {
 		return err
 	}
 	if req.Scope >= plugins.ScopeOptimizer {
@@ -229,7 +235,7 @@ func (w *checkpointWriter) all(s *saving) error {
 			return err
 		}
 	}
-	config, err := encodePEFT(l.name, v.layout, fused, names)
+	config, err := encodePEFT(l.name, v.layout, fused, names, apart)
 	if err != nil {
 		return err
 	}
@@ -250,12 +256,12 @@ func (w *checkpointWriter) all(s *saving) error {
 
 // tensors writes a file of a block's parameters, with a suffix behind the tensors' names for each.
 func (w *checkpointWriter) tensors(file string, names lora.Names, block *spillable, suffixes ...string) error {
-	return w.fused(file, names, nil, block, suffixes...)
+	return w.fused(file, names, nil, false, block, suffixes...)
 }
 
-// fused is tensors for a file in which some modules are fused.
-func (w *checkpointWriter) fused(file string, names lora.Names, fused map[string][]int, block *spillable, suffixes ...string) error {
-	c := &blockCopy{engine: w.engine, block: block, visit: w.engine.visit}
+// fused is tensors for a file in which some modules are fused, and with apart each expert's tensors by themselves.
+func (w *checkpointWriter) fused(file string, names lora.Names, fused map[string][]int, apart bool, block *spillable, suffixes ...string) error {
+	c := &blockCopy{engine: w.engine, block: block, apart: apart, visit: w.engine.visit}
 	sources := c.sources(names, fused, suffixes...)
 	return w.file(file, func(out io.Writer) (int64, [sha256.Size]byte, error) { return safetensors.Write(out, nil, sources) })
 }
@@ -264,7 +270,7 @@ func (w *checkpointWriter) fused(file string, names lora.Names, fused map[string
 func (w *checkpointWriter) zeros(file string, layout *lora.Layout) error {
 	var sources []safetensors.Source
 	if err := eachTensor(layout, func(name string, shape []int) error {
-		sources = append(sources, safetensors.Float32Source(name, shape, func() ([]float32, error) { return make([]float32, shape[0]*shape[1]), nil }))
+		sources = append(sources, safetensors.Float32Source(name, shape, func() ([]float32, error) { return make([]float32, elements(shape)), nil }))
 		return nil
 	}); err != nil {
 		return err
