@@ -35,6 +35,7 @@ RUN_OR_PATH is a run (RUN or tinker://RUN: the newest weights while it is live, 
 tinker://RUN/sampler_weights/NAME). With --merge DIR becomes a model that needs no adapter.`,
 	}
 	conn := addConnection(c)
+	names := c.Flags().String("names", "peft", "names of the adapter's tensors: peft, which PEFT loads, or tinker, the Tinker service's")
 	merged := c.Flags().Bool("merge", false, "write the whole model with the adapter merged into it")
 	dtype := c.Flags().String("dtype", "", "with --merge: float32, bfloat16 or float16 (default: as the base model has it)")
 	base := c.Flags().String("base", "", "with --merge: the base model's directory on this machine (default: its files come from the server)")
@@ -43,10 +44,16 @@ tinker://RUN/sampler_weights/NAME). With --merge DIR becomes a model that needs 
 		if !*merged && (*dtype != "" || *base != "" || c.Flags().Changed("shard-mib")) {
 			return errors.New("--dtype, --base and --shard-mib need --merge")
 		}
+		if *names != "peft" && *names != "tinker" {
+			return fmt.Errorf("--names: %.40q is not allowed: peft or tinker", *names)
+		}
+		if *merged && c.Flags().Changed("names") {
+			return errors.New("--names is not for --merge: a merged model has no adapter")
+		}
 		if *shard < 1 || *shard > 1<<30 {
 			return fmt.Errorf("--shard-mib: %d is not allowed: 1 to %d", *shard, 1<<30)
 		}
-		e := &exporting{connection: conn, name: args[0], messages: c.ErrOrStderr()}
+		e := &exporting{connection: conn, name: args[0], messages: c.ErrOrStderr(), peft: *names == "peft"}
 		if err := intoNewFolder(args[1], func(dir string) error {
 			adapter := dir
 			if *merged {
@@ -153,6 +160,7 @@ type exporting struct {
 	*connection
 	name     string
 	messages io.Writer
+	peft     bool // in PEFT's names
 
 	path, model, hash, step string // what the server says of the adapter
 }
@@ -168,7 +176,7 @@ func (e *exporting) bar(total int64, what string) *progressbar.ProgressBar {
 // adapterFiles are the files of an adapter that a server sends.
 var adapterFiles = []string{plugins.AdapterConfigFile, plugins.AdapterWeightsFile, plugins.ManifestFile, plugins.CompleteFile}
 
-// fetch writes the adapter's files, in PEFT's names, into an empty folder.
+// fetch writes the adapter's files, in the names that are wanted, into an empty folder.
 func (e *exporting) fetch(ctx context.Context, dir string) error {
 	res, err := e.open(ctx, "/api/v1/tinsmith/export?"+url.Values{"path": {e.name}}.Encode(), "")
 	if err != nil {
@@ -200,6 +208,12 @@ func (e *exporting) fetch(ctx context.Context, dir string) error {
 		if !seen[name] {
 			return fmt.Errorf("the server sent no %s", name)
 		}
+	}
+	if !e.peft {
+		return nil
+	}
+	if err := merge.SeparateExperts(ctx, dir); err != nil {
+		return err
 	}
 	return merge.UsePEFTNames(ctx, dir)
 }

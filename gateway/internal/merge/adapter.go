@@ -188,11 +188,17 @@ func (a *adapter) floats(ctx context.Context, t tensor, from, rows int64) ([]flo
 
 // HasHead tells whether the adapter in a directory is one of the output head too.
 func HasHead(ctx context.Context, dir string) (bool, error) {
-	a, err := openAdapter(ctx, dir)
+	info, err := os.Stat(filepath.Join(dir, plugins.AdapterWeightsFile))
 	if err != nil {
 		return false, err
 	}
-	return a.modules[headName] != nil, nil
+	tensors, err := readTensors(ctx, Directory(dir), File{plugins.AdapterWeightsFile, info.Size()})
+	for name := range tensors {
+		if strings.HasPrefix(name, namePrefix+headName+".") || strings.HasPrefix(name, namePrefix+tinkerHead+".") {
+			return true, err
+		}
+	}
+	return false, err
 }
 
 // UsePEFTNames gives an adapter whose head has its name in the Tinker convention the name that PEFT loads. The checkpoint's manifest, whose checksums are of the file as it was, goes.

@@ -467,9 +467,10 @@ func (c *Core) callSave(ctx context.Context, b Backend, op *operation) (done, er
 	return done{outcome: Outcome{Saved: &SavedWeights{Path: cp.Path, Size: cp.Size}}, batch: batch, then: func() { c.install(cp) }}, nil
 }
 
-// exportNames says whose modules and names a checkpoint has: those of other programs, unless it is to be trained on here.
+// exportNames says how tensors are called in what others read. With PEFT's names each expert of a mixture has tensors of its own, several times as many as are trained, and of some models there is no such form: checkpoints that are
+// sampled here are not written so.
 func (c *Core) exportNames(m *model, kind CheckpointKind) string {
-	if kind == KindWeights {
+	if kind == KindWeights || kind == KindSampler && m.ExportNames == plugins.ExportPEFT {
 		return ""
 	}
 	return cmp.Or(m.ExportNames, plugins.ExportPEFT)
