@@ -1,0 +1,107 @@
+"""A model with mixtures of experts is served, trained and sampled; its adapter leaves as PEFT reads it and in the Tinker
+service's layout, and comes back from both with equal bits."""
+
+import json
+import shutil
+import subprocess
+
+import pytest
+import tinker
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from test_export import apart, datum, equal, reference
+from tinker import types
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+import tinsmith
+import world
+
+TOLERANCE = 1e-4
+NAME = "tinsmith/tiny-experts"
+
+
+def mixture(folder, **settings):
+    """Writes a Qwen3-MoE of random weights with the built-in model's tokenizer."""
+    tokenizer = AutoTokenizer.from_pretrained(world.MODEL)
+    torch.manual_seed(5)
+    config = Qwen3MoeConfig(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96, moe_intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, num_experts=6, num_experts_per_tok=2, norm_topk_prob=True, max_position_embeddings=512,
+        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=None, tie_word_embeddings=False, initializer_range=0.1, **settings,
+    )
+    Qwen3MoeForCausalLM(config).float().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def served(own_server, tmp_path, **settings):
+    model = mixture(tmp_path / "model", **settings)
+    backend = {"plugin": "single", "device": "cpu", "dtype": "float32"}
+    server = own_server(config={"listen": "127.0.0.1:0", "data_dir": str(tmp_path / "data"), "models": [{"name": NAME, "path": str(model), "backend": backend}]})
+    return server, model
+
+
+def command(server, *arguments):
+    return subprocess.run([tinsmith.BINARY, *arguments, "--url", server.url, "--key", server.key], capture_output=True, text=True, timeout=120)
+
+
+def trained(server):
+    """A training client after some steps, rows of text, and the metrics of the last step."""
+    service = tinker.ServiceClient(base_url=server.url, api_key=server.key)
+    training = service.create_lora_training_client(base_model=NAME, rank=8, seed=7).result()
+    tokenizer = AutoTokenizer.from_pretrained(world.MODEL)
+    rows = [tokenizer.encode(f"What is {a} + {b}? {a * b}") for a, b in world.sums(11, 6)]
+    for _ in range(3):
+        result = training.forward_backward([datum(row) for row in rows], "cross_entropy")
+        training.optim_step(types.AdamParams(learning_rate=3e-3)).result()
+    return service, training, rows, result.result().metrics
+
+
+def logprobs(client, rows):
+    import numpy as np
+
+    futures = [client.compute_logprobs(types.ModelInput.from_ints(row)) for row in rows]
+    return [np.asarray(future.result()[1:], np.float32) for future in futures]
+
+
+def test_experts_leave_and_return(own_server, tmp_path):
+    server, model = served(own_server, tmp_path)
+    service, training, rows, metrics = trained(server)
+    assert 0 < metrics["e_frac_with_tokens:mean"] <= 1 and metrics["e_max_violation:max"] >= metrics["e_max_violation:mean"]
+    path = training.save_weights_for_sampler("leaves").result().path
+    ours = logprobs(service.create_sampling_client(model_path=path).result(), rows)
+
+    peft, stacked = tmp_path / "peft", tmp_path / "tinker"
+    for arguments in (["export", path, peft], ["export", path, stacked, "--names", "tinker"]):
+        done = command(server, *arguments)
+        assert done.returncode == 0, done.stderr
+    tensors = load_file(stacked / "adapter_model.safetensors")
+    prefix = "base_model.model.model.layers.1.mlp.experts."
+    assert tensors[prefix + "w1.lora_A.weight"].shape == (1, 8, 64) and tensors[prefix + "w2.lora_B.weight"].shape == (1, 64, 8)
+    assert tensors[prefix + "w3.lora_B.weight"].shape == (6, 32, 8) and tensors[prefix + "w2.lora_A.weight"].shape == (6, 8, 32)
+
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    alone = [reference(base, row) for row in rows]
+    adapted = PeftModel.from_pretrained(base, peft).eval()
+    assert apart(alone, ours) > 0.05, "the adapter does nothing"
+    assert apart([reference(adapted, row) for row in rows], ours) < TOLERANCE
+
+    for name, folder in (("from-peft", peft), ("from-tinker", stacked)):
+        done = command(server, "import", folder, "--base", NAME, "--name", name)
+        assert done.returncode == 0, done.stderr
+        sampler = dict(line.split(":", 1) for line in done.stdout.strip().splitlines())["sample it"].strip()
+        again = logprobs(service.create_sampling_client(model_path=sampler).result(), rows)
+        assert equal(again, ours), name
+
+
+def test_what_peft_reads_wrong_is_refused(own_server, tmp_path):
+    server, _ = served(own_server, tmp_path, mlp_only_layers=[0])
+    _, training, _, _ = trained(server)
+    path = training.save_weights_for_sampler("leaves").result().path
+    done = command(server, "export", path, tmp_path / "peft")
+    assert done.returncode != 0 and "PEFT reads wrong" in done.stderr and "--names tinker" in done.stderr
+    done = command(server, "export", path, tmp_path / "tinker", "--names", "tinker")
+    assert done.returncode == 0, done.stderr
+    assert "w1" in json.loads((tmp_path / "tinker" / "adapter_config.json").read_text())["target_modules"]
+    shutil.rmtree(tmp_path / "tinker")
