@@ -80,7 +80,7 @@ var ErrMemory = errors.New("out of device memory")
 //
 // Fixed order is the contract: every output element is a function of its own row's inputs only, computed by the same chain of operations whatever the number of rows,
 // the cut of the batch and the number of threads. A product's element is one chain of fused multiply-adds over the inner axis in ascending order, starting from what the
-// output holds (or zero). With bfloat16 matrices the inner axis goes in pairs, odd element first, then even, the last pair padded with zero, inputs rounded to nearest even.
+// output holds (or zero), or, with Segments, a fixed tree over such chains. With bfloat16 matrices the inner axis goes in pairs, odd element first, then even, the last pair padded with zero, inputs rounded to nearest even.
 // Row reductions use 16 logical lanes and one tree. Denormals are flushed.
 type Device interface {
 	Recurrence
@@ -130,6 +130,8 @@ type Device interface {
 	// gives for its rows, finished by its Factor and Round. No row may be in two groups.
 	MatMulGroups(y, x Tensor, groups []RowGroup, accumulate bool) error
 	MatMulTransposedGroups(dx, dy Tensor, groups []RowGroup, accumulate bool) error
+	// Segmented tells whether the device knows segments: products with them (Multiplication), LogSumExps, and parts in AttentionBackward. One that does not need not look at them.
+	Segmented() bool
 	// MatMuls does MatMulGroups or MatMulTransposedGroups for each product of a stage, all at once, and one stage after another: a step over few rows then takes the time of reading the matrices, and none of waiting between
 	// products; over many, what is done to rows before they are multiplied is done once for neighbours that read the same. What one writes no other of its stage may read or write; later stages may.
 	MatMuls(stages ...[]Multiplication) error
@@ -170,10 +172,13 @@ type Device interface {
 	Attention(o, lse, q Tensor, p Pages, layer int, runs []AttentionRun, queryHeads int, scale float32) error
 	// AttentionBackward overwrites dq, dk, dv (rows as q and k) for do. Every run must start at position 0 (training). Of a run with a range of keys it overwrites dk and dv of these keys, and adds to dq unless
 	// the range begins at 0. Of one with a range of rows it overwrites or adds to dq of these rows, and adds to dk and dv of keys before them; keys behind them stay as they are. A Fuser's o may be bfloat16.
+	// dk and dv may be wider, by a number of parts that divides a key head's query heads: they then have so many parts of each key head's gradient side by side, each of equally many query heads, in their order.
 	AttentionBackward(dq, dk, dv, do, o, lse, q Tensor, p Pages, layer int, runs []AttentionRun, queryHeads int, scale float32) error
 
 	// LogSumExp: lse[m] (M × 1) of each row of logits, in fixed tiles. -Inf is a logit of probability zero; a row with +Inf or NaN gives NaN.
 	LogSumExp(lse, logits Tensor) error
+	// LogSumExps is LogSumExp of each of a row's segments: lse is M × the number of segments. Tiles are counted from where a segment begins.
+	LogSumExps(lse, logits Tensor, s Segments) error
 	// Softmax: p = exp(logits - lse); p may be logits.
 	Softmax(p, logits, lse Tensor) error
 	// SoftmaxGradient overwrites logits (M × V) with Σk c[m,k]·(1[v = targets[m,k]] - softmax(logits)[m,v]): the gradient by logits of a loss whose
@@ -225,10 +230,16 @@ type RowGroup struct {
 }
 
 // Multiplication is the arguments of Device.MatMulGroups, or of MatMulTransposedGroups: Y is then dx, and X dy.
+//
+// With Segments the chain over the inner axis, which is as long for all groups, is cut. Accumulate is not for more than one segment.
 type Multiplication struct {
 	Y, X                   Tensor
 	Groups                 []RowGroup
 	Accumulate, Transposed bool
+	Segments               Segments
+	// Continues says that the product goes on with the chains of the one before it, in its stage, that began to write Y: segment i is a chain over segment i of that one's inner axis, and then of this one's. Both are
+	// transposed, have one group of all rows with no Factor, matrices of one type and as many segments.
+	Continues bool
 }
 
 // OuterProduct is the arguments of Device.OuterProduct. With First, the chain starts from zero whatever G holds. The last Apart rows are not of it: they are a chain of their own, which starts from zero and whose sum is

@@ -188,6 +188,9 @@ func (d *device) AttentionBackward(dq, dk, dv, do, o, lse, q tensor.Tensor, p te
 	c := d.check("attention backward")
 	own := c.pages(d, p)
 	width, keys := c.width(own, queryHeads), own.heads*own.headDim
+	if parts := c.parts(d, own, dk.Cols, keys, queryHeads); parts > 1 {
+		keys *= parts
+	}
 	c.shaped("dq", dq, q.Rows, width)
 	c.shaped("dk", dk, q.Rows, keys)
 	c.shaped("dv", dv, q.Rows, keys)
@@ -212,4 +215,12 @@ func (d *device) AttentionBackward(dq, dk, dv, do, o, lse, q tensor.Tensor, p te
 		return c.err
 	}
 	return d.kernels.AttentionBackward(dq, dk, dv, do, o, lse, q, own.Pages, layer, sequences, queryHeads, scale)
+}
+
+// parts is how many parts of key heads' gradients so many columns have, 1 if they are no such parts.
+func (c *check) parts(d *device, own *pages, cols, keys, queryHeads int) int {
+	if c.err != nil || keys == 0 || cols%keys != 0 || !d.kernels.Segmented() || queryHeads%(own.heads*(cols/keys)) != 0 {
+		return 1
+	}
+	return cols / keys
 }

@@ -61,6 +61,7 @@ type device struct {
 
 func (d *device) Name() string       { return d.name }
 func (d *device) Arithmetic() string { return d.kernels.Arithmetic() }
+func (d *device) Segmented() bool    { return d.kernels.Segmented() }
 
 func (d *device) Close() error {
 	if d.closed {

@@ -190,8 +190,10 @@ func (d *device) MatMuls(stages ...[]tensor.Multiplication) error {
 	c := d.check("matmuls")
 	d.products, d.ends, d.groups, d.stages = d.products[:0], d.ends[:0], d.groups[:0], d.stages[:0]
 	for _, products := range stages {
-		for _, p := range products {
+		for i, p := range products {
+			from := len(d.groups)
 			d.appendGroups(&c, "y", "x", p.Y, p.X, p.Groups, p.Transposed)
+			c.cut(d, products[:i], p, d.groups[from:])
 			if c.err != nil {
 				return c.err
 			}
@@ -217,6 +219,41 @@ func (d *device) MatMuls(stages ...[]tensor.Multiplication) error {
 		return nil
 	}
 	return d.kernels.MatMuls(d.stages...)
+}
+
+// cut checks what a product says of its inner axis. groups are those that have rows; before is the stage before the product.
+func (c *check) cut(d *device, before []tensor.Multiplication, p tensor.Multiplication, groups []tensor.RowGroup) {
+	if c.err != nil || p.Segments.Count == 0 && !p.Continues {
+		return
+	}
+	for _, g := range groups {
+		inner := g.Matrix.In()
+		if p.Transposed {
+			inner = g.Matrix.Out()
+		}
+		c.segments(d, p.Segments, inner)
+	}
+	if p.Accumulate && p.Segments.Count > 1 {
+		c.fail("segments are not added to what the output holds")
+	}
+	if !p.Continues || c.err != nil {
+		return
+	}
+	for i := len(before) - 1; i >= 0; i-- {
+		first := before[i]
+		if first.Continues || first.Y.Buffer != p.Y.Buffer || first.Y.Offset != p.Y.Offset {
+			continue
+		}
+		whole := func(p tensor.Multiplication) bool {
+			return p.Transposed && len(p.Groups) == 1 && p.Groups[0].From == 0 && p.Groups[0].To == p.Y.Rows && p.Groups[0].Factor == 0
+		}
+		if a, b := first, p; !whole(a) || !whole(b) || a.Y != b.Y || a.Segments.Count != b.Segments.Count || len(groups) > 0 && c.matrix(d, a.Groups[0].Matrix).DType() != groups[0].Matrix.DType() ||
+			a.Groups[0].Matrix.In() != b.Groups[0].Matrix.In() {
+			c.fail("a product continues another one that is not like it")
+		}
+		return
+	}
+	c.fail("a product continues none")
 }
 
 // grouped gives the groups that have rows, with kernels' matrices. y is what is written, x what is read.

@@ -131,6 +131,39 @@ func (d *device) LogSumExp(lse, logits tensor.Tensor) error {
 	return d.kernels.LogSumExp(lse, logits)
 }
 
+func (d *device) LogSumExps(lse, logits tensor.Tensor, s tensor.Segments) error {
+	c := d.check("log-sum-exps")
+	c.float("logits", logits)
+	c.segments(d, s, logits.Cols)
+	c.shaped("lse", lse, logits.Rows, s.Count)
+	if c.err != nil || lse.Empty() {
+		return c.err
+	}
+	return d.kernels.LogSumExps(lse, logits, s)
+}
+
+// segments checks those of an axis of n elements.
+func (c *check) segments(d *device, s tensor.Segments, n int) {
+	switch {
+	case !d.kernels.Segmented():
+		c.fail("the device has no segments")
+		return
+	case s.Count < 1 || s.Count > tensor.MaxSegments || s.Count&(s.Count-1) != 0:
+		c.fail("%d segments: must be 1, 2, 4 or 8", s.Count)
+		return
+	}
+	from := int32(0)
+	for i, end := range s.Ends[:s.Count] {
+		if end < from || int(end) > n || end%2 != 0 && int(end) != n {
+			c.fail("segment %d from %d to %d of %d: must ascend to even ends", i, from, end, n)
+		}
+		from = end
+	}
+	if int(from) != n {
+		c.fail("the last segment ends at %d of %d", from, n)
+	}
+}
+
 func (d *device) Softmax(p, logits, lse tensor.Tensor) error {
 	c := d.check("softmax")
 	c.float("p", p)

@@ -91,6 +91,7 @@ type device struct {
 
 func (d *device) Name() string       { return "cpu" }
 func (d *device) Arithmetic() string { return d.arithmetic }
+func (d *device) Segmented() bool    { return true }
 
 // Close ends the threads.
 func (d *device) Close() error {

@@ -14,6 +14,11 @@ typedef struct {
 
 typedef void (*unit_function)(const void *job, int64_t unit, worker *w);
 
+// vocabulary_tile is some columns of logits that are reduced together.
+typedef struct {
+  int64_t from, columns, segment;
+} vocabulary_tile;
+
 // rows_job is an operation on rows, or on pieces of one long row when all views are contiguous.
 typedef struct {
   view a, b, c, d, e; // destinations first
@@ -26,6 +31,7 @@ typedef struct {
   const float *values;
   double *sums;
   adamw_step step;
+  const vocabulary_tile *tiles;
 } rows_job;
 
 // product_job is y (+)= rows · weights.
@@ -36,6 +42,8 @@ typedef struct product_job {
   int64_t strip_rows, strips_per_unit, panels_per_unit;
   int64_t first_row, packed_rows; // which of those that are packed together y's first one is, and how many these are; rows in the lanes begin with a strip
   bool accumulate, turned;
+  segments cut; // of the inner axis; at least one
+  const struct product_job *continued; // the product that goes on with this one's chains, NULL if there is none
   int64_t apart; // of an outer product
   bool past;     // it may write y past the caches: y is not read, its memory is aligned, and there is much of it
   int64_t units, units_ahead; // a thread's next unit is about so many on, of this product's units or those of the products
@@ -109,6 +117,7 @@ enum { REPACK_PANELS = 16, REPACK_DEPTH = 512 }; // of a unit of repack; the sec
 enum { OUTER_DEPTH = 128 };      // rows of an outer product's factors that stay near
 enum { PEAK_STEPS = 5000 };      // of one unit of a ceiling
 enum { MAX_TILE_ROWS = 12 };
+enum { PARTIAL_SUMS = 4 };       // chains and sums of segments that are held at once: log2(MAX_SEGMENTS) + 1
 enum { FEW_CHUNK = 16 };         // words of a packed row that lie together where there are few rows
 enum { FEW_STRIPS = 2 };         // of so few rows at most
 enum { FEW_PANELS = 4 };         // that they multiply in turn; a multiple of the panels that go at once
@@ -140,6 +149,10 @@ static inline int64_t delta_backward_size(const delta_inputs *in, int64_t rows) 
   int64_t kept = (chunks < REPLAY_CHUNKS ? chunks : REPLAY_CHUNKS) + div_up(chunks, REPLAY_CHUNKS) + 1;
   return delta_prepared_size(in) + kept * delta_state_size(in) + 3 * keys * values + DELTA_SQUARES * square + DELTA_CHUNK * (DELTA_WIDES * keys + DELTA_VALUES * values) + 8 * DELTA_CHUNK;
 }
+
+// Sums of segments are added as soon as their tree has two of equal size: before segment s there are as many as s has ones, its own chain is the next one, and after it as many are added as s ends with ones.
+static inline int64_t partial_sum(int64_t s) { return __builtin_popcountll((unsigned long long)s); }
+static inline int64_t sums_after(int64_t s) { return __builtin_ctzll(~(unsigned long long)s); }
 
 // row_heads is how many key heads a unit of a sequence with a single row has; 0: the row is a block.
 static inline int64_t row_heads(const attention_job *j, const sequence *s) {

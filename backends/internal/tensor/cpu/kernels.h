@@ -45,6 +45,13 @@ typedef struct {
   double correction1, root_correction2; // 1 - beta1^step, √(1 - beta2^step)
 } adamw_step;
 
+// segments is tensor.Segments.
+enum { MAX_SEGMENTS = 8 };
+typedef struct {
+  int64_t count;
+  int32_t ends[MAX_SEGMENTS];
+} segments;
+
 // product is y (+)= x · w, or transposed dx (+)= dy · w with y = dx and x = dy: a tensor.Multiplication, or one group of rows. y and x may have more columns than the product.
 typedef struct {
   view y, x;
@@ -52,6 +59,8 @@ typedef struct {
   float factor; // 0: elements are not finished
   int32_t round;
   bool accumulate, transposed;
+  segments cut;
+  bool continues; // the chains of the last one before it that does not
 } product;
 
 // matrix_source is a tensor.MatrixSource.
@@ -180,7 +189,7 @@ int op_write_pages(device *d, cache p, int64_t layer, view k, view v, const sequ
 int op_attention(device *d, view o, view lse, view q, cache p, int64_t layer, const sequence *s, int64_t n, const int32_t *pages, int64_t query_heads, float scale);
 int op_attention_backward(device *d, view dq, view dk, view dv, view dout, view o, view lse, view q, cache p, int64_t layer, const sequence *s, int64_t n,
                           const int32_t *pages, int64_t query_heads, float scale);
-int op_logsumexp(device *d, view lse, view logits);
+int op_logsumexp(device *d, view lse, view logits, segments cut);
 int op_softmax(device *d, view p, view logits, view lse);
 int op_softmax_gradient(device *d, view logits, view lse, const int32_t *targets, const float *c, int64_t k);
 int op_adjust_elements(device *d, view x, const adjustment *list, int64_t n);

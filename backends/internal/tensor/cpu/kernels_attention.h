@@ -281,12 +281,12 @@ static void attention(const void *job, int64_t unit, worker *w) {
   for (int64_t i = 0; i < items; i++) put_item(j, &r, i, to, row + i / group, head * group + i % group);
 }
 
-// A unit is one key head of one sequence: dk and dv of that head for a range of keys, and their share of dq of its query heads, for a range of rows. dk and dv are chains over the items in order, dq over the keys.
+// A unit is one key head of one sequence, or a part of its query heads where dk has parts: dk and dv of that for a range of keys, and their share of dq of these query heads, for a range of rows. dk and dv are chains over the items in order, dq over the keys.
 static void attention_backward(const void *job, int64_t unit, worker *w) {
   enum { ITEMS = BACKWARD_ITEMS };
   const attention_job *j = job;
   const cache *p = &j->p;
-  int64_t heads = p->heads, group = j->query_heads / heads, dim = p->head_dim, wide = p->padded_dim, head = unit % heads;
+  int64_t dim = p->head_dim, wide = p->padded_dim, heads = j->dk.cols / dim, group = j->query_heads / heads, head = unit % heads, key_head = head / (heads / p->heads);
   const sequence *s = j->sequences + unit / heads;
   int64_t all = s->rows_to * group;
   float *kpart = w->memory, *vpart = kpart + PAGE * wide, *kt = vpart + PAGE * wide, *vt = kt + PAGE * wide, *dk = vt + PAGE * wide, *dv = dk + PAGE * wide;
@@ -306,7 +306,7 @@ static void attention_backward(const void *job, int64_t unit, worker *w) {
   for (int64_t k0 = s->keys_from; k0 < s->keys_to; k0 += PAGE) {
     int64_t page = j->pages[s->first_page + k0 / PAGE], present = s->count - k0 < PAGE ? s->count - k0 : PAGE;
     if (s->rows_to <= k0) break; // these rows do not see it
-    const float *k = read_part(p, j->layer, page, head, kpart), *v = read_part(p, j->layer, page, heads + head, vpart);
+    const float *k = read_part(p, j->layer, page, key_head, kpart), *v = read_part(p, j->layer, page, p->heads + key_head, vpart);
     for (int64_t i = 0; i < PAGE; i++) // K as [key][dim], V as [dim][key]
       for (int64_t d = 0; d < dim; d++) kt[i * wide + d] = k[d * PAGE + i], vt[d * PAGE + i] = v[i * wide + d];
     memset(dk, 0, (size_t)(2 * PAGE * wide) * 4);

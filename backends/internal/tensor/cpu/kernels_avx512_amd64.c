@@ -6,5 +6,5 @@
 #endif
 #include "vector_avx512.h"
 #define ISA avx512
-#define ARITHMETIC "cpu-fma-1"
+#define ARITHMETIC "cpu-fma-2"
 #include "kernels_all.h"

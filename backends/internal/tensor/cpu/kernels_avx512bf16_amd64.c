@@ -7,5 +7,5 @@
 #include "vector_avx512.h"
 #define BF16_DOT
 #define ISA avx512bf16
-#define ARITHMETIC "cpu-fma-1"
+#define ARITHMETIC "cpu-fma-2"
 #include "kernels_all.h"

@@ -4,9 +4,9 @@
 static void logsumexp_tile(const void *job, int64_t unit, worker *w) {
   (void)w;
   const rows_job *j = job;
-  int64_t row = unit / j->heads, from = unit % j->heads * VOCABULARY_TILE;
-  int64_t cols = j->a.cols - from < VOCABULARY_TILE ? j->a.cols - from : VOCABULARY_TILE;
-  const float *x = row_of(j->a, row) + from;
+  const vocabulary_tile *tile = j->tiles + unit % j->heads;
+  int64_t row = unit / j->heads, cols = tile->columns;
+  const float *x = row_of(j->a, row) + tile->from;
   const float none = -__builtin_inff();
   lanes m = lset(none), s = lset(0.0f);
   EACH_16(cols) m = lmax(m, n == 16 ? lload(x + at) : lload_some(x + at, n, none));
@@ -23,17 +23,23 @@ static void logsumexp_tile(const void *job, int64_t unit, worker *w) {
   out[0] = top;
   out[1] = lsum(s);
 }
-// A unit is some rows: the tiles of each are merged in order. a = lse.
+// A unit is some rows: the tiles of each segment of each are merged in order. a = lse.
 static void logsumexp_merge(const void *job, int64_t unit, worker *w) {
   (void)w;
   const rows_job *j = job;
   EACH_ROW(j) {
     const float *t = j->values + r * j->heads * 2;
-    float top = t[0], sum = 0.0f;
-    for (int64_t i = 1; i < j->heads; i++) top = t[2 * i] > top ? t[2 * i] : top;
-    float base = top == -__builtin_inff() ? 0.0f : top;
-    for (int64_t i = 0; i < j->heads; i++) sum = vfma(vset(t[2 * i + 1]), vset(exp1(t[2 * i] - base)), vset(sum))[0];
-    *row_of(j->a, r) = sum == 0.0f ? top : top + log1(sum);
+    const vocabulary_tile *tile = j->tiles;
+    int64_t from = 0;
+    for (int64_t s = 0; s < j->a.cols; s++) {
+      int64_t to = from;
+      float top = -__builtin_inff(), sum = 0.0f;
+      for (; to < j->heads && tile[to].segment == s; to++) top = to == from || t[2 * to] > top ? t[2 * to] : top;
+      float base = top == -__builtin_inff() ? 0.0f : top;
+      for (int64_t i = from; i < to; i++) sum = vfma(vset(t[2 * i + 1]), vset(exp1(t[2 * i] - base)), vset(sum))[0];
+      row_of(j->a, r)[s] = sum == 0.0f ? top : top + log1(sum);
+      from = to;
+    }
   }
 }
 // a = p, b = logits, c = lse

@@ -2,5 +2,5 @@
 // that it is flushed, and its NaN has another sign; so it has a name of its own.
 #include "vector_neon.h"
 #define ISA neon
-#define ARITHMETIC "cpu-neon-1"
+#define ARITHMETIC "cpu-neon-2"
 #include "kernels_all.h"

@@ -24,11 +24,6 @@ INLINE const float *wide_ahead(const product_job *j, int64_t unit, int64_t m0, i
   return (const float *)j->w.addr + m0 * j->w.out + first;
 }
 
-// add_tile adds a tile that was summed apart.
-INLINE void add_tile(float *to, int64_t to_stride, const float *from, int64_t from_stride, int64_t rows, int64_t columns) {
-  for (int64_t r = 0; r < rows; r++, to += to_stride, from += from_stride) EACH_16(columns) STORE(to, ladd(LOAD(to), LOAD(from)));
-}
-
 // A unit is panels_per_unit times PANEL columns of g. y = g, x = a, w.addr = b with w.out its stride. When turned the roles are exchanged: x = b, w.addr = a, and a unit is rows of g; a product's two factors
 // commute, so the bits are the same. Those rows are written as they are where they have whole halves of tiles, else g is turned for it, and a unit is one panel. Gradients go past the caches where they can (j's past) if a single block makes them whole.
 static void outer(const void *job, int64_t unit, worker *w) {

@@ -114,6 +114,44 @@ DEFINE_BLOCK(scores_inside) // a[r·PAGE + k]
 DEFINE_BLOCK(depth_outside_asking) // depth_outside that asks for memory ahead
 DEFINE_BLOCK(depth_outside_past) // this one writes c past the caches; columns are whole halves of tiles
 
+// add_tile adds a tile that was summed apart.
+INLINE void add_tile(float *to, int64_t to_stride, const float *from, int64_t from_stride, int64_t rows, int64_t columns) {
+  for (int64_t r = 0; r < rows; r++, to += to_stride, from += from_stride) EACH_16(columns) STORE(to, ladd(LOAD(to), LOAD(from)));
+}
+
+// block is a piece of the inner axis that is multiplied at once: depth steps from k on of product q, in segment s. first and last: of the segment's chain.
+typedef struct {
+  const product_job *q;
+  int64_t s, k, depth;
+  bool first, last;
+} block;
+// steps_before is where segment s of q's inner axis begins, which has total steps of so many elements.
+INLINE int64_t steps_before(const product_job *q, int64_t s, int64_t total, int64_t elements) { return s == 0 ? 0 : s == q->cut.count ? total : q->cut.ends[s - 1] / elements; }
+// bounded gives the block from k on: it ends where its segment does, and at the latest most steps behind the multiple of unit before k.
+INLINE block bounded(const product_job *q, int64_t s, int64_t k, bool first, int64_t total, int64_t elements, int64_t most, int64_t unit) {
+  int64_t left = steps_before(q, s + 1, total, elements) - k, room = most - k % unit;
+  return (block){q, s, k, left < room ? left : room, first, left <= room && !q->continued};
+}
+// block_after gives the block behind b of the product j; its q is NULL behind the last. TOTAL is the number of steps of q's inner axis.
+#define BLOCK_AFTER(j, b, TOTAL, elements, most, unit) block_after(j, b, (b).q->continued ? TOTAL((b).q->continued) : 0, TOTAL((b).q), TOTAL(j), elements, most, unit)
+INLINE block block_after(const product_job *j, block b, int64_t continued, int64_t total, int64_t first, int64_t elements, int64_t most, int64_t unit) {
+  int64_t k = b.k + b.depth;
+  if (k < steps_before(b.q, b.s + 1, total, elements)) return bounded(b.q, b.s, k, false, total, elements, most, unit);
+  if (b.q->continued) return bounded(b.q->continued, b.s, steps_before(b.q->continued, b.s, continued, elements), false, continued, elements, most, unit);
+  if (b.s + 1 == j->cut.count) return (block){0};
+  return bounded(j, b.s + 1, steps_before(j, b.s + 1, first, elements), true, first, elements, most, unit);
+}
+
+// partial_sums is where a unit of y has its chains and the sums of its segments: y itself and, from row and column on, as wide tiles beside it.
+typedef struct {
+  view y;
+  float *beside;
+  int64_t row, column, stride, size; // size: from one to the next
+} partial_sums;
+INLINE float *sum_at(const partial_sums *p, int64_t i, int64_t row, int64_t column) {
+  return i ? p->beside + (i - 1) * p->size + (row - p->row) * p->stride + column - p->column : row_of(p->y, row) + column;
+}
+
 // Few rows: the weights are read once, at the speed of memory, from several panels at once to have enough chains and enough requests under way (but see product_job's linear). X(rows, panels)
 #if LANES == 16
 #define FEW_CASES(X) X(1, 4) X(2, 4) X(3, 4) X(4, 2) X(5, 2) X(6, 2) X(7, 1) X(8, 1) X(9, 1) X(10, 1) X(11, 1) X(12, 1)
@@ -145,34 +183,48 @@ INLINE void ask_for(const char *p, const int panels, const bool linear, const ch
   ASK(p + 512), ASK(p + 576);
 }
 
-// stream does R rows × G whole panels; others are the words of other rows between two chunks of these. No accumulator leaves the registers. Of bfloat16 weights all odd elements are multiplied before the even ones, so that no more than one half of them is in registers.
-INLINE void stream(const int R, const int G, const bool linear, const bool pairs, const float *a, int64_t others, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
+// stream does R rows × G whole panels; others are the words of other rows between two chunks of these. No accumulator leaves the registers but the sums of segments. Of bfloat16 weights all odd elements are multiplied before the even ones, so that no more than one half of them is in registers.
+INLINE void stream(const int R, const int G, const product_job *j, const bool linear, const bool pairs, const float *a, int64_t others, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
   const int words = pairs ? PAIR_WORDS : 1; // per step of depth
-  vf s[MAX_TILE_ROWS][16];
+  vf s[MAX_TILE_ROWS][16], held[PARTIAL_SUMS - 1][MAX_TILE_ROWS][16];
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int v = 0; v < G * PANEL_VECTORS; v++) s[r][v] = zero ? vset(0.0f) : vload(c + r * ldc + v * LANES);
-  for (int64_t k = 0; k < depth; a += others) {
-    int64_t end = k + FEW_CHUNK / words < depth ? k + FEW_CHUNK / words : depth;
-    for (; k < end; k++, b += PANEL, a += words) {
-      UNROLL for (int g = 0; g < G; g++) {
-        const float *p = b + g * panel;
-        ask_for((const char *)p, G, linear, limit);
-        UNROLL for (int i = words - 1; i >= 0; i--) {
-          vf x[PANEL_VECTORS];
-          UNROLL for (int v = 0; v < PANEL_VECTORS; v++) {
-            x[v] = !pairs || PAIR_WORDS == 1 ? vload(p + v * LANES) : vpair_half(p + v * LANES, i);
-            IN_REGISTER(x[v]);
-          }
-          UNROLL for (int r = 0; r < R; r++) {
-            vf y = vset(a[r * FEW_CHUNK + i]);
+  int64_t k = 0, chunk = 0;
+  for (int64_t segment = 0;; segment++) {
+    const int64_t stop = steps_before(j, segment + 1, depth, pairs ? 2 : 1);
+    while (k < stop) {
+      if (k == chunk + FEW_CHUNK / words) chunk = k, a += others;
+      int64_t end = chunk + FEW_CHUNK / words < stop ? chunk + FEW_CHUNK / words : stop;
+      for (; k < end; k++, b += PANEL, a += words) {
+        UNROLL for (int g = 0; g < G; g++) {
+          const float *p = b + g * panel;
+          ask_for((const char *)p, G, linear, limit);
+          UNROLL for (int i = words - 1; i >= 0; i--) {
+            vf x[PANEL_VECTORS];
             UNROLL for (int v = 0; v < PANEL_VECTORS; v++) {
-              vf *sum = &s[r][g * PANEL_VECTORS + v];
-              *sum = pairs && PAIR_WORDS == 1 ? vdot_words(*sum, y, x[v]) : vfma(y, x[v], *sum);
+              x[v] = !pairs || PAIR_WORDS == 1 ? vload(p + v * LANES) : vpair_half(p + v * LANES, i);
+              IN_REGISTER(x[v]);
+            }
+            UNROLL for (int r = 0; r < R; r++) {
+              vf y = vset(a[r * FEW_CHUNK + i]);
+              UNROLL for (int v = 0; v < PANEL_VECTORS; v++) {
+                vf *sum = &s[r][g * PANEL_VECTORS + v];
+                *sum = pairs && PAIR_WORDS == 1 ? vdot_words(*sum, y, x[v]) : vfma(y, x[v], *sum);
+              }
             }
           }
         }
       }
     }
+    int64_t held_here = partial_sum(segment);
+    for (int64_t n = sums_after(segment); n > 0; n--) {
+      held_here--;
+      UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int v = 0; v < G * PANEL_VECTORS; v++) s[r][v] = held[held_here][r][v] + s[r][v];
+    }
+    if (segment + 1 == j->cut.count) break;
+    UNROLL for (int r = 0; r < R; r++)
+      UNROLL for (int v = 0; v < G * PANEL_VECTORS; v++) held[held_here][r][v] = s[r][v], s[r][v] = vset(0.0f);
   }
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int v = 0; v < G * PANEL_VECTORS; v++) vstore(c + r * ldc + v * LANES, s[r][v]);
@@ -180,15 +232,15 @@ INLINE void stream(const int R, const int G, const bool linear, const bool pairs
 // stream_f32 and stream_bf16 run G panels if so many whole ones are left, else one; one, too, where memory is read fastest straight on. They give the number of panels done, 0 if there is no kernel for so many rows.
 #define STREAM_CASE(R, G)                                                                                                               \
   case R:                                                                                                                               \
-    if (linear) return stream(R, 1, true, pairs, a, others, b, panel, limit, depth, c, ldc, zero), 1;                                   \
-    if (panels >= G) return stream(R, G, false, pairs, a, others, b, panel, limit, depth, c, ldc, zero), G;                             \
-    return stream(R, 1, false, pairs, a, others, b, panel, limit, depth, c, ldc, zero), 1;
-static int64_t stream_f32(int64_t rows, int64_t panels, bool linear, const float *a, int64_t others, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
+    if (linear) return stream(R, 1, j, true, pairs, a, others, b, panel, limit, depth, c, ldc, zero), 1;                                   \
+    if (panels >= G) return stream(R, G, j, false, pairs, a, others, b, panel, limit, depth, c, ldc, zero), G;                             \
+    return stream(R, 1, j, false, pairs, a, others, b, panel, limit, depth, c, ldc, zero), 1;
+static int64_t stream_f32(const product_job *j, int64_t rows, int64_t panels, bool linear, const float *a, int64_t others, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
   const bool pairs = false;
   switch (rows) { FEW_CASES(STREAM_CASE) }
   return 0;
 }
-static int64_t stream_bf16(int64_t rows, int64_t panels, bool linear, const float *a, int64_t others, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
+static int64_t stream_bf16(const product_job *j, int64_t rows, int64_t panels, bool linear, const float *a, int64_t others, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
   const bool pairs = true;
   switch (rows) { FEW_CASES(STREAM_CASE) }
   return 0;
@@ -208,14 +260,14 @@ static void few_panels(const product_job *j, bool pairs, const float *a, int64_t
     float *y = row_of(j->y, row) + at * PANEL;
     if (at < whole) {
       int64_t panels = (end < whole ? end : whole) - at;
-      at += pairs ? stream_bf16(rows, panels, linear, a, others, b, panel, limit, depth, y, j->y.stride, !j->accumulate) : stream_f32(rows, panels, linear, a, others, b, panel, limit, depth, y, j->y.stride, !j->accumulate);
+      at += pairs ? stream_bf16(j, rows, panels, linear, a, others, b, panel, limit, depth, y, j->y.stride, !j->accumulate) : stream_f32(j, rows, panels, linear, a, others, b, panel, limit, depth, y, j->y.stride, !j->accumulate);
       continue;
     }
     float beside[MAX_TILE_ROWS * PANEL] = {0};
     size_t some = (size_t)(j->w.out % PANEL) * 4;
     for (int64_t r = 0; r < rows; r++) memcpy(beside + r * PANEL, y + r * j->y.stride, some);
-    if (pairs) stream_bf16(rows, 1, linear, a, others, b, panel, limit, depth, beside, PANEL, !j->accumulate);
-    else stream_f32(rows, 1, linear, a, others, b, panel, limit, depth, beside, PANEL, !j->accumulate);
+    if (pairs) stream_bf16(j, rows, 1, linear, a, others, b, panel, limit, depth, beside, PANEL, !j->accumulate);
+    else stream_f32(j, rows, 1, linear, a, others, b, panel, limit, depth, beside, PANEL, !j->accumulate);
     for (int64_t r = 0; r < rows; r++) memcpy(y + r * j->y.stride, beside + r * PANEL, some);
     at++;
   }
@@ -241,19 +293,27 @@ static void matmul_few(const void *job, int64_t unit, worker *w) {
 // strips_of is how many of the packed strips have rows of y.
 INLINE int64_t strips_of(const product_job *j) { return div_up(j->first_row % j->strip_rows + j->y.rows, j->strip_rows); }
 
-// run_strips multiplies strips [from, to) of those with rows of y by one block of weights: b as a panel over depth, beginning at inner index k0 (both in pairs when there are). The first one may begin with rows of others.
-INLINE void run_strips(const product_job *j, bool pairs, int64_t from, int64_t to, int64_t k0, int64_t total, const float *b, int64_t depth, int64_t first, int64_t columns,
-                       bool zero, const char *ahead, int64_t step) {
-  int64_t words = pairs ? PAIR_WORDS : 1, skipped = j->first_row / j->strip_rows, within = j->first_row % j->strip_rows;
+// run_strips multiplies strips [from, to) of those with rows of y by a block of weights: b as a panel over its depth, in steps of so many packed words. The first one may begin with rows of others.
+INLINE void run_strips(const block *k, int64_t k0, bool pairs, int64_t from, int64_t to, int64_t total, const float *b, int64_t depth, const partial_sums *sums, int64_t first, int64_t columns,
+                       const char *ahead, int64_t step) {
+  const product_job *j = k->q;
+  int64_t words = pairs ? PAIR_WORDS : 1, skipped = j->first_row / j->strip_rows, within = j->first_row % j->strip_rows, at = partial_sum(k->s);
+  const bool zero = k->first && !j->accumulate;
   for (int64_t s = from; s < to; s++) {
     int64_t before = s ? 0 : within, row = s * j->strip_rows - within + before, most = j->strip_rows - before, rows = j->y.rows - row < most ? j->y.rows - row : most;
     const float *a = j->strips + ((skipped + s) * total + k0) * TILE_ROWS * words + before;
-    float *c = row_of(j->y, row) + first;
+    float *c = sum_at(sums, at, row, first);
+    const int64_t stride = at ? sums->stride : sums->y.stride;
     if (s + 1 < to)
-      for (int64_t r = rows; r < rows + j->strip_rows && row + r < j->y.rows; r++) ASK(c + r * j->y.stride), ASK(c + r * j->y.stride + 16);
-    if (pairs) packed_bf16(rows, a, 0, b, 0, depth, c, j->y.stride, columns, zero, ahead, step);
-    else packed_f32(rows, a, 0, b, 0, depth, c, j->y.stride, columns, zero, ahead, step);
+      for (int64_t r = rows; r < rows + j->strip_rows && row + r < j->y.rows; r++) ASK(c + r * stride), ASK(c + r * stride + 16);
+    if (pairs) packed_bf16(rows, a, 0, b, 0, depth, c, stride, columns, zero, ahead, step);
+    else packed_f32(rows, a, 0, b, 0, depth, c, stride, columns, zero, ahead, step);
     ahead += step * depth * div_up(columns, TILE_COLUMNS);
+    if (k->last)
+      for (int64_t n = 0; n < sums_after(k->s); n++) {
+        float *sum = sum_at(sums, at - n - 1, row, first);
+        add_tile(sum, at - n - 1 ? sums->stride : sums->y.stride, sum_at(sums, at - n, row, first), sums->stride, rows, columns);
+      }
   }
 }
 
@@ -280,32 +340,40 @@ INLINE const float *weights_ahead(const product_job *j, int64_t unit, int64_t p0
   if (k0 < total) return (const float *)j->w.addr + (p0 * total + k0) * PANEL;
   unit += j->units_ahead;
   for (; j && unit >= j->units; j = j->after) unit -= j->units;
-  if (!j) return NULL;
+  if (!j || !j->w.out) return NULL;
   int64_t first = unit % div_up(div_up(j->w.out, PANEL), j->panels_per_unit) * j->panels_per_unit;
   return (const float *)j->w.addr + first * (j->w.type == BFLOAT16 ? (j->w.in + 1) / 2 : j->w.in) * PANEL;
 }
 
+// sums_beside is the partial sums of a unit of y: rows of strips from s0 on, columns from first on, as many as lie in so many panels.
+INLINE partial_sums sums_beside(const product_job *j, int64_t s0, int64_t s1, int64_t first, float *memory) {
+  int64_t within = j->first_row % j->strip_rows, width = j->panels_per_unit * PANEL;
+  return (partial_sums){.y = j->y, .beside = memory, .row = s0 * j->strip_rows - (s0 ? within : 0), .column = first, .stride = width, .size = (s1 - s0) * j->strip_rows * width};
+}
+
 // A unit is a block of strips × some panels; columns come first in its number.
 static void matmul(const void *job, int64_t unit, worker *w) {
-  (void)w;
   const product_job *j = job;
   bool pairs = j->w.type == BFLOAT16;
   int64_t total = pairs ? (j->w.in + 1) / 2 : j->w.in, panels = div_up(j->w.out, PANEL), strips = strips_of(j);
   int64_t chunks = div_up(panels, j->panels_per_unit), p0 = unit % chunks * j->panels_per_unit, p1 = p0 + j->panels_per_unit < panels ? p0 + j->panels_per_unit : panels;
   int64_t s0 = unit / chunks * j->strips_per_unit, s1 = s0 + j->strips_per_unit < strips ? s0 + j->strips_per_unit : strips;
-  int64_t block = pairs ? PAIR_DEPTH : DEPTH, k0 = 0;
-  do { // at least once: with no inner axis y is still written
-    int64_t depth = total - k0 < block ? total - k0 : block;
+  const int64_t most = pairs ? PAIR_DEPTH : DEPTH, elements = pairs ? 2 : 1;
+  const partial_sums sums = sums_beside(j, s0, s1, p0 * PANEL, w->memory);
+#define TOTAL(q) (pairs ? ((q)->w.in + 1) / 2 : (q)->w.in)
+  block k = bounded(j, 0, 0, true, total, elements, most, 1);
+  while (k.q) { // at least once: with no inner axis y is still written
+    const block after = BLOCK_AFTER(j, k, TOTAL, elements, most, 1);
     for (int64_t p = p0; p < p1; p++) {
-      const float *b = (const float *)j->w.addr + (p * total + k0) * PANEL;
-      const char *next = (const char *)(p + 1 < p1 ? b + total * PANEL : weights_ahead(j, unit, p0, k0 + block, total));
-      int64_t steps = (s1 - s0) * depth * (PANEL / TILE_COLUMNS), step = next && steps ? div_up(depth * PANEL * 4, steps) : 0;
+      const float *b = (const float *)j->w.addr + (p * total + k.k) * PANEL;
+      const char *next = (const char *)(p + 1 < p1 ? b + total * PANEL : weights_ahead(j, unit, p0, after.q ? after.k : total, total));
+      int64_t steps = (s1 - s0) * k.depth * (PANEL / TILE_COLUMNS), step = next && steps ? div_up(k.depth * PANEL * 4, steps) : 0;
       int64_t columns = j->w.out - p * PANEL < PANEL ? j->w.out - p * PANEL : PANEL;
-      bool zero = k0 == 0 && !j->accumulate;
-      run_strips(j, pairs, s0, s1, k0, total, b, depth, p * PANEL, columns, zero, next, step);
+      run_strips(&k, k.k, pairs, s0, s1, total, b, k.depth, &sums, p * PANEL, columns, next, step);
     }
-    k0 += block;
-  } while (k0 < total);
+    k = after;
+  }
+#undef TOTAL
 }
 
 // transpose_f32 turns 32 × 32 elements: to[n][k] = from[k][n].
@@ -370,22 +438,24 @@ static void transpose_bf16(const uint64_t *from, int64_t wanted, uint64_t *to) {
 }
 #endif
 
-// A unit is a block of strips × some groups of PANEL columns of dx. y = dx; the inner axis is w's rows. Blocks of the panels are turned into the worker's memory.
+// A unit is a block of strips × some groups of PANEL columns of dx. y = dx; the inner axis is w's rows. Blocks of the panels are turned into the worker's memory, from the panel on in which they begin.
 static void matmul_transposed(const void *job, int64_t unit, worker *w) {
   const product_job *j = job;
   bool pairs = j->w.type == BFLOAT16;
-  int64_t in = pairs ? (j->w.in + 1) / 2 : j->w.in, total = pairs ? (j->w.out + 1) / 2 : j->w.out; // rows of a panel; inner axis
+  int64_t in = pairs ? (j->w.in + 1) / 2 : j->w.in; // rows of a panel
   int64_t groups = div_up(j->w.in, PANEL), strips = strips_of(j), per_panel = pairs ? PANEL / 2 : PANEL;
   int64_t chunks = div_up(groups, j->panels_per_unit), g0 = unit % chunks * j->panels_per_unit, g1 = g0 + j->panels_per_unit < groups ? g0 + j->panels_per_unit : groups;
   int64_t s0 = unit / chunks * j->strips_per_unit, s1 = s0 + j->strips_per_unit < strips ? s0 + j->strips_per_unit : strips;
   float *turned = w->memory, *ragged = turned + DEPTH * PANEL, *pairs_turned = ragged + PANEL * PANEL;
-  int64_t block = pairs ? PAIR_DEPTH : DEPTH, n0 = 0;
-  do {
-    int64_t depth = total - n0 < block ? total - n0 : block;
+  const int64_t most = pairs ? PAIR_DEPTH : DEPTH, elements = pairs ? 2 : 1;
+  const partial_sums sums = sums_beside(j, s0, s1, g0 * PANEL, pairs_turned + PANEL * PANEL);
+#define TOTAL(q) (pairs ? ((q)->w.out + 1) / 2 : (q)->w.out)
+  for (block k = bounded(j, 0, 0, true, TOTAL(j), elements, most, per_panel); k.q; k = BLOCK_AFTER(j, k, TOTAL, elements, most, per_panel)) {
+    const int64_t total = TOTAL(k.q), skipped = k.k % per_panel, depth = skipped + k.depth, n0 = k.k - skipped;
     for (int64_t g = g0; g < g1; g++) {
       int64_t first = g * per_panel, have = in - first < per_panel ? in - first : per_panel;
       for (int64_t n = 0; n < depth; n += per_panel) { // the last panel is filled up with zeros, so it can be turned whole
-        const float *from = (const float *)j->w.addr + ((n0 + n) / per_panel * in + first) * PANEL;
+        const float *from = (const float *)k.q->w.addr + ((n0 + n) / per_panel * in + first) * PANEL;
         if (have < per_panel) {
           memset(ragged, 0, sizeof(float) * PANEL * PANEL);
           from = memcpy(ragged, from, (size_t)(have * PANEL) * 4);
@@ -402,20 +472,19 @@ static void matmul_transposed(const void *job, int64_t unit, worker *w) {
         else transpose_f32(from, PANEL, turned + n * PANEL);
       }
       int64_t columns = j->w.in - g * PANEL < PANEL ? j->w.in - g * PANEL : PANEL;
-      bool zero = n0 == 0 && !j->accumulate;
       // The weights of the next columns are asked for, those of the first panel: adapters' matrices have no more.
-      const char *next = (const char *)((const float *)j->w.addr + (n0 / per_panel * in + first + per_panel) * PANEL);
-      int64_t steps = (s1 - s0) * depth * (PANEL / TILE_COLUMNS), step = steps ? div_up(per_panel * PANEL * 4, steps) : 0;
+      const char *next = (const char *)((const float *)k.q->w.addr + (n0 / per_panel * in + first + per_panel) * PANEL);
+      int64_t steps = (s1 - s0) * k.depth * (PANEL / TILE_COLUMNS), step = steps ? div_up(per_panel * PANEL * 4, steps) : 0;
 #ifndef BF16_DOT
       if (pairs) {
-        run_strips(j, false, s0, s1, 2 * n0, 2 * total, turned, 2 * depth, g * PANEL, columns, zero, next, step);
+        run_strips(&k, 2 * k.k, false, s0, s1, 2 * total, turned + 2 * skipped * PANEL, 2 * k.depth, &sums, g * PANEL, columns, next, step);
         continue;
       }
 #endif
-      run_strips(j, pairs, s0, s1, n0, total, turned, depth, g * PANEL, columns, zero, next, step);
+      run_strips(&k, k.k, pairs, s0, s1, total, turned + skipped * PANEL, k.depth, &sums, g * PANEL, columns, next, step);
     }
-    n0 += block;
-  } while (n0 < total);
+  }
+#undef TOTAL
 }
 
 // The gradient by many rows has them in the lanes: a tile is TILE_ROWS columns of dx × TILE_COLUMNS rows, weights are broadcast from where they lie in their panel,
@@ -445,8 +514,8 @@ INLINE void ask_some(requests *r) {
 }
 
 // tile_across does TILE_ROWS columns of dx × V vectors of rows over depth words: c (+)= a · b. a is groups of [TILE_ROWS][group], b [depth][TILE_COLUMNS], c [TILE_ROWS][TILE_COLUMNS].
-// swapped takes every two words in the order second, first: bfloat16 pairs as float32. With every group it asks for some of the lines that soon is about.
-INLINE void tile_across(const int V, const bool dot, const bool swapped, const float *a, const float *b, int64_t depth, float *c, bool zero, requests *soon) {
+// The first group begins with words that are skipped; these count in depth. swapped takes every two words in the order second, first: bfloat16 pairs as float32. With every group it asks for some of the lines that soon is about.
+INLINE void tile_across(const int V, const bool dot, const bool swapped, const float *a, int64_t skipped, const float *b, int64_t depth, float *c, bool zero, requests *soon) {
   enum { R = TILE_ROWS };
   (void)dot;
   const int64_t group = across_group(dot);
@@ -454,7 +523,7 @@ INLINE void tile_across(const int V, const bool dot, const bool swapped, const f
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int v = 0; v < V; v++) s[r][v] = zero ? vset(0.0f) : vload(c + r * TILE_COLUMNS + v * LANES);
   for (int64_t d = 0; d < depth; d += group, a += R * group) {
-    int64_t n = depth - d < group ? depth - d : group, k = 0;
+    int64_t n = depth - d < group ? depth - d : group, k = d ? 0 : skipped;
     ask_some(soon);
     ask_some(soon + 1);
     for (; k + 2 <= n; k += 2, b += 2 * TILE_COLUMNS)
@@ -494,9 +563,9 @@ INLINE void tile_across(const int V, const bool dot, const bool swapped, const f
     UNROLL for (int v = 0; v < V; v++) vstore(c + r * TILE_COLUMNS + v * LANES, s[r][v]);
 }
 #define ACROSS(name, dot, swapped)                                                                                             \
-  static void name(int64_t vectors, const float *a, const float *b, int64_t depth, float *c, bool zero, requests *soon) {      \
-    if (vectors == TILE_VECTORS) tile_across(TILE_VECTORS, dot, swapped, a, b, depth, c, zero, soon);                          \
-    else for (int64_t v = 0; v < vectors; v++) tile_across(1, dot, swapped, a, b + v * LANES, depth, c + v * LANES, zero, soon); \
+  static void name(int64_t vectors, const float *a, int64_t skipped, const float *b, int64_t depth, float *c, bool zero, requests *soon) {      \
+    if (vectors == TILE_VECTORS) tile_across(TILE_VECTORS, dot, swapped, a, skipped, b, depth, c, zero, soon);                                  \
+    else for (int64_t v = 0; v < vectors; v++) tile_across(1, dot, swapped, a, skipped, b + v * LANES, depth, c + v * LANES, zero, soon);       \
   }
 ACROSS(across_f32, false, false)
 #ifdef BF16_DOT
@@ -542,41 +611,56 @@ INLINE void gather_across(const product_job *j, const bool pairs, int64_t first,
 // A unit is a block of rows (strips_per_unit times TILE_COLUMNS) × panels_per_unit times TILE_ROWS columns of dx. y = dx, strips = dy as pack_across leaves it.
 INLINE void transposed_across(const product_job *j, int64_t unit, worker *w, const bool pairs) {
   const bool dot = pairs && PAIR_WORDS == 1;
-  const int64_t words = pairs ? PAIR_WORDS : 1; // per step of total
-  int64_t total = pairs ? (j->w.out + 1) / 2 * words : j->w.out, tiles = div_up(j->w.in, TILE_ROWS), strips = div_up(j->y.rows, TILE_COLUMNS);
+  const int64_t words = pairs ? PAIR_WORDS : 1, elements = pairs ? 2 / PAIR_WORDS : 1, group = across_group(dot); // words: of a pair; elements: of a word
+  int64_t tiles = div_up(j->w.in, TILE_ROWS), strips = div_up(j->y.rows, TILE_COLUMNS);
   int64_t chunks = div_up(tiles, j->panels_per_unit), t0 = unit % chunks * j->panels_per_unit, t1 = t0 + j->panels_per_unit < tiles ? t0 + j->panels_per_unit : tiles;
   int64_t s0 = unit / chunks * j->strips_per_unit, s1 = s0 + j->strips_per_unit < strips ? s0 + j->strips_per_unit : strips;
-  const float *packed = j->strips + j->first_row * total;
   int64_t columns = (t1 * TILE_ROWS < j->w.in ? t1 * TILE_ROWS : j->w.in) - t0 * TILE_ROWS; // of dx
+  const int64_t per_row = pairs ? 2 : 1, in = div_up(j->w.in, per_row), run = div_up(columns, per_row) * PANEL / LINE; // of a panel: columns of dx in a row, rows, and lines of a unit
+  const int64_t size = j->strips_per_unit * j->panels_per_unit * TILE_ROWS * TILE_COLUMNS;
   float *weights = w->memory, *sums = weights + j->panels_per_unit * TILE_ROWS * DEPTH;
-  for (int64_t n0 = 0; n0 < total; n0 += DEPTH) {
-    int64_t depth = total - n0 < DEPTH ? total - n0 : DEPTH;
-    for (int64_t t = t0; t < t1; t++) gather_across(j, pairs, t * TILE_ROWS, n0, depth, weights + (t - t0) * TILE_ROWS * DEPTH);
+#define TOTAL(q) (pairs ? ((q)->w.out + 1) / 2 * words : (q)->w.out)
+#define PACKED(q) ((q)->strips + (q)->first_row * TOTAL(q))
+  block k = bounded(j, 0, 0, true, TOTAL(j), elements, DEPTH, group);
+  while (k.q) {
+    const block after = BLOCK_AFTER(j, k, TOTAL, elements, DEPTH, group);
+    const int64_t skipped = k.k % group, total = TOTAL(k.q), at = partial_sum(k.s);
+    const float *packed = PACKED(k.q);
+    for (int64_t t = t0; t < t1; t++) gather_across(k.q, pairs, t * TILE_ROWS, k.k - skipped, skipped + k.depth, weights + (t - t0) * TILE_ROWS * DEPTH);
     // While tiles are computed, what comes after them is asked for, a share at each group: the weights of the next block, and the rows of the next strip or of the next block's first.
-    int64_t next = n0 + depth, next_depth = total - next < DEPTH ? total - next : DEPTH, groups = div_up(depth, across_group(dot));
+    int64_t groups = div_up(skipped + k.depth, group);
     requests soon[2] = {0};
-    if (next_depth > 0) {
-      int64_t first = t0 * TILE_ROWS, per_row = pairs ? 2 : 1, in = div_up(j->w.in, per_row), run = div_up(columns, per_row) * PANEL / LINE;
-      soon[0] = (requests){.next = (const float *)j->w.addr + (next / across_group(pairs) * in + first / per_row) * PANEL, .count = div_up(next_depth, across_group(pairs)) * run, .in_run = run, .left = run, .skip = (in - div_up(columns, per_row)) * PANEL};
+    if (after.depth > 0 && groups > 0) {
+      int64_t first = t0 * TILE_ROWS, begin = after.k / group, end = div_up(after.k + after.depth, group);
+      soon[0] = (requests){.next = (const float *)after.q->w.addr + (begin * in + first / per_row) * PANEL, .count = (end - begin) * run, .in_run = run, .left = run, .skip = (in - div_up(columns, per_row)) * PANEL};
       soon[0].some = div_up(soon[0].count, (s1 - s0) * (t1 - t0) * groups);
     }
     for (int64_t s = s0; s < s1; s++) {
       int64_t rows = j->y.rows - s * TILE_COLUMNS < TILE_COLUMNS ? j->y.rows - s * TILE_COLUMNS : TILE_COLUMNS;
-      const float *b = packed + (s * total + n0) * TILE_COLUMNS;
+      const float *b = packed + (s * total + k.k) * TILE_COLUMNS;
       bool same = s + 1 < s1; // the next strip is of this block
-      soon[1] = (requests){.next = same ? b + total * TILE_COLUMNS : packed + (s0 * total + next) * TILE_COLUMNS, .count = (same ? depth : next_depth) * TILE_COLUMNS / LINE, .in_run = INT64_MAX, .left = INT64_MAX};
-      soon[1].some = div_up(soon[1].count, (t1 - t0) * groups);
+      if (same) soon[1] = (requests){.next = b + total * TILE_COLUMNS, .count = k.depth * TILE_COLUMNS / LINE, .in_run = INT64_MAX, .left = INT64_MAX};
+      else if (after.q) soon[1] = (requests){.next = PACKED(after.q) + (s0 * TOTAL(after.q) + after.k) * TILE_COLUMNS, .count = after.depth * TILE_COLUMNS / LINE, .in_run = INT64_MAX, .left = INT64_MAX};
+      else soon[1] = (requests){0};
+      if (groups > 0) soon[1].some = div_up(soon[1].count, (t1 - t0) * groups);
       // The strip's sums lie side by side, so that dx is turned for all of its columns at once: whole lines of it, and four columns at a time but for the last.
-      float *c = sums + (s - s0) * j->panels_per_unit * TILE_ROWS * TILE_COLUMNS, *y = row_of(j->y, s * TILE_COLUMNS) + t0 * TILE_ROWS;
-      if (n0 == 0 && j->accumulate) {
-        turn_wide(y, j->y.stride, rows, columns, TILE_COLUMNS, c);
-        memset(c + columns * TILE_COLUMNS, 0, (size_t)(((t1 - t0) * TILE_ROWS - columns) * TILE_COLUMNS) * 4);
+      float *strip = sums + (s - s0) * j->panels_per_unit * TILE_ROWS * TILE_COLUMNS, *y = row_of(j->y, s * TILE_COLUMNS) + t0 * TILE_ROWS;
+      if (k.first && j->accumulate) {
+        turn_wide(y, j->y.stride, rows, columns, TILE_COLUMNS, strip);
+        memset(strip + columns * TILE_COLUMNS, 0, (size_t)(((t1 - t0) * TILE_ROWS - columns) * TILE_COLUMNS) * 4);
       }
-      for (int64_t t = 0; t < t1 - t0; t++)
-        (dot ? across_bf16 : pairs ? across_bf16 : across_f32)(div_up(rows, LANES), weights + t * TILE_ROWS * DEPTH, b, depth, c + t * TILE_ROWS * TILE_COLUMNS, n0 == 0 && !j->accumulate, soon);
-      if (next >= total) turn_back(c, TILE_COLUMNS, rows, columns, y, j->y.stride);
+      for (int64_t t = 0; t < t1 - t0; t++) {
+        float *c = strip + at * size + t * TILE_ROWS * TILE_COLUMNS;
+        (dot ? across_bf16 : pairs ? across_bf16 : across_f32)(div_up(rows, LANES), weights + t * TILE_ROWS * DEPTH, skipped, b, skipped + k.depth, c, k.first && !j->accumulate, soon);
+        if (k.last)
+          for (int64_t n = 0; n < sums_after(k.s); n++, c -= size) add_tile(c - size, TILE_COLUMNS, c, TILE_COLUMNS, TILE_ROWS, div_up(rows, LANES) * LANES);
+      }
+      if (!after.q) turn_back(strip, TILE_COLUMNS, rows, columns, y, j->y.stride);
     }
+    k = after;
   }
+#undef PACKED
+#undef TOTAL
 }
 static void matmul_across(const void *job, int64_t unit, worker *w) {
   const product_job *j = job;

@@ -2,5 +2,5 @@
 #pragma GCC optimize("O2")
 #include "vector_sse2.h"
 #define ISA sse2
-#define ARITHMETIC "cpu-sse2-1"
+#define ARITHMETIC "cpu-sse2-2"
 #include "kernels_all.h"

@@ -115,18 +115,41 @@ func (d *device) MatMulTransposedGroups(dx, dy tensor.Tensor, groups []tensor.Ro
 func (d *device) MatMuls(stages ...[]tensor.Multiplication) error {
 	d.products, d.ends = d.products[:0], d.ends[:0]
 	for _, products := range stages {
-		for i, more := 0, true; more; i++ { // the products' groups in turn, because those that have their rows in common are packed once when they are neighbours
-			more = false
-			for _, m := range products {
-				if i < len(m.Groups) {
-					d.products = append(d.products, groupProduct(m.Y, m.X, m.Groups[i], m.Accumulate, m.Transposed))
-					more = more || i+1 < len(m.Groups)
+		for len(products) > 0 {
+			n := 1 // that read the same rows
+			for n < len(products) && sameRows(products[n].X, products[0].X) {
+				n++
+			}
+			for i, more := 0, true; more; i++ { // the products' groups in turn, because those that have their rows in common are packed once when they are neighbours
+				more = false
+				for _, m := range products[:n] {
+					if i < len(m.Groups) {
+						p := groupProduct(m.Y, m.X, m.Groups[i], m.Accumulate, m.Transposed)
+						p.cut, p.continues = cut(m.Segments), C.bool(m.Continues)
+						d.products = append(d.products, p)
+						more = more || i+1 < len(m.Groups)
+					}
 				}
 			}
+			products = products[n:]
 		}
 		d.ends = append(d.ends, C.int64_t(len(d.products)))
 	}
 	return failed("matmuls", C.op_stages(d.c, &d.products[0], &d.ends[0], C.int64_t(len(d.ends))))
+}
+
+// sameRows tells whether a and b are the same view.
+func sameRows(a, b tensor.Tensor) bool {
+	return a.Buffer == b.Buffer && a.Offset == b.Offset && a.Stride == b.Stride
+}
+
+// cut is segments as C takes them.
+func cut(s tensor.Segments) C.segments {
+	c := C.segments{count: C.int64_t(s.Count)}
+	for i, end := range s.Ends {
+		c.ends[i] = C.int32_t(end)
+	}
+	return c
 }
 
 func (d *device) grouped(y, x tensor.Tensor, groups []tensor.RowGroup, accumulate, transposed bool) []C.product {

@@ -178,12 +178,20 @@ int op_swiglu_backward(device *d, view dgate, view dup, view dy, view gate, view
   return run_rows(d, d->k->swiglu_backward, &j, 1.5);
 }
 
-int op_logsumexp(device *d, view lse, view logits) {
-  int64_t tiles = div_up(logits.cols, VOCABULARY_TILE);
+// Tiles are counted from where a segment begins, so that whoever has whole segments has the same tiles.
+int op_logsumexp(device *d, view lse, view logits, segments cut) {
   if (!logits.rows) return 0;
-  float *parts = shared_memory(d, logits.rows * tiles * 8);
-  if (!parts) return -1;
-  rows_job j = {.a = logits, .heads = tiles, .values = parts};
+  if (!cut.count) cut = (segments){1, {(int32_t)logits.cols}};
+  int64_t tiles = 0, count = 0;
+  for (int64_t s = 0, from = 0; s < cut.count; from = cut.ends[s++]) tiles += div_up(cut.ends[s] - from, VOCABULARY_TILE);
+  vocabulary_tile *list = shared_memory(d, tiles * (int64_t)sizeof *list + logits.rows * tiles * 8);
+  if (!list) return -1;
+  for (int64_t s = 0, from = 0; s < cut.count; s++)
+    for (int64_t columns; from < cut.ends[s]; from += columns) {
+      columns = cut.ends[s] - from < VOCABULARY_TILE ? cut.ends[s] - from : VOCABULARY_TILE;
+      list[count++] = (vocabulary_tile){from, columns, s};
+    }
+  rows_job j = {.a = logits, .heads = tiles, .tiles = list, .values = (float *)(list + tiles)};
   threads_run(d->t, d->k->logsumexp_tile, &j, logits.rows * tiles, (double)logits.rows * (double)logits.cols * 0.8);
   j.a = lse;
   return run_rows(d, d->k->logsumexp_merge, &j, 20.0 * (double)tiles);
@@ -497,7 +505,7 @@ int op_attention(device *d, view o, view lse, view q, cache p, int64_t layer, co
 int op_attention_backward(device *d, view dq, view dk, view dv, view dout, view o, view lse, view q, cache p, int64_t layer, const sequence *s, int64_t n,
                           const int32_t *pages, int64_t query_heads, float scale) {
   if (!n) return 0;
-  int64_t group = query_heads / p.heads, longest = 0;
+  int64_t heads = dk.cols / p.head_dim, group = query_heads / heads, longest = 0;
   double work = 0;
   for (int64_t i = 0; i < n; i++) {
     longest = s[i].count > longest ? s[i].count : longest;
@@ -506,7 +514,7 @@ int op_attention_backward(device *d, view dq, view dk, view dv, view dout, view 
   if (threads_reserve(d->t, 4 * ((6 * PAGE + 3 * BACKWARD_ITEMS + MAX_TILE_ROWS) * p.padded_dim + 2 * BACKWARD_ITEMS * PAGE + longest * group))) return -1;
   attention_job j = {.dq = dq, .dk = dk, .dv = dv, .dout = dout, .o = o, .lse = lse, .q = q, .p = p, .layer = layer, .query_heads = query_heads,
                      .sequences = s, .n = n, .pages = pages, .scale = scale};
-  threads_run(d->t, d->k->attention_backward, &j, n * p.heads, work);
+  threads_run(d->t, d->k->attention_backward, &j, n * heads, work);
   return 0;
 }
 

@@ -91,6 +91,7 @@ enum { BLOCK_ROWS = 240, TRANSPOSED_BLOCK_ROWS = 516 }; // rows whose strips ove
 // all of dy: behind the vocabulary that is more memory than the weights.
 enum { ACROSS_ROWS = 512, ACROSS_COLUMNS = 264, ACROSS_FROM_ROWS = 12, ACROSS_FROM_DEPTH = 128 };
 enum { LEAST_PANELS = 4, MOST_PANELS = 64 };
+enum { ACROSS_CUT_ROWS = 512, MOST_CUT_PANELS = 64 }; // the same where the inner axis has segments, whose sums are beside y
 enum { FEW_BYTES = 256 << 10, STRAIGHT_BYTES = 128 << 10 }; // of weights of a unit where there are few rows, about, so that threads end together; the second where one panel after the other is read
 static const int64_t STRIP_BYTES = 256 << 20; // of packed rows at a time
 
@@ -128,14 +129,14 @@ static bool shares(const kernels *k, part *p, const part *owner) {
   return true;
 }
 
-// prepare makes the part of rows [from, to) of a product, all but where the packed rows are, with about share of the units. It gives their number. owner is the part whose rows it may share, NULL if there is none.
-static int64_t prepare(const device *d, part *p, const product *g, int64_t from, int64_t to, int64_t share, const part *owner) {
+// prepare makes the part of rows [from, to) of a product, all but where the packed rows are, with about share of the units. It gives their number. owner is the part whose rows it may share, NULL if there is none; head the part whose chains it continues, whose units do its work.
+static int64_t prepare(const device *d, part *p, const product *g, const part *head, int64_t from, int64_t to, int64_t share, const part *owner) {
   const kernels *k = d->k;
   matrix w = g->w;
   view y = rows_of(g->y, from, to), x = rows_of(g->x, from, to);
   bool accumulate = g->accumulate, transposed = g->transposed;
   y.cols = transposed ? w.in : w.out, x.cols = transposed ? w.out : w.in;
-  bool pairs = w.type == BFLOAT16, across = transposed && y.rows >= ACROSS_FROM_ROWS && w.out >= ACROSS_FROM_DEPTH;
+  bool pairs = w.type == BFLOAT16, across = head ? head->multiply == k->matmul_across : transposed && y.rows >= ACROSS_FROM_ROWS && w.out >= ACROSS_FROM_DEPTH;
   int64_t few_strips = div_up(y.rows, k->tile_rows);
   bool few = !transposed && few_strips <= FEW_STRIPS && k->few_rows(div_up(y.rows, few_strips));
   int64_t depth = pairs ? (x.cols + 1) / 2 * k->pair_words : x.cols, width = across ? k->tile_columns : k->tile_rows;
@@ -143,13 +144,17 @@ static int64_t prepare(const device *d, part *p, const product *g, int64_t from,
   int64_t strips = div_up(y.rows, width), strip_rows = across ? width : div_up(y.rows, strips); // even ones: a tile of few rows has too few chains to keep the multipliers busy
   *p = (part){.rows = {.a = x, .rows_per_unit = strip_rows, .type = w.type}, .product = {.y = y, .w = w, .strip_rows = strip_rows, .accumulate = accumulate, .packed_rows = y.rows},
               .packed_bytes = ((few ? y.rows : strips * width) * depth * 4 + 127) / 64 * 64, .packs = few ? y.rows : strips, .strip_rows = strip_rows, .panel_columns = across ? k->tile_rows : PANEL, .columns = y.cols, .factor = g->factor, .round = g->round};
+  p->product.cut = g->cut;
+  if (!g->cut.count) p->product.cut = (segments){1, {(int32_t)x.cols}};
   int64_t panels = div_up(p->columns, p->panel_columns);
   if (across) p->pack = pairs ? k->pack_across_bf16 : k->pack_across_f32, p->multiply = k->matmul_across;
   else if (few) p->pack = k->pack_few, p->multiply = k->matmul_few, p->product.linear_rows = d->linear_rows;
   else p->pack = pairs ? k->pack_strip_bf16 : k->pack_strip_f32, p->multiply = transposed ? k->matmul_transposed : k->matmul;
   p->shared = owner && shares(k, p, owner);
   if (p->shared) p->packs = 0, p->packed_bytes = 0;
-  if (across) return cut(p, strips, ACROSS_ROWS / width, panels, ACROSS_COLUMNS / k->tile_rows, ACROSS_COLUMNS / k->tile_rows, div_up(share, 2));
+  if (head) return 0;
+  const bool whole = p->product.cut.count == 1;
+  if (across) return cut(p, strips, (whole ? ACROSS_ROWS : ACROSS_CUT_ROWS) / width, panels, ACROSS_COLUMNS / k->tile_rows, ACROSS_COLUMNS / k->tile_rows, div_up(share, 2));
   if (few) {
     bool straight = y.rows <= d->linear_rows;
     int64_t together = straight ? 1 : FEW_PANELS, each = div_up(panels, share * together), most = div_up(straight ? STRAIGHT_BYTES : FEW_BYTES, together * PANEL * (w.in + 1) * (pairs ? 2 : 4));
@@ -157,7 +162,7 @@ static int64_t prepare(const device *d, part *p, const product *g, int64_t from,
     return cut(p, strips, strips, panels, each * together, each * together, 1);
   }
   strips = div_up(p->within + y.rows, p->strip_rows);
-  return cut(p, strips, (transposed ? TRANSPOSED_BLOCK_ROWS : BLOCK_ROWS) / width, panels, LEAST_PANELS, MOST_PANELS, share);
+  return cut(p, strips, (transposed ? TRANSPOSED_BLOCK_ROWS : BLOCK_ROWS) / width, panels, LEAST_PANELS, whole ? MOST_PANELS : MOST_CUT_PANELS, share);
 }
 
 static part *parts_memory(device *d, int64_t n) {
@@ -179,16 +184,70 @@ static double product_cost(double rows, double out, double in) { return rows * o
 
 enum { OWN_PACKING = 8000 }; // nanoseconds of packing few rows up to which every thread does it for itself: one meeting of the threads fewer
 
+// sums_bytes is the memory that a thread needs for a unit of a part beside its packed rows: for weights that it turns or gathers, and for sums of segments.
+static int64_t sums_bytes(const kernels *k, const part *p) {
+  const product_job *j = &p->product;
+  int64_t beside = j->cut.count > 1 ? PARTIAL_SUMS - 1 : 0, rows = j->strips_per_unit * p->strip_rows, columns = j->panels_per_unit * p->panel_columns;
+  if (p->multiply == k->matmul_across) return columns * (DEPTH + (beside + 1) * rows) * 4;
+  return (beside * rows * columns + (p->multiply == k->matmul_transposed ? (DEPTH + 2 * PANEL) * PANEL : 0)) * 4;
+}
+
+// set_end is behind the last product that continues the one at i; i + 1 if none does. inner is the length of all their inner axes.
+static int64_t set_end(const product *products, int64_t n, int64_t i, int64_t *inner) {
+  int64_t end = i + 1;
+  *inner = products[i].transposed ? products[i].w.out : products[i].w.in;
+  if (products[i].transposed) for (int64_t k = end; k < n; k++) {
+    if (!products[k].continues && products[k].y.addr == products[i].y.addr) break;
+    if (products[k].continues && products[k].y.addr == products[i].y.addr) end = k + 1, *inner += products[k].w.out;
+  }
+  return end;
+}
+
+// any_continues tells whether some product continues another one.
+static bool any_continues(const product *products, int64_t n) {
+  for (int64_t i = 0; i < n; i++)
+    if (products[i].continues) return true;
+  return false;
+}
+
+// in_pieces runs products that continue one another, and what stands between them, in pieces of rows, if all are for the same rows and their packed rows would take too much memory. It gives how many products it has run, negative for an error.
+static int64_t in_pieces(device *d, const product *products, int64_t n) {
+  int64_t inner, end = set_end(products, n, 0, &inner), rows = products[0].y.rows, most = STRIP_BYTES / (inner * 4 + 1);
+  if (end == 1 || rows <= most) return 0;
+  most = most < BLOCK_ROWS ? BLOCK_ROWS : most / 96 * 96;
+  product some[8];
+  int64_t count = 0;
+  for (int64_t i = 0; i < end; i++)
+    if (i == 0 || products[i].continues) {
+      if (count == 8) return 0;
+      some[count++] = products[i];
+    }
+  for (int64_t from = 0; from < rows; from += most) {
+    int64_t to = from + most < rows ? from + most : rows;
+    product piece[8];
+    for (int64_t i = 0; i < count; i++) piece[i] = some[i], piece[i].y = rows_of(some[i].y, from, to), piece[i].x = rows_of(some[i].x, from, to);
+    if (op_products(d, piece, count)) return -1;
+  }
+  for (int64_t i = 0; i < end; i++)
+    if (i > 0 && !products[i].continues && op_products(d, products + i, 1)) return -1;
+  return end;
+}
+
 int op_products(device *d, const product *products, int64_t n) {
   part *parts = parts_memory(d, n);
   if (!parts) return -1;
   double all = 0;
   for (int64_t i = 0; i < n; i++) all += product_cost((double)products[i].y.rows, (double)products[i].w.out, (double)products[i].w.in);
   int64_t next = 0, done = 0; // done: rows of this product
+  const bool sets = any_continues(products, n);
   while (next < n) {
+    int64_t run_apart = done || !sets ? 0 : in_pieces(d, products + next, n - next);
+    if (run_apart < 0 || !(parts = parts_memory(d, n))) return -1;
+    if (next += run_apart, next == n) break;
     int64_t owner = 0; // of the rows that are packed last
     bool all_few = true, once = true; // once: few rows in one strip, so that weights are read once
-    int64_t count = 0, bytes = 0, packs = 0, units = 0, own = (DEPTH + 2 * PANEL) * PANEL * 4;
+    int64_t count = 0, bytes = 0, packs = 0, units = 0, own = 0;
+    int64_t head = -1, until = 0; // of products that continue one another: the part of the first one, and where the last one ends
     double packing = 0, cost = 0;
     for (; next < n; next++, done = 0) {
       const product *g = products + next;
@@ -197,14 +256,25 @@ int op_products(device *d, const product *products, int64_t n) {
       double own_cost = product_cost((double)rows, (double)out, (double)in);
       int64_t share = 1 + (int64_t)((double)threads_count(d->t) * 7.999 * own_cost / all); // of the units, by cost
       part *p = parts + count;
-      int64_t more = prepare(d, p, g, done, done + rows, share, count ? parts + owner : NULL), room = (STRIP_BYTES - bytes) / (in * 4 + 1);
-      if (!p->shared && rows > room) {
+      const bool first = next >= until && !g->continues;
+      int64_t inner = in, end = sets && first ? set_end(products, n, next, &inner) : 0;
+      const bool joined = end > next + 1 || g->continues;
+      int64_t more = prepare(d, p, g, g->continues ? parts + head : NULL, done, done + rows, share, count && !joined ? parts + owner : NULL), room = (STRIP_BYTES - bytes) / (inner * 4 + 1);
+      if (!p->shared && rows > room && (first || !joined) && next >= until) {
         if (count > 0) break;
         if (room < BLOCK_ROWS) room = BLOCK_ROWS;
-        rows = div_up(rows, div_up(rows, room)); // pieces of equal size, because weights are read, and some turned, once per piece
-        rows = div_up(rows, 96) * 96 < g->y.rows - done ? div_up(rows, 96) * 96 : g->y.rows - done; // whole strips of any width
-        own_cost = product_cost((double)rows, (double)out, (double)in);
-        more = prepare(d, p, g, done, done + rows, 1 + (int64_t)((double)threads_count(d->t) * 7.999 * own_cost / all), NULL);
+        if (!joined) {
+          rows = div_up(rows, div_up(rows, room)); // pieces of equal size, because weights are read, and some turned, once per piece
+          rows = div_up(rows, 96) * 96 < g->y.rows - done ? div_up(rows, 96) * 96 : g->y.rows - done; // whole strips of any width
+          own_cost = product_cost((double)rows, (double)out, (double)in);
+          more = prepare(d, p, g, NULL, done, done + rows, 1 + (int64_t)((double)threads_count(d->t) * 7.999 * own_cost / all), NULL);
+        }
+      }
+      if (end > next + 1) head = count, until = end;
+      if (g->continues) {
+        product_job *before = &parts[head].product;
+        while (before->continued) before = (product_job *)before->continued;
+        before->continued = &p->product;
       }
       count++;
       if (!p->shared) owner = count - 1;
@@ -215,10 +285,8 @@ int op_products(device *d, const product *products, int64_t n) {
       packs += p->packs, units += more, bytes += p->packed_bytes;
       if (!p->shared) packing += (double)rows * (double)in * (few ? 0.2 : g->w.type == BFLOAT16 ? 1 : 0.5);
       cost += own_cost;
-      if (p->multiply == d->k->matmul_across) {
-        int64_t need = p->product.panels_per_unit * p->panel_columns * (DEPTH + p->product.strips_per_unit * p->strip_rows) * 4;
-        own = need > own ? need : own;
-      }
+      int64_t need = few || g->continues ? 0 : sums_bytes(d->k, p);
+      own = need > own ? need : own;
       if (done += rows, done < g->y.rows) break;
     }
     if (!count) break;

@@ -52,7 +52,11 @@ func (d *device) SwiGLUBackward(dgate, dup, dy, gate, up tensor.Tensor) error {
 }
 
 func (d *device) LogSumExp(lse, logits tensor.Tensor) error {
-	return failed("log-sum-exp", C.op_logsumexp(d.c, view(lse), view(logits)))
+	return failed("log-sum-exp", C.op_logsumexp(d.c, view(lse), view(logits), C.segments{}))
+}
+
+func (d *device) LogSumExps(lse, logits tensor.Tensor, s tensor.Segments) error {
+	return failed("log-sum-exps", C.op_logsumexp(d.c, view(lse), view(logits), cut(s)))
 }
 
 func (d *device) Softmax(p, logits, lse tensor.Tensor) error {

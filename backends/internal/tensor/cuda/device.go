@@ -121,6 +121,9 @@ type device struct {
 
 func (d *device) Name() string { return d.name }
 
+// Segmented implements tensor.Device: every product is one chain of groups of 16, so what several GPUs compute together differs from what one computes by rounding.
+func (d *device) Segmented() bool { return false }
+
 // Arithmetic names the architecture, whose tensor cores decide how a group of 16 is summed, the driver, which compiles the kernels, and cuBLASLt where its products of any shape were found to have the kernels' bits. Which shapes it is used
 // for is decided by bits and by time, and may be other ones at the next start, with the same bits and so the same name: what is left out is computed by kernels, whose bits the others have.
 func (d *device) Arithmetic() string {

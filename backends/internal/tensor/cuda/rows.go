@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"errors"
 	"math"
 
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
@@ -49,6 +50,11 @@ func (d *device) SwiGLU(y, gate, up tensor.Tensor) error {
 
 func (d *device) SwiGLUBackward(dgate, dup, dy, gate, up tensor.Tensor) error {
 	return d.failed("swiglu backward", d.v.SwiGLUBackward(view(dgate), view(dup), view(dy), view(gate), view(up), typeOf(gate.DType)))
+}
+
+// LogSumExps implements tensor.Device, for which there are no segments here: see Segmented.
+func (d *device) LogSumExps(_, _ tensor.Tensor, _ tensor.Segments) error {
+	return errors.New("cuda: there are no segments")
 }
 
 func (d *device) LogSumExp(lse, logits tensor.Tensor) error {

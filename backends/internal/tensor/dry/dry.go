@@ -60,6 +60,9 @@ func (r Remote) AttentionKeep(_, o, lse, q tensor.Tensor, p tensor.Pages, layer 
 	return r.Attention(o, lse, q, p, layer, runs, queryHeads, scale)
 }
 
+// Segmented implements tensor.Device.
+func (Remote) Segmented() bool { return false }
+
 // TurnHeads implements tensor.Fuser.
 func (Remote) TurnHeads(tensor.Tensor, tensor.Heads, tensor.Pages, int, []tensor.AttentionRun) error {
 	return nil
@@ -73,6 +76,12 @@ func (Device) Name() string { return "dry" }
 
 // Arithmetic implements tensor.Device.
 func (Device) Arithmetic() string { return "none" }
+
+// Segmented implements tensor.Device.
+func (Device) Segmented() bool { return true }
+
+// LogSumExps implements tensor.Device.
+func (Device) LogSumExps(_, _ tensor.Tensor, _ tensor.Segments) error { return nil }
 
 // Alloc implements tensor.Device.
 func (Device) Alloc(d tensor.DType, rows, cols int) (tensor.Tensor, error) {

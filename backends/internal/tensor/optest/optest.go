@@ -48,6 +48,11 @@ func RunAll(t *testing.T, d tensor.Device, o Options) {
 	t.Run("products at once", func(t *testing.T) { matMuls(t, d) })
 	t.Run("products of adapters", func(t *testing.T) { adapted(t, d) })
 	t.Run("layers with one input", func(t *testing.T) { layers(t, d, layersCases()) })
+	if d.Segmented() {
+		t.Run("segments", func(t *testing.T) { segmented(t, d) })
+		t.Run("segments of logits", func(t *testing.T) { segmentedLogits(t, d) })
+		t.Run("parts of key heads", func(t *testing.T) { keyParts(t, d) })
+	}
 	t.Run("attention cuts", func(t *testing.T) { attentionCuts(t, d) })
 	t.Run("attention cuts of long sequences", func(t *testing.T) { longCuts(t, d) })
 	t.Run("page copies", func(t *testing.T) { pageCopies(t, d) })
@@ -96,6 +101,9 @@ func RunEqual(t *testing.T, a, b tensor.Device) {
 				sameBits(t, fmt.Sprintf("output %d", i), x[i], y[i])
 			}
 		})
+	}
+	if a.Segmented() { // chains are equal, and both must add them as the tree says
+		t.Run("segments", func(t *testing.T) { segmented(t, a); segmented(t, b) })
 	}
 }
 
