@@ -54,8 +54,8 @@ func CutBytes(l *Layout, cuts [][]Part) (int64, error) {
 	return n, nil
 }
 
-// NewCutReduction is NewReduction for a model that is cut over ranks: cuts[r] are the parts of rank r. Every rank sums what it computes of the gradient, in the same order; of what several ranks have, each computes an addend. Total
-// is whole: the ranks' sums added in the order of the ranks.
+// NewCutReduction is NewReduction for a model that is cut over ranks: cuts[r] are the parts of rank r. Every rank sums the gradient by what it has, in the same order; what several ranks have is
+// the same on each of them. Total is whole.
 func NewCutReduction(device tensor.Device, layout *Layout, cuts [][]Part, n int, take func(*Layout) (*Gradient, error), give func(*Gradient)) (*Reduction, error) {
 	r := NewReduction(device, layout, n, nil, nil)
 	for rank, parts := range cuts {
@@ -87,7 +87,7 @@ func NewCutReduction(device tensor.Device, layout *Layout, cuts [][]Part, n int,
 	return r, nil
 }
 
-// merge adds the ranks' parts of g to a whole gradient of zeros.
+// merge puts the ranks' parts of g together to a whole gradient; what several ranks have is the first one's.
 func (r *Reduction) merge(whole, g *Gradient) error {
 	for rank, part := range g.ranks {
 		for i := range r.layout.Modules {
@@ -95,11 +95,20 @@ func (r *Reduction) merge(whole, g *Gradient) error {
 				continue
 			}
 			p := r.cuts[rank][i]
-			if err := r.device.Add(p.a(whole.Parameters, i), part.A(i)); err != nil {
-				return err
+			hasA, hasB := false, false // on a rank before
+			for _, before := range r.cuts[:rank] {
+				hasA = hasA || before[i].InFrom == p.InFrom
+				hasB = hasB || before[i].OutFrom == p.OutFrom
 			}
-			if err := r.device.Add(p.b(whole.Parameters, i), part.B(i)); err != nil {
-				return err
+			if !hasA {
+				if err := r.device.Round(p.a(whole.Parameters, i), part.A(i)); err != nil { // a copy
+					return err
+				}
+			}
+			if !hasB {
+				if err := r.device.Round(p.b(whole.Parameters, i), part.B(i)); err != nil {
+					return err
+				}
 			}
 		}
 	}

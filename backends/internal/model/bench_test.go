@@ -23,8 +23,11 @@ import (
 )
 
 // writeRandomModel writes a model directory of the shape of Qwen3-0.6B (or with fewer layers) with random bfloat16 weights.
-func writeRandomModel(dir string, layers int) error {
-	const hidden, ffn, heads, kv, headDim, vocab = 1024, 3072, 16, 8, 128, 151936
+func writeRandomModel(dir string, layers int) error { return writeRandomModelOf(dir, layers, 151936) }
+
+// writeRandomModelOf writes that of one with another vocabulary.
+func writeRandomModelOf(dir string, layers, vocab int) error {
+	const hidden, ffn, heads, kv, headDim = 1024, 3072, 16, 8, 128
 	config, err := json.Marshal(map[string]any{"architectures": []string{"Qwen3ForCausalLM"}, "num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": ffn,
 		"num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": headDim, "vocab_size": vocab, "max_position_embeddings": 4096, "rope_theta": 1e6, "tie_word_embeddings": true})
 	if err != nil {
@@ -250,11 +253,17 @@ func (q *benchmarked) own(first, count int) []int32 {
 // train gives a training pass over 512 tokens in so many sequences: all with the first adapter, or each with an adapter of its own.
 func (q *benchmarked) train(b *testing.B, sequences int, mixed, recompute bool) func() {
 	b.Helper()
+	return q.trainTokens(b, benchmarkTokens, sequences, mixed, recompute)
+}
+
+// trainTokens is train over so many tokens.
+func (q *benchmarked) trainTokens(b *testing.B, tokens, sequences int, mixed, recompute bool) func() {
+	b.Helper()
 	crossEntropy, err := loss.New("cross_entropy", nil)
 	if err != nil {
 		b.Fatal(err)
 	}
-	n := benchmarkTokens / sequences
+	n := tokens / sequences
 	pages := (n + tensor.PageSize - 1) / tensor.PageSize
 	weights := make([]float32, n)
 	for i := range weights {
@@ -266,9 +275,9 @@ func (q *benchmarked) train(b *testing.B, sequences int, mixed, recompute bool) 
 		if mixed {
 			w = q.adapter(b, 1+i)
 		}
-		tokens := q.tokens[i*n : (i+1)*n]
-		examples = append(examples, model.Example{Sequence: model.Sequence{Adapter: w, Tokens: tokens, Pages: q.own(i*pages, pages)},
-			Targets: tokens, K: 1, Loss: crossEntropy, Inputs: loss.Inputs{Weights: weights}})
+		own := q.tokens[i*n : (i+1)*n]
+		examples = append(examples, model.Example{Sequence: model.Sequence{Adapter: w, Tokens: own, Pages: q.own(i*pages, pages)},
+			Targets: own, K: 1, Loss: crossEntropy, Inputs: loss.Inputs{Weights: weights}})
 	}
 	return func() { // as an engine does, with a buffer of gradient for each operation, made for the pass
 		for i := range examples {

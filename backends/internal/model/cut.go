@@ -18,6 +18,63 @@ func (e extent) times(n int) extent { return extent{e.from * n, e.to * n} }
 // share is a rank's part of n: equal ones where they divide.
 func share(n, rank, ranks int) extent { return extent{rank * n / ranks, (rank + 1) * n / ranks} }
 
+// segmented tells whether so many ranks have whole segments of all that they share out (tensor.Segments), on devices that know them: they give the bits of one then.
+func (c *Config) segmented(device tensor.Device, ranks int) bool {
+	if !device.Segmented() || tensor.MaxSegments%ranks != 0 {
+		return false
+	}
+	if ranks == 1 {
+		return true
+	}
+	for _, width := range c.widths() {
+		if width/ranks%2 != 0 {
+			return false
+		}
+	}
+	return c.Heads*c.HeadDim/ranks%2 == 0
+}
+
+// Segmented tells whether the model has the bits of one that is whole.
+func (m *Model) Segmented() bool { return m.Config.segmented(m.Device, m.Ranks) }
+
+// vocabularyExtent is the tokens of a rank: whole segments, where that can be.
+func (c *Config) vocabularyExtent(rank, ranks int) extent {
+	if tensor.MaxSegments%ranks != 0 {
+		return share(c.VocabSize, rank, ranks)
+	}
+	each := tensor.MaxSegments / ranks
+	return extent{tensor.SegmentStart(c.VocabSize, rank*each), tensor.SegmentStart(c.VocabSize, (rank+1)*each)}
+}
+
+// segments are those of the part e, which a rank has, of an axis of n elements that ranks share out: whole ones. Of a key head that several ranks have, they are the segments that are the rank's to count; the elements before and behind them
+// are in the first and in the last one, with zeros.
+func (c *Config) segments(device tensor.Device, n, rank, ranks int, e extent) tensor.Segments {
+	if !c.segmented(device, ranks) {
+		return tensor.Segments{}
+	}
+	s, from := tensor.RankSegments(n, rank, ranks)
+	for i := range s.Count {
+		s.Ends[i] += int32(from - e.from)
+	}
+	s.Ends[s.Count-1] = int32(e.size())
+	return s
+}
+
+// keyParts is how many parts of the query heads of a key head a rank sums the gradients by keys over: the most that ranks could share these heads out in.
+func (c *Config) keyParts(device tensor.Device, ranks int) int {
+	all := tensor.MaxSegments
+	for c.Heads%all != 0 {
+		all /= 2
+	}
+	if !c.segmented(device, ranks) || all <= c.KVHeads || all%c.KVHeads != 0 {
+		return 1
+	}
+	return all / max(c.KVHeads, ranks)
+}
+
+// keySharers is how many ranks have each key head.
+func (c *Config) keySharers(ranks int) int { return max(1, ranks/c.KVHeads) }
+
 // maxRanks bounds how many ranks messages propose.
 const maxRanks = 64
 
@@ -31,7 +88,7 @@ func (c *Config) cuts(ranks int) bool {
 	if c.DeltaNet != nil && c.DeltaNet.KeyHeads%ranks != 0 {
 		return false
 	}
-	return c.Heads%ranks == 0 && (c.KVHeads%ranks == 0 || ranks%c.KVHeads == 0) && c.VocabSize >= ranks
+	return c.Heads%ranks == 0 && (c.KVHeads%ranks == 0 || ranks%c.KVHeads == 0) && c.VocabSize >= 2*ranks
 }
 
 // ErrCut says that the number of devices is what a model was refused for.
@@ -94,8 +151,14 @@ func (m *Model) Vocabulary() (from, to int) { return m.vocabulary.from, m.vocabu
 // KVHeads is the number of key-value heads that this rank has.
 func (m *Model) KVHeads() int { return m.kvHeads }
 
-// widest is the largest part of the vocabulary that a rank has, the same on all ranks. The others may have one token less.
-func (m *Model) widest() int { return (m.Config.VocabSize + m.Ranks - 1) / m.Ranks }
+// widest is the largest part of the vocabulary that a rank has, the same on all ranks. The others may have some tokens less.
+func (m *Model) widest() int {
+	most := 0
+	for rank := range m.Ranks {
+		most = max(most, m.Config.vocabularyExtent(rank, m.Ranks).size())
+	}
+	return most
+}
 
 // gathersLogits tells whether tokens are drawn from whole rows, which ranks have gathered.
 func (m *Model) gathersLogits() bool { return m.Ranks > 1 && m.Remote() }
@@ -120,7 +183,7 @@ func (m *Model) WholeLogits(w *Workspace, logits tensor.Tensor) (tensor.Tensor, 
 		return to.whole, err
 	}
 	for rank := range m.Ranks {
-		from, e := rank*m.widest(), share(m.Config.VocabSize, rank, m.Ranks)
+		from, e := rank*m.widest(), m.Config.vocabularyExtent(rank, m.Ranks)
 		if err := m.Device.Round(to.whole.Columns(e.from, e.to), to.parts.Columns(from, from+e.size())); err != nil {
 			return to.whole, err
 		}
@@ -132,7 +195,7 @@ func (m *Model) WholeLogits(w *Workspace, logits tensor.Tensor) (tensor.Tensor, 
 type wholeRows struct{ whole, parts, own tensor.Tensor }
 
 func (m *Model) wholeRows(w *Workspace, rows int) (to wholeRows, err error) {
-	if to.whole, err = w.temp.Get(rows, m.Config.VocabSize); err != nil || m.Config.VocabSize%m.Ranks == 0 {
+	if to.whole, err = w.temp.Get(rows, m.Config.VocabSize); err != nil || m.widest()*m.Ranks == m.Config.VocabSize {
 		return
 	}
 	if to.parts, err = w.temp.Get(rows, m.Ranks*m.widest()); err != nil {

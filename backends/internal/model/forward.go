@@ -255,16 +255,32 @@ func (w *Workspace) slice(segments []nn.Segment, gradients []nn.GradientRange, f
 }
 
 // LogSumExp writes the log-sum-exp of each row of logits over the whole vocabulary to sums (rows × 1); it takes scratch memory of the workspace. Logits of the sampler and of the trainer go through it alike.
+// It is that of the log-sum-exps of the vocabulary's segments, of which ranks have whole ones; without segments, that of the ranks'.
 func (m *Model) LogSumExp(w *Workspace, sums, logits tensor.Tensor) error {
-	if err := m.Device.LogSumExp(sums, logits); err != nil || m.Comm == nil {
-		return err
+	segments := m.head.Segments
+	parts, err := sums, error(nil)
+	if segments.Count > 0 {
+		if parts, err = w.temp.Get(logits.Rows, segments.Count); err != nil {
+			return err
+		}
+		err = m.Device.LogSumExps(parts, logits, segments)
+	} else {
+		err = m.Device.LogSumExp(sums, logits)
 	}
-	parts, err := w.temp.Get(logits.Rows, m.Ranks)
 	if err != nil {
 		return err
 	}
-	if err := m.Comm.AllGather(parts, sums); err != nil {
-		return err
+	if m.Comm != nil {
+		all, err := w.temp.Get(logits.Rows, m.Ranks*parts.Cols)
+		if err != nil {
+			return err
+		}
+		if err := m.Comm.AllGather(all, parts); err != nil {
+			return err
+		}
+		parts = all
+	} else if segments.Count == 0 {
+		return nil
 	}
 	return m.Device.LogSumExp(sums, parts)
 }

@@ -95,14 +95,9 @@ func (t *training) countingRows(dx, hidden tensor.Tensor, spans []span) error {
 		if err := t.gradientByLogits(logits, parts); err != nil {
 			return err
 		}
-		return w.headOf(m).Backward(p, dhidden.Slice(from, to), logits, rows, &w.head, false, true)
+		return w.headOf(m).Backward(p, dhidden.Slice(from, to), logits, rows, &w.head, true)
 	}); err != nil {
 		return err
-	}
-	if m.Comm != nil {
-		if err := m.Comm.AllReduce(dhidden); err != nil {
-			return err
-		}
 	}
 	if s.hidden.Rows == hidden.Rows {
 		return nil

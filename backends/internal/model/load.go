@@ -266,7 +266,7 @@ func (l *Loader) load(ctx context.Context, device tensor.Device, rank, ranks int
 	c, files := l.Config, l.files
 	m := &Model{Config: c, DType: o.DType, Device: device, MaxContext: c.MaxPositionEmbeddings, Rank: rank, Ranks: ranks, Place: rank, logitsBytes: defaultLogitsBytes, NestedNames: files.nested}
 	l.model = m
-	m.vocabulary, m.kvHeads = share(c.VocabSize, rank, ranks), c.kvExtent(rank, ranks).size()
+	m.vocabulary, m.kvHeads = c.vocabularyExtent(rank, ranks), c.kvExtent(rank, ranks).size()
 	if o.LogitsBytes != 0 {
 		m.logitsBytes = o.LogitsBytes
 	}
@@ -321,6 +321,7 @@ func (l *Loader) load(ctx context.Context, device tensor.Device, rank, ranks int
 	} else if m.head, err = l.Linear(ctx, headName, lora.Unembed, c.VocabSize, c.HiddenSize, m.vocabulary, extent{0, c.HiddenSize}, false); err != nil {
 		return err
 	}
+	l.shareOut(&m.head, nn.CutOutputs, c.VocabSize, m.vocabulary)
 	if err := l.checkAllUsed(); err != nil || l.copies == 1 {
 		return err
 	}
@@ -499,6 +500,11 @@ func (l *Loader) LinearOf(ctx context.Context, s Source, name string, group lora
 		return nn.Linear{}, err
 	}
 	return nn.Linear{Weight: w, Module: l.module(name, group, s.Out, s.In, rows, cols)}, nil
+}
+
+// shareOut says that ranks share out an axis of a layer of n elements, of which this one has part.
+func (l *Loader) shareOut(linear *nn.Linear, cut nn.Cut, n int, part extent) {
+	linear.Cut, linear.Segments = cut, l.Config.segments(l.model.Device, n, l.model.Rank, l.model.Ranks, part)
 }
 
 func (l *Loader) module(name string, group lora.Group, out, in int, rows, cols extent) int {

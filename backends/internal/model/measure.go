@@ -74,7 +74,7 @@ func (m *Model) MeasureForward(tokens, drawn int, layout *lora.Layout) (Memory, 
 
 // takeVisit takes the scratch memory of a visit of logits that are drawn from.
 func (m *Model) takeVisit(w *Workspace, logits tensor.Tensor) error {
-	const numbers = 8 // of a row at most, beside a log-sum-exp of each rank: its own, a token, a logit
+	const numbers = 8 + 2*tensor.MaxSegments // of a row at most, beside a log-sum-exp of each rank: its own, those of segments, a token, a logit
 	columns := logits.Cols
 	if m.gathersLogits() {
 		if _, err := m.wholeRows(w, logits.Rows); err != nil {

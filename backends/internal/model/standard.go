@@ -44,7 +44,8 @@ func (l *Loader) AttentionLayer(ctx context.Context, i int, o TransformerOptions
 	c := l.Config
 	rank, ranks := l.model.Rank, l.model.Ranks
 	heads, keyHeads := share(c.Heads, rank, ranks), c.kvExtent(rank, ranks)
-	a := nn.Attention{Heads: heads.size(), KVHeads: keyHeads.size(), HeadDim: c.HeadDim, Rope: l.Rope(), Layer: c.attentionIndex(i), Scale: float32(1 / math.Sqrt(float64(c.HeadDim)))}
+	a := nn.Attention{Heads: heads.size(), KVHeads: keyHeads.size(), HeadDim: c.HeadDim, Rope: l.Rope(), Layer: c.attentionIndex(i), Scale: float32(1 / math.Sqrt(float64(c.HeadDim))),
+		KeyParts: c.keyParts(l.model.Device, ranks), Sharers: c.keySharers(ranks)}
 	if c.StillLayers != nil && c.StillLayers[i] {
 		var err error
 		if a.Rope, err = l.still(); err != nil {
@@ -70,6 +71,7 @@ func (l *Loader) AttentionLayer(ctx context.Context, i int, o TransformerOptions
 		if *m.to, err = l.LinearOf(ctx, sources[i], prefix+m.name, lora.Attention, m.rows, hidden); err != nil {
 			return a, err
 		}
+		l.shareOut(m.to, nn.CutOutputs, sources[i].Out, m.rows)
 		if o.QKVBias {
 			if m.to.Bias, err = l.Vector(prefix+m.name+".bias", sources[i].Out, m.rows); err != nil {
 				return a, err
@@ -77,6 +79,7 @@ func (l *Loader) AttentionLayer(ctx context.Context, i int, o TransformerOptions
 		}
 	}
 	a.O, err = l.Linear(ctx, prefix+"o_proj", lora.Attention, c.HiddenSize, queries, hidden, heads.times(c.HeadDim), false)
+	l.shareOut(&a.O, nn.CutInputs, queries, heads.times(c.HeadDim))
 	return a, err
 }
 
@@ -103,6 +106,9 @@ func (l *Loader) MLP(ctx context.Context, prefix string, width int, o Transforme
 		return nil, err
 	}
 	m.Down, err = l.Linear(ctx, prefix+"down_proj", lora.MLP, l.Config.HiddenSize, width, hidden, own, false)
+	l.shareOut(&m.Gate, nn.CutOutputs, width, own)
+	l.shareOut(&m.Up, nn.CutOutputs, width, own)
+	l.shareOut(&m.Down, nn.CutInputs, width, own)
 	return m, err
 }
 

@@ -15,6 +15,11 @@ type Attention struct {
 	Rope                    tensor.Tensor // see RopeTable
 	Layer                   int           // of the pages
 	Scale                   float32       // 1/√HeadDim
+	// KeyParts is how many of the parts into which ranks may cut a key head's query heads are here: the gradients by its keys and values are summed over each part, and then over the parts as a tree. 0 is 1.
+	KeyParts int
+	// Sharers is how many ranks, one after another, have each key head of this one, where there are more ranks than key heads. Each computes the gradients by what its query heads see, all add them, and each counts an equal
+	// share of the head's elements in what goes further back. 0 is 1.
+	Sharers int
 }
 
 // AttentionActivations is what backward needs.
@@ -122,9 +127,6 @@ func (t *Attention) Forward(p *Pass, out, h tensor.Tensor, activations Activatio
 	if err := p.linears(a.o, application{&t.O, out, &a.oa}); err != nil {
 		return err
 	}
-	if err := p.reduce(out); err != nil {
-		return err
-	}
 	return p.Temp.Release(mark)
 }
 
@@ -132,9 +134,8 @@ func (t *Attention) Forward(p *Pass, out, h tensor.Tensor, activations Activatio
 func (t *Attention) Backward(p *Pass, dh, dout, h tensor.Tensor, activations Activations, inputGradient bool) error {
 	a := activations.(*AttentionActivations)
 	rows := h.Rows
-	var do, dq, dk, dv tensor.Tensor
-	if err := p.get(rows, slot{&do, p.Temp, a.o.Cols}, slot{&dq, p.Temp, a.q.Cols},
-		slot{&dk, p.Temp, t.KVHeads * t.HeadDim}, slot{&dv, p.Temp, t.KVHeads * t.HeadDim}); err != nil {
+	var do, dq tensor.Tensor
+	if err := p.get(rows, slot{&do, p.Temp, a.o.Cols}, slot{&dq, p.Temp, a.q.Cols}); err != nil {
 		return err
 	}
 	if err := t.outputBackward(p, do, dout, a); err != nil {
@@ -144,7 +145,8 @@ func (t *Attention) Backward(p *Pass, dh, dout, h tensor.Tensor, activations Act
 	if err != nil {
 		return err
 	}
-	if err := p.attentionBackward(dq, dk, dv, do, o, a.lse, a.q, t.Layer, t.Heads, t.Scale); err != nil {
+	dk, dv, err := t.keysBackward(p, dq, do, o, a.lse, a.q)
+	if err != nil {
 		return err
 	}
 	queries, err := p.readable(a.queries)
@@ -158,16 +160,112 @@ func (t *Attention) Backward(p *Pass, dh, dout, h tensor.Tensor, activations Act
 	if err := p.turnHeadsBackward(dq, dk, t.heads(p, queries, keys)); err != nil {
 		return err
 	}
-	if err := t.Q.Backward(p, dh, dq, h, &a.qa, false, inputGradient); err != nil {
+	ownK, err := t.counted(p, dk)
+	if err != nil {
 		return err
 	}
-	if err := t.K.Backward(p, dh, dk, h, &a.ka, true, inputGradient); err != nil {
+	ownV, err := t.counted(p, dv)
+	if err != nil {
 		return err
 	}
-	if err := t.V.Backward(p, dh, dv, h, &a.va, true, inputGradient); err != nil || !inputGradient {
+	return p.backward(dh, h, inputGradient, slope{&t.Q, dq, dq, &a.qa}, slope{&t.K, dk, ownK, &a.ka}, slope{&t.V, dv, ownV, &a.va})
+}
+
+// keysBackward is attention's backward pass: it writes dq, and gives the gradients by keys and values, whole.
+func (t *Attention) keysBackward(p *Pass, dq, do, o, lse, q tensor.Tensor) (dk, dv tensor.Tensor, err error) {
+	rows, width, parts := dq.Rows, t.KVHeads*t.HeadDim, max(1, t.KeyParts)
+	if err = p.get(rows, slot{&dk, p.Temp, width}, slot{&dv, p.Temp, width}); err != nil {
+		return
+	}
+	if parts == 1 && t.Sharers <= 1 {
+		err = p.attentionBackward(dq, dk, dv, do, o, lse, q, t.Layer, t.Heads, t.Scale)
+		return
+	}
+	mark := p.Temp.Mark()
+	var partK, partV tensor.Tensor
+	if err = p.get(rows, slot{&partK, p.Temp, parts * width}, slot{&partV, p.Temp, parts * width}); err != nil {
+		return
+	}
+	if err = p.attentionBackward(dq, partK, partV, do, o, lse, q, t.Layer, t.Heads, t.Scale); err != nil {
+		return
+	}
+	for _, g := range [][2]tensor.Tensor{{dk, partK}, {dv, partV}} {
+		for head := range t.KVHeads {
+			if err = p.sumColumns(g[0].Columns(head*t.HeadDim, (head+1)*t.HeadDim), g[1], head*parts, parts); err != nil {
+				return
+			}
+		}
+	}
+	if t.Sharers > 1 {
+		if err = t.shareKeys(p, dk, dv); err != nil {
+			return
+		}
+	}
+	err = p.Temp.Release(mark)
+	return
+}
+
+// sumColumns writes the sum of count ranges of columns of x, each as wide as sum, from number first on, as a tree over neighbours. x is overwritten.
+func (p *Pass) sumColumns(sum, x tensor.Tensor, first, count int) error {
+	part := func(i int) tensor.Tensor { return x.Columns((first+i)*sum.Cols, (first+i+1)*sum.Cols) }
+	for step := 1; step < count; step *= 2 {
+		for i := 0; i+step < count; i += 2 * step {
+			if err := p.Device.Add(part(i), part(i+step)); err != nil {
+				return err
+			}
+		}
+	}
+	return p.Device.Round(sum, part(0)) // a copy
+}
+
+// shareKeys adds the gradients by the key head that several ranks have, on all of them.
+func (t *Attention) shareKeys(p *Pass, dk, dv tensor.Tensor) error {
+	ranks := t.Sharers // at least: a model that is only measured has no others
+	if p.Comm != nil {
+		ranks = p.Comm.Size()
+	}
+	var own, all tensor.Tensor
+	if err := p.get(dk.Rows, slot{&own, p.Temp, 2 * dk.Cols}, slot{&all, p.Temp, 2 * dk.Cols * ranks}); err != nil || p.Comm == nil {
 		return err
 	}
-	return p.reduce(dh)
+	for i, d := range []tensor.Tensor{dk, dv} {
+		if err := p.Device.Round(own.Columns(i*d.Cols, (i+1)*d.Cols), d); err != nil { // a copy
+			return err
+		}
+	}
+	if err := p.Comm.AllGather(all, own); err != nil {
+		return err
+	}
+	first := p.Comm.Rank() / t.Sharers * t.Sharers
+	if err := p.sumColumns(own, all, first, t.Sharers); err != nil {
+		return err
+	}
+	for i, d := range []tensor.Tensor{dk, dv} {
+		if err := p.Device.Round(d, own.Columns(i*d.Cols, (i+1)*d.Cols)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// counted is the gradient by keys or values with zeros for what other ranks that have the head count.
+func (t *Attention) counted(p *Pass, d tensor.Tensor) (tensor.Tensor, error) {
+	if t.Sharers <= 1 {
+		return d, nil
+	}
+	own, err := p.Temp.Get(d.Rows, d.Cols)
+	if err != nil || p.Comm == nil {
+		return own, err
+	}
+	place := p.Comm.Rank() % t.Sharers
+	from, to := d.Cols*place/t.Sharers&^1, d.Cols*(place+1)/t.Sharers&^1
+	if place == t.Sharers-1 {
+		to = d.Cols
+	}
+	if err := p.Device.Zero(own); err != nil {
+		return own, err
+	}
+	return own, p.Device.Round(own.Columns(from, to), d.Columns(from, to)) // a copy
 }
 
 // outputBackward is the backward pass of the product with O.
@@ -180,7 +278,7 @@ func (t *Attention) outputBackward(p *Pass, do, dout tensor.Tensor, a *Attention
 			return err
 		}
 	}
-	if err := t.O.Backward(p, do, dout, o, &a.oa, false, true); err != nil {
+	if err := t.O.Backward(p, do, dout, o, &a.oa, true); err != nil {
 		return err
 	}
 	return p.Temp.Release(mark)

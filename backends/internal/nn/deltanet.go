@@ -7,7 +7,7 @@ import (
 )
 
 // DeltaNet is linear attention by the gated delta rule: queries, keys and values go through a causal convolution, a state of every value head takes them up one token after another, and what it gives is normed and gated. It
-// goes token by token in training as in sampling. Where the model is cut, the heads are those of the rank.
+// goes token by token in training as in sampling. It is whole on a device: ranks do not share it out yet, so its products have no segments.
 type DeltaNet struct {
 	Q, K, V, Z, A, B, O Linear
 	Filter              tensor.Tensor // of the convolution: width × (queries, keys, values)
@@ -113,9 +113,6 @@ func (d *DeltaNet) Forward(p *Pass, out, h tensor.Tensor, activations Activation
 	if err := p.linears(gated, application{&d.O, out, &a.oa}); err != nil {
 		return err
 	}
-	if err := p.reduce(out); err != nil {
-		return err
-	}
 	return p.Temp.Release(mark)
 }
 
@@ -140,7 +137,7 @@ func (d *DeltaNet) Backward(p *Pass, dh, dout, h tensor.Tensor, activations Acti
 	if err := d.gate(p, gated, a); err != nil {
 		return err
 	}
-	if err := d.O.Backward(p, do, dout, gated, &a.oa, false, true); err != nil {
+	if err := d.O.Backward(p, do, dout, gated, &a.oa, true); err != nil {
 		return err
 	}
 	if err := p.Temp.Release(part); err != nil {
@@ -172,12 +169,7 @@ func (d *DeltaNet) Backward(p *Pass, dh, dout, h tensor.Tensor, activations Acti
 		dy tensor.Tensor
 		a  *LinearActivations
 	}{{&d.Q, dq, &a.qa}, {&d.K, dk, &a.ka}, {&d.V, dv, &a.va}, {&d.Z, dz, &a.za}, {&d.A, da, &a.aa}, {&d.B, db, &a.ba}} {
-		if err := l.Backward(p, dh, l.dy, h, l.a, i > 0, inputGradient); err != nil {
-			return err
-		}
-	}
-	if inputGradient {
-		if err := p.reduce(dh); err != nil {
+		if err := l.backward(p, dh, l.dy, h, l.a, i > 0, inputGradient); err != nil {
 			return err
 		}
 	}

@@ -85,9 +85,6 @@ func (t *GatedAttention) Forward(p *Pass, out, h tensor.Tensor, activations Acti
 	if err := p.linears(gated, application{&t.O, out, &a.oa}); err != nil {
 		return err
 	}
-	if err := p.reduce(out); err != nil {
-		return err
-	}
 	return p.Temp.Release(mark)
 }
 
@@ -96,22 +93,23 @@ func (t *GatedAttention) Backward(p *Pass, dh, dout, h tensor.Tensor, activation
 	a := activations.(*GatedAttentionActivations)
 	mark := p.Temp.Mark()
 	rows := h.Rows
-	var gated, do, dq, dqueries, dk, dv tensor.Tensor
-	if err := p.get(rows, slot{&do, p.Temp, a.o.Cols}, slot{&dqueries, p.Temp, a.queries.Cols}, slot{&dk, p.Temp, a.keys.Cols}, slot{&dv, p.Temp, a.keys.Cols}, slot{&dq, p.Temp, a.q.Cols}, slot{&gated, p.Temp, a.o.Cols}); err != nil {
+	var gated, do, dq, dqueries tensor.Tensor
+	if err := p.get(rows, slot{&do, p.Temp, a.o.Cols}, slot{&dqueries, p.Temp, a.queries.Cols}, slot{&dq, p.Temp, a.q.Cols}, slot{&gated, p.Temp, a.o.Cols}); err != nil {
 		return err
 	}
 	queries, gates := t.halves(a.queries)
 	if err := p.Device.SigmoidGate(perHead(gated, t.Heads), perHead(a.o, t.Heads), gates); err != nil {
 		return err
 	}
-	if err := t.O.Backward(p, do, dout, gated, &a.oa, false, true); err != nil {
+	if err := t.O.Backward(p, do, dout, gated, &a.oa, true); err != nil {
 		return err
 	}
 	turned, dgates := t.halves(dqueries)
 	if err := p.Device.SigmoidGateBackward(perHead(do, t.Heads), dgates, perHead(do, t.Heads), perHead(a.o, t.Heads), gates); err != nil {
 		return err
 	}
-	if err := p.attentionBackward(dq, dk, dv, do, a.o, a.lse, a.q, t.Layer, t.Heads, t.Scale); err != nil {
+	dk, dv, err := t.keysBackward(p, dq, do, a.o, a.lse, a.q)
+	if err != nil {
 		return err
 	}
 	if err := p.Device.Rope(dq, p.Positions, t.Rope, t.Heads, true); err != nil {
@@ -126,19 +124,16 @@ func (t *GatedAttention) Backward(p *Pass, dh, dout, h tensor.Tensor, activation
 	if err := p.Device.RMSNormBackward(perHead(dk, t.KVHeads), perHead(dk, t.KVHeads), perHead(a.keys, t.KVHeads), t.KNorm.Weight, t.KNorm.Eps, false); err != nil {
 		return err
 	}
-	if err := t.Q.Backward(p, dh, dqueries, h, &a.qa, false, inputGradient); err != nil {
+	ownK, err := t.counted(p, dk)
+	if err != nil {
 		return err
 	}
-	if err := t.K.Backward(p, dh, dk, h, &a.ka, true, inputGradient); err != nil {
+	ownV, err := t.counted(p, dv)
+	if err != nil {
 		return err
 	}
-	if err := t.V.Backward(p, dh, dv, h, &a.va, true, inputGradient); err != nil {
+	if err := p.backward(dh, h, inputGradient, slope{&t.Q, dqueries, dqueries, &a.qa}, slope{&t.K, dk, ownK, &a.ka}, slope{&t.V, dv, ownV, &a.va}); err != nil {
 		return err
-	}
-	if inputGradient {
-		if err := p.reduce(dh); err != nil {
-			return err
-		}
 	}
 	return p.Temp.Release(mark)
 }

@@ -8,12 +8,34 @@ import (
 
 // Linear is y = Wx + bias + B·(scale·(A·x)), with the LoRA pair of each row's adapter. The chain of a product goes on from W over the rank; LoRA is never merged into W.
 //
-// Where a model is cut over ranks, a layer whose outputs are cut has rows of W and B and all of A; its input's gradient, and A's, are addends. A layer whose inputs are cut has columns of W and A and all of B; its output, and
-// B's gradient, are addends. The activations' addends are added by the layers above, once for all that they sum; the parameters' at the end (lora.NewCutReduction).
+// Where a model is cut over ranks, a layer whose outputs are cut has rows of W and B and all of A; the gradients by its input and by A·x are sums over the ranks. A layer whose inputs are cut has columns of W and A and all of B; its
+// output and A·x are. Those sums' axes are cut into Segments, of a model that is whole as well, and W·x and A·x are whole, scaled and rounded, before B's product begins; so the bits are the same on any number of ranks that
+// have whole segments, and every rank has the gradients by what it has of A and B (what several ranks have, each has whole).
 type Linear struct {
 	Weight tensor.Matrix
 	Bias   tensor.Tensor // 1 × out; no buffer = none
 	Module int           // the module number of its LoRA
+	Cut    Cut
+	// Segments are those of the axis that is cut, as far as it is here; none on a device that knows none, and on ranks that do not have whole ones.
+	Segments tensor.Segments
+}
+
+// Cut is what of a layer ranks share out.
+type Cut uint8
+
+// The axes of a weight.
+const (
+	NotCut Cut = iota
+	CutOutputs
+	CutInputs
+)
+
+// inputSegments are those of products over the layer's inputs.
+func (l *Linear) inputSegments() tensor.Segments {
+	if l.Cut == CutInputs {
+		return l.Segments
+	}
+	return tensor.Segments{}
 }
 
 // LinearActivations keeps the inner vectors scale·(A·x), rounded as the product with B saw them.
@@ -58,20 +80,33 @@ func (p *Pass) linears(x tensor.Tensor, layers ...application) error {
 		}
 		return nil
 	}
+	reduces := layers[0].reduces(p) // all of them do, or none: they have x in common
 	p.matMuls, p.expansions = p.matMuls[:0], p.expansions[:0]
 	p.groups = slices.Grow(p.groups[:0], len(layers)*(2*len(p.Segments)+1)) // grown before, because products have slices of it
 	for _, l := range layers {
 		p.groups = append(p.groups, tensor.RowGroup{To: x.Rows, Matrix: l.Weight})
-		p.matMuls = append(p.matMuls, tensor.Multiplication{Y: l.y, X: x, Groups: p.groups[len(p.groups)-1:]})
+		p.matMuls = append(p.matMuls, tensor.Multiplication{Y: l.y, X: x, Groups: p.groups[len(p.groups)-1:], Segments: l.inputSegments()})
 	}
 	for _, l := range layers {
 		if p.largestRank(l.Module) == 0 {
 			continue
 		}
-		p.matMuls = append(p.matMuls, tensor.Multiplication{Y: l.a.inner, X: x, Groups: p.shrinks(l.Module)})
+		p.matMuls = append(p.matMuls, tensor.Multiplication{Y: l.a.inner, X: x, Groups: p.shrinks(l.Module, !reduces), Segments: l.inputSegments()})
 		p.expansions = append(p.expansions, tensor.Multiplication{Y: l.y, X: l.a.inner, Groups: p.expands(l.Module), Accumulate: true})
 	}
-	p.stages = append(p.stages[:0], p.matMuls, p.expansions)
+	p.stages = append(p.stages[:0], p.matMuls)
+	if reduces {
+		if err := p.Device.MatMuls(p.stages...); err != nil {
+			return err
+		}
+		for _, l := range layers {
+			if err := l.reduce(p, l.y, l.a); err != nil {
+				return err
+			}
+		}
+		p.stages = p.stages[:0]
+	}
+	p.stages = append(p.stages, p.expansions)
 	if err := p.Device.MatMuls(p.stages...); err != nil {
 		return err
 	}
@@ -95,14 +130,17 @@ func (l *Linear) Forward(p *Pass, y, x tensor.Tensor, a *LinearActivations) erro
 
 // forward is Forward in steps.
 func (l *Linear) forward(p *Pass, y, x tensor.Tensor, a *LinearActivations) error {
-	if err := p.matMul(y, x, l.Weight, false); err != nil {
+	if err := p.matMul(y, x, l.Weight, l.inputSegments()); err != nil {
 		return err
 	}
-	if err := l.inner(p, x, a); err != nil {
+	if err := l.shrink(p, x, a); err != nil {
+		return err
+	}
+	if err := l.reduce(p, y, a); err != nil {
 		return err
 	}
 	p.groups = p.groups[:0]
-	if err := p.matMulGroups(y, a.inner, p.expands(l.Module), true); err != nil {
+	if err := p.matMulGroups(y, a.inner, p.expands(l.Module), true, tensor.Segments{}); err != nil {
 		return err
 	}
 	if l.Bias.Buffer == nil {
@@ -113,19 +151,60 @@ func (l *Linear) forward(p *Pass, y, x tensor.Tensor, a *LinearActivations) erro
 
 // inner computes only what Backward needs, which has been reserved.
 func (l *Linear) inner(p *Pass, x tensor.Tensor, a *LinearActivations) error {
+	if err := l.shrink(p, x, a); err != nil {
+		return err
+	}
+	return l.reduce(p, tensor.Tensor{}, a)
+}
+
+// shrink computes A·x: the rank's part of it, if the layer reduces.
+func (l *Linear) shrink(p *Pass, x tensor.Tensor, a *LinearActivations) error {
 	if p.largestRank(l.Module) == 0 {
 		return nil
 	}
 	p.groups = p.groups[:0]
-	return p.matMulGroups(a.inner, x, p.shrinks(l.Module), false)
+	return p.matMulGroups(a.inner, x, p.shrinks(l.Module, !l.reduces(p)), false, l.inputSegments())
 }
 
-// shrinks appends the products with A of a module to p.groups, and gives them.
-func (p *Pass) shrinks(module int) []tensor.RowGroup {
+// reduces tells whether what products over the layer's inputs give are sums over the ranks.
+func (l *Linear) reduces(p *Pass) bool { return l.Cut == CutInputs && p.Comm != nil }
+
+// reduce makes the ranks' parts of y, if it has a buffer, and of A·x whole, if the layer's are parts, and finishes A·x.
+func (l *Linear) reduce(p *Pass, y tensor.Tensor, a *LinearActivations) error {
+	if !l.reduces(p) {
+		return nil
+	}
+	p.sums = p.sums[:0]
+	if y.Buffer != nil {
+		p.sums = append(p.sums, y)
+	}
+	lora := p.largestRank(l.Module) > 0
+	if lora {
+		p.sums = append(p.sums, a.inner)
+	}
+	if err := p.reduce(p.sums...); err != nil || !lora {
+		return err
+	}
+	for _, s := range p.Segments {
+		if m := s.lora(l.Module); m.A != nil {
+			if err := p.Device.Scale(a.inner.Slice(s.From, s.To).Columns(0, m.A.Out()), m.Scale, m.A.DType()); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// shrinks appends the products with A of a module to p.groups, and gives them: scaled and rounded, if they are to be finished.
+func (p *Pass) shrinks(module int, finish bool) []tensor.RowGroup {
 	from := len(p.groups)
 	for _, s := range p.Segments {
 		if m := s.lora(module); m.A != nil {
-			p.groups = append(p.groups, tensor.RowGroup{From: s.From, To: s.To, Matrix: m.A, Factor: m.Scale, Round: m.A.DType()})
+			g := tensor.RowGroup{From: s.From, To: s.To, Matrix: m.A}
+			if finish {
+				g.Factor, g.Round = m.Scale, m.A.DType()
+			}
+			p.groups = append(p.groups, g)
 		}
 	}
 	return p.groups[from:]
@@ -142,9 +221,17 @@ func (p *Pass) expands(module int) []tensor.RowGroup {
 	return p.groups[from:]
 }
 
-// Backward gives, for dy (rows × out) and the x that Forward had, the gradient by x: dx is overwritten or, with accumulate, added to; without inputGradient it is not computed and dx has no meaning. It adds
+// Backward gives, for dy (rows × out) and the x that Forward had, the gradient by x: dx is overwritten; without inputGradient it is not computed and dx has no meaning. It adds
 // the gradients by A and B of the ranges of p.Gradients.
-func (l *Linear) Backward(p *Pass, dx, dy, x tensor.Tensor, a *LinearActivations, accumulate, inputGradient bool) error {
+func (l *Linear) Backward(p *Pass, dx, dy, x tensor.Tensor, a *LinearActivations, inputGradient bool) error {
+	if l.Cut == CutOutputs {
+		return p.backward(dx, x, inputGradient, slope{l, dy, dy, a})
+	}
+	return l.backward(p, dx, dy, x, a, false, inputGradient)
+}
+
+// backward is Backward of a layer whose input's gradient is no sum over ranks: with accumulate it is added to dx.
+func (l *Linear) backward(p *Pass, dx, dy, x tensor.Tensor, a *LinearActivations, accumulate, inputGradient bool) error {
 	rank := p.largestRank(l.Module)
 	_, streamed := l.Weight.(Streamed)
 	work := productWork(dy.Rows, l.Weight)
@@ -187,9 +274,9 @@ func (l *Linear) Backward(p *Pass, dx, dy, x tensor.Tensor, a *LinearActivations
 			err = p.did(work)
 		}
 	} else {
-		err = p.matMulTransposedGroups(dinner, dy, back, false)
+		err = p.matMulTransposedGroups(dinner, dy, back, false, tensor.Segments{})
 		if err == nil && inputGradient {
-			err = p.matMulTransposedGroups(dx, dinner, on, true)
+			err = p.matMulTransposedGroups(dx, dinner, on, true, tensor.Segments{})
 		}
 	}
 	if err != nil {

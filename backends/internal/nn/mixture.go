@@ -7,6 +7,8 @@ import (
 // Mixture is the feed-forward layer of which every token takes a few experts: each is a gated MLP, and what they give is added, weighted by the router's probabilities. See tensor.ExpertDevice for the choice.
 //
 // LoRA of an expert layer has an A or a B that all experts share, or one for each. The adapters of one batch may differ in that.
+//
+// It is whole on a device: ranks do not share it out yet, so its products have no segments.
 type Mixture struct {
 	Router         tensor.Matrix // experts × hidden
 	Gate, Up, Down ExpertLinear
@@ -184,7 +186,7 @@ func (m *Mixture) Forward(p *Pass, out, h tensor.Tensor, activations Activations
 
 func (m *Mixture) forward(p *Pass, out, h tensor.Tensor, c *mixtureChunk) error {
 	mark := p.Temp.Mark()
-	if err := p.matMul(c.logits, h, m.Router, false); err != nil {
+	if err := p.matMul(c.logits, h, m.Router, tensor.Segments{}); err != nil {
 		return err
 	}
 	if err := p.Device.Route(c.choice, c.p, c.logits, m.Normalise); err != nil {
@@ -233,7 +235,7 @@ func (m *Mixture) forward(p *Pass, out, h tensor.Tensor, c *mixtureChunk) error 
 // adapt adds to y, a row for each slot, what the LoRA of gate or up gives for the tokens h.
 func (c *mixtureChunk) adapt(p *Pass, module int, y, h tensor.Tensor, inner *innerActivations) error {
 	if inner.tokens.Buffer != nil {
-		if err := p.grouped(inner.tokens, h, c.tokenGroups(module, false, shrink), false, false); err != nil {
+		if err := p.matMulGroups(inner.tokens, h, c.tokenGroups(module, false, shrink), false, tensor.Segments{}); err != nil {
 			return err
 		}
 		if err := p.routed(c.table, tensor.RoutedProduct{Y: y, X: inner.tokens, Gathered: true, Accumulate: true, Groups: c.routedGroups(module, false, true, expand)}); err != nil {
@@ -283,7 +285,7 @@ func (m *Mixture) down(p *Pass, out, hidden tensor.Tensor, c *mixtureChunk) erro
 	if inner.tokens.Buffer == nil {
 		return nil
 	}
-	return p.grouped(out, inner.tokens, c.tokenGroups(module, true, expand), true, false)
+	return p.matMulGroups(out, inner.tokens, c.tokenGroups(module, true, expand), true, tensor.Segments{})
 }
 
 // combineInner writes scale·Σ p·(A·h) over the slots of each token, rounded as the product with B sees it.

@@ -86,7 +86,7 @@ func (m *Mixture) inputBackward(p *Pass, dh, rows, dp tensor.Tensor, c *mixtureC
 		if l.dinner.Buffer == nil {
 			continue
 		}
-		if err := p.grouped(dh, l.dinner, c.tokenGroups(l.module, false, shrinkBackward), true, true); err != nil {
+		if err := p.matMulTransposedGroups(dh, l.dinner, c.tokenGroups(l.module, false, shrinkBackward), true, tensor.Segments{}); err != nil {
 			return err
 		}
 	}
@@ -112,7 +112,7 @@ func (m *Mixture) downBackward(p *Pass, dp, dhidden, hidden, dout tensor.Tensor,
 		if err := p.get(c.table.Tokens, slot{&tokens, p.Temp, inner.tokens.Cols}); err != nil {
 			return err
 		}
-		if err := p.grouped(tokens, dout, c.tokenGroups(module, true, expandBackward), false, true); err != nil {
+		if err := p.matMulTransposedGroups(tokens, dout, c.tokenGroups(module, true, expandBackward), false, tensor.Segments{}); err != nil {
 			return err
 		}
 		if err := p.routed(c.table, tensor.RoutedProduct{Y: dhidden, X: tokens, Gathered: true, Accumulate: true, Transposed: true, Groups: c.routedGroups(module, true, true, shrinkBackward)}); err != nil {

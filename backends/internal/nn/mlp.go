@@ -68,8 +68,8 @@ func (m *MLP) Forward(p *Pass, out, h tensor.Tensor, activations Activations) er
 	}
 	if out.Buffer == nil {
 		err = m.Down.inner(p, hidden, &a.da)
-	} else if err = p.linears(hidden, application{&m.Down, out, &a.da}); err == nil {
-		err = p.reduce(out)
+	} else {
+		err = p.linears(hidden, application{&m.Down, out, &a.da})
 	}
 	if err != nil {
 		return err
@@ -95,20 +95,14 @@ func (m *MLP) Backward(p *Pass, dh, dout, h tensor.Tensor, activations Activatio
 	if err := p.swiGLU(hidden, gate, up); err != nil {
 		return err
 	}
-	if err := m.Down.Backward(p, dhidden, dout, hidden, &a.da, false, true); err != nil {
+	if err := m.Down.Backward(p, dhidden, dout, hidden, &a.da, true); err != nil {
 		return err
 	}
 	dgate, dup := hidden, dhidden // the product has been read
 	if err := p.swiGLUBackward(dgate, dup, dhidden, gate, up); err != nil {
 		return err
 	}
-	if err := m.Gate.Backward(p, dh, dgate, h, &a.ga, false, inputGradient); err != nil {
-		return err
-	}
-	if err := m.Up.Backward(p, dh, dup, h, &a.ua, true, inputGradient); err != nil || !inputGradient {
-		return err
-	}
-	return p.reduce(dh)
+	return p.backward(dh, h, inputGradient, slope{&m.Gate, dgate, dgate, &a.ga}, slope{&m.Up, dup, dup, &a.ua})
 }
 
 // swiGLU is Device.SwiGLU in steps.

@@ -48,7 +48,7 @@ type GradientRange struct {
 type Comm interface {
 	Rank() int
 	Size() int
-	AllReduce(t tensor.Tensor) error
+	AllReduce(ts ...tensor.Tensor) error
 	AllGather(dst, part tensor.Tensor) error
 	AllReduceHost(values []float32) error
 }
@@ -87,20 +87,22 @@ type Pass struct {
 	// the products with B, which come after those with A
 	expansions []tensor.Multiplication
 	stages     [][]tensor.Multiplication
+	one        [1]tensor.Multiplication
+	sums       []tensor.Tensor // that ranks have parts of
 }
 
-// reduce makes partial sums whole, where a model is cut.
-func (p *Pass) reduce(t tensor.Tensor) error {
-	if p.Comm == nil {
+// reduce makes partial sums whole, where a model is cut: all at one meeting of the ranks.
+func (p *Pass) reduce(ts ...tensor.Tensor) error {
+	if p.Comm == nil || len(ts) == 0 {
 		return nil
 	}
-	return p.Comm.AllReduce(t)
+	return p.Comm.AllReduce(ts...)
 }
 
 // Reset empties the pass but keeps the memory of its slices.
 func (p *Pass) Reset() {
 	*p = Pass{Segments: p.Segments[:0], Gradients: p.Gradients[:0], Runs: p.Runs[:0], StateRuns: p.StateRuns[:0], Positions: p.Positions[:0],
-		part: p.part[:0], groups: p.groups[:0], clipped: p.clipped[:0], products: p.products[:0], matMuls: p.matMuls[:0], expansions: p.expansions[:0], stages: p.stages[:0]}
+		part: p.part[:0], groups: p.groups[:0], clipped: p.clipped[:0], products: p.products[:0], matMuls: p.matMuls[:0], expansions: p.expansions[:0], stages: p.stages[:0], sums: p.sums[:0]}
 }
 
 // Layer is one residual layer of a decoder. Activations hold what Forward keeps for Backward: views into the pass's Keep arena, in a value that is made once and used again.

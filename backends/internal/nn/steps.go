@@ -7,7 +7,7 @@ import (
 )
 
 // A pass over many tokens is cut into device steps of about Pass.StepWork operations, between which it yields. Cuts change no bits: products are cut at the weight's outputs (in the backward pass of the input the
-// chain goes on from piece to piece), other operations at rows, attention's backward pass at keys.
+// chain goes on from piece to piece; where it has segments, at rows), other operations at rows, attention's backward pass at keys.
 
 // did counts work that was done and yields when a step's worth has been.
 func (p *Pass) did(work float64) error {
@@ -65,24 +65,21 @@ type Streamed interface {
 	Stream(visit func(from int, piece tensor.Matrix) error) error
 }
 
-// matMul is Device.MatMul in steps.
-func (p *Pass) matMul(y, x tensor.Tensor, w tensor.Matrix, accumulate bool) error {
+// matMul is Device.MatMul in steps, with the segments of the inner axis.
+func (p *Pass) matMul(y, x tensor.Tensor, w tensor.Matrix, segments tensor.Segments) error {
 	if s, ok := w.(Streamed); ok {
 		return s.Stream(func(from int, piece tensor.Matrix) error {
-			return p.matMul(y.Columns(from, from+piece.Out()), x, piece, accumulate)
+			return p.matMul(y.Columns(from, from+piece.Out()), x, piece, segments)
 		})
 	}
 	work := productWork(x.Rows, w)
 	size := p.piece(w.Out(), tensor.MatrixRows, work)
-	if size >= w.Out() {
-		if err := p.Device.MatMul(y, x, w, accumulate); err != nil {
-			return err
-		}
-		return p.did(work)
-	}
 	for from := 0; from < w.Out(); from += size {
-		to := min(from+size, w.Out())
-		if err := p.Device.MatMul(y.Columns(from, to), x, w.Rows(from, to), accumulate); err != nil {
+		to, part := min(from+size, w.Out()), w
+		if size < w.Out() {
+			part = w.Rows(from, to)
+		}
+		if err := p.multiply(y.Columns(from, to), x, part, segments); err != nil {
 			return err
 		}
 		if err := p.did(work * float64(to-from) / float64(w.Out())); err != nil {
@@ -90,6 +87,22 @@ func (p *Pass) matMul(y, x tensor.Tensor, w tensor.Matrix, accumulate bool) erro
 		}
 	}
 	return nil
+}
+
+// multiply is Device.MatMul with segments.
+func (p *Pass) multiply(y, x tensor.Tensor, w tensor.Matrix, segments tensor.Segments) error {
+	if segments.Count == 0 {
+		return p.Device.MatMul(y, x, w, false)
+	}
+	p.groups = append(p.groups[:0], tensor.RowGroup{To: x.Rows, Matrix: w})
+	return p.alone(tensor.Multiplication{Y: y, X: x, Groups: p.groups, Segments: segments})
+}
+
+// alone is Device.MatMuls of one.
+func (p *Pass) alone(m tensor.Multiplication) error {
+	p.one[0] = m
+	p.stages = append(p.stages[:0], p.one[:])
+	return p.Device.MatMuls(p.stages...)
 }
 
 // matMulTransposed is Device.MatMulTransposed in steps.
@@ -119,17 +132,18 @@ func (p *Pass) matMulTransposed(dx, dy tensor.Tensor, w tensor.Matrix, accumulat
 	return nil
 }
 
-// matMulGroups is Device.MatMulGroups in steps.
-func (p *Pass) matMulGroups(y, x tensor.Tensor, groups []tensor.RowGroup, accumulate bool) error {
-	return p.grouped(y, x, groups, accumulate, false)
+// matMulGroups is Device.MatMulGroups in steps, with the segments of the inner axis.
+func (p *Pass) matMulGroups(y, x tensor.Tensor, groups []tensor.RowGroup, accumulate bool, segments tensor.Segments) error {
+	return p.grouped(tensor.Multiplication{Y: y, X: x, Groups: groups, Accumulate: accumulate, Segments: segments})
 }
 
-// matMulTransposedGroups is Device.MatMulTransposedGroups in steps.
-func (p *Pass) matMulTransposedGroups(dx, dy tensor.Tensor, groups []tensor.RowGroup, accumulate bool) error {
-	return p.grouped(dx, dy, groups, accumulate, true)
+// matMulTransposedGroups is Device.MatMulTransposedGroups in steps, with the segments of the inner axis.
+func (p *Pass) matMulTransposedGroups(dx, dy tensor.Tensor, groups []tensor.RowGroup, accumulate bool, segments tensor.Segments) error {
+	return p.grouped(tensor.Multiplication{Y: dx, X: dy, Groups: groups, Accumulate: accumulate, Segments: segments, Transposed: true})
 }
 
-func (p *Pass) grouped(y, x tensor.Tensor, groups []tensor.RowGroup, accumulate, transposed bool) error {
+func (p *Pass) grouped(m tensor.Multiplication) error {
+	y, x, groups := m.Y, m.X, m.Groups
 	if len(groups) == 0 {
 		return nil
 	}
@@ -138,7 +152,7 @@ func (p *Pass) grouped(y, x tensor.Tensor, groups []tensor.RowGroup, accumulate,
 		work += productWork(g.To-g.From, g.Matrix)
 	}
 	if p.piece(y.Rows, 1, work) >= y.Rows {
-		if err := p.groupsAtOnce(y, x, groups, accumulate, transposed); err != nil {
+		if err := p.groupsAtOnce(m); err != nil {
 			return err
 		}
 		return p.did(work)
@@ -150,15 +164,20 @@ func (p *Pass) grouped(y, x tensor.Tensor, groups []tensor.RowGroup, accumulate,
 				p.clipped = append(p.clipped, g)
 			}
 		}
-		return p.groupsAtOnce(y.Slice(from, to), x.Slice(from, to), p.clipped, accumulate, transposed)
+		part := m
+		part.Y, part.X, part.Groups = y.Slice(from, to), x.Slice(from, to), p.clipped
+		return p.groupsAtOnce(part)
 	})
 }
 
-func (p *Pass) groupsAtOnce(y, x tensor.Tensor, groups []tensor.RowGroup, accumulate, transposed bool) error {
-	if transposed {
-		return p.Device.MatMulTransposedGroups(y, x, groups, accumulate)
+func (p *Pass) groupsAtOnce(m tensor.Multiplication) error {
+	switch {
+	case m.Segments.Count > 0:
+		return p.alone(m)
+	case m.Transposed:
+		return p.Device.MatMulTransposedGroups(m.Y, m.X, m.Groups, m.Accumulate)
 	}
-	return p.Device.MatMulGroups(y, x, groups, accumulate)
+	return p.Device.MatMulGroups(m.Y, m.X, m.Groups, m.Accumulate)
 }
 
 // outerProducts is Device.OuterProducts in steps: all at once if they are no more than one, else one by one.

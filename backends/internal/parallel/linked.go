@@ -7,7 +7,7 @@ import (
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 )
 
-// linked is a Comm over tensor.Link. The library only moves values; they are added by this package, in the order of the ranks, so that a sum has the same bits as over local, whatever the library's version, algorithm and
+// linked is a Comm over tensor.Link. The library only moves values; they are added by this package, as local adds them, so that a sum has the same bits as over local, whatever the library's version, algorithm and
 // topology. The ranks meet on the host before each operation, as in local, so that one that has failed is not waited for.
 type linked struct {
 	*local
@@ -116,18 +116,23 @@ func (c *linked) exchange(s slot, f func() error) error {
 	return err
 }
 
-func (c *linked) AllReduce(t tensor.Tensor) error {
+func (c *linked) AllReduce(ts ...tensor.Tensor) error {
 	if err := c.reserve(0); err != nil {
 		return err
 	}
-	return c.exchange(slot{operation: "all-reduce", tensor: t}, func() error {
-		return pieces(t.Rows, t.Cols, c.piece, func(fromRow, toRow, fromCol, toCol int) error {
-			piece := t.Slice(fromRow, toRow).Columns(fromCol, toCol)
-			if c.Size() > 2 && piece.Rows*piece.Cols > oneShot {
-				return c.reduceShares(piece)
+	return c.exchange(slot{operation: "all-reduce", tensors: ts}, func() error {
+		for _, t := range ts {
+			if err := pieces(t.Rows, t.Cols, c.piece, func(fromRow, toRow, fromCol, toCol int) error {
+				piece := t.Slice(fromRow, toRow).Columns(fromCol, toCol)
+				if c.Size() > 2 && piece.Rows*piece.Cols > oneShot {
+					return c.reduceShares(piece)
+				}
+				return c.reduceWhole(piece)
+			}); err != nil {
+				return err
 			}
-			return c.reduceWhole(piece)
-		})
+		}
+		return nil
 	})
 }
 
@@ -141,7 +146,15 @@ func (c *linked) reduceWhole(t tensor.Tensor) error {
 	if err := c.link.AllGather(all, all.Slice(c.rank, c.rank+1)); err != nil {
 		return err
 	}
-	return c.sum(t, part)
+	return c.treeSum(t, part)
+}
+
+// treeSum writes the sum of the ranks' parts, which become sums of several.
+func (c *linked) treeSum(t tensor.Tensor, part func(rank int) tensor.Tensor) error {
+	if err := tree(c.Size(), func(to, from int) error { return c.device.Add(part(to), part(from)) }); err != nil {
+		return err
+	}
+	return c.device.Round(t, part(0))
 }
 
 // sum writes the sum of the ranks' parts in their order.
@@ -171,7 +184,7 @@ func (c *linked) reduceShares(t tensor.Tensor) error {
 		return err
 	}
 	own := mine.Slice(c.rank, c.rank+1)
-	if err := c.sum(own, func(r int) tensor.Tensor { return theirs.Slice(r, r+1) }); err != nil {
+	if err := c.treeSum(own, func(r int) tensor.Tensor { return theirs.Slice(r, r+1) }); err != nil {
 		return err
 	}
 	if err := c.link.AllGather(mine, own); err != nil {

@@ -77,7 +77,7 @@ func TestGPUs(t *testing.T) {
 			for _, shape := range c.shapes {
 				rows, cols := shape[0], shape[1]
 				size := rows * cols
-				sum, wide := sums(n, size), sums(n, n*size)
+				sum, wide := treeSums(n, size), sums(n, n*size)
 				var brought [n][]float32
 				for r := range n {
 					brought[r] = values(r, size)

@@ -3,6 +3,7 @@ package parallel
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -40,6 +41,7 @@ type slot struct {
 	root      int
 	tensor    tensor.Tensor
 	part      tensor.Tensor
+	tensors   []tensor.Tensor // of a reduction
 	host      []float32
 }
 
@@ -225,6 +227,15 @@ func (s slot) String() string {
 	switch {
 	case s.host != nil:
 		return fmt.Sprintf("%s of %d values", s.operation, len(s.host))
+	case len(s.tensors) > 0:
+		text := s.operation + " of "
+		for i, t := range s.tensors {
+			if i > 0 {
+				text += ", "
+			}
+			text += fmt.Sprintf("%d × %d", t.Rows, t.Cols)
+		}
+		return text
 	case s.tensor.Buffer == nil:
 		return s.operation // of nothing: a meeting
 	}
@@ -232,7 +243,7 @@ func (s slot) String() string {
 }
 
 func sameShape(a, b slot) bool {
-	return a.tensor.Rows == b.tensor.Rows && a.tensor.Cols == b.tensor.Cols && a.part.Rows == b.part.Rows && a.part.Cols == b.part.Cols
+	return slices.EqualFunc(a.tensors, b.tensors, func(a, b tensor.Tensor) bool { return a.Rows == b.Rows && a.Cols == b.Cols }) && a.tensor.Rows == b.tensor.Rows && a.tensor.Cols == b.tensor.Cols && a.part.Rows == b.part.Rows && a.part.Cols == b.part.Cols
 }
 
 // lineElements is 64 bytes of float32: shares of a tensor end at multiples, so that no two ranks write to one cache line.
@@ -250,21 +261,35 @@ func (c *local) mine(t tensor.Tensor) func(tensor.Tensor) tensor.Tensor {
 	return func(t tensor.Tensor) tensor.Tensor { return t.Columns(from, to) }
 }
 
-func (c *local) AllReduce(t tensor.Tensor) error {
-	return c.meet(slot{operation: "all-reduce", tensor: t}, sameShape, func(slots []slot) error {
-		mine := c.mine(t)
-		sum := mine(slots[0].tensor)
-		if sum.Rows == 0 || sum.Cols == 0 {
-			return nil
-		}
-		for _, s := range slots[1:] {
-			if err := c.device.Add(sum, mine(s.tensor)); err != nil {
+// tree calls add for what is added to what in a sum over n ranks: to has the sum in the end at 0.
+func tree(n int, add func(to, from int) error) error {
+	for step := 1; step < n; step *= 2 {
+		for to := 0; to+step < n; to += 2 * step {
+			if err := add(to, to+step); err != nil {
 				return err
 			}
 		}
-		for _, s := range slots[1:] {
-			if err := c.device.Round(mine(s.tensor), sum); err != nil { // a copy
+	}
+	return nil
+}
+
+func (c *local) AllReduce(ts ...tensor.Tensor) error {
+	return c.meet(slot{operation: "all-reduce", tensors: ts}, sameShape, func(slots []slot) error {
+		for i, t := range ts {
+			mine := c.mine(t)
+			sum := mine(slots[0].tensors[i])
+			if sum.Rows == 0 || sum.Cols == 0 {
+				continue
+			}
+			if err := tree(len(slots), func(to, from int) error {
+				return c.device.Add(mine(slots[to].tensors[i]), mine(slots[from].tensors[i]))
+			}); err != nil {
 				return err
+			}
+			for _, s := range slots[1:] {
+				if err := c.device.Round(mine(s.tensors[i]), sum); err != nil { // a copy
+					return err
+				}
 			}
 		}
 		return nil
@@ -346,13 +371,17 @@ func (c *local) Broadcast(t tensor.Tensor, root int) error {
 func (c *local) AllReduceHost(values []float32) error {
 	var sums []float32
 	if err := c.meet(slot{operation: "all-reduce in host memory", host: values}, func(a, b slot) bool { return len(a.host) == len(b.host) }, func(slots []slot) error {
-		sums = append(sums, slots[0].host...)
-		for _, s := range slots[1:] {
-			for i, v := range s.host {
-				sums[i] += v
-			}
+		parts := make([][]float32, len(slots))
+		for r, s := range slots {
+			parts[r] = append(parts[r], s.host...)
 		}
-		return nil
+		sums = parts[0]
+		return tree(len(parts), func(to, from int) error {
+			for i, v := range parts[from] {
+				parts[to][i] += v
+			}
+			return nil
+		})
 	}); err != nil {
 		return err
 	}

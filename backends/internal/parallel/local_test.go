@@ -50,6 +50,27 @@ func values(rank, n int) []float32 {
 	return v
 }
 
+// treeSums adds the ranks' values as AllReduce says.
+func treeSums(ranks, n int) []float32 {
+	var all [][]float32
+	for r := range ranks {
+		all = append(all, values(r, n))
+	}
+	for len(all) > 1 {
+		var next [][]float32
+		for i := 0; i < len(all); i += 2 {
+			if i+1 < len(all) {
+				for k, v := range all[i+1] {
+					all[i][k] += v
+				}
+			}
+			next = append(next, all[i])
+		}
+		all = next
+	}
+	return all[0]
+}
+
 // sums adds the ranks' values in order.
 func sums(ranks, n int) []float32 {
 	total := values(0, n)
@@ -89,13 +110,13 @@ func expect(d tensor.Device, x tensor.Tensor, want func(row, col int) float32) e
 }
 
 func TestOperations(t *testing.T) {
-	for _, ranks := range []int{2, 3, 5} {
+	for _, ranks := range []int{2, 3, 5, 8} {
 		team, devices := team(t, ranks)
 		for _, shape := range [][2]int{{1, 1}, {1, 64}, {3, 17}, {20, 33}, {0, 4}} {
 			rows, cols := shape[0], shape[1]
 			n := rows * cols
 			wide := rows * cols * ranks
-			sum, wideSum := sums(ranks, n), sums(ranks, wide)
+			sum, wideSum := treeSums(ranks, n), sums(ranks, wide)
 			var parts [][]float32
 			for r := range ranks {
 				parts = append(parts, values(r, n))

@@ -1,7 +1,8 @@
 // Package parallel lets several ranks work as one: Team runs the same function on every rank, each on a thread of its own, and Comm is how the ranks exchange tensors on the way. A rank is one device;
 // all ranks live in this process. The package knows tensors and nothing of models, adapters or requests.
 //
-// Results are deterministic: a reduction adds the ranks' values in the order of the ranks, and every rank ends with equal bits, whatever the order in which they came.
+// Results are deterministic: AllReduce adds the ranks' values as a fixed tree, ((0+1)+(2+3))+((4+5)+(6+7)), and every rank ends with equal bits, whatever the order in which they came. So ranks that bring subtrees of one tree
+// (tensor.Segments) end with the tree's sum, however many they are.
 package parallel
 
 import "github.com/tinsmith/tinsmith/backends/internal/tensor"
@@ -11,8 +12,8 @@ import "github.com/tinsmith/tinsmith/backends/internal/tensor"
 type Comm interface {
 	Rank() int
 	Size() int
-	// AllReduce replaces t, equally shaped float32 on every rank, by the sum over the ranks, added in their order.
-	AllReduce(t tensor.Tensor) error
+	// AllReduce replaces each of ts, equally shaped float32 on every rank, by the sum over the ranks: neighbours are added, then their sums, and so on; the last one without a neighbour waits for the next round.
+	AllReduce(ts ...tensor.Tensor) error
 	// AllGather puts the ranks' parts (M × N each) side by side into dst, M × Size·N: rank r's part is columns [r·N, (r+1)·N).
 	AllGather(dst, part tensor.Tensor) error
 	// ReduceScatter writes to dst (M × N) the sum over the ranks of this rank's columns [Rank·N, (Rank+1)·N) of src (M × Size·N), added in their order.
