@@ -28,8 +28,9 @@ SETTINGS = {
         {"plugin": "single", "threads": 1, "batch_tokens": 256, "recompute": "on"},
         {"plugin": "dataparallel", "devices": ["cpu"] * 3, "batch_tokens": 300},
         {"plugin": "dataparallel", "devices": ["cpu"], "sample_devices": ["cpu"], "sample_plugin": "single"},
+        {"plugin": "tensorparallel", "devices": ["cpu"] * 2},
+        {"plugin": "tensorparallel", "devices": ["cpu"] * 2, "batch_tokens": 300},
     ],
-    "tensorparallel": [{"plugin": "tensorparallel", "devices": ["cpu"] * 2}, {"plugin": "tensorparallel", "devices": ["cpu"] * 2, "batch_tokens": 300}],
     "bfloat16": [{"plugin": "single", "dtype": "bfloat16"}, {"plugin": "single", "dtype": "bfloat16", "threads": 1, "batch_tokens": 200}],
 }
 

@@ -61,35 +61,13 @@ def test_the_same_script_over_every_placement(own_server, tmp_path):
         arithmetic[name] = server.health()["models"][0]["arithmetic"]
         seen[name] = script(server)
         server.stop()
-    # Equal strings promise equal bits, so that only the tensor-parallel ranks, which sum in another order, have another one.
-    assert {name for name in placements if arithmetic[name] != arithmetic["single"]} == {"tensorparallel"}, arithmetic
+    assert set(arithmetic.values()) == {arithmetic["single"]}, arithmetic  # equal strings promise equal bits
     want = seen["single"]
-    for name in ("dataparallel", "split", "shared out"):
+    for name in placements:
         got = seen[name]
         assert {k: got[k] for k in ("losses", "tokens", "logprobs")} == {k: want[k] for k in ("losses", "tokens", "logprobs")}, name
         assert got["weights"].keys() == want["weights"].keys()
         assert all(got["weights"][k].tobytes() == want["weights"][k].tobytes() for k in want["weights"]), name
-    got = seen["tensorparallel"]
-    np.testing.assert_allclose(got["losses"], want["losses"], rtol=1e-4)
-    assert got["tokens"] == want["tokens"]
-    np.testing.assert_allclose(got["logprobs"], want["logprobs"], rtol=1e-3, atol=1e-3)
-    for key, weights in want["weights"].items():
-        assert got["weights"][key].shape == weights.shape
-        assert np.abs(got["weights"][key] - weights).max() <= 2e-2 * np.abs(weights).max() + 1e-6, key
-
-
-def near(got: dict, want: dict) -> None:
-    """Two placements with different arithmetics see the same up to rounding."""
-    assert got["tokens"] == want["tokens"]
-    np.testing.assert_allclose(got["losses"], want["losses"], rtol=1e-4)
-    np.testing.assert_allclose(got["logprobs"], want["logprobs"], rtol=1e-3, atol=1e-3)
-
-
-def near_weights(got: pathlib.Path, want: pathlib.Path) -> None:
-    got, want = load_file(got), load_file(want)
-    assert got.keys() == want.keys()
-    for key, weights in want.items():
-        assert np.abs(got[key] - weights).max() <= 2e-2 * np.abs(weights).max() + 1e-6, key
 
 
 def sent(run, i: int):
@@ -125,7 +103,7 @@ def test_a_checkpoint_of_one_placement_goes_on_under_another(own_server, tmp_pat
     for i in range(3):
         step(first, i)
     path = first.save_state("saved").result().path
-    saved, went_on, weights = server.checkpoint("saved"), {}, {}
+    saved, went_on = server.checkpoint("saved"), {}
     for name in ("single", "dataparallel", "tensorparallel"):
         if name != "single":
             server.stop()
@@ -135,15 +113,12 @@ def test_a_checkpoint_of_one_placement_goes_on_under_another(own_server, tmp_pat
         run = sdkcalls.client(service.create_training_client_from_state_with_optimizer(path))
         went_on[name] = step(run, 3)
         run.save_state(name).result()
-        (weights[name],) = pathlib.Path(config["data_dir"]).glob(f"checkpoints/*/weights/{name}~*/adapter_model.safetensors")
         loaded = sdkcalls.trainer(service, seed=99)  # the other way: into a run that has done nothing
         loaded.load_state_with_optimizer(path).result()
         assert step(loaded, 3) == went_on[name]
-    assert went_on["dataparallel"] == went_on["single"]
-    assert server.checkpoint("dataparallel") == server.checkpoint("single")
-    near(went_on["tensorparallel"], went_on["single"])
-    near_weights(weights["tensorparallel"], weights["single"])
-    assert server.checkpoint("tensorparallel") != server.checkpoint("single"), "no rank of tensorparallel had a share"
+    for name in ("dataparallel", "tensorparallel"):
+        assert went_on[name] == went_on["single"]
+        assert server.checkpoint(name) == server.checkpoint("single")
     assert server.checkpoint("saved") == saved
 
 
@@ -166,15 +141,12 @@ class Live:
 
 
 def test_a_live_run_goes_on_under_another_placement(own_server, tmp_path):
-    """Its past is replayed: to the same bits where the arithmetic is the same, else nearly, which the operator is told.
-    What was sent ahead is neither lost nor done twice."""
+    """Its past is replayed to the same bits, because the arithmetic is the same. What was sent ahead is neither lost nor done twice."""
     config = tinsmith.default_config(tmp_path)
     config["models"][0]["backend"] = backend("single")
     server, undisturbed = own_server(config=config), own_server()
     lives = [Live(server), Live(undisturbed)]
     saved = [server.checkpoint(name) for name in ("named", "before")]
-    arithmetic = server.health()["models"][0]["arithmetic"]
-    reason = f"it was computed again under the arithmetic {arithmetic}/cut over 2, at first under {arithmetic}"
     for i, name in enumerate(("dataparallel", "tensorparallel", "single"), start=1):
         for each in lives:
             each.send(i)
@@ -183,13 +155,8 @@ def test_a_live_run_goes_on_under_another_placement(own_server, tmp_path):
         server.start()
         got, want = (each.receive() for each in lives)
         told = subprocess.run([tinsmith.BINARY, "runs", "--url", server.url], capture_output=True, text=True, check=True).stdout
-        if name == "dataparallel":
-            assert got == want
-            assert "not bit-equal" not in told and "may differ in its bits" not in server.log()
-        else:
-            near(got, want)
-            assert f"not bit-equal to an undisturbed run: {reason}\n" in told
-            assert reason in server.log()
+        assert got == want
+        assert "not bit-equal" not in told and "may differ in its bits" not in server.log()
         assert "lost:" not in told and lives[0].run.get_info().model_id in told
         assert not tinsmith.trouble(server.log())
         assert [server.checkpoint(name) for name in ("named", "before")] == saved

@@ -162,7 +162,7 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 		DType: m.DType.String(), Device: config.devices(), Arithmetic: l.arithmetic(), ModelHash: m.Hash, MaxRank: lora.MaxRank, TiedHead: m.Config.TieWordEmbeddings, Memory: l.shares(),
 	}
 	l.rules = constraint.NewCompiler(&l.info)
-	if len(l.training[0].models) != len(l.sampling[0].models) {
+	if l.cut(l.training) != l.cut(l.sampling) {
 		e.log().Warn("training and sampling cut the model differently: their log-probabilities of a token differ by rounding", "training", len(l.training[0].models), "sampling", len(l.sampling[0].models))
 	}
 	for _, note := range m.Notes {
@@ -173,17 +173,25 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	return l, nil
 }
 
-// arithmetic names what decides about bits: the device's kernels, the type, and over how many ranks the model is cut, for training and, where that differs, for sampling.
+// arithmetic names what decides about bits: the device's kernels, the type, and over how many ranks the model is cut where that gives other bits than one that is whole, for training and, where that differs, for sampling.
 func (l *loaded) arithmetic() string {
 	name := l.device.Arithmetic() + "/" + l.model.DType.String()
-	train, sample := len(l.training[0].models), len(l.sampling[0].models)
+	train, sample := l.cut(l.training), l.cut(l.sampling)
 	if train > 1 || sample > 1 {
-		name += fmt.Sprintf("/cut over %d", train)
+		name += fmt.Sprintf("/cut over %d ranks", train)
 	}
 	if train != sample {
 		name += fmt.Sprintf(", for sampling over %d", sample)
 	}
 	return name
+}
+
+// cut is over how many ranks the model is cut as far as bits tell: 1 if they are those of a whole one.
+func (l *loaded) cut(replicas []*replica) int {
+	if models := replicas[0].models; !models[0].Segmented() {
+		return len(models)
+	}
+	return 1
 }
 
 // open opens the replicas' devices.

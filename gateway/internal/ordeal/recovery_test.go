@@ -191,7 +191,7 @@ func TestRanksUnderKills(t *testing.T) {
 	for _, name := range []string{"tensorparallel", "groups", "split", "shard_base"} {
 		t.Run(name, func(t *testing.T) { undisturbed[name] = killAt(t, placements[name], points, 0) })
 	}
-	for one, other := range map[string]string{"groups": "tensorparallel", "shard_base": "split"} {
+	for one, other := range map[string]string{"groups": "tensorparallel", "shard_base": "split", "split": "tensorparallel"} {
 		if undisturbed[one] != nil { // -run may have left it out
 			compare(t, undisturbed[one], undisturbed[other])
 		}
