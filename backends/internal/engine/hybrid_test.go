@@ -21,11 +21,16 @@ import (
 
 // writeHybrid writes the directory of a model with linear attention: two layers of it and one of attention.
 func writeHybrid(dir string) error {
+	return writeLayers(dir, "linear_attention", "full_attention", "linear_attention")
+}
+
+// writeLayers writes the directory of a model with such layers.
+func writeLayers(dir string, layers ...string) error {
 	const hidden, width, heads, kvHeads, headDim, keyHeads, valueHeads, keyDim, valueDim, kernel = 32, 48, 4, 2, 16, 2, 4, 12, 20, 4
 	config, err := json.Marshal(map[string]any{
-		"architectures": []string{"Qwen3_5ForCausalLM"}, "num_hidden_layers": 3, "hidden_size": hidden, "intermediate_size": width, "num_attention_heads": heads, "num_key_value_heads": kvHeads,
+		"architectures": []string{"Qwen3_5ForCausalLM"}, "num_hidden_layers": len(layers), "hidden_size": hidden, "intermediate_size": width, "num_attention_heads": heads, "num_key_value_heads": kvHeads,
 		"head_dim": headDim, "vocab_size": tinyVocabulary, "max_position_embeddings": tinyContext, "rms_norm_eps": 1e-6, "tie_word_embeddings": true, "hidden_act": "silu",
-		"layer_types":          []string{"linear_attention", "full_attention", "linear_attention"},
+		"layer_types":          layers,
 		"linear_num_key_heads": keyHeads, "linear_num_value_heads": valueHeads, "linear_key_head_dim": keyDim, "linear_value_head_dim": valueDim, "linear_conv_kernel_dim": kernel,
 		"rope_parameters": map[string]any{"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
 	})
@@ -48,14 +53,14 @@ func writeHybrid(dir string) error {
 	keys, values := keyHeads*keyDim, valueHeads*valueDim
 	add("model.embed_tokens.weight", 0.25, tinyVocabulary, hidden)
 	add("model.norm.weight", 0.1, hidden)
-	for i := range 3 {
+	for i, kind := range layers {
 		p := fmt.Sprintf("model.layers.%d.", i)
 		add(p+"input_layernorm.weight", 0.1, hidden)
 		add(p+"post_attention_layernorm.weight", 0.1, hidden)
 		add(p+"mlp.gate_proj.weight", 0.2, width, hidden)
 		add(p+"mlp.up_proj.weight", 0.2, width, hidden)
 		add(p+"mlp.down_proj.weight", 0.2, hidden, width)
-		if i == 1 {
+		if kind == "full_attention" {
 			add(p+"self_attn.q_norm.weight", 0.1, headDim)
 			add(p+"self_attn.k_norm.weight", 0.1, headDim)
 			add(p+"self_attn.q_proj.weight", 0.2, 2*heads*headDim, hidden)

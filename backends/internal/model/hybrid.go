@@ -62,9 +62,6 @@ func (l *Loader) gatedAttention(ctx context.Context, i int, o TransformerOptions
 // deltaNet loads the linear attention of layer i. Its in_proj_qkv is three modules, of which the rows are queries, keys and values.
 func (l *Loader) deltaNet(ctx context.Context, i int) (*nn.DeltaNet, error) {
 	c, s := l.Config, l.Config.DeltaNet
-	if !l.model.Device.HasRecurrence() {
-		return nil, fmt.Errorf("layer %d is %s: device %s has no kernels for it yet", i, LinearAttention, l.model.Device.Name())
-	}
 	if l.model.Ranks > 1 {
 		return nil, fmt.Errorf("layer %d is %s, which %w over %d devices yet: copies of the model can be (plugin dataparallel)", i, LinearAttention, ErrCut, l.model.Ranks)
 	}

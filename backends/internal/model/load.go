@@ -35,6 +35,8 @@ type Architecture struct {
 	NestedConfig bool
 	// OnePlusNorms tells that the weight of the final norm is one more than the files have it, see Loader.OnePlusNorm.
 	OnePlusNorms bool
+	// Recurrence tells that the layers need tensor.Recurrence of a device, whichever of them a model has.
+	Recurrence bool
 }
 
 // LoadOptions are the settings of Load.
@@ -266,6 +268,9 @@ func (l *Loader) load(ctx context.Context, device tensor.Device, rank, ranks int
 	c, files := l.Config, l.files
 	m := &Model{Config: c, DType: o.DType, Device: device, MaxContext: c.MaxPositionEmbeddings, Rank: rank, Ranks: ranks, Place: rank, logitsBytes: defaultLogitsBytes, NestedNames: files.nested}
 	l.model = m
+	if a.Recurrence && !device.HasRecurrence() { // said before anything is packed
+		return fmt.Errorf("%s: device %s has no kernels for its layers yet, linear attention and gated attention", c.Architecture, device.Name())
+	}
 	m.vocabulary, m.kvHeads = c.vocabularyExtent(rank, ranks), c.kvExtent(rank, ranks).size()
 	if o.LogitsBytes != 0 {
 		m.logitsBytes = o.LogitsBytes

@@ -25,7 +25,7 @@ func Architecture() model.Architecture {
 		Layer: func(ctx context.Context, l *model.Loader, i int) (nn.Layer, error) {
 			return l.HybridLayer(ctx, i)
 		},
-		Ignored: []string{"mtp.", "model.visual."}, NestedConfig: true, OnePlusNorms: true, Defaults: model.Defaults{RotaryFactor: 0.25},
+		Ignored: []string{"mtp.", "model.visual."}, NestedConfig: true, OnePlusNorms: true, Recurrence: true, Defaults: model.Defaults{RotaryFactor: 0.25},
 	}
 }
 
