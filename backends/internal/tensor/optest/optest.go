@@ -49,7 +49,7 @@ func RunAll(t *testing.T, d tensor.Device, o Options) {
 	t.Run("products of adapters", func(t *testing.T) { adapted(t, d) })
 	t.Run("layers with one input", func(t *testing.T) { layers(t, d, layersCases()) })
 	if d.Segmented() {
-		t.Run("segments", func(t *testing.T) { segmented(t, d) })
+		t.Run("segments", func(t *testing.T) { segmented(t, d, 1, 2, 8) })
 		t.Run("segments of logits", func(t *testing.T) { segmentedLogits(t, d) })
 		t.Run("parts of key heads", func(t *testing.T) { keyParts(t, d) })
 	}
@@ -102,8 +102,8 @@ func RunEqual(t *testing.T, a, b tensor.Device) {
 			}
 		})
 	}
-	if a.Segmented() { // chains are equal, and both must add them as the tree says
-		t.Run("segments", func(t *testing.T) { segmented(t, a); segmented(t, b) })
+	if a.Segmented() { // chains are equal, and RunAll checks how each device adds them: here that other threads add them so too
+		t.Run("segments", func(t *testing.T) { segmented(t, b, 2) })
 	}
 }
 

@@ -25,11 +25,11 @@ func tree(h *bench, sums []tensor.Tensor) tensor.Tensor {
 	return sums[0]
 }
 
-// segmented checks that products with segments are the chains of the segments, added as the tree says; those of products that continue one another too. Ranks that have half or a quarter of the segments have subtrees.
-func segmented(t *testing.T, d tensor.Device) {
+// segmented checks that products with segments are the chains of the segments, added as the tree says; those of products that continue one another too. Ranks that have some of the segments have subtrees: widths are how many ranks there are.
+func segmented(t *testing.T, d tensor.Device, widths ...int) {
 	for _, dtype := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
 		for i, s := range segmentShapes {
-			for _, ranks := range []int{1, 2, 8} {
+			for _, ranks := range widths {
 				t.Run(fmt.Sprintf("%v %d×%d×%d over %d", dtype, s.m, s.n, s.k, ranks), func(t *testing.T) { segmentsOf(t, d, dtype, s, ranks, uint64(700+10*i)) })
 			}
 		}
