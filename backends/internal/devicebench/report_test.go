@@ -61,6 +61,9 @@ func read(t *testing.T, path string) string {
 // A run over a driver that needs no GPU, every measurement in a process of its own: every comparison holds, every figure is there, and the device and the libraries are named. (The figures say nothing about a GPU, and are
 // not kept.) What cannot be run here, for its sources are not, is no failure.
 func TestReport(t *testing.T) {
+	if os.Getenv("E2E_LEVEL") != "all" {
+		t.Skip("every measurement, with kernels on the processor, takes a minute: E2E_LEVEL=all runs it")
+	}
 	t.Setenv("FAKE_CUDA_DEVICES", "2")
 	o := tinyOptions(t)
 	o.Only = []string{"tiny", "models"}
