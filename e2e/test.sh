@@ -15,7 +15,7 @@ export E2E_LEVEL=$level
 started=$SECONDS
 logs=.cache/test-logs
 rm -rf "$logs"; mkdir -p "$logs"
-summary=() failed=0
+summary=$logs/summary.txt failed=0
 
 # step NAME COMMAND… runs one runner. Its output is shown, kept in a file, and its last line comes back in the table.
 step() {
@@ -27,7 +27,19 @@ step() {
   local last took=$((SECONDS - begun)) word=ok
   last=$(grep -v '^[[:space:]]*$' "$log" | tail -n 1)
   [ "$code" = 0 ] || { word=FAILED; failed=1; }
-  summary+=("$(printf '%-7s %4d s  %-22s %s' "$word" "$took" "$name" "${last:0:140}")")
+  printf '%-7s %4d s  %-22s %s\n' "$word" "$took" "$name" "${last:0:140}" >> "$summary"
+}
+
+# beside FIRST SECOND runs two functions that run steps, at once: clients wait more than they compute. What the second one says is shown when the first one has ended.
+beside() {
+  (summary=$logs/summary-$2.txt failed=0; $2; exit $failed) > "$logs/$2.out" 2>&1 &
+  local second=$!
+  trap 'kill "$second" 2>/dev/null' EXIT
+  $1
+  wait "$second" || failed=1
+  trap - EXIT
+  cat "$logs/$2.out"
+  cat "$logs/summary-$2.txt" >> "$summary"
 }
 
 # go test says why a test was skipped only with -v; failures and packages are what is shown of that.
@@ -84,27 +96,27 @@ if grep -qw avx2 /proc/cpuinfo; then step "go, avx512 emulated" gotest emulated 
 step "fuzzing" fuzzall
 
 py() { local path=$1; shift; PYTHONPATH="$path" .venv/bin/python -m pytest -c e2e/pytest.ini --rootdir e2e "$@"; }
-step "tinker sdk 0.38.0" py "" e2e/tinker
-for v in $sdks; do step "tinker sdk $v" py ".cache/sdk/$v" -m version e2e/tinker; done
-for folder in recipes openai anthropic; do
-  if compgen -G "e2e/$folder/test_*.py" > /dev/null; then step "$folder" py "" "e2e/$folder"; fi
-done
+long_clients() {
+  step "tinker sdk 0.38.0" py "" e2e/tinker
+  step "recipes" py "" e2e/recipes
+}
 # LiteLLM, inspect-ai and lm-eval take long to be imported and to begin.
 clients="e2e/clients/test_agent_tools.py e2e/clients/test_instructor.py e2e/clients/test_langchain.py e2e/clients/test_pydantic_ai.py"
 if [ "$level" = all ]; then clients=e2e/clients; fi
-step "python clients" py .cache/clients $clients
-step "verifiers" py .cache/verifiers e2e/verifiers
-if [ -f e2e/node/package.json ]; then
+other_clients() {
+  for v in $sdks; do step "tinker sdk $v" py ".cache/sdk/$v" -m version e2e/tinker; done
+  for folder in openai anthropic; do step "$folder" py "" "e2e/$folder"; done
+  step "python clients" py .cache/clients $clients
+  step "verifiers" py .cache/verifiers e2e/verifiers
   npm_ci() { echo "installing the Node packages of e2e/node/package-lock.json"; npm --prefix e2e/node ci --no-audit --no-fund; }
   step "node packages" npm_ci
   step "node clients" npm --prefix e2e/node test
-fi
-# Part of `go test ./...` above unless it is a module of its own.
-if [ -f e2e/go/go.mod ]; then step "go clients" go -C e2e/go test -count=1 ./...; fi
+}
+beside long_clients other_clients
 
 printf '\n== skipped\n'
 { goskips; pyskips; } | tee "$logs/skips.txt"
 [ -s "$logs/skips.txt" ] || echo "nothing"
 printf '\n== result of e2e/test.sh %s, %d s; full output in %s\n' "$level" "$((SECONDS - started))" "$logs"
-printf '%s\n' "${summary[@]}"
+cat "$summary"
 exit $failed
