@@ -84,11 +84,11 @@ step "python environment" e2e/python.sh
 # Packages where goroutines share state; the race detector makes the arithmetic of the others too slow to be worth it.
 concurrent=$(go list ./gateway/... ./plugins/... | grep -vE '/(tokenizer|chat/jinja|schema|schema/ecma|schema/jsonvalue|toolgrammar|answer|grammar)$'; go list ./backends/internal/engine 2>/dev/null)
 others=$(go list ./... | grep -vxF "$concurrent")
-# The CUDA kernels on the processor and the plans of memory are long sums on one goroutine a device: in the shorter run they go without it.
-sums='OnCUDA|Planned|Recommended|SeveralGPUs|OfGPUs'
+# The CUDA kernels on the processor and the plans of memory are long sums on one goroutine a device, and what becomes of a damaged database is tried on one goroutine, hundreds of times: in the shorter run they go without it.
+sums='OnCUDA|Planned|Recommended|SeveralGPUs|OfGPUs|^TestDamages$|^TestPowerCuts$'
 if [ "$level" = all ]; then race="" ; else race="-skip=$sums"; fi
 step "go, race detector" gotest race -race $race $concurrent
-step "go, engine on CUDA" gotest cuda -run "$sums" ./backends/internal/engine
+step "go, CUDA and damages" gotest sums -run "$sums" ./backends/internal/engine ./gateway/internal/store
 step "go, grammars in a crowd" gotest crowd -race -run '^TestCrowd$' ./plugins/grammar # all that they share; the rest is arithmetic
 step "go" gotest plain $others
 # The kernels' text for avx512, and the ways that only another maker's processor takes, over instructions that nearly every one has: a test that needs a certain processor is seldom run.
