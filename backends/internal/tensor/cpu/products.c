@@ -213,8 +213,8 @@ static bool any_continues(const product *products, int64_t n) {
 // in_pieces runs products that continue one another, and what stands between them, in pieces of rows, if all are for the same rows and their packed rows would take too much memory. It gives how many products it has run, negative for an error.
 static int64_t in_pieces(device *d, const product *products, int64_t n) {
   int64_t inner, end = set_end(products, n, 0, &inner), rows = products[0].y.rows, most = STRIP_BYTES / (inner * 4 + 1);
-  if (end == 1 || rows <= most) return 0;
   most = most < BLOCK_ROWS ? BLOCK_ROWS : most / 96 * 96;
+  if (end == 1 || rows <= most) return 0;
   product some[8];
   int64_t count = 0;
   for (int64_t i = 0; i < end; i++)
