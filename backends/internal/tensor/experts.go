@@ -6,7 +6,8 @@ type ExpertDevice interface {
 	// CheckExperts says why the device has no mixtures of experts; nil if it has them.
 	CheckExperts() error
 	// Route chooses, for each row of logits (T × E), the k experts with the largest ones: choice (T × k, integers) has them in descending order of the logit, ties by lower index, and p (T × k) the softmax of the logits of those
-	// that are chosen or, without normalise, of all. The sum is one chain in the order of slots, or 16 lanes and one tree over all. A row with NaN chooses k different experts, nobody knows which.
+	// that are chosen or, without normalise, of all. The sum is one chain in the order of slots, or 16 lanes and one tree over all. NaN counts as larger than
+	// any number, ties by lower index, and gives a p of NaN: a router that is broken is not taken for one that never chooses an expert.
 	Route(choice, p, logits Tensor, normalise bool) error
 	// RouteBackward overwrites dlogits (T × E) with the gradient by the logits for that by p. The choice has none.
 	RouteBackward(dlogits, dp, p, choice, logits Tensor, normalise bool) error

@@ -11,14 +11,17 @@ INLINE float route_sum(const float *logits, int64_t experts, float *largest) {
   return lsum(sum);
 }
 
-// choose writes the k largest logits' indices in descending order, ties by lower index. Every index comes once, also among NaN.
+// above tells whether a logit goes before another one: NaN goes before every number, so that it is chosen and spoils the row.
+INLINE bool above(float x, float y) { return x > y || (x != x && y == y); }
+
+// choose writes the k largest logits' indices in descending order, ties, NaN among them, by lower index.
 INLINE void choose(const float *logits, int64_t experts, int64_t k, int32_t *choice) {
   int64_t have = 0;
   for (int64_t e = 0; e < experts; e++) {
     float x = logits[e];
-    if (have == k && !(x > logits[choice[k - 1]])) continue;
+    if (have == k && !above(x, logits[choice[k - 1]])) continue;
     int64_t at = have < k ? have++ : k - 1;
-    for (; at > 0 && !(logits[choice[at - 1]] >= x); at--) choice[at] = choice[at - 1];
+    for (; at > 0 && above(x, logits[choice[at - 1]]); at--) choice[at] = choice[at - 1];
     choice[at] = (int32_t)e;
   }
 }

@@ -438,6 +438,26 @@ func experts(t *testing.T, d tensor.Device) {
 			seen[e] = true
 		}
 	})
+	t.Run("NaN is chosen", func(t *testing.T) { // wherever it stands, so that it is seen
+		nan := float32(math.NaN())
+		for _, at := range []int{0, 3, m.experts - 1} {
+			for _, normalise := range []bool{true, false} {
+				h := start(t, d)
+				spoilt := slices.Clone(logits[:m.experts])
+				spoilt[at] = nan
+				choice, p := h.view(1, m.slots, make([]float32, m.slots)), h.view(1, m.slots, make([]float32, m.slots))
+				h.ok(d.Route(choice, p, h.view(1, m.experts, spoilt), normalise))
+				if got := integers(h.read(choice)); int(got[0]) != at {
+					t.Errorf("NaN is expert %d's logit, chosen are %v", at, got)
+				}
+				for s, v := range h.read(p) {
+					if v == v {
+						t.Errorf("NaN is expert %d's logit, normalise %v: slot %d has the probability %v", at, normalise, s, v)
+					}
+				}
+			}
+		}
+	})
 	t.Run("refusals", func(t *testing.T) {
 		h := start(t, d)
 		r, stack := h.routed(m, logits), h.stack(tensor.Float32, m.experts, m.out, m.in, w)
