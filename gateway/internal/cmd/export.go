@@ -63,7 +63,7 @@ tinker://RUN/sampler_weights/NAME). With --merge DIR becomes a model that needs 
 				}
 				defer os.RemoveAll(adapter)
 			}
-			if err := e.fetch(c.Context(), adapter); err != nil {
+			if err := e.fetch(c.Context(), adapter, !*merged); err != nil {
 				return err
 			}
 			if *merged {
@@ -176,8 +176,8 @@ func (e *exporting) bar(total int64, what string) *progressbar.ProgressBar {
 // adapterFiles are the files of an adapter that a server sends.
 var adapterFiles = []string{plugins.AdapterConfigFile, plugins.AdapterWeightsFile, plugins.ManifestFile, plugins.CompleteFile}
 
-// fetch writes the adapter's files, in the names that are wanted, into an empty folder.
-func (e *exporting) fetch(ctx context.Context, dir string) error {
+// fetch writes the adapter's files, in the names that are wanted, into an empty folder. leaves: they are for other programs, not to be merged here.
+func (e *exporting) fetch(ctx context.Context, dir string, leaves bool) error {
 	res, err := e.open(ctx, "/api/v1/tinsmith/export?"+url.Values{"path": {e.name}}.Encode(), "")
 	if err != nil {
 		return err
@@ -212,7 +212,7 @@ func (e *exporting) fetch(ctx context.Context, dir string) error {
 	if !e.peft {
 		return nil
 	}
-	if err := merge.SeparateExperts(ctx, dir); err != nil {
+	if err := merge.SeparateExperts(ctx, dir, leaves); err != nil {
 		return err
 	}
 	return merge.UsePEFTNames(ctx, dir)

@@ -32,9 +32,11 @@ type expertPart struct {
 	from int64
 }
 
-// SeparateExperts gives an adapter whose layers of experts are stacked, as checkpoints have them, the tensors of each expert by themselves, as PEFT loads them: what all experts share is there for each of them. An adapter with layers that
-// have experts and layers that have none is refused: PEFT would leave out some of its tensors without an error. The checkpoint's manifest, whose checksums are of the file as it was, goes.
-func SeparateExperts(ctx context.Context, dir string) error {
+// SeparateExperts gives an adapter whose layers of experts are stacked, as checkpoints have them, the tensors of each expert by themselves, as PEFT loads them: what all experts share is there for each of them. The checkpoint's manifest, whose checksums are of the file as it was, goes.
+//
+// With leaves the adapter is for PEFT: one with layers that have experts and layers that have none is refused, of which PEFT would leave out some tensors without an error, and keys of alpha_pattern are for all experts of a layer. Else it is
+// for Prepare, and each expert has a key of its own.
+func SeparateExperts(ctx context.Context, dir string, leaves bool) error {
 	path := filepath.Join(dir, plugins.AdapterWeightsFile)
 	info, err := os.Stat(path)
 	if err != nil {
@@ -44,7 +46,7 @@ func SeparateExperts(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	parts, err := separated(tensors)
+	parts, experts, err := separated(tensors, leaves)
 	if err != nil || parts == nil {
 		return err
 	}
@@ -83,7 +85,7 @@ func SeparateExperts(ctx context.Context, dir string) error {
 	}); err != nil {
 		return err
 	}
-	if err := separateTargets(filepath.Join(dir, plugins.AdapterConfigFile)); err != nil {
+	if err := separateTargets(filepath.Join(dir, plugins.AdapterConfigFile), experts, leaves); err != nil {
 		return err
 	}
 	for _, name := range []string{plugins.ManifestFile, plugins.CompleteFile} {
@@ -94,14 +96,16 @@ func SeparateExperts(ctx context.Context, dir string) error {
 	return os.Rename(path+".new", path)
 }
 
-// separated gives all tensors of the file, those of experts one by one; nil if there are none.
-func separated(tensors map[string]tensor) (map[string]expertPart, error) {
-	experts := int64(0)
+// maxExperts bounds the experts of a layer.
+const maxExperts = 4096
+
+// separated gives all tensors of the file, those of experts one by one, and how many experts there are; nil if there are none.
+func separated(tensors map[string]tensor, leaves bool) (parts map[string]expertPart, experts int64, err error) {
 	mixed := ""
 	for name, t := range tensors {
 		if expertName.MatchString(name) {
-			if len(t.shape) != 3 || t.shape[0] < 1 {
-				return nil, fmt.Errorf("%s: tensor %.200q has shape %v, not that of a matrix for each expert", plugins.AdapterWeightsFile, name, t.shape)
+			if len(t.shape) != 3 || t.shape[0] < 1 || t.shape[0] > maxExperts {
+				return nil, 0, fmt.Errorf("%s: tensor %.200q has shape %v, not that of a matrix for each expert, of at most %d", plugins.AdapterWeightsFile, name, t.shape, maxExperts)
 			}
 			experts = max(experts, t.shape[0])
 		} else if denseName.MatchString(name) {
@@ -109,12 +113,12 @@ func separated(tensors map[string]tensor) (map[string]expertPart, error) {
 		}
 	}
 	if experts == 0 {
-		return nil, nil
+		return nil, 0, nil
 	}
-	if mixed != "" {
-		return nil, fmt.Errorf("the adapter is on layers with experts and on the MLP of a layer without (%.200q), which PEFT reads wrong, without an error: use --names tinker", mixed)
+	if leaves && mixed != "" {
+		return nil, 0, fmt.Errorf("the adapter is on layers with experts and on the MLP of a layer without (%.200q), which PEFT reads wrong, without an error: use --names tinker", mixed)
 	}
-	parts := map[string]expertPart{}
+	parts = map[string]expertPart{}
 	for name, t := range tensors {
 		p := expertName.FindStringSubmatch(name)
 		if p == nil {
@@ -122,7 +126,7 @@ func separated(tensors map[string]tensor) (map[string]expertPart, error) {
 			continue
 		}
 		if t.shape[0] != 1 && t.shape[0] != experts {
-			return nil, fmt.Errorf("%s: tensor %.200q has shape %v, others are of %d experts", plugins.AdapterWeightsFile, name, t.shape, experts)
+			return nil, 0, fmt.Errorf("%s: tensor %.200q has shape %v, others are of %d experts", plugins.AdapterWeightsFile, name, t.shape, experts)
 		}
 		each := t.size / t.shape[0]
 		for e := range experts {
@@ -130,11 +134,11 @@ func separated(tensors map[string]tensor) (map[string]expertPart, error) {
 			parts[own] = expertPart{entry{t.dtype, t.shape[1:], [2]int64{0, each}}, t.offset + min(e, t.shape[0]-1)*each}
 		}
 	}
-	return parts, nil
+	return parts, experts, nil
 }
 
 // separateTargets renames the kinds of modules in an adapter's configuration.
-func separateTargets(path string) error {
+func separateTargets(path string, experts int64, leaves bool) error {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return err
@@ -163,10 +167,17 @@ func separateTargets(path string) error {
 		alphas := map[string]float64{}
 		for name, alpha := range c.Alphas {
 			at := strings.LastIndexByte(name, '.') + 1
-			if kind, ok := expertKinds[name[at:]]; ok {
-				name = name[:at] + "[0-9]+." + kind
+			kind, ok := expertKinds[name[at:]]
+			switch {
+			case !ok:
+				alphas[name] = alpha
+			case leaves:
+				alphas[name[:at]+"[0-9]+."+kind] = alpha
+			default:
+				for e := range experts {
+					alphas[fmt.Sprintf("%s%d.%s", name[:at], e, kind)] = alpha
+				}
 			}
-			alphas[name] = alpha
 		}
 		if options["alpha_pattern"], err = json.Marshal(alphas); err != nil {
 			return err

@@ -2,6 +2,7 @@ package merge
 
 import (
 	"encoding/json"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -77,7 +78,7 @@ func tensorBytes(t *testing.T, dir string) map[string][]byte {
 func TestSeparateExperts(t *testing.T) {
 	dir := writeStacked(t, nil)
 	before := tensorBytes(t, dir)
-	if err := SeparateExperts(t.Context(), dir); err != nil {
+	if err := SeparateExperts(t.Context(), dir, true); err != nil {
 		t.Fatal(err)
 	}
 	after := tensorBytes(t, dir)
@@ -114,8 +115,38 @@ func TestSeparateExperts(t *testing.T) {
 		t.Error("the manifest is still there")
 	}
 	again := tensorBytes(t, dir)
-	if err := SeparateExperts(t.Context(), dir); err != nil || len(tensorBytes(t, dir)) != len(again) {
+	if err := SeparateExperts(t.Context(), dir, true); err != nil || len(tensorBytes(t, dir)) != len(again) {
 		t.Errorf("a second time: %v", err)
+	}
+}
+
+// An adapter that is merged is not read by PEFT: layers with experts and layers without go together, and each expert has its scale.
+func TestSeparateExpertsToMerge(t *testing.T) {
+	dir := writeStacked(t, map[string][]int64{
+		"base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight": {3, 1},
+		"base_model.model.model.layers.1.mlp.up_proj.lora_A.weight":      {1, 3}, "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight": {3, 1},
+	})
+	path := filepath.Join(dir, plugins.AdapterConfigFile)
+	text := `{"r": 1, "target_modules": ["q_proj", "up_proj", "w1", "w3", "w2"], "alpha_pattern": {"model.layers.0.mlp.experts.w1": 3, "model.layers.0.mlp.experts.w2": 5, "model.layers.0.mlp.experts.w3": 6, "model.layers.0.self_attn.q_proj": 4, "model.layers.1.mlp.up_proj": 7}}`
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := SeparateExperts(t.Context(), dir, false); err != nil {
+		t.Fatal(err)
+	}
+	a, err := openAdapter(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	scales := map[string]float64{}
+	for name, m := range a.modules {
+		scales[name] = m.scale
+	}
+	const p = "model.layers.0.mlp.experts."
+	if want := map[string]float64{
+		p + "0.gate_proj": 3, p + "1.gate_proj": 3, p + "0.down_proj": 5, p + "1.down_proj": 5, p + "0.up_proj": 6, p + "1.up_proj": 6, "model.layers.0.self_attn.q_proj": 4, "model.layers.1.mlp.up_proj": 7,
+	}; !maps.Equal(scales, want) {
+		t.Errorf("scales %v, want %v", scales, want)
 	}
 }
 
@@ -128,10 +159,11 @@ func TestSeparateExpertsRefuses(t *testing.T) {
 		{"a layer without experts", map[string][]int64{"base_model.model.model.layers.1.mlp.up_proj.lora_A.weight": {1, 3}}, "PEFT reads wrong"},
 		{"other numbers of experts", map[string][]int64{"base_model.model.model.layers.1.mlp.experts.w1.lora_A.weight": {3, 1, 3}}, "others are of 3 experts"},
 		{"no experts", map[string][]int64{"base_model.model.model.layers.1.mlp.experts.w1.lora_A.weight": {1, 3}}, "not that of a matrix for each expert"},
+		{"experts without end", map[string][]int64{"base_model.model.model.layers.1.mlp.experts.w1.lora_A.weight": {1 << 40, 0, 3}}, "of at most 4096"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := writeStacked(t, c.more)
-			if err := SeparateExperts(t.Context(), dir); err == nil || !strings.Contains(err.Error(), c.want) {
+			if err := SeparateExperts(t.Context(), dir, true); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("error %v, want one with %q", err, c.want)
 			}
 		})
