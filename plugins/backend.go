@@ -478,6 +478,8 @@ type SaveAdapterRequest struct {
 	Scope       Scope
 	Path        string // absolute; must not exist
 	ExportNames string // "peft" or "tinker": the name of the output head's tensors, and with "peft" the modules that PEFT has; "": the names of peft, and the modules that there are
+	// StackedExperts says that layers of experts stay stacked, as they are kept, whatever ExportNames is.
+	StackedExperts bool
 	// Metadata is stored in the checkpoint and returned unread by whoever loads it.
 	Metadata map[string]string
 }

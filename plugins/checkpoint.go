@@ -20,8 +20,8 @@ const (
 	CompleteFile       = "checkpoint_complete"       // empty; written last
 )
 
-// Values of SaveAdapterRequest.ExportNames: the name of the output head in AdapterWeightsFile. With none it is that of ExportPEFT. Layers of experts are stacked, …mlp.experts.w1, as they are kept, unless ExportPEFT is asked for: each
-// expert then has its tensors, …mlp.experts.0.gate_proj; a model of which PEFT would read that wrong is refused.
+// Values of SaveAdapterRequest.ExportNames: the name of the output head in AdapterWeightsFile. With none it is that of ExportPEFT. Layers of experts are stacked, …mlp.experts.w1, as they are kept, unless ExportPEFT is asked for
+// without SaveAdapterRequest.StackedExperts: each expert then has its tensors, …mlp.experts.0.gate_proj; a model of which PEFT would read that wrong is refused.
 const (
 	ExportPEFT = "peft" // base_model.model.lm_head, what PEFT loads; the default
 	// ExportTinker is base_model.model.model.unembed_tokens, what the Tinker cookbook's tools expect. Where the head is the embedding's matrix (ModelInfo.TiedHead) those tools would add

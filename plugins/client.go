@@ -273,7 +273,8 @@ func (c *Client) Cancel(ctx context.Context, req CancelRequest) error {
 // SaveAdapter implements Backend.
 func (c *Client) SaveAdapter(ctx context.Context, req SaveAdapterRequest) (SaveAdapterResult, error) {
 	p, err := c.rpc.SaveAdapter(ctx, &backendpb.SaveAdapterRequest{
-		Adapter: req.Adapter, Position: req.Position, Version: req.Version, Scope: scopeToPB(req.Scope), Path: req.Path, ExportNames: req.ExportNames, Metadata: req.Metadata,
+		Adapter: req.Adapter, Position: req.Position, Version: req.Version, Scope: scopeToPB(req.Scope), Path: req.Path, ExportNames: req.ExportNames,
+		StackedExperts: req.StackedExperts, Metadata: req.Metadata,
 	})
 	if err != nil {
 		return SaveAdapterResult{}, c.failure(ctx, "save adapter", err)

@@ -137,7 +137,7 @@ func (s *server) Cancel(ctx context.Context, p *backendpb.CancelRequest) (*backe
 func (s *server) SaveAdapter(ctx context.Context, p *backendpb.SaveAdapterRequest) (*backendpb.SaveAdapterResponse, error) {
 	res, err := s.backend.SaveAdapter(ctx, SaveAdapterRequest{
 		Adapter: p.GetAdapter(), Position: p.GetPosition(), Version: p.GetVersion(), Scope: scopeFromPB(p.GetScope()), Path: p.GetPath(),
-		ExportNames: p.GetExportNames(), Metadata: p.GetMetadata(),
+		ExportNames: p.GetExportNames(), StackedExperts: p.GetStackedExperts(), Metadata: p.GetMetadata(),
 	})
 	if err != nil {
 		return nil, toStatus(err)

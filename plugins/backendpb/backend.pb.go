@@ -3095,16 +3095,17 @@ func (*CancelResponse) Descriptor() ([]byte, []int) {
 }
 
 type SaveAdapterRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Adapter       string                 `protobuf:"bytes,1,opt,name=adapter,proto3" json:"adapter,omitempty"`
-	Position      int64                  `protobuf:"varint,2,opt,name=position,proto3" json:"position,omitempty"`
-	Version       int64                  `protobuf:"varint,3,opt,name=version,proto3" json:"version,omitempty"`
-	Scope         Scope                  `protobuf:"varint,4,opt,name=scope,proto3,enum=tinsmith.backend.v1.Scope" json:"scope,omitempty"`
-	Path          string                 `protobuf:"bytes,5,opt,name=path,proto3" json:"path,omitempty"`
-	ExportNames   string                 `protobuf:"bytes,6,opt,name=export_names,json=exportNames,proto3" json:"export_names,omitempty"`
-	Metadata      map[string]string      `protobuf:"bytes,7,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Adapter        string                 `protobuf:"bytes,1,opt,name=adapter,proto3" json:"adapter,omitempty"`
+	Position       int64                  `protobuf:"varint,2,opt,name=position,proto3" json:"position,omitempty"`
+	Version        int64                  `protobuf:"varint,3,opt,name=version,proto3" json:"version,omitempty"`
+	Scope          Scope                  `protobuf:"varint,4,opt,name=scope,proto3,enum=tinsmith.backend.v1.Scope" json:"scope,omitempty"`
+	Path           string                 `protobuf:"bytes,5,opt,name=path,proto3" json:"path,omitempty"`
+	ExportNames    string                 `protobuf:"bytes,6,opt,name=export_names,json=exportNames,proto3" json:"export_names,omitempty"`
+	Metadata       map[string]string      `protobuf:"bytes,7,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	StackedExperts bool                   `protobuf:"varint,8,opt,name=stacked_experts,json=stackedExperts,proto3" json:"stacked_experts,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *SaveAdapterRequest) Reset() {
@@ -3184,6 +3185,13 @@ func (x *SaveAdapterRequest) GetMetadata() map[string]string {
 		return x.Metadata
 	}
 	return nil
+}
+
+func (x *SaveAdapterRequest) GetStackedExperts() bool {
+	if x != nil {
+		return x.StackedExperts
+	}
+	return false
 }
 
 type SaveAdapterResponse struct {
@@ -3599,7 +3607,7 @@ const file_backend_proto_rawDesc = "" +
 	"\rCancelRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x03R\bsequence\"\x10\n" +
-	"\x0eCancelResponse\"\xdd\x02\n" +
+	"\x0eCancelResponse\"\x86\x03\n" +
 	"\x12SaveAdapterRequest\x12\x18\n" +
 	"\aadapter\x18\x01 \x01(\tR\aadapter\x12\x1a\n" +
 	"\bposition\x18\x02 \x01(\x03R\bposition\x12\x18\n" +
@@ -3607,7 +3615,8 @@ const file_backend_proto_rawDesc = "" +
 	"\x05scope\x18\x04 \x01(\x0e2\x1a.tinsmith.backend.v1.ScopeR\x05scope\x12\x12\n" +
 	"\x04path\x18\x05 \x01(\tR\x04path\x12!\n" +
 	"\fexport_names\x18\x06 \x01(\tR\vexportNames\x12Q\n" +
-	"\bmetadata\x18\a \x03(\v25.tinsmith.backend.v1.SaveAdapterRequest.MetadataEntryR\bmetadata\x1a;\n" +
+	"\bmetadata\x18\a \x03(\v25.tinsmith.backend.v1.SaveAdapterRequest.MetadataEntryR\bmetadata\x12'\n" +
+	"\x0fstacked_experts\x18\b \x01(\bR\x0estackedExperts\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"Y\n" +

@@ -360,11 +360,12 @@ func withCopies(modules []lora.Module, pairs map[string]expertPair) ([]lora.Modu
 	return own, nil
 }
 
-// refuseApart says why PEFT cannot have an adapter on this model with each expert's modules apart; nil if it can. PEFT 0.21.2 reads such files of models in which only some layers have experts without the tensors of the others, and without a word.
-func refuseApart(modules []lora.Module) error {
+// refuseApart says why PEFT cannot have an adapter of this layout with each expert's modules apart; nil if it can. PEFT 0.21.2 reads such files of models in which only some layers have experts without the tensors of the others, and without a word.
+func refuseApart(layout *lora.Layout) error {
 	experts, dense := "", ""
-	for _, m := range modules {
+	for i, m := range layout.Modules {
 		switch {
+		case !layout.Has(i):
 		case m.Experts > 0:
 			experts = m.Name
 		case m.Group == lora.MLP:
@@ -374,7 +375,7 @@ func refuseApart(modules []lora.Module) error {
 	if experts == "" || dense == "" {
 		return nil
 	}
-	return plugins.Invalidf("export_names", "%s is not allowed for this model: %s has experts and %s none, and PEFT reads an adapter on both wrong, without an error; use %s", plugins.ExportPEFT, experts, dense, plugins.ExportTinker)
+	return plugins.Invalidf("export_names", "%s is not allowed for this adapter: %s has experts and %s none, and PEFT reads an adapter on both wrong, without an error; use %s", plugins.ExportPEFT, experts, dense, plugins.ExportTinker)
 }
 
 // fusedTargets tells whether PEFT's target_parameters names parameters of experts only.

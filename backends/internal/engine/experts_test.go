@@ -95,11 +95,11 @@ func startMixture(t testing.TB, dense int, section string) *Engine {
 	return e
 }
 
-// saveAs writes the latest weights under names.
-func (d *driver) saveAs(names string) (string, error) {
+// saveAs writes the latest weights under names, with experts stacked or as the names have them.
+func (d *driver) saveAs(names string, stacked bool) (string, error) {
 	d.t.Helper()
 	path := filepath.Join(d.t.TempDir(), "checkpoint")
-	_, err := d.e.SaveAdapter(d.t.Context(), plugins.SaveAdapterRequest{Adapter: d.adapter, Version: plugins.LatestVersion, Path: path, ExportNames: names})
+	_, err := d.e.SaveAdapter(d.t.Context(), plugins.SaveAdapterRequest{Adapter: d.adapter, Version: plugins.LatestVersion, Path: path, ExportNames: names, StackedExperts: stacked})
 	return path, err
 }
 
@@ -146,13 +146,15 @@ func TestMixtureExports(t *testing.T) {
 		names, head, sample string
 		shape               []int
 		tensors             int
+		stacked             bool
 	}{
-		{"", "lm_head", "model.layers.1.mlp.experts.w1.lora_B", []int{5, 24, 4}, 2*(8+6) + 2},
-		{plugins.ExportTinker, "model.unembed_tokens", "model.layers.0.mlp.experts.w2.lora_B", []int{1, 32, 4}, 2*(8+6) + 2},
-		{plugins.ExportPEFT, "lm_head", "model.layers.1.mlp.experts.4.down_proj.lora_A", []int{4, 24}, 2*(8+5*6) + 2},
+		{"", "lm_head", "model.layers.1.mlp.experts.w1.lora_B", []int{5, 24, 4}, 2*(8+6) + 2, false},
+		{plugins.ExportTinker, "model.unembed_tokens", "model.layers.0.mlp.experts.w2.lora_B", []int{1, 32, 4}, 2*(8+6) + 2, true},
+		{plugins.ExportPEFT, "lm_head", "model.layers.1.mlp.experts.4.down_proj.lora_A", []int{4, 24}, 2*(8+5*6) + 2, false},
+		{plugins.ExportPEFT, "lm_head", "model.layers.1.mlp.experts.w1.lora_B", []int{5, 24, 4}, 2*(8+6) + 2, true},
 	} {
-		t.Run("names "+c.names, func(t *testing.T) {
-			path, err := a.saveAs(c.names)
+		t.Run(fmt.Sprintf("names %s stacked %v", c.names, c.stacked), func(t *testing.T) {
+			path, err := a.saveAs(c.names, c.stacked)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -170,7 +172,7 @@ func TestMixtureExports(t *testing.T) {
 			if n := len(f.Names()); n != c.tensors {
 				t.Errorf("%d tensors, want %d", n, c.tensors)
 			}
-			b := load(t, e, "b"+c.names, path, plugins.ScopeWeights)
+			b := load(t, e, fmt.Sprint("b", c.names, c.stacked), path, plugins.ScopeWeights)
 			equalTensors(t, "weights", b.weights(), want)
 			equalBits(t, "log-probabilities", b.prompted(prompt), logprobs)
 			b.pass(data)
@@ -182,11 +184,19 @@ func TestMixtureExports(t *testing.T) {
 		})
 	}
 	mixed := create(t, startMixture(t, 1, ""), "a", 1, 4)
-	if _, err := mixed.saveAs(plugins.ExportPEFT); err == nil || !strings.Contains(err.Error(), "PEFT reads an adapter on both wrong") {
+	if _, err := mixed.saveAs(plugins.ExportPEFT, false); err == nil || !strings.Contains(err.Error(), "PEFT reads an adapter on both wrong") {
 		t.Errorf("error %v", err)
 	}
-	if _, err := mixed.saveAs(plugins.ExportTinker); err != nil {
-		t.Error(err)
+	for names, stacked := range map[string]bool{plugins.ExportTinker: false, plugins.ExportPEFT: true} {
+		if _, err := mixed.saveAs(names, stacked); err != nil {
+			t.Errorf("names %s: %v", names, err)
+		}
+	}
+	if _, err := mixed.e.CreateAdapter(t.Context(), plugins.CreateAdapterRequest{Adapter: "attention", Config: plugins.AdapterConfig{Rank: 4, Seed: 1, TrainAttention: true}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := (&driver{t: t, e: mixed.e, adapter: "attention"}).saveAs(plugins.ExportPEFT, false); err != nil {
+		t.Errorf("an adapter without LoRA on experts: %v", err)
 	}
 }
 
@@ -229,11 +239,11 @@ func TestForeignExperts(t *testing.T) {
 	a := create(t, e, "a", 1, 4)
 	a.pass(randomData(rand.New(rand.NewPCG(5, 5)), 3, 40))
 	a.step()
-	apart, err := a.saveAs(plugins.ExportPEFT)
+	apart, err := a.saveAs(plugins.ExportPEFT, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	stacked, err := a.saveAs("")
+	stacked, err := a.saveAs("", false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -250,7 +260,7 @@ func TestForeignExperts(t *testing.T) {
 	}
 	own.pass(randomData(rand.New(rand.NewPCG(6, 6)), 3, 40))
 	own.step()
-	path, err := own.saveAs("")
+	path, err := own.saveAs("", false)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -188,9 +188,9 @@ func (w *checkpointWriter) all(s *saving) error {
 	case req.ExportNames == plugins.ExportPEFT && l.model.NestedNames: // other names are loaded as no adapter, with a warning
 		names = lora.NestedPEFT
 	}
-	apart := req.ExportNames == plugins.ExportPEFT && slices.ContainsFunc(v.layout.Modules, func(m lora.Module) bool { return m.Experts > 0 })
+	apart := req.ExportNames == plugins.ExportPEFT && !req.StackedExperts && slices.ContainsFunc(v.layout.Modules, func(m lora.Module) bool { return m.Experts > 0 })
 	if apart {
-		if err := refuseApart(v.layout.Modules); err != nil {
+		if err := refuseApart(v.layout); err != nil {
 			return err
 		}
 	}

@@ -53,7 +53,7 @@ tinker://RUN/sampler_weights/NAME). With --merge DIR becomes a model that needs 
 		if *shard < 1 || *shard > 1<<30 {
 			return fmt.Errorf("--shard-mib: %d is not allowed: 1 to %d", *shard, 1<<30)
 		}
-		e := &exporting{connection: conn, name: args[0], messages: c.ErrOrStderr(), peft: *names == "peft"}
+		e := &exporting{connection: conn, name: args[0], messages: c.ErrOrStderr(), names: *names}
 		if err := intoNewFolder(args[1], func(dir string) error {
 			adapter := dir
 			if *merged {
@@ -160,7 +160,7 @@ type exporting struct {
 	*connection
 	name     string
 	messages io.Writer
-	peft     bool // in PEFT's names
+	names    string // of tensors: plugins.ExportPEFT or plugins.ExportTinker
 
 	path, model, hash, step string // what the server says of the adapter
 }
@@ -178,7 +178,7 @@ var adapterFiles = []string{plugins.AdapterConfigFile, plugins.AdapterWeightsFil
 
 // fetch writes the adapter's files, in the names that are wanted, into an empty folder. leaves: they are for other programs, not to be merged here.
 func (e *exporting) fetch(ctx context.Context, dir string, leaves bool) error {
-	res, err := e.open(ctx, "/api/v1/tinsmith/export?"+url.Values{"path": {e.name}}.Encode(), "")
+	res, err := e.open(ctx, "/api/v1/tinsmith/export?"+url.Values{"path": {e.name}, "names": {e.names}}.Encode(), "")
 	if err != nil {
 		return err
 	}
@@ -209,7 +209,7 @@ func (e *exporting) fetch(ctx context.Context, dir string, leaves bool) error {
 			return fmt.Errorf("the server sent no %s", name)
 		}
 	}
-	if !e.peft {
+	if e.names != plugins.ExportPEFT {
 		return nil
 	}
 	if err := merge.SeparateExperts(ctx, dir, leaves); err != nil {

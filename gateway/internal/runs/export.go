@@ -2,6 +2,7 @@ package runs
 
 import (
 	"archive/tar"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -30,10 +31,14 @@ func (e *Export) Write(w io.Writer) error { return e.write(w) }
 func (e *Export) Close() { e.close() }
 
 // Export opens the adapter that a name means: a checkpoint of any kind that the caller may read, or an own run (RUN or tinker://RUN). Of a run that is live these are the newest weights, written
-// for this call; of one that has ended it is the newest checkpoint. Files are compared with their checksums first.
-func (c *Core) Export(ctx context.Context, owner, name string) (*Export, error) {
+// for this call; of one that has ended it is the newest checkpoint. Files are compared with their checksums first. names are those of plugins.SaveAdapterRequest: with plugins.ExportTinker every adapter is written anew; else a sampler's or an
+// external one's files leave as they are, and others with PEFT's names. Layers of experts are stacked in what is written.
+func (c *Core) Export(ctx context.Context, owner, name, names string) (*Export, error) {
+	if names = cmp.Or(names, plugins.ExportPEFT); names != plugins.ExportPEFT && names != plugins.ExportTinker {
+		return nil, invalidf("names %s: %s or %s", quote(names), plugins.ExportPEFT, plugins.ExportTinker)
+	}
 	if _, err := ParsePath(name); err == nil {
-		return c.exportCheckpoint(ctx, owner, name)
+		return c.exportCheckpoint(ctx, owner, name, names)
 	}
 	id := strings.TrimPrefix(name, "tinker://")
 	if !validRunID(id) {
@@ -55,11 +60,11 @@ func (c *Core) Export(ctx context.Context, owner, name string) (*Export, error) 
 	c.mu.Unlock()
 	switch {
 	case live:
-		return c.exportLive(ctx, r)
+		return c.exportLive(ctx, r, names)
 	case path == "":
 		return nil, notFoundf("training run %s has ended and has no checkpoint that could be exported", quote(id))
 	}
-	return c.exportCheckpoint(ctx, owner, path)
+	return c.exportCheckpoint(ctx, owner, path, names)
 }
 
 // newestOfAny finds the newest checkpoint of a run, whatever its kind. mu is held.
@@ -73,7 +78,7 @@ func (c *Core) newestOfAny(runID string) *checkpoint {
 	return newest
 }
 
-func (c *Core) exportCheckpoint(ctx context.Context, owner, path string) (*Export, error) {
+func (c *Core) exportCheckpoint(ctx context.Context, owner, path, names string) (*Export, error) {
 	c.mu.Lock()
 	found, err := c.readable(owner, "", path)
 	if err != nil {
@@ -83,11 +88,11 @@ func (c *Core) exportCheckpoint(ctx context.Context, owner, path string) (*Expor
 	cp := found.checkpointRecord
 	entry := c.auditOften(owner, AuditEntry{Event: "checkpoint_downloaded", RunID: cp.RunID, Path: cp.Path})
 	c.mu.Unlock()
-	if cp.Kind == KindWeights { // its files are to be trained on here, with modules and names that other programs may not have
+	if cp.Kind == KindWeights || names == plugins.ExportTinker { // a training checkpoint's files are to be trained on here, with modules and names that other programs may not have
 		if err := c.intact(ctx, &cp, adapterFiles...); err != nil {
 			return nil, err
 		}
-		return c.exportWritten(ctx, c.byName[cp.ServedModel], source{saved: found}, &Export{Path: cp.Path, ServedModel: cp.ServedModel, Step: cp.Step}, adapterFiles, entry)
+		return c.exportWritten(ctx, c.byName[cp.ServedModel], source{saved: found}, &Export{Path: cp.Path, ServedModel: cp.ServedModel, Step: cp.Step}, names, adapterFiles, entry)
 	}
 	if err := c.intact(ctx, &cp, exported...); err != nil {
 		return nil, err
@@ -100,20 +105,20 @@ func (c *Core) exportCheckpoint(ctx context.Context, owner, path string) (*Expor
 	return e, nil
 }
 
-// adapterFiles are what leaves of a training checkpoint.
+// adapterFiles are what leaves of a checkpoint that is written anew.
 var adapterFiles = []string{plugins.AdapterConfigFile, plugins.AdapterWeightsFile}
 
 // exportLive exports the newest weights of a run. The run's order is not touched, and no checkpoint is made.
-func (c *Core) exportLive(ctx context.Context, r *run) (*Export, error) {
+func (c *Core) exportLive(ctx context.Context, r *run, names string) (*Export, error) {
 	c.mu.Lock()
 	e := &Export{Path: "tinker://" + r.ID, ServedModel: r.ServedModel}
 	entry := c.auditOften(r.Owner, AuditEntry{Event: "checkpoint_downloaded", RunID: r.ID, Path: e.Path})
 	c.mu.Unlock()
-	return c.exportWritten(ctx, r.model, source{run: r}, e, exported, entry)
+	return c.exportWritten(ctx, r.model, source{run: r}, e, names, exported, entry)
 }
 
 // exportWritten has the model's backend write weights for other programs, into a folder that goes with the export, and completes e.
-func (c *Core) exportWritten(ctx context.Context, m *model, src source, e *Export, files []string, entry store.Record) (*Export, error) {
+func (c *Core) exportWritten(ctx context.Context, m *model, src source, e *Export, names string, files []string, entry store.Record) (*Export, error) {
 	if m == nil {
 		return nil, notFoundf("%s: its model %s is not served here, which is needed to write it for other programs", e.Path, quote(e.ServedModel))
 	}
@@ -125,7 +130,7 @@ func (c *Core) exportWritten(ctx context.Context, m *model, src source, e *Expor
 	}
 	dir := filepath.Join("incoming", ".export-"+c.newID("", "", ""))
 	e.close = func() { c.logged("an export could not be removed", os.RemoveAll(c.file(dir))) }
-	saved, err := c.saveFor(ctx, m, src, c.file(dir))
+	saved, err := c.saveFor(ctx, m, src, c.file(dir), names)
 	if err != nil {
 		e.close()
 		return nil, err
@@ -147,7 +152,7 @@ func (c *Core) exportWritten(ctx context.Context, m *model, src source, e *Expor
 }
 
 // saveFor writes weights for other programs; while processes are replaced it waits.
-func (c *Core) saveFor(ctx context.Context, m *model, src source, path string) (plugins.SaveAdapterResult, error) {
+func (c *Core) saveFor(ctx context.Context, m *model, src source, path, names string) (plugins.SaveAdapterResult, error) {
 	for attempt := 0; ; attempt++ {
 		if err := notNow(c.cfg.Store.Room(0)); err != nil {
 			return plugins.SaveAdapterResult{}, err
@@ -160,7 +165,7 @@ func (c *Core) saveFor(ctx context.Context, m *model, src source, path string) (
 		if err == nil {
 			var saved plugins.SaveAdapterResult
 			saved, err = b.SaveAdapter(ctx, plugins.SaveAdapterRequest{
-				Adapter: adapter, Version: version, Scope: plugins.ScopeWeights, Path: path, ExportNames: plugins.ExportPEFT,
+				Adapter: adapter, Version: version, Scope: plugins.ScopeWeights, Path: path, ExportNames: names, StackedExperts: true,
 			})
 			release()
 			if err == nil {

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -40,7 +41,7 @@ func TestExportOfALiveRun(t *testing.T) {
 			w.wrap = func(b plugins.Backend) plugins.Backend { return forgetful{b, forgot} }
 		})
 		run := w.trained(w.session(), 0)
-		e, err := w.Export(t.Context(), owner, run)
+		e, err := w.Export(t.Context(), owner, run, "")
 		w.ok(err)
 		var got bytes.Buffer
 		w.ok(e.Write(&got))
@@ -49,7 +50,7 @@ func TestExportOfALiveRun(t *testing.T) {
 		if !bytes.Equal(got.Bytes(), w.archive(saved)) {
 			t.Errorf("forgets %v: the export is not what a checkpoint of the same weights is", forgets)
 		}
-		if _, err := w.Export(t.Context(), other, run); KindOf(err) != KindNotFound {
+		if _, err := w.Export(t.Context(), other, run, ""); KindOf(err) != KindNotFound {
 			t.Errorf("somebody else's run is exported: %v", err)
 		}
 		left, err := os.ReadDir(filepath.Join(w.dir, "incoming"))
@@ -59,19 +60,23 @@ func TestExportOfALiveRun(t *testing.T) {
 	}
 }
 
-// listening is a backend that notes which names exports are to have.
+// listening is a backend that notes how files are asked for: by the kind of the checkpoint, "export" of what is written to leave.
 type listening struct {
 	plugins.Backend
 	mu    *sync.Mutex
-	names *[]string
+	asked *[]string
 }
 
 func (b listening) SaveAdapter(ctx context.Context, r plugins.SaveAdapterRequest) (plugins.SaveAdapterResult, error) {
-	if strings.Contains(r.Path, ".export-") {
-		b.mu.Lock()
-		*b.names = append(*b.names, r.ExportNames)
-		b.mu.Unlock()
+	kind := "export"
+	for _, k := range []CheckpointKind{KindWeights, KindSampler, KindExternal} {
+		if strings.Contains(r.Path, string(filepath.Separator)+string(k)+string(filepath.Separator)) {
+			kind = string(k)
+		}
 	}
+	b.mu.Lock()
+	*b.asked = append(*b.asked, fmt.Sprintf("%s: names %q, experts stacked %v", kind, r.ExportNames, r.StackedExperts))
+	b.mu.Unlock()
 	return b.Backend.SaveAdapter(ctx, r)
 }
 
@@ -92,18 +97,19 @@ func (w *world) unpacked(text []byte) map[string]string {
 	}
 }
 
-// TestExportsHaveTheNamesOfPEFT: a live run and a training checkpoint, whose files are to be trained on here, are written for PEFT, whatever the names of the model's sampler checkpoints are.
+// TestExportsHaveTheNamesOfPEFT: a live run and a training checkpoint, whose files are to be trained on here, are written for PEFT, whatever the names of the model's sampler checkpoints are. With the Tinker service's names everything is
+// written anew.
 func TestExportsHaveTheNamesOfPEFT(t *testing.T) {
-	var names []string
+	var asked []string
 	var mu sync.Mutex
 	w := newWorld(t, func(w *world) {
 		w.config.Models[0].ExportNames = plugins.ExportTinker
-		w.wrap = func(b plugins.Backend) plugins.Backend { return listening{b, &mu, &names} }
+		w.wrap = func(b plugins.Backend) plugins.Backend { return listening{b, &mu, &asked} }
 	})
 	run := w.trained(w.session(), 0)
 	state := w.good(w.SaveWeights(t.Context(), SaveWeights{Operation: at(run, 5), Name: "state"})).Saved.Path
-	export := func(name string) map[string]string {
-		e, err := w.Export(t.Context(), owner, name)
+	export := func(name, names string) map[string]string {
+		e, err := w.Export(t.Context(), owner, name, names)
 		w.ok(err)
 		defer e.Close()
 		if e.Step != 2 {
@@ -113,7 +119,7 @@ func TestExportsHaveTheNamesOfPEFT(t *testing.T) {
 		w.ok(e.Write(&got))
 		return w.unpacked(got.Bytes())
 	}
-	live, saved := export(run), export(state)
+	live, saved := export(run, ""), export(state, plugins.ExportPEFT)
 	for _, file := range []string{plugins.AdapterConfigFile, plugins.AdapterWeightsFile} {
 		if saved[file] != live[file] || saved[file] == "" {
 			t.Errorf("%s of the training checkpoint is not that of the run", file)
@@ -122,10 +128,21 @@ func TestExportsHaveTheNamesOfPEFT(t *testing.T) {
 	if len(saved) != 2 {
 		t.Errorf("the training checkpoint left with %d files, want 2", len(saved))
 	}
+	sampler := w.good(w.SaveWeightsForSampler(t.Context(), SaveWeightsForSampler{Operation: at(run, 6), Name: "s"})).Saved.Path
+	w.good(w.SaveWeightsExternal(t.Context(), SaveWeightsExternal{Operation: at(run, 7), Name: "e"}))
+	export(sampler, "")
+	for _, name := range []string{run, state, sampler} {
+		export(name, plugins.ExportTinker)
+	}
+	if _, err := w.Export(t.Context(), owner, run, "mine"); KindOf(err) != KindInvalid {
+		t.Errorf("names that there are not: %v", err)
+	}
 	mu.Lock()
 	defer mu.Unlock()
-	if !slices.Equal(names, []string{plugins.ExportPEFT, plugins.ExportPEFT}) {
-		t.Errorf("exports were asked for with the names %q", names)
+	peft, tinker := `export: names "peft", experts stacked true`, `export: names "tinker", experts stacked true`
+	want := []string{`weights: names "", experts stacked true`, peft, peft, `sampler_weights: names "tinker", experts stacked true`, `external_weights: names "tinker", experts stacked false`, tinker, tinker, tinker}
+	if !slices.Equal(asked, want) {
+		t.Errorf("files were asked for so:\n%s\nwant\n%s", strings.Join(asked, "\n"), strings.Join(want, "\n"))
 	}
 	left, err := os.ReadDir(filepath.Join(w.dir, "incoming"))
 	if err != nil || len(left) > 0 {

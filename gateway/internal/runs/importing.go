@@ -105,7 +105,7 @@ func (c *Core) Import(ctx context.Context, req Import) (training, sampler Checkp
 		}
 		dirs = append(dirs, dir)
 		got, err := b.SaveAdapter(ctx, plugins.SaveAdapterRequest{
-			Adapter: r.ID, Version: info.Version, Scope: plugins.ScopeWeights, Path: c.file(dir), ExportNames: c.exportNames(m, kind),
+			Adapter: r.ID, Version: info.Version, Scope: plugins.ScopeWeights, Path: c.file(dir), ExportNames: c.exportNames(m, kind), StackedExperts: stackedExperts(kind),
 		})
 		if err != nil {
 			return giveUp(err)

@@ -448,7 +448,8 @@ func (c *Core) callSave(ctx context.Context, b Backend, op *operation) (done, er
 	}
 	scope := scopeOf(path.Kind == KindWeights)
 	got, err := b.SaveAdapter(ctx, plugins.SaveAdapterRequest{
-		Adapter: r.ID, Position: op.position, Scope: scope, Path: c.file(dir), ExportNames: c.exportNames(r.model, path.Kind), Metadata: op.save.UserMetadata,
+		Adapter: r.ID, Position: op.position, Scope: scope, Path: c.file(dir), ExportNames: c.exportNames(r.model, path.Kind), StackedExperts: stackedExperts(path.Kind),
+		Metadata: op.save.UserMetadata,
 	})
 	if err != nil {
 		return done{}, err
@@ -467,14 +468,17 @@ func (c *Core) callSave(ctx context.Context, b Backend, op *operation) (done, er
 	return done{outcome: Outcome{Saved: &SavedWeights{Path: cp.Path, Size: cp.Size}}, batch: batch, then: func() { c.install(cp) }}, nil
 }
 
-// exportNames says how tensors are called in what others read. With PEFT's names each expert of a mixture has tensors of its own, several times as many as are trained, and of some models there is no such form: checkpoints that are
-// sampled here are not written so.
+// exportNames says whose modules and names a checkpoint has: those of other programs, unless it is to be trained on here.
 func (c *Core) exportNames(m *model, kind CheckpointKind) string {
-	if kind == KindWeights || kind == KindSampler && m.ExportNames == plugins.ExportPEFT {
+	if kind == KindWeights {
 		return ""
 	}
 	return cmp.Or(m.ExportNames, plugins.ExportPEFT)
 }
+
+// stackedExperts tells whether a checkpoint has layers of experts as they are kept. With PEFT's names each expert has tensors of its own, several times as many as are trained, and of some models there is no such form: only what is made to
+// leave is written so.
+func stackedExperts(kind CheckpointKind) bool { return kind != KindExternal }
 
 // file is the absolute path of something in the data directory.
 func (c *Core) file(dir string) string { return filepath.Join(c.cfg.DataDir, dir) }

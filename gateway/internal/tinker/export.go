@@ -21,9 +21,9 @@ const (
 	exportStep  = "X-Tinsmith-Step"
 )
 
-// exportAdapter sends the PEFT adapter that `path` means (a checkpoint, or a run) as a plain tar.
+// exportAdapter sends the adapter that `path` means (a checkpoint, or a run) as a plain tar, with `names` of its tensors: peft, the default, or tinker. Layers of experts are stacked but in what was saved with those of PEFT.
 func (s *Service) exportAdapter(c call) (any, error) {
-	e, err := s.core.Export(c.Request.Context(), c.owner, c.Query("path"))
+	e, err := s.core.Export(c.Request.Context(), c.owner, c.Query("path"), c.Query("names"))
 	if err != nil {
 		return nil, err
 	}
