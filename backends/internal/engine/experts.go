@@ -47,10 +47,14 @@ var (
 	apartKinds = map[string]string{"gate_proj": lora.ExpertGate, "up_proj": lora.ExpertUp, "down_proj": lora.ExpertDown}
 )
 
+// maxComparisons bounds how many names of experts are compared with keys of rank_pattern and alpha_pattern, which takes about a microsecond each: a few hundred keys for the largest models.
+const maxComparisons = 1 << 24
+
 // expertFiles is what a file has of layers of experts, by the modules' names.
 type expertFiles struct {
-	modules map[string]lora.Module // all layers of experts of the model
-	found   map[string]*expertFile
+	modules  map[string]lora.Module // all layers of experts of the model
+	found    map[string]*expertFile
+	compared int
 }
 
 func newExpertFiles(modules []lora.Module) *expertFiles {
@@ -126,6 +130,9 @@ func (x *expertFiles) scaling(c *foreignConfig, m lora.Module) (rank int, alpha 
 	case fusedExperts:
 		rank, alpha = of(fusedParameter(m))
 	case apartExperts:
+		if x.compared += m.Experts * (len(c.ranks) + len(c.alphas)); x.compared > maxComparisons {
+			return 0, 0, plugins.Invalidf("path", "%s: rank_pattern and alpha_pattern have %d keys, too many to be compared with the names of all experts", plugins.AdapterConfigFile, len(c.ranks)+len(c.alphas))
+		}
 		rank, alpha = of(m.OfExpert(0))
 		for e := range m.Experts {
 			if r, a := of(m.OfExpert(e)); r != rank || a != alpha {
@@ -164,6 +171,11 @@ func (f factor) same() bool {
 	return true
 }
 
+// zero tells whether all values are zero, as B's are before it is trained: that all experts have the same then says nothing.
+func (f factor) zero() bool {
+	return !slices.ContainsFunc(f.values, func(v float32) bool { return v != 0 })
+}
+
 // one keeps the first copy.
 func (f factor) one() factor {
 	f.copies, f.values = 1, f.values[:f.rows*f.cols]
@@ -198,10 +210,10 @@ type expertPair struct {
 }
 
 // read reads the layers of experts that a file has, and brings them to the copies that layouts have: those that all experts share where the file, which may say it for each expert, has the same for all of them in every layer, as in
-// what was exported here; else one for each.
+// what was exported here; else one for each. Where all of what is the same is zero, as in an adapter of PEFT that was not trained yet and has the last layers only, that is no sign of it.
 func (x *expertFiles) read(f *safetensors.File, c *foreignConfig) (map[string]expertPair, error) {
 	pairs := map[string]expertPair{}
-	shared := true
+	shared, sign := true, false
 	for _, name := range sortedKeys(x.found) {
 		m, file := x.modules[name], x.found[name]
 		p, err := x.pair(f, c, m, file)
@@ -210,14 +222,14 @@ func (x *expertFiles) read(f *safetensors.File, c *foreignConfig) (map[string]ex
 		}
 		if m.Kind() == lora.ExpertDown {
 			p.a = p.a.each(m.Experts)
-			shared = shared && p.b.same()
+			shared, sign = shared && p.b.same(), sign || !p.b.zero()
 		} else {
 			p.b = p.b.each(m.Experts)
-			shared = shared && p.a.same()
+			shared, sign = shared && p.a.same(), sign || !p.a.zero()
 		}
 		pairs[name] = p
 	}
-	if !shared {
+	if !shared || !sign {
 		return pairs, nil
 	}
 	for name, p := range pairs {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tinsmith/tinsmith/backends/internal/lora"
 	"github.com/tinsmith/tinsmith/backends/internal/safetensors"
 	"github.com/tinsmith/tinsmith/plugins"
 	"github.com/tinsmith/tinsmith/plugins/plugintest"
@@ -271,6 +272,20 @@ func TestForeignExperts(t *testing.T) {
 	}(); err == nil || !strings.Contains(err.Error(), "the checkpoint has 5 A and 5 B") {
 		t.Errorf("another number of copies: error %v", err)
 	}
+	// An adapter of PEFT on the last layers only that was not trained yet has B of zeros, one for each expert.
+	fresh := load(t, e, "fresh", rewrite(t, apart, config, func(v map[string][]float32, _ map[string][]int) {
+		for name := range v {
+			switch {
+			case !strings.Contains(name, "down_proj"):
+				delete(v, name)
+			case strings.Contains(name, "lora_B"):
+				clear(v[name])
+			}
+		}
+	}), plugins.ScopeWeights)
+	if n := len(fresh.weights()[p+"w2.lora_B.weight"]); n != 5*32*4 {
+		t.Errorf("%d values of B, want one for each expert", n)
+	}
 	for _, c := range []struct {
 		name, from string
 		change     func(v map[string][]float32, s map[string][]int)
@@ -301,6 +316,35 @@ func TestForeignExperts(t *testing.T) {
 				t.Errorf("error %v, want one with %q", err, c.want)
 			}
 		})
+	}
+}
+
+// Names of experts are compared with keys of a configuration as often as takes seconds, not hours.
+func TestKeysForExpertsAreBounded(t *testing.T) {
+	keys := map[string]int{}
+	for i := range maxPatterns {
+		keys[fmt.Sprintf("no_module_%d", i)] = 4
+	}
+	patterns, err := json.Marshal(keys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := decodePEFT([]byte(`{"peft_type": "LORA", "r": 4, "lora_alpha": 32, "rank_pattern": `+string(patterns)+`}`), 512)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		experts int
+		want    string
+	}{{5, ""}, {1<<12 + 1, "rank_pattern and alpha_pattern have 4096 keys, too many to be compared"}} {
+		m := lora.ExpertModule("model.layers.1.mlp.experts.w1", c.experts, 24, 32)
+		x := newExpertFiles([]lora.Module{m})
+		if _, err := x.take("model.layers.1.mlp.experts.0.gate_proj", "A", "a tensor"); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := x.scaling(config, m); (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%d experts: error %v, want %q", c.experts, err, c.want)
+		}
 	}
 }
 
