@@ -336,3 +336,52 @@ func TestNaNInExpertsStays(t *testing.T) {
 		t.Error("another adapter's results changed")
 	}
 }
+
+// A pass over more tokens than go through a mixture at once has the bits of its sequences one by one, whichever adapters they have.
+func TestMixtureOfManyTokens(t *testing.T) {
+	const sequences, length = 5, 450 // the last one is in two parts
+	b := newBench(t, mixture(t), tensor.Float32, 2)
+	r := rand.New(rand.NewPCG(41, 42))
+	adapters := []*lora.Weights{b.ownExperts(4, 1), b.randomAdapter(8, 2, true, true, true)}
+	var tokens, targets [sequences][]int32
+	var weights [sequences][]float32
+	for i := range sequences {
+		tokens[i], targets[i], weights[i] = b.randomTokens(r, length), b.randomTokens(r, length), slices.Repeat([]float32{1}, length)
+	}
+	run := func(o model.TrainOptions, together bool) (outcomes []model.Outcome, sums [2][]float32) {
+		var gradients [2]*lora.Gradient
+		for i, a := range adapters {
+			gradients[i] = b.gradient(a.Layout())
+		}
+		var examples []model.Example
+		for i := range sequences {
+			e := b.example(adapters[i%2], tokens[i], targets[i], weights[i])
+			e.Gradient = gradients[i%2]
+			if examples = append(examples, e); together {
+				continue
+			}
+			outcomes = append(outcomes, b.train(o, e)...)
+		}
+		if together {
+			outcomes = b.train(o, examples...)
+		}
+		for i, g := range gradients {
+			sums[i] = b.download(g.Flat)
+		}
+		return outcomes, sums
+	}
+	want, sums := run(model.TrainOptions{}, false)
+	for name, o := range map[string]model.TrainOptions{"at once": {}, "in steps": {StepWork: 3e6}, "recomputed": {Recompute: true}} {
+		got, same := run(o, true)
+		for i := range want {
+			if !slices.Equal(got[i].Logprobs, want[i].Logprobs) || !slices.Equal(got[i].Loads, want[i].Loads) {
+				t.Errorf("%s: log-probabilities or loads of sequence %d differ", name, i)
+			}
+		}
+		for i := range sums {
+			if !slices.Equal(same[i], sums[i]) {
+				t.Errorf("%s: gradients of adapter %d differ", name, i)
+			}
+		}
+	}
+}
