@@ -104,4 +104,11 @@ def test_what_peft_reads_wrong_is_refused(own_server, tmp_path):
     done = command(server, "export", path, tmp_path / "tinker", "--names", "tinker")
     assert done.returncode == 0, done.stderr
     assert "w1" in json.loads((tmp_path / "tinker" / "adapter_config.json").read_text())["target_modules"]
+    live = tmp_path / "live"  # the run itself has the same weights
+    done = command(server, "export", training.get_info().model_id, live, "--names", "tinker")
+    assert done.returncode == 0, done.stderr
+    tensors, saved = (load_file(folder / "adapter_model.safetensors") for folder in (live, tmp_path / "tinker"))
+    head = "base_model.model.{}.lora_A.weight".format  # as it is asked for, whatever export_names says
+    assert head("model.unembed_tokens") in tensors and head("model.unembed_tokens") in saved and head("lm_head") not in tensors
+    assert tensors.keys() == saved.keys() and all(torch.equal(tensors[name], saved[name]) for name in saved)
     shutil.rmtree(tmp_path / "tinker")
