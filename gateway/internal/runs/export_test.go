@@ -149,3 +149,21 @@ func TestExportsHaveTheNamesOfPEFT(t *testing.T) {
 		t.Errorf("%v are left, %v", left, err)
 	}
 }
+
+// TestSamplerCheckpointsHaveTheNamesOfPEFT: they are downloaded as they are, so they have the names and modules under which PEFT finds them; only layers of experts are stacked.
+func TestSamplerCheckpointsHaveTheNamesOfPEFT(t *testing.T) {
+	var asked []string
+	var mu sync.Mutex
+	w := newWorld(t, func(w *world) {
+		w.wrap = func(b plugins.Backend) plugins.Backend { return listening{b, &mu, &asked} }
+	})
+	run := w.trained(w.session(), 0)
+	w.good(w.SaveWeightsForSampler(t.Context(), SaveWeightsForSampler{Operation: at(run, 5), Name: "s"}))
+	w.good(w.SaveWeightsExternal(t.Context(), SaveWeightsExternal{Operation: at(run, 6), Name: "e"}))
+	mu.Lock()
+	defer mu.Unlock()
+	want := []string{`sampler_weights: names "peft", experts stacked true`, `external_weights: names "peft", experts stacked false`}
+	if !slices.Equal(asked, want) {
+		t.Errorf("files were asked for so:\n%s\nwant\n%s", strings.Join(asked, "\n"), strings.Join(want, "\n"))
+	}
+}
