@@ -47,8 +47,8 @@ var (
 	apartKinds = map[string]string{"gate_proj": lora.ExpertGate, "up_proj": lora.ExpertUp, "down_proj": lora.ExpertDown}
 )
 
-// maxComparisons bounds how many names of experts are compared with keys of rank_pattern and alpha_pattern, which takes about a microsecond each: a few hundred keys for the largest models.
-const maxComparisons = 1 << 24
+// maxComparisons bounds the time, see pattern.cost, in which names of experts are compared with keys of rank_pattern and alpha_pattern: keys for every layer of the largest models are compared.
+const maxComparisons = 1 << 25
 
 // expertFiles is what a file has of layers of experts, by the modules' names.
 type expertFiles struct {
@@ -130,7 +130,7 @@ func (x *expertFiles) scaling(c *foreignConfig, m lora.Module) (rank int, alpha 
 	case fusedExperts:
 		rank, alpha = of(fusedParameter(m))
 	case apartExperts:
-		if x.compared += m.Experts * (len(c.ranks) + len(c.alphas)); x.compared > maxComparisons {
+		if x.compared += m.Experts * (c.ranks.cost() + c.alphas.cost()); x.compared > maxComparisons {
 			return 0, 0, plugins.Invalidf("path", "%s: rank_pattern and alpha_pattern have %d keys, too many to be compared with the names of all experts", plugins.AdapterConfigFile, len(c.ranks)+len(c.alphas))
 		}
 		rank, alpha = of(m.OfExpert(0))
