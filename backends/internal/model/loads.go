@@ -1,8 +1,10 @@
 package model
 
 import (
+	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 )
@@ -58,14 +60,21 @@ func (l Loads) Metrics(experts int) map[string]float64 {
 	}
 }
 
-// loadCounter counts the loads of the examples of a training pass.
+// loadCounter counts the loads of the examples of a training pass, when it has been launched: devices that go on beside the host are not waited for within it.
 type loadCounter struct {
 	device   tensor.Device
 	outcomes []Outcome
 	runs     []tensor.AttentionRun // of the examples
 	experts  int
 	layer    int // of those with experts
-	host     []float32
+	choices  []choices
+}
+
+// choices are what rows from one on have chosen in a layer with experts; there once finish, unless it is nil, has returned.
+type choices struct {
+	layer, from, slots int
+	experts            []float32 // the bits of int32s
+	finish             func() error
 }
 
 // countLoads makes a pass count what it goes through, for the outcomes of its examples; nil of a model without experts. A function that it gives is to be called before every layer.
@@ -83,8 +92,8 @@ func (t *training) countLoads() (next func(layer int), end func()) {
 	for i := range t.outcomes {
 		t.outcomes[i].Loads = make(Loads, layers*c.MoE.Experts)
 	}
-	counter := &loadCounter{device: t.m.Device, outcomes: t.outcomes, runs: t.p.Runs, experts: c.MoE.Experts, layer: -1}
-	t.p.Loads = counter.count
+	counter := &loadCounter{device: t.m.Device, outcomes: t.outcomes, runs: slices.Clone(t.p.Runs), experts: c.MoE.Experts, layer: -1}
+	t.loads, t.p.Loads = counter, counter.take
 	return func(layer int) {
 		if c.Sparse(layer) {
 			counter.layer++
@@ -92,21 +101,41 @@ func (t *training) countLoads() (next func(layer int), end func()) {
 	}, func() { t.p.Loads = nil }
 }
 
-// count is nn.Pass.Loads.
-func (l *loadCounter) count(from int, choice tensor.Tensor) error {
-	n := choice.Rows * choice.Cols
-	if cap(l.host) < n {
-		l.host = make([]float32, n)
+// take is nn.Pass.Loads.
+func (l *loadCounter) take(from int, choice tensor.Tensor) error {
+	c := choices{layer: l.layer, from: from, slots: choice.Cols, experts: make([]float32, choice.Rows*choice.Cols)}
+	var err error
+	if d, ok := l.device.(tensor.Differentiator); ok {
+		c.finish, err = d.StartDownload(c.experts, choice)
+	} else {
+		err = l.device.Download(c.experts, choice)
 	}
-	if err := l.device.Download(l.host[:n], choice); err != nil {
+	if err != nil {
 		return fmt.Errorf("count the loads of experts: %w", err)
 	}
-	for i, run := range l.runs {
-		loads := l.outcomes[i].Loads[l.layer*l.experts : (l.layer+1)*l.experts]
-		first, last := max(run.Row, from)-from, min(run.Row+run.Count, from+choice.Rows)-from
-		for at := first * choice.Cols; at < last*choice.Cols; at++ {
-			if e := int(int32(math.Float32bits(l.host[at]))); e >= 0 && e < l.experts { // what computes nothing leaves what was there
-				loads[e]++
+	l.choices = append(l.choices, c)
+	return nil
+}
+
+// count waits for all that was taken and counts it.
+func (l *loadCounter) count() (err error) {
+	for _, c := range l.choices {
+		if c.finish != nil {
+			err = errors.Join(err, c.finish())
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("count the loads of experts: %w", err)
+	}
+	for _, c := range l.choices {
+		rows := len(c.experts) / c.slots
+		for i, run := range l.runs {
+			loads := l.outcomes[i].Loads[c.layer*l.experts : (c.layer+1)*l.experts]
+			first, last := max(run.Row, c.from)-c.from, min(run.Row+run.Count, c.from+rows)-c.from
+			for at := first * c.slots; at < last*c.slots; at++ {
+				if e := int(int32(math.Float32bits(c.experts[at]))); e >= 0 && e < l.experts { // what computes nothing leaves what was there
+					loads[e]++
+				}
 			}
 		}
 	}

@@ -86,6 +86,9 @@ func (m *Model) StartTrain(w *Workspace, pages tensor.Pages, examples []Example,
 		t.outcomes[i].Logprobs, t.outcomes[i].Terms = values[:n:n], values[n:]
 	}
 	if err := m.record(len(w.tokens), t.run); err != nil {
+		if t.loads != nil {
+			err = errors.Join(err, t.loads.count()) // what was started ends
+		}
 		return nil, fmt.Errorf("train: %w", err)
 	}
 	return t.finish, nil
@@ -121,7 +124,8 @@ type training struct {
 
 	visited bool // a chunk of logits has been computed
 	ratios  ratios
-	results *results // nil: the host has the log-probabilities of a chunk when the next one is launched
+	loads   *loadCounter // nil of a model without experts
+	results *results     // nil: the host has the log-probabilities of a chunk when the next one is launched
 }
 
 // finish waits for what run has launched and gives the outcomes.
@@ -136,6 +140,11 @@ func (t *training) finish() ([]Outcome, error) {
 			t.hostRatios()
 		}
 		t.losses(spans, logprobs)
+	}
+	if t.loads != nil {
+		if err := t.loads.count(); err != nil {
+			return nil, fmt.Errorf("train: %w", err)
+		}
 	}
 	return t.outcomes, nil
 }
