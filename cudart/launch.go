@@ -70,6 +70,18 @@ const (
 	kDifferentiate                  = kLogSumExp + 8
 	kDatumRatios                    = kLogSumExp + 9
 	kMaskColumns                    = kLogSumExp + 10
+	// Mixtures of experts.
+	kRoute                   = kLogSumExp + 11
+	kRouteBackward           = kRoute + 1
+	kDispatch                = kRoute + 2
+	kSpread                  = kRoute + 3
+	kCombine                 = kRoute + 4
+	kCombineBackward         = kRoute + 5
+	kOuterRouted             = kRoute + 6
+	kRoutedFloat32           = kRoute + 7
+	kRoutedTransposedFloat32 = kRoute + 8
+	kRouted                  = kRoute + 9  // of each of routedShapes
+	kRoutedTransposed        = kRouted + 3 // likewise
 )
 
 // headDims are the head dimensions that attention kernels exist for, tensorHeadDims those of the ones with tensor cores; a smaller head is filled up.
@@ -86,7 +98,7 @@ var kernels = func() []kernel {
 	}
 	for _, transposed := range []bool{false, true} {
 		for _, s := range warpShapes {
-			table = append(table, s.kernel(transposed))
+			table = append(table, s.kernel("product", transposed))
 		}
 	}
 	// A tile of items, a page's keys or values, and the scores of both; rows have one element more, against bank conflicts.
@@ -118,10 +130,18 @@ var kernels = func() []kernel {
 	tensorFamily("tensor_attention_part", fewItems+2*C.PAGE_KEYS, together)
 	tensorFamily("tensor_attention_backward_keys", 2*tensorKeysItems, 4*3*tensorKeysItems)
 	tensorFamily("tensor_attention_backward_queries", 2*tensorQueriesItems, 0)
-	return append(table, kernel{"log_sum_exp", 512, 0}, kernel{"softmax", 256, 0}, kernel{"softmax_gradient", 256, 0},
+	table = append(table, kernel{"log_sum_exp", 512, 0}, kernel{"softmax", 256, 0}, kernel{"softmax_gradient", 256, 0},
 		kernel{"adamw", 256, 0}, kernel{"sum_squares", 256, 0}, kernel{"sum_partials", 256, 0},
 		kernel{"adjust_elements", 256, 0}, kernel{"draw_tokens", 512, 0}, kernel{"differentiate", 256, 0}, kernel{"datum_ratios", 256, 0},
-		kernel{"mask_columns", 256, 0})
+		kernel{"mask_columns", 256, 0},
+		kernel{"route", 32, 0}, kernel{"route_backward", 32, 0}, kernel{"dispatch", 256, 0}, kernel{"spread", 256, 0}, kernel{"combine", 256, 0}, kernel{"combine_backward", 256, 0},
+		kernel{"outer_routed", 128, 0}, kernel{"routed_float32", 256, 0}, kernel{"routed_transposed_float32", 256, 0})
+	for _, transposed := range []bool{false, true} {
+		for _, s := range routedShapes {
+			table = append(table, s.kernel("routed", transposed))
+		}
+	}
+	return table
 }()
 
 // View is a matrix in device memory: element (r, c) is at At + (r·Stride + c)·size. Rows without elements may have any address.

@@ -55,7 +55,7 @@ func TestWarpShapesShared(t *testing.T) {
 	for i := range warpShapes {
 		for _, transposed := range []bool{false, true} {
 			k := kernelOf(warpTile(i, transposed).kernel)
-			if want := warpShapes[i].kernel(transposed); k != want {
+			if want := warpShapes[i].kernel("product", transposed); k != want {
 				t.Errorf("shape %d is kernel %v, want %v", i, k, want)
 			}
 			if k.shared > 99<<10 {

@@ -19,6 +19,7 @@ enum {
   SUM_PIECES = 16,       // pieces of a block
   NARROW_ROW = 256,      // rows up to this many columns are one warp's in the norms
   FLOAT32 = 1, BFLOAT16 = 2, FLOAT16 = 3,
+  FEW_ROUTED = 2,        // routed products that come with the arguments of a launch
   MOST_PRODUCTS = 6,     // of one launch: of q, k and v, and of their adapters
   LOSS_LINEAR = 1, LOSS_RATIO = 2, LOSS_CLIPPED = 3, LOSS_QUADRATIC = 4, LOSS_DATUM = 5, // see tensor.LossForm
 };
@@ -176,6 +177,36 @@ typedef struct {
   int32_t type; // to whose values dout is rounded in products
   int32_t q_type, o_type;
 } attention_backward_arguments;
+// Mixtures of experts, see tensor.Table: words are int32, where the rows of each expert begin and where those of the last one end; then the token of each row, its slot (token·slots + slot), and the row of each slot.
+// Products are for experts [from, to).
+typedef struct { uint64_t words; int64_t tokens, slots, experts, from, to; } expert_table;
+typedef struct { view choice, p, logits; int32_t normalise, reserved; } route_arguments; // choice is int32
+typedef struct { view dlogits, dp, p, choice, logits; int32_t normalise, reserved; } route_backward_arguments;
+typedef struct { expert_table table; view choice; } dispatch_arguments;
+// In these p.at may be 0: all are 1.
+typedef struct { expert_table table; view rows, x, p; int32_t gathered, reserved; } spread_arguments;
+typedef struct { expert_table table; view y, rows, p; int32_t accumulate, reserved; } combine_arguments;
+typedef struct { expert_table table; view dp, drows, h, p; } combine_backward_arguments;
+// y (+)= x · wᵀ, or x · w when transposed, for rows of tokens [first, end) of a table: w is the matrix of expert 0, that of expert e begins e·apart elements later. Gathered, x has a row for each token.
+typedef struct {
+  view y, x;
+  weight w;
+  int64_t apart;
+  int32_t first, end;
+  float factor;
+  int32_t round, x_type;
+  char gathered, accumulate;
+} routed_job;
+// Block (x, y) has of job y the tile of rows x % down and the tile of columns x / down. Without an address the jobs, at most FEW_ROUTED, are own.
+typedef struct { expert_table table; routed_job own[FEW_ROUTED]; uint64_t jobs; int64_t down; } routed_arguments;
+// g has the matrices of all experts below each other.
+typedef struct {
+  view g, a, b;
+  int32_t from, to; // tokens
+  char first; // 1: the chains start from zero, whatever g holds
+} routed_outer_job;
+// Block (x, y) has of job y the tile x % tiles of expert from + x / tiles. Without an address the jobs, at most FEW_ROUTED, are own.
+typedef struct { expert_table table; routed_outer_job own[FEW_ROUTED]; uint64_t jobs; int64_t tiles; } outer_routed_arguments;
 // Heads before attention: q = queries, keys and values go to pages (see write_pages_arguments). A scale is of a norm of every head, 0: none. kept_queries.at and kept_keys.at may be 0.
 typedef struct {
   view q, queries, keys, values, kept_queries, kept_keys, table;

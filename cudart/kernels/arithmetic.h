@@ -97,6 +97,13 @@ INLINE float log_rn(float x) {
   return fma_rn(n, 0.693359375f, m + y);
 }
 
+// order_of has the order of logits; both zeros are one.
+INLINE uint32_t order_of(float x) {
+  uint32_t u = bits<uint32_t>(x);
+  if (u == 0x80000000) u = 0;
+  return u & 0x80000000 ? ~u : u | 0x80000000;
+}
+
 INLINE int lane() { return thread() & 31; }
 INLINE int warp() { return thread() >> 5; }
 

@@ -27,13 +27,6 @@ enum { DRAW_THREADS = 512, DRAW_HELD = 8, DIGIT_BITS = 8, DIGITS = 1 << DIGIT_BI
 // weight_of is a probability in units of 2⁻⁴⁴, cut off.
 INLINE uint64_t weight_of(float p) { return p > 0.0f ? (uint64_t)((p < 2.0f ? p : 2.0f) * 17592186044416.0f) : 0; }
 
-// order_of has the order of logits; both zeros are one.
-INLINE uint32_t order_of(float x) {
-  uint32_t u = bits<uint32_t>(x);
-  if (u == 0x80000000) u = 0;
-  return u & 0x80000000 ? ~u : u | 0x80000000;
-}
-
 INLINE uint64_t block_total(uint64_t v, uint64_t *room) {
   barrier();
   room[thread()] = v;

@@ -11,7 +11,7 @@ type ExpertDevice interface {
 	Route(choice, p, logits Tensor, normalise bool) error
 	// RouteBackward overwrites dlogits (T × E) with the gradient by the logits for that by p. The choice has none.
 	RouteBackward(dlogits, dp, p, choice, logits Tensor, normalise bool) error
-	// Dispatch makes the table of a choice: the slots of all tokens, sorted by expert and, of one expert, by token.
+	// Dispatch makes the table of a choice: the slots of all tokens, sorted by expert and, of one expert, by token. An expert that there is not is an error or, where the host does not see the choice, counts as the nearest that there is.
 	Dispatch(table Table, choice Tensor) error
 	// MatMulRouted does products with the matrices of experts, all at once: a row of the table is multiplied with the matrix of its expert. It has the bits of MatMul. What one writes no other may read or write.
 	MatMulRouted(table Table, products ...RoutedProduct) error

@@ -4,7 +4,7 @@ import "slices"
 
 // Scratcher is implemented by devices whose operations take memory beside that of their arguments while they run: rows that products with bfloat16 matrices round before, and intermediate results of attention.
 type Scratcher interface {
-	// ReserveScratch has so many bytes ready at least until ReleaseScratch, in one piece: operations that take no more at once, see ProductScratch and AttentionScratch, allocate nothing. For more, and without it, they take memory
+	// ReserveScratch has so many bytes ready at least until ReleaseScratch, in one piece: operations that take no more at once, see ProductScratch, RoutedScratch and AttentionScratch, allocate nothing. For more, and without it, they take memory
 	// as they need it; where there is none products do without, with equal bits. An error wraps ErrMemory.
 	ReserveScratch(bytes int64) error
 	// ReleaseScratch gives that memory back to the device, for whatever it is asked for next.
@@ -23,21 +23,34 @@ func ProductScratch(stages ...[]Multiplication) int64 {
 		var together int64
 		for k, p := range products {
 			if few(p) && !slices.ContainsFunc(products[:k], func(q Multiplication) bool { return few(q) && q.X == p.X }) {
-				together += roundedBytes(p)
+				together += rowBytes(p)
 			}
 			var beside int64
 			if i+1 < len(stages) {
 				for _, q := range stages[i+1] {
 					if q.Accumulate && q.Y == p.Y {
-						beside = max(beside, roundedBytes(q))
+						beside = max(beside, rowBytes(q))
 					}
 				}
 			}
-			most = max(most, roundedBytes(p)+beside)
+			most = max(most, rowBytes(p)+beside)
 		}
 		most = max(most, together)
 	}
 	return most
+}
+
+// RoutedScratch is the most memory that MatMulRouted of these products takes at once on a Scratcher: the rows of each x once.
+func RoutedScratch(products ...RoutedProduct) (bytes int64) {
+	for i, p := range products {
+		if slices.ContainsFunc(products[:i], func(q RoutedProduct) bool { return q.X == p.X }) {
+			continue
+		}
+		if slices.ContainsFunc(p.Groups, func(g RoutedGroup) bool { return g.Stack.Matrix.DType() == BFloat16 }) {
+			bytes += roundedBytes(p.X)
+		}
+	}
+	return bytes
 }
 
 // few says whether a product has few rows for each of its matrices.
@@ -46,17 +59,21 @@ func few(p Multiplication) bool {
 	return !slices.ContainsFunc(p.Groups, func(g RowGroup) bool { return g.To-g.From >= many })
 }
 
-// roundedBytes is what the rows of one product take: none where they are bfloat16 at multiples of 16 bytes, or no matrix is bfloat16.
-func roundedBytes(p Multiplication) int64 {
-	const chunk = 8 // elements that rows are filled up to
-	narrow := false
-	for _, g := range p.Groups {
-		narrow = narrow || g.Matrix.DType() == BFloat16
-	}
-	if !narrow || p.X.DType == BFloat16 && p.X.Offset%chunk == 0 && p.X.Stride%chunk == 0 {
+// rowBytes is what the rows of one product take: none where no matrix is bfloat16.
+func rowBytes(p Multiplication) int64 {
+	if !slices.ContainsFunc(p.Groups, func(g RowGroup) bool { return g.Matrix.DType() == BFloat16 }) {
 		return 0
 	}
-	return inScratchUnits(int64(p.X.Rows) * int64((p.X.Cols+chunk-1)/chunk*chunk) * int64(BFloat16.Size()))
+	return roundedBytes(p.X)
+}
+
+// roundedBytes is what rows take that are rounded: none where they are bfloat16 at multiples of 16 bytes.
+func roundedBytes(x Tensor) int64 {
+	const chunk = 8 // elements that rows are filled up to
+	if x.DType == BFloat16 && x.Offset%chunk == 0 && x.Stride%chunk == 0 {
+		return 0
+	}
+	return inScratchUnits(int64(x.Rows) * int64((x.Cols+chunk-1)/chunk*chunk) * int64(BFloat16.Size()))
 }
 
 // AttentionScratch is the most memory that Attention over so many rows takes at once on a Scratcher, where all sequences have few rows and the longest so many keys: what each part of the keys gives for each row and head.

@@ -11,6 +11,9 @@
 // if the series has come before with mostly the same arguments. If a graph fails, kernels are launched one by one from then on. Nobody has seen this on a GPU yet.
 // Products of few rows that do not depend on each other are one launch (MatMuls): those of q, k and v, or of gate and up, and their adapters' first products before them or, where the second ones do not ride, beside them.
 //
+// Mixtures of experts: what tokens choose stays on the device. Products of all experts are one launch with blocks for as many tiles as there can be, which find theirs in the table, so launches are the same whatever is chosen. What is
+// counted of the choices in training comes to the host with the log-probabilities.
+//
 // Memory traffic: operations that follow one another are one where that saves passes over memory (tensor.Fuser), rows that only products read are bfloat16 where products round them, and so are the queries that attention
 // reads; bits are those of the separate operations. With bfloat16 weights, gate, up, attention's output, and queries and keys before their norms are kept for the backward pass rounded to bfloat16 (tensor.Keeper); what the
 // forward pass computes from is not rounded by that.
@@ -108,6 +111,8 @@ type device struct {
 	single, paired []cudart.Multiplication
 	rowGroups      []cudart.RowGroup
 	outer          []cudart.OuterProduct
+	routed         []cudart.RoutedProduct
+	outerRouted    []cudart.RoutedOuter
 
 	adjustments []cudart.Adjustment
 	draws       []cudart.Draw

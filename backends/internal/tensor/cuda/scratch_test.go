@@ -64,6 +64,16 @@ func TestScratch(t *testing.T) {
 		layers[len(layers)-1].Y = tensorOf(5, 40)
 	}
 	check("layers", tensor.ProductScratch(layers), func() error { return d.MatMuls(layers) })
+	routed := func(y, x tensor.Tensor, m tensor.Matrix) tensor.RoutedProduct {
+		return tensor.RoutedProduct{Y: y, X: x, Groups: []tensor.RoutedGroup{{To: x.Rows, Stack: tensor.NewStack(m, 3, 40)}}}
+	}
+	experts := []tensor.RoutedProduct{}
+	for _, in := range []int{264, 264, 40, 520} {
+		m, x := matrixOf(tensor.StackRows(3, 40), in), tensorOf(10, in)
+		experts = append(experts, routed(tensorOf(10, 40), x, m), routed(tensorOf(10, 40), x, m))
+	}
+	table := tensor.Table{Words: tensorOf(1, tensor.TableWords(10, 1, 3)), Tokens: 10, Slots: 1, Experts: 3}
+	check("experts", tensor.RoutedScratch(experts...), func() error { return d.MatMulRouted(table, experts...) })
 	const heads, dim, keys = 2, 32, 2*2048 + 1
 	ids := make([]int32, (keys+tensor.PageSize-1)/tensor.PageSize)
 	for i := range ids {

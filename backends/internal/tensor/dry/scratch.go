@@ -41,6 +41,11 @@ func (r Remote) MatMuls(stages ...[]tensor.Multiplication) error {
 	return r.takes(tensor.ProductScratch(stages...))
 }
 
+// MatMulRouted implements tensor.Device.
+func (r Remote) MatMulRouted(_ tensor.Table, products ...tensor.RoutedProduct) error {
+	return r.takes(tensor.RoutedScratch(products...))
+}
+
 // Attention implements tensor.Device: sequences of one row are those that long keys are cut into parts for.
 func (r Remote) Attention(_, _, q tensor.Tensor, p tensor.Pages, _ int, runs []tensor.AttentionRun, queryHeads int, _ float32) error {
 	keys := 0

@@ -16,7 +16,7 @@ type mixture struct{ tokens, slots, experts, out, in int }
 
 var mixtures = []mixture{
 	{1, 1, 1, 5, 3}, {1, 2, 4, 33, 20}, {3, 3, 3, 64, 17}, {7, 2, 60, 20, 31}, {40, 2, 8, 130, 70}, {100, 8, 10, 40, 129}, {9, 10, 512, 8, 20}, {200, 4, 5, 24, 70},
-	{64, 1, 3, 200, 64}, {0, 2, 4, 8, 8},
+	{64, 1, 3, 200, 64}, {250, 1, 1, 40, 33}, {0, 2, 4, 8, 8},
 }
 
 func (m mixture) String() string {
@@ -357,7 +357,7 @@ func (m mixture) combinations(seed uint64, logits []float32, rows [][2]int) []te
 }
 
 // experts checks the promises on bits: a token's rows do not depend on the other tokens, and a routed product has the bits of the plain one; and that what does not fit is refused.
-func experts(t *testing.T, d tensor.Device) {
+func experts(t *testing.T, d tensor.Device, o Options) {
 	m := mixture{90, 3, 7, 70, 65}
 	logits := m.logits(77)
 	for i := range m.tokens { // many tokens to one expert, and one that nobody chooses
@@ -399,9 +399,39 @@ func experts(t *testing.T, d tensor.Device) {
 						sameBits(t, fmt.Sprintf("row %d", i), got[i*out:(i+1)*out], h.read(one))
 					}
 				}
+				single := m
+				single.tokens = 1
+				for _, token := range []int{0, 31, 89} {
+					r := h.routed(single, logits[token*m.experts:(token+1)*m.experts])
+					y := h.tensor(m.slots, out, make([]float32, m.slots*out))
+					h.ok(d.MatMulRouted(r.table, tensor.RoutedProduct{Y: y, X: x.Slice(token, token+1), Gathered: true, Transposed: transposed, Groups: []tensor.RoutedGroup{{To: 1, Stack: stack}}}))
+					alone, at := h.read(y), 0
+					for i, row := range rows {
+						if row[0] == token {
+							sameBits(t, fmt.Sprintf("token %d alone", token), alone[at*out:(at+1)*out], got[i*out:(i+1)*out])
+							at++
+						}
+					}
+				}
 			})
 		}
 	}
+	t.Run("bits of many rows", func(t *testing.T) { // for which devices may have other products
+		h := start(t, d)
+		m := mixture{400, 1, 2, 40, 70}
+		logits := m.logits(81)
+		rows, first := m.sorted(logits)
+		r, stack := h.routed(m, logits), h.stack(tensor.BFloat16, m.experts, m.out, m.in, normal(82, m.experts*m.out*m.in))
+		x, y, one := h.tensor(m.tokens, m.in, normal(83, m.tokens*m.in)), h.tensor(len(rows), m.out, make([]float32, len(rows)*m.out)), h.tensor(1, m.out, make([]float32, m.out))
+		h.ok(d.MatMulRouted(r.table, tensor.RoutedProduct{Y: y, X: x, Gathered: true, Groups: []tensor.RoutedGroup{{To: m.tokens, Stack: stack}}}))
+		got := h.read(y)
+		for e := range m.experts {
+			for i := first[e]; i < first[e+1]; i += 21 {
+				h.ok(d.MatMul(one, x.Slice(rows[i][0], rows[i][0]+1), stack.Of(e), false))
+				sameBits(t, fmt.Sprintf("row %d", i), got[i*m.out:(i+1)*m.out], h.read(one))
+			}
+		}
+	})
 	t.Run("alone", func(t *testing.T) {
 		h := start(t, d)
 		all := h.routed(m, logits)
@@ -502,8 +532,20 @@ func experts(t *testing.T, d tensor.Device) {
 				t.Errorf("%s: no error", name)
 			}
 		}
-		if err := d.Dispatch(r.table, wrong); err == nil {
+		switch err := d.Dispatch(r.table, wrong); {
+		case !o.ChoicesUnseen && err == nil:
 			t.Error("an expert that there is not: no error")
+		case o.ChoicesUnseen:
+			h.ok(err)
+			words := integers(h.read(r.table.Words))
+			for i, v := range words {
+				switch slot := i - m.experts - 1; {
+				case slot < 0 && v != 0 && i < m.experts, i == m.experts && v != float64(len(rows)):
+					t.Errorf("expert %d begins with row %v", i, v)
+				case slot >= 0 && v != float64([]int{slot / m.slots, slot - len(rows), slot - 2*len(rows)}[slot/len(rows)]): // all are the last expert's
+					t.Errorf("of slot %d the table has %v", slot, v)
+				}
+			}
 		}
 	})
 }
