@@ -134,6 +134,23 @@ func TestCopiesOnCUDAEqualSingle(t *testing.T) {
 	}
 }
 
+// A model with experts does on a GPU what it does on a processor, but for rounding, and on copies what it does on one GPU.
+func TestMixtureOnCUDA(t *testing.T) {
+	dir := writeMixture(t, 1)
+	one := briefLife(t, placeModel(t, dir, placement{plugin: "single", section: `{"device": "cuda:0"` + smallMemory + `}`}, optionsOnCUDA(t, 1, cuda.New)))
+	t.Run("a processor", func(t *testing.T) {
+		nearHistories(t, one, briefLife(t, placeModel(t, dir, placement{plugin: "single", section: `{"threads": 1` + smallMemory + `}`}, testOptions())))
+	})
+	t.Run("small batches, computed again", func(t *testing.T) {
+		section := `{"device": "cuda:0", "recompute": "on", "kv_cache_tokens": 1024, "max_batch": 4, "batch_tokens": 16, "prefill_tokens": 3}`
+		equalHistories(t, briefLife(t, placeModel(t, dir, placement{plugin: "single", section: section}, optionsOnCUDA(t, 1, cuda.New))), one)
+	})
+	t.Run("two GPUs", func(t *testing.T) {
+		section := `{"devices": ["cuda:0", "cuda:1"]` + smallMemory + `}`
+		equalHistories(t, briefLife(t, placeModel(t, dir, placement{plugin: "dataparallel", section: section}, optionsOnCUDA(t, 2, cuda.New))), one)
+	})
+}
+
 // A model that is cut over ranks on one GPU gives the bits of one that is cut over two GPUs, and nearly those of the whole one.
 func TestCutsOnCUDA(t *testing.T) {
 	whole := briefLife(t, placeOnCUDA(t, placement{plugin: "single", section: `{"device": "cuda:0"` + smallMemory + `}`}, 1))
@@ -300,11 +317,23 @@ func TestPassesOnCUDAWaitOnce(t *testing.T) {
 	for _, c := range []struct {
 		function string
 		calls    int
-	}{{"cuStreamSynchronize", 1}, {"cuEventSynchronize", 0}, {"cuMemAlloc_v2", 0}, {"cuMemFree_v2", 0}, {"cuMemHostAlloc", 0}, {"cuMemcpyDtoHAsync_v2", 2}} { // the log-probabilities of all, and the sums of squares
-		t.Run(c.function, func(t *testing.T) {
+		experts  bool
+	}{{"cuStreamSynchronize", 1, false}, {"cuEventSynchronize", 0, false}, {"cuMemAlloc_v2", 0, false}, {"cuMemFree_v2", 0, false}, {"cuMemHostAlloc", 0, false}, {"cuMemcpyDtoHAsync_v2", 2, false}, // the log-probabilities of all, and the sums of squares
+		{"cuStreamSynchronize", 1, true}, {"cuMemHostAlloc", 0, true}} {
+		t.Run(fmt.Sprintf("%s, experts %v", c.function, c.experts), func(t *testing.T) {
 			t.Setenv("FAKE_CUDA_FAIL", "")
 			var lost atomic.Int32
-			e := placeOnCUDAWith(t, placement{plugin: "single", section: `{"device": "cuda:0", "kv_cache_tokens": 1024, "max_batch": 4, "batch_tokens": 256}`}, 1, func(error) { lost.Add(1) })
+			at := placement{plugin: "single", section: `{"device": "cuda:0", "kv_cache_tokens": 1024, "max_batch": 4, "batch_tokens": 256}`}
+			dir := t.TempDir()
+			if c.experts {
+				dir = writeMixture(t, 1)
+			} else if err := writeTiny(dir); err != nil {
+				t.Fatal(err)
+			}
+			e := placeModel(t, dir, at, optionsOnCUDA(t, 1, func(o cuda.Options) (tensor.Device, error) {
+				o.Lost = func(error) { lost.Add(1) }
+				return cuda.New(o)
+			}))
 			var runs []*driver
 			for i := range 3 {
 				d := create(t, e, "run "+strconv.Itoa(i), uint64(i), 2)

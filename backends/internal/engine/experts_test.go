@@ -21,7 +21,16 @@ import (
 // writeMixture writes a Qwen3-MoE of random weights: layers from dense on have experts, those before have none.
 func writeMixture(t testing.TB, dense int) string {
 	t.Helper()
-	const hidden, width, layers, heads, kvHeads, headDim, experts, intermediate = 32, 24, 2, 4, 2, 16, 5, 48
+	return writeMixtureOf(t, dense, mixtureShape{32, 24, 2, 5, tinyContext})
+}
+
+// mixtureShape is what differs among the models of writeMixtureOf.
+type mixtureShape struct{ hidden, width, layers, experts, context int }
+
+func writeMixtureOf(t testing.TB, dense int, s mixtureShape) string {
+	t.Helper()
+	const heads, kvHeads, headDim, intermediate = 4, 2, 16, 48
+	hidden, width, layers, experts := s.hidden, s.width, s.layers, s.experts
 	dir := t.TempDir()
 	var only []int
 	for i := range dense {
@@ -29,7 +38,7 @@ func writeMixture(t testing.TB, dense int) string {
 	}
 	config, err := json.Marshal(map[string]any{
 		"architectures": []string{"Qwen3MoeForCausalLM"}, "model_type": "qwen3_moe", "num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": intermediate,
-		"num_attention_heads": heads, "num_key_value_heads": kvHeads, "head_dim": headDim, "vocab_size": tinyVocabulary, "max_position_embeddings": tinyContext,
+		"num_attention_heads": heads, "num_key_value_heads": kvHeads, "head_dim": headDim, "vocab_size": tinyVocabulary, "max_position_embeddings": s.context,
 		"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": false, "hidden_act": "silu",
 		"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": width, "norm_topk_prob": true, "mlp_only_layers": only,
 	})

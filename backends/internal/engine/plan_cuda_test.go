@@ -21,8 +21,13 @@ import (
 // whatever their lengths, ask the driver for nothing: what the pool has is theirs.
 func TestPassOnCUDATakesWhatIsPlanned(t *testing.T) {
 	const longest, rank = 96, 4
-	for _, recompute := range []Recompute{RecomputeOff, RecomputeOn} {
-		t.Run(string(recompute), func(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		mixture   bool
+		recompute Recompute
+	}{{"kept", false, RecomputeOff}, {"computed again", false, RecomputeOn}, {"experts", true, RecomputeOff}, {"experts, computed again", true, RecomputeOn}} {
+		t.Run(c.name, func(t *testing.T) {
+			recompute := c.recompute
 			libraries := []string{shim.Require(t, shim.Options{})}
 			t.Setenv("FAKE_CUDA_LATE", "1")
 			t.Setenv("FAKE_CUDA_FAIL", "")
@@ -39,7 +44,9 @@ func TestPassOnCUDATakesWhatIsPlanned(t *testing.T) {
 				}
 			})
 			dir := t.TempDir()
-			if err := writeModelOf(dir, shape{tinyVocabulary, 264, 2048, 1, 2, 1, 32}, 1024); err != nil {
+			if c.mixture {
+				dir = writeMixtureOf(t, 0, mixtureShape{264, 264, 1, 5, 1024})
+			} else if err := writeModelOf(dir, shape{tinyVocabulary, 264, 2048, 1, 2, 1, 32}, 1024); err != nil {
 				t.Fatal(err)
 			}
 			section := fmt.Sprintf(`{"device": "cuda:0", "dtype": "bfloat16", "kv_cache_tokens": 1024, "max_batch": 4, "prefill_tokens": 16, "batch_tokens": %d, "recompute": %q}`, longest, recompute)

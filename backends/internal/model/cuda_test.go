@@ -39,16 +39,18 @@ func TestCUDAKernels(t *testing.T) {
 		t.Run("bfloat16", TestBFloat16Weights)
 		t.Run("gradients", TestGradientsAgreeWithPEFT)
 		t.Run("gradients with bfloat16", TestBFloat16Gradients)
-		t.Run("sampler equals trainer", samplerEqualsTrainer)
+		t.Run("sampler equals trainer", func(t *testing.T) { samplerEqualsTrainer(t, unpack(t, "qwen3")) })
+		t.Run("sampler equals trainer of a mixture", func(t *testing.T) { samplerEqualsTrainer(t, mixture(t)) })
 		t.Run("batched decoding", func(t *testing.T) { batchedDecode(t, unpack(t, "qwen3"), 3, 4) })
+		t.Run("batched decoding of a mixture", func(t *testing.T) { batchedDecode(t, mixture(t), 3, 4) })
 		t.Run("fused equals separate", fusedEqualsSeparate)
 	})
 }
 
 // samplerEqualsTrainer is TestSamplerGivesTheTrainersBits for one short sequence.
-func samplerEqualsTrainer(t *testing.T) {
+func samplerEqualsTrainer(t *testing.T, dir string) {
 	for _, d := range dtypes {
-		b := newBench(t, unpack(t, "qwen3"), d, 1)
+		b := newBench(t, dir, d, 1)
 		r := rand.New(rand.NewPCG(1, 2))
 		for _, w := range []*lora.Weights{nil, b.randomAdapter(4, 4, true, true, true)} {
 			tokens, targets := b.randomTokens(r, 68), b.randomTokens(r, 68)
@@ -118,21 +120,24 @@ func TestCUDAGraphs(t *testing.T) {
 			before := slog.Default()
 			defer slog.SetDefault(before)
 			slog.SetDefault(slog.New(slog.NewTextHandler(&said, nil)))
-			b := newBench(t, unpack(t, "qwen3"), tensor.BFloat16, 1)
-			r := rand.New(rand.NewPCG(1, 2))
-			w, tokens, targets := b.randomAdapter(4, 4, true, true, true), b.randomTokens(r, 12), b.randomTokens(r, 12)
-			oneByOne := slices.Repeat([]int{1}, 12)
-			want := b.scored(w, tokens, targets, []int{12})
-			for _, plan := range []string{"", "cuGraphLaunch:7:1"} {
-				t.Setenv("FAKE_CUDA_FAIL", plan)
-				if got := b.scored(w, tokens, targets, oneByOne); !slices.Equal(got, want) {
-					t.Errorf("late %s, failing %q: log-probabilities are not those of the whole sequence", late, plan)
+			for name, directory := range lawful(t, "qwen3") {
+				said.Reset()
+				b := newBench(t, directory, tensor.BFloat16, 1)
+				r := rand.New(rand.NewPCG(1, 2))
+				w, tokens, targets := b.randomAdapter(4, 4, true, true, true), b.randomTokens(r, 12), b.randomTokens(r, 12)
+				oneByOne := slices.Repeat([]int{1}, 12)
+				want := b.scored(w, tokens, targets, []int{12})
+				for _, plan := range []string{"", "cuGraphLaunch:7:1"} {
+					t.Setenv("FAKE_CUDA_FAIL", plan)
+					if got := b.scored(w, tokens, targets, oneByOne); !slices.Equal(got, want) {
+						t.Errorf("%s, late %s, failing %q: log-probabilities are not those of the whole sequence", name, late, plan)
+					}
+					if strings.Contains(said.String(), "CUDA graphs are not used any more") != (plan != "") {
+						t.Errorf("%s, late %s, failing %q: it was said:\n%s", name, late, plan, &said)
+					}
 				}
-				if strings.Contains(said.String(), "CUDA graphs are not used any more") != (plan != "") {
-					t.Errorf("late %s, failing %q: it was said:\n%s", late, plan, &said)
-				}
+				t.Setenv("FAKE_CUDA_FAIL", "")
 			}
-			t.Setenv("FAKE_CUDA_FAIL", "")
 		})
 	}
 }

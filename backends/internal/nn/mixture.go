@@ -208,7 +208,7 @@ func (m *Mixture) forward(p *Pass, out, h tensor.Tensor, c *mixtureChunk) error 
 	if err != nil {
 		return err
 	}
-	hidden, err := p.Temp.Get(gate.Rows, gate.Cols)
+	hidden, err := p.Temp.GetAs(p.rowType(&Linear{Weight: m.Down.Weight, Module: m.Down.Module}), gate.Rows, gate.Cols)
 	if err != nil {
 		return err
 	}
