@@ -57,7 +57,7 @@ func RunRagged(t *testing.T, d tensor.Device, o Options) {
 	t.Run("packing at once", func(t *testing.T) { repacking(t, d) })
 	t.Run("page copies", func(t *testing.T) { pageCopies(t, d) })
 	if d.CheckExperts() == nil { // few rows for each expert, more, and many
-		for _, c := range expertCases([]mixture{{5, 2, 40, 33, 70}, {65, 1, 2, 97, 64}, {250, 1, 1, 40, 33}}) {
+		for _, c := range expertCases([]mixture{{5, 2, 40, 33, 70}, {65, 1, 2, 97, 64}, {300, 1, 1, 40, 33}}) {
 			t.Run(c.name, func(t *testing.T) { c.check(t, d) })
 		}
 	}
