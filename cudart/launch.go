@@ -70,6 +70,7 @@ const (
 	kDifferentiate                  = kLogSumExp + 8
 	kDatumRatios                    = kLogSumExp + 9
 	kMaskColumns                    = kLogSumExp + 10
+	kRecurrence                     = kLogSumExp + 11 // those of recurrenceKernels
 )
 
 // headDims are the head dimensions that attention kernels exist for, tensorHeadDims those of the ones with tensor cores; a smaller head is filled up.
@@ -118,10 +119,11 @@ var kernels = func() []kernel {
 	tensorFamily("tensor_attention_part", fewItems+2*C.PAGE_KEYS, together)
 	tensorFamily("tensor_attention_backward_keys", 2*tensorKeysItems, 4*3*tensorKeysItems)
 	tensorFamily("tensor_attention_backward_queries", 2*tensorQueriesItems, 0)
-	return append(table, kernel{"log_sum_exp", 512, 0}, kernel{"softmax", 256, 0}, kernel{"softmax_gradient", 256, 0},
+	table = append(table, kernel{"log_sum_exp", 512, 0}, kernel{"softmax", 256, 0}, kernel{"softmax_gradient", 256, 0},
 		kernel{"adamw", 256, 0}, kernel{"sum_squares", 256, 0}, kernel{"sum_partials", 256, 0},
 		kernel{"adjust_elements", 256, 0}, kernel{"draw_tokens", 512, 0}, kernel{"differentiate", 256, 0}, kernel{"datum_ratios", 256, 0},
 		kernel{"mask_columns", 256, 0})
+	return append(table, recurrenceKernels...)
 }()
 
 // View is a matrix in device memory: element (r, c) is at At + (r·Stride + c)·size. Rows without elements may have any address.

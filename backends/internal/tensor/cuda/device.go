@@ -105,6 +105,7 @@ type device struct {
 
 	// Kept between calls, so that operations do not allocate.
 	runs           []cudart.Sequence
+	stateRuns      []cudart.StateRun
 	single, paired []cudart.Multiplication
 	rowGroups      []cudart.RowGroup
 	outer          []cudart.OuterProduct
