@@ -124,7 +124,7 @@ INLINE void squares(const chunk_of_head &c, chunk_part *q, chunk_part *k, chunk_
 }
 
 // delta_within: block (x, y) has a chunk and a value head.
-KERNEL(delta_within, CHUNK_THREADS, delta_backward_arguments) {
+KERNEL_BLOCKS(delta_within, CHUNK_THREADS, 4, delta_backward_arguments) {
   SHARED(square_row, l[DELTA_CHUNK]);
   SHARED(square_row, p[DELTA_CHUNK]);
   SHARED(square_row, t[DELTA_CHUNK]);
@@ -201,7 +201,7 @@ KERNEL(delta_within, CHUNK_THREADS, delta_backward_arguments) {
 }
 
 // delta_across: block x has a span and a tile of 32 columns, block y a value head. It goes on with D in carry and leaves it there, unless that is nobody's.
-KERNEL(delta_across, CHUNK_THREADS, delta_backward_arguments) {
+KERNEL_BLOCKS(delta_across, CHUNK_THREADS, 2, delta_backward_arguments) {
   DYNAMIC_SHARED(square_row, d); // D: up to MAX_DELTA_DIM rows
   square_row *dout = d + MAX_DELTA_DIM, *dr = dout + DELTA_CHUNK;
   chunk_row *w_or_q = (chunk_row *)(dr + DELTA_CHUNK), *k = w_or_q + DELTA_CHUNK;

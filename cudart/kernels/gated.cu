@@ -8,10 +8,10 @@ template <bool narrow_rows> INLINE void gated_norm_row(const gated_norm_argument
   int64_t r = R::row(), cols = a.x.cols;
   if (r >= a.x.rows) return; // a whole warp at once, or a whole block
   const float *x = row_of<const float>(a.x, r), *z = row_of<const float>(a.z, r), *scale = memory<const float>(a.scale);
-  float *y = row_of<float>(a.y, r), held[R::held], gate[R::held], squares = 0.0f;
+  float *y = row_of<float>(a.y, r), held[R::held], squares = 0.0f;
   UNROLL for (int e = 0; e < R::held; e++) {
     int64_t c = R::first() + e * R::threads;
-    held[e] = c < cols ? x[c] : 0.0f, gate[e] = c < cols ? z[c] : 0.0f;
+    held[e] = c < cols ? x[c] : 0.0f;
   }
   UNROLL for (int e = 0; e < R::held; e++)
     if (R::first() + e * R::threads < cols) squares = fma_rn(held[e], held[e], squares);
@@ -19,7 +19,7 @@ template <bool narrow_rows> INLINE void gated_norm_row(const gated_norm_argument
   float inverse = inverse_root(R::sum(squares, room), cols, a.eps);
   UNROLL for (int e = 0; e < R::held; e++) {
     int64_t c = R::first() + e * R::threads;
-    if (c < cols) y[c] = held[e] * inverse * scale[c] * silu(gate[e]);
+    if (c < cols) y[c] = held[e] * inverse * scale[c] * silu(z[c]);
   }
   for (int64_t c = R::first() + R::held * R::threads; c < cols; c += R::threads) y[c] = x[c] * inverse * scale[c] * silu(z[c]);
 }

@@ -39,16 +39,31 @@ func TestCUDAKernels(t *testing.T) {
 		t.Run("bfloat16", TestBFloat16Weights)
 		t.Run("gradients", TestGradientsAgreeWithPEFT)
 		t.Run("gradients with bfloat16", TestBFloat16Gradients)
-		t.Run("sampler equals trainer", samplerEqualsTrainer)
+		t.Run("sampler equals trainer", func(t *testing.T) { samplerEqualsTrainer(t, "qwen3") })
 		t.Run("batched decoding", func(t *testing.T) { batchedDecode(t, unpack(t, "qwen3"), 3, 4) })
 		t.Run("fused equals separate", fusedEqualsSeparate)
 	})
 }
 
+// TestCUDAHybrid is the same for a model with linear attention.
+func TestCUDAHybrid(t *testing.T) {
+	dir := shim.Require(t, shim.Options{})
+	onCUDA(t, func() (tensor.Device, error) {
+		return cuda.New(cuda.Options{Device: "cuda:0", Libraries: []string{dir}})
+	}, func(t *testing.T) {
+		t.Run("gradients", func(t *testing.T) {
+			gradientsAgree(t, slices.DeleteFunc(tinkerAdapters(t), func(g adapterGolden) bool { return g.name != "committed/qwen3.5/tinker" }), []string{"cross_entropy"})
+		})
+		t.Run("sampler equals trainer", func(t *testing.T) { samplerEqualsTrainer(t, "qwen3.5") })
+		t.Run("copies of states", TestStateCopies)
+		t.Run("batched decoding", func(t *testing.T) { batchedDecode(t, unpack(t, "qwen3.5"), 3, 4) })
+	})
+}
+
 // samplerEqualsTrainer is TestSamplerGivesTheTrainersBits for one short sequence.
-func samplerEqualsTrainer(t *testing.T) {
+func samplerEqualsTrainer(t *testing.T, name string) {
 	for _, d := range dtypes {
-		b := newBench(t, unpack(t, "qwen3"), d, 1)
+		b := newBench(t, unpack(t, name), d, 1)
 		r := rand.New(rand.NewPCG(1, 2))
 		for _, w := range []*lora.Weights{nil, b.randomAdapter(4, 4, true, true, true)} {
 			tokens, targets := b.randomTokens(r, 68), b.randomTokens(r, 68)
@@ -108,6 +123,12 @@ func fusedEqualsSeparate(t *testing.T) {
 
 // Steps of decoding come again and again with the same launches, so that they are started as graphs; and if that fails the bits are the same.
 func TestCUDAGraphs(t *testing.T) {
+	for _, name := range []string{"qwen3", "qwen3.5"} {
+		t.Run(name, func(t *testing.T) { graphs(t, name) })
+	}
+}
+
+func graphs(t *testing.T, name string) {
 	dir := shim.Require(t, shim.Options{})
 	for _, late := range []string{"0", "1"} {
 		t.Setenv("FAKE_CUDA_LATE", late)
@@ -118,7 +139,7 @@ func TestCUDAGraphs(t *testing.T) {
 			before := slog.Default()
 			defer slog.SetDefault(before)
 			slog.SetDefault(slog.New(slog.NewTextHandler(&said, nil)))
-			b := newBench(t, unpack(t, "qwen3"), tensor.BFloat16, 1)
+			b := newBench(t, unpack(t, name), tensor.BFloat16, 1)
 			r := rand.New(rand.NewPCG(1, 2))
 			w, tokens, targets := b.randomAdapter(4, 4, true, true, true), b.randomTokens(r, 12), b.randomTokens(r, 12)
 			oneByOne := slices.Repeat([]int{1}, 12)
