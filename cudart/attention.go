@@ -39,7 +39,7 @@ func (c Cache) c() C.cache {
 }
 
 // Supports says whether the device can run every attention kernel over such pages: a head dimension that there is none for, or a block that needs more shared memory than the device
-// has (float32 pages of heads over 64 take 113 KiB in the gradient, those over 128 209 KiB, and bfloat16 pages of heads over 128 take 140 KiB in decoding; devices of compute capability 8.0 have 163, those of 8.6, 8.9 and 12.0 have 99), is an error.
+// has (float32 pages of heads over 64 take 113 KiB in the gradient, those over 128 209 KiB, and bfloat16 pages of heads over 128 take 144 KiB in decoding; devices of compute capability 8.0 have 163, those of 8.6, 8.9 and 12.0 have 99), is an error.
 func (v *Device) Supports(c Cache) error {
 	for _, family := range [][2]int{{kAttention, kTensorAttention}, {kAttentionFew, kTensorAttentionFew}, {kAttentionPart, kTensorAttentionPart},
 		{kAttentionBackwardKeys, kTensorAttentionBackwardKeys}, {kAttentionBackwardQueries, kTensorAttentionBackwardQueries}} {
