@@ -95,6 +95,9 @@ func TestKernelTable(t *testing.T) {
 
 // Every number names the kernel that is meant.
 func TestKernelNumbers(t *testing.T) {
+	if len(kernels) > kWarpgroup {
+		t.Errorf("%d kernels have numbers of the module that follows, which begin at %d", len(kernels), kWarpgroup)
+	}
 	for number, name := range map[int]string{kAdd: "add", kPackRows: "pack_rows", kNorm: "rms_norm", kNormBackwardNarrow: "rms_norm_backward_narrow", kRope: "rope",
 		kOuterProduct: "outer_product", kProduct: "product_16x32", kProductTransposed + 4: "product_transposed_128x128", kCopyPage: "copy_page", kHeadsBackward: "heads_backward", kAttention: "attention_32",
 		kAttentionFew + 1: "attention_few_64", kAttentionPart + 2: "attention_part_128", kAttentionMerge: "attention_merge", kAttentionDelta: "attention_delta",
