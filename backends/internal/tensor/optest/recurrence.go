@@ -358,7 +358,7 @@ func convCuts(t *testing.T, d tensor.Device) {
 	}
 }
 
-// deltaCuts runs a sequence in parts that are joined by a slot of states, beside another one: two parts with every cut, and token by token.
+// deltaCuts runs a sequence in parts that are joined by a slot of states, beside another one: two parts with every cut, of large heads with some, and token by token.
 func deltaCuts(t *testing.T, d tensor.Device, s deltaShape) {
 	h := start(t, d)
 	v, rows := s.values(), s.rows()
@@ -372,6 +372,9 @@ func deltaCuts(t *testing.T, d tensor.Device, s deltaShape) {
 		h.ok(d.DeltaRule(o.Slice(from, to), p, states, []tensor.StateRun{{Count: to - from, Slot: 1}}))
 	}
 	for cut := range rows + 1 {
+		if s.keyDim > 32 && cut%8 > 1 && cut%8 < 7 {
+			continue // of large heads, cuts at and beside what devices may take at once
+		}
 		h.ok(d.Upload(states, zeros))
 		part(0, cut)
 		part(cut, rows)
