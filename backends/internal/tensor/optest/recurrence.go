@@ -304,7 +304,7 @@ func gateCases(rowShapes [][2]int) []testCase {
 					})
 				})
 				return [][]float64{y, y, dx, dz}
-			}}, testCase{name: fmt.Sprintf("sigmoid gate %d×%d", rows, cols), tolerance: 1e-6,
+			}}, testCase{name: fmt.Sprintf("sigmoid gate %d×%d", rows, cols), tolerance: 3e-6, // 1 - sigmoid(gate) is as coarse as the sigmoid
 			run: func(h *bench) [][]float32 {
 				y := h.view(rows, cols, x)
 				h.ok(h.d.SigmoidGate(y, y, h.view(rows, cols, z)))
