@@ -20,11 +20,12 @@ const (
 	// of the kernels with tensor cores
 	tensorKeysItems    = 32
 	tensorQueriesItems = 64
+	wholeKeysDim       = 128 // the largest head dimension whose gradients of keys one block has, not two of half the columns each
 	sharedPad          = 8
 )
 
 // MaxHeadDim is the largest head dimension that attention has kernels for.
-const MaxHeadDim = 128
+const MaxHeadDim = 256
 
 // Cache is pages of keys and values for attention: [layer][page][keys of every head, then values of every head][PageKeys][Dim], in Type.
 type Cache struct {
@@ -38,7 +39,7 @@ func (c Cache) c() C.cache {
 }
 
 // Supports says whether the device can run every attention kernel over such pages: a head dimension that there is none for, or a block that needs more shared memory than the device
-// has (float32 pages of heads over 64 take 113 KiB in the gradient; devices of compute capability 8.6, 8.9 and 12.0 have 99), is an error.
+// has (float32 pages of heads over 64 take 113 KiB in the gradient, those over 128 209 KiB, and bfloat16 pages of heads over 128 take 144 KiB in decoding; devices of compute capability 8.0 have 163, those of 8.6, 8.9 and 12.0 have 99), is an error.
 func (v *Device) Supports(c Cache) error {
 	for _, family := range [][2]int{{kAttention, kTensorAttention}, {kAttentionFew, kTensorAttentionFew}, {kAttentionPart, kTensorAttentionPart},
 		{kAttentionBackwardKeys, kTensorAttentionBackwardKeys}, {kAttentionBackwardQueries, kTensorAttentionBackwardQueries}} {
@@ -148,9 +149,9 @@ func (c Cache) TensorCores() bool { return c.Type == BFloat16 && c.Dim%8 == 0 }
 
 // kernel gives the one of a family for the cache's head dimension; tensor is the family with tensor cores.
 func (c Cache) kernel(family, tensor int) (int, error) {
-	dims := headDims
+	dims := headDims[:]
 	if c.TensorCores() {
-		family, dims = tensor, tensorHeadDims
+		family, dims = tensor, tensorHeadDims[:]
 	}
 	for i, have := range dims {
 		if c.Dim <= have {
@@ -248,24 +249,27 @@ func (v *Device) AttentionBackward(dq, dk, dv, dout, o View, oType Type, lse, q 
 	defer func() { err = errors.Join(err, v.giveScratch(delta)) }()
 	a := C.attention_backward_arguments{dq: dq.c(), dk: dk.c(), dv: dv.c(), dout: dout.c(), o: o.c(), lse: lse.c(), q: q.c(), c: c.c(), delta: C.uint64_t(delta),
 		layer: C.int64_t(layer), group: C.int64_t(group), scale: C.float(scale), q_type: C.int32_t(qType), o_type: C.int32_t(oType)}
-	queriesItems := int64(backwardItems)
+	queriesItems, keysParts := int64(backwardItems), int64(1)
 	a._type = C.FLOAT32
 	if c.TensorCores() {
 		queriesItems, a._type = tensorQueriesItems, C.BFLOAT16
+		if c.Dim > wholeKeysDim {
+			keysParts = 2
+		}
 	}
 	if err := v.launch(kAttentionDelta, q.Rows, 1, 1, bytesIn(&a)); err != nil {
 		return err
 	}
 	l := lists(sequences)
 	for _, step := range []struct {
-		kernel int
-		size   int64
-		units  func(s C.sequence) (from, to int64)
+		kernel      int
+		size, parts int64
+		units       func(s C.sequence) (from, to int64)
 	}{
-		{keys, 1, func(s C.sequence) (from, to int64) {
+		{keys, 1, keysParts, func(s C.sequence) (from, to int64) {
 			return int64(s.keys_from) / PageKeys, (min(int64(s.keys_to), int64(s.rows_to)) + PageKeys - 1) / PageKeys
 		}},
-		{queries, queriesItems, func(s C.sequence) (from, to int64) {
+		{queries, queriesItems, 1, func(s C.sequence) (from, to int64) {
 			return max(int64(s.keys_from), int64(s.rows_from)) * group, int64(s.rows_to) * group
 		}},
 	} {
@@ -277,7 +281,7 @@ func (v *Device) AttentionBackward(dq, dk, dv, dout, o View, oType Type, lse, q 
 		if a.sequences, a.tiles, a.pages, release, err = v.put(l); err != nil {
 			return err
 		}
-		if err := errors.Join(v.launch(step.kernel, int64(len(l.tiles)), c.Heads, 1, bytesIn(&a)), release()); err != nil {
+		if err := errors.Join(v.launch(step.kernel, int64(len(l.tiles)), c.Heads, step.parts, bytesIn(&a)), release()); err != nil {
 			return err
 		}
 	}

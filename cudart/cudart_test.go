@@ -95,12 +95,17 @@ func TestKernelTable(t *testing.T) {
 
 // Every number names the kernel that is meant.
 func TestKernelNumbers(t *testing.T) {
+	if len(kernels) > kWarpgroup {
+		t.Errorf("%d kernels have numbers of the module that follows, which begin at %d", len(kernels), kWarpgroup)
+	}
 	for number, name := range map[int]string{kAdd: "add", kPackRows: "pack_rows", kNorm: "rms_norm", kNormBackwardNarrow: "rms_norm_backward_narrow", kRope: "rope",
 		kOuterProduct: "outer_product", kProduct: "product_16x32", kProductTransposed + 4: "product_transposed_128x128", kCopyPage: "copy_page", kHeadsBackward: "heads_backward", kAttention: "attention_32",
 		kAttentionFew + 1: "attention_few_64", kAttentionPart + 2: "attention_part_128", kAttentionMerge: "attention_merge", kAttentionDelta: "attention_delta",
 		kAttentionBackwardKeys: "attention_backward_keys_32", kAttentionBackwardQueries + 2: "attention_backward_queries_128", kTensorAttention: "tensor_attention_64",
 		kTensorAttentionPart + 1: "tensor_attention_part_128", kTensorAttentionBackwardQueries: "tensor_attention_backward_queries_64", kLogSumExp: "log_sum_exp",
-		kSoftmaxGradient: "softmax_gradient", kAdamW: "adamw", kSumPartials: "sum_partials"} {
+		kSoftmaxGradient: "softmax_gradient", kAdamW: "adamw", kSumPartials: "sum_partials",
+		kHeadsBackwardWide: "heads_backward_wide", kTensorAttentionBackwardQueries + 2: "tensor_attention_backward_queries_256", kMaskColumns: "mask_columns", kConv: "conv", kDeltaRule256: "delta_rule_256",
+		kDeltaGradients: "delta_gradients", kSigmoidGateBackward: "sigmoid_gate_backward"} {
 		if kernels[number].name != name {
 			t.Errorf("number %d is %s, want %s", number, kernels[number].name, name)
 		}
@@ -577,7 +582,10 @@ func TestSharedMemory(t *testing.T) {
 		{"99 KiB, bfloat16", 99 << 10, Cache{Dim: 128, Type: BFloat16}, ""},
 		{"99 KiB, float32, small heads", 99 << 10, Cache{Dim: 64, Type: Float32}, ""},
 		{"99 KiB, float32, large heads", 99 << 10, Cache{Dim: 128, Type: Float32}, "attention_backward_keys_128 needs 115712 bytes of shared memory per block, and"},
-		{"a head that is too large", 227 << 10, Cache{Dim: 160, Type: BFloat16}, "head dimension 160: must be at most 128"},
+		{"163 KiB, bfloat16, heads of 256", 163 << 10, Cache{Dim: 256, Type: BFloat16}, ""},
+		{"163 KiB, float32, heads of 256", 163 << 10, Cache{Dim: 256, Type: Float32}, "attention_backward_keys_256 needs 214016 bytes of shared memory per block, and"},
+		{"227 KiB, float32, heads of 256", 227 << 10, Cache{Dim: 256, Type: Float32}, ""},
+		{"a head that is too large", 227 << 10, Cache{Dim: 264, Type: BFloat16}, "head dimension 264: must be at most 256"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Setenv("FAKE_CUDA_SHARED", strconv.Itoa(c.shared))

@@ -39,7 +39,7 @@ func (v *Device) TurnHeads(q View, t Type, h Heads, c Cache, layer int64, sequen
 	a := C.heads_arguments{q: q.c(), queries: h.Queries.c(), keys: h.Keys.c(), values: h.Values.c(), kept_queries: h.KeptQueries.c(), kept_keys: h.KeptKeys.c(), table: h.Table.c(), query_scale: C.uint64_t(h.QueryScale), key_scale: C.uint64_t(h.KeyScale),
 		positions: C.uint64_t(at[0]), slots: C.uint64_t(at[1]), c: c.c(), layer: C.int64_t(layer), query_heads: C.int64_t(h.QueryHeads), query_eps: C.float(h.QueryEps), key_eps: C.float(h.KeyEps),
 		q_type: C.int32_t(t)}
-	return errors.Join(v.launch(kHeads, q.Rows, blocksOfHeads(h.QueryHeads+2*h.KeyHeads), 1, bytesIn(&a)), release())
+	return errors.Join(v.launch(headsKernel(kHeads, kHeadsWide, c.Dim), q.Rows, blocksOfHeads(h.QueryHeads+2*h.KeyHeads), 1, bytesIn(&a)), release())
 }
 
 // TurnHeadsBackward makes dq and dk, the gradients by what TurnHeads gave, those by the queries and keys: Rope's inverse and RMSNormBackward in one pass, with their bits. Queries and Keys are read where they have a
@@ -58,7 +58,15 @@ func (v *Device) TurnHeadsBackward(dq, dk View, h Heads) error {
 	a := C.heads_backward_arguments{dq: dq.c(), dk: dk.c(), queries: h.Queries.c(), keys: h.Keys.c(), table: h.Table.c(), query_scale: C.uint64_t(h.QueryScale), key_scale: C.uint64_t(h.KeyScale),
 		positions: C.uint64_t(at), query_heads: C.int64_t(h.QueryHeads), key_heads: C.int64_t(h.KeyHeads), query_eps: C.float(h.QueryEps), key_eps: C.float(h.KeyEps),
 		query_type: C.int32_t(h.QueryType), key_type: C.int32_t(h.KeyType)}
-	return errors.Join(v.launch(kHeadsBackward, dq.Rows, blocksOfHeads(h.QueryHeads+h.KeyHeads), 1, bytesIn(&a)), release())
+	return errors.Join(v.launch(headsKernel(kHeadsBackward, kHeadsBackwardWide, dq.Cols/h.QueryHeads), dq.Rows, blocksOfHeads(h.QueryHeads+h.KeyHeads), 1, bytesIn(&a)), release())
+}
+
+// headsKernel is the one for heads of a dimension.
+func headsKernel(narrow, wide int, dim int64) int {
+	if dim > 128 {
+		return wide
+	}
+	return narrow
 }
 
 // blocksOfHeads is how many blocks of eight warps the heads of a row take.

@@ -43,23 +43,25 @@ const (
 	kWritePages
 	kCopyPage
 	kHeads
+	kHeadsWide
 	kHeadsBackward
-	kProduct                                   // of each of warpShapes
-	kProductTransposed        = kProduct + 5   // likewise
-	kAttention                = kProduct + 10  // for head dimensions up to 32, 64, 128
-	kAttentionFew             = kAttention + 3 // tiles of 16 items
-	kAttentionPart            = kAttention + 6 // and one part of the keys
-	kAttentionMerge           = kAttention + 9
-	kAttentionDelta           = kAttention + 10
-	kAttentionBackwardKeys    = kAttention + 11
-	kAttentionBackwardQueries = kAttention + 14
-	// With tensor cores, for head dimensions up to 64 and 128.
-	kTensorAttention                = kAttention + 17
-	kTensorAttentionFew             = kAttention + 19
-	kTensorAttentionPart            = kAttention + 21
-	kTensorAttentionBackwardKeys    = kAttention + 23
-	kTensorAttentionBackwardQueries = kAttention + 25
-	kLogSumExp                      = kAttention + 27
+	kHeadsBackwardWide
+	kProduct                                                  // of each of warpShapes
+	kProductTransposed        = kProduct + 5                  // likewise
+	kAttention                = kProduct + 10                 // for every one of headDims
+	kAttentionFew             = kAttention + headDimKernels   // tiles of 16 items
+	kAttentionPart            = kAttention + 2*headDimKernels // and one part of the keys
+	kAttentionMerge           = kAttention + 3*headDimKernels
+	kAttentionDelta           = kAttentionMerge + 1
+	kAttentionBackwardKeys    = kAttentionMerge + 2
+	kAttentionBackwardQueries = kAttentionBackwardKeys + headDimKernels
+	// With tensor cores, for every one of tensorHeadDims.
+	kTensorAttention                = kAttentionBackwardQueries + headDimKernels
+	kTensorAttentionFew             = kTensorAttention + tensorDimKernels
+	kTensorAttentionPart            = kTensorAttention + 2*tensorDimKernels
+	kTensorAttentionBackwardKeys    = kTensorAttention + 3*tensorDimKernels
+	kTensorAttentionBackwardQueries = kTensorAttention + 4*tensorDimKernels
+	kLogSumExp                      = kTensorAttention + 5*tensorDimKernels
 	kSoftmax                        = kLogSumExp + 1
 	kSoftmaxGradient                = kLogSumExp + 2
 	kAdamW                          = kLogSumExp + 3
@@ -80,12 +82,16 @@ const (
 	kOuterRouted             = kRoute + 6
 	kRoutedFloat32           = kRoute + 7
 	kRoutedTransposedFloat32 = kRoute + 8
-	kRouted                  = kRoute + 9  // of each of routedShapes
-	kRoutedTransposed        = kRouted + 3 // likewise
+	kRouted                  = kRoute + 9            // of each of routedShapes
+	kRoutedTransposed        = kRouted + 3           // likewise
+	kRecurrence              = kRoutedTransposed + 3 // those of recurrenceKernels
 )
 
 // headDims are the head dimensions that attention kernels exist for, tensorHeadDims those of the ones with tensor cores; a smaller head is filled up.
-var headDims, tensorHeadDims = []int64{32, 64, 128}, []int64{64, 128}
+var headDims, tensorHeadDims = [headDimKernels]int64{32, 64, 128, 256}, [tensorDimKernels]int64{64, 128, 256}
+
+// How many kernels a family of attention has.
+const headDimKernels, tensorDimKernels = 4, 3
 
 var kernels = func() []kernel {
 	table := []kernel{
@@ -94,7 +100,8 @@ var kernels = func() []kernel {
 		{"rms_norm", 256, 0}, {"rms_norm_narrow", 256, 0}, {"rms_norm_backward", 256, 0}, {"rms_norm_backward_narrow", 256, 0},
 		{"rope", 256, 0}, {"swiglu", 256, 0}, {"swiglu_backward", 256, 0},
 		{"product_float32", 256, 0}, {"product_transposed_float32", 256, 0}, {"outer_product", 128, 0},
-		{"write_pages", 256, 0}, {"copy_page", 256, 0}, {"heads", 256, 0}, {"heads_backward", 256, 0},
+		{"write_pages", 256, 0}, {"copy_page", 256, 0}, {"heads", 256, 0}, {"heads_wide", 256, 0},
+		{"heads_backward", 256, 0}, {"heads_backward_wide", 256, 0},
 	}
 	for _, transposed := range []bool{false, true} {
 		for _, s := range warpShapes {
@@ -141,7 +148,7 @@ var kernels = func() []kernel {
 			table = append(table, s.kernel("routed", transposed))
 		}
 	}
-	return table
+	return append(table, recurrenceKernels...)
 }()
 
 // View is a matrix in device memory: element (r, c) is at At + (r·Stride + c)·size. Rows without elements may have any address.

@@ -224,3 +224,5 @@ typedef struct {
   float query_eps, key_eps;
   int32_t query_type, key_type; // of queries and keys
 } heads_backward_arguments;
+
+#include "recurrence_arguments.h"

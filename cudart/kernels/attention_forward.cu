@@ -115,12 +115,15 @@ template <int D, int PER, bool split> struct attention_block {
 ATTENTION(attention_32, 32, 4, false)
 ATTENTION(attention_64, 64, 4, false)
 ATTENTION(attention_128, 128, 4, false)
+ATTENTION(attention_256, 256, 4, false)
 ATTENTION(attention_few_32, 32, 1, false)
 ATTENTION(attention_few_64, 64, 1, false)
 ATTENTION(attention_few_128, 128, 1, false)
+ATTENTION(attention_few_256, 256, 1, false)
 ATTENTION(attention_part_32, 32, 1, true)
 ATTENTION(attention_part_64, 64, 1, true)
 ATTENTION(attention_part_128, 128, 1, true)
+ATTENTION(attention_part_256, 256, 1, true)
 
 // attention_merge puts the parts of split attention together; block (x, y) is an entry of the tiles (16 items from it on) and a key head, a warp an item at a time.
 KERNEL(attention_merge, ATTENTION_THREADS, attention_arguments) {

@@ -4,20 +4,21 @@
 
 enum { KEYS_ITEMS = 32, QUERIES_ITEMS = 64 }; // items that the kernel for keys takes at once, and that a block of the one for queries has
 
+// Of heads over 128, whose sums do not fit into registers beside each other, the keys' gradients are those of two blocks, each of half the columns, and queries take half a page at a time. The chains are the same.
 template <int D> struct tensor_attention_backward {
-  static constexpr int results = D / 8;
-  typedef float sums[results][4];
+  static constexpr int keys_parts = D <= 128 ? 1 : 2, queries_keys = D <= 128 ? PAGE_KEYS : PAGE_KEYS / 2;
+  template <int columns> using sums_of = float[columns / 8][4];
 
-  INLINE void clear(sums &s) {
-    UNROLL for (int c = 0; c < results; c++)
+  template <int n> INLINE void clear(float (&s)[n][4]) {
+    UNROLL for (int c = 0; c < n; c++)
       UNROLL for (int e = 0; e < 4; e++) s[c][e] = 0.0f;
   }
 
-  // add adds left (16 × 16) times rows [0, 16) of the right operand.
-  INLINE void add(sums &s, const unsigned (&left)[4], tensor_row<D> *rows) {
-    UNROLL for (int c = 0; c < results; c += 2) {
+  // add adds left (16 × 16) times rows [0, 16) of the right operand, from a column on.
+  template <int n> INLINE void add(float (&s)[n][4], const unsigned (&left)[4], tensor_row<D> *rows, int column) {
+    UNROLL for (int c = 0; c < n; c += 2) {
       unsigned right[4];
-      right_fragments_down(right, rows, 8 * c);
+      right_fragments_down(right, rows, column + 8 * c);
       multiply_16x8x16(s[c], left, right[0], right[1]);
       multiply_16x8x16(s[c + 1], left, right[2], right[3]);
     }
@@ -27,7 +28,7 @@ template <int D> struct tensor_attention_backward {
   template <int n> INLINE void both(float (&x)[2 * n][4], tensor_row<D> *a, tensor_row<D> *b, float (&y)[2 * n][4], tensor_row<D> *c, tensor_row<D> *d) {
     UNROLL for (int j = 0; j < 2 * n; j++)
       UNROLL for (int e = 0; e < 4; e++) x[j][e] = 0.0f, y[j][e] = 0.0f;
-    UNROLL for (int k = 0; k < D; k += 16) {
+    auto add_group = [&](int k) { // of 16 dimensions
       unsigned left[2][4], right[2][4];
       left_fragment(left[0], a, k);
       left_fragment(left[1], c, k);
@@ -39,6 +40,11 @@ template <int D> struct tensor_attention_backward {
           multiply_16x8x16(y[2 * g + h], left[1], right[1][2 * h], right[1][2 * h + 1]);
         }
       }
+    };
+    if constexpr (D <= 128) {
+      UNROLL for (int k = 0; k < D; k += 16) add_group(k);
+    } else {
+      UNROLL_2 for (int k = 0; k < D; k += 16) add_group(k); // more at once need more registers than there are
     }
   }
 
@@ -52,7 +58,7 @@ template <int D> struct tensor_attention_backward {
     return memory<const float>(a.delta)[(s.row + item / a.group) * a.c.heads * a.group + head * a.group + item % a.group];
   }
 
-  // keys: block (x, y) is a tile whose item is a page number, and a key head; a warp has 16 of the page's keys. A range of rows that begins behind the page goes on with the chains in dk and dv.
+  // keys: block (x, y, z) is a tile whose item is a page number, a key head, and a part of the columns; a warp has 16 of the page's keys. A range of rows that begins behind the page goes on with the chains in dk and dv.
   INLINE void keys(const attention_backward_arguments &a) {
     DYNAMIC_SHARED(unsigned char, room);
     tensor_row<D> *k = (tensor_row<D> *)room, *v = k + PAGE_KEYS, *q = v + PAGE_KEYS, *dout = q + KEYS_ITEMS;
@@ -62,15 +68,16 @@ template <int D> struct tensor_attention_backward {
     const sequence s = memory<const sequence>(a.sequences)[tile.sequence];
     int64_t head = block_y(), dim = a.c.dim, all = s.rows_to * a.group, k0 = (int64_t)tile.item * PAGE_KEYS;
     int64_t page = memory<const int32_t>(a.pages)[s.first_page + tile.item];
-    int key0 = (int)k0 + 16 * warp() + fragment_row();
-    sums dk, dv;
+    constexpr int columns = D / keys_parts, results = columns / 8;
+    const int key0 = (int)k0 + 16 * warp() + fragment_row(), column = keys_parts > 1 ? (int)block_z() * columns : 0;
+    sums_of<columns> dk, dv;
     clear(dk), clear(dv);
     UNROLL for (int e = 0; e < 4; e++) {
       int64_t key = key0 + e / 2 * 8;
       if (s.rows_from <= k0 || key >= s.count) continue;
       const float *from_k = row_of<float>(a.dk, s.row + key) + head * dim, *from_v = row_of<float>(a.dv, s.row + key) + head * dim;
       UNROLL for (int c = 0; c < results; c++) {
-        int d = 8 * c + fragment_column() + e % 2;
+        int d = column + 8 * c + fragment_column() + e % 2;
         if (d < dim) dk[c][e] = from_k[d], dv[c][e] = from_v[d];
       }
     }
@@ -100,9 +107,9 @@ template <int D> struct tensor_attention_backward {
       UNROLL for (int g = 0; g < KEYS_ITEMS / 16; g++) {
         unsigned left[4];
         as_left(left, p[2 * g], p[2 * g + 1]);
-        add(dv, left, dout + 16 * g);
+        add(dv, left, dout + 16 * g, column);
         as_left(left, ds[2 * g], ds[2 * g + 1]);
-        add(dk, left, q + 16 * g);
+        add(dk, left, q + 16 * g, column);
       }
     }
     UNROLL for (int e = 0; e < 4; e++) {
@@ -110,7 +117,7 @@ template <int D> struct tensor_attention_backward {
       if (key >= s.count) continue;
       float *to_k = row_of<float>(a.dk, s.row + key) + head * dim, *to_v = row_of<float>(a.dv, s.row + key) + head * dim;
       UNROLL for (int c = 0; c < results; c++) {
-        int d = 8 * c + fragment_column() + e % 2;
+        int d = column + 8 * c + fragment_column() + e % 2;
         if (d < dim) to_k[d] = dk[c][e], to_v[d] = dv[c][e];
       }
     }
@@ -127,7 +134,8 @@ template <int D> struct tensor_attention_backward {
     int64_t last_position = (last - 1) / a.group, item0 = tile.item + 16 * warp() + fragment_row();
     float lse[2], delta[2];
     int64_t position[2];
-    sums dq;
+    constexpr int results = D / 8;
+    sums_of<D> dq;
     clear(dq);
     UNROLL for (int i = 0; i < 2; i++) {
       int64_t item = item0 + 8 * i;
@@ -150,15 +158,17 @@ template <int D> struct tensor_attention_backward {
       fetch_page<D>(v, a.c, a.layer, pages[k0 / PAGE_KEYS], a.c.heads + head);
       copy_async_wait<0>();
       barrier();
-      float p[PAGE_KEYS / 8][4], ds[PAGE_KEYS / 8][4];
-      both<PAGE_KEYS / 16>(p, q + 16 * warp(), k, ds, dout + 16 * warp(), v);
-      UNROLL for (int j = 0; j < PAGE_KEYS / 8; j++)
-        UNROLL for (int e = 0; e < 4; e++)
-          probability(p[j][e], ds[j][e], k0 + 8 * j + fragment_column() + e % 2 <= position[e / 2], a.scale, lse[e / 2], delta[e / 2]);
-      UNROLL for (int g = 0; g < PAGE_KEYS / 16; g++) {
-        unsigned left[4];
-        as_left(left, ds[2 * g], ds[2 * g + 1]);
-        add(dq, left, k + 16 * g);
+      UNROLL for (int from = 0; from < PAGE_KEYS; from += queries_keys) {
+        float p[queries_keys / 8][4], ds[queries_keys / 8][4];
+        both<queries_keys / 16>(p, q + 16 * warp(), k + from, ds, dout + 16 * warp(), v + from);
+        UNROLL for (int j = 0; j < queries_keys / 8; j++)
+          UNROLL for (int e = 0; e < 4; e++)
+            probability(p[j][e], ds[j][e], k0 + from + 8 * j + fragment_column() + e % 2 <= position[e / 2], a.scale, lse[e / 2], delta[e / 2]);
+        UNROLL for (int g = 0; g < queries_keys / 16; g++) {
+          unsigned left[4];
+          as_left(left, ds[2 * g], ds[2 * g + 1]);
+          add(dq, left, k + from + 16 * g, 0);
+        }
       }
     }
     UNROLL for (int e = 0; e < 4; e++) {
@@ -178,3 +188,4 @@ template <int D> struct tensor_attention_backward {
   KERNEL(tensor_attention_backward_queries_##D, TENSOR_THREADS, attention_backward_arguments) { tensor_attention_backward<D>::queries(a); }
 TENSOR_ATTENTION_BACKWARD(64)
 TENSOR_ATTENTION_BACKWARD(128)
+TENSOR_ATTENTION_BACKWARD(256)

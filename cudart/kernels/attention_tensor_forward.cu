@@ -5,6 +5,7 @@
 
 template <int D, bool few, bool split> struct tensor_attention {
   static constexpr int items = few ? 16 : 64, key_groups = few ? 1 : 4, results = few ? D / 32 : D / 8; // of a warp: groups of 16 keys, results of 8 columns of the output
+  static constexpr bool held = few || D <= 128; // queries in registers; else they are read for every page, for there is no room beside the output
   static constexpr int places = few ? 2 : 1; // for pages: keys and values of the next are on their way where little is computed with one
 
   // shared memory of a block
@@ -68,20 +69,31 @@ template <int D, bool few, bool split> struct tensor_attention {
     float score[2 * key_groups][4];
     UNROLL for (int j = 0; j < 2 * key_groups; j++)
       UNROLL for (int e = 0; e < 4; e++) score[j][e] = 0.0f;
-    UNROLL for (int d = 0; d < D / 16; d++)
+    auto add_group = [&](const unsigned (&q)[4], int d) { // of 16 dimensions
       UNROLL for (int g = 0; g < key_groups; g++) {
         unsigned right[4];
         right_fragments(right, t.k + 16 * (first_group + g), 16 * d);
-        multiply_16x8x16(score[2 * g], q[d], right[0], right[1]);
-        multiply_16x8x16(score[2 * g + 1], q[d], right[2], right[3]);
+        multiply_16x8x16(score[2 * g], q, right[0], right[1]);
+        multiply_16x8x16(score[2 * g + 1], q, right[2], right[3]);
       }
-    bool sees[2 * key_groups][4];
+    };
+    if constexpr (held) {
+      UNROLL for (int d = 0; d < D / 16; d++) add_group(q[d], d);
+    } else {
+      UNROLL_1 for (int d = 0; d < D / 16; d++) {
+        unsigned fetched[4];
+        left_fragment(fetched, t.q + 16 * warp(), 16 * d);
+        add_group(fetched, d);
+      }
+    }
+    int last[2]; // key of the lane's that an item sees, counted from the lane's first
+    UNROLL for (int i = 0; i < 2; i++) last[i] = all || position[i] >= k0 + PAGE_KEYS ? PAGE_KEYS : (int)(position[i] - k0) - 16 * first_group - fragment_column();
+    auto sees = [&](int j, int e) { return 8 * j + e % 2 <= last[e / 2]; };
     float top[2] = {-infinity(), -infinity()};
     UNROLL for (int j = 0; j < 2 * key_groups; j++)
       UNROLL for (int e = 0; e < 4; e++) {
-        sees[j][e] = all || k0 + 16 * first_group + 8 * j + fragment_column() + e % 2 <= position[e / 2];
         score[j][e] = score[j][e] * a.scale;
-        if (sees[j][e]) top[e / 2] = larger(score[j][e], top[e / 2]);
+        if (sees(j, e)) top[e / 2] = larger(score[j][e], top[e / 2]);
       }
     UNROLL for (int i = 0; i < 2; i++)
       for (int m = 1; m < 4; m *= 2) top[i] = larger(top[i], shuffle_xor(top[i], m));
@@ -103,7 +115,9 @@ template <int D, bool few, bool split> struct tensor_attention {
       float of_group[2] = {0.0f, 0.0f};
       UNROLL for (int j = 2 * g; j < 2 * g + 2; j++)
         UNROLL for (int e = 0; e < 4; e++) {
-          score[j][e] = sees[j][e] ? exp_rn(score[j][e] - base[e / 2]) : 0.0f;
+          float p = exp_rn(score[j][e] - base[e / 2]);
+          here(p); // without branches
+          score[j][e] = sees(j, e) ? p : 0.0f;
           of_group[e / 2] = of_group[e / 2] + score[j][e];
         }
       UNROLL for (int i = 0; i < 2; i++) part[i] = part[i] + of_group[i];
@@ -165,8 +179,9 @@ template <int D, bool few, bool split> struct tensor_attention {
     round_items<D, items>(t.q, a.q, a.q_type, s, tile.item, all, a.group, head, dim);
     copy_async_wait<0>();
     barrier();
-    unsigned q[D / 16][4];
-    UNROLL for (int d = 0; d < D / 16; d++) left_fragment(q[d], t.q + first_item, 16 * d);
+    unsigned q[held ? D / 16 : 1][4];
+    if constexpr (held)
+      UNROLL for (int d = 0; d < D / 16; d++) left_fragment(q[d], t.q + first_item, 16 * d);
 
     state now;
     float total_top[2], total_sum[2];
@@ -215,7 +230,10 @@ template <int D, bool few, bool split> struct tensor_attention {
   KERNEL(name, TENSOR_THREADS, attention_arguments) { tensor_attention<D, few, split>::run(a); }
 TENSOR_ATTENTION(tensor_attention_64, 64, false, false)
 TENSOR_ATTENTION(tensor_attention_128, 128, false, false)
+TENSOR_ATTENTION(tensor_attention_256, 256, false, false)
 TENSOR_ATTENTION(tensor_attention_few_64, 64, true, false)
 TENSOR_ATTENTION(tensor_attention_few_128, 128, true, false)
+TENSOR_ATTENTION(tensor_attention_few_256, 256, true, false)
 TENSOR_ATTENTION(tensor_attention_part_64, 64, true, true)
 TENSOR_ATTENTION(tensor_attention_part_128, 128, true, true)
+TENSOR_ATTENTION(tensor_attention_part_256, 256, true, true)

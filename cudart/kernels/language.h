@@ -13,6 +13,7 @@
 #define __shared__ __attribute__((shared))
 #include <__clang_cuda_builtin_vars.h>
 #define UNROLL _Pragma("unroll")
+#define UNROLL_1 _Pragma("unroll 1")
 #define UNROLL_2 _Pragma("unroll 2")
 #define UNROLL_4 _Pragma("unroll 4")
 #define INLINE static __device__ inline __attribute__((always_inline))

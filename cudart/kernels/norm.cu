@@ -2,19 +2,6 @@
 // number of columns alone. What a thread has of a row is asked for at once, and stays in registers.
 #include "norm.h"
 
-enum { NORM_THREADS = 256, NORM_HELD = 16 };
-
-// A row is summed by its threads, each over every threads-th column in order, and then across threads. Columns from held · threads on are read twice.
-template <bool narrow_rows> struct norm_row {
-  static constexpr int threads = narrow_rows ? 32 : NORM_THREADS, held = narrow_rows ? NARROW_ROW / 32 : NORM_HELD;
-  INLINE int first() { return narrow_rows ? lane() : thread(); }
-  INLINE int64_t row() { return narrow_rows ? block_x() * (NORM_THREADS / 32) + warp() : block_x(); }
-  INLINE float sum(float v, float *room) {
-    if constexpr (narrow_rows) return warp_sum(v);
-    else return block_sum<NORM_THREADS>(v, room);
-  }
-};
-
 // y may be x: a thread reads and writes the same elements. With add, x += add comes first.
 template <bool narrow_rows> INLINE void norm(const norm_arguments &a, float *room) {
   using R = norm_row<narrow_rows>;

@@ -1,7 +1,5 @@
 // SwiGLU: y = gate · sigmoid(gate) · up, and its backward.
-#include "arithmetic.h"
-
-INLINE float sigmoid(float x) { return 1.0f / (1.0f + exp_rn(-x)); }
+#include "gates.h"
 
 // gate and up are kept rounded, where there is room for it.
 KERNEL(swiglu, 256, swiglu_arguments) {

@@ -20,87 +20,96 @@ import (
 // What a training pass takes of a GPU's driver is what the plan says, rows that products round included, and hardly less. With no more memory than that nothing is given back to the driver to make room for it, and shorter passes,
 // whatever their lengths, ask the driver for nothing: what the pool has is theirs.
 func TestPassOnCUDATakesWhatIsPlanned(t *testing.T) {
-	const longest, rank = 96, 4
+	written := func(write func(dir string) error) func(t *testing.T) string {
+		return func(t *testing.T) string {
+			dir := t.TempDir()
+			if err := write(dir); err != nil {
+				t.Fatal(err)
+			}
+			return dir
+		}
+	}
+	dense := written(func(dir string) error { return writeModelOf(dir, shape{tinyVocabulary, 264, 2048, 1, 2, 1, 32}, 1024) })
+	experts := func(t *testing.T) string { return writeMixtureOf(t, 0, mixtureShape{264, 264, 1, 5, 1024}) }
 	for _, c := range []struct {
 		name      string
-		mixture   bool
 		recompute Recompute
-	}{{"kept", false, RecomputeOff}, {"computed again", false, RecomputeOn}, {"experts", true, RecomputeOff}, {"experts, computed again", true, RecomputeOn}} {
-		t.Run(c.name, func(t *testing.T) {
-			recompute := c.recompute
-			libraries := []string{shim.Require(t, shim.Options{})}
-			t.Setenv("FAKE_CUDA_LATE", "1")
-			t.Setenv("FAKE_CUDA_FAIL", "")
-			lost := 0
-			o := testOptions()
-			o.Registry = architectures.All()
-			o.OpenDevice = func(c Config) (tensor.Device, error) {
-				return cuda.New(cuda.Options{Device: c.Device, Libraries: libraries, Lost: func(error) { lost++ }})
-			}
-			e := New(o)
-			t.Cleanup(func() {
-				if err := e.Close(); err != nil {
-					t.Error(err)
-				}
-			})
-			dir := t.TempDir()
-			if c.mixture {
-				dir = writeMixtureOf(t, 0, mixtureShape{264, 264, 1, 5, 1024})
-			} else if err := writeModelOf(dir, shape{tinyVocabulary, 264, 2048, 1, 2, 1, 32}, 1024); err != nil {
-				t.Fatal(err)
-			}
-			section := fmt.Sprintf(`{"device": "cuda:0", "dtype": "bfloat16", "kv_cache_tokens": 1024, "max_batch": 4, "prefill_tokens": 16, "batch_tokens": %d, "recompute": %q}`, longest, recompute)
-			if _, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Name: "random", Config: []byte(section), Scratch: t.TempDir()}, nil); err != nil {
-				t.Fatal(err)
-			}
-			hook(t, e, func() { e.restAfter = time.Hour })
-			random := rand.New(rand.NewPCG(3, 3))
-			d := create(t, e, "run", 1, rank)
-			d.pass([]plugins.Datum{wholeDatum(random, 2)}) // the gradient is there from now on
-			var need, within, taken int64
-			free := func() (n int64) {
-				hook(t, e, func() { n = freeMemory(e.loaded.device) })
-				return n
-			}
-			hook(t, e, func() {
-				l := e.loaded
-				l.shrink()
-				l.trim()
-				m, err := l.measure(longest, rank, recompute == RecomputeOn)
-				if err != nil {
-					t.Fatal(err)
-				}
-				need, within = m.Reserved()+l.pagesBytes((longest+tensor.PageSize-1)/tensor.PageSize), m.Operations // as the longest datum is planned
-				// The gradient of the datum is beside the one that it is added to.
-				layout := e.runs["run"].layout
-				gradient, err := l.gradientBytes(layout)
-				if err != nil {
-					t.Fatal(err)
-				}
-				gradient = tensor.OwnMemoryBytes(gradient) + 4<<10 // and what checks and lists take
-				_ = os.Setenv("FAKE_CUDA_MEMORY", strconv.FormatInt(1<<30-freeMemory(l.device)+need+gradient, 10))
-				_ = os.Setenv("FAKE_CUDA_FAIL", "cuMemFree_v2:1:719")
-				need += gradient
-			})
-			t.Cleanup(func() { _ = os.Unsetenv("FAKE_CUDA_MEMORY") })
-			before := free()
-			d.pass([]plugins.Datum{wholeDatum(random, longest)})
-			taken = before - free()
-			t.Logf("%d bytes of %d that are planned, %d of them for operations", taken, need, within)
-			if taken > need || taken <= need-within || lost != 0 {
-				t.Errorf("%d bytes were taken and %d are planned, of which %d for operations; memory was given back %d times", taken, need, within, lost)
-			}
-			hook(t, e, func() { _ = os.Setenv("FAKE_CUDA_FAIL", "cuMemAlloc_v2:1:719") })
-			for _, n := range []int{83, 65, 96} {
-				d.pass([]plugins.Datum{wholeDatum(random, n)})
-				if lost != 0 {
-					t.Fatalf("a pass of %d tokens after one of %d asks the driver for memory", n, longest)
-				}
-			}
-			hook(t, e, func() { _ = os.Setenv("FAKE_CUDA_FAIL", "") })
-			d.step()
-		})
+		model     func(t *testing.T) string
+	}{
+		{"kept", RecomputeOff, dense}, {"computed again", RecomputeOn, dense}, {"linear attention", RecomputeOff, written(writeHybrid)},
+		{"experts", RecomputeOff, experts}, {"experts, computed again", RecomputeOn, experts},
+	} {
+		t.Run(c.name, func(t *testing.T) { passTakesWhatIsPlanned(t, c.recompute, c.model(t)) })
 	}
+}
+
+func passTakesWhatIsPlanned(t *testing.T, recompute Recompute, dir string) {
+	const longest, rank = 96, 4
+	libraries := []string{shim.Require(t, shim.Options{})}
+	t.Setenv("FAKE_CUDA_LATE", "1")
+	t.Setenv("FAKE_CUDA_FAIL", "")
+	lost := 0
+	o := testOptions()
+	o.Registry = architectures.All()
+	o.OpenDevice = func(c Config) (tensor.Device, error) {
+		return cuda.New(cuda.Options{Device: c.Device, Libraries: libraries, Lost: func(error) { lost++ }})
+	}
+	e := New(o)
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	section := fmt.Sprintf(`{"device": "cuda:0", "dtype": "bfloat16", "kv_cache_tokens": 1024, "max_batch": 4, "prefill_tokens": 16, "batch_tokens": %d, "recompute": %q}`, longest, recompute)
+	if _, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Name: "random", Config: []byte(section), Scratch: t.TempDir()}, nil); err != nil {
+		t.Fatal(err)
+	}
+	hook(t, e, func() { e.restAfter = time.Hour })
+	random := rand.New(rand.NewPCG(3, 3))
+	d := create(t, e, "run", 1, rank)
+	d.pass([]plugins.Datum{wholeDatum(random, 2)}) // the gradient is there from now on
+	var need, within, taken int64
+	free := func() (n int64) {
+		hook(t, e, func() { n = freeMemory(e.loaded.device) })
+		return n
+	}
+	hook(t, e, func() {
+		l := e.loaded
+		l.shrink()
+		l.trim()
+		m, err := l.measure(longest, rank, recompute == RecomputeOn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		need, within = m.Reserved()+l.pagesBytes((longest+tensor.PageSize-1)/tensor.PageSize), m.Operations // as the longest datum is planned
+		// The gradient of the datum is beside the one that it is added to.
+		layout := e.runs["run"].layout
+		gradient, err := l.gradientBytes(layout)
+		if err != nil {
+			t.Fatal(err)
+		}
+		gradient = tensor.OwnMemoryBytes(gradient) + 4<<10 // and what checks and lists take
+		_ = os.Setenv("FAKE_CUDA_MEMORY", strconv.FormatInt(1<<30-freeMemory(l.device)+need+gradient, 10))
+		_ = os.Setenv("FAKE_CUDA_FAIL", "cuMemFree_v2:1:719")
+		need += gradient
+	})
+	t.Cleanup(func() { _ = os.Unsetenv("FAKE_CUDA_MEMORY") })
+	before := free()
+	d.pass([]plugins.Datum{wholeDatum(random, longest)})
+	taken = before - free()
+	t.Logf("%d bytes of %d that are planned, %d of them for operations", taken, need, within)
+	if taken > need || taken <= need-within || lost != 0 {
+		t.Errorf("%d bytes were taken and %d are planned, of which %d for operations; memory was given back %d times", taken, need, within, lost)
+	}
+	hook(t, e, func() { _ = os.Setenv("FAKE_CUDA_FAIL", "cuMemAlloc_v2:1:719") })
+	for _, n := range []int{83, 65, 96} {
+		d.pass([]plugins.Datum{wholeDatum(random, n)})
+		if lost != 0 {
+			t.Fatalf("a pass of %d tokens after one of %d asks the driver for memory", n, longest)
+		}
+	}
+	hook(t, e, func() { _ = os.Setenv("FAKE_CUDA_FAIL", "") })
+	d.step()
 }
 
 // What ranks exchange values through by NCCL is a share of the plan, and what they take: once, at the first pass, and no more for longer ones.

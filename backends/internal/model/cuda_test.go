@@ -47,6 +47,21 @@ func TestCUDAKernels(t *testing.T) {
 	})
 }
 
+// TestCUDAHybrid is the same for a model with linear attention.
+func TestCUDAHybrid(t *testing.T) {
+	dir := shim.Require(t, shim.Options{})
+	onCUDA(t, func() (tensor.Device, error) {
+		return cuda.New(cuda.Options{Device: "cuda:0", Libraries: []string{dir}})
+	}, func(t *testing.T) {
+		t.Run("gradients", func(t *testing.T) {
+			gradientsAgree(t, slices.DeleteFunc(tinkerAdapters(t), func(g adapterGolden) bool { return g.name != "committed/qwen3.5/tinker" }), []string{"cross_entropy"})
+		})
+		t.Run("sampler equals trainer", func(t *testing.T) { samplerEqualsTrainer(t, unpack(t, "qwen3.5")) })
+		t.Run("copies of states", TestStateCopies)
+		t.Run("batched decoding", func(t *testing.T) { batchedDecode(t, unpack(t, "qwen3.5"), 3, 4) })
+	})
+}
+
 // samplerEqualsTrainer is TestSamplerGivesTheTrainersBits for one short sequence.
 func samplerEqualsTrainer(t *testing.T, dir string) {
 	for _, d := range dtypes {
@@ -120,7 +135,7 @@ func TestCUDAGraphs(t *testing.T) {
 			before := slog.Default()
 			defer slog.SetDefault(before)
 			slog.SetDefault(slog.New(slog.NewTextHandler(&said, nil)))
-			for name, directory := range lawful(t, "qwen3") {
+			for name, directory := range lawful(t, "qwen3", "qwen3.5") {
 				said.Reset()
 				b := newBench(t, directory, tensor.BFloat16, 1)
 				r := rand.New(rand.NewPCG(1, 2))

@@ -96,10 +96,15 @@ func (m *Model) decode(sequences int, adapter *lora.Weights) error {
 	}
 	var b Batch
 	ids := make([]int32, roundUp(m.MaxContext, tensor.PageSize)/tensor.PageSize)
-	for range sequences {
-		b.Sequences = append(b.Sequences, Sequence{Adapter: adapter, Tokens: make([]int32, 1), First: m.MaxContext - 1, Pages: ids})
+	for i := range sequences {
+		b.Sequences = append(b.Sequences, Sequence{Adapter: adapter, Tokens: make([]int32, 1), First: m.MaxContext - 1, Pages: ids, Slot: i})
 	}
 	var err error
+	if m.Recurrent() {
+		if b.States, err = m.NewStates(sequences); err != nil {
+			return err
+		}
+	}
 	if b.Pages, err = m.NewPages(1); err != nil {
 		return err
 	}

@@ -90,3 +90,19 @@ func AttentionScratch(rows, queryHeads, headDim, keys int) int64 {
 func AttentionBackwardScratch(rows, queryHeads int) int64 {
 	return inScratchUnits(int64(rows) * int64(queryHeads) * int64(Float32.Size()))
 }
+
+// DeltaBackwardScratch is what DeltaRuleBackward of such runs takes on a Scratcher: what belongs to each of 32 chunks at most, of 32 rows, and for the longest sequence, if it has more, a state for each 32 of its chunks and one more.
+func DeltaBackwardScratch(in *DeltaInputs, runs []StateRun) int64 {
+	const rows, most, gates = 32, 32, 160
+	chunks, spans := 0, 0
+	for _, r := range runs {
+		n := (r.Count + rows - 1) / rows
+		chunks += n
+		if n > most {
+			spans = max(spans, (n+most-1)/most+1)
+		}
+	}
+	perHead := 2*in.KeyDim*in.ValueDim + rows*(2*in.ValueDim+in.KeyDim) + gates
+	each := int64(in.ValueHeads)*int64(perHead) + int64(rows*in.KeyHeads)*int64(2*in.KeyDim)
+	return inScratchUnits((int64(min(chunks, most))*each + int64(spans)*int64(in.StateSize())) * int64(Float32.Size()))
+}

@@ -11,6 +11,7 @@
 
 #define INLINE static inline
 #define UNROLL
+#define UNROLL_1
 #define UNROLL_2
 #define UNROLL_4
 #define SHARED(type, name) static type name

@@ -229,7 +229,7 @@ func TestErrors(t *testing.T) {
 func TestQueryTypes(t *testing.T) {
 	d := onProcessor(t)
 	for _, dtype := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
-		for _, headDim := range []int{4, 8, 12, 36, 64, 128} {
+		for _, headDim := range []int{4, 8, 12, 36, 64, 128, 256} {
 			var types []tensor.DType
 			for _, d := range []tensor.Device{d, dry.Remote{}} {
 				pages, err := d.NewPages(dtype, 1, 1, 1, headDim)

@@ -22,6 +22,9 @@
 // ascending order, for many rows on Hopper by warpgroups, if a check in another process found the same bits when the first device was opened; products with float32 weights, and the gradients of adapters, are chains of fused multiply-adds. Attention over bfloat16 pages multiplies bfloat16 values likewise (head dimensions
 // that are multiples of 8), over others it computes in float32. The same kernels serve training, prefill and decoding.
 //
+// The gated delta rule goes token by token everywhere, by one chain of operations, with the state in registers; states lie on the device in their slots, which are copied and cleared there. Its gradient is computed in chunks, from
+// states that are computed again and of which so many are kept at a time that the memory does not grow with the batch (tensor.DeltaBackwardScratch).
+//
 // cuBLASLt may compute products of at least 128 rows with a model's weights. A row's bits may not depend on the rows beside it, and the library chooses the tile, the instruction and the cut of the inner axis by the whole
 // product's shape: so it gets no workspace, may neither cut the inner axis nor reduce, keeps one algorithm for each shape and class of rows, and is used only for shapes whose bits another process has compared with the
 // kernels' on this device when it was opened, by the very algorithm that process used; what differs stays with the kernels. It adds what an output holds at the end of a sum, where the kernels begin with that, so products that are added to an output most likely stay with the kernels.
@@ -108,6 +111,7 @@ type device struct {
 
 	// Kept between calls, so that operations do not allocate.
 	runs           []cudart.Sequence
+	stateRuns      []cudart.StateRun
 	single, paired []cudart.Multiplication
 	rowGroups      []cudart.RowGroup
 	outer          []cudart.OuterProduct

@@ -96,4 +96,16 @@ func TestScratch(t *testing.T) {
 		t.Fatal(err)
 	}
 	check("attention backward", tensor.AttentionBackwardScratch(rows, heads), func() error { return d.AttentionBackward(dq, dk, dv, o, o, lse, q, p, 0, run, heads, 1) })
+	for _, lengths := range [][]int{{1}, {33, 5}, {700, 700}, {40, 32*32*2 + 1}} { // more than one span
+		rows := 0
+		var runs []tensor.StateRun
+		for _, n := range lengths {
+			runs = append(runs, tensor.StateRun{Row: rows, Count: n, Slot: tensor.NoSlot})
+			rows += n
+		}
+		in := tensor.DeltaInputs{KeyHeads: 1, ValueHeads: 2, KeyDim: 3, ValueDim: 5}
+		in.Mixed, in.A, in.B, in.ALog, in.Bias = tensorOf(rows, in.MixedSize()), tensorOf(rows, 2), tensorOf(rows, 2), tensorOf(1, 2), tensorOf(1, 2)
+		dmixed, da, db, do := tensorOf(rows, in.MixedSize()), tensorOf(rows, 2), tensorOf(rows, 2), tensorOf(rows, 10)
+		check(fmt.Sprint("delta rule backward ", lengths), tensor.DeltaBackwardScratch(&in, runs), func() error { return d.DeltaRuleBackward(dmixed, da, db, do, in, runs) })
+	}
 }

@@ -6,7 +6,12 @@ import "github.com/tinsmith/tinsmith/backends/internal/tensor"
 func (Device) HasRecurrence() bool { return true }
 
 // HasRecurrence implements tensor.Recurrence: as package cuda does.
-func (Remote) HasRecurrence() bool { return false }
+func (Remote) HasRecurrence() bool { return true }
+
+// DeltaRuleBackward implements tensor.Recurrence.
+func (r Remote) DeltaRuleBackward(_, _, _, _ tensor.Tensor, in tensor.DeltaInputs, runs []tensor.StateRun) error {
+	return r.takes(tensor.DeltaBackwardScratch(&in, runs))
+}
 
 // Conv implements tensor.Recurrence.
 func (Device) Conv(_, _, _, _ tensor.Tensor, _ []tensor.StateRun) error { return nil }

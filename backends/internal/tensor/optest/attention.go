@@ -72,6 +72,11 @@ var attentionShapes = []attentionShape{
 	{[]int{1, 3, 5, 1}, 2, 1, 128, tensor.BFloat16},
 	{[]int{9, 2}, 2, 1, 64, tensor.Float32},
 	{[]int{9, 2}, 2, 1, 128, tensor.BFloat16},
+	{[]int{1, 3, 5, 1}, 2, 1, 256, tensor.Float32},
+	{[]int{1, 3, 5, 1}, 2, 1, 256, tensor.BFloat16},
+	{[]int{70, 3}, 4, 2, 256, tensor.BFloat16},
+	{[]int{33, 20}, 2, 1, 200, tensor.BFloat16},
+	{[]int{40}, 2, 1, 256, tensor.Float32},
 }
 
 // attend is the reference, for the keys and values as the pages hold them. Each row's probabilities are given for the backward pass.
@@ -200,7 +205,7 @@ func (s attentionShape) attendRows(h *bench, q []float32, pages tensor.Pages, ru
 func longAttentionCases(o Options) []testCase {
 	var all []testCase
 	for _, dtype := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
-		for _, headDim := range []int{16, 64, 128} {
+		for _, headDim := range []int{16, 64, 128, 256} {
 			all = append(all, longAttention(dtype, headDim, o))
 		}
 	}
@@ -246,7 +251,7 @@ func longAttention(dtype tensor.DType, headDim int, o Options) testCase {
 // longCuts checks that the last rows of a sequence with a restart give equal bits all at once, in chunks and one by one: a device may give every part of the keys of few rows a block of its own.
 func longCuts(t *testing.T, d tensor.Device) {
 	for _, dtype := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
-		for _, headDim := range []int{64, 128} {
+		for _, headDim := range []int{64, 128, 256} {
 			s := attentionShape{[]int{2048 + 66}, 2, 1, headDim, dtype}
 			t.Run(s.String(), func(t *testing.T) {
 				h := start(t, d)

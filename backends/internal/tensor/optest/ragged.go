@@ -17,17 +17,23 @@ func RunRagged(t *testing.T, d tensor.Device, o Options) {
 	for _, rows := range raggedLengths {
 		t.Run(fmt.Sprintf("%d rows", rows), func(t *testing.T) {
 			around := []int{0, 1, rows, 0, 5, 1} // a sequence of that length, and what must not disturb it
-			attention := []attentionShape{{around, 4, 2, 24, tensor.Float32}, {around, 4, 2, 64, tensor.BFloat16}, {around, 3, 1, 128, tensor.BFloat16}, {around, 2, 1, 64, tensor.Float32}, {around, 2, 1, 128, tensor.Float32}}
-			for _, c := range [][]testCase{
+			attention := []attentionShape{{around, 4, 2, 24, tensor.Float32}, {around, 4, 2, 64, tensor.BFloat16}, {around, 3, 1, 128, tensor.BFloat16}, {around, 2, 1, 64, tensor.Float32}, {around, 2, 1, 128, tensor.Float32},
+				{around, 2, 1, 256, tensor.BFloat16}, {around, 2, 1, 256, tensor.Float32}}
+			kinds := [][]testCase{
 				productCases([]shape{{rows, 65, 33}, {rows, 33, 65}}), rowCases([][2]int{{rows, 40}, {rows, 300}}, []ropeShape{{rows, 2, 64, 64}}),
 				attentionCases(attention, o), lossCases([][3]int{{rows, 513, 2}}), optimizerCases([][2]int{{rows, 65}}),
-			} {
+			}
+			if d.HasRecurrence() {
+				kinds = append(kinds, convCases([]convShape{{around, 40, 4}}), gateCases([][2]int{{rows, 40}, {rows, 300}}),
+					deltaCases([]deltaShape{{around, 2, 4, 20, 24, 0}, {around, 1, 1, 128, 40, 0}, {around, 1, 1, 200, 8, 0}}))
+			}
+			for _, c := range kinds {
 				for _, c := range c {
 					t.Run(c.name, func(t *testing.T) { c.check(t, d) })
 				}
 			}
 			if f, ok := d.(tensor.Fuser); ok {
-				fused(t, f, d, [][2]int{{rows, 40}, {rows, 300}}, []headsShape{{attention[0], 16, true}, {attention[1], 64, true}, {attention[2], 128, false}})
+				fused(t, f, d, [][2]int{{rows, 40}, {rows, 300}}, []headsShape{{attention[0], 16, true}, {attention[1], 64, true}, {attention[2], 128, false}, {attention[5], 64, true}})
 			}
 		})
 	}

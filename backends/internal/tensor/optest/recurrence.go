@@ -49,6 +49,7 @@ var deltaShapes = []deltaShape{
 	{[]int{3, 0, 70}, 2, 6, 17, 33, -1},
 	{[]int{129, 1, 2}, 2, 4, 128, 128, 0},
 	{[]int{200}, 1, 1, 64, 256, 2},
+	{[]int{70, 2}, 1, 2, 256, 33, 0},
 	{[]int{130}, 1, 1, 64, 32, 4}, // everything before is forgotten at once
 	{[]int{4097}, 1, 1, 12, 12, -2},
 	{[]int{2300}, 1, 2, 16, 32, -5}, // hardly anything is
@@ -223,6 +224,10 @@ func (s convShape) backward(dy, x, weight []float64) []float64 {
 }
 
 func recurrenceCases() []testCase {
+	return slices.Concat(convCases(convShapes), deltaCases(deltaShapes), gateCases(rowShapes))
+}
+
+func convCases(convShapes []convShape) []testCase {
 	var all []testCase
 	for _, s := range convShapes {
 		d := deltaShape{lengths: s.lengths}
@@ -246,6 +251,11 @@ func recurrenceCases() []testCase {
 				return [][]float64{y, dx, dx}
 			}})
 	}
+	return all
+}
+
+func deltaCases(deltaShapes []deltaShape) []testCase {
+	var all []testCase
 	for _, s := range deltaShapes {
 		v := s.values()
 		all = append(all, testCase{name: "delta rule " + s.String(), tolerance: 1e-5,
@@ -258,10 +268,10 @@ func recurrenceCases() []testCase {
 				return [][]float64{o, dmixed, da, db}
 			}})
 	}
-	return append(all, gateCases()...)
+	return all
 }
 
-func gateCases() []testCase {
+func gateCases(rowShapes [][2]int) []testCase {
 	var all []testCase
 	for i, s := range rowShapes {
 		rows, cols := s[0], s[1]
@@ -294,7 +304,7 @@ func gateCases() []testCase {
 					})
 				})
 				return [][]float64{y, y, dx, dz}
-			}}, testCase{name: fmt.Sprintf("sigmoid gate %d×%d", rows, cols), tolerance: 1e-6,
+			}}, testCase{name: fmt.Sprintf("sigmoid gate %d×%d", rows, cols), tolerance: 3e-6, // 1 - sigmoid(gate) is as coarse as the sigmoid
 			run: func(h *bench) [][]float32 {
 				y := h.view(rows, cols, x)
 				h.ok(h.d.SigmoidGate(y, y, h.view(rows, cols, z)))
@@ -319,7 +329,7 @@ func recurrence(t *testing.T, d tensor.Device) {
 		t.Run(c.name, func(t *testing.T) { c.check(t, d) })
 	}
 	t.Run("conv cuts", func(t *testing.T) { convCuts(t, d) })
-	for _, s := range []deltaShape{{[]int{129}, 2, 4, 32, 16, 0}, {[]int{129}, 1, 2, 128, 128, 0}, {[]int{129}, 1, 1, 30, 70, 0}} {
+	for _, s := range []deltaShape{{[]int{129}, 2, 4, 32, 16, 0}, {[]int{129}, 1, 2, 128, 128, 0}, {[]int{129}, 1, 1, 30, 70, 0}, {[]int{20}, 1, 1, 200, 40, 0}} {
 		t.Run("delta rule cuts "+s.String(), func(t *testing.T) { deltaCuts(t, d, s) })
 	}
 	t.Run("delta rule alone", func(t *testing.T) { deltaAlone(t, d) })
@@ -348,7 +358,7 @@ func convCuts(t *testing.T, d tensor.Device) {
 	}
 }
 
-// deltaCuts runs a sequence in parts that are joined by a slot of states, beside another one: two parts with every cut, and token by token.
+// deltaCuts runs a sequence in parts that are joined by a slot of states, beside another one: two parts with every cut, of large heads with some, and token by token.
 func deltaCuts(t *testing.T, d tensor.Device, s deltaShape) {
 	h := start(t, d)
 	v, rows := s.values(), s.rows()
@@ -362,6 +372,9 @@ func deltaCuts(t *testing.T, d tensor.Device, s deltaShape) {
 		h.ok(d.DeltaRule(o.Slice(from, to), p, states, []tensor.StateRun{{Count: to - from, Slot: 1}}))
 	}
 	for cut := range rows + 1 {
+		if s.keyDim > 32 && cut%8 > 1 && cut%8 < 7 {
+			continue // of large heads, cuts at and beside what devices may take at once
+		}
 		h.ok(d.Upload(states, zeros))
 		part(0, cut)
 		part(cut, rows)
