@@ -11,8 +11,9 @@ func (b *Builder) Ask(e Expr, most int) (nothing bool, steps int) {
 	if !b.terms.uncertain(x) {
 		return x == 0, 0
 	}
-	d, x := b.terms.questioner(x, most)
+	d, x := b.terms.questioner(b.ctx, x, most)
 	live := d.live(x)
+	b.wanted()
 	return !live && !d.exhausted(), d.steps
 }
 

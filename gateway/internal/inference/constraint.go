@@ -242,6 +242,7 @@ func (s *Service) form(ctx context.Context, owner string, d *demand) (*Held, err
 		return nil, err
 	}
 	builder := grammar.NewBuilder(schema.Limits())
+	builder.Within(ctx)
 	out := &Held{}
 	root, err := d.symbol(ctx, builder, out)
 	if err != nil {

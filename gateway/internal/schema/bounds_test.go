@@ -41,6 +41,10 @@ func TestBounds(t *testing.T) {
 		{"alternatives", `{}`, `{"pattern":"` + strings.Repeat("|", 10_000) + `"}`, "more than 10000 alternatives"},
 		{"groups", `{"pattern":"` + strings.Repeat("(", 200) + strings.Repeat(")", 200) + `"}`, `{"pattern":"` + strings.Repeat("(", 300) +
 			strings.Repeat(")", 300) + `"}`, "nest deeper than 250"},
+		{"classes of a pattern", `{"pattern":"[` + strings.Repeat(`\\p{L}`, 250) + `]"}`, `{"pattern":"[` + strings.Repeat(`\\p{L}`, 1000) + `]"}`,
+			"ranges of characters: 200"},
+		{"classes of all patterns", `{"prefixItems":[` + many(500, func(int) string { return `{"pattern":"\\p{L}"}` }) + `]}`,
+			`{"prefixItems":[` + many(1000, func(int) string { return `{"pattern":"\\p{L}"}` }) + `]}`, fmt.Sprintf("> %d", MaxClassRanges)},
 		{"merge steps", `{}`, `{"allOf":[` + many(40, func(i int) string {
 			return fmt.Sprintf(`{"anyOf":[{"properties":{"p%d":{"const":0}}},{"properties":{"p%d":{"const":1}}}]}`, i, i)
 		}) + `]}`, "too large"},
@@ -220,6 +224,67 @@ func TestOptions(t *testing.T) {
 	big := `{"allOf":[` + strings.Repeat(`{"properties":{"a":{"anyOf":[{"type":"integer"},{"minLength":3}]}}},`, 300) + `{}]}`
 	if _, err := Compile(done, []byte(big), Options{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("a request that is gone: %v", err)
+	}
+}
+
+// countedContext is done once somebody has looked so often.
+type countedContext struct {
+	context.Context
+	looks int
+}
+
+func (c *countedContext) Err() error {
+	if c.looks--; c.looks < 0 {
+		return context.Canceled
+	}
+	return nil
+}
+
+// TestStopsWithinQuestions compiles what is one long question about an expression, for somebody who leaves while it is asked.
+func TestStopsWithinQuestions(t *testing.T) {
+	schema := []byte(`{"type":"string","allOf":[{"pattern":"^\\d*1\\d{20}$"},{"pattern":"^\\d*2\\d{20}$"},{"pattern":"^\\d*3\\d{21}$"}]}`)
+	all := &countedContext{context.Background(), 1 << 30}
+	var e *Error
+	if _, err := Compile(all, schema, Options{Strict: true}); !errors.As(err, &e) {
+		t.Fatalf("with nobody leaving: %v", err)
+	}
+	looks := 1<<30 - all.looks
+	if looks < 100 {
+		t.Errorf("%d looks in all", looks)
+	}
+	for _, strict := range []bool{true, false} {
+		for _, after := range []int{0, 5, looks / 2, 9 * looks / 10} {
+			leaving := &countedContext{context.Background(), after}
+			if _, err := Compile(leaving, schema, Options{Strict: strict}); !errors.Is(err, context.Canceled) {
+				t.Errorf("gone after %d looks, strict %v: %v", after, strict, err)
+			}
+			if leaving.looks < -20 {
+				t.Errorf("gone after %d looks, strict %v: %d more", after, strict, -leaving.looks)
+			}
+		}
+	}
+}
+
+// TestManyNamesAgainstPatterns has more names than patterns may be tried on: the patterns are left to the finished value, and no name is.
+func TestManyNamesAgainstPatterns(t *testing.T) {
+	var names, patterns []string
+	for i := range 4000 {
+		names = append(names, fmt.Sprintf(`"aaaaaaaaaaaaaaaaaaaaaaaaaaaaa%d":{"type":"integer"}`, i))
+	}
+	for i := range 20 {
+		patterns = append(patterns, fmt.Sprintf(`"^(a*)*b%d$":{"maximum":%d}`, i, i))
+	}
+	schema := `{"type":"object","properties":{` + strings.Join(names, ",") + `},"patternProperties":{` + strings.Join(patterns, ",") + `},"additionalProperties":false}`
+	compiled, err := Compile(context.Background(), []byte(schema), Options{})
+	if err != nil || fmt.Sprint(compiled.Relaxed) != "[# patternProperties]" {
+		t.Fatalf("%v, %v", compiled, err)
+	}
+	if !matches(t, compiled.Grammar, `{"aaaaaaaaaaaaaaaaaaaaaaaaaaaaa7":1}`) || matches(t, compiled.Grammar, `{"aaaaaaaaaaaaaaaaaaaaaaaaaaaaa7":"x"}`) {
+		t.Error("a property's own schema is not held to")
+	}
+	var e *Error
+	if _, err := Compile(context.Background(), []byte(schema), Options{Strict: true}); !errors.As(err, &e) || !e.Relaxed || e.Keyword != "patternProperties" {
+		t.Errorf("strict: %v", err)
 	}
 }
 

@@ -153,7 +153,12 @@ func (w *objectWriter) write() (grammar.Symbol, bool) {
 	w.network = network{}
 	w.end = w.network.state()
 	w.network.accept = []int{w.end}
-	w.states = map[objectPlace]int{}
+	places := 2 * min(w.ways, maxStates)
+	if !w.counted {
+		places = 2 * w.ways
+	}
+	w.states = make(map[objectPlace]int, places)
+	w.network.edges = make([]grammar.Edge, 0, 2*places)
 	w.queue = nil
 	w.keys = map[string]int{}
 	for _, d := range w.dependencies {

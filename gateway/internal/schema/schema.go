@@ -88,6 +88,7 @@ func Compile(ctx context.Context, schema []byte, options Options) (*Compiled, er
 // compile is Compile, coarse or not. large says that a bound was met which a coarser grammar might not meet.
 func compile(ctx context.Context, schema []byte, options Options, coarse bool) (compiled *Compiled, large bool, err error) {
 	b := grammar.NewBuilder(Limits())
+	b.Within(ctx)
 	value, c, err := add(ctx, b, schema, options, coarse)
 	if err != nil {
 		var limit *grammar.LimitError
@@ -130,6 +131,8 @@ func grammarError(err error, pointer string) error {
 	switch {
 	case err == nil:
 		return nil
+	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
+		return err
 	case errors.Is(err, grammar.ErrNoText):
 		return &Error{Pointer: pointer, Reason: noValue}
 	case errors.As(err, &limit):
@@ -138,7 +141,7 @@ func grammarError(err error, pointer string) error {
 	return &Error{Pointer: pointer, Reason: err.Error()}
 }
 
-// Add makes a schema a symbol of the caller's grammar, such as the arguments of a tool.
+// Add makes a schema a symbol of the caller's grammar, such as the arguments of a tool. The Builder should be Within ctx.
 func Add(ctx context.Context, b *grammar.Builder, schema []byte, options Options) (*Value, error) {
 	value, c, err := add(ctx, b, schema, options, false)
 	if err != nil && c != nil && c.over != nil && !options.Strict {
