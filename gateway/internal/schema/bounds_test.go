@@ -158,6 +158,74 @@ func TestRelaxed(t *testing.T) {
 	}
 }
 
+// TestRepeatedKeys holds what is said where a key that no schema names may stand twice. The last counts, so strict can promise neither a number of members
+// nor what one of them has; where only few keys are allowed, none stands twice.
+func TestRepeatedKeys(t *testing.T) {
+	integers := `{"type":"object","additionalProperties":{"type":"integer"}`
+	for _, c := range []struct {
+		name, schema, relaxed string
+		yes, no               []string
+	}{
+		{"two members of any name", integers + `,"minProperties":2}`, "[# minProperties]", []string{`{"a":1,"b":2}`}, []string{`{"a":1}`}},
+		{"more than is required and one", integers + `,"required":["r"],"minProperties":3}`, "[# minProperties]", []string{`{"r":0,"a":1,"b":2}`}, []string{`{"r":0,"a":1}`}},
+		{"one member more than is required", integers + `,"properties":{"r":{},"s":{}},"required":["r"],"minProperties":2}`, "[]",
+			[]string{`{"r":0,"a":1}`, `{"r":0,"s":1}`}, []string{`{"r":0}`}},
+		{"one", integers + `,"minProperties":1}`, "[]", []string{`{"a":1}`}, []string{`{}`}},
+		{"most", integers + `,"maxProperties":2}`, "[]", []string{`{"a":1,"b":2}`}, []string{`{"a":1,"b":2,"c":3}`}},
+		{"listed names only", `{"properties":{"a":{},"b":{},"c":{}},"additionalProperties":false,"type":"object","minProperties":2}`, "[]", []string{`{"a":1,"c":2}`},
+			[]string{`{"a":1}`, `{"a":1,"a":1}`}},
+		{"few names", integers + `,"propertyNames":{"enum":["a","b","c"]},"minProperties":2}`, "[]", []string{`{"b":1,"a":2}`, `{"a":1,"b":2,"c":3}`},
+			[]string{`{"a":1}`, `{"a":1,"a":2}`, `{"a":1,"d":2}`}},
+		{"few names beside a listed one", `{"type":"object","properties":{"a":{}},"propertyNames":{"enum":["a","b","c"]},"minProperties":2}`, "[]",
+			[]string{`{"c":1,"b":2}`, `{"a":1,"c":2}`}, []string{`{"c":1,"c":2}`, `{"a":1,"a":2}`}},
+		{"a value that one must have", `{"type":"object","not":{"additionalProperties":{"type":"integer"}}}`, "[# not]", []string{`{"a":1,"b":"x"}`}, []string{`{"a":1}`}},
+		{"a name that one must have", `{"type":"object","not":{"patternProperties":{"^a":false}}}`, "[]", []string{`{"b":1,"ab":1}`}, []string{`{"b":1}`}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			compiled, err := Compile(context.Background(), []byte(c.schema), Options{})
+			if err != nil || fmt.Sprint(compiled.Relaxed) != c.relaxed {
+				t.Fatalf("%v, %v, want %s", compiled, err, c.relaxed)
+			}
+			var e *Error
+			if _, err := Compile(context.Background(), []byte(c.schema), Options{Strict: true}); (err == nil) != (c.relaxed == "[]") || err != nil && (!errors.As(err, &e) || !e.Relaxed) {
+				t.Errorf("strict: %v", err)
+			}
+			for _, text := range c.yes {
+				if !matches(t, compiled.Grammar, text) {
+					t.Errorf("refuses %q", text)
+				}
+			}
+			for _, text := range c.no {
+				if matches(t, compiled.Grammar, text) {
+					t.Errorf("takes %q", text)
+				}
+			}
+		})
+	}
+}
+
+// TestManyDifferentItems says that items are not kept apart where they have too many values.
+func TestManyDifferentItems(t *testing.T) {
+	for n, want := range map[int]string{10: "[]", 20: "[# uniqueItems]", 70: "[# uniqueItems]"} {
+		values := make([]string, n)
+		for i := range values {
+			values[i] = fmt.Sprint(i)
+		}
+		schema := `{"type":"array","uniqueItems":true,"items":{"enum":[` + strings.Join(values, ",") + `]}}`
+		compiled, err := Compile(context.Background(), []byte(schema), Options{})
+		if err != nil || fmt.Sprint(compiled.Relaxed) != want {
+			t.Errorf("%d values: %v, %v", n, compiled, err)
+			continue
+		}
+		if got := matches(t, compiled.Grammar, `[1,2,1]`); got != (want != "[]") {
+			t.Errorf("%d values: an item twice is taken: %v", n, got)
+		}
+		if problems := compiled.Validate([]byte(`[1,2,1]`)); len(problems) != 1 || problems[0].Keyword != "#/uniqueItems" {
+			t.Errorf("%d values: %v", n, problems)
+		}
+	}
+}
+
 // TestValidateEnds checks a value against references that double at each level, which takes for ever if nothing is remembered.
 func TestValidateEnds(t *testing.T) {
 	var b strings.Builder
