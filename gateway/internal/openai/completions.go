@@ -341,7 +341,7 @@ func (a *completionAnswer) runPrompt(ctx context.Context, first int, g *inferenc
 		}
 		if p.Reason != "" {
 			out.FinishReason = &p.Reason
-			out.SchemaErrors = a.held.CheckText(texts[p.Sequence].String(), p.Reason)
+			out.SchemaErrors = a.service.Checked(ctx, a.model, a.held, p.Reason, a.held.CheckText(texts[p.Sequence].String(), p.Reason))
 		}
 		if a.request.ReturnTokenIDs {
 			out.exactCompletion = &exactCompletion{TokenIDs: inference.IDs(p.Tokens)}

@@ -10,6 +10,10 @@ import (
 	"strings"
 	"testing"
 
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+
 	"github.com/tinsmith/tinsmith/gateway/internal/answer"
 )
 
@@ -261,6 +265,56 @@ func TestRelaxedBehindThoughts(t *testing.T) {
 			t.Errorf("%q, %v: %d errors, want %d", content, choice["finish_reason"], len(errors), wrong)
 		}
 	}
+}
+
+// TestCheckedAnswersAreCounted: metrics tell how many answers were checked when they had ended, and how many of them are not what was asked for.
+func TestCheckedAnswersAreCounted(t *testing.T) {
+	before := otel.GetMeterProvider()
+	t.Cleanup(func() { otel.SetMeterProvider(before) })
+	reader := metric.NewManualReader()
+	otel.SetMeterProvider(metric.NewMeterProvider(metric.WithReader(reader)))
+	w := newWorld(t, options{})
+	counted := func(checked, invalid int64) {
+		t.Helper()
+		var all metricdata.ResourceMetrics
+		w.ok(reader.Collect(t.Context(), &all))
+		got := map[string]int64{}
+		for _, scope := range all.ScopeMetrics {
+			for _, m := range scope.Metrics {
+				if sum, ok := m.Data.(metricdata.Sum[int64]); ok {
+					for _, point := range sum.DataPoints {
+						model, _ := point.Attributes.Value("model")
+						got[m.Name+" "+model.AsString()] += point.Value
+					}
+				}
+			}
+		}
+		for name, want := range map[string]int64{"tinsmith.answers.checked": checked, "tinsmith.answers.invalid": invalid} {
+			if n := got[name+" "+modelName]; n != want {
+				t.Errorf("%s: %d, want %d", name, n, want)
+			}
+		}
+	}
+	form := fields{"guided_json": json.RawMessage(`{"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?=b)"}}}`)}
+	chat := asking("hello").with(form).with(fields{"max_tokens": 300, "reasoning_effort": "none"})
+	text := fields{"model": modelName, "prompt": "hello", "max_tokens": 300}.with(form)
+	say := func(path, answer string, ask fields) {
+		t.Helper()
+		w.says(answer)
+		if status, _, b := w.send(http.MethodPost, path, ask.text()); status != http.StatusOK {
+			t.Fatalf("%d %s", status, b)
+		}
+	}
+	say("/v1/chat/completions", `{"a": "bb"}`, chat)
+	counted(1, 0)
+	say("/v1/chat/completions", `{"a": "cc"}`, chat)
+	say("/v1/chat/completions", `{"a": "cc"}`, chat.with(fields{"stream": true}))
+	counted(3, 2)
+	say("/v1/completions", `{"a": "cc"}`, text)
+	counted(4, 3)
+	say("/v1/completions", `{"a": "cc"}`, text.with(fields{"max_tokens": 1})) // was cut
+	say("/v1/completions", `free`, fields{"model": modelName, "prompt": "hello", "max_tokens": 300})
+	counted(4, 3)
 }
 
 // TestNamedFields: errors name fields as clients write them.
