@@ -14,12 +14,16 @@ type deriver struct {
 	firsts firstSets
 	memo   pairMap   // (term, class) → derivative
 	known  []verdict // of each term, whether it has texts, as far as asked
-	steps  int
-	limit  int             // of steps; when it is passed every answer is wrong, and exhausted says so
-	looked int             // at ctx, by which steps
-	depth  int             // of searches in searches
-	ctx    context.Context // nil is none; when it is done the limit is met at once
-	weigh  bool            // a step of many operands counts as several: for questions, which are to take about the same time whatever they are about
+	leasts []int32   // of each term, least + 1; 0 is not known
+	// lengths is of terms whose derivatives are a graph where they are in it.
+	lengths     map[term]lengthPlace
+	lengthBytes int // that they take
+	steps       int
+	limit       int             // of steps; when it is passed every answer is wrong, and exhausted says so
+	looked      int             // at ctx, by which steps
+	depth       int             // of searches in searches
+	ctx         context.Context // nil is none; when it is done the limit is met at once
+	weigh       bool            // a step of many operands counts as several: for questions, which are to take about the same time whatever they are about
 }
 
 func newDeriver(t *terms, limit int) *deriver {

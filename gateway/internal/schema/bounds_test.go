@@ -125,9 +125,8 @@ func TestRelaxed(t *testing.T) {
 		t.Errorf("many large divisors: %+v, %v", many, err)
 	}
 	for name, schema := range map[string]string{
-		"pattern":         `{"type":"string","allOf":[{"pattern":"^(a|b)*a(a|b){14}$"},{"pattern":"^(a|b)*b(a|b){14}$"}]}`,
-		"pattern, length": `{"type":"string","pattern":"^([a-z][0-9])+$","minLength":100000}`,
-		"oneOf":           `{"type":"string","oneOf":[{"pattern":"^(a|b)*a(a|b){14}$"},{"pattern":"^(a|b)*b(a|b){14}$"}]}`,
+		"pattern": `{"type":"string","allOf":[{"pattern":"^(a|b)*a(a|b){14}$"},{"pattern":"^(a|b)*b(a|b){14}$"}]}`,
+		"oneOf":   `{"type":"string","oneOf":[{"pattern":"^(a|b)*a(a|b){14}$"},{"pattern":"^(ab|a|b)*a(a|b){14}$"}]}`,
 		"patternProperties": `{"type":"object","patternProperties":{"^(a|b)*a(a|b){14}1$":{"maximum":1},"^(a|b)*b(a|b){14}1$":{"maximum":2}},"additionalProperties":false,
 			"minProperties":1}`,
 		"propertyNames": `{"type":"object","propertyNames":{"pattern":"^(a|b)*a(a|b){14}$"},"patternProperties":{"^(a|b)*b(a|b){14}$":{"type":"integer"}}}`,
@@ -222,6 +221,35 @@ func TestManyDifferentItems(t *testing.T) {
 		}
 		if problems := compiled.Validate([]byte(`[1,2,1]`)); len(problems) != 1 || problems[0].Keyword != "#/uniqueItems" {
 			t.Errorf("%d values: %v", n, problems)
+		}
+	}
+}
+
+// TestLongStrings enforces lengths far beyond what is looked at character by character, beside patterns.
+func TestLongStrings(t *testing.T) {
+	pairs := `{"type":"string","pattern":"^([a-z][0-9])+$"`
+	for schema, want := range map[string]string{
+		pairs + `,"minLength":100000}`:                           "",
+		pairs + `,"minLength":2001,"maxLength":2002}`:            "",
+		pairs + `,"minLength":2001,"maxLength":2001}`:            "no value",
+		pairs + `,"not":{"pattern":"^(..)*$"},"minLength":1000}`: "no value",
+		`{"type":"string","allOf":[{"pattern":"^([a-z][0-9])+$"},{"pattern":"((c1d3g3).{4,8}){6,6}"},{"pattern":"(t|8){10,10}$"}],"minLength":100}`: "",
+		`{"type":"string","allOf":[{"pattern":"^([a-z][0-9])+$"},{"pattern":"((c1d3g3).{4,8}){6,6}"},{"pattern":"(t8){10,10}$"},` +
+			`{"not":{"pattern":"^(c1d3g3.{4,8}){6,6}"}}],"minLength":100}`: "",
+	} {
+		compiled, err := Compile(context.Background(), []byte(schema), Options{Strict: true})
+		if want != "" {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v", schema, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", schema, err)
+			continue
+		}
+		if strings.Contains(schema, "2002") && (!matches(t, compiled.Grammar, `"`+strings.Repeat("a0", 1001)+`"`) || matches(t, compiled.Grammar, `"`+strings.Repeat("a0", 1000)+`"`)) {
+			t.Errorf("%s: not the texts of 2002 characters", schema)
 		}
 	}
 }
