@@ -209,7 +209,7 @@ func (s *Service) completions(c inference.Call) error {
 		g.ScorePrompt(scored)
 		if len(a.generations) > 0 { // all of them have one form
 			g.Request.Constraint = a.generations[0].Request.Constraint
-		} else if a.held, err = s.HoldText(c, form, g); err != nil {
+		} else if a.held, err = s.HoldText(c, a.model, form, g); err != nil {
 			return err
 		}
 		a.generations = append(a.generations, g)

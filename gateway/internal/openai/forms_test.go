@@ -2,6 +2,7 @@ package openai
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"reflect"
 	"regexp"
@@ -40,6 +41,10 @@ func isObject(text string) bool {
 func TestForms(t *testing.T) {
 	w := newWorld(t, options{})
 	schema := json.RawMessage(person)
+	letter, ok := w.model.Tokenizer.ID("q")
+	if !ok {
+		t.Fatal("no token q")
+	}
 	for _, c := range []struct {
 		name   string
 		change fields
@@ -57,6 +62,7 @@ func TestForms(t *testing.T) {
 		{"guided_regex", fields{"guided_regex": `\d{3}-[a-f]+x`}, regexp.MustCompile(`^\d{3}-[a-f]+x$`).MatchString},
 		{"regex", fields{"regex": "(ab){2,3}"}, regexp.MustCompile(`^(ab){2,3}$`).MatchString},
 		{"grammar", fields{"guided_grammar": "root ::= \"x\" digit+ \"y\"\ndigit ::= [0-9]"}, regexp.MustCompile(`^x[0-9]+y$`).MatchString},
+		{"grammar with a token by its number", fields{"guided_grammar": fmt.Sprintf("root ::= [0-9] <[%d]> \"y\"", letter)}, regexp.MustCompile(`^[0-9]qy$`).MatchString},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := *w
