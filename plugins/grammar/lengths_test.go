@@ -57,7 +57,7 @@ func randomLengths(r *rand.Rand, b *Builder, depth int) (Expr, lengthSet) {
 	case 1:
 		low := r.IntN(30)
 		high := low + r.IntN(20)
-		var out, round lengthSet = make(lengthSet, lengthBound), lengthsOf(0)
+		out, round := make(lengthSet, lengthBound), lengthsOf(0)
 		for k := 0; k <= high; k++ {
 			if k >= low {
 				out = out.or(round)
