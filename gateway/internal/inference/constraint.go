@@ -114,7 +114,8 @@ type demand struct {
 	Single    bool
 	Tokens    map[int32]schema.GBNFToken // that the form's grammar names by their ids
 
-	model *catalog.Model
+	model  *catalog.Model
+	coarse bool // what may be checked when the answer has ended is left to that
 }
 
 // demandOf is what a request's answer is held to; nil for one that may be anything.
@@ -160,7 +161,7 @@ func (c *Choice) allows(name string) bool {
 
 // symbol is the text that is demanded, in a grammar.
 func (d *demand) symbol(ctx context.Context, b *grammar.Builder, out *Held) (grammar.Symbol, error) {
-	o := toolgrammar.Options{Format: d.Format, Tools: d.Tools, Arguments: d.Arguments, Single: d.Single, Relaxed: func(tool toolgrammar.Tool, left []schema.Relaxed) {
+	o := toolgrammar.Options{Format: d.Format, Tools: d.Tools, Arguments: d.Arguments, Single: d.Single, Coarse: d.coarse, Relaxed: func(tool toolgrammar.Tool, left []schema.Relaxed) {
 		for _, r := range left {
 			r.Pointer = tool.Name + r.Pointer
 			out.relaxed = append(out.relaxed, r)
@@ -178,7 +179,7 @@ func (d *demand) symbol(ctx context.Context, b *grammar.Builder, out *Held) (gra
 	case d.Required:
 		return toolgrammar.Calls(ctx, b, o)
 	}
-	value, err := d.Form.symbol(ctx, b, d.Tokens, out)
+	value, err := d.Form.symbol(ctx, b, d.Tokens, d.coarse, out)
 	if err != nil || len(d.Tools) == 0 {
 		return value, err
 	}
@@ -188,10 +189,10 @@ func (d *demand) symbol(ctx context.Context, b *grammar.Builder, out *Held) (gra
 }
 
 // symbol is the text of a form. tokens are those that its grammar names by their ids.
-func (f *AnswerForm) symbol(ctx context.Context, b *grammar.Builder, tokens map[int32]schema.GBNFToken, out *Held) (grammar.Symbol, error) {
+func (f *AnswerForm) symbol(ctx context.Context, b *grammar.Builder, tokens map[int32]schema.GBNFToken, coarse bool, out *Held) (grammar.Symbol, error) {
 	switch {
 	case f.Schema != nil:
-		value, err := schema.Add(ctx, b, f.Schema, schema.Options{Strict: f.Strict, NoWhitespace: f.NoWhitespace, Whitespace: f.Whitespace})
+		value, err := schema.Add(ctx, b, f.Schema, schema.Options{Strict: f.Strict, Coarse: coarse && !f.Strict, NoWhitespace: f.NoWhitespace, Whitespace: f.Whitespace})
 		if err != nil {
 			return 0, err
 		}
@@ -270,6 +271,22 @@ func (s *Service) form(ctx context.Context, owner string, d *demand) (*Held, err
 	if err := b.Work(compileSteps * d.size()); err != nil {
 		return nil, err
 	}
+	out, err := d.made(ctx)
+	if schema.TooInvolved(err) {
+		d.coarse = true
+		if coarse, coarseErr := d.made(ctx); coarseErr == nil {
+			out, err = coarse, nil
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	s.forms.put(key, out)
+	return out, nil
+}
+
+// made makes the grammar of a demand.
+func (d *demand) made(ctx context.Context) (*Held, error) {
 	builder := grammar.NewBuilder(schema.Limits())
 	builder.Within(ctx)
 	out := &Held{}
@@ -283,7 +300,6 @@ func (s *Service) form(ctx context.Context, owner string, d *demand) (*Held, err
 	}
 	out.grammar = g.Encode()
 	out.weight = len(out.grammar) + formWeight*d.size()
-	s.forms.put(key, out)
 	return out, nil
 }
 

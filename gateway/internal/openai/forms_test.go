@@ -256,6 +256,23 @@ func TestRelaxedOnSurfaces(t *testing.T) {
 	}
 }
 
+// TestInvolvedForms: what would take too many steps to enforce is left to the check, in a form and in the arguments of a tool, and refused under strict.
+func TestInvolvedForms(t *testing.T) {
+	w := newWorld(t, options{})
+	schema := json.RawMessage(`{"type": "object", "properties": {"a": {"type": "string", "allOf": [{"pattern": "^\\d*1\\d{20}$"}, {"pattern": "^\\d*2\\d{20}$"}]}}, "required": ["a"], "additionalProperties": false}`)
+	form := func(strict bool) fields {
+		return asking("hello").with(fields{"max_tokens": 5, "response_format": fields{"type": "json_schema", "json_schema": fields{"strict": strict, "schema": schema}}})
+	}
+	tool := fields{"type": "function", "function": fields{"name": "f", "parameters": schema}}
+	for name, ask := range map[string]fields{"form": form(false), "tool": asking("hello").with(fields{"max_tokens": 5, "tools": []fields{tool}, "tool_choice": "required"})} {
+		status, header, b := w.send(http.MethodPost, "/v1/chat/completions", ask.text())
+		if relaxed := header.Get("X-Tinsmith-Schema-Relaxed"); status != http.StatusOK || !strings.Contains(relaxed, "pattern") {
+			t.Errorf("%s: %d %q %s", name, status, relaxed, b)
+		}
+	}
+	w.refused(http.MethodPost, "/v1/chat/completions", form(true).text(), http.StatusBadRequest, "response_format.json_schema.schema", "")
+}
+
 // TestRelaxedBehindThoughts: of an answer whose thoughts stand in its content what stands behind them is checked.
 func TestRelaxedBehindThoughts(t *testing.T) {
 	w := newWorld(t, options{})

@@ -108,6 +108,7 @@ func (c *compiler) fail(err error) {
 func (c *compiler) exceed(what string, count, limit int) {
 	if c.over == nil {
 		c.over = tooLarge("", "", what, count, limit)
+		c.over.involved = true
 	}
 }
 
