@@ -98,8 +98,13 @@ func (d *deriver) search(x term) bool {
 	s := &searching{seen: map[term]bool{x: true}}
 	s.add(x, -1, d.least(x))
 	found := func(at int32) bool {
+		length := 0
 		for ; at >= 0; at = s.visits[at].from {
 			d.setVerdict(s.visits[at].x, alive)
+			length++
+		}
+		if d.weigh && length > longLength && d.heavy(x, length) {
+			d.steps = max(d.steps, d.limit+1)
 		}
 		return true
 	}
@@ -146,6 +151,53 @@ func (d *deriver) search(x term) bool {
 		d.setVerdict(v.x, dead)
 	}
 	return false
+}
+
+const (
+	probeSteps     = 100
+	maxProbeWeight = 8_000 // operands of a derivative, times the length of the text that was found
+)
+
+// heavy tells whether a language whose shortest texts are long has derivatives of many operands: then every mask would have to look for such a text again, and
+// take long for each character of it. What a search comes by says little of that, so it follows some text.
+func (d *deriver) heavy(x term, length int) bool {
+	most, next := 0, uint32(1)
+	for range probeSteps {
+		next = next*1664525 + 1013904223
+		first, count := d.first(x), d.part.count()
+		at, y := int32(next>>8)%count, nothing
+		for range count {
+			if at = (at + 1) % count; first.has(at) {
+				if y = d.derive(x, at); y != nothing {
+					break
+				}
+			}
+		}
+		if d.exhausted() || y == nothing {
+			break
+		}
+		x = y
+		most = max(most, d.terms.weight(x, maxRoomDepth))
+	}
+	return most*length > maxProbeWeight
+}
+
+// weight is about how many operands a term has.
+func (t *terms) weight(x term, depth int) int {
+	if depth == 0 {
+		return 1
+	}
+	switch n := t.nodes[x]; n.kind {
+	case kindUnion, kindIntersect:
+		sum := 0
+		for _, y := range t.operands(n) {
+			sum += t.weight(y, depth-1)
+		}
+		return sum
+	case kindConcat, kindNot, kindString, kindBody:
+		return t.weight(term(n.a), depth-1)
+	}
+	return 1
 }
 
 // searching is what a search has come by, and in a heap what of that it has not looked at.
