@@ -40,9 +40,14 @@ func (l *Loader) Experts(name string, width int, o ExpertOptions) (ExpertSources
 	if err != nil {
 		return s, err
 	}
-	even, odd := make([]int, width), make([]int, width)
-	for i := range width {
-		even[i], odd[i] = 2*i, 2*i+1
+	if l.measures() { // their sizes are equal
+		both = both[:1]
+	}
+	var even, odd []int
+	if o.Interleaved {
+		for i := range width {
+			even, odd = append(even, 2*i), append(odd, 2*i+1)
+		}
 	}
 	for _, b := range both {
 		gate, up := b.Slice(0, width), b.Slice(width, 2*width)
@@ -50,6 +55,9 @@ func (l *Loader) Experts(name string, width int, o ExpertOptions) (ExpertSources
 			gate, up = b.Select(even), b.Select(odd)
 		}
 		s.Gate, s.Up = append(s.Gate, gate), append(s.Up, up)
+	}
+	if l.measures() {
+		s.Gate, s.Up = slices.Repeat(s.Gate, experts), slices.Repeat(s.Up, experts)
 	}
 	s.Down, err = l.fused(name+".down_proj", experts, hidden, width, o)
 	return s, err

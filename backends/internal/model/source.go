@@ -113,6 +113,9 @@ func (l *Loader) columnsOf(t safetensors.Tensor, data []byte, out, in int) Sourc
 
 // find looks a tensor up and checks its shape.
 func (l *Loader) find(name string, shape ...int) (safetensors.Tensor, error) {
+	if l.files.absent != nil {
+		return l.stated(name, shape)
+	}
 	t, ok := l.files.Tensor(name)
 	if !ok {
 		if bare := strings.TrimPrefix(name, textPrefix); bare != name {
@@ -155,8 +158,7 @@ func (l *Loader) count(t safetensors.Tensor, n int) {
 
 // Has tells whether the files have a tensor.
 func (l *Loader) Has(name string) bool {
-	_, ok := l.files.Tensor(name)
-	return ok
+	return l.files.has(name)
 }
 
 // Weight is the matrix NAME.weight, out × in, quantized or not.
@@ -210,6 +212,9 @@ func (l *Loader) matricesOf(t safetensors.Tensor, module, scales string, n, out,
 		return nil, err
 	}
 	each := len(t.Data) / n
+	if l.measures() {
+		return slices.Repeat([]Source{form(t, t.Data[:each], out, in)}, n), nil
+	}
 	var all []Source
 	for i := range n {
 		all = append(all, form(t, t.Data[i*each:(i+1)*each], out, in))

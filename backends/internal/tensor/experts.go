@@ -1,5 +1,10 @@
 package tensor
 
+import "errors"
+
+// ErrNoExperts is that of CheckExperts of devices that have no kernels for them.
+var ErrNoExperts = errors.New("this device has no kernels for mixtures of experts yet: use device cpu")
+
 // ExpertDevice is the part of Device that mixtures of experts are made of: each row of a batch, a token, goes to some of the experts, its slots, and what these give is combined. Which ones is decided on the device, by the token's
 // own logits, and nothing depends on what the others choose: there is no capacity and no token is dropped. Where a tensor holds integers, its float32 elements are the bits of int32s.
 type ExpertDevice interface {

@@ -1,12 +1,10 @@
 package cuda
 
 import (
-	"errors"
-
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 )
 
-var errExperts = errors.New("this device has no kernels for mixtures of experts yet: use device cpu")
+var errExperts = tensor.ErrNoExperts
 
 // CheckExperts implements tensor.Device.
 func (d *device) CheckExperts() error { return errExperts }

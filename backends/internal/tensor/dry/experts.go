@@ -5,6 +5,9 @@ import "github.com/tinsmith/tinsmith/backends/internal/tensor"
 // CheckExperts implements tensor.Device.
 func (Device) CheckExperts() error { return nil }
 
+// CheckExperts implements tensor.Device: as package cuda does.
+func (Remote) CheckExperts() error { return tensor.ErrNoExperts }
+
 // Route implements tensor.Device.
 func (Device) Route(_, _, _ tensor.Tensor, _ bool) error { return nil }
 
