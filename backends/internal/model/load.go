@@ -37,7 +37,19 @@ type Architecture struct {
 	OnePlusNorms bool
 	// Recurrence tells that the layers need tensor.Recurrence of a device, whichever of them a model has.
 	Recurrence bool
+	// PEFTExperts is the form in which PEFT reads LoRA on the experts.
+	PEFTExperts PEFTExperts
 }
+
+// PEFTExperts is what PEFT 0.21 makes of LoRA on the experts of a family's class in transformers 5, which has all of a layer in two parameters.
+type PEFTExperts uint8
+
+// The forms.
+const (
+	ExpertsApart              PEFTExperts = iota // each expert's modules, which it puts together
+	ExpertsFused                                 // LoRA on the parameters
+	ExpertsAndSharedOnesFused                    // and on those of the shared expert, because it takes the names of its modules for those of experts, and leaves it out
+)
 
 // LoadOptions are the settings of Load.
 type LoadOptions struct {
@@ -283,7 +295,7 @@ func (g *gauge) finish() {
 // load makes one rank's model, as far as it gets.
 func (l *Loader) load(ctx context.Context, device tensor.Device, rank, ranks int, a Architecture, o LoadOptions) error {
 	c, files := l.Config, l.files
-	m := &Model{Config: c, DType: o.DType, Device: device, MaxContext: c.MaxPositionEmbeddings, Rank: rank, Ranks: ranks, Place: rank, logitsBytes: defaultLogitsBytes, NestedNames: files.nested}
+	m := &Model{Config: c, DType: o.DType, Device: device, MaxContext: c.MaxPositionEmbeddings, Rank: rank, Ranks: ranks, Place: rank, logitsBytes: defaultLogitsBytes, NestedNames: c.Nested, PEFTExperts: a.PEFTExperts}
 	l.model = m
 	if a.Recurrence && !device.HasRecurrence() { // said before anything is packed
 		return fmt.Errorf("%s: device %s has no kernels for its layers yet, linear attention and gated attention", c.Architecture, device.Name())
@@ -550,14 +562,6 @@ func (l *Loader) add(m lora.Module, rows, cols extent) int {
 	l.model.Modules = append(l.model.Modules, m)
 	l.model.Parts = append(l.model.Parts, lora.Part{OutFrom: rows.from, OutTo: rows.to, InFrom: cols.from, InTo: cols.to})
 	return len(l.model.Modules) - 1
-}
-
-// Fused notes that other programs have several modules as one, of that name: its rows are those of the parts, one below another. LoRA is on the parts.
-func (l *Loader) Fused(name string, parts ...string) {
-	if l.model.Fused == nil {
-		l.model.Fused = map[string][]string{}
-	}
-	l.model.Fused[name] = parts
 }
 
 // checkAllUsed refuses tensors that the architecture does not have: the files are of something else.
