@@ -367,7 +367,7 @@ func FuzzDecodePEFT(f *testing.F) {
 				t.Errorf("accepted %s as rank %d of %d, factor %v", text, ranks[i], layout.Rank, scale)
 			}
 		}
-		config, err := encodePEFT("base", layout, nil, lora.PEFT, false)
+		config, err := encodePEFT("base", layout, nil, lora.PEFT, stackedExperts)
 		if err != nil {
 			t.Fatal(err)
 		}
