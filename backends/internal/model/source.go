@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sort"
 	"strings"
 
 	"github.com/tinsmith/tinsmith/backends/internal/safetensors"
@@ -45,6 +46,22 @@ type rowChunk struct {
 func (s Source) Slice(from, to int) Source {
 	read := s.read
 	return Source{to - from, s.In, s.name, func(at, n int) (rowChunk, error) { return read(from+at, n) }}
+}
+
+// pieces has pieces of the source one below another.
+func (s Source) pieces(pieces []extent) Source {
+	if len(pieces) == 1 {
+		return s.Slice(pieces[0].from, pieces[0].to)
+	}
+	ends, out := make([]int, len(pieces)), 0
+	for i, p := range pieces {
+		out += p.size()
+		ends[i] = out
+	}
+	return Source{out, s.In, s.name, func(from, n int) (rowChunk, error) {
+		i := sort.SearchInts(ends, from+1) // the piece that row from is in
+		return s.read(pieces[i].to-ends[i]+from, min(n, ends[i]-from))
+	}}
 }
 
 // Select has row rows[i] of the source as its row i.

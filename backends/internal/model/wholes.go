@@ -50,24 +50,23 @@ func inTurns(groups int, parts ...part) Whole {
 
 // takeApart finds the parts of a fused tensor, adds them to sources by the names that they have without the prefix, and notes the whole: LoRA is on the parts.
 func (l *Loader) takeApart(sources map[string]Source, prefix, fused string, in int, w Whole) error {
-	order := w.Order()
-	whole, err := l.Weight(prefix+fused, len(order), in)
+	pieces, row := make([][]extent, len(w.Parts)), 0 // of the whole's rows, by part
+	for _, r := range w.Rows {
+		next := row + r.To - r.From
+		if p := pieces[r.Part]; len(p) > 0 && p[len(p)-1].to == row {
+			p[len(p)-1].to = next
+		} else {
+			pieces[r.Part] = append(p, extent{row, next})
+		}
+		row = next
+	}
+	whole, err := l.Weight(prefix+fused, row, in)
 	if err != nil {
 		return err
 	}
-	sizes := make([]int, len(w.Parts))
-	for _, r := range w.Rows {
-		sizes[r.Part] += r.To - r.From
-	}
 	named := Whole{Rows: w.Rows}
 	for i, name := range w.Parts {
-		rows := order[:sizes[i]]
-		order = order[sizes[i]:]
-		if first := rows[0]; rows[len(rows)-1] == first+len(rows)-1 {
-			sources[name] = whole.Slice(first, first+len(rows))
-		} else {
-			sources[name] = whole.Select(rows)
-		}
+		sources[name] = whole.pieces(pieces[i])
 		named.Parts = append(named.Parts, prefix+name)
 	}
 	if l.model.Wholes == nil {
