@@ -220,17 +220,7 @@ func rewrite(t *testing.T, from, config string, change func(values map[string][]
 	for name, v := range values {
 		sources = append(sources, safetensors.Float32Source(name, shapes[name], func() ([]float32, error) { return v, nil }))
 	}
-	out, err := os.Create(filepath.Join(dir, plugins.AdapterWeightsFile))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer out.Close()
-	if _, _, err := safetensors.Write(out, nil, sources); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, plugins.AdapterConfigFile), []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	writeAdapterFiles(t, dir, config, sources)
 	return dir
 }
 
