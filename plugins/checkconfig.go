@@ -1,25 +1,17 @@
 package plugins
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"os/exec"
-	"time"
 )
 
 // ConfigChecker is a Backend that can tell, before anything is loaded, whether Load would take a configuration. The error is KindInvalid and names the key.
 type ConfigChecker interface {
 	CheckConfig(section json.RawMessage) error
 }
-
-// checkArgument is the only argument of a plugin program that is asked to check a configuration: it reads the section from standard input, answers with a checkAnswer on standard output and ends with status 0.
-// Programs that do not know it, as those of earlier versions, end with another status, and the configuration is checked when they load.
-const checkArgument = "check-config"
 
 // maxSection bounds a section and an answer about one.
 const maxSection = 1 << 20
@@ -56,22 +48,15 @@ var ErrUnchecked = errors.New("the plugin checks its section only when it loads"
 
 // CheckConfig has a plugin program check a `backend:` section, with an environment. The error is KindInvalid if the plugin would refuse it, ErrUnchecked if this one cannot tell.
 func CheckConfig(ctx context.Context, program string, environment []string, section json.RawMessage) error {
-	cmd := exec.CommandContext(ctx, program, checkArgument)
-	cmd.Env, cmd.Stdin = environment, bytes.NewReader(section)
-	var out bytes.Buffer
-	cmd.Stdout, cmd.WaitDelay = &out, time.Second
-	err := cmd.Run()
-	var ended *exec.ExitError
+	raw, err := ask(ctx, program, checkArgument, environment, section, maxSection)
 	switch {
-	case ctx.Err() != nil:
-		return fmt.Errorf("check the section: %w", ctx.Err())
-	case errors.As(err, &ended):
+	case errors.Is(err, errNoAnswer):
 		return ErrUnchecked
 	case err != nil:
 		return fmt.Errorf("check the section: %w", err)
 	}
 	var answer checkAnswer
-	if err := json.Unmarshal(out.Bytes(), &answer); err != nil {
+	if err := json.Unmarshal(raw, &answer); err != nil {
 		return ErrUnchecked
 	}
 	if answer.Message != "" {
@@ -79,6 +64,3 @@ func CheckConfig(ctx context.Context, program string, environment []string, sect
 	}
 	return nil
 }
-
-// checks tells whether this process was started to check a configuration.
-func checks() bool { return len(os.Args) == 2 && os.Args[1] == checkArgument }

@@ -21,7 +21,8 @@ const (
 )
 
 // Values of SaveAdapterRequest.ExportNames: the name of the output head in AdapterWeightsFile. With none it is that of ExportPEFT. Layers of experts are stacked, …mlp.experts.w1, as they are kept, unless ExportPEFT is asked for
-// without SaveAdapterRequest.StackedExperts: each expert then has its tensors, …mlp.experts.0.gate_proj; a model of which PEFT would read that wrong is refused.
+// without SaveAdapterRequest.StackedExperts: then they are in the form that PEFT reads of the model's class, each expert's tensors apart, …mlp.experts.0.gate_proj, or those of all in one, …mlp.experts.base_layer; an adapter of which PEFT would
+// read all forms wrong is refused.
 const (
 	ExportPEFT = "peft" // base_model.model.lm_head, what PEFT loads; the default
 	// ExportTinker is base_model.model.model.unembed_tokens, what the Tinker cookbook's tools expect. Where the head is the embedding's matrix (ModelInfo.TiedHead) those tools would add

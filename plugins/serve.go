@@ -28,11 +28,11 @@ import (
 // Signals that ask for an end (SIGTERM to a whole service, ctrl-C in a terminal) are ignored here: the gateway gets them too, notes what is not finished, and
 // then ends this process.
 //
-// A process that was started with the one argument `check-config` only checks a configuration, see ConfigChecker, for whoever started it.
+// A process that was started with the one argument `check-config` only checks a configuration, see ConfigChecker, and with `plan-memory` only plans memory, see Planner, for whoever started it.
 func Serve(b Backend) {
 	unix.Umask(0o077)
-	if checks() {
-		if err := serveCheck(b, os.Stdin, os.Stdout); err != nil {
+	if question() != "" {
+		if err := serveQuestion(b, os.Stdin, os.Stdout); err != nil {
 			fail(err)
 		}
 		return

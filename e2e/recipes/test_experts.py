@@ -12,7 +12,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from test_export import apart, datum, equal, reference
 from tinker import types
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 import tinsmith
 import world
@@ -21,22 +21,51 @@ TOLERANCE = 1e-4
 NAME = "tinsmith/tiny-experts"
 
 
-def mixture(folder, **settings):
-    """Writes a Qwen3-MoE of random weights with the built-in model's tokenizer."""
+# Families with experts: the kind of the configuration of transformers, and how PEFT has LoRA on the experts.
+FAMILIES = {"qwen3_moe": "apart", "qwen3_5_moe_text": "fused", "qwen3_next": "fused", "qwen3_vl_moe": "fused"}
+
+HYBRID = {
+    "shared_expert_intermediate_size": 48, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4, "layer_types": ["linear_attention", "full_attention"],
+}
+VISION = {
+    "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64, "num_position_embeddings": 4, "deepstack_visual_indexes": [0],
+}
+
+
+def auto(family):
+    return AutoModelForImageTextToText if family == "qwen3_vl_moe" else AutoModelForCausalLM
+
+
+def mixture(folder, family="qwen3_moe", **settings):
+    """Writes a model with experts of random weights with the built-in model's tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(world.MODEL)
     torch.manual_seed(5)
-    config = Qwen3MoeConfig(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96, moe_intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, num_experts=6, num_experts_per_tok=2, norm_topk_prob=True, max_position_embeddings=512,
-        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=None, tie_word_embeddings=False, initializer_range=0.1, **settings,
-    )
-    Qwen3MoeForCausalLM(config).float().save_pretrained(folder)
+    ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None}
+    text = {
+        "vocab_size": len(tokenizer), "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": True, "max_position_embeddings": 512,
+        "tie_word_embeddings": False, "initializer_range": 0.1, **ids, **settings,
+    }
+    if family in ("qwen3_5_moe_text", "qwen3_next"):
+        text |= HYBRID
+    if family == "qwen3_vl_moe":
+        text["rope_parameters"] = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+        config = AutoConfig.for_model(family, text_config=text, vision_config=VISION, tie_word_embeddings=False)
+    else:
+        config = AutoConfig.for_model(family, **text)
+    model = auto(family).from_config(config).float()
+    with torch.no_grad():  # transformers begins experts with other values than zero only in some versions
+        for name, p in model.named_parameters():
+            if ".experts." in name or "shared_expert_gate" in name:
+                p.copy_(torch.randn_like(p) * 0.1)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
-def served(own_server, tmp_path, **settings):
-    model = mixture(tmp_path / "model", **settings)
+def served(own_server, tmp_path, family="qwen3_moe", **settings):
+    model = mixture(tmp_path / "model", family, **settings)
     backend = {"plugin": "single", "device": "cpu", "dtype": "float32"}
     server = own_server(config={"listen": "127.0.0.1:0", "data_dir": str(tmp_path / "data"), "models": [{"name": NAME, "path": str(model), "backend": backend}]})
     return server, model
@@ -65,27 +94,33 @@ def logprobs(client, rows):
     return [np.asarray(future.result()[1:], np.float32) for future in futures]
 
 
-def test_experts_leave_and_return(own_server, tmp_path):
-    server, model = served(own_server, tmp_path)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_experts_leave_and_return(own_server, tmp_path, family):
+    server, model = served(own_server, tmp_path, family)
     service, training, rows, metrics = trained(server)
     assert 0 < metrics["e_frac_with_tokens:mean"] <= 1 and metrics["e_max_violation:max"] >= metrics["e_max_violation:mean"]
     path = training.save_weights_for_sampler("leaves").result().path
     ours = logprobs(service.create_sampling_client(model_path=path).result(), rows)
 
-    peft, stacked = tmp_path / "peft", tmp_path / "tinker"
-    for arguments in (["export", path, peft], ["export", path, stacked, "--names", "tinker"]):
+    peft, stacked, merged = tmp_path / "peft", tmp_path / "tinker", tmp_path / "merged"
+    for arguments in (["export", path, peft], ["export", path, stacked, "--names", "tinker"], ["export", path, merged, "--merge"]):
         done = command(server, *arguments)
         assert done.returncode == 0, done.stderr
     tensors = load_file(stacked / "adapter_model.safetensors")
     prefix = "base_model.model.model.layers.1.mlp.experts."
     assert tensors[prefix + "w1.lora_A.weight"].shape == (1, 8, 64) and tensors[prefix + "w2.lora_B.weight"].shape == (1, 64, 8)
     assert tensors[prefix + "w3.lora_B.weight"].shape == (6, 32, 8) and tensors[prefix + "w2.lora_A.weight"].shape == (6, 8, 32)
+    assert "base_model.model.model.unembed_tokens.lora_A.weight" in tensors
+    assert any(".experts.base_layer." in name for name in load_file(peft / "adapter_model.safetensors")) == (FAMILIES[family] == "fused")
 
-    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    base = auto(family).from_pretrained(model, dtype=torch.float32).eval()
     alone = [reference(base, row) for row in rows]
     adapted = PeftModel.from_pretrained(base, peft).eval()
     assert apart(alone, ours) > 0.05, "the adapter does nothing"
     assert apart([reference(adapted, row) for row in rows], ours) < TOLERANCE
+    whole, info = auto(family).from_pretrained(merged, dtype=torch.float32, output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+    assert apart([reference(whole.eval(), row) for row in rows], ours) < TOLERANCE
 
     for name, folder in (("from-peft", peft), ("from-tinker", stacked)):
         done = command(server, "import", folder, "--base", NAME, "--name", name)
@@ -100,7 +135,7 @@ def test_what_peft_reads_wrong_is_refused(own_server, tmp_path):
     _, training, _, _ = trained(server)
     path = training.save_weights_for_sampler("leaves").result().path
     done = command(server, "export", path, tmp_path / "peft")
-    assert done.returncode != 0 and "PEFT reads wrong" in done.stderr and "--names tinker" in done.stderr
+    assert done.returncode != 0 and "PEFT reads an adapter on both wrong" in done.stderr and "use tinker" in done.stderr
     done = command(server, "export", path, tmp_path / "tinker", "--names", "tinker")
     assert done.returncode == 0, done.stderr
     assert "w1" in json.loads((tmp_path / "tinker" / "adapter_config.json").read_text())["target_modules"]

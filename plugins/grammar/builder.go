@@ -1,6 +1,7 @@
 package grammar
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"unicode/utf8"
@@ -18,6 +19,7 @@ type Builder struct {
 	text    int // bytes of literals and classes
 	err     error
 	asked   map[Expr]question // what Contains was asked about
+	ctx     context.Context   // of Within
 }
 
 // question is an expression in a deriver of its own.
@@ -33,7 +35,18 @@ const maxAsked = 64
 func NewBuilder(limits Limits) *Builder {
 	t := newTerms()
 	t.building = true
-	return &Builder{limits: limits, terms: t}
+	return &Builder{limits: limits, terms: t, ctx: context.Background()}
+}
+
+// Within lets everything stop once ctx is done: Err and Grammar give its error then. What is made before does not depend on it.
+func (b *Builder) Within(ctx context.Context) { b.ctx = ctx }
+
+// wanted fails the Builder once its context is done.
+func (b *Builder) wanted() bool {
+	if err := b.ctx.Err(); err != nil {
+		b.fail(err)
+	}
+	return b.err == nil
 }
 
 // Expr is a regular language: a set of texts, that is of sequences of Unicode code points, spelled in UTF-8. Surrogates are no code points. What is not UTF-8
@@ -194,9 +207,12 @@ func (b *Builder) IsNothing(e Expr) (bool, error) {
 	if x == nothing || !b.terms.uncertain(x) {
 		return x == nothing, nil
 	}
-	d, x := b.terms.questioner(x, b.limits.Steps-b.steps)
+	d, x := b.terms.questioner(b.ctx, x, b.limits.Steps-b.steps)
 	live := d.live(x)
 	b.steps += d.steps
+	if !b.wanted() {
+		return true, b.err
+	}
 	if d.exhausted() {
 		b.fail(&LimitError{"steps to find whether expressions are empty", b.steps, b.limits.Steps})
 		return true, b.err
@@ -225,7 +241,7 @@ func (b *Builder) Contains(e Expr, text string) (bool, error) {
 	}
 	asked, ok := b.asked[e]
 	if !ok {
-		if asked.deriver, asked.x = b.terms.questioner(in[0], 0); len(b.asked) < maxAsked {
+		if asked.deriver, asked.x = b.terms.questioner(b.ctx, in[0], 0); len(b.asked) < maxAsked {
 			if b.asked == nil {
 				b.asked = map[Expr]question{}
 			}

@@ -2,6 +2,7 @@ package grammar
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -92,7 +93,7 @@ func Decode(data []byte, limits Limits) (*Grammar, error) {
 	if d.err != nil {
 		return nil, d.err
 	}
-	g, _, err := out.finish(limits, limits.Steps)
+	g, _, err := out.finish(context.Background(), limits, limits.Steps)
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package grammar
 
 import (
+	"context"
 	"sort"
 	"unicode/utf8"
 )
@@ -13,10 +14,16 @@ type deriver struct {
 	firsts firstSets
 	memo   pairMap   // (term, class) → derivative
 	known  []verdict // of each term, whether it has texts, as far as asked
-	steps  int
-	limit  int  // of steps; when it is passed every answer is wrong, and exhausted says so
-	depth  int  // of searches in searches
-	weigh  bool // a step of many operands counts as several: for questions, which are to take about the same time whatever they are about
+	leasts []int32   // of each term, least + 1; 0 is not known
+	// lengths is of terms whose derivatives are a graph where they are in it.
+	lengths     map[term]lengthPlace
+	lengthBytes int // that they take
+	steps       int
+	limit       int             // of steps; when it is passed every answer is wrong, and exhausted says so
+	looked      int             // at ctx, by which steps
+	depth       int             // of searches in searches
+	ctx         context.Context // nil is none; when it is done the limit is met at once
+	weigh       bool            // a step of many operands counts as several: for questions, which are to take about the same time whatever they are about
 }
 
 func newDeriver(t *terms, limit int) *deriver {
@@ -29,18 +36,23 @@ func newDeriver(t *terms, limit int) *deriver {
 	return &deriver{terms: t, part: part, limit: limit}
 }
 
-// Parts of a question that take about as long as one step: operands of a union or an intersection, and terms that are copied for it.
+// stepsPerLook is after how many steps, as a power of two, a deriver looks whether anybody waits for it.
+const stepsPerLook = 8
+
+// Parts of a question that take about as long as one step: operands of a union or an intersection, terms that are copied for it, ranges of classes that are
+// sorted or looked at.
 const (
 	operandsPerStep = 4
 	termsPerStep    = 8
+	rangesPerStep   = 64
 )
 
 // questioner is a deriver for one question about x, and what x is in it. What the question takes to put is part of its steps.
-func (t *terms) questioner(x term, limit int) (*deriver, term) {
+func (t *terms) questioner(ctx context.Context, x term, limit int) (*deriver, term) {
 	sub, at := t.extract(x)
 	d := newDeriver(sub, limit)
-	d.weigh = true
-	d.steps = (len(sub.nodes) + len(t.nodes)/16) / termsPerStep
+	d.ctx, d.weigh = ctx, true
+	d.steps = (len(sub.nodes)+len(t.nodes)/16)/termsPerStep + d.part.work/rangesPerStep
 	return d, at[x]
 }
 
@@ -51,6 +63,9 @@ func (d *deriver) exhausted() bool { return d.steps > d.limit }
 func (d *deriver) setOf(set int32) classSet {
 	for int(set) >= len(d.sets) {
 		s := d.terms.sets[len(d.sets)]
+		if d.weigh {
+			d.steps += len(d.part.first) / rangesPerStep
+		}
 		bits := make(classSet, (d.part.count()+63)/64)
 		for c, r := range d.part.first {
 			if s.contains(r) {
@@ -92,6 +107,12 @@ func (d *deriver) derive(x term, class int32) term {
 	}
 	if d.steps++; d.exhausted() {
 		return nothing
+	}
+	if d.ctx != nil && d.steps>>stepsPerLook != d.looked {
+		if d.looked = d.steps >> stepsPerLook; d.ctx.Err() != nil {
+			d.limit = -1
+			return nothing
+		}
 	}
 	if d.weigh && (n.kind == kindUnion || n.kind == kindIntersect) {
 		d.steps += int(n.b) / operandsPerStep

@@ -23,8 +23,15 @@ func (t *terms) extract(roots ...term) (*terms, map[term]term) {
 		stack = stack[:len(stack)-1]
 		t.eachOperand(x, need)
 	}
+	count := 0
+	for _, ok := range needed {
+		if ok {
+			count++
+		}
+	}
 	out := newTerms()
-	at := make(map[term]term, firstTerm)
+	out.nodes = slices.Grow(out.nodes, count)
+	at := make(map[term]term, count)
 	for i, ok := range needed {
 		if !ok {
 			continue

@@ -1,6 +1,7 @@
 package grammar
 
 import (
+	"context"
 	"crypto/sha256"
 )
 
@@ -43,8 +44,8 @@ func (g *Grammar) Hash() [sha256.Size]byte { return g.hash }
 
 // finish makes a Grammar of a draft: without what derives no finite text or is not reached, numbered in the order in which it is reached. steps are
 // derivatives that were taken, at most budget.
-func (d *draft) finish(limits Limits, budget int) (g *Grammar, steps int, err error) {
-	live, steps, err := d.liveTerminals(budget)
+func (d *draft) finish(ctx context.Context, limits Limits, budget int) (g *Grammar, steps int, err error) {
+	live, steps, err := d.liveTerminals(ctx, budget)
 	if err != nil {
 		return nil, steps, err
 	}
@@ -71,7 +72,7 @@ func (d *draft) finish(limits Limits, budget int) (g *Grammar, steps int, err er
 const maxTermDepth = 50_000
 
 // liveTerminals says of each terminal whether it has any text.
-func (d *draft) liveTerminals(budget int) ([]bool, int, error) {
+func (d *draft) liveTerminals(ctx context.Context, budget int) ([]bool, int, error) {
 	live := make([]bool, len(d.terminals))
 	var roots []term
 	for i, t := range d.terminals {
@@ -84,11 +85,15 @@ func (d *draft) liveTerminals(budget int) ([]bool, int, error) {
 	}
 	sub, at := d.terms.extract(roots...)
 	v := newDeriver(sub, budget)
-	v.weigh = true
+	v.ctx, v.weigh = ctx, true
+	v.steps = v.part.work / rangesPerStep
 	for i, t := range d.terminals {
 		if d.terms.uncertain(t.x) {
 			live[i] = v.live(at[t.x])
 		}
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, v.steps, err
 	}
 	if v.exhausted() {
 		return nil, v.steps, &LimitError{"steps to find whether expressions are empty", v.steps, budget}
@@ -251,12 +256,12 @@ func (r *draftRule) trim(ok func(label) bool) {
 	for i := range number {
 		number[i] = -1
 	}
-	order := []int32{0}
+	order := make([]int32, 1, len(r.states))
 	number[0] = 0
-	var states []draftState
+	states := make([]draftState, 0, len(r.states))
 	for i := 0; i < len(order); i++ {
 		s := r.states[order[i]]
-		kept := draftState{accept: s.accept}
+		kept := draftState{accept: s.accept, edges: make([]draftEdge, 0, len(s.edges))}
 		for _, e := range s.edges {
 			if !useful[e.to] || !ok(e.label) || e.label.kind == labelNone && e.to == order[i] {
 				continue
@@ -325,7 +330,7 @@ func (d *draft) renumber() *draft {
 		} else {
 			states := make([]draftState, len(r.states))
 			for s, old := range r.states {
-				states[s].accept = old.accept
+				states[s] = draftState{accept: old.accept, edges: make([]draftEdge, 0, len(old.edges))}
 				for _, e := range old.edges {
 					states[s].edges = append(states[s].edges, draftEdge{move(e.label), e.to})
 				}
@@ -345,6 +350,14 @@ func (d *draft) renumber() *draft {
 // build lays a draft out in flat tables.
 func (d *draft) build() *Grammar {
 	g := &Grammar{terms: d.terms, terminals: d.terminals, rules: make([]rule, len(d.rules))}
+	states, edges := 0, 0
+	for _, r := range d.rules {
+		states += max(len(r.states), 3)
+		for _, s := range r.states {
+			edges += len(s.edges)
+		}
+	}
+	g.states, g.edges = make([]state, 0, states), make([]edge, 0, edges)
 	nullable := d.nullable()
 	empties := func(l label) bool {
 		return l.kind == labelNone || l.kind == labelTerminal && d.terms.nullable(d.terminals[l.n].x) || l.kind == labelRule && nullable[l.n]

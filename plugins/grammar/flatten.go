@@ -81,7 +81,7 @@ func (b *Builder) Grammar(root Symbol) (*Grammar, error) {
 			return nil, &LimitError{"states", f.states, b.limits.States}
 		}
 	}
-	g, steps, err := f.d.finish(b.limits, b.limits.Steps-b.steps)
+	g, steps, err := f.d.finish(b.ctx, b.limits, b.limits.Steps-b.steps)
 	b.steps += steps
 	return g, err
 }
@@ -103,8 +103,10 @@ func (f *flattener) countUses(root Symbol) error {
 		for _, p := range s.parts {
 			use(p)
 		}
-		for _, e := range s.edges {
-			use(e.Symbol)
+		if s.kind == symbolNetwork {
+			for _, e := range table.networks[s.a].edges {
+				use(e.Symbol)
+			}
 		}
 		if s.kind == symbolRef {
 			r := table.rules[s.a]
@@ -242,14 +244,15 @@ func (f *flattener) inline(r *draftRule, s Symbol, from, to int32) {
 		}
 	case symbolNetwork:
 		first := int32(len(r.states))
-		for range sym.b {
+		n := f.b.symbols.networks[sym.a]
+		for range n.states {
 			f.newState(r)
 		}
-		f.edge(r, from, first+sym.a, label{})
-		for _, a := range sym.accept {
+		f.edge(r, from, first+n.start, label{})
+		for _, a := range n.accept {
 			f.edge(r, first+a, to, label{})
 		}
-		for _, e := range sym.edges {
+		for _, e := range n.edges {
 			f.expand(r, e.Symbol, first+int32(e.From), first+int32(e.To))
 		}
 	case symbolList:

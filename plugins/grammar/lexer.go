@@ -229,5 +229,5 @@ func (l *lexer) grown(q lexState) bool { return l.states[q].from < l.states[q].t
 func (l *lexer) size() int {
 	d := l.d
 	states := 4*len(l.next) + 8*len(l.lexemes) + 16*len(l.states) + l.index.size()
-	return states + d.terms.size() + 12*len(d.memo.keys) + 4*len(d.firsts.at) + 8*len(d.firsts.bits)
+	return states + d.terms.size() + 12*len(d.memo.keys) + 4*len(d.firsts.at) + 8*len(d.firsts.bits) + d.lengthBytes
 }

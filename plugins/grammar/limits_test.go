@@ -219,3 +219,42 @@ func TestLongTexts(t *testing.T) {
 		t.Error("the text is not finished")
 	}
 }
+
+// leaving is a context that is done once it was looked at so often.
+type leaving struct {
+	context.Context
+	looks int
+}
+
+func (c *leaving) Err() error {
+	if c.looks--; c.looks < 0 {
+		return context.Canceled
+	}
+	return nil
+}
+
+// TestWithin asks long questions for somebody who leaves: the Builder stops, and says why.
+func TestWithin(t *testing.T) {
+	long := func(b *Builder) Expr {
+		digit := b.Class(RuneRange{'0', '9'})
+		ends := func(d string, n int) Expr {
+			return b.Concat(b.Repeat(digit, 0, -1), b.Literal(d), b.Repeat(digit, n, n))
+		}
+		return b.Intersect(ends("1", 20), ends("2", 20))
+	}
+	for name, ask := range map[string]func(*Builder, Expr) error{
+		"IsNothing": func(b *Builder, x Expr) error { _, err := b.IsNothing(x); return err },
+		"Ask":       func(b *Builder, x Expr) error { b.Ask(x, 1<<30); return b.Err() },
+		"Grammar":   func(b *Builder, x Expr) error { _, err := b.Grammar(b.Terminal(x)); return err },
+	} {
+		ctx := &leaving{context.Background(), 10}
+		b := NewBuilder(DefaultLimits())
+		b.Within(ctx)
+		if err := ask(b, long(b)); !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if ctx.looks < -10 {
+			t.Errorf("%s: looked %d times more", name, -ctx.looks)
+		}
+	}
+}

@@ -12,6 +12,7 @@ type partition struct {
 	ascii   [utf8.RuneSelf]int32
 	first   []rune // one member of each class
 	json    *jsonClasses
+	work    int // ranges and intervals that were looked at to make it
 }
 
 const noClass = -1
@@ -103,7 +104,8 @@ func (p *partition) refine(sets []runes) error {
 	p.classes = make([]int32, len(bounds))
 	// Each set divides the classes of which it has some intervals; to is the number of the part inside, if by says that it is this set's.
 	to, by := []int32{0}, []int32{-1}
-	work := 0
+	work := len(bounds)
+	defer func() { p.work = work }()
 	for k, s := range sets {
 		for _, r := range s {
 			for i := p.interval(r.Lo); i < len(p.starts) && p.starts[i] <= r.Hi; i++ {

@@ -12,22 +12,26 @@ type symbolKind uint8
 
 const (
 	symbolTerminal symbolKind = iota // a = term
-	symbolTag                        // text
+	symbolTag                        // a = its text's term
 	symbolSeq                        // parts
 	symbolChoice                     // parts
 	symbolList                       // parts[0] with parts[1] between, low to high times
 	symbolRef                        // a = rule
-	symbolNetwork                    // a = start, b = states, accept, edges
+	symbolNetwork                    // a = index in networks
 )
 
+// symbol is small, because there are very many.
 type symbol struct {
 	kind      symbolKind
-	a, b      int32
+	a         int32
 	low, high int32
-	text      string
 	parts     []Symbol
-	accept    []int32
-	edges     []Edge
+}
+
+type network struct {
+	start, states int32
+	accept        []int32
+	edges         []Edge
 }
 
 type ruleDefinition struct {
@@ -37,9 +41,10 @@ type ruleDefinition struct {
 }
 
 type symbolTable struct {
-	list  []symbol
-	rules []ruleDefinition
-	count int // edges, for Limits.States
+	list     []symbol
+	networks []network
+	rules    []ruleDefinition
+	count    int // edges, for Limits.States
 }
 
 // Edge leads from one state of a Network to another by a text of Symbol. Seq() is an edge without text.
@@ -95,7 +100,7 @@ func (b *Builder) Tag(text string) Symbol {
 		b.fail(fmt.Errorf("a tag without text"))
 		return 0
 	}
-	return b.addSymbol(symbol{kind: symbolTag, text: text, a: int32(e)}, 1)
+	return b.addSymbol(symbol{kind: symbolTag, a: int32(e)}, 1)
 }
 
 // Seq is one text of each in order. Of none it is the empty text.
@@ -191,13 +196,13 @@ func (b *Builder) Network(states, start int, accept []int, edges []Edge) Symbol 
 		b.fail(fmt.Errorf("a network of %d states starts in state %d", states, start))
 		return 0
 	}
-	s := symbol{kind: symbolNetwork, a: int32(start), b: int32(states), edges: append([]Edge(nil), edges...)}
+	n := network{start: int32(start), states: int32(states), edges: append([]Edge(nil), edges...)}
 	for _, a := range accept {
 		if !inside(a) {
 			b.fail(fmt.Errorf("a network of %d states accepts in state %d", states, a))
 			return 0
 		}
-		s.accept = append(s.accept, int32(a))
+		n.accept = append(n.accept, int32(a))
 	}
 	for _, e := range edges {
 		if !inside(e.From) || !inside(e.To) {
@@ -208,5 +213,9 @@ func (b *Builder) Network(states, start int, accept []int, edges []Edge) Symbol 
 			return 0
 		}
 	}
-	return b.addSymbol(s, states+len(edges))
+	out := b.addSymbol(symbol{kind: symbolNetwork, a: int32(len(b.symbols.networks))}, states+len(edges))
+	if b.err == nil {
+		b.symbols.networks = append(b.symbols.networks, n)
+	}
+	return out
 }

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
+	"github.com/tinsmith/tinsmith/backends/internal/model"
 	"github.com/tinsmith/tinsmith/backends/internal/safetensors"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 )
@@ -18,7 +20,7 @@ const visitBytes = 64 << 20
 type blockCopy struct {
 	engine *Engine
 	block  *spillable
-	apart  bool // each expert's tensors by themselves
+	form   expertForm // of the layers of experts; 0 = stacked
 	visit  int
 
 	pieces []copiedPiece // in the order of the file
@@ -32,6 +34,7 @@ type copiedPiece struct {
 	number, module, matrix int
 	from, to, cols         int
 	before, width          int // where in rows of so many columns, which are else zero, the piece's are; 0 = they are the rows
+	experts, copies        int // of a B of so many experts, which have so many, that becomes one matrix, see writeSpread; it is not cut
 }
 
 func (p copiedPiece) size() int { return (p.to - p.from) * p.cols }
@@ -44,6 +47,11 @@ type copied struct {
 	stacked    []int // the shape, if it is of experts and has three dimensions
 }
 
+// add has the rows of a piece follow, in a tensor of so many columns.
+func (t *copied) add(p copiedPiece, cols int) {
+	t.rows, t.cols, t.parts = t.rows+p.to-p.from, cols, append(t.parts, p)
+}
+
 // shape is that of the tensor.
 func (t *copied) shape() []int {
 	if t.stacked != nil {
@@ -53,7 +61,7 @@ func (t *copied) shape() []int {
 }
 
 // sources are the tensors of the file, with a suffix behind their names for each of the block's parameters. The LoRA of modules that are fused, by their numbers, is one: A one below another, and B on a diagonal.
-func (c *blockCopy) sources(names lora.Names, fused map[string][]int, suffixes ...string) []safetensors.Source {
+func (c *blockCopy) sources(names lora.Names, fused map[string]fusedModule, suffixes ...string) []safetensors.Source {
 	var tensors []copied
 	for number, suffix := range suffixes {
 		tensors = append(tensors, c.tensors(names, fused, number, suffix)...)
@@ -63,6 +71,10 @@ func (c *blockCopy) sources(names lora.Names, fused map[string][]int, suffixes .
 	for _, t := range tensors {
 		first := len(c.pieces)
 		for _, p := range t.parts {
+			if p.experts > 0 {
+				c.pieces = append(c.pieces, p)
+				continue
+			}
 			for end, rows := p.to, max(1, c.visit/(4*p.cols)); p.from < end; p.from += rows {
 				p.to = min(p.from+rows, end)
 				c.pieces = append(c.pieces, p)
@@ -75,26 +87,28 @@ func (c *blockCopy) sources(names lora.Names, fused map[string][]int, suffixes .
 }
 
 // tensors lists those of the block's parameters with a number.
-func (c *blockCopy) tensors(names lora.Names, fused map[string][]int, number int, suffix string) []copied {
+func (c *blockCopy) tensors(names lora.Names, fused map[string]fusedModule, number int, suffix string) []copied {
 	layout := c.block.layout
 	within := map[int]bool{}
 	var all []copied
-	add := func(name string, modules ...int) {
-		both := [2]copied{{name: lora.TensorName(name, "A", names) + suffix}, {name: lora.TensorName(name, "B", names) + suffix}}
-		for n, i := range modules {
-			shapes := matrixShapes(layout, layout.Modules[i])
-			a, b := copiedPiece{number, i, 0, 0, shapes[0][0], shapes[0][1], 0, 0}, copiedPiece{number, i, 1, 0, shapes[1][0], shapes[1][1], 0, 0}
-			if len(modules) > 1 {
-				b.before, b.width = n*layout.Rank, len(modules)*layout.Rank
-			}
-			both[0] = copied{both[0].name, both[0].rows + a.to, a.cols, append(both[0].parts, a), nil}
-			both[1] = copied{both[1].name, both[1].rows + b.to, len(modules) * layout.Rank, append(both[1].parts, b), nil}
+	add := func(name string, f fusedModule) {
+		a, b := copied{name: lora.TensorName(name, "A", names) + suffix}, copied{name: lora.TensorName(name, "B", names) + suffix}
+		width := 0 // of B's rows; 0 = they are those of the one module
+		if len(f.parts) > 1 {
+			width = len(f.parts) * layout.Rank
+		}
+		for _, i := range f.parts {
+			shape := matrixShapes(layout, layout.Modules[i])[0]
+			a.add(copiedPiece{number: number, module: i, matrix: 0, to: shape[0], cols: shape[1]}, shape[1])
 			within[i] = true
 		}
-		all = append(all, both[:]...)
+		for _, r := range f.rows {
+			b.add(copiedPiece{number: number, module: f.parts[r.Part], matrix: 1, from: r.From, to: r.To, cols: layout.Rank, before: r.Part * layout.Rank, width: width}, len(f.parts)*layout.Rank)
+		}
+		all = append(all, a, b)
 	}
 	for _, name := range sortedKeys(fused) {
-		add(name, fused[name]...)
+		add(name, fused[name])
 	}
 	for i, m := range layout.Modules {
 		switch {
@@ -102,22 +116,25 @@ func (c *blockCopy) tensors(names lora.Names, fused map[string][]int, number int
 		case m.Experts > 0:
 			all = append(all, c.experts(names, number, i, suffix)...)
 		default:
-			add(m.Name, i)
+			add(m.Name, fusedModule{[]int{i}, []model.RowRange{{Part: 0, From: 0, To: m.Out}}})
 		}
 	}
 	return all
 }
 
-// experts lists the tensors of a layer of experts: all experts' A, and all experts' B; or, apart, those of each, where what they share is there for each of them.
+// experts lists the tensors of a layer of experts: all experts' A, and all experts' B; or, apart, those of each, where what they share is there for each of them; or as PEFT has a parameter of all.
 func (c *blockCopy) experts(names lora.Names, number, module int, suffix string) []copied {
 	m := c.block.layout.Modules[module]
+	if c.form.fused() {
+		return c.fusedParameter(names, number, module, suffix)
+	}
 	var all []copied
 	for k, shape := range matrixShapes(c.block.layout, m) {
 		matrix, copies, rows, cols := string("AB"[k]), shape[0], shape[1], shape[2]
 		part := func(name string, from, to int) copied {
-			return copied{name: lora.TensorName(name, matrix, names) + suffix, rows: to - from, cols: cols, parts: []copiedPiece{{number, module, k, from, to, cols, 0, 0}}}
+			return copied{name: lora.TensorName(name, matrix, names) + suffix, rows: to - from, cols: cols, parts: []copiedPiece{{number: number, module: module, matrix: k, from: from, to: to, cols: cols}}}
 		}
-		if !c.apart {
+		if c.form != apartExperts {
 			t := part(m.Name, 0, copies*rows)
 			t.stacked = shape
 			all = append(all, t)
@@ -131,14 +148,74 @@ func (c *blockCopy) experts(names lora.Names, number, module int, suffix string)
 	return all
 }
 
+// fusedParameter lists the tensors of a parameter that has a layer of all experts, see readFused for their form: those of gate and up, once, or those of down.
+func (c *blockCopy) fusedParameter(names lora.Names, number, module int, suffix string) []copied {
+	layout := c.block.layout
+	m := layout.Modules[module]
+	if m.Kind() == lora.ExpertUp {
+		return nil // with the gate
+	}
+	modules, name := []int{module}, m.Name[:len(m.Name)-len("."+m.Kind())]
+	if m.Kind() == lora.ExpertGate {
+		modules, name = append(modules, upBeside(layout, module)), name+".base_layer"
+	}
+	a, b := copied{name: lora.TensorName(name, "A", names) + suffix}, copied{name: lora.TensorName(name, "B", names) + suffix}
+	for e := range m.Experts {
+		for _, i := range modules {
+			shape := matrixShapes(layout, layout.Modules[i])[0]
+			at := min(e, shape[0]-1) * layout.Rank
+			a.add(copiedPiece{number: number, module: i, matrix: 0, from: at, to: at + layout.Rank, cols: shape[2]}, shape[2])
+		}
+	}
+	width := len(modules) * layout.Rank
+	for k, i := range modules {
+		shape := matrixShapes(layout, layout.Modules[i])[1]
+		b.parts = append(b.parts, copiedPiece{number: number, module: i, matrix: 1, to: shape[0] * shape[1], cols: layout.Rank, before: k * layout.Rank, width: width, experts: m.Experts, copies: shape[0]})
+		b.rows, b.cols = b.rows+shape[1], width*m.Experts
+	}
+	return []copied{a, b}
+}
+
+// upBeside is the number of the module of experts' ups, where one of their gates is given; -1 if there is none with LoRA.
+func upBeside(layout *lora.Layout, gate int) int {
+	name := strings.TrimSuffix(layout.Modules[gate].Name, lora.ExpertGate) + lora.ExpertUp
+	for i, m := range layout.Modules {
+		if m.Name == name && layout.Has(i) {
+			return i
+		}
+	}
+	return -1
+}
+
 // write writes the values of a piece.
 func (p copiedPiece) write(out io.Writer, values []float32) error {
+	if p.experts > 0 {
+		return p.writeSpread(out, values)
+	}
 	if p.width == 0 {
 		return safetensors.WriteFloat32s(out, values)
 	}
 	row := make([]float32, p.width)
 	for own := range slices.Chunk(values, p.cols) {
 		copy(row[p.before:], own)
+		if err := safetensors.WriteFloat32s(out, row); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeSpread writes the B of all experts as one matrix, whose row o has column i of expert e's row o as its column (before + i)·experts + e.
+func (p copiedPiece) writeSpread(out io.Writer, values []float32) error {
+	rows := p.to / p.copies
+	row := make([]float32, p.width*p.experts)
+	for o := range rows {
+		for e := range p.experts {
+			own := values[(min(e, p.copies-1)*rows+o)*p.cols:][:p.cols]
+			for i, v := range own {
+				row[(p.before+i)*p.experts+e] = v
+			}
+		}
 		if err := safetensors.WriteFloat32s(out, row); err != nil {
 			return err
 		}

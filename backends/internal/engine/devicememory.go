@@ -290,13 +290,38 @@ func (l *loaded) setCache(p *memoryPlan, positions, context int) {
 
 // datumFits tells whether a datum of the longest length trains by a plan, with what it takes and what can be had.
 func (l *loaded) datumFits(p *memoryPlan, layout *lora.Layout) (fits bool, need, most int64, err error) {
-	m, err := l.measure(p.context, layout.Rank, p.recompute != RecomputeOff)
-	if err != nil {
+	if need, err = l.datumNeed(p.context, layout.Rank, p.recompute != RecomputeOff); err != nil {
 		return false, 0, 0, err
 	}
-	need = int64(len(l.training[0].models))*m.Reserved() + l.pagesBytes((p.context+kvcache.PageSize-1)/kvcache.PageSize)
 	most, err = l.mostForDatum(p, layout)
 	return need <= most, need, most, err
+}
+
+// datumNeed is what a training pass over one sequence takes of the devices, on all ranks of a replica.
+func (l *loaded) datumNeed(tokens, rank int, recompute bool) (int64, error) {
+	m, err := l.measure(tokens, rank, recompute)
+	return int64(len(l.training[0].models))*m.Reserved() + l.pagesBytes((tokens+kvcache.PageSize-1)/kvcache.PageSize), err
+}
+
+// longestDatum is the most tokens, whole pages unless it is the context itself, that a datum can have by a plan, with its activations kept or computed again.
+func (l *loaded) longestDatum(p *memoryPlan, layout *lora.Layout, recompute bool) (int, error) {
+	most, err := l.mostForDatum(p, layout)
+	if err != nil {
+		return 0, err
+	}
+	low, high := 0, wholePages(p.context)/kvcache.PageSize // it trains with low pages, and not with more than high
+	for low < high {
+		middle := (low + high + 1) / 2
+		switch need, err := l.datumNeed(middle*kvcache.PageSize, layout.Rank, recompute); {
+		case err != nil:
+			return 0, err
+		case need <= most:
+			low = middle
+		default:
+			high = middle - 1
+		}
+	}
+	return min(low*kvcache.PageSize, p.context), nil
 }
 
 // leastContext is what the longest sequence is not made shorter than for training's sake.

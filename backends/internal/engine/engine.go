@@ -122,6 +122,7 @@ type loaded struct {
 	info       plugins.ModelInfo
 	name       string    // of the base model, for checkpoints
 	spills     bool      // there is a folder that adapters can go to
+	planned    bool      // its devices are not there: see PlanMemory
 	lastTurn   time.Time // end of the sampler's last turn
 	adapters   *residency
 	vocabulary int

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
+	"github.com/tinsmith/tinsmith/backends/internal/model"
 	"github.com/tinsmith/tinsmith/backends/internal/safetensors"
 	"github.com/tinsmith/tinsmith/plugins"
 )
@@ -22,10 +23,14 @@ const (
 	stackedExperts expertForm = iota + 1
 	apartExperts
 	fusedExperts
+	fusedWithShared // and the shared expert's modules as parameters, which changes the configuration alone
 )
 
+// fused tells whether all experts have one A and one B.
+func (f expertForm) fused() bool { return f == fusedExperts || f == fusedWithShared }
+
 func (f expertForm) String() string {
-	return [...]string{"none", "stacked (experts.w1)", "one by one (experts.0.gate_proj)", "fused (experts.base_layer)"}[f]
+	return [...]string{"none", "stacked (experts.w1)", "one by one (experts.0.gate_proj)", "fused (experts.base_layer)", "fused, with the shared expert"}[f]
 }
 
 // expertFile is where a file has the layer of all experts.
@@ -42,9 +47,10 @@ func (x *expertFile) key(matrix string, expert int) string {
 }
 
 var (
-	apartName  = regexp.MustCompile(`^(.+\.experts)\.([0-9]{1,4})\.(gate_proj|up_proj|down_proj)$`)
-	fusedName  = regexp.MustCompile(`^(.+\.experts)(\.base_layer)?$`)
-	apartKinds = map[string]string{"gate_proj": lora.ExpertGate, "up_proj": lora.ExpertUp, "down_proj": lora.ExpertDown}
+	apartName    = regexp.MustCompile(`^(.+\.experts)\.([0-9]{1,4})\.(gate_proj|up_proj|down_proj)$`)
+	fusedName    = regexp.MustCompile(`^(.+\.experts)(\.base_layer)?$`)
+	sharedWeight = regexp.MustCompile(`^(.*\.)?shared_expert\.(gate_proj|up_proj|down_proj)\.weight$`)
+	apartKinds   = map[string]string{"gate_proj": lora.ExpertGate, "up_proj": lora.ExpertUp, "down_proj": lora.ExpertDown}
 )
 
 // maxComparisons bounds the time, see pattern.cost, in which names of experts are compared with keys of rank_pattern and alpha_pattern: keys for every layer of the largest models are compared.
@@ -372,31 +378,67 @@ func withCopies(modules []lora.Module, pairs map[string]expertPair) ([]lora.Modu
 	return own, nil
 }
 
-// refuseApart says why PEFT cannot have an adapter of this layout with each expert's modules apart; nil if it can. PEFT 0.21.2 reads such files of models in which only some layers have experts without the tensors of the others, and without a word.
-func refuseApart(layout *lora.Layout) error {
-	experts, dense := "", ""
+// expertForm is the form that a file of an adapter has layers of experts in that PEFT reads, if there are any with LoRA; an error if PEFT cannot have the adapter.
+//
+// PEFT 0.21.2 reads adapters on models in which only some layers have experts without the tensors of the others, in any form; other forms than model.PEFTExperts says it reads without those of experts, or of a shared one. All that it
+// does without a word.
+func (l *loaded) expertForm(layout *lora.Layout) (expertForm, error) {
+	const layers, mlp = ".layers.", ".mlp."
+	experts, dense := map[string]string{}, ""
 	for i, m := range layout.Modules {
-		switch {
-		case !layout.Has(i):
-		case m.Experts > 0:
-			experts = m.Name
-		case m.Group == lora.MLP:
+		if m.Experts > 0 && layout.Has(i) {
+			experts[m.Name[:strings.Index(m.Name, mlp)]] = m.Name
+		}
+	}
+	if len(experts) == 0 {
+		return stackedExperts, nil
+	}
+	for i, m := range layout.Modules {
+		if at := strings.Index(m.Name, mlp); layout.Has(i) && strings.Contains(m.Name, layers) && at > 0 && experts[m.Name[:at]] == "" {
 			dense = m.Name
 		}
 	}
-	if experts == "" || dense == "" {
-		return nil
+	if dense != "" {
+		return 0, plugins.Invalidf("export_names", "%s is not allowed for this adapter: %s has no experts and other layers have, and PEFT reads an adapter on both wrong, without an error; use %s", plugins.ExportPEFT, dense, plugins.ExportTinker)
 	}
-	return plugins.Invalidf("export_names", "%s is not allowed for this adapter: %s has experts and %s none, and PEFT reads an adapter on both wrong, without an error; use %s", plugins.ExportPEFT, experts, dense, plugins.ExportTinker)
+	switch l.model.PEFTExperts {
+	case model.ExpertsFused:
+		return fusedExperts, checkFused(layout)
+	case model.ExpertsAndSharedOnesFused:
+		return fusedWithShared, checkFused(layout)
+	}
+	return apartExperts, nil
 }
 
-// fusedTargets tells whether PEFT's target_parameters names parameters of experts only.
+// checkFused refuses an adapter whose experts' gates and ups cannot be one LoRA.
+func checkFused(layout *lora.Layout) error {
+	for i, m := range layout.Modules {
+		if !layout.Has(i) || m.Experts == 0 || m.Kind() == lora.ExpertDown {
+			continue
+		}
+		other := lora.ExpertGate
+		if m.Kind() == lora.ExpertGate {
+			other = lora.ExpertUp
+		}
+		name := strings.TrimSuffix(m.Name, m.Kind()) + other
+		j := slices.IndexFunc(layout.Modules, func(m lora.Module) bool { return m.Name == name })
+		if !layout.Has(j) || layout.AlphaOf(i) != layout.AlphaOf(j) {
+			return plugins.Invalidf("export_names", "%s is not allowed for this adapter: %s and %s are one parameter there, and do not have LoRA of one alpha; use %s", plugins.ExportPEFT, m.Name, name, plugins.ExportTinker)
+		}
+	}
+	return nil
+}
+
+// fusedTargets tells whether PEFT's target_parameters names parameters of experts, and weights of a shared one, only.
 func fusedTargets(raw json.RawMessage) bool {
 	var names []string
 	if json.Unmarshal(raw, &names) != nil {
 		return false
 	}
 	for _, n := range names {
+		if sharedWeight.MatchString(n) {
+			continue
+		}
 		if n != "experts.gate_up_proj" && n != "experts.down_proj" && !strings.HasSuffix(n, ".experts.gate_up_proj") && !strings.HasSuffix(n, ".experts.down_proj") {
 			return false
 		}
@@ -405,9 +447,9 @@ func fusedTargets(raw json.RawMessage) bool {
 }
 
 // kinds lists the last parts of the names that the modules with LoRA have in a file.
-func kinds(layout *lora.Layout, apart bool) []string {
+func kinds(layout *lora.Layout, form expertForm) []string {
 	all := layout.Kinds()
-	if !apart {
+	if form != apartExperts {
 		return all
 	}
 	of := map[string]string{} // w1 → gate_proj

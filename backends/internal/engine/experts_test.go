@@ -229,17 +229,7 @@ func rewrite(t *testing.T, from, config string, change func(values map[string][]
 	for name, v := range values {
 		sources = append(sources, safetensors.Float32Source(name, shapes[name], func() ([]float32, error) { return v, nil }))
 	}
-	out, err := os.Create(filepath.Join(dir, plugins.AdapterWeightsFile))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer out.Close()
-	if _, _, err := safetensors.Write(out, nil, sources); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, plugins.AdapterConfigFile), []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	writeAdapterFiles(t, dir, config, sources)
 	return dir
 }
 
@@ -363,7 +353,7 @@ func TestExpertAdapterGoldens(t *testing.T) {
 	if root == "" {
 		t.Skip("TINSMITH_TESTDATA is not set: no adapters that PEFT wrote for models with experts")
 	}
-	for _, name := range []string{"qwen3-moe", "qwen3-moe-mixed"} {
+	for _, name := range []string{"qwen3-moe", "qwen3-moe-mixed", "qwen3.5-moe"} {
 		model, families := filepath.Join(root, "goldens", "torch", name), filepath.Join(root, "families", name)
 		e := openGolden(t, model)
 		base := tokensOf(t, filepath.Join(model, "base.safetensors"))
@@ -403,6 +393,86 @@ func TestExpertAdapterGoldens(t *testing.T) {
 				equalTensors(t, "the same adapter in another form", weights, first)
 			})
 		}
+		if name == "qwen3.5-moe" {
+			t.Run(name+"/export", func(t *testing.T) { exportsAsConverted(t, e, families) })
+		}
+	}
+}
+
+// exportsAsConverted: what leaves for PEFT is bit for bit what another program made of the same adapter, which PEFT was seen to load.
+func exportsAsConverted(t *testing.T, e *Engine, families string) {
+	path, err := load(t, e, "leaves", filepath.Join(families, "tinker"), plugins.ScopeWeights).saveAs(plugins.ExportPEFT, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string][]float32{}
+	for name, values := range tensorsOf(t, filepath.Join(path, plugins.AdapterWeightsFile)) {
+		got[strings.Replace(name, "model.language_model.", "model.", 1)] = values // there it is the class of the text model alone
+	}
+	equalTensors(t, "as PEFT reads it", got, tensorsOf(t, filepath.Join(families, "peft-fused", plugins.AdapterWeightsFile)))
+	var config struct {
+		Ranks      map[string]int     `json:"rank_pattern"`
+		Alphas     map[string]float64 `json:"alpha_pattern"`
+		Targets    []string           `json:"target_modules"`
+		Parameters []string           `json:"target_parameters"`
+	}
+	text, err := os.ReadFile(filepath.Join(path, plugins.AdapterConfigFile))
+	if err == nil {
+		err = json.Unmarshal(text, &config)
+	}
+	const experts = "model.language_model.layers.1.mlp.experts."
+	if err != nil || config.Ranks[experts+"gate_up_proj"] != 16 || config.Alphas[experts+"gate_up_proj"] != 64 || config.Alphas[experts+"down_proj"] != 32 ||
+		!slices.Equal(config.Parameters, []string{"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}) || !slices.Contains(config.Targets, "up_proj") || slices.Contains(config.Targets, "w1") {
+		t.Errorf("%s: %v", text, err)
+	}
+}
+
+// TestExportsOfFamilies: of models whose experts, projections and names PEFT has each in its way, an adapter leaves in the form that it was seen to read, and comes back bit for bit.
+func TestExportsOfFamilies(t *testing.T) {
+	root := os.Getenv("TINSMITH_TESTDATA")
+	if root == "" {
+		t.Skip("TINSMITH_TESTDATA is not set")
+	}
+	for _, c := range []struct {
+		name, prefix string
+		tensors      map[string][]int // some of the file's, and their shapes
+		parameters   []string
+		targets      []string
+	}{
+		{"qwen3-next", "model.", map[string][]int{"linear_attn.in_proj_qkvz.lora_B": {192, 16}, "mlp.experts.base_layer.lora_B": {40, 64}, "mlp.experts.lora_A": {32, 20}, "mlp.shared_expert.up_proj.lora_A": {4, 64}},
+			[]string{"mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.shared_expert.gate_proj.weight", "mlp.shared_expert.up_proj.weight", "mlp.shared_expert.down_proj.weight"},
+			[]string{"in_proj_qkvz", "k_proj", "lm_head", "o_proj", "out_proj", "q_proj", "v_proj"}},
+		{"layout-qwen3-vl-moe", "model.language_model.", map[string][]int{"mlp.experts.base_layer.lora_A": {64, 64}, "mlp.experts.lora_B": {64, 32}, "self_attn.q_proj.lora_A": {4, 64}},
+			[]string{"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}, []string{"k_proj", "lm_head", "o_proj", "q_proj", "v_proj"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := openGolden(t, filepath.Join(root, "families", c.name))
+			own := create(t, e, "own", 3, 4)
+			prompt := randomTokensOf(rand.New(rand.NewPCG(3, 4)), 500, 60)
+			own.pass([]plugins.Datum{{Tokens: prompt[:59], Targets: prompt[1:], K: 1, Weights: slices.Repeat([]float32{1}, 59)}})
+			own.step()
+			path := own.saved(plugins.ExportPEFT)
+			for name, shape := range c.tensors {
+				if got := shapeOf(t, filepath.Join(path, plugins.AdapterWeightsFile), "base_model.model."+c.prefix+"layers.0."+name+".weight"); !slices.Equal(got, shape) {
+					t.Errorf("%s has shape %v, want %v", name, got, shape)
+				}
+			}
+			var config struct{ Targets, Parameters []string }
+			text, err := os.ReadFile(filepath.Join(path, plugins.AdapterConfigFile))
+			if err == nil {
+				err = json.Unmarshal([]byte(strings.NewReplacer("target_modules", "Targets", "target_parameters", "Parameters").Replace(string(text))), &config)
+			}
+			slices.Sort(config.Targets)
+			if err != nil || !slices.Equal(config.Targets, c.targets) || !slices.Equal(config.Parameters, c.parameters) {
+				t.Errorf("%s: %v", text, err)
+			}
+			if err := os.Remove(filepath.Join(path, plugins.ManifestFile)); err != nil {
+				t.Fatal(err)
+			}
+			back := load(t, e, "back", path, plugins.ScopeWeights)
+			equalBits(t, "as it came back", back.prompted(prompt), own.prompted(prompt))
+			equalTensors(t, "as it came back", back.weights(), own.weights())
+		})
 	}
 }
 

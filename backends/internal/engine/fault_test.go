@@ -470,7 +470,7 @@ func TestFailedPassIsNotShared(t *testing.T) {
 	prompt := randomTokens(rand.New(rand.NewPCG(4, 4)), 100)
 	for name, load := range map[string]func(t *testing.T, e *Engine){
 		"attention":        func(t *testing.T, e *Engine) { subject(t, e) },
-		"linear attention": func(t *testing.T, e *Engine) { loadHybrid(t, e, `{"max_context_length": 320}`) },
+		"linear attention": func(t *testing.T, e *Engine) { denseHybrid.load(t, e, `{"max_context_length": 320}`) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			var f *faulty

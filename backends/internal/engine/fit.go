@@ -112,6 +112,9 @@ func (c *Config) fits(s model.Size, limit int64) bool {
 // room says, for the message about a model that does not fit, over how many devices like those in use it would, with what it would take of each. It begins with a semicolon, or is empty if that cannot be told. As many devices
 // as there are already, used alike, are what was refused, so it looks for more.
 func (l *loaded) room(ctx context.Context, limit int64) string {
+	if l.planned { // other placements have plans of their own
+		return ""
+	}
 	c := &l.config
 	own := l.homes.ownMemory()
 	sampling := &model.Sampling{Tokens: c.PrefillTokens + c.MaxBatch, Selected: c.MaxBatch, Rank: referenceRank, Remote: own}

@@ -51,6 +51,13 @@ func foreign(t *testing.T, config string, change func(map[string][]float32)) str
 		}
 		sources = append(sources, safetensors.Float32Source(name, shape, func() ([]float32, error) { return v, nil }))
 	}
+	writeAdapterFiles(t, dir, config, sources)
+	return dir
+}
+
+// writeAdapterFiles writes an adapter as PEFT does.
+func writeAdapterFiles(t *testing.T, dir, config string, sources []safetensors.Source) {
+	t.Helper()
 	f, err := os.Create(filepath.Join(dir, plugins.AdapterWeightsFile))
 	if err != nil {
 		t.Fatal(err)
@@ -59,10 +66,9 @@ func foreign(t *testing.T, config string, change func(map[string][]float32)) str
 	if _, _, err := safetensors.Write(f, nil, sources); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, plugins.AdapterConfigFile), []byte(config), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, plugins.AdapterConfigFile), []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return dir
 }
 
 // Whatever alpha and rank say, the adapter's factor is PEFT's, and A and B are as they were, but for zeros up to the next power of two.
@@ -367,7 +373,7 @@ func FuzzDecodePEFT(f *testing.F) {
 				t.Errorf("accepted %s as rank %d of %d, factor %v", text, ranks[i], layout.Rank, scale)
 			}
 		}
-		config, err := encodePEFT("base", layout, nil, lora.PEFT, false)
+		config, err := encodePEFT("base", layout, nil, lora.PEFT, stackedExperts)
 		if err != nil {
 			t.Fatal(err)
 		}

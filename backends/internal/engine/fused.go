@@ -7,24 +7,31 @@ import (
 	"strconv"
 
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
+	"github.com/tinsmith/tinsmith/backends/internal/model"
 	"github.com/tinsmith/tinsmith/backends/internal/safetensors"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
-// fusedModules are the modules that files for other programs have one LoRA on, where an adapter has LoRA on all parts with one scale: by name, the numbers of the parts.
-func (l *loaded) fusedModules(layout *lora.Layout) map[string][]int {
-	all := map[string][]int{}
-	for name, parts := range l.model.Fused {
+// fusedModule is one that files for other programs have one LoRA on: the numbers of its parts, and the order of its rows.
+type fusedModule struct {
+	parts []int
+	rows  []model.RowRange
+}
+
+// fusedModules are such modules by name, where an adapter has LoRA on all parts with one scale.
+func (l *loaded) fusedModules(layout *lora.Layout) map[string]fusedModule {
+	all := map[string]fusedModule{}
+	for name, whole := range l.model.Wholes {
 		var numbers []int
-		for _, part := range parts {
+		for _, part := range whole.Parts {
 			i := slices.IndexFunc(layout.Modules, func(m lora.Module) bool { return m.Name == part })
 			if i < 0 || !layout.Has(i) || len(numbers) > 0 && layout.Scale(i) != layout.Scale(numbers[0]) {
 				break
 			}
 			numbers = append(numbers, i)
 		}
-		if len(numbers) == len(parts) {
-			all[name] = numbers
+		if len(numbers) == len(whole.Parts) {
+			all[name] = fusedModule{numbers, whole.Rows}
 		}
 	}
 	return all
@@ -33,7 +40,7 @@ func (l *loaded) fusedModules(layout *lora.Layout) map[string][]int {
 // mostFused is how many modules others may have as one: a rank that is the sum of theirs may be so many times the largest one.
 const mostFused = 4
 
-// fusedLoRA reads the LoRA of modules that other programs have as one (model.Fused), and makes it that of the parts: each has the A of the whole, and its rows of B. Where the whole is what parts of their own were made to be, A one below
+// fusedLoRA reads the LoRA of modules that other programs have as one (model.Wholes), and makes it that of the parts: each has the A of the whole, and its rows of B. Where the whole is what parts of their own were made to be, A one below
 // another and B on a diagonal of blocks, each has its own again.
 type fusedLoRA struct {
 	loaded *loaded
@@ -44,7 +51,7 @@ type fusedLoRA struct {
 
 // take notes a tensor of a file, and tells whether it is of a fused module.
 func (u *fusedLoRA) take(module, matrix, name string) (bool, error) {
-	if u.loaded.model.Fused[module] == nil {
+	if u.loaded.model.Wholes[module].Parts == nil {
 		return false, nil
 	}
 	if u.stored[module] == nil {
@@ -61,7 +68,8 @@ func (u *fusedLoRA) take(module, matrix, name string) (bool, error) {
 func (u *fusedLoRA) split(f *safetensors.File) ([]string, error) {
 	var names []string
 	for _, module := range sortedKeys(u.stored) {
-		parts, err := u.loaded.modules(u.loaded.model.Fused[module])
+		whole := u.loaded.model.Wholes[module]
+		parts, err := u.loaded.modules(whole.Parts)
 		if err != nil {
 			return nil, err
 		}
@@ -82,12 +90,16 @@ func (u *fusedLoRA) split(f *safetensors.File) ([]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		u.part(module, parts, own, a, b)
+		ordered := make([]float32, 0, len(b)) // part by part
+		for _, row := range whole.Order() {
+			ordered = append(ordered, b[row*own.rank:(row+1)*own.rank]...)
+		}
+		u.part(module, parts, own, a, ordered)
 	}
 	return names, nil
 }
 
-// part gives each part its A and B.
+// part gives each part its A and B, of which b has the parts' rows one below another.
 func (u *fusedLoRA) part(module string, parts []lora.Module, own ownRank, a, b []float32) {
 	in, n, each := parts[0].In, len(parts), own
 	folded := own.rank == n*u.config.rank && isDiagonal(parts, own.rank, b)

@@ -12,11 +12,11 @@ import (
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
-// hybridOnCUDA is startHybrid on a device of the driver that needs no GPU, whose stream runs as late as it may.
-func hybridOnCUDA(t *testing.T, section string) *Engine {
+// onCUDA is start on a device of the driver that needs no GPU, whose stream runs as late as it may.
+func (m hybridModel) onCUDA(t *testing.T, section string) *Engine {
 	t.Helper()
 	dir := t.TempDir()
-	if err := writeHybrid(dir); err != nil {
+	if err := m.write(dir); err != nil {
 		t.Fatal(err)
 	}
 	return placeModel(t, dir, placement{plugin: "single", section: section}, optionsOnCUDA(t, 1, cuda.New))
@@ -24,9 +24,12 @@ func hybridOnCUDA(t *testing.T, section string) *Engine {
 
 // A model with linear attention trains on CUDA, samples with the trainer's bits, also from a snapshot, and decodes by graphs.
 func TestHybridOnCUDA(t *testing.T) {
-	for _, dtype := range []string{"float32", "bfloat16"} {
-		t.Run(dtype, func(t *testing.T) {
-			e := hybridOnCUDA(t, `{"device": "cuda:0", "dtype": "`+dtype+`", "prefill_tokens": 50`+strings.Replace(smallMemory, "24", "160", 1)+`}`)
+	for _, c := range []struct {
+		name, dtype string
+		model       hybridModel
+	}{{"dense", "float32", denseHybrid}, {"experts", "bfloat16", expertHybrid}} {
+		t.Run(c.name, func(t *testing.T) {
+			e := c.model.onCUDA(t, `{"device": "cuda:0", "dtype": "`+c.dtype+`", "prefill_tokens": 50`+strings.Replace(smallMemory, "24", "160", 1)+`}`)
 			random := rand.New(rand.NewPCG(4, 1))
 			d := create(t, e, "a", 1, 2)
 			before := d.weights()

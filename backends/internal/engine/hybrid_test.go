@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -19,21 +20,39 @@ import (
 	"github.com/tinsmith/tinsmith/plugins/plugintest"
 )
 
-// writeHybrid writes the directory of a model with linear attention: two layers of it and one of attention.
-func writeHybrid(dir string) error {
-	return writeLayers(dir, "linear_attention", "full_attention", "linear_attention")
+// hybridModel is a small model with linear attention, with so many experts in each layer, of which a token takes two and a shared one.
+type hybridModel int
+
+const (
+	denseHybrid  hybridModel = 0
+	expertHybrid hybridModel = 5
+)
+
+// eachHybrid tests with both.
+func eachHybrid(t *testing.T, test func(t *testing.T, m hybridModel)) {
+	t.Run("dense", func(t *testing.T) { test(t, denseHybrid) })
+	t.Run("experts", func(t *testing.T) { test(t, expertHybrid) })
+}
+
+// write writes the directory of a model of two layers of linear attention and one of attention.
+func (m hybridModel) write(dir string) error {
+	return writeLayers(dir, m, "linear_attention", "full_attention", "linear_attention")
 }
 
 // writeLayers writes the directory of a model with such layers.
-func writeLayers(dir string, layers ...string) error {
+func writeLayers(dir string, experts hybridModel, layers ...string) error {
 	const hidden, width, heads, kvHeads, headDim, keyHeads, valueHeads, keyDim, valueDim, kernel = 32, 48, 4, 2, 16, 2, 4, 12, 20, 4
-	config, err := json.Marshal(map[string]any{
+	settings := map[string]any{
 		"architectures": []string{"Qwen3_5ForCausalLM"}, "num_hidden_layers": len(layers), "hidden_size": hidden, "intermediate_size": width, "num_attention_heads": heads, "num_key_value_heads": kvHeads,
 		"head_dim": headDim, "vocab_size": tinyVocabulary, "max_position_embeddings": tinyContext, "rms_norm_eps": 1e-6, "tie_word_embeddings": true, "hidden_act": "silu",
 		"layer_types":          layers,
 		"linear_num_key_heads": keyHeads, "linear_num_value_heads": valueHeads, "linear_key_head_dim": keyDim, "linear_value_head_dim": valueDim, "linear_conv_kernel_dim": kernel,
 		"rope_parameters": map[string]any{"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
-	})
+	}
+	if experts > 0 {
+		maps.Copy(settings, map[string]any{"architectures": []string{"Qwen3_5MoeForCausalLM"}, "num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": width, "shared_expert_intermediate_size": width})
+	}
+	config, err := json.Marshal(settings)
 	if err != nil {
 		return err
 	}
@@ -57,9 +76,17 @@ func writeLayers(dir string, layers ...string) error {
 		p := fmt.Sprintf("model.layers.%d.", i)
 		add(p+"input_layernorm.weight", 0.1, hidden)
 		add(p+"post_attention_layernorm.weight", 0.1, hidden)
-		add(p+"mlp.gate_proj.weight", 0.2, width, hidden)
-		add(p+"mlp.up_proj.weight", 0.2, width, hidden)
-		add(p+"mlp.down_proj.weight", 0.2, hidden, width)
+		mlp := p + "mlp."
+		if experts > 0 {
+			add(mlp+"gate.weight", 0.2, int(experts), hidden)
+			add(mlp+"experts.gate_up_proj", 0.2, int(experts), 2*width, hidden)
+			add(mlp+"experts.down_proj", 0.2, int(experts), hidden, width)
+			add(mlp+"shared_expert_gate.weight", 0.2, 1, hidden)
+			mlp += "shared_expert."
+		}
+		add(mlp+"gate_proj.weight", 0.2, width, hidden)
+		add(mlp+"up_proj.weight", 0.2, width, hidden)
+		add(mlp+"down_proj.weight", 0.2, hidden, width)
 		if kind == "full_attention" {
 			add(p+"self_attn.q_norm.weight", 0.1, headDim)
 			add(p+"self_attn.k_norm.weight", 0.1, headDim)
@@ -90,18 +117,18 @@ func writeLayers(dir string, layers ...string) error {
 	return os.WriteFile(filepath.Join(dir, "config.json"), config, 0o644)
 }
 
-// startHybrid is start for a model with linear attention.
-func startHybrid(t testing.TB, section string) *Engine {
+// start is start for the model.
+func (m hybridModel) start(t testing.TB, section string) *Engine {
 	t.Helper()
 	e := open(t)
-	loadHybrid(t, e, section)
+	m.load(t, e, section)
 	return e
 }
 
-func loadHybrid(t testing.TB, b plugins.Backend, section string) plugins.ModelInfo {
+func (m hybridModel) load(t testing.TB, b plugins.Backend, section string) plugins.ModelInfo {
 	t.Helper()
 	dir := t.TempDir()
-	if err := writeHybrid(dir); err != nil {
+	if err := m.write(dir); err != nil {
 		t.Fatal(err)
 	}
 	info, err := b.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Name: "hybrid", Config: []byte(section)}, nil)
@@ -112,18 +139,20 @@ func loadHybrid(t testing.TB, b plugins.Backend, section string) plugins.ModelIn
 }
 
 func TestContractOfHybrid(t *testing.T) {
-	plugintest.RunAll(t, func(t *testing.T) plugintest.Subject {
-		e, starve := starvable(t)
-		return plugintest.Subject{Backend: e, Model: loadHybrid(t, e, ""), Starve: starve, Shrink: shrinkable(t, e)}
+	eachHybrid(t, func(t *testing.T, m hybridModel) {
+		plugintest.RunAll(t, func(t *testing.T) plugintest.Subject {
+			e, starve := starvable(t)
+			return plugintest.Subject{Backend: e, Model: m.load(t, e, ""), Starve: starve, Shrink: shrinkable(t, e)}
+		})
 	})
 }
 
 // alone gives what each of requests has in an engine of its own.
-func alone(t *testing.T, requests []plugins.SampleRequest) [][]plugins.SampledTokens {
+func (m hybridModel) alone(t *testing.T, requests []plugins.SampleRequest) [][]plugins.SampledTokens {
 	t.Helper()
 	var all [][]plugins.SampledTokens
 	for _, q := range requests {
-		got, err := collect(t.Context(), startHybrid(t, `{}`), q)
+		got, err := collect(t.Context(), m.start(t, `{}`), q)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -143,12 +172,14 @@ func equalSamples(t *testing.T, what string, got, want []plugins.SampledTokens) 
 }
 
 // TestSnapshotHitsAndMisses: a sequence that goes on from a snapshot, of a prompt, of an answer or of what two prompts have in common, has the bits of one that was computed whole.
-func TestSnapshotHitsAndMisses(t *testing.T) {
+func TestSnapshotHitsAndMisses(t *testing.T) { eachHybrid(t, snapshotHitsAndMisses) }
+
+func snapshotHitsAndMisses(t *testing.T, m hybridModel) {
 	random := rand.New(rand.NewPCG(2, 5))
 	prompt := randomTokens(random, 266)
 	first := ask("first", "", prompt, 4, 70)
-	want := alone(t, []plugins.SampleRequest{first})[0]
-	e := startHybrid(t, `{"prefill_tokens": 100}`)
+	want := m.alone(t, []plugins.SampleRequest{first})[0]
+	e := m.start(t, `{"prefill_tokens": 100}`)
 	got, err := collect(t.Context(), e, first)
 	if err != nil || got.prompt.CachedTokens != 0 {
 		t.Fatalf("%d cached, %v", got.prompt.CachedTokens, err)
@@ -165,7 +196,7 @@ func TestSnapshotHitsAndMisses(t *testing.T) {
 	if err != nil || next.prompt.CachedTokens != 320 {
 		t.Errorf("the second turn took %d tokens from the first, want 320 of 335: %v", next.prompt.CachedTokens, err)
 	}
-	equalSamples(t, "from an answer's snapshot", next.sequences, alone(t, []plugins.SampleRequest{turn})[0])
+	equalSamples(t, "from an answer's snapshot", next.sequences, m.alone(t, []plugins.SampleRequest{turn})[0])
 
 	// Prompts of different ends at the same moment: one waits for the state where the other leaves it.
 	common := randomTokens(random, 150)
@@ -193,20 +224,22 @@ func TestSnapshotHitsAndMisses(t *testing.T) {
 	if n := e.status(time.Now()).PrefillTokens - before; n != 210+2*(210-128) {
 		t.Errorf("%d tokens of prompts were computed, want %d", n, 210+2*(210-128))
 	}
-	for i, w := range alone(t, requests) {
+	for i, w := range m.alone(t, requests) {
 		equalSamples(t, "from a common beginning", results[i].sequences, w)
 	}
 }
 
 // TestHybridPreempted: sequences that lose their pages and states to others are computed again with the same bits; so are those beside which snapshots have no room.
-func TestHybridPreempted(t *testing.T) {
+func TestHybridPreempted(t *testing.T) { eachHybrid(t, hybridPreempted) }
+
+func hybridPreempted(t *testing.T, m hybridModel) {
 	random := rand.New(rand.NewPCG(2, 6))
 	var requests []plugins.SampleRequest
 	for i := range 5 {
 		requests = append(requests, ask(fmt.Sprint("q", i), "", randomTokens(random, 20+30*i), 2, 150))
 	}
-	want := alone(t, requests)
-	e := startHybrid(t, `{"max_context_length": 320, "kv_cache_tokens": 640, "max_batch": 6}`)
+	want := m.alone(t, requests)
+	e := m.start(t, `{"max_context_length": 320, "kv_cache_tokens": 640, "max_batch": 6}`)
 	results := make([]sampled, len(requests))
 	var calls []func()
 	for i := range requests {
@@ -229,16 +262,22 @@ func TestHybridPreempted(t *testing.T) {
 }
 
 // hybridGolden gives the folder of a golden model with linear attention, which has an adapter in the official layout.
-func hybridGolden(t *testing.T) string {
+func hybridGolden(t *testing.T, name string) string {
 	t.Helper()
 	dir := t.TempDir()
-	goldenfiles.Unpack(t, filepath.Join("..", "model", "testdata", "qwen3.5"), dir)
+	goldenfiles.Unpack(t, filepath.Join("..", "model", "testdata", name), dir)
 	return dir
 }
 
 // TestFusedProjections: three modules leave for PEFT as the one that its model has, in three blocks, and come back with the same bits; what PEFT made of the one is read as the three.
 func TestFusedProjections(t *testing.T) {
-	dir := hybridGolden(t)
+	t.Run("qwen3.5", func(t *testing.T) { fusedProjections(t, "qwen3.5", "model.") })
+	t.Run("qwen3.5-moe", func(t *testing.T) { fusedProjections(t, "qwen3.5-moe", "model.language_model.") })
+}
+
+// fusedProjections has PEFT's names of modules begin with prefix.
+func fusedProjections(t *testing.T, model, prefix string) {
+	dir := hybridGolden(t, model)
 	e := openGolden(t, dir)
 	own := load(t, e, "own", filepath.Join(dir, "tinker"), plugins.ScopeWeights)
 	prompt := randomTokensOf(rand.New(rand.NewPCG(3, 4)), 500, 70)
@@ -250,11 +289,11 @@ func TestFusedProjections(t *testing.T) {
 	}
 	fused := tensorsOf(t, filepath.Join(exported, plugins.AdapterWeightsFile))
 	const rank, in, out = 8, 64, 192
-	a, b := fused["base_model.model.model.layers.0.linear_attn.in_proj_qkv.lora_A.weight"], fused["base_model.model.model.layers.0.linear_attn.in_proj_qkv.lora_B.weight"]
+	a, b := fused["base_model.model."+prefix+"layers.0.linear_attn.in_proj_qkv.lora_A.weight"], fused["base_model.model."+prefix+"layers.0.linear_attn.in_proj_qkv.lora_B.weight"]
 	if len(a) != 3*rank*in || len(b) != out*3*rank {
 		t.Fatalf("A has %d values and B %d", len(a), len(b))
 	}
-	if _, ok := fused["base_model.model.model.layers.0.linear_attn.in_proj_q.lora_A.weight"]; ok {
+	if _, ok := fused["base_model.model."+prefix+"layers.0.linear_attn.in_proj_q.lora_A.weight"]; ok {
 		t.Error("in_proj_q is there beside in_proj_qkv")
 	}
 	var config struct {
@@ -266,7 +305,7 @@ func TestFusedProjections(t *testing.T) {
 	if err == nil {
 		err = json.Unmarshal(text, &config)
 	}
-	if err != nil || config.Ranks["model.layers.0.linear_attn.in_proj_qkv"] != 3*rank || config.Alphas["model.layers.0.linear_attn.in_proj_qkv"] != 96 || !slices.Contains(config.TargetModules, "in_proj_qkv") || slices.Contains(config.TargetModules, "in_proj_k") {
+	if err != nil || config.Ranks[prefix+"layers.0.linear_attn.in_proj_qkv"] != 3*rank || config.Alphas[prefix+"layers.0.linear_attn.in_proj_qkv"] != 96 || !slices.Contains(config.TargetModules, "in_proj_qkv") || slices.Contains(config.TargetModules, "in_proj_k") {
 		t.Errorf("%s: %v", text, err)
 	}
 	back := load(t, e, "back", exported, plugins.ScopeWeights)
@@ -371,7 +410,9 @@ func doubles(t *testing.T, f *safetensors.File, name string) []float64 {
 }
 
 // TestHybridPlacements: copies, with their weights shared out or not, and a split have the bits of one device; a model that is cut is refused by name.
-func TestHybridPlacements(t *testing.T) {
+func TestHybridPlacements(t *testing.T) { eachHybrid(t, hybridPlacements) }
+
+func hybridPlacements(t *testing.T, m hybridModel) {
 	random := rand.New(rand.NewPCG(5, 5))
 	var data []plugins.Datum
 	for i := range 5 {
@@ -398,12 +439,16 @@ func TestHybridPlacements(t *testing.T) {
 		o.samples = got.sequences
 		return o
 	}
-	want := run(startHybrid(t, `{"threads": 1}`))
+	want := run(m.start(t, `{"threads": 1}`))
 	dir := t.TempDir()
-	if err := writeHybrid(dir); err != nil {
+	if err := m.write(dir); err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range []placement{copies[0], copies[1], sharded[0], sharded[1], splits[0], {"one thread more, layers computed again", "single", `{"threads": 2, "recompute": "on", "batch_tokens": 70}`}} {
+	placements := []placement{copies[0], copies[1], splits[0], {"one thread more, layers computed again", "single", `{"threads": 2, "recompute": "on", "batch_tokens": 70}`}}
+	if m == denseHybrid {
+		placements = append(placements, sharded[0], sharded[1])
+	}
+	for _, p := range placements {
 		t.Run(p.name, func(t *testing.T) {
 			got := run(placeModel(t, dir, p, testOptions()))
 			for name, values := range want.weights {
@@ -419,5 +464,15 @@ func TestHybridPlacements(t *testing.T) {
 	_, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Config: []byte(cuts[0].section)}, nil)
 	if err == nil || !strings.Contains(err.Error(), "linear_attention") {
 		t.Errorf("cut over two devices: %v", err)
+	}
+	if m == denseHybrid {
+		return
+	}
+	o.Plugin = sharded[0].plugin
+	e = New(o)
+	defer e.Close()
+	_, err = e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Config: []byte(sharded[0].section)}, nil)
+	if err == nil || !strings.Contains(err.Error(), "shard_base") {
+		t.Errorf("shared out: %v", err)
 	}
 }

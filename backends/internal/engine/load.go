@@ -115,32 +115,19 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 			}
 		}
 	}()
-	if err := e.open(l); err != nil {
-		return nil, err
-	}
-	if err := l.connect(); err != nil {
-		return nil, plugins.Invalidf("backend.devices", "%v", err)
-	}
-	limits := memoryLimit(config, l.homes.devices)
-	opened()
-	progress(plugins.LoadProgress{Stage: "map"})
 	l.files = modelFiles{req.ModelDir, e.options.Registry, model.LoadOptions{
 		DType: config.DType, MaxContext: config.MaxContextLength,
 		Progress: func(done, total int64) { progress(plugins.LoadProgress{Stage: "pack", Done: done, Total: total}) },
 	}}
-	if err := l.checkFit(ctx, limits); err != nil {
+	if err := e.arrange(ctx, l, func() (memoryLimits, error) {
+		limits := memoryLimit(config, l.homes.devices)
+		opened()
+		progress(plugins.LoadProgress{Stage: "map"})
+		return limits, nil
+	}); err != nil {
 		return nil, err
-	}
-	if err := l.loadModels(ctx); errors.Is(err, tensor.ErrMemory) { // somebody else has taken it since it was looked for
-		return nil, capacity("memory for the model's weights", err)
-	} else if err != nil {
-		return nil, plugins.Invalidf("model_dir", "%v", err)
 	}
 	m := l.model
-	l.vocabulary = m.Config.VocabSize
-	if l.plan, err = l.planMemory(ctx, limits, nil); err != nil {
-		return nil, err
-	}
 	l.limitRecorded()
 	l.memory, l.memories = budgets(&l.plan)
 	for _, r := range l.sampling {
@@ -171,6 +158,31 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	e.warn(l)
 	progress(plugins.LoadProgress{Stage: "ready", Done: l.plan.weights, Total: l.plan.weights})
 	return l, nil
+}
+
+// arrange opens the replicas' devices, beside the home device, reads the base model of l.files, if it fits, and shares the memory out that limit gives, which is asked when all devices are open.
+func (e *Engine) arrange(ctx context.Context, l *loaded, limit func() (memoryLimits, error)) error {
+	if err := e.open(l); err != nil {
+		return err
+	}
+	if err := l.connect(); err != nil {
+		return plugins.Invalidf("backend.devices", "%v", err)
+	}
+	limits, err := limit()
+	if err != nil {
+		return err
+	}
+	if err := l.checkFit(ctx, limits); err != nil {
+		return err
+	}
+	if err := l.loadModels(ctx); errors.Is(err, tensor.ErrMemory) { // somebody else has taken it since it was looked for
+		return capacity("memory for the model's weights", err)
+	} else if err != nil {
+		return plugins.Invalidf("model_dir", "%v", err)
+	}
+	l.vocabulary = l.model.Config.VocabSize
+	l.plan, err = l.planMemory(ctx, limits, nil)
+	return err
 }
 
 // arithmetic names what decides about bits: the device's kernels, the type, and over how many ranks the model is cut where that gives other bits than one that is whole, for training and, where that differs, for sampling.

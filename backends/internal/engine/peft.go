@@ -24,15 +24,16 @@ type peftConfig struct {
 	Dropout       float64            `json:"lora_dropout"`
 	Bias          string             `json:"bias"`
 	TargetModules []string           `json:"target_modules"`
+	Parameters    []string           `json:"target_parameters,omitempty"`
 	InferenceMode bool               `json:"inference_mode"`
 }
 
 // encodePEFT writes the configuration of an adapter that is here. PEFT reads the keys of alpha_pattern as regular expressions, and a module's full name matches no other module. Where modules differ there is no lora_alpha,
 // which PEFT then does not need: programs that know no alpha_pattern (vLLM, the Tinker cookbook) would take it for all modules, and so they refuse the file.
-// Modules that are fused have the ranks and alphas of their parts added up, which leaves the scale. apart: the file has each expert's modules.
-func encodePEFT(baseModel string, layout *lora.Layout, fused map[string][]int, names lora.Names, apart bool) ([]byte, error) {
+// Modules that are fused have the ranks and alphas of their parts added up, which leaves the scale. form is that of the layers of experts.
+func encodePEFT(baseModel string, layout *lora.Layout, fused map[string]fusedModule, names lora.Names, form expertForm) ([]byte, error) {
 	alphas := layout.Scaling.Alphas
-	if apart && len(alphas) > 0 {
+	if form == apartExperts && len(alphas) > 0 {
 		alphas = maps.Clone(alphas)
 		for _, m := range layout.Modules {
 			if alpha, ok := alphas[m.Name]; ok && m.Experts > 0 {
@@ -43,10 +44,10 @@ func encodePEFT(baseModel string, layout *lora.Layout, fused map[string][]int, n
 	}
 	c := peftConfig{
 		Type: "LORA", Task: "CAUSAL_LM", BaseModel: baseModel, Rank: layout.Rank, Alpha: layout.Alpha(), Alphas: alphas, Bias: "none",
-		TargetModules: kinds(layout, apart), InferenceMode: true,
+		TargetModules: kinds(layout, form), InferenceMode: true,
 	}
-	if len(fused) > 0 {
-		c.fuse(layout, fused)
+	if len(fused) > 0 || form.fused() {
+		c.fuse(layout, fused, form)
 	}
 	if names == lora.NestedPEFT {
 		c.Ranks, c.Alphas = nestedKeys(c.Ranks), nestedKeys(c.Alphas)
@@ -63,8 +64,8 @@ func nestedKeys[V any](m map[string]V) map[string]V {
 	return renamed
 }
 
-// fuse puts modules that are fused in the place of their parts. Then alpha_pattern names every module.
-func (c *peftConfig) fuse(layout *lora.Layout, fused map[string][]int) {
+// fuse puts modules that are fused in the place of their parts, and parameters of experts, which are fused, in that of layers of experts. Then alpha_pattern names every module.
+func (c *peftConfig) fuse(layout *lora.Layout, fused map[string]fusedModule, form expertForm) {
 	c.Ranks, c.Alphas, c.TargetModules = map[string]int{}, map[string]float64{}, nil
 	within := map[int]bool{}
 	name := func(m lora.Module, parts []int) {
@@ -77,17 +78,44 @@ func (c *peftConfig) fuse(layout *lora.Layout, fused map[string][]int) {
 		if len(parts) > 1 {
 			c.Ranks[m.Name] = len(parts) * layout.Rank
 		}
-		if k := m.Kind(); !slices.Contains(c.TargetModules, k) {
-			c.TargetModules = append(c.TargetModules, k)
-		}
+		c.addTarget(m.Kind())
 	}
 	for _, n := range sortedKeys(fused) {
-		name(lora.Module{Name: n}, fused[n])
+		name(lora.Module{Name: n}, fused[n].parts)
 	}
 	for i, m := range layout.Modules {
-		if layout.Has(i) && !within[i] {
+		switch {
+		case !layout.Has(i) || within[i]:
+		case m.Experts > 0 && form.fused():
+			p := fusedParameter(m) // gate and up are one, of twice the rank
+			c.Alphas[p] += layout.AlphaOf(i)
+			if m.Kind() != lora.ExpertDown {
+				c.Ranks[p] += layout.Rank
+			}
+			c.addParameter(p)
+		case m.Experts > 0 && form == apartExperts:
+			c.Alphas[apartPattern(m)] = layout.AlphaOf(i)
+			c.addTarget(lastPart(m.OfExpert(0)))
+		case form == fusedWithShared && sharedWeight.MatchString(m.Name+".weight"):
+			weight := m.Name + ".weight"
+			c.Alphas[m.Name], c.Alphas[weight] = layout.AlphaOf(i), layout.AlphaOf(i) // as a module, and as a parameter
+			c.addParameter(weight)
+		default:
 			name(m, []int{i})
 		}
+	}
+}
+
+func (c *peftConfig) addTarget(kind string) {
+	if !slices.Contains(c.TargetModules, kind) {
+		c.TargetModules = append(c.TargetModules, kind)
+	}
+}
+
+// addParameter has LoRA on parameters of that name in every layer.
+func (c *peftConfig) addParameter(name string) {
+	if short := name[strings.LastIndex(name, "mlp."):]; !slices.Contains(c.Parameters, short) {
+		c.Parameters = append(c.Parameters, short)
 	}
 }
 

@@ -36,7 +36,7 @@ func TestPassOnCUDATakesWhatIsPlanned(t *testing.T) {
 		recompute Recompute
 		model     func(t *testing.T) string
 	}{
-		{"kept", RecomputeOff, dense}, {"computed again", RecomputeOn, dense}, {"linear attention", RecomputeOff, written(writeHybrid)},
+		{"kept", RecomputeOff, dense}, {"computed again", RecomputeOn, dense}, {"linear attention", RecomputeOff, written(denseHybrid.write)},
 		{"experts", RecomputeOff, experts}, {"experts, computed again", RecomputeOn, experts},
 	} {
 		t.Run(c.name, func(t *testing.T) { passTakesWhatIsPlanned(t, c.recompute, c.model(t)) })

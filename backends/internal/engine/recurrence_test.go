@@ -35,7 +35,7 @@ func TestDeviceWithoutRecurrence(t *testing.T) {
 	for _, layers := range [][]string{{linear, full, linear}, {full, full, linear}, {full, full, full}} {
 		t.Run(fmt.Sprint(layers), func(t *testing.T) {
 			dir := t.TempDir()
-			if err := writeLayers(dir, layers...); err != nil {
+			if err := writeLayers(dir, denseHybrid, layers...); err != nil {
 				t.Fatal(err)
 			}
 			var d *withoutRecurrence

@@ -438,7 +438,7 @@ func (l *loaded) largest(values int64) int64 {
 	for _, m := range l.model.Modules {
 		n += int64(m.In+m.Out) * int64(l.info.MaxRank) * 2 * int64(max(m.Experts, 1)) // fused gates and ups have zeros for each other
 	}
-	if l.model.Fused != nil { // B has zeros beside the blocks of modules that are fused
+	if l.model.Wholes != nil { // B has zeros beside the blocks of modules that are fused
 		n *= mostFused
 	}
 	return 4*values*n + maxText

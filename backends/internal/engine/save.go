@@ -188,17 +188,18 @@ func (w *checkpointWriter) all(s *saving) error {
 	case req.ExportNames == plugins.ExportPEFT && l.model.NestedNames: // other names are loaded as no adapter, with a warning
 		names = lora.NestedPEFT
 	}
-	apart := req.ExportNames == plugins.ExportPEFT && !req.StackedExperts && slices.ContainsFunc(v.layout.Modules, func(m lora.Module) bool { return m.Experts > 0 })
-	if apart {
-		if err := refuseApart(v.layout); err != nil {
+	form := stackedExperts
+	if req.ExportNames == plugins.ExportPEFT && !req.StackedExperts {
+		var err error
+		if form, err = l.expertForm(v.layout); err != nil {
 			return err
 		}
 	}
-	var fused map[string][]int
+	var fused map[string]fusedModule
 	if req.Scope == plugins.ScopeWeights && req.ExportNames == plugins.ExportPEFT { // a file for others: what is only read here keeps modules as they are
 		fused = l.fusedModules(v.layout)
 	}
-	if err := w.fused(plugins.AdapterWeightsFile, names, fused, apart, v.weights, ""); err != nil {
+	if err := w.fused(plugins.AdapterWeightsFile, names, fused, form, v.weights, ""); err != nil {
 		return err
 	}
 	if req.Scope >= plugins.ScopeOptimizer {
@@ -235,7 +236,7 @@ func (w *checkpointWriter) all(s *saving) error {
 			return err
 		}
 	}
-	config, err := encodePEFT(l.name, v.layout, fused, names, apart)
+	config, err := encodePEFT(l.name, v.layout, fused, names, form)
 	if err != nil {
 		return err
 	}
@@ -256,12 +257,12 @@ func (w *checkpointWriter) all(s *saving) error {
 
 // tensors writes a file of a block's parameters, with a suffix behind the tensors' names for each.
 func (w *checkpointWriter) tensors(file string, names lora.Names, block *spillable, suffixes ...string) error {
-	return w.fused(file, names, nil, false, block, suffixes...)
+	return w.fused(file, names, nil, stackedExperts, block, suffixes...)
 }
 
-// fused is tensors for a file in which some modules are fused, and with apart each expert's tensors by themselves.
-func (w *checkpointWriter) fused(file string, names lora.Names, fused map[string][]int, apart bool, block *spillable, suffixes ...string) error {
-	c := &blockCopy{engine: w.engine, block: block, apart: apart, visit: w.engine.visit}
+// fused is tensors for a file in which some modules are fused, and layers of experts have a form.
+func (w *checkpointWriter) fused(file string, names lora.Names, fused map[string]fusedModule, form expertForm, block *spillable, suffixes ...string) error {
+	c := &blockCopy{engine: w.engine, block: block, form: form, visit: w.engine.visit}
 	sources := c.sources(names, fused, suffixes...)
 	return w.file(file, func(out io.Writer) (int64, [sha256.Size]byte, error) { return safetensors.Write(out, nil, sources) })
 }

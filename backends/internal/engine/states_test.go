@@ -12,7 +12,7 @@ import (
 // TestConversationAfterItsStatesWent: where the states behind a conversation's pages had to go while the pages stay, one turn is computed from the beginning, and the next one goes on from it.
 func TestConversationAfterItsStatesWent(t *testing.T) {
 	random := rand.New(rand.NewPCG(2, 3))
-	e := startHybrid(t, `{"max_batch": 1, "kv_cache_tokens": 8192}`)
+	e := denseHybrid.start(t, `{"max_batch": 1, "kv_cache_tokens": 8192}`)
 	cached := func(name string, prompt []int32) int {
 		t.Helper()
 		got, err := collect(t.Context(), e, ask(name, "", prompt, 1, 2))
@@ -35,7 +35,7 @@ func TestConversationAfterItsStatesWent(t *testing.T) {
 // TestSnapshotsOfAPrompt: a prompt in many chunks takes no more slots than one in few.
 func TestSnapshotsOfAPrompt(t *testing.T) {
 	random := rand.New(rand.NewPCG(2, 3))
-	e := startHybrid(t, `{"prefill_tokens": 64}`)
+	e := denseHybrid.start(t, `{"prefill_tokens": 64}`)
 	hook(t, e, func() { e.pace.fixedPrefill = 64 })
 	prompt := randomTokens(random, 330)
 	if _, err := collect(t.Context(), e, ask("a", "", prompt, 1, 1)); err != nil {
@@ -60,7 +60,7 @@ func TestSnapshotsOfAPrompt(t *testing.T) {
 // TestStatesWhereOthersGoOn: of several that wait for one prompt, each finds a state where it parts from it.
 func TestStatesWhereOthersGoOn(t *testing.T) {
 	random := rand.New(rand.NewPCG(2, 3))
-	e := startHybrid(t, `{}`)
+	e := denseHybrid.start(t, `{}`)
 	a := randomTokens(random, 330)
 	prompts := [][]int32{a, slices.Concat(a[:70], randomTokens(random, 60)), slices.Concat(a[:260], randomTokens(random, 20))}
 	release := block(t, e, nil)

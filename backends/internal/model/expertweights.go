@@ -10,7 +10,7 @@ type ExpertSources struct{ Gate, Up, Down []Source }
 
 // ExpertOptions are where families differ in how their files hold experts.
 type ExpertOptions struct {
-	Transposed  bool // fused tensors are experts × in × out, but for those that are quantized
+	Transposed  bool // fused tensors may be experts × in × out, but for those that are quantized
 	Interleaved bool // rows of gate and up take turns in the fused tensor
 }
 
@@ -36,13 +36,19 @@ func (l *Loader) Experts(name string, width int, o ExpertOptions) (ExpertSources
 		}
 		return s, nil
 	}
+	o.Transposed = o.Transposed && l.transposed(name, width)
 	both, err := l.fused(name+".gate_up_proj", experts, 2*width, hidden, o)
 	if err != nil {
 		return s, err
 	}
-	even, odd := make([]int, width), make([]int, width)
-	for i := range width {
-		even[i], odd[i] = 2*i, 2*i+1
+	if l.measures() { // their sizes are equal
+		both = both[:1]
+	}
+	var even, odd []int
+	if o.Interleaved {
+		for i := range width {
+			even, odd = append(even, 2*i), append(odd, 2*i+1)
+		}
 	}
 	for _, b := range both {
 		gate, up := b.Slice(0, width), b.Slice(width, 2*width)
@@ -51,21 +57,33 @@ func (l *Loader) Experts(name string, width int, o ExpertOptions) (ExpertSources
 		}
 		s.Gate, s.Up = append(s.Gate, gate), append(s.Up, up)
 	}
+	if l.measures() {
+		s.Gate, s.Up = slices.Repeat(s.Gate, experts), slices.Repeat(s.Up, experts)
+	}
 	s.Down, err = l.fused(name+".down_proj", experts, hidden, width, o)
 	return s, err
 }
 
-// fused gives the matrices of a fused tensor. Where the two orders of its axes can be told apart the tensor's shape says which it has.
+// fused gives the matrices of a fused tensor.
 func (l *Loader) fused(name string, n, out, in int, o ExpertOptions) ([]Source, error) {
 	if l.Has(name + "_blocks") {
 		return l.MXFP4(name, n, out, in)
 	}
 	if o.Transposed {
-		if t, ok := l.files.Tensor(name); !ok || out == in || !slices.Equal(t.Shape, []int{n, out, in}) {
-			return l.TransposedMatrices(name, n, out, in)
-		}
+		return l.TransposedMatrices(name, n, out, in)
 	}
 	return l.Matrices(name, n, out, in)
+}
+
+// transposed tells whether the fused tensors of a layer, of a family in which they may be, are transposed: unless their shapes show that they are not. One of the two always shows it.
+func (l *Loader) transposed(name string, width int) bool {
+	hidden := l.Config.HiddenSize
+	tell, shape := name+".down_proj", []int{l.Config.MoE.Experts, hidden, width}
+	if width == hidden {
+		tell, shape[1] = name+".gate_up_proj", 2*width
+	}
+	t, ok := l.files.Tensor(tell)
+	return !ok || !slices.Equal(t.Shape, shape)
 }
 
 // Slice has rows [from, to) of gate and up of every expert. It is what a rank has whose part of the width that is; of Down it has those columns.

@@ -2,6 +2,7 @@ package model
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
@@ -26,13 +27,40 @@ func (c *Config) attentionIndex(i int) int {
 	return n
 }
 
-// HybridLayer loads layer i of a model whose layers have either gated attention or linear attention, before a gated MLP, with norms of which the files have what they are above one.
-func (l *Loader) HybridLayer(ctx context.Context, i int) (nn.Layer, error) {
-	o := TransformerOptions{QKNorm: true, OnePlusNorms: true}
+// HybridOptions are where families differ whose layers have either gated attention or linear attention.
+type HybridOptions struct {
+	ByKeyHead bool // the projections of linear attention are two tensors, whose rows go by key heads, see Loader.projectionsByKeyHead
+	Mixture   MixtureOptions
+}
+
+// CheckHybrid is Config.Check for a family of such layers, with other features beside.
+func CheckHybrid(c *Config, f Features) error {
+	f.PartialRotary, f.LinearAttention = true, true
+	if err := c.Check(f); err != nil {
+		return err
+	}
+	if c.OutputGate != nil && !*c.OutputGate {
+		return errors.New("attn_output_gate is false, only true is supported for " + c.Architecture)
+	}
+	d := c.DeltaNet
+	for _, s := range []struct {
+		name        string
+		value, most int
+	}{{"linear_key_head_dim", d.KeyHeadDim, tensor.MaxDeltaDim}, {"linear_value_head_dim", d.ValueHeadDim, tensor.MaxDeltaDim}, {"linear_conv_kernel_dim", d.Kernel, tensor.MaxConvWidth}} {
+		if s.value > s.most {
+			return fmt.Errorf("%s is %d, at most %d is supported", s.name, s.value, s.most)
+		}
+	}
+	return nil
+}
+
+// HybridLayer loads layer i of a model whose layers have either gated attention or linear attention, before a gated MLP or experts, with norms of which the files have what they are above one.
+func (l *Loader) HybridLayer(ctx context.Context, i int, options HybridOptions) (nn.Layer, error) {
+	o := TransformerOptions{QKNorm: true, OnePlusNorms: true, Mixture: options.Mixture}
 	layer := &nn.TransformerLayer{}
 	var err error
 	if l.Config.LayerTypes[i] == LinearAttention {
-		layer.Mixer, err = l.deltaNet(ctx, i)
+		layer.Mixer, err = l.deltaNet(ctx, i, options)
 	} else {
 		layer.Mixer, err = l.gatedAttention(ctx, i, o)
 	}
@@ -59,41 +87,36 @@ func (l *Loader) gatedAttention(ctx context.Context, i int, o TransformerOptions
 	return &nn.GatedAttention{Attention: a}, nil
 }
 
-// deltaNet loads the linear attention of layer i. Its in_proj_qkv is three modules, of which the rows are queries, keys and values.
-func (l *Loader) deltaNet(ctx context.Context, i int) (*nn.DeltaNet, error) {
-	c, s := l.Config, l.Config.DeltaNet
+// deltaNet loads the linear attention of layer i.
+func (l *Loader) deltaNet(ctx context.Context, i int, o HybridOptions) (*nn.DeltaNet, error) {
+	s := l.Config.DeltaNet
+	if !l.model.Device.HasRecurrence() {
+		return nil, fmt.Errorf("layer %d is %s: device %s has no kernels for it yet", i, LinearAttention, l.model.Device.Name())
+	}
 	if l.model.Ranks > 1 {
 		return nil, fmt.Errorf("layer %d is %s, which %w over %d devices yet: copies of the model can be (plugin dataparallel)", i, LinearAttention, ErrCut, l.model.Ranks)
 	}
 	d := &nn.DeltaNet{KeyHeads: s.KeyHeads, KeyDim: s.KeyHeadDim, ValueHeads: s.ValueHeads, ValueDim: s.ValueHeadDim}
 	keys, values := s.KeyHeads*s.KeyHeadDim, s.ValueHeads*s.ValueHeadDim
-	prefix, hidden := layerName(i)+"linear_attn.", extent{0, c.HiddenSize}
-	whole, err := l.Weight(prefix+"in_proj_qkv", 2*keys+values, c.HiddenSize)
+	prefix := layerName(i) + "linear_attn."
+	projections := l.projections
+	if o.ByKeyHead {
+		projections = l.projectionsByKeyHead
+	}
+	sources, err := projections(prefix)
 	if err != nil {
 		return nil, err
 	}
 	for _, m := range []struct {
-		to     *nn.Linear
-		name   string
-		source Source
-	}{{&d.Q, "in_proj_q", whole.Slice(0, keys)}, {&d.K, "in_proj_k", whole.Slice(keys, 2*keys)}, {&d.V, "in_proj_v", whole.Slice(2*keys, 2*keys+values)}} {
-		if *m.to, err = l.LinearOf(ctx, m.source, prefix+m.name, lora.Attention, extent{0, m.source.Out}, hidden); err != nil {
-			return nil, err
-		}
-	}
-	l.Fused(prefix+"in_proj_qkv", prefix+"in_proj_q", prefix+"in_proj_k", prefix+"in_proj_v")
-	for _, m := range []struct {
-		to      *nn.Linear
-		name    string
-		group   lora.Group
-		out, in int
+		to    *nn.Linear
+		name  string
+		group lora.Group
 	}{
-		{&d.Z, "in_proj_z", lora.Attention, values, c.HiddenSize},
-		{&d.A, "in_proj_a", lora.Imported, s.ValueHeads, c.HiddenSize},
-		{&d.B, "in_proj_b", lora.Imported, s.ValueHeads, c.HiddenSize},
-		{&d.O, "out_proj", lora.Attention, c.HiddenSize, values},
+		{&d.Q, "in_proj_q", lora.Attention}, {&d.K, "in_proj_k", lora.Attention}, {&d.V, "in_proj_v", lora.Attention}, {&d.Z, "in_proj_z", lora.Attention},
+		{&d.A, "in_proj_a", lora.Imported}, {&d.B, "in_proj_b", lora.Imported}, {&d.O, "out_proj", lora.Attention},
 	} {
-		if *m.to, err = l.Linear(ctx, prefix+m.name, m.group, m.out, m.in, extent{0, m.out}, extent{0, m.in}, false); err != nil {
+		source := sources[m.name]
+		if *m.to, err = l.LinearOf(ctx, source, prefix+m.name, m.group, extent{0, source.Out}, extent{0, source.In}); err != nil {
 			return nil, err
 		}
 	}
@@ -114,6 +137,43 @@ func (l *Loader) deltaNet(ctx context.Context, i int) (*nn.DeltaNet, error) {
 	d.State, d.Tail = l.model.stateSize, l.model.stateSize+state
 	l.model.stateSize += state + tail
 	return d, nil
+}
+
+// projections finds the matrices of linear attention by name, where in_proj_qkv has the rows of queries, keys and values one below another.
+func (l *Loader) projections(prefix string) (map[string]Source, error) {
+	s, hidden := l.Config.DeltaNet, l.Config.HiddenSize
+	keys, values := s.KeyHeads*s.KeyHeadDim, s.ValueHeads*s.ValueHeadDim
+	sources := map[string]Source{}
+	if err := l.takeApart(sources, prefix, "in_proj_qkv", hidden, below(part{"in_proj_q", keys}, part{"in_proj_k", keys}, part{"in_proj_v", values})); err != nil {
+		return nil, err
+	}
+	for _, w := range []struct {
+		name    string
+		out, in int
+	}{{"in_proj_z", values, hidden}, {"in_proj_a", s.ValueHeads, hidden}, {"in_proj_b", s.ValueHeads, hidden}, {"out_proj", hidden, values}} {
+		var err error
+		if sources[w.name], err = l.Weight(prefix+w.name, w.out, w.in); err != nil {
+			return nil, err
+		}
+	}
+	return sources, nil
+}
+
+// projectionsByKeyHead is projections where the rows go by key heads: of each in in_proj_qkvz its queries, its keys, and the values and then the z of the value heads that it serves; in in_proj_ba the b and then the a of these.
+func (l *Loader) projectionsByKeyHead(prefix string) (map[string]Source, error) {
+	s, hidden := l.Config.DeltaNet, l.Config.HiddenSize
+	each := s.ValueHeads / s.KeyHeads
+	sources := map[string]Source{}
+	if err := l.takeApart(sources, prefix, "in_proj_qkvz", hidden,
+		inTurns(s.KeyHeads, part{"in_proj_q", s.KeyHeadDim}, part{"in_proj_k", s.KeyHeadDim}, part{"in_proj_v", each * s.ValueHeadDim}, part{"in_proj_z", each * s.ValueHeadDim})); err != nil {
+		return nil, err
+	}
+	if err := l.takeApart(sources, prefix, "in_proj_ba", hidden, inTurns(s.KeyHeads, part{"in_proj_b", each}, part{"in_proj_a", each})); err != nil {
+		return nil, err
+	}
+	var err error
+	sources["out_proj"], err = l.Weight(prefix+"out_proj", hidden, s.ValueHeads*s.ValueHeadDim)
+	return sources, err
 }
 
 // filter loads the weights of a convolution, of which the files have a row for every channel, as a row for every position.

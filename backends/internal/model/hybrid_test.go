@@ -16,29 +16,6 @@ import (
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 )
 
-// dataFolder gives a folder of TINSMITH_TESTDATA.
-func dataFolder(t *testing.T, path ...string) string {
-	t.Helper()
-	root := os.Getenv("TINSMITH_TESTDATA")
-	if root == "" {
-		t.Skip("TINSMITH_TESTDATA is not set")
-	}
-	return filepath.Join(append([]string{root}, path...)...)
-}
-
-// TestPublishedHybrid loads a model as it is published: text_config, names below model.language_model, what is left out beside, and vectors in float32 among weights in bfloat16, whose rounding would be seen.
-func TestPublishedHybrid(t *testing.T) {
-	dir := dataFolder(t, "families", "published-qwen3.5")
-	b := newBench(t, dir, tensor.Float32, 2)
-	base := open(t, dir, "base.safetensors")
-	for _, n := range []string{"0", "1", "2", "3", "4"} {
-		got := b.train(model.TrainOptions{}, b.example(nil, base.ids("tokens."+n), base.ids("targets."+n), nil))[0].Logprobs
-		if d := furthest(got, base.doubles("logprobs_f64."+n)); !(d <= 1e-4) {
-			t.Errorf("sequence %s: log-probabilities are off by %g", n, d)
-		}
-	}
-}
-
 // hybrids lists the folders of models with linear attention.
 func hybrids(t *testing.T) []string {
 	t.Helper()
@@ -50,32 +27,37 @@ func hybrids(t *testing.T) []string {
 	if oneGolden != "" || !d.HasRecurrence() {
 		return nil
 	}
-	return []string{unpack(t, "qwen3.5")}
+	dirs := []string{unpack(t, "qwen3.5")}
+	if d.CheckExperts() == nil {
+		dirs = append(dirs, unpack(t, "qwen3.5-moe"))
+	}
+	return dirs
 }
 
 // TestEveryCut: a prompt gives the same bits wherever it is cut, whether a slot goes on or a copy of it does.
 func TestEveryCut(t *testing.T) {
-	dir := unpack(t, "qwen3.5")
-	for _, d := range dtypes {
-		t.Run(d.String(), func(t *testing.T) {
-			b := newBench(t, dir, d, 2)
-			r := rand.New(rand.NewPCG(21, 22))
-			const n = 129
-			w := b.randomAdapter(8, 3, true, true, true)
-			tokens, targets := b.randomTokens(r, n), b.randomTokens(r, n)
-			want := b.train(model.TrainOptions{}, b.example(w, tokens, targets, nil))[0].Logprobs
-			for cut := range n + 1 {
-				var pieces []int
-				for _, p := range []int{cut, n - cut} {
-					if p > 0 {
-						pieces = append(pieces, p)
+	for _, dir := range hybrids(t) {
+		for _, d := range dtypes {
+			t.Run(filepath.Base(dir)+"/"+d.String(), func(t *testing.T) {
+				b := newBench(t, dir, d, 2)
+				r := rand.New(rand.NewPCG(21, 22))
+				const n = 129
+				w := b.randomAdapter(8, 3, true, true, true)
+				tokens, targets := b.randomTokens(r, n), b.randomTokens(r, n)
+				want := b.train(model.TrainOptions{}, b.example(w, tokens, targets, nil))[0].Logprobs
+				for cut := range n + 1 {
+					var pieces []int
+					for _, p := range []int{cut, n - cut} {
+						if p > 0 {
+							pieces = append(pieces, p)
+						}
+					}
+					if got := b.scored(w, tokens, targets, pieces); !slices.Equal(got, want) {
+						t.Errorf("cut at %d: log-probabilities differ from training's", cut)
 					}
 				}
-				if got := b.scored(w, tokens, targets, pieces); !slices.Equal(got, want) {
-					t.Errorf("cut at %d: log-probabilities differ from training's", cut)
-				}
-			}
-		})
+			})
+		}
 	}
 }
 

@@ -37,7 +37,19 @@ type Architecture struct {
 	OnePlusNorms bool
 	// Recurrence tells that the layers need tensor.Recurrence of a device, whichever of them a model has.
 	Recurrence bool
+	// PEFTExperts is the form in which PEFT reads LoRA on the experts.
+	PEFTExperts PEFTExperts
 }
+
+// PEFTExperts is what PEFT 0.21 makes of LoRA on the experts of a family's class in transformers 5, which has all of a layer in two parameters.
+type PEFTExperts uint8
+
+// The forms.
+const (
+	ExpertsApart              PEFTExperts = iota // each expert's modules, which it puts together
+	ExpertsFused                                 // LoRA on the parameters
+	ExpertsAndSharedOnesFused                    // and on those of the shared expert, because it takes the names of its modules for those of experts, and leaves it out
+)
 
 // LoadOptions are the settings of Load.
 type LoadOptions struct {
@@ -45,6 +57,9 @@ type LoadOptions struct {
 	MaxContext int          // positions; 0 = what the model allows
 	// LogitsBytes bounds the memory for logits, which are computed in chunks of rows; 0 = 64 MiB. Training takes up to four times that. It changes no result.
 	LogitsBytes int
+	// Sizes tells that what a model takes is all that is asked for, on devices of package dry: no value of a tensor is read, and where the files of a directory's weights are not all there, the tensors are those that config.json
+	// makes it have, with the names that model.safetensors.index.json has, where that is there.
+	Sizes bool
 	// Progress, when not nil, is called with bytes of weights packed so far and in all, by one goroutine at a time.
 	Progress func(done, total int64)
 }
@@ -55,6 +70,8 @@ const (
 	headName      = "lm_head"
 	// packBytes is about how much of a file is packed between two looks at the context.
 	packBytes = 8 << 20
+	// mostParameters bounds a model: where its weights are not there, nothing but config.json tells how many it has. Of so many all sizes in bytes can be counted.
+	mostParameters = 1 << 44
 )
 
 // Load reads a Hugging Face model directory: config.json and safetensors files, which are mapped and packed piecewise, so no second copy is resident. It fails, naming the cause,
@@ -139,11 +156,10 @@ func openDirectory(dir string, registry Registry, ranks int, o LoadOptions) (*di
 	if err := refuseAdapter(dir); err != nil {
 		return nil, err
 	}
-	collection, err := safetensors.OpenModel(dir)
+	files, err := openWeights(dir, c, raw, o)
 	if err != nil {
 		return nil, err
 	}
-	files := nameWeights(collection)
 	if files.nested && !a.NestedConfig {
 		return nil, errors.Join(fmt.Errorf("there are tensors of the name %s…: the files are of a model of several kinds of input, which architecture %s does not have; write its text model alone with transformers, or name the whole one's architecture", nestedPrefix, c.Architecture), files.Close())
 	}
@@ -151,7 +167,11 @@ func openDirectory(dir string, registry Registry, ranks int, o LoadOptions) (*di
 	if files.Unused != "" {
 		d.notes = append(d.notes, fmt.Sprintf("model.safetensors is served as transformers would load it; %s beside it, and the shards that it names, are not read", files.Unused))
 	}
-	if c.TieWordEmbeddings && !sameHead(files) {
+	if c.TieWordEmbeddings && o.Sizes {
+		if files.has(embeddingName) && files.has(headName+".weight") {
+			d.notes = append(d.notes, fmt.Sprintf("%s says tie_word_embeddings, and there are both %s and %s.weight: they count as one, and are two if their values differ", configFile, embeddingName, headName))
+		}
+	} else if c.TieWordEmbeddings && !sameHead(files) {
 		c.TieWordEmbeddings = false
 		d.notes = append(d.notes, fmt.Sprintf("%s says tie_word_embeddings, but %s and %s.weight have different values: both are used, as transformers 5 does; say false there", configFile, embeddingName, headName))
 	}
@@ -160,6 +180,15 @@ func openDirectory(dir string, registry Registry, ranks int, o LoadOptions) (*di
 
 // load gives the models of all ranks as far as they got, also on error.
 func (d *directory) load(ctx context.Context, devices [][]tensor.Device, o LoadOptions) ([][]*Model, error) {
+	if o.Sizes {
+		models, err := d.pack(ctx, devices, o, &gauge{})
+		for _, m := range slices.Concat(models...) {
+			if m != nil {
+				m.Notes = d.notes
+			}
+		}
+		return models, err
+	}
 	// The hash reads the same pages of the files as packing does, beside it.
 	type result struct {
 		sum string
@@ -211,7 +240,7 @@ func (d *directory) pack(ctx context.Context, devices [][]tensor.Device, o LoadO
 		models[c] = make([]*Model, ranks)
 		for rank, device := range devices {
 			group.Go(func() {
-				l := &Loader{Config: d.config, files: d.files, used: map[string]bool{}, counted: map[string]bool{}, ignored: d.architecture.Ignored, gauge: g, copy: c, copies: copies}
+				l := &Loader{Config: d.config, files: d.files, sizes: o.Sizes, used: map[string]bool{}, counted: map[string]bool{}, ignored: d.architecture.Ignored, gauge: g, copy: c, copies: copies}
 				err := l.load(loadContext, device, rank, ranks, d.architecture, o)
 				if models[c][rank] = l.model; err != nil {
 					errs[c*ranks+rank] = err
@@ -266,7 +295,7 @@ func (g *gauge) finish() {
 // load makes one rank's model, as far as it gets.
 func (l *Loader) load(ctx context.Context, device tensor.Device, rank, ranks int, a Architecture, o LoadOptions) error {
 	c, files := l.Config, l.files
-	m := &Model{Config: c, DType: o.DType, Device: device, MaxContext: c.MaxPositionEmbeddings, Rank: rank, Ranks: ranks, Place: rank, logitsBytes: defaultLogitsBytes, NestedNames: files.nested}
+	m := &Model{Config: c, DType: o.DType, Device: device, MaxContext: c.MaxPositionEmbeddings, Rank: rank, Ranks: ranks, Place: rank, logitsBytes: defaultLogitsBytes, NestedNames: c.Nested, PEFTExperts: a.PEFTExperts}
 	l.model = m
 	if a.Recurrence && !device.HasRecurrence() { // said before anything is packed
 		return fmt.Errorf("%s: device %s has no kernels for its layers yet, linear attention and gated attention", c.Architecture, device.Name())
@@ -284,6 +313,8 @@ func (l *Loader) load(ctx context.Context, device tensor.Device, rank, ranks int
 	}
 	if t, ok := files.Tensor(embedding + ".weight"); ok {
 		l.wide = t.DType == "F32"
+	} else if files.absent != nil {
+		l.wide = files.absent.dtype == "F32"
 	}
 	if m.DType == 0 {
 		m.DType = tensor.BFloat16
@@ -312,6 +343,9 @@ func (l *Loader) load(ctx context.Context, device tensor.Device, rank, ranks int
 			return err
 		}
 		m.layers = append(m.layers, layer)
+		if m.Parameters > mostParameters {
+			return fmt.Errorf("%s: the first %d of %d layers have %d parameters, a model can have %d", configFile, i+1, c.Layers, m.Parameters, int64(mostParameters))
+		}
 	}
 	norm := l.Norm
 	if a.OnePlusNorms {
@@ -366,6 +400,7 @@ type Loader struct {
 	counted map[string]bool // and those whose parameters are in the model's number of them
 	ignored []string
 	wide    bool // the embedding's file is float32: so is the whole model
+	sizes   bool // LoadOptions.Sizes
 	gauge   *gauge
 
 	stillRope tensor.Tensor
@@ -375,13 +410,7 @@ type Loader struct {
 }
 
 // measures tells that memory alone is of interest, so that no data are needed.
-func (l *Loader) measures() bool {
-	switch l.model.Device.(type) {
-	case dry.Device, dry.Remote:
-		return true
-	}
-	return false
-}
+func (l *Loader) measures() bool { return dry.Is(l.model.Device) }
 
 // Rope is the model's table of rotary positions.
 func (l *Loader) Rope() tensor.Tensor { return l.model.rope }
@@ -392,7 +421,12 @@ func (l *Loader) still() (tensor.Tensor, error) {
 		return l.stillRope, nil
 	}
 	var err error
-	if l.stillRope, err = nn.StillTable(l.model.Device, l.model.MaxContext); err == nil {
+	if l.measures() {
+		l.stillRope, err = l.model.Device.Alloc(tensor.Float32, l.model.MaxContext, nn.StillColumns)
+	} else {
+		l.stillRope, err = nn.StillTable(l.model.Device, l.model.MaxContext)
+	}
+	if err == nil {
 		l.model.vectors = append(l.model.vectors, l.stillRope)
 	}
 	return l.stillRope, err
@@ -442,16 +476,23 @@ func (l *Loader) vector(name string, shape []int, part extent, form vectorForm) 
 	if err != nil {
 		return tensor.Tensor{}, err
 	}
-	values, err := t.Float32s()
-	if err != nil {
-		return tensor.Tensor{}, err
+	elements := 1
+	for _, n := range shape {
+		elements *= n
 	}
-	l.count(t, len(values))
+	l.count(t, elements)
 	v, err := l.model.Device.Alloc(tensor.Float32, 1, part.size())
 	if err != nil {
 		return v, fmt.Errorf("tensor %q: %w", t.Name, err)
 	}
 	l.model.vectors = append(l.model.vectors, v)
+	if l.measures() {
+		return v, nil
+	}
+	values, err := t.Float32s()
+	if err != nil {
+		return v, err
+	}
 	if l.model.DType == tensor.BFloat16 && (l.wide || !form.precise || t.DType != "F32") {
 		for i, x := range values {
 			values[i] = safetensors.RoundBFloat16(x)
@@ -521,14 +562,6 @@ func (l *Loader) add(m lora.Module, rows, cols extent) int {
 	l.model.Modules = append(l.model.Modules, m)
 	l.model.Parts = append(l.model.Parts, lora.Part{OutFrom: rows.from, OutTo: rows.to, InFrom: cols.from, InTo: cols.to})
 	return len(l.model.Modules) - 1
-}
-
-// Fused notes that other programs have several modules as one, of that name: its rows are those of the parts, one below another. LoRA is on the parts.
-func (l *Loader) Fused(name string, parts ...string) {
-	if l.model.Fused == nil {
-		l.model.Fused = map[string][]string{}
-	}
-	l.model.Fused[name] = parts
 }
 
 // checkAllUsed refuses tensors that the architecture does not have: the files are of something else.

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/dry"
 )
 
 // Loads are how many slots of tokens each expert of each layer has taken: layer by layer, of those that have experts. They are whole numbers, so sums of them do not depend on how tokens were put together.
@@ -80,7 +81,7 @@ type choices struct {
 // countLoads makes a pass count what it goes through, for the outcomes of its examples; nil of a model without experts. A function that it gives is to be called before every layer.
 func (t *training) countLoads() (next func(layer int), end func()) {
 	c := t.m.Config
-	if c.MoE == nil {
+	if c.MoE == nil || dry.Is(t.m.Device) { // where nothing is computed there is nothing to count
 		return func(int) {}, func() {}
 	}
 	layers := 0

@@ -27,19 +27,25 @@ func (m *Model) MeasureTraining(tokens int, layout *lora.Layout, recompute bool)
 	if err != nil {
 		return Memory{}, err
 	}
-	var examples []Example
-	for _, s := range sequences {
-		weights := make([]float32, len(s.Tokens)) // some positions count and some do not, which takes the most memory
-		for i := 1; i < len(weights); i++ {
-			weights[i] = 1
+	var most Memory
+	for _, first := range []float32{0, 1} { // some positions count and some do not, or all do: which takes more depends on how chunks of rows come out
+		var examples []Example
+		for _, s := range sequences {
+			weights := make([]float32, len(s.Tokens))
+			for i := range weights {
+				weights[i] = 1
+			}
+			weights[0] = first
+			examples = append(examples, Example{Sequence: s, Targets: make([]int32, len(s.Tokens)), K: 1, Loss: form, Inputs: loss.Inputs{Weights: weights}, Gradient: gradient})
 		}
-		examples = append(examples, Example{Sequence: s, Targets: make([]int32, len(s.Tokens)), K: 1, Loss: form, Inputs: loss.Inputs{Weights: weights}, Gradient: gradient})
+		w := d.NewWorkspace()
+		if _, err := d.Train(w, pages, examples, TrainOptions{Recompute: recompute}); err != nil {
+			return Memory{}, fmt.Errorf("measure: %w", err)
+		}
+		m := d.peak(w)
+		most = Memory{max(most.Scratch, m.Scratch), max(most.Kept, m.Kept), max(most.Gathered, m.Gathered), max(most.Operations, m.Operations)}
 	}
-	w := d.NewWorkspace()
-	if _, err := d.Train(w, pages, examples, TrainOptions{Recompute: recompute}); err != nil {
-		return Memory{}, fmt.Errorf("measure: %w", err)
-	}
-	return d.peak(w), nil
+	return most, nil
 }
 
 // MeasureForward tells what Forward over so many tokens takes of a workspace, with adapters of a layout at most (nil: none), and Logits of so many rows that are drawn from, with a copy
@@ -96,17 +102,17 @@ func (m *Model) decode(sequences int, adapter *lora.Weights) error {
 	}
 	var b Batch
 	ids := make([]int32, roundUp(m.MaxContext, tensor.PageSize)/tensor.PageSize)
-	for i := range sequences {
-		b.Sequences = append(b.Sequences, Sequence{Adapter: adapter, Tokens: make([]int32, 1), First: m.MaxContext - 1, Pages: ids, Slot: i})
+	for range sequences {
+		b.Sequences = append(b.Sequences, Sequence{Adapter: adapter, Tokens: make([]int32, 1), First: m.MaxContext - 1, Pages: ids})
 	}
 	var err error
-	if m.Recurrent() {
-		if b.States, err = m.NewStates(sequences); err != nil {
-			return err
-		}
-	}
 	if b.Pages, err = m.NewPages(1); err != nil {
 		return err
+	}
+	if m.Recurrent() {
+		if b.States, err = m.NewStates(1); err != nil {
+			return err
+		}
 	}
 	_, err = m.Forward(m.NewWorkspace(), b, nil)
 	return err

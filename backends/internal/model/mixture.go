@@ -47,6 +47,21 @@ func (l *Loader) Mixture(ctx context.Context, i int, o MixtureOptions) (*nn.Mixt
 	return m, nil
 }
 
+// sharedMixture loads the mixture of layer i, and the expert beside it that every token takes.
+func (l *Loader) sharedMixture(ctx context.Context, i int, o TransformerOptions) (*nn.SharedMixture, error) {
+	prefix, hidden := layerName(i)+"mlp.", l.Config.HiddenSize
+	m, err := l.Mixture(ctx, i, o.Mixture)
+	if err != nil {
+		return nil, err
+	}
+	mlp, err := l.MLP(ctx, prefix+"shared_expert.", l.Config.MoE.Shared, o)
+	if err != nil {
+		return nil, err
+	}
+	gate, err := l.Matrix(ctx, prefix+"shared_expert_gate", 1, hidden, extent{0, 1}, extent{0, hidden})
+	return &nn.SharedMixture{Mixture: m, Shared: &nn.SharedExpert{MLP: *mlp, TokenGate: gate}}, err
+}
+
 // checkMixture refuses what experts are not there for.
 func (l *Loader) checkMixture() error {
 	if err := l.model.Device.CheckExperts(); err != nil {

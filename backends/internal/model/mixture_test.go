@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -15,7 +16,6 @@ import (
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
 	"github.com/tinsmith/tinsmith/backends/internal/model"
 	"github.com/tinsmith/tinsmith/backends/internal/model/architectures"
-	"github.com/tinsmith/tinsmith/backends/internal/safetensors"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor/cpu"
 )
@@ -59,23 +59,10 @@ func mixtureTensors(c map[string]any) map[string][]int {
 // mixtureDirectory writes the model with random weights; change, unless nil, has its word about each tensor.
 func mixtureDirectory(t *testing.T, config map[string]any, change func(name string, values []float32)) string {
 	t.Helper()
-	dir := t.TempDir()
-	raw, err := json.Marshal(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "config.json"), raw, 0o600); err != nil {
-		t.Fatal(err)
-	}
 	shapes := mixtureTensors(config)
-	names := make([]string, 0, len(shapes))
-	for n := range shapes {
-		names = append(names, n)
-	}
-	slices.Sort(names)
 	r := rand.New(rand.NewPCG(21, 22))
-	var sources []safetensors.Source
-	for _, name := range names {
+	all := tensors{}
+	for _, name := range slices.Sorted(maps.Keys(shapes)) {
 		size := 1
 		for _, n := range shapes[name] {
 			size *= n
@@ -90,19 +77,9 @@ func mixtureDirectory(t *testing.T, config map[string]any, change func(name stri
 		if change != nil {
 			change(name, values)
 		}
-		sources = append(sources, safetensors.Float32Source(name, shapes[name], func() ([]float32, error) { return values, nil }))
+		all[name] = matrix{shapes[name], values}
 	}
-	f, err := os.Create(filepath.Join(dir, "model.safetensors"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, _, err := safetensors.Write(f, nil, sources); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return dir
+	return modelOf(t, config, all)
 }
 
 // mixture is that directory.
@@ -293,6 +270,69 @@ func TestMixtureRefused(t *testing.T) {
 				m.Free()
 			}
 			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v, want one with %q", err, c.want)
+			}
+		})
+	}
+}
+
+// remodel is what a test does to a model.
+type remodel = func(text map[string]any, all tensors)
+
+// What is wrong with a model that has experts beside a shared one, among layers of linear attention, is refused by the name of the key or of the tensor.
+func TestSharedExpertRefused(t *testing.T) {
+	const layer = "model.language_model.layers.0."
+	without := func(name string) remodel {
+		return func(_ map[string]any, all tensors) { delete(all, name) }
+	}
+	shaped := func(name string, shape ...int) remodel {
+		return func(_ map[string]any, all tensors) {
+			n := 1
+			for _, s := range shape {
+				n *= s
+			}
+			all[name] = matrix{shape, make([]float32, n)}
+		}
+	}
+	key := func(name string, value any) remodel {
+		return func(text map[string]any, _ tensors) {
+			if text[name] = value; value == nil {
+				delete(text, name)
+			}
+		}
+	}
+	value := func(name string, at int, v float64) remodel {
+		return func(_ map[string]any, all tensors) { all[name].values[at] = float32(v) }
+	}
+	for _, c := range []struct {
+		name   string
+		change remodel
+		want   string
+	}{
+		{"no shared expert in the files", without(layer + "mlp.shared_expert.up_proj.weight"), layer + "mlp.shared_expert.up_proj.weight\" is missing"},
+		{"no gate of the shared expert", without(layer + "mlp.shared_expert_gate.weight"), layer + "mlp.shared_expert_gate.weight\" is missing"},
+		{"no shared expert in the configuration", key("shared_expert_intermediate_size", nil), "shared_expert_intermediate_size is missing"},
+		{"a shared expert of no width", key("shared_expert_intermediate_size", 0), "shared_expert_intermediate_size is missing"},
+		{"a shared expert of another width", key("shared_expert_intermediate_size", 41), "shared_expert.gate_proj.weight\" has shape [40 64]"},
+		{"a gate for each element", shaped(layer+"mlp.shared_expert_gate.weight", 64, 64), "shared_expert_gate.weight\" has shape [64 64]"},
+		{"no experts", without(layer + "mlp.experts.down_proj"), layer + "mlp.experts.down_proj\" is missing"},
+		{"experts of another shape", shaped(layer+"mlp.experts.gate_up_proj", 8, 42, 64), "gate_up_proj\" has shape [8 42 64]"},
+		{"fewer experts", shaped(layer+"mlp.experts.down_proj", 7, 64, 20), "down_proj\" has shape [7 64 20]"},
+		{"experts in both forms", shaped(layer+"mlp.experts.0.down_proj.weight", 64, 20), "experts.0.down_proj.weight\" is not known"},
+		{"no router", without(layer + "mlp.gate.weight"), layer + "mlp.gate.weight\" is missing"},
+		{"more experts for a token than there are", key("num_experts_per_tok", 9), "num_experts_per_tok is 9"},
+		{"layers that are fewer", key("layer_types", []string{"linear_attention"}), "layer_types has 1 entries for 2 layers"},
+		{"a layer of another kind", key("layer_types", []string{"linear_attention", "linear_attention"}), "layers.1.linear_attn"},
+		{"a decay that is no number", value(layer+"linear_attn.A_log", 1, math.NaN()), "linear_attn.A_log\" has a value that is not finite"},
+		{"a gate without end", value(layer+"mlp.shared_expert_gate.weight", 3, math.Inf(1)), "shared_expert_gate.weight\" has a value that is not finite"},
+		{"an expert that is no number", value(layer+"mlp.experts.down_proj", 1000, math.NaN()), "experts.down_proj\" has a value that is not finite"},
+		{"another model's tensor", shaped(layer+"mlp.shared_experts.up_proj.weight", 2, 2), "shared_experts.up_proj.weight\" is not known"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			from := unpack(t, "qwen3.5-moe")
+			config, all := configOf(t, from), arrays(t, from)
+			c.change(config["text_config"].(map[string]any), all)
+			if _, _, err := load(t, modelOf(t, config, all), model.LoadOptions{}); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("error %v, want one with %q", err, c.want)
 			}
 		})

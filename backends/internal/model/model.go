@@ -20,12 +20,13 @@ type Model struct {
 	DType      tensor.DType // of weights, products and pages
 	MaxContext int          // positions
 	Parameters int64
-	Hash       string              // SHA-256 over config.json and the names, types, shapes and bytes of all tensors, hex
-	Notes      []string            // what of the directory's files is not used, or otherwise than they say, a sentence each
-	Modules    []lora.Module       // what LoRA can be put on, by module number
-	Fused      map[string][]string // what PEFT puts one LoRA on and LoRA here is on the parts of: names of modules by its name, in the order of its rows
-	// NestedNames tells that the files, and so the class that loads them, call the text model model.language_model; Modules have the names without that.
+	Hash       string           // SHA-256 over config.json and the names, types, shapes and bytes of all tensors, hex
+	Notes      []string         // what of the directory's files is not used, or otherwise than they say, a sentence each
+	Modules    []lora.Module    // what LoRA can be put on, by module number
+	Wholes     map[string]Whole // what files and PEFT have as one module, and LoRA here is on the parts of, by name
+	// NestedNames tells that the class that loads the files calls the text model model.language_model, which is one of several parts; Modules have the names without that. The files of the text model's own class may have these names too.
 	NestedNames bool
+	PEFTExperts PEFTExperts
 	Device      tensor.Device
 
 	// Of a model that is cut over ranks (LoadCut); one that is whole is rank 0 of 1.

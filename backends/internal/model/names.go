@@ -16,16 +16,17 @@ const (
 type weightFiles struct {
 	*safetensors.Collection
 	nested bool
+	absent *absentWeights // nil: the files are there, and the collection has their tensors
 }
 
 // nameWeights finds out how the files name the text model.
 func nameWeights(files *safetensors.Collection) weightFiles {
 	for _, n := range files.Names() {
 		if strings.HasPrefix(n, nestedPrefix) {
-			return weightFiles{files, true}
+			return weightFiles{Collection: files, nested: true}
 		}
 	}
-	return weightFiles{files, false}
+	return weightFiles{Collection: files}
 }
 
 // inFile is the name that a tensor has in the files.
@@ -39,6 +40,15 @@ func (f weightFiles) inFile(name string) string {
 // Tensor finds a tensor by its architecture's name.
 func (f weightFiles) Tensor(name string) (safetensors.Tensor, bool) {
 	return f.Collection.Tensor(f.inFile(name))
+}
+
+// has tells whether there is a tensor of an architecture's name.
+func (f weightFiles) has(name string) bool {
+	if f.absent != nil {
+		return f.absent.has(f.inFile(name))
+	}
+	_, ok := f.Tensor(name)
+	return ok
 }
 
 // ignored tells whether a tensor of the files begins as one of those that an architecture leaves out.

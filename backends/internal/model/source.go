@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sort"
 	"strings"
 
 	"github.com/tinsmith/tinsmith/backends/internal/safetensors"
@@ -45,6 +46,22 @@ type rowChunk struct {
 func (s Source) Slice(from, to int) Source {
 	read := s.read
 	return Source{to - from, s.In, s.name, func(at, n int) (rowChunk, error) { return read(from+at, n) }}
+}
+
+// pieces has pieces of the source one below another.
+func (s Source) pieces(pieces []extent) Source {
+	if len(pieces) == 1 {
+		return s.Slice(pieces[0].from, pieces[0].to)
+	}
+	ends, out := make([]int, len(pieces)), 0
+	for i, p := range pieces {
+		out += p.size()
+		ends[i] = out
+	}
+	return Source{out, s.In, s.name, func(from, n int) (rowChunk, error) {
+		i := sort.SearchInts(ends, from+1) // the piece that row from is in
+		return s.read(pieces[i].to-ends[i]+from, min(n, ends[i]-from))
+	}}
 }
 
 // Select has row rows[i] of the source as its row i.
@@ -113,6 +130,9 @@ func (l *Loader) columnsOf(t safetensors.Tensor, data []byte, out, in int) Sourc
 
 // find looks a tensor up and checks its shape.
 func (l *Loader) find(name string, shape ...int) (safetensors.Tensor, error) {
+	if l.files.absent != nil {
+		return l.stated(name, shape)
+	}
 	t, ok := l.files.Tensor(name)
 	if !ok {
 		if bare := strings.TrimPrefix(name, textPrefix); bare != name {
@@ -155,8 +175,7 @@ func (l *Loader) count(t safetensors.Tensor, n int) {
 
 // Has tells whether the files have a tensor.
 func (l *Loader) Has(name string) bool {
-	_, ok := l.files.Tensor(name)
-	return ok
+	return l.files.has(name)
 }
 
 // Weight is the matrix NAME.weight, out × in, quantized or not.
@@ -210,6 +229,9 @@ func (l *Loader) matricesOf(t safetensors.Tensor, module, scales string, n, out,
 		return nil, err
 	}
 	each := len(t.Data) / n
+	if l.measures() {
+		return slices.Repeat([]Source{form(t, t.Data[:each], out, in)}, n), nil
+	}
 	var all []Source
 	for i := range n {
 		all = append(all, form(t, t.Data[i*each:(i+1)*each], out, in))

@@ -341,8 +341,8 @@ func TestFusedRows(t *testing.T) {
 			t.Errorf("%s is %v, want rows %d to %d", p.name, got, p.from, p.to)
 		}
 	}
-	if want := []string{prefix + "q_proj", prefix + "k_proj", prefix + "v_proj"}; !slices.Equal(l.model.Fused[prefix+"qkv_proj"], want) {
-		t.Errorf("fused %v", l.model.Fused)
+	if want := []string{prefix + "q_proj", prefix + "k_proj", prefix + "v_proj"}; !slices.Equal(l.model.Wholes[prefix+"qkv_proj"].Parts, want) {
+		t.Errorf("wholes %v", l.model.Wholes)
 	}
 	if m := l.model.Modules[a.V.Module]; m.Name != prefix+"v_proj" || m.Out != keyHeads*dim || l.model.Parameters != int64(rows*hidden+hidden*heads*dim) {
 		t.Errorf("%+v, %d parameters", m, l.model.Parameters)

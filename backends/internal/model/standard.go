@@ -85,7 +85,10 @@ func (l *Loader) AttentionLayer(ctx context.Context, i int, o TransformerOptions
 
 // feedForward loads the MLP of layer i, or its mixture of experts.
 func (l *Loader) feedForward(ctx context.Context, i int, o TransformerOptions) (nn.Sublayer, error) {
-	if l.Config.Sparse(i) {
+	switch c := l.Config; {
+	case c.Sparse(i) && c.MoE.Shared > 0:
+		return l.sharedMixture(ctx, i, o)
+	case c.Sparse(i):
 		return l.Mixture(ctx, i, o.Mixture)
 	}
 	return l.MLP(ctx, layerName(i)+"mlp.", l.Config.IntermediateSize, o)
@@ -112,39 +115,25 @@ func (l *Loader) MLP(ctx context.Context, prefix string, width int, o Transforme
 	return m, err
 }
 
-// part is some rows of a fused tensor, or a tensor of its own.
-type part struct {
-	name string
-	out  int
-}
-
 // apart gives the sources of parts that may be one tensor, in which they are one below another.
 func (l *Loader) apart(prefix, fused string, isFused bool, in int, parts ...part) ([]Source, error) {
+	byName := map[string]Source{}
+	if isFused {
+		if err := l.takeApart(byName, prefix, fused, in, below(parts...)); err != nil {
+			return nil, err
+		}
+	}
 	var sources []Source
-	if !isFused {
-		for _, p := range parts {
-			s, err := l.Weight(prefix+p.name, p.out, in)
-			if err != nil {
+	for _, p := range parts {
+		s, ok := byName[p.name]
+		if !ok {
+			var err error
+			if s, err = l.Weight(prefix+p.name, p.out, in); err != nil {
 				return nil, err
 			}
-			sources = append(sources, s)
 		}
-		return sources, nil
+		sources = append(sources, s)
 	}
-	all := 0
-	for _, p := range parts {
-		all += p.out
-	}
-	whole, err := l.Weight(prefix+fused, all, in)
-	if err != nil {
-		return nil, err
-	}
-	var names []string
-	for at, i := 0, 0; i < len(parts); i++ {
-		sources, names = append(sources, whole.Slice(at, at+parts[i].out)), append(names, prefix+parts[i].name)
-		at += parts[i].out
-	}
-	l.Fused(prefix+fused, names...)
 	return sources, nil
 }
 

@@ -160,6 +160,11 @@ func (t *Attention) Backward(p *Pass, dh, dout, h tensor.Tensor, activations Act
 	if err := p.turnHeadsBackward(dq, dk, t.heads(p, queries, keys)); err != nil {
 		return err
 	}
+	return t.projectionsBackward(p, dh, h, dq, dk, dv, &a.qa, &a.ka, &a.va, inputGradient)
+}
+
+// projectionsBackward is the backward pass of the projections of h, for the gradients by what they give.
+func (t *Attention) projectionsBackward(p *Pass, dh, h, dq, dk, dv tensor.Tensor, qa, ka, va *LinearActivations, inputGradient bool) error {
 	ownK, err := t.counted(p, dk)
 	if err != nil {
 		return err
@@ -168,7 +173,7 @@ func (t *Attention) Backward(p *Pass, dh, dout, h tensor.Tensor, activations Act
 	if err != nil {
 		return err
 	}
-	return p.backward(dh, h, inputGradient, slope{&t.Q, dq, dq, &a.qa}, slope{&t.K, dk, ownK, &a.ka}, slope{&t.V, dv, ownV, &a.va})
+	return p.backward(dh, h, inputGradient, slope{&t.Q, dq, dq, qa}, slope{&t.K, dk, ownK, ka}, slope{&t.V, dv, ownV, va})
 }
 
 // keysBackward is attention's backward pass: it writes dq, and gives the gradients by keys and values, whole.

@@ -124,15 +124,7 @@ func (t *GatedAttention) Backward(p *Pass, dh, dout, h tensor.Tensor, activation
 	if err := p.Device.RMSNormBackward(perHead(dk, t.KVHeads), perHead(dk, t.KVHeads), perHead(a.keys, t.KVHeads), t.KNorm.Weight, t.KNorm.Eps, false); err != nil {
 		return err
 	}
-	ownK, err := t.counted(p, dk)
-	if err != nil {
-		return err
-	}
-	ownV, err := t.counted(p, dv)
-	if err != nil {
-		return err
-	}
-	if err := p.backward(dh, h, inputGradient, slope{&t.Q, dqueries, dqueries, &a.qa}, slope{&t.K, dk, ownK, &a.ka}, slope{&t.V, dv, ownV, &a.va}); err != nil {
+	if err := t.projectionsBackward(p, dh, h, dqueries, dk, dv, &a.qa, &a.ka, &a.va, inputGradient); err != nil {
 		return err
 	}
 	return p.Temp.Release(mark)

@@ -15,7 +15,17 @@ type MLP struct {
 type mlpActivations struct {
 	gate, up   tensor.Tensor
 	ga, ua, da LinearActivations
+	share      share
 }
+
+// share is how much of what an MLP gives each token takes: p, a column, as the probability of the token's one slot of a table. A p without a buffer is 1. Last layers are linear, so it is what they read that is multiplied: then the gradient
+// dp by it, which is overwritten, needs nothing of the width of what they give.
+type share struct {
+	table tensor.Table
+	p, dp tensor.Tensor
+}
+
+func (s *share) whole() bool { return s.p.Buffer == nil }
 
 // NewActivations implements Sublayer.
 func (*MLP) NewActivations() Activations { return &mlpActivations{} }
@@ -47,6 +57,11 @@ func (m *MLP) Forward(p *Pass, out, h tensor.Tensor, activations Activations) er
 	if err := m.reserve(p, h.Rows, a); err != nil {
 		return err
 	}
+	return m.forward(p, out, h, a)
+}
+
+// forward is Forward with what is kept reserved.
+func (m *MLP) forward(p *Pass, out, h tensor.Tensor, a *mlpActivations) error {
 	mark := p.Temp.Mark()
 	gate, err := p.unrounded(a.gate)
 	if err != nil {
@@ -56,7 +71,11 @@ func (m *MLP) Forward(p *Pass, out, h tensor.Tensor, activations Activations) er
 	if err != nil {
 		return err
 	}
-	hidden, err := p.Temp.GetAs(p.rowType(&m.Down), gate.Rows, gate.Cols)
+	hiddenType := tensor.Float32
+	if a.share.whole() {
+		hiddenType = p.rowType(&m.Down)
+	}
+	hidden, err := p.Temp.GetAs(hiddenType, gate.Rows, gate.Cols)
 	if err != nil {
 		return err
 	}
@@ -65,6 +84,11 @@ func (m *MLP) Forward(p *Pass, out, h tensor.Tensor, activations Activations) er
 	}
 	if err := p.swiGLUKeep(hidden, a.gate, a.up, gate, up); err != nil {
 		return err
+	}
+	if !a.share.whole() {
+		if err := p.Device.Spread(hidden, hidden, a.share.p, a.share.table, false); err != nil {
+			return err
+		}
 	}
 	if out.Buffer == nil {
 		err = m.Down.inner(p, hidden, &a.da)
@@ -95,8 +119,22 @@ func (m *MLP) Backward(p *Pass, dh, dout, h tensor.Tensor, activations Activatio
 	if err := p.swiGLU(hidden, gate, up); err != nil {
 		return err
 	}
-	if err := m.Down.Backward(p, dhidden, dout, hidden, &a.da, true); err != nil {
+	taken := hidden
+	if !a.share.whole() {
+		if taken, err = p.Temp.Get(hidden.Rows, hidden.Cols); err != nil {
+			return err
+		}
+		if err := p.Device.Spread(taken, hidden, a.share.p, a.share.table, false); err != nil {
+			return err
+		}
+	}
+	if err := m.Down.Backward(p, dhidden, dout, taken, &a.da, true); err != nil {
 		return err
+	}
+	if !a.share.whole() {
+		if err := p.Device.CombineBackward(a.share.dp, dhidden, hidden, a.share.p, a.share.table); err != nil {
+			return err
+		}
 	}
 	dgate, dup := hidden, dhidden // the product has been read
 	if err := p.swiGLUBackward(dgate, dup, dhidden, gate, up); err != nil {

@@ -51,9 +51,12 @@ func (r Rope) frequencies(dim int) []float32 {
 	return f
 }
 
+// StillColumns are those of StillTable.
+const StillColumns = 2
+
 // StillTable makes a table that turns nothing, whatever the position.
 func StillTable(device tensor.Device, positions int) (tensor.Tensor, error) {
-	table, err := device.Alloc(tensor.Float32, positions, 2)
+	table, err := device.Alloc(tensor.Float32, positions, StillColumns)
 	if err != nil {
 		return table, fmt.Errorf("table of rotary positions: %w", err)
 	}

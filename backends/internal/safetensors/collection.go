@@ -79,6 +79,36 @@ func OpenModel(dir string) (*Collection, error) {
 	return c, nil
 }
 
+// ModelTensors tells, before any of them is opened, whether all files of a model's weights are there; where they are not, which tensors the index names, nil if there is none.
+func ModelTensors(dir string) (names map[string]bool, there bool, err error) {
+	exists := func(file string) bool {
+		_, err := os.Stat(filepath.Join(dir, file))
+		return !errors.Is(err, fs.ErrNotExist) // what else is wrong is found out when it is opened
+	}
+	if exists(singleFile) {
+		return nil, true, nil
+	}
+	raw, err := ReadBounded(filepath.Join(dir, indexFile), maxIndex)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	index, err := parseIndex(raw)
+	if err != nil {
+		return nil, false, fmt.Errorf("%s: %w", indexFile, err)
+	}
+	if there = !slices.ContainsFunc(index.files, func(file string) bool { return !exists(file) }); there {
+		return nil, true, nil
+	}
+	names = make(map[string]bool, len(index.place))
+	for name := range index.place {
+		names[name] = true
+	}
+	return names, false, nil
+}
+
 // otherWeights are files that hold weights in forms that are not read, and how to make those of them that are.
 var otherWeights = []struct{ pattern, way string }{
 	{"pytorch_model*.bin*", "load it once with transformers and write it with save_pretrained"},

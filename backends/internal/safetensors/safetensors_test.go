@@ -102,6 +102,40 @@ func TestWriteAndRead(t *testing.T) {
 	}
 }
 
+// TestModelTensors: which files of a model are missing is seen without opening one.
+func TestModelTensors(t *testing.T) {
+	const first, second = "model-1.safetensors", "model-2.safetensors"
+	index := fmt.Sprintf(`{"weight_map": {"a": %q, "b": %q}}`, first, second)
+	for _, c := range []struct {
+		name  string
+		files map[string]string
+		there bool
+		names int
+		wrong string
+	}{
+		{name: "nothing", files: map[string]string{}},
+		{name: "whole file", files: map[string]string{singleFile: "", indexFile: "{"}, there: true},
+		{name: "all shards", files: map[string]string{indexFile: index, first: "", second: ""}, there: true},
+		{name: "a shard is missing", files: map[string]string{indexFile: index, first: ""}, names: 2},
+		{name: "index alone", files: map[string]string{indexFile: index}, names: 2},
+		{name: "index of something else", files: map[string]string{indexFile: `{"weight_map": {"a": "../x.safetensors"}}`}, wrong: "plain name"},
+		{name: "broken index", files: map[string]string{indexFile: "{"}, wrong: indexFile},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			for name, content := range c.files {
+				if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			names, there, err := ModelTensors(dir)
+			if there != c.there || len(names) != c.names || (err != nil) != (c.wrong != "") || err != nil && !strings.Contains(err.Error(), c.wrong) {
+				t.Errorf("%v, %v, %v", names, there, err)
+			}
+		})
+	}
+}
+
 // TestOpenModel: what transformers 5 takes of a directory is taken, and what it would take without a word of another version is refused by name.
 func TestOpenModel(t *testing.T) {
 	// one is a file with tensors of one byte each, from pairs of name and value.

@@ -44,7 +44,7 @@ tinker://RUN/sampler_weights/NAME). With --merge DIR becomes a model that needs 
 		if !*merged && (*dtype != "" || *base != "" || c.Flags().Changed("shard-mib")) {
 			return errors.New("--dtype, --base and --shard-mib need --merge")
 		}
-		if *names != "peft" && *names != "tinker" {
+		if *names != plugins.ExportPEFT && *names != plugins.ExportTinker {
 			return fmt.Errorf("--names: %.40q is not allowed: peft or tinker", *names)
 		}
 		if *merged && c.Flags().Changed("names") {
@@ -54,6 +54,9 @@ tinker://RUN/sampler_weights/NAME). With --merge DIR becomes a model that needs 
 			return fmt.Errorf("--shard-mib: %d is not allowed: 1 to %d", *shard, 1<<30)
 		}
 		e := &exporting{connection: conn, name: args[0], messages: c.ErrOrStderr(), names: *names}
+		if *merged {
+			e.names = plugins.ExportTinker // of all models there is that form, and it is the smallest
+		}
 		if err := intoNewFolder(args[1], func(dir string) error {
 			adapter := dir
 			if *merged {
@@ -63,7 +66,7 @@ tinker://RUN/sampler_weights/NAME). With --merge DIR becomes a model that needs 
 				}
 				defer os.RemoveAll(adapter)
 			}
-			if err := e.fetch(c.Context(), adapter, !*merged); err != nil {
+			if err := e.fetch(c.Context(), adapter); err != nil {
 				return err
 			}
 			if *merged {
@@ -160,7 +163,7 @@ type exporting struct {
 	*connection
 	name     string
 	messages io.Writer
-	names    string // of tensors: plugins.ExportPEFT or plugins.ExportTinker
+	names    string // of plugins.SaveAdapterRequest
 
 	path, model, hash, step string // what the server says of the adapter
 }
@@ -176,8 +179,8 @@ func (e *exporting) bar(total int64, what string) *progressbar.ProgressBar {
 // adapterFiles are the files of an adapter that a server sends.
 var adapterFiles = []string{plugins.AdapterConfigFile, plugins.AdapterWeightsFile, plugins.ManifestFile, plugins.CompleteFile}
 
-// fetch writes the adapter's files, in the names that are wanted, into an empty folder. leaves: they are for other programs, not to be merged here.
-func (e *exporting) fetch(ctx context.Context, dir string, leaves bool) error {
+// fetch writes the adapter's files, in the names that are wanted, into an empty folder.
+func (e *exporting) fetch(ctx context.Context, dir string) error {
 	res, err := e.open(ctx, "/api/v1/tinsmith/export?"+url.Values{"path": {e.name}, "names": {e.names}}.Encode(), "")
 	if err != nil {
 		return err
@@ -211,9 +214,6 @@ func (e *exporting) fetch(ctx context.Context, dir string, leaves bool) error {
 	}
 	if e.names != plugins.ExportPEFT {
 		return nil
-	}
-	if err := merge.SeparateExperts(ctx, dir, leaves); err != nil {
-		return err
 	}
 	return merge.UsePEFTNames(ctx, dir)
 }

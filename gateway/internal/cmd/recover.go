@@ -291,6 +291,8 @@ func ownerName(owner string) string { return cmp.Or(owner, "nobody by name") }
 // size is a number of bytes for people.
 func size(bytes int64) string {
 	switch {
+	case bytes >= 1<<40:
+		return fmt.Sprintf("%.1f TiB", float64(bytes)/(1<<40))
 	case bytes >= 1<<30:
 		return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30))
 	case bytes >= 1<<20:

@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"unicode/utf8"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/answer"
 	"github.com/tinsmith/tinsmith/gateway/internal/budget"
@@ -73,7 +75,7 @@ func (h *Held) check(a answer.Answer, finish string, unread answer.Tags) (out []
 }
 
 // HoldText holds a text that is no chat to a form.
-func (s *Service) HoldText(c Call, form AnswerForm, g *Generation) (*Held, error) {
+func (s *Service) HoldText(c Call, m *catalog.Model, form AnswerForm, g *Generation) (*Held, error) {
 	if form.Field == "" {
 		return nil, nil
 	}
@@ -81,7 +83,7 @@ func (s *Service) HoldText(c Call, form AnswerForm, g *Generation) (*Held, error
 	if err := g.free(r); err != nil {
 		return nil, err
 	}
-	made, err := s.form(c.Request.Context(), c.Owner, &demand{Form: &form})
+	made, err := s.form(c.Request.Context(), c.Owner, &demand{Form: &form, model: m})
 	if err != nil {
 		return nil, formError(c.Request.Context(), r, err)
 	}
@@ -110,11 +112,15 @@ type demand struct {
 	Required  bool // there must be a call
 	Free      bool // text with calls in it
 	Single    bool
+	Tokens    map[int32]schema.GBNFToken // that the form's grammar names by their ids
+
+	model  *catalog.Model
+	coarse bool // what may be checked when the answer has ended is left to that
 }
 
 // demandOf is what a request's answer is held to; nil for one that may be anything.
 func demandOf(m *catalog.Model, r *Request) *demand {
-	d := &demand{Format: m.ToolFormat, Single: r.Choice.Single}
+	d := &demand{Format: m.ToolFormat, Single: r.Choice.Single, model: m}
 	strict := false
 	if r.Choice.Mode == ChooseRequired || r.Choice.Mode == ChooseAuto && !r.LeaveCalls {
 		for _, t := range r.Conversation.Tools {
@@ -155,7 +161,7 @@ func (c *Choice) allows(name string) bool {
 
 // symbol is the text that is demanded, in a grammar.
 func (d *demand) symbol(ctx context.Context, b *grammar.Builder, out *Held) (grammar.Symbol, error) {
-	o := toolgrammar.Options{Format: d.Format, Tools: d.Tools, Arguments: d.Arguments, Single: d.Single, Relaxed: func(tool toolgrammar.Tool, left []schema.Relaxed) {
+	o := toolgrammar.Options{Format: d.Format, Tools: d.Tools, Arguments: d.Arguments, Single: d.Single, Coarse: d.coarse, Relaxed: func(tool toolgrammar.Tool, left []schema.Relaxed) {
 		for _, r := range left {
 			r.Pointer = tool.Name + r.Pointer
 			out.relaxed = append(out.relaxed, r)
@@ -173,7 +179,7 @@ func (d *demand) symbol(ctx context.Context, b *grammar.Builder, out *Held) (gra
 	case d.Required:
 		return toolgrammar.Calls(ctx, b, o)
 	}
-	value, err := d.Form.symbol(ctx, b, out)
+	value, err := d.Form.symbol(ctx, b, d.Tokens, d.coarse, out)
 	if err != nil || len(d.Tools) == 0 {
 		return value, err
 	}
@@ -182,11 +188,11 @@ func (d *demand) symbol(ctx context.Context, b *grammar.Builder, out *Held) (gra
 	return b.Choice(value, calls), err
 }
 
-// symbol is the text of a form.
-func (f *AnswerForm) symbol(ctx context.Context, b *grammar.Builder, out *Held) (grammar.Symbol, error) {
+// symbol is the text of a form. tokens are those that its grammar names by their ids.
+func (f *AnswerForm) symbol(ctx context.Context, b *grammar.Builder, tokens map[int32]schema.GBNFToken, coarse bool, out *Held) (grammar.Symbol, error) {
 	switch {
 	case f.Schema != nil:
-		value, err := schema.Add(ctx, b, f.Schema, schema.Options{Strict: f.Strict, NoWhitespace: f.NoWhitespace, Whitespace: f.Whitespace})
+		value, err := schema.Add(ctx, b, f.Schema, schema.Options{Strict: f.Strict, Coarse: coarse && !f.Strict, NoWhitespace: f.NoWhitespace, Whitespace: f.Whitespace})
 		if err != nil {
 			return 0, err
 		}
@@ -200,7 +206,7 @@ func (f *AnswerForm) symbol(ctx context.Context, b *grammar.Builder, out *Held) 
 	case f.Regex != "":
 		return schema.Regex(b, f.Regex)
 	case f.GBNF != "":
-		return schema.GBNF(b, f.GBNF)
+		return schema.GBNF(b, f.GBNF, tokens)
 	case f.NoWhitespace || f.Whitespace != "":
 		value, err := schema.Add(ctx, b, []byte(`{"type": "object"}`), schema.Options{NoWhitespace: f.NoWhitespace, Whitespace: f.Whitespace})
 		if err != nil {
@@ -209,6 +215,25 @@ func (f *AnswerForm) symbol(ctx context.Context, b *grammar.Builder, out *Held) 
 		return value.Symbol, nil
 	}
 	return schema.JSONObject(b), nil
+}
+
+// findTokens finds what the tokens are in the model that its grammar names by their ids. Ends are not among them: where the grammar ends the answer does. Nor is
+// what has no text of whole characters.
+func (d *demand) findTokens() error {
+	ids, err := schema.GBNFTokens(d.Form.GBNF)
+	if err != nil || len(ids) == 0 {
+		return err
+	}
+	d.Tokens = map[int32]schema.GBNFToken{}
+	for _, id := range ids {
+		if _, end := slices.BinarySearch(d.model.EndTokens, id); end || int(id) >= d.model.Tokenizer.VocabSize() {
+			continue
+		}
+		if text := d.model.Tokenizer.TokenBytes(id); len(text) > 0 && utf8.Valid(text) {
+			d.Tokens[id] = schema.GBNFToken{Text: string(text), Special: d.model.Tokenizer.IsAdded(id)}
+		}
+	}
+	return nil
 }
 
 // size is about how many bytes the demand was made of.
@@ -228,6 +253,11 @@ func (d *demand) size() int {
 
 // form makes the grammar of a demand, or finds the one that was made of the same before.
 func (s *Service) form(ctx context.Context, owner string, d *demand) (*Held, error) {
+	if d.Form != nil && d.Form.GBNF != "" {
+		if err := d.findTokens(); err != nil {
+			return nil, err
+		}
+	}
 	text, err := json.Marshal(d)
 	if err != nil {
 		return nil, err
@@ -241,7 +271,24 @@ func (s *Service) form(ctx context.Context, owner string, d *demand) (*Held, err
 	if err := b.Work(compileSteps * d.size()); err != nil {
 		return nil, err
 	}
+	out, err := d.made(ctx)
+	if schema.TooInvolved(err) {
+		d.coarse = true
+		if coarse, coarseErr := d.made(ctx); coarseErr == nil {
+			out, err = coarse, nil
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	s.forms.put(key, out)
+	return out, nil
+}
+
+// made makes the grammar of a demand.
+func (d *demand) made(ctx context.Context) (*Held, error) {
 	builder := grammar.NewBuilder(schema.Limits())
+	builder.Within(ctx)
 	out := &Held{}
 	root, err := d.symbol(ctx, builder, out)
 	if err != nil {
@@ -253,7 +300,6 @@ func (s *Service) form(ctx context.Context, owner string, d *demand) (*Held, err
 	}
 	out.grammar = g.Encode()
 	out.weight = len(out.grammar) + formWeight*d.size()
-	s.forms.put(key, out)
 	return out, nil
 }
 

@@ -230,7 +230,7 @@ func (j *Job) remember(ctx context.Context, p Part) error {
 		return nil
 	}
 	said := j.said[i].Answer()
-	j.wrong[i] = j.check(said, p.Reason, j.unread)
+	j.wrong[i] = j.service.Checked(ctx, j.Model, j.Held, p.Reason, j.check(said, p.Reason, j.unread))
 	return j.Prompt.Remember(said, j.sampled[i], j.ids[i], j.version, p.Reason, p.Stop)
 }
 

@@ -5,6 +5,7 @@ package inference
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 
 	"github.com/gin-gonic/gin"
@@ -25,6 +26,7 @@ type Service struct {
 
 	sessions *Sessions
 	forms    *forms
+	checked  checked
 
 	auth   *keys.Authenticator
 	models map[string]*catalog.Model // by configured name
@@ -38,6 +40,10 @@ func New(core *runs.Core, auth *keys.Authenticator, models []*catalog.Model) (*S
 	s := &Service{Core: core, Order: models, WholeBytes: wholeBytes, sessions: NewSessions(), forms: newForms(), auth: auth, models: map[string]*catalog.Model{}}
 	for _, m := range models {
 		s.models[m.Name] = m
+	}
+	var err error
+	if s.checked, err = newChecked(); err != nil {
+		return nil, fmt.Errorf("inference: %w", err)
 	}
 	return s, nil
 }

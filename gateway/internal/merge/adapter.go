@@ -1,6 +1,7 @@
 package merge
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -28,12 +29,15 @@ type module struct {
 	a, b  tensor // rank × in, out × rank
 	rank  int64
 	scale float64
+
+	stacked string // the name of the layer of all experts that it is of, with the Tinker service's names; "" = none
 }
 
 // adapter is a PEFT directory.
 type adapter struct {
 	dir     Directory
 	modules map[string]*module // by the name of the module: "model.layers.0.self_attn.q_proj", also where the file has "model.language_model.layers…"
+	stacks  map[string]*stack  // layers of experts, before they are modules of each
 }
 
 // plain are options of a PEFT configuration with the values that leave an adapter plain LoRA, which alone can be merged here.
@@ -44,7 +48,7 @@ var plain = map[string][]string{
 
 // openAdapter reads the configuration and the header of an adapter.
 func openAdapter(ctx context.Context, dir string) (*adapter, error) {
-	a := &adapter{Directory(dir), map[string]*module{}}
+	a := &adapter{Directory(dir), map[string]*module{}, map[string]*stack{}}
 	scale, err := a.readScale(ctx)
 	if err != nil {
 		return nil, err
@@ -62,12 +66,15 @@ func openAdapter(ctx context.Context, dir string) (*adapter, error) {
 			return nil, fmt.Errorf("%s: tensor %.200q: %w", plugins.AdapterWeightsFile, name, err)
 		}
 	}
+	if err := a.expand(); err != nil {
+		return nil, fmt.Errorf("%s: %w", plugins.AdapterWeightsFile, err)
+	}
 	for name, m := range a.modules {
 		if m.a.file == "" || m.b.file == "" || m.a.shape[0] != m.b.shape[1] || m.a.shape[0] < 1 {
 			return nil, fmt.Errorf("%s: module %.200q has A of shape %v and B of shape %v, which do not fit", plugins.AdapterWeightsFile, name, m.a.shape, m.b.shape)
 		}
 		m.rank = m.a.shape[0]
-		if m.scale, err = scale(name, m.rank); err != nil {
+		if m.scale, err = scale(cmp.Or(m.stacked, name), m.rank); err != nil {
 			return nil, err
 		}
 	}
@@ -136,10 +143,13 @@ func (a *adapter) take(name string, t tensor) error {
 	if !ok || !weight || !found || matrix != "A" && matrix != "B" {
 		return errors.New("is not the A or B of a LoRA in PEFT's names")
 	}
+	name = moduleName(name)
+	if expertName.MatchString(name) {
+		return a.takeStack(name, matrix, t)
+	}
 	if len(t.shape) != 2 || !isFloat(t.dtype) {
 		return fmt.Errorf("is %s of shape %v, not a matrix of float32, bfloat16 or float16", t.dtype, t.shape)
 	}
-	name = moduleName(name)
 	m := a.modules[name]
 	if m == nil {
 		m = &module{}

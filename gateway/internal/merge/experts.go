@@ -1,196 +1,131 @@
 package merge
 
 import (
-	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
-	"sort"
 	"strings"
-
-	"github.com/tinsmith/tinsmith/plugins"
 )
 
 // expertKinds are the layers of experts in the Tinker convention, whose tensors have those of all experts, and the names that one expert's have in a model of Hugging Face.
 var expertKinds = map[string]string{"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
-// expertName is the name of a tensor of all experts: what comes before the kind, the kind, and what comes behind it.
-var expertName = regexp.MustCompile(`^(.+\.experts\.)(w[123])(\.lora_[AB]\.weight)$`)
+// expertName is the name of a layer of all experts: what comes before the kind, and the kind.
+var expertName = regexp.MustCompile(`^(.+\.experts\.)(w[123])$`)
 
-// denseName is the name of a tensor of an MLP that is no expert's.
-var denseName = regexp.MustCompile(`\.mlp\.(gate_proj|up_proj|down_proj)\.lora_[AB]\.weight$`)
+// mostExperts bounds the experts of a layer.
+const mostExperts = 1 << 12
 
-// expertPart is a tensor of one expert, and where it lies in the file.
-type expertPart struct {
-	entry
-	from int64
+// stack is the LoRA of a layer of experts, of one expert in the place of all or of each.
+type stack struct{ a, b tensor }
+
+// takeStack notes a tensor of a layer of experts.
+func (a *adapter) takeStack(name, matrix string, t tensor) error {
+	if len(t.shape) != 3 || t.shape[0] < 1 || t.shape[0] > mostExperts || !isFloat(t.dtype) {
+		return fmt.Errorf("is %s of shape %v, not a matrix of float32, bfloat16 or float16 for each of 1 to %d experts, or one for all", t.dtype, t.shape, mostExperts)
+	}
+	s := a.stacks[name]
+	if s == nil {
+		s = &stack{}
+		a.stacks[name] = s
+	}
+	place := &s.a
+	if matrix == "B" {
+		place = &s.b
+	}
+	if place.file != "" {
+		return errors.New("is there twice")
+	}
+	*place = t
+	return nil
 }
 
-// SeparateExperts gives an adapter whose layers of experts are stacked, as checkpoints have them, the tensors of each expert by themselves, as PEFT loads them: what all experts share is there for each of them. The checkpoint's manifest, whose checksums are of the file as it was, goes.
-//
-// With leaves the adapter is for PEFT: one with layers that have experts and layers that have none is refused, of which PEFT would leave out some tensors without an error, and keys of alpha_pattern are for all experts of a layer. Else it is
-// for Prepare, and each expert has a key of its own.
-func SeparateExperts(ctx context.Context, dir string, leaves bool) error {
-	path := filepath.Join(dir, plugins.AdapterWeightsFile)
-	info, err := os.Stat(path)
-	if err != nil {
-		return err
-	}
-	tensors, err := readTensors(ctx, Directory(dir), File{plugins.AdapterWeightsFile, info.Size()})
-	if err != nil {
-		return err
-	}
-	parts, experts, err := separated(tensors, leaves)
-	if err != nil || parts == nil {
-		return err
-	}
-	names := make([]string, 0, len(parts))
-	for name := range parts {
-		names = append(names, name)
-	}
-	sort.Strings(names)
-	entries, at := map[string]entry{}, int64(0)
-	for _, name := range names {
-		e := parts[name].entry
-		size := e.Offsets[1] - e.Offsets[0]
-		e.Offsets = [2]int64{at, at + size}
-		entries[name], at = e, at+size
-	}
-	head, err := encodeHeader(names, entries)
-	if err != nil {
-		return err
-	}
-	in, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	if err := writeFile(path+".new", func(w io.Writer) error {
-		if _, err := w.Write(head); err != nil {
-			return err
-		}
-		for _, name := range names {
-			p := parts[name]
-			if _, err := io.Copy(w, io.NewSectionReader(in, p.from, p.Offsets[1]-p.Offsets[0])); err != nil {
-				return err
-			}
-		}
-		return nil
-	}); err != nil {
-		return err
-	}
-	if err := separateTargets(filepath.Join(dir, plugins.AdapterConfigFile), experts, leaves); err != nil {
-		return err
-	}
-	for _, name := range []string{plugins.ManifestFile, plugins.CompleteFile} {
-		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-	}
-	return os.Rename(path+".new", path)
-}
-
-// maxExperts bounds the experts of a layer.
-const maxExperts = 4096
-
-// separated gives all tensors of the file, those of experts one by one, and how many experts there are; nil if there are none.
-func separated(tensors map[string]tensor, leaves bool) (parts map[string]expertPart, experts int64, err error) {
-	mixed := ""
-	for name, t := range tensors {
-		if expertName.MatchString(name) {
-			if len(t.shape) != 3 || t.shape[0] < 1 || t.shape[0] > maxExperts {
-				return nil, 0, fmt.Errorf("%s: tensor %.200q has shape %v, not that of a matrix for each expert, of at most %d", plugins.AdapterWeightsFile, name, t.shape, maxExperts)
-			}
-			experts = max(experts, t.shape[0])
-		} else if denseName.MatchString(name) {
-			mixed = name
-		}
-	}
-	if experts == 0 {
-		return nil, 0, nil
-	}
-	if leaves && mixed != "" {
-		return nil, 0, fmt.Errorf("the adapter is on layers with experts and on the MLP of a layer without (%.200q), which PEFT reads wrong, without an error: use --names tinker", mixed)
-	}
-	parts = map[string]expertPart{}
-	for name, t := range tensors {
+// expand makes the modules of each expert of what layers of experts have.
+func (a *adapter) expand() error {
+	for name, s := range a.stacks {
 		p := expertName.FindStringSubmatch(name)
-		if p == nil {
-			parts[name] = expertPart{entry{t.dtype, t.shape, [2]int64{0, t.size}}, t.offset}
-			continue
+		if s.a.file == "" || s.b.file == "" {
+			return fmt.Errorf("module %.200q has A of shape %v and B of shape %v, which do not fit", name, s.a.shape, s.b.shape)
 		}
-		if t.shape[0] != 1 && t.shape[0] != experts {
-			return nil, 0, fmt.Errorf("%s: tensor %.200q has shape %v, others are of %d experts", plugins.AdapterWeightsFile, name, t.shape, experts)
-		}
-		each := t.size / t.shape[0]
-		for e := range experts {
-			own := fmt.Sprintf("%s%d.%s%s", p[1], e, expertKinds[p[2]], p[3])
-			parts[own] = expertPart{entry{t.dtype, t.shape[1:], [2]int64{0, each}}, t.offset + min(e, t.shape[0]-1)*each}
-		}
-	}
-	return parts, experts, nil
-}
-
-// separateTargets renames the kinds of modules in an adapter's configuration.
-func separateTargets(path string, experts int64, leaves bool) error {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
-	var options map[string]json.RawMessage
-	var c struct {
-		Targets []string           `json:"target_modules"`
-		Alphas  map[string]float64 `json:"alpha_pattern"`
-	}
-	if err := errors.Join(json.Unmarshal(text, &options), json.Unmarshal(text, &c)); err != nil {
-		return fmt.Errorf("%s: %w", plugins.AdapterConfigFile, err)
-	}
-	targets := []string{}
-	for _, name := range c.Targets {
-		if kind, ok := expertKinds[name]; ok {
-			name = kind
-		}
-		if !slices.Contains(targets, name) {
-			targets = append(targets, name)
-		}
-	}
-	if options["target_modules"], err = json.Marshal(targets); err != nil {
-		return err
-	}
-	if len(c.Alphas) > 0 { // each key is a module's whole name
-		alphas := map[string]float64{}
-		for name, alpha := range c.Alphas {
-			at := strings.LastIndexByte(name, '.') + 1
-			kind, ok := expertKinds[name[at:]]
-			switch {
-			case !ok:
-				alphas[name] = alpha
-			case leaves:
-				alphas[name[:at]+"[0-9]+."+kind] = alpha
-			default:
-				for e := range experts {
-					alphas[fmt.Sprintf("%s%d.%s", name[:at], e, kind)] = alpha
-				}
+		experts := max(s.a.shape[0], s.b.shape[0])
+		for _, t := range []tensor{s.a, s.b} {
+			if n := t.shape[0]; n != 1 && n != experts {
+				return fmt.Errorf("module %.200q has A of shape %v and B of shape %v: each must be of %d experts, or of one for all", name, s.a.shape, s.b.shape, experts)
 			}
 		}
-		if options["alpha_pattern"], err = json.Marshal(alphas); err != nil {
-			return err
+		for e := range experts {
+			own := fmt.Sprintf("%s%d.%s", p[1], e, expertKinds[p[2]])
+			if a.modules[own] != nil {
+				return fmt.Errorf("module %.200q is there alone and with all experts", own)
+			}
+			a.modules[own] = &module{a: s.a.of(e), b: s.b.of(e), stacked: name}
 		}
 	}
-	if text, err = json.MarshalIndent(options, "", "  "); err != nil {
-		return err
+	return nil
+}
+
+// of is the matrix of an expert.
+func (t tensor) of(expert int64) tensor {
+	each := t.size / t.shape[0]
+	return tensor{t.dtype, t.shape[1:], t.file, t.offset + min(expert, t.shape[0]-1)*each, each}
+}
+
+// expertTensors are the tensors of a base that have a layer of all experts, by the ends of their names, and the modules of each expert that they have.
+var expertTensors = map[string][]string{".experts.gate_up_proj": {"gate_proj", "up_proj"}, ".experts.down_proj": {"down_proj"}}
+
+// lorasOfExperts finds the LoRA of a tensor that has a layer of all experts (experts × out × in, with the rows of each gate before those of its up; or experts × in × out); ok is false of another tensor.
+func (a *adapter) lorasOfExperts(name string, t tensor, layout layout, used map[string]bool) (all []placed, ok bool, err error) {
+	whole := inAdapter(layout.nested, name)
+	at := strings.LastIndex(whole, ".experts.")
+	if at < 0 || expertTensors[whole[at:]] == nil {
+		return nil, false, nil
 	}
-	if err := os.Remove(path); err != nil {
-		return err
+	kinds, prefix := expertTensors[whole[at:]], whole[:at]+".experts."
+	if len(t.shape) != 3 || slices.Min(t.shape) < 1 || t.shape[0] > mostExperts {
+		return nil, true, fmt.Errorf("tensor %.200q has shape %v, not that of a matrix for each of 1 to %d experts", name, t.shape, mostExperts)
 	}
-	return writeFile(path, func(w io.Writer) error {
-		_, err := w.Write(text)
-		return err
-	})
+	matrix, transposed := tensor{t.dtype, t.shape[1:], t.file, t.offset, t.size}, false
+	if layout.transposed && a.transposed(prefix, name[:strings.LastIndexByte(name, '.')+1], layout.tensors) {
+		matrix.shape, transposed = []int64{t.shape[2], t.shape[1]}, true
+	}
+	rows := matrix.shape[0] / int64(len(kinds)) // of a module
+	for e := range t.shape[0] {
+		for k, kind := range kinds {
+			part := fmt.Sprintf("%s%d.%s", prefix, e, kind)
+			m := a.modules[part]
+			if m == nil {
+				continue
+			}
+			used[part] = true
+			if m.b.shape[0] != rows {
+				return nil, true, fmt.Errorf("tensor %.200q has shape %v, the adapter's LoRA of %.200q is for [%d %d]", name, t.shape, part, m.b.shape[0], m.a.shape[1])
+			}
+			if err := fits(name, matrix, matrix.shape[0], m); err != nil {
+				return nil, true, err
+			}
+			if transposed {
+				all = append(all, placed{module: m, from: e * t.shape[1], rows: t.shape[1], column: int64(k) * rows, transposed: true})
+			} else {
+				all = append(all, placed{module: m, from: e*t.shape[1] + int64(k)*rows, rows: rows})
+			}
+		}
+	}
+	return all, true, nil
+}
+
+// transposed tells whether the tensors of a layer of all experts, of a base in which they may be, are transposed: unless their shapes show that they are not. One of the two always shows it. Modules of the layer have the names
+// beginning with prefix, and its tensors have files'.
+func (a *adapter) transposed(prefix, file string, tensors map[string]tensor) bool {
+	var width, hidden int64
+	if m := a.modules[prefix+"0.gate_proj"]; m != nil {
+		width, hidden = m.b.shape[0], m.a.shape[1]
+	} else if m := a.modules[prefix+"0.down_proj"]; m != nil {
+		width, hidden = m.a.shape[1], m.b.shape[0]
+	}
+	tell, shape := tensors[file+"down_proj"], []int64{hidden, width}
+	if width == hidden {
+		tell, shape = tensors[file+"gate_up_proj"], []int64{2 * width, hidden}
+	}
+	return len(tell.shape) != 3 || !slices.Equal(tell.shape[1:], shape)
 }

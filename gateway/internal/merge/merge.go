@@ -93,7 +93,11 @@ func Prepare(ctx context.Context, o Options) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	nested := isNested(tensors)
+	layout, err := readLayout(p.config, tensors)
+	if err != nil {
+		return nil, err
+	}
+	nested := layout.nested
 	embeddingTensor := inFile(nested, embeddingTensor)
 	ownHead := p.adapter.modules[headName] != nil
 	_, hasHead := tensors[headTensor]
@@ -114,7 +118,7 @@ func Prepare(ctx context.Context, o Options) (*Plan, error) {
 		if t.dtype = t.from.dtype; dtype != "" && isFloat(t.dtype) {
 			t.dtype = dtype
 		}
-		if t.lora, err = p.adapter.lorasOf(t.name, t.from, nested, used); err != nil {
+		if t.lora, err = p.adapter.lorasOf(t.name, t.from, layout, used); err != nil {
 			return nil, err
 		}
 		p.Bytes += t.size()
@@ -373,12 +377,10 @@ func (w *writer) tensor(ctx context.Context, out io.Writer, t output) error {
 	}
 	rows, row := t.elements(), int64(1) // without LoRA nothing depends on rows
 	if len(t.lora) > 0 {
-		rows, row = t.from.shape[0], t.from.shape[1]
+		row = t.from.shape[len(t.from.shape)-1]
+		rows /= row
 	}
-	addLoRA, err := w.plan.adapter.rowsAdder(ctx, t.lora)
-	if err != nil {
-		return err
-	}
+	addLoRA := w.plan.adapter.rowsAdder(ctx, t.lora, row)
 	step := max(1, chunkElements/max(1, row))
 	raw := make([]byte, min(rows, step)*row*widths[t.from.dtype])
 	encoded := make([]byte, min(rows, step)*row*widths[t.dtype])
@@ -411,9 +413,9 @@ func (w *writer) tensor(ctx context.Context, out io.Writer, t output) error {
 	return nil
 }
 
-// add adds scale · B·A to rows of W, which has so many columns. B has one row of rank values for each.
-func add(w, a, b []float32, rank, columns int, scale float32) {
-	rows := len(w) / columns
+// add adds scale · B·A to rows of W, which has so many columns, from a column on. B has one row of rank values for each.
+func add(w, a, b []float32, rank, stride, column int, scale float32) {
+	rows, columns := len(w)/stride, len(a)/rank
 	workers := min(runtime.GOMAXPROCS(0), rows)
 	var wg sync.WaitGroup
 	for k := range workers {
@@ -436,7 +438,7 @@ func add(w, a, b []float32, rank, columns int, scale float32) {
 					}
 				}
 				for j, v := range sum {
-					w[r*columns+j] += scale * v
+					w[r*stride+column+j] += scale * v
 				}
 			}
 		})

@@ -209,7 +209,7 @@ func (s *Service) completions(c inference.Call) error {
 		g.ScorePrompt(scored)
 		if len(a.generations) > 0 { // all of them have one form
 			g.Request.Constraint = a.generations[0].Request.Constraint
-		} else if a.held, err = s.HoldText(c, form, g); err != nil {
+		} else if a.held, err = s.HoldText(c, a.model, form, g); err != nil {
 			return err
 		}
 		a.generations = append(a.generations, g)
@@ -341,7 +341,7 @@ func (a *completionAnswer) runPrompt(ctx context.Context, first int, g *inferenc
 		}
 		if p.Reason != "" {
 			out.FinishReason = &p.Reason
-			out.SchemaErrors = a.held.CheckText(texts[p.Sequence].String(), p.Reason)
+			out.SchemaErrors = a.service.Checked(ctx, a.model, a.held, p.Reason, a.held.CheckText(texts[p.Sequence].String(), p.Reason))
 		}
 		if a.request.ReturnTokenIDs {
 			out.exactCompletion = &exactCompletion{TokenIDs: inference.IDs(p.Tokens)}

@@ -57,6 +57,7 @@ func TestRefusedChat(t *testing.T) {
 		{"structural tag", fields{"structured_outputs": fields{"structural_tag": "x"}}, "structured_outputs.structural_tag", "unsupported_parameter", nil},
 		{"two structured outputs", fields{"structured_outputs": fields{"regex": "a", "json_object": true}}, "structured_outputs", "", []string{"exactly one"}},
 		{"grammar", fields{"guided_grammar": "no grammar"}, "guided_grammar", "", []string{"line 1"}},
+		{"grammar of a token that there is not", fields{"guided_grammar": "root ::= <[99999999]>"}, "guided_grammar", "", []string{"<[99999999]>", "no token of this number"}},
 		{"a form and min_tokens", fields{"guided_regex": "a+", "min_tokens": 2}, "min_tokens", "", []string{"guided_regex"}},
 		{"a form and ignore_eos", fields{"guided_regex": "a+", "ignore_eos": true}, "ignore_eos", "", []string{"guided_regex"}},
 		{"audio", fields{"audio": fields{"voice": "a"}}, "audio", "unsupported_parameter", nil},

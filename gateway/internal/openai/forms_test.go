@@ -2,6 +2,7 @@ package openai
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"reflect"
 	"regexp"
@@ -9,6 +10,10 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/answer"
 )
@@ -36,6 +41,10 @@ func isObject(text string) bool {
 func TestForms(t *testing.T) {
 	w := newWorld(t, options{})
 	schema := json.RawMessage(person)
+	letter, ok := w.model.Tokenizer.ID("q")
+	if !ok {
+		t.Fatal("no token q")
+	}
 	for _, c := range []struct {
 		name   string
 		change fields
@@ -53,6 +62,7 @@ func TestForms(t *testing.T) {
 		{"guided_regex", fields{"guided_regex": `\d{3}-[a-f]+x`}, regexp.MustCompile(`^\d{3}-[a-f]+x$`).MatchString},
 		{"regex", fields{"regex": "(ab){2,3}"}, regexp.MustCompile(`^(ab){2,3}$`).MatchString},
 		{"grammar", fields{"guided_grammar": "root ::= \"x\" digit+ \"y\"\ndigit ::= [0-9]"}, regexp.MustCompile(`^x[0-9]+y$`).MatchString},
+		{"grammar with a token by its number", fields{"guided_grammar": fmt.Sprintf("root ::= [0-9] <[%d]> \"y\"", letter)}, regexp.MustCompile(`^[0-9]qy$`).MatchString},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := *w
@@ -246,6 +256,23 @@ func TestRelaxedOnSurfaces(t *testing.T) {
 	}
 }
 
+// TestInvolvedForms: what would take too many steps to enforce is left to the check, in a form and in the arguments of a tool, and refused under strict.
+func TestInvolvedForms(t *testing.T) {
+	w := newWorld(t, options{})
+	schema := json.RawMessage(`{"type": "object", "properties": {"a": {"type": "string", "allOf": [{"pattern": "^\\d*1\\d{20}$"}, {"pattern": "^\\d*2\\d{20}$"}]}}, "required": ["a"], "additionalProperties": false}`)
+	form := func(strict bool) fields {
+		return asking("hello").with(fields{"max_tokens": 5, "response_format": fields{"type": "json_schema", "json_schema": fields{"strict": strict, "schema": schema}}})
+	}
+	tool := fields{"type": "function", "function": fields{"name": "f", "parameters": schema}}
+	for name, ask := range map[string]fields{"form": form(false), "tool": asking("hello").with(fields{"max_tokens": 5, "tools": []fields{tool}, "tool_choice": "required"})} {
+		status, header, b := w.send(http.MethodPost, "/v1/chat/completions", ask.text())
+		if relaxed := header.Get("X-Tinsmith-Schema-Relaxed"); status != http.StatusOK || !strings.Contains(relaxed, "pattern") {
+			t.Errorf("%s: %d %q %s", name, status, relaxed, b)
+		}
+	}
+	w.refused(http.MethodPost, "/v1/chat/completions", form(true).text(), http.StatusBadRequest, "response_format.json_schema.schema", "")
+}
+
 // TestRelaxedBehindThoughts: of an answer whose thoughts stand in its content what stands behind them is checked.
 func TestRelaxedBehindThoughts(t *testing.T) {
 	w := newWorld(t, options{})
@@ -261,6 +288,56 @@ func TestRelaxedBehindThoughts(t *testing.T) {
 			t.Errorf("%q, %v: %d errors, want %d", content, choice["finish_reason"], len(errors), wrong)
 		}
 	}
+}
+
+// TestCheckedAnswersAreCounted: metrics tell how many answers were checked when they had ended, and how many of them are not what was asked for.
+func TestCheckedAnswersAreCounted(t *testing.T) {
+	before := otel.GetMeterProvider()
+	t.Cleanup(func() { otel.SetMeterProvider(before) })
+	reader := metric.NewManualReader()
+	otel.SetMeterProvider(metric.NewMeterProvider(metric.WithReader(reader)))
+	w := newWorld(t, options{})
+	counted := func(checked, invalid int64) {
+		t.Helper()
+		var all metricdata.ResourceMetrics
+		w.ok(reader.Collect(t.Context(), &all))
+		got := map[string]int64{}
+		for _, scope := range all.ScopeMetrics {
+			for _, m := range scope.Metrics {
+				if sum, ok := m.Data.(metricdata.Sum[int64]); ok {
+					for _, point := range sum.DataPoints {
+						model, _ := point.Attributes.Value("model")
+						got[m.Name+" "+model.AsString()] += point.Value
+					}
+				}
+			}
+		}
+		for name, want := range map[string]int64{"tinsmith.answers.checked": checked, "tinsmith.answers.invalid": invalid} {
+			if n := got[name+" "+modelName]; n != want {
+				t.Errorf("%s: %d, want %d", name, n, want)
+			}
+		}
+	}
+	form := fields{"guided_json": json.RawMessage(`{"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?=b)"}}}`)}
+	chat := asking("hello").with(form).with(fields{"max_tokens": 300, "reasoning_effort": "none"})
+	text := fields{"model": modelName, "prompt": "hello", "max_tokens": 300}.with(form)
+	say := func(path, answer string, ask fields) {
+		t.Helper()
+		w.says(answer)
+		if status, _, b := w.send(http.MethodPost, path, ask.text()); status != http.StatusOK {
+			t.Fatalf("%d %s", status, b)
+		}
+	}
+	say("/v1/chat/completions", `{"a": "bb"}`, chat)
+	counted(1, 0)
+	say("/v1/chat/completions", `{"a": "cc"}`, chat)
+	say("/v1/chat/completions", `{"a": "cc"}`, chat.with(fields{"stream": true}))
+	counted(3, 2)
+	say("/v1/completions", `{"a": "cc"}`, text)
+	counted(4, 3)
+	say("/v1/completions", `{"a": "cc"}`, text.with(fields{"max_tokens": 1})) // was cut
+	say("/v1/completions", `free`, fields{"model": modelName, "prompt": "hello", "max_tokens": 300})
+	counted(4, 3)
 }
 
 // TestNamedFields: errors name fields as clients write them.

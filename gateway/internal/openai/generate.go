@@ -188,7 +188,7 @@ func (a *generated) build(c inference.Call, info plugins.ModelInfo, prompt []int
 	if err != nil {
 		return err
 	}
-	if a.held, err = a.service.HoldText(c, form, g); err != nil {
+	if a.held, err = a.service.HoldText(c, a.model, form, g); err != nil {
 		return err
 	}
 	if relaxed := a.held.Relaxed(); relaxed != "" {

@@ -31,11 +31,11 @@ func (e *Export) Write(w io.Writer) error { return e.write(w) }
 func (e *Export) Close() { e.close() }
 
 // Export opens the adapter that a name means: a checkpoint of any kind that the caller may read, or an own run (RUN or tinker://RUN). Of a run that is live these are the newest weights, written
-// for this call; of one that has ended it is the newest checkpoint. Files are compared with their checksums first. names are those of plugins.SaveAdapterRequest: with plugins.ExportTinker every adapter is written anew; else a sampler's or an
-// external one's files leave as they are, and others with PEFT's names. Layers of experts are stacked in what is written.
+// for this call; of one that has ended it is the newest checkpoint. Files are compared with their checksums first. The backend writes the adapter with modules and names for who reads these (plugins.ExportPEFT, which "" is, or
+// plugins.ExportTinker); external weights leave for PEFT as they were written.
 func (c *Core) Export(ctx context.Context, owner, name, names string) (*Export, error) {
 	if names = cmp.Or(names, plugins.ExportPEFT); names != plugins.ExportPEFT && names != plugins.ExportTinker {
-		return nil, invalidf("names %s: %s or %s", quote(names), plugins.ExportPEFT, plugins.ExportTinker)
+		return nil, invalidf("names %s is not allowed: %s or %s", quote(names), plugins.ExportPEFT, plugins.ExportTinker)
 	}
 	if _, err := ParsePath(name); err == nil {
 		return c.exportCheckpoint(ctx, owner, name, names)
@@ -88,11 +88,15 @@ func (c *Core) exportCheckpoint(ctx context.Context, owner, path, names string) 
 	cp := found.checkpointRecord
 	entry := c.auditOften(owner, AuditEntry{Event: "checkpoint_downloaded", RunID: cp.RunID, Path: cp.Path})
 	c.mu.Unlock()
-	if cp.Kind == KindWeights || names == plugins.ExportTinker { // a training checkpoint's files are to be trained on here, with modules and names that other programs may not have
-		if err := c.intact(ctx, &cp, adapterFiles...); err != nil {
+	if cp.Kind != KindExternal || names == plugins.ExportTinker { // others' files are to be trained on or sampled here, with modules, names and forms of experts that other programs may not have
+		files := exported
+		if cp.Kind == KindWeights {
+			files = adapterFiles
+		}
+		if err := c.intact(ctx, &cp, files...); err != nil {
 			return nil, err
 		}
-		return c.exportWritten(ctx, c.byName[cp.ServedModel], source{saved: found}, &Export{Path: cp.Path, ServedModel: cp.ServedModel, Step: cp.Step}, names, adapterFiles, entry)
+		return c.exportWritten(ctx, c.byName[cp.ServedModel], source{saved: found}, &Export{Path: cp.Path, ServedModel: cp.ServedModel, Step: cp.Step}, files, names, entry)
 	}
 	if err := c.intact(ctx, &cp, exported...); err != nil {
 		return nil, err
@@ -105,7 +109,7 @@ func (c *Core) exportCheckpoint(ctx context.Context, owner, path, names string) 
 	return e, nil
 }
 
-// adapterFiles are what leaves of a checkpoint that is written anew.
+// adapterFiles are what leaves of a training checkpoint.
 var adapterFiles = []string{plugins.AdapterConfigFile, plugins.AdapterWeightsFile}
 
 // exportLive exports the newest weights of a run. The run's order is not touched, and no checkpoint is made.
@@ -114,11 +118,11 @@ func (c *Core) exportLive(ctx context.Context, r *run, names string) (*Export, e
 	e := &Export{Path: "tinker://" + r.ID, ServedModel: r.ServedModel}
 	entry := c.auditOften(r.Owner, AuditEntry{Event: "checkpoint_downloaded", RunID: r.ID, Path: e.Path})
 	c.mu.Unlock()
-	return c.exportWritten(ctx, r.model, source{run: r}, e, names, exported, entry)
+	return c.exportWritten(ctx, r.model, source{run: r}, e, exported, names, entry)
 }
 
 // exportWritten has the model's backend write weights for other programs, into a folder that goes with the export, and completes e.
-func (c *Core) exportWritten(ctx context.Context, m *model, src source, e *Export, names string, files []string, entry store.Record) (*Export, error) {
+func (c *Core) exportWritten(ctx context.Context, m *model, src source, e *Export, files []string, names string, entry store.Record) (*Export, error) {
 	if m == nil {
 		return nil, notFoundf("%s: its model %s is not served here, which is needed to write it for other programs", e.Path, quote(e.ServedModel))
 	}
@@ -133,6 +137,9 @@ func (c *Core) exportWritten(ctx context.Context, m *model, src source, e *Expor
 	saved, err := c.saveFor(ctx, m, src, c.file(dir), names)
 	if err != nil {
 		e.close()
+		if plugins.KindOf(err) == plugins.KindInvalid { // of some adapters there is no form with these names
+			return nil, invalidf("%v", err)
+		}
 		return nil, err
 	}
 	if src.run != nil {
@@ -165,7 +172,7 @@ func (c *Core) saveFor(ctx context.Context, m *model, src source, path, names st
 		if err == nil {
 			var saved plugins.SaveAdapterResult
 			saved, err = b.SaveAdapter(ctx, plugins.SaveAdapterRequest{
-				Adapter: adapter, Version: version, Scope: plugins.ScopeWeights, Path: path, ExportNames: names, StackedExperts: true,
+				Adapter: adapter, Version: version, Scope: plugins.ScopeWeights, Path: path, ExportNames: names,
 			})
 			release()
 			if err == nil {

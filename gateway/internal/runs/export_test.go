@@ -97,7 +97,7 @@ func (w *world) unpacked(text []byte) map[string]string {
 	}
 }
 
-// TestExportsHaveTheNamesOfPEFT: a live run and a training checkpoint, whose files are to be trained on here, are written for PEFT, whatever the names of the model's sampler checkpoints are. With the Tinker service's names everything is
+// TestExportsHaveTheNamesOfPEFT: a live run, and checkpoints whose files are to be trained on or sampled here, are written for PEFT, whatever the names of the model's sampler checkpoints are. With the Tinker service's names everything is
 // written anew.
 func TestExportsHaveTheNamesOfPEFT(t *testing.T) {
 	var asked []string
@@ -130,7 +130,9 @@ func TestExportsHaveTheNamesOfPEFT(t *testing.T) {
 	}
 	sampler := w.good(w.SaveWeightsForSampler(t.Context(), SaveWeightsForSampler{Operation: at(run, 6), Name: "s"})).Saved.Path
 	w.good(w.SaveWeightsExternal(t.Context(), SaveWeightsExternal{Operation: at(run, 7), Name: "e"}))
-	export(sampler, "")
+	if got := export(sampler, ""); got[plugins.AdapterWeightsFile] != live[plugins.AdapterWeightsFile] {
+		t.Error("the sampler's checkpoint is not that of the run")
+	}
 	for _, name := range []string{run, state, sampler} {
 		export(name, plugins.ExportTinker)
 	}
@@ -139,8 +141,8 @@ func TestExportsHaveTheNamesOfPEFT(t *testing.T) {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	peft, tinker := `export: names "peft", experts stacked true`, `export: names "tinker", experts stacked true`
-	want := []string{`weights: names "", experts stacked true`, peft, peft, `sampler_weights: names "tinker", experts stacked true`, `external_weights: names "tinker", experts stacked false`, tinker, tinker, tinker}
+	peft, tinker := `export: names "peft", experts stacked false`, `export: names "tinker", experts stacked false`
+	want := []string{`weights: names "", experts stacked true`, peft, peft, `sampler_weights: names "tinker", experts stacked true`, `external_weights: names "tinker", experts stacked false`, peft, tinker, tinker, tinker}
 	if !slices.Equal(asked, want) {
 		t.Errorf("files were asked for so:\n%s\nwant\n%s", strings.Join(asked, "\n"), strings.Join(want, "\n"))
 	}
@@ -165,5 +167,24 @@ func TestSamplerCheckpointsHaveTheNamesOfPEFT(t *testing.T) {
 	want := []string{`sampler_weights: names "peft", experts stacked true`, `external_weights: names "peft", experts stacked false`}
 	if !slices.Equal(asked, want) {
 		t.Errorf("files were asked for so:\n%s\nwant\n%s", strings.Join(asked, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// formless is a backend that has no form for others.
+type formless struct{ plugins.Backend }
+
+func (b formless) SaveAdapter(ctx context.Context, r plugins.SaveAdapterRequest) (plugins.SaveAdapterResult, error) {
+	if strings.Contains(r.Path, ".export-") {
+		return plugins.SaveAdapterResult{}, plugins.Invalidf("export_names", "peft is not allowed for this adapter")
+	}
+	return b.Backend.SaveAdapter(ctx, r)
+}
+
+// TestExportRefused: who asks for a form that there is not of an adapter is told so.
+func TestExportRefused(t *testing.T) {
+	w := newWorld(t, func(w *world) { w.wrap = func(b plugins.Backend) plugins.Backend { return formless{b} } })
+	run := w.trained(w.session(), 0)
+	if _, err := w.Export(t.Context(), owner, run, ""); KindOf(err) != KindInvalid || !strings.Contains(err.Error(), "peft is not allowed for this adapter") {
+		t.Errorf("error %v", err)
 	}
 }

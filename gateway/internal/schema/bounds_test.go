@@ -41,6 +41,10 @@ func TestBounds(t *testing.T) {
 		{"alternatives", `{}`, `{"pattern":"` + strings.Repeat("|", 10_000) + `"}`, "more than 10000 alternatives"},
 		{"groups", `{"pattern":"` + strings.Repeat("(", 200) + strings.Repeat(")", 200) + `"}`, `{"pattern":"` + strings.Repeat("(", 300) +
 			strings.Repeat(")", 300) + `"}`, "nest deeper than 250"},
+		{"classes of a pattern", `{"pattern":"[` + strings.Repeat(`\\p{L}`, 250) + `]"}`, `{"pattern":"[` + strings.Repeat(`\\p{L}`, 1000) + `]"}`,
+			"ranges of characters: 200"},
+		{"classes of all patterns", `{"prefixItems":[` + many(500, func(int) string { return `{"pattern":"\\p{L}"}` }) + `]}`,
+			`{"prefixItems":[` + many(1000, func(int) string { return `{"pattern":"\\p{L}"}` }) + `]}`, fmt.Sprintf("> %d", MaxClassRanges)},
 		{"merge steps", `{}`, `{"allOf":[` + many(40, func(i int) string {
 			return fmt.Sprintf(`{"anyOf":[{"properties":{"p%d":{"const":0}}},{"properties":{"p%d":{"const":1}}}]}`, i, i)
 		}) + `]}`, "too large"},
@@ -121,9 +125,8 @@ func TestRelaxed(t *testing.T) {
 		t.Errorf("many large divisors: %+v, %v", many, err)
 	}
 	for name, schema := range map[string]string{
-		"pattern":         `{"type":"string","allOf":[{"pattern":"^(a|b)*a(a|b){14}$"},{"pattern":"^(a|b)*b(a|b){14}$"}]}`,
-		"pattern, length": `{"type":"string","pattern":"^([a-z][0-9])+$","minLength":100000}`,
-		"oneOf":           `{"type":"string","oneOf":[{"pattern":"^(a|b)*a(a|b){14}$"},{"pattern":"^(a|b)*b(a|b){14}$"}]}`,
+		"pattern": `{"type":"string","allOf":[{"pattern":"^(a|b)*a(a|b){14}$"},{"pattern":"^(a|b)*b(a|b){14}$"}]}`,
+		"oneOf":   `{"type":"string","oneOf":[{"pattern":"^(a|b)*a(a|b){14}$"},{"pattern":"^(ab|a|b)*a(a|b){14}$"}]}`,
 		"patternProperties": `{"type":"object","patternProperties":{"^(a|b)*a(a|b){14}1$":{"maximum":1},"^(a|b)*b(a|b){14}1$":{"maximum":2}},"additionalProperties":false,
 			"minProperties":1}`,
 		"propertyNames": `{"type":"object","propertyNames":{"pattern":"^(a|b)*a(a|b){14}$"},"patternProperties":{"^(a|b)*b(a|b){14}$":{"type":"integer"}}}`,
@@ -151,6 +154,103 @@ func TestRelaxed(t *testing.T) {
 	}
 	if problems := compiled.Validate([]byte(`{"a":`)); len(problems) != 1 {
 		t.Errorf("a text cut short: %v", problems)
+	}
+}
+
+// TestRepeatedKeys holds what is said where a key that no schema names may stand twice. The last counts, so strict can promise neither a number of members
+// nor what one of them has; where only few keys are allowed, none stands twice.
+func TestRepeatedKeys(t *testing.T) {
+	integers := `{"type":"object","additionalProperties":{"type":"integer"}`
+	for _, c := range []struct {
+		name, schema, relaxed string
+		yes, no               []string
+	}{
+		{"two members of any name", integers + `,"minProperties":2}`, "[# minProperties]", []string{`{"a":1,"b":2}`}, []string{`{"a":1}`}},
+		{"more than is required and one", integers + `,"required":["r"],"minProperties":3}`, "[# minProperties]", []string{`{"r":0,"a":1,"b":2}`}, []string{`{"r":0,"a":1}`}},
+		{"one member more than is required", integers + `,"properties":{"r":{},"s":{}},"required":["r"],"minProperties":2}`, "[]",
+			[]string{`{"r":0,"a":1}`, `{"r":0,"s":1}`}, []string{`{"r":0}`}},
+		{"one", integers + `,"minProperties":1}`, "[]", []string{`{"a":1}`}, []string{`{}`}},
+		{"most", integers + `,"maxProperties":2}`, "[]", []string{`{"a":1,"b":2}`}, []string{`{"a":1,"b":2,"c":3}`}},
+		{"listed names only", `{"properties":{"a":{},"b":{},"c":{}},"additionalProperties":false,"type":"object","minProperties":2}`, "[]", []string{`{"a":1,"c":2}`},
+			[]string{`{"a":1}`, `{"a":1,"a":1}`}},
+		{"few names", integers + `,"propertyNames":{"enum":["a","b","c"]},"minProperties":2}`, "[]", []string{`{"b":1,"a":2}`, `{"a":1,"b":2,"c":3}`},
+			[]string{`{"a":1}`, `{"a":1,"a":2}`, `{"a":1,"d":2}`}},
+		{"few names beside a listed one", `{"type":"object","properties":{"a":{}},"propertyNames":{"enum":["a","b","c"]},"minProperties":2}`, "[]",
+			[]string{`{"c":1,"b":2}`, `{"a":1,"c":2}`}, []string{`{"c":1,"c":2}`, `{"a":1,"a":2}`}},
+		{"a value that one must have", `{"type":"object","not":{"additionalProperties":{"type":"integer"}}}`, "[# not]", []string{`{"a":1,"b":"x"}`}, []string{`{"a":1}`}},
+		{"a name that one must have", `{"type":"object","not":{"patternProperties":{"^a":false}}}`, "[]", []string{`{"b":1,"ab":1}`}, []string{`{"b":1}`}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			compiled, err := Compile(context.Background(), []byte(c.schema), Options{})
+			if err != nil || fmt.Sprint(compiled.Relaxed) != c.relaxed {
+				t.Fatalf("%v, %v, want %s", compiled, err, c.relaxed)
+			}
+			var e *Error
+			if _, err := Compile(context.Background(), []byte(c.schema), Options{Strict: true}); (err == nil) != (c.relaxed == "[]") || err != nil && (!errors.As(err, &e) || !e.Relaxed) {
+				t.Errorf("strict: %v", err)
+			}
+			for _, text := range c.yes {
+				if !matches(t, compiled.Grammar, text) {
+					t.Errorf("refuses %q", text)
+				}
+			}
+			for _, text := range c.no {
+				if matches(t, compiled.Grammar, text) {
+					t.Errorf("takes %q", text)
+				}
+			}
+		})
+	}
+}
+
+// TestManyDifferentItems says that items are not kept apart where they have too many values.
+func TestManyDifferentItems(t *testing.T) {
+	for n, want := range map[int]string{10: "[]", 20: "[# uniqueItems]", 70: "[# uniqueItems]"} {
+		values := make([]string, n)
+		for i := range values {
+			values[i] = fmt.Sprint(i)
+		}
+		schema := `{"type":"array","uniqueItems":true,"items":{"enum":[` + strings.Join(values, ",") + `]}}`
+		compiled, err := Compile(context.Background(), []byte(schema), Options{})
+		if err != nil || fmt.Sprint(compiled.Relaxed) != want {
+			t.Errorf("%d values: %v, %v", n, compiled, err)
+			continue
+		}
+		if got := matches(t, compiled.Grammar, `[1,2,1]`); got != (want != "[]") {
+			t.Errorf("%d values: an item twice is taken: %v", n, got)
+		}
+		if problems := compiled.Validate([]byte(`[1,2,1]`)); len(problems) != 1 || problems[0].Keyword != "#/uniqueItems" {
+			t.Errorf("%d values: %v", n, problems)
+		}
+	}
+}
+
+// TestLongStrings enforces lengths far beyond what is looked at character by character, beside patterns.
+func TestLongStrings(t *testing.T) {
+	pairs := `{"type":"string","pattern":"^([a-z][0-9])+$"`
+	for schema, want := range map[string]string{
+		pairs + `,"minLength":100000}`:                           "",
+		pairs + `,"minLength":2001,"maxLength":2002}`:            "",
+		pairs + `,"minLength":2001,"maxLength":2001}`:            "no value",
+		pairs + `,"not":{"pattern":"^(..)*$"},"minLength":1000}`: "no value",
+		`{"type":"string","allOf":[{"pattern":"^([a-z][0-9])+$"},{"pattern":"((c1d3g3).{4,8}){6,6}"},{"pattern":"(t|8){10,10}$"}],"minLength":100}`: "",
+		`{"type":"string","allOf":[{"pattern":"^([a-z][0-9])+$"},{"pattern":"((c1d3g3).{4,8}){6,6}"},{"pattern":"(t8){10,10}$"},` +
+			`{"not":{"pattern":"^(c1d3g3.{4,8}){6,6}"}}],"minLength":100}`: "",
+	} {
+		compiled, err := Compile(context.Background(), []byte(schema), Options{Strict: true})
+		if want != "" {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v", schema, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", schema, err)
+			continue
+		}
+		if strings.Contains(schema, "2002") && (!matches(t, compiled.Grammar, `"`+strings.Repeat("a0", 1001)+`"`) || matches(t, compiled.Grammar, `"`+strings.Repeat("a0", 1000)+`"`)) {
+			t.Errorf("%s: not the texts of 2002 characters", schema)
+		}
 	}
 }
 
@@ -220,6 +320,67 @@ func TestOptions(t *testing.T) {
 	big := `{"allOf":[` + strings.Repeat(`{"properties":{"a":{"anyOf":[{"type":"integer"},{"minLength":3}]}}},`, 300) + `{}]}`
 	if _, err := Compile(done, []byte(big), Options{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("a request that is gone: %v", err)
+	}
+}
+
+// countedContext is done once somebody has looked so often.
+type countedContext struct {
+	context.Context
+	looks int
+}
+
+func (c *countedContext) Err() error {
+	if c.looks--; c.looks < 0 {
+		return context.Canceled
+	}
+	return nil
+}
+
+// TestStopsWithinQuestions compiles what is one long question about an expression, for somebody who leaves while it is asked.
+func TestStopsWithinQuestions(t *testing.T) {
+	schema := []byte(`{"type":"string","allOf":[{"pattern":"^\\d*1\\d{20}$"},{"pattern":"^\\d*2\\d{20}$"},{"pattern":"^\\d*3\\d{21}$"}]}`)
+	all := &countedContext{context.Background(), 1 << 30}
+	var e *Error
+	if _, err := Compile(all, schema, Options{Strict: true}); !errors.As(err, &e) {
+		t.Fatalf("with nobody leaving: %v", err)
+	}
+	looks := 1<<30 - all.looks
+	if looks < 100 {
+		t.Errorf("%d looks in all", looks)
+	}
+	for _, strict := range []bool{true, false} {
+		for _, after := range []int{0, 5, looks / 2, 9 * looks / 10} {
+			leaving := &countedContext{context.Background(), after}
+			if _, err := Compile(leaving, schema, Options{Strict: strict}); !errors.Is(err, context.Canceled) {
+				t.Errorf("gone after %d looks, strict %v: %v", after, strict, err)
+			}
+			if leaving.looks < -20 {
+				t.Errorf("gone after %d looks, strict %v: %d more", after, strict, -leaving.looks)
+			}
+		}
+	}
+}
+
+// TestManyNamesAgainstPatterns has more names than patterns may be tried on: the patterns are left to the finished value, and no name is.
+func TestManyNamesAgainstPatterns(t *testing.T) {
+	var names, patterns []string
+	for i := range 4000 {
+		names = append(names, fmt.Sprintf(`"aaaaaaaaaaaaaaaaaaaaaaaaaaaaa%d":{"type":"integer"}`, i))
+	}
+	for i := range 20 {
+		patterns = append(patterns, fmt.Sprintf(`"^(a*)*b%d$":{"maximum":%d}`, i, i))
+	}
+	schema := `{"type":"object","properties":{` + strings.Join(names, ",") + `},"patternProperties":{` + strings.Join(patterns, ",") + `},"additionalProperties":false}`
+	compiled, err := Compile(context.Background(), []byte(schema), Options{})
+	if err != nil || fmt.Sprint(compiled.Relaxed) != "[# patternProperties]" {
+		t.Fatalf("%v, %v", compiled, err)
+	}
+	if !matches(t, compiled.Grammar, `{"aaaaaaaaaaaaaaaaaaaaaaaaaaaaa7":1}`) || matches(t, compiled.Grammar, `{"aaaaaaaaaaaaaaaaaaaaaaaaaaaaa7":"x"}`) {
+		t.Error("a property's own schema is not held to")
+	}
+	var e *Error
+	if _, err := Compile(context.Background(), []byte(schema), Options{Strict: true}); !errors.As(err, &e) || !e.Relaxed || e.Keyword != "patternProperties" {
+		t.Errorf("strict: %v", err)
 	}
 }
 

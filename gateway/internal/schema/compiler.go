@@ -54,6 +54,7 @@ type compiler struct {
 	noString      *node // everything but strings
 	checker       *validator
 	asked         int // steps of questions
+	nameSteps     int // of patterns on the names of properties
 
 	loose        bool // something was left out beside the losses of shapes; only where coarse
 	coarse       bool // what may be left to the finished value is, because otherwise it was too much
@@ -107,6 +108,7 @@ func (c *compiler) fail(err error) {
 func (c *compiler) exceed(what string, count, limit int) {
 	if c.over == nil {
 		c.over = tooLarge("", "", what, count, limit)
+		c.over.involved = true
 	}
 }
 
@@ -119,13 +121,19 @@ func (c *compiler) step() bool {
 }
 
 func (c *compiler) spend(steps int) {
+	before := c.steps
 	if c.steps += steps; c.steps > c.limit {
 		c.exceed("merge steps", c.steps, c.limit)
 	}
-	if c.steps&255 == 0 {
-		if err := c.ctx.Err(); err != nil {
-			c.fail(err)
-		}
+	if c.steps>>8 != before>>8 {
+		c.wanted()
+	}
+}
+
+// wanted stops everything once nobody waits for it any more.
+func (c *compiler) wanted() {
+	if err := c.ctx.Err(); err != nil {
+		c.fail(err)
 	}
 }
 
@@ -245,10 +253,22 @@ func (c *compiler) and(s, t schemas) schemas {
 		return s
 	case s == anything:
 		return t
-	case s == nothingAtAll || t == nothingAtAll:
-		return nothingAtAll
 	}
-	list := slices.Concat(c.sets[s], c.sets[t])
+	return c.all([]schemas{s, t})
+}
+
+// all is sets together.
+func (c *compiler) all(sets []schemas) schemas {
+	var list []literal
+	for _, s := range sets {
+		if s == nothingAtAll {
+			return nothingAtAll
+		}
+		list = append(list, c.sets[s]...)
+	}
+	if len(list) == 0 {
+		return anything
+	}
 	slices.SortFunc(list, func(a, b literal) int { return a.schema.id - b.schema.id })
 	out := list[:0]
 	for _, l := range list {
@@ -354,9 +374,7 @@ func (c *compiler) nothing(e grammar.Expr) bool {
 	if is, ok := c.empty[e]; ok {
 		return is
 	}
-	if err := c.ctx.Err(); err != nil {
-		c.fail(err)
-	}
+	c.wanted()
 	return c.ask(e, min(questionSteps, allQuestionSteps-c.asked))
 }
 

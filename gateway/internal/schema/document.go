@@ -33,7 +33,7 @@ type document struct {
 }
 
 // counts is what has been read so far of what is bounded in the whole document.
-type counts struct{ enumValues, enumBytes, patternBytes int }
+type counts struct{ enumValues, enumBytes, patternBytes, classRanges int }
 
 // resource is a part of the document with a URI of its own.
 type resource struct {

@@ -87,6 +87,8 @@ func (c *compiler) object(s *objectSet, form objectForm) grammar.Symbol {
 	if w.minimum <= required {
 		w.minimum = 0
 	}
+	w.nameFew()
+	w.repeats(required)
 	if w.maximum >= len(w.properties) && len(w.tail) == 0 {
 		w.maximum = -1
 	}
@@ -111,6 +113,49 @@ func (c *compiler) object(s *objectSet, form objectForm) grammar.Symbol {
 	w.dependencies, w.demands = nil, nil
 	symbol, _ := w.write()
 	return symbol
+}
+
+// nameFew makes properties of the keys that no schema names where there are only a few, if it matters that none of them stands twice.
+func (w *objectWriter) nameFew() {
+	if len(w.demands) == 0 && w.minimum <= 1 {
+		return
+	}
+	named := 0
+	for _, p := range w.properties {
+		if p.source == 0 {
+			named++
+		}
+	}
+	var few []property
+	for _, class := range w.tail {
+		texts, ok := w.b.Texts(class.keys, maxNamed)
+		if !ok || named+len(few)+len(texts) > maxNamed {
+			return
+		}
+		for _, text := range texts {
+			few = append(few, property{name: text, value: class.value})
+		}
+	}
+	w.properties, w.tail = append(w.properties, few...), nil
+}
+
+// keysRepeat is why something about keys that no schema names is not in the mask.
+const keysRepeat = "keys that no schema names may stand twice, and then only the last counts"
+
+// repeats says what the mask cannot hold to because a key that no schema names may stand twice: the last counts, so there are fewer members than were
+// written, and what one of them had may be gone. A member of theirs is one more than the required at least.
+func (w *objectWriter) repeats(required int) {
+	if len(w.tail) == 0 {
+		return
+	}
+	if w.minimum > required+1 {
+		w.relax(Relaxed{w.set.origin.Pointer, w.set.origin.Keyword, keysRepeat})
+	}
+	for _, d := range w.demands {
+		if d.value != anything {
+			w.relax(Relaxed{d.origin.Pointer, d.origin.Keyword, keysRepeat})
+		}
+	}
 }
 
 // Bounds of what may stand in any order.
@@ -153,7 +198,12 @@ func (w *objectWriter) write() (grammar.Symbol, bool) {
 	w.network = network{}
 	w.end = w.network.state()
 	w.network.accept = []int{w.end}
-	w.states = map[objectPlace]int{}
+	places := 2 * min(w.ways, maxStates)
+	if !w.counted {
+		places = 2 * w.ways
+	}
+	w.states = make(map[objectPlace]int, places)
+	w.network.edges = make([]grammar.Edge, 0, 2*places)
 	w.queue = nil
 	w.keys = map[string]int{}
 	for _, d := range w.dependencies {

@@ -13,6 +13,8 @@ type Error struct {
 	Keyword string // of that schema
 	Reason  string // what is wrong and what is allowed
 	Relaxed bool   // without strict it would be taken, and checked on the finished value
+
+	involved bool // see TooInvolved
 }
 
 func (e *Error) Error() string {

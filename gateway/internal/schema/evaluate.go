@@ -238,22 +238,13 @@ func (c *compiler) ownObject(s shape, n *node) shape {
 	}
 	set.origin = Relaxed{n.pointer, keyword, "beside the other keywords it takes too many states"}
 	set.classes, s = c.keyClasses(s, n, &set)
-	for _, p := range n.properties {
-		value := c.single(p.schema)
-		if len(n.patterns) > 0 {
-			c.spend(len(n.patterns))
-			for _, pattern := range n.patterns {
-				yes, err := pattern.pattern.Match(p.name, maxPatternSteps)
-				if err != nil {
-					e, why := c.expression(pattern.pattern)
-					yes = why == nil && c.contains(e, p.name)
-				}
-				if yes {
-					value = c.and(value, c.single(pattern.schema))
-				}
-			}
-		}
-		set.properties = append(set.properties, property{name: p.name, value: value, source: n.id + 1})
+	values, ok := c.propertyValues(n)
+	if !ok {
+		s = c.lose(s, Relaxed{n.pointer, "patternProperties", "which of the names its patterns match takes too many steps to find out"}, only(jsonvalue.Object))
+		set.seenUnknown = true
+	}
+	for i, p := range n.properties {
+		set.properties = append(set.properties, property{name: p.name, value: values[i], source: n.id + 1})
 		set.seenNames = append(set.seenNames, p.name)
 	}
 	at := make(map[string]int, len(set.properties))
@@ -290,6 +281,54 @@ func (c *compiler) ownObject(s shape, n *node) shape {
 		s.objects = []objectSet{set}
 	}
 	return s
+}
+
+// propertyValues is the schemas of each listed property: its own, and those of the patterns that match its name. Where finding out takes too many steps ok
+// is false, and they are each property's own.
+func (c *compiler) propertyValues(n *node) (values []schemas, ok bool) {
+	values = make([]schemas, len(n.properties))
+	for i, p := range n.properties {
+		values[i] = c.single(p.schema)
+	}
+	if len(n.patterns) == 0 {
+		return values, true
+	}
+	own := slices.Clone(values)
+	together := map[string]schemas{} // those of the patterns, by which match
+	which := make([]byte, len(n.patterns))
+	for i, p := range n.properties {
+		for k, pattern := range n.patterns {
+			yes, taken, err := pattern.pattern.MatchCounted(p.name, min(maxPatternSteps, maxNameSteps-c.nameSteps))
+			if c.nameSteps += taken + len(p.name); c.nameSteps >= maxNameSteps {
+				return own, false
+			}
+			if err != nil {
+				e, why := c.expression(pattern.pattern)
+				yes = why == nil && c.contains(e, p.name)
+			}
+			which[k] = 0
+			if yes {
+				which[k] = 1
+			}
+		}
+		if c.wanted(); c.stopped() {
+			return own, true
+		}
+		both, known := together[string(which)]
+		if !known {
+			var list []schemas
+			for k, yes := range which {
+				if yes != 0 {
+					list = append(list, c.single(n.patterns[k].schema))
+				}
+			}
+			both = c.all(list)
+			together[string(which)] = both
+			c.spend(1 + len(list)/8)
+		}
+		values[i] = c.and(values[i], both)
+	}
+	return values, true
 }
 
 // keyClasses cuts the keys that are no property's name into those that the same patterns match.

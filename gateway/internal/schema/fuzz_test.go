@@ -64,6 +64,7 @@ func FuzzCompile(f *testing.F) {
 func FuzzGBNF(f *testing.F) {
 	for _, text := range []string{
 		"root ::= \"a\"", "root ::= [a-z]+ | (\"x\" root)*", "root ::= a\na ::= b | \"c\"{2,3}\nb ::= root", "root ::= <think> (!</think>)* .",
+		"root ::= <[10]> (!<[11]>)* <[11]> <[7]>{2}",
 		"# c\nroot ::=\n \"\\x41\\u00e9\" [^\\n]?",
 	} {
 		f.Add(text, "a")

@@ -2,6 +2,7 @@ package schema
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -14,15 +15,15 @@ import (
 const maxGrammarNesting = 250
 
 // GBNF is the texts of a grammar in the notation of llama.cpp: rules `name ::= …`, of which root is where a text begins, literals, classes, groups,
-// alternatives, repetitions, comments, and special tokens as <name> and !<name>. Rules may be recursive in any way.
-func GBNF(b *grammar.Builder, text string) (grammar.Symbol, error) {
-	if len(text) > MaxGrammarBytes {
-		return 0, tooLarge("", "grammar", "bytes", len(text), MaxGrammarBytes)
+// alternatives, repetitions, comments, and special tokens as <name> and !<name> or by their ids as <[10]> and !<[10]>. Rules may be recursive in any way.
+// tokens are those of GBNFTokens.
+func GBNF(b *grammar.Builder, text string, tokens map[int32]GBNFToken) (grammar.Symbol, error) {
+	p, err := parseGBNF(text)
+	if err != nil {
+		return 0, err
 	}
-	p := &gbnfParser{text: text, rules: map[string]*gbnfRule{}}
-	if err := p.parse(); err != nil {
-		line := 1 + strings.Count(text[:min(p.at, len(text))], "\n")
-		return 0, &Error{Keyword: "grammar", Reason: fmt.Sprintf("line %d: %v", line, err)}
+	if err := p.resolve(tokens); err != nil {
+		return 0, &Error{Keyword: "grammar", Reason: err.Error()}
 	}
 	w := &gbnfWriter{b: b, rules: p.rules}
 	for _, name := range p.order {
@@ -39,6 +40,64 @@ func GBNF(b *grammar.Builder, text string) (grammar.Symbol, error) {
 		b.Define(rule.rule, w.symbol(rule.body))
 	}
 	return symbol, grammarError(b.Err(), "")
+}
+
+// GBNFToken is what a model's token is.
+type GBNFToken struct {
+	Text    string
+	Special bool // it never stands for its text
+}
+
+// GBNFTokens are the ids of the tokens that a grammar names by them, each once.
+func GBNFTokens(text string) ([]int32, error) {
+	p, err := parseGBNF(text)
+	if err != nil {
+		return nil, err
+	}
+	var ids []int32
+	for _, t := range p.numbered {
+		if !slices.Contains(ids, t.id) {
+			ids = append(ids, t.id)
+		}
+	}
+	return ids, nil
+}
+
+func parseGBNF(text string) (*gbnfParser, error) {
+	if len(text) > MaxGrammarBytes {
+		return nil, tooLarge("", "grammar", "bytes", len(text), MaxGrammarBytes)
+	}
+	p := &gbnfParser{text: text, rules: map[string]*gbnfRule{}}
+	if err := p.parse(); err != nil {
+		line := 1 + strings.Count(text[:min(p.at, len(text))], "\n")
+		return nil, &Error{Keyword: "grammar", Reason: fmt.Sprintf("line %d: %v", line, err)}
+	}
+	return p, nil
+}
+
+// gbnfNumbered is a token that is named by its id.
+type gbnfNumbered struct {
+	id   int32
+	node *gbnfNode
+}
+
+// resolve says what tokens that are named by their ids are. An ordinary one is its text, however that is cut into tokens; anything but an ordinary one is no
+// text that a grammar has.
+func (p *gbnfParser) resolve(tokens map[int32]GBNFToken) error {
+	for _, t := range p.numbered {
+		token, ok := tokens[t.id]
+		switch {
+		case !ok:
+			return fmt.Errorf("<[%d]>: there is no token of this number that stands for a text of its own", t.id)
+		case token.Special:
+			t.node.text = token.Text
+		case t.node.kind == gbnfOther:
+			return fmt.Errorf("!<[%d]>: %q is no special token; allowed behind ! are only those", t.id, shorten(token.Text))
+		default:
+			t.node.kind, t.node.text = gbnfText, token.Text
+		}
+	}
+	return nil
 }
 
 type gbnfKind uint8
@@ -86,6 +145,8 @@ type gbnfParser struct {
 	nesting int
 	uses    []string
 	usedAt  []int
+
+	numbered []gbnfNumbered
 }
 
 func (p *gbnfParser) parse() error {
@@ -271,12 +332,17 @@ func (p *gbnfParser) token() (*gbnfNode, error) {
 	if p.at >= len(p.text) || p.text[p.at] != '<' || end < 2 || strings.ContainsAny(p.text[p.at:p.at+end], "\r\n") {
 		return nil, fmt.Errorf("want a special token like <think>, got %q", p.rest())
 	}
-	text := p.text[p.at : p.at+end+1]
-	if text[1] == '[' {
-		return nil, fmt.Errorf("%s: tokens by number are not served; allowed: a special token's text, like <think>", text)
+	n := &gbnfNode{kind: kind, text: p.text[p.at : p.at+end+1]}
+	if number, ok := strings.CutPrefix(n.text, "<["); ok {
+		number, closed := strings.CutSuffix(number, "]>")
+		id, err := strconv.ParseUint(number, 10, 31)
+		if !closed || err != nil {
+			return nil, fmt.Errorf("%s: want the number of a token, like <[10]>", shorten(n.text))
+		}
+		p.numbered = append(p.numbered, gbnfNumbered{int32(id), n})
 	}
 	p.at += end + 1
-	return &gbnfNode{kind: kind, text: text}, nil
+	return n, nil
 }
 
 func (p *gbnfParser) repeated(item *gbnfNode) (*gbnfNode, error) {

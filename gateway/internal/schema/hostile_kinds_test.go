@@ -60,6 +60,16 @@ func hostileSchemas() map[string]string {
 		add(fmt.Sprintf("properties %d", n), `{"allOf":[`+many(min(n, 40), `{"properties":{`+many(200, `"p%d":{"minLength":%d}`)+`}}`)+`]}`)
 		add(fmt.Sprintf("patterns over names %d", n), `{"properties":{`+many(20*n, `"p%d":{}`)+`},"patternProperties":{`+many(min(n, 60), `"p.*%d.*x?":{"type":"integer"}`)+`}}`)
 		add(fmt.Sprintf("classes %d", n), `{"type":"string","pattern":"^(`+strings.ReplaceAll(many(n, `\\p{L}[^a-z%d]\\P{Lu}`), ",", "|")+`)*$","not":{"pattern":"\\p{Nd}{3}.*\\p{L}{%d}"}}`)
+		add(fmt.Sprintf("class members %d", n), `{"type":"string","pattern":"^(`+strings.ReplaceAll(many(n, `[\\p{L}%d]`), ",", "|")+`)*$"}`)
+		add(fmt.Sprintf("class lists %d", n), `{"prefixItems":[`+many(20*n, `{"pattern":"[\\p{L}\\p{N}%d]{%d}x"}`)+`]}`)
+		add(fmt.Sprintf("one class %d", n), `{"type":"string","pattern":"^[`+strings.Repeat(`\\p{L}\\P{Lu}`, n)+`]*$"}`)
+		add(fmt.Sprintf("folded %d", n), `{"prefixItems":[`+many(n, `{"pattern":"(?i)[\\p{L}%d][^\\p{N}%d]+[a-z%d]"}`)+`]}`)
+		add(fmt.Sprintf("slow patterns over names %d", n), `{"properties":{`+many(10*n, `"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa%d":{}`)+`},"patternProperties":{`+
+			many(min(n, 60), `"^(a*)*(a*)*b%d$":{"type":"integer"}`)+`}}`)
+		add(fmt.Sprintf("slow patterns over enums %d", n), `{"enum":[`+many(10*n, `"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa%d"`)+`],"allOf":[`+
+			many(min(n, 60), `{"pattern":"^(a*)*(a*)*b%d$"}`)+`,{"not":{"pattern":"^(a|aa)*x$"}}]}`)
+		add(fmt.Sprintf("listed properties %d", n), `{"properties":{`+many(25*n, `"p%d":{"type":"string","minLength":%d}`)+`},"additionalProperties":false}`)
+		add(fmt.Sprintf("lengths %d", n), `{"type":"string","allOf":[{"pattern":"^([a-z][0-9]{`+fmt.Sprint(n)+`})+$"},{"pattern":"^([a-z][0-9]{`+fmt.Sprint(n+1)+`})*$"}],"minLength":100000,"maxLength":100009}`)
 		add(fmt.Sprintf("formats %d", n), `{"allOf":[{"format":"uri"},{"format":"date-time"},{"format":"email"},{"not":{"format":"hostname"}},{"minLength":`+fmt.Sprint(n)+`}]}`)
 		add(fmt.Sprintf("not formats %d", n), `{"type":"string","not":{"format":"date-time"},"maxLength":`+fmt.Sprint(n)+`,"pattern":"^[0-9T:-]*$"}`)
 	}

@@ -400,6 +400,10 @@ func (p *keywordParser) compiled(keyword, source string) *ecma.Pattern {
 		p.fail(keyword, "not a regular expression of ECMA-262: "+err.Error())
 		return nil
 	}
+	if p.document.counts.classRanges += pattern.Ranges(); p.document.counts.classRanges > MaxClassRanges {
+		p.failed(keyword, tooLarge(p.node.pointer, keyword, "ranges of characters in all patterns", p.document.counts.classRanges, MaxClassRanges))
+		return nil
+	}
 	return pattern
 }
 

@@ -11,6 +11,7 @@ const (
 	MaxEnumValues      = 20_000    // values of all enums
 	MaxEnumBytes       = 1 << 20   // text of all enums
 	MaxPatternBytes    = 1 << 20   // text of all patterns and names
+	MaxClassRanges     = 400_000   // ranges of characters of which the classes of all patterns are made
 	MaxChoices         = 4096      // of a choice
 
 	maxCount           = 1 << 30   // lengths and counts beyond are as good as none
@@ -29,6 +30,7 @@ const (
 	maxValidateSteps   = 2_000_000 // of one validation
 	maxCheckSteps      = 300_000   // of all checks of listed values while a schema is compiled
 	maxPatternSteps    = 500_000   // of one pattern on one string
+	maxNameSteps       = 1_500_000 // of all patterns on all names of properties while a schema is compiled
 	maxInstanceBytes   = 16 << 20  // of a finished value
 	maxInstanceDepth   = 10_000    // of a finished value
 	numberDigits       = 64        // in each part of a number

@@ -28,6 +28,9 @@ type Options struct {
 	// Draft is that of schemas that do not name one; 2020-12 if it is not given.
 	Draft Draft
 
+	// Coarse does not try to have in the grammar what may be left to the finished value. It is for schemas that are too large otherwise: see TooInvolved.
+	Coarse bool
+
 	// Root lets only values of one kind through, by its name in JSON Schema; "" lets all.
 	Root string
 }
@@ -76,33 +79,39 @@ func Validator(schema []byte, options Options) (func(text []byte) []Problem, err
 
 // Compile makes the grammar of the JSON values that satisfy a schema. Its errors are *Error but for that of a context that is done.
 func Compile(ctx context.Context, schema []byte, options Options) (*Compiled, error) {
-	compiled, large, err := compile(ctx, schema, options, false)
-	if err != nil && large && !options.Strict {
-		if coarse, _, coarseErr := compile(ctx, schema, options, true); coarseErr == nil {
+	compiled, err := compile(ctx, schema, options)
+	if TooInvolved(err) && !options.Strict && !options.Coarse {
+		options.Coarse = true
+		if coarse, coarseErr := compile(ctx, schema, options); coarseErr == nil {
 			return coarse, nil
 		}
 	}
 	return compiled, err
 }
 
-// compile is Compile, coarse or not. large says that a bound was met which a coarser grammar might not meet.
-func compile(ctx context.Context, schema []byte, options Options, coarse bool) (compiled *Compiled, large bool, err error) {
+// compile is Compile as the options say, coarse or not.
+func compile(ctx context.Context, schema []byte, options Options) (compiled *Compiled, err error) {
 	b := grammar.NewBuilder(Limits())
-	value, c, err := add(ctx, b, schema, options, coarse)
+	b.Within(ctx)
+	value, err := Add(ctx, b, schema, options)
 	if err != nil {
-		var limit *grammar.LimitError
-		return nil, c != nil && (c.over != nil || errors.As(b.Err(), &limit)), err
+		return nil, err
 	}
 	g, err := b.Grammar(value.Symbol)
-	var limit *grammar.LimitError
-	if large = errors.As(err, &limit); err != nil {
+	if err != nil {
 		if errors.Is(err, grammar.ErrNoText) && value.beyondDigits {
-			return nil, false, &Error{Pointer: "#", Reason: fmt.Sprintf("%s that is written with at most %d digits before and behind the point of a number", noValue,
+			return nil, &Error{Pointer: "#", Reason: fmt.Sprintf("%s that is written with at most %d digits before and behind the point of a number", noValue,
 				numberDigits)}
 		}
-		return nil, large, grammarError(err, "#")
+		return nil, grammarError(err, "#")
 	}
-	return &Compiled{Grammar: g, Relaxed: value.Relaxed, document: value.document}, false, nil
+	return &Compiled{Grammar: g, Relaxed: value.Relaxed, document: value.document}, nil
+}
+
+// TooInvolved tells of an error that a bound was met which a coarser grammar might not meet.
+func TooInvolved(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.involved
 }
 
 // Limits are those of a Builder for what requests say.
@@ -130,44 +139,36 @@ func grammarError(err error, pointer string) error {
 	switch {
 	case err == nil:
 		return nil
+	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
+		return err
 	case errors.Is(err, grammar.ErrNoText):
 		return &Error{Pointer: pointer, Reason: noValue}
 	case errors.As(err, &limit):
-		return tooLarge(pointer, "", limit.What, limit.Count, limit.Limit)
+		e := tooLarge(pointer, "", limit.What, limit.Count, limit.Limit)
+		e.involved = true
+		return e
 	}
 	return &Error{Pointer: pointer, Reason: err.Error()}
 }
 
-// Add makes a schema a symbol of the caller's grammar, such as the arguments of a tool.
+// Add makes a schema a symbol of the caller's grammar, such as the arguments of a tool. The Builder should be Within ctx. Where it, or the grammar, turns out
+// TooInvolved it is for the caller to begin again with Options.Coarse.
 func Add(ctx context.Context, b *grammar.Builder, schema []byte, options Options) (*Value, error) {
-	value, c, err := add(ctx, b, schema, options, false)
-	if err != nil && c != nil && c.over != nil && !options.Strict {
-		if coarse, _, coarseErr := add(ctx, b, schema, options, true); coarseErr == nil {
-			return coarse, nil
-		}
-	}
-	return value, err
-}
-
-// add is Add. Where coarse, what may be checked after the fact is not tried to be in the grammar.
-func add(ctx context.Context, b *grammar.Builder, schema []byte, options Options, coarse bool) (*Value, *compiler, error) {
 	c, err := prepareSchema(ctx, b, schema, options)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	c.coarse = coarse
 	root := c.single(c.document.root)
 	if options.Root != "" {
 		kind := slices.IndexFunc(kindsByName(), func(k jsonvalue.Kind) bool { return k.String() == options.Root })
 		if kind < 0 {
-			return nil, nil, fmt.Errorf("root kind %q", options.Root)
+			return nil, fmt.Errorf("root kind %q", options.Root)
 		}
 		only := &node{id: c.nextID(), pointer: "#", value: &jsonvalue.Value{Kind: jsonvalue.Object}, types: only(jsonvalue.Kind(kind))}
 		unset(only)
 		root = c.and(root, c.set([]literal{{schema: only}}))
 	}
-	value, err := c.value(c.symbol(root), options.Strict)
-	return value, c, err
+	return c.value(c.symbol(root), options.Strict)
 }
 
 // value makes what is left to make, and says what became of it.
@@ -216,7 +217,9 @@ func prepareSchema(ctx context.Context, b *grammar.Builder, schema []byte, optio
 			return nil, &Error{Keyword: "whitespace_pattern", Reason: "it matches no white space of JSON; allowed: space, tab, newline, carriage return"}
 		}
 	}
-	return newCompiler(ctx, b, d, space{between}), nil
+	c := newCompiler(ctx, b, d, space{between})
+	c.coarse = options.Coarse
+	return c, nil
 }
 
 // result is what went wrong, if anything did.

@@ -46,7 +46,7 @@ func TestCompile(t *testing.T) {
 			[]string{`[]`, `["a", "c"]`, `[1,"b","a",null]`}, []string{`["a","a"]`, `["d","e","f","d"]`, `["x"]`, `[1,2,null,"a","b"]`, `[1,2,1]`}},
 		{"patterns", `{"type":"object","patternProperties":{"^a":{"type":"string"},"b$":{"type":"integer"}},"additionalProperties":false}`,
 			[]string{`{"ax":"s"}`, `{"xb":1}`, `{}`}, []string{`{"ab":1}`, `{"ab":"s"}`, `{"c":1}`}},
-		{"counts", `{"type":"object","minProperties":2,"maxProperties":3}`, []string{`{"a":1,"b":2}`, `{"a":1,"b":2,"c":3}`}, []string{`{}`, `{"a":1}`,
+		{"counts", `{"type":"object","minProperties":1,"maxProperties":3}`, []string{`{"a":1}`, `{"a":1,"b":2,"c":3}`}, []string{`{}`,
 			`{"a":1,"b":2,"c":3,"d":4}`}},
 		{"dependencies", `{"type":"object","properties":{"a":{},"b":{}},"dependentRequired":{"a":["b"]}}`, []string{`{}`, `{"b":1}`, `{"a":1,"b":2}`},
 			[]string{`{"a":1}`}},

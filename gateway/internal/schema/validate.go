@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"unicode/utf8"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/schema/ecma"
 	"github.com/tinsmith/tinsmith/gateway/internal/schema/jsonvalue"
 )
 
@@ -232,8 +233,7 @@ func (c *checking) scalar(value *jsonvalue.Value) {
 			}
 		}
 		if n.pattern != nil {
-			matches, err := n.pattern.Match(value.Text, min(c.steps, maxPatternSteps))
-			c.steps -= len(value.Text) + 1
+			matches, err := c.match(n.pattern, value.Text)
 			switch {
 			case err != nil:
 				c.fail("pattern", "%s", err.Error())
@@ -246,6 +246,16 @@ func (c *checking) scalar(value *jsonvalue.Value) {
 		}
 	case jsonvalue.Null, jsonvalue.Boolean, jsonvalue.Array, jsonvalue.Object:
 	}
+}
+
+// matchStepsPerStep is how many steps of a pattern take about as long as one of a check.
+const matchStepsPerStep = 8
+
+// match tells whether a pattern matches a text, and pays for it.
+func (v *validator) match(p *ecma.Pattern, text string) (bool, error) {
+	matches, taken, err := p.MatchCounted(text, min(v.steps*matchStepsPerStep, maxPatternSteps))
+	v.steps -= (len(text)+taken)/matchStepsPerStep + 1
+	return matches, err
 }
 
 func (c *checking) format(text string) bool {
@@ -261,8 +271,7 @@ func (c *checking) format(text string) bool {
 	if f := formats[c.n.format]; f.maxLength >= 0 && utf8.RuneCountInString(text) > f.maxLength {
 		return false
 	}
-	matches, err := pattern.Match(text, min(c.steps, maxPatternSteps))
-	c.steps -= len(text) + 1
+	matches, err := c.match(pattern, text)
 	return matches && err == nil
 }
 
@@ -460,8 +469,7 @@ func (c *checking) members(value *jsonvalue.Value) {
 			c.inside(sub, member.Value, step)
 		}
 		for _, p := range n.patterns {
-			matches, err := p.pattern.Match(member.Key, min(c.steps, maxPatternSteps))
-			c.steps -= len(member.Key) + 1
+			matches, err := c.match(p.pattern, member.Key)
 			if err != nil {
 				c.fail("patternProperties", "%s", err.Error())
 			} else if matches {

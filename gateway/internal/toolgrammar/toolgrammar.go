@@ -34,6 +34,8 @@ type Options struct {
 	Marked bool
 	// Bare is the opposite: the tag that calls begin with is missing.
 	Bare bool
+	// Coarse is schema.Options'.
+	Coarse bool
 	// Relaxed, if it is not nil, is told what of a tool's schema its arguments are not held to.
 	Relaxed func(tool Tool, left []schema.Relaxed)
 }
@@ -160,7 +162,7 @@ func (m *maker) arguments(t Tool) (grammar.Symbol, error) {
 	if !t.Strict {
 		parameters = closed(parameters)
 	}
-	value, err := schema.Add(m.ctx, m.b, parameters, schema.Options{Strict: t.Strict, Root: "object"})
+	value, err := schema.Add(m.ctx, m.b, parameters, schema.Options{Strict: t.Strict, Coarse: m.o.Coarse && !t.Strict, Root: "object"})
 	if err != nil {
 		return 0, err
 	}

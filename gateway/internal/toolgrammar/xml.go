@@ -39,7 +39,7 @@ func (m *maker) xmlParameters(t Tool) (grammar.Symbol, error) {
 	case !t.Strict:
 		parameters = closed(parameters)
 	}
-	value, err := schema.AddBlocks(m.ctx, m.b, parameters, schema.Options{Strict: t.Strict, Root: "object"}, xmlBlocks)
+	value, err := schema.AddBlocks(m.ctx, m.b, parameters, schema.Options{Strict: t.Strict, Coarse: m.o.Coarse && !t.Strict, Root: "object"}, xmlBlocks)
 	if err != nil {
 		return 0, err
 	}

@@ -9,7 +9,10 @@ import (
 	"github.com/tinsmith/tinsmith/backends/internal/model/qwen2"
 	"github.com/tinsmith/tinsmith/backends/internal/model/qwen3"
 	"github.com/tinsmith/tinsmith/backends/internal/model/qwen35"
+	"github.com/tinsmith/tinsmith/backends/internal/model/qwen35moe"
 	"github.com/tinsmith/tinsmith/backends/internal/model/qwen3moe"
+	"github.com/tinsmith/tinsmith/backends/internal/model/qwen3next"
+	"github.com/tinsmith/tinsmith/backends/internal/model/qwen3vl"
 	"github.com/tinsmith/tinsmith/backends/internal/model/smollm3"
 )
 
@@ -26,5 +29,11 @@ func All() model.Registry {
 
 		qwen35.Name:       qwen35.Architecture(),
 		qwen35.NestedName: qwen35.Architecture(),
+
+		qwen35moe.Name:       qwen35moe.Architecture(),
+		qwen35moe.NestedName: qwen35moe.Architecture(),
+		qwen3next.Name:       qwen3next.Architecture(),
+		qwen3vl.Name:         qwen3vl.Architecture(),
+		qwen3vl.ExpertsName:  qwen3vl.ExpertsArchitecture(),
 	}
 }

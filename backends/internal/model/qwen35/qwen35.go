@@ -4,12 +4,9 @@ package qwen35
 
 import (
 	"context"
-	"errors"
-	"fmt"
 
 	"github.com/tinsmith/tinsmith/backends/internal/model"
 	"github.com/tinsmith/tinsmith/backends/internal/nn"
-	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 )
 
 // The architectures' names in config.json: of the text model alone, and of the published files.
@@ -21,29 +18,10 @@ const (
 // Architecture loads these models.
 func Architecture() model.Architecture {
 	return model.Architecture{
-		Check: check,
+		Check: func(c *model.Config) error { return model.CheckHybrid(c, model.Features{}) },
 		Layer: func(ctx context.Context, l *model.Loader, i int) (nn.Layer, error) {
-			return l.HybridLayer(ctx, i)
+			return l.HybridLayer(ctx, i, model.HybridOptions{})
 		},
 		Ignored: []string{"mtp.", "model.visual."}, NestedConfig: true, OnePlusNorms: true, Recurrence: true, Defaults: model.Defaults{RotaryFactor: 0.25},
 	}
-}
-
-func check(c *model.Config) error {
-	if err := c.Check(model.Features{PartialRotary: true, LinearAttention: true}); err != nil {
-		return err
-	}
-	if c.OutputGate != nil && !*c.OutputGate {
-		return errors.New("attn_output_gate is false, only true is supported for " + c.Architecture)
-	}
-	d := c.DeltaNet
-	for _, s := range []struct {
-		name        string
-		value, most int
-	}{{"linear_key_head_dim", d.KeyHeadDim, tensor.MaxDeltaDim}, {"linear_value_head_dim", d.ValueHeadDim, tensor.MaxDeltaDim}, {"linear_conv_kernel_dim", d.Kernel, tensor.MaxConvWidth}} {
-		if s.value > s.most {
-			return fmt.Errorf("%s is %d, at most %d is supported", s.name, s.value, s.most)
-		}
-	}
-	return nil
 }

@@ -4,10 +4,10 @@ from safetensors.numpy import load_file
 from selection import ENDS, here, pack
 
 LOSSES = ("cross_entropy", "importance_sampling")
-KEPT = (*ENDS, ".layers.0.linear_attn.in_proj_k.", ".layers.2.linear_attn.out_proj.")
+KEPT = (*ENDS, ".layers.0.linear_attn.in_proj_k.", ".layers.2.linear_attn.out_proj.", ".layers.1.mlp.experts.w1.", ".layers.0.mlp.experts.w2.", ".layers.0.mlp.shared_expert.down_proj.")
 
 
-def main(goldens, families, name="qwen3.5"):
+def select(goldens, families, name):
     src, adapters, dst = os.path.join(goldens, name), os.path.join(families, name), os.path.join(here, name)
     shutil.rmtree(dst, ignore_errors=True)
     pack(dst + "/model.safetensors", load_file(src + "/model.safetensors"), {"format": "pt"})
@@ -27,4 +27,5 @@ def main(goldens, families, name="qwen3.5"):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    for name in ("qwen3.5", "qwen3.5-moe"):
+        select(*sys.argv[1:], name)

@@ -225,6 +225,30 @@ func TestErrors(t *testing.T) {
 	}
 }
 
+// A device that computes nothing, for the plan of memory, has matrices of the same size, and has kernels for what this one has.
+func TestDryDevice(t *testing.T) {
+	d := onProcessor(t)
+	for _, dtype := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
+		for _, shape := range [][2]int{{1, 1}, {6, 33}, {33, 64}, {65, 130}} {
+			var bytes []int
+			for _, d := range []tensor.Device{d, dry.Remote{}} {
+				m, err := d.NewMatrix(dtype, shape[0], shape[1])
+				if err != nil {
+					t.Fatal(err)
+				}
+				bytes = append(bytes, m.Bytes())
+				m.Free()
+			}
+			if bytes[0] != bytes[1] {
+				t.Errorf("%v of %v takes %d bytes, planned %d", dtype, shape, bytes[0], bytes[1])
+			}
+		}
+	}
+	if a, b := d.CheckExperts(), (dry.Remote{}).CheckExperts(); !errors.Is(a, b) || d.HasRecurrence() != (dry.Remote{}).HasRecurrence() {
+		t.Errorf("experts: %v, planned %v; recurrence: %v, planned %v", a, b, d.HasRecurrence(), dry.Remote{}.HasRecurrence())
+	}
+}
+
 // A pass that computes nothing, for the plan of memory, keeps queries as the device does.
 func TestQueryTypes(t *testing.T) {
 	d := onProcessor(t)

@@ -1,7 +1,11 @@
 // Package dry has a tensor.Device that computes nothing and has no memory: a pass that runs over it costs next to no time and tells how much memory it would take. It knows no model.
 package dry
 
-import "github.com/tinsmith/tinsmith/backends/internal/tensor"
+import (
+	"fmt"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+)
 
 // Device takes every operation for done, without a check. Its buffers have no address; what is downloaded stays as it was. The zero value is ready, for any number of goroutines.
 type Device struct{}
@@ -13,6 +17,14 @@ type Remote struct {
 	// Scratch, unless nil, becomes the most bytes that an operation has taken as a tensor.Scratcher, if that is more than it is.
 	Scratch *int64
 }
+
+// Is tells whether a device is one of this package's, or one that is made of it.
+func Is(d tensor.Device) bool {
+	_, ok := d.(interface{ isDry() })
+	return ok
+}
+
+func (Device) isDry() {}
 
 var (
 	_ tensor.Device         = Device{}
@@ -83,8 +95,14 @@ func (Device) Segmented() bool { return true }
 // LogSumExps implements tensor.Device.
 func (Device) LogSumExps(_, _ tensor.Tensor, _ tensor.Segments) error { return nil }
 
-// Alloc implements tensor.Device.
+// mostBytes is more than any device has. Allocations of so much fail, so that sums of what they take stay numbers.
+const mostBytes = 1 << 46
+
+// Alloc implements tensor.Device. It fails where no device would have so much memory.
 func (Device) Alloc(d tensor.DType, rows, cols int) (tensor.Tensor, error) {
+	if rows > 0 && cols > mostBytes/d.Size()/rows {
+		return tensor.Tensor{}, fmt.Errorf("%d × %d elements: %w", rows, cols, tensor.ErrMemory)
+	}
 	return tensor.Tensor{Buffer: &tensor.Buffer{Bytes: rows * cols * d.Size()}, Rows: rows, Cols: cols, Stride: cols, DType: d}, nil
 }
 
@@ -108,21 +126,33 @@ func (Device) Download([]float32, tensor.Tensor) error { return nil }
 // DownloadRows implements tensor.Device.
 func (Device) DownloadRows([]float32, int, tensor.Tensor) error { return nil }
 
-// NewMatrix implements tensor.Device.
+// NewMatrix implements tensor.Device: as package cpu fills matrices up.
 func (Device) NewMatrix(d tensor.DType, out, in int) (tensor.Matrix, error) {
-	return matrix{d, out, in}, nil
+	m := matrix{dtype: d, out: out, in: in, rows: 32, columns: 1}
+	if d == tensor.BFloat16 {
+		m.columns = 2
+	}
+	return m, nil
+}
+
+// NewMatrix implements tensor.Device: as package cuda fills matrices up.
+func (Remote) NewMatrix(d tensor.DType, out, in int) (tensor.Matrix, error) {
+	return matrix{dtype: d, out: out, in: in, rows: 1, columns: 8}, nil
 }
 
 type matrix struct {
-	dtype   tensor.DType
-	out, in int
+	dtype         tensor.DType
+	out, in       int
+	rows, columns int // of which there are multiples in memory
 }
 
 func (m matrix) Out() int            { return m.out }
 func (m matrix) In() int             { return m.in }
 func (m matrix) DType() tensor.DType { return m.dtype }
-func (m matrix) Bytes() int          { return tensor.MatrixBytes(m.dtype, m.out, m.in) }
-func (matrix) Free()                 {}
+func (m matrix) Bytes() int {
+	return (m.out + m.rows - 1) / m.rows * m.rows * ((m.in + m.columns - 1) / m.columns * m.columns) * m.dtype.Size()
+}
+func (matrix) Free() {}
 
 func (m matrix) Rows(from, to int) tensor.Matrix {
 	if from < 0 || to > m.out || from > to || from%tensor.MatrixRows != 0 {

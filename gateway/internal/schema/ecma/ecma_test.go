@@ -1,6 +1,8 @@
 package ecma
 
 import (
+	"errors"
+	"strings"
 	"testing"
 )
 
@@ -72,6 +74,23 @@ func TestIrregular(t *testing.T) {
 		}
 		if got := p.Irregular(); (got != "") != want {
 			t.Errorf("%s: irregular %q", pattern, got)
+		}
+	}
+}
+
+// TestRanges holds how many ranges of characters a pattern may be made of. Places with the same property count once.
+func TestRanges(t *testing.T) {
+	letters, err := Parse(`\p{L}`)
+	if err != nil || letters.Ranges() < 100 {
+		t.Fatalf("%v, %v", letters, err)
+	}
+	many, err := Parse(strings.Repeat(`\p{L}`, 1000))
+	if err != nil || many.Ranges() != letters.Ranges() {
+		t.Errorf("%d ranges, %v", many.Ranges(), err)
+	}
+	for _, pattern := range []string{strings.Repeat(`[\p{L}x]`, 1000), `[` + strings.Repeat(`\p{L}`, 1000) + `]`, `(?i)` + strings.Repeat(`[\p{L}]`, 100)} {
+		if _, err := Parse(pattern); !errors.Is(err, ErrTooLarge) {
+			t.Errorf("%.20s…: %v", pattern, err)
 		}
 	}
 }

@@ -15,6 +15,7 @@ func (p *Pattern) Expression(b *grammar.Builder) (grammar.Expr, error) {
 	if err != nil {
 		return b.Nothing(), err
 	}
+	m := expressionMaker{b: b}
 	list := make([]grammar.Expr, 0, len(branches))
 	for _, branch := range branches {
 		parts := make([]grammar.Expr, 0, len(branch.body)+2)
@@ -22,7 +23,7 @@ func (p *Pattern) Expression(b *grammar.Builder) (grammar.Expr, error) {
 			parts = append(parts, b.AnyText())
 		}
 		for _, n := range branch.body {
-			parts = append(parts, expression(b, n))
+			parts = append(parts, m.expression(n))
 		}
 		if !branch.end {
 			parts = append(parts, b.AnyText())
@@ -41,43 +42,71 @@ func (p *Pattern) WholeExpression(b *grammar.Builder) (grammar.Expr, error) {
 	if err != nil {
 		return b.Nothing(), err
 	}
+	m := expressionMaker{b: b}
 	list := make([]grammar.Expr, 0, len(branches))
 	for _, branch := range branches {
 		parts := make([]grammar.Expr, 0, len(branch.body))
 		for _, n := range branch.body {
-			parts = append(parts, expression(b, n))
+			parts = append(parts, m.expression(n))
 		}
 		list = append(list, b.Concat(parts...))
 	}
 	return b.Union(list...), nil
 }
 
+// expressionMaker makes expressions of the parts of one pattern.
+type expressionMaker struct {
+	b       *grammar.Builder
+	classes map[*rune]grammar.Expr // of the classes with many ranges, by where those are: places with the same property share them
+}
+
+// manyRanges is from how many ranges on a class is remembered.
+const manyRanges = 16
+
 // expression goes down at most as deep as Parse lets groups nest.
-func expression(b *grammar.Builder, n *node) grammar.Expr {
+func (m *expressionMaker) expression(n *node) grammar.Expr {
+	b := m.b
 	switch n.operation {
 	case opClass:
-		ranges := make([]grammar.RuneRange, 0, len(n.ranges)/2)
-		for i := 0; i < len(n.ranges); i += 2 {
-			ranges = append(ranges, grammar.RuneRange{Lo: n.ranges[i], Hi: n.ranges[i+1]})
-		}
-		return b.Class(ranges...)
+		return m.class(n.ranges)
 	case opConcat:
-		return b.Concat(expressions(b, n.subs)...)
+		return b.Concat(m.expressions(n.subs)...)
 	case opAlternate:
-		return b.Union(expressions(b, n.subs)...)
+		return b.Union(m.expressions(n.subs)...)
 	case opRepeat:
-		return b.Repeat(expression(b, n.subs[0]), n.min, n.max)
+		return b.Repeat(m.expression(n.subs[0]), n.min, n.max)
 	case opGroup:
-		return expression(b, n.subs[0])
+		return m.expression(n.subs[0])
 	case opEmpty, opStart, opEnd, opBoundary, opLook, opBackreference: // of these only the empty text gets here
 	}
 	return b.Empty()
 }
 
-func expressions(b *grammar.Builder, list []*node) []grammar.Expr {
+func (m *expressionMaker) class(ranges []rune) grammar.Expr {
+	many := len(ranges) >= 2*manyRanges
+	if many {
+		if e, ok := m.classes[&ranges[0]]; ok {
+			return e
+		}
+	}
+	list := make([]grammar.RuneRange, 0, len(ranges)/2)
+	for i := 0; i < len(ranges); i += 2 {
+		list = append(list, grammar.RuneRange{Lo: ranges[i], Hi: ranges[i+1]})
+	}
+	e := m.b.Class(list...)
+	if many {
+		if m.classes == nil {
+			m.classes = map[*rune]grammar.Expr{}
+		}
+		m.classes[&ranges[0]] = e
+	}
+	return e
+}
+
+func (m *expressionMaker) expressions(list []*node) []grammar.Expr {
 	out := make([]grammar.Expr, len(list))
 	for i, n := range list {
-		out[i] = expression(b, n)
+		out[i] = m.expression(n)
 	}
 	return out
 }

@@ -3,6 +3,7 @@ package ecma
 import (
 	"errors"
 	"slices"
+	"sync"
 )
 
 // ErrSteps says that a match took more steps than it was given, so nobody knows whether the text matches.
@@ -13,22 +14,31 @@ const maxMatchDepth = 100_000
 
 // Match tells whether the pattern matches anywhere in the text, in at most that many steps.
 func (p *Pattern) Match(text string, steps int) (bool, error) {
-	m := matcher{text: []rune(text), steps: steps, groups: make([]span, p.groups+1)}
-	for start := 0; start <= len(m.text); start++ {
-		if m.steps < 0 {
-			return false, ErrSteps
-		}
+	yes, _, err := p.MatchCounted(text, steps)
+	return yes, err
+}
+
+// matchers are for further matches: there are many short ones.
+var matchers = sync.Pool{New: func() any { return new(matcher) }}
+
+// MatchCounted is Match, and how many steps it took.
+func (p *Pattern) MatchCounted(text string, steps int) (yes bool, taken int, err error) {
+	m := matchers.Get().(*matcher)
+	defer matchers.Put(m)
+	*m = matcher{text: m.text[:0], steps: steps, groups: slices.Grow(m.groups[:0], p.groups+1)[:p.groups+1]}
+	for _, r := range text {
+		m.text = append(m.text, r)
+	}
+	for start := 0; start <= len(m.text) && !yes; start++ {
 		for i := range m.groups {
 			m.groups[i] = span{-1, -1}
 		}
-		if m.match(p.root, start, false, func(int) bool { return true }) {
-			return true, nil
-		}
-		if m.failed || m.steps < 0 {
-			return false, ErrSteps
+		yes = m.match(p.root, start, false, func(int) bool { return true })
+		if !yes && (m.failed || m.steps < 0) {
+			return false, steps, ErrSteps
 		}
 	}
-	return false, nil
+	return yes, min(steps-m.steps, steps), nil
 }
 
 type span struct{ start, end int }
@@ -50,7 +60,13 @@ func (m *matcher) match(n *node, at int, backwards bool, rest func(int) bool) bo
 		return false
 	}
 	m.depth++
-	defer func() { m.depth-- }()
+	yes := m.try(n, at, backwards, rest)
+	m.depth--
+	return yes
+}
+
+// try is match where the steps suffice.
+func (m *matcher) try(n *node, at int, backwards bool, rest func(int) bool) bool {
 	switch n.operation {
 	case opEmpty:
 		return rest(at)
@@ -139,6 +155,14 @@ func (m *matcher) concat(subs []*node, at int, backwards bool, rest func(int) bo
 	first, others := subs[0], subs[1:]
 	if backwards {
 		first, others = subs[len(subs)-1], subs[:len(subs)-1]
+	}
+	if first.operation == opClass { // most are, and most do not match
+		if m.steps--; m.steps < 0 {
+			m.failed = true
+			return false
+		}
+		next, ok := m.class(first, at, backwards)
+		return ok && m.concat(others, next, backwards, rest)
 	}
 	return m.match(first, at, backwards, func(next int) bool { return m.concat(others, next, backwards, rest) })
 }

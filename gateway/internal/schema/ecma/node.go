@@ -12,6 +12,7 @@ const (
 	MaxBytes        = 16 << 10
 	MaxCount        = 100_000
 	MaxAlternatives = 10_000
+	MaxRanges       = 200_000 // of which all classes are made
 	maxNesting      = 250
 )
 
@@ -48,15 +49,18 @@ type node struct {
 
 // Pattern is a regular expression that was read.
 type Pattern struct {
-	source  string
-	root    *node
-	groups  int
-	unfit   string // what no regular language has: "look-around", …; "" if there is nothing
-	classes int
+	source string
+	root   *node
+	groups int
+	unfit  string // what no regular language has: "look-around", …; "" if there is nothing
+	ranges int
 }
 
 // Source is the text that was read.
 func (p *Pattern) Source() string { return p.source }
+
+// Ranges is of about how many ranges of characters the pattern's classes were made, which is what they take.
+func (p *Pattern) Ranges() int { return p.ranges }
 
 // Irregular names what in the pattern keeps it from being a regular language; "" says that nothing does.
 func (p *Pattern) Irregular() string {

@@ -29,7 +29,7 @@ func Parse(source string) (*Pattern, error) {
 	if err != nil {
 		return nil, fmt.Errorf("at byte %d: %w", p.at, err)
 	}
-	p.pattern.root, p.pattern.groups = root, p.total
+	p.pattern.root, p.pattern.groups, p.pattern.ranges = root, p.total, p.ranges
 	return p.pattern, nil
 }
 
@@ -43,6 +43,16 @@ type parser struct {
 	total        int // in the whole pattern
 	names        map[string]int
 	alternations int
+	ranges       int               // of which classes were made
+	properties   map[string][]rune // the characters of \p{…} and \P{…}, as written
+}
+
+// made pays for ranges of which a class is made.
+func (p *parser) made(ranges int) error {
+	if p.ranges += ranges; p.ranges > MaxRanges {
+		return fmt.Errorf("%w: ranges of characters: %d > %d", ErrTooLarge, p.ranges, MaxRanges)
+	}
+	return nil
 }
 
 // countGroups finds the groups before they are read, because a reference may stand before its group.
@@ -388,11 +398,8 @@ func (p *parser) classEscape() (ranges []rune, ok bool, err error) {
 		if end < 0 {
 			return nil, false, errors.New(`\p{: want '}'`)
 		}
-		if ranges, err = property(p.text[p.at+2 : p.at+end]); err != nil {
+		if ranges, err = p.property(p.text[p.at : p.at+end]); err != nil {
 			return nil, false, err
-		}
-		if c == 'P' {
-			ranges = complement(ranges)
 		}
 		p.at += end
 	default:
@@ -400,6 +407,25 @@ func (p *parser) classEscape() (ranges []rune, ok bool, err error) {
 	}
 	p.at++
 	return ranges, true, nil
+}
+
+// property is the characters of \p{name}, written as p{name or P{name. All places in a pattern share them.
+func (p *parser) property(written string) ([]rune, error) {
+	if ranges, ok := p.properties[written]; ok {
+		return ranges, nil
+	}
+	ranges, err := property(written[2:])
+	if err != nil {
+		return nil, err
+	}
+	if written[0] == 'P' {
+		ranges = complement(ranges)
+	}
+	if p.properties == nil {
+		p.properties = map[string][]rune{}
+	}
+	p.properties[written] = ranges
+	return ranges, p.made(len(ranges) / 2)
 }
 
 // characterEscape reads an escape that stands for one character, behind the backslash.
@@ -509,16 +535,21 @@ func (p *parser) class() ([]rune, error) {
 		} else if set == nil {
 			set = []rune{first, first}
 		}
+		if err := p.made(len(set) / 2); err != nil {
+			return nil, err
+		}
 		ranges = append(ranges, set...)
 	}
 	ranges = normal(ranges)
 	if p.fold {
+		if err := p.made(foldedCharacters(ranges)); err != nil {
+			return nil, err
+		}
 		ranges = folded(ranges)
 	}
 	if negated {
 		ranges = complement(ranges)
 	}
-	p.pattern.classes += len(ranges)
 	return ranges, nil
 }
 

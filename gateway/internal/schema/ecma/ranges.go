@@ -44,6 +44,15 @@ func complement(ranges []rune) []rune {
 // foldedAtMost is up to how many characters of a class are looked at for their other cases.
 const foldedAtMost = 4096
 
+// foldedCharacters is how many characters folded looks at.
+func foldedCharacters(ranges []rune) int {
+	count := 0
+	for i := 0; i < len(ranges) && count < foldedAtMost; i += 2 {
+		count += int(ranges[i+1]-ranges[i]) + 1
+	}
+	return min(count, foldedAtMost)
+}
+
 func folded(ranges []rune) []rune {
 	out := slices.Clone(ranges)
 	seen := 0

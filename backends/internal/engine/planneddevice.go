@@ -1,0 +1,74 @@
+package engine
+
+import (
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/dry"
+)
+
+// plannedDevice opens devices that need not be there, over which a plan is made: they have names, and nothing is computed. With able they have all kernels; else those that such devices have here.
+func plannedDevice(able bool) func(Config) (tensor.Device, error) {
+	return func(c Config) (tensor.Device, error) {
+		if isCUDA(c.Device) {
+			return &plannedGPU{name: c.Device, able: able}, nil
+		}
+		return &plannedProcessor{name: c.Device}, nil
+	}
+}
+
+// plannedProcessor is a processor. It has an address of its own, by which ranks are told apart.
+type plannedProcessor struct {
+	dry.Device
+	name string
+}
+
+// Name implements tensor.Device.
+func (d *plannedProcessor) Name() string { return d.name }
+
+// plannedGPU is a GPU.
+type plannedGPU struct {
+	dry.Remote
+	name string
+	able bool
+}
+
+var (
+	_ tensor.OwnMemory = (*plannedGPU)(nil)
+	_ tensor.Recorder  = (*plannedGPU)(nil)
+	_ tensor.Linker    = (*plannedGPU)(nil)
+)
+
+// Name implements tensor.Device.
+func (d *plannedGPU) Name() string { return d.name }
+
+// FreeMemory implements tensor.OwnMemory: what bounds it is the plan's limit.
+func (d *plannedGPU) FreeMemory() (int64, error) { return unlimited, nil }
+
+// Record implements tensor.Recorder.
+func (d *plannedGPU) Record(f func() error) error { return f() }
+
+// LimitRecorded implements tensor.Recorder.
+func (d *plannedGPU) LimitRecorded(int64) {}
+
+// CheckExperts implements tensor.Device.
+func (d *plannedGPU) CheckExperts() error {
+	if d.able {
+		return nil
+	}
+	return d.Remote.CheckExperts()
+}
+
+// HasRecurrence implements tensor.Recurrence.
+func (d *plannedGPU) HasRecurrence() bool { return d.able || d.Remote.HasRecurrence() }
+
+// Link implements tensor.Linker: nothing is exchanged.
+func (d *plannedGPU) Link(devices []tensor.Device, _ tensor.LinkOptions) ([]tensor.Link, error) {
+	links := make([]tensor.Link, len(devices))
+	for i := range links {
+		links[i] = noLink{}
+	}
+	return links, nil
+}
+
+type noLink struct{ tensor.Link }
+
+func (noLink) Close() error { return nil }
