@@ -44,7 +44,7 @@ func Directory(ctx context.Context, o Options) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	flags := []string{"-std=c++17", "-O2", "-g", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-pthread", "-Wall", "-Wextra"}
+	flags := []string{"-std=c++17", "-O2", "-g", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-pthread", "-Wall", "-Wextra", "-Wno-psabi"}
 	if o.Sanitize {
 		flags = append(flags, "-fsanitize=address", "-O1")
 	}

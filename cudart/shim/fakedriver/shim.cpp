@@ -38,6 +38,10 @@ struct Product {
   Matrix a, b;
   int group;
 };
+// A barrier of a number of threads: those who come wait for the next turn.
+struct Barrier {
+  unsigned arrived, turn;
+};
 struct Fiber {
   std::unique_ptr<char[]> stack;
 #if defined(__x86_64__)
@@ -46,6 +50,8 @@ struct Fiber {
   ucontext_t context;
 #endif
   bool done;
+  const Barrier *at; // which it waits at while this is its turn
+  unsigned turn;
   unsigned exchanges;
   int groups; // of copies committed
   std::vector<Copy> copies;
@@ -53,13 +59,11 @@ struct Fiber {
   int product_groups; // ended
   std::vector<Product> products;
 };
-// A barrier of a number of threads: those who come wait for the next turn.
-struct Barrier {
-  unsigned arrived, turn;
-};
 constexpr size_t stack_bytes = 128 << 10;
 
 std::vector<Fiber> fibers;
+std::vector<int> turns; // the order of threads in this round
+size_t place; // of the running one
 Fiber *current;
 Barrier whole, warps[32];
 unsigned warp_alive[32], alive;
@@ -76,13 +80,33 @@ void *scheduler;
 extern "C" void shim_switch(void **from, void *to);
 __asm__(".text\n.globl shim_switch\nshim_switch:\n push %rbp\n push %rbx\n push %r12\n push %r13\n push %r14\n push %r15\n mov %rsp,(%rdi)\n mov %rsi,%rsp\n"
         " pop %r15\n pop %r14\n pop %r13\n pop %r12\n pop %rbx\n pop %rbp\n ret\n");
-void to_scheduler() { shim_switch(&current->sp, scheduler); }
+void to_scheduler(Fiber &from) { shim_switch(&from.sp, scheduler); }
 void to_fiber(Fiber &f) { shim_switch(&scheduler, f.sp); }
+void to_other(Fiber &from, Fiber &f) { shim_switch(&from.sp, f.sp); }
 #else
 ucontext_t scheduler;
-void to_scheduler() { swapcontext(&current->context, &scheduler); }
+void to_scheduler(Fiber &from) { swapcontext(&from.context, &scheduler); }
 void to_fiber(Fiber &f) { swapcontext(&scheduler, &f.context); }
+void to_other(Fiber &from, Fiber &f) { swapcontext(&from.context, &f.context); }
 #endif
+
+// next_of_round makes the next thread of the round that can go on the current one; null: none can.
+Fiber *next_of_round() {
+  for (; place < turns.size(); place++) {
+    Fiber &f = fibers[turns[place]];
+    if (f.done || (f.at && f.at->turn == f.turn)) continue;
+    current = &f, thread_index = turns[place++];
+    return current;
+  }
+  return nullptr;
+}
+
+// give_way has the others of the round go on, and is back in another one.
+void give_way() {
+  Fiber &me = *current;
+  if (Fiber *next = next_of_round()) to_other(me, *next);
+  else to_scheduler(me);
+}
 
 void run_thread() {
   running->run(arguments);
@@ -92,16 +116,17 @@ void run_thread() {
   unsigned w = thread_index / 32;
   if (--alive && whole.arrived == alive) whole.arrived = 0, whole.turn++;
   if (--warp_alive[w] && warps[w].arrived == warp_alive[w]) warps[w].arrived = 0, warps[w].turn++;
-  to_scheduler();
+  give_way();
   abort(); // an ended fiber is never resumed
 }
 
 void prepare(Fiber &f) {
   if (!f.stack) f.stack.reset(new char[stack_bytes]);
-  f.done = f.hidden = f.begun = false, f.exchanges = 0, f.groups = f.product_groups = 0;
+  f.done = f.hidden = f.begun = false, f.at = nullptr, f.exchanges = 0, f.groups = f.product_groups = 0;
   f.copies.clear(), f.products.clear();
 #if defined(__x86_64__)
-  void **s = (void **)(((uintptr_t)f.stack.get() + stack_bytes) & ~(uintptr_t)63);
+  const size_t apart = (&f - fibers.data()) * 320 % 4096; // stacks that begin at one place of a page would lie in the same sets of the caches
+  void **s = (void **)(((uintptr_t)f.stack.get() + stack_bytes - apart) & ~(uintptr_t)63);
   *--s = nullptr; // the frame above; it also aligns the stack as a call would
   *--s = (void *)run_thread;
   s -= 6;
@@ -121,9 +146,9 @@ void wait_at(Barrier &b, unsigned count) {
     b.arrived = 0, b.turn++, moved = true;
     return;
   }
-  const int me = thread_index;
-  while (b.turn == turn) to_scheduler();
-  thread_index = me;
+  current->at = &b, current->turn = turn;
+  give_way();
+  current->at = nullptr;
   moved = true;
 }
 
@@ -222,7 +247,7 @@ const char *launch(const Kernel *k, Index g, int threads, unsigned shared_bytes,
   dynamic_shared = shared.get();
   running = k, arguments = args, grid = g, late = order != 0, chance = order, misuse = nullptr;
   if (fibers.size() < (size_t)threads) fibers.resize(threads);
-  std::vector<int> turns(threads);
+  turns.resize(threads);
   for (int i = 0; i < threads; i++) turns[i] = i;
 #if defined(__x86_64__)
   const unsigned control = _mm_getcsr();
@@ -238,13 +263,9 @@ const char *launch(const Kernel *k, Index g, int threads, unsigned shared_bytes,
         for (int i = 0; i < threads; i++) prepare(fibers[i]);
         while (alive && !wrong) {
           if (order)
-            for (int i = threads - 1; i > 0; i--) std::swap(turns[i], turns[next_random(order) % (i + 1)]);
-          moved = false;
-          for (int i : turns)
-            if (!fibers[i].done) {
-              current = &fibers[i], thread_index = i;
-              to_fiber(fibers[i]);
-            }
+            for (uint64_t i = threads - 1; i > 0; i--) std::swap(turns[i], turns[(next_random(order) >> 32) * (i + 1) >> 32]);
+          moved = false, place = 0;
+          if (Fiber *first = next_of_round()) to_fiber(*first);
           if (misuse) wrong = misuse;
           else if (!moved) wrong = "deadlock: some threads wait at a barrier that the others never reach";
         }
@@ -255,41 +276,50 @@ const char *launch(const Kernel *k, Index g, int threads, unsigned shared_bytes,
   return wrong;
 }
 
+namespace {
+// Numbers that the compiler computes with at once where the processor can.
+typedef uint16_t SixteenShort __attribute__((vector_size(32)));
+typedef int32_t Sixteen __attribute__((vector_size(64)));
+typedef int32_t Eight __attribute__((vector_size(32)));
+typedef int32_t Four __attribute__((vector_size(16)));
+
+INLINE Sixteen sixteen(const uint16_t *from) {
+  SixteenShort v;
+  memcpy(&v, from, sizeof v);
+  return __builtin_convertvector(v, Sixteen);
+}
+template <class V> INLINE V larger_of(const V &a, const V &b) {
+  const V which = a > b; // all bits, or none
+  return (a & which) | (b & ~which);
+}
+// folded has f of the halves of v.
+template <class Half, class V, class F> INLINE Half folded(const V &v, F f) {
+  Half halves[2];
+  memcpy(halves, &v, sizeof v);
+  return f(halves[0], halves[1]);
+}
+INLINE int largest_of(const Sixteen &v) {
+  const auto larger = [](const auto &a, const auto &b) { return larger_of(a, b); };
+  const Four m = folded<Four>(folded<Eight>(v, larger), larger);
+  const int a = m[0] > m[1] ? m[0] : m[1], b = m[2] > m[3] ? m[2] : m[3];
+  return a > b ? a : b;
+}
+// sum_of adds numbers of up to 28 bits.
+INLINE int64_t sum_of(const Sixteen &v) {
+  const auto sum = [](const auto &a, const auto &b) { return a + b; };
+  const Four s = folded<Four>(folded<Eight>(v, sum), sum);
+  return (int64_t)s[0] + s[1] + s[2] + s[3];
+}
+} // namespace
+
 // sum_of_products is one tensor-core instruction's element: c and the 16 exact products are cut off 25 binary places below the largest exponent among them, added as
 // integers, and the sum is cut to float32. That is how Hopper's bfloat16 instructions were found to behave by "MMA-Sim" (Microsoft, 2025); not verified here on a device.
 float sum_of_products(const uint16_t *a, const uint16_t *b, float c) {
-  unsigned some = 0, largest = 0;
-  for (int i = 0; i < 16; i++) {
-    const unsigned x = a[i] & 0x7fff, y = b[i] & 0x7fff;
-    some |= x && y ? 1 : 0;
-    largest = x > largest ? x : largest, largest = y > largest ? y : largest;
-  }
-  if (!some && largest < 0x7f80) return c == 0.0f ? 0.0f : c; // zeros are added to c: much of what masks and filling up give
-  int exponents[17], top = -1000;
-  int64_t parts[17]; // significands: products have 14 places behind the point, c has 23
-  auto split = [](uint32_t u, int fraction_bits, int &exponent, int64_t &significand) {
-    exponent = (int)(u >> fraction_bits & 255);
-    significand = (int64_t)(u & ((1u << fraction_bits) - 1)) | (exponent ? (int64_t)1 << fraction_bits : 0);
-    exponent = (exponent ? exponent : 1) - 127;
-  };
-  bool finite = true;
-  for (int i = 0; i < 16; i++) {
-    int ea, eb;
-    int64_t sa, sb;
-    split(a[i] & 0x7fff, 7, ea, sa);
-    split(b[i] & 0x7fff, 7, eb, sb);
-    finite = finite && ea < 128 && eb < 128;
-    exponents[i] = ea + eb;
-    parts[i] = ((a[i] ^ b[i]) & 0x8000) ? -(sa * sb) : sa * sb;
-    if (parts[i] && exponents[i] > top) top = exponents[i];
-  }
   uint32_t u;
   memcpy(&u, &c, 4);
-  split(u & 0x7fffffff, 23, exponents[16], parts[16]);
-  finite = finite && exponents[16] < 128;
-  if (u >> 31) parts[16] = -parts[16];
-  if (parts[16] && exponents[16] > top) top = exponents[16];
-  if (!finite) {
+  const Sixteen left = sixteen(a), right = sixteen(b), ea = left >> 7 & 255, eb = right >> 7 & 255;
+  const int ec = (int)(u >> 23 & 255);
+  if (ec == 255 || largest_of(larger_of(ea, eb)) == 255) { // not finite
     float s = c;
     for (int i = 0; i < 16; i++) {
       uint32_t x = (uint32_t)a[i] << 16, y = (uint32_t)b[i] << 16;
@@ -299,19 +329,25 @@ float sum_of_products(const uint16_t *a, const uint16_t *b, float c) {
     }
     return s;
   }
-  int64_t sum = 0;
-  for (int i = 0; i < 17; i++) {
-    if (!parts[i]) continue;
-    int shift = 25 - (i < 16 ? 14 : 23) - (top - exponents[i]); // to units of 2^(top - 25), towards zero
-    int64_t m = parts[i] < 0 ? -parts[i] : parts[i];
-    m = shift >= 0 ? m << shift : shift > -63 ? m >> -shift : 0;
-    sum += parts[i] < 0 ? -m : m;
-  }
+  // Significands with what is before the point, which subnormal numbers do not have: products have 14 places behind it, c has 23. Exponents are those of bfloat16's format, twice its bias above.
+  const Sixteen products = ((left & 127) | ((ea != 0) & 128)) * ((right & 127) | ((eb != 0) & 128)), some = products != 0;
+  const Sixteen exponents = ((ea - (ea == 0) + eb - (eb == 0)) & some) | (-1000 & ~some);
+  const int part = (int)(u & 0x7fffff) | (ec ? 0x800000 : 0), exponent = (ec ? ec : 1) + 127;
+  int top = largest_of(exponents);
+  if (top == -1000) return c == 0.0f ? 0.0f : c; // zeros are added to c: much of what masks and filling up give
+  if (part && exponent > top) top = exponent;
+  // To units of 2^(top - 25), towards zero.
+  Sixteen cut = top - exponents;
+  cut = -larger_of(-cut, Sixteen{} - 31);
+  const Sixteen magnitudes = products << 11 >> cut, minus = -((left ^ right) >> 15);
+  const int c_cut = top - exponent, c_part = part && c_cut < 31 ? part << 2 >> c_cut : 0;
+  const int64_t sum = sum_of((magnitudes ^ minus) - minus) + (u >> 31 ? -c_part : c_part);
   if (!sum) return 0.0f;
   uint64_t m = sum < 0 ? -(uint64_t)sum : (uint64_t)sum;
   int drop = 64 - __builtin_clzll(m) - 24; // bits beyond float32's 24
   if (drop > 0) m = m >> drop << drop;
-  return (float)std::ldexp(sum < 0 ? -(double)m : (double)m, top - 25);
+  const double unit = bits<double>((uint64_t)(top - 254 - 25 + 1023) << 52);
+  return (float)((sum < 0 ? -(double)m : (double)m) * unit);
 }
 
 } // namespace shim
