@@ -16,6 +16,14 @@ import (
 	"github.com/tinsmith/tinsmith/cudart/shim"
 )
 
+// orders are those of threads that a test runs in: their own and a random one, with E2E_LEVEL=all every one of them.
+func orders(random ...string) []string {
+	if os.Getenv("E2E_LEVEL") != "all" {
+		random = random[:1]
+	}
+	return append([]string{"0"}, random...)
+}
+
 // openDriver opens the driver that needs no GPU.
 func openDriver(t *testing.T) *Driver {
 	t.Helper()

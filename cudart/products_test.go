@@ -76,7 +76,7 @@ func listCases() []listCase {
 
 // Products in a list have the bits of one launch each, in any order of threads and with copies as early and as late as they may come, and share launches.
 func TestProducts(t *testing.T) {
-	for n, order := range []string{"0", "1", "20261122", "987654321"} {
+	for n, order := range orders("20261122", "987654321", "1") {
 		t.Run("order "+order, func(t *testing.T) {
 			t.Setenv("FAKE_CUDA_ORDER", order)
 			v := openDevice(t, openDriver(t), 0)

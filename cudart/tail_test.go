@@ -53,7 +53,7 @@ func tailCases() []tailCase {
 
 // What rides has the bits of two launches, whatever lies in columns beyond an adapter's rank, and the values of float64; in any order of threads.
 func TestTails(t *testing.T) {
-	for n, order := range []string{"0", "1", "20261122"} {
+	for n, order := range orders("20261122", "1") {
 		t.Run("order "+order, func(t *testing.T) {
 			t.Setenv("FAKE_CUDA_ORDER", order)
 			v := openDevice(t, openDriver(t), 0)
