@@ -13,6 +13,7 @@ import (
 // Numbers of the kernels of layers with a state, in the order of recurrenceKernels.
 const (
 	kConv = kRecurrence + iota
+	kConvEdges
 	kConvBackward
 	kDeltaRule64 // for key dimensions up to 64, 128, 256
 	kDeltaRule128
@@ -33,7 +34,7 @@ const (
 const deltaAcrossShared = 4 * ((C.MAX_DELTA_DIM+2*C.DELTA_CHUNK)*(C.DELTA_CHUNK+1) + 2*C.DELTA_CHUNK*(64+1))
 
 var recurrenceKernels = []kernel{
-	{"conv", 256, 0}, {"conv_backward", 256, 0},
+	{"conv", 256, 0}, {"conv_edges", 256, 0}, {"conv_backward", 256, 0},
 	{"delta_rule_64", 256, 0}, {"delta_rule_128", 256, 0}, {"delta_rule_256", 256, 0},
 	{"delta_prepare", 128, 0}, {"delta_within", 128, 0}, {"delta_across", 128, deltaAcrossShared}, {"delta_gradients", 128, 0},
 	{"gated_norm", 256, 0}, {"gated_norm_narrow", 256, 0}, {"gated_norm_backward", 256, 0}, {"gated_norm_backward_narrow", 256, 0},
@@ -96,13 +97,37 @@ func (v *Device) Conv(y, x, weight, tails View, runs []StateRun) error {
 }
 
 // ConvBackward overwrites dx, which may be dy, for whole sequences.
-func (v *Device) ConvBackward(dx, dy, x, weight View, runs []StateRun) error {
-	at, release, err := v.Put(bytesOf(runs))
+func (v *Device) ConvBackward(dx, dy, x, weight View, runs []StateRun) (err error) {
+	var tiles []C.conv_tile
+	edges := int64(0)
+	for i, r := range runs {
+		for from := int64(0); from < r.Count; from += C.CONV_BACK_ROWS {
+			t := C.conv_tile{run: C.int32_t(i), from: C.int32_t(from), to: C.int32_t(min(from+C.CONV_BACK_ROWS, r.Count)), keep: -1}
+			if int64(t.to) < r.Count {
+				t.keep = C.int32_t(edges)
+				edges++
+			}
+			tiles = append(tiles, t)
+		}
+	}
+	at, release, err := v.putAll(bytesOf(runs), bytesOf(tiles))
 	if err != nil {
 		return err
 	}
-	a := C.conv_backward_arguments{dx: dx.c(), dy: dy.c(), x: x.c(), weight: weight.c(), runs: C.uint64_t(at)}
-	return errors.Join(v.launch(kConvBackward, int64(len(runs)), divideUp(x.Cols, 256), 1, bytesIn(&a)), release())
+	defer func() { err = errors.Join(err, release()) }()
+	a := C.conv_backward_arguments{dx: dx.c(), dy: dy.c(), x: x.c(), weight: weight.c(), runs: C.uint64_t(at[0]), tiles: C.uint64_t(at[1])}
+	if size := edges * (weight.Rows - 1) * x.Cols; size > 0 {
+		var memory Address
+		if memory, err = v.takeScratch(int(4 * size)); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, v.giveScratch(memory)) }()
+		a.edges = C.uint64_t(memory)
+		if err = v.launch(kConvEdges, int64(len(tiles)), divideUp(x.Cols, 256), 1, bytesIn(&a)); err != nil {
+			return err
+		}
+	}
+	return v.launch(kConvBackward, int64(len(tiles)), divideUp(x.Cols, 256), 1, bytesIn(&a))
 }
 
 // DeltaRule writes the outputs of the gated delta rule, and the states behind the runs to their slots: [value head][key dimension][value dimension].

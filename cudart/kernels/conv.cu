@@ -59,31 +59,49 @@ KERNEL(conv, CONV_THREADS, conv_arguments) {
     if (i < width - 1) tail[i * cols] = last[i];
 }
 
-// conv_backward: block (x, y) has a run and 256 columns. A row's gradient is a chain over the rows that saw it, the latest first. dx may be dy: a thread writes a row when it has read all that it needs of it.
+// conv_edges keeps what of dy the tiles' last rows need of the next tiles, which overwrite it where dx is dy. Block (x, y) has a tile's edge and 256 columns.
+KERNEL(conv_edges, CONV_THREADS, conv_backward_arguments) {
+  const conv_tile tile = memory<const conv_tile>(a.tiles)[block_x()];
+  const state_run run = memory<const state_run>(a.runs)[tile.run];
+  const int64_t c = block_y() * CONV_THREADS + thread(), cols = a.x.cols, rows = a.weight.rows - 1;
+  if (tile.keep < 0 || c >= cols) return;
+  float *to = memory<float>(a.edges) + tile.keep * rows * cols + c;
+  for (int64_t r = tile.to; r < tile.to + rows && r < run.count; r++, to += cols) *to = row_of<const float>(a.dy, run.row + r)[c];
+}
+
+// conv_backward: block (x, y) has a tile's rows of dx and 256 columns. A row's gradient is a chain over the rows that saw it, the latest first. dx may be dy: a thread writes a row when it has read all that it needs of it.
 KERNEL(conv_backward, CONV_THREADS, conv_backward_arguments) {
-  const state_run run = memory<const state_run>(a.runs)[block_x()];
-  int64_t c = block_y() * CONV_THREADS + thread();
-  if (c >= a.x.cols) return;
+  const conv_tile tile = memory<const conv_tile>(a.tiles)[block_x()];
+  const state_run run = memory<const state_run>(a.runs)[tile.run];
+  const int64_t c = block_y() * CONV_THREADS + thread(), cols = a.x.cols;
+  if (c >= cols) return;
   const int width = (int)a.weight.rows;
+  const float *edge = memory<const float>(a.edges) + tile.keep * (width - 1) * cols + c;
   window w;
   conv_weights(w, a.weight, c);
+  UNROLL for (int i = 1; i < MAX_CONV_WIDTH; i++) {
+    const int r = tile.from - (MAX_CONV_WIDTH - i);
+    if (i > MAX_CONV_WIDTH - width && r >= 0) w.seen[i] = row_of<const float>(a.x, run.row + r)[c];
+  }
   float first[MAX_CONV_WIDTH], slopes[MAX_CONV_WIDTH]; // the weights from the first on; the slopes of the latest rows, the newest first
   UNROLL for (int i = 0; i < MAX_CONV_WIDTH; i++) first[i] = i < width ? row_of<const float>(a.weight, i)[c] : 0.0f, slopes[i] = 0.0f;
-  for (int64_t from = 0; from < run.count + width - 1; from += CONV_HELD) {
+  const int64_t end = tile.to + width - 1; // rows that see one of the tile's are before it
+  for (int64_t from = tile.from; from < end; from += CONV_HELD) {
     float x[CONV_HELD], dy[CONV_HELD];
     UNROLL for (int e = 0; e < CONV_HELD; e++) {
-      bool have = from + e < run.count;
-      x[e] = have ? row_of<const float>(a.x, run.row + from + e)[c] : 0.0f;
-      dy[e] = have ? row_of<const float>(a.dy, run.row + from + e)[c] : 0.0f;
+      const int64_t r = from + e;
+      const bool have = r < end && r < run.count;
+      x[e] = have ? row_of<const float>(a.x, run.row + r)[c] : 0.0f;
+      dy[e] = r < tile.to ? row_of<const float>(a.dy, run.row + r)[c] : have ? edge[(r - tile.to) * cols] : 0.0f;
     }
     UNROLL for (int e = 0; e < CONV_HELD; e++) here(x[e]), here(dy[e]);
     UNROLL for (int e = 0; e < CONV_HELD; e++) {
-      int64_t r = from + e, to = r - width + 1;
+      const int64_t r = from + e, to = r - width + 1;
       conv_shift(w, x[e]);
-      float slope = r < run.count ? dy[e] * silu_slope(conv_sum(w, width)) : 0.0f;
+      const float slope = r < run.count ? dy[e] * silu_slope(conv_sum(w, width)) : 0.0f;
       UNROLL for (int i = MAX_CONV_WIDTH - 1; i > 0; i--) slopes[i] = slopes[i - 1];
       slopes[0] = slope;
-      if (to < 0 || to >= run.count) continue;
+      if (to < tile.from || to >= tile.to) continue;
       float s = 0.0f; // row to is the oldest that row r sees
       UNROLL for (int i = 0; i < MAX_CONV_WIDTH; i++)
         if (i < width) s = fma_rn(first[i], slopes[i], s);

@@ -3,6 +3,7 @@
 
 enum {
   CONV_ROWS = 32,      // of a run that a block of a convolution takes
+  CONV_BACK_ROWS = 64, // and one of its gradient, see tensor.ConvBackwardScratch
   MAX_CONV_WIDTH = 8,  // see tensor.MaxConvWidth
   MAX_DELTA_DIM = 256, // see tensor.MaxDeltaDim
   DELTA_COLUMNS = 32,  // of a state that a block takes
@@ -21,7 +22,8 @@ typedef struct {
 } conv_tile;
 
 typedef struct { view y, x, weight, tails; uint64_t runs, tiles; } conv_arguments;
-typedef struct { view dx, dy, x, weight; uint64_t runs; } conv_backward_arguments;
+// keep of a tile is which edge it has, -1: none. An edge is the rows of dy that follow the tile's, as many as see those, [width - 1][columns].
+typedef struct { view dx, dy, x, weight; uint64_t runs, tiles, edges; } conv_backward_arguments;
 
 // See tensor.DeltaInputs.
 typedef struct {

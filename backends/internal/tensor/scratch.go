@@ -91,6 +91,16 @@ func AttentionBackwardScratch(rows, queryHeads int) int64 {
 	return inScratchUnits(int64(rows) * int64(queryHeads) * int64(Float32.Size()))
 }
 
+// ConvBackwardScratch is what ConvBackward of so many columns takes on a Scratcher: of what is cut after every 64 rows, the rows behind that see those before.
+func ConvBackwardScratch(cols, width int, runs []StateRun) int64 {
+	const rows = 64
+	edges := 0
+	for _, r := range runs {
+		edges += max(r.Count-1, 0) / rows
+	}
+	return inScratchUnits(int64(edges) * int64(width-1) * int64(cols) * int64(Float32.Size()))
+}
+
 // DeltaBackwardScratch is what DeltaRuleBackward of such runs takes on a Scratcher: what belongs to each of 32 chunks at most, of 32 rows, and for the longest sequence, if it has more, a state for each 32 of its chunks and one more.
 func DeltaBackwardScratch(in *DeltaInputs, runs []StateRun) int64 {
 	const rows, most, gates = 32, 32, 160

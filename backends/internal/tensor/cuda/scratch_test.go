@@ -106,6 +106,8 @@ func TestScratch(t *testing.T) {
 		in := tensor.DeltaInputs{KeyHeads: 1, ValueHeads: 2, KeyDim: 3, ValueDim: 5}
 		in.Mixed, in.A, in.B, in.ALog, in.Bias = tensorOf(rows, in.MixedSize()), tensorOf(rows, 2), tensorOf(rows, 2), tensorOf(1, 2), tensorOf(1, 2)
 		dmixed, da, db, do := tensorOf(rows, in.MixedSize()), tensorOf(rows, 2), tensorOf(rows, 2), tensorOf(rows, 10)
+		x, weight := tensorOf(rows, in.MixedSize()), tensorOf(4, in.MixedSize())
+		check(fmt.Sprint("conv backward ", lengths), tensor.ConvBackwardScratch(in.MixedSize(), 4, runs), func() error { return d.ConvBackward(dmixed, dmixed, x, weight, runs) })
 		check(fmt.Sprint("delta rule backward ", lengths), tensor.DeltaBackwardScratch(&in, runs), func() error { return d.DeltaRuleBackward(dmixed, da, db, do, in, runs) })
 	}
 }

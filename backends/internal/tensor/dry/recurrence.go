@@ -8,6 +8,11 @@ func (Device) HasRecurrence() bool { return true }
 // HasRecurrence implements tensor.Recurrence: as package cuda does.
 func (Remote) HasRecurrence() bool { return true }
 
+// ConvBackward implements tensor.Recurrence.
+func (r Remote) ConvBackward(_, _, x, weight tensor.Tensor, runs []tensor.StateRun) error {
+	return r.takes(tensor.ConvBackwardScratch(x.Cols, weight.Rows, runs))
+}
+
 // DeltaRuleBackward implements tensor.Recurrence.
 func (r Remote) DeltaRuleBackward(_, _, _, _ tensor.Tensor, in tensor.DeltaInputs, runs []tensor.StateRun) error {
 	return r.takes(tensor.DeltaBackwardScratch(&in, runs))
