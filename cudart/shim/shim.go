@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"testing"
 
 	"github.com/tinsmith/tinsmith/cudart/kernels"
@@ -37,6 +38,18 @@ const libraryFolder = "cublaslt"
 
 // WithCuBLASLt gives the folders that Directory's libraries and cuBLASLt are in.
 func WithCuBLASLt(dir string) []string { return []string{dir, filepath.Join(dir, libraryFolder)} }
+
+// lock waits until no other process has the file locked, as tests of several packages that begin at once would: compiling takes half a minute.
+func lock(path string) (unlock func(), err error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
+	}
+	return func() { _ = f.Close() }, nil // which unlocks it
+}
 
 // Directory builds the libraries if they have not been built from these sources before and gives the folder that libcuda.so.1 and libnccl.so.2 are in, below the user's cache directory.
 func Directory(ctx context.Context, o Options) (string, error) {
@@ -76,11 +89,23 @@ func Directory(ctx context.Context, o Options) (string, error) {
 		}
 	}
 	dir := filepath.Join(cache, "cuda-shim-"+hex.EncodeToString(h.Sum(nil)[:8]))
-	if _, err := os.Stat(filepath.Join(dir, "libnccl.so.2")); err == nil {
+	built := func() bool {
+		_, err := os.Stat(filepath.Join(dir, "libnccl.so.2"))
+		return err == nil
+	}
+	if built() {
 		return dir, nil
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", err
+	}
+	unlock, err := lock(filepath.Join(dir, "lock"))
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	if built() { // by another process meanwhile
+		return dir, nil
 	}
 	work, err := os.MkdirTemp(dir, "build-")
 	if err != nil {
@@ -110,7 +135,7 @@ func Directory(ctx context.Context, o Options) (string, error) {
 			return "", fmt.Errorf("compiling %s for the processor: %w\n%s", library.name, err, bytes.TrimSpace(out))
 		}
 	}
-	// Another test may have built them meanwhile: renaming replaces them with the same. The last one says that all are there.
+	// The last one says that all are there.
 	if err := os.MkdirAll(filepath.Join(dir, libraryFolder), 0o700); err != nil {
 		return "", err
 	}
