@@ -36,6 +36,13 @@ func open(t *testing.T, o cuda.Options) tensor.Device {
 // promises is what the device says of itself beyond the interface.
 var promises = optest.Options{RoundedAttention: true, ChoicesUnseen: true}
 
+// slowly is promises of a device on the processor; with E2E_LEVEL=all as much is tested as on a GPU.
+func slowly() optest.Options {
+	o := promises
+	o.Slow = os.Getenv("E2E_LEVEL") != "all"
+	return o
+}
+
 // onProcessor gives a device whose kernels run on the processor.
 func onProcessor(t *testing.T) tensor.Device {
 	t.Helper()
@@ -88,7 +95,7 @@ const sanitized = "TINSMITH_CUDA_SANITIZED"
 // comparisons of orders as well.
 func TestOperations(t *testing.T) {
 	t.Setenv("FAKE_CUDA_ORDER", "20260101")
-	everyKernel(t, func() { optest.RunAll(t, onProcessor(t), promises) })
+	everyKernel(t, func() { optest.RunAll(t, onProcessor(t), slowly()) })
 }
 
 // The lengths at which blocks of 64 begin and end, empty and single rows, and many adapters, in a random order of threads, with E2E_LEVEL=all in three; every kernel in each.
@@ -100,7 +107,7 @@ func TestRaggedLengths(t *testing.T) {
 	for _, order := range orders {
 		t.Run("order "+order, func(t *testing.T) {
 			t.Setenv("FAKE_CUDA_ORDER", order)
-			everyKernel(t, func() { optest.RunRagged(t, onProcessor(t), promises) })
+			everyKernel(t, func() { optest.RunRagged(t, onProcessor(t), slowly()) })
 		})
 	}
 }

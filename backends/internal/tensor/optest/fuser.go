@@ -116,7 +116,7 @@ var headsShapes = []headsShape{
 	{attentionShape{[]int{1}, 1, 1, 2, tensor.Float32}, 2, true},
 	{attentionShape{[]int{3, 0, 70}, 3, 1, 40, tensor.BFloat16}, 24, true},
 	{attentionShape{[]int{9, 5}, 4, 2, 64, tensor.BFloat16}, 64, false},
-	{attentionShape{[]int{65, 2}, 4, 4, 128, tensor.BFloat16}, 128, true},
+	{attentionShape{[]int{65, 2}, 2, 2, 128, tensor.BFloat16}, 128, true},
 	{attentionShape{[]int{17}, 14, 2, 36, tensor.BFloat16}, 36, true}, // not for tensor cores
 	{attentionShape{[]int{9, 2}, 2, 1, 256, tensor.BFloat16}, 64, true},
 	{attentionShape{[]int{0}, 2, 1, 16, tensor.Float32}, 16, true},

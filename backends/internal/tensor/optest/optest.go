@@ -20,6 +20,8 @@ type Options struct {
 	RoundedAttention bool
 	// ChoicesUnseen: the host does not see what tokens choose, so a choice with experts that there are not is no error: it counts as one of the nearest, and goes nowhere else.
 	ChoicesUnseen bool
+	// Slow: the device takes long, as kernels on a processor do. Left out is what is many or large where fewer and smaller cases run the same code, every part of it.
+	Slow bool
 }
 
 // attention is the tolerance of attention over pages of a type.
@@ -55,17 +57,17 @@ func RunAll(t *testing.T, d tensor.Device, o Options) {
 		t.Run("segments of logits", func(t *testing.T) { segmentedLogits(t, d) })
 		t.Run("parts of key heads", func(t *testing.T) { keyParts(t, d) })
 	}
-	t.Run("attention cuts", func(t *testing.T) { attentionCuts(t, d) })
-	t.Run("attention cuts of long sequences", func(t *testing.T) { longCuts(t, d) })
+	t.Run("attention cuts", func(t *testing.T) { attentionCuts(t, d, o) })
+	t.Run("attention cuts of long sequences", func(t *testing.T) { longCuts(t, d, o) })
 	t.Run("page copies", func(t *testing.T) { pageCopies(t, d) })
 	t.Run("not finite", func(t *testing.T) { notFinite(t, d) })
 	t.Run("refusals", func(t *testing.T) { refusals(t, d) })
 	if d.HasRecurrence() {
-		t.Run("recurrence", func(t *testing.T) { recurrence(t, d) })
+		t.Run("recurrence", func(t *testing.T) { recurrence(t, d, o) })
 	}
 	if d.CheckExperts() == nil {
 		t.Run("experts values", func(t *testing.T) {
-			for _, c := range expertCases(mixtures) {
+			for _, c := range expertCases(mixtures, o) {
 				t.Run(c.name, func(t *testing.T) { c.check(t, d) })
 			}
 		})
@@ -91,10 +93,10 @@ func RunEqual(t *testing.T, a, b tensor.Device) {
 	}
 	all := cases(Options{})
 	if a.HasRecurrence() {
-		all = append(all, recurrenceCases()...)
+		all = append(all, recurrenceCases(Options{})...)
 	}
 	if a.CheckExperts() == nil {
-		all = append(all, expertCases(mixtures)...)
+		all = append(all, expertCases(mixtures, Options{})...)
 	}
 	for _, c := range all {
 		t.Run(c.name, func(t *testing.T) {
