@@ -30,7 +30,7 @@ step() {
   printf '%-7s %4d s  %-22s %s\n' "$word" "$took" "$name" "${last:0:140}" >> "$summary"
 }
 
-# beside FIRST SECOND runs two functions that run steps, at once: clients wait more than they compute. What the second one says is shown when the first one has ended.
+# beside FIRST SECOND runs two functions that run steps, at once, where one of them waits more than it computes. What the second one says is shown when the first one has ended.
 beside() {
   (summary=$logs/summary-$2.txt failed=0; $2; exit $failed) > "$logs/$2.out" 2>&1 &
   local second=$!
@@ -42,11 +42,12 @@ beside() {
   cat "$logs/summary-$2.txt" >> "$summary"
 }
 
-# go test says why a test was skipped only with -v; failures and packages are what is shown of that.
+# go test says why a test was skipped only with -v; failures and packages are what is shown of that. One package more than there are processors:
+# those that run servers, kill them and see what becomes of that wait most of their time.
 gotest() {
   local log="$logs/go-verbose-$1.txt"
   shift
-  go test -v -timeout 25m "$@" > "$log" 2>&1
+  go test -v -p $(($(nproc) + 1)) -timeout 25m "$@" > "$log" 2>&1
   local code=$?
   grep -E '^(ok|FAIL|panic:|---? FAIL)|^[[:space:]]*--- FAIL|DATA RACE' "$log"
   if [ $code != 0 ]; then echo "-- the end of $log:"; tail -n 120 "$log"; fi
@@ -63,31 +64,34 @@ goskips() {
 }
 pyskips() { grep -hE '^SKIPPED \[' "$logs"/*.log 2>/dev/null | sed -E 's/^SKIPPED \[([0-9]+)\] [^:]*(:[0-9]+)?: /python: \1 /' | sort | uniq; }
 
+# Each package's targets are one program, built once. What they find stays in the clone: the Go tool's own folder grows with every clone's finds, all of which a run begins with.
 fuzzall() {
-  local count=0 package target line
-  while IFS= read -r line; do
-    package=$(dirname "${line%%:*}") target=${line##*func }
-    target=${target%%(*}
-    echo "$package $target"
-    # So many inputs rather than seconds: at the end of its time the fuzzing engine now and then reports "context deadline exceeded" as a failure. Without
-    # -parallel it starts a worker per core; minimising is left to the person who investigates. An input that hangs its target ends with the limit.
-    timeout 1200 go test "./$package" -run '^$' -fuzz "^$target\$" -fuzztime "${fuzz}x" -fuzzminimizetime 0x > "$logs/fuzz.txt" 2>&1 ||
-      { cat "$logs/fuzz.txt"; echo "$package $target failed"; return 1; }
-    count=$((count + 1))
-  done < <(git grep -n -E '^func Fuzz[A-Za-z0-9_]+\(f ' -- '*_test.go')
+  local count=0 package targets target found=$PWD/.cache/fuzz program=$PWD/.cache/fuzz.test
+  while IFS= read -r package; do
+    go test -c -fuzz . -o "$program" "./$package" || { echo "$package cannot be built for fuzzing"; return 1; }
+    targets=$(git grep -h -o -E '^func Fuzz[A-Za-z0-9_]+' -- "$package/*_test.go" ":!$package/*/*")
+    for target in ${targets//func /}; do
+      echo "$package $target"
+      # So many inputs rather than seconds: at the end of its time the fuzzing engine now and then reports "context deadline exceeded" as a failure. Without
+      # -parallel it starts a worker per core; minimising is left to the person who investigates. An input that hangs its target ends with the limit.
+      (cd "$package" && timeout 1200 "$program" -test.run '^$' -test.fuzz "^$target\$" -test.fuzztime "${fuzz}x" -test.fuzzminimizetime 0x \
+        -test.fuzzcachedir "$found/$package") > "$logs/fuzz.txt" 2>&1 || { cat "$logs/fuzz.txt"; echo "$package $target failed"; return 1; }
+      count=$((count + 1))
+    done
+  done < <(git grep -l -E '^func Fuzz[A-Za-z0-9_]+\(f ' -- '*_test.go' | xargs -n 1 dirname | sort -u)
+  rm -f "$program"
   echo "$count fuzz targets, $fuzz inputs each"
 }
-
-# The tests of the plugin transformers need it.
-step "python environment" e2e/python.sh
 
 # Packages where goroutines share state; the race detector makes the arithmetic of the others too slow to be worth it.
 concurrent=$(go list ./gateway/... ./plugins/... | grep -vE '/(tokenizer|chat/jinja|schema|schema/ecma|schema/jsonvalue|toolgrammar|answer|grammar)$'; go list ./backends/internal/engine 2>/dev/null)
 others=$(go list ./... | grep -vxF "$concurrent")
 # The CUDA kernels on the processor and the plans of memory are long sums on one goroutine a device, and what becomes of a damaged database is tried on one goroutine, hundreds of times: in the shorter run they go without it.
 sums='OnCUDA|Planned|Recommended|SeveralGPUs|OfGPUs|^TestDamages$|^TestPowerCuts$'
-if [ "$level" = all ]; then race="" ; else race="-skip=$sums"; fi
-step "go, race detector" gotest race -race $race $concurrent
+if [ "$level" = all ]; then without="" ; else without="-skip=$sums"; fi
+race() { step "go, race detector" gotest race -race $without $concurrent; }
+environment() { step "python environment" e2e/python.sh; }
+beside race environment # which waits for the network and the disk; none of these packages need it
 step "go, CUDA and damages" gotest sums -run "$sums" ./backends/internal/engine ./gateway/internal/store
 step "go, grammars in a crowd" gotest crowd -race -run '^TestCrowd$' ./plugins/grammar # all that they share; the rest is arithmetic
 step "go" gotest plain $others
@@ -112,7 +116,7 @@ other_clients() {
   step "node packages" npm_ci
   step "node clients" npm --prefix e2e/node test
 }
-beside long_clients other_clients
+beside long_clients other_clients # clients wait for answers
 
 printf '\n== skipped\n'
 { goskips; pyskips; } | tee "$logs/skips.txt"

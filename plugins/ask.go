@@ -38,10 +38,13 @@ func serveQuestion(b Backend, in io.Reader, out io.Writer) error {
 	return servePlan(ctx, b, in, out)
 }
 
-// errNoAnswer says that a program does not know a question.
-var errNoAnswer = errors.New("the plugin does not answer")
+// errNoAnswer says that a program does not know a question, errLongAnswer that what it says is too much for an answer.
+var (
+	errNoAnswer   = errors.New("the plugin does not answer")
+	errLongAnswer = errors.New("the plugin's answer is too long")
+)
 
-// ask has a plugin program answer a question, with an environment. The error wraps errNoAnswer if this one does not know it.
+// ask has a plugin program answer a question, with an environment. The error wraps errNoAnswer if this one does not know it, errLongAnswer if the answer has more than limit bytes.
 func ask(ctx context.Context, program, argument string, environment []string, question []byte, limit int) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, program, argument)
 	cmd.Env, cmd.Stdin = environment, bytes.NewReader(question)
@@ -52,6 +55,8 @@ func ask(ctx context.Context, program, argument string, environment []string, qu
 	switch {
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
+	case out.full: // of which the program may have died
+		return nil, fmt.Errorf("%w: more than %d bytes", errLongAnswer, limit)
 	case errors.As(err, &ended):
 		return nil, errNoAnswer
 	}
@@ -62,11 +67,13 @@ func ask(ctx context.Context, program, argument string, environment []string, qu
 type boundedBuffer struct {
 	text  bytes.Buffer // not embedded: its ReadFrom knows no bound
 	limit int
+	full  bool // what was written is too much
 }
 
 func (b *boundedBuffer) Write(p []byte) (int, error) {
 	if b.text.Len()+len(p) > b.limit {
-		return 0, fmt.Errorf("an answer of more than %d bytes", b.limit)
+		b.full = true
+		return 0, errLongAnswer
 	}
 	return b.text.Write(p)
 }

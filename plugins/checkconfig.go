@@ -50,7 +50,7 @@ var ErrUnchecked = errors.New("the plugin checks its section only when it loads"
 func CheckConfig(ctx context.Context, program string, environment []string, section json.RawMessage) error {
 	raw, err := ask(ctx, program, checkArgument, environment, section, maxSection)
 	switch {
-	case errors.Is(err, errNoAnswer):
+	case errors.Is(err, errNoAnswer), errors.Is(err, errLongAnswer):
 		return ErrUnchecked
 	case err != nil:
 		return fmt.Errorf("check the section: %w", err)

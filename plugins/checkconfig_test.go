@@ -54,6 +54,7 @@ func TestCheckConfig(t *testing.T) {
 		{"of an earlier version", `echo "this program is a backend plugin" >&2; exit 1`, ErrUnchecked, ""},
 		{"that says something else", `echo hello`, ErrUnchecked, ""},
 		{"that says nothing", `true`, ErrUnchecked, ""},
+		{"that says too much", `yes`, ErrUnchecked, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "plugin")

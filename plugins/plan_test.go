@@ -85,7 +85,7 @@ func TestPlanMemory(t *testing.T) {
 	if err := os.WriteFile(path, []byte("#!/bin/sh\nyes\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := PlanMemory(t.Context(), path, os.Environ(), PlanRequest{ModelDir: "/model"}); err == nil {
-		t.Error("an answer without an end was read")
+	if _, err := PlanMemory(t.Context(), path, os.Environ(), PlanRequest{ModelDir: "/model"}); !errors.Is(err, errLongAnswer) {
+		t.Errorf("an answer without an end: %v", err)
 	}
 }

@@ -206,7 +206,7 @@ func (p *Plan) changeConfig(ctx context.Context, ownHead bool, tensors map[strin
 		}
 	}
 	untie := ownHead
-	if !untie && (string(c["tie_word_embeddings"]) == "true" || c["tie_word_embeddings"] == nil && string(text["tie_word_embeddings"]) == "true") {
+	if !untie && sharesHead(c, text) {
 		if untie, err = twoHeads(ctx, p.options.Base, tensors); err != nil {
 			return err
 		}
@@ -216,9 +216,9 @@ func (p *Plan) changeConfig(ctx context.Context, ownHead bool, tensors map[strin
 		return nil
 	}
 	if untie {
-		c["tie_word_embeddings"] = json.RawMessage("false")
-		if _, ok := text["tie_word_embeddings"]; ok {
-			text["tie_word_embeddings"] = json.RawMessage("false")
+		c[tiedKey] = json.RawMessage("false")
+		if _, ok := text[tiedKey]; ok {
+			text[tiedKey] = json.RawMessage("false")
 		}
 	}
 	if d := p.options.DType; d != "" {
@@ -246,6 +246,9 @@ func (p *Plan) changeConfig(ctx context.Context, ownHead bool, tensors map[strin
 
 // textConfigKey is where a model of several kinds of input has the configuration of its text model.
 const textConfigKey = "text_config"
+
+// tiedKey says whether the output head is the embedding.
+const tiedKey = "tie_word_embeddings"
 
 // inner is the configuration of the text model, nil where it is the model's own.
 func inner(c map[string]json.RawMessage) (text map[string]json.RawMessage, err error) {
@@ -456,15 +459,27 @@ func SharesHead(ctx context.Context, s Source) (bool, error) {
 	if config < 0 {
 		return false, fmt.Errorf("the base model has no %s", configFile)
 	}
-	text, err := read(ctx, s, files[config], maxConfig)
+	raw, err := read(ctx, s, files[config], maxConfig)
 	if err != nil {
 		return false, err
 	}
-	var c struct {
-		Tied bool `json:"tie_word_embeddings"`
-	}
-	if err := json.Unmarshal(text, &c); err != nil {
+	var c map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &c); err != nil {
 		return false, fmt.Errorf("%s: %w", configFile, err)
 	}
-	return c.Tied, nil
+	text, err := inner(c)
+	if err != nil {
+		return false, err
+	}
+	return sharesHead(c, text), nil
+}
+
+// sharesHead tells whether the head is the embedding by a configuration: of a model of several kinds of input by the whole's key before the text part's, and where neither has it by what the class in transformers takes then.
+func sharesHead(c, text map[string]json.RawMessage) bool {
+	for _, part := range []map[string]json.RawMessage{c, text} {
+		if tied := string(part[tiedKey]); tied != "" && tied != "null" {
+			return tied == "true"
+		}
+	}
+	return string(c["model_type"]) == `"smollm3"` || strings.Contains(string(c["architectures"]), `"SmolLM3ForCausalLM"`)
 }

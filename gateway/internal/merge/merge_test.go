@@ -365,6 +365,30 @@ func TestTwoHeads(t *testing.T) {
 	}
 }
 
+// TestSharesHead: what each configuration means to transformers 5.
+func TestSharesHead(t *testing.T) {
+	for _, c := range []struct {
+		name, config string
+		shares       bool
+	}{
+		{"true", `{"tie_word_embeddings": true}`, true},
+		{"false", `{"model_type": "smollm3", "tie_word_embeddings": false}`, false},
+		{"absent", `{"model_type": "qwen3"}`, false},
+		{"absent where the class says true", `{"model_type": "smollm3"}`, true},
+		{"of the text part", `{"text_config": {"tie_word_embeddings": true}}`, true},
+		{"of the whole before the part", `{"tie_word_embeddings": false, "text_config": {"tie_word_embeddings": true}}`, false},
+		{"null", `{"tie_word_embeddings": null, "text_config": null}`, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			text(t, filepath.Join(dir, configFile), c.config)
+			if shares, err := SharesHead(t.Context(), Directory(dir)); err != nil || shares != c.shares {
+				t.Errorf("%v, %v", shares, err)
+			}
+		})
+	}
+}
+
 func TestRefusals(t *testing.T) {
 	for _, c := range []struct {
 		name   string

@@ -27,12 +27,21 @@ type caller struct {
 	url       string
 	transport *http.Transport
 	repeats   *atomic.Int64 // requests that were sent again
+	vocab     int           // of the model, where it is not the built-in one
+}
+
+// token is an id that the model has.
+func (c caller) token(id int) int {
+	if c.vocab == 0 {
+		return id
+	}
+	return id % c.vocab
 }
 
 func newCaller(t testing.TB, url string) caller {
 	tr := &http.Transport{MaxIdleConnsPerHost: 4096}
 	t.Cleanup(tr.CloseIdleConnections)
-	return caller{t, url, tr, &atomic.Int64{}}
+	return caller{t, url, tr, &atomic.Int64{}, 0}
 }
 
 // post sends one request, of a client that takes results in protobuf.
@@ -180,12 +189,12 @@ func (r *trainee) pass(i, sequences, tokens int) submitted {
 	for j := range sequences {
 		ids, targets, weights := make([]byte, 0, 4*tokens), make([]byte, 0, 8*tokens), make([]byte, 0, 4*tokens)
 		for k := range tokens {
-			id := uint32(100 + (i*31+j*17+k*7)%900)
+			id := uint32(r.token(100 + (i*31+j*17+k*7)%900))
 			if r.mark != 0 && j+k == 0 {
 				id = r.mark
 			}
 			ids = appendUint32(ids, id)
-			targets = appendUint32(appendUint32(targets, uint32(100+(i*13+j*29+k*11)%900)), 0)
+			targets = appendUint32(appendUint32(targets, uint32(r.token(100+(i*13+j*29+k*11)%900))), 0)
 			weights = appendUint32(weights, math.Float32bits(float32(k%3)/2))
 		}
 		m.Data = append(m.Data, &tinkerpb.Datum{
@@ -257,7 +266,7 @@ func (c caller) sampler(session string, n int, path string) string {
 
 // sample asks for the n-th sample of a sampling session: two sequences of the given length.
 func (c caller) sample(sampler string, n, tokens int) submitted {
-	return c.sampleOf(sampler, n, tokens, []int{11, 502, 77, 1300, 9, 9, 2048, 640})
+	return c.sampleOf(sampler, n, tokens, []int{c.token(11), c.token(502), c.token(77), c.token(1300), c.token(9), c.token(9), c.token(2048), c.token(640)})
 }
 
 // sampleOf asks for a sample after a prompt of its own.

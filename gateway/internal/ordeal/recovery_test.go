@@ -1,9 +1,14 @@
 package ordeal
 
 import (
+	"bytes"
+	"compress/gzip"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
+	"io"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -115,16 +120,29 @@ func sums(t testing.TB, pattern string) string {
 	return text
 }
 
+// victim is a backend that is killed, and the model that it has: the built-in one, or that of a folder, with so many tokens.
+type victim struct {
+	backend settings
+	model   string
+	vocab   int
+}
+
 // live runs the script against a server that is killed at the given points and always comes back. It gives what was found, without kills the numbers of writes and calls,
 // and how many gateways were killed.
-func live(t *testing.T, backend settings, kill ...string) (f findings, writes, calls, killed int) {
+func live(t *testing.T, m victim, kill ...string) (f findings, writes, calls, killed int) {
 	t.Helper()
 	// State is written for recovery after almost every step, so that kills fall into that too.
-	s := newServer(t, backend, settings{"recovery": settings{"snapshot_operations": *pointEvery, "disk_share": 1.0}})
+	more := settings{"recovery": settings{"snapshot_operations": *pointEvery, "disk_share": 1.0}}
+	if m.model != "" {
+		more["models"] = []any{settings{"name": modelName, "path": m.model, "backend": m.backend}}
+	}
+	s := newServer(t, m.backend, more)
 	s.kill = kill
 	s.start()
 	s.revive()
-	f = script(newCaller(t, s.url), filepath.Join(s.dir, "data"))
+	c := newCaller(t, s.url)
+	c.vocab = m.vocab
+	f = script(c, filepath.Join(s.dir, "data"))
 	s.end()
 	if len(kill) == 0 { // else the last kill may fall into the end, and nothing is written
 		b, err := os.ReadFile(filepath.Join(s.dir, "counts"))
@@ -178,7 +196,7 @@ func TestKills(t *testing.T) {
 	if os.Getenv("E2E_LEVEL") == "all" {
 		patience *= 4
 	}
-	killAt(t, placement(t, *killPlugin), *kills, patience)
+	killAt(t, victim{backend: placement(t, *killPlugin)}, *kills, patience)
 }
 
 // TestRanksUnderKills does a little of the same to placements over several ranks, and compares those with each other that promise each other's bits. TestKills does as much as one wants to any of them.
@@ -189,7 +207,7 @@ func TestRanksUnderKills(t *testing.T) {
 	}
 	undisturbed := map[string]findings{}
 	for _, name := range []string{"tensorparallel", "groups", "split", "shard_base"} {
-		t.Run(name, func(t *testing.T) { undisturbed[name] = killAt(t, placements[name], points, 0) })
+		t.Run(name, func(t *testing.T) { undisturbed[name] = killAt(t, victim{backend: placements[name]}, points, 0) })
 	}
 	for one, other := range map[string]string{"groups": "tensorparallel", "shard_base": "split", "split": "tensorparallel"} {
 		if undisturbed[one] != nil { // -run may have left it out
@@ -198,10 +216,47 @@ func TestRanksUnderKills(t *testing.T) {
 	}
 }
 
-// killAt tries so many kill points of a server with this backend, as -kills counts them. It gives what an undisturbed server gives.
-func killAt(t *testing.T, backend settings, budget int, patience time.Duration) findings {
+// TestFamiliesUnderKills does it to models with experts, and with layers whose state is not keys and values.
+func TestFamiliesUnderKills(t *testing.T) {
+	points, models := 3, []string{"qwen3.5-moe"} // which has both
+	if os.Getenv("E2E_LEVEL") == "all" {
+		points, models = 20, append(models, "qwen3-moe-mixed", "qwen3.5")
+	}
+	for _, name := range models {
+		t.Run(name, func(t *testing.T) {
+			m := victim{settings{"plugin": "single", "device": "cpu"}, t.TempDir(), 500} // all have 512
+			for _, file := range []string{"config.json", "model.safetensors"} {
+				unpack(t, filepath.Join(root(), "backends", "internal", "model", "testdata", name, file), filepath.Join(m.model, file))
+			}
+			killAt(t, m, points, 0)
+		})
+	}
+}
+
+// unpack copies a file, which may be compressed.
+func unpack(t *testing.T, from, to string) {
 	t.Helper()
-	want, writes, calls, _ := live(t, backend)
+	b, err := os.ReadFile(from)
+	if errors.Is(err, fs.ErrNotExist) {
+		if b, err = os.ReadFile(from + ".gz"); err == nil {
+			var r *gzip.Reader
+			if r, err = gzip.NewReader(bytes.NewReader(b)); err == nil {
+				b, err = io.ReadAll(r)
+			}
+		}
+	}
+	if err == nil {
+		err = os.WriteFile(to, b, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// killAt tries so many kill points of a server with this backend, as -kills counts them. It gives what an undisturbed server gives.
+func killAt(t *testing.T, m victim, budget int, patience time.Duration) findings {
+	t.Helper()
+	want, writes, calls, _ := live(t, m)
 	var points []point
 	for _, e := range []struct {
 		event string
@@ -233,7 +288,7 @@ func killAt(t *testing.T, backend settings, budget int, patience time.Duration) 
 		}
 		tried++
 		if !t.Run(fmt.Sprint(spec), func(t *testing.T) {
-			got, _, _, killed := live(t, backend, spec...)
+			got, _, _, killed := live(t, m, spec...)
 			compare(t, got, want)
 			if p.victim != "backend" {
 				due++
@@ -255,8 +310,8 @@ func killAt(t *testing.T, backend settings, budget int, patience time.Duration) 
 func TestUndisturbedRunsAreEqual(t *testing.T) {
 	for _, backend := range []settings{{"plugin": "fake"}, {"plugin": "single", "device": "cpu", "dtype": "float32", "threads": 2}} {
 		t.Run(backend["plugin"].(string), func(t *testing.T) {
-			want, _, _, _ := live(t, backend)
-			got, _, _, _ := live(t, backend)
+			want, _, _, _ := live(t, victim{backend: backend})
+			got, _, _, _ := live(t, victim{backend: backend})
 			compare(t, got, want)
 		})
 	}

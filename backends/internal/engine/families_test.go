@@ -1,0 +1,123 @@
+package engine
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/tinsmith/tinsmith/backends/internal/goldenfiles"
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// TestFamiliesAgree: of every model that package model has values for, the log-probabilities of sampled tokens are those that the trainer computes, bit by bit, and those of the same request alone.
+// E2E_LEVEL=all samples 100,000 tokens of each.
+func TestFamiliesAgree(t *testing.T) {
+	tokens := 500
+	if os.Getenv("E2E_LEVEL") == "all" {
+		tokens = 100_000
+	}
+	root := filepath.Join("..", "model", "testdata")
+	entries, err := os.ReadDir(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	families := 0
+	for _, entry := range entries {
+		if _, err := os.Stat(filepath.Join(root, entry.Name(), "config.json")); err != nil {
+			continue
+		}
+		families++
+		t.Run(entry.Name(), func(t *testing.T) {
+			dir := t.TempDir()
+			goldenfiles.Unpack(t, filepath.Join(root, entry.Name()), dir)
+			e := open(t)
+			info, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Config: []byte(`{"dtype": "bfloat16", "threads": 2, "kv_cache_tokens": 8192, "prefill_tokens": 37}`)}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			samplerAgrees(t, e, info, tokens)
+		})
+	}
+	if families < 10 {
+		t.Errorf("%d models were found", families)
+	}
+}
+
+// samplerAgrees samples so many tokens from two adapters, 32 sequences at a time.
+func samplerAgrees(t *testing.T, e *Engine, info plugins.ModelInfo, tokens int) {
+	t.Helper()
+	random := rand.New(rand.NewPCG(3, 9))
+	drivers := map[string]*driver{}
+	for i, id := range []string{"a", "b"} {
+		d := create(t, e, id, uint64(i), 2<<(2*i))
+		for range 2 {
+			text := randomTokensOf(random, info.VocabSize, 40)
+			d.pass([]plugins.Datum{{Tokens: text[:39], Targets: text[1:], K: 1, Weights: ones(39)}})
+			d.step()
+		}
+		drivers[id] = d
+	}
+	longest := min(100, tokens/32+1)
+	for round := 0; tokens > 0; round++ {
+		requests := make([]plugins.SampleRequest, 8)
+		results := make([]sampled, len(requests))
+		var calls []func()
+		for i := range requests {
+			prompt := randomTokensOf(random, info.VocabSize, 1+random.IntN(150))
+			q := ask(fmt.Sprint("q", round, ".", i), []string{"a", "b"}[i%2], prompt, 4, longest)
+			q.Seed, q.Temperature = random.Uint64()>>1, []float64{1, 1, 0, 0.6}[i/2]
+			requests[i] = q
+			calls = append(calls, func() {
+				var err error
+				if results[i], err = collect(t.Context(), e, q); err != nil {
+					t.Error(err)
+				}
+			})
+			tokens -= q.NumSamples * q.MaxTokens
+		}
+		together(calls...)
+		if t.Failed() {
+			return
+		}
+		for i, q := range requests {
+			if q.Temperature != 0.6 { // else the log-probabilities are of another distribution than the trainer's
+				agreesWithTrainer(t, drivers[q.Adapter], q, results[i])
+			}
+		}
+		alone, err := collect(t.Context(), e, requests[round%8])
+		if err != nil {
+			t.Fatal(err)
+		}
+		equalSamples(t, "alone", alone.sequences, results[round%8].sequences)
+	}
+}
+
+// agreesWithTrainer scores what was sampled as the trainer does.
+func agreesWithTrainer(t *testing.T, d *driver, q plugins.SampleRequest, got sampled) {
+	t.Helper()
+	var data []plugins.Datum
+	for _, s := range got.sequences {
+		if len(s.Tokens) != q.MaxTokens {
+			t.Fatalf("%d tokens, want %d", len(s.Tokens), q.MaxTokens)
+		}
+		whole := append(append([]int32{}, q.Prompt...), s.Tokens...)
+		data = append(data, plugins.Datum{Tokens: whole[:len(whole)-1], Targets: whole[1:], K: 1, Weights: ones(len(whole) - 1)})
+	}
+	r, err := d.e.ForwardBackward(t.Context(), plugins.ForwardBackwardRequest{Adapter: d.adapter, Position: d.position(), Loss: "cross_entropy", ForwardOnly: true, Data: data})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, s := range got.sequences {
+		equalBits(t, fmt.Sprintf("%s, sequence %d", q.ID, i), s.Logprobs, r.Logprobs[i][len(q.Prompt)-1:])
+	}
+}
+
+func ones(n int) []float32 {
+	all := make([]float32, n)
+	for i := range all {
+		all[i] = 1
+	}
+	return all
+}
