@@ -29,7 +29,7 @@ func onCUDA(t *testing.T, open func() (tensor.Device, error), test func(t *testi
 
 // Whole models by the CUDA kernels' own text, which runs on the processor here: values and gradients against transformers and PEFT, and the sampler's bits against the trainer's.
 func TestCUDAKernels(t *testing.T) {
-	dir := shim.Require(t, shim.Options{})
+	dir, few := shim.Require(t, shim.Options{}), fewTypes()
 	onCUDA(t, func() (tensor.Device, error) {
 		return cuda.New(cuda.Options{Device: "cuda:0", Libraries: []string{dir}})
 	}, func(t *testing.T) {
@@ -39,8 +39,8 @@ func TestCUDAKernels(t *testing.T) {
 		t.Run("bfloat16", TestBFloat16Weights)
 		t.Run("gradients", TestGradientsAgreeWithPEFT)
 		t.Run("gradients with bfloat16", TestBFloat16Gradients)
-		t.Run("sampler equals trainer", func(t *testing.T) { samplerEqualsTrainer(t, unpack(t, "qwen3")) })
-		t.Run("sampler equals trainer of a mixture", func(t *testing.T) { samplerEqualsTrainer(t, mixture(t)) })
+		t.Run("sampler equals trainer", func(t *testing.T) { samplerEqualsTrainer(t, unpack(t, "qwen3"), dtypes) })
+		t.Run("sampler equals trainer of a mixture", func(t *testing.T) { samplerEqualsTrainer(t, mixture(t), few) })
 		t.Run("batched decoding", func(t *testing.T) { batchedDecode(t, unpack(t, "qwen3"), 3, 4) })
 		t.Run("batched decoding of a mixture", func(t *testing.T) { batchedDecode(t, mixture(t), 3, 4) })
 		t.Run("fused equals separate", fusedEqualsSeparate)
@@ -49,21 +49,29 @@ func TestCUDAKernels(t *testing.T) {
 
 // TestCUDAHybrid is the same for a model with linear attention.
 func TestCUDAHybrid(t *testing.T) {
-	dir := shim.Require(t, shim.Options{})
+	dir, few := shim.Require(t, shim.Options{}), fewTypes()
 	onCUDA(t, func() (tensor.Device, error) {
 		return cuda.New(cuda.Options{Device: "cuda:0", Libraries: []string{dir}})
 	}, func(t *testing.T) {
 		t.Run("gradients", func(t *testing.T) {
 			gradientsAgree(t, slices.DeleteFunc(tinkerAdapters(t), func(g adapterGolden) bool { return g.name != "committed/qwen3.5/tinker" }), []string{"cross_entropy"})
 		})
-		t.Run("sampler equals trainer", func(t *testing.T) { samplerEqualsTrainer(t, unpack(t, "qwen3.5")) })
+		t.Run("sampler equals trainer", func(t *testing.T) { samplerEqualsTrainer(t, unpack(t, "qwen3.5"), few) })
 		t.Run("copies of states", TestStateCopies)
 		t.Run("batched decoding", func(t *testing.T) { batchedDecode(t, unpack(t, "qwen3.5"), 3, 4) })
 	})
 }
 
+// fewTypes are the types of models that take long on the processor: batchedDecode has both anyway.
+func fewTypes() []tensor.DType {
+	if os.Getenv("E2E_LEVEL") == "all" {
+		return dtypes
+	}
+	return []tensor.DType{tensor.BFloat16}
+}
+
 // samplerEqualsTrainer is TestSamplerGivesTheTrainersBits for one short sequence.
-func samplerEqualsTrainer(t *testing.T, dir string) {
+func samplerEqualsTrainer(t *testing.T, dir string, dtypes []tensor.DType) {
 	for _, d := range dtypes {
 		b := newBench(t, dir, d, 1)
 		r := rand.New(rand.NewPCG(1, 2))
@@ -213,6 +221,8 @@ func TestCUDADevice(t *testing.T) {
 		t.Run("batched decoding", TestBatchedDecode)
 		t.Run("sampler equals trainer", TestSamplerGivesTheTrainersBits)
 		t.Run("training bits", TestTrainingBits)
+		t.Run("every cut", TestEveryCut)
+		t.Run("copies of states", TestStateCopies)
 		t.Run("fifty steps", TestFiftySteps)
 	})
 }
