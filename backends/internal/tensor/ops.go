@@ -84,6 +84,7 @@ var ErrMemory = errors.New("out of device memory")
 // Row reductions use 16 logical lanes and one tree. Denormals are flushed.
 type Device interface {
 	Recurrence
+	E4M3Device
 
 	// Name is "cpu", "cuda:0", …; Arithmetic identifies the bits: equal strings mean equal results.
 	Name() string

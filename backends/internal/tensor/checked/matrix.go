@@ -75,6 +75,7 @@ func (d *device) PackRows(m tensor.Matrix, row, n int, source string, data []byt
 	if c.err != nil {
 		return c.err
 	}
+	c.plain(w)
 	if row < 0 || n < 0 || row > w.Out() || n > w.Out()-row {
 		c.fail("rows %d to %d of a matrix of %d", row, row+n, w.Out())
 	} else if size, ok := tensor.Product(n, w.In(), width); !ok || len(data) != size {
@@ -92,6 +93,7 @@ func (d *device) Repack(list ...tensor.MatrixSource) error {
 	for _, s := range list {
 		w := c.matrix(d, s.Matrix)
 		if w != nil {
+			c.plain(w)
 			c.shaped("src", s.Src, w.Out(), w.In())
 		}
 		if !s.Src.Empty() {
@@ -357,6 +359,8 @@ func (d *device) StartCopies(copies []tensor.MatrixCopy) (func() error, error) {
 			return nil, c.err
 		}
 		switch {
+		case tensor.ScaleColumns(dst) != tensor.ScaleColumns(src):
+			c.fail("copies[%d]: one matrix is in eight bits with a scale for each %d columns, the other with %d", i, tensor.ScaleColumns(src), tensor.ScaleColumns(dst))
 		case dst.DType() != src.DType() || dst.In() != src.In():
 			c.fail("copies[%d]: %d × %d of %v to %d × %d of %v", i, src.Out(), src.In(), src.DType(), dst.Out(), dst.In(), dst.DType())
 		case j.Row < 0 || j.Row%tensor.MatrixRows != 0 || src.Out() > dst.Out()-j.Row || src.Out()%tensor.MatrixRows != 0 && j.Row+src.Out() != dst.Out():

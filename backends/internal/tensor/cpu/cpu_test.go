@@ -146,7 +146,7 @@ func TestManyShortOperations(t *testing.T) {
 	}
 }
 
-func allocate(t *testing.T, d tensor.Device, rows, cols int) tensor.Tensor {
+func allocate(t testing.TB, d tensor.Device, rows, cols int) tensor.Tensor {
 	t.Helper()
 	x, err := d.Alloc(tensor.Float32, rows, cols)
 	if err != nil {

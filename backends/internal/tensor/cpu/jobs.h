@@ -48,6 +48,7 @@ typedef struct product_job {
   bool past;     // it may write y past the caches: y is not read, its memory is aligned, and there is much of it
   int64_t units, units_ahead; // a thread's next unit is about so many on, of this product's units or those of the products
   const struct product_job *after; // behind it, NULL behind the last
+  bool permutes_bytes; // the processor has instructions for that
   int64_t linear_rows; // few rows: up to so many memory is read fastest straight on, and a panel has chains enough
 } product_job;
 
@@ -119,7 +120,7 @@ enum { PEAK_STEPS = 5000 };      // of one unit of a ceiling
 enum { MAX_TILE_ROWS = 12 };
 enum { PARTIAL_SUMS = 4 };       // chains and sums of segments that are held at once: log2(MAX_SEGMENTS) + 1
 enum { FEW_CHUNK = 16 };         // words of a packed row that lie together where there are few rows
-enum { FEW_STRIPS = 2 };         // of so few rows at most
+enum { FEW_STRIPS = 2 };         // of so few rows at most; weights of eight bits are expanded for each, so that there is one
 enum { FEW_PANELS = 4 };         // that they multiply in turn; a multiple of the panels that go at once
 enum { ROW_VECTORS = 4 };        // of a single row's scores and outputs that go at once
 enum { MAX_CONV_WIDTH = 8, CONV_TILE = 256 };
@@ -127,13 +128,24 @@ enum { DELTA_TILE = 32, DELTA_CHUNK = 64, MAX_DELTA_DIM = 256 }; // columns of a
 enum { REPLAY_CHUNKS = 32 };     // whose states before them the backward pass has at once
 enum { BACKWARD_ITEMS = 48 };    // query rows × heads that attention's backward pass has in hand
 
+// in_pairs tells whether products with a matrix take pairs of bfloat16; steps is how many steps of its inner axis a panel has, and panel_bytes what it takes.
+static inline bool in_pairs(matrix w) { return w.type != FLOAT32; }
+static inline int64_t steps_of(matrix w) { return in_pairs(w) ? (w.in + 1) / 2 : w.in; }
+static inline int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+enum { E4M3_STEP = 2 * PANEL }; // bytes of a step of a matrix in eight bits, and of the line before each group of them
+static inline int64_t panel_bytes(matrix w) { return w.type == E4M3 ? (steps_of(w) + div_up(w.in, w.columns)) * E4M3_STEP : steps_of(w) * PANEL * 4; }
+// weights_at is where step k of a panel begins; in eight bits, its group's line if the step is the first one.
+static inline const char *weights_at(matrix w, int64_t panel, int64_t k) {
+  const char *from = (const char *)w.addr + panel * panel_bytes(w);
+  return from + (w.type == E4M3 ? (k + k / (w.columns / 2) + (k % (w.columns / 2) != 0)) * E4M3_STEP : k * PANEL * 4);
+}
+
 static inline float *row_of(view v, int64_t r) { return (float *)v.addr + r * v.stride; }
 // picked_row is the address of a row of a view that may have an index.
 static inline uintptr_t picked_row(view v, int64_t r) {
   if (v.index) r = ((const int32_t *)v.index)[r];
   return v.addr + (uintptr_t)(r * v.stride) * (v.type == BFLOAT16 ? 2 : 4);
 }
-static inline int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Of the delta rule: the elements that its forward and backward passes need of a worker's memory.
 static inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }

@@ -8,7 +8,7 @@
 
 enum { PANEL = 32, PAGE = 64, RESTART = 2048 }; // columns of a weight panel, positions of a page, keys after which a running softmax restarts
 
-enum { FLOAT32 = 1, BFLOAT16 = 2 }; // as tensor.DType
+enum { FLOAT32 = 1, BFLOAT16 = 2, E4M3 = 3 }; // as tensor.DType; the last one of matrices alone, see tensor.E4M3Device
 
 // view is a tensor: rows × cols elements, row r beginning stride elements after row r-1. The rows of a product may be picked: with an index, a list of int32_t, row r is where row index[r] would be.
 typedef struct {
@@ -20,10 +20,12 @@ typedef struct {
 
 // matrix is a packed weight: out × in elements in panels of PANEL rows of the weight, the inner axis inside.
 //   float32:  panel[in][PANEL]           bfloat16: panel[(in+1)/2][PANEL][2], an odd inner axis padded with zero
+//   e4m3: for each group of columns elements of the inner axis a line of what its scale makes of the numbers (e4m3.c), then [pairs of the group][PANEL][2] in the order of kernels_e4m3.h
 typedef struct {
   uintptr_t addr;
   int64_t out, in;
   int32_t type;
+  int32_t columns; // of e4m3; even
 } matrix;
 
 // cache is the memory of attention pages. Layer l, page p begin at ((l · count + p) · 2 · heads) blocks; a block is heads K parts, then heads V parts,
@@ -150,6 +152,8 @@ typedef struct {
 int op_upload(device *d, view dst, const float *src);
 int op_download(device *d, float *dst, int64_t pitch, view src); // rows of dst begin pitch elements apart
 int op_pack(device *d, matrix m, int64_t row, int64_t n, int source, const void *data);
+// op_pack_e4m3 is tensor.E4M3Device's PackE4M3: 1 says that a number is not finite with its scale, 2 that rows of a panel have different scales.
+int op_pack_e4m3(device *d, matrix m, int64_t row, int64_t n, const uint8_t *codes, const float *scales);
 int op_repack(device *d, const matrix_source *list, int64_t n);
 int op_gather(device *d, view dst, matrix m, const int32_t *ids);
 int op_gather_elements(device *d, view dst, view src, const element *at);

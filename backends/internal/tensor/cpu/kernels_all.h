@@ -5,6 +5,7 @@
 #include "kernels_loss.h"
 #include "kernels_draw.h"
 #include "kernels_pack.h"
+#include "kernels_e4m3.h"
 #include "kernels_product.h"
 #include "kernels_outer.h"
 #include "kernels_attention.h"

@@ -14,6 +14,7 @@ typedef __m512bh vpair;
 #define vpair_rows(a, r, rows) ((vpair)_mm512_set1_epi32(((const int32_t *)(a))[r]))
 #define vdot(c, a, b) _mm512_dpbf16_ps(c, a, b)
 #define vdot_words(c, a, b) vdot(c, (vpair)(a), (vpair)(b)) // of words that are pairs
+#define vpair_half_of(word, i) (word)
 #define vpair_half(p, i) vload(p)                           // not used: a pair is one word
 #else
 enum { PAIR_WORDS = 2 };
@@ -27,6 +28,7 @@ INLINE vpair vpair_load(const float *p) {
 #define vpair_rows(a, r, rows) ((vpair){vset((a)[r]), vset((a)[(rows) + (r)])})
 #define vdot(c, a, b) vfma((a).even, (b).even, vfma((a).odd, (b).odd, c))
 #define vdot_words(c, a, b) (c) // not used: a word is an element
+INLINE vf vpair_half_of(vf word, const int i) { return i ? (vf)((vi)word & ((vi){0} + (int32_t)0xffff0000)) : (vf)((vi)word << 16); }
 #define vpair_half(p, i) ((i) ? vpair_load(p).odd : vpair_load(p).even)
 #endif
 

@@ -183,26 +183,55 @@ INLINE void ask_for(const char *p, const int panels, const bool linear, const ch
   ASK(p + 512), ASK(p + 576);
 }
 
-// stream does R rows × G whole panels; others are the words of other rows between two chunks of these. No accumulator leaves the registers but the sums of segments. Of bfloat16 weights all odd elements are multiplied before the even ones, so that no more than one half of them is in registers.
-INLINE void stream(const int R, const int G, const product_job *j, const bool linear, const bool pairs, const float *a, int64_t others, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
-  const int words = pairs ? PAIR_WORDS : 1; // per step of depth
+// ask_for_step is ask_for for a step of weights of eight bits, which is one line.
+INLINE void ask_for_step(const char *p, const int panels, const bool linear, const char *limit) {
+  if (linear || panels > 1) {
+    ASK(p + (linear ? 256 : AHEAD / panels));
+    return;
+  }
+  enum { PAGES = 4 * 4096 };
+  uintptr_t line = (uintptr_t)p / 64 % (PAGES / 64);
+  const char *far = p - (uintptr_t)p % PAGES + PAGES + line % 4 * 4096 + line / 4 * 64;
+  ASK_SECOND(far < limit ? far : p);
+  ASK(p + 512);
+}
+
+// stream does R rows × G whole panels, b the first one's and panel the bytes from one to the next; others are the words of other rows between two chunks of these. No accumulator leaves the registers but the sums of segments. Of bfloat16 weights all odd elements are multiplied before the even ones, so that no more than one half of them is in registers.
+INLINE void stream(const int R, const int G, const product_job *j, const bool linear, const int type, const float *a, int64_t others, const char *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
+  const bool pairs = type != FLOAT32;
+  const int words = pairs ? PAIR_WORDS : 1, bytes = type >= E4M3 ? E4M3_STEP : PANEL * 4; // per step of depth
+  const int64_t group = type >= E4M3 ? j->w.columns / 2 : INT64_MAX / 2;
+  e4m3_products products[FEW_PANELS] = {0};
+  e4m3_numbers numbers[FEW_PANELS] = {0};
   vf s[MAX_TILE_ROWS][16], held[PARTIAL_SUMS - 1][MAX_TILE_ROWS][16];
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int v = 0; v < G * PANEL_VECTORS; v++) s[r][v] = zero ? vset(0.0f) : vload(c + r * ldc + v * LANES);
-  int64_t k = 0, chunk = 0;
+  int64_t k = 0, chunk = 0, next = type >= E4M3 ? 0 : INT64_MAX; // next: where a group begins
   for (int64_t segment = 0;; segment++) {
     const int64_t stop = steps_before(j, segment + 1, depth, pairs ? 2 : 1);
     while (k < stop) {
       if (k == chunk + FEW_CHUNK / words) chunk = k, a += others;
       int64_t end = chunk + FEW_CHUNK / words < stop ? chunk + FEW_CHUNK / words : stop;
-      for (; k < end; k++, b += PANEL, a += words) {
+      if (k == next) {
+        UNROLL for (int g = 0; g < G; g++)
+          if (type == LOOKED_UP) numbers[g] = e4m3_numbers_at(b + g * panel);
+          else products[g] = e4m3_products_at(b + g * panel);
+        b += bytes, next += group;
+      }
+      if (type >= E4M3 && next < end) end = next;
+      for (; k < end; k++, b += bytes, a += words) {
         UNROLL for (int g = 0; g < G; g++) {
-          const float *p = b + g * panel;
-          ask_for((const char *)p, G, linear, limit);
+          const char *p = b + g * panel;
+          vf step[PANEL_VECTORS];
+          if (type < E4M3) ask_for(p, G, linear, limit);
+          else ask_for_step(p, G, linear, limit);
+          if (type == E4M3) e4m3_step(products[g], p, step);
+          if (type == LOOKED_UP) e4m3_look_up(numbers[g], p, step);
           UNROLL for (int i = words - 1; i >= 0; i--) {
             vf x[PANEL_VECTORS];
             UNROLL for (int v = 0; v < PANEL_VECTORS; v++) {
-              x[v] = !pairs || PAIR_WORDS == 1 ? vload(p + v * LANES) : vpair_half(p + v * LANES, i);
+              if (type >= E4M3) x[v] = PAIR_WORDS == 1 ? step[v] : vpair_half_of(step[v], i);
+              else x[v] = !pairs || PAIR_WORDS == 1 ? vload((const float *)p + v * LANES) : vpair_half((const float *)p + v * LANES, i);
               IN_REGISTER(x[v]);
             }
             UNROLL for (int r = 0; r < R; r++) {
@@ -229,22 +258,39 @@ INLINE void stream(const int R, const int G, const product_job *j, const bool li
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int v = 0; v < G * PANEL_VECTORS; v++) vstore(c + r * ldc + v * LANES, s[r][v]);
 }
-// stream_f32 and stream_bf16 run G panels if so many whole ones are left, else one; one, too, where memory is read fastest straight on. They give the number of panels done, 0 if there is no kernel for so many rows.
+// stream_f32 and its like run G panels if so many whole ones are left, else one; one, too, where memory is read fastest straight on. They give the number of panels done, 0 if there is no kernel for so many rows. Weights of
+// eight bits go two at most at once, because what their numbers are is in registers too; and two where rows are a few, because the chains of one alone wait for each other.
+#define PANELS_AT_ONCE(type, G) ((type) < E4M3 ? (G) : LANES < 16 ? 1 : (G) < 2 ? (G) : 2)
 #define STREAM_CASE(R, G)                                                                                                               \
   case R:                                                                                                                               \
-    if (linear) return stream(R, 1, j, true, pairs, a, others, b, panel, limit, depth, c, ldc, zero), 1;                                   \
-    if (panels >= G) return stream(R, G, j, false, pairs, a, others, b, panel, limit, depth, c, ldc, zero), G;                             \
-    return stream(R, 1, j, false, pairs, a, others, b, panel, limit, depth, c, ldc, zero), 1;
-static int64_t stream_f32(const product_job *j, int64_t rows, int64_t panels, bool linear, const float *a, int64_t others, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
-  const bool pairs = false;
+    if (linear && type >= E4M3 && LANES == 16 && (R == 3 || R == 4) && panels >= 2) return stream(R, 2, j, true, type, a, others, b, panel, limit, depth, c, ldc, zero), 2; \
+    if (linear) return stream(R, 1, j, true, type, a, others, b, panel, limit, depth, c, ldc, zero), 1;                                   \
+    if (panels >= PANELS_AT_ONCE(type, G)) return stream(R, PANELS_AT_ONCE(type, G), j, false, type, a, others, b, panel, limit, depth, c, ldc, zero), PANELS_AT_ONCE(type, G); \
+    return stream(R, 1, j, false, type, a, others, b, panel, limit, depth, c, ldc, zero), 1;
+static int64_t stream_f32(const product_job *j, int64_t rows, int64_t panels, bool linear, const float *a, int64_t others, const char *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
+  const int type = FLOAT32;
   switch (rows) { FEW_CASES(STREAM_CASE) }
   return 0;
 }
-static int64_t stream_bf16(const product_job *j, int64_t rows, int64_t panels, bool linear, const float *a, int64_t others, const float *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
-  const bool pairs = true;
+static int64_t stream_bf16(const product_job *j, int64_t rows, int64_t panels, bool linear, const float *a, int64_t others, const char *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
+  const int type = BFLOAT16;
   switch (rows) { FEW_CASES(STREAM_CASE) }
   return 0;
 }
+static int64_t stream_e4m3(const product_job *j, int64_t rows, int64_t panels, bool linear, const float *a, int64_t others, const char *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
+  const int type = E4M3;
+  switch (rows) { FEW_CASES(STREAM_CASE) }
+  return 0;
+}
+#ifdef PERMUTES_BYTES
+static int64_t stream_looked_up(const product_job *j, int64_t rows, int64_t panels, bool linear, const float *a, int64_t others, const char *b, int64_t panel, const char *limit, int64_t depth, float *c, int64_t ldc, bool zero) {
+  const int type = LOOKED_UP;
+  switch (rows) { FEW_CASES(STREAM_CASE) }
+  return 0;
+}
+#else
+#define stream_looked_up stream_e4m3
+#endif
 #define FEW_CASE(R, G) case R:
 static bool few_rows(int64_t rows) {
   switch (rows) { FEW_CASES(FEW_CASE) return true; }
@@ -252,22 +298,23 @@ static bool few_rows(int64_t rows) {
 }
 
 // few_panels does whole panels [at, end) for rows of one strip, and the last one that has columns which y has not.
-static void few_panels(const product_job *j, bool pairs, const float *a, int64_t others, int64_t row, int64_t rows, int64_t at, int64_t end, const char *limit) {
-  int64_t depth = pairs ? (j->w.in + 1) / 2 : j->w.in, panel = depth * PANEL, whole = j->w.out / PANEL;
+static void few_panels(const product_job *j, const float *a, int64_t others, int64_t row, int64_t rows, int64_t at, int64_t end, const char *limit) {
+  int64_t (*const stream)(const product_job *, int64_t, int64_t, bool, const float *, int64_t, const char *, int64_t, const char *, int64_t, float *, int64_t, bool) =
+      j->w.type == E4M3 ? j->permutes_bytes ? stream_looked_up : stream_e4m3 : j->w.type == BFLOAT16 ? stream_bf16 : stream_f32;
+  int64_t depth = steps_of(j->w), panel = panel_bytes(j->w), whole = j->w.out / PANEL;
   bool linear = rows <= j->linear_rows;
   while (at < end) {
-    const float *b = (const float *)j->w.addr + at * panel;
+    const char *b = weights_at(j->w, at, 0);
     float *y = row_of(j->y, row) + at * PANEL;
     if (at < whole) {
       int64_t panels = (end < whole ? end : whole) - at;
-      at += pairs ? stream_bf16(j, rows, panels, linear, a, others, b, panel, limit, depth, y, j->y.stride, !j->accumulate) : stream_f32(j, rows, panels, linear, a, others, b, panel, limit, depth, y, j->y.stride, !j->accumulate);
+      at += stream(j, rows, panels, linear, a, others, b, panel, limit, depth, y, j->y.stride, !j->accumulate);
       continue;
     }
     float beside[MAX_TILE_ROWS * PANEL] = {0};
     size_t some = (size_t)(j->w.out % PANEL) * 4;
     for (int64_t r = 0; r < rows; r++) memcpy(beside + r * PANEL, y + r * j->y.stride, some);
-    if (pairs) stream_bf16(j, rows, 1, linear, a, others, b, panel, limit, depth, beside, PANEL, !j->accumulate);
-    else stream_f32(j, rows, 1, linear, a, others, b, panel, limit, depth, beside, PANEL, !j->accumulate);
+    stream(j, rows, 1, linear, a, others, b, panel, limit, depth, beside, PANEL, !j->accumulate);
     for (int64_t r = 0; r < rows; r++) memcpy(y + r * j->y.stride, beside + r * PANEL, some);
     at++;
   }
@@ -277,16 +324,15 @@ static void few_panels(const product_job *j, bool pairs, const float *a, int64_t
 static void matmul_few(const void *job, int64_t unit, worker *w) {
   (void)w;
   const product_job *j = job;
-  bool pairs = j->w.type == BFLOAT16;
-  int64_t depth = pairs ? (j->w.in + 1) / 2 : j->w.in, words = few_words(j->w.in, pairs);
+  int64_t words = few_words(j->w.in, in_pairs(j->w));
   int64_t from = unit * j->panels_per_unit, end = from + j->panels_per_unit, last = div_up(j->w.out, PANEL);
   if (end > last) end = last;
-  const char *limit = (const char *)((const float *)j->w.addr + end * depth * PANEL);
+  const char *limit = weights_at(j->w, end, 0);
   for (int64_t at = from; at < end; at += FEW_PANELS)
     for (int64_t row = 0, rows; row < j->y.rows; row += rows) {
       int64_t within = (j->first_row + row) % j->strip_rows, strip = j->first_row + row - within, all = j->packed_rows - strip < j->strip_rows ? j->packed_rows - strip : j->strip_rows;
       rows = j->y.rows - row < all - within ? j->y.rows - row : all - within;
-      few_panels(j, pairs, j->strips + strip * words + within * FEW_CHUNK, (all - 1) * FEW_CHUNK, row, rows, at, at + FEW_PANELS < end ? at + FEW_PANELS : end, row ? NULL : limit);
+      few_panels(j, j->strips + strip * words + within * FEW_CHUNK, (all - 1) * FEW_CHUNK, row, rows, at, at + FEW_PANELS < end ? at + FEW_PANELS : end, row ? NULL : limit);
     }
 }
 
@@ -336,13 +382,13 @@ static void widen_pairs(const float *b, int64_t depth, const char *next, float *
 #endif
 
 // weights_ahead is where the weights begin that are multiplied after block k0 of a unit: its next block or, behind the last, the first one of the unit that this thread probably has next; else, NULL.
-INLINE const float *weights_ahead(const product_job *j, int64_t unit, int64_t p0, int64_t k0, int64_t total) {
-  if (k0 < total) return (const float *)j->w.addr + (p0 * total + k0) * PANEL;
+INLINE const char *weights_ahead(const product_job *j, int64_t unit, int64_t p0, int64_t k0, int64_t total) {
+  if (k0 < total) return weights_at(j->w, p0, k0);
   unit += j->units_ahead;
   for (; j && unit >= j->units; j = j->after) unit -= j->units;
   if (!j || !j->w.out) return NULL;
   int64_t first = unit % div_up(div_up(j->w.out, PANEL), j->panels_per_unit) * j->panels_per_unit;
-  return (const float *)j->w.addr + first * (j->w.type == BFLOAT16 ? (j->w.in + 1) / 2 : j->w.in) * PANEL;
+  return weights_at(j->w, first, 0);
 }
 
 // sums_beside is the partial sums of a unit of y: rows of strips from s0 on, columns from first on, as many as lie in so many panels.
@@ -354,20 +400,22 @@ INLINE partial_sums sums_beside(const product_job *j, int64_t s0, int64_t s1, in
 // A unit is a block of strips × some panels; columns come first in its number.
 static void matmul(const void *job, int64_t unit, worker *w) {
   const product_job *j = job;
-  bool pairs = j->w.type == BFLOAT16;
-  int64_t total = pairs ? (j->w.in + 1) / 2 : j->w.in, panels = div_up(j->w.out, PANEL), strips = strips_of(j);
+  const bool pairs = in_pairs(j->w), eight = j->w.type == E4M3; // eight: of bits
+  int64_t total = steps_of(j->w), panels = div_up(j->w.out, PANEL), strips = strips_of(j);
   int64_t chunks = div_up(panels, j->panels_per_unit), p0 = unit % chunks * j->panels_per_unit, p1 = p0 + j->panels_per_unit < panels ? p0 + j->panels_per_unit : panels;
   int64_t s0 = unit / chunks * j->strips_per_unit, s1 = s0 + j->strips_per_unit < strips ? s0 + j->strips_per_unit : strips;
   const int64_t most = pairs ? PAIR_DEPTH : DEPTH, elements = pairs ? 2 : 1;
-  const partial_sums sums = sums_beside(j, s0, s1, p0 * PANEL, w->memory);
-#define TOTAL(q) (pairs ? ((q)->w.in + 1) / 2 : (q)->w.in)
+  float *expanded = w->memory;
+  const partial_sums sums = sums_beside(j, s0, s1, p0 * PANEL, expanded + (eight ? PAIR_DEPTH * PANEL : 0));
+#define TOTAL(q) steps_of((q)->w)
   block k = bounded(j, 0, 0, true, total, elements, most, 1);
   while (k.q) { // at least once: with no inner axis y is still written
     const block after = BLOCK_AFTER(j, k, TOTAL, elements, most, 1);
     for (int64_t p = p0; p < p1; p++) {
-      const float *b = (const float *)j->w.addr + (p * total + k.k) * PANEL;
-      const char *next = (const char *)(p + 1 < p1 ? b + total * PANEL : weights_ahead(j, unit, p0, after.q ? after.k : total, total));
-      int64_t steps = (s1 - s0) * k.depth * (PANEL / TILE_COLUMNS), step = next && steps ? div_up(k.depth * PANEL * 4, steps) : 0;
+      const float *b = (const float *)weights_at(j->w, p, k.k);
+      const char *next = p + 1 < p1 ? weights_at(j->w, p + 1, k.k) : weights_ahead(j, unit, p0, after.q ? after.k : total, total);
+      int64_t steps = (s1 - s0) * k.depth * (PANEL / TILE_COLUMNS), step = next && steps ? div_up(k.depth * (eight ? E4M3_STEP : PANEL * 4), steps) : 0;
+      if (eight) expand_e4m3(j->w, p, k.k, k.depth, expanded, j->permutes_bytes), b = expanded;
       int64_t columns = j->w.out - p * PANEL < PANEL ? j->w.out - p * PANEL : PANEL;
       run_strips(&k, k.k, pairs, s0, s1, total, b, k.depth, &sums, p * PANEL, columns, next, step);
     }
@@ -441,8 +489,8 @@ static void transpose_bf16(const uint64_t *from, int64_t wanted, uint64_t *to) {
 // A unit is a block of strips × some groups of PANEL columns of dx. y = dx; the inner axis is w's rows. Blocks of the panels are turned into the worker's memory, from the panel on in which they begin.
 static void matmul_transposed(const void *job, int64_t unit, worker *w) {
   const product_job *j = job;
-  bool pairs = j->w.type == BFLOAT16;
-  int64_t in = pairs ? (j->w.in + 1) / 2 : j->w.in; // rows of a panel
+  bool pairs = in_pairs(j->w);
+  int64_t in = steps_of(j->w); // rows of a panel
   int64_t groups = div_up(j->w.in, PANEL), strips = strips_of(j), per_panel = pairs ? PANEL / 2 : PANEL;
   int64_t chunks = div_up(groups, j->panels_per_unit), g0 = unit % chunks * j->panels_per_unit, g1 = g0 + j->panels_per_unit < groups ? g0 + j->panels_per_unit : groups;
   int64_t s0 = unit / chunks * j->strips_per_unit, s1 = s0 + j->strips_per_unit < strips ? s0 + j->strips_per_unit : strips;
@@ -455,8 +503,12 @@ static void matmul_transposed(const void *job, int64_t unit, worker *w) {
     for (int64_t g = g0; g < g1; g++) {
       int64_t first = g * per_panel, have = in - first < per_panel ? in - first : per_panel;
       for (int64_t n = 0; n < depth; n += per_panel) { // the last panel is filled up with zeros, so it can be turned whole
-        const float *from = (const float *)k.q->w.addr + ((n0 + n) / per_panel * in + first) * PANEL;
-        if (have < per_panel) {
+        const float *from = (const float *)weights_at(k.q->w, (n0 + n) / per_panel, first);
+        if (k.q->w.type == E4M3) {
+          memset(ragged + have * PANEL, 0, sizeof(float) * (size_t)(PANEL - have) * PANEL);
+          expand_e4m3(k.q->w, (n0 + n) / per_panel, first, have, ragged, false);
+          from = ragged;
+        } else if (have < per_panel) {
           memset(ragged, 0, sizeof(float) * PANEL * PANEL);
           from = memcpy(ragged, from, (size_t)(have * PANEL) * 4);
         }
@@ -473,7 +525,7 @@ static void matmul_transposed(const void *job, int64_t unit, worker *w) {
       }
       int64_t columns = j->w.in - g * PANEL < PANEL ? j->w.in - g * PANEL : PANEL;
       // The weights of the next columns are asked for, those of the first panel: adapters' matrices have no more.
-      const char *next = (const char *)((const float *)k.q->w.addr + (n0 / per_panel * in + first + per_panel) * PANEL);
+      const char *next = weights_at(k.q->w, n0 / per_panel, first + per_panel);
       int64_t steps = (s1 - s0) * k.depth * (PANEL / TILE_COLUMNS), step = steps ? div_up(per_panel * PANEL * 4, steps) : 0;
 #ifndef BF16_DOT
       if (pairs) {
@@ -577,21 +629,23 @@ ACROSS(across_bf16, false, true)
 // gather_across copies the weights of TILE_ROWS columns of dx, from first on, and depth words of the inner axis, from n0 on, in groups as tile_across reads them.
 INLINE void gather_across(const product_job *j, const bool pairs, int64_t first, int64_t n0, int64_t depth, float *to) {
   const int64_t group = across_group(pairs);
-  int64_t have = j->w.in - first < TILE_ROWS ? j->w.in - first : TILE_ROWS, rows = pairs ? (j->w.in + 1) / 2 : j->w.in;
+  int64_t have = j->w.in - first < TILE_ROWS ? j->w.in - first : TILE_ROWS;
 #ifdef BF16_DOT
   uint16_t half[PANEL];
   for (int i = 0; i < PANEL; i++) half[i] = (uint16_t)(2 * i);
   const __m512i evens = _mm512_loadu_si512(half), odds = _mm512_add_epi16(evens, _mm512_set1_epi16(1));
 #endif
   for (int64_t d = 0; d < depth; d += group, to += TILE_ROWS * group) {
-    const float *panel = (const float *)j->w.addr + (n0 + d) / group * rows * PANEL;
+    const float *panel = (const float *)weights_at(j->w, (n0 + d) / group, 0);
+    float expanded[TILE_ROWS / 2 * PANEL];
+    if (j->w.type == E4M3) expand_e4m3(j->w, (n0 + d) / group, first / 2, div_up(have, 2), expanded, false);
     if (have < TILE_ROWS) memset(to, 0, (size_t)(TILE_ROWS * group) * 4);
     if (!pairs) {
       memcpy(to, panel + first * PANEL, (size_t)(have * PANEL) * 4);
       continue;
     }
     for (int64_t k = 0; k < have; k += 2) { // a row of the panel is two columns of dx
-      const float *from = panel + (first + k) / 2 * PANEL;
+      const float *from = j->w.type == E4M3 ? expanded + k / 2 * PANEL : panel + (first + k) / 2 * PANEL;
       float *even = to + k * group, *odd = even + group;
 #ifdef BF16_DOT
       __m512i x = _mm512_loadu_si512(from), y = _mm512_loadu_si512(from + LANES);
@@ -616,7 +670,7 @@ INLINE void transposed_across(const product_job *j, int64_t unit, worker *w, con
   int64_t chunks = div_up(tiles, j->panels_per_unit), t0 = unit % chunks * j->panels_per_unit, t1 = t0 + j->panels_per_unit < tiles ? t0 + j->panels_per_unit : tiles;
   int64_t s0 = unit / chunks * j->strips_per_unit, s1 = s0 + j->strips_per_unit < strips ? s0 + j->strips_per_unit : strips;
   int64_t columns = (t1 * TILE_ROWS < j->w.in ? t1 * TILE_ROWS : j->w.in) - t0 * TILE_ROWS; // of dx
-  const int64_t per_row = pairs ? 2 : 1, in = div_up(j->w.in, per_row), run = div_up(columns, per_row) * PANEL / LINE; // of a panel: columns of dx in a row, rows, and lines of a unit
+  const int64_t per_row = pairs ? 2 : 1, run = div_up(columns, per_row) * (j->w.type == E4M3 ? 1 : PANEL / LINE); // of a panel: columns of dx in a row, and lines of a unit
   const int64_t size = j->strips_per_unit * j->panels_per_unit * TILE_ROWS * TILE_COLUMNS;
   float *weights = w->memory, *sums = weights + j->panels_per_unit * TILE_ROWS * DEPTH;
 #define TOTAL(q) (pairs ? ((q)->w.out + 1) / 2 * words : (q)->w.out)
@@ -632,7 +686,7 @@ INLINE void transposed_across(const product_job *j, int64_t unit, worker *w, con
     requests soon[2] = {0};
     if (after.depth > 0 && groups > 0) {
       int64_t first = t0 * TILE_ROWS, begin = after.k / group, end = div_up(after.k + after.depth, group);
-      soon[0] = (requests){.next = (const float *)after.q->w.addr + (begin * in + first / per_row) * PANEL, .count = (end - begin) * run, .in_run = run, .left = run, .skip = (in - div_up(columns, per_row)) * PANEL};
+      soon[0] = (requests){.next = (const float *)weights_at(after.q->w, begin, first / per_row), .count = (end - begin) * run, .in_run = run, .left = run, .skip = panel_bytes(after.q->w) / 4 - run * LINE};
       soon[0].some = div_up(soon[0].count, (s1 - s0) * (t1 - t0) * groups);
     }
     for (int64_t s = s0; s < s1; s++) {
@@ -664,6 +718,6 @@ INLINE void transposed_across(const product_job *j, int64_t unit, worker *w, con
 }
 static void matmul_across(const void *job, int64_t unit, worker *w) {
   const product_job *j = job;
-  if (j->w.type == BFLOAT16) transposed_across(j, unit, w, true);
+  if (in_pairs(j->w)) transposed_across(j, unit, w, true);
   else transposed_across(j, unit, w, false);
 }

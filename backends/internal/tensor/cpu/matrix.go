@@ -19,6 +19,7 @@ const panel = C.PANEL
 type matrix struct {
 	dtype   tensor.DType
 	out, in int
+	columns int // that have one scale, of a matrix in eight bits; else 0
 	addr    uintptr
 	bytes   int
 }
@@ -39,16 +40,25 @@ func depth(t tensor.DType, in int) int {
 
 // Rows implements tensor.Matrix: MatrixRows is a multiple of a panel.
 func (m *matrix) Rows(from, to int) tensor.Matrix {
-	return &matrix{dtype: m.dtype, out: to - from, in: m.in, addr: m.addr + uintptr(from*m.rowBytes()), bytes: (to - from) * m.rowBytes()}
+	return &matrix{dtype: m.dtype, out: to - from, in: m.in, columns: m.columns, addr: m.addr + uintptr(from*m.rowBytes()), bytes: (to - from) * m.rowBytes()}
 }
 
 // rowBytes is what a row takes of its panel.
-func (m *matrix) rowBytes() int { return depth(m.dtype, m.in) * m.dtype.Size() }
+func (m *matrix) rowBytes() int {
+	if m.columns > 0 {
+		return tensor.E4M3Bytes(panel, m.in, m.columns) / panel
+	}
+	return depth(m.dtype, m.in) * m.dtype.Size()
+}
 
 // of is a matrix of this package as C takes it.
 func of(m tensor.Matrix) C.matrix {
 	w := m.(*matrix)
-	return C.matrix{addr: C.uintptr_t(w.addr), out: C.int64_t(w.out), in: C.int64_t(w.in), _type: C.int32_t(w.dtype)}
+	c := C.matrix{addr: C.uintptr_t(w.addr), out: C.int64_t(w.out), in: C.int64_t(w.in), _type: C.int32_t(w.dtype)}
+	if w.columns > 0 {
+		c._type, c.columns = C.E4M3, C.int32_t(w.columns)
+	}
+	return c
 }
 
 func (d *device) NewMatrix(t tensor.DType, out, in int) (tensor.Matrix, error) {

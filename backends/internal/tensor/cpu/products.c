@@ -136,15 +136,15 @@ static int64_t prepare(const device *d, part *p, const product *g, const part *h
   view y = rows_of(g->y, from, to), x = rows_of(g->x, from, to);
   bool accumulate = g->accumulate, transposed = g->transposed;
   y.cols = transposed ? w.in : w.out, x.cols = transposed ? w.out : w.in;
-  bool pairs = w.type == BFLOAT16, across = head ? head->multiply == k->matmul_across : transposed && y.rows >= ACROSS_FROM_ROWS && w.out >= ACROSS_FROM_DEPTH;
+  bool pairs = in_pairs(w), across = head ? head->multiply == k->matmul_across : transposed && y.rows >= ACROSS_FROM_ROWS && w.out >= ACROSS_FROM_DEPTH;
   int64_t few_strips = div_up(y.rows, k->tile_rows);
-  bool few = !transposed && few_strips <= FEW_STRIPS && k->few_rows(div_up(y.rows, few_strips));
+  bool few = !transposed && few_strips <= (w.type == E4M3 ? 1 : FEW_STRIPS) && k->few_rows(div_up(y.rows, few_strips));
   int64_t depth = pairs ? (x.cols + 1) / 2 * k->pair_words : x.cols, width = across ? k->tile_columns : k->tile_rows;
   if (few) depth = div_up(depth, FEW_CHUNK) * FEW_CHUNK;
   int64_t strips = div_up(y.rows, width), strip_rows = across ? width : div_up(y.rows, strips); // even ones: a tile of few rows has too few chains to keep the multipliers busy
-  *p = (part){.rows = {.a = x, .rows_per_unit = strip_rows, .type = w.type}, .product = {.y = y, .w = w, .strip_rows = strip_rows, .accumulate = accumulate, .packed_rows = y.rows},
+  *p = (part){.rows = {.a = x, .rows_per_unit = strip_rows, .type = pairs ? BFLOAT16 : FLOAT32}, .product = {.y = y, .w = w, .strip_rows = strip_rows, .accumulate = accumulate, .packed_rows = y.rows},
               .packed_bytes = ((few ? y.rows : strips * width) * depth * 4 + 127) / 64 * 64, .packs = few ? y.rows : strips, .strip_rows = strip_rows, .panel_columns = across ? k->tile_rows : PANEL, .columns = y.cols, .factor = g->factor, .round = g->round};
-  p->product.cut = g->cut;
+  p->product.cut = g->cut, p->product.permutes_bytes = d->permutes_bytes;
   if (!g->cut.count) p->product.cut = (segments){1, {(int32_t)x.cols}};
   int64_t panels = div_up(p->columns, p->panel_columns);
   if (across) p->pack = pairs ? k->pack_across_bf16 : k->pack_across_f32, p->multiply = k->matmul_across;
@@ -157,7 +157,7 @@ static int64_t prepare(const device *d, part *p, const product *g, const part *h
   if (across) return cut(p, strips, (whole ? ACROSS_ROWS : ACROSS_CUT_ROWS) / width, panels, ACROSS_COLUMNS / k->tile_rows, ACROSS_COLUMNS / k->tile_rows, div_up(share, 2));
   if (few) {
     bool straight = y.rows <= d->linear_rows;
-    int64_t together = straight ? 1 : FEW_PANELS, each = div_up(panels, share * together), most = div_up(straight ? STRAIGHT_BYTES : FEW_BYTES, together * PANEL * (w.in + 1) * (pairs ? 2 : 4));
+    int64_t together = straight ? 1 : FEW_PANELS, each = div_up(panels, share * together), most = div_up(straight ? STRAIGHT_BYTES : FEW_BYTES, together * (panel_bytes(w) + 1));
     if (each > most) each = most;
     return cut(p, strips, strips, panels, each * together, each * together, 1);
   }
@@ -189,7 +189,8 @@ static int64_t sums_bytes(const kernels *k, const part *p) {
   const product_job *j = &p->product;
   int64_t beside = j->cut.count > 1 ? PARTIAL_SUMS - 1 : 0, rows = j->strips_per_unit * p->strip_rows, columns = j->panels_per_unit * p->panel_columns;
   if (p->multiply == k->matmul_across) return columns * (DEPTH + (beside + 1) * rows) * 4;
-  return (beside * rows * columns + (p->multiply == k->matmul_transposed ? (DEPTH + 2 * PANEL) * PANEL : 0)) * 4;
+  int64_t weights = p->multiply == k->matmul_transposed ? (DEPTH + 2 * PANEL) * PANEL : j->w.type == E4M3 ? DEPTH * PANEL : 0;
+  return (beside * rows * columns + weights) * 4;
 }
 
 // set_end is behind the last product that continues the one at i; i + 1 if none does. inner is the length of all their inner axes.
@@ -283,7 +284,7 @@ int op_products(device *d, const product *products, int64_t n) {
       all_few = all_few && few, once = once && few && rows <= d->k->tile_rows;
       p->first_pack = packs, p->first_unit = units, p->product.units = more;
       packs += p->packs, units += more, bytes += p->packed_bytes;
-      if (!p->shared) packing += (double)rows * (double)in * (few ? 0.2 : g->w.type == BFLOAT16 ? 1 : 0.5);
+      if (!p->shared) packing += (double)rows * (double)in * (few ? 0.2 : in_pairs(g->w) ? 1 : 0.5);
       cost += own_cost;
       int64_t need = few || g->continues ? 0 : sums_bytes(d->k, p);
       own = need > own ? need : own;
