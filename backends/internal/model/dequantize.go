@@ -39,13 +39,13 @@ func bfloat16(v float32) uint16 {
 
 // dequantized is a source whose rows are computed: fill writes rows [from, from+n) as bfloat16 to b.
 func (s *scratch) dequantized(name string, out, in, fileRow int, fill func(b []byte, from, n int)) Source {
-	return Source{out, in, name, func(from, n int) (rowChunk, error) {
+	return Source{Out: out, In: in, name: name, read: func(from, n int) (rowChunk, error) {
 		b := s.take(2 * n * in)
 		fill(b, from, n)
 		if !safetensors.Finite("BF16", b) {
 			return rowChunk{}, fmt.Errorf("tensor %q has a value that is not finite with its scale", name)
 		}
-		return rowChunk{n, "BF16", b, n * fileRow}, nil
+		return rowChunk{rows: n, dtype: "BF16", data: b, file: n * fileRow}, nil
 	}}
 }
 
@@ -79,12 +79,14 @@ func (l *Loader) fp8(t safetensors.Tensor, scaleName string, n, out, in int) ([]
 	}
 	var all []Source
 	for i := range n {
-		data := t.Data[i*out*in : (i+1)*out*in]
-		own := scales
-		if own != nil {
-			own = scales[i*down*across : (i+1)*down*across]
+		var data []byte // none where they are not read
+		var own []float32
+		if scales != nil {
+			data, own = t.Data[i*out*in:(i+1)*out*in], scales[i*down*across:(i+1)*down*across]
 		}
-		all = append(all, l.scratch.fp8Rows(t.Name, out, in, block, data, own))
+		s := l.scratch.fp8Rows(t.Name, out, in, block, data, own)
+		s.numbers = l.fp8Numbers(out, in, block, data, own)
+		all = append(all, s)
 	}
 	return all, nil
 }

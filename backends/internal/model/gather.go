@@ -91,7 +91,16 @@ func (g *gatherer) reserve() error {
 // shape is what makes matrices alike.
 type shape struct {
 	dtype   tensor.DType
+	columns int // that have one scale, in eight bits; else 0
 	out, in int
+}
+
+// bytes is the most that a matrix takes.
+func (s shape) bytes() int64 {
+	if s.columns > 0 {
+		return int64(tensor.E4M3Bytes(s.out, s.in, s.columns))
+	}
+	return int64(tensor.MatrixBytes(s.dtype, s.out, s.in))
 }
 
 func (g *gatherer) take() error {
@@ -111,7 +120,7 @@ func (g *gatherer) take() error {
 		at, used := free[i%2], map[shape]int{}
 		var to gathered
 		to.layer = l.WithWeights(func(w tensor.Matrix) tensor.Matrix {
-			s := shape{w.DType(), w.Out(), w.In()}
+			s := shape{w.DType(), tensor.ScaleColumns(w), w.Out(), w.In()}
 			n := used[s]
 			used[s]++
 			if n == len(at[s]) {
@@ -128,7 +137,7 @@ func (g *gatherer) take() error {
 		layers = append(layers, to)
 	}
 	head := m.head.Weight.(*spread)
-	s := shape{head.dtype, min(g.pieceRows(), roundUp(head.out, tensor.MatrixRows)), head.in}
+	s := shape{head.dtype, head.columns, min(g.pieceRows(), roundUp(head.out, tensor.MatrixRows)), head.in}
 	buffers := [2]tensor.Matrix{matrix(s), matrix(s)}
 	if failed != nil {
 		return failed
@@ -154,13 +163,13 @@ func (g *gatherer) pieceRows() int {
 
 // matrix takes one from the device.
 func (g *gatherer) matrix(s shape) (tensor.Matrix, error) {
-	most := int64(tensor.MatrixBytes(s.dtype, s.out, s.in))
+	most := s.bytes()
 	if g.room != nil {
 		if err := g.room(most); err != nil {
 			return nil, err
 		}
 	}
-	w, err := g.model.Device.NewMatrix(s.dtype, s.out, s.in)
+	w, err := newMatrix(g.model.Device, s.dtype, s.columns, s.out, s.in)
 	if err != nil {
 		g.give(most)
 		return nil, err
@@ -210,7 +219,7 @@ func (g *gatherer) holdHead() error {
 		return nil
 	}
 	s := g.stream
-	m, err := g.matrix(shape{s.dtype, s.out, s.in})
+	m, err := g.matrix(shape{s.dtype, s.columns, s.out, s.in})
 	if errors.Is(err, tensor.ErrMemory) {
 		g.full = true
 		return nil

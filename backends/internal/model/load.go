@@ -54,7 +54,8 @@ const (
 // LoadOptions are the settings of Load.
 type LoadOptions struct {
 	DType      tensor.DType // of weights, products and pages; 0 = float32 if the embedding's file has it, else bfloat16
-	MaxContext int          // positions; 0 = what the model allows
+	FP8        FP8
+	MaxContext int // positions; 0 = what the model allows
 	// LogitsBytes bounds the memory for logits, which are computed in chunks of rows; 0 = 64 MiB. Training takes up to four times that. It changes no result.
 	LogitsBytes int
 	// Sizes tells that what a model takes is all that is asked for, on devices of package dry: no value of a tensor is read, and where the files of a directory's weights are not all there, the tensors are those that config.json
@@ -323,6 +324,10 @@ func (l *Loader) load(ctx context.Context, device tensor.Device, rank, ranks int
 		}
 	}
 	var err error
+	if l.fp8Kept, err = l.keepsFP8(o.FP8); err != nil {
+		return err
+	}
+	m.FP8 = l.fp8Kept
 	if l.measures() {
 		m.rope, err = device.Alloc(tensor.Float32, m.MaxContext, c.RotaryDim)
 	} else {
@@ -400,11 +405,13 @@ type Loader struct {
 	counted map[string]bool // and those whose parameters are in the model's number of them
 	ignored []string
 	wide    bool // the embedding's file is float32: so is the whole model
+	fp8Kept bool // weights in FP8 are not expanded
 	sizes   bool // LoadOptions.Sizes
 	gauge   *gauge
 
 	stillRope tensor.Tensor
 	scratch   scratch
+	some      []byte // of rows, where not all columns are wanted
 
 	copy, copies int // of a model that is sharded; else 0 of 1
 }

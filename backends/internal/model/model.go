@@ -18,6 +18,7 @@ import (
 type Model struct {
 	Config     *Config
 	DType      tensor.DType // of weights, products and pages
+	FP8        bool         // weights that the files have in FP8 are kept so, where their blocks allow it
 	MaxContext int          // positions
 	Parameters int64
 	Hash       string           // SHA-256 over config.json and the names, types, shapes and bytes of all tensors, hex

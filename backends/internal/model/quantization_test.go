@@ -165,8 +165,10 @@ func TestQuantizedFilesRefused(t *testing.T) {
 				section[c.key] = c.value
 				set(t, dir, "quantization_config", section)
 			}
-			if _, _, err := load(t, dir, model.LoadOptions{}); err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("error %v, want %q", err, c.want)
+			for _, fp8 := range []model.FP8{model.FP8Auto, model.FP8Expanded} {
+				if _, _, err := load(t, dir, model.LoadOptions{FP8: fp8}); err == nil || !strings.Contains(err.Error(), c.want) {
+					t.Errorf("error %v, want %q", err, c.want)
+				}
 			}
 		})
 	}

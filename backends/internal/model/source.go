@@ -16,8 +16,9 @@ import (
 type Source struct {
 	Out, In int
 
-	name string // of the tensor, for errors
-	read reader
+	name    string // of the tensor, for errors
+	read    reader
+	numbers *numbers // nil: its rows cannot be had so
 }
 
 // reader gives rows from row from on: at least one, at most n of them. What it gives is valid until any source of the same Loader is read again.
@@ -37,15 +38,27 @@ func (s *scratch) take(n int) []byte {
 // rowChunk is rows of a source as PackRows takes them.
 type rowChunk struct {
 	rows  int
-	dtype string // of tensor.SourceSizes
+	dtype string // of tensor.SourceSizes; of numbers none
 	data  []byte
 	file  int // bytes of the files that they came from
+
+	scales []float32 // of numbers; with none the rows are zero
 }
 
 // Slice is rows [from, to).
 func (s Source) Slice(from, to int) Source {
-	read := s.read
-	return Source{to - from, s.In, s.name, func(at, n int) (rowChunk, error) { return read(from+at, n) }}
+	return s.with(to-from, from%tensor.E4M3Rows == 0, func(read reader) reader {
+		return func(at, n int) (rowChunk, error) { return read(from+at, n) }
+	})
+}
+
+// with is a source of so many rows that are made of those of s, in each of its forms. aligned tells that rows which have scales in common are still those.
+func (s Source) with(out int, aligned bool, rows func(reader) reader) Source {
+	made := Source{Out: out, In: s.In, name: s.name, read: rows(s.read)}
+	if s.numbers != nil && aligned {
+		made.numbers = &numbers{rows(s.numbers.read), s.numbers.columns}
+	}
+	return made
 }
 
 // pieces has pieces of the source one below another.
@@ -53,23 +66,31 @@ func (s Source) pieces(pieces []extent) Source {
 	if len(pieces) == 1 {
 		return s.Slice(pieces[0].from, pieces[0].to)
 	}
-	ends, out := make([]int, len(pieces)), 0
+	ends, out, aligned := make([]int, len(pieces)), 0, true
 	for i, p := range pieces {
+		aligned = aligned && p.from%tensor.E4M3Rows == 0 && out%tensor.E4M3Rows == 0
 		out += p.size()
 		ends[i] = out
 	}
-	return Source{out, s.In, s.name, func(from, n int) (rowChunk, error) {
-		i := sort.SearchInts(ends, from+1) // the piece that row from is in
-		return s.read(pieces[i].to-ends[i]+from, min(n, ends[i]-from))
-	}}
+	return s.with(out, aligned, func(read reader) reader {
+		return func(from, n int) (rowChunk, error) {
+			i := sort.SearchInts(ends, from+1) // the piece that row from is in
+			return read(pieces[i].to-ends[i]+from, min(n, ends[i]-from))
+		}
+	})
 }
 
 // Select has row rows[i] of the source as its row i.
 func (s Source) Select(rows []int) Source {
-	return Source{len(rows), s.In, s.name, func(from, n int) (rowChunk, error) {
+	return s.with(len(rows), false, func(read reader) reader { return selected(read, rows) })
+}
+
+// selected reads rows[i] as row i.
+func selected(read reader, rows []int) reader {
+	return func(from, n int) (rowChunk, error) {
 		var all rowChunk
 		for _, row := range rows[from : from+n] {
-			c, err := s.read(row, 1)
+			c, err := read(row, 1)
 			if err != nil {
 				return c, err
 			}
@@ -78,10 +99,10 @@ func (s Source) Select(rows []int) Source {
 			} else if c.dtype != all.dtype {
 				break
 			}
-			all = rowChunk{all.rows + 1, c.dtype, append(all.data, c.data...), all.file + c.file}
+			all = rowChunk{rows: all.rows + 1, dtype: c.dtype, data: append(all.data, c.data...), file: all.file + c.file}
 		}
 		return all, nil
-	}}
+	}
 }
 
 // stride is how many rows a matrix of out rows takes in a stack: views of a matrix begin at multiples of tensor.MatrixRows.
@@ -92,7 +113,7 @@ func stacked(sources []Source) Source {
 	first := sources[0]
 	step := stride(first.Out)
 	var zeros []byte
-	return Source{step * len(sources), first.In, first.name, func(from, n int) (rowChunk, error) {
+	all := Source{Out: step * len(sources), In: first.In, name: first.name, read: func(from, n int) (rowChunk, error) {
 		s, row := sources[from/step], from%step
 		if row < s.Out {
 			return s.read(row, min(n, s.Out-row))
@@ -101,22 +122,24 @@ func stacked(sources []Source) Source {
 		if need := n * s.In * 2; len(zeros) < need {
 			zeros = make([]byte, need)
 		}
-		return rowChunk{n, "BF16", zeros[:n*s.In*2], 0}, nil
+		return rowChunk{rows: n, dtype: "BF16", data: zeros[:n*s.In*2]}, nil
 	}}
+	all.numbers = stackedNumbers(sources, step)
+	return all
 }
 
 // rowsOf has the rows of a tensor as they are; data may be a part of the tensor's.
 func rowsOf(t safetensors.Tensor, data []byte, out, in int) Source {
 	row := in * tensor.SourceSizes[t.DType]
-	return Source{out, in, t.Name, func(from, n int) (rowChunk, error) {
-		return rowChunk{n, t.DType, data[from*row : (from+n)*row], n * row}, nil
+	return Source{Out: out, In: in, name: t.Name, read: func(from, n int) (rowChunk, error) {
+		return rowChunk{rows: n, dtype: t.DType, data: data[from*row : (from+n)*row], file: n * row}, nil
 	}}
 }
 
 // columnsOf has as its rows the columns of a tensor of in × out.
 func (l *Loader) columnsOf(t safetensors.Tensor, data []byte, out, in int) Source {
 	size := tensor.SourceSizes[t.DType]
-	return Source{out, in, t.Name, func(from, n int) (rowChunk, error) {
+	return Source{Out: out, In: in, name: t.Name, read: func(from, n int) (rowChunk, error) {
 		b := l.scratch.take(n * in * size)
 		for k := range in {
 			column := data[(k*out+from)*size:]
@@ -124,7 +147,7 @@ func (l *Loader) columnsOf(t safetensors.Tensor, data []byte, out, in int) Sourc
 				copy(b[(r*in+k)*size:(r*in+k+1)*size], column[r*size:(r+1)*size])
 			}
 		}
-		return rowChunk{n, t.DType, b, len(b)}, nil
+		return rowChunk{rows: n, dtype: t.DType, data: b, file: len(b)}, nil
 	}}
 }
 
@@ -219,7 +242,7 @@ func (l *Loader) TransposedMatrices(name string, n, out, in int) ([]Source, erro
 // matricesOf are n matrices that a tensor has one below another.
 func (l *Loader) matricesOf(t safetensors.Tensor, module, scales string, n, out, in int, form func(t safetensors.Tensor, data []byte, out, in int) Source) ([]Source, error) {
 	l.count(t, n*out*in)
-	if q := l.Config.Quantization; t.DType == "F8_E4M3" && q != nil && q.method == fp8Method {
+	if q := l.Config.Quantization; q != nil && q.method == fp8Method && (t.DType == "F8_E4M3" || l.files.absent != nil && q.expected(module, l.files.inFile(module))) {
 		if q.keeps(module, l.files.inFile(module)) {
 			return nil, fmt.Errorf("tensor %q has type %s, but quantization_config says that %s is not quantized", t.Name, t.DType, module)
 		}
@@ -244,7 +267,10 @@ func (l *Loader) Pack(ctx context.Context, s Source, cols extent) (tensor.Matrix
 	if l.copies == 1 {
 		return l.pack(ctx, s, cols)
 	}
-	all := newSpread(l.model.DType, s.Out, cols.size(), l.copies)
+	if strings.HasSuffix(s.name, embeddingName) || strings.HasSuffix(s.name, headName+".weight") { // they are put together in the same memory (gatherer)
+		s.numbers = nil
+	}
+	all := newSpread(l.model.DType, s.scaleColumns(cols), s.Out, cols.size(), l.copies)
 	own := &all.shards[shardOf(l.copy, len(l.model.spreads), l.copies)]
 	l.model.spreads = append(l.model.spreads, all)
 	if own.rows.size() == 0 {
@@ -256,7 +282,7 @@ func (l *Loader) Pack(ctx context.Context, s Source, cols extent) (tensor.Matrix
 }
 
 func (l *Loader) pack(ctx context.Context, s Source, cols extent) (tensor.Matrix, error) {
-	w, err := l.model.Device.NewMatrix(l.model.DType, s.Out, cols.size())
+	w, err := newMatrix(l.model.Device, l.model.DType, s.scaleColumns(cols), s.Out, cols.size())
 	if err != nil {
 		return nil, fmt.Errorf("tensor %q: %w", s.name, err)
 	}
@@ -264,32 +290,55 @@ func (l *Loader) pack(ctx context.Context, s Source, cols extent) (tensor.Matrix
 	if l.measures() {
 		return w, nil
 	}
-	var columns []byte // of some rows, where not all are wanted
+	read, pack := s.read, l.packRows
+	if tensor.ScaleColumns(w) > 0 {
+		read, pack = s.numbers.read, l.packNumbers
+	}
 	for from := 0; from < s.Out; {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
 		const widest = 4 // bytes of an element
-		c, err := s.read(from, min(s.Out-from, max(1, packBytes/(s.In*widest))))
+		c, err := read(from, min(s.Out-from, max(1, packBytes/(s.In*widest))))
 		if err != nil {
 			return nil, err
 		}
-		data := c.data
-		if cols.size() != s.In {
-			columns = columns[:0]
-			row, element := len(data)/c.rows, tensor.SourceSizes[c.dtype]
-			for at := 0; at < len(data); at += row {
-				columns = append(columns, data[at+cols.from*element:at+cols.to*element]...)
-			}
-			data = columns
-		}
-		if err := l.model.Device.PackRows(w, from, c.rows, c.dtype, data); err != nil {
-			return nil, fmt.Errorf("tensor %q: %w", s.name, err)
+		if err := pack(w, from, s, c, cols); err != nil {
+			return nil, err
 		}
 		from += c.rows
 		l.gauge.advance(c.file / s.In * cols.size())
 	}
 	return w, nil
+}
+
+// newMatrix allocates a matrix, in eight bits where it has scales for so many columns.
+func newMatrix(device tensor.Device, dtype tensor.DType, columns, out, in int) (tensor.Matrix, error) {
+	if columns > 0 {
+		return device.NewE4M3Matrix(out, in, columns)
+	}
+	return device.NewMatrix(dtype, out, in)
+}
+
+// packRows packs columns of rows of a source.
+func (l *Loader) packRows(w tensor.Matrix, from int, s Source, c rowChunk, cols extent) error {
+	if err := l.model.Device.PackRows(w, from, c.rows, c.dtype, l.columns(s, c, cols, tensor.SourceSizes[c.dtype])); err != nil {
+		return fmt.Errorf("tensor %q: %w", s.name, err)
+	}
+	return nil
+}
+
+// columns are the bytes of those columns of a chunk, of so many bytes an element.
+func (l *Loader) columns(s Source, c rowChunk, cols extent, element int) []byte {
+	if cols.size() == s.In {
+		return c.data
+	}
+	l.some = l.some[:0]
+	row := len(c.data) / c.rows
+	for at := 0; at < len(c.data); at += row {
+		l.some = append(l.some, c.data[at+cols.from*element:at+cols.to*element]...)
+	}
+	return l.some
 }
 
 // Stack is matrices of the same size in one: of each of a layer's experts.

@@ -6,6 +6,7 @@ import "github.com/tinsmith/tinsmith/backends/internal/tensor"
 // no rows itself: no device takes it for a product. A workspace puts it together (gatherer).
 type spread struct {
 	dtype   tensor.DType
+	columns int // that have one scale, in eight bits; else 0
 	out, in int
 	shards  []shard // by rows, ascending, without gaps
 }
@@ -17,8 +18,8 @@ type shard struct {
 }
 
 // newSpread cuts a matrix into n shards at multiples of tensor.MatrixRows.
-func newSpread(dtype tensor.DType, out, in, n int) *spread {
-	s := &spread{dtype: dtype, out: out, in: in}
+func newSpread(dtype tensor.DType, columns, out, in, n int) *spread {
+	s := &spread{dtype: dtype, columns: columns, out: out, in: in}
 	blocks := (out + tensor.MatrixRows - 1) / tensor.MatrixRows
 	for i := range n {
 		rows := share(blocks, i, n).times(tensor.MatrixRows)
@@ -33,6 +34,9 @@ func shardOf(c, turn, n int) int { return ((c-turn)%n + n) % n }
 func (s *spread) Out() int            { return s.out }
 func (s *spread) In() int             { return s.in }
 func (s *spread) DType() tensor.DType { return s.dtype }
+
+// ScaleColumns is what tensor.ScaleColumns gives.
+func (s *spread) ScaleColumns() int { return s.columns }
 
 // Bytes is 0: the memory is that of the shards.
 func (s *spread) Bytes() int { return 0 }
