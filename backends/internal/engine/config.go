@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/tinsmith/tinsmith/backends/internal/kvcache"
+	"github.com/tinsmith/tinsmith/backends/internal/model"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/plugins"
 )
@@ -28,6 +29,7 @@ type Config struct {
 	NCCLPeerToPeer   *bool        // whether NCCL may read another GPU's memory directly; nil: automatic
 	ShardBase        bool         // the copies of Training share the base weights out instead of having all of them each, and so do those of Sampling
 	DType            tensor.DType // 0: that of the model's files
+	FP8              model.FP8    // what becomes of weights that the model's files have in FP8
 	Threads          int          // threads of the device; default: processors that may be used
 	MaxContextLength int          // 0: the model's own
 	Memory           int64        // bytes that everything may take; 0: nine tenths of what is free
@@ -79,6 +81,14 @@ func settings(plugin string) map[string]setting {
 				return err
 			}
 			c.DType = map[string]tensor.DType{"float32": tensor.Float32, "bfloat16": tensor.BFloat16}[s]
+			return nil
+		},
+		"weights": func(c *Config, value json.RawMessage) error {
+			var s string
+			if err := choose(&s, value, "auto", "fp8", "bf16"); err != nil {
+				return err
+			}
+			c.FP8 = map[string]model.FP8{"auto": model.FP8Auto, "fp8": model.FP8Kept, "bf16": model.FP8Expanded}[s]
 			return nil
 		},
 		"recompute": func(c *Config, value json.RawMessage) error {

@@ -52,6 +52,8 @@ func (l *loaded) sizeOfAll(ctx context.Context) ([]int64, error) {
 			switch {
 			case errors.Is(err, model.ErrCut):
 				return nil, plugins.Invalidf(set.key, "%v", err)
+			case errors.Is(err, model.ErrFP8):
+				return nil, plugins.Invalidf(weightsKey, "%v", err)
 			case errors.Is(err, model.ErrContext):
 				return nil, plugins.Invalidf("backend.max_context_length", "%v", err)
 			case err != nil:

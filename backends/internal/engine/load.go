@@ -116,7 +116,7 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 		}
 	}()
 	l.files = modelFiles{req.ModelDir, e.options.Registry, model.LoadOptions{
-		DType: config.DType, MaxContext: config.MaxContextLength,
+		DType: config.DType, FP8: config.fp8(device), MaxContext: config.MaxContextLength,
 		Progress: func(done, total int64) { progress(plugins.LoadProgress{Stage: "pack", Done: done, Total: total}) },
 	}}
 	if err := e.arrange(ctx, l, func() (memoryLimits, error) {
@@ -177,6 +177,8 @@ func (e *Engine) arrange(ctx context.Context, l *loaded, limit func() (memoryLim
 	}
 	if err := l.loadModels(ctx); errors.Is(err, tensor.ErrMemory) { // somebody else has taken it since it was looked for
 		return capacity("memory for the model's weights", err)
+	} else if errors.Is(err, model.ErrFP8) {
+		return plugins.Invalidf(weightsKey, "%v", err)
 	} else if err != nil {
 		return plugins.Invalidf("model_dir", "%v", err)
 	}

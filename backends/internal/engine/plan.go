@@ -341,6 +341,9 @@ func (l *loaded) shares() []plugins.MemoryShare {
 		limit.Detail = "nine tenths of what is free on this machine; backend.memory_mib sets another"
 	}
 	weights := fmt.Sprintf("%d parameters in %s", l.model.Parameters, l.model.DType)
+	if l.model.FP8 {
+		weights += ", those that the files have in FP8 kept so"
+	}
 	if l.config.ShardBase {
 		weights += fmt.Sprintf(", shared out over %d copies", len(l.training))
 		if m, err := l.measure(1, referenceRank, true); err == nil {

@@ -182,7 +182,7 @@ func (f *planner) loadOn(ctx context.Context, w where, open func(Config) (tensor
 		f.measured[key] = map[measurement]model.Memory{}
 	}
 	l.measured = f.measured[key]
-	l.files = modelFiles{f.request.ModelDir, f.options.Registry, model.LoadOptions{DType: config.DType, MaxContext: config.MaxContextLength, Sizes: true}}
+	l.files = modelFiles{f.request.ModelDir, f.options.Registry, model.LoadOptions{DType: config.DType, FP8: config.fp8(device), MaxContext: config.MaxContextLength, Sizes: true}}
 	if err := e.arrange(ctx, l, func() (memoryLimits, error) { return f.limits(l, memory), nil }); err != nil {
 		return nil, errors.Join(err, f.close(l))
 	}
@@ -332,6 +332,9 @@ func (f *planner) sizes(ctx context.Context, p *plugins.Plan) (err error) {
 		DType: m.DType.String(), WeightBytes: l.plan.weights, TokenBytes: pageBytes(m) / tensor.PageSize, StateBytes: m.StateBytes(),
 	}
 	p.Notes = append(p.Notes, m.Notes...)
+	if m.FP8 {
+		p.Notes = append(p.Notes, "The weights that the files have in FP8 are kept so; backend.weights: bf16 has them expanded, with equal results.")
+	}
 	layout, err := l.referenceLayout(f.request.Rank)
 	if err != nil {
 		return err

@@ -244,8 +244,14 @@ func TestPlannedTypes(t *testing.T) {
 	f.config["torch_dtype"] = "bfloat16"
 	plain := weights(f, plugins.PlanRequest{})
 	f.config["quantization_config"] = map[string]any{"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": []int{128, 128}}
-	if quantized := weights(f, plugins.PlanRequest{}); quantized != plain || plain >= wide {
-		t.Errorf("%d bytes in float32, %d in bfloat16, %d quantized", wide, plain, quantized)
+	if expanded := weights(f, plugins.PlanRequest{Config: []byte(`{"weights": "bf16"}`)}); expanded != plain || plain >= wide {
+		t.Errorf("%d bytes in float32, %d in bfloat16, %d expanded from FP8", wide, plain, expanded)
+	}
+	if kept, named := weights(f, plugins.PlanRequest{}), weights(f, plugins.PlanRequest{Config: []byte(`{"weights": "fp8"}`)}); kept >= plain || kept != named {
+		t.Errorf("%d bytes in bfloat16, %d in FP8, %d where that is asked for", plain, kept, named)
+	}
+	if gpu := weights(f, plugins.PlanRequest{Device: "cuda"}); gpu < plain*99/100 {
+		t.Errorf("%d bytes in bfloat16, %d on a GPU, which has no kernels for FP8", plain, gpu)
 	}
 }
 
