@@ -57,6 +57,14 @@ func (d *plannedGPU) CheckExperts() error {
 	return d.Remote.CheckExperts()
 }
 
+// CheckSinks implements tensor.SinkDevice.
+func (d *plannedGPU) CheckSinks() error {
+	if d.able {
+		return nil
+	}
+	return d.Remote.CheckSinks()
+}
+
 // HasRecurrence implements tensor.Recurrence.
 func (d *plannedGPU) HasRecurrence() bool { return d.able || d.Remote.HasRecurrence() }
 

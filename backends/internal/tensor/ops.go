@@ -69,6 +69,9 @@ type AttentionRun struct {
 	KeysFrom, KeysTo int
 	// RowsFrom and RowsTo are for AttentionBackward alone: with RowsTo > 0 it takes rows [RowsFrom, RowsTo) only, multiples of PageSize but for the sequence's end. Calls for the same keys come in ascending order.
 	RowsFrom, RowsTo int
+	// Window, if it is not 0, is how many positions a row attends to at most, its own among them: those before have no influence. At most MaxWindow. The softmax of such a run knows no restarts. Not all devices have windows, see
+	// SinkDevice.
+	Window int
 }
 
 // ErrMemory is wrapped by the error of an operation for which the device has no memory. Nothing else has happened; the operation may be tried again when memory has been freed.
@@ -198,6 +201,7 @@ type Device interface {
 	AdamW(updates ...AdamWUpdate) (wait func() ([]AdamWSums, error), err error)
 
 	ExpertDevice
+	SinkDevice
 
 	// Close ends the device's threads. All memory must have been freed: it is an error, which names how many allocations have not, and the threads end all the same. Another Close does nothing.
 	Close() error

@@ -69,7 +69,7 @@ func (d *device) runs(runs []tensor.AttentionRun) (sequences *C.sequence, n C.in
 	d.sequences, d.pages = d.sequences[:0], d.pages[:0]
 	for _, r := range runs {
 		d.sequences = append(d.sequences, C.sequence{row: C.int64_t(r.Row), count: C.int64_t(r.Count), first: C.int64_t(r.First), first_page: C.int64_t(len(d.pages)),
-			keys_from: C.int64_t(r.KeysFrom), keys_to: C.int64_t(r.KeysTo), rows_from: C.int64_t(r.RowsFrom), rows_to: C.int64_t(r.RowsTo)})
+			keys_from: C.int64_t(r.KeysFrom), keys_to: C.int64_t(r.KeysTo), rows_from: C.int64_t(r.RowsFrom), rows_to: C.int64_t(r.RowsTo), window: C.int64_t(r.Window)})
 		d.pages = append(d.pages, r.Pages...)
 	}
 	return &d.sequences[0], C.int64_t(len(d.sequences)), (*C.int32_t)(&d.pages[0])

@@ -132,3 +132,24 @@ int op_combine_backward(device *d, view dp, view drows, view h, view p, table t)
   rows_job j = {.a = drows, .b = h, .c = p, .d = dp, .index = table_slots(t), .heads = t.slots};
   return run_rows_of(d, d->k->combine_backward, &j, drows.cols, 0.5);
 }
+
+int op_sink(device *d, view o, view lse, view sinks) {
+  rows_job j = {.a = o, .b = lse, .c = sinks};
+  return run_rows_of(d, d->k->sink, &j, o.cols, 0.5);
+}
+int op_swiglu_clamped(device *d, view y, view gate, view up, float alpha, float limit) {
+  rows_job j = {.a = y, .b = gate, .c = up, .x = alpha, .limit = limit};
+  return run_rows_of(d, d->k->swiglu_clamped, &j, y.cols, 1);
+}
+int op_swiglu_clamped_backward(device *d, view dgate, view dup, view dy, view gate, view up, float alpha, float limit) {
+  rows_job j = {.a = dgate, .b = dup, .c = dy, .d = gate, .e = up, .x = alpha, .limit = limit};
+  return run_rows_of(d, d->k->swiglu_clamped_backward, &j, dy.cols, 1.5);
+}
+int op_add_routed(device *d, view rows, view bias, table t) {
+  rows_job j = {.a = rows, .b = bias, .index = table_first(t)};
+  return run_rows_of(d, d->k->add_routed, &j, rows.cols, 0.3);
+}
+int op_add_routed_backward(device *d, view dp, view dy, view bias, view choice) {
+  rows_job j = {.a = dp, .b = dy, .c = bias, .d = choice};
+  return run_rows_of(d, d->k->add_routed_backward, &j, dy.cols * dp.cols, 0.3);
+}

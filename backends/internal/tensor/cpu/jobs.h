@@ -23,7 +23,7 @@ typedef struct {
 typedef struct {
   view a, b, c, d, e; // destinations first
   int64_t rows_per_unit;
-  float x;
+  float x, limit;
   bool flag;
   int type;
   int64_t heads;
@@ -104,6 +104,7 @@ typedef struct {
   unit_function add, scale, add_row, round;
   unit_function logsumexp_tile, logsumexp_merge, softmax, softmax_gradient, draw_token;
   unit_function route, route_backward, spread, combine, combine_backward;
+  unit_function sink, swiglu_clamped, swiglu_clamped_backward, add_routed, add_routed_backward;
   unit_function sum_squares, adamw;
   unit_function attention, attention_backward;
   unit_function conv, conv_backward, delta_rule, delta_rule_backward, gated_norm, gated_norm_backward, sigmoid_gate, sigmoid_gate_backward;
@@ -166,10 +167,13 @@ static inline int64_t delta_backward_size(const delta_inputs *in, int64_t rows) 
 static inline int64_t partial_sum(int64_t s) { return __builtin_popcountll((unsigned long long)s); }
 static inline int64_t sums_after(int64_t s) { return __builtin_ctzll(~(unsigned long long)s); }
 
+// first_seen is the first key that the row at a position of a sequence sees.
+static inline int64_t first_seen(const sequence *s, int64_t position) { return s->window && position >= s->window ? position - s->window + 1 : 0; }
+
 // row_heads is how many key heads a unit of a sequence with a single row has; 0: the row is a block.
 static inline int64_t row_heads(const attention_job *j, const sequence *s) {
   if (s->count > 1 || !j->unit_keys) return 0;
-  int64_t parts = div_up(s->first + 1, j->unit_keys);
+  int64_t parts = div_up(s->first + 1 - first_seen(s, s->first), j->unit_keys);
   return parts < j->p.heads ? div_up(j->p.heads, parts) : 1;
 }
 // attention_units is how many units attention has for a sequence.

@@ -40,6 +40,7 @@ typedef struct {
 typedef struct {
   int64_t row, count, first, first_page;
   int64_t keys_from, keys_to, rows_from, rows_to; // of the backward pass
+  int64_t window; // positions that a row sees at most, its own among them; 0: all
 } sequence;
 
 typedef struct {
@@ -168,6 +169,11 @@ int op_outer_routed(device *d, table t, const routed_outer *products, int64_t n)
 int op_spread(device *d, view rows, view x, view p, table t, bool gathered); // p without an address: 1
 int op_combine(device *d, view y, view rows, view p, table t, bool accumulate);
 int op_combine_backward(device *d, view dp, view drows, view h, view p, table t);
+int op_sink(device *d, view o, view lse, view sinks);
+int op_swiglu_clamped(device *d, view y, view gate, view up, float alpha, float limit);
+int op_swiglu_clamped_backward(device *d, view dgate, view dup, view dy, view gate, view up, float alpha, float limit);
+int op_add_routed(device *d, view rows, view bias, table t);
+int op_add_routed_backward(device *d, view dp, view dy, view bias, view choice);
 int op_round(device *d, view dst, view src);
 int op_add(device *d, view dst, view src);
 int op_scale(device *d, view dst, float factor, int type);

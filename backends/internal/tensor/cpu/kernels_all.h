@@ -2,6 +2,7 @@
 #include "lanes.h"
 #include "kernels_rows.h"
 #include "kernels_experts.h"
+#include "kernels_sinks.h"
 #include "kernels_loss.h"
 #include "kernels_draw.h"
 #include "kernels_pack.h"
@@ -57,6 +58,11 @@ const kernels TABLE(ISA) = {
     .spread = spread,
     .combine = combine,
     .combine_backward = combine_backward,
+    .sink = sink,
+    .swiglu_clamped = swiglu_clamped,
+    .swiglu_clamped_backward = swiglu_clamped_backward,
+    .add_routed = add_routed,
+    .add_routed_backward = add_routed_backward,
     .sum_squares = sum_squares,
     .adamw = adamw,
     .peak_f32 = peak_f32,

@@ -22,22 +22,33 @@ static const float *read_part(const cache *p, int64_t layer, int64_t page, int64
   return t;
 }
 
-// masked gives lanes from .. from+15 of a row of scores: a where the key is one of the first keys, else fill.
-INLINE lanes masked(lanes a, int64_t from, int64_t keys, float fill) {
+// seen is the keys [low, end) of a page that an item sees.
+typedef struct {
+  int64_t low, end;
+} seen;
+INLINE bool sees_all(seen s) { return s.end == PAGE && !s.low; }
+// seen_of is what the row at a position sees of the page that begins at key k0; of one that it does not reach, no more than end.
+INLINE seen seen_of(const sequence *s, int64_t position, int64_t k0) {
+  int64_t low = first_seen(s, position) - k0, end = position - k0 + 1;
+  return (seen){low > 0 ? low : 0, end < PAGE ? end : PAGE};
+}
+
+// masked gives lanes from .. from+15 of a row of scores: a where the key is one of those that are seen, else fill.
+INLINE lanes masked(lanes a, int64_t from, seen s, float fill) {
   static const float index[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   lanes k = lload(index);
-  vf end = vset((float)(keys - from)), other = vset(fill);
-  EACH_PART a.v[i] = vselect((vi)(k.v[i] < end), a.v[i], other);
+  vf low = vset((float)(s.low - from)), end = vset((float)(s.end - from)), other = vset(fill);
+  EACH_PART a.v[i] = vselect((vi)(k.v[i] < end) & (vi)(k.v[i] >= low), a.v[i], other);
   return a;
 }
 
 // soften turns a row of PAGE dot products into probabilities relative to the running maximum *top, which it raises; the row's sum goes to *sum, and the factor for what was
 // summed before comes back.
-INLINE float soften(float *s, float scale, int64_t keys, float *top, float *sum) {
+INLINE float soften(float *s, float scale, seen keys, float *top, float *sum) {
   lanes a[PAGE / 16], factor = lset(scale);
   UNROLL for (int i = 0; i < PAGE / 16; i++) {
     a[i] = lmul(lload(s + 16 * i), factor);
-    if (keys < PAGE) a[i] = masked(a[i], 16 * i, keys, -__builtin_inff());
+    if (!sees_all(keys)) a[i] = masked(a[i], 16 * i, keys, -__builtin_inff());
   }
   float m = lmax1(lmax(lmax(a[0], a[1]), lmax(a[2], a[3]))), next = *top > m ? *top : m, fix = exp1(*top - next);
   lanes minus = lset(-next);
@@ -84,18 +95,21 @@ static void restart(running *r, int64_t n, int64_t wide, int64_t k0) {
   memset(r->o, 0, (size_t)(n * wide) * 4);
 }
 
-// soften_item softens an item's scores of a page, of which it sees so many keys.
-INLINE void soften_item(running *r, int64_t i, int64_t wide, float *score, float scale, int64_t keys) {
+// soften_item softens an item's scores of a page, of which it sees some keys.
+INLINE void soften_item(running *r, int64_t i, int64_t wide, float *score, float scale, seen keys) {
   float fix = soften(score, scale, keys, r->top + i, r->sum + i), *o = r->o + i * wide;
   if (fix != 1.0f)
     for (int64_t d = 0; d < wide; d++) o[d] *= fix;
 }
 
-// put_item writes an item's output, which saw keys below to, as query head h of a row.
-INLINE void put_item(const attention_job *j, running *r, int64_t i, int64_t to, int64_t row, int64_t h) {
+// restarts tells whether the running softmax of rows that see keys below to has restarted: within a window it never does.
+INLINE bool restarts(const sequence *s, int64_t to) { return to > RESTART && !s->window; }
+
+// put_item writes an item's output, which has parts or has not, as query head h of a row.
+INLINE void put_item(const attention_job *j, running *r, int64_t i, bool parts, int64_t row, int64_t h) {
   int64_t dim = j->p.head_dim, wide = j->p.padded_dim;
   float *part = r->o + i * wide, *out = row_of(j->o, row) + h * dim;
-  if (to > RESTART) join(r, i, wide, part, r->top + i, r->sum + i);
+  if (parts) join(r, i, wide, part, r->top + i, r->sum + i);
   float divisor = r->sum[i];
   for (int64_t d = 0; d < dim; d++) out[d] = part[d] / divisor;
   if (j->lse.addr) row_of(j->lse, row)[h] = r->top[i] + log1(r->sum[i]);
@@ -187,14 +201,16 @@ INLINE void attention_row(const bool half, const attention_job *j, const sequenc
   const int bytes = half ? 2 : 4;
   const bool straight = j->straight && end - first >= STRAIGHT_HEADS;
   int64_t heads = p->heads, group = j->query_heads / heads, dim = p->head_dim, wide = p->padded_dim, to = s->first + 1, items = (end - first) * group;
+  bool parts = restarts(s, to);
   float *q = w->memory, *score = q + (end - first) * dim * TILE_ROWS;
   running r = begin_running(score + items * PAGE, items, wide);
   for (int64_t h = first; h < end; h++) turn_rows(row_of(j->q, s->row) + h * group * dim, dim, group, dim, q + (h - first) * dim * TILE_ROWS);
   const char *stored = (const char *)p->addr;
   const int32_t *pages = j->pages + s->first_page;
-  for (int64_t k0 = 0; k0 < to; k0 += PAGE) {
-    if (k0 % RESTART == 0 && k0 > 0) restart(&r, items, wide, k0);
-    int64_t keys = to - k0 < PAGE ? to - k0 : PAGE, page = pages[k0 / PAGE], k_bytes = PAGE * dim * bytes, v_bytes = PAGE * wide * bytes;
+  for (int64_t k0 = first_seen(s, s->first) / PAGE * PAGE; k0 < to; k0 += PAGE) {
+    if (parts && k0 % RESTART == 0 && k0 > 0) restart(&r, items, wide, k0);
+    seen some = seen_of(s, s->first, k0);
+    int64_t keys = some.end, low = some.low, page = pages[k0 / PAGE], k_bytes = PAGE * dim * bytes, v_bytes = PAGE * wide * bytes;
     const char *k = stored + part_at(p, j->layer, page, first) * bytes, *v = stored + part_at(p, j->layer, page, heads + first) * bytes;
     for (int64_t h = 0; h < end - first; h++) {
       wanted next = first + h + 1 < end ? want(straight, k + (h + 1) * k_bytes, k_bytes) : want(straight, v, keys * wide * bytes);
@@ -202,19 +218,19 @@ INLINE void attention_row(const bool half, const attention_job *j, const sequenc
     }
     for (int64_t i = 0; i < items; i++) {
       if (half) in_order(score + i * PAGE, PAGE);
-      soften_item(&r, i, wide, score + i * PAGE, j->scale, keys);
+      soften_item(&r, i, wide, score + i * PAGE, j->scale, some);
     }
     for (int64_t h = 0; h < end - first; h++) {
       wanted next = {0};
       if (first + h + 1 < end) next = want(straight, v + (h + 1) * v_bytes, keys * wide * bytes);
       else if (k0 + PAGE < to) next = want(straight, stored + part_at(p, j->layer, pages[k0 / PAGE + 1], first) * bytes, k_bytes);
-      values_of(half, group, score + h * group * PAGE, v + h * v_bytes, wide, r.o + h * group * wide, keys, straight, &next);
+      values_of(half, group, score + h * group * PAGE + low, v + h * v_bytes + low * wide * bytes, wide, r.o + h * group * wide, keys - low, straight, &next);
     }
   }
   for (int64_t i = 0; i < items; i++) {
     if (half) in_order(r.o + i * wide, wide);
-    if (half && to > RESTART) in_order(r.total + i * wide, wide);
-    put_item(j, &r, i, to, s->row, first * group + i);
+    if (half && parts) in_order(r.total + i * wide, wide);
+    put_item(j, &r, i, parts, s->row, first * group + i);
   }
 }
 static void attention_row_f32(const attention_job *j, const sequence *s, int64_t first, int64_t end, worker *w) { attention_row(false, j, s, first, end, w); }
@@ -254,31 +270,35 @@ static void attention(const void *job, int64_t unit, worker *w) {
     turn_rows(r.total, wide, n, dim, q + i * TILE_ROWS * dim);
   }
 
-  for (int64_t k0 = 0; k0 < to; k0 += PAGE) {
-    if (k0 % RESTART == 0 && k0 > 0) restart(&r, items, wide, k0);
+  bool parts = restarts(s, to);
+  for (int64_t k0 = first_seen(s, from) / PAGE * PAGE; k0 < to; k0 += PAGE) {
+    if (parts && k0 % RESTART == 0 && k0 > 0) restart(&r, items, wide, k0);
     int64_t page = j->pages[s->first_page + k0 / PAGE];
     const float *k = read_part(p, j->layer, page, head, kpart), *v = read_part(p, j->layer, page, heads + head, vpart);
-    for (int64_t i0 = 0; i0 < items; i0 += TILE_ROWS) { // all scores first, while K is near, then V
-      int64_t n = items - i0 < TILE_ROWS ? items - i0 : TILE_ROWS, see = from + (i0 + n - 1) / group - k0 + 1, last = see < PAGE ? see : PAGE;
+    int64_t reach = (k0 + PAGE - 1 + s->window - from) * group, those = s->window && reach < items ? reach : items; // items that see some of the page
+    for (int64_t i0 = 0; i0 < those; i0 += TILE_ROWS) { // all scores first, while K is near, then V
+      int64_t n = those - i0 < TILE_ROWS ? those - i0 : TILE_ROWS, see = from + (i0 + n - 1) / group - k0 + 1, last = see < PAGE ? see : PAGE;
       depth_outside(n, q + i0 * dim, TILE_ROWS, k, PAGE, dim, score + i0 * PAGE, PAGE, div_up(last, TILE_COLUMNS) * TILE_COLUMNS, true, NULL, 0);
     }
-    for (int64_t i0 = 0; i0 < items; i0 += TILE_ROWS) {
-      int64_t n = items - i0 < TILE_ROWS ? items - i0 : TILE_ROWS, keys[MAX_TILE_ROWS] = {0};
-      for (int64_t i = 0; i < n; i++) {
-        int64_t see = from + (i0 + i) / group - k0 + 1;
-        keys[i] = see < PAGE ? see : PAGE;
-      }
+    for (int64_t i0 = 0; i0 < those; i0 += TILE_ROWS) {
+      int64_t n = those - i0 < TILE_ROWS ? those - i0 : TILE_ROWS;
+      seen keys[MAX_TILE_ROWS] = {0};
       float *strip = score + i0 * PAGE, *out = r.o + i0 * wide;
-      for (int64_t i = 0; i < n; i++) soften_item(&r, i0 + i, wide, strip + i * PAGE, j->scale, keys[i]);
-      // All rows of the strip see the first keys; those after are for the rows that see them, and touch no other: what they hold may not be a number.
-      scores_inside(n, strip, 0, v, wide, keys[0], out, wide, wide, false, NULL, 0);
-      for (int64_t key = keys[0], i = 0; key < keys[n - 1]; key++) {
-        while (keys[i] <= key) i++;
-        scores_inside(n - i, strip + i * PAGE + key, 0, v + key * wide, wide, 1, out + i * wide, wide, wide, false, NULL, 0);
+      for (int64_t i = 0; i < n; i++) {
+        keys[i] = seen_of(s, from + (i0 + i) / group, k0);
+        soften_item(&r, i0 + i, wide, strip + i * PAGE, j->scale, keys[i]);
+      }
+      // Keys go to the rows that see them, [a, b), and touch no other: what they hold may not be a number.
+      for (int64_t key = keys[0].low, a = 0, b = 0, next; key < keys[n - 1].end; key = next) {
+        while (b < n && keys[b].low <= key) b++;
+        while (a < b && keys[a].end <= key) a++;
+        next = a < b ? keys[a].end : PAGE;
+        if (b < n && keys[b].low < next) next = keys[b].low;
+        if (a < b) scores_inside(b - a, strip + a * PAGE + key, 0, v + key * wide, wide, next - key, out + a * wide, wide, wide, false, NULL, 0);
       }
     }
   }
-  for (int64_t i = 0; i < items; i++) put_item(j, &r, i, to, row + i / group, head * group + i % group);
+  for (int64_t i = 0; i < items; i++) put_item(j, &r, i, parts, row + i / group, head * group + i % group);
 }
 
 // A unit is one key head of one sequence, or a part of its query heads where dk has parts: dk and dv of that for a range of keys, and their share of dq of these query heads, for a range of rows. dk and dv are chains over the items in order, dq over the keys.
@@ -309,13 +329,14 @@ static void attention_backward(const void *job, int64_t unit, worker *w) {
     const float *k = read_part(p, j->layer, page, key_head, kpart), *v = read_part(p, j->layer, page, p->heads + key_head, vpart);
     for (int64_t i = 0; i < PAGE; i++) // K as [key][dim], V as [dim][key]
       for (int64_t d = 0; d < dim; d++) kt[i * wide + d] = k[d * PAGE + i], vt[d * PAGE + i] = v[i * wide + d];
+    int64_t reach = (k0 + PAGE - 1 + s->window) * group, those = s->window && reach < all ? reach : all; // items from those on see none of the page
     memset(dk, 0, (size_t)(2 * PAGE * wide) * 4);
     for (int64_t i = 0; i < present && s->rows_from > k0; i++) { // the chains go on
       memcpy(dk + i * wide, row_of(j->dk, s->row + k0 + i) + head * dim, (size_t)dim * 4);
       memcpy(dv + i * wide, row_of(j->dv, s->row + k0 + i) + head * dim, (size_t)dim * 4);
     }
-    for (int64_t i0 = (s->rows_from > k0 ? s->rows_from : k0) * group; i0 < all; i0 += ITEMS) {
-      int64_t items = all - i0 < ITEMS ? all - i0 : ITEMS;
+    for (int64_t i0 = (s->rows_from > k0 ? s->rows_from : k0) * group; i0 < those; i0 += ITEMS) {
+      int64_t items = those - i0 < ITEMS ? those - i0 : ITEMS;
       for (int64_t i = 0; i < items; i++) {
         memcpy(q + i * wide, ITEM(j->q, i0 + i), (size_t)dim * 4);
         memcpy(dout + i * wide, ITEM(j->dout, i0 + i), (size_t)dim * 4);
@@ -333,7 +354,8 @@ static void attention_backward(const void *job, int64_t unit, worker *w) {
         depth_outside(n, packed, TILE_ROWS, vt, PAGE, dim, ds + r0 * PAGE, PAGE, PAGE, true, NULL, 0);
       }
       for (int64_t r = 0; r < items; r++) {
-        int64_t item = i0 + r, see = item / group - k0 + 1, keys = see < PAGE ? see : PAGE;
+        int64_t item = i0 + r;
+        seen keys = seen_of(s, item / group, k0);
         lanes scale = lset(j->scale), lse = lset(-row_of(j->lse, s->row + item / group)[head * group + item % group]), minus = lset(-delta[item]);
         for (int i = 0; i < PAGE; i += 32) {
           float *pp = pr + r * PAGE + i, *dd = ds + r * PAGE + i;
@@ -341,7 +363,7 @@ static void attention_backward(const void *job, int64_t unit, worker *w) {
           lexp_two(e);
           for (int k = 0; k < 2; k++) {
             lanes g = lmul(lmul(e[k], ladd(lload(dd + 16 * k), minus)), scale);
-            if (keys < PAGE) e[k] = masked(e[k], i + 16 * k, keys, 0.0f), g = masked(g, i + 16 * k, keys, 0.0f);
+            if (!sees_all(keys)) e[k] = masked(e[k], i + 16 * k, keys, 0.0f), g = masked(g, i + 16 * k, keys, 0.0f);
             lstore(pp + 16 * k, e[k]);
             lstore(dd + 16 * k, g);
           }

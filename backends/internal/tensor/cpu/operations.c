@@ -486,7 +486,7 @@ int op_attention(device *d, view o, view lse, view q, cache p, int64_t layer, co
   int64_t group = query_heads / p.heads, width = 1, longest = 0, keys = 0, most = 0; // keys: of all single rows; most: key heads of a unit of those
   for (int64_t i = 0; i < n; i++) {
     longest = s[i].count > longest ? s[i].count : longest;
-    if (s[i].count == 1) keys += s[i].first + 1;
+    if (s[i].count == 1) keys += s[i].first + 1 - first_seen(s + i, s[i].first);
   }
   while (width < PAGE && width < longest && width * 2 * group <= PAGE) width *= 2;
   attention_job j = {.o = o, .lse = lse, .q = q, .p = p, .layer = layer, .query_heads = query_heads, .positions_per_block = width,

@@ -73,6 +73,14 @@ func RunAll(t *testing.T, d tensor.Device, o Options) {
 		})
 		t.Run("experts", func(t *testing.T) { experts(t, d, o) })
 	}
+	if d.CheckSinks() == nil {
+		t.Run("sinks values", func(t *testing.T) {
+			for _, c := range sinkCases(o) {
+				t.Run(c.name, func(t *testing.T) { c.check(t, d) })
+			}
+		})
+		t.Run("sinks", func(t *testing.T) { sinks(t, d) })
+	}
 	if own, ok := d.(tensor.Drawer); ok {
 		t.Run("drawing", func(t *testing.T) { drawing(t, own, d, []int{1, 2, 65, 1500}) })
 	}
