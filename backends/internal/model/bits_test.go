@@ -91,7 +91,7 @@ func (b *bench) scored(w *lora.Weights, tokens, targets []int32, pieces []int) [
 }
 
 func TestSamplerGivesTheTrainersBits(t *testing.T) {
-	for name, dir := range lawful(t, "llama", "qwen2", "qwen3", "odd", "phi3", "smollm3", "qwen3.5", "qwen3.5-moe") {
+	for name, dir := range lawful(t, "llama", "qwen2", "qwen3", "odd", "phi3", "smollm3", "qwen3.5", "qwen3.5-moe", "gpt-oss") {
 		for _, d := range dtypes {
 			t.Run(name+"/"+d.String(), func(t *testing.T) {
 				b := newBench(t, dir, d, 2)
@@ -113,7 +113,7 @@ func TestSamplerGivesTheTrainersBits(t *testing.T) {
 
 // TestBatchedDecode decodes many sequences of several adapters in one batch, each at its own position.
 func TestBatchedDecode(t *testing.T) {
-	for name, dir := range lawful(t, "qwen3", "qwen3.5", "qwen3.5-moe") {
+	for name, dir := range lawful(t, "qwen3", "qwen3.5", "qwen3.5-moe", "gpt-oss") {
 		t.Run(name, func(t *testing.T) { batchedDecode(t, dir, 9, 9) })
 	}
 }
@@ -269,7 +269,7 @@ func (b *bench) run(operations []*operation, cuts []int, o model.TrainOptions) (
 
 // TestTrainingBits runs three operations of two adapters in every way that must not matter.
 func TestTrainingBits(t *testing.T) {
-	for name, dir := range lawful(t, "odd", "qwen3", "phi3", "smollm3", "qwen3.5", "qwen3.5-moe") {
+	for name, dir := range lawful(t, "odd", "qwen3", "phi3", "smollm3", "qwen3.5", "qwen3.5-moe", "gpt-oss") {
 		for _, d := range dtypes {
 			t.Run(name+"/"+d.String(), func(t *testing.T) {
 				gspo, err := loss.New("gspo", map[string]float64{"clip_low_threshold": 0, "clip_high_threshold": 1e6})

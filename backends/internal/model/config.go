@@ -113,6 +113,7 @@ func (l *tokenIDs) UnmarshalJSON(b []byte) error {
 type Defaults struct {
 	Tied         bool    // tie_word_embeddings
 	RotaryFactor float64 // partial_rotary_factor; 0 = 1
+	ExpertWidth  bool    // moe_intermediate_size is intermediate_size
 }
 
 // readConfig reads a model directory's config.json, with the defaults of its architecture. It also gives the file's bytes.
@@ -176,6 +177,9 @@ func (r Registry) parseConfig(raw []byte) (*Config, error) {
 func (j *configJSON) setDefaults(d Defaults, keys map[string]bool) {
 	if j.TieWordEmbeddings == nil {
 		j.TieWordEmbeddings = &d.Tied
+	}
+	if d.ExpertWidth && j.MoEIntermediateSize == nil {
+		j.MoEIntermediateSize = j.IntermediateSize
 	}
 	if _, there := keys["partial_rotary_factor"]; !there && d.RotaryFactor != 0 { // null is 1, as in transformers
 		j.defaultRotaryFactor = &d.RotaryFactor

@@ -8,12 +8,13 @@ import (
 // MoE are the sizes of a model's mixtures of experts.
 type MoE struct {
 	Experts    int
-	PerToken   int   // experts that a token goes to
-	Width      int   // of an expert's MLP; 0 = not given
-	Shared     int   // width of the expert that every token goes to; 0 = there is none
-	Normalised *bool // whether the probabilities of the chosen experts add up to one; nil = not given
-	SparseStep int   // layer i may have experts where i+1 is a multiple of it
-	Dense      []int // layers that have none nevertheless, ascending
+	PerToken   int     // experts that a token goes to
+	Width      int     // of an expert's MLP; 0 = not given
+	Shared     int     // width of the expert that every token goes to; 0 = there is none
+	Normalised *bool   // whether the probabilities of the chosen experts add up to one; nil = not given
+	SparseStep int     // layer i may have experts where i+1 is a multiple of it
+	Dense      []int   // layers that have none nevertheless, ascending
+	Limit      float64 // where the gated product is clamped; 0 = not given
 }
 
 // Sparse tells whether layer i has experts.
@@ -44,14 +45,15 @@ const mostExperts = 1 << 12
 
 // moeJSON are the keys of config.json about experts.
 type moeJSON struct {
-	NumExperts          *int  `json:"num_experts"`
-	NumLocalExperts     *int  `json:"num_local_experts"` // as transformers 5 writes it
-	NumExpertsPerToken  *int  `json:"num_experts_per_tok"`
-	MoEIntermediateSize *int  `json:"moe_intermediate_size"`
-	SharedSize          *int  `json:"shared_expert_intermediate_size"`
-	NormTopK            *bool `json:"norm_topk_prob"`
-	DecoderSparseStep   *int  `json:"decoder_sparse_step"`
-	MLPOnlyLayers       []int `json:"mlp_only_layers"`
+	NumExperts          *int     `json:"num_experts"`
+	NumLocalExperts     *int     `json:"num_local_experts"` // as transformers 5 writes it
+	NumExpertsPerToken  *int     `json:"num_experts_per_tok"`
+	MoEIntermediateSize *int     `json:"moe_intermediate_size"`
+	SharedSize          *int     `json:"shared_expert_intermediate_size"`
+	NormTopK            *bool    `json:"norm_topk_prob"`
+	DecoderSparseStep   *int     `json:"decoder_sparse_step"`
+	MLPOnlyLayers       []int    `json:"mlp_only_layers"`
+	SwiGLULimit         *float64 `json:"swiglu_limit"`
 }
 
 func (j *moeJSON) hasExperts() bool { return j.NumExperts != nil || j.NumLocalExperts != nil }
@@ -62,6 +64,9 @@ func (j *moeJSON) moe(c *Config) (*MoE, error) {
 		return nil, nil
 	}
 	m := &MoE{Normalised: j.NormTopK, SparseStep: 1, Dense: slices.Clone(j.MLPOnlyLayers)}
+	if j.SwiGLULimit != nil {
+		m.Limit = *j.SwiGLULimit
+	}
 	experts, name := j.NumExperts, "num_experts"
 	switch {
 	case experts == nil:

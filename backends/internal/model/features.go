@@ -3,6 +3,9 @@ package model
 import (
 	"errors"
 	"fmt"
+	"slices"
+
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 )
 
 // Features are what a family has, beyond a plain transformer, where a configuration asks for it.
@@ -12,6 +15,8 @@ type Features struct {
 	Experts         bool
 	SharedExpert    bool
 	LinearAttention bool
+	Window          bool // layers of sliding attention
+	AttentionBias   bool
 }
 
 // Require refuses a configuration that lacks one of keys, for which the family has no default, or another one than other families.
@@ -44,11 +49,11 @@ func CheckPlain(c *Config) error { return c.Check(Features{}) }
 // Check refuses, by the name of its key, what the configuration asks for and a family with these features does not have.
 func (c *Config) Check(f Features) error {
 	switch {
-	case c.AttentionBias:
+	case c.AttentionBias && !f.AttentionBias:
 		return fmt.Errorf("attention_bias is true, only false is supported for %s", c.Architecture)
 	case c.MLPBias:
 		return fmt.Errorf("mlp_bias is true, only false is supported for %s", c.Architecture)
-	case c.SlidingWindow:
+	case c.SlidingWindow && !f.Window:
 		return fmt.Errorf("a sliding window is in use (use_sliding_window or layer_types), only full attention is supported for %s", c.Architecture)
 	case c.RotaryDim != c.HeadDim && !f.PartialRotary:
 		return fmt.Errorf("partial_rotary_factor makes positions turn %d of head_dim %d elements, only 1 is supported for %s", c.RotaryDim, c.HeadDim, c.Architecture)
@@ -62,11 +67,36 @@ func (c *Config) Check(f Features) error {
 		return errors.New("linear_num_key_heads is missing")
 	}
 	for i, t := range c.LayerTypes {
-		if t != FullAttention && !(t == LinearAttention && f.LinearAttention) {
+		if t != FullAttention && !(t == LinearAttention && f.LinearAttention) && !(t == SlidingAttention && f.Window) {
 			return fmt.Errorf("layer_types[%d] is %q, only %s is supported for %s", i, t, FullAttention, c.Architecture)
 		}
 	}
+	if f.Window {
+		if err := c.checkSliding(); err != nil {
+			return err
+		}
+	}
 	return c.checkExperts(f)
+}
+
+// checkSliding checks the window of layers of sliding attention.
+func (c *Config) checkSliding() error {
+	switch {
+	case !slices.Contains(c.LayerTypes, SlidingAttention):
+	case c.Window < 1:
+		return fmt.Errorf("sliding_window is missing or 0, but layer_types has %s", SlidingAttention)
+	case c.attentionWindow() > tensor.MaxWindow:
+		return fmt.Errorf("sliding_window is %d, at most %d is supported", c.Window, tensor.MaxWindow)
+	}
+	return nil
+}
+
+// attentionWindow is the window of layers of sliding attention, 0 where it has all positions that there are.
+func (c *Config) attentionWindow() int {
+	if c.Window >= c.MaxPositionEmbeddings {
+		return 0
+	}
+	return c.Window
 }
 
 func (c *Config) checkExperts(f Features) error {

@@ -55,13 +55,13 @@ func goldensAndOdd(t *testing.T) []string {
 	return dirs
 }
 
-// withExperts adds the folder of a model with experts, which has no adapters of PEFT.
+// withExperts adds the folders of models with experts, which have no adapters of PEFT.
 func withExperts(t *testing.T, dirs []string) []string {
 	t.Helper()
 	if oneGolden != "" {
 		return dirs
 	}
-	return append(dirs, unpack(t, "qwen3-moe-mixed"))
+	return append(dirs, unpack(t, "qwen3-moe-mixed"), unpack(t, "gpt-oss"))
 }
 
 // unpack gives a folder with the decompressed files of testdata/NAME.
@@ -213,8 +213,10 @@ func newBenchWith(t *testing.T, dir string, threads int, o model.LoadOptions) *b
 		}
 	})
 	m, err := model.Load(context.Background(), dir, device, architectures.All(), o)
-	if none := device.CheckExperts(); none != nil && errors.Is(err, none) {
-		t.Skip(err)
+	for _, none := range []error{device.CheckExperts(), device.CheckSinks()} {
+		if none != nil && errors.Is(err, none) {
+			t.Skip(err)
+		}
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -413,7 +415,7 @@ func TestFamiliesOfSharedData(t *testing.T) {
 	}
 	for _, c := range []struct{ name, values string }{ // values: a golden model of the same weights; "" = its own
 		{"mistral", ""}, {"phi3", ""}, {"smollm3", ""}, {"qwen3-yarn", ""}, {"qwen3-next", ""}, {"published-qwen3.5", ""}, {"published-qwen3.5-moe", ""},
-		{"layout-qwen3.5-moe-split", "qwen3.5-moe"}, {"layout-qwen3-vl-moe", "qwen3-moe"},
+		{"layout-qwen3.5-moe-split", "qwen3.5-moe"}, {"layout-qwen3-vl-moe", "qwen3-moe"}, {"gpt-oss", ""}, {"gpt-oss-mxfp4", "../../families/gpt-oss"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := filepath.Join(root, "families", c.name)

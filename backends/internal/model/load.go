@@ -37,6 +37,8 @@ type Architecture struct {
 	OnePlusNorms bool
 	// Recurrence tells that the layers need tensor.Recurrence of a device, whichever of them a model has.
 	Recurrence bool
+	// Sinks tells that the layers need tensor.SinkDevice of a device.
+	Sinks bool
 	// PEFTExperts is the form in which PEFT reads LoRA on the experts.
 	PEFTExperts PEFTExperts
 }
@@ -48,6 +50,7 @@ type PEFTExperts uint8
 const (
 	ExpertsApart              PEFTExperts = iota // each expert's modules, which it puts together
 	ExpertsFused                                 // LoRA on the parameters
+	ExpertsInterleaved                           // the same, where rows of gate and up take turns
 	ExpertsAndSharedOnesFused                    // and on those of the shared expert, because it takes the names of its modules for those of experts, and leaves it out
 )
 
@@ -301,6 +304,12 @@ func (l *Loader) load(ctx context.Context, device tensor.Device, rank, ranks int
 	if a.Recurrence && !device.HasRecurrence() { // said before anything is packed
 		return fmt.Errorf("%s: device %s has no kernels for its layers yet, linear attention and gated attention", c.Architecture, device.Name())
 	}
+	if err := device.CheckSinks(); a.Sinks && err != nil {
+		return fmt.Errorf("%s: device %s: %w", c.Architecture, device.Name(), err)
+	}
+	if a.Sinks && ranks > 1 {
+		return fmt.Errorf("a model of %s %w over %d devices yet: use one device, or dataparallel", c.Architecture, ErrCut, ranks)
+	}
 	m.vocabulary, m.kvHeads = c.vocabularyExtent(rank, ranks), c.kvExtent(rank, ranks).size()
 	if o.LogitsBytes != 0 {
 		m.logitsBytes = o.LogitsBytes
@@ -475,6 +484,8 @@ func (l *Loader) Rows(name string, n, width int, part extent) (tensor.Tensor, er
 type vectorForm struct {
 	precise bool    // see Loader.PreciseVector
 	add     float32 // to each value, behind rounding
+	turns   int     // above 1: of so many that take turns every value of one, which is turn; part is of those
+	turn    int
 }
 
 // vector uploads elements of a tensor.
@@ -507,6 +518,13 @@ func (l *Loader) vector(name string, shape []int, part extent, form vectorForm) 
 	}
 	for i := range values {
 		values[i] += form.add // in float32, and kept so: in bfloat16 the sum would lose bits of the weight
+	}
+	if form.turns > 1 {
+		own := make([]float32, 0, len(values)/form.turns)
+		for i := form.turn; i < len(values); i += form.turns {
+			own = append(own, values[i])
+		}
+		values = own
 	}
 	if err := l.model.Device.Upload(v, values[part.from:part.to]); err != nil {
 		return v, fmt.Errorf("tensor %q: %w", t.Name, err)

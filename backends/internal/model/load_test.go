@@ -150,7 +150,7 @@ func TestLoadRefuses(t *testing.T) {
 		}, "is missing"},
 		{"one tensor too many", func(t *testing.T, dir string) { set(t, dir, "num_hidden_layers", 2); set(t, dir, "layer_types", nil) }, "is not known to architecture Qwen3ForCausalLM"},
 		{"another family", func(t *testing.T, dir string) { set(t, dir, "architectures", []string{"Gemma3ForCausalLM"}) },
-			`architecture "Gemma3ForCausalLM" is not supported: the supported ones are LlamaForCausalLM, `},
+			`architecture "Gemma3ForCausalLM" is not supported: the supported ones are GptOssForCausalLM, LlamaForCausalLM, `},
 		{"attention bias", func(t *testing.T, dir string) { set(t, dir, "attention_bias", true) }, "attention_bias is true"},
 		{"no weights", func(t *testing.T, dir string) { os.Remove(filepath.Join(dir, "model.safetensors")) }, "neither model.safetensors nor"},
 		{"no configuration", func(t *testing.T, dir string) { os.Remove(filepath.Join(dir, "config.json")) }, "config.json"},

@@ -11,7 +11,7 @@ import (
 
 // A workspace that has reserved what was measured takes no more memory in a pass of as many tokens, and not much less would do.
 func TestMeasureTraining(t *testing.T) {
-	for name, dir := range lawful(t, "llama", "qwen3", "smollm3", "qwen3.5", "qwen3.5-moe") {
+	for name, dir := range lawful(t, "llama", "qwen3", "smollm3", "qwen3.5", "qwen3.5-moe", "gpt-oss") {
 		for _, recompute := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, " recompute ", recompute), func(t *testing.T) {
 				b := newBench(t, dir, 0, 1)

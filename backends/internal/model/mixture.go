@@ -12,7 +12,10 @@ import (
 
 // MixtureOptions are where families with experts differ.
 type MixtureOptions struct {
-	Normalised bool // the probabilities of a token's experts add up to one
+	Normalised bool   // the probabilities of a token's experts add up to one
+	Router     string // the module's name; "" = gate
+	Biases     bool   // on the router and on the experts
+	Clamp      tensor.Clamp
 	Experts    ExpertOptions
 }
 
@@ -22,10 +25,14 @@ func (l *Loader) Mixture(ctx context.Context, i int, o MixtureOptions) (*nn.Mixt
 	if err := l.checkMixture(); err != nil {
 		return nil, err
 	}
-	m := &nn.Mixture{Experts: c.Experts, Slots: c.PerToken, Normalise: o.Normalised}
+	m := &nn.Mixture{Experts: c.Experts, Slots: c.PerToken, Normalise: o.Normalised, Clamp: o.Clamp}
 	prefix, hidden := layerName(i)+"mlp.", l.Config.HiddenSize
 	var err error
-	if m.Router, err = l.Matrix(ctx, prefix+"gate", c.Experts, hidden, extent{0, c.Experts}, extent{0, hidden}); err != nil {
+	router := prefix + "gate"
+	if o.Router != "" {
+		router = prefix + o.Router
+	}
+	if m.Router, err = l.Matrix(ctx, router, c.Experts, hidden, extent{0, c.Experts}, extent{0, hidden}); err != nil {
 		return nil, err
 	}
 	sources, err := l.Experts(prefix+"experts", c.Width, o.Experts)
@@ -44,7 +51,33 @@ func (l *Loader) Mixture(ctx context.Context, i int, o MixtureOptions) (*nn.Mixt
 		}
 		*e.to = nn.ExpertLinear{Weight: stack.Matrix, Out: out, Module: l.add(lora.ExpertModule(prefix+"experts."+e.kind, c.Experts, out, in), extent{0, out}, extent{0, in})}
 	}
+	if o.Biases {
+		return m, l.expertBiases(m, router, prefix+"experts", o.Experts)
+	}
 	return m, nil
+}
+
+// expertBiases loads the biases of a router and of the experts that it chooses among: NAME.gate_up_proj_bias, in the order of the rows of NAME.gate_up_proj, and NAME.down_proj_bias.
+func (l *Loader) expertBiases(m *nn.Mixture, router, name string, o ExpertOptions) error {
+	var err error
+	if m.RouterBias, err = l.Vector(router+".bias", m.Experts, extent{0, m.Experts}); err != nil {
+		return err
+	}
+	if !o.Interleaved {
+		return fmt.Errorf("biases of experts are supported where rows of gate and up take turns only, %s has others", l.Config.Architecture)
+	}
+	for i, e := range []struct {
+		to    *nn.ExpertLinear
+		name  string
+		turns int
+	}{{&m.Gate, ".gate_up_proj_bias", 2}, {&m.Up, ".gate_up_proj_bias", 2}, {&m.Down, ".down_proj_bias", 1}} {
+		bias, err := l.vector(name+e.name, []int{m.Experts, e.to.Out * e.turns}, extent{0, m.Experts * e.to.Out}, vectorForm{turns: e.turns, turn: i})
+		if err != nil {
+			return err
+		}
+		e.to.Bias = bias.Reshape(m.Experts, e.to.Out)
+	}
+	return nil
 }
 
 // sharedMixture loads the mixture of layer i, and the expert beside it that every token takes.

@@ -321,7 +321,7 @@ func TestVectors(t *testing.T) {
 // TestFusedRows: of a tensor that has queries, keys and values one below another, a rank packs its own rows of each.
 func TestFusedRows(t *testing.T) {
 	const heads, keyHeads, dim, hidden = 4, 2, 2, 3
-	c := &Config{HiddenSize: hidden, Heads: heads, KVHeads: keyHeads, HeadDim: dim}
+	c := &Config{HiddenSize: hidden, Heads: heads, KVHeads: keyHeads, HeadDim: dim, LayerTypes: []string{FullAttention}}
 	rows := (heads + 2*keyHeads) * dim
 	all := counting(0, rows*hidden)
 	const prefix = "model.layers.0.self_attn."

@@ -12,6 +12,8 @@ import (
 // TransformerOptions are where the families of plain transformers differ.
 type TransformerOptions struct {
 	QKVBias      bool           // biases on the q, k and v projections
+	OBias        bool           // and on the o projection
+	Sinks        bool           // a sink for every query head, self_attn.sinks
 	QKNorm       bool           // an RMSNorm over each query and key head
 	OnePlusNorms bool           // the files have what norms' weights are above one, see Loader.OnePlusNorm
 	OutputGate   bool           // q_proj has, of every head, as many rows of gates behind those of its queries
@@ -52,6 +54,9 @@ func (l *Loader) AttentionLayer(ctx context.Context, i int, o TransformerOptions
 			return a, err
 		}
 	}
+	if c.LayerTypes[i] == SlidingAttention {
+		a.Window = c.attentionWindow()
+	}
 	queries, keys := c.Heads*c.HeadDim, c.KVHeads*c.HeadDim
 	hidden, queryRows, keyRows := extent{0, c.HiddenSize}, heads.times(c.HeadDim), keyHeads.times(c.HeadDim)
 	prefix := layerName(i) + "self_attn."
@@ -78,8 +83,13 @@ func (l *Loader) AttentionLayer(ctx context.Context, i int, o TransformerOptions
 			}
 		}
 	}
-	a.O, err = l.Linear(ctx, prefix+"o_proj", lora.Attention, c.HiddenSize, queries, hidden, heads.times(c.HeadDim), false)
+	if a.O, err = l.Linear(ctx, prefix+"o_proj", lora.Attention, c.HiddenSize, queries, hidden, heads.times(c.HeadDim), o.OBias); err != nil {
+		return a, err
+	}
 	l.shareOut(&a.O, nn.CutInputs, queries, heads.times(c.HeadDim))
+	if o.Sinks {
+		a.Sinks, err = l.Vector(prefix+"sinks", c.Heads, heads)
+	}
 	return a, err
 }
 

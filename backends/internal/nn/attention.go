@@ -15,6 +15,8 @@ type Attention struct {
 	Rope                    tensor.Tensor // see RopeTable
 	Layer                   int           // of the pages
 	Scale                   float32       // 1/√HeadDim
+	Window                  int           // positions that a row attends to at most, see tensor.AttentionRun; 0 = all
+	Sinks                   tensor.Tensor // 1 × Heads, see tensor.SinkDevice; no buffer = none
 	// KeyParts is how many of the parts into which ranks may cut a key head's query heads are here: the gradients by its keys and values are summed over each part, and then over the parts as a tree. 0 is 1.
 	KeyParts int
 	// Sharers is how many ranks, one after another, have each key head of this one, where there are more ranks than key heads. Each computes the gradients by what its query heads see, all add them, and each counts an equal
@@ -121,7 +123,7 @@ func (t *Attention) Forward(p *Pass, out, h tensor.Tensor, activations Activatio
 	if err != nil {
 		return err
 	}
-	if err := p.attention(a.o, o, a.lse, a.q, t.Layer, t.Heads, t.Scale); err != nil {
+	if err := p.attention(t, a.o, o, a.lse, a.q); err != nil {
 		return err
 	}
 	if err := p.linears(a.o, application{&t.O, out, &a.oa}); err != nil {
@@ -183,7 +185,7 @@ func (t *Attention) keysBackward(p *Pass, dq, do, o, lse, q tensor.Tensor) (dk, 
 		return
 	}
 	if parts == 1 && t.Sharers <= 1 {
-		err = p.attentionBackward(dq, dk, dv, do, o, lse, q, t.Layer, t.Heads, t.Scale)
+		err = p.attentionBackward(t, dq, dk, dv, do, o, lse, q)
 		return
 	}
 	mark := p.Temp.Mark()
@@ -191,7 +193,7 @@ func (t *Attention) keysBackward(p *Pass, dq, do, o, lse, q tensor.Tensor) (dk, 
 	if err = p.get(rows, slot{&partK, p.Temp, parts * width}, slot{&partV, p.Temp, parts * width}); err != nil {
 		return
 	}
-	if err = p.attentionBackward(dq, partK, partV, do, o, lse, q, t.Layer, t.Heads, t.Scale); err != nil {
+	if err = p.attentionBackward(t, dq, partK, partV, do, o, lse, q); err != nil {
 		return
 	}
 	for _, g := range [][2]tensor.Tensor{{dk, partK}, {dv, partV}} {

@@ -92,18 +92,43 @@ func (p *Pass) gateAndKeep(y, keptGate, keptUp, gate, up tensor.Tensor) error {
 	return p.Device.Round(keptUp, up)
 }
 
-// attend is Device.Attention; o is rounded to kept, which is o where that is float32.
-func (p *Pass) attend(kept, o, lse, q tensor.Tensor, layer int, runs []tensor.AttentionRun, heads int, scale float32) error {
-	if f, ok := p.Device.(tensor.Fuser); ok && kept.DType == tensor.BFloat16 {
-		return f.AttentionKeep(kept, o, lse, q, p.Pages, layer, runs, heads, scale)
+// attend is Device.Attention, with the layer's sinks; o is rounded to kept, which is o where that is float32.
+func (p *Pass) attend(t *Attention, kept, o, lse, q tensor.Tensor, runs []tensor.AttentionRun) error {
+	if f, ok := p.Device.(tensor.Fuser); ok && kept.DType == tensor.BFloat16 && t.Sinks.Buffer == nil {
+		return f.AttentionKeep(kept, o, lse, q, p.Pages, t.Layer, runs, t.Heads, t.Scale)
 	}
-	if err := p.Device.Attention(o, lse, q, p.Pages, layer, runs, heads, scale); err != nil || kept.DType == tensor.Float32 {
+	if err := p.Device.Attention(o, lse, q, p.Pages, t.Layer, runs, t.Heads, t.Scale); err != nil {
 		return err
+	}
+	if t.Sinks.Buffer != nil {
+		if err := p.sink(t, o, lse, runs); err != nil {
+			return err
+		}
+	}
+	if kept.DType == tensor.Float32 {
+		return nil
 	}
 	for _, r := range runs {
 		if err := p.Device.Round(kept.Slice(r.Row, r.Row+r.Count), o.Slice(r.Row, r.Row+r.Count)); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// sink is Device.Sink for the rows of runs: at once for those that lie one behind another.
+func (p *Pass) sink(t *Attention, o, lse tensor.Tensor, runs []tensor.AttentionRun) error {
+	for len(runs) > 0 {
+		from, n := runs[0].Row, 0
+		to := from
+		for n < len(runs) && runs[n].Row == to {
+			to += runs[n].Count
+			n++
+		}
+		if err := p.Device.Sink(o.Slice(from, to), lse.Slice(from, to), t.Sinks); err != nil {
+			return err
+		}
+		runs = runs[n:]
 	}
 	return nil
 }

@@ -70,7 +70,7 @@ func (t *GatedAttention) Forward(p *Pass, out, h tensor.Tensor, activations Acti
 	if err := p.Device.WritePages(p.Pages, t.Layer, keys, values, p.Runs); err != nil {
 		return err
 	}
-	if err := p.attention(a.o, a.o, a.lse, a.q, t.Layer, t.Heads, t.Scale); err != nil {
+	if err := p.attention(&t.Attention, a.o, a.o, a.lse, a.q); err != nil {
 		return err
 	}
 	if err := p.Device.SigmoidGate(perHead(gated, t.Heads), perHead(a.o, t.Heads), gates); err != nil {

@@ -1,6 +1,8 @@
 package nn
 
 import (
+	"errors"
+
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 )
 
@@ -11,16 +13,19 @@ import (
 // It is whole on a device: ranks do not share it out yet, so its products have no segments.
 type Mixture struct {
 	Router         tensor.Matrix // experts × hidden
+	RouterBias     tensor.Tensor // 1 × experts; no buffer = none
 	Gate, Up, Down ExpertLinear
-	Experts, Slots int  // of these each token takes so many
-	Normalise      bool // the probabilities of those that a token takes add up to one
+	Experts, Slots int          // of these each token takes so many
+	Normalise      bool         // the probabilities of those that a token takes add up to one
+	Clamp          tensor.Clamp // of the gated product, see tensor.SinkDevice; a Limit of 0 = it is not clamped
 }
 
 // ExpertLinear is a linear layer of every expert, all of one shape.
 type ExpertLinear struct {
 	Weight tensor.Matrix // the experts' one below the other, from multiples of tensor.StackPitch(Out) on
 	Out    int
-	Module int // the module number of its LoRA
+	Module int           // the module number of its LoRA
+	Bias   tensor.Tensor // experts × Out; no buffer = none
 }
 
 func (l *ExpertLinear) stack() tensor.Stack {
@@ -189,6 +194,11 @@ func (m *Mixture) forward(p *Pass, out, h tensor.Tensor, c *mixtureChunk) error 
 	if err := p.matMul(c.logits, h, m.Router, tensor.Segments{}); err != nil {
 		return err
 	}
+	if m.RouterBias.Buffer != nil {
+		if err := p.Device.AddRow(c.logits, m.RouterBias); err != nil {
+			return err
+		}
+	}
 	if err := p.Device.Route(c.choice, c.p, c.logits, m.Normalise); err != nil {
 		return err
 	}
@@ -223,7 +233,10 @@ func (m *Mixture) forward(p *Pass, out, h tensor.Tensor, c *mixtureChunk) error 
 	if err := c.adapt(p, m.Up.Module, up, h, &c.ua); err != nil {
 		return err
 	}
-	if err := p.swiGLUKeep(hidden, c.gate, c.up, gate, up); err != nil {
+	if err := errors.Join(m.Gate.addBias(p, gate, c), m.Up.addBias(p, up, c)); err != nil {
+		return err
+	}
+	if err := m.gatedKeep(p, hidden, c.gate, c.up, gate, up); err != nil {
 		return err
 	}
 	if err := m.down(p, out, hidden, c); err != nil {
@@ -278,6 +291,9 @@ func (m *Mixture) down(p *Pass, out, hidden tensor.Tensor, c *mixtureChunk) erro
 		if err := p.routed(c.table, tensor.RoutedProduct{Y: rows, X: inner.rows, Accumulate: true, Groups: c.routedGroups(module, true, false, expand)}); err != nil {
 			return err
 		}
+	}
+	if err := m.Down.addBias(p, rows, c); err != nil {
+		return err
 	}
 	if err := p.Device.Combine(out, rows, c.p, c.table, false); err != nil {
 		return err

@@ -34,14 +34,14 @@ func (m *Mixture) backward(p *Pass, dh, dout, h tensor.Tensor, c *mixtureChunk, 
 	if err != nil {
 		return err
 	}
-	if err := p.swiGLU(hidden, gate, up); err != nil {
+	if err := m.gated(p, hidden, gate, up); err != nil {
 		return err
 	}
 	if err := m.downBackward(p, dp, dhidden, hidden, dout, c); err != nil {
 		return err
 	}
 	dgate, dup := hidden, dhidden // the product has been read
-	if err := p.swiGLUBackward(dgate, dup, dhidden, gate, up); err != nil {
+	if err := m.gatedBackward(p, dgate, dup, dhidden, gate, up); err != nil {
 		return err
 	}
 	var rows tensor.Tensor
@@ -132,6 +132,11 @@ func (m *Mixture) downBackward(p *Pass, dp, dhidden, hidden, dout tensor.Tensor,
 	}
 	if err := p.Device.CombineBackward(dp, dhidden, hidden, c.p, c.table); err != nil {
 		return err
+	}
+	if m.Down.Bias.Buffer != nil {
+		if err := p.Device.AddRoutedBackward(dp, dout, m.Down.Bias, c.choice); err != nil {
+			return err
+		}
 	}
 	if err := c.downGradients(p, module, tokens, rows, hidden, dout); err != nil {
 		return err

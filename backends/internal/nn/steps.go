@@ -252,15 +252,15 @@ const leastRows = 16
 const leastRowsBackward = 8 * tensor.PageSize
 
 // attention is attend in steps of whole sequences and of rows of long ones.
-func (p *Pass) attention(kept, o, lse, q tensor.Tensor, layer, heads int, scale float32) error {
-	each := attentionWork(heads, q.Cols/heads)
+func (p *Pass) attention(t *Attention, kept, o, lse, q tensor.Tensor) error {
+	each := attentionWork(t.Heads, q.Cols/t.Heads)
 	if p.StepWork <= 0 {
-		return p.attend(kept, o, lse, q, layer, p.Runs, heads, scale)
+		return p.attend(t, kept, o, lse, q, p.runs(t))
 	}
 	p.part = p.part[:0]
 	work := 0.0
 	flush := func() error {
-		if err := p.attend(kept, o, lse, q, layer, p.part, heads, scale); err != nil {
+		if err := p.attend(t, kept, o, lse, q, p.part); err != nil {
 			return err
 		}
 		done := work
@@ -269,12 +269,15 @@ func (p *Pass) attention(kept, o, lse, q tensor.Tensor, layer, heads int, scale 
 	}
 	for _, r := range p.Runs {
 		for r.Count > 0 {
-			// n rows from position f see n·f + n²/2 keys; as many rows as are a step's work.
+			// n rows from position f see n·f + n²/2 keys; as many rows as are a step's work. With a window they see about as many as if they were the first ones behind it.
 			f := float64(r.First)
+			if t.Window > 0 {
+				f = min(f, float64(t.Window))
+			}
 			most := int(math.Sqrt(f*f+2*max(0, p.StepWork-work)/each) - f)
 			n := min(r.Count, max(leastRows, most/leastRows*leastRows))
-			p.part = append(p.part, tensor.AttentionRun{Row: r.Row, Count: n, First: r.First, Pages: r.Pages})
-			work += each * float64(n) * (float64(r.First) + float64(n)/2)
+			p.part = append(p.part, tensor.AttentionRun{Row: r.Row, Count: n, First: r.First, Pages: r.Pages, Window: t.Window})
+			work += each * float64(n) * (f + float64(n)/2)
 			r.Row, r.First, r.Count = r.Row+n, r.First+n, r.Count-n
 			if work >= p.StepWork {
 				if err := flush(); err != nil {
@@ -289,16 +292,28 @@ func (p *Pass) attention(kept, o, lse, q tensor.Tensor, layer, heads int, scale 
 	return flush()
 }
 
-// attentionBackward is Device.AttentionBackward in steps of whole sequences, of keys of long ones, and of rows where a page of keys is seen by too many.
-func (p *Pass) attentionBackward(dq, dk, dv, do, o, lse, q tensor.Tensor, layer, heads int, scale float32) error {
-	if p.StepWork <= 0 {
-		return p.Device.AttentionBackward(dq, dk, dv, do, o, lse, q, p.Pages, layer, p.Runs, heads, scale)
+// runs are the pass's as a layer attends.
+func (p *Pass) runs(t *Attention) []tensor.AttentionRun {
+	if t.Window == 0 {
+		return p.Runs
 	}
-	each := 2.5 * attentionWork(heads, q.Cols/heads)
+	p.part = append(p.part[:0], p.Runs...)
+	for i := range p.part {
+		p.part[i].Window = t.Window
+	}
+	return p.part
+}
+
+// attentionBackward is Device.AttentionBackward in steps of whole sequences, of keys of long ones, and of rows where a page of keys is seen by too many.
+func (p *Pass) attentionBackward(t *Attention, dq, dk, dv, do, o, lse, q tensor.Tensor) error {
+	if p.StepWork <= 0 {
+		return p.Device.AttentionBackward(dq, dk, dv, do, o, lse, q, p.Pages, t.Layer, p.runs(t), t.Heads, t.Scale)
+	}
+	each := 2.5 * attentionWork(t.Heads, q.Cols/t.Heads)
 	p.part = p.part[:0]
 	work := 0.0
 	flush := func() error {
-		if err := p.Device.AttentionBackward(dq, dk, dv, do, o, lse, q, p.Pages, layer, p.part, heads, scale); err != nil {
+		if err := p.Device.AttentionBackward(dq, dk, dv, do, o, lse, q, p.Pages, t.Layer, p.part, t.Heads, t.Scale); err != nil {
 			return err
 		}
 		done := work
@@ -308,13 +323,18 @@ func (p *Pass) attentionBackward(dq, dk, dv, do, o, lse, q tensor.Tensor, layer,
 	for _, r := range p.Runs {
 		for from := 0; from < r.Count; {
 			n := r.Count - from // keys, seen by the rows from them on
-			if whole := each * float64(n) * float64(n) / 2; work+whole > p.StepWork {
-				n = min(n, max(1, int((p.StepWork-work)/(each*float64(n)*tensor.PageSize)))*tensor.PageSize)
+			seeing := t.seeing(n)
+			if whole := each * float64(n) * float64(seeing) / 2; work+whole > p.StepWork {
+				n = min(n, max(1, int((p.StepWork-work)/(each*float64(seeing)*tensor.PageSize)))*tensor.PageSize)
 			}
 			part := r
-			part.KeysFrom, part.KeysTo = from, from+n
-			for row := from; row < r.Count; {
-				rows := r.Count - row
+			part.KeysFrom, part.KeysTo, part.Window = from, from+n, t.Window
+			end := r.Count // of the rows that see some of them; the first keys are for all rows, whose gradients they begin
+			if from > 0 {
+				end = min(end, from+t.seeing(r.Count-from-n)+n)
+			}
+			for row := from; row < end; {
+				rows := end - row
 				if n == tensor.PageSize {
 					rows = min(rows, max(leastRowsBackward, int((p.StepWork-work)/(each*tensor.PageSize))/tensor.PageSize*tensor.PageSize))
 				}
@@ -325,7 +345,7 @@ func (p *Pass) attentionBackward(dq, dk, dv, do, o, lse, q tensor.Tensor, layer,
 					work -= each * float64(n) * float64(n) / 2 // the first see some of the keys only
 				}
 				row += rows
-				if work >= p.StepWork || row < r.Count || from+n < r.Count { // a sequence stands once in a call
+				if work >= p.StepWork || row < end || from+n < r.Count { // a sequence stands once in a call
 					if err := flush(); err != nil {
 						return err
 					}
@@ -338,6 +358,14 @@ func (p *Pass) attentionBackward(dq, dk, dv, do, o, lse, q tensor.Tensor, layer,
 		return nil
 	}
 	return flush()
+}
+
+// seeing is how many of n rows behind a key see it, in whole pages.
+func (t *Attention) seeing(n int) int {
+	if t.Window == 0 {
+		return n
+	}
+	return min(n, (t.Window+2*tensor.PageSize-1)/tensor.PageSize*tensor.PageSize)
 }
 
 // stateRuns calls f for the runs with a state in order, in steps of whole sequences: each row is so much work. A long one is a step of its own, because its state goes from row to row.

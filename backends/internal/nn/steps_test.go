@@ -40,7 +40,7 @@ func TestAttentionBackwardInSteps(t *testing.T) {
 				row += n
 			}
 			q := tensor.Tensor{Rows: row, Cols: heads * headDim}
-			if err := p.attentionBackward(q, q, q, q, q, q, q, 0, heads, 1); err != nil {
+			if err := p.attentionBackward(&Attention{Heads: heads, Scale: 1}, q, q, q, q, q, q, q); err != nil {
 				t.Fatal(err)
 			}
 			least := each * tensor.PageSize * leastRowsBackward

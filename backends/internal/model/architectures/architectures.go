@@ -3,6 +3,7 @@ package architectures
 
 import (
 	"github.com/tinsmith/tinsmith/backends/internal/model"
+	"github.com/tinsmith/tinsmith/backends/internal/model/gptoss"
 	"github.com/tinsmith/tinsmith/backends/internal/model/llama"
 	"github.com/tinsmith/tinsmith/backends/internal/model/mistral"
 	"github.com/tinsmith/tinsmith/backends/internal/model/phi3"
@@ -19,6 +20,7 @@ import (
 // All gives every architecture under its Hugging Face name.
 func All() model.Registry {
 	return model.Registry{
+		gptoss.Name:   gptoss.Architecture(),
 		llama.Name:    llama.Architecture(),
 		mistral.Name:  mistral.Architecture(),
 		phi3.Name:     phi3.Architecture(),
