@@ -22,7 +22,7 @@ NAME = "tinsmith/tiny-experts"
 
 
 # Families with experts: the kind of the configuration of transformers, and how PEFT has LoRA on the experts.
-FAMILIES = {"qwen3_moe": "apart", "qwen3_5_moe_text": "fused", "qwen3_next": "fused", "qwen3_vl_moe": "fused"}
+FAMILIES = {"qwen3_moe": "apart", "qwen3_5_moe_text": "fused", "qwen3_next": "fused", "qwen3_vl_moe": "fused", "gpt_oss": "fused"}
 
 HYBRID = {
     "shared_expert_intermediate_size": 48, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 16,
@@ -49,6 +49,11 @@ def mixture(folder, family="qwen3_moe", **settings):
     }
     if family in ("qwen3_5_moe_text", "qwen3_next"):
         text |= HYBRID
+    if family == "gpt_oss":
+        text |= {"num_local_experts": text.pop("num_experts"), "intermediate_size": text.pop("moe_intermediate_size"), "sliding_window": 16}
+        text["rope_parameters"] = {
+            "rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 64,
+        }
     if family == "qwen3_vl_moe":
         text["rope_parameters"] = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
         config = AutoConfig.for_model(family, text_config=text, vision_config=VISION, tie_word_embeddings=False)
@@ -57,7 +62,7 @@ def mixture(folder, family="qwen3_moe", **settings):
     model = auto(family).from_config(config).float()
     with torch.no_grad():  # transformers begins experts with other values than zero only in some versions
         for name, p in model.named_parameters():
-            if ".experts." in name or "shared_expert_gate" in name:
+            if ".experts." in name or "shared_expert_gate" in name or name.endswith(("bias", "sinks")):
                 p.copy_(torch.randn_like(p) * 0.1)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -27,6 +27,7 @@ type blockCopy struct {
 	next   int           // the first that has not been copied
 	values [][]float32   // of the last visit's pieces, as far as they have not been written
 	room   []float32     // for a visit
+	kept   []float32     // the values of a piece whose rows take turns with those of the next one
 }
 
 // copiedPiece is some rows of a tensor: of the block's parameters with a number, A (0) or B (1) of a module.
@@ -35,6 +36,7 @@ type copiedPiece struct {
 	from, to, cols         int
 	before, width          int // where in rows of so many columns, which are else zero, the piece's are; 0 = they are the rows
 	experts, copies        int // of a B of so many experts, which have so many, that becomes one matrix, see writeSpread; it is not cut
+	turn                   int // of such whose rows take turns: 1 of the first, 2 of the second; 0 = they do not
 }
 
 func (p copiedPiece) size() int { return (p.to - p.from) * p.cols }
@@ -170,7 +172,11 @@ func (c *blockCopy) fusedParameter(names lora.Names, number, module int, suffix 
 	width := len(modules) * layout.Rank
 	for k, i := range modules {
 		shape := matrixShapes(layout, layout.Modules[i])[1]
-		b.parts = append(b.parts, copiedPiece{number: number, module: i, matrix: 1, to: shape[0] * shape[1], cols: layout.Rank, before: k * layout.Rank, width: width, experts: m.Experts, copies: shape[0]})
+		p := copiedPiece{number: number, module: i, matrix: 1, to: shape[0] * shape[1], cols: layout.Rank, before: k * layout.Rank, width: width, experts: m.Experts, copies: shape[0]}
+		if c.form == interleavedExperts && len(modules) == 2 {
+			p.turn = k + 1
+		}
+		b.parts = append(b.parts, p)
 		b.rows, b.cols = b.rows+shape[1], width*m.Experts
 	}
 	return []copied{a, b}
@@ -207,19 +213,41 @@ func (p copiedPiece) write(out io.Writer, values []float32) error {
 
 // writeSpread writes the B of all experts as one matrix, whose row o has column i of expert e's row o as its column (before + i)·experts + e.
 func (p copiedPiece) writeSpread(out io.Writer, values []float32) error {
-	rows := p.to / p.copies
-	row := make([]float32, p.width*p.experts)
-	for o := range rows {
-		for e := range p.experts {
-			own := values[(min(e, p.copies-1)*rows+o)*p.cols:][:p.cols]
-			for i, v := range own {
-				row[(p.before+i)*p.experts+e] = v
-			}
-		}
-		if err := safetensors.WriteFloat32s(out, row); err != nil {
+	for o := range p.to / p.copies {
+		if err := p.writeSpreadRow(out, values, o); err != nil {
 			return err
 		}
 	}
+	return nil
+}
+
+func (p copiedPiece) writeSpreadRow(out io.Writer, values []float32, o int) error {
+	rows, row := p.to/p.copies, make([]float32, p.width*p.experts)
+	for e := range p.experts {
+		own := values[(min(e, p.copies-1)*rows+o)*p.cols:][:p.cols]
+		for i, v := range own {
+			row[(p.before+i)*p.experts+e] = v
+		}
+	}
+	return safetensors.WriteFloat32s(out, row)
+}
+
+// writeTurns writes, of pieces whose rows take turns, nothing for the first one, whose values it keeps, and both for the second one.
+func (c *blockCopy) writeTurns(out io.Writer, i int, values []float32) error {
+	p := c.pieces[i]
+	if p.turn == 1 {
+		c.kept = append(c.kept[:0], values...)
+		return nil
+	}
+	for o := range p.to / p.copies {
+		if err := c.pieces[i-1].writeSpreadRow(out, c.kept, o); err != nil {
+			return err
+		}
+		if err := p.writeSpreadRow(out, values, o); err != nil {
+			return err
+		}
+	}
+	c.kept = nil
 	return nil
 }
 
@@ -234,7 +262,11 @@ func (c *blockCopy) write(out io.Writer, first, last int) error {
 		if at := c.next - len(c.values); at != i {
 			return fmt.Errorf("piece %d is asked for, %d is next", i, at)
 		}
-		if err := c.pieces[i].write(out, c.values[0]); err != nil {
+		write := func() error { return c.pieces[i].write(out, c.values[0]) }
+		if c.pieces[i].turn > 0 {
+			write = func() error { return c.writeTurns(out, i, c.values[0]) }
+		}
+		if err := write(); err != nil {
 			return err
 		}
 		c.values = c.values[1:]

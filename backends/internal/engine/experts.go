@@ -23,14 +23,17 @@ const (
 	stackedExperts expertForm = iota + 1
 	apartExperts
 	fusedExperts
-	fusedWithShared // and the shared expert's modules as parameters, which changes the configuration alone
+	fusedWithShared    // and the shared expert's modules as parameters, which changes the configuration alone
+	interleavedExperts // fused, with rows of gate and up that take turns
 )
 
 // fused tells whether all experts have one A and one B.
-func (f expertForm) fused() bool { return f == fusedExperts || f == fusedWithShared }
+func (f expertForm) fused() bool {
+	return f == fusedExperts || f == fusedWithShared || f == interleavedExperts
+}
 
 func (f expertForm) String() string {
-	return [...]string{"none", "stacked (experts.w1)", "one by one (experts.0.gate_proj)", "fused (experts.base_layer)", "fused, with the shared expert"}[f]
+	return [...]string{"none", "stacked (experts.w1)", "one by one (experts.0.gate_proj)", "fused (experts.base_layer)", "fused, with the shared expert", "fused, with rows that take turns"}[f]
 }
 
 // expertFile is where a file has the layer of all experts.
@@ -61,10 +64,11 @@ type expertFiles struct {
 	modules  map[string]lora.Module // all layers of experts of the model
 	found    map[string]*expertFile
 	compared int
+	turns    bool // rows of gate and up take turns where they are fused
 }
 
-func newExpertFiles(modules []lora.Module) *expertFiles {
-	x := &expertFiles{modules: map[string]lora.Module{}, found: map[string]*expertFile{}}
+func newExpertFiles(modules []lora.Module, form model.PEFTExperts) *expertFiles {
+	x := &expertFiles{modules: map[string]lora.Module{}, found: map[string]*expertFile{}, turns: form == model.ExpertsInterleaved}
 	for _, m := range modules {
 		if m.Experts > 0 {
 			x.modules[m.Name] = m
@@ -256,7 +260,7 @@ func (x *expertFiles) pair(f *safetensors.File, c *foreignConfig, m lora.Module,
 	}
 	switch file.form {
 	case fusedExperts:
-		err = readFused(f, c, m, file, &p)
+		err = x.readFused(f, c, m, file, &p)
 		return p, err
 	case apartExperts:
 		for _, k := range []struct {
@@ -300,14 +304,13 @@ func readStack(f *safetensors.File, m lora.Module, file *expertFile, matrix stri
 }
 
 // readFused reads a layer out of what PEFT has for a fused parameter: row e·rank+i of A and column i·experts+e of B are expert e's i-th. Where gate and up have their own halves of the rank, with zeros for the other's, each gets its half.
-func readFused(f *safetensors.File, c *foreignConfig, m lora.Module, file *expertFile, p *expertPair) error {
+func (x *expertFiles) readFused(f *safetensors.File, c *foreignConfig, m lora.Module, file *expertFile, p *expertPair) error {
 	name := func(matrix string) string { return file.names[matrix] }
-	out, first := m.Out, 0
+	rows := fusedRows{m.Out, 0, 1}
+	out := m.Out
 	if m.Kind() != lora.ExpertDown {
 		out *= 2
-		if m.Kind() == lora.ExpertUp {
-			first = m.Out
-		}
+		rows = x.rowsOf(m, m.Kind())
 	}
 	a, err := readTensor(f, plugins.AdapterWeightsFile, name("A"), fusedParameter(m)+" lora_A", []int{m.Experts * p.rank, m.In})
 	if err != nil {
@@ -318,7 +321,7 @@ func readFused(f *safetensors.File, c *foreignConfig, m lora.Module, file *exper
 		return err
 	}
 	rank, from := p.rank, 0 // of these the layer has rank, from this one on
-	if m.Kind() != lora.ExpertDown && rank%2 == 0 && apartHalves(b, m, rank) {
+	if m.Kind() != lora.ExpertDown && rank%2 == 0 && x.apartHalves(b, m, rank) {
 		rank /= 2
 		if c.rankStabilized { // so that the factor stays
 			p.alpha /= math.Sqrt2
@@ -332,9 +335,9 @@ func readFused(f *safetensors.File, c *foreignConfig, m lora.Module, file *exper
 	p.a, p.b = factor{copies: m.Experts, rows: rank, cols: m.In}, factor{copies: m.Experts, rows: m.Out, cols: rank}
 	for e := range m.Experts {
 		p.a.values = append(p.a.values, a[(e*p.rank+from)*m.In:(e*p.rank+from+rank)*m.In]...)
-		for row := first; row < first+m.Out; row++ {
+		for o := range rows.n {
 			for i := from; i < from+rank; i++ {
-				p.b.values = append(p.b.values, b[row*p.rank*m.Experts+i*m.Experts+e])
+				p.b.values = append(p.b.values, b[rows.at(o)*p.rank*m.Experts+i*m.Experts+e])
 			}
 		}
 	}
@@ -342,16 +345,34 @@ func readFused(f *safetensors.File, c *foreignConfig, m lora.Module, file *exper
 	return nil
 }
 
-// apartHalves tells whether gate's rows of a fused B are zero in the second half of the rank, and up's in the first.
-func apartHalves(b []float32, m lora.Module, rank int) bool {
-	half := rank / 2 * m.Experts
-	for row := range 2 * m.Out {
-		from := half
-		if row >= m.Out {
-			from = 0
+// fusedRows are the n rows of a layer in a fused parameter.
+type fusedRows struct{ n, first, step int }
+
+func (r fusedRows) at(i int) int { return r.first + i*r.step }
+
+// rowsOf are those of gate or up: one behind the other, or in turns.
+func (x *expertFiles) rowsOf(m lora.Module, kind string) fusedRows {
+	r := fusedRows{m.Out, 0, 1}
+	if x.turns {
+		r.step = 2
+	}
+	if kind == lora.ExpertUp {
+		r.first = m.Out
+		if x.turns {
+			r.first = 1
 		}
-		for _, v := range b[row*2*half+from : row*2*half+from+half] {
-			if v != 0 {
+	}
+	return r
+}
+
+// apartHalves tells whether gate's rows of a fused B are zero in the second half of the rank, and up's in the first.
+func (x *expertFiles) apartHalves(b []float32, m lora.Module, rank int) bool {
+	half := rank / 2 * m.Experts
+	for kind, from := range map[string]int{lora.ExpertGate: half, lora.ExpertUp: 0} {
+		rows := x.rowsOf(m, kind)
+		for o := range rows.n {
+			own := b[rows.at(o)*2*half+from:][:half]
+			if slices.ContainsFunc(own, func(v float32) bool { return v != 0 }) {
 				return false
 			}
 		}
@@ -404,6 +425,8 @@ func (l *loaded) expertForm(layout *lora.Layout) (expertForm, error) {
 	switch l.model.PEFTExperts {
 	case model.ExpertsFused:
 		return fusedExperts, checkFused(layout)
+	case model.ExpertsInterleaved:
+		return interleavedExperts, checkFused(layout)
 	case model.ExpertsAndSharedOnesFused:
 		return fusedWithShared, checkFused(layout)
 	}

@@ -337,7 +337,7 @@ func TestKeysForExpertsAreBounded(t *testing.T) {
 		want    string
 	}{{5, ""}, {1<<12 + 1, "rank_pattern and alpha_pattern have 4096 keys, too many to be compared"}} {
 		m := lora.ExpertModule("model.layers.1.mlp.experts.w1", c.experts, 24, 32)
-		x := newExpertFiles([]lora.Module{m})
+		x := newExpertFiles([]lora.Module{m}, 0)
 		if _, err := x.take("model.layers.1.mlp.experts.0.gate_proj", "A", "a tensor"); err != nil {
 			t.Fatal(err)
 		}

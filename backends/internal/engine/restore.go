@@ -310,7 +310,7 @@ func (l *loaded) readWeights(c *checkpoint, d directory, config *foreignConfig, 
 		modules[m.Name] = i
 	}
 	has := map[string]bool{}
-	experts := newExpertFiles(l.model.Modules)
+	experts := newExpertFiles(l.model.Modules, l.model.PEFTExperts)
 	stored := map[string]string{} // PEFT name → the file's name
 	fused := &fusedLoRA{l, config, map[string]map[string]string{}, map[string][]float32{}}
 	for _, name := range f.Names() {

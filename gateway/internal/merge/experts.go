@@ -89,6 +89,10 @@ func (a *adapter) lorasOfExperts(name string, t tensor, layout layout, used map[
 	if layout.transposed && a.transposed(prefix, name[:strings.LastIndexByte(name, '.')+1], layout.tensors) {
 		matrix.shape, transposed = []int64{t.shape[2], t.shape[1]}, true
 	}
+	turns := layout.turns && len(kinds) > 1
+	if turns && !transposed {
+		return nil, true, fmt.Errorf("tensor %.200q has shape %v: of this architecture only experts × in × out are merged into", name, t.shape)
+	}
 	rows := matrix.shape[0] / int64(len(kinds)) // of a module
 	for e := range t.shape[0] {
 		for k, kind := range kinds {
@@ -104,9 +108,12 @@ func (a *adapter) lorasOfExperts(name string, t tensor, layout layout, used map[
 			if err := fits(name, matrix, matrix.shape[0], m); err != nil {
 				return nil, true, err
 			}
-			if transposed {
+			switch {
+			case turns:
+				all = append(all, placed{module: m, from: e * t.shape[1], rows: t.shape[1], column: int64(k), apart: int64(len(kinds)), transposed: true})
+			case transposed:
 				all = append(all, placed{module: m, from: e * t.shape[1], rows: t.shape[1], column: int64(k) * rows, transposed: true})
-			} else {
+			default:
 				all = append(all, placed{module: m, from: e*t.shape[1] + int64(k)*rows, rows: rows})
 			}
 		}

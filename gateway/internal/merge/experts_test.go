@@ -61,11 +61,21 @@ func transposedRows(rows [][]float64) [][]float64 {
 	return out
 }
 
-// TestMergeOfExperts: an adapter in the layout of the Tinker service goes into a base that has each expert's matrices apart, all of a layer in two tensors, or these transposed.
+// inTurnsOf has rows of one matrix between those of another.
+func inTurnsOf(a, b [][]float64) [][]float64 {
+	var rows [][]float64
+	for i := range a {
+		rows = append(rows, a[i], b[i])
+	}
+	return rows
+}
+
+// TestMergeOfExperts: an adapter in the layout of the Tinker service goes into a base that has each expert's matrices apart, all of a layer in two tensors, or these transposed, with gates and ups behind each other or in turns.
 func TestMergeOfExperts(t *testing.T) {
 	for _, c := range []struct{ name, architecture, alphas string }{
 		{"apart", "Qwen3MoeForCausalLM", ""}, {"stacked", "Qwen3_5MoeForConditionalGeneration", ""}, {"transposed", "Qwen3VLMoeForConditionalGeneration", ""},
 		{"not transposed", "Qwen3VLMoeForConditionalGeneration", ""},
+		{"in turns", "GptOssForCausalLM", ""}, {"in turns with alphas", "GptOssForCausalLM", `"w1": 4, "w2": 6, "w3": 8`},
 		{"with alphas", "Qwen3_5MoeForConditionalGeneration", `"w1": 4, "w2": 6, "w3": 8`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -93,6 +103,8 @@ func TestMergeOfExperts(t *testing.T) {
 					for kind, rows := range map[string][][]float64{"gate_proj": gate, "up_proj": up, "down_proj": down} {
 						put(fmt.Sprintf("%s%d.%s.weight", expertLayer, e, kind), []int64{int64(len(rows)), int64(len(rows[0]))}, rows)
 					}
+				case "in turns", "in turns with alphas":
+					both, downs = append(both, transposedRows(inTurnsOf(gate, up))...), append(downs, transposedRows(down)...)
 				case "transposed":
 					both, downs = append(both, transposedRows(append(gate, up...))...), append(downs, transposedRows(down)...)
 				default:

@@ -28,11 +28,12 @@ type layout struct {
 	nested     bool  // the text model's tensors are among others, under names of their own
 	keyHeads   int64 // of linear attention; 0 = it has none
 	transposed bool  // tensors of all experts may be experts × in × out
+	turns      bool  // and those of gates and ups take turns in them
 	tensors    map[string]tensor
 }
 
-// transposedExperts are the architectures whose files have experts so.
-var transposedExperts = []string{"Qwen3VLMoeForConditionalGeneration"}
+// transposedExperts are the architectures whose files have experts so, and whether gates and ups take turns.
+var transposedExperts = map[string]bool{"Qwen3VLMoeForConditionalGeneration": false, "GptOssForCausalLM": true}
 
 // readLayout reads it from the configuration, and from the names of the tensors.
 func readLayout(config []byte, tensors map[string]tensor) (layout, error) {
@@ -49,14 +50,20 @@ func readLayout(config []byte, tensors map[string]tensor) (layout, error) {
 			return layout{}, fmt.Errorf("%s: %s: %w", configFile, textConfigKey, err)
 		}
 	}
-	return layout{tensors: tensors, nested: isNested(tensors), keyHeads: cmp.Or(text.KeyHeads, c.KeyHeads), transposed: slices.ContainsFunc(c.Architectures, func(name string) bool { return slices.Contains(transposedExperts, name) })}, nil
+	l := layout{tensors: tensors, nested: isNested(tensors), keyHeads: cmp.Or(text.KeyHeads, c.KeyHeads)}
+	for _, name := range c.Architectures {
+		turns, transposed := transposedExperts[name]
+		l.transposed, l.turns = l.transposed || transposed, l.turns || turns
+	}
+	return l, nil
 }
 
-// placed is the LoRA of some rows of a tensor, as one matrix of all its rows: rows [from, from+rows) get those of B·A from row first on. Transposed they get rows of (B·A)ᵀ, from a column on.
+// placed is the LoRA of some rows of a tensor, as one matrix of all its rows: rows [from, from+rows) get those of B·A from row first on. Transposed they get rows of (B·A)ᵀ, from a column on, in every
+// apart-th column.
 type placed struct {
 	*module
 	from, first, rows int64
-	column            int64
+	column, apart     int64
 	transposed        bool
 }
 
@@ -162,7 +169,7 @@ func (a *adapter) rowsAdder(ctx context.Context, all []placed, columns int64) fu
 			if err != nil {
 				return err
 			}
-			add(rows[(first-from)*columns:(end-from)*columns], held[p.module].down, b, int(p.rank), int(columns), int(p.column), float32(p.scale))
+			add(rows[(first-from)*columns:(end-from)*columns], held[p.module].down, b, int(p.rank), int(columns), int(p.column), int(max(1, p.apart)), float32(p.scale))
 		}
 		for m, row := range last {
 			if row <= from+n {

@@ -51,7 +51,7 @@ func BenchmarkAdd(b *testing.B) {
 	draw := rand.New(rand.NewPCG(1, 2))
 	w, a, factors := random(draw, typeFloat32, rows, columns).values, random(draw, typeFloat32, rank, columns).values, random(draw, typeFloat32, rows, rank).values
 	for b.Loop() {
-		add(w, a, factors, rank, columns, 0, 1)
+		add(w, a, factors, rank, columns, 0, 1, 1)
 	}
 	b.ReportMetric(float64(rows*columns*rank)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFMA/s")
 }

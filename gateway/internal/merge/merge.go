@@ -416,8 +416,8 @@ func (w *writer) tensor(ctx context.Context, out io.Writer, t output) error {
 	return nil
 }
 
-// add adds scale · B·A to rows of W, which has so many columns, from a column on. B has one row of rank values for each.
-func add(w, a, b []float32, rank, stride, column int, scale float32) {
+// add adds scale · B·A to rows of W, which has so many columns, from a column on, in columns that lie so far apart. B has one row of rank values for each.
+func add(w, a, b []float32, rank, stride, column, apart int, scale float32) {
 	rows, columns := len(w)/stride, len(a)/rank
 	workers := min(runtime.GOMAXPROCS(0), rows)
 	var wg sync.WaitGroup
@@ -441,7 +441,7 @@ func add(w, a, b []float32, rank, stride, column int, scale float32) {
 					}
 				}
 				for j, v := range sum {
-					w[r*stride+column+j] += scale * v
+					w[r*stride+column+j*apart] += scale * v
 				}
 			}
 		})
