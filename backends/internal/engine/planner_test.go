@@ -49,6 +49,8 @@ func TestPlannedForPublishedModels(t *testing.T) {
 		{"qwen3-235b-a22b", gpus, 56_598_528 + 3_176_448 + 156_032, 470_000_000_000, 471_000_000_000},
 		{"qwen3.5-27b", gpus, 4_325_376 + 2_965_504 + 253_440, 53_000_000_000, 54_500_000_000},
 		{"qwen3.5-397b-a17b", plugins.PlanRequest{Device: "cuda", Devices: 8, Memory: 141 << 30}, 96_030_720 + 2_841_600 + 252_416, 792_000_000_000, 794_000_000_000},
+		{"gpt-oss-20b", gpus, 6_842_880 + 497_664 + 203_968, 41_500_000_000, 42_500_000_000},
+		{"gpt-oss-120b", plugins.PlanRequest{Device: "cuda", Devices: 8, Memory: 141 << 30}, 40_124_160 + 746_496 + 203_968, 233_000_000_000, 235_000_000_000},
 	} {
 		t.Run(c.shape, func(t *testing.T) {
 			dir := filepath.Join("testdata", "plans", c.shape)

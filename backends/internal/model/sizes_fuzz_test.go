@@ -17,6 +17,8 @@ func FuzzSizes(f *testing.F) {
 		`"architectures": ["Phi3ForCausalLM"], "sliding_window": null`,
 		`"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 4`,
 		`"architectures": ["Qwen3_5ForCausalLM"], "linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_key_head_dim": 4, "linear_value_head_dim": 4, "linear_conv_kernel_dim": 4`,
+		`"architectures": ["GptOssForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": true, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "rms_norm_eps": 1e-5,
+			"rope_theta": 150000, "rope_scaling": {"rope_type": "yarn", "factor": 32, "truncate": false}, "quantization_config": {"quant_method": "mxfp4"}`,
 		`"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [4, 4]}`,
 	} {
 		f.Add("{"+common+", "+more+"}", "", uint8(1))
