@@ -13,6 +13,9 @@ const (
 	patternGPT2   = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
 	patternQwen2  = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
 	patternLlama3 = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
+	patternO200K  = `[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?` +
+		`|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?` +
+		`|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`
 	patternQwen35 = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
 )
 
@@ -28,6 +31,8 @@ func scannerFor(pattern string) scanner {
 		return modernScanner(kinds, 3, kindLetter)
 	case patternQwen35:
 		return modernScanner(kinds, 1, kindLetter|kindMark)
+	case patternO200K:
+		return casedScanner(kinds)
 	}
 	return nil
 }
@@ -158,15 +163,7 @@ func modernScanner(kinds *runeTable, digits int, letters uint8) scanner {
 			return run(kinds, s, i+size, letters, true)
 		}
 		if kind&kindNumber != 0 {
-			end := i + size
-			for n := 1; n < digits; n++ {
-				next, width := charAt(kinds, s, end)
-				if next&kindNumber == 0 {
-					break
-				}
-				end += width
-			}
-			return end
+			return numbers(kinds, s, i+size, digits-1)
 		}
 		other := kindSpace | kindNumber | letters
 		start := i
@@ -182,12 +179,99 @@ func modernScanner(kinds *runeTable, digits int, letters uint8) scanner {
 			}
 			return end
 		}
-		end := run(kinds, s, i, kindSpace, true)
-		for n := end; n > i; n-- {
-			if s[n-1] == '\r' || s[n-1] == '\n' {
-				return n
+		return lines(kinds, s, i)
+	}
+}
+
+// numbers returns the end of up to so many more numbers from i.
+func numbers(kinds *runeTable, s string, i, more int) int {
+	for ; more > 0; more-- {
+		next, width := charAt(kinds, s, i)
+		if next&kindNumber == 0 {
+			break
+		}
+		i += width
+	}
+	return i
+}
+
+// lines returns the end of the match of `\s*[\r\n]+|\s+(?!\S)|\s+` at i, which
+// is at a space.
+func lines(kinds *runeTable, s string, i int) int {
+	end := run(kinds, s, i, kindSpace, true)
+	for n := end; n > i; n-- {
+		if s[n-1] == '\r' || s[n-1] == '\n' {
+			return n
+		}
+	}
+	return spaces(kinds, s, i, end)
+}
+
+// casedScanner serves the pattern of o200k, which cuts words where a capital
+// follows a small letter.
+func casedScanner(kinds *runeTable) scanner {
+	return func(s string, i int) int {
+		kind, size := charAt(kinds, s, i)
+		prefix := kind&(kindLetter|kindNumber) == 0 && s[i] != '\r' && s[i] != '\n'
+		word := -1
+		for _, find := range []func(*runeTable, string, int) int{endingSmall, beginningLarge} {
+			if prefix {
+				word = find(kinds, s, i+size)
+			}
+			if word < 0 {
+				word = find(kinds, s, i)
+			}
+			if word >= 0 {
+				return word + contraction(s, word, true)
 			}
 		}
-		return spaces(kinds, s, i, end)
+		if kind&kindNumber != 0 {
+			return numbers(kinds, s, i+size, 2)
+		}
+		const other = kindSpace | kindLetter | kindNumber
+		start := i
+		if s[i] == ' ' {
+			if next, width := charAt(kinds, s, i+1); width > 0 && next&other == 0 {
+				kind, size, start = next, width, i+1
+			}
+		}
+		if kind&other == 0 {
+			end := run(kinds, s, start+size, other, false)
+			for end < len(s) && (s[end] == '\r' || s[end] == '\n' || s[end] == '/') {
+				end++
+			}
+			return end
+		}
+		return lines(kinds, s, i)
 	}
+}
+
+// endingSmall returns the end of large letters and then at least one small one
+// from i, -1 if there are none. What has no case is both: the large ones give
+// back what the small one needs.
+func endingSmall(kinds *runeTable, s string, i int) int {
+	last := -1 // the end of the last of the large ones that is small too
+	for {
+		kind, width := charAt(kinds, s, i)
+		if kind&kindUpper == 0 {
+			if kind&kindLower != 0 {
+				return run(kinds, s, i+width, kindLower, true)
+			}
+			return last
+		}
+		i += width
+		if kind&kindLower != 0 {
+			last = i
+		}
+	}
+}
+
+// beginningLarge returns the end of at least one large letter and then small
+// ones from i, -1 if there are none.
+func beginningLarge(kinds *runeTable, s string, i int) int {
+	end := run(kinds, s, i, kindUpper, true)
+	if end == i {
+		return -1
+	}
+	return run(kinds, s, end, kindLower, true)
 }

@@ -25,7 +25,7 @@ func TestScannersEqualExpressions(t *testing.T) {
 	for _, c := range goldenCases(t, filepath.Join("testdata", "goldens", "qwen.cases.json.gz"))[:1200] {
 		texts = append(texts, c.Text)
 	}
-	parts := []string{" ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "a", "É", "ß", "語", "1", "٣", "½", "!", "_", "'", "'s", "'S", "'ſ", "'LL", "'re", "'K", "\u0301", "क्षि", "👩‍💻", "\x00", "\u1c89", "\U00010d40", "\uFFFD", "\u200d"}
+	parts := []string{" ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "a", "É", "A", "ǅ", "ʰ", "Я", "я", "/", "bC", "ß", "語", "1", "٣", "½", "!", "_", "'", "'s", "'S", "'ſ", "'LL", "'re", "'K", "\u0301", "क्षि", "👩‍💻", "\x00", "\u1c89", "\U00010d40", "\uFFFD", "\u200d"}
 	rng := rand.New(rand.NewPCG(3, 4))
 	for range 3000 {
 		text := ""
@@ -34,7 +34,7 @@ func TestScannersEqualExpressions(t *testing.T) {
 		}
 		texts = append(texts, text)
 	}
-	for name, pattern := range map[string]string{"gpt2": patternGPT2, "qwen2": patternQwen2, "llama3": patternLlama3, "qwen3.5": patternQwen35} {
+	for name, pattern := range map[string]string{"gpt2": patternGPT2, "qwen2": patternQwen2, "llama3": patternLlama3, "qwen3.5": patternQwen35, "o200k": patternO200K} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			expression, err := newRegexMatcher("pattern", pattern)

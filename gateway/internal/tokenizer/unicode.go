@@ -22,6 +22,8 @@ const (
 	kindNumber                   // \p{N}
 	kindSpace                    // \s
 	kindMark                     // \p{M}
+	kindUpper                    // \p{Lu}, \p{Lt} and what has no case: \p{Lm}, \p{Lo}, \p{M}
+	kindLower                    // \p{Ll} and what has no case
 )
 
 // Bits of unicodeData.shape. A code point with none of them is left alone by
@@ -123,7 +125,8 @@ func parseUnicode(text string) (*unicodeData, error) {
 }
 
 func (u *unicodeData) buildKinds() {
-	bits := map[string]uint8{"L": kindLetter, "N": kindNumber, "space": kindSpace, "M": kindMark}
+	bits := map[string]uint8{"L": kindLetter, "N": kindNumber, "space": kindSpace, "M": kindMark | kindUpper | kindLower,
+		"Lu": kindUpper, "Lt": kindUpper, "Ll": kindLower, "Lm": kindUpper | kindLower, "Lo": kindUpper | kindLower}
 	u.kinds = newRuneTable(func(set func(lo, hi rune, bits uint8)) {
 		for name, b := range bits {
 			for _, r := range u.classes[name] {
