@@ -9,7 +9,7 @@ import pytest
 import tinker
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_export import apart, datum, equal, reference
 from tinker import types
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
@@ -69,8 +69,24 @@ def mixture(folder, family="qwen3_moe", **settings):
     return folder
 
 
-def served(own_server, tmp_path, family="qwen3_moe", **settings):
+def mxfp4(folder):
+    """Has the experts of a gpt-oss in MXFP4, as it is published: transformers' own form of the file, transposed. Their values become those that this can say."""
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        blocks = tensors.pop(name).transpose(1, 2).unflatten(-1, (-1, 32))
+        exponents = torch.floor(torch.log2(blocks.abs().amax(-1).clamp_min(1e-30))) - 2
+        codes = (blocks[..., None] / torch.exp2(exponents)[..., None, None] - values).abs().argmin(-1)
+        tensors[name + "_blocks"], tensors[name + "_scales"] = (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8), (exponents + 127).to(torch.uint8)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def served(own_server, tmp_path, family="qwen3_moe", change=lambda _: None, **settings):
     model = mixture(tmp_path / "model", family, **settings)
+    change(model)
     backend = {"plugin": "single", "device": "cpu", "dtype": "float32"}
     server = own_server(config={"listen": "127.0.0.1:0", "data_dir": str(tmp_path / "data"), "models": [{"name": NAME, "path": str(model), "backend": backend}]})
     return server, model
@@ -133,6 +149,19 @@ def test_experts_leave_and_return(own_server, tmp_path, family):
         sampler = dict(line.split(":", 1) for line in done.stdout.strip().splitlines())["sample it"].strip()
         again = logprobs(service.create_sampling_client(model_path=sampler).result(), rows)
         assert equal(again, ours), name
+
+
+def test_gpt_oss_as_published(own_server, tmp_path):
+    server, _ = served(own_server, tmp_path, "gpt_oss", mxfp4)
+    service, training, rows, _ = trained(server)
+    path = training.save_weights_for_sampler("leaves").result().path
+    ours = logprobs(service.create_sampling_client(model_path=path).result(), rows)
+    merged = tmp_path / "merged"
+    done = command(server, "export", path, merged, "--merge", "--dtype", "float32")
+    assert done.returncode == 0, done.stderr
+    whole, info = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32, output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+    assert apart([reference(whole.eval(), row) for row in rows], ours) < TOLERANCE
 
 
 def test_what_peft_reads_wrong_is_refused(own_server, tmp_path):

@@ -63,12 +63,28 @@ type output struct {
 	dtype string
 	lora  []placed // none = as it is
 	added bool     // not a tensor of the base: head or embedding, which shared the other's weights
+
+	packed *packed // what it is unpacked from; nil = it is not
+	sum    bool    // only the base's hash has it: it is unpacked with another one
+}
+
+// place is what tensors are in the order of: the names of the base's, in which its hash has them.
+func (o output) place() string {
+	if o.packed != nil {
+		return o.name + blocksSuffix
+	}
+	return o.name
 }
 
 func (o output) elements() int64 { return o.from.size / widths[o.from.dtype] }
 
 // size is that of the result.
-func (o output) size() int64 { return o.elements() * widths[o.dtype] }
+func (o output) size() int64 {
+	if o.sum {
+		return 0
+	}
+	return o.elements() * widths[o.dtype]
+}
 
 // Prepare reads configuration, index and headers, and finds for each module of the adapter the matrix that it belongs to. A module that has none, and a matrix of another shape or of a type that is not
 // computed with, are errors.
@@ -93,6 +109,10 @@ func Prepare(ctx context.Context, o Options) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	unpacked, err := unpack(p.config, tensors)
+	if err != nil {
+		return nil, err
+	}
 	layout, err := readLayout(p.config, tensors)
 	if err != nil {
 		return nil, err
@@ -109,9 +129,12 @@ func Prepare(ctx context.Context, o Options) (*Plan, error) {
 		tensors[embeddingTensor] = tensors[headTensor]
 	}
 	for name, t := range tensors {
-		p.tensors = append(p.tensors, output{name: name, from: t, added: name == headTensor && !hasHead || name == embeddingTensor && !hasEmbedding})
+		p.tensors = append(p.tensors, output{name: name, from: t, added: name == headTensor && !hasHead || name == embeddingTensor && !hasEmbedding, packed: unpacked[name]})
 	}
-	slices.SortFunc(p.tensors, func(a, b output) int { return strings.Compare(a.name, b.name) })
+	for name, u := range unpacked {
+		p.tensors = append(p.tensors, output{name: name + scalesSuffix, from: u.scales, sum: true})
+	}
+	slices.SortFunc(p.tensors, func(a, b output) int { return strings.Compare(a.place(), b.place()) })
 	used := map[string]bool{}
 	for i := range p.tensors {
 		t := &p.tensors[i]
@@ -126,7 +149,7 @@ func Prepare(ctx context.Context, o Options) (*Plan, error) {
 	if err := p.adapter.checkUsed(used, nested); err != nil {
 		return nil, err
 	}
-	return p, p.changeConfig(ctx, ownHead, tensors)
+	return p, p.changeConfig(ctx, ownHead, len(unpacked) > 0, tensors)
 }
 
 // isNested tells whether the files have the text model's tensors among others, under names of their own.
@@ -188,8 +211,9 @@ func copies(name string) bool {
 	return slices.Contains([]string{".json", ".jinja", ".txt", ".model", ".tiktoken"}, filepath.Ext(name)) || strings.HasPrefix(upper, "LICENSE") || strings.HasPrefix(upper, "NOTICE")
 }
 
-// changeConfig makes the configuration of the result: a head that was trained, or was another matrix before, is not the embedding, and a type that was asked for is stated.
-func (p *Plan) changeConfig(ctx context.Context, ownHead bool, tensors map[string]tensor) error {
+// changeConfig makes the configuration of the result: a head that was trained, or was another matrix before, is not the embedding, a type that was asked for is stated,
+// and what was unpacked is not quantized.
+func (p *Plan) changeConfig(ctx context.Context, ownHead, unpacked bool, tensors map[string]tensor) error {
 	var c map[string]json.RawMessage
 	if err := json.Unmarshal(p.config, &c); err != nil {
 		return fmt.Errorf("%s: %w", configFile, err)
@@ -198,8 +222,11 @@ func (p *Plan) changeConfig(ctx context.Context, ownHead bool, tensors map[strin
 	if err != nil {
 		return err
 	}
+	if unpacked {
+		delete(c, quantizationKey)
+	}
 	for _, part := range []map[string]json.RawMessage{c, text} {
-		for _, key := range []string{"quantization_config", "compression_config"} {
+		for _, key := range []string{quantizationKey, "compression_config"} {
 			if text := string(part[key]); text != "" && text != "null" {
 				return fmt.Errorf("%s: the base model is quantized (%s); merge into the model that is not", configFile, key)
 			}
@@ -211,7 +238,7 @@ func (p *Plan) changeConfig(ctx context.Context, ownHead bool, tensors map[strin
 			return err
 		}
 	}
-	if !untie && p.options.DType == "" {
+	if !untie && !unpacked && p.options.DType == "" {
 		p.changed = p.config
 		return nil
 	}
@@ -221,7 +248,11 @@ func (p *Plan) changeConfig(ctx context.Context, ownHead bool, tensors map[strin
 			text[tiedKey] = json.RawMessage("false")
 		}
 	}
-	if d := p.options.DType; d != "" {
+	d := p.options.DType
+	if d == "" && unpacked {
+		d = "bfloat16"
+	}
+	if d != "" {
 		stated := false
 		for _, part := range []map[string]json.RawMessage{c, text} {
 			for _, key := range []string{"dtype", "torch_dtype"} { // the one is the other's newer name
@@ -274,7 +305,9 @@ func (p *Plan) Write(ctx context.Context, dir string, progress func(bytes int)) 
 			file = fmt.Sprintf("model-%05d-of-%05d.safetensors", i+1, len(shards))
 		}
 		for _, t := range shard {
-			weightMap[t.name] = file
+			if !t.sum {
+				weightMap[t.name] = file
+			}
 		}
 		if err := w.shard(ctx, file, shard); err != nil {
 			return err
@@ -316,7 +349,7 @@ func (p *Plan) shards() [][]output {
 	var shards [][]output
 	size := int64(0)
 	for _, t := range p.tensors {
-		if len(shards) == 0 || size > 0 && size+t.size() > p.options.ShardBytes {
+		if len(shards) == 0 || size > 0 && !t.sum && size+t.size() > p.options.ShardBytes {
 			shards, size = append(shards, nil), 0
 		}
 		last := len(shards) - 1
@@ -342,9 +375,13 @@ func (w *writer) plain(name string, content []byte) error {
 }
 
 func (w *writer) shard(ctx context.Context, file string, tensors []output) error {
-	names, entries, end := make([]string, len(tensors)), map[string]entry{}, int64(0)
-	for i, t := range tensors {
-		names[i] = t.name
+	var names []string
+	entries, end := map[string]entry{}, int64(0)
+	for _, t := range tensors {
+		if t.sum {
+			continue
+		}
+		names = append(names, t.name)
 		entries[t.name] = entry{t.dtype, t.from.shape, [2]int64{end, end + t.size()}}
 		end += t.size()
 	}
@@ -368,14 +405,17 @@ func (w *writer) shard(ctx context.Context, file string, tensors []output) error
 
 // tensor writes one tensor, some rows at a time.
 func (w *writer) tensor(ctx context.Context, out io.Writer, t output) error {
-	source, err := w.plan.options.Base.Open(ctx, t.from.file, t.from.offset, t.from.size)
+	if t.sum {
+		return w.addToSum(ctx, t.name, t.from)
+	}
+	source, err := w.source(ctx, t)
 	if err != nil {
 		return err
 	}
 	defer source.Close()
 	var in io.Reader = source
-	if !t.added {
-		fmt.Fprintf(w.sum, "%q %s %v\n", t.name, t.from.dtype, t.from.shape)
+	if !t.added && t.packed == nil {
+		w.head(t.name, t.from)
 		in = io.TeeReader(source, w.sum)
 	}
 	rows, row := t.elements(), int64(1) // without LoRA nothing depends on rows
