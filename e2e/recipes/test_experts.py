@@ -52,7 +52,8 @@ def mixture(folder, family="qwen3_moe", **settings):
     if family == "gpt_oss":
         text |= {"num_local_experts": text.pop("num_experts"), "intermediate_size": text.pop("moe_intermediate_size"), "sliding_window": 16}
         text["rope_parameters"] = {
-            "rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 64,
+            "rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+            "original_max_position_embeddings": 64,
         }
     if family == "qwen3_vl_moe":
         text["rope_parameters"] = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
@@ -70,7 +71,7 @@ def mixture(folder, family="qwen3_moe", **settings):
 
 
 def mxfp4(folder):
-    """Has the experts of a gpt-oss in MXFP4, as it is published: transformers' own form of the file, transposed. Their values become those that this can say."""
+    """Has the experts of a gpt-oss in MXFP4, as it is published. Their values become those that this can say."""
     values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
     tensors = load_file(folder / "model.safetensors")
     for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
@@ -80,7 +81,8 @@ def mxfp4(folder):
         tensors[name + "_blocks"], tensors[name + "_scales"] = (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8), (exponents + 127).to(torch.uint8)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}
+    kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": kept}
     (folder / "config.json").write_text(json.dumps(config))
 
 

@@ -35,8 +35,10 @@ func unpack(config []byte, tensors map[string]tensor) (map[string]*packed, error
 			Method string `json:"quant_method"`
 		} `json:"quantization_config"`
 	}
-	// What is of another form is said where the configuration is read for good.
-	if json.Unmarshal(config, &c) != nil || c.Quantization.Method != "mxfp4" || !slices.ContainsFunc(c.Architectures, func(name string) bool { return transposedExperts[name] }) {
+	if err := json.Unmarshal(config, &c); err != nil {
+		return nil, fmt.Errorf("%s: %w", configFile, err)
+	}
+	if c.Quantization.Method != "mxfp4" || !slices.ContainsFunc(c.Architectures, func(name string) bool { return transposedExperts[name] }) {
 		return nil, nil
 	}
 	all := map[string]*packed{}
