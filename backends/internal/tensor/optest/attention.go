@@ -156,8 +156,12 @@ func attentionCases(attentionShapes []attentionShape, o Options) []testCase {
 	var all []testCase
 	for _, s := range attentionShapes {
 		q, k, v, do := s.inputs()
+		tolerance := o.attention(s.dtype)
+		if s.headDim > 128 && s.dtype == tensor.Float32 { // of the only key of a sequence the gradient is a difference of two sums over the dimension, which are equal but for their rounding
+			tolerance *= 2
+		}
 		all = append(all, testCase{
-			name: "attention " + s.String(), tolerance: o.attention(s.dtype), average: o.attentionAverage(s.dtype),
+			name: "attention " + s.String(), tolerance: tolerance, average: o.attentionAverage(s.dtype),
 			run: func(h *bench) [][]float32 {
 				a := s.forward(h, q, k, v)
 				rows, qw, kw := s.rows(), s.queryHeads*s.headDim, s.heads*s.headDim
