@@ -254,6 +254,9 @@ func TestDryDevice(t *testing.T) {
 	if a, b := d.CheckExperts(), (dry.Remote{}).CheckExperts(); !errors.Is(a, b) || d.HasRecurrence() != (dry.Remote{}).HasRecurrence() {
 		t.Errorf("experts: %v, planned %v; recurrence: %v, planned %v", a, b, d.HasRecurrence(), dry.Remote{}.HasRecurrence())
 	}
+	if a, b := d.CheckSinks(), (dry.Remote{}).CheckSinks(); !errors.Is(a, b) {
+		t.Errorf("sinks: %v, planned %v", a, b)
+	}
 }
 
 // A pass that computes nothing, for the plan of memory, keeps queries as the device does.
