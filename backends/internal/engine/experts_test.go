@@ -523,31 +523,13 @@ func TestMetricsOfExperts(t *testing.T) {
 	}
 }
 
-// A model with experts has the bits of one device, whatever the number of copies and the cut of the batches; placements that it does not have yet are refused by name.
+// A model with experts has the bits of one device, whatever the number of copies and of ranks, and the cut of the batches.
 func TestMixturePlacements(t *testing.T) {
 	dir := writeMixture(t, 1)
 	want := live(t, placeModel(t, dir, placement{plugin: "single", section: `{"threads": 1}`}, testOptions()))
-	for _, p := range []placement{{"two threads, small batches", "single", `{"threads": 2, "batch_tokens": 24, "prefill_tokens": 7, "recompute": "on"}`}, copies[0], copies[1], splits[1]} {
+	small := placement{"two threads, small batches", "single", `{"threads": 2, "batch_tokens": 24, "prefill_tokens": 7, "recompute": "on"}`}
+	for _, p := range slices.Concat([]placement{small, copies[0], copies[1], splits[1]}, sharded, cuts, mixed) {
 		t.Run(p.name, func(t *testing.T) { equalHistories(t, live(t, placeModel(t, dir, p, testOptions())), want) })
-	}
-	for _, c := range []struct {
-		placement
-		want string
-	}{{cuts[0], "a model with experts cannot be cut over 2 devices yet"}, {sharded[0], "shard_base is not supported for a model with experts yet"}} {
-		t.Run(c.name, func(t *testing.T) {
-			o := testOptions()
-			o.Plugin = c.plugin
-			e := New(o)
-			t.Cleanup(func() {
-				if err := e.Close(); err != nil {
-					t.Error(err)
-				}
-			})
-			_, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Name: "tiny", Config: []byte(c.section)}, nil)
-			if err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("error %v, want one with %q", err, c.want)
-			}
-		})
 	}
 }
 

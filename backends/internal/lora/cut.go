@@ -26,9 +26,19 @@ func (p Place) Part(i int, m Module) Part {
 	return p.Parts[i]
 }
 
-// a and b are a part's views of the parameters of module i.
+// a and b are a part's views of the parameters of module i: a is one of all copies of A.
 func (p Part) a(all *Parameters, i int) tensor.Tensor { return all.A(i).Columns(p.InFrom, p.InTo) }
-func (p Part) b(all *Parameters, i int) tensor.Tensor { return all.B(i).Slice(p.OutFrom, p.OutTo) }
+
+// b has a view for each copy of B.
+func (p Part) b(all *Parameters, i int) []tensor.Tensor {
+	m := all.Layout.Modules[i]
+	_, copies := m.Copies()
+	views := make([]tensor.Tensor, copies)
+	for e := range views {
+		views[e] = all.B(i).Slice(e*m.Out+p.OutFrom, e*m.Out+p.OutTo)
+	}
+	return views
+}
 
 // cut is the layout of a rank's parts.
 func (l *Layout) cut(parts []Part) (*Layout, error) {
@@ -106,8 +116,11 @@ func (r *Reduction) merge(whole, g *Gradient) error {
 				}
 			}
 			if !hasB {
-				if err := r.device.Round(p.b(whole.Parameters, i), part.B(i)); err != nil {
-					return err
+				own := part.B(i)
+				for e, b := range p.b(whole.Parameters, i) {
+					if err := r.device.Round(b, own.Slice(e*b.Rows, (e+1)*b.Rows)); err != nil {
+						return err
+					}
 				}
 			}
 		}

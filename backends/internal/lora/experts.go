@@ -62,13 +62,13 @@ func (m Module) pair(device tensor.Device, d tensor.DType, rank int, scale float
 
 // sources appends what the matrices of a pair are packed from.
 func (p Part) sources(list []tensor.MatrixSource, pair nn.LoRA, all *Parameters, module int) []tensor.MatrixSource {
-	m, rank := all.Layout.Modules[module], all.Layout.Rank
+	rank := all.Layout.Rank
 	a, b := tensor.NewStack(pair.A, pair.ExpertsA, rank), tensor.NewStack(pair.B, pair.ExpertsB, pair.Out)
 	for e := range pair.ExpertsA {
 		list = append(list, tensor.MatrixSource{Matrix: a.Of(e), Src: all.A(module).Slice(e*rank, (e+1)*rank).Columns(p.InFrom, p.InTo)})
 	}
-	for e := range pair.ExpertsB {
-		list = append(list, tensor.MatrixSource{Matrix: b.Of(e), Src: all.B(module).Slice(e*m.Out+p.OutFrom, e*m.Out+p.OutTo)})
+	for e, src := range p.b(all, module) {
+		list = append(list, tensor.MatrixSource{Matrix: b.Of(e), Src: src})
 	}
 	return list
 }

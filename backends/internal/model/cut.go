@@ -15,6 +15,8 @@ func (e extent) size() int { return e.to - e.from }
 
 func (e extent) times(n int) extent { return extent{e.from * n, e.to * n} }
 
+func (e extent) behind(n int) extent { return extent{e.from + n, e.to + n} }
+
 // share is a rank's part of n: equal ones where they divide.
 func share(n, rank, ranks int) extent { return extent{rank * n / ranks, (rank + 1) * n / ranks} }
 
@@ -29,6 +31,13 @@ func (c *Config) segmented(device tensor.Device, ranks int) bool {
 	for _, width := range c.widths() {
 		if width/ranks%2 != 0 {
 			return false
+		}
+	}
+	if d := c.DeltaNet; d != nil {
+		for _, n := range []int{d.KeyHeads * d.KeyHeadDim, d.ValueHeads * d.ValueHeadDim, d.ValueHeads} {
+			if n/ranks%2 != 0 {
+				return false
+			}
 		}
 	}
 	return c.Heads*c.HeadDim/ranks%2 == 0

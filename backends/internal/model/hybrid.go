@@ -93,11 +93,13 @@ func (l *Loader) deltaNet(ctx context.Context, i int, o HybridOptions) (*nn.Delt
 	if !l.model.Device.HasRecurrence() {
 		return nil, fmt.Errorf("layer %d is %s: device %s has no kernels for it yet", i, LinearAttention, l.model.Device.Name())
 	}
-	if l.model.Ranks > 1 {
-		return nil, fmt.Errorf("layer %d is %s, which %w over %d devices yet: copies of the model can be (plugin dataparallel)", i, LinearAttention, ErrCut, l.model.Ranks)
+	rank, ranks := l.model.Rank, l.model.Ranks
+	if ranks > 1 && !l.model.Device.Segmented() {
+		return nil, fmt.Errorf("layer %d is %s, which %w over %d GPUs yet: copies of the model can be (plugin dataparallel)", i, LinearAttention, ErrCut, ranks)
 	}
-	d := &nn.DeltaNet{KeyHeads: s.KeyHeads, KeyDim: s.KeyHeadDim, ValueHeads: s.ValueHeads, ValueDim: s.ValueHeadDim}
-	keys, values := s.KeyHeads*s.KeyHeadDim, s.ValueHeads*s.ValueHeadDim
+	keyHeads, heads := share(s.KeyHeads, rank, ranks), share(s.ValueHeads, rank, ranks) // each key head is with the value heads that use it
+	d := &nn.DeltaNet{KeyHeads: keyHeads.size(), KeyDim: s.KeyHeadDim, ValueHeads: heads.size(), ValueDim: s.ValueHeadDim}
+	keyRows, valueRows := keyHeads.times(s.KeyHeadDim), heads.times(s.ValueHeadDim)
 	prefix := layerName(i) + "linear_attn."
 	projections := l.projections
 	if o.ByKeyHead {
@@ -111,19 +113,26 @@ func (l *Loader) deltaNet(ctx context.Context, i int, o HybridOptions) (*nn.Delt
 		to    *nn.Linear
 		name  string
 		group lora.Group
+		cut   nn.Cut
+		part  extent
 	}{
-		{&d.Q, "in_proj_q", lora.Attention}, {&d.K, "in_proj_k", lora.Attention}, {&d.V, "in_proj_v", lora.Attention}, {&d.Z, "in_proj_z", lora.Attention},
-		{&d.A, "in_proj_a", lora.Imported}, {&d.B, "in_proj_b", lora.Imported}, {&d.O, "out_proj", lora.Attention},
+		{&d.Q, "in_proj_q", lora.Attention, nn.CutOutputs, keyRows}, {&d.K, "in_proj_k", lora.Attention, nn.CutOutputs, keyRows}, {&d.V, "in_proj_v", lora.Attention, nn.CutOutputs, valueRows},
+		{&d.Z, "in_proj_z", lora.Attention, nn.CutOutputs, valueRows}, {&d.A, "in_proj_a", lora.Imported, nn.CutOutputs, heads}, {&d.B, "in_proj_b", lora.Imported, nn.CutOutputs, heads},
+		{&d.O, "out_proj", lora.Attention, nn.CutInputs, valueRows},
 	} {
 		source := sources[m.name]
-		if *m.to, err = l.LinearOf(ctx, source, prefix+m.name, m.group, extent{0, source.Out}, extent{0, source.In}); err != nil {
+		n, rows, cols := source.Out, m.part, extent{0, source.In}
+		if m.cut == nn.CutInputs {
+			n, rows, cols = source.In, extent{0, source.Out}, m.part
+		}
+		if *m.to, err = l.LinearOf(ctx, source, prefix+m.name, m.group, rows, cols); err != nil {
 			return nil, err
 		}
+		l.shareOut(m.to, m.cut, n, m.part)
 	}
-	if d.Filter, err = l.filter(prefix+"conv1d.weight", 2*keys+values, s.Kernel); err != nil {
+	if d.Filter, err = l.filter(prefix+"conv1d.weight", s, keyRows, valueRows); err != nil {
 		return nil, err
 	}
-	heads := extent{0, s.ValueHeads}
 	if d.ALog, err = l.PreciseVector(prefix+"A_log", s.ValueHeads, heads); err != nil {
 		return nil, err
 	}
@@ -176,12 +185,14 @@ func (l *Loader) projectionsByKeyHead(prefix string) (map[string]Source, error) 
 	return sources, err
 }
 
-// filter loads the weights of a convolution, of which the files have a row for every channel, as a row for every position.
-func (l *Loader) filter(name string, channels, width int) (tensor.Tensor, error) {
-	v, err := l.Rows(name, channels, width, extent{0, channels})
+// filter loads the weights of a convolution, of which the files have a row for every channel, as a row for every position: the channels of some queries, keys and values.
+func (l *Loader) filter(name string, s *DeltaNet, keys, values extent) (tensor.Tensor, error) {
+	n, width := s.KeyHeads*s.KeyHeadDim, s.Kernel
+	v, err := l.Rows(name, 2*n+s.ValueHeads*s.ValueHeadDim, width, keys, keys.behind(n), values.behind(2*n))
 	if err != nil {
 		return v, err
 	}
+	channels := v.Rows
 	if l.measures() {
 		return v.Reshape(width, channels), nil
 	}

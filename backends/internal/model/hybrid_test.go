@@ -148,8 +148,8 @@ func TestHybridRefused(t *testing.T) {
 	if err := load(1, func(map[string]any) {}); err != nil {
 		t.Fatal(err)
 	}
-	if err := load(2, func(map[string]any) {}); !errors.Is(err, model.ErrCut) {
-		t.Errorf("two devices: %v", err)
+	if err := load(3, func(map[string]any) {}); !errors.Is(err, model.ErrCut) || !strings.Contains(err.Error(), "key heads of linear attention") {
+		t.Errorf("three devices: %v", err)
 	}
 	for key, value := range map[string]any{
 		"attn_output_gate": false, "linear_conv_kernel_dim": 9, "linear_key_head_dim": 512, "linear_value_head_dim": 512, "linear_num_value_heads": 3, "layer_types": []string{"full_attention"}, "linear_num_key_heads": nil,

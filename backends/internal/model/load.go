@@ -459,25 +459,29 @@ func (l *Loader) Matrix(ctx context.Context, name string, out, in int, rows, col
 
 // Vector uploads elements of a tensor of n as float32. In a model of bfloat16 its values are rounded to bfloat16, as if the file held them so.
 func (l *Loader) Vector(name string, n int, part extent) (tensor.Tensor, error) {
-	return l.vector(name, []int{n}, part, vectorForm{})
+	return l.vector(name, []int{n}, vectorForm{}, part)
 }
 
 // PreciseVector is Vector for one that a family has in float32 in a model of bfloat16: its values are rounded only where the whole model is of float32 and is loaded as bfloat16.
 func (l *Loader) PreciseVector(name string, n int, part extent) (tensor.Tensor, error) {
-	return l.vector(name, []int{n}, part, vectorForm{precise: true})
+	return l.vector(name, []int{n}, vectorForm{precise: true}, part)
 }
 
-// Rows uploads rows of a small matrix of n × width, or of n × 1 × width, as float32 like Vector: weights that no product reads.
-func (l *Loader) Rows(name string, n, width int, part extent) (tensor.Tensor, error) {
+// Rows uploads rows of a small matrix of n × width, or of n × 1 × width, as float32 like Vector: weights that no product reads. Parts of them lie one below another.
+func (l *Loader) Rows(name string, n, width int, parts ...extent) (tensor.Tensor, error) {
 	shape := []int{n, width}
 	if t, ok := l.files.Tensor(name); ok && len(t.Shape) == 3 {
 		shape = []int{n, 1, width}
 	}
-	v, err := l.vector(name, shape, part.times(width), vectorForm{})
+	elements := make([]extent, len(parts))
+	for i, p := range parts {
+		elements[i] = p.times(width)
+	}
+	v, err := l.vector(name, shape, vectorForm{}, elements...)
 	if err != nil {
 		return v, err
 	}
-	return v.Reshape(part.size(), width), nil
+	return v.Reshape(v.Cols/width, width), nil
 }
 
 // vectorForm is what is made of a vector's values.
@@ -488,8 +492,8 @@ type vectorForm struct {
 	turn    int
 }
 
-// vector uploads elements of a tensor.
-func (l *Loader) vector(name string, shape []int, part extent, form vectorForm) (tensor.Tensor, error) {
+// vector uploads elements of a tensor, parts of it one behind another.
+func (l *Loader) vector(name string, shape []int, form vectorForm, parts ...extent) (tensor.Tensor, error) {
 	t, err := l.findFloats(name, shape...)
 	if err != nil {
 		return tensor.Tensor{}, err
@@ -499,7 +503,11 @@ func (l *Loader) vector(name string, shape []int, part extent, form vectorForm) 
 		elements *= n
 	}
 	l.count(t, elements)
-	v, err := l.model.Device.Alloc(tensor.Float32, 1, part.size())
+	size := 0
+	for _, p := range parts {
+		size += p.size()
+	}
+	v, err := l.model.Device.Alloc(tensor.Float32, 1, size)
 	if err != nil {
 		return v, fmt.Errorf("tensor %q: %w", t.Name, err)
 	}
@@ -526,8 +534,12 @@ func (l *Loader) vector(name string, shape []int, part extent, form vectorForm) 
 		}
 		values = own
 	}
-	if err := l.model.Device.Upload(v, values[part.from:part.to]); err != nil {
-		return v, fmt.Errorf("tensor %q: %w", t.Name, err)
+	at := 0
+	for _, p := range parts {
+		if err := l.model.Device.Upload(v.Columns(at, at+p.size()), values[p.from:p.to]); err != nil {
+			return v, fmt.Errorf("tensor %q: %w", t.Name, err)
+		}
+		at += p.size()
 	}
 	l.gauge.advance(len(t.Data))
 	return v, nil
@@ -547,7 +559,7 @@ func (l *Loader) PreciseNorm(name string, n int) (nn.RMSNorm, error) {
 
 // OnePlusNorm loads the weight of an RMSNorm of which the files have what it is above one, like PreciseVector.
 func (l *Loader) OnePlusNorm(name string, n int) (nn.RMSNorm, error) {
-	w, err := l.vector(name, []int{n}, extent{0, n}, vectorForm{precise: true, add: 1})
+	w, err := l.vector(name, []int{n}, vectorForm{precise: true, add: 1}, extent{0, n})
 	return nn.RMSNorm{Weight: w, Eps: l.Config.RMSNormEps}, err
 }
 

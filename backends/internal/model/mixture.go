@@ -2,7 +2,6 @@ package model
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
@@ -19,7 +18,7 @@ type MixtureOptions struct {
 	Experts    ExpertOptions
 }
 
-// Mixture loads the experts of layer i, and the router that chooses among them, which has no LoRA.
+// Mixture loads the experts of layer i, this rank's part of the width of each, and the router that chooses among them, all of it, which has no LoRA.
 func (l *Loader) Mixture(ctx context.Context, i int, o MixtureOptions) (*nn.Mixture, error) {
 	c := l.Config.MoE
 	if err := l.checkMixture(); err != nil {
@@ -39,17 +38,23 @@ func (l *Loader) Mixture(ctx context.Context, i int, o MixtureOptions) (*nn.Mixt
 	if err != nil {
 		return nil, err
 	}
+	own, all := share(c.Width, l.model.Rank, l.model.Ranks), extent{0, hidden}
+	if own.size() < c.Width {
+		sources = sources.Slice(own.from, own.to)
+	}
+	m.Segments = l.Config.segments(l.model.Device, c.Width, l.model.Rank, l.model.Ranks, own)
 	for _, e := range []struct {
-		to      *nn.ExpertLinear
-		kind    string
-		sources []Source
-	}{{&m.Gate, lora.ExpertGate, sources.Gate}, {&m.Up, lora.ExpertUp, sources.Up}, {&m.Down, lora.ExpertDown, sources.Down}} {
-		out, in := e.sources[0].Out, e.sources[0].In
-		stack, err := l.PackStack(ctx, e.sources, extent{0, in})
+		to         *nn.ExpertLinear
+		kind       string
+		sources    []Source // rows
+		out, in    int
+		rows, cols extent
+	}{{&m.Gate, lora.ExpertGate, sources.Gate, c.Width, hidden, own, all}, {&m.Up, lora.ExpertUp, sources.Up, c.Width, hidden, own, all}, {&m.Down, lora.ExpertDown, sources.Down, hidden, c.Width, all, own}} {
+		stack, err := l.PackStack(ctx, e.sources, e.cols)
 		if err != nil {
 			return nil, err
 		}
-		*e.to = nn.ExpertLinear{Weight: stack.Matrix, Out: out, Module: l.add(lora.ExpertModule(prefix+"experts."+e.kind, c.Experts, out, in), extent{0, out}, extent{0, in})}
+		*e.to = nn.ExpertLinear{Weight: stack.Matrix, Out: e.rows.size(), Module: l.add(lora.ExpertModule(prefix+"experts."+e.kind, c.Experts, e.out, e.in), e.rows, e.cols)}
 	}
 	if o.Biases {
 		return m, l.expertBiases(m, router, prefix+"experts", o.Experts)
@@ -71,7 +76,7 @@ func (l *Loader) expertBiases(m *nn.Mixture, router, name string, o ExpertOption
 		name  string
 		turns int
 	}{{&m.Gate, ".gate_up_proj_bias", 2}, {&m.Up, ".gate_up_proj_bias", 2}, {&m.Down, ".down_proj_bias", 1}} {
-		bias, err := l.vector(name+e.name, []int{m.Experts, e.to.Out * e.turns}, extent{0, m.Experts * e.to.Out}, vectorForm{turns: e.turns, turn: i})
+		bias, err := l.vector(name+e.name, []int{m.Experts, e.to.Out * e.turns}, vectorForm{turns: e.turns, turn: i}, extent{0, m.Experts * e.to.Out})
 		if err != nil {
 			return err
 		}
@@ -103,10 +108,8 @@ func (l *Loader) checkMixture() error {
 	switch {
 	case l.Config.MoE.PerToken > tensor.MaxSlots:
 		return fmt.Errorf("num_experts_per_tok is %d, it must be in 1 … %d", l.Config.MoE.PerToken, tensor.MaxSlots)
-	case l.model.Ranks > 1:
-		return fmt.Errorf("a model with experts %w over %d devices yet: use one device, or dataparallel", ErrCut, l.model.Ranks)
-	case l.copies > 1:
-		return errors.New("shard_base is not supported for a model with experts yet: every device must hold a copy of its own")
+	case l.model.Ranks > 1 && !l.model.Device.Segmented():
+		return fmt.Errorf("a model with experts %w over %d GPUs yet: use one device, or dataparallel", ErrCut, l.model.Ranks)
 	}
 	return nil
 }

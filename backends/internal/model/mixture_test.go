@@ -229,7 +229,7 @@ func writeHoles(t *testing.T, path string, shapes map[string][]int) {
 	}
 }
 
-// What a model with experts must have, and what is not there for one yet, is refused by name.
+// What a model with experts must have is refused by name.
 func TestMixtureRefused(t *testing.T) {
 	for _, c := range []struct {
 		name, key string

@@ -34,7 +34,11 @@ func MeasureModel(ctx context.Context, dir string, registry Registry, o LoadOpti
 	devices := make([][]tensor.Device, copies)
 	for c := range devices {
 		for range ranks {
-			devices[c] = append(devices[c], dry.Device{})
+			var d tensor.Device = dry.Device{}
+			if sampling != nil && sampling.Remote {
+				d = dry.Remote{} // which refuses what such devices do
+			}
+			devices[c] = append(devices[c], d)
 		}
 	}
 	models, err := measured(ctx, dir, registry, o, devices)

@@ -63,7 +63,7 @@ func (p *Pass) backward(dx, x tensor.Tensor, inputGradient bool, slopes ...slope
 }
 
 // maxSlopes is how many layers have an input in common at most.
-const maxSlopes = 3
+const maxSlopes = 6
 
 // slopesBack does the products with W and B: all at once, unless that is more than a step, so that dy is packed once for both.
 func (p *Pass) slopesBack(dx tensor.Tensor, inner []tensor.Tensor, inputGradient bool, slopes []slope) error {

@@ -7,7 +7,7 @@ import (
 )
 
 // DeltaNet is linear attention by the gated delta rule: queries, keys and values go through a causal convolution, a state of every value head takes them up one token after another, and what it gives is normed and gated. It
-// goes token by token in training as in sampling. It is whole on a device: ranks do not share it out yet, so its products have no segments.
+// goes token by token in training as in sampling. Where a model is cut, each rank has some of the key heads, with the value heads that use them: nothing but the products with O, and those back to the input, is summed over ranks.
 type DeltaNet struct {
 	Q, K, V, Z, A, B, O Linear
 	Filter              tensor.Tensor // of the convolution: width × (queries, keys, values)
@@ -164,14 +164,8 @@ func (d *DeltaNet) Backward(p *Pass, dh, dout, h tensor.Tensor, activations Acti
 		return err
 	}
 	dq, dk, dv := d.parts(dmixed)
-	for i, l := range []struct {
-		*Linear
-		dy tensor.Tensor
-		a  *LinearActivations
-	}{{&d.Q, dq, &a.qa}, {&d.K, dk, &a.ka}, {&d.V, dv, &a.va}, {&d.Z, dz, &a.za}, {&d.A, da, &a.aa}, {&d.B, db, &a.ba}} {
-		if err := l.backward(p, dh, l.dy, h, l.a, i > 0, inputGradient); err != nil {
-			return err
-		}
+	if err := p.backward(dh, h, inputGradient, slope{&d.Q, dq, dq, &a.qa}, slope{&d.K, dk, dk, &a.ka}, slope{&d.V, dv, dv, &a.va}, slope{&d.Z, dz, dz, &a.za}, slope{&d.A, da, da, &a.aa}, slope{&d.B, db, db, &a.ba}); err != nil {
+		return err
 	}
 	return p.Temp.Release(mark)
 }

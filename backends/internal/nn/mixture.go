@@ -10,7 +10,8 @@ import (
 //
 // LoRA of an expert layer has an A or a B that all experts share, or one for each. The adapters of one batch may differ in that.
 //
-// It is whole on a device: ranks do not share it out yet, so its products have no segments.
+// Where a model is cut over ranks, each has an equal part of the width of every expert: rows of gate and up, columns of down. The router is whole on every rank, which read the same rows, so all choose the same experts with the same
+// probabilities. What is summed over the width is summed over Segments, and whole, in every row, before the rows of a token are added: then it is the same on all ranks, and so is all that follows.
 type Mixture struct {
 	Router         tensor.Matrix // experts × hidden
 	RouterBias     tensor.Tensor // 1 × experts; no buffer = none
@@ -18,6 +19,8 @@ type Mixture struct {
 	Experts, Slots int          // of these each token takes so many
 	Normalise      bool         // the probabilities of those that a token takes add up to one
 	Clamp          tensor.Clamp // of the gated product, see tensor.SinkDevice; a Limit of 0 = it is not clamped
+	// Segments are those of an expert's width, as far as it is here; see Linear.
+	Segments tensor.Segments
 }
 
 // ExpertLinear is a linear layer of every expert, all of one shape.
@@ -183,10 +186,7 @@ func (m *Mixture) Forward(p *Pass, out, h tensor.Tensor, activations Activations
 			return err
 		}
 	}
-	if out.Buffer == nil {
-		return nil
-	}
-	return p.reduce(out)
+	return nil
 }
 
 func (m *Mixture) forward(p *Pass, out, h tensor.Tensor, c *mixtureChunk) error {
@@ -267,25 +267,50 @@ func (c *mixtureChunk) adapt(p *Pass, module int, y, h tensor.Tensor, inner *inn
 // down is what comes behind the gated product of the experts: their last layers, the sum over slots, and what the LoRA of all experts adds to that.
 func (m *Mixture) down(p *Pass, out, hidden tensor.Tensor, c *mixtureChunk) error {
 	module, inner := m.Down.Module, &c.da
+	var rows, shrunk tensor.Tensor
+	var sums []tensor.Tensor // over the width: whole behind the meeting of the ranks
 	if inner.rows.Buffer != nil {
-		if err := p.routed(c.table, tensor.RoutedProduct{Y: inner.rows, X: hidden, Groups: c.routedGroups(module, true, false, shrink)}); err != nil {
+		if err := p.routed(c.table, tensor.RoutedProduct{Y: inner.rows, X: hidden, Groups: p.unfinished(c.routedGroups(module, true, false, shrink)), Segments: m.Segments}); err != nil {
+			return err
+		}
+		sums = append(sums, inner.rows)
+	}
+	if inner.tokens.Buffer != nil {
+		if err := p.get(hidden.Rows, slot{&shrunk, p.Temp, inner.tokens.Cols}); err != nil {
+			return err
+		}
+		if err := p.routed(c.table, tensor.RoutedProduct{Y: shrunk, X: hidden, Groups: unscaled(c.routedGroups(module, true, true, shrink)), Segments: m.Segments}); err != nil {
+			return err
+		}
+		sums = append(sums, shrunk)
+	}
+	if out.Buffer != nil {
+		if err := p.get(hidden.Rows, slot{&rows, p.Temp, out.Cols}); err != nil {
+			return err
+		}
+		if err := p.routed(c.table, tensor.RoutedProduct{Y: rows, X: hidden, Groups: []tensor.RoutedGroup{{To: c.table.Tokens, Stack: m.Down.stack()}}, Segments: m.Segments}); err != nil {
+			return err
+		}
+		sums = append(sums, rows)
+	}
+	if err := p.reduce(sums...); err != nil {
+		return err
+	}
+	if inner.rows.Buffer != nil {
+		if err := c.finish(p, module, true, inner.rows, shrink); err != nil {
 			return err
 		}
 	}
 	if inner.tokens.Buffer != nil {
-		if err := c.combineInner(p, module, hidden, inner.tokens); err != nil {
+		if err := p.Device.Combine(inner.tokens, shrunk, c.p, c.table, false); err != nil {
+			return err
+		}
+		if err := c.scaleTokens(p, module, true, inner.tokens, shrink); err != nil {
 			return err
 		}
 	}
 	if out.Buffer == nil {
 		return nil
-	}
-	rows, err := p.Temp.Get(c.table.Rows(), out.Cols)
-	if err != nil {
-		return err
-	}
-	if err := p.routed(c.table, tensor.RoutedProduct{Y: rows, X: hidden, Groups: []tensor.RoutedGroup{{To: c.table.Tokens, Stack: m.Down.stack()}}}); err != nil {
-		return err
 	}
 	if inner.rows.Buffer != nil {
 		if err := p.routed(c.table, tensor.RoutedProduct{Y: rows, X: inner.rows, Accumulate: true, Groups: c.routedGroups(module, true, false, expand)}); err != nil {
@@ -302,31 +327,4 @@ func (m *Mixture) down(p *Pass, out, hidden tensor.Tensor, c *mixtureChunk) erro
 		return nil
 	}
 	return p.matMulGroups(out, inner.tokens, c.tokenGroups(module, true, expand), true, tensor.Segments{})
-}
-
-// combineInner writes scale·Σ p·(A·h) over the slots of each token, rounded as the product with B sees it.
-func (c *mixtureChunk) combineInner(p *Pass, module int, hidden, inner tensor.Tensor) error {
-	mark := p.Temp.Mark()
-	rows, err := p.Temp.Get(hidden.Rows, inner.Cols)
-	if err != nil {
-		return err
-	}
-	groups := c.routedGroups(module, true, true, shrink)
-	for i := range groups {
-		groups[i].Factor = 0 // behind the sum
-	}
-	if err := p.routed(c.table, tensor.RoutedProduct{Y: rows, X: hidden, Groups: groups}); err != nil {
-		return err
-	}
-	if err := p.Device.Combine(inner, rows, c.p, c.table, false); err != nil {
-		return err
-	}
-	for _, s := range c.segments {
-		if l := s.lora(module); l.A != nil && l.tokenwise(true) {
-			if err := p.Device.Scale(inner.Slice(s.From, s.To).Columns(0, l.rank()), l.Scale, l.A.DType()); err != nil {
-				return err
-			}
-		}
-	}
-	return p.Temp.Release(mark)
 }

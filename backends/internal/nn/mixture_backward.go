@@ -11,10 +11,7 @@ func (m *Mixture) Backward(p *Pass, dh, dout, h tensor.Tensor, activations Activ
 			return err
 		}
 	}
-	if !inputGradient {
-		return nil
-	}
-	return p.reduce(dh)
+	return nil
 }
 
 func (m *Mixture) backward(p *Pass, dh, dout, h tensor.Tensor, c *mixtureChunk, inputGradient bool) error {
@@ -44,34 +41,91 @@ func (m *Mixture) backward(p *Pass, dh, dout, h tensor.Tensor, c *mixtureChunk, 
 	if err := m.gatedBackward(p, dgate, dup, dhidden, gate, up); err != nil {
 		return err
 	}
-	var rows tensor.Tensor
+	var rows tensor.Tensor // the gradient by what each slot read
+	var sums []tensor.Tensor
 	if inputGradient {
 		if rows, err = p.Temp.Get(c.table.Rows(), dh.Cols); err != nil {
 			return err
 		}
-		for i, l := range []struct {
-			*ExpertLinear
-			dy tensor.Tensor
-		}{{&m.Gate, dgate}, {&m.Up, dup}} {
-			if err := p.routed(c.table, tensor.RoutedProduct{Y: rows, X: l.dy, Accumulate: i > 0, Transposed: true, Groups: []tensor.RoutedGroup{{To: c.table.Tokens, Stack: l.stack()}}}); err != nil {
-				return err
+		if err := m.widthBackward(p, rows, dgate, dup, c.table); err != nil {
+			return err
+		}
+		sums = append(sums, dp, rows)
+	}
+	var inner [2]innerActivations // gradients by inner vectors of gate and up, of each slot
+	layers := [2]struct {
+		module int
+		dy     tensor.Tensor
+		a      *innerActivations
+	}{{m.Gate.Module, dgate, &c.ga}, {m.Up.Module, dup, &c.ua}}
+	for i, l := range layers {
+		if inner[i], err = m.innerBackward(p, l.module, l.dy, l.a, c); err != nil {
+			return err
+		}
+		for _, t := range []tensor.Tensor{inner[i].tokens, inner[i].rows} {
+			if t.Buffer != nil {
+				sums = append(sums, t)
 			}
 		}
 	}
-	gateInner, err := c.adaptBackward(p, m.Gate.Module, rows, dgate, h, &c.ga)
-	if err != nil {
+	if err := p.reduce(sums...); err != nil {
 		return err
 	}
-	upInner, err := c.adaptBackward(p, m.Up.Module, rows, dup, h, &c.ua)
-	if err != nil {
-		return err
+	var tokens [2]tensor.Tensor
+	for i, l := range layers {
+		if tokens[i], err = c.adaptBackward(p, l.module, rows, l.dy, h, l.a, inner[i]); err != nil {
+			return err
+		}
 	}
 	if inputGradient {
-		if err := m.inputBackward(p, dh, rows, dp, c, gateInner, upInner); err != nil {
+		if err := m.inputBackward(p, dh, rows, dp, c, tokens[0], tokens[1]); err != nil {
 			return err
 		}
 	}
 	return p.Temp.Release(mark)
+}
+
+// widthBackward gives the gradient by what each slot read: in each segment of the width one chain over gate's outputs and then over up's.
+func (m *Mixture) widthBackward(p *Pass, rows, dgate, dup tensor.Tensor, table tensor.Table) error {
+	product := func(l *ExpertLinear, dy tensor.Tensor) tensor.RoutedProduct {
+		return tensor.RoutedProduct{Y: rows, X: dy, Transposed: true, Groups: []tensor.RoutedGroup{{To: table.Tokens, Stack: l.stack()}}, Segments: m.Segments}
+	}
+	gate, up := product(&m.Gate, dgate), product(&m.Up, dup)
+	if m.Segments.Count > 0 {
+		up.Continues = true
+		return p.routed(table, gate, up)
+	}
+	up.Accumulate = true
+	if err := p.routed(table, gate); err != nil {
+		return err
+	}
+	return p.routed(table, up)
+}
+
+// innerBackward gives the gradients by the inner vectors of gate or up, of each slot, whose sums over the width are this rank's parts: of adapters whose A all experts share not times scale yet, of the others' times scale unless they are parts.
+func (m *Mixture) innerBackward(p *Pass, module int, dy tensor.Tensor, inner *innerActivations, c *mixtureChunk) (d innerActivations, err error) {
+	for _, part := range []struct {
+		to        *tensor.Tensor
+		a         tensor.Tensor
+		tokenwise bool
+	}{{&d.tokens, inner.tokens, true}, {&d.rows, inner.rows, false}} {
+		if part.a.Buffer == nil {
+			continue
+		}
+		if err = p.get(c.table.Rows(), slot{part.to, p.Temp, part.a.Cols}); err != nil {
+			return
+		}
+		groups := c.routedGroups(module, false, part.tokenwise, expandBackward)
+		if part.tokenwise {
+			groups = unscaled(groups)
+		} else {
+			groups = p.unfinished(groups)
+		}
+		if err = p.routed(c.table, tensor.RoutedProduct{Y: *part.to, X: dy, Transposed: true, Groups: groups, Segments: m.Segments}); err != nil {
+			return
+		}
+	}
+	return
 }
 
 // inputBackward adds all that comes back to the tokens: what the slots give, in their order, what the LoRA that all experts share gives for gate and for up, and what the router gives.
@@ -100,7 +154,7 @@ func (m *Mixture) inputBackward(p *Pass, dh, rows, dp tensor.Tensor, c *mixtureC
 	return p.matMulTransposed(dh, dlogits, m.Router, true)
 }
 
-// downBackward gives dhidden, the gradient by the experts' gated products, weighted by the probabilities, and dp, that by these.
+// downBackward gives dhidden, the gradient by the experts' gated products, weighted by the probabilities, and dp, this rank's part of that by these.
 func (m *Mixture) downBackward(p *Pass, dp, dhidden, hidden, dout tensor.Tensor, c *mixtureChunk) error {
 	mark := p.Temp.Mark()
 	module, inner := m.Down.Module, &c.da
@@ -130,7 +184,7 @@ func (m *Mixture) downBackward(p *Pass, dp, dhidden, hidden, dout tensor.Tensor,
 			return err
 		}
 	}
-	if err := p.Device.CombineBackward(dp, dhidden, hidden, c.p, c.table); err != nil {
+	if err := p.Device.CombineBackward(dp, dhidden, hidden, c.p, c.table, m.Segments); err != nil {
 		return err
 	}
 	if m.Down.Bias.Buffer != nil {
@@ -181,24 +235,21 @@ func (c *mixtureChunk) downGradients(p *Pass, module int, tokens, rows, hidden, 
 	return c.sums(p, module, true, false, gradientRows{a: [2]tensor.Tensor{rows, hidden}, b: [2]tensor.Tensor{spread, weighted}})
 }
 
-// adaptBackward adds to rows, the gradient by what each slot read, what comes through the LoRA of gate or up, unless rows have no buffer, and adds the gradients by A and B. Of adapters whose A all experts share it gives the gradient
-// by the inner vectors instead, times scale, for all slots of a token.
-func (c *mixtureChunk) adaptBackward(p *Pass, module int, rows, dy, h tensor.Tensor, inner *innerActivations) (tokens tensor.Tensor, err error) {
-	if inner.tokens.Buffer != nil {
-		var dinner, spread tensor.Tensor
-		if err = p.get(c.table.Tokens, slot{&tokens, p.Temp, inner.tokens.Cols}); err != nil {
+// adaptBackward adds to rows, the gradient by what each slot read, what comes through the LoRA of gate or up, unless rows have no buffer, and adds the gradients by A and B. d are the gradients by inner vectors of slots, see
+// innerBackward, whole. Of adapters whose A all experts share it gives the gradient by the inner vectors instead, times scale, for all slots of a token.
+func (c *mixtureChunk) adaptBackward(p *Pass, module int, rows, dy, h tensor.Tensor, inner *innerActivations, d innerActivations) (tokens tensor.Tensor, err error) {
+	if d.tokens.Buffer != nil {
+		if err = p.get(c.table.Tokens, slot{&tokens, p.Temp, d.tokens.Cols}); err != nil {
 			return
 		}
-		if err = p.get(c.table.Rows(), slot{&dinner, p.Temp, inner.tokens.Cols}, slot{&spread, p.Temp, inner.tokens.Cols}); err != nil {
+		if err = p.Device.Combine(tokens, d.tokens, tensor.Tensor{}, c.table, false); err != nil {
 			return
 		}
-		if err = p.routed(c.table, tensor.RoutedProduct{Y: dinner, X: dy, Transposed: true, Groups: c.routedGroups(module, false, true, expandBackward)}); err != nil {
-			return
-		}
-		if err = p.Device.Combine(tokens, dinner, tensor.Tensor{}, c.table, false); err != nil {
+		if err = c.scaleTokens(p, module, false, tokens, expandBackward); err != nil {
 			return
 		}
 		if len(c.gradients) > 0 {
+			spread := d.tokens // which has been read
 			if err = p.Device.Spread(spread, inner.tokens, tensor.Tensor{}, c.table, true); err != nil {
 				return
 			}
@@ -207,28 +258,28 @@ func (c *mixtureChunk) adaptBackward(p *Pass, module int, rows, dy, h tensor.Ten
 			}
 		}
 	}
-	if inner.rows.Buffer == nil {
+	if d.rows.Buffer == nil {
 		return
 	}
-	var dinner, spread tensor.Tensor
-	if err = p.get(c.table.Rows(), slot{&dinner, p.Temp, inner.rows.Cols}, slot{&spread, p.Temp, h.Cols}); err != nil {
-		return
-	}
-	if err = p.routed(c.table, tensor.RoutedProduct{Y: dinner, X: dy, Transposed: true, Groups: c.routedGroups(module, false, false, expandBackward)}); err != nil {
+	if err = c.finish(p, module, false, d.rows, expandBackward); err != nil {
 		return
 	}
 	if rows.Buffer != nil {
-		if err = p.routed(c.table, tensor.RoutedProduct{Y: rows, X: dinner, Accumulate: true, Transposed: true, Groups: c.routedGroups(module, false, false, shrinkBackward)}); err != nil {
+		if err = p.routed(c.table, tensor.RoutedProduct{Y: rows, X: d.rows, Accumulate: true, Transposed: true, Groups: c.routedGroups(module, false, false, shrinkBackward)}); err != nil {
 			return
 		}
 	}
 	if len(c.gradients) == 0 {
 		return
 	}
+	var spread tensor.Tensor
+	if err = p.get(c.table.Rows(), slot{&spread, p.Temp, h.Cols}); err != nil {
+		return
+	}
 	if err = p.Device.Spread(spread, h, tensor.Tensor{}, c.table, true); err != nil {
 		return
 	}
-	return tokens, c.sums(p, module, false, false, gradientRows{a: [2]tensor.Tensor{dinner, spread}, b: [2]tensor.Tensor{dy, inner.rows}})
+	return tokens, c.sums(p, module, false, false, gradientRows{a: [2]tensor.Tensor{d.rows, spread}, b: [2]tensor.Tensor{dy, inner.rows}})
 }
 
 // gradientRows are the factors of the outer products that make the gradients by A and B: rows of slots where each expert has one of its own, tokens where all have one.

@@ -19,7 +19,7 @@ type mlpActivations struct {
 }
 
 // share is how much of what an MLP gives each token takes: p, a column, as the probability of the token's one slot of a table. A p without a buffer is 1. Last layers are linear, so it is what they read that is multiplied: then the gradient
-// dp by it, which is overwritten, needs nothing of the width of what they give.
+// dp by it, which is overwritten, needs nothing of the width of what they give. Where ranks share the width out it is this one's part.
 type share struct {
 	table tensor.Table
 	p, dp tensor.Tensor
@@ -132,7 +132,7 @@ func (m *MLP) Backward(p *Pass, dh, dout, h tensor.Tensor, activations Activatio
 		return err
 	}
 	if !a.share.whole() {
-		if err := p.Device.CombineBackward(a.share.dp, dhidden, hidden, a.share.p, a.share.table); err != nil {
+		if err := p.Device.CombineBackward(a.share.dp, dhidden, hidden, a.share.p, a.share.table, m.Down.Segments); err != nil {
 			return err
 		}
 	}

@@ -53,6 +53,71 @@ func (c *mixtureChunk) routedGroups(module int, down, tokenwise bool, s side) []
 	return groups
 }
 
+// unscaled are products that are not finished: their factors come behind sums.
+func unscaled(groups []tensor.RoutedGroup) []tensor.RoutedGroup {
+	for i := range groups {
+		groups[i].Factor = 0
+	}
+	return groups
+}
+
+// unfinished are products over an axis that ranks share out: where there are ranks they give parts, which finish finishes when they are whole.
+func (p *Pass) unfinished(groups []tensor.RoutedGroup) []tensor.RoutedGroup {
+	if p.Comm == nil {
+		return groups
+	}
+	return unscaled(groups)
+}
+
+// scaleTokens multiplies inner vectors of tokens, or gradients by them, by the scales of their adapters and rounds them as the side's product would have.
+func (c *mixtureChunk) scaleTokens(p *Pass, module int, down bool, inner tensor.Tensor, s side) error {
+	for _, segment := range c.segments {
+		l := segment.lora(module)
+		if l.A == nil || !l.tokenwise(down) {
+			continue
+		}
+		_, _, _, factor, round := s.of(l)
+		if err := p.Device.Scale(inner.Slice(segment.From, segment.To).Columns(0, l.rank()), factor, round); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// finish is scaleTokens of rows of slots that the ranks had parts of: of other adapters' rows they hold nothing.
+func (c *mixtureChunk) finish(p *Pass, module int, down bool, rows tensor.Tensor, s side) error {
+	mark := p.Temp.Mark()
+	var scales tensor.Tensor                                                            // of slots
+	if err := p.get(c.table.Tokens, slot{&scales, p.Temp, c.table.Slots}); err != nil { // measured without ranks as well
+		return err
+	}
+	if p.Comm == nil {
+		return p.Temp.Release(mark)
+	}
+	values, round := make([]float32, c.table.Rows()), tensor.Float32
+	for _, segment := range c.segments {
+		if l := segment.lora(module); l.A != nil && !l.tokenwise(down) {
+			var factor float32
+			_, _, _, factor, round = s.of(l) // the types of adapters are the model's
+			for i := segment.From * c.table.Slots; i < segment.To*c.table.Slots; i++ {
+				values[i] = factor
+			}
+		}
+	}
+	if err := p.Device.Upload(scales, values); err != nil {
+		return err
+	}
+	if err := p.Device.Spread(rows, rows, scales, c.table, false); err != nil {
+		return err
+	}
+	if round != tensor.Float32 {
+		if err := p.Device.Scale(rows, 1, round); err != nil {
+			return err
+		}
+	}
+	return p.Temp.Release(mark)
+}
+
 // routed is Device.MatMulRouted in steps of some experts.
 func (p *Pass) routed(table tensor.Table, products ...tensor.RoutedProduct) error {
 	work := 0.0

@@ -73,7 +73,7 @@ func (m *SharedMixture) Backward(p *Pass, dh, dout, h tensor.Tensor, activations
 	return p.Temp.Release(mark)
 }
 
-// SharedExpert is an MLP of which every token takes as much as the sigmoid of a gate says, which is a product with the token. The gate has no LoRA. It is whole on a device, as a Mixture is.
+// SharedExpert is an MLP of which every token takes as much as the sigmoid of a gate says, which is a product with the token. The gate has no LoRA; where a model is cut, every rank has all of it.
 type SharedExpert struct {
 	MLP
 	TokenGate tensor.Matrix // 1 × hidden
@@ -154,6 +154,9 @@ func (s *SharedExpert) Backward(p *Pass, dh, dout, h tensor.Tensor, activations 
 	}
 	if inputGradient {
 		dp := a.mlp.share.dp
+		if err := p.reduce(dp); err != nil {
+			return err
+		}
 		if err := p.Device.SigmoidGateBackward(dp, dlogits, dp, a.ones, a.logits); err != nil {
 			return err
 		}

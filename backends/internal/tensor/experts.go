@@ -22,7 +22,8 @@ type ExpertDevice interface {
 	// Combine is what the slots of each token give: y[t] = Σ p[t,s] · rows[i], one chain of fused multiply-adds in the order of slots, from zero or, with accumulate, from what y holds; a p without a buffer is 1.
 	Combine(y, rows, p Tensor, table Table, accumulate bool) error
 	// CombineBackward turns drows, the gradient by the combined sum at each row's output, for rows that gave h: dp[t,s] = ⟨drows[i], h[i]⟩, summed by 16 lanes and one tree; then drows[i] is multiplied by p[t,s].
-	CombineBackward(dp, drows, h, p Tensor, table Table) error
+	// With segments of a row each is summed so, lanes counted from where it begins, and their sums are added as Segments says.
+	CombineBackward(dp, drows, h, p Tensor, table Table, segments Segments) error
 }
 
 // The most experts that a token may choose, and that there may be.
@@ -96,6 +97,9 @@ type RoutedProduct struct {
 	Y, X                             Tensor
 	Groups                           []RoutedGroup
 	Gathered, Accumulate, Transposed bool
+	// Segments and Continues are as in Multiplication. A product continues the one right before it, of the same Y; both have one group, of all tokens.
+	Segments  Segments
+	Continues bool
 }
 
 // RoutedGroup is the tokens [From, To) and the matrices that are theirs; Factor and Round are as in RowGroup. No token may be in two groups of a product.

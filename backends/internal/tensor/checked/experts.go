@@ -70,8 +70,9 @@ func (d *device) MatMulRouted(table tensor.Table, products ...tensor.RoutedProdu
 	c := d.check("routed matmul")
 	c.table(table)
 	d.routed, d.routedGroups, d.ends = d.routed[:0], d.routedGroups[:0], d.ends[:0]
-	for _, p := range products {
+	for i, p := range products {
 		d.routedProduct(&c, table, p)
+		d.routedCut(&c, table, products[:i], p)
 		if c.err != nil {
 			return c.err
 		}
@@ -140,6 +141,41 @@ func (d *device) routedProduct(c *check, table tensor.Table, p tensor.RoutedProd
 	}
 }
 
+// routedCut checks what a product says of its inner axis. before are those before it.
+func (d *device) routedCut(c *check, table tensor.Table, before []tensor.RoutedProduct, p tensor.RoutedProduct) {
+	if c.err != nil || p.Segments.Count == 0 && !p.Continues {
+		return
+	}
+	for _, g := range p.Groups {
+		inner := g.Stack.Matrix.In()
+		if p.Transposed {
+			inner = g.Stack.Out
+		}
+		c.segments(d, p.Segments, inner)
+	}
+	if p.Accumulate && p.Segments.Count > 1 {
+		c.fail("segments are not added to what the output holds")
+	}
+	if !p.Continues || c.err != nil {
+		return
+	}
+	whole := func(p tensor.RoutedProduct) bool {
+		return p.Transposed && len(p.Groups) == 1 && p.Groups[0].From == 0 && p.Groups[0].To == table.Tokens && p.Groups[0].Factor == 0
+	}
+	if len(before) == 0 {
+		c.fail("a product continues none")
+		return
+	}
+	a := before[len(before)-1]
+	if !whole(a) || !whole(p) || a.Y != p.Y || a.Segments.Count != p.Segments.Count {
+		c.fail("a product continues another one that is not like it")
+		return
+	}
+	if one, other := a.Groups[0].Stack.Matrix, p.Groups[0].Stack.Matrix; one.DType() != other.DType() || one.In() != other.In() {
+		c.fail("a product continues another one that is not like it")
+	}
+}
+
 func (d *device) OuterRouted(table tensor.Table, products ...tensor.RoutedOuter) error {
 	c := d.check("routed outer products")
 	c.table(table)
@@ -201,15 +237,18 @@ func (d *device) Combine(y, rows, p tensor.Tensor, table tensor.Table, accumulat
 	return d.kernels.Combine(y, rows, p, table, accumulate)
 }
 
-func (d *device) CombineBackward(dp, drows, h, p tensor.Tensor, table tensor.Table) error {
+func (d *device) CombineBackward(dp, drows, h, p tensor.Tensor, table tensor.Table, segments tensor.Segments) error {
 	c := d.check("combine backward")
 	c.table(table)
 	c.shaped("dp", dp, table.Tokens, table.Slots)
 	c.shaped("p", p, table.Tokens, table.Slots)
 	c.shaped("drows", drows, table.Rows(), h.Cols)
 	c.shaped("h", h, table.Rows(), h.Cols)
+	if segments.Count != 0 {
+		c.segments(d, segments, h.Cols)
+	}
 	if c.err != nil || dp.Empty() {
 		return c.err
 	}
-	return d.kernels.CombineBackward(dp, drows, h, p, table)
+	return d.kernels.CombineBackward(dp, drows, h, p, table, segments)
 }

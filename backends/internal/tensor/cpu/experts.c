@@ -92,7 +92,7 @@ int op_routed(device *d, table t, const routed_product *products, int64_t n, con
         int64_t from = row_of_token(tokens, first[e], first[e + 1], groups[g].from), to = row_of_token(tokens, from, first[e + 1], groups[g].to);
         if (from == to) continue;
         product *q = list + count++;
-        *q = (product){.y = rows_between(p->y, from, to), .x = p->x, .w = groups[g].w, .factor = groups[g].factor, .round = groups[g].round, .accumulate = p->accumulate, .transposed = p->transposed};
+        *q = (product){.y = rows_between(p->y, from, to), .x = p->x, .w = groups[g].w, .factor = groups[g].factor, .round = groups[g].round, .accumulate = p->accumulate, .transposed = p->transposed, .cut = p->cut, .continues = p->continues};
         q->w.addr += (uintptr_t)(e * groups[g].apart);
         if (p->gathered) q->x.index = (uintptr_t)(tokens + from), q->x.rows = to - from;
         else q->x = rows_between(p->x, from, to);
@@ -128,8 +128,9 @@ int op_combine(device *d, view y, view rows, view p, table t, bool accumulate) {
   rows_job j = {.a = y, .b = rows, .c = p, .index = table_rows(t), .heads = t.slots, .flag = accumulate};
   return run_rows_of(d, d->k->combine, &j, y.cols * t.slots, 0.3);
 }
-int op_combine_backward(device *d, view dp, view drows, view h, view p, table t) {
-  rows_job j = {.a = drows, .b = h, .c = p, .d = dp, .index = table_slots(t), .heads = t.slots};
+int op_combine_backward(device *d, view dp, view drows, view h, view p, table t, segments cut) {
+  rows_job j = {.a = drows, .b = h, .c = p, .d = dp, .index = table_slots(t), .heads = t.slots, .cut = cut};
+  if (!cut.count) j.cut = (segments){1, {(int32_t)drows.cols}};
   return run_rows_of(d, d->k->combine_backward, &j, drows.cols, 0.5);
 }
 

@@ -47,7 +47,7 @@ func (d *device) MatMulRouted(table tensor.Table, products ...tensor.RoutedProdu
 				factor: C.float(g.Factor), round: C.int32_t(g.Round)})
 		}
 		d.routed = append(d.routed, C.routed_product{y: view(p.Y), x: view(p.X), groups_end: C.int64_t(len(d.routedGroups)), gathered: C.bool(p.Gathered),
-			accumulate: C.bool(p.Accumulate), transposed: C.bool(p.Transposed)})
+			accumulate: C.bool(p.Accumulate), transposed: C.bool(p.Transposed), cut: cut(p.Segments), continues: C.bool(p.Continues)})
 	}
 	return failed("routed matmul", C.op_routed(d.c, tableOf(table), &d.routed[0], C.int64_t(len(d.routed)), &d.routedGroups[0]))
 }
@@ -76,6 +76,6 @@ func (d *device) Combine(y, rows, p tensor.Tensor, table tensor.Table, accumulat
 	return failed("combine", C.op_combine(d.c, view(y), view(rows), slots(p), tableOf(table), C.bool(accumulate)))
 }
 
-func (d *device) CombineBackward(dp, drows, h, p tensor.Tensor, table tensor.Table) error {
-	return failed("combine backward", C.op_combine_backward(d.c, view(dp), view(drows), view(h), view(p), tableOf(table)))
+func (d *device) CombineBackward(dp, drows, h, p tensor.Tensor, table tensor.Table, segments tensor.Segments) error {
+	return failed("combine backward", C.op_combine_backward(d.c, view(dp), view(drows), view(h), view(p), tableOf(table), cut(segments)))
 }

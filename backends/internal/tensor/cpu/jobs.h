@@ -32,6 +32,7 @@ typedef struct {
   double *sums;
   adamw_step step;
   const vocabulary_tile *tiles;
+  segments cut; // of a row
 } rows_job;
 
 // product_job is y (+)= rows · weights.

@@ -100,6 +100,8 @@ typedef struct {
   view y, x;
   int64_t groups_end;
   bool gathered, accumulate, transposed;
+  segments cut;
+  bool continues; // the product before it
 } routed_product;
 
 // routed_outer is a tensor.RoutedOuter.
@@ -168,7 +170,7 @@ int op_routed(device *d, table t, const routed_product *products, int64_t n, con
 int op_outer_routed(device *d, table t, const routed_outer *products, int64_t n);
 int op_spread(device *d, view rows, view x, view p, table t, bool gathered); // p without an address: 1
 int op_combine(device *d, view y, view rows, view p, table t, bool accumulate);
-int op_combine_backward(device *d, view dp, view drows, view h, view p, table t);
+int op_combine_backward(device *d, view dp, view drows, view h, view p, table t, segments cut);
 int op_sink(device *d, view o, view lse, view sinks);
 int op_swiglu_clamped(device *d, view y, view gate, view up, float alpha, float limit);
 int op_swiglu_clamped_backward(device *d, view dgate, view dup, view dy, view gate, view up, float alpha, float limit);

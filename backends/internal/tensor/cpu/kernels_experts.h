@@ -106,21 +106,30 @@ static void combine(const void *job, int64_t unit, worker *w) {
   }
 }
 
-// a = drows, b = h, c = p, d = dp, index = the slots of rows, heads = slots
+// a = drows, b = h, c = p, d = dp, index = the slots of rows, heads = slots, cut = the segments of a row
 static void combine_backward(const void *job, int64_t unit, worker *w) {
   (void)w;
   const rows_job *j = job;
-  int64_t cols = j->a.cols, k = j->heads;
+  int64_t k = j->heads;
   EACH_ROW(j) {
     float *d = row_of(j->a, r);
     const float *h = row_of(j->b, r);
     int64_t slot = j->index[r];
-    lanes p = lset(row_of(j->c, slot / k)[slot % k]), sum = lset(0.0f);
-    EACH_16(cols) {
-      lanes x = LOAD(d);
-      sum = lfma(x, LOAD(h), sum);
-      STORE(d, lmul(x, p));
+    lanes p = lset(row_of(j->c, slot / k)[slot % k]);
+    float sums[PARTIAL_SUMS];
+    for (int64_t s = 0, from = 0; s < j->cut.count; from = j->cut.ends[s++]) {
+      float *some = d + from;
+      const float *others = h + from;
+      lanes sum = lset(0.0f);
+      EACH_16(j->cut.ends[s] - from) {
+        lanes x = LOAD(some);
+        sum = lfma(x, LOAD(others), sum);
+        STORE(some, lmul(x, p));
+      }
+      int64_t last = partial_sum(s);
+      sums[last] = lsum(sum);
+      for (int64_t i = sums_after(s); i > 0; i--, last--) sums[last - 1] += sums[last];
     }
-    row_of(j->d, slot / k)[slot % k] = lsum(sum);
+    row_of(j->d, slot / k)[slot % k] = sums[0];
   }
 }

@@ -198,8 +198,9 @@ static int64_t set_end(const product *products, int64_t n, int64_t i, int64_t *i
   int64_t end = i + 1;
   *inner = products[i].transposed ? products[i].w.out : products[i].w.in;
   if (products[i].transposed) for (int64_t k = end; k < n; k++) {
-    if (!products[k].continues && products[k].y.addr == products[i].y.addr) break;
-    if (products[k].continues && products[k].y.addr == products[i].y.addr) end = k + 1, *inner += products[k].w.out;
+    bool same = products[k].y.addr == products[i].y.addr;
+    if (products[k].continues != same) break; // another product begins to write it, or one continues another set
+    if (same) end = k + 1, *inner += products[k].w.out;
   }
   return end;
 }

@@ -93,6 +93,6 @@ func (d *device) Combine(y, rows, p tensor.Tensor, table tensor.Table, accumulat
 }
 
 // CombineBackward implements tensor.Device.
-func (d *device) CombineBackward(dp, drows, h, p tensor.Tensor, table tensor.Table) error {
+func (d *device) CombineBackward(dp, drows, h, p tensor.Tensor, table tensor.Table, _ tensor.Segments) error { // which there are none of on this device
 	return d.failed("combine backward", d.v.CombineBackward(view(dp), view(drows), view(h), view(p), tableOf(table)))
 }

@@ -27,4 +27,6 @@ func (Device) Spread(_, _, _ tensor.Tensor, _ tensor.Table, _ bool) error { retu
 func (Device) Combine(_, _, _ tensor.Tensor, _ tensor.Table, _ bool) error { return nil }
 
 // CombineBackward implements tensor.Device.
-func (Device) CombineBackward(_, _, _, _ tensor.Tensor, _ tensor.Table) error { return nil }
+func (Device) CombineBackward(_, _, _, _ tensor.Tensor, _ tensor.Table, _ tensor.Segments) error {
+	return nil
+}

@@ -347,7 +347,7 @@ func (m mixture) combinations(seed uint64, logits []float32, rows [][2]int) []te
 		run: func(h *bench) [][]float32 {
 			r := h.routed(m, logits)
 			dp, d := h.view(m.tokens, m.slots, make([]float32, m.tokens*m.slots)), h.view(len(rows), cols, drows)
-			h.ok(h.d.CombineBackward(dp, d, h.view(len(rows), cols, values), h.view(m.tokens, m.slots, p), r.table))
+			h.ok(h.d.CombineBackward(dp, d, h.view(len(rows), cols, values), h.view(m.tokens, m.slots, p), r.table, tensor.Segments{}))
 			return [][]float32{h.read(dp), h.read(d)}
 		},
 		want: func() [][]float64 {
@@ -373,6 +373,9 @@ func experts(t *testing.T, d tensor.Device, o Options) {
 	rows, first := m.sorted(logits)
 	if first[3]-first[2] != m.tokens || first[6] != first[5] {
 		t.Fatal("the loads are not as they should be")
+	}
+	if d.Segmented() {
+		t.Run("segments", func(t *testing.T) { routedSegments(t, d, m, logits, 1, 2, 8) })
 	}
 	x, w := normal(78, m.tokens*m.in), normal(79, m.experts*m.out*m.in)
 	for _, dtype := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
@@ -532,8 +535,15 @@ func experts(t *testing.T, d tensor.Device, o Options) {
 			"g twice":                 d.OuterRouted(r.table, outer, outer),
 			"spread":                  d.Spread(y, in, tensor.Tensor{}, r.table, true),
 			"combine":                 d.Combine(in, y, tensor.Tensor{}, r.table, false),
-			"combine backward":        d.CombineBackward(r.p, y, y2, r.p, r.table),
-			"route":                   d.Route(r.choice, r.p, in.Columns(0, 2), true),
+			"combine backward":        d.CombineBackward(r.p, y, y2, r.p, r.table, tensor.Segments{}),
+			"an odd segment":          product(func(p *tensor.RoutedProduct) { p.Segments = tensor.Segments{Count: 2, Ends: [8]int32{3, int32(m.in)}} }),
+			"segments that accumulate": product(func(p *tensor.RoutedProduct) {
+				p.Segments, p.Accumulate = tensor.Segments{Count: 2, Ends: [8]int32{4, int32(m.in)}}, true
+			}),
+			"continues nothing": product(func(p *tensor.RoutedProduct) { p.Continues = true }),
+			"continues another": d.MatMulRouted(r.table, tensor.RoutedProduct{Y: y, X: in, Gathered: true, Groups: []tensor.RoutedGroup{{To: m.tokens, Stack: stack}}},
+				tensor.RoutedProduct{Y: y, X: in, Gathered: true, Continues: true, Groups: []tensor.RoutedGroup{{To: m.tokens, Stack: stack}}}),
+			"route": d.Route(r.choice, r.p, in.Columns(0, 2), true),
 		} {
 			if err == nil {
 				t.Errorf("%s: no error", name)
