@@ -29,7 +29,22 @@ type mixtureShape struct{ hidden, width, layers, experts, context int }
 
 func writeMixtureOf(t testing.TB, dense int, s mixtureShape) string {
 	t.Helper()
-	const heads, kvHeads, headDim, intermediate = 4, 2, 16, 48
+	return writeMixtureWith(t, dense, s, 4, 48)
+}
+
+// mixtureSizes are what ranks share out of a Qwen3-MoE.
+type mixtureSizes struct{ width, heads, intermediate int }
+
+// write is writeMixture of these sizes.
+func (s mixtureSizes) write(t testing.TB, dense int) string {
+	t.Helper()
+	return writeMixtureWith(t, dense, mixtureShape{32, s.width, 2, 5, tinyContext}, s.heads, s.intermediate)
+}
+
+// writeMixtureWith is writeMixtureOf with so many heads, and another width of the layers without experts.
+func writeMixtureWith(t testing.TB, dense int, s mixtureShape, heads, intermediate int) string {
+	t.Helper()
+	const kvHeads, headDim = 2, 16
 	hidden, width, layers, experts := s.hidden, s.width, s.layers, s.experts
 	dir := t.TempDir()
 	var only []int

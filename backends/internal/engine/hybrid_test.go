@@ -40,7 +40,16 @@ func (m hybridModel) write(dir string) error {
 
 // writeLayers writes the directory of a model with such layers.
 func writeLayers(dir string, experts hybridModel, layers ...string) error {
-	const hidden, width, heads, kvHeads, headDim, keyHeads, valueHeads, keyDim, valueDim, kernel = 32, 48, 4, 2, 16, 2, 4, 12, 20, 4
+	return hybridSizes{heads: 4, keyHeads: 2, valueHeads: 4}.write(dir, experts, layers...)
+}
+
+// hybridSizes are what ranks share out of a model with linear attention.
+type hybridSizes struct{ heads, keyHeads, valueHeads int }
+
+// write is writeLayers of these sizes.
+func (s hybridSizes) write(dir string, experts hybridModel, layers ...string) error {
+	const hidden, width, kvHeads, headDim, keyDim, valueDim, kernel = 32, 48, 2, 16, 12, 20, 4
+	heads, keyHeads, valueHeads := s.heads, s.keyHeads, s.valueHeads
 	settings := map[string]any{
 		"architectures": []string{"Qwen3_5ForCausalLM"}, "num_hidden_layers": len(layers), "hidden_size": hidden, "intermediate_size": width, "num_attention_heads": heads, "num_key_value_heads": kvHeads,
 		"head_dim": headDim, "vocab_size": tinyVocabulary, "max_position_embeddings": tinyContext, "rms_norm_eps": 1e-6, "tie_word_embeddings": true, "hidden_act": "silu",

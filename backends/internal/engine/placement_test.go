@@ -260,108 +260,28 @@ func TestCutsEqualSingle(t *testing.T) {
 	}
 }
 
-// ranksOf is a line of configuration for so many ranks.
-func ranksOf(n int, dtype string) placement {
-	devices := strings.Repeat(`, "cpu"`, n)[2:]
-	return placement{fmt.Sprintf("%d ranks", n), "tensorparallel", fmt.Sprintf(`{"devices": [%s], "threads": %d, "dtype": %q}`, devices, n, dtype)}
-}
-
-// Any number of ranks that has whole segments trains and samples what one device does, bit for bit, and has its arithmetic; others name their number. Sizes are such that segments end anywhere, and that key heads are one rank's,
-// two ranks', or four ranks'.
-func TestWidthsEqualSingle(t *testing.T) {
-	const most = 60
-	for _, c := range []struct {
-		name          string
-		s             shape
-		ranks, others []int // others: that differ
-	}{
-		{"8 heads of 2 key heads", shape{203, 40, 80, 2, 8, 2, 16}, []int{2, 4, 8}, nil},
-		{"8 heads of 1 key head", shape{91, 24, 208, 1, 8, 1, 4}, []int{2, 8}, nil},
-		{"12 heads of 2 key heads", shape{300, 36, 132, 2, 12, 2, 10}, []int{2}, []int{4}},
-		{"12 heads of 3 key heads", shape{115, 32, 72, 1, 12, 3, 8}, nil, []int{3}},
-		{"segments of several blocks", shape{5000, 64, 2320, 1, 8, 8, 64}, []int{2, 8}, nil},
-	} {
-		for _, dtype := range []string{"float32", "bfloat16"} {
-			t.Run(c.name+" "+dtype, func(t *testing.T) {
-				dir := t.TempDir()
-				if err := writeModel(dir, c.s); err != nil {
-					t.Fatal(err)
-				}
-				var arithmetic string
-				long := func(p placement) history {
-					e := placeModel(t, dir, p, testOptions())
-					arithmetic = e.loaded.info.Arithmetic
-					h := history{floats: map[string][]float32{}, tokens: map[string][]int32{}}
-					d := create(t, e, "a", 1, 4)
-					random := rand.New(rand.NewPCG(5, 5))
-					for step := range 20 {
-						var data []plugins.Datum
-						for range 1 + step%3 {
-							tokens := randomTokensOf(random, c.s.vocabulary, 2+random.IntN(most))
-							data = append(data, plugins.Datum{Tokens: tokens[:len(tokens)-1], Targets: tokens[1:], K: 1})
-							weights := make([]float32, len(tokens)-1)
-							for i := range weights {
-								weights[i] = random.Float32()
-							}
-							data[len(data)-1].Weights = weights
-						}
-						for i, lp := range d.pass(data).Logprobs {
-							h.floats[fmt.Sprint("log-probabilities ", step, i)] = lp
-						}
-						d.step()
-					}
-					q := ask("q", d.adapter, randomTokensOf(random, c.s.vocabulary, 70), 3, 20)
-					q.TopKSampledLogprobs, q.TopP = 3, 0.95
-					out, err := collect(t.Context(), e, q)
-					if err != nil {
-						t.Fatal(err)
-					}
-					for i, sequence := range out.sequences {
-						h.tokens[fmt.Sprint("sample ", i)] = append(sequence.Tokens, sequence.Top.IDs...)
-						h.floats[fmt.Sprint("sample ", i)] = append(sequence.Logprobs, sequence.Top.Logprobs...)
-					}
-					for name, w := range d.weights() {
-						h.floats["weights "+name] = w
-					}
-					return h
-				}
-				want := long(placement{plugin: "single", section: fmt.Sprintf(`{"threads": 1, "dtype": %q}`, dtype)})
-				one := arithmetic
-				for _, threads := range []int{2, 3} {
-					equalHistories(t, long(placement{plugin: "single", section: fmt.Sprintf(`{"threads": %d, "dtype": %q}`, threads, dtype)}), want)
-				}
-				for _, n := range c.ranks {
-					equalHistories(t, long(ranksOf(n, dtype)), want)
-					if arithmetic != one {
-						t.Errorf("%d ranks have the arithmetic %q, one device %q", n, arithmetic, one)
-					}
-				}
-				for _, n := range c.others {
-					got := long(ranksOf(n, dtype))
-					if dtype == "float32" {
-						nearHistories(t, got, want)
-					}
-					if wantName := fmt.Sprintf("%s/cut over %d ranks", one, n); arithmetic != wantName {
-						t.Errorf("%d ranks have the arithmetic %q, want %q", n, arithmetic, wantName)
-					}
-				}
-			})
-		}
-	}
-}
-
 // Placements keep the contract. The plain ones are tested with their programs.
 func TestContractOfPlacements(t *testing.T) {
 	for _, p := range []placement{cuts[2], splits[1], mixed[2], sharded[2]} {
-		t.Run(p.name, func(t *testing.T) {
-			plugintest.RunAll(t, func(t *testing.T) plugintest.Subject {
-				e := place(t, p)
-				const places = 8
-				hook(t, e, func() { e.loaded.config.MaxBatch = places })
-				return plugintest.Subject{Backend: e, Model: e.loaded.info, Places: places}
-			})
-		})
+		t.Run(p.name, func(t *testing.T) { contractOf(t, writeTiny, p) })
 	}
+	for _, p := range []placement{cuts[0], sharded[0]} {
+		t.Run("linear attention and experts, "+p.name, func(t *testing.T) { contractOf(t, expertHybrid.write, p) })
+	}
+}
+
+// contractOf checks that a model keeps the contract under a placement.
+func contractOf(t *testing.T, write func(dir string) error, p placement) {
+	plugintest.RunAll(t, func(t *testing.T) plugintest.Subject {
+		dir := t.TempDir()
+		if err := write(dir); err != nil {
+			t.Fatal(err)
+		}
+		e := placeModel(t, dir, p, testOptions())
+		const places = 8
+		hook(t, e, func() { e.loaded.config.MaxBatch = places })
+		return plugintest.Subject{Backend: e, Model: e.loaded.info, Places: places}
+	})
 }
 
 // Work that is sent at once to many copies, training and sampling mixed, gives what it gives alone.

@@ -28,56 +28,66 @@ func writeRandomModel(dir string, layers int) error { return writeRandomModelOf(
 // writeRandomModelOf writes that of one with another vocabulary.
 func writeRandomModelOf(dir string, layers, vocab int) error {
 	const hidden, ffn, heads, kv, headDim = 1024, 3072, 16, 8, 128
-	config, err := json.Marshal(map[string]any{"architectures": []string{"Qwen3ForCausalLM"}, "num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": ffn,
-		"num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": headDim, "vocab_size": vocab, "max_position_embeddings": 4096, "rope_theta": 1e6, "tie_word_embeddings": true})
+	config := map[string]any{"architectures": []string{"Qwen3ForCausalLM"}, "num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": ffn,
+		"num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": headDim, "vocab_size": vocab, "max_position_embeddings": 4096, "rope_theta": 1e6, "tie_word_embeddings": true}
+	var all randomTensors
+	all.add("model.embed_tokens.weight", vocab, hidden)
+	all.add("model.norm.weight", hidden)
+	for i := range layers {
+		p := fmt.Sprintf("model.layers.%d.", i)
+		all.add(p+"self_attn.q_proj.weight", heads*headDim, hidden)
+		all.add(p+"self_attn.k_proj.weight", kv*headDim, hidden)
+		all.add(p+"self_attn.v_proj.weight", kv*headDim, hidden)
+		all.add(p+"self_attn.o_proj.weight", hidden, heads*headDim)
+		all.add(p+"self_attn.q_norm.weight", headDim)
+		all.add(p+"self_attn.k_norm.weight", headDim)
+		all.add(p+"mlp.gate_proj.weight", ffn, hidden)
+		all.add(p+"mlp.up_proj.weight", ffn, hidden)
+		all.add(p+"mlp.down_proj.weight", hidden, ffn)
+		all.add(p+"input_layernorm.weight", hidden)
+		all.add(p+"post_attention_layernorm.weight", hidden)
+	}
+	return all.write(dir, config)
+}
+
+// randomTensors are the tensors of a directory, of random bfloat16 values.
+type randomTensors []safetensors.Source
+
+func (all *randomTensors) add(name string, shape ...int) {
+	n := 1
+	for _, s := range shape {
+		n *= s
+	}
+	*all = append(*all, safetensors.Source{Name: name, DType: "BF16", Shape: shape, Write: func(w io.Writer) error {
+		r := rand.NewPCG(uint64(n), 1)
+		buf := make([]byte, 2*shape[len(shape)-1])
+		for done := 0; done < n; done += len(buf) / 2 {
+			for i := 0; i+8 <= len(buf); i += 8 { // 4 elements of ±[2⁻⁶, 2⁻⁵), or 1 for norms
+				u := r.Uint64()
+				for j := range 4 {
+					v := uint16(u>>(16*j))&0x807f | 121<<7
+					if len(shape) == 1 {
+						v = 127 << 7
+					}
+					buf[i+2*j], buf[i+2*j+1] = byte(v), byte(v>>8)
+				}
+			}
+			if _, err := w.Write(buf); err != nil {
+				return err
+			}
+		}
+		return nil
+	}})
+}
+
+// write writes them and their configuration.
+func (all randomTensors) write(dir string, config map[string]any) error {
+	raw, err := json.Marshal(config)
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(dir, "config.json"), config, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "config.json"), raw, 0o600); err != nil {
 		return err
-	}
-	var all []safetensors.Source
-	add := func(name string, shape ...int) {
-		n := 1
-		for _, s := range shape {
-			n *= s
-		}
-		all = append(all, safetensors.Source{Name: name, DType: "BF16", Shape: shape, Write: func(w io.Writer) error {
-			r := rand.NewPCG(uint64(n), 1)
-			buf := make([]byte, 2*shape[len(shape)-1])
-			for done := 0; done < n; done += len(buf) / 2 {
-				for i := 0; i < len(buf); i += 8 { // 4 elements of ±[2⁻⁶, 2⁻⁵), or 1 for norms
-					u := r.Uint64()
-					for j := range 4 {
-						v := uint16(u>>(16*j))&0x807f | 121<<7
-						if len(shape) == 1 {
-							v = 127 << 7
-						}
-						buf[i+2*j], buf[i+2*j+1] = byte(v), byte(v>>8)
-					}
-				}
-				if _, err := w.Write(buf); err != nil {
-					return err
-				}
-			}
-			return nil
-		}})
-	}
-	add("model.embed_tokens.weight", vocab, hidden)
-	add("model.norm.weight", hidden)
-	for i := range layers {
-		p := fmt.Sprintf("model.layers.%d.", i)
-		add(p+"self_attn.q_proj.weight", heads*headDim, hidden)
-		add(p+"self_attn.k_proj.weight", kv*headDim, hidden)
-		add(p+"self_attn.v_proj.weight", kv*headDim, hidden)
-		add(p+"self_attn.o_proj.weight", hidden, heads*headDim)
-		add(p+"self_attn.q_norm.weight", headDim)
-		add(p+"self_attn.k_norm.weight", headDim)
-		add(p+"mlp.gate_proj.weight", ffn, hidden)
-		add(p+"mlp.up_proj.weight", ffn, hidden)
-		add(p+"mlp.down_proj.weight", hidden, ffn)
-		add(p+"input_layernorm.weight", hidden)
-		add(p+"post_attention_layernorm.weight", hidden)
 	}
 	f, err := os.Create(filepath.Join(dir, "model.safetensors"))
 	if err != nil {
@@ -125,6 +135,7 @@ type benchmarked struct {
 	ceilings cpu.Ceilings
 	work     *model.Workspace
 	pages    tensor.Pages
+	states   *model.States   // nil where the model has none
 	adapters []*lora.Weights // of ranks 32, then 8, 16, 32, 64, 8, …
 	tokens   []int32
 }
@@ -304,7 +315,7 @@ func (q *benchmarked) forward(b *testing.B, row int, sequences ...model.Sequence
 	if row < 0 {
 		rows = q.own(0, len(sequences))
 	}
-	h, err := q.m.Forward(q.work, model.Batch{Pages: q.pages, Sequences: sequences}, rows)
+	h, err := q.m.Forward(q.work, model.Batch{Pages: q.pages, States: q.states, Sequences: sequences}, rows)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -321,7 +332,7 @@ func (q *benchmarked) decode(b *testing.B, sequences int, adapter func(i int) *l
 	const pages = decodeContext/tensor.PageSize + 1
 	all := make([]model.Sequence, sequences)
 	for i := range all {
-		all[i] = model.Sequence{Adapter: adapter(i), Tokens: q.tokens[i : i+1], First: decodeContext, Pages: q.own(i*pages, pages)}
+		all[i] = model.Sequence{Adapter: adapter(i), Tokens: q.tokens[i : i+1], First: decodeContext, Pages: q.own(i*pages, pages), Slot: i}
 	}
 	return func() { q.forward(b, -1, all...) }
 }

@@ -117,5 +117,7 @@ func TestGPTOSSInOtherForms(t *testing.T) {
 	})
 	same("a window of all positions", func(c map[string]any, _ tensors) {
 		c["layer_types"], c["max_position_embeddings"] = []string{"full_attention", "full_attention", "full_attention"}, positions
-	}, func(c map[string]any, _ tensors) { c["sliding_window"], c["max_position_embeddings"] = positions, positions })
+	}, func(c map[string]any, _ tensors) {
+		c["sliding_window"], c["max_position_embeddings"] = positions, positions
+	})
 }

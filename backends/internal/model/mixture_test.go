@@ -127,13 +127,22 @@ func (b *bench) ownExperts(rank int, seed uint64) *lora.Weights {
 	return b.fill(l, seed)
 }
 
-// publishedMixtures are the official service's counts of parameters for each unit of rank.
-var publishedMixtures = []struct {
+type publishedMixture struct {
 	name                                       string
 	hidden, layers, heads, kvHeads, experts, k int
 	width                                      int
 	mlp, attention, unembed                    int
-}{
+}
+
+func (p publishedMixture) config() map[string]any {
+	c := mixtureConfig()
+	c["hidden_size"], c["num_hidden_layers"], c["num_attention_heads"], c["num_key_value_heads"] = p.hidden, p.layers, p.heads, p.kvHeads
+	c["num_experts"], c["num_experts_per_tok"], c["moe_intermediate_size"], c["head_dim"], c["vocab_size"], c["mlp_only_layers"] = p.experts, p.k, p.width, 128, 151_936, []int{}
+	return c
+}
+
+// publishedMixtures are the official service's counts of parameters for each unit of rank.
+var publishedMixtures = []publishedMixture{
 	{"Qwen3-30B-A3B", 2048, 48, 32, 4, 128, 8, 768, 14_450_688, 835_584, 153_984},
 	{"Qwen3-235B-A22B", 4096, 94, 64, 4, 128, 8, 1536, 56_598_528, 3_176_448, 156_032},
 }
@@ -142,10 +151,7 @@ var publishedMixtures = []struct {
 func TestParametersOfPublishedMixtures(t *testing.T) {
 	for _, p := range publishedMixtures {
 		t.Run(p.name, func(t *testing.T) {
-			c := mixtureConfig()
-			c["hidden_size"], c["num_hidden_layers"], c["num_attention_heads"], c["num_key_value_heads"] = p.hidden, p.layers, p.heads, p.kvHeads
-			c["num_experts"], c["num_experts_per_tok"], c["moe_intermediate_size"], c["head_dim"], c["vocab_size"], c["mlp_only_layers"] = p.experts, p.k, p.width, 128, 151_936, []int{}
-			modules := headerModules(t, c)
+			modules := headerModules(t, p.config())
 			for _, rank := range []int{1, 32} {
 				for _, groups := range []struct {
 					attention, mlp, unembed bool
@@ -157,6 +163,38 @@ func TestParametersOfPublishedMixtures(t *testing.T) {
 					}
 					if l.Size != rank*groups.want {
 						t.Errorf("rank %d of %+v: %d parameters", rank, groups, l.Size)
+					}
+				}
+			}
+		})
+	}
+}
+
+// A rank of a model that is cut, or a copy of one that is sharded, holds its part of the experts and of all else that there is much of.
+func TestPublishedMixturesAreCut(t *testing.T) {
+	for _, p := range publishedMixtures {
+		t.Run(p.name, func(t *testing.T) {
+			p.layers = 3
+			dir := t.TempDir()
+			raw, err := json.Marshal(p.config())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(dir, "config.json"), raw, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			size := func(copies, ranks int) model.Size {
+				s, err := model.MeasureWeights(t.Context(), dir, architectures.All(), model.LoadOptions{Sizes: true}, copies, ranks)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return s
+			}
+			whole := float64(size(1, 1).All)
+			for _, n := range []int{2, 4} {
+				for _, s := range []model.Size{size(1, n), size(n, 1)} {
+					if part := float64(s.Rank) * float64(n) / whole; part > 1.03 {
+						t.Errorf("%d ranks or copies hold %.3f of the whole each, want 1/%d", n, part/float64(n), n)
 					}
 				}
 			}

@@ -47,7 +47,7 @@ func (l *Loader) AttentionLayer(ctx context.Context, i int, o TransformerOptions
 	rank, ranks := l.model.Rank, l.model.Ranks
 	heads, keyHeads := share(c.Heads, rank, ranks), c.kvExtent(rank, ranks)
 	a := nn.Attention{Heads: heads.size(), KVHeads: keyHeads.size(), HeadDim: c.HeadDim, Rope: l.Rope(), Layer: c.attentionIndex(i), Scale: float32(1 / math.Sqrt(float64(c.HeadDim))),
-		KeyParts: c.keyParts(l.model.Device, ranks), Sharers: c.keySharers(ranks)}
+		KeyParts: c.keyParts(l.model.Device, ranks), Sharers: c.keySharers(ranks), Ranks: ranks}
 	if c.StillLayers != nil && c.StillLayers[i] {
 		var err error
 		if a.Rope, err = l.still(); err != nil {

@@ -22,6 +22,7 @@ type Attention struct {
 	// Sharers is how many ranks, one after another, have each key head of this one, where there are more ranks than key heads. Each computes the gradients by what its query heads see, all add them, and each counts an equal
 	// share of the head's elements in what goes further back. 0 is 1.
 	Sharers int
+	Ranks   int // over which the model is cut
 }
 
 // AttentionActivations is what backward needs.
@@ -227,12 +228,8 @@ func (p *Pass) sumColumns(sum, x tensor.Tensor, first, count int) error {
 
 // shareKeys adds the gradients by the key head that several ranks have, on all of them.
 func (t *Attention) shareKeys(p *Pass, dk, dv tensor.Tensor) error {
-	ranks := t.Sharers // at least: a model that is only measured has no others
-	if p.Comm != nil {
-		ranks = p.Comm.Size()
-	}
 	var own, all tensor.Tensor
-	if err := p.get(dk.Rows, slot{&own, p.Temp, 2 * dk.Cols}, slot{&all, p.Temp, 2 * dk.Cols * ranks}); err != nil || p.Comm == nil {
+	if err := p.get(dk.Rows, slot{&own, p.Temp, 2 * dk.Cols}, slot{&all, p.Temp, 2 * dk.Cols * t.Ranks}); err != nil || p.Comm == nil { // a model that is only measured has no others
 		return err
 	}
 	for i, d := range []tensor.Tensor{dk, dv} {

@@ -91,7 +91,7 @@ enum { BLOCK_ROWS = 240, TRANSPOSED_BLOCK_ROWS = 516 }; // rows whose strips ove
 // all of dy: behind the vocabulary that is more memory than the weights.
 enum { ACROSS_ROWS = 512, ACROSS_COLUMNS = 264, ACROSS_FROM_ROWS = 12, ACROSS_FROM_DEPTH = 128 };
 enum { LEAST_PANELS = 4, MOST_PANELS = 64 };
-enum { ACROSS_CUT_ROWS = 512, MOST_CUT_PANELS = 64 }; // the same where the inner axis has segments, whose sums are beside y
+enum { ACROSS_CUT_ROWS = 512, MOST_CUT_PANELS = 64, CUT_SUMS_BYTES = 512 << 10 }; // the same where the inner axis has segments, whose sums are beside y: these stay in the second-level cache
 enum { FEW_BYTES = 256 << 10, STRAIGHT_BYTES = 128 << 10 }; // of weights of a unit where there are few rows, about, so that threads end together; the second where one panel after the other is read
 static const int64_t STRIP_BYTES = 256 << 20; // of packed rows at a time
 
@@ -162,7 +162,12 @@ static int64_t prepare(const device *d, part *p, const product *g, const part *h
     return cut(p, strips, strips, panels, each * together, each * together, 1);
   }
   strips = div_up(p->within + y.rows, p->strip_rows);
-  return cut(p, strips, (transposed ? TRANSPOSED_BLOCK_ROWS : BLOCK_ROWS) / width, panels, LEAST_PANELS, whole ? MOST_PANELS : MOST_CUT_PANELS, share);
+  int64_t block = (transposed ? TRANSPOSED_BLOCK_ROWS : BLOCK_ROWS) / width, most = whole ? MOST_PANELS : MOST_CUT_PANELS;
+  if (!whole) { // of a small product a unit may have all columns
+    int64_t near = CUT_SUMS_BYTES / ((strips < block ? strips : block) * p->strip_rows * PANEL * 4 * (PARTIAL_SUMS - 1));
+    most = near < LEAST_PANELS ? LEAST_PANELS : near < most ? near : most;
+  }
+  return cut(p, strips, block, panels, LEAST_PANELS, most, share);
 }
 
 static part *parts_memory(device *d, int64_t n) {
