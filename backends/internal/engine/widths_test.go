@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -447,5 +448,22 @@ func TestFamiliesMemoryPlan(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// The families as their files hold them (projections by key heads, experts fused, transposed or quantized, rows of several modules in one tensor) have the bits of one device over two ranks and on copies that share the weights out.
+func TestGoldenFamiliesOnRanks(t *testing.T) {
+	root := os.Getenv("TINSMITH_TESTDATA")
+	if root == "" {
+		t.Skip("TINSMITH_TESTDATA is not set: no models in the forms that files have")
+	}
+	for _, name := range []string{"families/fp8-qwen3-moe", "families/layout-qwen3-vl-moe", "families/layout-qwen3.5-moe-split", "families/published-qwen3.5", "families/published-qwen3.5-moe", "families/qwen3-next", "families/phi3", "goldens/torch/qwen3-moe"} {
+		t.Run(name, func(t *testing.T) {
+			dir, c := filepath.Join(root, name), cutModel{vocabulary: 512, steps: 2}
+			want := trainAndSample(t, placeModel(t, dir, placement{plugin: "single", section: `{"threads": 1}`}, testOptions()), c)
+			for _, p := range []placement{{"2 ranks", "tensorparallel", `{"devices": ["cpu", "cpu"], "threads": 2}`}, sharded[0], cuts[3]} {
+				equalHistories(t, trainAndSample(t, placeModel(t, dir, p, testOptions()), c), want)
+			}
+		})
 	}
 }

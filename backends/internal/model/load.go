@@ -459,25 +459,25 @@ func (l *Loader) Matrix(ctx context.Context, name string, out, in int, rows, col
 
 // Vector uploads elements of a tensor of n as float32. In a model of bfloat16 its values are rounded to bfloat16, as if the file held them so.
 func (l *Loader) Vector(name string, n int, part extent) (tensor.Tensor, error) {
-	return l.vector(name, []int{n}, vectorForm{}, part)
+	return l.vector(name, []int{n}, part, vectorForm{})
 }
 
 // PreciseVector is Vector for one that a family has in float32 in a model of bfloat16: its values are rounded only where the whole model is of float32 and is loaded as bfloat16.
 func (l *Loader) PreciseVector(name string, n int, part extent) (tensor.Tensor, error) {
-	return l.vector(name, []int{n}, vectorForm{precise: true}, part)
+	return l.vector(name, []int{n}, part, vectorForm{precise: true})
 }
 
-// Rows uploads rows of a small matrix of n × width, or of n × 1 × width, as float32 like Vector: weights that no product reads. Parts of them lie one below another.
-func (l *Loader) Rows(name string, n, width int, parts ...extent) (tensor.Tensor, error) {
+// Rows uploads rows of a small matrix of n × width, or of n × 1 × width, as float32 like Vector: weights that no product reads. More parts lie below the first one.
+func (l *Loader) Rows(name string, n, width int, part extent, more ...extent) (tensor.Tensor, error) {
 	shape := []int{n, width}
 	if t, ok := l.files.Tensor(name); ok && len(t.Shape) == 3 {
 		shape = []int{n, 1, width}
 	}
-	elements := make([]extent, len(parts))
-	for i, p := range parts {
-		elements[i] = p.times(width)
+	var form vectorForm
+	for _, p := range more {
+		form.more = append(form.more, p.times(width))
 	}
-	v, err := l.vector(name, shape, vectorForm{}, elements...)
+	v, err := l.vector(name, shape, part.times(width), form)
 	if err != nil {
 		return v, err
 	}
@@ -488,12 +488,13 @@ func (l *Loader) Rows(name string, n, width int, parts ...extent) (tensor.Tensor
 type vectorForm struct {
 	precise bool    // see Loader.PreciseVector
 	add     float32 // to each value, behind rounding
-	turns   int     // above 1: of so many that take turns every value of one, which is turn; part is of those
+	turns   int     // above 1: of so many that take turns every value of one, which is turn; parts are of those
 	turn    int
+	more    []extent // parts behind the first one
 }
 
-// vector uploads elements of a tensor, parts of it one behind another.
-func (l *Loader) vector(name string, shape []int, form vectorForm, parts ...extent) (tensor.Tensor, error) {
+// vector uploads elements of a tensor.
+func (l *Loader) vector(name string, shape []int, part extent, form vectorForm) (tensor.Tensor, error) {
 	t, err := l.findFloats(name, shape...)
 	if err != nil {
 		return tensor.Tensor{}, err
@@ -503,8 +504,8 @@ func (l *Loader) vector(name string, shape []int, form vectorForm, parts ...exte
 		elements *= n
 	}
 	l.count(t, elements)
-	size := 0
-	for _, p := range parts {
+	size := part.size()
+	for _, p := range form.more {
 		size += p.size()
 	}
 	v, err := l.model.Device.Alloc(tensor.Float32, 1, size)
@@ -528,18 +529,18 @@ func (l *Loader) vector(name string, shape []int, form vectorForm, parts ...exte
 		values[i] += form.add // in float32, and kept so: in bfloat16 the sum would lose bits of the weight
 	}
 	if form.turns > 1 {
-		own := make([]float32, 0, len(values)/form.turns)
+		every := make([]float32, 0, len(values)/form.turns)
 		for i := form.turn; i < len(values); i += form.turns {
-			own = append(own, values[i])
+			every = append(every, values[i])
 		}
-		values = own
+		values = every
 	}
-	at := 0
-	for _, p := range parts {
-		if err := l.model.Device.Upload(v.Columns(at, at+p.size()), values[p.from:p.to]); err != nil {
-			return v, fmt.Errorf("tensor %q: %w", t.Name, err)
-		}
-		at += p.size()
+	own := values[part.from:part.to:part.to]
+	for _, p := range form.more {
+		own = append(own, values[p.from:p.to]...)
+	}
+	if err := l.model.Device.Upload(v, own); err != nil {
+		return v, fmt.Errorf("tensor %q: %w", t.Name, err)
 	}
 	l.gauge.advance(len(t.Data))
 	return v, nil
@@ -559,7 +560,7 @@ func (l *Loader) PreciseNorm(name string, n int) (nn.RMSNorm, error) {
 
 // OnePlusNorm loads the weight of an RMSNorm of which the files have what it is above one, like PreciseVector.
 func (l *Loader) OnePlusNorm(name string, n int) (nn.RMSNorm, error) {
-	w, err := l.vector(name, []int{n}, vectorForm{precise: true, add: 1}, extent{0, n})
+	w, err := l.vector(name, []int{n}, extent{0, n}, vectorForm{precise: true, add: 1})
 	return nn.RMSNorm{Weight: w, Eps: l.Config.RMSNormEps}, err
 }
 

@@ -76,7 +76,7 @@ func (l *Loader) expertBiases(m *nn.Mixture, router, name string, o ExpertOption
 		name  string
 		turns int
 	}{{&m.Gate, ".gate_up_proj_bias", 2}, {&m.Up, ".gate_up_proj_bias", 2}, {&m.Down, ".down_proj_bias", 1}} {
-		bias, err := l.vector(name+e.name, []int{m.Experts, e.to.Out * e.turns}, vectorForm{turns: e.turns, turn: i}, extent{0, m.Experts * e.to.Out})
+		bias, err := l.vector(name+e.name, []int{m.Experts, e.to.Out * e.turns}, extent{0, m.Experts * e.to.Out}, vectorForm{turns: e.turns, turn: i})
 		if err != nil {
 			return err
 		}
