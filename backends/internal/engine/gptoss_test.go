@@ -286,7 +286,9 @@ func TestGPTOSSExports(t *testing.T) {
 			t.Errorf("%s", text)
 		}
 		// One value where only the other one's half has some: both have all of the rank then.
-		whole := rewrite(t, path, string(text), func(v map[string][]float32, _ map[string][]int) { v[p+"base_layer.lora_B.weight"][(2*rank+1)*experts+3] = 0.5 })
+		whole := rewrite(t, path, string(text), func(v map[string][]float32, _ map[string][]int) {
+			v[p+"base_layer.lora_B.weight"][(2*rank+1)*experts+3] = 0.5
+		})
 		b := load(t, e, "whole", whole, plugins.ScopeWeights).weights()
 		for name, odd := range map[string]bool{"w1": false, "w3": true} {
 			got := b[p+name+".lora_B.weight"]

@@ -216,20 +216,34 @@ func TestRanksUnderKills(t *testing.T) {
 	}
 }
 
-// TestFamiliesUnderKills does it to models with experts, and with layers whose state is not keys and values.
+// TestFamiliesUnderKills does it to models with experts, and with layers whose state is not keys and values, on one device and where ranks share them out, which promises the same bits.
 func TestFamiliesUnderKills(t *testing.T) {
-	points, models := 3, []string{"qwen3.5-moe"} // which has both
+	points, models, cuts := 3, []string{"qwen3.5-moe"}, []string{"tensorparallel"} // the model has both
 	if os.Getenv("E2E_LEVEL") == "all" {
-		points, models = 20, append(models, "qwen3-moe-mixed", "qwen3.5", "gpt-oss")
+		points, models, cuts = 20, append(models, "qwen3-moe-mixed", "qwen3.5", "gpt-oss"), append(cuts, "shard_base", "groups")
 	}
 	for _, name := range models {
-		t.Run(name, func(t *testing.T) {
-			m := victim{settings{"plugin": "single", "device": "cpu"}, t.TempDir(), 250} // all have 256 at least
-			for _, file := range []string{"config.json", "model.safetensors"} {
-				unpack(t, filepath.Join(root(), "backends", "internal", "model", "testdata", name, file), filepath.Join(m.model, file))
+		dir := t.TempDir()
+		for _, file := range []string{"config.json", "model.safetensors"} {
+			unpack(t, filepath.Join(root(), "backends", "internal", "model", "testdata", name, file), filepath.Join(dir, file))
+		}
+		var one findings
+		under := func(backend settings, points int) func(t *testing.T) {
+			return func(t *testing.T) {
+				got := killAt(t, victim{backend, dir, 250}, points, 0) // all have 256 at least
+				if one == nil {
+					one = got
+				}
+				compare(t, got, one)
 			}
-			killAt(t, m, points, 0)
-		})
+		}
+		t.Run(name, under(settings{"plugin": "single", "device": "cpu"}, points))
+		for _, cut := range cuts {
+			if name == "gpt-oss" { // which is on one device
+				continue
+			}
+			t.Run(name+" "+cut, under(placements[cut], (points+2)/3))
+		}
 	}
 }
 
