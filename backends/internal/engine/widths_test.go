@@ -467,3 +467,28 @@ func TestGoldenFamiliesOnRanks(t *testing.T) {
 		})
 	}
 }
+
+// A plan of models with experts and with linear attention has the placements that share them out, and what it says of weights, of samplers and of the cache is what loading takes.
+func TestFamiliesPlannedOnRanks(t *testing.T) {
+	for _, f := range families(8, 128, 4096, 512)[1:] {
+		dir := f.write(t)
+		p := planOf(t, dir, plugins.PlanRequest{Config: []byte(`{"memory_mib": 2000}`), Device: "cpu", Devices: 2, Rank: 8})
+		for _, name := range []string{"tensorparallel 2", "shard_base 2"} {
+			t.Run(f.name+" "+name, func(t *testing.T) {
+				at := slices.IndexFunc(p.Placements, func(p plugins.PlannedPlacement) bool { return p.Name == name })
+				if at < 0 || p.Placements[at].Reason != "" || p.Placements[at].Missing != "" || len(p.Placements[at].Devices) != 1 {
+					t.Fatalf("planned are %+v", p.Placements)
+				}
+				placed := p.Placements[at]
+				section := strings.Replace(string(placed.Config), "{", `{"memory_mib": 2000, "threads": 2, `, 1)
+				e := placeModel(t, dir, placement{plugin: placed.Plugin, section: section}, testOptions())
+				hook(t, e, func() {
+					l := e.loaded.plan
+					if d := placed.Devices[0]; d.WeightBytes != l.weights || d.SamplerBytes != l.sampling || d.CacheBytes != l.cache {
+						t.Errorf("planned %+v, loaded weights of %d bytes, samplers of %d and a cache of %d", d, l.weights, l.sampling, l.cache)
+					}
+				})
+			})
+		}
+	}
+}

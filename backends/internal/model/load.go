@@ -240,7 +240,11 @@ func (d *directory) pack(ctx context.Context, devices [][]tensor.Device, o LoadO
 	loadContext, giveUp := context.WithCancel(ctx)
 	defer giveUp()
 	var group sync.WaitGroup
-	for c, devices := range devices {
+	loaded := devices
+	if dry.Is(devices[0][0]) {
+		loaded = devices[:1] // from which the others are told
+	}
+	for c, devices := range loaded {
 		models[c] = make([]*Model, ranks)
 		for rank, device := range devices {
 			group.Go(func() {
@@ -261,6 +265,9 @@ func (d *directory) pack(ctx context.Context, devices [][]tensor.Device, o LoadO
 		if err != nil && !errors.Is(err, context.Canceled) { // which the others are, when one has failed
 			return models, err
 		}
+	}
+	if len(loaded) < copies {
+		return measuredCopies(models[0], devices)
 	}
 	for rank := range ranks {
 		var same []*Model

@@ -46,11 +46,11 @@ func MeasureModel(ctx context.Context, dir string, registry Registry, o LoadOpti
 		return Size{}, err
 	}
 	var s Size
-	for _, ranks := range models {
+	for c, ranks := range models {
 		for _, m := range ranks {
 			bytes := m.WeightBytes()
 			s.All, s.Rank = s.All+bytes, max(s.Rank, bytes)
-			if g := newGatherer(m); g != nil {
+			if g := newGatherer(m); g != nil && c == 0 { // all copies put the same together
 				if err := g.reserve(); err != nil {
 					return Size{}, fmt.Errorf("load model: %w", err)
 				}

@@ -74,3 +74,29 @@ func link(models []*Model) {
 		}
 	}
 }
+
+// measuredCopies gives the models of all copies over devices without memory, of which the first one's have been loaded: the others differ from it in the shards that they hold.
+func measuredCopies(first []*Model, devices [][]tensor.Device) ([][]*Model, error) {
+	all := [][]*Model{first}
+	for c := 1; c < len(devices); c++ {
+		var ranks []*Model
+		for rank, m := range first {
+			other := *m
+			other.Device, other.matrices = devices[c][rank], nil
+			for turn, s := range m.spreads {
+				own := &s.shards[shardOf(c, turn, len(devices))]
+				if own.rows.size() == 0 {
+					continue
+				}
+				var err error
+				if own.matrix, err = other.Device.NewMatrix(s.dtype, own.rows.size(), s.in); err != nil {
+					return all, err
+				}
+				other.matrices = append(other.matrices, own.matrix)
+			}
+			ranks = append(ranks, &other)
+		}
+		all = append(all, ranks)
+	}
+	return all, nil
+}
