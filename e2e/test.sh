@@ -83,9 +83,10 @@ fuzzall() {
   echo "$count fuzz targets, $fuzz inputs each"
 }
 
-# Packages where goroutines share state; the race detector makes the arithmetic of the others too slow to be worth it.
-concurrent=$(go list ./gateway/... ./plugins/... | grep -vE '/(tokenizer|chat/jinja|schema|schema/ecma|schema/jsonvalue|toolgrammar|answer|grammar)$'; go list ./backends/internal/engine 2>/dev/null)
-others=$(go list ./... | grep -vxF "$concurrent")
+# Packages where goroutines share state; the race detector makes the arithmetic of the others too slow to be worth it. Tests run in the order of the packages: the longest are first, so that none of them runs alone at the end.
+concurrent=$(go list ./backends/internal/engine ./gateway/internal/ordeal 2>/dev/null;
+  go list ./gateway/... ./plugins/... | grep -vE '/(tokenizer|chat/jinja|schema|schema/ecma|schema/jsonvalue|toolgrammar|answer|grammar|ordeal)$')
+others=$(go list ./e2e/... ./... | grep -vxF "$concurrent")
 # The CUDA kernels on the processor and the plans of memory are long sums on one goroutine a device, and what becomes of a damaged database is tried on one goroutine, hundreds of times: in the shorter run they go without it.
 sums='OnCUDA|Planned|Recommended|SeveralGPUs|OfGPUs|^TestDamages$|^TestPowerCuts$'
 if [ "$level" = all ]; then without="" ; else without="-skip=$sums"; fi
