@@ -42,12 +42,11 @@ beside() {
   cat "$logs/summary-$2.txt" >> "$summary"
 }
 
-# go test says why a test was skipped only with -v; failures and packages are what is shown of that. One package more than there are processors:
-# those that run servers, kill them and see what becomes of that wait most of their time.
+# go test says why a test was skipped only with -v; failures and packages are what is shown of that.
 gotest() {
   local log="$logs/go-verbose-$1.txt"
   shift
-  go test -v -p $(($(nproc) + 1)) -timeout 25m "$@" > "$log" 2>&1
+  go test -v -timeout 25m "$@" > "$log" 2>&1
   local code=$?
   grep -E '^(ok|FAIL|panic:|---? FAIL)|^[[:space:]]*--- FAIL|DATA RACE' "$log"
   if [ $code != 0 ]; then echo "-- the end of $log:"; tail -n 120 "$log"; fi
