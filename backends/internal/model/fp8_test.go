@@ -222,7 +222,9 @@ func TestFP8SharedOut(t *testing.T) {
 			eight, plain := asFP8(t, unpack(t, name), [2]int{128, 128}, "F32", rand.New(rand.NewPCG(3, 5)))
 			want := newBench(t, plain, 0, 1).everything()
 			expanded := shards(t, eight, model.LoadOptions{FP8: model.FP8Expanded}, 2)
+			taken := int64(0)
 			for i, b := range shards(t, eight, model.LoadOptions{FP8: model.FP8Kept}, 2) {
+				taken += b.WeightBytes()
 				for k, got := range b.everything() {
 					if !slices.Equal(got, want[k]) {
 						t.Fatalf("copy %d: result %d differs", i, k)
@@ -231,6 +233,9 @@ func TestFP8SharedOut(t *testing.T) {
 				if b.WeightBytes() >= expanded[i].WeightBytes() {
 					t.Errorf("copy %d takes %d bytes, expanded %d", i, b.WeightBytes(), expanded[i].WeightBytes())
 				}
+			}
+			if size, err := model.MeasureWeights(context.Background(), eight, architectures.All(), model.LoadOptions{FP8: model.FP8Kept, Sizes: true}, 2, 1); err != nil || size.All != taken {
+				t.Errorf("two copies take %d bytes, %d were said before, %v", taken, size.All, err)
 			}
 		})
 	}

@@ -89,7 +89,7 @@ func measuredCopies(first []*Model, devices [][]tensor.Device) ([][]*Model, erro
 					continue
 				}
 				var err error
-				if own.matrix, err = other.Device.NewMatrix(s.dtype, own.rows.size(), s.in); err != nil {
+				if own.matrix, err = newMatrix(other.Device, s.dtype, s.columns, own.rows.size(), s.in); err != nil {
 					return all, err
 				}
 				other.matrices = append(other.matrices, own.matrix)
