@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/tinsmith/tinsmith/backends/internal/goldenfiles"
@@ -54,7 +55,7 @@ func samplerAgrees(t *testing.T, e *Engine, info plugins.ModelInfo, tokens int) 
 		d := create(t, e, id, uint64(i), 2<<(2*i))
 		for range 2 {
 			text := randomTokensOf(random, info.VocabSize, 40)
-			d.pass([]plugins.Datum{{Tokens: text[:39], Targets: text[1:], K: 1, Weights: ones(39)}})
+			d.pass([]plugins.Datum{{Tokens: text[:39], Targets: text[1:], K: 1, Weights: slices.Repeat([]float32{1}, 39)}})
 			d.step()
 		}
 		drivers[id] = d
@@ -62,22 +63,14 @@ func samplerAgrees(t *testing.T, e *Engine, info plugins.ModelInfo, tokens int) 
 	longest := min(100, tokens/32+1)
 	for round := 0; tokens > 0; round++ {
 		requests := make([]plugins.SampleRequest, 8)
-		results := make([]sampled, len(requests))
-		var calls []func()
 		for i := range requests {
 			prompt := randomTokensOf(random, info.VocabSize, 1+random.IntN(150))
 			q := ask(fmt.Sprint("q", round, ".", i), []string{"a", "b"}[i%2], prompt, 4, longest)
 			q.Seed, q.Temperature = random.Uint64()>>1, []float64{1, 1, 0, 0.6}[i/2]
 			requests[i] = q
-			calls = append(calls, func() {
-				var err error
-				if results[i], err = collect(t.Context(), e, q); err != nil {
-					t.Error(err)
-				}
-			})
 			tokens -= q.NumSamples * q.MaxTokens
 		}
-		together(calls...)
+		results := collectAll(t, e, requests)
 		if t.Failed() {
 			return
 		}
@@ -102,8 +95,8 @@ func agreesWithTrainer(t *testing.T, d *driver, q plugins.SampleRequest, got sam
 		if len(s.Tokens) != q.MaxTokens {
 			t.Fatalf("%d tokens, want %d", len(s.Tokens), q.MaxTokens)
 		}
-		whole := append(append([]int32{}, q.Prompt...), s.Tokens...)
-		data = append(data, plugins.Datum{Tokens: whole[:len(whole)-1], Targets: whole[1:], K: 1, Weights: ones(len(whole) - 1)})
+		whole := slices.Concat(q.Prompt, s.Tokens)
+		data = append(data, plugins.Datum{Tokens: whole[:len(whole)-1], Targets: whole[1:], K: 1, Weights: slices.Repeat([]float32{1}, len(whole)-1)})
 	}
 	r, err := d.e.ForwardBackward(t.Context(), plugins.ForwardBackwardRequest{Adapter: d.adapter, Position: d.position(), Loss: "cross_entropy", ForwardOnly: true, Data: data})
 	if err != nil {
@@ -112,12 +105,4 @@ func agreesWithTrainer(t *testing.T, d *driver, q plugins.SampleRequest, got sam
 	for i, s := range got.sequences {
 		equalBits(t, fmt.Sprintf("%s, sequence %d", q.ID, i), s.Logprobs, r.Logprobs[i][len(q.Prompt)-1:])
 	}
-}
-
-func ones(n int) []float32 {
-	all := make([]float32, n)
-	for i := range all {
-		all[i] = 1
-	}
-	return all
 }

@@ -174,19 +174,8 @@ func TestGPTOSSCachedAndPreempted(t *testing.T) {
 	}
 	wanted := m.alone(t, requests...)
 	crowded := m.start(t, `{"max_context_length": 320, "kv_cache_tokens": 640, "max_batch": 6}`)
-	results := make([]sampled, len(requests))
-	var calls []func()
-	for i := range requests {
-		calls = append(calls, func() {
-			var err error
-			if results[i], err = collect(t.Context(), crowded, requests[i]); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	together(calls...)
-	for i := range requests {
-		equalSamples(t, fmt.Sprint("request ", i), results[i].sequences, wanted[i])
+	for i, got := range collectAll(t, crowded, requests) {
+		equalSamples(t, fmt.Sprint("request ", i), got.sequences, wanted[i])
 	}
 	if s := crowded.status(time.Now()); s.WaitingSamples != 0 {
 		t.Errorf("%d samples wait", s.WaitingSamples)

@@ -248,19 +248,8 @@ func hybridPreempted(t *testing.T, m hybridModel) {
 	}
 	want := m.alone(t, requests)
 	e := m.start(t, `{"max_context_length": 320, "kv_cache_tokens": 640, "max_batch": 6}`)
-	results := make([]sampled, len(requests))
-	var calls []func()
-	for i := range requests {
-		calls = append(calls, func() {
-			var err error
-			if results[i], err = collect(t.Context(), e, requests[i]); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	together(calls...)
-	for i := range requests {
-		equalSamples(t, fmt.Sprint("request ", i), results[i].sequences, want[i])
+	for i, got := range collectAll(t, e, requests) {
+		equalSamples(t, fmt.Sprint("request ", i), got.sequences, want[i])
 	}
 	hook(t, e, func() {
 		if free := e.loaded.sampling[0].sampler.cache.Available(); free != 10 {

@@ -5,7 +5,7 @@ import (
 	"github.com/tinsmith/tinsmith/backends/internal/tensor/dry"
 )
 
-// plannedDevice opens devices that need not be there, over which a plan is made: they have names, and nothing is computed. With able they have all kernels; else those that such devices have here.
+// plannedDevice opens devices that need not be there, over which a plan is made: they have names, and nothing is computed. With able they have all kernels; else those that GPUs have here, which are all but those of gpt-oss.
 func plannedDevice(able bool) func(Config) (tensor.Device, error) {
 	return func(c Config) (tensor.Device, error) {
 		if isCUDA(c.Device) {
@@ -49,14 +49,6 @@ func (d *plannedGPU) Record(f func() error) error { return f() }
 // LimitRecorded implements tensor.Recorder.
 func (d *plannedGPU) LimitRecorded(int64) {}
 
-// CheckExperts implements tensor.Device.
-func (d *plannedGPU) CheckExperts() error {
-	if d.able {
-		return nil
-	}
-	return d.Remote.CheckExperts()
-}
-
 // CheckSinks implements tensor.SinkDevice.
 func (d *plannedGPU) CheckSinks() error {
 	if d.able {
@@ -64,9 +56,6 @@ func (d *plannedGPU) CheckSinks() error {
 	}
 	return d.Remote.CheckSinks()
 }
-
-// HasRecurrence implements tensor.Recurrence.
-func (d *plannedGPU) HasRecurrence() bool { return d.able || d.Remote.HasRecurrence() }
 
 // Link implements tensor.Linker: nothing is exchanged.
 func (d *plannedGPU) Link(devices []tensor.Device, _ tensor.LinkOptions) ([]tensor.Link, error) {

@@ -285,6 +285,23 @@ func collect(ctx context.Context, e plugins.Backend, q plugins.SampleRequest) (s
 	return out, err
 }
 
+// collectAll runs requests at the same time.
+func collectAll(t *testing.T, e plugins.Backend, requests []plugins.SampleRequest) []sampled {
+	t.Helper()
+	results := make([]sampled, len(requests))
+	var calls []func()
+	for i, q := range requests {
+		calls = append(calls, func() {
+			var err error
+			if results[i], err = collect(t.Context(), e, q); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	together(calls...)
+	return results
+}
+
 // ask is a request with the defaults of the contract.
 func ask(id, adapter string, prompt []int32, n, tokens int) plugins.SampleRequest {
 	return plugins.SampleRequest{ID: id, Adapter: adapter, Version: plugins.LatestVersion, Prompt: prompt, NumSamples: n, MaxTokens: tokens, Temperature: 1, TopP: 1, RepetitionPenalty: 1, Seed: 11}

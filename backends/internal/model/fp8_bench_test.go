@@ -3,13 +3,10 @@ package model_test
 import (
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"io"
 	"math"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"runtime"
 	"testing"
 
@@ -24,17 +21,11 @@ import (
 // writeRandomFP8 writes layers of the shape of Qwen3-4B in FP8, with random weights and a small vocabulary.
 func writeRandomFP8(dir string, layers int) error {
 	const hidden, ffn, heads, kv, headDim, vocab, block = 2560, 9728, 32, 8, 128, 4096, 128
-	config, err := json.Marshal(map[string]any{"architectures": []string{"Qwen3ForCausalLM"}, "num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": ffn,
+	config := map[string]any{"architectures": []string{"Qwen3ForCausalLM"}, "num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": ffn,
 		"num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": headDim, "vocab_size": vocab, "max_position_embeddings": 4096, "rope_theta": 1e6, "tie_word_embeddings": true,
-		"quantization_config": map[string]any{"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": []int{block, block}}})
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(dir, "config.json"), config, 0o600); err != nil {
-		return err
-	}
+		"quantization_config": map[string]any{"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": []int{block, block}}}
 	r := rand.New(rand.NewPCG(1, 2))
-	var all []safetensors.Source
+	var all randomTensors
 	add := func(name, dtype string, size int, value func(b []byte), shape ...int) {
 		n := size
 		for _, s := range shape {
@@ -72,15 +63,7 @@ func writeRandomFP8(dir string, layers int) error {
 		plain(p+"input_layernorm.weight", hidden)
 		plain(p+"post_attention_layernorm.weight", hidden)
 	}
-	f, err := os.Create(filepath.Join(dir, "model.safetensors"))
-	if err != nil {
-		return err
-	}
-	if _, _, err := safetensors.Write(f, nil, all); err != nil {
-		f.Close()
-		return err
-	}
-	return f.Close()
+	return all.write(dir, config)
 }
 
 // BenchmarkFP8 runs a model with weights kept in FP8 and with those expanded to bfloat16 in turn: decoding of some sequences together, and training passes. It says how many times as fast the best run of the first is.

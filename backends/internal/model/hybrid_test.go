@@ -27,11 +27,7 @@ func hybrids(t *testing.T) []string {
 	if oneGolden != "" || !d.HasRecurrence() {
 		return nil
 	}
-	dirs := []string{unpack(t, "qwen3.5")}
-	if d.CheckExperts() == nil {
-		dirs = append(dirs, unpack(t, "qwen3.5-moe"))
-	}
-	return dirs
+	return []string{unpack(t, "qwen3.5"), unpack(t, "qwen3.5-moe")}
 }
 
 // TestEveryCut: a prompt gives the same bits wherever it is cut, whether a slot goes on or a copy of it does.

@@ -102,9 +102,6 @@ func (l *Loader) sharedMixture(ctx context.Context, i int, o TransformerOptions)
 
 // checkMixture refuses what experts are not there for.
 func (l *Loader) checkMixture() error {
-	if err := l.model.Device.CheckExperts(); err != nil {
-		return fmt.Errorf("num_experts is %d: %w", l.Config.MoE.Experts, err)
-	}
 	switch {
 	case l.Config.MoE.PerToken > tensor.MaxSlots:
 		return fmt.Errorf("num_experts_per_tok is %d, it must be in 1 … %d", l.Config.MoE.PerToken, tensor.MaxSlots)

@@ -3,8 +3,6 @@ package tensor
 // ExpertDevice is the part of Device that mixtures of experts are made of: each row of a batch, a token, goes to some of the experts, its slots, and what these give is combined. Which ones is decided on the device, by the token's
 // own logits, and nothing depends on what the others choose: there is no capacity and no token is dropped. Where a tensor holds integers, its float32 elements are the bits of int32s.
 type ExpertDevice interface {
-	// CheckExperts says why the device has no mixtures of experts; nil if it has them.
-	CheckExperts() error
 	// Route chooses, for each row of logits (T × E), the k experts with the largest ones: choice (T × k, integers) has them in descending order of the logit, ties by lower index, and p (T × k) the softmax of the logits of those
 	// that are chosen or, without normalise, of all. The sum is one chain in the order of slots, or 16 lanes and one tree over all. NaN counts as larger than
 	// any number, ties by lower index, and gives a p of NaN: a router that is broken is not taken for one that never chooses an expert.

@@ -2,8 +2,6 @@ package checked
 
 import "github.com/tinsmith/tinsmith/backends/internal/tensor"
 
-func (d *device) CheckExperts() error { return d.kernels.CheckExperts() }
-
 // choice checks what a choice of experts is made of.
 func (c *check) choice(choice, p, logits tensor.Tensor) {
 	c.float("choice", choice)

@@ -11,9 +11,6 @@ import (
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 )
 
-// CheckExperts implements tensor.Device.
-func (d *device) CheckExperts() error { return nil }
-
 func (d *device) Route(choice, p, logits tensor.Tensor, normalise bool) error {
 	return failed("route", C.op_route(d.c, view(choice), view(p), view(logits), C.bool(normalise)))
 }

@@ -5,9 +5,6 @@ import (
 	"github.com/tinsmith/tinsmith/cudart"
 )
 
-// CheckExperts implements tensor.Device.
-func (d *device) CheckExperts() error { return nil }
-
 // Route implements tensor.Device.
 func (d *device) Route(choice, p, logits tensor.Tensor, normalise bool) error {
 	return d.failed("route", d.v.Route(view(choice), view(p), view(logits), normalise))

@@ -2,9 +2,6 @@ package dry
 
 import "github.com/tinsmith/tinsmith/backends/internal/tensor"
 
-// CheckExperts implements tensor.Device.
-func (Device) CheckExperts() error { return nil }
-
 // Route implements tensor.Device.
 func (Device) Route(_, _, _ tensor.Tensor, _ bool) error { return nil }
 

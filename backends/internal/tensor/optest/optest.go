@@ -65,14 +65,12 @@ func RunAll(t *testing.T, d tensor.Device, o Options) {
 	if d.HasRecurrence() {
 		t.Run("recurrence", func(t *testing.T) { recurrence(t, d, o) })
 	}
-	if d.CheckExperts() == nil {
-		t.Run("experts values", func(t *testing.T) {
-			for _, c := range expertCases(mixtures, o) {
-				t.Run(c.name, func(t *testing.T) { c.check(t, d) })
-			}
-		})
-		t.Run("experts", func(t *testing.T) { experts(t, d, o) })
-	}
+	t.Run("experts values", func(t *testing.T) {
+		for _, c := range expertCases(mixtures, o) {
+			t.Run(c.name, func(t *testing.T) { c.check(t, d) })
+		}
+	})
+	t.Run("experts", func(t *testing.T) { experts(t, d, o) })
 	if d.CheckSinks() == nil {
 		t.Run("sinks values", func(t *testing.T) {
 			for _, c := range sinkCases(o) {
@@ -99,12 +97,9 @@ func RunEqual(t *testing.T, a, b tensor.Device) {
 	if a.Arithmetic() != b.Arithmetic() {
 		t.Fatalf("arithmetic %q and %q: only equal ones promise equal bits", a.Arithmetic(), b.Arithmetic())
 	}
-	all := cases(Options{})
+	all := append(cases(Options{}), expertCases(mixtures, Options{})...)
 	if a.HasRecurrence() {
 		all = append(all, recurrenceCases(Options{})...)
-	}
-	if a.CheckExperts() == nil {
-		all = append(all, expertCases(mixtures, Options{})...)
 	}
 	for _, c := range all {
 		t.Run(c.name, func(t *testing.T) {
