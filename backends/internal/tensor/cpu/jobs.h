@@ -103,7 +103,7 @@ typedef struct {
   unit_function repack;
   unit_function rmsnorm, rmsnorm_backward, rope, swiglu, swiglu_backward;
   unit_function add, scale, add_row, round;
-  unit_function logsumexp_tile, logsumexp_merge, softmax, softmax_gradient, draw_token;
+  unit_function logsumexp_tile, logsumexp_merge, softmax, softmax_gradient, draw_token, mask_row;
   unit_function route, route_backward, spread, combine, combine_backward;
   unit_function sink, swiglu_clamped, swiglu_clamped_backward, add_routed, add_routed_backward;
   unit_function sum_squares, adamw;

@@ -53,6 +53,7 @@ const kernels TABLE(ISA) = {
     .softmax = softmax,
     .softmax_gradient = softmax_gradient,
     .draw_token = draw_token,
+    .mask_row = mask_row,
     .route = route,
     .route_backward = route_backward,
     .spread = spread,

@@ -65,24 +65,32 @@ INLINE int64_t likeliest(const float *logits, int64_t cols) {
 }
 
 // threshold gives the key with which the running sum over n candidates, the largest keys first, reaches need; that is left with what those of this key have to give. The sum counts the candidates or, with probs, their
-// weights; it reaches need. c is overwritten.
+// weights; it reaches need. c is overwritten. The digits are of the distance from the least key: candidates are often so close to each other that they share the first bits of their keys.
 INLINE uint32_t threshold(uint64_t *c, int64_t n, const float *probs, uint64_t *need) {
-  uint64_t of[256];
-  uint32_t key = 0;
-  for (int shift = 56; shift >= 32; shift -= 8) {
-    memset(of, 0, sizeof of);
-    for (int64_t i = 0; i < n; i++) of[c[i] >> shift & 255] += probs ? weight(probs[(uint32_t)c[i]]) : 1;
-    uint64_t digit = 255;
+  uint32_t least = ~0u, greatest = 0;
+  for (int64_t i = 0; i < n; i++) {
+    uint32_t key = (uint32_t)(c[i] >> 32);
+    least = key < least ? key : least;
+    greatest = key > greatest ? key : greatest;
+  }
+  int bits = greatest > least ? 32 - __builtin_clz(greatest - least) : 0;
+  while (bits > 0 && n > 1) {
+    uint64_t of[256] = {0};
+    int shift = bits > 8 ? bits - 8 : 0;
+    for (int64_t i = 0; i < n; i++) of[((uint32_t)(c[i] >> 32) - least) >> shift] += probs ? weight(probs[(uint32_t)c[i]]) : 1;
+    uint32_t digit = (1u << (bits - shift)) - 1;
     for (; digit > 0 && of[digit] < *need; digit--) *need -= of[digit];
-    key |= (uint32_t)(digit << (shift - 32));
     int64_t left = 0;
     for (int64_t i = 0; i < n; i++) {
-      c[left] = c[i];
-      left += (c[i] >> shift & 255) == digit;
+      uint64_t own = c[i];
+      c[left] = own;
+      left += ((uint32_t)(own >> 32) - least) >> shift == digit;
     }
     n = left;
+    least += digit << shift;
+    bits = shift;
   }
-  return key;
+  return n == 1 ? (uint32_t)(c[0] >> 32) : least;
 }
 
 // keep leaves, of n candidates in ascending order of columns, those before which the running sum, the likeliest first and of equal ones the lower columns, has not reached need. It gives their number. other has room for n.
@@ -187,6 +195,26 @@ INLINE int64_t draw(const draw_settings *d, const float *logits, const float *pr
   for (int64_t i = 0; i < n; i++)
     if ((sum += weight(probs[(uint32_t)c[i]])) > target) return (uint32_t)c[i];
   return best < 0 ? likeliest(logits, cols) : best; // nothing has weight
+}
+
+// A unit is a row with a mask: the columns that have no bit in it are set. a = x, index = rows, heads = words of a mask, values = masks
+static void mask_row(const void *job, int64_t unit, worker *w) {
+  (void)w;
+  const rows_job *j = job;
+  const uint64_t *mask = (const uint64_t *)j->values + unit * j->heads;
+  float *x = row_of(j->a, j->index[unit]);
+  vi bit;
+  for (int lane = 0; lane < LANES; lane++) bit[lane] = 1 << lane;
+  for (int64_t word = 0; word < j->heads; word++, x += 64) {
+    int64_t n = j->a.cols - 64 * word < 64 ? j->a.cols - 64 * word : 64;
+    uint64_t gone = ~mask[word];
+    if (n < 64) {
+      for (gone &= ((uint64_t)1 << n) - 1; gone; gone &= gone - 1) x[__builtin_ctzll(gone)] = -__builtin_inff();
+      continue;
+    }
+    for (int64_t at = 0; gone; at += LANES, gone >>= LANES)
+      vstore(x + at, vselect((((vi){0} + (int32_t)(gone & ((1u << LANES) - 1))) & bit) != 0, vset(-__builtin_inff()), vload(x + at)));
+  }
 }
 
 // A unit is one row. a = tokens and their logits, b = logits, c = probs, values = a draw_settings for every row.

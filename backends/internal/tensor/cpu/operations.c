@@ -218,25 +218,9 @@ int op_adjust_elements(device *d, view x, const adjustment *list, int64_t n) {
   }
   return 0;
 }
-// mask_row sets the columns of a row that have no bit in its mask. Most words of a mask have none, or all but few. a = x, index = rows, heads = words of a mask, values = masks
-static void mask_row(const void *job, int64_t unit, worker *w) {
-  (void)w;
-  const rows_job *j = job;
-  const uint64_t *mask = (const uint64_t *)j->values + unit * j->heads;
-  float *x = row_of(j->a, j->index[unit]);
-  for (int64_t i = 0; i < j->heads; i++) {
-    const int64_t n = j->a.cols - 64 * i < 64 ? j->a.cols - 64 * i : 64;
-    uint64_t gone = ~mask[i];
-    if (n < 64) gone &= ((uint64_t)1 << n) - 1;
-    if (gone == ~(uint64_t)0)
-      for (int c = 0; c < 64; c++) x[64 * i + c] = -__builtin_inff();
-    else
-      for (; gone; gone &= gone - 1) x[64 * i + __builtin_ctzll(gone)] = -__builtin_inff();
-  }
-}
 int op_mask_columns(device *d, view x, const int32_t *rows, const uint64_t *bits, int64_t n) {
   rows_job j = {.a = x, .index = rows, .values = (const float *)bits, .heads = div_up(x.cols, 64)};
-  threads_run(d->t, mask_row, &j, n, (double)n * (double)x.cols * 0.1);
+  threads_run(d->t, d->k->mask_row, &j, n, (double)n * (double)x.cols * 0.1);
   return 0;
 }
 int op_draw_tokens(device *d, view dst, view logits, view probs, const draw_settings *draws) {
