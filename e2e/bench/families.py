@@ -1,7 +1,7 @@
 """Random models of the shapes of families, and what transformers + PEFT reach on them.
 
 `families.py write FOLDER` writes one model directory for each shape below FOLDER, in bfloat16; the Go benchmark Families of
-backends/internal/engine reads them. `families.py run FOLDER` prints lines NAME DTYPE KIND TOKENS_PER_SECOND: `train-N` is
+backends/internal/engine reads them. `families.py run FOLDER` prints lines NAME DTYPE KIND TOKENS_PER_SECOND, or what failed: `train-N` is
 forward and backward of cross-entropy over one sequence of N tokens with LoRA of rank 32, `decode-N` so many sequences token
 by token behind a context of 256. One warm-up, then the mean of the repetitions, with as many threads as this process may use
 processors, as the Go benchmark has.
@@ -11,6 +11,7 @@ in float32 it does not fit into 24 GB, and there the experts have none: transfor
 
 import os
 import pathlib
+import subprocess
 import sys
 import time
 
@@ -40,7 +41,11 @@ def write(folder):
     torch.set_default_dtype(torch.bfloat16)
     for name, config in SHAPES.items():
         print("writing", folder / name, flush=True)
-        AutoModelForCausalLM.from_config(config).save_pretrained(folder / name)
+        net = AutoModelForCausalLM.from_config(config)
+        for key, value in net.named_parameters():
+            if key.endswith("A_log"):  # the logarithm of a draw that bfloat16 may round to 0
+                value.data.clamp_(min=-4)
+        net.save_pretrained(folder / name)
 
 
 def load(directory, dtype):
@@ -51,7 +56,8 @@ def load(directory, dtype):
     return get_peft_model(net, LoraConfig(r=32, lora_alpha=32, target_modules=modules, target_parameters=experts, bias="none"))
 
 
-def train(net, ids):
+def train(net, n):
+    ids = torch.arange(n).mul(7919).remainder(net.config.vocab_size)[None]
     targets = ids[0].roll(-1)
     seconds = []
     for _ in range(1 + REPEATS):
@@ -63,7 +69,8 @@ def train(net, ids):
 
 
 @torch.inference_mode()
-def decode(net, vocab, sequences):
+def decode(net, sequences):
+    vocab = net.config.vocab_size
     net.eval()
     ids = torch.arange(sequences * CONTEXT).mul(7919).remainder(vocab).view(sequences, CONTEXT)
     out = net(input_ids=ids, use_cache=True, logits_to_keep=1)
@@ -77,16 +84,23 @@ def decode(net, vocab, sequences):
     return sequences * STEPS / sum(seconds[1:])
 
 
-def run(folder):
+KINDS = {"train-512": (train, 512), "train-2048": (train, 2048), "decode-1": (decode, 1), "decode-8": (decode, 8)}
+
+
+def one(directory, dtype, kind):
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    for name, config in SHAPES.items():
-        for dtype in (torch.bfloat16, torch.float32):
-            net = load(folder / name, dtype)
-            kinds = {f"train-{n}": lambda n=n: train(net, torch.arange(n).mul(7919).remainder(config.vocab_size)[None]) for n in (512, 2048)}
-            kinds |= {f"decode-{n}": lambda n=n: decode(net, config.vocab_size, n) for n in (1, 8)}
-            for kind, measure in kinds.items():
-                print(name, str(dtype).removeprefix("torch."), kind, round(measure(), 2), flush=True)
-            del net
+    measure, n = KINDS[kind]
+    print(directory.name, dtype, kind, round(measure(load(directory, getattr(torch, dtype)), n), 2), flush=True)
 
 
-{"write": write, "run": run}[sys.argv[1]](pathlib.Path(sys.argv[2]))
+def run(folder):
+    """Each in a process of its own: one that has no memory left is killed, and says nothing of the others."""
+    for name in SHAPES:
+        for dtype in ("bfloat16", "float32"):
+            for kind in KINDS:
+                if code := subprocess.run([sys.executable, __file__, "one", folder / name, dtype, kind]).returncode:
+                    print(name, dtype, kind, "failed: " + ("killed, it needs more memory" if code == -9 else f"exit code {code}"), flush=True)
+
+
+command, directory, *rest = sys.argv[1:]
+{"write": write, "run": run, "one": one}[command](pathlib.Path(directory), *rest)
