@@ -15,7 +15,7 @@ else
   for model in Qwen3.5-0.8B Qwen3-30B-A3B-4-layers; do
     for type in bfloat16 float32; do
       for kind in train-512 train-2048 decode-1 decode-8; do
-        ours=$(figure families "$model/$type/$kind\$" tok/s) theirs=$([ ! -e "$logs/families-peers.txt" ] || awk -v key="$model $type $kind" '$1 " " $2 " " $3 == key { print $4 }' "$logs/families-peers.txt")
+        ours=$(figure families "$model/$type/$kind\$" tok/s) theirs=$([ ! -e "$logs/families-peers.txt" ] || awk -v key="$model $type $kind" '$1 " " $2 " " $3 == key && $4 > 0 { print $4 }' "$logs/families-peers.txt")
         row "$model, $type, $kind" "$ours tok/s" "${theirs:+transformers $theirs tok/s}" "$(ratio "$ours" "$theirs")" "$(case $kind in train*) echo 3 ;; esac)"
         case $kind in decode*) row "  share of the read bandwidth" "$(figure families "$model/$type/$kind\$" %read) %" "" "" "75 %" ;; esac
       done
