@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/tinsmith/tinsmith/backends/internal/goldenfiles"
@@ -13,12 +14,14 @@ import (
 )
 
 // TestFamiliesAgree: of every model that package model has values for, the log-probabilities of sampled tokens are those that the trainer computes, bit by bit, and those of the same request alone.
-// E2E_LEVEL=all samples 100,000 tokens of each.
+// So it is on ranks, of two families here. E2E_LEVEL=all samples 100,000 tokens of each, and of more ranks.
 func TestFamiliesAgree(t *testing.T) {
-	tokens := 500
+	tokens, cuts := 500, map[string][]int{"gpt-oss": {2}, "qwen3.5-moe": {2}}
 	if os.Getenv("E2E_LEVEL") == "all" {
 		tokens = 100_000
+		cuts["gpt-oss"] = []int{2, 4}
 	}
+	const section = `{"dtype": "bfloat16", "threads": 2, "kv_cache_tokens": 8192, "prefill_tokens": 37`
 	root := filepath.Join("..", "model", "testdata")
 	entries, err := os.ReadDir(root)
 	if err != nil {
@@ -30,16 +33,19 @@ func TestFamiliesAgree(t *testing.T) {
 			continue
 		}
 		families++
-		t.Run(entry.Name(), func(t *testing.T) {
+		agree := func(t *testing.T, p placement) {
 			dir := t.TempDir()
 			goldenfiles.Unpack(t, filepath.Join(root, entry.Name()), dir)
-			e := open(t)
-			info, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Config: []byte(`{"dtype": "bfloat16", "threads": 2, "kv_cache_tokens": 8192, "prefill_tokens": 37}`)}, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			samplerAgrees(t, e, info, tokens)
-		})
+			e := placeModel(t, dir, p, testOptions())
+			samplerAgrees(t, e, e.loaded.info, tokens)
+		}
+		t.Run(entry.Name(), func(t *testing.T) { agree(t, placement{plugin: "single", section: section + "}"}) })
+		for _, n := range cuts[entry.Name()] {
+			devices := strings.Repeat(`, "cpu"`, n)[2:]
+			t.Run(fmt.Sprintf("%s on %d ranks", entry.Name(), n), func(t *testing.T) {
+				agree(t, placement{plugin: "tensorparallel", section: fmt.Sprintf(`%s, "devices": [%s]}`, section, devices)})
+			})
+		}
 	}
 	if families < 10 {
 		t.Errorf("%d models were found", families)

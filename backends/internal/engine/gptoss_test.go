@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,11 +23,14 @@ import (
 )
 
 // gptOSS is a small gpt-oss of random weights with a window of 20 positions in two of three layers; its experts are quantized or not.
-type gptOSS struct{ quantized bool }
+type gptOSS struct {
+	quantized    bool
+	heads, width int // 0 = 4 and 32
+}
 
 // eachGPTOSS runs a test of both.
 func eachGPTOSS(t *testing.T, test func(t *testing.T, m gptOSS)) {
-	for _, m := range []gptOSS{{false}, {true}} {
+	for _, m := range []gptOSS{{}, {quantized: true}} {
 		t.Run(fmt.Sprintf("quantized %v", m.quantized), func(t *testing.T) { test(t, m) })
 	}
 }
@@ -34,7 +38,8 @@ func eachGPTOSS(t *testing.T, test func(t *testing.T, m gptOSS)) {
 // write writes the model's directory.
 func (m gptOSS) write(t testing.TB) string {
 	t.Helper()
-	const hidden, width, heads, kvHeads, headDim, experts = 32, 32, 4, 2, 16, 5
+	const hidden, kvHeads, headDim, experts = 32, 2, 16, 5
+	heads, width := cmp.Or(m.heads, 4), cmp.Or(m.width, 32)
 	layers := []string{"sliding_attention", "full_attention", "sliding_attention"}
 	settings := map[string]any{
 		"architectures": []string{"GptOssForCausalLM"}, "num_hidden_layers": len(layers), "hidden_size": hidden, "intermediate_size": width, "num_attention_heads": heads, "num_key_value_heads": kvHeads,
@@ -59,14 +64,16 @@ func (m gptOSS) write(t testing.TB) string {
 			add(name, 0.4, 0, experts, in, out)
 			return
 		}
-		for suffix, shape := range map[string][]int{"_blocks": {experts, out, in / 32, 16}, "_scales": {experts, out, in / 32}} {
-			data := make([]byte, elements(shape))
+		for _, part := range []struct {
+			suffix       string
+			shape        []int
+			least, count uint // of values
+		}{{"_blocks", []int{experts, out, in / 32, 16}, 0, 256}, {"_scales", []int{experts, out, in / 32}, 123, 3}} { // 1/16 to 1/4
+			data := make([]byte, elements(part.shape))
 			for i := range data {
-				if data[i] = byte(random.UintN(256)); suffix == "_scales" {
-					data[i] = byte(123 + random.UintN(3)) // 1/16 to 1/4
-				}
+				data[i] = byte(part.least + random.UintN(part.count))
 			}
-			sources = append(sources, safetensors.Source{Name: name + suffix, DType: "U8", Shape: shape, Write: func(w io.Writer) error {
+			sources = append(sources, safetensors.Source{Name: name + part.suffix, DType: "U8", Shape: part.shape, Write: func(w io.Writer) error {
 				_, err := w.Write(data)
 				return err
 			}})
@@ -182,48 +189,40 @@ func TestGPTOSSCachedAndPreempted(t *testing.T) {
 	}
 }
 
-// Copies, with shared-out weights too, and a split have the bits of one device, and so have more threads, smaller batches and layers that are computed again; a model that is cut is refused by name.
+// Copies, with shared-out weights too, ranks and a split have the bits of one device, whether experts are quantized or not, and so have more threads, smaller batches and layers that are computed again.
 func TestGPTOSSPlacements(t *testing.T) {
-	m := gptOSS{}
-	random := rand.New(rand.NewPCG(5, 5))
-	var data []plugins.Datum
-	for i := range 5 {
-		tokens := randomTokens(random, 10+31*i)
-		n := len(tokens) - 1
-		data = append(data, plugins.Datum{Tokens: tokens[:n], Targets: tokens[1:], K: 1, Weights: slices.Repeat([]float32{1}, n)})
-	}
-	prompt := randomTokens(random, 90)
-	run := func(e *Engine) (map[string][]float32, []plugins.SampledTokens) {
-		d := create(t, e, "a", 1, 4)
-		for range 2 {
-			d.pass(data)
-			d.step()
+	eachGPTOSS(t, func(t *testing.T, m gptOSS) {
+		random := rand.New(rand.NewPCG(5, 5))
+		var data []plugins.Datum
+		for i := range 5 {
+			tokens := randomTokens(random, 10+31*i)
+			n := len(tokens) - 1
+			data = append(data, plugins.Datum{Tokens: tokens[:n], Targets: tokens[1:], K: 1, Weights: slices.Repeat([]float32{1}, n)})
 		}
-		got, err := collect(t.Context(), e, ask("q", "a", prompt, 4, 20))
-		if err != nil {
-			t.Fatal(err)
+		prompt := randomTokens(random, 90)
+		run := func(e *Engine) (map[string][]float32, []plugins.SampledTokens) {
+			d := create(t, e, "a", 1, 4)
+			for range 2 {
+				d.pass(data)
+				d.step()
+			}
+			got, err := collect(t.Context(), e, ask("q", "a", prompt, 4, 20))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return d.weights(), got.sequences
 		}
-		return d.weights(), got.sequences
-	}
-	weights, samples := run(m.start(t, `{"threads": 1}`))
-	dir := m.write(t)
-	for _, p := range []placement{copies[0], copies[1], sharded[0], splits[0], {"one thread more, layers computed again", "single", `{"threads": 2, "recompute": "on", "batch_tokens": 70}`}} {
-		t.Run(p.name, func(t *testing.T) {
-			got, sampled := run(placeModel(t, dir, p, testOptions()))
-			equalTensors(t, "weights", got, weights)
-			equalSamples(t, "samples", sampled, samples)
-		})
-	}
-	o := testOptions()
-	o.Plugin = cuts[0].plugin
-	e := New(o)
-	_, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Config: []byte(cuts[0].section)}, nil)
-	if err == nil || !strings.Contains(err.Error(), "cannot be cut over 2 devices") {
-		t.Errorf("%s: %v", cuts[0].name, err)
-	}
-	if err := e.Close(); err != nil && !errors.Is(err, fs.ErrClosed) {
-		t.Error(err)
-	}
+		dir := m.write(t)
+		weights, samples := run(placeModel(t, dir, placement{plugin: "single", section: `{"threads": 1}`}, testOptions()))
+		again := placement{"one thread more, layers computed again", "single", `{"threads": 2, "recompute": "on", "batch_tokens": 70}`}
+		for _, p := range slices.Concat([]placement{copies[0], copies[1], sharded[0], splits[0], again}, cuts, mixed) {
+			t.Run(p.name, func(t *testing.T) {
+				got, sampled := run(placeModel(t, dir, p, testOptions()))
+				equalTensors(t, "weights", got, weights)
+				equalSamples(t, "samples", sampled, samples)
+			})
+		}
+	})
 }
 
 // An adapter comes back bit for bit from the forms that it leaves in. For PEFT gate and up are one parameter, whose rows take turns; files in which each of them has all of the rank are read too.

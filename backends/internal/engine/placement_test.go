@@ -263,21 +263,30 @@ func TestCutsEqualSingle(t *testing.T) {
 // Placements keep the contract. The plain ones are tested with their programs.
 func TestContractOfPlacements(t *testing.T) {
 	for _, p := range []placement{cuts[2], splits[1], mixed[2], sharded[2]} {
-		t.Run(p.name, func(t *testing.T) { contractOf(t, writeTiny, p) })
+		t.Run(p.name, func(t *testing.T) { contractOf(t, written(writeTiny), p) })
 	}
 	for _, p := range []placement{cuts[0], sharded[0]} {
-		t.Run("linear attention and experts, "+p.name, func(t *testing.T) { contractOf(t, expertHybrid.write, p) })
+		t.Run("linear attention and experts, "+p.name, func(t *testing.T) { contractOf(t, written(expertHybrid.write), p) })
 	}
+	t.Run("gpt-oss, "+cuts[0].name, func(t *testing.T) { contractOf(t, gptOSS{}.write, cuts[0]) })
 }
 
-// contractOf checks that a model keeps the contract under a placement.
-func contractOf(t *testing.T, write func(dir string) error, p placement) {
-	plugintest.RunAll(t, func(t *testing.T) plugintest.Subject {
+// written gives a directory that a model is written to.
+func written(write func(dir string) error) func(t testing.TB) string {
+	return func(t testing.TB) string {
+		t.Helper()
 		dir := t.TempDir()
 		if err := write(dir); err != nil {
 			t.Fatal(err)
 		}
-		e := placeModel(t, dir, p, testOptions())
+		return dir
+	}
+}
+
+// contractOf checks that a model keeps the contract under a placement.
+func contractOf(t *testing.T, write func(t testing.TB) string, p placement) {
+	plugintest.RunAll(t, func(t *testing.T) plugintest.Subject {
+		e := placeModel(t, write(t), p, testOptions())
 		const places = 8
 		hook(t, e, func() { e.loaded.config.MaxBatch = places })
 		return plugintest.Subject{Backend: e, Model: e.loaded.info, Places: places}

@@ -20,21 +20,12 @@ import (
 // What a training pass takes of a GPU's driver is what the plan says, rows that products round included, and hardly less. With no more memory than that nothing is given back to the driver to make room for it, and shorter passes,
 // whatever their lengths, ask the driver for nothing: what the pool has is theirs.
 func TestPassOnCUDATakesWhatIsPlanned(t *testing.T) {
-	written := func(write func(dir string) error) func(t *testing.T) string {
-		return func(t *testing.T) string {
-			dir := t.TempDir()
-			if err := write(dir); err != nil {
-				t.Fatal(err)
-			}
-			return dir
-		}
-	}
 	dense := written(func(dir string) error { return writeModelOf(dir, shape{tinyVocabulary, 264, 2048, 1, 2, 1, 32}, 1024) })
-	experts := func(t *testing.T) string { return writeMixtureOf(t, 0, mixtureShape{264, 264, 1, 5, 1024}) }
+	experts := func(t testing.TB) string { return writeMixtureOf(t, 0, mixtureShape{264, 264, 1, 5, 1024}) }
 	for _, c := range []struct {
 		name      string
 		recompute Recompute
-		model     func(t *testing.T) string
+		model     func(t testing.TB) string
 	}{
 		{"kept", RecomputeOff, dense}, {"computed again", RecomputeOn, dense}, {"linear attention", RecomputeOff, written(denseHybrid.write)},
 		{"experts", RecomputeOff, experts}, {"experts, computed again", RecomputeOn, experts},

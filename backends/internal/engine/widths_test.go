@@ -32,13 +32,7 @@ type cutModel struct {
 }
 
 func denseModel(name string, s shape, ranks, others []int) cutModel {
-	return cutModel{name, s.vocabulary, func(t testing.TB) string {
-		dir := t.TempDir()
-		if err := writeModel(dir, s); err != nil {
-			t.Fatal(err)
-		}
-		return dir
-	}, ranks, others, 0}
+	return cutModel{name, s.vocabulary, written(func(dir string) error { return writeModel(dir, s) }), ranks, others, 0}
 }
 
 func expertModel(name string, s mixtureSizes, ranks, others []int) cutModel {
@@ -46,13 +40,14 @@ func expertModel(name string, s mixtureSizes, ranks, others []int) cutModel {
 }
 
 func linearModel(name string, s hybridSizes, experts hybridModel, ranks, others []int) cutModel {
-	return cutModel{name, tinyVocabulary, func(t testing.TB) string {
-		dir := t.TempDir()
-		if err := s.write(dir, experts, "linear_attention", "full_attention", "linear_attention"); err != nil {
-			t.Fatal(err)
-		}
-		return dir
-	}, ranks, others, 0}
+	write := func(dir string) error {
+		return s.write(dir, experts, "linear_attention", "full_attention", "linear_attention")
+	}
+	return cutModel{name, tinyVocabulary, written(write), ranks, others, 0}
+}
+
+func gptOSSModel(name string, m gptOSS, ranks, others []int) cutModel {
+	return cutModel{name, tinyVocabulary, m.write, ranks, others, 0}
 }
 
 // The widest ones: all that ranks share out divides by eight.
@@ -60,22 +55,25 @@ var (
 	wideExperts      = expertModel("experts, 8 heads of 2 key heads", mixtureSizes{width: 48, heads: 8, intermediate: 80}, []int{2, 4, 8}, nil)
 	wideLinear       = linearModel("linear attention of 8 key heads", hybridSizes{heads: 8, keyHeads: 8, valueHeads: 16}, denseHybrid, []int{2, 4, 8}, nil)
 	wideLinearExpert = linearModel("linear attention of 8 key heads and experts", hybridSizes{heads: 8, keyHeads: 8, valueHeads: 16}, expertHybrid, []int{2, 4, 8}, nil)
+	wideGPTOSS       = gptOSSModel("gpt-oss, 8 heads of 2 key heads", gptOSS{heads: 8, width: 48}, []int{2, 4, 8}, nil)
 )
 
 // Any number of ranks that has whole segments trains and samples what one device does, bit for bit, and has its arithmetic; others name their number. Sizes are such that segments end anywhere, and that key heads are one rank's,
 // two ranks', or four ranks'.
 func TestWidthsEqualSingle(t *testing.T) {
 	single := linearModel("a value head on each of four", hybridSizes{heads: 4, keyHeads: 4, valueHeads: 4}, denseHybrid, []int{2}, []int{4})
-	single.steps = 2 // rounding grows with each
+	odd := gptOSSModel("gpt-oss of an odd part", gptOSS{heads: 4, width: 20}, []int{2}, []int{4})
+	single.steps, odd.steps = 2, 2 // rounding grows with each
 	for _, c := range []cutModel{
 		denseModel("8 heads of 2 key heads", shape{203, 40, 80, 2, 8, 2, 16}, []int{2, 4, 8}, nil),
 		denseModel("8 heads of 1 key head", shape{91, 24, 208, 1, 8, 1, 4}, []int{2, 8}, nil),
 		denseModel("12 heads of 2 key heads", shape{300, 36, 132, 2, 12, 2, 10}, []int{2}, []int{4}),
 		denseModel("12 heads of 3 key heads", shape{115, 32, 72, 1, 12, 3, 8}, nil, []int{3}),
 		denseModel("segments of several blocks", shape{5000, 64, 2320, 1, 8, 8, 64}, []int{2, 8}, nil),
-		wideExperts, wideLinear, wideLinearExpert,
+		wideExperts, wideLinear, wideLinearExpert, wideGPTOSS,
+		gptOSSModel("gpt-oss in MXFP4", gptOSS{quantized: true, heads: 8, width: 96}, []int{2, 8}, nil),
 		expertModel("experts of an odd part", mixtureSizes{width: 20, heads: 4, intermediate: 48}, []int{2}, []int{4}),
-		single,
+		single, odd,
 	} {
 		for _, dtype := range []string{"float32", "bfloat16"} {
 			t.Run(c.name+" "+dtype, func(t *testing.T) { widthsEqualSingle(t, c, dtype) })
@@ -155,9 +153,9 @@ func trainAndSample(t *testing.T, e *Engine, c cutModel) history {
 	return h
 }
 
-// Every loss gives the gradients of one device on 2, 4 and 8 ranks that share out experts and linear attention, and on copies that share the weights out, bit for bit; data of all losses are in one cycle.
+// Every loss gives the gradients of one device on 2, 4 and 8 ranks that share out experts, linear attention and attention with sinks, and on copies that share the weights out, bit for bit; data of all losses are in one cycle.
 func TestLossesOfFamilies(t *testing.T) {
-	for _, c := range []cutModel{wideExperts, wideLinearExpert} {
+	for _, c := range []cutModel{wideExperts, wideLinearExpert, wideGPTOSS} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := c.write(t)
 			single := placeModel(t, dir, placement{plugin: "single", section: `{"threads": 1}`}, testOptions())
@@ -176,7 +174,7 @@ func TestLossesOfFamilies(t *testing.T) {
 // A checkpoint in the middle of a window, with its sum of gradients, moves from one device to ranks and to copies that share the weights out and back, and goes on with the same bits.
 func TestFamiliesResumeElsewhere(t *testing.T) {
 	data := randomData(rand.New(rand.NewPCG(4, 4)), 9, 50)
-	for _, c := range []cutModel{wideExperts, wideLinear, wideLinearExpert} {
+	for _, c := range []cutModel{wideExperts, wideLinear, wideLinearExpert, wideGPTOSS} {
 		dir := c.write(t)
 		on := func(p placement) *Engine { return placeModel(t, dir, p, testOptions()) }
 		single := placement{plugin: "single", section: `{"threads": 1}`}
@@ -232,7 +230,7 @@ func ownExperts(t *testing.T, path string, rank, alpha, experts int) string {
 func TestOwnExpertsOnRanks(t *testing.T) {
 	const experts = 5
 	data := randomData(rand.New(rand.NewPCG(4, 5)), 3, 40)
-	for _, c := range []cutModel{wideExperts, wideLinearExpert} {
+	for _, c := range []cutModel{wideExperts, wideLinearExpert, wideGPTOSS} {
 		for _, dtype := range []string{"float32", "bfloat16"} {
 			t.Run(c.name+" "+dtype, func(t *testing.T) {
 				dir := c.write(t)
@@ -294,7 +292,7 @@ func TestOwnExpertsOnRanks(t *testing.T) {
 
 // Sequences on ranks go on from snapshots of prompts and answers as on one device: as many tokens are cached, and the bits are those of sequences that were computed whole.
 func TestSnapshotsOnRanks(t *testing.T) {
-	for _, c := range []cutModel{wideLinear, wideLinearExpert} {
+	for _, c := range []cutModel{wideLinear, wideLinearExpert, wideGPTOSS} {
 		dir := c.write(t)
 		for _, p := range []placement{ranksOf(2, "float32"), ranksOf(8, "float32"), mixed[1], sharded[0]} {
 			t.Run(c.name+"/"+p.name, func(t *testing.T) {
@@ -350,7 +348,7 @@ func (c *chooser) Route(choice, p, logits tensor.Tensor, normalise bool) error {
 
 // On all ranks tokens choose the same experts, with the same probabilities.
 func TestRanksChooseTheSameExperts(t *testing.T) {
-	for _, c := range []cutModel{wideExperts, wideLinearExpert} {
+	for _, c := range []cutModel{wideExperts, wideLinearExpert, wideGPTOSS} {
 		t.Run(c.name, func(t *testing.T) {
 			var devices []*chooser
 			o := testOptions()
@@ -392,6 +390,7 @@ func TestFamiliesRefuseCuts(t *testing.T) {
 	}{
 		{wideExperts, 3, "8 heads, 2 key-value heads and an MLP of 48 and 80 cannot be cut over 3 devices: 1, 2, 4, 8 are possible"},
 		{expertModel("", mixtureSizes{width: 20, heads: 8, intermediate: 48}, nil, nil), 8, "an MLP of 20 and 48 cannot be cut over 8 devices: 1, 2, 4 are possible"},
+		{wideGPTOSS, 3, "8 heads, 2 key-value heads and an MLP of 48 cannot be cut over 3 devices: 1, 2, 4, 8 are possible"},
 		{linearModel("", hybridSizes{heads: 8, keyHeads: 2, valueHeads: 4}, expertHybrid, nil, nil), 4, "2 key heads of linear attention and an MLP of 48 cannot be cut over 4 devices: 1, 2 are possible"},
 	} {
 		o := testOptions()
@@ -407,10 +406,10 @@ func TestFamiliesRefuseCuts(t *testing.T) {
 	}
 }
 
-// What ranks hold of experts and of linear attention, and what a training pass takes on each, is what the plan says.
+// What ranks hold of experts, of linear attention and of attention with sinks, and what a training pass takes on each, is what the plan says.
 func TestFamiliesMemoryPlan(t *testing.T) {
 	const tokens, rank = 200, 8
-	for _, c := range []cutModel{wideExperts, wideLinearExpert} {
+	for _, c := range []cutModel{wideExperts, wideLinearExpert, wideGPTOSS} {
 		dir := c.write(t)
 		for _, p := range []placement{ranksOf(4, "float32"), sharded[0], cuts[3]} {
 			t.Run(c.name+"/"+p.name, func(t *testing.T) {

@@ -314,9 +314,6 @@ func (l *Loader) load(ctx context.Context, device tensor.Device, rank, ranks int
 	if err := device.CheckSinks(); a.Sinks && err != nil {
 		return fmt.Errorf("%s: device %s: %w", c.Architecture, device.Name(), err)
 	}
-	if a.Sinks && ranks > 1 {
-		return fmt.Errorf("a model of %s %w over %d devices yet: use one device, or dataparallel", c.Architecture, ErrCut, ranks)
-	}
 	m.vocabulary, m.kvHeads = c.vocabularyExtent(rank, ranks), c.kvExtent(rank, ranks).size()
 	if o.LogitsBytes != 0 {
 		m.logitsBytes = o.LogitsBytes

@@ -57,13 +57,14 @@ func (l *Loader) Mixture(ctx context.Context, i int, o MixtureOptions) (*nn.Mixt
 		*e.to = nn.ExpertLinear{Weight: stack.Matrix, Out: e.rows.size(), Module: l.add(lora.ExpertModule(prefix+"experts."+e.kind, c.Experts, e.out, e.in), e.rows, e.cols)}
 	}
 	if o.Biases {
-		return m, l.expertBiases(m, router, prefix+"experts", o.Experts)
+		return m, l.expertBiases(m, router, prefix+"experts", o.Experts, own)
 	}
 	return m, nil
 }
 
-// expertBiases loads the biases of a router and of the experts that it chooses among: NAME.gate_up_proj_bias, in the order of the rows of NAME.gate_up_proj, and NAME.down_proj_bias.
-func (l *Loader) expertBiases(m *nn.Mixture, router, name string, o ExpertOptions) error {
+// expertBiases loads the biases of a router, all of them, and of the experts that it chooses among: NAME.gate_up_proj_bias, in the order of the rows of NAME.gate_up_proj, of each expert those of the part own of its width, and
+// NAME.down_proj_bias, which is added when what ranks have of an expert's sum is whole, so that every rank has all of it.
+func (l *Loader) expertBiases(m *nn.Mixture, router, name string, o ExpertOptions, own extent) error {
 	var err error
 	if m.RouterBias, err = l.Vector(router+".bias", m.Experts, extent{0, m.Experts}); err != nil {
 		return err
@@ -71,16 +72,23 @@ func (l *Loader) expertBiases(m *nn.Mixture, router, name string, o ExpertOption
 	if !o.Interleaved {
 		return fmt.Errorf("biases of experts are supported where rows of gate and up take turns only, %s has others", l.Config.Architecture)
 	}
+	width, hidden := l.Config.MoE.Width, l.Config.HiddenSize
 	for i, e := range []struct {
 		to    *nn.ExpertLinear
 		name  string
 		turns int
-	}{{&m.Gate, ".gate_up_proj_bias", 2}, {&m.Up, ".gate_up_proj_bias", 2}, {&m.Down, ".down_proj_bias", 1}} {
-		bias, err := l.vector(name+e.name, []int{m.Experts, e.to.Out * e.turns}, extent{0, m.Experts * e.to.Out}, vectorForm{turns: e.turns, turn: i})
+		n     int // of an expert
+		part  extent
+	}{{&m.Gate, ".gate_up_proj_bias", 2, width, own}, {&m.Up, ".gate_up_proj_bias", 2, width, own}, {&m.Down, ".down_proj_bias", 1, hidden, extent{0, hidden}}} {
+		form := vectorForm{turns: e.turns, turn: i}
+		for expert := 1; expert < m.Experts; expert++ {
+			form.more = append(form.more, e.part.behind(expert*e.n))
+		}
+		bias, err := l.vector(name+e.name, []int{m.Experts, e.n * e.turns}, e.part, form)
 		if err != nil {
 			return err
 		}
-		e.to.Bias = bias.Reshape(m.Experts, e.to.Out)
+		e.to.Bias = bias.Reshape(m.Experts, e.part.size())
 	}
 	return nil
 }

@@ -10,8 +10,9 @@ import (
 //
 // LoRA of an expert layer has an A or a B that all experts share, or one for each. The adapters of one batch may differ in that.
 //
-// Where a model is cut over ranks, each has an equal part of the width of every expert: rows of gate and up, columns of down. The router is whole on every rank, which read the same rows, so all choose the same experts with the same
-// probabilities. What is summed over the width is summed over Segments, and whole, in every row, before the rows of a token are added: then it is the same on all ranks, and so is all that follows.
+// Where a model is cut over ranks, each has an equal part of the width of every expert: rows of gate and up with their biases, and columns of down, whose biases every rank has whole. The router is whole on every rank, which read the
+// same rows, so all choose the same experts with the same probabilities. What is summed over the width is summed over Segments, and whole, in every row, before biases of down are added and then the rows of a token: then it is the same
+// on all ranks, and so is all that follows.
 type Mixture struct {
 	Router         tensor.Matrix // experts × hidden
 	RouterBias     tensor.Tensor // 1 × experts; no buffer = none

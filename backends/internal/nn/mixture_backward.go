@@ -71,6 +71,11 @@ func (m *Mixture) backward(p *Pass, dh, dout, h tensor.Tensor, c *mixtureChunk, 
 	if err := p.reduce(sums...); err != nil {
 		return err
 	}
+	if inputGradient && m.Down.Bias.Buffer != nil { // which every rank has whole, so it counts behind the sum
+		if err := p.Device.AddRoutedBackward(dp, dout, m.Down.Bias, c.choice); err != nil {
+			return err
+		}
+	}
 	var tokens [2]tensor.Tensor
 	for i, l := range layers {
 		if tokens[i], err = c.adaptBackward(p, l.module, rows, l.dy, h, l.a, inner[i]); err != nil {
@@ -154,7 +159,7 @@ func (m *Mixture) inputBackward(p *Pass, dh, rows, dp tensor.Tensor, c *mixtureC
 	return p.matMulTransposed(dh, dlogits, m.Router, true)
 }
 
-// downBackward gives dhidden, the gradient by the experts' gated products, weighted by the probabilities, and dp, this rank's part of that by these.
+// downBackward gives dhidden, the gradient by the experts' gated products, weighted by the probabilities, and dp, this rank's part of that by these, without what biases count.
 func (m *Mixture) downBackward(p *Pass, dp, dhidden, hidden, dout tensor.Tensor, c *mixtureChunk) error {
 	mark := p.Temp.Mark()
 	module, inner := m.Down.Module, &c.da
@@ -186,11 +191,6 @@ func (m *Mixture) downBackward(p *Pass, dp, dhidden, hidden, dout tensor.Tensor,
 	}
 	if err := p.Device.CombineBackward(dp, dhidden, hidden, c.p, c.table, m.Segments); err != nil {
 		return err
-	}
-	if m.Down.Bias.Buffer != nil {
-		if err := p.Device.AddRoutedBackward(dp, dout, m.Down.Bias, c.choice); err != nil {
-			return err
-		}
 	}
 	if err := c.downGradients(p, module, tokens, rows, hidden, dout); err != nil {
 		return err

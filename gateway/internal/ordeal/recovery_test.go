@@ -239,9 +239,6 @@ func TestFamiliesUnderKills(t *testing.T) {
 		}
 		t.Run(name, under(settings{"plugin": "single", "device": "cpu"}, points))
 		for _, cut := range cuts {
-			if name == "gpt-oss" && cut != "shard_base" { // which ranks do not share out yet
-				continue
-			}
 			t.Run(name+" "+cut, under(placements[cut], (points+2)/3))
 		}
 	}
