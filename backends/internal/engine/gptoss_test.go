@@ -189,45 +189,27 @@ func TestGPTOSSCachedAndPreempted(t *testing.T) {
 	}
 }
 
-// Copies, with shared-out weights too, ranks and a split have the bits of one device, whether experts are quantized or not, and so have more threads, smaller batches and layers that are computed again.
+// Copies, with shared-out weights too, ranks and a split have the bits of one device, whether experts are quantized or not, and so have more threads, smaller batches and layers that are computed again: in training, and in sampling
+// with every setting and under masks.
 func TestGPTOSSPlacements(t *testing.T) {
 	eachGPTOSS(t, func(t *testing.T, m gptOSS) {
-		random := rand.New(rand.NewPCG(5, 5))
-		var data []plugins.Datum
-		for i := range 5 {
-			tokens := randomTokens(random, 10+31*i)
-			n := len(tokens) - 1
-			data = append(data, plugins.Datum{Tokens: tokens[:n], Targets: tokens[1:], K: 1, Weights: slices.Repeat([]float32{1}, n)})
-		}
-		prompt := randomTokens(random, 90)
-		run := func(e *Engine) (map[string][]float32, []plugins.SampledTokens) {
-			d := create(t, e, "a", 1, 4)
-			for range 2 {
-				d.pass(data)
-				d.step()
-			}
-			got, err := collect(t.Context(), e, ask("q", "a", prompt, 4, 20))
-			if err != nil {
-				t.Fatal(err)
-			}
-			return d.weights(), got.sequences
-		}
 		dir := m.write(t)
-		weights, samples := run(placeModel(t, dir, placement{plugin: "single", section: `{"threads": 1}`}, testOptions()))
+		want := live(t, placeModel(t, dir, placement{plugin: "single", section: `{"threads": 1}`}, testOptions()))
 		again := placement{"one thread more, layers computed again", "single", `{"threads": 2, "recompute": "on", "batch_tokens": 70}`}
 		for _, p := range slices.Concat([]placement{copies[0], copies[1], sharded[0], splits[0], again}, cuts, mixed) {
-			t.Run(p.name, func(t *testing.T) {
-				got, sampled := run(placeModel(t, dir, p, testOptions()))
-				equalTensors(t, "weights", got, weights)
-				equalSamples(t, "samples", sampled, samples)
-			})
+			t.Run(p.name, func(t *testing.T) { equalHistories(t, live(t, placeModel(t, dir, p, testOptions())), want) })
 		}
 	})
 }
 
-// An adapter comes back bit for bit from the forms that it leaves in. For PEFT gate and up are one parameter, whose rows take turns; files in which each of them has all of the rank are read too.
+// An adapter comes back bit for bit from the forms that it leaves in, on one device and on ranks. For PEFT gate and up are one parameter, whose rows take turns; files in which each of them has all of the rank are read too.
 func TestGPTOSSExports(t *testing.T) {
-	e := gptOSS{}.start(t, "")
+	for _, p := range []placement{{name: "one device", plugin: "single", section: "{}"}, cuts[0], cuts[1]} {
+		t.Run(p.name, func(t *testing.T) { gptOSSExports(t, placeModel(t, gptOSS{}.write(t), p, testOptions())) })
+	}
+}
+
+func gptOSSExports(t *testing.T, e *Engine) {
 	a := create(t, e, "a", 1, 4)
 	data := randomData(rand.New(rand.NewPCG(5, 5)), 3, 40)
 	a.pass(data)

@@ -23,7 +23,7 @@ type family struct {
 	shapes map[string][]int
 }
 
-// families are models of three kinds, in float32, so large that fixed sizes matter little.
+// families are models of four kinds, in float32, so large that fixed sizes matter little.
 func families(layers, hidden, vocabulary, context int) []family {
 	const heads, kvHeads, headDim = 4, 2, 32
 	common := func(architecture string, more map[string]any) map[string]any {
@@ -90,6 +90,23 @@ func families(layers, hidden, vocabulary, context int) []family {
 			put("linear_attn.norm.weight", dim)
 			put("linear_attn.out_proj.weight", hidden, valueHeads*dim)
 		})},
+		{"sinks", common("GptOssForCausalLM", map[string]any{"num_local_experts": experts, "num_experts_per_tok": 2, "intermediate_size": width, "attention_bias": true, "sliding_window": 128,
+			"layer_types": slices.Repeat([]string{"sliding_attention", "full_attention"}, layers/2), "rope_scaling": map[string]any{"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": context / 8}}),
+			tensors(func(put func(string, ...int), _ int) {
+				for name, out := range map[string]int{"q_proj": heads * headDim, "k_proj": kvHeads * headDim, "v_proj": kvHeads * headDim} {
+					put("self_attn."+name+".weight", out, hidden)
+					put("self_attn."+name+".bias", out)
+				}
+				put("self_attn.o_proj.weight", hidden, heads*headDim)
+				put("self_attn.o_proj.bias", hidden)
+				put("self_attn.sinks", heads)
+				put("mlp.router.weight", experts, hidden)
+				put("mlp.router.bias", experts)
+				put("mlp.experts.gate_up_proj", experts, hidden, 2*width)
+				put("mlp.experts.gate_up_proj_bias", experts, 2*width)
+				put("mlp.experts.down_proj", experts, width, hidden)
+				put("mlp.experts.down_proj_bias", experts, hidden)
+			})},
 	}
 }
 

@@ -456,7 +456,7 @@ func TestGoldenFamiliesOnRanks(t *testing.T) {
 	if root == "" {
 		t.Skip("TINSMITH_TESTDATA is not set: no models in the forms that files have")
 	}
-	for _, name := range []string{"families/fp8-qwen3-moe", "families/layout-qwen3-vl-moe", "families/layout-qwen3.5-moe-split", "families/published-qwen3.5", "families/published-qwen3.5-moe", "families/qwen3-next", "families/phi3", "goldens/torch/qwen3-moe"} {
+	for _, name := range []string{"families/fp8-qwen3-moe", "families/gpt-oss", "families/gpt-oss-mxfp4", "families/layout-qwen3-vl-moe", "families/layout-qwen3.5-moe-split", "families/published-qwen3.5", "families/published-qwen3.5-moe", "families/qwen3-next", "families/phi3", "goldens/torch/qwen3-moe"} {
 		t.Run(name, func(t *testing.T) {
 			dir, c := filepath.Join(root, name), cutModel{vocabulary: 512, steps: 2}
 			want := trainAndSample(t, placeModel(t, dir, placement{plugin: "single", section: `{"threads": 1}`}, testOptions()), c)
@@ -467,7 +467,7 @@ func TestGoldenFamiliesOnRanks(t *testing.T) {
 	}
 }
 
-// A plan of models with experts and with linear attention has the placements that share them out, and what it says of weights, of samplers and of the cache is what loading takes.
+// A plan of models with experts, with linear attention and with sinks has the placements that share them out, and what it says of weights, of samplers and of the cache is what loading takes.
 func TestFamiliesPlannedOnRanks(t *testing.T) {
 	for _, f := range families(8, 128, 4096, 512)[1:] {
 		dir := f.write(t)
