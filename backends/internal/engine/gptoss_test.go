@@ -180,12 +180,18 @@ func TestGPTOSSCachedAndPreempted(t *testing.T) {
 		requests = append(requests, ask(fmt.Sprint("q", i), "", randomTokens(random, 20+30*i), 2, 150))
 	}
 	wanted := m.alone(t, requests...)
-	crowded := m.start(t, `{"max_context_length": 320, "kv_cache_tokens": 640, "max_batch": 6}`)
-	for i, got := range collectAll(t, crowded, requests) {
-		equalSamples(t, fmt.Sprint("request ", i), got.sequences, wanted[i])
-	}
-	if s := crowded.status(time.Now()); s.WaitingSamples != 0 {
-		t.Errorf("%d samples wait", s.WaitingSamples)
+	dir := m.write(t)
+	for _, p := range []placement{
+		{"one device", "single", `{"max_context_length": 320, "kv_cache_tokens": 640, "max_batch": 6}`},
+		{"2 ranks", "tensorparallel", `{"devices": ["cpu", "cpu"], "max_context_length": 320, "kv_cache_tokens": 640, "max_batch": 6}`},
+	} {
+		crowded := placeModel(t, dir, p, testOptions())
+		for i, got := range collectAll(t, crowded, requests) {
+			equalSamples(t, fmt.Sprint(p.name, ", request ", i), got.sequences, wanted[i])
+		}
+		if s := crowded.status(time.Now()); s.WaitingSamples != 0 {
+			t.Errorf("%s: %d samples wait", p.name, s.WaitingSamples)
+		}
 	}
 }
 
@@ -195,8 +201,11 @@ func TestGPTOSSPlacements(t *testing.T) {
 	eachGPTOSS(t, func(t *testing.T, m gptOSS) {
 		dir := m.write(t)
 		want := live(t, placeModel(t, dir, placement{plugin: "single", section: `{"threads": 1}`}, testOptions()))
-		again := placement{"one thread more, layers computed again", "single", `{"threads": 2, "recompute": "on", "batch_tokens": 70}`}
-		for _, p := range slices.Concat([]placement{copies[0], copies[1], sharded[0], splits[0], again}, cuts, mixed) {
+		again := []placement{
+			{"one thread more, layers computed again", "single", `{"threads": 2, "recompute": "on", "batch_tokens": 70}`},
+			{"2 ranks, layers computed again", "tensorparallel", `{"devices": ["cpu", "cpu"], "threads": 2, "recompute": "on", "batch_tokens": 70, "max_batch": 2}`},
+		}
+		for _, p := range slices.Concat([]placement{copies[0], copies[1], sharded[0], splits[0]}, again, cuts, mixed) {
 			t.Run(p.name, func(t *testing.T) { equalHistories(t, live(t, placeModel(t, dir, p, testOptions())), want) })
 		}
 	})
