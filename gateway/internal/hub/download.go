@@ -1,11 +1,11 @@
 package hub
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha1" //nolint:gosec // git's object ids are SHA-1
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"hash"
@@ -19,18 +19,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tinsmith/tinsmith/gateway/internal/durable"
-)
+	"golang.org/x/sys/unix"
 
-// Bounds of what a hub may answer.
-const (
-	defaultEndpoint  = "https://huggingface.co"
-	maxListBytes     = 16 << 20
-	maxFiles         = 10_000
-	maxAttempts      = 5
-	firstPause       = time.Second
-	stalledAfter     = time.Minute // without a byte
-	responseDeadline = 30 * time.Second
+	"github.com/tinsmith/tinsmith/gateway/internal/durable"
 )
 
 // file is one entry of a repository's list.
@@ -51,14 +42,28 @@ func (f *file) wanted() bool {
 		return false
 	}
 	switch base {
-	case "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json", "model.safetensors.index.json", "LICENSE", "README.md":
+	case "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json", "adapter_config.json", "chat_template.jinja", "chat_template.json", "model.safetensors.index.json", "LICENSE", "README.md":
 		return true
 	}
 	return strings.HasSuffix(base, ".safetensors")
 }
 
-// client has no timeout of its own: model files take hours on slow lines. Answers that never begin and bodies that stall are ended instead.
-var client = &http.Client{Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, ResponseHeaderTimeout: responseDeadline, TLSHandshakeTimeout: responseDeadline, ForceAttemptHTTP2: true}}
+// Snapshot is a revision of a repository in the cache.
+type Snapshot struct {
+	Dir     string
+	Commit  string
+	Adapter bool // it is an adapter of PEFT's, and no model
+}
+
+// Pull brings a revision of a repository into the cache.
+func Pull(ctx context.Context, r Reference, progress Progress) (Snapshot, error) {
+	dir, err := download(ctx, r.Repository, cmp.Or(r.Revision, branch), progress)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	_, err = os.Stat(filepath.Join(dir, "adapter_config.json"))
+	return Snapshot{Dir: dir, Commit: filepath.Base(dir), Adapter: err == nil}, nil
+}
 
 // download brings a repository's revision into the cache and gives its snapshot. What is there is kept, a part of a file is continued, every file is checked against the
 // hub's checksum. Nothing appears under its final name before it is whole.
@@ -69,9 +74,9 @@ func download(ctx context.Context, repository, revision string, progress Progres
 			return dir, nil
 		}
 	}
-	endpoint := strings.TrimSuffix(os.Getenv("HF_ENDPOINT"), "/")
-	if endpoint == "" {
-		endpoint = defaultEndpoint
+	endpoint, err := endpointOf()
+	if err != nil {
+		return "", err
 	}
 	commit, files, err := list(ctx, endpoint, repository, revision)
 	if err != nil {
@@ -87,8 +92,17 @@ func download(ctx context.Context, repository, revision string, progress Progres
 		return "", err
 	}
 	var total, done int64
+	missing := int64(0)
 	for _, f := range files {
-		total += f.Size
+		if total += f.Size; total < 0 {
+			return "", fmt.Errorf("download %s: the hub gives sizes that nothing has", repository)
+		}
+		if info, err := os.Stat(filepath.Join(root, "blobs", f.digest())); err != nil || info.Size() != f.Size {
+			missing += f.Size - sizeOf(filepath.Join(root, "blobs", f.digest()+".incomplete"))
+		}
+	}
+	if err := room(root, missing); err != nil {
+		return "", fmt.Errorf("download %s: %w", repository, err)
 	}
 	for _, f := range files {
 		before := done
@@ -119,6 +133,27 @@ func download(ctx context.Context, repository, revision string, progress Progres
 	return snapshot, nil
 }
 
+// sizeOf is the size of a file, 0 without one.
+func sizeOf(path string) int64 {
+	info, err := os.Stat(path)
+	if err != nil {
+		return 0
+	}
+	return info.Size()
+}
+
+// room refuses what a disk cannot hold before hours are spent on it.
+func room(dir string, bytes int64) error {
+	var disk unix.Statfs_t
+	if err := unix.Statfs(dir, &disk); err != nil {
+		return nil // it will show
+	}
+	if free := int64(disk.Bavail) * disk.Bsize; bytes > free { //nolint:unconvert // its type differs between platforms
+		return fmt.Errorf("%d bytes are to come, and the disk of %s has room for %d", bytes, dir, free)
+	}
+	return nil
+}
+
 // completeName marks a snapshot that we have downloaded whole; other tools ignore it.
 const completeName = ".tinsmith-complete"
 
@@ -127,42 +162,23 @@ func complete(dir string) bool {
 	return err == nil
 }
 
-// list asks the hub for the commit and the files of a revision.
+// list asks the hub for the commit of a revision and its files that we read.
 func list(ctx context.Context, endpoint, repository, revision string) (string, []file, error) {
-	source := fmt.Sprintf("%s/api/models/%s/revision/%s?blobs=true", endpoint, repository, url.PathEscape(revision))
-	res, err := get(ctx, source, 0)
+	state, err := askRevision(ctx, endpoint, repository, revision)
 	if err != nil {
 		return "", nil, err
 	}
-	defer res.Body.Close()
-	b, err := io.ReadAll(io.LimitReader(res.Body, maxListBytes+1))
-	if err != nil {
-		return "", nil, err
-	}
-	if len(b) > maxListBytes {
-		return "", nil, fmt.Errorf("the list of files has more than %d bytes", maxListBytes)
-	}
-	var answer struct {
-		SHA      string `json:"sha"`
-		Siblings []file `json:"siblings"`
-	}
-	if err := json.Unmarshal(b, &answer); err != nil {
-		return "", nil, fmt.Errorf("the list of files: %w", err)
-	}
-	if !commitHash.MatchString(answer.SHA) {
+	if state.Commit == "" {
 		return "", nil, fmt.Errorf("the hub names no commit for revision %s", revision)
-	}
-	if len(answer.Siblings) > maxFiles {
-		return "", nil, fmt.Errorf("%d files are more than %d", len(answer.Siblings), maxFiles)
 	}
 	var files []file
 	weights := false
-	for _, f := range answer.Siblings {
+	for _, f := range state.Files {
 		if !f.wanted() {
 			continue
 		}
-		if f.LFS != nil {
-			f.Size = f.LFS.Size
+		if !fileName.MatchString(f.Name) {
+			return "", nil, fmt.Errorf("the hub has a file of the name %.200q, which is not taken", f.Name)
 		}
 		if f.Size < 0 || f.digest() == "" {
 			return "", nil, fmt.Errorf("the hub gives no checksum or size for %.100q", f.Name)
@@ -173,7 +189,7 @@ func list(ctx context.Context, endpoint, repository, revision string) (string, [
 	if !weights {
 		return "", nil, errors.New("the repository has no safetensors files")
 	}
-	return answer.SHA, files, nil
+	return state.Commit, files, nil
 }
 
 // digest is the expected checksum: SHA-256 for large files, git's object id for the others; "" if it is neither.
@@ -205,21 +221,8 @@ func fetch(ctx context.Context, source, blobs, snapshot string, f file, report f
 	}
 	blob := filepath.Join(blobs, f.digest())
 	if info, err := os.Stat(blob); err != nil || info.Size() != f.Size {
-		pause := firstPause
-		for attempt := 1; ; attempt++ {
-			again, err := fetchOnce(ctx, source, blob, f, report)
-			if err == nil {
-				break
-			}
-			if !again || attempt == maxAttempts || ctx.Err() != nil {
-				return err
-			}
-			select {
-			case <-time.After(pause):
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-			pause *= 2
+		if err := repeated(ctx, func() (bool, error) { return fetchOnce(ctx, source, blob, f, report) }); err != nil {
+			return err
 		}
 	}
 	link := filepath.Join(snapshot, f.Name)
@@ -247,8 +250,7 @@ func fetchOnce(ctx context.Context, source, blob string, f file, report func(int
 		defer cancel(nil)
 		res, err := get(ctx, source, have)
 		if err != nil {
-			var status *statusError
-			return !errors.As(err, &status) || status.code >= 500 || status.code == http.StatusTooManyRequests, err
+			return passing(err), err
 		}
 		defer res.Body.Close()
 		if res.StatusCode == http.StatusOK && have > 0 { // the server does not continue: from the beginning
@@ -293,43 +295,4 @@ func (w *countingWriter) Write(p []byte) (int, error) {
 	w.n += int64(len(p))
 	w.report(w.n)
 	return len(p), nil
-}
-
-// statusError is an answer other than success.
-type statusError struct {
-	code int
-	text string
-}
-
-func (e *statusError) Error() string { return e.text }
-
-// get asks for a document from a byte on. The token goes to the hub only: the standard client drops it when it is redirected to another host.
-func get(ctx context.Context, source string, from int64) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, source, nil)
-	if err != nil {
-		return nil, err
-	}
-	req.Header.Set("User-Agent", "tinsmith")
-	if token := os.Getenv("HF_TOKEN"); token != "" {
-		req.Header.Set("Authorization", "Bearer "+token)
-	}
-	if from > 0 {
-		req.Header.Set("Range", fmt.Sprintf("bytes=%d-", from))
-	}
-	res, err := client.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	if res.StatusCode == http.StatusOK || res.StatusCode == http.StatusPartialContent {
-		return res, nil
-	}
-	_ = res.Body.Close()
-	text := "the hub answers " + res.Status
-	switch res.StatusCode {
-	case http.StatusUnauthorized, http.StatusForbidden:
-		text += ": the repository is private or gated; accept its terms and set HF_TOKEN"
-	case http.StatusNotFound:
-		text += ": there is no such repository, revision or file"
-	}
-	return nil, &statusError{res.StatusCode, text}
 }

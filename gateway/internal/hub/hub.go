@@ -81,15 +81,19 @@ func namedCache() string {
 	if dir := os.Getenv("HF_HUB_CACHE"); dir != "" {
 		return dir
 	}
-	home := os.Getenv("HF_HOME")
-	if home == "" {
-		user, err := os.UserHomeDir()
-		if err != nil {
-			user = "."
-		}
-		home = filepath.Join(user, ".cache", "huggingface")
+	return filepath.Join(homeDir(), "hub")
+}
+
+// homeDir is where Hugging Face's own tools keep their cache and their token.
+func homeDir() string {
+	if home := os.Getenv("HF_HOME"); home != "" {
+		return home
 	}
-	return filepath.Join(home, "hub")
+	user, err := os.UserHomeDir()
+	if err != nil {
+		user = "."
+	}
+	return filepath.Join(user, ".cache", "huggingface")
 }
 
 func repositoryDir(repository string) string {
