@@ -35,55 +35,56 @@ RUN_OR_PATH is a run (RUN or tinker://RUN: the newest weights while it is live, 
 tinker://RUN/sampler_weights/NAME). With --merge DIR becomes a model that needs no adapter.`,
 	}
 	conn := addConnection(c)
-	names := c.Flags().String("names", "peft", "names of the adapter's tensors: peft, which PEFT loads, or tinker, the Tinker service's")
-	merged := c.Flags().Bool("merge", false, "write the whole model with the adapter merged into it")
-	dtype := c.Flags().String("dtype", "", "with --merge: float32, bfloat16 or float16 (default: as the base model has it)")
-	base := c.Flags().String("base", "", "with --merge: the base model's directory on this machine (default: its files come from the server)")
-	shard := c.Flags().Int64("shard-mib", 4768, "with --merge: the size from which on the weights are cut into several files")
+	form := addForm(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
-		if !*merged && (*dtype != "" || *base != "" || c.Flags().Changed("shard-mib")) {
-			return errors.New("--dtype, --base and --shard-mib need --merge")
+		if err := form.check(c); err != nil {
+			return err
 		}
-		if *names != plugins.ExportPEFT && *names != plugins.ExportTinker {
-			return fmt.Errorf("--names: %.40q is not allowed: peft or tinker", *names)
-		}
-		if *merged && c.Flags().Changed("names") {
-			return errors.New("--names is not for --merge: a merged model has no adapter")
-		}
-		if *shard < 1 || *shard > 1<<30 {
-			return fmt.Errorf("--shard-mib: %d is not allowed: 1 to %d", *shard, 1<<30)
-		}
-		e := &exporting{connection: conn, name: args[0], messages: c.ErrOrStderr(), names: *names}
-		if *merged {
-			e.names = plugins.ExportTinker // of all models there is that form, and it is the smallest
-		}
-		if err := intoNewFolder(args[1], func(dir string) error {
-			adapter := dir
-			if *merged {
-				adapter = dir + ".adapter"
-				if err := os.Mkdir(adapter, 0o700); err != nil {
-					return err
-				}
-				defer os.RemoveAll(adapter)
-			}
-			if err := e.fetch(c.Context(), adapter); err != nil {
-				return err
-			}
-			if *merged {
-				if err := e.merge(c.Context(), dir, *base, merge.Options{Adapter: adapter, DType: *dtype, ShardBytes: *shard << 20}); err != nil {
-					return err
-				}
-			} else if err := e.warnOfSharedHead(c.Context(), adapter); err != nil {
-				return err
-			}
-			return nil
-		}); err != nil {
+		e := &exporting{connection: conn, form: *form, name: args[0], messages: c.ErrOrStderr()}
+		if err := intoNewFolder(args[1], func(dir string) error { return e.write(c.Context(), dir) }); err != nil {
 			return err
 		}
 		_, err := fmt.Fprintf(shown{c.OutOrStdout()}, "%s, step %s, of %s\n", e.path, e.step, e.model)
 		return err
 	}
 	return c
+}
+
+// form is what an adapter leaves as.
+type form struct {
+	merged             bool
+	names, dtype, base string
+	shard              int64 // MiB
+}
+
+// addForm adds the flags of the commands that write adapters.
+func addForm(c *cobra.Command) *form {
+	f := &form{}
+	c.Flags().StringVar(&f.names, "names", plugins.ExportPEFT, "names of the adapter's tensors: peft, which PEFT loads, or tinker, the Tinker service's")
+	c.Flags().BoolVar(&f.merged, "merge", false, "write the whole model with the adapter merged into it")
+	c.Flags().StringVar(&f.dtype, "dtype", "", "with --merge: float32, bfloat16 or float16 (default: as the base model has it)")
+	c.Flags().StringVar(&f.base, "base", "", "with --merge: the base model's directory on this machine (default: its files come from the server)")
+	c.Flags().Int64Var(&f.shard, "shard-mib", 4768, "with --merge: the size from which on the weights are cut into several files")
+	return f
+}
+
+func (f *form) check(c *cobra.Command) error {
+	if !f.merged && (f.dtype != "" || f.base != "" || c.Flags().Changed("shard-mib")) {
+		return errors.New("--dtype, --base and --shard-mib need --merge")
+	}
+	if f.names != plugins.ExportPEFT && f.names != plugins.ExportTinker {
+		return fmt.Errorf("--names: %.40q is not allowed: peft or tinker", f.names)
+	}
+	if f.merged && c.Flags().Changed("names") {
+		return errors.New("--names is not for --merge: a merged model has no adapter")
+	}
+	if f.shard < 1 || f.shard > 1<<30 {
+		return fmt.Errorf("--shard-mib: %d is not allowed: 1 to %d", f.shard, 1<<30)
+	}
+	if f.merged {
+		f.names = plugins.ExportTinker // of all models there is that form, and it is the smallest
+	}
+	return nil
 }
 
 // intoNewFolder has fill write a folder that takes dir's place when it is whole and on disk. dir must not be there, or be an empty folder: that one stays the folder it is, since it may be where somebody is, a mount or a
@@ -161,15 +162,41 @@ func lateness(name string) int {
 // exporting is one call of the command.
 type exporting struct {
 	*connection
+	form
 	name     string
 	messages io.Writer
-	names    string // of plugins.SaveAdapterRequest
 
 	path, model, hash, step string // what the server says of the adapter
+	about                   about
+}
+
+// write writes what is wanted into an empty folder, with a card.
+func (e *exporting) write(ctx context.Context, dir string) error {
+	adapter := dir
+	if e.merged {
+		adapter = dir + ".adapter"
+		if err := os.Mkdir(adapter, 0o700); err != nil {
+			return err
+		}
+		defer os.RemoveAll(adapter)
+	}
+	if err := e.fetch(ctx, adapter); err != nil {
+		return err
+	}
+	var err error
+	if e.merged {
+		err = e.merge(ctx, dir, e.base, merge.Options{Adapter: adapter, DType: e.dtype, ShardBytes: e.shard << 20})
+	} else {
+		err = e.warnOfSharedHead(ctx, adapter)
+	}
+	if err != nil {
+		return err
+	}
+	return e.writeCard(dir)
 }
 
 // bar is a progress bar on a terminal, and nothing elsewhere.
-func (e *exporting) bar(total int64, what string) *progressbar.ProgressBar {
+func bar(total int64, what string) *progressbar.ProgressBar {
 	if !term.IsTerminal(int(os.Stderr.Fd())) {
 		return progressbar.DefaultBytesSilent(total, what)
 	}
@@ -187,8 +214,11 @@ func (e *exporting) fetch(ctx context.Context, dir string) error {
 	}
 	defer res.Body.Close()
 	e.path, e.model, e.hash, e.step = res.Header.Get("X-Tinsmith-Path"), res.Header.Get("X-Tinsmith-Base-Model"), res.Header.Get("X-Tinsmith-Model-Hash"), res.Header.Get("X-Tinsmith-Step")
-	bar := e.bar(-1, "adapter")
-	defer bar.Finish() //nolint:errcheck // only a picture
+	if e.about, err = readAbout(res.Header.Get("X-Tinsmith-Card")); err != nil {
+		return err
+	}
+	picture := bar(-1, "adapter")
+	defer picture.Finish() //nolint:errcheck // only a picture
 	in := tar.NewReader(res.Body)
 	seen := map[string]bool{}
 	for {
@@ -203,7 +233,7 @@ func (e *exporting) fetch(ctx context.Context, dir string) error {
 			return fmt.Errorf("the server sent %.100q, which is no file of an adapter or there twice", h.Name)
 		}
 		seen[h.Name] = true
-		if err := saveFile(filepath.Join(dir, h.Name), in, bar); err != nil {
+		if err := saveFile(filepath.Join(dir, h.Name), in, picture); err != nil {
 			return err
 		}
 	}
@@ -244,9 +274,9 @@ func (e *exporting) merge(ctx context.Context, dir, base string, o merge.Options
 	if err != nil {
 		return err
 	}
-	bar := e.bar(plan.Bytes, "merging")
-	defer bar.Finish() //nolint:errcheck // only a picture
-	return plan.Write(ctx, dir, func(n int) { _ = bar.Add(n) })
+	picture := bar(plan.Bytes, "merging")
+	defer picture.Finish() //nolint:errcheck // only a picture
+	return plan.Write(ctx, dir, func(n int) { _ = picture.Add(n) })
 }
 
 // warnOfSharedHead says what must not be done with an adapter of a head that shares the embedding's weights: other programs' merging would change the embedding too.

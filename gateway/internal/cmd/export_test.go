@@ -30,11 +30,11 @@ func TestExport(t *testing.T) {
 	w := newWorld(t)
 	mine := caller{w, ""}.settle()
 	for _, c := range []struct{ name, what, holds string }{
-		{"live run", "tinker://" + mine.run, "adapter_config.json adapter_model.safetensors checkpoint.json checkpoint_complete"},
-		{"bare run", mine.run, "adapter_config.json adapter_model.safetensors checkpoint.json checkpoint_complete"},
-		{"sampler checkpoint", mine.path("sampler_weights"), "adapter_config.json adapter_model.safetensors checkpoint.json checkpoint_complete"},
-		{"external checkpoint", mine.path("external_weights"), "adapter_config.json adapter_model.safetensors checkpoint.json checkpoint_complete"},
-		{"training checkpoint", mine.path("weights"), "adapter_config.json adapter_model.safetensors"},
+		{"live run", "tinker://" + mine.run, "README.md adapter_config.json adapter_model.safetensors checkpoint.json checkpoint_complete"},
+		{"bare run", mine.run, "README.md adapter_config.json adapter_model.safetensors checkpoint.json checkpoint_complete"},
+		{"sampler checkpoint", mine.path("sampler_weights"), "README.md adapter_config.json adapter_model.safetensors checkpoint.json checkpoint_complete"},
+		{"external checkpoint", mine.path("external_weights"), "README.md adapter_config.json adapter_model.safetensors checkpoint.json checkpoint_complete"},
+		{"training checkpoint", mine.path("weights"), "README.md adapter_config.json adapter_model.safetensors"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "new", "folder")
@@ -87,13 +87,13 @@ func TestExportIntoThisFolder(t *testing.T) {
 			if after, err := os.Stat(dir); err != nil || !os.SameFile(before, after) || after.Mode() != before.Mode() {
 				t.Errorf("it is another folder: %v, %v", after, err)
 			}
-			if got := names(t, "."); got != "adapter_config.json adapter_model.safetensors" {
+			if got := names(t, "."); got != "README.md adapter_config.json adapter_model.safetensors" {
 				t.Errorf("it holds %s", got)
 			}
 			if _, err := w.run(exportCommand(), "", mine.path("weights"), target); err == nil || !strings.Contains(err.Error(), "is not empty") {
 				t.Errorf("a second time: %v", err)
 			}
-			for _, file := range []string{plugins.AdapterConfigFile, plugins.AdapterWeightsFile} {
+			for _, file := range []string{cardFile, plugins.AdapterConfigFile, plugins.AdapterWeightsFile} {
 				w.ok(os.Remove(file))
 			}
 			if _, err := w.run(exportCommand(), "", "tinker://nobody", target); err == nil || names(t, ".") != "" {

@@ -31,25 +31,30 @@ func importCommand() *cobra.Command {
 		if *name == "" {
 			*name = filepath.Base(dir)
 		}
-		r, w := io.Pipe()
-		go func() { w.CloseWithError(writeTar(w, dir)) }()
-		defer r.Close()
-		var answer struct {
-			Training string `json:"training_path"`
-			Sampler  string `json:"sampler_path"`
-			Notices  []string
-		}
-		query := url.Values{"base_model": {*base}, "name": {*name}}
-		if err := conn.call(c.Context(), http.MethodPost, "/api/v1/tinsmith/import?"+query.Encode(), r, &answer); err != nil {
-			return err
-		}
-		fmt.Fprintf(shown{c.OutOrStdout()}, "train it on:  %s\nsample it:    %s\n", answer.Training, answer.Sampler)
-		for _, notice := range answer.Notices {
-			fmt.Fprintf(shown{c.ErrOrStderr()}, "note: %s\n", notice)
-		}
-		return nil
+		return importAdapter(c, conn, dir, *base, *name, filepath.Base(dir))
 	}
 	return c
+}
+
+// importAdapter gives an adapter's folder to a server and tells what has become of it. source is where the folder is from.
+func importAdapter(c *cobra.Command, conn *connection, dir, base, name, source string) error {
+	r, w := io.Pipe()
+	go func() { w.CloseWithError(writeTar(w, dir)) }()
+	defer r.Close()
+	var answer struct {
+		Training string `json:"training_path"`
+		Sampler  string `json:"sampler_path"`
+		Notices  []string
+	}
+	query := url.Values{"base_model": {base}, "name": {name}, "source": {source}}
+	if err := conn.call(c.Context(), http.MethodPost, "/api/v1/tinsmith/import?"+query.Encode(), r, &answer); err != nil {
+		return err
+	}
+	fmt.Fprintf(shown{c.OutOrStdout()}, "train it on:  %s\nsample it:    %s\n", answer.Training, answer.Sampler)
+	for _, notice := range answer.Notices {
+		fmt.Fprintf(shown{c.ErrOrStderr()}, "note: %s\n", notice)
+	}
+	return nil
 }
 
 // writeTar writes the regular files of a directory, without folders.

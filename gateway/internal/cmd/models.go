@@ -18,6 +18,7 @@ func modelsCommand() *cobra.Command {
 				Base    string `json:"base_model"`
 				Run     string `json:"training_run_id"`
 				Created int64  `json:"created"`
+				Origin  origin `json:"origin"`
 
 				UserMetadata map[string]any `json:"user_metadata"`
 			} `json:"data"`
@@ -36,6 +37,7 @@ func modelsCommand() *cobra.Command {
 				kind = "alias of " + m.Base
 			}
 			fmt.Fprintf(w, "%s\n  %s\n", m.ID, kind)
+			m.Origin.tell(w)
 			if len(m.UserMetadata) > 0 {
 				fmt.Fprintf(w, "  %s\n", named(m.UserMetadata, lineWidth-2))
 			}

@@ -71,7 +71,7 @@ func runsCommand() *cobra.Command {
 				fmt.Fprintf(w, "  sent in loss_fn_inputs and not read by the loss: %s\n", quoted(r.Unread))
 			}
 		}
-		return nil
+		return tellImports(c.Context(), conn, w)
 	}
 	return c
 }

@@ -42,7 +42,7 @@ func (f *file) wanted() bool {
 		return false
 	}
 	switch base {
-	case "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json", "adapter_config.json", "chat_template.jinja", "chat_template.json", "model.safetensors.index.json", "LICENSE", "README.md":
+	case "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json", "adapter_config.json", "checkpoint.json", "checkpoint_complete", "chat_template.jinja", "chat_template.json", "model.safetensors.index.json", "LICENSE", "README.md":
 		return true
 	}
 	return strings.HasSuffix(base, ".safetensors")

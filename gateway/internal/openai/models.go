@@ -24,6 +24,9 @@ func modelObject(m runs.ServedModel) gin.H {
 	if m.SessionID != "" {
 		out["session_id"] = m.SessionID
 	}
+	if m.Origin != nil {
+		out["origin"] = m.Origin
+	}
 	if len(m.UserMetadata) > 0 {
 		out["user_metadata"] = m.UserMetadata
 	}

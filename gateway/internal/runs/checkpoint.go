@@ -31,6 +31,8 @@ type CheckpointInfo struct {
 	UserMetadata  map[string]string
 	// Notices say, of the training checkpoint of an import, what the program that wrote the adapter would do differently when it is trained on.
 	Notices []string `json:",omitempty"`
+	// Origin says, of the checkpoints of an import and their copies, where it came from; nil for others and for imports of older versions.
+	Origin *Origin `json:",omitempty"`
 }
 
 // ID is the last two parts of the path.

@@ -354,8 +354,24 @@ func TestArchiveFilesAndImport(t *testing.T) {
 	sampler, err := w.CreateSampler(ctx, NewSampler{Owner: owner, SessionID: session, Seq: 0, ModelPath: saved})
 	w.ok(err)
 	want := fmt.Sprint(w.sampled(w.sample(sampler.ID, 0)).Sequences)
-	training, sampling, err := w.Import(ctx, Import{Owner: owner, BaseModel: "test/alias", Name: "mine", Tar: bytes.NewReader(archive.Bytes())})
+	training, sampling, err := w.Import(ctx, Import{Owner: owner, BaseModel: "test/alias", Name: "mine", Source: "hf://org/name@main", Tar: bytes.NewReader(archive.Bytes())})
 	w.ok(err)
+	if o := training.Origin; o == nil || o.Source != "hf://org/name@main" || !o.valid() || *sampling.Origin != *o {
+		t.Errorf("origins %+v and %+v", training.Origin, sampling.Origin)
+	}
+	copied, err := w.CopyCheckpoint(ctx, CopyCheckpoint{Owner: owner, Source: training.Path, ProjectID: "origins", IdempotencyKey: "k"})
+	w.ok(err)
+	list, more, err := w.Imports(ctx, owner)
+	if err != nil || more || len(list) != 2 || list[0].Path != training.Path || list[1].Path != copied.Path || *list[1].Origin != *training.Origin {
+		t.Errorf("imports %+v, %v, %v", list, more, err)
+	}
+	if list, _, _ := w.Imports(ctx, other); len(list) != 0 {
+		t.Errorf("somebody else has imported %+v", list)
+	}
+	for _, source := range []string{"a\nb", "\x1b[31m", "\u202e", strings.Repeat("x", maxLabel+1), "\xff"} {
+		_, _, err := w.Import(ctx, Import{Owner: owner, BaseModel: "test/alias", Name: "mine", Source: source, Tar: bytes.NewReader(archive.Bytes())})
+		w.refused(err, KindInvalid, "source")
+	}
 	second, err := w.CreateSampler(ctx, NewSampler{Owner: owner, SessionID: session, Seq: 1, ModelPath: sampling.Path})
 	w.ok(err)
 	if got := fmt.Sprint(w.sampled(w.sample(second.ID, 0)).Sequences); got != want {

@@ -55,6 +55,9 @@ func (v *Inventory) Claim(ctx context.Context, item Item, owner string) (Claimed
 		notes = append(notes, "its time to live had ended at "+cp.ExpiresAt.UTC().Format("2006-01-02 15:04:05")+"; now it has none")
 		cp.ExpiresAt = nil
 	}
+	if !cp.Origin.valid() {
+		cp.Origin = nil
+	}
 	cp.Dir = item.Origin
 	fits := strings.HasPrefix(cp.Dir, filepath.Join("checkpoints", place.RunID, string(place.Kind), place.Name)+"~")
 	if !fits || cp.Dir != item.Path && exists(filepath.Join(v.dir, cp.Dir)) {

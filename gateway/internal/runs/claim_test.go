@@ -64,7 +64,7 @@ func TestClaimAfterTheStoreIsLost(t *testing.T) {
 			damaged := w.good(w.SaveWeightsForSampler(ctx, SaveWeightsForSampler{Operation: at(run, 7), Name: "damaged"})).Saved.Path
 			copied, err := w.CopyCheckpoint(ctx, CopyCheckpoint{Owner: owner, Source: state, ProjectID: "q", IdempotencyKey: "key"})
 			w.ok(err)
-			training, _, err := w.Import(ctx, Import{Owner: owner, BaseModel: "test/alias", Name: "mine", Tar: bytes.NewReader(w.archive(sampler))})
+			training, _, err := w.Import(ctx, Import{Owner: owner, BaseModel: "test/alias", Name: "mine", Source: "hf://org/name@0123", Tar: bytes.NewReader(w.archive(sampler))})
 			w.ok(err)
 			large := json.RawMessage(`{"notes":"` + strings.Repeat("n", 2*maxInline) + `"}`)
 			noted := w.good(w.CreateRun(ctx, NewRun{Owner: owner, SessionID: session, ModelSeq: 1, BaseModel: base, LoRA: LoRAConfig{Rank: 4, TrainAttn: true}, UserMetadata: large})).CreatedRun.RunID

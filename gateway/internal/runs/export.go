@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
 	"github.com/tinsmith/tinsmith/plugins"
@@ -20,6 +21,10 @@ type Export struct {
 	ServedModel string
 	ModelHash   string // of the base model that the adapter was trained on, as the backend states it
 	Step        int64
+	LoRA        LoRAConfig
+	CreatedAt   time.Time // of the checkpoint, or of the run
+	Trained     int64     // tokens, of a live run
+	Origin      *Origin   // of an import
 	write       func(io.Writer) error
 	close       func()
 }
@@ -96,7 +101,7 @@ func (c *Core) exportCheckpoint(ctx context.Context, owner, path, names string) 
 		if err := c.intact(ctx, &cp, files...); err != nil {
 			return nil, err
 		}
-		return c.exportWritten(ctx, c.byName[cp.ServedModel], source{saved: found}, &Export{Path: cp.Path, ServedModel: cp.ServedModel, Step: cp.Step}, files, names, entry)
+		return c.exportWritten(ctx, c.byName[cp.ServedModel], source{saved: found}, exportOf(&cp), files, names, entry)
 	}
 	if err := c.intact(ctx, &cp, exported...); err != nil {
 		return nil, err
@@ -104,9 +109,15 @@ func (c *Core) exportCheckpoint(ctx context.Context, owner, path, names string) 
 	if err := c.commit(ctx, store.Batch{Add: []store.Record{entry}}); err != nil {
 		return nil, fmt.Errorf("export: %w", err)
 	}
-	e := &Export{Path: cp.Path, ServedModel: cp.ServedModel, Step: cp.Step, close: func() {}}
+	e := exportOf(&cp)
+	e.close = func() {}
 	e.fill(c.file(cp.Dir), exported)
 	return e, nil
+}
+
+// exportOf describes a checkpoint that is exported.
+func exportOf(cp *checkpointRecord) *Export {
+	return &Export{Path: cp.Path, ServedModel: cp.ServedModel, Step: cp.Step, LoRA: cp.LoRA, CreatedAt: cp.CreatedAt, Origin: cp.Origin}
 }
 
 // adapterFiles are what leaves of a training checkpoint.
@@ -115,7 +126,7 @@ var adapterFiles = []string{plugins.AdapterConfigFile, plugins.AdapterWeightsFil
 // exportLive exports the newest weights of a run. The run's order is not touched, and no checkpoint is made.
 func (c *Core) exportLive(ctx context.Context, r *run, names string) (*Export, error) {
 	c.mu.Lock()
-	e := &Export{Path: "tinker://" + r.ID, ServedModel: r.ServedModel}
+	e := &Export{Path: "tinker://" + r.ID, ServedModel: r.ServedModel, LoRA: r.LoRA, CreatedAt: r.CreatedAt, Trained: r.live.tokens}
 	entry := c.auditOften(r.Owner, AuditEntry{Event: "checkpoint_downloaded", RunID: r.ID, Path: e.Path})
 	c.mu.Unlock()
 	return c.exportWritten(ctx, r.model, source{run: r}, e, exported, names, entry)

@@ -3,6 +3,8 @@ package runs
 import (
 	"archive/tar"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -24,6 +26,7 @@ type Import struct {
 	ProjectID string
 	MaxBytes  int64     // of all files; 0 = 16 GiB
 	Tar       io.Reader // the directory's files in the root of a plain tar
+	Source    string    // where the directory is from, in the importer's words; "" if that is not said
 }
 
 // importable are the files that are taken from an uploaded directory; others are skipped.
@@ -34,7 +37,7 @@ func (c *Core) Import(ctx context.Context, req Import) (training, sampler Checkp
 	fail := func(err error) (CheckpointInfo, CheckpointInfo, error) {
 		return CheckpointInfo{}, CheckpointInfo{}, err
 	}
-	if err := firstError(checkName(req.Name), checkLabel("project_id", req.ProjectID)); err != nil {
+	if err := firstError(checkName(req.Name), checkLabel("project_id", req.ProjectID), checkSource(req.Source)); err != nil {
 		return fail(err)
 	}
 	m := c.byName[req.BaseModel]
@@ -52,7 +55,7 @@ func (c *Core) Import(ctx context.Context, req Import) (training, sampler Checkp
 	}
 	incoming := filepath.Join("incoming", ".upload-"+c.newID("", "", ""))
 	defer func() { c.logged("an upload could not be removed", os.RemoveAll(c.file(incoming))) }()
-	size, err := unpack(req.Tar, c.file(incoming), req.MaxBytes, c.cfg.Store.Room)
+	size, sum, err := unpack(req.Tar, c.file(incoming), req.MaxBytes, c.cfg.Store.Room)
 	if err != nil {
 		return fail(err)
 	}
@@ -113,6 +116,7 @@ func (c *Core) Import(ctx context.Context, req Import) (training, sampler Checkp
 		cp := &checkpoint{checkpointRecord{Dir: dir, CheckpointInfo: CheckpointInfo{
 			Path: path.String(), RunID: r.ID, Kind: kind, Name: req.Name, Owner: req.Owner, BaseModel: req.BaseModel, ServedModel: m.Name, LoRA: r.LoRA, CreatedAt: now, Size: got.Bytes,
 		}}}
+		cp.Origin = &Origin{Source: req.Source, SHA256: sum}
 		if kind == KindWeights {
 			cp.Notices = info.Notices
 		}
@@ -127,11 +131,12 @@ func (c *Core) Import(ctx context.Context, req Import) (training, sampler Checkp
 	return made[0].CheckpointInfo, made[1].CheckpointInfo, nil
 }
 
-// unpack writes the importable files of a tar into a new folder, each after room has been asked whether it may, and gives their size. Nothing else in the tar is looked at.
-func unpack(r io.Reader, dir string, maxBytes int64, room func(bytes int64) error) (size int64, err error) {
+// unpack writes the importable files of a tar into a new folder, each after room has been asked whether it may, and gives their size and the SHA-256 of the weights. Nothing else in the tar is looked at.
+func unpack(r io.Reader, dir string, maxBytes int64, room func(bytes int64) error) (size int64, sum string, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return 0, uploadError(err)
+		return 0, "", uploadError(err)
 	}
+	weights := sha256.New()
 	in := tar.NewReader(io.LimitReader(r, maxBytes+1<<20))
 	seen := map[string]bool{}
 	for {
@@ -140,7 +145,7 @@ func unpack(r io.Reader, dir string, maxBytes int64, room func(bytes int64) erro
 			break
 		}
 		if err != nil {
-			return 0, invalidf("the upload is not a tar file: %s", err)
+			return 0, "", invalidf("the upload is not a tar file: %s", err)
 		}
 		name := strings.TrimPrefix(h.Name, "./")
 		if !slices.Contains(importable, name) {
@@ -149,35 +154,39 @@ func unpack(r io.Reader, dir string, maxBytes int64, room func(bytes int64) erro
 		// A sparse file is a few bytes here and any number of zeros on disk.
 		for key := range h.PAXRecords {
 			if strings.HasPrefix(key, "GNU.sparse.") {
-				return 0, invalidf("the upload has %s as a sparse file; only plain regular files are taken", name)
+				return 0, "", invalidf("the upload has %s as a sparse file; only plain regular files are taken", name)
 			}
 		}
 		if h.Typeflag != tar.TypeReg || seen[name] {
-			return 0, invalidf("the upload has %s twice, or not as a regular file", name)
+			return 0, "", invalidf("the upload has %s twice, or not as a regular file", name)
 		}
 		if maxBytes -= h.Size; h.Size < 0 || maxBytes < 0 {
-			return 0, invalidf("the upload is too large")
+			return 0, "", invalidf("the upload is too large")
 		}
 		if err := notNow(room(h.Size)); err != nil {
-			return 0, err
+			return 0, "", err
 		}
 		seen[name] = true
 		size += h.Size
 		f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 		if err != nil {
-			return 0, uploadError(err)
+			return 0, "", uploadError(err)
 		}
-		_, err = io.CopyN(f, in, h.Size)
+		var out io.Writer = f
+		if name == plugins.AdapterWeightsFile {
+			out = io.MultiWriter(f, weights)
+		}
+		_, err = io.CopyN(out, in, h.Size)
 		if err := errors.Join(err, f.Close()); err != nil {
-			return 0, uploadError(err)
+			return 0, "", uploadError(err)
 		}
 	}
 	for _, name := range []string{plugins.AdapterConfigFile, plugins.AdapterWeightsFile} {
 		if !seen[name] {
-			return 0, invalidf("the upload has no %s; it must be the directory of a PEFT adapter", name)
+			return 0, "", invalidf("the upload has no %s; it must be the directory of a PEFT adapter", name)
 		}
 	}
-	return size, nil
+	return size, hex.EncodeToString(weights.Sum(nil)), nil
 }
 
 // uploadError tells what is wrong with the upload from what is wrong with our disk, where the same upload may succeed later.

@@ -31,6 +31,7 @@ type ServedModel struct {
 	Owner        string
 	UserMetadata json.RawMessage
 	CreatedAt    time.Time // of a live adapter: when its newest weights were made; zero for base models
+	Origin       *Origin   // of an import
 }
 
 // model is a served base model in memory. mu of the core guards it.
@@ -344,7 +345,7 @@ func (r *run) served() ServedModel {
 
 // servedCheckpoint describes a sampler checkpoint. mu is held.
 func (c *Core) servedCheckpoint(cp *checkpoint) ServedModel {
-	m := ServedModel{ID: cp.Path, BaseModel: cp.ServedModel, RunID: cp.RunID, Owner: cp.Owner, CreatedAt: cp.CreatedAt}
+	m := ServedModel{ID: cp.Path, BaseModel: cp.ServedModel, RunID: cp.RunID, Owner: cp.Owner, CreatedAt: cp.CreatedAt, Origin: cp.Origin}
 	if cp.UserMetadata != nil && cp.textBytes() <= maxInline {
 		m.UserMetadata = mustJSON(cp.UserMetadata)
 	}

@@ -1,6 +1,7 @@
 package tinker
 
 import (
+	"encoding/json"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/keys"
+	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 )
 
 // Headers of an export, beside the tar.
@@ -19,6 +21,7 @@ const (
 	exportModel = "X-Tinsmith-Base-Model" // the served name of the base model
 	exportHash  = "X-Tinsmith-Model-Hash" // of the base model that the adapter was trained on
 	exportStep  = "X-Tinsmith-Step"
+	exportCard  = "X-Tinsmith-Card" // what a model card says beside: JSON in ASCII
 )
 
 // exportAdapter sends the adapter that `path` means (a checkpoint, or a run) as a plain tar, with `names` of its tensors: peft, the default, or tinker. Layers of experts are stacked but in what was saved with those of PEFT.
@@ -33,9 +36,30 @@ func (s *Service) exportAdapter(c call) (any, error) {
 		c.Header(exportModel, e.ServedModel)
 		c.Header(exportHash, e.ModelHash)
 		c.Header(exportStep, strconv.FormatInt(e.Step, 10))
+		card, err := exportedCard(e)
+		if err != nil {
+			return err
+		}
+		c.Header(exportCard, card)
 		sendTar(c.Context, "adapter.tar", e.Write)
 		return nil
 	}), nil
+}
+
+// exportedCard is what is known of an exported adapter and is in none of its files.
+func exportedCard(e *runs.Export) (string, error) {
+	card := map[string]any{"rank": e.LoRA.Rank, "attention": e.LoRA.TrainAttn, "mlp": e.LoRA.TrainMLP, "unembed": e.LoRA.TrainUnembed, "created_at": e.CreatedAt.UTC()}
+	if e.Trained > 0 {
+		card["trained_tokens"] = e.Trained
+	}
+	if e.Origin != nil {
+		card["origin"] = e.Origin
+	}
+	b, err := json.Marshal(card)
+	if err != nil {
+		return "", err
+	}
+	return strconv.QuoteToASCII(string(b)), nil
 }
 
 // modelFiles lists the files of the model directory behind `model`, a served name or alias, or sends the one that `file` names, with ranges. Tokenizer and configuration are everybody's: clients cannot do

@@ -117,6 +117,7 @@ func (s *Service) Register(r gin.IRouter) {
 	// What only Tinsmith has.
 	g.GET("/tinsmith/runs", s.lists(s.runStatuses))
 	g.POST("/tinsmith/import", s.auths(s.importAdapter))
+	g.GET("/tinsmith/imports", s.lists(s.imports))
 	g.GET("/tinsmith/export", s.lists(s.exportAdapter))
 	g.GET("/tinsmith/models/files", s.auths(s.modelFiles))
 	g.GET("/tinsmith/environment", s.auths(s.environment))
