@@ -145,11 +145,10 @@ func sizeOf(path string) int64 {
 // room refuses what a disk cannot hold before hours are spent on it.
 func room(dir string, bytes int64) error {
 	var disk unix.Statfs_t
-	if err := unix.Statfs(dir, &disk); err != nil {
-		return nil // it will show
-	}
-	if free := int64(disk.Bavail) * disk.Bsize; bytes > free { //nolint:unconvert // its type differs between platforms
-		return fmt.Errorf("%d bytes are to come, and the disk of %s has room for %d", bytes, dir, free)
+	if err := unix.Statfs(dir, &disk); err == nil { // else it will show
+		if free := int64(disk.Bavail) * disk.Bsize; bytes > free { //nolint:unconvert // its type differs between platforms
+			return fmt.Errorf("%d bytes are to come, and the disk of %s has room for %d", bytes, dir, free)
+		}
 	}
 	return nil
 }
