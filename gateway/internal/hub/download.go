@@ -35,15 +35,17 @@ type file struct {
 	} `json:"lfs"`
 }
 
-// wanted says whether a file belongs to a model directory that we read.
-func (f *file) wanted() bool {
+// wanted says whether a file belongs to a model directory that we read, or to an adapter's. Beside a model that is served no configuration of an adapter may lie: transformers would load that adapter.
+func (f *file) wanted(adapters bool) bool {
 	base := path.Base(f.Name)
 	if base != f.Name { // other formats and originals live in folders
 		return false
 	}
 	switch base {
-	case "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json", "adapter_config.json", "checkpoint.json", "checkpoint_complete", "chat_template.jinja", "chat_template.json", "model.safetensors.index.json", "LICENSE", "README.md":
+	case "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json", "model.safetensors.index.json", "LICENSE", "README.md":
 		return true
+	case "adapter_config.json", "checkpoint.json", "checkpoint_complete":
+		return adapters
 	}
 	return strings.HasSuffix(base, ".safetensors")
 }
@@ -55,9 +57,9 @@ type Snapshot struct {
 	Adapter bool // it is an adapter of PEFT's, and no model
 }
 
-// Pull brings a revision of a repository into the cache.
+// Pull brings a revision of a repository into the cache. Where the hub cannot be asked it fails, whatever the cache has.
 func Pull(ctx context.Context, r Reference, progress Progress) (Snapshot, error) {
-	dir, err := download(ctx, r.Repository, cmp.Or(r.Revision, branch), progress)
+	dir, err := download(ctx, r.Repository, cmp.Or(r.Revision, branch), true, progress)
 	if err != nil {
 		return Snapshot{}, err
 	}
@@ -65,10 +67,10 @@ func Pull(ctx context.Context, r Reference, progress Progress) (Snapshot, error)
 	return Snapshot{Dir: dir, Commit: filepath.Base(dir), Adapter: err == nil}, nil
 }
 
-// download brings a repository's revision into the cache and gives its snapshot. What is there is kept, a part of a file is continued, every file is checked against the
+// download brings a repository's revision into the cache, with adapters also what makes an adapter, and gives its snapshot. What is there is kept, a part of a file is continued, every file is checked against the
 // hub's checksum. Nothing appears under its final name before it is whole.
-func download(ctx context.Context, repository, revision string, progress Progress) (string, error) {
-	if commitHash.MatchString(revision) {
+func download(ctx context.Context, repository, revision string, adapters bool, progress Progress) (string, error) {
+	if !adapters && commitHash.MatchString(revision) {
 		// A commit never changes: a complete snapshot of it needs no hub.
 		if dir, err := cached(repository, revision); err == nil && complete(dir) {
 			return dir, nil
@@ -78,10 +80,10 @@ func download(ctx context.Context, repository, revision string, progress Progres
 	if err != nil {
 		return "", err
 	}
-	commit, files, err := list(ctx, endpoint, repository, revision)
+	commit, files, err := list(ctx, endpoint, repository, revision, adapters)
 	if err != nil {
 		// Without the hub a snapshot that is complete still serves.
-		if dir, cacheErr := cached(repository, revision); cacheErr == nil && complete(dir) && ctx.Err() == nil {
+		if dir, cacheErr := cached(repository, revision); cacheErr == nil && !adapters && complete(dir) && ctx.Err() == nil {
 			return dir, nil
 		}
 		return "", fmt.Errorf("download %s@%s: %w", repository, revision, err)
@@ -162,7 +164,7 @@ func complete(dir string) bool {
 }
 
 // list asks the hub for the commit of a revision and its files that we read.
-func list(ctx context.Context, endpoint, repository, revision string) (string, []file, error) {
+func list(ctx context.Context, endpoint, repository, revision string, adapters bool) (string, []file, error) {
 	state, err := askRevision(ctx, endpoint, repository, revision)
 	if err != nil {
 		return "", nil, err
@@ -173,7 +175,7 @@ func list(ctx context.Context, endpoint, repository, revision string) (string, [
 	var files []file
 	weights := false
 	for _, f := range state.Files {
-		if !f.wanted() {
+		if !f.wanted(adapters) {
 			continue
 		}
 		if !fileName.MatchString(f.Name) {

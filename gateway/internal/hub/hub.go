@@ -29,7 +29,7 @@ func Resolve(ctx context.Context, path string, progress Progress) (string, error
 		if !name.MatchString(repository) || !validRevision(revision) {
 			return "", fmt.Errorf("model path %q is not hf://org/name[@revision]", path)
 		}
-		return download(ctx, repository, revision, progress)
+		return download(ctx, repository, revision, false, progress)
 	}
 	if info, err := os.Stat(path); err == nil {
 		if !info.IsDir() {

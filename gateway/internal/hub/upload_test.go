@@ -598,3 +598,56 @@ func TestParseReference(t *testing.T) {
 		}
 	}
 }
+
+// TestPull: an adapter comes with its configuration, which a model that is served does not get.
+func TestPull(t *testing.T) {
+	h := newHub()
+	start(t, h)
+	reference := Reference{Repository: "org/m"}
+	got, err := Pull(t.Context(), reference, nil)
+	if err != nil || got.Adapter || got.Commit != commit {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	h.files = map[string][]byte{"adapter_config.json": []byte("{}"), "adapter_model.safetensors": []byte("weights"), "config.json": []byte("{}")}
+	if dir, err := Resolve(t.Context(), "hf://org/m", nil); err != nil {
+		t.Fatal(err)
+	} else if _, err := os.Stat(filepath.Join(dir, "adapter_config.json")); err == nil {
+		t.Error("a model that is served has the configuration of an adapter")
+	}
+	if got, err = Pull(t.Context(), reference, nil); err != nil || !got.Adapter {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	h.files["a\nb.safetensors"] = nil
+	if _, err := Pull(t.Context(), reference, nil); err == nil || !strings.Contains(err.Error(), "not taken") {
+		t.Errorf("a name of two lines: %v", err)
+	}
+}
+
+// FuzzAction: whatever a hub answers about an upload, the addresses are as many as the parts, and ones that may be asked.
+func FuzzAction(f *testing.F) {
+	for _, seed := range []string{
+		`{"href":"https://a/b"}`, `{"href":"https://a/b","header":{"chunk_size":"10","1":"https://a/1","2":"https://a/2"}}`, `{"href":"","header":{"chunk_size":1e300}}`, `{"header":{"chunk_size":-1,"1":1}}`,
+		`{"header":{"chunk_size":"15","1":"file:///x","01":"https://a/1"}}`,
+	} {
+		f.Add(seed, int64(20))
+	}
+	f.Fuzz(func(t *testing.T, text string, size int64) {
+		var a action
+		if json.Unmarshal([]byte(text), &a) != nil || size < 1 {
+			return
+		}
+		p := &upload{endpoint: "https://hub"}
+		part, addresses, err := p.parts(&localFile{size: size}, a.Header)
+		if err != nil || addresses == nil {
+			return
+		}
+		if part < 1 || int64(len(addresses)) != (size-1)/part+1 || len(addresses) > maxParts {
+			t.Errorf("%d parts of %d bytes for %d", len(addresses), part, size)
+		}
+		for _, address := range addresses {
+			if !strings.HasPrefix(address, "https://") {
+				t.Errorf("an address is %q", address)
+			}
+		}
+	})
+}
