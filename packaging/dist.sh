@@ -51,6 +51,7 @@ for architecture in "$@"; do
     CGO_ENABLED=1 GOARCH=$architecture CC=$(compiler "$architecture") go build -ldflags "-s -w -X main.version=$version" -o "$to/bin/plugins/$plugin" "./backends/$plugin"
   done
   for config in default single dataparallel tensorparallel split gpus; do install -m 644 "configs/$config.yaml" "$to/configs/"; done
+  cp -r configs/launch "$to/configs/"
   cp -r configs/models/tiny-chat "$to/configs/models/"
   rm -rf "$to/configs/models/tiny-chat/make"
   install -m 644 LICENSE README.md "$to/"
