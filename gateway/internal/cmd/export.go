@@ -68,6 +68,7 @@ func addForm(c *cobra.Command) *form {
 	return f
 }
 
+// check refuses flags that do not go together, and completes them.
 func (f *form) check(c *cobra.Command) error {
 	if !f.merged && (f.dtype != "" || f.base != "" || c.Flags().Changed("shard-mib")) {
 		return errors.New("--dtype, --base and --shard-mib need --merge")

@@ -8,6 +8,9 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 )
@@ -31,9 +34,18 @@ func importCommand() *cobra.Command {
 		if *name == "" {
 			*name = filepath.Base(dir)
 		}
-		return importAdapter(c, conn, dir, *base, *name, filepath.Base(dir))
+		return importAdapter(c, conn, dir, *base, *name, folderName(dir))
 	}
 	return c
+}
+
+// folderName is what is said of where a folder's adapter is from; "" of a name that could not be shown as it is.
+func folderName(dir string) string {
+	name := filepath.Base(dir)
+	if !utf8.ValidString(name) || strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return ""
+	}
+	return name
 }
 
 // importAdapter gives an adapter's folder to a server and tells what has become of it. source is where the folder is from.

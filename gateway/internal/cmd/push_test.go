@@ -211,8 +211,13 @@ func TestSource(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "named `|\u202e")
 	_, err := w.run(exportCommand(), "", mine.path("weights"), dir)
 	w.ok(err)
-	if _, err := w.run(importCommand(), "", dir, "--base", served, "--name", "x"); err == nil || !strings.Contains(err.Error(), "printable") {
-		t.Errorf("a name that turns the line is taken: %v", err)
+	_, err = w.run(importCommand(), "", dir, "--base", served, "--name", "x")
+	w.ok(err)
+	if out, err := w.run(runsCommand(), ""); err != nil || strings.Contains(out, "imported from") || !strings.Contains(out, "  sha256 ") {
+		t.Errorf("a name that turns the line is said: %v, %q", err, out)
+	}
+	if status, answer := (caller{w, ""}).send(http.MethodPost, "/api/v1/tinsmith/import?base_model="+served+"&name=x&source=a%E2%80%AEb", nil); status != http.StatusBadRequest || !strings.Contains(answer, "printable") {
+		t.Errorf("a source that turns the line is taken: %d %s", status, answer)
 	}
 	if got := cell("a`|\u202e\n# b"); got != "`a# b`" {
 		t.Errorf("a cell is %q", got)

@@ -21,7 +21,7 @@ const (
 	exportModel = "X-Tinsmith-Base-Model" // the served name of the base model
 	exportHash  = "X-Tinsmith-Model-Hash" // of the base model that the adapter was trained on
 	exportStep  = "X-Tinsmith-Step"
-	exportCard  = "X-Tinsmith-Card" // what a model card says beside: JSON in ASCII
+	exportCard  = "X-Tinsmith-Card" // what a model card says beside: JSON, quoted so that it is ASCII
 )
 
 // exportAdapter sends the adapter that `path` means (a checkpoint, or a run) as a plain tar, with `names` of its tensors: peft, the default, or tinker. Layers of experts are stacked but in what was saved with those of PEFT.
