@@ -34,6 +34,7 @@ type about struct {
 	CreatedAt     time.Time `json:"created_at"`
 	TrainedTokens int64     `json:"trained_tokens"`
 	Origin        origin    `json:"origin"`
+	Began         origin    `json:"began"`
 }
 
 // readAbout decodes the header of an export. Servers of older versions send none.
@@ -110,6 +111,8 @@ func (e *exporting) writeCard(dir string) error {
 	}
 	row("imported from", cell(e.about.Origin.Source))
 	row("SHA-256 of the weights as they were imported", cell(e.about.Origin.SHA256))
+	row("began as an import from", cell(e.about.Began.Source))
+	row("SHA-256 of the weights that it began with", cell(e.about.Began.SHA256))
 	for _, entry := range entries {
 		if filepath.Ext(entry.Name()) != ".safetensors" {
 			continue

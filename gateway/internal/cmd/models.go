@@ -37,7 +37,7 @@ func modelsCommand() *cobra.Command {
 				kind = "alias of " + m.Base
 			}
 			fmt.Fprintf(w, "%s\n  %s\n", m.ID, kind)
-			m.Origin.tell(w)
+			m.Origin.tell(w, "imported")
 			if len(m.UserMetadata) > 0 {
 				fmt.Fprintf(w, "  %s\n", named(m.UserMetadata, lineWidth-2))
 			}

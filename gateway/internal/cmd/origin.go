@@ -15,10 +15,10 @@ type origin struct {
 	SHA256 string `json:"sha256"`
 }
 
-// tell writes a line for each part that is known.
-func (o origin) tell(w io.Writer) {
+// tell writes a line for each part that is known. how says what it is to what is listed: "imported", or "began as an import" of what was trained on since.
+func (o origin) tell(w io.Writer, how string) {
 	if o.Source != "" {
-		fmt.Fprintf(w, "  imported from %s\n", printable(o.Source))
+		fmt.Fprintf(w, "  %s from %s\n", how, printable(o.Source))
 	}
 	if o.SHA256 != "" {
 		fmt.Fprintf(w, "  sha256 %s\n", printable(o.SHA256))
@@ -47,7 +47,7 @@ func tellImports(ctx context.Context, conn *connection, w io.Writer) error {
 	}
 	for _, i := range answer.Imports {
 		fmt.Fprintf(w, "%s\n  %s, rank %d, imported %s ago\n", i.Path, i.Base, i.Rank, since(i.Created))
-		i.Origin.tell(w)
+		i.Origin.tell(w, "imported")
 	}
 	if answer.More {
 		fmt.Fprintln(w, "and more imports than one answer has")

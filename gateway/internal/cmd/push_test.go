@@ -15,6 +15,8 @@ import (
 
 	"gopkg.in/yaml.v3"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/keys"
+	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
@@ -158,6 +160,20 @@ func TestPushAndPull(t *testing.T) {
 	w.ok(err)
 	if !bytes.Contains(exported, []byte("| imported from | `"+source+"` |")) || !bytes.Contains(exported, []byte("| SHA-256 of the weights as they were imported | `"+sum+"` |")) {
 		t.Errorf("the export's card does not say where it is from:\n%s", exported)
+	}
+
+	// A run that goes on from it says with what it began, and so does what is exported of that run.
+	session, err := w.core.CreateSession(w.Context(), runs.NewSession{Owner: keys.Anonymous})
+	w.ok(err)
+	further := w.await(w.core.CreateRunFromCheckpoint(w.Context(), runs.NewRunFromCheckpoint{Owner: keys.Anonymous, SessionID: session.ID, Path: strings.Replace(imported, "/sampler_weights/", "/weights/", 1)})).Loaded.RunID
+	if out, err := w.run(runsCommand(), ""); err != nil || !strings.Contains(out, "  began as an import from "+source+"\n  sha256 "+sum) {
+		t.Errorf("%v: %s", err, out)
+	}
+	dir = filepath.Join(t.TempDir(), "further")
+	_, err = w.run(exportCommand(), "", further, dir)
+	w.ok(err)
+	if exported, err = os.ReadFile(filepath.Join(dir, cardFile)); err != nil || !bytes.Contains(exported, []byte("| began as an import from | `"+source+"` |")) || bytes.Contains(exported, []byte("| imported from")) {
+		t.Errorf("%v: the card of what was trained on says:\n%s", err, exported)
 	}
 
 	// Into a folder, at a revision.

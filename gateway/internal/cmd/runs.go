@@ -32,6 +32,7 @@ func runsCommand() *cobra.Command {
 				GradNorm    *float64  `json:"grad_norm"`
 				AdapterNorm *float64  `json:"adapter_norm"`
 				LastRequest time.Time `json:"last_request_time"`
+				Began       origin    `json:"began"`
 
 				UserMetadata map[string]any `json:"user_metadata"`
 
@@ -55,6 +56,7 @@ func runsCommand() *cobra.Command {
 			if len(r.UserMetadata) > 0 {
 				fmt.Fprintf(w, "  %s\n", named(r.UserMetadata, lineWidth-2))
 			}
+			r.Began.tell(w, "began as an import")
 			if r.Corrupted {
 				fmt.Fprintf(w, "  lost: %s\n", r.Reason)
 			}

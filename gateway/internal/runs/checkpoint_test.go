@@ -365,6 +365,20 @@ func TestArchiveFilesAndImport(t *testing.T) {
 	if err != nil || more || len(list) != 2 || list[0].Path != training.Path || list[1].Path != copied.Path || *list[1].Origin != *training.Origin {
 		t.Errorf("imports %+v, %v, %v", list, more, err)
 	}
+	w.ok(w.PublishCheckpoint(ctx, owner, training.Path, true))
+	theirs, err := w.CopyCheckpoint(ctx, CopyCheckpoint{Owner: other, Source: training.Path, ProjectID: "origins", IdempotencyKey: "k"})
+	if err != nil || theirs.Origin.Source != "" || theirs.Origin.SHA256 != training.Origin.SHA256 {
+		t.Errorf("somebody else's copy: %+v, %v", theirs.Origin, err)
+	}
+	for who, wanted := range map[string]Origin{owner: *training.Origin, other: {SHA256: training.Origin.SHA256}} {
+		e, err := w.Export(ctx, who, training.Path, "")
+		w.ok(err)
+		if e.Close(); *e.Origin != wanted || e.Began != nil {
+			t.Errorf("%s exports %+v, %+v", who, e.Origin, e.Began)
+		}
+	}
+	w.ok(w.DeleteCheckpoint(ctx, other, theirs.Path, ""))
+	w.ok(w.PublishCheckpoint(ctx, owner, training.Path, false))
 	if list, _, _ := w.Imports(ctx, other); len(list) != 0 {
 		t.Errorf("somebody else has imported %+v", list)
 	}
@@ -380,6 +394,14 @@ func TestArchiveFilesAndImport(t *testing.T) {
 	_, err = w.CreateRunFromCheckpoint(ctx, NewRunFromCheckpoint{Owner: owner, SessionID: session, ModelSeq: 1, Path: training.Path, WithOptimizer: true})
 	w.refused(err, KindInvalid, "no optimizer state")
 	loaded := w.good(w.CreateRunFromCheckpoint(ctx, NewRunFromCheckpoint{Owner: owner, SessionID: session, ModelSeq: 1, Path: training.Path})).Loaded.RunID
+	if info, err := w.Run(ctx, owner, loaded, ScopeOwned); err != nil || info.Began == nil || *info.Began != *training.Origin {
+		t.Errorf("a run of an import began with %+v: %v", info.Began, err)
+	}
+	if e, err := w.Export(ctx, owner, loaded, ""); err != nil || e.Origin != nil || *e.Began != *training.Origin {
+		t.Errorf("its export: %v", err)
+	} else {
+		e.Close()
+	}
 	a := w.good(w.ForwardBackward(ctx, w.pass(loaded, 1))).ForwardBackward.Metrics["loss:sum"]
 	if b := w.good(w.ForwardBackward(ctx, w.pass(run, 9))).ForwardBackward.Metrics["loss:sum"]; a != b {
 		t.Errorf("the imported adapter trains from loss %v, the original from %v", a, b)

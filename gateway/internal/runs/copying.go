@@ -106,6 +106,7 @@ func (c *Core) CopyCheckpoint(ctx context.Context, req CopyCheckpoint) (Checkpoi
 	}
 	c.mu.Unlock()
 
+	copied.Origin = src.Origin.shown(src.Owner == req.Owner)
 	copied.Path, copied.RunID, copied.Owner, copied.CreatedAt, copied.Public = target.String(), r.ID, req.Owner, now, false
 	copied.expireIn(req.TTLSeconds)
 	copied.Dir = c.newDir(target)

@@ -25,6 +25,7 @@ type Export struct {
 	CreatedAt   time.Time // of the checkpoint, or of the run
 	Trained     int64     // tokens, of a live run
 	Origin      *Origin   // of an import
+	Began       *Origin   // of the import that it was trained on from; nil of an import itself
 	write       func(io.Writer) error
 	close       func()
 }
@@ -101,7 +102,7 @@ func (c *Core) exportCheckpoint(ctx context.Context, owner, path, names string) 
 		if err := c.intact(ctx, &cp, files...); err != nil {
 			return nil, err
 		}
-		return c.exportWritten(ctx, c.byName[cp.ServedModel], source{saved: found}, exportOf(&cp), files, names, entry)
+		return c.exportWritten(ctx, c.byName[cp.ServedModel], source{saved: found}, c.exportOf(&cp, owner), files, names, entry)
 	}
 	if err := c.intact(ctx, &cp, exported...); err != nil {
 		return nil, err
@@ -109,15 +110,19 @@ func (c *Core) exportCheckpoint(ctx context.Context, owner, path, names string) 
 	if err := c.commit(ctx, store.Batch{Add: []store.Record{entry}}); err != nil {
 		return nil, fmt.Errorf("export: %w", err)
 	}
-	e := exportOf(&cp)
+	e := c.exportOf(&cp, owner)
 	e.close = func() {}
 	e.fill(c.file(cp.Dir), exported)
 	return e, nil
 }
 
-// exportOf describes a checkpoint that is exported.
-func exportOf(cp *checkpointRecord) *Export {
-	return &Export{Path: cp.Path, ServedModel: cp.ServedModel, Step: cp.Step, LoRA: cp.LoRA, CreatedAt: cp.CreatedAt, Origin: cp.Origin}
+// exportOf describes a checkpoint that is exported for owner, whose it need not be.
+func (c *Core) exportOf(cp *checkpointRecord, owner string) *Export {
+	e := &Export{Path: cp.Path, ServedModel: cp.ServedModel, Step: cp.Step, LoRA: cp.LoRA, CreatedAt: cp.CreatedAt, Origin: cp.Origin.shown(cp.Owner == owner)}
+	if e.Origin == nil {
+		e.Began = c.began(&cp.CheckpointInfo, owner)
+	}
+	return e
 }
 
 // adapterFiles are what leaves of a training checkpoint.
@@ -126,7 +131,7 @@ var adapterFiles = []string{plugins.AdapterConfigFile, plugins.AdapterWeightsFil
 // exportLive exports the newest weights of a run. The run's order is not touched, and no checkpoint is made.
 func (c *Core) exportLive(ctx context.Context, r *run, names string) (*Export, error) {
 	c.mu.Lock()
-	e := &Export{Path: "tinker://" + r.ID, ServedModel: r.ServedModel, LoRA: r.LoRA, CreatedAt: r.CreatedAt, Trained: r.live.tokens}
+	e := &Export{Path: "tinker://" + r.ID, ServedModel: r.ServedModel, LoRA: r.LoRA, CreatedAt: r.CreatedAt, Trained: r.live.tokens, Began: r.Began}
 	entry := c.auditOften(r.Owner, AuditEntry{Event: "checkpoint_downloaded", RunID: r.ID, Path: e.Path})
 	c.mu.Unlock()
 	return c.exportWritten(ctx, r.model, source{run: r}, e, exported, names, entry)

@@ -36,6 +36,27 @@ func (o *Origin) valid() bool {
 	return err == nil && len(sum) == sha256.Size && checkSource(o.Source) == nil
 }
 
+// shown is an origin as somebody may see it: where an import came from is its owner's to know, also when it is published, since it may name a private repository.
+func (o *Origin) shown(toOwner bool) *Origin {
+	if o == nil || toOwner {
+		return o
+	}
+	return &Origin{SHA256: o.SHA256}
+}
+
+// began is the origin of the import that a checkpoint is or was made from, as owner may see it; nil where there is none, or the checkpoint's run is not in memory.
+func (c *Core) began(cp *CheckpointInfo, owner string) *Origin {
+	if cp.Origin != nil {
+		return cp.Origin.shown(cp.Owner == owner)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r := c.runs[cp.RunID]; r != nil {
+		return r.Began.shown(r.Owner == owner)
+	}
+	return nil
+}
+
 // Imports lists the training checkpoints that the caller has imported or copied of an import, oldest first, as many as one answer has; more tells that there are others.
 func (c *Core) Imports(_ context.Context, owner string) (list []CheckpointInfo, more bool, err error) {
 	c.mu.Lock()

@@ -88,6 +88,7 @@ type RunInfo struct {
 	Inexact         string // "" as a rule; else why a rebuilt adapter's bits may differ from those of an undisturbed run
 	LastCheckpoint  *CheckpointInfo
 	LastSampler     *CheckpointInfo
+	Began           *Origin // of the import that it was made from, at once or over other runs; nil without one
 
 	apart bool // see wholeRun
 }
@@ -167,6 +168,7 @@ type runRecord struct {
 	Unread       []string        `json:"unread,omitempty"`     // names in loss_fn_inputs that its losses did not read, see noteUnread
 	Import       bool            `json:"import,omitempty"`     // its weights are those of an import, which no step has trained yet
 	Inexact      string          `json:"inexact,omitempty"`    // why its bits may not be what they would have been without a loss
+	Began        *Origin         `json:"began,omitempty"`      // of the import, or of the run of one, whose checkpoint it was made from
 }
 
 func (c *Core) newRun(rec runRecord) *run {
@@ -292,7 +294,7 @@ func (c *Core) CreateRunFromCheckpoint(ctx context.Context, req NewRunFromCheckp
 	c.mu.Lock()
 	untrained := c.untrained(cp)
 	c.mu.Unlock()
-	rec := runRecord{Owner: req.Owner, SessionID: req.SessionID, BaseModel: base, ServedModel: m.Name, LoRA: cp.LoRA, UserMetadata: metadata, Import: untrained}
+	rec := runRecord{Owner: req.Owner, SessionID: req.SessionID, BaseModel: base, ServedModel: m.Name, LoRA: cp.LoRA, UserMetadata: metadata, Import: untrained, Began: c.began(&cp.CheckpointInfo, req.Owner)}
 	return c.submitCreation(ctx, req.ModelSeq, rec, OpLoadWeights, createBody{Path: cp.Path, Dir: cp.Dir, WithOptimizer: req.WithOptimizer}, h.sum(string(OpLoadWeights)))
 }
 

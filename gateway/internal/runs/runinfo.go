@@ -50,7 +50,7 @@ func (c *Core) describeRun(r *run) RunInfo {
 	if r.model != nil && r.model.TokenizerID != "" {
 		info.TokenizerID = r.model.TokenizerID
 	}
-	info.Inexact, info.apart = r.Inexact, r.Apart
+	info.Inexact, info.apart, info.Began = r.Inexact, r.Apart, r.Began
 	if info.Corrupted {
 		info.CorruptedReason = r.Reason
 	}

@@ -55,6 +55,9 @@ func exportedCard(e *runs.Export) (string, error) {
 	if e.Origin != nil {
 		card["origin"] = e.Origin
 	}
+	if e.Began != nil {
+		card["began"] = e.Began
+	}
 	b, err := json.Marshal(card)
 	if err != nil {
 		return "", err
