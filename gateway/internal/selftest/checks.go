@@ -51,7 +51,7 @@ func prepare(ctx context.Context, c *client) (*tests, error) {
 		}
 		t.data = append(t.data, tokens)
 	}
-	t.prompt = t.data[2][:len(t.data[2])/2+1]
+	t.prompt = t.data[4][:len(t.data[4])/2+1] // of a text that goes on
 	return t, nil
 }
 
