@@ -109,7 +109,7 @@ clients="e2e/clients/test_agent_tools.py e2e/clients/test_instructor.py e2e/clie
 if [ "$level" = all ]; then clients=e2e/clients; fi
 other_clients() {
   for v in $sdks; do step "tinker sdk $v" py ".cache/sdk/$v" -m version e2e/tinker; done
-  for folder in openai anthropic; do step "$folder" py "" "e2e/$folder"; done
+  for folder in openai anthropic reference; do step "$folder" py "" "e2e/$folder"; done
   step "python clients" py .cache/clients $clients
   step "verifiers" py .cache/verifiers e2e/verifiers
   npm_ci() { echo "installing the Node packages of e2e/node/package-lock.json"; npm --prefix e2e/node ci --no-audit --no-fund; }

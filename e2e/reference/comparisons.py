@@ -39,8 +39,9 @@ class Found:
         """Log-probabilities, or a loss in nats per token."""
         self.values[name] = ("logprobs", np.asarray(values, np.float64))
 
-    def trained(self, name, losses):
-        """Losses in the course of training, of which the first is before it."""
+    def trained(self, name, losses, before):
+        """Losses in the course of training, of which the first is before it, and the log-probabilities then: averages hide much."""
+        self.logprobs("log-probabilities before training", before)
         self.values[name] = ("trained", np.asarray(losses, np.float64))
 
     def tokens(self, name, values):
@@ -131,41 +132,48 @@ def custom_loss(side, found):
         total = sum((v**2).sum() for v in values)
         return total, {"square": float(total.detach())}
 
-    losses = [np.log1p(client.forward_backward_custom(side.datums(), square).result().metrics["square"] / side.count)]
+    first = client.forward_backward_custom(side.datums(), square).result()
+    losses = [np.log1p(first.metrics["square"] / side.count)]
     client.optim_step(types.AdamParams(learning_rate=RATE)).result()
     losses.append(np.log1p(client.forward_backward_custom(side.datums(), square).result().metrics["square"] / side.count))
-    found.trained("losses", losses)
+    found.trained("losses", losses, logprobs(first))
 
 
 def steps(side, found):
     client = side.trainer()
-    found.trained("losses", [per_token(side, side.step(client))[0] for _ in range(5)])
+    outputs = [side.step(client) for _ in range(5)]
+    found.trained("losses", [per_token(side, output)[0] for output in outputs], logprobs(outputs[0]))
 
 
 def accumulation(side, found):
     client = side.trainer()
-    losses = []
+    losses, before = [], None
     for _ in range(3):
-        parts = [client.forward_backward([datum], "cross_entropy") for datum in side.datums()]
+        futures = [client.forward_backward([datum], "cross_entropy") for datum in side.datums()]
         client.optim_step(types.AdamParams(learning_rate=RATE)).result()
-        losses.append(sum(part.result().metrics["loss:sum"] for part in parts) / side.count)
-    found.trained("losses", losses)
+        parts = [future.result() for future in futures]
+        losses.append(sum(part.metrics["loss:sum"] for part in parts) / side.count)
+        before = before if before is not None else np.concatenate([logprobs(part) for part in parts])
+    found.trained("losses", losses, before)
 
 
 def resumed(side, found):
     client = side.trainer()
-    losses = [per_token(side, side.step(client))[0] for _ in range(2)]
+    outputs = [side.step(client) for _ in range(2)]
     path = client.save_state("reference-resumed", ttl_seconds=3600).result().path
     again = result(side.service.create_training_client_from_state_with_optimizer(path))
-    losses += [per_token(side, side.step(again))[0] for _ in range(2)]
-    found.trained("losses", losses)
+    outputs += [side.step(again) for _ in range(2)]
+    found.trained("losses", [per_token(side, output)[0] for output in outputs], logprobs(outputs[0]))
 
 
 def greedy(side, found):
-    prompt = side.data[2][:8]
-    answer = side.base().sample(types.ModelInput.from_ints(prompt), num_samples=1, sampling_params=types.SamplingParams(max_tokens=12, temperature=0)).result().sequences[0]
-    found.tokens("tokens", answer.tokens)
-    found.logprobs("the first token's log-probability", answer.logprobs[:1])
+    client = side.base()
+    firsts = []
+    for i, tokens in enumerate(side.data):
+        answer = client.sample(types.ModelInput.from_ints(tokens[: len(tokens) // 2]), num_samples=1, sampling_params=types.SamplingParams(max_tokens=12, temperature=0)).result().sequences[0]
+        found.tokens(f"tokens of text {i}", answer.tokens)
+        firsts.append(answer.logprobs[0])
+    found.logprobs("log-probabilities of the first tokens", firsts)
 
 
 def prompt_logprobs(side, found):
@@ -187,7 +195,7 @@ def trained_sampler(side, found):
         side.step(client)
     sampler = result(client.save_weights_and_get_sampling_client())
     after = sampler.compute_logprobs(types.ModelInput.from_ints(side.data[0])).result()[1:]
-    found.trained("losses", [-np.mean(before), -np.mean(after)])
+    found.trained("losses", [-np.mean(before), -np.mean(after)], before)
 
 
 COMPARISONS = {
@@ -256,7 +264,7 @@ def compare(ours, theirs, exact=False):
             if not good:
                 n = min(len(values), len(reference))
                 at = next((i for i in range(n) if values[i] != reference[i]), n - 1)
-                worst += f"; first at {at}: {values[at]!r} here, {reference[at]!r} there" if n else ""
+                worst += f"; first at {at}: {values[at].item()!r} here, {reference[at].item()!r} there" if n else ""
                 agrees = False
                 break
         rows.append((name, agrees, worst))

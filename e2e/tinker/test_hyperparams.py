@@ -80,7 +80,7 @@ def test_other_models(tmp_path):
     assert named == said | {"model": tinsmith.MODEL}
     for arguments, words in (
         (["--model", str(tmp_path)], "config.json"),
-        (["--model", "nobody/knows-this"], "neither a name that the cookbook knows nor in the cache"),
+        (["--model", "nobody/knows-this"], "tinker-cookbook does not know the name either"),
         (["--model", "Qwen/Qwen3-8B", "--dataset-tokens", "0"], "--dataset-tokens is 0"),
         ([], "model"),
     ):

@@ -51,10 +51,10 @@ learning the default of 32 is enough.`,
 			}
 			dir, err := hub.Find(c.Context(), m.Path)
 			if err != nil {
-				return err
+				return fmt.Errorf("%w; tinker-cookbook does not know the name either", err)
 			}
 			if dir == "" {
-				return fmt.Errorf("%s is neither a name that the cookbook knows nor in the cache: its config.json is needed, alone in a folder that is named in its place", m.Path)
+				return fmt.Errorf("%s is not a name that tinker-cookbook knows, and not in the cache: its config.json is needed, alone in a folder that is named in its place", m.Path)
 			}
 			config, err := readModelConfig(dir)
 			if err != nil {
