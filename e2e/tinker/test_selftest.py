@@ -1,8 +1,11 @@
 """`tinsmith selftest` on the built-in model: it passes, it agrees with transformers by a reference file, and says what differs when something does."""
 
 import json
+import os
+import signal
 import subprocess
 
+import psutil
 import pytest
 
 import tinsmith
@@ -90,3 +93,22 @@ def test_refusals(tmp_path, configuration):
     ):
         done = run(*arguments)
         assert done.returncode == 1 and words in done.stderr, done.stderr
+
+
+def test_interrupted(tmp_path, configuration):
+    """ctrl-C ends the server of the self-test too, and leaves nothing behind."""
+    place = tmp_path / "temporary"
+    place.mkdir()
+    process = subprocess.Popen([tinsmith.BINARY, "selftest", "--config", configuration], env=os.environ | {"TMPDIR": str(place)}, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    seen = []
+    for line in process.stderr:
+        seen.append(line)
+        if line.startswith("accumulation"):
+            break
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= 2 and list(place.iterdir()), seen
+    process.send_signal(signal.SIGINT)
+    process.stderr.read()
+    assert process.wait(timeout=120) == 1
+    _, left = psutil.wait_procs(children, timeout=30)
+    assert not left and not list(place.iterdir())

@@ -38,7 +38,7 @@ a second time. Without --config and --model the built-in model is tested. The ex
 	flags.BoolVar(&replace, "replace", false, "with --write-reference: replace a file that is there")
 	flags.StringVar(&markdown, "markdown", "", "write the report to this file too, as Markdown")
 	flags.BoolVar(&asJSON, "json", false, "print the report as JSON")
-	flags.DurationVar(&readyWithin, "ready-within", 30*time.Minute, "how long the model may take to be loaded")
+	flags.DurationVar(&readyWithin, "ready-within", 30*time.Minute, "how long the model may take to be loaded, also after each of the two kills")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if replace && !write {
 			return errors.New("--replace needs --write-reference")
@@ -204,7 +204,7 @@ func (s *selfTest) with(ctx context.Context, use func(o selftest.Options) error)
 	}
 	defer server.Stop()
 	s.StartSeconds = time.Since(begun).Seconds()
-	return use(selftest.Options{Server: server, Model: s.model.Name, Dir: dir, Reference: s.reference, Progress: s.progress})
+	return use(selftest.Options{Server: server, Model: s.model.Name, Dir: dir, Patience: s.readyWithin, Reference: s.reference, Progress: s.progress})
 }
 
 func (s *selfTest) run(ctx context.Context) error {

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // rate is the learning rate of all training here: large enough that every step shows in the log-probabilities, also in bfloat16.
@@ -395,7 +396,7 @@ func (t *tests) pluginKill(ctx context.Context, r *tally) (string, error) {
 		if err := t.server.KillPlugin(ctx); err != nil {
 			return err
 		}
-		for {
+		for begun := time.Now(); time.Since(begun) < t.patience; {
 			now, err := health(ctx, t.client)
 			if err != nil {
 				return err
@@ -407,6 +408,7 @@ func (t *tests) pluginKill(ctx context.Context, r *tally) (string, error) {
 				return err
 			}
 		}
+		return fmt.Errorf("the plugin was not started again within %v of the kill", t.patience)
 	})
 	return "killed with four operations waiting", err
 }

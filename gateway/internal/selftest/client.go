@@ -22,6 +22,8 @@ type client struct {
 	server Server
 	model  string
 	http   *http.Client
+	// patience is how long a server that is not there, or takes no work, is asked again: one that was killed loads its model first.
+	patience time.Duration
 }
 
 // post sends a request and decodes the answer into out. Status 408 means that a result is not there yet, and is no error.
@@ -67,14 +69,11 @@ type future struct {
 	RequestID string `json:"request_id"`
 }
 
-// patience is how long a server that is not there, or takes no work, is asked again: one that was killed takes a while to come back.
-const patience = 2 * time.Minute
-
 // submit sends an operation. It is sent again while the server's backend is away: the number of the operation has it done once.
 func (c *client) submit(ctx context.Context, path string, body any) (future, error) {
 	var f future
 	var err error
-	for begun := time.Now(); time.Since(begun) < patience && ctx.Err() == nil; {
+	for begun := time.Now(); time.Since(begun) < c.patience && ctx.Err() == nil; {
 		var status int
 		if status, err = c.post(ctx, path, body, &f); err == nil {
 			return f, nil
@@ -101,7 +100,7 @@ func (c *client) wait(ctx context.Context, f future, out any) error {
 			last = time.Now()
 			continue // the server holds the request until there is news
 		case status == 0 || status == http.StatusServiceUnavailable:
-			if time.Since(last) > patience {
+			if time.Since(last) > c.patience {
 				return err
 			}
 			if err := pause(ctx, 200*time.Millisecond); err != nil {

@@ -262,8 +262,11 @@ func health(ctx context.Context, c *client) (state, error) {
 	return s, nil
 }
 
+// answerWithin is how long the server may take to begin an answer. It holds requests for results for less than a minute.
+const answerWithin = 5 * time.Minute
+
 // newHTTP gives a client without the connections of others, and without a proxy: the server is on this machine.
 func newHTTP() *http.Client {
 	dialer := &net.Dialer{Timeout: 10 * time.Second}
-	return &http.Client{Transport: &http.Transport{DialContext: dialer.DialContext, MaxIdleConnsPerHost: 16}}
+	return &http.Client{Transport: &http.Transport{DialContext: dialer.DialContext, MaxIdleConnsPerHost: 16, ResponseHeaderTimeout: answerWithin}}
 }

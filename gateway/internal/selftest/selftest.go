@@ -36,6 +36,8 @@ type Options struct {
 	Model string
 	// Dir is a folder for files.
 	Dir string
+	// Patience is how long the server may take to be ready again after a kill.
+	Patience time.Duration
 	// Reference is compared with; nil where there is none.
 	Reference *Reference
 	// Progress is told the name of a check before it begins; it may be nil.
@@ -50,7 +52,7 @@ type promise struct {
 
 // Run makes all checks, one after the other, and goes on after one that differs or fails. The error is that of ctx, or of a server with which none can be made.
 func Run(ctx context.Context, o Options) ([]Check, state, error) {
-	c := &client{server: o.Server, model: o.Model, http: newHTTP()}
+	c := &client{server: o.Server, model: o.Model, http: newHTTP(), patience: o.Patience}
 	defer c.http.CloseIdleConnections()
 	t, err := prepare(ctx, c)
 	if err != nil {
@@ -115,7 +117,7 @@ func (p promise) run(ctx context.Context) Check {
 
 // MakeReference has a server's base model score the texts of the self-test.
 func MakeReference(ctx context.Context, o Options) (*Reference, error) {
-	c := &client{server: o.Server, model: o.Model, http: newHTTP()}
+	c := &client{server: o.Server, model: o.Model, http: newHTTP(), patience: o.Patience}
 	defer c.http.CloseIdleConnections()
 	t, err := prepare(ctx, c)
 	if err != nil {

@@ -22,28 +22,41 @@ import (
 	"go.uber.org/goleak"
 )
 
-// programs is a folder with the server and its plugin beside it.
-var programs string
+// folder takes the programs; only tests that need them build them.
+var folder string
 
-func TestMain(m *testing.M) { os.Exit(run(m)) }
-
-func run(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "tinsmith-selftest-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if folder != "" {
+		os.RemoveAll(folder)
 	}
-	defer os.RemoveAll(dir)
-	programs = dir
+	os.Exit(code)
+}
+
+// build gives a folder with the server and its plugin beside it.
+var build = sync.OnceValues(func() (string, error) {
+	var err error
+	if folder, err = os.MkdirTemp("", "tinsmith-selftest-"); err != nil {
+		return "", err
+	}
 	for output, source := range map[string]string{"tinsmith": "./gateway", "plugins/single": "./backends/single"} {
-		build := exec.Command("go", "build", "-o", filepath.Join(dir, output), source)
+		build := exec.Command("go", "build", "-o", filepath.Join(folder, output), source)
 		build.Dir = filepath.Join("..", "..", "..")
 		if out, err := build.CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "build %s: %v\n%s", source, err, out)
-			return 1
+			return "", fmt.Errorf("build %s: %w\n%s", source, err, out)
 		}
 	}
-	return m.Run()
+	return folder, nil
+})
+
+// program is the server's.
+func program(t *testing.T) string {
+	t.Helper()
+	dir, err := build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(dir, "tinsmith")
 }
 
 const model = "tinsmith/tiny-chat"
@@ -55,7 +68,7 @@ func start(t *testing.T) *Process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := Start(t.Context(), filepath.Join(programs, "tinsmith"), t.TempDir(), map[string]any{
+	p, err := Start(t.Context(), program(t), t.TempDir(), map[string]any{
 		"models":   []any{map[string]any{"name": model, "path": path, "backend": map[string]any{"plugin": "single", "device": "cpu", "dtype": "float32"}}},
 		"training": map[string]any{"gap_wait": "1m"},
 	}, 2*time.Minute)
@@ -196,7 +209,7 @@ func TestSelfTest(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	t.Cleanup(func() { goleak.VerifyNone(t, before) }) // when everything has ended
 	p := start(t)
-	reference, err := MakeReference(t.Context(), Options{Server: p, Model: model, Dir: t.TempDir()})
+	reference, err := MakeReference(t.Context(), Options{Server: p, Model: model, Patience: time.Minute, Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -214,7 +227,7 @@ func TestSelfTest(t *testing.T) {
 		{"reference", "/api/v1/asample", 3, func(answer map[string]any) { nudge(at(answer, "prompt_logprobs"), 1) }, "sequence 2 of the reference, position 1"},
 	}
 	l := newLiar(t, p, lies)
-	checks, h, err := Run(t.Context(), Options{Server: l, Model: model, Dir: t.TempDir(), Reference: reference, Progress: l.begin})
+	checks, h, err := Run(t.Context(), Options{Server: l, Model: model, Patience: time.Minute, Dir: t.TempDir(), Reference: reference, Progress: l.begin})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -239,7 +252,7 @@ func TestSelfTest(t *testing.T) {
 
 // What a model's directory or the machine does not allow is an error with the server's own words.
 func TestServerThatDoesNotStart(t *testing.T) {
-	_, err := Start(t.Context(), filepath.Join(programs, "tinsmith"), t.TempDir(), map[string]any{
+	_, err := Start(t.Context(), program(t), t.TempDir(), map[string]any{
 		"models": []any{map[string]any{"name": "x", "path": filepath.Join(t.TempDir(), "none"), "backend": map[string]any{"plugin": "single"}}},
 	}, time.Minute)
 	if err == nil || !strings.Contains(err.Error(), "the server ended") || !strings.Contains(err.Error(), "none") {
