@@ -221,8 +221,8 @@ func TestSelfTest(t *testing.T) {
 		}, "after 2 steps, sequence 3, position 1"},
 		{"crowd", "/api/v1/asample", 1, func(answer map[string]any) { nudge(at(answer, "sequences", 1, "logprobs"), 0) }, "beside others, sample 1, log-probabilities, position 0"},
 		{"agreement", "/api/v1/asample", 2, func(answer map[string]any) { nudge(at(answer, "sequences", 1, "logprobs"), 0) }, "prompt 1, sample 1: the sampler beside the trainer, position 0"},
-		{"plugin killed", "/api/v1/forward_backward", 10, nudgePass, "after a kill of the plugin, step 4, log-probabilities of sequence 0, position 2"},
-		{"server killed", "/api/v1/forward", 2, nudgePass, "after a kill of the server, the trained adapter, log-probabilities of sequence 0, position 2"},
+		{"plugin killed", "/api/v1/forward_backward", 10, nudgePass, "after a kill of the plugin, with a gradient held, step 4, log-probabilities of sequence 0, position 2"},
+		{"server killed", "/api/v1/forward", 3, nudgePass, "after a kill of the server, with operations under way, the trained adapter, log-probabilities of sequence 0, position 2"},
 		{"export", "/api/v1/asample", 1, func(answer map[string]any) { nudge(at(answer, "prompt_logprobs"), 4) }, "the sampler of the imported adapter, position 4"},
 		{"reference", "/api/v1/asample", 3, func(answer map[string]any) { nudge(at(answer, "prompt_logprobs"), 1) }, "sequence 2 of the reference, position 1"},
 	}
