@@ -103,7 +103,7 @@ def test_interrupted(tmp_path, configuration):
     seen = []
     for line in process.stderr:
         seen.append(line)
-        if line.startswith("accumulation"):
+        if line.startswith("order"):
             break
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) >= 2 and list(place.iterdir()), seen

@@ -53,7 +53,7 @@ a second time. Without --config and --model the built-in model is tested. The ex
 		s := &selfTest{Report: selftest.NewReport(version), model: m, settings: settings, readyWithin: readyWithin, progress: func(string) {}}
 		s.Report.Model, s.Report.Path, s.Report.Backend = m.Name, m.Path, string(m.Backend)
 		messages := shown{c.ErrOrStderr()}
-		s.progress = func(what string) { fmt.Fprintf(messages, "%s …\n", what) }
+		s.progress = func(text string) { fmt.Fprint(messages, text) }
 		if err := s.find(c.Context(), reference, write); err != nil {
 			return err
 		}
@@ -196,7 +196,7 @@ func (s *selfTest) with(ctx context.Context, use func(o selftest.Options) error)
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	s.progress("starting a server with " + s.model.Name)
+	s.progress("starting a server with " + s.model.Name + " …\n")
 	begun := time.Now()
 	server, err := selftest.Start(ctx, program, dir, s.settings, s.readyWithin)
 	if err != nil {
@@ -204,7 +204,10 @@ func (s *selfTest) with(ctx context.Context, use func(o selftest.Options) error)
 	}
 	defer server.Stop()
 	s.StartSeconds = time.Since(begun).Seconds()
-	return use(selftest.Options{Server: server, Model: s.model.Name, Dir: dir, Patience: s.readyWithin, Reference: s.reference, Progress: s.progress})
+	return use(selftest.Options{Server: server, Model: s.model.Name, Dir: dir, Patience: s.readyWithin, Reference: s.reference,
+		Progress: func(name string) { s.progress(name + " … ") },
+		Done:     func(c *selftest.Check) { s.progress(fmt.Sprintf("%s, %.1f s\n", c.Result, c.Seconds)) },
+	})
 }
 
 func (s *selfTest) run(ctx context.Context) error {

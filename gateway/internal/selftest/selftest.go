@@ -40,8 +40,9 @@ type Options struct {
 	Patience time.Duration
 	// Reference is compared with; nil where there is none.
 	Reference *Reference
-	// Progress is told the name of a check before it begins; it may be nil.
+	// Progress is told the name of a check before it begins, and Done the check when it has ended. They may be nil.
 	Progress func(name string)
+	Done     func(c *Check)
 }
 
 // promise is a check before it is made.
@@ -71,6 +72,9 @@ func Run(ctx context.Context, o Options) ([]Check, state, error) {
 		one := p.run(ctx)
 		if ctx.Err() != nil {
 			return nil, state{}, ctx.Err()
+		}
+		if o.Done != nil {
+			o.Done(&one)
 		}
 		checks = append(checks, one)
 	}
