@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 
@@ -86,3 +88,9 @@ def test_other_models(tmp_path):
     ):
         done = run(*arguments)
         assert done.returncode == 1 and words in done.stderr, done.stderr
+
+
+def test_command_of_the_page():
+    (command,) = re.findall(r"^    bin/tinsmith hyperparams (.*)$", (tinsmith.ROOT / "docs" / "training.md").read_text(), re.M)
+    done = run(*shlex.split(command))
+    assert done.returncode == 0 and "0.000473, at any rank" in done.stdout and re.search(r"^rank +128, 369\.1 million parameters for 200\.0 million tokens$", done.stdout, re.M), done.stdout

@@ -91,3 +91,19 @@ func TestWriteReference(t *testing.T) {
 		t.Errorf("the folder has %v, %v", entries, err)
 	}
 }
+
+// The example of the page is one that is read.
+func TestReferenceOfThePage(t *testing.T) {
+	page, err := os.ReadFile("../../../docs/selftest.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(page), "```json\n")
+	example, _, ok := strings.Cut(rest, "```")
+	if !ok {
+		t.Fatal("the page has no example")
+	}
+	if r, err := parseReference([]byte(example)); err != nil || r.ToleranceElsewhere != 0.001 {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
