@@ -358,7 +358,7 @@ func TestEveryEndpointIsDocumented(t *testing.T) {
 	route := regexp.MustCompile(`\b[gr]\.(GET|POST|PUT|DELETE)\((checkpoint\+?)?(?:"([^"]*)")?`)
 	parameter := regexp.MustCompile(`[:*](\w+)`)
 	served := map[string]bool{}
-	for _, source := range []string{"tinker/service.go", "openai/service.go", "anthropic/service.go", "server/server.go"} {
+	for _, source := range []string{"tinker/service.go", "openai/service.go", "anthropic/service.go", "server/server.go", "page/page.go"} {
 		for _, m := range route.FindAllStringSubmatch(read("gateway/internal/"+source), -1) {
 			path := m[3]
 			if m[2] != "" {

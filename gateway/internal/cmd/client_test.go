@@ -23,6 +23,7 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/config"
 	"github.com/tinsmith/tinsmith/gateway/internal/inference"
 	"github.com/tinsmith/tinsmith/gateway/internal/keys"
+	"github.com/tinsmith/tinsmith/gateway/internal/page"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 	"github.com/tinsmith/tinsmith/gateway/internal/server"
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
@@ -84,7 +85,7 @@ func newWorldWithKeys(t *testing.T, file string) *world {
 	w.ok(err)
 	answers, err := inference.New(w.core, auth, []*catalog.Model{model})
 	w.ok(err)
-	w.handler = server.New(server.Options{Health: func() server.Health { return server.Health{Status: "ok"} }, Metrics: http.NotFoundHandler(), Routes: append([]func(gin.IRouter){tinkerAPI.Register}, surfaces(answers)...)})
+	w.handler = server.New(server.Options{Health: func() server.Health { return server.Health{Status: "ok"} }, Metrics: http.NotFoundHandler(), Routes: append([]func(gin.IRouter){page.Register, tinkerAPI.Register}, surfaces(answers)...)})
 	ts := httptest.NewServer(w.handler)
 	w.url = ts.URL
 	t.Cleanup(func() {

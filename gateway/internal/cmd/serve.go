@@ -30,6 +30,7 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/hub"
 	"github.com/tinsmith/tinsmith/gateway/internal/inference"
 	"github.com/tinsmith/tinsmith/gateway/internal/keys"
+	"github.com/tinsmith/tinsmith/gateway/internal/page"
 	"github.com/tinsmith/tinsmith/gateway/internal/redact"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 	"github.com/tinsmith/tinsmith/gateway/internal/server"
@@ -343,7 +344,7 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 	if err != nil {
 		return err
 	}
-	options.Routes = append([]func(gin.IRouter){tinkerAPI.Register}, surfaces(answers)...)
+	options.Routes = append([]func(gin.IRouter){page.Register, tinkerAPI.Register}, surfaces(answers)...)
 	front.Set(server.New(options))
 	h.setOpen()
 	failed := make(chan error, 1)

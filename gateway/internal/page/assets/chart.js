@@ -1,0 +1,73 @@
+// Charts of series over steps or time, by uPlot. Colours come from the page's style; a chart is drawn anew when light and dark change.
+import uPlot from "./vendor/uPlot.js";
+import { el } from "./dom.js";
+import { figure } from "./format.js";
+
+const palette = ["#1f77b4", "#d9622b", "#2e9e5b", "#8e5bbf", "#c2374a", "#8a6d3b", "#d16ba5", "#5f7f95", "#9a9a1f", "#1aa0b0"];
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+// Chart draws series over one x axis. series: [{name, x: [numbers], y: [numbers or null]}], each with x of its own, in ascending order.
+export class Chart {
+  constructor(signal, { title, unit = "", height = 190, legend = false, time = false, log = false } = {}) {
+    this.options = { unit, height, legend, time, log };
+    this.value = el("span", { class: "faint" });
+    this.holder = el("div");
+    this.node = el("section", { class: "chart", "aria-label": title }, el("h3", {}, el("span", {}, title), this.value), this.holder);
+    this.series = [];
+    const again = () => this.draw(true);
+    dark.addEventListener("change", again, { signal });
+    this.observer = new ResizeObserver(() => this.size());
+    this.observer.observe(this.holder);
+    signal.addEventListener("abort", () => {
+      this.observer.disconnect();
+      this.plot?.destroy();
+    });
+  }
+
+  set(series) {
+    const fresh = series.length !== this.series.length || series.some((s, i) => s.name !== this.series[i].name);
+    this.series = series;
+    if (!this.options.legend && series.length === 1) {
+      const y = series[0].y;
+      let last = y.length - 1;
+      while (last >= 0 && y[last] === null) last--;
+      this.value.textContent = last >= 0 ? `${figure(y[last])}${this.options.unit ? " " + this.options.unit : ""}` : "";
+    }
+    this.draw(fresh);
+  }
+
+  draw(fresh) {
+    const data = this.series.length ? uPlot.join(this.series.map((s) => [s.x, s.y])) : [[]];
+    if (this.plot && !fresh) {
+      this.plot.setData(data);
+      return;
+    }
+    this.plot?.destroy();
+    this.plot = null;
+    if (!this.series.length || !this.holder.clientWidth) return;
+    const axis = { stroke: style("--faint"), grid: { stroke: style("--line"), width: 1 }, ticks: { stroke: style("--line"), width: 1 }, font: "11px system-ui, sans-serif" };
+    const { height, legend, time, log } = this.options;
+    this.plot = new uPlot(
+      {
+        width: this.holder.clientWidth,
+        height,
+        legend: { show: legend },
+        cursor: { y: false, points: { size: 6 } },
+        scales: { x: { time }, y: log ? { distr: 3 } : {} },
+        axes: [axis, { ...axis, size: 58, values: (_, ticks) => ticks.map((t) => (t === null ? "" : figure(t, 3))) }],
+        series: [
+          { label: time ? "time" : "step" },
+          ...this.series.map((s, i) => ({ label: s.name, stroke: palette[i % palette.length], width: 1.5, spanGaps: true, points: { show: s.x.length < 30, size: 5 }, value: (_, v) => figure(v) })),
+        ],
+      },
+      data,
+      this.holder,
+    );
+  }
+
+  size() {
+    if (!this.plot) this.draw(true);
+    else if (this.holder.clientWidth && this.plot.width !== this.holder.clientWidth) this.plot.setSize({ width: this.holder.clientWidth, height: this.options.height });
+  }
+}

@@ -1,0 +1,86 @@
+// What the models' devices do now: state, memory, queues, speed.
+import { get, isAbort, text } from "../api.js";
+import { Chart } from "../chart.js";
+import { el, every, failed, put } from "../dom.js";
+import { bytes, figure, plain } from "../format.js";
+
+const refresh = 2000;
+const kept = 300; // points of the speed's chart
+
+export async function show(main, _, signal) {
+  const speed = new Chart(signal, { title: "Tokens per second", height: 220, legend: true, time: true });
+  const models = el("div", { class: "card" });
+  const trouble = el("div");
+  const past = { x: [], trained: [], sampled: [], prefilled: [] };
+  let before = null;
+  put(main, trouble, models, el("div", { class: "card" }, speed.node));
+
+  await every(refresh, signal, async () => {
+    try {
+      const [health, metrics] = await Promise.all([get("healthz", signal), text("metrics", signal)]);
+      const values = parse(metrics);
+      put(trouble);
+      put(models, el("h1", {}, "Device"), health.models.map((m) => model(m, values)));
+      const now = { at: Date.now() / 1000, trained: total(values, "tinsmith_tokens_trained_total"), sampled: total(values, "tinsmith_tokens_sampled_total"), prefilled: total(values, "tinsmith_tokens_prefilled_total") };
+      if (before && now.at > before.at) {
+        past.x.push(now.at);
+        for (const kind of ["trained", "sampled", "prefilled"]) past[kind].push(Math.max(0, now[kind] - before[kind]) / (now.at - before.at));
+        for (const list of Object.values(past)) list.splice(0, list.length - kept);
+        speed.set(["trained", "sampled", "prefilled"].map((name) => ({ name, x: past.x.slice(), y: past[name].slice() })));
+      }
+      before = now;
+    } catch (error) {
+      if (!isAbort(error)) put(trouble, failed(error));
+    }
+  });
+}
+
+// parse reads the text form of Prometheus: lists of {labels, value} by name.
+function parse(all) {
+  const values = new Map();
+  for (const line of all.split("\n")) {
+    const found = /^(tinsmith_\w+)(?:\{(.*)\})? (\S+)$/.exec(line);
+    if (!found) continue;
+    const labels = {};
+    for (const [, name, value] of (found[2] ?? "").matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)) labels[name] = value.replace(/\\(.)/g, "$1");
+    if (!values.has(found[1])) values.set(found[1], []);
+    values.get(found[1]).push({ labels, value: Number(found[3]) });
+  }
+  return values;
+}
+
+const total = (values, name, model) => (values.get(name) ?? []).filter((v) => !model || v.labels.model === model).reduce((sum, v) => sum + v.value, 0);
+
+function model(m, values) {
+  const of = (name) => total(values, name, m.name);
+  const pages = of("tinsmith_kv_pages");
+  const limit = of("tinsmith_backend_memory_limit_bytes");
+  const tiles = [
+    ["Device", m.device ?? "–"],
+    ["Training waits", figure(of("tinsmith_queue_training"))],
+    ["Sampling waits", figure(of("tinsmith_queue_sampling"))],
+    ["Sequences running", figure(of("tinsmith_sampling_running"))],
+    ["Adapters", figure(of("tinsmith_adapters"))],
+    ["Clock cycles", figure(of("tinsmith_cycles_total"))],
+    ["Restarts", figure(m.restarts)],
+    ["Weights", bytes(of("tinsmith_weights_memory_bytes"))],
+    ["Adapters' memory", bytes(of("tinsmith_adapter_memory_bytes"))],
+  ];
+  return el(
+    "section",
+    { "aria-label": plain(m.name) },
+    el("div", { class: "row" }, el("h2", { class: "grow break" }, plain(m.name)), el("span", { class: `badge ${m.state === "ready" ? "live" : "bad"}` }, m.state)),
+    el("p", { class: "faint small break" }, [m.dtype, m.arithmetic].filter(Boolean).map((t) => plain(t)).join(" · ")),
+    m.error && failed(plain(m.error, 2000)),
+    el("dl", { class: "tiles" }, tiles.map(([k, v]) => el("div", { class: "tile" }, el("dt", {}, k), el("dd", {}, v)))),
+    share("Key and value cache", pages - of("tinsmith_kv_pages_free"), pages, (n) => `${figure(n)} pages`),
+    share("Memory of the backend", of("tinsmith_backend_memory_bytes"), limit, bytes),
+  );
+}
+
+function share(name, used, all, unit) {
+  if (!(all > 0)) return null;
+  const meter = el("i");
+  meter.style.width = `${Math.min(100, (100 * used) / all)}%`;
+  return el("div", {}, el("p", { class: "small faint" }, `${name}: ${unit(used)} of ${unit(all)}`), el("div", { class: "bar", role: "img", "aria-label": `${name}: ${Math.round((100 * used) / all)} %` }, meter));
+}

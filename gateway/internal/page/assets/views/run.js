@@ -1,0 +1,225 @@
+// One run: its curves, checkpoints, what its newest weights say, and what went wrong.
+import { download, get, isAbort, post } from "../api.js";
+import { Chart } from "../chart.js";
+import { el, empty, every, failed, field, put } from "../dom.js";
+import { bytes, figure, plain, since, when } from "../format.js";
+import { follow, named, run, series, state } from "../history.js";
+
+export async function show(main, [id], signal) {
+  const head = el("div", { class: "card" });
+  const notices = el("div");
+  const curves = el("div", { class: "card" });
+  const checkpoints = el("div", { class: "card" });
+  const first = await run(id, signal);
+  put(main, head, notices, curves, checkpoints, sampler(first, signal));
+
+  const draw = (r) => {
+    const name = named(r);
+    const s = state(r);
+    put(
+      head,
+      el("div", { class: "row" }, el("h1", { class: "grow" }, name ? plain(name) : r.run_id), el("span", { class: `badge ${s === "live" ? "live" : s === "lost" ? "bad" : ""}` }, s)),
+      el("p", { class: "faint break" }, `${r.run_id} · ${plain(r.base_model)}, rank ${r.rank} · last request ${since(r.last_request_time)}`),
+      el(
+        "dl",
+        { class: "tiles" },
+        [["Step", figure(r.step)], ["Loss per token", figure(r.last_loss)], ["Gradient norm", figure(r.grad_norm)], ["Adapter norm", figure(r.adapter_norm)], ["Tokens per second", figure(r.tokens_per_second, 3)], ["Waiting", figure(r.queued)]].map(([k, v]) => el("div", { class: "tile" }, el("dt", {}, k), el("dd", {}, v))),
+      ),
+      metadata(r.user_metadata),
+    );
+    put(notices, troubles(r));
+  };
+  draw(first);
+  await Promise.all([drawCurves(curves, id, signal), drawCheckpoints(checkpoints, id, signal)]);
+  every(3000, signal, async () => {
+    try {
+      draw(await run(id, signal));
+    } catch (error) {
+      if (!isAbort(error)) put(notices, failed(error));
+    }
+  });
+}
+
+function metadata(all) {
+  const entries = Object.entries(all ?? {});
+  if (!entries.length) return null;
+  return el("details", {}, el("summary", {}, "What its user wrote"), el("table", {}, el("tbody", {}, entries.slice(0, 100).map(([k, v]) => el("tr", {}, el("th", {}, plain(k)), el("td", { class: "break" }, plain(typeof v === "string" ? v : JSON.stringify(v), 2000)))))));
+}
+
+function troubles(r) {
+  const list = [];
+  if (r.corrupted) list.push(el("p", { class: "error" }, `Lost: ${plain(r.corrupted_reason, 2000)}`));
+  if (r.rebuilding) list.push(el("p", { class: "notice" }, `Being rebuilt: ${r.rebuilding.operations_replayed} of ${r.rebuilding.operations_to_replay} operations have run again. ${plain(r.rebuilding.reason ?? "", 2000)}`));
+  if (r.inexact) list.push(el("p", { class: "notice" }, `Not bit-equal to an undisturbed run: ${plain(r.inexact, 2000)}`));
+  if (r.unread_inputs?.length) list.push(el("p", { class: "notice" }, `Sent in loss_fn_inputs and not read by the loss: ${r.unread_inputs.map((n) => plain(n, 80)).join(", ")}`));
+  for (const n of r.notices ?? []) list.push(el("p", { class: "notice" }, plain(n, 2000)));
+  return list;
+}
+
+// drawCurves shows every series of the run, and adds points as they come.
+async function drawCurves(node, id, signal) {
+  const charts = new Map();
+  const grid = el("div", { class: "charts" });
+  const thinned = el("p", { class: "faint small" });
+  let log = false;
+  let all = new Map();
+  const scale = el("input", {
+    type: "checkbox",
+    onchange: () => {
+      log = scale.checked;
+      build();
+    },
+  });
+  const build = () => {
+    let inner = new AbortController();
+    for (const { stop } of charts.values()) stop.abort();
+    charts.clear();
+    put(grid);
+    for (const s of all.values()) {
+      inner = new AbortController();
+      signal.addEventListener("abort", () => inner.abort());
+      const chart = new Chart(inner.signal, { title: plain(s.name, 60), log: log && s.y.every((v) => v === null || v > 0) });
+      charts.set(s.name, { chart, stop: inner });
+      grid.append(chart.node);
+      chart.set([s]);
+    }
+    thinned.textContent = [...all.values()].some((s) => s.thinned) ? "There are more steps than a series keeps: older ones are thinned." : "";
+  };
+  const load = async () => {
+    all = new Map((await series(id, [], signal)).filter((s) => s.x.length).map((s) => [s.name, s]));
+    put(node, el("div", { class: "row" }, el("h2", { class: "grow" }, "Curves"), el("label", { class: "row" }, scale, "logarithmic")), all.size ? grid : empty("No step has been made yet. Each optim_step adds a point; a client's own numbers come by:", `bin/tinsmith metrics ${id} metrics.jsonl --follow`), thinned);
+    build();
+  };
+  try {
+    await load();
+  } catch (error) {
+    if (!isAbort(error)) put(node, el("h2", {}, "Curves"), failed(error));
+    return;
+  }
+  let due = false;
+  const last = () => Math.max(-1, ...[...all.values()].map((s) => s.x.at(-1) ?? -1));
+  follow(id, last, signal, () => {
+    if (due) return;
+    due = true;
+    setTimeout(async () => {
+      due = false;
+      if (signal.aborted) return;
+      try {
+        const next = new Map((await series(id, [], signal)).filter((s) => s.x.length).map((s) => [s.name, s]));
+        const same = next.size === all.size && [...next.keys()].every((n) => charts.has(n));
+        all = next;
+        if (same) for (const s of all.values()) charts.get(s.name).chart.set([s]);
+        else await load();
+      } catch {
+        // the next point tries again
+      }
+    }, 500);
+  });
+}
+
+async function drawCheckpoints(node, id, signal) {
+  const title = el("h2", {}, "Checkpoints");
+  const draw = async () => {
+    const { checkpoints } = await get(`api/v1/training_runs/${encodeURIComponent(id)}/checkpoints`, signal);
+    if (!checkpoints.length) {
+      put(node, title, empty("None is saved yet. A client saves one by save_state or save_weights_for_sampler; from a terminal:", `bin/tinsmith export ${id} my-adapter`));
+      return;
+    }
+    const error = el("div");
+    put(
+      node,
+      title,
+      error,
+      el(
+        "div",
+        { class: "scroll" },
+        el(
+          "table",
+          {},
+          el("thead", {}, el("tr", {}, ["Name", "Kind", "Made", "Size", ""].map((t) => el("th", {}, t)))),
+          el(
+            "tbody",
+            {},
+            checkpoints.map((c) =>
+              el(
+                "tr",
+                {},
+                el("td", { class: "break" }, plain(c.checkpoint_id)),
+                el("td", {}, c.checkpoint_type),
+                el("td", { class: "small" }, when(c.time)),
+                el("td", {}, bytes(c.size_bytes)),
+                el(
+                  "td",
+                  {},
+                  el(
+                    "button",
+                    {
+                      type: "button",
+                      "aria-label": `download ${plain(c.checkpoint_id)}`,
+                      onclick: async () => {
+                        try {
+                          await download(`api/v1/training_runs/${encodeURIComponent(id)}/checkpoints/${c.checkpoint_id.split("/").map(encodeURIComponent).join("/")}/archive`);
+                          put(error);
+                        } catch (e) {
+                          put(error, failed(e));
+                        }
+                      },
+                    },
+                    "Download",
+                  ),
+                ),
+              ),
+            ),
+          ),
+        ),
+      ),
+    );
+  };
+  await every(10000, signal, async () => {
+    try {
+      await draw();
+    } catch (error) {
+      if (!isAbort(error)) put(node, title, failed(error));
+    }
+  });
+}
+
+// sampler lets the run's newest weights go on with a text, and colours the tokens by how likely they were.
+function sampler(r, signal) {
+  const prompt = el("textarea", { rows: 3 }, "The ");
+  const tokens = el("input", { type: "number", min: 1, max: 1000, value: "60" });
+  const temperature = el("input", { type: "number", min: 0, max: 5, step: 0.1, value: "1" });
+  const seed = el("input", { type: "number", min: 0, step: 1, value: "1" });
+  const out = el("div", { "aria-live": "polite" });
+  const button = el("button", { class: "primary", type: "submit" }, "Sample");
+  const form = el(
+    "form",
+    {
+      onsubmit: async (event) => {
+        event.preventDefault();
+        button.disabled = true;
+        try {
+          const answer = await post("v1/completions", { model: `tinker://${r.run_id}`, prompt: prompt.value, max_tokens: Number(tokens.value), temperature: Number(temperature.value), seed: Number(seed.value), logprobs: 1 }, signal);
+          put(out, answer.choices.map((c) => marked(c.logprobs)), el("p", { class: "faint small" }, `${answer.usage.completion_tokens} tokens. The darker a token, the less likely it was; point at one for its log-probability.`));
+        } catch (error) {
+          if (!isAbort(error)) put(out, failed(error));
+        }
+        button.disabled = false;
+      },
+    },
+    field("Text", prompt),
+    el("div", { class: "row" }, field("Tokens", tokens), field("Temperature", temperature), field("Seed", seed), button),
+  );
+  return el("div", { class: "card" }, el("h2", {}, "Sample its newest weights"), form, out);
+}
+
+function marked(logprobs) {
+  return el(
+    "p",
+    { class: "tokens" },
+    logprobs.tokens.map((token, i) => {
+      const p = logprobs.token_logprobs[i];
+      return el("span", { class: `p${p < -4 ? 0 : p < -2 ? 1 : p < -0.7 ? 2 : 3}`, title: `log-probability ${figure(p)}` }, token);
+    }),
+  );
+}
