@@ -67,5 +67,5 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   main.focus();
 });
 
-get("/version").then((v) => put(document.body, ...document.body.childNodes, el("footer", { class: "faint small card" }, `Tinsmith ${v.version}`)), () => {});
+get("/version").then((v) => document.body.append(el("footer", { class: "faint small" }, `Tinsmith ${v.version}`)), () => {});
 route();

@@ -1,4 +1,5 @@
 // Charts of series over steps or time, by uPlot. Colours come from the page's style; a chart is drawn anew when light and dark change.
+import "./language.js"; // first: uPlot asks for the language when it is loaded
 import uPlot from "./vendor/uPlot.js";
 import { el } from "./dom.js";
 import { figure } from "./format.js";

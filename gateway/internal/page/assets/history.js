@@ -49,5 +49,5 @@ export function named(r) {
 export function state(r) {
   if (r.corrupted) return "lost";
   if (r.rebuilding) return "being rebuilt";
-  return r.ended || r.state === "ended" ? "ended" : "live";
+  return r.live === false ? "ended" : "live";
 }

@@ -26,7 +26,7 @@ export async function show(main, _, signal) {
         past.x.push(now.at);
         for (const kind of ["trained", "sampled", "prefilled"]) past[kind].push(Math.max(0, now[kind] - before[kind]) / (now.at - before.at));
         for (const list of Object.values(past)) list.splice(0, list.length - kept);
-        speed.set(["trained", "sampled", "prefilled"].map((name) => ({ name, x: past.x.slice(), y: past[name].slice() })));
+        if (past.x.length > 1) speed.set(["trained", "sampled", "prefilled"].map((name) => ({ name, x: past.x.slice(), y: past[name].slice() })));
       }
       before = now;
     } catch (error) {

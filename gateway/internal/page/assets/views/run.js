@@ -136,7 +136,7 @@ async function drawCheckpoints(node, id, signal) {
         el(
           "table",
           {},
-          el("thead", {}, el("tr", {}, ["Name", "Kind", "Made", "Size", ""].map((t) => el("th", {}, t)))),
+          el("thead", {}, el("tr", {}, ["Name", "Kind", "Made", "Size", ""].map((t) => el("th", { class: t === "Kind" && "wide" }, t)))),
           el(
             "tbody",
             {},
@@ -145,7 +145,7 @@ async function drawCheckpoints(node, id, signal) {
                 "tr",
                 {},
                 el("td", { class: "break" }, plain(c.checkpoint_id)),
-                el("td", {}, c.checkpoint_type),
+                el("td", { class: "wide" }, c.checkpoint_type),
                 el("td", { class: "small" }, when(c.time)),
                 el("td", {}, bytes(c.size_bytes)),
                 el(
