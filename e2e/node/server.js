@@ -1,5 +1,5 @@
 // Starts bin/tinsmith with the built-in model on a free port and with a data folder of its own.
-import { spawn } from 'node:child_process';
+import { execFileSync, spawn } from 'node:child_process';
 import { existsSync, mkdtempSync, openSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
@@ -11,8 +11,11 @@ const binary = join(root, 'bin', 'tinsmith');
 
 export const model = 'tinsmith/tiny-chat';
 
-/** Resolves to {url, stop} when the model is ready. */
-export async function start() {
+/** Keys by name of a server that was started with some. */
+export const keysOf = (server) => server.keys;
+
+/** Resolves to {url, keys, stop} when the model is ready. It asks for keys where names for some are given. */
+export async function start({ keys: names = [] } = {}) {
   if (!existsSync(binary)) throw new Error('bin/tinsmith is missing: run make build');
   const folder = mkdtempSync(join(tmpdir(), 'tinsmith-node-'));
   const config = {
@@ -20,6 +23,9 @@ export async function start() {
     data_dir: join(folder, 'data'),
     models: [{ name: model, path: join(root, 'configs', 'models', 'tiny-chat'), backend: { plugin: 'single', device: 'cpu' } }],
   };
+  const keys = {};
+  if (names.length) config.auth = { keys_file: join(folder, 'keys') };
+  for (const name of names) keys[name] = execFileSync(binary, ['key', 'add', name, '--file', config.auth.keys_file], { encoding: 'utf8' }).trim().split(/\s+/).find((word) => word.startsWith('tml-'));
   writeFileSync(join(folder, 'tinsmith.yaml'), JSON.stringify(config)); // JSON is YAML
   const log = openSync(join(folder, 'log'), 'a');
   const server = spawn(binary, ['serve', '--config', join(folder, 'tinsmith.yaml')], { stdio: ['ignore', log, log] });
@@ -36,7 +42,7 @@ export async function start() {
     if (!existsSync(address)) continue;
     const url = readFileSync(address, 'utf8').trim();
     const health = await fetch(url + '/healthz').catch(() => undefined);
-    if (health?.ok) return { url, stop };
+    if (health?.ok) return { url, keys, stop };
   }
   await stop();
   throw new Error('the server was not ready within 120 s');

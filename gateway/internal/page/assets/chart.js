@@ -29,6 +29,7 @@ export class Chart {
   set(series) {
     const fresh = series.length !== this.series.length || series.some((s, i) => s.name !== this.series[i].name);
     this.series = series;
+    this.node.dataset.points = series[0]?.x.length ?? 0;
     if (!this.options.legend && series.length === 1) {
       const y = series[0].y;
       let last = y.length - 1;

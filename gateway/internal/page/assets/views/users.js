@@ -8,7 +8,7 @@ export async function show(main, _, signal) {
   const title = el("h1", {}, "Users");
   const rows = answer.usage ?? [];
   if (!rows.length) {
-    put(main, el("div", { class: "card" }, title, empty("Nothing has been used yet. A key for somebody is made by:", "bin/tinsmith key create alice")));
+    put(main, el("div", { class: "card" }, title, empty("Nothing has been used yet. A key for somebody is made by:", "bin/tinsmith key add alice")));
     return;
   }
   const columns = ["Key", "Model", "Day", "Trained", "Sampled", "Prompts", "Steps", "Requests"];
