@@ -424,6 +424,7 @@ func writeNextSteps(w io.Writer, m *catalog.Model, url string, keyRequired bool)
 	}
 	fmt.Fprintf(w, `
 ready. What you need next:
+  a browser    %[1]s   runs with their curves, chat, the device
   a shell      eval "$(%[7]s env --url %[1]s)"   sets everything for the SDKs and the Tinker cookbook
   Tinker SDK   TINKER_BASE_URL=%[1]s TINKER_API_KEY=%[2]s python -c 'import tinker; print(tinker.ServiceClient().get_server_capabilities())'
   OpenAI SDK   OPENAI_BASE_URL=%[1]s/v1 OPENAI_API_KEY=%[2]s   model: %[3]s
