@@ -2,35 +2,52 @@
 import { events, get } from "./api.js";
 
 const base = "api/v1/tinsmith/runs";
-export const points = 1000; // of a series, as many as a chart can show
+const most = 1000; // runs in one answer, and points of a series, as many as a chart can show
 
-// runs lists live and ended runs, the newest first.
-export async function runs(signal) {
-  return (await get(base, signal)).runs;
+// runs lists live and ended runs, the newest first. Everybody's are for administrators.
+export async function runs(everyone, signal) {
+  const list = [];
+  for (;;) {
+    const answer = await get(`${base}?${new URLSearchParams({ state: "all", limit: most, offset: list.length, ...(everyone ? { owners: "all" } : {}) })}`, signal);
+    list.push(...answer.runs.map(shaped));
+    if (!answer.runs.length || list.length >= answer.cursor.total_count) return list;
+  }
 }
 
+// run gives one run; of a live one also what it does at the moment.
 export async function run(id, signal) {
-  return get(`${base}/${encodeURIComponent(id)}`, signal);
+  const r = shaped(await get(`${base}/${encodeURIComponent(id)}`, signal));
+  if (r.live) {
+    const now = (await get(base, signal)).runs.find((other) => other.run_id === id);
+    if (now) Object.assign(r, { queued: now.queued, rebuilding: now.rebuilding, unread_inputs: now.unread_inputs });
+  }
+  return r;
 }
 
-// series gives the named series of a run, all where no name is given: [{name, x, y}].
-export async function series(id, names, signal) {
-  const query = new URLSearchParams({ points });
-  if (names.length) query.set("names", names.join(","));
-  return (await get(`${base}/${encodeURIComponent(id)}/series?${query}`, signal)).series.map(shaped);
+// shaped adds the newest value of each series by name, and the step.
+function shaped(r) {
+  const newest = Object.fromEntries(r.series.map((s) => [s.name, s.value]));
+  return { ...r, newest, step: r.series.find((s) => s.name === "learning_rate")?.step ?? 0 };
 }
 
-const shaped = (s) => ({ name: s.name, x: s.steps, y: s.values, thinned: s.thinned });
+// series gives all series of a run: [{name, x, y, thinned}]. A client may use a name that the server uses too.
+export async function series(id, signal) {
+  const found = (await get(`${base}/${encodeURIComponent(id)}/series?points=${most}`, signal)).series;
+  const twice = (s) => found.some((other) => other !== s && other.name === s.name);
+  return found.filter((s) => s.steps.length).map((s) => ({ name: twice(s) && s.source === "client" ? `${s.name} (client)` : s.name, x: s.steps, y: s.values, thinned: s.thinned > 1 }));
+}
 
-// follow calls on with new points of a run as they come: {name, x, y}. It begins anew when the connection is lost, and ends with the signal.
+// follow calls on when a run has new points. It begins anew when the connection is lost, and ends with the run or the signal.
 export async function follow(id, from, signal, on) {
-  for (let wait = 500; !signal.aborted; wait = Math.min(wait * 2, 15000)) {
+  let ended = false;
+  for (let wait = 500; !signal.aborted && !ended; wait = Math.min(wait * 2, 15000)) {
     try {
       await events(`${base}/${encodeURIComponent(id)}/events?from=${from()}`, {
         signal,
-        on: (_, data) => {
+        on: (name) => {
           wait = 500;
-          on(JSON.parse(data));
+          ended = name === "end";
+          if (name === "points") on();
         },
       });
     } catch (error) {
@@ -40,14 +57,15 @@ export async function follow(id, from, signal, on) {
   }
 }
 
-// named is what people call a run: the name that its session or its metadata gave it, else nothing.
+// named is what people call a run: the name that its metadata or its session has, else nothing.
 export function named(r) {
   const metadata = r.user_metadata ?? {};
-  return [r.name, r.display_name, metadata.name, metadata.run_name, r.session_name].find((n) => typeof n === "string" && n) ?? "";
+  return [r.display_name, metadata.name, metadata.run_name].find((n) => typeof n === "string" && n) ?? "";
 }
 
+// state tells in a word how a run is: one that its session left behind has ended, however the server stores it.
 export function state(r) {
-  if (r.corrupted) return "lost";
+  if (r.state === "corrupted" || r.state === "failed") return "lost";
   if (r.rebuilding) return "being rebuilt";
-  return r.live === false ? "ended" : "live";
+  return r.live ? "live" : "ended";
 }

@@ -19,11 +19,11 @@ export async function show(main, [id], signal) {
     put(
       head,
       el("div", { class: "row" }, el("h1", { class: "grow" }, name ? plain(name) : r.run_id), el("span", { class: `badge ${s === "live" ? "live" : s === "lost" ? "bad" : ""}` }, s)),
-      el("p", { class: "faint break" }, `${r.run_id} · ${plain(r.base_model)}, rank ${r.rank} · last request ${since(r.last_request_time)}`),
+      el("p", { class: "faint break" }, `${r.run_id} · ${plain(r.base_model)}, rank ${r.rank} · ${r.recipe ? `${plain(r.recipe, 60)} · ` : ""}last request ${since(r.last_request_time)}`),
       el(
         "dl",
         { class: "tiles" },
-        [["Step", figure(r.step)], ["Loss per token", figure(r.last_loss)], ["Gradient norm", figure(r.grad_norm)], ["Adapter norm", figure(r.adapter_norm)], ["Tokens per second", figure(r.tokens_per_second, 3)], ["Waiting", figure(r.queued)]].map(([k, v]) => el("div", { class: "tile" }, el("dt", {}, k), el("dd", {}, v))),
+        [["Step", figure(r.step)], ["Loss per token", figure(r.newest.loss)], ["Gradient norm", figure(r.newest.grad_norm)], ["Adapter norm", figure(r.newest.adapter_norm)], ["Tokens per second", figure(r.newest.tokens_per_second, 3)], ["Waiting", figure(r.queued)]].map(([k, v]) => el("div", { class: "tile" }, el("dt", {}, k), el("dd", {}, v))),
       ),
       metadata(r.user_metadata),
     );
@@ -48,11 +48,10 @@ function metadata(all) {
 
 function troubles(r) {
   const list = [];
-  if (r.corrupted) list.push(el("p", { class: "error" }, `Lost: ${plain(r.corrupted_reason, 2000)}`));
+  if (state(r) === "lost") list.push(el("p", { class: "error" }, `Lost: ${plain(r.reason, 2000)}`));
   if (r.rebuilding) list.push(el("p", { class: "notice" }, `Being rebuilt: ${r.rebuilding.operations_replayed} of ${r.rebuilding.operations_to_replay} operations have run again. ${plain(r.rebuilding.reason ?? "", 2000)}`));
   if (r.inexact) list.push(el("p", { class: "notice" }, `Not bit-equal to an undisturbed run: ${plain(r.inexact, 2000)}`));
   if (r.unread_inputs?.length) list.push(el("p", { class: "notice" }, `Sent in loss_fn_inputs and not read by the loss: ${r.unread_inputs.map((n) => plain(n, 80)).join(", ")}`));
-  for (const n of r.notices ?? []) list.push(el("p", { class: "notice" }, plain(n, 2000)));
   return list;
 }
 
@@ -86,7 +85,7 @@ async function drawCurves(node, id, signal) {
     thinned.textContent = [...all.values()].some((s) => s.thinned) ? "There are more steps than a series keeps: older ones are thinned." : "";
   };
   const load = async () => {
-    all = new Map((await series(id, [], signal)).filter((s) => s.x.length).map((s) => [s.name, s]));
+    all = new Map((await series(id, signal)).map((s) => [s.name, s]));
     put(node, el("div", { class: "row" }, el("h2", { class: "grow" }, "Curves"), el("label", { class: "row" }, scale, "logarithmic")), all.size ? grid : empty("No step has been made yet. Each optim_step adds a point; a client's own numbers come by:", `bin/tinsmith metrics ${id} metrics.jsonl --follow`), thinned);
     build();
   };
@@ -97,7 +96,7 @@ async function drawCurves(node, id, signal) {
     return;
   }
   let due = false;
-  const last = () => Math.max(-1, ...[...all.values()].map((s) => s.x.at(-1) ?? -1));
+  const last = () => Math.max(0, ...[...all.values()].map((s) => s.x.at(-1) + 1));
   follow(id, last, signal, () => {
     if (due) return;
     due = true;
@@ -105,7 +104,7 @@ async function drawCurves(node, id, signal) {
       due = false;
       if (signal.aborted) return;
       try {
-        const next = new Map((await series(id, [], signal)).filter((s) => s.x.length).map((s) => [s.name, s]));
+        const next = new Map((await series(id, signal)).map((s) => [s.name, s]));
         const same = next.size === all.size && [...next.keys()].every((n) => charts.has(n));
         all = next;
         if (same) for (const s of all.values()) charts.get(s.name).chart.set([s]);

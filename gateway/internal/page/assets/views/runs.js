@@ -15,6 +15,7 @@ export async function show(main, _, signal) {
 
   const filter = el("input", { type: "search", placeholder: "name, model, recipe", oninput: () => draw() });
   const only = el("select", { onchange: () => draw() }, ["all", "live", "ended", "lost"].map((s) => el("option", {}, s)));
+  const everyone = el("input", { type: "checkbox", onchange: () => load() });
   const rows = el("tbody");
   const more = el("button", { type: "button", onclick: () => ((most += page), draw()) });
   const count = el("span", { class: "faint small", "aria-live": "polite" });
@@ -23,7 +24,7 @@ export async function show(main, _, signal) {
   const table = el(
     "div",
     { class: "card" },
-    el("div", { class: "row" }, el("h1", { class: "grow" }, "Runs"), field("Filter", filter), field("Show", only)),
+    el("div", { class: "row" }, el("h1", { class: "grow" }, "Runs"), field("Filter", filter), field("Show", only), el("label", { class: "row" }, everyone, "everybody's")),
     trouble,
     el(
       "div",
@@ -42,7 +43,7 @@ export async function show(main, _, signal) {
   function matches(r) {
     if (only.value !== "all" && state(r) !== only.value) return false;
     const wanted = filter.value.trim().toLowerCase();
-    return !wanted || [named(r), r.run_id, r.base_model, JSON.stringify(r.user_metadata ?? {})].some((t) => String(t).toLowerCase().includes(wanted));
+    return !wanted || [named(r), r.run_id, r.base_model, r.owner, r.recipe, JSON.stringify(r.user_metadata ?? {})].some((t) => String(t).toLowerCase().includes(wanted));
   }
 
   function row(r) {
@@ -66,11 +67,11 @@ export async function show(main, _, signal) {
         "td",
         {},
         el("a", { class: "name", href: `#/runs/${encodeURIComponent(r.run_id)}` }, name ? plain(name) : r.run_id),
-        el("div", { class: "faint small break" }, `${plain(r.base_model)}, rank ${r.rank}`, name && el("span", { class: "wide" }, ` · ${r.run_id}`)),
+        el("div", { class: "faint small break" }, [r.recipe && plain(r.recipe, 60), `${plain(r.base_model)}, rank ${r.rank}`, everyone.checked && `of ${plain(r.owner, 60)}`].filter(Boolean).join(" · "), name && el("span", { class: "wide" }, ` · ${r.run_id}`)),
       ),
       el("td", { class: "number" }, figure(r.step)),
-      el("td", { class: "number" }, figure(r.last_loss)),
-      el("td", { class: "number wide" }, figure(r.tokens_per_second, 3)),
+      el("td", { class: "number" }, figure(r.newest.loss)),
+      el("td", { class: "number wide" }, figure(r.newest.tokens_per_second, 3)),
       el("td", {}, el("span", { class: `badge ${s === "live" ? "live" : s === "lost" ? "bad" : ""}` }, s)),
       el("td", { class: "wide small" }, since(r.last_request_time)),
     );
@@ -87,24 +88,24 @@ export async function show(main, _, signal) {
   }
 
   let shown = null;
-  await every(refresh, signal, async () => {
+  async function load() {
     try {
-      list = await runs(signal);
+      list = await runs(everyone.checked, signal);
       put(trouble);
     } catch (error) {
       if (isAbort(error) || signal.aborted) return;
-      if (!shown) {
-        put(main, failed(error));
-        return;
-      }
-      put(trouble, failed(error));
+      if (!shown) put(main, failed(error));
+      else put(trouble, failed(error));
+      if (error.status === 403) everyone.checked = false;
+      return;
     }
     const next = list.length ? table : nothing;
     if (shown !== next) put(main, list.length ? [compare.node, table] : nothing);
     shown = next;
     draw();
     compare.refresh();
-  });
+  }
+  await every(refresh, signal, load);
 }
 
 // comparison lays one series of the chosen runs over each other.
@@ -116,14 +117,14 @@ function comparison(chosen, signal) {
   let all = new Map(); // of a run: its series by name
 
   async function fetchAll() {
-    const loaded = await Promise.all([...chosen.keys()].map(async (id) => [id, new Map((await series(id, [], signal)).map((s) => [s.name, s]))]));
+    const loaded = await Promise.all([...chosen.keys()].map(async (id) => [id, new Map((await series(id, signal)).map((s) => [s.name, s]))]));
     all = new Map(loaded);
   }
   function drawNames() {
     const names = [...new Set([...all.values()].flatMap((m) => [...m.keys()]))].sort();
     const before = name.value;
     put(name, names.map((n) => el("option", { value: n }, plain(n, 60))));
-    name.value = names.includes(before) ? before : (names.find((n) => n.startsWith("loss")) ?? names[0] ?? "");
+    name.value = names.includes(before) ? before : (names.find((n) => n === "loss") ?? names[0] ?? "");
   }
   function load() {
     const lines = [];

@@ -1,33 +1,47 @@
-// Keys, what they used and what they may use. A key sees itself, an administrator's sees all.
-import { get } from "../api.js";
-import { el, empty, put } from "../dom.js";
-import { figure, plain } from "../format.js";
+// Keys: what they may use, what they use at the moment, and what they have used by day. A key sees itself, an administrator's sees all.
+import { get, isAbort } from "../api.js";
+import { el, empty, every, failed, put } from "../dom.js";
+import { bytes, figure, plain, when } from "../format.js";
 
 export async function show(main, _, signal) {
-  const answer = await get("api/v1/tinsmith/usage", signal);
-  const title = el("h1", {}, "Users");
-  const rows = answer.usage ?? [];
-  if (!rows.length) {
-    put(main, el("div", { class: "card" }, title, empty("Nothing has been used yet. A key for somebody is made by:", "bin/tinsmith key add alice")));
-    return;
-  }
-  const columns = ["Key", "Model", "Day", "Trained", "Sampled", "Prompts", "Steps", "Requests"];
-  put(
-    main,
-    el(
-      "div",
-      { class: "card" },
-      title,
-      el(
-        "div",
-        { class: "scroll" },
-        el(
-          "table",
-          {},
-          el("thead", {}, el("tr", {}, columns.map((t, i) => el("th", { class: i > 2 && "number" }, t)))),
-          el("tbody", {}, rows.map((u) => el("tr", {}, el("td", {}, plain(u.key)), el("td", { class: "break" }, plain(u.model)), el("td", {}, u.day), [u.trained_tokens, u.sampled_tokens, u.prompt_tokens, u.steps, u.requests].map((n) => el("td", { class: "number" }, figure(n)))))),
-        ),
-      ),
-    ),
+  await every(10000, signal, async () => {
+    try {
+      const answer = await get("api/v1/tinsmith/usage", signal);
+      put(main, el("div", { class: "card" }, el("h1", {}, "Users"), now(answer.now)), el("div", { class: "card" }, el("h2", {}, `Used since ${answer.since}`), days(answer.days)));
+    } catch (error) {
+      if (!isAbort(error)) put(main, failed(error));
+    }
+  });
+}
+
+const table = (columns, rows) =>
+  el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, columns.map(([title, number]) => el("th", { class: number && "number" }, title)))), el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell, i) => el("td", { class: columns[i][1] ? "number" : "break" }, cell)))))));
+
+// of shows what is used, beside the limit where there is one.
+const of = (used, limit, unit = figure) => (limit === null ? unit(used) : `${unit(used)} of ${unit(limit)}`);
+
+function now(users) {
+  const columns = [["Name"], ["Keys"], ["Runs", true], ["Samples in flight", true], ["Trained this minute", true], ["Sampled this minute", true], ["Checkpoints", true], ["Weight", true]];
+  return table(
+    columns,
+    users.map((u) => [
+      plain(u.key),
+      u.keys.map((k) => el("div", { class: "small" }, `${plain(k.id)}${k.admin ? ", administrator" : ""}${k.expires ? `, until ${when(k.expires)}` : ""}`)),
+      of(u.runs, u.limits.runs),
+      of(u.samples, u.limits.samples),
+      of(u.trained_tokens_of_this_minute, u.limits.trained_tokens_per_minute),
+      of(u.sampled_tokens_of_this_minute, u.limits.sampled_tokens_per_minute),
+      of(u.checkpoint_bytes, u.limits.checkpoint_bytes, bytes),
+      figure(u.weight),
+    ]),
+  );
+}
+
+function days(list) {
+  if (!list.length) return empty("Nothing has been used yet. A key for somebody is made by:", "bin/tinsmith key add alice");
+  const columns = [["Day"], ["Name"], ["Model"], ["Trained", true], ["Sampled", true], ["Prompts", true], ["Cached", true], ["Steps", true], ["Requests", true]];
+  return table(
+    columns,
+    list.map((d) => [d.date, plain(d.key), plain(d.model), ...[d.trained_tokens, d.sampled_tokens, d.prompt_tokens, d.cached_tokens, d.steps, d.requests].map((n) => figure(n))]),
   );
 }
