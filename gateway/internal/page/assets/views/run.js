@@ -156,8 +156,9 @@ async function drawCheckpoints(node, id, signal) {
                       type: "button",
                       "aria-label": `download ${plain(c.checkpoint_id)}`,
                       onclick: async () => {
+                        put(error, el("p", { class: "faint" }, "Being packed…"));
                         try {
-                          await download(`api/v1/training_runs/${encodeURIComponent(id)}/checkpoints/${c.checkpoint_id.split("/").map(encodeURIComponent).join("/")}/archive`);
+                          await download(`api/v1/tinsmith/export?${new URLSearchParams({ path: c.tinker_path })}`, `${c.checkpoint_id.split("/").at(-1)}.tar`);
                           put(error);
                         } catch (e) {
                           put(error, failed(e));
