@@ -5,6 +5,7 @@ import { el } from "./dom.js";
 import { figure } from "./format.js";
 
 const palette = ["#1f77b4", "#d9622b", "#2e9e5b", "#8e5bbf", "#c2374a", "#8a6d3b", "#d16ba5", "#5f7f95", "#9a9a1f", "#1aa0b0"];
+const steps = Array.from({ length: 36 }, (_, i) => [1, 2, 5][i % 3] * 10 ** Math.floor(i / 3)); // between two ticks: there is no half step
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -57,7 +58,7 @@ export class Chart {
         legend: { show: legend },
         cursor: { y: false, points: { size: 6 } },
         scales: { x: { time }, y: log ? { distr: 3 } : {} },
-        axes: [axis, { ...axis, size: 58, values: (_, ticks) => ticks.map((t) => (t === null ? "" : figure(t, 3))) }],
+        axes: [time ? axis : { ...axis, incrs: steps }, { ...axis, size: 58, values: (_, ticks) => ticks.map((t) => (t === null ? "" : figure(t, 3))) }],
         series: [
           { label: time ? "time" : "step" },
           ...this.series.map((s, i) => ({ label: s.name, stroke: palette[i % palette.length], width: 1.5, spanGaps: true, points: { show: s.x.length < 30, size: 5 }, value: (_, v) => figure(v) })),
