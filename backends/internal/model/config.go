@@ -72,6 +72,7 @@ type configJSON struct {
 	MLPBias               bool            `json:"mlp_bias"`
 	UseSlidingWindow      bool            `json:"use_sliding_window"`
 	SlidingWindow         *int            `json:"sliding_window"`
+	MaxWindowLayers       *int            `json:"max_window_layers"`
 	BOS                   tokenIDs        `json:"bos_token_id"`
 	EOS                   tokenIDs        `json:"eos_token_id"`
 	PAD                   tokenIDs        `json:"pad_token_id"`
@@ -92,6 +93,8 @@ type configJSON struct {
 	deltaNetJSON
 
 	defaultRotaryFactor *float64 // nil = 1
+	familyRotaryFactor  float64  // Defaults.RotaryFactor
+	windowed            Windows
 }
 
 // tokenIDs is one token id, a list of them, or nothing.
@@ -114,6 +117,8 @@ type Defaults struct {
 	Tied         bool    // tie_word_embeddings
 	RotaryFactor float64 // partial_rotary_factor; 0 = 1
 	ExpertWidth  bool    // moe_intermediate_size is intermediate_size
+	Window       int     // sliding_window; 0 = none
+	Windows      Windows // whatever keys there are
 }
 
 // readConfig reads a model directory's config.json, with the defaults of its architecture. It also gives the file's bytes.
@@ -178,6 +183,10 @@ func (j *configJSON) setDefaults(d Defaults, keys map[string]bool) {
 	if j.TieWordEmbeddings == nil {
 		j.TieWordEmbeddings = &d.Tied
 	}
+	if _, there := keys["sliding_window"]; !there && d.Window != 0 {
+		j.SlidingWindow = &d.Window
+	}
+	j.windowed, j.familyRotaryFactor = d.Windows, d.RotaryFactor
 	if d.ExpertWidth && j.MoEIntermediateSize == nil {
 		j.MoEIntermediateSize = j.IntermediateSize
 	}

@@ -28,8 +28,6 @@ func TestDefaults(t *testing.T) {
 		{"Phi-3 with llama3", "phi3", func(j map[string]any) {
 			j["rope_parameters"] = map[string]any{"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 4096, "rope_theta": 1e4, "partial_rotary_factor": 0.75}
 		}, "rope_type is llama3 or yarn"},
-		{"Mistral has a window", "mistral", func(j map[string]any) { delete(j, "sliding_window"); j["max_position_embeddings"] = 4097 },
-			"sliding_window is missing, which makes it 4096 for MistralForCausalLM, below max_position_embeddings 4097"},
 		{"Mistral with less positions than the window", "mistral", func(j map[string]any) { delete(j, "sliding_window"); j["max_position_embeddings"] = 4096 }, ""},
 		{"Mistral that says it has none", "mistral", func(j map[string]any) { j["sliding_window"] = nil; j["max_position_embeddings"] = 4097 }, ""},
 		{"Phi-3 has no window", "phi3", func(j map[string]any) { delete(j, "sliding_window"); j["max_position_embeddings"] = 4097 }, ""},

@@ -97,6 +97,7 @@ func TestDefaultRotation(t *testing.T) {
 		{"no settings at all", func(j, _ map[string]any) { delete(j, "rope_parameters") }, 4},
 		{"among the settings", func(_, rope map[string]any) { rope["partial_rotary_factor"] = 0.5 }, 8},
 		{"beside them", func(j, _ map[string]any) { j["partial_rotary_factor"] = 0.5 }, 8},
+		{"among the settings, and the family's beside them", func(j, rope map[string]any) { rope["partial_rotary_factor"], j["partial_rotary_factor"] = 0.5, 0.25 }, 8},
 		{"null", func(j, _ map[string]any) { j["partial_rotary_factor"] = nil }, 16},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -29,20 +29,6 @@ func (c *Config) Require(keys ...string) error {
 	return nil
 }
 
-// CheckWindow refuses a configuration whose sliding_window alone makes attention see less than all positions. A family in which it does that says so by calling it, with the window that a configuration without
-// the key has, 0 = none.
-func (c *Config) CheckWindow(missing int) error {
-	if _, there := c.given["sliding_window"]; !there && missing != 0 && missing < c.MaxPositionEmbeddings {
-		return fmt.Errorf("sliding_window is missing, which makes it %d for %s, below max_position_embeddings %d: only full attention is supported; if the model has it write sliding_window null, else set max_position_embeddings to %d",
-			missing, c.Architecture, c.MaxPositionEmbeddings, missing)
-	}
-	if c.given["sliding_window"] && c.Window < c.MaxPositionEmbeddings {
-		return fmt.Errorf("sliding_window is %d, below max_position_embeddings %d: only full attention is supported for %s; for sequences up to the window set max_position_embeddings to %d",
-			c.Window, c.MaxPositionEmbeddings, c.Architecture, c.Window)
-	}
-	return nil
-}
-
 // CheckPlain refuses what no family of plain transformers here has.
 func CheckPlain(c *Config) error { return c.Check(Features{}) }
 
@@ -89,14 +75,6 @@ func (c *Config) checkSliding() error {
 		return fmt.Errorf("sliding_window is %d, at most %d is supported", c.Window, tensor.MaxWindow)
 	}
 	return nil
-}
-
-// attentionWindow is the window of layers of sliding attention, 0 where it has all positions that there are.
-func (c *Config) attentionWindow() int {
-	if c.Window >= c.MaxPositionEmbeddings {
-		return 0
-	}
-	return c.Window
 }
 
 func (c *Config) checkExperts(f Features) error {

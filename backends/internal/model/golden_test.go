@@ -51,13 +51,19 @@ func goldensAndOdd(t *testing.T) []string {
 	return dirs
 }
 
-// withExperts adds the folders of models with experts, which have no adapters of PEFT.
-func withExperts(t *testing.T, dirs []string) []string {
+// tinkerModels are folders that have no adapters of PEFT, but for those of models with linear attention.
+var tinkerModels = []string{"qwen3-moe-mixed", "gpt-oss", "qwen3-vl", "mistral-window", "phi3-window", "qwen3-window"}
+
+// withTinkerModels adds the folders of models that have no adapters of PEFT.
+func withTinkerModels(t *testing.T, dirs []string) []string {
 	t.Helper()
 	if oneGolden != "" {
 		return dirs
 	}
-	return append(dirs, unpack(t, "qwen3-moe-mixed"), unpack(t, "gpt-oss"))
+	for _, name := range tinkerModels {
+		dirs = append(dirs, unpack(t, name))
+	}
+	return dirs
 }
 
 // unpack gives a folder with the decompressed files of testdata/NAME.
@@ -179,7 +185,7 @@ func (g golden) ids(name string) []int32 {
 }
 
 func TestLogprobsAgreeWithTransformers(t *testing.T) {
-	for _, dir := range append(withExperts(t, goldensAndOdd(t)), hybrids(t)...) {
+	for _, dir := range append(withTinkerModels(t, goldensAndOdd(t)), hybrids(t)...) {
 		t.Run(filepath.Base(dir), func(t *testing.T) {
 			b := newBench(t, dir, tensor.Float32, 2)
 			base := open(t, dir, "base.safetensors")
@@ -231,7 +237,7 @@ func TestFamiliesOfSharedData(t *testing.T) {
 
 // TestBFloat16Weights loads the float32 files as bfloat16, which must give log-probabilities near those of float32 arithmetic on rounded weights.
 func TestBFloat16Weights(t *testing.T) {
-	for _, dir := range append(withExperts(t, goldensAndOdd(t)), hybrids(t)...) {
+	for _, dir := range append(withTinkerModels(t, goldensAndOdd(t)), hybrids(t)...) {
 		t.Run(filepath.Base(dir), func(t *testing.T) {
 			b := newBench(t, dir, tensor.BFloat16, 2)
 			base := open(t, dir, "base.safetensors")
@@ -286,12 +292,12 @@ func tinkerAdapters(t *testing.T) []adapterGolden {
 		all = append(all, adapterGolden{name: name + "/tinker", model: model, adapter: file, values: filepath.Join(adapters, "tinker.safetensors"),
 			losses: filepath.Join(adapters, "losses-tinker.json"), train: filepath.Join(adapters, "train-tinker.safetensors"), first: file, second: file})
 	}
-	names := []string{"qwen3-moe", "qwen3-moe-mixed"}
-	for _, dir := range append(withExperts(t, nil), hybrids(t)...) {
+	for _, dir := range append(withTinkerModels(t, nil), hybrids(t)...) {
 		add("committed/"+filepath.Base(dir), dir, dir)
 	}
-	for _, dir := range hybrids(t) {
-		names = append(names, filepath.Base(dir))
+	names := []string{"qwen3-moe", "qwen3-moe-mixed"}
+	if len(hybrids(t)) > 0 {
+		names = append(names, "qwen3.5", "qwen3.5-moe")
 	}
 	if root := os.Getenv("TINSMITH_TESTDATA"); root != "" {
 		for _, name := range names {

@@ -40,7 +40,7 @@ func TestGPTOSSRefused(t *testing.T) {
 		{"no window", key("sliding_window", nil), "sliding_window is missing or 0"},
 		{"a window of nothing", key("sliding_window", 0), "sliding_window is missing or 0"},
 		{"a negative window", key("sliding_window", -1), "sliding_window is -1"},
-		{"a wide window", func(c map[string]any, _ tensors) { c["sliding_window"], c["max_position_embeddings"] = 2049, 4096 }, "sliding_window is 2049, at most 2048"},
+		{"a wide window", func(c map[string]any, _ tensors) { c["sliding_window"], c["max_position_embeddings"] = 32769, 65536 }, "sliding_window is 32769, at most 32768"},
 		{"no types of layers", key("layer_types", nil), "layer_types is missing"},
 		{"fewer types of layers", key("layer_types", []string{"full_attention"}), "layer_types has 1 entries for 3 layers"},
 		{"a layer of another type", key("layer_types", []string{"full_attention", "linear_attention", "full_attention"}), `layer_types[1] is "linear_attention"`},

@@ -27,7 +27,7 @@ func hybrids(t *testing.T) []string {
 	if oneGolden != "" || !d.HasRecurrence() {
 		return nil
 	}
-	return []string{unpack(t, "qwen3.5"), unpack(t, "qwen3.5-moe")}
+	return []string{unpack(t, "qwen3.5"), unpack(t, "qwen3.5-moe"), unpack(t, "qwen3-next")}
 }
 
 // TestEveryCut: a prompt gives the same bits wherever it is cut, whether a slot goes on or a copy of it does.

@@ -38,7 +38,10 @@ func (j *configJSON) layers(c *Config) error {
 		}
 		c.LayerTypes = append(c.LayerTypes, kind)
 	}
-	return j.still(c)
+	if err := j.still(c); err != nil {
+		return err
+	}
+	return j.windows(c)
 }
 
 // still reads the layers in which positions turn nothing.

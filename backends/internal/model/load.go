@@ -321,6 +321,9 @@ func (l *Loader) load(ctx context.Context, device tensor.Device, rank, ranks int
 	if o.MaxContext != 0 {
 		m.MaxContext = o.MaxContext
 	}
+	if err := l.findWindow(device); err != nil {
+		return err
+	}
 	embedding := strings.TrimSuffix(embeddingName, ".weight")
 	if !l.Has(embeddingName) && c.TieWordEmbeddings && l.Has(headName+".weight") { // a tied matrix may be saved under either name
 		embedding = headName
@@ -420,6 +423,7 @@ type Loader struct {
 	wide    bool // the embedding's file is float32: so is the whole model
 	fp8Kept bool // weights in FP8 are not expanded
 	sizes   bool // LoadOptions.Sizes
+	window  int  // of layers of sliding attention, 0 = all positions
 	gauge   *gauge
 
 	stillRope tensor.Tensor

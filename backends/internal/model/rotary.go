@@ -153,7 +153,7 @@ func (j *configJSON) rotary(c *Config, r *ropeJSON) error {
 	switch {
 	case factor == nil:
 		factor = outer
-	case outer != nil && *outer != *factor:
+	case outer != nil && *outer != *factor && *outer != j.familyRotaryFactor: // transformers writes the family's beside any other, which it reads
 		return fmt.Errorf("partial_rotary_factor is %v, and %v among the settings of rotary positions: they must be equal", *outer, *factor)
 	}
 	if factor == nil {

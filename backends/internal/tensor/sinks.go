@@ -5,8 +5,8 @@ import "errors"
 // ErrNoSinks is that of CheckSinks of devices that have no kernels for them.
 var ErrNoSinks = errors.New("this device has no kernels for attention with sinks and to windows, and for experts with biases, yet: use device cpu")
 
-// MaxWindow is the most positions that a window of attention may have: within it the running softmax never restarts.
-const MaxWindow = 2048
+// MaxWindow is the most positions that a window of attention may have: within it the running softmax never restarts, so sums of so many terms are rounded one after another.
+const MaxWindow = 32768
 
 // SinkDevice is the part of Device that gpt-oss has beside other families with experts: attention to a window (AttentionRun.Window) and with sinks, and experts whose layers have biases and whose gated product is clamped.
 type SinkDevice interface {

@@ -11,20 +11,13 @@ import (
 // Name is the architecture's name in config.json.
 const Name = "MistralForCausalLM"
 
-// defaultWindow is what transformers takes where config.json has no sliding_window; null there is none.
-const defaultWindow = 4096
-
 // Architecture loads these models.
 func Architecture() model.Architecture {
 	return model.Architecture{
-		Check: func(c *model.Config) error {
-			if err := c.CheckWindow(defaultWindow); err != nil {
-				return err
-			}
-			return model.CheckPlain(c)
-		},
+		Check: func(c *model.Config) error { return c.Check(model.Features{Window: true}) },
 		Layer: func(ctx context.Context, l *model.Loader, i int) (nn.Layer, error) {
 			return l.TransformerLayer(ctx, i, model.TransformerOptions{})
 		},
+		Defaults: model.Defaults{Window: 4096, Windows: model.EveryWindow},
 	}
 }

@@ -19,16 +19,14 @@ func Architecture() model.Architecture {
 			if err := c.Require("rms_norm_eps"); err != nil { // transformers has a default of its own
 				return err
 			}
-			if err := c.CheckWindow(0); err != nil {
-				return err
-			}
 			if c.Rope.Llama3 != nil || c.Rope.YaRN != nil { // transformers takes yarn for longrope, and refuses others
 				return errors.New("rope_type is llama3 or yarn, only default is supported for " + Name)
 			}
-			return c.Check(model.Features{PartialRotary: true})
+			return c.Check(model.Features{PartialRotary: true, Window: true})
 		},
 		Layer: func(ctx context.Context, l *model.Loader, i int) (nn.Layer, error) {
 			return l.TransformerLayer(ctx, i, model.TransformerOptions{Fused: true})
 		},
+		Defaults: model.Defaults{Windows: model.EveryWindow},
 	}
 }

@@ -14,9 +14,10 @@ const Name = "Qwen3ForCausalLM"
 // Architecture loads these models.
 func Architecture() model.Architecture {
 	return model.Architecture{
-		Check: model.CheckPlain,
+		Check: func(c *model.Config) error { return c.Check(model.Features{Window: true}) },
 		Layer: func(ctx context.Context, l *model.Loader, i int) (nn.Layer, error) {
 			return l.TransformerLayer(ctx, i, model.TransformerOptions{QKNorm: true})
 		},
+		Defaults: model.Defaults{Window: 4096, Windows: model.UpperWindows},
 	}
 }

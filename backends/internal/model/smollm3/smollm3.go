@@ -18,11 +18,11 @@ func Architecture() model.Architecture {
 			if err := c.Require("no_rope_layers", "rope_theta"); err != nil { // transformers has defaults of its own
 				return err
 			}
-			return c.Check(model.Features{StillLayers: true})
+			return c.Check(model.Features{StillLayers: true, Window: true})
 		},
 		Layer: func(ctx context.Context, l *model.Loader, i int) (nn.Layer, error) {
 			return l.TransformerLayer(ctx, i, model.TransformerOptions{})
 		},
-		Defaults: model.Defaults{Tied: true},
+		Defaults: model.Defaults{Tied: true, Windows: model.StillWindows},
 	}
 }

@@ -28,6 +28,7 @@ var windowedShapes = []windowed{
 	{attentionShape{[]int{90, 200}, 2, 2, 16, tensor.Float32}, 65},
 	{attentionShape{[]int{70}, 2, 2, 128, tensor.Float32}, 1000},
 	{attentionShape{[]int{150}, 3, 1, 24, tensor.BFloat16}, 1},
+	{attentionShape{[]int{2300}, 1, 1, 8, tensor.Float32}, 2200}, // one that is wider than what restarts without a window
 }
 
 func (s windowed) runs() ([]tensor.AttentionRun, int) {
