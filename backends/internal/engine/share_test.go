@@ -75,9 +75,9 @@ func crowdOf(key string, requests, samples, tokens int) (all []plugins.SampleReq
 // While a key has all places and more waiting, another one's short sample is done before any of the first one's has ended, on every placement and also
 // where pages are so few that parked sequences lose theirs. The crowd's results are those of a quiet server, and so are the neighbour's.
 func TestNeighbourOfACrowd(t *testing.T) {
-	crowd := crowdOf("crowd", 3, 8, 150)
+	crowd := crowdOf("crowd", 3, 8, 180)
 	small := func(i int) plugins.SampleRequest {
-		return of(ask(fmt.Sprint("small", i), "", randomTokens(rand.New(rand.NewPCG(32, uint64(i))), 70), 2, 4), "neighbour", 1)
+		return of(ask(fmt.Sprint("small", i), "", randomTokens(rand.New(rand.NewPCG(32, uint64(i))), 135), 2, 4), "neighbour", 1) // of three pages
 	}
 	const rounds = 3
 	for i, p := range slices.Concat([]placement{{"single", "single", `{"threads": 2}`}}, copies[:1], cuts[:1], copies[1:2], sharded[:1], cuts[2:3], splits[:1], mixed[1:2]) {
@@ -90,18 +90,47 @@ func TestNeighbourOfACrowd(t *testing.T) {
 				if tight {
 					section += `, "kv_cache_tokens": 512, "max_context_length": 256` // eight pages; a sequence of the crowd comes to three or four
 				}
-				slow := atomic.Bool{} // so that the crowd is there for longer than this test takes to send something
+				// Devices begin when the whole crowd is there. They stand where its first sequence, and with it two more, have two pages each, of which the neighbour needs one, and go on only while the neighbour has a
+				// request: where several sample, not to the end of the first sequence, for the neighbour's may be with another one, which is slow.
+				var e *Engine
+				crowded, begun, round := atomic.Bool{}, atomic.Bool{}, atomic.Int64{} // the neighbour's rounds are counted from 1 on
+				standing := make(chan struct{}, 1)
+				there := func(q plugins.SampleRequest) bool { return e.requests[q.ID] != nil }
+				stands := func() bool {
+					e.mu.Lock()
+					defer e.mu.Unlock()
+					if !begun.Load() && !(there(crowd[0]) && there(crowd[1]) && there(crowd[2])) {
+						return true
+					}
+					begun.Store(true)
+					generated, n := 0, int(round.Load())
+					if q := e.requests[crowd[0].ID]; q != nil {
+						generated = q.sequences[0].generated()
+					}
+					if n > 0 {
+						return generated >= 170 && len(e.loaded.sampling) > 1 || !there(small(n-1)) || !slices.ContainsFunc(e.requests[small(n-1).ID].sequences, func(s *sequence) bool { return !s.done })
+					}
+					if generated < 62 {
+						return false
+					}
+					select {
+					case standing <- struct{}{}:
+					default:
+					}
+					return true
+				}
 				o := testOptions()
 				o.OpenDevice = func(c Config) (tensor.Device, error) {
 					d, err := cpu.New(cpu.Options{Threads: c.Threads})
 					return &faulty{Device: d, gather: func([]int32) error {
-						if slow.Load() {
-							time.Sleep(5 * time.Millisecond)
+						for crowded.Load() && stands() {
+							time.Sleep(time.Millisecond)
 						}
 						return nil
 					}}, err
 				}
-				e := placeWith(t, p.with(section), o)
+				e = placeWith(t, p.with(section), o)
+				t.Cleanup(func() { crowded.Store(false) })
 				hook(t, e, func() { e.pace.fixedStep = byTokens })
 				want := map[string]sampled{}
 				for _, q := range append(slices.Clone(crowd), small(0), small(1), small(2)) {
@@ -111,7 +140,7 @@ func TestNeighbourOfACrowd(t *testing.T) {
 					}
 					want[q.ID] = s
 				}
-				slow.Store(true)
+				crowded.Store(true)
 				var mu sync.Mutex
 				again := 0
 				got := map[string]sampled{}
@@ -126,29 +155,34 @@ func TestNeighbourOfACrowd(t *testing.T) {
 						defer mu.Unlock()
 						got[q.ID] = s
 					})
+					eventually(t, "the request is there", func() bool { e.mu.Lock(); defer e.mu.Unlock(); return there(q) }) // in this order
 				}
-				before := e.status(time.Now()).SampledTokens
-				eventually(t, "the crowd is at work", func() bool {
-					s := e.status(time.Now())
-					return s.WaitingSamples > 0 && s.RunningSamples > 1 && s.SampledTokens > before+240 // two pages each: the neighbour needs some of them
-				})
+				ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+				defer cancel()
+				select {
+				case <-standing:
+				case <-ctx.Done():
+					t.Fatal("the crowd's first sequence does not get on")
+				}
 				e.mu.Lock()
 				requests := slices.Collect(maps.Values(e.requests))
 				e.mu.Unlock()
 				for i := range rounds {
-					s, err := collect(t.Context(), e, small(i))
+					q := small(i)
+					round.Add(1)
+					s, err := collect(ctx, e, q)
 					if err != nil {
 						t.Fatal(err)
 					}
 					mu.Lock()
-					got[small(i).ID] = s
+					got[q.ID] = s
 					mu.Unlock()
 				}
 				// Cancelling the crowd's first sequence tells whether it was still under way.
 				if err := e.Cancel(t.Context(), plugins.CancelRequest{ID: crowd[0].ID, Sequence: 0}); err != nil {
 					t.Error(err)
 				}
-				slow.Store(false)
+				crowded.Store(false)
 				group.Wait()
 				hook(t, e, func() {
 					for _, q := range requests {

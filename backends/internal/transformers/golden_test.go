@@ -113,6 +113,13 @@ func goldenModels(t *testing.T) []goldenModel {
 			})
 		}
 	}
+	for _, name := range []string{"gpt-oss", "qwen3-moe-mixed"} {
+		dir := goldenDir(t, name)
+		all = append(all, goldenModel{
+			name: "committed-" + name, dir: func() string { return dir }, base: filepath.Join(dir, "values", "base.safetensors"),
+			values: filepath.Join(dir, "values", "tinker.safetensors"), adapter: filepath.Join(dir, "tinker"), sums: filepath.Join(dir, "losses-tinker.json"),
+		})
+	}
 	if root := os.Getenv("TINSMITH_TESTDATA"); root != "" {
 		for _, name := range []string{"qwen3-moe", "qwen3-moe-mixed", "qwen3.5", "qwen3.5-moe"} {
 			of, at := filepath.Join(root, "families", name), filepath.Join(root, "goldens", "torch", name)

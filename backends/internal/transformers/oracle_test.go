@@ -55,11 +55,14 @@ func BenchmarkOracle(b *testing.B) {
 
 // unlike are models that transformers does not compare with ours as they are, with the reasons.
 var unlike = map[string]string{
-	"odd":  "its own check of configurations refuses the sizes",
-	"fp8":  "it takes whole blocks only",
-	"int4": "it needs a library of its own to unpack the weights",
-	"int8": "it needs a library of its own to unpack the weights",
-	"phi3": "it has q, k and v as one module, and an adapter for each of ours has no place there",
+	"odd":         "its own check of configurations refuses the sizes",
+	"fp8":         "it takes whole blocks only",
+	"int4":        "it needs a library of its own to unpack the weights",
+	"int8":        "it needs a library of its own to unpack the weights",
+	"phi3":        "it has q, k and v as one module, and an adapter for each of ours has no place there",
+	"phi3-window": "it has q, k and v as one module, and an adapter for each of ours has no place there",
+	"qwen3-next":  "it has q, k, v and z of linear attention as one module, and an adapter for each of ours has no place there",
+	"qwen3-vl":    "it has no causal language model of several kinds of input",
 }
 
 // oracleModels are all models that package model has values for but unlike.
