@@ -267,7 +267,7 @@ func TestGoldens(t *testing.T) {
 
 // TestForeignGradients compares gradients of families that no other backend has with differences of the loss along random directions.
 func TestForeignGradients(t *testing.T) {
-	for _, family := range []string{"gemma2", "glm4", "mixtral", "gpt_neox"} {
+	for _, family := range []string{"gemma2", "glm4", "mixtral", "gpt_neox", "gpt_oss"} {
 		t.Run(family, func(t *testing.T) {
 			l := sharedWorker(t, "foreign-"+family, func() string { return foreignDir(t, family) }, nil)
 			b, info := l.backend(t)
@@ -317,7 +317,14 @@ func TestForeignGradients(t *testing.T) {
 					b.model.Forget(&moved)
 					return total
 				}
-				if got := (at(1) - at(-1)) / (2 * step); math.Abs(got-norm) > 2e-2*norm+2e-2 {
+				got := 0.0
+				for range 5 { // on the way of a step another expert may be chosen, or a gate be cut off: of a right gradient a smaller step then says more
+					if got = (at(1) - at(-1)) / (2 * step); math.Abs(got-norm) <= 2e-2*norm+2e-2 {
+						break
+					}
+					step /= 2
+				}
+				if math.Abs(got-norm) > 2e-2*norm+2e-2 {
 					t.Errorf("tensor %d, %s.%s: differences say %g, the gradient %g", n, module.Path, x.Half, got, norm)
 				}
 			}
