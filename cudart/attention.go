@@ -64,12 +64,14 @@ func (c Cache) Bytes() int64 {
 }
 
 // Sequence is a part of a batch: rows [Row, Row+Count) at positions from First on; Pages hold all positions up to the last. AttentionBackward computes the share of keys
-// [KeysFrom, KeysTo) and rows [RowsFrom, RowsTo), multiples of PageKeys but for the sequence's end; the others do not look at these.
+// [KeysFrom, KeysTo) and rows [RowsFrom, RowsTo), multiples of PageKeys but for the sequence's end; the others do not look at these. A row sees Window positions at most, its own among them, and the running
+// softmax does not restart; 0: all.
 type Sequence struct {
 	Row, Count, First int64
 	Pages             []int32
 	KeysFrom, KeysTo  int64
 	RowsFrom, RowsTo  int64
+	Window            int64
 }
 
 // CopyPage makes page to of every layer hold what page from holds, or zeros if from is -1.
@@ -117,7 +119,7 @@ func lists(sequences []Sequence) *attentionLists {
 	l := &attentionLists{}
 	for _, s := range sequences {
 		l.sequences = append(l.sequences, C.sequence{row: C.int64_t(s.Row), count: C.int64_t(s.Count), first: C.int64_t(s.First), first_page: C.int64_t(len(l.pages)),
-			keys_from: C.int64_t(s.KeysFrom), keys_to: C.int64_t(s.KeysTo), rows_from: C.int64_t(s.RowsFrom), rows_to: C.int64_t(s.RowsTo)})
+			keys_from: C.int64_t(s.KeysFrom), keys_to: C.int64_t(s.KeysTo), rows_from: C.int64_t(s.RowsFrom), rows_to: C.int64_t(s.RowsTo), window: C.int64_t(s.Window)})
 		l.pages = append(l.pages, s.Pages...)
 	}
 	return l
@@ -162,14 +164,16 @@ func (c Cache) kernel(family, tensor int) (int, error) {
 }
 
 // Attention writes o = softmax(scale · q·K)·V for every row of the sequences and every query head, group of them per key head, and the log-sum-exp unless lse.At is 0. A row's keys
-// are those of its sequence up to its own position. q may be bfloat16 where tensor cores are used (Cache.TensorCores). With a kept that has an address, the rows go
+// are those of its sequence up to its own position, or the last ones of these (Sequence.Window). q may be bfloat16 where tensor cores are used (Cache.TensorCores). With a kept that has an address, the rows go
 // there, rounded to bfloat16, and what they hold in o is undefined.
 func (v *Device) Attention(kept, o, lse, q View, qType Type, c Cache, layer int64, sequences []Sequence, group int64, scale float32) (err error) {
-	var mostItems, longest, items int64
+	var mostItems, longest, items int64 // longest is of those whose softmax restarts
 	for _, s := range sequences {
 		mostItems = max(mostItems, s.Count*group)
 		items += s.Count * group
-		longest = max(longest, s.First+s.Count)
+		if s.Window == 0 {
+			longest = max(longest, s.First+s.Count)
+		}
 	}
 	if items == 0 {
 		return nil

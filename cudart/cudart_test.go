@@ -113,7 +113,7 @@ func TestKernelNumbers(t *testing.T) {
 		kTensorAttentionPart + 1: "tensor_attention_part_128", kTensorAttentionBackwardQueries: "tensor_attention_backward_queries_64", kLogSumExp: "log_sum_exp",
 		kSoftmaxGradient: "softmax_gradient", kAdamW: "adamw", kSumPartials: "sum_partials",
 		kHeadsBackwardWide: "heads_backward_wide", kTensorAttentionBackwardQueries + 2: "tensor_attention_backward_queries_256", kMaskColumns: "mask_columns", kConv: "conv", kDeltaRule256: "delta_rule_256",
-		kDeltaGradients: "delta_gradients", kSigmoidGateBackward: "sigmoid_gate_backward"} {
+		kDeltaGradients: "delta_gradients", kSink: "sink", kAddRoutedBackward: "add_routed_backward", kSigmoidGateBackward: "sigmoid_gate_backward"} {
 		if kernels[number].name != name {
 			t.Errorf("number %d is %s, want %s", number, kernels[number].name, name)
 		}

@@ -82,9 +82,15 @@ const (
 	kOuterRouted             = kRoute + 6
 	kRoutedFloat32           = kRoute + 7
 	kRoutedTransposedFloat32 = kRoute + 8
-	kRouted                  = kRoute + 9            // of each of routedShapes
-	kRoutedTransposed        = kRouted + 3           // likewise
-	kRecurrence              = kRoutedTransposed + 3 // those of recurrenceKernels
+	kRouted                  = kRoute + 9  // of each of routedShapes
+	kRoutedTransposed        = kRouted + 3 // likewise
+	// Sinks, and what experts have with them.
+	kSink                  = kRoutedTransposed + 3
+	kSwiGLUClamped         = kSink + 1
+	kSwiGLUClampedBackward = kSink + 2
+	kAddRouted             = kSink + 3
+	kAddRoutedBackward     = kSink + 4
+	kRecurrence            = kSink + 5 // those of recurrenceKernels
 )
 
 // headDims are the head dimensions that attention kernels exist for, tensorHeadDims those of the ones with tensor cores; a smaller head is filled up.
@@ -148,6 +154,7 @@ var kernels = func() []kernel {
 			table = append(table, s.kernel("routed", transposed))
 		}
 	}
+	table = append(table, kernel{"sink", 256, 0}, kernel{"swiglu_clamped", 256, 0}, kernel{"swiglu_clamped_backward", 256, 0}, kernel{"add_routed", 256, 0}, kernel{"add_routed_backward", 256, 0})
 	return append(table, recurrenceKernels...)
 }()
 

@@ -87,12 +87,11 @@ const (
 
 // PlannedPlacement is a way to put the model on the devices.
 type PlannedPlacement struct {
-	Name    string          `json:"name"`
-	Plugin  string          `json:"plugin"`
-	Config  json.RawMessage `json:"config"`            // what the section needs for it
-	Fits    string          `json:"fits"`              // what it is good for, as far as memory goes
-	Reason  string          `json:"reason,omitempty"`  // why it does not fit, or cannot be
-	Missing string          `json:"missing,omitempty"` // why the model does not run so yet, though there may be memory
+	Name   string          `json:"name"`
+	Plugin string          `json:"plugin"`
+	Config json.RawMessage `json:"config"`           // what the section needs for it
+	Fits   string          `json:"fits"`             // what it is good for, as far as memory goes
+	Reason string          `json:"reason,omitempty"` // why it does not fit, or cannot be
 
 	Devices       []PlannedDevice `json:"memories"`       // one for each memory that there is; none if that is not known
 	Context       int             `json:"context"`        // tokens of the longest sequence

@@ -43,9 +43,10 @@ typedef struct {
   int32_t type, reserved;
 } cache;
 
-// A sequence's part of a batch: rows [row, row+count) at positions from first; its page list begins at pages[first_page]. The backward pass takes keys [keys_from, keys_to) and rows [rows_from, rows_to) of it.
+// A sequence's part of a batch: rows [row, row+count) at positions from first; its page list begins at pages[first_page]. The backward pass takes keys [keys_from, keys_to) and rows [rows_from, rows_to) of it. A row sees window
+// positions at most, its own among them, without restarts; 0: all.
 typedef struct {
-  int64_t row, count, first, first_page, keys_from, keys_to, rows_from, rows_to;
+  int64_t row, count, first, first_page, keys_from, keys_to, rows_from, rows_to, window;
 } sequence;
 
 // Rows [from, to) of a batch and the weight that is theirs. With a factor other than 0 a finished element is multiplied by it and rounded to the values of type. Where tail.at is not 0 (bfloat16 only), an element's chain
@@ -99,6 +100,9 @@ typedef struct { view dx, dy, x; uint64_t scale; float eps; int32_t accumulate; 
 typedef struct { view x; uint64_t positions; view table; int64_t heads; int32_t inverse, reserved; } rope_arguments;
 typedef struct { view y, gate, up, kept_gate, kept_up; int32_t y_type, from_type; } swiglu_arguments; // kept_gate.at may be 0; from_type is gate's and up's
 typedef struct { view dgate, dup, dy, gate, up; int32_t from_type, reserved; } swiglu_backward_arguments;
+// Of a clamped gated product, see tensor.SinkDevice.
+typedef struct { swiglu_arguments of; float alpha, limit; } swiglu_clamped_arguments;
+typedef struct { swiglu_backward_arguments of; float alpha, limit; } swiglu_clamped_backward_arguments;
 // y (+)= x · wᵀ, or x · w when transposed, for groups of rows. x has x_type, w the type of the kernel. Without tiles there is one group, only.
 typedef struct { view y, x, tail_x; row_group only; uint64_t groups, tiles; int32_t accumulate, x_type, tail_type, reserved; } product_arguments;
 // The blocks of one of several products in a launch end before end, and begin where those of the one before end. A tile of columns has down of them, one for each tile of rows; the next tile of columns follows.
@@ -177,6 +181,8 @@ typedef struct {
   int32_t type; // to whose values dout is rounded in products
   int32_t q_type, o_type;
 } attention_backward_arguments;
+// A sink of each head behind attention: o is multiplied, lse becomes that with the sink; with a kept.at the product goes there, as bfloat16.
+typedef struct { view kept, o, lse, sinks; } sink_arguments;
 // Mixtures of experts, see tensor.Table: words are int32, where the rows of each expert begin and where those of the last one end; then the token of each row, its slot (token·slots + slot), and the row of each slot.
 // Products are for experts [from, to).
 typedef struct { uint64_t words; int64_t tokens, slots, experts, from, to; } expert_table;
@@ -187,6 +193,9 @@ typedef struct { expert_table table; view choice; } dispatch_arguments;
 typedef struct { expert_table table; view rows, x, p; int32_t gathered, reserved; } spread_arguments;
 typedef struct { expert_table table; view y, rows, p; int32_t accumulate, reserved; } combine_arguments;
 typedef struct { expert_table table; view dp, drows, h, p; } combine_backward_arguments;
+// bias has a row for each expert.
+typedef struct { expert_table table; view rows, bias; } add_routed_arguments;
+typedef struct { view dp, dy, bias, choice; } add_routed_backward_arguments; // choice is int32
 // y (+)= x · wᵀ, or x · w when transposed, for rows of tokens [first, end) of a table: w is the matrix of expert 0, that of expert e begins e·apart elements later. Gathered, x has a row for each token.
 typedef struct {
   view y, x;

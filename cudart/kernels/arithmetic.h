@@ -117,6 +117,12 @@ INLINE float warp_largest(float v) {
   return v;
 }
 
+// lanes_sum adds what 16 lanes have, each the elements of a row that are 16 apart, as one tree. Both halves of a warp do, each for itself.
+INLINE float lanes_sum(float v) {
+  for (int m = 8; m; m >>= 1) v = v + shuffle_xor(v, m);
+  return v;
+}
+
 // block_sum adds the warps' sums in their order. room has one element per warp; it may be used again after the next barrier of the caller.
 template <int threads> INLINE float block_sum(float v, float *room) {
   v = warp_sum(v);
@@ -155,6 +161,12 @@ template <class F> INLINE void each_some(int64_t cols, bool fours, F f) {
       for (int64_t c = piece + thread(); c < piece + PIECE && c < cols; c += 256) f(floats<1>(), c);
   }
 }
+
+// The elements of two rows in a column.
+struct two_floats {
+  float a, b;
+};
+INLINE void here(two_floats &v) { here(v.a), here(v.b); }
 
 // each_held takes columns from, from + step, … below to in order: held of them at a time, a power of two, and of the last ones half as many, and so on. So many are asked for before the first of them is taken: a loop that asks
 // for each as it comes waits for memory once for each. load(c) gives what column c holds, f(c, that) takes it.

@@ -29,6 +29,36 @@ template <int D> INLINE void read_items(float (*to)[D + 1], int n, const view &v
   }
 }
 
+// Which keys a row sees. back is the sequence's window or, without one, more positions than there are: a distance from the row back to the key, as unsigned, is below it where the row sees the key.
+INLINE unsigned back_of(const sequence &s) { return s.window ? (unsigned)s.window : 0x80000000u; }
+INLINE bool sees_key(unsigned back, int64_t position, int64_t key) { return (uint64_t)(position - key) < back; }
+// first_seen is the first key that the row at a position sees.
+INLINE int64_t first_seen(const sequence &s, int64_t position) { return s.window && position >= s.window ? position - s.window + 1 : 0; }
+// first_page_seen is where the page begins that has it.
+INLINE int64_t first_page_seen(const sequence &s, int64_t position) { return first_seen(s, position) / PAGE_KEYS * PAGE_KEYS; }
+// rows_seeing is where those rows of a sequence end that see some of the page at k0, of the rows before end.
+INLINE int64_t rows_seeing(const sequence &s, int64_t k0, int64_t end) { return s.window && k0 + PAGE_KEYS - 1 + s.window < end ? k0 + PAGE_KEYS - 1 + s.window : end; }
+// all_see tells whether rows from the position first to last see all keys of the page at k0.
+INLINE bool all_see(unsigned back, int64_t first, int64_t last, int64_t k0) { return first >= k0 + PAGE_KEYS - 1 && last - k0 < back; }
+
+// Keys of a block of the forward pass, from the beginning of a page on. Of split attention it has one part of them; all keys of a window are the first part, for within it the running softmax never restarts.
+struct key_range {
+  int64_t from, to;
+};
+INLINE key_range keys_of_block(const sequence &s, int64_t first_position, int64_t last_position, bool split, int64_t part) {
+  key_range r = {first_page_seen(s, first_position), last_position + 1};
+  if (!split) return r;
+  if (s.window) return part ? key_range{0, 0} : r;
+  r.from = part * RESTART_KEYS;
+  if (r.to > r.from + RESTART_KEYS) r.to = r.from + RESTART_KEYS;
+  return r;
+}
+// part_of is the part of the keys that the page at k0 is in; ends_part tells whether it is the last one of that, of keys before to.
+INLINE int64_t part_of(const sequence &s, int64_t k0) { return s.window ? 0 : k0 / RESTART_KEYS; }
+INLINE bool ends_part(const sequence &s, int64_t k0, int64_t to) { return k0 + PAGE_KEYS >= to || (!s.window && (k0 + PAGE_KEYS) % RESTART_KEYS == 0); }
+// ends_in_part tells whether a row sees no keys of later parts.
+INLINE bool ends_in_part(const sequence &s, int64_t position, int64_t part) { return s.window || position < (part + 1) * RESTART_KEYS; }
+
 // put_result writes element d of a finished item, whose row of o is out.
 INLINE void put_result(const attention_arguments &a, const sequence &s, int64_t item, int64_t head, float *out, int64_t d, float v) {
   if (a.kept.at) memory<bfloat16>(a.kept.at)[item_element(a.kept, s, item, a.group, head, a.c.dim) + d] = narrow(v);

@@ -36,6 +36,7 @@ template <int D> struct attention_backward {
 
   // probabilities leaves p and its gradient by the scores, ds, of items [i0, i0 + 32) with the page at k0.
   INLINE void probabilities(const tiles &t, const attention_backward_arguments &a, const sequence &s, int64_t head, int64_t i0, int64_t all, int64_t k0) {
+    const unsigned back = back_of(s);
     int ty = thread() / 16, tx = thread() % 16;
     float score[BACKWARD_PER][4], by_p[BACKWARD_PER][4];
     dots<D, BACKWARD_PER>(score, t.q, t.k);
@@ -48,7 +49,7 @@ template <int D> struct attention_backward {
         delta = memory<const float>(a.delta)[(s.row + item / a.group) * a.c.heads * a.group + head * a.group + item % a.group];
       }
       UNROLL for (int j = 0; j < 4; j++) {
-        bool sees = item < all && k0 + tx + 16 * j <= item / a.group;
+        bool sees = item < all && sees_key(back, item / a.group, k0 + tx + 16 * j);
         float p = exp_rn(score[i][j] * a.scale - lse), ds = p * (by_p[i][j] - delta) * a.scale;
         t.p[ty * BACKWARD_PER + i][tx + 16 * j] = sees ? p : 0.0f;
         t.ds[ty * BACKWARD_PER + i][tx + 16 * j] = sees ? ds : 0.0f;
@@ -75,7 +76,8 @@ template <int D> struct attention_backward {
       }
     read_page<D>(t.k, a.c, a.layer, page, head);
     read_page<D>(t.v, a.c, a.layer, page, a.c.heads + head);
-    for (int64_t i0 = (s.rows_from > k0 ? s.rows_from : k0) * a.group; i0 < all; i0 += BACKWARD_ITEMS) {
+    const int64_t end = rows_seeing(s, k0, s.rows_to) * a.group;
+    for (int64_t i0 = (s.rows_from > k0 ? s.rows_from : k0) * a.group; i0 < end; i0 += BACKWARD_ITEMS) {
       barrier();
       read_items<D>(t.q, BACKWARD_ITEMS, a.q, s, i0, all, a.group, head, dim);
       read_items<D>(t.dout, BACKWARD_ITEMS, a.dout, s, i0, all, a.group, head, dim);
@@ -118,7 +120,8 @@ template <int D> struct attention_backward {
       }
     read_items<D>(t.q, BACKWARD_ITEMS, a.q, s, tile.item, all, a.group, head, dim);
     read_items<D>(t.dout, BACKWARD_ITEMS, a.dout, s, tile.item, all, a.group, head, dim);
-    for (int64_t k0 = s.keys_from; k0 <= last_position && k0 < s.keys_to; k0 += PAGE_KEYS) {
+    const int64_t first_page = first_page_seen(s, tile.item / a.group);
+    for (int64_t k0 = s.keys_from > first_page ? s.keys_from : first_page; k0 <= last_position && k0 < s.keys_to; k0 += PAGE_KEYS) {
       barrier();
       read_page<D>(t.k, a.c, a.layer, pages[k0 / PAGE_KEYS], head);
       read_page<D>(t.v, a.c, a.layer, pages[k0 / PAGE_KEYS], a.c.heads + head);
@@ -126,8 +129,8 @@ template <int D> struct attention_backward {
       probabilities(t, a, s, head, tile.item, all, k0);
       barrier();
       UNROLL for (int i = 0; i < BACKWARD_PER; i++) {
-        int64_t sees = (tile.item + ty * BACKWARD_PER + i) / a.group - k0 + 1;
-        UNROLL_2 for (int key = 0; key < PAGE_KEYS && key < sees; key++) {
+        const int64_t position = (tile.item + ty * BACKWARD_PER + i) / a.group, end = position - k0 + 1, first = first_seen(s, position) - k0;
+        UNROLL_2 for (int key = first > 0 ? (int)first : 0; key < PAGE_KEYS && key < end; key++) {
           float ds = t.ds[ty * BACKWARD_PER + i][key];
           UNROLL for (int e = 0; e < dims; e++) dq[i][e] = fma_rn(ds, t.k[key][tx + 16 * e], dq[i][e]);
         }

@@ -1,6 +1,6 @@
 // Causal attention over pages, for prefill, decoding and training in one arithmetic. For every item: pages of 64 keys in ascending order; a score is a chain over the
 // dimension, an output element a chain over the keys, the maximum and the sum of a page a fixed tree; the running softmax begins anew every 2,048 keys and the parts are
-// merged in order. Keys that an item does not see are left out, not multiplied by zero. So an item's bits depend on nothing but its query and the keys up to it: not on
+// merged in order. Within a window it never does. Keys that an item does not see are left out, not multiplied by zero. So an item's bits depend on nothing but its query and the keys up to it: not on
 // the tile, the cut of the sequence, or whether parts are computed by one block (attention) or by one each (attention_part, for few long sequences).
 #include "attention.h"
 
@@ -17,8 +17,8 @@ template <int D, int PER, bool split> struct attention_block {
     }
   }
 
-  // page adds one page; seen[i] is how many of its keys item i sees, at most 64, 0 or less for none.
-  INLINE void page(state &s, const attention_arguments &a, int64_t head, int64_t number, int64_t k0, const int64_t (&position)[PER], int64_t first_position, float (*q)[D + 1],
+  // page adds one page; with all, every item sees every key of it.
+  INLINE void page(state &s, const attention_arguments &a, int64_t head, int64_t number, int64_t k0, const int64_t (&position)[PER], unsigned back, bool all, float (*q)[D + 1],
                    float (*kv)[D + 1], float (*p)[PAGE_KEYS + 1]) {
     int ty = thread() / 16, tx = thread() % 16;
     float score[PER][4];
@@ -30,13 +30,13 @@ template <int D, int PER, bool split> struct attention_block {
       float most = -infinity();
       UNROLL for (int j = 0; j < 4; j++) {
         score[i][j] = score[i][j] * a.scale;
-        if (k0 + tx + 16 * j <= position[i]) most = larger(score[i][j], most);
+        if (sees_key(back, position[i], k0 + tx + 16 * j)) most = larger(score[i][j], most);
       }
       UNROLL for (int m = 8; m; m >>= 1) most = larger(most, shuffle_xor(most, m));
       float top = larger(most, s.top[i]), base = top == -infinity() ? 0.0f : top, part = 0.0f;
       float fix = s.top[i] == top ? 1.0f : exp_rn(s.top[i] - base);
       UNROLL for (int j = 0; j < 4; j++) {
-        float e = k0 + tx + 16 * j <= position[i] ? exp_rn(score[i][j] - base) : 0.0f;
+        float e = sees_key(back, position[i], k0 + tx + 16 * j) ? exp_rn(score[i][j] - base) : 0.0f;
         p[ty * PER + i][tx + 16 * j] = e;
         part = part + e;
       }
@@ -48,10 +48,9 @@ template <int D, int PER, bool split> struct attention_block {
     barrier();
     read_page<D>(kv, a.c, a.layer, number, a.c.heads + head);
     barrier();
-    bool all = first_position >= k0 + PAGE_KEYS - 1; // every item sees every key
     UNROLL_2 for (int key = 0; key < PAGE_KEYS; key++)
       UNROLL for (int i = 0; i < PER; i++) {
-        if (!all && k0 + key > position[i]) continue;
+        if (!all && !sees_key(back, position[i], k0 + key)) continue;
         float w = p[ty * PER + i][key];
         UNROLL for (int e = 0; e < dims; e++) s.o[i][e] = fma_rn(w, kv[key][tx + 16 * e], s.o[i][e]);
       }
@@ -67,19 +66,18 @@ template <int D, int PER, bool split> struct attention_block {
     int64_t head = block_y(), dim = a.c.dim, all = s.count * a.group, last = tile.item + items < all ? tile.item + items : all;
     int64_t position[PER], first_position = s.first + tile.item / a.group, last_position = s.first + (last - 1) / a.group;
     UNROLL for (int i = 0; i < PER; i++) position[i] = tile.item + ty * PER + i < all ? s.first + (tile.item + ty * PER + i) / a.group : -1;
-    int64_t from = split ? block_z() * RESTART_KEYS : 0, to = last_position + 1;
-    if (split && to > from + RESTART_KEYS) to = from + RESTART_KEYS;
-    if (from >= to) return; // this part has no keys for the tile
+    const key_range keys = keys_of_block(s, first_position, last_position, split, block_z());
+    if (keys.from >= keys.to) return; // this part has no keys for the tile
+    const unsigned back = back_of(s);
     read_items<D>(q, items, a.q, s, tile.item, all, a.group, head, dim);
 
     state now;
     float total_top[PER], total_sum[PER];
     begin(now);
-    for (int64_t k0 = from; k0 < to; k0 += PAGE_KEYS) {
-      page(now, a, head, pages[k0 / PAGE_KEYS], k0, position, first_position, q, kv, p);
-      bool ends = k0 + PAGE_KEYS >= to || (k0 + PAGE_KEYS) % RESTART_KEYS == 0;
-      if (!ends) continue;
-      int64_t part = k0 / RESTART_KEYS;
+    for (int64_t k0 = keys.from; k0 < keys.to; k0 += PAGE_KEYS) {
+      page(now, a, head, pages[k0 / PAGE_KEYS], k0, position, back, all_see(back, first_position, last_position, k0), q, kv, p);
+      if (!ends_part(s, k0, keys.to)) continue;
+      const int64_t part = part_of(s, k0);
       UNROLL for (int i = 0; i < PER; i++) {
         if (position[i] < part * RESTART_KEYS) continue; // not an item, or one that sees nothing of the part
         int64_t item = tile.item + ty * PER + i;
@@ -97,7 +95,7 @@ template <int D, int PER, bool split> struct attention_block {
           sum = merge(total_sum[i], x, now.sum[i], y);
         }
         total_top[i] = top, total_sum[i] = sum;
-        bool done = position[i] < (part + 1) * RESTART_KEYS;
+        bool done = ends_in_part(s, position[i], part);
         UNROLL for (int e = 0; e < dims; e++) {
           if (tx + 16 * e >= dim) continue;
           float v = part > 0 ? merge(out[tx + 16 * e], x, now.o[i][e], y) : now.o[i][e];
@@ -132,7 +130,7 @@ KERNEL(attention_merge, ATTENTION_THREADS, attention_arguments) {
   int64_t head = block_y(), dim = a.c.dim, all = s.count * a.group;
   for (int64_t item = tile.item + warp(); item < tile.item + 16 && item < all; item += ATTENTION_THREADS / 32) {
     const float *in = memory<const float>(a.parts) + ((s.row + item / a.group) * a.c.heads * a.group + head * a.group + item % a.group) * a.part_count * (dim + 2);
-    int64_t parts = (s.first + item / a.group) / RESTART_KEYS + 1;
+    int64_t parts = part_of(s, s.first + item / a.group) + 1;
     float *out = item_row(a.o, s, item, a.group, head, dim), sum = 0.0f, top = 0.0f;
     for (int64_t d = lane(); d < dim; d += 32) {
       float v = in[d];

@@ -69,6 +69,7 @@ template <int D> struct tensor_attention_backward {
     int64_t head = block_y(), dim = a.c.dim, all = s.rows_to * a.group, k0 = (int64_t)tile.item * PAGE_KEYS;
     int64_t page = memory<const int32_t>(a.pages)[s.first_page + tile.item];
     constexpr int columns = D / keys_parts, results = columns / 8;
+    const unsigned back = back_of(s);
     const int key0 = (int)k0 + 16 * warp() + fragment_row(), column = keys_parts > 1 ? (int)block_z() * columns : 0;
     sums_of<columns> dk, dv;
     clear(dk), clear(dv);
@@ -83,7 +84,8 @@ template <int D> struct tensor_attention_backward {
     }
     fetch_page<D>(k, a.c, a.layer, page, head);
     fetch_page<D>(v, a.c, a.layer, page, a.c.heads + head);
-    for (int64_t i0 = (s.rows_from > k0 ? s.rows_from : k0) * a.group; i0 < all; i0 += KEYS_ITEMS) {
+    const int64_t end = rows_seeing(s, k0, s.rows_to) * a.group;
+    for (int64_t i0 = (s.rows_from > k0 ? s.rows_from : k0) * a.group; i0 < end; i0 += KEYS_ITEMS) {
       float lse_here = 0.0f, delta_here = 0.0f; // on their way while the rows are brought
       int position_here = -1;
       if (thread() < KEYS_ITEMS && i0 + thread() < all) {
@@ -102,7 +104,7 @@ template <int D> struct tensor_attention_backward {
       UNROLL for (int j = 0; j < KEYS_ITEMS / 8; j++)
         UNROLL for (int e = 0; e < 4; e++) {
           int i = 8 * j + fragment_column() + e % 2;
-          probability(p[j][e], ds[j][e], key0 + e / 2 * 8 <= position[i], a.scale, lse[i], delta[i]);
+          probability(p[j][e], ds[j][e], (unsigned)(position[i] - (key0 + e / 2 * 8)) < back, a.scale, lse[i], delta[i]);
         }
       UNROLL for (int g = 0; g < KEYS_ITEMS / 16; g++) {
         unsigned left[4];
@@ -133,7 +135,8 @@ template <int D> struct tensor_attention_backward {
     int64_t head = block_y(), dim = a.c.dim, all = s.rows_to * a.group, last = tile.item + QUERIES_ITEMS < all ? tile.item + QUERIES_ITEMS : all;
     int64_t last_position = (last - 1) / a.group, item0 = tile.item + 16 * warp() + fragment_row();
     float lse[2], delta[2];
-    int64_t position[2];
+    int position[2];
+    const unsigned back = back_of(s);
     constexpr int results = D / 8;
     sums_of<D> dq;
     clear(dq);
@@ -142,7 +145,7 @@ template <int D> struct tensor_attention_backward {
       bool have = item < all;
       lse[i] = have ? item_row(a.lse, s, item, a.group, head, 1)[0] : 0.0f;
       delta[i] = have ? delta_of(a, s, item, head) : 0.0f;
-      position[i] = have ? item / a.group : -1;
+      position[i] = have ? (int)(item / a.group) : -1;
       if (!have || s.keys_from == 0) continue;
       UNROLL for (int c = 0; c < results; c++)
         UNROLL for (int e = 0; e < 2; e++) {
@@ -152,7 +155,8 @@ template <int D> struct tensor_attention_backward {
     }
     round_items<D, QUERIES_ITEMS>(q, a.q, a.q_type, s, tile.item, all, a.group, head, dim);
     round_items<D, QUERIES_ITEMS>(dout, a.dout, FLOAT32, s, tile.item, all, a.group, head, dim);
-    for (int64_t k0 = s.keys_from; k0 <= last_position && k0 < s.keys_to; k0 += PAGE_KEYS) {
+    const int64_t first_page = first_page_seen(s, tile.item / a.group);
+    for (int64_t k0 = s.keys_from > first_page ? s.keys_from : first_page; k0 <= last_position && k0 < s.keys_to; k0 += PAGE_KEYS) {
       barrier();
       fetch_page<D>(k, a.c, a.layer, pages[k0 / PAGE_KEYS], head);
       fetch_page<D>(v, a.c, a.layer, pages[k0 / PAGE_KEYS], a.c.heads + head);
@@ -163,7 +167,7 @@ template <int D> struct tensor_attention_backward {
         both<queries_keys / 16>(p, q + 16 * warp(), k + from, ds, dout + 16 * warp(), v + from);
         UNROLL for (int j = 0; j < queries_keys / 8; j++)
           UNROLL for (int e = 0; e < 4; e++)
-            probability(p[j][e], ds[j][e], k0 + from + 8 * j + fragment_column() + e % 2 <= position[e / 2], a.scale, lse[e / 2], delta[e / 2]);
+            probability(p[j][e], ds[j][e], (unsigned)(position[e / 2] - ((int)k0 + from + 8 * j + fragment_column() + e % 2)) < back, a.scale, lse[e / 2], delta[e / 2]);
         UNROLL for (int g = 0; g < queries_keys / 16; g++) {
           unsigned left[4];
           as_left(left, ds[2 * g], ds[2 * g + 1]);

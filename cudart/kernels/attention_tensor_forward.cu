@@ -44,7 +44,7 @@ template <int D, bool few, bool split> struct tensor_attention {
   INLINE void fetch_values(const tiles &t, const attention_arguments &a, int64_t head, int64_t number, int64_t k0) { fetch_page<D>(in_place(t, k0).v, a.c, a.layer, number, a.c.heads + head); }
 
   // clean_values takes what is not finite out of a page's values, where some item does not see some key: zero times it would not be zero. An item that does see it becomes NaN as a whole.
-  INLINE void clean_values(const tiles &t, state &s, int64_t k0, const int64_t (&position)[2]) {
+  INLINE void clean_values(const tiles &t, state &s, int64_t k0, const int64_t (&position)[2], unsigned back) {
     if (thread() <= PAGE_KEYS) t.not_finite[thread()] = 0;
     barrier();
     for (int e = thread(); e < PAGE_KEYS * D; e += TENSOR_THREADS) {
@@ -55,11 +55,12 @@ template <int D, bool few, bool split> struct tensor_attention {
     if (!t.not_finite[PAGE_KEYS]) return;
     for (int key = 0; key < PAGE_KEYS; key++)
       UNROLL for (int i = 0; i < 2; i++)
-        if (t.not_finite[key] && k0 + key <= position[i]) s.sum[i] = bits<float>(0x7fc00000u);
+        if (t.not_finite[key] && sees_key(back, position[i], k0 + key)) s.sum[i] = bits<float>(0x7fc00000u);
   }
 
   // page adds the page at k0. Its keys have been asked for, where there are two places its values, too; those of page next are asked for on the way, unless that is negative.
-  INLINE void page(const tiles &all_places, state &s, const unsigned (*q)[4], const attention_arguments &a, int64_t head, int64_t number, int64_t next, int64_t k0, const int64_t (&position)[2], bool all) {
+  INLINE void page(const tiles &all_places, state &s, const unsigned (*q)[4], const attention_arguments &a, int64_t head, int64_t number, int64_t next, int64_t k0, const int64_t (&position)[2], unsigned back,
+                   bool all) {
     const int first_group = few ? warp() : 0, column = few ? warp() * (D / 4) : 0;
     const tiles t = in_place(all_places, k0);
     copy_async_wait<0>();
@@ -86,9 +87,12 @@ template <int D, bool few, bool split> struct tensor_attention {
         add_group(fetched, d);
       }
     }
-    int last[2]; // key of the lane's that an item sees, counted from the lane's first
-    UNROLL for (int i = 0; i < 2; i++) last[i] = all || position[i] >= k0 + PAGE_KEYS ? PAGE_KEYS : (int)(position[i] - k0) - 16 * first_group - fragment_column();
-    auto sees = [&](int j, int e) { return 8 * j + e % 2 <= last[e / 2]; };
+    int last[2], first[2]; // keys of the lane's that an item sees, counted from the lane's first
+    UNROLL for (int i = 0; i < 2; i++) {
+      last[i] = all || position[i] >= k0 + PAGE_KEYS ? PAGE_KEYS : (int)(position[i] - k0) - 16 * first_group - fragment_column();
+      first[i] = all || position[i] - k0 < back ? -PAGE_KEYS : (int)(position[i] - k0 - back) + 1 - 16 * first_group - fragment_column();
+    }
+    auto sees = [&](int j, int e) { return (8 * j + e % 2 <= last[e / 2]) & (8 * j + e % 2 >= first[e / 2]); };
     float top[2] = {-infinity(), -infinity()};
     UNROLL for (int j = 0; j < 2 * key_groups; j++)
       UNROLL for (int e = 0; e < 4; e++) {
@@ -144,7 +148,7 @@ template <int D, bool few, bool split> struct tensor_attention {
     }
     UNROLL for (int c = 0; c < results; c++)
       UNROLL for (int e = 0; e < 4; e++) s.o[c][e] = s.o[c][e] * fix[e / 2];
-    if (!all) clean_values(t, s, k0, position);
+    if (!all) clean_values(t, s, k0, position, back);
     UNROLL for (int g = 0; g < 4; g++) {
       unsigned left[4];
       if constexpr (few) left_fragment(left, t.p, 16 * g);
@@ -171,9 +175,10 @@ template <int D, bool few, bool split> struct tensor_attention {
       int64_t item = tile.item + first_item + fragment_row() + 8 * i;
       position[i] = item < all ? s.first + item / a.group : -1;
     }
-    int64_t from = split ? block_z() * RESTART_KEYS : 0, to = last_position + 1;
-    if (split && to > from + RESTART_KEYS) to = from + RESTART_KEYS;
+    const key_range keys = keys_of_block(s, first_position, last_position, split, block_z());
+    const int64_t from = keys.from, to = keys.to;
     if (from >= to) return; // this part has no keys for the tile
+    const unsigned back = back_of(s);
     fetch_keys(t, a, head, pages[from / PAGE_KEYS], from);
     if constexpr (few) fetch_values(t, a, head, pages[from / PAGE_KEYS], from);
     round_items<D, items>(t.q, a.q, a.q_type, s, tile.item, all, a.group, head, dim);
@@ -187,9 +192,9 @@ template <int D, bool few, bool split> struct tensor_attention {
     float total_top[2], total_sum[2];
     begin(now);
     for (int64_t k0 = from; k0 < to; k0 += PAGE_KEYS) {
-      page(t, now, q, a, head, pages[k0 / PAGE_KEYS], k0 + PAGE_KEYS < to ? pages[k0 / PAGE_KEYS + 1] : -1, k0, position, first_position >= k0 + PAGE_KEYS - 1);
-      if (k0 + PAGE_KEYS < to && (k0 + PAGE_KEYS) % RESTART_KEYS != 0) continue;
-      int64_t part = k0 / RESTART_KEYS;
+      page(t, now, q, a, head, pages[k0 / PAGE_KEYS], k0 + PAGE_KEYS < to ? pages[k0 / PAGE_KEYS + 1] : -1, k0, position, back, all_see(back, first_position, last_position, k0));
+      if (!ends_part(s, k0, to)) continue;
+      const int64_t part = part_of(s, k0);
       UNROLL for (int i = 0; i < 2; i++) {
         if (position[i] < part * RESTART_KEYS) continue; // not an item, or one that sees nothing of the part
         int64_t item = tile.item + first_item + fragment_row() + 8 * i;
@@ -210,7 +215,7 @@ template <int D, bool few, bool split> struct tensor_attention {
           sum = merge(total_sum[i], x, now.sum[i], y);
         }
         total_top[i] = top, total_sum[i] = sum;
-        bool done = position[i] < (part + 1) * RESTART_KEYS;
+        bool done = ends_in_part(s, position[i], part);
         UNROLL for (int c = 0; c < results; c++)
           UNROLL for (int e = 0; e < 2; e++) {
             int d = first_column + 8 * c + fragment_column() + e;
@@ -228,7 +233,8 @@ template <int D, bool few, bool split> struct tensor_attention {
 
 #define TENSOR_ATTENTION(name, D, few, split) \
   KERNEL(name, TENSOR_THREADS, attention_arguments) { tensor_attention<D, few, split>::run(a); }
-TENSOR_ATTENTION(tensor_attention_64, 64, false, false)
+// It does with the registers of three blocks, of which there is room for as many; the compiler takes more by itself.
+KERNEL_BLOCKS(tensor_attention_64, TENSOR_THREADS, 3, attention_arguments) { tensor_attention<64, false, false>::run(a); }
 TENSOR_ATTENTION(tensor_attention_128, 128, false, false)
 TENSOR_ATTENTION(tensor_attention_256, 256, false, false)
 TENSOR_ATTENTION(tensor_attention_few_64, 64, true, false)

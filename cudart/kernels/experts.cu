@@ -3,12 +3,6 @@
 
 enum { ROUTE_THREADS = 32, MOST_SLOTS = 64, DISPATCH_THREADS = 256 };
 
-// lanes_sum adds what 16 lanes have, each the elements of a row that are 16 apart, as one tree. Both halves of a warp do, each for itself.
-INLINE float lanes_sum(float v) {
-  for (int m = 8; m; m >>= 1) v = v + shuffle_xor(v, m);
-  return v;
-}
-
 // order_of_choice has the order in which experts are taken; not a number comes first, so that probabilities are none.
 INLINE uint32_t order_of_choice(float x) { return x == x ? order_of(x) : 0xffffffffu; }
 
@@ -145,11 +139,6 @@ KERNEL_BLOCKS(combine, 256, 4, combine_arguments) {
   });
 }
 
-struct two_floats {
-  float d, h;
-};
-INLINE void here(two_floats &v) { here(v.d), here(v.h); }
-
 // Half a warp has a row, so that a sum is that of 16 lanes.
 KERNEL(combine_backward, 256, combine_backward_arguments) {
   const int64_t row = block_x() * 16 + thread() / 16;
@@ -159,8 +148,8 @@ KERNEL(combine_backward, 256, combine_backward_arguments) {
   float *d = row_of<float>(a.drows, have ? row : 0), sum = 0.0f, p = have ? row_of<const float>(a.p, token)[s] : 0.0f;
   const float *h = row_of<const float>(a.h, have ? row : 0);
   each_held<16, 8>((int64_t)(thread() % 16), cols, [=](int64_t c) { return two_floats{d[c], h[c]}; }, [&](int64_t c, const two_floats &v) {
-    sum = fma_rn(v.d, v.h, sum);
-    d[c] = v.d * p;
+    sum = fma_rn(v.a, v.b, sum);
+    d[c] = v.a * p;
   });
   sum = lanes_sum(sum);
   if (have && thread() % 16 == 0) row_of<float>(a.dp, token)[s] = sum;

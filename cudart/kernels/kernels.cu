@@ -22,5 +22,6 @@
 #include "product_float32.cu"
 #include "rope.cu"
 #include "sample.cu"
+#include "sinks.cu"
 #include "softmax.cu"
 #include "swiglu.cu"

@@ -84,16 +84,22 @@ func optionsOnCUDA(t *testing.T, devices int, open func(cuda.Options) (tensor.De
 // briefLife is live with as little as shows everything: the kernels run on the processor, one fiber per thread.
 func briefLife(t *testing.T, e *Engine) history {
 	t.Helper()
+	return briefLifeOf(t, e, 9, 5)
+}
+
+// briefLifeOf is briefLife with data and prompts of so many tokens.
+func briefLifeOf(t *testing.T, e *Engine, datum, prompt int) history {
+	t.Helper()
 	h := history{floats: map[string][]float32{}, tokens: map[string][]int32{}}
 	d := create(t, e, "run", 1, 2)
 	random := rand.New(rand.NewPCG(3, 1))
 	for step := range 2 {
-		for i, lp := range d.pass(randomData(random, 3, 9)).Logprobs {
+		for i, lp := range d.pass(randomData(random, 3, datum)).Logprobs {
 			h.floats[strconv.Itoa(step)+" logprobs "+strconv.Itoa(i)] = lp
 		}
 		d.step()
 	}
-	out, err := collect(t.Context(), e, ask("q", d.adapter, randomTokens(random, 5), 2, 3))
+	out, err := collect(t.Context(), e, ask("q", d.adapter, randomTokens(random, prompt), 2, 3))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +107,7 @@ func briefLife(t *testing.T, e *Engine) history {
 		h.tokens[strconv.Itoa(i)], h.floats["sample "+strconv.Itoa(i)] = s.Tokens, s.Logprobs
 	}
 	setVocabulary(t, e)
-	q := ask("constrained", d.adapter, randomTokens(random, 5), 2, 3)
+	q := ask("constrained", d.adapter, randomTokens(random, prompt), 2, 3)
 	constrainedCases(t)[0].set(&q)
 	if out, err = collect(t.Context(), e, q); err != nil {
 		t.Fatal(err)
@@ -149,6 +155,28 @@ func TestMixtureOnCUDA(t *testing.T) {
 		section := `{"devices": ["cuda:0", "cuda:1"]` + smallMemory + `}`
 		equalHistories(t, briefLife(t, placeModel(t, dir, placement{plugin: "dataparallel", section: section}, optionsOnCUDA(t, 2, cuda.New))), one)
 	})
+}
+
+// So does a gpt-oss, of data and prompts that are longer than its window; and on a GPU that trains and one that samples.
+func TestGPTOSSOnCUDA(t *testing.T) {
+	dir := gptOSS{quantized: true}.write(t)
+	life := func(t *testing.T, p placement, o Options) history {
+		t.Helper()
+		return briefLifeOf(t, placeModel(t, dir, p, o), 40, 26)
+	}
+	one := life(t, placement{plugin: "single", section: `{"device": "cuda:0"` + smallMemory + `}`}, optionsOnCUDA(t, 1, cuda.New))
+	t.Run("a processor", func(t *testing.T) {
+		// Adam divides by a gradient's size, and so enlarges the rounding of those that are nearly nothing, as some of the keys' are.
+		nearHistoriesTo(t, one, life(t, placement{plugin: "single", section: `{"threads": 1` + smallMemory + `}`}, testOptions()), 5e-3)
+	})
+	for _, c := range []placement{
+		{"small batches, computed again", "single", `{"device": "cuda:0", "recompute": "on", "kv_cache_tokens": 1024, "max_batch": 4, "batch_tokens": 16, "prefill_tokens": 7}`},
+		{"two GPUs", "dataparallel", `{"devices": ["cuda:0", "cuda:1"]` + smallMemory + `}`},
+		{"two GPUs with shared-out weights", "dataparallel", `{"devices": ["cuda:0", "cuda:1"], "shard_base": true` + smallMemory + `}`},
+		{"one GPU trains, one samples", "dataparallel", `{"devices": ["cuda:1"], "sample_devices": ["cuda:0"]` + smallMemory + `}`},
+	} {
+		t.Run(c.name, func(t *testing.T) { equalHistories(t, life(t, c, optionsOnCUDA(t, 2, cuda.New)), one) })
+	}
 }
 
 // A model that is cut over ranks on one GPU gives the bits of one that is cut over two GPUs, and nearly those of the whole one.

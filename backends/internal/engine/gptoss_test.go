@@ -6,18 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/tinsmith/tinsmith/backends/internal/safetensors"
-	"github.com/tinsmith/tinsmith/backends/internal/tensor"
-	"github.com/tinsmith/tinsmith/backends/internal/tensor/cpu"
 	"github.com/tinsmith/tinsmith/plugins"
 	"github.com/tinsmith/tinsmith/plugins/plugintest"
 )
@@ -284,27 +280,5 @@ func gptOSSExports(t *testing.T, e *Engine) {
 				}
 			}
 		}
-	}
-}
-
-// withoutSinks is a device without the operations of gpt-oss, which has experts.
-type withoutSinks struct{ tensor.Device }
-
-func (withoutSinks) CheckSinks() error { return tensor.ErrNoSinks }
-
-// A device that lacks an operation refuses the model by name.
-func TestDeviceWithoutSinks(t *testing.T) {
-	o := testOptions()
-	o.OpenDevice = func(c Config) (tensor.Device, error) {
-		inner, err := cpu.New(cpu.Options{Threads: c.Threads})
-		return withoutSinks{inner}, err
-	}
-	e := New(o)
-	_, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: gptOSS{}.write(t), Config: []byte(`{}`)}, nil)
-	if !errors.Is(err, tensor.ErrNoSinks) && (err == nil || !strings.Contains(err.Error(), "GptOssForCausalLM") || !strings.Contains(err.Error(), "no kernels for attention with sinks")) {
-		t.Errorf("loaded with %v, want that the device has no kernels", err)
-	}
-	if err := e.Close(); err != nil && !errors.Is(err, fs.ErrClosed) {
-		t.Error(err)
 	}
 }

@@ -28,7 +28,7 @@ func TestPassOnCUDATakesWhatIsPlanned(t *testing.T) {
 		model     func(t testing.TB) string
 	}{
 		{"kept", RecomputeOff, dense}, {"computed again", RecomputeOn, dense}, {"linear attention", RecomputeOff, written(denseHybrid.write)},
-		{"experts", RecomputeOff, experts}, {"experts, computed again", RecomputeOn, experts},
+		{"experts", RecomputeOff, experts}, {"experts, computed again", RecomputeOn, experts}, {"gpt-oss", RecomputeOff, func(t testing.TB) string { return gptOSS{}.write(t) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.name == "experts, computed again" && os.Getenv("E2E_LEVEL") != "all" {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/tinsmith/tinsmith/plugins"
 )
@@ -15,11 +14,8 @@ import (
 func (f *planner) advice(ctx context.Context, p *plugins.Plan) []string {
 	var all []string
 	best := bestPlacement(p.Placements)
-	if best.Missing != "" {
-		all = append(all, fmt.Sprintf("%s does not run on GPUs yet: %s. The figures are for when it does.", p.Model.Architecture, strings.TrimPrefix(best.Missing, p.Model.Architecture+": ")))
-	}
 	if best.Fits == plugins.FitsTraining {
-		return append(all, f.adviseOnLength(p, best)...)
+		return f.adviseOnLength(p, best)
 	}
 	what := "The model does not fit"
 	if best.Fits == plugins.FitsSampling {
@@ -55,24 +51,17 @@ func (f *planner) advice(ctx context.Context, p *plugins.Plan) []string {
 	return all
 }
 
-// bestPlacement is one that is good for most, of several the first: that with the simplest arrangement. One that runs is better than another.
+// bestPlacement is one that is good for most, of several the first: that with the simplest arrangement.
 func bestPlacement(all []plugins.PlannedPlacement) plugins.PlannedPlacement {
-	worth := map[string]int{plugins.FitsTraining: 4, plugins.FitsSampling: 2}
-	value := func(p plugins.PlannedPlacement) int {
-		v := worth[p.Fits]
-		if p.Missing == "" {
-			v++
-		}
-		return v
-	}
-	return slices.MaxFunc(all, func(a, b plugins.PlannedPlacement) int { return value(a) - value(b) })
+	worth := map[string]int{plugins.FitsTraining: 2, plugins.FitsSampling: 1}
+	return slices.MaxFunc(all, func(a, b plugins.PlannedPlacement) int { return worth[a.Fits] - worth[b.Fits] })
 }
 
 // adviseOnLength says so where data as long as the context do not train anywhere, and what would help.
 func (f *planner) adviseOnLength(p *plugins.Plan, best plugins.PlannedPlacement) []string {
 	longest := best
 	for _, other := range p.Placements {
-		if other.Fits == plugins.FitsTraining && other.LongestDatum > longest.LongestDatum && (other.Missing == "" || best.Missing != "") {
+		if other.Fits == plugins.FitsTraining && other.LongestDatum > longest.LongestDatum {
 			longest = other
 		}
 	}

@@ -5,14 +5,12 @@ import (
 	"github.com/tinsmith/tinsmith/backends/internal/tensor/dry"
 )
 
-// plannedDevice opens devices that need not be there, over which a plan is made: they have names, and nothing is computed. With able they have all kernels; else those that GPUs have here, which are all but those of gpt-oss.
-func plannedDevice(able bool) func(Config) (tensor.Device, error) {
-	return func(c Config) (tensor.Device, error) {
-		if isCUDA(c.Device) {
-			return &plannedGPU{name: c.Device, able: able}, nil
-		}
-		return &plannedProcessor{name: c.Device}, nil
+// plannedDevice opens a device that need not be there, over which a plan is made: it has a name, and nothing is computed.
+func plannedDevice(c Config) (tensor.Device, error) {
+	if isCUDA(c.Device) {
+		return &plannedGPU{name: c.Device}, nil
 	}
+	return &plannedProcessor{name: c.Device}, nil
 }
 
 // plannedProcessor is a processor. It has an address of its own, by which ranks are told apart.
@@ -28,7 +26,6 @@ func (d *plannedProcessor) Name() string { return d.name }
 type plannedGPU struct {
 	dry.Remote
 	name string
-	able bool
 }
 
 var (
@@ -48,14 +45,6 @@ func (d *plannedGPU) Record(f func() error) error { return f() }
 
 // LimitRecorded implements tensor.Recorder.
 func (d *plannedGPU) LimitRecorded(int64) {}
-
-// CheckSinks implements tensor.SinkDevice.
-func (d *plannedGPU) CheckSinks() error {
-	if d.able {
-		return nil
-	}
-	return d.Remote.CheckSinks()
-}
 
 // Link implements tensor.Linker: nothing is exchanged.
 func (d *plannedGPU) Link(devices []tensor.Device, _ tensor.LinkOptions) ([]tensor.Link, error) {

@@ -38,7 +38,6 @@ type planner struct {
 	own      map[string]json.RawMessage // those: where the section puts it
 	gpus     bool
 	devices  int
-	missing  string                                  // why the model does not run on such devices yet
 	measured map[string]map[measurement]model.Memory // what passes take does not depend on how much there is, nor on how many copies
 }
 
@@ -143,13 +142,8 @@ type where struct {
 	keys         map[string]any // of the section
 }
 
-// load makes what Load would up to the plan, for a machine with so much memory on each device, 0 for what the request says and unlimited for any, as if such devices had all kernels. The caller closes it.
-func (f *planner) load(ctx context.Context, w where, memory int64) (*loaded, error) {
-	return f.loadOn(ctx, w, plannedDevice(true), memory)
-}
-
-// loadOn is load with devices of a kind.
-func (f *planner) loadOn(ctx context.Context, w where, open func(Config) (tensor.Device, error), memory int64) (l *loaded, err error) {
+// load makes what Load would up to the plan, for a machine with so much memory on each device, 0 for what the request says and unlimited for any. The caller closes it.
+func (f *planner) load(ctx context.Context, w where, memory int64) (l *loaded, err error) {
 	section := maps.Clone(f.settings)
 	for k, v := range w.keys {
 		raw, err := json.Marshal(v)
@@ -167,7 +161,7 @@ func (f *planner) loadOn(ctx context.Context, w where, open func(Config) (tensor
 		return nil, err
 	}
 	e := &Engine{options: f.options}
-	e.options.Plugin, e.options.OpenDevice = w.plugin, open
+	e.options.Plugin, e.options.OpenDevice = w.plugin, plannedDevice
 	device, err := e.options.OpenDevice(config)
 	if err != nil {
 		return nil, internal("plan the memory", err)
@@ -315,17 +309,11 @@ func (f *planner) machine() plugins.PlannedMachine {
 
 // sizes are those of the model as a whole, on one device of the kind, whatever there is.
 func (f *planner) sizes(ctx context.Context, p *plugins.Plan) (err error) {
-	single := f.ways(1)[0]
-	l, err := f.load(ctx, single, unlimited)
+	l, err := f.load(ctx, f.ways(1)[0], unlimited)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.close(l)) }()
-	if real, err := f.loadOn(ctx, single, plannedDevice(false), unlimited); err != nil {
-		f.missing = reason(err)
-	} else if err := f.close(real); err != nil {
-		return err
-	}
 	m := l.model
 	p.Model = plugins.PlannedModel{
 		Architecture: m.Config.Architecture, Parameters: m.Parameters, Layers: m.Config.Layers, HiddenSize: m.Config.HiddenSize, VocabSize: m.Config.VocabSize, MaxContextLength: m.Config.MaxPositionEmbeddings,
@@ -389,7 +377,7 @@ func (f *planner) place(ctx context.Context, w where) (plugins.PlannedPlacement,
 	if err != nil {
 		return plugins.PlannedPlacement{}, internal("plan the memory", err)
 	}
-	out := plugins.PlannedPlacement{Name: w.name, Plugin: w.plugin, Config: keys, Fits: plugins.FitsNothing, Missing: f.missing, Devices: []plugins.PlannedDevice{}}
+	out := plugins.PlannedPlacement{Name: w.name, Plugin: w.plugin, Config: keys, Fits: plugins.FitsNothing, Devices: []plugins.PlannedDevice{}}
 	l, err := f.load(ctx, w, 0)
 	if ctx.Err() != nil {
 		return out, plugins.Cancelled(ctx.Err())

@@ -43,7 +43,7 @@ func TestCUDAKernels(t *testing.T) {
 		t.Run("sampler equals trainer of a mixture", func(t *testing.T) { samplerEqualsTrainer(t, mixture(t), few) })
 		t.Run("batched decoding", func(t *testing.T) { batchedDecode(t, unpack(t, "qwen3"), 3, 4) })
 		t.Run("batched decoding of a mixture", func(t *testing.T) { batchedDecode(t, mixture(t), 3, 4) })
-		t.Run("fused equals separate", fusedEqualsSeparate)
+		t.Run("fused equals separate", func(t *testing.T) { fusedEqualsSeparate(t, "qwen2", "qwen3") }) // without norms of heads, and with
 	})
 }
 
@@ -59,6 +59,21 @@ func TestCUDAHybrid(t *testing.T) {
 		t.Run("sampler equals trainer", func(t *testing.T) { samplerEqualsTrainer(t, unpack(t, "qwen3.5"), few) })
 		t.Run("copies of states", TestStateCopies)
 		t.Run("batched decoding", func(t *testing.T) { batchedDecode(t, unpack(t, "qwen3.5"), 3, 4) })
+	})
+}
+
+// TestCUDASinks is the same for a gpt-oss: windows, sinks, and experts with biases and a clamped gated product.
+func TestCUDASinks(t *testing.T) {
+	dir, few := shim.Require(t, shim.Options{}), fewTypes()
+	onCUDA(t, func() (tensor.Device, error) {
+		return cuda.New(cuda.Options{Device: "cuda:0", Libraries: []string{dir}})
+	}, func(t *testing.T) {
+		t.Run("gradients", func(t *testing.T) {
+			gradientsAgree(t, slices.DeleteFunc(tinkerAdapters(t), func(g adapterGolden) bool { return g.name != "committed/gpt-oss/tinker" }), []string{"cross_entropy"})
+		})
+		t.Run("sampler equals trainer", func(t *testing.T) { samplerEqualsTrainer(t, unpack(t, "gpt-oss"), few) })
+		t.Run("batched decoding", func(t *testing.T) { batchedDecode(t, unpack(t, "gpt-oss"), 3, 4) })
+		t.Run("fused equals separate", func(t *testing.T) { fusedEqualsSeparate(t, "gpt-oss") })
 	})
 }
 
@@ -87,11 +102,11 @@ func samplerEqualsTrainer(t *testing.T, dir string, dtypes []tensor.DType) {
 	}
 }
 
-// fusedEqualsSeparate trains on the device, and on one that looks as if it fused no operations; with what is kept, and with what is computed again.
-func fusedEqualsSeparate(t *testing.T) {
+// fusedEqualsSeparate trains models on the device, and on one that looks as if it fused no operations; with what is kept, and with what is computed again.
+func fusedEqualsSeparate(t *testing.T, names ...string) {
 	open := openDevice
 	defer func() { openDevice = open }()
-	for _, name := range []string{"qwen2", "qwen3"} { // without norms of heads, and with
+	for _, name := range names {
 		for _, d := range dtypes {
 			var first []float32
 			for _, fused := range []bool{true, false} {
@@ -143,7 +158,7 @@ func TestCUDAGraphs(t *testing.T) {
 			before := slog.Default()
 			defer slog.SetDefault(before)
 			slog.SetDefault(slog.New(slog.NewTextHandler(&said, nil)))
-			for name, directory := range lawful(t, "qwen3", "qwen3.5") {
+			for name, directory := range lawful(t, "qwen3", "qwen3.5", "gpt-oss") {
 				said.Reset()
 				b := newBench(t, directory, tensor.BFloat16, 1)
 				r := rand.New(rand.NewPCG(1, 2))

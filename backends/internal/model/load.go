@@ -37,8 +37,6 @@ type Architecture struct {
 	OnePlusNorms bool
 	// Recurrence tells that the layers need tensor.Recurrence of a device, whichever of them a model has.
 	Recurrence bool
-	// Sinks tells that the layers need tensor.SinkDevice of a device.
-	Sinks bool
 	// PEFTExperts is the form in which PEFT reads LoRA on the experts.
 	PEFTExperts PEFTExperts
 }
@@ -311,18 +309,12 @@ func (l *Loader) load(ctx context.Context, device tensor.Device, rank, ranks int
 	if a.Recurrence && !device.HasRecurrence() { // said before anything is packed
 		return fmt.Errorf("%s: device %s has no kernels for its layers yet, linear attention and gated attention", c.Architecture, device.Name())
 	}
-	if err := device.CheckSinks(); a.Sinks && err != nil {
-		return fmt.Errorf("%s: device %s: %w", c.Architecture, device.Name(), err)
-	}
 	m.vocabulary, m.kvHeads = c.vocabularyExtent(rank, ranks), c.kvExtent(rank, ranks).size()
 	if o.LogitsBytes != 0 {
 		m.logitsBytes = o.LogitsBytes
 	}
 	if o.MaxContext != 0 {
 		m.MaxContext = o.MaxContext
-	}
-	if err := l.findWindow(device); err != nil {
-		return err
 	}
 	embedding := strings.TrimSuffix(embeddingName, ".weight")
 	if !l.Has(embeddingName) && c.TieWordEmbeddings && l.Has(headName+".weight") { // a tied matrix may be saved under either name
@@ -423,7 +415,6 @@ type Loader struct {
 	wide    bool // the embedding's file is float32: so is the whole model
 	fp8Kept bool // weights in FP8 are not expanded
 	sizes   bool // LoadOptions.Sizes
-	window  int  // of layers of sliding attention, 0 = all positions
 	gauge   *gauge
 
 	stillRope tensor.Tensor

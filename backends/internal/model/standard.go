@@ -55,7 +55,7 @@ func (l *Loader) AttentionLayer(ctx context.Context, i int, o TransformerOptions
 		}
 	}
 	if c.LayerTypes[i] == SlidingAttention {
-		a.Window = l.window
+		a.Window = l.Config.attentionWindow()
 	}
 	queries, keys := c.Heads*c.HeadDim, c.KVHeads*c.HeadDim
 	hidden, queryRows, keyRows := extent{0, c.HiddenSize}, heads.times(c.HeadDim), keyHeads.times(c.HeadDim)

@@ -2,8 +2,6 @@ package model
 
 import (
 	"fmt"
-
-	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 )
 
 // Windows are the layers that attend to the last sliding_window positions only, as a family's class in transformers has them.
@@ -71,22 +69,4 @@ func (c *Config) attentionWindow() int {
 		return 0
 	}
 	return c.Window
-}
-
-// findWindow finds the window of the model's layers of sliding attention, 0 where a device without windows has no need of any. The model's longest sequence must be known.
-func (l *Loader) findWindow(device tensor.Device) error {
-	l.window = l.Config.attentionWindow()
-	if !l.Config.SlidingWindow || l.window == 0 {
-		return nil
-	}
-	none := device.CheckSinks()
-	if none == nil {
-		return nil
-	}
-	if m := l.model; m.MaxContext > l.window {
-		return fmt.Errorf("sliding_window is %d, below the %d positions of the model: device %s: %w; for sequences up to the window set max_context_length or max_position_embeddings to %d",
-			l.window, m.MaxContext, device.Name(), none, l.window)
-	}
-	l.window = 0
-	return nil
 }

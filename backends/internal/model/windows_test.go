@@ -4,9 +4,6 @@ import (
 	"reflect"
 	"strings"
 	"testing"
-
-	"github.com/tinsmith/tinsmith/backends/internal/tensor"
-	"github.com/tinsmith/tinsmith/backends/internal/tensor/dry"
 )
 
 // TestWindows: which layers attend to a window is what a family's class in transformers makes of the keys.
@@ -59,45 +56,6 @@ func TestWindows(t *testing.T) {
 				t.Errorf("error %v, want %q", err, c.refused)
 			case c.refused == "" && (err != nil || !reflect.DeepEqual(config.LayerTypes, c.want)):
 				t.Errorf("%+v, want %v: %v", config, c.want, err)
-			}
-		})
-	}
-}
-
-// TestWindowsOfDevices: a device without windows has the model for sequences within them only.
-func TestWindowsOfDevices(t *testing.T) {
-	for _, c := range []struct {
-		name   string
-		device tensor.Device
-		keys   map[string]any
-		most   int
-		window int
-		want   string
-	}{
-		{"a device with windows", dry.Device{}, map[string]any{"sliding_window": 40}, 0, 40, ""},
-		{"and sequences within them", dry.Device{}, map[string]any{"sliding_window": 40}, 40, 40, ""},
-		{"a device without", dry.Remote{}, map[string]any{"sliding_window": 40}, 0, 0, "sliding_window is 40, below the 100 positions of the model"},
-		{"and sequences within windows", dry.Remote{}, map[string]any{"sliding_window": 40}, 40, 0, ""},
-		{"and no windows", dry.Remote{}, map[string]any{"sliding_window": nil}, 0, 0, ""},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			j := plain()
-			for k, v := range c.keys {
-				j[k] = v
-			}
-			registry := Registry{"Qwen3ForCausalLM": {Defaults: Defaults{Windows: EveryWindow}}}
-			l := &Loader{model: &Model{Device: c.device, MaxContext: 100}}
-			if c.most != 0 {
-				l.model.MaxContext = c.most
-			}
-			config, err := registry.parseConfig(encode(t, j))
-			if err != nil {
-				t.Fatal(err)
-			}
-			l.Config = config
-			err = l.findWindow(c.device)
-			if c.want == "" && (err != nil || l.window != c.window) || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
-				t.Errorf("window %d, want %d; error %v, want %q", l.window, c.window, err, c.want)
 			}
 		})
 	}

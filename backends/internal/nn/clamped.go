@@ -27,6 +27,12 @@ func (m *Mixture) gatedKeep(p *Pass, y, keptGate, keptUp, gate, up tensor.Tensor
 	if m.Clamp.Limit == 0 {
 		return p.swiGLUKeep(y, keptGate, keptUp, gate, up)
 	}
+	f, fuses := p.Device.(tensor.Fuser)
+	if fuses && keptGate.DType == tensor.BFloat16 {
+		return p.rows(y.Rows, exponentialWork*float64(y.Cols), func(from, to int) error {
+			return f.SwiGLUClampedKeep(y.Slice(from, to), keptGate.Slice(from, to), keptUp.Slice(from, to), gate.Slice(from, to), up.Slice(from, to), m.Clamp)
+		})
+	}
 	if err := m.gated(p, y, gate, up); err != nil || keptGate.DType == tensor.Float32 {
 		return err
 	}

@@ -94,30 +94,32 @@ func (p *Pass) gateAndKeep(y, keptGate, keptUp, gate, up tensor.Tensor) error {
 
 // attend is Device.Attention, with the layer's sinks; o is rounded to kept, which is o where that is float32.
 func (p *Pass) attend(t *Attention, kept, o, lse, q tensor.Tensor, runs []tensor.AttentionRun) error {
-	if f, ok := p.Device.(tensor.Fuser); ok && kept.DType == tensor.BFloat16 && t.Sinks.Buffer == nil {
+	f, fuses := p.Device.(tensor.Fuser)
+	fuses = fuses && kept.DType == tensor.BFloat16
+	if fuses && t.Sinks.Buffer == nil {
 		return f.AttentionKeep(kept, o, lse, q, p.Pages, t.Layer, runs, t.Heads, t.Scale)
 	}
 	if err := p.Device.Attention(o, lse, q, p.Pages, t.Layer, runs, t.Heads, t.Scale); err != nil {
 		return err
 	}
 	if t.Sinks.Buffer != nil {
-		if err := p.sink(t, o, lse, runs); err != nil {
+		if err := eachRows(runs, func(from, to int) error {
+			if fuses {
+				return f.SinkKeep(kept.Slice(from, to), o.Slice(from, to), lse.Slice(from, to), t.Sinks)
+			}
+			return p.Device.Sink(o.Slice(from, to), lse.Slice(from, to), t.Sinks)
+		}); err != nil {
 			return err
 		}
 	}
-	if kept.DType == tensor.Float32 {
+	if kept.DType == tensor.Float32 || fuses {
 		return nil
 	}
-	for _, r := range runs {
-		if err := p.Device.Round(kept.Slice(r.Row, r.Row+r.Count), o.Slice(r.Row, r.Row+r.Count)); err != nil {
-			return err
-		}
-	}
-	return nil
+	return eachRows(runs, func(from, to int) error { return p.Device.Round(kept.Slice(from, to), o.Slice(from, to)) })
 }
 
-// sink is Device.Sink for the rows of runs: at once for those that lie one behind another.
-func (p *Pass) sink(t *Attention, o, lse tensor.Tensor, runs []tensor.AttentionRun) error {
+// eachRows calls f for the rows of runs: at once for those that lie one behind another.
+func eachRows(runs []tensor.AttentionRun, f func(from, to int) error) error {
 	for len(runs) > 0 {
 		from, n := runs[0].Row, 0
 		to := from
@@ -125,7 +127,7 @@ func (p *Pass) sink(t *Attention, o, lse tensor.Tensor, runs []tensor.AttentionR
 			to += runs[n].Count
 			n++
 		}
-		if err := p.Device.Sink(o.Slice(from, to), lse.Slice(from, to), t.Sinks); err != nil {
+		if err := f(from, to); err != nil {
 			return err
 		}
 		runs = runs[n:]

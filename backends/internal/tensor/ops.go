@@ -69,8 +69,7 @@ type AttentionRun struct {
 	KeysFrom, KeysTo int
 	// RowsFrom and RowsTo are for AttentionBackward alone: with RowsTo > 0 it takes rows [RowsFrom, RowsTo) only, multiples of PageSize but for the sequence's end. Calls for the same keys come in ascending order.
 	RowsFrom, RowsTo int
-	// Window, if it is not 0, is how many positions a row attends to at most, its own among them: those before have no influence. At most MaxWindow. The softmax of such a run knows no restarts. Not all devices have windows, see
-	// SinkDevice.
+	// Window, if it is not 0, is how many positions a row attends to at most, its own among them: those before have no influence. At most MaxWindow. The softmax of such a run knows no restarts.
 	Window int
 }
 

@@ -25,7 +25,7 @@ func Architecture() model.Architecture {
 			return l.TransformerLayer(ctx, i, model.TransformerOptions{QKVBias: true, OBias: true, Sinks: true,
 				Mixture: model.MixtureOptions{Normalised: true, Router: "router", Biases: true, Clamp: clamp, Experts: model.ExpertOptions{Transposed: true, Interleaved: true}}})
 		},
-		Sinks: true, Defaults: model.Defaults{ExpertWidth: true}, PEFTExperts: model.ExpertsInterleaved,
+		Defaults: model.Defaults{ExpertWidth: true}, PEFTExperts: model.ExpertsInterleaved,
 	}
 }
 

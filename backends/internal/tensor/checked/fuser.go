@@ -31,14 +31,19 @@ func (c *check) rounded(name string, t tensor.Tensor, rows, cols int) {
 	c.view(name, t)
 }
 
-// SwiGLUKeep implements tensor.Fuser.
-func (d *remoteDevice) SwiGLUKeep(y, keptGate, keptUp, gate, up tensor.Tensor) error {
-	c := d.check("swiglu and keep")
-	d.forProducts(&c, "y", y)
+// kept checks a gated product that keeps gate and up.
+func (d *remoteDevice) kept(c *check, y, keptGate, keptUp, gate, up tensor.Tensor) {
+	d.forProducts(c, "y", y)
 	c.shaped("gate", gate, y.Rows, y.Cols)
 	c.shaped("up", up, y.Rows, y.Cols)
 	c.rounded("the kept gate", keptGate, y.Rows, y.Cols)
 	c.rounded("the kept up", keptUp, y.Rows, y.Cols)
+}
+
+// SwiGLUKeep implements tensor.Fuser.
+func (d *remoteDevice) SwiGLUKeep(y, keptGate, keptUp, gate, up tensor.Tensor) error {
+	c := d.check("swiglu and keep")
+	d.kept(&c, y, keptGate, keptUp, gate, up)
 	if c.err != nil || y.Empty() {
 		return c.err
 	}

@@ -2,20 +2,34 @@ package checked
 
 import "github.com/tinsmith/tinsmith/backends/internal/tensor"
 
-func (d *device) CheckSinks() error { return d.kernels.CheckSinks() }
-
-func (d *device) Sink(o, lse, sinks tensor.Tensor) error {
-	c := d.check("sink")
+// sinks checks the arguments of Sink.
+func (c *check) sinks(o, lse, sinks tensor.Tensor) {
 	c.float("o", o)
 	c.shaped("lse", lse, o.Rows, sinks.Cols)
 	c.shaped("sinks", sinks, 1, sinks.Cols)
 	if sinks.Cols < 1 || o.Cols%max(sinks.Cols, 1) != 0 {
 		c.fail("%d columns do not divide into %d heads", o.Cols, sinks.Cols)
 	}
+}
+
+func (d *device) Sink(o, lse, sinks tensor.Tensor) error {
+	c := d.check("sink")
+	c.sinks(o, lse, sinks)
 	if c.err != nil || o.Empty() {
 		return c.err
 	}
 	return d.kernels.Sink(o, lse, sinks)
+}
+
+// SinkKeep implements tensor.Fuser.
+func (d *remoteDevice) SinkKeep(kept, o, lse, sinks tensor.Tensor) error {
+	c := d.check("sink and keep")
+	c.sinks(o, lse, sinks)
+	c.rounded("what is kept", kept, o.Rows, o.Cols)
+	if c.err != nil || o.Empty() {
+		return c.err
+	}
+	return d.remote.SinkKeep(kept, o, lse, sinks)
 }
 
 // clamped checks the settings of a clamped gated product.
@@ -28,9 +42,8 @@ func (c *check) clamped(g tensor.Clamp) {
 
 func (d *device) SwiGLUClamped(y, gate, up tensor.Tensor, g tensor.Clamp) error {
 	c := d.check("clamped swiglu")
-	c.float("y", y)
-	c.shaped("gate", gate, y.Rows, y.Cols)
-	c.shaped("up", up, y.Rows, y.Cols)
+	d.forProducts(&c, "y", y)
+	d.gated(&c, y, gate, up)
 	c.clamped(g)
 	if c.err != nil || y.Empty() {
 		return c.err
@@ -38,15 +51,23 @@ func (d *device) SwiGLUClamped(y, gate, up tensor.Tensor, g tensor.Clamp) error 
 	return d.kernels.SwiGLUClamped(y, gate, up, g)
 }
 
+// SwiGLUClampedKeep implements tensor.Fuser.
+func (d *remoteDevice) SwiGLUClampedKeep(y, keptGate, keptUp, gate, up tensor.Tensor, g tensor.Clamp) error {
+	c := d.check("clamped swiglu and keep")
+	d.kept(&c, y, keptGate, keptUp, gate, up)
+	c.clamped(g)
+	if c.err != nil || y.Empty() {
+		return c.err
+	}
+	return d.remote.SwiGLUClampedKeep(y, keptGate, keptUp, gate, up, g)
+}
+
 func (d *device) SwiGLUClampedBackward(dgate, dup, dy, gate, up tensor.Tensor, g tensor.Clamp) error {
 	c := d.check("clamped swiglu backward")
 	c.float("dy", dy)
-	for _, x := range []struct {
-		name string
-		tensor.Tensor
-	}{{"dgate", dgate}, {"dup", dup}, {"gate", gate}, {"up", up}} {
-		c.shaped(x.name, x.Tensor, dy.Rows, dy.Cols)
-	}
+	c.shaped("dgate", dgate, dy.Rows, dy.Cols)
+	c.shaped("dup", dup, dy.Rows, dy.Cols)
+	d.gated(&c, dy, gate, up)
 	c.clamped(g)
 	if c.err != nil || dy.Empty() {
 		return c.err

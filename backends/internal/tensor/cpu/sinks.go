@@ -7,9 +7,6 @@ import "C"
 
 import "github.com/tinsmith/tinsmith/backends/internal/tensor"
 
-// CheckSinks implements tensor.SinkDevice.
-func (d *device) CheckSinks() error { return nil }
-
 func (d *device) Sink(o, lse, sinks tensor.Tensor) error {
 	return failed("sink", C.op_sink(d.c, view(o), view(lse), view(sinks)))
 }

@@ -54,7 +54,7 @@ func (d *device) sequences(runs []tensor.AttentionRun) []cudart.Sequence {
 	d.runs = d.runs[:0]
 	for _, r := range runs {
 		d.runs = append(d.runs, cudart.Sequence{Row: int64(r.Row), Count: int64(r.Count), First: int64(r.First), Pages: r.Pages, KeysFrom: int64(r.KeysFrom), KeysTo: int64(r.KeysTo),
-			RowsFrom: int64(r.RowsFrom), RowsTo: int64(r.RowsTo)})
+			RowsFrom: int64(r.RowsFrom), RowsTo: int64(r.RowsTo), Window: int64(r.Window)})
 	}
 	return d.runs
 }

@@ -116,6 +116,7 @@ func TestRaggedLengths(t *testing.T) {
 var sanitizedTests = strings.Join([]string{
 	"TestOperations/(values|drawing|fused)/^(adjustments|masks_of_65_|(1×1|3×17|2×257)_to|heads_.*lengths_.(3_0_70|17|0)._|65_columns|attention_.*lengths_.(([0-9]+|7_200_13)._heads_(6/2|4/2|15/1)|1_3_5_1|9_2|3_0_5|64_1_65|4166)|.*(matmul|outer).*(1×33×7|7×65×513|64×320×527|0×32×32|300×129)|(rms|swiglu|add|scale|round|rope|log-sum|adamw|sum|gather).*[^0-9](1×3|3×17|33×70|0×8|9×2×40×24|5×4096|3×17_step_1))",
 	"TestOperations/^(packing|groups|products_of_adapters|layers_with_one_input|page_copies|derivatives)",
+	"TestOperations/(sinks_values|fused_with_sinks)/^(attention_.*lengths_.(1|3_0_5|150|130_9)._|clamped_swiglu_(1×1|5×100)|biases_of_experts_(7|40|9)_tokens|3×2×17|5×64×64)",
 	"TestRaggedLengths/order_1$/^(65_rows|many_rows|drawing|17_adapters|(route|dispatch|spread|combine|routed_outer).*|routed_matmul.*shared_false)",
 }, "|")
 
@@ -253,9 +254,6 @@ func TestDryDevice(t *testing.T) {
 	}
 	if a, b := d.HasRecurrence(), (dry.Remote{}).HasRecurrence(); a != b {
 		t.Errorf("recurrence: %v, planned %v", a, b)
-	}
-	if a, b := d.CheckSinks(), (dry.Remote{}).CheckSinks(); !errors.Is(a, b) {
-		t.Errorf("sinks: %v, planned %v", a, b)
 	}
 }
 

@@ -88,6 +88,9 @@ func TestScratch(t *testing.T) {
 	check("attention", tensor.AttentionScratch(1, heads, dim, keys), func() error {
 		return d.Attention(o, lse, q, p, 0, []tensor.AttentionRun{{Count: 1, First: keys - 1, Pages: ids}}, heads, 1)
 	})
+	check("attention to a window", 0, func() error {
+		return d.Attention(o, lse, q, p, 0, []tensor.AttentionRun{{Count: 1, First: keys - 1, Pages: ids, Window: tensor.MaxWindow}}, heads, 1)
+	})
 	const rows = 70
 	o, q, lse = tensorOf(rows, heads*dim), tensorOf(rows, heads*dim), tensorOf(rows, heads)
 	dq, dk, dv := tensorOf(rows, heads*dim), tensorOf(rows, dim), tensorOf(rows, dim)

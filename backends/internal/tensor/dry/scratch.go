@@ -53,7 +53,9 @@ func (r Remote) Attention(_, _, q tensor.Tensor, p tensor.Pages, _ int, runs []t
 		if run.Count > 1 {
 			return nil
 		}
-		keys = max(keys, run.First+run.Count)
+		if run.Window == 0 { // within one they are not cut
+			keys = max(keys, run.First+run.Count)
+		}
 	}
 	return r.takes(tensor.AttentionScratch(q.Rows, queryHeads, p.(pages).headDim, keys))
 }

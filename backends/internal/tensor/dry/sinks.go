@@ -2,12 +2,6 @@ package dry
 
 import "github.com/tinsmith/tinsmith/backends/internal/tensor"
 
-// CheckSinks implements tensor.SinkDevice.
-func (Device) CheckSinks() error { return nil }
-
-// CheckSinks implements tensor.SinkDevice: as package cuda does.
-func (Remote) CheckSinks() error { return tensor.ErrNoSinks }
-
 // Sink implements tensor.SinkDevice.
 func (Device) Sink(_, _, _ tensor.Tensor) error { return nil }
 
@@ -22,3 +16,9 @@ func (Device) AddRouted(_, _ tensor.Tensor, _ tensor.Table) error { return nil }
 
 // AddRoutedBackward implements tensor.SinkDevice.
 func (Device) AddRoutedBackward(_, _, _, _ tensor.Tensor) error { return nil }
+
+// SinkKeep implements tensor.Fuser.
+func (Remote) SinkKeep(_, _, _, _ tensor.Tensor) error { return nil }
+
+// SwiGLUClampedKeep implements tensor.Fuser.
+func (Remote) SwiGLUClampedKeep(_, _, _, _, _ tensor.Tensor, _ tensor.Clamp) error { return nil }

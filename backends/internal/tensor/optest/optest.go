@@ -71,14 +71,12 @@ func RunAll(t *testing.T, d tensor.Device, o Options) {
 		}
 	})
 	t.Run("experts", func(t *testing.T) { experts(t, d, o) })
-	if d.CheckSinks() == nil {
-		t.Run("sinks values", func(t *testing.T) {
-			for _, c := range sinkCases(o) {
-				t.Run(c.name, func(t *testing.T) { c.check(t, d) })
-			}
-		})
-		t.Run("sinks", func(t *testing.T) { sinks(t, d) })
-	}
+	t.Run("sinks values", func(t *testing.T) {
+		for _, c := range sinkCases(o) {
+			t.Run(c.name, func(t *testing.T) { c.check(t, d) })
+		}
+	})
+	t.Run("sinks", func(t *testing.T) { sinks(t, d, o) })
 	if own, ok := d.(tensor.Drawer); ok {
 		t.Run("drawing", func(t *testing.T) { drawing(t, own, d, []int{1, 2, 65, 1500}) })
 	}
@@ -87,6 +85,7 @@ func RunAll(t *testing.T, d tensor.Device, o Options) {
 	}
 	if own, ok := d.(tensor.Fuser); ok {
 		t.Run("fused", func(t *testing.T) { fused(t, own, d, fusedRowShapes, headsShapes) })
+		t.Run("fused with sinks", func(t *testing.T) { fusedSinks(t, own, d, fusedSinkShapes) })
 		t.Run("fused with long sequences", func(t *testing.T) { keptLong(t, own, d) })
 		t.Run("fused refusals", func(t *testing.T) { fusedRefusals(t, own, d) })
 	}
@@ -97,7 +96,7 @@ func RunEqual(t *testing.T, a, b tensor.Device) {
 	if a.Arithmetic() != b.Arithmetic() {
 		t.Fatalf("arithmetic %q and %q: only equal ones promise equal bits", a.Arithmetic(), b.Arithmetic())
 	}
-	all := append(cases(Options{}), expertCases(mixtures, Options{})...)
+	all := slices.Concat(cases(Options{}), expertCases(mixtures, Options{}), sinkCases(Options{}))
 	if a.HasRecurrence() {
 		all = append(all, recurrenceCases(Options{})...)
 	}

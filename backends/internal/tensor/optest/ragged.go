@@ -23,7 +23,9 @@ func RunRagged(t *testing.T, d tensor.Device, o Options) {
 			if o.Slow && rows > 1 && rows < 65 {
 				attention, heads = attention[:5], heads[:3]
 			}
+			windows := []windowed{{attention[0], 20}, {attention[1], 64}, {attention[2], 33}}
 			kinds := [][]testCase{
+				windowedCases(windows, o), clampedCases([][2]int{{rows, 40}, {rows, 300}}),
 				productCases([]shape{{rows, 65, 33}, {rows, 33, 65}}), rowCases([][2]int{{rows, 40}, {rows, 300}}, []ropeShape{{rows, 2, 64, 64}}),
 				attentionCases(attention, o), lossCases([][3]int{{rows, 513, 2}}), optimizerCases([][2]int{{rows, 65}}),
 			}
@@ -68,7 +70,8 @@ func RunRagged(t *testing.T, d tensor.Device, o Options) {
 	t.Run("packing", func(t *testing.T) { packing(t, d) })
 	t.Run("packing at once", func(t *testing.T) { repacking(t, d) })
 	t.Run("page copies", func(t *testing.T) { pageCopies(t, d) })
-	for _, c := range expertCases([]mixture{{5, 2, 40, 33, 70}, {65, 1, 2, 97, 64}, {300, 1, 1, 40, 33}}, o) { // few rows for each expert, more, and many
+	routed := []mixture{{5, 2, 40, 33, 70}, {65, 1, 2, 97, 64}, {300, 1, 1, 40, 33}} // few rows for each expert, more, and many
+	for _, c := range append(expertCases(routed, o), biasCases(routed)...) {
 		t.Run(c.name, func(t *testing.T) { c.check(t, d) })
 	}
 	if own, ok := d.(tensor.Drawer); ok {

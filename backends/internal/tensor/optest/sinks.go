@@ -3,6 +3,7 @@ package optest
 import (
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
@@ -29,6 +30,8 @@ var windowedShapes = []windowed{
 	{attentionShape{[]int{70}, 2, 2, 128, tensor.Float32}, 1000},
 	{attentionShape{[]int{150}, 3, 1, 24, tensor.BFloat16}, 1},
 	{attentionShape{[]int{2300}, 1, 1, 8, tensor.Float32}, 2200}, // one that is wider than what restarts without a window
+	{attentionShape{[]int{130, 9}, 4, 2, 128, tensor.BFloat16}, 50},
+	{attentionShape{[]int{100}, 2, 1, 256, tensor.BFloat16}, 33},
 }
 
 func (s windowed) runs() ([]tensor.AttentionRun, int) {
@@ -90,8 +93,12 @@ func (s windowed) attend(h *bench, o, lse, q tensor.Tensor, pages tensor.Pages, 
 }
 
 func sinkCases(o Options) []testCase {
+	return slices.Concat(windowedCases(windowedShapes, o), clampedCases([][2]int{{1, 1}, {3, 16}, {2, 33}, {5, 100}, {40, 700}}), biasCases(mixtures))
+}
+
+func windowedCases(shapes []windowed, o Options) []testCase {
 	var all []testCase
-	for _, s := range windowedShapes {
+	for _, s := range shapes {
 		q, k, v, do := s.inputs()
 		rows, qw, kw := s.rows(), s.queryHeads*s.headDim, s.heads*s.headDim
 		all = append(all, testCase{
@@ -114,12 +121,12 @@ func sinkCases(o Options) []testCase {
 			},
 		})
 	}
-	return append(append(all, clampedCases()...), biasCases(mixtures)...)
+	return all
 }
 
-func clampedCases() []testCase {
+func clampedCases(shapes [][2]int) []testCase {
 	var all []testCase
-	for _, s := range [][2]int{{1, 1}, {3, 16}, {2, 33}, {5, 100}, {40, 700}} {
+	for _, s := range shapes {
 		rows, cols := s[0], s[1]
 		clamp := tensor.Clamp{Alpha: 1.702, Limit: 1.25} // near enough that it cuts off often
 		gate, up, dy := normal(31, rows*cols), normal(32, rows*cols), normal(33, rows*cols)
@@ -185,17 +192,22 @@ func biasCases(mixtures []mixture) []testCase {
 }
 
 // sinks checks the promises on bits: a sequence has the same however it is cut, with windows too, and what lies before a window has no influence.
-func sinks(t *testing.T, d tensor.Device) {
+func sinks(t *testing.T, d tensor.Device, o Options) {
+	wide := 2000 // over where a running softmax without a window restarts
+	if o.Slow {
+		wide = 200
+	}
 	for _, s := range []windowed{
 		{attentionShape{[]int{5, 150, 40}, 4, 2, 64, tensor.BFloat16}, 0},
 		{attentionShape{[]int{5, 150, 40}, 4, 2, 64, tensor.BFloat16}, 20},
 		{attentionShape{[]int{300, 3}, 8, 1, 64, tensor.Float32}, 128},
 		{attentionShape{[]int{210, 66}, 6, 2, 40, tensor.Float32}, 3},
-		{attentionShape{[]int{2048 + 300}, 2, 1, 64, tensor.BFloat16}, 2000},
+		{attentionShape{[]int{2048 + 300}, 2, 1, 64, tensor.BFloat16}, wide},
 		{attentionShape{[]int{2048 + 130}, 2, 1, 64, tensor.Float32}, 65},
 	} {
-		t.Run(s.String(), func(t *testing.T) { s.cuts(t, d) })
+		t.Run(s.String(), func(t *testing.T) { s.cuts(t, d, o) })
 	}
+	t.Run("windows beside others", func(t *testing.T) { windowsBesideOthers(t, d) })
 	t.Run("refusals", func(t *testing.T) {
 		h := start(t, d)
 		zeros := func(rows, cols int) tensor.Tensor { return h.tensor(rows, cols, make([]float32, rows*cols)) }
@@ -232,7 +244,7 @@ func sinks(t *testing.T, d tensor.Device) {
 	})
 }
 
-func (s windowed) cuts(t *testing.T, d tensor.Device) {
+func (s windowed) cuts(t *testing.T, d tensor.Device, options Options) {
 	h := start(t, d)
 	q, k, v, do := s.inputs()
 	rows, qw, kw := s.rows(), s.queryHeads*s.headDim, s.heads*s.headDim
@@ -242,9 +254,13 @@ func (s windowed) cuts(t *testing.T, d tensor.Device) {
 	out, lse, query := zeros(rows, qw), zeros(rows, s.queryHeads), h.tensor(rows, qw, q)
 	s.attend(h, out, lse, query, pages, runs)
 	o, sums := h.read(out), h.read(lse)
+	last := 300
+	if options.Slow {
+		last = 70
+	}
 	for i, run := range runs {
 		for _, chunk := range []int{1, 7, 64, run.Count} {
-			for from := max(0, run.Count-300); from < run.Count; from += chunk {
+			for from := max(0, run.Count-last); from < run.Count; from += chunk {
 				part := run
 				part.Row, part.First, part.Count = 0, from, min(chunk, run.Count-from)
 				a, b := zeros(part.Count, qw), zeros(part.Count, s.queryHeads)
@@ -285,6 +301,35 @@ func (s windowed) cuts(t *testing.T, d tensor.Device) {
 	s.before(t, h, q, k, v, o)
 }
 
+// windowsBesideOthers checks that a row with a window and one without have the bits in one batch that each has alone, where keys are many enough that a device may cut them.
+func windowsBesideOthers(t *testing.T, d tensor.Device) {
+	for _, s := range []attentionShape{{[]int{2048 + 66, 2048 + 70, 100}, 2, 1, 64, tensor.BFloat16}, {[]int{2048 + 66, 2048 + 70, 100}, 2, 1, 12, tensor.Float32}} {
+		t.Run(s.String(), func(t *testing.T) {
+			h := start(t, d)
+			_, k, v, _ := s.inputs()
+			qw := s.queryHeads * s.headDim
+			q := normal(77, len(s.lengths)*qw)
+			pages, _ := s.written(h, k, v)
+			runs, _ := s.runs()
+			for i, window := range []int{0, 100, 64} {
+				runs[i].Row, runs[i].First, runs[i].Count, runs[i].Window = i, s.lengths[i]-1, 1, window
+			}
+			attend := func(rows int, q []float32, runs []tensor.AttentionRun) ([]float32, []float32) {
+				o, lse := h.tensor(rows, qw, make([]float32, rows*qw)), h.tensor(rows, s.queryHeads, make([]float32, rows*s.queryHeads))
+				h.ok(d.Attention(o, lse, h.tensor(rows, qw, q), pages, attentionLayer, runs, s.queryHeads, s.scale()))
+				return h.read(o), h.read(lse)
+			}
+			o, lse := attend(len(runs), q, runs)
+			for i, run := range runs {
+				run.Row = 0
+				a, b := attend(1, q[i*qw:(i+1)*qw], []tensor.AttentionRun{run})
+				sameBits(t, fmt.Sprintf("sequence %d", i), a, o[i*qw:(i+1)*qw])
+				sameBits(t, fmt.Sprintf("log-sum-exp of sequence %d", i), b, lse[i*s.queryHeads:(i+1)*s.queryHeads])
+			}
+		})
+	}
+}
+
 // before checks that keys and values before the window of the last rows have no influence, even if they are no numbers.
 func (s windowed) before(t *testing.T, h *bench, q, k, v, want []float32) {
 	if s.window == 0 {
@@ -313,4 +358,72 @@ func (s windowed) before(t *testing.T, h *bench, q, k, v, want []float32) {
 			sameBits(t, fmt.Sprintf("%d rows from %d behind what is not a number", chunk, from), h.read(o), want[from*qw:(from+chunk)*qw])
 		}
 	}
+}
+
+// fusedSinkShapes are rows, heads and elements of a head.
+var fusedSinkShapes = [][3]int{{1, 1, 1}, {3, 2, 17}, {2, 8, 64}, {5, 64, 64}, {2, 3, 257}, {0, 2, 8}}
+
+// fusedSinks checks that what is one operation with sinks and clamped gates has the bits of those that it stands for.
+func fusedSinks(t *testing.T, f tensor.Fuser, d tensor.Device, shapes [][3]int) {
+	for _, s := range shapes {
+		t.Run(fmt.Sprintf("%d×%d×%d", s[0], s[1], s[2]), func(t *testing.T) {
+			h := start(t, d)
+			rows, heads, cols := s[0], s[1], s[1]*s[2]
+			o, lse, sinks := normal(51, rows*cols), normal(52, rows*heads), h.view(1, heads, normal(53, heads))
+			narrow := func(values []float32) tensor.Tensor { return h.of(tensor.BFloat16, rows, cols, values) }
+			apart := func() tensor.Tensor { // with a stride
+				return h.of(tensor.BFloat16, rows, cols+3, make([]float32, rows*(cols+3))).Columns(1, 1+cols)
+			}
+			want, sums := h.view(rows, cols, o), h.view(rows, heads, lse)
+			h.ok(d.Sink(want, sums, sinks))
+			kept, keptSums := apart(), h.view(rows, heads, lse)
+			h.ok(f.SinkKeep(kept, h.view(rows, cols, o), keptSums, sinks))
+			sameBits(t, "kept output", h.read(h.widened(kept)), h.read(h.widened(narrow(h.read(want)))))
+			sameBits(t, "log-sum-exp", h.read(keptSums), h.read(sums))
+
+			clamp := tensor.Clamp{Alpha: 1.702, Limit: 0.75}
+			gate, up, dy := normal(54, rows*cols), normal(55, rows*cols), normal(56, rows*cols)
+			y := h.view(rows, cols, dy)
+			h.ok(d.SwiGLUClamped(y, h.view(rows, cols, gate), h.view(rows, cols, up), clamp))
+			gated := h.read(h.widened(narrow(h.read(y))))
+			for _, room := range []func() tensor.Tensor{func() tensor.Tensor { return narrow(dy) }, apart} {
+				to, keptGate, keptUp := room(), room(), room()
+				h.ok(d.SwiGLUClamped(to, h.view(rows, cols, gate), h.view(rows, cols, up), clamp))
+				sameBits(t, "clamped swiglu", h.read(h.widened(to)), gated)
+				h.ok(f.SwiGLUClampedKeep(to, keptGate, keptUp, h.tensor(rows, cols, gate), h.tensor(rows, cols, up), clamp))
+				sameBits(t, "clamped swiglu that keeps", h.read(h.widened(to)), gated)
+				wideGate, wideUp := h.widened(narrow(gate)), h.widened(narrow(up))
+				sameBits(t, "kept gate", h.read(h.widened(keptGate)), h.read(wideGate))
+				sameBits(t, "kept up", h.read(h.widened(keptUp)), h.read(wideUp))
+				h.ok(d.SwiGLUClamped(y, wideGate, wideUp, clamp))
+				h.ok(d.SwiGLUClamped(to, keptGate, keptUp, clamp))
+				sameBits(t, "clamped swiglu of what was kept", h.read(h.widened(to)), h.read(h.widened(narrow(h.read(y)))))
+				dgate, dup := h.view(rows, cols, gate), h.view(rows, cols, dy)
+				h.ok(d.SwiGLUClampedBackward(dgate, dup, dup, keptGate, keptUp, clamp))
+				h.ok(d.SwiGLUClampedBackward(wideGate, wideUp, h.view(rows, cols, dy), wideGate, wideUp, clamp))
+				sameBits(t, "gradient by the gate of what was kept", h.read(dgate), h.read(wideGate))
+				sameBits(t, "gradient by up of what was kept", h.read(dup), h.read(wideUp))
+			}
+		})
+	}
+	t.Run("refusals", func(t *testing.T) {
+		h := start(t, d)
+		of := func(rows, cols int) tensor.Tensor { return h.tensor(rows, cols, make([]float32, rows*cols)) }
+		x, half, clamp := of(2, 8), h.of(tensor.BFloat16, 2, 8, make([]float32, 16)), tensor.Clamp{Alpha: 1, Limit: 1}
+		for name, err := range map[string]error{
+			"an output kept as float32":      f.SinkKeep(of(2, 8), x, of(2, 2), of(1, 2)),
+			"a kept output of another shape": f.SinkKeep(h.of(tensor.BFloat16, 2, 7, make([]float32, 14)), x, of(2, 2), of(1, 2)),
+			"an output of bfloat16":          f.SinkKeep(half, half, of(2, 2), of(1, 2)),
+			"sinks of other heads":           f.SinkKeep(half, x, of(2, 2), of(1, 4)),
+			"a kept gate of float32":         f.SwiGLUClampedKeep(half, x, half, of(2, 8), of(2, 8), clamp),
+			"keeping what was kept":          f.SwiGLUClampedKeep(x, half, half, half, half, clamp),
+			"no limit":                       f.SwiGLUClampedKeep(half, half, half, x, x, tensor.Clamp{Alpha: 1}),
+			"gate and up of two types":       d.SwiGLUClamped(of(2, 8), half, x, clamp),
+			"a gradient that is bfloat16":    d.SwiGLUClampedBackward(half, of(2, 8), x, half, half, clamp),
+		} {
+			if err == nil {
+				t.Errorf("%s: accepted", name)
+			}
+		}
+	})
 }
