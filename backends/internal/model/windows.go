@@ -1,8 +1,6 @@
 package model
 
-import (
-	"fmt"
-)
+import "fmt"
 
 // Windows are the layers that attend to the last sliding_window positions only, as a family's class in transformers has them.
 type Windows uint8
