@@ -12,10 +12,11 @@ type checkpointLists struct {
 	bySession map[string][]*checkpoint
 	byOwner   map[string][]*checkpoint
 	texts     map[string]int64 // bytes of the user metadata, by owner
+	bytes     map[string]int64 // of the files, by owner
 }
 
 func newCheckpointLists() checkpointLists {
-	return checkpointLists{byRun: map[string][]*checkpoint{}, bySession: map[string][]*checkpoint{}, byOwner: map[string][]*checkpoint{}, texts: map[string]int64{}}
+	return checkpointLists{byRun: map[string][]*checkpoint{}, bySession: map[string][]*checkpoint{}, byOwner: map[string][]*checkpoint{}, texts: map[string]int64{}, bytes: map[string]int64{}}
 }
 
 // compareAge orders checkpoints, the oldest first.
@@ -30,6 +31,7 @@ func (l *checkpointLists) add(cp *checkpoint) {
 		list.in[list.key] = slices.Insert(list.in[list.key], at, cp)
 	}
 	l.texts[cp.Owner] += cp.textBytes()
+	l.bytes[cp.Owner] += cp.Size
 }
 
 // remove takes it out.
@@ -45,6 +47,9 @@ func (l *checkpointLists) remove(cp *checkpoint) {
 	}
 	if l.texts[cp.Owner] -= cp.textBytes(); l.texts[cp.Owner] == 0 {
 		delete(l.texts, cp.Owner)
+	}
+	if l.bytes[cp.Owner] -= cp.Size; l.bytes[cp.Owner] == 0 {
+		delete(l.bytes, cp.Owner)
 	}
 }
 

@@ -74,7 +74,7 @@ func (c *Core) CopyCheckpoint(ctx context.Context, req CopyCheckpoint) (Checkpoi
 		c.mu.Unlock()
 		return CheckpointInfo{}, invalidf("model_seq_id: model %s exists already", r.ID)
 	}
-	if err := c.mayKeep(req.Owner, 1, src.textBytes()); err != nil {
+	if err := firstError(c.mayKeep(req.Owner, 1, src.textBytes()), c.mayStore(req.Owner, src.Size)); err != nil {
 		c.mu.Unlock()
 		return CheckpointInfo{}, err
 	}
@@ -89,8 +89,11 @@ func (c *Core) CopyCheckpoint(ctx context.Context, req CopyCheckpoint) (Checkpoi
 		return CheckpointInfo{}, refusef(KindBusy, "model %s is being made by another copy; repeat a little later", quote(r.ID))
 	}
 	c.copying[r.ID] = true
+	size := src.Size
+	c.store(req.Owner, size)
 	defer func() {
 		c.mu.Lock()
+		c.store(req.Owner, -size)
 		delete(c.copying, r.ID)
 		c.mu.Unlock()
 	}()

@@ -96,6 +96,9 @@ type Config struct {
 	RebuildPatience  time.Duration // how long the rebuild of a run is tried again that fails for a reason that may pass, before the run is given up; 5 min
 	DiskShare        float64       // of the time that such writing may take, over all runs; in (0, 1]; 0.1
 
+	// Limits are what owners may have; SetLimits replaces them.
+	Limits LimitTable
+
 	Weights map[string]float64 // shares of owners in training tokens and in places for sampling; an owner that is not named has 1
 	// SharePrefixes has the beginnings of prompts shared between owners; else neither CachedTokens nor the time tells one owner of another's prompts.
 	SharePrefixes bool
@@ -148,6 +151,9 @@ type Core struct {
 	owners      map[string]accepted  // samples accepted and not finished, by owner
 	promptBytes int64                // of those of all owners
 	passBytes   int64                // of passes that are in memory
+	limited     LimitTable
+	meters      map[paceOf]*meter // of who has limits
+	storing     map[string]int64  // bytes that saves which are not finished will take, by owner, by estimate
 	disk        diskQueue
 	released    bool // payloads of the journal, since it was compacted last
 }
@@ -162,6 +168,7 @@ func Open(ctx context.Context, cfg Config) (*Core, error) {
 		cfg: cfg, log: cfg.Logger, byName: map[string]*model{}, closed: make(chan struct{}), workers: newWorkers(), saveMu: make(turnstile, 1), removing: make(turnstile, 1),
 		sessions: map[string]*session{}, runs: map[string]*run{}, copying: map[string]bool{}, samplers: map[string]*sampler{}, unnamed: map[string]int64{}, checkpoints: map[string]*checkpoint{}, replacing: map[string]bool{}, intactFiles: map[string]fileState{},
 		lists: newCheckpointLists(), held: map[string]held{}, saving: map[string]int64{}, listings: map[string]*listing{}, futures: map[string]*future{}, deleted: map[string]time.Time{}, removed: map[string]time.Time{}, owners: map[string]accepted{},
+		limited: cfg.Limits, meters: map[paceOf]*meter{}, storing: map[string]int64{},
 	}
 	for i := range cfg.Models {
 		m := newModel(cfg.Models[i])
@@ -184,6 +191,10 @@ func Open(ctx context.Context, cfg Config) (*Core, error) {
 	if err != nil {
 		cancel()
 		return nil, err
+	}
+	if err := c.loadPaces(ctx); err != nil {
+		cancel()
+		return nil, fmt.Errorf("load state: %w", err)
 	}
 	histories, err := c.readHistories(ctx)
 	if err != nil {

@@ -19,6 +19,7 @@ type sampleJob struct {
 	future  *future
 	req     sampleRequest
 	bytes   int64
+	most    int64 // tokens that it may sample, where that counts
 	trace   trace.SpanContext
 
 	running bool     // it has a goroutine, which completes it
@@ -32,6 +33,7 @@ type accepted struct {
 	samples int
 	bytes   int64     // of their prompts
 	refused time.Time // when one more was, last
+	why     string    // by which limit of the owner's; "" = by one of everybody
 }
 
 // fits tells whether the prompts of another sample may be kept. Where all that they may have is taken, an owner may still have its equal part of it, or one sample: nobody keeps
@@ -54,6 +56,10 @@ func (c *Core) admit(j *sampleJob) {
 	a.samples, a.bytes = a.samples+1, a.bytes+j.bytes
 	c.owners[j.sampler.Owner] = a
 	c.promptBytes += j.bytes
+	if c.metered(j.sampler.Owner, paceSampled) != nil {
+		j.most = int64(j.req.NumSamples) * int64(j.req.MaxTokens)
+		c.reserve(j.sampler.Owner, j.most)
+	}
 	if j.sampler.jobs == nil {
 		j.sampler.jobs = map[*sampleJob]bool{}
 	}
@@ -72,6 +78,10 @@ func (c *Core) dismiss(j *sampleJob) {
 		delete(c.owners, j.sampler.Owner)
 	}
 	c.promptBytes -= j.bytes
+	if j.most > 0 {
+		c.reserve(j.sampler.Owner, -j.most)
+		j.most = 0
+	}
 	delete(j.sampler.jobs, j)
 }
 
@@ -170,6 +180,9 @@ func (c *Core) runSample(ctx context.Context, j *sampleJob) {
 		out = Outcome{Failure: failureOf(err)}
 	default:
 		batch.Add = c.sampleUsage(j, result)
+		c.mu.Lock()
+		batch.Add = append(batch.Add, c.spend(j.sampler.Owner, paceSampled, result.sampled())...)
+		c.mu.Unlock()
 	}
 	batch.Release = releasedPrompt(j)
 	c.finish(ctx, j.future, &out, 0, batch, func() {

@@ -3,6 +3,7 @@ package runs
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/tinsmith/tinsmith/plugins"
 )
@@ -26,6 +27,7 @@ const (
 type Error struct {
 	Kind    Kind
 	Message string
+	After   time.Duration // of KindBusy: when it is worth to repeat; 0 = soon
 }
 
 // Error gives the message.
@@ -46,6 +48,15 @@ func KindOf(err error) Kind {
 	var e *Error
 	if errors.As(err, &e) {
 		return e.Kind
+	}
+	return 0
+}
+
+// AfterOf gives when a refused request is worth to be repeated; 0 = soon, or it is no refusal.
+func AfterOf(err error) time.Duration {
+	var e *Error
+	if errors.As(err, &e) {
+		return e.After
 	}
 	return 0
 }

@@ -116,10 +116,14 @@ func (f *future) record(parent string, seq int64, payload []byte) store.Record {
 // journal makes new work for a model durable, or refuses it while it could not be done or its result not be stored. A client that goes away meanwhile changes nothing: it will
 // repeat the request and find it here.
 func (c *Core) journal(ctx context.Context, m *model, records ...store.Record) error {
+	return c.journalBatch(ctx, m, store.Batch{Put: records})
+}
+
+func (c *Core) journalBatch(ctx context.Context, m *model, b store.Batch) error {
 	if err := firstError(notNow(c.cfg.Store.Err()), c.refuses(m)); err != nil {
 		return err
 	}
-	return c.commit(context.WithoutCancel(ctx), store.Batch{Put: records})
+	return c.commit(context.WithoutCancel(ctx), b)
 }
 
 // notJournalled says why an operation was not accepted.
@@ -303,6 +307,12 @@ func (c *Core) finish(ctx context.Context, f *future, out *Outcome, position int
 	value := resultRecord{Kind: f.kind, Failure: out.Failure, Position: position, Kept: f.kept, Size: int64(len(rec.Payload)), Begun: f.begun, Done: c.cfg.now().UTC(), Ran: ranRecordOf(f.ran, f.boot)}
 	rec.Value = value.json()
 	extra.Put = append(extra.Put, rec)
+	if f.model != nil {
+		extra.Add = append(extra.Add, c.oneMore(f.owner, f.model.Name, UsageRequest))
+		if out.OptimStep != nil {
+			extra.Add = append(extra.Add, c.oneMore(f.owner, f.model.Name, UsageStep))
+		}
+	}
 	// What was computed is kept, also while the server stops.
 	commit := func(ctx context.Context, b store.Batch) (func(), error) { return func() {}, c.commitPatiently(ctx, b) }
 	if out.Saved != nil {

@@ -39,10 +39,19 @@ func (c *Core) Generate(ctx context.Context, target Target, req Generation, emit
 		c.mu.Unlock()
 		return errClosing
 	}
+	if err := c.maySample(req.Owner); err != nil {
+		c.mu.Unlock()
+		return err
+	}
 	if !m.generating.begin(req.Owner, c.cfg.MaxRunningSample, c.share) {
 		n, own := m.generating.total, m.generating.owners[req.Owner]
 		c.mu.Unlock()
 		return refusef(KindBusy, "%s generates for %d requests already, %d of them yours; repeat a little later", m.Name, n, own)
+	}
+	most := int64(0) // that it may sample, where that counts
+	if c.metered(req.Owner, paceSampled) != nil {
+		most = int64(req.Request.NumSamples) * int64(req.Request.MaxTokens)
+		c.reserve(req.Owner, most)
 	}
 	c.wg.Add(1) // Close waits for it; its call ends because the backend or the caller's context does
 	c.mu.Unlock()
@@ -50,6 +59,9 @@ func (c *Core) Generate(ctx context.Context, target Target, req Generation, emit
 	defer func() {
 		c.mu.Lock()
 		m.generating.end(req.Owner)
+		if most != 0 {
+			c.reserve(req.Owner, -most)
+		}
 		c.mu.Unlock()
 	}()
 	ctx, cancel := context.WithCancel(ctx)

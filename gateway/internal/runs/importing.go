@@ -48,7 +48,7 @@ func (c *Core) Import(ctx context.Context, req Import) (training, sampler Checkp
 		req.MaxBytes = 16 << 30
 	}
 	c.mu.Lock()
-	err = c.mayKeep(req.Owner, 2, 0)
+	err = firstError(c.mayKeep(req.Owner, 2, 0), c.mayStore(req.Owner, 0))
 	c.mu.Unlock()
 	if err != nil {
 		return fail(err)
@@ -56,6 +56,19 @@ func (c *Core) Import(ctx context.Context, req Import) (training, sampler Checkp
 	incoming := filepath.Join("incoming", ".upload-"+c.newID("", "", ""))
 	defer func() { c.logged("an upload could not be removed", os.RemoveAll(c.file(incoming))) }()
 	size, sum, err := unpack(req.Tar, c.file(incoming), req.MaxBytes, c.cfg.Store.Room)
+	if err != nil {
+		return fail(err)
+	}
+	c.mu.Lock()
+	if err = c.mayStore(req.Owner, 2*size); err == nil {
+		c.store(req.Owner, 2*size)
+		defer func() {
+			c.mu.Lock()
+			c.store(req.Owner, -2*size)
+			c.mu.Unlock()
+		}()
+	}
+	c.mu.Unlock()
 	if err != nil {
 		return fail(err)
 	}

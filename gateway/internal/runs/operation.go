@@ -9,6 +9,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/store"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
@@ -141,6 +142,9 @@ func (c *Core) prior(ctx context.Context, o Operation, hash string) (r *run, rep
 		c.mu.Unlock()
 		return r, false, full
 	}
+	if behind := c.behindTurn(r, o.Seq); behind != nil {
+		full = behind
+	}
 	waiting, skipped := c.futures[o.id()] != nil, r.queue.sequence.wasSkipped(o.Seq)
 	decided := r.queue.sequence.seen(o.Seq) && !skipped
 	c.mu.Unlock()
@@ -186,6 +190,15 @@ func (c *Core) submit(ctx context.Context, o Operation, op *operation, hash stri
 		c.mu.Unlock()
 		return answer, c.repeated(ctx, answer.RequestID, hash)
 	}
+	if err := c.withinLimits(r, op); err != nil {
+		if o.Unnumbered { // nobody will send that number again
+			c.refused(r, o.Seq)
+		} else {
+			c.holdTurn(r, o.Seq, err)
+		}
+		c.mu.Unlock()
+		return Submitted{}, err
+	}
 	if op.save != nil && op.save.SamplerID != "" && op.fault == nil {
 		if c.samplers[op.save.SamplerID] != nil || r.session.reserved[op.save.SamplerID] {
 			c.refused(r, o.Seq)
@@ -202,12 +215,17 @@ func (c *Core) submit(ctx context.Context, o Operation, op *operation, hash stri
 	op.future.scores, op.future.fault = op.kind == OpForwardBackward && !op.trains, op.fault
 	r.LastRequest = c.cfg.now().UTC()
 	late := r.queue.sequence.wasSkipped(o.Seq)
+	tokens := op.tokens()
+	batch := store.Batch{Put: []store.Record{op.future.record(r.ID, o.Seq, payload)}, Add: c.spend(o.Owner, paceTrained, tokens)}
+	c.store(o.Owner, op.storing)
+	r.tookTurn(o.Seq)
 	c.mu.Unlock()
 
-	err = c.journal(ctx, r.model, op.future.record(r.ID, o.Seq, payload))
+	err = c.journalBatch(ctx, r.model, batch)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {
+		c.spend(o.Owner, paceTrained, -tokens)
 		c.saveEnded(op)
 		c.refuseFuture(op.future, notJournalled(err))
 		if o.Unnumbered { // nobody will send that number again
@@ -232,6 +250,35 @@ func (c *Core) submit(ctx context.Context, o Operation, op *operation, hash stri
 	}
 	c.arrived(op)
 	return answer, nil
+}
+
+// withinLimits refuses what is over its owner's limits, and notes what a save is to take. mu is held.
+func (c *Core) withinLimits(r *run, op *operation) error {
+	if op.fault != nil {
+		return nil
+	}
+	if op.save != nil && op.save.Path != "" {
+		bytes := c.sizeOfSave(r, op.save)
+		if err := c.mayStore(r.Owner, bytes); err != nil {
+			return err
+		}
+		op.storing = bytes
+	}
+	if op.pass != nil {
+		return c.mayTrain(r.Owner)
+	}
+	return nil
+}
+
+// tokens counts those of a pass; 0 for anything else.
+func (op *operation) tokens() int64 {
+	n := int64(0)
+	if op.pass != nil {
+		for _, d := range op.pass.Data {
+			n += int64(len(d.Tokens))
+		}
+	}
+	return n
 }
 
 // refuse notes that a number was answered with a refusal, and gives it back.

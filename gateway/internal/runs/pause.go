@@ -14,7 +14,16 @@ const refusedFor = time.Minute
 // heldBack notes that a sample of an owner was refused because too many wait. mu is held.
 func (c *Core) heldBack(owner string) {
 	if a, has := c.owners[owner]; has {
-		a.refused = c.cfg.now()
+		a.refused, a.why = c.cfg.now(), ""
+		c.owners[owner] = a
+	}
+}
+
+// heldBackBy is heldBack by a limit of the owner's, with what it was told. mu is held.
+func (c *Core) heldBackBy(owner, why string) {
+	c.heldBack(owner)
+	if a, has := c.owners[owner]; has {
+		a.why = why
 		c.owners[owner] = a
 	}
 }
@@ -35,6 +44,9 @@ func (c *Core) Paused(requestID string) Pause {
 		}
 	}
 	if f.kind == OpSample && c.cfg.now().Sub(owner.refused) < refusedFor {
+		if owner.why != "" {
+			return Pause{Limited: true, Reason: owner.why}
+		}
 		return Pause{Limited: true, Reason: "the server has " + itoa(owner.samples) + " samples of yours and takes no more until some are done (sampling.max_waiting)"}
 	}
 	return Pause{}

@@ -33,6 +33,7 @@ type operation struct {
 	adam      *plugins.AdamParams
 	save      *saveBody
 	texts     int64 // bytes of a save's user metadata, as long as it is counted
+	storing   int64 // bytes of files that a save is thought to take, likewise
 	load      *createBody
 
 	window   *window // that it belongs to
@@ -154,6 +155,13 @@ func (c *Core) skipOverdue(r *run) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closing || !r.usable() {
+		return
+	}
+	if t := r.turn; t.seq >= r.queue.sequence.next && c.cfg.now().Before(t.until) { // it was here, and will be again
+		if r.gap != nil {
+			r.gap.Stop()
+		}
+		r.gap = time.AfterFunc(t.until.Sub(c.cfg.now()), func() { c.skipOverdue(r) })
 		return
 	}
 	c.release(r, r.queue.sequence.overdue(c.cfg.now()))

@@ -31,6 +31,7 @@ const (
 	inPoints      = "recovery_points"
 	inUsage       = "usage"      // by hour; Parent: the owner
 	inUsageDays   = "usage_days" // sums of what was inUsage
+	inPaces       = "paces"      // tokens that count against limits per minute, by slice of time; Parent: the owner
 	inAudit       = "audit"
 	inSecrets     = "secrets"
 	inCrashes     = "crashes"       // of work and rebuilds with which processes ended, until they succeed

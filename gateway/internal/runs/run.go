@@ -146,6 +146,7 @@ type run struct {
 	pins     map[int64]*snapshot // versions that unnamed samplers use
 	reserved map[string]bool     // checkpoint paths that saves in flight will make
 	gap      *time.Timer
+	turn     turn
 }
 
 type runRecord struct {
@@ -327,6 +328,10 @@ func (c *Core) submitCreation(ctx context.Context, modelSeq int64, rec runRecord
 	if c.copying[rec.ID] { // its record would replace this run's
 		c.mu.Unlock()
 		return Submitted{}, invalidf("model_seq_id: model %s exists already: a copy of a checkpoint is making it", rec.ID)
+	}
+	if err := c.mayHaveRun(rec.Owner); err != nil {
+		c.mu.Unlock()
+		return Submitted{}, err
 	}
 	r := c.newRun(rec)
 	r.model, r.session = c.byName[rec.ServedModel], s

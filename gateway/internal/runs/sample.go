@@ -308,6 +308,11 @@ func (c *Core) submitSample(ctx context.Context, s *sampler, id, hash string, re
 		c.mu.Unlock()
 		return refusef(KindBusy, "%d samples of yours wait already; repeat a little later", n)
 	}
+	if err := c.maySample(s.Owner); err != nil {
+		c.heldBackBy(s.Owner, err.Error())
+		c.mu.Unlock()
+		return err
+	}
 	if !c.fits(j) {
 		c.heldBack(s.Owner)
 		c.mu.Unlock()

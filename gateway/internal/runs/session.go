@@ -92,6 +92,8 @@ func (c *Core) saveEnded(op *operation) {
 		}
 		op.texts = 0
 	}
+	c.store(op.run.Owner, -op.storing)
+	op.storing = 0
 	if op.save != nil && op.save.SamplerID != "" && op.future != nil && op.future.fault == nil {
 		delete(op.run.session.reserved, op.save.SamplerID)
 	}

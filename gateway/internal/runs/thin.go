@@ -32,6 +32,9 @@ func (c *Core) thin(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("delete old audit entries: %w", err))
 		}
 	}
+	if err := c.thinPaces(ctx); err != nil {
+		errs = append(errs, fmt.Errorf("delete old uses of tokens: %w", err))
+	}
 	if kept := c.cfg.UsageByHour; kept > 0 {
 		day := now.UTC().Add(-kept).Truncate(24 * time.Hour)
 		if err := c.eachOld(ctx, inUsage, day.Unix(), c.sumDays); err != nil {

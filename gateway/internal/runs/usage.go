@@ -23,6 +23,8 @@ const (
 	UsageSample          UsageType = "sampling_sample" // tokens
 	UsageCheckpoint      UsageType = "checkpoint"      // checkpoints written
 	UsageStorageByteSecs UsageType = "storage"         // bytes times seconds
+	UsageStep            UsageType = "step"            // optimizer steps; in UsageByDay only
+	UsageRequest         UsageType = "request"         // operations, sampling requests and direct requests that were finished; in UsageByDay only
 )
 
 // UsageEvent is the sum of one hour for one session, model and type; of what is long ago that of a day, for all sessions together.
@@ -60,6 +62,11 @@ func (c *Core) usage(owner, session, project, baseModel string, kind UsageType, 
 	return r
 }
 
+// oneMore is one more of what is counted by owner and model alone.
+func (c *Core) oneMore(owner, model string, kind UsageType) store.Record {
+	return c.usage(owner, "", "", model, kind, 1)
+}
+
 // usageRecords are records of the current hour, without their count: every operation of a session adds to the same one.
 type usageRecords struct {
 	mu   sync.Mutex
@@ -94,14 +101,19 @@ func (u *usageRecords) record(hour int64, owner string, of usageRecord) store.Re
 // sampleUsage is what a sample adds.
 func (c *Core) sampleUsage(j *sampleJob, r *SampleResult) []store.Record {
 	s := j.sampler
-	sampled := 0
-	for _, q := range r.Sequences {
-		sampled += len(q.Tokens)
-	}
 	c.mu.Lock()
 	project := s.session.ProjectID
 	c.mu.Unlock()
-	return c.samplingUsage(s.Owner, s.SessionID, project, s.BaseModel, len(j.req.Prompt), r.Prompt.CachedTokens, sampled)
+	return c.samplingUsage(s.Owner, s.SessionID, project, s.BaseModel, len(j.req.Prompt), r.Prompt.CachedTokens, int(r.sampled()))
+}
+
+// sampled counts the tokens of all sequences.
+func (r *SampleResult) sampled() int64 {
+	n := int64(0)
+	for _, q := range r.Sequences {
+		n += int64(len(q.Tokens))
+	}
+	return n
 }
 
 func (c *Core) samplingUsage(owner, session, project, baseModel string, prompt, cached, sampled int) []store.Record {
@@ -127,8 +139,11 @@ func (c *Core) countGeneration(ctx context.Context, owner string, t Target, prom
 	if t.RunID != "" {
 		session, project = c.whereabouts(t.RunID)
 	}
+	spent := c.spend(owner, paceSampled, int64(k.sampled))
 	c.mu.Unlock()
 	adds := c.samplingUsage(owner, session, project, t.ServedModel, prompt, k.cached, k.sampled)
+	adds = append(adds, spent...)
+	adds = append(adds, c.oneMore(owner, t.ServedModel, UsageRequest))
 	c.logged("usage could not be stored", c.cfg.Store.Commit(context.WithoutCancel(ctx), store.Batch{Add: adds}))
 }
 
@@ -194,6 +209,9 @@ func (c *Core) Usage(ctx context.Context, owner string, from, to time.Time) ([]U
 				var u usageRecord
 				if err := json.Unmarshal(r.Value, &u); err != nil {
 					return nil, nil, fmt.Errorf("read usage: %w", err)
+				}
+				if u.Type == UsageStep || u.Type == UsageRequest {
+					continue // the Tinker API has none
 				}
 				start := time.Unix(r.Rank, 0).UTC()
 				e := UsageEvent{Start: start, End: start.Add(part.length), Owner: owner, SessionID: u.SessionID, ProjectID: u.ProjectID, BaseModel: u.BaseModel, Type: u.Type, Count: r.Count}
