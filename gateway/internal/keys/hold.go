@@ -46,12 +46,13 @@ func endAll(ended []*hold) {
 
 // ended finds what has lost its key. mu is held.
 func (r *Ring) ended() []*hold {
-	if !r.changed && !r.overdue {
+	now := time.Now()
+	if !r.changed && !r.overdue && !slices.ContainsFunc(r.entries, func(e entry) bool { return e.over(now) }) {
 		return nil
 	}
 	var list []*hold
 	for h := range r.held {
-		if !slices.ContainsFunc(r.entries, h.is) {
+		if !slices.ContainsFunc(r.entries, func(e entry) bool { return h.is(e) && !e.over(now) }) {
 			list = append(list, h)
 		}
 	}

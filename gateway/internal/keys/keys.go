@@ -1,5 +1,5 @@
-// Package keys knows who may use the server: a file with one line "name sha256-hex" per key, and the word "admin" behind it for a key of an administrator. Keys
-// themselves are never stored; they are shown once, when they are made. Comparison takes the same time whichever key matches. What a key has begun ends with it.
+// Package keys knows who may use the server: a file with one line "name sha256-hex" per key, and behind it the word "admin" for a key of an administrator and "expires=TIME" for one that ends
+// at a time. Keys themselves are never stored; they are shown once, when they are made. Comparison takes the same time whichever key matches. What a key has begun ends with it.
 package keys
 
 import (
@@ -37,8 +37,9 @@ const (
 	maxFileBytes = 1 << 20
 	// recheck is how often a changed keys file is looked for.
 	recheck = time.Second
-	// adminWord is the third word of an administrator's line.
-	adminWord = "admin"
+	// adminWord is in an administrator's line, and expiryWord, with an RFC 3339 time behind it, in that of a key that expires.
+	adminWord  = "admin"
+	expiryWord = "expires="
 )
 
 var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$`)
@@ -46,12 +47,27 @@ var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$`)
 // ErrUnknown says that a key is missing or not in the file.
 var ErrUnknown = errors.New("unknown API key")
 
+// ErrExpired says that a key is in the file, and its time is over. It is an ErrUnknown too.
+var ErrExpired = fmt.Errorf("%w: it has expired", ErrUnknown)
+
+// TellRefused gives what the holder of a credential is told that Begin did not take.
+func TellRefused(err error) string {
+	if errors.Is(err, ErrExpired) {
+		return "the API key has expired: ask the operator for a new one"
+	}
+	return "the API key is missing or unknown"
+}
+
 // entry is one key of the file.
 type entry struct {
-	name  string
-	hash  [sha256.Size]byte
-	admin bool
+	name    string
+	hash    [sha256.Size]byte
+	admin   bool
+	expires time.Time // zero = never
 }
+
+// over tells whether its time is.
+func (e entry) over(now time.Time) bool { return !e.expires.IsZero() && !now.Before(e.expires) }
 
 // is tells whether two entries are one key of one holder; an administrator who is none any more keeps the key.
 func (e entry) is(other entry) bool { return e.hash == other.hash && e.name == other.name }
@@ -120,9 +136,14 @@ func (r *Ring) find(chosen func(entry) bool) (entry, error) {
 // choose asks about every entry, whichever is chosen. mu is held.
 func (r *Ring) choose(chosen func(entry) bool) (entry, error) {
 	found, err := entry{}, ErrUnknown
+	now := time.Now()
 	for _, e := range r.entries {
-		if chosen(e) {
+		switch {
+		case !chosen(e):
+		case !e.over(now):
 			found, err = e, nil
+		case errors.Is(err, ErrUnknown):
+			err = ErrExpired
 		}
 	}
 	return found, err
@@ -213,17 +234,27 @@ func parse(data []byte) ([]entry, error) {
 			continue
 		}
 		words := strings.Fields(line)
-		if len(words) < 2 || len(words) > 3 || !validName.MatchString(words[0]) {
-			return nil, fmt.Errorf("line %d: expected `name sha256-hex`, and %s behind it for an administrator's", n, adminWord)
-		}
-		if len(words) == 3 && words[2] != adminWord {
-			return nil, fmt.Errorf("line %d: the third word can only be %s, not %.40q", n, adminWord, words[2])
+		if len(words) < 2 || !validName.MatchString(words[0]) {
+			return nil, fmt.Errorf("line %d: expected `name sha256-hex`, and behind it %s for an administrator's and %sTIME for one that expires", n, adminWord, expiryWord)
 		}
 		hash, err := hex.DecodeString(words[1])
 		if err != nil || len(hash) != sha256.Size {
 			return nil, fmt.Errorf("line %d: the second word must be a SHA-256 in hex", n)
 		}
-		e := entry{name: words[0], admin: len(words) == 3}
+		e := entry{name: words[0]}
+		for _, word := range words[2:] {
+			text, expiry := strings.CutPrefix(word, expiryWord)
+			switch {
+			case word == adminWord && !e.admin:
+				e.admin = true
+			case expiry && e.expires.IsZero():
+				if e.expires, err = time.Parse(time.RFC3339, text); err != nil {
+					return nil, fmt.Errorf("line %d: %.60q is not %s and a time such as 2030-01-31T00:00:00Z", n, word, expiryWord)
+				}
+			default:
+				return nil, fmt.Errorf("line %d: behind the SHA-256 can only be %s and %sTIME, each once, not %.40q", n, adminWord, expiryWord, word)
+			}
+		}
 		copy(e.hash[:], hash)
 		entries = append(entries, e)
 	}
@@ -231,21 +262,20 @@ func parse(data []byte) ([]entry, error) {
 }
 
 // Add makes a key for name, appends its hash to the file (created with mode 0600), and returns the key, which is stored nowhere. A name may hold several keys.
-func Add(path, name string) (string, error) { return add(path, name, "") }
+func Add(path, name string) (string, error) { return AddWith(path, name, false, time.Time{}) }
 
 // AddAdmin is Add of an administrator's key.
-func AddAdmin(path, name string) (string, error) { return add(path, name, " "+adminWord) }
+func AddAdmin(path, name string) (string, error) { return AddWith(path, name, true, time.Time{}) }
 
-func add(path, name, right string) (string, error) {
+// AddWith is Add of a key that may be an administrator's and may expire; a zero time is never.
+func AddWith(path, name string, admin bool, expires time.Time) (string, error) {
 	if !validName.MatchString(name) {
 		return "", fmt.Errorf("key name %q: letters, digits and ._@- only, at most 64, beginning with a letter or digit", name)
 	}
-	var secret [32]byte
-	if _, err := rand.Read(secret[:]); err != nil {
-		return "", fmt.Errorf("key: %w", err)
+	key, line, err := newKey(entry{name: name, admin: admin, expires: expires})
+	if err != nil {
+		return "", err
 	}
-	key := Prefix + base64.RawURLEncoding.EncodeToString(secret[:])
-	hash := sha256.Sum256([]byte(key))
 	f, err := lock(path, os.O_CREATE|os.O_APPEND)
 	if err != nil {
 		return "", err
@@ -255,7 +285,6 @@ func add(path, name, right string) (string, error) {
 	if err == nil {
 		_, err = parse(data)
 	}
-	line := fmt.Sprintf("%s %x%s\n", name, hash, right)
 	if n := len(data); n > 0 && data[n-1] != '\n' { // somebody has edited it
 		line = "\n" + line
 	}
@@ -269,6 +298,29 @@ func add(path, name, right string) (string, error) {
 		return "", fmt.Errorf("write keys file: %w", err)
 	}
 	return key, f.Sync()
+}
+
+// newKey makes a key, and the line of the file that says what it is.
+func newKey(e entry) (key, line string, err error) {
+	var secret [32]byte
+	if _, err := rand.Read(secret[:]); err != nil {
+		return "", "", fmt.Errorf("key: %w", err)
+	}
+	key = Prefix + base64.RawURLEncoding.EncodeToString(secret[:])
+	e.hash = sha256.Sum256([]byte(key))
+	return key, e.line(), nil
+}
+
+// line is that of a key.
+func (e entry) line() string {
+	text := fmt.Sprintf("%s %x", e.name, e.hash)
+	if e.admin {
+		text += " " + adminWord
+	}
+	if !e.expires.IsZero() {
+		text += " " + expiryWord + e.expires.UTC().Format(time.RFC3339)
+	}
+	return text + "\n"
 }
 
 // lock opens the keys file for reading and writing while no other process changes it.

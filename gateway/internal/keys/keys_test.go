@@ -160,10 +160,12 @@ func TestBrokenWhileRunning(t *testing.T) {
 func TestBadFiles(t *testing.T) {
 	for _, c := range []struct{ name, content, want string }{
 		{"empty", "", "holds no key"},
-		{"a bare key", "tml-abc\n", "line 1: expected `name sha256-hex`, and admin"},
+		{"a bare key", "tml-abc\n", "line 1: expected `name sha256-hex`, and behind it admin"},
 		{"short hash", "# c\nann 0011\n", "line 2: the second word must be a SHA-256"},
-		{"another right", "ann " + strings.Repeat("0", 64) + " root", `line 1: the third word can only be admin, not "root"`},
-		{"a word too many", "ann " + strings.Repeat("0", 64) + " admin now", "line 1: expected"},
+		{"another right", "ann " + strings.Repeat("0", 64) + " root", `line 1: behind the SHA-256 can only be admin and expires=TIME, each once, not "root"`},
+		{"a broken end", "ann " + strings.Repeat("0", 64) + " expires=tomorrow", `line 1: "expires=tomorrow" is not expires= and a time such as`},
+		{"a right twice", "ann " + strings.Repeat("0", 64) + " admin admin", `each once, not "admin"`},
+		{"a word too many", "ann " + strings.Repeat("0", 64) + " admin now", `each once, not "now"`},
 		{"odd name", "a/b " + strings.Repeat("0", 64), "line 1: expected"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
