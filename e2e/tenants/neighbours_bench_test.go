@@ -131,3 +131,23 @@ func BenchmarkSlowReaders(b *testing.B) {
 	}
 	beside(b, chat, func() (func(), error) { return slowReaders(context.Background(), ann, 64) })
 }
+
+// BenchmarkOneKeysAttack: one key has 20,000 long samples waiting, 2,000 sessions, and 64 streams that are not read, all at once; the neighbour's smallest training step is measured.
+func BenchmarkOneKeysAttack(b *testing.B) {
+	server, ann, bob := start(b)
+	server.chats(b)
+	ctx := context.Background()
+	beside(b, smallStep(b, bob), func() (func(), error) {
+		for range sized(2000, 300) {
+			if _, err := ann.session(ctx, object{}); err != nil {
+				break // it may be bounded
+			}
+		}
+		_, stopSamples, err := manySamples(ctx, ann, sized(20_000, 2000), 3500)
+		if err != nil {
+			return nil, err
+		}
+		stopReaders, err := slowReaders(ctx, ann, 64)
+		return func() { stopReaders(); stopSamples() }, err
+	})
+}

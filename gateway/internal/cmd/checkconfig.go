@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -13,6 +15,8 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/config"
 	"github.com/tinsmith/tinsmith/gateway/internal/fleet"
 	"github.com/tinsmith/tinsmith/gateway/internal/hub"
+	"github.com/tinsmith/tinsmith/gateway/internal/keys"
+	"github.com/tinsmith/tinsmith/gateway/internal/server"
 	"github.com/tinsmith/tinsmith/gateway/internal/supervisor"
 	"github.com/tinsmith/tinsmith/plugins"
 )
@@ -31,6 +35,14 @@ func checkConfigCommand() *cobra.Command {
 			return err
 		}
 		var faults []error
+		if cfg.TLS.Used() {
+			if certificate, err := server.OpenCertificate(cfg.TLS.CertFile, cfg.TLS.KeyFile); err != nil {
+				faults = append(faults, fmt.Errorf("%s: %w", args[0], err))
+			} else if end := certificate.Expires(); time.Now().After(end) {
+				faults = append(faults, fmt.Errorf("%s: tls.cert_file: the certificate expired at %s", args[0], end.UTC().Format(time.RFC3339)))
+			}
+		}
+		faults = append(faults, unknownNames(args[0], cfg)...)
 		for i, m := range cfg.Models {
 			if err := checkModel(c.Context(), c.OutOrStdout(), m, programs); err != nil {
 				faults = append(faults, fmt.Errorf("%s: models[%d]: %w", args[0], i, err))
@@ -42,6 +54,20 @@ func checkConfigCommand() *cobra.Command {
 		fmt.Fprintf(c.OutOrStdout(), "%s is valid: %d model(s), listening on %s\n", args[0], len(cfg.Models), cfg.Listen)
 		return nil
 	}}
+}
+
+// unknownNames finds names with limits of which there is no key: a misspelled one would have none. Without a keys file, or with one that cannot be read, nobody knows.
+func unknownNames(file string, cfg config.Config) (faults []error) {
+	list, err := keys.List(cfg.Auth.KeysFile)
+	if err != nil {
+		return nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(cfg.Limits.Keys)) {
+		if !slices.ContainsFunc(list, func(e keys.Entry) bool { return e.Name == name }) {
+			faults = append(faults, fmt.Errorf("%s: limits.keys.%s: %s has no key of that name", file, name, cfg.Auth.KeysFile))
+		}
+	}
+	return faults
 }
 
 // checkModel looks for what the server would find out about a model when it starts, but for the weights. What cannot be told before is noted.

@@ -2,7 +2,10 @@ package cmd
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -17,6 +20,7 @@ import (
 // connection is how the client commands reach a server.
 type connection struct {
 	url, key string
+	ca       string // file with the certificates that are trusted; "" = the system's
 }
 
 // addConnection adds the flags of a client command.
@@ -24,6 +28,7 @@ func addConnection(c *cobra.Command) *connection {
 	conn := &connection{}
 	c.Flags().StringVar(&conn.url, "url", "", "server (default: $TINSMITH_URL, else http://127.0.0.1:8000)")
 	c.Flags().StringVar(&conn.key, "key", "", "API key (default: $TINKER_API_KEY)")
+	c.Flags().StringVar(&conn.ca, "ca", "", "of an https server: a file with its authority's certificate, or with its own (default: $TINSMITH_CA, else the system's)")
 	c.PreRunE = func(*cobra.Command, []string) error {
 		if conn.url == "" {
 			conn.url = os.Getenv("TINSMITH_URL")
@@ -38,13 +43,44 @@ func addConnection(c *cobra.Command) *connection {
 			return fmt.Errorf("--url: %q is not an http or https URL, such as http://127.0.0.1:8000", conn.url)
 		}
 		conn.url = strings.TrimSuffix(conn.url, "/")
-		return nil
+		if conn.ca == "" {
+			conn.ca = os.Getenv("TINSMITH_CA")
+		}
+		return trust(conn.ca)
 	}
 	return conn
 }
 
 // client follows no redirection: the server has none, and the key would go along to wherever it leads.
 var client = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+
+// trust has client believe the certificates of a file, and no others; "" = the system's.
+func trust(file string) error {
+	if file == "" {
+		return nil
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		return fmt.Errorf("--ca: %w", err)
+	}
+	defer f.Close()
+	pem, err := io.ReadAll(io.LimitReader(f, 16<<20))
+	if err != nil {
+		return fmt.Errorf("--ca: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		return fmt.Errorf("--ca: %s has no certificate in PEM", file)
+	}
+	transport, ok := http.DefaultTransport.(*http.Transport)
+	if !ok {
+		return errors.New("--ca: the transport of this program takes no certificates")
+	}
+	transport = transport.Clone()
+	transport.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+	client.Transport = transport
+	return nil
+}
 
 // undirected is client for the OpenAI library, which takes a redirection for a good answer.
 type undirected struct{}
@@ -95,6 +131,10 @@ func (conn *connection) ask(ctx context.Context, method, path string, body io.Re
 	}
 	res, err := client.Do(req)
 	if err != nil {
+		var unknown x509.UnknownAuthorityError
+		if errors.As(err, &unknown) {
+			return nil, fmt.Errorf("the server's certificate is signed by nobody who is known here: give its authority's, or the server's own, with --ca FILE: %w", err)
+		}
 		return nil, fmt.Errorf("is the server running? %w", err)
 	}
 	return res, nil

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
 	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -392,4 +394,37 @@ func TestServersControlNoTerminal(t *testing.T) {
 			t.Errorf("%s: %q %v", name, out, err)
 		}
 	}
+}
+
+// Over HTTPS a command believes the certificates of --ca, the server's own among them, and no others.
+func TestCommandsOverHTTPS(t *testing.T) {
+	t.Cleanup(func() { client.Transport = nil })
+	w := newWorld(t)
+	s := httptest.NewTLSServer(w.handler)
+	defer s.Close()
+	s.Config.ErrorLog = log.New(io.Discard, "", 0)
+	own := filepath.Join(t.TempDir(), "own.pem")
+	w.ok(os.WriteFile(own, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600))
+	none := filepath.Join(t.TempDir(), "none.pem")
+	w.ok(os.WriteFile(none, []byte("no certificate"), 0o600))
+	ask := func(arguments ...string) error {
+		c := usageCommand()
+		c.SetArgs(append(arguments, "--url", s.URL))
+		c.SetOut(io.Discard)
+		c.SilenceErrors, c.SilenceUsage = true, true
+		return c.ExecuteContext(t.Context())
+	}
+	for _, c := range []struct{ name, ca, want string }{
+		{"nothing", "", "--ca FILE"},
+		{"a file without certificates", none, "has no certificate"},
+		{"no file", none + "x", "no such file"},
+	} {
+		if err := ask("--ca", c.ca); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+	w.ok(ask("--ca", own))
+	client.Transport = nil
+	t.Setenv("TINSMITH_CA", own)
+	w.ok(ask())
 }

@@ -67,6 +67,15 @@ downloads something: HF_HUB_OFFLINE=0 COMMAND.`,
 		} {
 			fmt.Fprintf(c.OutOrStdout(), "export %s=%s\n", v[0], shellQuote(v[1]))
 		}
+		if conn.ca != "" { // by the names under which Python's, Node's and this program's clients look for it
+			ca, err := filepath.Abs(conn.ca)
+			if err != nil {
+				return err
+			}
+			for _, name := range []string{"TINSMITH_CA", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"} {
+				fmt.Fprintf(c.OutOrStdout(), "export %s=%s\n", name, shellQuote(ca))
+			}
+		}
 		if out, ok := c.OutOrStdout().(*os.File); ok && term.IsTerminal(int(out.Fd())) {
 			fmt.Fprintf(c.ErrOrStderr(), "\nNothing is set yet. This sets it in your shell:  eval \"$(%s env)\"\n", os.Args[0])
 		}

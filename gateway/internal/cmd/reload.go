@@ -14,12 +14,37 @@ import (
 	"syscall"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/config"
+	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 	"github.com/tinsmith/tinsmith/gateway/internal/supervisor"
 )
 
 // configurer changes the configuration of a backend, now or, with supervisor.ErrLater, when it is ready; a Fleet is one.
 type configurer interface {
 	Configure(ctx context.Context, model string, section json.RawMessage) (changed []string, err error)
+}
+
+// limiter changes what keys may have, at once.
+type limiter interface{ limit(config.Limits) }
+
+// configurable is a server in which a reload changes something.
+type configurable struct {
+	configurer
+	core *runs.Core
+}
+
+func (c configurable) limit(l config.Limits) { c.core.SetLimits(limitTable(l)) }
+
+// limitTable is what package runs has of the limits.
+func limitTable(l config.Limits) runs.LimitTable {
+	of := func(name string) runs.Limits {
+		x := l.Of(name)
+		return runs.Limits{Runs: *x.Runs, Samples: *x.Samples, TrainedPerMinute: int64(*x.TrainedTokens), SampledPerMinute: int64(*x.SampledTokens), CheckpointBytes: int64(*x.CheckpointMiB) << 20}
+	}
+	t := runs.LimitTable{Default: of(""), Named: map[string]runs.Limits{}}
+	for name := range l.Keys {
+		t.Named[name] = of(name)
+	}
+	return t
 }
 
 // reloads is the signal by which the configuration file is read again: what can be changed in `backend:` sections while the server runs takes effect.
@@ -87,8 +112,13 @@ func reload(ctx context.Context, cfg config.Config, backends configurer) (config
 		}
 	}
 	cfg.Models = models
+	if l, ok := backends.(limiter); ok && !reflect.DeepEqual(cfg.Limits, next.Limits) {
+		cfg.Limits = next.Limits
+		l.limit(cfg.Limits)
+		slog.InfoContext(ctx, "limits of keys were changed")
+	}
 	if !reflect.DeepEqual(next, cfg) {
-		errs = append(errs, errors.New("changes outside of the models' backend sections need a restart"))
+		errs = append(errs, errors.New("changes outside of limits and of the models' backend sections need a restart"))
 	}
 	return cfg, errors.Join(errs...)
 }

@@ -141,7 +141,16 @@ func (p Program) serve(ctx context.Context, cfg config.Config) (err error) {
 		return fmt.Errorf("register the metrics of requests: %w", err)
 	}
 	h := &health{version: p.Version, models: cfg.Models}
-	listener, err := server.Listen(ctx, cfg.Listen)
+	var certificate *server.Certificate
+	if cfg.TLS.Used() {
+		if certificate, err = server.OpenCertificate(cfg.TLS.CertFile, cfg.TLS.KeyFile); err != nil {
+			return err
+		}
+		if end := certificate.Expires(); time.Now().After(end) {
+			slog.WarnContext(ctx, "the certificate of tls.cert_file has expired", "at", end)
+		}
+	}
+	listener, err := server.Listen(ctx, cfg.Listen, cfg.TLS.Scheme())
 	if err != nil {
 		return err
 	}
@@ -153,7 +162,7 @@ func (p Program) serve(ctx context.Context, cfg config.Config) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	served := make(chan error, 1)
-	go func() { defer cancel(); served <- server.Serve(ctx, listener, front) }()
+	go func() { defer cancel(); served <- server.Serve(ctx, listener, certificate, front) }()
 
 	err = p.serveStore(ctx, cfg, ring, options, h, front, listener.Addr())
 	cancel()
@@ -191,7 +200,7 @@ func (p Program) serveStore(ctx context.Context, cfg config.Config, ring *keys.R
 	defer func() { err = errors.Join(err, records.Close()) }()
 	auth := &keys.Authenticator{Ring: ring, Tokens: keys.Tokens{Secret: secret, Lifetime: tokenLifetime}}
 	options.Admin = func(r *http.Request) bool { return auth.Admin(keys.Credential(r.Header)) }
-	return p.serveModels(ctx, cfg, auth, records, options, h, front, localURL(address))
+	return p.serveModels(ctx, cfg, auth, records, options, h, front, localURL(cfg.TLS.Scheme(), address))
 }
 
 // awaitStore opens the data directory. What may pass (another process that has it, a full disk, a database that is not up) is waited for and told in /healthz.
@@ -245,7 +254,7 @@ func openData(ctx context.Context, cfg config.Config, address net.Addr) (store.S
 		return nil, nil, err
 	}
 	closeToOthers(ctx, cfg.DataDir)
-	err = server.WriteAddress(address, cfg.DataDir)
+	err = server.WriteAddress(cfg.TLS.Scheme(), address, cfg.DataDir)
 	if err != nil {
 		return nil, nil, errors.Join(err, records.Close())
 	}
@@ -307,7 +316,6 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 	backends.Start(context.WithoutCancel(ctx))
 	defer backends.Close()
 	go showLoading(ctx, backends)
-	go again.serve(ctx, cfg, backends)
 	served, directories := make([]runs.Model, len(models)), map[string]string{}
 	for i, m := range models {
 		served[i], directories[m.Name] = m.Served(), m.Dir
@@ -323,7 +331,7 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 		PointEvery:      cfg.Recovery.SnapshotEvery, PointOperations: cfg.Recovery.SnapshotOperations, DiskShare: cfg.Recovery.DiskShare,
 		MaxSessions: cfg.Sessions.MaxActive, MaxSessionBytes: int64(cfg.Sessions.MaxMemoryMiB) << 20,
 		SessionsKept: days(cfg.Records.SessionDays), AuditKept: days(cfg.Records.AuditDays), UsageByHour: days(cfg.Records.UsageDays), ResponsesKept: cfg.OpenAI.ResponsesKeep,
-		Refuse: backends.Refuse, Failed: backends.Failed, Idle: backends.Idle, Explained: backends.Forgive, Weights: cfg.Scheduling.Weights, SharePrefixes: cfg.Sampling.SharePrefixes == "all",
+		Refuse: backends.Refuse, Failed: backends.Failed, Idle: backends.Idle, Explained: backends.Forgive, Weights: cfg.Scheduling.Weights, Limits: limitTable(cfg.Limits), SharePrefixes: cfg.Sampling.SharePrefixes == "all",
 	})
 	if err != nil {
 		return err
@@ -333,6 +341,7 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 		defer cancel()
 		err = errors.Join(err, core.Close(stop))
 	}()
+	go again.serve(ctx, cfg, configurable{backends, core})
 	h.setRebuilds(core.Rebuilding)
 	stopControl := serveControl(ctx, backup.Source{Version: p.Version, DataDir: cfg.DataDir, Store: records, Hold: core.HoldDeletions})
 	defer stopControl()
@@ -377,11 +386,11 @@ func serveControl(ctx context.Context, src backup.Source) (stop func()) {
 }
 
 // localURL is the server's address for programs on this machine: an address that means every interface is no place to connect to.
-func localURL(a net.Addr) string {
+func localURL(scheme string, a net.Addr) string {
 	if tcp, ok := a.(*net.TCPAddr); ok && tcp.IP.IsUnspecified() {
-		return "http://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(tcp.Port))
+		return scheme + "://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(tcp.Port))
 	}
-	return "http://" + a.String()
+	return scheme + "://" + a.String()
 }
 
 // announceReady waits for the models, prints how each shares its memory out, and, when the first that can be served is ready, what a user needs next. The error says why none can be served.

@@ -27,7 +27,7 @@ func TestLocalURL(t *testing.T) {
 		{"one interface of IPv6", net.TCPAddr{IP: net.IPv6loopback, Port: 80}, "http://[::1]:80"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if got := localURL(&c.addr); got != c.want {
+			if got := localURL("http", &c.addr); got != c.want {
 				t.Errorf("got %s, want %s", got, c.want)
 			}
 		})

@@ -4,6 +4,7 @@
 package config
 
 import (
+	"cmp"
 	"encoding/json"
 	"time"
 )
@@ -19,6 +20,7 @@ type Config struct {
 	// DataDir holds database, journal and checkpoints. One server uses it at a time.
 	DataDir    string     `yaml:"data_dir"`
 	Auth       Auth       `yaml:"auth"`
+	TLS        TLS        `yaml:"tls"`
 	Store      Store      `yaml:"store"`
 	Backends   Backends   `yaml:"backends"`
 	Sessions   Sessions   `yaml:"sessions"`
@@ -28,6 +30,7 @@ type Config struct {
 	Sampling   Sampling   `yaml:"sampling"`
 	OpenAI     OpenAI     `yaml:"openai"`
 	Scheduling Scheduling `yaml:"scheduling"`
+	Limits     Limits     `yaml:"limits"`
 	Log        Log        `yaml:"log"`
 	Models     []Model    `yaml:"models"`
 
@@ -41,6 +44,24 @@ type Config struct {
 type Auth struct {
 	// KeysFile has a line "name sha256-hex" per key, with the word "admin" behind it for an administrator's, written by `tinsmith key add NAME`. Without it the server listens on loopback only and takes any key or none.
 	KeysFile string `yaml:"keys_file"`
+}
+
+// TLS says with what the server proves who it is; without it it speaks plain HTTP.
+type TLS struct {
+	// CertFile has the server's certificate in PEM, and those between it and its authority; KeyFile its private key. Both are read again when they change.
+	CertFile string `yaml:"cert_file"`
+	KeyFile  string `yaml:"key_file"`
+}
+
+// Used tells whether the server speaks HTTPS.
+func (t TLS) Used() bool { return t.CertFile != "" }
+
+// Scheme is that of the server's address.
+func (t TLS) Scheme() string {
+	if t.Used() {
+		return "https"
+	}
+	return "http"
 }
 
 // Store says where the state is kept.
@@ -117,6 +138,35 @@ type OpenAI struct {
 type Scheduling struct {
 	// Weights are shares by key name: runs of a key with 2 get twice the training tokens of those of one with 1, and its samples twice the places, while both have work. Who is not named has 1.
 	Weights map[string]float64 `yaml:"weights"`
+}
+
+// Limits bound what keys may have, by name: all keys of one name together. They can be changed while the server runs.
+type Limits struct {
+	// Default is for every name, Keys for single ones; what a name does not set is as in Default.
+	Default Limit            `yaml:"default"`
+	Keys    map[string]Limit `yaml:"keys"`
+}
+
+// Limit is what one name may have. 0 is no limit, and nil what Limits.Default says, or else no limit.
+type Limit struct {
+	// Runs that are live at once.
+	Runs *int `yaml:"runs"`
+	// Samples are the sampling requests of all APIs in flight.
+	Samples *int `yaml:"samples"`
+	// TrainedTokens and SampledTokens may be used in a minute.
+	TrainedTokens *int `yaml:"trained_tokens_per_minute"`
+	SampledTokens *int `yaml:"sampled_tokens_per_minute"`
+	// CheckpointMiB of checkpoints may be kept.
+	CheckpointMiB *int `yaml:"checkpoint_mib"`
+}
+
+// Of gives the limits of a name with every field set.
+func (l Limits) Of(name string) Limit {
+	own, zero := l.Keys[name], new(int)
+	return Limit{
+		cmp.Or(own.Runs, l.Default.Runs, zero), cmp.Or(own.Samples, l.Default.Samples, zero), cmp.Or(own.TrainedTokens, l.Default.TrainedTokens, zero), cmp.Or(own.SampledTokens, l.Default.SampledTokens, zero),
+		cmp.Or(own.CheckpointMiB, l.Default.CheckpointMiB, zero),
+	}
 }
 
 // Log settings.

@@ -57,6 +57,9 @@ func TestFullFile(t *testing.T) {
 		{"snapshots", fmt.Sprint(cfg.Recovery), "{30s 20 0.5}"},
 		{"sampling", fmt.Sprint(cfg.Sampling), "{100 50 all 500}"},
 		{"weights", fmt.Sprint(cfg.Scheduling.Weights), "map[ann:2.5 bob:1]"},
+		{"tls", fmt.Sprint(cfg.TLS), "{testdata/tls/cert.pem testdata/tls/key.pem}"},
+		{"limits of ann", limitText(cfg.Limits.Of("ann")), "8 100 100000 0 0"},
+		{"limits of others", limitText(cfg.Limits.Of("bob")), "4 100 100000 0 500"},
 		{"path", m.Path, "hf://org/model@main"},
 		{"alias", strings.Join(m.Aliases, ","), "Qwen/Qwen3-8B"},
 		{"plugin", m.Plugin, "dataparallel"},
@@ -68,6 +71,10 @@ func TestFullFile(t *testing.T) {
 			t.Errorf("%s: got %q, want %q", c.name, c.got, c.want)
 		}
 	}
+}
+
+func limitText(l Limit) string {
+	return fmt.Sprint(*l.Runs, *l.Samples, *l.TrainedTokens, *l.SampledTokens, *l.CheckpointMiB)
 }
 
 func TestDefaults(t *testing.T) {

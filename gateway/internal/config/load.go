@@ -152,6 +152,9 @@ func decodeNode(n *yaml.Node, v reflect.Value, key string, budget *int) error {
 		return nil
 	}
 	switch v.Kind() {
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		return decodeNode(n, v.Elem(), key, budget)
 	case reflect.Struct:
 		return decodeStruct(n, v, key, budget)
 	case reflect.Slice:
@@ -333,7 +336,7 @@ func editDistance(a, b string) int {
 
 // resolve makes paths absolute or relative to the working directory, from paths relative to the file. Those of models become absolute: only such ones are known as paths when users are told why one is not served.
 func (c *Config) resolve(dir string) {
-	for _, p := range []*string{&c.DataDir, &c.Auth.KeysFile, &c.Store.URLFile} {
+	for _, p := range []*string{&c.DataDir, &c.Auth.KeysFile, &c.Store.URLFile, &c.TLS.CertFile, &c.TLS.KeyFile} {
 		*p = relativeTo(dir, *p)
 	}
 	for i := range c.Models {

@@ -109,6 +109,12 @@ func (c *Config) Validate() error {
 			return fmt.Errorf("scheduling.weights.%s: %v is not from %v to %v", name, weight, minWeight, maxWeight)
 		}
 	}
+	if err := c.Limits.validate(); err != nil {
+		return err
+	}
+	if (c.TLS.CertFile == "") != (c.TLS.KeyFile == "") {
+		return errors.New("tls: cert_file and key_file are required together")
+	}
 	if !slices.Contains([]string{"debug", "info", "warn", "error"}, c.Log.Level) {
 		return fmt.Errorf("log.level: %q is not one of debug, info, warn, error", c.Log.Level)
 	}
@@ -116,6 +122,32 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("log.format: %q is not one of text, json", c.Log.Format)
 	}
 	return c.validateModels()
+}
+
+// maxLimit is more than anybody has of anything that is limited, and small enough for bytes to be counted.
+const maxLimit = 1 << 40
+
+func (l *Limits) validate() error {
+	check := func(at string, limit Limit) error {
+		for _, v := range []struct {
+			key   string
+			value *int
+		}{{"runs", limit.Runs}, {"samples", limit.Samples}, {"trained_tokens_per_minute", limit.TrainedTokens}, {"sampled_tokens_per_minute", limit.SampledTokens}, {"checkpoint_mib", limit.CheckpointMiB}} {
+			if v.value != nil && (*v.value < 0 || *v.value > maxLimit) {
+				return fmt.Errorf("limits.%s.%s: %d is not between 0 (no limit) and %d", at, v.key, *v.value, maxLimit)
+			}
+		}
+		return nil
+	}
+	if err := check("default", l.Default); err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(l.Keys)) {
+		if err := check("keys."+name, l.Keys[name]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (c *Config) validateListen() error {

@@ -7,9 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net/http"
 	"reflect"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/gin-gonic/gin"
 
@@ -30,6 +33,8 @@ type Error struct {
 	Code    string
 	// Prompt and Context count the tokens of a prompt that leaves no room, and of the model's context; 0 where nothing was counted.
 	Prompt, Context int
+	// After is when it is worth to repeat, with status 429 or 503; 0 = soon.
+	After time.Duration
 }
 
 // Error gives the message.
@@ -73,7 +78,7 @@ func AsError(err error) *Error {
 	case runs.KindNotFound, runs.KindGone:
 		return &Error{Status: http.StatusNotFound, Message: message, Type: "invalid_request_error", Param: "model", Code: "model_not_found"}
 	case runs.KindBusy:
-		return &Error{Status: http.StatusTooManyRequests, Message: message, Type: "rate_limit_error", Code: "rate_limit_exceeded"}
+		return &Error{Status: http.StatusTooManyRequests, Message: message, Type: "rate_limit_error", Code: "rate_limit_exceeded", After: runs.AfterOf(err)}
 	case runs.KindUnavailable:
 		return &Error{Status: http.StatusServiceUnavailable, Message: message, Type: "server_error"}
 	case runs.KindFailed: // which clients do not repeat
@@ -119,7 +124,7 @@ func Fail(c *gin.Context, err error, form Form) {
 	}
 	e := Told(c, err, "request failed")
 	if e.Status == http.StatusTooManyRequests || e.Status == http.StatusServiceUnavailable {
-		c.Header("Retry-After", "1")
+		c.Header("Retry-After", strconv.Itoa(max(1, int(math.Ceil(e.After.Seconds())))))
 	}
 	status, value := form(c, e)
 	body.SendJSON(c.Writer, c.Request, status, value, internalBody(c, form))

@@ -68,7 +68,11 @@ func (s *Service) Handler(form Form, h func(Call) error) gin.HandlerFunc {
 	return func(c *gin.Context) {
 		r, err := s.auth.Begin(c.Writer, c.Request)
 		if err != nil {
-			Fail(c, errKey, form)
+			refused := *errKey
+			if errors.Is(err, keys.ErrExpired) {
+				refused.Message = keys.TellRefused(err)
+			}
+			Fail(c, &refused, form)
 			return
 		}
 		defer r.Release()

@@ -184,7 +184,7 @@ func idleGateway(clients int) (err error) {
 		return err
 	}
 	handler := front.New(front.Options{Health: func() front.Health { return front.Health{Status: "ok"} }, Metrics: tel.Handler, Meter: meter, Traces: tel.Traces, Routes: []func(gin.IRouter){api.Register}})
-	return errors.Join(front.Serve(ctx, listener, handler), g.close())
+	return errors.Join(front.Serve(ctx, listener, nil, handler), g.close())
 }
 
 // startGatewayOnly makes one in a process of its own, whose use of the processor is then the server's alone, and gives what tells that use.

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"crypto/tls"
 	"errors"
 	"log/slog"
 	"math"
@@ -228,7 +229,7 @@ func (l *connections) tell(message string, args ...any) {
 
 // watch is a server's ConnState.
 func watch(conn net.Conn, state http.ConnState) {
-	c, ok := conn.(*connection)
+	c, ok := underTLS(conn).(*connection)
 	does := active
 	switch {
 	case !ok || state != http.StateActive && state != http.StateIdle:
@@ -248,6 +249,14 @@ func watch(conn net.Conn, state http.ConnState) {
 	if does == idle {
 		l.idle.push(c)
 	}
+}
+
+// underTLS is the connection that carries another one; itself if that carries nothing.
+func underTLS(c net.Conn) net.Conn {
+	if secured, ok := c.(*tls.Conn); ok {
+		return secured.NetConn()
+	}
+	return c
 }
 
 // Close implements net.Conn.

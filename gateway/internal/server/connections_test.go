@@ -282,7 +282,7 @@ func TestCountOfConnections(t *testing.T) {
 func limited() error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	l, err := Listen(ctx, "127.0.0.1:0")
+	l, err := Listen(ctx, "127.0.0.1:0", "http")
 	if err != nil {
 		return err
 	}
@@ -303,7 +303,7 @@ func limited() error {
 			defer f.Close()
 		}
 	})
-	return Serve(ctx, l, h)
+	return Serve(ctx, l, nil, h)
 }
 
 // A process with few descriptors keeps some for files, whoever connects, and tells how it is.

@@ -30,7 +30,7 @@ func serving(t *testing.T, most int, p pace, h http.Handler) (*connections, stri
 	l := newConnections(raw, most)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
-	go func() { done <- serve(ctx, l, p, h) }()
+	go func() { done <- serve(ctx, l, nil, p, h) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {

@@ -210,8 +210,8 @@ func requestID(c *gin.Context) {
 	c.Next()
 }
 
-// Listen opens the address and tells people where it is, in a line on standard error.
-func Listen(ctx context.Context, address string) (net.Listener, error) {
+// Listen opens the address and tells people where it is, in a line on standard error. The scheme is that of what is served there.
+func Listen(ctx context.Context, address, scheme string) (net.Listener, error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return nil, fmt.Errorf("listen: %w: another program listens there, which may be another tinsmith server; stop it, or take another address with --listen or listen: in the configuration (port 0 is a free one)", err)
@@ -219,15 +219,15 @@ func Listen(ctx context.Context, address string) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
-	fmt.Fprintf(os.Stderr, "listening on http://%s\n", l.Addr())
+	fmt.Fprintf(os.Stderr, "listening on %s://%s\n", scheme, l.Addr())
 	return l, nil
 }
 
 // WriteAddress tells programs where the server is, in the file `address` of the data directory, which belongs to the process that has the directory's lock.
-func WriteAddress(address net.Addr, dataDir string) error {
+func WriteAddress(scheme string, address net.Addr, dataDir string) error {
 	path := filepath.Join(dataDir, "address")
 	temporary := path + ".new"
-	if err := os.WriteFile(temporary, []byte("http://"+address.String()+"\n"), 0o600); err != nil {
+	if err := os.WriteFile(temporary, []byte(scheme+"://"+address.String()+"\n"), 0o600); err != nil {
 		return fmt.Errorf("write address: %w", err)
 	}
 	if err := os.Rename(temporary, path); err != nil {
@@ -245,21 +245,32 @@ func Address(dataDir string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// Serve answers on l until ctx ends; then open requests get a moment to finish. It bounds how many connections are open, and how slow they are.
-func Serve(ctx context.Context, l net.Listener, handler http.Handler) error {
-	return serve(ctx, newConnections(l, connectionLimit()), ordinary, handler)
+// Serve answers on l until ctx ends; then open requests get a moment to finish. It bounds how many connections are open, and how slow they are. With a certificate it speaks HTTPS, in HTTP/2 and 1.1.
+func Serve(ctx context.Context, l net.Listener, certificate *Certificate, handler http.Handler) error {
+	return serve(ctx, newConnections(l, connectionLimit()), certificate, ordinary, handler)
 }
 
-func serve(ctx context.Context, l *connections, p pace, handler http.Handler) error {
+// maxStreams is how many requests one connection of HTTP/2 may have at a time: the Tinker SDK waits for hundreds of results over one.
+const maxStreams = 1000
+
+func serve(ctx context.Context, l *connections, certificate *Certificate, p pace, handler http.Handler) error {
 	held := ballast()
 	defer runtime.KeepAlive(held)
 	s := &http.Server{
 		Handler: onlyHealth(p.keep(handler)), ReadHeaderTimeout: readHeaderTimeout, ReadTimeout: p.pause, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
 		ErrorLog: slog.NewLogLogger(slog.Default().Handler(), slog.LevelDebug), ConnState: watch,
-		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return body.WithConnection(ctx, c) },
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return body.WithConnection(ctx, underTLS(c)) },
+		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
 	}
 	failed := make(chan error, 1)
-	go func() { failed <- s.Serve(l) }()
+	go func() {
+		if certificate == nil {
+			failed <- s.Serve(l)
+			return
+		}
+		s.TLSConfig = certificate.config()
+		failed <- s.ServeTLS(l, "", "")
+	}()
 	select {
 	case err := <-failed:
 		return fmt.Errorf("serve: %w", err)

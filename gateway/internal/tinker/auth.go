@@ -20,7 +20,7 @@ func (s *Service) authToken(c call) (any, error) {
 	case errors.Is(err, keys.ErrRenewal):
 		return nil, &refusal{http.StatusUnauthorized, err.Error()}
 	case errors.Is(err, keys.ErrUnknown): // it was revoked just now
-		return nil, &refusal{http.StatusUnauthorized, "the API key is missing or unknown"}
+		return nil, &refusal{http.StatusUnauthorized, keys.TellRefused(err)}
 	case err != nil:
 		return nil, err
 	}

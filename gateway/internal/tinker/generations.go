@@ -72,10 +72,14 @@ type clientConfigAnswer struct {
 	BillingExceptionMaxPauseInSec int  `json:"billing_exception_max_pause_duration_sec"`
 }
 
-func (s *Service) clientConfig(call) (any, error) {
+func (s *Service) clientConfig(c call) (any, error) {
+	inFlight := s.opts.MaxPerClient
+	if own := s.core.Use(c.owner).Limits.Samples; own > 0 { // with more it would only be refused
+		inFlight = min(inFlight, own)
+	}
 	return clientConfigAnswer{
 		PJWTAuthEnabled: true, ProtoWriteFwdBwd: true, FwdViaFwdBwd: true, UsePyqwestTransport: true, CreateModelViaLoadWeights: true,
-		SampleUseRetrieveFutures: true, SampleJoinSamplingSession: true, SampleMaxConcurrentRequests: s.opts.MaxPerClient,
+		SampleUseRetrieveFutures: true, SampleJoinSamplingSession: true, SampleMaxConcurrentRequests: inFlight,
 		FwdBwdMaxChunkLen: 1024, FwdBwdMaxChunkBytesCount: 5_000_000, BillingExceptionMaxPauseInSec: 3600,
 	}, nil
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net/http"
 	"slices"
 	"strconv"
@@ -77,7 +78,7 @@ func fail(c *gin.Context, err error) {
 		slog.ErrorContext(c.Request.Context(), "request failed", "path", c.FullPath(), "error", err)
 	}
 	if code == http.StatusServiceUnavailable || code == http.StatusTooManyRequests {
-		c.Header("Retry-After", "1")
+		c.Header("Retry-After", strconv.Itoa(max(1, int(math.Ceil(runs.AfterOf(err).Seconds())))))
 	}
 	tell := keys.TellRequest
 	if code >= http.StatusInternalServerError || code == http.StatusFailedDependency {

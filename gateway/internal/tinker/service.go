@@ -119,6 +119,7 @@ func (s *Service) Register(r gin.IRouter) {
 	g.POST("/tinsmith/import", s.auths(s.importAdapter))
 	g.GET("/tinsmith/imports", s.lists(s.imports))
 	g.GET("/tinsmith/export", s.lists(s.exportAdapter))
+	g.GET("/tinsmith/usage", s.lists(s.usageByDay))
 	g.GET("/tinsmith/models/files", s.auths(s.modelFiles))
 	g.GET("/tinsmith/environment", s.auths(s.environment))
 }
@@ -129,6 +130,7 @@ type call struct {
 	request context.Context
 
 	owner  string
+	admin  bool        // an administrator's
 	bearer keys.Bearer // stands for the caller's key in links
 	claim  *body.Claim // what its body and its answer take
 }
@@ -168,12 +170,12 @@ func (s *Service) auths(h handler) gin.HandlerFunc {
 	return func(c *gin.Context) {
 		r, err := s.auth.Begin(c.Writer, c.Request)
 		if err != nil {
-			unauthorized(c, "the API key is missing or unknown")
+			unauthorized(c, keys.TellRefused(err))
 			return
 		}
 		defer r.Release()
 		c.Request = r.Request
-		s.answer(c, h, call{Context: c, request: c.Request.Context(), owner: r.Owner, bearer: r.Bearer})
+		s.answer(c, h, call{Context: c, request: c.Request.Context(), owner: r.Owner, admin: r.Admin, bearer: r.Bearer})
 	}
 }
 
