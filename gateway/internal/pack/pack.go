@@ -158,6 +158,15 @@ func (d *Decoder) Float() float64 {
 	return math.Float64frombits(binary.LittleEndian.Uint64(b))
 }
 
+// Float32 reads one number of those that AppendFloat32s wrote.
+func (d *Decoder) Float32() float32 {
+	b := d.take(4)
+	if b == nil {
+		return 0
+	}
+	return math.Float32frombits(binary.LittleEndian.Uint32(b))
+}
+
 // Bool reads a Bool.
 func (d *Decoder) Bool() bool { return d.Uint() != 0 }
 

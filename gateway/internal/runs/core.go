@@ -127,6 +127,8 @@ type Core struct {
 	usages     usageRecords
 	audits     atomic.Int64 // makes keys of audit entries unique
 	removing   turnstile    // of stored responses
+	seriesMu   stripes      // orders the writing of a run's series
+	metricsMu  stripes      // the same of what its client adds
 	saveMu     turnstile    // orders the writing of session and run records, so that an older state never replaces a newer one
 
 	mu          sync.Mutex
@@ -165,7 +167,7 @@ func Open(ctx context.Context, cfg Config) (*Core, error) {
 		return nil, err
 	}
 	c := &Core{
-		cfg: cfg, log: cfg.Logger, byName: map[string]*model{}, closed: make(chan struct{}), workers: newWorkers(), saveMu: make(turnstile, 1), removing: make(turnstile, 1),
+		cfg: cfg, log: cfg.Logger, byName: map[string]*model{}, closed: make(chan struct{}), workers: newWorkers(), saveMu: make(turnstile, 1), removing: make(turnstile, 1), seriesMu: newStripes(), metricsMu: newStripes(),
 		sessions: map[string]*session{}, runs: map[string]*run{}, copying: map[string]bool{}, samplers: map[string]*sampler{}, unnamed: map[string]int64{}, checkpoints: map[string]*checkpoint{}, replacing: map[string]bool{}, intactFiles: map[string]fileState{},
 		lists: newCheckpointLists(), held: map[string]held{}, saving: map[string]int64{}, listings: map[string]*listing{}, futures: map[string]*future{}, deleted: map[string]time.Time{}, removed: map[string]time.Time{}, owners: map[string]accepted{},
 		limited: cfg.Limits, meters: map[paceOf]*meter{}, storing: map[string]int64{},
@@ -198,6 +200,10 @@ func Open(ctx context.Context, cfg Config) (*Core, error) {
 	}
 	histories, err := c.readHistories(ctx)
 	if err != nil {
+		cancel()
+		return nil, err
+	}
+	if err := c.loadSeries(ctx); err != nil {
 		cancel()
 		return nil, err
 	}

@@ -410,6 +410,7 @@ func (c *Core) callPass(ctx context.Context, b Backend, op *operation) (done, er
 	for _, d := range req.Data {
 		tokens += int64(len(d.Tokens))
 	}
+	op.future.event = eventOfPass(&req, &got, tokens)
 	return done{
 		outcome: Outcome{ForwardBackward: &ForwardBackwardResult{ForwardBackwardResult: got, K: pass.K}},
 		batch:   store.Batch{Put: record, Add: []store.Record{c.usage(r.Owner, r.SessionID, r.project(), r.BaseModel, UsageTraining, tokens)}},
@@ -446,6 +447,7 @@ func (c *Core) callStep(ctx context.Context, b Backend, op *operation) (done, er
 	op.future.ran, op.future.boot, got.Execution = got.Execution, b.BootID, plugins.Execution{} // kept with the result, but not part of it
 	metrics, record, stored := c.number(r.model, b.BootID, &op.future.ran, finite(got.Metrics), "clock_cycle")
 	got.Metrics = metrics
+	op.future.event = eventOfStep(&got, op.adam)
 	return done{outcome: Outcome{OptimStep: &got}, batch: store.Batch{Put: record}, then: func() {
 		stored()
 		c.stepped(r, op.seq, got, c.cfg.now())

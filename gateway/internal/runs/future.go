@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/history"
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
 	"github.com/tinsmith/tinsmith/plugins"
 )
@@ -84,6 +85,7 @@ type future struct {
 	boot    string            // the process that said it; as begun
 	begun   time.Time         // when the backend was asked; zero before. Written by the goroutine that runs it
 	kept    bool              // see resultRecord; as begun
+	event   *history.Event    // what the run's series have of it; nil = nothing; as begun
 
 	accepted chan struct{} // closed when it is durable, or refused
 	refusal  error         // set before accepted is closed: it never came to be
@@ -305,6 +307,7 @@ func (c *Core) finish(ctx context.Context, f *future, out *Outcome, position int
 		rec.Payload = mustJSON(out)
 	}
 	value := resultRecord{Kind: f.kind, Failure: out.Failure, Position: position, Kept: f.kept, Size: int64(len(rec.Payload)), Begun: f.begun, Done: c.cfg.now().UTC(), Ran: ranRecordOf(f.ran, f.boot)}
+	event := f.recorded(&value)
 	rec.Value = value.json()
 	extra.Put = append(extra.Put, rec)
 	if f.model != nil {
@@ -327,6 +330,9 @@ func (c *Core) finish(ctx context.Context, f *future, out *Outcome, position int
 	defer c.mu.Unlock()
 	f.outcome = out
 	c.forget(f)
+	if event != nil {
+		c.record(c.runs[parent], seq, event)
+	}
 	if then != nil {
 		then()
 	}

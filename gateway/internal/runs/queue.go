@@ -345,6 +345,7 @@ func (c *Core) left(op *operation, wasAhead bool) {
 		c.cameBack(op)
 	}
 	c.keepWritten(op.run)
+	c.foldSome(op.run)
 	c.pump(op.run)
 }
 

@@ -1,6 +1,7 @@
 package runs
 
 import (
+	"encoding/base64"
 	"fmt"
 	"strconv"
 	"time"
@@ -27,7 +28,7 @@ func (r *operationRecord) json() []byte {
 
 // json is what encoding/json would write.
 func (r *resultRecord) json() []byte {
-	b := make([]byte, 0, 320)
+	b := make([]byte, 0, 512)
 	b = appendJSONText(append(b, `{"kind":`...), string(r.Kind))
 	if r.Failure != nil {
 		b = append(append(b, `,"failure":`...), mustJSON(r.Failure)...)
@@ -61,6 +62,9 @@ func (r *resultRecord) json() []byte {
 			b = strconv.AppendInt(append(b, `,"sampling":`...), int64(x.Sampling), 10)
 		}
 		b = append(b, '}')
+	}
+	if len(r.Stats) > 0 {
+		b = append(base64.StdEncoding.AppendEncode(append(b, `,"stats":"`...), r.Stats), '"')
 	}
 	return append(b, '}')
 }

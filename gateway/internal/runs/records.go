@@ -45,6 +45,9 @@ const (
 	inResponses   = "responses"     // see shelf
 	inSequences   = "sequences"     // likewise; sampled directly
 
+	inHeads  = "series_heads" // Parent: the run; see series.go
+	inSeries = "series"       // Parent: the run and the table; Rank: the number of a block
+
 	inResponseBytes = "response_bytes" // Count: how many bytes of responses an owner has
 	inSequenceBytes = "sequence_bytes" // the same of sequences
 )
@@ -70,7 +73,8 @@ type resultRecord struct {
 	Size     int64         `json:"size,omitempty"`
 	Begun    time.Time     `json:"begun,omitzero"` // zero = the backend was never asked
 	Done     time.Time     `json:"done,omitzero"`
-	Ran      *ranRecord    `json:"ran,omitempty"` // of a training operation that a backend ran
+	Ran      *ranRecord    `json:"ran,omitempty"`   // of a training operation that a backend ran
+	Stats    []byte        `json:"stats,omitempty"` // what the run's series have of it: a history.Event
 }
 
 // ranRecord is a plugins.Execution, its cycle as clients see it, and the process in which it was.

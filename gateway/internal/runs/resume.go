@@ -46,8 +46,8 @@ func (c *Core) attachSnapshot(smp *sampler) {
 	}
 }
 
-// history is what the journal knows of the numbers of a run.
-type history struct {
+// runHistory is what the journal knows of the numbers of a run.
+type runHistory struct {
 	known   []int64 // journalled, ascending
 	skipped []span64
 	decided int64         // the highest that has a result and was not skipped
@@ -57,8 +57,8 @@ type history struct {
 }
 
 // readHistory reads the numbers of a run.
-func (c *Core) readHistory(ctx context.Context, runID string) (history, error) {
-	var h history
+func (c *Core) readHistory(ctx context.Context, runID string) (runHistory, error) {
+	var h runHistory
 	skips, err := c.cfg.Store.List(ctx, inSkips, runID, store.Range{}, 0)
 	if err != nil {
 		return h, fmt.Errorf("load state: %w", err)
@@ -122,7 +122,7 @@ func covers(spans []span64, n int64) bool {
 }
 
 // restore brings a sequencer to where an earlier process left it. What is missing below a number that has a result was skipped; what is missing above is waited for anew.
-func (s *sequencer) restore(h history, now time.Time) {
+func (s *sequencer) restore(h runHistory, now time.Time) {
 	s.skipped = h.skipped
 	for _, n := range h.known {
 		if n < s.next || s.wasSkipped(n) {
@@ -153,15 +153,15 @@ func (s *sequencer) passSkipped() {
 }
 
 // readHistories reads the numbers of all runs that can go on.
-func (c *Core) readHistories(ctx context.Context) (map[*run]history, error) {
-	all := map[*run]history{}
+func (c *Core) readHistories(ctx context.Context) (map[*run]runHistory, error) {
+	all := map[*run]runHistory{}
 	for _, r := range c.runs {
 		if !r.usable() {
 			continue
 		}
 		h, err := c.readHistory(ctx, r.ID)
 		if errors.Is(err, store.ErrCorrupt) {
-			h, err = history{damage: err}, nil
+			h, err = runHistory{damage: err}, nil
 		}
 		if err != nil {
 			return nil, err
@@ -172,7 +172,7 @@ func (c *Core) readHistories(ctx context.Context) (map[*run]history, error) {
 }
 
 // resume goes on with what was accepted by an earlier process. mu is held.
-func (c *Core) resume(pending []store.Record, histories map[*run]history, known map[string]charges) {
+func (c *Core) resume(pending []store.Record, histories map[*run]runHistory, known map[string]charges) {
 	byRun := map[*run][]*operation{}
 	for _, rec := range pending {
 		var head operationRecord
@@ -247,7 +247,7 @@ func revive(r *run, f *future, rec store.Record, head operationRecord) *operatio
 }
 
 // resumeRun puts a run's unfinished operations into their places and has it rebuilt. mu is held.
-func (c *Core) resumeRun(r *run, ops []*operation, h history) {
+func (c *Core) resumeRun(r *run, ops []*operation, h runHistory) {
 	if !r.usable() || r.model == nil || r.session == nil || !r.session.active() || h.damage != nil {
 		reason := cmp.Or(r.Reason, "its session is over")
 		if r.usable() && r.model == nil {

@@ -176,6 +176,9 @@ func (c *Core) retireSome(ctx context.Context, leaving []*session, now time.Time
 
 // retirable tells whether nothing goes on in a session, and nobody has asked for it for a while. mu is held.
 func (s *session) retirable(now time.Time) bool {
+	if slices.ContainsFunc(s.runs, func(r *run) bool { return r.series.unwritten() }) {
+		return false
+	}
 	return !s.active() && s.pending == 0 && s.EndedAt != nil && now.Sub(*s.EndedAt) > retireAfter && now.Sub(s.asked) > retireAfter
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/history"
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
 )
 
@@ -96,6 +97,7 @@ type RunInfo struct {
 // RunStatus is how the training of a live run stands.
 type RunStatus struct {
 	RunInfo
+	Naming
 	Step            int64
 	Version         int64
 	Queued          int     // operations accepted and not finished
@@ -142,6 +144,7 @@ type run struct {
 	prunable bool           // since that began there may be more of them
 	written  *recoveryPoint // it is on disk, and counts when everything up to its place is in the journal
 	live     runStats
+	series   runSeries
 	queue    queue
 	pins     map[int64]*snapshot // versions that unnamed samplers use
 	reserved map[string]bool     // checkpoint paths that saves in flight will make
@@ -175,7 +178,8 @@ type runRecord struct {
 func (c *Core) newRun(rec runRecord) *run {
 	return &run{
 		runRecord: rec, queue: newQueue(c.cfg.GapWait), pins: map[int64]*snapshot{}, reserved: map[string]bool{},
-		live: runStats{loss: math.NaN(), gradient: math.NaN(), norm: math.NaN(), weightsAt: rec.CreatedAt},
+		live:   runStats{loss: math.NaN(), gradient: math.NaN(), norm: math.NaN(), weightsAt: rec.CreatedAt},
+		series: runSeries{fold: &history.Fold{}},
 	}
 }
 

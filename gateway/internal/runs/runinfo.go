@@ -171,7 +171,7 @@ func (c *Core) RunStatuses(_ context.Context, owner string) ([]RunStatus, error)
 			rebuilding = &Rebuilding{Runs: 1, Replayed: b.replayed(), ToReplay: b.count, Trouble: b.trouble}
 		}
 		list = append(list, RunStatus{
-			Rebuilding: rebuilding,
+			Rebuilding: rebuilding, Naming: namingOf(r.session, r.UserMetadata),
 			RunInfo:    c.describeRun(r), Step: r.live.step, Version: r.live.version, Queued: r.queue.unfinished, LastLoss: r.live.loss, GradientNorm: r.live.gradient,
 			AdapterNorm: r.live.norm, TokensPerSecond: r.live.rate(now), TrainedTokens: r.live.tokens,
 			UnreadInputs: r.Unread,

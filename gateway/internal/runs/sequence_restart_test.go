@@ -111,19 +111,19 @@ func TestSequencerRestore(t *testing.T) {
 	now := time.Unix(1000, 0)
 	for _, c := range []struct {
 		name string
-		h    history
+		h    runHistory
 		next int64
 		held []int64
 		gone []int64
 	}{
-		{"nothing", history{}, 1, nil, nil},
-		{"all there", history{known: []int64{1, 2, 3}, decided: 3}, 4, nil, nil},
-		{"some unfinished", history{known: []int64{1, 2, 3}, decided: 1}, 4, nil, nil},
-		{"a gap above what is decided", history{known: []int64{1, 2, 5, 6}, decided: 2}, 3, []int64{5, 6}, nil},
-		{"a gap below what is decided", history{known: []int64{1, 5}, decided: 5}, 6, nil, []int64{2, 3, 4}},
-		{"a journalled gap", history{known: []int64{1, 4}, skipped: []span64{{2, 4}}, decided: 1}, 5, nil, []int64{2, 3}},
-		{"one that came late", history{known: []int64{1, 2, 4}, skipped: []span64{{2, 4}}, decided: 4}, 5, nil, []int64{2, 3}},
-		{"a refused number at the end", history{known: []int64{1}, skipped: []span64{{2, 3}}, decided: 1}, 3, nil, []int64{2}},
+		{"nothing", runHistory{}, 1, nil, nil},
+		{"all there", runHistory{known: []int64{1, 2, 3}, decided: 3}, 4, nil, nil},
+		{"some unfinished", runHistory{known: []int64{1, 2, 3}, decided: 1}, 4, nil, nil},
+		{"a gap above what is decided", runHistory{known: []int64{1, 2, 5, 6}, decided: 2}, 3, []int64{5, 6}, nil},
+		{"a gap below what is decided", runHistory{known: []int64{1, 5}, decided: 5}, 6, nil, []int64{2, 3, 4}},
+		{"a journalled gap", runHistory{known: []int64{1, 4}, skipped: []span64{{2, 4}}, decided: 1}, 5, nil, []int64{2, 3}},
+		{"one that came late", runHistory{known: []int64{1, 2, 4}, skipped: []span64{{2, 4}}, decided: 4}, 5, nil, []int64{2, 3}},
+		{"a refused number at the end", runHistory{known: []int64{1}, skipped: []span64{{2, 3}}, decided: 1}, 3, nil, []int64{2}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newSequencer(time.Second)
@@ -149,7 +149,7 @@ func TestSequencerRestore(t *testing.T) {
 func TestSkipsBelowThoseOfAnEarlierProcess(t *testing.T) {
 	now := time.Unix(1000, 0)
 	s := newSequencer(time.Second)
-	s.restore(history{known: []int64{1, 3, 5, 6}, skipped: []span64{{4, 5}}, decided: 1}, now)
+	s.restore(runHistory{known: []int64{1, 3, 5, 6}, skipped: []span64{{4, 5}}, decided: 1}, now)
 	if ready := s.overdue(now.Add(time.Second)); !slices.Equal(ready, []int64{3, 5, 6}) {
 		t.Errorf("%v are ready", ready)
 	}
@@ -163,7 +163,7 @@ func TestSkipsBelowThoseOfAnEarlierProcess(t *testing.T) {
 	}
 	// The lower one may come in time, too: then nothing is waited for that was skipped.
 	s = newSequencer(time.Second)
-	s.restore(history{known: []int64{1, 3, 5, 6}, skipped: []span64{{4, 5}}, decided: 1}, now)
+	s.restore(runHistory{known: []int64{1, 3, 5, 6}, skipped: []span64{{4, 5}}, decided: 1}, now)
 	if ready, ok := s.arrive(2, now); !ok || !slices.Equal(ready, []int64{2, 3, 5, 6}) {
 		t.Errorf("%v are ready", ready)
 	}

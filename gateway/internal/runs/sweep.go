@@ -95,6 +95,7 @@ func (c *Core) sweep(ctx context.Context, elapsed time.Duration) {
 	for _, cp := range gone {
 		c.logged("an expired checkpoint could not be deleted", c.deleteCheckpoint(ctx, cp, "checkpoint_expired"), "path", cp.Path)
 	}
+	c.logged("series could not be written", c.writeSeries(ctx)) // before the results go of which they can be made again
 	for _, s := range old {
 		c.logged("old results could not be deleted", c.purge(ctx, s), "session", s.ID)
 	}
@@ -152,6 +153,9 @@ func earlier(a, b time.Time) time.Time {
 
 // purge deletes the operations of a session that has ended, and the results of its runs; the session, its runs and its checkpoints stay listed.
 func (c *Core) purge(ctx context.Context, s *session) error {
+	if err := c.writeSeriesOf(ctx, s.runs); err != nil {
+		return err
+	}
 	var b store.Batch
 	under := func(collection, parent string) {
 		b.DeleteUnder = append(b.DeleteUnder, store.ParentKey{Collection: collection, Parent: parent})

@@ -137,6 +137,7 @@ func (c *Core) removeSession(ctx context.Context, s *session) error {
 		b.Delete = append(b.Delete, store.RecordKey{Collection: inSessions, Key: s.ID}, store.RecordKey{Collection: inRetired, Key: s.ID})
 		for _, r := range s.runs {
 			b.Delete = append(b.Delete, store.RecordKey{Collection: inOwned, Key: r.ID}, store.RecordKey{Collection: inProjects, Key: r.ID})
+			b.DeleteUnder = append(b.DeleteUnder, seriesOf(r.ID)...)
 		}
 		for _, collection := range []string{inRuns, inSamplers, inTexts} {
 			b.DeleteUnder = append(b.DeleteUnder, store.ParentKey{Collection: collection, Parent: s.ID})
@@ -155,6 +156,7 @@ func (c *Core) removeStored(ctx context.Context, before time.Time) error {
 	for id, r := range c.runs {
 		if r.State == stateStored && r.session == nil && r.SessionID == "" && r.CreatedAt.Before(before) && len(c.lists.byRun[id]) == 0 && !c.copying[id] && len(b.Delete) < 3*thinPage {
 			b.Delete = append(b.Delete, store.RecordKey{Collection: inRuns, Key: id}, store.RecordKey{Collection: inOwned, Key: id}, store.RecordKey{Collection: inProjects, Key: id})
+			b.DeleteUnder = append(b.DeleteUnder, seriesOf(id)...)
 		}
 	}
 	c.mu.Unlock()

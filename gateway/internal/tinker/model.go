@@ -146,7 +146,15 @@ func (s *Service) unloadModel(c call) (any, error) {
 	return accepted(submitted, err)
 }
 
+// runStatuses lists the runs that are live, and with state=all those that have ended too.
 func (s *Service) runStatuses(c call) (any, error) {
+	switch state := c.Query("state"); state {
+	case "", "live":
+	case "all":
+		return s.overviews(c)
+	default:
+		return nil, badRequestf("state: %.40q is not one of live, all", state)
+	}
 	statuses, err := s.core.RunStatuses(c, c.owner)
 	if err != nil {
 		return nil, err
@@ -164,6 +172,7 @@ func (s *Service) runStatuses(c call) (any, error) {
 			"step": r.Step, "version": r.Version, "queued": r.Queued, "trained_tokens": r.TrainedTokens, "tokens_per_second": r.TokensPerSecond,
 			"last_loss": finite(r.LastLoss), "grad_norm": finite(r.GradientNorm), "adapter_norm": finite(r.AdapterNorm), "last_request_time": r.LastRequest,
 		}
+		addNaming(out[i], r.Naming)
 	}
 	return gin.H{"runs": out}, nil
 }

@@ -116,6 +116,10 @@ func (s *Service) Register(r gin.IRouter) {
 
 	// What only Tinsmith has.
 	g.GET("/tinsmith/runs", s.lists(s.runStatuses))
+	g.GET("/tinsmith/runs/:run", s.lists(s.overview))
+	g.GET("/tinsmith/runs/:run/series", s.lists(s.series))
+	g.GET("/tinsmith/runs/:run/events", s.auths(s.seriesEvents))
+	g.POST("/tinsmith/runs/:run/metrics", s.auths(s.addMetrics))
 	g.POST("/tinsmith/import", s.auths(s.importAdapter))
 	g.GET("/tinsmith/imports", s.lists(s.imports))
 	g.GET("/tinsmith/export", s.lists(s.exportAdapter))
