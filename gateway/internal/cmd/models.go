@@ -11,7 +11,11 @@ import (
 func modelsCommand() *cobra.Command {
 	c := &cobra.Command{Use: "models", Short: "List what a server serves: base models, aliases, live adapters and saved ones", Args: cobra.NoArgs}
 	conn := addConnection(c)
+	asJSON := c.Flags().Bool("json", false, "print the server's answer as JSON")
 	c.RunE = func(c *cobra.Command, _ []string) error {
+		if *asJSON {
+			return conn.copyJSON(c.Context(), "/v1/models", c.OutOrStdout())
+		}
 		var answer struct {
 			Data []struct {
 				ID      string `json:"id"`
@@ -21,6 +25,7 @@ func modelsCommand() *cobra.Command {
 				Origin  origin `json:"origin"`
 
 				UserMetadata map[string]any `json:"user_metadata"`
+				naming
 			} `json:"data"`
 		}
 		if err := conn.call(c.Context(), http.MethodGet, "/v1/models", nil, &answer); err != nil {
@@ -38,6 +43,9 @@ func modelsCommand() *cobra.Command {
 			}
 			fmt.Fprintf(w, "%s\n  %s\n", m.ID, kind)
 			m.Origin.tell(w, "imported")
+			if text := m.text(); text != "" {
+				fmt.Fprintf(w, "  %s\n", text)
+			}
 			if len(m.UserMetadata) > 0 {
 				fmt.Fprintf(w, "  %s\n", named(m.UserMetadata, lineWidth-2))
 			}

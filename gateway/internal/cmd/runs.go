@@ -13,9 +13,27 @@ import (
 )
 
 func runsCommand() *cobra.Command {
-	c := &cobra.Command{Use: "runs", Short: "Show the training runs of a server: step, loss, norms, speed", Args: cobra.NoArgs}
+	c := &cobra.Command{
+		Use: "runs [RUN]", Short: "Show the training runs of a server: step, loss, norms, speed; of one RUN its curves",
+		Long: "Show the training runs of a server that are live: step, loss, norms, speed. With a RUN, live or ended, draw the curves of its series.",
+		Args: cobra.MaximumNArgs(1),
+	}
 	conn := addConnection(c)
-	c.RunE = func(c *cobra.Command, _ []string) error {
+	all := c.Flags().Bool("all", false, "list the runs that have ended too, newest first")
+	owners := c.Flags().String("owners", "me", "with --all: of whom, me or all; all is for administrators' keys")
+	names := c.Flags().StringArray("series", nil, "with a RUN: a series to draw, such as loss; may be given again (default: all)")
+	asJSON := c.Flags().Bool("json", false, "print the server's answer as JSON")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		switch {
+		case *owners != "me" && *owners != "all":
+			return fmt.Errorf("--owners: %q is not one of me, all", *owners)
+		case len(args) == 1:
+			return showRun(c.Context(), conn, c.OutOrStdout(), args[0], *names, *asJSON)
+		case *all || *owners == "all":
+			return listAllRuns(c.Context(), conn, c.OutOrStdout(), *owners, *asJSON)
+		case *asJSON:
+			return conn.copyJSON(c.Context(), "/api/v1/tinsmith/runs", c.OutOrStdout())
+		}
 		var answer struct {
 			Runs []struct {
 				ID          string    `json:"run_id"`
@@ -35,6 +53,7 @@ func runsCommand() *cobra.Command {
 				Began       origin    `json:"began"`
 
 				UserMetadata map[string]any `json:"user_metadata"`
+				naming
 
 				Rebuilding *struct {
 					Replayed int    `json:"operations_replayed"`
@@ -53,6 +72,9 @@ func runsCommand() *cobra.Command {
 			fmt.Fprintf(w, runRow, r.ID, strconv.FormatInt(r.Step, 10), figure(r.Loss), strconv.FormatFloat(r.TokensPerS, 'f', 0, 64), since(r.LastRequest))
 			fmt.Fprintf(w, "  %s, rank %d\n", r.Base, r.Rank)
 			fmt.Fprintf(w, "  gradient norm %s, adapter norm %s, %d queued\n", figure(r.GradNorm), figure(r.AdapterNorm), r.Queued)
+			if text := r.text(); text != "" {
+				fmt.Fprintf(w, "  %s\n", text)
+			}
 			if len(r.UserMetadata) > 0 {
 				fmt.Fprintf(w, "  %s\n", named(r.UserMetadata, lineWidth-2))
 			}

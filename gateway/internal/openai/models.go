@@ -27,6 +27,12 @@ func modelObject(m runs.ServedModel) gin.H {
 	if m.Origin != nil {
 		out["origin"] = m.Origin
 	}
+	if m.DisplayName != "" {
+		out["display_name"] = m.DisplayName
+	}
+	if m.Recipe != "" {
+		out["recipe"] = m.Recipe
+	}
 	if len(m.UserMetadata) > 0 {
 		out["user_metadata"] = m.UserMetadata
 	}

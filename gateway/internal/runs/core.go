@@ -141,6 +141,7 @@ type Core struct {
 	checkpoints map[string]*checkpoint // by path
 	futures     map[string]*future     // accepted and not complete, by request id
 	lists       checkpointLists        // the same checkpoints
+	names       map[string]Naming      // of sessions that are not in memory, as far as somebody has asked
 	held        map[string]held        // by owner
 	listings    map[string]*listing    // by owner
 	saving      map[string]int64       // bytes of the user metadata of saves that are not finished, by owner
@@ -169,7 +170,7 @@ func Open(ctx context.Context, cfg Config) (*Core, error) {
 	c := &Core{
 		cfg: cfg, log: cfg.Logger, byName: map[string]*model{}, closed: make(chan struct{}), workers: newWorkers(), saveMu: make(turnstile, 1), removing: make(turnstile, 1), seriesMu: newStripes(), metricsMu: newStripes(),
 		sessions: map[string]*session{}, runs: map[string]*run{}, copying: map[string]bool{}, samplers: map[string]*sampler{}, unnamed: map[string]int64{}, checkpoints: map[string]*checkpoint{}, replacing: map[string]bool{}, intactFiles: map[string]fileState{},
-		lists: newCheckpointLists(), held: map[string]held{}, saving: map[string]int64{}, listings: map[string]*listing{}, futures: map[string]*future{}, deleted: map[string]time.Time{}, removed: map[string]time.Time{}, owners: map[string]accepted{},
+		lists: newCheckpointLists(), names: map[string]Naming{}, held: map[string]held{}, saving: map[string]int64{}, listings: map[string]*listing{}, futures: map[string]*future{}, deleted: map[string]time.Time{}, removed: map[string]time.Time{}, owners: map[string]accepted{},
 		limited: cfg.Limits, meters: map[paceOf]*meter{}, storing: map[string]int64{},
 	}
 	for i := range cfg.Models {

@@ -29,6 +29,8 @@ type ServedModel struct {
 	RunID        string
 	SessionID    string
 	Owner        string
+	DisplayName  string // of the session; "" = none
+	Recipe       string // from the metadata of the run or its session; "" = none
 	UserMetadata json.RawMessage
 	CreatedAt    time.Time // of a live adapter: when its newest weights were made; zero for base models
 	Origin       *Origin   // of an import
@@ -272,7 +274,15 @@ func (c *Core) latest(owner, name string, m *model) (Target, bool) {
 
 // ServedModels lists what the caller can name: base models, aliases, live runs, sampler checkpoints, each kind oldest first. Metadata of more than maxInline bytes are left out, and all of them where they come to more than
 // one answer has. Of a base model that cannot be served nothing is listed.
-func (c *Core) ServedModels(_ context.Context, owner string) ([]ServedModel, error) {
+func (c *Core) ServedModels(ctx context.Context, owner string) ([]ServedModel, error) {
+	list, err := c.servedModels(owner)
+	if err == nil {
+		c.nameAll(ctx, list)
+	}
+	return list, err
+}
+
+func (c *Core) servedModels(owner string) ([]ServedModel, error) {
 	served := map[string]bool{}
 	for _, m := range c.models {
 		served[m.Name] = c.failed(m) == nil
@@ -340,6 +350,8 @@ func (r *run) served() ServedModel {
 	if !r.Apart {
 		m.UserMetadata = r.UserMetadata
 	}
+	n := namingOf(r.session, r.UserMetadata)
+	m.DisplayName, m.Recipe = n.DisplayName, n.Recipe
 	return m
 }
 
@@ -350,5 +362,9 @@ func (c *Core) servedCheckpoint(cp *checkpoint) ServedModel {
 		m.UserMetadata = mustJSON(cp.UserMetadata)
 	}
 	m.SessionID, _ = c.whereabouts(cp.RunID)
+	if r := c.runs[cp.RunID]; r != nil {
+		n := namingOf(r.session, r.UserMetadata)
+		m.DisplayName, m.Recipe = n.DisplayName, n.Recipe
+	}
 	return m
 }

@@ -172,7 +172,7 @@ func (c *Core) RunStatuses(_ context.Context, owner string) ([]RunStatus, error)
 		}
 		list = append(list, RunStatus{
 			Rebuilding: rebuilding, Naming: namingOf(r.session, r.UserMetadata),
-			RunInfo:    c.describeRun(r), Step: r.live.step, Version: r.live.version, Queued: r.queue.unfinished, LastLoss: r.live.loss, GradientNorm: r.live.gradient,
+			RunInfo: c.describeRun(r), Step: r.live.step, Version: r.live.version, Queued: r.queue.unfinished, LastLoss: r.live.loss, GradientNorm: r.live.gradient,
 			AdapterNorm: r.live.norm, TokensPerSecond: r.live.rate(now), TrainedTokens: r.live.tokens,
 			UnreadInputs: r.Unread,
 		})

@@ -3,7 +3,6 @@ package runs
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -44,43 +43,6 @@ type RunOverview struct {
 	State  string       // creating, live, failed, ended, corrupted or stored
 	Reason string       // why it is not live
 	Series []SeriesInfo // in the order in which they came
-}
-
-// Naming is what people call a run.
-type Naming struct {
-	DisplayName     string          // of its session; "" = none
-	Recipe          string          // from the metadata of the run or its session; "" = none
-	SessionMetadata json.RawMessage // nil where it is large
-}
-
-// recipeKeys name the recipe in metadata, the first that is there.
-var recipeKeys = []string{"recipe_name", "recipe"}
-
-// namingOf reads names from a session and the metadata of a run. s may be nil.
-func namingOf(s *session, metadata json.RawMessage) (n Naming) {
-	all := []json.RawMessage{metadata}
-	if s != nil {
-		n.DisplayName = s.DisplayName
-		if len(s.UserMetadata) <= maxInline && !s.Apart {
-			n.SessionMetadata = s.UserMetadata
-			all = append(all, s.UserMetadata)
-		}
-	}
-	for _, raw := range all {
-		if len(raw) > maxInline {
-			continue
-		}
-		var values map[string]any
-		if json.Unmarshal(raw, &values) != nil {
-			continue
-		}
-		for _, key := range recipeKeys {
-			if text, ok := values[key].(string); ok && n.Recipe == "" && len(text) <= maxLabel {
-				n.Recipe = text
-			}
-		}
-	}
-	return n
 }
 
 // OverviewQuery selects runs.
