@@ -121,7 +121,7 @@ func TestMetricsFileIsFollowed(t *testing.T) {
 
 func TestMetricsThatARunDoesNotTakeAreAnError(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "metrics.jsonl")
-	if err := os.WriteFile(path, []byte(`{"a": 1}`), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte("{\"a\": 1}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	conn, _ := metricsServer(t, http.StatusNotFound)
@@ -146,8 +146,8 @@ func TestCurves(t *testing.T) {
 		"none":          {nil, nil, []string{"no numbers"}},
 		"none finite":   {[]int64{1, 2}, append(number(math.Inf(1)), nil), []string{"no numbers"}},
 		"one":           {[]int64{7}, number(3), []string{"3 ┤", "7"}},
-		"equal":         {[]int64{1, 2}, number(5, 5), []string{"5 ┤", "⠒⠒⠒"}},
-		"falling":       {[]int64{0, 10}, number(2, -2), []string{"2 ┤⠉⠑", "-2 ┤", "⠤⣀"}},
+		"equal":         {[]int64{1, 2}, number(5, 5), []string{"5 ┤", "⣀⣀⣀"}},
+		"falling":       {[]int64{0, 10}, number(2, -2), []string{"2 ┤⠉⠉⠉⠒", "-2 ┤", "⠤⠤⢄\n"}},
 		"the largest":   {[]int64{0, 1 << 53}, number(-math.MaxFloat64, math.MaxFloat64), []string{"1.7977e+308 ┤", "9007199254740992"}},
 		"with a gap":    {[]int64{0, 5, 10}, []*float64{number(1)[0], nil, number(2)[0]}, []string{"2 ┤"}},
 		"fewer numbers": {[]int64{0}, number(1, 2, 3), []string{"1 ┤"}},
