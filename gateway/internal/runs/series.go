@@ -56,7 +56,7 @@ func seriesOf(runID string) []store.ParentKey {
 // What of a run's series may be in memory before it is looked at: events that are not folded, and rows that are not written.
 const (
 	foldAt  = 32
-	writeAt = 4 * history.BlockRows
+	writeAt = history.BlockRows
 )
 
 // runSeries is what of a run's series is not in the store. mu of the core guards it.
@@ -141,7 +141,7 @@ func (c *Core) fold(r *run) {
 			s.rows[t] = append(rows, *row)
 		}
 	}
-	s.waiting = append(s.waiting[:0], s.waiting[n:]...)
+	s.waiting = slices.Clone(s.waiting[n:]) // a part of it would keep all of it in memory
 	s.after = len(s.waiting)
 	if fresh && s.news != nil {
 		close(s.news)
