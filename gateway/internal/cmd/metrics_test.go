@@ -166,3 +166,17 @@ func TestCurves(t *testing.T) {
 		}
 	}
 }
+
+func TestNamesAreShownAsText(t *testing.T) {
+	for in, want := range map[naming]string{
+		{"first", "math_rl"}: "first, math_rl",
+		{"", "math_rl"}:      "math_rl",
+		{}:                   "",
+		{"<b>a</b>\x1b[31m\u202eb\u2066\r\nc", ""}:  "<b>a</b>[31mb c",
+		{strings.Repeat("é", 1<<20), "never shown"}: strings.Repeat("é", lineWidth-3) + "…",
+	} {
+		if got := in.text(); got != want {
+			t.Errorf("%.40q is shown as %q, wanted %q", in, got, want)
+		}
+	}
+}

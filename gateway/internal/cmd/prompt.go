@@ -107,10 +107,10 @@ func (s shown) Write(p []byte) (int, error) {
 	return len(p), err
 }
 
-// printable leaves out what would control a terminal: a model may say anything.
+// printable leaves out what would control a terminal, or turn the direction of what stands around it: a model may say anything.
 func printable(text string) string {
 	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) && r != '\n' && r != '\t' {
+		if unicode.IsControl(r) && r != '\n' && r != '\t' || r >= 0x202a && r <= 0x202e || r >= 0x2066 && r <= 0x2069 {
 			return -1
 		}
 		return r
