@@ -94,9 +94,6 @@ func (l *Loader) deltaNet(ctx context.Context, i int, o HybridOptions) (*nn.Delt
 		return nil, fmt.Errorf("layer %d is %s: device %s has no kernels for it yet", i, LinearAttention, l.model.Device.Name())
 	}
 	rank, ranks := l.model.Rank, l.model.Ranks
-	if ranks > 1 && !l.model.Device.Segmented() {
-		return nil, fmt.Errorf("layer %d is %s, which %w over %d GPUs yet: copies of the model can be (plugin dataparallel)", i, LinearAttention, ErrCut, ranks)
-	}
 	keyHeads, heads := share(s.KeyHeads, rank, ranks), share(s.ValueHeads, rank, ranks) // each key head is with the value heads that use it
 	d := &nn.DeltaNet{KeyHeads: keyHeads.size(), KeyDim: s.KeyHeadDim, ValueHeads: heads.size(), ValueDim: s.ValueHeadDim}
 	keyRows, valueRows := keyHeads.times(s.KeyHeadDim), heads.times(s.ValueHeadDim)

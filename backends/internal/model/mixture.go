@@ -110,11 +110,8 @@ func (l *Loader) sharedMixture(ctx context.Context, i int, o TransformerOptions)
 
 // checkMixture refuses what experts are not there for.
 func (l *Loader) checkMixture() error {
-	switch {
-	case l.Config.MoE.PerToken > tensor.MaxSlots:
+	if l.Config.MoE.PerToken > tensor.MaxSlots {
 		return fmt.Errorf("num_experts_per_tok is %d, it must be in 1 … %d", l.Config.MoE.PerToken, tensor.MaxSlots)
-	case l.model.Ranks > 1 && !l.model.Device.Segmented():
-		return fmt.Errorf("a model with experts %w over %d GPUs yet: use one device, or dataparallel", ErrCut, l.model.Ranks)
 	}
 	return nil
 }
