@@ -23,6 +23,7 @@ type Device struct {
 	name            string
 	major, minor    int
 	multiprocessors int
+	expandedBytes   int  // of parts of weights in eight bits
 	shared          int  // most dynamic shared memory of a block, bytes
 	warpgroups      bool // products of many rows use them; their module has been loaded
 	rows            sharedRows
@@ -97,7 +98,7 @@ func (d *Driver) Open(ordinal int) (*Device, error) {
 	if info.Major < leastMajor {
 		return nil, fmt.Errorf("cuda:%d: %s has compute capability %d.%d: %d.0 is needed", ordinal, info.Name, info.Major, info.Minor, leastMajor)
 	}
-	v := &Device{driver: d, name: info.Name, major: info.Major, minor: info.Minor, multiprocessors: info.Multiprocessors}
+	v := &Device{driver: d, name: info.Name, major: info.Major, minor: info.Minor, multiprocessors: info.Multiprocessors, expandedBytes: expandedBytes}
 	v.c = (*C.device)(C.calloc(1, C.sizeof_device))
 	v.c.d, v.c.ordinal = d.c, C.int(ordinal)
 	v.pool.init(v)

@@ -87,7 +87,7 @@ func (v *Device) CombineBackward(dp, drows, h, p View, table ExpertTable) error 
 	return v.launch(kCombineBackward, (drows.Rows+rows-1)/rows, 1, 1, bytesIn(&a))
 }
 
-// RoutedProduct is a product of rows of tokens [First, End) with the matrices of their experts: that of expert 0 is Weight, the next one begins Apart elements later. Gathered, X has a row for each token. The rest is as in Product
+// RoutedProduct is a product of rows of tokens [First, End) with the matrices of their experts: that of expert 0 is Weight, the next one begins Apart elements later, of Type E4M3 so many bytes. Gathered, X has a row for each token. The rest is as in Product
 // and RowGroup.
 type RoutedProduct struct {
 	Y, X       View
@@ -117,7 +117,7 @@ const (
 
 // routedTile chooses among kernels of equal bits.
 func (t *ExpertTable) routedTile(rows int64, of Type, transposed bool) tile {
-	if of != BFloat16 {
+	if of == Float32 {
 		if transposed {
 			return tile{kRoutedTransposedFloat32, 64, 64}
 		}
@@ -133,6 +133,7 @@ func (t *ExpertTable) routedTile(rows int64, of Type, transposed bool) tile {
 	if transposed {
 		s.kernel += kRoutedTransposed - kRouted
 	}
+	s.kernel = kernelFor(s.kernel, of)
 	return s
 }
 
@@ -143,7 +144,7 @@ func (v *Device) RoutedProducts(table ExpertTable, products []RoutedProduct, t T
 			return fmt.Errorf("routed product: an inner axis of %d elements is too long", d)
 		}
 	}
-	if t == BFloat16 {
+	if t != Float32 {
 		var own []roundedRows
 		defer func() {
 			for _, rows := range slices.Backward(own) { // scratch memory is a stack

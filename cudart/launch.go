@@ -8,6 +8,7 @@ import "C"
 import (
 	"fmt"
 	"math"
+	"slices"
 	"unsafe"
 )
 
@@ -90,7 +91,8 @@ const (
 	kSwiGLUClampedBackward = kSink + 2
 	kAddRouted             = kSink + 3
 	kAddRoutedBackward     = kSink + 4
-	kRecurrence            = kSink + 5 // those of recurrenceKernels
+	kRecurrence            = kSink + 5         // those of recurrenceKernels
+	kE4M3                  = kBehindRecurrence // those of e4m3Kernels
 )
 
 // headDims are the head dimensions that attention kernels exist for, tensorHeadDims those of the ones with tensor cores; a smaller head is filled up.
@@ -155,7 +157,7 @@ var kernels = func() []kernel {
 		}
 	}
 	table = append(table, kernel{"sink", 256, 0}, kernel{"swiglu_clamped", 256, 0}, kernel{"swiglu_clamped_backward", 256, 0}, kernel{"add_routed", 256, 0}, kernel{"add_routed_backward", 256, 0})
-	return append(table, recurrenceKernels...)
+	return slices.Concat(table, recurrenceKernels, e4m3Kernels)
 }()
 
 // View is a matrix in device memory: element (r, c) is at At + (r·Stride + c)·size. Rows without elements may have any address.
@@ -164,7 +166,8 @@ type View struct {
 	Rows, Cols, Stride int64
 }
 
-// Weight is a matrix of Out × In elements for products: row by row, a row beginning every Pitch elements, Pitch a multiple of 8; what lies between In and Pitch is zero.
+// Weight is a matrix of Out × In elements for products: row by row, a row beginning every Pitch elements, Pitch a multiple of 8; what lies between In and Pitch is zero. Of one of Type E4M3, Pitch is for how many columns it has a
+// scale, and E4M3GroupBytes says how it lies.
 type Weight struct {
 	At             Address
 	Out, In, Pitch int64
@@ -173,11 +176,12 @@ type Weight struct {
 // Type is the type of elements in device memory.
 type Type int32
 
-// The element types. Float16 is one of weight files only.
+// The element types. Float16 is one of weight files only, E4M3 one of weights.
 const (
 	Float32  Type = C.FLOAT32
 	BFloat16 Type = C.BFLOAT16
 	Float16  Type = C.FLOAT16
+	E4M3     Type = C.E4M3
 )
 
 // The Go structures are the C ones.

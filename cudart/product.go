@@ -97,7 +97,7 @@ const (
 
 // Product is y = x · wᵀ for the rows of every group, or y += x · wᵀ with accumulate: rows of x (float32, or the weights' type t) with every row of w. Transposed, it is x · w: rows of x
 // with every column of w. Other rows, and columns beyond a group's weight, stay as they are. An element is one chain over the inner axis in ascending order that begins with what y
-// holds or with zero; bfloat16 weights round x and take 16 steps at once, in
+// holds or with zero; weights of bfloat16, and in eight bits, round x and take 16 steps at once, in
 // warps or, after UseWarpgroups, in warpgroups where there are many rows, or after UseCuBLASLt as that library does. No row may be in two groups.
 func (v *Device) Product(y, x View, xType Type, groups []RowGroup, t Type, transposed, accumulate bool) error {
 	return v.product(y, x, xType, groups, tailRows{}, t, transposed, accumulate)
@@ -117,21 +117,26 @@ func (v *Device) product(y, x View, xType Type, groups []RowGroup, tail tailRows
 		return nil
 	}
 	shape := tile{kProductFloat32, 64, 64}
-	if t == BFloat16 {
+	if t != Float32 {
 		if x, xType, err = v.sharedRounded(x, xType); err != nil {
 			return err
 		}
-		if tail.x.At == 0 {
+		if tail.x.At == 0 && t == BFloat16 {
 			if done, err := v.productByLibrary(y, x, xType, groups, transposed, accumulate); done || err != nil {
 				return err
 			}
 		}
-		if v.warpgroups {
+		if v.warpgroups && t == BFloat16 {
 			if group, ok := v.warpgroupTile(x, groups, transposed, columns); ok {
 				err := v.productByWarpgroups(y, x, xType, groups, tail, group, columns, transposed, accumulate)
 				if !errors.Is(err, ErrOutOfMemory) { // for rounded rows; warps need none, and their bits are the same
 					return err
 				}
+			}
+		}
+		if t == E4M3 {
+			if done, err := v.productExpanded(y, x, xType, groups, transposed, accumulate); done || err != nil {
+				return err
 			}
 		}
 		given := xType
@@ -145,8 +150,9 @@ func (v *Device) product(y, x View, xType Type, groups []RowGroup, tail tailRows
 		shape.kernel = kProductTransposedFloat32
 	}
 	p := part{y, x, xType, groups, tail, columns, accumulate}
-	if t == BFloat16 {
+	if t != Float32 {
 		shape, _ = v.bfloat16Tile([]part{p}, transposed)
+		shape.kernel = kernelFor(shape.kernel, t)
 	}
 	return v.productInTiles(p, shape)
 }
@@ -176,7 +182,7 @@ func (v *Device) roundedForWarps(x View, xType Type, groups []RowGroup, transpos
 
 // productInTiles launches a kernel over all tiles of a product.
 func (v *Device) productInTiles(p part, shape tile) error {
-	if shape.kernel >= kProduct && shape.kernel < kAttention {
+	if byWarps(shape.kernel) {
 		return v.productsInTiles([]part{p}, shape)
 	}
 	a := p.arguments()

@@ -41,7 +41,7 @@ func (v *Device) Rides(m Multiplication) bool {
 	return ride
 }
 
-// Products does ProductWithTail of each of list, bit for bit; none may read or write what another writes. Those with bfloat16 weights of which no group has many rows share
+// Products does ProductWithTail of each of list, bit for bit; none may read or write what another writes. Those with weights of bfloat16, or in eight bits, of which no group has many rows share
 // launches where that pays, neighbours in the list only. Rows that products read one after another are shared among them, as ShareRows says it, also with a call of Products after this one: ShareRows ends that, and must before the rows are written.
 func (v *Device) Products(list []Multiplication) (err error) {
 	j := jointLaunch{device: v, parts: v.parts[:0], own: v.ownRows[:0]}
@@ -52,7 +52,7 @@ func (v *Device) Products(list []Multiplication) (err error) {
 	for i := range list {
 		m := &list[i]
 		if p, ok := v.jointPart(m); ok {
-			if err := j.add(p, m.Transposed); err != nil {
+			if err := j.add(p, m.Type, m.Transposed); err != nil {
 				return err
 			}
 			continue
@@ -90,7 +90,7 @@ func (v *Device) jointPart(m *Multiplication) (p part, ok bool) {
 		}
 		rows = max(rows, n)
 	}
-	if m.Type != BFloat16 || rows == 0 || p.columns == 0 {
+	if m.Type == Float32 || rows == 0 || p.columns == 0 {
 		return part{}, false
 	}
 	if len(m.Tail.Groups) == 0 {
@@ -111,6 +111,7 @@ func (v *Device) jointPart(m *Multiplication) (p part, ok bool) {
 type jointLaunch struct {
 	device     *Device
 	parts      []part
+	of         Type // of their weights
 	transposed bool
 	own        []roundedRows // that the parts read
 }
@@ -119,9 +120,9 @@ type jointLaunch struct {
 type roundedRows struct{ of, to View }
 
 // add adds a product, whose rows are rounded if that pays. What was collected before is launched if it has no room for another, or takes less time without it.
-func (j *jointLaunch) add(p part, transposed bool) error {
+func (j *jointLaunch) add(p part, of Type, transposed bool) error {
 	v := j.device
-	if len(j.parts) > 0 && (len(j.parts) == mostProducts || transposed != j.transposed || !v.pays(j.parts, p, transposed)) {
+	if len(j.parts) > 0 && (len(j.parts) == mostProducts || of != j.of || transposed != j.transposed || !v.pays(j.parts, p, transposed)) {
 		if err := j.start(); err != nil {
 			return err
 		}
@@ -142,7 +143,7 @@ func (j *jointLaunch) add(p part, transposed bool) error {
 	} else if p.xType != xType {
 		j.own = append(j.own, roundedRows{x, p.x})
 	}
-	j.parts, j.transposed = append(j.parts, p), transposed
+	j.parts, j.of, j.transposed = append(j.parts, p), of, transposed
 	return nil
 }
 
@@ -152,6 +153,7 @@ func (j *jointLaunch) start() error {
 		return nil
 	}
 	shape, _ := j.device.bfloat16Tile(j.parts, j.transposed)
+	shape.kernel = kernelFor(shape.kernel, j.of)
 	err := j.device.productsInTiles(j.parts, shape)
 	j.parts = j.parts[:0]
 	return errors.Join(err, j.free())

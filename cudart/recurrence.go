@@ -28,6 +28,7 @@ const (
 	kGatedNormBackwardNarrow
 	kSigmoidGate
 	kSigmoidGateBackward
+	kBehindRecurrence
 )
 
 // deltaAcrossShared is D, the gradients by outputs and by what the state is asked for, and rows of W or of queries and keys.

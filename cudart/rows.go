@@ -85,6 +85,9 @@ func (v *Device) Repack(jobs []RepackJob) error {
 
 // GatherRows writes rows ids (int32, one per row of y; -1 for a row of zeros) of w as float32.
 func (v *Device) GatherRows(y View, w Weight, t Type, ids Address) error {
+	if t == E4M3 {
+		return v.gatherE4M3(y, w, ids)
+	}
 	a := C.gather_arguments{y: y.c(), w: w.c(), ids: C.uint64_t(ids), _type: C.int32_t(t)}
 	return v.rowwise(kGatherRows, y.Rows, y.Cols, bytesIn(&a))
 }

@@ -18,7 +18,8 @@ enum {
   SUM_LANES = 16,        // threads that take it
   SUM_PIECES = 16,       // pieces of a block
   NARROW_ROW = 256,      // rows up to this many columns are one warp's in the norms
-  FLOAT32 = 1, BFLOAT16 = 2, FLOAT16 = 3,
+  FLOAT32 = 1, BFLOAT16 = 2, FLOAT16 = 3, E4M3 = 4,
+  E4M3_ROWS = 32,        // of a weight in eight bits that have scales in common, see e4m3.h
   FEW_ROUTED = 2,        // routed products that come with the arguments of a launch
   MOST_PRODUCTS = 6,     // of one launch: of q, k and v, and of their adapters
   LOSS_LINEAR = 1, LOSS_RATIO = 2, LOSS_CLIPPED = 3, LOSS_QUADRATIC = 4, LOSS_DATUM = 5, // see tensor.LossForm
@@ -235,3 +236,4 @@ typedef struct {
 } heads_backward_arguments;
 
 #include "recurrence_arguments.h"
+#include "e4m3_arguments.h"

@@ -84,14 +84,30 @@ template <class S, bool transposed> struct product_bf16 {
       UNROLL for (int j = 0; j < S::wide; j++) multiply_16x8x16(sum[i][j], f.left[i], f.right[j / 2][j % 2 * 2], f.right[j / 2][j % 2 * 2 + 1]);
   }
 
+  // begin_sums gives what the chains of the calling warp's outputs begin with; the first of these is at row r0 and column c0. store_sums writes them, as finish gives them.
+  INLINE void begin_sums(float (&sum)[S::tall][S::wide][4], const view &y, bool accumulate, int64_t r0, int64_t rows, int64_t c0, int64_t columns) {
+    UNROLL for (int i = 0; i < S::tall; i++)
+      UNROLL for (int j = 0; j < S::wide; j++)
+        UNROLL for (int e = 0; e < 4; e++) {
+          int64_t r = r0 + 16 * i + lane() / 4 + e / 2 * 8, c = c0 + 8 * j + lane() % 4 * 2 + e % 2;
+          sum[i][j][e] = accumulate && r < rows && c < columns ? row_of<const float>(y, r)[c] : 0.0f;
+        }
+  }
+  template <class F> INLINE void store_sums(const float (&sum)[S::tall][S::wide][4], const view &y, int64_t r0, int64_t rows, int64_t c0, int64_t columns, F finish) {
+    UNROLL for (int i = 0; i < S::tall; i++)
+      UNROLL for (int j = 0; j < S::wide; j++)
+        UNROLL for (int e = 0; e < 4; e++) {
+          int64_t r = r0 + 16 * i + lane() / 4 + e / 2 * 8, c = c0 + 8 * j + lane() % 4 * 2 + e % 2;
+          if (r < rows && c < columns) row_of<float>(y, r)[c] = finish(sum[i][j][e]);
+        }
+  }
+
   // tile has the block's outputs of y: rows [i0, rows) and columns [j0, columns), as many as are there. The inner axis begins at next, has so many tiles, and goes on as go_on says, beginning with 0 places; bring_x has a tile of x copied, or there when
   // it returns, and finish gives an element of y, of the chain's value.
   template <class G, class B, class F> INLINE void tile(const view &y, bool accumulate, int64_t i0, int64_t rows, int64_t j0, int64_t columns, inner_axis next, int tiles, G go_on, B bring_x, F finish) {
     DYNAMIC_SHARED(bfloat16, room);
     bfloat16 *xs = room, *ws = room + S::x_places * x_size;
     int row = warp() / S::column_warps * S::warp_rows, column = warp() % S::column_warps * S::warp_columns;
-    int group = lane() / 4, pair = lane() % 4 * 2;
-
     const bool weights = warp() < S::bringers / 32; // what the calling thread brings
     const int me = weights ? thread() : thread() - S::bringers, places = weights ? S::w_places : S::x_places;
     bool more = go_on(next, 0);
@@ -108,12 +124,7 @@ template <class S, bool transposed> struct product_bf16 {
     for (int t = 1; t < places; t++) bring();
 
     float sum[S::tall][S::wide][4];
-    UNROLL for (int i = 0; i < S::tall; i++)
-      UNROLL for (int j = 0; j < S::wide; j++)
-        UNROLL for (int e = 0; e < 4; e++) {
-          int64_t r = i0 + row + 16 * i + group + e / 2 * 8, c = j0 + column + 8 * j + pair + e % 2;
-          sum[i][j][e] = accumulate && r < rows && c < columns ? row_of<const float>(y, r)[c] : 0.0f;
-        }
+    begin_sums(sum, y, accumulate, i0 + row, rows, j0 + column, columns);
     int x_here = 0, w_here = 0; // the places of the tile that is multiplied
     for (; tiles > 0; tiles--) {
       if (weights) copy_async_wait<S::w_places - 2>();
@@ -131,11 +142,6 @@ template <class S, bool transposed> struct product_bf16 {
       }
       x_here = x_here + 1 == S::x_places ? 0 : x_here + 1, w_here = w_here + 1 == S::w_places ? 0 : w_here + 1;
     }
-    UNROLL for (int i = 0; i < S::tall; i++)
-      UNROLL for (int j = 0; j < S::wide; j++)
-        UNROLL for (int e = 0; e < 4; e++) {
-          int64_t r = i0 + row + 16 * i + group + e / 2 * 8, c = j0 + column + 8 * j + pair + e % 2;
-          if (r < rows && c < columns) row_of<float>(y, r)[c] = finish(sum[i][j][e]);
-        }
+    store_sums(sum, y, i0 + row, rows, j0 + column, columns, finish);
   }
 };

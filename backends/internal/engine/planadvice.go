@@ -39,11 +39,7 @@ func (f *planner) advice(ctx context.Context, p *plugins.Plan) []string {
 		all = append(all, fmt.Sprintf("%s. It would with %s, or on %d devices with as much each (%s).", what, memory, devices, more))
 	}
 	if weights := p.Model.WeightBytes; p.Model.DType == "bfloat16" && bytes > 0 && weights > bytes/2 && weights > p.Model.Parameters*3/2 {
-		help := "Those of a model that is published in FP8 take half."
-		if f.gpus {
-			help = "Kept in FP8 they would take half; Tinsmith has that on processors only."
-		}
-		all = append(all, "Most of that is the base model's weights. "+help)
+		all = append(all, "Most of that is the base model's weights. Those of a model that is published in FP8 take half.")
 	}
 	if p.Model.DType == "float32" {
 		all = append(all, "With --dtype bfloat16 the weights, keys and values take half.")

@@ -252,8 +252,8 @@ func TestPlannedTypes(t *testing.T) {
 	if kept, named := weights(f, plugins.PlanRequest{}), weights(f, plugins.PlanRequest{Config: []byte(`{"weights": "fp8"}`)}); kept >= plain || kept != named {
 		t.Errorf("%d bytes in bfloat16, %d in FP8, %d where that is asked for", plain, kept, named)
 	}
-	if gpu := weights(f, plugins.PlanRequest{Device: "cuda"}); gpu < plain*99/100 {
-		t.Errorf("%d bytes in bfloat16, %d on a GPU, which has no kernels for FP8", plain, gpu)
+	if gpu := weights(f, plugins.PlanRequest{Device: "cuda"}); gpu >= plain*3/4 {
+		t.Errorf("%d bytes in bfloat16, %d on a GPU, which keeps them in FP8 too", plain, gpu)
 	}
 }
 

@@ -98,7 +98,7 @@ type shape struct {
 // bytes is the most that a matrix takes.
 func (s shape) bytes() int64 {
 	if s.columns > 0 {
-		return int64(tensor.E4M3Bytes(s.out, s.in, s.columns))
+		return int64(max(tensor.E4M3Bytes(s.out, s.in, s.columns), tensor.GroupedE4M3Bytes(s.out, s.in, s.columns)))
 	}
 	return int64(tensor.MatrixBytes(s.dtype, s.out, s.in))
 }

@@ -33,8 +33,13 @@ func ScaleColumns(m Matrix) int {
 	return 0
 }
 
-// E4M3Bytes is what a matrix in eight bits takes: a line of 64 bytes for every two elements of the inner axis of each E4M3Rows rows, and one for what their scale makes of the numbers.
+// E4M3Bytes is what a matrix in eight bits takes of a processor: a line of 64 bytes for every two elements of the inner axis of each E4M3Rows rows, and one for what their scale makes of the numbers.
 func E4M3Bytes(out, in, columns int) int {
 	const line = 64
 	return (out + E4M3Rows - 1) / E4M3Rows * ((in+1)/2 + (in+columns-1)/columns) * line
+}
+
+// GroupedE4M3Bytes is what it takes of a GPU: each E4M3Rows rows as they are, filled up to 16 numbers, and their scales, filled up to 16 bytes.
+func GroupedE4M3Bytes(out, in, columns int) int {
+	return (out + E4M3Rows - 1) / E4M3Rows * (E4M3Rows*((in+15)/16*16) + ((in+columns-1)/columns+3)/4*16)
 }

@@ -30,6 +30,20 @@ func TestDryMatrices(t *testing.T) {
 			m.Free()
 		}
 	}
+	for _, shape := range [][3]int{{1, 1, 2}, {33, 77, 64}, {256, 300, 128}} {
+		m, err := d.NewE4M3Matrix(shape[0], shape[1], shape[2])
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := dry.Device{}.NewE4M3Matrix(shape[0], shape[1], shape[2])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.Bytes() != want.Bytes() {
+			t.Errorf("%v in eight bits takes %d bytes, planned %d", shape, m.Bytes(), want.Bytes())
+		}
+		m.Free()
+	}
 	if err := d.Close(); err != nil {
 		t.Error(err)
 	}

@@ -13,8 +13,7 @@ func (d *device) StartCopies(copies []tensor.MatrixCopy) (func() error, error) {
 	finish, err := d.v.Aside(func() error {
 		for _, j := range copies {
 			dst, src := j.Dst.(*matrix), j.Src.(*matrix)
-			row := dst.pitch * dst.dtype.Size()
-			if err := d.v.Copy(cudart.Address(dst.at+uintptr(j.Row*row)), src.device.v, cudart.Address(src.at), src.out*row); err != nil {
+			if err := d.v.Copy(cudart.Address(dst.at+uintptr(dst.size(j.Row))), src.device.v, cudart.Address(src.at), src.size(src.out)); err != nil {
 				return err
 			}
 		}

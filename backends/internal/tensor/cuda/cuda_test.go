@@ -115,7 +115,7 @@ func TestRaggedLengths(t *testing.T) {
 // sanitizedTests are the tests that TestSanitizer runs: of those that run each kernel the quickest, of operations that are many kernels at many lengths more than one.
 var sanitizedTests = strings.Join([]string{
 	"TestOperations/(values|drawing|fused)/^(adjustments|masks_of_65_|(1×1|3×17|2×257)_to|heads_.*lengths_.(3_0_70|17|0)._|65_columns|attention_.*lengths_.(([0-9]+|7_200_13)._heads_(6/2|4/2|15/1)|1_3_5_1|9_2|3_0_5|64_1_65|4166)|.*(matmul|outer).*(1×33×7|7×65×513|64×320×527|0×32×32|300×129)|(rms|swiglu|add|scale|round|rope|log-sum|adamw|sum|gather).*[^0-9](1×3|3×17|33×70|0×8|9×2×40×24|5×4096|3×17_step_1))",
-	"TestOperations/^(packing|groups|products_of_adapters|layers_with_one_input|page_copies|derivatives)",
+	"TestOperations/^(packing|groups|eight_bits|products_of_adapters|layers_with_one_input|page_copies|derivatives)",
 	"TestOperations/(sinks_values|fused_with_sinks)/^(attention_.*lengths_.(1|3_0_5|150|130_9)._|clamped_swiglu_(1×1|5×100)|biases_of_experts_(7|40|9)_tokens|3×2×17|5×64×64)",
 	"TestRaggedLengths/order_1$/^(65_rows|many_rows|drawing|17_adapters|(route|dispatch|spread|combine|routed_outer).*|routed_matmul.*shared_false)",
 }, "|")
@@ -251,6 +251,23 @@ func TestDryDevice(t *testing.T) {
 				t.Errorf("%v of %v takes %d bytes, planned %d", dtype, shape, bytes[0], bytes[1])
 			}
 		}
+	}
+	for _, shape := range [][3]int{{1, 1, 2}, {33, 77, 64}, {256, 300, 128}} {
+		var bytes []int
+		for _, d := range []tensor.Device{d, dry.Remote{}} {
+			m, err := d.NewE4M3Matrix(shape[0], shape[1], shape[2])
+			if err != nil {
+				t.Fatal(err)
+			}
+			bytes = append(bytes, m.Bytes())
+			m.Free()
+		}
+		if bytes[0] != bytes[1] || int64(bytes[0]) != (int64(shape[0])+31)/32*cudart.E4M3GroupBytes(int64(shape[1]), int64(shape[2])) {
+			t.Errorf("%v in eight bits takes %d bytes, planned %d", shape, bytes[0], bytes[1])
+		}
+	}
+	if a, b := d.HasE4M3(), (dry.Remote{}).HasE4M3(); a != b {
+		t.Errorf("eight bits: %v, planned %v", a, b)
 	}
 	if a, b := d.HasRecurrence(), (dry.Remote{}).HasRecurrence(); a != b {
 		t.Errorf("recurrence: %v, planned %v", a, b)

@@ -28,7 +28,7 @@ func (d *device) Dispatch(table tensor.Table, choice tensor.Tensor) error {
 
 // MatMulRouted implements tensor.Device: products of one type and orientation are one launch.
 func (d *device) MatMulRouted(table tensor.Table, products ...tensor.RoutedProduct) error {
-	for _, t := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
+	for _, t := range kinds {
 		for _, transposed := range []bool{false, true} {
 			d.routed = d.routed[:0]
 			for i := range products {
@@ -39,7 +39,7 @@ func (d *device) MatMulRouted(table tensor.Table, products ...tensor.RoutedProdu
 			if len(d.routed) == 0 {
 				continue
 			}
-			if err := d.v.RoutedProducts(tableOf(table), d.routed, typeOf(t), transposed); err != nil {
+			if err := d.v.RoutedProducts(tableOf(table), d.routed, t, transposed); err != nil {
 				return d.failed("routed matmul", err)
 			}
 		}
@@ -48,18 +48,26 @@ func (d *device) MatMulRouted(table tensor.Table, products ...tensor.RoutedProdu
 }
 
 // appendRouted appends the groups of a product whose matrices have a type.
-func appendRouted(list []cudart.RoutedProduct, p *tensor.RoutedProduct, t tensor.DType) []cudart.RoutedProduct {
+func appendRouted(list []cudart.RoutedProduct, p *tensor.RoutedProduct, t cudart.Type) []cudart.RoutedProduct {
 	for _, g := range p.Groups {
 		m := g.Stack.Matrix.(*matrix)
-		if m.dtype != t {
+		if m.kind() != t {
 			continue
 		}
 		w := m.weight()
 		w.Out = int64(g.Stack.Out)
-		list = append(list, cudart.RoutedProduct{Y: view(p.Y), X: view(p.X), XType: typeOf(p.X.DType), Weight: w, Apart: int64(g.Stack.Pitch) * w.Pitch, First: int32(g.From), End: int32(g.To),
+		list = append(list, cudart.RoutedProduct{Y: view(p.Y), X: view(p.X), XType: typeOf(p.X.DType), Weight: w, Apart: m.apart(g.Stack.Pitch), First: int32(g.From), End: int32(g.To),
 			Factor: g.Factor, Round: typeOf(g.Round), Gathered: p.Gathered, Accumulate: p.Accumulate})
 	}
 	return list
+}
+
+// apart is how far the matrices of a stack lie apart that begin so many rows after each other: elements, or bytes in eight bits.
+func (m *matrix) apart(rows int) int64 {
+	if m.columns > 0 {
+		return int64(m.size(rows))
+	}
+	return int64(rows) * int64(m.pitch)
 }
 
 // OuterRouted implements tensor.Device.

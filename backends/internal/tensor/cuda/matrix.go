@@ -17,6 +17,9 @@ type matrix struct {
 	pitch  int
 	at     uintptr
 	bytes  int
+
+	columns    int            // in eight bits: for how many it has a scale; else 0
+	unfinished map[int]*group // of one in eight bits: those of which some rows have been packed, by their numbers
 }
 
 func (m *matrix) Out() int            { return m.out }
@@ -26,15 +29,36 @@ func (m *matrix) Bytes() int          { return m.bytes }
 
 // Rows implements tensor.Matrix.
 func (m *matrix) Rows(from, to int) tensor.Matrix {
-	row := m.pitch * m.dtype.Size()
-	return &matrix{device: m.device, dtype: m.dtype, out: to - from, in: m.in, pitch: m.pitch, at: m.at + uintptr(from*row), bytes: (to - from) * row}
+	return &matrix{device: m.device, dtype: m.dtype, out: to - from, in: m.in, pitch: m.pitch, at: m.at + uintptr(m.size(from)), bytes: m.size(to - from), columns: m.columns}
+}
+
+// size is what so many rows from the first one take.
+func (m *matrix) size(rows int) int {
+	if m.columns > 0 {
+		return tensor.GroupedE4M3Bytes(rows, m.in, m.columns)
+	}
+	return rows * m.pitch * m.dtype.Size()
 }
 
 func (m *matrix) Free() { m.device.release(m.at) }
 
 func (m *matrix) weight() cudart.Weight {
+	if m.columns > 0 {
+		return cudart.Weight{At: cudart.Address(m.at), Out: int64(m.out), In: int64(m.in), Pitch: int64(m.columns)}
+	}
 	return cudart.Weight{At: cudart.Address(m.at), Out: int64(m.out), In: int64(m.in), Pitch: int64(m.pitch)}
 }
+
+// kind is the type of the matrix as kernels take it.
+func (m *matrix) kind() cudart.Type {
+	if m.columns > 0 {
+		return cudart.E4M3
+	}
+	return typeOf(m.dtype)
+}
+
+// kinds are all types of matrices.
+var kinds = []cudart.Type{cudart.Float32, cudart.BFloat16, cudart.E4M3}
 
 func (d *device) NewMatrix(t tensor.DType, out, in int) (tensor.Matrix, error) {
 	if in > tensor.MaxElements-8 {
@@ -86,7 +110,7 @@ func (d *device) Repack(list ...tensor.MatrixSource) error {
 
 func (d *device) GatherRows(dst tensor.Tensor, m tensor.Matrix, ids []int32) error {
 	w := m.(*matrix)
-	return d.withList("gather rows", func(at []cudart.Address) error { return d.v.GatherRows(view(dst), w.weight(), typeOf(w.dtype), at[0]) }, bytesOf(ids))
+	return d.withList("gather rows", func(at []cudart.Address) error { return d.v.GatherRows(view(dst), w.weight(), w.kind(), at[0]) }, bytesOf(ids))
 }
 
 func (d *device) GatherElements(dst, src tensor.Tensor, at []tensor.Element) error {
@@ -102,7 +126,7 @@ func (d *device) MatMulTransposed(dx, dy tensor.Tensor, m tensor.Matrix, accumul
 }
 
 func (d *device) product(op string, y, x tensor.Tensor, w *matrix, accumulate, transposed bool) error {
-	return d.failed(op, d.v.Product(view(y), view(x), typeOf(x.DType), []cudart.RowGroup{{To: int64(y.Rows), Weight: w.weight()}}, typeOf(w.dtype), transposed, accumulate))
+	return d.failed(op, d.v.Product(view(y), view(x), typeOf(x.DType), []cudart.RowGroup{{To: int64(y.Rows), Weight: w.weight()}}, w.kind(), transposed, accumulate))
 }
 
 // MatMuls gives the products of a stage to the device together, because those of few rows are one launch. A product that is added to one of the stage before is done together with that one, if the device does both in
@@ -159,7 +183,7 @@ func second(p tensor.Multiplication, next []tensor.Multiplication) int {
 
 // multiplications appends p to list as the device takes it: for matrices of each type one product.
 func (d *device) multiplications(list []cudart.Multiplication, p tensor.Multiplication) []cudart.Multiplication {
-	for _, t := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
+	for _, t := range kinds {
 		if groups := d.ofType(p.Groups, t); len(groups) > 0 {
 			list = append(list, multiplication(p, groups, t))
 		}
@@ -169,24 +193,24 @@ func (d *device) multiplications(list []cudart.Multiplication, p tensor.Multipli
 
 // pair is p and q after it as one product; false if not all matrices are bfloat16.
 func (d *device) pair(p, q tensor.Multiplication) (m cudart.Multiplication, ok bool) {
-	groups, tails := d.ofType(p.Groups, tensor.BFloat16), d.ofType(q.Groups, tensor.BFloat16)
+	groups, tails := d.ofType(p.Groups, cudart.BFloat16), d.ofType(q.Groups, cudart.BFloat16)
 	if len(groups) != len(p.Groups) || len(tails) != len(q.Groups) {
 		return m, false
 	}
-	m = multiplication(p, groups, tensor.BFloat16)
+	m = multiplication(p, groups, cudart.BFloat16)
 	m.Tail = cudart.Tail{X: view(q.X), XType: typeOf(q.X.DType), Groups: tails}
 	return m, true
 }
 
-func multiplication(p tensor.Multiplication, groups []cudart.RowGroup, t tensor.DType) cudart.Multiplication {
-	return cudart.Multiplication{Y: view(p.Y), X: view(p.X), XType: typeOf(p.X.DType), Groups: groups, Type: typeOf(t), Transposed: p.Transposed, Accumulate: p.Accumulate}
+func multiplication(p tensor.Multiplication, groups []cudart.RowGroup, t cudart.Type) cudart.Multiplication {
+	return cudart.Multiplication{Y: view(p.Y), X: view(p.X), XType: typeOf(p.X.DType), Groups: groups, Type: t, Transposed: p.Transposed, Accumulate: p.Accumulate}
 }
 
 // ofType gives the groups whose matrices have a type. They are the device's until the next call of MatMuls.
-func (d *device) ofType(groups []tensor.RowGroup, t tensor.DType) []cudart.RowGroup {
+func (d *device) ofType(groups []tensor.RowGroup, t cudart.Type) []cudart.RowGroup {
 	from := len(d.rowGroups)
 	for _, g := range groups {
-		if g.Matrix.DType() == t {
+		if g.Matrix.(*matrix).kind() == t {
 			d.rowGroups = append(d.rowGroups, rowGroup(g))
 		}
 	}

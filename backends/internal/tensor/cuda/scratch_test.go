@@ -57,6 +57,21 @@ func TestScratch(t *testing.T) {
 		check(fmt.Sprint("products ", c), tensor.ProductScratch(stages...), func() error { return d.MatMuls(stages...) })
 		check(fmt.Sprint("product ", c), tensor.ProductScratch(stages[0][:1]), func() error { return d.MatMul(y, x, w, false) })
 	}
+	for _, rows := range []int{511, 512} { // from here on parts of matrices in eight bits are expanded before
+		x, y, inner := tensorOf(rows, 264), tensorOf(rows, 136), tensorOf(rows, 8)
+		eight, err := d.NewE4M3Matrix(136, 264, 128)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(eight.Free)
+		product := func(y, x tensor.Tensor, m tensor.Matrix, accumulate bool) tensor.Multiplication {
+			return tensor.Multiplication{Y: y, X: x, Groups: []tensor.RowGroup{{To: rows, Matrix: m}}, Accumulate: accumulate}
+		}
+		stages := [][]tensor.Multiplication{{product(y, x, eight, false), product(inner, x, matrixOf(8, 264), false)}, {product(y, inner, matrixOf(136, 8), true)}}
+		check(fmt.Sprint("product in eight bits of rows ", rows), tensor.ProductScratch(stages...), func() error { return d.MatMuls(stages...) })
+		back := tensor.Multiplication{Y: x, X: y, Groups: stages[0][0].Groups, Transposed: true}
+		check(fmt.Sprint("transposed product in eight bits of rows ", rows), tensor.ProductScratch([]tensor.Multiplication{back}), func() error { return d.MatMuls([]tensor.Multiplication{back}) })
+	}
 	var layers []tensor.Multiplication // with rows of their own
 	for range 3 {
 		m := tensor.Multiplication{Y: tensorOf(5, 40), X: tensorOf(5, 264), Groups: []tensor.RowGroup{{To: 5, Matrix: matrixOf(40, 264)}}}

@@ -17,7 +17,11 @@ type e4m3Shape struct{ out, in, columns, from int }
 
 var e4m3Shapes = []e4m3Shape{
 	{256, 256, 128, 0}, {192, 384, 128, 64}, {160, 200, 128, 128}, {33, 77, 64, 0}, {97, 31, 128, 64}, {640, 129, 32, 512}, {1, 1, 2, 0}, {64, 300, 6, 0}, {300, 1000, 128, 0},
+	{70, 40, 16, 0},
 }
+
+// slowE4M3 are shapes with which every kernel runs, and each way to find scales, on a device that is slow.
+var slowE4M3 = []e4m3Shape{{192, 384, 128, 64}, {97, 31, 128, 64}, {70, 40, 16, 0}, {64, 130, 6, 0}}
 
 // e4m3Value is the number that eight bits are.
 func e4m3Value(code byte) float32 {
@@ -70,8 +74,8 @@ func randomE4M3(t *testing.T, d tensor.Device, s e4m3Shape, r *rand.Rand) (eight
 		}
 		row += n
 	}
-	if want := tensor.E4M3Bytes(s.out, s.in, s.columns); eight.Bytes() != want || tensor.ScaleColumns(eight) != s.columns || tensor.ScaleColumns(plain) != 0 || eight.DType() != tensor.BFloat16 {
-		t.Errorf("%d bytes for %d, scales for %d and %d columns, type %v", eight.Bytes(), want, tensor.ScaleColumns(eight), tensor.ScaleColumns(plain), eight.DType())
+	if tensor.ScaleColumns(eight) != s.columns || tensor.ScaleColumns(plain) != 0 || eight.DType() != tensor.BFloat16 {
+		t.Errorf("scales for %d and %d columns, type %v", tensor.ScaleColumns(eight), tensor.ScaleColumns(plain), eight.DType())
 	}
 	if s.from > 0 {
 		eight, plain = eight.Rows(s.from, s.out), plain.Rows(s.from, s.out)
@@ -80,13 +84,17 @@ func randomE4M3(t *testing.T, d tensor.Device, s e4m3Shape, r *rand.Rand) (eight
 }
 
 // RunE4M3 asks products with matrices in eight bits for the bits of those with the matrices of bfloat16 that they stand for.
-func RunE4M3(t *testing.T, d tensor.Device) {
+func RunE4M3(t *testing.T, d tensor.Device, o Options) {
 	r := rand.New(rand.NewPCG(8, 3))
-	for _, s := range e4m3Shapes {
+	shapes, counts := e4m3Shapes, []int{1, 2, 3, 5, 8, 11, 13, 20, 24, 25, 61, 130, 513}
+	if o.Slow {
+		shapes, counts = slowE4M3, []int{1, 25, 61, 130, 513}
+	}
+	for _, s := range shapes {
 		t.Run(fmt.Sprintf("%d×%d by %d from %d", s.out, s.in, s.columns, s.from), func(t *testing.T) {
 			eight, plain := randomE4M3(t, d, s, r)
 			out := s.out - s.from
-			for _, rows := range []int{1, 2, 3, 5, 8, 11, 13, 20, 24, 25, 61, 130} {
+			for _, rows := range counts {
 				x, dy := randomE4M3Rows(t, d, r, rows, s.in), randomE4M3Rows(t, d, r, rows, out)
 				for _, accumulate := range []bool{false, true} {
 					for name, f := range map[string]func(w tensor.Matrix, y tensor.Tensor) error{
@@ -118,9 +126,12 @@ func RunE4M3(t *testing.T, d tensor.Device) {
 			}
 		})
 	}
-	t.Run("every number", func(t *testing.T) { everyE4M3(t, d) })
+	t.Run("every number", func(t *testing.T) { everyE4M3(t, d, o) })
 	t.Run("copies", func(t *testing.T) { copiedE4M3(t, d, r) })
-	t.Run("experts", func(t *testing.T) { routedE4M3(t, d, r) })
+	for _, s := range []mixture{{40, 2, 5, 96, 144}, {65, 1, 2, 70, 40}, {200, 1, 1, 96, 144}} { // few rows for each expert, more, and many
+		t.Run(s.String(), func(t *testing.T) { routedE4M3(t, d, r, s) })
+	}
+	t.Run("products at once", func(t *testing.T) { jointE4M3(t, d, r) })
 	t.Run("refusals", func(t *testing.T) { refusedE4M3(t, d, r) })
 }
 
@@ -178,7 +189,7 @@ func differ(got, want []float32) int {
 }
 
 // everyE4M3 reads each number with scales of all kinds.
-func everyE4M3(t *testing.T, d tensor.Device) {
+func everyE4M3(t *testing.T, d tensor.Device, o Options) {
 	m, err := d.NewE4M3Matrix(1, 254, 254)
 	if err != nil {
 		t.Fatal(err)
@@ -192,7 +203,11 @@ func everyE4M3(t *testing.T, d tensor.Device) {
 	}
 	r := rand.New(rand.NewPCG(5, 5))
 	scales := []float32{1, -1, 0x1p-117, -0x1.fffffep-117, 0x1p119, 0x1.0101p0, 0x1.00ffp0, 3.1415927}
-	for range 200 {
+	more := 200
+	if o.Slow {
+		more = 10
+	}
+	for range more {
 		scales = append(scales, float32(math.Ldexp(1+r.Float64(), r.IntN(235)-116)))
 	}
 	for _, scale := range scales {
@@ -255,10 +270,51 @@ func copiedE4M3(t *testing.T, d tensor.Device, r *rand.Rand) {
 	}
 }
 
+// jointE4M3 does the products of a stage that read the same rows, with adapters whose products are added in the next one, and one whose groups have matrices of both kinds.
+func jointE4M3(t *testing.T, d tensor.Device, r *rand.Rand) {
+	const rows, in, rank = 20, 272, 16
+	shapes := []e4m3Shape{{128, in, 128, 0}, {64, in, 128, 0}, {64, in, 128, 0}}
+	var eight, plain [3]tensor.Matrix
+	for i, s := range shapes {
+		eight[i], plain[i] = randomE4M3(t, d, s, r)
+	}
+	_, down := randomE4M3(t, d, e4m3Shape{rank, in, 128, 0}, r)
+	_, up := randomE4M3(t, d, e4m3Shape{128, rank, 128, 0}, r)
+	x := randomE4M3Rows(t, d, r, rows, in)
+	h := randomE4M3Rows(t, d, r, rows, rank)
+	results := func(w [3]tensor.Matrix) (all []float32) {
+		whole := func(m tensor.Matrix) []tensor.RowGroup { return []tensor.RowGroup{{To: rows, Matrix: m}} }
+		var y [4]tensor.Tensor
+		for i, cols := range []int{128, 64, 64, 64} {
+			y[i] = randomE4M3Rows(t, d, rand.New(rand.NewPCG(1, 1)), rows, cols)
+		}
+		first := []tensor.Multiplication{{Y: h, X: x, Groups: whole(down)}}
+		for i, m := range w {
+			first = append(first, tensor.Multiplication{Y: y[i], X: x, Groups: whole(m)})
+		}
+		mixed := []tensor.RowGroup{{To: 7, Matrix: w[1], Factor: 0.5, Round: tensor.BFloat16}, {From: 7, To: 12, Matrix: plain[2]}, {From: 13, To: rows, Matrix: w[2]}}
+		err := d.MatMuls(first, []tensor.Multiplication{{Y: y[0], X: h, Groups: whole(up), Accumulate: true}, {Y: y[3], X: x, Groups: mixed, Accumulate: true}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, to := range y {
+			values := make([]float32, to.Rows*to.Cols)
+			if err := d.Download(values, to); err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, values...)
+		}
+		return all
+	}
+	if i := differ(results(eight), results(plain)); i >= 0 {
+		t.Errorf("element %d of the results differs", i)
+	}
+}
+
 // routedE4M3 multiplies with a stack of experts.
-func routedE4M3(t *testing.T, d tensor.Device, r *rand.Rand) {
-	const experts, out, tokens, slots = 5, 96, 40, 2
-	s := e4m3Shape{tensor.StackRows(experts, out), 144, 128, 0}
+func routedE4M3(t *testing.T, d tensor.Device, r *rand.Rand, of mixture) {
+	experts, out, tokens, slots := of.experts, of.out, of.tokens, of.slots
+	s := e4m3Shape{tensor.StackRows(experts, out), of.in, 128, 0}
 	eight, plain := randomE4M3(t, d, s, r)
 	words, err := d.Alloc(tensor.Float32, 1, tensor.TableWords(tokens, slots, experts))
 	if err != nil {

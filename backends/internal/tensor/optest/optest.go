@@ -71,6 +71,9 @@ func RunAll(t *testing.T, d tensor.Device, o Options) {
 		}
 	})
 	t.Run("experts", func(t *testing.T) { experts(t, d, o) })
+	if d.HasE4M3() {
+		t.Run("eight bits", func(t *testing.T) { RunE4M3(t, d, o) })
+	}
 	t.Run("sinks values", func(t *testing.T) {
 		for _, c := range sinkCases(o) {
 			t.Run(c.name, func(t *testing.T) { c.check(t, d) })

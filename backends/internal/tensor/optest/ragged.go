@@ -74,6 +74,9 @@ func RunRagged(t *testing.T, d tensor.Device, o Options) {
 	for _, c := range append(expertCases(routed, o), biasCases(routed)...) {
 		t.Run(c.name, func(t *testing.T) { c.check(t, d) })
 	}
+	if d.HasE4M3() {
+		t.Run("eight bits", func(t *testing.T) { RunE4M3(t, d, Options{Slow: true}) })
+	}
 	if own, ok := d.(tensor.Drawer); ok {
 		t.Run("drawing", func(t *testing.T) { drawing(t, own, d, []int{1500}) }) // more columns than a block has threads
 	}
