@@ -1,8 +1,10 @@
 package engine
 
 import (
+	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/tinsmith/tinsmith/backends/internal/tensor/cuda"
@@ -20,6 +22,7 @@ func TestLayersCutOnCUDA(t *testing.T) {
 			return dir
 		}
 	}
+	const sinksAndBiases = "sinks and biases"
 	for _, m := range []struct {
 		name, dtype string
 		dir         func(t *testing.T) string
@@ -27,6 +30,7 @@ func TestLayersCutOnCUDA(t *testing.T) {
 		{"experts", "auto", func(t *testing.T) string { return writeMixture(t, 1) }},
 		{"linear attention", "float32", written(denseHybrid.write)},
 		{"linear attention and experts", "bfloat16", written(expertHybrid.write)},
+		{sinksAndBiases, "float32", func(t *testing.T) string { return gptOSS{quantized: true}.write(t) }},
 	} {
 		t.Run(m.name, func(t *testing.T) {
 			dir, rest := m.dir(t), `, "dtype": "`+m.dtype+`", "prefill_tokens": 50`+smallMemory+`}`
@@ -38,6 +42,9 @@ func TestLayersCutOnCUDA(t *testing.T) {
 			}
 			whole := life("single", `"device": "cuda:0"`, 1)
 			first := life("tensorparallel", `"devices": ["cuda:0", "cuda:0"]`, 1)
+			if m.name == sinksAndBiases { // Adam makes whole steps of gradients that are rounding and nothing else, of which this model has some: what its weights say is compared, not they
+				maps.DeleteFunc(whole.floats, func(name string, _ []float32) bool { return strings.HasPrefix(name, "weights ") })
+			}
 			nearHistories(t, first, whole)
 			equalHistories(t, life("tensorparallel", `"devices": ["cuda:0", "cuda:1"], "recompute": "on"`, 2), first)
 			equalHistories(t, life("tensorparallel", `"devices": ["cuda:0", "cuda:1"], "comm": "nccl"`, 2), first)
