@@ -10,7 +10,7 @@ import { setTimeout as pause } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 
 import { go, launch, missing, open, shows } from './browser.js';
-import { keysOf, start } from './server.js';
+import { start } from './server.js';
 
 const here = dirname(fileURLToPath(import.meta.url));
 const python = join(here, '..', '..', '.venv', 'bin', 'python');
@@ -109,7 +109,7 @@ test('names are text, whatever is in them', options, async () => {
 });
 
 test('keys: asked for, kept in the tab, and nobody sees what is another’s', options, async () => {
-  const keys = keysOf(locked);
+  const { keys } = locked;
   const run = await train(locked.url, keys.ann, 'of ann');
   for (const [name, key] of Object.entries(keys)) {
     const { page } = await open(browser, locked.url, { expected: [401] });

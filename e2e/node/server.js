@@ -11,10 +11,7 @@ const binary = join(root, 'bin', 'tinsmith');
 
 export const model = 'tinsmith/tiny-chat';
 
-/** Keys by name of a server that was started with some. */
-export const keysOf = (server) => server.keys;
-
-/** Resolves to {url, keys, stop} when the model is ready. It asks for keys where names for some are given. */
+/** Resolves to {url, keys, stop} when the model is ready. It asks for keys where names for some are given; keys are these by name. */
 export async function start({ keys: names = [] } = {}) {
   if (!existsSync(binary)) throw new Error('bin/tinsmith is missing: run make build');
   const folder = mkdtempSync(join(tmpdir(), 'tinsmith-node-'));

@@ -167,17 +167,7 @@ func sampleAll(t *testing.T, p placement, data []plugins.Datum, requests []plugi
 		d.pass(data)
 		d.step()
 	}
-	results := make([]sampled, len(requests))
-	var calls []func()
-	for i, q := range requests {
-		calls = append(calls, func() {
-			var err error
-			if results[i], err = collect(t.Context(), e, q); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	call(calls...)
+	results := collectBy(t, e, requests, call)
 	eventually(t, "all pages come back", func() bool {
 		s := e.status(time.Now())
 		return s.KVPagesFree == s.KVPages && s.RunningSamples == 0

@@ -288,6 +288,12 @@ func collect(ctx context.Context, e plugins.Backend, q plugins.SampleRequest) (s
 // collectAll runs requests at the same time.
 func collectAll(t *testing.T, e plugins.Backend, requests []plugins.SampleRequest) []sampled {
 	t.Helper()
+	return collectBy(t, e, requests, together)
+}
+
+// collectBy runs requests as call calls.
+func collectBy(t *testing.T, e plugins.Backend, requests []plugins.SampleRequest, call func(...func())) []sampled {
+	t.Helper()
 	results := make([]sampled, len(requests))
 	var calls []func()
 	for i, q := range requests {
@@ -298,7 +304,7 @@ func collectAll(t *testing.T, e plugins.Backend, requests []plugins.SampleReques
 			}
 		})
 	}
-	together(calls...)
+	call(calls...)
 	return results
 }
 

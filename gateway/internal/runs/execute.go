@@ -406,10 +406,7 @@ func (c *Core) callPass(ctx context.Context, b Backend, op *operation) (done, er
 	op.future.ran, op.future.boot, got.Execution = got.Execution, b.BootID, plugins.Execution{} // kept with the result, but not part of it
 	metrics, record, stored := c.number(r.model, b.BootID, &op.future.ran, finite(got.Metrics), "clock_cycle:unique")
 	got.Metrics = metrics
-	tokens := int64(0)
-	for _, d := range req.Data {
-		tokens += int64(len(d.Tokens))
-	}
+	tokens := pass.tokens()
 	op.future.event = eventOfPass(&req, &got, tokens)
 	return done{
 		outcome: Outcome{ForwardBackward: &ForwardBackwardResult{ForwardBackwardResult: got, K: pass.K}},

@@ -215,7 +215,7 @@ func (c *Core) submit(ctx context.Context, o Operation, op *operation, hash stri
 	op.future.scores, op.future.fault = op.kind == OpForwardBackward && !op.trains, op.fault
 	r.LastRequest = c.cfg.now().UTC()
 	late := r.queue.sequence.wasSkipped(o.Seq)
-	tokens := op.tokens()
+	tokens := op.pass.tokens()
 	batch := store.Batch{Put: []store.Record{op.future.record(r.ID, o.Seq, payload)}, Add: c.spend(o.Owner, paceTrained, tokens)}
 	c.store(o.Owner, op.storing)
 	r.tookTurn(o.Seq)
@@ -270,13 +270,13 @@ func (c *Core) withinLimits(r *run, op *operation) error {
 	return nil
 }
 
-// tokens counts those of a pass; 0 for anything else.
-func (op *operation) tokens() int64 {
-	n := int64(0)
-	if op.pass != nil {
-		for _, d := range op.pass.Data {
-			n += int64(len(d.Tokens))
-		}
+// tokens counts those of all data; 0 for an operation that is no pass.
+func (p *forwardBackward) tokens() (n int64) {
+	if p == nil {
+		return 0
+	}
+	for _, d := range p.Data {
+		n += int64(len(d.Tokens))
 	}
 	return n
 }

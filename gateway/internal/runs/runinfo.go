@@ -126,19 +126,29 @@ func (c *Core) Runs(ctx context.Context, owner string, q RunQuery) ([]RunInfo, i
 	return list, total, nil
 }
 
-// findRun describes a run, also one that is not in memory.
-func (c *Core) findRun(ctx context.Context, id string) (RunInfo, error) {
+// runOf finds a run, also one that is not in memory; store.ErrNotFound if there is none. One that comes from the store is the caller's own copy.
+func (c *Core) runOf(ctx context.Context, id string) (*run, error) {
 	c.mu.Lock()
 	r := c.runs[id]
 	c.mu.Unlock()
-	if r == nil {
-		rec, err := c.cfg.Store.Get(ctx, inRuns, id)
-		if err != nil {
-			return RunInfo{}, err
-		}
-		if r, err = c.decodeRun(rec.Value); err != nil {
-			return RunInfo{}, fmt.Errorf("record %s %q: %w", rec.Collection, rec.Key, err)
-		}
+	if r != nil {
+		return r, nil
+	}
+	rec, err := c.cfg.Store.Get(ctx, inRuns, id)
+	if err != nil {
+		return nil, err
+	}
+	if r, err = c.decodeRun(rec.Value); err != nil {
+		return nil, fmt.Errorf("record %s %q: %w", rec.Collection, rec.Key, err)
+	}
+	return r, nil
+}
+
+// findRun describes a run, also one that is not in memory.
+func (c *Core) findRun(ctx context.Context, id string) (RunInfo, error) {
+	r, err := c.runOf(ctx, id)
+	if err != nil {
+		return RunInfo{}, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

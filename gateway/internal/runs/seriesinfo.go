@@ -160,17 +160,9 @@ func (c *Core) visible(v Viewer, runID string) (*run, error) {
 
 // overview describes a run, also one that is not in memory. sessions are those that were read for others of the list.
 func (c *Core) overview(ctx context.Context, id string, sessions map[string]*session) (RunOverview, error) {
-	c.mu.Lock()
-	r := c.runs[id]
-	c.mu.Unlock()
-	if r == nil {
-		rec, err := c.cfg.Store.Get(ctx, inRuns, id)
-		if err != nil {
-			return RunOverview{}, err
-		}
-		if r, err = c.decodeRun(rec.Value); err != nil {
-			return RunOverview{}, fmt.Errorf("record %s %q: %w", rec.Collection, rec.Key, err)
-		}
+	r, err := c.runOf(ctx, id)
+	if err != nil {
+		return RunOverview{}, err
 	}
 	s, err := c.sessionBehind(ctx, r, sessions)
 	if err != nil {

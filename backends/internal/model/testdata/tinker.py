@@ -149,10 +149,6 @@ def weights_of(model, randn):
             w = randn(*p.shape) * (2.5 / p.shape[-1] ** 0.5 if tied else 0.7)
         elif "conv1d" in n:
             w = randn(*p.shape) * 0.5
-        elif n.endswith("gate_up_proj") and p.dim() == 3 and model.config.model_type == "gpt_oss":
-            w = 3.0 * randn(*p.shape) / p.shape[1] ** 0.5  # beyond the limit now and then
-        elif n.endswith("down_proj") and p.dim() == 3 and model.config.model_type == "gpt_oss":
-            w = 0.25 * randn(*p.shape) / p.shape[1] ** 0.5
         else:
             w = randn(*p.shape) * (2.0 if re.search(r"lm_head|router|mlp\.gate\.", n) else 1.0) / p.shape[-1] ** 0.5
         out[n] = w.bfloat16().float().contiguous()

@@ -70,15 +70,13 @@ async function drawCurves(node, id, signal) {
     },
   });
   const build = () => {
-    let inner = new AbortController();
     for (const { stop } of charts.values()) stop.abort();
     charts.clear();
     put(grid);
     for (const s of all.values()) {
-      inner = new AbortController();
-      signal.addEventListener("abort", () => inner.abort());
-      const chart = new Chart(inner.signal, { title: plain(s.name, 60), log: log && s.y.every((v) => v === null || v > 0) });
-      charts.set(s.name, { chart, stop: inner });
+      const stop = new AbortController();
+      const chart = new Chart(AbortSignal.any([signal, stop.signal]), { title: plain(s.name, 60), log: log && s.y.every((v) => v === null || v > 0) });
+      charts.set(s.name, { chart, stop });
       grid.append(chart.node);
       chart.set([s]);
     }

@@ -117,7 +117,8 @@ function comparison(chosen, signal) {
   let all = new Map(); // of a run: its series by name
 
   async function fetchAll() {
-    const loaded = await Promise.all([...chosen.keys()].map(async (id) => [id, new Map((await series(id, signal)).map((s) => [s.name, s]))]));
+    // What has ended has no more steps; numbers that a client adds late show when the run is chosen anew.
+    const loaded = await Promise.all([...chosen].map(async ([id, r]) => [id, (r.live ? null : all.get(id)) ?? new Map((await series(id, signal)).map((s) => [s.name, s]))]));
     all = new Map(loaded);
   }
   function drawNames() {
