@@ -50,6 +50,7 @@ type world struct {
 	failed     error  // set: Backend fails for good
 	arithmetic string // of the next process, if it is to be another one
 	store      store.Store
+	front      *switched                     // what the core has for a store
 	around     func(store.Store) store.Store // what the core has instead of the store; nil = the store
 	crashes    atomic.Bool                   // processes end by themselves, not by the test, and the next one starts
 	losses     atomic.Int64                  // that ended so
@@ -120,6 +121,10 @@ func (w *world) open() {
 	if w.around != nil {
 		cfg.Store = w.around(s)
 	}
+	behind := cfg.Store
+	w.front = &switched{Store: behind}
+	w.front.now.Store(&behind)
+	cfg.Store = w.front
 	cfg.DataDir, cfg.Backends = w.dir, w
 	w.Core, err = Open(w.t.Context(), cfg)
 	w.ok(err)

@@ -13,6 +13,26 @@ import (
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
+// switched is the store of a world's core. Another one takes its commits and look-ups from a moment on, while the core goes on.
+type switched struct {
+	store.Store
+	now atomic.Pointer[store.Store]
+}
+
+func (s *switched) Commit(ctx context.Context, b store.Batch) error {
+	return (*s.now.Load()).Commit(ctx, b)
+}
+
+func (s *switched) Get(ctx context.Context, collection, key string) (store.Record, error) {
+	return (*s.now.Load()).Get(ctx, collection, key)
+}
+
+// put makes the core's commits and look-ups go through another store, which is made of the one that they went to.
+func (w *world) put(around func(store.Store) store.Store) {
+	s := around(*w.front.now.Load())
+	w.front.now.Store(&s)
+}
+
 // failing is a store whose commits of a collection fail while it is told so.
 type failing struct {
 	store.Store
@@ -41,9 +61,7 @@ func (w *world) failing(collection string) *failing {
 	f := &failing{}
 	f.collection.Store(collection)
 	f.unavailable.Store(true)
-	w.Core.mu.Lock()
-	defer w.Core.mu.Unlock()
-	w.Core.cfg.Store, f.Store = f, w.Core.cfg.Store
+	w.put(func(s store.Store) store.Store { f.Store = s; return f })
 	return f
 }
 
@@ -52,7 +70,7 @@ func TestStoreFaults(t *testing.T) {
 	f := &failing{}
 	f.collection.Store("")
 	w := newWorld(t, nil)
-	w.Core.cfg.Store, f.Store = f, w.Core.cfg.Store
+	w.put(func(s store.Store) store.Store { f.Store = s; return f })
 	ctx := t.Context()
 	session := w.session()
 	run := w.newRun(session, 0)
@@ -117,7 +135,7 @@ func TestSkipsAreDurableFirst(t *testing.T) {
 	f := &failing{}
 	f.collection.Store(inSkips)
 	w := newWorld(t, nil)
-	w.Core.cfg.Store, f.Store = f, w.Core.cfg.Store
+	w.put(func(s store.Store) store.Store { f.Store = s; return f })
 	ctx := t.Context()
 	run := w.newRun(w.session(), 0)
 	s, err := w.ForwardBackward(ctx, w.pass(run, 2)) // 1 never comes
@@ -346,9 +364,7 @@ func (o *overtaken) Commit(ctx context.Context, b store.Batch) error {
 // overtake puts such a store in place; nothing may run yet.
 func (w *world) overtake() *overtaken {
 	o := &overtaken{second: make(chan struct{})}
-	w.Core.mu.Lock()
-	defer w.Core.mu.Unlock()
-	w.Core.cfg.Store, o.Store = o, w.Core.cfg.Store
+	w.put(func(s store.Store) store.Store { o.Store = s; return o })
 	return o
 }
 

@@ -101,8 +101,10 @@ func (s slowReleases) Commit(ctx context.Context, b store.Batch) error {
 // pruning makes a run with a recovery point, of which what that covers is being deleted until the test closes goOn.
 func (w *world) pruning() (run string, slow slowReleases) {
 	w.t.Helper()
-	slow = slowReleases{w.Core.cfg.Store, make(chan struct{}, 1), make(chan struct{})}
-	w.Core.cfg.Store = slow
+	w.put(func(s store.Store) store.Store {
+		slow = slowReleases{s, make(chan struct{}, 1), make(chan struct{})}
+		return slow
+	})
 	ctx := w.t.Context()
 	run = w.newRun(w.session(), 0)
 	w.good(w.ForwardBackward(ctx, w.pass(run, 1)))
@@ -284,7 +286,7 @@ func TestWeightsThatCouldNotBeWritten(t *testing.T) {
 				w.wrap = func(b plugins.Backend) plugins.Backend { return refusingWeights{b, files, &atomic.Int64{}} }
 			})
 			if c.records {
-				w.Core.cfg.Store = refusingFolders{w.Core.cfg.Store, &full}
+				w.put(func(s store.Store) store.Store { return refusingFolders{s, &full} })
 			}
 			ctx := t.Context()
 			run := w.newRun(w.session(), 0)
@@ -364,7 +366,7 @@ func (s refusingFolders) Commit(ctx context.Context, b store.Batch) error {
 func TestRecoveryPointWaitsForResults(t *testing.T) {
 	held := &holding{hold: make(chan struct{})}
 	w := newWorld(t, (*world).pointsAlways)
-	w.Core.cfg.Store, held.Store = held, w.Core.cfg.Store
+	w.put(func(s store.Store) store.Store { held.Store = s; return held })
 	ctx := t.Context()
 	run := w.newRun(w.session(), 0)
 	held.key.Store(run + ":1")

@@ -563,8 +563,8 @@ func (l *lookups) Get(ctx context.Context, collection, key string) (store.Record
 func TestOnlyRepeatedSamplesAreLookedUp(t *testing.T) {
 	w := newWorld(t, nil)
 	count := func() *lookups {
-		l := &lookups{Store: w.Core.cfg.Store}
-		w.Core.cfg.Store = l
+		l := &lookups{}
+		w.put(func(s store.Store) store.Store { l.Store = s; return l })
 		return l
 	}
 	l := count()

@@ -127,10 +127,7 @@ func TestSeriesOfStepsThatFail(t *testing.T) {
 }
 
 func TestSeriesStayWithTheirRun(t *testing.T) {
-	w := newWorld(t, func(w *world) { w.config.SessionsKept = 24 * time.Hour })
-	now := time.Now()
-	w.config.Now = func() time.Time { return now }
-	w.restart()
+	w, clock := clocked(t, func(w *world) { w.config.SessionsKept = 24 * time.Hour })
 	session := w.session()
 	run := w.newRun(session, 0)
 	w.trainSteps(run, 1, 3)
@@ -139,7 +136,7 @@ func TestSeriesStayWithTheirRun(t *testing.T) {
 	w.ok(w.FinishSession(t.Context(), owner, session, "success", ""))
 	w.quiet()
 	for _, after := range []time.Duration{0, time.Hour, 12 * time.Hour} {
-		now = now.Add(after)
+		clock.add(after)
 		w.sweep(t.Context(), time.Hour)
 		w.sweep(t.Context(), time.Hour)
 		if losses, rewards := w.curve(run, history.Loss), w.curve(run, "reward"); len(losses) != 3 || len(rewards) != 1 || passed != 0 {
@@ -155,9 +152,9 @@ func TestSeriesStayWithTheirRun(t *testing.T) {
 	if losses := w.curve(run, history.Loss); len(losses) != 3 {
 		t.Fatalf("after a restart: %v", losses)
 	}
-	now = now.Add(48 * time.Hour)
+	clock.add(48 * time.Hour)
 	w.sweep(t.Context(), time.Hour)
-	now = now.Add(48 * time.Hour)
+	clock.add(48 * time.Hour)
 	w.sweep(t.Context(), time.Hour)
 	for _, k := range seriesOf(run) {
 		if n, err := w.store.Count(t.Context(), k.Collection, k.Parent, store.Range{}); err != nil || n != 0 {
