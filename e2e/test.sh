@@ -92,31 +92,36 @@ if [ "$level" = all ]; then without="" ; else without="-skip=$sums"; fi
 race() { step "go, race detector" gotest race -race $without $concurrent; }
 environment() { step "python environment" e2e/python.sh; }
 beside race environment # which waits for the network and the disk; none of these packages need it
-step "go, CUDA and damages" gotest sums -run "$sums" ./backends/internal/engine ./gateway/internal/store
+long_sums() { step "go, CUDA and damages" gotest sums -run "$sums" ./backends/internal/engine ./gateway/internal/store; }
+# The kernels' text for avx512, and the ways that only another maker's processor takes, over instructions that nearly every one has: a test that needs a certain processor is seldom run.
+emulated() {
+  grep -qw avx2 /proc/cpuinfo || return 0
+  step "go, avx512 emulated" gotest emulated -tags emulate_avx512 ./backends/internal/tensor/cpu
+}
+beside long_sums emulated # either is for the most part one goroutine
 step "go, grammars in a crowd" gotest crowd -race -run '^TestCrowd$' ./plugins/grammar # all that they share; the rest is arithmetic
 step "go" gotest plain $others
-# The kernels' text for avx512, and the ways that only another maker's processor takes, over instructions that nearly every one has: a test that needs a certain processor is seldom run.
-if grep -qw avx2 /proc/cpuinfo; then step "go, avx512 emulated" gotest emulated -tags emulate_avx512 ./backends/internal/tensor/cpu; fi
 step "fuzzing" fuzzall
 
 py() { local path=$1; shift; PYTHONPATH="$path" .venv/bin/python -m pytest -c e2e/pytest.ini --rootdir e2e "$@"; }
-long_clients() {
-  step "tinker sdk 0.38.0" py "" e2e/tinker
-  step "recipes" py "" e2e/recipes
-}
 # LiteLLM, inspect-ai and lm-eval take long to be imported and to begin.
 clients="e2e/clients/test_agent_tools.py e2e/clients/test_instructor.py e2e/clients/test_langchain.py e2e/clients/test_pydantic_ai.py"
 if [ "$level" = all ]; then clients=e2e/clients; fi
-other_clients() {
-  for v in $sdks; do step "tinker sdk $v" py ".cache/sdk/$v" -m version e2e/tinker; done
+# Clients wait for answers, so two rows of them run side by side, of about the same length.
+newest_clients() {
+  step "tinker sdk 0.38.0" py "" e2e/tinker
   for folder in openai anthropic reference; do step "$folder" py "" "e2e/$folder"; done
+}
+other_clients() {
+  step "recipes" py "" e2e/recipes
+  for v in $sdks; do step "tinker sdk $v" py ".cache/sdk/$v" -m version e2e/tinker; done
   step "python clients" py .cache/clients $clients
   step "verifiers" py .cache/verifiers e2e/verifiers
   npm_ci() { echo "installing the Node packages of e2e/node/package-lock.json"; npm --prefix e2e/node ci --no-audit --no-fund; }
   step "node packages" npm_ci
   step "node clients" npm --prefix e2e/node test
 }
-beside long_clients other_clients # clients wait for answers
+beside newest_clients other_clients
 
 printf '\n== skipped\n'
 { goskips; pyskips; } | tee "$logs/skips.txt"
