@@ -17,6 +17,26 @@ type AdamWJob struct {
 	Beta1, Rest1, Beta2, Rest2, Decay, MinusRate, Eps, Root float32
 }
 
+// AdamWSums are float64 numbers that AdamW has told the device to compute.
+type AdamWSums struct {
+	sums   Sums
+	jobs   int
+	pieces []int // of each job's NewP; nil = they are not fetched
+}
+
+// Wait gives Σ x² of each job's G, then of each one's NewP, of each one's NewM and of each one's NewV, and the sums of the pieces of each job's NewP if AdamW was asked for them. It waits as Sums.Wait does.
+func (s AdamWSums) Wait() (sums []float64, pieces [][]float64, err error) {
+	all, err := s.sums.Wait()
+	if err != nil {
+		return nil, nil, err
+	}
+	sums, all = all[:4*s.jobs], all[4*s.jobs:]
+	for _, n := range s.pieces {
+		pieces, all = append(pieces, all[:n]), all[n:]
+	}
+	return sums, pieces, nil
+}
+
 const (
 	_ = uint(unsafe.Sizeof(AdamWJob{}) - C.sizeof_adamw_job)
 	_ = uint(C.sizeof_adamw_job - unsafe.Sizeof(AdamWJob{}))
@@ -102,23 +122,34 @@ func (v *Device) SumSquares(xs []View) (sums Sums, err error) {
 }
 
 // AdamW runs all jobs, none of which is empty: m' = b1·m + (1-b1)·g, v' = b2·v + (1-b2)·g², p' = Decay·p + MinusRate·m'/(√v'/Root + eps), for the gradient times min(1, most/(‖G‖ + 1e-6)) where
-// the job's most is not 0. New values may overwrite old ones. The sums are Σ x² of each job's G, then of each one's NewP, NewM and NewV. The number of launches does not depend on that of jobs, and the host does not wait.
-func (v *Device) AdamW(jobs []AdamWJob, most []float64) (sums Sums, err error) {
+// the job's most is not 0. New values may overwrite old ones. With pieces, the sums of the pieces of NewP come too. The number of launches does not depend on that of jobs, and the host does not wait.
+func (v *Device) AdamW(jobs []AdamWJob, most []float64, pieces bool) (sums AdamWSums, err error) {
 	if len(jobs) == 0 {
 		return sums, nil
 	}
 	var gradients, written sumList
-	var pieces int64
+	var widest int64
 	for i := range jobs {
 		j := &jobs[i]
-		pieces = max(pieces, j.P.Rows*((j.P.Cols+C.PIECE-1)/C.PIECE))
+		widest = max(widest, j.P.Rows*((j.P.Cols+C.PIECE-1)/C.PIECE))
 		gradients.add(j.G, most[i])
 		written.add(j.NewP, 0)
-		written.add(j.NewM, 0)
-		written.add(j.NewV, 0)
+	}
+	for i := range jobs {
+		written.add(jobs[i].NewM, 0)
+	}
+	for i := range jobs {
+		written.add(jobs[i].NewV, 0)
 	}
 	n := len(jobs)
-	// Sums of gradients, sums of what is written, partial sums of either, factors.
+	sums.jobs, sums.sums.n = n, 4*n
+	if pieces {
+		for _, j := range written.jobs[:n] {
+			sums.pieces = append(sums.pieces, int(j.count))
+			sums.sums.n += int(j.count)
+		}
+	}
+	// Sums of gradients, sums of what is written, partial sums of either, factors. Of the partial sums those of the new weights are the first.
 	at, err := v.Alloc(8*(4*n+int(written.pieces)) + 4*n)
 	if err != nil {
 		return sums, err
@@ -133,7 +164,7 @@ func (v *Device) AdamW(jobs []AdamWJob, most []float64) (sums Sums, err error) {
 	a := C.adamw_arguments{jobs: C.uint64_t(lists[1]), factors: C.uint64_t(factors)}
 	err = gradients.launch(v, lists[0], partial, at, factors)
 	if err == nil {
-		err = v.launch(kAdamW, min(pieces, maxX), int64(n), 1, bytesIn(&a))
+		err = v.launch(kAdamW, min(widest, maxX), int64(n), 1, bytesIn(&a))
 	}
 	if err == nil {
 		err = written.launch(v, lists[2], partial, at+Address(8*n), 0)
@@ -141,7 +172,6 @@ func (v *Device) AdamW(jobs []AdamWJob, most []float64) (sums Sums, err error) {
 	if err := errors.Join(err, release()); err != nil {
 		return sums, err
 	}
-	sums.n = 4 * n
-	sums.fetch, err = v.Fetch(at, 8*4*n)
+	sums.sums.fetch, err = v.Fetch(at, 8*sums.sums.n)
 	return sums, err
 }

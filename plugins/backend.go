@@ -297,11 +297,16 @@ type OptimStepRequest struct {
 	Adam     AdamParams
 }
 
+// AdapterNormOf is the name of the metric that has the norm of the adapter's modules of one kind, which is the last part of their names: "q_proj", "lm_head". Their squares add up to that of "adapter_norm", but for rounding.
+func AdapterNormOf(kind string) string { return "adapter_norm/" + kind }
+
 // OptimStepResult tells the new version.
 type OptimStepResult struct {
 	Version int64
 	Step    int64
-	Metrics map[string]float64 // "grad_norm" (before clipping), "adapter_norm", "learning_rate", "clock_cycle"; all finite
+	// Metrics are "grad_norm" (before clipping), "adapter_norm", for each kind of module that carries LoRA its AdapterNormOf, "learning_rate" and "clock_cycle"; all finite. Norms are of all parameters together: the
+	// root of the sum of their squares, which for the adapter are those of A and B of the new version.
+	Metrics map[string]float64
 	// Execution has the cycle as well, and when it was.
 	Execution Execution
 }

@@ -107,16 +107,18 @@ var adam = plugins.AdamParams{LearningRate: 0.01, Beta1: 0.9, Beta2: 0.95, Eps: 
 // run is an adapter with its next position.
 type run struct {
 	*suite
-	id   string
-	next int64
+	id      string
+	modules []string // that carry LoRA, of one that create made
+	next    int64
 }
 
 func (s *suite) create(id string, c plugins.AdapterConfig) *run {
 	s.Helper()
-	if _, err := s.b.CreateAdapter(s.Context(), plugins.CreateAdapterRequest{Adapter: id, Config: c}); err != nil {
+	res, err := s.b.CreateAdapter(s.Context(), plugins.CreateAdapterRequest{Adapter: id, Config: c})
+	if err != nil {
 		s.Fatalf("create %s: %v", id, err)
 	}
-	return &run{suite: s, id: id}
+	return &run{suite: s, id: id, modules: res.Config.Modules}
 }
 
 func (r *run) position() int64 {

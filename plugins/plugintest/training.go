@@ -203,6 +203,7 @@ func (s *suite) trainingLowersLoss() {
 	first := r.forwardBackward(d)
 	before := crossEntropy(d, first.Logprobs[0])
 	s.checkMetrics(first, before)
+	var metrics map[string]float64
 	for i := range int64(15) {
 		res := r.step()
 		if res.Version != i+1 || res.Step != i+1 {
@@ -214,8 +215,11 @@ func (s *suite) trainingLowersLoss() {
 				s.Errorf("metric %s is %v (present: %t)", key, v, ok)
 			}
 		}
+		metrics = res.Metrics
+		s.checkNorms(r, metrics)
 		r.forwardBackward(d)
 	}
+	s.checkSavedNorms(r, metrics)
 	after := crossEntropy(d, r.forward(d).Logprobs[0])
 	if !(after < 0.8*before) {
 		s.Errorf("the loss went from %v to %v in 15 steps", before, after)

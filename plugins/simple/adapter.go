@@ -106,13 +106,17 @@ func (b *Backend) moduleNames(l *Layout) []string {
 		if p.A == nil {
 			continue
 		}
-		name := b.modules[i].Path
-		name = name[strings.LastIndexByte(name, '.')+1:]
-		if !slices.Contains(names, name) {
+		if name := b.kind(i); !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}
 	return names
+}
+
+// kind is the last part of a module's name.
+func (b *Backend) kind(module int) string {
+	name := b.modules[module].Path
+	return name[strings.LastIndexByte(name, '.')+1:]
 }
 
 // Weights are the trainable values of one version, in the order of their layout. They are not changed once they are published.

@@ -126,7 +126,24 @@ func (b *Backend) adamStep(v *version, gradient []float32, p *plugins.AdamParams
 			return nil, nil, err
 		}
 	}
-	return next, map[string]float64{
+	metrics := map[string]float64{
 		"grad_norm": norm, "adapter_norm": math.Sqrt(squares), "learning_rate": p.LearningRate, "clock_cycle": float64(b.cycle()),
-	}, nil
+	}
+	for kind, squares := range b.squaresOfKinds(&next.Weights) {
+		metrics[plugins.AdapterNormOf(kind)] = math.Sqrt(squares)
+	}
+	return next, metrics, nil
+}
+
+// squaresOfKinds sums the squares of weights by kind of module.
+func (b *Backend) squaresOfKinds(w *Weights) map[string]float64 {
+	sums := map[string]float64{}
+	for _, t := range w.Layout.Tensors {
+		sum := 0.0
+		for _, x := range w.Values[t.Offset : t.Offset+t.Size()] {
+			sum += float64(x) * float64(x)
+		}
+		sums[b.kind(t.Module)] += sum
+	}
+	return sums
 }

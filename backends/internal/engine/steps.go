@@ -237,7 +237,11 @@ func (e *Engine) endStep(s *stepping) {
 		return
 	}
 	e.publish(r, s.next)
-	r.decide(o, plugins.OptimStepResult{Version: s.next.number, Step: s.next.step, Metrics: map[string]float64{
+	metrics := map[string]float64{
 		"grad_norm": s.norms.Gradient, "adapter_norm": s.norms.Adapter, "learning_rate": o.step.Adam.LearningRate, "clock_cycle": float64(e.cycle.number),
-	}, Execution: e.execution(s.begin, s.before)}, nil)
+	}
+	for _, k := range s.norms.Kinds {
+		metrics[plugins.AdapterNormOf(k.Kind)] = k.Norm
+	}
+	r.decide(o, plugins.OptimStepResult{Version: s.next.number, Step: s.next.step, Metrics: metrics, Execution: e.execution(s.begin, s.before)}, nil)
 }

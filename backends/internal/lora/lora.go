@@ -84,6 +84,9 @@ func NewLayout(modules []Module, rank int, include func(Module) bool) (*Layout, 
 // Has tells whether module i carries LoRA.
 func (l *Layout) Has(i int) bool { return l.a[i] >= 0 }
 
+// Range is where the parameters of module i, which must carry LoRA, lie in the flat vector: A and B.
+func (l *Layout) Range(i int) (from, to int) { return l.a[i], l.a[i] + l.Modules[i].Parameters(l.Rank) }
+
 // Kinds lists the kinds of the modules that carry LoRA, each once, in the model's order.
 func (l *Layout) Kinds() []string {
 	var kinds []string

@@ -79,8 +79,9 @@ func (s *State) Bytes() int64 { return s.M.Bytes() + s.V.Bytes() }
 
 // Norms are measured by a step.
 type Norms struct {
-	Gradient float64 // before clipping
-	Adapter  float64 // of the new weights
+	Gradient float64    // before clipping
+	Adapter  float64    // of the new weights, as the following
+	Kinds    []KindNorm // in the layout's order
 }
 
 // Update is one adapter's step: Next and NextState, which are not yet in use, are written from Weights, State and Gradient (nil = zero). All have the same layout. No two updates have memory in common that is written.
@@ -129,7 +130,7 @@ func Steps(device tensor.Device, updates []Update) ([]Result, error) {
 			defer zero.Free()
 			g = zero
 		}
-		s := step{u, &results[i], g}
+		s := step{u, &results[i], g, newKindSums(u.Next.Masters)}
 		steps, arenas, next = append(steps, s), append(arenas, s.arena()), append(next, u.Next)
 		u.NextState.Step = u.State.Step + 1
 	}
@@ -137,14 +138,25 @@ func Steps(device tensor.Device, updates []Update) ([]Result, error) {
 	if err != nil {
 		return nil, err
 	}
+	edges := make([]tensor.Tensor, 0, len(steps))
+	for _, s := range steps {
+		edges = append(edges, s.kinds.edges...)
+	}
+	waitEdges, edgesErr := device.SumSquares(edges...)
 	packed := lora.Pack(next...)
 	sums, err := wait()
-	if err = errors.Join(err, packed); err != nil {
+	var ofEdges []float64
+	if edgesErr == nil {
+		ofEdges, edgesErr = waitEdges()
+	}
+	if err = errors.Join(err, edgesErr, packed); err != nil {
 		return nil, err
 	}
 	for i, s := range steps {
+		mine := ofEdges[:len(s.kinds.edges)]
+		ofEdges = ofEdges[len(mine):]
 		if s.result.Err = s.check(sums[i]); s.result.Err == nil {
-			s.result.Norms = Norms{Gradient: math.Sqrt(sums[i].G), Adapter: math.Sqrt(sums[i].NewP)}
+			s.result.Norms = Norms{Gradient: math.Sqrt(sums[i].G), Adapter: math.Sqrt(sums[i].NewP), Kinds: s.kinds.norms(mine)}
 		}
 	}
 	return results, nil
@@ -155,6 +167,7 @@ type step struct {
 	update   *Update
 	result   *Result
 	gradient *lora.Gradient
+	kinds    *kindSums
 }
 
 // arena is the parameters alone: what lies behind them stays zero, where with eps 0 a step would write 0/0.
@@ -166,6 +179,7 @@ func (s step) arena() tensor.AdamWUpdate {
 		AdamWStep: tensor.AdamWStep{
 			LearningRate: a.LearningRate, Beta1: a.Beta1, Beta2: a.Beta2, Eps: a.Eps, WeightDecay: a.WeightDecay, MaxNorm: a.GradClipNorm, Step: u.State.Step + 1,
 		},
+		Pieces: s.kinds.pieces,
 	}
 }
 

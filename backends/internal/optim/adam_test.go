@@ -3,6 +3,7 @@ package optim_test
 import (
 	"errors"
 	"math"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -274,7 +275,7 @@ func TestStepsAtOnce(t *testing.T) {
 		if r.Err != nil {
 			continue
 		}
-		if r.Norms != want[i].Norms {
+		if !reflect.DeepEqual(r.Norms, want[i].Norms) {
 			t.Errorf("update %d: %+v, alone %+v", i, r.Norms, want[i].Norms)
 		}
 		a, b := together[i], alone[i]

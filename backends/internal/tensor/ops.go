@@ -196,7 +196,7 @@ type Device interface {
 	// AdamW does each of updates, all at once: it writes the next weights and moments (NewP, NewM, NewV, which may be P, M, V) from P, M, V and the gradient g, which is G times min(1, MaxNorm / (‖G‖ + 1e-6)), computed in
 	// float64, or G where MaxNorm is 0. Step counts from 1. What one writes no other may read or write.
 	// m' = b1·m + (1-b1)·g; v' = b2·v + (1-b2)·g²; p' = p - lr·wd·p - lr·(m'/(1-b1^t)) / (√(v'/(1-b2^t)) + eps), as torch.optim.AdamW.
-	// wait, which is that of SumSquares, gives the sums of squares of each update.
+	// wait, which is that of SumSquares, gives the sums of squares of each update, and has written their Pieces.
 	AdamW(updates ...AdamWUpdate) (wait func() ([]AdamWSums, error), err error)
 
 	ExpertDevice
@@ -258,7 +258,15 @@ type OuterProduct struct {
 type AdamWUpdate struct {
 	NewP, NewM, NewV, P, M, V, G Tensor
 	AdamWStep
+	// Pieces, unless nil, is where the sums of squares of NewP's pieces go, as SumSquares cuts it, row by row: P.Rows times SumPieces(P.Cols) numbers. It is the device's until wait has returned.
+	Pieces []float64
 }
+
+// SumPiece is how many elements of a row SumSquares sums together before anything else.
+const SumPiece = 4096
+
+// SumPieces is how many pieces a row of so many columns has.
+func SumPieces(cols int) int { return (cols + SumPiece - 1) / SumPiece }
 
 // AdamWStep has the scalars of one step in float64; they are combined before they are rounded to float32.
 type AdamWStep struct {

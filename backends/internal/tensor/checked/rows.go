@@ -233,6 +233,9 @@ func (d *device) AdamW(updates ...tensor.AdamWUpdate) (func() ([]tensor.AdamWSum
 		if !(u.Beta1 >= 0 && u.Beta1 < 1) || !(u.Beta2 >= 0 && u.Beta2 < 1) {
 			c.fail("betas %v and %v: must be in [0, 1)", u.Beta1, u.Beta2)
 		}
+		if n := u.P.Rows * tensor.SumPieces(u.P.Cols); u.Pieces != nil && len(u.Pieces) != n {
+			c.fail("room for the sums of %d pieces: must be for %d", len(u.Pieces), n)
+		}
 		if !(u.MaxNorm >= 0) {
 			c.fail("largest norm %v: must not be negative", u.MaxNorm)
 		}

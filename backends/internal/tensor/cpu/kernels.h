@@ -208,8 +208,8 @@ int op_adjust_elements(device *d, view x, const adjustment *list, int64_t n);
 int op_mask_columns(device *d, view x, const int32_t *rows, const uint64_t *bits, int64_t n);
 int op_draw_tokens(device *d, view dst, view logits, view probs, const draw_settings *draws);
 int op_sum_squares(device *d, view x, double *sum);
-// op_adamw gives the sums of squares of what it writes and, with sum_gradient, of g: four, in this order, the last 0 without.
-int op_adamw(device *d, view new_p, view new_m, view new_v, view p, view m, view v, view g, adamw_step s, bool sum_gradient, double *sums);
+// op_adamw gives the sums of squares of what it writes and, with sum_gradient, of g: four, in this order, the last 0 without. At pieces, unless NULL, it gives those of every tile of new_p.
+int op_adamw(device *d, view new_p, view new_m, view new_v, view p, view m, view v, view g, adamw_step s, bool sum_gradient, double *sums, double *pieces);
 
 // op_peak runs multiply-adds of a type that only the arithmetic limits and gives how many floating-point operations they were; op_read reads memory once, requesting in advance or not.
 int64_t op_peak(device *d, int type);

@@ -249,7 +249,7 @@ int op_sum_squares(device *d, view x, double *sum) {
   *sum = sum_tiles(sums, x.rows * tiles, 1);
   return 0;
 }
-int op_adamw(device *d, view new_p, view new_m, view new_v, view p, view m, view v, view g, adamw_step s, bool sum_gradient, double *sums) {
+int op_adamw(device *d, view new_p, view new_m, view new_v, view p, view m, view v, view g, adamw_step s, bool sum_gradient, double *sums, double *pieces) {
   view t[7] = {new_p, new_m, new_v, p, m, v, g};
   const int64_t whole = p.cols / WIDE * WIDE, tiles = div_up(p.cols, SUM_TILE);
   for (int i = 0; i < ADAMW_SUMS; i++) sums[i] = 0;
@@ -270,6 +270,7 @@ int op_adamw(device *d, view new_p, view new_m, view new_v, view p, view m, view
   j.a = t[0];
   run_rows(d, d->k->adamw, &j, 2);
   for (int i = 0; i < ADAMW_SUMS; i++) sums[i] = sum_tiles(each + i, i == 3 && !sum_gradient ? 0 : p.rows * tiles, ADAMW_SUMS);
+  for (int64_t i = 0; pieces && i < p.rows * tiles; i++) pieces[i] = each[i * ADAMW_SUMS];
   return 0;
 }
 

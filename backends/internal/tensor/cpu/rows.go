@@ -108,7 +108,11 @@ func (d *device) adamW(u *tensor.AdamWUpdate, sums *tensor.AdamWSums) (err error
 		correction1: C.double(1 - math.Pow(u.Beta1, float64(u.Step))), root_correction2: C.double(math.Sqrt(1 - math.Pow(u.Beta2, float64(u.Step)))),
 	}
 	var written [4]C.double
-	err = failed(op, C.op_adamw(d.c, view(u.NewP), view(u.NewM), view(u.NewV), view(u.P), view(u.M), view(u.V), view(u.G), step, C.bool(u.MaxNorm <= 0), &written[0]))
+	var pieces *C.double
+	if len(u.Pieces) > 0 {
+		pieces = (*C.double)(&u.Pieces[0])
+	}
+	err = failed(op, C.op_adamw(d.c, view(u.NewP), view(u.NewM), view(u.NewV), view(u.P), view(u.M), view(u.V), view(u.G), step, C.bool(u.MaxNorm <= 0), &written[0], pieces))
 	sums.NewP, sums.NewM, sums.NewV = float64(written[0]), float64(written[1]), float64(written[2])
 	if u.MaxNorm <= 0 { // else it is there, because the step needs it
 		sums.G = float64(written[3])

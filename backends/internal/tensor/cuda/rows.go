@@ -89,6 +89,7 @@ func (d *device) SumSquares(xs ...tensor.Tensor) (func() ([]float64, error), err
 
 func (d *device) AdamW(updates ...tensor.AdamWUpdate) (func() ([]tensor.AdamWSums, error), error) {
 	d.updates, d.norms = d.updates[:0], d.norms[:0]
+	pieces, wanted := make([][]float64, len(updates)), false // the list of updates is the caller's
 	for i := range updates {
 		u := &updates[i]
 		d.updates = append(d.updates, cudart.AdamWJob{
@@ -99,21 +100,26 @@ func (d *device) AdamW(updates ...tensor.AdamWUpdate) (func() ([]tensor.AdamWSum
 			Root:      float32(math.Sqrt(1 - math.Pow(u.Beta2, float64(u.Step)))),
 		})
 		d.norms = append(d.norms, u.MaxNorm)
+		pieces[i] = u.Pieces
+		wanted = wanted || u.Pieces != nil
 	}
 	const op = "adamw"
-	pending, err := d.v.AdamW(d.updates, d.norms)
+	pending, err := d.v.AdamW(d.updates, d.norms, wanted)
 	if err != nil {
 		return nil, d.failed(op, err)
 	}
 	return func() ([]tensor.AdamWSums, error) {
-		values, err := pending.Wait()
+		values, found, err := pending.Wait()
 		if err != nil {
 			return nil, d.failed(op, err)
 		}
-		sums := make([]tensor.AdamWSums, len(updates))
-		gradients, written := values[:len(sums)], values[len(sums):]
+		n := len(pieces)
+		sums := make([]tensor.AdamWSums, n)
 		for i := range sums {
-			sums[i] = tensor.AdamWSums{G: gradients[i], NewP: written[3*i], NewM: written[3*i+1], NewV: written[3*i+2]}
+			sums[i] = tensor.AdamWSums{G: values[i], NewP: values[n+i], NewM: values[2*n+i], NewV: values[3*n+i]}
+			if wanted {
+				copy(pieces[i], found[i])
+			}
 		}
 		return sums, nil
 	}, nil

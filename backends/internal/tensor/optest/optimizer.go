@@ -97,6 +97,9 @@ func (a adamw) update(h *bench) tensor.AdamWUpdate {
 // adamW does updates, which are those of arenas, and compares their sums: they are those of what was written, bit by bit, wherever that is computed.
 func (h *bench) adamW(updates []tensor.AdamWUpdate, arenas []adamw) {
 	h.t.Helper()
+	for i := 0; i < len(updates); i += 2 { // of every second one
+		updates[i].Pieces = make([]float64, arenas[i].rows*tensor.SumPieces(arenas[i].cols))
+	}
 	wait, err := h.d.AdamW(updates...)
 	h.ok(err)
 	sums, err := wait()
@@ -106,6 +109,19 @@ func (h *bench) adamW(updates []tensor.AdamWUpdate, arenas []adamw) {
 		sum := func(x tensor.Tensor) float64 { return sumSquares(h.read(x), a.cols) }
 		if want := (tensor.AdamWSums{G: sumSquares(a.g, a.cols), NewP: sum(u.NewP), NewM: sum(u.NewM), NewV: sum(u.NewV)}); sums[i] != want {
 			h.t.Errorf("arena %d: sums %v, in the order of the interface %v", i, sums[i], want)
+		}
+		if u.Pieces == nil {
+			continue
+		}
+		var pieces []float64
+		for r := range a.rows {
+			for row := h.read(u.NewP)[r*a.cols : (r+1)*a.cols]; len(row) > 0; row = row[min(tensor.SumPiece, len(row)):] {
+				piece := row[:min(tensor.SumPiece, len(row))]
+				pieces = append(pieces, sumSquares(piece, len(piece)))
+			}
+		}
+		if !slices.Equal(u.Pieces, pieces) {
+			h.t.Errorf("arena %d: sums of pieces %v, in the order of the interface %v", i, u.Pieces, pieces)
 		}
 	}
 }

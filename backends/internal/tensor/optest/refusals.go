@@ -34,6 +34,7 @@ func refusals(t *testing.T, d tensor.Device) {
 	update := func(g tensor.Tensor, s tensor.AdamWStep) tensor.AdamWUpdate {
 		return tensor.AdamWUpdate{NewP: a, NewM: a, NewV: a, P: a, M: a, V: a, G: g, AdamWStep: s}
 	}
+	withPieces := func(u tensor.AdamWUpdate, n int) tensor.AdamWUpdate { u.Pieces = make([]float64, n); return u }
 	adamW := func(second tensor.AdamWUpdate) error {
 		_, err := d.AdamW(update(a, adam), second)
 		return err
@@ -139,6 +140,7 @@ func refusals(t *testing.T, d tensor.Device) {
 		"adamw step":              adamW(update(a, wrong(func(s *tensor.AdamWStep) { s.Step = 0 }))),
 		"adamw beta":              adamW(update(a, wrong(func(s *tensor.AdamWStep) { s.Beta1 = 1 }))),
 		"adamw beta NaN":          adamW(update(a, wrong(func(s *tensor.AdamWStep) { s.Beta2 = math.NaN() }))),
+		"adamw pieces":            adamW(withPieces(update(a, adam), 3)),
 		"adamw norm":              adamW(update(a, wrong(func(s *tensor.AdamWStep) { s.MaxNorm = math.NaN() }))),
 		"zero page":               pages.Zero(2),
 		"copy to no page":         pages.Copy(2, 0),
