@@ -34,6 +34,8 @@ type Event struct {
 	LearningRate float64 // of a step, as the following; NaN = not known
 	GradientNorm float64
 	Norms        []Value // of the adapter: "adapter_norm" is all of it
+	Sampled      Entropy // of tokens that were sampled of the run's weights since the step before
+	Prompt       Entropy // of tokens of prompts, likewise
 }
 
 // Policy is how far the policy that is trained is from the one that sampled, over sampled tokens. With r the ratio of their probabilities, k1 is −log r and k3 is r − 1 − log r, whose means over tokens of the
@@ -46,6 +48,7 @@ type Policy struct {
 	Bounded   bool    // the loss has such a bound
 	K1, K3    float64 // sums
 	Advantage float64 // sum
+	Surprisal float64 // sum of −log of the probabilities with which the tokens were sampled
 }
 
 // add brings two parts of one step together.
@@ -58,9 +61,14 @@ func (p *Policy) add(o *Policy) {
 	p.K1 += o.K1
 	p.K3 += o.K3
 	p.Advantage += o.Advantage
+	p.Surprisal += o.Surprisal
 }
 
-const formEvent = 1
+// The forms of an event: 1 has no entropies.
+const (
+	formEvent     = 2
+	formNoEntropy = 1
+)
 
 // Encode writes the event.
 func (x *Event) Encode() []byte {
@@ -82,7 +90,7 @@ func (x *Event) write(e *pack.Encoder) {
 		if x.Policy != nil {
 			p := x.Policy
 			e.Bool(p.Bounded)
-			for _, v := range []float64{p.Count, p.Ratio, p.Greatest, p.Clipped, p.K1, p.K3, p.Advantage} {
+			for _, v := range []float64{p.Count, p.Ratio, p.Greatest, p.Clipped, p.K1, p.K3, p.Advantage, p.Surprisal} {
 				e.Float(v)
 			}
 		}
@@ -95,27 +103,35 @@ func (x *Event) write(e *pack.Encoder) {
 			e.Text(v.Name)
 			e.Float(v.Number)
 		}
+		for _, y := range []Entropy{x.Sampled, x.Prompt} {
+			if e.Bool(y.Count > 0); y.Count > 0 {
+				e.Float(y.Count)
+				e.Float(y.Sum)
+				e.Float(y.Rest)
+			}
+		}
 	}
 }
 
 // DecodeEvent reads an event. The bytes may be any.
 func DecodeEvent(from []byte) (*Event, error) {
 	d := pack.NewDecoder(from)
-	if d.Byte() != formEvent {
+	form := d.Byte()
+	if form != formEvent && form != formNoEntropy {
 		return nil, fmt.Errorf("read an event of series: its form is not known")
 	}
 	x := &Event{Kind: EventKind(d.Byte())}
 	if x.Kind < Pass || x.Kind > Loaded {
 		return nil, fmt.Errorf("read an event of series: kind %d is not known", x.Kind)
 	}
-	x.read(d)
+	x.read(d, form)
 	if err := d.End(); err != nil {
 		return nil, fmt.Errorf("read an event of series: %w", err)
 	}
 	return x, nil
 }
 
-func (x *Event) read(d *pack.Decoder) {
+func (x *Event) read(d *pack.Decoder, form byte) {
 	x.Cycle, x.Queued, x.Begin = d.Int(), d.Int(), d.Int()
 	x.End = x.Begin + d.Int()
 	switch x.Kind {
@@ -123,6 +139,11 @@ func (x *Event) read(d *pack.Decoder) {
 		x.Tokens, x.Loss, x.Weight = d.Int(), d.Float(), d.Float()
 		if d.Bool() {
 			x.Policy = &Policy{Bounded: d.Bool(), Count: d.Float(), Ratio: d.Float(), Greatest: d.Float(), Clipped: d.Float(), K1: d.Float(), K3: d.Float(), Advantage: d.Float()}
+			if form != formNoEntropy {
+				x.Policy.Surprisal = d.Float()
+			} else {
+				x.Policy.Surprisal = Unknown
+			}
 		}
 	case Step:
 		x.Number, x.LearningRate, x.GradientNorm = d.Int(), d.Float(), d.Float()
@@ -133,6 +154,17 @@ func (x *Event) read(d *pack.Decoder) {
 		}
 		for range n {
 			x.Norms = append(x.Norms, Value{d.Text(), d.Float()})
+		}
+		if form == formNoEntropy {
+			return
+		}
+		for _, y := range []*Entropy{&x.Sampled, &x.Prompt} {
+			if d.Bool() {
+				*y = Entropy{Count: d.Float(), Sum: d.Float(), Rest: d.Float()}
+				if !(y.Count > 0) {
+					d.Fail()
+				}
+			}
 		}
 	}
 }

@@ -23,6 +23,12 @@ const (
 	KLK1            = "kl_k1"
 	KLK3            = "kl_k3"
 	AdvantageMean   = "advantage_mean"
+	SampledEntropy  = "entropy" // estimated by the log-probabilities of what was sampled
+
+	TopEntropy       = "entropy_topk" // of sampled tokens with their likeliest alternatives: see Entropy
+	TopRest          = "entropy_topk_rest"
+	PromptTopEntropy = "prompt_entropy_topk" // of tokens of prompts
+	PromptTopRest    = "prompt_entropy_topk_rest"
 
 	ValidationLoss   = "validation/loss"
 	ValidationTokens = "validation/tokens"
@@ -110,6 +116,16 @@ func (f *Fold) row(x *Event) *Row {
 		add(KLK1, p.K1/p.Count)
 		add(KLK3, p.K3/p.Count)
 		add(AdvantageMean, p.Advantage/p.Count)
+		add(SampledEntropy, p.Surprisal/p.Count)
+	}
+	for _, e := range []struct {
+		of            Entropy
+		entropy, rest string
+	}{{x.Sampled, TopEntropy, TopRest}, {x.Prompt, PromptTopEntropy, PromptTopRest}} {
+		if e.of.Count > 0 {
+			add(e.entropy, e.of.Sum/e.of.Count)
+			add(e.rest, e.of.Rest/e.of.Count)
+		}
 	}
 	return r
 }
@@ -143,7 +159,7 @@ func Validate(into *Row, row Row) {
 	into.Time = max(into.Time, row.Time)
 }
 
-const formFold = 1
+const formFold = formEvent // its window is an event's part
 
 // Encode writes what the fold knows.
 func (f *Fold) Encode() []byte {
@@ -162,12 +178,13 @@ func DecodeFold(from []byte) (*Fold, error) {
 		return &Fold{}, nil
 	}
 	d := pack.NewDecoder(from)
-	if d.Byte() != formFold {
+	form := d.Byte()
+	if form != formFold && form != formNoEntropy {
 		return nil, fmt.Errorf("read the state of series: its form is not known")
 	}
 	f := &Fold{UpTo: d.Int(), step: d.Int(), open: window{passes: d.Int(), queued: d.Int()}}
 	x := Event{Kind: Pass}
-	x.read(d)
+	x.read(d, form)
 	if err := d.End(); err != nil {
 		return nil, fmt.Errorf("read the state of series: %w", err)
 	}

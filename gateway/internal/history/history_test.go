@@ -126,12 +126,12 @@ func TestNamesBeyondTheMostArePassedOver(t *testing.T) {
 func TestAFoldGoesOnWhereItWas(t *testing.T) {
 	events := []*Event{
 		{Kind: Pass, Tokens: 10, Loss: 6, Weight: 3, Begin: 1e9, End: 2e9, Cycle: 1, Queued: 5e8},
-		{Kind: Pass, Tokens: 30, Loss: 2, Weight: 1, Begin: 2e9, End: 3e9, Cycle: 2, Policy: &Policy{Count: 2, Ratio: 3, Greatest: 2, Clipped: 1, Bounded: true, K1: 0.5, K3: 1, Advantage: 1}},
-		{Kind: Step, Number: 1, LearningRate: 0.1, GradientNorm: 2, Norms: []Value{{AdapterNorm, 5}}, Begin: 2e9, End: 3e9, Cycle: 2},
+		{Kind: Pass, Tokens: 30, Loss: 2, Weight: 1, Begin: 2e9, End: 3e9, Cycle: 2, Policy: &Policy{Count: 2, Ratio: 3, Greatest: 2, Clipped: 1, Bounded: true, K1: 0.5, K3: 1, Advantage: 1, Surprisal: 3}},
+		{Kind: Step, Number: 1, LearningRate: 0.1, GradientNorm: 2, Norms: []Value{{AdapterNorm, 5}, {AdapterNorm + "/q_proj", 4}}, Sampled: Entropy{Count: 4, Sum: 2, Rest: 1}, Begin: 2e9, End: 3e9, Cycle: 2},
 		{Kind: Forward, Tokens: 4, Loss: 8, Weight: 4, End: 4e9},
 		{Kind: Pass, Tokens: 1, Loss: 1, Weight: 1},
 		{Kind: Dropped},
-		{Kind: Step, Number: 7, LearningRate: 0.1, GradientNorm: Unknown, End: 5e9},
+		{Kind: Step, Number: 7, LearningRate: 0.1, GradientNorm: Unknown, Prompt: Entropy{Count: 1, Sum: 3}, End: 5e9},
 		{Kind: Pass, Tokens: 1, Loss: 1, Weight: -1},
 		{Kind: Loaded},
 		{Kind: Step, Number: 2, LearningRate: 0.1, GradientNorm: 1, End: 5e9},
@@ -160,11 +160,11 @@ func TestAFoldGoesOnWhereItWas(t *testing.T) {
 	}
 	want := []Row{
 		{Step: 1, Time: 3000, Values: []Value{
-			{Loss, 2}, {LearningRate, 0.1}, {GradientNorm, 2}, {AdapterNorm, 5}, {Tokens, 40}, {TokensPerSecond, 20}, {ClockCycle, 2}, {QueueSeconds, 0.5},
-			{RatioMean, 1.5}, {RatioMax, 2}, {ClippedShare, 0.5}, {KLK1, 0.25}, {KLK3, 0.5}, {AdvantageMean, 0.5},
+			{Loss, 2}, {LearningRate, 0.1}, {GradientNorm, 2}, {AdapterNorm, 5}, {AdapterNorm + "/q_proj", 4}, {Tokens, 40}, {TokensPerSecond, 20}, {ClockCycle, 2}, {QueueSeconds, 0.5},
+			{RatioMean, 1.5}, {RatioMax, 2}, {ClippedShare, 0.5}, {KLK1, 0.25}, {KLK3, 0.5}, {AdvantageMean, 0.5}, {SampledEntropy, 1.5}, {TopEntropy, 0.5}, {TopRest, 0.25},
 		}},
 		{Step: 1, Time: 4000, Values: []Value{{ValidationLoss, 2}, {ValidationTokens, 4}, {ValidationWeight, 4}}},
-		{Step: 7, Time: 5000, Values: []Value{{LearningRate, 0.1}, {Tokens, 0}}},
+		{Step: 7, Time: 5000, Values: []Value{{LearningRate, 0.1}, {Tokens, 0}, {PromptTopEntropy, 3}, {PromptTopRest, 0}}},
 		{Step: 8, Time: 5000, Values: []Value{{LearningRate, 0.1}, {GradientNorm, 1}, {Tokens, 0}}},
 	}
 	if !reflect.DeepEqual(rows, want) {
@@ -220,7 +220,8 @@ func FuzzRecords(f *testing.F) {
 	h.State = (&Fold{UpTo: 3}).Encode()
 	x := &Event{Kind: Step, Number: 1, Norms: []Value{{AdapterNorm, 1}}}
 	p := &Event{Kind: Pass, Policy: &Policy{Count: 1}}
-	for _, seed := range [][]byte{b.Encode(), h.Encode(), h.State, x.Encode(), p.Encode(), nil} {
+	y := &Event{Kind: Step, Number: 2, Sampled: Entropy{Count: 1, Sum: 2, Rest: 3}}
+	for _, seed := range [][]byte{b.Encode(), h.Encode(), h.State, x.Encode(), p.Encode(), y.Encode(), withoutEntropies[0], withoutEntropies[1], withoutEntropies[2], nil} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, in []byte) {

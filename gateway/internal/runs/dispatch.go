@@ -262,7 +262,11 @@ func (c *Core) sampleOnce(ctx context.Context, j *sampleJob, attempt int) (resul
 	if err := c.sample(ctx, b, m, req, j.req.StopStrings, col.event); err != nil {
 		return nil, err
 	}
-	return col.result()
+	result, err = col.result()
+	if err == nil {
+		c.sampledOf(j.sampler.RunID, result.entropies())
+	}
+	return result, err
 }
 
 // sample calls the backend, cutting sequences where a stop string is complete.

@@ -96,6 +96,7 @@ func policyOf(req *plugins.ForwardBackwardRequest, got *plugins.ForwardBackwardR
 			p.Count++
 			p.Ratio += r
 			p.Greatest = max(p.Greatest, r)
+			p.Surprisal -= float64(d.Logprobs[j])
 			p.K1 -= log
 			p.K3 += own - 1 - log
 			p.Advantage += a
@@ -127,6 +128,9 @@ func takesEffect(loss string, ratio, advantage float64, bounds [2]float64) bool 
 	return low || high
 }
 
+// maxNorms bounds the series that a run has of its adapter's norm, whatever a plugin calls modules.
+const maxNorms = 65
+
 // eventOfStep sums a step up.
 func eventOfStep(got *plugins.OptimStepResult, adam *plugins.AdamParams) *history.Event {
 	x := &history.Event{Kind: history.Step, Number: got.Step, LearningRate: adam.LearningRate, GradientNorm: history.Unknown}
@@ -134,11 +138,12 @@ func eventOfStep(got *plugins.OptimStepResult, adam *plugins.AdamParams) *histor
 		switch {
 		case name == history.GradientNorm:
 			x.GradientNorm = v
-		case name == history.AdapterNorm || strings.HasPrefix(name, history.AdapterNorm+"/"):
+		case name == history.AdapterNorm || strings.HasPrefix(name, history.AdapterNorm+"/") && history.CheckName(name) == nil:
 			x.Norms = append(x.Norms, history.Value{Name: name, Number: v})
 		}
 	}
 	slices.SortFunc(x.Norms, func(a, b history.Value) int { return cmp.Compare(a.Name, b.Name) })
+	x.Norms = x.Norms[:min(len(x.Norms), maxNorms)]
 	return x
 }
 

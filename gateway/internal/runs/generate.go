@@ -128,6 +128,7 @@ func (c *Core) Generate(ctx context.Context, target Target, req Generation, emit
 		c.awaitEnd(ctx, m, b)
 	}
 	c.countGeneration(ctx, req.Owner, target, n, count)
+	c.sampledOf(target.RunID, count.entropies)
 	if err != nil && plugins.KindOf(err) == plugins.KindInvalid {
 		return invalidf("%s", err)
 	}
@@ -159,13 +160,15 @@ func (c *Core) acquireNow(ctx context.Context, m *model, w *blame, src source) (
 
 // tokenCounter counts what passes.
 type tokenCounter struct {
-	emit    func(plugins.SampleEvent) error
-	cached  int
-	sampled int
-	started bool
+	emit      func(plugins.SampleEvent) error
+	cached    int
+	sampled   int
+	started   bool
+	entropies entropies
 }
 
 func (k *tokenCounter) event(e plugins.SampleEvent) error {
+	k.entropies.event(e)
 	switch {
 	case e.Prompt != nil:
 		k.cached, k.started = e.Prompt.CachedTokens, true

@@ -355,6 +355,9 @@ func TestPolicySeries(t *testing.T) {
 			if math.Abs(p.Policy.K1) > 1e-6 || math.Abs(p.Policy.K3-(2-1-math.Ln2+0.5-1+math.Ln2)) > 1e-6 {
 				t.Errorf("k1 %v, k3 %v", p.Policy.K1, p.Policy.K3)
 			}
+			if want := -math.Log(0.25 * 0.4 * 0.9); math.Abs(p.Policy.Surprisal-want) > 1e-6 {
+				t.Errorf("the sampler's log-probabilities sum to −%v, want −%v", p.Policy.Surprisal, want)
+			}
 		})
 	}
 	req := plugins.ForwardBackwardRequest{Loss: "gspo", Data: []plugins.Datum{datum(lp, q, a)}}
