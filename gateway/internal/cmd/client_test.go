@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -218,6 +219,24 @@ func TestClientCommands(t *testing.T) {
 			t.Errorf("%s", out)
 		}
 		fits(t, out)
+	})
+	t.Run("cycles", func(t *testing.T) {
+		out, err := w.run(runsCommand(), "", "tinker://"+run, "--cycles")
+		if err != nil || !regexp.MustCompile(`(?s)^ +CYCLE .*forward_backward of 2 tokens.*optim_step\n$`).MatchString(out) {
+			t.Errorf("%s, %v", out, err)
+		}
+		fits(t, out)
+		var answer struct {
+			Cycles []struct{ Operations []struct{ Kind string } }
+		}
+		if out, err = w.run(runsCommand(), "", run, "--cycles", "--json"); err != nil || json.Unmarshal([]byte(out), &answer) != nil || len(answer.Cycles) == 0 || answer.Cycles[0].Operations[0].Kind != "forward_backward" {
+			t.Errorf("%s, %v", out, err)
+		}
+		for _, args := range [][]string{{"--cycles"}, {run, "--cycles", "--series", "loss"}} {
+			if out, err := w.run(runsCommand(), "", args...); err == nil || !strings.HasPrefix(err.Error(), "--cycles is for one RUN") {
+				t.Errorf("%v: %s, %v", args, out, err)
+			}
+		}
 	})
 	t.Run("runs", func(t *testing.T) {
 		out, err := w.run(runsCommand(), "")

@@ -122,6 +122,9 @@ func (h *health) get() server.Health {
 	}
 	for _, s := range h.backends.States() {
 		m := server.Model{Name: s.Name, State: string(s.Phase), Restarts: s.Restarts, LastLoss: s.Loss, Device: s.Model.Device, DType: s.Model.DType, Arithmetic: s.Model.Arithmetic}
+		for _, share := range s.Model.Memory {
+			m.Memory = append(m.Memory, server.Memory{Name: share.Name, Bytes: share.Bytes, Detail: share.Detail})
+		}
 		if s.Phase != supervisor.Ready {
 			m.Reason = s.Reason
 			if s.Phase == supervisor.Failed && s.StderrTail != "" {

@@ -1,6 +1,7 @@
 package cmd
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -22,11 +23,16 @@ func runsCommand() *cobra.Command {
 	all := c.Flags().Bool("all", false, "list the runs that have ended too, newest first")
 	owners := c.Flags().String("owners", "me", "with --all: of whom, me or all; all is for administrators' keys")
 	names := c.Flags().StringArray("series", nil, "with a RUN: a series to draw, such as loss; may be given again (default: all)")
+	cycles := c.Flags().Bool("cycles", false, "with a RUN: what its newest clock cycles ran, how long, and what it waited for them, instead of its curves")
 	asJSON := c.Flags().Bool("json", false, "print the server's answer as JSON")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		switch {
 		case *owners != "me" && *owners != "all":
 			return fmt.Errorf("--owners: %q is not one of me, all", *owners)
+		case *cycles && (len(args) != 1 || len(*names) > 0):
+			return errors.New("--cycles is for one RUN, and without --series")
+		case *cycles:
+			return showCycles(c.Context(), conn, c.OutOrStdout(), args[0], *asJSON)
 		case len(args) == 1:
 			return showRun(c.Context(), conn, c.OutOrStdout(), args[0], *names, *asJSON)
 		case *all || *owners == "all":

@@ -177,6 +177,7 @@ func strangerProbes(t *testing.T, theirs, mine belongings) map[string][]probe {
 		api + "create_model":                         with("/api/v1/create_model", object{"session_id": session, "model_seq_id": 0, "base_model": served, "lora_config": object{"rank": 4}}),
 		"GET /api/v1/tinsmith/runs/:run":             of("/api/v1/tinsmith/runs/" + run),
 		"GET /api/v1/tinsmith/runs/:run/series":      of("/api/v1/tinsmith/runs/" + run + "/series"),
+		"GET /api/v1/tinsmith/runs/:run/cycles":      of("/api/v1/tinsmith/runs/" + run + "/cycles"),
 		"GET /api/v1/tinsmith/runs/:run/events":      of("/api/v1/tinsmith/runs/" + run + "/events"),
 		api + "tinsmith/runs/:run/metrics":           with("/api/v1/tinsmith/runs/"+run+"/metrics", object{"rows": []any{object{"step": 1, "values": object{"a": 1}}}}),
 		api + "get_info":                             with("/api/v1/get_info", object{"model_id": run}),

@@ -69,8 +69,17 @@ type Model struct {
 	DType    string  `json:"dtype,omitempty"`
 	// Arithmetic is the identity of the arithmetic the model is computed with: under equal strings the same calls give the same bits.
 	Arithmetic string `json:"arithmetic,omitempty"`
+	// Memory is how the backend shares its memory out, the limit first; empty before it is loaded, and where it keeps no plan.
+	Memory []Memory `json:"memory,omitempty"`
 	// Rebuilding is there in the state rebuilding: the backend is ready, and runs are brought back to where they were. Everything else is served meanwhile, so that the status stays ok.
 	Rebuilding *Rebuilding `json:"rebuilding,omitempty"`
+}
+
+// Memory is one line of a backend's plan of memory, in the backend's words.
+type Memory struct {
+	Name   string `json:"name"`
+	Bytes  int64  `json:"bytes"` // 0 = not known, or no limit
+	Detail string `json:"detail"`
 }
 
 // told takes the place of a reason in the answer to who is no administrator.

@@ -121,6 +121,27 @@ func (s *Service) series(c call) (any, error) {
 	return gin.H{"run_id": c.Param("run"), "series": out}, nil
 }
 
+// cycles tells what the clock cycles of a run's newest operations were like.
+func (s *Service) cycles(c call) (any, error) {
+	operations, err := number(c, "operations", 200, 1, runs.MaxTimeline)
+	if err != nil {
+		return nil, err
+	}
+	found, err := s.core.Timeline(c, s.viewer(c), c.Param("run"), operations)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]gin.H, len(found))
+	for i, x := range found {
+		list := make([]gin.H, len(x.Operations))
+		for j, o := range x.Operations {
+			list[j] = gin.H{"seq_id": o.Seq, "kind": o.Kind, "begin": o.Begin, "end": o.End, "queue_seconds": o.Queued.Seconds(), "tokens": o.Tokens, "failed": o.Failed}
+		}
+		out[i] = gin.H{"cycle": x.Cycle, "begin": x.Begin, "end": x.End, "sampling_turns": x.SamplingTurns, "sampling_seconds": x.Sampling.Seconds(), "operations": list}
+	}
+	return gin.H{"run_id": c.Param("run"), "cycles": out}, nil
+}
+
 func ints(list []int64) []int64 {
 	if list == nil {
 		return []int64{}

@@ -118,6 +118,7 @@ func (s *Service) Register(r gin.IRouter) {
 	g.GET("/tinsmith/runs", s.lists(s.runStatuses))
 	g.GET("/tinsmith/runs/:run", s.lists(s.overview))
 	g.GET("/tinsmith/runs/:run/series", s.lists(s.series))
+	g.GET("/tinsmith/runs/:run/cycles", s.lists(s.cycles))
 	g.GET("/tinsmith/runs/:run/events", s.auths(s.seriesEvents))
 	g.POST("/tinsmith/runs/:run/metrics", s.auths(s.addMetrics))
 	g.POST("/tinsmith/import", s.auths(s.importAdapter))
