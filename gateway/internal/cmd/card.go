@@ -2,6 +2,7 @@ package cmd
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -68,7 +69,11 @@ func (a about) parts() string {
 }
 
 // writeCard writes the model card of what was exported into its folder.
-func (e *exporting) writeCard(dir string) error {
+func (e *exporting) writeCard(ctx context.Context, dir string) error {
+	losses, err := e.losses(ctx)
+	if err != nil {
+		return err
+	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
@@ -123,6 +128,7 @@ func (e *exporting) writeCard(dir string) error {
 		}
 		row("SHA-256 of "+cell(entry.Name()), cell(sum))
 	}
+	writeLosses(&card, losses)
 	fmt.Fprintf(&card, "\n    %s\n", use)
 	return durable.WriteFile(filepath.Join(dir, cardFile), card.Bytes(), 0o644)
 }

@@ -193,7 +193,7 @@ func (e *exporting) write(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	return e.writeCard(dir)
+	return e.writeCard(ctx, dir)
 }
 
 // bar is a progress bar on a terminal, and nothing elsewhere.

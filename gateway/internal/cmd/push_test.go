@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -128,6 +129,9 @@ func TestPushAndPull(t *testing.T) {
 		if !strings.Contains(body, wanted) {
 			t.Errorf("the card lacks %q:\n%s", wanted, card)
 		}
+	}
+	if rows := regexp.MustCompile(`(?m)^\| step \| loss per token \|\n\|---\|---\|\n\| 1 \| [0-9.]+ \|$`).FindAllString(body, -1); len(rows) != 1 {
+		t.Errorf("the card does not say how the loss went:\n%s", card)
 	}
 
 	// And back: into the server, with its origin.
