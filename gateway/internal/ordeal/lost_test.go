@@ -2,12 +2,11 @@ package ordeal
 
 import (
 	"bytes"
-	"database/sql"
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"io/fs"
 	"maps"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/store/storetest"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
@@ -313,29 +313,8 @@ func TestBackupWhileTraining(t *testing.T) {
 // schema makes an empty schema in the database of TINSMITH_POSTGRES, and writes the file that names it.
 func schema(t *testing.T, dir string) (file string) {
 	t.Helper()
-	database, err := url.Parse(os.Getenv("TINSMITH_POSTGRES"))
-	if err != nil || database.String() == "" {
-		t.Skip("TINSMITH_POSTGRES is not set to the URL of a PostgreSQL database, in which the tests may make schemas")
-	}
-	name := fmt.Sprintf("ordeal_%d", time.Now().UnixNano())
-	run := func(statement string) {
-		t.Helper()
-		db, err := sql.Open("pgx", database.String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer db.Close()
-		if _, err := db.Exec(statement); err != nil {
-			t.Fatal(err)
-		}
-	}
-	run("CREATE SCHEMA " + name)
-	t.Cleanup(func() { run("DROP SCHEMA " + name + " CASCADE") })
-	query := database.Query()
-	query.Set("search_path", name)
-	database.RawQuery = query.Encode()
-	file = filepath.Join(dir, name)
-	if err := os.WriteFile(file, []byte(database.String()), 0o600); err != nil {
+	file = filepath.Join(dir, strings.ToLower(rand.Text()))
+	if err := os.WriteFile(file, []byte(storetest.Schema(t)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	return file

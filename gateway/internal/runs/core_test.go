@@ -19,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
+	"github.com/tinsmith/tinsmith/gateway/internal/store/storetest"
 	"github.com/tinsmith/tinsmith/plugins"
 	"github.com/tinsmith/tinsmith/plugins/plugintest/fake"
 )
@@ -40,6 +41,8 @@ type world struct {
 	dir    string
 	config Config
 	fake   string // configuration of the backend
+	// postgres is the URL of a schema that has the records; "" = SQLite.
+	postgres string
 	*Core
 
 	mu         sync.Mutex
@@ -57,6 +60,9 @@ type world struct {
 	accept     bool                          // the store is opened although it has lost something
 }
 
+// onPostgres is in the names of tests and benchmarks whose worlds have their records in PostgreSQL.
+const onPostgres = "OnPostgres"
+
 func newWorld(t testing.TB, change func(*world)) *world {
 	t.Helper()
 	w := &world{t: t, dir: dirOf(t), fake: `{"vocab_size": 64, "max_context_length": 128}`}
@@ -68,6 +74,9 @@ func newWorld(t testing.TB, change func(*world)) *world {
 	}
 	if change != nil {
 		change(w)
+	}
+	if strings.Contains(t.Name(), onPostgres) {
+		w.postgres = storetest.Schema(t)
 	}
 	w.restartBackend()
 	w.open()
@@ -111,7 +120,7 @@ func (l *letters) Push(token int32) bool {
 
 func (w *world) open() {
 	w.t.Helper()
-	s, err := store.Open(w.t.Context(), store.Options{Dir: w.dir, Accept: w.accept})
+	s, err := store.Open(w.t.Context(), store.Options{Dir: w.dir, Accept: w.accept, PostgresURL: w.postgres})
 	w.ok(err)
 	w.store = s
 	cfg := w.config

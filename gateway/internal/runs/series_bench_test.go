@@ -21,7 +21,12 @@ func heap() float64 {
 }
 
 // BenchmarkHistory lists 200 runs of 10,000 steps each, live ones in memory, and reads one series of one.
-func BenchmarkHistory(b *testing.B) {
+func BenchmarkHistory(b *testing.B) { benchmarkHistory(b) }
+
+// BenchmarkHistoryOnPostgres is BenchmarkHistory with the records in PostgreSQL.
+func BenchmarkHistoryOnPostgres(b *testing.B) { benchmarkHistory(b) }
+
+func benchmarkHistory(b *testing.B) {
 	const many, steps = 200, history.MaxRows
 	w := newWorld(b, nil)
 	session := w.session()
@@ -30,9 +35,16 @@ func BenchmarkHistory(b *testing.B) {
 		ids = append(ids, w.newRun(session, i))
 	}
 	before := heap()
+	norms := func(x float64) []history.Value { // of a plain transformer: all of it, and by kind of module
+		list := []history.Value{{Name: history.AdapterNorm, Number: math.Sqrt(x)}}
+		for i, kind := range []string{"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"} {
+			list = append(list, history.Value{Name: history.AdapterNorm + "/" + kind, Number: math.Sqrt(x) / float64(i+2)})
+		}
+		return list
+	}
 	event := func(step int64) *history.Event {
 		x := float64(step)
-		return &history.Event{Kind: history.Step, Number: step, LearningRate: 1e-3, GradientNorm: 1 + math.Sin(x), Norms: []history.Value{{Name: history.AdapterNorm, Number: math.Sqrt(x)}}, Cycle: step, Queued: 1e6, Begin: step * 1e9, End: step*1e9 + 5e8}
+		return &history.Event{Kind: history.Step, Number: step, LearningRate: 1e-3, GradientNorm: 1 + math.Sin(x), Norms: norms(x), Cycle: step, Queued: 1e6, Begin: step * 1e9, End: step*1e9 + 5e8}
 	}
 	pass := func(step int64) *history.Event {
 		x := float64(step)

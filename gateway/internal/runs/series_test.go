@@ -367,3 +367,14 @@ func TestPolicySeries(t *testing.T) {
 		t.Errorf("gspo: %+v", *p)
 	}
 }
+
+// TestSeriesOnPostgres is what these tests demand, with the records in PostgreSQL.
+func TestSeriesOnPostgres(t *testing.T) {
+	for name, test := range map[string]func(*testing.T){
+		"series are there once": TestSeriesAreThereOnceWhateverHappens, "steps that fail": TestSeriesOfStepsThatFail, "series stay with their run": TestSeriesStayWithTheirRun,
+		"owners": TestSeriesAreTheOwnersAndTheAdministrators, "client metrics": TestClientMetrics, "thinned": TestThinnedSeriesSaySo, "watchers": TestWatchersAreToldOfEveryStepOnce,
+		"entropies": TestEntropiesOfSamples, "timeline": TestTimeline,
+	} {
+		t.Run(name, test)
+	}
+}

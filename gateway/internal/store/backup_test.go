@@ -12,6 +12,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/store/storetest"
 )
 
 // A backup of a store in use is all of one moment, and its restoration holds the same, in either engine; a backup of that does, too.
@@ -21,7 +23,7 @@ func TestBackup(t *testing.T) {
 			options := func(driver string) Options {
 				opts := Options{Dir: filepath.Join(t.TempDir(), "data"), Reserve: -1, InlineBytes: 100, SegmentBytes: 8 << 10, applyAfter: 20 * time.Millisecond}
 				if driver == "PostgreSQL" {
-					opts.PostgresURL = postgresSchema(t)
+					opts.PostgresURL = storetest.Schema(t)
 				}
 				return opts
 			}

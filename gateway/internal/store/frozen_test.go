@@ -9,6 +9,8 @@ import (
 	"os"
 	"sync"
 	"testing"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/store/storetest"
 )
 
 // proxy stands between a store and its PostgreSQL. Frozen it takes connections and bytes, and answers nothing.
@@ -86,7 +88,7 @@ func (p *proxy) freeze(frozen bool) {
 
 // A PostgreSQL that answers nothing is as one that is gone: reads and commits fail, the store says so, and it goes on by itself when the server does.
 func TestFrozenPostgres(t *testing.T) {
-	dsn, err := url.Parse(postgresSchema(t))
+	dsn, err := url.Parse(storetest.Schema(t))
 	check(t, err)
 	port := dsn.Port()
 	if port == "" {

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/store/storetest"
 )
 
 // scene is one or two stores, each with a record, that were closed.
@@ -86,7 +88,7 @@ func TestIdentity(t *testing.T) {
 			return s.one
 		}, ErrLost, "older copy", ""},
 		{"PostgreSQL with an empty schema in place of SQLite", true, func(s *scene) Options {
-			s.one.PostgresURL = postgresSchema(s.t)
+			s.one.PostgresURL = storetest.Schema(s.t)
 			s.put(Options{Dir: s.t.TempDir()}, "1")
 			dir := s.t.TempDir()
 			s.put(Options{Dir: dir}, "1")
@@ -97,12 +99,12 @@ func TestIdentity(t *testing.T) {
 			dir := s.t.TempDir()
 			s.put(Options{Dir: dir}, "1")
 			check(s.t, os.Remove(filepath.Join(dir, markName)))
-			return Options{Dir: dir, PostgresURL: postgresSchema(s.t)}
+			return Options{Dir: dir, PostgresURL: storetest.Schema(s.t)}
 		}, ErrForeign, "of a store in tinsmith.db", ""},
 		{"SQLite in place of PostgreSQL", true, func(s *scene) Options { s.one.PostgresURL = ""; return s.one }, ErrForeign, "belongs to PostgreSQL", ""},
 		{"a schema in use with an empty directory", true, func(s *scene) Options { s.one.Dir = s.t.TempDir(); return s.one }, ErrForeign, "none of the files", ""},
 		{"a schema in use with another directory", true, func(s *scene) Options { s.one.Dir = s.other.Dir; return s.one }, ErrForeign, "another store", ""},
-		{"another search path, which is empty", true, func(s *scene) Options { s.one.PostgresURL = postgresSchema(s.t); return s.one }, ErrForeign, "is empty", ""},
+		{"another search path, which is empty", true, func(s *scene) Options { s.one.PostgresURL = storetest.Schema(s.t); return s.one }, ErrForeign, "is empty", ""},
 		{"the schema was emptied", true, func(s *scene) Options {
 			d, err := openPostgres(s.t.Context(), s.one.PostgresURL)
 			check(s.t, err)
@@ -133,7 +135,7 @@ func TestIdentity(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			s := &scene{t: t, one: Options{Dir: filepath.Join(t.TempDir(), "data")}, other: Options{Dir: filepath.Join(t.TempDir(), "data")}}
 			if c.postgres {
-				s.one.PostgresURL, s.other.PostgresURL = postgresSchema(t), postgresSchema(t)
+				s.one.PostgresURL, s.other.PostgresURL = storetest.Schema(t), storetest.Schema(t)
 			}
 			s.put(s.one, "1")
 			s.put(s.other, "other")

@@ -7,13 +7,15 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/store/storetest"
 )
 
 // TestPages compares pages, counts and parents with what List gives, while changes are in the log, on their way to the database, and there.
 func TestPages(t *testing.T) { testPages(t, Options{Dir: t.TempDir()}) }
 
 func TestPagesOfPostgres(t *testing.T) {
-	testPages(t, Options{Dir: t.TempDir(), PostgresURL: postgresSchema(t)})
+	testPages(t, Options{Dir: t.TempDir(), PostgresURL: storetest.Schema(t)})
 }
 
 func testPages(t *testing.T, opts Options) {

@@ -4,11 +4,8 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/rand"
-	"database/sql"
 	"errors"
 	"fmt"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +14,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/store/storetest"
 )
 
 func TestMain(m *testing.M) {
@@ -43,14 +42,14 @@ func TestSQLite(t *testing.T) {
 }
 
 func TestPostgres(t *testing.T) {
-	schema := postgresSchema(t)
+	schema := storetest.Schema(t)
 	testStore(t, func(dir string) Options { return Options{Dir: dir, PostgresURL: schema} })
-	testJointRows(t, Options{Dir: t.TempDir(), PostgresURL: postgresSchema(t)})
-	testChangesOverTheDatabase(t, Options{Dir: t.TempDir(), PostgresURL: postgresSchema(t)})
+	testJointRows(t, Options{Dir: t.TempDir(), PostgresURL: storetest.Schema(t)})
+	testChangesOverTheDatabase(t, Options{Dir: t.TempDir(), PostgresURL: storetest.Schema(t)})
 	t.Run("schemas of one database are stores of their own", func(t *testing.T) {
-		schema := postgresSchema(t)
+		schema := storetest.Schema(t)
 		// Both are open at once, and what one holds the other does not.
-		left, err := Open(t.Context(), Options{Dir: t.TempDir(), PostgresURL: postgresSchema(t)})
+		left, err := Open(t.Context(), Options{Dir: t.TempDir(), PostgresURL: storetest.Schema(t)})
 		check(t, err)
 		defer left.Close()
 		right, err := Open(t.Context(), Options{Dir: t.TempDir(), PostgresURL: schema})
@@ -64,31 +63,6 @@ func TestPostgres(t *testing.T) {
 			t.Errorf("the same schema with another data directory: %v", err)
 		}
 	})
-}
-
-// postgresSchema makes an empty schema in the database of TINSMITH_POSTGRES, which is a URL, and gives the URL that selects it. It is dropped with the test.
-func postgresSchema(t *testing.T) string {
-	t.Helper()
-	database, err := url.Parse(os.Getenv("TINSMITH_POSTGRES"))
-	if err != nil || database.Scheme == "" {
-		t.Skip("TINSMITH_POSTGRES is not set to the URL of a PostgreSQL database, in which the tests may make schemas")
-	}
-	schema := "tinsmith_test_" + strings.ToLower(rand.Text())
-	execute := func(text string) {
-		db, err := sql.Open("pgx", database.String())
-		check(t, err)
-		defer db.Close()
-		if _, err := db.Exec(text); err != nil {
-			t.Errorf("%s: %v", text, err)
-		}
-	}
-	execute("CREATE SCHEMA " + schema)
-	t.Cleanup(func() { execute("DROP SCHEMA " + schema + " CASCADE") })
-	selected := *database
-	query := selected.Query()
-	query.Set("search_path", schema)
-	selected.RawQuery = query.Encode()
-	return selected.String()
 }
 
 // testStore is the behaviour that every Store must show. The database must be empty.
