@@ -1,7 +1,7 @@
 // The page at / in a real Chromium: a run trained by the real SDK, its curves, chat, a download, keys, hostile names.
 import assert from 'node:assert/strict';
 import { execFileSync, spawn } from 'node:child_process';
-import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, readdirSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { createInterface } from 'node:readline';
@@ -46,6 +46,13 @@ async function train(url, key, name) {
   };
 }
 
+/** Takes a picture of all of the page. */
+async function picture(page, name) {
+  mkdirSync(pictures, { recursive: true });
+  await pause(300);
+  await page.screenshot({ path: join(pictures, `${name}.png`), fullPage: true });
+}
+
 const view = (id) => 'runs/' + encodeURIComponent(id);
 const options = { skip: missing, timeout: 240_000 };
 
@@ -62,6 +69,10 @@ test('a run of the SDK: list, curves that move, checkpoint, sample', options, as
   await page.waitForFunction(() => document.querySelector('.tile dd').textContent === '3', { timeout: 20_000 });
   const curve = () => page.evaluate(() => Number(document.querySelector('[data-points]').dataset.points));
   await page.waitForFunction(() => document.querySelector('[data-points]')?.dataset.points === '3', { timeout: 20_000 }).catch(async () => assert.fail(`the curve has ${await curve()} points`));
+  assert.match(await page.$eval('section[aria-label="adapter_norm/…"]', (n) => n.innerText), /q_proj/);
+  await page.waitForFunction(() => document.querySelectorAll('.timeline rect.step').length === 3, { timeout: 20_000 });
+  assert.equal(await page.$$eval('.timeline rect.pass', (all) => all.length), 3);
+  assert.match(await page.$eval('.timeline rect.step title', (n) => n.textContent), /^optim_step, cycle \d+: [\d.]+ (ms|s)/);
 
   const folder = mkdtempSync(join(tmpdir(), 'tinsmith-download-'));
   const session = await page.createCDPSession();
@@ -125,6 +136,14 @@ test('keys: asked for, kept in the tab, and nobody sees what is another’s', op
       await go(page, view(run.id));
       await page.waitForSelector('.error');
     }
+    await go(page, 'users');
+    const users = await shows(page, 'Sampled this minute');
+    assert.deepEqual(Object.keys(keys).filter((k) => users.includes(k)), [name], 'a key sees itself alone');
+    if (pictures) {
+      await picture(page, `users-of-${name}-1200`);
+      await page.setViewport({ width: 400, height: 900 });
+      await picture(page, `users-of-${name}-400`);
+    }
     const other = await page.browserContext().newPage();
     await other.goto(locked.url + '/');
     await other.waitForSelector('dialog[open]');
@@ -134,15 +153,14 @@ test('keys: asked for, kept in the tab, and nobody sees what is another’s', op
 
 test('every view, light and dark, wide and narrow, by keyboard', options, async () => {
   const run = await train(server.url, 'tml-any', 'a look');
-  if (pictures && !existsSync(pictures)) mkdirSync(pictures, { recursive: true });
   for (const [look, width] of [['light', 1200], ['dark', 1200], ['light', 400]]) {
     const { page, wrong } = await open(browser, server.url, { look, width });
-    for (const [name, place, text] of [['runs', 'runs', 'a look'], ['run', view(run.id), 'learning_rate'], ['chat', 'chat', 'Seed'], ['device', 'device', 'Sequences running'], ['users', 'users', 'Users']]) {
+    for (const [name, place, text] of [['runs', 'runs', 'a look'], ['run', view(run.id), 'learning_rate'], ['chat', 'chat', 'Seed'], ['device', 'device', 'Memory plan'], ['users', 'users', 'Users']]) {
       await go(page, place);
       await shows(page, text);
       await pause(300);
       assert.ok((await page.evaluate(() => document.documentElement.scrollWidth)) <= width, `${name} is wider than ${width}`);
-      if (pictures) await page.screenshot({ path: join(pictures, `${name}-${look}-${width}.png`), fullPage: true });
+      if (pictures) await picture(page, `${name}-${look}-${width}`);
     }
     await go(page, 'runs');
     await shows(page, 'a look');

@@ -37,6 +37,11 @@ export async function series(id, signal) {
   return found.filter((s) => s.steps.length).map((s) => ({ name: twice(s) && s.source === "client" ? `${s.name} (client)` : s.name, x: s.steps, y: s.values, thinned: s.thinned > 1 }));
 }
 
+// cycles gives the clock cycles of a run's newest operations, oldest first.
+export async function cycles(id, operations, signal) {
+  return (await get(`${base}/${encodeURIComponent(id)}/cycles?operations=${operations}`, signal)).cycles;
+}
+
 // follow calls on when a run has new points. It begins anew when the connection is lost, and ends with the run or the signal.
 export async function follow(id, from, signal, on) {
   let ended = false;

@@ -11,6 +11,7 @@ export async function show(main, _, signal) {
   const speed = new Chart(signal, { title: "Tokens per second", height: 220, legend: true, time: true });
   const models = el("div", { class: "card" });
   const trouble = el("div");
+  speed.value.textContent = "measured in a few seconds";
   const past = { x: [], trained: [], sampled: [], prefilled: [] };
   let before = null;
   put(main, trouble, models, el("div", { class: "card" }, speed.node));
@@ -26,7 +27,10 @@ export async function show(main, _, signal) {
         past.x.push(now.at);
         for (const kind of ["trained", "sampled", "prefilled"]) past[kind].push(Math.max(0, now[kind] - before[kind]) / (now.at - before.at));
         for (const list of Object.values(past)) list.splice(0, list.length - kept);
-        if (past.x.length > 1) speed.set(["trained", "sampled", "prefilled"].map((name) => ({ name, x: past.x.slice(), y: past[name].slice() })));
+        if (past.x.length > 1) {
+          speed.value.textContent = "";
+          speed.set(["trained", "sampled", "prefilled"].map((name) => ({ name, x: past.x.slice(), y: past[name].slice() })));
+        }
       }
       before = now;
     } catch (error) {
@@ -75,12 +79,37 @@ function model(m, values) {
     el("dl", { class: "tiles" }, tiles.map(([k, v]) => el("div", { class: "tile" }, el("dt", {}, k), el("dd", {}, v)))),
     share("Key and value cache", pages - of("tinsmith_kv_pages_free"), pages, (n) => `${figure(n)} pages`),
     share("Memory of the backend", of("tinsmith_backend_memory_bytes"), limit, bytes),
+    plan(m.memory ?? []),
   );
+}
+
+// plan shows how the backend shares its memory out, in its own words: each line beside the limit, which is the first.
+function plan(lines) {
+  if (!lines.length) return null;
+  const limit = lines[0].bytes || lines.reduce((sum, l) => sum + l.bytes, 0);
+  return el(
+    "section",
+    { "aria-label": "Memory plan" },
+    el("h3", {}, "Memory plan"),
+    el(
+      "table",
+      { class: "plan small" },
+      el(
+        "tbody",
+        {},
+        lines.map((l) => el("tr", {}, el("td", { class: "break" }, plain(l.name, 60)), el("td", { class: "number" }, l.bytes > 0 ? bytes(l.bytes) : "–"), el("td", { class: "of" }, l.bytes > 0 && meter(l.bytes / limit)), el("td", { class: "wide faint break" }, plain(l.detail, 300)))),
+      ),
+    ),
+  );
+}
+
+function meter(part, name) {
+  const filled = el("i");
+  filled.style.width = `${Math.min(100, 100 * part)}%`;
+  return el("div", { class: "bar", role: "img", "aria-label": name ? `${name}: ${Math.round(100 * part)} %` : `${Math.round(100 * part)} %` }, filled);
 }
 
 function share(name, used, all, unit) {
   if (!(all > 0)) return null;
-  const meter = el("i");
-  meter.style.width = `${Math.min(100, (100 * used) / all)}%`;
-  return el("div", {}, el("p", { class: "small faint" }, `${name}: ${unit(used)} of ${unit(all)}`), el("div", { class: "bar", role: "img", "aria-label": `${name}: ${Math.round((100 * used) / all)} %` }, meter));
+  return el("div", {}, el("p", { class: "small faint" }, `${name}: ${unit(used)} of ${unit(all)}`), meter(used / all, name));
 }

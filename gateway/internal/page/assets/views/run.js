@@ -1,17 +1,19 @@
-// One run: its curves, checkpoints, what its newest weights say, and what went wrong.
+// One run: its curves, clock cycles, checkpoints, what its newest weights say, and what went wrong.
 import { download, get, isAbort, post } from "../api.js";
 import { Chart } from "../chart.js";
 import { el, empty, every, failed, field, put } from "../dom.js";
 import { bytes, figure, plain, since, when } from "../format.js";
-import { follow, named, run, series, state } from "../history.js";
+import { cycles, follow, named, run, series, state } from "../history.js";
+import { Timeline, seconds } from "../timeline.js";
 
 export async function show(main, [id], signal) {
   const head = el("div", { class: "card" });
   const notices = el("div");
   const curves = el("div", { class: "card" });
+  const timeline = el("div", { class: "card" });
   const checkpoints = el("div", { class: "card" });
   const first = await run(id, signal);
-  put(main, head, notices, curves, checkpoints, sampler(first, signal));
+  put(main, head, notices, curves, timeline, checkpoints, sampler(first, signal));
 
   const draw = (r) => {
     const name = named(r);
@@ -30,7 +32,7 @@ export async function show(main, [id], signal) {
     put(notices, troubles(r));
   };
   draw(first);
-  await Promise.all([drawCurves(curves, id, signal), drawCheckpoints(checkpoints, id, signal)]);
+  await Promise.all([drawCurves(curves, id, signal), drawCycles(timeline, first, signal), drawCheckpoints(checkpoints, id, signal)]);
   every(3000, signal, async () => {
     try {
       draw(await run(id, signal));
@@ -55,6 +57,19 @@ function troubles(r) {
   return list;
 }
 
+// grouped is what is drawn in one chart: norms by kind of module together, every other series alone.
+function grouped(all) {
+  const groups = new Map();
+  const parts = "adapter_norm/";
+  for (const s of all.values()) {
+    const part = s.name.startsWith(parts);
+    const title = part ? `${parts}…` : s.name;
+    if (!groups.has(title)) groups.set(title, []);
+    groups.get(title).push(part ? { ...s, name: s.name.slice(parts.length) } : s);
+  }
+  return groups;
+}
+
 // drawCurves shows every series of the run, and adds points as they come.
 async function drawCurves(node, id, signal) {
   const charts = new Map();
@@ -73,12 +88,12 @@ async function drawCurves(node, id, signal) {
     for (const { stop } of charts.values()) stop.abort();
     charts.clear();
     put(grid);
-    for (const s of all.values()) {
+    for (const [title, list] of grouped(all)) {
       const stop = new AbortController();
-      const chart = new Chart(AbortSignal.any([signal, stop.signal]), { title: plain(s.name, 60), log: log && s.y.every((v) => v === null || v > 0) });
-      charts.set(s.name, { chart, stop });
+      const chart = new Chart(AbortSignal.any([signal, stop.signal]), { title: plain(title, 60), legend: list.length > 1, log: log && list.every((s) => s.y.every((v) => v === null || v > 0)) });
+      charts.set(title, { chart, stop });
       grid.append(chart.node);
-      chart.set([s]);
+      chart.set(list);
     }
     thinned.textContent = [...all.values()].some((s) => s.thinned) ? "There are more steps than a series keeps: older ones are thinned." : "";
   };
@@ -103,15 +118,65 @@ async function drawCurves(node, id, signal) {
       if (signal.aborted) return;
       try {
         const next = new Map((await series(id, signal)).map((s) => [s.name, s]));
-        const same = next.size === all.size && [...next.keys()].every((n) => charts.has(n));
+        const same = next.size === all.size && [...next.keys()].every((n) => all.has(n));
         all = next;
-        if (same) for (const s of all.values()) charts.get(s.name).chart.set([s]);
+        if (same) for (const [title, list] of grouped(all)) charts.get(title).chart.set(list);
         else await load();
       } catch {
         // the next point tries again
       }
     }, 500);
   });
+}
+
+// drawCycles shows the newest clock cycles as a timeline, and the last of them in words.
+async function drawCycles(node, r, signal) {
+  const operations = 60;
+  const picture = new Timeline(signal);
+  const rows = el("tbody");
+  const note = el("p", { class: "faint small" });
+  const table = el(
+    "details",
+    {},
+    el("summary", {}, "The last of them"),
+    el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, el("th", { class: "number" }, "Cycle"), el("th", {}, "Ran"), el("th", { class: "number" }, "Took"), el("th", { class: "number" }, "Waited"), el("th", { class: "number wide" }, "Sampler"))), rows)),
+  );
+  const title = el("h2", {}, "Clock cycles");
+  let shown = "";
+  const draw = async () => {
+    const list = await cycles(r.run_id, operations, signal);
+    const newest = list.length ? `${list.at(-1).cycle} ${list.at(-1).end}` : "none";
+    if (newest === shown) return;
+    shown = newest;
+    if (!list.length) {
+      put(node, title, empty("No cycle is known of this run: they are told as long as results are kept, from the first operation on."));
+      return;
+    }
+    put(node, title, picture.node, note, table);
+    picture.set(list);
+    note.textContent = `The newest ${operations} operations, over time. Lighter: waiting for a cycle. Dashed: a time in which nothing of the run waited or ran, cut short. Point at a bar for its figures.`;
+    put(
+      rows,
+      list
+        .slice(-12)
+        .reverse()
+        .map((c) => {
+          const kinds = new Map();
+          for (const o of c.operations) kinds.set(o.kind, (kinds.get(o.kind) ?? 0) + 1);
+          const took = (Date.parse(c.end) - Date.parse(c.begin)) / 1000;
+          return el("tr", {}, el("td", { class: "number" }, figure(c.cycle)), el("td", { class: "break" }, [...kinds].map(([kind, n]) => (n > 1 ? `${n} × ${plain(kind, 40)}` : plain(kind, 40))).join(", ")), el("td", { class: "number" }, seconds(took)), el("td", { class: "number" }, seconds(Math.max(...c.operations.map((o) => o.queue_seconds)))), el("td", { class: "number wide" }, seconds(c.sampling_seconds)));
+        }),
+    );
+  };
+  const turn = async () => {
+    try {
+      await draw();
+    } catch (error) {
+      if (!isAbort(error)) put(node, title, failed(error));
+    }
+  };
+  if (r.live) await every(3000, signal, turn);
+  else await turn();
 }
 
 async function drawCheckpoints(node, id, signal) {
@@ -132,7 +197,7 @@ async function drawCheckpoints(node, id, signal) {
         { class: "scroll" },
         el(
           "table",
-          {},
+          { class: "stack" },
           el("thead", {}, el("tr", {}, ["Name", "Kind", "Made", "Size", ""].map((t) => el("th", { class: t === "Kind" && "wide" }, t)))),
           el(
             "tbody",
@@ -141,10 +206,10 @@ async function drawCheckpoints(node, id, signal) {
               el(
                 "tr",
                 {},
-                el("td", { class: "break" }, plain(c.checkpoint_id)),
-                el("td", { class: "wide" }, c.checkpoint_type),
-                el("td", { class: "small" }, when(c.time)),
-                el("td", {}, bytes(c.size_bytes)),
+                el("td", { class: "break", "data-title": "Name" }, plain(c.checkpoint_id)),
+                el("td", { class: "wide", "data-title": "Kind" }, c.checkpoint_type),
+                el("td", { class: "small", "data-title": "Made" }, when(c.time)),
+                el("td", { "data-title": "Size" }, bytes(c.size_bytes)),
                 el(
                   "td",
                   {},

@@ -15,7 +15,7 @@ export async function show(main, _, signal) {
 }
 
 const table = (columns, rows) =>
-  el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, columns.map(([title, number]) => el("th", { class: number && "number" }, title)))), el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell, i) => el("td", { class: columns[i][1] ? "number" : "break" }, cell)))))));
+  el("div", { class: "scroll" }, el("table", { class: "stack" }, el("thead", {}, el("tr", {}, columns.map(([title, number]) => el("th", { class: number && "number" }, title)))), el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell, i) => el("td", { class: columns[i][1] ? "number" : "break", "data-title": columns[i][0] }, el("span", {}, cell))))))));
 
 // of shows what is used, beside the limit where there is one.
 const of = (used, limit, unit = figure) => (limit === null ? unit(used) : `${unit(used)} of ${unit(limit)}`);
@@ -26,7 +26,7 @@ function now(users) {
     columns,
     users.map((u) => [
       plain(u.key),
-      u.keys.map((k) => el("div", { class: "small" }, `${plain(k.id)}${k.admin ? ", administrator" : ""}${k.expires ? `, until ${when(k.expires)}` : ""}`)),
+      !u.keys.length ? "–" : u.keys.map((k) => el("div", { class: "small" }, `${plain(k.id)}${k.admin ? ", administrator" : ""}${k.expires ? `, until ${when(k.expires)}` : ""}`)),
       of(u.runs, u.limits.runs),
       of(u.samples, u.limits.samples),
       of(u.trained_tokens_of_this_minute, u.limits.trained_tokens_per_minute),
