@@ -59,6 +59,16 @@ def test_series_of_a_run(own_server, tmp_path):
     for i in range(5, 70):
         step(i)
 
+    # What the likeliest tokens of a prompt leave open: their entropy, with all others as one class.
+    sampler = training.save_weights_and_get_sampling_client()
+    answer = sampler.sample(types.ModelInput.from_ints([5, 6, 7, 8]), num_samples=1, sampling_params=types.SamplingParams(max_tokens=1), topk_prompt_logprobs=5).result()
+    entropies = []
+    for row in answer.topk_prompt_logprobs[1:]:
+        p = np.exp(np.array([logprob for _, logprob in row], np.float64))
+        p = np.append(p, 1 - p.sum())
+        entropies.append(-np.sum(p * np.log(p)))
+    assert len(entropies) == 3
+
     # A policy that has moved on from the one that sampled.
     old = np.asarray(sdkcalls.logprobs(training), np.float32)
     advantages = np.ones(len(old), np.float32)
@@ -76,6 +86,12 @@ def test_series_of_a_run(own_server, tmp_path):
         np.testing.assert_allclose(np.delete(loss[1], [4, 70]), losses, rtol=1e-9)
         for name in ("adapter_norm", "tokens", "tokens_per_second", "clock_cycle", "queue_seconds"):
             assert got["server", name][0] == steps, name
+        kinds = [values for (_, name), (at, values) in got.items() if name.startswith("adapter_norm/") and at == steps]
+        assert len(kinds) == 8 and ("server", "adapter_norm/q_proj") in got
+        np.testing.assert_allclose(np.sqrt(np.sum(np.square(kinds), axis=0)), got["server", "adapter_norm"][1], rtol=1e-9)
+        assert got["server", "prompt_entropy_topk"][0] == [71]
+        np.testing.assert_allclose(got["server", "prompt_entropy_topk"][1], [np.mean(entropies)], rtol=1e-4)
+        np.testing.assert_allclose(got["server", "entropy"][1], [-np.mean(old + 0.3)], rtol=1e-4)
         assert got["server", "validation/loss"][0][0] == 4
         (at,), (mean,) = got["server", "ratio_mean"]
         assert at == 71

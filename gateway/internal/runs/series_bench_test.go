@@ -20,6 +20,9 @@ func heap() float64 {
 	return float64(m.HeapAlloc) / (1 << 20)
 }
 
+// moduleKinds are those of a plain transformer's modules.
+var moduleKinds = []string{"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"}
+
 // BenchmarkHistory lists 200 runs of 10,000 steps each, live ones in memory, and reads one series of one.
 func BenchmarkHistory(b *testing.B) { benchmarkHistory(b) }
 
@@ -35,10 +38,10 @@ func benchmarkHistory(b *testing.B) {
 		ids = append(ids, w.newRun(session, i))
 	}
 	before := heap()
-	norms := func(x float64) []history.Value { // of a plain transformer: all of it, and by kind of module
+	norms := func(x float64) []history.Value { // all of it, and by kind of module
 		list := []history.Value{{Name: history.AdapterNorm, Number: math.Sqrt(x)}}
-		for i, kind := range []string{"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"} {
-			list = append(list, history.Value{Name: history.AdapterNorm + "/" + kind, Number: math.Sqrt(x) / float64(i+2)})
+		for i, kind := range moduleKinds {
+			list = append(list, history.Value{Name: plugins.AdapterNormOf(kind), Number: math.Sqrt(x) / float64(i+2)})
 		}
 		return list
 	}
@@ -107,6 +110,9 @@ func BenchmarkRecording(b *testing.B) {
 	req := plugins.ForwardBackwardRequest{Loss: "cross_entropy", Data: []plugins.Datum{{Tokens: make([]int32, 12), Targets: make([]int32, 12), Weights: make([]float32, 12), K: 1}}}
 	got := plugins.ForwardBackwardResult{Metrics: map[string]float64{"loss:sum": 3}}
 	step := plugins.OptimStepResult{Metrics: map[string]float64{"grad_norm": 1, "adapter_norm": 2, "learning_rate": 3}}
+	for _, kind := range moduleKinds {
+		step.Metrics[plugins.AdapterNormOf(kind)] = 1
+	}
 	r := w.runs[id]
 	seq := int64(0)
 	for b.Loop() {

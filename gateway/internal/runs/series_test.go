@@ -368,6 +368,35 @@ func TestPolicySeries(t *testing.T) {
 	}
 }
 
+func TestAnswersOfSeriesAreBounded(t *testing.T) {
+	for _, c := range []struct {
+		series, points int
+		fit            bool
+	}{{0, 0, true}, {40, history.MaxRows, true}, {maxCurves, maxPoints / maxCurves, true}, {maxCurves, maxPoints/maxCurves + 1, false}, {maxCurves + 1, 1, false}} {
+		list := make([]Curve, c.series)
+		for i := range list {
+			list[i].Steps = make([]int64, c.points)
+		}
+		if fit := fitAnswer(list); fit != c.fit {
+			t.Errorf("%d series of %d points: %v, want %v", c.series, c.points, fit, c.fit)
+		}
+	}
+	w := newWorld(t, nil)
+	run := w.newRun(w.session(), 0)
+	for _, names := range []int{maxCurves, maxCurves + 1} {
+		values := map[string]float64{}
+		for i := range names {
+			values[fmt.Sprint("name ", i)] = 1
+		}
+		_, err := w.AddMetrics(t.Context(), owner, run, []MetricRow{{Step: 1, Values: values}})
+		w.ok(err)
+		found, err := w.Curves(t.Context(), Viewer{Owner: owner}, run, CurveQuery{Points: history.MaxRows}) // few points, however many may be asked for
+		if names == maxCurves && (err != nil || len(found) != names) || names > maxCurves && KindOf(err) != KindInvalid {
+			t.Errorf("%d names: %d series, %v", names, len(found), err)
+		}
+	}
+}
+
 // TestSeriesOnPostgres is what these tests demand, with the records in PostgreSQL.
 func TestSeriesOnPostgres(t *testing.T) {
 	for name, test := range map[string]func(*testing.T){

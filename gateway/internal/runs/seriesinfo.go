@@ -247,10 +247,10 @@ type CurveQuery struct {
 	Points int      // of each series at most; 0 = 1,000
 }
 
-// maxCurves bounds the series, and maxPoints the numbers, of one answer.
+// maxCurves bounds the series, and maxPoints what they have together, of one answer.
 const (
 	maxCurves = 200
-	maxPoints = 200_000
+	maxPoints = 400_000
 )
 
 // Curves reads series of a run. Names that it does not have are left out. A name that both the server and a client use is there twice.
@@ -263,9 +263,6 @@ func (c *Core) Curves(ctx context.Context, v Viewer, runID string, q CurveQuery)
 	}
 	if len(q.Names) > maxCurves {
 		return nil, invalidf("names: has %d names, at most %d are allowed", len(q.Names), maxCurves)
-	}
-	if len(q.Names)*q.Points > maxPoints {
-		return nil, invalidf("points: %d of %d series are asked for, at most %d in all are allowed", q.Points, len(q.Names), maxPoints)
 	}
 	if err := c.recall(ctx, runID); err != nil {
 		return nil, err
@@ -292,11 +289,20 @@ func (c *Core) Curves(ctx context.Context, v Viewer, runID string, q CurveQuery)
 		if err != nil {
 			return nil, err
 		}
-		if out = append(out, found...); len(out) > maxCurves || len(out)*q.Points > maxPoints {
-			return nil, invalidf("names: the run has more series than one answer; name at most %d", min(maxCurves, maxPoints/q.Points))
+		if out = append(out, found...); !fitAnswer(out) {
+			return nil, invalidf("names: the answer would have more than %d series or %d points; name fewer series, or ask for fewer points of each", maxCurves, maxPoints)
 		}
 	}
 	return out, nil
+}
+
+// fitAnswer tells whether curves are within the bounds of one answer.
+func fitAnswer(list []Curve) bool {
+	points := 0
+	for i := range list {
+		points += len(list[i].Steps)
+	}
+	return len(list) <= maxCurves && points <= maxPoints
 }
 
 // curves reads series of one table. rows are not in it yet.
