@@ -2,6 +2,7 @@
 package storetest
 
 import (
+	"context"
 	"crypto/rand"
 	"database/sql"
 	"net/url"
@@ -26,7 +27,7 @@ func Schema(t testing.TB) string {
 			return err
 		}
 		defer db.Close()
-		_, err = db.Exec(text)
+		_, err = db.ExecContext(context.Background(), text) // also when the test's own has ended
 		return err
 	}
 	if err := execute("CREATE SCHEMA " + schema); err != nil {
