@@ -241,9 +241,15 @@ func (e *Engine) trainCycle() bool {
 	}
 	e.counters.passes.Add(int64(len(passes)))
 	e.steps(everyRun) // of runs without passes before them: they need not wait for the passes of others
+	passesBegin, before := time.Now(), e.turns
 	e.execute(passes, e.cycle.number)
+	now := time.Now()
+	if len(passes) > 0 {
+		e.pace.cycled(now.Sub(passesBegin) - (e.turns.time - before.time))
+	}
 	e.mu.Lock()
 	for _, s := range taken {
+		e.trainers.trained(s.passes[0].key(), now)
 		s.run.passed = e.cycle.number
 		e.release(s.version)
 	}

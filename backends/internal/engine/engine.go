@@ -89,13 +89,17 @@ type Engine struct {
 	lonely   []*run   // whose next pass has a cycle to come for itself, see putOff; the device goroutine's
 	pace     pace     // the device goroutine's
 	turns    turns    // the device goroutine's
+	trainers trainers // the device goroutine's
+	bounds   bool     // the sampler's newest step had others to consider, see boundStep; the device goroutine's
 
 	// Used again in every step of the sampler; the device goroutine's.
 	chunks  []chunk
 	resting []chunk
 	parts   []part
+	ranked  []ranked
 	sampled []step
 	held    []*spillable
+	step    int64   // number of the sampler's newest step; the device goroutine's
 	tag     float64 // of the pass that was planned last, see plan; the device goroutine's
 
 	lastMade map[string]int64 // by key: the newest cycle that computed an adapter's first weights for it; guarded by mu
@@ -145,7 +149,7 @@ func New(o Options) *Engine {
 	if _, err := rand.Read(id[:]); err != nil {
 		panic(fmt.Sprintf("engine: no random numbers: %v", err)) // crypto/rand documents that this cannot happen
 	}
-	e := &Engine{options: o, interval: samplerInterval, turn: turn, restAfter: restAfter, openFor: openFor, visit: visitBytes, diskPause: diskPause, openingPace: openingPace, bootID: hex.EncodeToString(id[:]), quit: make(chan struct{}), stopped: make(chan struct{}), waiting: newWaitingRoom(), lastMade: map[string]int64{}, runs: map[string]*run{}, live: map[*version]struct{}{}, requests: map[string]*request{}}
+	e := &Engine{options: o, interval: samplerInterval, turn: turn, restAfter: restAfter, openFor: openFor, visit: visitBytes, diskPause: diskPause, openingPace: openingPace, bootID: hex.EncodeToString(id[:]), quit: make(chan struct{}), stopped: make(chan struct{}), waiting: newWaitingRoom(), trainers: trainers{window: trainsFor}, lastMade: map[string]int64{}, runs: map[string]*run{}, live: map[*version]struct{}{}, requests: map[string]*request{}}
 	e.wake = sync.NewCond(&e.mu)
 	e.counters.progressed(time.Now())
 	go e.loop()

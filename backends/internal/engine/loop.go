@@ -31,10 +31,11 @@ func (e *Engine) loop() {
 		e.housekeeping()
 		e.samplingTurn(0, e.trainingWaits())
 		e.housekeeping()
-		if e.trainCycle() {
-			e.samplingTurn(0, e.trainingWaits())
-		} else {
+		switch {
+		case !e.trainCycle():
 			e.rest()
+		case !e.bounds: // else a step is about as long as the cycle was, and that of the next round is enough
+			e.samplingTurn(0, e.trainingWaits())
 		}
 		e.giveBack()
 	}

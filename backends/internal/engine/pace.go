@@ -34,11 +34,13 @@ type pace struct {
 	training float64     // operations per second
 	prefill  float64     // tokens per second
 	steps    [64]float64 // seconds of the sampler's steps, by the length of their number of tokens in bits
+	cycle    float64     // seconds of training's cycles, see boundStep
 
 	// Tests set these, to be independent of time.
 	fixedWork    float64
 	fixedPrefill int
 	fixedStep    func(tokens int) float64
+	fixedCycle   float64
 }
 
 // newPace begins with a guess that is low for devices of today: for a processor's thread, or for a GPU.

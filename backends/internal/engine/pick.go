@@ -3,6 +3,7 @@ package engine
 import (
 	"cmp"
 	"slices"
+	"time"
 
 	"github.com/tinsmith/tinsmith/backends/internal/kvcache"
 )
@@ -49,6 +50,9 @@ func (e *Engine) pick(r *replica, trainingWaits bool) (chunks []chunk) {
 	d := aloneTime
 	if trainingWaits || len(chunks) > 0 {
 		d = stepTime
+	}
+	if e.bounds { // a piece longer than a bounded step would be one by itself
+		d = min(d, time.Duration(e.pace.bound()*float64(time.Second)))
 	}
 	chunks = e.pickPrompts(running, chunks, e.pace.prefillTokens(d, e.loaded.config.PrefillTokens))
 	e.mu.Lock()

@@ -61,11 +61,12 @@ type sequence struct {
 	computed    int // positions whose keys and values are in pages
 	shared      int // full pages that were offered to others
 	pages       []int32
-	slot        int // of its state, as long as it has pages, of a model with recurrent layers
-	wanted      int // the next position at which another sequence would go on from its state
-	rolling     int // where behind its prompt it has a snapshot; 0: nowhere
-	again       int // if its pages were taken: how many tokens it had generated, but 1 at least
-	passed      int // steps in which those behind it could go first because there was no room for its adapter
+	slot        int   // of its state, as long as it has pages, of a model with recurrent layers
+	wanted      int   // the next position at which another sequence would go on from its state
+	rolling     int   // where behind its prompt it has a snapshot; 0: nowhere
+	again       int   // if its pages were taken: how many tokens it had generated, but 1 at least
+	went        int64 // the step of the sampler in which it went on last; 0: none
+	passed      int   // steps in which those behind it could go first because there was no room for its adapter
 	history     *sample.History
 	constrained constrained
 }

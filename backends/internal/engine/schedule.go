@@ -18,6 +18,7 @@ func (e *Engine) samplingStep(trainingWaits bool) bool {
 	begin := time.Now()
 	e.fetchPages()
 	e.admit()
+	e.bounds = e.boundsSteps()
 	failed := false
 	chunks := e.chunks[:0]
 	for _, r := range l.sampling {
@@ -45,7 +46,7 @@ func (e *Engine) samplingStep(trainingWaits bool) bool {
 		x, y := a.sequence.request.key, b.sequence.request.key
 		return cmp.Or(cmp.Compare(x.Adapter, y.Adapter), cmp.Compare(x.Version, y.Version))
 	})
-	chunks, resting := e.partStep(chunks)
+	chunks, resting := e.boundStep(e.partStep(chunks))
 	defer clear(resting)
 	chunks = e.residents(chunks)
 	if len(chunks) == 0 && len(resting) > 0 { // nobody rests for those who cannot go on
@@ -68,6 +69,7 @@ func (e *Engine) samplingStep(trainingWaits bool) bool {
 		}
 	}
 	e.sampled = steps
+	e.step++
 	if len(steps) == 1 {
 		steps[0].run()
 	} else {
@@ -81,6 +83,7 @@ func (e *Engine) samplingStep(trainingWaits bool) bool {
 	for _, st := range steps {
 		n, all := 0, 0
 		for _, c := range st.chunks {
+			c.sequence.went = e.step
 			all += c.to - c.from
 			if c.to-c.from > 1 {
 				n += c.to - c.from
