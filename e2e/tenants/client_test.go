@@ -181,6 +181,11 @@ func (r *trainee) step(ctx context.Context, tokens []int32, targets []int64, rat
 	if _, err := r.finish(ctx, "forward_backward", passBytes(r.id, r.next(), tokens, targets)); err != nil {
 		return err
 	}
+	return r.update(ctx, rate)
+}
+
+// update makes an optimizer step.
+func (r *trainee) update(ctx context.Context, rate float64) error {
 	_, err := r.finish(ctx, "optim_step", object{"model_id": r.id, "seq_id": r.next(), "type": "optim_step",
 		"adam_params": object{"learning_rate": rate, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.0, "grad_clip_norm": 0.0}})
 	return err

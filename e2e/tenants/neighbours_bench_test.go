@@ -131,37 +131,3 @@ func BenchmarkSlowReaders(b *testing.B) {
 	}
 	beside(b, chat, func() (func(), error) { return slowReaders(context.Background(), ann, 64) })
 }
-
-// BenchmarkOneKeysAttack: one key sends 20,000 long samples and makes 2,000 sessions and 64 streams that are not read, all at once, as far as its limits let it; the neighbour's smallest training step is measured.
-// With -url it is a server whose limits are chosen by who starts it.
-func BenchmarkOneKeysAttack(b *testing.B) {
-	server, ann, bob := start(b)
-	server.chats(b)
-	ctx := context.Background()
-	refused := 0
-	beside(b, smallStep(b, bob), func() (func(), error) {
-		session := ""
-		for range sized(2000, 300) {
-			made, err := ann.session(ctx, object{})
-			if err != nil {
-				break // it may be bounded
-			}
-			session = made
-		}
-		s, err := ann.sampling(ctx, session, 0, "")
-		if err != nil {
-			return nil, err
-		}
-		for i := range sized(20_000, 2000) {
-			if _, err := ann.post(ctx, "asample", s.request(i, ramp(i%50, 8), 3500, 1)); err != nil {
-				refused++
-			}
-		}
-		stopReaders, err := slowReaders(ctx, ann, 64)
-		return func() {
-			stopReaders()
-			_, _ = ann.post(ctx, "sessions/"+session+"/finish", object{"reason": object{"type": "success"}})
-		}, err
-	})
-	b.ReportMetric(float64(refused), "refused")
-}
