@@ -38,7 +38,7 @@ func (c configurable) limit(l config.Limits) { c.core.SetLimits(limitTable(l)) }
 func limitTable(l config.Limits) runs.LimitTable {
 	of := func(name string) runs.Limits {
 		x := l.Of(name)
-		return runs.Limits{Runs: *x.Runs, Samples: *x.Samples, TrainedPerMinute: int64(*x.TrainedTokens), SampledPerMinute: int64(*x.SampledTokens), CheckpointBytes: int64(*x.CheckpointMiB) << 20}
+		return runs.Limits{Runs: *x.Runs, Samples: *x.Samples, TrainedPerMinute: int64(*x.TrainedTokens), SampledPerMinute: int64(*x.SampledTokens), CheckpointBytes: int64(*x.CheckpointMiB) << 20, MetricValues: int64(*x.MetricValues)}
 	}
 	t := runs.LimitTable{Default: of(""), Named: map[string]runs.Limits{}}
 	for name := range l.Keys {

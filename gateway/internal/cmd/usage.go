@@ -32,6 +32,7 @@ type usageAnswer struct {
 		Trained int64   `json:"trained_tokens_of_this_minute"`
 		Sampled int64   `json:"sampled_tokens_of_this_minute"`
 		Bytes   int64   `json:"checkpoint_bytes"`
+		Values  int64   `json:"metric_values"`
 		Weight  float64 `json:"weight"`
 		Limits  struct {
 			Runs    *int64 `json:"runs"`
@@ -39,6 +40,7 @@ type usageAnswer struct {
 			Trained *int64 `json:"trained_tokens_per_minute"`
 			Sampled *int64 `json:"sampled_tokens_per_minute"`
 			Bytes   *int64 `json:"checkpoint_bytes"`
+			Values  *int64 `json:"metric_values"`
 		} `json:"limits"`
 	} `json:"now"`
 }
@@ -82,12 +84,12 @@ func writeUsage(w io.Writer, answer usageAnswer) {
 	for _, d := range answer.Days {
 		fmt.Fprintf(w, row, d.Date, printable(d.Key), wholeNumber(d.Trained), wholeNumber(d.Sampled), wholeNumber(d.Prompt), wholeNumber(d.Cached), wholeNumber(d.Steps), wholeNumber(d.Requests), printable(d.Model))
 	}
-	const now = "%-16s %11s %13s %20s %20s %22s %7s\n"
+	const now = "%-16s %11s %13s %20s %20s %22s %22s %7s\n"
 	fmt.Fprintln(w)
-	fmt.Fprintf(w, now, "NOW", "RUNS", "SAMPLES", "TRAINED/MIN", "SAMPLED/MIN", "CHECKPOINT MiB", "WEIGHT")
+	fmt.Fprintf(w, now, "NOW", "RUNS", "SAMPLES", "TRAINED/MIN", "SAMPLED/MIN", "CHECKPOINT MiB", "METRIC VALUES", "WEIGHT")
 	for _, n := range answer.Now {
 		fmt.Fprintf(w, now, printable(n.Key), beside(n.Runs, n.Limits.Runs), beside(n.Samples, n.Limits.Samples), beside(n.Trained, n.Limits.Trained), beside(n.Sampled, n.Limits.Sampled),
-			beside(n.Bytes>>20, mebi(n.Limits.Bytes)), strconv.FormatFloat(n.Weight, 'g', 4, 64))
+			beside(n.Bytes>>20, mebi(n.Limits.Bytes)), beside(n.Values, n.Limits.Values), strconv.FormatFloat(n.Weight, 'g', 4, 64))
 	}
 }
 

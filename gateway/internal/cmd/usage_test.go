@@ -138,11 +138,11 @@ func TestReloadChangesLimits(t *testing.T) {
 		t.Fatal(err)
 	}
 	taken := limitsTaken{configured: configured{make(chan string, 2)}}
-	write("limits: {default: {runs: 2}, keys: {ann: {runs: 0, checkpoint_mib: 3}}}")
+	write("limits: {default: {runs: 2}, keys: {ann: {runs: 0, checkpoint_mib: 3, metric_values: 7}}}")
 	if cfg, err = reload(t.Context(), cfg, &taken); err != nil {
 		t.Fatal(err)
 	}
-	if got := limitTable(taken.last); got.Default.Runs != 2 || got.Named["ann"] != (runs.Limits{CheckpointBytes: 3 << 20}) {
+	if got := limitTable(taken.last); got.Default.Runs != 2 || got.Named["ann"] != (runs.Limits{CheckpointBytes: 3 << 20, MetricValues: 7}) {
 		t.Errorf("%+v", got)
 	}
 	write("limits: {default: {runs: -2}}")

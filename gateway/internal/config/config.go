@@ -158,6 +158,8 @@ type Limit struct {
 	SampledTokens *int `yaml:"sampled_tokens_per_minute"`
 	// CheckpointMiB of checkpoints may be kept.
 	CheckpointMiB *int `yaml:"checkpoint_mib"`
+	// MetricValues are clients' own numbers that may be kept with runs, live or not.
+	MetricValues *int `yaml:"metric_values"`
 }
 
 // Of gives the limits of a name with every field set.
@@ -165,7 +167,7 @@ func (l Limits) Of(name string) Limit {
 	own, zero := l.Keys[name], new(int)
 	return Limit{
 		cmp.Or(own.Runs, l.Default.Runs, zero), cmp.Or(own.Samples, l.Default.Samples, zero), cmp.Or(own.TrainedTokens, l.Default.TrainedTokens, zero), cmp.Or(own.SampledTokens, l.Default.SampledTokens, zero),
-		cmp.Or(own.CheckpointMiB, l.Default.CheckpointMiB, zero),
+		cmp.Or(own.CheckpointMiB, l.Default.CheckpointMiB, zero), cmp.Or(own.MetricValues, l.Default.MetricValues, zero),
 	}
 }
 

@@ -58,8 +58,8 @@ func TestFullFile(t *testing.T) {
 		{"sampling", fmt.Sprint(cfg.Sampling), "{100 50 all 500}"},
 		{"weights", fmt.Sprint(cfg.Scheduling.Weights), "map[ann:2.5 bob:1]"},
 		{"tls", fmt.Sprint(cfg.TLS), "{testdata/tls/cert.pem testdata/tls/key.pem}"},
-		{"limits of ann", limitText(cfg.Limits.Of("ann")), "8 100 100000 0 0"},
-		{"limits of others", limitText(cfg.Limits.Of("bob")), "4 100 100000 0 500"},
+		{"limits of ann", limitText(cfg.Limits.Of("ann")), "8 100 100000 0 0 0"},
+		{"limits of others", limitText(cfg.Limits.Of("bob")), "4 100 100000 0 500 70000"},
 		{"path", m.Path, "hf://org/model@main"},
 		{"alias", strings.Join(m.Aliases, ","), "Qwen/Qwen3-8B"},
 		{"plugin", m.Plugin, "dataparallel"},
@@ -74,7 +74,7 @@ func TestFullFile(t *testing.T) {
 }
 
 func limitText(l Limit) string {
-	return fmt.Sprint(*l.Runs, *l.Samples, *l.TrainedTokens, *l.SampledTokens, *l.CheckpointMiB)
+	return fmt.Sprint(*l.Runs, *l.Samples, *l.TrainedTokens, *l.SampledTokens, *l.CheckpointMiB, *l.MetricValues)
 }
 
 func TestDefaults(t *testing.T) {

@@ -132,7 +132,8 @@ func (l *Limits) validate() error {
 		for _, v := range []struct {
 			key   string
 			value *int
-		}{{"runs", limit.Runs}, {"samples", limit.Samples}, {"trained_tokens_per_minute", limit.TrainedTokens}, {"sampled_tokens_per_minute", limit.SampledTokens}, {"checkpoint_mib", limit.CheckpointMiB}} {
+		}{{"runs", limit.Runs}, {"samples", limit.Samples}, {"trained_tokens_per_minute", limit.TrainedTokens}, {"sampled_tokens_per_minute", limit.SampledTokens}, {"checkpoint_mib", limit.CheckpointMiB},
+			{"metric_values", limit.MetricValues}} {
 			if v.value != nil && (*v.value < 0 || *v.value > maxLimit) {
 				return fmt.Errorf("limits.%s.%s: %d is not between 0 (no limit) and %d", at, v.key, *v.value, maxLimit)
 			}

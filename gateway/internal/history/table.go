@@ -137,7 +137,7 @@ func (h *Head) note(r *Row) (passedOver int) {
 
 // Full tells whether the table has more than it may, and must be thinned.
 func (h *Head) Full() bool {
-	return h.Rows > MaxRows || h.Rows > 2 && h.Rows*int64(len(h.Newest)) > MaxValues
+	return h.Rows > MaxRows || h.Rows > 2 && h.Values() > MaxValues
 }
 
 // Thin drops every second row until the table has no more than it may. blocks are all of it, those that are returned take their place.
@@ -217,6 +217,9 @@ func compare(a, b int64) int {
 	}
 	return 0
 }
+
+// Values is about how many values the table keeps: as many as it has rows, of every name.
+func (h *Head) Values() int64 { return h.Rows * int64(len(h.Newest)) }
 
 // Encode writes the head.
 func (h *Head) Encode() []byte {

@@ -2,8 +2,8 @@ package runs
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"math"
 	"slices"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/history"
@@ -24,7 +24,7 @@ type MetricRow struct {
 }
 
 // AddMetrics keeps a client's numbers with a run of its own, live or not. A step that was there gets the newer values; so a repeat changes nothing. It tells how many values were passed over: of names beyond
-// those that a run may have, and of steps that were thinned out.
+// those that a run may have, and of steps that were thinned out. KindBusy if the owner's runs would have more values than its limit is: then nothing is kept.
 func (c *Core) AddMetrics(ctx context.Context, owner, runID string, rows []MetricRow) (passedOver int, err error) {
 	if len(rows) == 0 || len(rows) > MaxMetricRows {
 		return 0, invalidf("rows: has %d entries, must have 1 … %d", len(rows), MaxMetricRows)
@@ -43,10 +43,16 @@ func (c *Core) AddMetrics(ctx context.Context, owner, runID string, rows []Metri
 	if err := notNow(c.cfg.Store.Err()); err != nil {
 		return 0, err
 	}
-	mine := c.metricsMu.at(runID)
+	mine := c.metricsMu.at(owner) // what it may have is of all of its runs together
 	mine.Lock()
 	defer mine.Unlock()
-	b, passedOver, err := c.addRows(ctx, runID, sorted)
+	b, passedOver, more, err := c.addRows(ctx, owner, runID, sorted)
+	if err != nil {
+		return 0, err
+	}
+	c.mu.Lock()
+	err = c.mayMeasure(owner, more)
+	c.mu.Unlock()
 	if err != nil {
 		return 0, err
 	}
@@ -55,6 +61,7 @@ func (c *Core) AddMetrics(ctx context.Context, owner, runID string, rows []Metri
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.metricValues[owner] += more
 	if s := &r.series; s.news != nil {
 		close(s.news)
 		s.news = nil
@@ -100,35 +107,67 @@ func (c *Core) metricRows(rows []MetricRow) ([]history.Row, error) {
 	return merged, nil
 }
 
-// addRows makes the change that brings rows into the table of the client.
-func (c *Core) addRows(ctx context.Context, runID string, rows []history.Row) (b store.Batch, passedOver int, err error) {
+// addRows makes the change that brings rows into the table of the client, and tells how many values more the run has with it.
+func (c *Core) addRows(ctx context.Context, owner, runID string, rows []history.Row) (b store.Batch, passedOver int, more int64, err error) {
 	heads, err := c.heads(ctx, runID)
 	if err != nil || len(rows) == 0 {
-		return b, 0, err
+		return b, 0, 0, err
 	}
 	h := heads[clients]
-	before := int64(math.MinInt64)
-	if len(h.Newest) > 0 {
-		before = h.LastStep()
-	}
-	late := rows[:0:0]
-	for len(rows) > 0 && rows[0].Step < before {
-		late, rows = append(late, rows[0]), rows[1:]
-	}
-	if len(late) == 0 {
+	had := h.Values()
+	if len(h.Newest) > 0 && rows[0].Step < h.LastStep() {
+		passedOver, err = c.amendRows(ctx, runID, h, &b, rows)
+	} else {
 		passedOver, err = c.appendRows(ctx, runID, clients, h, &b, rows)
-		return b, passedOver, err
 	}
+	b.Put = append(b.Put, store.Record{Collection: inMetrics, Key: runID, Parent: owner, Count: h.Values()})
+	return b, passedOver, h.Values() - had, err
+}
+
+// amendRows adds the change to a batch that brings rows into the table of the client some of which do not belong behind the others.
+func (c *Core) amendRows(ctx context.Context, runID string, h *history.Head, b *store.Batch, rows []history.Row) (passedOver int, err error) {
 	blocks, err := c.blocks(ctx, runID, clients, nil)
 	if err != nil {
-		return b, 0, err
+		return 0, err
 	}
-	blocks, passedOver = h.Amend(blocks, append(late, rows...), history.Replace)
+	blocks, passedOver = h.Amend(blocks, rows, history.Replace)
 	if h.Full() {
 		blocks = h.Thin(blocks)
 	}
 	b.DeleteUnder = []store.ParentKey{{Collection: inSeries, Parent: clients.key(runID)}}
-	putBlocks(&b, runID, clients, 0, blocks)
+	putBlocks(b, runID, clients, 0, blocks)
 	b.Put = append(b.Put, headRecord(runID, clients, h))
-	return b, passedOver, nil
+	return passedOver, nil
+}
+
+// loadMetricValues counts what clients keep with their runs.
+func (c *Core) loadMetricValues(ctx context.Context) error {
+	return c.cfg.Store.All(ctx, inMetrics, func(rec store.Record) error {
+		c.metricValues[rec.Parent] += rec.Count
+		return nil
+	})
+}
+
+// forgetMetricValues adds to a batch that deletes the series of runs what counts their clients' values, and gives what is to be called, with mu held, when that is durable.
+func (c *Core) forgetMetricValues(ctx context.Context, b *store.Batch, runs []string) (forget func(), err error) {
+	gone := map[string]int64{}
+	for _, id := range runs {
+		rec, err := c.cfg.Store.Get(ctx, inMetrics, id)
+		if errors.Is(err, store.ErrNotFound) {
+			continue
+		}
+		if err == nil {
+			gone[rec.Parent] += rec.Count
+		} else if !errors.Is(err, store.ErrCorrupt) {
+			return nil, fmt.Errorf("read what metrics of run %s count: %w", id, err)
+		}
+		b.Delete = append(b.Delete, store.RecordKey{Collection: inMetrics, Key: id})
+	}
+	return func() {
+		for owner, n := range gone {
+			if c.metricValues[owner] -= n; c.metricValues[owner] <= 0 {
+				delete(c.metricValues, owner)
+			}
+		}
+	}, nil
 }

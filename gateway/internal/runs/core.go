@@ -131,34 +131,35 @@ type Core struct {
 	metricsMu  stripes      // the same of what its client adds
 	saveMu     turnstile    // orders the writing of session and run records, so that an older state never replaces a newer one
 
-	mu          sync.Mutex
-	closing     bool
-	sessions    map[string]*session
-	runs        map[string]*run
-	copying     map[string]bool // ids of runs that are being made by copies of checkpoints
-	samplers    map[string]*sampler
-	unnamed     map[string]int64       // bytes of the files of unnamed samplers whose sessions are active, by owner
-	checkpoints map[string]*checkpoint // by path
-	futures     map[string]*future     // accepted and not complete, by request id
-	lists       checkpointLists        // the same checkpoints
-	names       map[string]Naming      // of sessions that are not in memory, as far as somebody has asked
-	held        map[string]held        // by owner
-	listings    map[string]*listing    // by owner
-	saving      map[string]int64       // bytes of the user metadata of saves that are not finished, by owner
-	replacing   map[string]bool        // paths of checkpoints in whose place a newer one is just being stored
-	erasures    erasures
-	intactFiles map[string]fileState // files of checkpoints whose checksums were compared
-	undescribed descriptions
-	deleted     map[string]time.Time // recent deletions by owner, path and idempotency key
-	removed     map[string]time.Time // sessions whose records are being deleted, or were a moment ago
-	owners      map[string]accepted  // samples accepted and not finished, by owner
-	promptBytes int64                // of those of all owners
-	passBytes   int64                // of passes that are in memory
-	limited     LimitTable
-	meters      map[paceOf]*meter // of who has limits
-	storing     map[string]int64  // bytes that saves which are not finished will take, by owner, by estimate
-	disk        diskQueue
-	released    bool // payloads of the journal, since it was compacted last
+	mu           sync.Mutex
+	closing      bool
+	sessions     map[string]*session
+	runs         map[string]*run
+	copying      map[string]bool // ids of runs that are being made by copies of checkpoints
+	samplers     map[string]*sampler
+	unnamed      map[string]int64       // bytes of the files of unnamed samplers whose sessions are active, by owner
+	checkpoints  map[string]*checkpoint // by path
+	futures      map[string]*future     // accepted and not complete, by request id
+	lists        checkpointLists        // the same checkpoints
+	names        map[string]Naming      // of sessions that are not in memory, as far as somebody has asked
+	held         map[string]held        // by owner
+	listings     map[string]*listing    // by owner
+	saving       map[string]int64       // bytes of the user metadata of saves that are not finished, by owner
+	replacing    map[string]bool        // paths of checkpoints in whose place a newer one is just being stored
+	erasures     erasures
+	intactFiles  map[string]fileState // files of checkpoints whose checksums were compared
+	undescribed  descriptions
+	deleted      map[string]time.Time // recent deletions by owner, path and idempotency key
+	removed      map[string]time.Time // sessions whose records are being deleted, or were a moment ago
+	owners       map[string]accepted  // samples accepted and not finished, by owner
+	promptBytes  int64                // of those of all owners
+	passBytes    int64                // of passes that are in memory
+	limited      LimitTable
+	meters       map[paceOf]*meter // of who has limits
+	metricValues map[string]int64  // by owner: values of clients' own that are kept with all of its runs
+	storing      map[string]int64  // bytes that saves which are not finished will take, by owner, by estimate
+	disk         diskQueue
+	released     bool // payloads of the journal, since it was compacted last
 }
 
 // Open loads the state and starts the background work. Runs of an earlier process are rebuilt, operations and samples that were accepted and not finished are
@@ -171,7 +172,7 @@ func Open(ctx context.Context, cfg Config) (*Core, error) {
 		cfg: cfg, log: cfg.Logger, byName: map[string]*model{}, closed: make(chan struct{}), workers: newWorkers(), saveMu: make(turnstile, 1), removing: make(turnstile, 1), seriesMu: newStripes(), metricsMu: newStripes(),
 		sessions: map[string]*session{}, runs: map[string]*run{}, copying: map[string]bool{}, samplers: map[string]*sampler{}, unnamed: map[string]int64{}, checkpoints: map[string]*checkpoint{}, replacing: map[string]bool{}, intactFiles: map[string]fileState{},
 		lists: newCheckpointLists(), names: map[string]Naming{}, held: map[string]held{}, saving: map[string]int64{}, listings: map[string]*listing{}, futures: map[string]*future{}, deleted: map[string]time.Time{}, removed: map[string]time.Time{}, owners: map[string]accepted{},
-		limited: cfg.Limits, meters: map[paceOf]*meter{}, storing: map[string]int64{},
+		limited: cfg.Limits, meters: map[paceOf]*meter{}, metricValues: map[string]int64{}, storing: map[string]int64{},
 	}
 	for i := range cfg.Models {
 		m := newModel(cfg.Models[i])
@@ -195,7 +196,7 @@ func Open(ctx context.Context, cfg Config) (*Core, error) {
 		cancel()
 		return nil, err
 	}
-	if err := c.loadPaces(ctx); err != nil {
+	if err := errors.Join(c.loadMetricValues(ctx), c.loadPaces(ctx)); err != nil {
 		cancel()
 		return nil, fmt.Errorf("load state: %w", err)
 	}

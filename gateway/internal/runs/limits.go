@@ -17,6 +17,7 @@ type Limits struct {
 	TrainedPerMinute int64 // tokens of forward_backward and forward passes
 	SampledPerMinute int64 // sampled tokens; a request that is not finished counts with the most that it may sample
 	CheckpointBytes  int64 // files of checkpoints
+	MetricValues     int64 // clients' own numbers that are kept with runs, live or not
 }
 
 // LimitTable says which limits owners have.
@@ -265,6 +266,18 @@ func (c *Core) mayStore(owner string, more int64) error {
 	if have := c.lists.bytes[owner] + c.storing[owner]; have+more > limit || have >= limit && more >= 0 {
 		return overLimit(owner, forRoom, "its checkpoints take %s with those that are being written, this one takes about %s, and no more than %s may be taken (limits: checkpoint_mib); delete some that are not needed, and repeat, give them a ttl_seconds, or ask the operator for more",
 			mebibytes(have), mebibytes(more), mebibytes(limit))
+	}
+	return nil
+}
+
+// mayMeasure tells whether an owner may have so many values of a client's own more, which nobody else changes meanwhile. mu is held.
+func (c *Core) mayMeasure(owner string, more int64) error {
+	limit := c.limited.of(owner).MetricValues
+	if limit <= 0 || more <= 0 {
+		return nil
+	}
+	if have := c.metricValues[owner]; have+more > limit {
+		return overLimit(owner, forRoom, "its runs keep %d values of its own metrics, these rows bring %d more, and no more than %d may be kept (limits: metric_values); send fewer names or steps, or ask the operator for more", have, more, limit)
 	}
 	return nil
 }

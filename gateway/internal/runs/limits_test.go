@@ -344,3 +344,74 @@ func TestUsageByDay(t *testing.T) {
 }
 
 var rangeOfAll = store.Range{From: 0, To: math.MaxInt64}
+
+// Clients' own numbers count over all runs of an owner, live or not, until the runs are removed; what replaces others or is thinned out counts nothing.
+func TestLimitOfMetricValues(t *testing.T) {
+	w, pass := limited(t, Limits{MetricValues: 100}, func(w *world) { w.config.SessionsKept = 24 * time.Hour })
+	ctx := t.Context()
+	rows := func(from, steps int, names ...string) (rows []MetricRow) {
+		for i := range steps {
+			row := MetricRow{Step: int64(from + i), Values: map[string]float64{}}
+			for _, name := range names {
+				row.Values[name] = float64(i)
+			}
+			rows = append(rows, row)
+		}
+		return rows
+	}
+	add := func(run string, rows []MetricRow) {
+		t.Helper()
+		_, err := w.AddMetrics(ctx, owner, run, rows)
+		w.ok(err)
+	}
+	over := func(run string, rows []MetricRow) {
+		t.Helper()
+		before := w.curve(run, "reward")
+		_, err := w.AddMetrics(ctx, owner, run, rows)
+		w.refused(err, KindBusy, "key alice", "metric_values", "100")
+		if AfterOf(err) <= 0 {
+			t.Error("no time is told after which it may be repeated")
+		}
+		if after := w.curve(run, "reward"); len(after) != len(before) {
+			t.Errorf("%d values are kept of what was refused", len(after)-len(before))
+		}
+	}
+	use := func(want int64) {
+		t.Helper()
+		if got := w.Use(owner).MetricValues; got != want {
+			t.Errorf("%d values count, want %d", got, want)
+		}
+	}
+	session := w.session()
+	first, second := w.newRun(session, 0), w.newRun(session, 1)
+	add(first, rows(0, 20, "reward", "accuracy"))
+	add(second, rows(0, 50, "reward"))
+	use(90)
+	add(first, rows(0, 20, "reward", "accuracy")) // a repeat
+	add(first, rows(5, 5, "reward"))              // late
+	use(90)
+	over(second, rows(50, 11, "reward"))
+	over(first, rows(20, 1, "one more name for each of its steps"))
+	use(90)
+	add(second, rows(50, 10, "reward"))
+	use(100)
+	over(first, rows(20, 1, "reward"))
+	add(second, rows(55, 5, "reward"))
+	if _, err := w.AddMetrics(ctx, other, w.strangerRun(), rows(0, 200, "reward")); err != nil {
+		t.Errorf("another owner: %v", err)
+	}
+	w.restart()
+	use(100)
+	over(w.newRun(w.session(), 0), rows(0, 1, "reward"))
+	w.ok(w.FinishSession(ctx, owner, session, "success", ""))
+	w.quiet()
+	use(100)
+	pass(48 * time.Hour)
+	w.sweep(ctx, time.Hour)
+	pass(48 * time.Hour)
+	w.sweep(ctx, time.Hour)
+	use(0)
+	add(w.newRun(w.session(), 0), rows(0, 100, "reward"))
+	w.restart()
+	use(100)
+}

@@ -45,8 +45,9 @@ const (
 	inResponses   = "responses"     // see shelf
 	inSequences   = "sequences"     // likewise; sampled directly
 
-	inHeads  = "series_heads" // Parent: the run; see series.go
-	inSeries = "series"       // Parent: the run and the table; Rank: the number of a block
+	inHeads   = "series_heads"   // Parent: the run; see series.go
+	inSeries  = "series"         // Parent: the run and the table; Rank: the number of a block
+	inMetrics = "client_metrics" // Key: the run, Parent: the owner; Count: how many values of a client's own the run has
 
 	inResponseBytes = "response_bytes" // Count: how many bytes of responses an owner has
 	inSequenceBytes = "sequence_bytes" // the same of sequences

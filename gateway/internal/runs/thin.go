@@ -124,14 +124,23 @@ func (c *Core) sumDays(ctx context.Context, page []store.Record) error {
 func (c *Core) removeSession(ctx context.Context, s *session) error {
 	c.saveMu.Lock()
 	defer c.saveMu.Unlock()
+	ids := make([]string, len(s.runs))
+	for i, r := range s.runs {
+		ids[i] = r.ID
+	}
 	var b store.Batch
+	forget, err := c.forgetMetricValues(ctx, &b, ids)
+	if err != nil {
+		return err
+	}
 	c.mu.Lock()
 	if c.sessions[s.ID] != nil { // somebody has just asked for it
 		c.mu.Unlock()
 		return nil
 	}
 	if len(c.lists.bySession[s.ID]) > 0 {
-		b.Put = append(b.Put, store.Record{Collection: inRetired, Key: s.ID, Parent: recordsNext, Rank: c.cfg.now().UnixNano()})
+		b = store.Batch{Put: []store.Record{{Collection: inRetired, Key: s.ID, Parent: recordsNext, Rank: c.cfg.now().UnixNano()}}}
+		forget = func() {}
 	} else {
 		c.removed[s.ID] = c.cfg.now()
 		b.Delete = append(b.Delete, store.RecordKey{Collection: inSessions, Key: s.ID}, store.RecordKey{Collection: inRetired, Key: s.ID})
@@ -144,7 +153,13 @@ func (c *Core) removeSession(ctx context.Context, s *session) error {
 		}
 	}
 	c.mu.Unlock()
-	return c.cfg.Store.Commit(ctx, b)
+	if err := c.cfg.Store.Commit(ctx, b); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	forget()
+	return nil
 }
 
 // removeStored deletes the records of runs without a session whose checkpoints are gone.
@@ -152,24 +167,31 @@ func (c *Core) removeStored(ctx context.Context, before time.Time) error {
 	c.saveMu.Lock()
 	defer c.saveMu.Unlock()
 	var b store.Batch
+	var ids []string
 	c.mu.Lock()
 	for id, r := range c.runs {
 		if r.State == stateStored && r.session == nil && r.SessionID == "" && r.CreatedAt.Before(before) && len(c.lists.byRun[id]) == 0 && !c.copying[id] && len(b.Delete) < 3*thinPage {
 			b.Delete = append(b.Delete, store.RecordKey{Collection: inRuns, Key: id}, store.RecordKey{Collection: inOwned, Key: id}, store.RecordKey{Collection: inProjects, Key: id})
 			b.DeleteUnder = append(b.DeleteUnder, seriesOf(id)...)
+			ids = append(ids, id)
 		}
 	}
 	c.mu.Unlock()
 	if len(b.Delete) == 0 {
 		return nil
 	}
+	forget, err := c.forgetMetricValues(ctx, &b, ids)
+	if err != nil {
+		return err
+	}
 	if err := c.cfg.Store.Commit(ctx, b); err != nil {
 		return err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, k := range b.Delete {
-		delete(c.runs, k.Key)
+	forget()
+	for _, id := range ids {
+		delete(c.runs, id)
 	}
 	return nil
 }

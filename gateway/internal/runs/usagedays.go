@@ -130,6 +130,7 @@ type Use struct {
 	Runs            int
 	Samples         int   // sampling requests that are not finished
 	CheckpointBytes int64 // of files
+	MetricValues    int64 // of clients' own, that are kept with runs
 	// Trained and Sampled are the tokens that count against the limits per minute; 0 where there is no limit.
 	Trained, Sampled int64
 	Limits           Limits
@@ -140,7 +141,7 @@ type Use struct {
 func (c *Core) Use(owner string) Use {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	u := Use{Runs: c.liveRuns(owner), Samples: c.samplesOf(owner), CheckpointBytes: c.lists.bytes[owner], Limits: c.limited.of(owner), Weight: c.share(owner).Weight}
+	u := Use{Runs: c.liveRuns(owner), Samples: c.samplesOf(owner), CheckpointBytes: c.lists.bytes[owner], MetricValues: c.metricValues[owner], Limits: c.limited.of(owner), Weight: c.share(owner).Weight}
 	for kind, tokens := range map[pace]*int64{paceTrained: &u.Trained, paceSampled: &u.Sampled} {
 		if m := c.metered(owner, kind); m != nil {
 			*tokens = int64(m.level)

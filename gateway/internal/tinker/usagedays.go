@@ -76,10 +76,10 @@ func useNow(u runs.Use) gin.H {
 		return n
 	}
 	return gin.H{
-		"runs": u.Runs, "samples": u.Samples, "trained_tokens_of_this_minute": u.Trained, "sampled_tokens_of_this_minute": u.Sampled, "checkpoint_bytes": u.CheckpointBytes, "weight": u.Weight,
+		"runs": u.Runs, "samples": u.Samples, "trained_tokens_of_this_minute": u.Trained, "sampled_tokens_of_this_minute": u.Sampled, "checkpoint_bytes": u.CheckpointBytes, "metric_values": u.MetricValues, "weight": u.Weight,
 		"limits": gin.H{
 			"runs": limit(int64(u.Limits.Runs)), "samples": limit(int64(u.Limits.Samples)), "trained_tokens_per_minute": limit(u.Limits.TrainedPerMinute), "sampled_tokens_per_minute": limit(u.Limits.SampledPerMinute),
-			"checkpoint_bytes": limit(u.Limits.CheckpointBytes),
+			"checkpoint_bytes": limit(u.Limits.CheckpointBytes), "metric_values": limit(u.Limits.MetricValues),
 		},
 	}
 }

@@ -21,7 +21,7 @@ const table = (columns, rows) =>
 const of = (used, limit, unit = figure) => (limit === null ? unit(used) : `${unit(used)} of ${unit(limit)}`);
 
 function now(users) {
-  const columns = [["Name"], ["Keys"], ["Runs", true], ["Samples in flight", true], ["Trained this minute", true], ["Sampled this minute", true], ["Checkpoints", true], ["Weight", true]];
+  const columns = [["Name"], ["Keys"], ["Runs", true], ["Samples in flight", true], ["Trained this minute", true], ["Sampled this minute", true], ["Checkpoints", true], ["Metric values", true], ["Weight", true]];
   return table(
     columns,
     users.map((u) => [
@@ -32,6 +32,7 @@ function now(users) {
       of(u.trained_tokens_of_this_minute, u.limits.trained_tokens_per_minute),
       of(u.sampled_tokens_of_this_minute, u.limits.sampled_tokens_per_minute),
       of(u.checkpoint_bytes, u.limits.checkpoint_bytes, bytes),
+      of(u.metric_values, u.limits.metric_values),
       figure(u.weight),
     ]),
   );
