@@ -118,6 +118,88 @@ func TestLimitOfUnnumberedOperations(t *testing.T) {
 	w.good(w.ForwardBackward(ctx, free))
 }
 
+// The place of a refused operation is kept over restarts, for as long after each as its client may take to repeat it, and no longer.
+func TestTurnSurvivesARestart(t *testing.T) {
+	w, pass := limited(t, Limits{TrainedPerMinute: 8}, func(w *world) { w.config.GapWait = 50 * time.Millisecond })
+	ctx := t.Context()
+	run := w.newRun(w.session(), 0)
+	w.good(w.ForwardBackward(ctx, w.pass(run, 1)))
+	w.good(w.ForwardBackward(ctx, w.pass(run, 2)))
+	refuse := func(seq int64) (wait time.Duration) {
+		t.Helper()
+		_, err := w.ForwardBackward(ctx, w.pass(run, seq))
+		w.refused(err, KindBusy, "key alice", "trained_tokens_per_minute")
+		return AfterOf(err)
+	}
+	skip := func() { // what is overdue
+		w.Core.mu.Lock()
+		r := w.runs[run]
+		w.Core.mu.Unlock()
+		w.skipOverdue(r)
+	}
+	turns := func() int { return w.records()[inTurns] }
+	refuse(3)
+	wait := refuse(3)
+	if n := turns(); n != 1 {
+		t.Errorf("%d places are in the journal", n)
+	}
+	_, err := w.OptimStep(ctx, w.step(run, 4))
+	w.refused(err, KindBusy, "operation 3 of this model comes first")
+	w.restart()
+	_, err = w.OptimStep(ctx, w.step(run, 4))
+	w.refused(err, KindBusy, "operation 3 of this model comes first", "trained_tokens_per_minute")
+	if AfterOf(err) != wait {
+		t.Errorf("after the restart it is to be repeated after %v, not %v", AfterOf(err), wait)
+	}
+	pass(wait)
+	skip()
+	w.good(w.ForwardBackward(ctx, w.pass(run, 3)))
+	if n := turns(); n != 0 {
+		t.Errorf("%d places are in the journal when the operation is there", n)
+	}
+	w.restart()
+	if out := w.good(w.OptimStep(ctx, w.step(run, 4))); out.OptimStep.Step != 1 {
+		t.Errorf("step %d, want 1", out.OptimStep.Step)
+	}
+	// Nobody comes again for this one.
+	wait = refuse(5)
+	w.restart()
+	pass(wait + patienceForTurn)
+	behind, err := w.OptimStep(ctx, w.step(run, 6))
+	w.ok(err)
+	pass(time.Second)
+	skip()
+	w.good(behind, nil)
+	w.quiet()
+	if n := turns(); n != 0 {
+		t.Errorf("%d places are in the journal when the number was given up", n)
+	}
+	w.restart()
+	w.good(w.OptimStep(ctx, w.step(run, 7)))
+}
+
+// A refusal for which a place is kept is answered when that is in the journal.
+func TestTurnIsDurableFirst(t *testing.T) {
+	w, pass := limited(t, Limits{TrainedPerMinute: 4}, nil)
+	ctx := t.Context()
+	run := w.newRun(w.session(), 0)
+	w.good(w.ForwardBackward(ctx, w.pass(run, 1)))
+	f := w.failing(inTurns)
+	_, err := w.ForwardBackward(ctx, w.pass(run, 2))
+	if err == nil || KindOf(err) == KindBusy || f.refused.Load() == 0 {
+		t.Errorf("a refusal whose place is not in the journal: %v", err)
+	}
+	f.collection.Store("")
+	_, err = w.ForwardBackward(ctx, w.pass(run, 2))
+	w.refused(err, KindBusy, "trained_tokens_per_minute")
+	wait := AfterOf(err)
+	w.restart()
+	_, err = w.OptimStep(ctx, w.step(run, 3))
+	w.refused(err, KindBusy, "operation 2 of this model comes first")
+	pass(wait)
+	w.good(w.ForwardBackward(ctx, w.pass(run, 2)))
+}
+
 // A client that never repeats what was refused does not stop its run for ever.
 func TestTurnEnds(t *testing.T) {
 	w, pass := limited(t, Limits{TrainedPerMinute: 4}, nil)

@@ -191,12 +191,16 @@ func (c *Core) submit(ctx context.Context, o Operation, op *operation, hash stri
 		return answer, c.repeated(ctx, answer.RequestID, hash)
 	}
 	if err := c.withinLimits(r, op); err != nil {
+		news := false
 		if o.Unnumbered { // nobody will send that number again
 			c.refused(r, o.Seq)
 		} else {
-			c.holdTurn(r, o.Seq, err)
+			news = c.holdTurn(r, o.Seq, err)
 		}
 		c.mu.Unlock()
+		if news {
+			err = firstError(c.journalTurn(ctx, r, o.Seq, err), err)
+		}
 		return Submitted{}, err
 	}
 	if op.save != nil && op.save.SamplerID != "" && op.fault == nil {
@@ -218,7 +222,7 @@ func (c *Core) submit(ctx context.Context, o Operation, op *operation, hash stri
 	tokens := op.pass.tokens()
 	batch := store.Batch{Put: []store.Record{op.future.record(r.ID, o.Seq, payload)}, Add: c.spend(o.Owner, paceTrained, tokens)}
 	c.store(o.Owner, op.storing)
-	r.tookTurn(o.Seq)
+	r.tookTurn(o.Seq, &batch)
 	c.mu.Unlock()
 
 	err = c.journalBatch(ctx, r.model, batch)

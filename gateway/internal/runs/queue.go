@@ -176,6 +176,9 @@ func (c *Core) journalSkips(r *run) {
 	var b store.Batch
 	for _, s := range skipped {
 		b.Put = append(b.Put, s.record(r.ID))
+		if t := r.turn; s.From <= t.seq && t.seq < s.To {
+			r.tookTurn(t.seq, &b)
+		}
 		c.log.Info("missing operations were skipped", "run", r.ID, "from", s.From, "to", s.To-1)
 	}
 	r.queue.skipping++

@@ -28,6 +28,7 @@ const (
 	inOperations  = store.Operations
 	inResults     = store.Results
 	inSkips       = "skips" // Rank … Count: numbers of a run that were skipped
+	inTurns       = "turns" // Key: the run; Rank: the number whose operation was refused and will be repeated
 	inPoints      = "recovery_points"
 	inUsage       = "usage"      // by hour; Parent: the owner
 	inUsageDays   = "usage_days" // sums of what was inUsage

@@ -53,12 +53,17 @@ type runHistory struct {
 	decided int64         // the highest that has a result and was not skipped
 	created *resultRecord // of its creation
 	changed time.Time     // when its newest weights were made; zero = as it was created, or not known
+	turn    *turn         // of an operation that was refused
 	damage  error         // it cannot be read
 }
 
 // readHistory reads the numbers of a run.
 func (c *Core) readHistory(ctx context.Context, runID string) (runHistory, error) {
 	var h runHistory
+	var err error
+	if h.turn, err = c.readTurn(ctx, runID); err != nil {
+		return h, err
+	}
 	skips, err := c.cfg.Store.List(ctx, inSkips, runID, store.Range{}, 0)
 	if err != nil {
 		return h, fmt.Errorf("load state: %w", err)
@@ -268,6 +273,7 @@ func (c *Core) resumeRun(r *run, ops []*operation, h runHistory) {
 	}
 	q := &r.queue
 	q.sequence.restore(h, c.cfg.now())
+	c.restoreTurn(r, h.turn)
 	creating := false
 	for _, op := range ops {
 		creating = creating || op.create != nil

@@ -165,6 +165,7 @@ func (c *Core) purge(ctx context.Context, s *session) error {
 		under(inOperations, r.ID)
 		under(inResults, r.ID)
 		under(inSkips, r.ID)
+		b.Delete = append(b.Delete, store.RecordKey{Collection: inTurns, Key: r.ID})
 	}
 	for _, smp := range s.samplers {
 		under(inOperations, smp.ID)

@@ -16,7 +16,7 @@ const day = 24 * time.Hour
 func (w *world) records() map[string]int {
 	w.t.Helper()
 	all := map[string]int{}
-	for _, collection := range []string{inSessions, inRuns, inOwned, inSamplers, inCheckpoints, inOperations, inResults, inSkips, inUsage, inUsageDays, inAudit, inRetired, inLive, inTexts, inProjects, inResponses, inSequences} {
+	for _, collection := range []string{inSessions, inRuns, inOwned, inSamplers, inCheckpoints, inOperations, inResults, inSkips, inTurns, inUsage, inUsageDays, inAudit, inRetired, inLive, inTexts, inProjects, inResponses, inSequences} {
 		w.ok(w.store.All(w.t.Context(), collection, func(store.Record) error { all[collection]++; return nil }))
 	}
 	return all
