@@ -30,14 +30,23 @@ type Certificate struct {
 	fault   string // why they could not be used last, as it was logged
 }
 
-// OpenCertificate reads a certificate and its private key, both in PEM.
+// OpenCertificate reads a certificate and its private key, both in PEM. The log has a warning about one that clients are known to refuse.
 func OpenCertificate(certFile, keyFile string) (*Certificate, error) {
 	c := &Certificate{certFile: certFile, keyFile: keyFile, checked: time.Now()}
 	var err error
 	if c.current, c.read, err = c.load(); err != nil {
 		return nil, err
 	}
+	c.advise(c.current)
 	return c, nil
+}
+
+// advise says what clients will not like about a certificate.
+func (c *Certificate) advise(pair *tls.Certificate) {
+	if pair.Leaf.IsCA {
+		slog.Warn("the certificate is that of an authority: clients whose TLS is written in Rust, the Tinker SDK 0.38 among them, refuse it and wait without a word; "+
+			"make one with basicConstraints=critical,CA:FALSE (openssl req -x509 takes it by -addext), or have it signed by an authority", "file", c.certFile)
+	}
 }
 
 // Expires is the end of the certificate's time.
@@ -114,6 +123,7 @@ func (c *Certificate) look() {
 	if err == nil {
 		c.current, c.fault = pair, ""
 		slog.Info("the changed certificate is in use", "file", c.certFile, "expires", pair.Leaf.NotAfter.UTC().Format(time.RFC3339))
+		c.advise(pair)
 		return
 	}
 	if fault := err.Error(); fault != c.fault {

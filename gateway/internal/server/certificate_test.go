@@ -26,12 +26,19 @@ import (
 // writeCertificate makes a certificate of 127.0.0.1 that signs itself, and puts it and its key into two files.
 func writeCertificate(t testing.TB, dir, name string, serial int64) (certFile, keyFile string, cert *x509.Certificate) {
 	t.Helper()
+	return writeCertificateOf(t, dir, name, serial, false)
+}
+
+// writeCertificateOf is writeCertificate, also of an authority.
+func writeCertificateOf(t testing.TB, dir, name string, serial int64, authority bool) (certFile, keyFile string, cert *x509.Certificate) {
+	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: name}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		IsCA: authority, BasicConstraintsValid: true,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -267,7 +268,7 @@ func serve(ctx context.Context, l *connections, certificate *Certificate, p pace
 	defer runtime.KeepAlive(held)
 	s := &http.Server{
 		Handler: onlyHealth(p.keep(handler)), ReadHeaderTimeout: readHeaderTimeout, ReadTimeout: p.pause, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
-		ErrorLog: slog.NewLogLogger(slog.Default().Handler(), slog.LevelDebug), ConnState: watch,
+		ErrorLog: log.New(&connectionErrors{}, "", 0), ConnState: watch,
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return body.WithConnection(ctx, underTLS(c)) },
 		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
 	}
