@@ -103,35 +103,45 @@ func benchmarkHistory(b *testing.B) {
 	})
 }
 
-// BenchmarkRecording is what one smallest pass and one step cost that are recorded: their events, their part of the results, folding and writing.
+// BenchmarkRecording is what one smallest pass and one step cost that are recorded: their events, their part of the results, folding and writing; and what of it their results take by themselves.
 func BenchmarkRecording(b *testing.B) {
-	w := newWorld(b, nil)
-	id := w.newRun(w.session(), 0)
 	req := plugins.ForwardBackwardRequest{Loss: "cross_entropy", Data: []plugins.Datum{{Tokens: make([]int32, 12), Targets: make([]int32, 12), Weights: make([]float32, 12), K: 1}}}
 	got := plugins.ForwardBackwardResult{Metrics: map[string]float64{"loss:sum": 3}}
 	step := plugins.OptimStepResult{Metrics: map[string]float64{"grad_norm": 1, "adapter_norm": 2, "learning_rate": 3}}
 	for _, kind := range moduleKinds {
 		step.Metrics[plugins.AdapterNormOf(kind)] = 1
 	}
-	r := w.runs[id]
-	seq := int64(0)
-	for b.Loop() {
-		for _, f := range []*future{{event: eventOfPass(&req, &got, 12)}, {event: eventOfStep(&step, &plugins.AdamParams{})}} {
-			res := resultRecord{Done: time.Now(), Ran: &ranRecord{Cycle: 1, Begin: time.Now(), End: time.Now()}}
-			x := f.recorded(&res)
-			_ = res.json()
-			seq++
-			w.Core.mu.Lock()
-			w.record(r, seq, x)
-			w.foldSome(r)
-			w.Core.mu.Unlock()
-		}
-		if seq%2000 == 0 {
-			w.ok(w.writeRunSeries(b.Context(), r))
-		}
+	result := func() *resultRecord {
+		return &resultRecord{Done: time.Now(), Ran: &ranRecord{Cycle: 1, Begin: time.Now(), End: time.Now()}}
 	}
-	_, err := w.store.Get(b.Context(), inHeads, training.key(id))
-	if err != nil && seq > 2000 {
-		b.Fatal(fmt.Errorf("nothing was written: %w", err))
-	}
+	b.Run("without", func(b *testing.B) {
+		for b.Loop() {
+			_, _ = result().json(), result().json()
+		}
+	})
+	b.Run("with", func(b *testing.B) {
+		w := newWorld(b, nil)
+		id := w.newRun(w.session(), 0)
+		r := w.runs[id]
+		seq := int64(0)
+		for b.Loop() {
+			for _, f := range []*future{{event: eventOfPass(&req, &got, 12)}, {event: eventOfStep(&step, &plugins.AdamParams{})}} {
+				res := result()
+				x := f.recorded(res)
+				_ = res.json()
+				seq++
+				w.Core.mu.Lock()
+				w.record(r, seq, x)
+				w.foldSome(r)
+				w.Core.mu.Unlock()
+			}
+			if seq%2000 == 0 {
+				w.ok(w.writeRunSeries(b.Context(), r))
+			}
+		}
+		_, err := w.store.Get(b.Context(), inHeads, training.key(id))
+		if err != nil && seq > 2000 {
+			b.Fatal(fmt.Errorf("nothing was written: %w", err))
+		}
+	})
 }
