@@ -6,8 +6,10 @@ package cudart
 import "C"
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // What attention is cut into: keys of a page, keys after which the running softmax begins anew, items (a row and a query head of a group) of a block.
@@ -39,7 +41,7 @@ func (c Cache) c() C.cache {
 }
 
 // Supports says whether the device can run every attention kernel over such pages: a head dimension that there is none for, or a block that needs more shared memory than the device
-// has (float32 pages of heads over 64 take 113 KiB in the gradient, those over 128 209 KiB, and bfloat16 pages of heads over 128 take 144 KiB in decoding; devices of compute capability 8.0 have 163, those of 8.6, 8.9 and 12.0 have 99), is an error.
+// has (float32 pages of heads over 64 take 113 KiB in the gradient, those over 128 209 KiB, and bfloat16 pages of heads over 128 take 141 KiB in decoding; devices of compute capability 8.0 have 163, those of 8.6, 8.9 and 12.0 have 99), is an error.
 func (v *Device) Supports(c Cache) error {
 	for _, family := range [][2]int{{kAttention, kTensorAttention}, {kAttentionFew, kTensorAttentionFew}, {kAttentionPart, kTensorAttentionPart},
 		{kAttentionBackwardKeys, kTensorAttentionBackwardKeys}, {kAttentionBackwardQueries, kTensorAttentionBackwardQueries}} {
@@ -125,15 +127,48 @@ func lists(sequences []Sequence) *attentionLists {
 	return l
 }
 
-// cut makes tiles of at most size units from those of each sequence, [from, to). Later ones come first: they see more keys, and the longest work is best begun first.
-func (l *attentionLists) cut(size int64, units func(s C.sequence) (from, to int64)) {
-	l.tiles = l.tiles[:0]
+// cut makes tiles of at most size units from those of each sequence, [from, to). Those that take longest come first, whichever sequences they are of: blocks begin in their order, and one that begins last is waited for. work says how
+// long one takes that begins at a unit; it counts in any unit.
+func (l *attentionLists) cut(size int64, units func(s C.sequence) (from, to int64), work func(s C.sequence, unit int64) int64) {
+	type timed struct {
+		work int64
+		tile C.attention_tile
+	}
+	var all []timed
 	for i, s := range l.sequences {
 		from, to := units(s)
-		for n := (to - from + size - 1) / size; n > 0; n-- {
-			l.tiles = append(l.tiles, C.attention_tile{sequence: C.int32_t(i), item: C.int32_t(from + (n-1)*size)})
+		for at := from; at < to; at += size {
+			all = append(all, timed{work(s, at), C.attention_tile{sequence: C.int32_t(i), item: C.int32_t(at)}})
 		}
 	}
+	slices.SortStableFunc(all, func(a, b timed) int { return cmp.Compare(b.work, a.work) })
+	l.tiles = l.tiles[:0]
+	for _, t := range all {
+		l.tiles = append(l.tiles, t.tile)
+	}
+}
+
+// keysSeen is how many keys the last of so many items of a sequence sees, which begin at one.
+func keysSeen(s C.sequence, item, items, group int64) int64 {
+	position := int64(s.first) + (min(item+items, int64(s.count)*group)-1)/group
+	if s.window > 0 {
+		return min(position+1, int64(s.window))
+	}
+	return position + 1
+}
+
+// pagesOf are the pages of a sequence that get gradients: those of its range of keys that a row of its range sees.
+func pagesOf(s C.sequence) (from, to int64) {
+	return int64(s.keys_from) / PageKeys, (min(int64(s.keys_to), int64(s.rows_to)) + PageKeys - 1) / PageKeys
+}
+
+// rowsSeeing is how many rows of a sequence see the first key of a page.
+func rowsSeeing(s C.sequence, page int64) int64 {
+	from := max(int64(s.rows_from), page*PageKeys)
+	if s.window > 0 {
+		return min(int64(s.rows_to), page*PageKeys+PageKeys-1+int64(s.window)) - from
+	}
+	return int64(s.rows_to) - from
 }
 
 // put copies the lists to the device; the addresses are those of sequences, tiles and pages.
@@ -191,7 +226,7 @@ func (v *Device) Attention(kept, o, lse, q View, qType Type, c Cache, layer int6
 		return err
 	}
 	l := lists(sequences)
-	l.cut(size, func(s C.sequence) (from, to int64) { return 0, int64(s.count) * group })
+	l.cut(size, func(s C.sequence) (from, to int64) { return 0, int64(s.count) * group }, func(s C.sequence, item int64) int64 { return keysSeen(s, item, size, group) })
 	at, tiles, pages, release, err := v.put(l)
 	if err != nil {
 		return err
@@ -266,26 +301,28 @@ func (v *Device) AttentionBackward(dq, dk, dv, dout, o View, oType Type, lse, q 
 	}
 	l := lists(sequences)
 	for _, step := range []struct {
-		kernel      int
-		size, parts int64
-		units       func(s C.sequence) (from, to int64)
+		kernel int
+		grid   func(tiles int64) (x, y, z int64)
+		size   int64
+		units  func(s C.sequence) (from, to int64)
+		work   func(s C.sequence, unit int64) int64
 	}{
-		{keys, 1, keysParts, func(s C.sequence) (from, to int64) {
-			return int64(s.keys_from) / PageKeys, (min(int64(s.keys_to), int64(s.rows_to)) + PageKeys - 1) / PageKeys
-		}},
-		{queries, queriesItems, 1, func(s C.sequence) (from, to int64) {
+		// The heads of a page are blocks after one another: with all pages of a head first, the longest ones of the last head would begin when the device is nearly done.
+		{keys, func(tiles int64) (x, y, z int64) { return tiles * c.Heads, 1, keysParts }, 1, pagesOf, rowsSeeing},
+		{queries, func(tiles int64) (x, y, z int64) { return tiles, c.Heads, 1 }, queriesItems, func(s C.sequence) (from, to int64) {
 			return max(int64(s.keys_from), int64(s.rows_from)) * group, int64(s.rows_to) * group
-		}},
+		}, func(s C.sequence, item int64) int64 { return keysSeen(s, item, queriesItems, group) }},
 	} {
-		l.cut(step.size, step.units)
+		l.cut(step.size, step.units, step.work)
 		if len(l.tiles) == 0 {
 			continue
 		}
+		x, y, z := step.grid(int64(len(l.tiles)))
 		var release func() error
 		if a.sequences, a.tiles, a.pages, release, err = v.put(l); err != nil {
 			return err
 		}
-		if err := errors.Join(v.launch(step.kernel, int64(len(l.tiles)), c.Heads, step.parts, bytesIn(&a)), release()); err != nil {
+		if err := errors.Join(v.launch(step.kernel, x, y, z, bytesIn(&a)), release()); err != nil {
 			return err
 		}
 	}

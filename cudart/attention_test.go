@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 )
 
@@ -122,6 +123,37 @@ func attentionAt(t *testing.T, v *Device, r *rand.Rand, dim, group int64, length
 		}
 	}
 	return all
+}
+
+// The pages that most rows see come first, whichever sequences they are of, and each comes once.
+func TestLongestPagesFirst(t *testing.T) {
+	type page struct {
+		sequence, item int
+		rows           int64
+	}
+	for _, c := range []struct {
+		name      string
+		sequences []Sequence
+		want      []page
+	}{
+		{"one sequence", []Sequence{{Count: 150, KeysTo: 150, RowsTo: 150}}, []page{{0, 0, 150}, {0, 1, 86}, {0, 2, 22}}},
+		{"two of them", []Sequence{{Count: 100, KeysTo: 100, RowsTo: 100}, {Row: 100, Count: 190, KeysTo: 190, RowsTo: 190}},
+			[]page{{1, 0, 190}, {1, 1, 126}, {0, 0, 100}, {1, 2, 62}, {0, 1, 36}}},
+		{"a window", []Sequence{{Count: 300, KeysTo: 300, RowsTo: 300, Window: 65}}, []page{{0, 0, 128}, {0, 1, 128}, {0, 2, 128}, {0, 3, 108}, {0, 4, 44}}},
+		{"ranges of keys and rows", []Sequence{{Count: 300, KeysFrom: 64, KeysTo: 256, RowsFrom: 128, RowsTo: 256}}, []page{{0, 1, 128}, {0, 2, 128}, {0, 3, 64}}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := lists(c.sequences)
+			l.cut(1, pagesOf, rowsSeeing)
+			var got []page
+			for _, tile := range l.tiles {
+				got = append(got, page{int(tile.sequence), int(tile.item), rowsSeeing(l.sequences[tile.sequence], int64(tile.item))})
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("got %v, want %v", got, c.want)
+			}
+		})
+	}
 }
 
 // Few rows alone have the bits that they have among all of a sequence, whichever of the two places their pages take turns in, also where a later key of their page has values that are not finite.

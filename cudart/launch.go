@@ -141,8 +141,12 @@ var kernels = func() []kernel {
 	family("attention_backward_keys", backward)
 	family("attention_backward_queries", backward)
 	tensorFamily("tensor_attention", manyItems, notFinite)
-	tensorFamily("tensor_attention_few", fewItems+2*C.PAGE_KEYS, together) // and the next page
-	tensorFamily("tensor_attention_part", fewItems+2*C.PAGE_KEYS, together)
+	for _, name := range []string{"tensor_attention_few", "tensor_attention_part"} { // two pages; the items' place becomes that of what warps share
+		for _, dim := range tensorHeadDims {
+			row := 2 * (int(dim) + sharedPad)
+			table = append(table, kernel{fmt.Sprintf("%s_%d", name, dim), 128, 4*C.PAGE_KEYS*row + max(fewItems*row, together)})
+		}
+	}
 	tensorFamily("tensor_attention_backward_keys", 2*tensorKeysItems, 4*3*tensorKeysItems)
 	tensorFamily("tensor_attention_backward_queries", 2*tensorQueriesItems, 0)
 	table = append(table, kernel{"log_sum_exp", 512, 0}, kernel{"softmax", 256, 0}, kernel{"softmax_gradient", 256, 0},

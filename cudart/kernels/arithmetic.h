@@ -11,6 +11,7 @@ template <int n_> struct alignas(4 * n_) floats {
   float v[n_];
 };
 template <int n_> struct alignas(2 * n_) bfloat16s { bfloat16 v[n_]; };
+template <int n_> struct alignas(4 * n_) bfloat16_pairs { unsigned v[n_]; }; // as narrow_two gives them
 
 INLINE float infinity() { return bits<float>(0x7f800000u); }
 INLINE float widen(bfloat16 v) { return bits<float>((uint32_t)v << 16); }

@@ -17,8 +17,16 @@ template <int D> INLINE void read_page(float (*to)[D + 1], const cache &c, int64
   }
 }
 
-// item_element is where item i's row of v begins, for the key head of the block.
-INLINE int64_t item_element(const view &v, const sequence &s, int64_t i, int64_t group, int64_t head, int64_t dim) { return (s.row + i / group) * v.stride + (head * group + i % group) * dim; }
+// row_of_item is the row of item i in its sequence, head_of_item its query head in the group. Numbers of items are below 2³¹, as those of tiles are; a division of 64 bits takes a call and about 100 instructions.
+INLINE int64_t row_of_item(int64_t i, int64_t group) { return (unsigned)i / (unsigned)group; }
+INLINE int64_t head_of_item(int64_t i, int64_t group) { return (unsigned)i % (unsigned)group; }
+// item_element is where item i's row of v begins, for the key head of the block; item_number numbers the rows of all heads and sequences.
+INLINE int64_t item_element(const view &v, const sequence &s, int64_t i, int64_t group, int64_t head, int64_t dim) {
+  return (s.row + row_of_item(i, group)) * v.stride + (head * group + head_of_item(i, group)) * dim;
+}
+INLINE int64_t item_number(const cache &c, const sequence &s, int64_t i, int64_t group, int64_t head) {
+  return (s.row + row_of_item(i, group)) * c.heads * group + head * group + head_of_item(i, group);
+}
 INLINE float *item_row(const view &v, const sequence &s, int64_t i, int64_t group, int64_t head, int64_t dim) { return memory<float>(v.at) + item_element(v, s, i, group, head, dim); }
 
 // read_items brings items [first, first + n) of v; items from all on, and columns from dim to D, are zero.
@@ -58,6 +66,16 @@ INLINE int64_t part_of(const sequence &s, int64_t k0) { return s.window ? 0 : k0
 INLINE bool ends_part(const sequence &s, int64_t k0, int64_t to) { return k0 + PAGE_KEYS >= to || (!s.window && (k0 + PAGE_KEYS) % RESTART_KEYS == 0); }
 // ends_in_part tells whether a row sees no keys of later parts.
 INLINE bool ends_in_part(const sequence &s, int64_t position, int64_t part) { return s.window || position < (part + 1) * RESTART_KEYS; }
+
+// page_of_block is the page that a block of the gradient by keys and values has, and its key head. The heads of a tile are blocks after one another, so that the tiles, which begin with those that take longest, do so over all heads.
+struct page_and_head {
+  attention_tile tile;
+  int64_t head;
+};
+INLINE page_and_head page_of_block(const attention_backward_arguments &a) {
+  const unsigned number = (unsigned)block_x(), heads = (unsigned)a.c.heads;
+  return {memory<const attention_tile>(a.tiles)[number / heads], number % heads};
+}
 
 // put_result writes element d of a finished item, whose row of o is out.
 INLINE void put_result(const attention_arguments &a, const sequence &s, int64_t item, int64_t head, float *out, int64_t d, float v) {

@@ -46,10 +46,10 @@ template <int D> struct attention_backward {
       float lse = 0.0f, delta = 0.0f;
       if (item < all) {
         lse = item_row(a.lse, s, item, a.group, head, 1)[0];
-        delta = memory<const float>(a.delta)[(s.row + item / a.group) * a.c.heads * a.group + head * a.group + item % a.group];
+        delta = memory<const float>(a.delta)[item_number(a.c, s, item, a.group, head)];
       }
       UNROLL for (int j = 0; j < 4; j++) {
-        bool sees = item < all && sees_key(back, item / a.group, k0 + tx + 16 * j);
+        bool sees = item < all && sees_key(back, row_of_item(item, a.group), k0 + tx + 16 * j);
         float p = exp_rn(score[i][j] * a.scale - lse), ds = p * (by_p[i][j] - delta) * a.scale;
         t.p[ty * BACKWARD_PER + i][tx + 16 * j] = sees ? p : 0.0f;
         t.ds[ty * BACKWARD_PER + i][tx + 16 * j] = sees ? ds : 0.0f;
@@ -57,13 +57,13 @@ template <int D> struct attention_backward {
     }
   }
 
-  // keys: block (x, y) is a tile whose item is a page number, and a key head. A range of rows that begins behind the page goes on with the chains in dk and dv.
+  // keys: a block is a tile whose item is a page number, and a key head (page_of_block). A range of rows that begins behind the page goes on with the chains in dk and dv.
   INLINE void keys(const attention_backward_arguments &a) {
     DYNAMIC_SHARED(float, room);
     tiles t = place(room);
-    const attention_tile tile = memory<const attention_tile>(a.tiles)[block_x()];
+    const auto [tile, head] = page_of_block(a);
     const sequence s = memory<const sequence>(a.sequences)[tile.sequence];
-    int64_t head = block_y(), dim = a.c.dim, all = s.rows_to * a.group, k0 = (int64_t)tile.item * PAGE_KEYS;
+    int64_t dim = a.c.dim, all = s.rows_to * a.group, k0 = (int64_t)tile.item * PAGE_KEYS;
     int64_t page = memory<const int32_t>(a.pages)[s.first_page + tile.item];
     int ty = thread() / 16, tx = thread() % 16;
     float dk[4][dims], dv[4][dims];
@@ -110,7 +110,7 @@ template <int D> struct attention_backward {
     const sequence s = memory<const sequence>(a.sequences)[tile.sequence];
     const int32_t *pages = memory<const int32_t>(a.pages) + s.first_page;
     int64_t head = block_y(), dim = a.c.dim, all = s.rows_to * a.group, last = tile.item + BACKWARD_ITEMS < all ? tile.item + BACKWARD_ITEMS : all;
-    int64_t last_position = (last - 1) / a.group;
+    int64_t last_position = row_of_item(last - 1, a.group);
     int ty = thread() / 16, tx = thread() % 16;
     float dq[BACKWARD_PER][dims];
     UNROLL for (int i = 0; i < BACKWARD_PER; i++)
@@ -120,7 +120,7 @@ template <int D> struct attention_backward {
       }
     read_items<D>(t.q, BACKWARD_ITEMS, a.q, s, tile.item, all, a.group, head, dim);
     read_items<D>(t.dout, BACKWARD_ITEMS, a.dout, s, tile.item, all, a.group, head, dim);
-    const int64_t first_page = first_page_seen(s, tile.item / a.group);
+    const int64_t first_page = first_page_seen(s, row_of_item(tile.item, a.group));
     for (int64_t k0 = s.keys_from > first_page ? s.keys_from : first_page; k0 <= last_position && k0 < s.keys_to; k0 += PAGE_KEYS) {
       barrier();
       read_page<D>(t.k, a.c, a.layer, pages[k0 / PAGE_KEYS], head);
@@ -129,7 +129,7 @@ template <int D> struct attention_backward {
       probabilities(t, a, s, head, tile.item, all, k0);
       barrier();
       UNROLL for (int i = 0; i < BACKWARD_PER; i++) {
-        const int64_t position = (tile.item + ty * BACKWARD_PER + i) / a.group, end = position - k0 + 1, first = first_seen(s, position) - k0;
+        const int64_t position = row_of_item(tile.item + ty * BACKWARD_PER + i, a.group), end = position - k0 + 1, first = first_seen(s, position) - k0;
         UNROLL_2 for (int key = first > 0 ? (int)first : 0; key < PAGE_KEYS && key < end; key++) {
           float ds = t.ds[ty * BACKWARD_PER + i][key];
           UNROLL for (int e = 0; e < dims; e++) dq[i][e] = fma_rn(ds, t.k[key][tx + 16 * e], dq[i][e]);

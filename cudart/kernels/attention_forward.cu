@@ -64,8 +64,8 @@ template <int D, int PER, bool split> struct attention_block {
     const int32_t *pages = memory<const int32_t>(a.pages) + s.first_page;
     int ty = thread() / 16, tx = thread() % 16;
     int64_t head = block_y(), dim = a.c.dim, all = s.count * a.group, last = tile.item + items < all ? tile.item + items : all;
-    int64_t position[PER], first_position = s.first + tile.item / a.group, last_position = s.first + (last - 1) / a.group;
-    UNROLL for (int i = 0; i < PER; i++) position[i] = tile.item + ty * PER + i < all ? s.first + (tile.item + ty * PER + i) / a.group : -1;
+    int64_t position[PER], first_position = s.first + row_of_item(tile.item, a.group), last_position = s.first + row_of_item(last - 1, a.group);
+    UNROLL for (int i = 0; i < PER; i++) position[i] = tile.item + ty * PER + i < all ? s.first + row_of_item(tile.item + ty * PER + i, a.group) : -1;
     const key_range keys = keys_of_block(s, first_position, last_position, split, block_z());
     if (keys.from >= keys.to) return; // this part has no keys for the tile
     const unsigned back = back_of(s);
@@ -82,7 +82,7 @@ template <int D, int PER, bool split> struct attention_block {
         if (position[i] < part * RESTART_KEYS) continue; // not an item, or one that sees nothing of the part
         int64_t item = tile.item + ty * PER + i;
         if (split) {
-          float *out = memory<float>(a.parts) + (((s.row + item / a.group) * a.c.heads * a.group + head * a.group + item % a.group) * a.part_count + part) * (dim + 2);
+          float *out = memory<float>(a.parts) + (item_number(a.c, s, item, a.group, head) * a.part_count + part) * (dim + 2);
           UNROLL for (int e = 0; e < dims; e++)
             if (tx + 16 * e < dim) out[tx + 16 * e] = now.o[i][e];
           if (tx == 0) out[dim] = now.top[i], out[dim + 1] = now.sum[i];
@@ -129,8 +129,8 @@ KERNEL(attention_merge, ATTENTION_THREADS, attention_arguments) {
   const sequence s = memory<const sequence>(a.sequences)[tile.sequence];
   int64_t head = block_y(), dim = a.c.dim, all = s.count * a.group;
   for (int64_t item = tile.item + warp(); item < tile.item + 16 && item < all; item += ATTENTION_THREADS / 32) {
-    const float *in = memory<const float>(a.parts) + ((s.row + item / a.group) * a.c.heads * a.group + head * a.group + item % a.group) * a.part_count * (dim + 2);
-    int64_t parts = part_of(s, s.first + item / a.group) + 1;
+    const float *in = memory<const float>(a.parts) + item_number(a.c, s, item, a.group, head) * a.part_count * (dim + 2);
+    int64_t parts = part_of(s, s.first + row_of_item(item, a.group)) + 1;
     float *out = item_row(a.o, s, item, a.group, head, dim), sum = 0.0f, top = 0.0f;
     for (int64_t d = lane(); d < dim; d += 32) {
       float v = in[d];

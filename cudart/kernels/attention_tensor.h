@@ -11,7 +11,8 @@ template <int D> using tensor_row = bfloat16[D + SHARED_PAD];
 // fetch_page starts copying one part of a page; columns from dim to D become zero.
 template <int D> INLINE void fetch_page(tensor_row<D> *to, const cache &c, int64_t layer, int64_t page, int64_t part) {
   const bfloat16 *from = memory<const bfloat16>(c.at) + page_part(c, layer, page, part);
-  for (int e = thread(); e < PAGE_KEYS * (D / 8); e += TENSOR_THREADS) {
+  // Of large heads no registers are left to keep addresses in, from page to page.
+  for (int e = D > 128 ? (int)fresh(thread()) : thread(); e < PAGE_KEYS * (D / 8); e += TENSOR_THREADS) {
     int r = e / (D / 8), d = e % (D / 8) * 8;
     bool have = d < c.dim;
     copy_async(&to[r][d], have ? from + r * c.dim + d : from, have);
@@ -69,9 +70,9 @@ template <int D, int n> INLINE void round_items(tensor_row<D> *to, const view &v
         UNROLL for (int c = 0; c < 4; c++) here(x[e].v[c]);
       UNROLL for (int e = 0; e < held; e++) {
         bool have = first + i0 + e * step < all && d < dim;
-        bfloat16s<4> rounded;
-        UNROLL for (int c = 0; c < 4; c++) rounded.v[c] = narrow(have ? x[e].v[c] : 0.0f);
-        *(bfloat16s<4> *)&to[i0 + e * step][d] = rounded;
+        bfloat16_pairs<2> rounded;
+        UNROLL for (int c = 0; c < 2; c++) rounded.v[c] = have ? narrow_two(x[e].v[2 * c], x[e].v[2 * c + 1]) : 0;
+        *(bfloat16_pairs<2> *)&to[i0 + e * step][d] = rounded;
       }
     }
     return;

@@ -55,18 +55,18 @@ template <int D> struct tensor_attention_backward {
   }
 
   INLINE float delta_of(const attention_backward_arguments &a, const sequence &s, int64_t item, int64_t head) {
-    return memory<const float>(a.delta)[(s.row + item / a.group) * a.c.heads * a.group + head * a.group + item % a.group];
+    return memory<const float>(a.delta)[item_number(a.c, s, item, a.group, head)];
   }
 
-  // keys: block (x, y, z) is a tile whose item is a page number, a key head, and a part of the columns; a warp has 16 of the page's keys. A range of rows that begins behind the page goes on with the chains in dk and dv.
+  // keys: block (x, z) is a tile whose item is a page number and a key head (page_of_block), and a part of the columns; a warp has 16 of the page's keys. A range of rows that begins behind the page goes on with the chains in dk and dv.
   INLINE void keys(const attention_backward_arguments &a) {
     DYNAMIC_SHARED(unsigned char, room);
     tensor_row<D> *k = (tensor_row<D> *)room, *v = k + PAGE_KEYS, *q = v + PAGE_KEYS, *dout = q + KEYS_ITEMS;
     float *lse = (float *)(dout + KEYS_ITEMS), *delta = lse + KEYS_ITEMS;
     int *position = (int *)(delta + KEYS_ITEMS); // of an item, -1 for none
-    const attention_tile tile = memory<const attention_tile>(a.tiles)[block_x()];
+    const auto [tile, head] = page_of_block(a);
     const sequence s = memory<const sequence>(a.sequences)[tile.sequence];
-    int64_t head = block_y(), dim = a.c.dim, all = s.rows_to * a.group, k0 = (int64_t)tile.item * PAGE_KEYS;
+    int64_t dim = a.c.dim, all = s.rows_to * a.group, k0 = (int64_t)tile.item * PAGE_KEYS;
     int64_t page = memory<const int32_t>(a.pages)[s.first_page + tile.item];
     constexpr int columns = D / keys_parts, results = columns / 8;
     const unsigned back = back_of(s);
@@ -91,7 +91,7 @@ template <int D> struct tensor_attention_backward {
       if (thread() < KEYS_ITEMS && i0 + thread() < all) {
         lse_here = item_row(a.lse, s, i0 + thread(), a.group, head, 1)[0];
         delta_here = delta_of(a, s, i0 + thread(), head);
-        position_here = (int)((i0 + thread()) / a.group);
+        position_here = (int)row_of_item(i0 + thread(), a.group);
       }
       barrier(); // all have read the items before
       round_items<D, KEYS_ITEMS>(q, a.q, a.q_type, s, i0, all, a.group, head, dim);
@@ -133,7 +133,7 @@ template <int D> struct tensor_attention_backward {
     const sequence s = memory<const sequence>(a.sequences)[tile.sequence];
     const int32_t *pages = memory<const int32_t>(a.pages) + s.first_page;
     int64_t head = block_y(), dim = a.c.dim, all = s.rows_to * a.group, last = tile.item + QUERIES_ITEMS < all ? tile.item + QUERIES_ITEMS : all;
-    int64_t last_position = (last - 1) / a.group, item0 = tile.item + 16 * warp() + fragment_row();
+    int64_t last_position = row_of_item(last - 1, a.group), item0 = tile.item + 16 * warp() + fragment_row();
     float lse[2], delta[2];
     int position[2];
     const unsigned back = back_of(s);
@@ -145,17 +145,18 @@ template <int D> struct tensor_attention_backward {
       bool have = item < all;
       lse[i] = have ? item_row(a.lse, s, item, a.group, head, 1)[0] : 0.0f;
       delta[i] = have ? delta_of(a, s, item, head) : 0.0f;
-      position[i] = have ? (int)(item / a.group) : -1;
+      position[i] = have ? (int)row_of_item(item, a.group) : -1;
       if (!have || s.keys_from == 0) continue;
+      const float *from = item_row(a.dq, s, item, a.group, head, dim);
       UNROLL for (int c = 0; c < results; c++)
         UNROLL for (int e = 0; e < 2; e++) {
           int d = 8 * c + fragment_column() + e;
-          if (d < dim) dq[c][2 * i + e] = item_row(a.dq, s, item, a.group, head, dim)[d];
+          if (d < dim) dq[c][2 * i + e] = from[d];
         }
     }
     round_items<D, QUERIES_ITEMS>(q, a.q, a.q_type, s, tile.item, all, a.group, head, dim);
     round_items<D, QUERIES_ITEMS>(dout, a.dout, FLOAT32, s, tile.item, all, a.group, head, dim);
-    const int64_t first_page = first_page_seen(s, tile.item / a.group);
+    const int64_t first_page = first_page_seen(s, row_of_item(tile.item, a.group));
     for (int64_t k0 = s.keys_from > first_page ? s.keys_from : first_page; k0 <= last_position && k0 < s.keys_to; k0 += PAGE_KEYS) {
       barrier();
       fetch_page<D>(k, a.c, a.layer, pages[k0 / PAGE_KEYS], head);

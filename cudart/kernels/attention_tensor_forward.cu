@@ -11,14 +11,15 @@ template <int D, bool few, bool split> struct tensor_attention {
   // shared memory of a block
   struct tiles {
     tensor_row<D> *q, *k, *v; // k and v in the first place; those in the second follow
+    // The others are, for few items, where q was, which is in registers before they are written: then a multiprocessor has room for three blocks.
     int *not_finite; // for each key of a page whether its value is not finite, and for any
     bfloat16 (*p)[PAGE_KEYS + SHARED_PAD];
     float (*tops)[4], (*sums)[16];
   };
   INLINE tiles place(unsigned char *room) {
     tiles t;
-    t.q = (tensor_row<D> *)room, t.k = t.q + items, t.v = t.k + PAGE_KEYS;
-    t.not_finite = (int *)(t.k + 2 * places * PAGE_KEYS);
+    t.k = (tensor_row<D> *)room, t.v = t.k + PAGE_KEYS, t.q = t.k + 2 * places * PAGE_KEYS;
+    t.not_finite = (int *)(few ? t.q : t.q + items);
     t.p = (bfloat16(*)[PAGE_KEYS + SHARED_PAD])(t.not_finite + PAGE_KEYS + 4);
     t.tops = (float(*)[4])(t.p + 16), t.sums = (float(*)[16])(t.tops + 16);
     return t;
@@ -47,12 +48,13 @@ template <int D, bool few, bool split> struct tensor_attention {
   INLINE void clean_values(const tiles &t, state &s, int64_t k0, const int64_t (&position)[2], unsigned back) {
     if (thread() <= PAGE_KEYS) t.not_finite[thread()] = 0;
     barrier();
-    for (int e = thread(); e < PAGE_KEYS * D; e += TENSOR_THREADS) {
+    for (int e = held ? thread() : (int)fresh(thread()); e < PAGE_KEYS * D; e += TENSOR_THREADS) {
       bfloat16 &x = t.v[e / D][e % D];
       if ((x & 0x7f80) == 0x7f80) x = 0, t.not_finite[e / D] = 1, t.not_finite[PAGE_KEYS] = 1;
     }
     barrier();
     if (!t.not_finite[PAGE_KEYS]) return;
+    if constexpr (!held) k0 = fresh(k0); // else what it gives with positions is kept in registers, page after page
     for (int key = 0; key < PAGE_KEYS; key++)
       UNROLL for (int i = 0; i < 2; i++)
         if (t.not_finite[key] && sees_key(back, position[i], k0 + key)) s.sum[i] = bits<float>(0x7fc00000u);
@@ -170,10 +172,10 @@ template <int D, bool few, bool split> struct tensor_attention {
     const int32_t *pages = memory<const int32_t>(a.pages) + s.first_page;
     const int first_item = few ? 0 : 16 * warp(), first_column = few ? warp() * (D / 4) : 0;
     int64_t head = block_y(), dim = a.c.dim, all = s.count * a.group, last = tile.item + items < all ? tile.item + items : all;
-    int64_t position[2], first_position = s.first + tile.item / a.group, last_position = s.first + (last - 1) / a.group;
+    int64_t position[2], first_position = s.first + row_of_item(tile.item, a.group), last_position = s.first + row_of_item(last - 1, a.group);
     UNROLL for (int i = 0; i < 2; i++) {
       int64_t item = tile.item + first_item + fragment_row() + 8 * i;
-      position[i] = item < all ? s.first + item / a.group : -1;
+      position[i] = item < all ? s.first + row_of_item(item, a.group) : -1;
     }
     const key_range keys = keys_of_block(s, first_position, last_position, split, block_z());
     const int64_t from = keys.from, to = keys.to;
@@ -195,11 +197,14 @@ template <int D, bool few, bool split> struct tensor_attention {
       page(t, now, q, a, head, pages[k0 / PAGE_KEYS], k0 + PAGE_KEYS < to ? pages[k0 / PAGE_KEYS + 1] : -1, k0, position, back, all_see(back, first_position, last_position, k0));
       if (!ends_part(s, k0, to)) continue;
       const int64_t part = part_of(s, k0);
+      const uint64_t again = held ? 0 : (uint64_t)fresh(0); // read once more: over the loop there are no registers for it
+      const attention_tile tile = memory<const attention_tile>(a.tiles + again)[block_x()];
+      const sequence s = memory<const sequence>(a.sequences + again)[tile.sequence];
       UNROLL for (int i = 0; i < 2; i++) {
         if (position[i] < part * RESTART_KEYS) continue; // not an item, or one that sees nothing of the part
         int64_t item = tile.item + first_item + fragment_row() + 8 * i;
         if constexpr (split) {
-          float *out = memory<float>(a.parts) + (((s.row + item / a.group) * a.c.heads * a.group + head * a.group + item % a.group) * a.part_count + part) * (dim + 2);
+          float *out = memory<float>(a.parts) + (item_number(a.c, s, item, a.group, head) * a.part_count + part) * (dim + 2);
           UNROLL for (int c = 0; c < results; c++)
             UNROLL for (int e = 0; e < 2; e++) {
               int d = first_column + 8 * c + fragment_column() + e;
@@ -233,13 +238,13 @@ template <int D, bool few, bool split> struct tensor_attention {
 
 #define TENSOR_ATTENTION(name, D, few, split) \
   KERNEL(name, TENSOR_THREADS, attention_arguments) { tensor_attention<D, few, split>::run(a); }
-// It does with the registers of three blocks, of which there is room for as many; the compiler takes more by itself.
+// KERNEL_BLOCKS: it does with the registers of three blocks, of which there is room for as many; the compiler takes more by itself.
 KERNEL_BLOCKS(tensor_attention_64, TENSOR_THREADS, 3, attention_arguments) { tensor_attention<64, false, false>::run(a); }
 TENSOR_ATTENTION(tensor_attention_128, 128, false, false)
 TENSOR_ATTENTION(tensor_attention_256, 256, false, false)
 TENSOR_ATTENTION(tensor_attention_few_64, 64, true, false)
-TENSOR_ATTENTION(tensor_attention_few_128, 128, true, false)
+KERNEL_BLOCKS(tensor_attention_few_128, TENSOR_THREADS, 3, attention_arguments) { tensor_attention<128, true, false>::run(a); }
 TENSOR_ATTENTION(tensor_attention_few_256, 256, true, false)
 TENSOR_ATTENTION(tensor_attention_part_64, 64, true, true)
-TENSOR_ATTENTION(tensor_attention_part_128, 128, true, true)
+KERNEL_BLOCKS(tensor_attention_part_128, TENSOR_THREADS, 3, attention_arguments) { tensor_attention<128, true, true>::run(a); }
 TENSOR_ATTENTION(tensor_attention_part_256, 256, true, true)

@@ -53,6 +53,12 @@ template <class To, class From> INLINE To bits(From v) { return __builtin_bit_ca
 // here has v loaded before it. The compiler moves a load behind the conditions under which it is used, where each waits for memory by itself.
 INLINE void here(float &v) { asm volatile("" : "+f"(v)); }
 
+// fresh gives v as the compiler knows nothing of, so that what is computed from it is not kept in registers from before.
+INLINE int64_t fresh(int64_t v) {
+  asm volatile("" : "+l"(v));
+  return v;
+}
+
 INLINE unsigned shared_address(const void *p) { return (unsigned)(unsigned long)(__attribute__((address_space(3))) const char *)p; }
 // add_shared adds v to a number in shared memory to which other threads add meanwhile, and gives what it was before. The sum is the same whatever their order; what is given is not.
 INLINE uint32_t add_shared(uint32_t *to, uint32_t v) {
@@ -80,6 +86,8 @@ INLINE void load_matrices(unsigned (&r)[4], const void *row) {
 INLINE void load_matrices_transposed(unsigned (&r)[4], const void *row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
 }
+// store_two writes two numbers beside each other in memory, at a multiple of 8 bytes. Of a store of a pair behind which there is another way to store its numbers, the compiler makes two.
+INLINE void store_two(float *to, float first, float second) { asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(first), "f"(second) : "memory"); }
 // narrow_two rounds two numbers to bfloat16, to nearest even; low has the lower half of the result.
 INLINE unsigned narrow_two(float low, float high) {
   unsigned r;

@@ -29,12 +29,6 @@ INLINE unsigned char *round_up(unsigned char *p) { return p + (-shared_address(p
 // publish lets products read what the calling thread has written to shared memory, its own copies that have arrived included. A barrier comes between it and products of other threads.
 INLINE void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// fresh gives v as the compiler knows nothing of, so that what is computed from it is not kept in registers from before.
-INLINE int64_t fresh(int64_t v) {
-  asm volatile("" : "+l"(v));
-  return v;
-}
-
 #define GROUP_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define GROUP_16(i) GROUP_4(i), GROUP_4(i + 4), GROUP_4(i + 8), GROUP_4(i + 12)
 #define GROUP_64(i) GROUP_16(i), GROUP_16(i + 16), GROUP_16(i + 32), GROUP_16(i + 48)

@@ -121,6 +121,11 @@ static inline void load_four(unsigned (&r)[4], const void *row, bool transposed)
 static inline void load_matrices(unsigned (&r)[4], const void *row) { load_four(r, row, false); }
 static inline void load_matrices_transposed(unsigned (&r)[4], const void *row) { load_four(r, row, true); }
 
+static inline void store_two(float *to, float first, float second) {
+  if ((uintptr_t)to % 8) __builtin_trap(); // as the hardware would
+  to[0] = first, to[1] = second;
+}
+
 static inline unsigned narrow_one(float v) {
   uint32_t u = bits<uint32_t>(v);
   return (u & 0x7fffffff) > 0x7f800000 ? 0x7fff : (u + 0x7fff + ((u >> 16) & 1)) >> 16;
