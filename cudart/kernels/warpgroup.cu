@@ -5,7 +5,7 @@
 // instruction's sum. Rows have been rounded to bfloat16 before, once for all blocks.
 //
 // A block has 128 rows, two warpgroups of 64 each. Tiles of 64 places of the inner axis go round through shared memory: while the tensor cores work on one, the tiles after it are on their way, and the one before it is
-// being left. A tile's place is copied to again when both warpgroups have passed the barrier of the next but one tile, which they reach when their products with this one are done.
+// being left. A tile's place is copied to again when both warpgroups have passed the barrier of the next but one tile, which they reach when their products with this one are done; the copies begin behind the products of that tile.
 #include "groups.h"
 #include "warpgroup.h"
 
@@ -15,26 +15,28 @@ template <int columns, int places, bool transposed> struct group_product {
   static constexpr int x_bytes = GROUP_ROWS * SWIZZLE_ROW, w_bytes = columns * SWIZZLE_ROW, place_bytes = x_bytes + w_bytes;
   static constexpr int ahead = places - 2; // tiles that are under way while one is multiplied
 
-  // fetch starts copying rows of width chunks of 8 elements. Chunk c of a row goes to row r of its block of 64 elements; what lies beyond the given rows and columns becomes zero.
-  template <int rows, int width> INLINE void fetch(unsigned char *to, const bfloat16 *from, int64_t pitch, int64_t have_rows, int64_t have_columns) {
-    UNROLL for (int e = 0; e < rows * width / GROUP_THREADS; e++) {
-      int r = (e * GROUP_THREADS + thread()) / width, c = (e * GROUP_THREADS + thread()) % width;
-      bool have = r < have_rows && 8 * c < have_columns;
-      copy_async(to + c / 8 * (rows * SWIZZLE_ROW) + swizzled(r, c % 8), have ? from + r * pitch + 8 * c : from, have);
+  // fetch starts copying rows of width chunks of 8 elements. Chunk c of a row goes to row r of its block of 64 elements; what lies beyond the given rows and columns becomes zero, and is not read. A thread has the same chunk of
+  // rows that are a multiple of 8 apart, so each lies as the first does in its pattern.
+  template <int rows, int width> INLINE void fetch(unsigned char *to, const bfloat16 *from, int64_t pitch, int have_rows, int have_columns) {
+    constexpr int step = GROUP_THREADS / width;
+    static_assert(step % 8 == 0 && rows % step == 0, "a thread has as many as another");
+    const int row = thread() / width, chunk = thread() % width;
+    const int have = 8 * chunk < have_columns ? have_rows - row : 0;
+    from += row * pitch + 8 * chunk, to += chunk / 8 * (rows * SWIZZLE_ROW) + swizzled(row, chunk % 8);
+    UNROLL for (int i = 0; i < rows / step; i++) {
+      copy_async(to + i * step * SWIZZLE_ROW, from, i * step < have);
+      from += step * pitch;
     }
   }
 
   // fetch_tile starts copying the tiles at a place of the inner axis: of x from row i0 on, of w for the columns from j0 on.
   INLINE void fetch_tile(unsigned char *to, const inner_axis &of, int64_t i0, int64_t j0, int64_t rows) {
-    fetch<GROUP_ROWS, GROUP_DEPTH / 8>(to, memory<const bfloat16>(of.x) + i0 * of.stride + of.k, of.stride, rows - i0, of.depth - of.k);
+    fetch<GROUP_ROWS, GROUP_DEPTH / 8>(to, memory<const bfloat16>(of.x) + i0 * of.stride + of.k, of.stride, (int)(rows - i0), of.depth - of.k);
     const bfloat16 *from = memory<const bfloat16>(of.w);
-    if constexpr (transposed) fetch<GROUP_DEPTH, columns / 8>(to + x_bytes, from + of.k * of.pitch + j0, of.pitch, of.out - of.k, of.pitch - j0);
-    else fetch<columns, GROUP_DEPTH / 8>(to + x_bytes, from + j0 * of.pitch + of.k, of.pitch, of.out - j0, of.pitch - of.k);
+    if constexpr (transposed) fetch<GROUP_DEPTH, columns / 8>(to + x_bytes, from + of.k * of.pitch + j0, of.pitch, of.out - of.k, (int)(of.pitch - j0));
+    else fetch<columns, GROUP_DEPTH / 8>(to + x_bytes, from + j0 * of.pitch + of.k, of.pitch, of.out - (int)j0, (int)of.pitch - of.k);
   }
 
-  struct alignas(8) pair {
-    float first, second;
-  };
   // A lane's sums 4j + 2h + e are elements 8j + e from at on, of which the output has those below have.
   struct results {
     float *at;
@@ -46,16 +48,16 @@ template <int columns, int places, bool transposed> struct group_product {
   }
 
   template <bool factor> INLINE void store(const float (&sum)[columns / 2], const product_arguments &a, const row_group &g, int64_t i0, int64_t j0, int64_t rows, int64_t outputs) {
-    const bool pairs = (a.y.at | (uint64_t)a.y.stride * sizeof(float)) % sizeof(pair) == 0;
+    const bool pairs = (a.y.at | (uint64_t)a.y.stride * sizeof(float)) % 8 == 0;
     UNROLL for (int h = 0; h < 2; h++) {
       const results y = results_of(a, i0, j0, h, rows, outputs);
       UNROLL for (int j = 0; j < columns / 8; j++) {
-        pair v = {sum[4 * j + 2 * h], sum[4 * j + 2 * h + 1]};
-        if constexpr (factor) v = {finished(v.first, g), finished(v.second, g)};
-        if (pairs && 8 * j + 1 < y.have) *(pair *)(y.at + 8 * j) = v;
+        float first = sum[4 * j + 2 * h], second = sum[4 * j + 2 * h + 1];
+        if constexpr (factor) first = finished(first, g), second = finished(second, g);
+        if (pairs && 8 * j + 1 < y.have) store_two(y.at + 8 * j, first, second);
         else {
-          if (8 * j < y.have) y.at[8 * j] = v.first;
-          if (8 * j + 1 < y.have) y.at[8 * j + 1] = v.second;
+          if (8 * j < y.have) y.at[8 * j] = first;
+          if (8 * j + 1 < y.have) y.at[8 * j + 1] = second;
         }
       }
     }
@@ -94,17 +96,17 @@ template <int columns, int places, bool transposed> struct group_product {
       copy_async_wait<ahead - 1>(); // the calling thread's part of the tile has arrived
       publish();
       barrier(); // all of it; and all products with the tile before the last are done
-      if (more) {
-        fetch_tile(place + there * place_bytes, next, i0, j0, rows);
-        more = go_on<transposed>(next, GROUP_DEPTH, a, b.g);
-        waiting++;
-      }
-      copy_async_commit();
       const unsigned char *at = place + here * place_bytes;
       const shared_matrix left = along_rows(at + warp() / 4 * (64 * SWIZZLE_ROW)), right = transposed ? down_rows(at + x_bytes, GROUP_DEPTH * SWIZZLE_ROW) : along_rows(at + x_bytes);
       begin_products();
       UNROLL for (int d = 0; d < GROUP_DEPTH / 16; d++) multiply_group<transposed>(sum, further(left, 32 * d), further(right, d * (transposed ? 16 * SWIZZLE_ROW : 32)));
       end_products();
+      if (more) { // the threads compute addresses while the tensor cores are at work
+        fetch_tile(place + there * place_bytes, next, i0, j0, rows);
+        more = go_on<transposed>(next, GROUP_DEPTH, a, b.g);
+        waiting++;
+      }
+      copy_async_commit();
       wait_for_products<1>();
       here = here + 1 == places ? 0 : here + 1, there = there + 1 == places ? 0 : there + 1;
     }
