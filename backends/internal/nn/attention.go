@@ -135,7 +135,10 @@ func (t *Attention) Forward(p *Pass, out, h tensor.Tensor, activations Activatio
 
 // Backward implements Sublayer.
 func (t *Attention) Backward(p *Pass, dh, dout, h tensor.Tensor, activations Activations, inputGradient bool) error {
-	a := activations.(*AttentionActivations)
+	return p.together(func() error { return t.backward(p, dh, dout, h, activations.(*AttentionActivations), inputGradient) })
+}
+
+func (t *Attention) backward(p *Pass, dh, dout, h tensor.Tensor, a *AttentionActivations, inputGradient bool) error {
 	rows := h.Rows
 	var do, dq tensor.Tensor
 	if err := p.get(rows, slot{&do, p.Temp, a.o.Cols}, slot{&dq, p.Temp, a.q.Cols}); err != nil {
@@ -285,7 +288,7 @@ func (t *Attention) outputBackward(p *Pass, do, dout tensor.Tensor, a *Attention
 	if err := t.O.Backward(p, do, dout, o, &a.oa, true); err != nil {
 		return err
 	}
-	return p.Temp.Release(mark)
+	return p.releaseRead(mark)
 }
 
 // heads are the layer's queries and keys, as products gave them.

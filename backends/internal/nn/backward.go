@@ -18,6 +18,14 @@ type slope struct {
 //
 // In each segment the chain of dx goes over the outputs of all layers' W in order; when its tree is whole, on all ranks, it goes on over the ranks of their A.
 func (p *Pass) backward(dx, x tensor.Tensor, inputGradient bool, slopes ...slope) error {
+	mark := p.Temp.Mark()
+	if err := p.together(func() error { return p.slopesBackward(dx, x, inputGradient, slopes) }); err != nil {
+		return err
+	}
+	return p.releaseRead(mark)
+}
+
+func (p *Pass) slopesBackward(dx, x tensor.Tensor, inputGradient bool, slopes []slope) error {
 	if p.Comm == nil && !p.Device.Segmented() {
 		for i, s := range slopes {
 			if err := s.backward(p, dx, s.dy, x, s.a, i > 0, inputGradient); err != nil {
@@ -59,7 +67,7 @@ func (p *Pass) backward(dx, x tensor.Tensor, inputGradient bool, slopes ...slope
 			return err
 		}
 	}
-	return p.Temp.Release(mark)
+	return p.releaseRead(mark)
 }
 
 // maxSlopes is how many layers have an input in common at most.

@@ -4,6 +4,30 @@ import "github.com/tinsmith/tinsmith/backends/internal/tensor"
 
 // What devices that are a tensor.Fuser do in one pass over memory and others in several, with equal bits.
 
+// together has the outer products that layers add to in f done at its end, all at once: on a GPU those of one layer are tiles for few of the multiprocessors, and take as long as a chain over all rows does. Until then what they
+// read stays as it is; releaseRead keeps it in Temp. Other devices, which are filled by each, do them where they come, and need less memory.
+func (p *Pass) together(f func() error) error {
+	if _, ok := p.Device.(tensor.Fuser); !ok || p.joined {
+		return f()
+	}
+	p.products, p.joined = p.products[:0], true
+	err := f()
+	p.joined = false
+	if err == nil {
+		err = p.outerProducts(p.products)
+	}
+	p.products = p.products[:0]
+	return err
+}
+
+// releaseRead releases Temp to a mark after which there is what outer products read: not if they are still to come. Then who called together's caller does.
+func (p *Pass) releaseRead(m Mark) error {
+	if p.joined {
+		return nil
+	}
+	return p.Temp.Release(m)
+}
+
 // rowType is the type of rows that nothing but products of layers will read, those of their adapters included. Where all of them round their rows to bfloat16, the rows are written as that, on devices that can.
 // Gradients of adapters are float32 sums of what is not rounded, but for what was kept rounded: rows that they read too are float32.
 func (p *Pass) rowType(layers ...*Linear) tensor.DType {

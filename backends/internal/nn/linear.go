@@ -285,12 +285,14 @@ func (l *Linear) backward(p *Pass, dx, dy, x tensor.Tensor, a *LinearActivations
 	if err := l.gradients(p, dy, dinner, x, a.inner); err != nil {
 		return err
 	}
-	return p.Temp.Release(mark)
+	return p.releaseRead(mark)
 }
 
 // gradients adds the gradients by A and B of all ranges.
 func (l *Linear) gradients(p *Pass, dy, dinner, x, inner tensor.Tensor) error {
-	p.products = p.products[:0]
+	if !p.joined {
+		p.products = p.products[:0]
+	}
 	for i, g := range p.Gradients {
 		to := &g.Modules[l.Module]
 		if to.A.Buffer == nil {
@@ -318,6 +320,9 @@ func (l *Linear) gradients(p *Pass, dy, dinner, x, inner tensor.Tensor) error {
 			}
 		}
 		p.products = append(p.products, b, a)
+	}
+	if p.joined {
+		return nil
 	}
 	return p.outerProducts(p.products)
 }

@@ -103,7 +103,10 @@ func (m *MLP) forward(p *Pass, out, h tensor.Tensor, a *mlpActivations) error {
 
 // Backward implements Sublayer. The gated product is computed again, not kept.
 func (m *MLP) Backward(p *Pass, dh, dout, h tensor.Tensor, activations Activations, inputGradient bool) error {
-	a := activations.(*mlpActivations)
+	return p.together(func() error { return m.backward(p, dh, dout, h, activations.(*mlpActivations), inputGradient) })
+}
+
+func (m *MLP) backward(p *Pass, dh, dout, h tensor.Tensor, a *mlpActivations, inputGradient bool) error {
 	var hidden, dhidden tensor.Tensor
 	if err := p.get(h.Rows, slot{&hidden, p.Temp, a.gate.Cols}, slot{&dhidden, p.Temp, a.gate.Cols}); err != nil {
 		return err
@@ -136,7 +139,12 @@ func (m *MLP) Backward(p *Pass, dh, dout, h tensor.Tensor, activations Activatio
 			return err
 		}
 	}
-	dgate, dup := hidden, dhidden // the product has been read
+	dgate, dup := hidden, dhidden                                        // the product has been read
+	if p.joined && a.share.whole() && p.largestRank(m.Down.Module) > 0 { // not by the gradient of down's A
+		if dgate, err = p.Temp.Get(hidden.Rows, hidden.Cols); err != nil {
+			return err
+		}
+	}
 	if err := p.swiGLUBackward(dgate, dup, dhidden, gate, up); err != nil {
 		return err
 	}

@@ -82,6 +82,7 @@ type Pass struct {
 	groups   []tensor.RowGroup
 	clipped  []tensor.RowGroup
 	products []tensor.OuterProduct
+	joined   bool                   // products are those of several layers, see together
 	outer    [1]tensor.OuterProduct // a part of one of them
 	matMuls  []tensor.Multiplication
 	// the products with B, which come after those with A

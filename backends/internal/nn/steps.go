@@ -180,41 +180,52 @@ func (p *Pass) groupsAtOnce(m tensor.Multiplication) error {
 	return p.Device.MatMulGroups(m.Y, m.X, m.Groups, m.Accumulate)
 }
 
-// outerProducts is Device.OuterProducts in steps: all at once if they are no more than one, else one by one.
+// outerProducts is Device.OuterProducts in steps: as many at once as are no more than one, and of what is more by itself some rows at a time.
 func (p *Pass) outerProducts(products []tensor.OuterProduct) error {
-	if len(products) == 0 {
-		return nil
-	}
-	work := 0.0
-	for _, o := range products {
-		work += outerWork(o.A.Rows, o.G)
-	}
-	if p.StepWork <= 0 || work <= p.StepWork {
-		if err := p.Device.OuterProducts(products); err != nil {
-			return err
+	for len(products) > 0 {
+		n, work := 0, 0.0
+		for ; n < len(products); n++ {
+			more := outerWork(products[n].A.Rows, products[n].G)
+			if p.StepWork > 0 && work+more > p.StepWork {
+				break
+			}
+			work += more
 		}
-		return p.did(work)
-	}
-	for _, o := range products {
-		second := o.A.Rows - o.Apart
-		part := func(from, to, apart int) error {
-			p.outer[0] = tensor.OuterProduct{G: o.G, A: o.A.Slice(from, to), B: o.B.Slice(from, to), First: o.First && from == 0, Apart: apart}
-			return p.Device.OuterProducts(p.outer[:])
-		}
-		if err := p.rows(second, outerWork(1, o.G), func(from, to int) error { return part(from, to, 0) }); err != nil {
-			return err
-		}
-		if o.Apart == 0 {
+		if n == 0 {
+			if err := p.outerProduct(products[0]); err != nil {
+				return err
+			}
+			products = products[1:]
 			continue
 		}
-		if err := part(second, o.A.Rows, o.Apart); err != nil {
+		if err := p.Device.OuterProducts(products[:n]); err != nil {
 			return err
 		}
-		if err := p.did(outerWork(o.Apart, o.G)); err != nil {
+		if err := p.did(work); err != nil {
 			return err
 		}
+		products = products[n:]
 	}
 	return nil
+}
+
+// outerProduct is one of them, some rows at a time.
+func (p *Pass) outerProduct(o tensor.OuterProduct) error {
+	second := o.A.Rows - o.Apart
+	part := func(from, to, apart int) error {
+		p.outer[0] = tensor.OuterProduct{G: o.G, A: o.A.Slice(from, to), B: o.B.Slice(from, to), First: o.First && from == 0, Apart: apart}
+		return p.Device.OuterProducts(p.outer[:])
+	}
+	if err := p.rows(second, outerWork(1, o.G), func(from, to int) error { return part(from, to, 0) }); err != nil {
+		return err
+	}
+	if o.Apart == 0 {
+		return nil
+	}
+	if err := part(second, o.A.Rows, o.Apart); err != nil {
+		return err
+	}
+	return p.did(outerWork(o.Apart, o.G))
 }
 
 // outerWork is the work of an outer product of so many rows.
