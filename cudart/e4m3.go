@@ -77,15 +77,24 @@ func (v *Device) gatherE4M3(y View, w Weight, ids Address) error {
 	return v.rowwise(kGatherE4M3, y.Rows, y.Cols, bytesIn(&a))
 }
 
-// leastExpandedRows is from how many rows on parts of a weight are expanded before they are multiplied, in memory of expandedBytes at most. An estimate: neither way has been measured on a device.
+// leastExpandedRows is from how many rows on parts of a weight are expanded before they are multiplied, in memory of expandedBytes at most. Warpgroups, which are twice as fast, pay for it from leastExpandedGroupRows on: to expand takes
+// about as long as the kernels by warps do for 128 rows. Estimates: neither way has been measured on a device.
 const (
-	leastExpandedRows = 512
-	expandedBytes     = 64 << 20
+	leastExpandedRows      = 512
+	leastExpandedGroupRows = 256
+	expandedBytes          = 64 << 20
 )
+
+func (v *Device) expandsFrom() int64 {
+	if v.warpgroups {
+		return leastExpandedGroupRows
+	}
+	return leastExpandedRows
+}
 
 // productExpanded is Product of many rows with a weight in eight bits; false where there are few, or no memory to expand it in. An element of the output is in one part, so its chain is whole.
 func (v *Device) productExpanded(y, x View, xType Type, groups []RowGroup, transposed, accumulate bool) (done bool, err error) {
-	if len(groups) != 1 || groups[0].To-groups[0].From < leastExpandedRows {
+	if len(groups) != 1 || groups[0].To-groups[0].From < v.expandsFrom() {
 		return false, nil
 	}
 	g := groups[0]

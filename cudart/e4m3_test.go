@@ -85,6 +85,29 @@ func TestE4M3Parts(t *testing.T) {
 	}
 }
 
+// With warpgroups, parts of a weight are expanded from fewer rows on.
+func TestExpandedFrom(t *testing.T) {
+	v := openDevice(t, openDriver(t), 0)
+	const out, in, columns = 40, 264, 128
+	w := Weight{At: alloc(t, v, 2*int(E4M3GroupBytes(in, columns))), Out: out, In: in, Pitch: columns}
+	const most = leastExpandedRows
+	x, y := View{At: alloc(t, v, 2*most*in), Rows: most, Cols: in, Stride: in}, View{At: alloc(t, v, 4*most*out), Rows: most, Cols: out, Stride: out}
+	for _, c := range []struct {
+		warpgroups bool
+		rows       int64
+		want       int
+	}{{false, leastExpandedRows - 1, 0}, {false, leastExpandedRows, 1}, {true, leastExpandedGroupRows - 1, 0}, {true, leastExpandedGroupRows, 1}} {
+		v.warpgroups = c.warpgroups
+		x.Rows, y.Rows = c.rows, c.rows
+		var err error
+		if n := kernelsRun(t, "expand_e4m3", func() {
+			err = v.Product(y, x, BFloat16, []RowGroup{{To: c.rows, Weight: w}}, E4M3, false, false)
+		}); err != nil || n != c.want {
+			t.Errorf("warpgroups %v, %d rows: %d launches expand the weight, want %d; error %v", c.warpgroups, c.rows, n, c.want, err)
+		}
+	}
+}
+
 // A device with 99 KiB of shared memory for a block, the least that there is, can launch every shape.
 func TestE4M3ShapesShared(t *testing.T) {
 	for i, s := range e4m3Shapes {

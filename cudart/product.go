@@ -24,7 +24,7 @@ type warpShape struct {
 }
 
 // warpShapes are in the order of their kernels.
-var warpShapes = []warpShape{{16, 32, 64, 64, 4, 12}, {32, 32, 128, 64, 4, 10}, {64, 32, 128, 64, 4, 12}, {64, 96, 128, 64, 3, 5}, {128, 128, 256, 32, 4, 4}}
+var warpShapes = []warpShape{{16, 32, 64, 64, 4, 12}, {32, 32, 128, 64, 7, 8}, {64, 32, 128, 64, 4, 12}, {64, 96, 128, 64, 3, 5}, {128, 128, 256, 32, 4, 4}}
 
 // kernel gives the shape's kernel, by what it is called without the shape. A row of a tile in shared memory is 8 elements longer than the tile, against bank conflicts.
 func (s warpShape) kernel(name string, transposed bool) kernel {

@@ -81,6 +81,7 @@ func TestTileChoice(t *testing.T) {
 		{[]RowGroup{{To: 64}}, 12288, "product_64x96"},
 		{[]RowGroup{{To: 64}}, 151936, "product_64x96"},
 		{[]RowGroup{{To: 64}}, 32, "product_16x32"}, // an adapter's
+		{[]RowGroup{{To: 4096}}, 32, "product_32x32"},
 		{[]RowGroup{{To: 127}}, 4096, "product_64x96"},
 		{[]RowGroup{{To: 4096}}, 4096, "product_128x128"},
 		{[]RowGroup{{To: 4}, {From: 4, To: 8}, {From: 8, To: 64}}, 4096, "product_64x96"},

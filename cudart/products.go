@@ -41,7 +41,7 @@ func (v *Device) Rides(m Multiplication) bool {
 	return ride
 }
 
-// Products does ProductWithTail of each of list, bit for bit; none may read or write what another writes. Those with weights of bfloat16, or in eight bits, of which no group has many rows share
+// Products does ProductWithTail of each of list, bit for bit; none may read or write what another writes. Those with weights of bfloat16, or in eight bits, of which no group has both many rows and many columns share
 // launches where that pays, neighbours in the list only. Rows that products read one after another are shared among them, as ShareRows says it, also with a call of Products after this one: ShareRows ends that, and must before the rows are written.
 func (v *Device) Products(list []Multiplication) (err error) {
 	j := jointLaunch{device: v, parts: v.parts[:0], own: v.ownRows[:0]}
@@ -85,10 +85,15 @@ func (v *Device) jointPart(m *Multiplication) (p part, ok bool) {
 	for i := range m.Groups {
 		g := &m.Groups[i]
 		n := g.To - g.From
-		if n >= groupRows || g.depth(m.Transposed) > math.MaxInt32 {
+		if g.depth(m.Transposed) > math.MaxInt32 {
 			return part{}, false
 		}
 		rows = max(rows, n)
+	}
+	if rows >= groupRows { // of an adapter they are for the kernels by warps all the same: blocks of one product leave a multiprocessor to wait for one chain, those of several wait beside each other
+		if _, library := v.libraryShape(m.Y, m.Groups, m.Transposed, m.Accumulate); library || p.columns >= groupColumns {
+			return part{}, false
+		}
 	}
 	if m.Type == Float32 || rows == 0 || p.columns == 0 {
 		return part{}, false

@@ -66,7 +66,8 @@ func listCases() []listCase {
 		listCase{"2 adapters", several(2), 1}, listCase{"17 adapters", several(17), 1},
 		listCase{"more than a launch has room for", slices.Repeat([]listedProduct{one}, mostProducts+2), 2},
 		listCase{"both orientations", []listedProduct{one, with(func(p *listedProduct) { p.transposed = true }), one}, 3},
-		listCase{"many rows between", []listedProduct{one, with(func(p *listedProduct) { p.rows = 130 }), one, one}, 3},
+		listCase{"many rows and columns between", []listedProduct{one, with(func(p *listedProduct) { p.rows, p.columns = 130, 136 }), one, one}, 3},
+		listCase{"many rows and few columns between", []listedProduct{one, with(func(p *listedProduct) { p.rows = 130 }), one, one}, 1},
 		listCase{"float32 weights between", []listedProduct{one, with(func(p *listedProduct) { p.t = Float32 }), one}, 3},
 		listCase{"rows of their own", []listedProduct{one, with(func(p *listedProduct) { p.x = 1 }), with(func(p *listedProduct) { p.x = 2 })}, 1},
 		listCase{"a tail beside a factor", []listedProduct{one, with(func(p *listedProduct) { p.riding, p.factor = 8, 0.7 }), one}, 4},
@@ -364,6 +365,33 @@ func TestProductsFail(t *testing.T) {
 	}
 	if !bytes.Equal(results[false], results[true]) {
 		t.Error("other bits without memory for rounded rows")
+	}
+}
+
+// Products of many rows share launches where they have the columns of an adapter, for warpgroups would not take them: those of gate and up do, of which each alone is 128 blocks.
+func TestManyRowsOfAdaptersShareALaunch(t *testing.T) {
+	v := &Device{multiprocessors: 132, warpgroups: true}
+	var parts []part
+	for range 2 {
+		m := Multiplication{Y: View{Rows: 4096, Cols: 32, Stride: 32}, X: View{Rows: 4096, Cols: 4096, Stride: 4096}, XType: BFloat16, Type: BFloat16,
+			Groups: []RowGroup{{To: 4096, Weight: Weight{Out: 32, In: 4096, Pitch: 4096}, Factor: 2, Round: BFloat16}}}
+		p, ok := v.jointPart(&m)
+		if !ok {
+			t.Fatal("an adapter's product of many rows has a launch of its own")
+		}
+		if len(parts) > 0 && !v.pays(parts, p, false) {
+			t.Error("the second is not joined to the first")
+		}
+		parts = append(parts, p)
+	}
+	if shape, _ := v.bfloat16Tile(parts, false); kernelOf(shape.kernel).name != "product_64x32" {
+		t.Errorf("both are done by %s", kernelOf(shape.kernel).name)
+	}
+	for _, columns := range []int64{groupColumns, 4096} {
+		m := Multiplication{X: View{Rows: 4096, Cols: 4096, Stride: 4096}, XType: BFloat16, Type: BFloat16, Groups: []RowGroup{{To: 4096, Weight: Weight{Out: columns, In: 4096, Pitch: 4096}}}}
+		if _, ok := v.jointPart(&m); ok {
+			t.Errorf("%d columns of many rows are for the kernels by warps", columns)
+		}
 	}
 }
 

@@ -16,7 +16,7 @@ const scratchUnit = 512 // bytes that scratch memory is given in
 func inScratchUnits(bytes int64) int64 { return (bytes + scratchUnit - 1) / scratchUnit * scratchUnit }
 
 // ProductScratch is the most memory that MatMuls of these arguments takes at once on a Scratcher, or MatMulGroups or MatMul of one of them. Only shapes and types are looked at: the rows of x, beside those of a product of the
-// next stage that is added to the same y, which may be rounded while the first's are there; and all rows of a stage's products whose groups have few, which may be done together. Of a product of many rows with a matrix in eight bits, parts of that in bfloat16 as well.
+// next stage that is added to the same y, which may be rounded while the first's are there; and all rows of a stage's products whose groups have few rows or few columns, which may be done together. Of a product of many rows with a matrix in eight bits, parts of that in bfloat16 as well.
 func ProductScratch(stages ...[]Multiplication) int64 {
 	var most int64
 	for i, products := range stages {
@@ -53,15 +53,21 @@ func RoutedScratch(products ...RoutedProduct) (bytes int64) {
 	return bytes
 }
 
-// few says whether a product has few rows for each of its matrices.
+// few says whether a product has few rows for each of its matrices, or all of these few columns.
 func few(p Multiplication) bool {
 	const many = 128
-	return !slices.ContainsFunc(p.Groups, func(g RowGroup) bool { return g.To-g.From >= many })
+	columns := func(g RowGroup) int {
+		if p.Transposed {
+			return g.Matrix.In()
+		}
+		return g.Matrix.Out()
+	}
+	return !slices.ContainsFunc(p.Groups, func(g RowGroup) bool { return g.To-g.From >= many }) || !slices.ContainsFunc(p.Groups, func(g RowGroup) bool { return columns(g) >= many })
 }
 
-// expandedBytes is what a product of many rows takes that expands parts of its matrix in eight bits before.
+// expandedBytes is what a product of many rows takes that expands parts of its matrix in eight bits before. Some devices do so from 512 rows on only.
 func expandedBytes(p Multiplication) int64 {
-	const rows, most = 512, 64 << 20
+	const rows, most = 256, 64 << 20
 	if len(p.Groups) != 1 || p.Groups[0].To-p.Groups[0].From < rows || ScaleColumns(p.Groups[0].Matrix) == 0 {
 		return 0
 	}

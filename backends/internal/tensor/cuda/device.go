@@ -22,7 +22,7 @@
 // ascending order, for many rows on Hopper by warpgroups, if a check in another process found the same bits when the first device was opened; products with float32 weights, and the gradients of adapters, are chains of fused multiply-adds. Attention over bfloat16 pages multiplies bfloat16 values likewise (head dimensions
 // that are multiples of 8), over others it computes in float32. Pages outside of a window are not read. The same kernels serve training, prefill and decoding.
 //
-// Matrices in eight bits (tensor.E4M3Device) are expanded in the products' blocks, chunk by chunk before a tile is multiplied, to the bfloat16 values that they stand for; for 512 rows or more parts of a matrix are expanded before, in
+// Matrices in eight bits (tensor.E4M3Device) are expanded in the products' blocks, chunk by chunk before a tile is multiplied, to the bfloat16 values that they stand for; for 512 rows or more, 256 by warpgroups, parts of a matrix are expanded before, in
 // scratch memory. Chains are those of bfloat16 matrices.
 //
 // The gated delta rule goes token by token everywhere, by one chain of operations, with the state in registers; states lie on the device in their slots, which are copied and cleared there. Its gradient is computed in chunks, from

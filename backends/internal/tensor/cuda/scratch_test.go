@@ -47,7 +47,7 @@ func TestScratch(t *testing.T) {
 			t.Fatalf("%s with %d bytes: error %v, %d allocations", what, bytes, err, lost)
 		}
 	}
-	for _, c := range []struct{ rows, in, out, rank int }{{5, 264, 40, 4}, {140, 264, 136, 32}, {140, 260, 136, 260}, {140, 520, 264, 264}, {3, 30, 16, 2}} {
+	for _, c := range []struct{ rows, in, out, rank int }{{5, 264, 40, 4}, {140, 264, 136, 32}, {140, 260, 136, 260}, {140, 520, 264, 264}, {140, 264, 40, 8}, {3, 30, 16, 2}} {
 		x, y, inner := tensorOf(c.rows, c.in), tensorOf(c.rows, c.out), tensorOf(c.rows, c.rank)
 		w, a, b := matrixOf(c.out, c.in), matrixOf(c.rank, c.in), matrixOf(c.out, c.rank)
 		product := func(y, x tensor.Tensor, m tensor.Matrix, accumulate bool) tensor.Multiplication {
@@ -57,7 +57,7 @@ func TestScratch(t *testing.T) {
 		check(fmt.Sprint("products ", c), tensor.ProductScratch(stages...), func() error { return d.MatMuls(stages...) })
 		check(fmt.Sprint("product ", c), tensor.ProductScratch(stages[0][:1]), func() error { return d.MatMul(y, x, w, false) })
 	}
-	for _, rows := range []int{511, 512} { // from here on parts of matrices in eight bits are expanded before
+	for _, rows := range []int{511, 512} { // from here on parts of matrices in eight bits are expanded before, by devices with warpgroups from 256 on
 		x, y, inner := tensorOf(rows, 264), tensorOf(rows, 136), tensorOf(rows, 8)
 		eight, err := d.NewE4M3Matrix(136, 264, 128)
 		if err != nil {
@@ -79,6 +79,11 @@ func TestScratch(t *testing.T) {
 		layers[len(layers)-1].Y = tensorOf(5, 40)
 	}
 	check("layers", tensor.ProductScratch(layers), func() error { return d.MatMuls(layers) })
+	layers = nil // those of adapters for many rows
+	for range 3 {
+		layers = append(layers, tensor.Multiplication{Y: tensorOf(130, 8), X: tensorOf(130, 264), Groups: []tensor.RowGroup{{To: 130, Matrix: matrixOf(8, 264)}}})
+	}
+	check("adapters of many rows", tensor.ProductScratch(layers), func() error { return d.MatMuls(layers) })
 	routed := func(y, x tensor.Tensor, m tensor.Matrix) tensor.RoutedProduct {
 		return tensor.RoutedProduct{Y: y, X: x, Groups: []tensor.RoutedGroup{{To: x.Rows, Stack: tensor.NewStack(m, 3, 40)}}}
 	}
