@@ -7,11 +7,13 @@ import (
 	"time"
 )
 
-// Who trains waits for the step of the sampler that is under way, and who sends one small operation after the other meets a step with each of them. A step with every place taken can be many times as long as a small
-// cycle. So while a key trains, steps of other keys' samples are bounded: about as long as training's cycles are, so that an operation waits about as long as it takes. Sequences that do not fit keep their place and what
-// they have computed, and go on in the next steps, each line's in turn, by its account as in share.go. A bound costs the sampler little: it holds only as far as a token takes not much longer in a small step than in a
-// large one, as on processors. Where all go in about the time of a few, as on a GPU or where the weights' way from memory is what takes time, there is none. Nor is there one for a key's own training: whoever has both
-// wants all of it done soon. What a sequence gives depends on none of it.
+// Who trains waits for the step of the sampler that is under way, and who sends one small operation after the other meets a step with each of them. A step
+// with every place taken can be many times as long as a small cycle. So while a key trains, steps of other keys' samples are bounded: about as long as
+// training's cycles are, so that an operation waits about as long as it takes. Sequences that do not fit keep their place and what they have computed, and
+// go on in the next steps, each line's in turn, by its account as in share.go. A bound costs the sampler little: it holds only as far as a token takes not
+// much longer in a small step than in a large one, as on processors. Where all go in about the time of a few, as on a GPU or where the weights' way from
+// memory is what takes time, there is none. Nor is there one for a key's own training: whoever has both wants all of it done soon. What a sequence gives
+// depends on none of it.
 
 const (
 	// trainsFor is for how long after its last cycle a key counts as training.
@@ -105,7 +107,8 @@ type ranked struct {
 	tag float64 // smallest first: the account that its line has with it
 }
 
-// boundStep leaves of the chunks of a step as many as a bounded step may have on each replica, one at least, and adds the others to those that rest. The order of what stays is as before.
+// boundStep leaves of the chunks of a step as many as a bounded step may have on each replica, one at least, and adds the others to those that rest. The
+// order of what stays is as before.
 func (e *Engine) boundStep(chunks, resting []chunk) (kept, rest []chunk) {
 	if !e.bounds {
 		return chunks, resting

@@ -12,7 +12,8 @@ import (
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
-// A bounded step has as many tokens as there is time for, unless that has the sampler give up more than half of its speed, or is hardly shorter than the whole step.
+// A bounded step has as many tokens as there is time for, unless that has the sampler give up more than half of its speed, or is hardly shorter than the
+// whole step.
 func TestBoundTokens(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -93,7 +94,8 @@ func TestTrainersBeside(t *testing.T) {
 	}
 }
 
-// While a key trains, another one's steps are bounded, all its sequences go on in turn, and they give what they give by themselves. Its own training bounds them not.
+// While a key trains, another one's steps are bounded, all its sequences go on in turn, and they give what they give by themselves. Its own training
+// bounds them not.
 func TestBoundedSteps(t *testing.T) {
 	const places, most = 16, 7 // byTokens and a cycle of 5 ms
 	for _, c := range []struct {
@@ -172,7 +174,8 @@ func TestBoundedSteps(t *testing.T) {
 	}
 }
 
-// BenchmarkBoundedSteps decodes 64 sequences on the built-in model in steps that are as long as cycles of other keys' training would be, and tells how many tokens that gives in a second.
+// BenchmarkBoundedSteps decodes 64 sequences on the built-in model in steps that are as long as cycles of other keys' training would be, and tells how
+// many tokens that gives in a second.
 func BenchmarkBoundedSteps(b *testing.B) {
 	for _, cycle := range []time.Duration{0, 2 * time.Millisecond, 3 * time.Millisecond, 5 * time.Millisecond, 10 * time.Millisecond} {
 		b.Run(cycle.String(), func(b *testing.B) {

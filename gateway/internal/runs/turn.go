@@ -10,8 +10,9 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
 )
 
-// turn is the place of an operation that a limit has refused: its client repeats it, and until then nothing of the run that has a later number is taken, nor is the number given up. It is in the journal before the
-// refusal is answered, so that a restart keeps it too, and goes from there with what decides about the number: its operation, or that it is skipped.
+// turn is the place of an operation that a limit has refused: its client repeats it, and until then nothing of the run that has a later number is taken,
+// nor is the number given up. It is in the journal before the refusal is answered, so that a restart keeps it too, and goes from there with what decides
+// about the number: its operation, or that it is skipped.
 type turn struct {
 	seq     int64
 	until   time.Time
@@ -19,7 +20,8 @@ type turn struct {
 	durable bool
 }
 
-// turnRecord is the Value of a turn. It has no end: a client that was told to repeat can do so only when the server is there again, and has its time from then on.
+// turnRecord is the Value of a turn. It has no end: a client that was told to repeat can do so only when the server is there again, and has its time from
+// then on.
 type turnRecord struct {
 	Message string        `json:"message"`
 	After   time.Duration `json:"after"`

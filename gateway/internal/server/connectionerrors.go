@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// connectionErrors takes what net/http says about connections that failed. Most of it is everyday business of a network, and for the debugging level. That a client does not believe the server's certificate is not: the client
-// may say nothing and try for ever, and whoever waits for it looks here. It is safe for concurrent use.
+// connectionErrors takes what net/http says about connections that failed. Most of it is everyday business of a network, and for the debugging level. That
+// a client does not believe the server's certificate is not: the client may say nothing and try for ever, and whoever waits for it looks here. It is safe
+// for concurrent use.
 type connectionErrors struct {
 	mu     sync.Mutex
 	warned time.Time
