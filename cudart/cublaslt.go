@@ -294,7 +294,10 @@ func (v *Device) multiply(y, x View, xType Type, g RowGroup, s ProductShape, acc
 	if err := v.flush(); err != nil {
 		return false, err
 	}
-	code := C.cublaslt_multiply(l.c, v.c, l.handle, p, C.int64_t(g.To-g.From), C.uint64_t(y.At+Address(4*g.From*y.Stride)), C.int64_t(y.Stride), C.uint64_t(x.At+Address(2*g.From*x.Stride)), C.int64_t(x.Stride),
-		C.uint64_t(g.Weight.At), C.int64_t(g.Weight.Pitch), flag(accumulate))
-	return code == 0, l.failed("cublasLtMatmul", code)
+	const name = "cublasLtMatmul"
+	err = v.times.around(v, name, func() error {
+		return l.failed(name, C.cublaslt_multiply(l.c, v.c, l.handle, p, C.int64_t(g.To-g.From), C.uint64_t(y.At+Address(4*g.From*y.Stride)), C.int64_t(y.Stride), C.uint64_t(x.At+Address(2*g.From*x.Stride)),
+			C.int64_t(x.Stride), C.uint64_t(g.Weight.At), C.int64_t(g.Weight.Pitch), flag(accumulate)))
+	})
+	return err == nil, err
 }

@@ -38,6 +38,7 @@ type Device struct {
 	stage           staging
 	fetches         fetches
 	recorder        recorder
+	times           times
 }
 
 // Information about a device that needs no context.
@@ -130,7 +131,7 @@ func (v *Device) Close() error {
 		return nil
 	}
 	v.leave()
-	err := errors.Join(v.leaveLibrary(), v.recorder.close(v), v.stage.close(v), v.fetches.close(v), v.ReleaseScratch(), v.pool.close())
+	err := errors.Join(v.leaveLibrary(), v.recorder.close(v), v.stage.close(v), v.fetches.close(v), v.ReleaseScratch(), v.pool.close(), v.times.close(v))
 	if code := C.cuda_device_close(v.c); code != 0 {
 		err = errors.Join(err, v.driver.failed("closing the device", code))
 	}
@@ -176,6 +177,7 @@ func (v *Device) wait() error {
 	err := v.inStream("cuStreamSynchronize", func() C.cuda_result { return C.cuda_device_synchronize(v.c) })
 	if err == nil {
 		v.fetches.waits++
+		err = v.times.settle(v)
 	}
 	return err
 }

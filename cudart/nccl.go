@@ -118,7 +118,7 @@ func (c *Communicator) put(name string, call func() C.nccl_result) error {
 	if err := c.device.flush(); err != nil {
 		return err
 	}
-	return c.n.failed(name, call())
+	return c.device.times.around(c.device, name, func() error { return c.n.failed(name, call()) })
 }
 
 // Size is the number of devices of the group.

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 )
 
@@ -195,7 +196,11 @@ func (v *Device) inStream(name string, call func() C.cuda_result) error {
 	if err := v.flush(); err != nil {
 		return err
 	}
-	return v.failed(name, call())
+	put := func() error { return v.failed(name, call()) }
+	if strings.HasPrefix(name, "cuMem") { // what takes the device time
+		return v.times.around(v, name, put)
+	}
+	return put()
 }
 
 // flush starts what has been put off.
@@ -241,6 +246,18 @@ func (v *Device) startRecorded() error {
 
 // launchAll launches one by one.
 func (v *Device) launchAll(work []C.cuda_work, arguments []byte) error {
+	if v.times.on.Load() {
+		for i := range work {
+			if err := v.times.around(v, kernelOf(int(work[i].kernel)).name, func() error { return v.launchSeries(work[i:i+1], arguments) }); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return v.launchSeries(work, arguments)
+}
+
+func (v *Device) launchSeries(work []C.cuda_work, arguments []byte) error {
 	var at C.int
 	code := C.cuda_device_launch(v.c, &work[0], C.int(len(work)), (*C.uchar)(&arguments[0]), &at)
 	if code == 0 {

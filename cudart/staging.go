@@ -68,7 +68,10 @@ func (s *staging) rewind() { s.half, s.at, s.used = 0, 0, [2]bool{} }
 
 // upload copies what lies at an offset to the same place in device memory.
 func (s *staging) upload(v *Device, offset, bytes int) error {
-	return v.failed("cuMemcpyHtoD", C.cuda_device_upload(v.c, C.uint64_t(s.memory)+C.uint64_t(offset), C.size_t(bytes), unsafe.Add(s.host, offset), C.size_t(bytes), 1))
+	const name = "cuMemcpyHtoD"
+	return v.times.around(v, name, func() error {
+		return v.failed(name, C.cuda_device_upload(v.c, C.uint64_t(s.memory)+C.uint64_t(offset), C.size_t(bytes), unsafe.Add(s.host, offset), C.size_t(bytes), 1))
+	})
 }
 
 // reserve gives the offset of bytes (at most stageHalf) that no copy under way reads.

@@ -40,7 +40,7 @@ typedef struct cuda_node {
 } cuda_node;
 
 namespace {
-enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_PTX = 218, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, PEER_ENABLED = 704, LAUNCH_FAILED = 719 };
+enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_PTX = 218, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, PEER_ENABLED = 704, LAUNCH_FAILED = 719 };
 
 int sticky; // a failed launch spoils the context, as on a GPU
 
@@ -334,8 +334,9 @@ int cuStreamDestroy_v2(void *stream) {
 }
 int cuStreamSynchronize(void *stream) { IN_STREAM(stream) return streams::run(stream); }
 int cuStreamWaitEvent(void *stream, void *event, unsigned) { IN_STREAM(stream) return streams::known_event(event) ? streams::wait(stream, event) : INVALID_HANDLE; }
-int cuEventCreate(void **event, unsigned) {
-  IN_CONTEXT *event = streams::create_event();
+int cuEventCreate(void **event, unsigned flags) {
+  enum { DISABLE_TIMING = 2 };
+  IN_CONTEXT *event = streams::create_event(!(flags & DISABLE_TIMING));
   return 0;
 }
 int cuEventDestroy_v2(void *event) {
@@ -347,8 +348,11 @@ int cuEventRecord(void *event, void *stream) {
   return 0;
 }
 int cuEventSynchronize(void *event) { IN_CONTEXT return streams::known_event(event) ? streams::run_event(event) : INVALID_HANDLE; }
-int cuEventElapsedTime(float *milliseconds, void *, void *) {
-  IN_CONTEXT *milliseconds = 0;
+int cuEventElapsedTime(float *milliseconds, void *from, void *to) {
+  IN_CONTEXT for (void *event : {from, to}) if (!streams::known_event(event) || !streams::timed_event(event)) return INVALID_HANDLE;
+  for (void *event : {from, to})
+    if (!streams::reached_event(event)) return NOT_READY;
+  *milliseconds = streams::milliseconds(from, to);
   return 0;
 }
 int cuModuleLoadDataEx(void **module, const void *image, unsigned, int *, void **value) {

@@ -1,5 +1,6 @@
 #include "streams.h"
 
+#include <chrono>
 #include <cstdlib>
 #include <deque>
 #include <map>
@@ -11,12 +12,15 @@ struct Stream {
   std::deque<Work> work;
   uint64_t put = 0, done = 0;
 };
+using Clock = std::chrono::steady_clock;
 struct Event {
+  bool timed;
   std::shared_ptr<Stream> stream; // null: not recorded yet
   uint64_t position = 0;
+  Clock::time_point reached; // of timed ones
 };
 std::map<void *, std::shared_ptr<Stream>> all;
-std::map<void *, std::unique_ptr<Event>> events;
+std::map<void *, std::shared_ptr<Event>> events;
 
 int run_to(const std::shared_ptr<Stream> &s, uint64_t position) {
   int first = 0;
@@ -67,8 +71,9 @@ int run_all() {
   }
   return first;
 }
-void *create_event() {
-  auto e = std::make_unique<Event>();
+void *create_event(bool timed) {
+  auto e = std::make_shared<Event>();
+  e->timed = timed;
   void *handle = e.get();
   events[handle] = std::move(e);
   return handle;
@@ -76,15 +81,22 @@ void *create_event() {
 bool known_event(void *event) { return events.count(event); }
 bool destroy_event(void *event) { return events.erase(event); }
 void record(void *event, void *stream) {
-  Event &e = *events.at(event);
-  e.stream = all.at(stream);
-  e.position = e.stream->put;
+  const std::shared_ptr<Event> e = events.at(event);
+  e->stream = all.at(stream);
+  if (e->timed) put(e->stream, [e] { return e->reached = Clock::now(), 0; });
+  e->position = e->stream->put;
 }
 int wait(void *stream, void *event) {
   const Event &e = *events.at(event);
   if (!e.stream || e.stream == all.at(stream)) return 0;
   return put(all.at(stream), [other = e.stream, position = e.position] { return run_to(other, position); });
 }
+bool timed_event(void *event) { return events.at(event)->timed && events.at(event)->stream; }
+bool reached_event(void *event) {
+  const Event &e = *events.at(event);
+  return e.stream->done >= e.position;
+}
+float milliseconds(void *from, void *to) { return std::chrono::duration<float, std::milli>(events.at(to)->reached - events.at(from)->reached).count(); }
 int run_event(void *event) {
   const Event &e = *events.at(event);
   return e.stream ? run_to(e.stream, e.position) : 0;

@@ -22,10 +22,13 @@ int run_all();
 uint64_t position(void *stream); // behind what it has been given
 int run_to(void *stream, uint64_t position);
 
-void *create_event();
+void *create_event(bool timed);
 bool known_event(void *event);
 bool destroy_event(void *event);
 void record(void *event, void *stream);
 int wait(void *stream, void *event); // the stream waits for the event
 int run_event(void *event);          // the caller waits for it
+bool timed_event(void *event);       // it has been recorded, and has a time when it is reached
+bool reached_event(void *event);
+float milliseconds(void *from, void *to); // between two such events
 } // namespace streams

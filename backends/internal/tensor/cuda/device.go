@@ -36,6 +36,7 @@ package cuda
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strconv"
 	"strings"
 
@@ -98,6 +99,7 @@ func New(o Options) (tensor.Device, error) {
 		driver.Close()
 		return nil, fmt.Errorf("cuda: %w", err)
 	}
+	v.TimeKernels(os.Getenv(TimesVariable) != "")
 	return checked.New(&device{v: v, driver: driver, name: fmt.Sprintf("cuda:%d", ordinal), library: library, libraries: o.Libraries, lost: o.Lost}), nil
 }
 
@@ -150,6 +152,7 @@ func (d *device) Arithmetic() string {
 // Close gives the device back, with all its memory.
 func (d *device) Close() error {
 	err := errors.Join(d.pacing.free(), d.v.Close())
+	d.logTimes()
 	d.library.Close()
 	d.driver.Close()
 	d.closed = true
