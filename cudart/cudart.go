@@ -47,7 +47,13 @@ const noDevices = "this machine has 0 CUDA devices that this process may use"
 // codeNoDevice is CUDA_ERROR_NO_DEVICE, with which a driver answers at its start that finds no device.
 const codeNoDevice = 100
 
-// Open loads the driver and starts it: the first one that is new enough and has every function, where none of the given folders has one. The error says that there are no devices and names what was looked for and where, and
+// moduleLoading says when the driver loads a kernel to a device. By itself it does so at the first launch, for which it may wait for what runs there: a kernel of NCCL that waits for another device, whose launches wait for that.
+const (
+	moduleLoading = "CUDA_MODULE_LOADING"
+	eagerly       = "EAGER" // all when a device is opened
+)
+
+// Open loads the driver and starts it, with all kernels to be loaded when a device is opened unless the environment says CUDA_MODULE_LOADING: the first one that is new enough and has every function, where none of the given folders has one. The error says that there are no devices and names what was looked for and where, and
 // every driver that was found with its version and what is wrong with it.
 func Open(o Options) (*Driver, error) {
 	d := &Driver{c: (*C.driver)(C.calloc(1, C.sizeof_driver))}
@@ -65,6 +71,12 @@ func Open(o Options) (*Driver, error) {
 			return nil, fmt.Errorf("%s: %w: %w", noDevices, ErrNoDriver, err)
 		}
 		return nil, fmt.Errorf("%s: the CUDA driver: %w", noDevices, err)
+	}
+	if _, set := os.LookupEnv(moduleLoading); !set {
+		if err := os.Setenv(moduleLoading, eagerly); err != nil { // of the C library as well, where the driver reads it
+			d.Close()
+			return nil, err
+		}
 	}
 	if err := d.failed("cuInit", C.cuda_call_init(d.c)); err != nil {
 		path := d.path

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -129,8 +130,57 @@ func TestInformation(t *testing.T) {
 	if info.Name != "no GPU: kernels on the processor" || info.Major != 9 || info.Multiprocessors != 2 || info.Memory != 1<<30 {
 		t.Errorf("%+v", info)
 	}
+	if info.Clock != 0 || info.UUID != strings.Repeat("ab", 15)+"00" {
+		t.Errorf("clock %d, UUID %s", info.Clock, info.UUID)
+	}
+	t.Setenv("FAKE_CUDA_CLOCK", "1980000")
+	if info, err = d.Information(0); err != nil || info.Clock != 1980e6 {
+		t.Errorf("clock %d, error %v", info.Clock, err)
+	}
 	if d.Version() != 12080 || filepath.Base(d.Path()) != "libcuda.so.1" {
 		t.Errorf("version %d at %s", d.Version(), d.Path())
+	}
+}
+
+// Peaks are those of NVIDIA's data sheets, of dense products of bfloat16 with sums in float32 and of float32 without tensor cores, to what their clocks are rounded to.
+func TestPeakRates(t *testing.T) {
+	for _, c := range []struct {
+		name              string
+		info              Information
+		bfloat16, float32 float64
+	}{
+		{"A100", Information{Major: 8, Multiprocessors: 108, Clock: 1410e6}, 312e12, 19.5e12},
+		{"H100 SXM", Information{Major: 9, Multiprocessors: 132, Clock: 1830e6}, 989e12, 61.8e12},
+		{"B200", Information{Major: 10, Multiprocessors: 148, Clock: 1860e6}, 2250e12, 70.5e12},
+		{"RTX 4090", Information{Major: 8, Minor: 9, Multiprocessors: 128, Clock: 2520e6}, 165e12, 82.6e12},
+		{"not told", Information{Major: 9, Multiprocessors: 132}, 0, 0},
+	} {
+		if got := c.info.BFloat16Rate(); math.Abs(got-c.bfloat16) > 0.01*c.bfloat16 {
+			t.Errorf("%s: %g, want %g", c.name, got, c.bfloat16)
+		}
+		if got := c.info.Float32Rate(); math.Abs(got-c.float32) > 0.01*c.float32 {
+			t.Errorf("%s: %g in float32, want %g", c.name, got, c.float32)
+		}
+	}
+}
+
+// Kernels are loaded when a device is opened, unless the environment has it otherwise.
+func TestModulesAreLoadedEagerly(t *testing.T) {
+	for set, want := range map[string]string{"": eagerly, "LAZY": "LAZY"} {
+		t.Setenv(moduleLoading, set) // which puts back what there was
+		if set == "" {
+			os.Unsetenv(moduleLoading)
+		}
+		file := filepath.Join(t.TempDir(), "calls")
+		t.Setenv("FAKE_CUDA_COUNT", file)
+		openDriver(t)
+		calls, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(calls), "modules "+want+"\n") {
+			t.Errorf("with %q: calls %q, want modules loaded %s", set, calls, want)
+		}
 	}
 }
 

@@ -7,6 +7,7 @@ package cudart
 import "C"
 
 import (
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"unsafe"
@@ -39,6 +40,7 @@ type Device struct {
 	fetches         fetches
 	recorder        recorder
 	times           times
+	aside           bool // what is put into the stream goes into the second one; see Aside
 }
 
 // Information about a device that needs no context.
@@ -46,11 +48,37 @@ type Information struct {
 	Name            string
 	Major, Minor    int // compute capability
 	Multiprocessors int
-	Memory          int64 // bytes
+	Memory          int64  // bytes
+	Clock           int64  // of the multiprocessors at most, in Hz; 0: the driver does not tell
+	UUID            string // in hexadecimal digits; that of the part where the device is one (MIG)
+}
+
+// BFloat16Rate is how many operations a second the tensor cores do at most in products of bfloat16 with sums in float32; 0 if that is not known. Multiplication and addition are two.
+func (i Information) BFloat16Rate() float64 {
+	perClock := 512.0 // of a multiprocessor: GeForce of Ampere, Ada and Blackwell, and what is not known
+	switch {
+	case i.Major == 8 && i.Minor == 0:
+		perClock = 2048
+	case i.Major == 9:
+		perClock = 4096
+	case i.Major == 10:
+		perClock = 8192
+	}
+	return perClock * float64(i.Multiprocessors) * float64(i.Clock)
+}
+
+// Float32Rate is likewise for products of float32, by fused multiply-adds.
+func (i Information) Float32Rate() float64 {
+	perClock := 256.0
+	if i.Major == 8 && i.Minor == 0 {
+		perClock = 128
+	}
+	return perClock * float64(i.Multiprocessors) * float64(i.Clock)
 }
 
 // Attribute numbers of the driver.
 const (
+	attributeClock           = 13 // kHz
 	attributeMultiprocessors = 16
 	attributeMajor           = 75
 	attributeMinor           = 76
@@ -80,6 +108,15 @@ func (d *Driver) Information(ordinal int) (Information, error) {
 		}
 		*to = int(v)
 	}
+	var clock C.int
+	if C.cuda_device_attribute(d.c, C.int(ordinal), attributeClock, &clock) == 0 {
+		i.Clock = 1000 * int64(clock)
+	}
+	var uuid [16]C.uchar
+	if err := d.failed("cuDeviceGetUuid", C.cuda_call_uuid(d.c, C.int(ordinal), &uuid[0])); err != nil {
+		return i, err
+	}
+	i.UUID = hex.EncodeToString(C.GoBytes(unsafe.Pointer(&uuid[0]), C.int(len(uuid))))
 	return i, nil
 }
 

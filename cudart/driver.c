@@ -241,6 +241,12 @@ cuda_result cuda_call_name(const driver *d, int ordinal, char *name, int length)
   return d->cuDeviceGetName(name, length, handle);
 }
 
+cuda_result cuda_call_uuid(const driver *d, int ordinal, unsigned char uuid[16]) {
+  int handle;
+  CHECK(d->cuDeviceGet(&handle, ordinal));
+  return d->cuDeviceGetUuid_v2(uuid, handle);
+}
+
 cuda_result cuda_call_memory(const driver *d, int ordinal, size_t *bytes) {
   int handle;
   CHECK(d->cuDeviceGet(&handle, ordinal));

@@ -42,6 +42,7 @@ typedef struct cuda_node {
   X(cuDeviceGetCount, (int *count)) \
   X(cuDeviceGet, (int *device, int ordinal)) \
   X(cuDeviceGetName, (char *name, int length, int device)) \
+  X(cuDeviceGetUuid_v2, (void *uuid, int device)) \
   X(cuDeviceGetAttribute, (int *value, int attribute, int device)) \
   X(cuDeviceTotalMem_v2, (size_t *bytes, int device)) \
   X(cuDeviceCanAccessPeer, (int *can, int device, int peer)) \
@@ -168,6 +169,7 @@ cuda_result cuda_call_init(const driver *d);
 cuda_result cuda_call_version(const driver *d, int *version); // also of a driver that lacks functions
 cuda_result cuda_call_count(const driver *d, int *count);
 cuda_result cuda_call_name(const driver *d, int ordinal, char *name, int length);
+cuda_result cuda_call_uuid(const driver *d, int ordinal, unsigned char uuid[16]);
 cuda_result cuda_call_memory(const driver *d, int ordinal, size_t *bytes);
 const char *cuda_call_error_name(const driver *d, cuda_result code); // null if the driver does not know it
 const char *cuda_call_error_text(const driver *d, cuda_result code);

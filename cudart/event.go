@@ -70,9 +70,11 @@ func (v *Device) Aside(launch func() error) (join func() error, err error) {
 		err = v.inStream("cuStreamCreate", func() C.cuda_result { return C.cuda_device_turn(v.c) })
 	}
 	if err == nil {
+		v.aside = true
 		if err = begin.Order(v); err == nil {
 			err = launch()
 		}
+		v.aside = false
 		err = errors.Join(err, end.Record(), v.inStream("cuCtxSetCurrent", func() C.cuda_result { return C.cuda_device_turn(v.c) }))
 	}
 	err = errors.Join(err, begin.Free())

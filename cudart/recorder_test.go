@@ -224,7 +224,7 @@ func TestRecordedErrors(t *testing.T) {
 		{"cuLaunchKernel:1:719", func() error {
 			return v.Record(func() error { return errors.Join(v.Add(p.x[0], p.x[0]), v.Zero(p.x[0].At, 4)) })
 		}, "add: CUDA_ERROR_LAUNCH_FAILED"},
-		{"cuMemcpyHtoDAsync_v2:1:1", func() error { return v.Record(func() error { return p.launch(pass{launches: 3, rows: 1}) }) }, "cuMemcpyHtoD"},
+		{"cuMemcpyHtoDAsync_v2:1:1", func() error { return v.Record(func() error { return p.launch(pass{launches: 3, rows: 2, list: 1}) }) }, "cuMemcpyHtoD"}, // of a list that has not been there
 		{"", func() error {
 			return v.Record(func() error { return errors.Join(v.Add(p.x[0], p.x[0]), errors.New("of the caller")) })
 		}, "of the caller"},

@@ -7,7 +7,9 @@ package cudart
 import "C"
 
 import (
+	"bytes"
 	"errors"
+	"hash/maphash"
 	"unsafe"
 )
 
@@ -23,6 +25,33 @@ type staging struct {
 	used   [2]bool // the half's event has been recorded
 	half   int
 	at     int // the next free byte in the half
+
+	// Lists that lie in each half, by a hash of them: kernels only read them, and most come again in every layer of a pass. They are there until the half is filled anew.
+	lists [2]map[uint64]placed
+	seed  maphash.Seed
+}
+
+// mostRemembered is the longest list that is looked for before it is put again, in bytes: longer ones hardly come twice, and reading them takes longer than a copy.
+const mostRemembered = 128 << 10
+
+// placed is a list in staging memory, from an offset on.
+type placed struct{ offset, bytes int }
+
+// find gives where a list lies that is the same as data, and whose copy to the device has been put into the stream or will be with the launches that follow; false if there is none.
+func (s *staging) find(hash uint64, data []byte) (offset int, found bool) {
+	for _, lists := range s.lists {
+		if p, ok := lists[hash]; ok && p.bytes == len(data) && bytes.Equal(data, unsafe.Slice((*byte)(unsafe.Add(s.host, p.offset)), p.bytes)) {
+			return p.offset, true
+		}
+	}
+	return 0, false
+}
+
+// forget has lists of both halves copied again.
+func (s *staging) forget() {
+	for _, lists := range s.lists {
+		clear(lists)
+	}
 }
 
 func (s *staging) init(v *Device) error {
@@ -30,6 +59,10 @@ func (s *staging) init(v *Device) error {
 	launches.without(func() { code = C.cuda_device_alloc_host(v.c, 2*stageHalf, &s.host) })
 	if err := v.failed("cuMemHostAlloc", code); err != nil {
 		return err
+	}
+	s.seed = maphash.MakeSeed()
+	for i := range s.lists {
+		s.lists[i] = map[uint64]placed{}
 	}
 	var err error
 	if s.memory, err = v.Alloc(2 * stageHalf); err != nil {
@@ -64,14 +97,21 @@ func (s *staging) close(v *Device) error {
 }
 
 // rewind begins with the first half again. The device is done with all that was put or copied before, so the same lists in the same order get the same places, and graphs the same arguments.
-func (s *staging) rewind() { s.half, s.at, s.used = 0, 0, [2]bool{} }
+func (s *staging) rewind() {
+	s.half, s.at, s.used = 0, 0, [2]bool{}
+	s.forget()
+}
 
 // upload copies what lies at an offset to the same place in device memory.
 func (s *staging) upload(v *Device, offset, bytes int) error {
 	const name = "cuMemcpyHtoD"
-	return v.times.around(v, name, func() error {
+	err := v.times.around(v, name, func() error {
 		return v.failed(name, C.cuda_device_upload(v.c, C.uint64_t(s.memory)+C.uint64_t(offset), C.size_t(bytes), unsafe.Add(s.host, offset), C.size_t(bytes), 1))
 	})
+	if err != nil {
+		s.forget()
+	}
+	return err
 }
 
 // reserve gives the offset of bytes (at most stageHalf) that no copy under way reads.
@@ -84,6 +124,7 @@ func (v *Device) reserve(bytes int) (int, error) {
 		}
 		s.used[s.half] = true
 		s.half, s.at = 1-s.half, 0
+		clear(s.lists[s.half])
 		if s.used[s.half] {
 			if err := v.failed("cuEventSynchronize", C.cuda_event_wait(v.c, s.events[s.half])); err != nil {
 				return 0, err
@@ -169,7 +210,8 @@ func (v *Device) transfer(at Address, pitch int, data []byte, apart, width, rows
 	return nil
 }
 
-// Put copies data to a place in device memory that stays as it is for kernels launched before release is called, and before the host waits. It is how kernels get lists: positions, targets, tiles.
+// Put copies data to a place in device memory that stays as it is for kernels launched before release is called, and before the host waits. It is how kernels get lists: positions, targets, tiles. They
+// must not write there: a list that is put again meanwhile is not copied again.
 func (v *Device) Put(data []byte) (at Address, release func() error, err error) {
 	if v.c == nil {
 		return 0, nil, errClosed
@@ -183,13 +225,27 @@ func (v *Device) Put(data []byte) (at Address, release func() error, err error) 
 		}
 		return at, func() error { return v.Free(at) }, nil
 	}
-	offset, err := v.reserve(len(data))
-	if err != nil || len(data) == 0 {
-		return v.stage.memory, func() error { return nil }, err
+	s, release := &v.stage, func() error { return nil }
+	if len(data) == 0 {
+		return s.memory, release, nil
 	}
-	place := unsafe.Add(v.stage.host, offset)
-	C.memcpy(place, unsafe.Pointer(&data[0]), C.size_t(len(data)))
-	return v.stage.memory + Address(offset), func() error { return nil }, v.recordList(offset, len(data))
+	remembered := len(data) <= mostRemembered && !v.aside
+	var hash uint64
+	if remembered { // the second stream is not ordered with copies of this one that come later, nor this one with its copies
+		hash = maphash.Bytes(s.seed, data)
+		if offset, found := s.find(hash, data); found {
+			return s.memory + Address(offset), release, nil
+		}
+	}
+	offset, err := v.reserve(len(data))
+	if err != nil {
+		return s.memory, release, err
+	}
+	C.memcpy(unsafe.Add(s.host, offset), unsafe.Pointer(&data[0]), C.size_t(len(data)))
+	if err = v.recordList(offset, len(data)); err == nil && remembered {
+		s.lists[offset/stageHalf][hash] = placed{offset, len(data)}
+	}
+	return s.memory + Address(offset), release, err
 }
 
 // putAll is Put for several lists in one copy; each begins at a multiple of 16 bytes.

@@ -4,7 +4,7 @@
 // FAKE_CUDA_FAIL=name:n:code makes the n-th call of that function from the time the variable was set give that code, name:n:code:device of
 // those for that device. FAKE_CUDA_ORDER=seed orders the threads at random, in every launch differently. FAKE_CUDA_SKIP names kernels, with spaces between, that are not run. FAKE_CUDA_KERNELS is a file that gets a line "loaded NAME" for each kernel
 // that is looked up, and "run NAME" for each that is run, once for a value of the variable. FAKE_CUDA_COUNT is a file that gets a line with its name for each call of a function and,
-// indented, each run of a kernel. FAKE_CUDA_APART names pairs, as "0-1 1-0", of which the first device cannot reach the second. FAKE_CUDA_DEVICES is how many devices there are (1), FAKE_CUDA_NAME what they are called, FAKE_CUDA_MEMORY how many bytes each has (1 GiB), FAKE_CUDA_VERSION the driver's version.
+// indented, each run of a kernel; "modules", and how they are loaded, for cuInit. FAKE_CUDA_APART names pairs, as "0-1 1-0", of which the first device cannot reach the second. FAKE_CUDA_DEVICES is how many devices there are (1), FAKE_CUDA_NAME what they are called, FAKE_CUDA_UUID the byte that their UUIDs are made of, FAKE_CUDA_CLOCK their clock in kHz (not told), FAKE_CUDA_MEMORY how many bytes each has (1 GiB), FAKE_CUDA_VERSION the driver's version.
 #include "shim.h"
 #include "streams.h"
 
@@ -184,7 +184,9 @@ template <class T> T *known(const std::set<T *> &all, void *handle) { return all
 
 extern "C" {
 int cuInit(unsigned) {
-  ENTER return devices() > 0 ? 0 : 100;
+  ENTER const char *loading = getenv("CUDA_MODULE_LOADING");
+  count("modules ", loading ? loading : "");
+  return devices() > 0 ? 0 : 100;
 }
 int cuDriverGetVersion(int *version) {
   ENTER *version = (int)setting("FAKE_CUDA_VERSION", 12080);
@@ -217,8 +219,16 @@ int cuDeviceGetName(char *name, int length, int) {
   snprintf(name, (size_t)length, "%s", v && *v ? v : "no GPU: kernels on the processor");
   return 0;
 }
+int cuDeviceGetUuid_v2(void *uuid, int device) {
+  ENTER memset(uuid, (int)setting("FAKE_CUDA_UUID", 0xab), 16);
+  ((unsigned char *)uuid)[15] = (unsigned char)device;
+  return 0;
+}
 int cuDeviceGetAttribute(int *value, int attribute, int) {
   ENTER switch (attribute) {
+    case 13: // the clock in kHz
+      *value = (int)setting("FAKE_CUDA_CLOCK", 0);
+      return *value ? 0 : INVALID_VALUE;
     case 75: *value = (int)setting("FAKE_CUDA_MAJOR", 9); return 0;
     case 76: *value = 0; return 0;
     case 16: *value = 2; return 0;         // multiprocessors
