@@ -132,10 +132,11 @@ type library struct {
 	handle     unsafe.Pointer
 	accumulate bool
 	algorithms map[ProductShape]LibraryAlgorithm
+	apart      map[ProductShape]bool             // see LibraryProduct.Apart
 	plans      map[ProductShape]*C.cublaslt_plan // made when the first product asks
 }
 
-// UseCuBLASLt has Product use the library for products of at least 128 rows with these shapes, each by its algorithm, also those that go on from what y holds if accumulate is true, until Close or a call with nil. That
+// UseCuBLASLt has Product use the library for products of at least 128 rows with these shapes, each by its algorithm, those in which an adapter's product would ride only where that is said (LibraryProduct.Apart), also those that go on from what y holds if accumulate is true, until Close or a call with nil. That
 // the bits are those of the kernels is the caller's word; CheckCuBLASLt finds out. The library is not closed by the device.
 func (v *Device) UseCuBLASLt(l *CuBLASLt, products []LibraryProduct, accumulate bool) error {
 	if v.c == nil {
@@ -145,9 +146,9 @@ func (v *Device) UseCuBLASLt(l *CuBLASLt, products []LibraryProduct, accumulate 
 	if err != nil || l == nil {
 		return err
 	}
-	to := &library{CuBLASLt: l, accumulate: accumulate, algorithms: map[ProductShape]LibraryAlgorithm{}, plans: map[ProductShape]*C.cublaslt_plan{}}
+	to := &library{CuBLASLt: l, accumulate: accumulate, algorithms: map[ProductShape]LibraryAlgorithm{}, apart: map[ProductShape]bool{}, plans: map[ProductShape]*C.cublaslt_plan{}}
 	for _, p := range products {
-		to.algorithms[p.ProductShape] = p.Algorithm
+		to.algorithms[p.ProductShape], to.apart[p.ProductShape] = p.Algorithm, p.Apart
 	}
 	if err := l.failed("cublasLtCreate", C.cublaslt_create(l.c, v.c, &to.handle)); err != nil {
 		return err

@@ -15,7 +15,14 @@ type LibraryProduct struct {
 	ProductShape
 	Algorithm        LibraryAlgorithm
 	Kernels, Library time.Duration // of one product
+	// Riding and Separate are the time of one with an adapter's product of rank CheckedRank: by kernels, which do both in one launch (ProductWithTail), and by the library with a launch of kernels for the adapter's behind it.
+	Riding, Separate time.Duration
+	// Apart is for UseCuBLASLt: the library also does those products in which an adapter's would ride if kernels did them.
+	Apart bool
 }
+
+// CheckedRank is the rank of the adapter in LibraryProduct.
+const CheckedRank = 32
 
 // LeftOut is a shape that stays with the kernels.
 type LeftOut struct {
@@ -187,11 +194,12 @@ func (c *libraryCheck) compare(s ProductShape) (p LibraryProduct, left *LeftOut,
 	return p, left, nil
 }
 
-// libraryOperands are those of products in a check, with as many rows as there are in any.
+// libraryOperands are those of products in a check, with as many rows as there are in any: saved is what y holds before each, and tail the rows of an adapter's product, with its weight.
 type libraryOperands struct {
-	x, y  View
-	w     Weight
-	taken []Address
+	x, y, tail View
+	saved      Address
+	w, adapter Weight
+	taken      []Address
 }
 
 // operands gives random numbers to multiply. They are to be freed also if there is an error.
@@ -204,14 +212,16 @@ func (c *libraryCheck) operands(s ProductShape) (o libraryOperands, err error) {
 		}
 		return a
 	}
-	o.w = Weight{Out: s.Columns, In: s.Depth, Pitch: s.Depth}
+	o.w, o.adapter = Weight{Out: s.Columns, In: s.Depth, Pitch: s.Depth}, Weight{Out: s.Columns, In: CheckedRank, Pitch: CheckedRank}
 	if s.Transposed {
-		o.w = Weight{Out: s.Depth, In: s.Columns, Pitch: s.Columns}
+		o.w, o.adapter = Weight{Out: s.Depth, In: s.Columns, Pitch: s.Columns}, Weight{Out: CheckedRank, In: s.Columns, Pitch: s.Columns}
 	}
+	o.tail = View{Cols: CheckedRank, Stride: CheckedRank}
 	o.x = View{Cols: s.Depth, Stride: s.Depth + 8}
 	o.y = View{Cols: s.Columns, Stride: s.Columns + 4}
 	most := slices.Max(s.checkRows(c.elements))
-	o.w.At, o.x.At, o.y.At = memory(o.w.Out*o.w.Pitch, BFloat16), memory(most*o.x.Stride, BFloat16), memory(most*o.y.Stride, Float32)
+	o.w.At, o.x.At, o.y.At, o.saved = memory(o.w.Out*o.w.Pitch, BFloat16), memory(most*o.x.Stride, BFloat16), memory(most*o.y.Stride, Float32), memory(most*o.y.Stride, Float32)
+	o.adapter.At, o.tail.At = memory(o.adapter.Out*o.adapter.Pitch, BFloat16), memory(most*o.tail.Stride, BFloat16)
 	return o, err
 }
 
@@ -240,6 +250,25 @@ func (c *libraryCheck) product(s ProductShape, o libraryOperands, rows int64, li
 	return v.Product(o.y, o.x, BFloat16, []RowGroup{g}, BFloat16, s.Transposed, accumulate)
 }
 
+// riding computes a product with an adapter's: by kernels in one launch, or the first by the library.
+func (c *libraryCheck) riding(s ProductShape, o libraryOperands, rows int64, library bool) error {
+	v := c.device
+	o.x.Rows, o.y.Rows, o.tail.Rows = rows, rows, rows
+	tail := Tail{X: o.tail, XType: BFloat16, Groups: []RowGroup{{To: rows, Weight: o.adapter}}}
+	used := v.library
+	v.library = nil
+	defer func() { v.library = used }()
+	if !library {
+		return v.ProductWithTail(o.y, o.x, BFloat16, []RowGroup{{To: rows, Weight: o.w}}, tail, BFloat16, s.Transposed, false)
+	}
+	v.library = used
+	if err := c.product(s, o, rows, true, false); err != nil {
+		return err
+	}
+	v.library = nil
+	return v.Product(o.y, tail.X, tail.XType, tail.Groups, BFloat16, s.Transposed, true)
+}
+
 // try compares products by the algorithm that is chosen for a shape, from zero and, as long as that gave equal bits for every shape, from what y holds, and takes the times.
 func (c *libraryCheck) try(p *LibraryProduct, o libraryOperands) (err error) {
 	accumulates, rows := c.accumulates, slices.Compact(p.checkRows(c.elements))
@@ -249,46 +278,45 @@ func (c *libraryCheck) try(p *LibraryProduct, o libraryOperands) (err error) {
 		}
 	}
 	many := rows[len(rows)-1]
-	if p.Kernels, err = c.time(func() error { return c.product(p.ProductShape, o, many, false, false) }); err != nil {
-		return err
-	}
-	if p.Library, err = c.time(func() error { return c.product(p.ProductShape, o, many, true, false) }); err != nil {
-		return err
+	for _, timed := range []struct {
+		to      *time.Duration
+		product func() error
+	}{
+		{&p.Kernels, func() error { return c.product(p.ProductShape, o, many, false, false) }},
+		{&p.Library, func() error { return c.product(p.ProductShape, o, many, true, false) }},
+		{&p.Riding, func() error { return c.riding(p.ProductShape, o, many, false) }},
+		{&p.Separate, func() error { return c.riding(p.ProductShape, o, many, true) }},
+	} {
+		if *timed.to, err = c.time(timed.product); err != nil {
+			return err
+		}
 	}
 	c.accumulates = accumulates // what an algorithm that is not used does is of no interest
 	return nil
 }
 
-// compareBits compares products of so many rows. y is as before then.
-func (c *libraryCheck) compareBits(s ProductShape, o libraryOperands, rows int64, accumulates *string) (err error) {
-	v := c.device
-	before := make([]byte, 4*rows*o.y.Stride)
-	if err := v.Download(before, o.y.At, len(before), len(before), 1); err != nil {
-		return err
-	}
-	restore := func() error { return v.Upload(o.y.At, len(before), before, len(before), 1) }
-	defer func() { err = errors.Join(err, restore()) }()
-	result := func(library, accumulate bool) ([]byte, error) {
-		if err := restore(); err != nil {
-			return nil, err
+// compareBits compares products of so many rows, each from what was saved.
+func (c *libraryCheck) compareBits(s ProductShape, o libraryOperands, rows int64, accumulates *string) error {
+	v, length := c.device, int(4*rows*o.y.Stride)
+	want, got := make([]byte, length), make([]byte, length)
+	result := func(to []byte, library, accumulate bool) error {
+		if err := v.Copy(o.y.At, v, o.saved, length); err != nil {
+			return err
 		}
 		if err := c.product(s, o, rows, library, accumulate); err != nil {
-			return nil, err
+			return err
 		}
-		after := make([]byte, len(before))
-		return after, v.Download(after, o.y.At, len(after), len(after), 1)
+		return v.Download(to, o.y.At, length, length, 1)
 	}
 	for _, accumulate := range []bool{false, true} {
 		if accumulate && *accumulates != "" {
 			continue
 		}
-		want, err := result(false, accumulate)
-		if err != nil {
+		if err := result(want, false, accumulate); err != nil {
 			return err
 		}
 		for range 2 { // what depends on time may be right once
-			got, err := result(true, accumulate)
-			if err != nil {
+			if err := result(got, true, accumulate); err != nil {
 				return err
 			}
 			if bytes.Equal(got, want) {

@@ -94,6 +94,43 @@ func TestTileChoice(t *testing.T) {
 	}
 }
 
+// Products for warpgroups on an H200, of 132 multiprocessors, and their tiles.
+func TestWarpgroupTileChoice(t *testing.T) {
+	v := &Device{multiprocessors: 132}
+	for _, c := range []struct {
+		name                 string
+		rows, columns, depth int64
+		transposed           bool
+		want                 string // "": by warps
+	}{
+		{"a layer of Qwen3-8B", 4096, 4096, 4096, false, "product_group_wide"},
+		{"its keys", 4096, 1024, 4096, false, "product_group_wide"},
+		{"gate", 4096, 12288, 4096, false, "product_group_wide"},
+		{"the gradient of the head's input, by a chunk of 2,048 rows", 2048, 4096, 151936, true, "product_group_wide"},
+		{"that of Qwen3-0.6B", 2048, 1024, 151936, true, "product_group"},
+		{"that by 1,664 rows", 1664, 1024, 151936, true, "product_group"},
+		{"that by 512 rows", 512, 1024, 151936, true, "product_group"},
+		{"that by 420 rows", 420, 1024, 151936, true, "product_group"},
+		{"keys of 128 rows", 128, 1024, 4096, false, ""},
+		{"keys of 256 rows", 256, 1024, 4096, false, ""},
+		{"127 rows", 127, 12288, 4096, false, ""},
+		{"an adapter's", 4096, 32, 4096, false, ""},
+		{"a short inner axis", 4096, 4096, 32, false, ""},
+	} {
+		w := Weight{Out: c.columns, In: c.depth, Pitch: c.depth}
+		if c.transposed {
+			w = Weight{Out: c.depth, In: c.columns, Pitch: c.columns}
+		}
+		got := ""
+		if shape, ok := v.warpgroupTile(View{Cols: c.depth}, []RowGroup{{To: c.rows, Weight: w}}, c.transposed, c.columns); ok {
+			got = kernelOf(shape.kernel).name
+		}
+		if got != c.want {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
 // Rows of float32 are rounded before the product, or by its kernel where there is no memory for that: with the same bits.
 func TestRoundedBefore(t *testing.T) {
 	const rows, columns, depth = 20, 40, 264

@@ -33,8 +33,10 @@ const launchReads = 100_000
 
 // Rides says whether ProductWithTail would do some of the tail's products in the launch of m's own.
 func (v *Device) Rides(m Multiplication) bool {
-	_, library := v.libraryShape(m.Y, m.Groups, m.Transposed, m.Accumulate) // cuBLASLt has no second inner axis
-	if m.Type != BFloat16 || len(m.Groups) != 1 || m.Groups[0].Factor != 0 || library {
+	if m.Type != BFloat16 || len(m.Groups) != 1 || m.Groups[0].Factor != 0 {
+		return false
+	}
+	if s, library := v.libraryShape(m.Y, m.Groups, m.Transposed, m.Accumulate); library && v.library.apart[s] { // it has no second inner axis
 		return false
 	}
 	_, _, ride := v.withTails(m.Groups[0], m.Tail, m.Transposed)

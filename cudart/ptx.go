@@ -9,7 +9,9 @@ import "C"
 import (
 	"bytes"
 	"compress/gzip"
+	"crypto/sha256"
 	"embed"
+	"encoding/hex"
 	"fmt"
 	"io"
 	"unsafe"
@@ -41,6 +43,23 @@ func module(name string) ([]byte, error) {
 		return nil, fmt.Errorf("the kernels for %s: %w", name, err)
 	}
 	return io.ReadAll(r)
+}
+
+// KernelsHash is a hash of the kernels for devices like this one, those by warpgroups included: what was found out about them holds for no others.
+func (i Information) KernelsHash() (string, error) {
+	_, text, err := ptx(i.Major, i.Minor)
+	if err != nil {
+		return "", err
+	}
+	h := sha256.New()
+	h.Write(text)
+	if i.Warpgroups() {
+		if text, err = module(warpgroupModule); err != nil {
+			return "", err
+		}
+		h.Write(text)
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
 // loadKernels has the driver compile the kernels; it keeps the result in its own cache, so only the first time takes seconds.

@@ -278,7 +278,7 @@ func TestTailsApart(t *testing.T) {
 	}
 }
 
-// What cuBLASLt computes has no second inner axis: an adapter's product stays one of its own beside it.
+// What cuBLASLt computes has no second inner axis: an adapter's product is one of its own beside it, or rides in the kernels' if that is what is said to be faster.
 func TestTailsBesideCuBLASLt(t *testing.T) {
 	const rows, columns, depth, rank = 130, 72, 40, 8
 	file := filepath.Join(t.TempDir(), "count")
@@ -306,15 +306,19 @@ func TestTailsBesideCuBLASLt(t *testing.T) {
 		return got
 	}
 	want := result()
-	if err := v.UseCuBLASLt(l, offered(t, v, l, ProductShape{Columns: columns, Depth: depth, Rows: rowsClass(rows)}), false); err != nil {
-		t.Fatal(err)
-	}
-	counted(t, file)
-	if !bytes.Equal(result(), want) {
-		t.Error("other bits than in one launch")
-	}
-	if n := len(counted(t, file)); n != 1 {
-		t.Errorf("the library was given %d products, want 1", n)
+	products := offered(t, v, l, ProductShape{Columns: columns, Depth: depth, Rows: rowsClass(rows)})
+	for calls, apart := range []bool{false, true} {
+		products[0].Apart = apart
+		if err := v.UseCuBLASLt(l, products, false); err != nil {
+			t.Fatal(err)
+		}
+		counted(t, file)
+		if !bytes.Equal(result(), want) {
+			t.Errorf("apart %v: other bits than in one launch", apart)
+		}
+		if n := len(counted(t, file)); n != calls {
+			t.Errorf("apart %v: the library was given %d products", apart, n)
+		}
 	}
 	if err := v.UseCuBLASLt(nil, nil, false); err != nil {
 		t.Fatal(err)

@@ -12,6 +12,9 @@ import (
 // Products by warpgroups are a module of their own for Hopper (kernels/warpgroup.cu), which is loaded when it is first used. Nobody has run them on a GPU yet: a device begins without them, and
 // CheckWarpgroups says whether they give the bits of the other kernels there.
 
+// warpgroupModule is their file.
+const warpgroupModule = "sm_90a_warpgroup"
+
 // kWarpgroup is the first of the numbers of its kernels, at the end of the table of functions.
 const kWarpgroup = C.KERNEL_LIMIT - 8
 
@@ -48,12 +51,11 @@ func (v *Device) UseWarpgroups(use bool) error {
 		return errClosed
 	}
 	if use && v.c.modules[1] == nil {
-		const name = "sm_90a_warpgroup"
-		text, err := module(name)
+		text, err := module(warpgroupModule)
 		if err != nil {
 			return err
 		}
-		if err := v.loadModule(1, name, text, kWarpgroup, warpgroupKernels); err != nil {
+		if err := v.loadModule(1, warpgroupModule, text, kWarpgroup, warpgroupKernels); err != nil {
 			return err
 		}
 	}
@@ -78,13 +80,19 @@ func (v *Device) warpgroupTile(x View, groups []RowGroup, transposed bool, colum
 		down += (g.To - g.From + groupRows - 1) / groupRows
 		largest = max(largest, g.To-g.From)
 	}
-	devices := int64(v.multiprocessors)
-	if largest < groupRows || columns < groupColumns || 4*down*(columns/groupColumns) < devices {
+	if largest < groupRows || columns < groupColumns {
 		return tile{}, false
 	}
 	// Rounds in which all multiprocessors have a block: one of wide blocks takes about as long as 8/5 of those of the others, which read more for each product.
-	rounds := func(columns, width int64) int64 { return (down*((columns+width-1)/width) + devices - 1) / devices }
-	if 8*rounds(columns, wideGroupColumns) <= 5*rounds(columns, groupColumns) {
+	devices := int64(v.multiprocessors)
+	rounds := func(width int64) int64 { return (down*((columns+width-1)/width) + devices - 1) / devices }
+	wide, narrow := 8*rounds(wideGroupColumns), 5*rounds(groupColumns) // fifths of a round of narrow blocks
+	// A block reads a row of x and of w for each of its rows and columns, as one by warps does, whose tensor cores work at half the rate; so it may read 8/5 of what those do. It is an estimate: neither has been measured.
+	_, reads := v.bfloat16Tile([]part{{groups: groups, columns: columns}}, transposed)
+	if min(wide, narrow)*(groupRows+groupColumns) > 8*reads {
+		return tile{}, false
+	}
+	if wide <= narrow {
 		return tile{kProductGroupWide, groupRows, wideGroupColumns}, true
 	}
 	return tile{kProductGroup, groupRows, groupColumns}, true
