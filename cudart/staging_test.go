@@ -25,7 +25,8 @@ func copies(t *testing.T, f func() error) int {
 	return strings.Count(string(calls), "cuMemcpyHtoDAsync_v2\n")
 }
 
-// A list is copied once until the host waits, however often it is put, recorded or not; what lies in memory that has been filled anew, what could not be copied and what another stream has is copied again.
+// A list is copied once until the host waits, however often it is put, recorded or not; what lies in memory that has been filled anew, what could not be
+// copied and what another stream has is copied again.
 func TestListsAreCopiedOnce(t *testing.T) {
 	v := openDevice(t, openDriver(t), 0)
 	list := []byte("positions")
@@ -80,7 +81,8 @@ func TestListsAreCopiedOnce(t *testing.T) {
 	}
 }
 
-// Kernels read the lists that they were given, in whatever order lists come, are recorded, come again and overwrite one another before the device does anything.
+// Kernels read the lists that they were given, in whatever order lists come, are recorded, come again and overwrite one another before the device does
+// anything.
 func TestListsThatComeAgain(t *testing.T) {
 	t.Setenv("FAKE_CUDA_LATE", "1")
 	v := openDevice(t, openDriver(t), 0)

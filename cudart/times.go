@@ -18,10 +18,12 @@ import (
 
 // KernelTime is what a kernel has taken, or another thing that a stream is given.
 type KernelTime struct {
-	// Name is the kernel's, or that of a call of the driver, cuBLASLt or NCCL: cuMemcpyHtoD, cuMemcpyDtoH, cuMemcpyDtoD, cuMemsetD8, cublasLtMatmul, ncclAllGather, …
+	// Name is the kernel's, or that of a call of the driver, cuBLASLt or NCCL: cuMemcpyHtoD, cuMemcpyDtoH, cuMemcpyDtoD, cuMemsetD8, cublasLtMatmul,
+	// ncclAllGather, …
 	Name     string
 	Launches int
-	// Seconds is the sum over the launches, of the device's clock from an event before each to one behind it: some microseconds of a launch are the device's way from one to the next. An operation of NCCL waits for the other devices
+	// Seconds is the sum over the launches, of the device's clock from an event before each to one behind it: some microseconds of a launch are the
+	// device's way from one to the next. An operation of NCCL waits for the other devices
 	// as well.
 	Seconds float64
 }
@@ -41,7 +43,8 @@ type timed struct {
 	from, to unsafe.Pointer
 }
 
-// TimeKernels has what v is given from now on timed, or ends that. While it is, kernels are launched one by one, without graphs, each between two events: the whole takes longer, and a kernel of a few microseconds looks longer
+// TimeKernels has what v is given from now on timed, or ends that. While it is, kernels are launched one by one, without graphs, each between two events:
+// the whole takes longer, and a kernel of a few microseconds looks longer
 // than it is. Results are the same.
 func (v *Device) TimeKernels(on bool) {
 	switch was := v.times.on.Swap(on); {
@@ -52,7 +55,8 @@ func (v *Device) TimeKernels(on bool) {
 	}
 }
 
-// KernelTimes gives the times of all that was timed before the host last waited for v, those that took longest first; after Close those of all. It may be called on any goroutine at any time.
+// KernelTimes gives the times of all that was timed before the host last waited for v, those that took longest first; after Close those of all. It may be
+// called on any goroutine at any time.
 func (v *Device) KernelTimes() []KernelTime {
 	v.times.mu.Lock()
 	defer v.times.mu.Unlock()
@@ -109,7 +113,8 @@ func (t *times) giveBack(events ...unsafe.Pointer) {
 	t.free = append(t.free, events...)
 }
 
-// settle adds up what is open, after the host has waited for the stream. What went into the second stream may not be through: it is waited for, without the lock.
+// settle adds up what is open, after the host has waited for the stream. What went into the second stream may not be through: it is waited for, without the
+// lock.
 func (t *times) settle(v *Device) error {
 	t.mu.Lock()
 	open := t.open

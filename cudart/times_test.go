@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// What a device is given while it is timed is counted by name, recorded or not, in the second stream too, and computes what it computes otherwise. What the host has not waited for yet is not there.
+// What a device is given while it is timed is counted by name, recorded or not, in the second stream too, and computes what it computes otherwise. What the
+// host has not waited for yet is not there.
 func TestKernelTimes(t *testing.T) {
 	for _, late := range []string{"0", "1"} {
 		t.Run("late "+late, func(t *testing.T) {

@@ -6,3 +6,9 @@ type Paced interface {
 	// nothing between them wait for everything.
 	Pace() error
 }
+
+// Rated is implemented by devices that know how fast they can be at most.
+type Rated interface {
+	// PeakRate is how many operations a second the device does at most in products with weights of a type, a multiplication and an addition counted as two; 0 if it does not know.
+	PeakRate(weights DType) float64
+}

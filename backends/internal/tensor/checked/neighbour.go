@@ -11,6 +11,7 @@ type remote interface {
 	tensor.Differentiator
 	tensor.Recorder
 	tensor.Paced
+	tensor.Rated
 	tensor.Fuser
 	tensor.Keeper
 	tensor.Scratcher

@@ -1,5 +1,7 @@
 package checked
 
+import "github.com/tinsmith/tinsmith/backends/internal/tensor"
+
 // Pace implements tensor.Paced.
 func (d *remoteDevice) Pace() error {
 	if c := d.check("pace"); c.err != nil {
@@ -7,3 +9,6 @@ func (d *remoteDevice) Pace() error {
 	}
 	return d.remote.Pace()
 }
+
+// PeakRate implements tensor.Rated.
+func (d *remoteDevice) PeakRate(weights tensor.DType) float64 { return d.remote.PeakRate(weights) }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"time"
 
 	"github.com/tinsmith/tinsmith/cudart"
 )
@@ -50,7 +51,8 @@ func (c *checkTask) checkCuBLASLt(driver *cudart.Driver, v *cudart.Device) error
 // cublasltFinding is what a check found, or why it found nothing.
 type cublasltFinding struct {
 	cudart.LibraryCheck
-	err error
+	remembered bool // of a process before
+	err        error
 }
 
 // CheckCuBLASLt has another process compare products by cuBLASLt with those by kernels on a device, bit by bit, and take the times of both, for weights that are each an Out and an In. warpgroups says that the kernels use them.
@@ -72,6 +74,20 @@ type cublasltUse struct {
 	library    *cudart.CuBLASLt
 	products   []cudart.LibraryProduct
 	accumulate bool
+	shapes     int    // that were compared
+	without    string // why there are no products
+	remembered bool   // what was found, or there was nothing to find
+}
+
+// route says what is used, or why nothing is.
+func (u *cublasltUse) route(to *Routes) {
+	to.Shapes, to.Used, to.WithoutCuBLASLt = u.shapes, len(u.products), u.without
+	for _, p := range u.products {
+		to.CuBLASLt = u.library.Version()
+		if p.Apart {
+			to.Apart++
+		}
+	}
 }
 
 // named says which library an error is about.
@@ -81,7 +97,13 @@ func (u *cublasltUse) named(err error) error {
 
 // cublaslt finds out whether a device that is not open yet is to use cuBLASLt; the caller closes the library.
 func (o *Options) cublaslt(driver *cudart.Driver, info cudart.Information, ordinal int, warpgroups bool, known *known) (use cublasltUse, err error) {
-	if o.Products != ProductsAuto && o.Products != ProductsCuBLASLt || len(o.Weights) == 0 {
+	use.remembered = true
+	switch {
+	case o.Products != ProductsAuto && o.Products != ProductsCuBLASLt:
+		use.without = "products are to be the kernels'"
+		return use, nil
+	case len(o.Weights) == 0:
+		use.without = "no weights are known"
 		return use, nil
 	}
 	use.library, err = driver.OpenCuBLASLt(cudart.Options{Directories: o.Libraries})
@@ -92,14 +114,19 @@ func (o *Options) cublaslt(driver *cudart.Driver, info cudart.Information, ordin
 		if _, first := known.cublaslt.of(kindOf(driver, info), func() cublasltFinding { return cublasltFinding{err: err} }); first {
 			slog.Info("products do without cuBLASLt", "device", info.Name, "reason", err)
 		}
-		return cublasltUse{}, nil
+		return cublasltUse{without: err.Error(), remembered: true}, nil
 	}
 	kind := fmt.Sprint(kindOf(driver, info), " ", use.library.Path(), " ", o.Weights, " ", warpgroups)
 	found, first := known.cublaslt.of(kind, func() (f cublasltFinding) {
-		f.LibraryCheck, f.err = CheckCuBLASLt(ordinal, o.Libraries, o.Weights, warpgroups)
-		if f.err == nil && f.Version != use.library.Version() {
-			f.err = fmt.Errorf("the process that checked it found version %s", f.Version)
-		}
+		f.LibraryCheck, f.remembered, f.err = once(o.Remember, func() (circumstances, error) {
+			return o.circumstances("cublaslt", driver, info, use.library, warpgroups)
+		}, func() (cudart.LibraryCheck, error) {
+			found, err := CheckCuBLASLt(ordinal, o.Libraries, o.Weights, warpgroups)
+			if err == nil && found.Version != use.library.Version() {
+				err = fmt.Errorf("the process that checked it found version %s", found.Version)
+			}
+			return found, err
+		})
 		return f
 	})
 	reason := found.err
@@ -111,7 +138,10 @@ func (o *Options) cublaslt(driver *cudart.Driver, info cudart.Information, ordin
 	}
 	switch {
 	case reason == nil:
-		use.products, use.accumulate = worthwhile(found.Products, o.Products), found.Accumulates == ""
+		use.products, use.accumulate, use.shapes, use.remembered = worthwhile(found.Products, o.Products), found.Accumulates == "", len(found.Products)+len(found.LeftOut), found.remembered
+		if len(use.products) == 0 {
+			use.without = fmt.Sprintf("cuBLASLt %s has the kernels' bits for %d of %d shapes and would be faster for none", use.library.Version(), len(found.Products), use.shapes)
+		}
 		if first {
 			use.log(info, found)
 		}
@@ -121,8 +151,9 @@ func (o *Options) cublaslt(driver *cudart.Driver, info cudart.Information, ordin
 	case first:
 		slog.Warn("products do without cuBLASLt", "device", info.Name, "reason", use.named(reason))
 	}
+	without := use.named(reason).Error()
 	use.library.Close()
-	return cublasltUse{}, err
+	return cublasltUse{without: without, remembered: found.remembered}, err
 }
 
 var errNoAlgorithm = errors.New("it has no algorithm for this model's products that sums each element in one piece")
@@ -151,7 +182,7 @@ func unlike(found cudart.LibraryCheck) error {
 // log says what the library is used for.
 func (u *cublasltUse) log(info cudart.Information, found cublasltFinding) {
 	for _, p := range found.Products {
-		slog.Debug("products by cuBLASLt have the kernels' bits", "device", info.Name, "shape", p.ProductShape, "kernels", p.Kernels, "cublaslt", p.Library)
+		slog.Debug("products by cuBLASLt have the kernels' bits", "device", info.Name, "shape", p.ProductShape, "kernels", p.Kernels, "cublaslt", p.Library, "kernels_with_adapter", p.Riding, "cublaslt_and_adapter", p.Separate)
 	}
 	shapes := len(found.Products) + len(found.LeftOut)
 	if len(found.LeftOut) > 0 {
@@ -165,17 +196,23 @@ func (u *cublasltUse) log(info cudart.Information, found cublasltFinding) {
 		slog.Info("products do without cuBLASLt, which would not be faster", "device", info.Name, "version", u.library.Version())
 		return
 	}
-	slog.Info("products of many rows use cuBLASLt", "device", info.Name, "library", u.library.Path(), "version", u.library.Version(), "shapes", len(u.products), "of", shapes,
+	var route Routes
+	u.route(&route)
+	slog.Info("products of many rows use cuBLASLt", "device", info.Name, "library", u.library.Path(), "version", u.library.Version(), "shapes", route.Used, "of", shapes, "with_adapters", route.Apart, "remembered", found.remembered,
 		"where_output_is_added_to", u.accumulate)
 	if !u.accumulate {
 		slog.Debug("products that are added to an output stay with the kernels", "reason", found.Accumulates)
 	}
 }
 
-// worthwhile gives the products that are to be cuBLASLt's.
+// worthwhile gives the products that are to be cuBLASLt's: those in which it is faster by itself, and with an adapter's product those in which it is faster although that has a launch of its own behind it.
 func worthwhile(products []cudart.LibraryProduct, setting string) (worth []cudart.LibraryProduct) {
+	faster := func(library, kernels time.Duration) bool {
+		return setting == ProductsCuBLASLt || float64(library) < LeastGain*float64(kernels)
+	}
 	for _, p := range products {
-		if setting == ProductsCuBLASLt || float64(p.Library) < LeastGain*float64(p.Kernels) {
+		if faster(p.Library, p.Kernels) {
+			p.Apart = faster(p.Separate, p.Riding)
 			worth = append(worth, p)
 		}
 	}

@@ -61,10 +61,10 @@ func TestCuBLASLtIsChecked(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			known.warpgroups.of(kindOf(driver, info), func() error { return nil }) // not asked here
+			known.warpgroups.of(kindOf(driver, info), func() verdict { return verdict{} }) // not asked here
 			for range 2 {
 				t.Setenv(c.variable, c.value)
-				v, library, err := openDevice(driver, 0, o, known)
+				v, err := openDevice(driver, 0, o, known)
 				if err != nil {
 					if !strings.Contains(err.Error(), c.want) {
 						t.Errorf("error %v, want %q in it", err, c.want)
@@ -74,13 +74,13 @@ func TestCuBLASLtIsChecked(t *testing.T) {
 				if c.want != "used" && c.want != "unused" && c.want != "none" {
 					t.Errorf("no error; want %q", c.want)
 				}
-				if v.LibraryProducts() != (c.want == "used") || (library != nil) != (c.want == "used") {
+				if v.LibraryProducts() != (c.want == "used") || (v.library != nil) != (c.want == "used") {
 					t.Errorf("the device uses cuBLASLt: %v", v.LibraryProducts())
 				}
 				if err := v.Close(); err != nil {
 					t.Error(err)
 				}
-				library.Close()
+				v.library.Close()
 			}
 			if n := len(known.cublaslt.found); (n == 0) != (c.want == "none" || strings.Contains(c.want, "was not found") || strings.Contains(c.want, "is needed")) || n > 1 {
 				t.Errorf("%d findings", n)
@@ -143,17 +143,17 @@ func TestCuBLASLtIsNamedWhereItIsSlower(t *testing.T) {
 			}
 			known.cublaslt.found[kind] = f
 		}
-		v, library, err := openDevice(driver, 0, o, known)
+		v, err := openDevice(driver, 0, o, known)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if library == nil || v.LibraryProducts() != c.used {
-			t.Errorf("%s: library %v, used: %v", c.name, library, v.LibraryProducts())
+		if v.library == nil || v.LibraryProducts() != c.used {
+			t.Errorf("%s: library %v, used: %v", c.name, v.library, v.LibraryProducts())
 		}
 		if err := v.Close(); err != nil {
 			t.Error(err)
 		}
-		library.Close()
+		v.library.Close()
 	}
 }
 
@@ -184,26 +184,26 @@ func TestCuBLASLtLeavesShapesOut(t *testing.T) {
 		}
 		known.cublaslt.found[kind] = f
 	}
-	v, library, err := openDevice(driver, 0, o, known)
+	v, err := openDevice(driver, 0, o, known)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !v.LibraryProducts() {
 		t.Error("no shape uses the library")
 	}
-	d := &device{v: v, driver: driver, library: library}
+	d := &device{v: v.Device, driver: driver, library: v.library}
 	if got, want := d.Arithmetic(), "cuda-sm80-driver12080-cublaslt12.8.4"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	if err := v.Close(); err != nil {
 		t.Error(err)
 	}
-	library.Close()
+	v.library.Close()
 	if text := said.String(); strings.Count(text, "kernels keep the products") != 1 || !strings.Contains(text, "shapes=4 of=8") || !strings.Contains(text, "up to 2048 rows, 32 columns, 24 deep, transposed: element (0, ") {
 		t.Errorf("said: %s", text)
 	}
 	o.Products = ProductsCuBLASLt // then it is an error
-	if _, _, err := openDevice(driver, 0, o, known); !errors.Is(err, ErrProducts) || !strings.Contains(err.Error(), "up to 256 rows, 32 columns, 24 deep, transposed") {
+	if _, err := openDevice(driver, 0, o, known); !errors.Is(err, ErrProducts) || !strings.Contains(err.Error(), "up to 256 rows, 32 columns, 24 deep, transposed") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -30,12 +30,13 @@
 //
 // cuBLASLt may compute products of at least 128 rows with a model's weights. A row's bits may not depend on the rows beside it, and the library chooses the tile, the instruction and the cut of the inner axis by the whole
 // product's shape: so it gets no workspace, may neither cut the inner axis nor reduce, keeps one algorithm for each shape and class of rows, and is used only for shapes whose bits another process has compared with the
-// kernels' on this device when it was opened, by the very algorithm that process used; what differs stays with the kernels. It adds what an output holds at the end of a sum, where the kernels begin with that, so products that are added to an output most likely stay with the kernels.
+// kernels' on this device when it was opened, or before (Options.Remember), by the very algorithm that process used; what differs stays with the kernels. An adapter's product, which rides in the kernels', needs a launch of its own behind it: where that takes longer they compute both. It adds what an output holds at the end of a sum, where the kernels begin with that, so products that are added to an output most likely stay with the kernels.
 package cuda
 
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"strconv"
 	"strings"
@@ -55,6 +56,8 @@ type Options struct {
 	Products string
 	// Weights are the shapes of the model's weights, each an Out and an In: cuBLASLt is checked, and used, for no others.
 	Weights [][2]int
+	// Remember is a folder, made if need be, where what was found out about products on a device is kept, so that it need not be found out at the next start: of the same device, kernels, driver, library and shapes. Empty: nowhere.
+	Remember string
 	// Lost, if not nil, is called by the goroutine of an operation after which the device is of no more use, with its error. Nothing that the device holds can be read any more: the
 	// process should end, so that another one begins with a fresh device.
 	Lost func(error)
@@ -94,25 +97,28 @@ func New(o Options) (tensor.Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cuda: %w", err)
 	}
-	v, library, err := openDevice(driver, ordinal, o, &checks)
+	v, err := openDevice(driver, ordinal, o, &checks)
 	if err != nil {
 		driver.Close()
 		return nil, fmt.Errorf("cuda: %w", err)
 	}
+	slog.Info("the routes of products are chosen", "device", fmt.Sprintf("cuda:%d", ordinal), "name", v.info.Name, "routes", v.routes.String(), "remembered", v.routes.Remembered)
 	v.TimeKernels(os.Getenv(TimesVariable) != "")
-	return checked.New(&device{v: v, driver: driver, name: fmt.Sprintf("cuda:%d", ordinal), library: library, libraries: o.Libraries, lost: o.Lost}), nil
+	return checked.New(&device{v: v.Device, driver: driver, info: v.info, name: fmt.Sprintf("cuda:%d", ordinal), library: v.library, routes: v.routes, libraries: o.Libraries, lost: o.Lost}), nil
 }
 
 // device is the operations under package checked, which has checked the arguments. One goroutine at a time calls it.
 type device struct {
 	v      *cudart.Device
 	driver *cudart.Driver
+	info   cudart.Information
 	name   string
 	lost   func(error)
 	closed bool
 
 	library   *cudart.CuBLASLt // nil: not there, or its bits are others for every shape; else products may use it
-	libraries []string         // see Options
+	routes    Routes
+	libraries []string // see Options
 
 	// Kept between calls, so that operations do not allocate.
 	runs           []cudart.Sequence

@@ -3,6 +3,7 @@ package cuda
 import (
 	"errors"
 
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/cudart"
 )
 
@@ -11,6 +12,14 @@ type pacing struct {
 	events [2]*cudart.Event // nil until the first call
 	newest int
 	marked bool
+}
+
+// PeakRate implements tensor.Rated.
+func (d *device) PeakRate(weights tensor.DType) float64 {
+	if weights == tensor.Float32 {
+		return d.info.Float32Rate()
+	}
+	return d.info.BFloat16Rate()
 }
 
 // Pace implements tensor.Paced.

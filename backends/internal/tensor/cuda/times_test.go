@@ -11,7 +11,8 @@ import (
 	"github.com/tinsmith/tinsmith/cudart/shim"
 )
 
-// Kernels are timed while that is asked for, through the checks before a device; with the variable from the beginning, and what was found is logged at the end.
+// Kernels are timed while that is asked for, through the checks before a device; with the variable from the beginning, and what was found is logged at the
+// end.
 func TestKernelTimes(t *testing.T) {
 	for _, variable := range []string{"", "1"} {
 		t.Run("variable "+variable, func(t *testing.T) {

@@ -130,54 +130,90 @@ func (f *findings[T]) of(kind string, check func() T) (finding T, first bool) {
 
 // known is what was found in this process.
 type known struct {
-	warpgroups findings[error]
+	warpgroups findings[verdict]
 	cublaslt   findings[cublasltFinding]
 }
 
 var checks known
 
-// openDevice opens a device and has it use warpgroups if it has them and they were found to be right, and cuBLASLt if o wants it, it was, and it is faster. The library is there, used or not, if its bits were found to be right for any shape; it is closed after the device.
-func openDevice(driver *cudart.Driver, ordinal int, o Options, known *known) (v *cudart.Device, library *cudart.CuBLASLt, err error) {
-	warpgroups := false
+// opened is a device with what it uses.
+type opened struct {
+	*cudart.Device
+	info    cudart.Information
+	library *cudart.CuBLASLt // there, used or not, if its bits were found to be right for any shape; it is closed after the device
+	routes  Routes
+}
+
+// verdict is what the check of warpgroups has found.
+type verdict struct {
+	remembered bool
+	err        error
+}
+
+// warpgroups says whether a device that is not open yet is to use them. It is found out before it is opened, because some are set up for one process at a time.
+func (o *Options) warpgroups(driver *cudart.Driver, info cudart.Information, ordinal int, known *known) verdict {
+	if !info.Warpgroups() {
+		return verdict{err: fmt.Errorf("there are none for compute capability %d.%d", info.Major, info.Minor)}
+	}
+	found, first := known.warpgroups.of(kindOf(driver, info), func() (f verdict) {
+		_, f.remembered, f.err = once(o.Remember, func() (circumstances, error) { return o.circumstances("warpgroups", driver, info, nil, true) }, func() (bool, error) {
+			err := CheckWarpgroups(ordinal, o.Libraries)
+			return err == nil, err // only that they are right is kept: what failed may have lacked memory, or a driver that works
+		})
+		return f
+	})
+	switch {
+	case first && found.err == nil:
+		slog.Info("products of many rows use warpgroups", "device", info.Name, "remembered", found.remembered)
+	case first:
+		slog.Warn("products of many rows do without warpgroups and take longer", "device", info.Name, "reason", found.err)
+	}
+	return found
+}
+
+// openDevice opens a device and has it use warpgroups if it has them and they were found to be right, and cuBLASLt if o wants it, it was, and it is faster.
+func openDevice(driver *cudart.Driver, ordinal int, o Options, known *known) (to opened, err error) {
 	info, err := driver.Information(ordinal)
-	if err == nil && info.Warpgroups() {
-		// Before the device is opened, because some are set up for one process at a time.
-		verdict, first := known.warpgroups.of(kindOf(driver, info), func() error { return CheckWarpgroups(ordinal, o.Libraries) })
-		warpgroups = verdict == nil
-		switch {
-		case first && warpgroups:
-			slog.Info("products of many rows use warpgroups", "device", info.Name)
-		case first:
-			slog.Warn("products of many rows do without warpgroups and take longer", "device", info.Name, "reason", verdict)
+	if err != nil {
+		if v, failed := driver.Open(ordinal); failed == nil {
+			err = errors.Join(err, v.Close())
+		} else { // which says more
+			err = failed
 		}
+		return to, err
 	}
-	var use cublasltUse
-	if err == nil {
-		if use, err = o.cublaslt(driver, info, ordinal, warpgroups, known); err != nil {
-			return nil, nil, err
-		}
+	groups := o.warpgroups(driver, info, ordinal, known)
+	use, err := o.cublaslt(driver, info, ordinal, groups.err == nil, known)
+	if err != nil {
+		return to, err
 	}
-	if v, err = driver.Open(ordinal); err != nil {
+	if to.Device, err = driver.Open(ordinal); err != nil {
 		use.library.Close()
-		return nil, nil, err
+		return to, err
 	}
-	if warpgroups {
-		if err := v.UseWarpgroups(true); err != nil {
-			slog.Warn("products of many rows do without warpgroups and take longer", "device", v.Name(), "reason", err)
+	if groups.err == nil {
+		if groups.err = to.UseWarpgroups(true); groups.err != nil {
+			slog.Warn("products of many rows do without warpgroups and take longer", "device", to.Name(), "reason", groups.err)
 		}
+	}
+	to.info, to.routes = info, Routes{Warpgroups: groups.err == nil, Remembered: (groups.remembered || !info.Warpgroups()) && use.remembered}
+	if groups.err != nil {
+		to.routes.WithoutWarpgroups = groups.err.Error()
 	}
 	if len(use.products) > 0 {
-		if err := v.UseCuBLASLt(use.library, use.products, use.accumulate); err != nil {
+		if err := to.UseCuBLASLt(use.library, use.products, use.accumulate); err != nil {
 			err = use.named(err)
 			use.library.Close()
 			if o.Products == ProductsCuBLASLt {
-				return nil, nil, errors.Join(fmt.Errorf("%w: %w", ErrProducts, err), v.Close())
+				return to, errors.Join(fmt.Errorf("%w: %w", ErrProducts, err), to.Close())
 			}
-			slog.Warn("products do without cuBLASLt", "device", v.Name(), "reason", err)
-			return v, nil, nil
+			slog.Warn("products do without cuBLASLt", "device", to.Name(), "reason", err)
+			use = cublasltUse{without: err.Error()}
 		}
 	}
-	return v, use.library, nil
+	to.library = use.library
+	use.route(&to.routes)
+	return to, nil
 }
 
 func kindOf(driver *cudart.Driver, info cudart.Information) string {

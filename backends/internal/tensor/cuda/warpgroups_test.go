@@ -59,7 +59,7 @@ func TestWarpgroupsAreChecked(t *testing.T) {
 			defer driver.Close()
 			var known known
 			for range 2 {
-				v, _, err := openDevice(driver, 0, Options{Libraries: libraries}, &known)
+				v, err := openDevice(driver, 0, Options{Libraries: libraries}, &known)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -82,7 +82,8 @@ func TestWarpgroupsAreChecked(t *testing.T) {
 			if len(known.warpgroups.found) != 1 {
 				t.Fatalf("%d verdicts", len(known.warpgroups.found))
 			}
-			for _, err := range known.warpgroups.found {
+			for _, found := range known.warpgroups.found {
+				err := found.err
 				if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 					t.Errorf("verdict %v, want %q in it", err, c.want)
 				}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor/cpu"
@@ -23,16 +25,27 @@ type Options struct {
 	// Products and Weights are for a GPU's products; see cuda.Options.
 	Products string
 	Weights  [][2]int
+	// Remember is a folder for what was found out about a GPU's products; see cuda.Options and CacheFolder.
+	Remember string
 	// Lost is called when the device is of no more use and the process should end; see cuda.Options.
 	Lost func(error)
 	// Log hears why "auto" left a GPU unused; nil is slog's default. A machine without a driver is no reason to speak.
 	Log *slog.Logger
 }
 
+// CacheFolder is where programs keep what was found out about GPUs, see Options.Remember: in the user's cache directory; "" if there is none.
+func CacheFolder() string {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return ""
+	}
+	return filepath.Join(cache, "tinsmith", "products")
+}
+
 // Open opens a device. The caller closes it.
 func Open(o Options) (tensor.Device, error) {
 	gpu := func(name string) (tensor.Device, error) {
-		return cuda.New(cuda.Options{Device: name, Libraries: o.CUDALibraries, Products: o.Products, Weights: o.Weights, Lost: o.Lost})
+		return cuda.New(cuda.Options{Device: name, Libraries: o.CUDALibraries, Products: o.Products, Weights: o.Weights, Remember: o.Remember, Lost: o.Lost})
 	}
 	processor := func() (tensor.Device, error) { return cpu.New(cpu.Options{Threads: o.Threads}) }
 	switch _, isCUDA := cuda.Ordinal(o.Name); {
