@@ -138,7 +138,7 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	for _, r := range l.training {
 		r.newTrainer(l)
 	}
-	e.pace = newPace(isCUDA(device.Name()), max(1, config.Threads/config.ranks()), m.Parameters)
+	e.pace = newPace(isCUDA(device.Name()), peakRate(device, m.DType), max(1, config.Threads/config.ranks()), m.Parameters)
 	if l.adapters, err = newResidency(device, l.weightShape(), req.Scratch, req.Reserve, l.plan.adapters, l.memories); err != nil {
 		return nil, err
 	}
@@ -185,6 +185,14 @@ func (e *Engine) arrange(ctx context.Context, l *loaded, limit func() (memoryLim
 	l.vocabulary = l.model.Config.VocabSize
 	l.plan, err = l.planMemory(ctx, limits, nil)
 	return err
+}
+
+// peakRate is a device's, for products with weights of a type; 0 if it does not tell.
+func peakRate(d tensor.Device, weights tensor.DType) float64 {
+	if rated, ok := d.(tensor.Rated); ok {
+		return rated.PeakRate(weights)
+	}
+	return 0
 }
 
 // arithmetic names what decides about bits: the device's kernels, the type, and over how many ranks the model is cut where that gives other bits than one that is whole, for training and, where that differs, for sampling.

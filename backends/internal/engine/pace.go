@@ -43,10 +43,16 @@ type pace struct {
 	fixedCycle   float64
 }
 
-// newPace begins with a guess that is low for devices of today: for a processor's thread, or for a GPU.
-func newPace(gpu bool, threads int, parameters int64) pace {
+// firstShare is the part of a device's peak that the first passes are taken to reach: of several published figures for training, and of what is estimated for these kernels, a low one.
+const firstShare = 0.25
+
+// newPace begins with a guess that is low for devices of today: for a processor's thread, for a GPU, or for one that knows its peak, which is 0 else.
+func newPace(gpu bool, peak float64, threads int, parameters int64) pace {
 	speed := 1e10 * float64(threads)
-	if gpu {
+	switch {
+	case peak > 0:
+		speed = firstShare * peak
+	case gpu:
 		speed = 1e13
 	}
 	return pace{training: speed, prefill: speed / (2 * float64(parameters))}

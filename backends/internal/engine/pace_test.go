@@ -178,11 +178,18 @@ func TestGapsOfAStream(t *testing.T) {
 }
 
 func TestPace(t *testing.T) {
-	p := newPace(true, 2, 1e9)
+	p := newPace(true, 0, 2, 1e9)
 	if w := p.stepWork(); w != 5e11 {
 		t.Errorf("a first step of %v operations on a GPU, want 5e11", w)
 	}
-	p = newPace(false, 2, 1e9)
+	p = newPace(true, 1e15, 2, 1e9)
+	if w := p.stepWork(); w != 1.25e13 {
+		t.Errorf("a first step of %v operations on a GPU that does 1e15 a second at most, want 1.25e13", w)
+	}
+	if n := p.prefillTokens(stepTime, 1<<20); n != 6250 {
+		t.Errorf("%d tokens of a prompt at 1.25e5 a second, want 6,250", n)
+	}
+	p = newPace(false, 0, 2, 1e9)
 	if w := p.stepWork(); w != 1e9 {
 		t.Errorf("a first step of %v operations, want 1e9", w)
 	}
